@@ -1,7 +1,7 @@
 // The CPU trainer: GPT-2 and Llama (with Qwen's QKV bias and QK norm) in FP32, with hand-written
 // backward passes. Read it from top to bottom: memory, layers, blocks, forward, loss, backward,
-// update, then evaluation, samples, checkpoints and the loop. train_gpt.cu has the same functions
-// in the same order.
+// update, evaluation, samples, checkpoints, the loop. train_gpt.cu has the same functions in the
+// same order.
 //
 // The linear layers can round their operands to BF16 or FP8 as the GPU does (model/precision.h);
 // their products and everything else stay FP32. So this file is the reference for the GPU's
@@ -26,8 +26,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// A linear layer Y[M,N] = X[M,C] W' (+ bias), with its parameters and how its operands are rounded.
-// It is filled in at start-up.
+// A linear layer Y[M,N] = X[M,C] W' (+ bias): its parameters, and how its operands are rounded.
 typedef struct {
     int N, C;
     const float *weight, *bias; // [N,C], [N]; bias NULL: none
@@ -326,8 +325,7 @@ static float fp8_scale_for(Trainer *t, int slot_index, Purpose purpose, const fl
     return scale;
 }
 
-// Rounds an operand [rows,N] or [rows,C] of a product. Returns the factor by which the product must
-// be multiplied.
+// Rounds an operand [rows,N] or [rows,C]. Returns the factor by which the product is multiplied.
 static float round_operand(Trainer *t, const LinearLayer *l, OperandId operand, Number number,
                            Purpose purpose, float *out, const float *x, int rows) {
     const Precision *p = &t->run.precision;
@@ -527,8 +525,7 @@ static double head_loss(Trainer *t, int M, float gradient_scale, Pass pass) {
     return sum;
 }
 
-// Computes all gradients from d_norm, the gradient of the final norm's output, down to the
-// embeddings.
+// Goes backward from d_norm, the gradient of the final norm's output, down to the embeddings.
 static void model_backward(Trainer *t, int B, int T) {
     const ModelConfig *c = &t->run.config;
     memset(t->d_residual, 0, (size_t)B * T * c->channels * sizeof(float));

@@ -13,10 +13,9 @@
 #include <time.h>
 #include <unistd.h>
 
-// This runs before main() in every program. If standard input, output or error were closed, a file
-// that the program opens could get their number, and printed text would go into a checkpoint.
-// Shards and the files of a checkpoint stay open, so the limit of open files is set as high as is
-// allowed.
+// This runs before main() in every program. If standard input, output or error were closed, an
+// opened file could get their number, and printed text would go into a checkpoint. The limit of
+// open files is set as high as allowed, because shards and the files of a checkpoint stay open.
 __attribute__((constructor)) static void open_standard_files(void) {
     struct rlimit files;
     int file = 0;

@@ -12,9 +12,9 @@ double cgroup_cores(const char *root);
 // The cores that this process may use by its affinity and its container's quota, at least 1.
 int host_cores(const char *root);
 
-// The bytes of memory that this process can still take from the machine and from its container,
-// without swap. Infinity: not known. root: NULL except in tests; tests of whole trainers set
-// LLM8_TEST_ROOT instead.
+// The bytes of memory that this process can still take from the machine and its container, without
+// swap. Infinity: not known. root: NULL except in tests; those of whole trainers set
+// LLM8_TEST_ROOT.
 double host_memory(const char *root);
 
 // Sets the number of threads of OpenMP and of threads_for: OMP_NUM_THREADS where it is set, else

@@ -12,8 +12,8 @@
 #include <unistd.h>
 #include <zlib.h>
 
-// A missing file, or a folder or pipe in its place, counts as damage. For every other error the
-// file may be undamaged.
+// A missing file, or a folder or pipe in its place, is damage. With other errors it may be
+// undamaged.
 static bool fail_path(const char *path, int why) {
     bool damage = why == ENOENT || why == EISDIR || why == EINVAL;
     return (damage ? fail : refuse)("%s: %s", path, strerror(why));
@@ -218,9 +218,7 @@ bool folder_make(const char *path) {
 bool folder_sync(const char *path) {
     int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (folder < 0) { return fail_path(path, errno); }
-    int why = fsync(folder) != 0 && errno != EINVAL
-                  ? errno
-                  : 0; // EINVAL: some file systems cannot sync a folder
+    int why = fsync(folder) != 0 && errno != EINVAL ? errno : 0; // EINVAL: it has no such sync
     close(folder);
     return why == 0 || fail_path(path, why);
 }

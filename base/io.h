@@ -49,8 +49,7 @@ bool file_replace(const char *path, const void *data, size_t bytes);
 bool link_replace(const char *link, const char *target);
 // The first half of link_replace: makes the new link, with the name LINK.new.
 bool link_prepare(const char *link, const char *target);
-// Reads the target of a link of either kind. Returns "" where there is no link, and NULL where it
-// cannot be read.
+// Reads the target of a link of either kind. "": there is no link; NULL: it cannot be read.
 const char *link_read(const char *link, char target[PATH_LENGTH]);
 
 bool folder_make(const char *path); // with its parents; it may exist already

@@ -26,8 +26,7 @@ HOST_DEVICE static inline uint64_t hash_word(uint64_t word, int64_t place) {
     return rng_mix(word + (uint64_t)(place + 1) * 0x9e3779b97f4a7c15ull);
 }
 
-// The hash of data whose first word is number `first`. Bytes after the last whole word do not
-// count.
+// The hash of data whose first word is number `first`, without bytes after the last whole word.
 static inline uint64_t hash_words(const void *data, int64_t bytes, int64_t first) {
     uint64_t sum = 0, word;
     for (int64_t i = 0; i < bytes / 8; i++) {

@@ -34,9 +34,8 @@
 // A checkpoint is written as .tmp-step_..., every file is synced and read back, and the folder is
 // renamed. Then `best` and `latest` move, and only after that are older checkpoints deleted. Before
 // the rename, the link latest.new is made to lead to the new checkpoint. By that link the next
-// start recognises a save that was interrupted before `latest` had moved, and completes it.
-// Everything else that an interrupted run leaves has a name that starts with a dot; the next start
-// deletes it.
+// start recognises a save that was interrupted before `latest` had moved, and completes it. All
+// else that an interrupted run leaves has a name that starts with a dot; the next start deletes it.
 //
 // With several ranks, each writes its optimizer file and rank 0 writes everything else. Rank 0
 // renames the folder once every rank has its file on the disk. If one fails, the folder is removed,
@@ -124,20 +123,19 @@ typedef struct {
 
 // Waits for the previous save, then starts this one.
 void saver_start(Saver *saver, const Snapshot *snapshot);
-// Waits for a save that is under way. Returns false if the last save failed; rank 0 then prints
-// why, once.
+// Waits for a save that is under way. False: the last save failed, and rank 0 has printed why once.
 bool saver_wait(Saver *saver);
 
 // Claims the --save folder for this run: creates it, and locks it until the process ends. If
 // another run holds the lock, it waits up to --lock-timeout. Refuses a folder with another run's
-// checkpoints (a copy of the folder that this process holds is accepted). Deletes what interrupted
+// checkpoints (but not a copy of the folder that this process holds). Deletes what interrupted
 // saves left.
 bool checkpoint_claim(const Options *options);
 // The message if --save is not the same folder on every rank.
 #define NOT_SHARED "the folder must be on a file system that all ranks share"
 
-// Elements begin..end of the parameter space are in the optimizer file of `rank`, from element `at`
-// of that file on.
+// Elements begin..end of the parameter space are in rank's optimizer file, from its element `at`
+// on.
 typedef struct {
     int64_t begin, end, at;
     int rank;
@@ -160,11 +158,10 @@ typedef struct Checkpoint {
     CheckpointFile *files;
     Progress progress;
     int64_t data_windows, valid_tokens, layout_size;
-    int ranks; // 0: a folder of Hugging Face's
-    char precision[16];
-    char created[32];
-    char *data, *valid_data; // the shards' identities; "": not known
-    struct cJSON *options;   // an object of texts
+    int ranks;                       // 0: a folder of Hugging Face's
+    struct cJSON *meta, *options;    // meta.json; in it an object of texts
+    const char *precision, *created; // in meta too
+    const char *data, *valid_data;   // the shards' identities; "": not known
     SafeTensors model, scaling;
     SafeTensors *optimizer; // [ranks]
     int num_ranges;
@@ -177,15 +174,13 @@ typedef struct Checkpoint {
 // Hugging Face's. For `latest` it takes the newest checkpoint whose model can be read;
 // checkpoint_resume later says which ones are damaged.
 bool checkpoint_model(Options *options, Options *model);
-// Opens rank 0's checkpoint on every other rank, in place of that rank's own. A path "": rank 0 has
-// none.
+// Opens rank 0's checkpoint on every other rank, in place of its own. A path "": rank 0 has none.
 bool checkpoint_share(Checkpoint *c, const Group *group);
 // Reads elements begin..end of the weights in model.safetensors. Refuses tensors of other shapes.
 bool checkpoint_weights(Checkpoint *c, const ParamLayout *layout, int64_t begin, int64_t end,
                         float *out);
 bool checkpoint_has(const Checkpoint *c, const char *name);
-// Reads a file of a checkpoint, which the caller frees. NULL: there is no such file, or it cannot
-// be read.
+// Reads a file, which the caller frees. NULL: there is no such file, or it cannot be read.
 char *checkpoint_file(const Checkpoint *c, const char *name, size_t *bytes);
 
 // Writes the checksum of a meta.json into its text. Returns whether the text had that checksum.
@@ -210,8 +205,7 @@ bool checkpoint_resume(Checkpoint *c, const Options *options);
 // first save. c->path is "": deletes `latest`.
 bool checkpoint_go_back(const Options *options, const Checkpoint *c);
 
-// Refuses the checkpoint of another model. Prints the other options that differ from the saved
-// ones.
+// Refuses the checkpoint of another model. Prints other options that differ from the saved ones.
 bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLayout *layout);
 
 // Reads elements begin..end of the parameter space from the files of the ranks that have them.

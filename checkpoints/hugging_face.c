@@ -239,8 +239,7 @@ char *hf_config(const Options *o, Dtype dtype, int end_of_text) {
         option_text(o, row, value);
         bool none = otherwise == 0 && strcmp(value, "0") == 0;
         if (key == NULL || none || (int)numbers[i].from > o->rope_scaling) { continue; }
-        bool whole = strpbrk(value, ".e") ==
-                     NULL; // transformers refuses a whole number for a float
+        bool whole = strpbrk(value, ".e") == NULL; // transformers refuses it for a float
         if (row->type == OPTION_DOUBLE && whole) { strcat(value, ".0"); }
         cJSON_AddRawToObject(numbers[i].from > ROPE_UNSCALED ? scaling : json, key, value);
     }

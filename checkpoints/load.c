@@ -84,7 +84,8 @@ static bool read_window(const cJSON *meta, const char *name, int64_t count, doub
     return true;
 }
 
-static bool read_meta(Checkpoint *c, cJSON *meta) {
+static bool read_meta(Checkpoint *c) {
+    const cJSON *meta = c->meta;
     Progress *p = &c->progress;
     for (const ProgressField *f = progress_fields; f < progress_fields + PROGRESS_FIELDS; f++) {
         void *field = (char *)p + f->offset;
@@ -111,11 +112,11 @@ static bool read_meta(Checkpoint *c, cJSON *meta) {
         return fail("%s/meta.json: the window of losses and norms is wrong", c->path);
     }
     c->ranks = (int)ranks;
-    snprintf(c->precision, sizeof(c->precision), "%s", text_of(meta, "precision"));
-    snprintf(c->created, sizeof(c->created), "%s", text_of(meta, "created"));
-    c->data = strdup_or_die(text_of(meta, "data"));
-    c->valid_data = strdup_or_die(text_of(meta, "valid_data"));
-    c->options = cJSON_DetachItemFromObjectCaseSensitive(meta, "options");
+    c->precision = text_of(meta, "precision");
+    c->created = text_of(meta, "created");
+    c->data = text_of(meta, "data");
+    c->valid_data = text_of(meta, "valid_data");
+    c->options = cJSON_GetObjectItemCaseSensitive(meta, "options");
     return cJSON_IsObject(c->options) || fail("%s/meta.json: no options", c->path);
 }
 
@@ -196,8 +197,7 @@ static bool add_listed(Checkpoint *c, int folder, const cJSON *files, bool state
     return true;
 }
 
-// Opens files that a run may read, but meta.json does not list: of a folder of Hugging Face's, or
-// added to a checkpoint later.
+// Opens other files that a run may read: of a folder of Hugging Face's, or added to a checkpoint.
 static bool add_others(Checkpoint *c, int folder) {
     static const char *const names[] = {"model.safetensors",      "tokenizer.bin",
                                         "generation_config.json", "tokenizer.json",
@@ -223,8 +223,7 @@ FolderId checkpoint_follow(char path[PATH_LENGTH], const char *from) {
     return folder_id(path);
 }
 
-// Reads meta.json and opens the files. A folder without meta.json is one of Hugging Face's, but not
-// with `state`.
+// Reads meta.json and opens the files. Unless state, a folder without it is one of Hugging Face's.
 static bool open_files(Checkpoint *c, int folder, bool state) {
     char path[PATH_LENGTH];
     bool ok = true, ours = state || faccessat(folder, "meta.json", F_OK, 0) == 0;
@@ -235,10 +234,9 @@ static bool open_files(Checkpoint *c, int folder, bool state) {
     if (text == NULL) { return false; }
     c->seal = (uint32_t)crc32_z(0, (const Bytef *)text, bytes);
     if (ours) {
-        cJSON *meta = parse_meta(text, bytes, path_format(path, "%s/%s", c->path, name));
-        ok = meta != NULL && read_meta(c, meta) &&
-             add_listed(c, folder, cJSON_GetObjectItemCaseSensitive(meta, "files"), state);
-        cJSON_Delete(meta);
+        c->meta = parse_meta(text, bytes, path_format(path, "%s/%s", c->path, name));
+        ok = c->meta != NULL && read_meta(c) &&
+             add_listed(c, folder, cJSON_GetObjectItemCaseSensitive(c->meta, "files"), state);
     }
     free(text);
     return ok && (state || add_others(c, folder));
@@ -348,8 +346,7 @@ static bool verify_hashes(const SafeTensors *st, const char *const kinds[3], con
     return ok;
 }
 
-// Opens every rank's file. Together their ranges must have every element of the parameter space
-// once.
+// Opens every rank's file. Their ranges must have every element of the parameter space once.
 static bool open_optimizer(Checkpoint *c, bool verify) {
     enum { EXP_AVG_SQ = 2, KINDS };
     static const char *const kinds[KINDS] = {"master", "exp_avg", "exp_avg_sq"};
@@ -405,11 +402,9 @@ void checkpoint_close(Checkpoint *c) {
     free(c->files);
     free(c->optimizer);
     free(c->ranges);
-    free(c->data);
-    free(c->valid_data);
     safetensors_close(&c->model);
     safetensors_close(&c->scaling);
-    cJSON_Delete(c->options);
+    cJSON_Delete(c->meta);
     *c = (Checkpoint){0};
 }
 
@@ -558,8 +553,7 @@ bool checkpoint_resume(Checkpoint *c, const Options *o) {
                 o->save);
 }
 
-// Opens a folder without its optimizer files, reads the options of its model, and verifies its
-// tokenizer.
+// Opens a folder without its optimizer files, reads its model's options, verifies its tokenizer.
 static bool open_model(Checkpoint *c, const char *folder, Options *model) {
     char path[PATH_LENGTH];
     *model = (Options){0};
@@ -776,9 +770,7 @@ bool checkpoint_read_scaling(const Checkpoint *c, const Precision *precision, Fp
         float was, target = fp8_slot_target(precision, i);
         float growth = 1.0f; // how the changed options scale the tensor's values
         int32_t count;
-        if (!fp8_slot_in_use(precision, i)) {
-            continue;
-        } // its state would be out of date when it is used
+        if (!fp8_slot_in_use(precision, i)) { continue; } // its state would be stale later
         if (!safetensors_read(&c->scaling, e[COUNT], i, 1, &count) ||
             !safetensors_read(&c->scaling, e[SCALE], i, 1, &slot->scale) ||
             !safetensors_read(&c->scaling, e[TARGET], i, 1, &was) ||

@@ -51,14 +51,12 @@ double json_number(const struct cJSON *object, const char *name, double otherwis
 const char *json_text(const struct cJSON *object, const char *name, const char *otherwise);
 
 bool safetensors_open(SafeTensors *st, const char *path);
-// As safetensors_open, from an open file. safetensors_close closes the file; if this returns false,
-// it is closed already.
+// Reads an open file, which safetensors_close closes. False: the file is closed already.
 bool safetensors_take(SafeTensors *st, int file, size_t bytes, const char *path);
 void safetensors_close(SafeTensors *st);
 const TensorEntry *safetensors_find(const SafeTensors *st, const char *name);
 
-// Reads elements begin..begin+n of a tensor; the second function converts those of an F32, BF16 or
-// F16 tensor to FP32.
+// Reads elements begin..begin+n of a tensor; the second converts F32, BF16 or F16 ones to FP32.
 bool safetensors_read(const SafeTensors *st, const TensorEntry *entry, int64_t begin, int64_t n,
                       void *out);
 bool safetensors_read_floats(const SafeTensors *st, const TensorEntry *entry, int64_t begin,

@@ -168,8 +168,7 @@ static void discard(const char *path, const char *known_as) {
     if (!folder_remove(path)) { warn("%s could not be deleted: %s", known_as, error_text()); }
 }
 
-// Renames a folder that has a checkpoint's name to the next free NAME.aside-N, so that no run
-// resumes or deletes it.
+// Renames a checkpoint to the next free NAME.aside-N, so that no run resumes or deletes it.
 static bool set_aside(const char *path) {
     char name[PATH_LENGTH];
     int n = 1;
@@ -181,8 +180,7 @@ static bool set_aside(const char *path) {
     return true;
 }
 
-// Whether a step in the folder `save` has the same meta.json (with all checksums) as the folder at
-// `path`.
+// Whether a step in `save` has the same meta.json (with all checksums) as the folder at `path`.
 static bool has_copy(const char *save, const char *path) {
     char name[PATH_LENGTH];
     size_t bytes, other;
@@ -207,8 +205,8 @@ static bool link_step(const char *save, const char *link, int64_t step) {
     struct stat info;
     path_format(path, "%s/%s", save, link);
     if (checkpoint_linked(save, link) == step) { return true; }
-    // if the run's folder was copied with links followed, the link is now a folder, and may be the
-    // only copy of its checkpoint
+    // in a copy of the run's folder a link may have become a folder, and be the only copy of its
+    // step
     bool folder = lstat(path, &info) == 0 && S_ISDIR(info.st_mode);
     return (!folder || (has_copy(save, path) ? folder_remove(path) : set_aside(path))) &&
            link_replace(path, path_name(checkpoint_path(name, save, step)));
@@ -227,8 +225,7 @@ static bool link_best(const char *save, const char *valid_data, int64_t valid_to
     return true;
 }
 
-// In a folder without steps, lets `latest` lead to the checkpoint where the run begins; "": deletes
-// `latest`.
+// In a folder without steps, lets `latest` lead to where the run begins; "": deletes `latest`.
 static bool link_start(const char *save, const char *start) {
     char link[PATH_LENGTH], target[PATH_LENGTH];
     path_format(link, "%s/latest", save);
@@ -418,8 +415,7 @@ static bool check_owner(const Options *o) {
                     o->save, (long long)newest);
     }
     FolderId save = folder_id(o->save);
-    bool missing = checkpoint_follow(leads_to, o->resume).inode ==
-                   0; // opening it reports that later
+    bool missing = checkpoint_follow(leads_to, o->resume).inode == 0; // reported when opened
     path_format(path, "%s", o->resume);
     if (missing || is_folder(dirname(path), save) || is_folder(dirname(leads_to), save)) {
         return true;

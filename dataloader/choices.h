@@ -9,7 +9,7 @@
 //   then for each of the A answers its length and its tokens
 //
 // choices_open refuses a file of another kind or version; lengths that do not add up to the file's;
-// a question without a context, answers or a right answer; an empty answer; and a token outside the
+// a question without context, answers or right answer; an empty answer; a token not in the
 // vocabulary.
 #pragma once
 

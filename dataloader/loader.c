@@ -43,8 +43,7 @@ void token_file_close(TokenFile *f) {
 
 bool token_file_read(const TokenFile *f, int64_t begin, int64_t n, uint32_t *out) {
     size_t size = (size_t)f->token_bytes;
-    unsigned char *from = (unsigned char *)(out + n) -
-                          (size_t)n * size; // read into the end of `out`, then widened in place
+    unsigned char *from = (unsigned char *)(out + n) - (size_t)n * size; // widened in place
     assert(begin >= 0 && n >= 0 && n <= f->count - begin);
     if (!file_read_at(f->file, f->path, from, (size_t)n * size,
                       SHARD_HEADER_BYTES + begin * (int64_t)size)) {

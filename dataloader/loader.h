@@ -1,5 +1,4 @@
-// Reads token shards and makes batches of them; reads files of numbers, which shards and
-// multiple-choice sets are.
+// Makes batches of token shards; reads files of numbers, as shards and multiple-choice sets are.
 //
 // A token file, little-endian:
 //   bytes 0..1023   256 int32: [0] the magic number of its kind, [1] version, 1: the numbers are
@@ -26,9 +25,8 @@
 //
 // A run is an endless sequence of samples, numbered from 0: sample s is in epoch s / windows, and
 // an epoch visits every window once, in an order that depends only on (seed, epoch). So the
-// position of a run is one number: how many samples it has consumed. In micro-batch m of a step,
-// rank r of R reads B samples from consumed + (m R + r) B on. So a run can be resumed with another
-// R or B.
+// position of a run is one number, the samples it has consumed. In micro-batch m of a step, rank r
+// of R reads B samples from consumed + (m R + r) B on. So a run can be resumed with another R or B.
 #pragma once
 
 #include "../base/io.h"
@@ -63,8 +61,7 @@ typedef struct {
     const char *name, *remedy;
 } TokenFileKind;
 
-// Opens a file. Refuses one that is missing or too short for a header, or has another magic number
-// or version.
+// Opens a file. Refuses one that is missing, too short, or has another magic number or version.
 bool token_file_open(TokenFile *f, const char *path, TokenFileKind kind);
 void token_file_close(TokenFile *f);
 
@@ -114,8 +111,7 @@ void dataset_close(Dataset *data);
 // names the first. Folders and names may differ. The checksum of a shard above 4 MiB is that of 64
 // parts of it. whose: for the message: "... that WHOSE read".
 bool dataset_match(const Dataset *data, const char *identity, const char *whose);
-// Writes the CRC-32 of an identity's checksums as text: it is the same for the same shards in the
-// same order.
+// Writes the CRC-32 of an identity's checksums: the same for the same shards in the same order.
 const char *identity_sum(const char *identity, char out[9]);
 
 typedef struct {

@@ -2,8 +2,7 @@
 // ./tokenize --output-prefix data/mine notes.txt book.txt
 // writes data/mine_train.bin, data/mine_val.bin and data/mine_tokenizer.bin. Each file is a
 // document: an end-of-text token, then its text; the last part of each goes to the validation
-// shard. The tokens are bytes, or those of another tokenizer.bin that says how text is cut
-// (--tokenizer).
+// shard. The tokens are bytes, or those of --tokenizer, which must say how text is cut.
 #include "loader.h"
 #include "tokenizer.h"
 

@@ -206,8 +206,7 @@ bool encoder_open(Encoder *e, const Tokenizer *t) {
             e->class_of[c] = (unsigned char)r.class_id;
         }
     }
-    e->class_of[' '] =
-        CLASS_SPACE; // the patterns below assume this, even if the file says otherwise
+    e->class_of[' '] = CLASS_SPACE; // assumed below, even if the file says otherwise
     return true;
 }
 
@@ -353,8 +352,7 @@ static int64_t encode_word(Encoder *e, const unsigned char *word, int n, int *to
         e->room = 2 * (size_t)n;
         e->end = realloc_or_die(e->end, e->room * sizeof(int));
         e->before = realloc_or_die(e->before, e->room * sizeof(int));
-        e->heap = realloc_or_die(e->heap,
-                                 3 * e->room * sizeof(Merge)); // each merge adds at most two
+        e->heap = realloc_or_die(e->heap, 3 * e->room * sizeof(Merge)); // a merge adds two more
     }
     e->heap_count = 0;
     for (int i = 0; i < n; i++) {

@@ -1,6 +1,5 @@
-// Decodes token ids to bytes, and encodes text to token ids, with a tokenizer.bin: one of bytes, or
-// the byte-pair encodings of GPT-2 and Llama 3 (tiktoken's r50k_base and cl100k_base cut text as
-// these two do).
+// Decodes token ids to bytes, and encodes text to ids, with a tokenizer.bin: of bytes, or the byte-
+// pair encodings of GPT-2 and Llama 3 (tiktoken's r50k_base and cl100k_base cut text as these do).
 //
 // The format is llm.c's tokenizer.bin; what an encoder needs besides is in fields and bytes that
 // llm.c ignores. Layout, little-endian: 256 int32: [0] magic 20240328, [1] version 2, [2]
@@ -69,8 +68,7 @@ typedef struct {
     int byte_id[256];
     unsigned char *class_of; // [0x110000] the class of each character
     size_t room;             // of the buffers below, in bytes of a word
-    int *end,
-        *before; // for a token that begins at a byte: its end; where the previous token begins
+    int *end, *before;       // of the token at a byte: its end; the start of the token before it
     Merge *heap;
     size_t heap_count;
 } Encoder;
@@ -79,8 +77,7 @@ typedef struct {
 bool encoder_open(Encoder *e, const Tokenizer *tokenizer);
 void encoder_close(Encoder *e);
 
-// Writes the tokens of a text, without an end of text, and returns how many there are: at most one
-// for each byte.
+// Writes the tokens of a text, without an end of text. Returns how many: at most one for each byte.
 int64_t encoder_encode(Encoder *e, const unsigned char *text, size_t bytes, int *tokens);
 
 END_C

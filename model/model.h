@@ -73,12 +73,7 @@ typedef enum {
 typedef enum { PLACE_EMBEDDING, PLACE_BLOCK, PLACE_FINAL } TensorPlace;
 // Which models have a tensor.
 typedef enum { IN_ALL, IN_GPT2, IN_QKV_BIAS, IN_QK_NORM, IN_UNTIED } TensorIn;
-typedef enum {
-    INIT_ZERO,
-    INIT_ONE,
-    INIT_NORMAL,
-    INIT_RESIDUAL
-} TensorInit; // INIT_RESIDUAL: divided by sqrt(2L)
+typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL } TensorInit; // residual: / sqrt(2L)
 
 // A dimension of a tensor, as a function of the configuration.
 typedef enum {
@@ -139,8 +134,7 @@ typedef struct {
 ParamLayout param_layout(const ModelConfig *config);
 void param_layout_free(ParamLayout *layout);
 
-// Returns NULL if the model has no such tensor, and for TENSOR_COUNT. Outside the blocks, `layer`
-// is not used.
+// NULL: the model has no such tensor, as for TENSOR_COUNT. `layer` is used only inside the blocks.
 const Param *param_find(const ParamLayout *layout, TensorId id, int layer);
 
 static inline int64_t param_size(const Param *p) {
@@ -153,17 +147,15 @@ float param_decay(const Param *p, const Options *options);
 // Returns dim_parts of a block's matrix; 0 for vectors and outside the blocks.
 int param_matrices(const ModelConfig *config, const Param *p, int rows[HF_PARTS]);
 
-// Computes elements begin..end of the initial weights, which depend only on the configuration and
-// the seed: N(0, init_std), divided by sqrt(2L) in residual projections; norms 1, biases and gaps
-// 0.
+// Computes elements begin..end of the initial weights, which depend only on configuration and seed:
+// N(0, init_std), divided by sqrt(2L) in residual projections; norms 1, biases and gaps 0.
 void model_init(const ParamLayout *layout, int64_t begin, int64_t end, float *out, uint64_t seed);
 
 // The number of weights that multiply activations: with the head, without the embeddings.
 int64_t matmul_weights(const ModelConfig *config);
 
-// The floating-point operations to train on one token: 6 for each weight that multiplies
-// activations, and 6 L H D T for causal attention (two products forward, four backward, half of
-// each is masked).
+// The FLOPs to train on one token: 6 for each weight that multiplies activations, and 6 L H D T for
+// causal attention (two products forward, four backward, half of each is masked).
 double flops_per_token(const ModelConfig *config);
 
 END_C

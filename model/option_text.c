@@ -137,8 +137,7 @@ void options_help(const Options *options, FILE *out, const char *program) {
     for (int i = 0; i < option_table_count; i++) {
         const OptionRow *row = &option_table[i];
         print_group(out, &group, row, "\n%s\n");
-        // a default is printed as the row has it: 6e-4, not 0.0006; an action, as --help itself, is
-        // not on by default
+        // a default is printed as in the row: 6e-4, not 0.0006; actions, as --help itself, are off
         bool own = options->source[i] == SOURCE_DEFAULT || row->effect == EFFECT_ACTION;
         const char *text = own ? row->fallback : option_text(options, row, value);
         bool flag = row->type == OPTION_BOOL, on = flag && strcmp(text, "true") == 0;

@@ -174,7 +174,7 @@ bool options_set(Options *options, OptionSource source, const char *format, ...)
     return true;
 }
 
-// Calls option_set for a name that may begin with "no-" if it is a flag's. value NULL: none is
+// Calls option_set for a name, which may be a flag's with "no-" before it. value NULL: none is
 // given.
 static bool set_named(Options *options, const char *name, const char *value, OptionSource source) {
     bool negated;
@@ -192,8 +192,7 @@ static bool set_named(Options *options, const char *name, const char *value, Opt
 
 // Finds a pattern that matches exactly these files, as the one that the shell has expanded did.
 static bool fold_files(char pattern[PATH_LENGTH], const char *option, char **files, int count) {
-    int64_t shortest = INT64_MAX, begin = INT64_MAX,
-            end = INT64_MAX; // lengths of the common start and end
+    int64_t shortest = INT64_MAX, begin = INT64_MAX, end = INT64_MAX; // begin, end: in common
     for (int i = 0; i < count; i++) {
         const char *file = files[i], *first = files[0];
         int64_t length = (int64_t)strlen(file), first_length = (int64_t)strlen(first), same = 0;
@@ -392,10 +391,10 @@ bool option_is_shape(const OptionRow *row, Arch arch) {
            (arch == ARCH_GPT2 && strcmp(row->name, "max-position-embeddings") == 0);
 }
 
-// Sets the options that are not given to those of a checkpoint's model. There are two passes. The
-// first leaves out values that are 0 here, which are derived from others; the second (derived) sets
-// those whose derived value differs. shape: collects the values that replace those of a preset of
-// another shape.
+// Sets the options that are not given to those of a checkpoint's model, in two passes. The first
+// leaves out values that are 0, which are derived from others; the second (derived) sets those
+// whose derived value differs. shape: collects what replaces the values of a preset of another
+// shape.
 static bool take_options(Options *o, const Options *model, bool derived, char shape[256]) {
     bool named = option_source(o, "model") >= SOURCE_CONFIG,
          loads = strcmp(o->origin, o->load) == 0;
@@ -429,11 +428,10 @@ static bool take_options(Options *o, const Options *model, bool derived, char sh
     return true;
 }
 
-// Sets the options that are not given, and that differ from the checkpoint's model, to that
-// model's. It warns if a preset of another shape is given, and if an option differs from what the
-// weights of
-// --load were trained with. (--resume prints every option that differs when it opens the
-// checkpoint.)
+// Sets the options that are not given to those of the checkpoint's model. It warns if a given
+// preset has another shape, and if an option differs from what the weights of --load were trained
+// with.
+// (--resume prints every option that differs, when it opens the checkpoint.)
 static bool take_model(Options *o, const Options *model) {
     char shape[256] = "";
     if (!take_options(o, model, false, shape)) { return false; }
@@ -451,8 +449,8 @@ static bool take_model(Options *o, const Options *model) {
     return true;
 }
 
-// Takes one entry, as "4200-4300," or "5000,", from the front of a list of steps. The last entry
-// has no comma.
+// Takes one entry from the front of a list of steps: "4200-4300," or "5000,"; the last has no
+// comma.
 static bool next_steps(const char **list, int64_t *first, int64_t *last) {
     char *end;
     if (!isdigit((unsigned char)**list)) { return false; }

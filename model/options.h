@@ -119,9 +119,8 @@ bool options_read(Options *options, int argc, char **argv);
 // or without any argument, it prints the answer and exits.
 void options_parse(Options *options, int argc, char **argv);
 
-// Sets the rest: the preset, the model of the checkpoint options->origin, derived values; and
-// checks all. model: the checkpoint's options of its model, set with SOURCE_CHECKPOINT; NULL: a new
-// model.
+// Sets the rest: the preset, the checkpoint's model, derived values; and checks all. model: the
+// options of the checkpoint options->origin, set with SOURCE_CHECKPOINT; NULL: there is none.
 bool options_resolve(Options *options, const Options *model);
 
 // Whether models that differ in this option have other tensors.
@@ -148,8 +147,7 @@ static inline bool options_save(const Options *o) {
     return options_train(o) && o->save[0] != '\0';
 }
 
-// The first step that --iterations-to-skip names, from `step` on (steps count from 1). INT64_MAX:
-// there is none.
+// The first step from `step` on (from 1) that --iterations-to-skip names; INT64_MAX: there is none.
 int64_t options_next_skip(const Options *o, int64_t step);
 
 // ---- option_text.c ----
@@ -162,12 +160,10 @@ const char *option_text(const Options *options, const OptionRow *row, char out[O
 // Makes a JSON object with the text of every option.
 struct cJSON *options_json(const Options *options);
 
-// Prints a note for each given option that has no effect, because there is no GPU, or because
-// another option is not given.
+// Prints a note for each given option that has no effect without a GPU, or without another option.
 void options_note_idle(const Options *options, bool gpu);
 
-// Prints options by group, as a command line has them: all, or those that are given or are not at
-// their defaults.
+// Prints options by group, as on a command line: all, or those given or not at their defaults.
 void options_print(const Options *options, bool all, FILE *out);
 
 // Writes a file for --config, with the options that the command line, a config file or a checkpoint

@@ -87,9 +87,7 @@ static int compare_matrices(const void *a, const void *b) {
     const ZeroMatrix *x = a, *y = b;
     double difference = zero_matrix_flops(y) - zero_matrix_flops(x);
     if (difference != 0) { return difference > 0 ? 1 : -1; }
-    if (x->rows != y->rows) {
-        return x->rows - y->rows;
-    } // with equal FLOPs, the columns differ too
+    if (x->rows != y->rows) { return x->rows - y->rows; } // then the columns differ too
     return x->place < y->place ? -1 : 1;
 }
 

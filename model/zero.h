@@ -56,8 +56,8 @@ typedef struct {
     int param;
 } ZeroRange;
 
-// Lists a rank's ranges in order of `kept`: AdamW's, then Muon's. Returns how many there are; the
-// caller frees *ranges.
+// Lists a rank's ranges by `kept`: AdamW's, then Muon's. Returns how many; the caller frees
+// *ranges.
 int zero_ranges(const ZeroLayout *z, int rank, ZeroRange **ranges);
 
 // A matrix that Muon updates, and the rank that computes its Newton-Schulz steps.

@@ -125,7 +125,7 @@ static bool is_loopback(const struct sockaddr *a) {
 }
 
 // Opens a socket that listens on an address; or, for a name, on the first of its addresses that
-// belongs to this machine and is no loopback address. -1: errno says why; EINVAL: there is no such
+// this machine has and that is no loopback address. -1: errno says why; EINVAL: there is no such
 // address.
 static int listen_on(const char *host, int port, bool name) {
     struct addrinfo *found = NULL;
@@ -218,9 +218,7 @@ static void send_message(Peer *p, bool wait, int kind, const void *data, size_t 
         if (n <= 0) { break; }
         sent += (size_t)n;
     }
-    if (sent > 0 && sent < bytes) {
-        shutdown(p->file, SHUT_WR);
-    } // no other message may follow a part of one
+    if (sent > 0 && sent < bytes) { shutdown(p->file, SHUT_WR); } // nothing may follow a part
     free(frame);
     pthread_mutex_unlock(&p->sending);
 }
@@ -259,8 +257,7 @@ static void wait_for_input(Watch *w, int peers, int other, double until) {
     pthread_mutex_lock(&w->mutex);
 }
 
-// Whether a message of this kind and length may arrive now. Rank 0 leaves last, and only rank 0
-// says which rank is lost.
+// Whether such a message may arrive now. Rank 0 leaves last, and it alone says which rank is lost.
 static bool check_header(const Watch *w, const Peer *p, const Header *h) {
     if ((h->kind == KIND_HELLO) == p->known) { return false; }
     switch (h->kind) {
@@ -322,8 +319,7 @@ static void close_peer(Peer *p) {
 
 // ---- the watchdog -------------------------------------------------------------------------------
 
-// Ends this process, and on rank 0 the others too. The caller holds the mutex, so that only one
-// thread says why.
+// Ends this process, and on rank 0 all. The mutex is held, so that only one thread says why.
 __attribute__((noreturn)) PRINTF_LIKE(2, 3) static void end_run(Watch *w, const char *format, ...) {
     Error why;
     va_list args;
@@ -347,8 +343,7 @@ __attribute__((noreturn)) static void end_for(Watch *w, int rank, const char *re
 }
 
 void watch_lost(Watch *w, const char *fallback) {
-    nanosleep(&(struct timespec){.tv_sec = 3},
-              NULL); // the watchdog's thread should end the process first
+    nanosleep(&(struct timespec){.tv_sec = 3}, NULL); // the watchdog should end the process first
     pthread_mutex_lock(&w->mutex);
     end_run(w, "%s", fallback);
 }
@@ -383,8 +378,7 @@ static void read_peer(Watch *w, int rank) {
 static void judge(Watch *w, double now) {
     double limit = w->limit + (w->rank == 0 ? 0 : 2 * w->tick), silence, longest = 0;
     int quiet = -1, stuck = -1, behind = -1;
-    bool all_wait = now - w->left >
-                    limit + 2 * w->tick; // they may have waited for a rank that has just left
+    bool all_wait = now - w->left > limit + 2 * w->tick; // they may have waited for who left
     for (int r = 0; r < w->count; r++) {
         const Peer *p = &w->peers[r];
         const Beat *b = &p->beat;
@@ -569,9 +563,8 @@ static bool is_answer(const Watch *w, const Peer *p, const Message *m) {
            memcmp(h->answers, p->nonce, sizeof(p->nonce)) == 0;
 }
 
-// Makes a guest the rank that it says it is. If its identity differs, *differs says so, unless it
-// has the text of an earlier rank; the ranks are told when all have connected. False: the guest
-// cannot be that rank.
+// Makes a guest the rank that it says it is. *differs: the first rank whose identity differs, which
+// all are told when all have connected. False: the guest cannot be that rank.
 static bool seat(Watch *w, Peer *guest, const Hello *h, const char *identity, Error *differs) {
     Peer *p = &w->peers[h->rank > 0 && h->rank < w->ranks ? h->rank : 0];
     size_t line = 0, at = 0;

@@ -2,10 +2,10 @@
 // the GPUs exchange is in train/gpu/comm.h.
 //
 // Rank 0 listens. Every other rank connects to it and says which rank it is. The group is complete
-// when all ranks have connected and run the same program with the same options. If there is a
-// secret, each side of a connection proves that it knows it. After that nothing is encrypted or
-// signed, so the port must be reachable only inside the cluster. A message that no rank would send
-// ends the run.
+// when all have connected and run the same program with the same options. If there is a secret,
+// each side of a connection proves that it knows it. After that nothing is encrypted or signed, so
+// the port must be reachable only inside the cluster. A message that no rank would send ends the
+// run.
 //
 // In each rank a thread, the watchdog, reads the connections. Four times a second it tells rank 0
 // which step its rank has reached, and it ends the process when a rank is lost. (NCCL's own error
@@ -40,10 +40,9 @@ int group_listen(const char *host, int *port);
 void group_draw(uint64_t number[2]);
 
 // Meets the other ranks at host:port within `seconds`, which is the watchdog's time limit from then
-// on. g: its numbers are set. listener: rank 0's socket, if it is open already, else -1. secret: 0:
-// there is none. identity: lines of text that say what a rank runs; they must be the same on every
-// rank. On failure every rank that has connected gets the reason, with the ranks that are missing
-// or differ.
+// on. g: its numbers are set. listener: rank 0's socket if it is open, else -1. secret: 0: none.
+// identity: lines of text that say what a rank runs, the same on every rank. On failure every
+// connected rank gets the reason, which names the ranks that are missing or differ.
 bool group_open(Group *g, const char *host, int port, int listener, const uint64_t secret[2],
                 const char *identity, double seconds);
 // Says goodbye to the other ranks, so that they do not treat the end of this rank as a loss. Rank 0
@@ -54,12 +53,10 @@ void group_close(Group *g);
 // rank ends, they do not return: the watchdog ends this process too.
 typedef enum { CHANNEL_MAIN, CHANNEL_SAVE, CHANNELS } Channel;
 
-// Returns true on every rank if `ok` is true on every rank. Otherwise it returns false, and
-// error_text() is the same everywhere: that of the first rank that failed, with its number in
-// front. It is also a barrier.
+// Whether `ok` is true on every rank. If not, error_text() is that of the first rank that failed,
+// on every rank, with its number in front. It is also a barrier.
 bool group_agree(const Group *g, Channel channel, bool ok);
-// Broadcast copies rank 0's bytes to all ranks. Gather copies every rank's bytes into `all`
-// [ranks * bytes] of rank 0.
+// Copies rank 0's bytes to all ranks / every rank's bytes into `all` [ranks * bytes] of rank 0.
 void group_broadcast(const Group *g, Channel channel, void *data, size_t bytes);
 void group_gather(const Group *g, Channel channel, const void *mine, size_t bytes, void *all);
 
@@ -69,8 +66,7 @@ typedef enum {
     DOING_PAUSE, // has no time limit: it waits for a disk
 } Doing;
 
-// Reports what this rank's main thread begins to do, and at which step. what: a short text. w may
-// be NULL.
+// Reports what the main thread begins to do, and at which step. what: a short text. w may be NULL.
 void watch_beat(Watch *w, int64_t step, Doing doing, const char *what);
 
 // Sets a function that is called four times a second in a thread of its own, where it may block.

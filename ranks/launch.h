@@ -14,10 +14,9 @@
 //
 // With --gpus N, if none of these is set, this process is the starter: it draws a secret, forks N
 // ranks and waits. On several machines, one starter runs on each, and needs NNODES, NODE_RANK,
-// MASTER_ADDR and MASTER_PORT, and uses LLM8_SECRET. The starter passes the stop_signals on to its
-// ranks. When a rank fails, it says which and how, and ends the others; its exit status is that of
-// the first rank that failed, or 128 plus its signal. If the starter dies, the kernel kills its
-// ranks.
+// MASTER_ADDR and MASTER_PORT, and uses LLM8_SECRET. It passes the stop_signals on to its ranks.
+// When a rank fails, it says which and how, and ends the others; its exit status is that of the
+// first rank that failed, or 128 plus its signal. If the starter dies, the kernel kills its ranks.
 #pragma once
 
 #include "../model/options.h"
@@ -45,14 +44,13 @@ bool ranks_read(Ranks *r, const Options *options);
 // has chosen it (srun --gpus-per-task 1, CUDA_VISIBLE_DEVICES).
 bool ranks_device(const Group *g, int visible, int *device);
 
-// Starts the ranks if this process is the starter, which never returns from here. In each rank it
-// returns when all ranks have met. From here on, ranks other than 0 print nothing but errors.
-// --list-checkpoints, --verify, --sample-only and --plan need no other rank and stay one process;
-// the group of --plan has the number of ranks that it plans for. If the ranks do not meet, every
-// rank dies with one line.
+// Starts the ranks if this process is the starter, which never returns. In each rank it returns
+// when all have met; if they do not meet, each dies with one line. From here on, ranks other than 0
+// print only errors. --list-checkpoints, --verify, --sample-only and --plan need no other rank and
+// stay one process; the group of --plan has the number of ranks that it plans for.
 void launch(Group *group, const Options *options);
 
-// For a program that cannot be one of several ranks: it dies if it was started as one.
+// For a program that is always one process: sets *group, or dies if it is one of several ranks.
 void launch_refuse(Group *group, const Options *options);
 
 END_C

@@ -111,8 +111,7 @@ static void read_grammar(const char *path) {
 
 // ---- words --------------------------------------------------------------------------------------
 
-// Returns the first cell of the row that a name stands for in this story; NULL: no list has the
-// name.
+// The first cell of the row that a name stands for in this story; NULL: no list has the name.
 static const char *drawn(const Story *s, const char *name) {
     for (int l = 0; l < grammar.list_count; l++) {
         const List *list = &grammar.lists[l];

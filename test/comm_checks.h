@@ -71,7 +71,7 @@ static inline Array array_open(Comm *c, CommType type, CommOp op, int64_t count)
 
 static inline void array_send(Array *a) {
     cudaMemcpyAsync(a->device, a->host, a->bytes, cudaMemcpyHostToDevice, a->comm->compute);
-    cudaStreamSynchronize(a->comm->compute); // the host memory is reused
+    cudaStreamSynchronize(a->comm->compute); // the host's memory is used again
 }
 
 // Completes what comm_begin has begun, if it has begun anything. Returns whether any of the

@@ -203,8 +203,7 @@ TEST(scaling_state_adapts) {
     CHECK(checkpoint_read_scaling(&c, &plain.precision, plain.slots, plain.history));
     CHECK_BITS(&plain.slots[3], &before, sizeof(before));
     checkpoint_close(&c);
-    CHECK(fixture_save(
-        &plain, 200)); // it has no scaling state, so a run with delayed scaling keeps its own
+    CHECK(fixture_save(&plain, 200)); // it has none, so the delayed run keeps its own
     CHECK(!path_exists("s/step_00000200/scaling.safetensors"));
     CHECK(checkpoint_open(&c, "s/step_00000200", true));
     CHECK(checkpoint_read_scaling(&c, &f.precision, f.slots, f.history));
@@ -405,8 +404,7 @@ TEST(links_name_steps_in_any_way) {
     CHECK(go_back("s/latest") && checkpoint_linked("s", "latest") == 2);
     CHECK(path_exists("s/step_00000003.aside-1") && !path_exists("s/step_00000003"));
     CHECK(unlink("s/latest") == 0 && symlink("./step_00000009", "s/latest") == 0);
-    CHECK_EQUAL(checkpoint_linked("s", "latest"),
-                9); // whether that step exists is not checked here
+    CHECK_EQUAL(checkpoint_linked("s", "latest"), 9); // that step need not exist
 }
 
 static FolderId latest_of(const char *save) {

@@ -1,4 +1,4 @@
-// Shards, windows, the order of samples, tokenizer.bin.
+// Shards, masks, windows, and the order of samples.
 #include "../base/rng.h"
 #include "../train/run_data.h"
 #include "fixture.h"
@@ -212,8 +212,7 @@ static int64_t miscounted(const Dataset *data, int ranks, int B, int micro_batch
     run.options.micro_batch_size = B;
     run.options.train_iters = 1000;
     for (; run.progress.samples < EPOCHS * W; run.progress.samples += step) {
-        int64_t ahead = run.progress.samples / step %
-                        2; // every second step is read in the step before it
+        int64_t ahead = run.progress.samples / step % 2; // 1: read in the step before
         for (int rank = 0; rank < ranks; rank++) {
             Run own = run;
             own.group.rank = planted && rank == ranks - 1 ? 0 : rank;
@@ -482,10 +481,9 @@ TEST(order_depends_on_seed_and_epoch_alone) {
     Dataset data = {.windows = 1000, .seq_length = 4};
     Loader a = {&data, 1, true}, again = a, other = {&data, 2, true}, plain = {&data, 1, false};
     CHECK_EQUAL(agreement(&a, 0, &again, 0, 3000), 3000);
-    CHECK(agreement(&a, 0, &a, 1000, 1000) < 20);  // the next epoch
-    CHECK(agreement(&a, 0, &other, 0, 1000) < 20); // another seed
-    CHECK(agreement(&a, 1000, &other, 0, 1000) <
-          20); // epochs of another seed are not a shifted sequence
+    CHECK(agreement(&a, 0, &a, 1000, 1000) < 20);     // the next epoch
+    CHECK(agreement(&a, 0, &other, 0, 1000) < 20);    // another seed
+    CHECK(agreement(&a, 1000, &other, 0, 1000) < 20); // nor are its epochs shifted
     CHECK(agreement(&a, 0, &other, 1000, 1000) < 20);
     for (int64_t i = 0; i < 3000; i++) { CHECK_EQUAL(loader_window(&plain, i), i % 1000); }
 }

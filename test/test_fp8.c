@@ -168,8 +168,7 @@ TEST(rounds_arrays_as_elements) {
         int errors = 0;
         round_to_fp8(out, x, N, scale, types[f]);
         for (int i = 0; i < N; i++) {
-            volatile float scaled =
-                x[i] * scale; // volatile: rounded once, so that the compiler does not fuse it
+            volatile float scaled = x[i] * scale; // rounded once, even if the compiler fuses
             errors += !same_float(out[i], fp8_round(scaled, types[f]));
         }
         CHECK_EQUAL(errors, 0);

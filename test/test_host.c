@@ -51,8 +51,7 @@ TEST(limits_of_either_version_of_control_groups_count) {
     place("sys/fs/cgroup/cpu/c/cpu.cfs_quota_us", "150000\n");
     place("sys/fs/cgroup/cpu/c/cpu.cfs_period_us", "50000\n");
     CHECK(cgroup_cores("root") == 3);
-    place("sys/fs/cgroup/memory/memory.limit_in_bytes",
-          "4096\n"); // where a container sees its own group
+    place("sys/fs/cgroup/memory/memory.limit_in_bytes", "4096\n"); // in a container
     CHECK(host_memory("root") == 4096);
     place("sys/fs/cgroup/memory/memory.usage_in_bytes", "4000\n");
     place("sys/fs/cgroup/memory/memory.stat", "active_file 50\ntotal_active_file 100\n");

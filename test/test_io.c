@@ -72,8 +72,7 @@ TEST(files_are_replaced_at_once) {
     FILE *reader = fopen("f", "r");
     CHECK(file_replace("f", "newer", 5));
     char text[8] = "";
-    CHECK(fread(text, 1, 8, reader) == 3 &&
-          memcmp(text, "old", 3) == 0); // a reader that has it open still reads it
+    CHECK(fread(text, 1, 8, reader) == 3 && memcmp(text, "old", 3) == 0); // it is still open
     fclose(reader);
     CHECK(old == 0 && stat("f", &after) == 0 && before.st_ino != after.st_ino);
     Blob b = blob_read("f");

@@ -1,5 +1,5 @@
-// Ranks as processes that find each other over TCP, and what they agree on then: every address
-// family, every way in which the meeting can fail, and who is told what.
+// Ranks are processes that meet over TCP and then agree on things. Tests every address family,
+// every way in which the meeting can fail, and which rank gets which message.
 #define _GNU_SOURCE // RTLD_NEXT
 
 #include "../base/rng.h"
@@ -20,7 +20,7 @@ static int join_as_told(int number, void *argument) {
     return 0;
 }
 
-// A connection of what is no rank.
+// Opens a connection that is not a rank's.
 static int connect_to(const char *address, int port) {
     struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port)};
     inet_pton(AF_INET6, text_of("%s%s", strchr(address, ':') ? "" : "::ffff:", address),
@@ -46,12 +46,12 @@ static int agree_in_turn(int rank, void *argument) {
         wrong += number != 42;
         group_gather(g, channel, &mine, sizeof(mine), all);
         for (int r = 0; rank == 0 && r < p->ranks; r++) { wrong += all[r] != r * r; }
-        fail("reason %d", rank); // ranks 1 and above refuse: the first of them is told of
+        fail("reason %d", rank); // all ranks except 0 refuse: the reason of the first is reported
         wrong += group_agree(g, channel, rank == 0) != (p->ranks == 1);
         wrong += p->ranks > 1 && strcmp(error_text(), "rank 1: reason 1") != 0;
         wrong += group_agree(g, channel, rank != 0);
     }
-    // rank 0 sends on both channels before the others read: each finds its own
+    // rank 0 sends on both channels before the others read: each message must reach its channel
     enum { LARGE = 1 << 20 };
     FREED char *large = malloc_or_die(LARGE);
     for (int i = 0; i < 2; i++) {
@@ -79,7 +79,7 @@ TEST(ranks_meet_and_agree) {
     }
 }
 
-// What names mean here: those of the test below, and all others what they do.
+// Replaces the meaning of the names in the test below; other names keep theirs.
 static char own_address[INET_ADDRSTRLEN];
 int getaddrinfo(const char *host, const char *service, const struct addrinfo *hints,
                 struct addrinfo **found) {
@@ -94,7 +94,7 @@ int getaddrinfo(const char *host, const char *service, const struct addrinfo *hi
                                                                         found);
 }
 
-// Rank 0 listens on what its name means, and everywhere where that is nothing others could reach.
+// Rank 0 listens on the address of its name; or on all, if others cannot reach that address.
 TEST(names_are_listened_on) {
     static const struct {
         const char *name;
@@ -158,7 +158,8 @@ static int with_another_secret(int rank, void *argument) {
     return join_as_told(rank, &p);
 }
 
-// What a port scanner or a browser sends, in one piece or with a pause in a header; or nothing.
+// Sends what a port scanner or a browser sends, in one piece or with a pause in a header; or
+// nothing.
 static int strangers(int number, void *argument) {
     const Place *p = argument;
     if (number == 1) { usleep(200000); }
@@ -175,7 +176,7 @@ static int strangers(int number, void *argument) {
     return 0;
 }
 
-// Rank 1 comes, and dies while rank 2 is awaited; another process comes in its place.
+// Rank 1 connects, and dies while rank 0 waits for rank 2; another process connects as rank 1.
 static int dies_and_comes_again(int number, void *argument) {
     if (number == 1) { ualarm(200000, 0); }
     if (number >= 2) { usleep(300000 * (unsigned)(number - 1)); }
@@ -184,7 +185,7 @@ static int dies_and_comes_again(int number, void *argument) {
 
 enum { ANY = -1, TOLD = 3 };
 
-// numbers, status: of each process, its rank and how it ends, in parentheses; then what is said.
+// numbers, status: the rank and the exit status of each process, in parentheses; then the messages.
 #define LIST(...) \
     { __VA_ARGS__ }
 #define MEETING(body, ranks, seconds, numbers, status, ...)                              \
@@ -233,15 +234,15 @@ TEST(meetings_end_as_they_should) {
             CHECK(m->status[i] == ANY || m->status[i] == run.status[i]);
         }
         for (int i = 0; i < TOLD && m->says[i] != NULL; i++) { CHECK_CONTAINS(log, m->says[i]); }
-        bool late = m->seconds < 1; // the others end at once, and not by the time limit
+        bool late = m->seconds < 1; // the other cases end at once, before the time limit
         CHECK_EQUAL(strstr(log, text_of("port %d within 0 s", p.port)) != NULL, late);
         CHECK_EQUAL(strstr(log, "did not come") != NULL, late);
         CHECK(wall_seconds() - begin < 5);
     }
 }
 
-// Connections that say nothing, as many as there are, hold up no rank and hide none that is
-// missing.
+// Any number of silent connections must not delay a rank, and must not take the place of a missing
+// rank.
 TEST(silent_strangers_hold_up_nobody) {
     enum { SILENT = 100 };
     for (int present = 2; present <= 3; present++) {
@@ -270,7 +271,7 @@ TEST(siphash_is_that_of_the_paper) {
     CHECK(siphash(key, bytes, 16) != siphash(key, bytes, 15));
 }
 
-// Between rank 1 and rank 0, keeps what rank 1 says.
+// Stands between rank 1 and rank 0, and records what rank 1 sends.
 static int listener_between, port_between;
 static int overhear(int number, void *argument) {
     Place p = *(const Place *)argument;
@@ -291,7 +292,7 @@ static int overhear(int number, void *argument) {
     return fclose(heard);
 }
 
-// Says it again, to another rank 0 of the same secret.
+// Sends the record to another rank 0 with the same secret.
 static int repeat(int number, void *argument) {
     const Place *p = argument;
     if (number == 0) { return join_as_told(number, argument); }
@@ -337,8 +338,7 @@ TEST(a_wrong_place_is_named) {
     CHECK_CONTAINS(log, "not reached at a host with spaces port ");
 }
 
-// Something else has the port: it answers nothing that a rank would, or listens where rank 0
-// should.
+// Another program has the port: it answers what no rank would answer, or listens in rank 0's place.
 TEST(a_taken_port_is_named) {
     static const int only_one[] = {1};
     int port = 0, none = 0, other = group_listen("127.0.0.1", &port);
@@ -366,12 +366,12 @@ TEST(a_taken_port_is_named) {
 
 // ---- messages -----------------------------------------------------------------------------------
 
-// What one of two ranks sends after the meeting, and the other must not take for a rank's.
+// Messages of one of two ranks after the meeting, which the other must refuse.
 enum { BEAT = CHANNELS, BYE, LOST, HELLO = 0x4c384333 }; // as ranks/group.c numbers them
 static const struct {
     int sender, kind;
     uint32_t bytes;
-    int fill; // every byte, or those
+    int fill; // the value of all bytes, or of these
     size_t from, to;
 } junk[] = {
     {1, -1, 0, 0, 0, 0},
@@ -382,12 +382,12 @@ static const struct {
     {1, BEAT, 0, 0, 0, 0},
     {0, BEAT, 63, 0, 0, 0},
     {1, BEAT, 64, 0xff, 8, 16}, // not a number of seconds
-    {1, BEAT, 64, 3, 16, 17},   // at nothing that there is
+    {1, BEAT, 64, 3, 16, 17},   // not a value of Doing
     {1, BEAT, 64, 0xff, 19, 20},
     {1, BEAT, 64, 'x', 20, 64}, // a text without end
     {1, BYE, 4, 0, 0, 0},
     {0, BYE, 0, 0, 0, 0},  // it leaves last
-    {1, LOST, 4, 0, 0, 0}, // rank 0 alone says that
+    {1, LOST, 4, 0, 0, 0}, // only rank 0 may say that
     {0, LOST, 0, 0, 0, 0},
     {0, LOST, 4, 'x', 0, 0},
     {0, LOST, 8000, 0, 0, 0},
@@ -397,7 +397,7 @@ static const struct {
     {0, CHANNEL_MAIN, sizeof(Error), 'x', 0, 0},
 };
 
-// One of them, or many messages of random kinds, lengths and bytes.
+// Sends one of them, or many messages with random kinds, lengths and bytes.
 typedef struct {
     int number, sender;
     Place place;
@@ -405,7 +405,7 @@ typedef struct {
 } Junk;
 enum { TABLE = COUNT(junk), NOISES = 16 };
 
-// The connection of a group of two ranks, which is this process's only one to or at the port.
+// Finds the connection of a group of two ranks: the only one of this process that uses the port.
 static int connection_at(int port) {
     struct sockaddr_in ends[2];
     for (int file = 3; file < 256; file++) {

@@ -13,7 +13,7 @@ static int64_t count_of(const char *options) {
     return count;
 }
 
-// As their publishers count them.
+// The counts of their publishers.
 TEST(known_models_have_their_size) {
     CHECK_EQUAL(count_of("--model gpt2-124m"), 124439808);
     CHECK_EQUAL(count_of("--model gpt2-350m"), 354823168);
@@ -73,7 +73,7 @@ static bool model_should_have(const ModelConfig *c, int id) {
     return gpt2 || (strstr(name, "bias") == NULL && strstr(name, "position") == NULL);
 }
 
-// Tensors that overlap, are not aligned, or are more than a gap apart.
+// Counts tensors that overlap, are not aligned, or have more than a gap between them.
 static int misplaced(const ParamLayout *layout) {
     int errors = layout->params[0].offset != 0;
     for (int i = 0; i < layout->count; i++) {
@@ -85,8 +85,8 @@ static int misplaced(const ParamLayout *layout) {
     return errors;
 }
 
-// Buckets that do not follow each other from 0 to the end, or do not hold what they should: the
-// embeddings, each block, the rest.
+// Counts buckets that do not follow each other from 0 to the end, or have the wrong tensors: they
+// must have the embeddings, one block each, and the rest.
 static int wrong_buckets(const ParamLayout *layout) {
     int last = layout->num_buckets - 1,
         errors = layout->num_buckets != layout->config.num_layers + 2;
@@ -104,7 +104,7 @@ static int wrong_buckets(const ParamLayout *layout) {
     return errors;
 }
 
-// Tensors that param_find does not find where they are, or finds where there are none.
+// Counts tensors that param_find does not find at their place, or finds although there are none.
 static int not_found(const ParamLayout *layout) {
     const ModelConfig *c = &layout->config;
     int errors = 0, found = 0;
@@ -162,8 +162,8 @@ static double expected_std(const ParamLayout *layout, const TensorRow *row) {
     return row->init == INIT_RESIDUAL ? 0.02 / sqrt(2.0 * layout->config.num_layers) : 0.02;
 }
 
-// Whether n values look drawn from N(0, std): mean, deviation and the share within one deviation,
-// each within five of its own standard errors, and none beyond six deviations.
+// Whether n values can be from N(0, std): the mean, the standard deviation and the share within one
+// deviation are within five standard errors, and no value is beyond six deviations.
 static bool looks_normal(const float *w, int64_t n, double std) {
     double sum = 0, squares = 0, within = 0, largest = 0, count = (double)n;
     for (int64_t i = 0; i < n; i++) {
@@ -210,7 +210,7 @@ TEST(weights_start_as_published) {
     CHECK_EQUAL(matrices, 3 + 3 * 4);
 }
 
-// Residual projections are smaller, the deeper the model; --init-method-std scales all.
+// Residual projections are smaller in a deeper model; --init-method-std scales all weights.
 TEST(options_scale_the_start) {
     CLOSED(param_layout_free)
     ParamLayout layout = layout_of(INIT_MODEL " --num-layers 8 --init-method-std 0.1");
@@ -223,7 +223,7 @@ TEST(options_scale_the_start) {
     CHECK(looks_normal(w + fc1->offset, param_size(fc1), 0.1));
 }
 
-// Correlation of two tensors' first n values.
+// The correlation of the first n values of two tensors.
 static double correlation(const float *a, const float *b, int64_t n) {
     double ab = 0, aa = 0, bb = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -264,7 +264,7 @@ TEST(the_start_does_not_depend_on_threads) {
     }
 }
 
-// Any part of a parameter, the vocabulary's padding included, as the whole space has it.
+// Any part of a parameter, also of the vocabulary's padding, is the same as in the whole space.
 TEST(a_part_starts_as_in_the_whole) {
     CLOSED(param_layout_free) ParamLayout layout = layout_of(INIT_MODEL);
     FREED float *w = initial_weights(&layout, 1);

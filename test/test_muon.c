@@ -1,6 +1,6 @@
-// Muon on the CPU: its definition in kernels/cpu.h against numpy, which works out the same by
-// singular values (golden.py); and the CPU trainer's step against the definition, every matrix by
-// itself.
+// Muon on the CPU: compares its definition in kernels/cpu.h with numpy, which computes the same
+// from singular values (golden.py); and the CPU trainer's step with the definition, for every
+// matrix.
 #include "trainer.h"
 
 static const int shapes[][2] = {{24, 40}, {40, 24}, {16, 16}, {1, 7}, {33, 5}};
@@ -12,7 +12,7 @@ static void copy(float *to, const float *from, int64_t n) {
 
 // ---- the definition -----------------------------------------------------------------------------
 
-// The size of a gradient does not matter, but that a matrix of nearly nothing has no update.
+// The magnitude of a gradient does not matter, except that a matrix of nearly 0 has no update.
 TEST(updates_do_not_depend_on_the_size) {
     float x[MOST], one[MOST], scratch[2 * MOST + 2 * 24 * 24];
     EACH (shape, shapes) {
@@ -44,7 +44,8 @@ typedef struct {
     float lr, momentum, decay, factor, clip;
 } Settings;
 
-// Two steps from the golden weights; `scale`: the gradients come scaled by it, and are scaled back.
+// Two steps from the golden weights. scale: the gradients are multiplied by it, and the step
+// divides them again.
 static void take_steps(const SafeTensors *st, int shape, Settings s, float w[MOST],
                        float updates[2][MOST]) {
     int rows = shapes[shape][0], columns = shapes[shape][1], n = rows * columns;
@@ -69,7 +70,8 @@ static double golden_error(const SafeTensors *st, int shape, const char *what, c
         rows * columns);
 }
 
-// FP32's noise: what falls below the steepest part of the polynomial, 3.4445^5 = 485, is steepened.
+// FP32's rounding errors: small singular values are multiplied by up to 3.4445^5 = 485, the
+// steepest part of the polynomial.
 TEST(steps_are_numpys) {
     static const Settings right = {0.02f, 0.95f, 0.1f, 0.2f, 1.0f};
     Settings wrong[] = {right, right, right, right, right};
@@ -90,7 +92,7 @@ TEST(steps_are_numpys) {
         CHECK_CLOSE(golden_error(&st, i, "update1", updates[1]), 0, 2e-5);
         for (int k = 0; k < 4; k++) {
             take_steps(&st, i, wrong[k], w, updates);
-            bool is_row = shapes[i][0] == 1; // whose update is its direction
+            bool is_row = shapes[i][0] == 1; // its update is its direction
             CHECK(!(golden_error(&st, i, "end", w) <= (is_row ? 1e-6 : 2e-6)));
         }
     }
@@ -98,13 +100,13 @@ TEST(steps_are_numpys) {
 
 // ---- the trainer --------------------------------------------------------------------------------
 
-// Rows of a parameter that are a matrix of their own.
+// Rows of a parameter that are a separate matrix.
 typedef struct {
     TensorId id;
     int first, rows;
 } Part;
 
-// Heads of 8, 6 for queries and 2 for keys and for values; 80 gates, 80 ups.
+// Heads of 8: 6 for queries, 2 for keys and 2 for values; 80 rows of gate, 80 of up.
 static const Part llama_parts[] = {
     {TENSOR_QKV_WEIGHT, 0, 48},           {TENSOR_QKV_WEIGHT, 48, 16}, {TENSOR_QKV_WEIGHT, 64, 16},
     {TENSOR_ATTENTION_OUT_WEIGHT, 0, 48}, {TENSOR_FC1_WEIGHT, 0, 80},  {TENSOR_FC1_WEIGHT, 80, 80},
@@ -115,8 +117,8 @@ static const Part gpt2_parts[] = {
     {TENSOR_ATTENTION_OUT_WEIGHT, 0, 48}, {TENSOR_FC1_WEIGHT, 0, 192}, {TENSOR_FC2_WEIGHT, 0, 48},
 };
 
-// What two steps make of the weights, by the definition and by the trainer's gradients, which
-// depend on them.
+// Computes the weights after two steps by the definition, from the trainer's gradients, which
+// depend on the weights.
 static void follow(Trainer *t, const Part *parts, int count, float *w, float *m) {
     const Options *o = &t->run.options;
     int64_t size = t->run.layout.size;
@@ -140,7 +142,7 @@ static void follow(Trainer *t, const Part *parts, int count, float *w, float *m)
     }
 }
 
-// The matrices follow the definition, bit for bit; all else is what AdamW makes of it.
+// The matrices equal the definition bit for bit; AdamW updates all else.
 static void check_steps(const char *model, const Part *parts, int count) {
     static const char options[] = "--num-layers 2 --clip-grad 0.5 --lr-warmup-iters 3 "
                                   "--train-iters 6 --lr 0.01";
@@ -154,7 +156,7 @@ static void check_steps(const char *model, const Part *parts, int count) {
     for (int step = 0; step < 2; step++) {
         follow(&t, parts, count, w, m);
         train(&t, 1);
-        train(&adamw, step == 0); // after that its gradients are others
+        train(&adamw, step == 0); // after that its gradients differ
         for (int i = 0; i < t.run.layout.count; i++) {
             const Param *p = &t.run.layout.params[i];
             bool matrix = p->layer >= 0 && p->cols > 1;
@@ -176,7 +178,7 @@ TEST(every_matrix_is_updated_by_itself) {
     check_steps(SMALL_GPT2, gpt2_parts, 6);
 }
 
-// The comparison above sees a parameter that is taken as one matrix, or cut elsewhere.
+// The comparison above must notice a parameter that is treated as one matrix, or cut at other rows.
 TEST(other_cuts_are_seen) {
     static const Part whole[] = {{TENSOR_QKV_WEIGHT, 0, 80}};
     static const Part cut[] = {{TENSOR_QKV_WEIGHT, 0, 47}, {TENSOR_QKV_WEIGHT, 47, 17}};

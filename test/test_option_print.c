@@ -1,5 +1,5 @@
-// What options look like from outside: --help, the echo, the saved configuration, the learning
-// rates they ask for, and the line of a step.
+// What a user sees of options: --help, the echo, the saved configuration, the learning rates, and
+// the line of a step.
 
 #include "../train/run.h"
 #include "../train/start.h"
@@ -8,7 +8,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-// What a function prints of some options; to be freed.
+// Returns what a function prints of some options; the caller frees it.
 static char *printed(void (*print)(const Options *, FILE *), const Options *o) {
     char *text = NULL;
     size_t size;
@@ -64,8 +64,9 @@ TEST(help_lists_every_option_and_preset) {
     CHECK_EQUAL(longest_line("12\n123"), 3);
 }
 
-// The default in --help is what a run without the option has, or 0 where its text says what 0 is;
-// beside --model, the preset's.
+// The default in --help is the value without the option; or 0, if the help text says what 0 means.
+// With
+// --model, it is the preset's value.
 TEST(help_shows_what_is_in_effect) {
     Options o = options_of("");
     char text[OPTION_TEXT], fallback[OPTION_TEXT];
@@ -93,7 +94,7 @@ TEST(help_shows_what_is_in_effect) {
     }
 }
 
-// Options as unlike the defaults as possible.
+// Options that differ from the defaults as much as possible.
 static const char *const commands[] = {
     "",
     "--model llama-3-8b --fp8-format hybrid --fp8-margin -3 --no-shuffle --bf16 --data a --save s",
@@ -104,8 +105,7 @@ static const char *const commands[] = {
 };
 enum { COMMANDS = COUNT(commands) };
 
-// The first option in which two differ; NULL when they are the same. Where they came from is not
-// compared.
+// The first option whose value differs; NULL: all are the same. Sources are not compared.
 static const char *difference(const Options *a, const Options *b) {
     char x[OPTION_TEXT], y[OPTION_TEXT];
     for (int i = 0; i < option_table_count; i++) {
@@ -132,7 +132,7 @@ TEST(echo_parses_back) {
         back.lr = nextafter(back.lr, 1);
         CHECK_TEXT(difference(&o, &back), "lr");
     }
-    // the default preset is named where it says the architecture
+    // the default preset is printed if the architecture is the preset's
     static const Says rows[] = {
         {"", "Model\n  --model gpt2-124m --arch gpt2 "},
         {"--arch llama", "Model\n  --arch llama --num-layers 12 "},
@@ -146,7 +146,8 @@ TEST(echo_parses_back) {
     }
 }
 
-// A start shows what is given, though it be the default, and what is unlike it.
+// The echo at the start has options that are given, even at their defaults, and options that are
+// not at their defaults.
 TEST(a_start_shows_its_own_options) {
     static const Says rows[] = {
         {"", "Model\n  --model gpt2-124m --num-attention-heads 12 --num-query-groups 12 "
@@ -196,8 +197,8 @@ TEST(config_file_round_trips) {
     }
 }
 
-// More options to --config on a run's config.txt are as more options to the run: what followed from
-// the others when it was written, follows from them anew.
+// Options that are given besides --config with a run's config.txt have the same effect as if the
+// run itself had got them: derived values are derived again.
 TEST(config_file_holds_what_was_given) {
     static const char *const runs[] = {
         "--model llama-tiny --train-iters 120 --micro-batch-size 2",
@@ -226,7 +227,7 @@ TEST(config_file_holds_what_was_given) {
             CHECK(difference(&expected, &back) == NULL);
         }
     }
-    Options o = options_of("--config config.txt --train-iters 9"); // a file is given, too
+    Options o = options_of("--config config.txt --train-iters 9"); // those of a file, too
     write_config(&o);
     CHECK_CONTAINS(text_read("config.txt"), "\nhidden-size 64\n");
     CHECK_CONTAINS(text_read("config.txt"), "\ntrain-iters 9\n");
@@ -234,7 +235,7 @@ TEST(config_file_holds_what_was_given) {
     CHECK(strstr(text_read("config.txt"), "\nconfig ") == NULL);
 }
 
-// What asks for something now is no property of a run.
+// Options that are actions are not saved with a run.
 TEST(actions_are_not_saved) {
     Options o = options_of(
         "--plan --sample-only --eval-only --valid-data v --list-tensors --help --version "
@@ -285,7 +286,7 @@ TEST(schedules_at_their_corners) {
 #undef BASE
 }
 
-// A step's line, as run_report prints it.
+// The line of a step that run_report prints.
 static const char *step_line(Run *run, StepResult step) {
     fflush(stdout);
     int saved = dup(STDOUT_FILENO), out = open("said", O_CREAT | O_WRONLY | O_TRUNC, 0600);
@@ -297,7 +298,8 @@ static const char *step_line(Run *run, StepResult step) {
     return text_read("said");
 }
 
-// 100 columns, whatever the numbers; where they need more, the least of them are left out.
+// The line has at most 100 columns for any numbers; if it would need more, less important fields
+// are left out.
 TEST(step_lines_fit_100_columns) {
     static const struct {
         int64_t step, steps;

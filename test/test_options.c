@@ -1,5 +1,5 @@
-// Options: every row of the table through every way in and out of it. The lists here are of values
-// and messages, never of options: those come from the table.
+// Options: tests every row of the table with every way to set and to print it. The lists here have
+// values and messages, but no list of options: those come from the table.
 #include "fixture.h"
 
 #include <fcntl.h>
@@ -115,7 +115,7 @@ TEST(wrong_values_are_refused_by_name) {
     CHECK_CONTAINS(error_of("--model gpt2"), "gpt2-124m, gpt2-350m");
 }
 
-// The outermost allowed values pass, the next ones do not.
+// The bounds themselves are allowed, and the next values beyond them are refused.
 TEST(bounds_are_inclusive) {
     for (int i = 0; i < option_table_count; i++) {
         const OptionRow *row = &option_table[i];
@@ -154,7 +154,7 @@ TEST(unknown_names_suggest_the_nearest) {
     CHECK_CONTAINS(error_of("--no-shufle"), "did you mean --no-shuffle?");
 }
 
-// Names that other trainers have lead to ours, which exist and are not called so.
+// A name of another trainer leads to our option. That option exists, and none has the foreign name.
 TEST(names_of_other_trainers_are_pointed_at) {
     char argument[80], expected[200], ours[80];
     for (const ForeignName *f = foreign_names; f->ours != NULL; f++) {
@@ -162,7 +162,7 @@ TEST(names_of_other_trainers_are_pointed_at) {
         snprintf(names, sizeof(names), "%s", f->names);
         snprintf(ours, sizeof(ours), "%.*s", (int)strcspn(f->ours, " "), f->ours);
         for (const char *name; (name = strsep(&state, " ")) != NULL;) {
-            // a name of two rows would be pointed at one of them
+            // a name must not be in two rows, as only one of them is suggested
             snprintf(argument, sizeof(argument), "%s%s", *name == '-' ? "" : "--", name);
             snprintf(expected, sizeof(expected), "%s; did you mean --%s?",
                      *name == '-' ? "options start with --" : argument, f->ours);
@@ -199,7 +199,7 @@ TEST(names_of_other_trainers_are_pointed_at) {
     CHECK(o.num_layers == 5 && !o.shuffle);
 }
 
-// What the shell makes of a glob without quotes is taken as the pattern that it was.
+// The files of an unquoted pattern, which the shell has expanded, become a pattern again.
 TEST(several_files_are_one_pattern) {
     static const char *const files[] = {"a_train_0.bin",  "a_train_1.bin", "a_train_2.bin",
                                         "a_train_10.bin", "a_val_0.bin",   "d/x.bin",
@@ -271,7 +271,7 @@ TEST(stronger_sources_win) {
     CHECK_EQUAL(o.micro_batch_size, 4);    // default
     CHECK_TEXT(o.model, "llama-tiny");
     o = options_of("--num-layers 3 --config c --model gpt2-tiny --no-shuffle");
-    CHECK_EQUAL(o.num_layers, 3); // wherever it stands
+    CHECK_EQUAL(o.num_layers, 3); // in any order
     CHECK_EQUAL(o.arch, ARCH_GPT2);
     text_write("c", "num-layers 0\n");
     CHECK_CONTAINS(error_of("--config c --num-layers 3"), "c, line 1: --num-layers 0: must be");
@@ -347,8 +347,8 @@ TEST(presets_parse_and_derive) {
     CHECK_EQUAL(o.lr_wsd_decay_iters, 7);
 }
 
-// A preset says what does not follow from the rest of it; what it says and does not fit what is
-// given beside it is worked out anew.
+// A preset has only values that are not derived from its others. If one of them does not fit the
+// given options, it is derived again.
 TEST(presets_yield_to_what_is_given) {
     static const struct {
         const char *command;
@@ -430,11 +430,11 @@ TEST(contradictions_are_refused) {
          "--micro-batch-size 1048576 x --seq-length 8192: must be fewer than 2^31 tokens"},
     };
     EACH (row, rows) { CHECK_CONTAINS(error_of(row->given), row->expected); }
-    CHECK_TEXT(error_of("--num-layers 1 --num-layers-at-start-in-bf16 4"), ""); // not in use
+    CHECK_TEXT(error_of("--num-layers 1 --num-layers-at-start-in-bf16 4"), ""); // not used
     CHECK_TEXT(error_of("--help --num-attention-heads 7"), "");
     CHECK_TEXT(error_of("--arch llama --num-attention-heads 7 --kv-channels 12"), "");
-    CHECK_TEXT(error_of("--kv-channels 64 --add-qkv-bias"), ""); // as gpt2 has it
-    CHECK_TEXT(error_of("--fp8-recipe blockwise"), "");          // whose default is another
+    CHECK_TEXT(error_of("--kv-channels 64 --add-qkv-bias"), ""); // gpt2 always has it
+    CHECK_TEXT(error_of("--fp8-recipe blockwise"), ""); // the default accumulation is ignored
     CHECK_TEXT(error_of("--fp8-recipe blockwise --fp8-fast-accumulation none"), "");
 }
 

@@ -1,5 +1,5 @@
-// The memory plan: what shares memory and what does not, and the guard of LLM8_GUARD=1, with an
-// overrun planted behind every buffer.
+// The memory plan: which buffers share memory; and the guard of LLM8_GUARD=1, with a planted write
+// behind every buffer.
 #include "../model/plan.h"
 #include "test.h"
 
@@ -30,7 +30,7 @@ static void fetch(void *context, void *to, const void *from, int64_t bytes) {
 static int calls;
 static const PlanMemory memory = {&calls, fill, fetch};
 
-// All buffers' plan, in memory that begins as zeros.
+// Makes the plan of all buffers, in zeroed memory.
 static Plan planned(bool guard) {
     Plan plan = {0};
     void *none;
@@ -83,7 +83,7 @@ TEST(buffers_in_use_together_are_apart) {
     }
 }
 
-// Each byte behind each buffer, and none within.
+// The guard notices every byte behind every buffer, and no byte inside one.
 TEST(overruns_are_named) {
     Plan plan = planned(true);
     CHECK(plan_guard_check(&plan));
@@ -126,7 +126,7 @@ TEST(without_the_variable_nothing_is_touched) {
     release(&plan);
 }
 
-// What options allow may need more than 2^63 bytes.
+// A model that options allow may need more than 2^63 bytes.
 TEST(sums_do_not_overflow) {
     enum { ROWS = 40 };
     Plan plan = {0};

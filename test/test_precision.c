@@ -1,4 +1,4 @@
-// What decides precision (model/precision.c): which layers are FP8, in which formats, and the
+// The decision of precision (model/precision.c): which layers are in FP8, in which formats; and the
 // slots.
 #include "../kernels/cpu.h"
 #include "fixture.h"
@@ -13,7 +13,7 @@ enum { LAYERS = 4 };
 
 // ---- the policy -------------------------------------------------------------------------------
 
-// What was decided last.
+// The last decision.
 static struct {
     Options options;
     ModelConfig config;
@@ -89,7 +89,7 @@ TEST(options_keep_layers_in_bf16) {
     }
 }
 
-// Where FP8 gains from so many multiply-adds on: a block's weights times a micro-batch's tokens.
+// FP8 is used from a number of multiply-adds on: a block's weights times a micro-batch's tokens.
 TEST(small_products_stay_in_bf16) {
     const char *options = LLAMA "--micro-batch-size 3 --fp8-lm-head --fp8-format hybrid ";
     const double tokens = 3 * 16, block = tokens * 48 * (80 + 48 + 160 + 80);
@@ -111,7 +111,7 @@ TEST(small_products_stay_in_bf16) {
     }
 }
 
-// The share counts three products a layer, of which --no-fp8-wgrad takes one.
+// The share counts three products of a layer; with --no-fp8-wgrad one of them is not in FP8.
 TEST(share_of_flops_is_counted) {
     decide(LLAMA "--fp8-format hybrid --fp8-lm-head");
     CHECK_CLOSE(precision_fp8_share(&p.precision), 1.0, 1e-12);
@@ -122,7 +122,7 @@ TEST(share_of_flops_is_counted) {
     CHECK_CLOSE(precision_fp8_share(&p.precision), blocks / (blocks + head), 1e-12);
 }
 
-// The table has a row for each stretch of blocks that are treated alike.
+// The table has a row for consecutive blocks with the same precision.
 TEST(table_tells_layers_apart) {
     PrecisionRow rows[LAYERS * LINEAR_HEAD + 1];
     decide(LLAMA "--fp8-format hybrid --first-last-layers-bf16 --no-fp8-wgrad "
@@ -150,7 +150,7 @@ TEST(table_tells_layers_apart) {
     CHECK_CLOSE(fp8, precision_fp8_share(&p.precision), 1e-12);
 }
 
-// Every operand of every layer has a slot and a name of its own.
+// Every operand of every layer has its own slot and its own name.
 TEST(slots_have_their_own_places) {
     enum { SLOTS = (LAYERS * LINEAR_HEAD + 1) * OPERAND_COUNT };
     int uses[SLOTS] = {0};
@@ -181,14 +181,14 @@ TEST(slots_have_their_own_places) {
     CHECK(fp8_slot_target(&p.precision, slot) == 57344.0f / 4);
 }
 
-// Tensorwise scales leave no headroom, whatever the margin.
+// Tensorwise scales leave no headroom with any margin.
 TEST(margin_is_for_delayed_scales) {
     decide(LLAMA "--fp8-format hybrid --fp8-recipe tensorwise --fp8-margin 2");
     CHECK(fp8_slot_target(&p.precision, OPERAND_X) == 448.0f);
     CHECK(fp8_slot_target(&p.precision, OPERAND_DY) == 57344.0f);
 }
 
-// The blocks' own scales: no slot is fixed, no headroom, and sums are split whatever the default.
+// Scales by blocks: no slot is fixed, there is no headroom, and accumulation is never fast.
 TEST(blockwise_has_no_state) {
     for (int fp32 = 0; fp32 < 2; fp32++) {
         decide(fp32 ? LLAMA "--fp8-format hybrid --fp8-recipe blockwise --fp8-lm-head "
@@ -211,8 +211,8 @@ TEST(blockwise_has_no_state) {
     CHECK(!fp8_slot_follows(&p.precision, fp8_slot_index(&p.config, LINEAR_HEAD, 0, OPERAND_DY)));
 }
 
-// The head's output gradient is at most its factor; with the z-loss as many times more as a softmax
-// whose log-sum-exp is 100 makes it.
+// The head's output gradient is at most its factor. With the z-loss the limit is larger: it is that
+// of a row whose log-sum-exp is 100.
 TEST(the_fixed_slot_has_room_for_the_z_loss) {
     static const double coefficients[] = {0, 1e-4, 0.1};
     for (int i = 0; i < 3; i++) {
@@ -229,8 +229,8 @@ TEST(the_fixed_slot_has_room_for_the_z_loss) {
     }
 }
 
-// How far the FP8 codes of a row of the head's output gradient, in the vocabulary of Llama 3, are
-// from the sum of its probabilities; and the share of them that became 0.
+// For a row of the head's output gradient in the vocabulary of Llama 3: the error of its FP8 codes,
+// relative to the sum of the probabilities; and the share of codes that are 0.
 static void head_losses(Fp8Type type, float deviation, double *off, double *zero) {
     enum { V = 128256 };
     FREED float *x = malloc_or_die(V * sizeof(float));
@@ -253,13 +253,13 @@ static void head_losses(Fp8Type type, float deviation, double *off, double *zero
     *zero = zeros / V;
 }
 
-// A fixed scale serves the target's entry, -1, and all probabilities of a large vocabulary: E5M2
-// reaches down to them, E4M3 does not. Blocks have scales of their own.
+// One fixed scale must fit the target's entry, -1, and all probabilities of a large vocabulary.
+// E5M2 has the range for that, E4M3 does not. Blocks have scales of their own.
 TEST(the_heads_gradient_has_the_range_of_its_vocabulary) {
     static const struct {
         float deviation;     // of the logits
-        double most;         // that E5M2 is off
-        double least, zeros; // what E4M3 loses
+        double most;         // largest error of E5M2
+        double least, zeros; // smallest error of E4M3, and share of zeros
     } rows[] = {{0, 0.025, 0.11, 0}, {2, 0.005, 0.03, 0.6}};
     decide(LLAMA "--fp8-format e4m3 --fp8-recipe blockwise --fp8-lm-head");
     CHECK_EQUAL(precision_of(&p.precision, LINEAR_HEAD, 0)->type[OPERAND_DY], FP8_E4M3);

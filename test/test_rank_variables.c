@@ -1,9 +1,9 @@
-// Who a process is, from the variables that its starter sets: every family, what they leave out,
-// and what does not fit together.
+// Which rank a process is, from the variables that its starter sets: every starter, variables that
+// are not set, and variables that contradict each other.
 #include "../ranks/launch.h"
 #include "fixture.h"
 
-// "NAME=value NAME=value" becomes the environment.
+// Sets the environment to "NAME=value NAME=value".
 static void set_environment(const char *text) {
     clearenv();
     char *copy = strdup_or_die(text), *state;
@@ -34,7 +34,7 @@ TEST(starters_are_understood) {
     } rows[] = {
         {"", "", "127.0.0.1", 0, 1, 0, 1, 0, false},
         {"", "--gpus 8", "127.0.0.1", 0, 8, 0, 8, 0, true},
-        {MASTER, "--gpus 4", "127.0.0.1", 0, 4, 0, 4, 0, true}, // left over; one machine needs none
+        {MASTER, "--gpus 4", "127.0.0.1", 0, 4, 0, 4, 0, true}, // unused: there is one machine
         {MASTER "NNODES=3 NODE_RANK=2", "--gpus 4", "node1", 8, 12, 0, 4, 1234, true},
         {MASTER "NNODES=2 NODE_RANK=1", "", "node1", 1, 2, 0, 1, 1234, true},
         {TORCH(5, 8, 1, 4) MASTER, "", "node1", 5, 8, 1, 4, 1234, false},
@@ -67,7 +67,7 @@ TEST(starters_are_understood) {
          7, 0, 0, 1234, false},
         {SLURM(1, 2, 1) "SLURM_STEP_TASKS_PER_NODE=2", "", "127.0.0.1", 1, 2, 1, 2, 24567, false},
         {SLURM(0, 1, 0) "SLURM_STEP_NODELIST=n3", "--gpus 8", "127.0.0.1", 0, 8, 0, 8, 0, true},
-        // a batch script, before srun
+        // a batch script before it calls srun
         {"SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_LOCALID=0", "", "127.0.0.1", 0, 1, 0, 1, 0, false},
     };
     EACH (row, rows) {
@@ -102,7 +102,7 @@ TEST(first_hosts_of_lists) {
         {"gpu-[007-012]", "gpu-007"},
         {"gpu-[7,9]", "gpu-7"},
         {"gpu[1-2]-ib,x", "gpu1-ib"},
-        {"gpu[1-2]-ib[3-4]", "gpu1-ib[3-4]"}, // a second bracket is no name we can know
+        {"gpu[1-2]-ib[3-4]", "gpu1-ib[3-4]"}, // names with a second bracket are not expanded
         {"a[", "a"},
         {"[1-2]", "1"},
     };
@@ -160,7 +160,7 @@ TEST(what_does_not_fit_is_refused) {
     }
 }
 
-// A --config may have kept the --gpus of an earlier run: who starts ranks now knows better.
+// A --config file may have the --gpus of an earlier run: the present starter's number is used.
 TEST(kept_gpus_give_way) {
     Options kept = options_of("--gpus 8");
     FILE *file = fopen("kept.txt", "w");

@@ -1,4 +1,5 @@
-// Checkpoints of many ranks: written here as each rank would, read back whole or in any split.
+// Checkpoints of many ranks: they are written here as each rank would write its part, and read back
+// as a whole or in any split.
 #include "fixture.h"
 
 #include <cjson/cJSON.h>
@@ -15,7 +16,7 @@ static void fill_in(char out[TEXT], const char *text, int64_t n) {
     out[used] = '\0';
 }
 
-// A rank's optimizer file: its metadata is `text`, its data what that says, where it says it.
+// Writes a rank's optimizer file, with the metadata `text` and the data of the ranges in it.
 static void write_part(const Fixture *f, int rank, int ranks, const char *text) {
     static const char *const kinds[] = {"master", "exp_avg", "exp_avg_sq"};
     TensorEntry tensors[3] = {0};
@@ -41,7 +42,7 @@ static void write_part(const Fixture *f, int rank, int ranks, const char *text) 
     for (int kind = 0; kind < 3; kind++) { free((void *)tensors[kind].data); }
 }
 
-// Saves the fixture, then puts the files of several ranks in place of its own, without checksums.
+// Saves the fixture, then replaces its optimizer file by those of several ranks, without checksums.
 static void save_split(Fixture *f, int ranks, const char *const *texts) {
     static const char meta_path[] = "s/step_00000001/meta.json";
     CHECK(fixture_save(f, 1));
@@ -67,7 +68,8 @@ static void save_split(Fixture *f, int ranks, const char *const *texts) {
     }
 }
 
-// Whether elements begin..end read back as the fixture's, and nothing is written past them.
+// Whether elements begin..end are read back as the fixture has them, and nothing after them is
+// written.
 static bool reads(const Checkpoint *c, const Fixture *f, int kind, int64_t begin, int64_t end) {
     static const char *const kinds[] = {"master", "exp_avg", "exp_avg_sq"};
     size_t bytes = (size_t)(end - begin) * sizeof(float);
@@ -138,7 +140,7 @@ TEST(ranges_that_lie_are_refused) {
     }
 }
 
-// A file that is another length than its ranges, or has no such tensor.
+// A file whose length differs from its ranges, or which lacks a tensor.
 TEST(wrong_tensors_are_refused) {
     static const char path[] = "s/step_00000001/optimizer-1-of-2.safetensors";
     static const char *const texts[] = {"0:64", "64:N"};

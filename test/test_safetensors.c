@@ -1,4 +1,4 @@
-// safetensors: round trips, and headers that lie.
+// safetensors: round trips, and wrong headers.
 #include "../checkpoints/hugging_face.h"
 #include "fixture.h"
 
@@ -42,7 +42,7 @@ TEST(every_dtype_round_trips) {
     }
 }
 
-// All codes of the two 16-bit formats against their definition.
+// Compares all codes of the two 16-bit formats with their definition.
 TEST(sixteen_bit_floats_decode) {
     enum { CODES = 65536 };
     static uint16_t codes[CODES];
@@ -70,7 +70,7 @@ TEST(sixteen_bit_floats_decode) {
     }
 }
 
-// A file whose header length says `length`, followed by `text` and `data_bytes` zeros.
+// Writes a file with the header length `length`, then `text` and `data_bytes` zeros.
 static void write_raw(uint64_t length, const char *text, size_t data_bytes) {
     size_t size = strlen(text);
     FREED unsigned char *bytes = calloc_or_die(sizeof(length) + size + data_bytes, 1);
@@ -164,7 +164,7 @@ TEST(hostile_headers_are_refused) {
         "{\"%.*s\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,1]}}", TENSOR_NAME, name);
     write_raw(strlen(header), header, DATA);
     refuses("is wrong");
-    SafeTensors st; // the same rows pass when they are right
+    SafeTensors st; // right entries of the same kind are accepted
     static const char right[] = "{" F32_AT("b", "[4]", 16, 32) "," F32_AT("a", "[2,2]", 0,
                                                                           16) "}  ";
     write_raw(strlen(right), right, DATA);
@@ -173,7 +173,7 @@ TEST(hostile_headers_are_refused) {
     safetensors_close(&st);
 }
 
-// Nested deeper than any parser's stack.
+// JSON that is nested deeper than the stack of a parser.
 TEST(deep_nesting_is_refused) {
     enum { DEPTH = 200000 };
     FREED char *text = malloc_or_die(DEPTH + 1);
@@ -205,7 +205,7 @@ TEST(models_round_trip_under_hugging_face_names) {
         CHECK(safetensors_open(&st, "model.st"));
         CHECK(hf_read(&st, &f.layout, 0, size, back));
         CHECK_BITS(back, f.state, (size_t)f.layout.size * sizeof(float));
-        for (int part = 0; part < 2; part++) { // across tensors; from the file and anew alike
+        for (int part = 0; part < 2; part++) { // across tensors; model_init gives the same parts
             const int64_t begin = parts[part][0], end = parts[part][1];
             const size_t bytes = (size_t)(end - begin) * sizeof(float);
             CHECK(hf_read(&st, &f.layout, begin, end, back));

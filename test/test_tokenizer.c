@@ -1,6 +1,6 @@
-// tokenizer.bin, read and refused; and text to tokens: any bytes at all come back. That they are
-// cut and merged as GPT-2's and Llama 3's patterns do, test/tokenizer_tests.py checks against the
-// tokenizers' own libraries.
+// tokenizer.bin, read and refused; and encoding: any bytes are decoded to the same bytes again.
+// test/tokenizer_tests.py compares cutting and merging with the libraries of GPT-2's and Llama 3's
+// tokenizers.
 #include "../base/rng.h"
 #include "../dataloader/tokenizer.h"
 #include "fixture.h"
@@ -116,7 +116,7 @@ TEST(wrong_ranges_are_refused) {
     free(b.bytes);
 }
 
-// The mark is the tokens' alone.
+// The mark depends only on the tokens.
 TEST(marks_tell_tokenizers_apart) {
     Tokenizer a, c;
     tokenizer_write_bytes("t.bin");
@@ -191,7 +191,7 @@ static void fix_close(Fix *f) {
     tokenizer_close(&f->tokenizer);
 }
 
-// The tokens of a text with bars between them.
+// The tokens of a text, separated by bars.
 static const char *shown(Fix *f, const char *text, char out[MOST]) {
     int64_t count = encoder_encode(&f->encoder, (const unsigned char *)text, strlen(text),
                                    f->tokens);
@@ -213,7 +213,8 @@ TEST(bytes_are_their_own_tokens) {
     CHECK(f.tokens[0] == 't' && f.tokens[1] == 'h' && f.tokens[2] == 'e');
 }
 
-// Whatever the bytes are, the tokens' bytes are they, at most one token a byte.
+// For any bytes, the bytes of the tokens are the same, and there is at most one token for each
+// byte.
 TEST(every_text_comes_back) {
     static const char pieces[][8] = {"the",      "  ",       "\n",   "'s",  "12345",
                                      "\xc3\xa9", "\xff",     "\xc3", "a",   "\xf0\x9f",
@@ -243,7 +244,7 @@ TEST(every_text_comes_back) {
     }
 }
 
-// A file may say that a space is a letter; the patterns take it for a space all the same.
+// If a file says that a space is a letter, the patterns still treat it as a space.
 TEST(spaces_are_spaces) {
     CLOSED(fix_close) Fix f;
     char out[MOST];

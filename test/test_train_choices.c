@@ -1,12 +1,13 @@
-// Scoring multiple-choice sets: the trainer's answers against each row computed by itself, without
-// padding or batches; ranks; what scoring leaves as it was.
+// Scoring multiple-choice sets: compares the trainer's answers with each row computed alone,
+// without padding or batches; tests several ranks, and that scoring changes no state.
 #include "trainer.h"
 
 #include "choice_file.h"
 
 enum { QUESTIONS = 30, ANSWERS = 4, VOCAB = 61, LENGTH = 100 };
 
-// Questions of every length, some longer than a sequence. Two rows in one shape fill it and more.
+// Questions of every length, some longer than a sequence. There are more rows of one shape than fit
+// in a batch.
 static void write_set(const char *path) {
     static ChoiceFile f;
     f = (ChoiceFile){.number_bytes = 4};
@@ -31,7 +32,7 @@ static void open_scorer(Trainer *t, const char *options) {
     disturb_weights(t, 0.3f);
 }
 
-// The sum of an answer's losses, from its row alone.
+// The sum of an answer's losses, computed from its row alone.
 static double row_loss(Trainer *t, const ChoiceSet *set, int question, int a, int *answer) {
     int tokens[LENGTH + 1], n = choices_row(set, question, a, LENGTH + 1, tokens, answer);
     for (int i = 0; i + 1 < n; i++) {
@@ -115,7 +116,7 @@ TEST(sums_go_over_the_ranks) {
     for (int i = 0; i < 3; i++) { CHECK_EQUAL(summed[i], counts[i] + 10); }
 }
 
-// The learned state, and a delayed run's scaling, are the same after scoring.
+// Scoring changes neither the learned state nor the scaling state of a run with delayed scaling.
 TEST(scoring_changes_nothing) {
     CLOSED(trainer_close) Trainer a, b;
     open_scorer(&a, "--fp8-format hybrid --train-iters 9");

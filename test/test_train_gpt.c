@@ -1,8 +1,8 @@
-// The CPU trainer's forward and backward: loss, logits and every gradient against PyTorch's
-// (test/golden/). test_cpu.c has each operation by itself.
+// The CPU trainer's forward and backward passes: compares loss, logits and every gradient with
+// those of PyTorch (test/golden/). test_cpu.c tests each operation alone.
 #include "trainer.h"
 
-enum { M = 3 * 13, V = 61 }; // as test/golden/*.config has them
+enum { M = 3 * 13, V = 61 }; // as in test/golden/*.config
 
 static int load_golden_inputs(Trainer *t, const char *name) {
     SafeTensors st = golden_open(text_of("%s_inputs.safetensors", name));
@@ -26,7 +26,7 @@ static void compare_logits(Trainer *t, const float *expected) {
     CHECK(CAUGHT(CHECK_ERROR(logits, expected, M * V, 2e-6)));
 }
 
-// Both sides are FP32 and sum in their own order: some 2e-7 of a tensor's norm apart here.
+// Both sides are FP32 and sum in different orders: they differ by some 2e-7 of a tensor's norm.
 static void compare_gradients(Trainer *t, const float *expected) {
     for (int i = 0; i < t->run.layout.count; i++) {
         const Param *p = &t->run.layout.params[i];
@@ -67,7 +67,7 @@ static void check_golden(const char *name) {
 TEST(models_are_pytorchs) {
     check_golden("gpt2");
     check_golden("llama");
-    check_golden("qwen2"); // with a soft cap and the z-loss besides
+    check_golden("qwen2"); // also has a soft cap and the z-loss
     check_golden("qwen3");
 }
 

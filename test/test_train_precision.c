@@ -1,6 +1,6 @@
-// Emulated BF16 and FP8 in the CPU trainer: each product of a linear layer against its definition
-// in double precision, whole steps against FP32's; what moves FP8's scales over several steps, and
-// what they withstand.
+// Emulated BF16 and FP8 in the CPU trainer: compares each product of a linear layer with its
+// definition in double precision, and whole steps with FP32's; tests how FP8's scales change over
+// several steps.
 #include "trainer.h"
 
 enum { V = 61, T = 16, B = 4, M = B * T, LAYERS = 4 };
@@ -26,8 +26,8 @@ static double rounded(float x, Number number, Fp8Type type, float scale) {
     return number == NUMBER_BF16 ? bf16_decode(bf16_encode(x)) : x;
 }
 
-// An operand [rows,columns] of a product, rounded; down: the product sums over rows. A slot with a
-// history has a scale, otherwise it is that of the tensor or block in hand.
+// Rounds an operand [rows,columns] of a product. down: the product sums over rows. The scale is the
+// slot's if it has a history, otherwise that of the tensor or block itself.
 static void round_all(double *out, const Trainer *t, OperandId operand, Number number,
                       const float *x, int rows, int columns, bool down) {
     const Precision *p = &t->run.precision;
@@ -102,8 +102,8 @@ static void run_products(Trainer *t, Activations *a) {
     linear_backward(t, fc1, a->dx, a->dy, a->x, M);
 }
 
-// FP32 sums: 1e-6 of the norm. The same products with other operands are at least a thousand times
-// that away.
+// The error of FP32 sums is 1e-6 of the norm. Products with operands of another precision differ by
+// at least a thousand times that.
 static void check_products(Trainer *t, Number number, Number wgrad) {
     static Activations a;
     double errors[3], other[3];
@@ -144,7 +144,7 @@ TEST(products_have_the_operands_they_should) {
     }
 }
 
-// A slot with a history is used as it is, even where the tensor saturates, and notes what it saw.
+// A slot with a history keeps its scale, even if the tensor saturates, and records the amax.
 TEST(delayed_scales_come_from_the_slot) {
     static Activations a;
     CLOSED(trainer_close) Trainer t;
@@ -165,7 +165,7 @@ TEST(delayed_scales_come_from_the_slot) {
 
 // ---- whole steps ------------------------------------------------------------------------------
 
-// Opens, and does the forward and backward of the first step.
+// Opens a trainer, and runs the forward and backward passes of the first step.
 static void first_step(Trainer *t, const char *model, const char *options) {
     open_trainer(t, "%s%s", model, options);
     disturb_weights(t, 0.05f);
@@ -173,7 +173,7 @@ static void first_step(Trainer *t, const char *model, const char *options) {
     t->run.progress.loss = forward_backward(t, M);
 }
 
-// Distance of the first step's gradients from FP32's; that of the losses is checked here.
+// The relative difference of the first step's gradients from FP32's. It also checks the losses.
 static double distance_from(const Trainer *exact, const char *model, const char *options) {
     CLOSED(trainer_close) Trainer t;
     first_step(&t, model, options);
@@ -183,9 +183,10 @@ static double distance_from(const Trainer *exact, const char *model, const char 
     return distance;
 }
 
-// Operands rounded to 8, 4 or 3 significant bits put gradients about 1%, 13% and 20% off in four
-// layers; the less of the blocks is in FP8, the less. A head in FP8 adds little to that. Each block
-// of 128 by its own scale is nearer than a whole tensor, but for what powers of two take of that.
+// Operands rounded to 8, 4 or 3 significant bits give gradients an error of about 1%, 13% and 20%
+// in four layers, and less if fewer blocks are in FP8. A head in FP8 adds little. Scales of blocks
+// of 128 give smaller errors than one scale for a tensor, but powers of two take away a part of
+// that.
 TEST(precisions_are_near_fp32) {
     static const char *const models[] = {GPT2, LLAMA};
     for (int m = 0; m < 2; m++) {
@@ -212,7 +213,7 @@ TEST(precisions_are_near_fp32) {
     }
 }
 
-// Until a slot has a history its scale comes from the tensor in hand.
+// Until a slot has a history, its scale comes from the tensor itself.
 TEST(delayed_begins_as_tensorwise) {
     for (int f = 0; f < 3; f++) {
         char options[256];
@@ -246,8 +247,8 @@ static bool layer_is_untouched(const Trainer *t, Linear linear, int layer) {
     return untouched;
 }
 
-// The blocks of an operand count once, although the weight gradient rounds it another way; no slot
-// knows of them.
+// The blocks of an operand are counted once, although the weight gradient rounds it in other
+// blocks. Slots have no state of them.
 TEST(codes_of_blocks_are_counted) {
     static Activations a;
     CLOSED(trainer_close) Trainer t;
@@ -256,7 +257,7 @@ TEST(codes_of_blocks_are_counted) {
     int slot = fp8_slot_index(&t.run.config, LINEAR_FC1, LAYER, OPERAND_X);
     t.counting = true;
     run_products(&t, &a);
-    for (int i = 0; i < M; i++) { // a row is a block; the largest of each row is what fits
+    for (int i = 0; i < M; i++) { // each row is a block, and its largest value is the largest code
         a.x[i * C] = 1e6f, a.x[i * C + 1] = 1.0f, a.x[i * C + 2] = 0.0f, a.x[i * C + 3] = 10.0f;
     }
     linear_forward(&t, &t.blocks[LAYER].fc1, a.y, a.x, NULL, M, PASS_TRAIN);
@@ -271,7 +272,7 @@ TEST(codes_of_blocks_are_counted) {
     CHECK(layer_is_untouched(&t, LINEAR_FC1, LAYER) && layer_is_untouched(&t, LINEAR_HEAD, 0));
 }
 
-// Codes are counted by a slot's scale, every operand once.
+// Codes are counted with the slot's scale, and every operand once.
 TEST(codes_are_counted) {
     static Activations a;
     CLOSED(trainer_close) Trainer t;
@@ -300,7 +301,7 @@ TEST(codes_are_counted) {
     CHECK(!run_counts_fp8(&t.run, 1) && run_counts_fp8(&t.run, 2));
 }
 
-// Whether a layer's weight, as its products see it, is the one of this precision.
+// Whether a layer's weight, as its products read it, has this precision.
 static bool weight_has(Trainer *t, Linear linear, int layer, Number number) {
     Block *b = &t->blocks[layer];
     const LinearLayer *layers[] = {&b->qkv, &b->attention_out, &b->fc1, &b->fc2, &t->head};
@@ -337,7 +338,7 @@ TEST(layers_kept_in_bf16_are_not_quantised) {
     CHECK_CLOSE(t.slots[fixed].scale, 57344.0f * M, 1); // the mean over M tokens: 1 / M at most
 }
 
-// An update's weights are what the next step's products see.
+// The next step's products read the updated weights.
 TEST(updates_reach_the_products) {
     static const char *const precisions[] = {"--bf16",
                                              "--fp8-format hybrid --fp8-recipe tensorwise"};
@@ -349,8 +350,8 @@ TEST(updates_reach_the_products) {
     }
 }
 
-// Only the weight gradients differ: what flows down, and so the norms' gradients, has the same
-// bits.
+// Only the weight gradients differ. The gradients of activations, and so those of the norms, have
+// the same bits.
 TEST(wgrad_changes_weight_gradients_only) {
     CLOSED(trainer_close) Trainer a, b;
     first_step(&a, LLAMA, "--fp8-format hybrid");
@@ -371,8 +372,8 @@ static double loss_in(Trainer *t, Pass pass) {
     return head_loss(t, M, 0.0f, pass);
 }
 
-// Evaluations in BF16 are those of a BF16 run; others are as in training, bit for bit, while no
-// scale follows from earlier steps.
+// Evaluations in BF16 equal those of a BF16 run. Others equal the training loss bit for bit, as
+// long as no scale depends on earlier steps.
 TEST(evaluations_have_their_precision) {
     static const char *const recipes[] = {"delayed", "tensorwise", "blockwise"};
     Trainer bf16, t;
@@ -392,8 +393,8 @@ TEST(evaluations_have_their_precision) {
 
 // ---- scales over several steps -----------------------------------------------------------------
 
-// Activations a thousand times as large for three steps saturate, or move the scale; when they are
-// gone the scale comes back, and the run goes on as if nothing had been. Blocks have no such scale.
+// Activations are a thousand times larger for three steps: they saturate, or change the scale.
+// After that the scale returns, and the run goes on as before. Blocks have no such scale.
 TEST(spikes_pass) {
     static const char *const recipes[] = {"delayed --fp8-amax-history-len 4", "tensorwise",
                                           "blockwise"};
@@ -437,7 +438,7 @@ TEST(gradients_may_grow) {
     }
 }
 
-// With a history of one step a scale follows the newest amax alone.
+// With a history of one step, a scale depends only on the newest amax.
 TEST(scales_follow_the_newest_amax) {
     CLOSED(trainer_close) Trainer t;
     open_trainer(&t, "%s", LLAMA "--fp8-format hybrid --fp8-amax-history-len 1");

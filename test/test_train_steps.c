@@ -1,6 +1,6 @@
-// The CPU trainer's steps: the update, by its definition; what must not change a result (threads,
-// accumulation, chunks of the head, evaluations) does not, and what must leave no trace
-// (evaluations, skipped steps) leaves none.
+// The CPU trainer's steps: compares the update with its definition; threads, accumulation and
+// chunks of the head must not change a result; evaluations and skipped steps must not change the
+// state.
 #include "trainer.h"
 
 enum { V = 61, T = 16, B = 4 };
@@ -63,7 +63,7 @@ TEST(threads_do_not_change_a_bit) {
     }
 }
 
-// 8 sequences at once or 2 at a time: sums in another order, so FP32's noise, and no more.
+// 8 sequences together, or 2 at a time: only the order of sums differs, so only FP32's rounding.
 TEST(accumulation_adds_up) {
     for (int i = 0; i < MODELS; i++) {
         CLOSED(trainer_close) Trainer whole, parts, fewer;
@@ -119,7 +119,7 @@ typedef struct {
     double *w, *m, *v; // [layout.size]
 } Adam;
 
-// One step of the definition, with the gradients that the trainer's step has left.
+// Does one step by the definition, with the gradients of the trainer's step.
 static void follow_step(Adam *a, const Trainer *t, int step) {
     const Options *o = &t->run.options;
     double norm = sqrt(sum_of_squares(t->gradients, t->run.layout.size));
@@ -148,7 +148,8 @@ static double error_of(const float *actual, const double *exact, size_t n) {
     return sqrt(difference / size);
 }
 
-// Warm-up, clipping, decay of matrices only, bias correction: FP32's noise after five steps.
+// Warm-up, clipping, decay of matrices only, bias correction: only FP32's rounding errors after
+// five steps.
 TEST(steps_update_by_definition) {
     for (int i = 0; i < MODELS; i++) {
         CLOSED(trainer_close) Trainer t;
@@ -179,7 +180,7 @@ typedef struct {
 
 enum { SLOTS, PARTS = 6 };
 
-// Every byte that later steps depend on, besides the progress.
+// Every byte that later steps depend on, except the progress.
 static void find_parts(Part parts[PARTS], const Trainer *t) {
     size_t space = space_bytes(t), slots = (size_t)fp8_slot_count(&t->run.config);
     size_t history = slots * (size_t)t->run.precision.history_length * sizeof(float);
@@ -219,7 +220,7 @@ static void check_state(const Trainer *t, const State *s) {
     CHECK_BITS(&t->run.progress, &s->progress, offsetof(Progress, loss));
 }
 
-// Each part of the state, altered, is seen.
+// A change in any part of the state must be noticed.
 static void check_state_is_seen(Trainer *t, const State *s) {
     Part parts[PARTS + 1];
     find_parts(parts, t);
@@ -254,7 +255,7 @@ TEST(evaluation_leaves_no_trace) {
     }
 }
 
-// valid.bin's windows do not fill the last batch, whatever its size.
+// For no batch size do the windows of valid.bin fill the last batch.
 TEST(evaluation_does_not_depend_on_the_batch) {
     double losses[3];
     for (int i = 0; i < 3; i++) {
@@ -270,8 +271,8 @@ TEST(evaluation_does_not_depend_on_the_batch) {
     CHECK_CLOSE(losses[2], losses[0], 1e-6);
 }
 
-// What a skipped step may change: the progress, and the scales of slots without history, which the
-// next use measures anew.
+// A skipped step may change only the progress, and the scales of slots without history, which are
+// measured again at the next use.
 static void allow_for_a_skipped_step(State *s, const Trainer *t) {
     s->progress.step++;
     s->progress.samples += B;
@@ -286,7 +287,7 @@ static void allow_for_a_skipped_step(State *s, const Trainer *t) {
     }
 }
 
-// A step whose activations are NaN, by a weight that its first token reads.
+// Does a step whose activations are NaN, because a weight that its first token reads is NaN.
 static void skipped_step(Trainer *t) {
     read_batch(t);
     float *row = tensor_of(t, t->weights, TENSOR_TOKEN_EMBEDDING, 0) +
@@ -303,8 +304,8 @@ static void skipped_step(Trainer *t) {
     *row = right;
 }
 
-// one.bin is one batch, so that every step sees the same tokens: good steps with a skipped one
-// among them must give what the good steps alone give, bit for bit.
+// one.bin has one batch, so that every step sees the same tokens. Steps with a skipped one between
+// them must give the same bits as without the skipped one.
 TEST(skipped_steps_leave_no_trace) {
     for (int i = 0; i < BOTH; i++) {
         for (int good = 0; good < 4; good += 3) {
@@ -366,11 +367,12 @@ TEST(spikes_are_told_from_usual_steps) {
     w.count--; // not full yet
     CHECK_EQUAL(step_skip(&w, 6, false, 9, 9), SKIP_NONE);
     CHECK(w.count == SPIKE_WINDOW && w.loss[SPIKE_WINDOW - 1] == 9);
-    CHECK_EQUAL(step_skip(&w, 6, false, 4, 1), SKIP_NONE); // over the oldest
+    CHECK_EQUAL(step_skip(&w, 6, false, 4, 1), SKIP_NONE); // replaces the oldest entry
     CHECK(w.loss[0] == 4 && w.norm[0] == 1 && w.loss[1] < 3);
 }
 
-// A spike and a step that is asked for leave as little as one with NaN.
+// A step that is skipped for a spike, or on request, changes as little as one that is skipped for
+// NaN.
 TEST(spikes_leave_no_trace) {
     for (int i = 0; i < BOTH; i++) {
         for (int asked = 0; asked < 2; asked++) {

@@ -1,6 +1,6 @@
-// The watchdog: a rank that dies, is stopped, hangs or waits in vain ends every rank within the
-// time limit, with a line that names it and its step; what only takes long ends nobody. All cases
-// run at once, three processes each.
+// The watchdog: if a rank dies, is stopped, hangs or waits forever, every rank ends within the time
+// limit, with a line that has that rank and its step. A rank that is only slow ends no run. All
+// cases run at the same time, with three processes each.
 #include "processes.h"
 
 enum { RANKS = 3, BAD = 1, ALL = -1 };
@@ -8,7 +8,8 @@ enum { RANKS = 3, BAD = 1, ALL = -1 };
 
 typedef struct {
     const char *name;
-    int who; // the rank that does it, while the others wait at step 57; ALL: then each leaves
+    int who; // the rank that does it, while the others wait at step 57; ALL: each does it, and
+             // leaves
     void (*does)(Group *g);
     int status[RANKS];       // expected
     const char *says[RANKS]; // what each rank's line contains; NULL: no line
@@ -56,7 +57,7 @@ static void says_why(Group *g) {
     die("a reason");
 }
 
-// Resumes once the others have ended, and finds itself alone.
+// It continues after the others have ended, and notices that it is alone.
 static void stops(Group *g) {
     (void)g;
     pass_time(0.25);
@@ -68,7 +69,7 @@ static void stops(Group *g) {
     raise(SIGSTOP);
 }
 
-// What it was last heard to work at is not what it hangs in.
+// It is stopped during work: the others must report its silence, not that the work hangs.
 static void stops_at_work(Group *g) {
     work(g, 57);
     stops(g);
@@ -97,22 +98,22 @@ static bool blocks(void *argument) {
     return true;
 }
 
-// As a hang of the GPU, or of the network, can take NCCL's query with it.
+// If the GPU or the network hangs, NCCL's error query may hang too.
 static void hangs_in_its_probe(Group *g) {
     static double limits = 100;
     watch_probe(g->watch, blocks, &limits);
     pass_time(0.2);
-    wait_for_others(g, 56); // a beat does not wait for the probe
+    wait_for_others(g, 56); // reports do not wait for the probe
 }
 
-// A call that waits for a rank that is gone ends as the watch says, and does not return.
+// A call that waits for a dead rank does not return: the watchdog ends the process.
 static void one_dies_in_a_call(Group *g) {
     if (g->rank == BAD) { dies(g); }
     group_agree(g, CHANNEL_MAIN, true);
     _exit(99);
 }
 
-// Whatever the others were at: in a call they wait for it.
+// The others wait for it in a call, so they do not count as working.
 static void one_hangs_in_a_call(Group *g) {
     watch_beat(g->watch, 57, DOING_PAUSE, "reading the checkpoint");
     if (g->rank == BAD) { wait_for_others(g, 56); }
@@ -120,7 +121,7 @@ static void one_hangs_in_a_call(Group *g) {
     group_agree(g, CHANNEL_MAIN, true);
 }
 
-// The others are done, and wait for it to be.
+// The others have finished, and wait for it to finish.
 static void one_hangs_at_the_end(Group *g) {
     if (g->rank == BAD) { wait_for_others(g, 56); }
     while (g->rank == BAD) { pause(); }
@@ -133,7 +134,7 @@ static void one_pauses(Group *g) {
     pass_time(2);
 }
 
-// A disk may take as long as it likes, while the others wait in a call.
+// Waiting for a disk has no time limit, while the others wait in a call.
 static void one_pauses_in_a_call(Group *g) {
     if (g->rank == BAD) { one_pauses(g); }
     group_agree(g, CHANNEL_MAIN, true);
@@ -143,7 +144,7 @@ static void one_pauses_at_the_end(Group *g) {
     if (g->rank == BAD) { one_pauses(g); }
 }
 
-// Its steps take long, but it gets on; the others wait for it longer than the limit.
+// Its steps are slow, but it makes progress; the others wait for it longer than the limit.
 static void one_is_slow(Group *g) {
     for (int i = 0; i < 8; i++) {
         if (g->rank == BAD) { work(g, 57 + i); }
@@ -169,7 +170,8 @@ static void one_is_stopped_for_a_while(Group *g) {
     pass_time(0.8);
 }
 
-// Ranks say goodbye one after another; who is done waits for the last, as long as that gets on.
+// Ranks say goodbye one after another. Those that have finished wait for the last, as long as there
+// is progress.
 static void all_leave_in_turn(Group *g) {
     for (int i = 0; i < 3 * (RANKS - 1 - g->rank); i++) {
         work(g, 57 + i);
@@ -178,7 +180,7 @@ static void all_leave_in_turn(Group *g) {
 }
 
 #define LOST EXIT_LOST_RANK
-// Status and line of each rank.
+// Checks the exit status and the line of each rank.
 #define ENDS(name, who, does, status0, status1, status2, says0, says1, says2)       \
     {                                                                               \
         name, who, does, {status0, status1, status2}, {says0, says1, says2}, {0}, { \

@@ -1,5 +1,6 @@
-// ZeRO-1's layout against its definition, element by element: any model, any number of ranks, any
-// choice of what is gathered as FP8 codes and of what Muon updates; and who owns Muon's matrices.
+// Compares ZeRO-1's layout with its definition, element by element: for several models and numbers
+// of ranks, and any choice of what is gathered as FP8 codes and what Muon updates. Also tests which
+// rank owns Muon's matrices.
 #include "../base/rng.h"
 #include "../model/zero.h"
 #include "fixture.h"
@@ -22,7 +23,8 @@ static ParamLayout layout_of(int model) {
     return param_layout(&c);
 }
 
-// Matrices as codes, and a block's as Muon's, by the bits of a random number; seed 0: none.
+// Chooses which matrices are codes, and which of a block's are Muon's, by random bits; seed 0:
+// none.
 static uint8_t *some_kinds(const ParamLayout *layout, uint64_t seed) {
     uint8_t *kinds = calloc_or_die((size_t)layout->count, 1);
     for (int i = 0; i < layout->count && seed > 0; i++) {
@@ -125,7 +127,7 @@ TEST(one_rank_changes_nothing) {
     CHECK_EQUAL(z.size, layout.size);
 }
 
-// What a walk finds when a layout is wrong.
+// A walk must find faults in a wrong layout.
 TEST(faults_are_found) {
     CLOSED(param_layout_free) ParamLayout layout = layout_of(1);
     FREED uint8_t *kinds = some_kinds(&layout, 2);
@@ -164,7 +166,8 @@ TEST(large_models_are_cut_evenly) {
     }
 }
 
-// Query, key, value, gate and up by themselves; none twice, none across a segment.
+// Query, key, value, gate and up are separate matrices. None is listed twice, and none crosses the
+// end of a segment.
 TEST(matrices_are_the_parameters) {
     for (int i = 0; i < COUNTS; i++) {
         for (uint64_t seed = 1; seed < 4; seed++) {
@@ -200,8 +203,8 @@ TEST(matrices_are_the_parameters) {
     }
 }
 
-// The work of the ranks' matrices: for Llama 1B on 8 GPUs within 5 % of each other, and never more
-// than a matrix above the mean.
+// The work of the ranks differs by at most 5 % for Llama 1B on 8 GPUs, and is never more than the
+// mean plus one matrix.
 TEST(matrices_are_shared_out_evenly) {
     static const char *const names[] = {"--model llama-1b", "--model gpt2-124m"};
     for (int i = 0; i < 2 * COUNTS; i++) {

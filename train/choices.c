@@ -11,9 +11,8 @@
 enum { SHORTEST = 64 };
 
 typedef struct {
-    int question, answer_index, length,
-        answer;  // length and answer: tokens of the row and of its answer
-    double loss; // sum over the answer's tokens
+    int question, answer_index, length, answer; // tokens of the row, of its answer
+    double loss;                                // sum over the answer's tokens
 } Row;
 
 // Lists this rank's rows: every answer of its questions.
@@ -37,8 +36,8 @@ static Row *list_rows(const Run *run, const ChoiceSet *set, int *tokens, int *nu
     return rows;
 }
 
-// Computes, in batches [B,T], the losses of the rows whose length without the last token is in
-// (shorter, T].
+// Computes the losses of rows whose length without the last token is in (shorter, T]: batches
+// [B,T].
 static void score_rows(Run *run, const ChoiceSet *set, ChoiceModel model, Row *rows, int num_rows,
                        int shorter, int T, int *tokens) {
     int B = (int)((int64_t)run->options.micro_batch_size * run->config.seq_length / T), n = 0;

@@ -7,15 +7,13 @@ BEGIN_C
 
 typedef struct {
     void *trainer;
-    // Computes the losses [B,T] of the targets; 0 for a target of -1. B x T is at most the tokens
-    // of a micro-batch.
+    // Computes the losses [B,T]; 0 for a target of -1. B x T: at most the tokens of a micro-batch.
     void (*losses)(void *trainer, const int *inputs, const int *targets, int B, int T,
                    float *losses);
     void (*sum)(void *trainer, int64_t *values, int n); // over all ranks; NULL: there is one rank
 } ChoiceModel;
 
-// Adds to counts: all questions, those answered right by the sum of an answer's losses, and those
-// answered right by the mean.
+// Adds to counts: questions; right answers by the sum of an answer's losses; and by their mean.
 void run_score_set(Run *run, const ChoiceSet *set, ChoiceModel model, int64_t counts[3]);
 
 // Scores every set of --eval-choices, prints the results and writes their records.

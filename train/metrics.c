@@ -1,5 +1,4 @@
-// metrics.jsonl: a JSON object on each line, flushed when it is written. A resumed run appends to
-// it.
+// metrics.jsonl: a JSON object a line, flushed when it is written. A resumed run appends to it.
 //
 // The "kind" of a record is "run" (the first, and again at every resume: time, options, versions,
 // device, the precision of each linear layer, the step it starts from), "step" (every optimizer
@@ -102,8 +101,7 @@ void metrics_text(MetricsRecord *r, const char *name, const char *value) {
     cJSON_AddStringToObject(r, name, value);
 }
 
-// If the file cannot be written or opened again, as on a full disk, records are left out until it
-// can.
+// While the file cannot be written or opened again, as on a full disk, records are left out.
 void metrics_end(Metrics *m, MetricsRecord *r) {
     char path[PATH_LENGTH], *line = m->path[0] != '\0' ? cJSON_PrintUnformatted(r) : NULL;
     cJSON_Delete(r);
@@ -189,8 +187,8 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-// The record has "compute_seconds": of each rank, for a step; and if a rank is behind, "slowest"
-// and its "host".
+// Has "compute_seconds" of each rank, for a step; and if a rank is behind, "slowest" and its
+// "host".
 void run_record_ranks(Run *run) {
     typedef struct {
         double seconds;
@@ -221,8 +219,7 @@ void run_record_ranks(Run *run) {
     free(seconds);
 }
 
-// The record has "tensors": {"blocks.0.qkv.x": {"elements", "largest", "zero", "subnormal"}, ...}
-// for the FP8 tensors.
+// Has "tensors": {"blocks.0.qkv.x": {"elements", "largest", "zero", "subnormal"}, ...}, if in FP8.
 void run_report_fp8(Run *run, const Fp8Counts *counts) {
     MetricsRecord *r = metrics_begin("fp8");
     metrics_number(r, "step", (double)run->progress.step);

@@ -56,8 +56,8 @@ void run_announce(Run *run) {
     }
 }
 
-// Whether every rank could read its data. If not, the error text is that of the first rank that
-// could not.
+// Whether every rank could read its data. If not, the error text is that of the first that could
+// not.
 static bool agree_on_data(const Run *run) {
     const char *fault = run->data_fault.text;
     return group_agree(&run->group, CHANNEL_MAIN, fault[0] == '\0' || fail("%s", fault));
@@ -113,8 +113,7 @@ void run_start(Run *run, const char *device) {
     printf("Run\n  device      %s\n  model       %lld parameters, %s, %.3g FLOPs a token\n", device,
            (long long)run->layout.num_parameters, precision_name(&run->precision),
            flops_per_token(&run->config));
-    Checkpoint none = {
-        0}; // all ranks call it, as a first checkpoint may have appeared for some only
+    Checkpoint none = {0}; // all ranks call it: a first checkpoint may be there for some only
     or_die(checkpoint_share(o->start != NULL ? o->start : &none, &run->group));
     checkpoint_close(&none);
     run_beat(run, DOING_WORK, "opening the data");
@@ -153,8 +152,7 @@ static bool restore(Run *run, Checkpoint *checkpoint) {
     printf("resuming from %s: step %lld, %lld tokens\n", checkpoint->path,
            (long long)run->progress.step, (long long)run->progress.tokens);
     or_die(checkpoint_match(checkpoint, o, &run->layout));
-    run->progress.samples = run->progress.tokens /
-                            o->seq_length; // in sequences of this run's length
+    run->progress.samples = run->progress.tokens / o->seq_length; // of this length
     if (run->train_data.windows > 0 && checkpoint->data_windows != run->train_data.windows &&
         o->shuffle) {
         printf("  --data has %lld sequences, had %lld in the checkpoint: they come in another "
@@ -236,8 +234,7 @@ void run_restored(Run *run, Checkpoint *checkpoint) {
     if (run->options.start != NULL) { checkpoint_close(run->options.start); }
 }
 
-// Fails if one of the elements begin..end of the parameter space is NaN or larger than `most`, and
-// names the first such tensor.
+// Names the first tensor that has NaN, or more than `most`, in elements begin..end of the space.
 static bool check_values(const Run *run, int64_t begin, int64_t end, const float *values,
                          float most) {
     for (const Param *p = run->layout.params; p < run->layout.params + run->layout.count; p++) {
@@ -355,8 +352,7 @@ static const char *const skip_texts[] = {"", "SKIPPED", "SKIPPED: spike", "SKIPP
 // start_seconds: of the first step, the time from the program's start to it; 0 for later steps.
 static void print_step(Run *run, StepResult s, double tokens_per_s, double start_seconds) {
     enum { LOSS = 1, NORM, LR, SPEED, USE, ETA, SKIPPED, FIELDS, FIELD = 64, WIDTH = 100 };
-    static const int dropped[] = {USE, LR, NORM, ETA,
-                                  SPEED}; // in this order, if the line is too long
+    static const int dropped[] = {USE, LR, NORM, ETA, SPEED}; // in this order, if too long
     const Progress *p = &run->progress;
     int64_t iters = run->options.train_iters;
     struct winsize size;
@@ -458,8 +454,7 @@ void run_report(Run *run, StepResult s) {
 void run_report_eval(Run *run, double loss, double seconds) {
     Progress *p = &run->progress;
     if (!agree_on_data(run)) {
-        run->stopping =
-            true; // on every rank, as the loss lacks the data that a rank could not read
+        run->stopping = true; // on every rank: the loss lacks what one could not read
         return;
     }
     p->valid_loss = loss;

@@ -10,8 +10,7 @@ BEGIN_C
 
 // ---- start and end ------------------------------------------------------------------------------
 
-// Prints what run_configure has decided. For --list-checkpoints or --list-tensors it prints only
-// the answer and exits.
+// Prints what run_configure has decided; or answers --list-checkpoints or --list-tensors and exits.
 void run_announce(Run *run);
 // Opens the data and the save folder, catches signals, and prints the run's lines. device: text for
 // these lines and metrics.jsonl. On several ranks, the data and the folder must be the same.
@@ -19,14 +18,12 @@ void run_start(Run *run, const char *device);
 // Opens the checkpoint that --resume names and takes over its progress; returns false if there is
 // none. Records the start in metrics.jsonl.
 bool run_restore(Run *run, Checkpoint *checkpoint);
-// Called when the weights have been read, whatever run_restore returned: closes the checkpoint and
-// options.start.
+// Closes the checkpoint and options.start, after the weights have been read.
 void run_restored(Run *run, Checkpoint *checkpoint);
 // Reads elements begin..end of a checkpoint's "master", "exp_avg" or "exp_avg_sq".
 void run_read_state(const Run *run, const Checkpoint *checkpoint, const char *kind, int64_t begin,
                     int64_t end, float *out);
-// For a run that does not resume: reads elements begin..end of the weights of --load, or without
-// --load, draws random ones.
+// If nothing is resumed: reads elements begin..end of the weights of --load, or draws random ones.
 void run_first_weights(const Run *run, int64_t begin, int64_t end, float *out);
 // Waits for the last save, frees all, and returns the exit status.
 int run_close(Run *run);
@@ -51,8 +48,7 @@ bool run_should_save(const Run *run);
 
 // ---- reports ------------------------------------------------------------------------------------
 
-// The results of a step, for its report. With several ranks they are the same on all ranks, except
-// own_loss and own_seconds.
+// The results of a step, for its report. All ranks have the same, except own_loss and own_seconds.
 typedef struct {
     double loss, norm, lr, seconds;
     SkipReason skipped;
@@ -77,15 +73,13 @@ void run_save(Run *run, const Snapshot *snapshot);
 
 // ---- what fits a memory -------------------------------------------------------------------------
 
-// Returns the bytes of device memory that a run with these options plans, on a device with this
-// support.
+// The bytes of device memory that a run with these options plans, on a device with this support.
 typedef int64_t (*PlannedBytes)(const Options *options, const Group *group, NumberSupport support);
 
 // Device memory that is not in the plan: the CUDA context, the libraries, graphs.
 #define FIT_OVERHEAD_BYTES ((int64_t)1200 << 20)
 
-// Prints the largest micro-batch for every way to save memory. Each way is a variant of the run's
-// options.
+// Prints the largest micro-batch for every way to save memory, by variants of the run's options.
 void fit_print(const Run *run, NumberSupport support, PlannedBytes planned, int64_t memory);
 
 END_C

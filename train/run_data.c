@@ -34,8 +34,7 @@ static void warn_of_cuts(const Run *run, const char *option, const Dataset *data
          option, data->cuts);
 }
 
-// A run that only evaluates or samples needs no training data, but may use the tokenizer beside
-// them.
+// A run that does not train needs no training data, but may use the tokenizer beside them.
 static void open_train_data(Run *run) {
     const Options *o = &run->options;
     if (o->data[0] == '\0' && !options_train(o)) { return; }

@@ -16,10 +16,9 @@ void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets);
 void run_match_data(Run *run, const Checkpoint *checkpoint);
 int run_micro_batches(const Run *run); // in a step, on each rank
 // The number of targets that count on all ranks, in the step `ahead` steps after the present one.
-// The step's loss and gradient are divided by it, so that they do not depend on how the step is
-// split. In the backward pass the trainers divide by all tokens instead (precision.step_tokens), so
-// that the size of activations' gradients does not depend on the masks; they multiply the sums by
-// tokens / targets afterwards.
+// The step's loss and gradient are divided by it, however the step is split. But in the backward
+// pass the trainers divide by all tokens (precision.step_tokens), so that the size of activations'
+// gradients does not depend on the masks; they multiply the sums by tokens / targets afterwards.
 int64_t run_step_targets(const Run *run, int64_t ahead);
 
 // An evaluation reads the windows from 0 to below run_eval_samples(), for any batch size. Several

@@ -79,8 +79,7 @@ static int compare_descending(const void *a, const void *b) {
     return x < y ? 1 : (x > y ? -1 : 0);
 }
 
-// Chooses the next token by temperature and top-k. scratch: [V]. place: the token's number in the
-// sample.
+// Chooses the next token by temperature and top-k. scratch: [V]. place: its number in the sample.
 static int sample_token(const Options *o, const float *logits, float *scratch, int V,
                         int64_t place) {
     int top = 0;

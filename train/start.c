@@ -25,8 +25,7 @@ static void find_beside(glob_t *found, const char *shards) {
     globfree(&files);
 }
 
-// Whether a path is a file of the checkpoint that the run starts from, whose files are open
-// already.
+// Whether a path is a file of the checkpoint that the run starts from, which is open already.
 static bool is_of_start(const Options *o, const char *path) {
     size_t folder = strlen(o->origin);
     return o->start != NULL && strncmp(path, o->origin, folder) == 0 &&

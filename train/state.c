@@ -42,8 +42,7 @@ void run_catch_signals(void) {
 
 void run_flush(Run *run) {
     if (output_flush(run->answers)) { return; }
-    or_die(
-        options_train(&run->options)); // without training, these answers are all that was requested
+    or_die(options_train(&run->options)); // without training, it was all that was requested
     if (!run->mute) { warn("%s; the run continues", error_text()); }
     run->mute = true;
 }

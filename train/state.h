@@ -62,9 +62,8 @@ static inline bool run_by_muon(const Run *run, const Param *p) {
     return run->options.optimizer == OPTIMIZER_MUON && param_matrices(&run->config, p, rows) > 0;
 }
 
-// Tells the watchdog of several ranks (ranks/group.h) what the main thread begins to do. The
-// functions of train/ call it themselves; other code that may take long must call it. what: a
-// string literal.
+// Tells the watchdog (ranks/group.h) what the main thread begins to do. The functions of train/
+// call it themselves; other code that may take long must call it. what: a string literal.
 void run_beat(const Run *run, Doing doing, const char *what);
 
 // From now on, the first signal requests the end of the run.
@@ -72,8 +71,8 @@ void run_catch_signals(void);
 // The signal that has requested the end of this process; 0: none. With several ranks, a step tells
 // the others, so that all end after the same step (StepResult.stop).
 int run_stop_signal(void);
-// Ends the run after the present step, as a signal does, because data of --`option` could not be
-// read; error_text() says why.
+// Ends the run after the present step: data of --`option` cannot be read, and error_text() says
+// why.
 void run_end_by_data(Run *run, const char *option);
 
 // Flushes run->answers. If that fails, a run that trains warns and continues; others die.
