@@ -135,7 +135,8 @@ def ranks_may_change():
 
 
 def slow_ranks_are_named():
-    """By the clock of the stand-ins; and a rank that is slow at half of the lines alone is not."""
+    """By the clock of the stand-ins; and a rank that is slow at half of the lines alone, or at few
+    lines, is not."""
     links = {"LD_LIBRARY_PATH": os.path.join(ROOT, "build", "standin")}
     for slow in (1, 7):
         run("build/plain/standin_trainer", *COMMON, "--global-batch-size", 12, "--train-iters", 40,
@@ -145,7 +146,9 @@ def slow_ranks_are_named():
            "-> look at that GPU's clocks")
     assert "rank 1" not in expect("r/slow7/x", 0, "0 wrong")
     half = changed("ranks", lambda record: record.pop("slowest"), before=21)
-    assert "rank 1" not in expect(planted("half", half, "r/slow1/x"), 0, "0 wrong")
+    four_lines = changed("ranks", dict.clear, after=16)
+    for name, change in (("half", half), ("four", four_lines)):
+        assert "rank 1" not in expect(planted(name, change, "r/slow1/x"), 0, "0 wrong")
 
 
 # ---- faults in how it went ---------------------------------------------------------------------

@@ -20,6 +20,7 @@ from llm8 import sources
 from llm8.prepare_data import main as prepare_data
 from shard_tools import byte_documents, manifest, sentences, stream, tokens_of
 
+PROGRAM = os.path.join(check.ROOT, "scripts", "prepare_data")
 BYTE = ("--tokenizer", "byte", "--jobs", "1")
 TEXTS = sentences(1, 300)
 
@@ -157,7 +158,7 @@ def workers_of(group):
 
 def kill_and_resume(output, words, condition, kill=os.killpg):
     """Kills a run when the condition holds, which ends its workers; then runs it to its end."""
-    command = [os.path.join(check.ROOT, "scripts", "prepare_data"), "--output", output, *words]
+    command = [PROGRAM, "--output", output, *words]
     process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
     wait_for(condition, process)
     killed = process.poll() is None
@@ -178,8 +179,7 @@ def a_killed_run_resumes():
         content = lines_of(sentences(100 + place, 2000)).encode()
         write(f"many/{place:02}.jsonl.gz", gzip.compress(content, 1))
     words = ["many", "--tokenizer", "byte", "--jobs", "2", "--shard-tokens", "30000"]
-    subprocess.run([os.path.join(check.ROOT, "scripts", "prepare_data"), "--output", "straight",
-                    *words], check=True, stdout=subprocess.DEVNULL)
+    run("scripts/prepare_data", "--output", "straight", *words)
 
     killed, out = kill_and_resume("r1", words, lambda: len(glob.glob("r1/.work/*.npz")) > 2)
     assert not killed or "resuming: " in out, out
@@ -195,8 +195,8 @@ def a_killed_run_resumes():
 
 
 def several_at_once_make_one():
-    command = [os.path.join(check.ROOT, "scripts", "prepare_data"), "many", "--tokenizer", "byte",
-               "--jobs", "2", "--shard-tokens", "30000", "--output", "race"]
+    command = [PROGRAM, "many", "--tokenizer", "byte", "--jobs", "2", "--shard-tokens", "30000",
+               "--output", "race"]
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     processes = [subprocess.Popen(command, **pipe) for _ in range(3)]
     ends = [(process.communicate()[0], process.returncode) for process in processes]
@@ -210,9 +210,7 @@ def several_at_once_make_one():
 def a_full_disk_is_named():
     """What is written is below this many bytes; the largest file is beyond it."""
     write("full.txt", TEXTS[0] * 3000)
-    command = [os.path.join(check.ROOT, "scripts", "prepare_data"), "full.txt", "--output", "full",
-               *BYTE]
-    limit = (100000, 100000)
+    command, limit = [PROGRAM, "full.txt", "--output", "full", *BYTE], (100000, 100000)
     done = subprocess.run(command, capture_output=True, text=True, check=False,
                           preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit))
     refused(check.Result(done.returncode, done.stdout, done.stderr), "full/.work/unit_",

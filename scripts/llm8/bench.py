@@ -85,7 +85,7 @@ def chosen(name, choices):
 
 
 def output_of(command):
-    """A command's output, None when it cannot run or fails."""
+    """Returns what a command prints; None where it cannot run or fails."""
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
                               cwd=ROOT, check=False)
@@ -134,8 +134,8 @@ def commit_of_tree():
 
 
 def shard_for(model, folder):
-    """A token shard that fits a model's vocabulary: tokens whose frequencies fall as those of words
-    do (Zipf's law), for the embedding's sake."""
+    """Writes a token shard that fits a model's vocabulary. Its tokens' frequencies fall as those of
+    words do (Zipf's law), for the embedding's sake."""
     vocabulary = 50257 if model.startswith("gpt2") else 128256
     path = os.path.join(folder, f"tokens_{vocabulary}.bin")
     if not os.path.exists(path):
@@ -149,7 +149,7 @@ def shard_for(model, folder):
 
 @contextlib.contextmanager
 def busy_host():
-    """With BUSY=1, a process that computes for each core."""
+    """With BUSY=1 every core computes something else meanwhile."""
     spin = [sys.executable, "-c", "while True: pass"]
     others = [subprocess.Popen(spin) for _ in range((os.cpu_count() or 1) if BUSY else 0)]
     try:
@@ -161,7 +161,7 @@ def busy_host():
 
 
 def measure(command, folder):
-    """Runs the trainer; its run, or None and why not."""
+    """Runs the trainer; returns its run, or None and why there is none."""
     metrics, log = (os.path.join(folder, name) for name in ("metrics.jsonl", "log"))
     if os.path.exists(metrics):
         os.remove(metrics)
@@ -181,7 +181,7 @@ def measure(command, folder):
 
 
 def distance(ratio):
-    """How far from 1, in either direction."""
+    """How far a ratio is from 1, in either direction."""
     return max(ratio, 1 / ratio) - 1 if ratio > 0 else math.inf
 
 
@@ -225,7 +225,7 @@ def gib(number_of_bytes):
 
 
 def record_of(place, model, command, measured, bf16):
-    """place: the record's machine and commit. bf16: the call's run in BF16, or None."""
+    """Returns a run's record. place: machine and commit. bf16: the call's run in BF16, or None."""
     run, options, device = measured.start, measured.start["options"], place["machine"]["gpu"]
     gpus, seconds = int(run["ranks"]), statistics.median(measured.column("seconds")[1][WARM_UP:])
     families = measured.profile and {name: value for name, value in measured.profile.items()
@@ -271,7 +271,7 @@ def print_cells(model, precision, cells):
 
 
 def print_families(record):
-    """The profiled step beside its floor."""
+    """Prints the profiled step beside its floor."""
     floors = record["floors_ms"] or {}
     parts = [f"{family} {took:.2f} / {shown(floors.get(family), '.2f')}"
              for family, took in (record["families_ms"] or {}).items()]

@@ -27,7 +27,7 @@ TAGS = {"step": {"loss": "train/loss", "lr": "train/lr", "norm": "train/norm",
 
 
 def scalars(record):
-    """name -> value, of a step, an evaluation or FP8's counts."""
+    """Returns name -> value of a step, an evaluation or FP8's counts."""
     values = {tag: metrics.number(record, name)
               for name, tag in TAGS.get(record["kind"], {}).items()}
     if "valid/loss" in values:
@@ -40,7 +40,7 @@ def scalars(record):
 
 
 def hyper_parameters(start):
-    """The options, as numbers where they are; and what the run is."""
+    """Returns what the run is and its options, as numbers where they are numbers."""
     values = metrics.changing_options(start)
     for name, text in values.items():
         try:
@@ -76,7 +76,7 @@ class Board:
 
 class TensorBoard(Board):
     def open(self):
-        """Everything is in metrics.jsonl: what an earlier monitor wrote is written again."""
+        """What an earlier monitor wrote is written again: all records are read again."""
         folder = os.path.join(self.where, self.run.name)
         for path in glob.glob(os.path.join(glob.escape(folder), "*" + SUFFIX)):
             os.unlink(path)
@@ -84,7 +84,7 @@ class TensorBoard(Board):
         self.flush, self.close = self.writer.flush, self.writer.close
 
     def add(self, step, **words):
-        """When a record was written, the run's start and the seconds of its steps tell."""
+        """The time of a record is that of the run's start and the seconds of its steps."""
         self.writer.add_event(Event(wall_time=self.now or time.time(), step=step, **words))
 
     def start(self, record, step):

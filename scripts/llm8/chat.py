@@ -14,7 +14,8 @@ from .environment import built, die, follow
 from .vocabulary import open_vocabulary
 
 
-def parser():
+def main():
+    ours, options = split_words(sys.argv[1:])
     p = Parser(prog="scripts/chat", unknown="; those of the trainer go behind --",
                description="Prints what a model answers to a message. Options for the trainer go "
                            "behind --.")
@@ -22,17 +23,11 @@ def parser():
     p.add_argument("message")
     p.add_argument("--system", metavar="TEXT", help="a message of the system's before it")
     p.add_argument("--gpu", action="store_true", help="by train_gptcu instead of train_gpt")
-    return p
-
-
-def main():
-    ours, options = split_words(sys.argv[1:])
-    o = parser().parse_args(ours)
+    o = p.parse_args(ours)
     folder, program = follow(o.model), built("train_gptcu" if o.gpu else "train_gpt")
     tokenizer = os.path.join(folder, "tokenizer.json")
     if not os.path.exists(tokenizer):
         die(f"{tokenizer}: missing; give a checkpoint of a run whose data have one")
-
     vocabulary = open_vocabulary({"tokenizer": tokenizer})
     system = [{"role": "system", "content": o.system}] if o.system else []
     messages = [*system, {"role": "user", "content": o.message}]

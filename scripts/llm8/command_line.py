@@ -8,7 +8,7 @@ from .environment import die
 
 
 def guess(word, known):
-    """What a word that is not known may have meant, as the end of a message."""
+    """Returns the end of a message: what an unknown word may have meant."""
     near = difflib.get_close_matches(word, known, 1, 0.7)
     return f"; did you mean {near[0]}?" if near else ""
 
@@ -36,18 +36,18 @@ class Parser(argparse.ArgumentParser):
 
 
 def split_words(arguments):
-    """Ours, and what comes after --, which is for the trainer."""
+    """Returns the words before --, which are ours, and those after it, which are the trainer's."""
     at = arguments.index("--") if "--" in arguments else len(arguments)
     return arguments[:at], arguments[at + 1:]
 
 
 def several(read):
-    """For add_argument's type: values with commas between, each read by another type."""
+    """Returns a type for add_argument: values with commas between, each read by another type."""
     return lambda text: [read(part) for part in text.split(",")]
 
 
 def one_of(known):
-    """For add_argument's type: a word of these."""
+    """Returns a type for add_argument: a word of these."""
     def read(text):
         if text not in known:
             raise argparse.ArgumentTypeError(f"{text}: must be of {', '.join(known)}")
@@ -57,7 +57,7 @@ def one_of(known):
 
 
 def number(kind, low, high, what, unit=""):
-    """For add_argument's type: an int or float from low to high, after which the unit may stand."""
+    """Returns a type for add_argument: a number from low to high; a unit may follow it."""
     def read(text):
         try:
             value = kind(text.removesuffix(unit))

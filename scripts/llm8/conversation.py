@@ -35,12 +35,12 @@ def as_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=F
 
 
 def encodable(text):
-    """A lone surrogate has no bytes."""
+    """Replaces lone surrogates, which have no bytes."""
     return text.encode("utf-8", "replace").decode()
 
 
 def text_of(message):
-    """Its content, of whose parts each is a text; null beside calls of tools."""
+    """Returns the content of a message, whose parts may be texts; None beside calls of tools."""
     content = message.get("content")
     if isinstance(content, list):
         parts = [part.get("text") for part in content if isinstance(part, dict)]
@@ -52,7 +52,7 @@ def text_of(message):
 
 
 def tools_of(row):
-    """The functions that a row describes; sets in .parquet often have them as JSON."""
+    """Returns the functions that a row describes; sets in .parquet often have them as JSON."""
     tools = row.get("tools")
     if isinstance(tools, str):
         try:
@@ -65,8 +65,8 @@ def tools_of(row):
 
 
 class Conversation:
-    """Of a row: the messages, the first whose answer counts, and the tools that the template is
-    told of."""
+    """A row's messages, the first whose answer counts, and the tools that the template is told
+    of."""
 
     def __init__(self, row):
         """Raises ValueError for a row that holds none."""
@@ -87,7 +87,7 @@ class Conversation:
         self.tools = tools_of(row)
 
     def text(self):
-        """The same for the same conversation."""
+        """Returns a text that is the same for the same conversation."""
         return json.dumps([self.messages, self.tools], ensure_ascii=False, sort_keys=True,
                           default=str)
 
@@ -101,11 +101,11 @@ LIKE_SPECIAL = re.compile(r"<[|\uff5c][^|\uff5c<>\s]+[|\uff5c]>")  # as <|im_end
 
 
 class BadTemplate(Exception):
-    """Why no conversation can be written."""
+    """Says why no conversation can be written."""
 
 
 class ChatTemplate:
-    """Of a Vocabulary that has one, else BadTemplate."""
+    """The chat template of a Vocabulary; BadTemplate where it has none."""
 
     def __init__(self, vocabulary):
         self.source = vocabulary.chat_template()
@@ -131,13 +131,13 @@ class ChatTemplate:
         self.tokenizer.post_processor = processors.Sequence([])  # one that moves offsets
 
     def foreign(self):
-        """What it writes that looks like special tokens, and is none of the vocabulary's."""
+        """Returns what it writes that looks like special tokens, and is not in the vocabulary."""
         named = [text for key, text in self.specials.items() if key in self.source]
         return [text for text in [*LIKE_SPECIAL.findall(self.source), *named]
                 if self.tokenizer.token_to_id(text) is None]
 
     def render(self, conversation, end, answers):
-        """The messages before `end`; answers: and what the model answers from."""
+        """Writes the messages before `end` and, with `answers`, what the model answers from."""
         try:
             return encodable(self.template.render(
                 messages=conversation.messages[:end], tools=conversation.tools, documents=None,
@@ -176,7 +176,7 @@ class ChatTemplate:
         return found
 
     def samples(self, conversation):
-        """[ids, whether each counts], one or more."""
+        """Yields ids and whether each counts, once or more often."""
         for text, turns in self.texts(conversation):
             held = self.tokenizer.encode(text, add_special_tokens=False)
             if not held.ids:

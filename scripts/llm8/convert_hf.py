@@ -29,7 +29,7 @@ DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 @dataclass
 class Tensor:
-    """bytes: mapped, so that a model larger than memory can be imported."""
+    """`bytes` is mapped, so that a model larger than memory can be imported."""
     file: str
     dtype: str
     shape: list
@@ -53,7 +53,7 @@ def read_config(folder):
 
 
 def expected_tensors(folder):
-    """{name: shape}, as the trainer reads config.json."""
+    """Returns {name: shape}, as the trainer reads config.json."""
     done = subprocess.run([built("train_gpt"), "--load", folder, "--list-tensors"],
                           capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -63,7 +63,7 @@ def expected_tensors(folder):
 
 
 def tensors_of(path):
-    """{name: Tensor} of one file. The package has no BF16 for numpy, but it checks the header."""
+    """Returns {name: Tensor} of a file. The package lacks BF16 for numpy, but checks the header."""
     try:
         with safetensors.safe_open(path, "np"), open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -77,7 +77,7 @@ def tensors_of(path):
 
 
 def source_tensors(folder):
-    """{name: Tensor} of a folder's safetensors, in one file or several."""
+    """Returns {name: Tensor} of a folder's safetensors, in one file or several."""
     index = os.path.join(folder, "model.safetensors.index.json")
     single = os.path.join(folder, "model.safetensors")
     if os.path.exists(single):
@@ -102,7 +102,7 @@ def source_tensors(folder):
 
 
 def match(folder, expected, held):
-    """The tensors to write, in the trainer's order, under its names."""
+    """Returns the tensors to write, in the trainer's order, under its names."""
     left, chosen, missing = dict(held), {}, []
     for name, shape in expected.items():
         bare = name.split(".", 1)[1]
@@ -165,7 +165,7 @@ def import_model(folder, output):
     return config["model_type"], tensors, vocabulary is not None
 
 
-def parser():
+def main():
     p = Parser(
         prog="scripts/convert_hf",
         description="Makes a start for the trainers of a Hugging Face model.",
@@ -179,11 +179,7 @@ def parser():
     one.add_argument("model", metavar="DIR|OWNER/NAME[@REVISION]")
     one.add_argument("--output", required=True, metavar="DIR", help="where the start goes")
     downloads.add_options(one)
-    return p
-
-
-def main():
-    o = parser().parse_args()
+    o = p.parse_args()
     folder = follow(o.model)
     if not os.path.exists(folder) and folder.count("/") == 1 and not folder.startswith((".", "/")):
         _, files, _ = downloads.from_hub(o.model, o.model, "model", [

@@ -20,7 +20,7 @@ from .command_line import Parser
 from .text import counted, duration, fixed, many, shown
 
 OK, NOTE, WRONG = "ok", "note", "WRONG"
-SILENT_SECONDS = 600 # and 20 steps: then a run that has not ended is dead, or hangs
+SILENT_SECONDS = 600 # then a run that has not ended is dead, or hangs
 SKIPS_ALLOWED = 0.01 # of the steps
 RISE_ALLOWED = 0.10  # of the loss, above the lowest it had
 NOISE_ALLOWED = 5    # standard errors; the lowest of 20 means is far below the last by chance
@@ -32,7 +32,8 @@ VANISHED = 0.25
 JUMP_STEPS = 10
 EVALUATION_ALLOWED = 0.10 # of the time
 UNEVEN = 1.5         # a step of twenty over the median
-SLOW_LINES = 20      # the newest, of which most name a slow rank
+SLOW_LINES = 20      # the newest, of which most name a slow rank,
+LEAST_SLOW = 5       # at least so many: of three lines two may do so by chance
 
 
 class Finding(NamedTuple):
@@ -50,7 +51,7 @@ def is_fp8(run):
 
 
 def finer(run, delayed):
-    """What an FP8 run can do to lose less, as a remedy; delayed: what it can do with its scales."""
+    """Returns the remedy by which an FP8 run loses less. delayed: what delayed scaling can do."""
     recipes = {"delayed": f"{delayed}, --fp8-recipe tensorwise or blockwise, or ",
                "tensorwise": "--fp8-recipe blockwise, or "}
     return recipes.get(run.option("fp8-recipe"), "") + "--first-last-layers-bf16"
@@ -65,14 +66,13 @@ def state(run):
     if run.finished:
         return well("state", f"finished, {where}")
     if run.end is None:
-        usual = run.recent("seconds")
         if run.died:
             return wrong("state", f"{where}; it did not say that it ended, and nobody holds its "
                          "folder: it was killed, or another rank was lost",
                          f"its last words on the standard error say why; then {again}")
-        if run.silence > max(SILENT_SECONDS, 20 * usual if math.isfinite(usual) else 0):
-            return wrong("state", f"{where}; it has written nothing for {duration(run.silence)}, "
-                         "and did not say that it ended: it was killed, or hangs",
+        if silent := run.silent(SILENT_SECONDS):
+            return wrong("state", f"{where}; it has written nothing for {duration(silent)}, and "
+                         "did not say that it ended: it was killed, or hangs",
                          f"end it if it still runs, then {again}")
         return well("state", f"running, {where}")
     status = metrics.number(run.end, "status")
@@ -152,18 +152,17 @@ def learning_rate(run):
 def vocabulary(run):
     model = int(run.option("vocab-size", 0))
     tokens = metrics.number(run.start, "tokenizer_vocabulary")
-    if not model > LARGE_VOCABULARY * tokens:
-        return []
-    return [note("vocabulary", f"the model's has {model:,} tokens, the tokenizer's {tokens:,.0f}: "
-                 "the others are never seen, and cost memory and time",
-                 f"--vocab-size {tokens:.0f}")]
+    if model > LARGE_VOCABULARY * tokens:
+        yield note("vocabulary", f"the model's has {model:,} tokens, the tokenizer's "
+                   f"{tokens:,.0f}: the others are never seen, and cost memory and time",
+                   f"--vocab-size {tokens:.0f}")
 
 
 # ---- precision ---------------------------------------------------------------------------------
 
 
 def fp8_layers(run):
-    """Whether FP8 is on, where, in what share of the operations, and why not elsewhere."""
+    """Says whether FP8 is on, where, in what share of the operations, and why not elsewhere."""
     if run.option("fp8-format", "none") == "none":
         return [well("precision", f"{run.start.get('precision', '?')}; FP8 is not asked for")]
     share, places, others = 100 * metrics.number(run.start, "fp8_flops_share"), {}, {}
@@ -223,14 +222,14 @@ def fp8_ranges(run):
 
 
 def changed_options(before, after):
-    """name -> (old, new) between two starts of one run."""
+    """Returns name -> (old, new) of the options that differ between two starts of one run."""
     old, new = before["options"], metrics.changing_options(after)
     return {name: (old[name], new[name]) for name in old
             if name in new and old[name] != new[name] and name != "gpus"} # "ranks" says how many
 
 
 def changes(before, after):
-    """What a resume changed."""
+    """Says what a resume changed."""
     where = f"at step {int(after['step']):,}"
     changed = changed_options(before, after)
     text = [f"--{name} {old or 'not set'} became {new or 'not set'}"
@@ -257,37 +256,35 @@ def changes(before, after):
 
 
 def jump(run, step):
-    """A loss that leaps where the run was resumed. Skipped steps are left out."""
+    """Finds a loss that leaps where the run was resumed. Skipped steps are left out."""
     steps, values = series.finite(run, "loss")
     before, after = values[steps <= step][-JUMP_STEPS:], values[steps > step][:JUMP_STEPS]
     if min(len(before), len(after)) < JUMP_STEPS:
-        return []
+        return
     old, new = before.mean(), after.mean()
-    if new - old <= max(0.02 * old, 4 * before.std() * (2 / JUMP_STEPS) ** 0.5):
-        return []
-    return [wrong("resume", f"the loss leaps at step {step:,}, where the run was resumed: from "
-                  f"{old:.4f} to {new:.4f} over {JUMP_STEPS} steps each",
-                  "compare the lines `resume` above; --list-checkpoints says whether the "
-                  "checkpoints are whole")]
+    if new - old > max(0.02 * old, 4 * before.std() * (2 / JUMP_STEPS) ** 0.5):
+        yield wrong("resume", f"the loss leaps at step {step:,}, where the run was resumed: from "
+                    f"{old:.4f} to {new:.4f} over {JUMP_STEPS} steps each",
+                    "compare the lines `resume` above; --list-checkpoints says whether the "
+                    "checkpoints are whole")
 
 
 def done_again(run):
-    """Steps that resumes did again, beside all their earlier losses."""
+    """Compares the losses of steps that resumes did again with all their earlier ones."""
     losses = {step: [record.get("loss") for record in (*earlier, run.steps.get(step)) if record]
               for step, earlier in run.replaced.items()}
     losses = {step: row for step, row in losses.items() if len(row) > 1}
     if not losses:
         return []
-    first, last = min(losses), max(losses)
+    where = f"steps {min(losses):,} to {max(losses):,}"
     apart = {step: row for step, row in losses.items() if len(set(row)) > 1}
     if not apart:
-        return [well("resume", f"steps {first:,} to {last:,} were done again, with the same losses "
-                     "to the last bit")]
+        return [well("resume", f"{where} were done again, with the same losses to the last bit")]
     step = min(apart)
     one, other = ("-" if loss is None else fixed(loss, 6)
                   for loss in list(dict.fromkeys(apart[step]))[:2])
-    text = (f"of steps {first:,} to {last:,}, which were done again, {len(apart)} have another "
-            f"loss, first step {step:,}: {one}, then {other}")
+    text = (f"of {where}, which were done again, {len(apart)} have another loss, first step "
+            f"{step:,}: {one}, then {other}")
     alike = all(start.get(what) == run.starts[0].get(what) for start in run.starts
                 for what in ("device", "program", "ranks"))
     changed = any(changed_options(a, b) for a, b in zip(run.starts, run.starts[1:]))
@@ -323,18 +320,14 @@ def counted_tokens(run):
                  f"{many(len(order), 'step')}, none left out")] if order else []
 
 
-def resumes(run):
-    found = []
-    for before, after in zip(run.starts, run.starts[1:]):
-        found += [changes(before, after), *jump(run, int(after["step"]))]
-    return found + done_again(run) + counted_tokens(run)
+
 
 
 # ---- what makes it slow -------------------------------------------------------------------------
 
 
 def option_costs(run):
-    """What options cost on a GPU: (whether they do, what, what to do)."""
+    """Names the options that cost speed on a GPU."""
     batch, micro, length, interval = (int(run.option(name, 0)) for name in (
         "global-batch-size", "micro-batch-size", "seq-length", "fp8-stats-interval"))
     steps = batch // (micro * run.ranks) if micro else 1
@@ -370,21 +363,20 @@ def option_costs(run):
 
 
 def slow_rank(run):
-    """One that most of the newest lines name."""
+    """Finds a rank that most of the newest lines name as the slowest."""
     newest = [run.ranks_at[step] for step in sorted(run.ranks_at)[-SLOW_LINES:]]
     named = [record for record in newest if record.get("slowest") is not None]
     often = [record for record in named if record["slowest"] == named[-1]["slowest"]]
-    if not often or 2 * len(often) <= len(newest):
-        return []
-    return [wrong("speed", f"rank {often[-1]['slowest']:.0f} on {often[-1].get('host', '?')} "
-                  f"computes more than 5% slower than the others, at {len(often)} of the last "
-                  f"{len(newest)} lines: all wait for it",
-                  "look at that GPU's clocks, temperature and neighbours (nvidia-smi -q), or leave "
-                  "it out")]
+    if len(often) >= LEAST_SLOW and 2 * len(often) > len(newest):
+        yield wrong("speed", f"rank {often[-1]['slowest']:.0f} on {often[-1].get('host', '?')} "
+                    f"computes more than 5% slower than the others, at {len(often)} of the last "
+                    f"{len(newest)} lines: all wait for it",
+                    "look at that GPU's clocks, temperature and neighbours (nvidia-smi -q), or "
+                    "leave it out")
 
 
 def speed(run):
-    """What the run's own records say of its time."""
+    """Says what the run's own records tell of its time."""
     rate = series.steady_throughput(run)
     flops = rate * metrics.number(run.start, "flops_per_token") / run.ranks
     mfu = 100 * flops / (metrics.number(run.start, "peak_flops") or math.nan)
@@ -392,22 +384,23 @@ def speed(run):
     text += f", {flops / 1e12:.0f} TFLOP/s a GPU" if run.on_gpu and math.isfinite(flops) else ""
     text += f", MFU {mfu:.1f}%" if math.isfinite(mfu) else ""
     text += "" if run.on_gpu else ", on a CPU, where FP8 and BF16 are emulated"
-    found = [well("speed", text)] + (option_costs(run) if run.on_gpu and not run.foreign else [])
+    yield well("speed", text)
+    if run.on_gpu and not run.foreign:
+        yield from option_costs(run)
     seconds = series.finite(run, "seconds")[1]
     if len(seconds) < 20:
-        return found
+        return
     evaluating = float(numpy.nansum(series.arrays(run, "seconds", "evals")[1]))
     share = evaluating / (evaluating + float(seconds.sum()) or 1)
     if share > EVALUATION_ALLOWED:
-        found.append(note("speed", f"{100 * share:.0f}% of the time went into evaluations",
-                          "a longer --eval-interval, or fewer --eval-iters"))
-    found += slow_rank(run)
+        yield note("speed", f"{100 * share:.0f}% of the time went into evaluations",
+                   "a longer --eval-interval, or fewer --eval-iters")
+    yield from slow_rank(run)
     median, slow = (float(numpy.quantile(seconds, q)) for q in (0.5, 0.95))
     if run.on_gpu and slow > UNEVEN * median:
-        found.append(note("speed", f"one step in twenty takes over {1e3 * slow:.0f} ms, where the "
-                          f"median is {1e3 * median:.0f} ms",
-                          "is another program on this GPU, or the disk of --data or --save slow?"))
-    return found
+        yield note("speed", f"one step in twenty takes over {1e3 * slow:.0f} ms, where the median "
+                   f"is {1e3 * median:.0f} ms",
+                   "is another program on this GPU, or the disk of --data or --save slow?")
 
 
 # ---- the program --------------------------------------------------------------------------------
@@ -433,7 +426,10 @@ def main():
           f"{run.option('hidden-size', '?')}, {counted(metrics.number(run.start, 'parameters'))} "
           f"parameters, {run.start.get('device', '?')}, {run.start.get('program', '?')}")
     found = [state(run), skips(run), losses(run), *learning_rate(run), *vocabulary(run),
-             *fp8_layers(run), *fp8_ranges(run), *resumes(run), *speed(run)]
+             *fp8_layers(run), *fp8_ranges(run)]
+    for before, after in zip(run.starts, run.starts[1:]):
+        found += [changes(before, after), *jump(run, int(after["step"]))]
+    found += [*done_again(run), *counted_tokens(run), *speed(run)]
     for finding in found:
         if finding.level != OK or not words.brief:
             show(finding)

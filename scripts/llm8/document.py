@@ -9,6 +9,8 @@ from string import Template
 
 from markdown_it import MarkdownIt
 
+from . import style
+
 TEMPLATE = os.path.join(os.path.dirname(__file__), "page.html")
 CLASSES = {"pass": "pass", "PASS": "pass", "FAIL": "fail", "cannot tell": "open",
            "CANNOT TELL": "open"}
@@ -34,12 +36,13 @@ def page(blocks, refresh=None):
         if isinstance(picture, Picture):
             data = base64.b64encode(picture.data).decode()
             body = body.replace(f'src="{picture.file}"', f'src="data:image/svg+xml;base64,{data}"')
-    body = body.replace("<table>", '<div class="table"><table>').replace("</table>",
-                                                                         "</table></div>")
+
     # verdicts: cells, and the first paragraph of a report
     body = re.sub(rf"<(td[^>]*|p)>((?:<strong>)?({VERDICTS})(?:: |</td>))",
                   lambda m: f'<{m[1]} class="{CLASSES[m[3]]}">{m[2]}', body)
     again = f'<meta http-equiv="refresh" content="{refresh:g}">\n' if refresh else ""
+    colours = {f"{name}{form}": colour for name, pair in style.THEME.items()
+               for form, colour in zip(("", "_dark"), pair)}
     with open(TEMPLATE, encoding="utf-8") as file:
         return Template(file.read()).substitute(
-            title=html.escape(str(blocks[0]).lstrip("# ")), refresh=again, body=body)
+            colours, title=html.escape(str(blocks[0]).lstrip("# ")), refresh=again, body=body)

@@ -76,7 +76,7 @@ def status_of(error):
 
 
 def again_where_it_may_pass(action):
-    """action(); what was fetched before a fault of the server is kept."""
+    """Tries action() again after a fault of the server. What was fetched before it is kept."""
     for wait in (1, 2, 4, None):
         try:
             return action()
@@ -108,8 +108,9 @@ def refuse_damage(what, where, path):
 
 
 def from_hub(what, repository, kind, patterns, words, most=0):
-    """The paths of a repository's files that match each pattern. most: of those of the first, 0 for
-    all. words: "downloads" and "mirror". Without a network, what the cache has will do."""
+    """Returns the paths of a repository's files that match each pattern, of the first pattern no
+    more than `most` (0: all). words: "downloads" and "mirror". Without a network the files in the
+    cache are taken."""
     asked, (repository, _, revision) = repository, repository.partition("@")
     where = {"repo_type": kind, "cache_dir": words["downloads"] or None,
              "endpoint": words["mirror"] or None, "revision": revision or None}
@@ -171,7 +172,7 @@ def village(words):
 
 
 def place_of(name, words):
-    """Where a set of one file is kept; its folder is there then."""
+    """Returns where a set of one file is kept, and makes its folder."""
     path = os.path.join(words["downloads"] or HF_HUB_CACHE, name, "input.txt")
     os.makedirs(os.path.dirname(path), exist_ok=True)
     return path

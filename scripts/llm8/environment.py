@@ -17,19 +17,19 @@ OLDEST = (3, 11)
 
 
 def die(message):
-    """One line, as the trainers do it."""
+    """Ends the program with an error of one line, as the trainers do it."""
     sys.stdout.flush()
     print(f"error: {message}", file=sys.stderr)
     sys.exit(2)
 
 
 def trainer(name):
-    """Where a program of ours in C is: at the top of the tree, or in LLM8_BIN."""
+    """Returns where a program of ours in C is: at the top of the tree, or in LLM8_BIN."""
     return os.path.join(os.environ.get("LLM8_BIN") or ROOT, name)
 
 
 def built(name):
-    """The same, of a program that is needed."""
+    """Returns the same of a program that is needed, and ends where it is not built."""
     path = trainer(name)
     return path if os.path.exists(path) else die(f"{path} is not built: run make {name} in {ROOT}")
 

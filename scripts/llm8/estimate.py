@@ -45,41 +45,17 @@ def count(text):
     return value
 
 
-def parser():
-    p = Parser(
-        prog="scripts/estimate",
-        description="Parameters, FLOPs, memory, tokens/s and days of a training.",
-        epilog="Everything else goes to the trainer, which knows the model:\n"
-               "  scripts/estimate --model llama-1b --tokens 20B --gpus 1,8\n"
-               "  scripts/estimate --model llama-3-8b --num-layers 16 --tokens 100B --gpus 8 "
-               "--recompute block")
-    p.add_argument("--tokens", required=True, metavar="N", type=count,
-                   help="to train on: 300e6, 10B, 1.5T")
-    p.add_argument("--gpus", default="1", metavar="LIST", help="how many, as in 1,4,8 [1]",
-                   type=several(number(int, 1, 4096, "a whole number from 1 to 4096")))
-    p.add_argument("--precision", default="bf16,fp8", metavar="LIST",
-                   type=several(one_of(PRECISIONS)),
-                   help=f"of {', '.join(PRECISIONS)} [bf16,fp8]")
-    p.add_argument("--price", default=0, metavar="X", help="of a GPU for an hour",
-                   type=number(float, 0, sys.float_info.max, "a number from 0 on"))
-    p.add_argument("--device", default="", metavar="NAME", help="the GPU, as H100 [the one that "
-                   "has the most records]")
-    p.add_argument("--bench", default=os.path.join(ROOT, "test", "results", "bench.jsonl"),
-                   metavar="FILE", help="what make bench recorded [test/results/bench.jsonl]")
-    return p
-
-
 # ---- what the trainers say -----------------------------------------------------------------------
 
 
 def planned(options):
-    """What the CPU trainer's --plan prints."""
+    """Returns what the CPU trainer's --plan prints."""
     plan, refusal = plan_of([built("train_gpt"), *options])
     return die(refusal) if plan is None else plan
 
 
 def size_of(plan):
-    """Parameters, and FLOPs to train on a token."""
+    """Returns the parameters, and the FLOPs to train on a token."""
     parameters = re.search(r"^  parameters +(\d+)$", plan, re.MULTILINE)
     flops = re.search(r"^  FLOPs a token +(\S+)$", plan, re.MULTILINE)
     if not parameters or not flops:
@@ -92,14 +68,14 @@ def option_of(plan, name):
 
 
 def more_work(plan):
-    """What --recompute adds to the FLOPs of a token, as a share of them."""
+    """Returns what --recompute adds to the FLOPs of a token, as a share of them."""
     rows, columns = re.search(r"^  head +(\d+) x (\d+)", plan, re.MULTILINE).groups()
     blocks = 1 - 6 * int(rows) * int(columns) / size_of(plan)[1]
     return RECOMPUTED[option_of(plan, "recompute")] * blocks
 
 
 def memory_of(options, gpus):
-    """What the GPU trainer plans, as it prints it; or "-" and why it does not."""
+    """Returns the memory that the GPU trainer plans, as printed; or "-" and why it does not."""
     if not os.path.exists(trainer("train_gptcu")):
         return "-", "memory: make train_gptcu, whose plan it is"
     if gpus > 1:
@@ -113,7 +89,7 @@ def memory_of(options, gpus):
 
 
 def json_lines(path, needed):
-    """The records of a .jsonl, each of which has what is needed."""
+    """Yields the records of a .jsonl, and ends where one lacks what is needed."""
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             try:
@@ -134,8 +110,8 @@ def gpus_of_records(records):
 
 
 def read_records(path, device=""):
-    """Those of plain training on one kind of GPU: that whose name has the device's in it, or of
-    which there are most."""
+    """Returns the records of plain training on one kind of GPU: the kind whose name has the
+    device's in it, or the one of which there are most."""
     if not os.path.exists(path):
         return []
     records = [record for record in json_lines(path, KEYS) if not record.get("arguments")]
@@ -154,7 +130,7 @@ def read_records(path, device=""):
 
 
 def precision_of(record):
-    """Its name in PRECISIONS."""
+    """Returns a record's name in PRECISIONS."""
     if record["precision"] == "bf16":
         return "bf16"
     recipe = "" if record["recipe"] == "delayed" else f"-{record['recipe']}"
@@ -162,7 +138,7 @@ def precision_of(record):
 
 
 def front_commit(records):
-    """The front page's, of one kind of GPU: the newest with records of all that it shows."""
+    """Returns the front page's commit: the newest with records of all that the page shows."""
     held = collections.defaultdict(set)
     for r in records:
         held[r.get("commit")].add((r["model"], precision_of(r), r["gpus"]))
@@ -172,27 +148,27 @@ def front_commit(records):
 
 
 def newest(records, precision, gpus):
-    """By model, the last record of this precision on so many GPUs, the front page's first."""
+    """Returns by model the last record of a precision on so many GPUs, the front page's first."""
     found = [record for record in sorted(records, key=lambda r: (r["front"], r["date"]))
              if precision_of(record) == precision and record["gpus"] == gpus]
     return {record["model"]: record for record in found}
 
 
 def alone(records, record):
-    """The newest record on one GPU that is otherwise the same, of the same commit, or None: cards
-    and commits differ in speed."""
+    """Returns the newest record on one GPU that is otherwise the same, of the same commit, or None:
+    cards and commits differ in speed."""
     same = [past for past in records if past.get("commit") == record.get("commit")]
     return newest(same, precision_of(record), 1).get(record["model"])
 
 
 def nearest(found, flops):
-    """The model whose FLOPs a token are nearest, by their ratio."""
+    """Returns the record of the model whose FLOPs a token are nearest, by their ratio."""
     return min(found.values(), key=lambda r: abs(math.log(r["flops_per_token"] / flops)))
 
 
 def scaling(records, precision, gpus, flops):
-    """Of a GPU's speed, what it keeps among so many, as far as was measured; and where that is
-    known from."""
+    """Returns which share of its speed a GPU keeps among so many, as far as was measured, and where
+    that is known from."""
     counts = {record["gpus"] for record in records if 1 < record["gpus"] <= gpus}
     for count in sorted(counts, reverse=True):
         together = {name: record for name, record in newest(records, precision, count).items()
@@ -222,7 +198,7 @@ def speed(records, precision, gpus, flops):
 
 
 def other_options(record, plan, names):
-    """Those of these names that a record was not measured with."""
+    """Says which options of these names a record was not measured with."""
     theirs = {"recompute": "none", "optimizer": "adamw", "seq-length": record["seq_length"],
               "micro-batch-size": record["micro_batch"]}
     counted = {"recompute": f"; its {100 * more_work(plan):.0f}% more work is counted"}
@@ -241,7 +217,7 @@ def duration(hours):
 
 
 def row_of(records, precision, gpus, options, plan, tokens):
-    """The cells of a row, where its speed is from, GPU hours, and what is to be said of it."""
+    """Returns the cells of a row, where its speed is from, GPU hours, and the notes on it."""
     _, flops = size_of(plan)
     found = newest(records, precision, 1)
     # a GPU waits for the starts of so small a model's kernels, not for its FLOPs
@@ -270,7 +246,27 @@ def row_of(records, precision, gpus, options, plan, tokens):
 
 
 def main():
-    o, options = parser().parse_known_args()
+    p = Parser(
+        prog="scripts/estimate",
+        description="Parameters, FLOPs, memory, tokens/s and days of a training.",
+        epilog="Everything else goes to the trainer, which knows the model:\n"
+               "  scripts/estimate --model llama-1b --tokens 20B --gpus 1,8\n"
+               "  scripts/estimate --model llama-3-8b --num-layers 16 --tokens 100B --gpus 8 "
+               "--recompute block")
+    p.add_argument("--tokens", required=True, metavar="N", type=count,
+                   help="to train on: 300e6, 10B, 1.5T")
+    p.add_argument("--gpus", default="1", metavar="LIST", help="how many, as in 1,4,8 [1]",
+                   type=several(number(int, 1, 4096, "a whole number from 1 to 4096")))
+    p.add_argument("--precision", default="bf16,fp8", metavar="LIST",
+                   type=several(one_of(PRECISIONS)),
+                   help=f"of {', '.join(PRECISIONS)} [bf16,fp8]")
+    p.add_argument("--price", default=0, metavar="X", help="of a GPU for an hour",
+                   type=number(float, 0, sys.float_info.max, "a number from 0 on"))
+    p.add_argument("--device", default="", metavar="NAME", help="the GPU, as H100 [the one that "
+                   "has the most records]")
+    p.add_argument("--bench", default=os.path.join(ROOT, "test", "results", "bench.jsonl"),
+                   metavar="FILE", help="what make bench recorded [test/results/bench.jsonl]")
+    o, options = p.parse_known_args()
     records = read_records(o.bench, o.device)
     plan = planned(options)
     size = size_of(plan)

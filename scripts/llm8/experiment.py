@@ -40,7 +40,7 @@ def split_name(text, option, what):
 
 
 def parse_variant(text):
-    """NAME: OPTIONS, the options as for the trainer."""
+    """Reads NAME: OPTIONS, the options as for the trainer."""
     name, rest = split_name(text, "--variant", "OPTIONS")
     try:
         words = shlex.split(rest)
@@ -68,7 +68,7 @@ def parse_seeds(text):
 
 
 def make_tasks(program, variants, seeds, common, folder):
-    """Seed by seed, so that a comparison stopped half-way has whole pairs."""
+    """The tasks go seed by seed, so that a comparison stopped half-way has whole pairs."""
     refuse_ours(common, "after --")
     if len({name for name, _ in variants}) < len(variants):
         environment.die("--variant: each needs a name of its own")
@@ -80,7 +80,7 @@ def make_tasks(program, variants, seeds, common, folder):
 
 
 def lock(folder):
-    """Held as long as this program or a trainer of its making lives."""
+    """The lock is held as long as this program or a trainer that it started lives."""
     os.makedirs(folder, exist_ok=True)
     file = os.open(os.path.join(folder, ".lock"), os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -92,7 +92,7 @@ def lock(folder):
 
 
 def read_list(folder, name):
-    """The words of a .json file; none where it does not exist, or was cut short."""
+    """Returns the words of a .json file; none where it does not exist, or was cut short."""
     try:
         with open(os.path.join(folder, name)) as file:
             return json.load(file)
@@ -121,7 +121,7 @@ def prepare(task):
 
 
 def drop_checkpoints(folder):
-    """All but the FP8 scales and their history, which a report shows."""
+    """Removes all checkpoints, but keeps the FP8 scales and their history, which a report shows."""
     latest = environment.follow(os.path.join(folder, "latest"))
     scaling = os.path.join(latest, "scaling.safetensors")
     if os.path.exists(scaling):
@@ -175,8 +175,8 @@ def run_all(tasks, folder, checkpoints):
 
 
 def runs_under(folder):
-    """variant -> folders of its runs, as make_tasks lays them out, in the order of the commands
-    that ran them; by name where that is not known."""
+    """Returns variant -> folders of its runs, as make_tasks lays them out, in the order of the
+    commands that ran them; by name where that is not known."""
     found, order = {}, read_list(folder, VARIANTS)
     runs = [match.groups() for name in glob.glob("*/seed-*", root_dir=folder)
             if (match := re.fullmatch(r"(.+)/seed-(\d+)", name))]

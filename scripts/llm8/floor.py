@@ -84,7 +84,8 @@ def products(rates, kind, s, recipe):
 
 
 def attention(rates, s):
-    """Causal, so half of the T x T products; backward has five of them where forward has two."""
+    """It is causal: half of the T x T products, two in the forward and five in the backward
+    pass."""
     forward = 2 * s.B * s.H * s.T * s.T * s.D
     rows = 2 * s.M * s.H * s.D
     packed = 2 * s.M * s.N
@@ -130,7 +131,7 @@ def muon_seconds(rates, s, gradient, moment):
 
 
 def floor_ms(device, options, parameters):
-    """Milliseconds of each family of a step of one micro-batch, or None for an unknown device."""
+    """Returns the ms of each family in a step of one micro-batch; None for an unknown device."""
     if device not in RATES:
         return None
     rates, s = RATES[device], Shape(options)

@@ -94,7 +94,7 @@ def seed_of(run):
 
 
 def more_seeds(comparison):
-    """What --seeds would add where the losses cannot be judged: four at least, or twice as many."""
+    """Returns the --seeds by which losses can be judged: four at least, or twice as many."""
     have = [seed for seed in comparison.baseline.seeds() if seed.isdigit()]
     if comparison.verdict != UNSURE or not have:
         return ""
@@ -103,13 +103,13 @@ def more_seeds(comparison):
 
 
 def pairs(baseline, variant):
-    """Of equal seed; another program's runs with all."""
+    """Returns the pairs of equal seed; another program's runs are paired with all."""
     return [Pair(run, base) for run in variant.runs for base in baseline.runs
             if seed_of(run) == seed_of(base) or run.foreign or base.foreign]
 
 
 def differences(found, name, kind, width):
-    """Percent by which the variant is above the baseline, seed by seed: steps, a row a seed."""
+    """Returns steps, and by how many percent the variant is above the baseline, a row a seed."""
     runs = [pair.baseline for pair in found] + [pair.run for pair in found]
     steps, rows = series.side_by_side(runs, name, kind, width)
     return steps, 100 * (rows[len(found):] / rows[:len(found)] - 1)
@@ -130,8 +130,8 @@ def percent(value, baseline):
 
 
 def values_of(runs, name):
-    """An option of each run, as text. The same data may lie elsewhere, under another name: their
-    checksum stands for them, or else, as other programs record none, the file's name."""
+    """Returns an option's value in each run. The same data may lie elsewhere, under another name:
+    their checksum stands for them, or else, as other programs record none, the file's name."""
     values = [str(run.option(name, "-" if run.foreign else None)) for run in runs]
     if name not in DATA:
         return values
@@ -142,14 +142,14 @@ def values_of(runs, name):
 
 
 def differing_options(runs, *effects):
-    """name -> the runs' values, for the options of these effects that are not the same in all."""
+    """Returns name -> the runs' values, of the options of these effects that differ."""
     ours = next((run for run in runs if not run.foreign), runs[0])
     values = {name: values_of(runs, name) for name in changing_options(ours.start, *effects)}
     return {name: row for name, row in values.items() if len({*row} - {"-"}) > 1}
 
 
 def noise_of(changes):
-    """Standard error of their mean, and the noise."""
+    """Returns the standard error of the mean, and the noise."""
     count = len(changes)
     if count < 2:
         return math.nan, math.nan
@@ -236,7 +236,7 @@ def judge_memory(found, limits, name):
 
 
 def judge_time(found, limits, name):
-    """How soon it comes to the loss at which the baseline ends."""
+    """Judges how soon it comes to the loss at which the baseline ends."""
     if not all(pair.baseline.evals and pair.run.evals for pair in found):
         return Judgement(name, "time to loss", OPEN, note="no evaluation (--valid-data)")
     targets = [pair.baseline.last("valid_loss", "evals") for pair in found]
@@ -254,7 +254,7 @@ def judge_time(found, limits, name):
 
 
 def judge_start(found, name):
-    """Equal weights, equal data in equal order: what the options say, and the first step's loss."""
+    """Judges whether weights and data are equal, by the options and the first step's loss."""
     what, limit, result = "same start", "equal weights and data", FAIL
     wrong = set()
     for pair in found:

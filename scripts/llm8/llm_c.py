@@ -15,13 +15,13 @@ def number(text):
 
 
 class Log:
-    """One log, line by line."""
+    """One log, read line by line."""
 
     def __init__(self):
         self.table, self.start, self.step = {}, None, 0
 
     def record(self, line):
-        """The record of a line, None where it has none. ValueError: it is no log of llm.c."""
+        """Returns a line's record, None where it has none. ValueError: no log of llm.c."""
         text = line.decode(errors="replace").rstrip()
         row, step = ROW.match(text), STEP.match(text)
         if row:

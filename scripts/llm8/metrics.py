@@ -35,7 +35,7 @@ def metrics_path(path):
 
 
 def short_names(paths):
-    """A name for each run: of its path, what tells it from the others."""
+    """Returns a name for each run: the part of its path that tells it from the others."""
     parts = [os.path.abspath(metrics_path(path)).removesuffix("/metrics.jsonl").split(os.sep)
              for path in paths]
     # the last part always stays: run/x may hold run/x/x
@@ -62,7 +62,7 @@ def refuse_others(path, option=""):
 
 
 def named_runs(paths):
-    """Runs, not yet read."""
+    """Returns the runs of these paths, not yet read."""
     for path in paths:
         refuse_others(path)
     names = short_names(paths)
@@ -72,7 +72,7 @@ def named_runs(paths):
 
 
 def follow(runs, seconds, once=False):
-    """{run: its new records}, once and, until all runs are over, again after so many seconds."""
+    """Yields {run: its new records} once, then every so many seconds until all runs are over."""
     while True:
         yield {run: run.poll() for run in runs}
         if once or all(run.over for run in runs):
@@ -89,13 +89,12 @@ def number(record, name):
 # The types of what the scripts compute with: in records, rows of linear_layers and counts of a
 # tensor; and the options that are whole numbers.
 NUMBERS = """step status time parameters flops_per_token fp8_flops_share peak_flops memory_bytes
-    ranks slowest data_sequences tokenizer_vocabulary loss lr norm skipped seconds tokens
-    tokens_per_s valid_loss first_block blocks outputs inputs flops_share elements largest zero
-    subnormal""".split()
+    ranks slowest tokenizer_vocabulary loss lr norm skipped seconds tokens tokens_per_s valid_loss
+    first_block blocks outputs inputs flops_share elements largest zero subnormal""".split()
 TEXTS = """kind program device precision data_crc32 valid_data_crc32 linear x w dy wgrad
     reason error host""".split()
-COUNTS = """train-iters global-batch-size micro-batch-size seq-length vocab-size fp8-stats-interval
-    num-layers-at-start-in-bf16 num-layers-at-end-in-bf16""".split()
+COUNTS = """train-iters global-batch-size micro-batch-size seq-length vocab-size
+    fp8-stats-interval""".split()
 
 
 def has_types(record):
@@ -104,7 +103,7 @@ def has_types(record):
 
 
 def is_record(record):
-    """Whether nobody who reads it meets a value of another type than the trainers write."""
+    """Says whether every value has the type that the trainers write."""
     options, layers = record.get("options", {}), record.get("linear_layers", [])
     parts = [record, *layers, *record.get("tensors", {}).values()]
     return all(map(has_types, parts)) and 0 <= record["step"] < 2**53 and \
@@ -119,8 +118,8 @@ def is_record(record):
 
 
 def changing_options(start, *effects):
-    """name -> value of a run record's options of these effects (model/options.h), as it says; where
-    none is named, of all that change anything. Older records name no effects."""
+    """Returns name -> value of a start's options of these effects (model/options.h); where none is
+    named, of all that change anything. Older records name no effects."""
     known = start.get("effects", {})
     return {name: value for name, value in start.get("options", {}).items()
             if known.get(name, "results") in effects or
@@ -142,8 +141,9 @@ class Run:
         self._offset, self._inode, self._log = 0, None, llm_c.Log()
 
     def poll(self):
-        """Takes in what was written since; returns the new records. One of the kind "restart" comes
-        first where the file is another one than before: what was read of the old one is gone."""
+        """Takes in what was written since, and returns the new records. One of the kind "restart"
+        comes first where the file is another one than before: what was read of the old one is
+        gone."""
         try:
             file = open(self.path, "rb")
         except FileNotFoundError:
@@ -223,12 +223,12 @@ class Run:
 
     @property
     def foreign(self):
-        """Another program's: its weights and the order of its data are its own."""
+        """Another program's run has its own weights and order of data."""
         return self.start.get("program") == llm_c.PROGRAM
 
     @property
     def on_gpu(self):
-        """Nobody judges the speed of emulated FP8."""
+        """The speed of emulated FP8 is not judged."""
         return bool(self.starts) and not self.start.get("device", "CPU").startswith("CPU")
 
     @property
@@ -237,8 +237,8 @@ class Run:
 
     @property
     def died(self):
-        """By a signal, or of an error: nobody holds the lock of a run that did not say that it
-        ended. None where that is unknown."""
+        """Whether a signal or an error ended it: nobody holds the lock of a run that did not say
+        that it ended. None where that is unknown."""
         try:
             with open(os.path.join(os.path.dirname(self.path), ".lock"), "rb") as file:
                 fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -248,13 +248,14 @@ class Run:
         except OSError: # no lock, or a file system without any
             return None
 
-    @property
-    def silence(self):
-        """Seconds for which nothing was written."""
+    def silent(self, seconds):
+        """How long nothing was written, if that is more than these seconds and 20 steps; else 0."""
         try:
-            return time.time() - os.path.getmtime(self.path)
+            silence = time.time() - os.path.getmtime(self.path)
         except OSError:
             return 0.0
+        usual = self.recent("seconds")
+        return silence if silence > max(seconds, 20 * usual if usual > 0 else 0) else 0.0
 
     @property
     def state(self):
@@ -279,14 +280,14 @@ class Run:
         return self.finished or gave_up
 
     def recent(self, name, count=20):
-        """Median over the newest steps; NaN and infinity are left out."""
+        """Returns the median over the newest steps; NaN and infinity are left out."""
         values = [number(self.steps[step], name) for step in sorted(self.steps)[-count:]]
         values = list(filter(math.isfinite, values))
         return statistics.median(values) if values else math.nan
 
     def fp8_shares(self):
-        """Of the newest count of FP8 codes: its step, and (tensor, share of the largest magnitude,
-        share of zeros) of each."""
+        """Returns of the newest count of FP8 codes its step and, of each tensor, the name, the
+        share of the largest magnitude and the share of zeros."""
         if not self.fp8:
             return None, []
         step, shares = max(self.fp8), []
@@ -298,7 +299,7 @@ class Run:
         return step, shares
 
     def column(self, name, kind="steps"):
-        """Steps and values of one field, in order of the steps."""
+        """Returns steps and values of one field, in order of the steps."""
         held = getattr(self, kind)
         order = sorted(held)
         return order, [number(held[step], name) for step in order]
@@ -327,17 +328,16 @@ def time_left(run):
 
 
 def state_of(run):
-    """And how long ago the file was written to, when that is long for a run that goes on."""
+    """Returns the state, and of a run that goes on for how long it is silent, if that is long."""
     if run.end is not None or not run.starts or run.died:
         return run.state
-    usual = run.recent("seconds")
-    silent = run.silence > max(60, 20 * usual if math.isfinite(usual) else 0)
+    silent = run.silent(60)
     return ("running" if run.steps else "starting") + \
-        (f", silent for {duration(run.silence)}" if silent else "")
+        (f", silent for {duration(silent)}" if silent else "")
 
 
 def cells(run):
-    """What is said of a run in a line: column -> text."""
+    """Returns what a line says of a run: column -> text."""
     return {"run": run.name, "step": f"{run.last_step:,}/{run.train_iters:,}",
             "loss": fixed(run.recent("loss")), "valid": fixed(run.last("valid_loss", "evals")),
             "lr": shown(run.last("lr"), ".2e"), "norm": fixed(run.recent("norm"), 3),

@@ -26,7 +26,7 @@ DROPPED = ["norm", "lr", "skipped", "valid", "left", "tok/s", "loss"] # where it
 
 
 def chart(runs, width, height):
-    """The losses, a point a column; the axis keeps to what follows the first twentieth of them."""
+    """Draws the losses, a point a column, on an axis that leaves out their first twentieth."""
     steps = [step for run in runs for step in run.steps]
     first, last, curves = min(steps), max(steps), []
     for run in runs:
@@ -50,7 +50,7 @@ def chart(runs, width, height):
 
 
 def table(runs, width):
-    """A line a run, in as many columns as there is room for."""
+    """Returns a line a run, in as many columns as there is room for."""
     rows = list(map(metrics.cells, runs))
     rows.insert(0, {name: name for name in rows[0]})
     wide = {name: max(len(row[name]) for row in rows) for name in rows[0]}
@@ -62,7 +62,7 @@ def table(runs, width):
 
 
 def details(run):
-    """Lines on a run that is shown alone."""
+    """Yields lines on a run that is shown alone."""
     start, speed = run.start, run.recent("tokens_per_s")
     flops = speed * metrics.number(start, "flops_per_token")
     peak = metrics.number(start, "peak_flops") * run.ranks
@@ -102,22 +102,8 @@ def frame(runs, width, height):
     return "\n".join(line[:width] for line in lines)
 
 
-def parse():
-    p = Parser(prog="scripts/monitor", description=__doc__)
-    p.add_argument("runs", metavar="RUN", nargs="+", help="its folder, or its metrics.jsonl")
-    p.add_argument("--once", action="store_true", help="what is there now, and leave")
-    p.add_argument("--interval", metavar="SECONDS", default=2.0,
-                   type=number(float, 0.05, 86400, "seconds, 0.05 to 86400"),
-                   help="time between two looks (2)")
-    p.add_argument("--tensorboard", metavar="DIR", help="write TensorBoard's event files, a folder "
-                   "a run")
-    p.add_argument("--wandb", metavar="PROJECT", help="send to Weights & Biases (needs its "
-                   "package)")
-    return p.parse_args()
-
-
 def log_line(run, record):
-    """Where there is no terminal: a start, an evaluation, the end."""
+    """Returns the line of a start, an evaluation or the end, for where there is no terminal."""
     step = f"step {int(record['step']):,}/{run.train_iters:,}"
     now = metrics.cells(run)
     return f"{run.name} | " + {
@@ -145,7 +131,17 @@ def watch(options, runs, boards):
 
 
 def main():
-    options = parse()
+    p = Parser(prog="scripts/monitor", description=__doc__)
+    p.add_argument("runs", metavar="RUN", nargs="+", help="its folder, or its metrics.jsonl")
+    p.add_argument("--once", action="store_true", help="what is there now, and leave")
+    p.add_argument("--interval", metavar="SECONDS", default=2.0,
+                   type=number(float, 0.05, 86400, "seconds, 0.05 to 86400"),
+                   help="time between two looks (2)")
+    p.add_argument("--tensorboard", metavar="DIR", help="write TensorBoard's event files, a folder "
+                   "a run")
+    p.add_argument("--wandb", metavar="PROJECT", help="send to Weights & Biases (needs its "
+                   "package)")
+    options = p.parse_args()
     runs = metrics.named_runs(options.runs)
     boards = {run: [] for run in runs}
     if options.tensorboard or options.wandb:

@@ -16,20 +16,6 @@ from .shards import write_durably
 from .text import table
 
 
-def parse():
-    p = Parser(prog="scripts/plot", description=__doc__)
-    p.add_argument("runs", metavar="RUN", nargs="+", help="its folder, or its metrics.jsonl")
-    p.add_argument("--out", metavar="FILE", help=".png, .svg or .html (plot.png in the first run's "
-                   "folder)")
-    p.add_argument("--x", choices=list(plots.AXES), default="step",
-                   help="the horizontal axis (step)")
-    p.add_argument("--follow", metavar="SECONDS", nargs="?", const=10,
-                   type=number(int, 1, sys.maxsize, "a whole number, 1 or more"),
-                   help="draw again as the runs go on, every 10 s or as given, until they have "
-                   "finished; Ctrl-C ends it")
-    return p.parse_args()
-
-
 def write(runs, options, refresh):
     form = options.out.rpartition(".")[2]
     data = style.draw(plots.draw_runs, plots.SIZE_RUNS, [judge.Variant(run.name, [run])
@@ -45,7 +31,17 @@ def write(runs, options, refresh):
 
 
 def main():
-    options = parse()
+    p = Parser(prog="scripts/plot", description=__doc__)
+    p.add_argument("runs", metavar="RUN", nargs="+", help="its folder, or its metrics.jsonl")
+    p.add_argument("--out", metavar="FILE", help=".png, .svg or .html (plot.png in the first run's "
+                   "folder)")
+    p.add_argument("--x", choices=list(plots.AXES), default="step",
+                   help="the horizontal axis (step)")
+    p.add_argument("--follow", metavar="SECONDS", nargs="?", const=10,
+                   type=number(int, 1, sys.maxsize, "a whole number, 1 or more"),
+                   help="draw again as the runs go on, every 10 s or as given, until they have "
+                   "finished; Ctrl-C ends it")
+    options = p.parse_args()
     runs = metrics.named_runs(options.runs)
     if options.out is None:
         options.out = os.path.join(os.path.dirname(runs[0].path), "plot.png")

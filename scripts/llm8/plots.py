@@ -23,13 +23,13 @@ def final_range(axes, curves):
 
 
 def curve_of(variant, name, kind="steps", width=1):
-    """Steps, mean over the runs, lowest and highest of them."""
+    """Returns steps, and mean, lowest and highest of the runs."""
     steps, rows = series.side_by_side(variant.runs, name, kind, width)
     return steps, rows.mean(axis=0), rows.min(axis=0), rows.max(axis=0)
 
 
 def draw_band(axes, variants, index, places, mean, low, high, **words):
-    """The curve of a variant in its band, from the lowest to the highest seed."""
+    """Draws the curve of a variant in its band, from the lowest to the highest seed."""
     axes.plot(places, mean, label=variants[index].name,
               **{"markersize": 3.5, **style.line(index), **words})
     if len(variants[index].runs) > 1:
@@ -38,7 +38,7 @@ def draw_band(axes, variants, index, places, mean, low, high, **words):
 
 
 def draw_curves(axes, variants, name, kind="steps", width=1, axis="step", **words):
-    """Of each variant; returns the means."""
+    """Draws the curve of each variant; returns the means."""
     means = []
     for i, variant in enumerate(variants):
         steps, mean, low, high = curve_of(variant, name, kind, width)
@@ -50,7 +50,7 @@ def draw_curves(axes, variants, name, kind="steps", width=1, axis="step", **word
 
 
 def draw_norms(axes, variants, width, axis="step"):
-    """And where steps were skipped."""
+    """Draws the gradient norms, and marks the steps that were skipped."""
     draw_curves(axes, variants, "norm", width=width, axis=axis)
     for i, variant in enumerate(variants):
         places = []
@@ -107,7 +107,7 @@ def loss_figure(figure, variants, name, kind, widths, limit, title):
 
 
 def time_figure(figure, variants):
-    """Validation losses over tokens and over time; the line is where the baseline ends."""
+    """Draws validation losses over tokens and over time. The line is where the baseline ends."""
     ends = [series.positions(run, "minutes", run.last_step) for variant in variants
             for run in variant.runs]
     both = figure.subplots(1, 2, sharey=True)
@@ -123,21 +123,23 @@ def time_figure(figure, variants):
 
 
 def over_steps(axes, **words):
-    """Magnitudes on a logarithmic axis."""
+    """Gives axes of magnitudes a logarithmic axis, and steps below."""
     axes.set(xlabel="step", **words)
     style.log_axis(axes.yaxis)
     style.step_axis(axes.xaxis)
     style.legend_above(axes)
 
 
-def amax_figure(figure, histories):
-    """histories: a variant's place among all -> its name and its first run's amax_history."""
+def amax_figure(figure, variants, histories):
+    """histories: of each variant the amax_history of its first run."""
     axes = figure.subplots()
-    for i, (name, (last, rows)) in histories.items():
-        steps = numpy.arange(last - len(rows), last) + 1
-        axes.plot(steps, rows.max(axis=1), label=f"{name}: the largest", **style.line(i))
-        axes.plot(steps, numpy.median(rows, axis=1), color=style.color(i), alpha=0.5, linewidth=1,
-                  label=f"{name}: median")
+    for i, (variant, (last, rows)) in enumerate(zip(variants, histories)):
+        if last:
+            steps = numpy.arange(last - len(rows), last) + 1
+            axes.plot(steps, rows.max(axis=1), label=f"{variant.name}: the largest",
+                      **style.line(i))
+            axes.plot(steps, numpy.median(rows, axis=1), color=style.color(i), alpha=0.5,
+                      linewidth=1, label=f"{variant.name}: median")
     over_steps(axes, title="Largest magnitude (amax) of the inputs of FP8 layers")
 
 
@@ -148,7 +150,7 @@ def norm_figure(figure, variants, width):
 
 
 def draw_bars(axes, names, groups, title, label, write, colors=style.LINES):
-    """A bar a variant, from its runs' mean; of several, a dot a run."""
+    """Draws a bar a variant, from its runs' mean; where there are several runs, a dot a run."""
     axes.grid(False, axis="y")
     for i, values in enumerate(groups):
         mean = judge.mean(values)

@@ -29,8 +29,8 @@ def find(row, wanted, usual, what):
 
 
 def read_row(row, o):
-    """(context, answers, which is right) of a row in any usual form; ValueError where it is no
-    question."""
+    """Returns (context, answers, which is right) of a row in any usual form; raises ValueError
+    where it is no question."""
     context = find(row, o.context_field, CONTEXTS, "question")
     answers = find(row, o.choices_field, ANSWERS, "list of answers")
     label = find(row, o.label_field, LABELS, "right answer")
@@ -52,8 +52,8 @@ def read_row(row, o):
 
 
 def encode_row(vocabulary, row, before):
-    """The numbers of a question after its first two. An answer begins with the space before it,
-    which it may have already."""
+    """Returns the numbers of a question after its first two. An answer begins with the space before
+    it, which it may have already."""
     context, answers, label = row
     tokens = before + list(vocabulary.encode(context))
     numbers = [label, len(answers), len(tokens), *tokens]
@@ -77,7 +77,10 @@ def write_set(path, questions, dtype, mark):
     shards.write_durably(path, [header.ljust(1024, b"\0"), *parts])
 
 
-def parser():
+
+
+
+def main():
     p = Parser(
         prog="scripts/prepare_choices",
         description="Turns a multiple-choice set into the file that the trainers score with "
@@ -94,14 +97,7 @@ def parser():
     p.add_argument("--context-field", default="", metavar="NAME", help="where the question stands")
     p.add_argument("--choices-field", default="", metavar="NAME", help="where the answers stand")
     p.add_argument("--label-field", default="", metavar="NAME", help="where the right one stands")
-    return p
-
-
-
-
-
-def main():
-    o = parser().parse_args()
+    o = p.parse_args()
     path = o.source
     if path == "hellaswag" and not os.path.exists(path):
         [[path]] = downloads.from_hub(path, *HELLASWAG, vars(o))

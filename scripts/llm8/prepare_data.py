@@ -69,8 +69,8 @@ class Worker:
 
     @classmethod
     def take(cls, row):
-        """The text of a row, or of one that is a conversation (its text, [its ids, whether each
-        counts])."""
+        """Returns the text of a row, or of a conversation its text and [its ids, whether each
+        counts]."""
         field = cls.settings["text_field"]
         if field or not is_conversation(row):
             return sources.text_of(row, field)
@@ -92,7 +92,7 @@ def start_process(*what):
 
 
 def pieces(text):
-    """A long text in parts that can be tokenized by themselves."""
+    """Cuts a long text into parts that can be tokenized by themselves."""
     if isinstance(text, bytes) or len(text) <= LONG_TEXT:
         return [text]
     parts, begin = [], 0
@@ -105,7 +105,7 @@ def pieces(text):
 
 
 def split_tail(text, fraction):
-    """A text's part for training and the one for validation, which starts a line, unless that
+    """Cuts a text into a part for training and one for validation, which starts a line, unless that
     would cost it more than half."""
     at = len(text) - int(len(text) * fraction)
     line = text.find(b"\n" if isinstance(text, bytes) else "\n", at, at + (len(text) - at) // 2)
@@ -118,14 +118,14 @@ def short_hash(text):
 
 
 def unit_name(settings, unit):
-    """A name that changes with what the unit's tokens depend on."""
+    """Returns a name that changes with what the unit's tokens depend on."""
     return "unit_" + short_hash(json.dumps([
         unit.__dict__, stamps(unit.files),
         {key: settings[key] for key in settings if not key.endswith("sources")}]))
 
 
 def stamps(paths):
-    """What tells a file from an earlier one of its name."""
+    """Returns what tells files from earlier ones of their names."""
     stats = [os.stat(path) for path in paths]
     return [[path, stat.st_size, stat.st_mtime_ns] for path, stat in zip(paths, stats)]
 
@@ -171,7 +171,7 @@ def tokenize_unit(name, unit):
 
 
 def read_units(work, names):
-    """The documents of all units, and what was left out of them."""
+    """Returns the documents of all units, and what was left out of them."""
     tables, skipped = [numpy.zeros(0, DOCUMENT)], []
     for number_of, name in enumerate(names):
         with numpy.load(os.path.join(work, name + ".npz")) as held:
@@ -195,7 +195,7 @@ def choose_valid(documents, fraction, seed):
 
 
 def split_documents(settings, documents):
-    """The documents of training and of validation, shuffled."""
+    """Returns the documents of training and of validation, shuffled."""
     seed = shards.mixed(numpy.array([settings["seed"] + 1], dtype=numpy.uint64))[0]
     valid, place = documents["valid"], numpy.arange(len(documents), dtype=numpy.uint64)
     if settings["split"] == "documents" and settings["valid_fraction"]:
@@ -205,9 +205,9 @@ def split_documents(settings, documents):
 
 
 def pack(documents, window):
-    """The documents in windows of so many tokens: the longest first, each where it leaves the
-    least room. A longer one begins a window and has several. Windows, and documents in them, keep
-    their order; `padding` follows the last document of each."""
+    """Puts the documents into windows of so many tokens: the longest first, each where it leaves
+    the least room. A longer one begins a window and has several. Windows, and documents in them,
+    keep their order; `padding` follows the last document of each."""
     length = documents["length"]
     last = (length - 1) % window + 1  # of its tokens, those in its last window
     bins, with_room, rooms = [], [[] for _ in range(window + 1)], 0  # rooms: a bit for each room
@@ -238,7 +238,7 @@ def pack(documents, window):
 
 
 def cut_shards(documents, most, window):
-    """The documents of each shard of about `most` tokens, in whole windows."""
+    """Yields the documents of each shard of about `most` tokens, in whole windows."""
     ends, begin, base = numpy.cumsum(documents["length"] + documents["padding"]), 0, 0
     cuts = numpy.flatnonzero(ends % window == 0) + 1  # a shard may end before these documents
     while begin < len(documents):
@@ -250,7 +250,7 @@ def cut_shards(documents, most, window):
 
 
 def contents(documents, names, ending, dtype, padding):
-    """What the units of these names hold of each document, in the files of this ending."""
+    """Yields what the units' files of this ending hold of each document, and its padding."""
     held = {unit: numpy.memmap(os.path.join(Worker.work, names[unit] + ending), dtype, "r")
             for unit in numpy.unique(documents["unit"])}
     for row in documents:
@@ -259,8 +259,8 @@ def contents(documents, names, ending, dtype, padding):
 
 
 def write_shard(name, documents, names, window):
-    """One shard, of units of these names, and where it is of windows its mask; returns its row of
-    the manifest. Runs in a worker."""
+    """Writes one shard from the units of these names and, where it has windows, its mask; returns
+    its row of the manifest. Runs in a worker."""
     vocabulary, path = Worker.vocabulary, os.path.join(Worker.work, name)
     dtype = shards.token_type(vocabulary.size)
     count = int((documents["length"] + documents["padding"]).sum())
@@ -292,7 +292,7 @@ def open_pool(jobs, *what):
 
 
 def run_all(pool, function, tasks, what):
-    """The results of function(*task). After the first fault no other task is begun."""
+    """Returns the results of function(*task). After the first fault no other task is begun."""
     results = pool.map(function, *zip(*tasks)) if pool else itertools.starmap(function, tasks)
     return list(tqdm(results, desc=what, total=len(tasks), unit="", disable=None))
 
@@ -301,7 +301,7 @@ OWN_SHARD = re.compile(r"(train|val)_\d{5,}\.bin(\.mask)?")
 
 
 def prepare(output, settings, units, words, vocabulary, jobs):
-    """All of it; returns the manifest."""
+    """Makes the shards, and returns the manifest."""
     begin, work = time.time(), os.path.join(output, ".work")
     resumes = os.path.isdir(work)
     held = [name for name in os.listdir(output) if name.endswith(".bin") and not (
@@ -345,7 +345,7 @@ def prepare(output, settings, units, words, vocabulary, jobs):
 
 
 def window_of(settings, documents, vocabulary):
-    """The length of the windows that conversations are packed into; 1: text is cut anywhere."""
+    """Returns the length of the windows of conversations; 1: text is cut anywhere."""
     chat = documents["chat"]
     if chat.any() != chat.all():
         die("the sources hold texts and conversations; prepare each into a folder of its own, and "
@@ -374,7 +374,7 @@ def publish(output, work, vocabulary, manifest):
 
 
 def files_of(row):
-    """(name, bytes, SHA-256) of a manifest's row: a mask, if it has one, and the shard."""
+    """Yields (name, bytes, SHA-256) of a row's files: a mask, if it has one, and the shard."""
     if "mask_sha256" in row:
         yield row["name"] + shards.MASK, shards.mask_bytes(row["tokens"]), row["mask_sha256"]
     yield row["name"], row["bytes"], row["sha256"]
@@ -435,7 +435,7 @@ def parser():
 
 
 def find_files(o):
-    """The files to train on, and those to validate on. Known sets are downloaded."""
+    """Returns the files to train on, and those to validate on. Known sets are downloaded."""
     train, valid = [], []
     for source in o.sources:
         if source.partition("@")[0] in downloads.KNOWN_SETS and not os.path.exists(source):
@@ -454,7 +454,7 @@ def find_files(o):
 
 
 def make_settings(o, vocabulary, files, valid_files):
-    """All that the shards depend on."""
+    """Returns all that the shards depend on."""
     def special(text, option):
         return [] if text == "none" else [vocabulary.special(text, option)]
 
@@ -488,7 +488,7 @@ def read_manifest(folder):
 
 
 def is_made(output, settings):
-    """Whether the folder holds this preparation; refuses one that holds another."""
+    """Says whether the folder holds this preparation; ends where it holds another."""
     path = os.path.join(output, "manifest.json")
     if not os.path.exists(path):
         return False
@@ -519,7 +519,7 @@ def lock(folder):
 
 
 def check_shards(folder):
-    """--check: every shard against the manifest."""
+    """Does what --check does: compares every shard with the manifest."""
     manifest = read_manifest(folder)
     for name, size, checksum in itertools.chain(*map(files_of, manifest["shards"])):
         path = os.path.join(folder, name)

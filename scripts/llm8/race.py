@@ -66,7 +66,7 @@ def parse(arguments):
 
 
 def schedule(o, steps):
-    """Warm-up, and steps between evaluations: a short run has one, at its end."""
+    """Returns the warm-up, and the steps between evaluations: a short run has one, at its end."""
     return str(steps // 10), \
         str(steps if steps < o.train_iters else max(1, steps // EVALUATIONS))
 
@@ -81,7 +81,7 @@ def task_of(o, name, rate, steps, seed, folder):
 
 
 def run_llm_c(o, rate, steps, folder):
-    """Its log is the record of the run: console.log."""
+    """Runs llm.c. Its log, console.log, is the record of the run."""
     log = os.path.join(folder, "console.log")
     os.makedirs(folder, exist_ok=True)
     done = open_run(log)
@@ -112,7 +112,7 @@ def train(o, wanted, steps, checkpoints):
 
 
 def tried(o, name):
-    """rate -> the last validation loss of its short run, those that have ended."""
+    """Returns rate -> the last validation loss of its short run, of those that have ended."""
     losses = {}
     for folder in sorted(glob.glob(os.path.join(glob.escape(o.out), "tune", name, "lr-*"))):
         run = open_run(os.path.join(folder, "console.log") if name == "llm.c" else folder)
@@ -122,7 +122,7 @@ def tried(o, name):
 
 
 def tune(o, name):
-    """Short runs; where the best rate is the largest or the smallest, one beyond it."""
+    """Does short runs, and where the best rate is the largest or the smallest, one beyond it."""
     rates = (o.muon_rates if name == "muon" else o.rates).split(",")
     for _ in range(2):
         status = train(o, [(name, rate, "1", os.path.join(o.out, "tune", name, f"lr-{rate}"))
@@ -155,7 +155,7 @@ def runs(o):
 
 
 def report(o):
-    """Exit statuses are those of scripts/compare on the pairs of Muon."""
+    """Writes both reports; its exit status is that of scripts/compare on the pairs of Muon."""
     folders, status = experiment.runs_under(o.out), 0
     log = os.path.join(o.out, "llm.c", "console.log")
     if os.path.exists(log):

@@ -42,7 +42,7 @@ def verdict_line(comparison):
 
 
 def advice(comparison):
-    """What would tell more, where the losses cannot be judged."""
+    """Says which runs would tell more, where the losses cannot be judged."""
     seeds = judge.more_seeds(comparison)
     if not seeds:
         return []
@@ -75,7 +75,7 @@ def verdict_blocks(comparison):
 
 
 def spread_text(comparison):
-    """What the seeds alone do to the final training loss."""
+    """Says what the seeds alone do to the final training loss."""
     runs, base = comparison.baseline.runs, comparison.baseline.name
     if len(runs) < 2:
         return (f"One seed of {base}: nothing here says how much of a difference is chance. Give "
@@ -89,68 +89,43 @@ def spread_text(comparison):
             "steps). Those of equal seed are compared, where most of that cancels.")
 
 
-def picture(name, title, caption, function, size, *arguments):
-    return [Picture(name + ".svg", style.draw(function, size, *arguments), title), caption]
-
-
-def loss_blocks(comparison):
+def pictures(comparison):
+    """Yields of each section with a picture its heading, the file, what is said below, the function
+    of plots that draws it, the size and the function's arguments."""
     runs, variants, limits = comparison.runs, comparison.variants, comparison.limits
     last = max(run.last_step for run in runs)
-    widths = series.smoothing_width(last), series.difference_width(last)
+    width, wide = series.smoothing_width(last), series.difference_width(last)
     bands = "" if len(runs) == len(variants) else \
         " Bands reach from the lowest to the highest seed."
-    blocks = ["## Training loss", spread_text(comparison),
-              *picture("loss", "Training loss",
-                       f"Above, means over {widths[0]} steps; below, over {widths[1]}.{bands} "
-                       "Differences are taken between runs of equal seed, which see equal data.",
-                       plots.loss_figure, plots.SIZE_PAIR, variants, "loss", "steps", widths,
-                       limits.train, "Training loss")]
+    yield ("Training loss", "loss", f"Above, means over {width} steps; below, over {wide}.{bands} "
+           "Differences are taken between runs of equal seed, which see equal data.",
+           plots.loss_figure, plots.SIZE_PAIR, variants, "loss", "steps", (width, wide),
+           limits.train, "Training loss")
     if all(run.evals for run in runs):
-        blocks += ["## Validation loss",
-                   *picture("validation", "Validation loss",
-                            "Over the same samples each time." + bands, plots.loss_figure,
-                            plots.SIZE_PAIR, variants, "valid_loss", "evals", (1, 1),
-                            limits.valid, "Validation loss")]
+        yield ("Validation loss", "validation", "Over the same samples each time." + bands,
+               plots.loss_figure, plots.SIZE_PAIR, variants, "valid_loss", "evals", (1, 1),
+               limits.valid, "Validation loss")
     if all(len(run.evals) > 1 for run in runs):
-        blocks += ["## Time to a loss",
-                   *picture("time", "Time to a loss", "Means over the seeds. Dashes: where "
-                            f"{variants[0].name} ends. Evaluations and saves take no time here.",
-                            plots.time_figure, plots.SIZE_WIDE, variants)]
-    return blocks
-
-
-def amax_blocks(comparison):
-    found = {i: (variant.name, series.amax_history(variant.runs[0]))
-             for i, variant in enumerate(comparison.variants)}
-    found = {i: (name, history) for i, (name, history) in found.items() if history[0]}
-    return ["## Range of the activations",
-            *picture("amax", "Largest magnitudes of the inputs of FP8 layers",
-                     "Of all FP8 layers the largest, and the median, in each step of the first "
-                     "seed, as the history of delayed scaling has them.", plots.amax_figure,
-                     plots.SIZE_WIDE, found)] if found else []
-
-
-def speed_blocks(comparison):
-    note = "" if all(run.on_gpu for run in comparison.runs) else (
+        yield ("Time to a loss", "time", f"Means over the seeds. Dashes: where {variants[0].name} "
+               "ends. Evaluations and saves take no time here.", plots.time_figure,
+               plots.SIZE_WIDE, variants)
+    emulated = "" if all(run.on_gpu for run in runs) else (
         " On a CPU, BF16 and FP8 are emulated: the trainer rounds to them and multiplies in FP32. "
         "That shows what they do to the loss and takes longer; it says nothing of their speed or "
         "memory on a GPU.")
-    return ["## Throughput and memory",
-            *picture("speed", "Throughput and memory",
-                     "A dot is a run. Steps right after a start are left out; evaluations and "
-                     "saves do not count. Memory is what the run plans and allocates, once." + note,
-                     plots.speed_figure, plots.SIZE_WIDE, comparison.variants)]
-
-
-def norm_blocks(comparison):
-    width = series.smoothing_width(max(run.last_step for run in comparison.runs))
+    yield ("Throughput and memory", "speed", "A dot is a run. Steps right after a start are left "
+           "out; evaluations and saves do not count. Memory is what the run plans and allocates, "
+           "once." + emulated, plots.speed_figure, plots.SIZE_WIDE, variants)
     skipped = ", ".join(f"{variant.name} {sum(run.skipped for run in variant.runs)}"
-                        for variant in comparison.variants)
-    return ["## Gradient norm and skipped steps",
-            *picture("norm", "Gradient norm",
-                     f"Means over {width} steps. Skipped steps (a loss or norm that is NaN or "
-                     f"infinite) in all runs: {skipped}.", plots.norm_figure, plots.SIZE_WIDE,
-                     comparison.variants, width)]
+                        for variant in variants)
+    yield ("Gradient norm and skipped steps", "norm", f"Means over {width} steps. Skipped steps (a "
+           f"loss or norm that is NaN or infinite) in all runs: {skipped}.", plots.norm_figure,
+           plots.SIZE_WIDE, variants, width)
+    histories = [series.amax_history(variant.runs[0]) for variant in variants]
+    if any(last for last, _ in histories):
+        yield ("Range of the activations", "amax", "Of the inputs of all FP8 layers the largest "
+               "magnitude, and the median, in each step of the first seed, as the history of "
+               "delayed scaling has them.", plots.amax_figure, plots.SIZE_WIDE, variants, histories)
 
 
 def precision_table(run):
@@ -200,7 +175,7 @@ def setting_blocks(comparison, commands):
 
 
 def figures_of_runs(comparison):
-    """What the reports say of each run."""
+    """Returns what the reports say of each run."""
     return [{"variant": variant.name, "seed": judge.seed_of(run),
              "folder": os.path.dirname(run.path), "steps": run.last_step, "state": run.state,
              "loss": series.window_mean(run, run.last_step, judge.window_of(run.last_step)),
@@ -222,14 +197,16 @@ def run_table(comparison):
 
 def build(comparison, commands=()):
     names = [variant.name for variant in comparison.variants]
-    return [f"# {', '.join(names[1:])} against {names[0]}", *verdict_blocks(comparison),
-            *setting_blocks(comparison, list(commands)), *loss_blocks(comparison),
-            *speed_blocks(comparison), *norm_blocks(comparison), *amax_blocks(comparison),
-            *precision_blocks(comparison), "## The runs", run_table(comparison)]
+    blocks = [f"# {', '.join(names[1:])} against {names[0]}", *verdict_blocks(comparison),
+              spread_text(comparison), *setting_blocks(comparison, list(commands))]
+    for heading, name, caption, function, size, *arguments in pictures(comparison):
+        picture = Picture(name + ".svg", style.draw(function, size, *arguments), heading)
+        blocks += [f"## {heading}", picture, caption]
+    return [*blocks, *precision_blocks(comparison), "## The runs", run_table(comparison)]
 
 
 def curve(variant):
-    """Means over the seeds, at each evaluation that all of them have."""
+    """Returns the means over the seeds, at each evaluation that all of them have."""
     steps, loss, low, high = plots.curve_of(variant, "valid_loss", "evals")
     places = {axis: series.mean_positions(variant.runs, axis, steps)
               for axis in ("tokens", "seconds")}

@@ -58,7 +58,7 @@ RACERS = {"llm.c": "llm.c BF16", "bf16": "AdamW BF16", "fp8": "AdamW FP8", "muon
 
 
 def read_report(path):
-    """report.json of scripts/compare."""
+    """Reads the report.json of a comparison."""
     try:
         held = json.loads(path.read_text(encoding="utf-8"))
         held["said"], held["curves"]
@@ -80,7 +80,7 @@ def program_of(r):
 
 
 class Records:
-    """Those of a folder, in the order of their dates."""
+    """The records of a folder, in the order of their dates."""
 
     def __init__(self, folder):
         self.path = os.path.join(folder, "bench.jsonl")
@@ -97,12 +97,12 @@ class Records:
                          for r in self.bench}
 
     def like(self, r, **other):
-        """The record of the same commit and GPU, but for these: gpus, or the name; or None."""
+        """Returns the record of the same commit and GPU with other gpus or name, or None."""
         return self.of_place.get((r["commit"], r["machine"]["gpu"], r["model"],
                                   other.get("gpus", r["gpus"]), other.get("name", name_of(r))))
 
     def fronts(self):
-        """For each kind of GPU the front page's records, by model, others' first."""
+        """Returns for each kind of GPU the front page's records, by model, others' first."""
         found = []
         for gpu in estimate.gpus_of_records(self.bench):
             plain = [r for r in self.bench if r["machine"]["gpu"] == gpu and not r["arguments"]]
@@ -133,13 +133,13 @@ def listed(values):
 
 
 def memory(r):
-    """What was in use at the run's end; in older records, which lack it, what was planned."""
+    """Returns what was in use at the run's end; older records have what was planned alone."""
     used = shown(r.get("peak_memory_gib"), ".1f", 1, " GiB")
     return shown(r["planned_memory_gib"], ".1f", 1, " GiB planned") if used == "-" else used
 
 
 def steps(records, rows):
-    """The rows, and where and when they were measured."""
+    """Writes the rows, and where and when they were measured."""
     lines, ours = [], [r for r in rows if "program" not in r]
     for r in rows:
         gpus = f", {r['gpus']} GPUs" if r.get("gpus", 1) > 1 else ""
@@ -175,8 +175,8 @@ def results(records):
 
 
 def bench(records):
-    """The other kinds of GPU as the front page shows one; then the newest record of each kind that
-    is on neither, a table a commit and GPU."""
+    """Writes the other kinds of GPU as the front page shows one; then the newest record of each
+    kind that is on neither, a table a commit and GPU."""
     newest = {(r["machine"]["gpu"], r["model"], r["gpus"], name_of(r)): r for r in records.bench}
     shown_there = [r for rows in records.fronts() for r in rows]
     rows = [r for _, r in sorted(newest.items()) if r not in shown_there]
@@ -188,7 +188,7 @@ def bench(records):
 
 
 def scaling(records):
-    """What several GPUs gain over one, of the newest commit with records of both."""
+    """Writes what several GPUs gain over one, of the newest commit with records of both."""
     rows = [r for r in records.bench if r["gpus"] > 1 and records.like(r, gpus=1)]
     rows = [r for r in rows if (r["commit"], r["machine"]) == (rows[-1]["commit"],
                                                                rows[-1]["machine"])]
@@ -196,7 +196,7 @@ def scaling(records):
 
 
 def beside_bf16(records, r):
-    """How many times as fast as the same run in BF16, where there is one."""
+    """Returns how many times as fast it is as the same run in BF16, where there is one."""
     alike = ("commit", "model", "seq_length", "global_batch", "adam_dtype", "offload")
     return next((r["tokens_per_s"] / b["tokens_per_s"] for b in records.offload
                  if b["precision"] == "BF16" and all(b.get(k) == r.get(k) for k in alike)), None)
@@ -223,7 +223,7 @@ def offload(records):
 
 
 def card(records):
-    """The fastest of Llama 3 8B on a card of 80 GB, in a sentence."""
+    """Writes in a sentence the fastest of Llama 3 8B on a card of 80 GB."""
     gains = {i: beside_bf16(records, r) for i, r in enumerate(records.offload)
              if r.get("offload") and r["precision"] != "BF16" and r["model"] == "llama-3-8b"}
     best = max((i for i in gains if gains[i]),
@@ -260,7 +260,7 @@ def number(records):
 
 
 def times_of(records):
-    """{variant: the judgement on its time to the loss at which llm.c ends}"""
+    """Returns {variant: the judgement on its time to the loss at which llm.c ends}."""
     return {j["variant"]: j for j in (records.race or {"judgements": []})["judgements"]
             if j["what"] == "time to loss" and j["variant"] in RACERS}
 
@@ -289,13 +289,13 @@ def size_of(report):
 
 
 def last_losses(report, variant):
-    """{seed: the last validation loss}"""
+    """Returns {seed: the last validation loss}."""
     return {run["seed"]: run["valid_loss"] for run in report["runs"]
             if run["variant"] == variant and run["state"] == "finished"}
 
 
 def fp8(records, front=True):
-    """The mean of the differences of equal seeds, and of several its standard error."""
+    """Writes the mean of the differences of equal seeds and, of several, its standard error."""
     from . import judge  # needs packages, as the figure does; the recipes' costs need none
 
     reports = {name: r for name, r in records.reports.items()
@@ -330,7 +330,7 @@ def older(records):
 
 
 def figure(records):
-    """Tokens a second, and the race where there is one."""
+    """Draws tokens a second, and the race where there is one."""
     import numpy
 
     from . import plots, style
@@ -366,7 +366,7 @@ def figure(records):
 
 
 def command_of(path, gpus):
-    """The options that a recipe hands to the trainer on so many GPUs, without --gpus."""
+    """Returns the options that a recipe hands to the trainer on so many GPUs, without --gpus."""
     words_of = {**os.environ, "DRY": "1", "GPUS": str(gpus), "PRECISION": "bf16", "SMOKE": "0",
                 "LAUNCH": "self", "DATA": "none"} # whose vocabulary is not the data set's
     done = subprocess.run([path], capture_output=True, text=True, check=False, env=words_of)
@@ -379,7 +379,7 @@ def command_of(path, gpus):
 
 
 def recipe_costs(path, page, records):
-    """The lines at the top of a recipe, and it with them, after the last line of its comment. FLOPs
+    """Returns the lines at the top of a recipe, and the recipe with them after its comment. FLOPs
     are the trainer's own count; hours follow from the newest records of make bench."""
     records = estimate.read_records(records)
     commands = {gpus: command_of(os.path.abspath(path), gpus) for gpus in (1, 8)}
@@ -406,8 +406,8 @@ def recipe_costs(path, page, records):
 
 
 def options(_):
-    """--help has a heading in column 1, then rows: an option in column 3, its text from column 37
-    on, on the same line or below."""
+    """Writes the tables of --help. It has a heading in column 1, then rows: an option in column 3,
+    its text from column 37 on, on the same line or below."""
     said = subprocess.run([built("train_gpt"), "--help"], capture_output=True, text=True,
                           check=True).stdout
     tables, rows = {}, []
@@ -438,7 +438,7 @@ BLOCKS = {made.__name__: made for made in (number, results, card, fp8, older, be
 
 
 def fresh(path, page, folder):
-    """What is generated of a page, and the page with it."""
+    """Returns what is generated of a page, and the page with it."""
     if path.endswith(".svg"):
         return (figure(Records(folder)),) * 2
     if path.endswith(".sh"):

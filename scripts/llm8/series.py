@@ -19,14 +19,14 @@ def arrays(run, name, kind="steps"):
 
 
 def finite(run, name):
-    """The steps at which a field is a number, and its values there."""
+    """Returns the steps at which a field is a number, and its values there."""
     steps, values = arrays(run, name)
     return steps[numpy.isfinite(values)], values[numpy.isfinite(values)]
 
 
 def smooth(values, width):
-    """Running mean over `width` values around each, fewer at the ends; NaN and infinity are left
-    out."""
+    """Returns the running mean over `width` values around each, fewer at the ends; NaN and infinity
+    are left out."""
     good = numpy.isfinite(values)
     sums = numpy.concatenate(([0.0], numpy.cumsum(numpy.where(good, values, 0.0))))
     counts = numpy.concatenate(([0], numpy.cumsum(good)))
@@ -38,7 +38,7 @@ def smooth(values, width):
 
 
 def smoothing_width(steps):
-    """For a curve. Differences are small beside the noise: they are smoothed over more."""
+    """Returns the width for a curve. Differences, small beside the noise, take a larger one."""
     return max(1, round(steps / 100))
 
 
@@ -47,7 +47,7 @@ def difference_width(steps):
 
 
 def side_by_side(runs, name, kind="steps", width=1):
-    """The steps that all of the runs have, and their smoothed values, a row a run."""
+    """Returns the steps that all of the runs have, and their smoothed values, a row a run."""
     columns = [arrays(run, name, kind) for run in runs]
     common = columns[0][0]
     for steps, _ in columns[1:]:
@@ -60,7 +60,7 @@ UNITS = {"seconds": 1, "minutes": 60, "hours": 3600}
 
 
 def positions(run, axis, steps):
-    """Where these steps lie on an axis: "step", "tokens", or a unit of the time that steps took."""
+    """Returns where steps lie on an axis: "step", "tokens", or a unit of the steps' time."""
     if axis == "step":
         return steps
     known, values = arrays(run, "tokens" if axis == "tokens" else "seconds")
@@ -74,7 +74,7 @@ def mean_positions(runs, axis, steps):
 
 
 def reach(run, loss, axis):
-    """Where on the axis its validation loss comes down to this one, on the line between two
+    """Returns where on the axis the validation loss comes down to this one, on the line between two
     evaluations; NaN where it does not."""
     steps, values = arrays(run, "valid_loss", "evals")
     places, low = positions(run, axis, steps), numpy.flatnonzero(values <= loss)
@@ -86,7 +86,7 @@ def reach(run, loss, axis):
 
 
 def steady_throughput(run):
-    """Median tokens a second, without the steps just after a start."""
+    """Returns the median tokens a second, without the steps just after a start."""
     warming = {int(start["step"]) + 1 + i for start in run.starts for i in range(WARM_UP_STEPS)}
     steps, values = arrays(run, "tokens_per_s")
     steady = [value for step, value in zip(steps, values) if step not in warming]
@@ -95,7 +95,7 @@ def steady_throughput(run):
 
 
 def window_mean(run, last, width, name="loss"):
-    """Mean over the `width` steps that end with step `last`; steps that were skipped are left
+    """Returns the mean over the `width` steps that end with step `last`; skipped steps are left
     out."""
     steps, values = finite(run, name)
     inside = values[(steps > last - width) & (steps <= last)]
@@ -103,8 +103,8 @@ def window_mean(run, last, width, name="loss"):
 
 
 def amax_history(run):
-    """[steps, layers]: the largest magnitude of each FP8 layer's input, in the steps up to a number
-    of steps, which comes first; as delayed scaling has kept it in the run's newest checkpoint."""
+    """Returns a number of steps, and [steps, layers]: the largest magnitude of each FP8 layer's
+    input in the steps up to it, as delayed scaling has kept it in the run's newest checkpoint."""
     folder = os.path.dirname(run.path)
     for place in ("latest", ""):
         path = os.path.join(follow(os.path.join(folder, place)), SCALING)

@@ -28,7 +28,7 @@ def mask_bytes(count):
 
 
 def mask(counts, of_shard, window):
-    """The parts of a mask: whether each token of a shard counts."""
+    """Returns the parts of a mask file: whether each token of a shard counts."""
     numbers = numpy.packbits(counts, bitorder="little").tobytes()
     numbers = numbers.ljust(mask_bytes(len(counts)) - HEADER_BYTES, b"\0")
     words = numpy.zeros(HEADER_BYTES // 4, dtype="<u4")
@@ -38,7 +38,7 @@ def mask(counts, of_shard, window):
 
 
 def checksum(path):
-    """A shard's CRC-32, as dataloader/loader.c sums it: above 4 MiB that of 64 parts of it."""
+    """Returns the CRC-32 of dataloader/loader.c: above 4 MiB that of 64 parts of a shard."""
     parts, part, size, total = 64, 1 << 16, os.path.getsize(path), 0
     with open(path, "rb") as file:
         for at in range(0, size, max(part, size // parts)):
@@ -73,7 +73,7 @@ def sha256_of(path):
 
 
 def mixed(values):
-    """splitmix64's finalizer, of an array."""
+    """Applies splitmix64's finalizer to an array."""
     values = values.astype(numpy.uint64)
     with numpy.errstate(over="ignore"):
         values = (values ^ (values >> numpy.uint64(30))) * numpy.uint64(0xBF58476D1CE4E5B9)
@@ -82,6 +82,6 @@ def mixed(values):
 
 
 def content_hash(text):
-    """64 bits that depend on a document's text alone."""
+    """Returns 64 bits that depend on a document's text alone."""
     content = text if isinstance(text, bytes) else text.encode("utf-8", "replace")
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")

@@ -26,7 +26,7 @@ CHAT_FIELDS = ["messages", "prompt", "completion", "tools"]
 
 
 class BadSource(Exception):
-    """What cannot be read, and the remedy."""
+    """Says what cannot be read, and the remedy."""
 
 
 @dataclass
@@ -45,8 +45,8 @@ def kind_of(path):
 
 
 def expand(patterns, what):
-    """The files that the arguments mean, each once, in order; and how many of other kinds a folder
-    held."""
+    """Returns the files that the arguments mean, each once, in order, and how many of other kinds a
+    folder held."""
     files, others = [], 0
     for pattern in patterns:
         if os.path.isdir(pattern):
@@ -83,7 +83,7 @@ def reading(path):
 
 
 def open_parquet(path, wanted):
-    """The file, and the names of its columns: of text, or of a conversation."""
+    """Returns the file, and the names of its columns: of text, or of a conversation."""
     file = pyarrow.parquet.ParquetFile(path)
     columns = file.schema_arrow.names
     if wanted is None:
@@ -132,9 +132,9 @@ def units_of(files, valid, wanted, skip_bad):
 
 
 def documents(unit, take, raw=False, skip=None):
-    """The texts of a unit, and of a row what take makes of it, which raises ValueError for a bad
-    one. raw: text files as bytes, whatever they hold. What cannot be read raises BadSource, or is
-    handed to skip, where that is not None, and left out."""
+    """Yields the texts of a unit, and of a row what take makes of it, which raises ValueError for a
+    bad one. raw: text files as bytes, whatever they hold. What cannot be read raises BadSource, or
+    is handed to skip, where that is not None, and left out."""
     texts = read_texts(unit, raw) if unit.kind == "text" else \
         {"lines": read_lines, "parquet": read_parquet}[unit.kind](unit, take)
     while True:
@@ -177,7 +177,7 @@ def open_lines(path):
 
 
 def read_lines(unit, take):
-    """Lines that begin in [begin, end); a compressed file is one unit, to its end."""
+    """Reads the lines that begin in [begin, end); a compressed file is one unit, to its end."""
     path, place, number, before = unit.files[0], unit.begin, 0, None
     whole = not path.endswith(".jsonl")
     with open_lines(path) as file:
@@ -198,7 +198,7 @@ def read_lines(unit, take):
 
 
 def lines_before(path, place):
-    """How many lines end before this byte of a file, unpacked."""
+    """Returns how many lines end before this byte of a file, unpacked."""
     count = 0
     with open_lines(path) as file:
         while place > 0 and (part := file.read(min(place, 1 << 20))):
@@ -232,14 +232,14 @@ def read_parquet(unit, take):
 
 
 def without_nulls(value):
-    """What a column of structs lacks in a row is null there."""
+    """Leaves nulls out of objects: what a column of structs lacks in a row is null there."""
     if isinstance(value, dict):
         return {key: without_nulls(part) for key, part in value.items() if part is not None}
     return list(map(without_nulls, value)) if isinstance(value, list) else value
 
 
 def no_text(names, wanted):
-    """Of a row, or file, with fields of these names."""
+    """Says why a row, or file, with fields of these names has no text."""
     if not wanted and "conversations" in names:
         return ("conversations are read from 'messages', lists of objects with 'role' and "
                 "'content'; write what 'conversations' holds as that (its 'from' and 'value')")
@@ -248,7 +248,7 @@ def no_text(names, wanted):
 
 
 def text_of(row, wanted):
-    """Raises ValueError where a row has no text."""
+    """Returns the text of a row; raises ValueError where it has none."""
     names = [wanted] if wanted else TEXT_FIELDS
     text = next((row[name] for name in names if name in row), None)
     if not isinstance(text, str):

@@ -1,5 +1,6 @@
-"""How our pictures look: SVG that takes the dark colours on a dark page, in colours that people of
-any colour vision can tell apart (Okabe and Ito's), and a dash pattern with each, for print."""
+"""How our pictures and pages look: SVG that takes the dark colours on a dark page, in colours that
+people of any colour vision can tell apart (Okabe and Ito's), and a dash pattern with each, for
+print."""
 
 import io
 
@@ -7,11 +8,12 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-PAPER, INK, QUIET, GRID = "#ffffff", "#1f2328", "#59636e", "#e3e6ea"
+THEME = {"paper": ("#ffffff", "#0f1419"), "ink": ("#1f2328", "#e6edf3"), # light, dark
+         "quiet": ("#59636e", "#9aa7b4"), "grid": ("#e3e6ea", "#2a323b")}
+PAPER, INK, QUIET, GRID = (light for light, _ in THEME.values())
 LINES = ["#0072b2", "#d55e00", "#009e73", "#b5568f", "#8a6d00", "#3a3a3a"]
-DARK = dict(zip([PAPER, INK, QUIET, GRID, *LINES],
-                ["#0f1419", "#e6edf3", "#9aa7b4", "#2a323b", "#56b4e9", "#ff9550", "#2cc79b",
-                 "#e39bc6", "#f0e442", "#d0d7de"]))
+DARK = {**dict(THEME.values()), **dict(zip(
+    LINES, ["#56b4e9", "#ff9550", "#2cc79b", "#e39bc6", "#f0e442", "#d0d7de"]))}
 DASHES = ["-", (0, (5, 1.6)), (0, (1.4, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (9, 2)), "-"]
 SETTINGS = {
     "font.family": "DejaVu Sans", "font.size": 9.5, "text.color": INK,
@@ -31,12 +33,12 @@ def color(index):
 
 
 def line(index):
-    """Colour and dashes of the index-th curve."""
+    """Returns colour and dashes of the index-th curve."""
     return {"color": color(index), "linestyle": DASHES[index % len(DASHES)]}
 
 
 def draw(function, size, *arguments, form="svg"):
-    """function(figure, *arguments) as the bytes of an SVG, or a PNG; size in inches."""
+    """Returns the SVG or PNG that function(figure, *arguments) draws, in bytes; size in inches."""
     out = io.BytesIO()
     with matplotlib.rc_context(SETTINGS):
         figure = Figure(figsize=size, dpi=150, layout="constrained")
@@ -50,7 +52,7 @@ def draw(function, size, *arguments, form="svg"):
 
 
 def legend_above(axes):
-    """Between the title and the axes: never over a line."""
+    """Puts the legend between the title and the axes, never over a line."""
     handles, labels = axes.get_legend_handles_labels()
     if not handles:
         return
@@ -61,7 +63,7 @@ def legend_above(axes):
 
 
 def short(value):
-    """850k, 1.2M: for axes, whose ticks may be close to each other and far from 0."""
+    """Writes 850k, 1.2M: for axes, whose ticks may be close to each other and far from 0."""
     if abs(value) >= 1e12:
         return f"{value:g}"
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -71,7 +73,7 @@ def short(value):
 
 
 def written(axis, how=short):
-    """how: of a tick's value, its text."""
+    """Gives an axis the function that writes the value of a tick."""
     axis.set_major_formatter(FuncFormatter(lambda value, _: how(value)))
 
 
@@ -82,7 +84,7 @@ def step_axis(axis):
 
 
 def log_axis(axis):
-    """Decades, or what is between where there are few of them, as plain numbers."""
+    """Ticks are decades, or what is between where there are few of them, as plain numbers."""
     axis.axes.set_yscale("log")
     low, high = axis.get_view_interval()
     axis.set_major_locator(MaxNLocator(6) if high < 3 * low else

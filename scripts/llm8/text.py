@@ -13,7 +13,7 @@ def counted(value):
 
 
 def many(count, word):
-    """1 step, 1,000 steps."""
+    """Writes 1 step, 1,000 steps."""
     return f"{count:,} {word}" + "s" * (count != 1)
 
 
@@ -42,7 +42,7 @@ def escaped(text):
 
 
 def table(header, rows, words=(0,), written=escaped):
-    """In Markdown. words: the columns that hold words; the others hold numbers."""
+    """Writes a table in Markdown. words: the columns that hold words; the others hold numbers."""
     rule = ["---" if i in words else "---:" for i in range(len(header))]
     rows = [[written(value) for value in row] for row in rows]
     return "\n".join("| " + " | ".join(row) + " |" for row in [header, rule, *rows])

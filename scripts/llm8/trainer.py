@@ -20,15 +20,12 @@ POLL_SECONDS = 0.2
 def trainer_command(text):
     """--trainer may be a launcher with arguments; without it, the GPU trainer where it is built and
     there is a GPU."""
-    gpu = environment.trainer("train_gptcu")
-    has_device = os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/dxg")
-    command = shlex.split(text or "") or [
-        gpu if os.path.exists(gpu) and has_device else environment.trainer("train_gpt")]
-    program = command[0]
-    if os.sep in program and not os.access(program, os.X_OK):
-        name = os.path.basename(program)
-        environment.die(f"--trainer {program}: no such program" +
-                        (f" (make {name})" if name in ("train_gpt", "train_gptcu") else ""))
+    command, gpu = shlex.split(text or ""), environment.trainer("train_gptcu")
+    if not command:
+        has_device = os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/dxg")
+        command = [gpu if has_device and os.path.exists(gpu) else environment.built("train_gpt")]
+    if os.sep in command[0] and not os.access(command[0], os.X_OK):
+        environment.die(f"--trainer {command[0]}: no such program")
     return command
 
 
@@ -54,7 +51,7 @@ class Signals:
 
 
 def show_progress(label, run, last=False):
-    """A line, drawn again and again on a terminal, once at the end elsewhere."""
+    """Draws a line, again and again on a terminal, once at the end elsewhere."""
     run.poll()
     now, live = cells(run), sys.stdout.isatty()
     if live or last:
@@ -64,7 +61,7 @@ def show_progress(label, run, last=False):
 
 
 def last_words(lines):
-    """The trainer's own: its error, where it says one."""
+    """Returns the trainer's own last words: its error, where it says one."""
     lines = [line.strip() for line in lines if line.strip()]
     errors = [line for line in lines[-20:] if line.startswith("error:")]
     return (errors or lines or ["it said nothing"])[-1].removeprefix("error: ")
@@ -98,7 +95,7 @@ def run_trainer(command, folder, label, signals, keep_open=(), record=None):
 
 
 def plan_of(command):
-    """What the trainer's --plan prints, or None and its complaint."""
+    """Returns what the trainer's --plan prints, or None and its complaint."""
     done = subprocess.run([*command, "--plan"], capture_output=True, text=True, errors="replace",
                           stdin=subprocess.DEVNULL, check=False)
     said = done.stdout, last_words((done.stdout + done.stderr).splitlines())

@@ -59,7 +59,7 @@ class Vocabulary:
         self.config = texts[1] or json.dumps(self.configured, indent=2) + "\n"
 
     def chat_template(self):
-        """Of its file, else of tokenizer_config.json; "": it has none."""
+        """Returns that of its file, else that of tokenizer_config.json; "": it has none."""
         return self.template or named_template(self.configured)
 
     def named_specials(self):
@@ -77,8 +77,8 @@ class Vocabulary:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def entries(self):
-        """tokenizer.bin's tokens. One that is longer than LONGEST prints shortened; our encoder
-        refuses it (cut_of)."""
+        """Returns tokenizer.bin's tokens. One that is longer than LONGEST prints shortened; our
+        encoder refuses it (cut_of)."""
         held = dict(enumerate(self.tokens)) | {self.end_of_text: self.end_of_text_name.encode()}
         parts = [held[token][:LONGEST + 1] for token in range(self.size)]
         return b"".join(bytes([len(part)]) + part for part in parts)
@@ -95,7 +95,7 @@ class Vocabulary:
 
 @functools.cache
 def character_ranges():
-    """(first, last, class) of all letters, numbers and white space as the library sees them."""
+    """Returns (first, last, class) of all letters, numbers and white space, by the library."""
     step, ranges = 0x800, []  # the surrogates are a number of such steps
     kinds = [(kind, pre_tokenizers.Split(Regex(pattern), "removed", invert=True))
              for kind, pattern in CLASSES]
@@ -110,7 +110,7 @@ def character_ranges():
 
 
 def byte_characters():
-    """The character by which GPT-2's byte-level tokenizers write each byte in their files."""
+    """Returns the character by which byte-level tokenizers write each byte in their files."""
     plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]
     return {byte: chr(byte) for byte in plain} | \
@@ -118,14 +118,14 @@ def byte_characters():
 
 
 def steps_of(part):
-    """A pre-tokenizer's or decoder's steps, whether it is one or a sequence."""
+    """Returns the steps of a pre-tokenizer or decoder, whether it is one or a sequence."""
     if part is None:
         return []
     return part.get("pretokenizers") or part.get("decoders") or [part]
 
 
 def token_bytes(tokenizer):
-    """The bytes of each id; special tokens stand for none."""
+    """Returns the bytes of each id; special tokens stand for none."""
     model, added = tokenizer["model"], tokenizer["added_tokens"]
     vocab = model["vocab"]
     if isinstance(vocab, list):  # Unigram: [[text, score], ...]
@@ -201,8 +201,8 @@ def read_text(path):
 
 
 def named_specials(configured):
-    """The special tokens that a chat template is given by name; each is a text, or an object with
-    one."""
+    """Returns the special tokens that a chat template is given by name. Each is a text, or an
+    object with one."""
     found = {}
     for key in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"):
         held = configured.get(f"{key}_token")
@@ -212,7 +212,7 @@ def named_specials(configured):
 
 
 def named_template(configured):
-    """A chat template in tokenizer_config.json; of several with names the default."""
+    """Returns the chat template in tokenizer_config.json; of several with names the default."""
     held = configured.get("chat_template") or ""
     if isinstance(held, list):
         held = {row["name"]: row["template"] for row in held}.get("default", "")
@@ -220,7 +220,7 @@ def named_template(configured):
 
 
 def read_config(path):
-    """The text of a tokenizer_config.json, and what it says; "" and None where there is none."""
+    """Returns the text of a tokenizer_config.json and what it says; "", None: there is none."""
     if not os.path.exists(path):
         return "", None
     text = read_text(path)
@@ -233,7 +233,7 @@ def read_config(path):
 
 
 def byte_level(model, specials, use_regex):
-    """A byte-level encoding, of GPT-2's words or of the whole text."""
+    """Makes a byte-level encoding, of GPT-2's words or of the whole text."""
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
     tokenizer.decoder = decoders.ByteLevel()
@@ -249,7 +249,7 @@ def open_bytes():
 
 
 def open_gpt2_files(vocab_file, merge_file, end_of_text):
-    """GPT-2's encoder.json (vocab.json) and vocab.bpe (merges.txt)."""
+    """Opens GPT-2's encoder.json (vocab.json) and vocab.bpe (merges.txt)."""
     try:
         model = models.BPE.from_file(vocab_file, merge_file)
     except Exception as error:  # tokenizers raises plain Exception
@@ -283,7 +283,7 @@ def open_file(path, end_of_text):
 
 
 def add_options(parser):
-    """The options that say which tokenizer it is."""
+    """Adds the options that say which tokenizer it is."""
     parser.add_argument("--tokenizer", default="gpt2", metavar="NAME|FILE",
                         help=f"{', '.join(['byte', *HUB_TOKENIZERS])}, or a tokenizer.json [gpt2]")
     parser.add_argument("--vocab-file", metavar="FILE", help="GPT-2's vocab.json, with no network")
@@ -294,7 +294,7 @@ def add_options(parser):
 
 
 def words_of(options):
-    """What open_vocabulary takes, of add_options' options."""
+    """Returns what open_vocabulary takes, of add_options' options."""
     return {key: getattr(options, key) for key in ("tokenizer", "vocab_file", "merge_file",
                                                    "end_of_text", "downloads", "mirror")}
 
