@@ -413,6 +413,10 @@ def odd_rows_are_one_fault_each():
     write("lone.jsonl", lines([{"prompt": "\ud800", "completion": "x\udfffy"}] * 2))
     prepared("lone", "plain/tokenizer.json", "lone.jsonl", "--valid-fraction", 0)
     assert answers_in("lone", "train", "plain/tokenizer.json") == ["x?y<|im_end|>\n"] * 2
+    write("lone_texts.jsonl", lines([{"text": "x\udfffy"}]))
+    for tokenizer in ("plain/tokenizer.json", "byte"):
+        prepared(f"lone_{tokenizer[:4]}", tokenizer, "lone_texts.jsonl", "--valid-fraction", 0)
+    assert tokens_of("lone_byte/train_00000.bin")[0] == [256, *b"x?y"]
     when = [{"role": role, "content": "a", "at": datetime.datetime(2020, 1, 2), "raw": b"\xff"}
             for role in ("user", "assistant")]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"messages": when}]), "when.parquet")

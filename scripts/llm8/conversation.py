@@ -14,6 +14,8 @@ from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer, processors
 
+from .vocabulary import encodable
+
 
 class Generation(Extension):
     """{% generation %}, by which some templates mark what the model writes: its content alone."""
@@ -32,11 +34,6 @@ def refuse(message):
 def as_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators,
                       sort_keys=sort_keys)
-
-
-def encodable(text):
-    """Replaces lone surrogates, which have no bytes."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def text_of(message):

@@ -15,7 +15,7 @@ import pyarrow
 import pyarrow.parquet
 import zstandard
 
-from .conversation import encodable, is_conversation
+from .conversation import is_conversation
 from .environment import die
 
 KINDS = {".txt": "text", ".md": "text", ".jsonl": "lines", ".jsonl.gz": "lines",
@@ -253,4 +253,4 @@ def text_of(row, wanted):
     text = next((row[name] for name in names if name in row), None)
     if not isinstance(text, str):
         raise ValueError(no_text(list(row), wanted))
-    return encodable(text)
+    return text

@@ -31,6 +31,11 @@ TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jin
 LONGEST = 254  # bytes of a token in tokenizer.bin; 255: the first 255 of that many or more
 
 
+def encodable(text):
+    """Replaces lone surrogates, which have no bytes."""
+    return text.encode("utf-8", "replace").decode()
+
+
 class Vocabulary:
     """name, size, end_of_text (an id), cut, tokens (the bytes of each id), specials {text: id}, and
     the texts of its tokenizer.json, tokenizer_config.json and chat_template.jinja ("": none).
@@ -73,8 +78,8 @@ class Vocabulary:
 
     def encode(self, text):
         if self.cut == CUT_BYTES:
-            return list(text if isinstance(text, bytes) else text.encode())
-        return self.tokenizer.encode(text, add_special_tokens=False).ids
+            return list(text if isinstance(text, bytes) else text.encode("utf-8", "replace"))
+        return self.tokenizer.encode(encodable(text), add_special_tokens=False).ids
 
     def entries(self):
         """Returns tokenizer.bin's tokens. One that is longer than LONGEST prints shortened; our
