@@ -85,12 +85,26 @@ bool shard_open(TokenFile *f, const char *path) {
     return ok;
 }
 
-uint32_t shards_mark(const char *pattern) {
+// Whether a file that a pattern matches is a mask, which is read with its shard.
+static bool is_mask(const char *path) {
+    size_t length = strlen(path);
+    return length >= 5 && strcmp(path + length - 5, ".mask") == 0;
+}
+
+uint32_t shards_mark(const char *pattern, bool masked, char path[PATH_LENGTH]) {
     glob_t found;
-    TokenFile shard = {.file = -1};
     uint32_t mark = 0;
-    if (token_files_find(&found, pattern, shard_kind)) {
-        if (shard_open(&shard, found.gl_pathv[0])) { mark = shard.tokenizer; }
+    bool open = token_files_find(&found, pattern, shard_kind), chosen = false;
+    for (size_t i = 0; open && !chosen && i < found.gl_pathc; i++) {
+        TokenFile shard;
+        if (is_mask(found.gl_pathv[i])) { continue; }
+        open = shard_open(&shard, found.gl_pathv[i]);
+        if (!open) { break; }
+        chosen = !masked || shard.header[SHARD_MASKED] != 0;
+        if (chosen) {
+            mark = shard.tokenizer;
+            path_format(path, "%s", shard.path);
+        }
         token_file_close(&shard);
     }
     globfree(&found);
@@ -226,7 +240,8 @@ bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab)
     data->masks = calloc_or_die(found.gl_pathc, sizeof(uint32_t *));
     bool ok = true, masked = false;
     for (size_t i = 0; ok && i < found.gl_pathc; i++) {
-        TokenFile *shard = &data->shards[i];
+        TokenFile *shard = &data->shards[data->num_shards];
+        if (is_mask(found.gl_pathv[i])) { continue; }
         ok = shard_open(shard, found.gl_pathv[i]);
         if (!ok) { break; }
         data->num_shards++;
@@ -238,7 +253,7 @@ bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab)
                   "those of one tokenizer",
                   shard->path, data->shards[0].path);
         ok = ok && identify(data, shard);
-        masked = masked || data->masks[i] != NULL;
+        masked = masked || data->masks[data->num_shards - 1] != NULL;
     }
     globfree(&found);
     data->windows = (data->tokens - !masked) / seq_length;

@@ -71,8 +71,9 @@ bool token_file_read(const TokenFile *f, int64_t begin, int64_t n, uint32_t *out
 // As token_file_open; also refuses a shard without tokens, or whose size differs from its header.
 bool shard_open(TokenFile *shard, const char *path);
 
-// The mark in the first shard that a glob pattern matches; 0: there is none, or it cannot be read.
-uint32_t shards_mark(const char *pattern);
+// The tokenizer's mark in the first shard that a glob pattern matches, or in the first that has a
+// mask, whose path it writes. 0: there is none, or the shard cannot be read.
+uint32_t shards_mark(const char *pattern, bool masked, char path[PATH_LENGTH]);
 
 // Makes the header of a shard, without a tokenizer's mark.
 void shard_header(int32_t header[SHARD_HEADER_BYTES / 4], int token_bytes, int64_t count);
@@ -100,7 +101,8 @@ typedef struct {
                         // CRC-32 includes the mask's
 } Dataset;
 
-// Opens and checks every shard that a glob pattern matches, and its mask. Refuses shards of
+// Opens and checks every shard that a glob pattern matches, and its mask; the pattern may match the
+// masks too. Refuses shards of
 // different tokenizers, and a mask that belongs to another shard.
 bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab);
 void dataset_close(Dataset *data);

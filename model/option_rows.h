@@ -164,8 +164,9 @@ INT("sample-top-k", sample_top_k, "50", 0, 1 << 24,
     "sample among the K most likely tokens; 0: among all", NOTHING)
 TEXT("sample-prompt", sample_prompt, "", "TEXT",
     "text that samples continue; needs a tokenizer.bin with the rules for splitting text", NOTHING)
-TEXT("sample-tokens", sample_tokens, "", "IDS",
-    "tokens that samples continue, by their numbers, and samples are numbers too (scripts/chat)",
+TEXT("sample-tokens", sample_tokens, "", "IDS|@FILE",
+    "tokens that samples continue, by their numbers, or a file of them; samples are numbers too "
+    "(scripts/chat)",
     NOTHING)
 FLAG("sample-only", sample_only, "false", "print one sample and exit", ACTION)
 TEXT("eval-choices", eval_choices, "", "GLOB",

@@ -78,8 +78,10 @@ build() {
     fi
 }
 
+# What was made of a user's own CHAT is compared with it; other data that are there are used.
 prepare_data() {
-    if compgen -G "$data/train_*.bin" >/dev/null && [[ ! -d $data/.work ]]; then return; fi
+    if compgen -G "$data/train_*.bin" >/dev/null && [[ ! -d $data/.work ]] &&
+        [[ $smoke == 1 || -z ${CHAT:-} ]]; then return; fi
     if [[ $smoke == 1 ]]; then
         mkdir -p "$data" || exit 1
         "$root/make_corpus" >"$data/corpus.txt" || die "$data/corpus.txt: could not be written"
@@ -118,7 +120,7 @@ build_command() {
         trainer=$root/train_gpt
         if [[ " ${model[*]} " == *" llama"* ]]; then tiny_model+=(--num-query-groups 2); fi
         if [[ -n ${START:-} ]]; then tiny_model=(); fi
-        options+=("${tiny_model[@]}" "${tiny_run[@]}")
+        options+=("${tiny_model[@]}" "${tiny_run[@]}" --tokenizer "$data/tokenizer.bin")
     else
         trainer=$root/train_gptcu
         if [[ $launch == self ]]; then options+=(--gpus "$gpus"); fi

@@ -2,10 +2,12 @@
 the trainers make of it.
 """
 
+import datetime
 import glob
 import json
 import os
 import random
+import re
 import struct
 import sys
 
@@ -122,9 +124,46 @@ def the_template_may_lie_beside():
         for ending in ("", ".mask"):
             assert read(f"d/{row['name']}{ending}") == read(f"e/{row['name']}{ending}")
     assert read("e/chat_template.jinja") == PLAIN.encode()
-    write("beside/chat_template.jinja", THINKS)
-    refused(call(prepare_data, "--output", "e", "--tokenizer", tokenizer, "talks.jsonl",
-                 "--seq-length", 96, "--shard-tokens", 1000), "other chat_template")
+
+
+def what_the_texts_depend_on_is_remembered():
+    """The template and the tokens that it is given, of a folder of conversations; of a folder of
+    texts neither."""
+    words, config = ("--valid-fraction", 0), "again/tokenizer_config.json"
+    tokenizer = make_tokenizer("again", PLAIN, beside=True)
+    write("again.txt", "a text\n" * 50)
+    for source in ("talks.jsonl", "again.txt"):
+        prepared("again_" + source, tokenizer, source, *words)
+    manifests = {source: read(f"again_{source}/manifest.json") for source in ("talks.jsonl",
+                                                                             "again.txt")}
+    other = json.dumps(json.loads(read(config)) | {"bos_token": "<|im_start|>"})
+    for path, content, key in (("again/chat_template.jinja", THINKS, "chat_template"),
+                               (config, other, "special_tokens")):
+        before = read(path)
+        write(path, content)
+        refused(call(prepare_data, "--output", "again_talks.jsonl", "--tokenizer", tokenizer,
+                     "talks.jsonl", *words), "already made", f"other {key})")
+        assert "made already" in prepared("again_again.txt", tokenizer, "again.txt", *words).out
+        old = json.loads(manifests["talks.jsonl"])
+        del old["settings"][key]  # of before it was remembered
+        write("again_talks.jsonl/manifest.json", json.dumps(old))
+        assert "made already" in prepared("again_talks.jsonl", tokenizer, "talks.jsonl", *words).out
+        write("again_talks.jsonl/manifest.json", manifests["talks.jsonl"])
+        write(path, before)
+    assert "made already" in prepared("again_talks.jsonl", tokenizer, "talks.jsonl", *words).out
+
+
+def tokens_that_are_none_are_named():
+    make_tokenizer("strange", PLAIN.replace("im_start", "header"))
+    write("few.jsonl", lines({"messages": held} for held in TALKS[:9]))
+    assert "warning: the chat template writes <|header|>, which is no token" in prepared(
+        "strange_out", "strange/tokenizer.json", "few.jsonl").err
+    for name, template in (("unused", PLAIN), ("used", "{{ pad_token }}" + PLAIN)):
+        tokenizer = make_tokenizer(name, template)
+        config = json.loads(read(f"{name}/tokenizer_config.json")) | {"pad_token": "<pad>"}
+        write(f"{name}/tokenizer_config.json", json.dumps(config))
+        warned = "writes <pad>, which" in prepared(f"{name}_out", tokenizer, "few.jsonl").err
+        assert warned == (name == "used"), name
 
 
 def windows_of(folder, split):
@@ -199,8 +238,9 @@ def every_kind_of_row_is_read():
         prepared("of_" + name, "plain/tokenizer.json", name, *options)
         made.append([read(path) for path in sorted(glob.glob(f"of_{name}/train_*"))])
         assert len(made[-1]) == 2 and made[-1] == made[0], name
-    prepared("text", "plain/tokenizer.json", "same.jsonl", "--text-field", "text")
-    assert not glob.glob("text/*.mask"), "a text has a mask"
+    for name, field in (("same.jsonl", "text"), ("pairs.parquet", "prompt")):
+        prepared("text" + name, "plain/tokenizer.json", name, "--text-field", field)
+        assert not glob.glob(f"text{name}/*.mask"), "a text has a mask"
 
 
 def template(source):
@@ -266,20 +306,45 @@ def bad_rows_are_refused():
     bad({"messages": TALKS[0][:1]}, line, "no message of the assistant's that answers one")
     bad({"messages": TALKS[0][1:]}, line, "no message of the assistant's that answers one")
     bad({"text": "a text"}, "the sources hold texts and conversations")
+    for tools in ("no JSON", "5", 5, {"name": "x"}, "[" * 9000):
+        bad({"prompt": "x", "completion": "y", "tools": tools}, line, "its tools are no ")
+    for depth in range(300, 1000, 100):  # what json reads, but may not write
+        deep = "[" * depth + "]" * depth
+        write("deep.jsonl", f'{{"prompt": "x", "completion": "y", "tools": {deep}}}\n' +
+              lines([{"messages": TALKS[0]}]))
+        prepared(f"deep{depth}", "plain/tokenizer.json", "deep.jsonl", "--skip-bad")
+    bad({"conversations": [{"from": "human", "value": "x"}]}, line, "read from 'messages'",
+        "'role' and 'content'")
     refuses = PLAIN.replace("{% for", "{% if messages[0].content == 'x' %}"
-                                      "{{ raise_exception('no x here') }}{% endif %}{% for", 1)
+                                      "{{ raise_exception('no x\n here') }}{% endif %}{% for", 1)
     make_tokenizer("refuses", refuses)
     bad({"prompt": "x", "completion": "y"}, line, "the chat template refuses it: no x here",
         tokenizer="refuses/tokenizer.json")
     make_tokenizer("backward", "{% if add_generation_prompt %}a{% else %}b{% endif %}")
     bad({"prompt": "x", "completion": "y"}, "does not write an answer after",
         tokenizer="backward/tokenizer.json")
-    make_tokenizer("none", "")
-    bad({"prompt": "x", "completion": "y"}, "the tokenizer none has no chat template",
-        tokenizer="none/tokenizer.json")
-    make_tokenizer("broken", "{% for %}")
-    bad({"prompt": "x", "completion": "y"}, "the chat template of broken",
-        tokenizer="broken/tokenizer.json")
+    for source in ("{{ 1 // 0 }}", "{{ 'x' * (2 ** 80) }}", "{{ range(10 ** 9) }}",
+                   "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", "{{ 1 + 'x' }}"):
+        make_tokenizer("raises", source)
+        bad({"prompt": "x", "completion": "y"}, "line 1", "the chat template refuses it: ",
+            tokenizer="raises/tokenizer.json")
+    make_tokenizer("dated", "{{ strftime_now('%d') }}")
+    bad({"prompt": "x", "completion": "y"}, "line 1", "today's date (strftime_now)",
+        "write a date into the template", tokenizer="dated/tokenizer.json")
+    make_tokenizer("silent", "{% if false %}x{% endif %}")
+    bad({"prompt": "x", "completion": "y"}, "line 1", "the chat template writes nothing",
+        tokenizer="silent/tokenizer.json")
+    for name, source, part in (("none", "", "the tokenizer none has no chat template"),
+                               ("broken", "{% for %}", "the chat template of broken")):
+        make_tokenizer(name, source)
+        for words in ((), ("--skip-bad",)):  # the fault of no row
+            result = call(prepare_data, "--output", "bad", "--tokenizer", f"{name}/tokenizer.json",
+                          "bad.jsonl", "--jobs", 2, *words)
+            refused(result, part)
+            assert "bad.jsonl" not in result.err and "--skip-bad" not in result.err, result.err
+    refused(call(prepare_data, "--output", "bad", "--tokenizer", "raises/tokenizer.json",
+                 "--skip-bad", "bad.jsonl"), "no text at all: 2 were left out",
+            "the first: bad.jsonl, line 1: ")
     write("bad.jsonl", lines([{"messages": TALKS[0]}, {"messages": 3}, {"messages": TALKS[1]}]))
     prepared("left", "plain/tokenizer.json", "bad.jsonl", "--skip-bad")
     assert manifest("left")["skipped"] == 1 and manifest("left")["documents"] == 2
@@ -288,6 +353,91 @@ def bad_rows_are_refused():
     write("a.txt", "text\n" * 50)
     refused(call(prepare_data, "--output", "t2", "--tokenizer", "plain/tokenizer.json", "--jobs", 1,
                  "a.txt", "--seq-length", 64), "--seq-length: of conversations")
+    for words in (("--before", "none"), ("--after", "<|im_end|>")):
+        refused(call(prepare_data, "--output", "t3", "--tokenizer", "plain/tokenizer.json",
+                     "--jobs", 1, "talks.jsonl", *words), "--before, --after: of texts")
+
+
+CALLS = ("{% for t in tools or [] %}[{{ t.name }}]{% endfor %}" + PLAIN).replace(
+    "{{ m.content | trim }}", "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c | tojson }}"
+    "{% endfor %}")
+CALL = {"name": "look", "arguments": {"at": "x"}}
+
+
+def texts_of(rows, name="rows.parquet"):
+    """What the template CALLS makes of rows of a file, and the manifest."""
+    if name.endswith(".parquet"):
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), name)
+    else:
+        write(name, lines(rows))
+    make_tokenizer("calls", CALLS)
+    output = f"of_{name}_{len(glob.glob(f'of_{name}_*'))}"
+    prepared(output, "calls/tokenizer.json", name, "--valid-fraction", 0, "--no-shuffle",
+             "--seq-length", 512)
+    held, end = tokenizers.Tokenizer.from_file("calls/tokenizer.json"), "<|im_end|>\n"
+    held.decoder = tokenizers.decoders.ByteLevel()
+    text = held.decode(tokens_of(f"{output}/train_00000.bin")[0], skip_special_tokens=False)
+    return text[:text.rindex(end)] + end
+
+
+def calls_of_tools_are_written_as_they_are():
+    """Tools may be JSON; nothing that a row lacks is written, as a column of structs has it."""
+    asks = [{"role": "user", "content": "a"}]
+    calls = {"messages": [*asks, {"role": "assistant", "tool_calls": [CALL]}],
+             "tools": json.dumps([{"name": "look"}])}
+    other = {"messages": [*asks, {"role": "assistant", "content": "b", "tool_calls": [
+        {"name": "go", "arguments": {"to": "y"}}]}], "tools": None}
+    start = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
+    first = f"[look]{start}{json.dumps(CALL)}<|im_end|>\n"
+    for rows in ([calls], [calls, other]):  # in the second, arguments have null in a column
+        assert texts_of(rows).startswith(first), texts_of(rows)
+    assert texts_of([calls], "rows.jsonl") == first
+    calls["tools"] = [{"name": "look"}]
+    assert texts_of([calls], "rows.jsonl") == first
+    empty = [*asks, {"role": "assistant", "content": "c", "tool_calls": [
+        {"name": "go", "arguments": {"to": None}}], "more": None}]
+    assert '"arguments": {"to": null}' in texts_of([{"messages": empty}], "rows.jsonl")
+
+
+def odd_rows_are_one_fault_each():
+    """What is not UTF-8 in a batch of rows; what is no JSON; surrogates, which have no bytes."""
+    good = [{"prompt": held[0]["content"], "completion": held[1]["content"]} for held in TALKS]
+    good[3]["completion"] = "~badbad~"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(good), "odd.parquet", compression="none",
+                                use_dictionary=False)
+    write("odd.parquet", read("odd.parquet").replace(b"~badbad~", b"~\xffadbad~"))
+    prepared("odd", "plain/tokenizer.json", "odd.parquet", "--skip-bad")
+    held = manifest("odd")
+    assert (held["documents"], held["skipped"]) == (119, 1), held
+    assert "row 3: " in held["first_skipped"][0]
+    write("lone.jsonl", lines([{"prompt": "\ud800", "completion": "x\udfffy"}] * 2))
+    prepared("lone", "plain/tokenizer.json", "lone.jsonl", "--valid-fraction", 0)
+    assert answers_in("lone", "train", "plain/tokenizer.json") == ["x?y<|im_end|>\n"] * 2
+    write("lone_texts.jsonl", lines([{"text": "x\udfffy"}]))
+    for tokenizer in ("plain/tokenizer.json", "byte"):
+        prepared(f"lone_{tokenizer[:4]}", tokenizer, "lone_texts.jsonl", "--valid-fraction", 0)
+    assert tokens_of("lone_byte/train_00000.bin")[0] == [256, *b"x?y"]
+    when = [{"role": role, "content": "a", "at": datetime.datetime(2020, 1, 2), "raw": b"\xff"}
+            for role in ("user", "assistant")]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"messages": when}]), "when.parquet")
+    prepared("when", "plain/tokenizer.json", "when.parquet", "--valid-fraction", 0)
+    assert manifest("when")["documents"] == 1
+    make_tokenizer("dumps", PLAIN.replace("{{ m.content", "{{ m | tojson }}{{ m.content"))
+    refused(call(prepare_data, "--output", "dumps_out", "--tokenizer", "dumps/tokenizer.json",
+                 "--jobs", 1, "when.parquet"), "when.parquet", "row 0", "not JSON serializable")
+
+
+def one_conversation_is_on_one_side():
+    """Where its answers make texts of their own; one longer than the share is trained on."""
+    rows = [{"messages": talk(12, place)} for place in range(12)]
+    write("each.jsonl", lines([*rows, *[{"messages": talk(1, place)} for place in range(20, 60)]]))
+    make_tokenizer("each", THINKS)
+    for seed in range(6):
+        prepared(f"each{seed}", "each/tokenizer.json", "each.jsonl", "--seed", seed,
+                 "--valid-fraction", 0.008)
+        train, valid = (set(re.findall(r"a(\d+)\.\d+<", " ".join(answers_in(
+            f"each{seed}", split, "each/tokenizer.json")))) for split in ("train", "val"))
+        assert train and valid and not train & valid, (train, valid)
 
 
 def damage_of_a_mask_is_found():
@@ -326,7 +476,7 @@ def the_trainer_reads_the_masks():
                           if row["name"].startswith(split)) for split in ("train", "val")}
     assert f", {counted['train']} of them counted, " in result.out, result.out
     assert f", {counted['val']} of them counted, " in result.out
-    assert "note: documents" not in result.out
+    assert not result.err, result.err
     assert records("m.jsonl", "run")[0]["data_targets"] == counted["train"]
     one = records("m.jsonl", "step")
     assert all(0 < row["targets"] < 4 * 96 for row in one)
@@ -341,7 +491,20 @@ def the_trainer_reads_the_masks():
     assert abs(one[0]["loss"] * one[0]["targets"] / (4 * 96) - one[0]["loss"]) > 0.1
     result = run("train_gpt", *TINY[:-6], "--seq-length", 50, *DATA, "--train-iters", 1,
                  "--micro-batch-size", 2)
-    assert "note: documents were packed into sequences of 96 tokens; --seq-length 50" in result.out
+    packed = "documents were packed into sequences of 96 tokens"
+    for option in ("--data", "--valid-data"):
+        assert f"warning: {option}: {packed}; --seq-length 50 cuts some" in result.err, result.err
+    evaluates = ("train_gpt", "--load", "saved/latest", "--eval-only", "--valid-data")
+    assert f"{packed}; --seq-length 48 cuts" in run(*evaluates, DATA[3], "--seq-length", 48).err
+    # a shard of texts that sorts before them ends anywhere
+    os.makedirs("both")
+    for path in glob.glob("d/val_*"):
+        write(f"both/{os.path.basename(path)}", read(path))
+    write("both/a.bin", shards.header(numpy.dtype("<u2"), 50, 0, False) + bytes(100))
+    result = run(*evaluates, "both/*.bin")
+    assert f"{packed}, but a shard before them ends within a sequence" in result.err, result.err
+    os.rename("both/a.bin", "both/z.bin")
+    assert not run(*evaluates, "both/*.bin").err
 
 
 def dumped_gradients_are_of_the_mean():
@@ -388,6 +551,26 @@ def checkpoints_carry_the_template():
         "--micro-batch-size", 2, "--save", "again")
     os.rename("elsewhere", "e")
     assert read("again/latest/chat_template.jinja") == PLAIN.encode()
+    # of the data rather, whatever the start says: they were written by it
+    texts = write("texts.txt", "a text\n" * 500)
+    prepared("texts", "plain/tokenizer.json", texts)
+    for place, (data, template) in enumerate((
+            ("e/train_*.bin", PLAIN), ("texts/train_*.bin", THINKS),
+            ("{texts,e}/train_*.bin", PLAIN))):
+        write("carried/chat_template.jinja", THINKS)
+        run("train_gpt", "--load", "carried", "--data", data, "--train-iters", 1,
+            "--micro-batch-size", 2, "--global-batch-size", 2, "--seq-length", 96, "--save",
+            f"kept{place}")
+        assert read(f"kept{place}/latest/chat_template.jinja") == template.encode(), data
+    os.rename("e/tokenizer.json", "aside.json")
+    run("train_gpt", "--load", "carried", "--data", "e/train_*.bin", "--train-iters", 1,
+        "--micro-batch-size", 2, "--save", "lacking")
+    assert read("lacking/latest/tokenizer.json") == read("carried/tokenizer.json")
+    os.rename("aside.json", "e/tokenizer.json")
+    os.remove("carried/chat_template.jinja")  # a base model has none
+    run("train_gpt", "--load", "carried", "--data", "e/train_*.bin", "--train-iters", 1,
+        "--micro-batch-size", 2, "--save", "based")
+    assert read("based/latest/chat_template.jinja") == PLAIN.encode()
 
 
 GOLDEN = os.path.join(ROOT, "test", "golden", "chat")
@@ -508,6 +691,14 @@ def a_model_that_was_tuned_answers():
     assert sum(right) >= 6, f"{sum(right)} of {len(right)} answers"
     asked = known[0][0]["content"]
     assert run(*ask, asked, *exact).out != run(*ask, asked, "--system", "No.", *exact).out
+    run(*ask, "\udce9t\udce9", *exact)  # an argument that is no UTF-8
+    short = ("--", "--sample-length", 4)
+    long = run(*ask, asked + " no?" * 1000, *short)  # in ids more than an option's text may have
+    assert "tokens, more than a sequence of 128 (--seq-length): the model does not" in long.err
+    assert not run(*ask, asked, *short).err
+    for option, part in (("--help", "--sample-tokens"), ("--version", "0.1.0"),
+                         ("--plan", "--load"), ("--list-tensors", "model.norm.weight")):
+        assert part in run(*ask, "x", "--", option).out, option
     refused(run(*ask, "x", "--no-such-option", check=False), "unknown option --no-such-option")
     refused(run("scripts/chat", "d", "x", "--gpu", check=False), "not built")
     refused(run("scripts/chat", "saved", "x", check=False), "tokenizer.json: missing")
@@ -523,12 +714,21 @@ def bad_tokens_to_continue_are_refused():
     refused(run(*words, "--sample-tokens", "1", "--sample-prompt", "x", check=False), "leave one")
     out = run(*words, "--sample-tokens", "1,2, 3").out.splitlines()[-1].split()
     assert len(out) == 4 and all(0 <= int(word) < 400 for word in out), out
+    write("ids", "1 2\n3\n")
+    assert run(*words, "--sample-tokens", "@ids").out.splitlines()[-1].split() == out
+    write("no_ids", "1 x")
+    for name, part in (("no_ids", "'x' is no token"), ("nowhere", "nowhere: No such file"),
+                       (".", "directory")):
+        refused(run(*words, "--sample-tokens", f"@{name}", check=False), "--sample-tokens", part)
 
 
 if __name__ == "__main__":
     sys.exit(main([
-        the_answers_count, the_template_may_lie_beside, none_is_cut_that_fits,
+        the_answers_count, the_template_may_lie_beside, what_the_texts_depend_on_is_remembered,
+        tokens_that_are_none_are_named, none_is_cut_that_fits,
         packing_keeps_documents_whole, every_kind_of_row_is_read,
+        calls_of_tools_are_written_as_they_are, odd_rows_are_one_fault_each,
+        one_conversation_is_on_one_side,
         answers_in_a_prompt_do_not_count, earlier_turns_may_change,
         a_token_that_begins_in_the_prompt_does_not_count, what_templates_use_is_there,
         bad_rows_are_refused, damage_of_a_mask_is_found, the_trainer_reads_the_masks,

@@ -106,6 +106,11 @@ def every_form_is_read():
     before = prepared("sets/b.bin", "h.jsonl", "--before", "<|endoftext|>")
     assert before == [(i, [256, *c], a) for i, c, a in want]
     assert want != expected(questions(8))[1:]
+    write("lone.jsonl", lines([{"ctx": "a\ud800", "endings": ["b", "\udfffc"], "label": 1}]))
+    assert prepared("sets/lone.bin", "lone.jsonl") == expected([("a?", ["b", "?c"], 1)])
+    tokenizer = os.path.join(ROOT, "test", "golden", "chat", "tokenizer.json")
+    call(prepare_choices, "lone.jsonl", "--output", "sets/lone2.bin", "--tokenizer", tokenizer)
+    assert len(numbers_of("sets/lone2.bin")) == 1
 
 
 def gpt2_numbers_are_gpt2s():

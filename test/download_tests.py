@@ -168,6 +168,8 @@ def refusals_say_what_to_do():
             "some/one: no config.json", "not a model's")
     refused(call(prepare_data, "--output", "x", "--tokenizer", "llama3", "--mirror", HOST, "."),
             "--tokenizer llama3", "not shown to you (404)")
+    refused(call(prepare_data, "--output", "x", "--tokenizer", "byte", "village@old"),
+            "village@old: village has no revisions")
     Server.faults = {"/api/models/meta-llama/Meta-Llama-3-8B/revision/main": [403, 403]}
     refused(call(prepare_data, "--output", "x", "--tokenizer", "llama3", "--mirror", HOST, "."),
             "--tokenizer llama3", "gated (403)", "accept its licence", "HF_TOKEN")

@@ -189,7 +189,7 @@ def resume_is_stronger_than_load():
 
 def bad(folder, *parts, words=()):
     refused(call(convert_hf, "import", folder, "--output", "bad_start", *words), *parts)
-    assert not os.path.exists("bad_start/config.json")
+    assert not os.path.exists("bad_start"), "half a start is left"
 
 
 def other_models_are_refused():
@@ -251,6 +251,13 @@ def incomplete_models_are_refused():
     bad("m", "model-00002-of-00002.safetensors: missing", "names it")
     write("m/model.safetensors.index.json", "{}")
     bad("m", "index.json: not an index")
+    for name, content, part in (
+            ("tokenizer.json", "{}", "not a tokenizer.json"),
+            ("tokenizer_config.json", "{", "damaged, or no"),
+            ("tokenizer_config.json", '{"eos_token": "x"}', "no special token")):
+        write(model_folder("m") + "/tokenizer.json", read("llama_run/latest/tokenizer.json"))
+        write(f"m/{name}", content)
+        bad("m", name, part)
     model_folder("m")
     os.remove("m/model.safetensors")
     bad("m", "m: no model.safetensors nor")

@@ -304,7 +304,7 @@ def bad_sources_are_refused():
     bad(write("far.jsonl", many), "far.jsonl, line 20001: ")
     bad(write("far.jsonl.gz", gzip.compress(many.encode(), 1)), "far.jsonl.gz, line 20001: ")
     write_parquet("field.parquet", ["a"], "body")
-    bad("field.parquet", "no column 'text'", "id, body", "--text-field")
+    bad("field.parquet", "no text under 'text'", "id, body", "--text-field")
     bad(write("picture.png", "x"), "no kind that can be read", ".jsonl.zst")
     bad("nothing*.txt", "no such file")
     for kind in (".txt", ".jsonl", ".parquet"):

@@ -57,8 +57,10 @@ test_it_goes_on_when_it_is_called_again() {
         fail "not steps 4 to 6"
 }
 
-# From a start as scripts/convert_hf import leaves it.
+# From a start as scripts/convert_hf import leaves it, with a tokenizer of its own or without.
 test_it_tunes_a_start() {
+    START=$root/test/golden/chat OUT=$PWD/own SMOKE=1 PRECISION=fp8 expect_status 0 \
+        recipe llama3_8b_finetune || fail "with a tokenizer: $(tail -n 1 log)"
     expect_status 0 train_gpt --model llama-tiny --data data/train_00000.bin --train-iters 1 \
         --micro-batch-size 1 --save base || return
     mkdir start
@@ -87,6 +89,19 @@ test_both_precisions_are_compared() {
         "$root/scripts/run_llama3_8b_finetune.sh"
     LAUNCH=torchrun expect_said 1 'LAUNCH=torchrun: not with PRECISION=both' \
         env GPUS=1 START=s CHAT=c "$root/scripts/run_llama3_8b_finetune.sh"
+}
+
+# They are of the same bytes, at the same time, so that the name is all that differs.
+test_other_conversations_are_not_taken_for_these() {
+    local chats=(env PREPARE=1 START="$root/test/golden/chat" DATA="$PWD/chats" HF_HUB_OFFLINE=1
+        "$root/scripts/run_llama3_8b_finetune.sh")
+    cp "$root/scripts/chat.jsonl" one.jsonl
+    cp -p one.jsonl other.jsonl
+    CHAT=one.jsonl expect_status 0 "${chats[@]}" || return
+    CHAT=one.jsonl expect_said 0 'chats: made already' "${chats[@]}"
+    CHAT=other.jsonl expect_said 1 'already made, from other settings (other sources)' \
+        "${chats[@]}"
+    expect_status 0 "${chats[@]}" # without CHAT those that are there are used
 }
 
 dry() {

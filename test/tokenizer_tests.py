@@ -299,6 +299,18 @@ def documents_are_bounded_as_asked():
             "--end-of-text x", "no special token", END)
 
 
+def texts_without_tokens_are_left_out():
+    strips = byte_level()
+    strips.normalizer = tokenizers.normalizers.Strip()
+    path = save(strips, "strips")
+    for place, text in enumerate((" ", "b", "  ")):  # each a part of its own
+        write(f"blank/{place}.jsonl", json.dumps({"text": text}))
+    words = ("--tokenizer", path, "--valid-fraction", 0, "--before", "none")
+    prepared("blank_out", "blank", *words)
+    assert stream("blank_out", "train") == strips.encode("b").ids
+    refused(call(prepare_data, "--output", "blanks", "blank/0.jsonl", *words), "no text at all")
+
+
 TINY = ("--model", "llama-tiny", "--micro-batch-size", 1, "--train-iters", 1, "--sample-length", 40,
         "--sample-only", "--quiet")
 
@@ -348,9 +360,18 @@ def wrong_tokenizers_are_refused():
 
     wrong("kind_sp/tokenizer.bin", "kind_sp/tokenizer.bin: not a text file; give a tokenizer.json")
     wrong("gtp2", "--tokenizer gtp2", "byte, gpt2, llama3", "cl100k_base", "tokenizer.json")
-    wrong(write("t.json", "{}"), "--tokenizer t.json", "not a tokenizer.json")
+    wrong(write("t.json", "{}"), "t.json: not a tokenizer.json")
     wrong(write("w/tokenizer.model", b"\x0a\x0b\x05<unk>\x95" + bytes(90)),
           "w/tokenizer.model: not a text file; give a tokenizer.json")
+    config = "configured/tokenizer_config.json"
+    path = save(byte_level(), "configured")
+    for content in ("", '{"eos_', "[]", '{"eos_token": 5}', '{"bos_token": {"text": "x"}}',
+                    '{"chat_template": [{"name": "default"}]}', '{"chat_template": 5}'):
+        write(config, content)
+        wrong(path, f"{config}: damaged, or no tokenizer_config.json")
+        refused(run("scripts/chat", "configured", "x", check=False), f"{config}: damaged")
+    write(config, '{"eos_token": "<none>"}')
+    wrong(path, "eos_token in tokenizer_config.json <none>: no special token of configured")
     wrong("plain", "--tokenizer plain", "a folder without tokenizer.json")
     wrong("gpt2", "--vocab-file and --merge-file", words=("--vocab-file", "x"))
     wrong("gpt2", "--vocab-file nowhere, --merge-file nowhere: not", "No such file",
@@ -370,5 +391,6 @@ if __name__ == "__main__":
                    every_kind_of_tokenizer_reads_back,
                    other_rules_of_the_same_tokens_are_another_tokenizer,
                    large_vocabularies_have_wide_shards, documents_are_bounded_as_asked,
+                   texts_without_tokens_are_left_out,
                    samples_go_on_from_a_prompt, mixed_tokenizers_are_refused,
                    wrong_tokenizers_are_refused]))

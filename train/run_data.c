@@ -16,13 +16,22 @@ static const char *say_counted(char out[64], const Loader *loader) {
     if (data->with_targets != NULL) {
         snprintf(out, 64, "%lld of them counted, ", (long long)data->targets);
     }
-    if (data->cuts > 0) {
-        printf(
-            "  note: documents were packed into sequences of %d tokens; --seq-length %d cuts some "
-            "of them\n",
-            data->cuts, data->seq_length);
-    }
     return out;
+}
+
+// Warns if windows cut documents that were packed into windows.
+static void warn_of_cuts(const Run *run, const char *option, const Dataset *data) {
+    if (data->cuts == 0 || run->group.rank > 0) { return; }
+    if (data->seq_length % data->cuts != 0) {
+        warn("--%s: documents were packed into sequences of %d tokens; --seq-length %d cuts some "
+             "of them",
+             option, data->cuts, data->seq_length);
+        return;
+    }
+    warn("--%s: documents were packed into sequences of %d tokens, but a shard before them ends "
+         "within a sequence, so some of them are cut; rename the packed shards so that they sort "
+         "first",
+         option, data->cuts);
 }
 
 // A run that does not train needs no training data, but may use the tokenizer beside them.
@@ -38,6 +47,7 @@ static void open_train_data(Run *run) {
             "more data or a smaller batch",
             o->data, (long long)run->train_data.windows, o->seq_length, o->global_batch_size);
     }
+    warn_of_cuts(run, "data", &run->train_data);
     run->train = (Loader){&run->train_data, (uint64_t)o->seed, o->shuffle};
     char counted[64];
     printf("  training    %lld tokens in %d shard%s, %s%lld sequences an epoch\n",
@@ -91,6 +101,7 @@ void run_open_data(Run *run) {
         if (!dataset_open(&run->valid_data, o->valid_data, o->seq_length, o->vocab_size)) {
             die("--valid-data %s", error_text());
         }
+        warn_of_cuts(run, "valid-data", &run->valid_data);
         run->valid = (Loader){&run->valid_data, 0, false};
         run->has_valid = true;
         char counted[64];

@@ -8,26 +8,40 @@
 #include <string.h>
 #include <unistd.h>
 
+// Returns the text of --sample-tokens, or of the file that it names. The caller frees it.
+static char *tokens_text(const char *given) {
+    size_t bytes;
+    if (given[0] != '@') { return strdup_or_die(given); }
+    char *text = file_read(given + 1, &bytes);
+    if (text == NULL) { return NULL; }
+    text = realloc_or_die(text, bytes + 1);
+    text[bytes] = '\0';
+    return text;
+}
+
 // Reads --sample-tokens.
 static bool read_prompt(Run *run) {
-    const char *text = run->options.sample_tokens;
-    char *end;
+    char *held = tokens_text(run->options.sample_tokens), *text = held, *end;
+    if (held == NULL) { return fail("--sample-tokens %s", error_text()); }
     run->prompt = malloc_or_die((strlen(text) + 1) * sizeof(int));
-    for (run->prompt_length = 0; *(text += strspn(text, " ,")) != '\0'; text = end) {
+    for (run->prompt_length = 0; *(text += strspn(text, " ,\n")) != '\0'; text = end) {
         errno = 0;
         long id = strtol(text, &end, 10);
         if (end == text || errno != 0 || id < 0 || id >= run->config.vocab) {
-            return fail("--sample-tokens: '%.20s' is no token of the vocabulary of %d", text,
-                        run->config.vocab);
+            fail("--sample-tokens: '%.20s' is no token of the vocabulary of %d", text,
+                 run->config.vocab);
+            free(held);
+            return false;
         }
         run->prompt[run->prompt_length++] = (int)id;
     }
+    free(held);
     return run->prompt_length > 0 || fail("--sample-tokens: no numbers");
 }
 
-bool run_encode_prompt(Run *run) {
+// Reads --sample-prompt, after an end of text.
+static bool encode_prompt(Run *run) {
     const char *text = run->options.sample_prompt;
-    if (run->options.sample_tokens[0] != '\0') { return read_prompt(run); }
     size_t bytes = strlen(text);
     run->prompt = malloc_or_die((bytes + 1) * sizeof(int));
     run->prompt[0] = run->has_tokenizer ? run->tokenizer.end_of_text : run->config.vocab - 1;
@@ -44,6 +58,19 @@ bool run_encode_prompt(Run *run) {
     run->prompt_length += (int)encoder_encode(&e, (const unsigned char *)text, bytes,
                                               run->prompt + 1);
     encoder_close(&e);
+    return true;
+}
+
+bool run_encode_prompt(Run *run) {
+    const Options *o = &run->options;
+    bool numbers = o->sample_tokens[0] != '\0';
+    if (!(numbers ? read_prompt(run) : encode_prompt(run))) { return false; }
+    int over = run->prompt_length - run->config.seq_length;
+    if (over > 0 && run->group.rank == 0) {
+        warn("--sample-%s: %d tokens, more than a sequence of %d (--seq-length): the model does "
+             "not see the first %d",
+             numbers ? "tokens" : "prompt", run->prompt_length, run->config.seq_length, over);
+    }
     return true;
 }
 

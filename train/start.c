@@ -43,22 +43,14 @@ static bool open_part(Tokenizer *t, const Options *o, const char *path) {
     return tokenizer_take(t, data, bytes, path);
 }
 
-// Opens the tokenizer that --tokenizer names; or the checkpoint's; or of those beside the shards
-// (tokenizer.bin, PREFIX_tokenizer.bin) the one with the shards' mark, or tokenizer.bin if they
-// have none. False: there is none (path is ""), or run_open_tokenizer will say what is wrong with
-// it.
-static bool find_tokenizer(Tokenizer *t, const Options *o, char path[PATH_LENGTH]) {
-    const char *shards = o->data[0] != '\0' ? o->data : o->valid_data;
+// Opens, of the tokenizers beside shards (tokenizer.bin, PREFIX_tokenizer.bin), the one with their
+// mark; of shards without a mark, tokenizer.bin. False: there is none. *others: there are only
+// others.
+static bool find_made(Tokenizer *t, const char *shards, uint32_t mark, char path[PATH_LENGTH],
+                      bool *others) {
     glob_t found = {0};
-    path_format(path, "%s", o->tokenizer);
-    if (option_source(o, "tokenizer") > SOURCE_DATA) { return open_part(t, o, path); }
-    path_format(path, "%s/tokenizer.bin", o->origin);
-    if (o->start != NULL && checkpoint_has(o->start, "tokenizer.bin")) {
-        return open_part(t, o, path);
-    }
-    if (shards[0] != '\0') { find_beside(&found, shards); }
+    find_beside(&found, shards);
     path[0] = '\0';
-    uint32_t mark = found.gl_pathc > 0 ? shards_mark(shards) : 0;
     for (size_t i = 0; i < found.gl_pathc && path[0] == '\0'; i++) {
         const char *beside = found.gl_pathv[i];
         if (!tokenizer_open(t, beside)) {
@@ -72,11 +64,50 @@ static bool find_tokenizer(Tokenizer *t, const Options *o, char path[PATH_LENGTH
             tokenizer_close(t);
         }
     }
-    if (path[0] == '\0' && found.gl_pathc > 0) {
-        warn("no tokenizer.bin beside %s is its own (--tokenizer): samples are numbers", shards);
-    }
+    *others = path[0] == '\0' && found.gl_pathc > 0;
     globfree(&found);
     return path[0] != '\0';
+}
+
+// Replaces the tokenizer of a start by the same one beside the conversations that the run trains
+// on: that has the chat template by which they were written.
+static void prefer_chat(Tokenizer *t, const Options *o, char path[PATH_LENGTH]) {
+    char shard[PATH_LENGTH], beside[PATH_LENGTH], json[PATH_LENGTH];
+    Tokenizer same;
+    bool others;
+    uint32_t mark = shards_mark(o->data, true, shard);
+    if (mark == 0 || mark != t->mark || !find_made(&same, shard, mark, beside, &others)) { return; }
+    path_format(json, "%.*sjson", (int)strlen(beside) - (int)strlen("bin"), beside);
+    if (path_exists(json)) {
+        tokenizer_close(t);
+        *t = same;
+        path_format(path, "%s", beside);
+    } else {
+        tokenizer_close(&same);
+    }
+}
+
+// Opens the tokenizer that --tokenizer names; or the checkpoint's; or else the one beside the
+// shards. False: there is none (path is empty), or run_open_tokenizer says what is wrong with it.
+static bool find_tokenizer(Tokenizer *t, const Options *o, char path[PATH_LENGTH]) {
+    const char *shards = o->data[0] != '\0' ? o->data : o->valid_data;
+    char first[PATH_LENGTH];
+    bool others = false, opened;
+    path_format(path, "%s", o->tokenizer);
+    if (option_source(o, "tokenizer") > SOURCE_DATA) { return open_part(t, o, path); }
+    path_format(path, "%s/tokenizer.bin", o->origin);
+    if (o->start != NULL && checkpoint_has(o->start, "tokenizer.bin")) {
+        opened = open_part(t, o, path);
+        if (opened && o->data[0] != '\0') { prefer_chat(t, o, path); }
+        return opened;
+    }
+    path[0] = '\0';
+    opened = shards[0] != '\0' &&
+             find_made(t, shards, shards_mark(shards, false, first), path, &others);
+    if (others) {
+        warn("no tokenizer.bin beside %s is its own (--tokenizer): samples are numbers", shards);
+    }
+    return opened;
 }
 
 static void add_companion(Run *run, const char *name, char *bytes, size_t size) {

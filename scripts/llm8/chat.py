@@ -6,9 +6,10 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 
 from .command_line import Parser, split_words
-from .conversation import ChatTemplate, Conversation
+from .conversation import BadTemplate, ChatTemplate, Conversation
 from .environment import built, die, follow
 from .vocabulary import open_vocabulary
 
@@ -33,15 +34,19 @@ def main():
     try:
         template = ChatTemplate(vocabulary)
         prompt = template.render(Conversation({"messages": messages}), len(messages), True)
-    except ValueError as error:
+    except (BadTemplate, ValueError) as error:
         die(str(error))
-    done = subprocess.run(
-        [program, "--load", folder, "--sample-only", "--quiet", "--sample-tokens",
-         " ".join(map(str, template.encode(prompt))), *options],
-        stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode != 0:
+    with tempfile.NamedTemporaryFile("w") as file:  # an option of text has a limit
+        file.write(" ".join(map(str, template.encode(prompt))))
+        file.flush()
+        done = subprocess.run(
+            [program, "--load", folder, "--sample-only", "--quiet", "--sample-tokens",
+             "@" + file.name, *options], stdout=subprocess.PIPE, text=True, check=False)
+    answer = done.stdout.splitlines()[-1:]
+    if done.returncode != 0 or not re.fullmatch(r"[\d ]+", "".join(answer)):
+        print(done.stdout, end="")  # of an option that asks for something else, as --help
         return done.returncode
-    ids = [int(word) for word in re.findall(r"\d+", done.stdout.splitlines()[-1])]
+    ids = list(map(int, answer[0].split()))
     end = next((at for at, token in enumerate(ids) if token in vocabulary.specials.values()),
                len(ids))
     print(vocabulary.tokenizer.decode(ids[:end]).strip())

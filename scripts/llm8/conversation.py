@@ -7,13 +7,14 @@ after what it gives the model to answer from (add_generation_prompt).
 """
 
 import json
+import re
 
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer, processors
 
-SPECIALS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+from .vocabulary import encodable
 
 
 class Generation(Extension):
@@ -47,6 +48,19 @@ def text_of(message):
     return content
 
 
+def tools_of(row):
+    """Returns the functions that a row describes; sets in .parquet often have them as JSON."""
+    tools = row.get("tools")
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools)
+        except (ValueError, RecursionError):
+            raise ValueError(f"its tools are no JSON: {tools[:40]!r}") from None
+    if not isinstance(tools, list | None):
+        raise ValueError(f"its tools are no list: {str(tools)[:40]!r}")
+    return tools
+
+
 class Conversation:
     """A row's messages, the first whose answer counts, and the tools that the template is told
     of."""
@@ -63,14 +77,16 @@ class Conversation:
         if not isinstance(messages, list) or not all(isinstance(message, dict) and isinstance(
                 message.get("role"), str) for message in messages):
             raise ValueError("its messages are no list of objects with a role")
-        # what a column of structs lacks in a row is null there
-        self.messages = [{**{key: value for key, value in message.items() if value is not None},
-                          "content": text_of(message)} for message in messages]
-        self.tools = row.get("tools")
+        texts = [{"content": text_of(message)} if "content" in message or
+                 not message.get("tool_calls") else {} for message in messages]
+        self.messages = [{key: value for key, value in message.items() if value is not None} | text
+                         for message, text in zip(messages, texts)]
+        self.tools = tools_of(row)
 
     def text(self):
         """Returns a text that is the same for the same conversation."""
-        return as_json([self.messages, self.tools], sort_keys=True)
+        return json.dumps([self.messages, self.tools], ensure_ascii=False, sort_keys=True,
+                          default=str)
 
 
 def is_conversation(names):
@@ -78,42 +94,58 @@ def is_conversation(names):
     return "messages" in names or ("prompt" in names and "completion" in names)
 
 
+LIKE_SPECIAL = re.compile(r"<[|\uff5c][^|\uff5c<>\s]+[|\uff5c]>")  # as <|im_end|>
+
+
+class BadTemplate(Exception):
+    """Says why no conversation can be written."""
+
+
 class ChatTemplate:
-    """The chat template of a Vocabulary; ValueError where it has none."""
+    """The chat template of a Vocabulary; BadTemplate where it has none."""
 
     def __init__(self, vocabulary):
-        config = json.loads(vocabulary.config)
-        source = vocabulary.chat_template()
-        if not source:
-            raise ValueError(f"the tokenizer {vocabulary.name} has no chat template; put the "
-                             "chat_template.jinja of a model that has one beside its "
-                             "tokenizer.json, or take that model's tokenizer")
+        self.source = vocabulary.chat_template()
+        if not self.source:
+            raise BadTemplate(f"the tokenizer {vocabulary.name} has no chat template; put the "
+                              "chat_template.jinja of a model that has one beside its "
+                              "tokenizer.json, or take that model's tokenizer")
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True,
             extensions=[Generation, "jinja2.ext.loopcontrols"])
         environment.filters["tojson"] = as_json
         environment.globals["raise_exception"] = refuse
         try:
-            self.template = environment.from_string(source)
+            self.template = environment.from_string(self.source)
         except TemplateError as error:
-            raise ValueError(f"the chat template of {vocabulary.name}: {error}") from None
-        held = {f"{kind}_token": config.get(f"{kind}_token") for kind in SPECIALS}
-        self.specials = {key: value["content"] if isinstance(value, dict) else value
-                         for key, value in held.items() if value}
+            raise BadTemplate(f"the chat template of {vocabulary.name}: {error}; mend "
+                              "it") from None
+        self.specials = vocabulary.named_specials()
         # special tokens are what a template writes; its text has all that stands before words
         self.tokenizer = Tokenizer.from_str(vocabulary.json)
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.tokenizer.post_processor = processors.Sequence([])  # one that moves offsets
 
+    def foreign(self):
+        """Returns what it writes that looks like special tokens, and is not in the vocabulary."""
+        named = [text for key, text in self.specials.items() if key in self.source]
+        return [text for text in [*LIKE_SPECIAL.findall(self.source), *named]
+                if self.tokenizer.token_to_id(text) is None]
+
     def render(self, conversation, end, answers):
         """Writes the messages before `end` and, with `answers`, what the model answers from."""
         try:
-            return self.template.render(
+            return encodable(self.template.render(
                 messages=conversation.messages[:end], tools=conversation.tools, documents=None,
-                add_generation_prompt=answers, **self.specials)
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
-            raise ValueError(f"the chat template refuses it: {error}") from None
+                add_generation_prompt=answers, **self.specials))
+        except Exception as error:  # a template is a program, and may raise any
+            if "strftime_now" in str(error):
+                raise ValueError("the chat template asks for today's date (strftime_now), which is "
+                                 "left out so that data prepared again are the same; write a date "
+                                 "into the template") from None
+            why = " ".join(str(error).split()) or type(error).__name__
+            raise ValueError(f"the chat template refuses it: {why}") from None
 
     def encode(self, text):
         return self.tokenizer.encode(text, add_special_tokens=False).ids
@@ -144,6 +176,8 @@ class ChatTemplate:
         """Yields ids and whether each counts, once or more often."""
         for text, turns in self.texts(conversation):
             held = self.tokenizer.encode(text, add_special_tokens=False)
+            if not held.ids:
+                raise ValueError("the chat template writes nothing")
             counts = [any(begin <= at < end for begin, end in turns) for at, _ in held.offsets]
             counts[:1] = [False] * len(counts[:1])  # nothing stands before it
             yield held.ids, counts

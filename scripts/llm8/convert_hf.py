@@ -142,6 +142,8 @@ def import_model(folder, output):
     folder = os.path.realpath(folder) # once: `latest` of a run that saves moves on
     config = read_config(folder)
     tensors = match(folder, expected_tensors(folder), source_tensors(folder))
+    tokenizer = os.path.join(folder, "tokenizer.json")
+    vocabulary = open_vocabulary({"tokenizer": tokenizer}) if os.path.exists(tokenizer) else None
     os.makedirs(output, exist_ok=True)
     specs = {name: safetensors.TensorSpec(
         dtype=DTYPES[tensor.dtype], shape=tensor.shape, data_ptr=tensor.bytes.ctypes.data,
@@ -152,16 +154,15 @@ def import_model(folder, output):
     except (OSError, safetensors.SafetensorError) as error:
         die(f"{weights}: could not be written: {error}")
     names = ["generation_config.json", "config.json"]
-    tokenizer = os.path.join(folder, "tokenizer.json")
-    if os.path.exists(tokenizer):
+    if vocabulary:
         names += [*TOKENIZER_FILES, "special_tokens_map.json"]
         shards.write_durably(os.path.join(output, "tokenizer.bin"),
-                             [open_vocabulary({"tokenizer": tokenizer}).tokenizer_bin()])
+                             [vocabulary.tokenizer_bin()])
     for name in names:
         path = os.path.join(folder, name)
         if os.path.exists(path):
             shutil.copyfile(path, os.path.join(output, name))
-    return config["model_type"], tensors, os.path.exists(tokenizer)
+    return config["model_type"], tensors, vocabulary is not None
 
 
 def main():

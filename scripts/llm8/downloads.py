@@ -149,6 +149,8 @@ def fetch_known_set(name, words, most):
     bare, at, revision = name.partition("@")
     known = KNOWN_SETS[bare]
     if not known.repository:
+        if at:
+            die(f"{name}: {bare} has no revisions; leave out {at}{revision}")
         return [{"village": village, "tinyshakespeare": shakespeare}[bare](words)], []
     train, *valid = from_hub(name, known.repository + at + revision, "dataset",
                              [known.train, *([known.valid] if known.valid else [])], words, most)

@@ -32,12 +32,13 @@ from tqdm import tqdm
 
 from . import downloads, shards, sources
 from .command_line import Parser, guess, number
-from .conversation import ChatTemplate, Conversation, is_conversation
+from .conversation import BadTemplate, ChatTemplate, Conversation, is_conversation
 from .environment import die
 from .text import many
 from .vocabulary import TOKENIZER_FILES, add_options, open_vocabulary, words_of
 
 VERSION = 2
+OF_CONVERSATIONS = ("chat_template", "special_tokens")  # settings that no text depends on
 COUNT = number(int, 1, sys.maxsize, "a whole number from 1 on")
 LONG_TEXT = 1 << 20
 VALID_BYTES = 1 << 20  # some 200,000 tokens: an evaluation of 20 batches, 8 x 1024 tokens each
@@ -73,11 +74,11 @@ class Worker:
         field = cls.settings["text_field"]
         if field or not is_conversation(row):
             return sources.text_of(row, field)
+        cls.template = cls.template or ChatTemplate(cls.vocabulary)
         try:
             conversation = Conversation(row)
-            cls.template = cls.template or ChatTemplate(cls.vocabulary)
             return conversation.text(), list(cls.template.samples(conversation))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{error}; mend it") from None
 
 
@@ -155,7 +156,7 @@ def tokenize_unit(name, unit):
                                 else [(text, unit.valid)]):
                 tokens = before + b"".join(numpy.array(vocabulary.encode(piece), dtype).tobytes()
                                            for piece in pieces(part)) + after
-                if part:
+                if part and tokens:
                     add(len(tokens) // dtype.itemsize, part, valid, False)
                     yield tokens
 
@@ -182,15 +183,14 @@ def read_units(work, names):
 
 def choose_valid(documents, fraction, seed):
     """Which documents are for validation: as they come in the order of their texts' hashes, until
-    they hold this share of the tokens. The same text is on one side; a document longer than the
-    whole share is for training, if there are others."""
-    length, key = documents["length"], shards.mixed(documents["hash"] ^ seed)
+    they hold this share of the tokens. The same text, or conversation, is on one side; one longer
+    than the whole share is for training, if there are others."""
+    _, key = numpy.unique(shards.mixed(documents["hash"] ^ seed), return_inverse=True)
+    length = numpy.bincount(key, documents["length"])  # of all documents with a text's hash
     share = fraction * length.sum()
-    short = length <= max(share, length.min())
-    order = numpy.argsort(key)
-    order = order[short[order]]
-    enough = numpy.searchsorted(numpy.cumsum(length[order]), share)
-    valid = short & (key <= key[order[min(enough, len(order) - 1)]])
+    short = numpy.flatnonzero(length <= max(share, length.min()))
+    enough = numpy.searchsorted(numpy.cumsum(length[short]), share)
+    valid = numpy.isin(key, short[:enough + 1])
     return valid & (not valid.all())
 
 
@@ -319,14 +319,20 @@ def prepare(output, settings, units, words, vocabulary, jobs):
         run_all(pool, tokenize_unit, left, "tokenize")
         documents, skipped = read_units(work, names)
         if not len(documents):
-            die("the sources hold no text at all")
-        window = window_of(settings, documents)
+            die("the sources hold no text at all" + (
+                f": {len(skipped)} were left out (--skip-bad), the first: {skipped[0]}" if skipped
+                else ""))
+        window = window_of(settings, documents, vocabulary)
         tasks = [(f"{split}_{place:05d}.bin", part, names, window)
                  for split, rows in split_documents(settings, documents).items()
                  for place, part in enumerate(cut_shards(
                      pack(rows, window) if window > 1 else rows, settings["shard_tokens"],
                      window))]
         rows = run_all(pool, write_shard, tasks, "shards")
+        if window > 1 and (foreign := ChatTemplate(vocabulary).foreign()):
+            print(f"warning: the chat template writes {foreign[0]}, which is no token of the "
+                  f"tokenizer {vocabulary.name}: it is cut as text; give a template of the model's "
+                  "family", file=sys.stderr)
     manifest = {
         "format": "llm8.c prepared data", "vocabulary": vocabulary.size,
         "end_of_text": vocabulary.end_of_text, "window": window, "documents": len(documents),
@@ -338,7 +344,7 @@ def prepare(output, settings, units, words, vocabulary, jobs):
     return manifest
 
 
-def window_of(settings, documents):
+def window_of(settings, documents, vocabulary):
     """Returns the length of the windows of conversations; 1: text is cut anywhere."""
     chat = documents["chat"]
     if chat.any() != chat.all():
@@ -348,6 +354,9 @@ def window_of(settings, documents):
         die("--split tails: conversations are not cut; give --split documents")
     if settings["seq_length"] and not chat.any():
         die("--seq-length: of conversations; the sources hold texts, which a run cuts itself")
+    if chat.any() and (settings["before"], settings["after"]) != ([vocabulary.end_of_text], []):
+        die("--before, --after: of texts; the sources hold conversations, whose chat template "
+            "writes what stands around them")
     return (settings["seq_length"] or CHAT_WINDOW) if chat.any() else 1
 
 
@@ -463,8 +472,8 @@ def make_settings(o, vocabulary, files, valid_files):
         "shuffle": not o.no_shuffle, "shard_tokens": o.shard_tokens, "skip_bad": o.skip_bad,
         "text_field": o.text_field, "sources": stamps(files),
         "valid_sources": stamps(valid_files), "seq_length": o.seq_length}
-    template = vocabulary.chat_template()
-    return settings | ({"chat_template": short_hash(template)} if template else {})
+    return settings | {"chat_template": short_hash(vocabulary.chat_template()),
+                       "special_tokens": short_hash(json.dumps(vocabulary.named_specials()))}
 
 
 def read_manifest(folder):
@@ -483,9 +492,10 @@ def is_made(output, settings):
     path = os.path.join(output, "manifest.json")
     if not os.path.exists(path):
         return False
-    before = read_manifest(output).get("settings", {})
-    before.setdefault("seq_length", 0)  # of folders that are older than the option
-    different = [key for key in settings if before.get(key) != settings[key]]
+    manifest = read_manifest(output)
+    before = {"seq_length": 0} | manifest.get("settings", {})  # of folders older than the option
+    different = [key for key in settings if before.get(key) != settings[key] and not (
+        key in OF_CONVERSATIONS and (key not in before or manifest.get("window", 1) == 1))]
     if different:
         die(f"{path}: already made, from other settings (other {', '.join(different)}); give "
             "another --output, or remove that folder")
@@ -571,6 +581,8 @@ def main():
             report(o.output, prepare(o.output, settings, units, words, vocabulary, o.jobs))
     except sources.BadSource as bad:
         die(f"{bad}, or give --skip-bad to leave it out")
+    except BadTemplate as bad:
+        die(str(bad))
     except BrokenProcessPool:
         die("a worker was killed (out of memory?); the same command resumes where it stopped, with "
             "fewer at a time (--jobs)")

@@ -83,5 +83,5 @@ def mixed(values):
 
 def content_hash(text):
     """Returns 64 bits that depend on a document's text alone."""
-    content = text if isinstance(text, bytes) else text.encode()
+    content = text if isinstance(text, bytes) else text.encode("utf-8", "replace")
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")

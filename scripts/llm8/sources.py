@@ -93,8 +93,7 @@ def open_parquet(path, wanted):
     for name in [wanted] if wanted else TEXT_FIELDS:
         if name in columns:
             return file, [name]
-    raise BadSource(f"{path}: no column '{wanted or TEXT_FIELDS[0]}'; it has "
-                    f"{', '.join(columns[:10])} (--text-field)")
+    raise BadSource(f"{path}: {no_text(columns, wanted)}")
 
 
 def units_of(files, valid, wanted, skip_bad):
@@ -225,10 +224,27 @@ def read_parquet(unit, take):
         for batch in file.iter_batches(256, range(unit.begin, unit.end), columns):
             for row in batch.to_struct_array():
                 try:
-                    yield take(row.as_py())
+                    yield take({name: without_nulls(value)
+                                for name, value in row.as_py().items()})
                 except ValueError as error:  # bytes that are no text in UTF-8 too
                     yield BadSource(f"{path}, row group {unit.begin} and on, row {place}: {error}")
                 place += 1
+
+
+def without_nulls(value):
+    """Leaves nulls out of objects: what a column of structs lacks in a row is null there."""
+    if isinstance(value, dict):
+        return {key: without_nulls(part) for key, part in value.items() if part is not None}
+    return list(map(without_nulls, value)) if isinstance(value, list) else value
+
+
+def no_text(names, wanted):
+    """Says why a row, or file, with fields of these names has no text."""
+    if not wanted and "conversations" in names:
+        return ("conversations are read from 'messages', lists of objects with 'role' and "
+                "'content'; write what 'conversations' holds as that (its 'from' and 'value')")
+    return (f"no text under '{wanted or TEXT_FIELDS[0]}', only {', '.join(names[:10])}; name the "
+            "field (--text-field)")
 
 
 def text_of(row, wanted):
@@ -236,6 +252,5 @@ def text_of(row, wanted):
     names = [wanted] if wanted else TEXT_FIELDS
     text = next((row[name] for name in names if name in row), None)
     if not isinstance(text, str):
-        raise ValueError(f"no text under '{names[0]}', only {', '.join(list(row)[:10])}; name the "
-                         "field (--text-field)")
-    return text.encode("utf-8", "replace").decode()  # a lone surrogate has no bytes
+        raise ValueError(no_text(list(row), wanted))
+    return text

@@ -31,11 +31,17 @@ TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jin
 LONGEST = 254  # bytes of a token in tokenizer.bin; 255: the first 255 of that many or more
 
 
+def encodable(text):
+    """Replaces lone surrogates, which have no bytes."""
+    return text.encode("utf-8", "replace").decode()
+
+
 class Vocabulary:
     """name, size, end_of_text (an id), cut, tokens (the bytes of each id), specials {text: id}, and
-    the texts of its tokenizer.json, tokenizer_config.json and chat_template.jinja ("": none)."""
+    the texts of its tokenizer.json, tokenizer_config.json and chat_template.jinja ("": none).
+    configured: what tokenizer_config.json says."""
 
-    def __init__(self, name, tokenizer, end_of_text=None, texts=("", "", "")):
+    def __init__(self, name, tokenizer, end_of_text=None, texts=("", "", ""), configured=None):
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.encode_special_tokens = True  # a document cannot end itself by naming one
@@ -45,24 +51,24 @@ class Vocabulary:
                          if row["special"]}
         self.tokens = token_bytes(held)
         self.size, self.cut = len(self.tokens), cut_of(held, self.tokens)
-        configured = json.loads(texts[1] or "{}").get("eos_token")
-        if isinstance(configured, dict):
-            configured = configured.get("content")
         usual = [text for text in ENDS_OF_TEXT if text in self.specials] or ["(none given)"]
-        self.end_of_text_name = end_of_text or configured or usual[0]
-        self.end_of_text = self.special(self.end_of_text_name, "--end-of-text")
+        self.end_of_text_name = end_of_text or \
+            named_specials(configured or {}).get("eos_token") or usual[0]
+        self.end_of_text = self.special(self.end_of_text_name, "--end-of-text" if end_of_text else
+                                        "eos_token in tokenizer_config.json")
         self.template = texts[2]
-        self.config = texts[1] or json.dumps({
+        self.configured = {
             "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": self.end_of_text_name,
-            "eos_token": self.end_of_text_name, "model_max_length": 1 << 30,
-            "add_bos_token": False, "clean_up_tokenization_spaces": False}, indent=2) + "\n"
+            "eos_token": self.end_of_text_name, "model_max_length": 1 << 30, "add_bos_token": False,
+            "clean_up_tokenization_spaces": False} if configured is None else configured
+        self.config = texts[1] or json.dumps(self.configured, indent=2) + "\n"
 
     def chat_template(self):
         """Returns that of its file, else that of tokenizer_config.json; "": it has none."""
-        held = self.template or json.loads(self.config).get("chat_template") or ""
-        if isinstance(held, list):  # several, with names
-            held = {row["name"]: row["template"] for row in held}.get("default", "")
-        return held
+        return self.template or named_template(self.configured)
+
+    def named_specials(self):
+        return named_specials(self.configured)
 
     def special(self, text, option):
         if text not in self.specials:
@@ -72,8 +78,8 @@ class Vocabulary:
 
     def encode(self, text):
         if self.cut == CUT_BYTES:
-            return list(text if isinstance(text, bytes) else text.encode())
-        return self.tokenizer.encode(text, add_special_tokens=False).ids
+            return list(text if isinstance(text, bytes) else text.encode("utf-8", "replace"))
+        return self.tokenizer.encode(encodable(text), add_special_tokens=False).ids
 
     def entries(self):
         """Returns tokenizer.bin's tokens. One that is longer than LONGEST prints shortened; our
@@ -190,13 +196,45 @@ def cut_of(tokenizer, tokens):
 # ---- by name or file -----------------------------------------------------------------------------
 
 
-def read_text(path, option):
+def read_text(path):
     try:
         with open(path, encoding="utf-8") as file:
             return file.read()
     except (OSError, UnicodeDecodeError) as error:
-        die(f"{option} {path}: " + (getattr(error, "strerror", None) or "not a text file; give a "
-                                    "tokenizer.json, or a name such as byte or gpt2 (--help)"))
+        die(f"{path}: " + (getattr(error, "strerror", None) or "not a text file; give a "
+                           "tokenizer.json, or a name such as byte or gpt2 (--help)"))
+
+
+def named_specials(configured):
+    """Returns the special tokens that a chat template is given by name. Each is a text, or an
+    object with one."""
+    found = {}
+    for key in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"):
+        held = configured.get(f"{key}_token")
+        if held:
+            found[f"{key}_token"] = "" + (held["content"] if isinstance(held, dict) else held)
+    return found
+
+
+def named_template(configured):
+    """Returns the chat template in tokenizer_config.json; of several with names the default."""
+    held = configured.get("chat_template") or ""
+    if isinstance(held, list):
+        held = {row["name"]: row["template"] for row in held}.get("default", "")
+    return "" + held
+
+
+def read_config(path):
+    """Returns the text of a tokenizer_config.json and what it says; "", None: there is none."""
+    if not os.path.exists(path):
+        return "", None
+    text = read_text(path)
+    try:
+        configured = json.loads(text)
+        named_specials(configured), named_template(configured)  # of the right kinds
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        die(f"{path}: damaged, or no tokenizer_config.json; download it again")
+    return text, configured
 
 
 def byte_level(model, specials, use_regex):
@@ -227,16 +265,15 @@ def open_gpt2_files(vocab_file, merge_file, end_of_text):
 
 
 def open_json(path, end_of_text, name=None):
-    beside = [os.path.join(os.path.dirname(path), other) for other in TOKENIZER_FILES[1:]]
-    texts = [read_text(path, "--tokenizer"),
-             *[read_text(other, "--tokenizer") if os.path.exists(other) else ""
-               for other in beside]]
+    config, template = (os.path.join(os.path.dirname(path), other) for other in TOKENIZER_FILES[1:])
+    text, (config, configured) = read_text(path), read_config(config)
+    template = read_text(template) if os.path.exists(template) else ""
     try:
-        tokenizer = Tokenizer.from_str(texts[0])
+        tokenizer = Tokenizer.from_str(text)
     except Exception as error:  # tokenizers raises plain Exception
-        die(f"--tokenizer {path}: not a tokenizer.json ({str(error)[:80]})")
+        die(f"{path}: not a tokenizer.json ({str(error)[:80]})")
     name = name or os.path.basename(os.path.dirname(os.path.abspath(path)))
-    return Vocabulary(name, tokenizer, end_of_text, texts)
+    return Vocabulary(name, tokenizer, end_of_text, (text, config, template), configured)
 
 
 def open_file(path, end_of_text):
