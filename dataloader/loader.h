@@ -102,8 +102,7 @@ typedef struct {
 } Dataset;
 
 // Opens and checks every shard that a glob pattern matches, and its mask; the pattern may match the
-// masks too. Refuses shards of
-// different tokenizers, and a mask that belongs to another shard.
+// masks too. Refuses shards of different tokenizers, and a mask that belongs to another shard.
 bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab);
 void dataset_close(Dataset *data);
 
