@@ -143,10 +143,10 @@ TEST(what_does_not_fit_is_refused) {
         {OMPI(1, 4, 1, 2), "", "MASTER_ADDR is not set"},
         {SLURM(1, 4, 0), "", "MASTER_ADDR is not set"},
         {SLURM(4, 4, 0) MASTER, "", "SLURM_PROCID=4: must be"},
-        {"NNODES=2", "--gpus 2", "NNODES=2 needs NODE_RANK, MASTER_ADDR and MASTER_PORT besides"},
+        {"NNODES=2", "--gpus 2", "NNODES=2 also needs NODE_RANK, MASTER_ADDR and MASTER_PORT"},
         {"NNODES=2 NODE_RANK=2", "--gpus 2", "NODE_RANK=2: must be a whole number from 0 to 1"},
-        {"NNODES=2 NODE_RANK=0", "--gpus 2", "NNODES=2 needs NODE_RANK, MASTER_ADDR and"},
-        {"NNODES=2 NODE_RANK=0 MASTER_ADDR=x", "", "NNODES=2 needs"},
+        {"NNODES=2 NODE_RANK=0", "--gpus 2", "NNODES=2 also needs NODE_RANK, MASTER_ADDR and"},
+        {"NNODES=2 NODE_RANK=0 MASTER_ADDR=x", "", "NNODES=2 also needs"},
         {"NNODES=4096 NODE_RANK=0 " MASTER, "--gpus 2",
          "NNODES=4096 and --gpus 2: more than 4096 ranks"},
     };
@@ -188,5 +188,5 @@ TEST(ranks_take_gpus) {
     CHECK(ranks_device(&g, 1, &device)); // its starter has hidden the others
     CHECK_EQUAL(device, 0);
     CHECK(!ranks_device(&g, 2, &device));
-    CHECK_CONTAINS(error_text(), "rank 6 is number 2 on its machine, whose GPUs are 0 to 1");
+    CHECK_CONTAINS(error_text(), "rank 6 is number 2 on its machine, which has GPUs 0 to 1");
 }

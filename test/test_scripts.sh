@@ -261,7 +261,7 @@ test_interrupted_comparison_goes_on() {
     kill -INT $pid
     wait $pid || status=$?
     [[ $status -eq 75 ]] || fail "status $status: $(cat i.log)"
-    has i.log "the same command goes on" || fail "$(cat i.log)"
+    has i.log "the same command resumes here" || fail "$(cat i.log)"
     [[ $(head -n 1 i.log) == "one seed: a first look"* ]] || fail "$(cat i.log)"
     has i/fp8/seed-1234/metrics.jsonl '"status":75' || fail "the trainer was not asked to stop"
     # killed outright, it leaves its trainer behind: nobody else may write there meanwhile

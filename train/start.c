@@ -105,7 +105,8 @@ static bool find_tokenizer(Tokenizer *t, const Options *o, char path[PATH_LENGTH
     opened = shards[0] != '\0' &&
              find_made(t, shards, shards_mark(shards, false, first), path, &others);
     if (others) {
-        warn("no tokenizer.bin beside %s has its mark: samples are numbers (--tokenizer names one)", shards);
+        warn("no tokenizer.bin beside %s has its mark: samples are numbers (--tokenizer names one)",
+             shards);
     }
     return opened;
 }
