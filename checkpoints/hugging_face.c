@@ -55,7 +55,9 @@ void hf_list(const ParamLayout *layout, FILE *out) {
     free(tensors);
 }
 
-static bool read_tensor(const SafeTensors *st, const TensorEntry *t, float *out) {
+// Reads elements begin..end of a tensor.
+static bool read_tensor(const SafeTensors *st, const TensorEntry *t, int64_t begin, int64_t end,
+                        float *out) {
     const TensorEntry *e = safetensors_find(st, t->name);
     // a file of the bare model, saved without the class that has the head, lacks the first word
     const char *dot = strchr(t->name, '.');
@@ -68,28 +70,33 @@ static bool read_tensor(const SafeTensors *st, const TensorEntry *t, float *out)
                     st->path, t->name, dtype_name(e->dtype), (long long)e->shape[0],
                     (long long)(e->dims > 1 ? e->shape[1] : 1), (long long)rows, (long long)cols);
     }
-    if (!t->transposed) { return safetensors_read_floats(st, e, 0, rows * cols, out); }
+    if (!t->transposed) { return safetensors_read_floats(st, e, begin, end - begin, out); }
     float *row = malloc_or_die((size_t)cols * sizeof(float));
     bool ok = true;
     for (int64_t r = 0; ok && r < rows; r++) {
         ok = safetensors_read_floats(st, e, r * cols, cols, row);
-        for (int64_t c = 0; ok && c < cols; c++) { out[c * rows + r] = row[c]; }
+        for (int64_t c = 0; ok && c < cols; c++) {
+            int64_t at = c * rows + r;
+            if (at >= begin && at < end) { out[at - begin] = row[c]; }
+        }
     }
     free(row);
     return ok;
 }
 
-// Of a model with tied embeddings: whether the file has no head, or one that equals the embedding.
-static bool head_is(const SafeTensors *st, const float *embedding, int64_t size) {
+// Of a model with tied embeddings: whether the file has no head, or one that equals the embedding,
+// which has so many elements, in its elements begin..end.
+static bool head_is(const SafeTensors *st, const float *embedding, int64_t begin, int64_t end,
+                    int64_t size) {
     enum { PIECE = 4096 };
     const TensorEntry *e = safetensors_find(st, "lm_head.weight");
     float head[PIECE];
     if (e == NULL) { return true; }
     bool same = e->dims == 2 && e->shape[0] * e->shape[1] == size && e->dtype <= DTYPE_F16;
-    for (int64_t i = 0; same && i < size; i += PIECE) {
-        int64_t n = min64(PIECE, size - i);
+    for (int64_t i = begin; same && i < end; i += PIECE) {
+        int64_t n = min64(PIECE, end - i);
         if (!safetensors_read_floats(st, e, i, n, head)) { return false; }
-        same = memcmp(head, embedding + i, (size_t)n * sizeof(float)) == 0;
+        same = memcmp(head, embedding + i - begin, (size_t)n * sizeof(float)) == 0;
     }
     return same || fail("%s: its lm_head.weight is not the embedding, which is the head by "
                         "config.json; to use it, set tie_word_embeddings to false there",
@@ -106,14 +113,12 @@ bool hf_read(const SafeTensors *st, const ParamLayout *layout, int64_t begin, in
         int64_t size = t->shape[0] * (t->dims > 1 ? t->shape[1] : 1);
         int64_t from = max64(begin, t->begin), to = min64(end, t->begin + size);
         if (from >= to) { continue; }
-        float *values = malloc_or_die((size_t)size * sizeof(float));
+        float *values = out + from - begin;
         bool is_head = layout->config.tied_head && t == tensors; // the embedding is the first
-        ok = read_tensor(st, t, values) && (!is_head || head_is(st, values, size));
-        if (ok) {
-            memcpy(out + from - begin, values + from - t->begin,
-                   (size_t)(to - from) * sizeof(float));
-        }
-        free(values);
+        from -= t->begin;
+        to -= t->begin;
+        ok = read_tensor(st, t, from, to, values) &&
+             (!is_head || head_is(st, values, from, to, size));
     }
     free(tensors);
     return ok;

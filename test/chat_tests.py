@@ -716,6 +716,13 @@ def bad_tokens_to_continue_are_refused():
     assert len(out) == 4 and all(0 <= int(word) < 400 for word in out), out
     write("ids", "1 2\n3\n")
     assert run(*words, "--sample-tokens", "@ids").out.splitlines()[-1].split() == out
+    with open("lines", "wb") as file:
+        file.write(b"1\t2\r\n3\r\n")
+    assert run(*words, "--sample-tokens", "@lines").out.splitlines()[-1].split() == out
+    # a resume of a run that trains may not find the file
+    refused(run("train_gpt", "--load", GOLDEN, "--data", f"{GOLDEN}/data/train_*.bin",
+                "--seq-length", 64, "--micro-batch-size", 1, "--sample-tokens", "@ids",
+                check=False), "a file only with --sample-only")
     write("no_ids", "1 x")
     for name, part in (("no_ids", "'x' is no token"), ("nowhere", "nowhere: No such file"),
                        (".", "directory")):

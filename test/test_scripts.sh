@@ -322,6 +322,15 @@ test_running_files_are_followed() {
     [[ $status -eq 0 ]] || fail "status $status: $(cat plot.log monitor.log)"
     has monitor.log "live | starts at step 5/12" || fail "$(cat monitor.log)"
     has monitor.log "12/12 | finished" || fail "$(cat monitor.log)"
+    "$python" - live/metrics.jsonl monitor.log <<'END' >log 2>&1 || fail "$(cat log monitor.log)"
+import json, sys
+evals = [r for r in map(json.loads, open(sys.argv[1])) if r["kind"] == "eval"]
+said = open(sys.argv[2]).read()
+assert evals
+for r in evals: # each its own loss
+    line = f"live | step {r['step']}/12 | valid {r['valid_loss']:.4f}"
+    assert line in said, line
+END
     has live.html "12/12" || fail "the last page is not the last"
     ! has live.html "http-equiv" || fail "the last page loads itself again"
     "$python" - resumed/metrics.jsonl >tb.log 2>&1 <<'END' || fail "$(tail -n 1 tb.log)"

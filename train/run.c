@@ -657,7 +657,8 @@ void fit_print(const Run *run, NumberSupport support, RunPlanner plan, int64_t m
         int micro = largest_micro_batch(o, &run->group, support, plan, memory);
         o.deterministic = false;
         int any_order = largest_micro_batch(o, &run->group, support, plan, memory);
-        o.micro_batch_size = (int)max64(1, any_order);
+        o.deterministic = micro > 0 && run->options.deterministic;
+        o.micro_batch_size = (int)max64(1, micro > 0 ? micro : any_order);
         o.global_batch_size = 0;
         double host = plan(&o, &run->group, support, memory).host;
         printf("  --recompute %-11s --adam-dtype %s %s  ", recompute_names[o.recompute],

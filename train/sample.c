@@ -21,10 +21,14 @@ static char *tokens_text(const char *given) {
 
 // Reads --sample-tokens.
 static bool read_prompt(Run *run) {
-    char *held = tokens_text(run->options.sample_tokens), *text = held, *end;
+    const char *given = run->options.sample_tokens;
+    if (given[0] == '@' && options_train(&run->options)) { // a resume may not find the file
+        return fail("--sample-tokens %s: a file only with --sample-only; give the numbers", given);
+    }
+    char *held = tokens_text(given), *text = held, *end;
     if (held == NULL) { return fail("--sample-tokens %s", error_text()); }
     run->prompt = malloc_or_die((strlen(text) + 1) * sizeof(int));
-    for (run->prompt_length = 0; *(text += strspn(text, " ,\n")) != '\0'; text = end) {
+    for (run->prompt_length = 0; *(text += strspn(text, " ,\t\r\n")) != '\0'; text = end) {
         errno = 0;
         long id = strtol(text, &end, 10);
         if (end == text || errno != 0 || id < 0 || id >= run->config.vocab) {

@@ -33,9 +33,9 @@ class Task:
 
 def split_name(text, option, what):
     name, colon, rest = text.partition(":")
-    if not colon or not re.fullmatch(r"[\w.+-]+", name):
+    if not colon or not re.fullmatch(r"\w[\w.+-]*", name):
         environment.die(f"{option} {text}: must be NAME:{what}, the name of letters, digits and "
-                        "._+-")
+                        "._+-, the first no ., + or -")
     return name, rest.strip()
 
 

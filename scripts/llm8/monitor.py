@@ -105,11 +105,13 @@ def frame(runs, width, height):
 def log_line(run, record):
     """Returns the line of a start, an evaluation or the end, for where there is no terminal."""
     step = f"step {int(record['step']):,}/{run.train_iters:,}"
-    now = metrics.cells(run)
+    valid, more = fixed(metrics.number(record, "valid_loss")), ""
+    if int(record["step"]) == run.last_step: # else what is known of the run is newer
+        now = metrics.cells(run)
+        more = f" | loss {now['loss']} | {now['tok/s']} tok/s | {now['left']} left"
     return f"{run.name} | " + {
         "run": f"starts at {step}",
-        "eval": f"{step} | loss {now['loss']} | valid {now['valid']} | {now['tok/s']} tok/s | "
-                f"{now['left']} left",
+        "eval": f"{step} | valid {valid}{more}",
         "end": f"{step} | {run.state} | {run.skipped} skipped"}[record["kind"]]
 
 

@@ -12,7 +12,7 @@ The options are those of ./train_gpt --help. FOLDER (test/results) has the recor
   offload.jsonl    steps with --optimizer-cpu-offload, and the same without, written by hand: as in
                    bench.jsonl, with precision as shown, global_batch, adam_dtype, recompute,
                    offload, device_memory_gib (the limit), host_memory_gib, start_seconds
-  fp8_*/report.json  BF16 and FP8 side by side, by scripts/compare
+  */report.json      BF16 and FP8 side by side, by scripts/compare
   race/report.json   llm.c, and ours by AdamW and Muon, where it was measured (docs/benchmarks.md)
 
 The front page shows, of the first kind of GPU, the newest commit that has GPT-2 124M and Llama 1B

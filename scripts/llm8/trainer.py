@@ -52,9 +52,10 @@ class Signals:
 
 def show_progress(label, run, last=False):
     """Draws a line, again and again on a terminal, once at the end elsewhere."""
-    run.poll()
-    now, live = cells(run), sys.stdout.isatty()
+    live = sys.stdout.isatty()
     if live or last:
+        run.poll()
+        now = cells(run)
         print(("\r\033[K" if live else "") + f"{label} | step {now['step']} | loss {now['loss']} | "
               f"{now['tok/s']} tok/s | " + (run.state if last else f"{now['left']} left"),
               end="\n" if last else "", flush=True)
