@@ -721,7 +721,7 @@ def bad_tokens_to_continue_are_refused():
     assert run(*words, "--sample-tokens", "@lines").out.splitlines()[-1].split() == out
     # a resume of a run that trains may not find the file
     refused(run("train_gpt", "--load", GOLDEN, "--data", f"{GOLDEN}/data/train_*.bin",
-                "--seq-length", 64, "--micro-batch-size", 1, "--sample-tokens", "@ids",
+                "--seq-length", 128, "--micro-batch-size", 1, "--sample-tokens", "@ids",
                 check=False), "a file only with --sample-only")
     write("no_ids", "1 x")
     for name, part in (("no_ids", "'x' is no token"), ("nowhere", "nowhere: No such file"),
