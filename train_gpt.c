@@ -550,12 +550,11 @@ static void scaling_update(Trainer *t, bool skipped) {
     }
 }
 
-// All settings except the weight decay, which depends on the tensor.
-static AdamW adamw_settings(const Run *run, double norm, double factor, double lr) {
+// All settings except the learning rate and the weight decay, which depend on the tensor.
+static AdamW adamw_settings(const Run *run, double norm, double factor) {
     const Options *o = &run->options;
     bool clipped = o->clip_grad > 0 && norm > o->clip_grad;
-    return (AdamW){.lr = (float)lr,
-                   .beta1 = (float)o->adam_beta1,
+    return (AdamW){.beta1 = (float)o->adam_beta1,
                    .beta2 = (float)o->adam_beta2,
                    .eps = (float)o->adam_eps,
                    .gradient_scale = (float)(clipped ? o->clip_grad / norm * factor : factor),
@@ -583,12 +582,13 @@ static void muon_updates(Trainer *t, float gradient_scale) {
 // norm: the norm of `factor` times the gradients.
 static void model_update(Trainer *t, double norm, double factor, double lr) {
     const Run *run = &t->run;
-    AdamW adamw = adamw_settings(run, norm, factor, lr);
+    AdamW adamw = adamw_settings(run, norm, factor);
     muon_updates(t, adamw.gradient_scale);
     for (int i = 0; i < run->layout.count; i++) {
         const Param *p = &run->layout.params[i];
         float *w = t->weights + p->offset, *g = t->gradients + p->offset;
         int64_t n = param_size(p);
+        adamw.lr = (float)lr * param_lr_mult(p, &run->options);
         adamw.weight_decay = param_decay(p, &run->options);
         if (run_by_muon(run, p)) {
             muon_update(w, g, n, adamw.lr, adamw.weight_decay);

@@ -156,7 +156,7 @@ __device__ __forceinline__ float root(float x) { // within 1 unit in the last pl
     return y;
 }
 
-// Factors that are the same for all parameters.
+// Factors that are the same for all parameters of a segment.
 struct AdamWFactors {
     float lr, gradient_scale, correction1, correction2;
     uint32_t key1, key2; // for the moments' stochastic rounding
@@ -164,10 +164,10 @@ struct AdamWFactors {
 
 // bias1, bias2: the binary logarithms of the betas.
 __device__ __forceinline__ AdamWFactors adamw_factors(const AdamWUpdate &u, const StepState *state,
-                                                      float bias1, float bias2) {
+                                                      float lr_mult, float bias1, float bias2) {
     float updates = (float)state->updates;
     uint64_t key = u.seed + 2 * (uint64_t)u.input->step;
-    return {(float)u.input->lr,
+    return {(float)u.input->lr * lr_mult,
             state->gradient_scale,
             1.0f / (1.0f - exp2f(bias1 * updates)),
             1.0f / (1.0f - exp2f(bias2 * updates)),
@@ -266,7 +266,7 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
     AdamWFactors f = {};
     constexpr bool updates = RULE != RULE_KEEP;
     if (updates && s.muon != (RULE == RULE_MUON)) { return; }
-    if (updates) { f = adamw_factors(u, state, bias1, bias2); }
+    if (updates) { f = adamw_factors(u, state, s.lr_mult, bias1, bias2); }
     bool bf16 = s.bf16 != nullptr;
     if (bf16 && !updates && (MODE == WEIGHTS_MEASURE || state != nullptr)) { return; }
     int64_t begin = (int64_t)(blockIdx.x - s.first_block) * (ADAMW_QUADS * QUAD);

@@ -302,6 +302,7 @@ typedef struct {
     int tensor;                 // FP8: which of AdamWUpdate.tensors they belong to
     int64_t within;             // FP8: where in that tensor they begin
     int first_block;            // of all segments' blocks, counted together
+    float lr_mult;              // what StepInput.lr is multiplied by
     float weight_decay;
     bool muon; // Muon's: exp_avg is the momentum, and there is no exp_avg_sq
 } AdamWSegment;

@@ -173,6 +173,13 @@ float param_decay(const Param *p, const Options *options) {
     return table[p->id].cols != DIM_NONE ? (float)options->weight_decay : 0.0f;
 }
 
+float param_lr_mult(const Param *p, const Options *options) {
+    const TensorRow *row = &table[p->id];
+    if (row->cols == DIM_NONE) { return (float)options->vector_lr_mult; }
+    if (row->place == PLACE_EMBEDDING) { return (float)options->embedding_lr_mult; }
+    return row->place == PLACE_FINAL ? (float)options->head_lr_mult : 1.0f;
+}
+
 int param_matrices(const ModelConfig *c, const Param *p, int rows[HF_PARTS]) {
     const TensorRow *row = &table[p->id];
     bool matrix = row->place == PLACE_BLOCK && row->cols != DIM_NONE;

@@ -144,6 +144,10 @@ static inline int64_t param_size(const Param *p) {
 // The weight decay of a parameter: --weight-decay for a matrix, 0 for a vector.
 float param_decay(const Param *p, const Options *options);
 
+// What the learning rate is multiplied by for a parameter: --embedding-lr-mult, --head-lr-mult or
+// --vector-lr-mult; 1 for a matrix of a block.
+float param_lr_mult(const Param *p, const Options *options);
+
 // Returns dim_parts of a block's matrix; 0 for vectors and outside the blocks.
 int param_matrices(const ModelConfig *config, const Param *p, int rows[HF_PARTS]);
 

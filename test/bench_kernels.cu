@@ -187,7 +187,7 @@ static void bench_adamw(const char *name, int64_t n, GpuType moments, bool fp8,
     Fp8Slot s = {1, 1, 0, 1};
     StepState step = {.gradient_scale = 1.0f, .updates = 1};
     Tensor tensor = given_tensor(FP8_E4M3, live.data, slot.data);
-    AdamWSegment segment = {.n = n, .bf16 = weights.data, .weight_decay = 0.1f};
+    AdamWSegment segment = {.n = n, .bf16 = weights.data, .lr_mult = 1, .weight_decay = 0.1f};
     if (fp8) {
         segment.bf16 = NULL;
         segment.fp8 = codes.data;

@@ -122,7 +122,8 @@ static inline void set_state(AdamWSegment &s, const AdamWUpdate &u, int64_t plac
 }
 
 // Segments of an update of n parameters that begin at these elements; gradients, moments and BF16
-// weights lie as the parameters do. The weights of every other segment decay.
+// weights lie as the parameters do. The weights of every other segment decay; the others have half
+// the learning rate.
 struct SegmentBuffer : Buffer<AdamWSegment> {
     SegmentBuffer(AdamWUpdate &u, const std::vector<int64_t> &first, float *master, void *exp_avg,
                   void *exp_avg_sq, Bf16 *weights, int64_t n)
@@ -135,6 +136,7 @@ struct SegmentBuffer : Buffer<AdamWSegment> {
             set_state(s, u, first[i], master, exp_avg, exp_avg_sq);
             s.n = (i + 1 < first.size() ? first[i + 1] : n) - first[i];
             s.bf16 = weights + first[i];
+            s.lr_mult = i % 2 == 0 ? 1.0f : 0.5f;
             s.weight_decay = i % 2 == 0 ? 0.1f : 0.0f;
             s.first_block = u.segment_blocks;
             u.segment_blocks += gpu_adamw_blocks(s.n);

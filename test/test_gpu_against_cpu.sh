@@ -92,12 +92,12 @@ allowed() { # model options
         noise=$(apart fp32 coarse) &&
         awk "BEGIN { if (!($noise > 0 && $noise < 0.05)) exit 1; print 2 * $noise }"
 }
-follows_cpu() { # model options, FP8 options, how far
+follows_cpu() { # model options, FP8 options, how far, options of the other run
     rm -rf cpu
     local options="$1 $DATA $follow" precision=${2:---bf16} difference other
     if [[ -n ${LLM8_BIN:-} && -z $2 ]]; then precision=""; fi
-    $cpu $options $precision --save cpu && train gpu $options $2 && train other $options $2 $seen ||
-        return
+    $cpu $options $precision --save cpu && train gpu $options $2 &&
+        train other $options $2 ${4:-$seen} || return
     difference=$(apart cpu gpu) other=$(apart cpu other)
     echo "losses apart by at most $difference of $3; another run's: $other"
     awk "BEGIN { exit !($difference <= $3 && $other > $3) }"
@@ -108,6 +108,10 @@ for model in "${follow_models[@]}"; do
         "--fp8-format hybrid --fp8-recipe tensorwise --fp8-lm-head" \
         "--fp8-format hybrid --optimizer muon"; do
         check "the CPU's losses, $fp8, ${model:0:18}" follows_cpu "$model" "$fp8" "${far:-0}"
+    done
+    for other in "--embedding-lr-mult 1" "--vector-lr-mult 9"; do
+        check "the CPU's losses, groups' rates, not $other, ${model:0:18}" follows_cpu "$model" \
+            "$rates" "${far:-0}" "$other"
     done
 done
 summary

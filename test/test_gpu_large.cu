@@ -119,6 +119,7 @@ static const int64_t beyond = (int64_t)1 << 31;
 static const char deep[] = "--data tokens.bin --arch llama --num-layers 3 " DEEP_SIZE
                            "--num-query-groups 1 --vocab-size 250 --micro-batch-size 2 --lr 1e-2 "
                            "--untie-embeddings-and-output-weights --log-interval 1000 "
+                           "--embedding-lr-mult 3 --head-lr-mult 0.5 --vector-lr-mult 0.25 "
                            "--no-cuda-graphs --make-vocab-size-divisible-by";
 
 // The definition's first update of the sampled weights by their gradients.
@@ -128,7 +129,7 @@ static double update_error(const Options *o, const ParamLayout *layout, const St
         size_t n = expected[i].size();
         Floats m(n, 0.0f), v(n, 0.0f);
         AdamW a = {};
-        a.lr = (float)learning_rate(o, 0);
+        a.lr = (float)learning_rate(o, 0) * param_lr_mult(&layout->params[i], o);
         a.beta1 = (float)o->adam_beta1;
         a.beta2 = (float)o->adam_beta2;
         a.eps = (float)o->adam_eps;

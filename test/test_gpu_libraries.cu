@@ -305,14 +305,12 @@ static void adamw(GpuType gradient_type, GpuType moment_type) {
         void *exp_avg_sq = wide ? (void *)wide_v.data : narrow_v.data;
         SegmentBuffer segments(u, first, master.data, exp_avg, exp_avg_sq, weights.data, n);
         gpu_adamw(&gpu, &u, SCALE_GIVEN, state.data);
-        AdamW a = {.lr = 0.01f,
-                   .beta1 = 0.9f,
-                   .beta2 = 0.95f,
-                   .eps = 1e-8f,
-                   .gradient_scale = 0.5f,
-                   .step = step};
+        AdamW a = {
+            .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .gradient_scale = 0.5f, .step = step};
         for (int64_t i = 0; i < n && !skipped; i += 64) {
-            a.weight_decay = i < first[1] || i >= first[2] ? 0.1f : 0.0f;
+            bool decays = i < first[1] || i >= first[2];
+            a.lr = decays ? 0.01f : 0.005f;
+            a.weight_decay = decays ? 0.1f : 0.0f;
             adamw_update(&w[i], &m[i], &v[i], &g.host[i], 64, a);
         }
     }

@@ -6,6 +6,7 @@
 enum { WEIGHTS = 2, RANKS_MOST = 5, FIRST = 64, PLAIN = 64 * 30, MOST_SQUARES = 16 };
 
 static const ScaleMode modes[] = {SCALE_GIVEN, SCALE_MEASURED, SCALE_BLOCKS};
+static const float lr_mults[WEIGHTS + 1] = {3.0f, 0.5f, 1.0f};
 static const int shapes[WEIGHTS][2] = {{144, 208}, {48, 272}};
 
 // Two FP8 weights, then parameters whose weights are BF16.
@@ -104,6 +105,7 @@ static std::vector<AdamWSegment> segments_of(const State &s, const AdamWUpdate &
         } else {
             segment.bf16 = s.plain.data + (from - space.first[k]);
         }
+        segment.lr_mult = lr_mults[k];
         segment.weight_decay = k != 1 ? 0.1f : 0.0f;
         segment.muon = k == 0;
         segment.tensor = k;
@@ -238,16 +240,13 @@ TEST(step_is_cpus) {
     std::vector<int64_t> all = cut(space, 1);
     for (ScaleMode mode : modes) {
         State s(space, 0, 0, TYPE_F32, mode);
-        AdamW a = {.lr = 0.01f,
-                   .beta1 = 0.9f,
-                   .beta2 = 0.95f,
-                   .eps = 1e-8f,
-                   .gradient_scale = 0.5f,
-                   .step = 2};
+        AdamW a = {.beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .gradient_scale = 0.5f, .step = 2};
         fill(s, space, all);
         Floats w = s.master.get(), g = get_floats(s.gradients), m(w.size(), 0.0f), v = m;
         for (int64_t i = FIRST; i < space.size; i += 64) { // the first ones belong to no segment
-            a.weight_decay = i < space.first[1] || i >= space.first[2] ? 0.1f : 0.0f;
+            int k = i < space.first[1] ? 0 : i < space.first[2] ? 1 : 2;
+            a.lr = 0.01f * lr_mults[k];
+            a.weight_decay = k != 1 ? 0.1f : 0.0f;
             if (i < space.first[1]) { // Muon's: no moment changes, and the gradient is the update
                 muon_update(&w[i], &g[i], 64, a.lr, a.weight_decay);
             } else {

@@ -38,7 +38,7 @@ if [[ -n ${LLM8_BIN:-} ]]; then
     llama+=" --num-query-groups 2"
     gpt2="--model gpt2-tiny --num-layers 3"
     as_one=("$llama" "$gpt2" "$llama --grad-accum-dtype fp32" "$llama $hybrid"
-        "$gpt2 $hybrid $tensorwise --fp8-lm-head" "$llama $muon" "$gpt2 $muon $hybrid")
+        "$gpt2 $hybrid $tensorwise --fp8-lm-head" "$llama $muon" "$gpt2 $muon $hybrid $rates")
     exactly=("$llama $hybrid" "$gpt2 $hybrid $tensorwise")
     crossing=("$llama" "$llama $hybrid" "$llama $muon") legs=("$most" 2 1 "$most")
     between=("$llama" "$llama $muon $hybrid" "$llama $hybrid"
@@ -55,8 +55,8 @@ else
     coarse="--fp8-format e4m3 $tensorwise --fp8-lm-head" head="--eval-precision bf16 --fp8-lm-head"
     as_one=("" "$gpt2 --adam-dtype bf16" "--grad-accum-dtype fp32"
         "$hybrid --fp8-lm-head --fp8-amax-history-len 4" "$coarse"
-        "$muon --grad-accum-dtype fp32 $hybrid $ends" "$gpt2 $hybrid" "$hybrid $ends"
-        "$muon --adam-dtype bf16" "$muon $blockwise" "$blockwise --fp8-lm-head $untied"
+        "$muon --grad-accum-dtype fp32 $hybrid $ends $rates" "$gpt2 $hybrid" "$hybrid $ends"
+        "$muon --adam-dtype bf16" "$muon $blockwise" "$blockwise --fp8-lm-head $untied $rates"
         "$gpt2 $blockwise --fp8-lm-head" "$gpt2 --fp8-format e4m3 $head" "$coarse $untied"
         "--fp8-format e4m3 $head $untied")
     exactly=("${as_one[@]}")

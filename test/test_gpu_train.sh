@@ -33,7 +33,7 @@ states=("" "--adam-dtype bf16 --grad-accum-dtype bf16" "--fp8-format hybrid"
     "--fp8-format hybrid --fp8-lm-head --fp8-amax-history-len 2"
     "--fp8-format hybrid --fp8-lm-head --first-last-layers-bf16"
     "--fp8-format hybrid --no-fp8-wgrad"
-    "--optimizer muon --adam-dtype bf16 --fp8-format hybrid --fp8-recipe tensorwise")
+    "--optimizer muon --adam-dtype bf16 --fp8-format hybrid --fp8-recipe tensorwise $rates")
 leaves_no_trace="--recompute block --eval-precision bf16 --fp8-stats-interval 2"
 whole() { # options: the run "whole"
     train whole "$@" --train-iters $steps --eval-interval 2

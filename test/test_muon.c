@@ -145,7 +145,8 @@ static void follow(Trainer *t, const Part *parts, int count, float *w, float *m)
 // The matrices equal the definition bit for bit; AdamW updates all else.
 static void check_steps(const char *model, const Part *parts, int count) {
     static const char options[] = "--num-layers 2 --clip-grad 0.5 --lr-warmup-iters 3 "
-                                  "--train-iters 6 --lr 0.01";
+                                  "--train-iters 6 --lr 0.01 --embedding-lr-mult 3 "
+                                  "--head-lr-mult 0.5 --vector-lr-mult 0.25"; // AdamW's alone
     CLOSED(trainer_close) Trainer t, adamw;
     open_trainer(&t, "%s %s --optimizer muon", model, options);
     open_trainer(&adamw, "%s %s", model, options);

@@ -66,18 +66,19 @@ static void write_moment(void *out, GpuType type, const float *values, int64_t f
 
 static void update_segment(const AdamWUpdate *u, const StepState *state, const AdamWSegment *s) {
     uint64_t key = u->seed + 2 * (uint64_t)u->input->step;
+    float lr = (float)u->input->lr * s->lr_mult;
     check_part(s->first, s->n);
     if (s->muon) {
         FREED float *x = values_read(element(u->gradients, u->gradient_type, s->gradient),
                                      u->gradient_type, s->n);
-        muon_update(s->master, x, s->n, (float)u->input->lr, s->weight_decay);
+        muon_update(s->master, x, s->n, lr, s->weight_decay);
         return;
     }
     FREED float *g = values_read(element(u->gradients, u->gradient_type, s->gradient),
                                  u->gradient_type, s->n);
     FREED float *m = values_read(s->exp_avg, u->moment_type, s->n);
     FREED float *v = values_read(s->exp_avg_sq, u->moment_type, s->n);
-    AdamW a = {.lr = (float)u->input->lr,
+    AdamW a = {.lr = lr,
                .beta1 = u->beta1,
                .beta2 = u->beta2,
                .eps = u->eps,

@@ -291,6 +291,7 @@ static AdamWSegment segment_of(const Params *p, const ZeroRange *range, const in
         .fp8 = codes ? (uint8_t *)weights + within : NULL,
         .tensor = tensor[range->param],
         .within = range->begin - param->offset,
+        .lr_mult = param_lr_mult(param, &p->run->options),
         .weight_decay = param_decay(param, &p->run->options),
         .muon = segment->muon,
     };
