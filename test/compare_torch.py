@@ -139,11 +139,19 @@ def learning_rate(options, step):
     return least + left * (peak - least)
 
 
+def lr_mult(name, parameter, options):
+    """model/model.h, said again."""
+    if parameter.dim() < 2:
+        return float(options["vector-lr-mult"])
+    if name.split(".")[-2] in ("wte", "wpe", "embed_tokens"):
+        return float(options["embedding-lr-mult"])
+    return float(options["head-lr-mult"]) if name.startswith("lm_head.") else 1.0
+
+
 def optimizer_for(model, options):
-    matrices = [p for p in model.parameters() if p.dim() >= 2]
-    others = [p for p in model.parameters() if p.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": float(options["weight-decay"])},
-              {"params": others, "weight_decay": 0.0}]
+    groups = [{"params": [p], "lr_mult": lr_mult(name, p, options),
+               "weight_decay": float(options["weight-decay"]) if p.dim() >= 2 else 0.0}
+              for name, p in model.named_parameters()]
     return torch.optim.AdamW(groups, betas=(float(options["adam-beta1"]),
                                             float(options["adam-beta2"])),
                              eps=float(options["adam-eps"]))
@@ -168,7 +176,7 @@ def train_torch(start, options, steps, device, autocast):
             total += loss.item()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip or math.inf).item()
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(options, step)
+            group["lr"] = learning_rate(options, step) * group["lr_mult"]
         optimizer.step()
         optimizer.zero_grad()
         results.append({"loss": total, "norm": norm, "lr": learning_rate(options, step)})

@@ -162,12 +162,13 @@ static double error_of(const float *actual, const double *exact, size_t n) {
     return sqrt(difference / size);
 }
 
-// Warm-up, clipping, decay of matrices only, bias correction, the rates of the groups: only FP32's rounding errors after
-// five steps.
+// Warm-up, clipping, decay of matrices only, bias correction, the rates of the groups: only FP32's
+// rounding errors after five steps.
 TEST(steps_update_by_definition) {
     for (int i = 0; i < MODELS; i++) {
         CLOSED(trainer_close) Trainer t;
-        open_combination(&t, i, "--clip-grad 0.5 --lr-warmup-iters 3 --train-iters 6 --lr 0.01" RATES);
+        open_combination(&t, i,
+                         "--clip-grad 0.5 --lr-warmup-iters 3 --train-iters 6 --lr 0.01" RATES);
         size_t size = (size_t)t.run.layout.size;
         Adam a = {calloc_or_die(size, sizeof(double)), calloc_or_die(size, sizeof(double)),
                   calloc_or_die(size, sizeof(double))};
@@ -199,8 +200,8 @@ TEST(a_factor_is_its_groups_alone) {
             int stay = 0, moved = 0;
             open_combination(&t, i, frozen[group]);
             train(&t, 1);
-            for (const Param *p = t.run.layout.params;
-                 p < t.run.layout.params + t.run.layout.count; p++) {
+            for (const Param *p = t.run.layout.params; p < t.run.layout.params + t.run.layout.count;
+                 p++) {
                 bool is_frozen = rate_group(p) == (RateGroup)group;
                 const float *expected = is_frozen ? start : all.weights;
                 size_t bytes = (size_t)param_size(p) * sizeof(float);
