@@ -136,7 +136,8 @@ def report_on(options, folders):
     commands = [["scripts/compare", *sys.argv[1:]]]
     commands += [experiment.read_list(os.path.dirname(variant.runs[0].path), experiment.COMMAND)
                  for variant in variants]
-    report.write(comparison, options.out, map(shlex.join, filter(None, commands)))
+    with environment.named_by("--out"):
+        report.write(comparison, options.out, map(shlex.join, filter(None, commands)))
     report.print_verdict(comparison, options.out)
     return {judge.PASS: 0, judge.FAIL: 1, judge.UNSURE: CANNOT_TELL}[comparison.verdict]
 

@@ -64,8 +64,9 @@ def verdict_blocks(comparison):
               table(["variant", "what", base, only, "change", "pairs", "limit", "verdict", "note"],
                     rows, {0, 1, 6, 7, 8}),
               "The change of a loss is the mean over the pairs of equal seed, ± its standard "
-              "error. Where the limit is below the noise (19 times in 20 the true difference is no "
-              "further away), or within it, this says `cannot tell`."]
+              "error. The noise is half of its 95% confidence interval: the standard error times "
+              "Student's t. If the limit is below the noise, or inside the interval (the change ± "
+              "the noise), this says `cannot tell`."]
     lucky = [j for j in comparison.judgements if j.result == judge.FAIL and j.change < 0 and
              j.what.endswith("loss")]
     if lucky:
