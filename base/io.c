@@ -123,8 +123,7 @@ bool file_checksum(int file, const char *path, int64_t bytes, uint32_t *crc) {
     Part parts[PARTS];
     int n = (int)max64(1, min64(PARTS, bytes / SMALLEST));
     for (int i = 0; i < n; i++) {
-        parts[i] =
-            (Part){.file = file, .path = path, .begin = bytes * i / n, .end = bytes * (i + 1) / n};
+        parts[i] = (Part){file, path, .begin = bytes * i / n, .end = bytes * (i + 1) / n};
     }
     threads_for(n, sum_part, parts);
     *crc = 0;
@@ -265,11 +264,6 @@ bool is_folder(const char *path, FolderId id) {
 bool path_exists(const char *path) {
     struct stat info;
     return lstat(path, &info) == 0;
-}
-
-const char *path_name(const char *path) {
-    const char *slash = strrchr(path, '/');
-    return slash != NULL ? slash + 1 : path;
 }
 
 size_t pattern_add(char pattern[PATH_LENGTH], size_t used, const char *text, size_t n, bool exact) {

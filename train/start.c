@@ -69,8 +69,8 @@ static bool find_made(Tokenizer *t, const char *shards, uint32_t mark, char path
     return path[0] != '\0';
 }
 
-// Replaces a tokenizer by the same one beside the conversations that the run trains on: that has the
-// chat template by which they were written.
+// Replaces a tokenizer by the same one beside the conversations that the run trains on, which has
+// the chat template by which they were written.
 static void prefer_chat(Tokenizer *t, const Options *o, char path[PATH_LENGTH]) {
     char shard[PATH_LENGTH], beside[PATH_LENGTH], json[PATH_LENGTH];
     Tokenizer same;
