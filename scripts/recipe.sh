@@ -81,6 +81,7 @@ build() {
 # Says so if the data that are there are not made with the TOKENIZER of a user.
 note_tokenizer() {
     local json=${TOKENIZER:-}
+    # shellcheck disable=SC2154 # the recipe sets tokenizer
     if [[ $smoke == 1 || -z $json || $json != "$tokenizer" ]]; then return; fi
     if [[ -d $json ]]; then json+=/tokenizer.json; fi
     cmp -s "$json" "$data/tokenizer.json" ||
