@@ -284,6 +284,9 @@ class Judging(Folder):
             self.assertIn(f"| b | {row} |", "\n".join(map(str, blocks)))
             self.assertIn(f">b | {row} |", html)
         self.assertIn("the 2 runs of a end between 2.0000 and 2.1000, 4.878% apart", html)
+        whole = "\n".join(map(str, report.build(comparison)))
+        self.assertIn("means over 1 step; below, over 1.", whole)
+        self.assertIn("seeds 1, 2; on", whole)
         self.assertEqual([round(j["change"], 9) for j in report.figures(comparison)["judgements"]
                           if j["what"] in judge.LOSSES], [1.5, 0.5])
 
@@ -808,8 +811,10 @@ class Words(Folder):
                 ("plot", "notes: neither a run's metrics.jsonl nor a log of llm.c", ["notes"]),
                 ("doctor", "c/fp8: no run (no metrics.jsonl); did you mean", ["c/fp8"]),
                 ("plot", ".png, .svg or .html", ["c/bf16/seed-2", "--out", "x.pdf"]),
-                ("plot", "--out /nosuch/x.png: No such file", ["c/bf16/seed-2", "--out",
-                                                               "/nosuch/x.png"]),
+                ("plot", "--out nosuch/x.png: No such file", ["c/bf16/seed-2", "--out",
+                                                              "nosuch/x.png"]),
+                ("plot", "error: --out: expected one argument", ["c/bf16/seed-2", "--out"]),
+                ("plot", "error: --x: invalid choice: 'foo'", ["c/bf16/seed-2", "--x", "foo"]),
                 ("plot", "no such run", ["none"]),
                 ("plot", "the same run twice", ["c/bf16/seed-2", "c/bf16/seed-2"]),
                 ("monitor", "--tensorboard notes/seed-2: Not a directory",

@@ -33,6 +33,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message):
         message = re.sub(r"^argument (--\S+): (.*: must be)", r"\1 \2", message)
+        message = message.removeprefix("argument ")
         die(f"{message} ({self.prog} --help)")
 
 

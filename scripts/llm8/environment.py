@@ -33,8 +33,9 @@ def built(name):
     """Returns the same of a program that is needed, and ends where it is not built."""
     path = trainer(name)
     if not os.path.exists(path):
-        die(f"{path} is not built: " + ("LLM8_BIN names that folder" if os.environ.get("LLM8_BIN")
-                                        else f"run make {name} in {ROOT}"))
+        elsewhere = " and unset LLM8_BIN, which names another folder"
+        die(f"{path} is not built: run make {name} in {ROOT}" +
+            (elsewhere if os.environ.get("LLM8_BIN") else ""))
     return path
 
 

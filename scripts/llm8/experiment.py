@@ -113,8 +113,10 @@ def prepare(task):
     if run.starts and not earlier:
         environment.die(f"{task.folder} has a run that compare did not make: another --out")
     if run.starts and earlier[1:] != task.command[1:]:
-        changed = [word for word in task.command if word not in earlier] or \
-                  [word for word in earlier if word not in task.command]
+        now, before = (re.split(" (?=--)", " ".join(words[1:]))
+                       for words in (task.command, earlier))
+        changed = [option for option in now if option not in before] or \
+                  [option for option in before if option not in now]
         environment.die(f"{task.folder} was run with other options ({' '.join(changed)} differs): "
                         "another --out, or remove that folder to run it anew")
     os.makedirs(task.folder, exist_ok=True)

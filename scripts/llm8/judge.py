@@ -248,7 +248,7 @@ def judge_time(found, limits, name):
     note = f"seconds of steps to {mean(targets):.4f}, the baseline's last validation loss"
     if missed:
         note += f"; {len(reached)} of {len(times)} pairs of runs reach it" + \
-            ("; the times are theirs" if reached else "")
+            ("; only their times are shown" if reached else "")
     return judge_ratio(name, "time to loss", reached or times,
                        lambda ratio: ratio <= limits.time and not missed, at_most(limits.time),
                        note)
