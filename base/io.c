@@ -62,7 +62,11 @@ int file_open_in(int folder, const char *path, size_t *bytes) {
         return file;
     }
     if (file >= 0) { close(file); }
-    fail_path(path, why);
+    if (why == EINVAL) {
+        fail("%s: a pipe or a device, not a file", path);
+    } else {
+        fail_path(path, why);
+    }
     return -1;
 }
 
