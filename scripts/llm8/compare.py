@@ -44,7 +44,7 @@ def parse(arguments):
                    help="where runs and report go (run/compare)")
     p.add_argument("--variant", metavar="'NAME: OPTIONS'", action="append", default=[],
                    help="a variant: its name and its options for the trainer; once for each, the "
-                   "baseline first (bf16: --bf16, fp8: --bf16 --fp8-format hybrid)")
+                   "baseline first ('bf16: --bf16' and 'fp8: --bf16 --fp8-format hybrid')")
     p.add_argument("--seeds", metavar="LIST", help="seeds of weights and data order, such as "
                    "1,2,3 (1234: a first look, which cannot tell)")
     p.add_argument("--trainer", metavar="PROGRAM", help="train_gpt, train_gptcu, or a command "
