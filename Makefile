@@ -55,7 +55,7 @@ help: # what stands at the top of this file
 
 train_gpt: $(call objects,plain,train_gpt.c $(COMMON) $(CPU))
 tokenize: $(call objects,plain,dataloader/tokenize.c dataloader/loader.c dataloader/tokenizer.c \
-            base/io.c base/common.c)
+            base/io.c base/host.c base/common.c)
 make_corpus: $(call objects,plain,scripts/make_corpus.c base/common.c)
 $(PROGRAMS):
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
@@ -201,7 +201,7 @@ FAULTS := open openat fopen fwrite fflush fclose fsync close rename mkdir symlin
 $(BUILD)/plain/test_faults $(BUILD)/asan/test_faults: TEST_LDFLAGS = $(FAULTS:%=-Wl,--wrap=%)
 
 $(BUILD)/plain/compare_tensors: $(call objects,plain,test/compare_tensors.c \
-                                  checkpoints/safetensors.c base/io.c base/common.c)
+                                  checkpoints/safetensors.c base/io.c base/host.c base/common.c)
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
 
 TEST_PROGRAMS := $(PLAIN_TESTS) $(ASAN_TESTS)

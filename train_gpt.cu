@@ -100,11 +100,18 @@ static bool trainer_plan(Trainer *t, NumberSupport support, int64_t memory) {
     return true;
 }
 
-// Bytes of host memory for all ranks of this machine; for this rank alone where their number is not
-// known.
+// Ranks of this machine; 1 where their number is not known.
+static int ranks_here(const Trainer *t) {
+    return t->run.group.local_ranks > 0 ? t->run.group.local_ranks : 1;
+}
+
+// Bytes of host memory for all ranks of this machine: of their plans, and beside them.
 static double host_bytes(const Trainer *t) {
-    int local = t->run.group.local_ranks > 0 ? t->run.group.local_ranks : 1;
-    return (double)params_host_bytes(&t->params, &t->host_plan, local);
+    return (double)params_host_bytes(&t->params, &t->host_plan, ranks_here(t));
+}
+
+static double host_overhead(const Trainer *t) {
+    return (double)(ranks_here(t) * HOST_OVERHEAD_BYTES);
 }
 
 // What a run with these options plans of so many bytes of device memory.
@@ -143,6 +150,8 @@ static void print_plan(Trainer *t) {
     if (t->host_plan.bytes > 0) {
         plan_print(&t->host_plan, "Host memory", stdout);
         printf("  %-34s %12s\n", "all ranks of a machine", format_bytes(size, host_bytes(t)));
+        printf("  %-34s %12s\n", "CUDA and its libraries, about",
+               format_bytes(size, host_overhead(t)));
         printf("  %-34s %12s\n", "available here", format_bytes(size, host_memory(NULL)));
     }
     fit_print(&t->run, support, planned_memory, (int64_t)memory);
@@ -162,15 +171,15 @@ static void check_memory(const Trainer *t, int64_t memory) {
 // Checks the memory that all ranks of this host take together. No rank takes any before all have
 // checked.
 static void check_host_memory(const Trainer *t) {
-    char need[32], have[32];
-    double bytes = host_bytes(t), available = host_memory(NULL);
+    char need[32], overhead[32], have[32];
+    double bytes = host_bytes(t), libraries = host_overhead(t), available = host_memory(NULL);
     bool bf16 = t->run.options.adam_dtype == STATE_BF16, saves = options_save(&t->run.options);
-    bool fits = bytes <= available ||
-                fail("the run needs %s of host memory%s, %s are available: try %s (--plan lists "
-                     "it)",
+    bool fits = bytes == 0 || bytes + libraries <= available ||
+                fail("the run needs %s of host memory%s, CUDA and its libraries about %s, %s are "
+                     "available: try %s (--plan lists it)",
                      format_bytes(need, bytes),
                      saves ? " with the copy that --save writes from" : "",
-                     format_bytes(have, available),
+                     format_bytes(overhead, libraries), format_bytes(have, available),
                      bf16 ? "a machine with more memory" : "--adam-dtype bf16");
     or_die(group_agree(&t->run.group, CHANNEL_MAIN, fits));
 }
@@ -254,7 +263,7 @@ static void trainer_open(Trainer *t) {
 
 static int trainer_close(Trainer *t) {
     size_t free_bytes, all_bytes;
-    params_join(&t->params);
+    comm_join(&t->comm);
     CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
     // this is the most that was in use: a run frees nothing before its end
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
@@ -475,7 +484,7 @@ static void model_backward(Trainer *t, int B, int T, int place) {
     if (last) {
         params_reduce(&t->params, 0);
         gpu_stamp(gpu, &t->params.optimizer.state->computed);
-        params_join(&t->params);
+        comm_join(&t->comm);
     }
 }
 
@@ -539,7 +548,7 @@ static void checked_micro_step(Trainer *t, int place, int64_t step) {
     if (!(place & MICRO_LAST)) { return; }
     for (int b = t->run.layout.num_buckets - 1; b >= 0; b--) { params_reduce(&t->params, b); }
     gpu_stamp(&t->gpu, &t->params.optimizer.state->computed);
-    params_join(&t->params);
+    comm_join(&t->comm);
 }
 
 static void dump_gradients(Trainer *t) {

@@ -150,6 +150,11 @@ const char *path_format(char path[PATH_LENGTH], const char *format, ...) {
     return path;
 }
 
+const char *path_name(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash != NULL ? slash + 1 : path;
+}
+
 void *malloc_or_die(size_t bytes) {
     return realloc_or_die(NULL, bytes);
 }

@@ -82,6 +82,7 @@ enum { PATH_LENGTH = 1024 };
 
 // Formats a path as printf does, and returns it; dies when the path does not fit.
 const char *path_format(char path[PATH_LENGTH], const char *format, ...) PRINTF_LIKE(2, 3);
+const char *path_name(const char *path); // the part after the last slash
 
 // These never return NULL: without memory they die with a message that has the size. calloc_or_die
 // returns zeroed memory. cJSON allocates by malloc_or_die too, so its results need no checks.

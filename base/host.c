@@ -1,5 +1,4 @@
 #include "host.h"
-#include "io.h"
 
 #include <math.h>
 #include <omp.h>

@@ -1,10 +1,10 @@
 #include "io.h"
+#include "host.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <libgen.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -62,7 +62,11 @@ int file_open_in(int folder, const char *path, size_t *bytes) {
         return file;
     }
     if (file >= 0) { close(file); }
-    fail_path(path, why);
+    if (why == EINVAL) {
+        fail("%s: a pipe or a device, not a file", path);
+    } else {
+        fail_path(path, why);
+    }
     return -1;
 }
 
@@ -103,41 +107,35 @@ bool file_sum(int file, const char *path, int64_t begin, int64_t end, int64_t pa
 
 // A part of a file, whose checksum one thread computes.
 typedef struct {
-    pthread_t thread;
     int file;
     const char *path;
     int64_t begin, end;
     uint32_t crc;
-    bool ok, in_thread;
+    bool ok;
     Error why;
 } Part;
 
-static void *sum_part(void *argument) {
+static void sum_part(void *parts, int64_t i) {
     enum { PIECE = 1 << 20 };
-    Part *p = argument;
+    Part *p = (Part *)parts + i;
     p->ok = file_sum(p->file, p->path, p->begin, p->end, PIECE, PIECE, &p->crc);
     p->why = error_kept();
-    return NULL;
 }
 
 bool file_checksum(int file, const char *path, int64_t bytes, uint32_t *crc) {
     enum { PARTS = 8, SMALLEST = 8 << 20 };
     Part parts[PARTS];
     int n = (int)max64(1, min64(PARTS, bytes / SMALLEST));
-    bool ok = true;
-    *crc = 0;
-    for (int i = n - 1; i >= 0; i--) { // the first part in this thread, while others do the rest
-        Part *p = &parts[i];
-        *p = (Part){.file = file, .path = path, .begin = bytes * i / n, .end = bytes * (i + 1) / n};
-        p->in_thread = i > 0 && pthread_create(&p->thread, NULL, sum_part, p) == 0;
-        if (!p->in_thread) { sum_part(p); }
+    for (int i = 0; i < n; i++) {
+        parts[i] = (Part){file, path, .begin = bytes * i / n, .end = bytes * (i + 1) / n};
     }
+    threads_for(n, sum_part, parts);
+    *crc = 0;
     for (Part *p = parts; p < parts + n; p++) {
-        if (p->in_thread) { pthread_join(p->thread, NULL); }
-        if (ok && !p->ok) { ok = fail_again(p->why); }
+        if (!p->ok) { return fail_again(p->why); }
         *crc = (uint32_t)crc32_combine(*crc, p->crc, p->end - p->begin);
     }
-    return ok;
+    return true;
 }
 
 // Renames `fresh` to `path`, in the same folder, and syncs the folder.
@@ -270,11 +268,6 @@ bool is_folder(const char *path, FolderId id) {
 bool path_exists(const char *path) {
     struct stat info;
     return lstat(path, &info) == 0;
-}
-
-const char *path_name(const char *path) {
-    const char *slash = strrchr(path, '/');
-    return slash != NULL ? slash + 1 : path;
 }
 
 size_t pattern_add(char pattern[PATH_LENGTH], size_t used, const char *text, size_t n, bool exact) {

@@ -66,7 +66,6 @@ typedef struct {
 FolderId folder_id(const char *path);
 bool is_folder(const char *path, FolderId id); // false for a path that leads nowhere
 bool path_exists(const char *path);            // true for a dangling link
-const char *path_name(const char *path);       // the part after the last slash
 // Finds the files that a glob pattern (which may have braces) matches, in the order of their names;
 // or else the file whose name is the pattern itself. Returns glob()'s result.
 int pattern_files(const char *pattern, glob_t *found);

@@ -36,6 +36,7 @@ check_steps() {
 }
 
 check_arguments() {
+    [ $# -eq 0 ] || die "$1: takes no arguments, but DATA=, STEPS= and GPU= before it (--help)"
     check_steps
     case ${GPU:-yes} in
     yes | no) ;;
@@ -199,7 +200,7 @@ END
 }
 
 trap : INT # the trainer saves and stops; then so does this script
-check_arguments
+check_arguments "$@"
 scripts/packages.sh --install 'make quickstart' || exit 1
 build
 # a GPU computes so small a model in BF16, whatever is requested

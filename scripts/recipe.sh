@@ -78,10 +78,25 @@ build() {
     fi
 }
 
+# Says so if the data that are there are not made with the TOKENIZER of a user.
+note_tokenizer() {
+    local json=${TOKENIZER:-}
+    # shellcheck disable=SC2154 # the recipe sets tokenizer
+    if [[ $smoke == 1 || -z $json || $json != "$tokenizer" ]]; then return; fi
+    if [[ -d $json ]]; then json+=/tokenizer.json; fi
+    cmp -s "$json" "$data/tokenizer.json" ||
+        grep -qsF "\"tokenizer\": \"$TOKENIZER\"" "$data/manifest.json" ||
+        echo "note: the data in $data are used as they are; TOKENIZER=$TOKENIZER is ignored" \
+            "(another DATA=DIR is made with it)"
+}
+
 # What was made of a user's own CHAT is compared with it; other data that are there are used.
 prepare_data() {
     if compgen -G "$data/train_*.bin" >/dev/null && [[ ! -d $data/.work ]] &&
-        [[ $smoke == 1 || -z ${CHAT:-} ]]; then return; fi
+        [[ $smoke == 1 || -z ${CHAT:-} ]]; then
+        note_tokenizer
+        return
+    fi
     if [[ $smoke == 1 ]]; then
         mkdir -p "$data" || exit 1
         "$root/make_corpus" >"$data/corpus.txt" || die "$data/corpus.txt: could not be written"

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import re
+import shutil
 import struct
 import sys
 
@@ -562,6 +563,12 @@ def checkpoints_carry_the_template():
             "--micro-batch-size", 2, "--global-batch-size", 2, "--seq-length", 96, "--save",
             f"kept{place}")
         assert read(f"kept{place}/latest/chat_template.jinja") == template.encode(), data
+    # without a start, too, whichever folder comes first
+    shutil.copytree("texts", "before_e")
+    write("before_e/chat_template.jinja", THINKS)
+    run("train_gpt", *TINY[:4], "--seq-length", 96, "--data", "{before_e,e}/train_*.bin",
+        "--train-iters", 1, "--micro-batch-size", 2, "--global-batch-size", 2, "--save", "begun")
+    assert read("begun/latest/chat_template.jinja") == PLAIN.encode()
     os.rename("e/tokenizer.json", "aside.json")
     run("train_gpt", "--load", "carried", "--data", "e/train_*.bin", "--train-iters", 1,
         "--micro-batch-size", 2, "--save", "lacking")

@@ -201,7 +201,13 @@ def bad_sets_are_refused():
     bad(write("x.jsonl", "\n"), "x.jsonl: no questions")
     bad(write("x.parquet", "PAR1"), "x.parquet: damaged or cut short")
     bad(write("x.jsonl", "[" * 100000), "x.jsonl, line 1: no JSON object")
-    bad(write("x.jsonl", lines([{**row, "ctx": "a" * 40000}])), "more than 65535", "shorten")
+    bad(write("x.jsonl", lines([{**row, "ctx": "a" * 40000}])), "x.jsonl: question 0 has",
+        "more than 65535", "shorten")
+    os.makedirs("folder", exist_ok=True)
+    for place, said in (("x.jsonl/x.bin", "x.jsonl: File exists"),
+                        ("folder", "folder: Is a directory")):
+        refused(call(prepare_choices, write("y.jsonl", lines([row])), "--output", place, *BYTE),
+                "error: --output ", said)
     bad("hellaswag", "hellaswag", "cannot be reached", words=("--mirror", "http://127.0.0.1:9"))
 
 

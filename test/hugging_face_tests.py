@@ -275,6 +275,9 @@ def incomplete_models_are_refused():
     refused(call(convert_hf, "export", "x"), "export", "import", "--help")
     refused(call(convert_hf, "import", "gpt2_hf", "--output", "gpt2_start"), "--output gpt2_start",
             "exists already")
+    write("a_file", "")
+    refused(call(convert_hf, "import", "gpt2_hf", "--output", "a_file/start"),
+            "--output a_file/start: Not a directory")
 
 
 def loads_that_do_not_fit_are_refused():

@@ -248,6 +248,8 @@ def a_finished_run_is_left_alone():
                 f"other {what})")
     write("foreign/x_train.bin", "x")
     refused(call(prepare_data, "--output", "foreign", *words), "--output", "x_train.bin", "empty")
+    refused(call(prepare_data, "--output", "foreign/x_train.bin/x", *words),
+            "--output foreign/x_train.bin/x: Not a directory")
 
 
 def a_mended_source_is_enough():

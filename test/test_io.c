@@ -31,6 +31,7 @@ TEST(what_is_no_file_is_refused) {
     size_t bytes;
     CHECK_REFUSED(file_read("missing", &bytes), "missing: No such file or directory");
     CHECK_REFUSED(file_read(".", &bytes), ".: Is a directory");
+    CHECK_REFUSED(file_read("/dev/null", &bytes), "/dev/null: a pipe or a device, not a file");
 }
 
 // Each thread computes the checksum of a part of a large file.

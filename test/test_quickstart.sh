@@ -49,6 +49,7 @@ test_arguments_are_checked() {
     head -c 6143 "tree/my text.txt" >tree/short
     refuses 'DATA=short: 6143 bytes, too small to learn from; give at least 6144' DATA=short
     refuses 'GPU=1: must be yes or no' GPU=1
+    expect_said 1 '--stepts: takes no arguments' tree/scripts/quickstart.sh --stepts
     [[ ! -e tree/run ]] || fail "something was written"
 }
 

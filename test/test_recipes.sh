@@ -104,6 +104,23 @@ test_other_conversations_are_not_taken_for_these() {
     expect_status 0 "${chats[@]}" # without CHAT those that are there are used
 }
 
+# Data that are there are used as they are: a TOKENIZER that did not make them is not ignored silently.
+test_a_tokenizer_for_data_that_are_there() {
+    local theirs=$root/test/golden/chat/tokenizer.json word says='are used as they are; TOKENIZER='
+    mkdir made && touch made/{train_0.bin,hellaswag.bin} && cp "$theirs" made
+    printf '{\n "settings": {\n  "tokenizer": "llama3",\n  "mark": "0"\n }\n}\n' >made/manifest.json
+    for word in llama3 "$theirs" "${theirs%/*}" ""; do
+        DATA=made PREPARE=1 TOKENIZER=$word expect_status 0 recipe llama3_8b || return
+        ! has log TOKENIZER || fail "$word: $(cat log)"
+    done
+    echo '{}' >other.json
+    for word in llama2 other.json; do
+        DATA=made PREPARE=1 TOKENIZER=$word expect_said 0 "made $says$word is ignored" recipe llama3_8b
+    done
+    DATA=made PREPARE=1 TOKENIZER=llama2 expect_status 0 recipe gpt2_124m # which reads none
+    ! has log TOKENIZER || fail "gpt2_124m: $(cat log)"
+}
+
 dry() {
     env DRY=1 OUT=/o GPUS=8 "$@" >log 2>&1 || fail "$*: $(cat log)"
 }

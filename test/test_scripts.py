@@ -14,6 +14,7 @@ import sys
 import tempfile
 import types
 import unittest
+import unittest.mock
 import warnings
 
 import matplotlib.figure
@@ -23,6 +24,7 @@ from check import call
 from llm8 import (
     boards,
     document,
+    environment,
     experiment,
     judge,
     llm_c,
@@ -235,6 +237,9 @@ class Judging(Folder):
                 if len(changes) > 1:
                     error = numpy.std(changes, ddof=1) / len(changes) ** 0.5
                     self.assertAlmostEqual(found.error, error, places=9)
+        # half of the interval of 95%: for four pairs Student's t is 3.18
+        error, noise = judge.noise_of([0.1, 0.2, 0.15, 0.1])
+        self.assertAlmostEqual(noise / error, 3.18)
         found, passed = self.seeds(0.1, math.nan, 0.1)
         self.assertTrue(found.result == judge.FAIL and not passed)
 
@@ -279,6 +284,9 @@ class Judging(Folder):
             self.assertIn(f"| b | {row} |", "\n".join(map(str, blocks)))
             self.assertIn(f">b | {row} |", html)
         self.assertIn("the 2 runs of a end between 2.0000 and 2.1000, 4.878% apart", html)
+        whole = "\n".join(map(str, report.build(comparison)))
+        self.assertIn("means over 1 step; below, over 1.", whole)
+        self.assertIn("seeds 1, 2; on", whole)
         self.assertEqual([round(j["change"], 9) for j in report.figures(comparison)["judgements"]
                           if j["what"] in judge.LOSSES], [1.5, 0.5])
 
@@ -449,6 +457,9 @@ class OtherPrograms(Folder):
             self.assertAlmostEqual(series.reach(run, loss, "seconds"), seconds)
         self.assertAlmostEqual(series.reach(run, 4.5, "tokens"), 3 * 64)
         self.assertTrue(math.isnan(series.reach(run, 2.9, "seconds")))
+        gaps = self.race("b", "1", 2.0, {1: math.nan, 2: 5.0, 4: math.nan, 6: 3.0, 8: None})
+        self.assertAlmostEqual(series.reach(gaps, 4.0, "seconds"), 8.0) # between steps 2 and 6
+        self.assertAlmostEqual(series.reach(gaps, 5.5, "seconds"), 4.0)
 
     def test_another_program_is_raced_and_not_judged(self):
         theirs = self.log(llm_c_log()) # 3.0 after 10 s
@@ -483,6 +494,10 @@ class OtherPrograms(Folder):
         self.assertEqual(options["seed"], ["-", "1", "2"])
         self.assertEqual(options["lr"], ["0.0006", "0.1", "0.1"])
         self.assertFalse({"eval-iters", "data", "num-layers"} & set(options))
+        # of an older record, which names no effects, it is not known which options change nothing
+        old = self.run_of("old", {**start(save="/other"), "effects": {}})
+        for runs in ([old, fast[0]], [fast[0], old], [theirs, old, fast[0]]):
+            self.assertNotIn("save", judge.differing_options(runs))
 
     def test_amax_history_is_in_order(self):
         history, count = numpy.zeros((9, 4), "<f4"), numpy.array([6, 6, 6, 5, 6, 6, 0, 6, 6], "<i4")
@@ -748,8 +763,11 @@ class Words(Folder):
         self.append("")
         os.mkdir("d")
         os.mkdir("c/bf16/seed-2/step_00000001")
-        with open("notes", "w") as file:
-            file.write("two\nlines\n")
+        os.mkdir("listed")
+        for path, content in (("notes", "two\nlines\n"), ("listed/variants.json", "{}"),
+                              ("c/bf16/seed-2/command.json", '["a", 1]')):
+            with open(path, "w") as file:
+                file.write(content)
         common = ["--", "--model", "llama-tiny", "--data", self.path]
         two = ["--variant", "a:", "--variant"]
         first, second = "--run a:c/bf16/seed-2".split(), "--run b:c/fp8/seed-2".split()
@@ -767,6 +785,15 @@ class Words(Folder):
                                           *common]),
                 ("compare", "different whole numbers", ["--out", "r", "--seeds", "1,1", *common]),
                 ("compare", "no such program", ["--out", "r", "--trainer", "./nothing", *common]),
+                ("compare", "--trainer a 'b: No closing quotation",
+                 ["--out", "r", "--trainer", "a 'b", *common]),
+                ("compare", "--trainer nothing: No such file",
+                 ["--out", "r", "--trainer", "nothing", *common]),
+                ("compare", "--out notes: File exists", ["--out", "notes", *common]),
+                ("compare", "listed/variants.json: not a list of words",
+                 ["--report-only", "--out", "listed"]),
+                ("compare", "c/bf16/seed-2/command.json: not a list of words",
+                 ["--out", "c", "--seeds", 2, *common]),
                 ("compare", "two variants at least", ["--report-only", "--out", "nowhere"]),
                 ("compare", "no such runs", ["--report-only", "--out", "c", "--variant", "bf16:",
                                              "--variant", "fp16:"]),
@@ -784,8 +811,14 @@ class Words(Folder):
                 ("plot", "notes: neither a run's metrics.jsonl nor a log of llm.c", ["notes"]),
                 ("doctor", "c/fp8: no run (no metrics.jsonl); did you mean", ["c/fp8"]),
                 ("plot", ".png, .svg or .html", ["c/bf16/seed-2", "--out", "x.pdf"]),
+                ("plot", "--out nosuch/x.png: No such file", ["c/bf16/seed-2", "--out",
+                                                              "nosuch/x.png"]),
+                ("plot", "error: --out: expected one argument", ["c/bf16/seed-2", "--out"]),
+                ("plot", "error: --x: invalid choice: 'foo'", ["c/bf16/seed-2", "--x", "foo"]),
                 ("plot", "no such run", ["none"]),
                 ("plot", "the same run twice", ["c/bf16/seed-2", "c/bf16/seed-2"]),
+                ("monitor", "--tensorboard notes/seed-2: Not a directory",
+                 ["c/bf16/seed-2", "--once", "--tensorboard", "notes"]),
                 ("monitor", "no such run", ["none"])):
             with self.subTest(script=script, says=says):
                 os.makedirs("r", exist_ok=True)
@@ -793,6 +826,12 @@ class Words(Folder):
                 shutil.rmtree("r") # it holds a lock until the process ends
                 self.assertEqual(result.status, 2, result.out)
                 self.assertIn(says, result.err)
+
+    def test_programs_of_another_folder_are_named_by_it(self):
+        with unittest.mock.patch.dict(os.environ, {"LLM8_BIN": self.folder}):
+            said = call(functools.partial(environment.built, "train_gpt")).err
+        self.assertIn(f"{self.folder}/train_gpt is not built", said)
+        self.assertIn("LLM8_BIN", said)
 
     def test_variants_and_seeds(self):
         for words in ("a: --x 1 --y=2", "a: '--x' 1 --y=2"):

@@ -100,7 +100,7 @@ test_ended_runs_are_not_run_again() {
     expect_status 0 "${command[@]}" || return
     [[ $(grep -c "has ended already" log) -eq 4 ]] || fail "$(cat log)"
     [[ $(grep -c '"kind":"run"' c/fp8/seed-2/metrics.jsonl) -eq 1 ]] || fail "run again"
-    expect_said 2 "with other options (61 differs)" \
+    expect_said 2 "with other options (--train-iters 61 differs)" \
         "${command[@]}" --train-iters 61
     cp -r c again && rm -r again/*/seed-2
     expect_status 0 compare --out again --seeds 2 --no-checkpoints --run-only -- \

@@ -69,8 +69,8 @@ static bool find_made(Tokenizer *t, const char *shards, uint32_t mark, char path
     return path[0] != '\0';
 }
 
-// Replaces the tokenizer of a start by the same one beside the conversations that the run trains
-// on: that has the chat template by which they were written.
+// Replaces a tokenizer by the same one beside the conversations that the run trains on, which has
+// the chat template by which they were written.
 static void prefer_chat(Tokenizer *t, const Options *o, char path[PATH_LENGTH]) {
     char shard[PATH_LENGTH], beside[PATH_LENGTH], json[PATH_LENGTH];
     Tokenizer same;
@@ -98,16 +98,16 @@ static bool find_tokenizer(Tokenizer *t, const Options *o, char path[PATH_LENGTH
     path_format(path, "%s/tokenizer.bin", o->origin);
     if (o->start != NULL && checkpoint_has(o->start, "tokenizer.bin")) {
         opened = open_part(t, o, path);
-        if (opened && o->data[0] != '\0') { prefer_chat(t, o, path); }
-        return opened;
+    } else {
+        path[0] = '\0';
+        opened = shards[0] != '\0' &&
+                 find_made(t, shards, shards_mark(shards, false, first), path, &others);
     }
-    path[0] = '\0';
-    opened = shards[0] != '\0' &&
-             find_made(t, shards, shards_mark(shards, false, first), path, &others);
     if (others) {
         warn("no tokenizer.bin beside %s has its mark: samples are numbers (--tokenizer names one)",
              shards);
     }
+    if (opened && o->data[0] != '\0') { prefer_chat(t, o, path); }
     return opened;
 }
 

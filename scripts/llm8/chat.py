@@ -20,7 +20,7 @@ def main():
                description="Prints what a model answers to a message. Options for the trainer go "
                            "behind --.")
     p.add_argument("model", metavar="DIR", help="a checkpoint, or a start of convert_hf")
-    p.add_argument("message")
+    p.add_argument("message", metavar="MESSAGE")
     p.add_argument("--system", metavar="TEXT", help="a message of the system's before it")
     p.add_argument("--gpu", action="store_true", help="by train_gptcu instead of train_gpt")
     o = p.parse_args(ours)
@@ -35,7 +35,7 @@ def main():
         template = ChatTemplate(vocabulary)
         prompt = template.render(Conversation({"messages": messages}), len(messages), True)
     except (BadTemplate, ValueError) as error:
-        die(str(error))
+        die(f"{o.model}: {error}")
     with tempfile.NamedTemporaryFile("w") as file:  # an option of text has a limit
         file.write(" ".join(map(str, template.encode(prompt))))
         file.flush()

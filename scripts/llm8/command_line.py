@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import re
+import shlex
 
 from .environment import die
 
@@ -32,6 +33,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message):
         message = re.sub(r"^argument (--\S+): (.*: must be)", r"\1 \2", message)
+        message = message.removeprefix("argument ")
         die(f"{message} ({self.prog} --help)")
 
 
@@ -39,6 +41,14 @@ def split_words(arguments):
     """Returns the words before --, which are ours, and those after it, which are the trainer's."""
     at = arguments.index("--") if "--" in arguments else len(arguments)
     return arguments[:at], arguments[at + 1:]
+
+
+def shell_words(text, said):
+    """Returns the words of a text as a shell reads them; `said` begins the error."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        die(f"{said}: {error}")
 
 
 def several(read):

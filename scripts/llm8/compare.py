@@ -44,7 +44,7 @@ def parse(arguments):
                    help="where runs and report go (run/compare)")
     p.add_argument("--variant", metavar="'NAME: OPTIONS'", action="append", default=[],
                    help="a variant: its name and its options for the trainer; once for each, the "
-                   "baseline first (bf16: --bf16, fp8: --bf16 --fp8-format hybrid)")
+                   "baseline first ('bf16: --bf16' and 'fp8: --bf16 --fp8-format hybrid')")
     p.add_argument("--seeds", metavar="LIST", help="seeds of weights and data order, such as "
                    "1,2,3 (1234: a first look, which cannot tell)")
     p.add_argument("--trainer", metavar="PROGRAM", help="train_gpt, train_gptcu, or a command "
@@ -136,7 +136,8 @@ def report_on(options, folders):
     commands = [["scripts/compare", *sys.argv[1:]]]
     commands += [experiment.read_list(os.path.dirname(variant.runs[0].path), experiment.COMMAND)
                  for variant in variants]
-    report.write(comparison, options.out, map(shlex.join, filter(None, commands)))
+    with environment.named_by("--out"):
+        report.write(comparison, options.out, map(shlex.join, filter(None, commands)))
     report.print_verdict(comparison, options.out)
     return {judge.PASS: 0, judge.FAIL: 1, judge.UNSURE: CANNOT_TELL}[comparison.verdict]
 

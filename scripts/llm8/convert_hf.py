@@ -19,7 +19,7 @@ import safetensors
 
 from . import downloads, shards
 from .command_line import Parser
-from .environment import built, die, follow
+from .environment import built, die, follow, named_by
 from .vocabulary import TOKENIZER_FILES, open_vocabulary
 
 # what files of these models hold besides weights
@@ -144,7 +144,8 @@ def import_model(folder, output):
     tensors = match(folder, expected_tensors(folder), source_tensors(folder))
     tokenizer = os.path.join(folder, "tokenizer.json")
     vocabulary = open_vocabulary({"tokenizer": tokenizer}) if os.path.exists(tokenizer) else None
-    os.makedirs(output, exist_ok=True)
+    with named_by("--output"):
+        os.makedirs(output, exist_ok=True)
     specs = {name: safetensors.TensorSpec(
         dtype=DTYPES[tensor.dtype], shape=tensor.shape, data_ptr=tensor.bytes.ctypes.data,
         data_len=tensor.bytes.nbytes) for name, tensor in tensors.items()}

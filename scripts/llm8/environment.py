@@ -4,6 +4,7 @@ scripts/NAME calls start(), so that it works from any shell: where the environme
 starts again under its Python. Without one, the Python at hand serves, if it has the packages.
 """
 
+import contextlib
 import importlib
 import os
 import re
@@ -31,7 +32,20 @@ def trainer(name):
 def built(name):
     """Returns the same of a program that is needed, and ends where it is not built."""
     path = trainer(name)
-    return path if os.path.exists(path) else die(f"{path} is not built: run make {name} in {ROOT}")
+    if not os.path.exists(path):
+        elsewhere = " and unset LLM8_BIN, which names another folder"
+        die(f"{path} is not built: run make {name} in {ROOT}" +
+            (elsewhere if os.environ.get("LLM8_BIN") else ""))
+    return path
+
+
+@contextlib.contextmanager
+def named_by(option):
+    """An error of the file system in this block is one of what the option names."""
+    try:
+        yield
+    except OSError as error:
+        die(f"{option} {error.filename}: {error.strerror}")
 
 
 def follow(path):

@@ -11,11 +11,11 @@ import glob
 import json
 import os
 import re
-import shlex
 import shutil
 from dataclasses import dataclass
 
 from . import environment, trainer
+from .command_line import shell_words
 from .metrics import SKIPPED_TOO_OFTEN, STOPPED_BY_SIGNAL, open_run
 
 DEFAULT_VARIANTS = ["bf16: --bf16", "fp8: --bf16 --fp8-format hybrid"]
@@ -42,10 +42,7 @@ def split_name(text, option, what):
 def parse_variant(text):
     """Reads NAME: OPTIONS, the options as for the trainer."""
     name, rest = split_name(text, "--variant", "OPTIONS")
-    try:
-        words = shlex.split(rest)
-    except ValueError as error:
-        environment.die(f"--variant {text}: {error}")
+    words = shell_words(rest, f"--variant {text}")
     if words and not words[0].startswith("--"):
         environment.die(f"--variant {text}: options begin with --, as for the trainer")
     return name, words
@@ -81,7 +78,8 @@ def make_tasks(program, variants, seeds, common, folder):
 
 def lock(folder):
     """The lock is held as long as this program or a trainer that it started lives."""
-    os.makedirs(folder, exist_ok=True)
+    with environment.named_by("--out"):
+        os.makedirs(folder, exist_ok=True)
     file = os.open(os.path.join(folder, ".lock"), os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -93,11 +91,15 @@ def lock(folder):
 
 def read_list(folder, name):
     """Returns the words of a .json file; none where it does not exist, or was cut short."""
+    path = os.path.join(folder, name)
     try:
-        with open(os.path.join(folder, name)) as file:
-            return json.load(file)
+        with open(path) as file:
+            words = json.load(file)
     except (FileNotFoundError, ValueError):
         return []
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        environment.die(f"{path}: not a list of words, as compare writes it; remove it")
+    return words
 
 
 def write_list(folder, name, words):
@@ -111,8 +113,10 @@ def prepare(task):
     if run.starts and not earlier:
         environment.die(f"{task.folder} has a run that compare did not make: another --out")
     if run.starts and earlier[1:] != task.command[1:]:
-        changed = [word for word in task.command if word not in earlier] or \
-                  [word for word in earlier if word not in task.command]
+        now, before = (re.split(" (?=--)", " ".join(words[1:]))
+                       for words in (task.command, earlier))
+        changed = [option for option in now if option not in before] or \
+                  [option for option in before if option not in now]
         environment.die(f"{task.folder} was run with other options ({' '.join(changed)} differs): "
                         "another --out, or remove that folder to run it anew")
     os.makedirs(task.folder, exist_ok=True)

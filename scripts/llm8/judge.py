@@ -1,9 +1,9 @@
 """Whether variants of one training run agree: their runs in pairs of equal seed, and a judgement on
 each thing that has a limit.
 
-A loss is judged by the mean of the pairs' differences and its standard error. Its noise is half the
-interval that holds the true difference 19 times in 20 (Student's t). There is a verdict only where
-the noise is below the limit, and all of that interval on one side of it.
+A loss is judged by the mean of the pairs' differences and its standard error. Its noise is half of
+the 95% confidence interval: the standard error times Student's t. There is a verdict only where the
+noise is not above the limit, and all of that interval on one side of it.
 """
 
 import itertools
@@ -143,8 +143,9 @@ def values_of(runs, name):
 
 def differing_options(runs, *effects):
     """Returns name -> the runs' values, of the options of these effects that differ."""
-    ours = next((run for run in runs if not run.foreign), runs[0])
-    values = {name: values_of(runs, name) for name in changing_options(ours.start, *effects)}
+    known = next((run for run in runs if run.start.get("effects")),
+                 next((run for run in runs if not run.foreign), runs[0]))
+    values = {name: values_of(runs, name) for name in changing_options(known.start, *effects)}
     return {name: row for name, row in values.items() if len({*row} - {"-"}) > 1}
 
 
@@ -247,7 +248,7 @@ def judge_time(found, limits, name):
     note = f"seconds of steps to {mean(targets):.4f}, the baseline's last validation loss"
     if missed:
         note += f"; {len(reached)} of {len(times)} pairs of runs reach it" + \
-            ("; the times are theirs" if reached else "")
+            ("; only their times are shown" if reached else "")
     return judge_ratio(name, "time to loss", reached or times,
                        lambda ratio: ratio <= limits.time and not missed, at_most(limits.time),
                        note)

@@ -17,7 +17,7 @@ import sys
 
 import numpy
 
-from . import metrics, series
+from . import environment, metrics, series
 from .command_line import Parser, number
 from .text import counted, fixed, many, memory
 
@@ -148,7 +148,8 @@ def main():
     boards = {run: [] for run in runs}
     if options.tensorboard or options.wandb:
         from .boards import open_boards
-        boards = {run: open_boards(run, options.tensorboard, options.wandb) for run in runs}
+        with environment.named_by("--tensorboard"):
+            boards = {run: open_boards(run, options.tensorboard, options.wandb) for run in runs}
     try:
         watch(options, runs, boards)
     finally:

@@ -54,6 +54,7 @@ def main():
         if over and empty:
             environment.die(f"{empty}: no step in it yet")
         if not empty and (any(news.values()) or over or not drawn):
-            write(runs, options, None if over else options.follow)
+            with environment.named_by("--out"):
+                write(runs, options, None if over else options.follow)
             drawn = True
     print(f"{options.out}: {', '.join(f'{run.name} {run.state}' for run in runs)}")

@@ -8,7 +8,7 @@ import numpy
 
 from . import downloads, shards, sources
 from .command_line import Parser
-from .environment import die
+from .environment import die, named_by
 from .text import many
 from .vocabulary import add_options, open_vocabulary, words_of
 
@@ -63,21 +63,19 @@ def encode_row(vocabulary, row, before):
     return numbers
 
 
-def write_set(path, questions, dtype, mark):
-    """questions: rows of numbers as encode_row makes them."""
+def write_set(path, source, questions, dtype, mark):
+    """questions: rows of numbers as encode_row makes them, of the file `source`."""
     parts, longest = [], 0
     for place, numbers in enumerate(questions):
         size = (3 + len(numbers)) * dtype.itemsize
         longest = max(longest, size)
         if dtype.itemsize == 2 and size > 65535:
-            die(f"question {place} has {size} bytes of tokens, more than 65535; shorten it")
+            die(f"{source}: question {place} has {size} bytes of tokens, more than 65535; "
+                "shorten it")
         row = [START, size, place & 65535 if dtype.itemsize == 2 else place, *numbers]
         parts.append(numpy.array(row, dtype=dtype).tobytes())
     header = struct.pack("<4iI", MAGIC, dtype.itemsize // 2, len(parts), longest, mark)
     shards.write_durably(path, [header.ljust(1024, b"\0"), *parts])
-
-
-
 
 
 def main():
@@ -115,7 +113,8 @@ def main():
         die(str(bad))
     if not questions:
         die(f"{path}: no questions in it")
-    os.makedirs(os.path.dirname(os.path.abspath(o.output)), exist_ok=True)
-    write_set(o.output, questions, shards.token_type(vocabulary.size), vocabulary.mark())
+    with named_by("--output"):
+        os.makedirs(os.path.dirname(os.path.abspath(o.output)), exist_ok=True)
+        write_set(o.output, path, questions, shards.token_type(vocabulary.size), vocabulary.mark())
     print(f"{o.output}: {many(len(questions), 'question')}, tokenizer {vocabulary.name}")
     print(f"score them with --eval-choices {o.output}, during a run or with --eval-only")

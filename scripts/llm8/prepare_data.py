@@ -33,7 +33,7 @@ from tqdm import tqdm
 from . import downloads, shards, sources
 from .command_line import Parser, guess, number
 from .conversation import BadTemplate, ChatTemplate, Conversation, is_conversation
-from .environment import die
+from .environment import die, named_by
 from .text import many
 from .vocabulary import TOKENIZER_FILES, add_options, open_vocabulary, words_of
 
@@ -569,7 +569,8 @@ def main():
     try:
         units = [unit for paths, valid in ((files, False), (valid_files, True))
                  for unit in sources.units_of(paths, valid, o.text_field, o.skip_bad)]
-        os.makedirs(o.output, exist_ok=True)
+        with named_by("--output"):
+            os.makedirs(o.output, exist_ok=True)
         work = os.path.join(o.output, ".work")
         if not os.path.isdir(work) and is_made(o.output, settings):
             return  # without the lock: the folder may be another user's

@@ -64,8 +64,9 @@ def verdict_blocks(comparison):
               table(["variant", "what", base, only, "change", "pairs", "limit", "verdict", "note"],
                     rows, {0, 1, 6, 7, 8}),
               "The change of a loss is the mean over the pairs of equal seed, ± its standard "
-              "error. Where the limit is below the noise (19 times in 20 the true difference is no "
-              "further away), or within it, this says `cannot tell`."]
+              "error. The noise is half of its 95% confidence interval: the standard error times "
+              "Student's t. If the limit is below the noise, or inside the interval (the change ± "
+              "the noise), this says `cannot tell`."]
     lucky = [j for j in comparison.judgements if j.result == judge.FAIL and j.change < 0 and
              j.what.endswith("loss")]
     if lucky:
@@ -95,9 +96,10 @@ def pictures(comparison):
     runs, variants, limits = comparison.runs, comparison.variants, comparison.limits
     last = max(run.last_step for run in runs)
     width, wide = series.smoothing_width(last), series.difference_width(last)
+    means = many(width, "step")
     bands = "" if len(runs) == len(variants) else \
         " Bands reach from the lowest to the highest seed."
-    yield ("Training loss", "loss", f"Above, means over {width} steps; below, over {wide}.{bands} "
+    yield ("Training loss", "loss", f"Above, means over {means}; below, over {wide}.{bands} "
            "Differences are taken between runs of equal seed, which see equal data.",
            plots.loss_figure, plots.SIZE_PAIR, variants, "loss", "steps", (width, wide),
            limits.train, "Training loss")
@@ -118,7 +120,7 @@ def pictures(comparison):
            "once." + emulated, plots.speed_figure, plots.SIZE_WIDE, variants)
     skipped = ", ".join(f"{variant.name} {sum(run.skipped for run in variant.runs)}"
                         for variant in variants)
-    yield ("Gradient norm and skipped steps", "norm", f"Means over {width} steps. Skipped steps "
+    yield ("Gradient norm and skipped steps", "norm", f"Means over {means}. Skipped steps "
            f"in all runs: {skipped}.", plots.norm_figure,
            plots.SIZE_WIDE, variants, width)
     histories = [series.amax_history(variant.runs[0]) for variant in variants]
@@ -154,10 +156,9 @@ def precision_blocks(comparison):
 
 
 def setting_blocks(comparison, commands):
-    run = comparison.baseline.runs[0]
+    run, seeds = comparison.baseline.runs[0], comparison.baseline.seeds()
     start, names = run.start, [variant.name for variant in comparison.variants]
     options = judge.differing_options([variant.runs[0] for variant in comparison.variants])
-    seeds = ", ".join(comparison.baseline.seeds())
     ranks = int(start.get("ranks") or 1)
     where = str(start.get("device")) + (f", {ranks} of them" if ranks > 1 else "")
     tokens = run.last_step * int(run.option("global-batch-size", 0)) * \
@@ -165,7 +166,8 @@ def setting_blocks(comparison, commands):
     blocks = ["## What was run",
               f"{run.option('arch')}, {int(start.get('parameters', 0)):,} parameters, "
               f"{run.last_step:,} steps of {run.option('global-batch-size')} x "
-              f"{run.option('seq-length')} tokens ({tokens:,} in all), seed {seeds}; on {where}; "
+              f"{run.option('seq-length')} tokens ({tokens:,} in all), "
+              f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}; on {where}; "
               f"{start.get('program')}; data `{run.option('data')}`.",
               "The options in which the variants differ; all the others are equal.",
               table(["option", *names],

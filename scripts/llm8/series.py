@@ -18,9 +18,9 @@ def arrays(run, name, kind="steps"):
     return numpy.array(steps, dtype=numpy.int64), numpy.array(values, dtype=numpy.float64)
 
 
-def finite(run, name):
+def finite(run, name, kind="steps"):
     """Returns the steps at which a field is a number, and its values there."""
-    steps, values = arrays(run, name)
+    steps, values = arrays(run, name, kind)
     return steps[numpy.isfinite(values)], values[numpy.isfinite(values)]
 
 
@@ -76,7 +76,7 @@ def mean_positions(runs, axis, steps):
 def reach(run, loss, axis):
     """Returns where on the axis the validation loss comes down to this one, on the line between two
     evaluations; NaN where it does not."""
-    steps, values = arrays(run, "valid_loss", "evals")
+    steps, values = finite(run, "valid_loss", "evals")
     places, low = positions(run, axis, steps), numpy.flatnonzero(values <= loss)
     if len(low) == 0:
         return float("nan")

@@ -60,7 +60,7 @@ def write_durably(path, parts):
             os.fsync(file.fileno())
         os.replace(fresh, path)
     except OSError as error:
-        raise OSError(error.errno, error.strerror, error.filename or path) from None
+        raise OSError(error.errno, error.strerror, path) from None
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.remove(fresh)

@@ -5,13 +5,13 @@ so that the trainer finishes its step, saves and leaves. A second one ends it at
 """
 
 import os
-import shlex
 import signal
 import subprocess
 import sys
 import time
 
 from . import environment
+from .command_line import shell_words
 from .metrics import Run, cells
 
 POLL_SECONDS = 0.2
@@ -20,7 +20,8 @@ POLL_SECONDS = 0.2
 def trainer_command(text):
     """--trainer may be a launcher with arguments; without it, the GPU trainer where it is built and
     there is a GPU."""
-    command, gpu = shlex.split(text or ""), environment.trainer("train_gptcu")
+    command, gpu = shell_words(text or "", f"--trainer {text}"), \
+        environment.trainer("train_gptcu")
     if not command:
         has_device = os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/dxg")
         command = [gpu if has_device and os.path.exists(gpu) else environment.built("train_gpt")]
@@ -78,12 +79,10 @@ def run_trainer(command, folder, label, signals, keep_open=(), record=None):
     followed by, where it is not the folder's metrics.jsonl."""
     run = Run(record or folder)
     with open(os.path.join(folder, "console.log"), "ab") as console:
-        try:
+        with environment.named_by("--trainer"):
             process = subprocess.Popen(command, stdout=console, stderr=subprocess.STDOUT,
                                        stdin=subprocess.DEVNULL, start_new_session=True,
                                        pass_fds=keep_open)
-        except OSError as error:
-            environment.die(f"--trainer {command[0]}: {error.strerror}")
         signals.process = process
         if signals.received: # it came before there was a trainer
             process.send_signal(signals.received)
@@ -97,7 +96,8 @@ def run_trainer(command, folder, label, signals, keep_open=(), record=None):
 
 def plan_of(command):
     """Returns what the trainer's --plan prints, or None and its complaint."""
-    done = subprocess.run([*command, "--plan"], capture_output=True, text=True, errors="replace",
-                          stdin=subprocess.DEVNULL, check=False)
+    with environment.named_by("--trainer"):
+        done = subprocess.run([*command, "--plan"], capture_output=True, text=True,
+                              errors="replace", stdin=subprocess.DEVNULL, check=False)
     said = done.stdout, last_words((done.stdout + done.stderr).splitlines())
     return said if done.returncode == 0 else (None, said[1])

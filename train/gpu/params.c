@@ -430,10 +430,6 @@ void params_reduce(Params *p, int bucket) {
     comm_end(p->comm, SLOT_SUMS);
 }
 
-void params_join(Params *p) {
-    comm_join(p->comm);
-}
-
 void params_fetch_gradients(Params *p, float *host) {
     const ParamLayout *layout = &p->run->layout;
     const ZeroLayout *z = &p->zero;
@@ -446,7 +442,7 @@ void params_fetch_gradients(Params *p, float *host) {
                         z->segments[s].part);
     }
     comm_end(p->comm, SLOT_SUMS);
-    params_join(p);
+    comm_join(p->comm);
     gpu_fetch(p->gpu, all, g.data, bytes);
     CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
     for (int i = 0; i < layout->count; i++) {

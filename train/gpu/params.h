@@ -131,9 +131,8 @@ void params_clear_counts(Params *p);
 void params_fetch_counts(Params *p, Fp8Counts *host);
 
 // In the last micro-batch's backward pass: the bucket's gradients are complete, and are added up
-// over the ranks while the pass goes on; params_join waits for all buckets.
+// over the ranks while the pass goes on; comm_join waits for all buckets.
 void params_reduce(Params *p, int bucket);
-void params_join(Params *p);
 // The optimizer's step by the StepInput on the device: norm, decision, scales, Muon and AdamW. The
 // new weights are then on their way. loss_sum: of this rank's losses, on the device.
 void params_update(Params *p, const double *loss_sum);

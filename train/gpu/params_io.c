@@ -94,7 +94,7 @@ void params_restore(Params *p, const Checkpoint *checkpoint) {
 // from the master weights and gathered, a segment at a time.
 static void fetch_model(Params *p, Bf16 *to) {
     const ParamLayout *layout = &p->run->layout;
-    params_join(p); // new weights may still be on their way
+    comm_join(p->comm); // new weights may still be on their way
     for (int s = 0; s < p->zero.count; s++) {
         const ZeroSegment *segment = &p->zero.segments[s];
         bool codes = segment->codes;
