@@ -39,8 +39,10 @@ LEAST = 400                 # characters of a file
 VALID = 3                   # percent of the files
 COMMON = set("the of and to a in is that for it as with be on by this are or from an at not you he "
              "his was which have but they if can will when one has we all no there".split())
-DROPPED = re.compile(r"<(script|style|head|pre|nav|table|svg|form|footer)\b.*?</\1\s*>", re.S | re.I)
-BLOCK = re.compile(r"</?(?:p|div|li|dd|dt|h\d|br|tr|ul|ol|dl|blockquote|section|title)\b[^>]*>", re.I)
+DROPPED = re.compile(r"<(script|style|head|pre|nav|table|svg|form|footer)\b.*?</\1\s*>",
+                     re.S | re.I)
+BLOCK = re.compile(r"</?(?:p|div|li|dd|dt|h\d|br|tr|ul|ol|dl|blockquote|section|title)"
+                   r"\b[^>]*>", re.I)
 TAG = re.compile(r"<[^>]*>|\[\d+\]|¶")
 # other languages, changes, licences and indexes
 SKIPPED = re.compile(r"copyright|change|licen[cs]e|genindex|/(?!en)[a-z]{2}(_[A-Z]{2})?/|"
@@ -56,12 +58,15 @@ def from_html(text):
 def from_man(text):
     """Reads man's macros, the few that begin a paragraph or set a word apart."""
     text = re.sub(r"(?ms)^\.(nf|EX|TS)\b.*?^\.(fi|EE|TE)\b", "", text)
-    text = re.sub(r'(?m)^[.\'](\\"|(TH|so|de|if|ie|el|ds|in|ft|nr|hy|ad|UR|UE|ne|RS|RE)\b).*$', "", text)
+    text = re.sub(r'(?m)^[.\'](\\"|(TH|so|de|if|ie|el|ds|in|ft|nr|hy|ad|UR|UE|ne|RS|RE)\b).*$',
+                  "", text)
     text = re.sub(r"(?m)^\.(SH|SS|PP|P|LP|TP|IP|sp)\b", "\n\n", text)
     text = re.sub(r'(?m)^\.(B|I|BR|RB|IR|RI|BI|IB|SM)\b(.*)$',
-                  lambda m: re.sub(r'" ?"?|(?<=\S) (?=\S)' if len(m[1]) == 2 else '"', "", m[2]), text)
+                  lambda m: re.sub(r'" ?"?|(?<=\S) (?=\S)' if len(m[1]) == 2 else '"', "", m[2]),
+                  text)
     text = re.sub(r"(?m)^\..*$", "", text)
-    text = text.replace("\\-", "-").replace("\\(aq", "'").replace("\\(lq", '"').replace("\\(rq", '"')
+    for escape, character in (("-", "-"), ("(aq", "'"), ("(lq", '"'), ("(rq", '"')):
+        text = text.replace("\\" + escape, character)
     return re.sub(r"\\f(\(..|\[.*?\]|.)|\\[&/,|:%]|\\s[-+]?\d", "", text).replace("\\e", "\\")
 
 

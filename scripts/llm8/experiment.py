@@ -86,8 +86,8 @@ def lock(folder):
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        environment.die(f"{folder}: another compare or race is at work there, or a trainer that one "
-                        "has left behind")
+        environment.die(f"{folder}: another compare or race is at work there, or a trainer that "
+                        "one has left behind")
     return file
 
 

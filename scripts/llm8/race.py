@@ -8,7 +8,7 @@ by short runs, `runs` trains with it, `report` writes OUT/report (all beside llm
 (Muon in FP8 beside Muon in BF16, by seeds), and in OUT/report/seconds.md FP8 beside BF16 at equal
 seconds. What has ended is not run again, and our runs resume after a stop, llm.c's begins anew: so
 it can be done in pieces. Two GPUs share an OUT where each has other names in --only, `tune` of
-muon before `runs` of muon-bf16. `report` needs no GPU, and without it no Python packages are needed.
+muon before `runs` of muon-bf16. `report` needs no GPU; the rest needs no Python packages.
 Options after -- are our trainer's, in the place of --model gpt2-124m.
 """
 
