@@ -211,7 +211,11 @@ test_races_another_program() {
     expect_said 0 "llm.c: --lr 5e-4 6.1463, --lr 1e-3 5.4531, --lr 0.002 4.7600" \
         "${race[@]}" tune "${model[@]}" || return
     has log "muon: --lr 2e-3" || fail "$(cat log)"
-    expect_status 0 "${race[@]}" runs "${model[@]}" || return
+    # two GPUs share the work: each has other runs, in one folder
+    "${race[@]}" --only muon,muon-bf16 runs "${model[@]}" >lane.log 2>&1 &
+    local lane=$!
+    expect_said 0 "epochs" "${race[@]}" --only llm.c,bf16 runs "${model[@]}" || return
+    wait $lane || fail "$(cat lane.log)"
     [[ $(grep -c '"kind":"run"' m/*/seed-?/metrics.jsonl | grep -c ':1$') -eq 6 ]] || fail "$(ls m/*)"
     [[ -e m/muon/seed-1/scaling.safetensors && ! -e m/muon/seed-1/latest ]] || fail "checkpoints"
     has m/llm.c/console.log "| learning rate (LR)    | 0.002 " || fail "not the best rate"
@@ -223,6 +227,8 @@ test_races_another_program() {
     has m/report/report.md "| --optimizer | - | adamw | muon |" || fail "$(head m/report/report.md)"
     has m/report/report.md "another program" || fail "$(head m/report/report.md)"
     has m/pairs/report.md "| muon | validation loss |" || fail "$(head m/pairs/report.md)"
+    [[ $(grep -c "^| muon | [0-9.]* | .* | [+-][0-9.]* |$" m/report/seconds.md) -eq 16 ]] ||
+        fail "$(cat m/report/seconds.md)"
     is_svg m/report/time.svg
     is_svg m/report/amax.svg
     "$python" - <<'END' || fail "report.json"

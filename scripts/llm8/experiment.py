@@ -77,15 +77,15 @@ def make_tasks(program, variants, seeds, common, folder):
 
 
 def lock(folder):
-    """The lock is held as long as this program or a trainer that it started lives."""
+    """The lock of a run is held as long as this program or the trainer that it started lives."""
     with environment.named_by("--out"):
         os.makedirs(folder, exist_ok=True)
     file = os.open(os.path.join(folder, ".lock"), os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        environment.die(f"--out {folder}: another compare is at work there, or a trainer that one "
-                        "has left behind")
+        environment.die(f"{folder}: another compare or race is at work there, or a trainer that "
+                        "one has left behind")
     return file
 
 
@@ -141,11 +141,12 @@ def drop_checkpoints(folder):
 def run_all(tasks, folder, checkpoints):
     """checkpoints: "keep", "drop" when a run has ended, or "none". Returns 0, or 75 where a signal
     ended it."""
-    held = lock(folder)
     for task in {task.variant: task for task in reversed(tasks)}.values():
         plan, complaint = trainer.plan_of(task.command)
         if plan is None:
             environment.die(f"--variant {task.variant}: {complaint}")
+    # each run has its own lock: two GPUs may do different variants in one folder at once
+    locks = {path: lock(path) for path in dict.fromkeys(task.folder for task in tasks)}
     # all of them before the first starts: a refusal should not come after hours
     left = [prepare(task) for task in tasks]
     # these variants come first, those of earlier commands keep their order
@@ -163,7 +164,7 @@ def run_all(tasks, folder, checkpoints):
                 where = ["--save", "", "--resume", "", "--metrics",
                          os.path.join(task.folder, "metrics.jsonl")]
             status = trainer.run_trainer([*task.command, *where], task.folder, label, signals,
-                                         (held,))
+                                         (locks[task.folder],))
             if status == STOPPED_BY_SIGNAL:
                 print("stopped; the same command resumes here")
                 return status
@@ -174,7 +175,8 @@ def run_all(tasks, folder, checkpoints):
                                 f"{trainer.last_error(console)} ({console})")
             if checkpoints == "drop":
                 drop_checkpoints(task.folder)
-    os.close(held)
+    for held in locks.values():
+        os.close(held)
     return 0
 
 

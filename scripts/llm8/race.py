@@ -5,8 +5,10 @@
 
 All see the same shards, and as many tokens a step and steps. `tune` finds the learning rate of each
 by short runs, `runs` trains with it, `report` writes OUT/report (all beside llm.c) and OUT/pairs
-(Muon in FP8 beside Muon in BF16, by seeds). What has ended is not run again, so
-it can be done in pieces: `report` needs no GPU, and without it no Python packages are needed.
+(Muon in FP8 beside Muon in BF16, by seeds), and in OUT/report/seconds.md FP8 beside BF16 at equal
+seconds. What has ended is not run again, and our runs resume after a stop, llm.c's begins anew: so
+it can be done in pieces. Two GPUs share an OUT where each has other names in --only, `tune` of
+muon before `runs` of muon-bf16. `report` needs no GPU; the rest needs no Python packages.
 Options after -- are our trainer's, in the place of --model gpt2-124m.
 """
 
@@ -24,9 +26,11 @@ FP8 = ["--bf16", "--fp8-format", "hybrid", "--fp8-lm-head"]
 RUNS = {"llm.c": [], "bf16": ["--bf16"], "fp8": FP8, "muon": [*FP8, "--optimizer", "muon"],
         "muon-bf16": ["--bf16", "--optimizer", "muon"]}
 RATE_OF = {"muon-bf16": "muon"} # pairs have the same
+PAIRS = (("bf16", "fp8"), ("muon-bf16", "muon")) # equal but for FP8
 PIECES = ("tune", "runs", "report")
 HEADER = 1024                   # bytes of a shard, before two a token
 EVALUATIONS, MOST_BATCHES = 16, 20
+MOST_STEPS = 100                # between evaluations
 
 
 def parse(arguments):
@@ -68,7 +72,7 @@ def parse(arguments):
 def schedule(o, steps):
     """Returns the warm-up, and the steps between evaluations: a short run has one, at its end."""
     return str(steps // 10), \
-        str(steps if steps < o.train_iters else max(1, steps // EVALUATIONS))
+        str(steps if steps < o.train_iters else min(MOST_STEPS, max(1, steps // EVALUATIONS)))
 
 
 def task_of(o, name, rate, steps, seed, folder):
@@ -154,6 +158,38 @@ def runs(o):
                      for name, seed, folder in wanted], o.train_iters, "drop")
 
 
+def seconds_table(o, folders):
+    """Returns lines of Markdown: the loss of FP8 less that of BF16, at equal seconds of training
+    steps, from the end of the warm-up to where the first of them ends."""
+    import numpy # report alone needs packages
+    from . import series, text
+    rows = []
+    for base, name in PAIRS:
+        runs = {one: [run for run in map(open_run, folders.get(one, [])) if run.finished]
+                for one in (base, name)}
+        if not all(runs.values()):
+            continue
+        curves = {one: [(series.positions(run, "seconds", steps), losses,
+                         series.positions(run, "tokens", steps))
+                        for run in of_one for steps, losses in [
+                            series.arrays(run, "valid_loss", "evals")]]
+                  for one, of_one in runs.items()}
+        ends = [seconds[-1] for of_one in curves.values() for seconds, _, _ in of_one]
+        begins = [series.positions(run, "seconds", run.last_step // 10)
+                  for of_one in runs.values() for run in of_one]
+        begins += [seconds[0] for of_one in curves.values() for seconds, _, _ in of_one]
+        for at in numpy.linspace(max(begins), min(ends), EVALUATIONS):
+            loss, tokens = ({one: numpy.mean([numpy.interp(at, curve[0], curve[column])
+                                              for curve in of_one])
+                             for one, of_one in curves.items()} for column in (1, 2))
+            rows.append((name, f"{at / 60:.2f}", f"{tokens[base] / 1e6:.1f}",
+                         f"{tokens[name] / 1e6:.1f}", f"{loss[base]:.4f}", f"{loss[name]:.4f}",
+                         f"{loss[name] - loss[base]:+.4f}"))
+    head = ("run", "minutes", "million tokens, BF16", "FP8", "validation loss, BF16", "FP8",
+            "FP8 less BF16")
+    return text.table(head, rows)
+
+
 def report(o):
     """Writes both reports; its exit status is that of scripts/compare on the pairs of Muon."""
     folders, status = experiment.runs_under(o.out), 0
@@ -169,11 +205,19 @@ def report(o):
             status = subprocess.run([os.path.join(environment.ROOT, "scripts", "compare"),
                                      "--report-only", "--out", os.path.join(o.out, name), *words],
                                     check=False).returncode
+    if os.path.isdir(folder := os.path.join(o.out, "report")):
+        with open(os.path.join(folder, "seconds.md"), "w") as file:
+            file.write("# FP8 beside BF16 at equal seconds of training steps\n\n" +
+                       seconds_table(o, folders))
     return status
 
 
 def main():
     o = parse(sys.argv[1:])
+    tokens = o.train_iters * o.batch * o.seq_length
+    held = sum((os.path.getsize(name) - HEADER) // 2 for name in glob.glob(o.data))
+    print(f"{tokens / 1e6:,.1f} million tokens in {o.train_iters:,} steps, "
+          f"{tokens / max(held, 1):.2f} epochs", flush=True)
     for piece in o.pieces or PIECES:
         status = runs(o) if piece == "runs" else report(o) if piece == "report" else \
             next(filter(None, (tune(o, name) for name in o.names if name not in RATE_OF)), 0)
