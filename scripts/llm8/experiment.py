@@ -78,8 +78,7 @@ def make_tasks(program, variants, seeds, common, folder):
 
 def lock(folder):
     """The lock of a run is held as long as this program or the trainer that it started lives."""
-    with environment.named_by("--out"):
-        os.makedirs(folder, exist_ok=True)
+    os.makedirs(folder, exist_ok=True)
     file = os.open(os.path.join(folder, ".lock"), os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -145,6 +144,8 @@ def run_all(tasks, folder, checkpoints):
         plan, complaint = trainer.plan_of(task.command)
         if plan is None:
             environment.die(f"--variant {task.variant}: {complaint}")
+    with environment.named_by("--out"):
+        os.makedirs(folder, exist_ok=True)
     # each run has its own lock: two GPUs may do different variants in one folder at once
     locks = {path: lock(path) for path in dict.fromkeys(task.folder for task in tasks)}
     # all of them before the first starts: a refusal should not come after hours

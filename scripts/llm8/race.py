@@ -161,7 +161,8 @@ def runs(o):
 def seconds_table(o, folders):
     """Returns lines of Markdown: the loss of FP8 less that of BF16, at equal seconds of training
     steps, from the end of the warm-up to where the first of them ends."""
-    import numpy # report alone needs packages
+    import numpy  # report alone needs packages
+
     from . import series, text
     rows = []
     for base, name in PAIRS:
