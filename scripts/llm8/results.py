@@ -203,23 +203,27 @@ def beside_bf16(records, r):
 
 
 def offload(records):
-    rows = []
-    for r in records.offload:
-        program = f"{r['program']} {r['precision']}" if "program" in r else \
-            f"llm8.c {r['precision']}, {r['adam_dtype'].upper()} moments"
-        rows.append([
-            f"{MODELS[r['model']]}, {r['micro_batch']} x {r['seq_length']}",
-            f"{r['global_batch'] * r['seq_length']:,}", program, f"{r['tokens_per_s']:,.0f}",
-            shown(beside_bf16(records, r), ".2f"),
-            shown(r.get("peak_memory_gib"), ".1f", 1, " GiB"),
-            shown(r.get("host_memory_gib") or None, ".1f", 1, " GiB"),
-            shown(r.get("start_seconds"), ".0f", 1, " s")])
-    head = ["model, micro-batch", "tokens a step", "program", "tokens/s", "x BF16", "of the GPU",
-            "of the host", "start"]
-    return table(head, rows, (0, 2)) + (
-        f"\nOn {listed(r['machine']['gpu'] for r in records.offload)}; "
-        f"{listed(r['date'] for r in records.offload)}; commits "
-        f"{listed(r['commit'] for r in records.offload)}.\n")
+    """Writes a table for each kind of GPU."""
+    tables = []
+    for gpu in dict.fromkeys(r["machine"]["gpu"] for r in records.offload):
+        of_gpu = [r for r in records.offload if r["machine"]["gpu"] == gpu]
+        rows = []
+        for r in of_gpu:
+            program = f"{r['program']} {r['precision']}" if "program" in r else \
+                f"llm8.c {r['precision']}, {r['adam_dtype'].upper()} moments"
+            rows.append([
+                f"{MODELS[r['model']]}, {r['micro_batch']} x {r['seq_length']}",
+                f"{r['global_batch'] * r['seq_length']:,}", program, f"{r['tokens_per_s']:,.0f}",
+                shown(beside_bf16(records, r), ".2f"),
+                shown(r.get("peak_memory_gib"), ".1f", 1, " GiB"),
+                shown(r.get("host_memory_gib") or None, ".1f", 1, " GiB"),
+                shown(r.get("start_seconds"), ".0f", 1, " s")])
+        head = ["model, micro-batch", "tokens a step", "program", "tokens/s", "x BF16",
+                "of the GPU", "of the host", "start"]
+        tables.append(table(head, rows, (0, 2)) + (
+            f"\nOn {gpu}; {listed(r['date'] for r in of_gpu)}; commits "
+            f"{listed(r['commit'] for r in of_gpu)}.\n"))
+    return "\n".join(tables)
 
 
 def card(records):
@@ -254,8 +258,11 @@ def number(records):
     times = [(j["change"], name) for name, j in times_of(records).items() if j["change"]]
     if times:
         share, name = min(times)
+        curve = records.race["curves"]["llm.c"]
         said += (f" Trained by {RACERS[name].replace(' ', ' in ')} it reaches llm.c's final "
-                 f"loss in {share:.0%} of llm.c's time.")
+                 f"loss in {share:.0%} of llm.c's time, in a short race: "
+                 f"{curve['tokens'][-1] / 1e6:.0f} million tokens, {curve['seconds'][-1]:.0f} s "
+                 "by llm.c.")
     return said + "\n"
 
 
