@@ -3,7 +3,7 @@ scripts/plot; each function draws variants on a figure that style.draw hands it.
 
 import numpy
 
-from . import judge, series, style
+from . import judge, series, style, text
 
 SIZE_RUNS = (9.6, 6.4)
 SIZE_PAIR = (8.6, 6.4) # curves above, their difference below
@@ -151,34 +151,32 @@ def norm_figure(figure, variants, width):
 
 def draw_bars(axes, names, groups, title, label, write, colors=style.LINES):
     """Draws a bar a variant, from its runs' mean; where there are several runs, a dot a run."""
-    axes.grid(False, axis="y")
+    axes.grid(False)
     for i, values in enumerate(groups):
         mean = judge.mean(values)
         axes.barh(i, mean, height=0.42, color=colors[i % len(colors)], alpha=0.85)
-        axes.plot(values[1:] and values, [i] * len(values[1:] and values), "o", markersize=4,
-                  color=style.INK, markerfacecolor=style.PAPER, markeredgewidth=1)
+        if len(values) > 1:
+            axes.plot(values, [i] * len(values), "o", markersize=4, color=style.INK,
+                      markerfacecolor=style.PAPER, markeredgewidth=1, clip_on=False)
         axes.annotate(write(mean), (max([mean, *values]), i), xytext=(7, 0), va="center",
-                      textcoords="offset points")
+                      textcoords="offset points", annotation_clip=False)
     axes.set_yticks(range(len(names)), names)
     axes.tick_params(axis="y", length=0, labelcolor=style.INK)
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.28 * max((max(values) for values in groups), default=1) or 1)
-    axes.set(title=title, xlabel=label)
-    axes.spines["left"].set_visible(False)
-    style.written(axes.xaxis)
+    axes.set_xlim(0, max((max(values) for values in groups), default=1) or 1)
+    axes.set(title=title, xlabel=label, xticks=[]) # each bar says its value
+    axes.spines["bottom"].set_visible(False)
 
 
 def speed_figure(figure, variants):
     left, right = figure.subplots(1, 2)
     speeds, memory = ([[of(run) for run in variant.runs] for variant in variants]
                       for of in (series.steady_throughput, judge.memory_of))
-    unit, size = ("GiB", 2**30) if max(map(max, memory)) >= 2**30 else ("MiB", 2**20)
     names = [variant.name for variant in variants]
     draw_bars(left, names, speeds, "Throughput", "tokens a second, median over the steps",
               "{:,.0f} tok/s".format)
-    draw_bars(right, [""] * len(names), [[value / size for value in row] for row in memory],
-              "Memory", f"{unit}, all that the run plans and allocates",
-              lambda value: f"{value:,.4g} {unit}")
+    draw_bars(right, [""] * len(names), memory, "Memory", "all that the run plans and allocates",
+              text.memory)
 
 
 # ---- runs, each by itself -----------------------------------------------------------------------

@@ -125,7 +125,10 @@ class Records:
 
 
 def table(head, rows, words=(0,)):
-    return text.table(head, rows, words, str) + "\n"
+    """Leaves out a column in which no row has a value."""
+    kept = [i for i in range(len(head)) if any(row[i] != "-" for row in rows)]
+    head, *rows = [[row[i] for i in kept] for row in (head, *rows)]
+    return text.table(head, rows, [kept.index(i) for i in words if i in kept], str) + "\n"
 
 
 def listed(values):
@@ -138,14 +141,21 @@ def memory(r):
     return shown(r["planned_memory_gib"], ".1f", 1, " GiB planned") if used == "-" else used
 
 
+def programs_of(machine):
+    """Returns the versions that are known."""
+    names = {"driver": "driver", "cublaslt": "cuBLASLt", "cudnn": "cuDNN"}
+    return ", ".join(f"{name} {machine[key]}" for key, name in names.items() if machine[key])
+
+
 def steps(records, rows):
     """Writes the rows, and where and when they were measured."""
     lines, ours = [], [r for r in rows if "program" not in r]
+    several = any(r.get("gpus", 1) > 1 for r in rows)
     for r in rows:
         gpus = f", {r['gpus']} GPUs" if r.get("gpus", 1) > 1 else ""
         name, cells = program_of(r), ["-"] * 6
         if r in ours:
-            bf16, one = records.like(r, name="BF16"), records.like(r, gpus=1)
+            bf16, one = records.like(r, name="BF16"), records.like(r, gpus=1) if several else None
             gains = [shown(base and r["tokens_per_s"] / base["tokens_per_s"], ".2f")
                      for base in (bf16, one)]
             cells = [*gains, f"{r['tflops']:.0f}", shown(r["mfu"], ".1f", 100, "%"),
@@ -155,13 +165,9 @@ def steps(records, rows):
         lines.append([f"{MODELS.get(r['model'], r['model'])}{gpus}, {r['micro_batch']} x "
                       f"{r['seq_length']}", name, f"{r['tokens_per_s']:,.0f}", *cells])
     head = ["model, batch", "program", "tokens/s", "x BF16", "x 1 GPU", "TFLOP/s", "MFU",
-            "of the floor", "memory"]
-    if all(r.get("gpus", 1) == 1 for r in rows):
-        for line in (head, *lines):
-            del line[4]
-    machines = listed(f"{r['machine']['gpu']} (driver {r['machine']['driver'] or 'not known'}, "
-                      f"cuBLASLt {r['machine']['cublaslt']}, cuDNN {r['machine']['cudnn']})"
-                      for r in ours)
+            "of the roofline", "memory"]
+    machines = listed(f"{machine['gpu']} ({programs_of(machine)})"
+                      for machine in (r["machine"] for r in ours))
     return table(head, lines, (0, 1)) + (
         f"\nMedians of {listed(str(r['steps']) for r in ours)} steps on {machines}; "
         f"{listed(r['date'][:10] for r in ours)}; commit {listed(r['commit'] for r in ours)}.\n")
@@ -221,7 +227,7 @@ def offload(records):
         head = ["model, micro-batch", "tokens a step", "program", "tokens/s", "x BF16",
                 "of the GPU", "of the host", "start"]
         tables.append(table(head, rows, (0, 2)) + (
-            f"\nOn {gpu}; {listed(r['date'] for r in of_gpu)}; commits "
+            f"\nOn {gpu}; {listed(r['date'] for r in of_gpu)}; commit "
             f"{listed(r['commit'] for r in of_gpu)}.\n"))
     return "\n".join(tables)
 
@@ -337,17 +343,24 @@ def older(records):
 
 
 def figure(records):
-    """Draws tokens a second, and the race where there is one."""
+    """Draws tokens a second, and the race where there is one: other programs quiet, ours in a
+    colour for each precision."""
     import numpy
 
     from . import plots, style
+
+    def color(program):
+        ours = program.startswith("llm8.c ")
+        return style.color("FP8" in program) if ours else style.QUIET
 
     def draw_race(axes, axis):
         curves = {name: numpy.array(curve["loss"], float)
                   for name, curve in records.race["curves"].items() if name in RACERS}
         for i, (name, loss) in enumerate(curves.items()):
-            axes.plot(records.race["curves"][name][axis], loss, **style.line(i), marker="o",
-                      markersize=3, label=f"{RACERS[name]}: {loss[-1]:.4f}")
+            program = ("" if name == "llm.c" else "llm8.c ") + RACERS[name]
+            axes.plot(records.race["curves"][name][axis], loss,
+                      **{**style.line(i), "color": color(program)}, marker="o", markersize=3,
+                      label=f"{program}: {loss[-1]:.4f}")
         plots.final_range(axes, [loss[len(loss) // 8:] for loss in curves.values()])
         low, high = axes.get_ylim()
         axes.set_ylim(low, high + 0.3 * (high - low)) # the legend's place
@@ -356,15 +369,17 @@ def figure(records):
         axes.legend(loc="upper right")
 
     def draw(figure):
-        both = figure.subplots(2 if records.race else 1, 2, squeeze=False)
-        for axes, model in zip(both[0], LEAST):
+        # each row is laid out by itself: the names of the upper one are long
+        rows_of = figure.subfigures(2 if records.race else 1, squeeze=False)[:, 0]
+        for axes, model in zip(rows_of[0].subplots(1, 2), LEAST):
             rows = [r for r in records.fronts()[0] if r["model"] == model]
-            plots.draw_bars(axes, [*map(program_of, rows)], [[r["tokens_per_s"]] for r in rows],
+            names = [*map(program_of, rows)]
+            plots.draw_bars(axes, names, [[r["tokens_per_s"]] for r in rows],
                             f"{MODELS[model]}, tokens/s", f"one {rows[0]['machine']['gpu']}",
-                            "{:,.0f}".format, [style.QUIET if "program" in r else
-                                               style.color(r["precision"] == "fp8") for r in rows])
-        for axes, axis in zip(both[1] if records.race else (), ("tokens", "seconds")):
-            draw_race(axes, axis)
+                            "{:,.0f}".format, [*map(color, names)])
+        if records.race:
+            for axes, axis in zip(rows_of[1].subplots(1, 2), ("tokens", "seconds")):
+                draw_race(axes, axis)
 
     return style.draw(draw, (9.6, 5.8 if records.race else 2.9)).decode()
 
