@@ -350,6 +350,17 @@ test_options_without_effect_are_said() {
     ! has log 'no effect' || fail "$(cat log)"
 }
 
+test_a_start_says_what_it_trains() {
+    local run=(train_gpt --model llama-tiny "${common[@]}" --train-iters 3 --bf16)
+    expect_said 0 '  schedule    3 steps of 256 tokens (2 x 128 micro-batches), ' "${run[@]}"
+    expect_said 0 '; delayed scaling, history 1024, margin 0 (E5M2: 5); fast accumulation' "${run[@]}" \
+        --fp8-format hybrid
+    expect_said 0 '; tensorwise scaling; fast accumulation forward, split backward' "${run[@]}" \
+        --fp8-format hybrid --fp8-recipe tensorwise
+    expect_said 0 '; blockwise scaling, 1 x 128 and 128 x 128, power-of-two scales; split' "${run[@]}" \
+        --fp8-format e4m3 --fp8-recipe blockwise
+}
+
 # Samples and evaluations read no batch of the training data.
 test_answers_need_no_whole_batch() {
     expect_status 0 train_gpt --model llama-tiny "${common[@]}" --sample-only --sample-length 2 \
