@@ -276,7 +276,8 @@ def write_shard(name, documents, names, window):
     if window > 1:
         counts = numpy.concatenate(list(contents(documents, names, ".counted", bool, False)))
         row |= {"counted": int(counts.sum()), "mask_sha256": shards.write_durably(
-            path + shards.MASK, shards.mask(counts, shards.checksum(path), window))}
+            path + shards.MASK, shards.mask(counts, shards.checksum(path), window,
+                                             vocabulary.chat_template()))}
     return row
 
 
