@@ -264,7 +264,7 @@ def incomplete_models_are_refused():
     write("m/pytorch_model.bin", "x")
     bad("m", "its weights are pickled", "save_pretrained")
     os.remove("m/config.json")
-    bad("m", "m/config.json: No such file")
+    bad("m", f"error: m: {os.path.realpath('m')}/config.json: No such file")
     bad("nowhere", "nowhere: no such folder", "OWNER/NAME")
     bad("owner/name", "owner/name", "cannot be reached", "network",
         words=("--mirror", "http://127.0.0.1:9"))

@@ -280,7 +280,8 @@ def damage_is_found():
         for words in (("--check", "s2"), ("--output", "s2", *BYTE, "a.jsonl")):
             refused(call(prepare_data, *words), "s2/manifest.json: not a manifest of prepare_data",
                     "remove the folder")
-    refused(run("scripts/prepare_data", "--check", "texts", check=False), "texts/manifest.json: No")
+    refused(run("scripts/prepare_data", "--check", "texts", check=False),
+            "--check texts/manifest.json: No")
 
 
 def bad_sources_are_refused():

@@ -567,7 +567,8 @@ def report(output, manifest):
 def main():
     o = parser().parse_args()
     if o.check:
-        return check_shards(o.check)
+        with named_by("--check"):
+            return check_shards(o.check)
     if not o.sources or not o.output:
         die("SOURCE and --output are needed (--help)" if not o.sources else
             "--output is missing: where the shards go (--help)")
