@@ -597,6 +597,14 @@ static bool open_model(Checkpoint *c, const char *folder, Options *model) {
 
 static Checkpoint start; // a process has one
 
+static bool in_one_file(const Checkpoint *c) {
+    char index[PATH_LENGTH];
+    path_format(index, "%s/model.safetensors.index.json", c->path);
+    return checkpoint_has(c, "model.safetensors") || !path_exists(index) ||
+           fail("%s: its weights are in several files; scripts/convert_hf import makes them one",
+                c->path);
+}
+
 bool checkpoint_model(Options *o, Options *model) {
     char path[PATH_LENGTH];
     bool latest = strcmp(o->resume, "latest") == 0;
@@ -618,7 +626,9 @@ bool checkpoint_model(Options *o, Options *model) {
     if (o->origin[0] == '\0') { path_format(o->origin, "%s", named); }
     if (o->origin[0] == '\0') { return true; }
     o->start = &start;
-    return start.path[0] != '\0' || open_model(&start, named, model) ||
+    bool starts = named == o->load && !o->plan && !o->list_tensors;
+    return start.path[0] != '\0' ||
+           (open_model(&start, named, model) && (!starts || in_one_file(&start))) ||
            (named == o->load ? fail("--load %s", error_text()) : fail(RESUME_FAULT, error_text()));
 }
 
@@ -645,13 +655,6 @@ bool checkpoint_share(Checkpoint *c, const Group *group) {
 
 bool checkpoint_weights(Checkpoint *c, const ParamLayout *layout, int64_t begin, int64_t end,
                         float *out) {
-    char index[PATH_LENGTH];
-    path_format(index, "%s/model.safetensors.index.json", c->path);
-    if (!checkpoint_has(c, "model.safetensors") && path_exists(index)) {
-        return fail("%s: its weights are in several files; scripts/convert_hf import makes "
-                    "them one",
-                    c->path);
-    }
     return (c->model.path[0] != '\0' || open_tensors(c, "model.safetensors", &c->model)) &&
            hf_read(&c->model, layout, begin, end, out);
 }

@@ -175,6 +175,10 @@ static bool read_mask(Dataset *data, uint32_t *crc) {
         if (packed > 0 && (data->seq_length % packed != 0 || begin % packed != 0)) {
             data->cuts = packed;
         }
+        int32_t template = mask.header[MASK_TEMPLATE];
+        if (data->chat_template == 0) { data->chat_template = template; }
+        bool other = template != 0 && template != data->chat_template;
+        if (other && data->other_template == NULL) { data->other_template = shard->path; }
         data->masks[last] = malloc_or_die((size_t)mask.count * sizeof(uint32_t));
         ok = token_file_read(&mask, 0, mask.count, data->masks[last]);
         *crc = (uint32_t)crc32_z(*crc, (const Bytef *)&mask.header[MASK_SUM], sizeof(int32_t));

@@ -12,7 +12,8 @@
 // A mask says which of a shard's tokens count as targets. It lies beside the shard as SHARD.mask;
 // without a mask, all tokens count. It is a token file with magic 20261124, always uint16: [2] and
 // [3] are the shard's count of tokens, [4] is the CRC-32 of the shard (as in Dataset.identity), [5]
-// the CRC-32 of the numbers, [6] the length of the windows that documents were packed into, or 0.
+// the CRC-32 of the numbers, [6] the length of the windows that documents were packed into, or 0,
+// [7] the CRC-32 of the chat template that wrote the documents, or 0: not known.
 // Number i has a bit for each of the tokens from 16 i on, the lowest bit first; 1: the token
 // counts. Bits past the last token are 0.
 //
@@ -42,6 +43,7 @@ enum {
     MASK_SHARD = 4, // places in a mask's header
     MASK_SUM,
     MASK_WINDOW,
+    MASK_TEMPLATE,
     MASK_BITS = 16 // bits of a number
 };
 
@@ -49,7 +51,7 @@ typedef struct {
     char path[PATH_LENGTH];
     int file;
     size_t bytes;
-    int32_t header[MASK_WINDOW + 1];
+    int32_t header[MASK_TEMPLATE + 1];
     int token_bytes;    // bytes of a number: 2 or 4
     int64_t count;      // numbers in the file
     uint32_t tokenizer; // the mark; 0: not known
@@ -95,6 +97,8 @@ typedef struct {
     int64_t targets;         // of an epoch
     MaskedWindow *with_targets; // [windows]; NULL: no shard has a mask, and all windows are whole
     int cuts; // documents were packed into windows of this length, which are cut; 0: none
+    int32_t chat_template;      // by the first mask that says; 0: none does
+    const char *other_template; // the first shard with another; NULL: none has
     int seq_length, vocab;
     uint32_t tokenizer; // the mark that the shards carry; 0: not known
     char *identity;     // a line for each shard: "CRC-32 NAME", with ? for control characters; the

@@ -50,7 +50,8 @@ check_environment() {
         die "LAUNCH=$launch: not with PRECISION=both, whose ranks the trainer starts"
     fi
     gpus=${GPUS:-$(nvidia-smi -L 2>/dev/null | grep -c .)}
-    if [[ $smoke == 1 ]]; then gpus=1; fi
+    trainer=$root/train_gptcu
+    if [[ $smoke == 1 ]]; then gpus=1 trainer=$root/train_gpt; fi
     [[ $gpus =~ ^[0-9]+$ ]] || die "GPUS=$gpus: must be a whole number"
     if [[ $gpus -eq 0 && ${DRY:-0} != 1 && ${PREPARE:-0} != 1 ]]; then
         die "no GPU here (nvidia-smi lists none); GPUS=N says how many, SMOKE=1 tries it on the CPU"
@@ -69,13 +70,17 @@ alone() {
         echo "going on without a lock: nothing keeps another recipe out"
 }
 
-# What is built must be this tree's.
+# What is built must be this tree's. The trainer reads the options of a user before data are prepared
+# and the restart loop begins, which takes every failure for one that may pass.
 build() {
     if [[ $smoke == 1 ]]; then
         make -s -C "$root" train_gpt tokenize make_corpus || die "the build failed"
-    elif [[ ${PREPARE:-0} != 1 ]]; then
+    elif [[ ${PREPARE:-0} == 1 ]]; then
+        return
+    else
         make -s -C "$root" train_gpt train_gptcu || die "the build failed"
     fi
+    "$trainer" "$@" --version >/dev/null || exit 1
 }
 
 # Says so if the data that are there are not made with the TOKENIZER of a user.
@@ -132,12 +137,10 @@ build_command() {
     options=("${model[@]}" "${training[@]}" "${numbers[@]}" --data "$data/train_*.bin"
         --valid-data "$data/val_*.bin" "${choices[@]}")
     if [[ $smoke == 1 ]]; then
-        trainer=$root/train_gpt
         if [[ " ${model[*]} " == *" llama"* ]]; then tiny_model+=(--num-query-groups 2); fi
         if [[ -n ${START:-} ]]; then tiny_model=(); fi
         options+=("${tiny_model[@]}" "${tiny_run[@]}" --tokenizer "$data/tokenizer.bin")
     else
-        trainer=$root/train_gptcu
         if [[ $launch == self ]]; then options+=(--gpus "$gpus"); fi
     fi
     if [[ $precision == both ]]; then
@@ -172,7 +175,7 @@ recipe() {
         return
     fi
     alone
-    build
+    build "$@"
     prepare_data
     prepare_choices
     exec 9>&-

@@ -580,6 +580,24 @@ def checkpoints_carry_the_template():
     assert read("based/latest/chat_template.jinja") == PLAIN.encode()
 
 
+def two_templates_are_noticed():
+    """The run has one; data that do not say, and texts, have none."""
+    prepared("thinks_d", make_tokenizer("thinks", THINKS), "talks.jsonl", "--seq-length", 96)
+    shutil.copytree("d", "silent_d")
+    for path in glob.glob("silent_d/*.mask"):
+        content = read(path)
+        write(path, content[:28] + bytes(4) + content[32:])  # of before masks said it
+    words = ("train_gpt", *TINY[:4], "--seq-length", 96, "--train-iters", 1, "--micro-batch-size",
+             2, "--eval-interval", 1)
+    for option, others in (("data", ("--data", "{d,thinks_d}/train_*.bin")),
+                           ("valid-data", ("--data", "d/train_*.bin", "--valid-data",
+                                           "{d,thinks_d}/val_*.bin"))):
+        said = run(*words, *others).err
+        assert f"warning: --{option}: thinks_d/" in said and said.count("chat template") == 1, said
+    for folders in ("{d,e}", "{silent_d,thinks_d}", "{texts,d}"):
+        assert "chat template" not in run(*words, "--data", folders + "/train_*.bin").err, folders
+
+
 GOLDEN = os.path.join(ROOT, "test", "golden", "chat")
 
 
@@ -747,7 +765,7 @@ if __name__ == "__main__":
         a_token_that_begins_in_the_prompt_does_not_count, what_templates_use_is_there,
         bad_rows_are_refused, damage_of_a_mask_is_found, the_trainer_reads_the_masks,
         dumped_gradients_are_of_the_mean, other_masks_are_other_data,
-        checkpoints_carry_the_template,
+        checkpoints_carry_the_template, two_templates_are_noticed,
         large_shards_have_the_same_checksum, templates_write_what_transformers_says,
         the_loss_is_pytorch_s, ranks_count_together, a_model_that_was_tuned_answers,
         bad_tokens_to_continue_are_refused]))

@@ -264,7 +264,7 @@ def incomplete_models_are_refused():
     write("m/pytorch_model.bin", "x")
     bad("m", "its weights are pickled", "save_pretrained")
     os.remove("m/config.json")
-    bad("m", "m/config.json: No such file")
+    bad("m", f"error: m: {os.path.realpath('m')}/config.json: No such file")
     bad("nowhere", "nowhere: no such folder", "OWNER/NAME")
     bad("owner/name", "owner/name", "cannot be reached", "network",
         words=("--mirror", "http://127.0.0.1:9"))
@@ -308,6 +308,8 @@ def loads_that_do_not_fit_are_refused():
                 f"it is {was} in the checkpoint")
     split(model_folder("m"), 2)
     load("m", "in several files", "scripts/convert_hf import")
+    assert not run(*tiny, "--load", "m", check=False).out, "it is said after the run's start"
+    assert "parameters" in run("train_gpt", "--load", "m", "--plan").out
     write("m/config.json", "{")
     load("m", "m/config.json: not JSON")
     tensors = unpack("llama_run/latest/model.safetensors")

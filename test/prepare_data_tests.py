@@ -280,7 +280,8 @@ def damage_is_found():
         for words in (("--check", "s2"), ("--output", "s2", *BYTE, "a.jsonl")):
             refused(call(prepare_data, *words), "s2/manifest.json: not a manifest of prepare_data",
                     "remove the folder")
-    refused(run("scripts/prepare_data", "--check", "texts", check=False), "texts/manifest.json: No")
+    refused(run("scripts/prepare_data", "--check", "texts", check=False),
+            "--check texts/manifest.json: No")
 
 
 def bad_sources_are_refused():
@@ -327,6 +328,15 @@ def empty_sources_are_refused():
     refused(call(prepare_data, "--output", "empty", *BYTE, "bare"), "bare", "no such file")
 
 
+def missing_files_are_named_before_the_network_is_needed():
+    words = ("--output", "o", "--mirror", "http://127.0.0.1:9", "--downloads", "none")
+    refused(call(prepare_data, *words, "typo.txt"), "SOURCE typo.txt: no such file")
+    refused(call(prepare_data, *words, "tinystory"), "did you mean tinystories?")
+    refused(call(prepare_data, *words, "tinystories", "--valid", "typo.txt"),
+            "--valid typo.txt: no such file")
+    refused(call(prepare_data, *words, "a.jsonl"), "--tokenizer gpt2", "needs a network")
+
+
 def bad_parts_can_be_left_out():
     nested = '{"text": ' + "[" * 100000 + "\n"
     write("mixed.jsonl", lines_of(TEXTS[:5]) + "{oops}\n" + lines_of(TEXTS[5:9]) + "[]\n" + nested)
@@ -369,4 +379,5 @@ if __name__ == "__main__":
                    a_full_disk_is_named, files_of_others_stay,
                    a_finished_run_is_left_alone, a_mended_source_is_enough,
                    damage_is_found, bad_sources_are_refused, empty_sources_are_refused,
+                   missing_files_are_named_before_the_network_is_needed,
                    bad_parts_can_be_left_out, bad_options_are_refused]))

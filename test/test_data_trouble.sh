@@ -261,6 +261,33 @@ test_tokenize_leaves_other_tokenizers_alone() {
     ! has log warning || fail "--tokenizer is named: $(cat log)"
 }
 
+# The one of the shards' own name comes before others of the same tokens.
+test_shards_take_the_tokenizer_of_their_name() {
+    tokenize same/mine text1 || return
+    tokenize same/again --tokenizer same/mine_tokenizer.bin text2 || return
+    local part
+    for part in mine again; do
+        expect_said 0 "--tokenizer same/${part}_tokenizer.bin" train_gpt "${common[@]}" \
+            --data "same/${part}_tr*.bin" --plan
+    done
+}
+
+# Shards without a mark, as llm.c's: only the tokenizers beside them tell them apart.
+test_unmarked_shards_of_two_tokenizers_are_noticed() {
+    local folder
+    for folder in p q r; do
+        mkdir -p unmarked/$folder && cp d/a_train.bin unmarked/$folder &&
+            cp d/a_tokenizer.bin unmarked/$folder/tokenizer.bin
+        poke unmarked/$folder/a_train.bin 16 '\0\0\0\0'
+    done
+    poke unmarked/q/tokenizer.bin $((1024 + 2 * 65)) '\1\102\1\101'
+    expect_said 0 'warning: unmarked/q/tokenizer.bin: other tokens than unmarked/p/tokenizer.bin' \
+        train_gpt "${common[@]}" --data 'unmarked/*/*train.bin' --plan
+    has log '--tokenizer unmarked/p/tokenizer.bin' || fail "$(cat log)"
+    expect_status 0 train_gpt "${common[@]}" --data 'unmarked/[pr]/*train.bin' --plan
+    ! has log warning || fail "$(cat log)"
+}
+
 # A run with sequences of another length continues at the same token. At this rate nothing is
 # learned, so that a step's loss is its data's.
 test_another_length_continues_at_the_same_token() {

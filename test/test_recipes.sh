@@ -174,6 +174,10 @@ test_wrong_settings_are_refused() {
     GPUS=all expect_said 1 'GPUS=all: must be a whole number' recipe gpt2_124m
     GPUS=0 expect_status 1 recipe gpt2_124m
     logged 'no GPU here' 'SMOKE=1'
+    # once, and before anything is prepared
+    DATA=$PWD/unmade SMOKE=1 expect_said 1 'error: unknown option --lrr' recipe gpt2_124m --lrr 1
+    DATA=$PWD/unmade SMOKE=1 expect_said 1 'error: --lr x: must be' recipe gpt2_124m --lr x
+    [[ $(wc -l <log) -eq 1 && ! -e unmade ]] || fail "$(cat log)"
 }
 
 # The lines at the top of each, worked out again here from the trainer's own count.

@@ -826,6 +826,7 @@ class Words(Folder):
                 shutil.rmtree("r") # it holds a lock until the process ends
                 self.assertEqual(result.status, 2, result.out)
                 self.assertIn(says, result.err)
+                self.assertNotIn("step 0/0", result.out)
 
     def test_programs_of_another_folder_are_named_by_it(self):
         with unittest.mock.patch.dict(os.environ, {"LLM8_BIN": self.folder}):

@@ -251,6 +251,20 @@ END
     wait $pid || status=$?
     [[ $status -eq 75 && ! -e stopped/tune/muon ]] || fail "status $status: $(cat stopped.log)"
     ! has stopped.log error || fail "$(cat stopped.log)"
+    # the same command goes on
+    local resumed=("${race[@]}" --out resumed --train-iters 400 --only bf16 --seeds 1 runs
+        "${model[@]}" --save-interval 50)
+    mkdir resumed && cp -r m/tune resumed
+    "${resumed[@]}" >resumed.log 2>&1 &
+    pid=$! status=0
+    wait_until has_steps resumed/bf16/seed-1 2 || return
+    kill -INT $pid
+    wait $pid || status=$?
+    [[ $status -eq 75 ]] || fail "status $status: $(cat resumed.log)"
+    expect_said 0 "seed 1 | step 400/400" "${resumed[@]}" || return
+    has resumed/bf16/seed-1/console.log "resuming from" || fail "begun anew: $(cat log)"
+    "$root/test/metrics_tool.py" resumed/bf16/seed-1/metrics.jsonl >steps || fail "its metrics"
+    [[ $(grep -c ^step steps) -eq 400 ]] || fail "not 400 steps"
     sed -i 's/o.get("-die", 0)/20/' bin/llm_c && rm m/llm.c/console.log
     expect_said 2 "llm.c ended with 1: out of memory" "${race[@]}" runs "${model[@]}"
 }

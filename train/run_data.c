@@ -34,6 +34,14 @@ static void warn_of_cuts(const Run *run, const char *option, const Dataset *data
          option, data->cuts);
 }
 
+// Samples and checkpoints have one chat template.
+static void warn_of_templates(const Run *run, const char *option, const Dataset *data) {
+    if (data->other_template == NULL || run->group.rank > 0) { return; }
+    warn("--%s: %s: another chat template wrote its conversations than those before it; prepare "
+         "all with one",
+         option, data->other_template);
+}
+
 // A run that does not train needs no training data, but may use the tokenizer beside them.
 static void open_train_data(Run *run) {
     const Options *o = &run->options;
@@ -48,6 +56,7 @@ static void open_train_data(Run *run) {
             o->data, (long long)run->train_data.windows, o->seq_length, o->global_batch_size);
     }
     warn_of_cuts(run, "data", &run->train_data);
+    warn_of_templates(run, "data", &run->train_data);
     run->train = (Loader){&run->train_data, (uint64_t)o->seed, o->shuffle};
     char counted[64];
     printf("  training    %lld tokens in %d shard%s, %s%lld sequences an epoch\n",
@@ -102,6 +111,7 @@ void run_open_data(Run *run) {
             die("--valid-data %s", error_text());
         }
         warn_of_cuts(run, "valid-data", &run->valid_data);
+        warn_of_templates(run, "valid-data", &run->valid_data);
         run->valid = (Loader){&run->valid_data, 0, false};
         run->has_valid = true;
         char counted[64];

@@ -43,26 +43,44 @@ static bool open_part(Tokenizer *t, const Options *o, const char *path) {
     return tokenizer_take(t, data, bytes, path);
 }
 
+// How many characters two paths have in common at their beginning.
+static size_t common_length(const char *a, const char *b) {
+    size_t n = 0;
+    while (a[n] != '\0' && a[n] == b[n]) { n++; }
+    return n;
+}
+
 // Opens, of the tokenizers beside shards (tokenizer.bin, PREFIX_tokenizer.bin), the one with their
-// mark; of shards without a mark, tokenizer.bin. False: there is none. *others: there are only
-// others.
+// mark, and of several that with their prefix; of shards without a mark, tokenizer.bin. False:
+// there is none. *others: there are only others.
 static bool find_made(Tokenizer *t, const char *shards, uint32_t mark, char path[PATH_LENGTH],
                       bool *others) {
     glob_t found = {0};
+    size_t closest = 0;
     find_beside(&found, shards);
     path[0] = '\0';
-    for (size_t i = 0; i < found.gl_pathc && path[0] == '\0'; i++) {
+    for (size_t i = 0; i < found.gl_pathc; i++) {
         const char *beside = found.gl_pathv[i];
-        if (!tokenizer_open(t, beside)) {
+        size_t length = common_length(beside, shards);
+        Tokenizer one;
+        if (!tokenizer_open(&one, beside)) {
             warn("%s", error_text());
             continue;
         }
-        bool made = mark != 0 ? t->mark == mark : strcmp(path_name(beside), "tokenizer.bin") == 0;
-        if (made) {
-            path_format(path, "%s", beside);
-        } else {
-            tokenizer_close(t);
+        bool made = mark != 0 ? one.mark == mark : strcmp(path_name(beside), "tokenizer.bin") == 0;
+        if (made && path[0] != '\0' && one.mark != t->mark) {
+            warn("%s: other tokens than %s, and the shards do not say which they have; give those "
+                 "of one tokenizer",
+                 beside, path);
         }
+        if (!made || (path[0] != '\0' && length <= closest)) {
+            tokenizer_close(&one);
+            continue;
+        }
+        if (path[0] != '\0') { tokenizer_close(t); }
+        *t = one;
+        path_format(path, "%s", beside);
+        closest = length;
     }
     *others = path[0] == '\0' && found.gl_pathc > 0;
     globfree(&found);

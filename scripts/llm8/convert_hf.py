@@ -36,13 +36,14 @@ class Tensor:
     bytes: numpy.ndarray
 
 
-def read_config(folder):
+def read_config(folder, given):
+    """given: the name that was given for the folder."""
     path = os.path.join(folder, "config.json")
     try:
         with open(path) as file:
             config = json.load(file)
     except OSError as error:
-        die(f"{path}: {error.strerror}; give the folder of a Hugging Face model")
+        die(f"{given}: {path}: {error.strerror}; give the folder of a Hugging Face model")
     except ValueError:
         die(f"{path}: not JSON; download it again")
     if not isinstance(config, dict):
@@ -139,8 +140,8 @@ def import_model(folder, output):
             "the Hub (OWNER/NAME)")
     if os.path.exists(output) and (not os.path.isdir(output) or os.listdir(output)):
         die(f"--output {output} exists already; give another one, or remove it")
-    folder = os.path.realpath(folder) # once: `latest` of a run that saves moves on
-    config = read_config(folder)
+    given, folder = folder, os.path.realpath(folder) # once: `latest` of a run that saves moves on
+    config = read_config(folder, given)
     tensors = match(folder, expected_tensors(folder), source_tensors(folder))
     tokenizer = os.path.join(folder, "tokenizer.json")
     vocabulary = open_vocabulary({"tokenizer": tokenizer}) if os.path.exists(tokenizer) else None

@@ -276,7 +276,8 @@ def write_shard(name, documents, names, window):
     if window > 1:
         counts = numpy.concatenate(list(contents(documents, names, ".counted", bool, False)))
         row |= {"counted": int(counts.sum()), "mask_sha256": shards.write_durably(
-            path + shards.MASK, shards.mask(counts, shards.checksum(path), window))}
+            path + shards.MASK, shards.mask(counts, shards.checksum(path), window,
+                                             vocabulary.chat_template()))}
     return row
 
 
@@ -434,19 +435,29 @@ def parser():
     return p
 
 
+def is_known(source):
+    return source.partition("@")[0] in downloads.KNOWN_SETS and not os.path.exists(source)
+
+
+def check_files(o):
+    """Ends where a file is missing, before anything is downloaded."""
+    paths = [source for source in o.sources if not is_known(source)]
+    for path in paths:
+        near = guess(path, downloads.KNOWN_SETS)
+        if near and not glob.glob(path):
+            die(f"SOURCE {path}: no such file, folder or known set{near}")
+    sources.expand(paths, "SOURCE")
+    sources.expand(o.valid, "--valid")
+
+
 def find_files(o):
     """Returns the files to train on, and those to validate on. Known sets are downloaded."""
     train, valid = [], []
     for source in o.sources:
-        if source.partition("@")[0] in downloads.KNOWN_SETS and not os.path.exists(source):
-            paths, valid_paths = downloads.fetch_known_set(source, vars(o), o.download_files)
-            train += paths
-            valid += valid_paths
-            continue
-        near = guess(source, downloads.KNOWN_SETS)
-        if near and not glob.glob(source):
-            die(f"SOURCE {source}: no such file, folder or known set{near}")
-        train.append(source)
+        paths, valid_paths = downloads.fetch_known_set(source, vars(o), o.download_files) \
+            if is_known(source) else ([source], [])
+        train += paths
+        valid += valid_paths
     files, others = sources.expand(train, "SOURCE")
     if others:
         print(f"left out: {others} files of other kinds than {' '.join(sources.KINDS)}")
@@ -556,12 +567,14 @@ def report(output, manifest):
 def main():
     o = parser().parse_args()
     if o.check:
-        return check_shards(o.check)
+        with named_by("--check"):
+            return check_shards(o.check)
     if not o.sources or not o.output:
         die("SOURCE and --output are needed (--help)" if not o.sources else
             "--output is missing: where the shards go (--help)")
     if os.path.exists(o.output) and not os.path.isdir(o.output):
         die(f"--output {o.output}: a file of that name is in the way")
+    check_files(o)
     words = words_of(o)
     vocabulary = open_vocabulary(words)
     files, valid_files = find_files(o)

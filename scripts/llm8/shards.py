@@ -27,13 +27,14 @@ def mask_bytes(count):
     return HEADER_BYTES + -(-count // MASK_BITS) * (MASK_BITS // 8)
 
 
-def mask(counts, of_shard, window):
-    """Returns the parts of a mask file: whether each token of a shard counts."""
+def mask(counts, of_shard, window, template=""):
+    """Returns the parts of a mask file: whether each token of a shard counts. template: the chat
+    template that wrote them."""
     numbers = numpy.packbits(counts, bitorder="little").tobytes()
     numbers = numbers.ljust(mask_bytes(len(counts)) - HEADER_BYTES, b"\0")
     words = numpy.zeros(HEADER_BYTES // 4, dtype="<u4")
-    words[:7] = (MASK_MAGIC, 1, len(counts) & 0xFFFFFFFF, len(counts) >> 32, of_shard,
-                 zlib.crc32(numbers), window)
+    words[:8] = (MASK_MAGIC, 1, len(counts) & 0xFFFFFFFF, len(counts) >> 32, of_shard,
+                 zlib.crc32(numbers), window, zlib.crc32(template.encode()))
     return [words.tobytes(), numbers]
 
 

@@ -52,14 +52,16 @@ class Signals:
 
 
 def show_progress(label, run, last=False):
-    """Draws a line, again and again on a terminal, once at the end elsewhere."""
+    """Draws a line, again and again on a terminal, once at the end elsewhere. No line stays of a
+    run that never started: its error says all."""
     live = sys.stdout.isatty()
     if live or last:
         run.poll()
         now = cells(run)
-        print(("\r\033[K" if live else "") + f"{label} | step {now['step']} | loss {now['loss']} | "
-              f"{now['tok/s']} tok/s | " + (run.state if last else f"{now['left']} left"),
-              end="\n" if last else "", flush=True)
+        line = f"{label} | step {now['step']} | loss {now['loss']} | {now['tok/s']} tok/s | " + (
+            run.state + "\n" if last else f"{now['left']} left")
+        print(("\r\033[K" if live else "") + (line if run.starts or not last else ""), end="",
+              flush=True)
 
 
 def last_words(lines):
