@@ -100,18 +100,11 @@ static bool trainer_plan(Trainer *t, NumberSupport support, int64_t memory) {
     return true;
 }
 
-// Ranks of this machine; 1 where their number is not known.
-static int ranks_here(const Trainer *t) {
-    return t->run.group.local_ranks > 0 ? t->run.group.local_ranks : 1;
-}
-
-// Bytes of host memory for all ranks of this machine: of their plans, and beside them.
+// Bytes of host memory for all ranks of this machine; for this rank alone where their number is not
+// known.
 static double host_bytes(const Trainer *t) {
-    return (double)params_host_bytes(&t->params, &t->host_plan, ranks_here(t));
-}
-
-static double host_overhead(const Trainer *t) {
-    return (double)(ranks_here(t) * HOST_OVERHEAD_BYTES);
+    int local = t->run.group.local_ranks > 0 ? t->run.group.local_ranks : 1;
+    return (double)params_host_bytes(&t->params, &t->host_plan, local);
 }
 
 // What a run with these options plans of so many bytes of device memory.
@@ -150,8 +143,6 @@ static void print_plan(Trainer *t) {
     if (t->host_plan.bytes > 0) {
         plan_print(&t->host_plan, "Host memory", stdout);
         printf("  %-34s %12s\n", "all ranks of a machine", format_bytes(size, host_bytes(t)));
-        printf("  %-34s %12s\n", "CUDA and its libraries, about",
-               format_bytes(size, host_overhead(t)));
         printf("  %-34s %12s\n", "available here", format_bytes(size, host_memory(NULL)));
     }
     fit_print(&t->run, support, planned_memory, (int64_t)memory);
@@ -171,15 +162,15 @@ static void check_memory(const Trainer *t, int64_t memory) {
 // Checks the memory that all ranks of this host take together. No rank takes any before all have
 // checked.
 static void check_host_memory(const Trainer *t) {
-    char need[32], overhead[32], have[32];
-    double bytes = host_bytes(t), libraries = host_overhead(t), available = host_memory(NULL);
+    char need[32], have[32];
+    double bytes = host_bytes(t), available = host_memory(NULL);
     bool bf16 = t->run.options.adam_dtype == STATE_BF16, saves = options_save(&t->run.options);
-    bool fits = bytes == 0 || bytes + libraries <= available ||
-                fail("the run needs %s of host memory%s, CUDA and its libraries about %s, %s are "
-                     "available: try %s (--plan lists it)",
+    bool fits = bytes <= available ||
+                fail("the run needs %s of host memory%s, %s are available: try %s (--plan lists "
+                     "it)",
                      format_bytes(need, bytes),
                      saves ? " with the copy that --save writes from" : "",
-                     format_bytes(overhead, libraries), format_bytes(have, available),
+                     format_bytes(have, available),
                      bf16 ? "a machine with more memory" : "--adam-dtype bf16");
     or_die(group_agree(&t->run.group, CHANNEL_MAIN, fits));
 }

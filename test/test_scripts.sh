@@ -211,11 +211,15 @@ test_races_another_program() {
     expect_said 0 "llm.c: --lr 5e-4 6.1463, --lr 1e-3 5.4531, --lr 0.002 4.7600" \
         "${race[@]}" tune "${model[@]}" || return
     has log "muon: --lr 2e-3" || fail "$(cat log)"
-    # two GPUs share the work: each has other runs, in one folder
-    "${race[@]}" --only muon,muon-bf16 runs "${model[@]}" >lane.log 2>&1 &
+    expect_said 2 "of muon with --lr 4e-3 have not ended" "${race[@]}" --muon-rates 2e-3,4e-3 runs \
+        "${model[@]}"
+    # two GPUs share the work: each has a folder and runs of its own
+    mkdir -p lane && cp -r m/tune lane
+    "${race[@]}" --out lane --only muon,muon-bf16 runs "${model[@]}" >lane.log 2>&1 &
     local lane=$!
     expect_said 0 "epochs" "${race[@]}" --only llm.c,bf16 runs "${model[@]}" || return
     wait $lane || fail "$(cat lane.log)"
+    cp -r lane/muon lane/muon-bf16 m
     [[ $(grep -c '"kind":"run"' m/*/seed-?/metrics.jsonl | grep -c ':1$') -eq 6 ]] || fail "$(ls m/*)"
     [[ -e m/muon/seed-1/scaling.safetensors && ! -e m/muon/seed-1/latest ]] || fail "checkpoints"
     has m/llm.c/console.log "| learning rate (LR)    | 0.002 " || fail "not the best rate"

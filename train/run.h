@@ -86,9 +86,6 @@ typedef PlannedMemory (*RunPlanner)(const Options *options, const Group *group,
 
 // Device memory that is not in the plan: the CUDA context, the libraries, graphs.
 #define FIT_OVERHEAD_BYTES ((int64_t)1200 << 20)
-// Host memory of a rank that is not in the plan: what CUDA, cuBLASLt, cuDNN and NCCL allocate. The
-// kernel kills a run that takes more than there is, perhaps at its first save.
-#define HOST_OVERHEAD_BYTES ((int64_t)1536 << 20)
 
 // Prints the largest micro-batch for every way to save memory. Each way is a variant of the run's
 // options.

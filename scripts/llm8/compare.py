@@ -93,7 +93,9 @@ def run(options, common):
     if len(seeds) == 1:
         print("one seed: a first look at speed, memory and curves; the same command with more "
               "(--seeds) later adds what a verdict on the losses takes", flush=True)
-    status = experiment.run_all(tasks, options.out, options.checkpoints)
+    held = experiment.lock(options.out)
+    status = experiment.run_all(tasks, options.out, options.checkpoints, held)
+    os.close(held)
     folders = {name: [task.folder for task in tasks if task.variant == name]
                for name, _ in variants}
     return status, folders

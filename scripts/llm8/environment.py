@@ -45,7 +45,7 @@ def named_by(option):
     try:
         yield
     except OSError as error:
-        die(f"{option} {error.filename}: {error.strerror}")
+        die(f"{option}{f' {error.filename}' if error.filename else ''}: {error.strerror}")
 
 
 def follow(path):

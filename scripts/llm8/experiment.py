@@ -77,14 +77,15 @@ def make_tasks(program, variants, seeds, common, folder):
 
 
 def lock(folder):
-    """The lock of a run is held as long as this program or the trainer that it started lives."""
-    os.makedirs(folder, exist_ok=True)
+    """The lock is held as long as this program or a trainer that it started lives."""
+    with environment.named_by("--out"):
+        os.makedirs(folder, exist_ok=True)
     file = os.open(os.path.join(folder, ".lock"), os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        environment.die(f"{folder}: another compare or race is at work there, or a trainer that "
-                        "one has left behind")
+        environment.die(f"--out {folder}: another compare or race is at work there, or a trainer "
+                        "that one has left behind")
     return file
 
 
@@ -115,7 +116,7 @@ def prepare(task):
         now, before = (re.split(" (?=--)", " ".join(words[1:]))
                        for words in (task.command, earlier))
         changed = [option for option in now if option not in before] or \
-                  [option for option in before if option not in now]
+                  [option for option in before if option not in now] or ["their order"]
         environment.die(f"{task.folder} was run with other options ({' '.join(changed)} differs): "
                         "another --out, or remove that folder to run it anew")
     os.makedirs(task.folder, exist_ok=True)
@@ -137,17 +138,13 @@ def drop_checkpoints(folder):
             shutil.rmtree(path)
 
 
-def run_all(tasks, folder, checkpoints):
-    """checkpoints: "keep", "drop" when a run has ended, or "none". Returns 0, or 75 where a signal
-    ended it."""
+def run_all(tasks, folder, checkpoints, held):
+    """checkpoints: "keep", "drop" when a run has ended, or "none". held: the folder's lock. Returns
+    0, or 75 where a signal ended it."""
     for task in {task.variant: task for task in reversed(tasks)}.values():
         plan, complaint = trainer.plan_of(task.command)
         if plan is None:
             environment.die(f"--variant {task.variant}: {complaint}")
-    with environment.named_by("--out"):
-        os.makedirs(folder, exist_ok=True)
-    # each run has its own lock: two GPUs may do different variants in one folder at once
-    locks = {path: lock(path) for path in dict.fromkeys(task.folder for task in tasks)}
     # all of them before the first starts: a refusal should not come after hours
     left = [prepare(task) for task in tasks]
     # these variants come first, those of earlier commands keep their order
@@ -165,7 +162,7 @@ def run_all(tasks, folder, checkpoints):
                 where = ["--save", "", "--resume", "", "--metrics",
                          os.path.join(task.folder, "metrics.jsonl")]
             status = trainer.run_trainer([*task.command, *where], task.folder, label, signals,
-                                         (locks[task.folder],))
+                                         (held,))
             if status == STOPPED_BY_SIGNAL:
                 print("stopped; the same command resumes here")
                 return status
@@ -176,8 +173,6 @@ def run_all(tasks, folder, checkpoints):
                                 f"{trainer.last_error(console)} ({console})")
             if checkpoints == "drop":
                 drop_checkpoints(task.folder)
-    for held in locks.values():
-        os.close(held)
     return 0
 
 

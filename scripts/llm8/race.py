@@ -7,8 +7,9 @@ All see the same shards, and as many tokens a step and steps. `tune` finds the l
 by short runs, `runs` trains with it, `report` writes OUT/report (all beside llm.c) and OUT/pairs
 (Muon in FP8 beside Muon in BF16, by seeds), and in OUT/report/seconds.md FP8 beside BF16 at equal
 seconds. What has ended is not run again, and our runs resume after a stop, llm.c's begins anew: so
-it can be done in pieces. Two GPUs share an OUT where each has other names in --only, `tune` of
-muon before `runs` of muon-bf16. `report` needs no GPU; the rest needs no Python packages.
+it can be done in pieces. For two GPUs, give each an OUT and an --only of its own; copy OUT/tune
+before `runs`, since muon-bf16 has muon's rate, and the folders of runs before `report`. `report`
+needs no GPU; the rest needs no Python packages.
 Options after -- are our trainer's, in the place of --model gpt2-124m.
 """
 
@@ -26,7 +27,7 @@ FP8 = ["--bf16", "--fp8-format", "hybrid", "--fp8-lm-head"]
 RUNS = {"llm.c": [], "bf16": ["--bf16"], "fp8": FP8, "muon": [*FP8, "--optimizer", "muon"],
         "muon-bf16": ["--bf16", "--optimizer", "muon"]}
 RATE_OF = {"muon-bf16": "muon"} # pairs have the same
-PAIRS = (("bf16", "fp8"), ("muon-bf16", "muon")) # equal but for FP8
+PAIRS = (("bf16", "fp8"), ("muon-bf16", "muon")) # AdamW's have each their own rate
 PIECES = ("tune", "runs", "report")
 HEADER = 1024                   # bytes of a shard, before two a token
 EVALUATIONS, MOST_BATCHES = 16, 20
@@ -84,7 +85,7 @@ def task_of(o, name, rate, steps, seed, folder):
         "--eval-iters", o.batches, *RUNS[name], "--lr", rate, "--seed", seed))])
 
 
-def run_llm_c(o, rate, steps, folder):
+def run_llm_c(o, rate, steps, folder, held):
     """Runs llm.c. Its log, console.log, is the record of the run."""
     log = os.path.join(folder, "console.log")
     os.makedirs(folder, exist_ok=True)
@@ -99,41 +100,50 @@ def run_llm_c(o, rate, steps, folder):
         o.seq_length, "-d", o.batch * o.seq_length, "-x", steps, "-l", rate, "-u", warm, "-q", 0,
         "-c", 0.1, "-v", every, "-m", o.batches, "-s", 0, "-h", 0, "-r", 0))]
     with trainer.Signals() as signals:
-        status = trainer.run_trainer(command, folder, f"llm.c, --lr {rate}", signals, record=log)
+        status = trainer.run_trainer(command, folder, f"llm.c, --lr {rate}", signals, (held,),
+                                     record=log)
     if status != 0 and not signals.received:
         environment.die(f"llm.c ended with {status}: {trainer.last_error(log)} ({log})")
     return experiment.STOPPED_BY_SIGNAL if signals.received else 0
 
 
-def train(o, wanted, steps, checkpoints):
-    """wanted: (name, learning rate, seed, folder). What comes after a failure is not begun."""
+def train(o, wanted, steps, checkpoints, held):
+    """wanted: (name, learning rate, seed, folder). held: the lock of o.out. What comes after a
+    failure is not begun."""
     for name, rate, _, folder in wanted:
-        if name == "llm.c" and (status := run_llm_c(o, rate, steps, folder)):
+        if name == "llm.c" and (status := run_llm_c(o, rate, steps, folder, held)):
             return status
     tasks = [task_of(o, name, rate, steps, seed, folder)
              for name, rate, seed, folder in wanted if name != "llm.c"]
-    return experiment.run_all(tasks, o.out, checkpoints) if tasks else 0
+    return experiment.run_all(tasks, o.out, checkpoints, held) if tasks else 0
+
+
+def rates_of(o, name):
+    return (o.muon_rates if name == "muon" else o.rates).split(",")
 
 
 def tried(o, name):
-    """Returns rate -> the last validation loss of its short run, of those that have ended."""
-    losses = {}
+    """Returns the rates whose short run has ended, and rate -> its last validation loss, of those
+    that did not diverge."""
+    ended, losses = [], {}
     for folder in sorted(glob.glob(os.path.join(glob.escape(o.out), "tune", name, "lr-*"))):
         run = open_run(os.path.join(folder, "console.log") if name == "llm.c" else folder)
+        rate = os.path.basename(folder).removeprefix("lr-")
+        ended += [rate] * run.over
         if run.finished and math.isfinite(loss := run.last("valid_loss", "evals")):
-            losses[os.path.basename(folder).removeprefix("lr-")] = loss
-    return losses
+            losses[rate] = loss
+    return ended, losses
 
 
-def tune(o, name):
+def tune(o, name, held):
     """Does short runs, and where the best rate is the largest or the smallest, one beyond it."""
-    rates = (o.muon_rates if name == "muon" else o.rates).split(",")
+    rates = rates_of(o, name)
     for _ in range(2):
         status = train(o, [(name, rate, "1", os.path.join(o.out, "tune", name, f"lr-{rate}"))
-                           for rate in rates], o.tune_iters, "none")
+                           for rate in rates], o.tune_iters, "none", held)
         if status:
             return status
-        losses = tried(o, name)
+        _, losses = tried(o, name)
         best, order = best_rate(o, name), sorted(losses, key=float)
         print(f"{name}: " + ", ".join(f"--lr {rate} {losses[rate]:.4f}" for rate in order),
               flush=True)
@@ -144,36 +154,45 @@ def tune(o, name):
 
 
 def best_rate(o, name):
-    losses = tried(o, RATE_OF.get(name, name))
+    of = RATE_OF.get(name, name)
+    ended, losses = tried(o, of)
+    if missing := [rate for rate in rates_of(o, of) if rate not in ended]:
+        environment.die(f"{name}: the short runs of {of} with --lr {', '.join(missing)} have not "
+                        "ended: the piece `tune` comes first")
     if not losses:
-        environment.die(f"{name}: no short run has ended yet: the piece `tune` comes first")
+        environment.die(f"{name}: all short runs of {of} diverged: lower rates are needed")
     return min(losses, key=losses.get)
 
 
-def runs(o):
+def runs(o, held):
     wanted = [("llm.c", "", "llm.c")] * ("llm.c" in o.names)
     wanted += [(name, seed, os.path.join(name, f"seed-{seed}"))
                for seed in experiment.parse_seeds(o.seeds) for name in o.names if name != "llm.c"]
     return train(o, [(name, best_rate(o, name), seed, os.path.join(o.out, folder))
-                     for name, seed, folder in wanted], o.train_iters, "drop")
+                     for name, seed, folder in wanted], o.train_iters, "drop", held)
 
 
 def seconds_table(o, folders):
-    """Returns lines of Markdown: the loss of FP8 less that of BF16, at equal seconds of training
-    steps, from the end of the warm-up to where the first of them ends."""
+    """Returns lines of Markdown: the loss of FP8 less that of BF16, the mean of the seeds that both
+    have, at equal seconds of training steps, from the end of the warm-up to where the first of them
+    ends."""
     import numpy  # report alone needs packages
 
     from . import series, text
     rows = []
     for base, name in PAIRS:
-        runs = {one: [run for run in map(open_run, folders.get(one, [])) if run.finished]
-                for one in (base, name)}
-        if not all(runs.values()):
+        found = {one: {os.path.basename(folder): run for folder in folders.get(one, [])
+                       if (run := open_run(folder)).finished
+                       and len(series.finite(run, "valid_loss", "evals")[0])}
+                 for one in (base, name)}
+        seeds = sorted(set(found[base]) & set(found[name]))
+        if not seeds:
             continue
+        runs = {one: [found[one][seed] for seed in seeds] for one in (base, name)}
         curves = {one: [(series.positions(run, "seconds", steps), losses,
                          series.positions(run, "tokens", steps))
                         for run in of_one for steps, losses in [
-                            series.arrays(run, "valid_loss", "evals")]]
+                            series.finite(run, "valid_loss", "evals")]]
                   for one, of_one in runs.items()}
         ends = [seconds[-1] for of_one in curves.values() for seconds, _, _ in of_one]
         begins = [series.positions(run, "seconds", run.last_step // 10)
@@ -216,12 +235,14 @@ def report(o):
 def main():
     o = parse(sys.argv[1:])
     tokens = o.train_iters * o.batch * o.seq_length
-    held = sum((os.path.getsize(name) - HEADER) // 2 for name in glob.glob(o.data))
-    print(f"{tokens / 1e6:,.1f} million tokens in {o.train_iters:,} steps, "
-          f"{tokens / max(held, 1):.2f} epochs", flush=True)
-    for piece in o.pieces or PIECES:
-        status = runs(o) if piece == "runs" else report(o) if piece == "report" else \
-            next(filter(None, (tune(o, name) for name in o.names if name not in RATE_OF)), 0)
+    there = sum((os.path.getsize(name) - HEADER) // 2 for name in glob.glob(o.data))
+    print(f"{tokens / 1e6:,.1f} million tokens in {o.train_iters:,} steps"
+          + (f", {tokens / there:.2f} epochs" if there else ""), flush=True)
+    pieces = o.pieces or PIECES
+    held = experiment.lock(o.out) if set(pieces) - {"report"} else None
+    for piece in pieces:
+        status = runs(o, held) if piece == "runs" else report(o) if piece == "report" else \
+            next(filter(None, (tune(o, name, held) for name in o.names if name not in RATE_OF)), 0)
         if status:
             return status
     return 0

@@ -205,7 +205,8 @@ def beside_bf16(records, r):
     """Returns how many times as fast it is as the same run in BF16, where there is one."""
     alike = ("commit", "model", "seq_length", "global_batch", "adam_dtype", "offload")
     return next((r["tokens_per_s"] / b["tokens_per_s"] for b in records.offload
-                 if b["precision"] == "BF16" and all(b.get(k) == r.get(k) for k in alike)), None)
+                 if b["precision"] == "BF16" and b["machine"]["gpu"] == r["machine"]["gpu"]
+                 and all(b.get(k) == r.get(k) for k in alike)), None)
 
 
 def offload(records):
