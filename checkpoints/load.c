@@ -704,8 +704,10 @@ bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLa
         char now[OPTION_TEXT];
         option_text(options, row, now);
         bool moves = strcmp(name, "save") == 0 ||
-                     options->source[i] == SOURCE_DATA; // the tokenizer's path may differ
-        if (moves || row->effect == EFFECT_ACTION || strcmp(was, now) == 0) { continue; }
+                     options->source[i] == SOURCE_DATA;        // the tokenizer's path may differ
+        bool newer = !cJSON_HasObjectItem(c->options, name) && // than the program that wrote it
+                     options->source[i] == SOURCE_DEFAULT;
+        if (moves || newer || row->effect == EFFECT_ACTION || strcmp(was, now) == 0) { continue; }
         if (strcmp(name, "optimizer") == 0 && options_train(options)) {
             return fail("%s: its moments are those of --optimizer %s, this run's is %s; resume "
                         "with its optimizer, or start a new run from its weights by --load",

@@ -114,6 +114,18 @@ test_other_data_have_other_losses() {
     [[ ${best[swapped]} == '"best_level":'[3-6].* ]] || fail "other data: ${best[swapped]}"
 }
 
+# A checkpoint of a program that had an option less: its default is no difference, another value is.
+test_newer_options_are_no_differences() {
+    rm -rf s && cp -r whole s
+    edit_meta s/step_00000004 '"vector-lr-mult":\t"1",' '' || return
+    expect_status 0 resume 'd/*_train.bin' || return
+    ! has log vector-lr-mult || fail "$(grep vector-lr-mult log)"
+    rm -rf s && cp -r whole s
+    edit_meta s/step_00000004 '"vector-lr-mult":\t"1",' '' || return
+    expect_said 0 '--vector-lr-mult is 2, was not set in the checkpoint' resume 'd/*_train.bin' \
+        --vector-lr-mult 2
+}
+
 test_ranks_read_the_same_data() {
     if [[ ! -x $standin ]]; then
         skip "no C++ compiler, so no stand-in trainer"
