@@ -4,7 +4,7 @@
   test/race_text.py DIR [CHARACTERS]    at most CHARACTERS of training text (240,000,000)
 
 DIR/debs keeps what `apt-get download` brings; DIR/train.jsonl and DIR/valid.jsonl are for
-scripts/prepare_data. Validation is by whole files: a file has no parts in both.
+scripts/prepare_data. Validation is by whole files.
 """
 
 import gzip

@@ -462,7 +462,7 @@ END
     cp "$root/README.md" page
     cp "$root/docs/benchmarks.md" benchmarks
     expect_status 0 "$results" --records other page benchmarks figure.svg || return
-    has page "Trained by Muon in FP8 it reaches llm.c's final loss in 45% of llm.c's time, in a short race: 8 million tokens, 80 s by llm.c." ||
+    has page "Trained by Muon in FP8 it reaches llm.c's final loss in 45% of llm.c's time, in a race of 8 million tokens (80 s by llm.c)." ||
         fail "$(grep Muon page)"
     has benchmarks '| Muon FP8 | 2 | 2.0000 | 80.0 s | 36.0 s | 0.45 |' || fail "$(grep Muon benchmarks)"
     has benchmarks '| AdamW FP8 | 0 | - | 80.0 s | - | - |' || fail "$(grep AdamW benchmarks)"

@@ -136,5 +136,10 @@ class Wandb(Board):
 
 
 def open_boards(run, tensorboard, wandb):
-    return [board(where, run) for board, where in ((TensorBoard, tensorboard), (Wandb, wandb))
-            if where]
+    boards = []
+    for option, board, where in (("--tensorboard", TensorBoard, tensorboard),
+                                 ("--wandb", Wandb, wandb)):
+        if where:
+            with environment.named_by(option):
+                boards.append(board(where, run))
+    return boards

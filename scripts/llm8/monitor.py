@@ -17,7 +17,7 @@ import sys
 
 import numpy
 
-from . import environment, metrics, series
+from . import metrics, series
 from .command_line import Parser, number
 from .text import counted, fixed, many, memory
 
@@ -148,8 +148,7 @@ def main():
     boards = {run: [] for run in runs}
     if options.tensorboard or options.wandb:
         from .boards import open_boards
-        with environment.named_by("--tensorboard"):
-            boards = {run: open_boards(run, options.tensorboard, options.wandb) for run in runs}
+        boards = {run: open_boards(run, options.tensorboard, options.wandb) for run in runs}
     try:
         watch(options, runs, boards)
     finally:

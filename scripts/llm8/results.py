@@ -267,9 +267,9 @@ def number(records):
         share, name = min(times)
         curve = records.race["curves"]["llm.c"]
         said += (f" Trained by {RACERS[name].replace(' ', ' in ')} it reaches llm.c's final "
-                 f"loss in {share:.0%} of llm.c's time, in a short race: "
-                 f"{curve['tokens'][-1] / 1e6:.0f} million tokens, {curve['seconds'][-1]:.0f} s "
-                 "by llm.c.")
+                 f"loss in {share:.0%} of llm.c's time, in a race of "
+                 f"{curve['tokens'][-1] / 1e6:.0f} million tokens ({curve['seconds'][-1]:.0f} s "
+                 "by llm.c).")
     return said + "\n"
 
 
