@@ -651,6 +651,9 @@ void fit_print(const Run *run, NumberSupport support, RunPlanner plan, int64_t m
     printf("What fits %s\n", format_bytes(size, (double)memory));
     for (int way = 0; way < WAYS; way++) {
         Options o = run->options;
+        if (o.grad_accum_dtype == GRADIENT_AUTO && run_micro_batches(run) > 1) {
+            o.grad_accum_dtype = GRADIENT_FP32; // as in this run, though here a step has one
+        }
         o.recompute = way % (RECOMPUTE_BLOCK + 1);
         o.adam_dtype = way / (RECOMPUTE_BLOCK + 1) % (STATE_BF16 + 1);
         o.optimizer_cpu_offload = way >= WAYS / 2;

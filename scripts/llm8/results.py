@@ -11,7 +11,8 @@ The options are those of ./train_gpt --help. FOLDER (test/results) has the recor
                    precision as shown, and the commit of llm8.c that was timed in the same call
   offload.jsonl    steps with --optimizer-cpu-offload, and the same without, written by hand: as in
                    bench.jsonl, with precision as shown, global_batch, adam_dtype, recompute,
-                   offload, device_memory_gib (the limit), host_memory_gib, start_seconds
+                   offload, device_memory_gib (the limit), host_memory_gib, start_seconds,
+                   and grad_accum_dtype where it is known
   */report.json      BF16 and FP8 side by side, by scripts/compare
   race/report.json   llm.c, and ours by AdamW and Muon, where it was measured (docs/benchmarks.md)
 
@@ -45,7 +46,8 @@ FIELDS = {"bench.jsonl": (*EVERY, "gpus", "recipe", "lm_head", "tflops", "mfu", 
                           "peak_memory_gib", "planned_memory_gib"),
           "peers.jsonl": (*EVERY, "program"), "offload.jsonl": (*EVERY, "global_batch")}
 MODELS = {"gpt2-124m": "GPT-2 124M", "gpt2-1558m": "GPT-2 1558M", "llama-1b": "Llama 1B",
-          "llama-3-8b": "Llama 3 8B", "qwen2.5-7b": "Qwen2.5 7B"}
+          "llama-3-8b": "Llama 3 8B", "qwen2.5-7b": "Qwen2.5 7B",
+          "qwen2.5-14b": "Qwen2.5 14B"}
 LEAST, FRONT = estimate.LEAST, ("BF16", "FP8", "FP8, FP8 head")
 FRONT_SEEDS = 4
 VARIANTS = {"bf16": "BF16", "delayed": "FP8 delayed", "tensorwise": "FP8 tensorwise",
@@ -218,6 +220,8 @@ def offload(records):
         for r in of_gpu:
             program = f"{r['program']} {r['precision']}" if "program" in r else \
                 f"llm8.c {r['precision']}, {r['adam_dtype'].upper()} moments"
+            if r.get("grad_accum_dtype") == "bf16":
+                program += " and gradients"
             rows.append([
                 f"{MODELS[r['model']]}, {r['micro_batch']} x {r['seq_length']}",
                 f"{r['global_batch'] * r['seq_length']:,}", program, f"{r['tokens_per_s']:,.0f}",
