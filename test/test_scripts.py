@@ -383,6 +383,7 @@ LLM_C = """Multi-GPU support is disabled. Using a single GPU.
 | sequence length T     | 16                                                 |
 | total batch size      | 64                                                 |
 | learning rate (LR)    | 6.000000e-04                                       |
+| LR scheduler          | cosine                                             |
 | warmup iterations     | 2                                                  |
 | final LR fraction     | 1.000000e-01                                       |
 | weight decay          | 1.000000e-01                                       |

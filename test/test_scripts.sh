@@ -173,7 +173,8 @@ test_first_variant_given_is_the_baseline() {
     expect_said 3 "plain, all against half" compare --report-only --out o
 }
 
-# What llm.c would print for these options: it learns best at a learning rate of 0.002.
+# What llm.c would print for these options: it learns best at a learning rate of 0.002, and 0.1
+# better by a linear decay.
 stand_in_for_llm_c() {
     mkdir -p bin && cat >bin/llm_c <<END
 #!/usr/bin/env bash
@@ -183,11 +184,11 @@ log = open("$root/test/test_scripts.py").read().split('LLM_C = """')[1].split('"
 o = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 names = {"train data pattern": "-i", "val data pattern": "-j", "micro batch size B": "-b",
          "sequence length T": "-t", "total batch size": "-d", "train_num_batches": "-x",
-         "learning rate (LR)": "-l", "warmup iterations": "-u"}
+         "learning rate (LR)": "-l", "LR scheduler": "-k", "warmup iterations": "-u"}
 for line in log.splitlines():
     name = line[1:].split("|")[0].strip()
     print(f"| {name:21} | {o[names[name]]:50} |" if name in names else line)
-off = abs(math.log(float(o["-l"]) / 0.002))
+off = abs(math.log(float(o["-l"]) / 0.002)) - 0.1 * (o["-k"] == "linear")
 for i in range(1, int(o["-x"]) + 1):
     print(f"step {i}/9 | loss {5 - i / 50 + off} (z)| norm 1 (z)| lr {o['-l']} | 100000.00 ms | -")
     if i % int(o["-v"]) == 0 or i == int(o["-x"]):
@@ -205,10 +206,11 @@ test_races_another_program() {
     stand_in_for_llm_c
     local race=(race --out m --data d/x_train.bin --valid-data d/x_val.bin
         --llm-c bin/llm_c --batch 2 --seq-length 64 --train-iters 48 --seeds "1,2"
-        --only "llm.c,bf16,muon,muon-bf16" --rates "5e-4,1e-3" --muon-rates 2e-3)
+        --only "llm.c,bf16,fp8,muon,muon-bf16" --rates "5e-4,1e-3" --muon-rates 2e-3
+        --llm-c-rates 5e-4,5e-4:linear,1e-3:linear)
     local model=(-- --model llama-tiny --arch gpt2)
     expect_said 2 "the piece \`tune\` comes first" "${race[@]}" runs "${model[@]}"
-    expect_said 0 "llm.c: --lr 5e-4 6.1463, --lr 1e-3 5.4531, --lr 0.002 4.7600" \
+    expect_said 0 "llm.c: --lr 5e-4 5.9063, --lr 5e-4:linear 5.8063, --lr 1e-3:linear 5.1131, --lr 0.002:linear 4.4200" \
         "${race[@]}" tune "${model[@]}" || return
     has log "muon: --lr 2e-3" || fail "$(cat log)"
     expect_said 2 "of muon with --lr 4e-3 have not ended" "${race[@]}" --muon-rates 2e-3,4e-3 runs \
@@ -217,10 +219,10 @@ test_races_another_program() {
     mkdir -p lane && cp -r m/tune lane
     "${race[@]}" --out lane --only muon,muon-bf16 runs "${model[@]}" >lane.log 2>&1 &
     local lane=$!
-    expect_said 0 "epochs" "${race[@]}" --only llm.c,bf16 runs "${model[@]}" || return
+    expect_said 0 "epochs" "${race[@]}" --only llm.c,bf16,fp8 runs "${model[@]}" || return
     wait $lane || fail "$(cat lane.log)"
     cp -r lane/muon lane/muon-bf16 m
-    [[ $(grep -c '"kind":"run"' m/*/seed-?/metrics.jsonl | grep -c ':1$') -eq 6 ]] || fail "$(ls m/*)"
+    [[ $(grep -c '"kind":"run"' m/*/seed-?/metrics.jsonl | grep -c ':1$') -eq 8 ]] || fail "$(ls m/*)"
     [[ -e m/muon/seed-1/scaling.safetensors && ! -e m/muon/seed-1/latest ]] || fail "checkpoints"
     has m/llm.c/console.log "| learning rate (LR)    | 0.002 " || fail "not the best rate"
     cksum m/*/seed-?/metrics.jsonl m/llm.c/console.log >before
@@ -228,7 +230,7 @@ test_races_another_program() {
     cksum m/*/seed-?/metrics.jsonl m/llm.c/console.log | cmp -s - before || fail "done again"
     has log "has ended already (finished)" || fail "$(head log)"
     has m/report/report.md "| muon | time to loss | 4,800.0 s |" || fail "$(cat m/report/report.md)"
-    has m/report/report.md "| --optimizer | - | adamw | muon |" || fail "$(head m/report/report.md)"
+    has m/report/report.md "| --optimizer | - | adamw | adamw | muon |" || fail "$(head m/report/report.md)"
     has m/report/report.md "another program" || fail "$(head m/report/report.md)"
     has m/pairs/report.md "| muon | validation loss |" || fail "$(head m/pairs/report.md)"
     [[ $(grep -c "^| muon | [0-9.]* | .* | [+-][0-9.]* |$" m/report/seconds.md) -eq 16 ]] ||
@@ -238,19 +240,19 @@ test_races_another_program() {
     "$python" - <<'END' || fail "report.json"
 import json
 curves = json.load(open("m/report/report.json"))["curves"]
-assert list(curves) == ["llm.c", "bf16", "muon"], curves
+assert list(curves) == ["llm.c", "bf16", "fp8", "muon"], curves
 assert curves["llm.c"]["seconds"][:2] == [0, 300] and len(curves["bf16"]["loss"]) == 16, curves
 tokens = [curve["tokens"] for curve in curves.values()]
-assert tokens[0][1:] == tokens[1] == tokens[2], curves
+assert tokens[0][1:] == tokens[1] == tokens[2] == tokens[3], curves
 END
     expect_said 1 "FAIL        bf16: time to loss (at most 1e-09)" compare --report-only --out race \
         --run llm.c:m/llm.c/console.log --run bf16:m/bf16/seed-1 --time-limit 1e-9
     expect_said 0 "bf16/seed-1 finished" plot m/llm.c/console.log m/bf16/seed-1 --x minutes --out both.png
     # a signal ends all of it
-    "${race[@]}" --out stopped --tune-iters 4000 --only bf16,muon tune \
+    "${race[@]}" --out stopped --tune-iters 4000 --only fp8,muon tune \
         "${model[@]}" >stopped.log 2>&1 &
     local pid=$! status=0
-    wait_until has_steps stopped/tune/bf16/lr-5e-4 2 || return
+    wait_until has_steps stopped/tune/fp8/lr-5e-4 2 || return
     kill -INT $pid
     wait $pid || status=$?
     [[ $status -eq 75 && ! -e stopped/tune/muon ]] || fail "status $status: $(cat stopped.log)"

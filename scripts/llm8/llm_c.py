@@ -54,6 +54,7 @@ class Log:
                    "micro-batch-size": table["micro batch size B"],
                    "global-batch-size": int(table["total batch size"]) // length,
                    "train-iters": table["train_num_batches"], "lr": f"{rate:g}",
+                   "lr-decay-style": table.get("LR scheduler", "cosine"),
                    "lr-warmup-iters": table["warmup iterations"],
                    "min-lr": f"{rate * float(table['final LR fraction']):g}",
                    "weight-decay": f"{float(table['weight decay']):g}",

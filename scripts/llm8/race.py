@@ -4,11 +4,11 @@
   scripts/race --data ... --valid-data ... tune           short runs only; runs; report
 
 All see the same shards, and as many tokens a step and steps. `tune` finds the learning rate of each
-by short runs, `runs` trains with it, `report` writes OUT/report (all beside llm.c) and OUT/pairs
+by short runs, and of its decay's styles the best; `runs` trains with them, `report` writes OUT/report (all beside llm.c) and OUT/pairs
 (Muon in FP8 beside Muon in BF16, by seeds), and in OUT/report/seconds.md FP8 beside BF16 at equal
 seconds. What has ended is not run again, and our runs resume after a stop, llm.c's begins anew: so
 it can be done in pieces. For two GPUs, give each an OUT and an --only of its own; copy OUT/tune
-before `runs`, since muon-bf16 has muon's rate, and the folders of runs before `report`. `report`
+before `runs`, since a run in BF16 has the rate of FP8's, and the folders of runs before `report`. `report`
 needs no GPU; the rest needs no Python packages.
 Options after -- are our trainer's, in the place of --model gpt2-124m.
 """
@@ -26,8 +26,8 @@ from .metrics import open_run
 FP8 = ["--bf16", "--fp8-format", "hybrid", "--fp8-lm-head"]
 RUNS = {"llm.c": [], "bf16": ["--bf16"], "fp8": FP8, "muon": [*FP8, "--optimizer", "muon"],
         "muon-bf16": ["--bf16", "--optimizer", "muon"]}
-RATE_OF = {"muon-bf16": "muon"} # pairs have the same
-PAIRS = (("bf16", "fp8"), ("muon-bf16", "muon")) # AdamW's have each their own rate
+PAIRS = (("bf16", "fp8"), ("muon-bf16", "muon"))
+RATE_OF = dict(PAIRS)           # a pair has the rate of its FP8
 PIECES = ("tune", "runs", "report")
 HEADER = 1024                   # bytes of a shard, before two a token
 EVALUATIONS, MOST_BATCHES = 16, 20
@@ -47,19 +47,21 @@ def parse(arguments):
     p.add_argument("--llm-c-model", metavar="NAME", default="d12", help="its -e (d12)")
     p.add_argument("--trainer", metavar="PROGRAM", help="ours (the one for this machine)")
     p.add_argument("--train-iters", metavar="N", type=count, default=824, help="steps (824)")
-    p.add_argument("--tune-iters", metavar="N", type=count, help="of a short run (a quarter)")
+    p.add_argument("--tune-iters", metavar="N", type=count, help="of a short run (half of them)")
     p.add_argument("--batch", metavar="N", type=count, default=64, help="sequences a step (64)")
     p.add_argument("--seq-length", metavar="N", type=count, default=1024, help="(1024)")
     p.add_argument("--seeds", metavar="LIST", default="1,2", help="of our runs (1,2)")
     p.add_argument("--only", metavar="LIST", type=several(one_of(RUNS)), default=list(RUNS),
                    help=f"({','.join(RUNS)})")
     p.add_argument("--rates", metavar="LIST", default="6e-4,1.2e-3,2.4e-3",
-                   help="learning rates of AdamW to try (6e-4,1.2e-3,2.4e-3)")
+                   help="learning rates of AdamW to try, each with :STYLE of decay, or cosine "
+                   "(6e-4,1.2e-3,2.4e-3); llm.c: --llm-c-rates")
+    p.add_argument("--llm-c-rates", metavar="LIST", help="and of llm.c (those of AdamW)")
     p.add_argument("--muon-rates", metavar="LIST", default="2e-3,4e-3,8e-3",
                    help="and of Muon (2e-3,4e-3,8e-3)")
     ours, model = split_words(arguments)
     o = p.parse_args(ours)
-    o.tune_iters = o.tune_iters or max(1, o.train_iters // 4)
+    o.tune_iters = o.tune_iters or max(1, o.train_iters // 2)
     o.model = model or ["--model", "gpt2-124m"]
     o.names = [name for name in o.only if name != "llm.c" or o.llm_c]
     # both evaluate on whole batches
@@ -76,31 +78,45 @@ def schedule(o, steps):
         str(steps if steps < o.train_iters else min(MOST_STEPS, max(1, steps // EVALUATIONS)))
 
 
-def task_of(o, name, rate, steps, seed, folder):
+def rate_and_style(tried):
+    """Of "6e-4:wsd" or "6e-4", what --lr and --lr-decay-style get."""
+    rate, _, style = tried.partition(":")
+    return rate, style or "cosine"
+
+
+def order_of(tried):
+    rate, style = rate_and_style(tried)
+    return style, float(rate)
+
+
+def task_of(o, name, tried, steps, seed, folder):
     warm, every = schedule(o, steps)
-    return experiment.Task(f"{name} --lr {rate}", seed, folder, [*map(str, (
+    rate, style = rate_and_style(tried)
+    return experiment.Task(f"{name} --lr {tried}", seed, folder, [*map(str, (
         *trainer.trainer_command(o.trainer), "--keep", 1, *o.model, "--data", o.data,
         "--valid-data", o.valid_data, "--seq-length", o.seq_length, "--micro-batch-size", o.batch,
         "--train-iters", steps, "--lr-warmup-iters", warm, "--eval-interval", every,
-        "--eval-iters", o.batches, *RUNS[name], "--lr", rate, "--seed", seed))])
+        "--eval-iters", o.batches, *RUNS[name], "--lr", rate, "--lr-decay-style", style, "--seed",
+        seed))])
 
 
-def run_llm_c(o, rate, steps, folder, held):
+def run_llm_c(o, tried, steps, folder, held):
     """Runs llm.c. Its log, console.log, is the record of the run."""
     log = os.path.join(folder, "console.log")
     os.makedirs(folder, exist_ok=True)
-    done = open_run(log)
-    if done.finished and done.train_iters == steps and float(done.option("lr")) == float(rate):
+    done, (rate, style) = open_run(log), rate_and_style(tried)
+    if (done.finished and done.train_iters == steps and float(done.option("lr")) == float(rate)
+            and done.option("lr-decay-style") == style):
         return 0
     if os.path.exists(log):
         os.unlink(log)
     warm, every = schedule(o, steps)
     command = [*map(str, (
         o.llm_c, "-e", o.llm_c_model, "-i", o.data, "-j", o.valid_data, "-b", o.batch, "-t",
-        o.seq_length, "-d", o.batch * o.seq_length, "-x", steps, "-l", rate, "-u", warm, "-q", 0,
-        "-c", 0.1, "-v", every, "-m", o.batches, "-s", 0, "-h", 0, "-r", 0))]
+        o.seq_length, "-d", o.batch * o.seq_length, "-x", steps, "-l", rate, "-k", style, "-u", warm,
+        "-q", 0, "-c", 0.1, "-v", every, "-m", o.batches, "-s", 0, "-h", 0, "-r", 0))]
     with trainer.Signals() as signals:
-        status = trainer.run_trainer(command, folder, f"llm.c, --lr {rate}", signals, (held,),
+        status = trainer.run_trainer(command, folder, f"llm.c, --lr {tried}", signals, (held,),
                                      record=log)
     if status != 0 and not signals.received:
         environment.die(f"llm.c ended with {status}: {trainer.last_error(log)} ({log})")
@@ -119,7 +135,8 @@ def train(o, wanted, steps, checkpoints, held):
 
 
 def rates_of(o, name):
-    return (o.muon_rates if name == "muon" else o.rates).split(",")
+    of_llm_c = o.llm_c_rates if name == "llm.c" else None
+    return (of_llm_c or (o.muon_rates if name == "muon" else o.rates)).split(",")
 
 
 def tried(o, name):
@@ -136,7 +153,8 @@ def tried(o, name):
 
 
 def tune(o, name, held):
-    """Does short runs, and where the best rate is the largest or the smallest, one beyond it."""
+    """Does short runs, and where the best rate is the largest or the smallest of its style, one
+    beyond it."""
     rates = rates_of(o, name)
     for _ in range(2):
         status = train(o, [(name, rate, "1", os.path.join(o.out, "tune", name, f"lr-{rate}"))
@@ -144,12 +162,15 @@ def tune(o, name, held):
         if status:
             return status
         _, losses = tried(o, name)
-        best, order = best_rate(o, name), sorted(losses, key=float)
+        best, order = best_rate(o, name), sorted(losses, key=order_of)
         print(f"{name}: " + ", ".join(f"--lr {rate} {losses[rate]:.4f}" for rate in order),
               flush=True)
-        if best not in (order[0], order[-1]) or len(order) > len(rates):
+        rate, style = rate_and_style(best)
+        alike = [one for one in order if rate_and_style(one)[1] == style]
+        if best not in (alike[0], alike[-1]) or len(order) > len(rates):
             return 0
-        rates = [*rates, f"{float(best) * (2 if best == order[-1] else 0.5):g}"]
+        beyond = f"{float(rate) * (2 if best == alike[-1] else 0.5):g}"
+        rates = [*rates, beyond + best[len(rate):]]
     return 0
 
 
