@@ -207,7 +207,7 @@ test_races_another_program() {
     local race=(race --out m --data d/x_train.bin --valid-data d/x_val.bin
         --llm-c bin/llm_c --batch 2 --seq-length 64 --train-iters 48 --seeds "1,2"
         --only "llm.c,bf16,fp8,muon,muon-bf16" --rates "5e-4,1e-3" --muon-rates 2e-3
-        --llm-c-rates 5e-4,5e-4:linear,1e-3:linear)
+        --llm-c-rates "5e-4,5e-4:linear,1e-3:linear")
     local model=(-- --model llama-tiny --arch gpt2)
     expect_said 2 "the piece \`tune\` comes first" "${race[@]}" runs "${model[@]}"
     expect_said 0 "llm.c: --lr 5e-4 5.9063, --lr 5e-4:linear 5.8063, --lr 1e-3:linear 5.1131, --lr 0.002:linear 4.4200" \

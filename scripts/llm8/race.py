@@ -4,12 +4,12 @@
   scripts/race --data ... --valid-data ... tune           short runs only; runs; report
 
 All see the same shards, and as many tokens a step and steps. `tune` finds the learning rate of each
-by short runs, and of its decay's styles the best; `runs` trains with them, `report` writes OUT/report (all beside llm.c) and OUT/pairs
-(Muon in FP8 beside Muon in BF16, by seeds), and in OUT/report/seconds.md FP8 beside BF16 at equal
-seconds. What has ended is not run again, and our runs resume after a stop, llm.c's begins anew: so
-it can be done in pieces. For two GPUs, give each an OUT and an --only of its own; copy OUT/tune
-before `runs`, since a run in BF16 has the rate of FP8's, and the folders of runs before `report`. `report`
-needs no GPU; the rest needs no Python packages.
+by short runs, and which of the tried styles of its decay is best; a pair of BF16 and FP8 has one.
+`runs` trains with them. `report` writes OUT/report (all beside llm.c), OUT/pairs (Muon in FP8
+beside Muon in BF16, by seeds) and OUT/report/seconds.md (FP8 beside BF16 at equal seconds). What
+has ended is not run again. Our runs resume after a stop and llm.c's begins anew, so it can be done
+in pieces. For two GPUs, give each an OUT and an --only of its own; copy OUT/tune before `runs`, and
+the folders of runs before `report`. `report` needs no GPU; the rest needs no Python packages.
 Options after -- are our trainer's, in the place of --model gpt2-124m.
 """
 
@@ -113,8 +113,8 @@ def run_llm_c(o, tried, steps, folder, held):
     warm, every = schedule(o, steps)
     command = [*map(str, (
         o.llm_c, "-e", o.llm_c_model, "-i", o.data, "-j", o.valid_data, "-b", o.batch, "-t",
-        o.seq_length, "-d", o.batch * o.seq_length, "-x", steps, "-l", rate, "-k", style, "-u", warm,
-        "-q", 0, "-c", 0.1, "-v", every, "-m", o.batches, "-s", 0, "-h", 0, "-r", 0))]
+        o.seq_length, "-d", o.batch * o.seq_length, "-x", steps, "-l", rate, "-k", style, "-u",
+        warm, "-q", 0, "-c", 0.1, "-v", every, "-m", o.batches, "-s", 0, "-h", 0, "-r", 0))]
     with trainer.Signals() as signals:
         status = trainer.run_trainer(command, folder, f"llm.c, --lr {tried}", signals, (held,),
                                      record=log)
