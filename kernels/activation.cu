@@ -30,10 +30,7 @@ template <bool BIAS> struct GeluBackward : Function {
 struct Swiglu : Function {
     enum { INPUTS = 2, WIDE = 0 };
     static __device__ void apply(const Floats8 *in, Floats8 *out) {
-        for (int j = 0; j < VEC; j++) {
-            float g = in[0].v[j], up = in[1].v[j];
-            out[0].v[j] = up * (g * sigmoid(g));
-        }
+        for (int j = 0; j < VEC; j++) { out[0].v[j] = swiglu(in[0].v[j], in[1].v[j]); }
     }
 };
 

@@ -103,6 +103,11 @@ __device__ __forceinline__ float gelu_slope(float x) {
     return s + (s - s * s) * (x * slope_of_2u);
 }
 
+// up silu(gate)
+__device__ __forceinline__ float swiglu(float gate, float up) {
+    return up * (gate * sigmoid(gate));
+}
+
 // The same sum in every lane, in an order that does not depend on timing.
 template <typename T> __device__ __forceinline__ T warp_sum(T x) {
     for (int offset = WARP / 2; offset > 0; offset /= 2) { x += __shfl_xor_sync(~0u, x, offset); }

@@ -160,7 +160,8 @@ __device__ __forceinline__ void store(Shared &s, const Parameters &p, int w) {
             }
             if (p.writes_codes) { tma_store<4>(p.codes, staging.codes, n, m / 16); }
             if (p.writes_codes_t) { tma_store<5>(p.codes_t, staging.codes_t, m, n / 16); }
-            stores_wait_read();
+            stores_commit();
+            stores_wait_read<0>();
         }
         barrier_arrive(&s.stored[w], true);
     }
@@ -273,9 +274,8 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
 
         // 2 rows x 4 columns in each block of 16 columns
         auto x_at = [&](int j, int i) {
-            int row = warp * 16 + g * 2 + i, piece = j % 4 * 2 + t / 2;
-            return reinterpret_cast<uint2 *>(staging.x[j / 4] + row * FULL_ROW +
-                                             (piece ^ row % 8) * 16 + t % 2 * 8);
+            int at = place_of_four(warp * 16 + g * 2 + i, j % 4, t);
+            return reinterpret_cast<uint2 *>(staging.x[j / 4] + at);
         };
         uint2 before[BLOCKS][2]; // GELU's input without the bias
         auto read_x = [&](int pair) {
@@ -333,8 +333,8 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
                     units[(j - pair) * 2 + 1] = __byte_perm(codes[0], codes[1], 0x7362);
                 }
                 const int place = pair * 16 + lane; // WGMMA's column
-                store_transposed(staging.codes_t + place * HALF_ROW + (warp ^ place / 2 % 4) * 16,
-                                 units);
+                store_matrices<true>(
+                    staging.codes_t + place * HALF_ROW + (warp ^ place / 2 % 4) * 16, units);
                 // Not earlier: ptxas would then begin every block before it ends any, and MUFU,
                 // which takes longest, would be idle at first.
                 if (BACKWARD && pair + 4 < BLOCKS) { read_x(pair + 4); }
@@ -366,10 +366,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
                                                                  (totals[2] + totals[3]);
         }
     }
-    uint32_t bits = __reduce_max_sync(~0u, __float_as_uint(range));
-    if (lane == 0 && p.out.record) {
-        atomicMax(reinterpret_cast<uint32_t *>(&p.out.slot->amax), bits);
-    }
+    record_range(p.out, range);
 }
 
 #endif
@@ -412,16 +409,6 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 // ---- launchers ----------------------------------------------------------------------------------
 
-// The map of codes [rows,columns], 64 rows a box, in the order of WGMMA's rows. Dimensions: column,
-// g, p, block of 16 rows.
-CUtensorMap map_like_rows(const uint8_t *x, int64_t rows, int64_t columns) {
-    return tensor_map(x, CU_TENSOR_MAP_DATA_TYPE_UINT8, FULL_ROW,
-                      {{columns, 1, FULL_ROW},
-                       {8, 2 * columns, 8},
-                       {2, columns, 2},
-                       {rows / 16, 16 * columns, 4}});
-}
-
 template <Fp8Type TYPE, bool BACKWARD>
 void launch_product(const Gpu *gpu, const Gemm &g, const Parameters &p) {
     auto kernel = g.fast_accumulation ? gelu_product_kernel<TYPE, BACKWARD, false>
@@ -431,46 +418,19 @@ void launch_product(const Gpu *gpu, const Gemm &g, const Parameters &p) {
     launch_with_shared(kernel, blocks, THREADS, sizeof(Shared), gpu->stream, p);
 }
 
-// The operands must be codes with one scale each, A of the output's type, and the product without
-// any extra.
-void check_product(const char *name, const Gemm &g, const Tensor &out,
-                   std::initializer_list<const void *> needed) {
-    bool codes = g.type_a == gpu_fp8_type(out.type) && g.type_b == TYPE_E4M3;
-    bool tensors = g.scales_a == SCALES_TENSOR && g.scales_b == SCALES_TENSOR;
-    bool plain = g.c == NULL && g.alpha == 1.0f && g.epilogue == EPILOGUE_NONE && g.batch == 0;
-    check_aligned(name, needed);
-    for (const void *p : needed) { plain = plain && p != NULL; }
-    if (g.m % 16 != 0 || g.n % 16 != 0 || g.k % 16 != 0) {
-        die("%s: a product of %d x %d x %d; multiples of 16", name, g.m, g.n, g.k);
-    }
-    if (!codes || !tensors || g.trans_a || !g.trans_b) {
-        die("%s: operands of types %d and %d, scales of kinds %d and %d", name, g.type_a, g.type_b,
-            g.scales_a, g.scales_b);
-    }
+// The parameters that both kernels share. x: GELU's input without the bias.
+Parameters parameters(const char *name, const Gpu *gpu, const Gemm &g, Bf16 *x, Tensor out) {
     if (g.k > GELU_PRODUCT_MOST_K) {
         die("%s: K is %d, more than %d", name, g.k, GELU_PRODUCT_MOST_K);
     }
-    if (!plain) { die("%s: a pointer is missing, or more than a product is requested", name); }
-}
-
-// The parameters that both kernels share. x: GELU's input without the bias.
-Parameters parameters(const char *name, const Gpu *gpu, const Gemm &g, Bf16 *x, Tensor out) {
-    check_tensor(name, &out, g.m, g.n);
-    check_tensors(name, g.m, g.k, {});
-    check_product(name, g, out, {g.a, g.b, x, g.bias, g.scale_a, g.scale_b});
-    if (!out.fused || out.mode != SCALE_GIVEN) { die("%s: its output's scale is given", name); }
-    const int64_t count = (int64_t)g.m * g.n;
-    gemm_check_apart(&g, "d", g.d, count * (int64_t)sizeof(*x));
-    gemm_check_apart(&g, "codes", out.fp8, count);
-    gemm_check_apart(&g, "transposed codes", out.fp8_t, count);
-    if (!gpu_has_gelu_products(gpu)) { die("%s: this device has none", name); }
+    check_fused_product(name, gpu, g, &out, g.n, {g.a, g.b, x, g.bias, g.scale_a, g.scale_b});
     Parameters p = {};
-    p.a = map_like_rows(static_cast<const uint8_t *>(g.a), g.m, g.k);
-    p.b = map_like_columns(static_cast<const uint8_t *>(g.b), g.n, g.k, FULL_ROW);
+    p.a = map_like_rows(static_cast<const uint8_t *>(g.a), g.m, g.k, FULL_ROW, ROWS);
+    p.b = map_like_columns(static_cast<const uint8_t *>(g.b), g.n, g.k, FULL_ROW, TILE);
     p.x = tensor_map(x, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, FULL_ROW,
                      {{g.n, 2, FULL_ROW / 2}, {g.m, 2 * (int64_t)g.n, ROWS}});
-    p.codes = map_like_rows(out.fp8, g.m, g.n);
-    p.codes_t = map_like_columns(out.fp8_t, g.n, g.m, HALF_ROW);
+    p.codes = map_like_rows(out.fp8, g.m, g.n, FULL_ROW, ROWS);
+    p.codes_t = map_like_columns(out.fp8_t, g.n, g.m, HALF_ROW, TILE);
     p.writes_codes = out.fp8 != NULL;
     p.writes_codes_t = out.fp8_t != NULL;
     p.scale_a = g.scale_a;
@@ -485,7 +445,7 @@ Parameters parameters(const char *name, const Gpu *gpu, const Gemm &g, Bf16 *x, 
 
 } // namespace
 
-bool gpu_has_gelu_products(const Gpu *gpu) {
+bool gpu_has_fused_products(const Gpu *gpu) {
     return runs_on_hopper(gpu, gelu_product_kernel<FP8_E4M3, false, false>);
 }
 

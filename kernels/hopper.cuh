@@ -1,6 +1,6 @@
-// Hopper's instructions for fused_product.cu: TMA, WGMMA and their barriers; and the tensor maps
-// that TMA reads. PTX ISA: wgmma.mma_async (fragments, descriptors), cp.async.bulk.tensor,
-// mbarrier, setmaxnreg.
+// Hopper's instructions for fused_product.cu and swiglu_product.cu: TMA, WGMMA and their barriers;
+// the tensor maps that TMA reads; and what both launchers check. PTX ISA: wgmma.mma_async
+// (fragments, descriptors), cp.async.bulk.tensor, mbarrier, setmaxnreg.
 #pragma once
 
 #include "device.cuh"
@@ -12,7 +12,8 @@ enum {
     GROUP = WARPS * WARP,
     TURN_BARRIERS = 3, // named barriers 3 and 4; group_barrier takes 1 and 2
     FULL_ROW = 128,
-    HALF_ROW = 64 // bytes of swizzled rows
+    HALF_ROW = 64,
+    QUARTER_ROW = 32 // bytes of swizzled rows
 };
 
 typedef uint64_t Barrier; // an mbarrier
@@ -40,6 +41,20 @@ __device__ __forceinline__ void barrier_arrive(Barrier *b, bool arrives) {
                  "@p mbarrier.arrive.shared::cta.b64 _, [%0];\n}" ::"r"(shared_address(b)),
                  "r"((int)arrives)
                  : "memory");
+}
+
+// Arrives at this barrier in block `block` of the cluster.
+__device__ __forceinline__ void barrier_arrive_in(Barrier *b, uint32_t block) {
+    asm volatile("{\n.reg .b32 r;\nmapa.shared::cluster.u32 r, %0, %1;\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [r];\n}" ::"r"(shared_address(b)),
+                 "r"(block)
+                 : "memory");
+}
+
+// Waits for all threads of the cluster.
+__device__ __forceinline__ void cluster_barrier(void) {
+    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
 
 // Arrives, and makes the barrier also wait for this many bytes.
@@ -80,6 +95,17 @@ __device__ __forceinline__ void tma_load(void *to, const CUtensorMap &map, Barri
 #undef TMA_LOAD
 }
 
+// The same of a tensor of 5 dimensions, to this place in both blocks of a cluster of two, each of
+// which has its barrier `full`.
+__device__ __forceinline__ void tma_load_both(void *to, const CUtensorMap &map, Barrier *full,
+                                              int first, int last) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%3, %5, %5, %5, %4}], [%2], %6;" ::"r"(shared_address(to)),
+        "l"(&map), "r"(shared_address(full)), "r"(first), "r"(last), "r"(0), "h"((uint16_t)3)
+        : "memory");
+}
+
 template <int RANK>
 __device__ __forceinline__ void tma_store(const CUtensorMap &map, const void *from, int first,
                                           int last) {
@@ -103,31 +129,50 @@ __device__ __forceinline__ uint64_t wgmma_operand(const void *tile) {
     return (uint64_t)(shared_address(tile) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
 
+#define SUMS4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define SUMS16(i) SUMS4(i), SUMS4(i + 4), SUMS4(i + 8), SUMS4(i + 12)
+#define SUMS64(i) SUMS16(i), SUMS16(i + 16), SUMS16(i + 32), SUMS16(i + 48)
+#define NAMES64                                                         \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, " \
+    "%15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, " \
+    "%28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, " \
+    "%41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, " \
+    "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define NAMES128                                                           \
+    NAMES64                                                                \
+    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, "  \
+    "%77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, "    \
+    "%90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, " \
+    "%103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, "   \
+    "%114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, "   \
+    "%125, %126, %127"
+#define WGMMA(columns, types, names, a_b, adds_at, ...)                                           \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " adds_at ", 0;\n"                             \
+                 "wgmma.mma_async.sync.aligned.m64" columns "k32.f32." types " {" names "}, " a_b \
+                 ", p, 1, 1;\n}"                                                                  \
+                 : __VA_ARGS__                                                                    \
+                 : "l"(a), "l"(b), "r"((int)adds))
+
 // sums (+)= A B' of 64 x 128 x 32.
 template <Fp8Type TYPE_A>
 __device__ __forceinline__ void wgmma(float (&d)[64], uint64_t a, uint64_t b, bool adds) {
-#define SUMS4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define SUMS16(i) SUMS4(i), SUMS4(i + 4), SUMS4(i + 8), SUMS4(i + 12)
-#define WGMMA(type_a)                                                                 \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                         \
-                 "wgmma.mma_async.sync.aligned.m64n128k32.f32." type_a ".e4m3 "       \
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, " \
-                 "%15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, "  \
-                 "%28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, "  \
-                 "%41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, "  \
-                 "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "                \
-                 "%64, %65, p, 1, 1;\n}"                                              \
-                 : SUMS16(0), SUMS16(16), SUMS16(32), SUMS16(48)                      \
-                 : "l"(a), "l"(b), "r"((int)adds))
     if constexpr (TYPE_A == FP8_E4M3) {
-        WGMMA("e4m3");
+        WGMMA("n128", "e4m3.e4m3", NAMES64, "%64, %65", "%66", SUMS64(0));
     } else {
-        WGMMA("e5m2");
+        WGMMA("n128", "e5m2.e4m3", NAMES64, "%64, %65", "%66", SUMS64(0));
     }
+}
+
+// 64 x 256 x 32, of E4M3.
+__device__ __forceinline__ void wgmma(float (&d)[128], uint64_t a, uint64_t b, bool adds) {
+    WGMMA("n256", "e4m3.e4m3", NAMES128, "%128, %129", "%130", SUMS64(0), SUMS64(64));
+}
 #undef WGMMA
+#undef NAMES128
+#undef NAMES64
+#undef SUMS64
 #undef SUMS16
 #undef SUMS4
-}
 
 // Waits until at most LEFT of the warp's committed groups of WGMMAs are unfinished.
 template <int LEFT> __device__ __forceinline__ void wgmma_wait(void) {
@@ -136,9 +181,9 @@ template <int LEFT> __device__ __forceinline__ void wgmma_wait(void) {
 
 // Makes the compiler finish d before this point and read it after it: the compiler does not know
 // that d is valid only after a wait.
-__device__ __forceinline__ void pin(float (&d)[64]) {
+template <int N> __device__ __forceinline__ void pin(float (&d)[N]) {
 #pragma unroll
-    for (int i = 0; i < 64; i++) { asm volatile("" : "+f"(d[i])::"memory"); }
+    for (int i = 0; i < N; i++) { asm volatile("" : "+f"(d[i])::"memory"); }
 }
 
 __device__ __forceinline__ void wgmma_fence(void) {
@@ -149,10 +194,15 @@ __device__ __forceinline__ void wgmma_commit(void) {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// The first waits until the stores so far have read shared memory, the second until they are done.
-__device__ __forceinline__ void stores_wait_read(void) {
+// Makes the thread's stores since the last commit a group.
+__device__ __forceinline__ void stores_commit(void) {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+// The first waits until all but the LEFT newest groups have read shared memory, the second until
+// all are done.
+template <int LEFT> __device__ __forceinline__ void stores_wait_read(void) {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory");
 }
 
 __device__ __forceinline__ void stores_wait(void) {
@@ -182,20 +232,41 @@ template <int REGISTERS, bool MORE> __device__ __forceinline__ void set_register
     }
 }
 
-// Stores four 8 x 8 matrices of 16-bit units, transposed: lane i gives the address of row i of the
-// 32 rows.
-__device__ __forceinline__ void store_transposed(void *row, const uint32_t (&units)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                     shared_address(row)),
-                 "r"(units[0]), "r"(units[1]), "r"(units[2]), "r"(units[3])
-                 : "memory");
+// Stores four 8 x 8 matrices of 16-bit units, as they are or transposed: lane i gives the address
+// of row i of the 32 rows.
+template <bool TRANSPOSED>
+__device__ __forceinline__ void store_matrices(void *row, const uint32_t (&units)[4]) {
+#define STORE_MATRICES(how)                                                        \
+    asm volatile("stmatrix.sync.aligned.m8n8.x4" how                               \
+                 ".shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)), \
+                 "r"(units[0]), "r"(units[1]), "r"(units[2]), "r"(units[3])        \
+                 : "memory")
+    if constexpr (TRANSPOSED) {
+        STORE_MATRICES(".trans");
+    } else {
+        STORE_MATRICES("");
+    }
+#undef STORE_MATRICES
 }
 
 #endif
 
+// Where lane 4 g + t's 4 columns in block j of 16 begin, in swizzled rows of 64 BF16.
+__device__ __forceinline__ int place_of_four(int row, int j, int t) {
+    return row * FULL_ROW + ((j * 2 + t / 2) ^ row % 8) * 16 + t % 2 * 8;
+}
+
 __device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
     __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
     return *reinterpret_cast<uint32_t *>(&pair);
+}
+
+// Records the amax of a warp's values, which all its lanes give.
+__device__ __forceinline__ void record_range(const Tensor &out, float range) {
+    uint32_t bits = __reduce_max_sync(~0u, __float_as_uint(range));
+    if (threadIdx.x % WARP == 0 && out.record) {
+        atomicMax(reinterpret_cast<uint32_t *>(&out.slot->amax), bits);
+    }
 }
 
 // A place in a ring of stages, after `used` stages.
@@ -254,8 +325,8 @@ struct Dimension {
     int box;
 };
 
-// The map of a tensor whose first dimension is contiguous. swizzle: bytes of a box's rows; 0: not
-// swizzled.
+// The map of a tensor whose first dimension is contiguous; of none where data is NULL. swizzle:
+// bytes of a box's rows.
 static inline CUtensorMap tensor_map(const void *data, CUtensorMapDataType type, int swizzle,
                                      std::initializer_list<Dimension> dimensions) {
     CUtensorMap map = {};
@@ -271,22 +342,61 @@ static inline CUtensorMap tensor_map(const void *data, CUtensorMapDataType type,
                                           strides + 1, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
                                           swizzle == FULL_ROW   ? CU_TENSOR_MAP_SWIZZLE_128B
                                           : swizzle == HALF_ROW ? CU_TENSOR_MAP_SWIZZLE_64B
-                                                                : CU_TENSOR_MAP_SWIZZLE_NONE,
+                                                                : CU_TENSOR_MAP_SWIZZLE_32B,
                                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                                           CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (status != CUDA_SUCCESS) { die("no tensor map of an FP8 product, error %d", (int)status); }
     return map;
 }
 
-// The map of codes [rows,columns], 128 rows a box, in an order that gives a thread 4 adjacent
-// columns of the product: row 16 j + 4 t + 2 h + e is WGMMA's column 16 j + 8 h + 2 t + e, which
-// lane 4 g + t has. Dimensions: column, e, t, h, block of 16 rows.
-static inline CUtensorMap map_like_columns(const uint8_t *x, int64_t rows, int64_t columns,
-                                           int row) {
+// The maps of codes [rows,columns], in boxes of `box` rows of `row` bytes, in an order that gives a
+// thread 2 adjacent rows and 4 adjacent columns of the product (fused_product.cu). The first: row
+// 16 i + 2 g + p is WGMMA's row 16 i + 8 p + g. Dimensions: column, g, p, block of 16 rows.
+static inline CUtensorMap map_like_rows(const uint8_t *x, int64_t rows, int64_t columns, int row,
+                                        int box) {
+    return tensor_map(x, CU_TENSOR_MAP_DATA_TYPE_UINT8, row,
+                      {{columns, 1, row},
+                       {8, 2 * columns, 8},
+                       {2, columns, 2},
+                       {rows / 16, 16 * columns, box / 16}});
+}
+
+// The second: row 16 j + 4 t + 2 h + e is WGMMA's column 16 j + 8 h + 2 t + e, which lane 4 g + t
+// has. Dimensions: column, e, t, h, block of 16 rows.
+static inline CUtensorMap map_like_columns(const uint8_t *x, int64_t rows, int64_t columns, int row,
+                                           int box) {
     return tensor_map(x, CU_TENSOR_MAP_DATA_TYPE_UINT8, row,
                       {{columns, 1, row},
                        {2, columns, 2},
                        {4, 4 * columns, 4},
                        {2, 2 * columns, 2},
-                       {rows / 16, 16 * columns, 128 / 16}});
+                       {rows / 16, 16 * columns, box / 16}});
+}
+
+// What a fused product requires, and sets `out` [M,N] to how this step quantises it. The operands
+// must be codes with one scale each, A of the output's type, and the product without any extra.
+static inline void check_fused_product(const char *name, const Gpu *gpu, const Gemm &g, Tensor *out,
+                                       int N, std::initializer_list<const void *> needed) {
+    check_tensor(name, out, g.m, N);
+    check_tensors(name, g.m, g.k, {});
+    check_tensors(name, g.m, g.n, {});
+    bool codes = g.type_a == gpu_fp8_type(out->type) && g.type_b == TYPE_E4M3;
+    bool tensors = g.scales_a == SCALES_TENSOR && g.scales_b == SCALES_TENSOR;
+    bool plain = g.c == NULL && g.alpha == 1.0f && g.epilogue == EPILOGUE_NONE && g.batch == 0;
+    check_aligned(name, needed);
+    for (const void *p : needed) { plain = plain && p != NULL; }
+    if (g.m % 16 != 0 || g.n % 16 != 0 || g.k % 16 != 0) {
+        die("%s: a product of %d x %d x %d; multiples of 16", name, g.m, g.n, g.k);
+    }
+    if (!codes || !tensors || g.trans_a || !g.trans_b) {
+        die("%s: operands of types %d and %d, scales of kinds %d and %d", name, g.type_a, g.type_b,
+            g.scales_a, g.scales_b);
+    }
+    if (!plain) { die("%s: a pointer is missing, or more than a product is requested", name); }
+    if (!out->fused || out->mode != SCALE_GIVEN) { die("%s: its output's scale is given", name); }
+    const int64_t count = (int64_t)g.m * N;
+    gemm_check_apart(&g, "d", g.d, (int64_t)g.m * g.n * (int64_t)sizeof(Bf16));
+    gemm_check_apart(&g, "codes", out->fp8, count);
+    gemm_check_apart(&g, "transposed codes", out->fp8_t, count);
+    if (!gpu_has_fused_products(gpu)) { die("%s: this device has none", name); }
 }

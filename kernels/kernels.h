@@ -196,16 +196,23 @@ void gpu_swiglu_forward(Gpu *gpu, Tensor out, const Bf16 *x, int M, int F);
 void gpu_swiglu_backward(Gpu *gpu, Tensor dx, const Bf16 *dout, const Bf16 *x, int M, int F);
 
 // ---- fused_product.cu ----
-// FP8 products with GELU in their epilogue: fc1's forward product and fc2's input gradient. They
-// write the FP8 forms alone, by a given scale, and round as gemm() and a GELU kernel after it do.
-// Whether this GPU, driver and build have these products: compute capability 9.0 alone.
-bool gpu_has_gelu_products(const Gpu *gpu);
+// FP8 products with an activation in their epilogue. They write the FP8 forms alone, by a given
+// scale, and round as gemm() and an activation's kernel after it do. M, N and K are multiples of 16.
+// Whether this GPU, driver and build have them: compute capability 9.0 alone.
+bool gpu_has_fused_products(const Gpu *gpu);
+// GPT-2's: fc1's forward product with GELU, and fc2's input gradient with its derivative.
 // The largest K for which a panel of B fits in shared memory. For larger K two kernels were faster.
 enum { GELU_PRODUCT_MOST_K = 768 };
 // g.d [M,N] = the product; out = gelu(g.d + g.bias).
 void gpu_product_gelu(Gpu *gpu, Gemm g, Tensor out);
 // dx = the product times gelu'(g.aux + g.bias), and its column sums; g.d is not written.
 void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Tensor dx, Gradient column_sums, Scratch scratch);
+
+// ---- swiglu_product.cu ----
+// Llama's: g.d [M,2F], which are gate and up, = fc1's forward product; out [M,F] = SwiGLU. Operands
+// of E4M3, fast accumulation. F is a multiple of 16 too. An element of g.d has the bits of gemm()
+// where that adds up in the order of K; with the same g.d, out has those of gpu_swiglu_forward().
+void gpu_product_swiglu(Gpu *gpu, Gemm g, Tensor out);
 
 // ---- rope.cu ----
 // Each head of the queries and keys in a packed [M,(H+2G)D] goes through its RMSNorm, where there

@@ -443,7 +443,7 @@ static void bench_gelu_products(int M, int F, int C) {
     live.put(&l);
     slot.put(&s);
     Gradient column_sums = {sums.data, TYPE_F32, false};
-    bool has = gpu_has_gelu_products(&gpu);
+    bool has = gpu_has_fused_products(&gpu);
     double floor = 2.0 * M * F * C / (2 * FLOPS_PER_S) + bytes(2.0 * wide);
     for (int fast = 0; fast < 2; fast++) {
         for (int backward = 0; backward < 2; backward++) {

@@ -1,28 +1,32 @@
-// The FP8 products with GELU in their epilogue (kernels/fused_product.cu), forward and backward:
-// against the definition, summed in FP64, and against the two kernels that they replace. Bit for
-// bit, where the operands' sums are the same in every order.
+// The FP8 products with an activation in their epilogue (kernels/fused_product.cu,
+// swiglu_product.cu): against the definition, summed in FP64, and against the two kernels that they
+// replace. Bit for bit, where the operands' sums are the same in every order.
 #include "fp8_test.h"
 
-// A product with all that it reads and writes. Operands are normally distributed, or small whole
-// numbers.
+enum Kind { GELU, GELU_BACKWARD, SWIGLU };
+
+// A product with all that it reads and writes; N: columns of the codes. Operands are normally
+// distributed, or small whole numbers.
 struct Problem {
     int M, N, K;
     Fp8Type type; // of A, and of what is written
+    Kind kind;
     bool backward, fast;
+    int columns; // of the product
     Codes a_host, b_host;
     Buffer<uint8_t> a, b;
     Buffer<Fp8Live> scales; // of a and b
     Input bias, x_host;
-    Bf16Buffer x; // the pre-activations
+    Bf16Buffer x; // the pre-activations: all of the product but in the backward pass
     FloatBuffer sums;
     SumScratch scratch;
     Quantised out;
 
-    Problem(int m, int n, int k, Fp8Type t, bool back, bool f, bool whole)
-        : M(m), N(n), K(k), type(t), backward(back), fast(f), a_host((size_t)m * k),
-          b_host((size_t)n * k), a(a_host.size()), b(b_host.size()), scales(2), bias(n, 1),
-          x_host((size_t)m * n, 1.5f), x((size_t)m * n), sums(n), scratch(m, n),
-          out(m, n, t, back ? 90.0f : 50.0f) {
+    Problem(int m, int n, int k, Fp8Type t, Kind what, bool f, bool whole)
+        : M(m), N(n), K(k), type(t), kind(what), backward(what == GELU_BACKWARD), fast(f),
+          columns(what == SWIGLU ? 2 * n : n), a_host((size_t)m * k), b_host((size_t)columns * k),
+          a(a_host.size()), b(b_host.size()), scales(2), bias(n, 1), x_host((size_t)m * n, 1.5f),
+          x((size_t)m * columns), sums(n), scratch(m, n), out(m, n, t, backward ? 90.0f : 50.0f) {
         // a normal product has the spread of a pre-activation
         float spread_a = whole ? 1.0f : 50.0f, spread_b = whole ? 1.0f : 30.0f;
         Fp8Live both[2] = {{1 / spread_a, spread_a, 0, 0}, {1 / spread_b, spread_b, 0, 0}};
@@ -50,7 +54,7 @@ struct Problem {
         if (backward) { put_floats(x, x_host.host); }
     }
     Gemm gemm_of(Bf16 *d) const {
-        Gemm g = gemm_plain(M, N, K, NULL, NULL, d);
+        Gemm g = gemm_plain(M, columns, K, NULL, NULL, d);
         g.a = a.data;
         g.b = b.data;
         g.type_a = gpu_fp8_type(type);
@@ -77,22 +81,31 @@ struct Problem {
             g.aux = x.data;
             gpu_product_gelu_backward(&gpu, g, t, column_sums(), scratch.scratch());
         } else {
-            gpu_product_gelu(&gpu, g, t);
+            (kind == SWIGLU ? gpu_product_swiglu : gpu_product_gelu)(&gpu, g, t);
         }
     }
     void run(void) {
         run(tensor());
     }
+    // The activation of x.
+    void run_pass(Tensor t) {
+        if (kind == SWIGLU) {
+            gpu_swiglu_forward(&gpu, t, x.data, M, N);
+        } else {
+            gpu_gelu_forward(&gpu, t, x.data, bias.device.data, M, N);
+        }
+    }
     // The same by cuBLASLt and a pass.
     void run_apart(void) {
-        Bf16Buffer product((size_t)M * N);
-        gemm(&gpu, gemm_of(backward ? product.data : x.data));
-        if (backward) {
-            gpu_gelu_backward(&gpu, tensor(), column_sums(), product.data, x.data, bias.device.data,
-                              scratch.scratch(), M, N);
-        } else {
-            gpu_gelu_forward(&gpu, tensor(), x.data, bias.device.data, M, N);
+        if (!backward) {
+            gemm(&gpu, gemm_of(x.data));
+            run_pass(tensor());
+            return;
         }
+        Bf16Buffer product((size_t)M * N);
+        gemm(&gpu, gemm_of(product.data));
+        gpu_gelu_backward(&gpu, tensor(), column_sums(), product.data, x.data, bias.device.data,
+                          scratch.scratch(), M, N);
     }
     // The product of the rows from `first` on, scaled.
     Floats product(int first, int rows) const {
@@ -103,7 +116,7 @@ struct Problem {
             values_b[code] = fp8_decode((uint8_t)code, FP8_E4M3);
         }
         return exact_product(
-            rows, N, K, live[0].scale_inv * live[1].scale_inv,
+            rows, columns, K, live[0].scale_inv * live[1].scale_inv,
             [&](int i, int k) { return values_a[a_host[(size_t)(first + i) * K + k]]; },
             [&](int j, int k) { return values_b[b_host[(size_t)j * K + k]]; });
     }
@@ -111,8 +124,8 @@ struct Problem {
 
 // racecheck does not see the accesses of TMA and WGMMA.
 static bool can_run(void) {
-    bool can = gpu_has_gelu_products(&gpu) && !sanitizing_by("racecheck");
-    if (!can) { test_skip("products with GELU need compute capability 9.0, and not racecheck"); }
+    bool can = gpu_has_fused_products(&gpu) && !sanitizing_by("racecheck");
+    if (!can) { test_skip("fused products need compute capability 9.0, and not racecheck"); }
     return can;
 }
 
@@ -138,9 +151,10 @@ static void check_same(const Results &a, const Results &b) {
 
 // With whole numbers, products, and so all results, equal those of the definition and of the two
 // kernels bit for bit; so do those of a repeated run. Changing a code of A changes its row.
-static void check_whole(int M, int N, int K, Fp8Type type, bool backward, bool fast) {
+static void check_whole(int M, int N, int K, Fp8Type type, Kind kind, bool fast) {
     if (left_out((int64_t)M * N)) { return; }
-    Problem p(M, N, K, type, backward, fast, true);
+    Problem p(M, N, K, type, kind, fast, true);
+    const bool backward = p.backward;
     p.run();
     Results fused(p);
     check_transpose(p.out);
@@ -185,11 +199,13 @@ TEST(whole_numbers) {
                                     {1040, 16, 400}, {16, 1040, 272}, {4144, 768, 768}};
     for (const int *s : shapes) {
         for (int fast = 0; fast < 2; fast++) {
-            check_whole(s[0], s[1], s[2], FP8_E4M3, false, fast);
-            check_whole(s[0], s[1], s[2], FP8_E4M3, true, fast);
-            check_whole(s[0], s[1], s[2], FP8_E5M2, true, fast);
+            check_whole(s[0], s[1], s[2], FP8_E4M3, GELU, fast);
+            check_whole(s[0], s[1], s[2], FP8_E4M3, GELU_BACKWARD, fast);
+            check_whole(s[0], s[1], s[2], FP8_E5M2, GELU_BACKWARD, fast);
         }
+        check_whole(s[0], s[1], s[2], FP8_E4M3, SWIGLU, true);
     }
+    check_whole(784, 176, 2064, FP8_E4M3, SWIGLU, true); // its K has no limit
 }
 
 // The error of codes against the values that they represent, divided by the error of encoding these
@@ -206,9 +222,10 @@ static double coding_error(const uint8_t *codes, const Floats &values, float sca
 }
 
 // Normal operands, whose sums differ in the last bits.
-static void check_normal(int M, int N, int K, Fp8Type type, bool backward, bool fast) {
+static void check_normal(int M, int N, int K, Fp8Type type, Kind kind, bool fast) {
     const int rows = M < 96 ? M : 96, first = M - rows; // the last rows, in an incomplete tile
-    Problem p(M, N, K, type, backward, fast, false);
+    Problem p(M, N, K, type, kind, fast, false);
+    const bool backward = p.backward;
     size_t n = (size_t)rows * N, from = (size_t)first * N;
     if (left_out((int64_t)M * N)) { return; }
     p.run();
@@ -217,14 +234,17 @@ static void check_normal(int M, int N, int K, Fp8Type type, bool backward, bool 
     // the definition, without any rounding to BF16
     Floats product = p.product(first, rows), sum(n), values(n);
     if (!backward) {
-        CHECK_BF16(Floats(fused.x.begin() + from, fused.x.end()), product, fast ? 2.0 : 1.2);
+        Floats x(fused.x.end() - (ptrdiff_t)product.size(), fused.x.end());
+        CHECK_BF16(x, product, fast ? 2.0 : 1.2);
     }
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n && kind != SWIGLU; i++) {
         sum[i] = (backward ? p.x_host.host[from + i] : product[i]) + p.bias.host[i % N];
     }
     if (backward) {
         values = product;
         gelu_backward(values.data(), values.data(), sum.data(), (int64_t)n);
+    } else if (kind == SWIGLU) {
+        swiglu_forward(values.data(), product.data(), rows, N);
     } else {
         gelu_forward(values.data(), sum.data(), (int64_t)n);
     }
@@ -233,11 +253,9 @@ static void check_normal(int M, int N, int K, Fp8Type type, bool backward, bool 
     fused.fp8[from + n / 2] ^= 0x40; // another exponent bit
     CHECK(!(coding_error(&fused.fp8[from], values, p.out.scale, type) == error));
     fused.fp8[from + n / 2] ^= 0x40;
-    if (!backward) { // the epilogue alone: from its x, the GELU kernel must make the same
+    if (!backward) { // the epilogue alone: from its x, the activation's kernel must make the same
         Quantised q(M, N, type, p.out.scale);
-        gpu_gelu_forward(&gpu,
-                         with_forms(q.tensor(SCALE_GIVEN, true), NULL, q.fp8.data, q.fp8_t.data),
-                         p.x.data, p.bias.device.data, M, N);
+        p.run_pass(with_forms(q.tensor(SCALE_GIVEN, true), NULL, q.fp8.data, q.fp8_t.data));
         CHECK(q.fp8.get() == fused.fp8);
         CHECK(q.fp8_t.get() == fused.fp8_t);
         CHECK(q.slot.get()[0].amax == fused.amax);
@@ -261,20 +279,40 @@ static void check_normal(int M, int N, int K, Fp8Type type, bool backward, bool 
 TEST(normal_numbers) {
     if (!can_run()) { return; }
     for (int fast = 0; fast < 2; fast++) {
-        check_normal(272, 208, 768, FP8_E4M3, false, fast);
-        check_normal(272, 208, 768, FP8_E5M2, true, fast);
-        check_normal(4144, 4800, 400, FP8_E4M3, false, fast); // 4096 + 48 rows
-        check_normal(4144, 4800, 400, FP8_E5M2, true, fast);
-        check_normal(20000, 3072, 768, FP8_E4M3, false, fast);
-        check_normal(20000, 3072, 768, FP8_E4M3, true, fast);
+        check_normal(272, 208, 768, FP8_E4M3, GELU, fast);
+        check_normal(272, 208, 768, FP8_E5M2, GELU_BACKWARD, fast);
+        check_normal(4144, 4800, 400, FP8_E4M3, GELU, fast); // 4096 + 48 rows
+        check_normal(4144, 4800, 400, FP8_E5M2, GELU_BACKWARD, fast);
+        check_normal(20000, 3072, 768, FP8_E4M3, GELU, fast);
+        check_normal(20000, 3072, 768, FP8_E4M3, GELU_BACKWARD, fast);
+    }
+    check_normal(272, 208, 2064, FP8_E4M3, SWIGLU, true);
+    check_normal(4144, 2480, 400, FP8_E4M3, SWIGLU, true);
+}
+
+// Llama's fc1 of 1B and 8B: cuBLASLt adds up in the same order there, so that training by the fused
+// product leaves the same bits. The scales are no powers of two.
+TEST(same_bits_as_two_kernels) {
+    if (!can_run() || sanitizing()) { return; }
+    static const int shapes[][3] = {{8192, 5504, 2048}, {2048, 14336, 4096}};
+    for (const int *s : shapes) {
+        Problem p(s[0], s[1], s[2], FP8_E4M3, SWIGLU, true, false);
+        p.run();
+        Results fused(p);
+        p.reset();
+        p.run_apart();
+        Results apart(p);
+        check_same(fused, apart);
+        apart.x.back() = -apart.x.back();
+        CHECK(CAUGHT(check_same(fused, apart)));
     }
 }
 
 // One form alone; no history; sums that are added, or not requested.
 TEST(forms) {
     if (!can_run()) { return; }
-    for (int backward = 0; backward < 2; backward++) {
-        Problem p(208, 272, 768, FP8_E4M3, backward, true, true);
+    for (Kind kind : {GELU, GELU_BACKWARD, SWIGLU}) {
+        Problem p(208, 272, 768, FP8_E4M3, kind, true, true);
         Codes untouched(p.out.fp8.count, 0xff);
         p.run();
         Results all(p);
@@ -291,7 +329,7 @@ TEST(forms) {
             CHECK(same_bits(some.x, all.x));
             CHECK_CLOSE(some.amax, 0.0, 0.0);
         }
-        if (!backward) { continue; }
+        if (!p.backward) { continue; }
         Gemm g = p.gemm_of(NULL);
         g.bias = p.bias.device.data;
         g.aux = p.x.data;
@@ -310,7 +348,7 @@ TEST(forms) {
 // hold the bias alone, which is more than any value here.
 TEST(special_values) {
     if (!can_run()) { return; }
-    Problem cut(48, 144, 256, FP8_E4M3, false, true, true);
+    Problem cut(48, 144, 256, FP8_E4M3, GELU, true, true);
     Codes ones(cut.a.count, fp8_encode(1.0f, FP8_E4M3));
     Codes minus(cut.b.count, fp8_encode(-1.0f, FP8_E4M3));
     cut.a.put(ones.data());
@@ -319,7 +357,7 @@ TEST(special_values) {
     cut.run();
     CHECK(Results(cut).amax < 1e-3f);
 
-    Problem p(64, 128, 128, FP8_E4M3, false, true, true);
+    Problem p(64, 128, 128, FP8_E4M3, GELU, true, true);
     Floats bias = p.bias.host;
     bias[3] = 1e30f;
     bias[70] = NAN;
@@ -331,6 +369,23 @@ TEST(special_values) {
         CHECK_EQUAL(r.fp8[(size_t)i * p.N + 3], fp8_encode(448.0f, FP8_E4M3));
         CHECK_EQUAL(r.fp8[(size_t)i * p.N + 70], 0x7f);
         CHECK(r.fp8[(size_t)i * p.N + 71] != 0x7f);
+    }
+
+    // SwiGLU: gate and up are 128 everywhere, NaN in row 3 and 0 in row 4
+    Problem gated(48, 144, 256, FP8_E4M3, SWIGLU, true, true);
+    Codes rows = ones, halves(gated.b.count, fp8_encode(8.0f, FP8_E4M3));
+    for (size_t k = 0; k < 256; k++) {
+        rows[3 * 256 + k] = 0x7f;
+        rows[4 * 256 + k] = 0;
+    }
+    gated.a.put(rows.data());
+    gated.b.put(halves.data());
+    gated.run();
+    Results s(gated);
+    CHECK(isnan(s.amax));
+    for (size_t i = 0; i < s.fp8.size(); i++) {
+        int row = (int)(i / gated.N);
+        CHECK_EQUAL(s.fp8[i], row == 3 ? 0x7f : row == 4 ? 0 : fp8_encode(448.0f, FP8_E4M3));
     }
 }
 
@@ -347,6 +402,7 @@ TEST(refusals) {
     e5m2.type = FP8_E5M2;
     blocks.mode = SCALE_BLOCKS;
     Gemm good = gemm_plain(64, 64, 64, NULL, NULL, x);
+    good.fast_accumulation = true;
     good.a = good.b = (uint8_t *)(1 << 22); // these addresses are far from what is written
     good.type_a = good.type_b = TYPE_E4M3;
     good.trans_b = true;
@@ -378,7 +434,16 @@ TEST(refusals) {
         c.change(&g);
         CHECK_DIES(c.says, gpu_product_gelu(&gpu, g, given));
         CHECK_DIES(c.says, gpu_product_gelu_backward(&gpu, g, given, {}, enough));
+        if (g.bias == NULL || g.bias != good.bias || g.k > GELU_PRODUCT_MOST_K) { continue; }
+        CHECK_DIES(g.n == 72 ? "gate and up of 72 columns" : c.says,
+                   gpu_product_swiglu(&gpu, g, given));
     }
+    Gemm split = good;
+    split.fast_accumulation = false;
+    CHECK_DIES("it accumulates fast alone", gpu_product_swiglu(&gpu, split, given));
+    CHECK_DIES("its output's scale is given",
+               gpu_product_swiglu(&gpu, good, with_forms(apart, x, fp8, fp8)));
+    CHECK_DIES("forward operands are E4M3", gpu_product_swiglu(&gpu, good, e5m2));
     CHECK_DIES("no BF16 form", gpu_product_gelu(&gpu, good, apart));
     CHECK_DIES("its output's scale is given",
                gpu_product_gelu(&gpu, good, with_forms(apart, x, fp8, fp8)));
@@ -388,8 +453,9 @@ TEST(refusals) {
     CHECK_DIES("bytes of scratch", gpu_product_gelu_backward(&gpu, good, given, {}, little));
     Gpu old = gpu;
     old.capability = 80;
-    CHECK(!gpu_has_gelu_products(&old));
+    CHECK(!gpu_has_fused_products(&old));
     CHECK_DIES("this device has none", gpu_product_gelu(&old, good, given));
+    CHECK_DIES("this device has none", gpu_product_swiglu(&old, good, given));
 }
 
 SETUP() {

@@ -286,8 +286,9 @@ for fault in none wrong; do
     STANDIN_FP8=$fault check "FP8 products: $fault" fallen_back "the FP8 self-check failed" $fp8
     STANDIN_FP8=$fault check "FP8 products by blocks: $fault" fallen_back "$no_blocks" $by_blocks
 done
-# Which products are our own: those that apply GELU (train/gpu/network.c), in training steps whose
-# scales are given, and no other. The numbers are those of a device without such products.
+# Which products are our own: those that apply GELU or SwiGLU (train/gpu/network.c), in training
+# steps whose scales are given, and no other. The numbers are those of a device without such
+# products.
 own_losses() { # kind of such products, options
     rm -f m.jsonl
     LD_LIBRARY_PATH=$root/build/standin STANDIN_OWN_PRODUCTS=$1 $gpu $DATA --micro-batch-size 2 \
@@ -303,10 +304,11 @@ leaves_own() { # options
     local without
     without=$(own_losses none "$@") && [[ $(own_losses wrong "$@") == "$without" ]]
 }
-hybrid="--model gpt2-tiny --fp8-format hybrid"
+hybrid="--model gpt2-tiny --fp8-format hybrid" gated="--model llama-tiny --fp8-format hybrid"
 for kind in "$hybrid" "$hybrid --fp8-format e4m3 --gpus 2" "$hybrid --recompute activations" \
     "$hybrid --recompute block" "$hybrid --global-batch-size 4" \
-    "$hybrid --fp8-stats-interval 1"; do
+    "$hybrid --fp8-stats-interval 1" "$gated" "$gated --recompute activations --gpus 2" \
+    "$gated --recompute block --global-batch-size 4" "$gated --fp8-stats-interval 1"; do
     check "own products, $kind" takes_own $kind
 done
 counting_leaves_no_trace() { # though counts are those of cuBLASLt's products
@@ -314,7 +316,7 @@ counting_leaves_no_trace() { # though counts are those of cuBLASLt's products
 }
 check "counting leaves no trace" counting_leaves_no_trace
 own_losses none $hybrid --save gelu >log # for an evaluation
-for kind in "--model gpt2-tiny" "--model llama-tiny --fp8-format hybrid" \
+for kind in "--model gpt2-tiny" "$gated --fp8-fast-accumulation none" "$gated --no-fp8-wgrad" \
     "$hybrid --fp8-recipe tensorwise" "$hybrid --fp8-format e5m2" \
     "--model llama-tiny --fp8-format e4m3 --fp8-recipe blockwise" \
     "--model gpt2-tiny --fp8-format e5m2 --fp8-recipe blockwise" \

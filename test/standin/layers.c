@@ -143,20 +143,35 @@ void gpu_gelu_backward(Gpu *gpu, Tensor dx, Gradient sums, const Bf16 *dout, con
     produce_gelu_backward(dx, sums, dout, x, bias, scratch, M, F);
 }
 
-// GELU's FP8 products, by the two calls that they replace.
-bool gpu_has_gelu_products(const Gpu *gpu) {
+static void produce_swiglu(Tensor out, const Bf16 *x, int M, int F) {
+    FREED float *values = bf16_read(x, M * 2 * F), *y = values_new(M * F);
+    swiglu_forward(y, values, M, F);
+    values_produce(out, y, M, F);
+}
+
+void gpu_swiglu_forward(Gpu *gpu, Tensor out, const Bf16 *x, int M, int F) {
+    gpu_family(gpu, FAMILY_ACTIVATIONS);
+    produce_swiglu(out, x, M, F);
+}
+
+// The FP8 products with an activation, by the two calls that they replace.
+bool gpu_has_fused_products(const Gpu *gpu) {
     return gpu->capability == 90 && !own_products("none");
 }
 
-static void check_gelu_product(const Gpu *gpu, const Gemm *g, Tensor out) {
+// N: columns of out
+static void check_fused_product(const Gpu *gpu, const Gemm *g, Tensor out, int N, bool fits) {
     bool fp8 = gpu_type_bytes(g->type_a) == 1 && g->scales_a == SCALES_TENSOR;
     out = tensor_now(out);
-    if (!gpu_has_gelu_products(gpu) || !fp8 || !out.fused || out.mode != SCALE_GIVEN ||
-        g->bias == NULL || g->k > GELU_PRODUCT_MOST_K) {
-        die("stand-in: no product with GELU");
+    if (!gpu_has_fused_products(gpu) || !fp8 || !out.fused || out.mode != SCALE_GIVEN || !fits) {
+        die("stand-in: no product with an activation");
     }
-    gemm_check_apart(g, "codes", out.fp8, (int64_t)g->m * g->n);
-    gemm_check_apart(g, "transposed codes", out.fp8_t, (int64_t)g->m * g->n);
+    gemm_check_apart(g, "codes", out.fp8, (int64_t)g->m * N);
+    gemm_check_apart(g, "transposed codes", out.fp8_t, (int64_t)g->m * N);
+}
+
+static void check_gelu_product(const Gpu *gpu, const Gemm *g, Tensor out) {
+    check_fused_product(gpu, g, out, g->n, g->bias != NULL && g->k <= GELU_PRODUCT_MOST_K);
 }
 
 void gpu_product_gelu(Gpu *gpu, Gemm g, Tensor out) {
@@ -178,11 +193,11 @@ void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Tensor dx, Gradient column_sums
     if (own_products("wrong")) { dx.fp8[0] ^= 0x80; }
 }
 
-void gpu_swiglu_forward(Gpu *gpu, Tensor out, const Bf16 *x, int M, int F) {
-    gpu_family(gpu, FAMILY_ACTIVATIONS);
-    FREED float *values = bf16_read(x, M * 2 * F), *y = values_new(M * F);
-    swiglu_forward(y, values, M, F);
-    values_produce(out, y, M, F);
+void gpu_product_swiglu(Gpu *gpu, Gemm g, Tensor out) {
+    check_fused_product(gpu, &g, out, g.n / 2, g.fast_accumulation && g.n % 32 == 0);
+    gemm(gpu, g);
+    produce_swiglu(out, g.d, g.m, g.n / 2);
+    if (own_products("wrong")) { *(out.fp8 != NULL ? out.fp8 : out.fp8_t) ^= 0x80; }
 }
 
 void gpu_swiglu_backward(Gpu *gpu, Tensor dx, const Bf16 *dout, const Bf16 *x, int M, int F) {

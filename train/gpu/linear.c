@@ -180,7 +180,7 @@ Tensor linear_activation(Gpu *gpu, const Activation *a, Tensor x, int M, Pass pa
     Gemm g = product(a->fc1, a->in, &x, M, pass);
     g.bias = a->bias;
     if (pass == PASS_TRAIN) { count(gpu, a->fc1, OPERAND_X, x.fp8, (int64_t)M * a->fc1->C); }
-    gpu_product_gelu(gpu, g, out);
+    (a->gated ? gpu_product_swiglu : gpu_product_gelu)(gpu, g, out);
     return out;
 }
 
@@ -189,7 +189,7 @@ void linear_activation_backward(Gpu *gpu, const Activation *a, Bf16 *d_activated
     const LinearLayer *fc1 = a->fc1, *fc2 = a->fc2;
     Gradient sums = gradient_into(fc1->dbias, accumulate);
     int F = fc2->C;
-    if (fuses(a)) {
+    if (fuses(a) && !a->gated) {
         Gemm g = input_gradient(fc2, NULL, M);
         g.aux = a->in;
         g.bias = a->bias;

@@ -27,8 +27,9 @@ typedef struct {
 
 // The activation between fc1 and fc2. Where both layers are in BF16, fc2's input-gradient product
 // applies GELU's derivative. Where both are in FP8, their products may apply GELU and its
-// derivative, in training passes whose scales are given. Where a layer is in FP8, GELU adds fc1's
-// bias: cuBLASLt's epilogue that adds it slows a wide FP8 product by a quarter.
+// derivative, and fc1's may apply SwiGLU, in training passes whose scales are given. Where a layer
+// is in FP8, GELU adds fc1's bias: cuBLASLt's epilogue that adds it slows a wide FP8 product by a
+// quarter.
 typedef struct {
     const LinearLayer *fc1, *fc2;
     bool gated; // SwiGLU, else GELU

@@ -179,10 +179,11 @@ void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan) {
                 &gpu->attention_workspace);
     plan_section(plan, "scratch of linear layers", PHASE_LINEAR);
     widest = fp8 ? max64(max64(widest, C), fc1_rows(c)) : 0;
-    PLAN(plan, "operand, FP8", M * widest, n->wide.fp8);
+    n->fused_products = params->fp8.delayed && (c->arch == ARCH_GPT2 ? C <= GELU_PRODUCT_MOST_K
+                                                                     : run->precision.fast_forward);
+    int64_t operands = n->fused_products ? max64(widest, c->ffn + C) : widest; // fc2's and fc1's
+    PLAN(plan, "operands, FP8", M * operands, n->wide.fp8);
     PLAN(plan, "operand, FP8, transposed", M * widest, n->wide.fp8_t);
-    n->gelu_products = c->arch == ARCH_GPT2 && params->fp8.delayed && C <= GELU_PRODUCT_MOST_K;
-    PLAN(plan, "fc1's input, FP8", n->gelu_products ? M * C : 0, n->fc1_input_fp8);
     plan_scales(n, plan, M, widest, &n->wide.scales, &n->wide.scales_t);
 }
 
@@ -261,10 +262,14 @@ static void start_activation(Network *n, Block *b) {
         a->bias = b->fc1.bias;
         b->fc1.bias = NULL;
     }
-    a->in_fp8_products = both && a->bias != NULL && b->fc2.x.fused && b->fc1.dy.fused &&
-                         n->gelu_products && gpu_has_gelu_products(n->gpu);
-    // the product with GELU reads fc1's input while it writes fc2's
-    if (n->gelu_products && both) { b->fc1.x.fp8 = n->fc1_input_fp8; }
+    bool gelu = a->bias != NULL && b->fc1.dy.fused;
+    a->in_fp8_products = both && (llama || gelu) && b->fc2.x.fused && n->fused_products &&
+                         gpu_has_fused_products(n->gpu);
+    if (n->fused_products && both) { // the product reads fc1's input while it writes fc2's
+        const Run *run = n->run;
+        int64_t M = run->options.micro_batch_size * (int64_t)run->config.seq_length;
+        b->fc1.x.fp8 = n->wide.fp8 + M * run->config.ffn;
+    }
     if (llama) { b->fc1.dy.bf16 = a->in; } // SwiGLU's backward pass works in place
 }
 

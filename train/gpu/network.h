@@ -56,14 +56,14 @@ typedef struct {
     Tensor d_residual; // [M,C], also in its FP8 forms
     Bf16 *d_norm;      // [M,C], or d_attention [M,H*D]: they are never needed at the same time
     // [M, the widest]: the input of an FP8 layer before it is quantised. In the backward pass first
-    // d_activated, which GPT-2's d_fc1 replaces in place, then d_qkv
+    // d_activated, which GPT-2's d_fc1 replaces in place, then d_qkv. Behind the codes of fc2's
+    // input are those of fc1's, where a product reads these while it writes the others
     Tensor wide;
-    uint8_t *fc1_input_fp8; // [M,C]; NULL: it is in `wide`, as every other layer's
     Scratch partial_sums;
     int chunk_rows; // rows of the LM head at a time: its gradient is [chunk_rows,P] in all forms
     Scratch loss_scratch; // of chunk_rows
-    // FP8 products of this model may apply GELU, on a device that has such products.
-    bool gelu_products;
+    // FP8 products of this model may apply the activation, on a device that has such products.
+    bool fused_products;
 } Network;
 
 AttentionShape attention_shape_of(const Run *run, int B, int T);

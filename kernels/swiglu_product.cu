@@ -1,0 +1,317 @@
+// Llama's fc1 with SwiGLU, forward, in FP8 on Hopper: one kernel does what a product (gemm.h) and
+// SwiGLU's pass over its result (activation.cu) do, by a given scale.
+//
+//   [gate, up] = A B' rounded to BF16, which is written; y = up silu(gate)
+//
+// A [M,K] and B [2F,K] are codes; y [M,F] becomes codes and transposed codes, with their amax.
+//
+// A block computes tiles of 128 rows and, of gate and of up, the same 128 columns. Two blocks form
+// a cluster; their tiles have the same columns, so that each loads gate's or up's part of B for
+// both. Of a block's three warpgroups two compute 64 rows each by WGMMA, with 64 x 256 sums, and
+// only write these, rounded, to shared memory. One warp of the first warpgroup loads A and B, by
+// TMA, stage by stage; the other three store gate and up and make the codes, 32 rows x 64 columns
+// at a time, while the WGMMAs of the next tile run. (Codes made by the computing warps themselves
+// were 6% slower on an H200: the WGMMAs then wait for them. A fourth warpgroup would leave a thread
+// 128 registers, too few for its sums.)
+//
+// The order of rows is fused_product.cu's: a thread has 2 adjacent rows x 4 adjacent columns of
+// each block of 16 x 16.
+#include "hopper.cuh"
+#include "quantize.cuh"
+
+namespace {
+
+enum {
+    ROWS = PRODUCT_ROWS, // of a warpgroup's part of a tile
+    TILE = 128,
+    DEPTH = 128, // of K at a time, which are the bytes of a row in shared memory
+    THREADS = 3 * GROUP,
+    STAGES = 3,
+    ENCODERS = 3,         // warps
+    PART_ROWS = 32,       // which a warp encodes at a time
+    PART_COLUMNS = 64,    // whose BF16 are a row in shared memory
+    PARTS = 8,            // of a tile
+    TOGETHER = 8,         // clusters' tiles down the matrix before the next column, for the L2
+    BUSY_REGISTERS = 200, // a thread's, of the multiprocessor's 65536
+    OTHER_REGISTERS = 104
+};
+
+struct Shared {
+    struct {
+        uint8_t a[TILE * DEPTH], b[2][TILE * DEPTH];
+    } stages[STAGES];
+    uint8_t x[2][2][2][ROWS * FULL_ROW]; // BF16 of [warpgroup][gate, up][64 columns]
+    struct {
+        uint8_t codes[PART_ROWS * HALF_ROW], codes_t[PART_COLUMNS * QUARTER_ROW];
+    } staging[ENCODERS];
+    Barrier full[STAGES], empty[STAGES];
+    Barrier staged[2], freed[2]; // of a warpgroup's part of x
+};
+static_assert(sizeof(Shared) <= 232448, "a block's shared memory");
+
+struct Parameters {
+    CUtensorMap a, b[2], x[2], codes, codes_t; // b, x: of gate and of up
+    const float *scale_a, *scale_b;
+    Tensor out;
+    int K;
+    int down, across; // tiles of the clusters, 256 rows each
+    bool writes_codes, writes_codes_t;
+};
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+// ---- the kernel ---------------------------------------------------------------------------------
+
+// A block's tiles, one after another.
+struct Work {
+    int down, across, tile; // the cluster's
+    int number;             // of this tile, counted in this block
+    __device__ Work(const Parameters &p)
+        : down(p.down), across(p.across), tile(blockIdx.x / 2), number(0) {
+    }
+    __device__ bool left(void) const {
+        return tile < down * across;
+    }
+    __device__ void next(void) {
+        tile += gridDim.x / 2;
+        number++;
+    }
+    // Where the block's half of the tile begins.
+    struct Corner {
+        int row, column;
+    };
+    __device__ Corner corner(void) const {
+        int first = tile / (TOGETHER * across) * TOGETHER, rows = min((int)TOGETHER, down - first);
+        int within = tile % (TOGETHER * across), block = blockIdx.x % 2;
+        return {((first + within % rows) * 2 + block) * TILE, within / rows * TILE};
+    }
+};
+
+// One lane loads the block's rows of A, and its half of B for both blocks.
+__device__ __forceinline__ void load(Shared &s, const Parameters &p) {
+    const int half = blockIdx.x % 2;
+    Stage<STAGES> stage = 0;
+    for (Work work(p); work.left(); work.next()) {
+        const Work::Corner at = work.corner();
+        for (int k = 0; k < p.K; k += DEPTH, stage.advance(1)) {
+            auto &to = s.stages[stage.at];
+            Barrier *full = &s.full[stage.at];
+            barrier_wait(&s.empty[stage.at], stage.round + 1);
+            barrier_expect(full, sizeof(to));
+            tma_load<4>(to.a, p.a, full, k, at.row / 16);
+            tma_load_both(to.b[half], p.b[half], full, k, at.column / 16);
+        }
+    }
+}
+
+// A warp stores every third part of the tiles, and encodes it.
+__device__ __forceinline__ void encode(Shared &s, const Parameters &p, int encoder) {
+    const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    const float scale = p.out.live->scale;
+    auto &staging = s.staging[encoder];
+    float range = 0.0f;
+    for (Work work(p); work.left(); work.next()) {
+        const Work::Corner corner = work.corner();
+#pragma unroll 1
+        for (int part = 0; part < PARTS; part++) {
+            if ((work.number * PARTS + part) % ENCODERS != encoder) { continue; }
+            const int w = part / 4, down = part / 2 % 2 * PART_ROWS, half = part % 2;
+            const uint8_t *gate = s.x[w][0][half] + down * FULL_ROW;
+            const uint8_t *up = s.x[w][1][half] + down * FULL_ROW;
+            const int m = corner.row + w * ROWS + down, n = corner.column + half * PART_COLUMNS;
+            barrier_wait(&s.staged[w], work.number);
+            if (lane == 0) {
+                tma_store<2>(p.x[0], gate, n, m);
+                tma_store<2>(p.x[1], up, n, m);
+                stores_commit();
+            }
+            __syncwarp();
+#pragma unroll 1
+            for (int i = 0; i < PART_ROWS / 16; i++) {
+#pragma unroll
+                for (int pair = 0; pair < PART_COLUMNS / 16; pair += 2) {
+                    uint32_t units[4], units_t[4];
+#pragma unroll
+                    for (int j = 0; j < 2; j++) {
+                        uint32_t *codes = units + j * 2; // of two rows
+#pragma unroll
+                        for (int r = 0; r < 2; r++) {
+                            const int at = place_of_four(i * 16 + g * 2 + r, pair + j, t);
+                            const uint2 gates = *reinterpret_cast<const uint2 *>(gate + at);
+                            const uint2 ups = *reinterpret_cast<const uint2 *>(up + at);
+                            const float values[4] = {swiglu(low_bf16(gates.x), low_bf16(ups.x)),
+                                                     swiglu(high_bf16(gates.x), high_bf16(ups.x)),
+                                                     swiglu(low_bf16(gates.y), low_bf16(ups.y)),
+                                                     swiglu(high_bf16(gates.y), high_bf16(ups.y))};
+#pragma unroll
+                            for (float value : values) { range = range_of(range, value); }
+                            codes[r] = encode4<FP8_E4M3>(values, scale);
+                        }
+                        units_t[j * 2] = __byte_perm(codes[0], codes[1], 0x5140);
+                        units_t[j * 2 + 1] = __byte_perm(codes[0], codes[1], 0x7362);
+                    }
+                    const int row = i * 16 + lane % 16, column = pair * 16 + lane; // WGMMA's
+                    store_matrices<false>(staging.codes + row * HALF_ROW +
+                                              ((pair + lane / 16) ^ row / 2 % 4) * 16,
+                                          units);
+                    store_matrices<true>(staging.codes_t + column * QUARTER_ROW +
+                                             (i ^ column / 4 % 2) * 16,
+                                         units_t);
+                }
+            }
+            show_to_tma();
+            __syncwarp();
+            if (lane == 0) {
+                if (p.writes_codes) { tma_store<4>(p.codes, staging.codes, n, m / 16); }
+                if (p.writes_codes_t) { tma_store<5>(p.codes_t, staging.codes_t, m, n / 16); }
+                stores_commit();
+                stores_wait_read<1>(); // of gate and up
+                barrier_arrive(&s.freed[w], true);
+                stores_wait_read<0>();
+            }
+            __syncwarp();
+        }
+    }
+    if (lane == 0) { stores_wait(); }
+    record_range(p.out, range);
+}
+
+__device__ __forceinline__ void multiply(Shared &s, const Parameters &p, int w) {
+    const int warp = threadIdx.x % GROUP / WARP, lane = threadIdx.x % WARP;
+    const int g = lane / 4, t = lane % 4;
+    const float scale = *p.scale_a * *p.scale_b;
+    float sums[128];
+    Stage<STAGES> stage = 0;
+    auto step = [&](bool first) {
+        auto &from = s.stages[stage.at];
+        barrier_wait(&s.full[stage.at], stage.round);
+        uint64_t a = wgmma_operand(from.a + w * ROWS * DEPTH), b = wgmma_operand(from.b);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < DEPTH / 32; i++) { // 32 bytes further in every row
+            wgmma(sums, a + 2 * i, b + 2 * i, i > 0 || !first);
+        }
+        wgmma_commit();
+        stage.advance(1);
+    };
+    auto release = [&](int at) { // both blocks write into the stage
+        if (lane < 2) { barrier_arrive_in(&s.empty[at], lane); }
+        __syncwarp();
+    };
+    for (Work work(p); work.left(); work.next()) {
+        int last = stage.at;
+        step(true);
+        for (int k = DEPTH; k < p.K; k += DEPTH) {
+            const int before = last;
+            last = stage.at;
+            step(false);
+            wgmma_wait<1>();
+            release(before);
+        }
+        wgmma_wait<0>();
+        release(last);
+        pin(sums);
+        barrier_wait(&s.freed[w], work.number + 1);
+#pragma unroll
+        for (int j = 0; j < 2 * TILE / 16; j++) { // blocks of 16 columns, of gate and then of up
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const float *d = sums + j * 8 + r * 2; // and 4 further
+                const int at = place_of_four(warp * 16 + g * 2 + r, j % 4, t);
+                *reinterpret_cast<uint2 *>(s.x[w][j / 8][j / 4 % 2] + at) = {
+                    bf16_pair(d[0] * scale, d[1] * scale), bf16_pair(d[4] * scale, d[5] * scale)};
+            }
+        }
+        show_to_tma();
+        barrier_arrive(&s.staged[w], true);
+    }
+}
+
+#endif
+
+__global__ void __launch_bounds__(THREADS, 1)
+    swiglu_product_kernel(const __grid_constant__ Parameters p) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    extern __shared__ __align__(1024) uint8_t memory[];
+    Shared &s = *reinterpret_cast<Shared *>(memory);
+    const int group = __shfl_sync(~0u, threadIdx.x / GROUP, 0);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(&s.full[i], 1);
+            barrier_init(&s.empty[i], 2 * 2 * WARPS);
+        }
+        for (int w = 0; w < 2; w++) {
+            barrier_init(&s.staged[w], GROUP);
+            barrier_init(&s.freed[w], PARTS / 2);
+        }
+        barriers_ready();
+    }
+    __syncthreads();
+    cluster_barrier();
+    if (group == 0) {
+        set_registers<OTHER_REGISTERS, false>();
+        const int warp = threadIdx.x / WARP;
+        if (warp > 0) {
+            encode(s, p, warp - 1);
+        } else if (threadIdx.x == 0) {
+            load(s, p);
+        }
+        __syncwarp();
+        cluster_barrier(); // a block that had ended could not be written to
+    } else {
+        set_registers<BUSY_REGISTERS, true>();
+        multiply(s, p, group - 1);
+        cluster_barrier();
+    }
+#endif
+}
+
+// ---- launcher -----------------------------------------------------------------------------------
+
+void launch_clusters(int clusters, const Parameters &p, cudaStream_t stream) {
+    auto kernel = swiglu_product_kernel;
+    cudaLaunchAttribute two = {};
+    two.id = cudaLaunchAttributeClusterDimension;
+    two.val.clusterDim = {2, 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = 2 * clusters;
+    config.blockDim = THREADS;
+    config.dynamicSmemBytes = sizeof(Shared);
+    config.stream = stream;
+    config.attrs = &two;
+    config.numAttrs = 1;
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    (int)sizeof(Shared)));
+    CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, p));
+}
+
+} // namespace
+
+void gpu_product_swiglu(Gpu *gpu, Gemm g, Tensor out) {
+    const char *name = "product with SwiGLU";
+    const int F = g.n / 2;
+    gpu_family(gpu, g.family);
+    if (g.n % 32 != 0) { die("%s: gate and up of %d columns; a multiple of 16 each", name, g.n); }
+    if (!g.fast_accumulation) { die("%s: it accumulates fast alone", name); }
+    if (out.type != FP8_E4M3) { die("%s: forward operands are E4M3", name); }
+    check_fused_product(name, gpu, g, &out, F, {g.a, g.b, g.d, g.scale_a, g.scale_b});
+    Parameters p = {};
+    p.a = map_like_rows(static_cast<const uint8_t *>(g.a), g.m, g.k, FULL_ROW, TILE);
+    for (int i = 0; i < 2; i++) {
+        p.b[i] = map_like_columns(static_cast<const uint8_t *>(g.b) + (int64_t)i * F * g.k, F, g.k,
+                                  FULL_ROW, TILE);
+        p.x[i] = tensor_map(static_cast<Bf16 *>(g.d) + i * F, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                            FULL_ROW, {{F, 2, PART_COLUMNS}, {g.m, 2 * (int64_t)g.n, PART_ROWS}});
+    }
+    p.codes = map_like_rows(out.fp8, g.m, F, HALF_ROW, PART_ROWS);
+    p.codes_t = map_like_columns(out.fp8_t, F, g.m, QUARTER_ROW, PART_COLUMNS);
+    p.writes_codes = out.fp8 != NULL;
+    p.writes_codes_t = out.fp8_t != NULL;
+    p.scale_a = g.scale_a;
+    p.scale_b = g.scale_b;
+    p.out = out;
+    p.K = g.k;
+    p.down = divide_up(g.m, 2 * TILE);
+    p.across = divide_up(F, TILE);
+    launch_clusters(min(p.down * p.across, gpu->sms / 2), p, gpu->stream);
+}
