@@ -197,8 +197,8 @@ void gpu_swiglu_backward(Gpu *gpu, Tensor dx, const Bf16 *dout, const Bf16 *x, i
 
 // ---- fused_product.cu ----
 // FP8 products with an activation in their epilogue. They write the FP8 forms alone, by a given
-// scale, and round as gemm() and an activation's kernel after it do. M, N and K are multiples of 16.
-// Whether this GPU, driver and build have them: compute capability 9.0 alone.
+// scale, and round as gemm() and an activation's kernel after it do. M, N and K are multiples of
+// 16. Whether this GPU, driver and build have them: compute capability 9.0 alone.
 bool gpu_has_fused_products(const Gpu *gpu);
 // GPT-2's: fc1's forward product with GELU, and fc2's input gradient with its derivative.
 // The largest K for which a panel of B fits in shared memory. For larger K two kernels were faster.

@@ -64,23 +64,24 @@ def linear_seconds(rates, kind, s, outputs, inputs, forward_extra=0, input_extra
             + product_seconds(rates, wgrad, outputs, inputs, s.M))
 
 
-def gelu_rides(s, recipe):
-    """Whether GPT-2's GELU is in the products: in BF16, and with delayed scaling up to 768
-    channels, where fc1's forward product writes codes beside its result, and fc2's input gradient
-    reads that and leaves codes alone."""
-    return not s.llama and (recipe == "bf16"
-                            or (recipe == "delayed" and s.C <= GELU_PRODUCT_MOST_K))
+def activation_rides(s, recipe):
+    """Whether the activation is in the products. GPT-2's GELU: in BF16, and with delayed scaling up
+    to 768 channels, where fc1's forward product writes codes beside its result, and fc2's input
+    gradient reads that and leaves codes alone. Llama's SwiGLU: with delayed scaling, forward."""
+    if s.llama:
+        return recipe == "delayed"
+    return recipe == "bf16" or (recipe == "delayed" and s.C <= GELU_PRODUCT_MOST_K)
 
 
 def products(rates, kind, s, recipe):
     # BF16: GELU's input, kept and read again; FP8: that is the result, and the codes are beside it
-    rides = s.M * s.F if gelu_rides(s, recipe) else 0
+    rides = s.M * s.F if activation_rides(s, recipe) else 0
     residual = s.M * s.C
     return s.L * (linear_seconds(rates, kind, s, s.N, s.C)
                   + linear_seconds(rates, kind, s, s.C, s.H * s.D, forward_extra=residual)
                   + linear_seconds(rates, kind, s, s.F1, s.C, forward_extra=rides)
                   + linear_seconds(rates, kind, s, s.C, s.F, forward_extra=residual,
-                                   input_extra=rides))
+                                   input_extra=0 if s.llama else rides))
 
 
 def attention(rates, s):
@@ -94,15 +95,17 @@ def attention(rates, s):
 
 
 def activation_bytes(s, recipe):
-    """A token and layer. Llama: SwiGLU, RoPE, whose backward pass writes dQKV's codes where it
-    can, and the QK norm's input again. GPT-2: GELU, or in BF16 the gradients of biases."""
+    """A token and layer. Llama: SwiGLU (6F forward, 10F backward), RoPE, whose backward pass writes
+    dQKV's codes where it can, and the QK norm's input again. GPT-2: GELU, or in BF16 the gradients
+    of biases."""
     heads = (s.H + s.G) * s.D
     if s.llama:
         rope_backward = 4 * s.N if recipe in FUSED else 4 * heads
-        return 16 * s.F + 4 * heads + rope_backward + (2 * heads if s.qk_norm else 0)
+        swiglu = (10 if activation_rides(s, recipe) else 16) * s.F
+        return swiglu + 4 * heads + rope_backward + (2 * heads if s.qk_norm else 0)
     if recipe == "bf16":
         return 2 * (s.F + s.N)
-    return 0 if gelu_rides(s, recipe) else 10 * s.F
+    return 0 if activation_rides(s, recipe) else 10 * s.F
 
 
 def quantize_bytes(s, recipe):
