@@ -54,45 +54,29 @@ struct Parameters {
     const float *scale_a, *scale_b;
     Tensor out;
     int K;
-    int down, across; // tiles of the clusters, 256 rows each
-    bool writes_codes, writes_codes_t;
+    int down, across, tiles; // the clusters' tiles, 256 rows each
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 // ---- the kernel ---------------------------------------------------------------------------------
 
-// A block's tiles, one after another.
-struct Work {
-    int down, across, tile; // the cluster's
-    int number;             // of this tile, counted in this block
-    __device__ Work(const Parameters &p)
-        : down(p.down), across(p.across), tile(blockIdx.x / 2), number(0) {
-    }
-    __device__ bool left(void) const {
-        return tile < down * across;
-    }
-    __device__ void next(void) {
-        tile += gridDim.x / 2;
-        number++;
-    }
-    // Where the block's half of the tile begins.
-    struct Corner {
-        int row, column;
-    };
-    __device__ Corner corner(void) const {
-        int first = tile / (TOGETHER * across) * TOGETHER, rows = min((int)TOGETHER, down - first);
-        int within = tile % (TOGETHER * across), block = blockIdx.x % 2;
-        return {((first + within % rows) * 2 + block) * TILE, within / rows * TILE};
-    }
+// Where the block's half of the cluster's tile begins.
+struct Corner {
+    int row, column;
 };
+__device__ __forceinline__ Corner corner(const Parameters &p, int tile) {
+    int first = tile / (TOGETHER * p.across) * TOGETHER, rows = min((int)TOGETHER, p.down - first);
+    int within = tile % (TOGETHER * p.across), block = blockIdx.x % 2;
+    return {((first + within % rows) * 2 + block) * TILE, within / rows * TILE};
+}
 
 // One lane loads the block's rows of A, and its half of B for both blocks.
 __device__ __forceinline__ void load(Shared &s, const Parameters &p) {
     const int half = blockIdx.x % 2;
     Stage<STAGES> stage = 0;
-    for (Work work(p); work.left(); work.next()) {
-        const Work::Corner at = work.corner();
+    for (int tile = blockIdx.x / 2; tile < p.tiles; tile += gridDim.x / 2) {
+        const Corner at = corner(p, tile);
         for (int k = 0; k < p.K; k += DEPTH, stage.advance(1)) {
             auto &to = s.stages[stage.at];
             Barrier *full = &s.full[stage.at];
@@ -110,16 +94,17 @@ __device__ __forceinline__ void encode(Shared &s, const Parameters &p, int encod
     const float scale = p.out.live->scale;
     auto &staging = s.staging[encoder];
     float range = 0.0f;
-    for (Work work(p); work.left(); work.next()) {
-        const Work::Corner corner = work.corner();
+    int number = 0; // of the tile, counted in this block
+    for (int tile = blockIdx.x / 2; tile < p.tiles; tile += gridDim.x / 2, number++) {
+        const Corner begin = corner(p, tile);
 #pragma unroll 1
         for (int part = 0; part < PARTS; part++) {
-            if ((work.number * PARTS + part) % ENCODERS != encoder) { continue; }
+            if ((number * PARTS + part) % ENCODERS != encoder) { continue; }
             const int w = part / 4, down = part / 2 % 2 * PART_ROWS, half = part % 2;
             const uint8_t *gate = s.x[w][0][half] + down * FULL_ROW;
             const uint8_t *up = s.x[w][1][half] + down * FULL_ROW;
-            const int m = corner.row + w * ROWS + down, n = corner.column + half * PART_COLUMNS;
-            barrier_wait(&s.staged[w], work.number);
+            const int m = begin.row + w * ROWS + down, n = begin.column + half * PART_COLUMNS;
+            barrier_wait(&s.staged[w], number);
             if (lane == 0) {
                 tma_store<2>(p.x[0], gate, n, m);
                 tma_store<2>(p.x[1], up, n, m);
@@ -162,8 +147,8 @@ __device__ __forceinline__ void encode(Shared &s, const Parameters &p, int encod
             show_to_tma();
             __syncwarp();
             if (lane == 0) {
-                if (p.writes_codes) { tma_store<4>(p.codes, staging.codes, n, m / 16); }
-                if (p.writes_codes_t) { tma_store<5>(p.codes_t, staging.codes_t, m, n / 16); }
+                if (p.out.fp8 != NULL) { tma_store<4>(p.codes, staging.codes, n, m / 16); }
+                if (p.out.fp8_t != NULL) { tma_store<5>(p.codes_t, staging.codes_t, m, n / 16); }
                 stores_commit();
                 stores_wait_read<1>(); // of gate and up
                 barrier_arrive(&s.freed[w], true);
@@ -198,7 +183,8 @@ __device__ __forceinline__ void multiply(Shared &s, const Parameters &p, int w) 
         if (lane < 2) { barrier_arrive_in(&s.empty[at], lane); }
         __syncwarp();
     };
-    for (Work work(p); work.left(); work.next()) {
+    int number = 0;
+    for (int tile = blockIdx.x / 2; tile < p.tiles; tile += gridDim.x / 2, number++) {
         int last = stage.at;
         step(true);
         for (int k = DEPTH; k < p.K; k += DEPTH) {
@@ -211,7 +197,7 @@ __device__ __forceinline__ void multiply(Shared &s, const Parameters &p, int w) 
         wgmma_wait<0>();
         release(last);
         pin(sums);
-        barrier_wait(&s.freed[w], work.number + 1);
+        barrier_wait(&s.freed[w], number + 1);
 #pragma unroll
         for (int j = 0; j < 2 * TILE / 16; j++) { // blocks of 16 columns, of gate and then of up
 #pragma unroll
@@ -266,26 +252,9 @@ __global__ void __launch_bounds__(THREADS, 1)
 #endif
 }
 
-// ---- launcher -----------------------------------------------------------------------------------
-
-void launch_clusters(int clusters, const Parameters &p, cudaStream_t stream) {
-    auto kernel = swiglu_product_kernel;
-    cudaLaunchAttribute two = {};
-    two.id = cudaLaunchAttributeClusterDimension;
-    two.val.clusterDim = {2, 1, 1};
-    cudaLaunchConfig_t config = {};
-    config.gridDim = 2 * clusters;
-    config.blockDim = THREADS;
-    config.dynamicSmemBytes = sizeof(Shared);
-    config.stream = stream;
-    config.attrs = &two;
-    config.numAttrs = 1;
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    (int)sizeof(Shared)));
-    CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, p));
-}
-
 } // namespace
+
+// ---- launcher -----------------------------------------------------------------------------------
 
 void gpu_product_swiglu(Gpu *gpu, Gemm g, Tensor out) {
     const char *name = "product with SwiGLU";
@@ -305,13 +274,26 @@ void gpu_product_swiglu(Gpu *gpu, Gemm g, Tensor out) {
     }
     p.codes = map_like_rows(out.fp8, g.m, F, HALF_ROW, PART_ROWS);
     p.codes_t = map_like_columns(out.fp8_t, F, g.m, QUARTER_ROW, PART_COLUMNS);
-    p.writes_codes = out.fp8 != NULL;
-    p.writes_codes_t = out.fp8_t != NULL;
     p.scale_a = g.scale_a;
     p.scale_b = g.scale_b;
     p.out = out;
     p.K = g.k;
     p.down = divide_up(g.m, 2 * TILE);
     p.across = divide_up(F, TILE);
-    launch_clusters(min(p.down * p.across, gpu->sms / 2), p, gpu->stream);
+    p.tiles = p.down * p.across;
+
+    cudaLaunchAttribute clusters = {};
+    clusters.id = cudaLaunchAttributeClusterDimension;
+    clusters.val.clusterDim = {2, 1, 1};
+    cudaLaunchConfig_t launch = {};
+    launch.gridDim = 2 * min(p.tiles, gpu->sms / 2);
+    launch.blockDim = THREADS;
+    launch.dynamicSmemBytes = sizeof(Shared);
+    launch.stream = gpu->stream;
+    launch.attrs = &clusters;
+    launch.numAttrs = 1;
+    auto kernel = swiglu_product_kernel;
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    (int)sizeof(Shared)));
+    CUDA_CHECK(cudaLaunchKernelEx(&launch, kernel, p));
 }
