@@ -35,9 +35,11 @@ struct Problem {
             return whole ? (float)(int)(rng_bits(key, i) % 5) - 2.0f : spread * rng_normal(key, i);
         };
         random_key++;
+#pragma omp parallel for
         for (size_t i = 0; i < a_host.size(); i++) {
             a_host[i] = fp8_encode(value(random_key, i, spread_a), t);
         }
+#pragma omp parallel for
         for (size_t i = 0; i < b_host.size(); i++) {
             b_host[i] = fp8_encode(value(~random_key, i, spread_b), FP8_E4M3);
         }
