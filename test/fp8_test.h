@@ -4,8 +4,6 @@
 
 #include "gpu_test.h"
 
-typedef std::vector<uint8_t> Codes;
-
 static inline bool has_fp8(void) {
     return gpu.capability >= FP8_CAPABILITY;
 }
