@@ -12,8 +12,8 @@
 #include <algorithm>
 #include <string>
 #include <sys/wait.h>
-#include <tuple>
 #include <unistd.h>
+#include <utility>
 #include <vector>
 
 typedef std::vector<float> Floats;
@@ -90,6 +90,7 @@ typedef Buffer<float> FloatBuffer;
 
 static inline std::vector<Bf16> bf16_codes(const Floats &x) {
     std::vector<Bf16> codes(x.size());
+#pragma omp parallel for
     for (size_t i = 0; i < x.size(); i++) { codes[i] = bf16_encode(x[i]); }
     return codes;
 }
@@ -240,6 +241,7 @@ static uint64_t random_key = 1;
 static inline Floats random_bf16(size_t n, float scale) {
     Floats x(n);
     random_key++;
+#pragma omp parallel for
     for (size_t i = 0; i < n; i++) { x[i] = scale * rng_normal(random_key, i); }
     round_to_bf16(x.data(), x.data(), (int64_t)n);
     return x;
@@ -376,8 +378,8 @@ template <typename Call> static float time_ms(Call call) {
 
 // ---- the table of launchers --------------------------------------------------------------------
 
-// ROW(name) { row(function, {shapes to check}, {shapes to time}, {shapes beyond 2^31}); } is a
-// test, and is timed by
+// ROW(name) { row(function, mode, shapes); ... } is a test of a launcher at the shapes of CHECKING,
+// and is timed at those of TIMING by
 //   build/plain/PROGRAM --time [part of a line's name]
 // which prints beside each time its floor: the bytes that must move at 4.3 TB/s, or the operations
 // at 800 TFLOP/s in BF16 and twice that in FP8.
@@ -390,15 +392,15 @@ static int row_count;
 static const char *wanted = "";
 static const double BYTES_PER_S = 4.3e12, FLOPS_PER_S = 800e12;
 
-template <typename T> struct Same { typedef T type; }; // from it, no argument of row() is deduced
-template <typename... A>
-using Shapes = typename Same<std::initializer_list<std::tuple<A...>>>::type;
+template <typename... A, size_t... I>
+static void at_shape(void (*run)(A...), const int *shape, std::index_sequence<I...>) {
+    run((A)shape[I]...);
+}
 
-template <typename... A>
-static void row(void (*run)(A...), Shapes<A...> checked, Shapes<A...> timed = {},
-                Shapes<A...> large = {}) {
-    for (const auto &shape : mode == CHECKING ? checked : mode == TIMING ? timed : large) {
-        std::apply(run, shape);
+template <typename... A, size_t N>
+static void row(void (*run)(A...), Mode when, const int (&shapes)[N][sizeof...(A)]) {
+    for (const int *shape : shapes) {
+        if (mode == when) { at_shape(run, shape, std::index_sequence_for<A...>()); }
     }
 }
 
@@ -439,6 +441,7 @@ static inline void run_rows(Mode how) {
 static inline int check_or_time(int argc, char **argv) {
     if (argc > 1 && strcmp(argv[1], "--time") == 0) {
         if (argc > 2) { wanted = argv[2]; }
+        mode = TIMING;
         test_state.setup();
         run_rows(TIMING);
         return test_state.failing ? EXIT_FAILURE : EXIT_SUCCESS;

@@ -1,6 +1,7 @@
 // The FP8 products with GELU in their epilogue (kernels/fused_product.cu), forward and backward:
 // against the definition, summed in FP64, and against the two kernels that they replace. Bit for
-// bit, where the operands' sums are the same in every order.
+// bit, where the operands' sums are the same in every order. `--time` times them beside these two.
+#define TEST_OWN_MAIN
 #include "fp8_test.h"
 
 // A product with all that it reads and writes. Operands are normally distributed, or small whole
@@ -13,16 +14,16 @@ struct Problem {
     Buffer<uint8_t> a, b;
     Buffer<Fp8Live> scales; // of a and b
     Input bias, x_host;
-    Bf16Buffer x; // the pre-activations
+    Bf16Buffer x, apart; // the pre-activations; of two kernels, the product
     FloatBuffer sums;
     SumScratch scratch;
     Quantised out;
 
     Problem(int m, int n, int k, Fp8Type t, bool back, bool f, bool whole)
-        : M(m), N(n), K(k), type(t), backward(back), fast(f), a_host((size_t)m * k),
-          b_host((size_t)n * k), a(a_host.size()), b(b_host.size()), scales(2), bias(n, 1),
-          x_host((size_t)m * n, 1.5f), x((size_t)m * n), sums(n), scratch(m, n),
-          out(m, n, t, back ? 90.0f : 50.0f) {
+        : M(m), N(n), K(k), type(t), backward(back), fast(f), a_host(period_of((size_t)m * k)),
+          b_host(period_of((size_t)n * k)), a((size_t)m * k), b((size_t)n * k), scales(2),
+          bias(n, 1), x_host((size_t)m * n, 1.5f), x((size_t)m * n), apart(x.count), sums(n),
+          scratch(m, n), out(m, n, t, back ? 90.0f : 50.0f) {
         // a normal product has the spread of a pre-activation
         float spread_a = whole ? 1.0f : 50.0f, spread_b = whole ? 1.0f : 30.0f;
         Fp8Live both[2] = {{1 / spread_a, spread_a, 0, 0}, {1 / spread_b, spread_b, 0, 0}};
@@ -38,8 +39,8 @@ struct Problem {
             b_host[i] = fp8_encode(value(~random_key, i, spread_b), FP8_E4M3);
         }
         scales.put(both);
-        a.put(a_host.data());
-        b.put(b_host.data());
+        put_repeated(a, a_host);
+        put_repeated(b, b_host);
         reset();
     }
     void reset(void) {
@@ -47,7 +48,9 @@ struct Problem {
         sums.poison();
         scratch.poison();
         x.poison();
-        if (backward) { put_floats(x, x_host.host); }
+        if (!backward) { return; }
+        CUDA_CHECK(cudaMemcpyAsync(x.data, x_host.device.data, x.count * sizeof(Bf16),
+                                   cudaMemcpyDeviceToDevice, gpu.stream));
     }
     Gemm gemm_of(Bf16 *d) const {
         Gemm g = gemm_plain(M, N, K, NULL, NULL, d);
@@ -85,10 +88,9 @@ struct Problem {
     }
     // The same by cuBLASLt and a pass.
     void run_apart(void) {
-        Bf16Buffer product((size_t)M * N);
-        gemm(&gpu, gemm_of(backward ? product.data : x.data));
+        gemm(&gpu, gemm_of(backward ? apart.data : x.data));
         if (backward) {
-            gpu_gelu_backward(&gpu, tensor(), column_sums(), product.data, x.data, bias.device.data,
+            gpu_gelu_backward(&gpu, tensor(), column_sums(), apart.data, x.data, bias.device.data,
                               scratch.scratch(), M, N);
         } else {
             gpu_gelu_forward(&gpu, tensor(), x.data, bias.device.data, M, N);
@@ -178,8 +180,29 @@ static void check_whole(int M, int N, int K, Fp8Type type, bool backward, bool f
     CHECK(CAUGHT(check_same(fused, broken)));
 }
 
-TEST(whole_numbers) {
-    if (!can_run()) { return; }
+// Each in one kernel and in two: with the default accumulation (fast forward, split backward), and
+// with fast. Codes are read, two forms of codes are written, and BF16 pre-activations are read or
+// written.
+static void time_products(int M, int F, int C) {
+    const std::string shape = text("fc1 %dx%dx%d", M, F, C);
+    const double floor = 2.0 * M * F * C / (2 * FLOPS_PER_S) + moved(2.0 * M * F);
+    for (int i = 0; i < 4 && has_fp8(); i++) {
+        bool fast = i / 2, backward = i % 2;
+        std::string kind = text("%s %s", backward ? " backward" : "", fast ? "fast" : "split");
+        Problem p(M, F, C, backward ? FP8_E5M2 : FP8_E4M3, backward, fast, false);
+        for (int turn = 0; turn < 2; turn++) { // alternating, since the clock drifts
+            timed("gelu: product" + kind, shape, floor,
+                  [&] { gemm(&gpu, p.gemm_of(p.apart.data)); });
+            timed("gelu: product, pass" + kind, shape, floor, [&] { p.run_apart(); });
+            if (!gpu_has_gelu_products(&gpu)) { continue; }
+            timed("gelu: in one" + kind, shape, floor, [&] { p.run(); });
+        }
+    }
+}
+
+ROW(whole_numbers) {
+    row(time_products, TIMING, {{65536, 3072, 768}});
+    if (mode != CHECKING || !can_run()) { return; }
     static const int shapes[][3] = {{16, 16, 16},    {64, 128, 128},  {128, 128, 768},
                                     {48, 144, 80},   {208, 400, 656}, {304, 272, 528},
                                     {1040, 16, 400}, {16, 1040, 272}, {4144, 768, 768}};
@@ -394,4 +417,8 @@ TEST(refusals) {
 
 SETUP() {
     open_test_gpu(1 << 20);
+}
+
+int main(int argc, char **argv) {
+    return check_or_time(argc, argv);
 }

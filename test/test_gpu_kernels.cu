@@ -85,21 +85,19 @@ static void product(const Product &p, int m, int n, int k, bool trans_a, bool tr
     }
 }
 
+static const char *const layers[] = {"", "qkv", "out", "fc1", "fc2", "head"};
+
 // The products of a layer with outputs [M,N] of inputs [M,K].
-static void layer_products(int M, int N, int K, const char *layer) {
-    std::string shape = text("%s %dx%dx%d", layer, M, N, K);
+static void layer_products(int M, int N, int K, int layer) {
+    std::string shape = text("%s %dx%dx%d", layers[layer], M, N, K);
     for (const Product &p : products) {
         bool dgelu = p.epilogue == EPILOGUE_DGELU;
-        if (mode == TIMING) { // GELU's derivative follows fc2's input gradient
-            if (dgelu && strcmp(layer, "fc2") != 0) { continue; }
-            product(p, p.trans_a ? N : M, p.trans_b ? N : K,
-                    p.trans_a   ? M
-                    : p.trans_b ? K
-                                : N,
-                    p.trans_a, p.trans_b, shape);
-            continue;
+        if (mode == TIMING && p.trans_b) { product(p, M, N, K, false, true, shape); }
+        if (mode == TIMING && p.trans_a) { product(p, N, K, M, true, false, shape); }
+        if (mode == TIMING && !p.trans_a && !p.trans_b && (!dgelu || layer == 4)) {
+            product(p, M, K, N, false, false, shape); // GELU's derivative follows that of fc2
         }
-        for (int transposed = 0; transposed < 4; transposed++) {
+        for (int transposed = 0; transposed < 4 && mode == CHECKING; transposed++) {
             bool trans_a = transposed & 1, trans_b = transposed & 2;
             if (M % 8 != 0 && (trans_a || !trans_b)) { continue; }
             if (dgelu && (trans_a || M < 128)) { continue; } // no step has it
@@ -108,19 +106,15 @@ static void layer_products(int M, int N, int K, const char *layer) {
     }
 }
 
-ROW(bf16_products) {
+ROW(bf16_products) {              // M, N, K, layer
     if (sanitizing()) { return; } // the libraries' kernels are not ours
-    row(layer_products,
-        {{128, 256, 64, ""}, {200, 136, 72, ""}, {8, 512, 1600, ""}, {1, 264, 48, ""}},
-        {{65536, 2304, 768, "qkv"},
-         {65536, 768, 768, "out"},
-         {65536, 3072, 768, "fc1"},
-         {65536, 768, 3072, "fc2"},
-         {16384, 50304, 768, "head"},
-         {32768, 6400, 1600, "fc1"},
-         {32768, 1600, 6400, "fc2"},
-         {32768, 11008, 2048, "fc1"},
-         {32768, 2048, 5504, "fc2"}});
+    static const int timed[][4] = {
+        {65536, 2304, 768, 1},  {65536, 768, 768, 2},    {65536, 3072, 768, 3},
+        {65536, 768, 3072, 4},  {16384, 50304, 768, 5},  {32768, 6400, 1600, 3},
+        {32768, 1600, 6400, 4}, {32768, 11008, 2048, 3}, {32768, 2048, 5504, 4}};
+    row(layer_products, CHECKING,
+        {{128, 256, 64, 0}, {200, 136, 72, 0}, {8, 512, 1600, 0}, {1, 264, 48, 0}});
+    row(layer_products, TIMING, timed);
 }
 
 // How a product's FP8 operands are scaled: A and B by one scale each, with fast accumulation or
@@ -214,39 +208,47 @@ static void fp8_product(int m, int n, int k, Fp8Type type_a, Fp8Type type_b, Sca
     CHECK_ERROR(wide.get().data(), twice.data(), (int64_t)size, 1e-6);
 }
 
+static void one_fp8_product(int m, int n, int k, Fp8Type a, Fp8Type b, Scaling scaling) {
+    fp8_product(m, n, k, a, b, scaling, "", "");
+}
+
 // The three products of a layer with outputs [M,N] of inputs [M,K].
-static void fp8_layer(int M, int N, int K, const char *layer) {
+static void fp8_layer(int M, int N, int K, int layer) {
     static const char *const kinds[] = {"fast", "split", "blocks"};
-    std::string shape = text("%s %dx%dx%d", layer, M, N, K);
+    std::string shape = text("%s %dx%dx%d", layers[layer], M, N, K);
     for (Scaling scaling : {FAST, SPLIT, SQUARES}) {
+        const char *kind = kinds[scaling];
         Fp8Type dy = scaling == SQUARES ? FP8_E4M3 : FP8_E5M2;
-        fp8_product(M, N, K, FP8_E4M3, FP8_E4M3, scaling,
-                    text("fp8 product forward %s", kinds[scaling]), shape);
-        fp8_product(M, K, N, dy, FP8_E4M3, scaling, text("fp8 product dX %s", kinds[scaling]),
+        Scaling dw = scaling == SQUARES ? VECTORS : scaling;
+        fp8_product(M, N, K, FP8_E4M3, FP8_E4M3, scaling, text("fp8 product forward %s", kind),
                     shape);
-        fp8_product(N, K, M, dy, FP8_E4M3, scaling == SQUARES ? VECTORS : scaling,
-                    text("fp8 product dW %s", kinds[scaling]), shape);
+        fp8_product(M, K, N, dy, FP8_E4M3, scaling, text("fp8 product dX %s", kind), shape);
+        fp8_product(N, K, M, dy, FP8_E4M3, dw, text("fp8 product dW %s", kind), shape);
     }
 }
 
-ROW(fp8_products) {
+ROW(fp8_products) { // m, n, k, types, scaling; M, N, K, layer
     if (sanitizing()) { return; }
-    for (Scaling scaling : {FAST, SPLIT}) {
-        row(fp8_product, {{128, 256, 64, FP8_E4M3, FP8_E4M3, scaling, "", ""},
-                          {208, 144, 1008, FP8_E5M2, FP8_E4M3, scaling, "", ""},
-                          {16, 512, 4096, FP8_E4M3, FP8_E5M2, scaling, "", ""}});
-    }
-    for (Scaling scaling : {SQUARES, VECTORS}) { // the second: incomplete blocks everywhere
-        row(fp8_product, {{128, 256, 384, FP8_E4M3, FP8_E4M3, scaling, "", ""},
-                          {208, 144, 1600, FP8_E5M2, FP8_E4M3, scaling, "", ""},
-                          {16, 512, 4096, FP8_E4M3, FP8_E4M3, scaling, "", ""}});
-    }
-    row(fp8_layer, {},
-        {{65536, 3072, 768, "fc1"},
-         {65536, 768, 3072, "fc2"},
-         {32768, 6400, 1600, "fc1"},
-         {32768, 11008, 2048, "fc1"},
-         {16384, 50304, 768, "head"}});
+    static const int checked[][6] = {{128, 256, 64, FP8_E4M3, FP8_E4M3, FAST},
+                                     {208, 144, 1008, FP8_E5M2, FP8_E4M3, FAST},
+                                     {16, 512, 4096, FP8_E4M3, FP8_E5M2, FAST},
+                                     {128, 256, 64, FP8_E4M3, FP8_E4M3, SPLIT},
+                                     {208, 144, 1008, FP8_E5M2, FP8_E4M3, SPLIT},
+                                     {16, 512, 4096, FP8_E4M3, FP8_E5M2, SPLIT},
+                                     {128, 256, 384, FP8_E4M3, FP8_E4M3, SQUARES},
+                                     // incomplete blocks everywhere
+                                     {208, 144, 1600, FP8_E5M2, FP8_E4M3, SQUARES},
+                                     {16, 512, 4096, FP8_E4M3, FP8_E4M3, SQUARES},
+                                     {128, 256, 384, FP8_E4M3, FP8_E4M3, VECTORS},
+                                     {208, 144, 1600, FP8_E5M2, FP8_E4M3, VECTORS},
+                                     {16, 512, 4096, FP8_E4M3, FP8_E4M3, VECTORS}};
+    static const int timed[][4] = {{65536, 3072, 768, 3},
+                                   {65536, 768, 3072, 4},
+                                   {32768, 6400, 1600, 3},
+                                   {32768, 11008, 2048, 3},
+                                   {16384, 50304, 768, 5}};
+    row(one_fp8_product, CHECKING, checked);
+    row(fp8_layer, TIMING, timed);
 }
 
 // ---- attention ---------------------------------------------------------------------------------
@@ -300,7 +302,7 @@ static void attention(AttentionShape s, bool plain) {
         fail("%s", "");
         bool served = attention_by_cudnn(&gpu, s);
         if (!served) { printf("  measured: by the plain kernel: %s\n", error_text()); }
-        CHECK(served || s.T < 64); // the lengths that people train on
+        CHECK(served || s.T < 64 || on_stand_ins()); // the lengths that people train on
     }
     forward();
     // k: one rounding of the output in the plain kernel; cuDNN also rounds the probabilities
@@ -316,27 +318,27 @@ static void attention(AttentionShape s, bool plain) {
     }
 }
 
-ROW(attention_by_library) {
+static void attentions(int B, int T, int H, int G, int D, bool deterministic, bool plain) {
+    attention({B, T, H, G, D, deterministic}, plain);
+}
+
+ROW(attention_by_library) { // B, T, H, G, D, deterministic, plain
     if (sanitizing()) { return; }
-    row(attention,
-        {{{2, 128, 4, 4, 64, true}, false},
-         {{1, 1, 2, 1, 64, true}, false},
-         {{3, 17, 25, 25, 64, true}, false},
-         {{2, 200, 8, 2, 128, true}, false},
-         {{1, 1000, 4, 1, 64, true}, false},
-         {{2, 64, 6, 2, 32, true}, false},
-         {{2, 128, 4, 4, 64, false}, false},
-         {{2, 200, 8, 2, 128, false}, false}},
-        {{{64, 1024, 12, 12, 64, false}, false},
-         {{16, 2048, 16, 4, 128, false}, false},
-         {{2, 8192, 32, 8, 128, false}, false}});
+    static const int checked[][7] = {{2, 128, 4, 4, 64, 1},  {1, 1, 2, 1, 64, 1},
+                                     {3, 17, 25, 25, 64, 1}, {2, 200, 8, 2, 128, 1},
+                                     {1, 1000, 4, 1, 64, 1}, {2, 64, 6, 2, 32, 1},
+                                     {2, 128, 4, 4, 64, 0},  {2, 200, 8, 2, 128, 0}};
+    row(attentions, CHECKING, checked);
+    row(attentions, TIMING,
+        {{64, 1024, 12, 12, 64}, {16, 2048, 16, 4, 128}, {2, 8192, 32, 8, 128}});
 }
 
 ROW(attention_plain) {
-    row(attention, {{{1, 1, 2, 1, 64, true}, true},
-                    {{2, 17, 25, 25, 64, true}, true},
-                    {{2, 50, 6, 2, 20, true}, true},
-                    {{1, 33, 4, 1, 256, true}, true}});
+    static const int checked[][7] = {{1, 1, 2, 1, 64, 1, 1},
+                                     {2, 17, 25, 25, 64, 1, 1},
+                                     {2, 50, 6, 2, 20, 1, 1},
+                                     {1, 33, 4, 1, 256, 1, 1}};
+    row(attentions, CHECKING, checked);
 }
 
 // Deterministic backward in many pieces gives what it gives in one. With 251 tokens a piece's rows
@@ -414,8 +416,9 @@ static void norm_and_decision(int64_t n) {
     }
 }
 
-ROW(norms_and_decisions) {
-    row(norm_and_decision, {{1000 * 64}}, {{256 << 20}});
+ROW(norms_and_decisions) { // n
+    row(norm_and_decision, CHECKING, {{1000 * 64}});
+    row(norm_and_decision, TIMING, {{256 << 20}});
 }
 
 // The device's decisions and window are the host's, to a spike and past it.
@@ -602,22 +605,17 @@ static void adamw(int64_t n, GpuType gradient_type, GpuType moment_type, bool fp
     if (offloaded) { gpu_host_free(memory); }
 }
 
-ROW(optimizers) {
-    const int64_t n = 64 * 1001, many = 256 << 20, model = (int64_t)110080 * 2048,
-                  large = (int64_t)28672 * 4096;
-    row(adamw,
-        {{n, TYPE_F32, TYPE_F32, false, false},
-         {n, TYPE_BF16, TYPE_F32, false, false},
-         {n, TYPE_BF16, TYPE_BF16, false, false},
-         {n, TYPE_BF16, TYPE_F32, true, false},
-         {n, TYPE_BF16, TYPE_F32, true, true},
-         {n, TYPE_BF16, TYPE_BF16, true, true}},
-        {{many, TYPE_BF16, TYPE_F32, false, false},
-         {many, TYPE_BF16, TYPE_BF16, false, false},
-         {model, TYPE_BF16, TYPE_F32, true, false},
-         {model, TYPE_BF16, TYPE_BF16, true, false},
-         {large, TYPE_BF16, TYPE_F32, true, true},
-         {large, TYPE_BF16, TYPE_BF16, true, true}});
+ROW(optimizers) { // n, types of gradients and moments, FP8, offloaded
+    static const int checked[][5] = {
+        {64 * 1001, TYPE_F32, TYPE_F32},        {64 * 1001, TYPE_BF16, TYPE_F32},
+        {64 * 1001, TYPE_BF16, TYPE_BF16},      {64 * 1001, TYPE_BF16, TYPE_F32, 1},
+        {64 * 1001, TYPE_BF16, TYPE_F32, 1, 1}, {64 * 1001, TYPE_BF16, TYPE_BF16, 1, 1}};
+    static const int timed[][5] = {
+        {256 << 20, TYPE_BF16, TYPE_F32},          {256 << 20, TYPE_BF16, TYPE_BF16},
+        {110080 * 2048, TYPE_BF16, TYPE_F32, 1},   {110080 * 2048, TYPE_BF16, TYPE_BF16, 1},
+        {28672 * 4096, TYPE_BF16, TYPE_F32, 1, 1}, {28672 * 4096, TYPE_BF16, TYPE_BF16, 1, 1}};
+    row(adamw, CHECKING, checked);
+    row(adamw, TIMING, timed);
 }
 
 // The update kernel against fp8_slot_update, slot by slot, over many steps, some with bad amaxes.
@@ -673,6 +671,39 @@ TEST(scaling_state) {
 }
 
 // ---- properties that are no row ----------------------------------------------------------------
+
+// The table's own comparisons find one wrong bit: in each form of the output, in sums, and in the
+// last part of a whole.
+TEST(planted_faults) {
+    enum { M = 64, N = 32 };
+    Input x(M * N, 2), dout(M * N, 1);
+    SumScratch scratch(M, N);
+    Floats dx(M * N);
+    gelu_backward(dx.data(), dout.host.data(), x.host.data(), M * N);
+    const Producer p = {"planted", FUSED_UNROUNDED, M, N, FP8_E5M2, 50.0f, &dout, 0, 0, {N}, 1};
+    for (Mode how : {CHECKING, IN_PARTS}) {
+        for (int fault = 0; fault < 5; fault++) { // 0: none
+            auto run = [&](const Launch &l) {
+                gpu_gelu_backward(&gpu, l.out, l.sums[0], l.out.bf16, x.device.data + l.first * N,
+                                  NULL, scratch.scratch(), l.rows, N);
+                bool last = (int)l.first + l.rows == M && (how == CHECKING || l.rows < M);
+                void *forms[] = {NULL, l.out.fused ? NULL : l.out.bf16, l.out.fp8, l.out.fp8_t,
+                                 l.sums[0].data};
+                uint8_t *at = (uint8_t *)forms[fault], byte;
+                if (at == NULL || !last) { return; }
+                at += fault == 4 ? 3 : (size_t)l.rows * N - 1; // of the sums, an exponent's bit
+                gpu_fetch(&gpu, &byte, at, 1);
+                CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
+                byte ^= 0x20;
+                gpu_send(&gpu, at, &byte, 1);
+            };
+            mode = how;
+            CHECK(CAUGHT(producer(p, dx, run)) ==
+                  (fault > 0 && (fault == 1 || fault == 4 || has_fp8())));
+            mode = CHECKING;
+        }
+    }
+}
 
 // The norms as on devices whose blocks have less shared memory than Hopper's: with fewer groups, or
 // none.
