@@ -7,6 +7,12 @@
 
 // ---- what a row does with a launcher -----------------------------------------------------------
 
+// What a fused producer quantises, and what it writes in BF16.
+typedef enum {
+    FUSED_UNROUNDED, // FP32 values; the BF16 form stays as it was
+    FUSED_ROUNDED    // its BF16 result, which it also writes
+} Fused;
+
 // A launch on some rows of a tensor.
 struct Launch {
     Tensor out;
@@ -188,6 +194,69 @@ template <typename Run> static void time_producer(const Producer &p, Run run) {
     }
 }
 
+// Against its FP32 definition: in BF16; and, where shape and device allow FP8, fused, by a given
+// scale in two passes, measured, and by blocks; with all forms of output that can be requested.
+template <typename Run>
+static void check_forms(const Producer &p, const Floats &expected, Run run) {
+    Quantised q(p.M, p.N, p.type, p.scale);
+    Sums sums(p);
+    auto launch = [&](Tensor out) {
+        q.bf16.poison();
+        p.begin(q.bf16.data, 0, p.M);
+        run(sums.launch(out, 0, p.M, p.needed, false));
+    };
+    launch(tensor_bf16(q.bf16.data));
+    Floats result = get_floats(q.bf16);
+    check_against(p.name.c_str(), result, expected, p.bf16_only > 0 ? p.bf16_only : 1.05, __FILE__,
+                  __LINE__);
+    CHECK(Codes(q.fp8.count, 0xff) == q.fp8.get());
+    if (!p.has_codes()) { return; }
+
+    q.reset(0.0f, 1);
+    launch(q.tensor(SCALE_GIVEN, true));
+    const bool rounded = p.fused == FUSED_ROUNDED;
+    const Floats left = rounded            ? result
+                        : p.before != NULL ? p.before->host
+                                           : Floats(result.size(), bf16_decode(0xffff));
+    CHECK(same_bits(get_floats(q.bf16), left));
+    check_given(q, rounded ? result : expected, rounded);
+    float amax = q.slot.get()[0].amax;
+    Codes rows = q.fp8.get(), columns = q.fp8_t.get(), untouched(rows.size(), 0xff);
+    for (int forms = 1; forms < 4; forms++) { // one form alone, and both
+        q.reset(0.0f, 1);
+        Tensor some = q.tensor(SCALE_GIVEN, true);
+        if (!(forms & 1)) { some.fp8 = NULL; }
+        if (!(forms & 2)) { some.fp8_t = NULL; }
+        launch(some);
+        CHECK(q.fp8.get() == (forms & 1 ? rows : untouched));
+        CHECK(q.fp8_t.get() == (forms & 2 ? columns : untouched));
+        CHECK(same_bits(get_floats(q.bf16), left));
+        CHECK_CLOSE(q.slot.get()[0].amax, amax, 0.0);
+    }
+
+    q.reset(0.0f, 1);
+    launch(q.tensor(SCALE_GIVEN, false));
+    CHECK(same_bits(get_floats(q.bf16), result));
+    check_given(q, result, true);
+
+    q.reset(0.0f, 0);
+    launch(q.tensor(SCALE_MEASURED, false));
+    CHECK(same_bits(get_floats(q.bf16), result));
+    check_measured(q, result);
+    q.reset(0.0f, 3); // with a history, whose scale stays
+    launch(q.tensor(SCALE_MEASURED, false));
+    CHECK_EQUAL(check_codes(q.fp8.get(), result, p.scale, p.type, 0), 0);
+
+    for (int form = 0; form < 2; form++) {
+        bool alone = form == 1;
+        q.reset(0.0f, 0);
+        launch(q.blocks(SCALES_VECTOR, alone));
+        bool writes_bf16 = !alone || rounded;
+        if (writes_bf16) { CHECK(same_bits(get_floats(q.bf16), result)); }
+        check_blocks(q, result, SCALES_VECTOR, writes_bf16);
+    }
+}
+
 // What the mode asks for. expected: the definition's output in FP32; sums: see check_sums.
 template <typename Run>
 static void producer(const Producer &p, const Floats &expected, Run run,
@@ -195,17 +264,7 @@ static void producer(const Producer &p, const Floats &expected, Run run,
     if (mode == IN_PARTS) { same_in_parts(p, run); }
     if (mode == TIMING) { time_producer(p, run); }
     if (mode != CHECKING) { return; }
-    Sums spare(p);
-    auto launch = [&](Tensor out) { run(spare.launch(out, 0, p.M, p.needed, false)); };
-    if (p.bf16_only > 0) {
-        Bf16Buffer out(expected.size());
-        p.begin(out.data, 0, p.M);
-        launch(tensor_bf16(out.data));
-        check_against(p.name.c_str(), get_floats(out), expected, p.bf16_only, __FILE__, __LINE__);
-        return;
-    }
-    check_producer(p.fused, p.M, p.N, p.type, p.scale, p.before != NULL ? &p.before->host : NULL,
-                   expected, launch);
+    check_forms(p, expected, run);
     if (p.sums[0] + p.sums[1] + p.sums[2] > 0) { check_sums(p, expected, sums, run); }
 }
 
@@ -331,8 +390,10 @@ static void norm(int M, int C, bool layernorm, float centre) {
              });
 
     SumScratch scratch(M, 3 * C);
-    mean.put(means.data());
-    rstd.put(deviations.data());
+    if (mode == CHECKING) {
+        mean.put(means.data());
+        rstd.put(deviations.data());
+    }
     cpu_norm_backward(dx.data(), dw.data(), layernorm ? db.data() : NULL, dout.host.data(),
                       x.host.data(), w.host.data(), means.data(), deviations.data(), defined(M), C);
     int needed = mode == TIMING && layernorm ? 3 : 2; // where norms have biases, so have layers
@@ -653,28 +714,22 @@ static void loss(int M, int V, int P, Fp8Type type, int kind) {
 }
 
 ROW(losses) { // M, V, P, type, kind
-    static const int checked[][5] = {{1, 5, 8, FP8_E5M2},
-                                     {33, 257, 264, FP8_E5M2},
-                                     {16, 16, 16, FP8_E4M3},
-                                     {48, 301, 304, FP8_E5M2},
-                                     {128, 5003, 5008, FP8_E5M2},
-                                     {100, 8001, 8064, FP8_E5M2},
-                                     {5, 50257, 50304, FP8_E5M2},
-                                     {20, 50257, 50304, FP8_E5M2},
-                                     {7, 128256, 128256, FP8_E5M2},
-                                     {3, 499999, 500000, FP8_E5M2}, // a row too long for a cluster
-                                     // two kernels: with a cap and without
-                                     {16, 151931, 151936, FP8_E5M2, 3},
-                                     {16, 151931, 151936, FP8_E5M2, 5}};
-    row(loss, CHECKING, checked);
-    for (int kind = 2; kind < COUNT(loss_kinds); kind++) {
-        const int with_terms[][5] = {
-            {1, 5, 8, FP8_E5M2, kind},          {33, 257, 264, FP8_E5M2, kind},
-            {16, 16, 16, FP8_E4M3, kind},       {48, 301, 304, FP8_E5M2, kind},
-            {128, 5003, 5008, FP8_E4M3, kind},  {20, 50257, 50304, FP8_E5M2, kind},
-            {3, 499999, 500000, FP8_E5M2, kind}};
-        row(loss, CHECKING, with_terms);
+    for (int kind : {0, 2, 3, 4, 5}) {
+        const int checked[][5] = {{1, 5, 8, FP8_E5M2, kind},
+                                  {33, 257, 264, FP8_E5M2, kind},
+                                  {16, 16, 16, FP8_E4M3, kind},
+                                  {48, 301, 304, FP8_E5M2, kind},
+                                  {128, 5003, 5008, kind == 0 ? FP8_E5M2 : FP8_E4M3, kind},
+                                  {20, 50257, 50304, FP8_E5M2, kind},
+                                  {3, 499999, 500000, FP8_E5M2, kind}}; // too long for a cluster
+        row(loss, CHECKING, checked);
     }
+    row(loss, CHECKING,
+        {{100, 8001, 8064, FP8_E5M2, 0},
+         {5, 50257, 50304, FP8_E5M2, 0},
+         {7, 128256, 128256, FP8_E5M2, 0},
+         {16, 151931, 151936, FP8_E5M2, 3}, // two kernels: with a cap and without
+         {16, 151931, 151936, FP8_E5M2, 5}});
     for (int kind = 0; kind < 3; kind++) {
         row(loss, TIMING,
             {{16384, 50257, 50304, FP8_E5M2, kind}, {8192, 128256, 128256, FP8_E5M2, kind}});
@@ -689,79 +744,58 @@ static void cast(int M, int N, Fp8Type type) {
     if (left_out((int64_t)n)) { return; }
     Input x(n, 1);
     SumScratch scratch(M, N);
-    if (mode == IN_PARTS) {
-        Producer p = {"quantize", FUSED_ROUNDED, M, N, type, 0, &x, 0, 0, {N}};
-        same_in_parts(p, [&](Launch l) {
-            l.out.fused = false;
-            gpu_quantize(&gpu, l.out, l.sums[0], scratch.scratch(), l.rows, N);
-        });
-        return;
-    }
-    FloatBuffer sums(N);
-    Quantised q(M, N, type, 37.3f);
-    const Gradient all = {sums.data, TYPE_F32, false};
-    auto of_x = [&](Tensor t) {
-        t.bf16 = x.device.data;
-        return t;
+    auto quantize = [&](Launch l) {
+        bool sums = l.sums[0].data != NULL;
+        l.out.fused = false;
+        if (l.out.mode == SCALE_MEASURED) { gpu_measure(&gpu, l.out, (int64_t)n); }
+        gpu_quantize(&gpu, l.out, l.sums[0], sums ? scratch.scratch() : Scratch{}, l.rows, N);
     };
-    auto quantize = [&](Tensor t, Gradient g) {
-        gpu_quantize(&gpu, of_x(t), g, g.data != NULL ? scratch.scratch() : Scratch{}, M, N);
-    };
+    Producer p = {"cast", FUSED_ROUNDED, M, N, type, 37.3f, &x, 0, 2.0 * n};
+    if (mode == TIMING) { producer(p, x.host, quantize); }
+    p.name = "cast and sums"; // in BF16 sums alone
+    p.bf16 = (double)n;
+    p.sums[0] = N;
+    p.needed = mode == TIMING; // those of other forms are checked below
+    producer(p, x.host, quantize);
+    if (mode == IN_PARTS || !p.has_codes()) { return; }
+
+    Quantised q(M, N, type, p.scale);
     auto transpose = [&] { gpu_transpose_codes(&gpu, q.fp8_t.data, q.fp8.data, M, N); };
-    bool fp8 = has_fp8() && M % 16 == 0 && N % 16 == 0;
-    if (mode == TIMING) {
-        std::string shape = text("%d x %d", M, N);
-        timed("column sums", shape, moved(n), [&] { quantize(tensor_bf16(NULL), all); });
-        for (int blocks = 0; blocks < 2 && fp8; blocks++) {
-            Tensor t = blocks ? q.blocks(SCALES_VECTOR, false) : q.tensor(SCALE_GIVEN, false);
-            std::string name = blocks ? "fp8 blocks cast" : "fp8 cast";
-            timed(name, shape, moved(2.0 * n), [&] { quantize(t, {}); });
-            timed(name + " and sums", shape, moved(2.0 * n), [&] { quantize(t, all); });
-        }
-        if (fp8) { timed("transpose of codes", shape, moved(n), transpose); }
-        return;
-    }
+    timed("transpose of codes", text("%d x %d", M, N), moved(n), transpose);
+    if (mode == TIMING) { return; }
     Floats expected(N, 0.0f);
     bias_backward(expected.data(), x.host.data(), M, N);
-    quantize(tensor_bf16(NULL), all);
-    CHECK_ERROR(sums.get().data(), expected.data(), N, 1e-5);
-    if (!fp8) { return; }
-    sums.poison();
-    quantize(q.tensor(SCALE_GIVEN, false), all);
-    check_given(q, x.host, true);
-    CHECK_ERROR(sums.get().data(), expected.data(), N, 1e-5);
+    auto check = [&](Tensor t, bool added) {
+        Sums sums(p);
+        if (added) { sums.data[0].put(expected.data()); }
+        put_floats(q.bf16, x.host);
+        quantize(sums.launch(t, 0, M, 1, added));
+        Floats right = expected, result = sums.data[0].get();
+        for (float &sum : right) { sum *= added ? 2 : 1; }
+        CHECK_ERROR(result.data(), right.data(), N, 1e-5);
+    };
+    Tensor measured = q.tensor(SCALE_MEASURED, false);
+    q.reset(0.0f, 0);
+    check(measured, true);
+    check_measured(q, x.host);
     Codes columns = q.fp8_t.get();
     q.fp8_t.poison();
     transpose();
     CHECK(q.fp8_t.get() == columns);
-
-    q.reset(0.0f, 0);
-    Tensor measured = of_x(q.tensor(SCALE_MEASURED, false));
-    gpu_measure(&gpu, measured, (int64_t)n);
-    quantize(measured, {sums.data, TYPE_F32, true});
-    check_measured(q, x.host);
-    for (float &sum : expected) { sum *= 2; }
-    CHECK_ERROR(sums.get().data(), expected.data(), N, 1e-5);
-    q.reset(tensor_amax(x.host.data(), (int64_t)n), 3); // with a history
-    measured.slot = NULL;                               // without a history
-    quantize(measured, {});
+    q.reset(0.0f, 3);
+    measured.slot = NULL; // no history
+    check(measured, false);
     CHECK_CLOSE(q.slot.get()[0].amax, 0.0, 0.0);
-    quantize(q.tensor(SCALE_MEASURED, false), {});
-    CHECK_EQUAL(check_codes(q.fp8.get(), x.host, q.scale, type, 0), 0);
-
     for (int kind = SCALES_VECTOR; kind <= SCALES_SQUARE; kind++) {
         for (int form = 1; form < 4; form++) {
             q.reset(0.0f, 0);
-            sums.poison();
             Tensor some = q.blocks((Fp8Scales)kind, false);
             if (!(form & 1)) { some.fp8 = NULL; }
             if (!(form & 2)) { some.fp8_t = NULL; }
-            quantize(some, all);
+            check(some, false);
             if (form == 3) { check_blocks(q, x.host, (Fp8Scales)kind, true); }
             if (!(form & 1)) { CHECK(q.fp8.get() == Codes(q.fp8.count, 0xff)); }
             if (!(form & 2)) { CHECK(q.fp8_t.get() == Codes(q.fp8.count, 0xff)); }
-            for (float &sum : expected) { sum /= form == 1 && kind == SCALES_VECTOR ? 2 : 1; }
-            CHECK_ERROR(sums.get().data(), expected.data(), N, 1e-5);
         }
     }
 }

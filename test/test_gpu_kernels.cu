@@ -117,79 +117,78 @@ ROW(bf16_products) {              // M, N, K, layer
     row(layer_products, TIMING, timed);
 }
 
-// How a product's FP8 operands are scaled: A and B by one scale each, with fast accumulation or
-// split; or A by vectors and B by squares or vectors.
+// An FP8 operand [rows,k] of a product. Scales of blocks differ by up to 1000; i and j: how they
+// change from block to block.
+struct Fp8Operand {
+    Codes codes;
+    Floats scales;
+    std::vector<double> values;
+    Buffer<uint8_t> device;
+    FloatBuffer device_scales;
+
+    Fp8Operand(int rows, int k, Fp8Type type, Fp8Scales kind, int i, int j)
+        : codes(random_codes((size_t)rows * k, ++random_key, 50, type)),
+          scales(fp8_scale_count(kind, rows, k), 0.02f), device((size_t)rows * k),
+          device_scales(scales.size()) {
+        int height = kind == SCALES_SQUARE ? FP8_BLOCK : 1;
+        bool blocks = kind != SCALES_TENSOR;
+        if (blocks && mode == CHECKING) { scales.assign(scales.size(), NAN); }
+        for (size_t at = 0; mode == CHECKING && at < codes.size(); at++) {
+            int row = (int)(at / k), column = (int)(at % k);
+            float &scale = scales[fp8_scale_index(kind, rows, k, row, column)];
+            int step = row / height * i + column / FP8_BLOCK * j;
+            if (blocks) { scale = (float)exp(-0.1 * (step % 70)); }
+            values.push_back((double)fp8_decode(codes[at], type) * scale);
+        }
+        put_repeated(device, codes);
+        device_scales.put(scales.data());
+    }
+};
+
+// How they are scaled: A and B by one scale each, with fast accumulation or split; or A by vectors
+// and B by squares or vectors.
 enum Scaling { FAST, SPLIT, SQUARES, VECTORS };
 
 // D = A B' of codes, in BF16 and FP32, overwriting and adding, against the FP64 product of the
 // operands' values.
 static void fp8_product(int m, int n, int k, Fp8Type type_a, Fp8Type type_b, Scaling scaling,
-                        const std::string &name, const std::string &shape) {
+                        int which, int layer) {
     const bool blocks = scaling >= SQUARES;
-    const Fp8Scales kind_a = blocks ? SCALES_VECTOR : SCALES_TENSOR,
-                    kind_b = scaling == SQUARES ? SCALES_SQUARE : kind_a;
     if (gpu.capability < FP8_CAPABILITY || (blocks && gpu.capability != 90)) {
         test_skip(blocks ? "products with block scales need compute capability 9.0"
                          : "FP8 products need compute capability 8.9");
         return;
     }
-    random_key++;
-    Codes a = random_codes((size_t)m * k, random_key, 50, type_a);
-    Codes b = random_codes((size_t)n * k, ~random_key, 30, type_b);
-    Floats scales_a(blocks ? fp8_scale_count(kind_a, m, k) : 1, 1.0f / 50);
-    Floats scales_b(blocks ? fp8_scale_count(kind_b, n, k) : 1, 1.0f / 30);
-    auto scale_a = [&](int i, int p) -> float & {
-        return scales_a[blocks ? fp8_scale_index(kind_a, m, k, i, p) : 0];
-    };
-    auto scale_b = [&](int j, int p) -> float & {
-        return scales_b[blocks ? fp8_scale_index(kind_b, n, k, j, p) : 0];
-    };
-    if (blocks && mode == CHECKING) { // scales differ by up to 1000
-        scales_a.assign(scales_a.size(), NAN);
-        scales_b.assign(scales_b.size(), NAN);
-        for (int p = 0; p < k; p++) {
-            for (int i = 0; i < m; i++) {
-                scale_a(i, p) = (float)exp(-0.1 * ((i * 7 + p / 128 * 5) % 70));
-            }
-            for (int j = 0; j < n; j++) {
-                int row = kind_b == SCALES_SQUARE ? j / 128 : j;
-                scale_b(j, p) = (float)exp(-0.1 * ((row * 11 + p / 128 * 3) % 70));
-            }
-        }
-    }
+    Gemm g = gemm_plain(m, n, k, NULL, NULL, NULL);
+    g.scales_a = blocks ? SCALES_VECTOR : SCALES_TENSOR;
+    g.scales_b = scaling == SQUARES ? SCALES_SQUARE : g.scales_a;
+    Fp8Operand a(m, k, type_a, g.scales_a, 7, 5), b(n, k, type_b, g.scales_b, 11, 3);
     const size_t size = (size_t)m * n;
-    Buffer<uint8_t> device_a((size_t)m * k), device_b((size_t)n * k);
-    FloatBuffer device_scales_a(scales_a.size()), device_scales_b(scales_b.size());
     Bf16Buffer d(size);
-    put_repeated(device_a, a);
-    put_repeated(device_b, b);
-    device_scales_a.put(scales_a.data());
-    device_scales_b.put(scales_b.data());
-    Gemm g = gemm_plain(m, n, k, NULL, NULL, d.data);
-    g.a = device_a.data;
-    g.b = device_b.data;
+    g.a = a.device.data;
+    g.b = b.device.data;
+    g.d = d.data;
     g.type_a = gpu_fp8_type(type_a);
     g.type_b = gpu_fp8_type(type_b);
     g.trans_b = true;
-    g.scale_a = device_scales_a.data;
-    g.scale_b = device_scales_b.data;
-    g.scales_a = kind_a;
-    g.scales_b = kind_b;
+    g.scale_a = a.device_scales.data;
+    g.scale_b = b.device_scales.data;
     g.fast_accumulation = scaling == FAST;
     if (mode == TIMING) {
-        timed(name, shape, 2.0 * size * k / (2 * FLOPS_PER_S), [&] { gemm(&gpu, g); });
+        static const char *const names[] = {"", "forward", "dX", "dW"}, *const kinds[] = {
+                                                                            "fast", "split",
+                                                                            "blocks", "blocks"};
+        // M x N x K of the layer
+        std::string shape = which == 1   ? text("%s %dx%dx%d", layers[layer], m, n, k)
+                            : which == 2 ? text("%s %dx%dx%d", layers[layer], m, k, n)
+                                         : text("%s %dx%dx%d", layers[layer], k, m, n);
+        timed(text("fp8 product %s %s", names[which], kinds[scaling]), shape,
+              2.0 * size * k / (2 * FLOPS_PER_S), [&] { gemm(&gpu, g); });
         return;
     }
-    std::vector<double> x(a.size()), y(b.size());
-    for (size_t i = 0; i < x.size(); i++) {
-        x[i] = (double)fp8_decode(a[i], type_a) * scale_a((int)(i / k), (int)(i % k));
-    }
-    for (size_t i = 0; i < y.size(); i++) {
-        y[i] = (double)fp8_decode(b[i], type_b) * scale_b((int)(i / k), (int)(i % k));
-    }
     Floats expected = exact_product(
-        m, n, k, 1, [&](int i, int p) { return x[(size_t)i * k + p]; },
-        [&](int j, int p) { return y[(size_t)j * k + p]; });
+        m, n, k, 1, [&](int i, int p) { return a.values[(size_t)i * k + p]; },
+        [&](int j, int p) { return b.values[(size_t)j * k + p]; });
     gemm(&gpu, g);
     // Hopper's FP8 tensor cores keep some 14 bits of the sum between promotions
     CHECK_BF16(get_floats(d), expected, scaling == FAST ? 2.0 : 1.2);
@@ -197,8 +196,8 @@ static void fp8_product(int m, int n, int k, Fp8Type type_a, Fp8Type type_b, Sca
     g.d = wide.data;
     g.type_d = TYPE_F32;
     gemm(&gpu, g);
-    CHECK_ERROR(wide.get().data(), expected.data(), (int64_t)size, scaling == FAST ? 3e-3 : 5e-4);
     Floats twice = wide.get();
+    CHECK_ERROR(twice.data(), expected.data(), (int64_t)size, scaling == FAST ? 3e-3 : 5e-4);
     gemm(&gpu, g);
     CHECK(same_bits(wide.get(), twice));
     for (float &value : twice) { value *= 2; }
@@ -208,47 +207,35 @@ static void fp8_product(int m, int n, int k, Fp8Type type_a, Fp8Type type_b, Sca
     CHECK_ERROR(wide.get().data(), twice.data(), (int64_t)size, 1e-6);
 }
 
-static void one_fp8_product(int m, int n, int k, Fp8Type a, Fp8Type b, Scaling scaling) {
-    fp8_product(m, n, k, a, b, scaling, "", "");
-}
-
-// The three products of a layer with outputs [M,N] of inputs [M,K].
-static void fp8_layer(int M, int N, int K, int layer) {
-    static const char *const kinds[] = {"fast", "split", "blocks"};
-    std::string shape = text("%s %dx%dx%d", layers[layer], M, N, K);
-    for (Scaling scaling : {FAST, SPLIT, SQUARES}) {
-        const char *kind = kinds[scaling];
-        Fp8Type dy = scaling == SQUARES ? FP8_E4M3 : FP8_E5M2;
-        Scaling dw = scaling == SQUARES ? VECTORS : scaling;
-        fp8_product(M, N, K, FP8_E4M3, FP8_E4M3, scaling, text("fp8 product forward %s", kind),
-                    shape);
-        fp8_product(M, K, N, dy, FP8_E4M3, scaling, text("fp8 product dX %s", kind), shape);
-        fp8_product(N, K, M, dy, FP8_E4M3, dw, text("fp8 product dW %s", kind), shape);
-    }
-}
-
-ROW(fp8_products) { // m, n, k, types, scaling; M, N, K, layer
+ROW(fp8_products) { // m, n, k, types of A and B, scaling; timed: which product of which layer
     if (sanitizing()) { return; }
-    static const int checked[][6] = {{128, 256, 64, FP8_E4M3, FP8_E4M3, FAST},
-                                     {208, 144, 1008, FP8_E5M2, FP8_E4M3, FAST},
-                                     {16, 512, 4096, FP8_E4M3, FP8_E5M2, FAST},
-                                     {128, 256, 64, FP8_E4M3, FP8_E4M3, SPLIT},
-                                     {208, 144, 1008, FP8_E5M2, FP8_E4M3, SPLIT},
-                                     {16, 512, 4096, FP8_E4M3, FP8_E5M2, SPLIT},
-                                     {128, 256, 384, FP8_E4M3, FP8_E4M3, SQUARES},
-                                     // incomplete blocks everywhere
-                                     {208, 144, 1600, FP8_E5M2, FP8_E4M3, SQUARES},
-                                     {16, 512, 4096, FP8_E4M3, FP8_E4M3, SQUARES},
-                                     {128, 256, 384, FP8_E4M3, FP8_E4M3, VECTORS},
-                                     {208, 144, 1600, FP8_E5M2, FP8_E4M3, VECTORS},
-                                     {16, 512, 4096, FP8_E4M3, FP8_E4M3, VECTORS}};
-    static const int timed[][4] = {{65536, 3072, 768, 3},
-                                   {65536, 768, 3072, 4},
-                                   {32768, 6400, 1600, 3},
-                                   {32768, 11008, 2048, 3},
-                                   {16384, 50304, 768, 5}};
-    row(one_fp8_product, CHECKING, checked);
-    row(fp8_layer, TIMING, timed);
+    for (int scaling : {FAST, SPLIT}) {
+        row(fp8_product, CHECKING,
+            {{128, 256, 64, FP8_E4M3, FP8_E4M3, scaling, 0, 0},
+             {208, 144, 1008, FP8_E5M2, FP8_E4M3, scaling, 0, 0},
+             {16, 512, 4096, FP8_E4M3, FP8_E5M2, scaling, 0, 0}});
+    }
+    for (int scaling : {SQUARES, VECTORS}) { // the second: incomplete blocks everywhere
+        row(fp8_product, CHECKING,
+            {{128, 256, 384, FP8_E4M3, FP8_E4M3, scaling, 0, 0},
+             {208, 144, 1600, FP8_E5M2, FP8_E4M3, scaling, 0, 0},
+             {16, 512, 4096, FP8_E4M3, FP8_E4M3, scaling, 0, 0}});
+    }
+    static const int shapes[][4] = {{65536, 3072, 768, 3},
+                                    {65536, 768, 3072, 4},
+                                    {32768, 6400, 1600, 3},
+                                    {32768, 11008, 2048, 3},
+                                    {16384, 50304, 768, 5}};
+    for (const int *l : shapes) {
+        for (int scaling : {FAST, SPLIT, SQUARES}) {
+            int M = l[0], N = l[1], K = l[2], dy = scaling == SQUARES ? FP8_E4M3 : FP8_E5M2;
+            int dw = scaling == SQUARES ? VECTORS : scaling;
+            row(fp8_product, TIMING,
+                {{M, N, K, FP8_E4M3, FP8_E4M3, scaling, 1, l[3]},
+                 {M, K, N, dy, FP8_E4M3, scaling, 2, l[3]},
+                 {N, K, M, dy, FP8_E4M3, dw, 3, l[3]}});
+        }
+    }
 }
 
 // ---- attention ---------------------------------------------------------------------------------
@@ -271,7 +258,8 @@ struct AttentionCase {
     }
 };
 
-static void attention(AttentionShape s, bool plain) {
+static void attention(int B, int T, int H, int G, int D, bool deterministic, bool plain) {
+    AttentionShape s = {B, T, H, G, D, deterministic};
     AttentionCase c(s);
     Bf16Buffer out(c.n), dqkv(c.packed);
     FloatBuffer lse(c.lse.size());
@@ -318,19 +306,14 @@ static void attention(AttentionShape s, bool plain) {
     }
 }
 
-static void attentions(int B, int T, int H, int G, int D, bool deterministic, bool plain) {
-    attention({B, T, H, G, D, deterministic}, plain);
-}
-
 ROW(attention_by_library) { // B, T, H, G, D, deterministic, plain
     if (sanitizing()) { return; }
     static const int checked[][7] = {{2, 128, 4, 4, 64, 1},  {1, 1, 2, 1, 64, 1},
                                      {3, 17, 25, 25, 64, 1}, {2, 200, 8, 2, 128, 1},
                                      {1, 1000, 4, 1, 64, 1}, {2, 64, 6, 2, 32, 1},
                                      {2, 128, 4, 4, 64, 0},  {2, 200, 8, 2, 128, 0}};
-    row(attentions, CHECKING, checked);
-    row(attentions, TIMING,
-        {{64, 1024, 12, 12, 64}, {16, 2048, 16, 4, 128}, {2, 8192, 32, 8, 128}});
+    row(attention, CHECKING, checked);
+    row(attention, TIMING, {{64, 1024, 12, 12, 64}, {16, 2048, 16, 4, 128}, {2, 8192, 32, 8, 128}});
 }
 
 ROW(attention_plain) {
@@ -338,7 +321,7 @@ ROW(attention_plain) {
                                      {2, 17, 25, 25, 64, 1, 1},
                                      {2, 50, 6, 2, 20, 1, 1},
                                      {1, 33, 4, 1, 256, 1, 1}};
-    row(attentions, CHECKING, checked);
+    row(attention, CHECKING, checked);
 }
 
 // Deterministic backward in many pieces gives what it gives in one. With 251 tokens a piece's rows
@@ -487,27 +470,24 @@ TEST(the_device_tells_the_time) {
 
 // Bytes a second in each direction, with copies in both directions at once.
 static double copy_rate(int64_t bytes) {
+    enum { TIMES = 5 };
     void *from = gpu_host_memory(bytes, false), *to = gpu_host_memory(bytes, false);
     Buffer<uint8_t> in(bytes), out(bytes);
     cudaStream_t back;
-    cudaEvent_t begin, end;
+    double begin = 0;
     CUDA_CHECK(cudaStreamCreateWithFlags(&back, cudaStreamNonBlocking));
-    CUDA_CHECK(cudaEventCreate(&begin));
-    CUDA_CHECK(cudaEventCreate(&end));
-    float ms = time_ms([&] {
-        CUDA_CHECK(cudaEventRecord(begin, gpu.stream));
-        CUDA_CHECK(cudaStreamWaitEvent(back, begin, 0));
-        gpu_send(&gpu, in.data, from, bytes);
+    for (int i = 0; i <= TIMES; i++) { // the first is not counted
+        if (i == 1) { begin = wall_seconds(); }
+        CUDA_CHECK(cudaMemcpyAsync(in.data, from, bytes, cudaMemcpyHostToDevice, gpu.stream));
         CUDA_CHECK(cudaMemcpyAsync(to, out.data, bytes, cudaMemcpyDeviceToHost, back));
-        CUDA_CHECK(cudaEventRecord(end, back));
-        CUDA_CHECK(cudaStreamWaitEvent(gpu.stream, end, 0));
-    });
+        CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
+        CUDA_CHECK(cudaStreamSynchronize(back));
+    }
+    double seconds = (wall_seconds() - begin) / TIMES;
     gpu_host_free(from);
     gpu_host_free(to);
     CUDA_CHECK(cudaStreamDestroy(back));
-    CUDA_CHECK(cudaEventDestroy(begin));
-    CUDA_CHECK(cudaEventDestroy(end));
-    return bytes / (1e-3 * ms);
+    return bytes / seconds;
 }
 
 // AdamW on n parameters: their state on the device or in host memory, their weights in BF16 or FP8.
@@ -534,10 +514,25 @@ static void adamw(int64_t n, GpuType gradient_type, GpuType moment_type, bool fp
     u.tensors = tensors.data;
     u.input = input.data;
     u.seed = 1;
-    std::vector<int64_t> first = {0};
-    if (mode == CHECKING) { first = {0, 64 * 5, 64 * 700}; }
-    SegmentBuffer segments(u, first, (float *)memory, exp_avg, exp_avg_sq, weights.data, n,
-                           fp8 ? q.fp8.data : NULL);
+    // the weights of the first and the third segment decay; the second has half the learning rate
+    const int64_t ends[] = {0, mode == TIMING ? n : 64 * 5, mode == TIMING ? n : 64 * 700, n};
+    std::vector<AdamWSegment> list;
+    for (int i = 0; i < 3 && ends[i] < n; i++) {
+        AdamWSegment s = {.first = ends[i], .n = ends[i + 1] - ends[i], .gradient = ends[i]};
+        set_state(s, u, ends[i], (float *)memory, exp_avg, exp_avg_sq);
+        s.bf16 = fp8 ? NULL : weights.data + ends[i];
+        s.fp8 = fp8 ? q.fp8.data + ends[i] : NULL;
+        s.within = ends[i];
+        s.lr_mult = i == 1 ? 0.5f : 1.0f;
+        s.weight_decay = i == 1 ? 0.0f : 0.1f;
+        s.first_block = u.segment_blocks;
+        u.segment_blocks += gpu_adamw_blocks(s.n);
+        list.push_back(s);
+    }
+    Buffer<AdamWSegment> segments(list.size());
+    segments.put(list.data());
+    u.segments = segments.data;
+    u.segment_count = (int)list.size();
     if (mode == TIMING) {
         double moves = 2.0 * bytes + (fp8 ? 3.0 : 4.0) * n; // the state, gradients, new weights
         double floor_s = offloaded ? bytes / copy_rate(bytes) : moves / BYTES_PER_S;
@@ -577,7 +572,7 @@ static void adamw(int64_t n, GpuType gradient_type, GpuType moment_type, bool fp
         AdamW a = {
             .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .gradient_scale = 0.5f, .step = step};
         for (int64_t i = 0; i < n && !skipped; i += 64) {
-            bool decays = i < first[1] || i >= first[2];
+            bool decays = i < ends[1] || i >= ends[2];
             a.lr = decays ? 0.01f : 0.005f;
             a.weight_decay = decays ? 0.1f : 0.0f;
             adamw_update(&w[i], &m[i], &v[i], &g[i], 64, a);
