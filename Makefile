@@ -210,7 +210,7 @@ SHELL_TESTS := $(wildcard test/test_*.sh) $(wildcard test/*_tests.py)
 ifneq ($(shell command -v $(CXX)),)
 STANDIN_TRAINERS := $(BUILD)/plain/standin_trainer $(BUILD)/asan/standin_trainer
 STANDIN_TESTS := $(BUILD)/plain/standin_spikes $(BUILD)/asan/standin_spikes $(BUILD)/plain/standin_large \
-                 $(BUILD)/plain/standin_muon $(BUILD)/plain/standin_fp8_products \
+                 $(BUILD)/plain/standin_muon $(BUILD)/plain/standin_kernels \
                  $(BUILD)/plain/standin_flips
 endif
 # cuDNN's plans without a GPU, where it is installed
@@ -269,9 +269,9 @@ FAULT_HOOKS := -Wl,--wrap=run_batch,--wrap=gpu_sum_losses,--wrap=gpu_embedding_f
                -Wl,--wrap=gpu_sum_of_squares,--wrap=safetensors_write
 $(BUILD)/plain/standin_trainer: $(BUILD)/plain/standin/train_gpt.cu.o
 $(BUILD)/asan/standin_trainer: $(BUILD)/asan/standin/train_gpt.cu.o
-# the tests of test/test_gpu_NAME.cu that run over the stand-ins too: the trainer, Muon, products,
-# flipped bits
-ON_STANDINS := spikes large muon fp8_products flips
+# the tests of test/test_gpu_NAME.cu that run over the stand-ins too: the trainer, Muon, the table of
+# launchers, flipped bits
+ON_STANDINS := spikes large muon kernels flips
 plain_standins := $(ON_STANDINS:%=$(BUILD)/plain/standin_%)
 asan_standins := $(ON_STANDINS:%=$(BUILD)/asan/standin_%)
 $(plain_standins): $(BUILD)/plain/standin_%: $(BUILD)/plain/standin/test/test_gpu_%.cu.o

@@ -1,10 +1,7 @@
-// Shared by the tests of operands: a tensor in its three forms, and one test for every producer,
-// with all forms of output that can be requested from it (kernels.h).
+// Shared by the tests of operands: a tensor in its three forms, and how its codes are checked.
 #pragma once
 
 #include "gpu_test.h"
-
-typedef std::vector<uint8_t> Codes;
 
 static inline bool has_fp8(void) {
     return gpu.capability >= FP8_CAPABILITY;
@@ -164,70 +161,4 @@ static inline void check_blocks(const Quantised &q, const Floats &values, Fp8Sca
     }
     check_blocks_of(q.fp8.get(), q.scales.get(), values, q.M, q.N, q.type, kind, exact);
     check_blocks_of(q.fp8_t.get(), q.scales_t.get(), turned, q.N, q.M, q.type, kind, exact);
-}
-
-// What a fused producer quantises, and what it writes in BF16.
-typedef enum {
-    FUSED_UNROUNDED, // FP32 values; the BF16 form stays as it was
-    FUSED_ROUNDED    // its BF16 result, which it also writes
-} Fused;
-
-// A producer of [M,N] against its FP32 definition: in BF16; and, where shape and device allow FP8,
-// fused, by a given scale in two passes, and measured. input: what the producer finds in out.bf16;
-// NULL: nothing.
-template <typename Launch>
-static void check_producer(Fused fused, int M, int N, Fp8Type type, float scale,
-                           const Floats *input, const Floats &expected, Launch produce) {
-    Quantised q(M, N, type, scale);
-    Floats before = input != NULL ? *input : Floats(expected.size(), bf16_decode(0xffff));
-    auto launch = [&](Tensor out) {
-        put_floats(q.bf16, before);
-        produce(out);
-    };
-    launch(tensor_bf16(q.bf16.data));
-    Floats result = get_floats(q.bf16);
-    CHECK_BF16(result, expected, 1.05);
-    CHECK(Codes(q.fp8.count, 0xff) == q.fp8.get());
-    if (!has_fp8() || M % 16 != 0 || N % 16 != 0) { return; }
-
-    q.reset(0.0f, 1);
-    launch(q.tensor(SCALE_GIVEN, true));
-    const Floats &left = fused == FUSED_ROUNDED ? result : before;
-    CHECK(same_bits(get_floats(q.bf16), left));
-    check_given(q, fused == FUSED_ROUNDED ? result : expected, fused == FUSED_ROUNDED);
-    float amax = q.slot.get()[0].amax;
-    Codes rows = q.fp8.get(), columns = q.fp8_t.get(), untouched(rows.size(), 0xff);
-    for (int forms = 1; forms < 4; forms++) { // one form alone, and both
-        q.reset(0.0f, 1);
-        Tensor some = q.tensor(SCALE_GIVEN, true);
-        if (!(forms & 1)) { some.fp8 = NULL; }
-        if (!(forms & 2)) { some.fp8_t = NULL; }
-        launch(some);
-        CHECK(q.fp8.get() == (forms & 1 ? rows : untouched));
-        CHECK(q.fp8_t.get() == (forms & 2 ? columns : untouched));
-        CHECK(same_bits(get_floats(q.bf16), left));
-        CHECK_CLOSE(q.slot.get()[0].amax, amax, 0.0);
-    }
-
-    q.reset(0.0f, 1);
-    launch(q.tensor(SCALE_GIVEN, false));
-    CHECK(same_bits(get_floats(q.bf16), result));
-    check_given(q, result, true);
-
-    q.reset(0.0f, 0);
-    launch(q.tensor(SCALE_MEASURED, false));
-    CHECK(same_bits(get_floats(q.bf16), result));
-    check_measured(q, result);
-    q.reset(0.0f, 3); // with a history, whose scale stays
-    launch(q.tensor(SCALE_MEASURED, false));
-    CHECK_EQUAL(check_codes(q.fp8.get(), result, scale, type, 0), 0);
-
-    for (int form = 0; form < 2; form++) {
-        bool alone = form == 1;
-        q.reset(0.0f, 0);
-        launch(q.blocks(SCALES_VECTOR, alone));
-        bool writes_bf16 = !alone || fused == FUSED_ROUNDED;
-        if (writes_bf16) { CHECK(same_bits(get_floats(q.bf16), result)); }
-        check_blocks(q, result, SCALES_VECTOR, writes_bf16);
-    }
 }

@@ -1,6 +1,7 @@
 // What the GPU tests share: device buffers that start poisoned and end in a guard zone, random BF16
 // data, and the rule by which a kernel is judged: its error against the FP32 definition may be at
-// most k times the error of rounding the definition's result to BF16.
+// most k times the error of rounding the definition's result to BF16. And the rows of the table of
+// launchers: what is timed is what is checked.
 #pragma once
 
 #include "../base/rng.h"
@@ -9,14 +10,25 @@
 #include "test.h"
 
 #include <algorithm>
+#include <string>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <utility>
 #include <vector>
 
 typedef std::vector<float> Floats;
 typedef std::vector<int> Ints;
+typedef std::vector<uint8_t> Codes;
 
 static Gpu gpu;
+
+// What the rows of the table do.
+typedef enum {
+    CHECKING, // compare a launcher with its definition, at small and odd shapes
+    TIMING,   // time it at the shapes of models
+    IN_PARTS  // more than 2^31 elements: compare the whole with its parts
+} Mode;
+static Mode mode = CHECKING;
 
 // Whether this runs under compute-sanitizer (LLM8_SANITIZING names the tool). That is slow, so
 // larger shapes and the libraries' own kernels are left out.
@@ -76,18 +88,61 @@ template <typename T> struct Buffer {
 typedef Buffer<Bf16> Bf16Buffer;
 typedef Buffer<float> FloatBuffer;
 
-static inline void put_floats(Bf16Buffer &buffer, const Floats &x) {
+static inline std::vector<Bf16> bf16_codes(const Floats &x) {
     std::vector<Bf16> codes(x.size());
+#pragma omp parallel for if (x.size() > 1 << 20)
     for (size_t i = 0; i < x.size(); i++) { codes[i] = bf16_encode(x[i]); }
-    buffer.put(codes.data());
+    return codes;
+}
+
+static inline void put_floats(Bf16Buffer &buffer, const Floats &x) {
+    buffer.put(bf16_codes(x).data());
+}
+
+// n BF16 values from the device.
+static inline Floats fetch_floats(const Bf16 *data, size_t n) {
+    std::vector<Bf16> codes(n);
+    Floats x(n);
+    CUDA_CHECK(
+        cudaMemcpyAsync(codes.data(), data, n * sizeof(Bf16), cudaMemcpyDeviceToHost, gpu.stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
+    for (size_t i = 0; i < n; i++) { x[i] = bf16_decode(codes[i]); }
+    return x;
 }
 
 static inline Floats get_floats(const Bf16Buffer &buffer) {
-    std::vector<Bf16> codes = buffer.get();
-    Floats x(codes.size());
-    for (size_t i = 0; i < x.size(); i++) { x[i] = bf16_decode(codes[i]); }
+    return fetch_floats(buffer.data, buffer.count);
+}
+
+// Floats as values of a type, FP32 or BF16; and back.
+static inline std::vector<char> encoded(const Floats &x, GpuType type) {
+    std::vector<Bf16> codes = bf16_codes(x);
+    const char *begin = type == TYPE_F32 ? (const char *)x.data() : (const char *)codes.data();
+    return std::vector<char>(begin, begin + x.size() * (size_t)gpu_type_bytes(type));
+}
+
+static inline Floats decoded(const std::vector<char> &bytes, GpuType type) {
+    Floats x(bytes.size() / (size_t)gpu_type_bytes(type));
+    for (size_t i = 0; i < x.size(); i++) {
+        x[i] = type == TYPE_F32 ? ((const float *)bytes.data())[i]
+                                : bf16_decode(((const Bf16 *)bytes.data())[i]);
+    }
     return x;
 }
+
+// Values of a type on the device.
+struct Typed : Buffer<char> {
+    GpuType type;
+
+    Typed(size_t n, GpuType t) : Buffer<char>(n * (size_t)gpu_type_bytes(t)), type(t) {
+    }
+    void write(const Floats &x) {
+        put(encoded(x, type).data());
+    }
+    Floats read() const {
+        return decoded(get(), type);
+    }
+};
 
 // A step's input from the host, on the device.
 struct InputBuffer : Buffer<StepInput> {
@@ -121,33 +176,6 @@ static inline void set_state(AdamWSegment &s, const AdamWUpdate &u, int64_t plac
     s.exp_avg_sq = element_of(exp_avg_sq, u.moment_type, place);
 }
 
-// Segments of an update of n parameters that begin at these elements; gradients, moments and BF16
-// weights lie as the parameters do. The weights of every other segment decay; the others have half
-// the learning rate.
-struct SegmentBuffer : Buffer<AdamWSegment> {
-    SegmentBuffer(AdamWUpdate &u, const std::vector<int64_t> &first, float *master, void *exp_avg,
-                  void *exp_avg_sq, Bf16 *weights, int64_t n)
-        : Buffer<AdamWSegment>(first.size()) {
-        std::vector<AdamWSegment> segments;
-        u.segment_blocks = 0;
-        for (size_t i = 0; i < first.size(); i++) {
-            AdamWSegment s = {};
-            s.first = s.gradient = first[i];
-            set_state(s, u, first[i], master, exp_avg, exp_avg_sq);
-            s.n = (i + 1 < first.size() ? first[i + 1] : n) - first[i];
-            s.bf16 = weights + first[i];
-            s.lr_mult = i % 2 == 0 ? 1.0f : 0.5f;
-            s.weight_decay = i % 2 == 0 ? 0.1f : 0.0f;
-            s.first_block = u.segment_blocks;
-            u.segment_blocks += gpu_adamw_blocks(s.n);
-            segments.push_back(s);
-        }
-        put(segments.data());
-        u.segments = data;
-        u.segment_count = (int)first.size();
-    }
-};
-
 // Exactly as much scratch as sums over M rows need.
 struct SumScratch : FloatBuffer {
     SumScratch(int64_t M, int64_t columns)
@@ -167,8 +195,14 @@ static inline bool misleads_racecheck(int M, int C) {
     return sanitizing_by("racecheck") && M % even != 0;
 }
 
+// The stand-ins for kernels (test/standin) are slow, too, and refuse nothing.
+static inline bool on_stand_ins(void) {
+    return strcmp(gpu.name, "stand-in") == 0;
+}
+
 static inline bool left_out(int64_t elements) {
-    return sanitizing() && elements > (1 << 18);
+    bool slow = sanitizing() ? elements > 1 << 18 : on_stand_ins() && elements > 1 << 16;
+    return slow && mode == CHECKING;
 }
 
 #define LIBRARY_TEST(name) TEST_HEAD(name, if (!sanitizing()) test_add(#name, name))
@@ -179,20 +213,44 @@ static uint64_t random_key = 1;
 static inline Floats random_bf16(size_t n, float scale) {
     Floats x(n);
     random_key++;
+#pragma omp parallel for if (n > 1 << 20)
     for (size_t i = 0; i < n; i++) { x[i] = scale * rng_normal(random_key, i); }
     round_to_bf16(x.data(), x.data(), (int64_t)n);
     return x;
 }
 
+// Values are not all different where rows are timed or beyond 2^31 elements: these many are
+// repeated. A prime: a wrong address, 2^31 or 2^32 elements away, has other values.
+enum { PERIOD = 1000003 };
+static inline size_t period_of(size_t n) {
+    return mode == CHECKING || n < PERIOD ? n : (size_t)PERIOD;
+}
+
+template <typename T> static void put_repeated(Buffer<T> &buffer, const std::vector<T> &x) {
+    gpu_send(&gpu, buffer.data, x.data(), x.size() * sizeof(T));
+    for (size_t at = x.size(); at < buffer.count; at += x.size()) {
+        CUDA_CHECK(cudaMemcpyAsync(buffer.data + at, buffer.data,
+                                   std::min(x.size(), buffer.count - at) * sizeof(T),
+                                   cudaMemcpyDeviceToDevice, gpu.stream));
+    }
+}
+
 // Random BF16 values on the device, and the same on the host.
 struct Input {
-    Floats host;
+    Floats host; // the first PERIOD alone, unless the mode is CHECKING
     Bf16Buffer device;
 
-    Input(size_t n, float scale) : host(random_bf16(n, scale)), device(n) {
-        put_floats(device, host);
+    Input(size_t n, float scale) : host(random_bf16(period_of(n), scale)), device(n) {
+        put_repeated(device, bf16_codes(host));
     }
 };
+
+// Random codes: of normal values. (With NaN among them the device would draw less power.)
+static inline Codes random_codes(size_t n, uint64_t key, float scale, Fp8Type type) {
+    Codes x(period_of(n));
+    for (size_t i = 0; i < x.size(); i++) { x[i] = fp8_encode(scale * rng_normal(key, i), type); }
+    return x;
+}
 
 // factor times the sums over p of a(i, p) b(j, p), in FP64: the expected product.
 template <typename A, typename B>
@@ -238,7 +296,7 @@ template <typename Call> static void check_dies(const char *part, Call call, int
     int ends[2], status;
     char text[512];
     size_t length = 0;
-    if (sanitizing()) { return; }
+    if (sanitizing() || on_stand_ins()) { return; }
     fflush(stdout);
     if (pipe(ends) != 0) { die("pipe: no file descriptors"); }
     pid_t child = fork();
@@ -266,28 +324,89 @@ template <typename Call> static void check_dies(const char *part, Call call, int
 
 // Milliseconds a call takes, the median of a few, over buffers larger than L2.
 template <typename Call> static float time_ms(Call call) {
-    enum { RUNS = 11 };
-    cudaEvent_t begin, end;
     std::vector<float> times;
-    CUDA_CHECK(cudaEventCreate(&begin));
-    CUDA_CHECK(cudaEventCreate(&end));
-    for (int i = 0; i < RUNS + 2; i++) {
-        float ms;
-        CUDA_CHECK(cudaEventRecord(begin, gpu.stream));
+    for (int i = 0; i < 13; i++) {
+        GpuTimer timer = gpu_timer_begin(&gpu);
         call();
-        CUDA_CHECK(cudaEventRecord(end, gpu.stream));
-        CUDA_CHECK(cudaEventSynchronize(end));
-        CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
+        float ms = gpu_timer_end(&gpu, timer);
         if (i >= 2) { times.push_back(ms); }
     }
-    for (size_t i = 1; i < times.size(); i++) {
-        for (size_t j = i; j > 0 && times[j] < times[j - 1]; j--) {
-            std::swap(times[j], times[j - 1]);
-        }
-    }
-    CUDA_CHECK(cudaEventDestroy(begin));
-    CUDA_CHECK(cudaEventDestroy(end));
+    std::sort(times.begin(), times.end());
     return times[times.size() / 2];
+}
+
+// ---- the table of launchers --------------------------------------------------------------------
+
+// ROW(name) { row(function, mode, shapes); ... } is a test of a launcher at the shapes of CHECKING,
+// and is timed at those of TIMING by
+//   build/plain/PROGRAM --time [part of a line's name]
+// which prints beside each time its floor: the bytes that must move at 4.3 TB/s, or the operations
+// at 800 TFLOP/s in BF16 and twice that in FP8.
+#define ROW(name) TEST_HEAD(name, (rows[row_count++] = {#name, name}))
+static struct {
+    const char *name;
+    void (*run)(void);
+} rows[32];
+static int row_count;
+static const char *wanted = "";
+static const double BYTES_PER_S = 4.3e12, FLOPS_PER_S = 800e12;
+
+template <typename... A, size_t... I>
+static void at_shape(void (*run)(A...), const int *shape, std::index_sequence<I...>) {
+    run((A)shape[I]...);
+}
+
+template <typename... A, size_t N>
+static void row(void (*run)(A...), Mode when, const int (&shapes)[N][sizeof...(A)]) {
+    for (const int *shape : shapes) {
+        if (mode == when) { at_shape(run, shape, std::index_sequence_for<A...>()); }
+    }
+}
+
+static inline bool is_wanted(const std::string &name) {
+    return name.find(wanted) != std::string::npos;
+}
+
+template <typename Call>
+static void timed(const std::string &name, const std::string &shape, double floor_s, Call call) {
+    if (mode != TIMING || !is_wanted(name)) { return; }
+    float ms = time_ms(call);
+    printf("%-26s %-26s %8.3f ms %6.1f%% of the floor\n", name.c_str(), shape.c_str(), ms,
+           100 * floor_s / (1e-3 * ms));
+    fflush(stdout);
+}
+
+// Seconds to move these many BF16 elements.
+static inline double moved(double elements) {
+    return 2 * elements / BYTES_PER_S;
+}
+
+PRINTF_LIKE(1, 2) static inline std::string text(const char *format, ...) {
+    char out[64];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(out, sizeof(out), format, args);
+    va_end(args);
+    return out;
+}
+
+static inline void run_rows(Mode how) {
+    mode = how;
+    for (int i = 0; i < row_count; i++) { rows[i].run(); }
+    mode = CHECKING;
+}
+
+// The main of a program with rows.
+static inline int check_or_time(int argc, char **argv) {
+    if (argc > 1 && strcmp(argv[1], "--time") == 0) {
+        if (argc > 2) { wanted = argv[2]; }
+        mode = TIMING;
+        test_state.setup();
+        run_rows(TIMING);
+        return test_state.failing ? EXIT_FAILURE : EXIT_SUCCESS;
+    }
+    for (int i = 0; i < row_count; i++) { test_add(rows[i].name, rows[i].run); }
+    return run_tests();
 }
 
 // Opens the GPU with workspaces; where there is none, the program ends as one skipped test.

@@ -1,6 +1,8 @@
 // The FP8 products with an activation in their epilogue (kernels/fused_product.cu,
 // swiglu_product.cu): against the definition, summed in FP64, and against the two kernels that they
-// replace. Bit for bit, where the operands' sums are the same in every order.
+// replace. Bit for bit, where the operands' sums are the same in every order. `--time` times them
+// beside these two.
+#define TEST_OWN_MAIN
 #include "fp8_test.h"
 
 enum Kind { GELU, GELU_BACKWARD, SWIGLU };
@@ -17,16 +19,18 @@ struct Problem {
     Buffer<uint8_t> a, b;
     Buffer<Fp8Live> scales; // of a and b
     Input bias, x_host;
-    Bf16Buffer x; // the pre-activations: all of the product but in the backward pass
+    Bf16Buffer x, apart; // the pre-activations, all of the product but in the backward pass; there
+                         // the product of two kernels is apart
     FloatBuffer sums;
     SumScratch scratch;
     Quantised out;
 
     Problem(int m, int n, int k, Fp8Type t, Kind what, bool f, bool whole)
         : M(m), N(n), K(k), type(t), kind(what), backward(what == GELU_BACKWARD), fast(f),
-          columns(what == SWIGLU ? 2 * n : n), a_host((size_t)m * k), b_host((size_t)columns * k),
-          a(a_host.size()), b(b_host.size()), scales(2), bias(n, 1), x_host((size_t)m * n, 1.5f),
-          x((size_t)m * columns), sums(n), scratch(m, n), out(m, n, t, backward ? 90.0f : 50.0f) {
+          columns(what == SWIGLU ? 2 * n : n), a_host(period_of((size_t)m * k)),
+          b_host(period_of((size_t)columns * k)), a((size_t)m * k), b((size_t)columns * k),
+          scales(2), bias(n, 1), x_host((size_t)m * n, 1.5f), x((size_t)m * columns),
+          apart(x.count), sums(n), scratch(m, n), out(m, n, t, backward ? 90.0f : 50.0f) {
         // a normal product has the spread of a pre-activation
         float spread_a = whole ? 1.0f : 50.0f, spread_b = whole ? 1.0f : 30.0f;
         Fp8Live both[2] = {{1 / spread_a, spread_a, 0, 0}, {1 / spread_b, spread_b, 0, 0}};
@@ -44,8 +48,8 @@ struct Problem {
             b_host[i] = fp8_encode(value(~random_key, i, spread_b), FP8_E4M3);
         }
         scales.put(both);
-        a.put(a_host.data());
-        b.put(b_host.data());
+        put_repeated(a, a_host);
+        put_repeated(b, b_host);
         reset();
     }
     void reset(void) {
@@ -53,7 +57,9 @@ struct Problem {
         sums.poison();
         scratch.poison();
         x.poison();
-        if (backward) { put_floats(x, x_host.host); }
+        if (!backward) { return; }
+        CUDA_CHECK(cudaMemcpyAsync(x.data, x_host.device.data, x.count * sizeof(Bf16),
+                                   cudaMemcpyDeviceToDevice, gpu.stream));
     }
     Gemm gemm_of(Bf16 *d) const {
         Gemm g = gemm_plain(M, columns, K, NULL, NULL, d);
@@ -99,15 +105,13 @@ struct Problem {
     }
     // The same by cuBLASLt and a pass.
     void run_apart(void) {
-        if (!backward) {
-            gemm(&gpu, gemm_of(x.data));
+        gemm(&gpu, gemm_of(backward ? apart.data : x.data));
+        if (backward) {
+            gpu_gelu_backward(&gpu, tensor(), column_sums(), apart.data, x.data, bias.device.data,
+                              scratch.scratch(), M, N);
+        } else {
             run_pass(tensor());
-            return;
         }
-        Bf16Buffer product((size_t)M * N);
-        gemm(&gpu, gemm_of(product.data));
-        gpu_gelu_backward(&gpu, tensor(), column_sums(), product.data, x.data, bias.device.data,
-                          scratch.scratch(), M, N);
     }
     // The product of the rows from `first` on, scaled.
     Floats product(int first, int rows) const {
@@ -194,8 +198,32 @@ static void check_whole(int M, int N, int K, Fp8Type type, Kind kind, bool fast)
     CHECK(CAUGHT(check_same(fused, broken)));
 }
 
-TEST(whole_numbers) {
-    if (!can_run()) { return; }
+// In one kernel and in two. Codes are read, two forms of codes are written, and the BF16
+// pre-activations are written, or read.
+static void time_product(int M, int F, int C, Kind kind, bool fast) {
+    static const char *const names[] = {"gelu", "gelu backward", "swiglu"};
+    Problem p(M, F, C, kind == GELU_BACKWARD ? FP8_E5M2 : FP8_E4M3, kind, fast, false);
+    const std::string shape = text("fc1 %dx%dx%d", M, p.columns, C),
+                      name = text("%s %s: ", names[kind], fast ? "fast" : "split");
+    const double floor =
+        2.0 * M * p.columns * C / (2 * FLOPS_PER_S) + moved((double)M * (p.columns + F));
+    for (int turn = 0; turn < 2; turn++) { // alternating, since the clock drifts
+        timed(name + "product", shape, floor, [&] { gemm(&gpu, p.gemm_of(p.apart.data)); });
+        timed(name + "product, pass", shape, floor, [&] { p.run_apart(); });
+        if (!gpu_has_fused_products(&gpu)) { continue; }
+        timed(name + "in one", shape, floor, [&] { p.run(); });
+    }
+}
+
+ROW(whole_numbers) {
+    if (mode == TIMING && has_fp8()) {
+        for (int fast = 0; fast < 2; fast++) {
+            time_product(65536, 3072, 768, GELU, fast);
+            time_product(65536, 3072, 768, GELU_BACKWARD, fast);
+        }
+        time_product(32768, 5504, 2048, SWIGLU, true);
+    }
+    if (mode != CHECKING || !can_run()) { return; }
     static const int shapes[][3] = {{16, 16, 16},    {64, 128, 128},  {128, 128, 768},
                                     {48, 144, 80},   {208, 400, 656}, {304, 272, 528},
                                     {1040, 16, 400}, {16, 1040, 272}, {4144, 768, 768}};
@@ -462,4 +490,8 @@ TEST(refusals) {
 
 SETUP() {
     open_test_gpu(1 << 20);
+}
+
+int main(int argc, char **argv) {
+    return check_or_time(argc, argv);
 }

@@ -10,28 +10,6 @@
 
 static const GpuType types[] = {TYPE_F32, TYPE_BF16};
 
-// Values of a type on the device, from floats and as floats.
-struct Typed : Buffer<char> {
-    GpuType type;
-
-    Typed(size_t n, GpuType t) : Buffer<char>(n * (size_t)gpu_type_bytes(t)), type(t) {
-    }
-    void write(const Floats &x) {
-        std::vector<Bf16> codes;
-        for (float value : x) { codes.push_back(bf16_encode(value)); }
-        put(type == TYPE_F32 ? (const char *)x.data() : (const char *)codes.data());
-    }
-    Floats read() const {
-        std::vector<char> bytes = get();
-        Floats x(count / (size_t)gpu_type_bytes(type));
-        for (size_t i = 0; i < x.size(); i++) {
-            x[i] = type == TYPE_F32 ? ((const float *)bytes.data())[i]
-                                    : bf16_decode(((const Bf16 *)bytes.data())[i]);
-        }
-        return x;
-    }
-};
-
 static Floats rounded(const Floats &x, GpuType type) {
     Floats y = x;
     if (type == TYPE_BF16) { round_to_bf16(y.data(), y.data(), (int64_t)y.size()); }

@@ -220,7 +220,7 @@ void gpu_rope_forward(Gpu *gpu, Bf16 *out, const Bf16 *qkv, Rotary r) {
     values_write(out, TYPE_BF16, values, M * N);
 }
 
-// The codes of normalised heads are those of the rounded gradient.
+// The codes of normalised heads, and of those of other sizes, are those of the rounded gradient.
 void gpu_rope_backward(Gpu *gpu, Tensor d_qkv, RotaryBackward b) {
     gpu_family(gpu, FAMILY_ACTIVATIONS);
     Rotary r = b.rotary;
@@ -237,8 +237,8 @@ void gpu_rope_backward(Gpu *gpu, Tensor d_qkv, RotaryBackward b) {
         qk_norm_backward(values, dquery, dkey, x, query, key, rstd, M, r.H, r.G, r.D);
         gradient_end(b.dquery_weight, dquery, r.D);
         gradient_end(b.dkey_weight, dkey, r.D);
-        d_qkv.fused = false;
     }
+    if (r.query_weight != NULL || r.D % 16 != 0) { d_qkv.fused = false; }
     values_produce(d_qkv, values, M, N);
     column_sums(b.column_sums, values, b.scratch, M, N);
 }

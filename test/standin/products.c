@@ -171,6 +171,15 @@ void attention_backward_gpu(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 
     values_write(d_qkv, TYPE_BF16, dx, qkv_size);
 }
 
+void attention_plain_forward(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv) {
+    attention_forward_gpu(gpu, s, out, lse, qkv);
+}
+
+void attention_plain_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
+                              const Bf16 *out, const float *lse, const Bf16 *qkv) {
+    attention_backward_gpu(gpu, s, d_qkv, d_out, out, lse, qkv);
+}
+
 // In a deterministic run, as much as the scores of a group's heads; otherwise little.
 size_t attention_workspace(AttentionShape s, size_t most) {
     return s.deterministic ? (size_t)2 * (size_t)s.T * (size_t)s.T * (size_t)(s.H / s.G) : 1;
