@@ -205,8 +205,8 @@ static void time_product(int M, int F, int C, Kind kind, bool fast) {
     Problem p(M, F, C, kind == GELU_BACKWARD ? FP8_E5M2 : FP8_E4M3, kind, fast, false);
     const std::string shape = text("fc1 %dx%dx%d", M, p.columns, C),
                       name = text("%s %s: ", names[kind], fast ? "fast" : "split");
-    const double floor =
-        2.0 * M * p.columns * C / (2 * FLOPS_PER_S) + moved((double)M * (p.columns + F));
+    const double floor = 2.0 * M * p.columns * C / (2 * FLOPS_PER_S) +
+                         moved((double)M * (p.columns + F));
     for (int turn = 0; turn < 2; turn++) { // alternating, since the clock drifts
         timed(name + "product", shape, floor, [&] { gemm(&gpu, p.gemm_of(p.apart.data)); });
         timed(name + "product, pass", shape, floor, [&] { p.run_apart(); });
