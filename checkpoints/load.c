@@ -586,7 +586,9 @@ static bool open_model(Checkpoint *c, const char *folder, Options *model) {
     }
     for (const OptionRow *row = option_table; ok && row < option_table + option_table_count;
          row++) {
-        if (strcmp(row->group, "Model") == 0 && c->options != NULL) {
+        // an option that came after the program that wrote it is not in meta.json
+        if (strcmp(row->group, "Model") == 0 && c->options != NULL &&
+            cJSON_HasObjectItem(c->options, row->name)) {
             ok = option_set(model, row->name, text_of(c->options, row->name), SOURCE_CHECKPOINT) ||
                  fail("%s: %s", path, error_text());
         }
