@@ -586,10 +586,13 @@ static bool open_model(Checkpoint *c, const char *folder, Options *model) {
     }
     for (const OptionRow *row = option_table; ok && row < option_table + option_table_count;
          row++) {
-        // an option that came after the program that wrote it is not in meta.json
-        if (strcmp(row->group, "Model") == 0 && c->options != NULL &&
-            cJSON_HasObjectItem(c->options, row->name)) {
-            ok = option_set(model, row->name, text_of(c->options, row->name), SOURCE_CHECKPOINT) ||
+        if (c->options == NULL || strcmp(row->group, "Model") != 0) { continue; }
+        const char *value = cJSON_GetStringValue(
+            cJSON_GetObjectItemCaseSensitive(c->options, row->name));
+        if (value == NULL) { // it is newer than the program that wrote the checkpoint
+            warn("%s does not set --%s: the default is used", path, row->name);
+        } else {
+            ok = option_set(model, row->name, value, SOURCE_CHECKPOINT) ||
                  fail("%s: %s", path, error_text());
         }
     }

@@ -117,8 +117,8 @@ ROW(bf16_products) {              // M, N, K, layer
     row(layer_products, TIMING, timed);
 }
 
-// An FP8 operand [rows,k] of a product. Scales of blocks differ by up to 1000; i and j: how they
-// change from block to block.
+// An FP8 operand [rows,k] of a product; spread: of its codes, and the inverse of a single scale.
+// Scales of blocks differ by up to 1000; i and j: how they change from block to block.
 struct Fp8Operand {
     Codes codes;
     Floats scales;
@@ -126,9 +126,9 @@ struct Fp8Operand {
     Buffer<uint8_t> device;
     FloatBuffer device_scales;
 
-    Fp8Operand(int rows, int k, Fp8Type type, Fp8Scales kind, int i, int j)
-        : codes(random_codes((size_t)rows * k, ++random_key, 50, type)),
-          scales(fp8_scale_count(kind, rows, k), 0.02f), device((size_t)rows * k),
+    Fp8Operand(int rows, int k, Fp8Type type, Fp8Scales kind, float spread, int i, int j)
+        : codes(random_codes((size_t)rows * k, ++random_key, spread, type)),
+          scales(fp8_scale_count(kind, rows, k), 1 / spread), device((size_t)rows * k),
           device_scales(scales.size()) {
         int height = kind == SCALES_SQUARE ? FP8_BLOCK : 1;
         bool blocks = kind != SCALES_TENSOR;
@@ -162,7 +162,7 @@ static void fp8_product(int m, int n, int k, Fp8Type type_a, Fp8Type type_b, Sca
     Gemm g = gemm_plain(m, n, k, NULL, NULL, NULL);
     g.scales_a = blocks ? SCALES_VECTOR : SCALES_TENSOR;
     g.scales_b = scaling == SQUARES ? SCALES_SQUARE : g.scales_a;
-    Fp8Operand a(m, k, type_a, g.scales_a, 7, 5), b(n, k, type_b, g.scales_b, 11, 3);
+    Fp8Operand a(m, k, type_a, g.scales_a, 50, 7, 5), b(n, k, type_b, g.scales_b, 30, 11, 3);
     const size_t size = (size_t)m * n;
     Bf16Buffer d(size);
     g.a = a.device.data;

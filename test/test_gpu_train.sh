@@ -198,14 +198,15 @@ order_costs_memory() {
             $(grep -c 'offload .* of host memory$' out) -eq 6 ]]
 }
 check "the plan says what the order of sums costs" order_costs_memory
-# Several micro-batches add to gradients in FP32: what fits counts these, though it tries one a step.
+# Several micro-batches add to gradients in FP32. What fits counts these for each listed size, which
+# is not the run's own, though it plans a step of one.
 counts_wide_gradients() {
     fits() {
-        $gpu --model gpt2-124m --data d/x_train.bin --micro-batch-size 1 --global-batch-size 64 \
-            --device-memory-gib 8 --plan "$@" | sed -n '/^What fits/,$p'
+        $gpu --model gpt2-124m --data d/x_train.bin --global-batch-size 512 --device-memory-gib 8 \
+            --plan --micro-batch-size "$@" | sed -n '/^What fits/,$p'
     }
-    [[ -n $(fits) && $(fits) == "$(fits --grad-accum-dtype fp32)" &&
-        $(fits) != "$(fits --grad-accum-dtype bf16)" ]]
+    [[ -n $(fits 512) && $(fits 512) == "$(fits 512 --grad-accum-dtype fp32)" &&
+        $(fits 512) == "$(fits 1)" && $(fits 512) != "$(fits 512 --grad-accum-dtype bf16)" ]]
 }
 check "what fits counts the gradients of several micro-batches" counts_wide_gradients
 # What checkpoints take of the host's memory, of all ranks together: 14 bytes a parameter, 10 with

@@ -213,6 +213,10 @@ test_races_another_program() {
     expect_said 0 "llm.c: --lr 5e-4 5.9063, --lr 5e-4:linear 5.8063, --lr 1e-3:linear 5.1131, --lr 0.002:linear 4.4200" \
         "${race[@]}" tune "${model[@]}" || return
     has log "muon: --lr 2e-3" || fail "$(cat log)"
+    # a pair is tuned by its FP8, whichever is named; short runs of another length do not count
+    expect_said 0 "fp8: --lr 5e-4 " "${race[@]}" --out pair --only bf16 tune "${model[@]}" || return
+    expect_said 2 "of fp8 with --lr 5e-4, 1e-3 have not ended" "${race[@]}" --out pair --only bf16 \
+        --tune-iters 3 runs "${model[@]}"
     expect_said 2 "of muon with --lr 4e-3 have not ended" "${race[@]}" --muon-rates 2e-3,4e-3 runs \
         "${model[@]}"
     # two GPUs share the work: each has a folder and runs of its own
@@ -258,7 +262,7 @@ END
     [[ $status -eq 75 && ! -e stopped/tune/muon ]] || fail "status $status: $(cat stopped.log)"
     ! has stopped.log error || fail "$(cat stopped.log)"
     # the same command goes on
-    local resumed=("${race[@]}" --out resumed --train-iters 400 --only bf16 --seeds 1 runs
+    local resumed=("${race[@]}" --out resumed --train-iters 400 --tune-iters 24 --only bf16 --seeds 1 runs
         "${model[@]}" --save-interval 50)
     mkdir resumed && cp -r m/tune resumed
     "${resumed[@]}" >resumed.log 2>&1 &

@@ -630,13 +630,24 @@ void run_end_wrong(Run *run) {
 
 static const char *const recompute_names[] = {"none", "activations", "block"};
 
+// Sets a micro-batch size. The plan is of a step with one micro-batch; the gradients have the type
+// of a step with the requested global batch size.
+static void set_micro_batch(Options *o, const Run *run, int size) {
+    bool several = run->options.global_batch_size > size * run->group.ranks;
+    o->micro_batch_size = size;
+    o->global_batch_size = 0;
+    if (run->options.grad_accum_dtype == GRADIENT_AUTO) {
+        o->grad_accum_dtype = several ? GRADIENT_FP32 : GRADIENT_AUTO;
+    }
+}
+
 // Returns 0 if not even one sequence fits.
-static int largest_micro_batch(Options o, const Group *group, NumberSupport support,
-                               RunPlanner plan, int64_t memory) {
+static int largest_micro_batch(Options o, const Run *run, NumberSupport support, RunPlanner plan,
+                               int64_t memory) {
+    const Group *group = &run->group;
     int fits = 0;
-    o.global_batch_size = 0;
     for (int step = 1 << 12; step > 0; step /= 2) {
-        o.micro_batch_size = fits + step;
+        set_micro_batch(&o, run, fits + step);
         bool countable = (int64_t)o.micro_batch_size * o.seq_length <= INT32_MAX;
         if (countable && plan(&o, group, support, memory).device <= memory - FIT_OVERHEAD_BYTES) {
             fits += step;
@@ -651,18 +662,14 @@ void fit_print(const Run *run, NumberSupport support, RunPlanner plan, int64_t m
     printf("What fits %s\n", format_bytes(size, (double)memory));
     for (int way = 0; way < WAYS; way++) {
         Options o = run->options;
-        if (o.grad_accum_dtype == GRADIENT_AUTO && run_micro_batches(run) > 1) {
-            o.grad_accum_dtype = GRADIENT_FP32; // as in this run, though here a step has one
-        }
         o.recompute = way % (RECOMPUTE_BLOCK + 1);
         o.adam_dtype = way / (RECOMPUTE_BLOCK + 1) % (STATE_BF16 + 1);
         o.optimizer_cpu_offload = way >= WAYS / 2;
-        int micro = largest_micro_batch(o, &run->group, support, plan, memory);
+        int micro = largest_micro_batch(o, run, support, plan, memory);
         o.deterministic = false;
-        int any_order = largest_micro_batch(o, &run->group, support, plan, memory);
+        int any_order = largest_micro_batch(o, run, support, plan, memory);
         o.deterministic = micro > 0 && run->options.deterministic;
-        o.micro_batch_size = (int)max64(1, micro > 0 ? micro : any_order);
-        o.global_batch_size = 0;
+        set_micro_batch(&o, run, (int)max64(1, micro > 0 ? micro : any_order));
         double host = plan(&o, &run->group, support, memory).host;
         printf("  --recompute %-11s --adam-dtype %s %s  ", recompute_names[o.recompute],
                o.adam_dtype == STATE_BF16 ? "bf16" : "fp32",

@@ -54,7 +54,9 @@ class Log:
                    "micro-batch-size": table["micro batch size B"],
                    "global-batch-size": int(table["total batch size"]) // length,
                    "train-iters": table["train_num_batches"], "lr": f"{rate:g}",
-                   "lr-decay-style": table.get("LR scheduler", "cosine"),
+                   # its wsd falls by 1 - sqrt over the last fifth, ours linearly
+                   "lr-decay-style": table.get("LR scheduler", "cosine").replace(
+                       "wsd", "wsd by a root"),
                    "lr-warmup-iters": table["warmup iterations"],
                    "min-lr": f"{rate * float(table['final LR fraction']):g}",
                    "weight-decay": f"{float(table['weight decay']):g}",

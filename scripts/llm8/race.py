@@ -79,9 +79,9 @@ def schedule(o, steps):
 
 
 def rate_and_style(tried):
-    """Of "6e-4:wsd" or "6e-4", what --lr and --lr-decay-style get."""
+    """Of "6e-4:linear" or "6e-4", what --lr and --lr-decay-style get; "": the default, cosine."""
     rate, _, style = tried.partition(":")
-    return rate, style or "cosine"
+    return rate, style
 
 
 def order_of(tried):
@@ -96,8 +96,8 @@ def task_of(o, name, tried, steps, seed, folder):
         *trainer.trainer_command(o.trainer), "--keep", 1, *o.model, "--data", o.data,
         "--valid-data", o.valid_data, "--seq-length", o.seq_length, "--micro-batch-size", o.batch,
         "--train-iters", steps, "--lr-warmup-iters", warm, "--eval-interval", every,
-        "--eval-iters", o.batches, *RUNS[name], "--lr", rate, "--lr-decay-style", style, "--seed",
-        seed))])
+        "--eval-iters", o.batches, *RUNS[name], "--lr", rate,
+        *(["--lr-decay-style", style] if style else []), "--seed", seed))])
 
 
 def run_llm_c(o, tried, steps, folder, held):
@@ -106,15 +106,15 @@ def run_llm_c(o, tried, steps, folder, held):
     os.makedirs(folder, exist_ok=True)
     done, (rate, style) = open_run(log), rate_and_style(tried)
     if (done.finished and done.train_iters == steps and float(done.option("lr")) == float(rate)
-            and done.option("lr-decay-style") == style):
+            and done.option("lr-decay-style").split()[0] == (style or "cosine")):
         return 0
     if os.path.exists(log):
         os.unlink(log)
     warm, every = schedule(o, steps)
     command = [*map(str, (
         o.llm_c, "-e", o.llm_c_model, "-i", o.data, "-j", o.valid_data, "-b", o.batch, "-t",
-        o.seq_length, "-d", o.batch * o.seq_length, "-x", steps, "-l", rate, "-k", style, "-u",
-        warm, "-q", 0, "-c", 0.1, "-v", every, "-m", o.batches, "-s", 0, "-h", 0, "-r", 0))]
+        o.seq_length, "-d", o.batch * o.seq_length, "-x", steps, "-l", rate, "-k",
+        style or "cosine", "-u", warm, "-q", 0, "-c", 0.1, "-v", every, "-m", o.batches, "-s", 0, "-h", 0, "-r", 0))]
     with trainer.Signals() as signals:
         status = trainer.run_trainer(command, folder, f"llm.c, --lr {tried}", signals, (held,),
                                      record=log)
@@ -141,10 +141,12 @@ def rates_of(o, name):
 
 def tried(o, name):
     """Returns the rates whose short run has ended, and rate -> its last validation loss, of those
-    that did not diverge."""
+    that did not diverge. Runs of another length are none."""
     ended, losses = [], {}
     for folder in sorted(glob.glob(os.path.join(glob.escape(o.out), "tune", name, "lr-*"))):
         run = open_run(os.path.join(folder, "console.log") if name == "llm.c" else folder)
+        if run.train_iters != o.tune_iters:
+            continue
         rate = os.path.basename(folder).removeprefix("lr-")
         ended += [rate] * run.over
         if run.finished and math.isfinite(loss := run.last("valid_loss", "evals")):
@@ -263,7 +265,8 @@ def main():
     held = experiment.lock(o.out) if set(pieces) - {"report"} else None
     for piece in pieces:
         status = runs(o, held) if piece == "runs" else report(o) if piece == "report" else \
-            next(filter(None, (tune(o, name, held) for name in o.names if name not in RATE_OF)), 0)
+            next(filter(None, (tune(o, name, held) for name in dict.fromkeys(
+                RATE_OF.get(name, name) for name in o.names))), 0)
         if status:
             return status
     return 0
