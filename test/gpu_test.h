@@ -1,7 +1,7 @@
 // What the GPU tests share: device buffers that start poisoned and end in a guard zone, random BF16
 // data, and the rule by which a kernel is judged: its error against the FP32 definition may be at
 // most k times the error of rounding the definition's result to BF16. And the rows of the table of
-// launchers: what is timed is what is checked.
+// launchers: a row checks at small shapes and times, with the same launches, at those of models.
 #pragma once
 
 #include "../base/rng.h"

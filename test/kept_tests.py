@@ -168,7 +168,8 @@ def a_later_option_is_no_fault():
         text = text[:-len(b'00000000"\n}')]
         write(path, text + b'%08x"\n}' % zlib.crc32(text + b'00000000"\n}'))
         check(loaded, name, expected, apart)
-        said = run("train_gpt", "--load", f"{name}/latest", "--sample-only", "--sample-length", 1).err
+        said = run("train_gpt", "--load", f"{name}/latest", "--sample-only", "--sample-length",
+                   1).err
         assert "does not set --logit-softcap: the default is used" in said, said
 
 

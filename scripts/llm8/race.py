@@ -114,7 +114,8 @@ def run_llm_c(o, tried, steps, folder, held):
     command = [*map(str, (
         o.llm_c, "-e", o.llm_c_model, "-i", o.data, "-j", o.valid_data, "-b", o.batch, "-t",
         o.seq_length, "-d", o.batch * o.seq_length, "-x", steps, "-l", rate, "-k",
-        style or "cosine", "-u", warm, "-q", 0, "-c", 0.1, "-v", every, "-m", o.batches, "-s", 0, "-h", 0, "-r", 0))]
+        style or "cosine", "-u", warm, "-q", 0, "-c", 0.1, "-v", every, "-m", o.batches, "-s", 0,
+        "-h", 0, "-r", 0))]
     with trainer.Signals() as signals:
         status = trainer.run_trainer(command, folder, f"llm.c, --lr {tried}", signals, (held,),
                                      record=log)
