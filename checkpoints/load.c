@@ -587,8 +587,7 @@ static bool open_model(Checkpoint *c, const char *folder, Options *model) {
     for (const OptionRow *row = option_table; ok && row < option_table + option_table_count;
          row++) {
         if (c->options == NULL || strcmp(row->group, "Model") != 0) { continue; }
-        const char *value = cJSON_GetStringValue(
-            cJSON_GetObjectItemCaseSensitive(c->options, row->name));
+        const char *value = json_text(c->options, row->name, NULL);
         if (value == NULL) { // it is newer than the program that wrote the checkpoint
             warn("%s does not set --%s: the default is used", path, row->name);
         } else {

@@ -199,7 +199,7 @@ order_costs_memory() {
 }
 check "the plan says what the order of sums costs" order_costs_memory
 # Several micro-batches add to gradients in FP32. What fits counts these for each listed size, which
-# is not the run's own, though it plans a step of one.
+# is not the run's own.
 counts_wide_gradients() {
     fits() {
         $gpu --model gpt2-124m --data d/x_train.bin --global-batch-size 512 --device-memory-gib 8 \

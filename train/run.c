@@ -630,15 +630,12 @@ void run_end_wrong(Run *run) {
 
 static const char *const recompute_names[] = {"none", "activations", "block"};
 
-// Sets a micro-batch size. The plan is of a step with one micro-batch; the gradients have the type
-// of a step with the requested global batch size.
+// Sets a micro-batch size, and the least global batch size that has whole ones of it and is not
+// below the requested one: whether a step has several decides the gradients' type.
 static void set_micro_batch(Options *o, const Run *run, int size) {
-    bool several = run->options.global_batch_size > size * run->group.ranks;
     o->micro_batch_size = size;
-    o->global_batch_size = 0;
-    if (run->options.grad_accum_dtype == GRADIENT_AUTO) {
-        o->grad_accum_dtype = several ? GRADIENT_FP32 : GRADIENT_AUTO;
-    }
+    o->global_batch_size = (int)round_up64(run->options.global_batch_size,
+                                           (int64_t)size * run->group.ranks);
 }
 
 // Returns 0 if not even one sequence fits.

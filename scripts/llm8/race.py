@@ -64,6 +64,7 @@ def parse(arguments):
     o.tune_iters = o.tune_iters or max(1, o.train_iters // 2)
     o.model = model or ["--model", "gpt2-124m"]
     o.names = [name for name in o.only if name != "llm.c" or o.llm_c]
+    o.tuned = list(dict.fromkeys(RATE_OF.get(name, name) for name in o.names))
     # both evaluate on whole batches
     tokens = (os.path.getsize(o.valid_data) - HEADER) // 2
     o.batches = min(MOST_BATCHES, tokens // (o.batch * o.seq_length))
@@ -266,8 +267,7 @@ def main():
     held = experiment.lock(o.out) if set(pieces) - {"report"} else None
     for piece in pieces:
         status = runs(o, held) if piece == "runs" else report(o) if piece == "report" else \
-            next(filter(None, (tune(o, name, held) for name in dict.fromkeys(
-                RATE_OF.get(name, name) for name in o.names))), 0)
+            next(filter(None, (tune(o, name, held) for name in o.tuned)), 0)
         if status:
             return status
     return 0
