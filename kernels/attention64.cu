@@ -72,27 +72,6 @@ struct Parameters {
     uint16_t cuts[MOST_BLOCKS + 1];
 };
 
-// Piece `number` of a block's work: a head's tiles of keys from first to before last; none: the
-// work is done.
-struct Work {
-    int head, first, last;
-    __device__ Work(const Parameters &p, int number) {
-        head = number * p.blocks + blockIdx.x;
-        first = 0;
-        last = p.tiles;
-        if (number >= p.whole) { // up to two pieces
-            const int begin = p.cuts[blockIdx.x], end = p.cuts[blockIdx.x + 1];
-            const int other = begin / p.tiles + number - p.whole;
-            head = p.whole * p.blocks + other;
-            first = max(0, begin - other * p.tiles);
-            last = min(p.tiles, end - other * p.tiles);
-        }
-    }
-    __device__ bool none(void) const {
-        return last <= first;
-    }
-};
-
 // Where a block has its sums of dQ: of whole heads and its first part of another, or of a second.
 __device__ __forceinline__ float4 *sums_of(const Parameters &p, int block, int part) {
     return reinterpret_cast<float4 *>(p.sums) + (block * 2 + part) * 2ll * p.tiles * (SUMS / 4);
@@ -119,6 +98,27 @@ __device__ __forceinline__ void write_tile(const Parameters &p, int head, int ti
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 // ---- the kernel ---------------------------------------------------------------------------------
+
+// Piece `number` of a block's work: a head's tiles of keys from first to before last; none: the
+// work is done.
+struct Work {
+    int head, first, last;
+    __device__ Work(const Parameters &p, int number) {
+        head = number * p.blocks + blockIdx.x;
+        first = 0;
+        last = p.tiles;
+        if (number >= p.whole) { // up to two pieces
+            const int begin = p.cuts[blockIdx.x], end = p.cuts[blockIdx.x + 1];
+            const int other = begin / p.tiles + number - p.whole;
+            head = p.whole * p.blocks + other;
+            first = max(0, begin - other * p.tiles);
+            last = min(p.tiles, end - other * p.tiles);
+        }
+    }
+    __device__ bool none(void) const {
+        return last <= first;
+    }
+};
 
 // One lane loads the tiles in the order of their use.
 __device__ __forceinline__ void load(Shared &s, const Parameters &p) {
