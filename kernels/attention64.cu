@@ -39,7 +39,7 @@ enum {
     MOST_BLOCKS = 160,
     SUMS = QUERIES * SIZE, // of a tile of dQ
     COMPUTING_REGISTERS = 240,
-    LOADING_REGISTERS = 32 // a thread's, of the multiprocessor's 65536
+    LOADING_REGISTERS = 24 // a thread's: together at most what the block starts with
 };
 
 struct Shared {
@@ -56,6 +56,8 @@ struct Shared {
     Barrier ds_full[2], ds_empty[2];
     Barrier rows_full[2][2 * MOST_TILES], rows_empty[2];
 };
+static_assert(2 * COMPUTING_REGISTERS + LOADING_REGISTERS <= 3 * (65536 / THREADS / 8 * 8),
+              "a warpgroup that wants more than the others gave back waits for ever");
 static_assert(sizeof(Shared) <= 232448, "a block's shared memory");
 
 struct Parameters {
