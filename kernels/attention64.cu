@@ -192,10 +192,9 @@ __device__ __forceinline__ void summarise(Shared &s, const Parameters &p, const 
     }
 }
 
-// TURNS: the warpgroups pass the tensor cores to each other. REDUCES: memory adds to dQ; otherwise
-// the thread does.
-template <bool TURNS, bool REDUCES, bool OVERLAPS, int w> // w: the warpgroup
-__device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
+// The work of computing warpgroup w. The two take turns: one has the tensor cores while the other
+// computes P' and dS'.
+template <int w> __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
     const int thread = threadIdx.x % GROUP, warp = thread / WARP, lane = thread % WARP;
     const int t = lane % 4;
     const float scale = 0.125f * 1.4426950408889634f;
@@ -212,12 +211,6 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
     uint32_t keys[16], probabilities[16], ds[16]; // A of WGMMAs
     uint32_t blocks = 0, steps = 0;               // of keys, of queries
 
-    auto wait_turn = [&] {
-        if (TURNS) { turn_wait(w); }
-    };
-    auto pass_turn = [&] {
-        if (TURNS) { turn_pass(w); }
-    };
     auto release = [&] { // the tile before
         barrier_arrive(&s.empty[(steps - 1) % STAGES], lane == 0);
     };
@@ -260,7 +253,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
         wgmma_commit();
     };
 
-    if (TURNS && w == 1) { turn_pass(1); }
+    if (w == 1) { turn_pass(1); }
     for (int number = 0;; number++) {
         const Work work(p, number);
         if (work.none()) { break; }
@@ -321,7 +314,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
             float4 *to = sums_of(p, blockIdx.x, number > p.whole) + tile * (SUMS / 4) + thread;
             pin(dq);
             barrier_arrive(&s.ds_empty[w], lane == 0);
-            if (j > work.first && (ends || !REDUCES)) {
+            if (j > work.first) {
 #pragma unroll
                 for (int i = 0; i < 8; i++) {
                     const float4 sum = __ldcg(to + i * GROUP);
@@ -335,15 +328,10 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
                 write_tile(p, work.head, tile, dq);
                 return;
             }
-            auto part = [&](int i) {
-                return make_float4(dq[i * 4], dq[i * 4 + 1], dq[i * 4 + 2], dq[i * 4 + 3]);
-            };
-            if (REDUCES && j > work.first) {
 #pragma unroll
-                for (int i = 0; i < 8; i++) { add_global(to + i * GROUP, part(i)); }
-            } else {
-#pragma unroll
-                for (int i = 0; i < 8; i++) { __stcg(to + i * GROUP, part(i)); }
+            for (int i = 0; i < 8; i++) {
+                const float *x = dq + i * 4;
+                __stcg(to + i * GROUP, make_float4(x[0], x[1], x[2], x[3]));
             }
         };
 
@@ -351,9 +339,9 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
         // half of the keys follows.
         auto multiply_pair = [&](int j, int pair, auto first) {
             constexpr bool FIRST = decltype(first)::value;
-            wait_turn();
+            turn_wait(w);
             if constexpr (FIRST && w == 1) {
-                pass_turn();
+                turn_pass(w);
                 barrier_wait(&s.full[steps % STAGES], steps / STAGES);
                 barrier_arrive(&s.empty[steps % STAGES], lane == 0);
 #pragma unroll
@@ -366,35 +354,23 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
                     gradients_done();
                     multiply_queries();
                 }
-                pass_turn();
-                if constexpr (!OVERLAPS) {
-                    wgmma_wait<0>();
-                    pin(scores);
-                    pin(dp);
-                    pin(keys);
-                    if constexpr (!FIRST) { add_queries(j, pair - 1); }
-                    exponentiate(pair * 2, FIRST);
-                    differentiate(pair * 2);
-                } else {
-                    wgmma_wait<FIRST ? 1 : 2>();
-                    pin(scores);
-                    pin(keys);
-                    exponentiate(pair * 2, FIRST);
-                    wgmma_wait<FIRST ? 0 : 1>();
-                    pin(dp);
-                    differentiate(pair * 2);
-                    wgmma_wait<0>();
-                    if constexpr (!FIRST) { add_queries(j, pair - 1); }
-                }
+                turn_pass(w);
+                wgmma_wait<0>();
+                pin(scores);
+                pin(dp);
+                pin(keys);
+                if constexpr (!FIRST) { add_queries(j, pair - 1); }
+                exponentiate(pair * 2, FIRST);
+                differentiate(pair * 2);
             }
             share(0);
             steps++;
 
             constexpr bool DONE = !FIRST || w == 0; // the first half
-            wait_turn();
+            turn_wait(w);
             if constexpr (DONE) { multiply_gradients(!FIRST); }
             multiply_scores();
-            pass_turn();
+            turn_pass(w);
             wgmma_wait<1>();
             if constexpr (DONE) { gradients_done(); }
             pin(scores);
@@ -418,10 +394,10 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
             for (int pair = j + 1; pair < p.tiles; pair++) {
                 multiply_pair(j, pair, std::false_type());
             }
-            wait_turn();
+            turn_wait(w);
             multiply_gradients(w == 0 || p.tiles > j + 1);
             multiply_queries();
-            pass_turn();
+            turn_pass(w);
             if (thread == 0) { stores_wait_read<0>(); }
             group_barrier(w, GROUP);
             wgmma_wait<0>();
@@ -455,13 +431,12 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
         __syncwarp();
         barrier_arrive(&s.rows_empty[at], lane == 0);
     }
-    if (TURNS && w == 0) { turn_wait(0); }
+    if (w == 0) { turn_wait(0); }
     if (thread == 0) { stores_wait(); }
 }
 
 #endif
 
-template <bool TURNS, bool REDUCES, bool OVERLAPS>
 __global__ void __launch_bounds__(THREADS, 1)
     attention64_backward_kernel(const __grid_constant__ Parameters p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -503,8 +478,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         }
     } else {
         set_registers<COMPUTING_REGISTERS, true>();
-        group == 1 ? compute<TURNS, REDUCES, OVERLAPS, 0>(s, p)
-                   : compute<TURNS, REDUCES, OVERLAPS, 1>(s, p);
+        group == 1 ? compute<0>(s, p) : compute<1>(s, p);
     }
 #endif
 }
@@ -533,8 +507,7 @@ __global__ void __launch_bounds__(GROUP) add_parts_kernel(const __grid_constant_
     write_tile(p, p.whole * p.blocks + other, tile, dq);
 }
 
-// ---- who computes what
-// ----------------------------------------------------------------------------
+// ---- who computes what --------------------------------------------------------------------------
 
 // Shares `heads` heads among blocks at tiles of keys, in their order, as evenly as that allows:
 // into cuts as of Parameters. A tile costs as much as the queries' tiles that it meets, and one
@@ -615,7 +588,7 @@ void attention64_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d
     Parameters p = parameters(gpu, s, d_qkv, d_out, out, lse, qkv);
     const int blocks = min(gpu->sms, (int)MOST_BLOCKS), heads = s.B * s.H;
     const bool shares = plan_work(&p, heads, blocks);
-    launch_with_shared(attention64_backward_kernel<true, true, false>, blocks, THREADS,
-                       sizeof(Shared), gpu->stream, p);
+    launch_with_shared(attention64_backward_kernel, blocks, THREADS, sizeof(Shared), gpu->stream,
+                       p);
     if (shares) { launch(add_parts_kernel, heads % blocks * 2 * p.tiles, GROUP, gpu->stream, p); }
 }

@@ -318,14 +318,6 @@ __device__ __forceinline__ void prefetch(const void *x) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(x));
 }
 
-// Adds to four adjacent floats in global memory. The additions of one thread to one address are
-// done in their order.
-__device__ __forceinline__ void add_global(float4 *to, float4 x) {
-    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x.x),
-                 "f"(x.y), "f"(x.z), "f"(x.w)
-                 : "memory");
-}
-
 #endif
 
 // Where lane 4 g + t's 4 columns in block j of 16 begin, in swizzled rows of 64 BF16.
