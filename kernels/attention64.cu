@@ -39,7 +39,7 @@ enum {
     MOST_BLOCKS = 160,
     SUMS = QUERIES * SIZE, // of a tile of dQ
     COMPUTING_REGISTERS = 240,
-    LOADING_REGISTERS = 24 // a thread's: together at most what the block starts with
+    LOADING_REGISTERS = 24 // a thread's
 };
 
 struct Shared {
@@ -56,9 +56,8 @@ struct Shared {
     Barrier ds_full[2], ds_empty[2];
     Barrier rows_full[2][2 * MOST_TILES], rows_empty[2];
 };
-static_assert(2 * COMPUTING_REGISTERS + LOADING_REGISTERS <= 3 * (65536 / THREADS / 8 * 8),
-              "a warpgroup that wants more than the others gave back waits for ever");
 static_assert(sizeof(Shared) <= 232448, "a block's shared memory");
+static_assert(registers_suffice(LOADING_REGISTERS, COMPUTING_REGISTERS), "a block's registers");
 
 struct Parameters {
     CUtensorMap q, kv, d_out, d_kv; // boxes of 64, 128, 64 and 64 rows

@@ -18,6 +18,13 @@ enum {
 
 typedef uint64_t Barrier; // an mbarrier
 
+// A block of three warpgroups begins with equal shares of the multiprocessor's 65536 registers, a
+// multiple of 8 for each thread. Then a thread of the first keeps so many, and one of the others
+// takes so many. If they take more than the first has given back, they wait for ever.
+constexpr bool registers_suffice(int first, int others) {
+    return first + 2 * others <= 3 * (65536 / (3 * GROUP) / 8 * 8);
+}
+
 // ---- instructions -------------------------------------------------------------------------------
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
