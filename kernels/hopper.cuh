@@ -421,7 +421,7 @@ static inline CUtensorMap tensor_map(const void *data, CUtensorMapDataType type,
                                                                 : CU_TENSOR_MAP_SWIZZLE_32B,
                                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                                           CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (status != CUDA_SUCCESS) { die("no tensor map of an FP8 product, error %d", (int)status); }
+    if (status != CUDA_SUCCESS) { die("no tensor map, error %d", (int)status); }
     return map;
 }
 
