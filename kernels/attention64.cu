@@ -508,6 +508,10 @@ __global__ void __launch_bounds__(GROUP) add_parts_kernel(const __grid_constant_
 
 // ---- who computes what --------------------------------------------------------------------------
 
+bool in_domain(AttentionShape s) {
+    return s.D == SIZE && s.H == s.G && s.T <= MOST_T;
+}
+
 // Shares `heads` heads among blocks at tiles of keys, in their order, as evenly as that allows:
 // into cuts as of Parameters. A tile costs as much as the queries' tiles that it meets, and one
 // more. Returns the largest share's cost.
@@ -578,12 +582,24 @@ Parameters parameters(const Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 
 
 // ---- launcher -----------------------------------------------------------------------------------
 
-size_t attention64_workspace(const Gpu *gpu, AttentionShape s) {
-    return (size_t)gpu->sms * 2 * round_up64(s.T, KEYS) * SIZE * sizeof(float);
+bool attention64_serves(const Gpu *gpu, AttentionShape s) {
+    return in_domain(s) && runs_on_hopper(gpu, attention64_backward_kernel);
+}
+
+size_t attention64_workspace(AttentionShape s) {
+    const size_t sums = (size_t)round_up64(s.T, KEYS) * SIZE * sizeof(float);
+    return in_domain(s) ? MOST_BLOCKS * 2 * sums : 0;
 }
 
 void attention64_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
                           const Bf16 *out, const float *lse, const Bf16 *qkv) {
+    if (!attention64_serves(gpu, s)) {
+        die("attention64: T %d, %d/%d heads of %d on this device", s.T, s.H, s.G, s.D);
+    }
+    if (gpu->attention_bytes < attention64_workspace(s)) {
+        die("attention64: %zu bytes of workspace, it needs %zu", gpu->attention_bytes,
+            attention64_workspace(s));
+    }
     Parameters p = parameters(gpu, s, d_qkv, d_out, out, lse, qkv);
     const int blocks = min(gpu->sms, (int)MOST_BLOCKS), heads = s.B * s.H;
     const bool shares = plan_work(&p, heads, blocks);
