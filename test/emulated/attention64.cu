@@ -41,9 +41,10 @@ struct Problem {
         Gpu gpu = {};
         gpu.sms = blocks;
         gpu.capability = 90;
-        std::vector<uint8_t> sums(attention64_workspace(&gpu, shape), 0xff);
+        std::vector<uint8_t> sums(attention64_workspace(shape), 0xff);
         Codes d_qkv(qkv.size() + GUARD, 0xffff);
         gpu.attention_workspace = sums.data();
+        gpu.attention_bytes = sums.size();
         attention64_backward(&gpu, shape, d_qkv.data(), d_out.data(), out.data(), lse.data(),
                              qkv.data());
         return d_qkv;

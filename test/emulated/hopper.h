@@ -288,28 +288,27 @@ inline float operand(Block &block, uint64_t where, GpuType type, bool transposed
 inline void multiply_lanes(Block &block, const std::array<Product, LANES> &lanes, int first) {
     const Product &p = lanes[0];
     const int depth = 32 / gpu_type_bytes(p.type_a);
-    std::vector<float> a((size_t)(16 * depth)), b((size_t)(p.columns * depth));
-    for (int i = 0; i < 16 * depth; i++) {
-        const int row = i / depth, k = i % depth;
-        if (p.registers != NULL) { // two columns of rows g, g + 8; then 8 columns further
-            const uint32_t *from = lanes[(size_t)(row % 8 * 4 + k % 8 / 2)].registers;
-            const uint32_t pair = from[row / 8 + k / 8 * 2];
-            a[(size_t)i] = bf16_decode((uint16_t)(pair >> k % 2 * 16));
-        } else {
-            a[(size_t)i] = operand(block, p.a, p.type_a, p.transposed_a, first + row, k);
+    float sums[16][256] = {}, b[256]; // b: row k of B'
+    for (int k = 0; k < depth; k++) {
+        for (int n = 0; n < p.columns; n++) {
+            b[n] = operand(block, p.b, p.type_b, p.transposed_b, n, k);
         }
-    }
-    for (int i = 0; i < p.columns * depth; i++) {
-        b[(size_t)i] = operand(block, p.b, p.type_b, p.transposed_b, i / depth, i % depth);
+        for (int row = 0; row < 16; row++) {
+            float a;
+            if (p.registers == NULL) {
+                a = operand(block, p.a, p.type_a, p.transposed_a, first + row, k);
+            } else { // two columns of rows g and g + 8; then 8 columns further
+                const uint32_t *from = lanes[(size_t)(row % 8 * 4 + k % 8 / 2)].registers;
+                a = bf16_decode((uint16_t)(from[row / 8 + k / 8 * 2] >> k % 2 * 16));
+            }
+            for (int n = 0; n < p.columns; n++) { sums[row][n] += a * b[n]; }
+        }
     }
     for (int lane = 0; lane < LANES; lane++) {
         for (int i = 0; i < p.columns / 2; i++) {
-            const float *x = &a[(size_t)((lane / 4 + i / 2 % 2 * 8) * depth)];
-            const float *y = &b[(size_t)((i / 4 * 8 + lane % 4 * 2 + i % 2) * depth)];
-            float &sum = lanes[(size_t)lane].sums[i];
-            float product = 0.0f;
-            for (int k = 0; k < depth; k++) { product += x[k] * y[k]; }
-            sum = p.adds ? sum + product : product;
+            const float sum = sums[lane / 4 + i / 2 % 2 * 8][i / 4 * 8 + lane % 4 * 2 + i % 2];
+            float &d = lanes[(size_t)lane].sums[i];
+            d = p.adds ? d + sum : sum;
         }
     }
 }
