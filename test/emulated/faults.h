@@ -18,7 +18,7 @@ static void check_faults(std::vector<std::pair<std::string, std::string>> harmle
         const bool harms = std::find(harmless.begin(), harmless.end(), fault) == harmless.end();
         bool found = false;
         machine.planted = fault;
-        for (unsigned seed = 1; seed <= (harms ? 100 : 10) && !found; seed++) {
+        for (unsigned seed = 1; seed <= (harms ? 100 : 5) && !found; seed++) {
             machine.random.seed(seed);
             found = run() != right || !machine.fault.empty();
             machine.fault.clear();

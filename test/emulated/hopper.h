@@ -33,6 +33,7 @@ inline void barrier_arrive_in(Barrier *b, uint32_t block) {
 
 inline void cluster_barrier(void) {
     const int threads = (int)machine.cluster.size() * (int)blockDim.x;
+    if (machine.plants("left out", "the cluster's barrier")) { return; }
     machine.meet(machine.whole_cluster, threads, true, "the cluster's barrier", [] {});
 }
 
@@ -187,7 +188,7 @@ template <int LEFT> void stores_wait_read(void) {
 }
 
 inline void stores_wait(void) {
-    machine.thread->stores.finish(0);
+    if (!machine.plants("left out", "stores_wait")) { machine.thread->stores.finish(0); }
 }
 
 inline void show_to_tma(void) {
@@ -248,7 +249,7 @@ inline void prefetch(const void *) {
 // ---- WGMMA --------------------------------------------------------------------------------------
 
 inline uint64_t wgmma_operand(const void *tile) {
-    return machine.place(tile, 128) / 16;
+    return machine.place(tile, 1024) / 16;
 }
 
 inline uint64_t wgmma_transposed(const void *tile) {

@@ -3,6 +3,10 @@
 // is random, and so is the moment at which asynchronous work (TMA, WGMMA) is done, between the
 // earliest and the latest that the program allows. So a wait that is missing gives other numbers.
 // What can be seen to be wrong, a deadlock above all, ends the launch and is in machine.fault.
+//
+// Not modelled: time; the order in which other threads see ordinary loads and stores (at once,
+// here) and the fence that TMA needs after them; what the compiler makes of the source, such as its
+// use of registers; bank conflicts; the precision in which WGMMA sums.
 #pragma once
 
 #include <algorithm>
@@ -93,6 +97,9 @@ struct Block {
     long registers_freed = 0;     // how often
     std::vector<uint8_t> stashed; // its shared memory while another block of the cluster runs
     uint8_t *shared(size_t at);
+    bool ended(void) const {
+        return std::all_of(threads.begin(), threads.end(), [](auto &t) { return t->ended; });
+    }
 };
 
 struct Index {
@@ -111,6 +118,7 @@ inline struct Machine {
         int stays;               // how often a warp goes on before another runs
         size_t slow_warps, slow; // warps together, and which of these groups is slow
         int patience;            // how often others run before it
+        int lanes;               // one of so many of a warp's lanes runs at a time
     } pace;
     uint8_t *memory = NULL; // shared memory of the block that runs
     std::vector<Block> cluster;
@@ -205,6 +213,7 @@ inline struct Machine {
 
     Mbarrier &barrier(Block &b, const void *address) {
         auto found = b.barriers.find(place(address, 8));
+        if (b.ended()) { report("access to a block that has ended"); }
         if (found != b.barriers.end()) { return found->second; }
         report("an mbarrier that was not made");
         return b.barriers[SHARED_BYTES] = {"an mbarrier that was not made", 1, 1, 0, 0};
@@ -253,13 +262,16 @@ inline void Unit::finish_one(void) {
 }
 
 inline void Machine::begin(int first, int blocks, int threads) {
-    const int share = REGISTERS / threads / 8 * 8; // of a thread: ptxas's limit for such blocks
+    // of a thread: what ptxas takes for __launch_bounds__(threads, 1) at most, as a kernel must
+    // that uses setmaxnreg
+    const int share = REGISTERS / threads / 8 * 8;
     const int hurries[3] = {one_of({0, 2, 30, 100}), one_of({0, 2, 30, 100}),
                             one_of({0, 2, 30, 100})};
     pace.stays = one_of({1, 4, 100});
     pace.slow_warps = (size_t)one_of({1, 4});
     pace.slow = (size_t)one_of(threads / LANES / (int)pace.slow_warps + 1); // the last one: none
     pace.patience = one_of({16, 1 << 20});
+    pace.lanes = one_of({1, 1, 3});
     busy.clear();
     loads = Unit();
     loads.ordered = false;
@@ -287,6 +299,10 @@ inline void Machine::begin(int first, int blocks, int threads) {
             t.beginning.uc_stack.ss_size = STACK_BYTES;
             auto body = [] {
                 machine.kernel();
+                const Unit &stores = machine.thread->stores;
+                if (!stores.groups.empty() || !stores.open.empty()) {
+                    machine.report("thread %d ends before its stores", machine.thread->number);
+                }
                 machine.thread->ended = true;
                 _longjmp(machine.scheduler, 1);
             };
@@ -339,6 +355,8 @@ inline void Machine::run(uint8_t *shared, int first, int blocks, int threads,
     begin(first, blocks, threads);
     while (fault.empty()) {
         Thread *next = lanes_to_run();
+        const bool ended = std::all_of(cluster.begin(), cluster.end(), std::mem_fn(&Block::ended));
+        if (ended || (next == NULL && busy.empty())) { break; }
         if (!busy.empty()) {
             Unit &unit = *busy[(size_t)one_of((int)busy.size())];
             if (next == NULL || one_of(100) < unit.hurry) {
@@ -346,10 +364,9 @@ inline void Machine::run(uint8_t *shared, int first, int blocks, int threads,
                 continue;
             }
         }
-        if (next == NULL) { break; }
         for (int i = 0; i < LANES; i++) {
             Thread &t = *next->block->threads[(size_t)(next->number + i)];
-            if (t.can_run()) { resume(t); }
+            if (t.can_run() && one_of(pace.lanes) == 0) { resume(t); }
         }
         thread = next;
     }
@@ -364,9 +381,6 @@ inline void Machine::end(void) {
                 report("deadlock: thread %d of block %u waits at %s", t->number, b.index,
                        t->instruction);
             }
-            if (!t->stores.groups.empty() || !t->stores.open.empty()) {
-                report("thread %d ends before its stores", t->number);
-            }
         }
         for (auto &[place, m] : b.barriers) {
             if (m.pending != m.arrivals || m.bytes != 0) {
@@ -378,6 +392,6 @@ inline void Machine::end(void) {
             if (m.arrived > 0) { report("a named barrier is left with %d arrivals", m.arrived); }
         }
     }
-    if (!busy.empty()) { report("loads or products for which nothing waits"); }
+    if (!busy.empty()) { report("asynchronous work that the block does not wait for"); }
     thread = NULL;
 }
