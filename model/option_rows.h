@@ -90,14 +90,15 @@ TEXT("iterations-to-skip", iterations_to_skip, "", "STEPS",
 CHOICE("optimizer", optimizer, "adamw", "adamw|muon",
     "of the blocks' matrices; embeddings, head, norms and biases have AdamW (docs/muon.md)")
 REAL("lr", lr, "6e-4", 0, 100, "peak learning rate")
-REAL("embedding-lr-mult", embedding_lr_mult, "1", 0, 1e6,
+REAL("embedding-lr-mult", embedding_lr_mult, "-1", -1, 1e6,
     "factor of --lr for the embeddings, also where the LM head shares their weights; 0: they stay "
-    "as they are")
+    "as they are; -1: 4 with AdamW, 2 with Muon, 1 with --load")
 REAL("head-lr-mult", head_lr_mult, "1", 0, 1e6,
     "factor of --lr for the weights of an LM head that has its own; 0: they stay as they are",
     NEEDS("untie-embeddings-and-output-weights"))
-REAL("vector-lr-mult", vector_lr_mult, "1", 0, 1e6,
-    "factor of --lr for the weights of norms, and for biases; 0: they stay as they are")
+REAL("vector-lr-mult", vector_lr_mult, "-1", -1, 1e6,
+    "factor of --lr for the weights of norms, and for biases; 0: they stay as they are; -1: 4 with "
+    "AdamW, 1 with Muon or --load")
 REAL("min-lr", min_lr, "0", 0, 100, "learning rate at the end of the decay")
 CHOICE("lr-decay-style", lr_decay_style, "cosine", "cosine|linear|constant|wsd",
     "shape after the warm-up; wsd: constant, then linear over --lr-wsd-decay-iters")

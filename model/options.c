@@ -361,6 +361,13 @@ static void derive_schedule(Options *o) {
     }
 }
 
+// docs/muon.md has the measurements. A resumed run does not derive them: it has its checkpoint's.
+static void derive_rates(Options *o) {
+    bool muon = o->optimizer == OPTIMIZER_MUON, loads = o->load[0] != '\0';
+    if (o->embedding_lr_mult == -1) { o->embedding_lr_mult = loads ? 1 : muon ? 2 : 4; }
+    if (o->vector_lr_mult == -1) { o->vector_lr_mult = loads || muon ? 1 : 4; }
+}
+
 static void derive_values(Options *o) {
     int C = o->hidden_size, *heads = &o->num_attention_heads, *groups = &o->num_query_groups;
     int *size = &o->kv_channels;
@@ -569,6 +576,11 @@ static bool check_values(const Options *o) {
         return fail("--micro-batch-size %d x --seq-length %d: must be fewer than 2^31 tokens",
                     o->micro_batch_size, o->seq_length);
     }
+    if (o->embedding_lr_mult < 0 || o->vector_lr_mult < 0) {
+        bool embedding = o->embedding_lr_mult < 0;
+        return fail("--%s-lr-mult %g: must be -1, 0 or more", embedding ? "embedding" : "vector",
+                    embedding ? o->embedding_lr_mult : o->vector_lr_mult);
+    }
     if (o->min_lr > o->lr) {
         return fail("--min-lr %g%s: must be at most --lr %g", o->min_lr,
                     option_taken(o, "min-lr", from), o->lr);
@@ -640,6 +652,7 @@ bool options_resolve(Options *o, const Options *model) {
     } else if (!take_model(o, model)) {
         return false;
     }
+    derive_rates(o);
     return check_values(o);
 }
 

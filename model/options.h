@@ -183,7 +183,8 @@ void options_print(const Options *options, bool all, FILE *out);
 // gave. Derived values (the decay from --train-iters, widths from --hidden-size) are not in it, so
 // that they follow when more options are given with the file.
 void options_write_config(const Options *options, FILE *out);
-// Prints every option, with its value in `options` as the default; 0 means that it is derived.
+// Prints every option, with its value in `options` as the default; 0 or -1 means that it is
+// derived.
 void options_help(const Options *options, FILE *out, const char *program);
 // Prints a script that completes the options in bash and zsh.
 void options_complete(FILE *out);

@@ -503,6 +503,11 @@ TEST(a_resume_takes_what_is_not_given) {
         {"--train-iters 50 --lr-decay-style wsd --lr-wsd-decay-iters 11", // or by another rule
          RESUMED "--train-iters 90", "lr-wsd-decay-iters", "11"},
         {"--train-iters 50", RESUMED "--lr-decay-style wsd", "lr-wsd-decay-iters", "10"},
+        {"", RESUMED, "embedding-lr-mult", "4"},
+        {"--load x", RESUMED, "embedding-lr-mult", "1"},
+        {"", RESUMED "--load x", "embedding-lr-mult", "4"},
+        {"--embedding-lr-mult 1", RESUMED, "embedding-lr-mult", "1"},
+        {"", RESUMED "--vector-lr-mult 2", "vector-lr-mult", "2"},
         {"--micro-batch-size 2", RESUMED, "global-batch-size", "4"}, // of its two ranks
         {"--micro-batch-size 2", RESUMED, "micro-batch-size", "4"},  // of this machine
         {"--eval-interval 7", RESUMED, "eval-interval", "250"},

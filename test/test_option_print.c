@@ -64,9 +64,8 @@ TEST(help_lists_every_option_and_preset) {
     CHECK_EQUAL(longest_line("12\n123"), 3);
 }
 
-// The default in --help is the value without the option; or 0, if the help text says what 0 means.
-// With
-// --model, it is the preset's value.
+// The default in --help is the value without the option; or 0 or -1, if the help text says what
+// that means. With --model, it is the preset's value.
 TEST(help_shows_what_is_in_effect) {
     Options o = options_of("");
     char text[OPTION_TEXT], fallback[OPTION_TEXT];
@@ -74,7 +73,8 @@ TEST(help_shows_what_is_in_effect) {
         const OptionRow *row = &option_table[i];
         Options d = o;
         CHECK(option_set(&d, row->name, row->fallback, SOURCE_COMMAND));
-        bool worked_out = strcmp(row->fallback, "0") == 0 && strstr(row->help, "0: ") != NULL;
+        bool number = strcmp(row->fallback, "0") == 0 || strcmp(row->fallback, "-1") == 0;
+        bool worked_out = number && strstr(row->help, text_of(" %s: ", row->fallback)) != NULL;
         if (worked_out) { continue; }
         CHECK_TEXT(option_text(&o, row, text), option_text(&d, row, fallback));
     }
@@ -150,10 +150,12 @@ TEST(echo_parses_back) {
 // not at their defaults.
 TEST(a_start_shows_its_own_options) {
     static const Says rows[] = {
-        {"", "Model\n  --model gpt2-124m --num-attention-heads 12 --num-query-groups 12 "
-             "--kv-channels 64\n  --ffn-hidden-size 3072 --max-position-embeddings 1024\n"
-             "Optimizer and learning rate\n  --lr-decay-iters 1000\n"
-             "The other options have their defaults (--plan prints all)\n"},
+        {"",
+         "Model\n  --model gpt2-124m --num-attention-heads 12 --num-query-groups 12 "
+         "--kv-channels 64\n  --ffn-hidden-size 3072 --max-position-embeddings 1024\n"
+         "Optimizer and learning rate\n  --embedding-lr-mult 4 --vector-lr-mult 4 --lr-decay-iters "
+         "1000\n"
+         "The other options have their defaults (--plan prints all)\n"},
         {"--lr 6e-4 --no-shuffle", "\nData\n  --no-shuffle\n"},
         {"--lr 6e-4 --no-shuffle", "\n  --lr 0.0006 "},
         {"--model llama-tiny", "Model\n  --model llama-tiny --arch llama --num-layers 2 "},

@@ -413,7 +413,8 @@ test_best_is_the_lowest_validation_loss() {
     [[ -d best/best/ && $(find best/ -name 'step_*' -type d | wc -l) -eq 2 ]] || fail "$(ls best)"
     # an evaluation that is not saved sets no bar
     expect_status 0 train_gpt "${common[@]}" "${options[@]}" --save bar --save-interval 6 --lr 0.3 \
-        --lr-warmup-iters 24 --lr-decay-iters 1000 --train-iters 12 || return
+        --embedding-lr-mult 1 --vector-lr-mult 1 --lr-warmup-iters 24 --lr-decay-iters 1000 \
+        --train-iters 12 || return
     "$root/test/metrics_tool.py" bar/metrics.jsonl >steps || fail "metrics"
     awk '/^eval/ { loss[$3] = $5 } END { exit !(loss[3] < loss[6] && loss[6] < loss[12]) }' steps ||
         fail "not the lowest at step 3, then at 6: $(grep eval steps)"
