@@ -100,13 +100,14 @@ REAL("vector-lr-mult", vector_lr_mult, "-1", -1, 1e6,
     "factor of --lr for the weights of norms, and for biases; 0: they stay as they are; -1: 4 with "
     "AdamW, 1 with Muon or --load")
 REAL("min-lr", min_lr, "0", 0, 100, "learning rate at the end of the decay")
-CHOICE("lr-decay-style", lr_decay_style, "cosine", "cosine|linear|constant|wsd",
+CHOICE("lr-decay-style", lr_decay_style, "wsd", "cosine|linear|constant|wsd",
     "shape after the warm-up; wsd: constant, then linear over --lr-wsd-decay-iters")
 LONG("lr-warmup-iters", lr_warmup_iters, "0", 0, COUNT_MAX, "steps of linear warm-up")
 LONG("lr-decay-iters", lr_decay_iters, "0", 0, COUNT_MAX,
     "step at which the decay ends; 0: --train-iters")
 LONG("lr-wsd-decay-iters", lr_wsd_decay_iters, "0", 0, COUNT_MAX,
-    "length of the decay of wsd; 0: a fifth of --lr-decay-iters")
+    "length of the decay of wsd, which begins after the warm-up at the earliest; 0: two fifths of "
+    "--lr-decay-iters")
 REAL("weight-decay", weight_decay, "0.1", 0, 100, "decoupled, on matrices only")
 REAL("adam-beta1", adam_beta1, "0.9", 0, 0.999999, "AdamW's first-moment decay")
 REAL("adam-beta2", adam_beta2, "0.95", 0, 0.999999, "AdamW's second-moment decay")

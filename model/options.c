@@ -357,7 +357,7 @@ static void yield(const Options *o, const char *name, int *value, bool fits) {
 static void derive_schedule(Options *o) {
     if (o->lr_decay_iters == 0) { o->lr_decay_iters = o->train_iters; }
     if (o->lr_decay_style == DECAY_WSD && o->lr_wsd_decay_iters == 0) {
-        o->lr_wsd_decay_iters = o->lr_decay_iters / 5;
+        o->lr_wsd_decay_iters = 2 * o->lr_decay_iters / 5;
     }
 }
 

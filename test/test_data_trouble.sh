@@ -6,7 +6,8 @@ source "$(dirname "$0")/lib.sh"
 standin=$root/build/plain/standin_trainer
 export LD_LIBRARY_PATH=$root/build/standin
 
-common=(--model llama-tiny --micro-batch-size 2 --seq-length 32 --lr 3e-3 --log-interval 1)
+common=(--model llama-tiny --micro-batch-size 2 --seq-length 32 --lr 3e-3 --log-interval 1
+    --embedding-lr-mult 1 --vector-lr-mult 1 --lr-decay-style cosine)
 ranks=(--gpus 2 --global-batch-size 8 --no-cuda-graphs --distributed-timeout 20)
 unordered=("${common[@]}" --no-shuffle)
 

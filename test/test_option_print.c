@@ -99,7 +99,7 @@ static const char *const commands[] = {
     "",
     "--model llama-3-8b --fp8-format hybrid --fp8-margin -3 --no-shuffle --bf16 --data a --save s",
     "--lr 0.12345678901234567 --min-lr 1e-300 --adam-eps 1e-30 --seed 9007199254740991 --keep 0",
-    "--model gpt2-tiny --train-iters 77 --lr-decay-style wsd --fp8-recipe tensorwise "
+    "--model gpt2-tiny --train-iters 77 --lr-decay-style cosine --fp8-recipe tensorwise "
     "--norm-epsilon 3e-7 --first-last-layers-bf16 --fp8-lm-head --no-fp8-wgrad",
     TINY,
 };
@@ -150,12 +150,12 @@ TEST(echo_parses_back) {
 // not at their defaults.
 TEST(a_start_shows_its_own_options) {
     static const Says rows[] = {
-        {"",
-         "Model\n  --model gpt2-124m --num-attention-heads 12 --num-query-groups 12 "
-         "--kv-channels 64\n  --ffn-hidden-size 3072 --max-position-embeddings 1024\n"
-         "Optimizer and learning rate\n  --embedding-lr-mult 4 --vector-lr-mult 4 --lr-decay-iters "
-         "1000\n"
-         "The other options have their defaults (--plan prints all)\n"},
+        {"", "Model\n  --model gpt2-124m --num-attention-heads 12 --num-query-groups 12 "
+             "--kv-channels 64\n  --ffn-hidden-size 3072 --max-position-embeddings 1024\n"
+             "Optimizer and learning rate\n  --embedding-lr-mult 4 --vector-lr-mult 4 "
+             "--lr-decay-iters 1000 "
+             "--lr-wsd-decay-iters 400\n"
+             "The other options have their defaults (--plan prints all)\n"},
         {"--lr 6e-4 --no-shuffle", "\nData\n  --no-shuffle\n"},
         {"--lr 6e-4 --no-shuffle", "\n  --lr 0.0006 "},
         {"--model llama-tiny", "Model\n  --model llama-tiny --arch llama --num-layers 2 "},
@@ -204,7 +204,7 @@ TEST(config_file_round_trips) {
 TEST(config_file_holds_what_was_given) {
     static const char *const runs[] = {
         "--model llama-tiny --train-iters 120 --micro-batch-size 2",
-        "--model gpt2-tiny --lr-decay-style wsd --global-batch-size 8",
+        "--model gpt2-tiny --lr-decay-style cosine --global-batch-size 8",
         "--arch llama --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64",
     };
     static const char *const more[] = {
@@ -277,14 +277,23 @@ TEST(schedules_at_their_corners) {
     check_rate(BASE "constant", 14, 0.8);
     check_rate(BASE "wsd --lr-wsd-decay-iters 10", 14, 0.8);
     check_rate(BASE "wsd --lr-wsd-decay-iters 10", 19, 0.5);
-    check_rate(BASE "wsd", 20, 0.8); // a fifth of 24, whole steps
-    check_rate(BASE "wsd", 22, 0.5);
+    check_rate(BASE "wsd", 15, 0.8); // two fifths of 24, whole steps
+    check_rate(BASE "wsd", 18, 0.6);
+    check_rate(BASE "wsd --lr-warmup-iters 20", 20, 0.8); // what the warm-up leaves
+    check_rate(BASE "wsd --lr-warmup-iters 20", 22, 0.5);
+    check_rate(BASE "wsd --lr-warmup-iters 40", 23, 0.48); // it goes before
     check_rate(BASE "linear --lr-decay-iters 14", 9, 0.5);
     check_rate(BASE "linear --lr-decay-iters 14", 14, 0.2);
     check_rate(BASE "linear --lr-decay-iters 3", 3, 0.8); // warm-up outlasts the decay
     check_rate(BASE "linear --lr-decay-iters 3", 4, 0.2);
     check_rate("--lr 0.8 --train-iters 10 --lr-decay-style linear", 0, 0.8);
+    for (int steps = 1; steps <= 4; steps++) { // wsd is the default; so few have no decay
+        check_rate(text_of("--lr 0.8 --train-iters %d", steps), steps - 1, 0.8);
+        check_rate(text_of("--lr 0.8 --train-iters %d", steps), steps, 0.0);
+    }
+    check_rate("--lr 0.8 --train-iters 5", 4, 0.4);
     check_rate("--lr 0.8 --train-iters 0 --lr-decay-style cosine", 0, 0.0);
+    check_rate("--lr 0.8 --train-iters 0", 0, 0.0);
 #undef BASE
 }
 

@@ -337,8 +337,9 @@ TEST(presets_parse_and_derive) {
     CHECK_EQUAL(o.ffn_hidden_size, 256);
     CHECK_EQUAL(o.max_position_embeddings, 64);
     CHECK_EQUAL(o.lr_decay_iters, 50);
-    CHECK_EQUAL(o.lr_wsd_decay_iters, 0);
-    CHECK_EQUAL(options_of("--lr-decay-style wsd --train-iters 50").lr_wsd_decay_iters, 10);
+    CHECK_EQUAL(o.lr_wsd_decay_iters, 20);
+    CHECK_EQUAL(options_of("--lr-decay-style cosine --train-iters 50").lr_wsd_decay_iters, 0);
+    CHECK_EQUAL(options_of("--train-iters 9007199254740992").lr_wsd_decay_iters, 3602879701896396);
     static const struct {
         const char *command;
         double embedding, vector;

@@ -86,7 +86,7 @@ test_resumed_runs_are_straight_ones() {
     done <<'ROWS'
 fp32 --model llama-tiny
 gpt2 --model gpt2-tiny --lr-decay-style linear
-bf16 --model llama-tiny --bf16 --lr-decay-style wsd
+bf16 --model llama-tiny --bf16 --lr-decay-style cosine
 delayed --model llama-tiny --fp8-format hybrid --fp8-amax-history-len 5
 recent --model gpt2-tiny --fp8-format e4m3 --fp8-margin 1 --fp8-amax-history-len 1 --fp8-lm-head --no-fp8-wgrad
 tensorwise --model llama-tiny --fp8-format hybrid --fp8-recipe tensorwise --num-layers 3 --first-last-layers-bf16
