@@ -361,11 +361,21 @@ static void derive_schedule(Options *o) {
     }
 }
 
-// docs/muon.md has the measurements. A resumed run does not derive them: it has its checkpoint's.
+// A resumed run has its checkpoint's value, although it may have been derived. If the run would
+// derive the same, the value stays out of config.txt.
+static void leave_out(Options *o, const char *name, bool same) {
+    unsigned char *source = &o->source[option_row(name) - option_table];
+    if (same && *source == SOURCE_CHECKPOINT) { *source = SOURCE_DEFAULT; }
+}
+
+// docs/muon.md has the measurements.
 static void derive_rates(Options *o) {
     bool muon = o->optimizer == OPTIMIZER_MUON, loads = o->load[0] != '\0';
-    if (o->embedding_lr_mult == -1) { o->embedding_lr_mult = loads ? 1 : muon ? 2 : 4; }
-    if (o->vector_lr_mult == -1) { o->vector_lr_mult = loads || muon ? 1 : 4; }
+    double embedding = loads ? 1 : muon ? 2 : 4, vector = loads || muon ? 1 : 4;
+    if (o->embedding_lr_mult == -1) { o->embedding_lr_mult = embedding; }
+    if (o->vector_lr_mult == -1) { o->vector_lr_mult = vector; }
+    leave_out(o, "embedding-lr-mult", o->embedding_lr_mult == embedding);
+    leave_out(o, "vector-lr-mult", o->vector_lr_mult == vector);
 }
 
 static void derive_values(Options *o) {
@@ -621,6 +631,7 @@ bool options_finish_batch(Options *o, int ranks) {
                     o->global_batch_size, option_taken(o, "global-batch-size", from),
                     o->micro_batch_size, ranks, ranks > 1 ? "s" : "");
     }
+    leave_out(o, "global-batch-size", o->global_batch_size == whole);
     return true;
 }
 

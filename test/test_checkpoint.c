@@ -543,13 +543,17 @@ TEST(what_a_resume_takes_is_told) {
     CHECK(fixture_save(&f, 1));
     CHECK(read_given(&o, "--resume latest --save s") && checkpoint_model(&o, &model));
     CHECK(options_resolve(&o, &model));
-    FILE *file = fopen("config.txt", "w");
-    options_write_config(&o, file);
-    fclose(file);
-    const char *config = text_read("config.txt");
-    CHECK_CONTAINS(config, "\nlr 0.003\n");
-    CHECK_CONTAINS(config, "\ndata a\n");
-    CHECK(strstr(config, "lr-decay-iters") == NULL && strstr(config, "train-iters") == NULL);
+    for (int ranks = 1; ranks <= 2; ranks++) { // eight sequences are what two of them have anyway
+        CHECK(options_finish_batch(&o, ranks));
+        FILE *file = fopen("config.txt", "w");
+        options_write_config(&o, file);
+        fclose(file);
+        const char *config = text_read("config.txt");
+        CHECK_CONTAINS(config, "\nlr 0.003\n");
+        CHECK_CONTAINS(config, "\ndata a\n");
+        CHECK(strstr(config, "-iters") == NULL && strstr(config, "-lr-mult") == NULL);
+        CHECK_EQUAL(strstr(config, "\nglobal-batch-size 8\n") != NULL, ranks == 1);
+    }
     CHECK(read_given(&o, "--resume s/latest --lr 1e-5") && checkpoint_model(&o, &model));
     CHECK_REFUSED(options_resolve(&o, &model), "--min-lr 0.0001 (of the checkpoint s/latest): ");
     CHECK(read_given(&o, "--resume s/latest") && checkpoint_model(&o, &model));
