@@ -567,8 +567,9 @@ bool checkpoint_resume(Checkpoint *c, const Options *o) {
                 o->save);
 }
 
-// Opens a folder without its optimizer files, reads its model's options, verifies its tokenizer.
-static bool open_model(Checkpoint *c, const char *folder, Options *model) {
+// Opens a folder without its optimizer files, reads the options that a run takes from it, verifies
+// its tokenizer.
+static bool open_model(Checkpoint *c, const char *folder, bool continues, Options *model) {
     char path[PATH_LENGTH];
     *model = (Options){0};
     if (path_exists(path_format(path, "%s/latest", folder))) {
@@ -586,13 +587,13 @@ static bool open_model(Checkpoint *c, const char *folder, Options *model) {
     }
     for (const OptionRow *row = option_table; ok && row < option_table + option_table_count;
          row++) {
-        if (c->options == NULL || strcmp(row->group, "Model") != 0) { continue; }
+        if (c->options == NULL || !option_is_taken(row, continues)) { continue; }
         const char *value = json_text(c->options, row->name, NULL);
-        if (value == NULL) { // it is newer than the program that wrote the checkpoint
-            warn("%s does not set --%s: the default is used", path, row->name);
-        } else {
+        if (value != NULL) {
             ok = option_set(model, row->name, value, SOURCE_CHECKPOINT) ||
                  fail("%s: %s", path, error_text());
+        } else if (!continues) { // of a run that continues, checkpoint_match says it
+            warn("%s does not set --%s: the default is used", path, row->name);
         }
     }
     if (!ok) { checkpoint_close(c); }
@@ -611,7 +612,7 @@ static bool in_one_file(const Checkpoint *c) {
 
 bool checkpoint_model(Options *o, Options *model) {
     char path[PATH_LENGTH];
-    bool latest = strcmp(o->resume, "latest") == 0;
+    bool latest = strcmp(o->resume, "latest") == 0, continues = options_train(o);
     int64_t step = INT64_MAX;
     checkpoint_close(&start);
     while (latest && o->save[0] != '\0' && o->origin[0] == '\0') {
@@ -619,21 +620,24 @@ bool checkpoint_model(Options *o, Options *model) {
             return fail("--resume latest: %s", error_text());
         }
         if (path[0] == '\0') { break; }
-        if (open_model(&start, path, model)) {
+        if (open_model(&start, path, continues, model)) {
             path_format(o->origin, "%s", path);
         } else if (ends_search(path, step)) {
             return false;
         }
     }
-    const char *named = latest ? "" : o->resume;
-    if (named[0] == '\0') { named = o->load; }
-    if (o->origin[0] == '\0') { path_format(o->origin, "%s", named); }
+    bool found = o->origin[0] != '\0', loads = !found && (latest || o->resume[0] == '\0');
+    const char *named = loads ? o->load : o->resume;
+    if (!found) { path_format(o->origin, "%s", named); }
     if (o->origin[0] == '\0') { return true; }
     o->start = &start;
-    bool starts = named == o->load && !o->plan && !o->list_tensors;
-    return start.path[0] != '\0' ||
-           (open_model(&start, named, model) && (!starts || in_one_file(&start))) ||
-           (named == o->load ? fail("--load %s", error_text()) : fail(RESUME_FAULT, error_text()));
+    continues = continues && !loads;
+    bool starts = loads && !o->plan && !o->list_tensors;
+    if (!found &&
+        (!open_model(&start, named, continues, model) || (starts && !in_one_file(&start)))) {
+        return loads ? fail("--load %s", error_text()) : fail(RESUME_FAULT, error_text());
+    }
+    return !continues || options_continue(o, model);
 }
 
 bool checkpoint_share(Checkpoint *c, const Group *group) {
@@ -708,10 +712,8 @@ bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLa
         char now[OPTION_TEXT];
         option_text(options, row, now);
         bool moves = strcmp(name, "save") == 0 ||
-                     options->source[i] == SOURCE_DATA;        // the tokenizer's path may differ
-        bool newer = !cJSON_HasObjectItem(c->options, name) && // than the program that wrote it
-                     options->source[i] == SOURCE_DEFAULT;
-        if (moves || newer || row->effect == EFFECT_ACTION || strcmp(was, now) == 0) { continue; }
+                     options->source[i] == SOURCE_DATA; // the tokenizer's path may differ
+        if (moves || row->effect == EFFECT_ACTION || strcmp(was, now) == 0) { continue; }
         if (strcmp(name, "optimizer") == 0 && options_train(options)) {
             return fail("%s: its moments are those of --optimizer %s, this run's is %s; resume "
                         "with its optimizer, or start a new run from its weights by --load",

@@ -60,8 +60,8 @@ void options_write_config(const Options *options, FILE *out) {
                                 "_-+.,:;/*?[]{}()@%~";
     const char *group = NULL;
     char value[OPTION_TEXT];
-    fputs("# The options that a run was given, and what its checkpoint added to its model; start\n"
-          "# another like it with --config on this file.\n"
+    fputs("# The options that a run was given, and what it took from a checkpoint; start another\n"
+          "# like it with --config on this file.\n"
           "# What follows from them, and the defaults, are in metrics.jsonl and meta.json.\n",
           out);
     for (int i = 0; i < option_table_count; i++) {

@@ -147,8 +147,8 @@ def train_ours(arguments, folder):
     common = [*arguments.options, "--data", arguments.data]
     run([arguments.cpu_trainer, *common, "--train-iters", "0", "--micro-batch-size", "1",
          "--global-batch-size", "1", "--save", start])
-    run([arguments.trainer, *common, "--resume", os.path.join(start, "latest"),
-         "--metrics", metrics])
+    run([arguments.trainer, "--global-batch-size", "0", *common, "--resume",
+         os.path.join(start, "latest"), "--metrics", metrics])
     return read_metrics(metrics)
 
 
