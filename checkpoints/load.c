@@ -569,7 +569,8 @@ bool checkpoint_resume(Checkpoint *c, const Options *o) {
 
 // Opens a folder without its optimizer files, reads the options that a run takes from it, verifies
 // its tokenizer.
-static bool open_model(Checkpoint *c, const char *folder, bool continues, Options *model) {
+static bool open_model(Checkpoint *c, const char *folder, const Options *continues,
+                       Options *model) {
     char path[PATH_LENGTH];
     *model = (Options){0};
     if (path_exists(path_format(path, "%s/latest", folder))) {
@@ -591,8 +592,8 @@ static bool open_model(Checkpoint *c, const char *folder, bool continues, Option
         const char *value = json_text(c->options, row->name, NULL);
         if (value != NULL) {
             ok = option_set(model, row->name, value, SOURCE_CHECKPOINT) ||
-                 fail("%s: %s", path, error_text());
-        } else if (!continues) { // of a run that continues, checkpoint_match says it
+                 refuse("%s: %s", path, error_text());
+        } else if (continues == NULL) { // of a run that continues, checkpoint_match says it
             warn("%s does not set --%s: the default is used", path, row->name);
         }
     }
@@ -612,7 +613,8 @@ static bool in_one_file(const Checkpoint *c) {
 
 bool checkpoint_model(Options *o, Options *model) {
     char path[PATH_LENGTH];
-    bool latest = strcmp(o->resume, "latest") == 0, continues = options_train(o);
+    bool latest = strcmp(o->resume, "latest") == 0;
+    const Options *continues = o->sample_only ? NULL : o;
     int64_t step = INT64_MAX;
     checkpoint_close(&start);
     while (latest && o->save[0] != '\0' && o->origin[0] == '\0') {
@@ -631,13 +633,13 @@ bool checkpoint_model(Options *o, Options *model) {
     if (!found) { path_format(o->origin, "%s", named); }
     if (o->origin[0] == '\0') { return true; }
     o->start = &start;
-    continues = continues && !loads;
+    if (loads) { continues = NULL; }
     bool starts = loads && !o->plan && !o->list_tensors;
     if (!found &&
         (!open_model(&start, named, continues, model) || (starts && !in_one_file(&start)))) {
         return loads ? fail("--load %s", error_text()) : fail(RESUME_FAULT, error_text());
     }
-    return !continues || options_continue(o, model);
+    return continues == NULL || options_continue(o, model);
 }
 
 bool checkpoint_share(Checkpoint *c, const Group *group) {
@@ -706,6 +708,8 @@ bool checkpoint_list(const char *save) {
 // ---- reading into a run -------------------------------------------------------------------------
 
 bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLayout *layout) {
+    // the newest one's optimizer is damaged, or another run has saved one since
+    bool elsewhere = options->start != NULL && strcmp(c->path, options->start->path) != 0;
     for (int i = 0; i < option_table_count; i++) {
         const OptionRow *row = &option_table[i];
         const char *name = row->name, *was = text_of(c->options, name);
@@ -714,6 +718,11 @@ bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLa
         bool moves = strcmp(name, "save") == 0 ||
                      options->source[i] == SOURCE_DATA; // the tokenizer's path may differ
         if (moves || row->effect == EFFECT_ACTION || strcmp(was, now) == 0) { continue; }
+        if (elsewhere && options->source[i] == SOURCE_CHECKPOINT) {
+            return fail("--resume latest: the options are those of %s, the state that can be read "
+                        "is that of %s, where --%s is %s; name one by --resume PATH",
+                        options->start->path, c->path, name, *was ? was : "not set");
+        }
         if (strcmp(name, "optimizer") == 0 && options_train(options)) {
             return fail("%s: its moments are those of --optimizer %s, this run's is %s; resume "
                         "with its optimizer, or start a new run from its weights by --load",

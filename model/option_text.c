@@ -66,13 +66,11 @@ void options_write_config(const Options *options, FILE *out) {
           out);
     for (int i = 0; i < option_table_count; i++) {
         const OptionRow *row = &option_table[i];
-        bool given = options->source[i] >= SOURCE_CHECKPOINT;
-        if (row->effect == EFFECT_ACTION || !given || *option_text(options, row, value) == '\0') {
-            continue;
-        }
+        if (row->effect == EFFECT_ACTION || options->source[i] < SOURCE_CHECKPOINT) { continue; }
         print_group(out, &group, row, "\n# %s\n");
         fprintf(out, "%s ", row->name);
-        bool quoted = value[strspn(value, plain)] != '\0';
+        option_text(options, row, value);
+        bool quoted = *value == '\0' || value[strspn(value, plain)] != '\0';
         if (quoted) { fputc('"', out); }
         for (const char *p = value; *p != '\0'; p++) {
             if (quoted && (*p == '"' || *p == '\\')) { fputc('\\', out); }

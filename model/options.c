@@ -416,10 +416,15 @@ bool option_is_shape(const OptionRow *row, Arch arch) {
            (arch == ARCH_GPT2 && strcmp(row->name, "max-position-embeddings") == 0);
 }
 
-bool option_is_taken(const OptionRow *row, bool continues) {
-    bool learned = row->effect != EFFECT_SPEED && row->effect != EFFECT_NOTHING &&
-                   row->effect != EFFECT_ACTION;
-    return of_model(row) || (continues && learned);
+bool option_is_taken(const OptionRow *row, const Options *continues) {
+    if (continues == NULL || of_model(row)) { return of_model(row); }
+    bool place = row->type == OPTION_STRING && row->effect == EFFECT_NOTHING &&
+                 (strcmp(row->choices, "DIR") == 0 || strcmp(row->choices, "FILE") == 0);
+    bool evaluates = row->effect == EFFECT_PRECISION || row->effect == EFFECT_EVALUATION ||
+                     row->offset == offsetof(Options, global_batch_size) ||
+                     row->offset == offsetof(Options, micro_batch_size);
+    return !place && row->effect != EFFECT_ACTION && strcmp(row->group, "Several GPUs") != 0 &&
+           (options_train(continues) || evaluates);
 }
 
 // Whether a value is the default, or followed from --train-iters as it does in this version. Such a
@@ -602,7 +607,7 @@ static bool check_values(const Options *o) {
                     o->num_layers_at_start_in_bf16, o->num_layers_at_end_in_bf16, o->num_layers);
     }
     if (o->fp8_recipe == FP8_RECIPE_BLOCKWISE && o->fp8_fast_accumulation != FAST_NONE &&
-        option_source(o, "fp8-fast-accumulation") > SOURCE_DEFAULT) {
+        option_source(o, "fp8-fast-accumulation") >= SOURCE_CONFIG) {
         return fail("--fp8-fast-accumulation %s: must be none with --fp8-recipe blockwise, whose "
                     "products have no fast accumulation",
                     o->fp8_fast_accumulation == FAST_ALL ? "all" : "forward");

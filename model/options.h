@@ -3,8 +3,7 @@
 //
 // An option has Megatron-LM's name if that has one. A value comes from one of these, the last one
 // wins: the table's default, the preset named by --model, the data's tokenizer (its vocabulary),
-// the checkpoint that the run starts from (its model; if the run continues, all that changes what
-// is learned), the file named by --config, the command line. An option that is given may not change
+// the checkpoint that the run starts from (its model; if the run continues, nearly all), the file named by --config, the command line. An option that is given may not change
 // the shape of the checkpoint's tensors.
 #pragma once
 
@@ -128,8 +127,10 @@ bool options_resolve(Options *options, const Options *model);
 bool option_is_shape(const OptionRow *row, Arch arch);
 
 // Whether a run takes an option that is not given from the checkpoint that it starts from: those of
-// the model, and if it continues the checkpoint's run, all that change what is learned.
-bool option_is_taken(const OptionRow *row, bool continues);
+// the model; and if it continues the checkpoint's run, with these options (or NULL), also all
+// others, or if it only evaluates all that an evaluation depends on. Not the number of GPUs, nor
+// where files go.
+bool option_is_taken(const OptionRow *row, const Options *continues);
 
 // Sets the options that are not given, apart from the model's, to those of the checkpoint whose run
 // continues (set in `was` with SOURCE_CHECKPOINT). Values that followed from --train-iters follow

@@ -51,7 +51,7 @@ static _Noreturn void die_of_data(const Options *o, const char *option) {
 // A run that does not train needs no training data, but may use the tokenizer beside them.
 static void open_train_data(Run *run) {
     const Options *o = &run->options;
-    if (o->data[0] == '\0' && !options_train(o)) { return; }
+    if (!options_train(o) && option_source(o, "data") < SOURCE_CONFIG) { return; }
     if (o->data[0] == '\0') { die("--data is missing: which shards to train on (--help)"); }
     if (!dataset_open(&run->train_data, o->data, o->seq_length, o->vocab_size)) {
         die_of_data(o, "data");
