@@ -426,7 +426,8 @@ static Piece piece_for(const AttentionShape *s, size_t bytes) {
 }
 
 size_t attention_workspace(AttentionShape s, size_t most) {
-    return expected_bytes(&s, piece_for(&s, most));
+    size_t cudnn = expected_bytes(&s, piece_for(&s, most)), own = attention64_workspace(s);
+    return own > cudnn ? own : cudnn;
 }
 
 // bound: where each tensor lies, on the device or, by value, on the host; NULL: not in the graph.
@@ -483,7 +484,8 @@ static Piece backward_piece(Gpu *gpu, const AttentionShape *s) {
 bool attention_by_cudnn(Gpu *gpu, AttentionShape s) {
     bool has_plans;
     Piece p = {s.B, s.G};
-    return serves(gpu, &s, p, false, &has_plans) && backward_piece(gpu, &s).sequences > 0;
+    return serves(gpu, &s, p, false, &has_plans) &&
+           (attention64_serves(gpu, s) || backward_piece(gpu, &s).sequences > 0);
 }
 
 bool attention_start(Gpu *gpu, AttentionShape s) {
@@ -493,7 +495,7 @@ bool attention_start(Gpu *gpu, AttentionShape s) {
     return false;
 }
 
-// Checks the operands. Whether cuDNN computes the pass.
+// Checks the operands. Whether cuDNN, or attention64.cu in its place, computes the pass.
 static bool use_cudnn(Gpu *gpu, const AttentionShape *s, const void *const operands[], int count) {
     if (s->G < 1 || s->H % s->G != 0) { die("attention: %d heads over %d groups", s->H, s->G); }
     for (int i = 0; i < count; i++) {
@@ -560,9 +562,11 @@ void attention_forward_gpu(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, co
 void attention_backward_gpu(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
                             const Bf16 *out, const float *lse, const Bf16 *qkv) {
     gpu_family(gpu, FAMILY_ATTENTION);
-    if (use_cudnn(gpu, &s, (const void *[]){d_qkv, d_out, out, lse, qkv}, 5)) {
-        run(gpu, s, qkv, out, lse, d_out, d_qkv);
-    } else {
+    if (!use_cudnn(gpu, &s, (const void *[]){d_qkv, d_out, out, lse, qkv}, 5)) {
         attention_plain_backward(gpu, s, d_qkv, d_out, out, lse, qkv);
+    } else if (attention64_serves(gpu, s)) {
+        attention64_backward(gpu, s, d_qkv, d_out, out, lse, qkv);
+    } else {
+        run(gpu, s, qkv, out, lse, d_out, d_qkv);
     }
 }

@@ -7,10 +7,11 @@
 //
 // cuDNN's flash attention does the work, through its C backend API; where it has no engine for a
 // shape (a head size that is not a multiple of 8, say), a plain kernel of our own takes its place.
+// On Hopper a kernel of our own computes the backward pass of heads of 64.
 //
-// Deterministic backward: cuDNN sums dQ in the order in which blocks finish, unless it may write dQ
-// directly. That path needs about 2 H T^2 bytes of workspace per sequence, so it runs on some
-// sequences at a time, or on some key/value heads of one.
+// Deterministic backward of cuDNN: it sums dQ in the order in which blocks finish, unless it may
+// write dQ directly. That path needs about 2 H T^2 bytes of workspace per sequence, so it runs on
+// some sequences at a time, or on some key/value heads of one.
 #pragma once
 
 #include "gpu.h"
@@ -32,11 +33,19 @@ void attention_plain_forward(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, 
 void attention_plain_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
                               const Bf16 *out, const float *lse, const Bf16 *qkv);
 
+// attention64.cu, the backward pass on Hopper: compute capability 9.0 alone, heads of 64, as many
+// key/value heads as query heads, T up to 2048. Its sums have a fixed order.
+bool attention64_serves(const Gpu *gpu, AttentionShape s);
+size_t attention64_workspace(AttentionShape s); // bytes; 0: it serves the shape on no device
+void attention64_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
+                          const Bf16 *out, const float *lse, const Bf16 *qkv);
+
 // Bytes of gpu->attention_workspace with which both passes work, at most `most` where that is
-// possible. With more, the deterministic backward is cut into fewer pieces. Needs no device.
+// possible. With more, the deterministic backward is cut into fewer pieces. Needs no device: they
+// are enough whichever kernel computes the backward pass.
 size_t attention_workspace(AttentionShape s, size_t most);
 
-// Whether cuDNN can compute the shape.
+// Whether cuDNN can compute the shape: forward, and backward where attention64.cu does not.
 bool attention_by_cudnn(Gpu *gpu, AttentionShape s);
 
 // At the start of a run: makes the plans of its shape. False, with one warning a run: the plain

@@ -40,7 +40,7 @@ enum {
     A_STAGES = 8, // for both warpgroups; they last for 2048 cycles of WGMMAs
     B_STAGES = 6,
     BLOCKS = TILE / 16,     // of 16 columns
-    LOADING_REGISTERS = 40, // a thread's, of the multiprocessor's 65536
+    LOADING_REGISTERS = 40, // a thread's
     COMPUTING_REGISTERS = 232
 };
 
@@ -59,6 +59,7 @@ struct Shared {
     Barrier x_full[2], staged[2], stored[2];
 };
 static_assert(sizeof(Shared) <= 232448, "a block's shared memory");
+static_assert(registers_suffice(LOADING_REGISTERS, COMPUTING_REGISTERS), "a block's registers");
 static_assert(B_STAGES * DEPTH >= GELU_PRODUCT_MOST_K, "the panel of B that stays");
 
 struct Parameters {

@@ -1,6 +1,6 @@
-// Hopper's instructions for fused_product.cu and swiglu_product.cu: TMA, WGMMA and their barriers;
-// the tensor maps that TMA reads; and what both launchers check. PTX ISA: wgmma.mma_async
-// (fragments, descriptors), cp.async.bulk.tensor, mbarrier, setmaxnreg.
+// Hopper's instructions for fused_product.cu, swiglu_product.cu and attention64.cu: TMA, WGMMA and
+// their barriers; the tensor maps that TMA reads; and what the products' launchers check. PTX ISA:
+// wgmma.mma_async (fragments, descriptors), cp.async.bulk.tensor, mbarrier, setmaxnreg.
 #pragma once
 
 #include "device.cuh"
@@ -17,6 +17,13 @@ enum {
 };
 
 typedef uint64_t Barrier; // an mbarrier
+
+// A block of three warpgroups begins with equal shares of the multiprocessor's 65536 registers, a
+// multiple of 8 for each thread. Then a thread of the first keeps so many, and one of the others
+// takes so many. If they take more than the first has given back, they wait for ever.
+constexpr bool registers_suffice(int first, int others) {
+    return first + 2 * others <= 3 * (65536 / (3 * GROUP) / 8 * 8);
+}
 
 // ---- instructions -------------------------------------------------------------------------------
 
@@ -106,6 +113,24 @@ __device__ __forceinline__ void tma_load_both(void *to, const CUtensorMap &map, 
         : "memory");
 }
 
+// Loads the box of a tensor of 3 dimensions that begins at these coordinates.
+__device__ __forceinline__ void tma_load_at(void *to, const CUtensorMap &map, Barrier *full, int x,
+                                            int y, int z) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0],"
+                 " [%1, {%3, %4, %5}], [%2];" ::"r"(shared_address(to)),
+                 "l"(&map), "r"(shared_address(full)), "r"(x), "r"(y), "r"(z)
+                 : "memory");
+}
+
+__device__ __forceinline__ void tma_store_at(const CUtensorMap &map, const void *from, int x, int y,
+                                             int z) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%1, {%2, %3, %4}], [%0];" ::"r"(
+            shared_address(from)),
+        "l"(&map), "r"(x), "r"(y), "r"(z)
+        : "memory");
+}
+
 template <int RANK>
 __device__ __forceinline__ void tma_store(const CUtensorMap &map, const void *from, int first,
                                           int last) {
@@ -171,6 +196,38 @@ __device__ __forceinline__ void wgmma(float (&d)[128], uint64_t a, uint64_t b, b
 #undef NAMES128
 #undef NAMES64
 #undef SUMS64
+
+// An operand whose rows of 128 bytes in shared memory are the summed dimension: 8 rows further are
+// 1024 bytes, whichever field gives them. 16 rows further are 2048 bytes.
+__device__ __forceinline__ uint64_t wgmma_transposed(const void *tile) {
+    return wgmma_operand(tile) | 64ull << 16;
+}
+
+// sums (+)= A B' of 64 x 64 x 16, of BF16. A or B transposed: as wgmma_transposed describes.
+#define NAMES32                                                              \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15," \
+    " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+template <bool TRANSPOSED_A, bool TRANSPOSED_B>
+__device__ __forceinline__ void wgmma(float (&d)[32], uint64_t a, uint64_t b, bool adds) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " NAMES32
+                 "%32, %33, p, 1, 1, %35, %36;\n}"
+                 : SUMS16(0), SUMS16(16)
+                 : "l"(a), "l"(b), "r"((int)adds), "n"((int)TRANSPOSED_A), "n"((int)TRANSPOSED_B));
+}
+
+// The same with A in registers: the two rows and twice two columns of a thread. They must not
+// change before the wait: pin them after it.
+template <bool TRANSPOSED_B>
+__device__ __forceinline__ void wgmma(float (&d)[32], const uint32_t *a, uint64_t b, bool adds) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " NAMES32
+                 "{%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"
+                 : SUMS16(0), SUMS16(16)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)adds),
+                   "n"((int)TRANSPOSED_B));
+}
+#undef NAMES32
 #undef SUMS16
 #undef SUMS4
 
@@ -184,6 +241,12 @@ template <int LEFT> __device__ __forceinline__ void wgmma_wait(void) {
 template <int N> __device__ __forceinline__ void pin(float (&d)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) { asm volatile("" : "+f"(d[i])::"memory"); }
+}
+
+// The same of an operand in registers, which an unfinished WGMMA reads.
+template <int N> __device__ __forceinline__ void pin(uint32_t (&a)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) { asm volatile("" : "+r"(a[i])::"memory"); }
 }
 
 __device__ __forceinline__ void wgmma_fence(void) {
@@ -247,6 +310,19 @@ __device__ __forceinline__ void store_matrices(void *row, const uint32_t (&units
         STORE_MATRICES("");
     }
 #undef STORE_MATRICES
+}
+
+// Loads them likewise.
+__device__ __forceinline__ void load_matrices(uint32_t *units, const void *row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(units[0]), "=r"(units[1]), "=r"(units[2]), "=r"(units[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+// Fetches what is at this address into the L2 cache.
+__device__ __forceinline__ void prefetch(const void *x) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(x));
 }
 
 #endif
@@ -345,7 +421,7 @@ static inline CUtensorMap tensor_map(const void *data, CUtensorMapDataType type,
                                                                 : CU_TENSOR_MAP_SWIZZLE_32B,
                                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                                           CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (status != CUDA_SUCCESS) { die("no tensor map of an FP8 product, error %d", (int)status); }
+    if (status != CUDA_SUCCESS) { die("no tensor map, error %d", (int)status); }
     return map;
 }
 

@@ -32,7 +32,7 @@ enum {
     PART_COLUMNS = 64,    // whose BF16 are a row in shared memory
     PARTS = 8,            // of a tile
     TOGETHER = 8,         // clusters' tiles down the matrix before the next column, for the L2
-    BUSY_REGISTERS = 200, // a thread's, of the multiprocessor's 65536
+    BUSY_REGISTERS = 200, // a thread's
     OTHER_REGISTERS = 104
 };
 
@@ -48,6 +48,7 @@ struct Shared {
     Barrier staged[2], freed[2]; // of a warpgroup's part of x
 };
 static_assert(sizeof(Shared) <= 232448, "a block's shared memory");
+static_assert(registers_suffice(OTHER_REGISTERS, BUSY_REGISTERS), "a block's registers");
 
 struct Parameters {
     CUtensorMap a, b[2], x[2], codes, codes_t; // b, x: of gate and of up

@@ -72,6 +72,22 @@ void attention_plain_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf1
     (void)gpu, (void)s, (void)d_qkv, (void)d_out, (void)out, (void)lse, (void)qkv;
 }
 
+void attention64_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
+                          const Bf16 *out, const float *lse, const Bf16 *qkv) {
+    (void)gpu, (void)s, (void)d_qkv, (void)d_out, (void)out, (void)lse, (void)qkv;
+}
+
+static bool own; // whether attention64.cu serves every shape, and its workspace
+static size_t own_bytes;
+bool attention64_serves(const Gpu *gpu, AttentionShape s) {
+    (void)gpu, (void)s;
+    return own;
+}
+size_t attention64_workspace(AttentionShape s) {
+    (void)s;
+    return own_bytes;
+}
+
 // A device of `sms` multiprocessors, compute capability version / 100, and this much shared memory.
 static bool describe_device(int version, int sms, int shared) {
     char json[1024];
@@ -165,4 +181,29 @@ TEST(engines_that_do_not_repeat_are_passed_over) {
         attention_close(&gpu);
     }
     spoilt = NO_ENGINE;
+}
+
+// Where attention64.cu computes the backward pass, cuDNN makes no plan for it, and need not have
+// one. The workspace is enough for both.
+TEST(attention64_takes_the_backward_pass) {
+    AttentionShape s = shapes[0];
+    size_t cudnn = attention_workspace(s, MOST);
+    for (int i = 0; i < 2; i++) {
+        Gpu gpu = {0};
+        int backward = 0;
+        own = i == 1;
+        own_bytes = cudnn + 4096;
+        gpu.attention_bytes = attention_workspace(s, MOST);
+        CHECK(gpu.attention_bytes == own_bytes);
+        own_bytes = 1;
+        CHECK(attention_workspace(s, MOST) == cudnn);
+        CHECK(attention_by_cudnn(&gpu, s));
+        for (int j = 0; j < gpu.attentions->count; j++) {
+            backward += gpu.attentions->plans[j].backward;
+        }
+        CHECK((backward > 0) == !own);
+        attention_close(&gpu);
+    }
+    own = false;
+    own_bytes = 0;
 }

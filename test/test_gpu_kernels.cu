@@ -240,21 +240,24 @@ ROW(fp8_products) { // m, n, k, types of A and B, scaling; timed: which product 
 
 // ---- attention ---------------------------------------------------------------------------------
 
-// Its inputs, and the results of the definition in FP32.
+// Its inputs, and the results of the definition in FP32. The backward pass reads the output rounded
+// to BF16, as on the device.
 struct AttentionCase {
     size_t n, packed;
     Input qkv, dout;
-    Floats out, lse, dqkv;
+    Floats out, rounded, lse, dqkv;
 
-    AttentionCase(AttentionShape s)
+    AttentionCase(AttentionShape s, float size = 1) // of queries, keys and values
         : n((size_t)s.B * s.T * s.H * s.D), packed((size_t)s.B * s.T * (s.H + 2 * s.G) * s.D),
-          qkv(packed, 1), dout(n, 1), lse((size_t)s.B * s.H * s.T) {
+          qkv(packed, size), dout(n, 1), lse((size_t)s.B * s.H * s.T) {
         if (mode == TIMING) { return; }
         out.resize(n);
+        rounded.resize(n);
         dqkv.resize(packed);
         attention_forward(out.data(), lse.data(), qkv.host.data(), s.B, s.T, s.H, s.G, s.D);
-        attention_backward(dqkv.data(), dout.host.data(), out.data(), lse.data(), qkv.host.data(),
-                           s.B, s.T, s.H, s.G, s.D);
+        round_to_bf16(rounded.data(), out.data(), (int64_t)n);
+        attention_backward(dqkv.data(), dout.host.data(), rounded.data(), lse.data(),
+                           qkv.host.data(), s.B, s.T, s.H, s.G, s.D);
     }
 };
 
@@ -277,6 +280,10 @@ static void attention(int B, int T, int H, int G, int D, bool deterministic, boo
         timed("attention forward", shape, floor, forward);
         timed("attention backward", shape, 2.5 * floor, backward);
         const size_t all = gpu.attention_bytes;
+        const int capability = gpu.capability;
+        const bool own = attention64_serves(&gpu, s);
+        gpu.capability = 80; // then attention64.cu serves no shape
+        if (own) { timed("attention backward cuDNN", shape, 2.5 * floor, backward); }
         s.deterministic = true;
         for (int gib : {0, 1, 4}) { // 0: a half
             gpu.attention_bytes = (size_t)(gib == 0 ? 576 : 1152 * gib) << 20;
@@ -284,6 +291,7 @@ static void attention(int B, int T, int H, int G, int D, bool deterministic, boo
                   2.5 * floor, backward);
         }
         gpu.attention_bytes = all;
+        gpu.capability = capability;
         return;
     }
     if (!plain && !on_stand_ins()) {
@@ -311,9 +319,88 @@ ROW(attention_by_library) { // B, T, H, G, D, deterministic, plain
     static const int checked[][7] = {{2, 128, 4, 4, 64, 1},  {1, 1, 2, 1, 64, 1},
                                      {3, 17, 25, 25, 64, 1}, {2, 200, 8, 2, 128, 1},
                                      {1, 1000, 4, 1, 64, 1}, {2, 64, 6, 2, 32, 1},
-                                     {2, 128, 4, 4, 64, 0},  {2, 200, 8, 2, 128, 0}};
+                                     {2, 128, 4, 4, 64, 0},  {2, 200, 8, 2, 128, 0},
+                                     {1, 2056, 2, 2, 64, 1}}; // too long for attention64.cu
     row(attention, CHECKING, checked);
     row(attention, TIMING, {{64, 1024, 12, 12, 64}, {16, 2048, 16, 4, 128}, {2, 8192, 32, 8, 128}});
+}
+
+// size: of queries, keys and values; with 6, a row's weight is mostly on one key.
+static void heads_of_64(int B, int T, int H, int size) {
+    const AttentionShape s = {B, T, H, H, 64, true};
+    if (left_out((int64_t)B * T * H * 3 * 64)) { return; }
+    AttentionCase c(s, (float)size);
+    Bf16Buffer out(c.n), dqkv(c.packed);
+    FloatBuffer lse(c.lse.size());
+    put_floats(out, c.rounded);
+    lse.put(c.lse.data());
+    auto columns = [&](const Floats &all, int which) { // of the queries, the keys or the values
+        const size_t width = (size_t)H * 64;
+        Floats some;
+        for (size_t i = which * width; i < all.size(); i += 3 * width) {
+            some.insert(some.end(), all.begin() + (ptrdiff_t)i,
+                        all.begin() + (ptrdiff_t)(i + width));
+        }
+        return some;
+    };
+    Floats first;
+    for (int run = 0; run < (T < 64 ? 2 : 3); run++) { // of short sequences cuDNN may lack forward
+        auto backward = run < 2 ? attention64_backward : attention_backward_gpu;
+        dqkv.poison();
+        CUDA_CHECK(cudaMemsetAsync(gpu.attention_workspace, 0xff, gpu.attention_bytes, gpu.stream));
+        backward(&gpu, s, dqkv.data, c.dout.device.data, out.data, lse.data, c.qkv.device.data);
+        if (run == 0) { first = get_floats(dqkv); }
+        CHECK(same_bits(get_floats(dqkv), first)); // in the last run: it takes this kernel
+    }
+    for (int i = 0; i < 3; i++) {
+        Floats some = columns(first, i), other = columns(c.dqkv, (i + 1) % 3);
+        CHECK_BF16(some, columns(c.dqkv, i), 2.0);
+        CHECK(CAUGHT(CHECK_BF16(some, other, 2.0)));
+        some[some.size() / 2] += 64.0f; // planted: one wrong value
+        CHECK(CAUGHT(CHECK_BF16(some, columns(c.dqkv, i), 2.0)));
+    }
+}
+
+// B, T, H, size: heads fewer than the GPU's blocks, as many as 132 and more; tiles of 128 keys and
+// 64 queries, whole and cut.
+ROW(attention64) {
+    if (mode != CHECKING || sanitizing()) { return; }
+    if (!attention64_serves(&gpu, {1, 64, 1, 1, 64, true})) {
+        test_skip("attention64.cu needs compute capability 9.0");
+        return;
+    }
+    static const int checked[][4] = {
+        {1, 64, 1, 1},    {1, 100, 1, 1},   {1, 128, 5, 1},   {3, 192, 5, 1},   {3, 100, 5, 1},
+        {1, 129, 2, 1},   {11, 128, 12, 1}, {12, 384, 12, 1}, {6, 200, 25, 1},  {10, 128, 13, 1},
+        {3, 1000, 12, 1}, {3, 1024, 12, 1}, {1, 1024, 25, 1}, {1, 2048, 12, 1}, {3, 2048, 5, 1},
+        {1, 1920, 1, 1},  {2, 512, 12, 6},  {1, 17, 3, 1}};
+    row(heads_of_64, CHECKING, checked);
+}
+
+TEST(attention64_is_for_some_shapes) {
+    const AttentionShape good = {2, 128, 4, 4, 64, true};
+    const bool here = attention64_serves(&gpu, good);
+    AttentionShape others[] = {good, good, good, good};
+    Gpu old = gpu, newer = gpu, little = gpu;
+    auto backward = [](Gpu *on, AttentionShape s) {
+        attention64_backward(on, s, (Bf16 *)4096, (Bf16 *)4096, (Bf16 *)4096, (float *)4096,
+                             (Bf16 *)4096);
+    };
+    others[0].G = 2;
+    others[1].D = 72;
+    others[2].D = 32;
+    others[3].T = 2049;
+    for (const AttentionShape &s : others) {
+        CHECK(!attention64_serves(&gpu, s));
+        CHECK_DIES("attention64: T ", backward(&gpu, s));
+    }
+    old.capability = 80;
+    newer.capability = 100;
+    CHECK(!attention64_serves(&old, good) && !attention64_serves(&newer, good));
+    CHECK_DIES("attention64: T 128, 4/4 heads of 64 on this device", backward(&old, good));
+    if (!here) { return; }
+    little.attention_bytes = 1 << 20;
+    CHECK_DIES("1048576 bytes of workspace, it needs 10485760", backward(&little, good));
 }
 
 ROW(attention_plain) {
@@ -849,7 +936,7 @@ TEST(refusals) {
 }
 
 SETUP() {
-    open_test_gpu((size_t)(mode == TIMING ? 4608 : 64) << 20);
+    open_test_gpu((size_t)(mode == TIMING ? 4608 : 192) << 20);
 }
 
 int main(int argc, char **argv) {

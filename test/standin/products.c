@@ -180,6 +180,15 @@ void attention_plain_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf1
     attention_backward_gpu(gpu, s, d_qkv, d_out, out, lse, qkv);
 }
 
+bool attention64_serves(const Gpu *gpu, AttentionShape s) {
+    return gpu->capability == 90 && s.D == 64 && s.H == s.G && s.T <= 2048;
+}
+
+void attention64_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
+                          const Bf16 *out, const float *lse, const Bf16 *qkv) {
+    attention_backward_gpu(gpu, s, d_qkv, d_out, out, lse, qkv);
+}
+
 // In a deterministic run, as much as the scores of a group's heads; otherwise little.
 size_t attention_workspace(AttentionShape s, size_t most) {
     return s.deterministic ? (size_t)2 * (size_t)s.T * (size_t)s.T * (size_t)(s.H / s.G) : 1;

@@ -27,7 +27,7 @@ int fp8_self_check(Gpu *gpu, const Options *o, NumberSupport support);
 // Whether the kernels can take the model's sizes, with so many tokens in a micro-batch.
 bool support_shapes(const ModelConfig *config, int64_t tokens);
 
-// Checks versions and memory; a product and an attention, against the CPU's and timed; small FP8
+// Checks versions and memory; a product and two attentions, against the CPU's and timed; small FP8
 // products; NCCL. Prints a table, and returns an exit status.
 int verify(const Options *options);
 

@@ -1,5 +1,5 @@
-// --verify: is this machine fit to train on? Checks versions and memory; a product and an
-// attention, against the CPU's and timed; small FP8 products; NCCL.
+// --verify: is this machine fit to train on? Checks versions and memory; a product and two
+// attentions, against the CPU's and timed; small FP8 products; NCCL.
 #include "../../base/rng.h"
 #include "../../kernels/attention.h"
 #include "../../kernels/cpu.h"
@@ -36,6 +36,7 @@ static void version_row(const char *what, long compiled, long running) {
 static float *random_pair(const Gpu *gpu, int64_t n, uint64_t key, Bf16 **device) {
     float *host = malloc_or_die((size_t)n * sizeof(float));
     Bf16 *codes = malloc_or_die((size_t)n * sizeof(Bf16));
+#pragma omp parallel for
     for (int64_t i = 0; i < n; i++) {
         codes[i] = bf16_encode(rng_normal(key, (uint64_t)i));
         host[i] = bf16_decode(codes[i]);
@@ -87,32 +88,52 @@ static void check_product(Gpu *gpu) {
     CUDA_CHECK(cudaFree(d));
 }
 
-// Attention of 16 sequences, the first of which is checked.
-static void check_attention(Gpu *gpu) {
-    const AttentionShape s = {16, 1024, 16, 4, 128, true};
-    int64_t tokens = (int64_t)s.B * s.T, width = s.H * s.D;
-    Bf16 *qkv, *out;
-    float *lse, *host_qkv = random_pair(gpu, tokens * (s.H + 2 * s.G) * s.D, 3, &qkv);
+// Attention of several sequences, forward and backward, the first of which is checked. The
+// workspace is planned as for a run.
+static void check_attention(Gpu *gpu, AttentionShape s) {
+    int64_t tokens = (int64_t)s.B * s.T, width = s.H * s.D, packed = (s.H + 2 * s.G) * s.D;
+    double flops = 2.0 * s.B * s.H * (double)s.T * s.T * s.D;
+    char name[64];
+    Bf16 *qkv, *out, *d_out, *d_qkv;
+    float *lse, *host_qkv = random_pair(gpu, tokens * packed, 3, &qkv);
+    float *host_d_out = random_pair(gpu, tokens * width, 4, &d_out);
     float *expected = malloc_or_die((size_t)(s.T * width) * sizeof(float));
     float *expected_lse = malloc_or_die((size_t)(s.H * s.T) * sizeof(float));
+    float *expected_d = malloc_or_die((size_t)(s.T * packed) * sizeof(float));
+    gpu->attention_bytes = attention_workspace(s, (size_t)64 << 20);
+    CUDA_CHECK(cudaMalloc(&gpu->attention_workspace, gpu->attention_bytes));
     CUDA_CHECK(cudaMalloc((void **)&out, (size_t)(tokens * width) * sizeof(Bf16)));
     CUDA_CHECK(cudaMalloc((void **)&lse, (size_t)(tokens * s.H) * sizeof(float)));
+    CUDA_CHECK(cudaMalloc((void **)&d_qkv, (size_t)(tokens * packed) * sizeof(Bf16)));
     bool library = attention_by_cudnn(gpu, s);
     Error why = error_kept();
     attention_forward_gpu(gpu, s, out, lse, qkv);
     GpuTimer timer = gpu_timer_begin(gpu);
     for (int i = 0; i < RUNS; i++) { attention_forward_gpu(gpu, s, out, lse, qkv); }
     float ms = gpu_timer_end(gpu, timer) / RUNS;
+    attention_backward_gpu(gpu, s, d_qkv, d_out, out, lse, qkv);
+    timer = gpu_timer_begin(gpu);
+    for (int i = 0; i < RUNS; i++) { attention_backward_gpu(gpu, s, d_qkv, d_out, out, lse, qkv); }
+    float backward_ms = gpu_timer_end(gpu, timer) / RUNS;
     attention_forward(expected, expected_lse, host_qkv, 1, s.T, s.H, s.G, s.D);
-    result_row("attention 16 x 1024", gpu, out, expected, s.T * width, 1e-2,
-               2.0 * s.B * s.H * (double)s.T * s.T * s.D, ms);
+    attention_backward(expected_d, host_d_out, expected, expected_lse, host_qkv, 1, s.T, s.H, s.G,
+                       s.D);
+    snprintf(name, sizeof(name), "attention, heads of %d", s.D);
+    result_row(name, gpu, out, expected, s.T * width, 1e-2, flops, ms);
+    snprintf(name, sizeof(name), "backward, heads of %d", s.D);
+    result_row(name, gpu, d_qkv, expected_d, s.T * packed, 1e-2, 2.5 * flops, backward_ms);
     row("attention by cuDNN", library, "%s", library ? "yes" : why.text);
     free(host_qkv);
+    free(host_d_out);
     free(expected);
     free(expected_lse);
+    free(expected_d);
+    CUDA_CHECK(cudaFree(gpu->attention_workspace));
     CUDA_CHECK(cudaFree(qkv));
     CUDA_CHECK(cudaFree(out));
     CUDA_CHECK(cudaFree(lse));
+    CUDA_CHECK(cudaFree(d_out));
+    CUDA_CHECK(cudaFree(d_qkv));
 }
 
 // Takes the model of the options. It is no fault that products by blocks are missing: few devices
@@ -164,14 +185,13 @@ int verify(const Options *options) {
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
     row("memory", free_bytes > ((size_t)2 << 30), "%s free of %s",
         format_bytes(free_text, (double)free_bytes), format_bytes(all_text, (double)all_bytes));
-    gpu.workspace_bytes = gpu.attention_bytes = (size_t)64 << 20;
+    gpu.workspace_bytes = (size_t)64 << 20;
     CUDA_CHECK(cudaMalloc(&gpu.workspace, gpu.workspace_bytes));
-    CUDA_CHECK(cudaMalloc(&gpu.attention_workspace, gpu.attention_bytes));
     check_product(&gpu);
-    check_attention(&gpu);
+    check_attention(&gpu, (AttentionShape){16, 1024, 16, 4, 128, true}); // Llama's
+    check_attention(&gpu, (AttentionShape){16, 1024, 12, 12, 64, true}); // GPT-2's
     check_fp8(&gpu, options);
     CUDA_CHECK(cudaFree(gpu.workspace));
-    CUDA_CHECK(cudaFree(gpu.attention_workspace));
     CUDA_CHECK(cudaGetDeviceCount(&gpus));
     NcclVerdict verdict = nccl_self_check(gpus, 16 << 20, 120, text, sizeof(text));
     if (verdict == NCCL_NOT_TESTED) {

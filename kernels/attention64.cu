@@ -1,0 +1,609 @@
+// The backward pass of causal attention for heads of 64 on Hopper: one kernel, whose sums have a
+// fixed order.
+//
+//   S = QK' / 8    P = exp(S - lse)    dP = dO V'    dS = P (dP - rowsum(dO O))
+//   dV = P' dO     dK = dS' Q / 8      dQ = dS K / 8
+//
+// P and dS are rounded to BF16 for their products; all else is FP32.
+//
+// A block computes whole heads, one after another. A head's keys are cut into tiles of 128, which
+// stay while the queries from the diagonal on pass in pairs of tiles of 64. Each of two warpgroups
+// has 64 of the keys: it computes S' and dP' by WGMMA, whose results are P' and dS' in the layout
+// of operands in registers, and sums dV and dK in registers. For dQ both write dS' to shared
+// memory; when a pair is complete, each warpgroup multiplies one of its two tiles by the 128 keys.
+// dQ is summed over the tiles of keys in memory, in the order of the keys: an element by one
+// thread, which writes it at the first tile, adds to it, and at the last tile, on the diagonal,
+// reads it and writes BF16.
+//
+// The first warpgroup's first warp loads tiles by TMA; its others compute the rows' statistics of
+// the next head. What is left when every block has had as many whole heads as all can have is
+// shared at tiles of keys: sums of such a head lie with several blocks, and a second kernel adds
+// them up.
+#include "attention.h"
+#include "hopper.cuh"
+
+#include <math_constants.h>
+#include <type_traits>
+
+namespace {
+
+enum {
+    SIZE = 64, // of a head: FULL_ROW bytes
+    KEYS = 128,
+    QUERIES = 64,
+    STAGES = 4,
+    HELPERS = WARPS - 1,
+    THREADS = 3 * GROUP,
+    MOST_T = 2048,
+    MOST_TILES = MOST_T / KEYS, // of keys, or pairs of tiles of queries
+    MOST_BLOCKS = 160,
+    SUMS = QUERIES * SIZE, // of a tile of dQ
+    COMPUTING_REGISTERS = 240,
+    LOADING_REGISTERS = 24 // a thread's
+};
+
+struct Shared {
+    struct {
+        uint8_t k[KEYS * FULL_ROW], v[KEYS * FULL_ROW];
+    } keys[2];
+    struct {
+        uint8_t q[QUERIES * FULL_ROW], d_out[QUERIES * FULL_ROW];
+    } stages[STAGES];
+    uint8_t ds[2][KEYS * FULL_ROW];                  // of a pair's tiles: [keys][queries]
+    uint8_t out[2][2][KEYS / 2 * FULL_ROW];          // of [warpgroup][dV, dK]
+    float2 lse[2][MOST_T / 2], delta[2][MOST_T / 2]; // of a piece: -lse / log 2, -rowsum(dO O)
+    Barrier full[STAGES], empty[STAGES], keys_full[2], keys_empty[2];
+    Barrier ds_full[2], ds_empty[2];
+    Barrier rows_full[2][2 * MOST_TILES], rows_empty[2];
+};
+static_assert(sizeof(Shared) <= 232448, "a block's shared memory");
+static_assert(registers_suffice(LOADING_REGISTERS, COMPUTING_REGISTERS), "a block's registers");
+
+struct Parameters {
+    CUtensorMap q, kv, d_out, d_kv; // boxes of 64, 128, 64 and 64 rows
+    Bf16 *d_qkv;
+    const Bf16 *dout, *out;
+    const float *lse;
+    float *sums; // [block][2][T, whole tiles of 128][64], in an order of its own
+    int T, H, N; // N: row of the packed buffer
+    int tiles;   // of a head's keys
+    int blocks;
+    int whole; // heads of every block
+    // The other heads' tiles of keys, counted through: where each block's part begins.
+    uint16_t cuts[MOST_BLOCKS + 1];
+};
+
+// Where a block has its sums of dQ: of whole heads and its first part of another, or of a second.
+__device__ __forceinline__ float4 *sums_of(const Parameters &p, int block, int part) {
+    return reinterpret_cast<float4 *>(p.sums) + (block * 2 + part) * 2ll * p.tiles * (SUMS / 4);
+}
+
+// Writes a tile of dQ; a thread has two rows and twice two columns of every 16.
+__device__ __forceinline__ void write_tile(const Parameters &p, int head, int tile,
+                                           const float (&dq)[SUMS / GROUP]) {
+    const int thread = threadIdx.x % GROUP, lane = thread % WARP;
+    const int row = tile * QUERIES + thread / WARP * 16 + lane / 4;
+    const int64_t token = (int64_t)(head / p.H) * p.T + row;
+    Bf16 *to = p.d_qkv + token * p.N + head % p.H * SIZE + lane % 4 * 2;
+#pragma unroll
+    for (int r = 0; r < 2; r++, to += 8 * p.N) {
+        if (row + r * 8 >= p.T) { continue; }
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            *reinterpret_cast<uint32_t *>(to + i * 8) = bf16_pair(dq[i * 4 + r * 2] * 0.125f,
+                                                                  dq[i * 4 + r * 2 + 1] * 0.125f);
+        }
+    }
+}
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+// ---- the kernel ---------------------------------------------------------------------------------
+
+// Piece `number` of a block's work: a head's tiles of keys from first to before last; none: the
+// work is done.
+struct Work {
+    int head, first, last;
+    __device__ Work(const Parameters &p, int number) {
+        head = number * p.blocks + blockIdx.x;
+        first = 0;
+        last = p.tiles;
+        if (number >= p.whole) { // up to two pieces
+            const int begin = p.cuts[blockIdx.x], end = p.cuts[blockIdx.x + 1];
+            const int other = begin / p.tiles + number - p.whole;
+            head = p.whole * p.blocks + other;
+            first = max(0, begin - other * p.tiles);
+            last = min(p.tiles, end - other * p.tiles);
+        }
+    }
+    __device__ bool none(void) const {
+        return last <= first;
+    }
+};
+
+// One lane loads the tiles in the order of their use.
+__device__ __forceinline__ void load(Shared &s, const Parameters &p) {
+    Stage<STAGES> stage = 0;
+    int blocks = 0; // of keys
+    for (int number = 0;; number++) {
+        const Work work(p, number);
+        if (work.none()) { return; }
+        const int b = work.head / p.H, h = work.head % p.H;
+        for (int j = work.first; j < work.last; j++, blocks++) {
+            auto &keys = s.keys[blocks % 2];
+            Barrier *keys_full = &s.keys_full[blocks % 2];
+            barrier_wait(&s.keys_empty[blocks % 2], blocks / 2 + 1);
+            barrier_expect(keys_full, sizeof(keys));
+            tma_load_at(keys.k, p.kv, keys_full, (p.H + h) * SIZE, j * KEYS, b);
+            tma_load_at(keys.v, p.kv, keys_full, (2 * p.H + h) * SIZE, j * KEYS, b);
+            for (int i = 2 * j; i < 2 * p.tiles; i++, stage.advance(1)) {
+                auto &to = s.stages[stage.at];
+                Barrier *full = &s.full[stage.at];
+                barrier_wait(&s.empty[stage.at], stage.round + 1);
+                barrier_expect(full, sizeof(to));
+                tma_load_at(to.q, p.q, full, h * SIZE, i * QUERIES, b);
+                tma_load_at(to.d_out, p.d_out, full, h * SIZE, i * QUERIES, b);
+            }
+        }
+    }
+}
+
+// One of several warps computes the statistics of its share of the piece's tiles of queries, a row
+// by 8 lanes. Rows beyond T get such that P and dS are 0. UNROLL: as many rows' loads at a time as
+// the warp has registers for.
+template <int UNROLL>
+__device__ __forceinline__ void summarise(Shared &s, const Parameters &p, const Work &work,
+                                          int number, int warp, int warps) {
+    const int lane = threadIdx.x % WARP, at = number % 2;
+    float *lse = reinterpret_cast<float *>(s.lse[at]),
+          *delta = reinterpret_cast<float *>(s.delta[at]);
+    const int step = p.H * SIZE; // from row to row
+    for (int tile = warp; tile < 2 * p.tiles; tile += warps) {
+        const int begin = tile * QUERIES, end = tile < 2 * work.first ? 0 : QUERIES;
+        const int64_t token = work.head / p.H * (int64_t)p.T + min(begin, p.T - 1);
+        const int64_t from = (token * p.H + work.head % p.H) * SIZE;
+#pragma unroll 1
+        for (int row = lane; row < end; row += WARP) {
+            float log_sum = CUDART_INF_F;
+            if (begin + row < p.T) {
+                log_sum = p.lse[(int64_t)work.head * p.T + begin + row];
+                prefetch(p.dout + from + row * step);
+                prefetch(p.out + from + row * step);
+            }
+            lse[begin + row] = -1.4426950408889634f * log_sum;
+        }
+#pragma unroll UNROLL
+        for (int row = lane / 8; row < end; row += WARP / 8) {
+            const bool inside = begin + row < p.T; // else the first row, for loads without a branch
+            const int vector = (inside ? row * step / VEC : 0) + lane % 8;
+            const Floats8 x = load8(p.dout + from, vector), y = load8(p.out + from, vector);
+            float sum = 0.0f;
+#pragma unroll
+            for (int j = 0; j < VEC; j++) { sum += x.v[j] * y.v[j]; }
+#pragma unroll
+            for (int offset = 4; offset > 0; offset /= 2) {
+                sum += __shfl_xor_sync(~0u, sum, offset);
+            }
+            if (lane % 8 == 0) { delta[begin + row] = inside ? -sum : 0.0f; }
+        }
+        __syncwarp();
+        barrier_arrive(&s.rows_full[at][tile], lane == 0);
+    }
+}
+
+// The work of computing warpgroup w. The two take turns: one has the tensor cores while the other
+// computes P' and dS'.
+template <int w> __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
+    const int thread = threadIdx.x % GROUP, warp = thread / WARP, lane = thread % WARP;
+    const int t = lane % 4;
+    const float scale = 0.125f * 1.4426950408889634f;
+    // The lane's 16 bytes of the 16 x 16 BF16 that a warp loads or stores at a time, in 64 swizzled
+    // rows. Kept as one number: the compiler would keep the sum with every address.
+    const uint32_t first_place = (warp * 16 + lane % 16) * FULL_ROW + (lane / 16 ^ lane % 8) * 16;
+    auto place = [&](uint8_t *tile, int i) {
+        uint32_t at = first_place;
+        asm volatile("" : "+r"(at));
+        return tile + (at ^ i * 32);
+    };
+
+    float scores[32], dp[32], dv[32], dk[32], dq[32];
+    uint32_t keys[16], probabilities[16], ds[16]; // A of WGMMAs
+    uint32_t blocks = 0, steps = 0;               // of keys, of queries
+
+    auto release = [&] { // the tile before
+        barrier_arrive(&s.empty[(steps - 1) % STAGES], lane == 0);
+    };
+    auto multiply_scores = [&] { // S' and dP', a group each
+        auto &from = s.stages[steps % STAGES];
+        barrier_wait(&s.full[steps % STAGES], steps / STAGES);
+        const uint64_t q = wgmma_operand(from.q), d_out = wgmma_operand(from.d_out);
+        const uint64_t v = wgmma_operand(s.keys[blocks % 2].v + w * (KEYS / 2) * FULL_ROW);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < 4; i++) { wgmma<false>(scores, keys + 4 * i, q + 2 * i, i > 0); }
+        wgmma_commit();
+#pragma unroll
+        for (int i = 0; i < 4; i++) { wgmma<false, false>(dp, v + 2 * i, d_out + 2 * i, i > 0); }
+        wgmma_commit();
+    };
+    auto multiply_gradients = [&](bool adds) { // dV and dK
+        auto &from = s.stages[(steps - 1) % STAGES];
+        const uint64_t q = wgmma_transposed(from.q), d_out = wgmma_transposed(from.d_out);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            wgmma<true>(dv, probabilities + 4 * i, d_out + 128 * i, adds || i > 0);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) { wgmma<true>(dk, ds + 4 * i, q + 128 * i, adds || i > 0); }
+        wgmma_commit();
+    };
+    auto gradients_done = [&] {
+        pin(probabilities);
+        pin(ds);
+        release();
+    };
+    auto multiply_queries = [&] { // dQ of the pair before
+        barrier_wait(&s.ds_full[w], steps / 2 - 1);
+        const uint64_t a = wgmma_transposed(s.ds[w]), b = wgmma_transposed(s.keys[blocks % 2].k);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < 8; i++) { wgmma<true, true>(dq, a + 128 * i, b + 128 * i, i > 0); }
+        wgmma_commit();
+    };
+
+    if (w == 1) { turn_pass(1); }
+    for (int number = 0;; number++) {
+        const Work work(p, number);
+        if (work.none()) { break; }
+        const int at = number % 2;
+
+        auto exponentiate = [&](int tile, bool diagonal) {
+            barrier_wait(&s.rows_full[at][tile], number / 2);
+            const float2 *lse = s.lse[at] + tile * (QUERIES / 2) + t;
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                const float2 l = lse[i * 4];
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    float *x = scores + i * 4 + r * 2;
+                    x[0] = exp2_fast(fmaf(x[0], scale, l.x));
+                    x[1] = exp2_fast(fmaf(x[1], scale, l.y));
+                }
+            }
+            if (diagonal) {
+                const int key = warp * 16 + lane / 4 - t * 2;
+#pragma unroll
+                for (int i = 0; i < 32; i++) { // of column i / 4 * 8 + i % 2 of the thread's
+                    if (key + i / 2 % 2 * 8 > i / 4 * 8 + i % 2) { scores[i] = 0.0f; }
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < 16; i++) {
+                probabilities[i] = bf16_pair(scores[2 * i], scores[2 * i + 1]);
+            }
+        };
+        auto differentiate = [&](int tile) {
+            const float2 *delta = s.delta[at] + tile * (QUERIES / 2) + t;
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                const float2 d = delta[i * 4];
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    const int n = i * 4 + r * 2;
+                    ds[n / 2] = bf16_pair(scores[n] * (dp[n] + d.x),
+                                          scores[n + 1] * (dp[n + 1] + d.y));
+                }
+            }
+        };
+        auto share = [&](int half) { // dS' of a pair's tile
+            barrier_wait(&s.ds_empty[half], steps / 2 + 1);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const uint32_t units[4] = {ds[4 * i], ds[4 * i + 1], ds[4 * i + 2], ds[4 * i + 3]};
+                store_matrices<false>(place(s.ds[half] + w * (KEYS / 2) * FULL_ROW, i), units);
+            }
+            show_to_tma();
+            __syncwarp();
+            barrier_arrive(&s.ds_full[half], lane == 0);
+        };
+        auto add_queries = [&](int j, int pair) { // the warpgroup's tile of dQ
+            const int tile = pair * 2 + w;
+            const bool ends = work.first == 0 && j == pair;
+            float4 *to = sums_of(p, blockIdx.x, number > p.whole) + tile * (SUMS / 4) + thread;
+            pin(dq);
+            barrier_arrive(&s.ds_empty[w], lane == 0);
+            if (j > work.first) {
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    const float4 sum = __ldcg(to + i * GROUP);
+                    dq[i * 4] += sum.x;
+                    dq[i * 4 + 1] += sum.y;
+                    dq[i * 4 + 2] += sum.z;
+                    dq[i * 4 + 3] += sum.w;
+                }
+            }
+            if (ends) {
+                write_tile(p, work.head, tile, dq);
+                return;
+            }
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                const float *x = dq + i * 4;
+                __stcg(to + i * GROUP, make_float4(x[0], x[1], x[2], x[3]));
+            }
+        };
+
+        // A pair of tiles of queries. FIRST: those on the diagonal, whose first half the second
+        // half of the keys follows.
+        auto multiply_pair = [&](int j, int pair, auto first) {
+            constexpr bool FIRST = decltype(first)::value;
+            turn_wait(w);
+            if constexpr (FIRST && w == 1) {
+                turn_pass(w);
+                barrier_wait(&s.full[steps % STAGES], steps / STAGES);
+                barrier_arrive(&s.empty[steps % STAGES], lane == 0);
+#pragma unroll
+                for (uint32_t &zero : ds) { zero = 0; }
+            } else {
+                if constexpr (!FIRST) { multiply_gradients(w == 0 || pair > j + 1); }
+                multiply_scores();
+                if constexpr (!FIRST) {
+                    wgmma_wait<2>();
+                    gradients_done();
+                    multiply_queries();
+                }
+                turn_pass(w);
+                wgmma_wait<0>();
+                pin(scores);
+                pin(dp);
+                pin(keys);
+                if constexpr (!FIRST) { add_queries(j, pair - 1); }
+                exponentiate(pair * 2, FIRST);
+                differentiate(pair * 2);
+            }
+            share(0);
+            steps++;
+
+            constexpr bool DONE = !FIRST || w == 0; // the first half
+            turn_wait(w);
+            if constexpr (DONE) { multiply_gradients(!FIRST); }
+            multiply_scores();
+            turn_pass(w);
+            wgmma_wait<1>();
+            if constexpr (DONE) { gradients_done(); }
+            pin(scores);
+            exponentiate(pair * 2 + 1, w == 1 && FIRST);
+            wgmma_wait<0>();
+            pin(dp);
+            pin(keys);
+            differentiate(pair * 2 + 1);
+            share(1);
+            steps++;
+        };
+        for (int j = work.first; j < work.last; j++, blocks++) {
+            barrier_wait(&s.keys_full[blocks % 2], blocks / 2);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                load_matrices(keys + 4 * i,
+                              place(s.keys[blocks % 2].k + w * (KEYS / 2) * FULL_ROW, i));
+            }
+            multiply_pair(j, j, std::true_type());
+#pragma unroll 1
+            for (int pair = j + 1; pair < p.tiles; pair++) {
+                multiply_pair(j, pair, std::false_type());
+            }
+            turn_wait(w);
+            multiply_gradients(w == 0 || p.tiles > j + 1);
+            multiply_queries();
+            turn_pass(w);
+            if (thread == 0) { stores_wait_read<0>(); }
+            group_barrier(w, GROUP);
+            wgmma_wait<0>();
+            gradients_done();
+            barrier_arrive(&s.keys_empty[blocks % 2], lane == 0);
+            add_queries(j, p.tiles - 1);
+            pin(dv);
+            pin(dk);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                uint32_t units[2][4];
+#pragma unroll
+                for (int n = 0; n < 4; n++) {
+                    const float *x = dv + i * 8 + n * 2, *y = dk + i * 8 + n * 2;
+                    units[0][n] = bf16_pair(x[0], x[1]);
+                    units[1][n] = bf16_pair(y[0] * 0.125f, y[1] * 0.125f);
+                }
+                store_matrices<false>(place(s.out[w][0], i), units[0]);
+                store_matrices<false>(place(s.out[w][1], i), units[1]);
+            }
+            show_to_tma();
+            group_barrier(w, GROUP);
+            const int key = j * KEYS + w * (KEYS / 2);
+            const int b = work.head / p.H, h = work.head % p.H;
+            if (thread == 0 && key < p.T) {
+                tma_store_at(p.d_kv, s.out[w][0], (2 * p.H + h) * SIZE, key, b);
+                tma_store_at(p.d_kv, s.out[w][1], (p.H + h) * SIZE, key, b);
+                stores_commit();
+            }
+        }
+        __syncwarp();
+        barrier_arrive(&s.rows_empty[at], lane == 0);
+    }
+    if (w == 0) { turn_wait(0); }
+    if (thread == 0) { stores_wait(); }
+}
+
+#endif
+
+__global__ void __launch_bounds__(THREADS, 1)
+    attention64_backward_kernel(const __grid_constant__ Parameters p) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    extern __shared__ __align__(1024) uint8_t memory[];
+    Shared &s = *reinterpret_cast<Shared *>(memory);
+    const int group = __shfl_sync(~0u, threadIdx.x / GROUP, 0);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(&s.full[i], 1);
+            barrier_init(&s.empty[i], 2 * WARPS);
+        }
+        for (int i = 0; i < 2; i++) {
+            barrier_init(&s.keys_full[i], 1);
+            barrier_init(&s.keys_empty[i], 2 * WARPS);
+            barrier_init(&s.ds_full[i], 2 * WARPS);
+            barrier_init(&s.ds_empty[i], WARPS);
+            barrier_init(&s.rows_empty[i], 2 * WARPS);
+            for (int j = 0; j < 2 * MOST_TILES; j++) { barrier_init(&s.rows_full[i][j], 1); }
+        }
+        barriers_ready();
+    }
+    __syncthreads();
+    if (Work(p, 0).none()) { return; }
+    if (threadIdx.x >= WARP) { // one warp loads already
+        summarise<4>(s, p, Work(p, 0), 0, threadIdx.x / WARP - 1, THREADS / WARP - 1);
+    }
+    if (group == 0) {
+        set_registers<LOADING_REGISTERS, false>();
+        const int warp = threadIdx.x / WARP;
+        if (warp > 0) {
+            for (int number = 1;; number++) {
+                const Work work(p, number);
+                if (work.none()) { return; }
+                barrier_wait(&s.rows_empty[number % 2], number / 2 + 1);
+                summarise<1>(s, p, work, number, warp - 1, HELPERS);
+            }
+        } else if (threadIdx.x == 0) {
+            load(s, p);
+        }
+    } else {
+        set_registers<COMPUTING_REGISTERS, true>();
+        group == 1 ? compute<0>(s, p) : compute<1>(s, p);
+    }
+#endif
+}
+
+// Adds up dQ of the heads that several blocks have: a tile a block, the sums in the keys' order.
+__global__ void __launch_bounds__(GROUP) add_parts_kernel(const __grid_constant__ Parameters p) {
+    const int other = blockIdx.x / (2 * p.tiles), tile = blockIdx.x % (2 * p.tiles);
+    const int begin = other * p.tiles, end = begin + tile / 2 + 1; // the tile's keys
+    float dq[SUMS / GROUP] = {};
+    int block = 0;
+    while (p.cuts[block + 1] <= begin) { block++; }
+    if (p.cuts[block + 1] >= end) { return; } // one block has them all
+    for (; block < p.blocks && p.cuts[block] < end; block++) {
+        if (p.cuts[block + 1] == p.cuts[block]) { continue; }
+        const bool second = p.cuts[block] < begin; // its first part is of the head before
+        const float4 *from = sums_of(p, block, second) + tile * (SUMS / 4) + threadIdx.x;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const float4 sum = from[i * GROUP];
+            dq[i * 4] += sum.x;
+            dq[i * 4 + 1] += sum.y;
+            dq[i * 4 + 2] += sum.z;
+            dq[i * 4 + 3] += sum.w;
+        }
+    }
+    write_tile(p, p.whole * p.blocks + other, tile, dq);
+}
+
+// ---- who computes what --------------------------------------------------------------------------
+
+bool in_domain(AttentionShape s) {
+    return s.D == SIZE && s.H == s.G && s.T <= MOST_T;
+}
+
+// Shares `heads` heads among blocks at tiles of keys, in their order, as evenly as that allows:
+// into cuts as of Parameters. A tile costs as much as the queries' tiles that it meets, and one
+// more. Returns the largest share's cost.
+int share_heads(uint16_t *cuts, int heads, int tiles, int blocks) {
+    auto fits = [&](int most) {
+        int block = 0, sum = 0;
+        cuts[0] = 0;
+        for (int unit = 0; unit < heads * tiles; unit++) {
+            const int cost = 2 * (tiles - unit % tiles) + 1;
+            if (sum + cost > most) {
+                if (++block == blocks) { return false; }
+                cuts[block] = (uint16_t)unit;
+                sum = 0;
+            }
+            sum += cost;
+        }
+        while (block < blocks) { cuts[++block] = (uint16_t)(heads * tiles); }
+        return true;
+    };
+    int low = 2 * tiles, high = tiles * (tiles + 2); // too little but for the last, a whole head
+    while (low + 1 < high) {
+        const int middle = (low + high) / 2;
+        (fits(middle) ? high : low) = middle;
+    }
+    fits(high);
+    return high;
+}
+
+// Whether the heads that are left are shared.
+bool plan_work(Parameters *p, int heads, int blocks) {
+    enum { ADDING = 12 }; // what adding up parts costs, like a tile of keys
+    const int others = heads % blocks, whole = p->tiles * (p->tiles + 2);
+    p->blocks = blocks;
+    p->whole = heads / blocks;
+    if (others > 0 && share_heads(p->cuts, others, p->tiles, blocks) + ADDING < whole) {
+        return true;
+    }
+    for (int i = 0; i <= blocks; i++) { p->cuts[i] = (uint16_t)(min(i, others) * p->tiles); }
+    return false;
+}
+
+Parameters parameters(const Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
+                      const Bf16 *out, const float *lse, const Bf16 *qkv) {
+    const int64_t N = 3 * s.H * SIZE, M = s.H * SIZE;
+    Parameters p = {};
+    auto map = [&](const Bf16 *x, int64_t columns, int rows) {
+        return tensor_map(
+            x, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, FULL_ROW,
+            {{columns, 2, SIZE}, {s.T, 2 * columns, rows}, {s.B, 2 * columns * s.T, 1}});
+    };
+    p.q = map(qkv, N, QUERIES);
+    p.kv = map(qkv, N, KEYS);
+    p.d_out = map(d_out, M, QUERIES);
+    p.d_kv = map(d_qkv, N, KEYS / 2);
+    p.d_qkv = d_qkv;
+    p.dout = d_out;
+    p.out = out;
+    p.lse = lse;
+    p.sums = static_cast<float *>(gpu->attention_workspace);
+    p.T = s.T;
+    p.H = s.H;
+    p.N = (int)N;
+    p.tiles = divide_up(s.T, KEYS);
+    return p;
+}
+
+} // namespace
+
+// ---- launcher -----------------------------------------------------------------------------------
+
+bool attention64_serves(const Gpu *gpu, AttentionShape s) {
+    return in_domain(s) && runs_on_hopper(gpu, attention64_backward_kernel);
+}
+
+size_t attention64_workspace(AttentionShape s) {
+    const size_t sums = (size_t)round_up64(s.T, KEYS) * SIZE * sizeof(float);
+    return in_domain(s) ? MOST_BLOCKS * 2 * sums : 0;
+}
+
+void attention64_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
+                          const Bf16 *out, const float *lse, const Bf16 *qkv) {
+    if (!attention64_serves(gpu, s)) {
+        die("attention64: T %d, %d/%d heads of %d on this device", s.T, s.H, s.G, s.D);
+    }
+    if (gpu->attention_bytes < attention64_workspace(s)) {
+        die("attention64: %zu bytes of workspace, it needs %zu", gpu->attention_bytes,
+            attention64_workspace(s));
+    }
+    Parameters p = parameters(gpu, s, d_qkv, d_out, out, lse, qkv);
+    const int blocks = min(gpu->sms, (int)MOST_BLOCKS), heads = s.B * s.H;
+    const bool shares = plan_work(&p, heads, blocks);
+    launch_with_shared(attention64_backward_kernel, blocks, THREADS, sizeof(Shared), gpu->stream,
+                       p);
+    if (shares) { launch(add_parts_kernel, heads % blocks * 2 * p.tiles, GROUP, gpu->stream, p); }
+}
