@@ -22,7 +22,7 @@
 
 BEGIN_C
 
-#define LLM8_VERSION "0.1.0"
+#define LLM8_VERSION "1.0"
 
 // Marks functions that both the host and kernels call.
 #ifdef __CUDACC__

@@ -168,12 +168,12 @@ typedef struct Checkpoint {
     SavedRange *ranges; // in ascending order, without gaps
 } Checkpoint;
 
-// Reads from the checkpoint of --resume or --load the options that describe its model. Opens that
-// checkpoint, without the optimizer's files, as options->start, and puts its path into
-// options->origin; both stay empty if there is no checkpoint. A folder without meta.json is one of
-// Hugging Face's; a run does not start from one whose weights are in several files. For `latest` it
-// takes the newest checkpoint whose model can be read; checkpoint_resume later says which ones are
-// damaged.
+// Reads from the checkpoint of --resume or --load the options that describe its model, and sets
+// those that a run that continues takes besides (options_continue). Opens that checkpoint, without
+// the optimizer's files, as options->start, and puts its path into options->origin; both stay empty
+// if there is no checkpoint. A folder without meta.json is one of Hugging Face's; a run does not
+// start from one whose weights are in several files. For `latest` it takes the newest checkpoint
+// whose model can be read; checkpoint_resume later says which ones are damaged.
 bool checkpoint_model(Options *options, Options *model);
 // Opens rank 0's checkpoint on every other rank, in place of its own. A path "": rank 0 has none.
 bool checkpoint_share(Checkpoint *c, const Group *group);

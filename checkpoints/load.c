@@ -567,8 +567,10 @@ bool checkpoint_resume(Checkpoint *c, const Options *o) {
                 o->save);
 }
 
-// Opens a folder without its optimizer files, reads its model's options, verifies its tokenizer.
-static bool open_model(Checkpoint *c, const char *folder, Options *model) {
+// Opens a folder without its optimizer files, reads the options that a run takes from it, verifies
+// its tokenizer.
+static bool open_model(Checkpoint *c, const char *folder, const Options *continues,
+                       Options *model) {
     char path[PATH_LENGTH];
     *model = (Options){0};
     if (path_exists(path_format(path, "%s/latest", folder))) {
@@ -586,13 +588,13 @@ static bool open_model(Checkpoint *c, const char *folder, Options *model) {
     }
     for (const OptionRow *row = option_table; ok && row < option_table + option_table_count;
          row++) {
-        if (c->options == NULL || strcmp(row->group, "Model") != 0) { continue; }
+        if (c->options == NULL || !option_is_taken(row, continues)) { continue; }
         const char *value = json_text(c->options, row->name, NULL);
-        if (value == NULL) { // it is newer than the program that wrote the checkpoint
-            warn("%s does not set --%s: the default is used", path, row->name);
-        } else {
+        if (value != NULL) {
             ok = option_set(model, row->name, value, SOURCE_CHECKPOINT) ||
-                 fail("%s: %s", path, error_text());
+                 refuse("%s: %s", path, error_text());
+        } else if (continues == NULL) { // of a run that continues, checkpoint_match says it
+            warn("%s does not set --%s: the default is used", path, row->name);
         }
     }
     if (!ok) { checkpoint_close(c); }
@@ -612,6 +614,7 @@ static bool in_one_file(const Checkpoint *c) {
 bool checkpoint_model(Options *o, Options *model) {
     char path[PATH_LENGTH];
     bool latest = strcmp(o->resume, "latest") == 0;
+    const Options *continues = o->sample_only ? NULL : o;
     int64_t step = INT64_MAX;
     checkpoint_close(&start);
     while (latest && o->save[0] != '\0' && o->origin[0] == '\0') {
@@ -619,21 +622,24 @@ bool checkpoint_model(Options *o, Options *model) {
             return fail("--resume latest: %s", error_text());
         }
         if (path[0] == '\0') { break; }
-        if (open_model(&start, path, model)) {
+        if (open_model(&start, path, continues, model)) {
             path_format(o->origin, "%s", path);
         } else if (ends_search(path, step)) {
             return false;
         }
     }
-    const char *named = latest ? "" : o->resume;
-    if (named[0] == '\0') { named = o->load; }
-    if (o->origin[0] == '\0') { path_format(o->origin, "%s", named); }
+    bool found = o->origin[0] != '\0', loads = !found && (latest || o->resume[0] == '\0');
+    const char *named = loads ? o->load : o->resume;
+    if (!found) { path_format(o->origin, "%s", named); }
     if (o->origin[0] == '\0') { return true; }
     o->start = &start;
-    bool starts = named == o->load && !o->plan && !o->list_tensors;
-    return start.path[0] != '\0' ||
-           (open_model(&start, named, model) && (!starts || in_one_file(&start))) ||
-           (named == o->load ? fail("--load %s", error_text()) : fail(RESUME_FAULT, error_text()));
+    if (loads) { continues = NULL; }
+    bool starts = loads && !o->plan && !o->list_tensors;
+    if (!found &&
+        (!open_model(&start, named, continues, model) || (starts && !in_one_file(&start)))) {
+        return loads ? fail("--load %s", error_text()) : fail(RESUME_FAULT, error_text());
+    }
+    return continues == NULL || options_continue(o, model);
 }
 
 bool checkpoint_share(Checkpoint *c, const Group *group) {
@@ -702,16 +708,21 @@ bool checkpoint_list(const char *save) {
 // ---- reading into a run -------------------------------------------------------------------------
 
 bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLayout *layout) {
+    // the newest one's optimizer is damaged, or another run has saved one since
+    bool elsewhere = options->start != NULL && strcmp(c->path, options->start->path) != 0;
     for (int i = 0; i < option_table_count; i++) {
         const OptionRow *row = &option_table[i];
         const char *name = row->name, *was = text_of(c->options, name);
         char now[OPTION_TEXT];
         option_text(options, row, now);
         bool moves = strcmp(name, "save") == 0 ||
-                     options->source[i] == SOURCE_DATA;        // the tokenizer's path may differ
-        bool newer = !cJSON_HasObjectItem(c->options, name) && // than the program that wrote it
-                     options->source[i] == SOURCE_DEFAULT;
-        if (moves || newer || row->effect == EFFECT_ACTION || strcmp(was, now) == 0) { continue; }
+                     options->source[i] == SOURCE_DATA; // the tokenizer's path may differ
+        if (moves || row->effect == EFFECT_ACTION || strcmp(was, now) == 0) { continue; }
+        if (elsewhere && options->source[i] == SOURCE_CHECKPOINT) {
+            return fail("--resume latest: the options are those of %s, the state that can be read "
+                        "is that of %s, where --%s is %s; name one by --resume PATH",
+                        options->start->path, c->path, name, *was ? was : "not set");
+        }
         if (strcmp(name, "optimizer") == 0 && options_train(options)) {
             return fail("%s: its moments are those of --optimizer %s, this run's is %s; resume "
                         "with its optimizer, or start a new run from its weights by --load",

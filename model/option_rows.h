@@ -90,22 +90,24 @@ TEXT("iterations-to-skip", iterations_to_skip, "", "STEPS",
 CHOICE("optimizer", optimizer, "adamw", "adamw|muon",
     "of the blocks' matrices; embeddings, head, norms and biases have AdamW (docs/muon.md)")
 REAL("lr", lr, "6e-4", 0, 100, "peak learning rate")
-REAL("embedding-lr-mult", embedding_lr_mult, "1", 0, 1e6,
+REAL("embedding-lr-mult", embedding_lr_mult, "-1", -1, 1e6,
     "factor of --lr for the embeddings, also where the LM head shares their weights; 0: they stay "
-    "as they are")
+    "as they are; -1: 4 with AdamW, 2 with Muon, 1 with --load")
 REAL("head-lr-mult", head_lr_mult, "1", 0, 1e6,
     "factor of --lr for the weights of an LM head that has its own; 0: they stay as they are",
     NEEDS("untie-embeddings-and-output-weights"))
-REAL("vector-lr-mult", vector_lr_mult, "1", 0, 1e6,
-    "factor of --lr for the weights of norms, and for biases; 0: they stay as they are")
+REAL("vector-lr-mult", vector_lr_mult, "-1", -1, 1e6,
+    "factor of --lr for the weights of norms, and for biases; 0: they stay as they are; -1: 4 with "
+    "AdamW, 1 with Muon or --load")
 REAL("min-lr", min_lr, "0", 0, 100, "learning rate at the end of the decay")
-CHOICE("lr-decay-style", lr_decay_style, "cosine", "cosine|linear|constant|wsd",
+CHOICE("lr-decay-style", lr_decay_style, "wsd", "cosine|linear|constant|wsd",
     "shape after the warm-up; wsd: constant, then linear over --lr-wsd-decay-iters")
 LONG("lr-warmup-iters", lr_warmup_iters, "0", 0, COUNT_MAX, "steps of linear warm-up")
 LONG("lr-decay-iters", lr_decay_iters, "0", 0, COUNT_MAX,
     "step at which the decay ends; 0: --train-iters")
 LONG("lr-wsd-decay-iters", lr_wsd_decay_iters, "0", 0, COUNT_MAX,
-    "length of the decay of wsd; 0: a fifth of --lr-decay-iters")
+    "length of the decay of wsd, which begins after the warm-up at the earliest; 0: two fifths of "
+    "--lr-decay-iters")
 REAL("weight-decay", weight_decay, "0.1", 0, 100, "decoupled, on matrices only")
 REAL("adam-beta1", adam_beta1, "0.9", 0, 0.999999, "AdamW's first-moment decay")
 REAL("adam-beta2", adam_beta2, "0.95", 0, 0.999999, "AdamW's second-moment decay")
@@ -195,7 +197,8 @@ TEXT("load", load, "", "DIR",
     "start from the weights of a checkpoint or of scripts/convert_hf import, as a new run, with "
     "their model's shape", START)
 TEXT("resume", resume, "", "latest|PATH",
-    "continue from a checkpoint; latest: the newest valid one under --save, if any", ACTION)
+    "continue from a checkpoint, which gives the options that are not given here; latest: the newest "
+    "valid one under --save, if any", ACTION)
 FLAG("list-checkpoints", list_checkpoints, "false",
     "list the checkpoints under --save, valid or damaged, and exit", ACTION)
 

@@ -60,19 +60,17 @@ void options_write_config(const Options *options, FILE *out) {
                                 "_-+.,:;/*?[]{}()@%~";
     const char *group = NULL;
     char value[OPTION_TEXT];
-    fputs("# The options that a run was given, and what its checkpoint added to its model; start\n"
-          "# another like it with --config on this file.\n"
+    fputs("# The options that a run was given, and what it took from a checkpoint; start another\n"
+          "# like it with --config on this file.\n"
           "# What follows from them, and the defaults, are in metrics.jsonl and meta.json.\n",
           out);
     for (int i = 0; i < option_table_count; i++) {
         const OptionRow *row = &option_table[i];
-        bool given = options->source[i] >= SOURCE_CHECKPOINT;
-        if (row->effect == EFFECT_ACTION || !given || *option_text(options, row, value) == '\0') {
-            continue;
-        }
+        if (row->effect == EFFECT_ACTION || options->source[i] < SOURCE_CHECKPOINT) { continue; }
         print_group(out, &group, row, "\n# %s\n");
         fprintf(out, "%s ", row->name);
-        bool quoted = value[strspn(value, plain)] != '\0';
+        option_text(options, row, value);
+        bool quoted = *value == '\0' || value[strspn(value, plain)] != '\0';
         if (quoted) { fputc('"', out); }
         for (const char *p = value; *p != '\0'; p++) {
             if (quoted && (*p == '"' || *p == '\\')) { fputc('\\', out); }

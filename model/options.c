@@ -354,6 +354,30 @@ static void yield(const Options *o, const char *name, int *value, bool fits) {
     if (*value != 0 && !fits && option_source(o, name) < SOURCE_CHECKPOINT) { *value = 0; }
 }
 
+static void derive_schedule(Options *o) {
+    if (o->lr_decay_iters == 0) { o->lr_decay_iters = o->train_iters; }
+    if (o->lr_decay_style == DECAY_WSD && o->lr_wsd_decay_iters == 0) {
+        o->lr_wsd_decay_iters = 2 * o->lr_decay_iters / 5;
+    }
+}
+
+// A resumed run has its checkpoint's value, although it may have been derived. If the run would
+// derive the same, the value stays out of config.txt.
+static void leave_out(Options *o, const char *name, bool same) {
+    unsigned char *source = &o->source[option_row(name) - option_table];
+    if (same && *source == SOURCE_CHECKPOINT) { *source = SOURCE_DEFAULT; }
+}
+
+// docs/muon.md has the measurements.
+static void derive_rates(Options *o) {
+    bool muon = o->optimizer == OPTIMIZER_MUON, loads = o->load[0] != '\0';
+    double embedding = loads ? 1 : muon ? 2 : 4, vector = loads || muon ? 1 : 4;
+    if (o->embedding_lr_mult == -1) { o->embedding_lr_mult = embedding; }
+    if (o->vector_lr_mult == -1) { o->vector_lr_mult = vector; }
+    leave_out(o, "embedding-lr-mult", o->embedding_lr_mult == embedding);
+    leave_out(o, "vector-lr-mult", o->vector_lr_mult == vector);
+}
+
 static void derive_values(Options *o) {
     int C = o->hidden_size, *heads = &o->num_attention_heads, *groups = &o->num_query_groups;
     int *size = &o->kv_channels;
@@ -377,18 +401,52 @@ static void derive_values(Options *o) {
     if (o->max_position_embeddings == 0) { o->max_position_embeddings = o->seq_length; }
     // if only a sample or an evaluation is requested, nothing else is printed
     if (!options_train(o) && option_source(o, "quiet") == SOURCE_DEFAULT) { o->quiet = true; }
-    if (o->lr_decay_iters == 0) { o->lr_decay_iters = o->train_iters; }
-    if (o->lr_decay_style == DECAY_WSD && o->lr_wsd_decay_iters == 0) {
-        o->lr_wsd_decay_iters = o->lr_decay_iters / 5;
-    }
+    derive_schedule(o);
     bool asked = option_source(o, "check-interval") > SOURCE_DEFAULT;
     if (!o->deterministic && !asked) { o->check_interval = 0; }
+}
+
+static bool of_model(const OptionRow *row) {
+    return strcmp(row->group, "Model") == 0;
 }
 
 // In GPT-2 the number of positions is the shape of a learned embedding.
 bool option_is_shape(const OptionRow *row, Arch arch) {
     return row->effect == EFFECT_SHAPE ||
            (arch == ARCH_GPT2 && strcmp(row->name, "max-position-embeddings") == 0);
+}
+
+bool option_is_taken(const OptionRow *row, const Options *continues) {
+    if (continues == NULL || of_model(row)) { return of_model(row); }
+    bool place = row->type == OPTION_STRING && row->effect == EFFECT_NOTHING &&
+                 (strcmp(row->choices, "DIR") == 0 || strcmp(row->choices, "FILE") == 0);
+    bool evaluates = row->effect == EFFECT_PRECISION || row->effect == EFFECT_EVALUATION ||
+                     row->offset == offsetof(Options, global_batch_size) ||
+                     row->offset == offsetof(Options, micro_batch_size);
+    return !place && row->effect != EFFECT_ACTION && strcmp(row->group, "Several GPUs") != 0 &&
+           (options_train(continues) || evaluates);
+}
+
+// Whether a value is the default, or followed from --train-iters as it does in this version. Such a
+// value follows from those of the resumed run.
+static bool follows(const Options *was, const OptionRow *row) {
+    char then[OPTION_TEXT], now[OPTION_TEXT];
+    Options again = *was;
+    or_die(option_set(&again, row->name, row->fallback, SOURCE_COMMAND));
+    derive_schedule(&again);
+    return strcmp(option_text(was, row, then), option_text(&again, row, now)) == 0;
+}
+
+bool options_continue(Options *o, const Options *was) {
+    char value[OPTION_TEXT];
+    for (const OptionRow *row = option_table; row < option_table + option_table_count; row++) {
+        bool set = !of_model(row) && was->source[row - option_table] != SOURCE_DEFAULT;
+        if (set && !follows(was, row) &&
+            !option_set(o, row->name, option_text(was, row, value), SOURCE_CHECKPOINT)) {
+            return false;
+        }
+    }
+    return true;
 }
 
 // Sets the options that are not given to those of a checkpoint's model, in two passes. The first
@@ -402,7 +460,7 @@ static bool take_options(Options *o, const Options *model, bool derived, char sh
     for (const OptionRow *row = option_table; row < option_table + option_table_count; row++) {
         OptionSource source = (OptionSource)o->source[row - option_table];
         bool is_shape = option_is_shape(row, (Arch)model->arch);
-        if (model->source[row - option_table] == SOURCE_DEFAULT ||
+        if (!of_model(row) || model->source[row - option_table] == SOURCE_DEFAULT ||
             row->offset == offsetof(Options, model) ||
             strcmp(option_text(o, row, now), option_text(model, row, was)) == 0 ||
             strcmp(derived ? was : now, "0") == 0) {
@@ -470,6 +528,12 @@ int64_t options_next_skip(const Options *o, int64_t step) {
     return next;
 }
 
+const char *option_taken(const Options *o, const char *name, char out[PATH_LENGTH]) {
+    bool taken = option_source(o, name) == SOURCE_CHECKPOINT;
+    return path_format(out, "%s%s%s", taken ? " (of the checkpoint " : "", taken ? o->origin : "",
+                       taken ? ")" : "");
+}
+
 static bool check_values(const Options *o) {
     const char *steps = o->iterations_to_skip;
     for (int64_t first, last; *steps != '\0';) {
@@ -479,6 +543,7 @@ static bool check_values(const Options *o) {
                         o->iterations_to_skip);
         }
     }
+    char from[PATH_LENGTH];
     int heads = o->num_attention_heads;
     bool gpt2 = o->arch == ARCH_GPT2;
     if (o->kv_channels == 0) {
@@ -526,8 +591,14 @@ static bool check_values(const Options *o) {
         return fail("--micro-batch-size %d x --seq-length %d: must be fewer than 2^31 tokens",
                     o->micro_batch_size, o->seq_length);
     }
+    if (o->embedding_lr_mult < 0 || o->vector_lr_mult < 0) {
+        bool embedding = o->embedding_lr_mult < 0;
+        return fail("--%s-lr-mult %g: must be -1, 0 or more", embedding ? "embedding" : "vector",
+                    embedding ? o->embedding_lr_mult : o->vector_lr_mult);
+    }
     if (o->min_lr > o->lr) {
-        return fail("--min-lr %g: must be at most --lr %g", o->min_lr, o->lr);
+        return fail("--min-lr %g%s: must be at most --lr %g", o->min_lr,
+                    option_taken(o, "min-lr", from), o->lr);
     }
     int bf16_layers = o->num_layers_at_start_in_bf16 + o->num_layers_at_end_in_bf16;
     if (o->first_last_layers_bf16 && bf16_layers > o->num_layers) {
@@ -536,7 +607,7 @@ static bool check_values(const Options *o) {
                     o->num_layers_at_start_in_bf16, o->num_layers_at_end_in_bf16, o->num_layers);
     }
     if (o->fp8_recipe == FP8_RECIPE_BLOCKWISE && o->fp8_fast_accumulation != FAST_NONE &&
-        option_source(o, "fp8-fast-accumulation") > SOURCE_DEFAULT) {
+        option_source(o, "fp8-fast-accumulation") >= SOURCE_CONFIG) {
         return fail("--fp8-fast-accumulation %s: must be none with --fp8-recipe blockwise, whose "
                     "products have no fast accumulation",
                     o->fp8_fast_accumulation == FAST_ALL ? "all" : "forward");
@@ -556,13 +627,16 @@ static bool check_values(const Options *o) {
 }
 
 bool options_finish_batch(Options *o, int ranks) {
+    char from[PATH_LENGTH];
     int64_t whole = (int64_t)o->micro_batch_size * ranks;
     if (o->global_batch_size == 0) { o->global_batch_size = (int)min64(whole, INT32_MAX); }
     if (o->global_batch_size % whole != 0) {
-        return fail("--global-batch-size %d: must be a multiple of --micro-batch-size %d x %d "
+        return fail("--global-batch-size %d%s: must be a multiple of --micro-batch-size %d x %d "
                     "rank%s",
-                    o->global_batch_size, o->micro_batch_size, ranks, ranks > 1 ? "s" : "");
+                    o->global_batch_size, option_taken(o, "global-batch-size", from),
+                    o->micro_batch_size, ranks, ranks > 1 ? "s" : "");
     }
+    leave_out(o, "global-batch-size", o->global_batch_size == whole);
     return true;
 }
 
@@ -594,6 +668,7 @@ bool options_resolve(Options *o, const Options *model) {
     } else if (!take_model(o, model)) {
         return false;
     }
+    derive_rates(o);
     return check_values(o);
 }
 

@@ -3,8 +3,8 @@
 //
 // An option has Megatron-LM's name if that has one. A value comes from one of these, the last one
 // wins: the table's default, the preset named by --model, the data's tokenizer (its vocabulary),
-// the checkpoint that the run starts from (its model), the file named by --config, the command
-// line. An option that is given may not change the shape of the checkpoint's tensors.
+// the checkpoint that the run starts from (its model; if the run continues, nearly all), the file named by --config, the command line. An option that is given may not change
+// the shape of the checkpoint's tensors.
 #pragma once
 
 #include "../base/common.h"
@@ -126,6 +126,20 @@ bool options_resolve(Options *options, const Options *model);
 // Whether models that differ in this option have other tensors.
 bool option_is_shape(const OptionRow *row, Arch arch);
 
+// Whether a run takes an option that is not given from the checkpoint that it starts from: those of
+// the model; and if it continues the checkpoint's run, with these options (or NULL), also all
+// others, or if it only evaluates all that an evaluation depends on. Not the number of GPUs, nor
+// where files go.
+bool option_is_taken(const OptionRow *row, const Options *continues);
+
+// Sets the options that are not given, apart from the model's, to those of the checkpoint whose run
+// continues (set in `was` with SOURCE_CHECKPOINT). Values that followed from --train-iters follow
+// from that of this run.
+bool options_continue(Options *options, const Options *was);
+
+// " (of the checkpoint PATH)" if the value of an option comes from there; otherwise "".
+const char *option_taken(const Options *options, const char *name, char out[PATH_LENGTH]);
+
 // Called when the number of ranks is known: sets or checks --global-batch-size.
 bool options_finish_batch(Options *options, int ranks);
 
@@ -170,7 +184,8 @@ void options_print(const Options *options, bool all, FILE *out);
 // gave. Derived values (the decay from --train-iters, widths from --hidden-size) are not in it, so
 // that they follow when more options are given with the file.
 void options_write_config(const Options *options, FILE *out);
-// Prints every option, with its value in `options` as the default; 0 means that it is derived.
+// Prints every option, with its value in `options` as the default; 0 or -1 means that it is
+// derived.
 void options_help(const Options *options, FILE *out, const char *program);
 // Prints a script that completes the options in bash and zsh.
 void options_complete(FILE *out);

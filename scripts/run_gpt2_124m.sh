@@ -19,6 +19,7 @@ model=(--model gpt2-124m)
 training=(
     --micro-batch-size 64 --global-batch-size 512 --train-iters 19073 # 524,288 tokens a step
     --lr 6e-4 --lr-warmup-iters 700 --weight-decay 0.1 --clip-grad 1.0
+    --lr-decay-style cosine --embedding-lr-mult 1 --vector-lr-mult 1 # as llm.c has them
     --eval-interval 250 --eval-iters 20 --sample-interval 5000 --save-interval 1000 --keep 2
 )
 recipe "$@"

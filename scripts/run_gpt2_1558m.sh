@@ -19,6 +19,7 @@ model=(--model gpt2-1558m)
 training=(
     --micro-batch-size 16 --global-batch-size 1024 --train-iters 32000 # 1,048,576 tokens a step
     --lr 6e-4 --min-lr 6e-5 --lr-warmup-iters 700 --weight-decay 0.1 --clip-grad 1.0
+    --lr-decay-style cosine --embedding-lr-mult 1 --vector-lr-mult 1 # as llm.c has them
     --eval-interval 250 --eval-iters 20 --sample-interval 5000 --save-interval 1000 --keep 2
 )
 recipe "$@"

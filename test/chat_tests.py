@@ -721,7 +721,7 @@ def a_model_that_was_tuned_answers():
     long = run(*ask, asked + " no?" * 1000, *short)  # in ids more than an option's text may have
     assert "tokens, more than a sequence of 128 (--seq-length): the model does not" in long.err
     assert not run(*ask, asked, *short).err
-    for option, part in (("--help", "--sample-tokens"), ("--version", "0.1.0"),
+    for option, part in (("--help", "--sample-tokens"), ("--version", "1.0"),
                          ("--plan", "--load"), ("--list-tensors", "model.norm.weight")):
         assert part in run(*ask, "x", "--", option).out, option
     refused(run(*ask, "x", "--no-such-option", check=False), "unknown option --no-such-option")

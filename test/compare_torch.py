@@ -5,16 +5,20 @@
       --micro-batch-size 16 --lr-warmup-iters 30
   test/compare_torch.py --trainer ./train_gpt --device cpu --limit 1e-5 --data d_train.bin -- \\
       --model gpt2-tiny --train-iters 30
+  test/compare_torch.py --trainer ./train_gpt --device cpu --limit 5e-5 \\
+      --data 'data/chat/train_*.bin' -- --load start --valid-data 'data/chat/val_*.bin' \\
+      --seq-length 256 --train-iters 30
 
 What follows -- is for the trainer; PyTorch's side takes everything from the options that the run
 records: shape, batch, AdamW, schedule, clipping, seed. The start is a checkpoint of step 0 that
-train_gpt writes, opened by transformers; the data order is that of dataloader/loader.h,
-computed here again. PyTorch runs plain: FP32, or BF16 autocast where the run is not FP32, and
-scaled-dot-product attention. Needs torch, transformers and numpy.
+train_gpt writes, opened by transformers; the data order and the targets that count are those of
+dataloader/loader.h, computed here again. PyTorch runs plain: FP32, or BF16 autocast where the run
+is not FP32, and scaled-dot-product attention. Needs torch, transformers and numpy.
 
-The loss of every step may differ by --limit at most; so that this can fail, the losses must differ
-by more than it when one side is moved by a step. One JSON record a call goes to --results, with
-what was wrong. Exit status: 0 within the limit, 1 beyond it or an error.
+The loss of every step, and with --valid-data that of an evaluation after the last, may differ by
+--limit at most; so that this can fail, the losses must differ by more than it when one side is
+moved by a step. One JSON record a call goes to --results, with what was wrong. Exit status: 0
+within the limit, 1 beyond it or an error.
 """
 
 import argparse
@@ -35,6 +39,7 @@ import transformers
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 WORD = 2**64 - 1
+LEFT_OUT = -100 # a target that does not count, as cross_entropy takes it
 
 
 # ---- the data order: dataloader/loader.h and base/rng.h -----------------------------------------
@@ -73,28 +78,47 @@ def read_shard(path):
     return numpy.memmap(path, dtype="<u2" if header[1] == 1 else "<u4", mode="r", offset=1024)
 
 
+def read_mask(path, count):
+    """Whether each token of a shard counts; None: there is no mask, and all do."""
+    if not os.path.exists(path + ".mask"):
+        return None
+    bits = numpy.fromfile(path + ".mask", dtype="u1", offset=1024)
+    return numpy.unpackbits(bits, count=count, bitorder="little").astype(bool)
+
+
 class Data:
     """The samples of a run, one after the other, whatever the batch."""
 
-    def __init__(self, options):
-        paths = sorted(glob.glob(options["data"]))
-        self.tokens = numpy.concatenate([read_shard(path) for path in paths])
+    def __init__(self, pattern, options, shuffle):
+        paths = sorted(path for path in glob.glob(pattern) if not path.endswith(".mask"))
+        tokens = [read_shard(path) for path in paths]
+        masks = [read_mask(path, len(part)) for path, part in zip(paths, tokens)]
+        counts = [numpy.ones(len(part), dtype=bool) if mask is None else mask
+                  for part, mask in zip(tokens, masks)]
+        if any(mask is not None for mask in masks): # the last window may lack its last target
+            tokens.append(numpy.zeros(1, dtype=tokens[0].dtype))
+            counts.append(numpy.zeros(1, dtype=bool))
+        self.tokens, self.counts = numpy.concatenate(tokens), numpy.concatenate(counts)
         self.length = int(options["seq-length"])
-        self.windows = (len(self.tokens) - 1) // self.length
-        self.seed, self.shuffle = int(options["seed"]), options["shuffle"] == "true"
+        self.starts = [at for at in range(0, len(self.tokens) - self.length, self.length)
+                       if self.counts[at + 1:at + self.length + 1].any()]
+        self.seed, self.shuffle = int(options["seed"]), shuffle
 
-    def window(self, sample):
-        epoch, place = divmod(sample, self.windows)
-        if not self.shuffle:
-            return place
-        return shuffled(rng_bits(self.seed, epoch), self.windows, place)
+    def start(self, sample):
+        epoch, place = divmod(sample, len(self.starts))
+        if self.shuffle:
+            place = shuffled(rng_bits(self.seed, epoch), len(self.starts), place)
+        return self.starts[place]
 
     def batch(self, first, count, device):
         """Tokens and targets of the samples from `first` on."""
-        starts = [self.window(sample) * self.length for sample in range(first, first + count)]
-        rows = numpy.stack([self.tokens[at:at + self.length + 1] for at in starts])
-        rows = torch.from_numpy(rows.astype(numpy.int64)).to(device)
-        return rows[:, :-1], rows[:, 1:]
+        rows = [slice(at, at + self.length + 1)
+                for at in map(self.start, range(first, first + count))]
+        tokens = numpy.stack([self.tokens[row] for row in rows]).astype(numpy.int64)
+        counts = numpy.stack([self.counts[row] for row in rows])
+        targets = numpy.where(counts, tokens, LEFT_OUT)
+        return (torch.from_numpy(tokens[:, :-1]).to(device),
+                torch.from_numpy(targets[:, 1:]).to(device))
 
 
 # ---- our side -----------------------------------------------------------------------------------
@@ -108,17 +132,24 @@ def run(command):
         sys.exit(f"error: {shlex.join(command)}\n{said[-1]}")
 
 
+def read_metrics(path):
+    """A run's record, its steps, and the loss of its last evaluation, if it has one."""
+    with open(path, encoding="utf-8") as file:
+        records = [json.loads(line.replace(":null", ":NaN")) for line in file]
+    steps = [record for record in records if record["kind"] == "step"]
+    valid = [record["valid_loss"] for record in records if record["kind"] == "eval"]
+    return records[0], {"steps": steps, "valid": valid[-1] if valid else None}
+
+
 def train_ours(arguments, folder):
-    """Writes the start, trains from it; the run's record and its steps."""
+    """Writes the start, trains from it; the run's metrics."""
     start, metrics = os.path.join(folder, "start"), os.path.join(folder, "metrics.jsonl")
     common = [*arguments.options, "--data", arguments.data]
     run([arguments.cpu_trainer, *common, "--train-iters", "0", "--micro-batch-size", "1",
          "--global-batch-size", "1", "--save", start])
-    run([arguments.trainer, *common, "--resume", os.path.join(start, "latest"),
-         "--metrics", metrics])
-    with open(metrics, encoding="utf-8") as file:
-        records = [json.loads(line.replace(":null", ":NaN")) for line in file]
-    return records[0], [record for record in records if record["kind"] == "step"]
+    run([arguments.trainer, "--global-batch-size", "0", *common, "--resume",
+         os.path.join(start, "latest"), "--metrics", metrics])
+    return read_metrics(metrics)
 
 
 # ---- PyTorch's side -----------------------------------------------------------------------------
@@ -157,21 +188,33 @@ def optimizer_for(model, options):
                              eps=float(options["adam-eps"]))
 
 
-def train_torch(start, options, steps, device, autocast):
-    """Loss and norm of every step."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(start, attn_implementation="sdpa")
-    model = model.float().to(device).train()
-    optimizer, data = optimizer_for(model, options), Data(options)
+def divisors(counted):
+    """By what the sum of the losses of each micro-batch is divided: by all targets of the step."""
+    return [sum(counted)] * len(counted)
+
+
+def train_torch(model, options, steps, device, autocast):
+    """Loss and norm of every step, and the loss of an evaluation after the last."""
+    shuffle = options["shuffle"] == "true"
+    optimizer, data = optimizer_for(model, options), Data(options["data"], options, shuffle)
     micro, whole = int(options["micro-batch-size"]), int(options["global-batch-size"])
-    clip, results = float(options["clip-grad"]), []
+    clip, results, valid = float(options["clip-grad"]), [], None
+
+    def loss_of(tokens, targets):
+        """The sum over the targets that count."""
+        with torch.autocast(device, torch.bfloat16, enabled=autocast):
+            logits = model(tokens, use_cache=False).logits
+        return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten(),
+                                                 ignore_index=LEFT_OUT, reduction="sum")
+
+    def counted(batches):
+        return [int((targets != LEFT_OUT).sum()) for _, targets in batches]
+
     for step in range(steps):
-        total = 0.0
-        for first in range(step * whole, (step + 1) * whole, micro):
-            tokens, targets = data.batch(first, micro, device)
-            with torch.autocast(device, torch.bfloat16, enabled=autocast):
-                logits = model(tokens, use_cache=False).logits
-            loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1),
-                                                     targets.flatten()) * micro / whole
+        total, batches = 0.0, [data.batch(first, micro, device)
+                               for first in range(step * whole, (step + 1) * whole, micro)]
+        for batch, divisor in zip(batches, divisors(counted(batches))):
+            loss = loss_of(*batch) / divisor
             loss.backward()
             total += loss.item()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip or math.inf).item()
@@ -179,8 +222,15 @@ def train_torch(start, options, steps, device, autocast):
             group["lr"] = learning_rate(options, step) * group["lr_mult"]
         optimizer.step()
         optimizer.zero_grad()
-        results.append({"loss": total, "norm": norm, "lr": learning_rate(options, step)})
-    return results
+        results.append({"loss": total, "norm": norm, "lr": learning_rate(options, step),
+                        "targets": sum(counted(batches))})
+    if options["valid-data"]:
+        data = Data(options["valid-data"], options, False)
+        samples = min(int(options["eval-iters"]) * whole or len(data.starts), len(data.starts))
+        batches = [data.batch(sample, 1, device) for sample in range(samples)]
+        with torch.no_grad():
+            valid = sum(loss_of(*batch).item() for batch in batches) / sum(counted(batches))
+    return {"steps": results, "valid": valid}
 
 
 # ---- the comparison -----------------------------------------------------------------------------
@@ -188,10 +238,10 @@ def train_torch(start, options, steps, device, autocast):
 
 def compare(ours, theirs, limit):
     """Figures, and what is wrong with them, if anything."""
-    a = numpy.array([step["loss"] for step in ours], dtype=float)
-    b = numpy.array([step["loss"] for step in theirs], dtype=float)
-    norms = numpy.array([x["norm"] / y["norm"] - 1 for x, y in zip(ours, theirs)], dtype=float)
-    rates = numpy.array([x["lr"] - y["lr"] for x, y in zip(ours, theirs)], dtype=float)
+    pairs = list(zip(ours["steps"], theirs["steps"], strict=True))
+    a, b = numpy.array([(x["loss"], y["loss"]) for x, y in pairs], dtype=float).T
+    norms = numpy.array([x["norm"] / y["norm"] - 1 for x, y in pairs], dtype=float)
+    rates = numpy.array([x["lr"] - y["lr"] for x, y in pairs], dtype=float)
     difference, wrong = numpy.abs(a - b), []
     figures = {
         "max_difference": float(difference.max()),
@@ -205,6 +255,12 @@ def compare(ours, theirs, limit):
         wrong.append(f"the losses differ by {difference.max():.3g}, more than {limit:g}")
     if not numpy.all(numpy.abs(rates) <= 1e-12):
         wrong.append("the learning rates differ")
+    if any(x.get("targets", y["targets"]) != y["targets"] for x, y in pairs): # said of masked data
+        wrong.append("other targets count")
+    if theirs["valid"] is not None:
+        figures["valid_difference"] = abs(ours["valid"] - theirs["valid"])
+        if not figures["valid_difference"] <= limit:
+            wrong.append(f"the validation losses differ by {figures['valid_difference']:.3g}")
     if not figures["max_difference_one_step_off"] > limit:
         wrong.append(f"the limit {limit:g} would not see losses that are a step off")
     return figures, wrong
@@ -212,14 +268,18 @@ def compare(ours, theirs, limit):
 
 def print_table(ours, theirs, figures):
     print("  step      ours   PyTorch  difference  norm ours   PyTorch")
-    shown = sorted({*range(0, len(ours), max(1, len(ours) // 15)), len(ours) - 1})
+    steps = len(ours["steps"])
+    shown = sorted({*range(0, steps, max(1, steps // 15)), steps - 1})
     for i in shown:
-        x, y = ours[i], theirs[i]
+        x, y = ours["steps"][i], theirs["steps"][i]
         print(f"{i + 1:6} {x['loss']:9.5f} {y['loss']:9.5f} {x['loss'] - y['loss']:+11.2e} "
               f"{x['norm']:10.4f} {y['norm']:9.4f}")
     print(f"largest difference {figures['max_difference']:.2e} at step {figures['at_step']}, mean "
           f"{figures['mean_difference']:.2e} (signed {figures['mean_signed_difference']:+.2e}); a "
           f"step off it would be {figures['max_difference_one_step_off']:.2e}")
+    if theirs["valid"] is not None:
+        print(f"validation {ours['valid']:.5f} {theirs['valid']:.5f}, difference "
+              f"{figures['valid_difference']:.2e}")
 
 
 def commit():
@@ -232,6 +292,9 @@ def commit():
 
 def record_of(arguments, head, ours, theirs, figures, wrong):
     options = head["options"]
+    validation = {} if theirs["valid"] is None else {"valid_loss": round(ours["valid"], 6),
+                                                     "torch_valid_loss": round(theirs["valid"], 6)}
+    targets = [step["targets"] for step in ours["steps"] if "targets" in step]
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "machine": {"device": head["device"], "python": platform.python_version(),
@@ -240,7 +303,7 @@ def record_of(arguments, head, ours, theirs, figures, wrong):
         "command": shlex.join(["test/compare_torch.py", *sys.argv[1:]]),
         "model": options["model"],
         "parameters": head["parameters"],
-        "steps": len(ours),
+        "steps": len(ours["steps"]),
         "tokens_per_step": int(options["global-batch-size"]) * int(options["seq-length"]),
         "precision": head["precision"],
         "torch_precision": "FP32" if head["precision"] == "FP32" else "BF16 autocast",
@@ -248,8 +311,10 @@ def record_of(arguments, head, ours, theirs, figures, wrong):
         "limit": arguments.limit,
         **figures,
         "wrong": wrong,
-        "losses": [round(step["loss"], 6) for step in ours],
-        "torch_losses": [round(step["loss"], 6) for step in theirs],
+        **({"targets": targets} if targets else {}),
+        **validation,
+        "losses": [round(step["loss"], 6) for step in ours["steps"]],
+        "torch_losses": [round(step["loss"], 6) for step in theirs["steps"]],
     }
 
 
@@ -280,8 +345,10 @@ def main():
     transformers.utils.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as folder:
         head, ours = train_ours(arguments, folder)
-        theirs = train_torch(os.path.join(folder, "start", "latest"), head["options"], len(ours),
-                             arguments.device, head["precision"] != "FP32")
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            os.path.join(folder, "start", "latest"), attn_implementation="sdpa")
+        theirs = train_torch(model.float().to(arguments.device).train(), head["options"],
+                             len(ours["steps"]), arguments.device, head["precision"] != "FP32")
     figures, wrong = compare(ours, theirs, arguments.limit)
     print_table(ours, theirs, figures)
     os.makedirs(os.path.dirname(os.path.abspath(arguments.results)), exist_ok=True)
@@ -290,7 +357,7 @@ def main():
     print(f"recorded in {arguments.results}")
     if wrong:
         sys.exit("error: " + "; ".join(wrong))
-    print(f"{len(ours)} steps within {arguments.limit:g}")
+    print(f"{len(ours['steps'])} steps within {arguments.limit:g}")
 
 
 if __name__ == "__main__":

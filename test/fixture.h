@@ -67,8 +67,8 @@ static inline const char *text_read(const char *path) {
     return text;
 }
 
-// Reads the options of "--name value --name value", split at blanks.
-static inline bool read_options(Options *options, const char *text) {
+// Reads the options of "--name value --name value", split at blanks, as far as they are given.
+static inline bool read_given(Options *options, const char *text) {
     enum { WORDS = 1024 };
     char *line = strdup_or_die(text), *argv[WORDS] = {"test"}, *state;
     int argc = 1;
@@ -76,10 +76,13 @@ static inline bool read_options(Options *options, const char *text) {
          word = strtok_r(NULL, " \n", &state)) {
         argv[argc++] = word;
     }
-    bool ok = options_read(options, argc, argv) &&
-              (options->help || options_resolve(options, NULL));
+    bool ok = options_read(options, argc, argv);
     free(line);
     return ok;
+}
+
+static inline bool read_options(Options *options, const char *text) {
+    return read_given(options, text) && (options->help || options_resolve(options, NULL));
 }
 
 static inline Options options_of(const char *text) {

@@ -468,6 +468,146 @@ TEST(a_run_begins_again_where_it_began) {
     folder_remove("t");
 }
 
+// A run that continues takes from the checkpoint what is not given, but for the number of GPUs and
+// where files go; what followed from --train-iters follows from the new one.
+TEST(a_resume_takes_what_is_not_given) {
+#define BEGUN TINY "--save s "
+#define RESUMED BEGUN "--resume latest "
+    static const struct {
+        const char *saved, *now, *option, *expected;
+    } rows[] = {
+        {"--lr 0.003", RESUMED, "lr", "0.003"},
+        {"--lr 0.003", RESUMED "--lr 0.5", "lr", "0.5"},
+        {"--lr 0.003", RESUMED "--lr 6e-4", "lr", "0.0006"}, // though it is the default
+        {"--clip-grad 0 --min-lr 1e-5", RESUMED, "clip-grad", "0"},
+        {"--clip-grad 0 --min-lr 1e-5", RESUMED, "min-lr", "1e-05"},
+        {"--no-shuffle", RESUMED, "shuffle", "false"},
+        {"--data a --valid-data b", RESUMED, "data", "a"},
+        {"--data a --valid-data b", RESUMED, "valid-data", "b"},
+        {"--seed 5", RESUMED, "seed", "5"},
+        {"--optimizer muon", RESUMED, "optimizer", "muon"},
+        {"--fp8-format e4m3 --fp8-margin 2", RESUMED, "fp8-margin", "2"},
+        {"--fp8-format e4m3", RESUMED "--fp8-format none", "fp8-format", "none"},
+        {"--bf16", RESUMED "--no-bf16", "bf16", "false"},
+        {"--load x", RESUMED, "load", "x"},
+        {"--iterations-to-skip 3,7-8", RESUMED, "iterations-to-skip", "3,7-8"},
+        {"--train-iters 50", RESUMED, "train-iters", "50"},
+        {"--train-iters 50", RESUMED, "lr-decay-iters", "50"},
+        {"--train-iters 50", RESUMED "--train-iters 90", "lr-decay-iters", "90"},
+        {"--train-iters 50 --lr-decay-iters 30", RESUMED "--train-iters 90", "lr-decay-iters",
+         "30"},
+        {"--train-iters 50 --lr-decay-style wsd", RESUMED "--train-iters 90", "lr-wsd-decay-iters",
+         "36"},
+        {"--train-iters 50 --lr-decay-style wsd --lr-decay-iters 30", RESUMED "--train-iters 90",
+         "lr-wsd-decay-iters", "12"},
+        {"--train-iters 50 --lr-decay-style wsd --lr-wsd-decay-iters 10", // a fifth, once the rule
+         RESUMED "--train-iters 90", "lr-wsd-decay-iters", "10"},
+        {"--train-iters 50 --lr-decay-style cosine", RESUMED, "lr-decay-style", "cosine"},
+        {"--train-iters 50 --lr-decay-style cosine", RESUMED "--lr-decay-style wsd",
+         "lr-wsd-decay-iters", "20"},
+        {"", RESUMED, "embedding-lr-mult", "4"},
+        {"--load x", RESUMED, "embedding-lr-mult", "1"},
+        {"", RESUMED "--load x", "embedding-lr-mult", "4"},
+        {"--embedding-lr-mult 1", RESUMED, "embedding-lr-mult", "1"},
+        {"", RESUMED "--vector-lr-mult 2", "vector-lr-mult", "2"},
+        {"--micro-batch-size 2", RESUMED, "global-batch-size", "4"}, // of its two ranks
+        {"--micro-batch-size 2", RESUMED, "micro-batch-size", "2"},
+        {"--eval-interval 7", RESUMED, "eval-interval", "7"},
+        {"--keep 0 --save-interval 9", RESUMED, "keep", "0"},
+        {"--keep 0 --save-interval 9", RESUMED, "save-interval", "9"},
+        {"--metrics m --gpus 2", RESUMED, "metrics", ""},
+        {"--metrics m --gpus 2", RESUMED, "gpus", "1"},
+        {"--fp8-format e4m3", RESUMED "--fp8-recipe blockwise", "fp8-fast-accumulation", "forward"},
+        {"--lr 0.003", BEGUN "--load s/latest", "lr", "0.0006"},
+        {"--lr 0.003 --bf16", RESUMED "--eval-only --valid-data v", "lr", "0.0006"},
+        {"--lr 0.003 --bf16", RESUMED "--eval-only --valid-data v", "bf16", "true"},
+        {"--eval-iters 3", RESUMED "--eval-only --valid-data v", "eval-iters", "3"},
+        {"--data a", RESUMED "--eval-only --valid-data v", "data", ""},
+        {"--data a", RESUMED "--sample-only", "data", ""},
+    };
+    char text[OPTION_TEXT];
+    EACH (row, rows) {
+        CLOSED(fixture_close) Fixture f;
+        Options o, model;
+        folder_remove("s");
+        fixture_open(&f, text_of(BEGUN "%s", row->saved));
+        CHECK(options_finish_batch(&f.options, 2));
+        CHECK(fixture_save(&f, 1));
+        CHECK(read_given(&o, row->now) && checkpoint_model(&o, &model));
+        CHECK(options_resolve(&o, &model) && options_finish_batch(&o, 1));
+        CHECK_TEXT(option_text(&o, option_row(row->option), text), row->expected);
+    }
+#undef RESUMED
+#undef BEGUN
+}
+
+// Values that followed from others stay out of the config.txt of a resumed run, too; the rest of
+// what it took is there. What contradicts a value that was taken says where that comes from.
+TEST(what_a_resume_takes_is_told) {
+    CLOSED(fixture_close) Fixture f;
+    Options o, model;
+    folder_remove("s");
+    fixture_open(&f, SAVED "--lr 0.003 --min-lr 1e-4 --data a --global-batch-size 8");
+    CHECK(fixture_save(&f, 1));
+    CHECK(read_given(&o, "--resume latest --save s") && checkpoint_model(&o, &model));
+    CHECK(options_resolve(&o, &model));
+    for (int ranks = 1; ranks <= 2; ranks++) { // eight sequences are what two of them have anyway
+        CHECK(options_finish_batch(&o, ranks));
+        FILE *file = fopen("config.txt", "w");
+        options_write_config(&o, file);
+        fclose(file);
+        const char *config = text_read("config.txt");
+        CHECK_CONTAINS(config, "\nlr 0.003\n");
+        CHECK_CONTAINS(config, "\ndata a\n");
+        CHECK(strstr(config, "-iters") == NULL && strstr(config, "-lr-mult") == NULL);
+        CHECK_EQUAL(strstr(config, "\nglobal-batch-size 8\n") != NULL, ranks == 1);
+    }
+    CHECK(read_given(&o, "--resume s/latest --valid-data="));
+    FILE *file = fopen("config.txt", "w");
+    options_write_config(&o, file);
+    fclose(file);
+    CHECK_CONTAINS(text_read("config.txt"), "\nvalid-data \"\"\n"); // the checkpoint may have some
+    CHECK(read_given(&o, "--resume s/latest --lr 1e-5") && checkpoint_model(&o, &model));
+    CHECK_REFUSED(options_resolve(&o, &model), "--min-lr 0.0001 (of the checkpoint s/latest): ");
+    CHECK(read_given(&o, "--resume s/latest") && checkpoint_model(&o, &model));
+    CHECK(options_resolve(&o, &model));
+    CHECK_REFUSED(options_finish_batch(&o, 3),
+                  "--global-batch-size 8 (of the checkpoint s/latest): must be a multiple of");
+}
+
+// The options are the newest checkpoint's. If the state is not, because that one's optimizer is
+// damaged, they must agree.
+TEST(options_and_state_are_of_one_run) {
+    static const struct {
+        const char *first, *second, *expected;
+    } rows[] = {{"--lr 0.003", "--lr 0.003", NULL},
+                {"--lr 0.003", "--lr 0.005",
+                 "--resume latest: the options are those of s/step_00000002, the state that can be "
+                 "read is that of s/step_00000001, where --lr is 0.003; "}};
+    EACH (row, rows) {
+        folder_remove("s");
+        for (int step = 1; step <= 2; step++) {
+            CLOSED(fixture_close) Fixture f;
+            fixture_open(&f, text_of(SAVED "%s", step == 1 ? row->first : row->second));
+            CHECK(fixture_save(&f, step));
+        }
+        text_write("s/step_00000002/optimizer-0-of-1.safetensors", "damaged");
+        CLOSED(fixture_close) Fixture f;
+        Options o, model;
+        Checkpoint c;
+        fixture_open(&f, SAVED);
+        CHECK(read_given(&o, "--resume latest --save s") && checkpoint_model(&o, &model));
+        CHECK(options_resolve(&o, &model) && checkpoint_resume(&c, &o));
+        CHECK_EQUAL(c.progress.step, 1);
+        if (row->expected == NULL) {
+            CHECK(checkpoint_match(&c, &o, &f.layout));
+        } else {
+            CHECK_REFUSED(checkpoint_match(&c, &o, &f.layout), row->expected);
+        }
+        checkpoint_close(&c);
+    }
+}
+
 // As on a file system without symbolic links.
 TEST(links_may_be_files) {
     static const char *const words[] = {"--resume s/latest", "--load s/latest"};

@@ -83,6 +83,26 @@ test_resumed_runs_need_no_shape() {
     same_checkpoint anew/latest first/latest || fail "config.txt of a resumed run: $(cat config)"
 }
 
+# A fine-tuning that goes on with nothing but its checkpoint, and what the machine is told.
+test_resumed_runs_need_no_options() {
+    local trainer machine=(--micro-batch-size 2 --no-cuda-graphs)
+    for trainer in "${trainers[@]}"; do
+        rm -rf tuned part
+        expect_status 0 "$trainer" "${data[@]}" --load s/latest --seed 7 --weight-decay 0.3 \
+            --global-batch-size 4 --train-iters 8 --save tuned --save-interval 4 || return
+        expect_status 0 "$trainer" "${machine[@]}" --resume tuned/step_00000004 --save part ||
+            return
+        same_checkpoint tuned/step_00000008 part/step_00000008 || fail "$trainer: other weights"
+        expect_said 0 'nothing to train: step 8 is done' "$trainer" --resume latest --save part
+        expect_status 0 "$trainer" --resume latest --save part --train-iters 9 || return
+        [[ -d part/step_00000009 ]] || fail "$trainer: $(tail -n 2 log)"
+        expect_said 1 'error: --global-batch-size 4 (of the checkpoint tuned/latest): must be a ' \
+            "$trainer" --resume tuned/latest --micro-batch-size 3
+        expect_said 1 'error: --data (of the checkpoint c) d/x_train.bin: ' elsewhere "$trainer" \
+            --resume c --micro-batch-size 2
+    done
+}
+
 # $1: what is said; the rest: options beside a checkpoint that they contradict.
 contradicts() {
     local says=$1
@@ -267,8 +287,8 @@ test_fp8_follows_the_batch() {
     for trainer in "${trainers[@]}"; do
         for row in 'e4m3 largest --global-batch-size 64 = --global-batch-size 4' \
             'e4m3 zero --global-batch-size 4 = --global-batch-size 256' \
-            'e4m3 largest --global-batch-size 32 = --seq-length 16' \
-            'hybrid largest --global-batch-size 256 = --fp8-lm-head'; do
+            'e4m3 largest --global-batch-size 32 = --global-batch-size 1 --seq-length 16' \
+            'hybrid largest --global-batch-size 256 = --global-batch-size 1 --fp8-lm-head'; do
             read -r format kind first <<<"${row% = *}"
             read -ra first <<<"$first"
             read -ra second <<<"${row#* = }"

@@ -45,7 +45,7 @@ fi
 gradients() { # NAME PROGRAM OPTIONS: of the first step from the run "start"
     local name=$1 program=$2
     shift 2
-    $program $DATA "$@" --resume start/latest --dump-gradients "$name.st"
+    $program $DATA "$@" --resume start/latest --train-iters 1 --dump-gradients "$name.st"
 }
 starts() { # model options
     rm -rf start

@@ -10,7 +10,8 @@
 #define COMMON                                                                                  \
     "--data flips.bin --num-layers 2 --hidden-size 48 --num-attention-heads 6 --vocab-size 61 " \
     "--make-vocab-size-divisible-by 16 --seq-length 16 --micro-batch-size 4 --lr 3e-3 "         \
-    "--init-method-std 0.1 --log-interval 100000 --no-cuda-graphs "
+    "--init-method-std 0.1 --log-interval 100000 --no-cuda-graphs "                             \
+    "--embedding-lr-mult 1 --vector-lr-mult 1 --lr-decay-style cosine "
 #define LLAMA COMMON "--arch llama --num-query-groups 2 --ffn-hidden-size 80 "
 static const char *const models[] = {
     COMMON,

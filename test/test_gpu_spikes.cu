@@ -8,6 +8,7 @@ static const char model[] =
     "--data spikes.bin --arch llama --num-layers 4 --hidden-size 48 --num-attention-heads 6 "
     "--num-query-groups 2 --ffn-hidden-size 80 --vocab-size 61 --make-vocab-size-divisible-by 16 "
     "--seq-length 16 --micro-batch-size 4 --lr 3e-3 --init-method-std 0.1 --fp8-format hybrid "
+    "--embedding-lr-mult 1 --vector-lr-mult 1 --lr-decay-style cosine "
     "--log-interval 1000 --no-cuda-graphs --fp8-recipe";
 
 // Multiplies the weights of a norm by a factor, in FP32 and in the copy that the kernels read.

@@ -83,11 +83,11 @@ done
 # Each trainer resumes from the other's checkpoint as from its own, with or without FP8 on either
 # side: that changes the losses little.
 crosses() { # FP8 options before and after
-    local n=$((3 * stop)) options
+    local n=$((3 * stop)) options after="--fp8-format none --fp8-recipe delayed $2"
     options="$run $llama --lr 3e-4 --lr-decay-iters $((3 * stop))"
     train plain $options --train-iters $n && train mixed $options $1 --train-iters $stop &&
-        $cpu $options --bf16 $2 --save mixed --resume latest --train-iters $((2 * stop)) &&
-        train_more mixed $options $2 --resume latest --train-iters $n || return
+        $cpu $options --bf16 $after --save mixed --resume latest --train-iters $((2 * stop)) &&
+        train_more mixed $options $after --resume latest --train-iters $n || return
     echo "$n losses, at most $(apart plain mixed) apart"
     awk "BEGIN { exit !($(apart plain mixed) < $small_change) }"
 }

@@ -64,9 +64,8 @@ TEST(help_lists_every_option_and_preset) {
     CHECK_EQUAL(longest_line("12\n123"), 3);
 }
 
-// The default in --help is the value without the option; or 0, if the help text says what 0 means.
-// With
-// --model, it is the preset's value.
+// The default in --help is the value without the option; or 0 or -1, if the help text says what
+// that means. With --model, it is the preset's value.
 TEST(help_shows_what_is_in_effect) {
     Options o = options_of("");
     char text[OPTION_TEXT], fallback[OPTION_TEXT];
@@ -74,7 +73,8 @@ TEST(help_shows_what_is_in_effect) {
         const OptionRow *row = &option_table[i];
         Options d = o;
         CHECK(option_set(&d, row->name, row->fallback, SOURCE_COMMAND));
-        bool worked_out = strcmp(row->fallback, "0") == 0 && strstr(row->help, "0: ") != NULL;
+        bool number = strcmp(row->fallback, "0") == 0 || strcmp(row->fallback, "-1") == 0;
+        bool worked_out = number && strstr(row->help, text_of(" %s: ", row->fallback)) != NULL;
         if (worked_out) { continue; }
         CHECK_TEXT(option_text(&o, row, text), option_text(&d, row, fallback));
     }
@@ -99,7 +99,7 @@ static const char *const commands[] = {
     "",
     "--model llama-3-8b --fp8-format hybrid --fp8-margin -3 --no-shuffle --bf16 --data a --save s",
     "--lr 0.12345678901234567 --min-lr 1e-300 --adam-eps 1e-30 --seed 9007199254740991 --keep 0",
-    "--model gpt2-tiny --train-iters 77 --lr-decay-style wsd --fp8-recipe tensorwise "
+    "--model gpt2-tiny --train-iters 77 --lr-decay-style cosine --fp8-recipe tensorwise "
     "--norm-epsilon 3e-7 --first-last-layers-bf16 --fp8-lm-head --no-fp8-wgrad",
     TINY,
 };
@@ -152,7 +152,9 @@ TEST(a_start_shows_its_own_options) {
     static const Says rows[] = {
         {"", "Model\n  --model gpt2-124m --num-attention-heads 12 --num-query-groups 12 "
              "--kv-channels 64\n  --ffn-hidden-size 3072 --max-position-embeddings 1024\n"
-             "Optimizer and learning rate\n  --lr-decay-iters 1000\n"
+             "Optimizer and learning rate\n  --embedding-lr-mult 4 --vector-lr-mult 4 "
+             "--lr-decay-iters 1000 "
+             "--lr-wsd-decay-iters 400\n"
              "The other options have their defaults (--plan prints all)\n"},
         {"--lr 6e-4 --no-shuffle", "\nData\n  --no-shuffle\n"},
         {"--lr 6e-4 --no-shuffle", "\n  --lr 0.0006 "},
@@ -202,7 +204,7 @@ TEST(config_file_round_trips) {
 TEST(config_file_holds_what_was_given) {
     static const char *const runs[] = {
         "--model llama-tiny --train-iters 120 --micro-batch-size 2",
-        "--model gpt2-tiny --lr-decay-style wsd --global-batch-size 8",
+        "--model gpt2-tiny --lr-decay-style cosine --global-batch-size 8",
         "--arch llama --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64",
     };
     static const char *const more[] = {
@@ -275,14 +277,23 @@ TEST(schedules_at_their_corners) {
     check_rate(BASE "constant", 14, 0.8);
     check_rate(BASE "wsd --lr-wsd-decay-iters 10", 14, 0.8);
     check_rate(BASE "wsd --lr-wsd-decay-iters 10", 19, 0.5);
-    check_rate(BASE "wsd", 20, 0.8); // a fifth of 24, whole steps
-    check_rate(BASE "wsd", 22, 0.5);
+    check_rate(BASE "wsd", 15, 0.8); // two fifths of 24, whole steps
+    check_rate(BASE "wsd", 18, 0.6);
+    check_rate(BASE "wsd --lr-warmup-iters 20", 20, 0.8); // what the warm-up leaves
+    check_rate(BASE "wsd --lr-warmup-iters 20", 22, 0.5);
+    check_rate(BASE "wsd --lr-warmup-iters 40", 23, 0.48); // it goes before
     check_rate(BASE "linear --lr-decay-iters 14", 9, 0.5);
     check_rate(BASE "linear --lr-decay-iters 14", 14, 0.2);
     check_rate(BASE "linear --lr-decay-iters 3", 3, 0.8); // warm-up outlasts the decay
     check_rate(BASE "linear --lr-decay-iters 3", 4, 0.2);
     check_rate("--lr 0.8 --train-iters 10 --lr-decay-style linear", 0, 0.8);
+    for (int steps = 1; steps <= 4; steps++) { // wsd is the default; so few have no decay
+        check_rate(text_of("--lr 0.8 --train-iters %d", steps), steps - 1, 0.8);
+        check_rate(text_of("--lr 0.8 --train-iters %d", steps), steps, 0.0);
+    }
+    check_rate("--lr 0.8 --train-iters 5", 4, 0.4);
     check_rate("--lr 0.8 --train-iters 0 --lr-decay-style cosine", 0, 0.0);
+    check_rate("--lr 0.8 --train-iters 0", 0, 0.0);
 #undef BASE
 }
 

@@ -337,8 +337,24 @@ TEST(presets_parse_and_derive) {
     CHECK_EQUAL(o.ffn_hidden_size, 256);
     CHECK_EQUAL(o.max_position_embeddings, 64);
     CHECK_EQUAL(o.lr_decay_iters, 50);
-    CHECK_EQUAL(o.lr_wsd_decay_iters, 0);
-    CHECK_EQUAL(options_of("--lr-decay-style wsd --train-iters 50").lr_wsd_decay_iters, 10);
+    CHECK_EQUAL(o.lr_wsd_decay_iters, 20);
+    CHECK_EQUAL(options_of("--lr-decay-style cosine --train-iters 50").lr_wsd_decay_iters, 0);
+    CHECK_EQUAL(options_of("--train-iters 9007199254740992").lr_wsd_decay_iters, 3602879701896396);
+    static const struct {
+        const char *command;
+        double embedding, vector;
+    } rates[] = {{"", 4, 4},
+                 {"--optimizer muon", 2, 1},
+                 {"--load x", 1, 1},
+                 {"--load x --optimizer muon", 1, 1},
+                 {"--embedding-lr-mult 1", 1, 4},
+                 {"--optimizer muon --vector-lr-mult 0", 2, 0},
+                 {"--load x --embedding-lr-mult 3 --vector-lr-mult -1", 3, 1}};
+    EACH (row, rates) {
+        o = options_of(row->command);
+        CHECK(o.embedding_lr_mult == row->embedding && o.vector_lr_mult == row->vector);
+        CHECK(o.head_lr_mult == 1);
+    }
     o = options_of("--arch llama --hidden-size 96");
     CHECK_EQUAL(o.ffn_hidden_size, 256); // 8 * 96 / 3, a multiple of 128
     CHECK_EQUAL(options_of("--arch llama --hidden-size 120").ffn_hidden_size, 384);
@@ -412,6 +428,8 @@ TEST(contradictions_are_refused) {
         {"--model llama-tiny --arch gpt2 --num-query-groups 2", "--num-query-groups 2: gpt2 has"},
         {"--model llama-quickstart --hidden-size 256 --num-attention-heads 6",
          "must divide --hidden"},
+        {"--embedding-lr-mult -0.5", "--embedding-lr-mult -0.5: must be -1, 0 or more"},
+        {"--vector-lr-mult -0.5", "--vector-lr-mult -0.5: must be -1, 0 or more"},
         {"--lr 1e-4 --min-lr 1e-3", "--min-lr 0.001: must be at most --lr 0.0001"},
         {"--fp8-recipe blockwise --fp8-fast-accumulation all",
          "--fp8-fast-accumulation all: must be none with --fp8-recipe blockwise"},

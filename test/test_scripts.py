@@ -696,7 +696,7 @@ def odd_files():
                                                          "zero": 1}}},
            {"kind": "end", "step": 30, "status": 0}]
     run[0].update(fp8_flops_share=0.5, peak_flops=1e15, flops_per_token=1e9, ranks=1,
-                  program="llm8.c 0.1.0", tokenizer_vocabulary=257, linear_layers=[layer])
+                  program="llm8.c 1.0", tokenizer_vocabulary=257, linear_layers=[layer])
     places = [(i, name) for i in (0, 20, 31, 32, 33) for name in run[i]]
     places += [(0, "options", name) for name in run[0]["options"]] + [(0, "effects", "lr")]
     places += [(0, "linear_layers", 0, name) for name in layer]

@@ -121,7 +121,8 @@ test_worse_variants_fail() {
     local worse='worse: --bf16 --lr 1e-4' other='other: --bf16 --num-layers 1'
     expect_said 1 "FAIL        worse: validation loss" \
         compare --out w --seeds 2,3 --variant 'bf16: --bf16' --variant "$worse" \
-        --variant "$other" -- "${common[@]}" --train-iters 30
+        --variant "$other" -- "${common[@]}" --train-iters 30 --embedding-lr-mult 1 \
+        --vector-lr-mult 1 --lr-decay-style cosine
     has log "FAIL        other: same start (equal weights and data)  not the same: --num-layers" ||
         fail "$(cat log)"
     has w/report.md "**FAIL: worse, other against bf16: worse: validation loss" ||

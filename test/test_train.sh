@@ -49,8 +49,8 @@ steps_of() {
     "$root/test/metrics_tool.py" "$1/metrics.jsonl" | grep '^step'
 }
 
-# $1: name, the rest: options. Straight through; resumed at 6; that resumed at 9; and one run in
-# three parts. Every step must be the same to the last digit, and every checkpoint to the last bit.
+# $1: name, the rest: options. Straight through; resumed at 6; that resumed at 9; one that takes
+# from its checkpoint all that it can; and one run in three parts. Every step must be the same to the last digit, and every checkpoint to the last bit.
 resume_equals_straight() {
     local name=$1 step
     shift
@@ -65,11 +65,13 @@ resume_equals_straight() {
     steps_of "$name" | tail -n +7 | cmp -s - <(steps_of "$name.6") || fail "$name: steps differ"
     expect_status 0 train_gpt "${common[@]}" "$@" --save "$name.9" --save-interval 1000 \
         --resume "$name.6/step_00000009" || return
+    expect_status 0 train_gpt --micro-batch-size 2 --eval-interval 5 --save "$name.alone" \
+        --save-interval 1000 --resume "$name/step_00000009" || return
     for step in 1 16 "$steps"; do
         expect_status 0 train_gpt "${common[@]}" "$@" --save "$name.parts" --save-interval 1000 \
             --resume latest --train-iters "$step" --lr-decay-iters $steps || return
     done
-    for other in "$name.9" "$name.parts"; do
+    for other in "$name.9" "$name.alone" "$name.parts"; do
         same_checkpoint "$name/step_000000$steps" "$other/step_000000$steps" ||
             fail "$name: $other ends otherwise"
     done
@@ -84,7 +86,7 @@ test_resumed_runs_are_straight_ones() {
     done <<'ROWS'
 fp32 --model llama-tiny
 gpt2 --model gpt2-tiny --lr-decay-style linear
-bf16 --model llama-tiny --bf16 --lr-decay-style wsd
+bf16 --model llama-tiny --bf16 --lr-decay-style cosine
 delayed --model llama-tiny --fp8-format hybrid --fp8-amax-history-len 5
 recent --model gpt2-tiny --fp8-format e4m3 --fp8-margin 1 --fp8-amax-history-len 1 --fp8-lm-head --no-fp8-wgrad
 tensorwise --model llama-tiny --fp8-format hybrid --fp8-recipe tensorwise --num-layers 3 --first-last-layers-bf16
@@ -108,9 +110,9 @@ test_precision_changes_keep_the_weights() {
         blockwise:delayed tensorwise:blockwise blockwise:tensorwise blockwise:bf16 bf16:blockwise; do
         from=${pair%:*} to=${pair#*:}
         case $to in
-        fp32) options=() ;;
-        bf16) options=(--bf16 --lr-decay-style wsd) ;;
-        delayed) options=(--fp8-format hybrid) ;;
+        fp32) options=(--fp8-format none) ;;
+        bf16) options=(--bf16 --fp8-format none) ;;
+        delayed) options=(--fp8-format hybrid --fp8-recipe delayed) ;;
         *) options=(--fp8-format hybrid --fp8-recipe "$to") ;;
         esac
         if [[ $from == tensorwise ]]; then options+=(--num-layers 3); fi
@@ -411,7 +413,8 @@ test_best_is_the_lowest_validation_loss() {
     [[ -d best/best/ && $(find best/ -name 'step_*' -type d | wc -l) -eq 2 ]] || fail "$(ls best)"
     # an evaluation that is not saved sets no bar
     expect_status 0 train_gpt "${common[@]}" "${options[@]}" --save bar --save-interval 6 --lr 0.3 \
-        --lr-warmup-iters 24 --lr-decay-iters 1000 --train-iters 12 || return
+        --embedding-lr-mult 1 --vector-lr-mult 1 --lr-warmup-iters 24 --lr-decay-iters 1000 \
+        --train-iters 12 || return
     "$root/test/metrics_tool.py" bar/metrics.jsonl >steps || fail "metrics"
     awk '/^eval/ { loss[$3] = $5 } END { exit !(loss[3] < loss[6] && loss[6] < loss[12]) }' steps ||
         fail "not the lowest at step 3, then at 6: $(grep eval steps)"

@@ -1,12 +1,14 @@
 """Our models against transformers' with random weights, both ways: imported ones give transformers'
 logits here, and what the trainer saves gives ours there. Both compute in FP32, so ours may be off
-by twice what theirs are, judged by transformers in FP64. Needs `make golden`'s Python.
+by twice what theirs are, judged by transformers in FP64. And a fine-tuning on conversations has
+their losses. Needs `make golden`'s Python.
 """
 
 import copy
 import os
 import sys
 
+import compare_torch
 import numpy
 import torch
 import transformers
@@ -56,6 +58,7 @@ MODELS = {
 }
 FAMILIES = {"gpt2": "gpt2", "llama": "llama", "mistral": "llama", "qwen2": "qwen2",
             "qwen3": "qwen3"} # and as what our checkpoints are of
+TUNED = ("gpt2", "llama_3_1", "qwen2", "qwen3_untied")
 
 
 def new_model(config, seed, spread=0.1):
@@ -128,20 +131,84 @@ def saved_logits_are_ours(name):
     assert fails(same, before, model, tokens), "six steps have changed nothing"
 
 
-def test_of(name):
-    def both_ways():
-        imported_logits_are_theirs(name)
-        saved_logits_are_ours(name)
+def both_ways(name):
+    imported_logits_are_theirs(name)
+    saved_logits_are_ours(name)
 
-    both_ways.__name__ = name
-    return both_ways
+
+def test_of(function, name):
+    def of_model():
+        function(name)
+
+    of_model.__name__ = f"{function.__name__}: {name}"
+    return of_model
+
+
+def prepare_chat():
+    """The conversations of scripts/chat.jsonl in several shards, some cut by the windows."""
+    run("scripts/prepare_data", os.path.join(ROOT, "scripts/chat.jsonl"), "--output", "chat",
+        "--tokenizer", os.path.join(ROOT, "test/golden/chat/tokenizer.json"), "--seq-length", 64,
+        "--valid-fraction", 0.2, "--shard-tokens", 500)
+
+
+def ignored(path, count):
+    return numpy.ones(count, dtype=bool)
+
+
+def each_by_itself(counted):
+    return [targets * len(counted) for targets in counted]
+
+
+# what is planted on PyTorch's side: other functions of compare_torch, and other options
+FAULTS = {
+    "the mask": ({"read_mask": ignored}, {}),
+    "the mean over a step": ({"divisors": each_by_itself}, {}),
+    "the order": ({}, {"seed": "1"}),
+    "weight decay": ({}, {"weight-decay": "0"}),
+    "clipping": ({}, {"clip-grad": "0"}),
+}
+
+
+def tuned_losses_are_theirs(name):
+    """Over the targets that count, of every step and of an evaluation after the last, to four
+    decimals. Micro-batches of a step differ in their number of targets; weight decay, clipping and
+    the order are as by default."""
+    config = copy.deepcopy(MODELS[name])
+    # With larger weights both sides' gradients are exact to 1e-5 only. Then the sign of a tiny one
+    # may differ, and with it a whole update of AdamW's.
+    config.vocab_size, config.initializer_range = 400, 0.1
+    start = new_model(config, 4, 0.02)
+    start.save_pretrained(f"{name}_chat_hf")
+    run("scripts/convert_hf", "import", f"{name}_chat_hf", "--output", f"{name}_chat")
+    run("train_gpt", "--load", f"{name}_chat", "--data", "chat/train_*.bin", "--valid-data",
+        "chat/val_*.bin", "--seq-length", 64, "--micro-batch-size", 2, "--global-batch-size", 8,
+        "--train-iters", 20, "--lr", 1e-3, "--lr-warmup-iters", 5, "--metrics", f"{name}.jsonl")
+    head, ours = compare_torch.read_metrics(f"{name}.jsonl")
+
+    def compared(changes):
+        options = {**head["options"], **changes}
+        theirs = compare_torch.train_torch(copy.deepcopy(start), options, 20, "cpu", False)
+        return compare_torch.compare(ours, theirs, 5e-5)
+
+    figures, wrong = compared({})
+    print(f"  measured: {name}: losses off by {figures['max_difference']:.2g}, that of the "
+          f"evaluation by {figures['valid_difference']:.2g}")
+    assert not wrong, wrong
+    for fault, (functions, options) in FAULTS.items():
+        held = {function: getattr(compare_torch, function) for function in functions}
+        vars(compare_torch).update(functions)
+        figures, _ = compared(options)
+        vars(compare_torch).update(held)
+        off = max(figures["max_difference"], figures["valid_difference"])
+        assert off > 5e-5, f"without {fault} it is off by {off} alone"
 
 
 def scaling_is_not_ignored():
     """The same weights without their scaling are another model, which is said."""
     imported_logits_are_theirs("llama_3_1_again")
     result = run("train_gpt", "--load", "llama_3_1_again_start", "--rope-scaling", "none", "--plan")
-    assert "--rope-scaling none: it is llama3 in the checkpoint" in result.err, result.err
+    assert result.err == ("warning: --rope-scaling none: the weights of the checkpoint "
+                          "llama_3_1_again_start were trained with llama3\n"), result.err
 
 
 def split_and_half_width_files_are_read():
@@ -214,8 +281,10 @@ if __name__ == "__main__":
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     write_shard("tokens.bin")
+    prepare_chat()
     MODELS["llama_3_1_again"] = MODELS["llama_3_1"]
     names = [name for name in MODELS if name != "llama_3_1_again"]
-    sys.exit(main([*map(test_of, names), scaling_is_not_ignored,
-                   split_and_half_width_files_are_read, the_tokenizer_goes_along,
-                   a_tuned_checkpoint_answers_there]))
+    sys.exit(main([*[test_of(both_ways, name) for name in names],
+                   *[test_of(tuned_losses_are_theirs, name) for name in TUNED],
+                   scaling_is_not_ignored, split_and_half_width_files_are_read,
+                   the_tokenizer_goes_along, a_tuned_checkpoint_answers_there]))

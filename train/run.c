@@ -222,7 +222,8 @@ bool run_restore(Run *run, Checkpoint *checkpoint) {
     if (!restored && run->options.load[0] != '\0') { verify_load(run); }
     if (run->group.rank == 0 && options_save(&run->options)) {
         or_die(checkpoint_go_back(&run->options, checkpoint));
-        if (!save_config(&run->options)) { die("--save %s", error_text()); }
+        bool goes_on = !restored || run->progress.step < run->options.train_iters;
+        if (goes_on && !save_config(&run->options)) { die("--save %s", error_text()); }
     }
     run_record_start(run);
     recorded = run;

@@ -35,7 +35,8 @@ void run_end_wrong(Run *run) __attribute__((noreturn));
 
 // The learning rate of optimizer step `step`, counted from 0: a linear warm-up from lr/warmup, then
 // cosine and linear: from lr down to min-lr at lr-decay-iters, and min-lr after that;
-// constant: lr; wsd: lr, then linearly down over the last lr-wsd-decay-iters steps.
+// constant: lr; wsd: lr, then linearly down over the last lr-wsd-decay-iters steps before
+// lr-decay-iters, or as many of them as the warm-up leaves.
 double learning_rate(const Options *options, int64_t step);
 
 bool run_goes_on(const Run *run); // neither done nor stopped

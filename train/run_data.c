@@ -42,13 +42,19 @@ static void warn_of_templates(const Run *run, const char *option, const Dataset 
          option, data->other_template);
 }
 
+// The data of --`option` cannot be opened, and error_text() says why.
+static _Noreturn void die_of_data(const Options *o, const char *option) {
+    char from[PATH_LENGTH];
+    die("--%s%s %s", option, option_taken(o, option, from), error_text());
+}
+
 // A run that does not train needs no training data, but may use the tokenizer beside them.
 static void open_train_data(Run *run) {
     const Options *o = &run->options;
-    if (o->data[0] == '\0' && !options_train(o)) { return; }
+    if (!options_train(o) && option_source(o, "data") < SOURCE_CONFIG) { return; }
     if (o->data[0] == '\0') { die("--data is missing: which shards to train on (--help)"); }
     if (!dataset_open(&run->train_data, o->data, o->seq_length, o->vocab_size)) {
-        die("--data %s", error_text());
+        die_of_data(o, "data");
     }
     if (options_train(o) && run->train_data.windows < o->global_batch_size) {
         die("--data %s: %lld sequences of %d tokens, fewer than one --global-batch-size %d; give "
@@ -108,7 +114,7 @@ void run_open_data(Run *run) {
     open_train_data(run);
     if (o->valid_data[0] != '\0') {
         if (!dataset_open(&run->valid_data, o->valid_data, o->seq_length, o->vocab_size)) {
-            die("--valid-data %s", error_text());
+            die_of_data(o, "valid-data");
         }
         warn_of_cuts(run, "valid-data", &run->valid_data);
         warn_of_templates(run, "valid-data", &run->valid_data);

@@ -244,14 +244,14 @@ def changes(before, after):
     if other_order:
         return wrong("resume", f"{where} the data come in another order from there on: "
                      f"{', '.join(text)}",
-                     "resume with the options of config.txt, over the same shards; or see it as a "
-                     "new run (--load)")
+                     "resume from that step again, without the changed options, over the same "
+                     "shards; or see it as a new run (--load)")
     ranks = [metrics.number(start, "ranks") for start in (before, after)]
     if ranks[0] != ranks[1]:
         where += f", on {many(int(ranks[1]), 'rank')} instead of {ranks[0]:.0f}"
     if changed:
         return note("resume", f"{where}: {', '.join(text)}",
-                    "if this was not meant: --config RUN/config.txt has the options of a run")
+                    "if this was not meant: resume from that step again without them")
     return well("resume", f"{where}, with the same options and data")
 
 

@@ -4,6 +4,7 @@ as ours are. Its log is named as a run is: scripts/plot run/mine llmc.log."""
 import re
 
 PROGRAM = "llm.c"
+DECAY = "cosine" # its default
 ROW = re.compile(r"\| (\S.*?) +\| (.*?) *\|$")
 STEP = re.compile(r"step +(\d+)/\d+ \| loss +(\S+) .*?\| norm +(\S+) .*?\| lr +(\S+) \| +(\S+) ms")
 
@@ -55,7 +56,7 @@ class Log:
                    "global-batch-size": int(table["total batch size"]) // length,
                    "train-iters": table["train_num_batches"], "lr": f"{rate:g}",
                    # its wsd falls by 1 - sqrt over the last fifth, ours linearly
-                   "lr-decay-style": table.get("LR scheduler", "cosine").replace(
+                   "lr-decay-style": table.get("LR scheduler", DECAY).replace(
                        "wsd", "wsd by a root"),
                    "lr-warmup-iters": table["warmup iterations"],
                    "min-lr": f"{rate * float(table['final LR fraction']):g}",

@@ -19,7 +19,7 @@ import os
 import subprocess
 import sys
 
-from . import environment, experiment, trainer
+from . import environment, experiment, llm_c, trainer
 from .command_line import Parser, number, one_of, several, split_words
 from .metrics import open_run
 
@@ -54,8 +54,9 @@ def parse(arguments):
     p.add_argument("--only", metavar="LIST", type=several(one_of(RUNS)), default=list(RUNS),
                    help=f"({','.join(RUNS)})")
     p.add_argument("--rates", metavar="LIST", default="6e-4,1.2e-3,2.4e-3",
-                   help="learning rates of AdamW to try, each with :STYLE of decay, or cosine "
-                   "(6e-4,1.2e-3,2.4e-3); llm.c: --llm-c-rates")
+                   help="learning rates of AdamW to try, each with :STYLE of decay or the "
+                   f"program's default, ours wsd, llm.c's {llm_c.DECAY} (6e-4,1.2e-3,2.4e-3); "
+                   "llm.c: --llm-c-rates")
     p.add_argument("--llm-c-rates", metavar="LIST", help="and of llm.c (those of AdamW)")
     p.add_argument("--muon-rates", metavar="LIST", default="2e-3,4e-3,8e-3",
                    help="and of Muon (2e-3,4e-3,8e-3)")
@@ -80,7 +81,7 @@ def schedule(o, steps):
 
 
 def rate_and_style(tried):
-    """Of "6e-4:linear" or "6e-4", what --lr and --lr-decay-style get; "": the default, cosine."""
+    """Of "6e-4:linear" or "6e-4", what --lr and --lr-decay-style get; "": the program's default."""
     rate, _, style = tried.partition(":")
     return rate, style
 
@@ -107,7 +108,7 @@ def run_llm_c(o, tried, steps, folder, held):
     os.makedirs(folder, exist_ok=True)
     done, (rate, style) = open_run(log), rate_and_style(tried)
     if (done.finished and done.train_iters == steps and float(done.option("lr")) == float(rate)
-            and done.option("lr-decay-style").split()[0] == (style or "cosine")):
+            and done.option("lr-decay-style").split()[0] == (style or llm_c.DECAY)):
         return 0
     if os.path.exists(log):
         os.unlink(log)
@@ -115,7 +116,7 @@ def run_llm_c(o, tried, steps, folder, held):
     command = [*map(str, (
         o.llm_c, "-e", o.llm_c_model, "-i", o.data, "-j", o.valid_data, "-b", o.batch, "-t",
         o.seq_length, "-d", o.batch * o.seq_length, "-x", steps, "-l", rate, "-k",
-        style or "cosine", "-u", warm, "-q", 0, "-c", 0.1, "-v", every, "-m", o.batches, "-s", 0,
+        style or llm_c.DECAY, "-u", warm, "-q", 0, "-c", 0.1, "-v", every, "-m", o.batches, "-s", 0,
         "-h", 0, "-r", 0))]
     with trainer.Signals() as signals:
         status = trainer.run_trainer(command, folder, f"llm.c, --lr {tried}", signals, (held,),
