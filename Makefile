@@ -212,12 +212,13 @@ STANDIN_TRAINERS := $(BUILD)/plain/standin_trainer $(BUILD)/asan/standin_trainer
 STANDIN_TESTS := $(BUILD)/plain/standin_spikes $(BUILD)/asan/standin_spikes $(BUILD)/plain/standin_large \
                  $(BUILD)/plain/standin_muon $(BUILD)/plain/standin_kernels \
                  $(BUILD)/plain/standin_flips
+EMULATED_TESTS := $(BUILD)/plain/emulated_attention64 $(BUILD)/plain/emulated_fused
 endif
 # cuDNN's plans without a GPU, where it is installed
 ifneq ($(wildcard $(CUDA_HOME)/include/cudnn.h),)
 CUDNN_TESTS := $(BUILD)/plain/cudnn_plans
 endif
-ALL_TESTS := $(TEST_PROGRAMS) $(STANDIN_TESTS) $(CUDNN_TESTS) $(BUILD)/asan/fuzz $(SHELL_TESTS)
+ALL_TESTS := $(TEST_PROGRAMS) $(STANDIN_TESTS) $(EMULATED_TESTS) $(CUDNN_TESTS) $(BUILD)/asan/fuzz $(SHELL_TESTS)
 # those that wait for time limits to pass: busy cores would make other limits pass
 TIMED_TESTS := $(filter %trouble.sh %ranks_train.sh %/test_watch %/test_meet %/test_ranks,$(ALL_TESTS))
 JOBS ?= $(shell nproc) # test programs at the same time
@@ -229,7 +230,7 @@ test: # another make, which sees a C++ compiler that has just been installed
 run-tests: $(PROGRAMS) $(BUILD)/asan/train_gpt $(BUILD)/asan/fuzz \
       $(BUILD)/standin/libnccl.so.2 \
       $(STANDIN_TRAINERS) $(BUILD)/plain/logits_tool $(BUILD)/plain/compare_tensors \
-      $(TEST_PROGRAMS) $(STANDIN_TESTS) $(CUDNN_TESTS)
+      $(TEST_PROGRAMS) $(STANDIN_TESTS) $(EMULATED_TESTS) $(CUDNN_TESTS)
 	JOBS=$(JOBS) test/run.sh $(filter-out $(TIMED_TESTS),$(ALL_TESTS)) -- $(TIMED_TESTS)
 
 # APPEND=FILE keeps what is printed
@@ -286,6 +287,20 @@ $(BUILD)/plain/standin/%.c.o: %.c $(BUILD)/c.flags
 $(BUILD)/asan/standin/%.c.o: %.c $(BUILD)/c.flags
 	@mkdir -p $(@D)
 	$(CC) $(SANITIZE) $(NATIVE) $(BASE) $(UNSET) -isystem test/standin -MD -MP -c $< -o $@
+
+# the kernels over kernels/hopper.cuh on an emulated multiprocessor. Without UNSET: gcc 12 then
+# clears bytes of what a lambda has captured. Threads change places by longjmp, which glibc's
+# fortification takes for a fault
+EMULATED_CXX := $(filter-out $(UNSET),$(STANDIN_CXX)) -isystem test/emulated \
+                -fno-strict-aliasing -Wno-unknown-pragmas -U_FORTIFY_SOURCE -include test/emulated/hopper.h
+$(BUILD)/plain/emulated/%.cu.o: %.cu $(BUILD)/c.flags
+	@mkdir -p $(@D)
+	$(CXX) $(CFLAGS) $(NATIVE) $(EMULATED_CXX) -c $< -o $@
+$(BUILD)/plain/emulated_fused: $(BUILD)/plain/emulated/kernels/fused_product.cu.o \
+                               $(BUILD)/plain/emulated/kernels/swiglu_product.cu.o
+$(BUILD)/plain/emulated_%: $(BUILD)/plain/emulated/test/emulated/%.cu.o $(call standin_objects,plain)
+	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS) $(FAULT_HOOKS) -lstdc++
+
 $(BUILD)/standin/libnccl.so.2: test/standin/nccl.c $(BUILD)/c.flags
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(BASE) -isystem test/standin -fPIC -shared $< -o $@ -lpthread

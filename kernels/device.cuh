@@ -11,6 +11,48 @@
 
 enum { WARP = 32, VEC = 8 }; // VEC: BF16 values in 16 bytes; nvcc unrolls loops over it by itself
 
+#ifdef __CUDACC__ // else test/emulated/ has this section
+
+// 2^x within 2 units in the last place; results and arguments below 2^-126 count as 0.
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// 1 / x, likewise.
+__device__ __forceinline__ float reciprocal_fast(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// The larger of range and |x|; NaN when either is.
+__device__ __forceinline__ float range_of(float range, float x) {
+    float larger;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(range), "f"(fabsf(x)));
+    return larger;
+}
+
+// A barrier for a group of `lanes` threads, which are whole warps; a block has up to 15 groups.
+__device__ __forceinline__ void group_barrier(int group, int lanes) {
+    asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(lanes) : "memory");
+}
+
+// A launch, whose failure ends the program.
+template <typename KERNEL, typename... ARGUMENTS>
+static void launch_with_shared(KERNEL kernel, dim3 blocks, dim3 threads, size_t shared,
+                               cudaStream_t stream, const ARGUMENTS &...arguments) {
+    if (shared > 0) { // static and dynamic memory above 48 KB must be requested
+        CUDA_CHECK(
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
+    }
+    kernel<<<blocks, threads, shared, stream>>>(arguments...);
+    CUDA_CHECK(cudaGetLastError());
+}
+
+#endif
+
 struct Floats8 {
     float v[VEC];
 };
@@ -69,18 +111,9 @@ __device__ __forceinline__ Bf16 to_bf16(float x) {
     return __bfloat16_as_ushort(__float2bfloat16_rn(x));
 }
 
-// 2^x within 2 units in the last place; results and arguments below 2^-126 count as 0.
-__device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 // sigmoid(x log 2), with the same accuracy
 __device__ __forceinline__ float sigmoid2(float x) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.0f + exp2_fast(-x)));
-    return y;
+    return reciprocal_fast(1.0f + exp2_fast(-x));
 }
 
 __device__ __forceinline__ float sigmoid(float x) {
@@ -121,11 +154,6 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-// A barrier for a group of `lanes` threads, which are whole warps; a block has up to 15 groups.
-__device__ __forceinline__ void group_barrier(int group, int lanes) {
-    asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(lanes) : "memory");
-}
-
 // The same sum in every thread; all threads call it. shared: one T per warp.
 template <typename T> __device__ __forceinline__ T block_sum(T x, T *shared) {
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
@@ -135,13 +163,6 @@ template <typename T> __device__ __forceinline__ T block_sum(T x, T *shared) {
     __syncthreads();
     x = lane < warps ? shared[lane] : T(0);
     return warp_sum(x);
-}
-
-// The larger of range and |x|; NaN when either is.
-__device__ __forceinline__ float range_of(float range, float x) {
-    float larger;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(range), "f"(fabsf(x)));
-    return larger;
 }
 
 __device__ __forceinline__ float range8(float range, const Floats8 &x) {
@@ -211,19 +232,6 @@ struct PartialSums {
 };
 
 void sum_partials(const PartialSums &sums, cudaStream_t stream);
-
-// ---- launches, whose failures end the program ----
-
-template <typename KERNEL, typename... ARGUMENTS>
-static void launch_with_shared(KERNEL kernel, dim3 blocks, dim3 threads, size_t shared,
-                               cudaStream_t stream, const ARGUMENTS &...arguments) {
-    if (shared > 0) { // static and dynamic memory above 48 KB must be requested
-        CUDA_CHECK(
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
-    }
-    kernel<<<blocks, threads, shared, stream>>>(arguments...);
-    CUDA_CHECK(cudaGetLastError());
-}
 
 template <typename KERNEL, typename... ARGUMENTS>
 static void launch(KERNEL kernel, dim3 blocks, dim3 threads, cudaStream_t stream,

@@ -147,12 +147,13 @@ struct Results {
     }
 };
 
-// Everything but the column sums, whose order differs.
+// Everything but the column sums, whose order differs. (The stand-ins' exponentials are more
+// exact.)
 static void check_same(const Results &a, const Results &b) {
     CHECK(same_bits(a.x, b.x));
     CHECK(a.fp8 == b.fp8);
     CHECK(a.fp8_t == b.fp8_t);
-    CHECK(a.amax == b.amax);
+    CHECK_CLOSE(a.amax, b.amax, on_stand_ins() ? 1e-6 * b.amax : 0.0);
 }
 
 // With whole numbers, products, and so all results, equal those of the definition and of the two
@@ -254,10 +255,10 @@ static double coding_error(const uint8_t *codes, const Floats &values, float sca
 // Normal operands, whose sums differ in the last bits.
 static void check_normal(int M, int N, int K, Fp8Type type, Kind kind, bool fast) {
     const int rows = M < 96 ? M : 96, first = M - rows; // the last rows, in an incomplete tile
+    if (left_out((int64_t)M * N)) { return; }
     Problem p(M, N, K, type, kind, fast, false);
     const bool backward = p.backward;
     size_t n = (size_t)rows * N, from = (size_t)first * N;
-    if (left_out((int64_t)M * N)) { return; }
     p.run();
     Results fused(p);
     check_transpose(p.out);
@@ -323,7 +324,7 @@ TEST(normal_numbers) {
 // Llama's fc1 of 1B and 8B: cuBLASLt adds up in the same order there, so that training by the fused
 // product leaves the same bits. The scales are no powers of two.
 TEST(same_bits_as_two_kernels) {
-    if (!can_run() || sanitizing()) { return; }
+    if (!can_run() || sanitizing() || on_stand_ins()) { return; }
     static const int shapes[][3] = {{8192, 5504, 2048}, {2048, 14336, 4096}};
     for (const int *s : shapes) {
         Problem p(s[0], s[1], s[2], FP8_E4M3, SWIGLU, true, false);

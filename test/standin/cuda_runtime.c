@@ -157,7 +157,7 @@ int standin_capability(void) {
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *info, int number) {
     int capability = standin_capability();
     *info = (struct cudaDeviceProp){"stand-in", capability / 10, capability % 10,
-                                    1,          STANDIN_MEMORY,  {{0x12, 0x34}}};
+                                    4,          STANDIN_MEMORY,  {{0x12, 0x34}}};
     info->uuid.bytes[15] = (char)number;
     return cudaSuccess;
 }

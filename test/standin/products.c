@@ -180,6 +180,8 @@ void attention_plain_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf1
     attention_backward_gpu(gpu, s, d_qkv, d_out, out, lse, qkv);
 }
 
+#pragma weak attention64_serves // where test/emulated/ runs the kernel itself
+#pragma weak attention64_backward
 bool attention64_serves(const Gpu *gpu, AttentionShape s) {
     return gpu->capability == 90 && s.D == 64 && s.H == s.G && s.T <= 2048;
 }

@@ -1,0 +1,87 @@
+// kernels/attention64.cu on an emulated multiprocessor: against the definition, with any order of
+// threads and asynchronous work; and with planted faults, each of which must be found.
+#include "../../kernels/attention64.cu"
+
+#include "../../base/rng.h"
+#include "../../kernels/cpu.h"
+#include "faults.h"
+
+typedef std::vector<float> Floats;
+typedef std::vector<Bf16> Codes;
+
+enum { GUARD = 64 };
+
+// An attention with all that its backward pass reads, and the gradient by the definition.
+struct Problem {
+    AttentionShape shape;
+    int blocks;
+    Codes qkv, out, d_out;
+    Floats lse, expected;
+
+    Problem(int B, int T, int H, int blocks_) : shape{B, T, H, H, SIZE, true}, blocks(blocks_) {
+        const size_t tokens = (size_t)B * T, width = (size_t)H * SIZE;
+        Floats x(tokens * width * 3), y(tokens * width), d(tokens * width);
+        for (size_t i = 0; i < x.size(); i++) { qkv.push_back(bf16_encode(rng_normal(1, i))); }
+        for (size_t i = 0; i < d.size(); i++) { d_out.push_back(bf16_encode(rng_normal(2, i))); }
+        auto decode_all = [](Floats &to, const Codes &from) {
+            std::transform(from.begin(), from.end(), to.begin(), bf16_decode);
+        };
+        decode_all(x, qkv);
+        decode_all(d, d_out);
+        lse.resize((size_t)B * H * T);
+        expected.resize(x.size());
+        attention_forward(y.data(), lse.data(), x.data(), B, T, H, H, SIZE);
+        for (float value : y) { out.push_back(bf16_encode(value)); }
+        decode_all(y, out);
+        attention_backward(expected.data(), d.data(), y.data(), lse.data(), x.data(), B, T, H, H,
+                           SIZE);
+    }
+    // The gradient by the kernel, in an order of its own; machine.fault says what was wrong.
+    Codes run(void) const {
+        Gpu gpu = {};
+        gpu.sms = blocks;
+        gpu.capability = 90;
+        std::vector<uint8_t> sums(attention64_workspace(shape), 0xff);
+        Codes d_qkv(qkv.size() + GUARD, 0xffff);
+        gpu.attention_workspace = sums.data();
+        gpu.attention_bytes = sums.size();
+        attention64_backward(&gpu, shape, d_qkv.data(), d_out.data(), out.data(), lse.data(),
+                             qkv.data());
+        return d_qkv;
+    }
+};
+
+TEST(definition) {
+    static const int shapes[][4] = {{1, 64, 1, 1}, {1, 300, 3, 2}, {2, 129, 1, 3}, {1, 640, 1, 4}};
+    const char *runs = getenv("RUNS"); // each in another order
+    for (const int *s : shapes) {
+        const Problem p(s[0], s[1], s[2], s[3]);
+        const Codes first = p.run();
+        Floats values(p.expected.size());
+        std::transform(first.begin(), first.end() - GUARD, values.begin(), bf16_decode);
+        for (int part = 0; part < 3; part++) { // dQ, dK, dV
+            const size_t width = (size_t)p.shape.H * SIZE;
+            Floats found, right;
+            for (size_t i = 0; i < values.size(); i++) {
+                if (i / width % 3 != (size_t)part) { continue; }
+                found.push_back(values[i]);
+                right.push_back(p.expected[i]);
+            }
+            CHECK_ERROR(found.data(), right.data(), (int64_t)found.size(), 0.003);
+            found[found.size() / 2] += 1.0f; // planted: one wrong value
+            CHECK(CAUGHT(CHECK_ERROR(found.data(), right.data(), (int64_t)found.size(), 0.003)));
+        }
+        for (int run = 0; run < (runs != NULL ? atoi(runs) : 10); run++) {
+            const Codes again = p.run();
+            CHECK_TEXT(machine.fault.c_str(), "");
+            CHECK_BITS(again.data(), first.data(), first.size() * sizeof(Bf16));
+            CHECK_EQUAL(std::count(again.end() - GUARD, again.end(), 0xffff), GUARD);
+        }
+    }
+}
+
+TEST(planted_faults) {
+    const Problem p(1, 300, 3, 1);
+    // the turns order this, too
+    check_faults({{"no wait", "&s.ds_full[i]"}}, [&] { return p.run(); });
+}

@@ -1,0 +1,5 @@
+#pragma once
+
+#include <math.h>
+
+#define CUDART_INF_F INFINITY
