@@ -5,6 +5,7 @@
 
 All see the same shards, and as many tokens a step and steps. `tune` finds the learning rate of each
 by short runs, and which of the tried styles of its decay is best; a pair of BF16 and FP8 has one.
+Where one rate is given, it is taken.
 `runs` trains with them. `report` writes OUT/report (all beside llm.c), OUT/pairs (Muon in FP8
 beside Muon in BF16, by seeds) and OUT/report/seconds.md (FP8 beside BF16 at equal seconds). What
 has ended is not run again. Our runs resume after a stop and llm.c's begins anew, so it can be done
@@ -159,8 +160,10 @@ def tried(o, name):
 
 def tune(o, name, held):
     """Does short runs, and where the best rate is the largest or the smallest of its style, one
-    beyond it."""
+    beyond it. One rate alone needs none."""
     rates = rates_of(o, name)
+    if len(rates) == 1:
+        return 0
     for _ in range(2):
         status = train(o, [(name, rate, "1", os.path.join(o.out, "tune", name, f"lr-{rate}"))
                            for rate in rates], o.tune_iters, "none", held)
@@ -181,6 +184,8 @@ def tune(o, name, held):
 
 def best_rate(o, name):
     of = RATE_OF.get(name, name)
+    if len(rates_of(o, of)) == 1:
+        return rates_of(o, of)[0]
     ended, losses = tried(o, of)
     if missing := [rate for rate in rates_of(o, of) if rate not in ended]:
         environment.die(f"{name}: the short runs of {of} with --lr {', '.join(missing)} have not "
