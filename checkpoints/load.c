@@ -561,10 +561,19 @@ bool checkpoint_resume(Checkpoint *c, const Options *o) {
         step = damaged;
     }
     if (!listed) { return fail("--resume latest: %s", error_text()); }
-    return damaged == INT64_MAX ||
-           fail("--resume latest: no whole checkpoint under %s; to start afresh, use another "
-                "--save or move the damaged ones away",
-                o->save);
+    if (damaged < INT64_MAX) {
+        return fail("--resume latest: no whole checkpoint under %s; to start afresh, use another "
+                    "--save or move the damaged ones away",
+                    o->save);
+    }
+    // a run's folder that was moved: its config.txt still names the old place
+    const char *slash = strrchr(o->config, '/');
+    int length = slash != NULL ? (int)(slash - o->config) : 0;
+    bool moved = option_source(o, "save") == SOURCE_CONFIG && slash != NULL &&
+                 path_exists(path_format(path, "%.*s/latest", length, o->config));
+    return !moved || fail("--resume latest: %s, which %s names, has no checkpoint, and %.*s has: "
+                          "give --save %.*s",
+                          o->save, o->config, length, o->config, length, o->config);
 }
 
 // Opens a folder without its optimizer files, reads the options that a run takes from it, verifies

@@ -178,6 +178,16 @@ test_a_killed_start_is_the_same_run() {
     again lost 5
 }
 
+test_a_moved_folder_is_no_new_run() {
+    train here 4 || return
+    mv here there
+    expect_said 1 "here, which there/config.txt names, has no checkpoint, and there has: give --save there" \
+        train_gpt --config there/config.txt --resume latest --train-iters 6
+    [[ ! -e here/latest ]] || fail "$(ls here)"
+    expect_said 0 "resuming from there/step_00000004" \
+        train_gpt --config there/config.txt --resume latest --train-iters 6 --save there
+}
+
 # What too few files may be open to read is whole.
 test_what_cannot_be_opened_is_not_passed_over() {
     local files refused=0
