@@ -423,7 +423,10 @@ bool option_is_taken(const OptionRow *row, const Options *continues) {
     bool evaluates = row->effect == EFFECT_PRECISION || row->effect == EFFECT_EVALUATION ||
                      row->offset == offsetof(Options, global_batch_size) ||
                      row->offset == offsetof(Options, micro_batch_size);
-    return !place && row->effect != EFFECT_ACTION && strcmp(row->group, "Several GPUs") != 0 &&
+    bool machine = strcmp(row->group, "Several GPUs") == 0 ||
+                   row->offset == offsetof(Options, device_memory_gib) ||
+                   row->offset == offsetof(Options, optimizer_cpu_offload);
+    return !place && !machine && row->effect != EFFECT_ACTION &&
            (options_train(continues) || evaluates);
 }
 

@@ -129,8 +129,8 @@ bool option_is_shape(const OptionRow *row, Arch arch);
 
 // Whether a run takes an option that is not given from the checkpoint that it starts from: those of
 // the model; and if it continues the checkpoint's run, with these options (or NULL), also all
-// others, or if it only evaluates all that an evaluation depends on. Not the number of GPUs, nor
-// where files go.
+// others, or if it only evaluates all that an evaluation depends on. Not the machine's GPUs and
+// memory, nor where files go.
 bool option_is_taken(const OptionRow *row, const Options *continues);
 
 // Sets the options that are not given, apart from the model's, to those of the checkpoint whose run

@@ -517,6 +517,7 @@ TEST(a_resume_takes_what_is_not_given) {
         {"--keep 0 --save-interval 9", RESUMED, "save-interval", "9"},
         {"--metrics m --gpus 2", RESUMED, "metrics", ""},
         {"--metrics m --gpus 2", RESUMED, "gpus", "1"},
+        {"--optimizer-cpu-offload", RESUMED, "optimizer-cpu-offload", "false"},
         {"--fp8-format e4m3", RESUMED "--fp8-recipe blockwise", "fp8-fast-accumulation", "forward"},
         {"--lr 0.003", BEGUN "--load s/latest", "lr", "0.0006"},
         {"--lr 0.003 --bf16", RESUMED "--eval-only --valid-data v", "lr", "0.0006"},

@@ -34,8 +34,8 @@ blocks() {
         END { print left_out + 0 }' "$1"
 }
 
-# The trainer of the tree: its options, with a tiny preset for each and counts of 100 and more
-# divided by 100.
+# The trainer of the tree: its options, with a tiny preset for each and counts of 100 and more,
+# and steps of checkpoints, divided by 100.
 small_trainer() {
     cat <<END
 #!/usr/bin/env bash
@@ -53,6 +53,7 @@ while [[ \$# -gt 0 ]]; do
         words+=("\$1" \$((\$2 >= 100 ? (\$2 + 99) / 100 : \$2)))
         shift
         ;;
+    */step_????????) words+=("\${1%_*}_\$(printf %08d \$(((10#\${1##*_} + 99) / 100)))") ;;
     *) words+=("\$1") ;;
     esac
     shift

@@ -1,3 +1,4 @@
+// What kernels take from it.
 #pragma once
 
 #include <math.h>
