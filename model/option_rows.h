@@ -197,8 +197,8 @@ TEXT("load", load, "", "DIR",
     "start from the weights of a checkpoint or of scripts/convert_hf import, as a new run, with "
     "their model's shape", START)
 TEXT("resume", resume, "", "latest|PATH",
-    "continue from a checkpoint, which gives the options that are not given here; latest: the newest "
-    "valid one under --save, if any", ACTION)
+    "continue from a checkpoint, which gives the options that are not given here; latest: the "
+    "newest valid one under --save, if any", ACTION)
 FLAG("list-checkpoints", list_checkpoints, "false",
     "list the checkpoints under --save, valid or damaged, and exit", ACTION)
 

@@ -127,10 +127,10 @@ bool options_resolve(Options *options, const Options *model);
 // Whether models that differ in this option have other tensors.
 bool option_is_shape(const OptionRow *row, Arch arch);
 
-// Whether a run takes an option that is not given from the checkpoint that it starts from: those of
-// the model; and if it continues the checkpoint's run, with these options (or NULL), also all
-// others, or if it only evaluates all that an evaluation depends on. Not the machine's GPUs and
-// memory, nor where files go.
+// Whether a run takes an option that is not given from the checkpoint that it starts from.
+// continues: the run's options, if it continues the run of the checkpoint. Then it takes all
+// options, or if it only evaluates, those on which an evaluation depends; but not what is the
+// machine's (its GPUs and memory), nor where files go. NULL: it takes only the model's.
 bool option_is_taken(const OptionRow *row, const Options *continues);
 
 // Sets the options that are not given, apart from the model's, to those of the checkpoint whose run

@@ -67,6 +67,13 @@ static inline const char *text_read(const char *path) {
     return text;
 }
 
+// Writes config.txt, as a run does.
+static inline void write_config(const Options *o) {
+    FILE *file = fopen("config.txt", "w");
+    options_write_config(o, file);
+    fclose(file);
+}
+
 // Reads the options of "--name value --name value", split at blanks, as far as they are given.
 static inline bool read_given(Options *options, const char *text) {
     enum { WORDS = 1024 };

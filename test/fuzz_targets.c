@@ -299,9 +299,7 @@ static void seed_configs(void) {
                                         "data \"a # \\\"b\\\" \\\\ \\n\"  # x\nsave=\" c \"\n"};
     for (int i = 0; i < 3; i++) { fuzz_seed(texts[i], strlen(texts[i])); }
     Options o = options_of(SMALLEST);
-    FILE *file = fopen("config.txt", "w");
-    options_write_config(&o, file);
-    fclose(file);
+    write_config(&o);
     seed_file("config.txt");
 }
 

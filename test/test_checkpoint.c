@@ -554,9 +554,7 @@ TEST(what_a_resume_takes_is_told) {
     CHECK(options_resolve(&o, &model));
     for (int ranks = 1; ranks <= 2; ranks++) { // eight sequences are what two of them have anyway
         CHECK(options_finish_batch(&o, ranks));
-        FILE *file = fopen("config.txt", "w");
-        options_write_config(&o, file);
-        fclose(file);
+        write_config(&o);
         const char *config = text_read("config.txt");
         CHECK_CONTAINS(config, "\nlr 0.003\n");
         CHECK_CONTAINS(config, "\ndata a\n");
@@ -564,9 +562,7 @@ TEST(what_a_resume_takes_is_told) {
         CHECK_EQUAL(strstr(config, "\nglobal-batch-size 8\n") != NULL, ranks == 1);
     }
     CHECK(read_given(&o, "--resume s/latest --valid-data="));
-    FILE *file = fopen("config.txt", "w");
-    options_write_config(&o, file);
-    fclose(file);
+    write_config(&o);
     CHECK_CONTAINS(text_read("config.txt"), "\nvalid-data \"\"\n"); // the checkpoint may have some
     CHECK(read_given(&o, "--resume s/latest --lr 1e-5") && checkpoint_model(&o, &model));
     CHECK_REFUSED(options_resolve(&o, &model), "--min-lr 0.0001 (of the checkpoint s/latest): ");

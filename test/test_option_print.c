@@ -167,12 +167,6 @@ TEST(a_start_shows_its_own_options) {
     }
 }
 
-static void write_config(const Options *o) {
-    FILE *file = fopen("config.txt", "w");
-    options_write_config(o, file);
-    fclose(file);
-}
-
 TEST(config_file_round_trips) {
     static const char *const values[] = {"a folder/with#signs = and\ttabs/*.bin",
                                          "a #1/x.bin",

@@ -163,10 +163,8 @@ TEST(what_does_not_fit_is_refused) {
 // A --config file may have the --gpus of an earlier run: the present starter's number is used.
 TEST(kept_gpus_give_way) {
     Options kept = options_of("--gpus 8");
-    FILE *file = fopen("kept.txt", "w");
-    options_write_config(&kept, file);
-    fclose(file);
-    Options o = options_of("--config kept.txt");
+    write_config(&kept);
+    Options o = options_of("--config config.txt");
     Ranks r;
     set_environment("");
     CHECK(ranks_read(&r, &o));

@@ -49,8 +49,9 @@ steps_of() {
     "$root/test/metrics_tool.py" "$1/metrics.jsonl" | grep '^step'
 }
 
-# $1: name, the rest: options. Straight through; resumed at 6; that resumed at 9; one that takes
-# from its checkpoint all that it can; and one run in three parts. Every step must be the same to the last digit, and every checkpoint to the last bit.
+# $1: name, the rest: options. Straight through; resumed at 6; that resumed at 9; one that is given
+# nothing but its checkpoint; and one run in three parts. Every step must be the same to the last
+# digit, and every checkpoint to the last bit.
 resume_equals_straight() {
     local name=$1 step
     shift
@@ -65,8 +66,7 @@ resume_equals_straight() {
     steps_of "$name" | tail -n +7 | cmp -s - <(steps_of "$name.6") || fail "$name: steps differ"
     expect_status 0 train_gpt "${common[@]}" "$@" --save "$name.9" --save-interval 1000 \
         --resume "$name.6/step_00000009" || return
-    expect_status 0 train_gpt --micro-batch-size 2 --eval-interval 5 --save "$name.alone" \
-        --save-interval 1000 --resume "$name/step_00000009" || return
+    expect_status 0 train_gpt --save "$name.alone" --resume "$name/step_00000009" || return
     for step in 1 16 "$steps"; do
         expect_status 0 train_gpt "${common[@]}" "$@" --save "$name.parts" --save-interval 1000 \
             --resume latest --train-iters "$step" --lr-decay-iters $steps || return

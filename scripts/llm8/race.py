@@ -5,12 +5,12 @@
 
 All see the same shards, and as many tokens a step and steps. `tune` finds the learning rate of each
 by short runs, and which of the tried styles of its decay is best; a pair of BF16 and FP8 has one.
-Where one rate is given, it is taken.
-`runs` trains with them. `report` writes OUT/report (all beside llm.c), OUT/pairs (Muon in FP8
-beside Muon in BF16, by seeds) and OUT/report/seconds.md (FP8 beside BF16 at equal seconds). What
-has ended is not run again. Our runs resume after a stop and llm.c's begins anew, so it can be done
-in pieces. For two GPUs, give each an OUT and an --only of its own; copy OUT/tune before `runs`, and
-the folders of runs before `report`. `report` needs no GPU; the rest needs no Python packages.
+One rate alone is taken without short runs. `runs` trains with them. `report` writes OUT/report (all
+beside llm.c), OUT/pairs (Muon in FP8 beside Muon in BF16, by seeds) and OUT/report/seconds.md (FP8
+beside BF16 at equal seconds). What has ended is not run again. Our runs resume after a stop and
+llm.c's begins anew, so it can be done in pieces. For two GPUs, give each an OUT and an --only of
+its own; copy OUT/tune before `runs`, and the folders of runs before `report`. `report` needs no
+GPU; the rest needs no Python packages.
 Options after -- are our trainer's, in the place of --model gpt2-124m.
 """
 
@@ -184,10 +184,11 @@ def tune(o, name, held):
 
 def best_rate(o, name):
     of = RATE_OF.get(name, name)
-    if len(rates_of(o, of)) == 1:
-        return rates_of(o, of)[0]
+    rates = rates_of(o, of)
+    if len(rates) == 1:
+        return rates[0]
     ended, losses = tried(o, of)
-    if missing := [rate for rate in rates_of(o, of) if rate not in ended]:
+    if missing := [rate for rate in rates if rate not in ended]:
         environment.die(f"{name}: the short runs of {of} with --lr {', '.join(missing)} have not "
                         "ended: the piece `tune` comes first")
     if not losses:
