@@ -159,11 +159,14 @@ __device__ __forceinline__ void summarise(Shared &s, const Parameters &p, const 
           *delta = reinterpret_cast<float *>(s.delta[at]);
     const int step = p.H * SIZE; // from row to row
     for (int tile = warp; tile < 2 * p.tiles; tile += warps) {
-        const int begin = tile * QUERIES, end = tile < 2 * work.first ? 0 : QUERIES;
+        if (tile < 2 * work.first) { continue; }
+        // Here, as nobody waits for a warp without a tile: it could come two phases late.
+        barrier_wait(&s.rows_empty[at], number / 2 + 1);
+        const int begin = tile * QUERIES;
         const int64_t token = work.head / p.H * (int64_t)p.T + min(begin, p.T - 1);
         const int64_t from = (token * p.H + work.head % p.H) * SIZE;
 #pragma unroll 1
-        for (int row = lane; row < end; row += WARP) {
+        for (int row = lane; row < QUERIES; row += WARP) {
             float log_sum = CUDART_INF_F;
             if (begin + row < p.T) {
                 log_sum = p.lse[(int64_t)work.head * p.T + begin + row];
@@ -173,7 +176,7 @@ __device__ __forceinline__ void summarise(Shared &s, const Parameters &p, const 
             lse[begin + row] = -1.4426950408889634f * log_sum;
         }
 #pragma unroll UNROLL
-        for (int row = lane / 8; row < end; row += WARP / 8) {
+        for (int row = lane / 8; row < QUERIES; row += WARP / 8) {
             const bool inside = begin + row < p.T; // else the first row, for loads without a branch
             const int vector = (inside ? row * step / VEC : 0) + lane % 8;
             const Floats8 x = load8(p.dout + from, vector), y = load8(p.out + from, vector);
@@ -469,7 +472,6 @@ __global__ void __launch_bounds__(THREADS, 1)
             for (int number = 1;; number++) {
                 const Work work(p, number);
                 if (work.none()) { return; }
-                barrier_wait(&s.rows_empty[number % 2], number / 2 + 1);
                 summarise<1>(s, p, work, number, warp - 1, HELPERS);
             }
         } else if (threadIdx.x == 0) {
