@@ -11,7 +11,7 @@ results=$(mktemp -d)
 : >"$results/counts"
 trap 'rm -rf "$results"' EXIT
 # shellcheck disable=SC2046 # a word for each job
-trap 'kill $(jobs -p | sed "s/^/-/"); exit 130' INT TERM
+trap 'kill -- $(jobs -p | sed "s/^/-/"); exit 130' INT TERM
 
 # Its report goes to standard output as a whole, its counts to the file $results/counts.
 run_one() {

@@ -29,7 +29,8 @@ if [[ -n ${LLM8_BIN:-} ]]; then
         "--model llama-tiny --num-layers 3 --hidden-size 256 --num-attention-heads 4
          --num-query-groups 2 --ffn-hidden-size 352 --seq-length 112 $small 16")
     follow_models=("--model gpt2-tiny" "--model llama-tiny")
-    follow="--train-iters 50 --micro-batch-size 8 --lr 1e-3 --lr-warmup-iters 5"
+    follow="--train-iters 50 --micro-batch-size 8 --lr 1e-3 --lr-warmup-iters 5
+        --lr-decay-style cosine --embedding-lr-mult 1 --vector-lr-mult 1" # larger steps part runs
     seen="--seed 2" # another run, for what compares losses
 else
     gradient_models=("$gpt2 --hidden-size 200 --num-attention-heads 25 --seq-length 17" "$llama"

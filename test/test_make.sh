@@ -221,4 +221,25 @@ test_clean_leaves_the_packages_alone() {
     find tree -maxdepth 1 | sort | diff before - >log || fail "left: $(cat log)"
 }
 
+# A test that outlives its run would hold a GPU, or the cores, beside the next one.
+test_a_run_that_is_stopped_ends_its_programs() {
+    printf '#!/bin/sh\necho $$ >%s/pid\nexec sleep 60\n' "$PWD" >slow
+    chmod +x slow
+    "$root/test/run.sh" "$PWD/slow" >log 2>&1 &
+    local run=$!
+    for _ in {1..100}; do
+        [[ ! -s pid ]] || break
+        sleep 0.1
+    done
+    kill -TERM $run
+    wait $run
+    [[ $? -eq 130 ]] || fail "not stopped: $(cat log)"
+    for _ in {1..50}; do
+        kill -0 "$(cat pid)" 2>kill.log || return
+        sleep 0.1
+    done
+    kill "$(cat pid)"
+    fail "it runs on"
+}
+
 run_tests
