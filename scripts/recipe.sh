@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # What the training recipes (run_*.sh) share: the programs, the data, one command for any launcher,
 # and the restart loop. A recipe sets name, data_set, tokenizer, model=() and training=(), perhaps
-# data_files (of the set), data_options=() of scripts/prepare_data, default_precision and adapt()
-# (once the GPUs are counted), then calls recipe "$@".
+# data_files (of the set), data_options=() of scripts/prepare_data, fp8_options=() of the run in FP8,
+# default_precision and adapt() (once the GPUs are counted), then calls recipe "$@".
 #   scripts/run_gpt2_124m.sh                              all GPUs of this machine, in FP8
 #   GPUS=1 PRECISION=bf16 scripts/run_gpt2_124m.sh        one GPU, in BF16
 #   sbatch --nodes 2 --gpus-per-node 8 scripts/run_gpt2_124m.sh
@@ -22,7 +22,7 @@
 set -u
 scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(dirname "$scripts")
-data_options=()
+data_options=() fp8_options=()
 unset MAKEFLAGS MFLAGS # the jobs of a make that calls a recipe are not ours to share
 
 die() {
@@ -35,7 +35,7 @@ check_environment() {
     launch=${LAUNCH:-}
     if [[ -z $launch && -n ${SLURM_JOB_ID:-} && $precision != both ]]; then launch=slurm; fi
     launch=${launch:-self}
-    bf16=(--bf16) fp8=(--fp8-format hybrid --fp8-recipe delayed)
+    bf16=(--bf16) fp8=(--fp8-format hybrid --fp8-recipe delayed "${fp8_options[@]}")
     case $precision in
     bf16) numbers=("${bf16[@]}") ;;
     fp8) numbers=("${fp8[@]}") ;;

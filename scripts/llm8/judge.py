@@ -189,7 +189,10 @@ def judge_valid(found, limits, name):
     what, limit = "validation loss", f"within {limits.valid:g}%"
     common = [set(pair.baseline.evals) & set(pair.run.evals) for pair in found]
     if not all(common):
-        return Judgement(name, what, OPEN, limit=limit, note="no evaluation (--valid-data)")
+        why = "no evaluation after the same step" if all(
+            pair.baseline.evals and pair.run.evals for pair in found) else \
+            "no evaluation (--valid-data)"
+        return Judgement(name, what, OPEN, limit=limit, note=why)
     wrong = differing_options([run for pair in found for run in pair], "evaluation")
     if wrong:
         return Judgement(name, what, FAIL, limit=limit,

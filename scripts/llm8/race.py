@@ -1,4 +1,5 @@
-"""Minutes to a loss: GPT-2 124M by llm.c, and here by AdamW in BF16 and FP8, and by Muon.
+"""Minutes to a loss: GPT-2 124M by llm.c, and here by AdamW in BF16 and FP8, and by Muon, once with
+half the steps.
 
   scripts/race --data train.bin --valid-data val.bin --llm-c ../llm.c/train_gpt2cu
   scripts/race --data ... --valid-data ... tune           short runs only; runs; report
@@ -25,10 +26,11 @@ from .command_line import Parser, number, one_of, several, split_words
 from .metrics import open_run
 
 FP8 = ["--bf16", "--fp8-format", "hybrid", "--fp8-lm-head"]
-RUNS = {"llm.c": [], "bf16": ["--bf16"], "fp8": FP8, "muon": [*FP8, "--optimizer", "muon"],
-        "muon-bf16": ["--bf16", "--optimizer", "muon"]}
+MUON = ["--optimizer", "muon"]
+RUNS = {"llm.c": [], "bf16": ["--bf16"], "fp8": FP8, "muon": [*FP8, *MUON],
+        "muon-bf16": ["--bf16", *MUON], "muon-half": [*FP8, *MUON]} # planned for half the steps
 PAIRS = (("bf16", "fp8"), ("muon-bf16", "muon"))
-RATE_OF = dict(PAIRS)           # a pair has the rate of its FP8
+RATE_OF = {**dict(PAIRS), "muon-half": "muon"} # a pair has the rate of its FP8
 PIECES = ("tune", "runs", "report")
 HEADER = 1024                   # bytes of a shard, before two a token
 EVALUATIONS, MOST_BATCHES = 16, 20
@@ -75,10 +77,9 @@ def parse(arguments):
     return o
 
 
-def schedule(o, steps):
-    """Returns the warm-up, and the steps between evaluations: a short run has one, at its end."""
-    return str(steps // 10), \
-        str(steps if steps < o.train_iters else min(MOST_STEPS, max(1, steps // EVALUATIONS)))
+def interval(o):
+    """Returns the steps between evaluations of the race itself; a short run has one, at its end."""
+    return min(MOST_STEPS, max(1, o.train_iters // EVALUATIONS))
 
 
 def rate_and_style(tried):
@@ -92,18 +93,17 @@ def order_of(tried):
     return style, float(rate)
 
 
-def task_of(o, name, tried, steps, seed, folder):
-    warm, every = schedule(o, steps)
+def task_of(o, name, tried, steps, every, seed, folder):
     rate, style = rate_and_style(tried)
     return experiment.Task(f"{name} --lr {tried}", seed, folder, [*map(str, (
         *trainer.trainer_command(o.trainer), "--keep", 1, *o.model, "--data", o.data,
         "--valid-data", o.valid_data, "--seq-length", o.seq_length, "--micro-batch-size", o.batch,
-        "--train-iters", steps, "--lr-warmup-iters", warm, "--eval-interval", every,
+        "--train-iters", steps, "--lr-warmup-iters", steps // 10, "--eval-interval", every,
         "--eval-iters", o.batches, *RUNS[name], "--lr", rate,
         *(["--lr-decay-style", style] if style else []), "--seed", seed))])
 
 
-def run_llm_c(o, tried, steps, folder, held):
+def run_llm_c(o, tried, steps, every, folder, held):
     """Runs llm.c. Its log, console.log, is the record of the run."""
     log = os.path.join(folder, "console.log")
     os.makedirs(folder, exist_ok=True)
@@ -113,12 +113,11 @@ def run_llm_c(o, tried, steps, folder, held):
         return 0
     if os.path.exists(log):
         os.unlink(log)
-    warm, every = schedule(o, steps)
     command = [*map(str, (
         o.llm_c, "-e", o.llm_c_model, "-i", o.data, "-j", o.valid_data, "-b", o.batch, "-t",
         o.seq_length, "-d", o.batch * o.seq_length, "-x", steps, "-l", rate, "-k",
-        style or llm_c.DECAY, "-u", warm, "-q", 0, "-c", 0.1, "-v", every, "-m", o.batches, "-s", 0,
-        "-h", 0, "-r", 0))]
+        style or llm_c.DECAY, "-u", steps // 10, "-q", 0, "-c", 0.1, "-v", every, "-m", o.batches,
+        "-s", 0, "-h", 0, "-r", 0))]
     with trainer.Signals() as signals:
         status = trainer.run_trainer(command, folder, f"llm.c, --lr {tried}", signals, (held,),
                                      record=log)
@@ -127,14 +126,14 @@ def run_llm_c(o, tried, steps, folder, held):
     return experiment.STOPPED_BY_SIGNAL if signals.received else 0
 
 
-def train(o, wanted, steps, checkpoints, held):
-    """wanted: (name, learning rate, seed, folder). held: the lock of o.out. What comes after a
-    failure is not begun."""
-    for name, rate, _, folder in wanted:
-        if name == "llm.c" and (status := run_llm_c(o, rate, steps, folder, held)):
+def train(o, wanted, every, checkpoints, held):
+    """wanted: (name, learning rate, steps, seed, folder). every: steps between evaluations. held:
+    the lock of o.out. What comes after a failure is not begun."""
+    for name, rate, steps, _, folder in wanted:
+        if name == "llm.c" and (status := run_llm_c(o, rate, steps, every, folder, held)):
             return status
-    tasks = [task_of(o, name, rate, steps, seed, folder)
-             for name, rate, seed, folder in wanted if name != "llm.c"]
+    tasks = [task_of(o, name, rate, steps, every, seed, folder)
+             for name, rate, steps, seed, folder in wanted if name != "llm.c"]
     return experiment.run_all(tasks, o.out, checkpoints, held) if tasks else 0
 
 
@@ -165,7 +164,8 @@ def tune(o, name, held):
     if len(rates) == 1:
         return 0
     for _ in range(2):
-        status = train(o, [(name, rate, "1", os.path.join(o.out, "tune", name, f"lr-{rate}"))
+        status = train(o, [(name, rate, o.tune_iters, "1",
+                            os.path.join(o.out, "tune", name, f"lr-{rate}"))
                            for rate in rates], o.tune_iters, "none", held)
         if status:
             return status
@@ -200,8 +200,10 @@ def runs(o, held):
     wanted = [("llm.c", "", "llm.c")] * ("llm.c" in o.names)
     wanted += [(name, seed, os.path.join(name, f"seed-{seed}"))
                for seed in experiment.parse_seeds(o.seeds) for name in o.names if name != "llm.c"]
-    return train(o, [(name, best_rate(o, name), seed, os.path.join(o.out, folder))
-                     for name, seed, folder in wanted], o.train_iters, "drop", held)
+    half = max(1, o.train_iters // 2)
+    return train(o, [(name, best_rate(o, name), half if name == "muon-half" else o.train_iters,
+                      seed, os.path.join(o.out, folder)) for name, seed, folder in wanted],
+                 interval(o), "drop", held)
 
 
 def seconds_table(o, folders):
@@ -248,8 +250,8 @@ def report(o):
     log = os.path.join(o.out, "llm.c", "console.log")
     if os.path.exists(log):
         folders["llm.c"] = [log]
-    for name, among, limit in (("report", ("llm.c", "bf16", "fp8", "muon"), "100"),
-                               ("pairs", ("muon-bf16", "muon"), None)):
+    for name, among, limit in (("report", [name for name in RUNS if name != "muon-bf16"], "100"),
+                               ("pairs", PAIRS[1], None)):
         words = [word for one in among for folder in folders.get(one, [])
                  for word in ("--run", f"{one}:{folder}")]
         words += ["--train-limit", limit, "--valid-limit", limit] if limit else []
