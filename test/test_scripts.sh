@@ -207,7 +207,7 @@ test_races_another_program() {
     stand_in_for_llm_c
     local race=(race --out m --data d/x_train.bin --valid-data d/x_val.bin
         --llm-c bin/llm_c --batch 2 --seq-length 64 --train-iters 48 --seeds "1,2"
-        --only "llm.c,bf16,fp8,muon,muon-bf16" --rates "5e-4,1e-3" --muon-rates 2e-3
+        --only "llm.c,bf16,fp8,muon,muon-bf16,muon-half" --rates "5e-4,1e-3" --muon-rates 2e-3
         --llm-c-rates "5e-4,5e-4:linear,1e-3:linear")
     local model=(-- --model llama-tiny --arch gpt2)
     expect_said 2 "the piece \`tune\` comes first" "${race[@]}" runs "${model[@]}"
@@ -222,12 +222,12 @@ test_races_another_program() {
         "${model[@]}"
     # two GPUs share the work: each has a folder and runs of its own
     mkdir -p lane && cp -r m/tune lane
-    "${race[@]}" --out lane --only muon,muon-bf16 runs "${model[@]}" >lane.log 2>&1 &
+    "${race[@]}" --out lane --only muon,muon-bf16,muon-half runs "${model[@]}" >lane.log 2>&1 &
     local lane=$!
     expect_said 0 "epochs" "${race[@]}" --only llm.c,bf16,fp8 runs "${model[@]}" || return
     wait $lane || fail "$(cat lane.log)"
-    cp -r lane/muon lane/muon-bf16 m
-    [[ $(grep -c '"kind":"run"' m/*/seed-?/metrics.jsonl | grep -c ':1$') -eq 8 ]] || fail "$(ls m/*)"
+    cp -r lane/muon* m
+    [[ $(grep -c '"kind":"run"' m/*/seed-?/metrics.jsonl | grep -c ':1$') -eq 10 ]] || fail "$(ls m/*)"
     [[ -e m/muon/seed-1/scaling.safetensors && ! -e m/muon/seed-1/latest ]] || fail "checkpoints"
     has m/llm.c/console.log "| learning rate (LR)    | 0.002 " || fail "not the best rate"
     cksum m/*/seed-?/metrics.jsonl m/llm.c/console.log >before
@@ -235,7 +235,8 @@ test_races_another_program() {
     cksum m/*/seed-?/metrics.jsonl m/llm.c/console.log | cmp -s - before || fail "done again"
     has log "has ended already (finished)" || fail "$(head log)"
     has m/report/report.md "| muon | time to loss | 4,800.0 s |" || fail "$(cat m/report/report.md)"
-    has m/report/report.md "| --optimizer | - | adamw | adamw | muon |" || fail "$(head m/report/report.md)"
+    has m/report/report.md "| --optimizer | - | adamw | adamw | muon | muon |" || fail "$(head m/report/report.md)"
+    has m/report/report.md "| --train-iters | 48 | 48 | 48 | 48 | 24 |" || fail "not half the steps"
     has m/report/report.md "another program" || fail "$(head m/report/report.md)"
     has m/pairs/report.md "| muon | validation loss |" || fail "$(head m/pairs/report.md)"
     [[ $(grep -c "^| muon | [0-9.]* | .* | [+-][0-9.]* |$" m/report/seconds.md) -eq 16 ]] ||
@@ -245,10 +246,11 @@ test_races_another_program() {
     "$python" - <<'END' || fail "report.json"
 import json
 curves = json.load(open("m/report/report.json"))["curves"]
-assert list(curves) == ["llm.c", "bf16", "fp8", "muon"], curves
+assert list(curves) == ["llm.c", "bf16", "fp8", "muon", "muon-half"], curves
 assert curves["llm.c"]["seconds"][:2] == [0, 300] and len(curves["bf16"]["loss"]) == 16, curves
 tokens = [curve["tokens"] for curve in curves.values()]
 assert tokens[0][1:] == tokens[1] == tokens[2] == tokens[3], curves
+assert tokens[4] == tokens[3][:8], curves
 END
     expect_said 1 "FAIL        bf16: time to loss (at most 1e-09)" compare --report-only --out race \
         --run llm.c:m/llm.c/console.log --run bf16:m/bf16/seed-1 --time-limit 1e-9
