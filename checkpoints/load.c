@@ -716,6 +716,18 @@ bool checkpoint_list(const char *save) {
 
 // ---- reading into a run -------------------------------------------------------------------------
 
+bool checkpoint_options(const Checkpoint *c, Options *was) {
+    bool ok = true;
+    *was = (Options){0};
+    for (const OptionRow *row = option_table; ok && row < option_table + option_table_count;
+         row++) {
+        const char *value = json_text(c->options, row->name, NULL);
+        ok = value == NULL || option_set(was, row->name, value, SOURCE_CHECKPOINT) ||
+             fail("%s/meta.json: %s", c->path, error_text());
+    }
+    return ok;
+}
+
 bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLayout *layout) {
     // the newest one's optimizer is damaged, or another run has saved one since
     bool elsewhere = options->start != NULL && strcmp(c->path, options->start->path) != 0;

@@ -463,10 +463,12 @@ static bool take_options(Options *o, const Options *model, bool derived, char sh
     for (const OptionRow *row = option_table; row < option_table + option_table_count; row++) {
         OptionSource source = (OptionSource)o->source[row - option_table];
         bool is_shape = option_is_shape(row, (Arch)model->arch);
-        if (!of_model(row) || model->source[row - option_table] == SOURCE_DEFAULT ||
+        bool derives = strcmp(derived ? option_text(model, row, was) : option_text(o, row, now),
+                              "0") == 0 &&
+                       (source < SOURCE_CONFIG || is_shape);
+        if (derives || !of_model(row) || model->source[row - option_table] == SOURCE_DEFAULT ||
             row->offset == offsetof(Options, model) ||
-            strcmp(option_text(o, row, now), option_text(model, row, was)) == 0 ||
-            strcmp(derived ? was : now, "0") == 0) {
+            strcmp(option_text(o, row, now), option_text(model, row, was)) == 0) {
             continue;
         }
         if (source >= SOURCE_CONFIG && is_shape) {

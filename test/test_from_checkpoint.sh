@@ -112,6 +112,21 @@ contradicts() {
     done
 }
 
+test_a_rate_that_rises_is_told() {
+    local run=(train_gpt --model llama-tiny --data d/x_train.bin --micro-batch-size 2) resumed
+    rm -rf rate*
+    expect_status 0 "${run[@]}" --lr 1e-3 --train-iters 10 --save-interval 5 --save rate || return
+    # "latest" has decayed; the others have not, or fall on, or are asked for another rate
+    for resumed in 'step_00000010 --train-iters 20' 'step_00000005 --train-iters 20' \
+        'step_00000010 --train-iters 20 --lr 2e-4' 'step_00000005 --lr 3e-3'; do
+        # shellcheck disable=SC2086 # options are words
+        expect_status 0 train_gpt --resume rate/$resumed --save rate_2 || return
+        grep -c 'warning: the learning rate rises from 0.00025 to 0.001: it had begun' log >>rises
+        rm -rf rate_2
+    done
+    [[ $(tr '\n' ' ' <rises) == '1 0 0 0 ' ]] || fail "$(cat rises)"
+}
+
 test_contradictions_are_told() {
     local option
     for option in 'num-layers 2 3' 'hidden-size 60 48' 'num-attention-heads 12 6' \
@@ -130,6 +145,11 @@ test_contradictions_are_told() {
     expect_said 0 '--seq-length 128' train_gpt "${data[@]}" --load s/latest --seq-length 128 --plan
     expect_said 0 '--rope-theta 1000 ' train_gpt "${data[@]}" --load s/latest --rope-theta 1000 \
         --plan
+    # also a 0, which of other options means "derived"
+    expect_status 0 train_gpt "${data[@]}" --model llama-tiny --logit-softcap 30 --train-iters 0 \
+        --save capped || return
+    expect_said 0 'warning: --logit-softcap 0: the weights' train_gpt "${data[@]}" --plan \
+        --load capped/latest --logit-softcap 0
     # a preset that was named and is not the checkpoint's is said; the default one is not
     expect_said 0 'warning: --model gpt2-tiny: ' train_gpt "${data[@]}" --load s/latest \
         --model gpt2-tiny --plan

@@ -133,6 +133,22 @@ void run_start(Run *run, const char *device) {
     if (options_train(o) && run->group.rank == 0) { check_schedule(o); }
 }
 
+// A larger --train-iters moves the decay of the learning rate.
+static void warn_of_jump(const Run *run, const Checkpoint *checkpoint) {
+    const Options *o = &run->options;
+    const int64_t step = run->progress.step;
+    Options was;
+    or_die(checkpoint_options(checkpoint, &was));
+    if (!options_train(o) || step == 0 || step >= o->train_iters) { return; }
+    double last = learning_rate(&was, step - 1), next = learning_rate(o, step);
+    bool decays = step > was.lr_warmup_iters && last < was.lr;
+    if (decays && next > 1.1 * fmax(last, learning_rate(&was, step))) {
+        warn("the learning rate rises from %.3g to %.3g: it had begun to decay; a checkpoint from "
+             "before its decay goes on as if --train-iters had been %lld from the start",
+             last, next, (long long)o->train_iters);
+    }
+}
+
 // Reads run->progress from the checkpoint that --resume names. Rank 0 finds and verifies it.
 static bool restore(Run *run, Checkpoint *checkpoint) {
     const Options *o = &run->options;
@@ -153,6 +169,7 @@ static bool restore(Run *run, Checkpoint *checkpoint) {
     printf("resuming from %s: step %lld, %lld tokens\n", checkpoint->path,
            (long long)run->progress.step, (long long)run->progress.tokens);
     or_die(checkpoint_match(checkpoint, o, &run->layout));
+    if (run->group.rank == 0) { warn_of_jump(run, checkpoint); }
     run->progress.samples = run->progress.tokens / o->seq_length; // of this length
     if (run->train_data.windows > 0 && checkpoint->data_windows != run->train_data.windows &&
         o->shuffle) {
