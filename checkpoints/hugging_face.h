@@ -18,7 +18,8 @@ int hf_tensors(const ParamLayout *layout, Dtype dtype, const void *weights, Tens
 void hf_list(const ParamLayout *layout, FILE *out);
 
 // Reads elements begin..end of a model's weights as FP32. Elements that the file does not have
-// (gaps, the vocabulary's padding) become zero.
+// (gaps, the vocabulary's padding) become zero. With begin 0 it refuses a file that has a tensor
+// which the model has not.
 bool hf_read(const SafeTensors *st, const ParamLayout *layout, int64_t begin, int64_t end,
              float *out);
 

@@ -217,6 +217,40 @@ TEST(models_round_trip_under_hugging_face_names) {
     }
 }
 
+TEST(tensors_of_another_model_are_refused) {
+    static const Says rows[] = {
+        {TINY "--add-qkv-bias",
+         "tensor 'model.layers.0.self_attn.q_proj.bias' is none of the model"},
+        {TINY "--qk-layernorm", "tensor 'model.layers.0.self_attn.q_norm.weight' is none"},
+        {TINY "--num-layers 3", "tensor 'model.layers.2.input_layernorm.weight' is none"},
+    };
+    Fixture f;
+    EACH (row, rows) {
+        CLOSED(safetensors_close) SafeTensors st;
+        fixture_open(&f, row->given);
+        save_model("model.st", &f);
+        fixture_close(&f);
+        fixture_open(&f, TINY);
+        CHECK(safetensors_open(&st, "model.st"));
+        CHECK_REFUSED(hf_read(&st, &f.layout, 0, f.layout.size, f.state), row->expected);
+        fixture_close(&f);
+    }
+    // what older versions of transformers save besides: computed tables
+    CLOSED(safetensors_close) SafeTensors st;
+    TensorEntry *tensors;
+    FileWriter w;
+    fixture_open(&f, TINY);
+    int count = hf_tensors(&f.layout, DTYPE_F32, f.state, &tensors);
+    tensors = realloc_or_die(tensors, (size_t)(count + 1) * sizeof(*tensors));
+    tensors[count] = tensor_entry("model.layers.0.self_attn.rotary_emb.inv_freq", DTYPE_F32, 4, 0,
+                                  f.state);
+    CHECK(safetensors_write(&w, "model.st", tensors, count + 1, NULL));
+    CHECK(safetensors_open(&st, "model.st"));
+    CHECK(hf_read(&st, &f.layout, 0, f.layout.size, f.state));
+    free(tensors);
+    fixture_close(&f);
+}
+
 TEST(other_models_are_refused) {
     static const Says rows[] = {
         {TINY "--hidden-size 64",
