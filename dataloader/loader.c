@@ -312,6 +312,17 @@ bool dataset_match(const Dataset *data, const char *identity, const char *whose)
     return *theirs == '\0' || fail("%d shard%s, and %s read more", i, i > 1 ? "s" : "", whose);
 }
 
+const char *dataset_shares(const Dataset *data, const Dataset *other) {
+    const char *line = other->identity;
+    for (int i = 0; data->identity != NULL && i < other->num_shards; i++) {
+        for (const char *own = data->identity; *own != '\0'; own += strcspn(own, "\n") + 1) {
+            if (strncmp(own, line, CRC_DIGITS) == 0) { return other->shards[i].path; }
+        }
+        line += strcspn(line, "\n") + 1;
+    }
+    return NULL;
+}
+
 // ---- windows and batches ------------------------------------------------------------------------
 
 // Reads tokens [begin, begin + n) of the stream, across shards.

@@ -114,6 +114,8 @@ void dataset_close(Dataset *data);
 // names the first. Folders and names may differ. The checksum of a shard above 4 MiB is that of 64
 // parts of it. whose: for the message: "... that WHOSE read".
 bool dataset_match(const Dataset *data, const char *identity, const char *whose);
+// The first shard of `other` that `data` has too, under any name; NULL: there is none.
+const char *dataset_shares(const Dataset *data, const Dataset *other);
 // Writes the CRC-32 of an identity's checksums: the same for the same shards in the same order.
 const char *identity_sum(const char *identity, char out[9]);
 

@@ -337,6 +337,15 @@ test_other_validation_data_have_their_own_best() {
 }
 
 # Files that are given one by one become a pattern, with braces where others are beside them.
+test_validation_data_in_the_training_data_are_said() {
+    mkdir -p both && cp d/a_train.bin both/a.bin && cp d/b_train.bin both/b.bin
+    expect_said 0 'warning: --valid-data: d/b_train.bin is also in --data' train_gpt \
+        "${common[@]}" --data "both/*.bin" --valid-data d/b_train.bin --train-iters 1 || return
+    expect_status 0 train_gpt "${common[@]}" --data both/a.bin --valid-data d/b_train.bin \
+        --train-iters 1 || return
+    ! has log 'is also in' || fail "$(cat log)"
+}
+
 test_patterns_of_every_kind_find_the_tokenizer() {
     local folder data
     for folder in w 'x[1]' y z; do

@@ -118,6 +118,10 @@ void run_open_data(Run *run) {
         }
         warn_of_cuts(run, "valid-data", &run->valid_data);
         warn_of_templates(run, "valid-data", &run->valid_data);
+        const char *both = dataset_shares(&run->train_data, &run->valid_data);
+        if (both != NULL && run->group.rank == 0) {
+            warn("--valid-data: %s is also in --data: its loss says nothing of unseen text", both);
+        }
         run->valid = (Loader){&run->valid_data, 0, false};
         run->has_valid = true;
         char counted[64];
