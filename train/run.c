@@ -169,7 +169,6 @@ static bool restore(Run *run, Checkpoint *checkpoint) {
     printf("resuming from %s: step %lld, %lld tokens\n", checkpoint->path,
            (long long)run->progress.step, (long long)run->progress.tokens);
     or_die(checkpoint_match(checkpoint, o, &run->layout));
-    if (run->group.rank == 0) { warn_of_jump(run, checkpoint); }
     run->progress.samples = run->progress.tokens / o->seq_length; // of this length
     if (run->train_data.windows > 0 && checkpoint->data_windows != run->train_data.windows &&
         o->shuffle) {
@@ -187,6 +186,7 @@ static bool restore(Run *run, Checkpoint *checkpoint) {
                (long long)run->progress.step, (long long)o->train_iters);
     }
     run_match_data(run, checkpoint);
+    if (run->group.rank == 0) { warn_of_jump(run, checkpoint); }
     return true;
 }
 
