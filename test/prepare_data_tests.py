@@ -321,6 +321,46 @@ def bad_sources_are_refused():
     assert byte_documents("body", "train") == [b"a"]
 
 
+def read_unpacked(path):
+    with sources.open_lines(path) as file:
+        return file.read()
+
+
+def a_cut_zst_is_seen():
+    """Wherever it is cut; what was read before the cut stays with --skip-bad."""
+    texts = sentences(11, 4000)
+    parts = [lines_of(texts[at:at + 1000]).encode() for at in range(0, 4000, 1000)]
+    frames = [zstandard.ZstdCompressor(level=1, write_checksum=place % 2 > 0).compress(part)
+              for place, part in enumerate(parts)]
+    note = b"\x50\x2a\x4d\x18\x05\0\0\0hello"  # a frame that is to be skipped, as of pzstd
+    whole, ends = b"", {0: b""}
+    for place, frame in enumerate([note, *frames, note]):
+        whole += frame
+        ends[len(whole)] = b"".join(parts[:place])
+    assert len(ends) == 7, "an end for each frame, and the beginning"
+    assert 4 * sources.PACKED_BYTES < len(frames[0])
+    assert read_unpacked(write("whole.jsonl.zst", whole)) == b"".join(parts)
+    near = [end + by for end in ends for by in range(-9, 10)]
+    for size in [*near, *range(0, len(whole), 7001)]:
+        if not 0 < size < len(whole):
+            continue
+        write("some.jsonl.zst", whole[:size])
+        try:
+            held = read_unpacked("some.jsonl.zst")
+        except EOFError:
+            held = None
+        assert held == ends.get(size), f"cut after {size} bytes"
+    write("small.jsonl.zst", frames[0] * 2 + frames[1][:-2])
+    refused(call(prepare_data, "--output", "bad", *BYTE, "small.jsonl.zst"),
+            "small.jsonl.zst: damaged or cut short", "ends before its last frame")
+    out = prepared("small", "small.jsonl.zst", "--skip-bad", "--valid-fraction", 0).out
+    assert "left out: 1, the first: small.jsonl.zst: damaged or cut short" in out, out
+    same_documents("small", texts[:1000] * 2 + texts[1000:2000])
+    for name in ("nil.jsonl.zst", "nil.jsonl.gz"):
+        refused(call(prepare_data, "--output", "bad", *BYTE, write(name, b"")),
+                f"{name}: damaged or cut short")
+
+
 def empty_sources_are_refused():
     write("empty.jsonl", "\n\n")
     refused(call(prepare_data, "--output", "empty", *BYTE, "empty.jsonl"), "no text at all")
@@ -378,6 +418,7 @@ if __name__ == "__main__":
                    lines_are_read_once_in_any_cut, a_killed_run_resumes, several_at_once_make_one,
                    a_full_disk_is_named, files_of_others_stay,
                    a_finished_run_is_left_alone, a_mended_source_is_enough,
-                   damage_is_found, bad_sources_are_refused, empty_sources_are_refused,
+                   damage_is_found, bad_sources_are_refused, a_cut_zst_is_seen,
+                   empty_sources_are_refused,
                    missing_files_are_named_before_the_network_is_needed,
                    bad_parts_can_be_left_out, bad_options_are_refused]))

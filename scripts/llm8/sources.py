@@ -21,6 +21,7 @@ from .environment import die
 KINDS = {".txt": "text", ".md": "text", ".jsonl": "lines", ".jsonl.gz": "lines",
          ".jsonl.zst": "lines", ".parquet": "parquet"}
 UNIT_BYTES = 16 << 20
+PACKED_BYTES = 1 << 12  # unpacked at a time: a frame may hold 30,000 times its bytes
 TEXT_FIELDS = ["text", "content"]
 CHAT_FIELDS = ["messages", "prompt", "completion", "tools"]
 
@@ -166,13 +167,51 @@ def read_texts(unit, raw):
                             "-t utf-8)")
 
 
+class Unpacked(io.RawIOBase):
+    """What a .zst file holds; EOFError where its last frame has no end. zstandard's own stream ends
+    there without a word."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.packed, self.held = open(path, "rb"), b""
+        self.parts = self.unpack()
+
+    def unpack(self):
+        frames = zstandard.ZstdDecompressor()
+        frame, rest = frames.decompressobj(), b""
+        while part := rest or self.packed.read(PACKED_BYTES):
+            if frame.eof:
+                frame = frames.decompressobj()
+            yield frame.decompress(part)
+            rest = frame.unused_data
+        if not frame.eof:
+            raise EOFError("the file ends before its last frame does")
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        while not self.held:
+            part = next(self.parts, None)
+            if part is None:
+                return 0
+            self.held = memoryview(part)
+        count = min(len(buffer), len(self.held))
+        buffer[:count], self.held = self.held[:count], self.held[count:]
+        return count
+
+    def close(self):
+        self.packed.close()
+        super().close()
+
+
 def open_lines(path):
     if path.endswith(".gz"):
+        if not os.path.getsize(path):  # gzip takes it for whole
+            raise EOFError("the file is empty")
         return gzip.open(path, "rb")
     if path.endswith(".zst"):
-        stream = zstandard.ZstdDecompressor().stream_reader(open(path, "rb"), closefd=True,
-                                                            read_across_frames=True)
-        return io.BufferedReader(stream, 1 << 20)
+        return io.BufferedReader(Unpacked(path), 1 << 20)
     return open(path, "rb")
 
 
