@@ -252,6 +252,30 @@ def a_finished_run_is_left_alone():
             "--output foreign/x_train.bin/x: Not a directory")
 
 
+def a_finished_run_that_lacks_a_file_is_not_taken_for_whole():
+    words = ("--output", "lacks", *BYTE, "a.jsonl")
+    prepared("lacks", "a.jsonl")
+    names = {"train_00000.bin", "val_00000.bin", "tokenizer.bin", "tokenizer.json",
+             "tokenizer_config.json"}
+    assert names | {"manifest.json", ".lock"} == set(os.listdir("lacks"))
+    for name in sorted(names):
+        path, content = f"lacks/{name}", read(f"lacks/{name}")
+        os.remove(path)
+        refused(call(prepare_data, *words), f"{path}: missing; remove the folder lacks, then")
+        refused(call(prepare_data, "--check", "lacks"), f"{path}: missing")
+        assert not os.path.exists(path)
+        write(path, content[:-1])
+        refused(call(prepare_data, *words), f"{path}: damaged: not what the manifest says")
+        write(path, content[:-1] + bytes([content[-1] ^ 1]))
+        refused(call(prepare_data, "--check", "lacks"), f"{path}: damaged")
+        write(path, content)
+    assert "made already" in call(prepare_data, *words).out
+    held = manifest("lacks")
+    del held["tokenizer_files"]  # of before they were named
+    write("lacks/manifest.json", json.dumps(held))
+    assert "made already" in call(prepare_data, *words).out
+
+
 def a_mended_source_is_enough():
     """After a fault, what was tokenized before it is kept, and no older shard is left."""
     write("m/a.jsonl", lines_of(TEXTS[:50]))
@@ -417,8 +441,9 @@ if __name__ == "__main__":
                    the_split_follows_the_text, small_sets_are_validated_too,
                    lines_are_read_once_in_any_cut, a_killed_run_resumes, several_at_once_make_one,
                    a_full_disk_is_named, files_of_others_stay,
-                   a_finished_run_is_left_alone, a_mended_source_is_enough,
-                   damage_is_found, bad_sources_are_refused, a_cut_zst_is_seen,
-                   empty_sources_are_refused,
+                   a_finished_run_is_left_alone,
+                   a_finished_run_that_lacks_a_file_is_not_taken_for_whole,
+                   a_mended_source_is_enough, damage_is_found, bad_sources_are_refused,
+                   a_cut_zst_is_seen, empty_sources_are_refused,
                    missing_files_are_named_before_the_network_is_needed,
                    bad_parts_can_be_left_out, bad_options_are_refused]))

@@ -364,21 +364,27 @@ def window_of(settings, documents, vocabulary):
 def publish(output, work, vocabulary, manifest):
     for name in filter(OWN_SHARD.fullmatch, os.listdir(output)):
         os.remove(os.path.join(output, name))  # of a preparation that was stopped while it did this
-    for name, _, _ in itertools.chain(*map(files_of, manifest["shards"])):
+    for name, _, _ in files_of(manifest):
         os.rename(os.path.join(work, name), os.path.join(output, name))
     texts = zip(TOKENIZER_FILES, (vocabulary.json, vocabulary.config, vocabulary.template))
-    for name, content in (("tokenizer.bin", vocabulary.tokenizer_bin()),
-                          *((name, text.encode()) for name, text in texts if text),
-                          ("manifest.json", (json.dumps(manifest, indent=1) + "\n").encode())):
-        shards.write_durably(os.path.join(output, name), [content])
+    files = [("tokenizer.bin", vocabulary.tokenizer_bin()),
+             *((name, text.encode()) for name, text in texts if text)]
+    manifest["tokenizer_files"] = [
+        {"name": name, "bytes": len(content),
+         "sha256": shards.write_durably(os.path.join(output, name), [content])}
+        for name, content in files]
+    shards.write_durably(os.path.join(output, "manifest.json"),
+                         [(json.dumps(manifest, indent=1) + "\n").encode()])
     shutil.rmtree(work)
 
 
-def files_of(row):
-    """Yields (name, bytes, SHA-256) of a row's files: a mask, if it has one, and the shard."""
-    if "mask_sha256" in row:
-        yield row["name"] + shards.MASK, shards.mask_bytes(row["tokens"]), row["mask_sha256"]
-    yield row["name"], row["bytes"], row["sha256"]
+def files_of(manifest):
+    """Yields (name, bytes, SHA-256) of its files: each shard, after its mask, if it has one, and
+    those of the tokenizer, which older manifests do not name."""
+    for row in manifest["shards"] + manifest.get("tokenizer_files", []):
+        if "mask_sha256" in row:
+            yield row["name"] + shards.MASK, shards.mask_bytes(row["tokens"]), row["mask_sha256"]
+        yield row["name"], row["bytes"], row["sha256"]
 
 
 # ---- the command line ---------------------------------------------------------------------------
@@ -498,8 +504,19 @@ def read_manifest(folder):
     return manifest
 
 
+def check_files_made(folder, manifest, checksums):
+    """Ends where a file of the manifest is missing, or has another size or, with checksums, another
+    content."""
+    for name, size, checksum in files_of(manifest):
+        path = os.path.join(folder, name)
+        if not os.path.exists(path):
+            die(f"{path}: missing; {ANEW.format(folder)}")
+        if os.path.getsize(path) != size or checksums and shards.sha256_of(path) != checksum:
+            die(f"{path}: damaged: not what the manifest says; {ANEW.format(folder)}")
+
+
 def is_made(output, settings):
-    """Says whether the folder holds this preparation; ends where it holds another."""
+    """Says whether the folder holds this preparation; ends where it holds another, or a part."""
     path = os.path.join(output, "manifest.json")
     if not os.path.exists(path):
         return False
@@ -510,6 +527,7 @@ def is_made(output, settings):
     if different:
         die(f"{path}: already made, from other settings (other {', '.join(different)}); give "
             "another --output, or remove that folder")
+    check_files_made(output, manifest, False)
     print(f"{output}: made already, from the same sources and settings")
     return True
 
@@ -530,14 +548,9 @@ def lock(folder):
 
 
 def check_shards(folder):
-    """Does what --check does: compares every shard with the manifest."""
+    """Does what --check does: compares every file with the manifest."""
     manifest = read_manifest(folder)
-    for name, size, checksum in itertools.chain(*map(files_of, manifest["shards"])):
-        path = os.path.join(folder, name)
-        if not os.path.exists(path):
-            die(f"{path}: missing; {ANEW.format(folder)}")
-        if os.path.getsize(path) != size or shards.sha256_of(path) != checksum:
-            die(f"{path}: damaged: not what the manifest says; {ANEW.format(folder)}")
+    check_files_made(folder, manifest, True)
     print(f"{folder}: {many(len(manifest['shards']), 'shard')} as the manifest says, "
           f"{sum(row['tokens'] for row in manifest['shards']):,} tokens")
 
