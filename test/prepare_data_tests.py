@@ -1,6 +1,7 @@
 """scripts/prepare_data: every kind of source, order, split, resuming, refusals."""
 
 import contextlib
+import errno
 import glob
 import gzip
 import json
@@ -64,6 +65,38 @@ def every_kind_is_read():
     assert held["documents"] == len(TEXTS) and held["settings"]["split"] == "documents"
     assert held["tokens"] == len(stream("all", "train")) + len(stream("all", "val"))
     assert len(held["settings"]["sources"]) == 24
+
+
+def folders_are_read_whole():
+    """Linked folders too, each once; nothing that is hidden; none is passed over in silence."""
+    for path, text in (("far/f.txt", "far"), ("walk/sub/s.md", "sub"), ("walk/.git/g.txt", "git"),
+                       ("walk/.h.txt", "hidden"), ("walk/sub/.x/y/z.txt", "deep"),
+                       ("walk/x.csv", "other"), (".own/o.txt", "own")):
+        write(path, text)
+    os.symlink("../far", "walk/linked")
+    os.symlink("../../far", "walk/sub/again")
+    os.symlink("..", "walk/sub/loop")
+    os.symlink(".", "walk/self")
+    os.symlink("../far", "walk/.gone")
+    files, others = sources.expand(["walk"], "SOURCE")
+    assert files == ["walk/linked/f.txt", "walk/sub/s.md"] and others == 1, (files, others)
+    assert sources.expand([".own"], "SOURCE") == ([".own/o.txt"], 0)
+    out = prepared("walked", "walk", "--valid", "walk").out
+    assert "left out: 2 files of other kinds than" in out, out
+    assert sorted(byte_documents("walked", "train")) == [b"far", b"sub"]
+    scandir = os.scandir
+
+    def closed(path):
+        if str(path).endswith("sub"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return scandir(path)
+
+    os.scandir = closed  # root may read any folder
+    try:
+        refused(call(prepare_data, "--output", "bad", *BYTE, "walk"),
+                "SOURCE walk/sub: Permission denied; make it readable")
+    finally:
+        os.scandir = scandir
 
 
 def the_c_tokenizer_agrees():
@@ -437,8 +470,8 @@ def bad_options_are_refused():
 
 
 if __name__ == "__main__":
-    sys.exit(main([every_kind_is_read, the_c_tokenizer_agrees, the_order_is_the_seeds,
-                   the_split_follows_the_text, small_sets_are_validated_too,
+    sys.exit(main([every_kind_is_read, folders_are_read_whole, the_c_tokenizer_agrees,
+                   the_order_is_the_seeds, the_split_follows_the_text, small_sets_are_validated_too,
                    lines_are_read_once_in_any_cut, a_killed_run_resumes, several_at_once_make_one,
                    a_full_disk_is_named, files_of_others_stay,
                    a_finished_run_is_left_alone,

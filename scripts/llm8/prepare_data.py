@@ -465,9 +465,11 @@ def find_files(o):
         train += paths
         valid += valid_paths
     files, others = sources.expand(train, "SOURCE")
-    if others:
-        print(f"left out: {others} files of other kinds than {' '.join(sources.KINDS)}")
-    return files, sources.expand(valid + o.valid, "--valid")[0]
+    valid_files, valid_others = sources.expand(valid + o.valid, "--valid")
+    if others + valid_others:
+        print(f"left out: {many(others + valid_others, 'file')} of other kinds than "
+              f"{' '.join(sources.KINDS)}")
+    return files, valid_files
 
 
 def make_settings(o, vocabulary, files, valid_files):

@@ -45,14 +45,29 @@ def kind_of(path):
     return next((kind for ending, kind in KINDS.items() if path.endswith(ending)), None)
 
 
+def files_in(folder, what):
+    """Returns the files of a folder and those below it, also where a link leads, each folder once.
+    Hidden ones are left out."""
+    def unreadable(error):
+        die(f"{what} {error.filename}: {error.strerror}; make it readable")
+
+    files, seen = [], set()
+    for place, folders, names in os.walk(folder, onerror=unreadable, followlinks=True):
+        if os.path.realpath(place) in seen:
+            folders[:] = names = []
+        seen.add(os.path.realpath(place))
+        folders[:] = sorted(name for name in folders if name[0] != ".")
+        files += [os.path.join(place, name) for name in names if name[0] != "."]
+    return files
+
+
 def expand(patterns, what):
     """Returns the files that the arguments mean, each once, in order, and how many of other kinds a
     folder held."""
     files, others = [], 0
     for pattern in patterns:
         if os.path.isdir(pattern):
-            inside = [os.path.join(folder, name) for folder, _, names in os.walk(pattern)
-                      for name in names if not name.startswith(".")]
+            inside = files_in(pattern, what)
             found = sorted(path for path in inside if kind_of(path))
             others += len(inside) - len(found)
         else:
