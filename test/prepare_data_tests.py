@@ -145,6 +145,20 @@ def the_split_follows_the_text():
     assert not glob.glob("none/val*")
 
 
+def text_on_both_sides_is_noted():
+    os.symlink("a.jsonl", "same.jsonl")
+    write("half.jsonl", lines_of(TEXTS[50:80]))
+    write("own.txt", TEXTS[0])
+    for name, valid, said in (("a.jsonl", "same.jsonl", "40 of 40"),
+                              ("a.jsonl", "half.jsonl", "10 of 30"), ("own.txt", "own.txt", "1 of"),
+                              ("a.jsonl", "b.jsonl.gz", None)):
+        out = prepared(f"both_{name}_{valid}", name, "--valid", valid).out
+        assert ("are trained on too" in out) == bool(said), out
+        assert not said or f"note: {said}" in out, out
+    for name in ("own.txt", "twice.jsonl"):
+        assert "trained on" not in prepared(f"both_{name}", name, "--valid-fraction", 0.3).out
+
+
 def small_sets_are_validated_too():
     """A tenth of a small set, by whole documents; a document that is most of it is trained on."""
     texts = sentences(7, 183)
@@ -471,7 +485,8 @@ def bad_options_are_refused():
 
 if __name__ == "__main__":
     sys.exit(main([every_kind_is_read, folders_are_read_whole, the_c_tokenizer_agrees,
-                   the_order_is_the_seeds, the_split_follows_the_text, small_sets_are_validated_too,
+                   the_order_is_the_seeds, the_split_follows_the_text,
+                   text_on_both_sides_is_noted, small_sets_are_validated_too,
                    lines_are_read_once_in_any_cut, a_killed_run_resumes, several_at_once_make_one,
                    a_full_disk_is_named, files_of_others_stay,
                    a_finished_run_is_left_alone,

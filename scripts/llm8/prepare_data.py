@@ -324,8 +324,10 @@ def prepare(output, settings, units, words, vocabulary, jobs):
                 f": {len(skipped)} were left out (--skip-bad), the first: {skipped[0]}" if skipped
                 else ""))
         window = window_of(settings, documents, vocabulary)
+        splits = split_documents(settings, documents)
+        in_both = numpy.isin(splits["val"]["hash"], splits["train"]["hash"])
         tasks = [(f"{split}_{place:05d}.bin", part, names, window)
-                 for split, rows in split_documents(settings, documents).items()
+                 for split, rows in splits.items()
                  for place, part in enumerate(cut_shards(
                      pack(rows, window) if window > 1 else rows, settings["shard_tokens"],
                      window))]
@@ -337,7 +339,7 @@ def prepare(output, settings, units, words, vocabulary, jobs):
     manifest = {
         "format": "llm8.c prepared data", "vocabulary": vocabulary.size,
         "end_of_text": vocabulary.end_of_text, "window": window, "documents": len(documents),
-        "tokens": int(documents["length"].sum()),
+        "tokens": int(documents["length"].sum()), "validation_in_training": int(in_both.sum()),
         "skipped": len(skipped), "first_skipped": skipped[:20],
         "seconds": round(time.time() - begin, 1),
         "shards": sorted(rows, key=lambda row: row["name"]), "settings": settings}
@@ -558,17 +560,21 @@ def check_shards(folder):
 
 
 def report(output, manifest):
-    counts = {}
+    counts, documents = {}, {}
     for split in ("train", "val"):
         rows = [row for row in manifest["shards"] if row["name"].startswith(split)]
         counts[split] = sum(row["tokens"] for row in rows)
+        documents[split] = sum(row["documents"] for row in rows)
         counted = [row["counted"] for row in rows if "counted" in row]
         share = f", of which {sum(counted):,} count" if counted else ""
         print(f"{split:5} {counts[split]:>15,} tokens{share} "
-              f"{many(sum(row['documents'] for row in rows), 'document'):>22} "
+              f"{many(documents[split], 'document'):>22} "
               f"{many(len(rows), 'shard'):>13}")
     if manifest["skipped"]:
         print(f"left out: {manifest['skipped']}, the first: {manifest['first_skipped'][0]}")
+    if manifest["validation_in_training"]:
+        print(f"note: {manifest['validation_in_training']:,} of {documents['val']:,} documents for "
+              "validation are trained on too: their loss says nothing of other text")
     settings = manifest["settings"]
     if counts["val"] < FEW_TOKENS and (settings["valid_fraction"] or settings["valid_sources"]):
         print(f"note: {counts['val']:,} tokens are few for a validation loss; a larger "
