@@ -373,6 +373,12 @@ def bad_sources_are_refused():
     bad(write("list.jsonl", "[1]\n"), "list.jsonl, line 1: no JSON object")
     bad(write("field.jsonl", lines_of(["a"], "body")), "field.jsonl, line 1: no text under 'text'",
         "id, body", "--text-field")
+    for value, held in ((None, "null"), (5, "5"), (["a"], "['a']")):
+        said = f"'text' holds {held}, which is no text; mend it, or name another field (--text-fie"
+        write("null.jsonl", lines_of(["a", value]))
+        bad("null.jsonl", "null.jsonl, line 2: " + said)
+        write_parquet("null.parquet", [value])
+        bad("null.parquet", "null.parquet, row group 0 and on, row 0: " + said)
     # in a later unit than the first, and in a compressed file
     many = lines_of(["x" * 1000] * 20000) + "{oops}\n"
     bad(write("far.jsonl", many), "far.jsonl, line 20001: ")
@@ -387,7 +393,7 @@ def bad_sources_are_refused():
     os.makedirs("piped/of", exist_ok=True)
     os.symlink("../../nothing", "piped/of/a.txt")
     bad("piped", "piped/of/a.txt: not a regular file")
-    assert len(refused_once) == 16
+    assert len(refused_once) == 22
     prepared("body", "field.jsonl", "--text-field", "body", "--valid-fraction", 0)
     assert byte_documents("body", "train") == [b"a"]
 

@@ -303,8 +303,11 @@ def no_text(names, wanted):
 
 def text_of(row, wanted):
     """Returns the text of a row; raises ValueError where it has none."""
-    names = [wanted] if wanted else TEXT_FIELDS
-    text = next((row[name] for name in names if name in row), None)
-    if not isinstance(text, str):
+    name = next((name for name in ([wanted] if wanted else TEXT_FIELDS) if name in row), None)
+    if name is None:
         raise ValueError(no_text(list(row), wanted))
-    return text
+    if not isinstance(row[name], str):
+        held = "null" if row[name] is None else repr(row[name])[:40]
+        raise ValueError(f"'{name}' holds {held}, which is no text; mend it, or name another field "
+                         "(--text-field)")
+    return row[name]
