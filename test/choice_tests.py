@@ -104,6 +104,11 @@ def every_form_is_read():
     spaced = [{"ctx": c, "endings": [" " + a[0], *a[1:]], "label": i} for c, a, i in rows]
     write("spaced.jsonl", lines(spaced))
     assert prepared("sets/s.bin", "spaced.jsonl") == want, "two spaces before an answer"
+    ended = [{**row, "ctx": row["ctx"] + " "} for row in spaced]
+    write("ended.jsonl", lines(ended))
+    assert prepared("sets/e.bin", "ended.jsonl") == want, "the space after a question stays there"
+    write("line.jsonl", lines([{"ctx": "a:\n", "endings": ["b", "  c"], "label": 1}]))
+    assert prepared("sets/l.bin", "line.jsonl") == [(1, [*b"a:"], [[*b"\nb"], [*b"\n  c"]])]
     before = prepared("sets/b.bin", "h.jsonl", "--before", "<|endoftext|>")
     assert before == [(i, [256, *c], a) for i, c, a in want]
     assert want != expected(questions(8))[1:]

@@ -52,13 +52,16 @@ def read_row(row, o):
 
 
 def encode_row(vocabulary, row, before):
-    """Returns the numbers of a question after its first two. An answer begins with the space before
-    it, which it may have already."""
+    """Returns the numbers of a question after its first two. An answer begins with the white space
+    that the question ends in, else with a space, unless it has its own already."""
     context, answers, label = row
-    tokens = before + list(vocabulary.encode(context))
+    bare = context.rstrip()
+    between = context[len(bare):]
+    tokens = before + list(vocabulary.encode(bare))
     numbers = [label, len(answers), len(tokens), *tokens]
     for answer in answers:
-        tokens = list(vocabulary.encode(answer if answer[0].isspace() else " " + answer))
+        spaced = answer[0].isspace() and not between.strip(" ")
+        tokens = list(vocabulary.encode(answer if spaced else (between or " ") + answer))
         numbers += [len(tokens), *tokens]
     return numbers
 
