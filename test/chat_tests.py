@@ -450,6 +450,8 @@ def damage_of_a_mask_is_found():
     refused(run(*check, check=False), f"{path}: damaged")
     os.remove(path)
     refused(run(*check, check=False), f"{path}: missing")
+    refused(call(prepare_data, "--output", "d", "--tokenizer", "plain/tokenizer.json",
+                 "talks.jsonl", "--seq-length", 96, "--shard-tokens", 1000), f"{path}: missing")
     write(path, content)
 
 

@@ -11,6 +11,7 @@ import sys
 
 import pyarrow
 import pyarrow.parquet
+import zstandard
 from check import ROOT, SHARED, Skip, call, main, read, refused, run, write
 from llm8.prepare_choices import main as prepare_choices
 from llm8.prepare_data import main as prepare_data
@@ -103,6 +104,11 @@ def every_form_is_read():
     spaced = [{"ctx": c, "endings": [" " + a[0], *a[1:]], "label": i} for c, a, i in rows]
     write("spaced.jsonl", lines(spaced))
     assert prepared("sets/s.bin", "spaced.jsonl") == want, "two spaces before an answer"
+    ended = [{**row, "ctx": row["ctx"] + " "} for row in spaced]
+    write("ended.jsonl", lines(ended))
+    assert prepared("sets/e.bin", "ended.jsonl") == want, "the space after a question stays there"
+    write("line.jsonl", lines([{"ctx": "a:\n", "endings": ["b", "  c"], "label": 1}]))
+    assert prepared("sets/l.bin", "line.jsonl") == [(1, [*b"a:"], [[*b"\nb"], [*b"\n  c"]])]
     before = prepared("sets/b.bin", "h.jsonl", "--before", "<|endoftext|>")
     assert before == [(i, [256, *c], a) for i, c, a in want]
     assert want != expected(questions(8))[1:]
@@ -111,6 +117,24 @@ def every_form_is_read():
     tokenizer = os.path.join(ROOT, "test", "golden", "chat", "tokenizer.json")
     call(prepare_choices, "lone.jsonl", "--output", "sets/lone2.bin", "--tokenizer", tokenizer)
     assert len(numbers_of("sets/lone2.bin")) == 1
+
+
+def labels_that_are_texts_are_doubted():
+    def said(*rows):
+        write("doubt.jsonl", lines([{"question": "a", "choices": choices, "answer": answer}
+                                    for choices, answer in rows]))
+        result = call(prepare_choices, "doubt.jsonl", "--output", "doubt.bin", *BYTE)
+        assert result.status == 0, result.err
+        return result.err
+
+    warning = said((["1", "2", "3"], "2"), (["1", "2", "3"], 1), (["x", "y"], 1),
+                   ([" B", " A"], "A"))
+    assert warning.startswith("warning: in 3 of 4 questions the right answer is given by"), warning
+    assert "the first was read 2 as '3'; if texts are meant" in warning, warning
+    assert len(warning.splitlines()) == 1 and [row[0] for row in numbers_of("doubt.bin")] == \
+        [2, 1, 1, 0], "a warning changes nothing"
+    assert not said((["0", "1"], 1), (["x", "y"], "A"), (["1", "1"], 1),
+                    ({"text": ["4", "2", "1"], "label": ["1", "2", "4"]}, "1"))
 
 
 def gpt2_numbers_are_gpt2s():
@@ -200,6 +224,8 @@ def bad_sets_are_refused():
     bad(write("x.jsonl", "[1]\n"), "x.jsonl, line 1: no JSON object")
     bad(write("x.jsonl", "\n"), "x.jsonl: no questions")
     bad(write("x.parquet", "PAR1"), "x.parquet: damaged or cut short")
+    bad(write("x.jsonl.zst", zstandard.compress(lines([row]).encode())[:-1]),
+        "x.jsonl.zst: damaged or cut short")
     bad(write("x.jsonl", "[" * 100000), "x.jsonl, line 1: no JSON object")
     bad(write("x.jsonl", lines([{**row, "ctx": "a" * 40000}])), "x.jsonl: question 0 has",
         "more than 65535", "shorten")
@@ -229,5 +255,6 @@ def wrong_sets_are_refused():
 
 
 if __name__ == "__main__":
-    sys.exit(main([every_form_is_read, gpt2_numbers_are_gpt2s, a_model_learns_to_answer,
+    sys.exit(main([every_form_is_read, labels_that_are_texts_are_doubted,
+                   gpt2_numbers_are_gpt2s, a_model_learns_to_answer,
                    bad_sets_are_refused, wrong_sets_are_refused]))

@@ -1,6 +1,7 @@
 """scripts/prepare_data: every kind of source, order, split, resuming, refusals."""
 
 import contextlib
+import errno
 import glob
 import gzip
 import json
@@ -66,6 +67,38 @@ def every_kind_is_read():
     assert len(held["settings"]["sources"]) == 24
 
 
+def folders_are_read_whole():
+    """Linked folders too, each once; nothing that is hidden; none is passed over in silence."""
+    for path, text in (("far/f.txt", "far"), ("walk/sub/s.md", "sub"), ("walk/.git/g.txt", "git"),
+                       ("walk/.h.txt", "hidden"), ("walk/sub/.x/y/z.txt", "deep"),
+                       ("walk/x.csv", "other"), (".own/o.txt", "own")):
+        write(path, text)
+    os.symlink("../far", "walk/linked")
+    os.symlink("../../far", "walk/sub/again")
+    os.symlink("..", "walk/sub/loop")
+    os.symlink(".", "walk/self")
+    os.symlink("../far", "walk/.gone")
+    files, others = sources.expand(["walk"], "SOURCE")
+    assert files == ["walk/linked/f.txt", "walk/sub/s.md"] and others == 1, (files, others)
+    assert sources.expand([".own"], "SOURCE") == ([".own/o.txt"], 0)
+    out = prepared("walked", "walk", "--valid", "walk").out
+    assert "left out: 2 files of other kinds than" in out, out
+    assert sorted(byte_documents("walked", "train")) == [b"far", b"sub"]
+    scandir = os.scandir
+
+    def closed(path):
+        if str(path).endswith("sub"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return scandir(path)
+
+    os.scandir = closed  # root may read any folder
+    try:
+        refused(call(prepare_data, "--output", "bad", *BYTE, "walk"),
+                "SOURCE walk/sub: Permission denied; make it readable")
+    finally:
+        os.scandir = scandir
+
+
 def the_c_tokenizer_agrees():
     text = "".join(sentences(2, 200)) + "\x00\xff end"
     write("one.txt", text.encode("latin-1", "replace"))  # not UTF-8, which bytes need not be
@@ -110,6 +143,20 @@ def the_split_follows_the_text():
     assert sorted(byte_documents("own", "val")) == sorted(text.encode() for text in TEXTS[60:100])
     prepared("none", "a.jsonl", "--valid-fraction", 0)
     assert not glob.glob("none/val*")
+
+
+def text_on_both_sides_is_noted():
+    os.symlink("a.jsonl", "same.jsonl")
+    write("half.jsonl", lines_of(TEXTS[50:80]))
+    write("own.txt", TEXTS[0])
+    for name, valid, said in (("a.jsonl", "same.jsonl", "40 of 40"),
+                              ("a.jsonl", "half.jsonl", "10 of 30"), ("own.txt", "own.txt", "1 of"),
+                              ("a.jsonl", "b.jsonl.gz", None)):
+        out = prepared(f"both_{name}_{valid}", name, "--valid", valid).out
+        assert ("are trained on too" in out) == bool(said), out
+        assert not said or f"note: {said}" in out, out
+    for name in ("own.txt", "twice.jsonl"):
+        assert "trained on" not in prepared(f"both_{name}", name, "--valid-fraction", 0.3).out
 
 
 def small_sets_are_validated_too():
@@ -252,6 +299,30 @@ def a_finished_run_is_left_alone():
             "--output foreign/x_train.bin/x: Not a directory")
 
 
+def a_finished_run_that_lacks_a_file_is_not_taken_for_whole():
+    words = ("--output", "lacks", *BYTE, "a.jsonl")
+    prepared("lacks", "a.jsonl")
+    names = {"train_00000.bin", "val_00000.bin", "tokenizer.bin", "tokenizer.json",
+             "tokenizer_config.json"}
+    assert names | {"manifest.json", ".lock"} == set(os.listdir("lacks"))
+    for name in sorted(names):
+        path, content = f"lacks/{name}", read(f"lacks/{name}")
+        os.remove(path)
+        refused(call(prepare_data, *words), f"{path}: missing; remove the folder lacks, then")
+        refused(call(prepare_data, "--check", "lacks"), f"{path}: missing")
+        assert not os.path.exists(path)
+        write(path, content[:-1])
+        refused(call(prepare_data, *words), f"{path}: damaged: not what the manifest says")
+        write(path, content[:-1] + bytes([content[-1] ^ 1]))
+        refused(call(prepare_data, "--check", "lacks"), f"{path}: damaged")
+        write(path, content)
+    assert "made already" in call(prepare_data, *words).out
+    held = manifest("lacks")
+    del held["tokenizer_files"]  # of before they were named
+    write("lacks/manifest.json", json.dumps(held))
+    assert "made already" in call(prepare_data, *words).out
+
+
 def a_mended_source_is_enough():
     """After a fault, what was tokenized before it is kept, and no older shard is left."""
     write("m/a.jsonl", lines_of(TEXTS[:50]))
@@ -302,6 +373,12 @@ def bad_sources_are_refused():
     bad(write("list.jsonl", "[1]\n"), "list.jsonl, line 1: no JSON object")
     bad(write("field.jsonl", lines_of(["a"], "body")), "field.jsonl, line 1: no text under 'text'",
         "id, body", "--text-field")
+    for value, held in ((None, "null"), (5, "5"), (["a"], "['a']")):
+        said = f"'text' holds {held}, which is no text; mend it, or name another field (--text-fie"
+        write("null.jsonl", lines_of(["a", value]))
+        bad("null.jsonl", "null.jsonl, line 2: " + said)
+        write_parquet("null.parquet", [value])
+        bad("null.parquet", "null.parquet, row group 0 and on, row 0: " + said)
     # in a later unit than the first, and in a compressed file
     many = lines_of(["x" * 1000] * 20000) + "{oops}\n"
     bad(write("far.jsonl", many), "far.jsonl, line 20001: ")
@@ -316,9 +393,49 @@ def bad_sources_are_refused():
     os.makedirs("piped/of", exist_ok=True)
     os.symlink("../../nothing", "piped/of/a.txt")
     bad("piped", "piped/of/a.txt: not a regular file")
-    assert len(refused_once) == 16
+    assert len(refused_once) == 22
     prepared("body", "field.jsonl", "--text-field", "body", "--valid-fraction", 0)
     assert byte_documents("body", "train") == [b"a"]
+
+
+def read_unpacked(path):
+    with sources.open_lines(path) as file:
+        return file.read()
+
+
+def a_cut_zst_is_seen():
+    """Wherever it is cut; what was read before the cut stays with --skip-bad."""
+    texts = sentences(11, 4000)
+    parts = [lines_of(texts[at:at + 1000]).encode() for at in range(0, 4000, 1000)]
+    frames = [zstandard.ZstdCompressor(level=1, write_checksum=place % 2 > 0).compress(part)
+              for place, part in enumerate(parts)]
+    note = b"\x50\x2a\x4d\x18\x05\0\0\0hello"  # a frame that is to be skipped, as of pzstd
+    whole, ends = b"", {0: b""}
+    for place, frame in enumerate([note, *frames, note]):
+        whole += frame
+        ends[len(whole)] = b"".join(parts[:place])
+    assert len(ends) == 7, "an end for each frame, and the beginning"
+    assert 4 * sources.PACKED_BYTES < len(frames[0])
+    assert read_unpacked(write("whole.jsonl.zst", whole)) == b"".join(parts)
+    near = [end + by for end in ends for by in range(-9, 10)]
+    for size in [*near, *range(0, len(whole), 7001)]:
+        if not 0 < size < len(whole):
+            continue
+        write("some.jsonl.zst", whole[:size])
+        try:
+            held = read_unpacked("some.jsonl.zst")
+        except EOFError:
+            held = None
+        assert held == ends.get(size), f"cut after {size} bytes"
+    write("small.jsonl.zst", frames[0] * 2 + frames[1][:-2])
+    refused(call(prepare_data, "--output", "bad", *BYTE, "small.jsonl.zst"),
+            "small.jsonl.zst: damaged or cut short", "ends before its last frame")
+    out = prepared("small", "small.jsonl.zst", "--skip-bad", "--valid-fraction", 0).out
+    assert "left out: 1, the first: small.jsonl.zst: damaged or cut short" in out, out
+    same_documents("small", texts[:1000] * 2 + texts[1000:2000])
+    for name in ("nil.jsonl.zst", "nil.jsonl.gz"):
+        refused(call(prepare_data, "--output", "bad", *BYTE, write(name, b"")),
+                f"{name}: damaged or cut short")
 
 
 def empty_sources_are_refused():
@@ -373,11 +490,14 @@ def bad_options_are_refused():
 
 
 if __name__ == "__main__":
-    sys.exit(main([every_kind_is_read, the_c_tokenizer_agrees, the_order_is_the_seeds,
-                   the_split_follows_the_text, small_sets_are_validated_too,
+    sys.exit(main([every_kind_is_read, folders_are_read_whole, the_c_tokenizer_agrees,
+                   the_order_is_the_seeds, the_split_follows_the_text,
+                   text_on_both_sides_is_noted, small_sets_are_validated_too,
                    lines_are_read_once_in_any_cut, a_killed_run_resumes, several_at_once_make_one,
                    a_full_disk_is_named, files_of_others_stay,
-                   a_finished_run_is_left_alone, a_mended_source_is_enough,
-                   damage_is_found, bad_sources_are_refused, empty_sources_are_refused,
+                   a_finished_run_is_left_alone,
+                   a_finished_run_that_lacks_a_file_is_not_taken_for_whole,
+                   a_mended_source_is_enough, damage_is_found, bad_sources_are_refused,
+                   a_cut_zst_is_seen, empty_sources_are_refused,
                    missing_files_are_named_before_the_network_is_needed,
                    bad_parts_can_be_left_out, bad_options_are_refused]))

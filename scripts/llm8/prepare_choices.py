@@ -3,6 +3,7 @@ dataloader/choices.h has the format."""
 
 import os
 import struct
+import sys
 
 import numpy
 
@@ -29,8 +30,8 @@ def find(row, wanted, usual, what):
 
 
 def read_row(row, o):
-    """Returns (context, answers, which is right) of a row in any usual form; raises ValueError
-    where it is no question."""
+    """Returns (context, answers, which is right) of a row in any usual form, and what is to be
+    doubted of the last, or None; raises ValueError where it is no question."""
     context = find(row, o.context_field, CONTEXTS, "question")
     answers = find(row, o.choices_field, ANSWERS, "list of answers")
     label = find(row, o.label_field, LABELS, "right answer")
@@ -42,23 +43,27 @@ def read_row(row, o):
     if not isinstance(answers, list) or len(answers) < 2 or not all(
             isinstance(answer, str) and answer.strip() for answer in answers):
         raise ValueError("the answers are no list of texts")
-    names = [str(name) for name in names or range(len(answers))]
+    given, names = bool(names), [str(name) for name in names or range(len(answers))]
     label = str(label)
     letter = ord(label) - ord("A") if len(label) == 1 and "A" <= label <= "Z" else len(answers)
     right = names.index(label) if label in names else letter
     if right >= len(answers):
         raise ValueError(f"the right answer is {label}, none of {', '.join(names)}")
-    return context, answers, right
+    texts = [answer.strip() for answer in answers]
+    as_text = label in texts and texts[right] != label and not (given and label in names)
+    return context, answers, right, f"{label} as {texts[right][:40]!r}" if as_text else None
 
 
-def encode_row(vocabulary, row, before):
-    """Returns the numbers of a question after its first two. An answer begins with the space before
-    it, which it may have already."""
-    context, answers, label = row
-    tokens = before + list(vocabulary.encode(context))
+def encode_row(vocabulary, context, answers, label, before):
+    """Returns the numbers of a question after its first two. An answer begins with the white space
+    that the question ends in, else with a space, unless it has its own already."""
+    bare = context.rstrip()
+    between = context[len(bare):]
+    tokens = before + list(vocabulary.encode(bare))
     numbers = [label, len(answers), len(tokens), *tokens]
     for answer in answers:
-        tokens = list(vocabulary.encode(answer if answer[0].isspace() else " " + answer))
+        spaced = answer[0].isspace() and not between.strip(" ")
+        tokens = list(vocabulary.encode(answer if spaced else (between or " ") + answer))
         numbers += [len(tokens), *tokens]
     return numbers
 
@@ -105,14 +110,24 @@ def main():
         die(f"{path}: must be .jsonl (also .gz, .zst) or .parquet")
     vocabulary = open_vocabulary(words_of(o))
     before = [] if o.before == "none" else [vocabulary.special(o.before, "--before")]
+    doubts = []
+
+    def take(row):
+        *question, doubt = read_row(row, o)
+        doubts.extend([doubt] if doubt else [])
+        return encode_row(vocabulary, *question, before)
+
     try:
         questions = [numbers for unit in sources.units_of([path], False, None, False)
-                     for numbers in sources.documents(
-                         unit, lambda row: encode_row(vocabulary, read_row(row, o), before))]
+                     for numbers in sources.documents(unit, take)]
     except sources.BadSource as bad:
         die(str(bad))
     if not questions:
         die(f"{path}: no questions in it")
+    if doubts:
+        print(f"warning: in {len(doubts):,} of {many(len(questions), 'question')} the right answer "
+              "is given by a number or letter that is the text of another answer; the first was "
+              f"read {doubts[0]}; if texts are meant, write their numbers from 0", file=sys.stderr)
     with named_by("--output"):
         os.makedirs(os.path.dirname(os.path.abspath(o.output)), exist_ok=True)
         write_set(o.output, path, questions, shards.token_type(vocabulary.size), vocabulary.mark())

@@ -324,8 +324,10 @@ def prepare(output, settings, units, words, vocabulary, jobs):
                 f": {len(skipped)} were left out (--skip-bad), the first: {skipped[0]}" if skipped
                 else ""))
         window = window_of(settings, documents, vocabulary)
+        splits = split_documents(settings, documents)
+        in_both = numpy.isin(splits["val"]["hash"], splits["train"]["hash"])
         tasks = [(f"{split}_{place:05d}.bin", part, names, window)
-                 for split, rows in split_documents(settings, documents).items()
+                 for split, rows in splits.items()
                  for place, part in enumerate(cut_shards(
                      pack(rows, window) if window > 1 else rows, settings["shard_tokens"],
                      window))]
@@ -337,7 +339,7 @@ def prepare(output, settings, units, words, vocabulary, jobs):
     manifest = {
         "format": "llm8.c prepared data", "vocabulary": vocabulary.size,
         "end_of_text": vocabulary.end_of_text, "window": window, "documents": len(documents),
-        "tokens": int(documents["length"].sum()),
+        "tokens": int(documents["length"].sum()), "validation_in_training": int(in_both.sum()),
         "skipped": len(skipped), "first_skipped": skipped[:20],
         "seconds": round(time.time() - begin, 1),
         "shards": sorted(rows, key=lambda row: row["name"]), "settings": settings}
@@ -364,21 +366,27 @@ def window_of(settings, documents, vocabulary):
 def publish(output, work, vocabulary, manifest):
     for name in filter(OWN_SHARD.fullmatch, os.listdir(output)):
         os.remove(os.path.join(output, name))  # of a preparation that was stopped while it did this
-    for name, _, _ in itertools.chain(*map(files_of, manifest["shards"])):
+    for name, _, _ in files_of(manifest):
         os.rename(os.path.join(work, name), os.path.join(output, name))
     texts = zip(TOKENIZER_FILES, (vocabulary.json, vocabulary.config, vocabulary.template))
-    for name, content in (("tokenizer.bin", vocabulary.tokenizer_bin()),
-                          *((name, text.encode()) for name, text in texts if text),
-                          ("manifest.json", (json.dumps(manifest, indent=1) + "\n").encode())):
-        shards.write_durably(os.path.join(output, name), [content])
+    files = [("tokenizer.bin", vocabulary.tokenizer_bin()),
+             *((name, text.encode()) for name, text in texts if text)]
+    manifest["tokenizer_files"] = [
+        {"name": name, "bytes": len(content),
+         "sha256": shards.write_durably(os.path.join(output, name), [content])}
+        for name, content in files]
+    shards.write_durably(os.path.join(output, "manifest.json"),
+                         [(json.dumps(manifest, indent=1) + "\n").encode()])
     shutil.rmtree(work)
 
 
-def files_of(row):
-    """Yields (name, bytes, SHA-256) of a row's files: a mask, if it has one, and the shard."""
-    if "mask_sha256" in row:
-        yield row["name"] + shards.MASK, shards.mask_bytes(row["tokens"]), row["mask_sha256"]
-    yield row["name"], row["bytes"], row["sha256"]
+def files_of(manifest):
+    """Yields (name, bytes, SHA-256) of its files: each shard, after its mask, if it has one, and
+    those of the tokenizer, which older manifests do not name."""
+    for row in manifest["shards"] + manifest.get("tokenizer_files", []):
+        if "mask_sha256" in row:
+            yield row["name"] + shards.MASK, shards.mask_bytes(row["tokens"]), row["mask_sha256"]
+        yield row["name"], row["bytes"], row["sha256"]
 
 
 # ---- the command line ---------------------------------------------------------------------------
@@ -459,9 +467,11 @@ def find_files(o):
         train += paths
         valid += valid_paths
     files, others = sources.expand(train, "SOURCE")
-    if others:
-        print(f"left out: {others} files of other kinds than {' '.join(sources.KINDS)}")
-    return files, sources.expand(valid + o.valid, "--valid")[0]
+    valid_files, valid_others = sources.expand(valid + o.valid, "--valid")
+    if others + valid_others:
+        print(f"left out: {many(others + valid_others, 'file')} of other kinds than "
+              f"{' '.join(sources.KINDS)}")
+    return files, valid_files
 
 
 def make_settings(o, vocabulary, files, valid_files):
@@ -498,8 +508,19 @@ def read_manifest(folder):
     return manifest
 
 
+def check_files_made(folder, manifest, checksums):
+    """Ends where a file of the manifest is missing, or has another size or, with checksums, another
+    content."""
+    for name, size, checksum in files_of(manifest):
+        path = os.path.join(folder, name)
+        if not os.path.exists(path):
+            die(f"{path}: missing; {ANEW.format(folder)}")
+        if os.path.getsize(path) != size or checksums and shards.sha256_of(path) != checksum:
+            die(f"{path}: damaged: not what the manifest says; {ANEW.format(folder)}")
+
+
 def is_made(output, settings):
-    """Says whether the folder holds this preparation; ends where it holds another."""
+    """Says whether the folder holds this preparation; ends where it holds another, or a part."""
     path = os.path.join(output, "manifest.json")
     if not os.path.exists(path):
         return False
@@ -510,6 +531,7 @@ def is_made(output, settings):
     if different:
         die(f"{path}: already made, from other settings (other {', '.join(different)}); give "
             "another --output, or remove that folder")
+    check_files_made(output, manifest, False)
     print(f"{output}: made already, from the same sources and settings")
     return True
 
@@ -530,30 +552,29 @@ def lock(folder):
 
 
 def check_shards(folder):
-    """Does what --check does: compares every shard with the manifest."""
+    """Does what --check does: compares every file with the manifest."""
     manifest = read_manifest(folder)
-    for name, size, checksum in itertools.chain(*map(files_of, manifest["shards"])):
-        path = os.path.join(folder, name)
-        if not os.path.exists(path):
-            die(f"{path}: missing; {ANEW.format(folder)}")
-        if os.path.getsize(path) != size or shards.sha256_of(path) != checksum:
-            die(f"{path}: damaged: not what the manifest says; {ANEW.format(folder)}")
+    check_files_made(folder, manifest, True)
     print(f"{folder}: {many(len(manifest['shards']), 'shard')} as the manifest says, "
           f"{sum(row['tokens'] for row in manifest['shards']):,} tokens")
 
 
 def report(output, manifest):
-    counts = {}
+    counts, documents = {}, {}
     for split in ("train", "val"):
         rows = [row for row in manifest["shards"] if row["name"].startswith(split)]
         counts[split] = sum(row["tokens"] for row in rows)
+        documents[split] = sum(row["documents"] for row in rows)
         counted = [row["counted"] for row in rows if "counted" in row]
         share = f", of which {sum(counted):,} count" if counted else ""
         print(f"{split:5} {counts[split]:>15,} tokens{share} "
-              f"{many(sum(row['documents'] for row in rows), 'document'):>22} "
+              f"{many(documents[split], 'document'):>22} "
               f"{many(len(rows), 'shard'):>13}")
     if manifest["skipped"]:
         print(f"left out: {manifest['skipped']}, the first: {manifest['first_skipped'][0]}")
+    if manifest["validation_in_training"]:
+        print(f"note: {manifest['validation_in_training']:,} of {documents['val']:,} documents for "
+              "validation are trained on too: their loss says nothing of other text")
     settings = manifest["settings"]
     if counts["val"] < FEW_TOKENS and (settings["valid_fraction"] or settings["valid_sources"]):
         print(f"note: {counts['val']:,} tokens are few for a validation loss; a larger "

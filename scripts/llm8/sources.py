@@ -21,6 +21,7 @@ from .environment import die
 KINDS = {".txt": "text", ".md": "text", ".jsonl": "lines", ".jsonl.gz": "lines",
          ".jsonl.zst": "lines", ".parquet": "parquet"}
 UNIT_BYTES = 16 << 20
+PACKED_BYTES = 1 << 12  # unpacked at a time: a frame may hold 30,000 times its bytes
 TEXT_FIELDS = ["text", "content"]
 CHAT_FIELDS = ["messages", "prompt", "completion", "tools"]
 
@@ -44,14 +45,29 @@ def kind_of(path):
     return next((kind for ending, kind in KINDS.items() if path.endswith(ending)), None)
 
 
+def files_in(folder, what):
+    """Returns the files of a folder and those below it, also where a link leads, each folder once.
+    Hidden ones are left out."""
+    def unreadable(error):
+        die(f"{what} {error.filename}: {error.strerror}; make it readable")
+
+    files, seen = [], set()
+    for place, folders, names in os.walk(folder, onerror=unreadable, followlinks=True):
+        if os.path.realpath(place) in seen:
+            folders[:] = names = []
+        seen.add(os.path.realpath(place))
+        folders[:] = sorted(name for name in folders if name[0] != ".")
+        files += [os.path.join(place, name) for name in names if name[0] != "."]
+    return files
+
+
 def expand(patterns, what):
     """Returns the files that the arguments mean, each once, in order, and how many of other kinds a
     folder held."""
     files, others = [], 0
     for pattern in patterns:
         if os.path.isdir(pattern):
-            inside = [os.path.join(folder, name) for folder, _, names in os.walk(pattern)
-                      for name in names if not name.startswith(".")]
+            inside = files_in(pattern, what)
             found = sorted(path for path in inside if kind_of(path))
             others += len(inside) - len(found)
         else:
@@ -166,13 +182,51 @@ def read_texts(unit, raw):
                             "-t utf-8)")
 
 
+class Unpacked(io.RawIOBase):
+    """What a .zst file holds; EOFError where its last frame has no end. zstandard's own stream ends
+    there without a word."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.packed, self.held = open(path, "rb"), b""
+        self.parts = self.unpack()
+
+    def unpack(self):
+        frames = zstandard.ZstdDecompressor()
+        frame, rest = frames.decompressobj(), b""
+        while part := rest or self.packed.read(PACKED_BYTES):
+            if frame.eof:
+                frame = frames.decompressobj()
+            yield frame.decompress(part)
+            rest = frame.unused_data
+        if not frame.eof:
+            raise EOFError("the file ends before its last frame does")
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        while not self.held:
+            part = next(self.parts, None)
+            if part is None:
+                return 0
+            self.held = memoryview(part)
+        count = min(len(buffer), len(self.held))
+        buffer[:count], self.held = self.held[:count], self.held[count:]
+        return count
+
+    def close(self):
+        self.packed.close()
+        super().close()
+
+
 def open_lines(path):
     if path.endswith(".gz"):
+        if not os.path.getsize(path):  # gzip takes it for whole
+            raise EOFError("the file is empty")
         return gzip.open(path, "rb")
     if path.endswith(".zst"):
-        stream = zstandard.ZstdDecompressor().stream_reader(open(path, "rb"), closefd=True,
-                                                            read_across_frames=True)
-        return io.BufferedReader(stream, 1 << 20)
+        return io.BufferedReader(Unpacked(path), 1 << 20)
     return open(path, "rb")
 
 
@@ -249,8 +303,11 @@ def no_text(names, wanted):
 
 def text_of(row, wanted):
     """Returns the text of a row; raises ValueError where it has none."""
-    names = [wanted] if wanted else TEXT_FIELDS
-    text = next((row[name] for name in names if name in row), None)
-    if not isinstance(text, str):
+    name = next((name for name in ([wanted] if wanted else TEXT_FIELDS) if name in row), None)
+    if name is None:
         raise ValueError(no_text(list(row), wanted))
-    return text
+    if not isinstance(row[name], str):
+        held = "null" if row[name] is None else repr(row[name])[:40]
+        raise ValueError(f"'{name}' holds {held}, which is no text; mend it, or name another field "
+                         "(--text-field)")
+    return row[name]
