@@ -292,6 +292,11 @@ def resumes_that_change_the_run():
         return folder
     expect(resumed("reseeded", "--seed", 5), 1, "WRONG resume at step 40 the data come in another "
            "order", "--seed 1234 became 5")
+    # what was to be done: once more from that step without them
+    train("planted/reseeded/reseeded", *FP8, "--resume", "planted/reseeded/reseeded/step_00000040")
+    text = expect("planted/reseeded/reseeded", 0, "ok resume at step 40, with the same options",
+                  "of steps 41 to 60, which were done again, 20 have another loss")
+    assert text.count("at step 40") == 1, text
     expect(resumed("relearned", "--lr", "1e-3", "--lock-timeout", 5, "--sample-prompt", "A",
                    "--clip-grad", 2), 0,
            "note resume at step 40: --lr 0.0006 became 0.001, --clip-grad 1 became 2 -> if",

@@ -301,8 +301,7 @@ def counted_tokens(run):
         if step != before + 1:
             missing += step - before - 1
             continue
-        done_by = [start for start in run.starts if start["step"] < step] or run.starts
-        due = math.prod(int(done_by[-1]["options"].get(name, 0))
+        due = math.prod(int(run.part_of(step)["options"].get(name, 0))
                         for name in ("global-batch-size", "seq-length"))
         got = (metrics.number(run.steps[step], "tokens") -
                metrics.number(run.steps[before], "tokens"))
@@ -427,7 +426,7 @@ def main():
           f"parameters, {run.start.get('device', '?')}, {run.start.get('program', '?')}")
     found = [state(run), skips(run), losses(run), *learning_rate(run), *vocabulary(run),
              *fp8_layers(run), *fp8_ranges(run)]
-    for before, after in zip(run.starts, run.starts[1:]):
+    for before, after in zip(run.parts, run.parts[1:]):
         found += [changes(before, after), *jump(run, int(after["step"]))]
     found += [*done_again(run), *counted_tokens(run), *speed(run)]
     for finding in found:

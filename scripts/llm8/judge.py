@@ -226,7 +226,7 @@ def judge_speed(found, limits, name):
 
 
 def memory_of(run):
-    return max((float(start.get("memory_bytes") or 0) for start in run.starts), default=0.0)
+    return max((float(part.get("memory_bytes") or 0) for part in run.parts), default=0.0)
 
 
 def at_most(limit):
