@@ -350,7 +350,92 @@ class Judging(Folder):
             found, passed = judged(*runs)
             self.assertEqual(passed, same)
 
-            self.assertEqual("(shards aa, shards bb)" in found["same start"].note, not same)
+            self.assertEqual("(shards aa and shards bb)" in found["same start"].note, not same)
+
+    def resumed(self, name, at=5, records=(), before=None, **after):
+        """Ten steps, resumed after one of them with other options."""
+        steps = [step_record(i) for i in range(1, 11)]
+        evals = [{"kind": "eval", "step": i, "valid_loss": 2.0, "seconds": 1.0} for i in (5, 10)]
+        return self.run_of(name, start(**(before or {})), *steps[:at], evals[0], *records,
+                           start(at, **after), *steps[at:], evals[1],
+                           {"kind": "end", "step": 10, "status": 0})
+
+    def test_all_parts_of_a_run_are_judged(self):
+        plain = self.whole_run("plain", [2.0] * 10)
+        for name, value, part in (
+                ("num-layers", "3", "--num-layers (2 and 2, then 3 after step 5)"),
+                ("seed", "2", "--seed (1 and 2, then 1 after step 5)"),
+                ("data", "/a/other.bin", "--data (d.bin and d.bin, then other.bin after step 5)")):
+            other = self.resumed(name, **({"before": {name: value}} if name == "seed" else
+                                          {name: value}))
+            found, _ = judged([plain], [other])
+            self.assertEqual((found["same start"].result, found["same start"].note),
+                             (judge.FAIL, "not the same: " + part))
+        sums = self.resumed("sums")
+        for run, crcs in ((plain, "a"), (sums, "ab")):
+            for part, crc in zip(run.parts, crcs):
+                part["data_crc32"] = crc
+        self.assertIn("(shards a and shards a, then shards b after step 5)",
+                      judged([plain], [sums])[0]["same start"].note)
+        for name, at, shown in (("lr1", 5, "0.02, then 0.1 after step 5"),
+                                ("lr2", 4, "0.02, then 0.1 after step 4")):
+            slow = self.resumed(name, at, before={"lr": "0.02"})
+            self.assertEqual(judge.differing_options([plain, slow]), {"lr": ["0.1", shown]})
+            self.assertEqual(judged([plain], [slow])[0]["same start"].result, judge.PASS)
+        # what a later start made void, and one that did nothing, are no parts of it
+        void = self.resumed("void", records=[start(5, memory=2**40, seed="3"), step_record(6, 9.0)])
+        idle = self.run_of("idle", start(), *plain.steps.values(), plain.end,
+                           start(10, lr="3"), plain.end)
+        for run in (void, idle):
+            self.assertEqual(judge.differing_options([plain, run]), {})
+        self.assertEqual(judge.memory_of(void), 2**30)
+        # the speeds of two GPUs are not one
+        moved = self.run_of("moved", start(device="NVIDIA H100"), *list(plain.steps.values())[:5],
+                            start(5), *list(plain.steps.values())[5:], plain.end)
+        self.assertIn("NVIDIA H100", judged([plain], [moved])[0]["speed-up"].note)
+
+    def test_evaluations_see_the_same_samples(self):
+        def run(name, iters, batch, length):
+            return self.whole_run(name, [2.0] * 10, **{
+                "eval-iters": iters, "global-batch-size": batch, "seq-length": length})
+        base = run("base", "4", "8", "16")
+        for place, (sizes, wrong) in enumerate((
+                (("4", "16", "16"), "--global-batch-size"), (("8", "4", "16"), ""),
+                (("0", "8", "16"), "--eval-iters"), (("8", "8", "8"), "--eval-iters --seq-length"),
+                (("8", "4", "32"), "--seq-length"))):
+            found, _ = judged([base], [run(f"r{place}", *sizes)], time=9)
+            for what, result in (("validation loss", judge.FAIL), ("time to loss", judge.OPEN)):
+                self.assertEqual(found[what].note == "not over the same samples: " + wrong,
+                                 bool(wrong), found[what])
+                self.assertEqual(found[what].result == result, bool(wrong), found[what])
+        all_of_them = [run(f"all{batch}", "0", batch, "16") for batch in "48"]
+        self.assertEqual(judged(*([one] for one in all_of_them))[0]["validation loss"].result,
+                         judge.UNSURE)
+        # the last evaluation is what is judged; the time needs them all
+        found, _ = judged([self.whole_run("two", [2.0] * 10, **{"eval-iters": "2"})],
+                          [self.resumed("later", **{"eval-iters": "2"})])
+        self.assertEqual(found["validation loss"].result, judge.UNSURE)
+        self.assertIn("not over the same samples: --eval-iters", found["time to loss"].note)
+
+    def test_it_says_why_there_is_no_loss(self):
+        steps = [step_record(i) for i in range(1, 11)]
+        end = {"kind": "end", "step": 10, "status": 75}
+        none = [self.run_of(f"none{given}", start(**{"valid-data": given}), *steps, end)
+                for given in ("", "v.bin")]
+        base = self.whole_run("base", [2.0] * 10)
+        for run, why in zip(none, ("no evaluation (--valid-data)",
+                                   "no evaluation: a run ends before its first (--eval-interval)")):
+            found, _ = judged([base], [run])
+            for what in ("validation loss", "time to loss"):
+                self.assertEqual((found[what].result, found[what].note), (judge.OPEN, why))
+        nan = self.whole_run("nan", [2.0] + [math.nan] * 19, math.nan)
+        found, _ = judged([self.whole_run("long", [2.0] * 20)], [nan])
+        self.assertEqual(found["training loss"].note, "NaN or infinite, mean of the last 10 steps")
+        self.assertEqual(found["validation loss"].note, "NaN or infinite, after step 20")
+        for limit, result in ((None, judge.OPEN), (1.0, judge.FAIL)):
+            found, _ = judged([nan], [self.whole_run(f"l{limit}", [2.0] * 20)], time=limit)
+            self.assertEqual((found["time to loss"].result, found["time to loss"].note),
+                             (result, "the baseline's last validation loss is NaN or infinite"))
 
     def test_first_losses_must_agree(self):
         for case, (first, result) in enumerate((

@@ -133,7 +133,8 @@ def learning_rate(run):
     steps, rates = series.arrays(run, "lr")
     if len(steps) == 0:
         return []
-    peak, parameters = float(run.option("lr", "nan")), metrics.number(run.start, "parameters")
+    peak = max(float(part["options"].get("lr", "nan")) for part in run.parts)
+    parameters = metrics.number(run.start, "parameters")
     # the peak that suits a model (Kaplan et al., 2020, appendix D.6)
     usual = max(1e-4, 0.003239 - 0.0001395 * math.log(parameters)) if parameters >= 1 else 0
     idle = int((rates == 0)[::-1].cumprod().sum()) # at the end of the run

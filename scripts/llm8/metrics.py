@@ -93,8 +93,8 @@ NUMBERS = """step status time parameters flops_per_token fp8_flops_share peak_fl
     first_block blocks outputs inputs flops_share elements largest zero subnormal""".split()
 TEXTS = """kind program device precision data_crc32 valid_data_crc32 linear x w dy wgrad
     reason error host""".split()
-COUNTS = """train-iters global-batch-size micro-batch-size seq-length vocab-size
-    fp8-stats-interval""".split()
+COUNTS = """train-iters eval-iters global-batch-size micro-batch-size seq-length
+    vocab-size fp8-stats-interval""".split()
 
 
 def has_types(record):
