@@ -192,6 +192,8 @@ class Arithmetic(Folder):
                           {**step_record(4, None), "skipped": 1}, step_record(5, 5.0))
         self.assertEqual(series.window_mean(run, 5, 3), 4.0)
         self.assertTrue(math.isnan(series.window_mean(run, 4, 1)))
+        run.steps[3].update(loss=99.0, skipped=1) # a spike
+        self.assertEqual(series.window_mean(run, 5, 4), 3.5)
 
 
 def judged(*runs, **limits):

@@ -105,7 +105,7 @@ def skips(run):
 
 
 def losses(run):
-    steps, values = series.finite(run, "loss")
+    steps, values = series.learned(run, "loss")
     if len(values) < 20:
         return well("loss", f"{many(len(values), 'step')}, too few to judge")
     width = max(10, len(values) // 20)
@@ -258,7 +258,7 @@ def changes(before, after):
 
 def jump(run, step):
     """Finds a loss that leaps where the run was resumed. Skipped steps are left out."""
-    steps, values = series.finite(run, "loss")
+    steps, values = series.learned(run, "loss")
     before, after = values[steps <= step][-JUMP_STEPS:], values[steps > step][:JUMP_STEPS]
     if min(len(before), len(after)) < JUMP_STEPS:
         return
