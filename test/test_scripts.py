@@ -478,6 +478,7 @@ LLM_C = """Multi-GPU support is disabled. Using a single GPU.
 | device                | NVIDIA H200                                        |
 | precision             | BF16                                               |
 +-----------------------+----------------------------------------------------+
+| load_filename         | d12                                                |
 | vocab_size V          | 257                                                |
 | num_layers L          | 2                                                  |
 | channels C            | 64                                                 |
@@ -533,6 +534,7 @@ class OtherPrograms(Folder):
                           step["norm"]), (0.5, 192, 128.0, 6e-4, None))
         self.assertEqual([run.option(name) for name in ("lr", "min-lr", "global-batch-size")],
                          ["0.0006", "6e-05", "4"])
+        self.assertEqual(run.option("model"), "d12")
         self.assertEqual(judge.memory_of(run), 2**31)
         self.assertFalse(self.log(llm_c_log()[:-60]).finished)
         self.assertFalse(self.run_of("ours", start()).foreign)
@@ -847,13 +849,15 @@ class Words(Folder):
         self.whole_run("c/bf16/seed-2", [2.0])
         self.whole_run("c/fp8/seed-2", [2.0])
         self.whole_run("own/a/seed-1234", [2.0])
+        self.whole_run("cut/b/seed-1234", [2.0])
         os.chdir(self.folder)
         self.append("")
         os.mkdir("d")
         os.mkdir("c/bf16/seed-2/step_00000001")
         os.mkdir("listed")
         for path, content in (("notes", "two\nlines\n"), ("listed/variants.json", "{}"),
-                              ("c/bf16/seed-2/command.json", '["a", 1]')):
+                              ("c/bf16/seed-2/command.json", '["a", 1]'),
+                              ("cut/b/seed-1234/command.json", '["a", ')):
             with open(path, "w") as file:
                 file.write(content)
         common = ["--", "--model", "llama-tiny", "--data", self.path]
@@ -878,9 +882,11 @@ class Words(Folder):
                 ("compare", "--trainer nothing: No such file",
                  ["--out", "r", "--trainer", "nothing", *common]),
                 ("compare", "--out notes: File exists", ["--out", "notes", *common]),
-                ("compare", "listed/variants.json: not a list of words",
+                ("compare", "cut/b/seed-1234/command.json: damaged",
+                 ["--out", "cut", "--variant", "b:", "--variant", "c:", *common]),
+                ("compare", "listed/variants.json: damaged: not a list of words",
                  ["--report-only", "--out", "listed"]),
-                ("compare", "c/bf16/seed-2/command.json: not a list of words",
+                ("compare", "c/bf16/seed-2/command.json: damaged: not a list of words",
                  ["--out", "c", "--seeds", 2, *common]),
                 ("compare", "two variants at least", ["--report-only", "--out", "nowhere"]),
                 ("compare", "no such runs", ["--report-only", "--out", "c", "--variant", "bf16:",
@@ -921,6 +927,13 @@ class Words(Folder):
             said = call(functools.partial(environment.built, "train_gpt")).err
         self.assertIn(f"{self.folder}/train_gpt is not built", said)
         self.assertIn("LLM8_BIN", said)
+
+    def test_lists_are_whole_at_any_time(self):
+        """A write that fails half-way, as on a full disk, leaves the list of before."""
+        experiment.write_list(self.folder, "x.json", ["a", "b"])
+        with self.assertRaises(TypeError):
+            experiment.write_list(self.folder, "x.json", ["c", {}, {1}])
+        self.assertEqual(experiment.read_list(self.folder, "x.json"), ["a", "b"])
 
     def test_variants_and_seeds(self):
         for words in ("a: --x 1 --y=2", "a: '--x' 1 --y=2"):
