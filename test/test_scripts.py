@@ -736,6 +736,22 @@ class Boards(Folder):
             self.assertEqual(found.Scalars("train/loss")[1].wall_time, 1e9 + 1.0)
             self.assertEqual(len(glob.glob(os.path.join(self.folder, "tb", "r", "*"))), 1)
 
+    def test_tensorboard_keeps_what_is_of_another_run(self):
+        """Of another folder, where a run has the same name, and of another program."""
+        where = os.path.join(self.folder, "tb")
+        os.makedirs(os.path.join(where, "seed-1"))
+        open(os.path.join(where, "seed-1", "events.out.tfevents.1"), "w").close()
+        for group in ("bf16", "fp8"):
+            self.run_of(f"{group}/seed-1", start(), step_record(1))
+        for group in ("bf16", "fp8", "fp8", "bf16"):
+            run, = metrics.named_runs([os.path.join(self.folder, group, "seed-1")])
+            board = boards.TensorBoard(where, run)
+            board.take(run.poll())
+            board.close()
+        held = {name: os.listdir(os.path.join(where, name)) for name in sorted(os.listdir(where))}
+        self.assertEqual(list(map(len, held.values())), [2, 1], held)
+        self.assertRegex(" ".join(held), "^seed-1 seed-1-[0-9a-f]{12}$")
+
     def test_tensorboard_gets_hyper_parameters(self):
         found = self.board_of(lines(start(), step_record(1)))
         plugin = found.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
