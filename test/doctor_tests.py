@@ -314,6 +314,8 @@ def resumes_that_change_the_run():
            "note resume at step 40: --lr 0.0006 became 0.001, --clip-grad 1 became 2 -> if",
            "of steps 41 to 60, which were done again")
 
+    expect(resumed("slower", "--lr", "1e-4"), 0, "ok learning rate up to 0.0006")
+
     shutil.copytree("d", "moved", dirs_exist_ok=True)
     expect(resumed("elsewhere", "--data", "moved/x_train.bin"), 0,
            "note resume at step 40: --data d/x_train.bin became moved/x_train.bin")

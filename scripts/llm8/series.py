@@ -94,7 +94,7 @@ def reach(run, loss, axis):
 
 def steady_throughput(run):
     """Returns the median tokens a second, without the steps just after a start."""
-    warming = {int(start["step"]) + 1 + i for start in run.starts for i in range(WARM_UP_STEPS)}
+    warming = {int(start["step"]) + 1 + i for start in run.parts for i in range(WARM_UP_STEPS)}
     steps, values = arrays(run, "tokens_per_s")
     steady = [value for step, value in zip(steps, values) if step not in warming]
     finite = numpy.array(steady or values)[numpy.isfinite(steady or values)]
