@@ -384,6 +384,11 @@ class Judging(Folder):
             slow = self.resumed(name, at, before={"lr": "0.02"})
             self.assertEqual(judge.differing_options([plain, slow]), {"lr": ["0.1", shown]})
             self.assertEqual(judged([plain], [slow])[0]["same start"].result, judge.PASS)
+        two = self.whole_run("two", [2.0] * 10, seed="2")
+        for runs, rows in (([two, slow], {"lr": ["0.1", f"{shown}; 0.1"]}), ([two, plain], {}),
+                           ([slow], {"lr": ["0.1", shown], "seed": ["1; 2", "1"]})):
+            self.assertEqual(report.option_rows(judge.Comparison([
+                judge.Variant("a", [plain, two]), judge.Variant("b", runs)], judge.Limits())), rows)
         # what a later start made void, and one that did nothing, are no parts of it
         void = self.resumed("void", records=[start(5, memory=2**40, seed="3"), step_record(6, 9.0)])
         idle = self.run_of("idle", start(), *plain.steps.values(), plain.end,
