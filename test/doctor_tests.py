@@ -208,6 +208,18 @@ def lowest_loss_is_named_by_its_step():
         assert found.level == "WRONG" and "it was 2.0000 at step 35: it rises" in found.text, found
 
 
+def spikes_that_were_skipped_do_not_count():
+    """One just before the end is no rise, and one just after a resume no leap."""
+    run = run_of([2.0] * 60)
+    for step in (*range(42, 46), *range(56, 61)):
+        run.steps[step].update(loss=9.0, skipped=1)
+    assert doctor.losses(run).level == "ok", doctor.losses(run)
+    assert not list(doctor.jump(run, 40)), list(doctor.jump(run, 40))
+    for record in run.steps.values():
+        record["skipped"] = 0
+    assert doctor.losses(run).level == "WRONG" and list(doctor.jump(run, 40))
+
+
 def noise_is_no_rise():
     """Losses that fall, or have fallen, over few steps of little data; and rises among as much
     noise, which are told from it where they are large beside it, also after a spike."""
@@ -292,10 +304,17 @@ def resumes_that_change_the_run():
         return folder
     expect(resumed("reseeded", "--seed", 5), 1, "WRONG resume at step 40 the data come in another "
            "order", "--seed 1234 became 5")
+    # what was to be done: once more from that step without them
+    train("planted/reseeded/reseeded", *FP8, "--resume", "planted/reseeded/reseeded/step_00000040")
+    text = expect("planted/reseeded/reseeded", 0, "ok resume at step 40, with the same options",
+                  "of steps 41 to 60, which were done again, 20 have another loss")
+    assert text.count("at step 40") == 1, text
     expect(resumed("relearned", "--lr", "1e-3", "--lock-timeout", 5, "--sample-prompt", "A",
                    "--clip-grad", 2), 0,
            "note resume at step 40: --lr 0.0006 became 0.001, --clip-grad 1 became 2 -> if",
            "of steps 41 to 60, which were done again")
+
+    expect(resumed("slower", "--lr", "1e-4"), 0, "ok learning rate up to 0.0006")
 
     shutil.copytree("d", "moved", dirs_exist_ok=True)
     expect(resumed("elsewhere", "--data", "moved/x_train.bin"), 0,
@@ -419,7 +438,8 @@ if __name__ == "__main__":
     prepare()
     main([a_run_that_is_well, resumed_runs_are_one_run, ranks_may_change, ends_are_named,
           skips_and_losses_are_judged, slow_ranks_are_named, lowest_loss_is_named_by_its_step,
-          noise_is_no_rise, rates_are_judged, models_are_named_by_their_shape, fp8_that_is_not_on,
+          spikes_that_were_skipped_do_not_count, noise_is_no_rise, rates_are_judged,
+          models_are_named_by_their_shape, fp8_that_is_not_on,
           ranges_are_judged, resumes_that_change_the_run, every_repeat_is_compared,
           records_are_counted, options_that_cost_are_named, times_are_looked_at,
           logs_of_llm_c_are_looked_at, bad_words_are_refused])

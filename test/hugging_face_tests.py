@@ -133,6 +133,24 @@ def a_checkpoint_is_one_while_a_run_saves():
     assert os.path.exists("saves/start/tokenizer.bin")
 
 
+def damage_of_a_checkpoint_is_found():
+    """A bit of any file that is copied, meta.json, or a file cut short."""
+    names = [name for name in os.listdir("llama_run/latest") if not name.startswith("optimizer")]
+    assert {"model.safetensors", "config.json", "tokenizer.json", "meta.json"} <= set(names)
+    for name in names:
+        shutil.rmtree("damaged", ignore_errors=True)
+        shutil.copytree("llama_run/latest", "damaged")
+        held = bytearray(read(f"damaged/{name}"))
+        held[len(held) * 3 // 4] ^= 1
+        write(f"damaged/{name}", bytes(held))
+        bad("damaged", f"damaged/{name}: damaged", "its checksum")
+    shutil.copytree("llama_run/latest", "damaged", dirs_exist_ok=True)
+    write("damaged/model.safetensors", read("llama_run/latest/model.safetensors")[:-1])
+    bad("damaged", "damaged/model.safetensors: damaged")
+    bad("llama_run", "llama_run: a run's folder; give one of its checkpoints, such as "
+        "llama_run/latest")
+
+
 def options_of(folder):
     """The model's options, as the trainer reads them."""
     return run("train_gpt", "--load", folder, "--plan").out.split("\nData\n")[0]
@@ -353,6 +371,7 @@ def a_model_comes_from_the_hub():
 if __name__ == "__main__":
     prepare()
     sys.exit(main([what_was_saved_comes_back, a_checkpoint_is_one_while_a_run_saves,
+                   damage_of_a_checkpoint_is_found,
                    older_names_mean_the_same,
                    another_head_than_the_tied_embedding_is_refused,
                    resume_is_stronger_than_load, other_models_are_refused,

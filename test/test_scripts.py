@@ -192,6 +192,8 @@ class Arithmetic(Folder):
                           {**step_record(4, None), "skipped": 1}, step_record(5, 5.0))
         self.assertEqual(series.window_mean(run, 5, 3), 4.0)
         self.assertTrue(math.isnan(series.window_mean(run, 4, 1)))
+        run.steps[3].update(loss=99.0, skipped=1) # a spike
+        self.assertEqual(series.window_mean(run, 5, 4), 3.5)
 
 
 def judged(*runs, **limits):
@@ -350,7 +352,97 @@ class Judging(Folder):
             found, passed = judged(*runs)
             self.assertEqual(passed, same)
 
-            self.assertEqual("(shards aa, shards bb)" in found["same start"].note, not same)
+            self.assertEqual("(shards aa and shards bb)" in found["same start"].note, not same)
+
+    def resumed(self, name, at=5, records=(), before=None, **after):
+        """Ten steps, resumed after one of them with other options."""
+        steps = [step_record(i) for i in range(1, 11)]
+        evals = [{"kind": "eval", "step": i, "valid_loss": 2.0, "seconds": 1.0} for i in (5, 10)]
+        return self.run_of(name, start(**(before or {})), *steps[:at], evals[0], *records,
+                           start(at, **after), *steps[at:], evals[1],
+                           {"kind": "end", "step": 10, "status": 0})
+
+    def test_all_parts_of_a_run_are_judged(self):
+        plain = self.whole_run("plain", [2.0] * 10)
+        for name, value, part in (
+                ("num-layers", "3", "--num-layers (2 and 2, then 3 after step 5)"),
+                ("seed", "2", "--seed (1 and 2, then 1 after step 5)"),
+                ("data", "/a/other.bin", "--data (d.bin and d.bin, then other.bin after step 5)")):
+            other = self.resumed(name, **({"before": {name: value}} if name == "seed" else
+                                          {name: value}))
+            found, _ = judged([plain], [other])
+            self.assertEqual((found["same start"].result, found["same start"].note),
+                             (judge.FAIL, "not the same: " + part))
+        sums = self.resumed("sums")
+        for run, crcs in ((plain, "a"), (sums, "ab")):
+            for part, crc in zip(run.parts, crcs):
+                part["data_crc32"] = crc
+        self.assertIn("(shards a and shards a, then shards b after step 5)",
+                      judged([plain], [sums])[0]["same start"].note)
+        for name, at, shown in (("lr1", 5, "0.02, then 0.1 after step 5"),
+                                ("lr2", 4, "0.02, then 0.1 after step 4")):
+            slow = self.resumed(name, at, before={"lr": "0.02"})
+            self.assertEqual(judge.differing_options([plain, slow]), {"lr": ["0.1", shown]})
+            self.assertEqual(judged([plain], [slow])[0]["same start"].result, judge.PASS)
+        two = self.whole_run("two", [2.0] * 10, seed="2")
+        for runs, rows in (([two, slow], {"lr": ["0.1", f"{shown}; 0.1"]}), ([two, plain], {}),
+                           ([slow], {"lr": ["0.1", shown], "seed": ["1; 2", "1"]})):
+            self.assertEqual(report.option_rows(judge.Comparison([
+                judge.Variant("a", [plain, two]), judge.Variant("b", runs)], judge.Limits())), rows)
+        # what a later start made void, and one that did nothing, are no parts of it
+        void = self.resumed("void", records=[start(5, memory=2**40, seed="3"), step_record(6, 9.0)])
+        idle = self.run_of("idle", start(), *plain.steps.values(), plain.end,
+                           start(10, lr="3"), plain.end)
+        for run in (void, idle):
+            self.assertEqual(judge.differing_options([plain, run]), {})
+        self.assertEqual(judge.memory_of(void), 2**30)
+        # the speeds of two GPUs are not one
+        moved = self.run_of("moved", start(device="NVIDIA H100"), *list(plain.steps.values())[:5],
+                            start(5), *list(plain.steps.values())[5:], plain.end)
+        self.assertIn("NVIDIA H100", judged([plain], [moved])[0]["speed-up"].note)
+
+    def test_evaluations_see_the_same_samples(self):
+        def run(name, iters, batch, length):
+            return self.whole_run(name, [2.0] * 10, **{
+                "eval-iters": iters, "global-batch-size": batch, "seq-length": length})
+        base = run("base", "4", "8", "16")
+        for place, (sizes, wrong) in enumerate((
+                (("4", "16", "16"), "--global-batch-size"), (("8", "4", "16"), ""),
+                (("0", "8", "16"), "--eval-iters"), (("8", "8", "8"), "--eval-iters --seq-length"),
+                (("8", "4", "32"), "--seq-length"))):
+            found, _ = judged([base], [run(f"r{place}", *sizes)], time=9)
+            for what, result in (("validation loss", judge.FAIL), ("time to loss", judge.OPEN)):
+                self.assertEqual(found[what].note == "not over the same samples: " + wrong,
+                                 bool(wrong), found[what])
+                self.assertEqual(found[what].result == result, bool(wrong), found[what])
+        all_of_them = [run(f"all{batch}", "0", batch, "16") for batch in "48"]
+        self.assertEqual(judged(*([one] for one in all_of_them))[0]["validation loss"].result,
+                         judge.UNSURE)
+        # the last evaluation is what is judged; the time needs them all
+        found, _ = judged([self.whole_run("two", [2.0] * 10, **{"eval-iters": "2"})],
+                          [self.resumed("later", **{"eval-iters": "2"})])
+        self.assertEqual(found["validation loss"].result, judge.UNSURE)
+        self.assertIn("not over the same samples: --eval-iters", found["time to loss"].note)
+
+    def test_it_says_why_there_is_no_loss(self):
+        steps = [step_record(i) for i in range(1, 11)]
+        end = {"kind": "end", "step": 10, "status": 75}
+        none = [self.run_of(f"none{given}", start(**{"valid-data": given}), *steps, end)
+                for given in ("", "v.bin")]
+        base = self.whole_run("base", [2.0] * 10)
+        for run, why in zip(none, ("no evaluation (--valid-data)",
+                                   "no evaluation: a run ends before its first (--eval-interval)")):
+            found, _ = judged([base], [run])
+            for what in ("validation loss", "time to loss"):
+                self.assertEqual((found[what].result, found[what].note), (judge.OPEN, why))
+        nan = self.whole_run("nan", [2.0] + [math.nan] * 19, math.nan)
+        found, _ = judged([self.whole_run("long", [2.0] * 20)], [nan])
+        self.assertEqual(found["training loss"].note, "NaN or infinite, mean of the last 10 steps")
+        self.assertEqual(found["validation loss"].note, "NaN or infinite, after step 20")
+        for limit, result in ((None, judge.OPEN), (1.0, judge.FAIL)):
+            found, _ = judged([nan], [self.whole_run(f"l{limit}", [2.0] * 20)], time=limit)
+            self.assertEqual((found["time to loss"].result, found["time to loss"].note),
+                             (result, "the baseline's last validation loss is NaN or infinite"))
 
     def test_first_losses_must_agree(self):
         for case, (first, result) in enumerate((
@@ -391,6 +483,7 @@ LLM_C = """Multi-GPU support is disabled. Using a single GPU.
 | device                | NVIDIA H200                                        |
 | precision             | BF16                                               |
 +-----------------------+----------------------------------------------------+
+| load_filename         | d12                                                |
 | vocab_size V          | 257                                                |
 | num_layers L          | 2                                                  |
 | channels C            | 64                                                 |
@@ -446,6 +539,7 @@ class OtherPrograms(Folder):
                           step["norm"]), (0.5, 192, 128.0, 6e-4, None))
         self.assertEqual([run.option(name) for name in ("lr", "min-lr", "global-batch-size")],
                          ["0.0006", "6e-05", "4"])
+        self.assertEqual(run.option("model"), "d12")
         self.assertEqual(judge.memory_of(run), 2**31)
         self.assertFalse(self.log(llm_c_log()[:-60]).finished)
         self.assertFalse(self.run_of("ours", start()).foreign)
@@ -647,6 +741,22 @@ class Boards(Folder):
             self.assertEqual(found.Scalars("train/loss")[1].wall_time, 1e9 + 1.0)
             self.assertEqual(len(glob.glob(os.path.join(self.folder, "tb", "r", "*"))), 1)
 
+    def test_tensorboard_keeps_what_is_of_another_run(self):
+        """Of another folder, where a run has the same name, and of another program."""
+        where = os.path.join(self.folder, "tb")
+        os.makedirs(os.path.join(where, "seed-1"))
+        open(os.path.join(where, "seed-1", "events.out.tfevents.1"), "w").close()
+        for group in ("bf16", "fp8"):
+            self.run_of(f"{group}/seed-1", start(), step_record(1))
+        for group in ("bf16", "fp8", "fp8", "bf16"):
+            run, = metrics.named_runs([os.path.join(self.folder, group, "seed-1")])
+            board = boards.TensorBoard(where, run)
+            board.take(run.poll())
+            board.close()
+        held = {name: os.listdir(os.path.join(where, name)) for name in sorted(os.listdir(where))}
+        self.assertEqual(list(map(len, held.values())), [2, 1], held)
+        self.assertRegex(" ".join(held), "^seed-1 seed-1-[0-9a-f]{12}$")
+
     def test_tensorboard_gets_hyper_parameters(self):
         found = self.board_of(lines(start(), step_record(1)))
         plugin = found.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
@@ -760,13 +870,15 @@ class Words(Folder):
         self.whole_run("c/bf16/seed-2", [2.0])
         self.whole_run("c/fp8/seed-2", [2.0])
         self.whole_run("own/a/seed-1234", [2.0])
+        self.whole_run("cut/b/seed-1234", [2.0])
         os.chdir(self.folder)
         self.append("")
         os.mkdir("d")
         os.mkdir("c/bf16/seed-2/step_00000001")
         os.mkdir("listed")
         for path, content in (("notes", "two\nlines\n"), ("listed/variants.json", "{}"),
-                              ("c/bf16/seed-2/command.json", '["a", 1]')):
+                              ("c/bf16/seed-2/command.json", '["a", 1]'),
+                              ("cut/b/seed-1234/command.json", '["a", ')):
             with open(path, "w") as file:
                 file.write(content)
         common = ["--", "--model", "llama-tiny", "--data", self.path]
@@ -791,9 +903,11 @@ class Words(Folder):
                 ("compare", "--trainer nothing: No such file",
                  ["--out", "r", "--trainer", "nothing", *common]),
                 ("compare", "--out notes: File exists", ["--out", "notes", *common]),
-                ("compare", "listed/variants.json: not a list of words",
+                ("compare", "cut/b/seed-1234/command.json: damaged",
+                 ["--out", "cut", "--variant", "b:", "--variant", "c:", *common]),
+                ("compare", "listed/variants.json: damaged: not a list of words",
                  ["--report-only", "--out", "listed"]),
-                ("compare", "c/bf16/seed-2/command.json: not a list of words",
+                ("compare", "c/bf16/seed-2/command.json: damaged: not a list of words",
                  ["--out", "c", "--seeds", 2, *common]),
                 ("compare", "two variants at least", ["--report-only", "--out", "nowhere"]),
                 ("compare", "no such runs", ["--report-only", "--out", "c", "--variant", "bf16:",
@@ -834,6 +948,13 @@ class Words(Folder):
             said = call(functools.partial(environment.built, "train_gpt")).err
         self.assertIn(f"{self.folder}/train_gpt is not built", said)
         self.assertIn("LLM8_BIN", said)
+
+    def test_lists_are_whole_at_any_time(self):
+        """A write that fails half-way, as on a full disk, leaves the list of before."""
+        experiment.write_list(self.folder, "x.json", ["a", "b"])
+        with self.assertRaises(TypeError):
+            experiment.write_list(self.folder, "x.json", ["c", {}, {1}])
+        self.assertEqual(experiment.read_list(self.folder, "x.json"), ["a", "b"])
 
     def test_variants_and_seeds(self):
         for words in ("a: --x 1 --y=2", "a: '--x' 1 --y=2"):

@@ -185,7 +185,8 @@ log = open("$root/test/test_scripts.py").read().split('LLM_C = """')[1].split('"
 o = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 names = {"train data pattern": "-i", "val data pattern": "-j", "micro batch size B": "-b",
          "sequence length T": "-t", "total batch size": "-d", "train_num_batches": "-x",
-         "learning rate (LR)": "-l", "LR scheduler": "-k", "warmup iterations": "-u"}
+         "load_filename": "-e", "learning rate (LR)": "-l", "LR scheduler": "-k",
+         "warmup iterations": "-u"}
 for line in log.splitlines():
     name = line[1:].split("|")[0].strip()
     print(f"| {name:21} | {o[names[name]]:50} |" if name in names else line)
@@ -202,6 +203,17 @@ END
     chmod +x bin/llm_c
 }
 
+# A shard whose tokens have four bytes, of one with two.
+make_wide() {
+    "$python" - "$@" <<'END'
+import sys, numpy
+words = numpy.fromfile(sys.argv[1], "<u4", 256)
+words[1] = 2
+tokens = numpy.fromfile(sys.argv[1], "<u2", offset=1024).astype("<u4")
+open(sys.argv[2], "wb").write(words.tobytes() + tokens.tobytes())
+END
+}
+
 # Minutes to a loss: llm.c beside runs of ours by other optimizers.
 test_races_another_program() {
     stand_in_for_llm_c
@@ -210,6 +222,16 @@ test_races_another_program() {
         --only "llm.c,bf16,fp8,muon,muon-bf16,muon-half" --rates "5e-4,1e-3" --muon-rates 2e-3
         --llm-c-rates "5e-4,5e-4:linear,1e-3:linear")
     local model=(-- --model llama-tiny --arch gpt2)
+    # the shards' headers have the count of tokens, of two or four bytes each
+    make_wide d/x_train.bin wide.bin || fail "no wide shard"
+    expect_status 2 "${race[@]}" runs "${model[@]}" && grep epochs log >narrow.log
+    expect_status 2 "${race[@]}" --data wide.bin runs "${model[@]}" && grep epochs log >wide.log
+    touch wide.bin.mask # is no shard
+    expect_status 2 "${race[@]}" --data "wide.bin*" runs "${model[@]}" && grep epochs log >>wide.log
+    [[ $(cat wide.log) == "$(cat narrow.log narrow.log)" && -s narrow.log ]] ||
+        fail "$(cat narrow.log wide.log)"
+    expect_said 2 "error: --valid-data none.bin: No such file" "${race[@]}" --valid-data none.bin
+    expect_said 2 "error: --valid-data text: not a token shard" "${race[@]}" --valid-data text
     expect_said 2 "the piece \`tune\` comes first" "${race[@]}" runs "${model[@]}"
     expect_said 0 "llm.c: --lr 5e-4 5.9063, --lr 5e-4:linear 5.8063, --lr 1e-3:linear 5.1131, --lr 0.002:linear 4.4200" \
         "${race[@]}" tune "${model[@]}" || return
@@ -220,6 +242,22 @@ test_races_another_program() {
         --tune-iters 3 runs "${model[@]}"
     expect_said 2 "of muon with --lr 2e-3, 4e-3 have not ended" "${race[@]}" --muon-rates 2e-3,4e-3 runs \
         "${model[@]}"
+    # nor do those of another model, data or batch; rates that were tuned with other options are none
+    expect_said 2 "of llm.c with --lr 5e-4, 5e-4:linear, 1e-3:linear have not ended with these" \
+        "${race[@]}" --llm-c-model d24 --only llm.c runs "${model[@]}"
+    expect_said 2 "tune/llm.c/lr-5e-4 was run with other options (--data d/x_train.bin): another" \
+        "${race[@]}" --data d/x_val.bin --only llm.c tune "${model[@]}"
+    local other
+    for other in "--data d/x_val.bin" "--valid-data d/x_train.bin" "--batch 4" "--seq-length 32"; do
+        # shellcheck disable=SC2086
+        expect_said 2 "of fp8 with --lr 5e-4, 1e-3 have not ended with these options" \
+            "${race[@]}" $other --only fp8 runs "${model[@]}"
+        # shellcheck disable=SC2086
+        expect_said 2 "have not ended with these options" \
+            "${race[@]}" $other --only llm.c runs "${model[@]}"
+    done
+    expect_said 2 "of fp8 with --lr 5e-4, 1e-3 have not ended" "${race[@]}" --only fp8 runs \
+        "${model[@]}" --num-layers 1
     # two GPUs share the work: each has a folder and runs of its own
     mkdir -p lane && cp -r m/tune lane
     "${race[@]}" --out lane --only muon,muon-bf16,muon-half runs "${model[@]}" >lane.log 2>&1 &
@@ -231,6 +269,9 @@ test_races_another_program() {
     [[ -e m/muon/seed-1/scaling.safetensors && ! -e m/muon/seed-1/latest ]] || fail "checkpoints"
     has m/llm.c/console.log "| learning rate (LR)    | 0.002 " || fail "not the best rate"
     cksum m/*/seed-?/metrics.jsonl m/llm.c/console.log >before
+    expect_said 2 "m/llm.c was run with other options (--valid-data d/x_val.bin): another --out" \
+        "${race[@]}" --valid-data d/x_train.bin --llm-c-rates 0.002:linear --only llm.c runs \
+        "${model[@]}"
     expect_status 3 "${race[@]}" "${model[@]}" # two seeds of so short a run show little
     cksum m/*/seed-?/metrics.jsonl m/llm.c/console.log | cmp -s - before || fail "done again"
     has log "has ended already (finished)" || fail "$(head log)"

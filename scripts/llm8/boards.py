@@ -26,6 +26,10 @@ TAGS = {"step": {"loss": "train/loss", "lr": "train/lr", "norm": "train/norm",
         "eval": {"valid_loss": "valid/loss"}}
 
 
+def digest(*words):
+    return hashlib.sha1(json.dumps(words).encode()).hexdigest()[:12]
+
+
 def scalars(record):
     """Returns name -> value of a step, an evaluation or FP8's counts."""
     values = {tag: metrics.number(record, name)
@@ -76,11 +80,16 @@ class Board:
 
 class TensorBoard(Board):
     def open(self):
-        """What an earlier monitor wrote is written again: all records are read again."""
-        folder = os.path.join(self.where, self.run.name)
-        for path in glob.glob(os.path.join(glob.escape(folder), "*" + SUFFIX)):
+        """What an earlier monitor wrote of this run is written again: all records are read again.
+        A run of the same name from elsewhere keeps its folder: this one gets another."""
+        key = digest(os.path.abspath(self.run.path))
+        folder, suffix = os.path.join(self.where, self.run.name), f".{key}{SUFFIX}"
+        if any(not path.endswith(suffix) for path in
+               glob.glob(os.path.join(glob.escape(folder), "*" + SUFFIX))):
+            folder += "-" + key
+        for path in glob.glob(os.path.join(glob.escape(folder), "*" + suffix)):
             os.unlink(path)
-        self.writer, self.now = EventFileWriter(folder, filename_suffix=SUFFIX), 0.0
+        self.writer, self.now = EventFileWriter(folder, filename_suffix=suffix), 0.0
         self.flush, self.close = self.writer.flush, self.writer.close
 
     def add(self, step, **words):
@@ -117,8 +126,8 @@ class Wandb(Board):
             self.close()
             self.part += 1
         if self.session is None:
-            key = json.dumps([os.path.abspath(self.run.path), self.run.starts[0].get("time")])
-            identity = hashlib.sha1(key.encode()).hexdigest()[:12] + f"-{self.part}"
+            key = digest(os.path.abspath(self.run.path), self.run.starts[0].get("time"))
+            identity = f"{key}-{self.part}"
             self.session = self.init(
                 project=self.where, id=identity, resume="allow", group=self.run.name,
                 name=self.run.name + (f" from step {step}" if self.part else ""),

@@ -10,7 +10,7 @@ import tempfile
 
 from .command_line import Parser, split_words
 from .conversation import BadTemplate, ChatTemplate, Conversation
-from .environment import built, die, follow
+from .environment import built, checkpoint, die
 from .vocabulary import open_vocabulary
 
 
@@ -24,7 +24,7 @@ def main():
     p.add_argument("--system", metavar="TEXT", help="a message of the system's before it")
     p.add_argument("--gpu", action="store_true", help="by train_gptcu instead of train_gpt")
     o = p.parse_args(ours)
-    folder, program = follow(o.model), built("train_gptcu" if o.gpu else "train_gpt")
+    folder, program = checkpoint(o.model), built("train_gptcu" if o.gpu else "train_gpt")
     tokenizer = os.path.join(folder, "tokenizer.json")
     if not os.path.exists(tokenizer):
         die(f"{tokenizer}: missing; give a checkpoint of a run whose data have one")

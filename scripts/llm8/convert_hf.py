@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import subprocess
+import zlib
 from dataclasses import dataclass
 
 import numpy
@@ -19,11 +20,13 @@ import safetensors
 
 from . import downloads, shards
 from .command_line import Parser
-from .environment import built, die, follow, named_by
+from .environment import built, checkpoint, die, named_by
 from .vocabulary import TOKENIZER_FILES, open_vocabulary
 
 # what files of these models hold besides weights
 IGNORED = re.compile(r"(\.attn\.(bias|masked_bias)|rotary_emb\.inv_freq)$")
+COPIED = ["generation_config.json", "config.json"]
+COPIED_TOKENIZER = [*TOKENIZER_FILES, "special_tokens_map.json"]
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
@@ -133,6 +136,23 @@ def match(folder, expected, held):
     return chosen
 
 
+def verify(folder, names):
+    """Ends where a file of a checkpoint of ours is not what its meta.json says."""
+    meta = os.path.join(folder, "meta.json")
+    if not os.path.exists(meta):
+        return
+    expected_tensors(folder) # refuses a meta.json that is damaged or another program's
+    with open(meta) as file:
+        listed = {row["name"]: row for row in json.load(file)["files"]}
+    for name in filter(listed.get, names):
+        path, total = os.path.join(folder, name), 0
+        with open(path, "rb") as file:
+            while part := file.read(1 << 20):
+                total = zlib.crc32(part, total)
+        if f"{total:08x}" != listed[name]["crc32"]:
+            die(f"{path}: damaged: its checksum is {total:08x}, not {listed[name]['crc32']}")
+
+
 def import_model(folder, output):
     """Writes the start; returns its architecture, its tensors and whether it has a tokenizer."""
     if not os.path.isdir(folder):
@@ -141,6 +161,7 @@ def import_model(folder, output):
     if os.path.exists(output) and (not os.path.isdir(output) or os.listdir(output)):
         die(f"--output {output} exists already; give another one, or remove it")
     given, folder = folder, os.path.realpath(folder) # once: `latest` of a run that saves moves on
+    verify(folder, ["model.safetensors", *COPIED, *COPIED_TOKENIZER])
     config = read_config(folder, given)
     tensors = match(folder, expected_tensors(folder), source_tensors(folder))
     tokenizer = os.path.join(folder, "tokenizer.json")
@@ -155,9 +176,9 @@ def import_model(folder, output):
         safetensors.serialize_file(specs, weights, {"format": "pt"})
     except (OSError, safetensors.SafetensorError) as error:
         die(f"{weights}: could not be written: {error}")
-    names = ["generation_config.json", "config.json"]
+    names = COPIED
     if vocabulary:
-        names += [*TOKENIZER_FILES, "special_tokens_map.json"]
+        names = [*COPIED, *COPIED_TOKENIZER]
         shards.write_durably(os.path.join(output, "tokenizer.bin"),
                              [vocabulary.tokenizer_bin()])
     for name in names:
@@ -182,7 +203,7 @@ def main():
     one.add_argument("--output", required=True, metavar="DIR", help="where the start goes")
     downloads.add_options(one)
     o = p.parse_args()
-    folder = follow(o.model)
+    folder = checkpoint(o.model)
     if not os.path.exists(folder) and folder.count("/") == 1 and not folder.startswith((".", "/")):
         _, files, _ = downloads.from_hub(o.model, o.model, "model", [
             "model*.safetensors", "*.json", TOKENIZER_FILES[2]], vars(o))

@@ -105,7 +105,7 @@ def skips(run):
 
 
 def losses(run):
-    steps, values = series.finite(run, "loss")
+    steps, values = series.learned(run, "loss")
     if len(values) < 20:
         return well("loss", f"{many(len(values), 'step')}, too few to judge")
     width = max(10, len(values) // 20)
@@ -133,7 +133,8 @@ def learning_rate(run):
     steps, rates = series.arrays(run, "lr")
     if len(steps) == 0:
         return []
-    peak, parameters = float(run.option("lr", "nan")), metrics.number(run.start, "parameters")
+    peak = max(float(part["options"].get("lr", "nan")) for part in run.parts)
+    parameters = metrics.number(run.start, "parameters")
     # the peak that suits a model (Kaplan et al., 2020, appendix D.6)
     usual = max(1e-4, 0.003239 - 0.0001395 * math.log(parameters)) if parameters >= 1 else 0
     idle = int((rates == 0)[::-1].cumprod().sum()) # at the end of the run
@@ -257,7 +258,7 @@ def changes(before, after):
 
 def jump(run, step):
     """Finds a loss that leaps where the run was resumed. Skipped steps are left out."""
-    steps, values = series.finite(run, "loss")
+    steps, values = series.learned(run, "loss")
     before, after = values[steps <= step][-JUMP_STEPS:], values[steps > step][:JUMP_STEPS]
     if min(len(before), len(after)) < JUMP_STEPS:
         return
@@ -301,8 +302,7 @@ def counted_tokens(run):
         if step != before + 1:
             missing += step - before - 1
             continue
-        done_by = [start for start in run.starts if start["step"] < step] or run.starts
-        due = math.prod(int(done_by[-1]["options"].get(name, 0))
+        due = math.prod(int(run.part_of(step)["options"].get(name, 0))
                         for name in ("global-batch-size", "seq-length"))
         got = (metrics.number(run.steps[step], "tokens") -
                metrics.number(run.steps[before], "tokens"))
@@ -427,7 +427,7 @@ def main():
           f"parameters, {run.start.get('device', '?')}, {run.start.get('program', '?')}")
     found = [state(run), skips(run), losses(run), *learning_rate(run), *vocabulary(run),
              *fp8_layers(run), *fp8_ranges(run)]
-    for before, after in zip(run.starts, run.starts[1:]):
+    for before, after in zip(run.parts, run.parts[1:]):
         found += [changes(before, after), *jump(run, int(after["step"]))]
     found += [*done_again(run), *counted_tokens(run), *speed(run)]
     for finding in found:

@@ -58,6 +58,14 @@ def follow(path):
     return os.path.join(os.path.dirname(path), name[1]) if name else path
 
 
+def checkpoint(path):
+    """Returns the folder that a path to a checkpoint or a start leads to."""
+    latest = os.path.join(path, "latest")
+    if os.path.exists(latest):
+        die(f"{path}: a run's folder; give one of its checkpoints, such as {latest}")
+    return follow(path)
+
+
 def start(module):
     """Runs main() of a module of ours, which returns an exit status, and leaves with it."""
     python = os.path.join(VENV, "bin", "python")

@@ -8,6 +8,7 @@ stopped goes on from its newest checkpoint.
 
 import fcntl
 import glob
+import itertools
 import json
 import os
 import re
@@ -90,33 +91,49 @@ def lock(folder):
 
 
 def read_list(folder, name):
-    """Returns the words of a .json file; none where it does not exist, or was cut short."""
+    """Returns the words of a .json file; none where it does not exist."""
     path = os.path.join(folder, name)
     try:
         with open(path) as file:
             words = json.load(file)
-    except (FileNotFoundError, ValueError):
+    except FileNotFoundError:
         return []
+    except ValueError:
+        words = None
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        environment.die(f"{path}: not a list of words, as compare writes it; remove it")
+        remedy = "remove it" if name != COMMAND else \
+            "remove it to report on the run, its folder to run it anew"
+        environment.die(f"{path}: damaged: not a list of words, as compare writes it; {remedy}")
     return words
 
 
 def write_list(folder, name, words):
-    with open(os.path.join(folder, name), "w") as file:
+    """There is a whole list at any time."""
+    fresh = os.path.join(folder, name + ".new")
+    with open(fresh, "w") as file:
         json.dump(words, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(fresh, os.path.join(folder, name))
+
+
+def changed_options(task, passed=()):
+    """Returns in which options the task is another one than what ran in its folder; the words
+    before the first only start the trainer. passed: options that may differ."""
+    now, before = ([option for option in re.split(" (?=--)", " ".join(
+        itertools.dropwhile(lambda word: not word.startswith("--"), words)))
+        if re.split("[ =]", option)[0].removeprefix("--") not in passed]
+        for words in (task.command, read_list(task.folder, COMMAND)))
+    return [] if now == before else [option for option in now if option not in before] or \
+        [option for option in before if option not in now] or ["their order"]
 
 
 def prepare(task):
     """Makes the folder ready for the task; returns whether there is anything left to do."""
-    earlier, run = read_list(task.folder, COMMAND), open_run(task.folder)
-    if run.starts and not earlier:
+    run = open_run(task.folder)
+    if run.starts and not read_list(task.folder, COMMAND):
         environment.die(f"{task.folder} has a run that compare did not make: another --out")
-    if run.starts and earlier[1:] != task.command[1:]:
-        now, before = (re.split(" (?=--)", " ".join(words[1:]))
-                       for words in (task.command, earlier))
-        changed = [option for option in now if option not in before] or \
-                  [option for option in before if option not in now] or ["their order"]
+    if run.starts and (changed := changed_options(task)):
         environment.die(f"{task.folder} was run with other options ({' '.join(changed)} differs): "
                         "another --out, or remove that folder to run it anew")
     os.makedirs(task.folder, exist_ok=True)

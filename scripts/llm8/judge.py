@@ -129,24 +129,53 @@ def percent(value, baseline):
     return 100 * (value / baseline - 1) if baseline else math.nan
 
 
-def values_of(runs, name):
-    """Returns an option's value in each run. The same data may lie elsewhere, under another name:
-    their checksum stands for them, or else, as other programs record none, the file's name."""
-    values = [str(run.option(name, "-" if run.foreign else None)) for run in runs]
-    if name not in DATA:
-        return values
-    checksums = [run.start.get(DATA[name]) for run in runs]
-    if all(checksums):
-        return [f"shards {checksum}" for checksum in checksums]
-    return [os.path.basename(value) for value in values]
+def parts_of(run, at=None):
+    """Returns the starts whose steps the run is made of; at: that of this step alone."""
+    return [run.part_of(at)] if at else \
+        [part for part in run.parts if part["step"] < run.last_step] or run.parts[-1:]
 
 
-def differing_options(runs, *effects):
+def in_turn(parts, values):
+    """Says the value of each part, where a resume changed it."""
+    found = [values[0]]
+    found += [f"{value} after step {int(part['step']):,}"
+              for before, value, part in zip(values, values[1:], parts[1:]) if value != before]
+    return ", then ".join(found)
+
+
+def values_of(runs, name, at=None):
+    """Returns an option's value in each run; at: those at a step of each. The same data may lie
+    elsewhere, under another name: their checksum stands for them, or else, as other programs record
+    none, the file's name."""
+    rows = [parts_of(run, step) for run, step in zip(runs, at or [None] * len(runs))]
+    values = [[str(part["options"].get(name, "-" if run.foreign else None)) for part in parts]
+              for run, parts in zip(runs, rows)]
+    if key := DATA.get(name):
+        sums = [[part.get(key) for part in parts] for parts in rows]
+        values = [[f"shards {found}" for found in row] for row in sums] if all(map(all, sums)) \
+            else [list(map(os.path.basename, row)) for row in values]
+    return list(map(in_turn, rows, values))
+
+
+def differing_options(runs, *effects, at=None):
     """Returns name -> the runs' values, of the options of these effects that differ."""
     known = next((run for run in runs if run.start.get("effects")),
                  next((run for run in runs if not run.foreign), runs[0]))
-    values = {name: values_of(runs, name) for name in changing_options(known.start, *effects)}
+    values = {name: values_of(runs, name, at) for name in changing_options(known.start, *effects)}
     return {name: row for name, row in values.items() if len({*row} - {"-"}) > 1}
+
+
+def other_samples(runs, at=None):
+    """Says by which options the runs' evaluations see other samples; "": by none. at: evaluations
+    after a step of each run."""
+    wrong = {*differing_options(runs, "evaluation", at=at)} - {"eval-iters"}
+    options = [part["options"] for run, step in zip(runs, at or [None] * len(runs))
+               for part in parts_of(run, step)]
+    counts = {int(one["eval-iters"]) * int(one.get("global-batch-size", 1)) for one in options
+              if "eval-iters" in one} # 0: all there are
+    sizes = ("eval-iters", "global-batch-size") * (len(counts) > 1) + ("seq-length",)
+    wrong |= {name for name in sizes if len({one[name] for one in options if name in one}) > 1}
+    return "not over the same samples: --" + " --".join(sorted(wrong)) if wrong else ""
 
 
 def noise_of(changes):
@@ -164,7 +193,7 @@ def judge_loss(name, what, ours, theirs, limit, note):
     change, doubt = mean(changes), ""
     error, noise = noise_of(changes) if math.isfinite(change) else (math.nan, math.nan)
     if not math.isfinite(change):
-        result = FAIL
+        result, note = FAIL, f"NaN or infinite, {note}"
     elif len(changes) < 2:
         doubt = "one pair of seeds does not show the noise"
     elif noise > limit:
@@ -185,19 +214,26 @@ def judge_train(found, limits, name):
                       f"mean of the last {window} steps")
 
 
+def no_evaluation(found):
+    """Says why a run of the pairs has none; "" where all have."""
+    lacking = [run for pair in found for run in pair if not run.evals]
+    if not lacking:
+        return ""
+    return "no evaluation (--valid-data)" if not all(run.option("valid-data") for run in lacking) \
+        else "no evaluation: a run ends before its first (--eval-interval)"
+
+
 def judge_valid(found, limits, name):
     what, limit = "validation loss", f"within {limits.valid:g}%"
     common = [set(pair.baseline.evals) & set(pair.run.evals) for pair in found]
     if not all(common):
-        why = "no evaluation after the same step" if all(
-            pair.baseline.evals and pair.run.evals for pair in found) else \
-            "no evaluation (--valid-data)"
-        return Judgement(name, what, OPEN, limit=limit, note=why)
-    wrong = differing_options([run for pair in found for run in pair], "evaluation")
-    if wrong:
-        return Judgement(name, what, FAIL, limit=limit,
-                         note="not over the same samples: --" + " --".join(sorted(wrong)))
+        return Judgement(name, what, OPEN, limit=limit,
+                         note=no_evaluation(found) or "no evaluation after the same step")
     last = [max(steps) for steps in common]
+    wrong = other_samples([run for pair in found for run in pair],
+                          [step for step in last for _ in range(2)])
+    if wrong:
+        return Judgement(name, what, FAIL, limit=limit, note=wrong)
     finals = [[number(run.evals[step], "valid_loss") for run in pair]
               for pair, step in zip(found, last)]
     return judge_loss(name, what, *zip(*finals), limits.valid, "after step " +
@@ -215,7 +251,7 @@ def judge_ratio(name, what, values, good, limit, note="", why_not=""):
 
 def judge_speed(found, limits, name):
     runs, why_not = [run for pair in found for run in pair], ""
-    devices = {str(run.start.get("device")) for run in runs}
+    devices = {str(part.get("device")) for run in runs for part in parts_of(run)}
     if not all(run.on_gpu for run in runs):
         why_not = "on a CPU the rounding is emulated, which costs time by its nature"
     elif len(devices) > 1:
@@ -226,7 +262,7 @@ def judge_speed(found, limits, name):
 
 
 def memory_of(run):
-    return max((float(start.get("memory_bytes") or 0) for start in run.starts), default=0.0)
+    return max((float(part.get("memory_bytes") or 0) for part in run.parts), default=0.0)
 
 
 def at_most(limit):
@@ -241,9 +277,13 @@ def judge_memory(found, limits, name):
 
 def judge_time(found, limits, name):
     """Judges how soon it comes to the loss at which the baseline ends."""
-    if not all(pair.baseline.evals and pair.run.evals for pair in found):
-        return Judgement(name, "time to loss", OPEN, note="no evaluation (--valid-data)")
+    if why := no_evaluation(found) or other_samples([run for pair in found for run in pair]):
+        return Judgement(name, "time to loss", OPEN, note=why)
     targets = [pair.baseline.last("valid_loss", "evals") for pair in found]
+    if not all(map(math.isfinite, targets)):
+        return Judgement(name, "time to loss", FAIL if limits.time else OPEN,
+                         limit=at_most(limits.time),
+                         note="the baseline's last validation loss is NaN or infinite")
     times = [[series.reach(run, target, "seconds") for run in pair]
              for pair, target in zip(found, targets)]
     reached = [pair for pair in times if all(map(math.isfinite, pair))]
@@ -263,7 +303,7 @@ def judge_start(found, name):
     wrong = set()
     for pair in found:
         differing = differing_options(pair[::-1], "shape", "start", "data")
-        wrong |= {f"--{option} ({', '.join(row)})" for option, row in differing.items()}
+        wrong |= {f"--{option} ({' and '.join(row)})" for option, row in differing.items()}
     if wrong:
         return Judgement(name, what, FAIL, limit=limit,
                          note="not the same: " + " ".join(sorted(wrong)))

@@ -62,6 +62,8 @@ class Log:
                    "min-lr": f"{rate * float(table['final LR fraction']):g}",
                    "weight-decay": f"{float(table['weight decay']):g}",
                    "data": table["train data pattern"], "valid-data": table["val data pattern"]}
+        if "load_filename" in table:
+            options["model"] = table["load_filename"]
         return {"kind": "run", "step": self.step, "program": PROGRAM, "device": table["device"],
                 "parameters": int(table["num_parameters"]), "precision": table["precision"],
                 "ranks": int(table["num_processes"]),

@@ -93,8 +93,8 @@ NUMBERS = """step status time parameters flops_per_token fp8_flops_share peak_fl
     first_block blocks outputs inputs flops_share elements largest zero subnormal""".split()
 TEXTS = """kind program device precision data_crc32 valid_data_crc32 linear x w dy wgrad
     reason error host""".split()
-COUNTS = """train-iters global-batch-size micro-batch-size seq-length vocab-size
-    fp8-stats-interval""".split()
+COUNTS = """train-iters eval-iters global-batch-size micro-batch-size seq-length
+    vocab-size fp8-stats-interval""".split()
 
 
 def has_types(record):
@@ -134,6 +134,7 @@ class Run:
 
     def _forget(self):
         self.starts, self.steps, self.evals, self.fp8, self.end = [], {}, {}, {}, None
+        self.parts = [] # the starts that a later one has not made void
         self.ranks_at = {} # how long each computes, at each line
         # earlier records of each step that a resume does again; --profile's record
         self.replaced, self.profile = {}, None
@@ -200,11 +201,16 @@ class Run:
             for later in [other for other in held if other > step]:
                 del held[later]
         self.starts.append(record)
+        self.parts = [part for part in self.parts if part["step"] < step] + [record]
         self.end = None
 
     @property
     def start(self):
         return self.starts[-1] if self.starts else {}
+
+    def part_of(self, step):
+        """Returns the start of the part that did this step."""
+        return ([part for part in self.parts if part["step"] < step] or self.parts)[-1]
 
     def option(self, name, fallback=None):
         return self.start.get("options", {}).get(name, fallback)

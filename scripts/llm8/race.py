@@ -18,6 +18,7 @@ Options after -- are our trainer's, in the place of --model gpt2-124m.
 import glob
 import math
 import os
+import struct
 import subprocess
 import sys
 
@@ -32,9 +33,19 @@ RUNS = {"llm.c": [], "bf16": ["--bf16"], "fp8": FP8, "muon": [*FP8, *MUON],
 PAIRS = (("bf16", "fp8"), ("muon-bf16", "muon"))
 RATE_OF = {**dict(PAIRS), "muon-half": "muon"} # a pair has the rate of its FP8
 PIECES = ("tune", "runs", "report")
-HEADER = 1024                   # bytes of a shard, before two a token
+SHARD_MAGIC = 20240520          # dataloader/loader.h
 EVALUATIONS, MOST_BATCHES = 16, 20
 MOST_STEPS = 100                # between evaluations
+
+
+def tokens_of(path, option):
+    """Returns the count in a shard's header."""
+    with environment.named_by(option), open(path, "rb") as file:
+        header = file.read(16)
+    magic, _, low, high = struct.unpack("<4I", header.ljust(16, b"\0"))
+    if magic != SHARD_MAGIC:
+        environment.die(f"{option} {path}: not a token shard")
+    return low | high << 32
 
 
 def parse(arguments):
@@ -70,7 +81,7 @@ def parse(arguments):
     o.names = [name for name in o.only if name != "llm.c" or o.llm_c]
     o.tuned = list(dict.fromkeys(RATE_OF.get(name, name) for name in o.names))
     # both evaluate on whole batches
-    tokens = (os.path.getsize(o.valid_data) - HEADER) // 2
+    tokens = tokens_of(o.valid_data, "--valid-data")
     o.batches = min(MOST_BATCHES, tokens // (o.batch * o.seq_length))
     if o.batches == 0:
         environment.die(f"--valid-data {o.valid_data}: {tokens} tokens are less than a batch")
@@ -103,11 +114,28 @@ def task_of(o, name, tried, steps, every, seed, folder):
         *(["--lr-decay-style", style] if style else []), "--seed", seed))])
 
 
+def short_task(o, name, tried):
+    return task_of(o, name, tried, o.tune_iters, o.tune_iters, "1",
+                   os.path.join(o.out, "tune", name, f"lr-{tried}"))
+
+
+def others_of_llm_c(o, run):
+    """Returns which of the race's options a log of llm.c was not run with."""
+    wanted = {"model": o.llm_c_model, "data": o.data, "valid-data": o.valid_data,
+              "seq-length": o.seq_length, "micro-batch-size": o.batch,
+              "global-batch-size": o.batch}
+    return [f"--{name} {run.option(name)}" for name, value in wanted.items()
+            if run.option(name, str(value)) != str(value)]
+
+
 def run_llm_c(o, tried, steps, every, folder, held):
     """Runs llm.c. Its log, console.log, is the record of the run."""
     log = os.path.join(folder, "console.log")
     os.makedirs(folder, exist_ok=True)
     done, (rate, style) = open_run(log), rate_and_style(tried)
+    if done.finished and (others := others_of_llm_c(o, done)):
+        environment.die(f"{folder} was run with other options ({' '.join(others)}): another --out, "
+                        "or remove that folder to run it anew")
     if (done.finished and done.train_iters == steps and float(done.option("lr")) == float(rate)
             and done.option("lr-decay-style").split()[0] == (style or llm_c.DECAY)):
         return 0
@@ -144,13 +172,20 @@ def rates_of(o, name):
 
 def tried(o, name):
     """Returns the rates whose short run has ended, and rate -> its last validation loss, of those
-    that did not diverge. Runs of another length are none."""
+    that did not diverge. Runs with other options than theirs now are none."""
     ended, losses = [], {}
     for folder in sorted(glob.glob(os.path.join(glob.escape(o.out), "tune", name, "lr-*"))):
-        run = open_run(os.path.join(folder, "console.log") if name == "llm.c" else folder)
-        if run.train_iters != o.tune_iters:
-            continue
         rate = os.path.basename(folder).removeprefix("lr-")
+        if name == "llm.c":
+            run = open_run(os.path.join(folder, "console.log"))
+            if run.train_iters != o.tune_iters or others_of_llm_c(o, run):
+                continue
+        else:
+            run = open_run(folder)
+            effects = run.start.get("effects", {}) # the preset's name has none of its own
+            idle = {one for one in effects if effects[one] == "nothing"} - {"model"}
+            if experiment.changed_options(short_task(o, name, rate), idle):
+                continue
         ended += [rate] * run.over
         if run.finished and math.isfinite(loss := run.last("valid_loss", "evals")):
             losses[rate] = loss
@@ -190,7 +225,7 @@ def best_rate(o, name):
     ended, losses = tried(o, of)
     if missing := [rate for rate in rates if rate not in ended]:
         environment.die(f"{name}: the short runs of {of} with --lr {', '.join(missing)} have not "
-                        "ended: the piece `tune` comes first")
+                        "ended with these options: the piece `tune` comes first")
     if not losses:
         environment.die(f"{name}: all short runs of {of} diverged: lower rates are needed")
     return min(losses, key=losses.get)
@@ -269,7 +304,8 @@ def report(o):
 def main():
     o = parse(sys.argv[1:])
     tokens = o.train_iters * o.batch * o.seq_length
-    there = sum((os.path.getsize(name) - HEADER) // 2 for name in glob.glob(o.data))
+    there = sum(tokens_of(name, "--data") for name in glob.glob(o.data)
+                if not name.endswith(".mask"))
     print(f"{tokens / 1e6:,.1f} million tokens in {o.train_iters:,} steps"
           + (f", {tokens / there:.2f} epochs" if there else ""), flush=True)
     pieces = o.pieces or PIECES

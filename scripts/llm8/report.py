@@ -155,10 +155,22 @@ def precision_blocks(comparison):
     return blocks
 
 
+def option_rows(comparison):
+    """Returns name -> of each variant, the values of its runs, where they are not all equal; seeds
+    differ within a variant by their nature."""
+    rows = {}
+    for name, values in judge.differing_options(comparison.runs).items():
+        left = iter(values)
+        cells = ["; ".join(sorted({next(left) for _ in variant.runs}))
+                 for variant in comparison.variants]
+        if name != "seed" or len(set(cells)) > 1:
+            rows[name] = cells
+    return rows
+
+
 def setting_blocks(comparison, commands):
     run, seeds = comparison.baseline.runs[0], comparison.baseline.seeds()
     start, names = run.start, [variant.name for variant in comparison.variants]
-    options = judge.differing_options([variant.runs[0] for variant in comparison.variants])
     ranks = int(start.get("ranks") or 1)
     where = str(start.get("device")) + (f", {ranks} of them" if ranks > 1 else "")
     tokens = run.last_step * int(run.option("global-batch-size", 0)) * \
@@ -171,7 +183,7 @@ def setting_blocks(comparison, commands):
               f"{start.get('program')}; data `{run.option('data')}`.",
               "The options in which the variants differ; all the others are equal.",
               table(["option", *names],
-                    [["--" + name, *values] for name, values in options.items()],
+                    [["--" + name, *cells] for name, cells in option_rows(comparison).items()],
                     set(range(1 + len(names))))]
     return blocks + (["\n".join(["```sh", *commands, "```"])] if commands else [])
 

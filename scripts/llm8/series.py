@@ -24,6 +24,13 @@ def finite(run, name, kind="steps"):
     return steps[numpy.isfinite(values)], values[numpy.isfinite(values)]
 
 
+def learned(run, name):
+    """Returns the same without steps that were skipped: some have a finite loss, as spikes do."""
+    steps, values = finite(run, name)
+    done = numpy.array([not run.steps[int(step)].get("skipped") for step in steps], bool)
+    return steps[done], values[done]
+
+
 def smooth(values, width):
     """Returns the running mean over `width` values around each, fewer at the ends; NaN and infinity
     are left out."""
@@ -87,7 +94,7 @@ def reach(run, loss, axis):
 
 def steady_throughput(run):
     """Returns the median tokens a second, without the steps just after a start."""
-    warming = {int(start["step"]) + 1 + i for start in run.starts for i in range(WARM_UP_STEPS)}
+    warming = {int(start["step"]) + 1 + i for start in run.parts for i in range(WARM_UP_STEPS)}
     steps, values = arrays(run, "tokens_per_s")
     steady = [value for step, value in zip(steps, values) if step not in warming]
     finite = numpy.array(steady or values)[numpy.isfinite(steady or values)]
@@ -97,7 +104,7 @@ def steady_throughput(run):
 def window_mean(run, last, width, name="loss"):
     """Returns the mean over the `width` steps that end with step `last`; skipped steps are left
     out."""
-    steps, values = finite(run, name)
+    steps, values = learned(run, name)
     inside = values[(steps > last - width) & (steps <= last)]
     return float(inside.mean()) if len(inside) else float("nan")
 
