@@ -11,9 +11,9 @@
 // has 64 of the keys: it computes S' and dP' by WGMMA, whose results are P' and dS' in the layout
 // of operands in registers, and sums dV and dK in registers. For dQ both write dS' to shared
 // memory; when a pair is complete, each warpgroup multiplies one of its two tiles by the 128 keys.
-// dQ is summed over the tiles of keys in memory, in the order of the keys: an element by one
-// thread, which writes it at the first tile, adds to it, and at the last tile, on the diagonal,
-// reads it and writes BF16.
+// dQ is summed over the tiles of keys in memory, in the order of the keys: 16 rows by one warp,
+// which writes them at the first tile, has the memory add to them, and at the last tile, on the
+// diagonal, reads them and writes BF16.
 //
 // The first warpgroup's first warp loads tiles by TMA; its others compute the rows' statistics of
 // the next head. What is left when every block has had as many whole heads as all can have is
@@ -37,7 +37,9 @@ enum {
     MOST_T = 2048,
     MOST_TILES = MOST_T / KEYS, // of keys, or pairs of tiles of queries
     MOST_BLOCKS = 160,
-    SUMS = QUERIES * SIZE, // of a tile of dQ
+    ROWS = 16,          // of a warp in a tile
+    SUMS = ROWS * SIZE, // of these, in dQ
+    TILE_SUMS = QUERIES * SIZE,
     COMPUTING_REGISTERS = 240,
     LOADING_REGISTERS = 24 // a thread's
 };
@@ -50,7 +52,7 @@ struct Shared {
         uint8_t q[QUERIES * FULL_ROW], d_out[QUERIES * FULL_ROW];
     } stages[STAGES];
     uint8_t ds[2][KEYS * FULL_ROW];                  // of a pair's tiles: [keys][queries]
-    uint8_t out[2][2][KEYS / 2 * FULL_ROW];          // of [warpgroup][dV, dK]
+    uint8_t out[2][WARPS][2][ROWS * FULL_ROW];       // [warpgroup][warp][dV, dK], or a part of dQ
     float2 lse[2][MOST_T / 2], delta[2][MOST_T / 2]; // of a piece: -lse / log 2, -rowsum(dO O)
     Barrier full[STAGES], empty[STAGES], keys_full[2], keys_empty[2];
     Barrier ds_full[2], ds_empty[2];
@@ -60,7 +62,7 @@ static_assert(sizeof(Shared) <= 232448, "a block's shared memory");
 static_assert(registers_suffice(LOADING_REGISTERS, COMPUTING_REGISTERS), "a block's registers");
 
 struct Parameters {
-    CUtensorMap q, kv, d_out, d_kv; // boxes of 64, 128, 64 and 64 rows
+    CUtensorMap q, kv, d_out, d_kv; // boxes of 64, 128, 64 and 16 rows
     Bf16 *d_qkv;
     const Bf16 *dout, *out;
     const float *lse;
@@ -75,14 +77,33 @@ struct Parameters {
 
 // Where a block has its sums of dQ: of whole heads and its first part of another, or of a second.
 __device__ __forceinline__ float4 *sums_of(const Parameters &p, int block, int part) {
-    return reinterpret_cast<float4 *>(p.sums) + (block * 2 + part) * 2ll * p.tiles * (SUMS / 4);
+    return reinterpret_cast<float4 *>(p.sums) +
+           (block * 2 + part) * 2ll * p.tiles * (TILE_SUMS / 4);
+}
+
+// Where a warpgroup's thread has its first four sums of a tile of dQ, after where the head has its
+// sums; the next are WARP further.
+__device__ __forceinline__ int sums_at(int tile) {
+    return tile * (TILE_SUMS / 4) + threadIdx.x % GROUP / WARP * (SUMS / 4) + threadIdx.x % WARP;
+}
+
+// Adds sums there to a thread's of a tile.
+__device__ __forceinline__ void add_sums(float (&dq)[SUMS / WARP], const float4 *from) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const float4 sum = __ldcg(from + i * WARP);
+        dq[i * 4] += sum.x;
+        dq[i * 4 + 1] += sum.y;
+        dq[i * 4 + 2] += sum.z;
+        dq[i * 4 + 3] += sum.w;
+    }
 }
 
 // Writes a tile of dQ; a thread has two rows and twice two columns of every 16.
 __device__ __forceinline__ void write_tile(const Parameters &p, int head, int tile,
-                                           const float (&dq)[SUMS / GROUP]) {
+                                           const float (&dq)[SUMS / WARP]) {
     const int thread = threadIdx.x % GROUP, lane = thread % WARP;
-    const int row = tile * QUERIES + thread / WARP * 16 + lane / 4;
+    const int row = tile * QUERIES + thread / WARP * ROWS + lane / 4;
     const int64_t token = (int64_t)(head / p.H) * p.T + row;
     Bf16 *to = p.d_qkv + token * p.N + head % p.H * SIZE + lane % 4 * 2;
 #pragma unroll
@@ -199,7 +220,7 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
     const float scale = 0.125f * 1.4426950408889634f;
     // The lane's 16 bytes of the 16 x 16 BF16 that a warp loads or stores at a time, in 64 swizzled
     // rows. Kept as one number: the compiler would keep the sum with every address.
-    const uint32_t first_place = (warp * 16 + lane % 16) * FULL_ROW + (lane / 16 ^ lane % 8) * 16;
+    const uint32_t first_place = (warp * ROWS + lane % 16) * FULL_ROW + (lane / 16 ^ lane % 8) * 16;
     auto place = [&](uint8_t *tile, int i) {
         uint32_t at = first_place;
         asm volatile("" : "+r"(at));
@@ -307,31 +328,35 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
             __syncwarp();
             barrier_arrive(&s.ds_full[half], lane == 0);
         };
-        auto add_queries = [&](int j, int pair) { // the warpgroup's tile of dQ
+        // The warp's part of the warpgroup's tile of dQ. All that lane 0 has stored has been read.
+        auto add_queries = [&](int j, int pair) {
             const int tile = pair * 2 + w;
-            const bool ends = work.first == 0 && j == pair;
-            float4 *to = sums_of(p, blockIdx.x, number > p.whole) + tile * (SUMS / 4) + thread;
+            float4 *sums = sums_of(p, blockIdx.x, number > p.whole) + sums_at(tile);
+            float4 *part = reinterpret_cast<float4 *>(s.out[w][warp]) + lane;
             pin(dq);
             barrier_arrive(&s.ds_empty[w], lane == 0);
-            if (j > work.first) {
-#pragma unroll
-                for (int i = 0; i < 8; i++) {
-                    const float4 sum = __ldcg(to + i * GROUP);
-                    dq[i * 4] += sum.x;
-                    dq[i * 4 + 1] += sum.y;
-                    dq[i * 4 + 2] += sum.z;
-                    dq[i * 4 + 3] += sum.w;
-                }
-            }
-            if (ends) {
+            __syncwarp();
+            if (work.first == 0 && j == pair) {
+                if (j > 0) { add_sums(dq, sums); }
                 write_tile(p, work.head, tile, dq);
                 return;
             }
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 const float *x = dq + i * 4;
-                __stcg(to + i * GROUP, make_float4(x[0], x[1], x[2], x[3]));
+                store_four(part + i * WARP, make_float4(x[0], x[1], x[2], x[3]));
             }
+            show_to_tma();
+            __syncwarp();
+            if (lane == 0) {
+                if (j > work.first) {
+                    add_floats(sums, part, SUMS * sizeof(float));
+                } else {
+                    store_bytes(sums, part, SUMS * sizeof(float));
+                }
+                stores_commit();
+            }
+            __syncwarp();
         };
 
         // A pair of tiles of queries. FIRST: those on the diagonal, whose first half the second
@@ -358,7 +383,10 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
                 pin(scores);
                 pin(dp);
                 pin(keys);
-                if constexpr (!FIRST) { add_queries(j, pair - 1); }
+                if constexpr (!FIRST) {
+                    stores_wait_read<0>();
+                    add_queries(j, pair - 1);
+                }
                 exponentiate(pair * 2, FIRST);
                 differentiate(pair * 2);
             }
@@ -397,14 +425,14 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
             multiply_gradients(w == 0 || p.tiles > j + 1);
             multiply_queries();
             turn_pass(w);
-            if (thread == 0) { stores_wait_read<0>(); }
-            group_barrier(w, GROUP);
-            wgmma_wait<0>();
+            stores_wait(); // once between two additions to a tile
+            __syncwarp();
+            wgmma_wait<1>();
             gradients_done();
-            barrier_arrive(&s.keys_empty[blocks % 2], lane == 0);
-            add_queries(j, p.tiles - 1);
             pin(dv);
             pin(dk);
+            uint8_t *out_v = s.out[w][0][0] + warp * ROWS * FULL_ROW; // place() adds as much again
+            uint8_t *out_k = out_v + ROWS * FULL_ROW;
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 uint32_t units[2][4];
@@ -414,24 +442,29 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
                     units[0][n] = bf16_pair(x[0], x[1]);
                     units[1][n] = bf16_pair(y[0] * 0.125f, y[1] * 0.125f);
                 }
-                store_matrices<false>(place(s.out[w][0], i), units[0]);
-                store_matrices<false>(place(s.out[w][1], i), units[1]);
+                store_matrices<false>(place(out_v, i), units[0]);
+                store_matrices<false>(place(out_k, i), units[1]);
             }
             show_to_tma();
-            group_barrier(w, GROUP);
-            const int key = j * KEYS + w * (KEYS / 2);
+            __syncwarp();
+            const int key = j * KEYS + w * (KEYS / 2) + warp * ROWS;
             const int b = work.head / p.H, h = work.head % p.H;
-            if (thread == 0 && key < p.T) {
-                tma_store_at(p.d_kv, s.out[w][0], (2 * p.H + h) * SIZE, key, b);
-                tma_store_at(p.d_kv, s.out[w][1], (p.H + h) * SIZE, key, b);
+            if (lane == 0 && key < p.T) {
+                tma_store_at(p.d_kv, s.out[w][warp][0], (2 * p.H + h) * SIZE, key, b);
+                tma_store_at(p.d_kv, s.out[w][warp][1], (p.H + h) * SIZE, key, b);
                 stores_commit();
             }
+            __syncwarp();
+            wgmma_wait<0>();
+            barrier_arrive(&s.keys_empty[blocks % 2], lane == 0);
+            stores_wait_read<0>();
+            add_queries(j, p.tiles - 1);
         }
         __syncwarp();
         barrier_arrive(&s.rows_empty[at], lane == 0);
     }
     if (w == 0) { turn_wait(0); }
-    if (thread == 0) { stores_wait(); }
+    stores_wait();
 }
 
 #endif
@@ -486,22 +519,14 @@ __global__ void __launch_bounds__(THREADS, 1)
 __global__ void __launch_bounds__(GROUP) add_parts_kernel(const __grid_constant__ Parameters p) {
     const int other = blockIdx.x / (2 * p.tiles), tile = blockIdx.x % (2 * p.tiles);
     const int begin = other * p.tiles, end = begin + tile / 2 + 1; // the tile's keys
-    float dq[SUMS / GROUP] = {};
+    float dq[SUMS / WARP] = {};
     int block = 0;
     while (p.cuts[block + 1] <= begin) { block++; }
     if (p.cuts[block + 1] >= end) { return; } // one block has them all
     for (; block < p.blocks && p.cuts[block] < end; block++) {
         if (p.cuts[block + 1] == p.cuts[block]) { continue; }
         const bool second = p.cuts[block] < begin; // its first part is of the head before
-        const float4 *from = sums_of(p, block, second) + tile * (SUMS / 4) + threadIdx.x;
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            const float4 sum = from[i * GROUP];
-            dq[i * 4] += sum.x;
-            dq[i * 4 + 1] += sum.y;
-            dq[i * 4 + 2] += sum.z;
-            dq[i * 4 + 3] += sum.w;
-        }
+        add_sums(dq, sums_of(p, block, second) + sums_at(tile));
     }
     write_tile(p, p.whole * p.blocks + other, tile, dq);
 }
@@ -565,7 +590,7 @@ Parameters parameters(const Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 
     p.q = map(qkv, N, QUERIES);
     p.kv = map(qkv, N, KEYS);
     p.d_out = map(d_out, M, QUERIES);
-    p.d_kv = map(d_qkv, N, KEYS / 2);
+    p.d_kv = map(d_qkv, N, ROWS);
     p.d_qkv = d_qkv;
     p.dout = d_out;
     p.out = out;

@@ -287,6 +287,27 @@ __device__ __forceinline__ void turn_pass(int w) {
                  : "memory");
 }
 
+// Writes bytes, a multiple of 16, to global memory from shared memory, or adds them to it as
+// floats. Both are complete after stores_wait(), and then seen by the thread's ordinary loads. What
+// one adds to must be complete before.
+__device__ __forceinline__ void store_bytes(void *to, const void *from, int bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
+                 "r"(shared_address(from)), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void add_floats(void *to, const void *from, int bytes) {
+    asm volatile(
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
+        "r"(shared_address(from)), "r"(bytes)
+        : "memory");
+}
+
+// An ordinary store to shared memory, for TMA: show_to_tma() must follow.
+__device__ __forceinline__ void store_four(float4 *to, float4 x) {
+    *to = x;
+}
+
 template <int REGISTERS, bool MORE> __device__ __forceinline__ void set_registers(void) {
     if constexpr (MORE) {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));

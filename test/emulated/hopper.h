@@ -86,9 +86,9 @@ inline size_t swizzled(size_t at, int row) {
 
 typedef std::array<int, 5> Coordinates;
 
-// Copies a box to shared memory, or from there. Beyond the tensor all is 0, and nothing is written.
-inline void copy_box(Block &block, size_t shared, const CUtensorMap &map, Coordinates first,
-                     bool loads) {
+// Copies a box to a place in shared memory, or from there. Beyond the tensor all is 0, and nothing
+// is written.
+inline void copy_box(uint8_t *shared, const CUtensorMap &map, Coordinates first, bool loads) {
     const int64_t row_bytes = map.box[0] * map.bytes;
     const int64_t rows = map.box[1] * (map.rank > 2 ? map.box[2] : 1) *
                          (map.rank > 3 ? map.box[3] : 1) * (map.rank > 4 ? map.box[4] : 1);
@@ -104,8 +104,7 @@ inline void copy_box(Block &block, size_t shared, const CUtensorMap &map, Coordi
         }
         for (int64_t i = 0; i < row_bytes; i += map.bytes) {
             const int64_t at = first[0] + i / map.bytes;
-            const size_t place = shared + (size_t)(row * row_bytes + i);
-            uint8_t *element = block.shared(swizzled(place, map.swizzle));
+            uint8_t *element = shared + swizzled((size_t)(row * row_bytes + i), map.swizzle);
             if (!inside || at < 0 || at >= map.sizes[0]) {
                 if (loads) { memset(element, 0, (size_t)map.bytes); }
             } else if (loads) {
@@ -130,18 +129,42 @@ inline void load_box(Block &block, void *to, const CUtensorMap &map, Barrier *fu
     Mbarrier &m = machine.barrier(block, full);
     memset(block.shared(at), 0xff, (size_t)box_bytes(map));
     machine.loads.open.push_back([&block, at, map, &m, first] {
-        copy_box(block, at, map, first, true);
+        copy_box(block.shared(at), map, first, true);
         m.bytes -= box_bytes(map);
         machine.settle(m);
     });
     machine.loads.commit();
 }
 
+// A store first reads shared memory; later, write() gets what was there.
+template <typename WRITE>
+void store_later(const void *from, size_t alignment, int64_t bytes, WRITE write) {
+    Thread &thread = *machine.thread;
+    const size_t at = machine.place(from, alignment);
+    thread.stores.open.push_back([=, &thread] {
+        const uint8_t *first = thread.block->shared(at);
+        thread.writes.open.push_back(
+            [write, read = std::vector<uint8_t>(first, first + bytes)]() mutable {
+                write(read.data());
+            });
+    });
+}
+
 inline void store_box(const CUtensorMap &map, const void *from, Coordinates first) {
-    Block &block = *machine.block;
-    const size_t at = machine.place(from, 8 * (size_t)map.swizzle);
-    machine.thread->stores.open.push_back(
-        [&block, at, map, first] { copy_box(block, at, map, first, false); });
+    store_later(from, 8 * (size_t)map.swizzle, box_bytes(map),
+                [=](uint8_t *read) { copy_box(read, map, first, false); });
+}
+
+inline void store_bytes(void *to, const void *from, int bytes) {
+    store_later(from, 16, bytes, [=](uint8_t *read) { memcpy(to, read, (size_t)bytes); });
+}
+
+inline void add_floats(void *to, const void *from, int bytes) {
+    store_later(from, 16, bytes, [=](uint8_t *read) {
+        for (int i = 0; i < bytes / 4; i++) {
+            static_cast<float *>(to)[i] += reinterpret_cast<float *>(read)[i];
+        }
+    });
 }
 
 template <int RANK> Coordinates first_and_last(int first, int last) {
@@ -179,7 +202,9 @@ inline size_t leaves_more(const char *what, int left) {
 }
 
 inline void stores_commit(void) {
-    machine.thread->stores.commit();
+    Thread &thread = *machine.thread;
+    thread.stores.open.push_back([&thread] { thread.writes.commit(); });
+    thread.stores.commit();
     machine.pause();
 }
 
@@ -188,7 +213,9 @@ template <int LEFT> void stores_wait_read(void) {
 }
 
 inline void stores_wait(void) {
-    if (!machine.plants("left out", "stores_wait")) { machine.thread->stores.finish(0); }
+    if (machine.plants("left out", "stores_wait")) { return; }
+    machine.thread->stores.finish(0);
+    if (!machine.plants("reads alone", "stores_wait")) { machine.thread->writes.finish(0); }
 }
 
 inline void show_to_tma(void) {
@@ -201,6 +228,18 @@ inline void show_to_tma(void) {
 
 // ---- matrices in shared memory ------------------------------------------------------------------
 
+// Until show_to_tma the place holds NaN.
+inline void hide(Thread &thread, size_t at, const std::array<uint8_t, 16> &bytes) {
+    memset(thread.block->shared(at), 0xff, bytes.size());
+    thread.hidden.push_back({at, bytes});
+}
+
+inline void store_four(float4 *to, float4 x) {
+    std::array<uint8_t, 16> bytes;
+    memcpy(bytes.data(), &x, sizeof(x));
+    hide(*machine.thread, machine.place(to, 16), bytes);
+}
+
 struct MatrixRow {
     size_t at; // of the row whose address the lane gives
     uint32_t *units;
@@ -212,7 +251,6 @@ inline MatrixRow matrix_row(const void *row, uint32_t *units, const char *instru
     return {faulty ? at ^ (at >> 7 & 4) << 4 : at, units};
 }
 
-// Until show_to_tma the row holds NaN.
 template <bool TRANSPOSED> void store_matrices(void *row, const uint32_t (&units)[4]) {
     uint32_t copy[4] = {units[0], units[1], units[2], units[3]};
     MatrixRow mine = matrix_row(row, copy, "stmatrix");
@@ -225,8 +263,7 @@ template <bool TRANSPOSED> void store_matrices(void *row, const uint32_t (&units
                 const uint32_t unit = lane(from / 2).units[i / 8] >> from % 2 * 16;
                 memcpy(&bytes[(size_t)c * 2], &unit, 2);
             }
-            memset(machine.block->shared(lane(i).at), 0xff, bytes.size());
-            first[i]->hidden.push_back({lane(i).at, bytes});
+            hide(*first[i], lane(i).at, bytes);
         }
     });
 }

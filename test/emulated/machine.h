@@ -78,7 +78,7 @@ struct Thread {
     const long *watched = NULL; // it waits until this is no longer
     long seen = 0;              // this
     const char *instruction = "";
-    Unit stores;
+    Unit stores, writes; // by TMA: what it has not read yet, and what it has not written yet
     // 16 bytes each that it has written and TMA and WGMMA do not see: where, and what
     std::vector<std::pair<size_t, std::array<uint8_t, 16>>> hidden;
 
@@ -293,7 +293,8 @@ inline void Machine::begin(int first, int blocks, int threads) {
             if (stack == stacks.size()) { stacks.emplace_back(new char[STACK_BYTES]); }
             t.block = &b;
             t.number = i;
-            t.stores.hurry = hurries[2];
+            t.stores.hurry = t.writes.hurry = hurries[2];
+            t.writes.ordered = false;
             getcontext(&t.beginning);
             t.beginning.uc_stack.ss_sp = stacks[stack].get();
             t.beginning.uc_stack.ss_size = STACK_BYTES;
@@ -381,6 +382,7 @@ inline void Machine::end(void) {
                 report("deadlock: thread %d of block %u waits at %s", t->number, b.index,
                        t->instruction);
             }
+            t->writes.finish(0); // a kernel ends with them
         }
         for (auto &[place, m] : b.barriers) {
             if (m.pending != m.arrivals || m.bytes != 0) {
