@@ -6,19 +6,24 @@
 //
 // P and dS are rounded to BF16 for their products; all else is FP32.
 //
-// A block computes whole heads, one after another. A head's keys are cut into tiles of 128, which
-// stay while the queries from the diagonal on pass in pairs of tiles of 64. Each of two warpgroups
-// has 64 of the keys: it computes S' and dP' by WGMMA, whose results are P' and dS' in the layout
-// of operands in registers, and sums dV and dK in registers. For dQ both write dS' to shared
-// memory; when a pair is complete, each warpgroup multiplies one of its two tiles by the 128 keys.
-// dQ is summed over the tiles of keys in memory, in the order of the keys: 16 rows by one warp,
-// which writes them at the first tile, has the memory add to them, and at the last tile, on the
-// diagonal, reads them and writes BF16.
+// A cluster of two blocks computes whole heads, one after another: while both work on one head,
+// half as many heads' sums, queries and dO are in use, and the L2 cache has room for them. A head's
+// keys are cut into tiles of 128, which the blocks take in turn, and which stay while the queries
+// from the diagonal on pass in pairs of tiles of 64. Each of two warpgroups has 64 of the keys: it
+// computes S' and dP' by WGMMA, whose results are P' and dS' in the layout of operands in
+// registers, and sums dV and dK in registers. For dQ both write dS' to shared memory; when a pair
+// is complete, each warpgroup multiplies one of its two tiles by the 128 keys. dQ is summed over
+// the tiles of keys in memory, in the order of the keys, upwards in one head and downwards in the
+// next: 16 rows by one warp of each block, which writes them at the first tile, has the memory add
+// to them, and at the last tile reads them and writes BF16. These additions to a tile of dQ
+// alternate between the blocks, for upwards tile j is block (j % 2)'s, and downwards the other
+// one's. Block 0 begins each head, and needs no result of block 1 for it; upwards it has more of
+// the work, downwards less, so that block 1 follows it without waiting.
 //
 // The first warpgroup's first warp loads tiles by TMA; its others compute the rows' statistics of
-// the next head. What is left when every block has had as many whole heads as all can have is
-// shared at tiles of keys: sums of such a head lie with several blocks, and a second kernel adds
-// them up.
+// the next head. What is left when every cluster has had as many whole heads as all can have is
+// shared among all blocks at tiles of keys: sums of such a head lie with several blocks, and a
+// second kernel adds them up.
 #include "attention.h"
 #include "hopper.cuh"
 
@@ -57,6 +62,7 @@ struct Shared {
     Barrier full[STAGES], empty[STAGES], keys_full[2], keys_empty[2];
     Barrier ds_full[2], ds_empty[2];
     Barrier rows_full[2][2 * MOST_TILES], rows_empty[2];
+    Barrier added[MOST_TILES][2][WARPS]; // the other block, to the rows of [pair][warpgroup][warp]
 };
 static_assert(sizeof(Shared) <= 232448, "a block's shared memory");
 static_assert(registers_suffice(LOADING_REGISTERS, COMPUTING_REGISTERS), "a block's registers");
@@ -66,25 +72,33 @@ struct Parameters {
     Bf16 *d_qkv;
     const Bf16 *dout, *out;
     const float *lse;
-    float *sums; // [block][2][T, whole tiles of 128][64], in an order of its own
+    float *sums; // [number][T, whole tiles of 128][64], in an order of its own; see Work
     int T, H, N; // N: row of the packed buffer
     int tiles;   // of a head's keys
     int blocks;
-    int whole; // heads of every block
+    int whole; // heads of every cluster
     // The other heads' tiles of keys, counted through: where each block's part begins.
     uint16_t cuts[MOST_BLOCKS + 1];
 };
 
-// Where a block has its sums of dQ: of whole heads and its first part of another, or of a second.
-__device__ __forceinline__ float4 *sums_of(const Parameters &p, int block, int part) {
-    return reinterpret_cast<float4 *>(p.sums) +
-           (block * 2 + part) * 2ll * p.tiles * (TILE_SUMS / 4);
+// Sums of dQ: of the heads of cluster `number`, or a part of another.
+__device__ __forceinline__ float4 *sums_of(const Parameters &p, int number) {
+    return reinterpret_cast<float4 *>(p.sums) + number * 2ll * p.tiles * (TILE_SUMS / 4);
+}
+
+// The number of a block's first or second part of such a head.
+__device__ __forceinline__ int number_of(const Parameters &p, int block, bool second) {
+    return p.blocks / 2 + block * 2 + second;
+}
+
+__device__ __forceinline__ int other_head(const Parameters &p, int other) {
+    return p.whole * (p.blocks / 2) + other;
 }
 
 // Where a warpgroup's thread has its first four sums of a tile of dQ, after where the head has its
 // sums; the next are WARP further.
-__device__ __forceinline__ int sums_at(int tile) {
-    return tile * (TILE_SUMS / 4) + threadIdx.x % GROUP / WARP * (SUMS / 4) + threadIdx.x % WARP;
+__device__ __forceinline__ int sums_at(int tile, int thread) {
+    return tile * (TILE_SUMS / 4) + thread / WARP * (SUMS / 4) + thread % WARP;
 }
 
 // Adds sums there to a thread's of a tile.
@@ -121,24 +135,33 @@ __device__ __forceinline__ void write_tile(const Parameters &p, int head, int ti
 
 // ---- the kernel ---------------------------------------------------------------------------------
 
-// Piece `number` of a block's work: a head's tiles of keys from first to before last; none: the
-// work is done.
+// Piece `number` of a block's work: a head's tiles of keys from `first`, `step` apart, while has().
 struct Work {
-    int head, first, last;
+    int head, lowest, span, step;
+    bool together; // with the other block
     __device__ Work(const Parameters &p, int number) {
-        head = number * p.blocks + blockIdx.x;
-        first = 0;
-        last = p.tiles;
-        if (number >= p.whole) { // up to two pieces
-            const int begin = p.cuts[blockIdx.x], end = p.cuts[blockIdx.x + 1];
-            const int other = begin / p.tiles + number - p.whole;
-            head = p.whole * p.blocks + other;
-            first = max(0, begin - other * p.tiles);
-            last = min(p.tiles, end - other * p.tiles);
+        together = number < p.whole;
+        if (together) {
+            head = number * (p.blocks / 2) + blockIdx.x / 2;
+            lowest = (number + blockIdx.x) % 2;
+            span = (p.tiles + 1 - lowest) & ~1;
+            step = number % 2 == 0 ? 2 : -2;
+        } else { // up to two pieces
+            const int other = p.cuts[blockIdx.x] / p.tiles + number - p.whole;
+            head = other_head(p, other);
+            lowest = max(0, p.cuts[blockIdx.x] - other * p.tiles);
+            span = max(0, min(p.tiles, p.cuts[blockIdx.x + 1] - other * p.tiles) - lowest);
+            step = 1;
         }
     }
-    __device__ bool none(void) const {
-        return last <= first;
+    __device__ bool none(void) const { // the work is done
+        return !together && span == 0;
+    }
+    __device__ int first(void) const {
+        return step > 0 ? lowest : lowest + span + step;
+    }
+    __device__ bool has(int j) const {
+        return (unsigned)(j - lowest) < (unsigned)span;
     }
 };
 
@@ -150,7 +173,7 @@ __device__ __forceinline__ void load(Shared &s, const Parameters &p) {
         const Work work(p, number);
         if (work.none()) { return; }
         const int b = work.head / p.H, h = work.head % p.H;
-        for (int j = work.first; j < work.last; j++, blocks++) {
+        for (int j = work.first(); work.has(j); j += work.step, blocks++) {
             auto &keys = s.keys[blocks % 2];
             Barrier *keys_full = &s.keys_full[blocks % 2];
             barrier_wait(&s.keys_empty[blocks % 2], blocks / 2 + 1);
@@ -180,7 +203,7 @@ __device__ __forceinline__ void summarise(Shared &s, const Parameters &p, const 
           *delta = reinterpret_cast<float *>(s.delta[at]);
     const int step = p.H * SIZE; // from row to row
     for (int tile = warp; tile < 2 * p.tiles; tile += warps) {
-        const int begin = tile * QUERIES, end = tile < 2 * work.first ? 0 : QUERIES;
+        const int begin = tile * QUERIES, end = tile < 2 * work.lowest ? 0 : QUERIES;
         const int64_t token = work.head / p.H * (int64_t)p.T + min(begin, p.T - 1);
         const int64_t from = (token * p.H + work.head % p.H) * SIZE;
 #pragma unroll 1
@@ -220,16 +243,18 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
     const float scale = 0.125f * 1.4426950408889634f;
     // The lane's 16 bytes of the 16 x 16 BF16 that a warp loads or stores at a time, in 64 swizzled
     // rows. Kept as one number: the compiler would keep the sum with every address.
-    const uint32_t first_place = (warp * ROWS + lane % 16) * FULL_ROW + (lane / 16 ^ lane % 8) * 16;
-    auto place = [&](uint8_t *tile, int i) {
-        uint32_t at = first_place;
-        asm volatile("" : "+r"(at));
-        return tile + (at ^ i * 32);
+    const int first_place = (warp * ROWS + lane % 16) * FULL_ROW + (lane / 16 ^ lane % 8) * 16;
+    auto hide = [](int x) {
+        asm volatile("" : "+r"(x));
+        return x;
     };
+    auto place = [&](uint8_t *tile, int i) { return tile + (hide(first_place) ^ i * 32); };
 
-    float scores[32], dp[32], dv[32], dk[32], dq[32];
+    float scores[32], dp[32], dv[32], dk[32];
     uint32_t keys[16], probabilities[16], ds[16]; // A of WGMMAs
     uint32_t blocks = 0, steps = 0;               // of keys, of queries
+    const uint32_t block = blockIdx.x % 2;        // of the cluster
+    bool added = false;                           // to a head of both, which the other may not know
 
     auto release = [&] { // the tile before
         barrier_arrive(&s.empty[(steps - 1) % STAGES], lane == 0);
@@ -264,13 +289,19 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
         pin(ds);
         release();
     };
-    auto multiply_queries = [&] { // dQ of the pair before
+    auto multiply_queries = [&](float(&dq)[32]) { // dQ of the pair before
         barrier_wait(&s.ds_full[w], steps / 2 - 1);
         const uint64_t a = wgmma_transposed(s.ds[w]), b = wgmma_transposed(s.keys[blocks % 2].k);
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < 8; i++) { wgmma<true, true>(dq, a + 128 * i, b + 128 * i, i > 0); }
         wgmma_commit();
+    };
+
+    // All that was added is complete. It was added long enough ago that this seldom waits.
+    auto pass_sums = [&](int pair) {
+        stores_wait();
+        barrier_pass_in(&s.added[pair][w][warp], 1 - block, lane == 0 && added);
     };
 
     if (w == 1) { turn_pass(1); }
@@ -329,15 +360,24 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
             barrier_arrive(&s.ds_full[half], lane == 0);
         };
         // The warp's part of the warpgroup's tile of dQ. All that lane 0 has stored has been read.
-        auto add_queries = [&](int j, int pair) {
+        auto add_queries = [&](float(&dq)[32], int j, int pair) {
             const int tile = pair * 2 + w;
-            float4 *sums = sums_of(p, blockIdx.x, number > p.whole) + sums_at(tile);
-            float4 *part = reinterpret_cast<float4 *>(s.out[w][warp]) + lane;
+            const int begin = work.together ? 0 : work.lowest;
+            const int before = work.step > 0 ? j - begin : pair - j; // additions
+            const int whose = work.together ? (int)blockIdx.x / 2
+                                            : number_of(p, blockIdx.x, number > p.whole);
+            float4 *sums = sums_of(p, whose) + sums_at(tile, hide(thread));
+            float4 *part = reinterpret_cast<float4 *>(s.out[w]) + sums_at(0, hide(thread));
             pin(dq);
             barrier_arrive(&s.ds_empty[w], lane == 0);
+            if (work.together) { // every second one of all that come is this block's
+                const int all = number * (pair + 1) + before;
+                barrier_wait_in(&s.added[pair][w][warp], all / 2 + 1 - block);
+            }
+            added = work.together;
             __syncwarp();
-            if (work.first == 0 && j == pair) {
-                if (j > 0) { add_sums(dq, sums); }
+            if (begin == 0 && before == pair) {
+                if (before > 0) { add_sums(dq, sums); }
                 write_tile(p, work.head, tile, dq);
                 return;
             }
@@ -349,7 +389,7 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
             show_to_tma();
             __syncwarp();
             if (lane == 0) {
-                if (j > work.first) {
+                if (before > 0) {
                     add_floats(sums, part, SUMS * sizeof(float));
                 } else {
                     store_bytes(sums, part, SUMS * sizeof(float));
@@ -371,22 +411,20 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
 #pragma unroll
                 for (uint32_t &zero : ds) { zero = 0; }
             } else {
+                float dq[32]; // here: the compiler takes it to be in use as long as it lives
                 if constexpr (!FIRST) { multiply_gradients(w == 0 || pair > j + 1); }
                 multiply_scores();
                 if constexpr (!FIRST) {
                     wgmma_wait<2>();
                     gradients_done();
-                    multiply_queries();
+                    multiply_queries(dq);
                 }
                 turn_pass(w);
                 wgmma_wait<0>();
                 pin(scores);
                 pin(dp);
                 pin(keys);
-                if constexpr (!FIRST) {
-                    stores_wait_read<0>();
-                    add_queries(j, pair - 1);
-                }
+                if constexpr (!FIRST) { add_queries(dq, j, pair - 1); }
                 exponentiate(pair * 2, FIRST);
                 differentiate(pair * 2);
             }
@@ -398,6 +436,7 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
             if constexpr (DONE) { multiply_gradients(!FIRST); }
             multiply_scores();
             turn_pass(w);
+            pass_sums(FIRST ? p.tiles - 1 : pair - 1);
             wgmma_wait<1>();
             if constexpr (DONE) { gradients_done(); }
             pin(scores);
@@ -409,7 +448,7 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
             share(1);
             steps++;
         };
-        for (int j = work.first; j < work.last; j++, blocks++) {
+        for (int j = work.first(); work.has(j); j += work.step, blocks++) {
             barrier_wait(&s.keys_full[blocks % 2], blocks / 2);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
@@ -421,12 +460,11 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
             for (int pair = j + 1; pair < p.tiles; pair++) {
                 multiply_pair(j, pair, std::false_type());
             }
+            float dq[32];
             turn_wait(w);
             multiply_gradients(w == 0 || p.tiles > j + 1);
-            multiply_queries();
+            multiply_queries(dq);
             turn_pass(w);
-            stores_wait(); // once between two additions to a tile
-            __syncwarp();
             wgmma_wait<1>();
             gradients_done();
             pin(dv);
@@ -458,13 +496,13 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
             wgmma_wait<0>();
             barrier_arrive(&s.keys_empty[blocks % 2], lane == 0);
             stores_wait_read<0>();
-            add_queries(j, p.tiles - 1);
+            add_queries(dq, j, p.tiles - 1);
         }
         __syncwarp();
         barrier_arrive(&s.rows_empty[at], lane == 0);
     }
     if (w == 0) { turn_wait(0); }
-    stores_wait();
+    pass_sums(p.tiles - 1);
 }
 
 #endif
@@ -488,11 +526,11 @@ __global__ void __launch_bounds__(THREADS, 1)
             barrier_init(&s.rows_empty[i], 2 * WARPS);
             for (int j = 0; j < 2 * MOST_TILES; j++) { barrier_init(&s.rows_full[i][j], 1); }
         }
+        for (int i = 0; i < MOST_TILES * 2 * WARPS; i++) { barrier_init(&s.added[0][0][i], 1); }
         barriers_ready();
     }
-    __syncthreads();
-    if (Work(p, 0).none()) { return; }
-    if (threadIdx.x >= WARP) { // one warp loads already
+    cluster_barrier();
+    if (threadIdx.x >= WARP && !Work(p, 0).none()) { // one warp loads already
         summarise<4>(s, p, Work(p, 0), 0, threadIdx.x / WARP - 1, THREADS / WARP - 1);
     }
     if (group == 0) {
@@ -501,17 +539,19 @@ __global__ void __launch_bounds__(THREADS, 1)
         if (warp > 0) {
             for (int number = 1;; number++) {
                 const Work work(p, number);
-                if (work.none()) { return; }
+                if (work.none()) { break; }
                 barrier_wait(&s.rows_empty[number % 2], number / 2 + 1);
                 summarise<1>(s, p, work, number, warp - 1, HELPERS);
             }
         } else if (threadIdx.x == 0) {
             load(s, p);
         }
+        __syncwarp();
     } else {
         set_registers<COMPUTING_REGISTERS, true>();
         group == 1 ? compute<0>(s, p) : compute<1>(s, p);
     }
+    cluster_barrier(); // a block that had ended could not be written to
 #endif
 }
 
@@ -526,9 +566,9 @@ __global__ void __launch_bounds__(GROUP) add_parts_kernel(const __grid_constant_
     for (; block < p.blocks && p.cuts[block] < end; block++) {
         if (p.cuts[block + 1] == p.cuts[block]) { continue; }
         const bool second = p.cuts[block] < begin; // its first part is of the head before
-        add_sums(dq, sums_of(p, block, second) + sums_at(tile));
+        add_sums(dq, sums_of(p, number_of(p, block, second)) + sums_at(tile, threadIdx.x));
     }
-    write_tile(p, p.whole * p.blocks + other, tile, dq);
+    write_tile(p, other_head(p, other), tile, dq);
 }
 
 // ---- who computes what --------------------------------------------------------------------------
@@ -568,9 +608,9 @@ int share_heads(uint16_t *cuts, int heads, int tiles, int blocks) {
 // Whether the heads that are left are shared.
 bool plan_work(Parameters *p, int heads, int blocks) {
     enum { ADDING = 12 }; // what adding up parts costs, like a tile of keys
-    const int others = heads % blocks, whole = p->tiles * (p->tiles + 2);
+    const int others = heads % (blocks / 2), whole = p->tiles * (p->tiles + 2);
     p->blocks = blocks;
-    p->whole = heads / blocks;
+    p->whole = heads / (blocks / 2);
     if (others > 0 && share_heads(p->cuts, others, p->tiles, blocks) + ADDING < whole) {
         return true;
     }
@@ -613,7 +653,7 @@ bool attention64_serves(const Gpu *gpu, AttentionShape s) {
 
 size_t attention64_workspace(AttentionShape s) {
     const size_t sums = (size_t)round_up64(s.T, KEYS) * SIZE * sizeof(float);
-    return in_domain(s) ? MOST_BLOCKS * 2 * sums : 0;
+    return in_domain(s) ? (MOST_BLOCKS / 2 + MOST_BLOCKS * 2) * sums : 0;
 }
 
 void attention64_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
@@ -626,9 +666,9 @@ void attention64_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d
             attention64_workspace(s));
     }
     Parameters p = parameters(gpu, s, d_qkv, d_out, out, lse, qkv);
-    const int blocks = min(gpu->sms, (int)MOST_BLOCKS), heads = s.B * s.H;
-    const bool shares = plan_work(&p, heads, blocks);
-    launch_with_shared(attention64_backward_kernel, blocks, THREADS, sizeof(Shared), gpu->stream,
-                       p);
-    if (shares) { launch(add_parts_kernel, heads % blocks * 2 * p.tiles, GROUP, gpu->stream, p); }
+    const int clusters = max(min(gpu->sms, (int)MOST_BLOCKS) / 2, 1), heads = s.B * s.H;
+    const bool shares = plan_work(&p, heads, 2 * clusters);
+    launch_in_pairs(attention64_backward_kernel, 2 * clusters, THREADS, sizeof(Shared), gpu->stream,
+                    p);
+    if (shares) { launch(add_parts_kernel, heads % clusters * 2 * p.tiles, GROUP, gpu->stream, p); }
 }

@@ -58,6 +58,17 @@ __device__ __forceinline__ void barrier_arrive_in(Barrier *b, uint32_t block) {
                  : "memory");
 }
 
+// Arrives there if `arrives`. What the thread did to global memory came before what other threads
+// do after barrier_wait_in.
+__device__ __forceinline__ void barrier_pass_in(Barrier *b, uint32_t block, bool arrives) {
+    asm volatile("{\n.reg .pred p;\n.reg .b32 r;\nsetp.ne.b32 p, %2, 0;\n"
+                 "mapa.shared::cluster.u32 r, %0, %1;\n"
+                 "@p mbarrier.arrive.release.cluster.shared::cluster.b64 _, [r];\n}" ::"r"(
+                     shared_address(b)),
+                 "r"(block), "r"((int)arrives)
+                 : "memory");
+}
+
 // Waits for all threads of the cluster.
 __device__ __forceinline__ void cluster_barrier(void) {
     asm volatile("barrier.cluster.arrive.release;" ::: "memory");
@@ -73,17 +84,24 @@ __device__ __forceinline__ void barrier_expect(Barrier *b, int bytes) {
 
 // Waits until the barrier's phase number `phase` is complete. The barrier is at most one phase
 // further.
-__device__ __forceinline__ void barrier_wait(Barrier *b, uint32_t phase) {
-    uint32_t done = 0;
-    while (!done) {
-        asm volatile("{\n.reg .pred p;\n"
-                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-                     "selp.u32 %0, 1, 0, p;\n}"
-                     : "=r"(done)
-                     : "r"(shared_address(b)), "r"(phase & 1)
-                     : "memory");
+#define BARRIER_WAIT(how)                                                             \
+    for (uint32_t done = 0; !done;) {                                                 \
+        asm volatile("{\n.reg .pred p;\n"                                             \
+                     "mbarrier.try_wait.parity" how ".shared::cta.b64 p, [%1], %2;\n" \
+                     "selp.u32 %0, 1, 0, p;\n}"                                       \
+                     : "=r"(done)                                                     \
+                     : "r"(shared_address(b)), "r"(phase & 1)                         \
+                     : "memory");                                                     \
     }
+__device__ __forceinline__ void barrier_wait(Barrier *b, uint32_t phase){BARRIER_WAIT("")}
+
+// The same where threads of the other block arrive with barrier_pass_in. What TMA does comes after
+// it, too.
+__device__ __forceinline__ void barrier_wait_in(Barrier *b, uint32_t phase) {
+    BARRIER_WAIT(".acquire.cluster")
+    asm volatile("fence.proxy.async.global;" ::: "memory");
 }
+#undef BARRIER_WAIT
 
 // Loads the box of a tensor with these first and last coordinates; those between them are 0.
 template <int RANK>
@@ -414,6 +432,25 @@ template <typename KERNEL> static bool runs_on_hopper(const Gpu *gpu, KERNEL *ke
     if (gpu->capability != 90 || encode_tensor_map() == NULL) { return false; }
     if (code.numRegs == 0) { CUDA_CHECK(cudaFuncGetAttributes(&code, kernel)); }
     return code.numRegs > 64;
+}
+
+// Launches clusters of two blocks.
+template <typename KERNEL, typename... ARGUMENTS>
+static void launch_in_pairs(KERNEL kernel, int blocks, int threads, size_t shared,
+                            cudaStream_t stream, const ARGUMENTS &...arguments) {
+    cudaLaunchAttribute clusters = {};
+    clusters.id = cudaLaunchAttributeClusterDimension;
+    clusters.val.clusterDim = {2, 1, 1};
+    cudaLaunchConfig_t launch = {};
+    launch.gridDim = blocks;
+    launch.blockDim = threads;
+    launch.dynamicSmemBytes = shared;
+    launch.stream = stream;
+    launch.attrs = &clusters;
+    launch.numAttrs = 1;
+    CUDA_CHECK(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
+    CUDA_CHECK(cudaLaunchKernelEx(&launch, kernel, arguments...));
 }
 
 // A dimension of a tensor: its size, bytes from one index to the next, and the size of a box.

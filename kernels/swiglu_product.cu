@@ -283,18 +283,6 @@ void gpu_product_swiglu(Gpu *gpu, Gemm g, Tensor out) {
     p.across = divide_up(F, TILE);
     p.tiles = p.down * p.across;
 
-    cudaLaunchAttribute clusters = {};
-    clusters.id = cudaLaunchAttributeClusterDimension;
-    clusters.val.clusterDim = {2, 1, 1};
-    cudaLaunchConfig_t launch = {};
-    launch.gridDim = 2 * min(p.tiles, gpu->sms / 2);
-    launch.blockDim = THREADS;
-    launch.dynamicSmemBytes = sizeof(Shared);
-    launch.stream = gpu->stream;
-    launch.attrs = &clusters;
-    launch.numAttrs = 1;
-    auto kernel = swiglu_product_kernel;
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    (int)sizeof(Shared)));
-    CUDA_CHECK(cudaLaunchKernelEx(&launch, kernel, p));
+    launch_in_pairs(swiglu_product_kernel, 2 * min(p.tiles, gpu->sms / 2), THREADS, sizeof(Shared),
+                    gpu->stream, p);
 }

@@ -31,6 +31,10 @@ inline void barrier_arrive_in(Barrier *b, uint32_t block) {
     barrier_arrive_at(machine.cluster[block], b);
 }
 
+inline void barrier_pass_in(Barrier *b, uint32_t block, bool arrives) {
+    if (arrives) { barrier_arrive_in(b, block); }
+}
+
 inline void cluster_barrier(void) {
     const int threads = (int)machine.cluster.size() * (int)blockDim.x;
     if (machine.plants("left out", "the cluster's barrier")) { return; }
@@ -51,6 +55,10 @@ inline void barrier_wait(Barrier *b, uint32_t phase) {
     if (further != 1 && further != -1) {
         machine.report("%s is %d phases on", m.name, (int)further);
     }
+}
+
+inline void barrier_wait_in(Barrier *b, uint32_t phase) {
+    barrier_wait(b, phase);
 }
 
 inline void turn_wait(int w) {
