@@ -125,8 +125,8 @@ __device__ __forceinline__ void write_tile(const Parameters &p, int head, int ti
         if (row + r * 8 >= p.T) { continue; }
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            *reinterpret_cast<uint32_t *>(to + i * 8) = bf16_pair(dq[i * 4 + r * 2] * 0.125f,
-                                                                  dq[i * 4 + r * 2 + 1] * 0.125f);
+            __stcs(reinterpret_cast<uint32_t *>(to + i * 8), // the first to leave the cache
+                   bf16_pair(dq[i * 4 + r * 2] * 0.125f, dq[i * 4 + r * 2 + 1] * 0.125f));
         }
     }
 }
@@ -178,15 +178,16 @@ __device__ __forceinline__ void load(Shared &s, const Parameters &p) {
             Barrier *keys_full = &s.keys_full[blocks % 2];
             barrier_wait(&s.keys_empty[blocks % 2], blocks / 2 + 1);
             barrier_expect(keys_full, sizeof(keys));
-            tma_load_at(keys.k, p.kv, keys_full, (p.H + h) * SIZE, j * KEYS, b);
-            tma_load_at(keys.v, p.kv, keys_full, (2 * p.H + h) * SIZE, j * KEYS, b);
+            tma_load_at(keys.k, p.kv, keys_full, (p.H + h) * SIZE, j * KEYS, b, LAST);
+            tma_load_at(keys.v, p.kv, keys_full, (2 * p.H + h) * SIZE, j * KEYS, b, LAST);
             for (int i = 2 * j; i < 2 * p.tiles; i++, stage.advance(1)) {
                 auto &to = s.stages[stage.at];
                 Barrier *full = &s.full[stage.at];
                 barrier_wait(&s.empty[stage.at], stage.round + 1);
                 barrier_expect(full, sizeof(to));
-                tma_load_at(to.q, p.q, full, h * SIZE, i * QUERIES, b);
-                tma_load_at(to.d_out, p.d_out, full, h * SIZE, i * QUERIES, b);
+                const Use use = (work.step > 0 ? i / 2 : 0) == j ? LAST : AGAIN;
+                tma_load_at(to.q, p.q, full, h * SIZE, i * QUERIES, b, use);
+                tma_load_at(to.d_out, p.d_out, full, h * SIZE, i * QUERIES, b, use);
             }
         }
     }
@@ -488,8 +489,8 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
             const int key = j * KEYS + w * (KEYS / 2) + warp * ROWS;
             const int b = work.head / p.H, h = work.head % p.H;
             if (lane == 0 && key < p.T) {
-                tma_store_at(p.d_kv, s.out[w][warp][0], (2 * p.H + h) * SIZE, key, b);
-                tma_store_at(p.d_kv, s.out[w][warp][1], (p.H + h) * SIZE, key, b);
+                tma_store_at(p.d_kv, s.out[w][warp][0], (2 * p.H + h) * SIZE, key, b, LAST);
+                tma_store_at(p.d_kv, s.out[w][warp][1], (p.H + h) * SIZE, key, b, LAST);
                 stores_commit();
             }
             __syncwarp();

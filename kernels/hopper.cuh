@@ -131,22 +131,32 @@ __device__ __forceinline__ void tma_load_both(void *to, const CUtensorMap &map, 
         : "memory");
 }
 
+// What the L2 cache does with what TMA reads or writes. LAST: it is not used again, and so is the
+// first to leave the cache.
+enum Use { AGAIN, LAST };
+__device__ __forceinline__ uint64_t cache_policy(Use use) {
+    uint64_t again, last;
+    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(again));
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(last));
+    return use == LAST ? last : again;
+}
+
 // Loads the box of a tensor of 3 dimensions that begins at these coordinates.
 __device__ __forceinline__ void tma_load_at(void *to, const CUtensorMap &map, Barrier *full, int x,
-                                            int y, int z) {
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0],"
-                 " [%1, {%3, %4, %5}], [%2];" ::"r"(shared_address(to)),
-                 "l"(&map), "r"(shared_address(full)), "r"(x), "r"(y), "r"(z)
+                                            int y, int z, Use use) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared_address(to)),
+                 "l"(&map), "r"(shared_address(full)), "r"(x), "r"(y), "r"(z),
+                 "l"(cache_policy(use))
                  : "memory");
 }
 
 __device__ __forceinline__ void tma_store_at(const CUtensorMap &map, const void *from, int x, int y,
-                                             int z) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%1, {%2, %3, %4}], [%0];" ::"r"(
-            shared_address(from)),
-        "l"(&map), "r"(x), "r"(y), "r"(z)
-        : "memory");
+                                             int z, Use use) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group.L2::cache_hint"
+                 " [%1, {%2, %3, %4}], [%0], %5;" ::"r"(shared_address(from)),
+                 "l"(&map), "r"(x), "r"(y), "r"(z), "l"(cache_policy(use))
+                 : "memory");
 }
 
 template <int RANK>

@@ -88,7 +88,7 @@ template <typename T> T __ldg(const T *p) {
 template <typename T> T __ldcg(const T *p) {
     return *p;
 }
-template <typename T> void __stcg(T *p, T x) {
+template <typename T> void __stcs(T *p, T x) {
     *p = x;
 }
 

@@ -192,11 +192,12 @@ inline void tma_load_both(void *to, const CUtensorMap &map, Barrier *full, int f
     }
 }
 
-inline void tma_load_at(void *to, const CUtensorMap &map, Barrier *full, int x, int y, int z) {
+enum Use { AGAIN, LAST };
+inline void tma_load_at(void *to, const CUtensorMap &map, Barrier *full, int x, int y, int z, Use) {
     load_box(*machine.block, to, map, full, {x, y, z});
 }
 
-inline void tma_store_at(const CUtensorMap &map, const void *from, int x, int y, int z) {
+inline void tma_store_at(const CUtensorMap &map, const void *from, int x, int y, int z, Use) {
     store_box(map, from, {x, y, z});
 }
 
