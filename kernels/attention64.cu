@@ -135,33 +135,35 @@ __device__ __forceinline__ void write_tile(const Parameters &p, int head, int ti
 
 // ---- the kernel ---------------------------------------------------------------------------------
 
-// Piece `number` of a block's work: a head's tiles of keys from `first`, `step` apart, while has().
+// Piece `number` of a block's work: a head's tiles of keys from first, step() apart, while has().
 struct Work {
-    int head, lowest, span, step;
-    bool together; // with the other block
+    int head, first, begin, end; // the sums are of the tiles from begin to before end
+    bool together, down;         // with the other block; downwards
     __device__ Work(const Parameters &p, int number) {
         together = number < p.whole;
+        down = together && number % 2 == 1;
         if (together) {
             head = number * (p.blocks / 2) + blockIdx.x / 2;
-            lowest = (number + blockIdx.x) % 2;
-            span = (p.tiles + 1 - lowest) & ~1;
-            step = number % 2 == 0 ? 2 : -2;
+            begin = 0;
+            end = p.tiles;
+            first = (number + blockIdx.x) % 2;
+            if (down) { first = end - 1 - (end - 1 - first) % 2; }
         } else { // up to two pieces
             const int other = p.cuts[blockIdx.x] / p.tiles + number - p.whole;
             head = other_head(p, other);
-            lowest = max(0, p.cuts[blockIdx.x] - other * p.tiles);
-            span = max(0, min(p.tiles, p.cuts[blockIdx.x + 1] - other * p.tiles) - lowest);
-            step = 1;
+            begin = max(0, p.cuts[blockIdx.x] - other * p.tiles);
+            end = min(p.tiles, p.cuts[blockIdx.x + 1] - other * p.tiles);
+            first = begin;
         }
     }
     __device__ bool none(void) const { // the work is done
-        return !together && span == 0;
-    }
-    __device__ int first(void) const {
-        return step > 0 ? lowest : lowest + span + step;
+        return end <= begin;
     }
     __device__ bool has(int j) const {
-        return (unsigned)(j - lowest) < (unsigned)span;
+        return (unsigned)j < (unsigned)end;
+    }
+    __device__ int step(void) const {
+        return !together ? 1 : down ? -2 : 2;
     }
 };
 
@@ -173,7 +175,7 @@ __device__ __forceinline__ void load(Shared &s, const Parameters &p) {
         const Work work(p, number);
         if (work.none()) { return; }
         const int b = work.head / p.H, h = work.head % p.H;
-        for (int j = work.first(); work.has(j); j += work.step, blocks++) {
+        for (int j = work.first; work.has(j); j += work.step(), blocks++) {
             auto &keys = s.keys[blocks % 2];
             Barrier *keys_full = &s.keys_full[blocks % 2];
             barrier_wait(&s.keys_empty[blocks % 2], blocks / 2 + 1);
@@ -185,7 +187,7 @@ __device__ __forceinline__ void load(Shared &s, const Parameters &p) {
                 Barrier *full = &s.full[stage.at];
                 barrier_wait(&s.empty[stage.at], stage.round + 1);
                 barrier_expect(full, sizeof(to));
-                const Use use = (work.step > 0 ? i / 2 : 0) == j ? LAST : AGAIN;
+                const Use use = (work.down ? 0 : i / 2) == j ? LAST : AGAIN;
                 tma_load_at(to.q, p.q, full, h * SIZE, i * QUERIES, b, use);
                 tma_load_at(to.d_out, p.d_out, full, h * SIZE, i * QUERIES, b, use);
             }
@@ -193,9 +195,9 @@ __device__ __forceinline__ void load(Shared &s, const Parameters &p) {
     }
 }
 
-// One of several warps computes the statistics of its share of the piece's tiles of queries, a row
-// by 8 lanes. Rows beyond T get such that P and dS are 0. UNROLL: as many rows' loads at a time as
-// the warp has registers for.
+// One of several warps computes the statistics of its share of the piece's tiles of queries, for
+// both blocks if they work on it together: a row by 8 lanes. Rows beyond T get such that P and dS
+// are 0. UNROLL: as many rows' loads at a time as the warp has registers for.
 template <int UNROLL>
 __device__ __forceinline__ void summarise(Shared &s, const Parameters &p, const Work &work,
                                           int number, int warp, int warps) {
@@ -203,8 +205,15 @@ __device__ __forceinline__ void summarise(Shared &s, const Parameters &p, const 
     float *lse = reinterpret_cast<float *>(s.lse[at]),
           *delta = reinterpret_cast<float *>(s.delta[at]);
     const int step = p.H * SIZE; // from row to row
-    for (int tile = warp; tile < 2 * p.tiles; tile += warps) {
-        const int begin = tile * QUERIES, end = tile < 2 * work.lowest ? 0 : QUERIES;
+    const uint32_t block = blockIdx.x % 2;
+    auto put = [&](float *to, float x) {
+        *to = x;
+        if (work.together) { store_in(to, 1 - block, x); }
+    };
+    const int share = work.together ? 2 : 1; // of the tiles: the block has every second, or all
+    for (int tile = warp * share + (work.together && block); tile < 2 * p.tiles;
+         tile += warps * share) {
+        const int begin = tile * QUERIES, end = tile < 2 * work.begin ? 0 : QUERIES;
         const int64_t token = work.head / p.H * (int64_t)p.T + min(begin, p.T - 1);
         const int64_t from = (token * p.H + work.head % p.H) * SIZE;
 #pragma unroll 1
@@ -215,7 +224,7 @@ __device__ __forceinline__ void summarise(Shared &s, const Parameters &p, const 
                 prefetch(p.dout + from + row * step);
                 prefetch(p.out + from + row * step);
             }
-            lse[begin + row] = -1.4426950408889634f * log_sum;
+            put(&lse[begin + row], -1.4426950408889634f * log_sum);
         }
 #pragma unroll UNROLL
         for (int row = lane / 8; row < end; row += WARP / 8) {
@@ -229,10 +238,11 @@ __device__ __forceinline__ void summarise(Shared &s, const Parameters &p, const 
             for (int offset = 4; offset > 0; offset /= 2) {
                 sum += __shfl_xor_sync(~0u, sum, offset);
             }
-            if (lane % 8 == 0) { delta[begin + row] = inside ? -sum : 0.0f; }
+            if (lane % 8 == 0) { put(&delta[begin + row], inside ? -sum : 0.0f); }
         }
         __syncwarp();
         barrier_arrive(&s.rows_full[at][tile], lane == 0);
+        barrier_pass_in(&s.rows_full[at][tile], 1 - block, lane == 0 && work.together);
     }
 }
 
@@ -312,7 +322,7 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
         const int at = number % 2;
 
         auto exponentiate = [&](int tile, bool diagonal) {
-            barrier_wait(&s.rows_full[at][tile], number / 2);
+            barrier_wait_in(&s.rows_full[at][tile], number / 2);
             const float2 *lse = s.lse[at] + tile * (QUERIES / 2) + t;
 #pragma unroll
             for (int i = 0; i < 8; i++) {
@@ -363,8 +373,7 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
         // The warp's part of the warpgroup's tile of dQ. All that lane 0 has stored has been read.
         auto add_queries = [&](float(&dq)[32], int j, int pair) {
             const int tile = pair * 2 + w;
-            const int begin = work.together ? 0 : work.lowest;
-            const int before = work.step > 0 ? j - begin : pair - j; // additions
+            const int before = work.down ? pair - j : j - work.begin; // additions
             const int whose = work.together ? (int)blockIdx.x / 2
                                             : number_of(p, blockIdx.x, number > p.whole);
             float4 *sums = sums_of(p, whose) + sums_at(tile, hide(thread));
@@ -374,10 +383,11 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
             if (work.together) { // every second one of all that come is this block's
                 const int all = number * (pair + 1) + before;
                 barrier_wait_in(&s.added[pair][w][warp], all / 2 + 1 - block);
+                order_tma();
             }
             added = work.together;
             __syncwarp();
-            if (begin == 0 && before == pair) {
+            if (work.begin == 0 && before == pair) {
                 if (before > 0) { add_sums(dq, sums); }
                 write_tile(p, work.head, tile, dq);
                 return;
@@ -449,7 +459,7 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
             share(1);
             steps++;
         };
-        for (int j = work.first(); work.has(j); j += work.step, blocks++) {
+        for (int j = work.first; work.has(j); j += work.step(), blocks++) {
             barrier_wait(&s.keys_full[blocks % 2], blocks / 2);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
@@ -500,7 +510,9 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
             add_queries(dq, j, p.tiles - 1);
         }
         __syncwarp();
+        // for both blocks; without the other, twice for this one
         barrier_arrive(&s.rows_empty[at], lane == 0);
+        barrier_pass_in(&s.rows_empty[at], block ^ work.together, lane == 0);
     }
     if (w == 0) { turn_wait(0); }
     pass_sums(p.tiles - 1);
@@ -524,7 +536,7 @@ __global__ void __launch_bounds__(THREADS, 1)
             barrier_init(&s.keys_empty[i], 2 * WARPS);
             barrier_init(&s.ds_full[i], 2 * WARPS);
             barrier_init(&s.ds_empty[i], WARPS);
-            barrier_init(&s.rows_empty[i], 2 * WARPS);
+            barrier_init(&s.rows_empty[i], 2 * 2 * WARPS);
             for (int j = 0; j < 2 * MOST_TILES; j++) { barrier_init(&s.rows_full[i][j], 1); }
         }
         for (int i = 0; i < MOST_TILES * 2 * WARPS; i++) { barrier_init(&s.added[0][0][i], 1); }

@@ -58,14 +58,22 @@ __device__ __forceinline__ void barrier_arrive_in(Barrier *b, uint32_t block) {
                  : "memory");
 }
 
-// Arrives there if `arrives`. What the thread did to global memory came before what other threads
-// do after barrier_wait_in.
+// Arrives there if `arrives`. What the thread did came before what other threads do after
+// barrier_wait_in.
 __device__ __forceinline__ void barrier_pass_in(Barrier *b, uint32_t block, bool arrives) {
     asm volatile("{\n.reg .pred p;\n.reg .b32 r;\nsetp.ne.b32 p, %2, 0;\n"
                  "mapa.shared::cluster.u32 r, %0, %1;\n"
                  "@p mbarrier.arrive.release.cluster.shared::cluster.b64 _, [r];\n}" ::"r"(
                      shared_address(b)),
                  "r"(block), "r"((int)arrives)
+                 : "memory");
+}
+
+// Stores into shared memory of that block, where the block has `to` itself.
+__device__ __forceinline__ void store_in(float *to, uint32_t block, float x) {
+    asm volatile("{\n.reg .b32 r;\nmapa.shared::cluster.u32 r, %0, %1;\n"
+                 "st.shared::cluster.f32 [r], %2;\n}" ::"r"(shared_address(to)),
+                 "r"(block), "f"(x)
                  : "memory");
 }
 
@@ -95,11 +103,9 @@ __device__ __forceinline__ void barrier_expect(Barrier *b, int bytes) {
     }
 __device__ __forceinline__ void barrier_wait(Barrier *b, uint32_t phase){BARRIER_WAIT("")}
 
-// The same where threads of the other block arrive with barrier_pass_in. What TMA does comes after
-// it, too.
+// The same where threads of the other block arrive with barrier_pass_in.
 __device__ __forceinline__ void barrier_wait_in(Barrier *b, uint32_t phase) {
     BARRIER_WAIT(".acquire.cluster")
-    asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 #undef BARRIER_WAIT
 
@@ -303,6 +309,12 @@ __device__ __forceinline__ void stores_wait(void) {
 // After this and a barrier TMA may read what this thread has written to shared memory.
 __device__ __forceinline__ void show_to_tma(void) {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// What TMA is told to do from here on with global memory comes after what this thread has seen
+// there.
+__device__ __forceinline__ void order_tma(void) {
+    asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
 // Warpgroup w waits until the other has passed the tensor cores to it.

@@ -35,6 +35,10 @@ inline void barrier_pass_in(Barrier *b, uint32_t block, bool arrives) {
     if (arrives) { barrier_arrive_in(b, block); }
 }
 
+inline void store_in(float *to, uint32_t block, float x) {
+    memcpy(machine.cluster[block].shared(machine.place(to, 4)), &x, sizeof(x));
+}
+
 inline void cluster_barrier(void) {
     const int threads = (int)machine.cluster.size() * (int)blockDim.x;
     if (machine.plants("left out", "the cluster's barrier")) { return; }
@@ -233,6 +237,9 @@ inline void show_to_tma(void) {
         memcpy(machine.block->shared(at), bytes.data(), bytes.size());
     }
     machine.thread->hidden.clear();
+}
+
+inline void order_tma(void) {
 }
 
 // ---- matrices in shared memory ------------------------------------------------------------------
