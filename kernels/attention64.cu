@@ -211,13 +211,15 @@ __device__ __forceinline__ void summarise(Shared &s, const Parameters &p, const 
         if (work.together) { store_in(to, 1 - block, x); }
     };
     const int share = work.together ? 2 : 1; // of the tiles: the block has every second, or all
-    for (int tile = warp * share + (work.together && block); tile < 2 * p.tiles;
+    for (int tile = 2 * work.begin + warp * share + (work.together && block); tile < 2 * p.tiles;
          tile += warps * share) {
-        const int begin = tile * QUERIES, end = tile < 2 * work.begin ? 0 : QUERIES;
+        // Here, as nobody waits for a warp without a tile: it could come two phases late.
+        barrier_wait(&s.rows_empty[at], number / 2 + 1);
+        const int begin = tile * QUERIES;
         const int64_t token = work.head / p.H * (int64_t)p.T + min(begin, p.T - 1);
         const int64_t from = (token * p.H + work.head % p.H) * SIZE;
 #pragma unroll 1
-        for (int row = lane; row < end; row += WARP) {
+        for (int row = lane; row < QUERIES; row += WARP) {
             float log_sum = CUDART_INF_F;
             if (begin + row < p.T) {
                 log_sum = p.lse[(int64_t)work.head * p.T + begin + row];
@@ -227,7 +229,7 @@ __device__ __forceinline__ void summarise(Shared &s, const Parameters &p, const 
             put(&lse[begin + row], -1.4426950408889634f * log_sum);
         }
 #pragma unroll UNROLL
-        for (int row = lane / 8; row < end; row += WARP / 8) {
+        for (int row = lane / 8; row < QUERIES; row += WARP / 8) {
             const bool inside = begin + row < p.T; // else the first row, for loads without a branch
             const int vector = (inside ? row * step / VEC : 0) + lane % 8;
             const Floats8 x = load8(p.dout + from, vector), y = load8(p.out + from, vector);
@@ -553,7 +555,6 @@ __global__ void __launch_bounds__(THREADS, 1)
             for (int number = 1;; number++) {
                 const Work work(p, number);
                 if (work.none()) { break; }
-                barrier_wait(&s.rows_empty[number % 2], number / 2 + 1);
                 summarise<1>(s, p, work, number, warp - 1, HELPERS);
             }
         } else if (threadIdx.x == 0) {
