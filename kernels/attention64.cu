@@ -232,7 +232,9 @@ __device__ __forceinline__ void summarise(Shared &s, const Parameters &p, const 
         for (int row = lane / 8; row < QUERIES; row += WARP / 8) {
             const bool inside = begin + row < p.T; // else the first row, for loads without a branch
             const int vector = (inside ? row * step / VEC : 0) + lane % 8;
-            const Floats8 x = load8(p.dout + from, vector), y = load8(p.out + from, vector);
+            // dO is read again by the products, O by nobody
+            const uint4 *o = reinterpret_cast<const uint4 *>(p.out + from) + vector;
+            const Floats8 x = load8(p.dout + from, vector), y = unpack8(__ldcs(o));
             float sum = 0.0f;
 #pragma unroll
             for (int j = 0; j < VEC; j++) { sum += x.v[j] * y.v[j]; }

@@ -88,6 +88,9 @@ template <typename T> T __ldg(const T *p) {
 template <typename T> T __ldcg(const T *p) {
     return *p;
 }
+template <typename T> T __ldcs(const T *p) {
+    return *p;
+}
 template <typename T> void __stcs(T *p, T x) {
     *p = x;
 }
