@@ -210,12 +210,14 @@ __device__ __forceinline__ void summarise(Shared &s, const Parameters &p, const 
         *to = x;
         if (work.together) { store_in(to, 1 - block, x); }
     };
-    const int share = work.together ? 2 : 1; // of the tiles: the block has every second, or all
-    for (int tile = 2 * work.begin + warp * share + (work.together && block); tile < 2 * p.tiles;
-         tile += warps * share) {
-        // Here, as nobody waits for a warp without a tile: it could come two phases late.
+    const int share = work.together ? 1 : 2; // of a pair of tiles
+    for (int i = 0;; i++) {
+        const int pair = work.begin + warp + i / share * warps;
+        if (pair >= p.tiles) { break; }
+        const int tile = pair * 2 + (work.together ? block : i % 2), begin = tile * QUERIES;
+        // A warp that has no pair must not wait, as nobody waits for it: it could come two phases
+        // late. It has none in other pieces either, but for the last two.
         barrier_wait(&s.rows_empty[at], number / 2 + 1);
-        const int begin = tile * QUERIES;
         const int64_t token = work.head / p.H * (int64_t)p.T + min(begin, p.T - 1);
         const int64_t from = (token * p.H + work.head % p.H) * SIZE;
 #pragma unroll 1

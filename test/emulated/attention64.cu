@@ -53,7 +53,7 @@ struct Problem {
 
 TEST(definition) {
     static const int shapes[][4] = {
-        {1, 64, 4, 1}, {1, 300, 3, 2}, {2, 129, 1, 3}, {1, 640, 1, 4}, {1, 500, 5, 4}};
+        {1, 100, 9, 4}, {1, 300, 3, 2}, {2, 129, 1, 3}, {1, 640, 1, 4}, {1, 500, 5, 4}};
     const char *runs = getenv("RUNS"); // each in another order
     for (const int *s : shapes) {
         const Problem p(s[0], s[1], s[2], s[3]);
