@@ -361,20 +361,20 @@ static void recompute_block(Trainer *t, int l, int B, int T) {
     }
 }
 
-// From d_qkv of the rotated queries and keys, in net.wide, to d_qkv as its linear layer reads it.
-static void qkv_backward(Trainer *t, const Block *b, int B, int T, bool accumulate) {
-    const LinearLayer *qkv = &b->qkv;
+// From the gradient of attention's output, in d_norm, to d_qkv as its linear layer reads it.
+static void attention_backward(Trainer *t, const Block *b, int B, int T, bool accumulate) {
+    const Tensor d_qkv = b->qkv.dy;
     RotaryBackward r = b->rope;
+    const bool rotates = r.rotary.table != NULL; // then d_qkv is first that of the rotated
     r.dquery_weight.accumulate = r.dkey_weight.accumulate = accumulate;
     r.column_sums.accumulate = accumulate;
     r.rotary.B = B;
     r.rotary.T = T;
-    if (r.rotary.table != NULL) {
-        gpu_rope_backward(&t->gpu, qkv->dy, r);
-        return;
-    }
-    gpu_measure(&t->gpu, qkv->dy, (int64_t)B * T * qkv->N);
-    gpu_quantize(&t->gpu, qkv->dy, r.column_sums, r.scratch, B * T, qkv->N);
+    attention_backward_gpu(&t->gpu, attention_shape_of(&t->run, B, T),
+                           rotates ? tensor_bf16(d_qkv.bf16) : d_qkv,
+                           rotates ? no_sums : r.column_sums, r.scratch, t->net.d_norm,
+                           b->attention_out.x.bf16, b->lse, b->rotated);
+    if (rotates) { gpu_rope_backward(&t->gpu, d_qkv, r); }
 }
 
 // From the gradient of the block's output, in d_residual, to that of its input.
@@ -388,9 +388,7 @@ static void block_backward(Trainer *t, int l, int B, int T, bool accumulate) {
     linear_backward(gpu, &b->fc1, net->d_norm, b->fc1.x, M, accumulate);
     norm_backward(t, &b->norm2, M, accumulate);
     linear_backward(gpu, &b->attention_out, net->d_norm, b->attention_out.x, M, accumulate);
-    attention_backward_gpu(gpu, attention_shape_of(&t->run, B, T), net->wide.bf16, net->d_norm,
-                           b->attention_out.x.bf16, b->lse, b->rotated);
-    qkv_backward(t, b, B, T, accumulate);
+    attention_backward(t, b, B, T, accumulate);
     linear_backward(gpu, &b->qkv, net->d_norm, b->qkv.x, M, accumulate);
     norm_backward(t, &b->norm1, M, accumulate);
 }

@@ -559,14 +559,18 @@ void attention_forward_gpu(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, co
     }
 }
 
-void attention_backward_gpu(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
-                            const Bf16 *out, const float *lse, const Bf16 *qkv) {
+void attention_backward_gpu(Gpu *gpu, AttentionShape s, Tensor d_qkv, Gradient column_sums,
+                            Scratch scratch, const Bf16 *d_out, const Bf16 *out, const float *lse,
+                            const Bf16 *qkv) {
+    const int M = s.B * s.T, N = (s.H + 2 * s.G) * s.D;
     gpu_family(gpu, FAMILY_ATTENTION);
-    if (!use_cudnn(gpu, &s, (const void *[]){d_qkv, d_out, out, lse, qkv}, 5)) {
-        attention_plain_backward(gpu, s, d_qkv, d_out, out, lse, qkv);
-    } else if (attention64_serves(gpu, s)) {
-        attention64_backward(gpu, s, d_qkv, d_out, out, lse, qkv);
-    } else {
-        run(gpu, s, qkv, out, lse, d_out, d_qkv);
+    if (!use_cudnn(gpu, &s, (const void *[]){d_qkv.bf16, d_out, out, lse, qkv}, 5)) {
+        attention_plain_backward(gpu, s, d_qkv.bf16, d_out, out, lse, qkv);
+    } else if (!attention64_serves(gpu, s)) {
+        run(gpu, s, qkv, out, lse, d_out, d_qkv.bf16);
+    } else if (attention64_backward(gpu, s, d_qkv, column_sums, d_out, out, lse, qkv)) {
+        return;
     }
+    gpu_measure(gpu, d_qkv, (int64_t)M * N);
+    gpu_quantize(gpu, d_qkv, column_sums, scratch, M, N);
 }

@@ -14,7 +14,7 @@
 // some sequences at a time, or on some key/value heads of one.
 #pragma once
 
-#include "gpu.h"
+#include "kernels.h"
 
 BEGIN_C
 
@@ -24,9 +24,11 @@ typedef struct {
 } AttentionShape;
 
 void attention_forward_gpu(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv);
-// d_qkv is overwritten.
-void attention_backward_gpu(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
-                            const Bf16 *out, const float *lse, const Bf16 *qkv);
+// Produces d_qkv (kernels.h), and its column sums. Where attention64.cu cannot write the codes, the
+// BF16 form is written, also of a fused d_qkv, and a pass over it follows, with this scratch.
+void attention_backward_gpu(Gpu *gpu, AttentionShape s, Tensor d_qkv, Gradient column_sums,
+                            Scratch scratch, const Bf16 *d_out, const Bf16 *out, const float *lse,
+                            const Bf16 *qkv);
 
 // The plain kernel: heads of up to MOST_HEAD_SIZE (kernels.h).
 void attention_plain_forward(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv);
@@ -34,11 +36,13 @@ void attention_plain_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf1
                               const Bf16 *out, const float *lse, const Bf16 *qkv);
 
 // attention64.cu, the backward pass on Hopper: compute capability 9.0 alone, heads of 64, as many
-// key/value heads as query heads, T up to 2048. Its sums have a fixed order.
+// key/value heads as query heads, T up to 2048. Its sums have a fixed order. A d_qkv that is fused,
+// by a given scale, with T a multiple of 16, it writes as codes alone, of the values rounded to
+// BF16, with the column sums of these, and returns true. Otherwise it writes d_qkv.bf16 alone.
 bool attention64_serves(const Gpu *gpu, AttentionShape s);
 size_t attention64_workspace(AttentionShape s); // bytes; 0: it serves the shape on no device
-void attention64_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
-                          const Bf16 *out, const float *lse, const Bf16 *qkv);
+bool attention64_backward(Gpu *gpu, AttentionShape s, Tensor d_qkv, Gradient column_sums,
+                          const Bf16 *d_out, const Bf16 *out, const float *lse, const Bf16 *qkv);
 
 // Bytes of gpu->attention_workspace with which both passes work, at most `most` where that is
 // possible. With more, the deterministic backward is cut into fewer pieces. Needs no device: they

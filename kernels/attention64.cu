@@ -15,7 +15,7 @@
 // is complete, each warpgroup multiplies one of its two tiles by the 128 keys. dQ is summed over
 // the tiles of keys in memory, in the order of the keys, upwards in one head and downwards in the
 // next: 16 rows by one warp of each block, which writes them at the first tile, has the memory add
-// to them, and at the last tile reads them and writes BF16. These additions to a tile of dQ
+// to them, and at the last tile reads them and writes the result. These additions to a tile of dQ
 // alternate between the blocks, for upwards tile j is block (j % 2)'s, and downwards the other
 // one's. Block 0 begins each head, and needs no result of block 1 for it; upwards it has more of
 // the work, downwards less, so that block 1 follows it without waiting.
@@ -24,8 +24,12 @@
 // the next head. What is left when every cluster has had as many whole heads as all can have is
 // shared among all blocks at tiles of keys: sums of such a head lie with several blocks, and a
 // second kernel adds them up.
+//
+// Results are written in BF16, or, by a given scale, as the FP8 codes that a pass over these BF16
+// values would make, with its amax and column sums.
 #include "attention.h"
 #include "hopper.cuh"
+#include "quantize.cuh"
 
 #include <math_constants.h>
 #include <type_traits>
@@ -49,6 +53,12 @@ enum {
     LOADING_REGISTERS = 24 // a thread's
 };
 
+// A tile of codes between a warpgroup's registers and global memory: see write_codes.
+struct Staging {
+    uint8_t codes[2][QUERIES * HALF_ROW]; // as they are, and transposed
+    float sums[WARPS][SIZE];              // of the warps' rows
+};
+
 struct Shared {
     struct {
         uint8_t k[KEYS * FULL_ROW], v[KEYS * FULL_ROW];
@@ -56,25 +66,31 @@ struct Shared {
     struct {
         uint8_t q[QUERIES * FULL_ROW], d_out[QUERIES * FULL_ROW];
     } stages[STAGES];
-    uint8_t ds[2][KEYS * FULL_ROW];                  // of a pair's tiles: [keys][queries]
-    uint8_t out[2][WARPS][2][ROWS * FULL_ROW];       // [warpgroup][warp][dV, dK], or a part of dQ
+    uint8_t ds[2][KEYS * FULL_ROW]; // of a pair's tiles: [keys][queries]
+    // [warpgroup][warp][dV, dK], or a part of dQ; or a warpgroup's Staging
+    uint8_t out[2][WARPS][2][ROWS * FULL_ROW];
     float2 lse[2][MOST_T / 2], delta[2][MOST_T / 2]; // of a piece: -lse / log 2, -rowsum(dO O)
     Barrier full[STAGES], empty[STAGES], keys_full[2], keys_empty[2];
     Barrier ds_full[2], ds_empty[2];
     Barrier rows_full[2][2 * MOST_TILES], rows_empty[2];
     Barrier added[MOST_TILES][2][WARPS]; // the other block, to the rows of [pair][warpgroup][warp]
+    float scale;                         // of codes
+    uint32_t range;                      // the bits of their values' amax
 };
+static_assert(sizeof(Staging) <= sizeof(Shared::out) / 2, "a warpgroup's codes");
 static_assert(sizeof(Shared) <= 232448, "a block's shared memory");
 static_assert(registers_suffice(LOADING_REGISTERS, COMPUTING_REGISTERS), "a block's registers");
 
 struct Parameters {
     CUtensorMap q, kv, d_out, d_kv; // boxes of 64, 128, 64 and 16 rows
-    Bf16 *d_qkv;
+    Tensor d_qkv;
     const Bf16 *dout, *out;
     const float *lse;
     float *sums; // [number][T, whole tiles of 128][64], in an order of its own; see Work
-    int T, H, N; // N: row of the packed buffer
-    int tiles;   // of a head's keys
+    float
+        *partials;  // [sequence][tile of 64 rows][N]: column sums, where codes are written, or NULL
+    int T, H, M, N; // M, N: of the packed buffer
+    int tiles;      // of a head's keys
     int blocks;
     int whole; // heads of every cluster
     // The other heads' tiles of keys, counted through: where each block's part begins.
@@ -113,13 +129,21 @@ __device__ __forceinline__ void add_sums(float (&dq)[SUMS / WARP], const float4 
     }
 }
 
-// Writes a tile of dQ; a thread has two rows and twice two columns of every 16.
-__device__ __forceinline__ void write_tile(const Parameters &p, int head, int tile,
+// What the kernels write: BF16, or codes.
+enum Form { BF16, CODES_E4M3, CODES_E5M2 };
+
+// A tile of 64 rows of the result: of a head's dQ, dK or dV, which `part` numbers.
+struct Tile {
+    int head, part, number;
+};
+
+// Writes a tile of dQ in BF16; a thread has two rows and twice two columns of every 16.
+__device__ __forceinline__ void write_bf16(const Parameters &p, Tile tile,
                                            const float (&dq)[SUMS / WARP]) {
     const int thread = threadIdx.x % GROUP, lane = thread % WARP;
-    const int row = tile * QUERIES + thread / WARP * ROWS + lane / 4;
-    const int64_t token = (int64_t)(head / p.H) * p.T + row;
-    Bf16 *to = p.d_qkv + token * p.N + head % p.H * SIZE + lane % 4 * 2;
+    const int row = tile.number * QUERIES + thread / WARP * ROWS + lane / 4;
+    const int64_t token = (int64_t)(tile.head / p.H) * p.T + row;
+    Bf16 *to = p.d_qkv.bf16 + token * p.N + tile.head % p.H * SIZE + lane % 4 * 2;
 #pragma unroll
     for (int r = 0; r < 2; r++, to += 8 * p.N) {
         if (row + r * 8 >= p.T) { continue; }
@@ -129,6 +153,104 @@ __device__ __forceinline__ void write_tile(const Parameters &p, int head, int ti
                    bf16_pair(dq[i * 4 + r * 2] * 0.125f, dq[i * 4 + r * 2 + 1] * 0.125f));
         }
     }
+}
+
+// The sums of a warp's 16 rows: of columns 2 lane and 2 lane + 1. pairs[2 i + r] of lane 4 g + t:
+// columns 8 i + 2 t and the next of row g + 8 r. At each step a lane keeps half of its columns.
+__device__ __forceinline__ float2 sum_rows(const uint32_t (&pairs)[16]) {
+    float sums[16];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        sums[2 * i] = low_bf16(pairs[2 * i]) + low_bf16(pairs[2 * i + 1]);
+        sums[2 * i + 1] = high_bf16(pairs[2 * i]) + high_bf16(pairs[2 * i + 1]);
+    }
+#pragma unroll
+    for (int left = 8; left > 1; left /= 2) {
+        const bool upper = threadIdx.x & (2 * left);
+#pragma unroll
+        for (int i = 0; i < left; i++) {
+            const float given = upper ? sums[i] : sums[i + left];
+            const float kept = upper ? sums[i + left] : sums[i];
+            sums[i] = kept + __shfl_xor_sync(~0u, given, 2 * left);
+        }
+    }
+    return make_float2(sums[0], sums[1]);
+}
+
+// Writes a tile, rounded to BF16, as codes, and its column sums; the warpgroup has it, still to be
+// multiplied by `factor`, as after a WGMMA. Nobody uses the staging, also after this. Returns the
+// bits of the warp's amax.
+//
+// A word of four codes is of columns 2 t, 2 t + 1, 8 + 2 t and 9 + 2 t of 16, or of such rows of a
+// column; the 16 bytes of four words are put into their order when they are read.
+template <Form FORM>
+__device__ __forceinline__ uint32_t write_codes(const Parameters &p, Staging &staging, int group,
+                                                float scale, Tile tile, float factor,
+                                                const float (&x)[SUMS / WARP]) {
+    constexpr Fp8Type TYPE = FORM == CODES_E4M3 ? FP8_E4M3 : FP8_E5M2;
+    const int thread = threadIdx.x % GROUP, warp = thread / WARP, lane = thread % WARP;
+    const int g = lane / 4, t = lane % 4;
+    const bool odd = g % 2;
+    auto sixteen = [&](int form, int line, int piece) { // bytes
+        return staging.codes[form] + line * HALF_ROW + (piece ^ line / 2 % 4) * 16;
+    };
+    auto put = [&](int form, int line, int piece, int word, uint32_t codes) {
+        reinterpret_cast<uint32_t *>(sixteen(form, line, piece))[word] = codes;
+    };
+    uint32_t pairs[16], range = 0;
+#pragma unroll
+    for (int i = 0; i < 16; i++) { pairs[i] = bf16_pair(x[2 * i] * factor, x[2 * i + 1] * factor); }
+#pragma unroll
+    for (int k = 0; k < 4; k++) { // 16 columns
+        uint32_t codes[2];
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const uint32_t a = pairs[4 * k + r], b = pairs[4 * k + 2 + r];
+            const float values[4] = {low_bf16(a), high_bf16(a), low_bf16(b), high_bf16(b)};
+            codes[r] = encode4<TYPE>(values, scale);
+            put(0, warp * ROWS + r * 8 + g, k, t, codes[r]);
+        }
+        range = __vmaxu2(range, range_of_pairs(pairs[4 * k], pairs[4 * k + 1], pairs[4 * k + 2],
+                                               pairs[4 * k + 3]));
+        // the lanes of rows g and g + 1 share their columns
+        const uint32_t even_columns = __byte_perm(codes[0], codes[1], 0x6240);
+        const uint32_t odd_columns = __byte_perm(codes[0], codes[1], 0x7351);
+        const uint32_t kept = odd ? odd_columns : even_columns;
+        const uint32_t other = __shfl_xor_sync(~0u, odd ? even_columns : odd_columns, 4);
+        const uint32_t first = odd ? other : kept, second = odd ? kept : other; // rows
+        const int column = k * 16 + t * 2 + odd;
+        put(1, column, warp, g / 2, __byte_perm(first, second, 0x5140));
+        put(1, column + 8, warp, g / 2, __byte_perm(first, second, 0x7362));
+    }
+    reinterpret_cast<float2 *>(staging.sums[warp])[lane] = sum_rows(pairs);
+    group_barrier(group, GROUP);
+    const int b = tile.head / p.H, first_row = tile.number * QUERIES;
+    const int64_t first_token = (int64_t)b * p.T + first_row;
+    const int first_column = (tile.part * p.H + tile.head % p.H) * SIZE;
+#pragma unroll
+    for (int form = 0; form < 2; form++) {
+        uint8_t *to = form == 0 ? p.d_qkv.fp8 : p.d_qkv.fp8_t;
+        if (to == nullptr) { continue; }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int line = i * (QUERIES / 2) + thread / 4, piece = thread % 4;
+            const int row = form == 0 ? line : piece * 16, column = form == 0 ? piece * 16 : line;
+            const uint4 at = *reinterpret_cast<const uint4 *>(sixteen(form, line, piece));
+            if (first_row + row >= p.T) { continue; } // T is a multiple of 16
+            const int64_t token = first_token + row, place = first_column + column;
+            __stcs(reinterpret_cast<uint4 *>(
+                       to + (form == 0 ? token * p.N + place : place * p.M + token)),
+                   uint4{__byte_perm(at.x, at.y, 0x5410), __byte_perm(at.z, at.w, 0x5410),
+                         __byte_perm(at.x, at.y, 0x7632), __byte_perm(at.z, at.w, 0x7632)});
+        }
+    }
+    if (p.partials != nullptr && thread < SIZE) {
+        const auto &sums = staging.sums;
+        p.partials[(b * 2ll * p.tiles + tile.number) * p.N + first_column + thread] =
+            (sums[0][thread] + sums[1][thread]) + (sums[2][thread] + sums[3][thread]);
+    }
+    group_barrier(group, GROUP);
+    return __reduce_max_sync(~0u, max(range << 16, range & 0xffff0000u));
 }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -254,7 +376,8 @@ __device__ __forceinline__ void summarise(Shared &s, const Parameters &p, const 
 
 // The work of computing warpgroup w. The two take turns: one has the tensor cores while the other
 // computes P' and dS'.
-template <int w> __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
+template <Form FORM, int w>
+__device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
     const int thread = threadIdx.x % GROUP, warp = thread / WARP, lane = thread % WARP;
     const int t = lane % 4;
     const float scale = 0.125f * 1.4426950408889634f;
@@ -315,6 +438,12 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
         wgmma_commit();
     };
 
+    auto write = [&](Tile tile, float factor, const float(&x)[32]) { // codes
+        Staging &staging = *reinterpret_cast<Staging *>(s.out[w]);
+        const uint32_t range = write_codes<FORM>(p, staging, w, s.scale, tile, factor, x);
+        if (lane == 0) { atomicMax(&s.range, range); }
+        __syncwarp();
+    };
     // All that was added is complete. It was added long enough ago that this seldom waits.
     auto pass_sums = [&](int pair) {
         stores_wait();
@@ -395,7 +524,12 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
             __syncwarp();
             if (work.begin == 0 && before == pair) {
                 if (before > 0) { add_sums(dq, sums); }
-                write_tile(p, work.head, tile, dq);
+                const Tile result = {work.head, 0, tile};
+                if constexpr (FORM == BF16) {
+                    write_bf16(p, result, dq);
+                } else {
+                    write(result, 0.125f, dq);
+                }
                 return;
             }
 #pragma unroll
@@ -486,33 +620,39 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
             gradients_done();
             pin(dv);
             pin(dk);
-            uint8_t *out_v = s.out[w][0][0] + warp * ROWS * FULL_ROW; // place() adds as much again
-            uint8_t *out_k = out_v + ROWS * FULL_ROW;
+            if constexpr (FORM == BF16) {
+                uint8_t *out_v = s.out[w][0][0] +
+                                 warp * ROWS * FULL_ROW; // place() adds as much again
+                uint8_t *out_k = out_v + ROWS * FULL_ROW;
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                uint32_t units[2][4];
+                for (int i = 0; i < 4; i++) {
+                    uint32_t units[2][4];
 #pragma unroll
-                for (int n = 0; n < 4; n++) {
-                    const float *x = dv + i * 8 + n * 2, *y = dk + i * 8 + n * 2;
-                    units[0][n] = bf16_pair(x[0], x[1]);
-                    units[1][n] = bf16_pair(y[0] * 0.125f, y[1] * 0.125f);
+                    for (int n = 0; n < 4; n++) {
+                        const float *x = dv + i * 8 + n * 2, *y = dk + i * 8 + n * 2;
+                        units[0][n] = bf16_pair(x[0], x[1]);
+                        units[1][n] = bf16_pair(y[0] * 0.125f, y[1] * 0.125f);
+                    }
+                    store_matrices<false>(place(out_v, i), units[0]);
+                    store_matrices<false>(place(out_k, i), units[1]);
                 }
-                store_matrices<false>(place(out_v, i), units[0]);
-                store_matrices<false>(place(out_k, i), units[1]);
-            }
-            show_to_tma();
-            __syncwarp();
-            const int key = j * KEYS + w * (KEYS / 2) + warp * ROWS;
-            const int b = work.head / p.H, h = work.head % p.H;
-            if (lane == 0 && key < p.T) {
-                tma_store_at(p.d_kv, s.out[w][warp][0], (2 * p.H + h) * SIZE, key, b, LAST);
-                tma_store_at(p.d_kv, s.out[w][warp][1], (p.H + h) * SIZE, key, b, LAST);
-                stores_commit();
+                show_to_tma();
+                __syncwarp();
+                const int key = j * KEYS + w * (KEYS / 2) + warp * ROWS;
+                const int b = work.head / p.H, h = work.head % p.H;
+                if (lane == 0 && key < p.T) {
+                    tma_store_at(p.d_kv, s.out[w][warp][0], (2 * p.H + h) * SIZE, key, b, LAST);
+                    tma_store_at(p.d_kv, s.out[w][warp][1], (p.H + h) * SIZE, key, b, LAST);
+                    stores_commit();
+                }
+            } else {
+                write({work.head, 2, j * 2 + w}, 1.0f, dv);
+                write({work.head, 1, j * 2 + w}, 0.125f, dk);
             }
             __syncwarp();
             wgmma_wait<0>();
             barrier_arrive(&s.keys_empty[blocks % 2], lane == 0);
-            stores_wait_read<0>();
+            if (FORM == BF16) { stores_wait_read<0>(); }
             add_queries(dq, j, p.tiles - 1);
         }
         __syncwarp();
@@ -526,6 +666,7 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
 
 #endif
 
+template <Form FORM>
 __global__ void __launch_bounds__(THREADS, 1)
     attention64_backward_kernel(const __grid_constant__ Parameters p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -547,6 +688,8 @@ __global__ void __launch_bounds__(THREADS, 1)
         }
         for (int i = 0; i < MOST_TILES * 2 * WARPS; i++) { barrier_init(&s.added[0][0][i], 1); }
         barriers_ready();
+        s.scale = FORM == BF16 ? 1.0f : p.d_qkv.live->scale;
+        s.range = 0;
     }
     cluster_barrier();
     if (threadIdx.x >= WARP && !Work(p, 0).none()) { // one warp loads already
@@ -567,14 +710,17 @@ __global__ void __launch_bounds__(THREADS, 1)
         __syncwarp();
     } else {
         set_registers<COMPUTING_REGISTERS, true>();
-        group == 1 ? compute<0>(s, p) : compute<1>(s, p);
+        group == 1 ? compute<FORM, 0>(s, p) : compute<FORM, 1>(s, p);
     }
     cluster_barrier(); // a block that had ended could not be written to
+    if (FORM != BF16 && threadIdx.x < WARP) { record_range(p.d_qkv, __uint_as_float(s.range)); }
 #endif
 }
 
 // Adds up dQ of the heads that several blocks have: a tile a block, the sums in the keys' order.
+template <Form FORM>
 __global__ void __launch_bounds__(GROUP) add_parts_kernel(const __grid_constant__ Parameters p) {
+    extern __shared__ __align__(1024) uint8_t memory[];
     const int other = blockIdx.x / (2 * p.tiles), tile = blockIdx.x % (2 * p.tiles);
     const int begin = other * p.tiles, end = begin + tile / 2 + 1; // the tile's keys
     float dq[SUMS / WARP] = {};
@@ -586,7 +732,15 @@ __global__ void __launch_bounds__(GROUP) add_parts_kernel(const __grid_constant_
         const bool second = p.cuts[block] < begin; // its first part is of the head before
         add_sums(dq, sums_of(p, number_of(p, block, second)) + sums_at(tile, threadIdx.x));
     }
-    write_tile(p, other_head(p, other), tile, dq);
+    const Tile result = {other_head(p, other), 0, tile};
+    if constexpr (FORM == BF16) {
+        write_bf16(p, result, dq);
+    } else {
+        Staging &staging = *reinterpret_cast<Staging *>(memory);
+        const float scale = p.d_qkv.live->scale;
+        record_range(p.d_qkv,
+                     __uint_as_float(write_codes<FORM>(p, staging, 0, scale, result, 0.125f, dq)));
+    }
 }
 
 // ---- who computes what --------------------------------------------------------------------------
@@ -636,7 +790,16 @@ bool plan_work(Parameters *p, int heads, int blocks) {
     return false;
 }
 
-Parameters parameters(const Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
+size_t sums_bytes(AttentionShape s) {
+    return (MOST_BLOCKS / 2 + MOST_BLOCKS * 2) * round_up64(s.T, KEYS) * SIZE * sizeof(float);
+}
+
+// Rows of column sums.
+int partials(AttentionShape s) {
+    return s.B * 2 * divide_up(s.T, KEYS);
+}
+
+Parameters parameters(const Gpu *gpu, AttentionShape s, const Tensor &d_qkv, const Bf16 *d_out,
                       const Bf16 *out, const float *lse, const Bf16 *qkv) {
     const int64_t N = 3 * s.H * SIZE, M = s.H * SIZE;
     Parameters p = {};
@@ -648,7 +811,7 @@ Parameters parameters(const Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 
     p.q = map(qkv, N, QUERIES);
     p.kv = map(qkv, N, KEYS);
     p.d_out = map(d_out, M, QUERIES);
-    p.d_kv = map(d_qkv, N, ROWS);
+    p.d_kv = map(d_qkv.bf16, N, ROWS);
     p.d_qkv = d_qkv;
     p.dout = d_out;
     p.out = out;
@@ -656,9 +819,21 @@ Parameters parameters(const Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 
     p.sums = static_cast<float *>(gpu->attention_workspace);
     p.T = s.T;
     p.H = s.H;
+    p.M = s.B * s.T;
     p.N = (int)N;
     p.tiles = divide_up(s.T, KEYS);
     return p;
+}
+
+template <Form FORM> void run(const Gpu *gpu, Parameters p, int heads) {
+    const int clusters = max(min(gpu->sms, (int)MOST_BLOCKS) / 2, 1);
+    const bool shares = plan_work(&p, heads, 2 * clusters);
+    launch_in_pairs(attention64_backward_kernel<FORM>, 2 * clusters, THREADS, sizeof(Shared),
+                    gpu->stream, p);
+    if (shares) {
+        launch_with_shared(add_parts_kernel<FORM>, heads % clusters * 2 * p.tiles, GROUP,
+                           sizeof(Staging), gpu->stream, p);
+    }
 }
 
 } // namespace
@@ -666,27 +841,44 @@ Parameters parameters(const Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 
 // ---- launcher -----------------------------------------------------------------------------------
 
 bool attention64_serves(const Gpu *gpu, AttentionShape s) {
-    return in_domain(s) && runs_on_hopper(gpu, attention64_backward_kernel);
+    return in_domain(s) && runs_on_hopper(gpu, attention64_backward_kernel<BF16>);
 }
 
 size_t attention64_workspace(AttentionShape s) {
-    const size_t sums = (size_t)round_up64(s.T, KEYS) * SIZE * sizeof(float);
-    return in_domain(s) ? (MOST_BLOCKS / 2 + MOST_BLOCKS * 2) * sums : 0;
+    const size_t N = (size_t)(3 * s.H * SIZE);
+    return in_domain(s) ? sums_bytes(s) + (size_t)partials(s) * N * sizeof(float) : 0;
 }
 
-void attention64_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
-                          const Bf16 *out, const float *lse, const Bf16 *qkv) {
+bool attention64_backward(Gpu *gpu, AttentionShape s, Tensor d_qkv, Gradient column_sums,
+                          const Bf16 *d_out, const Bf16 *out, const float *lse, const Bf16 *qkv) {
+    const char *name = "attention64";
     if (!attention64_serves(gpu, s)) {
-        die("attention64: T %d, %d/%d heads of %d on this device", s.T, s.H, s.G, s.D);
+        die("%s: T %d, %d/%d heads of %d on this device", name, s.T, s.H, s.G, s.D);
     }
-    if (gpu->attention_bytes < attention64_workspace(s)) {
-        die("attention64: %zu bytes of workspace, it needs %zu", gpu->attention_bytes,
-            attention64_workspace(s));
+    const size_t needed = attention64_workspace(s);
+    if (gpu->attention_bytes < needed) {
+        die("%s: %zu bytes of workspace, it needs %zu", name, gpu->attention_bytes, needed);
     }
+    const int64_t M = (int64_t)s.B * s.T, N = 3 * s.H * SIZE;
+    const bool codes = check_tensor(name, &d_qkv, M, N) && d_qkv.fused &&
+                       d_qkv.mode == SCALE_GIVEN && s.T % 16 == 0;
     Parameters p = parameters(gpu, s, d_qkv, d_out, out, lse, qkv);
-    const int clusters = max(min(gpu->sms, (int)MOST_BLOCKS) / 2, 1), heads = s.B * s.H;
-    const bool shares = plan_work(&p, heads, 2 * clusters);
-    launch_in_pairs(attention64_backward_kernel, 2 * clusters, THREADS, sizeof(Shared), gpu->stream,
-                    p);
-    if (shares) { launch(add_parts_kernel, heads % clusters * 2 * p.tiles, GROUP, gpu->stream, p); }
+    if (!codes) {
+        if (d_qkv.bf16 == NULL) { die("%s: no BF16 form", name); }
+        run<BF16>(gpu, p, s.B * s.H);
+        return false;
+    }
+    float *sums = p.sums + sums_bytes(s) / sizeof(float);
+    for (const uint8_t *form : {d_qkv.fp8, d_qkv.fp8_t}) {
+        const uint8_t *workspace = reinterpret_cast<const uint8_t *>(p.sums);
+        if (form != NULL && form < workspace + needed && workspace < form + M * N) {
+            die("%s: codes in its workspace", name);
+        }
+    }
+    if (column_sums.data != NULL) { p.partials = sums; }
+    (d_qkv.type == FP8_E4M3 ? run<CODES_E4M3> : run<CODES_E5M2>)(gpu, p, s.B * s.H);
+    if (column_sums.data != NULL) {
+        sum_partials({{column_sums}, sums, partials(s), N}, gpu->stream);
+    }
+    return true;
 }

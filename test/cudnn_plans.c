@@ -72,9 +72,17 @@ void attention_plain_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf1
     (void)gpu, (void)s, (void)d_qkv, (void)d_out, (void)out, (void)lse, (void)qkv;
 }
 
-void attention64_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
-                          const Bf16 *out, const float *lse, const Bf16 *qkv) {
-    (void)gpu, (void)s, (void)d_qkv, (void)d_out, (void)out, (void)lse, (void)qkv;
+bool attention64_backward(Gpu *gpu, AttentionShape s, Tensor d_qkv, Gradient column_sums,
+                          const Bf16 *d_out, const Bf16 *out, const float *lse, const Bf16 *qkv) {
+    (void)gpu, (void)s, (void)d_qkv, (void)column_sums, (void)d_out, (void)out, (void)lse;
+    (void)qkv;
+    return false;
+}
+void gpu_measure(Gpu *gpu, Tensor x, int64_t n) {
+    (void)gpu, (void)x, (void)n;
+}
+void gpu_quantize(Gpu *gpu, Tensor out, Gradient sums, Scratch scratch, int M, int N) {
+    (void)gpu, (void)out, (void)sums, (void)scratch, (void)M, (void)N;
 }
 
 static bool own; // whether attention64.cu serves every shape, and its workspace

@@ -10,6 +10,7 @@
 // What a fused producer quantises, and what it writes in BF16.
 typedef enum {
     FUSED_UNROUNDED, // FP32 values; the BF16 form stays as it was
+    FUSED_ALONE,     // its BF16 result; the BF16 form stays as it was, but by blocks it is written
     FUSED_ROUNDED    // its BF16 result, which it also writes
 } Fused;
 
@@ -103,8 +104,9 @@ static void check_sums(const Producer &p, const Floats &expected, std::vector<Fl
         Launch l = spare.launch(out, 0, p.M, 3, false);
         p.begin(out.bf16, 0, p.M);
         run(l);
-        bool rounded = !fused || p.fused == FUSED_ROUNDED;
-        Floats values = rounded ? get_floats(q.bf16) : expected, columns((size_t)p.N, 0.0f);
+        bool rounded = !fused || p.fused != FUSED_UNROUNDED;
+        bool written = !fused || p.fused == FUSED_ROUNDED;
+        Floats values = written ? get_floats(q.bf16) : expected, columns((size_t)p.N, 0.0f);
         if (fused) { check_given(q, values, rounded); }
         bias_backward(columns.data(), values.data(), p.M, p.N);
         for (int i = 0; i < 3; i++) {
@@ -214,10 +216,10 @@ static void check_forms(const Producer &p, const Floats &expected, Run run) {
 
     q.reset(0.0f, 1);
     launch(q.tensor(SCALE_GIVEN, true));
-    const bool rounded = p.fused == FUSED_ROUNDED;
-    const Floats left = rounded            ? result
-                        : p.before != NULL ? p.before->host
-                                           : Floats(result.size(), bf16_decode(0xffff));
+    const bool rounded = p.fused != FUSED_UNROUNDED;
+    const Floats left = p.fused == FUSED_ROUNDED ? result
+                        : p.before != NULL       ? p.before->host
+                                                 : Floats(result.size(), bf16_decode(0xffff));
     CHECK(same_bits(get_floats(q.bf16), left));
     check_given(q, rounded ? result : expected, rounded);
     float amax = q.slot.get()[0].amax;
@@ -257,7 +259,8 @@ static void check_forms(const Producer &p, const Floats &expected, Run run) {
     }
 }
 
-// What the mode asks for. expected: the definition's output in FP32; sums: see check_sums.
+// What the mode asks for. expected: the definition's output in FP32, or, FUSED_ALONE, the result in
+// BF16; sums: see check_sums.
 template <typename Run>
 static void producer(const Producer &p, const Floats &expected, Run run,
                      std::vector<Floats> sums = std::vector<Floats>(3)) {

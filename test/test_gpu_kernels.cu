@@ -271,8 +271,13 @@ static void attention(int B, int T, int H, int G, int D, bool deterministic, boo
                                                                   c.qkv.device.data);
     };
     auto backward = [&] {
-        (plain ? attention_plain_backward : attention_backward_gpu)(
-            &gpu, s, dqkv.data, c.dout.device.data, out.data, lse.data, c.qkv.device.data);
+        if (plain) {
+            attention_plain_backward(&gpu, s, dqkv.data, c.dout.device.data, out.data, lse.data,
+                                     c.qkv.device.data);
+        } else {
+            attention_backward_gpu(&gpu, s, tensor_bf16(dqkv.data), {}, {}, c.dout.device.data,
+                                   out.data, lse.data, c.qkv.device.data);
+        }
     };
     if (mode == TIMING) {
         std::string shape = text("B%d T%d H%d/%d D%d", s.B, s.T, s.H, s.G, s.D);
@@ -329,9 +334,14 @@ ROW(attention_by_library) { // B, T, H, G, D, deterministic, plain
 static void heads_of_64(int B, int T, int H, int size) {
     const AttentionShape s = {B, T, H, H, 64, true};
     if (left_out((int64_t)B * T * H * 3 * 64)) { return; }
+    const int M = B * T, N = 3 * H * 64;
     AttentionCase c(s, (float)size);
     Bf16Buffer out(c.n), dqkv(c.packed);
     FloatBuffer lse(c.lse.size());
+    Buffer<uint8_t> workspace(attention64_workspace(s));
+    Gpu exact = gpu; // no byte too many
+    exact.attention_workspace = workspace.data;
+    exact.attention_bytes = workspace.count;
     put_floats(out, c.rounded);
     lse.put(c.lse.data());
     auto columns = [&](const Floats &all, int which) { // of the queries, the keys or the values
@@ -345,10 +355,16 @@ static void heads_of_64(int B, int T, int H, int size) {
     };
     Floats first;
     for (int run = 0; run < (T < 64 ? 2 : 3); run++) { // of short sequences cuDNN may lack forward
-        auto backward = run < 2 ? attention64_backward : attention_backward_gpu;
+        const Tensor result = tensor_bf16(dqkv.data);
         dqkv.poison();
-        CUDA_CHECK(cudaMemsetAsync(gpu.attention_workspace, 0xff, gpu.attention_bytes, gpu.stream));
-        backward(&gpu, s, dqkv.data, c.dout.device.data, out.data, lse.data, c.qkv.device.data);
+        workspace.poison();
+        if (run < 2) {
+            CHECK(!attention64_backward(&exact, s, result, {}, c.dout.device.data, out.data,
+                                        lse.data, c.qkv.device.data));
+        } else {
+            attention_backward_gpu(&exact, s, result, {}, {}, c.dout.device.data, out.data,
+                                   lse.data, c.qkv.device.data);
+        }
         if (run == 0) { first = get_floats(dqkv); }
         CHECK(same_bits(get_floats(dqkv), first)); // in the last run: it takes this kernel
     }
@@ -358,6 +374,18 @@ static void heads_of_64(int B, int T, int H, int size) {
         CHECK(CAUGHT(CHECK_BF16(some, other, 2.0)));
         some[some.size() / 2] += 64.0f; // planted: one wrong value
         CHECK(CAUGHT(CHECK_BF16(some, columns(c.dqkv, i), 2.0)));
+    }
+    if (T < 64 || M % 16 != 0) { return; }
+    SumScratch scratch(M, N);
+    for (Fp8Type type : {FP8_E4M3, FP8_E5M2}) {
+        const Fused fused = T % 16 == 0 ? FUSED_ALONE : FUSED_ROUNDED;
+        producer({"attention64", fused, M, N, type, 100.0f, NULL, 0, 0, {N}, 0}, first,
+                 [&](const Launch &l) {
+                     workspace.poison();
+                     attention_backward_gpu(&exact, s, l.out, l.sums[0], scratch.scratch(),
+                                            c.dout.device.data, out.data, lse.data,
+                                            c.qkv.device.data);
+                 });
     }
 }
 
@@ -373,7 +401,8 @@ ROW(attention64) {
         {1, 64, 1, 1},    {1, 100, 1, 1},   {1, 128, 5, 1},   {3, 192, 5, 1},   {3, 100, 5, 1},
         {1, 129, 2, 1},   {11, 128, 12, 1}, {12, 384, 12, 1}, {6, 200, 25, 1},  {10, 128, 13, 1},
         {3, 1000, 12, 1}, {3, 1024, 12, 1}, {1, 1024, 25, 1}, {1, 2048, 12, 1}, {3, 2048, 5, 1},
-        {1, 1920, 1, 1},  {2, 512, 12, 6},  {1, 17, 3, 1}};
+        {1, 1920, 1, 1},  {2, 512, 12, 6},  {1, 17, 3, 1},    {2, 208, 3, 1},   {4, 1072, 2, 1},
+        {16, 65, 3, 1}};
     row(heads_of_64, CHECKING, checked);
 }
 
@@ -382,8 +411,9 @@ TEST(attention64_is_for_some_shapes) {
     const bool here = attention64_serves(&gpu, good);
     AttentionShape others[] = {good, good, good, good};
     Gpu old = gpu, newer = gpu, little = gpu;
-    auto backward = [](Gpu *on, AttentionShape s) {
-        attention64_backward(on, s, (Bf16 *)4096, (Bf16 *)4096, (Bf16 *)4096, (float *)4096,
+    Tensor bf16 = tensor_bf16((Bf16 *)4096), codes = given_tensor(FP8_E4M3, (Fp8Live *)4096, NULL);
+    auto backward = [](Gpu *on, AttentionShape s, Tensor d_qkv) {
+        attention64_backward(on, s, d_qkv, {}, (Bf16 *)4096, (Bf16 *)4096, (float *)4096,
                              (Bf16 *)4096);
     };
     others[0].G = 2;
@@ -392,15 +422,20 @@ TEST(attention64_is_for_some_shapes) {
     others[3].T = 2049;
     for (const AttentionShape &s : others) {
         CHECK(!attention64_serves(&gpu, s));
-        CHECK_DIES("attention64: T ", backward(&gpu, s));
+        CHECK_DIES("attention64: T ", backward(&gpu, s, bf16));
     }
     old.capability = 80;
     newer.capability = 100;
     CHECK(!attention64_serves(&old, good) && !attention64_serves(&newer, good));
-    CHECK_DIES("attention64: T 128, 4/4 heads of 64 on this device", backward(&old, good));
+    CHECK_DIES("attention64: T 128, 4/4 heads of 64 on this device", backward(&old, good, bf16));
     if (!here) { return; }
-    little.attention_bytes = 1 << 20;
-    CHECK_DIES("1048576 bytes of workspace, it needs 10485760", backward(&little, good));
+    const size_t needed = attention64_workspace(good);
+    little.attention_bytes = needed - 1;
+    const std::string says = text("%zu bytes of workspace, it needs %zu", needed - 1, needed);
+    CHECK_DIES(says.c_str(), backward(&little, good, bf16));
+    CHECK_DIES("no BF16 form", backward(&gpu, good, tensor_bf16(NULL)));
+    codes.fp8_t = (uint8_t *)gpu.attention_workspace + needed - 16;
+    CHECK_DIES("codes in its workspace", backward(&gpu, good, codes));
 }
 
 ROW(attention_plain) {
@@ -423,11 +458,13 @@ LIBRARY_TEST(attention_in_pieces) {
         FloatBuffer lse(c.lse.size());
         size_t all = gpu.attention_bytes;
         attention_forward_gpu(&gpu, s, out.data, lse.data, c.qkv.device.data);
-        attention_backward_gpu(&gpu, s, whole.data, c.dout.device.data, out.data, lse.data,
-                               c.qkv.device.data);
+        auto backward = [&](const Bf16Buffer &d_qkv) {
+            attention_backward_gpu(&gpu, s, tensor_bf16(d_qkv.data), {}, {}, c.dout.device.data,
+                                   out.data, lse.data, c.qkv.device.data);
+        };
+        backward(whole);
         gpu.attention_bytes = (size_t)(9.2 * (1 << 20)); // memory for one group or two
-        attention_backward_gpu(&gpu, s, pieces.data, c.dout.device.data, out.data, lse.data,
-                               c.qkv.device.data);
+        backward(pieces);
         gpu.attention_bytes = all;
         CHECK(same_bits(get_floats(pieces), get_floats(whole)));
     }

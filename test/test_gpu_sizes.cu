@@ -174,8 +174,8 @@ static void long_attention(AttentionShape s) {
     if (!served) { test_fail(__FILE__, __LINE__, "cuDNN does not serve: %s", error_text()); }
     if (!served) { return; }
     attention_forward_gpu(&gpu, s, out.data, lse.data, qkv.device.data);
-    attention_backward_gpu(&gpu, s, dqkv.data, dout.device.data, out.data, lse.data,
-                           qkv.device.data);
+    attention_backward_gpu(&gpu, s, tensor_bf16(dqkv.data), {}, {}, dout.device.data, out.data,
+                           lse.data, qkv.device.data);
 
     Rows rows[] = {{"out", {}, {}, {}}, {"dQ", {}, {}, {}}, {"dK", {}, {}, {}}, {"dV", {}, {}, {}}};
     Floats results = get_floats(out), logs = lse.get(), actual, expected;
@@ -308,13 +308,14 @@ TEST(attention_beyond_2_31) {
     fail("%s", "");
     if (!attention_by_cudnn(&gpu, s)) { test_fail(__FILE__, __LINE__, "%s", error_text()); }
     attention_forward_gpu(&gpu, s, out.data, lse.data, qkv.device.data);
-    attention_backward_gpu(&gpu, s, dqkv.data, dout.device.data, out.data, lse.data,
-                           qkv.device.data);
+    attention_backward_gpu(&gpu, s, tensor_bf16(dqkv.data), {}, {}, dout.device.data, out.data,
+                           lse.data, qkv.device.data);
     size_t wide = N * sizeof(Bf16), narrow = H * D * sizeof(Bf16);
     for (size_t at = 0; at < tokens; at += some) {
         attention_forward_gpu(&gpu, piece, out_part.data, lse_part.data, qkv.device.data + at * N);
-        attention_backward_gpu(&gpu, piece, dqkv_part.data, dout.device.data + at * H * D,
-                               out_part.data, lse_part.data, qkv.device.data + at * N);
+        attention_backward_gpu(&gpu, piece, tensor_bf16(dqkv_part.data), {}, {},
+                               dout.device.data + at * H * D, out_part.data, lse_part.data,
+                               qkv.device.data + at * N);
         CHECK(hash_of(out.data + at * H * D, narrow, narrow, some) ==
               hash_of(out_part.data, narrow, narrow, some));
         CHECK(hash_of(dqkv.data + at * N, wide, wide, some) ==

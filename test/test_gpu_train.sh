@@ -324,6 +324,27 @@ for kind in "--model gpt2-tiny" "$gated --fp8-fast-accumulation none" "$gated --
     "$hybrid --save gelu --resume latest --eval-only"; do
     check "no own products, $kind" leaves_own $kind
 done
+# Likewise attention's gradient: which steps get it as codes from its kernel.
+takes_attention() { # options
+    local without
+    without=$(own_losses none "$@") && [[ $(own_losses good "$@") == "$without" ]] &&
+        [[ $(own_losses wrong-attention "$@") != "$without" ]]
+}
+leaves_attention() { # options
+    local without
+    without=$(own_losses none "$@") && [[ $(own_losses wrong-attention "$@") == "$without" ]]
+}
+wide="--hidden-size 128 --num-attention-heads 2"
+for kind in "$hybrid $wide" "$hybrid $wide --recompute block --gpus 2" \
+    "$hybrid $wide --recompute activations --global-batch-size 4 --fp8-stats-interval 1"; do
+    LLM8_GUARD=0 check "codes from attention, $kind" takes_attention $kind
+done
+for kind in "$hybrid --hidden-size 128 --num-attention-heads 4" "$hybrid $wide --no-fp8-wgrad" \
+    "$hybrid $wide --fp8-recipe tensorwise" \
+    "$hybrid $wide --fp8-format e4m3 --fp8-recipe blockwise" \
+    "$gated --hidden-size 128 --num-attention-heads 2 --num-query-groups 2"; do
+    check "no codes from attention, $kind" leaves_attention $kind
+done
 # An update waits for the save that still reads its state in host memory: SLOW_SAVE is in seconds.
 saves_what_is_there() {
     local options="$run $llama --train-iters 3 --save-interval 1" step

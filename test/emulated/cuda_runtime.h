@@ -78,9 +78,13 @@ inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
     return result;
 }
 
-// quantize.cuh names them; no kernel that runs here calls them.
-uint32_t __vmaxu2(uint32_t a, uint32_t b);
-uint32_t __vimax3_u16x2(uint32_t a, uint32_t b, uint32_t c);
+// The larger of each half.
+inline uint32_t __vmaxu2(uint32_t a, uint32_t b) {
+    return max(a & 0xffff0000u, b & 0xffff0000u) | max(a & 0xffffu, b & 0xffffu);
+}
+inline uint32_t __vimax3_u16x2(uint32_t a, uint32_t b, uint32_t c) {
+    return __vmaxu2(__vmaxu2(a, b), c);
+}
 
 template <typename T> T __ldg(const T *p) {
     return *p;

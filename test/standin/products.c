@@ -30,7 +30,8 @@ static bool is_fp8(cublasLtMatrixLayout_t x) {
 }
 
 // STANDIN_FP8 is for the library's FP8 products, STANDIN_OWN_PRODUCTS for our own. =none: the
-// device has none; =wrong: one value of each product is wrong.
+// device has none; =wrong: one value of each product is wrong; =wrong-attention: one code of
+// attention's gradient is, which is for our own attention.
 static bool played(const char *variable, const char *what) {
     const char *given = getenv(variable);
     return given != NULL && strcmp(given, what) == 0;
@@ -161,8 +162,8 @@ void attention_forward_gpu(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, co
     values_write(out, TYPE_BF16, y, size);
 }
 
-void attention_backward_gpu(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
-                            const Bf16 *out, const float *lse, const Bf16 *qkv) {
+void attention_plain_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
+                              const Bf16 *out, const float *lse, const Bf16 *qkv) {
     gpu_family(gpu, FAMILY_ATTENTION);
     int size = s.B * s.T * s.H * s.D, qkv_size = s.B * s.T * (s.H + 2 * s.G) * s.D;
     FREED float *x = bf16_read(qkv, qkv_size), *dx = values_new(qkv_size);
@@ -175,25 +176,56 @@ void attention_plain_forward(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, 
     attention_forward_gpu(gpu, s, out, lse, qkv);
 }
 
-void attention_plain_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
-                              const Bf16 *out, const float *lse, const Bf16 *qkv) {
-    attention_backward_gpu(gpu, s, d_qkv, d_out, out, lse, qkv);
-}
-
 #pragma weak attention64_serves // where test/emulated/ runs the kernel itself
+#pragma weak attention64_workspace
 #pragma weak attention64_backward
 bool attention64_serves(const Gpu *gpu, AttentionShape s) {
-    return gpu->capability == 90 && s.D == 64 && s.H == s.G && s.T <= 2048;
+    return gpu->capability == 90 && attention64_workspace(s) > 0 && !own_products("none");
 }
 
-void attention64_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
-                          const Bf16 *out, const float *lse, const Bf16 *qkv) {
-    attention_backward_gpu(gpu, s, d_qkv, d_out, out, lse, qkv);
+size_t attention64_workspace(AttentionShape s) {
+    return s.D == 64 && s.H == s.G && s.T <= 2048 ? 3 * 64 * (size_t)s.H * sizeof(float) : 0;
+}
+
+// Codes are those of the values in BF16, which another buffer has. The workspace is written after
+// them.
+bool attention64_backward(Gpu *gpu, AttentionShape s, Tensor d_qkv, Gradient column_sums,
+                          const Bf16 *d_out, const Bf16 *out, const float *lse, const Bf16 *qkv) {
+    const int M = s.B * s.T, N = 3 * s.H * s.D;
+    d_qkv = tensor_now(d_qkv);
+    const bool codes = d_qkv.fused && d_qkv.mode == SCALE_GIVEN && s.T % 16 == 0;
+    FREED float *values = values_new((int64_t)M * N);
+    const Scratch scratch = {(float *)gpu->attention_workspace, attention64_workspace(s)};
+    if (gpu->attention_bytes < scratch.bytes) { die("stand-in: attention's workspace"); }
+    if (codes) { d_qkv.bf16 = (Bf16 *)values; }
+    attention_plain_backward(gpu, s, d_qkv.bf16, d_out, out, lse, qkv);
+    if (codes) {
+        gpu_quantize(gpu, d_qkv, column_sums, scratch, M, N);
+        gpu_family(gpu, FAMILY_ATTENTION);
+        if (own_products("wrong-attention")) { d_qkv.fp8[N - 1] ^= 0x80; } // of dV: no zero
+    }
+    memset(scratch.data, 0x5a, scratch.bytes);
+    return codes;
+}
+
+void attention_backward_gpu(Gpu *gpu, AttentionShape s, Tensor d_qkv, Gradient column_sums,
+                            Scratch scratch, const Bf16 *d_out, const Bf16 *out, const float *lse,
+                            const Bf16 *qkv) {
+    const int M = s.B * s.T, N = (s.H + 2 * s.G) * s.D;
+    if (!attention64_serves(gpu, s)) {
+        attention_plain_backward(gpu, s, d_qkv.bf16, d_out, out, lse, qkv);
+    } else if (attention64_backward(gpu, s, d_qkv, column_sums, d_out, out, lse, qkv)) {
+        return;
+    }
+    gpu_measure(gpu, d_qkv, (int64_t)M * N);
+    gpu_quantize(gpu, d_qkv, column_sums, scratch, M, N);
 }
 
 // In a deterministic run, as much as the scores of a group's heads; otherwise little.
 size_t attention_workspace(AttentionShape s, size_t most) {
-    return s.deterministic ? (size_t)2 * (size_t)s.T * (size_t)s.T * (size_t)(s.H / s.G) : 1;
+    const size_t scores = (size_t)2 * (size_t)s.T * (size_t)s.T * (size_t)(s.H / s.G);
+    const size_t own = attention64_workspace(s), rest = s.deterministic ? scores : 1;
+    return own > rest ? own : rest;
 }
 
 bool attention_by_cudnn(Gpu *gpu, AttentionShape s) {

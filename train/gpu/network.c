@@ -174,7 +174,9 @@ void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan) {
     gpu->attention_bytes = attention_workspace(shape, (size_t)4608 << 20);
     plan_section(plan, "scratch", PHASE_ALWAYS);
     plan_buffer(plan, "workspace of products", (int64_t)gpu->workspace_bytes, &gpu->workspace);
-    plan_section(plan, "scratch of attention", PHASE_ATTENTION);
+    // attention64.cu may write the codes that the QKV layer reads
+    bool codes = params->fp8.delayed && c->arch == ARCH_GPT2 && attention64_workspace(shape) > 0;
+    plan_section(plan, "scratch of attention", codes ? PHASE_LINEAR : PHASE_ATTENTION);
     plan_buffer(plan, "workspace of attention", (int64_t)gpu->attention_bytes,
                 &gpu->attention_workspace);
     plan_section(plan, "scratch of linear layers", PHASE_LINEAR);
