@@ -75,7 +75,7 @@ struct Shared {
     Barrier rows_full[2][2 * MOST_TILES], rows_empty[2];
     Barrier added[MOST_TILES][2][WARPS]; // the other block, to the rows of [pair][warpgroup][warp]
     float scale;                         // of codes
-    uint32_t range;                      // the bits of their values' amax
+    uint32_t range[2][WARPS];            // the bits of each warp's values' amax
 };
 static_assert(sizeof(Staging) <= sizeof(Shared::out) / 2, "a warpgroup's codes");
 static_assert(sizeof(Shared) <= 232448, "a block's shared memory");
@@ -129,6 +129,13 @@ __device__ __forceinline__ void add_sums(float (&dq)[SUMS / WARP], const float4 
     }
 }
 
+// x, which the compiler does not know to be the same each time: it would keep what follows from it
+// in registers.
+__device__ __forceinline__ int hide(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 // What the kernels write: BF16, or codes.
 enum Form { BF16, CODES_E4M3, CODES_E5M2 };
 
@@ -164,16 +171,18 @@ __device__ __forceinline__ float2 sum_rows(const uint32_t (&pairs)[16]) {
         sums[2 * i] = low_bf16(pairs[2 * i]) + low_bf16(pairs[2 * i + 1]);
         sums[2 * i + 1] = high_bf16(pairs[2 * i]) + high_bf16(pairs[2 * i + 1]);
     }
+    auto halve = [&](auto left) {
+        constexpr int LEFT = decltype(left)::value;
+        const bool upper = threadIdx.x & (2 * LEFT);
 #pragma unroll
-    for (int left = 8; left > 1; left /= 2) {
-        const bool upper = threadIdx.x & (2 * left);
-#pragma unroll
-        for (int i = 0; i < left; i++) {
-            const float given = upper ? sums[i] : sums[i + left];
-            const float kept = upper ? sums[i + left] : sums[i];
-            sums[i] = kept + __shfl_xor_sync(~0u, given, 2 * left);
+        for (int i = 0; i < LEFT; i++) {
+            const float a = sums[i], b = sums[i + LEFT];
+            sums[i] = (upper ? b : a) + __shfl_xor_sync(~0u, upper ? a : b, 2 * LEFT);
         }
-    }
+    };
+    halve(std::integral_constant<int, 8>());
+    halve(std::integral_constant<int, 4>());
+    halve(std::integral_constant<int, 2>());
     return make_float2(sums[0], sums[1]);
 }
 
@@ -188,14 +197,12 @@ __device__ __forceinline__ uint32_t write_codes(const Parameters &p, Staging &st
                                                 float scale, Tile tile, float factor,
                                                 const float (&x)[SUMS / WARP]) {
     constexpr Fp8Type TYPE = FORM == CODES_E4M3 ? FP8_E4M3 : FP8_E5M2;
-    const int thread = threadIdx.x % GROUP, warp = thread / WARP, lane = thread % WARP;
+    const int thread = hide(threadIdx.x % GROUP), warp = thread / WARP, lane = thread % WARP;
     const int g = lane / 4, t = lane % 4;
     const bool odd = g % 2;
-    auto sixteen = [&](int form, int line, int piece) { // bytes
-        return staging.codes[form] + line * HALF_ROW + (piece ^ line / 2 % 4) * 16;
-    };
-    auto put = [&](int form, int line, int piece, int word, uint32_t codes) {
-        reinterpret_cast<uint32_t *>(sixteen(form, line, piece))[word] = codes;
+    auto word = [&](int form, int line, int piece, int i) { // of a line's 16 bytes
+        const int at = line * HALF_ROW + (piece ^ line / 2 % 4) * 16 + i * 4;
+        return reinterpret_cast<uint32_t *>(staging.codes[form] + at);
     };
     uint32_t pairs[16], range = 0;
 #pragma unroll
@@ -208,40 +215,37 @@ __device__ __forceinline__ uint32_t write_codes(const Parameters &p, Staging &st
             const uint32_t a = pairs[4 * k + r], b = pairs[4 * k + 2 + r];
             const float values[4] = {low_bf16(a), high_bf16(a), low_bf16(b), high_bf16(b)};
             codes[r] = encode4<TYPE>(values, scale);
-            put(0, warp * ROWS + r * 8 + g, k, t, codes[r]);
+            *word(0, warp * ROWS + r * 8 + g, k, t) = codes[r];
         }
         range = __vmaxu2(range, range_of_pairs(pairs[4 * k], pairs[4 * k + 1], pairs[4 * k + 2],
                                                pairs[4 * k + 3]));
-        // the lanes of rows g and g + 1 share their columns
-        const uint32_t even_columns = __byte_perm(codes[0], codes[1], 0x6240);
-        const uint32_t odd_columns = __byte_perm(codes[0], codes[1], 0x7351);
-        const uint32_t kept = odd ? odd_columns : even_columns;
-        const uint32_t other = __shfl_xor_sync(~0u, odd ? even_columns : odd_columns, 4);
-        const uint32_t first = odd ? other : kept, second = odd ? kept : other; // rows
+        // of the lanes of rows g and g + 1, one keeps the even columns, one the odd ones
+        const uint32_t kept = __byte_perm(codes[0], codes[1], odd ? 0x7351 : 0x6240);
+        const uint32_t given = __byte_perm(codes[0], codes[1], odd ? 0x6240 : 0x7351);
+        const uint32_t other = __shfl_xor_sync(~0u, given, 4);
         const int column = k * 16 + t * 2 + odd;
-        put(1, column, warp, g / 2, __byte_perm(first, second, 0x5140));
-        put(1, column + 8, warp, g / 2, __byte_perm(first, second, 0x7362));
+        *word(1, column, warp, g / 2) = __byte_perm(kept, other, odd ? 0x1504 : 0x5140);
+        *word(1, column + 8, warp, g / 2) = __byte_perm(kept, other, odd ? 0x3726 : 0x7362);
     }
     reinterpret_cast<float2 *>(staging.sums[warp])[lane] = sum_rows(pairs);
     group_barrier(group, GROUP);
     const int b = tile.head / p.H, first_row = tile.number * QUERIES;
-    const int64_t first_token = (int64_t)b * p.T + first_row;
     const int first_column = (tile.part * p.H + tile.head % p.H) * SIZE;
 #pragma unroll
     for (int form = 0; form < 2; form++) {
         uint8_t *to = form == 0 ? p.d_qkv.fp8 : p.d_qkv.fp8_t;
-        if (to == nullptr) { continue; }
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int line = i * (QUERIES / 2) + thread / 4, piece = thread % 4;
-            const int row = form == 0 ? line : piece * 16, column = form == 0 ? piece * 16 : line;
-            const uint4 at = *reinterpret_cast<const uint4 *>(sixteen(form, line, piece));
-            if (first_row + row >= p.T) { continue; } // T is a multiple of 16
-            const int64_t token = first_token + row, place = first_column + column;
-            __stcs(reinterpret_cast<uint4 *>(
-                       to + (form == 0 ? token * p.N + place : place * p.M + token)),
-                   uint4{__byte_perm(at.x, at.y, 0x5410), __byte_perm(at.z, at.w, 0x5410),
-                         __byte_perm(at.x, at.y, 0x7632), __byte_perm(at.z, at.w, 0x7632)});
+            const int row = first_row + (form == 0 ? line : piece * 16);
+            const int64_t token = (int64_t)b * p.T + row;
+            const int64_t column = first_column + (form == 0 ? piece * 16 : line);
+            const uint4 x = *reinterpret_cast<const uint4 *>(word(form, line, piece, 0));
+            if (to == nullptr || row >= p.T) { continue; } // T is a multiple of 16
+            const int64_t at = form == 0 ? token * p.N + column : column * p.M + token;
+            __stcs(reinterpret_cast<uint4 *>(to + at),
+                   uint4{__byte_perm(x.x, x.y, 0x5410), __byte_perm(x.z, x.w, 0x5410),
+                         __byte_perm(x.x, x.y, 0x7632), __byte_perm(x.z, x.w, 0x7632)});
         }
     }
     if (p.partials != nullptr && thread < SIZE) {
@@ -384,10 +388,6 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
     // The lane's 16 bytes of the 16 x 16 BF16 that a warp loads or stores at a time, in 64 swizzled
     // rows. Kept as one number: the compiler would keep the sum with every address.
     const int first_place = (warp * ROWS + lane % 16) * FULL_ROW + (lane / 16 ^ lane % 8) * 16;
-    auto hide = [](int x) {
-        asm volatile("" : "+r"(x));
-        return x;
-    };
     auto place = [&](uint8_t *tile, int i) { return tile + (hide(first_place) ^ i * 32); };
 
     float scores[32], dp[32], dv[32], dk[32];
@@ -440,9 +440,8 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
 
     auto write = [&](Tile tile, float factor, const float(&x)[32]) { // codes
         Staging &staging = *reinterpret_cast<Staging *>(s.out[w]);
-        const uint32_t range = write_codes<FORM>(p, staging, w, s.scale, tile, factor, x);
-        if (lane == 0) { atomicMax(&s.range, range); }
-        __syncwarp();
+        uint32_t &range = s.range[w][warp]; // all lanes write the same
+        range = max(range, write_codes<FORM>(p, staging, w, s.scale, tile, factor, x));
     };
     // All that was added is complete. It was added long enough ago that this seldom waits.
     auto pass_sums = [&](int pair) {
@@ -522,7 +521,9 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
             }
             added = work.together;
             __syncwarp();
-            if (work.begin == 0 && before == pair) {
+            // by a vote: else nvcc takes the warps to diverge, and WGMMAs' descriptors not to be
+            // uniform, each of which then costs several instructions
+            if (__all_sync(~0u, work.begin == 0 && before == pair)) {
                 if (before > 0) { add_sums(dq, sums); }
                 const Tile result = {work.head, 0, tile};
                 if constexpr (FORM == BF16) {
@@ -687,9 +688,9 @@ __global__ void __launch_bounds__(THREADS, 1)
             for (int j = 0; j < 2 * MOST_TILES; j++) { barrier_init(&s.rows_full[i][j], 1); }
         }
         for (int i = 0; i < MOST_TILES * 2 * WARPS; i++) { barrier_init(&s.added[0][0][i], 1); }
+        for (int i = 0; i < 2 * WARPS; i++) { s.range[0][i] = 0; }
         barriers_ready();
         s.scale = FORM == BF16 ? 1.0f : p.d_qkv.live->scale;
-        s.range = 0;
     }
     cluster_barrier();
     if (threadIdx.x >= WARP && !Work(p, 0).none()) { // one warp loads already
@@ -713,7 +714,9 @@ __global__ void __launch_bounds__(THREADS, 1)
         group == 1 ? compute<FORM, 0>(s, p) : compute<FORM, 1>(s, p);
     }
     cluster_barrier(); // a block that had ended could not be written to
-    if (FORM != BF16 && threadIdx.x < WARP) { record_range(p.d_qkv, __uint_as_float(s.range)); }
+    if (FORM != BF16 && threadIdx.x < WARP) {
+        record_range(p.d_qkv, __uint_as_float(s.range[0][threadIdx.x % (2 * WARPS)]));
+    }
 #endif
 }
 

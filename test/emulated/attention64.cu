@@ -143,7 +143,7 @@ TEST(codes) {
                 right.fp8[i] = right.fp8_t[i % N * M + i / N] = fp8_encode(values[i] * SCALE, type);
                 sums[i % N] += values[i];
             }
-            for (int run = 0; run < (runs != NULL ? atoi(runs) : 10); run++) {
+            for (int run = 0; run < (runs != NULL ? atoi(runs) : 4); run++) {
                 const Results found = p.run(3, type);
                 CHECK_TEXT(machine.fault.c_str(), "");
                 CHECK_ERROR(found.sums.data(), sums.data(), (int64_t)N, 1e-5);

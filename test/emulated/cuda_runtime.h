@@ -134,6 +134,11 @@ template <typename T> T __shfl_sync(unsigned, T x, int from) {
     return shuffle(x, [&](int) { return from; });
 }
 
+inline int __all_sync(unsigned, int x) {
+    for (int mask = 1; mask < LANES; mask *= 2) { x &= __shfl_xor_sync(~0u, x, mask); }
+    return x;
+}
+
 inline uint32_t __reduce_max_sync(unsigned, uint32_t x) {
     for (int mask = 1; mask < LANES; mask *= 2) { x = max(x, __shfl_xor_sync(~0u, x, mask)); }
     return x;
