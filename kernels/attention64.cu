@@ -86,11 +86,10 @@ struct Parameters {
     Tensor d_qkv;
     const Bf16 *dout, *out;
     const float *lse;
-    float *sums; // [number][T, whole tiles of 128][64], in an order of its own; see Work
-    float
-        *partials;  // [sequence][tile of 64 rows][N]: column sums, where codes are written, or NULL
-    int T, H, M, N; // M, N: of the packed buffer
-    int tiles;      // of a head's keys
+    float *sums;     // [number][T, whole tiles of 128][64], in an order of its own; see Work
+    float *partials; // [sequence][tile of 64 rows][N]: column sums, where codes are written
+    int T, H, M, N;  // M, N: of the packed buffer
+    int tiles;       // of a head's keys
     int blocks;
     int whole; // heads of every cluster
     // The other heads' tiles of keys, counted through: where each block's part begins.
@@ -248,7 +247,7 @@ __device__ __forceinline__ uint32_t write_codes(const Parameters &p, Staging &st
                          __byte_perm(x.x, x.y, 0x7632), __byte_perm(x.z, x.w, 0x7632)});
         }
     }
-    if (p.partials != nullptr && thread < SIZE) {
+    if (thread < SIZE) {
         const auto &sums = staging.sums;
         p.partials[(b * 2ll * p.tiles + tile.number) * p.N + first_column + thread] =
             (sums[0][thread] + sums[1][thread]) + (sums[2][thread] + sums[3][thread]);
@@ -820,6 +819,7 @@ Parameters parameters(const Gpu *gpu, AttentionShape s, const Tensor &d_qkv, con
     p.out = out;
     p.lse = lse;
     p.sums = static_cast<float *>(gpu->attention_workspace);
+    p.partials = p.sums + sums_bytes(s) / sizeof(float);
     p.T = s.T;
     p.H = s.H;
     p.M = s.B * s.T;
@@ -871,17 +871,13 @@ bool attention64_backward(Gpu *gpu, AttentionShape s, Tensor d_qkv, Gradient col
         run<BF16>(gpu, p, s.B * s.H);
         return false;
     }
-    float *sums = p.sums + sums_bytes(s) / sizeof(float);
     for (const uint8_t *form : {d_qkv.fp8, d_qkv.fp8_t}) {
         const uint8_t *workspace = reinterpret_cast<const uint8_t *>(p.sums);
         if (form != NULL && form < workspace + needed && workspace < form + M * N) {
             die("%s: codes in its workspace", name);
         }
     }
-    if (column_sums.data != NULL) { p.partials = sums; }
     (d_qkv.type == FP8_E4M3 ? run<CODES_E4M3> : run<CODES_E5M2>)(gpu, p, s.B * s.H);
-    if (column_sums.data != NULL) {
-        sum_partials({{column_sums}, sums, partials(s), N}, gpu->stream);
-    }
+    sum_partials({{column_sums}, p.partials, partials(s), N}, gpu->stream);
     return true;
 }

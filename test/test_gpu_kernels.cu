@@ -287,6 +287,19 @@ static void attention(int B, int T, int H, int G, int D, bool deterministic, boo
         const size_t all = gpu.attention_bytes;
         const int capability = gpu.capability;
         const bool own = attention64_serves(&gpu, s);
+        for (int fused = 0; own && fused < 2; fused++) { // to codes: in two passes, in one
+            const int M = B * T, N = 3 * H * D;
+            Quantised q(M, N, FP8_E5M2, 100.0f);
+            SumScratch scratch(M, N);
+            FloatBuffer sums(N);
+            timed(fused ? "attention backward codes" : "attention backward pass", shape,
+                  2.5 * floor, [&] {
+                      attention_backward_gpu(&gpu, s, q.tensor(SCALE_GIVEN, fused),
+                                             {sums.data, TYPE_F32, false}, scratch.scratch(),
+                                             c.dout.device.data, out.data, lse.data,
+                                             c.qkv.device.data);
+                  });
+        }
         gpu.capability = 80; // then attention64.cu serves no shape
         if (own) { timed("attention backward cuDNN", shape, 2.5 * floor, backward); }
         s.deterministic = true;
