@@ -103,27 +103,6 @@ static bool head_is(const SafeTensors *st, const float *embedding, int64_t begin
                         st->path);
 }
 
-// Refuses a file with a tensor that is none of the model's: a bias or a norm would be left out.
-static bool all_are_known(const SafeTensors *st, const TensorEntry *tensors, int count) {
-    static const char *const ignored[] = {".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq"};
-    for (const TensorEntry *e = st->entries; e < st->entries + st->count; e++) {
-        bool known = strcmp(e->name, "lm_head.weight") == 0;
-        for (size_t i = 0; i < sizeof(ignored) / sizeof(*ignored); i++) { // masks and tables
-            size_t length = strlen(e->name), end = strlen(ignored[i]);
-            known |= length >= end && strcmp(e->name + length - end, ignored[i]) == 0;
-        }
-        for (const TensorEntry *t = tensors; !known && t < tensors + count; t++) {
-            const char *dot = strchr(t->name, '.'); // as in read_tensor
-            known = strcmp(e->name, t->name) == 0 || (dot && strcmp(e->name, dot + 1) == 0);
-        }
-        if (!known) {
-            return fail("%s: tensor '%s' is none of the model that config.json means", st->path,
-                        e->name);
-        }
-    }
-    return true;
-}
-
 bool hf_read(const SafeTensors *st, const ParamLayout *layout, int64_t begin, int64_t end,
              float *out) {
     TensorEntry *tensors;
@@ -141,7 +120,28 @@ bool hf_read(const SafeTensors *st, const ParamLayout *layout, int64_t begin, in
         ok = read_tensor(st, t, from, to, values) &&
              (!is_head || head_is(st, values, from, to, size));
     }
-    ok = ok && (begin > 0 || all_are_known(st, tensors, num_tensors)); // once, with the first part
+    free(tensors);
+    return ok;
+}
+
+bool hf_knows_all(const SafeTensors *st, const ParamLayout *layout) {
+    static const char *const ignored[] = {".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq"};
+    TensorEntry *tensors;
+    int count = hf_tensors(layout, DTYPE_F32, NULL, &tensors);
+    bool ok = true;
+    for (const TensorEntry *e = st->entries; ok && e < st->entries + st->count; e++) {
+        bool known = strcmp(e->name, "lm_head.weight") == 0;
+        for (size_t i = 0; i < sizeof(ignored) / sizeof(*ignored); i++) { // masks and tables
+            size_t length = strlen(e->name), end = strlen(ignored[i]);
+            known |= length >= end && strcmp(e->name + length - end, ignored[i]) == 0;
+        }
+        for (const TensorEntry *t = tensors; !known && t < tensors + count; t++) {
+            const char *dot = strchr(t->name, '.'); // as in read_tensor
+            known = strcmp(e->name, t->name) == 0 || (dot && strcmp(e->name, dot + 1) == 0);
+        }
+        ok = known ||
+             fail("%s: tensor '%s' is none of the model that config.json means", st->path, e->name);
+    }
     free(tensors);
     return ok;
 }

@@ -18,10 +18,12 @@ int hf_tensors(const ParamLayout *layout, Dtype dtype, const void *weights, Tens
 void hf_list(const ParamLayout *layout, FILE *out);
 
 // Reads elements begin..end of a model's weights as FP32. Elements that the file does not have
-// (gaps, the vocabulary's padding) become zero. With begin 0 it refuses a file that has a tensor
-// which the model has not.
+// (gaps, the vocabulary's padding) become zero.
 bool hf_read(const SafeTensors *st, const ParamLayout *layout, int64_t begin, int64_t end,
              float *out);
+
+// Refuses a file with a tensor that is none of the model's: a bias or a norm would be left out.
+bool hf_knows_all(const SafeTensors *st, const ParamLayout *layout);
 
 // Returns the text of config.json, which the caller frees. end_of_text: -1: not known.
 char *hf_config(const Options *options, Dtype dtype, int end_of_text);

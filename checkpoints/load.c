@@ -675,7 +675,8 @@ bool checkpoint_share(Checkpoint *c, const Group *group) {
 bool checkpoint_weights(Checkpoint *c, const ParamLayout *layout, int64_t begin, int64_t end,
                         float *out) {
     return (c->model.path[0] != '\0' || open_tensors(c, "model.safetensors", &c->model)) &&
-           hf_read(&c->model, layout, begin, end, out);
+           hf_read(&c->model, layout, begin, end, out) &&
+           (begin > 0 || hf_knows_all(&c->model, layout)); // once, with the first part
 }
 
 static double bytes_of(const Checkpoint *c) {
