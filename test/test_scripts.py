@@ -418,6 +418,13 @@ class Judging(Folder):
         all_of_them = [run(f"all{batch}", "0", batch, "16") for batch in "48"]
         self.assertEqual(judged(*([one] for one in all_of_them))[0]["validation loss"].result,
                          judge.UNSURE)
+        # where there are fewer than would be read, all are
+        few = [run(f"few{batch}", "4", batch, "16") for batch in ("8", "16")]
+        for one in few:
+            one.start["valid_sequences"] = 30
+        self.assertEqual(judged(*([one] for one in few))[0]["validation loss"].result, judge.UNSURE)
+        few[1].start["valid_sequences"] = 31
+        self.assertIn("not over the same", judged(*([one] for one in few))[0]["validation loss"].note)
         # the last evaluation is what is judged; the time needs them all
         found, _ = judged([self.whole_run("two", [2.0] * 10, **{"eval-iters": "2"})],
                           [self.resumed("later", **{"eval-iters": "2"})])
@@ -483,7 +490,7 @@ LLM_C = """Multi-GPU support is disabled. Using a single GPU.
 | device                | NVIDIA H200                                        |
 | precision             | BF16                                               |
 +-----------------------+----------------------------------------------------+
-| load_filename         | d12                                                |
+| weight init method    | d12                                                |
 | vocab_size V          | 257                                                |
 | num_layers L          | 2                                                  |
 | channels C            | 64                                                 |

@@ -185,7 +185,7 @@ log = open("$root/test/test_scripts.py").read().split('LLM_C = """')[1].split('"
 o = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 names = {"train data pattern": "-i", "val data pattern": "-j", "micro batch size B": "-b",
          "sequence length T": "-t", "total batch size": "-d", "train_num_batches": "-x",
-         "load_filename": "-e", "learning rate (LR)": "-l", "LR scheduler": "-k",
+         "weight init method": "-e", "learning rate (LR)": "-l", "LR scheduler": "-k",
          "warmup iterations": "-u"}
 for line in log.splitlines():
     name = line[1:].split("|")[0].strip()

@@ -8,6 +8,7 @@
 // after N are void. A line that a crash has cut off is removed, and so are the zeros that a power
 // cut leaves. A number that is NaN or infinite is null, and the record then has "nonfinite": true.
 #include "metrics.h"
+#include "run_data.h"
 
 #include <cjson/cJSON.h>
 #include <errno.h>
@@ -175,6 +176,7 @@ void run_record_start(Run *run) {
     }
     if (run->has_valid) {
         metrics_text(r, "valid_data_crc32", identity_sum(run->valid_data.identity, sum));
+        metrics_number(r, "valid_sequences", (double)run_eval_samples(run));
     }
     if (run->has_tokenizer) { metrics_number(r, "tokenizer_vocabulary", run->tokenizer.vocab); }
     add_precision(r, &run->precision);

@@ -142,7 +142,9 @@ static void warn_of_jump(const Run *run, const Checkpoint *checkpoint) {
     if (!options_train(o) || step == 0 || step >= o->train_iters) { return; }
     double last = learning_rate(&was, step - 1), next = learning_rate(o, step);
     bool decays = step > was.lr_warmup_iters && last < was.lr;
-    if (decays && next > 1.1 * fmax(last, learning_rate(&was, step))) {
+    bool asked = o->lr != was.lr || o->min_lr != was.min_lr ||
+                 o->lr_decay_style != was.lr_decay_style || was.lr_decay_style != DECAY_WSD;
+    if (decays && !asked && next > 1.1 * fmax(last, learning_rate(&was, step))) {
         warn("the learning rate rises from %.3g to %.3g: it had begun to decay; a checkpoint from "
              "before its decay goes on as if --train-iters had been %lld from the start",
              last, next, (long long)o->train_iters);

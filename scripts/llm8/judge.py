@@ -169,10 +169,13 @@ def other_samples(runs, at=None):
     """Says by which options the runs' evaluations see other samples; "": by none. at: evaluations
     after a step of each run."""
     wrong = {*differing_options(runs, "evaluation", at=at)} - {"eval-iters"}
-    options = [part["options"] for run, step in zip(runs, at or [None] * len(runs))
-               for part in parts_of(run, step)]
-    counts = {int(one["eval-iters"]) * int(one.get("global-batch-size", 1)) for one in options
-              if "eval-iters" in one} # 0: all there are
+    parts = [part for run, step in zip(runs, at or [None] * len(runs))
+             for part in parts_of(run, step)]
+    options = [part["options"] for part in parts]
+    # older records do not say how many there were; 0: all
+    counts = {int(part.get("valid_sequences") or int(one["eval-iters"]) *
+                  int(one.get("global-batch-size", 1)))
+              for part, one in zip(parts, options) if "eval-iters" in one}
     sizes = ("eval-iters", "global-batch-size") * (len(counts) > 1) + ("seq-length",)
     wrong |= {name for name in sizes if len({one[name] for one in options if name in one}) > 1}
     return "not over the same samples: --" + " --".join(sorted(wrong)) if wrong else ""

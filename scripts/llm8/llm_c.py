@@ -62,8 +62,9 @@ class Log:
                    "min-lr": f"{rate * float(table['final LR fraction']):g}",
                    "weight-decay": f"{float(table['weight decay']):g}",
                    "data": table["train data pattern"], "valid-data": table["val data pattern"]}
-        if "load_filename" in table:
-            options["model"] = table["load_filename"]
+        model = table.get("weight init method", table.get("load_filename")) # of older versions
+        if model and model != "intermediate checkpoint":
+            options["model"] = model
         return {"kind": "run", "step": self.step, "program": PROGRAM, "device": table["device"],
                 "parameters": int(table["num_parameters"]), "precision": table["precision"],
                 "ranks": int(table["num_processes"]),

@@ -89,8 +89,9 @@ def number(record, name):
 # The types of what the scripts compute with: in records, rows of linear_layers and counts of a
 # tensor; and the options that are whole numbers.
 NUMBERS = """step status time parameters flops_per_token fp8_flops_share peak_flops memory_bytes
-    ranks slowest tokenizer_vocabulary loss lr norm skipped seconds tokens tokens_per_s valid_loss
-    first_block blocks outputs inputs flops_share elements largest zero subnormal""".split()
+    ranks slowest valid_sequences tokenizer_vocabulary loss lr norm skipped seconds tokens
+    tokens_per_s valid_loss first_block blocks outputs inputs flops_share elements largest zero
+    subnormal""".split()
 TEXTS = """kind program device precision data_crc32 valid_data_crc32 linear x w dy wgrad
     reason error host""".split()
 COUNTS = """train-iters eval-iters global-batch-size micro-batch-size seq-length

@@ -20,6 +20,7 @@ from .environment import die
 
 KINDS = {".txt": "text", ".md": "text", ".jsonl": "lines", ".jsonl.gz": "lines",
          ".jsonl.zst": "lines", ".parquet": "parquet"}
+LOST = "lost+found"  # at a disk's root, for root alone
 UNIT_BYTES = 16 << 20
 PACKED_BYTES = 1 << 12  # unpacked at a time: a frame may hold 30,000 times its bytes
 TEXT_FIELDS = ["text", "content"]
@@ -56,7 +57,7 @@ def files_in(folder, what):
         if os.path.realpath(place) in seen:
             folders[:] = names = []
         seen.add(os.path.realpath(place))
-        folders[:] = sorted(name for name in folders if name[0] != ".")
+        folders[:] = sorted(name for name in folders if name[0] != "." and name != LOST)
         files += [os.path.join(place, name) for name in names if name[0] != "."]
     return files
 
