@@ -70,7 +70,8 @@ def every_kind_is_read():
 def folders_are_read_whole():
     """Linked folders too, each once; nothing that is hidden; none is passed over in silence."""
     for path, text in (("far/f.txt", "far"), ("walk/sub/s.md", "sub"), ("walk/.git/g.txt", "git"),
-                       ("walk/.h.txt", "hidden"), ("walk/lost+found/l.txt", "lost"), ("walk/sub/.x/y/z.txt", "deep"),
+                       ("walk/.h.txt", "hidden"), ("walk/lost+found/l.txt", "lost"),
+                       ("walk/sub/.x/y/z.txt", "deep"),
                        ("walk/x.csv", "other"), (".own/o.txt", "own")):
         write(path, text)
     os.symlink("../far", "walk/linked")
