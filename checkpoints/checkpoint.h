@@ -209,8 +209,8 @@ bool checkpoint_go_back(const Options *options, const Checkpoint *c);
 // Refuses the checkpoint of another model. Prints other options that differ from the saved ones.
 bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLayout *layout);
 
-// Sets `was` to the options of the run that saved the checkpoint.
-bool checkpoint_options(const Checkpoint *c, Options *was);
+// Sets `was` to the options of the checkpoint that a run takes (option_is_taken).
+bool checkpoint_options(const Checkpoint *c, const Options *continues, Options *was);
 
 // Reads elements begin..end of the parameter space from the files of the ranks that have them.
 // kind: "master", "exp_avg" or "exp_avg_sq".

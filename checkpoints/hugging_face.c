@@ -55,13 +55,18 @@ void hf_list(const ParamLayout *layout, FILE *out) {
     free(tensors);
 }
 
+// Finds a tensor in a file. One of the bare model, saved without the class that has the head, lacks
+// the first word of the name.
+static const TensorEntry *entry_of(const SafeTensors *st, const TensorEntry *t) {
+    const TensorEntry *e = safetensors_find(st, t->name);
+    const char *dot = strchr(t->name, '.');
+    return e != NULL || dot == NULL ? e : safetensors_find(st, dot + 1);
+}
+
 // Reads elements begin..end of a tensor.
 static bool read_tensor(const SafeTensors *st, const TensorEntry *t, int64_t begin, int64_t end,
                         float *out) {
-    const TensorEntry *e = safetensors_find(st, t->name);
-    // a file of the bare model, saved without the class that has the head, lacks the first word
-    const char *dot = strchr(t->name, '.');
-    if (e == NULL && dot != NULL) { e = safetensors_find(st, dot + 1); }
+    const TensorEntry *e = entry_of(st, t);
     if (e == NULL) { return fail("%s: tensor '%s' is missing", st->path, t->name); }
     int64_t rows = t->shape[0], cols = t->shape[1];
     bool same = e->dims == t->dims && e->shape[0] == rows && (t->dims == 1 || e->shape[1] == cols);
@@ -128,20 +133,22 @@ bool hf_knows_all(const SafeTensors *st, const ParamLayout *layout) {
     static const char *const ignored[] = {".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq"};
     TensorEntry *tensors;
     int count = hf_tensors(layout, DTYPE_F32, NULL, &tensors);
-    bool ok = true;
-    for (const TensorEntry *e = st->entries; ok && e < st->entries + st->count; e++) {
-        bool known = strcmp(e->name, "lm_head.weight") == 0;
-        for (size_t i = 0; i < sizeof(ignored) / sizeof(*ignored); i++) { // masks and tables
-            size_t length = strlen(e->name), end = strlen(ignored[i]);
-            known |= length >= end && strcmp(e->name + length - end, ignored[i]) == 0;
-        }
-        for (const TensorEntry *t = tensors; !known && t < tensors + count; t++) {
-            const char *dot = strchr(t->name, '.'); // as in read_tensor
-            known = strcmp(e->name, t->name) == 0 || (dot && strcmp(e->name, dot + 1) == 0);
-        }
-        ok = known ||
-             fail("%s: tensor '%s' is none of the model that config.json means", st->path, e->name);
+    bool *known = calloc_or_die((size_t)st->count + 1, sizeof(bool)), ok = true;
+    for (const TensorEntry *t = tensors; t < tensors + count; t++) {
+        const TensorEntry *e = entry_of(st, t);
+        if (e != NULL) { known[e - st->entries] = true; }
     }
+    for (int n = 0; ok && n < st->count; n++) {
+        const char *name = st->entries[n].name;
+        known[n] |= strcmp(name, "lm_head.weight") == 0;
+        for (size_t i = 0; i < sizeof(ignored) / sizeof(*ignored); i++) { // masks and tables
+            size_t length = strlen(name), end = strlen(ignored[i]);
+            known[n] |= length >= end && strcmp(name + length - end, ignored[i]) == 0;
+        }
+        ok = known[n] ||
+             fail("%s: tensor '%s' is none of the model that config.json means", st->path, name);
+    }
+    free(known);
     free(tensors);
     return ok;
 }

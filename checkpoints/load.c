@@ -576,6 +576,25 @@ bool checkpoint_resume(Checkpoint *c, const Options *o) {
                           o->save, o->config, length, o->config, length, o->config);
 }
 
+bool checkpoint_options(const Checkpoint *c, const Options *continues, Options *was) {
+    char path[PATH_LENGTH];
+    bool ok = true;
+    path_format(path, "%s/meta.json", c->path);
+    *was = (Options){0};
+    for (const OptionRow *row = option_table; ok && row < option_table + option_table_count;
+         row++) {
+        if (!option_is_taken(row, continues)) { continue; }
+        const char *value = json_text(c->options, row->name, NULL);
+        if (value != NULL) {
+            ok = option_set(was, row->name, value, SOURCE_CHECKPOINT) ||
+                 refuse("%s: %s", path, error_text());
+        } else if (continues == NULL) { // of a run that continues, checkpoint_match says it
+            warn("%s does not set --%s: the default is used", path, row->name);
+        }
+    }
+    return ok;
+}
+
 // Opens a folder without its optimizer files, reads the options that a run takes from it, verifies
 // its tokenizer.
 static bool open_model(Checkpoint *c, const char *folder, const Options *continues,
@@ -588,23 +607,14 @@ static bool open_model(Checkpoint *c, const char *folder, const Options *continu
     if (!open_folder(c, folder, false)) { return false; }
     const CheckpointFile *tokenizer = find_file(c, "tokenizer.bin");
     bool ok = tokenizer == NULL || verify_file(c, tokenizer);
-    path_format(path, "%s/%s", c->path, c->options != NULL ? "meta.json" : "config.json");
-    if (ok && c->options == NULL) {
+    if (ok && c->options != NULL) {
+        ok = checkpoint_options(c, continues, model);
+    } else if (ok) {
         size_t bytes;
         char *text = checkpoint_file(c, "config.json", &bytes);
-        ok = text != NULL && (hf_options(text, bytes, model) || fail("%s: %s", path, error_text()));
+        ok = text != NULL &&
+             (hf_options(text, bytes, model) || fail("%s/config.json: %s", c->path, error_text()));
         free(text);
-    }
-    for (const OptionRow *row = option_table; ok && row < option_table + option_table_count;
-         row++) {
-        if (c->options == NULL || !option_is_taken(row, continues)) { continue; }
-        const char *value = json_text(c->options, row->name, NULL);
-        if (value != NULL) {
-            ok = option_set(model, row->name, value, SOURCE_CHECKPOINT) ||
-                 refuse("%s: %s", path, error_text());
-        } else if (continues == NULL) { // of a run that continues, checkpoint_match says it
-            warn("%s does not set --%s: the default is used", path, row->name);
-        }
     }
     if (!ok) { checkpoint_close(c); }
     return ok;
@@ -716,18 +726,6 @@ bool checkpoint_list(const char *save) {
 }
 
 // ---- reading into a run -------------------------------------------------------------------------
-
-bool checkpoint_options(const Checkpoint *c, Options *was) {
-    bool ok = true;
-    *was = (Options){0};
-    for (const OptionRow *row = option_table; ok && row < option_table + option_table_count;
-         row++) {
-        const char *value = json_text(c->options, row->name, NULL);
-        ok = value == NULL || option_set(was, row->name, value, SOURCE_CHECKPOINT) ||
-             fail("%s/meta.json: %s", c->path, error_text());
-    }
-    return ok;
-}
 
 bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLayout *layout) {
     // the newest one's optimizer is damaged, or another run has saved one since

@@ -138,8 +138,8 @@ static void warn_of_jump(const Run *run, const Checkpoint *checkpoint) {
     const Options *o = &run->options;
     const int64_t step = run->progress.step;
     Options was;
-    or_die(checkpoint_options(checkpoint, &was));
     if (!options_train(o) || step == 0 || step >= o->train_iters) { return; }
+    or_die(checkpoint_options(checkpoint, o, &was));
     double last = learning_rate(&was, step - 1), next = learning_rate(o, step);
     bool decays = step > was.lr_warmup_iters && last < was.lr;
     bool asked = o->lr != was.lr || o->min_lr != was.min_lr ||
