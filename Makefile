@@ -296,6 +296,7 @@ EMULATED_CXX := $(filter-out $(UNSET),$(STANDIN_CXX)) -isystem test/emulated \
 $(BUILD)/plain/emulated/%.cu.o: %.cu $(BUILD)/c.flags
 	@mkdir -p $(@D)
 	$(CXX) $(CFLAGS) $(NATIVE) $(EMULATED_CXX) -c $< -o $@
+$(BUILD)/plain/emulated_attention64: $(BUILD)/plain/emulated/kernels/attention64_forward.cu.o
 $(BUILD)/plain/emulated_fused: $(BUILD)/plain/emulated/kernels/fused_product.cu.o \
                                $(BUILD)/plain/emulated/kernels/swiglu_product.cu.o
 $(BUILD)/plain/emulated_%: $(BUILD)/plain/emulated/test/emulated/%.cu.o $(call standin_objects,plain)

@@ -481,22 +481,23 @@ static Piece backward_piece(Gpu *gpu, const AttentionShape *s) {
     return p;
 }
 
-bool attention_by_cudnn(Gpu *gpu, AttentionShape s) {
+bool attention_is_fast(Gpu *gpu, AttentionShape s) {
     bool has_plans;
     Piece p = {s.B, s.G};
-    return serves(gpu, &s, p, false, &has_plans) &&
-           (attention64_serves(gpu, s) || backward_piece(gpu, &s).sequences > 0);
+    return attention64_serves(gpu, s) ||
+           (serves(gpu, &s, p, false, &has_plans) && backward_piece(gpu, &s).sequences > 0);
 }
 
 bool attention_start(Gpu *gpu, AttentionShape s) {
-    if (attention_by_cudnn(gpu, s)) { return true; }
+    if (attention_is_fast(gpu, s)) { return true; }
     if (!gpu->attentions->said) { warn("%s; a plain kernel is used, which is slow", error_text()); }
     gpu->attentions->said = true;
     return false;
 }
 
-// Checks the operands. Whether cuDNN, or attention64.cu in its place, computes the pass.
-static bool use_cudnn(Gpu *gpu, const AttentionShape *s, const void *const operands[], int count) {
+// Checks the operands. Whether it is not the plain kernel that computes the pass.
+static bool is_checked_and_fast(Gpu *gpu, const AttentionShape *s, const void *const operands[],
+                                int count) {
     if (s->G < 1 || s->H % s->G != 0) { die("attention: %d heads over %d groups", s->H, s->G); }
     for (int i = 0; i < count; i++) {
         if (operands[i] == NULL || (uintptr_t)operands[i] % 16 != 0) {
@@ -523,7 +524,7 @@ static void run(Gpu *gpu, AttentionShape s, const Bf16 *qkv, const Bf16 *out, co
             char *sum = gpu->attention_workspace;
             char *dq_sum = sum + (backward ? sum_bytes(&s, part) : 0);
             char *rest = dq_sum + (backward ? dq_sum_bytes(&s, part) : 0);
-            // use_cudnn has checked both
+            // is_checked_and_fast has checked both
             assert(plan->usable);
             assert((size_t)(rest - sum) + plan->workspace <= gpu->attention_bytes);
             if (cudnnGetVersion() < ZEROES_DQ_SUM) {
@@ -552,17 +553,19 @@ static void run(Gpu *gpu, AttentionShape s, const Bf16 *qkv, const Bf16 *out, co
 
 void attention_forward_gpu(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv) {
     gpu_family(gpu, FAMILY_ATTENTION);
-    if (use_cudnn(gpu, &s, (const void *[]){out, lse, qkv}, 3)) {
-        run(gpu, s, qkv, out, lse, NULL, NULL);
-    } else {
+    if (!is_checked_and_fast(gpu, &s, (const void *[]){out, lse, qkv}, 3)) {
         attention_plain_forward(gpu, s, out, lse, qkv);
+    } else if (attention64_serves(gpu, s)) {
+        attention64_forward(gpu, s, out, lse, qkv);
+    } else {
+        run(gpu, s, qkv, out, lse, NULL, NULL);
     }
 }
 
 void attention_backward_gpu(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
                             const Bf16 *out, const float *lse, const Bf16 *qkv) {
     gpu_family(gpu, FAMILY_ATTENTION);
-    if (!use_cudnn(gpu, &s, (const void *[]){d_qkv, d_out, out, lse, qkv}, 5)) {
+    if (!is_checked_and_fast(gpu, &s, (const void *[]){d_qkv, d_out, out, lse, qkv}, 5)) {
         attention_plain_backward(gpu, s, d_qkv, d_out, out, lse, qkv);
     } else if (attention64_serves(gpu, s)) {
         attention64_backward(gpu, s, d_qkv, d_out, out, lse, qkv);

@@ -7,7 +7,7 @@
 //
 // cuDNN's flash attention does the work, through its C backend API; where it has no engine for a
 // shape (a head size that is not a multiple of 8, say), a plain kernel of our own takes its place.
-// On Hopper a kernel of our own computes the backward pass of heads of 64.
+// On Hopper kernels of our own compute heads of 64.
 //
 // Deterministic backward of cuDNN: it sums dQ in the order in which blocks finish, unless it may
 // write dQ directly. That path needs about 2 H T^2 bytes of workspace per sequence, so it runs on
@@ -33,10 +33,12 @@ void attention_plain_forward(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, 
 void attention_plain_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
                               const Bf16 *out, const float *lse, const Bf16 *qkv);
 
-// attention64.cu, the backward pass on Hopper: compute capability 9.0 alone, heads of 64, as many
-// key/value heads as query heads, T up to 2048. Its sums have a fixed order.
+// attention64_forward.cu and attention64_backward.cu, on Hopper: compute capability 9.0 alone,
+// heads of 64, as many key/value heads as query heads, T up to 2048. All sums have a fixed order.
+// The backward pass needs workspace.
 bool attention64_serves(const Gpu *gpu, AttentionShape s);
 size_t attention64_workspace(AttentionShape s); // bytes; 0: it serves the shape on no device
+void attention64_forward(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv);
 void attention64_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
                           const Bf16 *out, const float *lse, const Bf16 *qkv);
 
@@ -45,11 +47,11 @@ void attention64_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d
 // are enough whichever kernel computes the backward pass.
 size_t attention_workspace(AttentionShape s, size_t most);
 
-// Whether cuDNN can compute the shape: forward, and backward where attention64.cu does not.
-bool attention_by_cudnn(Gpu *gpu, AttentionShape s);
+// Whether cuDNN or the kernels for heads of 64 compute the shape; if not, the plain kernel does.
+bool attention_is_fast(Gpu *gpu, AttentionShape s);
 
 // At the start of a run: makes the plans of its shape. False, with one warning a run: the plain
-// kernel computes it instead of cuDNN.
+// kernel computes it.
 bool attention_start(Gpu *gpu, AttentionShape s);
 
 // Forgets the plans.

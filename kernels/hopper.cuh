@@ -1,4 +1,4 @@
-// Hopper's instructions for fused_product.cu, swiglu_product.cu and attention64.cu: TMA, WGMMA and
+// Hopper's instructions for the kernels over WGMMA: TMA, WGMMA and
 // their barriers; the tensor maps that TMA reads; and what the products' launchers check. PTX ISA:
 // wgmma.mma_async (fragments, descriptors), cp.async.bulk.tensor, mbarrier, setmaxnreg.
 #pragma once
@@ -18,11 +18,12 @@ enum {
 
 typedef uint64_t Barrier; // an mbarrier
 
-// A block of three warpgroups begins with equal shares of the multiprocessor's 65536 registers, a
-// multiple of 8 for each thread. Then a thread of the first keeps so many, and one of the others
-// takes so many. If they take more than the first has given back, they wait for ever.
-constexpr bool registers_suffice(int first, int others) {
-    return first + 2 * others <= 3 * (65536 / (3 * GROUP) / 8 * 8);
+// A block's warpgroups begin with equal shares of the multiprocessor's 65536 registers, a multiple
+// of 8 for each thread. Then a thread of the first keeps so many, and one of the others takes so
+// many. If they take more than the first has given back, they wait for ever.
+constexpr bool registers_suffice(int first, int others, int other_groups = 2) {
+    return first + other_groups * others <=
+           (other_groups + 1) * (65536 / ((other_groups + 1) * GROUP) / 8 * 8);
 }
 
 // ---- instructions -------------------------------------------------------------------------------
@@ -236,6 +237,16 @@ template <int LEFT> __device__ __forceinline__ void wgmma_wait(void) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 
+// These pairs of rounded BF16 are computed before what follows, such as a wait for WGMMAs. Without
+// it ptxas moves the wait up, before arithmetic that does not need it. No BF16 is rounded to all
+// ones.
+template <int N> __device__ __forceinline__ void hold(const uint32_t (&pairs)[N]) {
+    uint32_t all = ~0u;
+#pragma unroll
+    for (uint32_t pair : pairs) { all &= pair; }
+    if (__any_sync(~0u, all == ~0u)) { __nanosleep(1); }
+}
+
 // Makes the compiler finish d before this point and read it after it: the compiler does not know
 // that d is valid only after a wait.
 template <int N> __device__ __forceinline__ void pin(float (&d)[N]) {
@@ -447,6 +458,13 @@ static inline CUtensorMap map_like_columns(const uint8_t *x, int64_t rows, int64
                        {4, 4 * columns, 4},
                        {2, 2 * columns, 2},
                        {rows / 16, 16 * columns, box / 16}});
+}
+
+// The map of BF16 [B,T,columns], in boxes of `rows` tokens of a sequence and 64 columns. Beyond the
+// sequence's end a box reads 0 and writes nothing.
+static inline CUtensorMap map_sequences(const Bf16 *x, int B, int T, int64_t columns, int rows) {
+    return tensor_map(x, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, FULL_ROW,
+                      {{columns, 2, 64}, {T, 2 * columns, rows}, {B, 2 * columns * T, 1}});
 }
 
 // What a fused product requires, and sets `out` [M,N] to how this step quantises it. The operands

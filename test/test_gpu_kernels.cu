@@ -282,8 +282,11 @@ static void attention(int B, int T, int H, int G, int D, bool deterministic, boo
         const size_t all = gpu.attention_bytes;
         const int capability = gpu.capability;
         const bool own = attention64_serves(&gpu, s);
-        gpu.capability = 80; // then attention64.cu serves no shape
-        if (own) { timed("attention backward cuDNN", shape, 2.5 * floor, backward); }
+        gpu.capability = 80; // then cuDNN computes heads of 64, too
+        if (own) {
+            timed("attention forward cuDNN", shape, floor, forward);
+            timed("attention backward cuDNN", shape, 2.5 * floor, backward);
+        }
         s.deterministic = true;
         for (int gib : {0, 1, 4}) { // 0: a half
             gpu.attention_bytes = (size_t)(gib == 0 ? 576 : 1152 * gib) << 20;
@@ -296,7 +299,7 @@ static void attention(int B, int T, int H, int G, int D, bool deterministic, boo
     }
     if (!plain && !on_stand_ins()) {
         fail("%s", "");
-        bool served = attention_by_cudnn(&gpu, s);
+        bool served = attention_is_fast(&gpu, s);
         if (!served) { printf("  measured: by the plain kernel: %s\n", error_text()); }
         CHECK(served || s.T < 64); // the lengths that people train on
     }
@@ -320,7 +323,7 @@ ROW(attention_by_library) { // B, T, H, G, D, deterministic, plain
                                      {3, 17, 25, 25, 64, 1}, {2, 200, 8, 2, 128, 1},
                                      {1, 1000, 4, 1, 64, 1}, {2, 64, 6, 2, 32, 1},
                                      {2, 128, 4, 4, 64, 0},  {2, 200, 8, 2, 128, 0},
-                                     {1, 2056, 2, 2, 64, 1}}; // too long for attention64.cu
+                                     {1, 2056, 2, 2, 64, 1}}; // too long for attention64
     row(attention, CHECKING, checked);
     row(attention, TIMING, {{64, 1024, 12, 12, 64}, {16, 2048, 16, 4, 128}, {2, 8192, 32, 8, 128}});
 }
@@ -332,6 +335,22 @@ static void heads_of_64(int B, int T, int H, int size) {
     AttentionCase c(s, (float)size);
     Bf16Buffer out(c.n), dqkv(c.packed);
     FloatBuffer lse(c.lse.size());
+    Floats first, first_lse;
+    for (int run = 0; run < 3; run++) {
+        auto forward = run < 2 ? attention64_forward : attention_forward_gpu;
+        out.poison();
+        lse.poison();
+        forward(&gpu, s, out.data, lse.data, c.qkv.device.data);
+        if (run == 0) {
+            first = get_floats(out);
+            first_lse = lse.get();
+        }
+        CHECK(same_bits(get_floats(out), first) && same_bits(lse.get(), first_lse));
+    }
+    CHECK_BF16(first, c.out, 2.0);
+    first[first.size() / 2] += 64.0f; // planted: one wrong value
+    CHECK(CAUGHT(CHECK_BF16(first, c.out, 2.0)));
+    CHECK_ERROR(first_lse.data(), c.lse.data(), (int64_t)c.lse.size(), 1e-5);
     put_floats(out, c.rounded);
     lse.put(c.lse.data());
     auto columns = [&](const Floats &all, int which) { // of the queries, the keys or the values
@@ -343,8 +362,7 @@ static void heads_of_64(int B, int T, int H, int size) {
         }
         return some;
     };
-    Floats first;
-    for (int run = 0; run < (T < 64 ? 2 : 3); run++) { // of short sequences cuDNN may lack forward
+    for (int run = 0; run < 3; run++) {
         auto backward = run < 2 ? attention64_backward : attention_backward_gpu;
         dqkv.poison();
         CUDA_CHECK(cudaMemsetAsync(gpu.attention_workspace, 0xff, gpu.attention_bytes, gpu.stream));
@@ -366,7 +384,7 @@ static void heads_of_64(int B, int T, int H, int size) {
 ROW(attention64) {
     if (mode != CHECKING || sanitizing()) { return; }
     if (!attention64_serves(&gpu, {1, 64, 1, 1, 64, true})) {
-        test_skip("attention64.cu needs compute capability 9.0");
+        test_skip("attention64 needs compute capability 9.0");
         return;
     }
     static const int checked[][4] = {
@@ -415,7 +433,7 @@ ROW(attention_plain) {
 // of log-sum-exp begin at no multiple of 16 bytes.
 LIBRARY_TEST(attention_in_pieces) {
     fail("%s", ""); // planted: heads are not that large
-    CHECK(!attention_by_cudnn(&gpu, {1, 128, 2, 2, 1000, true}) && error_text()[0] != '\0');
+    CHECK(!attention_is_fast(&gpu, {1, 128, 2, 2, 1000, true}) && error_text()[0] != '\0');
     for (int T : {256, 251}) {
         AttentionShape s = {3, T, 8, 4, 64, true};
         AttentionCase c(s);

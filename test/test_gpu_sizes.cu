@@ -170,7 +170,7 @@ static void long_attention(AttentionShape s) {
     FloatBuffer lse((size_t)s.B * s.H * s.T);
 
     fail("%s", "");
-    bool served = attention_by_cudnn(&gpu, s);
+    bool served = attention_is_fast(&gpu, s);
     if (!served) { test_fail(__FILE__, __LINE__, "cuDNN does not serve: %s", error_text()); }
     if (!served) { return; }
     attention_forward_gpu(&gpu, s, out.data, lse.data, qkv.device.data);
@@ -306,7 +306,7 @@ TEST(attention_beyond_2_31) {
     Bf16Buffer out(tokens * H * D), dqkv(tokens * N), out_part(some * H * D), dqkv_part(some * N);
     FloatBuffer lse((size_t)B * H * T), lse_part((size_t)BLOCK * H * T);
     fail("%s", "");
-    if (!attention_by_cudnn(&gpu, s)) { test_fail(__FILE__, __LINE__, "%s", error_text()); }
+    if (!attention_is_fast(&gpu, s)) { test_fail(__FILE__, __LINE__, "%s", error_text()); }
     attention_forward_gpu(&gpu, s, out.data, lse.data, qkv.device.data);
     attention_backward_gpu(&gpu, s, dqkv.data, dout.device.data, out.data, lse.data,
                            qkv.device.data);

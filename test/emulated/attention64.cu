@@ -1,6 +1,6 @@
-// kernels/attention64.cu on an emulated multiprocessor: against the definition, with any order of
-// threads and asynchronous work; and with planted faults, each of which must be found.
-#include "../../kernels/attention64.cu"
+// Attention's kernels for heads of 64 on an emulated multiprocessor: against the definition, with
+// any order of threads and asynchronous work; and with planted faults, each of which must be found.
+#include "../../kernels/attention64_backward.cu"
 
 #include "../../base/rng.h"
 #include "../../kernels/cpu.h"
@@ -16,12 +16,16 @@ struct Problem {
     AttentionShape shape;
     int blocks;
     Codes qkv, out, d_out;
-    Floats lse, expected;
+    Floats lse, expected_out, expected;
 
-    Problem(int B, int T, int H, int blocks_) : shape{B, T, H, H, SIZE, true}, blocks(blocks_) {
+    // size: of queries, keys and values; with 6, a row's weight is mostly on one key
+    Problem(int B, int T, int H, int blocks_, int size = 1)
+        : shape{B, T, H, H, SIZE, true}, blocks(blocks_) {
         const size_t tokens = (size_t)B * T, width = (size_t)H * SIZE;
         Floats x(tokens * width * 3), y(tokens * width), d(tokens * width);
-        for (size_t i = 0; i < x.size(); i++) { qkv.push_back(bf16_encode(rng_normal(1, i))); }
+        for (size_t i = 0; i < x.size(); i++) {
+            qkv.push_back(bf16_encode((float)size * rng_normal(1, i)));
+        }
         for (size_t i = 0; i < d.size(); i++) { d_out.push_back(bf16_encode(rng_normal(2, i))); }
         auto decode_all = [](Floats &to, const Codes &from) {
             std::transform(from.begin(), from.end(), to.begin(), bf16_decode);
@@ -31,10 +35,21 @@ struct Problem {
         lse.resize((size_t)B * H * T);
         expected.resize(x.size());
         attention_forward(y.data(), lse.data(), x.data(), B, T, H, H, SIZE);
+        expected_out = y;
         for (float value : y) { out.push_back(bf16_encode(value)); }
         decode_all(y, out);
         attention_backward(expected.data(), d.data(), y.data(), lse.data(), x.data(), B, T, H, H,
                            SIZE);
+    }
+    // The output by the kernel, and the log-sum-exp of its rows.
+    Codes run_forward(Floats *found_lse) const {
+        Gpu gpu = {};
+        gpu.sms = blocks;
+        gpu.capability = 90;
+        Codes found(out.size() + GUARD, 0xffff);
+        found_lse->assign(lse.size() + GUARD, NAN);
+        attention64_forward(&gpu, shape, found.data(), found_lse->data(), qkv.data());
+        return found;
     }
     // The gradient by the kernel, in an order of its own; machine.fault says what was wrong.
     Codes run(void) const {
@@ -78,6 +93,41 @@ TEST(definition) {
             CHECK_EQUAL(std::count(again.end() - GUARD, again.end(), 0xffff), GUARD);
         }
     }
+}
+
+TEST(forward) {
+    static const int shapes[][5] = {{1, 100, 9, 4, 1}, {3, 17, 2, 1, 1},  {1, 300, 3, 2, 1},
+                                    {2, 129, 1, 3, 1}, {1, 640, 2, 3, 1}, {1, 320, 2, 2, 6}};
+    const char *runs = getenv("RUNS");
+    for (const int *s : shapes) {
+        const Problem p(s[0], s[1], s[2], s[3], s[4]);
+        Floats lse, found(p.expected_out.size());
+        const Codes first = p.run_forward(&lse);
+        std::transform(first.begin(), first.end() - GUARD, found.begin(), bf16_decode);
+        CHECK_ERROR(found.data(), p.expected_out.data(), (int64_t)found.size(), 0.003);
+        CHECK_ERROR(lse.data(), p.lse.data(), (int64_t)p.lse.size(), 1e-6);
+        found[found.size() / 2] += 16.0f; // planted: one wrong value
+        CHECK(
+            CAUGHT(CHECK_ERROR(found.data(), p.expected_out.data(), (int64_t)found.size(), 0.003)));
+        for (int run = 0; run < (runs != NULL ? atoi(runs) : 10); run++) {
+            Floats lse_again;
+            const Codes again = p.run_forward(&lse_again);
+            CHECK_TEXT(machine.fault.c_str(), "");
+            CHECK_BITS(again.data(), first.data(), first.size() * sizeof(Bf16));
+            CHECK_BITS(lse_again.data(), lse.data(), p.lse.size() * sizeof(float));
+            CHECK_EQUAL(std::count(again.end() - GUARD, again.end(), 0xffff), GUARD);
+            CHECK(std::isnan(lse_again[p.lse.size()]));
+        }
+    }
+}
+
+TEST(planted_faults_forward) {
+    const Problem p(1, 300, 3, 1);
+    check_faults({}, [&] {
+        Floats lse;
+        const Codes out = p.run_forward(&lse);
+        return std::make_pair(out, Floats(lse.begin(), lse.end() - GUARD));
+    });
 }
 
 TEST(planted_faults) {

@@ -127,6 +127,11 @@ template <typename T> T __shfl_sync(unsigned, T x, int from) {
     return shuffle(x, [&](int) { return from; });
 }
 
+inline int __any_sync(unsigned, int x) {
+    for (int mask = 1; mask < LANES; mask *= 2) { x |= __shfl_xor_sync(~0u, x, mask); }
+    return x;
+}
+
 inline uint32_t __reduce_max_sync(unsigned, uint32_t x) {
     for (int mask = 1; mask < LANES; mask *= 2) { x = max(x, __shfl_xor_sync(~0u, x, mask)); }
     return x;
@@ -144,6 +149,9 @@ inline float exp2_fast(float x) {
 
 inline float reciprocal_fast(float x) {
     return 1.0f / x;
+}
+inline float __logf(float x) {
+    return logf(x);
 }
 
 inline float range_of(float range, float x) {

@@ -368,3 +368,5 @@ template <int LEFT> void wgmma_wait(void) {
 // The compiler knows no WGMMA here: what one writes is memory.
 template <typename T, int N> void pin(T (&)[N]) {
 }
+template <int N> void hold(const uint32_t (&)[N]) {
+}

@@ -180,10 +180,15 @@ void attention_plain_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf1
     attention_backward_gpu(gpu, s, d_qkv, d_out, out, lse, qkv);
 }
 
-#pragma weak attention64_serves // where test/emulated/ runs the kernel itself
+#pragma weak attention64_serves // where test/emulated/ runs the kernels themselves
+#pragma weak attention64_forward
 #pragma weak attention64_backward
 bool attention64_serves(const Gpu *gpu, AttentionShape s) {
     return gpu->capability == 90 && s.D == 64 && s.H == s.G && s.T <= 2048;
+}
+
+void attention64_forward(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv) {
+    attention_forward_gpu(gpu, s, out, lse, qkv);
 }
 
 void attention64_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
@@ -196,7 +201,7 @@ size_t attention_workspace(AttentionShape s, size_t most) {
     return s.deterministic ? (size_t)2 * (size_t)s.T * (size_t)s.T * (size_t)(s.H / s.G) : 1;
 }
 
-bool attention_by_cudnn(Gpu *gpu, AttentionShape s) {
+bool attention_is_fast(Gpu *gpu, AttentionShape s) {
     return fail("stand-in: no cuDNN");
 }
 

@@ -105,7 +105,7 @@ static void check_attention(Gpu *gpu, AttentionShape s) {
     CUDA_CHECK(cudaMalloc((void **)&out, (size_t)(tokens * width) * sizeof(Bf16)));
     CUDA_CHECK(cudaMalloc((void **)&lse, (size_t)(tokens * s.H) * sizeof(float)));
     CUDA_CHECK(cudaMalloc((void **)&d_qkv, (size_t)(tokens * packed) * sizeof(Bf16)));
-    bool library = attention_by_cudnn(gpu, s);
+    bool fast = attention_is_fast(gpu, s);
     Error why = error_kept();
     attention_forward_gpu(gpu, s, out, lse, qkv);
     GpuTimer timer = gpu_timer_begin(gpu);
@@ -122,7 +122,7 @@ static void check_attention(Gpu *gpu, AttentionShape s) {
     result_row(name, gpu, out, expected, s.T * width, 1e-2, flops, ms);
     snprintf(name, sizeof(name), "backward, heads of %d", s.D);
     result_row(name, gpu, d_qkv, expected_d, s.T * packed, 1e-2, 2.5 * flops, backward_ms);
-    row("attention by cuDNN", library, "%s", library ? "yes" : why.text);
+    row("fast attention", fast, "%s", fast ? "yes" : why.text);
     free(host_qkv);
     free(host_d_out);
     free(expected);

@@ -11,9 +11,9 @@
 // has 64 of the keys: it computes S' and dP' by WGMMA, whose results are P' and dS' in the layout
 // of operands in registers, and sums dV and dK in registers. For dQ both write dS' to shared
 // memory; when a pair is complete, each warpgroup multiplies one of its two tiles by the 128 keys.
-// dQ is summed over the tiles of keys in memory, in the order of the keys: an element by one
-// thread, which writes it at the first tile, adds to it, and at the last tile, on the diagonal,
-// reads it and writes BF16.
+// dQ is summed over the tiles of keys in the order of the keys, each element by one thread: it
+// stores a sum to memory, loads it again long before the next product, which adds to it, and writes
+// BF16 after the last tile, on the diagonal.
 //
 // The first warpgroup's first warp loads tiles by TMA; its others compute the rows' statistics of
 // the next head. What is left when every block has had as many whole heads as all can have is
@@ -246,12 +246,14 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
         pin(ds);
         release();
     };
-    auto multiply_queries = [&] { // dQ of the pair before
+    auto multiply_queries = [&](bool adds) { // dQ of the pair before
         barrier_wait(&s.ds_full[w], steps / 2 - 1);
         const uint64_t a = wgmma_transposed(s.ds[w]), b = wgmma_transposed(s.keys[blocks % 2].k);
         wgmma_fence();
 #pragma unroll
-        for (int i = 0; i < 8; i++) { wgmma<true, true>(dq, a + 128 * i, b + 128 * i, i > 0); }
+        for (int i = 0; i < 8; i++) {
+            wgmma<true, true>(dq, a + 128 * i, b + 128 * i, adds || i > 0);
+        }
         wgmma_commit();
     };
 
@@ -310,26 +312,30 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
             __syncwarp();
             barrier_arrive(&s.ds_full[half], lane == 0);
         };
-        auto add_queries = [&](int j, int pair) { // the warpgroup's tile of dQ
+        auto sums_at = [&](int pair) { // of the warpgroup's tile of dQ
             const int tile = pair * 2 + w;
-            const bool ends = work.first == 0 && j == pair;
-            float4 *to = sums_of(p, blockIdx.x, number > p.whole) + tile * (SUMS / 4) + thread;
+            return sums_of(p, blockIdx.x, number > p.whole) + tile * (SUMS / 4) + thread;
+        };
+        // Long before the product that adds to them, which has nothing to add to at the first tile.
+        auto load_queries = [&](int j, int pair) {
+            const float4 *from = sums_at(pair);
+#pragma unroll
+            for (int i = 0; j > work.first && i < 8; i++) {
+                const float4 sum = __ldcg(from + i * GROUP);
+                dq[i * 4] = sum.x;
+                dq[i * 4 + 1] = sum.y;
+                dq[i * 4 + 2] = sum.z;
+                dq[i * 4 + 3] = sum.w;
+            }
+        };
+        auto store_queries = [&](int j, int pair) {
             pin(dq);
             barrier_arrive(&s.ds_empty[w], lane == 0);
-            if (j > work.first) {
-#pragma unroll
-                for (int i = 0; i < 8; i++) {
-                    const float4 sum = __ldcg(to + i * GROUP);
-                    dq[i * 4] += sum.x;
-                    dq[i * 4 + 1] += sum.y;
-                    dq[i * 4 + 2] += sum.z;
-                    dq[i * 4 + 3] += sum.w;
-                }
-            }
-            if (ends) {
-                write_tile(p, work.head, tile, dq);
+            if (work.first == 0 && j == pair) {
+                write_tile(p, work.head, pair * 2 + w, dq);
                 return;
             }
+            float4 *to = sums_at(pair);
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 const float *x = dq + i * 4;
@@ -348,21 +354,25 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
                 barrier_arrive(&s.empty[steps % STAGES], lane == 0);
 #pragma unroll
                 for (uint32_t &zero : ds) { zero = 0; }
+                load_queries(j, pair);
             } else {
                 if constexpr (!FIRST) { multiply_gradients(w == 0 || pair > j + 1); }
                 multiply_scores();
                 if constexpr (!FIRST) {
                     wgmma_wait<2>();
                     gradients_done();
-                    multiply_queries();
+                    multiply_queries(j > work.first);
                 }
                 turn_pass(w);
-                wgmma_wait<0>();
+                wgmma_wait<FIRST ? 1 : 2>();
                 pin(scores);
+                exponentiate(pair * 2, FIRST);
+                hold(probabilities);
+                wgmma_wait<0>();
                 pin(dp);
                 pin(keys);
-                if constexpr (!FIRST) { add_queries(j, pair - 1); }
-                exponentiate(pair * 2, FIRST);
+                if constexpr (!FIRST) { store_queries(j, pair - 1); }
+                load_queries(j, pair);
                 differentiate(pair * 2);
             }
             share(0);
@@ -377,6 +387,7 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
             if constexpr (DONE) { gradients_done(); }
             pin(scores);
             exponentiate(pair * 2 + 1, w == 1 && FIRST);
+            hold(probabilities);
             wgmma_wait<0>();
             pin(dp);
             pin(keys);
@@ -398,14 +409,14 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
             }
             turn_wait(w);
             multiply_gradients(w == 0 || p.tiles > j + 1);
-            multiply_queries();
+            multiply_queries(j > work.first);
             turn_pass(w);
             if (thread == 0) { stores_wait_read<0>(); }
             group_barrier(w, GROUP);
             wgmma_wait<0>();
             gradients_done();
             barrier_arrive(&s.keys_empty[blocks % 2], lane == 0);
-            add_queries(j, p.tiles - 1);
+            store_queries(j, p.tiles - 1);
             pin(dv);
             pin(dk);
 #pragma unroll
@@ -559,15 +570,10 @@ Parameters parameters(const Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 
                       const Bf16 *out, const float *lse, const Bf16 *qkv) {
     const int64_t N = 3 * s.H * SIZE, M = s.H * SIZE;
     Parameters p = {};
-    auto map = [&](const Bf16 *x, int64_t columns, int rows) {
-        return tensor_map(
-            x, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, FULL_ROW,
-            {{columns, 2, SIZE}, {s.T, 2 * columns, rows}, {s.B, 2 * columns * s.T, 1}});
-    };
-    p.q = map(qkv, N, QUERIES);
-    p.kv = map(qkv, N, KEYS);
-    p.d_out = map(d_out, M, QUERIES);
-    p.d_kv = map(d_qkv, N, KEYS / 2);
+    p.q = map_sequences(qkv, s.B, s.T, N, QUERIES);
+    p.kv = map_sequences(qkv, s.B, s.T, N, KEYS);
+    p.d_out = map_sequences(d_out, s.B, s.T, M, QUERIES);
+    p.d_kv = map_sequences(d_qkv, s.B, s.T, N, KEYS / 2);
     p.d_qkv = d_qkv;
     p.dout = d_out;
     p.out = out;
