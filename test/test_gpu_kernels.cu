@@ -404,17 +404,22 @@ TEST(attention64_is_for_some_shapes) {
         attention64_backward(on, s, (Bf16 *)4096, (Bf16 *)4096, (Bf16 *)4096, (float *)4096,
                              (Bf16 *)4096);
     };
+    auto forward = [](Gpu *on, AttentionShape s) {
+        attention64_forward(on, s, (Bf16 *)4096, (float *)4096, (Bf16 *)4096);
+    };
     others[0].G = 2;
     others[1].D = 72;
     others[2].D = 32;
     others[3].T = 2049;
     for (const AttentionShape &s : others) {
         CHECK(!attention64_serves(&gpu, s));
+        CHECK_DIES("attention64: T ", forward(&gpu, s));
         CHECK_DIES("attention64: T ", backward(&gpu, s));
     }
     old.capability = 80;
     newer.capability = 100;
     CHECK(!attention64_serves(&old, good) && !attention64_serves(&newer, good));
+    CHECK_DIES("attention64: T 128, 4/4 heads of 64 on this device", forward(&old, good));
     CHECK_DIES("attention64: T 128, 4/4 heads of 64 on this device", backward(&old, good));
     if (!here) { return; }
     little.attention_bytes = 1 << 20;
