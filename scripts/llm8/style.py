@@ -3,6 +3,7 @@ people of any colour vision can tell apart (Okabe and Ito's), and a dash pattern
 print."""
 
 import io
+import re
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -37,6 +38,11 @@ def line(index):
     return {"color": color(index), "linestyle": DASHES[index % len(DASHES)]}
 
 
+def to_hundredths(path):
+    """Returns a match of an SVG path with its numbers cut; matplotlib writes millionths."""
+    return re.sub(rb"(\.\d\d)\d+", rb"\1", path[0])
+
+
 def draw(function, size, *arguments, form="svg"):
     """Returns the SVG or PNG that function(figure, *arguments) draws, in bytes; size in inches."""
     out = io.BytesIO()
@@ -45,10 +51,12 @@ def draw(function, size, *arguments, form="svg"):
         function(figure, *arguments)
         figure.savefig(out, format=form, metadata={"Date": None, "Creator": None} if form == "svg"
                        else {"Software": None})
+    if form != "svg":
+        return out.getvalue()
     rules = "".join(f'[style*="{what}: {light}"]{{{what}:{dark} !important}}'
                     for what in ("fill", "stroke") for light, dark in DARK.items())
     dark = f"@media (prefers-color-scheme: dark){{{rules}}}</style>".encode()
-    return out.getvalue().replace(b"</style>", dark, 1) if form == "svg" else out.getvalue()
+    return re.sub(rb' d="[^"]*"', to_hundredths, out.getvalue()).replace(b"</style>", dark, 1)
 
 
 def legend_above(axes):
