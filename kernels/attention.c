@@ -495,9 +495,7 @@ bool attention_start(Gpu *gpu, AttentionShape s) {
     return false;
 }
 
-// Checks the operands. Whether it is not the plain kernel that computes the pass.
-static bool is_checked_and_fast(Gpu *gpu, const AttentionShape *s, const void *const operands[],
-                                int count) {
+static void check_operands(const AttentionShape *s, const void *const operands[], int count) {
     if (s->G < 1 || s->H % s->G != 0) { die("attention: %d heads over %d groups", s->H, s->G); }
     for (int i = 0; i < count; i++) {
         if (operands[i] == NULL || (uintptr_t)operands[i] % 16 != 0) {
@@ -505,7 +503,6 @@ static bool is_checked_and_fast(Gpu *gpu, const AttentionShape *s, const void *c
                 operands[i]);
         }
     }
-    return attention_start(gpu, *s);
 }
 
 // The forward pass in one piece; where d_out is not NULL, the backward pass in as many as the
@@ -524,7 +521,7 @@ static void run(Gpu *gpu, AttentionShape s, const Bf16 *qkv, const Bf16 *out, co
             char *sum = gpu->attention_workspace;
             char *dq_sum = sum + (backward ? sum_bytes(&s, part) : 0);
             char *rest = dq_sum + (backward ? dq_sum_bytes(&s, part) : 0);
-            // is_checked_and_fast has checked both
+            // attention_start has checked both
             assert(plan->usable);
             assert((size_t)(rest - sum) + plan->workspace <= gpu->attention_bytes);
             if (cudnnGetVersion() < ZEROES_DQ_SUM) {
@@ -553,7 +550,8 @@ static void run(Gpu *gpu, AttentionShape s, const Bf16 *qkv, const Bf16 *out, co
 
 void attention_forward_gpu(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv) {
     gpu_family(gpu, FAMILY_ATTENTION);
-    if (!is_checked_and_fast(gpu, &s, (const void *[]){out, lse, qkv}, 3)) {
+    check_operands(&s, (const void *[]){out, lse, qkv}, 3);
+    if (!attention_start(gpu, s)) {
         attention_plain_forward(gpu, s, out, lse, qkv);
     } else if (attention64_serves(gpu, s)) {
         attention64_forward(gpu, s, out, lse, qkv);
@@ -565,7 +563,8 @@ void attention_forward_gpu(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, co
 void attention_backward_gpu(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
                             const Bf16 *out, const float *lse, const Bf16 *qkv) {
     gpu_family(gpu, FAMILY_ATTENTION);
-    if (!is_checked_and_fast(gpu, &s, (const void *[]){d_qkv, d_out, out, lse, qkv}, 5)) {
+    check_operands(&s, (const void *[]){d_qkv, d_out, out, lse, qkv}, 5);
+    if (!attention_start(gpu, s)) {
         attention_plain_backward(gpu, s, d_qkv, d_out, out, lse, qkv);
     } else if (attention64_serves(gpu, s)) {
         attention64_backward(gpu, s, d_qkv, d_out, out, lse, qkv);

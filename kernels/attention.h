@@ -37,6 +37,7 @@ void attention_plain_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf1
 // heads of 64, as many key/value heads as query heads, T up to 2048. All sums have a fixed order.
 // The backward pass needs workspace.
 bool attention64_serves(const Gpu *gpu, AttentionShape s);
+void attention64_check(const Gpu *gpu, AttentionShape s); // dies where they do not serve it
 size_t attention64_workspace(AttentionShape s); // bytes; 0: it serves the shape on no device
 void attention64_forward(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv);
 void attention64_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,

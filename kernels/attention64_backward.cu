@@ -594,6 +594,12 @@ bool attention64_serves(const Gpu *gpu, AttentionShape s) {
     return in_domain(s) && runs_on_hopper(gpu, attention64_backward_kernel);
 }
 
+void attention64_check(const Gpu *gpu, AttentionShape s) {
+    if (!attention64_serves(gpu, s)) {
+        die("attention64: T %d, %d/%d heads of %d on this device", s.T, s.H, s.G, s.D);
+    }
+}
+
 size_t attention64_workspace(AttentionShape s) {
     const size_t sums = (size_t)round_up64(s.T, KEYS) * SIZE * sizeof(float);
     return in_domain(s) ? MOST_BLOCKS * 2 * sums : 0;
@@ -601,9 +607,7 @@ size_t attention64_workspace(AttentionShape s) {
 
 void attention64_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
                           const Bf16 *out, const float *lse, const Bf16 *qkv) {
-    if (!attention64_serves(gpu, s)) {
-        die("attention64: T %d, %d/%d heads of %d on this device", s.T, s.H, s.G, s.D);
-    }
+    attention64_check(gpu, s);
     if (gpu->attention_bytes < attention64_workspace(s)) {
         die("attention64: %zu bytes of workspace, it needs %zu", gpu->attention_bytes,
             attention64_workspace(s));

@@ -307,9 +307,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 // ---- launcher -----------------------------------------------------------------------------------
 
 void attention64_forward(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv) {
-    if (!attention64_serves(gpu, s)) {
-        die("attention64: T %d, %d/%d heads of %d on this device", s.T, s.H, s.G, s.D);
-    }
+    attention64_check(gpu, s);
     Parameters p = {};
     p.qkv = map_sequences(qkv, s.B, s.T, 3 * s.H * SIZE, ROWS);
     p.out = map_sequences(out, s.B, s.T, s.H * SIZE, 16);

@@ -1,6 +1,6 @@
-// Hopper's instructions for the kernels over WGMMA: TMA, WGMMA and
-// their barriers; the tensor maps that TMA reads; and what the products' launchers check. PTX ISA:
-// wgmma.mma_async (fragments, descriptors), cp.async.bulk.tensor, mbarrier, setmaxnreg.
+// Hopper's instructions for our kernels over WGMMA: TMA, WGMMA and their barriers; the tensor maps
+// that TMA reads; and what the products' launchers check. PTX ISA: wgmma.mma_async (fragments,
+// descriptors), cp.async.bulk.tensor, mbarrier, setmaxnreg.
 #pragma once
 
 #include "device.cuh"
