@@ -415,13 +415,17 @@ static void model_forward(Trainer *t, int B, int T, Pass pass) {
     norm_forward(t, &net->final_norm, B * T, pass);
 }
 
-// The rows of norm_out from `row` on, as the LM head reads them, to their logits.
-static Tensor head_forward(Trainer *t, int row, int rows, Pass pass) {
+// The rows of norm_out from `row` on, as the LM head reads them, to their logits; and to max_sums.
+static Tensor head_forward(Trainer *t, int row, int rows, Scratch max_sums, Pass pass) {
     const LinearLayer *head = &t->net.head;
     Tensor x = linear_input(head, pass);
     x.bf16 += (size_t)row * head->C;
     gpu_quantize(&t->gpu, x, no_sums, t->net.partial_sums, rows, head->C);
-    linear_forward(&t->gpu, head, head->dy.bf16, x, NULL, rows, pass);
+    if (max_sums.data != NULL) {
+        linear_logits(&t->gpu, head, x, max_sums, t->run.config.vocab, rows);
+    } else {
+        linear_forward(&t->gpu, head, head->dy.bf16, x, NULL, rows, pass);
+    }
     return x;
 }
 
@@ -432,12 +436,13 @@ static void head_loss(Trainer *t, int M, float gradient_scale, bool accumulate, 
     const ModelConfig *c = &t->run.config;
     Network *net = &t->net;
     const LinearLayer *head = &net->head;
+    const Scratch max_sums = gradient_scale > 0 ? net->max_sums : (Scratch){NULL, 0};
     LossTerms terms = c->loss;
     terms.gradient_scale = gradient_scale;
     for (int row = 0; row < M; row += net->chunk_rows) {
         int rows = (int)min64(net->chunk_rows, M - row);
-        Tensor x = head_forward(t, row, rows, pass);
-        gpu_cross_entropy(&t->gpu, net->losses + row, head->dy, net->loss_scratch,
+        Tensor x = head_forward(t, row, rows, max_sums, pass);
+        gpu_cross_entropy(&t->gpu, net->losses + row, head->dy, net->loss_scratch, max_sums,
                           t->batches.device.targets + row, rows, c->vocab, c->padded_vocab, terms);
         if (gradient_scale > 0) {
             linear_backward(&t->gpu, head, net->d_norm + (size_t)row * c->channels, x, rows,
@@ -719,7 +724,7 @@ static float *next_logits(void *trainer, const int *tokens, int n) {
     memcpy(s->inputs, tokens, (size_t)n * sizeof(int));
     batches_send(&t->batches);
     model_forward(t, 1, T, pass);
-    head_forward(t, row, (int)min64(16, T - row), pass);
+    head_forward(t, row, (int)min64(16, T - row), (Scratch){NULL, 0}, pass);
     // in the second half, so that no number is written over a code that has not been read
     Bf16 *codes = (Bf16 *)t->sample_logits + c->vocab;
     gpu_fetch(&t->gpu, codes, t->net.head.dy.bf16 + (int64_t)(n - 1 - row) * c->padded_vocab,

@@ -8,6 +8,7 @@
 #include <cuda_runtime.h>
 #include <initializer_list>
 #include <limits.h>
+#include <math_constants.h>
 
 enum { WARP = 32, VEC = 8 }; // VEC: BF16 values in 16 bytes; nvcc unrolls loops over it by itself
 
@@ -139,6 +140,37 @@ __device__ __forceinline__ float gelu_slope(float x) {
 // up silu(gate)
 __device__ __forceinline__ float swiglu(float gate, float up) {
     return up * (gate * sigmoid(gate));
+}
+
+// Running maximum and sum of exponentials, relative to the maximum.
+struct MaxSum {
+    float max, sum;
+};
+
+__device__ __forceinline__ MaxSum combine(MaxSum a, MaxSum b) {
+    float max = fmaxf(a.max, b.max);
+    if (max == -CUDART_INF_F) { return {max, a.sum + b.sum}; } // nothing seen yet on either side
+    return {max, a.sum * __expf(a.max - max) + b.sum * __expf(b.max - max)};
+}
+
+// The larger of each half of two words of two BF16; NaN where either is.
+__device__ __forceinline__ uint32_t max_pair(uint32_t a, uint32_t b) {
+    const __nv_bfloat162 m = __hmax2_nan(*reinterpret_cast<const __nv_bfloat162 *>(&a),
+                                         *reinterpret_cast<const __nv_bfloat162 *>(&b));
+    return *reinterpret_cast<const uint32_t *>(&m);
+}
+
+// The largest of 8 packed BF16 values.
+__device__ __forceinline__ float max8(uint4 packed) {
+    const uint32_t m = max_pair(max_pair(packed.x, packed.y), max_pair(packed.z, packed.w));
+    return low_bf16(max_pair(m, __byte_perm(m, m, 0x1032)));
+}
+
+// The first `count` of 8 packed BF16 values; minus infinity for the others.
+__device__ __forceinline__ uint4 cut_off(uint4 packed, int count) {
+    Bf16 *values = reinterpret_cast<Bf16 *>(&packed);
+    for (int j = 0; j < VEC; j++) { values[j] = j < count ? values[j] : 0xff80; }
+    return packed;
 }
 
 // The same sum in every lane, in an order that does not depend on timing.

@@ -467,14 +467,14 @@ static inline CUtensorMap map_sequences(const Bf16 *x, int B, int T, int64_t col
                       {{columns, 2, 64}, {T, 2 * columns, rows}, {B, 2 * columns * T, 1}});
 }
 
-// What a fused product requires, and sets `out` [M,N] to how this step quantises it. The operands
-// must be codes with one scale each, A of the output's type, and the product without any extra.
-static inline void check_fused_product(const char *name, const Gpu *gpu, const Gemm &g, Tensor *out,
-                                       int N, std::initializer_list<const void *> needed) {
-    check_tensor(name, out, g.m, N);
+// What every fused product requires. The operands must be codes with one scale each, and the
+// product without any extra.
+static inline void check_fused_operands(const char *name, const Gpu *gpu, const Gemm &g,
+                                        GpuType type_a,
+                                        std::initializer_list<const void *> needed) {
     check_tensors(name, g.m, g.k, {});
     check_tensors(name, g.m, g.n, {});
-    bool codes = g.type_a == gpu_fp8_type(out->type) && g.type_b == TYPE_E4M3;
+    bool codes = g.type_a == type_a && g.type_b == TYPE_E4M3;
     bool tensors = g.scales_a == SCALES_TENSOR && g.scales_b == SCALES_TENSOR;
     bool plain = g.c == NULL && g.alpha == 1.0f && g.epilogue == EPILOGUE_NONE && g.batch == 0;
     check_aligned(name, needed);
@@ -487,10 +487,17 @@ static inline void check_fused_product(const char *name, const Gpu *gpu, const G
             g.scales_a, g.scales_b);
     }
     if (!plain) { die("%s: a pointer is missing, or more than a product is requested", name); }
-    if (!out->fused || out->mode != SCALE_GIVEN) { die("%s: its output's scale is given", name); }
-    const int64_t count = (int64_t)g.m * N;
     gemm_check_apart(&g, "d", g.d, (int64_t)g.m * g.n * (int64_t)sizeof(Bf16));
+    if (!gpu_has_fused_products(gpu)) { die("%s: this device has none", name); }
+}
+
+// The same of one that makes codes, of A's type. Sets `out` [M,N] to how this step quantises it.
+static inline void check_fused_product(const char *name, const Gpu *gpu, const Gemm &g, Tensor *out,
+                                       int N, std::initializer_list<const void *> needed) {
+    const int64_t count = (int64_t)g.m * N;
+    check_tensor(name, out, g.m, N);
+    check_fused_operands(name, gpu, g, gpu_fp8_type(out->type), needed);
+    if (!out->fused || out->mode != SCALE_GIVEN) { die("%s: its output's scale is given", name); }
     gemm_check_apart(&g, "codes", out->fp8, count);
     gemm_check_apart(&g, "transposed codes", out->fp8_t, count);
-    if (!gpu_has_fused_products(gpu)) { die("%s: this device has none", name); }
 }

@@ -208,11 +208,22 @@ void gpu_product_gelu(Gpu *gpu, Gemm g, Tensor out);
 // dx = the product times gelu'(g.aux + g.bias), and its column sums; g.d is not written.
 void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Tensor dx, Gradient column_sums, Scratch scratch);
 
-// ---- swiglu_product.cu ----
+// ---- wide_product.cu ----
 // Llama's: g.d [M,2F], which are gate and up, = fc1's forward product; out [M,F] = SwiGLU. Operands
 // of E4M3, fast accumulation. F is a multiple of 16 too. An element of g.d has the bits of gemm()
 // where that adds up in the order of K; with the same g.d, out has those of gpu_swiglu_forward().
 void gpu_product_swiglu(Gpu *gpu, Gemm g, Tensor out);
+// The head's: g.d [M,N] = the logits, with the bits of gemm() as above; and of each row, in each
+// tile of MAX_SUMS_COLUMNS, the maximum and the sum of exp(logit - maximum) of the rounded logits
+// of the first V columns: {maximum, sum} [tiles][M], where {-infinity, 0} stands for no columns.
+void gpu_product_max_sums(Gpu *gpu, Gemm g, Scratch max_sums, int V);
+enum { MAX_SUMS_COLUMNS = 256 };
+static inline int max_sums_tiles(int64_t N) {
+    return (int)((N + MAX_SUMS_COLUMNS - 1) / MAX_SUMS_COLUMNS);
+}
+static inline int64_t max_sums_floats(int64_t M, int64_t N) {
+    return 2 * M * max_sums_tiles(N);
+}
 
 // ---- rope.cu ----
 // Each head of the queries and keys in a packed [M,(H+2G)D] goes through its RMSNorm, where there
@@ -242,9 +253,11 @@ void gpu_rope_backward(Gpu *gpu, Tensor d_qkv, RotaryBackward b);
 // losses[M] of the rows of logits.bf16 [M,P]. A row whose target is -1 is left out: its loss and
 // gradient are 0. Where terms.gradient_scale > 0, the logits' gradient (cpu.h) is written too: in
 // place, or, where the tensor is fused, to its FP8 forms, which leaves logits.bf16 as it is. Only
-// the latter needs scratch.
-void gpu_cross_entropy(Gpu *gpu, float *losses, Tensor logits, Scratch scratch, const int *targets,
-                       int M, int V, int P, LossTerms terms);
+// the latter needs scratch; and without a cap it may get what gpu_product_max_sums() has left,
+// which it reads before it writes the FP8 forms, and so may lie there. max_sums.data NULL: it reads
+// the logits instead.
+void gpu_cross_entropy(Gpu *gpu, float *losses, Tensor logits, Scratch scratch, Scratch max_sums,
+                       const int *targets, int M, int V, int P, LossTerms terms);
 static inline int64_t loss_scratch_floats(int64_t M) {
     return 2 * M;
 }

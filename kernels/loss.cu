@@ -5,18 +5,6 @@
 #include <cooperative_groups.h>
 #include <cuda_fp16.h>
 #include <cuda_pipeline.h>
-#include <math_constants.h>
-
-// Running maximum and sum of exponentials, relative to the maximum.
-struct MaxSum {
-    float max, sum;
-};
-
-__device__ __forceinline__ MaxSum combine(MaxSum a, MaxSum b) {
-    float max = fmaxf(a.max, b.max);
-    if (max == -CUDART_INF_F) { return {max, a.sum + b.sum}; } // nothing seen yet on either side
-    return {max, a.sum * __expf(a.max - max) + b.sum * __expf(b.max - max)};
-}
 
 // The same in every thread; all threads call it, once.
 __device__ MaxSum block_max_sum(MaxSum x, MaxSum *shared) {
@@ -90,20 +78,6 @@ __device__ __forceinline__ Floats8 loss_gradient(uint4 logits, RowLoss row, int 
 __device__ __forceinline__ void leave_out(float *loss, Bf16 *x, int begin, int end) {
     if (begin == 0 && threadIdx.x == 0) { *loss = 0.0f; }
     for (int i = begin + threadIdx.x; i < end; i += blockDim.x) { store8(x, i, Floats8{}); }
-}
-
-// The largest of 8 packed BF16 values.
-__device__ __forceinline__ float max8(uint4 packed) {
-    const __nv_bfloat162 *p = reinterpret_cast<const __nv_bfloat162 *>(&packed);
-    __nv_bfloat162 m = __hmax2_nan(__hmax2_nan(p[0], p[1]), __hmax2_nan(p[2], p[3]));
-    return __bfloat162float(__hmax_nan(__low2bfloat16(m), __high2bfloat16(m)));
-}
-
-// The first `count` of 8 packed BF16 values; minus infinity for the others.
-__device__ __forceinline__ uint4 cut_off(uint4 packed, int count) {
-    Bf16 *values = reinterpret_cast<Bf16 *>(&packed);
-    for (int j = 0; j < VEC; j++) { values[j] = j < count ? values[j] : 0xff80; }
-    return packed;
 }
 
 // One cluster of blocks per row. Each block has its part of the row in shared memory, so that the
@@ -245,6 +219,33 @@ __global__ void __launch_bounds__(512)
     }
 }
 
+// The same without a gradient and a cap, from the maxima and sums [tiles][M] that the product has
+// left. A block takes 32 rows, of which each warp combines every 8th tile's.
+enum { COMBINING_WARPS = 8 };
+__global__ void __launch_bounds__(COMBINING_WARPS *WARP)
+    row_losses_kernel(float *losses, RowLoss *rows, const MaxSum *max_sums, const Bf16 *logits,
+                      const int *targets, int M, int tiles, int P, LossTerms terms) {
+    __shared__ MaxSum shared[COMBINING_WARPS][WARP];
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, row = blockIdx.x * WARP + lane;
+    MaxSum all = {-CUDART_INF_F, 0.0f};
+#pragma unroll 4
+    for (int i = warp; i < tiles && row < M; i += COMBINING_WARPS) {
+        all = combine(all, max_sums[(int64_t)i * M + row]);
+    }
+    shared[warp][lane] = all;
+    __syncthreads();
+    if (warp > 0 || row >= M) { return; }
+    for (int i = 1; i < COMBINING_WARPS; i++) { all = combine(all, shared[i][lane]); }
+    int target = targets[row];
+    if (target < 0) {
+        losses[row] = 0.0f;
+        rows[row] = {CUDART_INF_F, 0.0f};
+    } else {
+        rows[row] = row_loss(logf(all.sum) + all.max, terms);
+        losses[row] = rows[row].lse - to_float(logits[(int64_t)row * P + target]);
+    }
+}
+
 template <bool CAPS> struct LossSource : Place {
     enum { GRADIENT = 1 };
     struct Raw {
@@ -293,10 +294,14 @@ static int threads_for(int n) {
 }
 
 template <bool CAPS>
-static void cross_entropy_of(float *losses, Tensor logits, Scratch scratch, const int *targets,
-                             int M, int V, int P, LossTerms terms, cudaStream_t stream) {
+static void cross_entropy_of(float *losses, Tensor logits, Scratch scratch, Scratch max_sums,
+                             const int *targets, int M, int V, int P, LossTerms terms,
+                             cudaStream_t stream) {
     const char *name = "cross-entropy";
     bool gradient = terms.gradient_scale > 0.0f;
+    if (max_sums.data != NULL && (!gradient || !logits.fused || CAPS)) {
+        die("%s: rows' maxima and sums, but no gradient in FP8, or a cap", name);
+    }
     if (!gradient) { logits = tensor_bf16(logits.bf16); }
     check_tensor(name, &logits, M, P);
     if (logits.bf16 == NULL || V < 1 || V > P) {
@@ -305,8 +310,15 @@ static void cross_entropy_of(float *losses, Tensor logits, Scratch scratch, cons
     if (!gradient || logits.fused) {
         RowLoss *rows = gradient ? reinterpret_cast<RowLoss *>(scratch.data) : NULL;
         if (gradient) { check_scratch(name, scratch, loss_scratch_floats(M)); }
-        launch(cross_entropy_kernel<false, CAPS>, M, threads_for(divide_up(V, VEC)), stream, losses,
-               rows, logits.bf16, targets, V, P, terms);
+        if (max_sums.data != NULL) {
+            check_scratch(name, max_sums, max_sums_floats(M, P));
+            launch(row_losses_kernel, divide_up(M, WARP), COMBINING_WARPS * WARP, stream, losses,
+                   rows, reinterpret_cast<const MaxSum *>(max_sums.data), logits.bf16, targets, M,
+                   max_sums_tiles(P), P, terms);
+        } else {
+            launch(cross_entropy_kernel<false, CAPS>, M, threads_for(divide_up(V, VEC)), stream,
+                   losses, rows, logits.bf16, targets, V, P, terms);
+        }
         if (!gradient) { return; }
         LossSource<CAPS> source = {{P / VEC}, logits.bf16, rows, targets, terms, V};
         quantize<false>(name, source, logits, {}, {}, M, P, stream);
@@ -332,11 +344,11 @@ static void cross_entropy_of(float *losses, Tensor logits, Scratch scratch, cons
     quantize_bf16(logits, {}, {}, M, P, stream);
 }
 
-void gpu_cross_entropy(Gpu *gpu, float *losses, Tensor logits, Scratch scratch, const int *targets,
-                       int M, int V, int P, LossTerms terms) {
+void gpu_cross_entropy(Gpu *gpu, float *losses, Tensor logits, Scratch scratch, Scratch max_sums,
+                       const int *targets, int M, int V, int P, LossTerms terms) {
     gpu_family(gpu, FAMILY_LOSS);
     auto run = terms.softcap > 0.0f ? cross_entropy_of<true> : cross_entropy_of<false>;
-    run(losses, logits, scratch, targets, M, V, P, terms, gpu->stream);
+    run(losses, logits, scratch, max_sums, targets, M, V, P, terms, gpu->stream);
 }
 
 __global__ void sum_losses_kernel(double *sum, const float *losses, int M, bool accumulate) {

@@ -687,8 +687,8 @@ static void loss(int M, int V, int P, Fp8Type type, int kind) {
         check_losses(losses.get(), expected, logits.host, host_targets, P, softcap, 2e-6);
     };
     if (mode == CHECKING) {
-        gpu_cross_entropy(&gpu, losses.data, tensor_bf16(logits.device.data), {}, targets.data, M,
-                          V, P, reported);
+        gpu_cross_entropy(&gpu, losses.data, tensor_bf16(logits.device.data), {}, {}, targets.data,
+                          M, V, P, reported);
         CHECK(same_bits(get_floats(logits.device), logits.host));
         right();
     }
@@ -696,8 +696,8 @@ static void loss(int M, int V, int P, Fp8Type type, int kind) {
               2.0 * M * P, 2.0 * M * P},
              gradient, [&](const Launch &l) {
                  if (l.out.mode == SCALE_MEASURED) { // the head's gradient has a fixed scale
-                     gpu_cross_entropy(&gpu, losses.data, tensor_bf16(l.out.bf16), {}, targets.data,
-                                       M, V, P, terms);
+                     gpu_cross_entropy(&gpu, losses.data, tensor_bf16(l.out.bf16), {}, {},
+                                       targets.data, M, V, P, terms);
                      gpu_measure(&gpu, l.out, (int64_t)M * P);
                      gpu_quantize(&gpu, l.out, {}, {}, M, P);
                      return;
@@ -707,8 +707,8 @@ static void loss(int M, int V, int P, Fp8Type type, int kind) {
                      losses.poison();
                      scratch.poison();
                  }
-                 gpu_cross_entropy(&gpu, losses.data + l.first, l.out, rows, targets.data + l.first,
-                                   l.rows, V, P, terms);
+                 gpu_cross_entropy(&gpu, losses.data + l.first, l.out, rows, {},
+                                   targets.data + l.first, l.rows, V, P, terms);
                  if (mode == CHECKING) { right(); }
                  if (mode == IN_PARTS && l.rows < M && (int)l.first + l.rows == M) {
                      CHECK(same_bits(losses.get(), whole));

@@ -1,11 +1,11 @@
 // The FP8 products with an activation in their epilogue (kernels/fused_product.cu,
-// swiglu_product.cu): against the definition, summed in FP64, and against the two kernels that they
-// replace. Bit for bit, where the operands' sums are the same in every order. `--time` times them
-// beside these two.
+// wide_product.cu): against the definition, summed in FP64, and against the two kernels that they
+// replace. Bit for bit, where the operands' sums are the same in every order. And the head's
+// product with what it leaves for the loss. `--time` times them beside these two.
 #define TEST_OWN_MAIN
 #include "fp8_test.h"
 
-enum Kind { GELU, GELU_BACKWARD, SWIGLU };
+enum Kind { GELU, GELU_BACKWARD, SWIGLU, HEAD };
 
 // A product with all that it reads and writes; N: columns of the codes. Operands are normally
 // distributed, or small whole numbers.
@@ -15,6 +15,7 @@ struct Problem {
     Kind kind;
     bool backward, fast;
     int columns; // of the product
+    int V;       // of the head's columns
     Codes a_host, b_host;
     Buffer<uint8_t> a, b;
     Buffer<Fp8Live> scales; // of a and b
@@ -27,7 +28,7 @@ struct Problem {
 
     Problem(int m, int n, int k, Fp8Type t, Kind what, bool f, bool whole)
         : M(m), N(n), K(k), type(t), kind(what), backward(what == GELU_BACKWARD), fast(f),
-          columns(what == SWIGLU ? 2 * n : n), a_host(period_of((size_t)m * k)),
+          columns(what == SWIGLU ? 2 * n : n), V(n), a_host(period_of((size_t)m * k)),
           b_host(period_of((size_t)columns * k)), a((size_t)m * k), b((size_t)columns * k),
           scales(2), bias(n, 1), x_host((size_t)m * n, 1.5f), x((size_t)m * columns),
           apart(x.count), sums(n), scratch(m, n), out(m, n, t, backward ? 90.0f : 50.0f) {
@@ -81,10 +82,16 @@ struct Problem {
         t.bf16 = NULL;
         return t;
     }
+    // Of the head's logits: in the memory of their gradient's codes, as in training.
+    Scratch max_sums(void) const {
+        return {reinterpret_cast<float *>(out.fp8.data), out.fp8.count};
+    }
     void run(Tensor t) {
         Gemm g = gemm_of(x.data);
         g.bias = bias.device.data;
-        if (backward) {
+        if (kind == HEAD) {
+            gpu_product_max_sums(&gpu, g, max_sums(), V);
+        } else if (backward) {
             g.d = NULL;
             g.aux = x.data;
             gpu_product_gelu_backward(&gpu, g, t, column_sums(), scratch.scratch());
@@ -339,6 +346,136 @@ TEST(same_bits_as_two_kernels) {
     }
 }
 
+// ---- the head -----------------------------------------------------------------------------------
+
+// {maximum, sum} of each row and tile, from the device.
+static Floats get_max_sums(const Problem &p) {
+    Codes bytes = p.out.fp8.get();
+    Floats all(max_sums_floats(p.M, p.N));
+    memcpy(all.data(), bytes.data(), all.size() * sizeof(float));
+    return all;
+}
+
+// Against those of the first V of these logits.
+static void check_max_sums(const Floats &found, const Floats &logits, int M, int N, int V) {
+    for (int i = 0; i < max_sums_tiles(N) * M; i++) {
+        const float *row = &logits[(size_t)(i % M) * N];
+        const int begin = i / M * MAX_SUMS_COLUMNS, end = std::min(V, begin + MAX_SUMS_COLUMNS);
+        float max = -INFINITY;
+        double sum = 0;
+        for (int j = begin; j < end; j++) { max = std::max(max, row[j]); }
+        for (int j = begin; j < end; j++) { sum += exp((double)row[j] - max); }
+        if (found[2 * i] != max || !(fabs(found[2 * i + 1] - sum) <= 5e-6 * sum)) {
+            test_fail(__FILE__, __LINE__, "row %d, tile %d: %g, %g, not %g, %g", i % M, i / M,
+                      found[2 * i], found[2 * i + 1], max, sum);
+            return;
+        }
+    }
+}
+
+static const LossTerms head_terms = {0.25f, 1e-4f, 0.0f};
+
+// The product, and the losses, whose gradient goes to p.out: from what the product has left, or
+// from the logits.
+static Floats head_losses(Problem &p, const Ints &host_targets, bool given) {
+    Buffer<int> targets(p.M);
+    FloatBuffer losses(p.M), rows(loss_scratch_floats(p.M));
+    targets.put(host_targets.data());
+    p.run();
+    gpu_cross_entropy(&gpu, losses.data,
+                      with_forms(p.tensor(), p.x.data, p.out.fp8.data, p.out.fp8_t.data),
+                      {rows.data, rows.count * sizeof(float)}, given ? p.max_sums() : Scratch{},
+                      targets.data, p.M, p.V, p.N, head_terms);
+    return losses.get();
+}
+
+static Ints head_targets(int M, int V) {
+    Ints targets(M);
+    for (int i = 0; i < M; i++) { targets[i] = i % 7 == 1 ? -1 : (i * 101 + V - 1) % V; }
+    return targets;
+}
+
+static void check_head(int M, int N, int V, int K, bool whole) {
+    if (left_out((int64_t)M * N)) { return; }
+    Problem p(M, N, K, FP8_E4M3, HEAD, true, whole);
+    p.V = V;
+    p.run();
+    const Floats logits = get_floats(p.x), left = get_max_sums(p);
+    Floats expected = p.product(0, M);
+    if (whole) {
+        round_to_bf16(expected.data(), expected.data(), (int64_t)expected.size());
+        CHECK(same_bits(logits, expected));
+    } else {
+        CHECK_BF16(logits, expected, 2.0);
+    }
+    check_max_sums(left, logits, M, N, V);
+    CHECK(CAUGHT(check_max_sums(left, logits, M, N, V - 1)));
+    p.reset();
+    p.run();
+    CHECK(same_bits(get_max_sums(p), left));
+
+    const Ints targets = head_targets(M, V);
+    Floats gradient = logits, losses(M);
+    cross_entropy(losses.data(), gradient.data(), targets.data(), M, V, N, head_terms);
+    for (bool given : {true, false}) {
+        p.reset();
+        Floats found = head_losses(p, targets, given);
+        for (int i = 0; i < M; i++) {
+            float logit = targets[i] < 0 ? 0.0f : logits[(size_t)i * N + targets[i]];
+            CHECK_CLOSE(found[i], losses[i], 2e-6 * std::max(1.0f, fabsf(losses[i] + logit)));
+        }
+        check_given(p.out, gradient, false);
+    }
+}
+
+// The head's product and the loss: by cuBLASLt and a loss that reads the logits twice, and with
+// what our product leaves. The floor: codes are read, BF16 logits written and read once, and two
+// forms of codes written.
+static void time_head(int M, int N, int V, int K) {
+    Problem p(M, N, K, FP8_E4M3, HEAD, true, false);
+    Buffer<int> targets(M);
+    FloatBuffer losses(M), rows(loss_scratch_floats(M));
+    const Tensor logits = with_forms(p.tensor(), p.x.data, p.out.fp8.data, p.out.fp8_t.data);
+    const std::string shape = text("head %dx%dx%d", M, N, K);
+    const double product = 2.0 * M * N * K / (2 * FLOPS_PER_S), pass = moved((double)M * N);
+    auto loss = [&](Scratch max_sums) {
+        gpu_cross_entropy(&gpu, losses.data, logits, {rows.data, rows.count * sizeof(float)},
+                          max_sums, targets.data, M, V, N, head_terms);
+    };
+    p.V = V;
+    targets.put(head_targets(M, V).data());
+    for (int turn = 0; turn < 2; turn++) {
+        timed("head: product", shape, product, [&] { gemm(&gpu, p.gemm_of(p.x.data)); });
+        timed("head: product, loss", shape, product + 2 * pass, [&] {
+            gemm(&gpu, p.gemm_of(p.x.data));
+            loss({});
+        });
+        if (!gpu_has_fused_products(&gpu)) { continue; }
+        timed("head: product that leaves sums", shape, product, [&] { p.run(); });
+        timed("head: product that leaves sums, loss", shape, product + 2 * pass, [&] {
+            p.run();
+            loss(p.max_sums());
+        });
+    }
+}
+
+ROW(heads) {
+    if (mode == TIMING && has_fp8()) {
+        time_head(16384, 50304, 50257, 768); // GPT-2 124M's chunk of rows
+        time_head(65536, 50304, 50257, 768);
+        time_head(32768, 128256, 128256, 2048);
+    }
+    if (mode != CHECKING || !can_run()) { return; }
+    static const int shapes[][4] = {
+        {16, 16, 1, 16},      {144, 304, 301, 80}, {144, 304, 301, 272},   {64, 512, 257, 128},
+        {272, 768, 640, 768}, {80, 528, 200, 144}, {1040, 2064, 2050, 400}};
+    for (const int *s : shapes) {
+        for (int whole = 0; whole < 2; whole++) { check_head(s[0], s[1], s[2], s[3], whole); }
+    }
+}
+
+// ---- forms, special values, refusals ------------------------------------------------------------
+
 // One form alone; no history; sums that are added, or not requested.
 TEST(forms) {
     if (!can_run()) { return; }
@@ -420,6 +557,16 @@ TEST(special_values) {
     }
 }
 
+// A NaN in a row of the head's operand is one in this row's loss alone.
+TEST(nan_logits) {
+    if (!can_run()) { return; }
+    Problem p(48, 304, 256, FP8_E4M3, HEAD, true, true);
+    CUDA_CHECK(cudaMemsetAsync(p.a.data + 3 * 256 + 5, 0x7f, 1, gpu.stream));
+    p.V = 301;
+    Floats losses = head_losses(p, head_targets(p.M, p.V), true);
+    for (int i = 0; i < p.M; i++) { CHECK(isnan(losses[i]) == (i == 3)); }
+}
+
 // Violates each precondition. The pointers are never read.
 TEST(refusals) {
     Bf16 *x = (Bf16 *)(1 << 20);
@@ -468,10 +615,17 @@ TEST(refusals) {
         if (g.bias == NULL || g.bias != good.bias || g.k > GELU_PRODUCT_MOST_K) { continue; }
         CHECK_DIES(g.n == 72 ? "gate and up of 72 columns" : c.says,
                    gpu_product_swiglu(&gpu, g, given));
+        CHECK_DIES(c.says, gpu_product_max_sums(&gpu, g, enough, 60));
     }
     Gemm split = good;
     split.fast_accumulation = false;
     CHECK_DIES("it accumulates fast alone", gpu_product_swiglu(&gpu, split, given));
+    CHECK_DIES("it accumulates fast alone", gpu_product_max_sums(&gpu, split, enough, 60));
+    CHECK_DIES("0 columns of 64", gpu_product_max_sums(&gpu, good, enough, 0));
+    CHECK_DIES("65 columns of 64", gpu_product_max_sums(&gpu, good, enough, 65));
+    CHECK_DIES("255 bytes of scratch; 512", gpu_product_max_sums(&gpu, good, little, 64));
+    CHECK_DIES("over its operand b",
+               gpu_product_max_sums(&gpu, good, {(float *)good.b, 1 << 30}, 64));
     CHECK_DIES("its output's scale is given",
                gpu_product_swiglu(&gpu, good, with_forms(apart, x, fp8, fp8)));
     CHECK_DIES("forward operands are E4M3", gpu_product_swiglu(&gpu, good, e5m2));
@@ -487,6 +641,7 @@ TEST(refusals) {
     CHECK(!gpu_has_fused_products(&old));
     CHECK_DIES("this device has none", gpu_product_gelu(&old, good, given));
     CHECK_DIES("this device has none", gpu_product_swiglu(&old, good, given));
+    CHECK_DIES("this device has none", gpu_product_max_sums(&old, good, enough, 64));
 }
 
 SETUP() {

@@ -820,8 +820,8 @@ TEST(losses_of_bad_logits_are_not_finite) {
         int host_targets[] = {1, 2, 3};
         targets.put(host_targets);
         FloatBuffer out(3);
-        gpu_cross_entropy(&gpu, out.data, tensor_bf16(logits.device.data), {}, targets.data, 3, 257,
-                          264, {1.0f, 0.0f, 0.0f});
+        gpu_cross_entropy(&gpu, out.data, tensor_bf16(logits.device.data), {}, {}, targets.data, 3,
+                          257, 264, {1.0f, 0.0f, 0.0f});
         Floats l = out.get();
         CHECK(isfinite(l[0]) && !isfinite(l[1]) && isfinite(l[2]));
     }
@@ -941,9 +941,14 @@ TEST(refusals) {
     CHECK_DIES("8200 channels", gpu_norm_forward(&gpu, tensor_bf16(x), norm));
     CHECK_DIES("8200 channels", gpu_norm_backward(&gpu, tensor_bf16(x), back));
     CHECK_DIES("cross-entropy",
-               gpu_cross_entropy(&gpu, f, tensor_bf16(x), {}, tokens, 64, 72, 64, terms));
+               gpu_cross_entropy(&gpu, f, tensor_bf16(x), {}, {}, tokens, 64, 72, 64, terms));
     CHECK_DIES("cross-entropy: 508 bytes of scratch; 512 are needed",
-               gpu_cross_entropy(&gpu, f, fused, {f, 508}, tokens, 64, 60, 64, terms));
+               gpu_cross_entropy(&gpu, f, fused, {f, 508}, {}, tokens, 64, 60, 64, terms));
+    CHECK_DIES("cross-entropy: 508 bytes of scratch; 512 are needed",
+               gpu_cross_entropy(&gpu, f, fused, {f, 512}, {f, 508}, tokens, 64, 60, 64, terms));
+    CHECK_DIES(
+        "no gradient in FP8, or a cap",
+        gpu_cross_entropy(&gpu, f, tensor_bf16(x), {f, 512}, {f, 512}, tokens, 64, 60, 64, terms));
     CHECK_DIES("heads of 264", attention_plain_forward(&gpu, {1, 8, 1, 1, 264}, x, f, x));
     CHECK_DIES("groups", attention_plain_forward(&gpu, {1, 8, 3, 2, 64}, x, f, x));
     CHECK_DIES("head size must be even",

@@ -287,9 +287,9 @@ for fault in none wrong; do
     STANDIN_FP8=$fault check "FP8 products: $fault" fallen_back "the FP8 self-check failed" $fp8
     STANDIN_FP8=$fault check "FP8 products by blocks: $fault" fallen_back "$no_blocks" $by_blocks
 done
-# Which products are our own: those that apply GELU or SwiGLU (train/gpu/network.c), in training
-# steps whose scales are given, and no other. The numbers are those of a device without such
-# products.
+# Which products are our own (train/gpu/network.c): those that apply GELU or SwiGLU, in training
+# steps whose scales are given, and the head's, where the loss has no cap; and no other. The numbers
+# are those of a device without such products.
 own_losses() { # kind of such products, options
     rm -f m.jsonl
     LD_LIBRARY_PATH=$root/build/standin STANDIN_OWN_PRODUCTS=$1 $gpu $DATA --micro-batch-size 2 \
@@ -306,10 +306,13 @@ leaves_own() { # options
     without=$(own_losses none "$@") && [[ $(own_losses wrong "$@") == "$without" ]]
 }
 hybrid="--model gpt2-tiny --fp8-format hybrid" gated="--model llama-tiny --fp8-format hybrid"
+head="$hybrid --fp8-recipe tensorwise --fp8-lm-head" # the head's alone
 for kind in "$hybrid" "$hybrid --fp8-format e4m3 --gpus 2" "$hybrid --recompute activations" \
     "$hybrid --recompute block" "$hybrid --global-batch-size 4" \
     "$hybrid --fp8-stats-interval 1" "$gated" "$gated --recompute activations --gpus 2" \
-    "$gated --recompute block --global-batch-size 4" "$gated --fp8-stats-interval 1"; do
+    "$gated --recompute block --global-batch-size 4" "$gated --fp8-stats-interval 1" \
+    "$head" "$head --z-loss-coeff 0.01 --global-batch-size 4" "$head --fp8-stats-interval 1" \
+    "$hybrid --fp8-lm-head --gpus 2" "$gated --fp8-lm-head --fp8-format e4m3"; do
     check "own products, $kind" takes_own $kind
 done
 counting_leaves_no_trace() { # though counts are those of cuBLASLt's products
@@ -321,6 +324,8 @@ for kind in "--model gpt2-tiny" "$gated --fp8-fast-accumulation none" "$gated --
     "$hybrid --fp8-recipe tensorwise" "$hybrid --fp8-format e5m2" \
     "--model llama-tiny --fp8-format e4m3 --fp8-recipe blockwise" \
     "--model gpt2-tiny --fp8-format e5m2 --fp8-recipe blockwise" \
+    "$head --logit-softcap 5" "$head --fp8-fast-accumulation none" "$head --no-fp8-wgrad" \
+    "$head --fp8-format e5m2" "$hybrid --fp8-lm-head --fp8-format e4m3 --fp8-recipe blockwise" \
     "$hybrid --save gelu --resume latest --eval-only"; do
     check "no own products, $kind" leaves_own $kind
 done

@@ -147,6 +147,10 @@ inline float exp2_fast(float x) {
     return exp2f(x);
 }
 
+inline float __expf(float x) {
+    return expf(x);
+}
+
 inline float reciprocal_fast(float x) {
     return 1.0f / x;
 }

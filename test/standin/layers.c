@@ -7,6 +7,7 @@
 #pragma weak gpu_product_gelu
 #pragma weak gpu_product_gelu_backward
 #pragma weak gpu_product_swiglu
+#pragma weak gpu_product_max_sums
 #pragma weak partial_sums_bytes
 
 size_t partial_sums_bytes(int64_t M, int64_t columns) {
@@ -166,13 +167,15 @@ bool gpu_has_fused_products(const Gpu *gpu) {
     return gpu->capability == 90 && !own_products("none");
 }
 
+static void check_fused_operands(const Gpu *gpu, const Gemm *g, bool fits) {
+    bool fp8 = gpu_type_bytes(g->type_a) == 1 && g->scales_a == SCALES_TENSOR;
+    if (!gpu_has_fused_products(gpu) || !fp8 || !fits) { die("stand-in: no fused product"); }
+}
+
 // N: columns of out
 static void check_fused_product(const Gpu *gpu, const Gemm *g, Tensor out, int N, bool fits) {
-    bool fp8 = gpu_type_bytes(g->type_a) == 1 && g->scales_a == SCALES_TENSOR;
     out = tensor_now(out);
-    if (!gpu_has_fused_products(gpu) || !fp8 || !out.fused || out.mode != SCALE_GIVEN || !fits) {
-        die("stand-in: no product with an activation");
-    }
+    check_fused_operands(gpu, g, fits && out.fused && out.mode == SCALE_GIVEN);
     gemm_check_apart(g, "codes", out.fp8, (int64_t)g->m * N);
     gemm_check_apart(g, "transposed codes", out.fp8_t, (int64_t)g->m * N);
 }
@@ -205,6 +208,36 @@ void gpu_product_swiglu(Gpu *gpu, Gemm g, Tensor out) {
     gemm(gpu, g);
     produce_swiglu(out, g.d, g.m, g.n / 2);
     if (own_products("wrong")) { *(out.fp8 != NULL ? out.fp8 : out.fp8_t) ^= 0x80; }
+}
+
+// The lse of a row of max_sums, of which the next tile's are `next` floats further.
+static double lse_of(const float *max_sums, int64_t next, int tiles) {
+    double max = -INFINITY, sum = 0.0;
+    for (int i = 0; i < tiles; i++) { max = fmax(max, max_sums[i * next]); }
+    for (int i = 0; i < tiles; i++) {
+        sum += max_sums[i * next + 1] * exp(max_sums[i * next] - max);
+    }
+    // cppcheck-suppress invalidFunctionArg // cppcheck assumes tiles = 0
+    return log(sum) + max;
+}
+
+void gpu_product_max_sums(Gpu *gpu, Gemm g, Scratch max_sums, int V) {
+    int64_t bytes = max_sums_floats(g.m, g.n) * (int64_t)sizeof(float);
+    check_fused_operands(gpu, &g, g.fast_accumulation && (int64_t)max_sums.bytes >= bytes);
+    gemm_check_apart(&g, "maxima and sums", max_sums.data, bytes);
+    gemm(gpu, g);
+    if (own_products("wrong")) { *(Bf16 *)g.d ^= 0x8000; }
+    FREED float *x = bf16_read(g.d, (int64_t)g.m * g.n);
+    for (int64_t i = 0; i < (int64_t)max_sums_tiles(g.n) * g.m; i++) {
+        const float *row = x + i % g.m * g.n;
+        int begin = (int)(i / g.m) * MAX_SUMS_COLUMNS, end = begin + MAX_SUMS_COLUMNS;
+        end = end < V ? end : V;
+        float max = -INFINITY, sum = 0.0f;
+        for (int j = begin; j < end; j++) { max = row[j] > max || row[j] != row[j] ? row[j] : max; }
+        for (int j = begin; j < end; j++) { sum += expf(row[j] - max); }
+        max_sums.data[i * 2] = max;
+        max_sums.data[i * 2 + 1] = sum;
+    }
 }
 
 void gpu_swiglu_backward(Gpu *gpu, Tensor dx, const Bf16 *dout, const Bf16 *x, int M, int F) {
@@ -252,12 +285,21 @@ void gpu_rope_backward(Gpu *gpu, Tensor d_qkv, RotaryBackward b) {
 
 // ---- loss ---------------------------------------------------------------------------------------
 
-void gpu_cross_entropy(Gpu *gpu, float *losses, Tensor logits, Scratch scratch, const int *targets,
-                       int M, int V, int P, LossTerms terms) {
+// The loss is always that of the logits, whose lse must be that of max_sums.
+void gpu_cross_entropy(Gpu *gpu, float *losses, Tensor logits, Scratch scratch, Scratch max_sums,
+                       const int *targets, int M, int V, int P, LossTerms terms) {
     gpu_family(gpu, FAMILY_LOSS);
     FREED float *x = bf16_read(logits.bf16, M * P);
     for (int64_t i = 0; i < loss_scratch_floats(M) && logits.fused; i++) { scratch.data[i] = 0.0f; }
     cross_entropy(losses, x, targets, M, V, P, terms);
+    for (int i = 0; i < M && max_sums.data != NULL; i++) {
+        double found = lse_of(max_sums.data + 2 * i, 2 * (int64_t)M, max_sums_tiles(P));
+        if (targets[i] < 0 || losses[i] != losses[i]) { continue; }
+        double lse = losses[i] + bf16_decode(logits.bf16[(int64_t)i * P + targets[i]]);
+        if (!(fabs(found - lse) <= 1e-5 * fmax(1.0, fabs(lse)))) {
+            die("stand-in: row %d: log-sum-exp %g, not %g", i, found, lse);
+        }
+    }
     if (terms.gradient_scale > 0.0f) { values_produce(logits, x, M, P); }
 }
 

@@ -125,6 +125,12 @@ void linear_forward(Gpu *gpu, const LinearLayer *l, Bf16 *y, Tensor x, const Bf1
     gemm(gpu, g);
 }
 
+void linear_logits(Gpu *gpu, const LinearLayer *l, Tensor x, Scratch max_sums, int V, int M) {
+    Gemm g = product(l, l->dy.bf16, &x, M, PASS_TRAIN);
+    count(gpu, l, OPERAND_X, x.fp8, (int64_t)M * l->C);
+    gpu_product_max_sums(gpu, g, max_sums, V);
+}
+
 static void weight_gradient(Gpu *gpu, const LinearLayer *l, const Tensor *x, int M,
                             bool accumulate) {
     const Tensor *dy = &l->dy;

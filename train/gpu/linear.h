@@ -56,6 +56,10 @@ void linear_receive(Gpu *gpu, const LinearLayer *l);
 void linear_forward(Gpu *gpu, const LinearLayer *l, Bf16 *y, Tensor x, const Bf16 *addend, int M,
                     Pass pass);
 
+// The same of the head in a training pass, into dy.bf16, whose first V columns are the vocabulary.
+// The product also leaves what the loss needs of each row (gpu_product_max_sums).
+void linear_logits(Gpu *gpu, const LinearLayer *l, Tensor x, Scratch max_sums, int V, int M);
+
 // dx [M,C] = dy W, and dW (+)= dy' x, where dy is the layer's.
 void linear_backward(Gpu *gpu, const LinearLayer *l, Bf16 *dx, Tensor x, int M, bool accumulate);
 

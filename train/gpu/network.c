@@ -273,6 +273,18 @@ static void start_activation(Network *n, Block *b) {
     if (llama) { b->fc1.dy.bf16 = a->in; } // SwiGLU's backward pass works in place
 }
 
+static void start_head(Network *n) {
+    const Run *run = n->run;
+    LinearLayer *head = &n->head;
+    linear_start(head, n->params);
+    head->x.bf16 = n->norm_out;
+    if (head->w.fp8 == NULL || !head->dy.fused || head->dy.mode != SCALE_GIVEN) { return; }
+    if (head->x.type != FP8_E4M3 || !head->fast_forward) { return; }
+    if (run->config.loss.softcap > 0.0f || !gpu_has_fused_products(n->gpu)) { return; }
+    n->max_sums.data = (float *)head->dy.fp8;
+    n->max_sums.bytes = (size_t)n->chunk_rows * (size_t)head->N;
+}
+
 void network_start(Network *n) {
     const ModelConfig *c = &n->run->config;
     const Params *p = n->params;
@@ -318,8 +330,7 @@ void network_start(Network *n) {
         below = &b->fc2;
     }
     start_norm(n, &n->final_norm, TENSOR_FINAL_NORM_WEIGHT, 0, n->residual_out, &n->head, below);
-    linear_start(&n->head, p);
-    n->head.x.bf16 = n->norm_out;
+    start_head(n);
 }
 
 void network_receive(Network *n, int bucket) {

@@ -62,6 +62,9 @@ typedef struct {
     Scratch partial_sums;
     int chunk_rows; // rows of the LM head at a time: its gradient is [chunk_rows,P] in all forms
     Scratch loss_scratch; // of chunk_rows
+    // What the head's product in training leaves for the loss, which then reads the logits once: in
+    // the memory of their gradient's codes, which the loss writes later. NULL: it leaves nothing.
+    Scratch max_sums;
     // FP8 products of this model may apply the activation, on a device that has such products.
     bool fused_products;
 } Network;
