@@ -19,7 +19,7 @@ int main(int argc, char **argv) {
     batches_send(&t.batches);
     model_forward(&t, B, T, pass);
     if (t.net.chunk_rows < M) { die("the logits are not whole"); }
-    head_forward(&t, 0, M, pass);
+    head_forward(&t, 0, M, (Scratch){NULL, 0}, pass);
     size_t columns = (size_t)c->padded_vocab, vocab = (size_t)c->vocab;
     Bf16 *codes = (Bf16 *)malloc_or_die((size_t)M * columns * sizeof(Bf16));
     float *logits = (float *)malloc_or_die((size_t)M * vocab * sizeof(float));
