@@ -624,7 +624,7 @@ TEST(refusals) {
     CHECK_DIES("0 columns of 64", gpu_product_max_sums(&gpu, good, enough, 0));
     CHECK_DIES("65 columns of 64", gpu_product_max_sums(&gpu, good, enough, 65));
     CHECK_DIES("255 bytes of scratch; 512", gpu_product_max_sums(&gpu, good, little, 64));
-    CHECK_DIES("over its operand b",
+    CHECK_DIES("over its operand a",
                gpu_product_max_sums(&gpu, good, {(float *)good.b, 1 << 30}, 64));
     CHECK_DIES("its output's scale is given",
                gpu_product_swiglu(&gpu, good, with_forms(apart, x, fp8, fp8)));
