@@ -298,7 +298,8 @@ $(BUILD)/plain/emulated/%.cu.o: %.cu $(BUILD)/c.flags
 	$(CXX) $(CFLAGS) $(NATIVE) $(EMULATED_CXX) -c $< -o $@
 $(BUILD)/plain/emulated_attention64: $(BUILD)/plain/emulated/kernels/attention64_forward.cu.o
 $(BUILD)/plain/emulated_fused: $(BUILD)/plain/emulated/kernels/fused_product.cu.o \
-                               $(BUILD)/plain/emulated/kernels/wide_product.cu.o
+                               $(BUILD)/plain/emulated/kernels/wide_product.cu.o \
+                               $(BUILD)/plain/emulated/kernels/split_product.cu.o
 $(BUILD)/plain/emulated_%: $(BUILD)/plain/emulated/test/emulated/%.cu.o $(call standin_objects,plain)
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS) $(FAULT_HOOKS) -lstdc++
 

@@ -228,6 +228,25 @@ __device__ __forceinline__ void wgmma(float (&d)[32], const uint32_t *a, uint64_
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)adds),
                    "n"((int)TRANSPOSED_B));
 }
+
+// sums (+)= A B' of 64 x 64 x 32, of codes, with A in registers likewise: of a thread's two rows
+// twice four columns.
+template <Fp8Type TYPE_A>
+__device__ __forceinline__ void wgmma_fp8(float (&d)[32], const uint32_t *a, uint64_t b,
+                                          bool adds) {
+#define WGMMA(types)                                                             \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"                    \
+                 "wgmma.mma_async.sync.aligned.m64n64k32.f32." types " " NAMES32 \
+                 "{%32, %33, %34, %35}, %36, p, 1, 1;\n}"                        \
+                 : SUMS16(0), SUMS16(16)                                         \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)adds))
+    if constexpr (TYPE_A == FP8_E4M3) {
+        WGMMA("e4m3.e4m3");
+    } else {
+        WGMMA("e5m2.e4m3");
+    }
+#undef WGMMA
+}
 #undef NAMES32
 #undef SUMS16
 #undef SUMS4

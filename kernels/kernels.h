@@ -217,6 +217,10 @@ void gpu_product_swiglu(Gpu *gpu, Gemm g, Tensor out);
 // tile of MAX_SUMS_COLUMNS, the maximum and the sum of exp(logit - maximum) of the rounded logits
 // of the first V columns: {maximum, sum} [tiles][M], where {-infinity, 0} stands for no columns.
 void gpu_product_max_sums(Gpu *gpu, Gemm g, Scratch max_sums, int V);
+
+// ---- split_product.cu, a probe ----
+// g.d [M,N] = the product, with split accumulation. apart: its two warpgroups half a step apart.
+void gpu_product_split(Gpu *gpu, Gemm g, bool apart);
 enum { MAX_SUMS_COLUMNS = 256 };
 static inline int max_sums_tiles(int64_t N) {
     return (int)((N + MAX_SUMS_COLUMNS - 1) / MAX_SUMS_COLUMNS);

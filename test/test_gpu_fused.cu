@@ -5,7 +5,7 @@
 #define TEST_OWN_MAIN
 #include "fp8_test.h"
 
-enum Kind { GELU, GELU_BACKWARD, SWIGLU, HEAD };
+enum Kind { GELU, GELU_BACKWARD, SWIGLU, HEAD, SPLIT };
 
 // A product with all that it reads and writes; N: columns of the codes. Operands are normally
 // distributed, or small whole numbers.
@@ -14,8 +14,9 @@ struct Problem {
     Fp8Type type; // of A, and of what is written
     Kind kind;
     bool backward, fast;
-    int columns; // of the product
-    int V;       // of the head's columns
+    int columns;               // of the product
+    int V;                     // of the head's columns
+    bool apart_in_time = true; // the split product's warpgroups
     Codes a_host, b_host;
     Buffer<uint8_t> a, b;
     Buffer<Fp8Live> scales; // of a and b
@@ -89,7 +90,10 @@ struct Problem {
     void run(Tensor t) {
         Gemm g = gemm_of(x.data);
         g.bias = bias.device.data;
-        if (kind == HEAD) {
+        if (kind == SPLIT) {
+            g.bias = NULL;
+            gpu_product_split(&gpu, g, apart_in_time);
+        } else if (kind == HEAD) {
             gpu_product_max_sums(&gpu, g, max_sums(), V);
         } else if (backward) {
             g.d = NULL;
@@ -472,6 +476,92 @@ ROW(heads) {
     for (const int *s : shapes) {
         for (int whole = 0; whole < 2; whole++) { check_head(s[0], s[1], s[2], s[3], whole); }
     }
+}
+
+// ---- the split product --------------------------------------------------------------------------
+
+static void check_split(int M, int N, int K, Fp8Type type, bool whole) {
+    if (left_out((int64_t)M * N)) { return; }
+    Problem p(M, N, K, type, SPLIT, false, whole);
+    p.run();
+    const Floats found = get_floats(p.x);
+    Floats expected = p.product(0, M);
+    if (whole) {
+        round_to_bf16(expected.data(), expected.data(), (int64_t)expected.size());
+        CHECK(same_bits(found, expected));
+    } else {
+        CHECK_BF16(found, expected, 1.05);
+    }
+    p.reset();
+    p.apart_in_time = false;
+    p.run();
+    CHECK(same_bits(get_floats(p.x), found));
+    if (!sanitizing()) {
+        p.reset();
+        gemm(&gpu, p.gemm_of(p.x.data));
+        const Floats library = get_floats(p.x);
+        size_t differ = 0;
+        for (size_t i = 0; i < library.size(); i++) { differ += library[i] != found[i]; }
+        CHECK(differ <= (whole ? 0 : library.size() / 20));
+        if (!whole) { printf("# %dx%dx%d: %zu bits differ from gemm()'s\n", M, N, K, differ); }
+    }
+    const int row = M / 2;
+    CUDA_CHECK(
+        cudaMemsetAsync(p.a.data + (size_t)row * K, fp8_encode(448.0f, type), 16, gpu.stream));
+    p.reset();
+    p.run();
+    const Floats changed = get_floats(p.x);
+    for (int i = 0; i < M; i++) {
+        const size_t at = (size_t)i * N;
+        CHECK((memcmp(&found[at], &changed[at], N * sizeof(float)) == 0) == (i != row));
+    }
+}
+
+// TFLOP/s at the power limit, where the GPU is after half a second.
+static void time_split(int M, int N, int K) {
+    if (!is_wanted("split product") || !gpu_has_fused_products(&gpu)) { return; }
+    Problem p(M, N, K, FP8_E5M2, SPLIT, false, false);
+    printf("split product %6dx%dx%d:", M, N, K);
+    auto rate = [&](const char *name, auto call) {
+        auto ms_of = [&](int calls) {
+            GpuTimer timer = gpu_timer_begin(&gpu);
+            for (int i = 0; i < calls; i++) { call(); }
+            return gpu_timer_end(&gpu, timer) / (float)calls;
+        };
+        ms_of(2);
+        float ms = ms_of(3);
+        ms = ms_of((int)(500 / ms) + 1);
+        ms = ms_of((int)(1500 / ms) + 1);
+        printf("  %s %.0f", name, 2e-9 * M * N * K / ms);
+        fflush(stdout);
+    };
+    for (int turn = 0; turn < 2; turn++) {
+        rate("cuBLASLt", [&] { gemm(&gpu, p.gemm_of(p.x.data)); });
+        for (bool apart : {true, false}) {
+            p.apart_in_time = apart;
+            rate(apart ? "own" : "in step", [&] { p.run(); });
+        }
+    }
+    printf("  TFLOP/s\n");
+}
+
+ROW(split_products) {
+    static const int models[][3] = {
+        {32768, 2048, 11008}, {32768, 5504, 2048}, {32768, 2048, 2048},   {32768, 2048, 3072},
+        {11008, 2048, 32768}, {2048, 5504, 32768}, {32768, 2048, 128256}, {128256, 2048, 32768},
+        {65536, 768, 3072},   {65536, 768, 50304}, {50304, 768, 65536}};
+    row(time_split, TIMING, models);
+    if (mode != CHECKING || !can_run()) { return; }
+    static const int shapes[][3] = {{16, 16, 16},     {64, 256, 128},   {144, 304, 80},
+                                    {272, 528, 272},  {80, 784, 656},   {1040, 16, 400},
+                                    {16, 1040, 1040}, {784, 176, 2064}, {4144, 2320, 768}};
+    for (const int *s : shapes) {
+        for (int whole = 0; whole < 2; whole++) {
+            check_split(s[0], s[1], s[2], FP8_E4M3, whole);
+            check_split(s[0], s[1], s[2], FP8_E5M2, whole);
+        }
+    }
+    check_split(272, 528, 32768, FP8_E5M2, false);
 }
 
 // ---- forms, special values, refusals ------------------------------------------------------------

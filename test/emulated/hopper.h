@@ -298,9 +298,12 @@ inline void multiply_lanes(Block &block, const std::array<Product, LANES> &lanes
             float a;
             if (p.registers == NULL) {
                 a = operand(block, p.a, p.type_a, p.transposed_a, first + row, k);
-            } else { // two columns of rows g and g + 8; then 8 columns further
-                const uint32_t *from = lanes[(size_t)(row % 8 * 4 + k % 8 / 2)].registers;
-                a = bf16_decode((uint16_t)(from[row / 8 + k / 8 * 2] >> k % 2 * 16));
+            } else { // 4 bytes of rows g and g + 8; then 16 bytes further
+                const int bytes = gpu_type_bytes(p.type_a), at = k * bytes;
+                const uint32_t *from = lanes[(size_t)(row % 8 * 4 + at % 16 / 4)].registers;
+                const uint32_t word = from[row / 8 + at / 16 * 2] >> at % 4 * 8;
+                const uint8_t element[2] = {(uint8_t)word, (uint8_t)(word >> 8)};
+                a = decode(element, p.type_a);
             }
             for (int n = 0; n < p.columns; n++) { sums[row][n] += a * b[n]; }
         }
@@ -346,6 +349,11 @@ void wgmma(float (&d)[32], uint64_t a, uint64_t b, bool adds) {
 
 template <bool TRANSPOSED_B> void wgmma(float (&d)[32], const uint32_t *a, uint64_t b, bool adds) {
     issue({d, a, 0, b, 64, TYPE_BF16, TYPE_BF16, false, TRANSPOSED_B, adds});
+}
+
+template <Fp8Type TYPE_A> void wgmma_fp8(float (&d)[32], const uint32_t *a, uint64_t b, bool adds) {
+    const GpuType type = TYPE_A == FP8_E4M3 ? TYPE_E4M3 : TYPE_E5M2;
+    issue({d, a, 0, b, 64, type, TYPE_E4M3, false, false, adds});
 }
 
 inline void wgmma_fence(void) {
