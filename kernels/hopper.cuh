@@ -194,6 +194,24 @@ __device__ __forceinline__ void wgmma(float (&d)[128], uint64_t a, uint64_t b, b
     WGMMA("n256", "e4m3.e4m3", NAMES128, "%128, %129", "%130", SUMS64(0), SUMS64(64));
 }
 #undef WGMMA
+
+// sums (+)= A B' of 64 x 128 x 32, with A in registers: of a thread's two rows twice four columns.
+template <Fp8Type TYPE_A>
+__device__ __forceinline__ void wgmma_fp8(float (&d)[64], const uint32_t *a, uint64_t b,
+                                          bool adds) {
+#define WGMMA(types)                                                               \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"                      \
+                 "wgmma.mma_async.sync.aligned.m64n128k32.f32." types " {" NAMES64 \
+                 "}, {%64, %65, %66, %67}, %68, p, 1, 1;\n}"                       \
+                 : SUMS64(0)                                                       \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)adds))
+    if constexpr (TYPE_A == FP8_E4M3) {
+        WGMMA("e4m3.e4m3");
+    } else {
+        WGMMA("e5m2.e4m3");
+    }
+#undef WGMMA
+}
 #undef NAMES128
 #undef NAMES64
 #undef SUMS64
@@ -229,8 +247,7 @@ __device__ __forceinline__ void wgmma(float (&d)[32], const uint32_t *a, uint64_
                    "n"((int)TRANSPOSED_B));
 }
 
-// sums (+)= A B' of 64 x 64 x 32, of codes, with A in registers likewise: of a thread's two rows
-// twice four columns.
+// 64 x 64 x 32, of codes.
 template <Fp8Type TYPE_A>
 __device__ __forceinline__ void wgmma_fp8(float (&d)[32], const uint32_t *a, uint64_t b,
                                           bool adds) {

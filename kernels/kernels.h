@@ -219,8 +219,9 @@ void gpu_product_swiglu(Gpu *gpu, Gemm g, Tensor out);
 void gpu_product_max_sums(Gpu *gpu, Gemm g, Scratch max_sums, int V);
 
 // ---- split_product.cu, a probe ----
-// g.d [M,N] = the product, with split accumulation. apart: its two warpgroups half a step apart.
-void gpu_product_split(Gpu *gpu, Gemm g, bool apart);
+// g.d [M,N] = the product, with split accumulation.
+typedef enum { SPLIT_QUARTERS, SPLIT_QUARTERS_IN_STEP, SPLIT_HALVES } SplitForm;
+void gpu_product_split(Gpu *gpu, Gemm g, SplitForm form);
 enum { MAX_SUMS_COLUMNS = 256 };
 static inline int max_sums_tiles(int64_t N) {
     return (int)((N + MAX_SUMS_COLUMNS - 1) / MAX_SUMS_COLUMNS);

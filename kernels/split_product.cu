@@ -14,6 +14,9 @@
 // the next part of A. The warpgroups are half of such a step apart, so that one's WGMMAs fill the
 // other's pause.
 //
+// Or in halves of 128, with one set of registers for the sums over DEPTH: a warpgroup then waits
+// for each, and adds while the other's WGMMAs run.
+//
 // The order of rows is fused_product.cu's: a thread has 2 adjacent rows x 4 adjacent columns of
 // each block of 16 x 16.
 #include "hopper.cuh"
@@ -28,8 +31,7 @@ enum {
     THREADS = 3 * GROUP,
     A_STAGES = 2,
     B_STAGES = 4,
-    QUARTERS = 4,
-    COLUMNS = 2 * TILE / QUARTERS,
+    STORED = 64,           // columns, whose BF16 are a row in shared memory
     TOGETHER = 8,          // clusters' tiles down the matrix before the next column, for the L2
     MOVING_REGISTERS = 40, // a thread's
     COMPUTING_REGISTERS = 232
@@ -37,8 +39,8 @@ enum {
 
 struct Shared {
     uint8_t b[B_STAGES][2 * TILE * DEPTH];
-    uint8_t a[2][A_STAGES][ROWS * DEPTH];    // of [warpgroup]
-    uint8_t x[2][QUARTERS][ROWS * FULL_ROW]; // BF16 of [warpgroup][64 columns]
+    uint8_t a[2][A_STAGES][ROWS * DEPTH];             // of [warpgroup]
+    uint8_t x[2][2 * TILE / STORED][ROWS * FULL_ROW]; // BF16 of [warpgroup][64 columns]
     Barrier b_full[B_STAGES], b_empty[B_STAGES];
     Barrier a_full[2][A_STAGES], a_empty[2][A_STAGES];
     Barrier staged[2], freed[2]; // of a warpgroup's part of x
@@ -104,8 +106,8 @@ __device__ __forceinline__ void store(Shared &s, const Parameters &p, int w) {
         const Corner at = corner(p, tile);
         barrier_wait(&s.staged[w], number);
 #pragma unroll
-        for (int i = 0; i < QUARTERS; i++) {
-            tma_store<2>(p.x, s.x[w][i], at.column + i * COLUMNS, at.row + w * ROWS);
+        for (int i = 0; i < 2 * TILE / STORED; i++) {
+            tma_store<2>(p.x, s.x[w][i], at.column + i * STORED, at.row + w * ROWS);
         }
         stores_commit();
         stores_wait_read<0>();
@@ -114,14 +116,16 @@ __device__ __forceinline__ void store(Shared &s, const Parameters &p, int w) {
     stores_wait();
 }
 
-// APART: the second warpgroup begins each tile half a step later.
-template <Fp8Type TYPE, bool APART>
+// FORM: in quarters or halves. Apart: the second warpgroup begins each tile half a step later.
+template <Fp8Type TYPE, SplitForm FORM>
 __device__ __forceinline__ void multiply(Shared &s, const Parameters &p, int w) {
     const int warp = threadIdx.x % GROUP / WARP, lane = threadIdx.x % WARP;
     const int g = lane / 4, t = lane % 4;
     const float scale = *p.scale_a * *p.scale_b;
     const int row = warp * 16 + lane % 16; // whose 16 bytes the lane gives to ldmatrix
-    float sums[QUARTERS][32], first[32], second[32];
+    constexpr bool APART = FORM != SPLIT_QUARTERS_IN_STEP, HALVES = FORM == SPLIT_HALVES;
+    constexpr int PARTS = HALVES ? 2 : 4, COLUMNS = 2 * TILE / PARTS, SUMS = COLUMNS / 2;
+    float sums[PARTS][SUMS], first[SUMS], second[SUMS];
     uint32_t a[16];
     Stage<A_STAGES> a_at = 0;
     Stage<B_STAGES> b_at = 0;
@@ -142,8 +146,8 @@ __device__ __forceinline__ void multiply(Shared &s, const Parameters &p, int w) 
         barrier_arrive(&s.a_empty[w][a_at.at], used && lane == 0);
         a_at.advance(used ? 1 : 0);
     };
-    auto begin = [&](float(&d)[32], int quarter) {
-        const uint64_t b = wgmma_operand(s.b[b_at.at] + quarter * COLUMNS * DEPTH);
+    auto begin = [&](float(&d)[SUMS], int part) {
+        const uint64_t b = wgmma_operand(s.b[b_at.at] + part * COLUMNS * DEPTH);
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < DEPTH / 32; i++) { // 32 bytes further in every row
@@ -151,16 +155,16 @@ __device__ __forceinline__ void multiply(Shared &s, const Parameters &p, int w) 
         }
         wgmma_commit();
     };
-    auto add = [&](float(&to)[32], float(&d)[32]) {
+    auto add = [&](float(&to)[SUMS], float(&d)[SUMS]) {
         pin(d);
 #pragma unroll
-        for (int i = 0; i < 32; i++) { to[i] += d[i]; }
+        for (int i = 0; i < SUMS; i++) { to[i] += d[i]; }
         pin(to);
     };
     int number = 0;
     for (int tile = blockIdx.x / 2; tile < p.tiles; tile += gridDim.x / 2, number++) {
 #pragma unroll
-        for (int i = 0; i < 32; i++) { sums[0][i] = sums[1][i] = sums[2][i] = sums[3][i] = 0.0f; }
+        for (int i = 0; i < PARTS * SUMS; i++) { sums[i / SUMS][i % SUMS] = 0.0f; }
         if (APART && w == 1) {
             turn_wait(1);
             if (tile + (int)gridDim.x / 2 < p.tiles) { turn_pass(1); }
@@ -172,23 +176,30 @@ __device__ __forceinline__ void multiply(Shared &s, const Parameters &p, int w) 
         for (int k = 0; k < p.K; k += DEPTH) {
             const bool more = k + DEPTH < p.K;
             begin(first, 0);
-            begin(second, 1);
-            wgmma_wait<1>();
-            add(sums[0], first);
-            begin(first, 2);
-            if (APART && w == 0 && k == 0) { turn_pass(0); }
-            wgmma_wait<1>();
-            add(sums[1], second);
-            begin(second, 3);
-            wgmma_wait<1>();
-            add(sums[2], first);
+            if constexpr (HALVES) {
+                wgmma_wait<0>();
+                if (w == 0 && k == 0) { turn_pass(0); }
+                add(sums[0], first);
+                begin(first, 1);
+            } else {
+                begin(second, 1);
+                wgmma_wait<1>();
+                add(sums[0], first);
+                begin(first, 2);
+                if (APART && w == 0 && k == 0) { turn_pass(0); }
+                wgmma_wait<1>();
+                add(sums[1], second);
+                begin(second, 3);
+                wgmma_wait<1>();
+                add(sums[2], first);
+            }
             const int last = b_at.at;
             b_at.advance(1);
             if (more) { arrived(); }
             wgmma_wait<0>();
             pin(a);
             fetch(); // without a branch; after the last step it is not used
-            add(sums[3], second);
+            add(sums[PARTS - 1], HALVES ? first : second);
             fetched(more);
             if (lane < 2) { barrier_arrive_in(&s.b_empty[last], lane); } // both write into it
             __syncwarp();
@@ -198,7 +209,7 @@ __device__ __forceinline__ void multiply(Shared &s, const Parameters &p, int w) 
         for (int j = 0; j < 2 * TILE / 16; j++) { // blocks of 16 columns
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                const float *d = sums[j / 4] + j % 4 * 8 + r * 2; // and 4 further
+                const float *d = &sums[j * 8 / SUMS][j * 8 % SUMS + r * 2]; // and 4 further
                 const int at = place_of_four(warp * 16 + g * 2 + r, j % 4, t);
                 *reinterpret_cast<uint2 *>(s.x[w][j / 4] + at) = {
                     bf16_pair(d[0] * scale, d[1] * scale), bf16_pair(d[4] * scale, d[5] * scale)};
@@ -211,7 +222,7 @@ __device__ __forceinline__ void multiply(Shared &s, const Parameters &p, int w) 
 
 #endif
 
-template <Fp8Type TYPE, bool APART>
+template <Fp8Type TYPE, SplitForm FORM>
 __global__ void __launch_bounds__(THREADS, 1)
     split_product_kernel(const __grid_constant__ Parameters p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -247,13 +258,13 @@ __global__ void __launch_bounds__(THREADS, 1)
         cluster_barrier(); // a block that had ended could not be written to
     } else {
         set_registers<COMPUTING_REGISTERS, true>();
-        multiply<TYPE, APART>(s, p, group - 1);
+        multiply<TYPE, FORM>(s, p, group - 1);
         cluster_barrier();
     }
 #endif
 }
 
-template <Fp8Type TYPE, bool APART> void launch_split(const Gpu *gpu, const Parameters &p) {
+template <Fp8Type TYPE, SplitForm FORM> void launch_split(const Gpu *gpu, const Parameters &p) {
     cudaLaunchAttribute clusters = {};
     clusters.id = cudaLaunchAttributeClusterDimension;
     clusters.val.clusterDim = {2, 1, 1};
@@ -264,15 +275,21 @@ template <Fp8Type TYPE, bool APART> void launch_split(const Gpu *gpu, const Para
     launch.stream = gpu->stream;
     launch.attrs = &clusters;
     launch.numAttrs = 1;
-    auto kernel = split_product_kernel<TYPE, APART>;
+    auto kernel = split_product_kernel<TYPE, FORM>;
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     (int)sizeof(Shared)));
     CUDA_CHECK(cudaLaunchKernelEx(&launch, kernel, p));
 }
 
+template <Fp8Type TYPE> void launch_form(const Gpu *gpu, const Parameters &p, SplitForm form) {
+    (form == SPLIT_QUARTERS ? launch_split<TYPE, SPLIT_QUARTERS>
+     : form == SPLIT_HALVES ? launch_split<TYPE, SPLIT_HALVES>
+                            : launch_split<TYPE, SPLIT_QUARTERS_IN_STEP>)(gpu, p);
+}
+
 } // namespace
 
-void gpu_product_split(Gpu *gpu, Gemm g, bool apart) {
+void gpu_product_split(Gpu *gpu, Gemm g, SplitForm form) {
     const char *name = "split product";
     gpu_family(gpu, g.family);
     if (g.fast_accumulation) { die("%s: it does not accumulate fast", name); }
@@ -282,7 +299,7 @@ void gpu_product_split(Gpu *gpu, Gemm g, bool apart) {
     p.a = map_like_rows(static_cast<const uint8_t *>(g.a), g.m, g.k, FULL_ROW, ROWS);
     p.b = map_like_columns(static_cast<const uint8_t *>(g.b), g.n, g.k, FULL_ROW, TILE);
     p.x = tensor_map(static_cast<Bf16 *>(g.d), CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, FULL_ROW,
-                     {{g.n, 2, COLUMNS}, {g.m, 2 * (int64_t)g.n, ROWS}});
+                     {{g.n, 2, STORED}, {g.m, 2 * (int64_t)g.n, ROWS}});
     p.scale_a = g.scale_a;
     p.scale_b = g.scale_b;
     p.K = g.k;
@@ -290,8 +307,8 @@ void gpu_product_split(Gpu *gpu, Gemm g, bool apart) {
     p.across = divide_up(g.n, 2 * TILE);
     p.tiles = p.down * p.across;
     if (g.type_a == TYPE_E5M2) {
-        (apart ? launch_split<FP8_E5M2, true> : launch_split<FP8_E5M2, false>)(gpu, p);
+        launch_form<FP8_E5M2>(gpu, p, form);
     } else {
-        (apart ? launch_split<FP8_E4M3, true> : launch_split<FP8_E4M3, false>)(gpu, p);
+        launch_form<FP8_E4M3>(gpu, p, form);
     }
 }

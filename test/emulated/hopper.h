@@ -351,9 +351,10 @@ template <bool TRANSPOSED_B> void wgmma(float (&d)[32], const uint32_t *a, uint6
     issue({d, a, 0, b, 64, TYPE_BF16, TYPE_BF16, false, TRANSPOSED_B, adds});
 }
 
-template <Fp8Type TYPE_A> void wgmma_fp8(float (&d)[32], const uint32_t *a, uint64_t b, bool adds) {
+template <Fp8Type TYPE_A, int N>
+void wgmma_fp8(float (&d)[N], const uint32_t *a, uint64_t b, bool adds) {
     const GpuType type = TYPE_A == FP8_E4M3 ? TYPE_E4M3 : TYPE_E5M2;
-    issue({d, a, 0, b, 64, type, TYPE_E4M3, false, false, adds});
+    issue({d, a, 0, b, 2 * N, type, TYPE_E4M3, false, false, adds});
 }
 
 inline void wgmma_fence(void) {
