@@ -318,13 +318,27 @@ static Tensor attention_output(Trainer *t, const Block *b, int M, Pass pass) {
     return x;
 }
 
-// Makes queries and keys as attention reads them.
-static void rotate(Trainer *t, const Block *b, int B, int T) {
+static Rotary rotary_of(const Block *b, int B, int T) {
     Rotary r = b->rope.rotary;
-    if (r.table == NULL) { return; }
     r.B = B;
     r.T = T;
-    gpu_rope_forward(&t->gpu, b->rotated, b->qkv_out, r);
+    return r;
+}
+
+// Makes queries and keys as attention reads them.
+static void rotate(Trainer *t, const Block *b, int B, int T) {
+    if (b->rope.rotary.table == NULL) { return; }
+    gpu_rope_forward(&t->gpu, b->rotated, b->qkv_out, rotary_of(b, B, T));
+}
+
+// Queries, keys and values, as attention reads them.
+static void qkv_forward(Trainer *t, const Block *b, Tensor x, int B, int T, Pass pass) {
+    if (b->product_rotates && (pass == PASS_TRAIN || pass == PASS_AGAIN)) {
+        linear_rotary(&t->gpu, &b->qkv, b->rotated, x, rotary_of(b, B, T), pass);
+        return;
+    }
+    linear_forward(&t->gpu, &b->qkv, b->qkv_out, x, NULL, B * T, pass);
+    rotate(t, b, B, T);
 }
 
 // From b->residual to `out`, the next block's residual, which PASS_AGAIN leaves as it is.
@@ -332,8 +346,7 @@ static void block_forward(Trainer *t, const Block *b, Bf16 *out, int B, int T, P
     Gpu *gpu = &t->gpu;
     int M = B * T;
     Tensor x = norm_forward(t, &b->norm1, M, pass);
-    linear_forward(gpu, &b->qkv, b->qkv_out, x, NULL, M, pass);
-    rotate(t, b, B, T);
+    qkv_forward(t, b, x, B, T, pass);
     attention_forward_gpu(gpu, attention_shape_of(&t->run, B, T), b->attention_out.x.bf16, b->lse,
                           b->rotated);
     x = attention_output(t, b, M, pass);
@@ -367,8 +380,7 @@ static void qkv_backward(Trainer *t, const Block *b, int B, int T, bool accumula
     RotaryBackward r = b->rope;
     r.dquery_weight.accumulate = r.dkey_weight.accumulate = accumulate;
     r.column_sums.accumulate = accumulate;
-    r.rotary.B = B;
-    r.rotary.T = T;
+    r.rotary = rotary_of(b, B, T);
     if (r.rotary.table != NULL) {
         gpu_rope_backward(&t->gpu, qkv->dy, r);
         return;

@@ -173,6 +173,29 @@ __device__ __forceinline__ uint4 cut_off(uint4 packed, int count) {
     return packed;
 }
 
+// One of a rotated pair: x cos + partner sin, where the first of a pair takes -sin.
+__device__ __forceinline__ float rotated(float x, float partner, float cosine, float sine) {
+    return fmaf(x, cosine, partner * sine);
+}
+
+// Elements of a head's first half and their partners in the second: 8, or the first alone.
+struct Pairs {
+    Floats8 a, b;
+};
+
+// Rotates the first WIDTH pairs. direction: 1, or -1 to rotate back; the other one of these where a
+// and b are exchanged.
+template <int WIDTH>
+__device__ __forceinline__ void turn(Pairs &p, const Floats8 &cosine, const Floats8 &sine,
+                                     float direction) {
+#pragma unroll
+    for (int j = 0; j < WIDTH; j++) {
+        float first = rotated(p.a.v[j], p.b.v[j], cosine.v[j], -direction * sine.v[j]);
+        p.b.v[j] = rotated(p.b.v[j], p.a.v[j], cosine.v[j], direction * sine.v[j]);
+        p.a.v[j] = first;
+    }
+}
+
 // The same sum in every lane, in an order that does not depend on timing.
 template <typename T> __device__ __forceinline__ T warp_sum(T x) {
     for (int offset = WARP / 2; offset > 0; offset /= 2) { x += __shfl_xor_sync(~0u, x, offset); }

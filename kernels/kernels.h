@@ -208,23 +208,6 @@ void gpu_product_gelu(Gpu *gpu, Gemm g, Tensor out);
 // dx = the product times gelu'(g.aux + g.bias), and its column sums; g.d is not written.
 void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Tensor dx, Gradient column_sums, Scratch scratch);
 
-// ---- wide_product.cu ----
-// Llama's: g.d [M,2F], which are gate and up, = fc1's forward product; out [M,F] = SwiGLU. Operands
-// of E4M3, fast accumulation. F is a multiple of 16 too. An element of g.d has the bits of gemm()
-// where that adds up in the order of K; with the same g.d, out has those of gpu_swiglu_forward().
-void gpu_product_swiglu(Gpu *gpu, Gemm g, Tensor out);
-// The head's: g.d [M,N] = the logits, with the bits of gemm() as above; and of each row, in each
-// tile of MAX_SUMS_COLUMNS, the maximum and the sum of exp(logit - maximum) of the rounded logits
-// of the first V columns: {maximum, sum} [tiles][M], where {-infinity, 0} stands for no columns.
-void gpu_product_max_sums(Gpu *gpu, Gemm g, Scratch max_sums, int V);
-enum { MAX_SUMS_COLUMNS = 256 };
-static inline int max_sums_tiles(int64_t N) {
-    return (int)((N + MAX_SUMS_COLUMNS - 1) / MAX_SUMS_COLUMNS);
-}
-static inline int64_t max_sums_floats(int64_t M, int64_t N) {
-    return 2 * M * max_sums_tiles(N);
-}
-
 // ---- rope.cu ----
 // Each head of the queries and keys in a packed [M,(H+2G)D] goes through its RMSNorm, where there
 // are weights (QK norm; D up to MOST_HEAD_SIZE), and then through the rotation. D is even.
@@ -248,6 +231,30 @@ typedef struct {
     Scratch scratch;
 } RotaryBackward;
 void gpu_rope_backward(Gpu *gpu, Tensor d_qkv, RotaryBackward b);
+
+// ---- wide_product.cu ----
+// FP8 products of E4M3 operands, with fast accumulation; else as fused_product.cu's. g.d has the
+// bits of gemm() where that adds up in the order of K. Columns that are a tile:
+enum { WIDE_PRODUCT_COLUMNS = 256 };
+// Llama's: g.d [M,2F], which are gate and up, = fc1's forward product; out [M,F] = SwiGLU, with the
+// bits of gpu_swiglu_forward() of g.d. F is a multiple of 16 too.
+void gpu_product_swiglu(Gpu *gpu, Gemm g, Tensor out);
+// The head's: g.d [M,N] = the logits; and of each row, in each tile, the maximum and the sum of
+// exp(logit - maximum) of the rounded logits of the first V columns: {maximum, sum} [tiles][M],
+// where {-infinity, 0} stands for no columns.
+void gpu_product_max_sums(Gpu *gpu, Gemm g, Scratch max_sums, int V);
+static inline int max_sums_tiles(int64_t N) {
+    return (int)((N + WIDE_PRODUCT_COLUMNS - 1) / WIDE_PRODUCT_COLUMNS);
+}
+static inline int64_t max_sums_floats(int64_t M, int64_t N) {
+    return 2 * M * max_sums_tiles(N);
+}
+// Llama's QKV: g.d [M,(H+2G)D] = gpu_rope_forward() of the product rounded to BF16, with its bits.
+// M is r.B r.T; heads have no norm, and a size for which gpu_product_rotates().
+void gpu_product_rope(Gpu *gpu, Gemm g, Rotary r);
+static inline bool gpu_product_rotates(int D) {
+    return D > 0 && D % 16 == 0 && WIDE_PRODUCT_COLUMNS % D == 0;
+}
 
 // ---- loss.cu ----
 // losses[M] of the rows of logits.bf16 [M,P]. A row whose target is -1 is left out: its loss and

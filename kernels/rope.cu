@@ -5,16 +5,7 @@
 
 enum { ROPE_THREADS = 256 };
 
-// One of a rotated pair: x cos + partner sin, where the first of a pair takes -sin.
-__device__ __forceinline__ float rotated(float x, float partner, float cosine, float sine) {
-    return fmaf(x, cosine, partner * sine);
-}
-
-// WIDTH elements of a head's first half and their partners in the second: 8 or 1.
-struct Pairs {
-    Floats8 a, b;
-};
-
+// WIDTH elements of an array: 8 or 1.
 template <int WIDTH> __device__ __forceinline__ Floats8 load_some(const Bf16 *x) {
     return WIDTH == VEC ? load8(x, 0) : Floats8{{to_float(*x)}};
 }
@@ -38,17 +29,10 @@ __device__ __forceinline__ void store_pairs(Bf16 *x, int half, const Pairs &p) {
     store_some<WIDTH>(x + half, p.b);
 }
 
-// Rotates pairs. cosine: of the pairs' angles; the sines are half a head further. direction: 1, or
-// -1 to rotate back.
+// cosine: of the pairs' angles; the sines are half a head further.
 template <int WIDTH>
 __device__ __forceinline__ void turn(Pairs &p, const float *cosine, int half, float direction) {
-    Floats8 c = load_some<WIDTH>(cosine), s = load_some<WIDTH>(cosine + half);
-#pragma unroll
-    for (int j = 0; j < WIDTH; j++) {
-        float first = rotated(p.a.v[j], p.b.v[j], c.v[j], -direction * s.v[j]);
-        p.b.v[j] = rotated(p.b.v[j], p.a.v[j], c.v[j], direction * s.v[j]);
-        p.a.v[j] = first;
-    }
+    turn<WIDTH>(p, load_some<WIDTH>(cosine), load_some<WIDTH>(cosine + half), direction);
 }
 
 // `lanes` threads share a head, each with WIDTH pairs of it at a time: 8, or 1 where half a head is

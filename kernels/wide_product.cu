@@ -2,23 +2,25 @@
 // forward, with fast accumulation. One kernel does what a product (gemm.h) and a pass over its
 // result do.
 //
-//   SWIGLU    [gate, up] = A B' rounded to BF16, which is written; y = up silu(gate)
-//   (activation.cu) MAX_SUMS  A B' rounded to BF16, which is written; and of each row, the maximum
-//   and the sum of
-//             exponentials in every tile (loss.cu)
+// The product is A B', of codes A [M,K] and B [N,K], rounded to BF16. The steps after it:
 //
-// A [M,K] and B [N,K] are codes. Llama's fc1: N is 2F, and y [M,F] becomes codes and transposed
-// codes, by a given scale, with their amax. The head: N is the padded vocabulary, of which the
-// first V columns count.
+// - SWIGLU, of Llama's fc1: the product is gate and up, and N is 2F. It is written; and
+//   y = up silu(gate) [M,F] (activation.cu) as codes and transposed codes, by a given scale, with
+//   their amax.
+// - MAX_SUMS, of the head: N is the padded vocabulary, of which the first V columns count. The
+//   product is written; and of each row, the maximum and the sum of exponentials in every tile
+//   (loss.cu).
+// - ROTARY, of Llama's QKV: N is (H + 2G) D. Queries and keys are rotated (rope.cu), and then all
+//   is written.
 //
 // A block computes tiles of 128 rows and 256 columns: 128 of gate and the same of up, or 256 that
-// are adjacent. Two blocks form a cluster; their tiles have the same columns, so that each loads a
-// half of B's part for both. Of a block's three warpgroups two compute 64 rows each by WGMMA, with
-// 64 x 256 sums, and only write these, rounded, to shared memory. One warp of the first warpgroup
-// loads A and B, by TMA, stage by stage; the other three store the result and work on it, an eighth
-// of a tile at a time, while the WGMMAs of the next tile run. (Codes made by the computing warps
-// themselves were 6% slower on an H200: the WGMMAs then wait for them. A fourth warpgroup would
-// leave a thread 128 registers, too few for its sums.)
+// are adjacent: of QKV, whole heads. Two blocks form a cluster; their tiles have the same
+// columns, so that each loads a half of B's part for both. Of a block's three warpgroups two
+// compute 64 rows each by WGMMA, with 64 x 256 sums, and only write these, rounded, to shared
+// memory. One warp of the first warpgroup loads A and B, by TMA, stage by stage; the other three
+// store the result and work on it, an eighth of a tile at a time, while the WGMMAs of the next tile
+// run. (Codes made by the computing warps themselves were 6% slower on an H200: the WGMMAs then
+// wait for them. A fourth warpgroup would leave a thread 128 registers, too few for its sums.)
 //
 // The order of rows is fused_product.cu's: a thread has 2 adjacent rows x 4 adjacent columns of
 // each block of 16 x 16.
@@ -27,7 +29,7 @@
 
 namespace {
 
-enum Epilogue { SWIGLU, MAX_SUMS };
+enum Epilogue { SWIGLU, MAX_SUMS, ROTARY };
 
 enum {
     ROWS = PRODUCT_ROWS, // of a warpgroup's part of a tile
@@ -39,7 +41,7 @@ enum {
     PARTS = 8,            // of a tile, on each of which a warp works
     PART_ROWS = 32,       // of SwiGLU's part
     PART_COLUMNS = 64,    // and its columns, whose BF16 are a row in shared memory
-    STRIP_ROWS = 16,      // the head's part: whole rows of the tile
+    STRIP_ROWS = 16,      // the others' part: whole rows of the tile
     TOGETHER = 8,         // clusters' tiles down the matrix before the next column, for the L2
     BUSY_REGISTERS = 200, // a thread's
     OTHER_REGISTERS = 104
@@ -56,17 +58,18 @@ struct Shared {
     Barrier full[STAGES], empty[STAGES];
     Barrier staged[2], freed[2]; // of a warpgroup's part of x
 };
-static_assert(2 * TILE == MAX_SUMS_COLUMNS, "what the head's tiles are to the loss");
+static_assert(2 * TILE == WIDE_PRODUCT_COLUMNS, "what a tile is to the loss, and to heads");
 static_assert(sizeof(Shared) <= 232448, "a block's shared memory");
 static_assert(registers_suffice(OTHER_REGISTERS, BUSY_REGISTERS), "a block's registers");
 
 struct Parameters {
-    CUtensorMap a, b[2], x[2], codes, codes_t; // b, x: of gate and of up; of the head, the first
+    CUtensorMap a, b[2], x[2], codes, codes_t; // b, x: of gate and of up; of others, the first
     const float *scale_a, *scale_b;
     Tensor out;
     MaxSum *max_sums; // [columns of tiles][M]
     int M, K, V;
     int down, across, tiles; // the clusters' tiles, 256 rows each
+    Rotary rotary;
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -185,6 +188,17 @@ __device__ __forceinline__ void encode(Shared &s, const Parameters &p, int worke
     record_range(p.out, range);
 }
 
+// Stores a strip of a tile, from row `down` of warpgroup w's part, as it is now. column, m: where
+// it begins in the result.
+__device__ __forceinline__ void store_strip(const Shared &s, const Parameters &p, int w, int down,
+                                            int column, int m) {
+#pragma unroll
+    for (int i = 0; i < 2 * TILE / PART_COLUMNS; i++) {
+        tma_store<2>(p.x[0], s.x[w][i / 2][i % 2] + down * FULL_ROW, column + i * PART_COLUMNS, m);
+    }
+    stores_commit();
+}
+
 // Stores the logits, and finds their rows' maxima and sums of exponentials. A lane has half of a
 // row of the tile in registers.
 __device__ __forceinline__ void sum_up(Shared &s, const Parameters &p, int worker) {
@@ -194,14 +208,7 @@ __device__ __forceinline__ void sum_up(Shared &s, const Parameters &p, int worke
     each_part<MAX_SUMS>(s, p, worker, [&](Corner begin, int w, int part) {
         const int down = part * STRIP_ROWS, m = begin.row + w * ROWS + down;
         const int count = p.V - begin.column - half * TILE; // of the lane's columns
-        if (lane == 0) {
-#pragma unroll
-            for (int i = 0; i < 2 * TILE / PART_COLUMNS; i++) {
-                tma_store<2>(p.x[0], s.x[w][i / 2][i % 2] + down * FULL_ROW,
-                             begin.column + i * PART_COLUMNS, m);
-            }
-            stores_commit();
-        }
+        if (lane == 0) { store_strip(s, p, w, down, begin.column, m); }
         __syncwarp();
         uint4 pieces[PIECES];
 #pragma unroll
@@ -240,6 +247,56 @@ __device__ __forceinline__ void sum_up(Shared &s, const Parameters &p, int worke
         if (half == 0 && m + row < p.M) {
             p.max_sums[(int64_t)(begin.column / (2 * TILE)) * p.M + m + row] = combine(mine, other);
         }
+    });
+}
+
+// Rotates queries and keys in shared memory, and stores the result. A row has 16 pairs of 16-byte
+// pieces of a head's two halves, one for a lane, so that a warp takes two rows at a time. Of eight
+// lanes, whose pieces are read together, the latter four take their pair in the other order: so all
+// eight are in different banks.
+__device__ __forceinline__ void rotate(Shared &s, const Parameters &p, int worker) {
+    enum { PAIRS = TILE / VEC, AT_ONCE = WARP / PAIRS, TIMES = 4 };
+    const Rotary &r = p.rotary;
+    const int lane = threadIdx.x % WARP, row = lane / PAIRS, pair = lane % PAIRS;
+    const int half = r.D / (2 * VEC), piece = pair + pair / half * half, turned = (r.H + r.G) * r.D;
+    const bool exchanged = lane % 8 >= 4;
+    const int a = piece + (exchanged ? half : 0), b = piece + (exchanged ? 0 : half);
+    const float *table = r.table + pair % half * VEC;
+    each_part<ROTARY>(s, p, worker, [&](Corner begin, int w, int part) {
+        const int down = part * STRIP_ROWS, m = begin.row + w * ROWS + down;
+        const int last = begin.column + piece * VEC < turned ? down + STRIP_ROWS : down;
+        int t = (m + row) % r.T;
+        auto at = [&](int i, int piece) {
+            return reinterpret_cast<uint4 *>(s.x[w][piece / 16][piece / 8 % 2] + i * FULL_ROW +
+                                             (piece % 8 ^ i % 8) * 16);
+        };
+#pragma unroll 1
+        for (int i = down + row; i < last; i += TIMES * AT_ONCE) {
+            Floats8 cosines[TIMES], sines[TIMES];
+#pragma unroll
+            for (int k = 0; k < TIMES; k++) { // all are on their way before the first is needed
+                cosines[k] = load_floats8(table + t * r.D, TYPE_F32, 0);
+                sines[k] = load_floats8(table + t * r.D + r.D / 2, TYPE_F32, 0);
+                t += AT_ONCE;
+                while (t >= r.T) { t -= r.T; }
+            }
+#pragma unroll
+            for (int k = 0; k < TIMES; k++) {
+                uint4 *to_a = at(i + k * AT_ONCE, a), *to_b = at(i + k * AT_ONCE, b);
+                Pairs x = {unpack8(*to_a), unpack8(*to_b)};
+                turn<VEC>(x, cosines[k], sines[k], exchanged ? -1.0f : 1.0f);
+                *to_a = pack8(x.a);
+                *to_b = pack8(x.b);
+            }
+        }
+        show_to_tma();
+        __syncwarp();
+        if (lane == 0) {
+            store_strip(s, p, w, down, begin.column, m);
+            stores_wait_read<0>();
+            barrier_arrive(&s.freed[w], true);
+        }
+        __syncwarp();
     });
 }
 
@@ -321,7 +378,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         set_registers<OTHER_REGISTERS, false>();
         const int warp = threadIdx.x / WARP;
         if (warp > 0) {
-            (EPILOGUE == SWIGLU ? encode : sum_up)(s, p, warp - 1);
+            (EPILOGUE == SWIGLU ? encode : EPILOGUE == MAX_SUMS ? sum_up : rotate)(s, p, warp - 1);
         } else if (threadIdx.x == 0) {
             load<EPILOGUE>(s, p);
         }
@@ -379,13 +436,17 @@ void launch_wide(const Gpu *gpu, const Gemm &g, Parameters p, int columns) {
 
 } // namespace
 
+static void begin_wide(const char *name, Gpu *gpu, const Gemm &g) {
+    gpu_family(gpu, g.family);
+    if (!g.fast_accumulation) { die("%s: it accumulates fast alone", name); }
+}
+
 void gpu_product_swiglu(Gpu *gpu, Gemm g, Tensor out) {
     const char *name = "product with SwiGLU";
     const int F = g.n / 2;
     Parameters p = {};
-    gpu_family(gpu, g.family);
+    begin_wide(name, gpu, g);
     if (g.n % 32 != 0) { die("%s: gate and up of %d columns; a multiple of 16 each", name, g.n); }
-    if (!g.fast_accumulation) { die("%s: it accumulates fast alone", name); }
     if (out.type != FP8_E4M3) { die("%s: forward operands are E4M3", name); }
     check_fused_product(name, gpu, g, &out, F, {g.a, g.b, g.d, g.scale_a, g.scale_b});
     p.codes = map_like_rows(out.fp8, g.m, F, HALF_ROW, PART_ROWS);
@@ -398,8 +459,7 @@ void gpu_product_max_sums(Gpu *gpu, Gemm g, Scratch max_sums, int V) {
     const char *name = "product with rows' maxima";
     const int64_t floats = max_sums_floats(g.m, g.n);
     Parameters p = {};
-    gpu_family(gpu, g.family);
-    if (!g.fast_accumulation) { die("%s: it accumulates fast alone", name); }
+    begin_wide(name, gpu, g);
     if (V < 1 || V > g.n) { die("%s: %d columns of %d", name, V, g.n); }
     check_fused_operands(name, gpu, g, TYPE_E4M3,
                          {g.a, g.b, g.d, g.scale_a, g.scale_b, max_sums.data});
@@ -408,4 +468,20 @@ void gpu_product_max_sums(Gpu *gpu, Gemm g, Scratch max_sums, int V) {
     p.max_sums = reinterpret_cast<MaxSum *>(max_sums.data);
     p.V = V;
     launch_wide<MAX_SUMS>(gpu, g, p, g.n);
+}
+
+void gpu_product_rope(Gpu *gpu, Gemm g, Rotary r) {
+    const char *name = "product with RoPE";
+    const int64_t M = (int64_t)r.B * r.T, N = ((int64_t)r.H + 2 * (int64_t)r.G) * r.D;
+    Parameters p = {};
+    begin_wide(name, gpu, g);
+    if (!gpu_product_rotates(r.D)) { die("%s: heads of %d", name, r.D); }
+    if (r.query_weight != NULL || r.key_weight != NULL) { die("%s: heads with a norm", name); }
+    check_fused_operands(name, gpu, g, TYPE_E4M3, {g.a, g.b, g.d, g.scale_a, g.scale_b, r.table});
+    if (r.T < 1 || r.H < 1 || r.G < 1 || M != g.m || N != g.n) {
+        die("%s: %d x %d tokens, %d + %d heads of %d; not %d x %d", name, r.B, r.T, r.H, r.G, r.D,
+            g.m, g.n);
+    }
+    p.rotary = r;
+    launch_wide<ROTARY>(gpu, g, p, g.n);
 }

@@ -217,8 +217,13 @@ check(blockwise["products"], M * weights * both)
 check(blockwise["head products"], M * P * C * both)
 assert all(blockwise[name] == fp8_head[name] for name in fp8
            if "products" not in name and name != "activations")
-# SwiGLU is in the product, whose operations take longer than its bytes
-check(blockwise["activations"] - fp8["activations"], 6 * F * M * L / rates["bytes"])
+# SwiGLU and RoPE are in products, whose operations take longer than their bytes
+heads = (H + G) * D
+check(blockwise["activations"] - fp8["activations"], (6 * F + 4 * heads) * M * L / rates["bytes"])
+normed, biased = (floor_of(llama, delayed, {option: "true"})["activations"] - fp8["activations"]
+                  for option in ("qk-layernorm", "add-qkv-bias"))
+check(normed, 6 * heads * M * L / rates["bytes"]) # the norm's input again, too
+check(biased, 4 * heads * M * L / rates["bytes"])
 check(fp8["head products"], 6 * M * P * C / rates["bf16"])
 check(fp8_head["head products"], 6 * M * P * C / rates["fp8"])
 check(bf16["attention"], L * 7 * B * H * T * T * D / rates["bf16"])

@@ -1,11 +1,12 @@
 // The FP8 products with an activation in their epilogue (kernels/fused_product.cu,
 // wide_product.cu): against the definition, summed in FP64, and against the two kernels that they
 // replace. Bit for bit, where the operands' sums are the same in every order. And the head's
-// product with what it leaves for the loss. `--time` times them beside these two.
+// product with what it leaves for the loss, and QKV's with RoPE. `--time` times them beside these
+// two.
 #define TEST_OWN_MAIN
 #include "fp8_test.h"
 
-enum Kind { GELU, GELU_BACKWARD, SWIGLU, HEAD };
+enum Kind { GELU, GELU_BACKWARD, SWIGLU, HEAD, ROTARY };
 
 // A product with all that it reads and writes; N: columns of the codes. Operands are normally
 // distributed, or small whole numbers.
@@ -16,6 +17,7 @@ struct Problem {
     bool backward, fast;
     int columns; // of the product
     int V;       // of the head's columns
+    Rotary rotary = {};
     Codes a_host, b_host;
     Buffer<uint8_t> a, b;
     Buffer<Fp8Live> scales; // of a and b
@@ -91,6 +93,8 @@ struct Problem {
         g.bias = bias.device.data;
         if (kind == HEAD) {
             gpu_product_max_sums(&gpu, g, max_sums(), V);
+        } else if (kind == ROTARY) {
+            gpu_product_rope(&gpu, g, rotary);
         } else if (backward) {
             g.d = NULL;
             g.aux = x.data;
@@ -102,10 +106,12 @@ struct Problem {
     void run(void) {
         run(tensor());
     }
-    // The activation of x.
+    // The activation of x, or RoPE in place.
     void run_pass(Tensor t) {
         if (kind == SWIGLU) {
             gpu_swiglu_forward(&gpu, t, x.data, M, N);
+        } else if (kind == ROTARY) {
+            gpu_rope_forward(&gpu, x.data, x.data, rotary);
         } else {
             gpu_gelu_forward(&gpu, t, x.data, bias.device.data, M, N);
         }
@@ -360,7 +366,8 @@ static Floats get_max_sums(const Problem &p) {
 static void check_max_sums(const Floats &found, const Floats &logits, int M, int N, int V) {
     for (int i = 0; i < max_sums_tiles(N) * M; i++) {
         const float *row = &logits[(size_t)(i % M) * N];
-        const int begin = i / M * MAX_SUMS_COLUMNS, end = std::min(V, begin + MAX_SUMS_COLUMNS);
+        const int begin = i / M * WIDE_PRODUCT_COLUMNS,
+                  end = std::min(V, begin + WIDE_PRODUCT_COLUMNS);
         float max = -INFINITY;
         double sum = 0;
         for (int j = begin; j < end; j++) { max = std::max(max, row[j]); }
@@ -471,6 +478,104 @@ ROW(heads) {
         {272, 768, 640, 768}, {80, 528, 200, 144}, {1040, 2064, 2050, 400}};
     for (const int *s : shapes) {
         for (int whole = 0; whole < 2; whole++) { check_head(s[0], s[1], s[2], s[3], whole); }
+    }
+}
+
+// ---- queries, keys and values -------------------------------------------------------------------
+
+struct Queries : Problem {
+    Floats table;
+    FloatBuffer angles;
+
+    Queries(int B, int T, int H, int G, int D, int k, bool whole)
+        : Problem(B * T, (H + 2 * G) * D, k, FP8_E4M3, ROTARY, true, whole), table((size_t)T * D),
+          angles(table.size()) {
+        Rope rope = {10000.0};
+        rope_table(table.data(), T, D, &rope);
+        angles.put(table.data());
+        rotary = {angles.data, NULL, NULL, 0.0f, B, T, H, G, D};
+    }
+    // The definition, of the product's rounded values.
+    Floats turned(Floats values, bool inverse) const {
+        const Rotary &r = rotary;
+        rope_apply(values.data(), table.data(), r.B, r.T, r.H, r.G, r.D, inverse);
+        return values;
+    }
+};
+
+// The product without RoPE is the head's, which adds up in the same order.
+static void check_queries(int B, int T, int H, int G, int D, int K, bool whole) {
+    if (left_out((int64_t)B * T * (H + 2 * G) * D)) { return; }
+    Queries p(B, T, H, G, D, K, whole);
+    gpu_product_max_sums(&gpu, p.gemm_of(p.x.data), p.max_sums(), p.N);
+    const Floats product = get_floats(p.x), expected = p.turned(product, false);
+    if (whole) {
+        Floats rounded = p.product(0, p.M);
+        round_to_bf16(rounded.data(), rounded.data(), (int64_t)rounded.size());
+        CHECK(same_bits(product, rounded));
+    }
+    p.run_pass({});
+    const Floats apart = get_floats(p.x);
+    p.reset();
+    p.run();
+    const Floats found = get_floats(p.x);
+    CHECK_BF16(found, expected, 1.02);
+    if (T > 1) { // at position 0 nothing turns
+        Floats moved = found;
+        std::swap_ranges(&moved[0], &moved[p.N], &moved[(size_t)(T - 1) * p.N]);
+        CHECK(CAUGHT(CHECK_BF16(moved, expected, 1.02)));
+        CHECK(CAUGHT(CHECK_BF16(found, p.turned(product, true), 1.02)));
+    }
+    for (size_t i = 0; i < found.size(); i++) {
+        const bool value = (int)(i % p.N) >= (H + G) * D;
+        if (value && found[i] != product[i]) {
+            test_fail(__FILE__, __LINE__, "value %zu: %g, not %g", i, found[i], product[i]);
+            break;
+        }
+    }
+    p.reset();
+    p.run();
+    CHECK(same_bits(get_floats(p.x), found));
+    if (on_stand_ins()) { return; } // whose FP32 differs in the last bits
+    CHECK(same_bits(found, apart));
+    Floats broken = found;
+    broken.back() = -broken.back();
+    CHECK(CAUGHT(CHECK(same_bits(broken, apart))));
+    if (!whole || sanitizing()) { return; }
+    p.reset();
+    p.run_apart();
+    CHECK(same_bits(found, get_floats(p.x)));
+}
+
+// The floor: codes are read, BF16 written, and in a pass queries and keys read and written again.
+static void time_queries(int B, int T, int H, int G, int D, int K) {
+    Queries p(B, T, H, G, D, K, false);
+    const std::string shape = text("qkv %dx%dx%d", p.M, p.N, K);
+    const double product = 2.0 * p.M * p.N * K / (2 * FLOPS_PER_S),
+                 pass = moved(2.0 * p.M * (H + G) * D);
+    for (int turn = 0; turn < 2; turn++) {
+        timed("rope: product", shape, product, [&] { gemm(&gpu, p.gemm_of(p.x.data)); });
+        timed("rope: product, pass", shape, product + pass, [&] { p.run_apart(); });
+        if (!gpu_has_fused_products(&gpu)) { continue; }
+        timed("rope: in one", shape, product, [&] { p.run(); });
+    }
+}
+
+ROW(queries) {
+    if (mode == TIMING && has_fp8()) {
+        time_queries(16, 2048, 16, 4, 128, 2048);
+        time_queries(2, 8192, 32, 8, 128, 4096);
+    }
+    if (mode != CHECKING || !can_run()) { return; }
+    static const int shapes[][6] = {
+        {1, 16, 1, 1, 16, 16},   {16, 1, 5, 2, 16, 144},    {3, 48, 2, 1, 32, 80},
+        {16, 9, 3, 1, 64, 272},  {16, 3, 5, 3, 64, 128},    {16, 5, 2, 2, 128, 144},
+        {1, 48, 1, 1, 256, 528}, {16, 17, 2, 1, 128, 400},  {2, 520, 3, 1, 256, 400},
+        {48, 33, 7, 7, 32, 272}, {2, 1024, 32, 8, 64, 2048}};
+    for (const int *s : shapes) {
+        for (int whole = 0; whole < 2; whole++) {
+            check_queries(s[0], s[1], s[2], s[3], s[4], s[5], whole);
+        }
     }
 }
 
@@ -607,6 +712,7 @@ TEST(refusals) {
         {"a pointer is missing", [](Gemm *g) { g->scale_b = NULL; }},
         {"a pointer is missing", [](Gemm *g) { g->c = g->d; }},
     };
+    const Rotary turns = {f, NULL, NULL, 0.0f, 4, 16, 2, 1, 16};
     for (auto &c : cases) {
         Gemm g = good;
         c.change(&g);
@@ -616,11 +722,36 @@ TEST(refusals) {
         CHECK_DIES(g.n == 72 ? "gate and up of 72 columns" : c.says,
                    gpu_product_swiglu(&gpu, g, given));
         CHECK_DIES(c.says, gpu_product_max_sums(&gpu, g, enough, 60));
+        CHECK_DIES(c.says, gpu_product_rope(&gpu, g, turns));
+    }
+    struct {
+        const char *says;
+        void (*change)(Rotary *);
+    } const turned[] = {
+        {"a pointer is missing", [](Rotary *r) { r->table = NULL; }},
+        {"not 16-byte aligned", [](Rotary *r) { r->table++; }},
+        {"heads with a norm", [](Rotary *r) { r->query_weight = (Bf16 *)4096; }},
+        {"heads with a norm", [](Rotary *r) { r->key_weight = (Bf16 *)4096; }},
+        {"heads of 8", [](Rotary *r) { r->D = 8; }},
+        {"heads of 0", [](Rotary *r) { r->D = 0; }},
+        {"heads of 48", [](Rotary *r) { r->D = 48; }},
+        {"heads of 512", [](Rotary *r) { r->D = 512; }},
+        {"5 x 16 tokens", [](Rotary *r) { r->B = 5; }},
+        {"-4 x -16 tokens", [](Rotary *r) { r->B = -4, r->T = -16; }},
+        {"3 + 1 heads of 16; not 64 x 64", [](Rotary *r) { r->H = 3; }},
+        {"4 + 0 heads", [](Rotary *r) { r->H = 4, r->G = 0; }},
+        {"0 + 2 heads", [](Rotary *r) { r->H = 0, r->G = 2; }},
+    };
+    for (auto &c : turned) {
+        Rotary r = turns;
+        c.change(&r);
+        CHECK_DIES(c.says, gpu_product_rope(&gpu, good, r));
     }
     Gemm split = good;
     split.fast_accumulation = false;
     CHECK_DIES("it accumulates fast alone", gpu_product_swiglu(&gpu, split, given));
     CHECK_DIES("it accumulates fast alone", gpu_product_max_sums(&gpu, split, enough, 60));
+    CHECK_DIES("it accumulates fast alone", gpu_product_rope(&gpu, split, turns));
     CHECK_DIES("0 columns of 64", gpu_product_max_sums(&gpu, good, enough, 0));
     CHECK_DIES("65 columns of 64", gpu_product_max_sums(&gpu, good, enough, 65));
     CHECK_DIES("255 bytes of scratch; 512", gpu_product_max_sums(&gpu, good, little, 64));
@@ -642,6 +773,7 @@ TEST(refusals) {
     CHECK_DIES("this device has none", gpu_product_gelu(&old, good, given));
     CHECK_DIES("this device has none", gpu_product_swiglu(&old, good, given));
     CHECK_DIES("this device has none", gpu_product_max_sums(&old, good, enough, 64));
+    CHECK_DIES("this device has none", gpu_product_rope(&old, good, turns));
 }
 
 SETUP() {

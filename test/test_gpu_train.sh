@@ -288,8 +288,9 @@ for fault in none wrong; do
     STANDIN_FP8=$fault check "FP8 products by blocks: $fault" fallen_back "$no_blocks" $by_blocks
 done
 # Which products are our own (train/gpu/network.c): those that apply GELU or SwiGLU, in training
-# steps whose scales are given, and the head's, where the loss has no cap; and no other. The numbers
-# are those of a device without such products.
+# steps whose scales are given; the head's, where the loss has no cap; Llama's QKV, where heads have
+# no norm and no bias, and fit; and no other. The numbers are those of a device without such
+# products.
 own_losses() { # kind of such products, options
     rm -f m.jsonl
     LD_LIBRARY_PATH=$root/build/standin STANDIN_OWN_PRODUCTS=$1 $gpu $DATA --micro-batch-size 2 \
@@ -305,28 +306,37 @@ leaves_own() { # options
     local without
     without=$(own_losses none "$@") && [[ $(own_losses wrong "$@") == "$without" ]]
 }
-hybrid="--model gpt2-tiny --fp8-format hybrid" gated="--model llama-tiny --fp8-format hybrid"
+hybrid="--model gpt2-tiny --fp8-format hybrid" llama8="--model llama-tiny --fp8-format hybrid"
 head="$hybrid --fp8-recipe tensorwise --fp8-lm-head" # the head's alone
+gated="$llama8 --qk-layernorm"                       # SwiGLU's alone
+rotary="$llama8 --fp8-recipe tensorwise"             # QKV's alone
 for kind in "$hybrid" "$hybrid --fp8-format e4m3 --gpus 2" "$hybrid --recompute activations" \
     "$hybrid --recompute block" "$hybrid --global-batch-size 4" \
     "$hybrid --fp8-stats-interval 1" "$gated" "$gated --recompute activations --gpus 2" \
     "$gated --recompute block --global-batch-size 4" "$gated --fp8-stats-interval 1" \
     "$head" "$head --z-loss-coeff 0.01 --global-batch-size 4" "$head --fp8-stats-interval 1" \
-    "$hybrid --fp8-lm-head --gpus 2" "$gated --fp8-lm-head --fp8-format e4m3"; do
+    "$hybrid --fp8-lm-head --gpus 2" "$gated --fp8-lm-head --fp8-format e4m3" \
+    "$rotary" "$rotary --recompute block --global-batch-size 4" "$rotary --no-fp8-wgrad" \
+    "$rotary --kv-channels 32 --fp8-stats-interval 1" "$rotary --recompute activations --gpus 2" \
+    "$llama8 --recompute block" "$llama8 --fp8-lm-head --fp8-format e4m3"; do
     check "own products, $kind" takes_own $kind
 done
 counting_leaves_no_trace() { # though counts are those of cuBLASLt's products
     [[ $(own_losses wrong $hybrid) == "$(own_losses wrong $hybrid --fp8-stats-interval 2)" ]]
 }
 check "counting leaves no trace" counting_leaves_no_trace
-own_losses none $hybrid --save gelu >log # for an evaluation
+own_losses none $hybrid --save gelu >log # for evaluations
+own_losses none $rotary --save rope >log
 for kind in "--model gpt2-tiny" "$gated --fp8-fast-accumulation none" "$gated --no-fp8-wgrad" \
     "$hybrid --fp8-recipe tensorwise" "$hybrid --fp8-format e5m2" \
     "--model llama-tiny --fp8-format e4m3 --fp8-recipe blockwise" \
     "--model gpt2-tiny --fp8-format e5m2 --fp8-recipe blockwise" \
     "$head --logit-softcap 5" "$head --fp8-fast-accumulation none" "$head --no-fp8-wgrad" \
     "$head --fp8-format e5m2" "$hybrid --fp8-lm-head --fp8-format e4m3 --fp8-recipe blockwise" \
-    "$hybrid --save gelu --resume latest --eval-only"; do
+    "$rotary --qk-layernorm" "$rotary --add-qkv-bias" "$rotary --kv-channels 192" \
+    "$rotary --fp8-fast-accumulation none" "$rotary --fp8-format e5m2" \
+    "$hybrid --save gelu --resume latest --eval-only" \
+    "$rotary --save rope --resume latest --eval-only"; do
     check "no own products, $kind" leaves_own $kind
 done
 # An update waits for the save that still reads its state in host memory: SLOW_SAVE is in seconds.

@@ -41,6 +41,7 @@ class Shape:
         self.H, self.G = number("num-attention-heads"), number("num-query-groups")
         self.D = int(options.get("kv-channels", 0)) or self.C // self.H # older records lack it
         self.qk_norm = options.get("qk-layernorm") == "true"
+        self.qkv_bias = options.get("add-qkv-bias") == "true"
         self.N = (self.H + 2 * self.G) * self.D
         self.F = number("ffn-hidden-size")
         self.F1 = 2 * self.F if self.llama else self.F
@@ -73,6 +74,13 @@ def activation_rides(s, recipe):
     return recipe == "bf16" or (recipe == "delayed" and s.C <= GELU_PRODUCT_MOST_K)
 
 
+def rope_rides(s, recipe):
+    """Whether Llama's QKV forward product rotates queries and keys: in FP8 with one scale per
+    tensor, where heads have neither norm nor bias, and a tile of 256 columns is whole heads."""
+    return (recipe in ("delayed", "tensorwise") and not s.qk_norm and not s.qkv_bias
+            and s.D % 16 == 0 and 256 % s.D == 0)
+
+
 def products(rates, kind, s, recipe):
     # BF16: GELU's input, kept and read again; FP8: that is the result, and the codes are beside it
     rides = s.M * s.F if activation_rides(s, recipe) else 0
@@ -95,14 +103,16 @@ def attention(rates, s):
 
 
 def activation_bytes(s, recipe):
-    """A token and layer. Llama: SwiGLU (6F forward, 10F backward), RoPE, whose backward pass writes
-    dQKV's codes where it can, and the QK norm's input again. GPT-2: GELU, or in BF16 the gradients
+    """A token and layer. Llama: SwiGLU (6F forward, 10F backward), RoPE, forward where the product
+    does not do it, and backward, which writes dQKV's codes where it can, and the QK norm's input
+    again. GPT-2: GELU, or in BF16 the gradients
     of biases."""
     heads = (s.H + s.G) * s.D
     if s.llama:
         rope_backward = 4 * s.N if recipe in FUSED else 4 * heads
         swiglu = (10 if activation_rides(s, recipe) else 16) * s.F
-        return swiglu + 4 * heads + rope_backward + (2 * heads if s.qk_norm else 0)
+        rope_forward = 0 if rope_rides(s, recipe) else 4 * heads
+        return swiglu + rope_forward + rope_backward + (2 * heads if s.qk_norm else 0)
     if recipe == "bf16":
         return 2 * (s.F + s.N)
     return 0 if activation_rides(s, recipe) else 10 * s.F

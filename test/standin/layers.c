@@ -8,6 +8,7 @@
 #pragma weak gpu_product_gelu_backward
 #pragma weak gpu_product_swiglu
 #pragma weak gpu_product_max_sums
+#pragma weak gpu_product_rope
 #pragma weak partial_sums_bytes
 
 size_t partial_sums_bytes(int64_t M, int64_t columns) {
@@ -230,7 +231,7 @@ void gpu_product_max_sums(Gpu *gpu, Gemm g, Scratch max_sums, int V) {
     FREED float *x = bf16_read(g.d, (int64_t)g.m * g.n);
     for (int64_t i = 0; i < (int64_t)max_sums_tiles(g.n) * g.m; i++) {
         const float *row = x + i % g.m * g.n;
-        int begin = (int)(i / g.m) * MAX_SUMS_COLUMNS, end = begin + MAX_SUMS_COLUMNS;
+        int begin = (int)(i / g.m) * WIDE_PRODUCT_COLUMNS, end = begin + WIDE_PRODUCT_COLUMNS;
         end = end < V ? end : V;
         float max = -INFINITY, sum = 0.0f;
         for (int j = begin; j < end; j++) { max = row[j] > max || row[j] != row[j] ? row[j] : max; }
@@ -248,8 +249,7 @@ void gpu_swiglu_backward(Gpu *gpu, Tensor dx, const Bf16 *dout, const Bf16 *x, i
     values_produce(dx, out, M, 2 * F);
 }
 
-void gpu_rope_forward(Gpu *gpu, Bf16 *out, const Bf16 *qkv, Rotary r) {
-    gpu_family(gpu, FAMILY_ACTIVATIONS);
+static void rotate(Bf16 *out, const Bf16 *qkv, Rotary r) {
     int M = r.B * r.T, N = (r.H + 2 * r.G) * r.D;
     FREED float *values = bf16_read(qkv, M * N), *rstd = values_new(M * (r.H + r.G));
     FREED float *query = bf16_read(r.query_weight, r.D), *key = bf16_read(r.key_weight, r.D);
@@ -258,6 +258,21 @@ void gpu_rope_forward(Gpu *gpu, Bf16 *out, const Bf16 *qkv, Rotary r) {
     }
     rope_apply(values, r.table, r.B, r.T, r.H, r.G, r.D, false);
     values_write(out, TYPE_BF16, values, M * N);
+}
+
+void gpu_rope_forward(Gpu *gpu, Bf16 *out, const Bf16 *qkv, Rotary r) {
+    gpu_family(gpu, FAMILY_ACTIVATIONS);
+    rotate(out, qkv, r);
+}
+
+void gpu_product_rope(Gpu *gpu, Gemm g, Rotary r) {
+    bool norm = r.query_weight != NULL || r.key_weight != NULL;
+    bool fits = r.B * r.T == g.m && (r.H + 2 * r.G) * r.D == g.n && gpu_product_rotates(r.D);
+    check_fused_operands(gpu, &g, g.fast_accumulation && fits && !norm);
+    gemm(gpu, g);
+    rotate(g.d, g.d, r);
+    // of the last query: the first has one key, and so no choice
+    if (own_products("wrong")) { ((Bf16 *)g.d)[(int64_t)(g.m - 1) * g.n] ^= 0x8000; }
 }
 
 // The codes of normalised heads, and of those of other sizes, are those of the rounded gradient.

@@ -92,14 +92,15 @@ static void set_fp8(Gemm *g, const Tensor *a, const uint8_t *codes_a, const floa
     g->fast_accumulation = fast_accumulation;
 }
 
-// x W'
-static Gemm product(const LinearLayer *l, Bf16 *y, const Tensor *x, int M, Pass pass) {
+// x W', and counts the codes of x.
+static Gemm product(Gpu *gpu, const LinearLayer *l, Bf16 *y, const Tensor *x, int M, Pass pass) {
     Gemm g = gemm_plain(M, l->N, l->C, x->bf16, l->w.bf16, y);
     g.trans_b = true;
     g.family = l->family;
     if (is_fp8(l, pass)) {
         set_fp8(&g, x, x->fp8, x->scales, &l->w, l->w.fp8, l->w.scales, l->fast_forward);
     }
+    if (pass == PASS_TRAIN) { count(gpu, l, OPERAND_X, x->fp8, (int64_t)M * l->C); }
     return g;
 }
 
@@ -116,19 +117,20 @@ static Gemm input_gradient(const LinearLayer *l, Bf16 *dx, int M) {
 
 void linear_forward(Gpu *gpu, const LinearLayer *l, Bf16 *y, Tensor x, const Bf16 *addend, int M,
                     Pass pass) {
-    Gemm g = product(l, y, &x, M, pass);
+    Gemm g = product(gpu, l, y, &x, M, pass);
     g.c = addend;
     g.beta = addend != NULL ? 1.0f : 0.0f;
     g.epilogue = l->bias != NULL ? EPILOGUE_BIAS : EPILOGUE_NONE;
     g.bias = l->bias;
-    if (pass == PASS_TRAIN) { count(gpu, l, OPERAND_X, x.fp8, (int64_t)M * l->C); }
     gemm(gpu, g);
 }
 
 void linear_logits(Gpu *gpu, const LinearLayer *l, Tensor x, Scratch max_sums, int V, int M) {
-    Gemm g = product(l, l->dy.bf16, &x, M, PASS_TRAIN);
-    count(gpu, l, OPERAND_X, x.fp8, (int64_t)M * l->C);
-    gpu_product_max_sums(gpu, g, max_sums, V);
+    gpu_product_max_sums(gpu, product(gpu, l, l->dy.bf16, &x, M, PASS_TRAIN), max_sums, V);
+}
+
+void linear_rotary(Gpu *gpu, const LinearLayer *l, Bf16 *y, Tensor x, Rotary r, Pass pass) {
+    gpu_product_rope(gpu, product(gpu, l, y, &x, r.B * r.T, pass), r);
 }
 
 static void weight_gradient(Gpu *gpu, const LinearLayer *l, const Tensor *x, int M,
@@ -183,9 +185,8 @@ Tensor linear_activation(Gpu *gpu, const Activation *a, Tensor x, int M, Pass pa
         return activation_forward(gpu, a, M, pass);
     }
     Tensor out = linear_input(a->fc2, pass);
-    Gemm g = product(a->fc1, a->in, &x, M, pass);
+    Gemm g = product(gpu, a->fc1, a->in, &x, M, pass);
     g.bias = a->bias;
-    if (pass == PASS_TRAIN) { count(gpu, a->fc1, OPERAND_X, x.fp8, (int64_t)M * a->fc1->C); }
     (a->gated ? gpu_product_swiglu : gpu_product_gelu)(gpu, g, out);
     return out;
 }

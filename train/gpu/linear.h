@@ -60,6 +60,10 @@ void linear_forward(Gpu *gpu, const LinearLayer *l, Bf16 *y, Tensor x, const Bf1
 // The product also leaves what the loss needs of each row (gpu_product_max_sums).
 void linear_logits(Gpu *gpu, const LinearLayer *l, Tensor x, Scratch max_sums, int V, int M);
 
+// The same of queries, keys and values in a pass of training, without a bias. The product rotates
+// queries and keys too (gpu_product_rope).
+void linear_rotary(Gpu *gpu, const LinearLayer *l, Bf16 *y, Tensor x, Rotary r, Pass pass);
+
 // dx [M,C] = dy W, and dW (+)= dy' x, where dy is the layer's.
 void linear_backward(Gpu *gpu, const LinearLayer *l, Bf16 *dx, Tensor x, int M, bool accumulate);
 

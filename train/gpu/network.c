@@ -248,6 +248,12 @@ static void start_linear(Network *n, LinearLayer *l, const Tensor *dy) {
     l->dy.scales_t = dy->scales_t;
 }
 
+// Whether one of wide_product.cu's can be the layer's forward product.
+static bool has_wide_product(const Network *n, const LinearLayer *l) {
+    return l->w.fp8 != NULL && l->bias == NULL && l->x.type == FP8_E4M3 &&
+           l->x.blocks == SCALES_TENSOR && l->fast_forward && gpu_has_fused_products(n->gpu);
+}
+
 static void start_activation(Network *n, Block *b) {
     bool llama = n->run->config.arch == ARCH_LLAMA;
     bool none = b->fc1.w.fp8 == NULL && b->fc2.w.fp8 == NULL;
@@ -278,9 +284,8 @@ static void start_head(Network *n) {
     LinearLayer *head = &n->head;
     linear_start(head, n->params);
     head->x.bf16 = n->norm_out;
-    if (head->w.fp8 == NULL || !head->dy.fused || head->dy.mode != SCALE_GIVEN) { return; }
-    if (head->x.type != FP8_E4M3 || !head->fast_forward) { return; }
-    if (run->config.loss.softcap > 0.0f || !gpu_has_fused_products(n->gpu)) { return; }
+    if (!has_wide_product(n, head) || !head->dy.fused) { return; }
+    if (run->config.loss.softcap > 0.0f) { return; }
     n->max_sums.data = (float *)head->dy.fp8;
     n->max_sums.bytes = (size_t)n->chunk_rows * (size_t)head->N;
 }
@@ -327,6 +332,8 @@ void network_start(Network *n) {
             .dkey_weight = params_gradient(p, TENSOR_KEY_NORM_WEIGHT, l),
             .column_sums = b->qkv.dbias,
             .scratch = n->partial_sums};
+        b->product_rotates = llama && !c->qk_norm && gpu_product_rotates(c->head_size) &&
+                             has_wide_product(n, &b->qkv);
         below = &b->fc2;
     }
     start_norm(n, &n->final_norm, TENSOR_FINAL_NORM_WEIGHT, 0, n->residual_out, &n->head, below);

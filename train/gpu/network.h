@@ -30,6 +30,7 @@ typedef struct {
         LinearLayer linear[LINEAR_HEAD];
     };
     RotaryBackward rope;   // each call sets B and T; table NULL: no rotary embedding
+    bool product_rotates;  // the product of queries and keys does it, in passes of training
     Bf16 *residual;        // [M,C] the block's input
     Bf16 *qkv_out;         // [M,N]
     Bf16 *rotated;         // [M,N] as attention reads it: qkv_out itself, except with QK norm
