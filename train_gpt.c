@@ -655,7 +655,7 @@ static void validate(Trainer *t) {
     int64_t samples = run_eval_samples(run);
     Pass pass = eval_pass(&run->options);
     double begin = wall_seconds(), sum = 0;
-    for (int64_t sample = 0; sample < samples; sample += B) {
+    for (int64_t sample = 0; sample < samples && run_stop_signal() == 0; sample += B) {
         run_eval_batch(run, sample, t->inputs, t->targets);
         model_forward(t, B, T, pass);
         sum += head_loss(t, B * T, 0.0f, pass);
@@ -664,7 +664,7 @@ static void validate(Trainer *t) {
 }
 
 static void evaluate(Trainer *t) {
-    if (t->run.has_valid) { validate(t); }
+    if (run_should_validate(&t->run)) { validate(t); }
     run_score_choices(&t->run, (ChoiceModel){.trainer = t, .losses = choice_losses});
 }
 
@@ -681,7 +681,7 @@ static float *next_logits(void *trainer, const int *tokens, int n) {
 static void maybe_save(Trainer *t) {
     Run *run = &t->run;
     if (!run_should_save(run)) { return; }
-    saver_wait(&run->saver);
+    run_wait_for_save(run);
     size_t size = (size_t)run->layout.size, bytes = size * sizeof(float);
     int64_t n = (int64_t)bytes;
     memcpy(t->snapshot, t->weights, bytes);
@@ -751,6 +751,7 @@ int main(int argc, char **argv) {
         if (options->sample_only) { run_sample(&t.run, next_logits, &t); }
         return trainer_close(&t);
     }
+    if (run_should_eval(&t.run)) { evaluate(&t); }
     while (run_goes_on(&t.run)) {
         train_step(&t);
         if (run_should_eval(&t.run)) { evaluate(&t); }

@@ -698,7 +698,10 @@ static void validate(Trainer *t) {
     int64_t samples = run_eval_samples(run);
     double begin = wall_seconds(), sum = 0, *loss = t->net.loss_sum;
     gpu_clear(&t->gpu, FAMILY_LOSS, loss, sizeof(sum)); // a rank may have no sample
-    for (int64_t sample = run_eval_first(run); sample < samples; sample += run_eval_stride(run)) {
+    int64_t stride = run_eval_stride(run);
+    // a rank that breaks off adds its part all the same: the others wait for it in the sum
+    for (int64_t sample = run_eval_first(run); sample < samples && run_stop_signal() == 0;
+         sample += stride) {
         Batch *s = batches_next(&t->batches);
         run_eval_batch(run, sample, s->inputs, s->targets);
         batches_send(&t->batches);
@@ -717,7 +720,7 @@ static void sum_counts(void *trainer, int64_t *counts, int n) {
 
 static void evaluate(Trainer *t) {
     ChoiceModel model = {t, choice_losses, sum_counts};
-    if (t->run.has_valid) { validate(t); }
+    if (run_should_validate(&t->run)) { validate(t); }
     run_score_choices(&t->run, model);
     guard_check(t);
 }
@@ -811,6 +814,7 @@ int main(int argc, char **argv) {
         if (options->sample_only) { run_sample(&t.run, next_logits, &t); }
         return trainer_close(&t);
     }
+    if (run_should_eval(&t.run)) { evaluate(&t); }
     while (run_goes_on(&t.run)) {
         train_step(&t);
         if (run_should_eval(&t.run)) { evaluate(&t); }

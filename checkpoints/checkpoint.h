@@ -63,6 +63,7 @@ typedef struct {
     double best_valid_loss;   // of all evaluations, saved or not; NaN: none yet
     double level, best_level; // the loss, averaged over steps; the lowest such average
     int64_t proven;           // the newest checkpoint after which a step had a usual loss; -1: none
+    int64_t eval_left; // how many parts of the evaluation after this step are still to be made
     SpikeWindow window;
 } Progress;
 
@@ -72,7 +73,7 @@ typedef struct {
     size_t offset;
     bool whole;
 } ProgressField;
-enum { PROGRESS_FIELDS = 11 };
+enum { PROGRESS_FIELDS = 12 };
 extern const ProgressField progress_fields[PROGRESS_FIELDS];
 
 // A file that is saved with the model, unchanged.
@@ -112,10 +113,15 @@ typedef struct {
 // the newest --keep, `best` and progress.proven. Every rank calls it and gets the same answer.
 bool checkpoint_save(const Snapshot *snapshot);
 
+// For a step whose checkpoint was saved before its evaluation was made: writes the progress and the
+// validation data into its meta.json, and lets `best` lead to the best step. Of the snapshot it
+// reads these and the options. Rank 0 calls it, while nothing is being saved.
+bool checkpoint_evaluated(const Snapshot *snapshot);
+
 // Saves in a separate thread, one checkpoint at a time.
 typedef struct {
     pthread_t thread;
-    bool pending, in_thread;
+    bool pending, in_thread, ended; // ended: the thread has only to be joined
     Snapshot snapshot;
     bool failed; // the last save that ended did
     Error why;
@@ -123,7 +129,9 @@ typedef struct {
 
 // Waits for the previous save, then starts this one.
 void saver_start(Saver *saver, const Snapshot *snapshot);
-// Waits for a save that is under way. False: the last save failed, and rank 0 has printed why once.
+// Whether a save was started, and saver_wait would not wait for it.
+bool saver_ended(const Saver *saver);
+// Waits for a save that is under way. False: the last save failed, and saver->why says why.
 bool saver_wait(Saver *saver);
 
 // Claims the --save folder for this run: creates it, and locks it until the process ends. If

@@ -65,6 +65,7 @@ const ProgressField progress_fields[PROGRESS_FIELDS] = {
     {"level", offsetof(Progress, level), false},
     {"best_level", offsetof(Progress, best_level), false},
     {"proven", offsetof(Progress, proven), true},
+    {"eval_left", offsetof(Progress, eval_left), true}, // older files lack it: -1, as if 0
 };
 
 static int64_t count_of(const cJSON *json, const char *name) {

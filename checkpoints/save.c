@@ -96,14 +96,17 @@ static const char *utc_now(char out[32]) {
     return out;
 }
 
-// Adds a number with all its digits, which cJSON itself does not print. JSON has no NaN.
+// Adds a number, or replaces it, with all its digits, which cJSON itself does not print. JSON has
+// no NaN.
 static void add_number(cJSON *json, const char *name, double value) {
     char digits[40];
     snprintf(digits, sizeof(digits), isfinite(value) ? "%.17g" : "null", value);
+    cJSON_DeleteItemFromObjectCaseSensitive(json, name);
     cJSON_AddRawToObject(json, name, digits);
 }
 
 static void add_numbers(cJSON *json, const char *name, const double *values, int n) {
+    cJSON_DeleteItemFromObjectCaseSensitive(json, name);
     cJSON *list = cJSON_AddArrayToObject(json, name);
     char digits[32];
     for (int i = 0; i < n; i++) {
@@ -112,30 +115,50 @@ static void add_numbers(cJSON *json, const char *name, const double *values, int
     }
 }
 
+// Adds, or replaces, what checkpoint_evaluated writes again.
+static void add_progress(cJSON *meta, const Snapshot *s) {
+    const SpikeWindow *window = &s->progress.window;
+    int entries = (int)min64(window->count, SPIKE_WINDOW);
+    for (const ProgressField *f = progress_fields; f < progress_fields + PROGRESS_FIELDS; f++) {
+        const void *field = (const char *)&s->progress + f->offset;
+        add_number(meta, f->name,
+                   f->whole ? (double)*(const int64_t *)field : *(const double *)field);
+    }
+    add_number(meta, "window_count", (double)window->count);
+    add_numbers(meta, "window_loss", window->loss, entries);
+    add_numbers(meta, "window_norm", window->norm, entries);
+    if (s->valid_data != NULL) {
+        cJSON_DeleteItemFromObjectCaseSensitive(meta, "valid_data");
+        cJSON_AddStringToObject(meta, "valid_data", s->valid_data);
+    }
+    add_number(meta, "valid_tokens", (double)s->valid_tokens);
+}
+
+// Writes meta.json, whose own checksum is last.
+static bool write_sealed(cJSON *meta, const char *folder) {
+    char path[PATH_LENGTH];
+    cJSON_DeleteItemFromObjectCaseSensitive(meta, "crc32");
+    cJSON_AddStringToObject(meta, "crc32", "00000000");
+    char *text = cJSON_Print(meta);
+    meta_seal(text, strlen(text));
+    bool ok = file_replace(path_format(path, "%s/meta.json", folder), text, strlen(text));
+    cJSON_free(text);
+    return ok;
+}
+
 static bool write_meta(const Snapshot *s, const char *folder, const FileWriter *files, int count) {
-    char path[PATH_LENGTH], created[32], digits[16];
+    char created[32], digits[16];
     cJSON *meta = cJSON_CreateObject();
     cJSON_AddStringToObject(meta, "format", "llm8.c checkpoint");
     cJSON_AddStringToObject(meta, "program", LLM8_VERSION);
     cJSON_AddStringToObject(meta, "created", utc_now(created));
     cJSON_AddStringToObject(meta, "precision", precision_name(s->precision));
     if (s->data != NULL) { cJSON_AddStringToObject(meta, "data", s->data); }
-    if (s->valid_data != NULL) { cJSON_AddStringToObject(meta, "valid_data", s->valid_data); }
     add_number(meta, "version", CHECKPOINT_VERSION);
-    for (const ProgressField *f = progress_fields; f < progress_fields + PROGRESS_FIELDS; f++) {
-        const void *field = (const char *)&s->progress + f->offset;
-        add_number(meta, f->name,
-                   f->whole ? (double)*(const int64_t *)field : *(const double *)field);
-    }
-    const SpikeWindow *window = &s->progress.window;
-    int entries = (int)min64(window->count, SPIKE_WINDOW);
-    add_number(meta, "window_count", (double)window->count);
-    add_numbers(meta, "window_loss", window->loss, entries);
-    add_numbers(meta, "window_norm", window->norm, entries);
+    add_progress(meta, s);
     add_number(meta, "ranks", s->group->ranks);
     add_number(meta, "layout_size", (double)s->layout->size);
     add_number(meta, "data_windows", (double)s->data_windows);
-    add_number(meta, "valid_tokens", (double)s->valid_tokens);
     cJSON_AddItemToObject(meta, "options", options_json(s->options));
     cJSON *list = cJSON_AddArrayToObject(meta, "files");
     for (const FileWriter *w = files; w < files + count; w++) {
@@ -146,12 +169,8 @@ static bool write_meta(const Snapshot *s, const char *folder, const FileWriter *
         cJSON_AddStringToObject(file, "crc32", digits);
         cJSON_AddItemToArray(list, file);
     }
-    cJSON_AddStringToObject(meta, "crc32", "00000000");
-    char *text = cJSON_Print(meta);
+    bool ok = write_sealed(meta, folder);
     cJSON_Delete(meta);
-    meta_seal(text, strlen(text));
-    bool ok = file_replace(path_format(path, "%s/meta.json", folder), text, strlen(text));
-    cJSON_free(text);
     return ok;
 }
 
@@ -350,6 +369,19 @@ bool checkpoint_save(const Snapshot *s) {
     return true;
 }
 
+bool checkpoint_evaluated(const Snapshot *s) {
+    const char *save = s->options->save, *valid_data = s->valid_data != NULL ? s->valid_data : "";
+    char path[PATH_LENGTH];
+    Checkpoint c;
+    if (!checkpoint_open(&c, checkpoint_path(path, save, s->progress.step), false)) {
+        return false;
+    }
+    add_progress(c.meta, s);
+    bool ok = write_sealed(c.meta, path) && link_best(save, valid_data, s->valid_tokens);
+    checkpoint_close(&c);
+    return ok;
+}
+
 // ---- one run a folder ---------------------------------------------------------------------------
 
 enum { HOLDER = 400 };
@@ -462,6 +494,7 @@ static void *save_in_thread(void *argument) {
     Saver *saver = argument;
     saver->failed = !checkpoint_save(&saver->snapshot);
     saver->why = error_kept();
+    __atomic_store_n(&saver->ended, true, __ATOMIC_RELEASE);
     return NULL;
 }
 
@@ -469,17 +502,17 @@ void saver_start(Saver *saver, const Snapshot *snapshot) {
     saver_wait(saver);
     saver->snapshot = *snapshot;
     saver->pending = true;
+    saver->ended = false;
     saver->in_thread = pthread_create(&saver->thread, NULL, save_in_thread, saver) == 0;
     if (!saver->in_thread) { save_in_thread(saver); }
 }
 
+bool saver_ended(const Saver *saver) {
+    return saver->pending && __atomic_load_n(&saver->ended, __ATOMIC_ACQUIRE);
+}
+
 bool saver_wait(Saver *saver) {
-    bool pending = saver->pending;
-    if (pending && saver->in_thread) { pthread_join(saver->thread, NULL); }
+    if (saver->pending && saver->in_thread) { pthread_join(saver->thread, NULL); }
     saver->pending = false;
-    if (pending && saver->failed && saver->snapshot.group->rank == 0) {
-        warn("saving the checkpoint of step %lld failed: %s",
-             (long long)saver->snapshot.progress.step, saver->why.text);
-    }
     return !saver->failed;
 }

@@ -175,6 +175,21 @@ def ends_are_named():
     expect(planted("stopped", changed("end", status=75)), 0, "note state", "stopped by a signal")
 
 
+def failed_saves_are_named():
+    """As the newest one, and before a later one that is whole."""
+    late = changed("save", after=59, error="no room")
+    expect(planted("unsaved", late, "r/bf16"), 1, "WRONG checkpoints 1 of 3 failed, the last one "
+           "after step 60: no room; what was learned since", "-> make room on the disk")
+    early = changed("save", before=21, error="no room")
+    expect(planted("saved", early, "r/bf16"), 0, "note checkpoints 1 of 3 failed, the last one "
+           "after step 20: no room", "0 wrong, 1 to note")
+    going_on = planted("unended", lambda record: record["kind"] != "end" and late(record),
+                       "r/bf16")
+    os.remove(f"{going_on}/.lock") # else nobody holds it: it died
+    state = metrics.state_of(metrics.open_run(going_on))
+    assert state == "running, the save of step 60 failed", state
+
+
 def skips_and_losses_are_judged():
     skip = changed("step", before=2, skipped=1, loss=None, nonfinite=True)
     expect(planted("skips", skip, "r/bf16"), 1, "1 of 60 were skipped", "the last one step 1")
@@ -437,7 +452,8 @@ def bad_words_are_refused():
 if __name__ == "__main__":
     prepare()
     main([a_run_that_is_well, resumed_runs_are_one_run, ranks_may_change, ends_are_named,
-          skips_and_losses_are_judged, slow_ranks_are_named, lowest_loss_is_named_by_its_step,
+          failed_saves_are_named, skips_and_losses_are_judged,
+          slow_ranks_are_named, lowest_loss_is_named_by_its_step,
           spikes_that_were_skipped_do_not_count, noise_is_no_rise, rates_are_judged,
           models_are_named_by_their_shape, fp8_that_is_not_on,
           ranges_are_judged, resumes_that_change_the_run, every_repeat_is_compared,

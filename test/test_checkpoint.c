@@ -39,7 +39,8 @@ TEST(state_comes_back) {
     CLOSED(checkpoint_close) Checkpoint c;
     fixture_open(&f, SAVED);
     Progress *p = &f.snapshot.progress;
-    *p = (Progress){0, 1ll << 52, (1ll << 53) - 1, 3, 2, 0.1 + 0.2, NAN, 5e-324, NAN, 2.5, 7, {0}};
+    *p = (Progress){0, 1ll << 52, (1ll << 53) - 1, 3, 2, 0.1 + 0.2, NAN, 5e-324, NAN, 2.5, 7,
+                    4, {0}};
     p->window.count = SPIKE_WINDOW + 3;
     for (int i = 0; i < SPIKE_WINDOW; i++) {
         p->window.loss[i] = 0.1 * i;
@@ -52,6 +53,7 @@ TEST(state_comes_back) {
     CHECK(q->skipped == p->skipped && q->skipped_in_row == p->skipped_in_row);
     CHECK(q->loss == p->loss && isnan(q->valid_loss) && q->best_valid_loss == p->best_valid_loss);
     CHECK(isnan(q->level) && q->best_level == p->best_level && q->proven == p->proven);
+    CHECK(q->eval_left == p->eval_left);
     CHECK_BITS(&q->window, &p->window, sizeof(p->window));
     CHECK_EQUAL(c.data_windows, 77);
     CHECK_EQUAL(c.layout_size, f.layout.size);
@@ -682,19 +684,58 @@ TEST(leftovers_are_swept) {
     CHECK(!path_exists("s/step_00000004/of a save that failed"));
 }
 
+// Of a checkpoint that was saved before its evaluation was made: with the evaluation it is as one
+// that was saved after it. `best` moves to it, if it is.
+TEST(an_evaluation_may_follow) {
+    static const struct {
+        double loss;
+        int best;
+    } rows[] = {{0.1 + 0.2, 2}, {98.5, 2}, {99.5, 1}, {INFINITY, 1}};
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        CLOSED(fixture_close) Fixture f;
+        CLOSED(checkpoint_close) Checkpoint c;
+        folder_remove("s");
+        fixture_open(&f, SAVED "--keep 0");
+        f.snapshot.valid_data = "0123abcd a\n";
+        f.snapshot.valid_tokens = 7;
+        f.snapshot.progress.valid_loss = 99;
+        CHECK(fixture_save(&f, 1));
+        Progress *p = &f.snapshot.progress;
+        p->valid_loss = NAN;
+        p->eval_left = 2;
+        p->window.count = 1;
+        p->window.loss[0] = 1 / 3.0;
+        CHECK(fixture_save(&f, 2));
+        CHECK_TEXT(shown(), "1 2 latest 2, best 1");
+        p->valid_loss = p->best_valid_loss = rows[i].loss;
+        p->eval_left = 0;
+        CHECK(checkpoint_evaluated(&f.snapshot));
+        CHECK_EQUAL(checkpoint_linked("s", "best"), rows[i].best);
+        CHECK(checkpoint_open(&c, "s/step_00000002", true));
+        CHECK(c.progress.eval_left == 0 && c.progress.window.loss[0] == 1 / 3.0);
+        CHECK(isinf(rows[i].loss) ? isnan(c.progress.valid_loss)
+                                  : c.progress.valid_loss == rows[i].loss);
+        CHECK_TEXT(c.valid_data, "0123abcd a\n");
+        check_state(&c, &f, 3);
+        strcpy(f.options.save, "none");
+        CHECK(!checkpoint_evaluated(&f.snapshot));
+    }
+}
+
 TEST(saving_goes_on_in_a_thread) {
     CLOSED(fixture_close) Fixture f;
     Saver saver = {0};
     folder_remove("s");
     fixture_open(&f, SAVED "--keep 2");
     fixture_hash(&f);
-    CHECK(saver_wait(&saver)); // nothing to wait for
+    CHECK(saver_wait(&saver) && !saver_ended(&saver)); // nothing to wait for
     CHECK(folder_make("s"));
     for (int step = 1; step <= 5; step++) {
         f.snapshot.progress.step = step;
         saver_start(&saver, &f.snapshot);
     }
-    CHECK(saver_wait(&saver) && saver_wait(&saver));
+    while (!saver_ended(&saver)) { nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL); }
+    CHECK(saver_wait(&saver) && saver_wait(&saver) && !saver_ended(&saver));
     CHECK_TEXT(shown(), "4 5 latest 5, best -1");
     strcpy(f.options.save, "s/latest/meta.json");
     saver_start(&saver, &f.snapshot);

@@ -215,8 +215,25 @@ cut_in_use() {
     [[ -L s/latest ]] || fail "nothing is saved: $(tail -n 3 cut.log)"
     # what could not be evaluated is not the best
     [[ ! -L s/best ]] || fail "best is $(readlink s/best): $(tail -n 3 cut.log)"
+    tail -n 1 s/metrics.jsonl | grep -qE "\"status\":1,\"error\":\"(rank [01]: )?${says#error: }" ||
+        fail "$(tail -n 1 s/metrics.jsonl)"
     expect_status 0 train_gpt --save s --list-checkpoints || return
     ! has log damaged || fail "$(cat log)"
+}
+
+# With the data mended, the resume makes the evaluation that could not be made, also if no step is
+# left to train.
+evaluated_later() {
+    local step
+    step=$(newest_step s)
+    cp one/c_val.bin cut.bin
+    expect_said 0 "eval after step $step |" "$@" --save s --resume latest --train-iters "$step"
+    grep -q "\"kind\":\"eval\",\"step\":$step," s/metrics.jsonl || fail "no record"
+    grep -qE '"valid_loss":\s*[0-9]' s/best/meta.json || fail "$(grep valid_loss s/*/meta.json)"
+    expect_said 0 'whole, latest, best' train_gpt --save s --list-checkpoints
+    # once
+    expect_said 0 'nothing to train' "$@" --save s --resume latest --train-iters "$step"
+    ! has log 'eval after' || fail "$(cat log)"
 }
 
 test_shards_cut_in_use_are_named_and_the_run_saved() {
@@ -226,6 +243,8 @@ test_shards_cut_in_use_are_named_and_the_run_saved() {
     cp one/c_val.bin cut.bin
     cut_in_use 'error: --valid-data cut.bin: cut short while it was read' cut.bin \
         "$root/train_gpt" "${common[@]}" --data d/a_train.bin --valid-data cut.bin --eval-interval 5
+    evaluated_later "$root/train_gpt" "${common[@]}" --data d/a_train.bin --valid-data cut.bin \
+        --eval-interval 5
     if [[ ! -x $standin ]]; then return; fi
     cp d/a_train.bin cut.bin
     cut_in_use 'error: --data cut.bin: cut short while it was read' cut.bin "$standin" \
@@ -233,6 +252,8 @@ test_shards_cut_in_use_are_named_and_the_run_saved() {
     cp one/c_val.bin cut.bin
     cut_in_use 'error: --valid-data cut.bin: cut short while it was read' cut.bin "$standin" \
         "${common[@]}" "${ranks[@]}" --data d/a_train.bin --valid-data cut.bin --eval-interval 5
+    evaluated_later "$standin" "${common[@]}" "${ranks[@]}" --data d/a_train.bin \
+        --valid-data cut.bin --eval-interval 5
 }
 
 # As many shards as a process may have files open by default, and more.

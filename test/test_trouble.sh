@@ -43,6 +43,88 @@ test_signals_save_and_say_so() {
     done
 }
 
+# The command that a stopped run prints is one to paste, wherever the program and the folder are.
+test_the_resume_command_is_quoted() {
+    local program="./sp ace/it's \$x" status again
+    mkdir -p 'sp ace' && cp "$root/train_gpt" "$program"
+    start stop.log "$program" "${common[@]}" --train-iters 1000000 --save "it's/r \$y"
+    wait_until grep -q '^step ' stop.log
+    kill -TERM "$started"
+    await_end "$started"
+    again=$(sed -n 's/.*; saved; resume with //p' stop.log)
+    expect_said 0 "resuming from it's/r \$y/step_" bash -c "$again --train-iters 1"
+}
+
+# A set of 100 questions, "what is it", in byte tokens, each with four answers.
+make_choices() {
+    python3 - <<'END'
+import struct, sys
+numbers, longest = [], 0
+for i in range(100):
+    row = [i, i % 4, 4]
+    for text in ("what is it", *(f" {word} of {i}" for word in ("one", "two", "six", "ten"))):
+        row += [len(text), *text.encode()]
+    longest = max(longest, 4 * (len(row) + 2))
+    numbers += [65535, 4 * (len(row) + 2), *row]
+sys.stdout.buffer.write(struct.pack("<256i", 20240522, 2, 100, longest, *[0] * 252) +
+                        struct.pack(f"<{len(numbers)}I", *numbers))
+END
+}
+
+# An evaluation or a score that a signal broke off, also after the last step, is made when the run
+# is resumed: its records and checkpoints are those of the run that nothing disturbed.
+test_a_signal_breaks_an_evaluation_off() {
+    local trainer words lacks after status step
+    local evaluated=(--valid-data e/v_train.bin --eval-iters 0 --eval-choices e/quiz.bin
+        --eval-interval 2 --save-interval 2 --keep 0 --train-iters 6)
+    make_text 5 40000 >valid
+    expect_status 0 "$root/tokenize" --output-prefix e/v --valid-fraction 0 valid || return
+    make_choices >e/quiz.bin
+    while read -ra trainer; do
+        words="${trainer[*]}"
+        rm -rf undisturbed broken
+        trainer+=("${common[@]}" "${evaluated[@]}")
+        expect_status 0 "${trainer[@]}" --save undisturbed || return
+        while IFS=, read -r step lacks after; do
+            start stop.log "${trainer[@]}" --save broken --resume latest
+            wait_until grep -q "$after" stop.log
+            kill -TERM "$started"
+            await_end "$started"
+            [[ $status -eq 75 ]] || fail "$words: status $status: $(tail -n 3 stop.log)"
+            grep -q "after step $step; saved; resume with" stop.log || fail "$(tail -n 1 stop.log)"
+            [[ $(newest_step broken) -eq $step ]] || fail "$words: saved $(newest_step broken)"
+            ! has stop.log "$lacks after step $step " || fail "$words: $lacks was not broken off"
+        done <<<$'2,eval,^step *2/\n4,quiz,^eval after step 4 \n6,eval,^step *6/'
+        expect_status 0 "${trainer[@]}" --save broken --resume latest || return
+        "$metrics_tool" undisturbed/metrics.jsonl >steps && grep -q '^choices step 6' steps ||
+            fail "metrics"
+        "$metrics_tool" broken/metrics.jsonl | cmp -s - steps ||
+            fail "$words: $("$metrics_tool" broken/metrics.jsonl | diff - steps)"
+        for step in 2 4 6; do
+            same_checkpoint {undisturbed,broken}/step_0000000$step || fail "$words: step $step"
+        done
+        [[ $(readlink broken/best) == "$(readlink undisturbed/best)" ]] || fail "$words: best"
+        expect_status 0 train_gpt --save broken --list-checkpoints
+        ! has log damaged || fail "$words: $(cat log)"
+    done < <(trainers)
+}
+
+# A sample is not repeated.
+test_a_signal_breaks_a_sample_off() {
+    local trainer status
+    while read -ra trainer; do
+        rm -rf sampled
+        start stop.log "${trainer[@]}" "${common[@]}" --train-iters 6 --sample-interval 3 \
+            --sample-length 1000000 --save sampled
+        wait_until grep -q '^sample after step 3' stop.log
+        kill -TERM "$started"
+        await_end "$started"
+        [[ $status -eq 75 ]] || fail "status $status: $(tail -c 300 stop.log)"
+        # of several ranks, the next step tells the others
+        [[ $(newest_step sampled) == [345] ]] || fail "saved $(newest_step sampled)"
+    done < <(trainers)
+}
+
 # What saves nothing has nothing to end first.
 test_signals_end_samples_at_once() {
     start stop.log "$root/train_gpt" "${common[@]}" --sample-only --sample-length 1000000 \
@@ -318,6 +400,48 @@ test_torn_metrics_are_mended() {
     done
 }
 
+# Two runs would make one file of two histories.
+test_metrics_have_one_run() {
+    local status
+    start first.log "$root/train_gpt" "${common[@]}" --train-iters 1000000 --metrics shared.jsonl
+    wait_until grep -q '^step ' first.log
+    expect_said 1 'error: --metrics shared.jsonl: another run writes to it' train_gpt \
+        "${common[@]}" --train-iters 5 --metrics shared.jsonl
+    kill -TERM "$started"
+    await_end "$started"
+    expect_status 0 train_gpt "${common[@]}" --train-iters 5 --metrics shared.jsonl || return
+    [[ $(grep -c '"kind":"run"' shared.jsonl) -eq 2 ]] || fail "$(cut -c 1-60 shared.jsonl)"
+    # a device has no history
+    start first.log "$root/train_gpt" "${common[@]}" --train-iters 1000000 --metrics /dev/null
+    wait_until grep -q '^step ' first.log
+    expect_status 0 train_gpt "${common[@]}" --train-iters 5 --metrics /dev/null --save nowhere
+    ! has log warning || fail "$(cat log)"
+    kill -TERM "$started"
+    await_end "$started"
+}
+
+# Moved while the run goes on, as by logrotate: from the next save on there is a new one.
+test_metrics_that_are_moved_are_begun_anew() {
+    local status
+    start moved.log "$root/train_gpt" "${common[@]}" --train-iters 1000000 --save rotated \
+        --save-interval 20
+    wait_until test -e rotated/latest/
+    mv rotated/metrics.jsonl rotated/older.jsonl
+    wait_until test -s rotated/metrics.jsonl
+    kill -TERM "$started"
+    await_end "$started"
+    has moved.log 'warning: rotated/metrics.jsonl: moved or deleted; ' || fail "$(tail moved.log)"
+    "$metrics_tool" rotated/older.jsonl >steps || fail "the older metrics"
+    "$metrics_tool" rotated/metrics.jsonl >steps || fail "metrics"
+    tail -n 1 rotated/metrics.jsonl | grep -q '"status":75' || fail "no end"
+}
+
+test_metrics_need_a_file() {
+    mkfifo pipe
+    expect_said 1 'error: --metrics pipe: a pipe or a terminal' train_gpt "${common[@]}" \
+        --train-iters 1 --metrics pipe
+}
+
 test_unwritable_metrics_stop_no_run() {
     mkdir full_metrics
     ln -s /dev/full full_metrics/metrics.jsonl
@@ -382,8 +506,30 @@ test_saving_fails_where_files_may_not_grow() {
         echo $? >status
     )
     check_full_disk small 10
+    # the records say which saves there were
+    local step why='small/\.tmp-step_000000.*: could not be written: .* as they were'
+    grep -qx '{"kind":"save","step":10}' small/metrics.jsonl || fail "no record of step 10"
+    for step in 20 30 40; do
+        grep -qxE "\{\"kind\":\"save\",\"step\":$step,\"error\":\"$why\"\}" small/metrics.jsonl ||
+            fail "$(grep '"save"' small/metrics.jsonl)"
+    done
+    why="saving the checkpoint of step 40 failed: $why"
+    tail -n 1 small/metrics.jsonl | grep -qE "\"status\":1,\"error\":\"$why\"" ||
+        fail "$(tail -n 1 small/metrics.jsonl)"
     expect_status 0 train_gpt "${common[@]}" "${run_to_40[@]}" --save small --resume latest
     same_checkpoint small/step_00000040 straight/step_00000040 || fail "another end"
+}
+
+# Not when the next save begins.
+test_a_failed_save_is_said_at_once() {
+    (
+        ulimit -f 1000
+        train_gpt "${common[@]}" --seq-length 32 --train-iters 600 --save-interval 300 --save early \
+            >log 2>&1
+    )
+    grep -qE '^step +300/600 ' log || fail "$(tail -n 3 log)"
+    sed -n '/^warning: .* step 300 failed/,$p' log | grep -qE '^step +500/600 ' ||
+        fail "late: $(grep -n -B 1 ^warning log)"
 }
 
 # A disk with room for two checkpoints, in a mount namespace of its own.

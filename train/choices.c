@@ -4,6 +4,7 @@
 // so that there are few shapes.
 #include "choices.h"
 #include "metrics.h"
+#include "run.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -45,7 +46,7 @@ static void score_rows(Run *run, const ChoiceSet *set, ChoiceModel model, Row *r
     int *inputs = malloc_or_die(2 * room * sizeof(int)), *targets = inputs + room;
     float *losses = malloc_or_die(room * sizeof(float));
     Row **batch = malloc_or_die((size_t)B * sizeof(Row *));
-    for (int i = 0; i <= num_rows; i++) {
+    for (int i = 0; i <= num_rows && run_stop_signal() == 0; i++) {
         Row *row = i < num_rows ? &rows[i] : NULL;
         if (row != NULL && row->length - 1 > shorter && row->length - 1 <= T) {
             int answer, *in = inputs + (size_t)n * T, *target = targets + (size_t)n * T;
@@ -102,11 +103,14 @@ void run_score_set(Run *run, const ChoiceSet *set, ChoiceModel model, int64_t co
 }
 
 void run_score_choices(Run *run, ChoiceModel model) {
-    for (int i = 0; i < run->choices.count; i++) {
+    // if the validation loss is left, too, a signal broke that off
+    int64_t first = run->choices.count - run->progress.eval_left;
+    for (int64_t i = first; i >= 0 && i < run->choices.count; i++) {
         const ChoiceSet *set = &run->choices.sets[i];
         int64_t counts[3] = {0};
         double begin = wall_seconds();
         run_score_set(run, set, model, counts);
+        if (!run_part_is_whole(run)) { return; }
         double seconds = wall_seconds() - begin, questions = (double)counts[0];
         double sum = (double)counts[1] / questions, mean = (double)counts[2] / questions;
         fprintf(run->answers,
@@ -123,5 +127,6 @@ void run_score_choices(Run *run, ChoiceModel model) {
         metrics_number(r, "accuracy_norm", mean);
         metrics_number(r, "seconds", seconds);
         metrics_end(&run->metrics, r);
+        run_end_part(run);
     }
 }

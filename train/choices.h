@@ -13,10 +13,12 @@ typedef struct {
     void (*sum)(void *trainer, int64_t *values, int n); // over all ranks; NULL: there is one rank
 } ChoiceModel;
 
-// Adds to counts: questions; right answers by the sum of an answer's losses; and by their mean.
+// Adds to counts: questions; right answers by the sum of an answer's losses; and by their mean. A
+// signal breaks it off.
 void run_score_set(Run *run, const ChoiceSet *set, ChoiceModel model, int64_t counts[3]);
 
-// Scores every set of --eval-choices, prints the results and writes their records.
+// Scores the sets of --eval-choices that are left of an evaluation, prints the results and writes
+// their records.
 void run_score_choices(Run *run, ChoiceModel model);
 
 END_C

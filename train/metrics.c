@@ -12,9 +12,11 @@
 
 #include <cjson/cJSON.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -68,19 +70,43 @@ static bool cut_torn_line(FILE *file, bool *ours) {
            (whole == end || ftruncate(fileno(file), whole) == 0);
 }
 
+// Locks the file until it is closed. Where there are no locks, nothing is locked.
+static bool lock(FILE *file, bool *taken) {
+    struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    struct stat info;
+    bool device = fstat(fileno(file), &info) == 0 && !S_ISREG(info.st_mode);
+    *taken = !device && fcntl(fileno(file), F_SETLK, &whole) != 0 &&
+             (errno == EAGAIN || errno == EACCES);
+    return !*taken;
+}
+
 bool metrics_open(Metrics *m, const char *path) {
     path_format(m->path, "%s", path);
-    bool ours = true;
+    bool ours = true, taken = false;
     m->file = fopen(path, "a+e");
-    if (m->file != NULL && cut_torn_line(m->file, &ours)) { return true; }
+    if (m->file != NULL && lock(m->file, &taken) && cut_torn_line(m->file, &ours)) { return true; }
     fail("%s: %s", path,
-         ours ? strerror(errno) : "not metrics: its first or last line is no record");
+         taken             ? "another run writes to it; give each run its own"
+         : !ours           ? "not metrics: its first or last line is no record"
+         : errno == ESPIPE ? "a pipe or a terminal; metrics need a file"
+                           : strerror(errno));
     metrics_close(m);
     return false;
 }
 
+bool metrics_moved(Metrics *m) {
+    struct stat there, own;
+    if (m->file == NULL || fstat(fileno(m->file), &own) != 0 ||
+        (stat(m->path, &there) == 0 && there.st_ino == own.st_ino && there.st_dev == own.st_dev)) {
+        return false;
+    }
+    warn("%s: moved or deleted; from here on the records are in a new file of that name", m->path);
+    metrics_close(m);
+    return true;
+}
+
 void metrics_sync(const Metrics *m) {
-    if (m->file != NULL && fsync(fileno(m->file)) != 0 && errno != EINVAL) { // of a pipe
+    if (m->file != NULL && fsync(fileno(m->file)) != 0 && errno != EINVAL) { // of a device
         warn("%s: %s", m->path, strerror(errno));
     }
 }

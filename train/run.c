@@ -234,6 +234,18 @@ static void record_error(const char *error) {
     metrics_end(&recorded->metrics, r);
 }
 
+// The parts of an evaluation: the validation loss, and the score of each set.
+static int64_t eval_parts(const Run *run) {
+    return run->has_valid + run->choices.count;
+}
+
+// The parts that a run has to make before its first step: of a checkpoint whose evaluation was
+// broken off, those that are left of it.
+static int64_t parts_left(const Run *run) {
+    int64_t all = eval_parts(run), left = run->progress.eval_left;
+    return options_train(&run->options) ? max64(0, min64(left, all)) : all;
+}
+
 // config.txt and the record of the start are written when it is certain that the run can start.
 // Until then, the files of an earlier run do not change.
 bool run_restore(Run *run, Checkpoint *checkpoint) {
@@ -247,6 +259,7 @@ bool run_restore(Run *run, Checkpoint *checkpoint) {
     run_record_start(run);
     recorded = run;
     die_with(record_error);
+    run->progress.eval_left = parts_left(run);
     return restored;
 }
 
@@ -332,8 +345,7 @@ bool run_goes_on(const Run *run) {
 
 static bool eval_is_due(const Run *run, int64_t step) {
     bool last = step == run->options.train_iters;
-    return (run->has_valid || run->choices.count > 0) &&
-           (step % run->options.eval_interval == 0 || last);
+    return eval_parts(run) > 0 && (step % run->options.eval_interval == 0 || last);
 }
 
 static bool sample_is_due(const Run *run, int64_t step) {
@@ -350,11 +362,16 @@ bool run_needs_result(const Run *run, int64_t step) {
 }
 
 bool run_should_eval(const Run *run) {
-    return !run->in_flight && eval_is_due(run, run->progress.step);
+    return !run->in_flight && run->progress.eval_left > 0;
+}
+
+bool run_should_validate(const Run *run) {
+    return run->has_valid && run->progress.eval_left == eval_parts(run);
 }
 
 bool run_should_sample(const Run *run) {
-    return !run->in_flight && run->group.rank == 0 && sample_is_due(run, run->progress.step);
+    return !run->in_flight && run->group.rank == 0 && !run_stop_signal() && !is_stopping(run) &&
+           sample_is_due(run, run->progress.step);
 }
 
 bool run_should_save(const Run *run) {
@@ -422,9 +439,26 @@ static bool is_usual(double loss, double best) {
     return isfinite(loss) && !(loss > best + 0.5);
 }
 
+// Records that the last save has ended, for which this waits.
+static void report_save(Run *run) {
+    Saver *saver = &run->saver;
+    if (!saver->pending) { return; }
+    bool saved = saver_wait(saver);
+    int64_t step = saver->snapshot.progress.step;
+    MetricsRecord *r = metrics_begin("save");
+    metrics_number(r, "step", (double)step);
+    if (!saved) { metrics_text(r, "error", saver->why.text); }
+    metrics_end(&run->metrics, r);
+    if (saved) { return; }
+    fail("saving the checkpoint of step %lld failed: %s", (long long)step, saver->why.text);
+    saver->why = error_kept();
+    if (run->group.rank == 0) { warn("%s", saver->why.text); }
+}
+
 void run_report(Run *run, StepResult s) {
     Progress *p = &run->progress;
     const Options *o = &run->options;
+    if (saver_ended(&run->saver)) { report_save(run); }
     int64_t tokens = (int64_t)o->global_batch_size * o->seq_length;
     int64_t targets = run_step_targets(run, 0);
     p->step++;
@@ -432,6 +466,7 @@ void run_report(Run *run, StepResult s) {
     p->tokens += tokens;
     p->loss = s.loss;
     p->valid_loss = NAN;
+    p->eval_left = eval_is_due(run, p->step) ? eval_parts(run) : 0;
     p->skipped += s.skipped != SKIP_NONE;
     if (s.skipped != SKIP_ASKED) { p->skipped_in_row = s.skipped ? p->skipped_in_row + 1 : 0; }
     if (!s.skipped && is_usual(s.loss, p->best_level)) {
@@ -472,12 +507,47 @@ void run_report(Run *run, StepResult s) {
     if (run->group.ranks > 1 && line) { run_record_ranks(run); }
 }
 
+bool run_part_is_whole(Run *run) {
+    bool whole = group_agree(&run->group, CHANNEL_MAIN, run_stop_signal() == 0);
+    run->stopping = run->stopping || !whole;
+    return whole;
+}
+
+// The fields of a snapshot that do not depend on the trainer.
+static void describe(const Run *run, Snapshot *s) {
+    s->options = &run->options;
+    s->group = &run->group;
+    s->layout = &run->layout;
+    s->precision = &run->precision;
+    s->progress = run->progress;
+    s->data_windows = run->train_data.windows;
+    s->data = run->train_data.identity;
+    s->valid_tokens = run_eval_samples(run) * run->options.seq_length;
+    s->valid_data = run->valid_data.identity;
+    s->companions = run->companions;
+    s->num_companions = run->num_companions;
+    s->end_of_text = run->has_tokenizer ? run->tokenizer.end_of_text : -1;
+}
+
+void run_end_part(Run *run) {
+    Progress *p = &run->progress;
+    char path[PATH_LENGTH];
+    p->eval_left--;
+    bool saved = options_save(&run->options) && run->saved_step == p->step && run->group.rank == 0;
+    if (!saved || !path_exists(checkpoint_path(path, run->options.save, p->step))) { return; }
+    Snapshot s = {0};
+    run_beat(run, DOING_PAUSE, "saving an evaluation");
+    if (is_usual(p->valid_loss, p->best_valid_loss)) { p->proven = p->step; }
+    describe(run, &s);
+    if (!checkpoint_evaluated(&s)) {
+        warn("its checkpoint lacks the evaluation: %s", error_text());
+    }
+    run_beat(run, DOING_WAIT, "after a save");
+}
+
 void run_report_eval(Run *run, double loss, double seconds) {
     Progress *p = &run->progress;
-    if (!agree_on_data(run)) {
-        run->stopping = true; // on every rank: the loss lacks what one could not read
-        return;
-    }
+    if (!run_part_is_whole(run)) { return; }
     p->valid_loss = loss;
     bool best = isfinite(loss) && !(loss >= p->best_valid_loss);
     if (best) { p->best_valid_loss = loss; }
@@ -492,6 +562,7 @@ void run_report_eval(Run *run, double loss, double seconds) {
     metrics_number(r, "perplexity", exp(loss));
     metrics_number(r, "seconds", seconds);
     metrics_end(&run->metrics, r);
+    run_end_part(run);
 }
 
 bool run_counts_fp8(const Run *run, int64_t step) {
@@ -525,14 +596,17 @@ void run_maybe_dump(Run *run, float *gradients, double loss) {
 }
 
 // If the folder of --save has been moved or deleted, makes it and the run's files in it again. If
-// there is a copy of the folder, or a link to its new place, the run continues in that.
+// there is a copy of the folder, or a link to its new place, the run continues in that. The same
+// for a file of metrics alone.
 static void make_folder_anew(Run *run) {
     const Options *o = &run->options;
-    if (is_folder(o->save, run->folder)) { return; }
+    if (is_folder(o->save, run->folder)) {
+        if (metrics_moved(&run->metrics)) { run_record_start(run); }
+        return;
+    }
     warn("--save %s: the folder was moved or deleted; from step %lld on the run saves to a "
          "folder of that name again",
          o->save, (long long)run->progress.step);
-    saver_wait(&run->saver); // claiming would delete the files of a save that is under way
     if (!folder_make(o->save)) {
         warn("--save %s", error_text());
         return;
@@ -548,56 +622,51 @@ static void make_folder_anew(Run *run) {
 
 bool run_wait_for_save(Run *run) {
     run_beat(run, DOING_PAUSE, "waiting for the last save");
-    bool saved = saver_wait(&run->saver);
+    report_save(run);
     run_beat(run, DOING_WAIT, "after a save"); // what follows has a time limit again
-    return saved;
+    return !run->saver.failed;
 }
 
 void run_save(Run *run, const Snapshot *snapshot) {
     Snapshot s = *snapshot;
     Progress *p = &run->progress;
     run_beat(run, DOING_PAUSE, "starting a save");
+    report_save(run); // making the folder anew would delete the files of one that is under way
     if (run->group.rank == 0) { make_folder_anew(run); }
     if (is_usual(p->valid_loss, p->best_valid_loss)) { p->proven = p->step; }
-    s.options = &run->options;
-    s.group = &run->group;
-    s.layout = &run->layout;
-    s.precision = &run->precision;
-    s.progress = *p;
-    s.data_windows = run->train_data.windows;
-    s.data = run->train_data.identity;
-    s.valid_tokens = run_eval_samples(run) * run->options.seq_length;
-    s.valid_data = run->valid_data.identity;
-    s.companions = run->companions;
-    s.num_companions = run->num_companions;
-    s.end_of_text = run->has_tokenizer ? run->tokenizer.end_of_text : -1;
+    describe(run, &s);
     run->saved_step = p->step;
-    MetricsRecord *r = metrics_begin("save");
-    metrics_number(r, "step", (double)p->step);
-    metrics_end(&run->metrics, r);
     metrics_sync(&run->metrics); // the records of a checkpoint's steps are on the disk before it is
     saver_start(&run->saver, &s);
     run_beat(run, DOING_WAIT, "after a save");
 }
 
+// Prints a word of a shell's command.
+static void print_word(const char *word) {
+    bool plain = word[strcspn(word, " \t\n'\"\\$`*?[]{}()<>|&;#~!")] == '\0';
+    if (!plain) { putchar('\''); }
+    for (const char *p = word; *p != '\0'; p++) {
+        fputs(*p == '\'' ? "'\\''" : (char[]){*p, '\0'}, stdout);
+    }
+    if (!plain) { putchar('\''); }
+}
+
 // Prints the command that resumes a saved run.
 static void print_resume(const Run *run) {
     const Options *o = &run->options;
+    char config[PATH_LENGTH];
     bool started = run->group.ranks > 1 && o->gpus == 1; // by torchrun, srun or mpirun
-    printf("; saved; resume with %s%s --config ", started ? "the same starter and " : "",
-           o->program);
-    bool plain = o->save[strcspn(o->save, " \t\n'\"\\$`*?[]{}()<>|&;#~!")] == '\0';
-    if (!plain) { putchar('\''); }
-    for (const char *p = o->save; *p != '\0'; p++) {
-        fputs(*p == '\'' ? "'\\''" : (char[]){*p, '\0'}, stdout);
-    }
-    printf("/config.txt%s --resume latest", plain ? "" : "'");
+    printf("; saved; resume with %s", started ? "the same starter and " : "");
+    print_word(o->program);
+    printf(" --config ");
+    print_word(path_format(config, "%s/config.txt", o->save));
+    printf(" --resume latest");
 }
 
 int run_close(Run *run) {
     bool saved = run_wait_for_save(run);
     const Progress *p = &run->progress;
-    bool stopped = is_stopping(run) && p->step < run->options.train_iters;
+    bool stopped = is_stopping(run) && (p->step < run->options.train_iters || p->eval_left > 0);
     bool read = agree_on_data(run);
     Error why = error_kept();
     int status = !saved || !read ? EXIT_FAILURE // this goes before the other reasons
@@ -606,6 +675,7 @@ int run_close(Run *run) {
                                  : EXIT_SUCCESS;
     die_with(NULL);
     MetricsRecord *r = begin_end(run, status);
+    if (!saved || !read) { metrics_text(r, "error", read ? run->saver.why.text : why.text); }
     if (run->used_bytes > 0) { metrics_number(r, "memory_used_bytes", run->used_bytes); }
     metrics_end(&run->metrics, r);
     if (!read || stopped) {

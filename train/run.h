@@ -43,7 +43,8 @@ bool run_goes_on(const Run *run); // neither done nor stopped
 // Whether an evaluation, a sample, a save or the end follows step number `step` (counted as in
 // progress), so that its report is needed before the next step.
 bool run_needs_result(const Run *run, int64_t step);
-bool run_should_eval(const Run *run);
+bool run_should_eval(const Run *run);     // also at the start, if a stop broke an evaluation off
+bool run_should_validate(const Run *run); // the first part of an evaluation
 bool run_should_sample(const Run *run);
 bool run_should_save(const Run *run);
 
@@ -62,6 +63,13 @@ typedef struct {
 void run_report(Run *run, StepResult result);
 void run_report_eval(Run *run, double loss, double seconds);
 
+// Ends a part of an evaluation: the validation loss, or the score of a set. All ranks call it.
+// False: some rank has got a signal or lacks data, so that the part is not whole. Then the run ends
+// after this step, and the evaluation goes on from this part when the run is resumed.
+bool run_part_is_whole(Run *run);
+// After that, and after the part's record: counts the part as made.
+void run_end_part(Run *run);
+
 // Whether step number `step` counts saturated and underflowed FP8 values (--fp8-stats-interval).
 bool run_counts_fp8(const Run *run, int64_t step);
 
@@ -69,9 +77,10 @@ bool run_counts_fp8(const Run *run, int64_t step);
 // (FP32, laid out as the parameters), and exits. Without that option it does nothing.
 void run_maybe_dump(Run *run, float *gradients, double loss);
 
-// Waits until the last save has ended. Returns whether every save so far has succeeded.
+// Waits until the last save has ended, and records it. Returns whether it has succeeded.
 bool run_wait_for_save(Run *run);
-// Starts a save and records it. The trainer sets the snapshot's arrays; this sets the other fields.
+// Starts a save, after the last has ended. The trainer sets the snapshot's arrays; this sets the
+// other fields.
 void run_save(Run *run, const Snapshot *snapshot);
 
 // ---- what fits a memory -------------------------------------------------------------------------

@@ -138,7 +138,7 @@ void run_sample(Run *run, NextLogits next_logits, void *trainer) {
     printf("%ssample after step %lld:\n", line_start(STDOUT_FILENO), (long long)run->progress.step);
     fflush(stdout);
     print_bytes(run, o->sample_prompt, strlen(o->sample_prompt), &before);
-    for (int i = 0; i < o->sample_length; i++, count++) {
+    for (int i = 0; i < o->sample_length && run_stop_signal() == 0; i++, count++) {
         int n = (int)min64(count, run->config.seq_length), length;
         run_beat(run, DOING_WAIT, "writing a sample");
         float *logits = next_logits(trainer, tokens + count - n, n);

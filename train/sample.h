@@ -13,7 +13,8 @@ bool run_encode_prompt(Run *run);
 // next call, and the caller may change them.
 typedef float *(*NextLogits)(void *trainer, const int *tokens, int n);
 
-// Prints the prompt and the model's continuation: as text, or without a tokenizer as ids.
+// Prints the prompt and the model's continuation: as text, or without a tokenizer as ids. A signal
+// breaks it off.
 void run_sample(Run *run, NextLogits next_logits, void *trainer);
 
 END_C

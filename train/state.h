@@ -71,8 +71,8 @@ void run_catch_signals(void);
 // The signal that has requested the end of this process; 0: none. With several ranks, a step tells
 // the others, so that all end after the same step (StepResult.stop).
 int run_stop_signal(void);
-// Ends the run after the present step: data of --`option` cannot be read, and error_text() says
-// why.
+// Ends the run after the present step, and breaks an evaluation off: data of --`option` cannot be
+// read, and error_text() says why.
 void run_end_by_data(Run *run, const char *option);
 
 // Flushes run->answers. If that fails, a run that trains warns and continues; others die.

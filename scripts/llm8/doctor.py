@@ -83,7 +83,22 @@ def state(run):
         metrics.SKIPPED_TOO_OFTEN: "resume from a checkpoint before that with a lower --lr or a "
         "longer --lr-warmup-iters; in FP8, see whether --bf16 does the same",
         metrics.WRONG_RESULTS: "take that GPU out of use; --resume latest continues from the last "
-        "checkpoint"}.get(status, "read the end of its standard error for the reason"))
+        "checkpoint"}.get(status, f"mend that; then {again}" if run.end.get("error") else
+                        "read the end of its standard error for the reason"))
+
+
+def saves(run):
+    failed = [step for step, record in run.saves.items() if "error" in record]
+    if not failed:
+        return
+    last = max(failed)
+    text = (f"{len(failed)} of {len(run.saves)} failed, the last one after step {last:,}: "
+            f"{run.saves[last]['error']}")
+    if run.unsaved:
+        yield wrong("checkpoints", f"{text}; what was learned since the one before it would be "
+                    "lost", "make room on the disk; the run tries again at every --save-interval")
+    else:
+        yield note("checkpoints", text, "later ones are there")
 
 
 def skips(run):
@@ -425,7 +440,7 @@ def main():
     print(f"{words.run}: {run.option('arch', '?')}, {run.option('num-layers', '?')} layers x "
           f"{run.option('hidden-size', '?')}, {counted(metrics.number(run.start, 'parameters'))} "
           f"parameters, {run.start.get('device', '?')}, {run.start.get('program', '?')}")
-    found = [state(run), skips(run), losses(run), *learning_rate(run), *vocabulary(run),
+    found = [state(run), *saves(run), skips(run), losses(run), *learning_rate(run), *vocabulary(run),
              *fp8_layers(run), *fp8_ranges(run)]
     for before, after in zip(run.parts, run.parts[1:]):
         found += [changes(before, after), *jump(run, int(after["step"]))]

@@ -135,6 +135,7 @@ class Run:
 
     def _forget(self):
         self.starts, self.steps, self.evals, self.fp8, self.end = [], {}, {}, {}, None
+        self.saves = {} # those that have failed, too
         self.parts = [] # the starts that a later one has not made void
         self.ranks_at = {} # how long each computes, at each line
         # earlier records of each step that a resume does again; --profile's record
@@ -186,9 +187,9 @@ class Run:
         step = int(record["step"])
         if kind == "run":
             self._start(record, step)
-        elif kind in ("step", "eval", "fp8", "ranks"):
+        elif kind in ("step", "eval", "fp8", "ranks", "save"):
             {"step": self.steps, "eval": self.evals, "fp8": self.fp8,
-             "ranks": self.ranks_at}[kind][step] = record
+             "ranks": self.ranks_at, "save": self.saves}[kind][step] = record
             self.end = None
         elif kind == "end":
             self.end = record
@@ -198,7 +199,7 @@ class Run:
         self.rewinds += any(later > step for later in self.steps)
         for later in (other for other in self.steps if other > step):
             self.replaced.setdefault(later, []).append(self.steps[later])
-        for held in (self.steps, self.evals, self.fp8, self.ranks_at):
+        for held in (self.steps, self.evals, self.fp8, self.ranks_at, self.saves):
             for later in [other for other in held if other > step]:
                 del held[later]
         self.starts.append(record)
@@ -227,6 +228,12 @@ class Run:
     @property
     def skipped(self):
         return sum(bool(record.get("skipped")) for record in self.steps.values())
+
+    @property
+    def unsaved(self):
+        """The record of the newest save, if that failed; else None."""
+        newest = self.saves.get(max(self.saves, default=0), {})
+        return newest if "error" in newest else None
 
     @property
     def foreign(self):
@@ -335,11 +342,13 @@ def time_left(run):
 
 
 def state_of(run):
-    """Returns the state, and of a run that goes on for how long it is silent, if that is long."""
+    """Returns the state; of a run that goes on also whether its last save failed, and for how long
+    it is silent, if that is long."""
     if run.end is not None or not run.starts or run.died:
         return run.state
     silent = run.silent(60)
     return ("running" if run.steps else "starting") + \
+        (f", the save of step {int(run.unsaved['step']):,} failed" if run.unsaved else "") + \
         (f", silent for {duration(silent)}" if silent else "")
 
 
