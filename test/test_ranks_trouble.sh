@@ -106,6 +106,25 @@ test_signals_save() {
     done
 }
 
+# A signal that reaches one rank alone breaks its part of an evaluation off, and so the whole.
+test_a_signal_to_one_rank_breaks_an_evaluation_off() {
+    local status=0 starter rank
+    make_text 5 40000 >valid
+    expect_status 0 "$root/tokenize" --output-prefix e/v --valid-fraction 0 valid || return
+    for rank in 1 3; do
+        status=0
+        train_on alone$rank --gpus 3 --valid-data e/v_train.bin --eval-iters 0 --eval-interval 4
+        wait_until grep -q '^step .* 4/' alone$rank.out
+        kill -TERM "$(ranks_of "$starter" | sed -n ${rank}p)"
+        wait "$starter" || status=$?
+        [[ $status -eq 75 ]] || fail "status $status: $(cat alone$rank.err)"
+        has alone$rank.out "after step 4; saved; resume with" ||
+            fail "$(tail -n 1 alone$rank.out)"
+        ! has alone$rank.out 'eval after' || fail "$(tail -n 2 alone$rank.out)"
+        grep -qE '"eval_left":\s1,' alone$rank/latest/meta.json || fail "nothing is left"
+    done
+}
+
 test_no_rank_outlives_its_starter() {
     local starter ranks rank
     train_on orphans --gpus 3

@@ -96,8 +96,8 @@ test_a_signal_breaks_an_evaluation_off() {
             ! has stop.log "$lacks after step $step " || fail "$words: $lacks was not broken off"
         done <<<$'2,eval,^step *2/\n4,quiz,^eval after step 4 \n6,eval,^step *6/'
         expect_status 0 "${trainer[@]}" --save broken --resume latest || return
-        "$metrics_tool" undisturbed/metrics.jsonl >steps && grep -q '^choices step 6' steps ||
-            fail "metrics"
+        "$metrics_tool" undisturbed/metrics.jsonl >steps || fail "metrics"
+        grep -q '^choices step 6' steps || fail "$words: no score"
         "$metrics_tool" broken/metrics.jsonl | cmp -s - steps ||
             fail "$words: $("$metrics_tool" broken/metrics.jsonl | diff - steps)"
         for step in 2 4 6; do

@@ -440,8 +440,8 @@ def main():
     print(f"{words.run}: {run.option('arch', '?')}, {run.option('num-layers', '?')} layers x "
           f"{run.option('hidden-size', '?')}, {counted(metrics.number(run.start, 'parameters'))} "
           f"parameters, {run.start.get('device', '?')}, {run.start.get('program', '?')}")
-    found = [state(run), *saves(run), skips(run), losses(run), *learning_rate(run), *vocabulary(run),
-             *fp8_layers(run), *fp8_ranges(run)]
+    found = [state(run), *saves(run), skips(run), losses(run), *learning_rate(run),
+             *vocabulary(run), *fp8_layers(run), *fp8_ranges(run)]
     for before, after in zip(run.parts, run.parts[1:]):
         found += [changes(before, after), *jump(run, int(after["step"]))]
     found += [*done_again(run), *counted_tokens(run), *speed(run)]
