@@ -476,6 +476,47 @@ TEST(a_killed_save_counts_once_it_has_its_name) {
     fixture_close(&fixture);
 }
 
+static bool evaluate_step(int64_t step) {
+    Progress *p = &fixture.snapshot.progress;
+    p->valid_loss = 10.0 - (double)step;
+    p->eval_left = 0;
+    return checkpoint_evaluated(&fixture.snapshot);
+}
+
+// An evaluation that follows its checkpoint is in it, or still left, whichever call fails or is the
+// last before a kill; and `best` is right after the next start.
+TEST(an_evaluation_is_made_or_left) {
+    int seen[2] = {0};
+    fixture_open(&fixture, TINY "--save s --resume latest --keep 0");
+    for (int way = 0; way <= MODES; way++) {
+        bool ended = false;
+        for (int n = 1; !ended; n++) {
+            CLOSED(checkpoint_close) Checkpoint c;
+            bool ok = false;
+            folder_remove("s");
+            CHECK(save_step(&fixture, 1));
+            fixture.snapshot.progress.valid_loss = NAN;
+            fixture.snapshot.progress.eval_left = 1;
+            CHECK(fixture_save(&fixture, 2));
+            if (way < MODES) {
+                arm((Mode)way, n);
+                ok = evaluate_step(2);
+                ended = disarm() == NULL;
+            } else {
+                ended = killed_at(n, evaluate_step, 2);
+            }
+            CHECK(checkpoint_claim(&fixture.options) && go_back(2));
+            CHECK(checkpoint_open(&c, "s/step_00000002", true));
+            bool made = c.progress.eval_left == 0;
+            CHECK(made == (c.progress.valid_loss == 8) && (made || !(ok || ended)));
+            CHECK(checkpoint_linked("s", "best") == (made ? 2 : 1));
+            seen[made]++;
+        }
+    }
+    CHECK(seen[0] > 10 && seen[1] > 10);
+    fixture_close(&fixture);
+}
+
 TEST(a_killed_run_has_gone_back_or_not) {
     bool ended = false;
     int seen[5] = {0};

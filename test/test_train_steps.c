@@ -285,11 +285,11 @@ TEST(evaluation_leaves_no_trace) {
         open_combination(&other, i, "");
         for (int steps = 0; steps < 4; steps += 2) {
             State s = take_state(&t);
-            evaluate(&t);
+            validate(&t);
             double loss = t.run.progress.valid_loss;
             CHECK(loss > 1 && loss < 10);
             check_state(&t, &s);
-            evaluate(&t);
+            validate(&t);
             CHECK(t.run.progress.valid_loss == loss);
             check_state_is_seen(&t, &s);
             free_state(&s);
@@ -308,7 +308,7 @@ TEST(evaluation_does_not_depend_on_the_batch) {
                      SMALL_GPT2
                      "--num-layers 2 --micro-batch-size %d --valid-data valid.bin --eval-iters 0",
                      i + 3);
-        evaluate(&t);
+        validate(&t);
         losses[i] = t.run.progress.valid_loss;
     }
     CHECK_CLOSE(losses[1], losses[0], 1e-6);

@@ -109,6 +109,27 @@ test_a_signal_breaks_an_evaluation_off() {
     done < <(trainers)
 }
 
+# What was broken off is made with the data and the sets of the resume.
+test_an_evaluation_is_made_of_what_is_given() {
+    local options=(--eval-interval 2 --train-iters 6 --save other --eval-choices) status given
+    rm -rf other
+    start stop.log "$root/train_gpt" "${common[@]}" "${options[@]}" e/quiz.bin
+    wait_until grep -q '^step *2/' stop.log
+    kill -TERM "$started"
+    await_end "$started"
+    grep -q 'after step 2; saved; resume with' stop.log || fail "$(tail -n 1 stop.log)"
+    mv other stopped_other
+    for given in "'' " "e/quiz.bin " "e/quiz.bin eval" "'' eval"; do
+        rm -rf other && cp -a stopped_other other
+        # shellcheck disable=SC2046 # words
+        eval expect_status 0 train_gpt '"${common[@]}" "${options[@]}"' "${given% *}" \
+            --resume latest $([[ $given != *eval ]] || echo --valid-data d/x_val.bin) || return
+        [[ $(grep -c '^quiz after step 2 ' log) -eq $(grep -c quiz <<<"$given") &&
+            $(grep -c '^eval after step 2 ' log) -eq $(grep -c eval <<<"$given") ]] ||
+            fail "$given: $(grep after log)"
+    done
+}
+
 # A sample is not repeated.
 test_a_signal_breaks_a_sample_off() {
     local trainer status

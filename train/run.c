@@ -240,10 +240,11 @@ static int64_t eval_parts(const Run *run) {
 }
 
 // The parts that a run has to make before its first step: of a checkpoint whose evaluation was
-// broken off, those that are left of it.
+// broken off, those that are left of it. The sets may be others than when it was.
 static int64_t parts_left(const Run *run) {
-    int64_t all = eval_parts(run), left = run->progress.eval_left;
-    return options_train(&run->options) ? max64(0, min64(left, all)) : all;
+    int64_t all = eval_parts(run), left = max64(0, min64(run->progress.eval_left, all));
+    bool first = left > 0 && run->has_valid && isnan(run->progress.valid_loss);
+    return first || !options_train(&run->options) ? all : left;
 }
 
 // config.txt and the record of the start are written when it is certain that the run can start.
@@ -540,7 +541,8 @@ void run_end_part(Run *run) {
     if (is_usual(p->valid_loss, p->best_valid_loss)) { p->proven = p->step; }
     describe(run, &s);
     if (!checkpoint_evaluated(&s)) {
-        warn("its checkpoint lacks the evaluation: %s", error_text());
+        warn("the checkpoint of step %lld lacks its evaluation: %s", (long long)p->step,
+             error_text());
     }
     run_beat(run, DOING_WAIT, "after a save");
 }
