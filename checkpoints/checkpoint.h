@@ -126,6 +126,9 @@ void saver_start(Saver *saver, const Snapshot *snapshot);
 // Waits for a save that is under way. False: the last save failed, and rank 0 has printed why once.
 bool saver_wait(Saver *saver);
 
+// Waits up to --lock-timeout while another run holds the lock of the --save folder, and takes
+// nothing. A process that calls it must not hold the lock.
+bool checkpoint_await(const Options *options);
 // Claims the --save folder for this run: creates it, and locks it until the process ends. If
 // another run holds the lock, it waits up to --lock-timeout. Refuses a folder with another run's
 // checkpoints (but not a copy of the folder that this process holds). Deletes what interrupted

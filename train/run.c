@@ -151,13 +151,23 @@ static void warn_of_jump(const Run *run, const Checkpoint *checkpoint) {
     }
 }
 
+// The lock was free when the options were resolved, and is taken only now: another run may have
+// saved or deleted checkpoints meanwhile.
+static bool is_as_resolved(const Options *o, const Checkpoint *c) {
+    bool taken = o->start != NULL && strcmp(o->origin, o->load) != 0; // the options of a checkpoint
+    return strcmp(o->resume, "latest") != 0 || taken == (c->path[0] != '\0') ||
+           fail("--save %s: another run has changed its checkpoints while this one started; start "
+                "again",
+                o->save);
+}
+
 // Reads run->progress from the checkpoint that --resume names. Rank 0 finds and verifies it.
 static bool restore(Run *run, Checkpoint *checkpoint) {
     const Options *o = &run->options;
     bool finds = run->group.rank == 0 && o->resume[0] != '\0';
     *checkpoint = (Checkpoint){0};
     run_beat(run, DOING_PAUSE, "reading the checkpoint");
-    if ((finds && !checkpoint_resume(checkpoint, o)) ||
+    if ((finds && !(checkpoint_resume(checkpoint, o) && is_as_resolved(o, checkpoint))) ||
         !checkpoint_share(checkpoint, &run->group)) {
         die("%s", error_text());
     }
@@ -209,9 +219,6 @@ static bool save_config(const Options *o) {
 static void verify_load(const Run *run) {
     const Options *o = &run->options;
     const Checkpoint *c = o->start;
-    if (strcmp(o->origin, o->load) != 0) {
-        die("--save %s: its checkpoints were deleted while this run started; start again", o->save);
-    }
     bool ok = run->group.rank > 0 || checkpoint_verify(c) || fail("--load %s", error_text());
     or_die(group_agree(&run->group, CHANNEL_MAIN, ok));
     printf("starting from the weights of %s%s\n", c->path,
