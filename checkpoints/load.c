@@ -640,6 +640,13 @@ bool checkpoint_model(Options *o, Options *model) {
         if (!next_to_try(o->save, &step, path)) {
             return fail("--resume latest: %s", error_text());
         }
+        if (path[0] == '\0' && step < INT64_MAX) { // there are some, and none can be read
+            Error why = error_kept();
+            Checkpoint c;
+            if (!checkpoint_resume(&c, o)) { return false; }
+            checkpoint_close(&c);
+            return fail("--resume latest: %s", why.text);
+        }
         if (path[0] == '\0') { break; }
         if (open_model(&start, path, continues, model)) {
             path_format(o->origin, "%s", path);

@@ -11,6 +11,7 @@
 #include "../base/common.h"
 
 #include <stdio.h>
+#include <string.h>
 
 BEGIN_C
 
@@ -160,6 +161,10 @@ static inline bool options_train(const Options *o) {
 }
 static inline bool options_save(const Options *o) {
     return options_train(o) && o->save[0] != '\0';
+}
+// Whether the options are those of a checkpoint that --resume has found.
+static inline bool options_resume(const Options *o) {
+    return o->start != NULL && strcmp(o->origin, o->load) != 0;
 }
 
 // The first step from `step` on (from 1) that --iterations-to-skip names; INT64_MAX: there is none.

@@ -154,8 +154,7 @@ static void warn_of_jump(const Run *run, const Checkpoint *checkpoint) {
 // The lock was free when the options were resolved, and is taken only now: another run may have
 // saved or deleted checkpoints meanwhile.
 static bool is_as_resolved(const Options *o, const Checkpoint *c) {
-    bool taken = o->start != NULL && strcmp(o->origin, o->load) != 0; // the options of a checkpoint
-    return strcmp(o->resume, "latest") != 0 || taken == (c->path[0] != '\0') ||
+    return strcmp(o->resume, "latest") != 0 || options_resume(o) == (c->path[0] != '\0') ||
            fail("--save %s: another run has changed its checkpoints while this one started; start "
                 "again",
                 o->save);

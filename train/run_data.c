@@ -52,7 +52,12 @@ static _Noreturn void die_of_data(const Options *o, const char *option) {
 static void open_train_data(Run *run) {
     const Options *o = &run->options;
     if (!options_train(o) && option_source(o, "data") < SOURCE_CONFIG) { return; }
-    if (o->data[0] == '\0') { die("--data is missing: which shards to train on (--help)"); }
+    if (o->data[0] == '\0') {
+        bool none = strcmp(o->resume, "latest") == 0 && !options_resume(o);
+        die("--data is missing: which shards to train on%s%s%s",
+            none ? "; there is no checkpoint under " : " (--help)", none ? o->save : "",
+            none ? " that would give it" : "");
+    }
     if (!dataset_open(&run->train_data, o->data, o->seq_length, o->vocab_size)) {
         die_of_data(o, "data");
     }
