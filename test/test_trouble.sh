@@ -43,6 +43,18 @@ test_signals_save_and_say_so() {
     done
 }
 
+test_the_command_to_resume_can_be_pasted() {
+    local again program="my programs/it's \$one" save="my run's \`folder\`"
+    mkdir -p 'my programs' && cp "$root/train_gpt" "$program" || return
+    start stop.log "$program" "${common[@]}" --train-iters 1000000 --save "$save"
+    wait_until grep -q '^step ' stop.log
+    kill -TERM "$started"
+    await_end "$started"
+    again=$(sed -n 's/^stopped by .*; resume with //p' stop.log)
+    expect_said 0 "resuming from $save/step_" bash -c "$again --train-iters \
+        $(($(newest_step "$save") + 1))" || fail "$again"
+}
+
 # What saves nothing has nothing to end first.
 test_signals_end_samples_at_once() {
     start stop.log "$root/train_gpt" "${common[@]}" --sample-only --sample-length 1000000 \
@@ -183,8 +195,10 @@ test_nonfinite_steps_are_skipped_and_counted() {
     printf -v after nan/step_%08d "$last"
     cmp -s "$before/model.safetensors" "$after/model.safetensors" || fail "the weights changed"
     cmp -s {"$before","$after"}/optimizer-0-of-1.safetensors || fail "the moments changed"
-    expect_status 3 train_gpt "${common[@]}" "${diverging[@]}" --max-skipped 6 --save nan \
-        --resume latest
+    find nan -type f ! -name .lock -exec cksum {} + >files
+    expect_said 3 '(--max-skipped); to go on, resume an earlier checkpoint, or with a larger' \
+        train_gpt "${common[@]}" "${diverging[@]}" --max-skipped 6 --save nan --resume latest
+    find nan -type f ! -name .lock -exec cksum {} + | cmp -s files - || fail "a file has changed"
     expect_status 3 train_gpt "${common[@]}" "${diverging[@]}" --max-skipped 8 --save nan \
         --resume latest || return
     [[ $(grep -c SKIPPED log) -eq 2 ]] || fail "the count of skipped steps was not resumed"

@@ -240,15 +240,21 @@ static void record_error(const char *error) {
     metrics_end(&recorded->metrics, r);
 }
 
-// config.txt and the record of the start are written when it is certain that the run can start.
-// Until then, the files of an earlier run do not change.
+// config.txt and the record of the start are written when it is certain that the run can start, and
+// has something to train. Until then, the files of an earlier run do not change.
 bool run_restore(Run *run, Checkpoint *checkpoint) {
+    const Options *o = &run->options;
     bool restored = restore(run, checkpoint);
-    if (!restored && run->options.load[0] != '\0') { verify_load(run); }
-    if (run->group.rank == 0 && options_save(&run->options)) {
-        or_die(checkpoint_go_back(&run->options, checkpoint));
-        bool goes_on = !restored || run->progress.step < run->options.train_iters;
-        if (goes_on && !save_config(&run->options)) { die("--save %s", error_text()); }
+    bool goes_on = !restored || (run->progress.step < o->train_iters && !run->diverged);
+    if (!restored && o->load[0] != '\0') { verify_load(run); }
+    if (run->group.rank == 0 && options_save(o) && goes_on) {
+        or_die(checkpoint_go_back(o, checkpoint));
+        if (!save_config(o)) { die("--save %s", error_text()); }
+    }
+    // a record of this start would declare those of later steps void
+    if (options_train(o) && !goes_on) {
+        metrics_close(&run->metrics);
+        run->metrics.path[0] = '\0';
     }
     run_record_start(run);
     recorded = run;
@@ -586,18 +592,26 @@ void run_save(Run *run, const Snapshot *snapshot) {
     run_beat(run, DOING_WAIT, "after a save");
 }
 
+// Prints a word as a shell reads it.
+static void print_word(const char *word) {
+    bool plain = word[strcspn(word, " \t\n'\"\\$`*?[]{}()<>|&;#~!")] == '\0';
+    if (!plain) { putchar('\''); }
+    for (const char *p = word; *p != '\0'; p++) {
+        fputs(*p == '\'' ? "'\\''" : (char[]){*p, '\0'}, stdout);
+    }
+    if (!plain) { putchar('\''); }
+}
+
 // Prints the command that resumes a saved run.
 static void print_resume(const Run *run) {
     const Options *o = &run->options;
     bool started = run->group.ranks > 1 && o->gpus == 1; // by torchrun, srun or mpirun
-    printf("; saved; resume with %s%s --config ", started ? "the same starter and " : "",
-           o->program);
-    bool plain = o->save[strcspn(o->save, " \t\n'\"\\$`*?[]{}()<>|&;#~!")] == '\0';
-    if (!plain) { putchar('\''); }
-    for (const char *p = o->save; *p != '\0'; p++) {
-        fputs(*p == '\'' ? "'\\''" : (char[]){*p, '\0'}, stdout);
-    }
-    printf("/config.txt%s --resume latest", plain ? "" : "'");
+    char config[PATH_LENGTH];
+    printf("; saved; resume with %s", started ? "the same starter and " : "");
+    print_word(o->program);
+    printf(" --config ");
+    print_word(path_format(config, "%s/config.txt", o->save));
+    printf(" --resume latest");
 }
 
 int run_close(Run *run) {
@@ -625,8 +639,11 @@ int run_close(Run *run) {
         if (options_save(&run->options) && saved) { print_resume(run); }
         printf("\n");
     } else if (run->diverged) {
-        printf("%sstopped: %d steps in a row were skipped (--max-skipped)\n",
-               line_start(STDOUT_FILENO), run->options.max_skipped);
+        printf("%sstopped: %d steps in a row were skipped (--max-skipped)%s\n",
+               line_start(STDOUT_FILENO), run->options.max_skipped,
+               options_save(&run->options)
+                   ? "; to go on, resume an earlier checkpoint, or with a larger --max-skipped"
+                   : "");
     }
     metrics_close(&run->metrics);
     dataset_close(&run->train_data);

@@ -156,16 +156,19 @@ static const char whose[] = "the checkpoint's run";
 static bool match_valid_data(const Run *run, const Checkpoint *c) {
     int64_t tokens = run_eval_samples(run) * run->options.seq_length;
     if (!run->has_valid || c->valid_data[0] == '\0') { return true; }
-    return dataset_match(&run->valid_data, c->valid_data, whose) &&
-           (tokens == c->valid_tokens || fail("%lld tokens an evaluation, had %lld",
-                                              (long long)tokens, (long long)c->valid_tokens));
+    if (!dataset_match(&run->valid_data, c->valid_data, whose)) {
+        return fail("--valid-data changed: %s", error_text());
+    }
+    return tokens == c->valid_tokens ||
+           fail("an evaluation has %lld tokens, had %lld (--eval-iters counts global batches)",
+                (long long)tokens, (long long)c->valid_tokens);
 }
 
 void run_match_data(Run *run, const Checkpoint *checkpoint) {
     const char *train = checkpoint->data;
     if (!options_train(&run->options)) { return; }
     if (!match_valid_data(run, checkpoint)) {
-        printf("  --valid-data changed: %s; the best loss so far is not of these\n", error_text());
+        printf("  %s; the best loss so far is not of these\n", error_text());
         run->progress.best_valid_loss = NAN;
     }
     if (train[0] == '\0' || dataset_match(&run->train_data, train, whose)) { return; }
