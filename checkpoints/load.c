@@ -630,6 +630,17 @@ static bool in_one_file(const Checkpoint *c) {
                 c->path);
 }
 
+// A run that resumes has the weights of its checkpoint, so that --load is what it was there.
+static void keep_load(Options *o) {
+    const char *was = text_of(start.options, "load");
+    if (option_source(o, "load") >= SOURCE_CONFIG && strcmp(o->load, was) != 0) {
+        warn("--load %s has no effect: the weights are those of the checkpoint %s", o->load,
+             o->origin);
+    }
+    path_format(o->load, "%s", was);
+    o->source[option_row("load") - option_table] = *was ? SOURCE_CHECKPOINT : SOURCE_DEFAULT;
+}
+
 bool checkpoint_model(Options *o, Options *model) {
     char path[PATH_LENGTH];
     bool latest = strcmp(o->resume, "latest") == 0;
@@ -665,6 +676,7 @@ bool checkpoint_model(Options *o, Options *model) {
         (!open_model(&start, named, continues, model) || (starts && !in_one_file(&start)))) {
         return loads ? fail("--load %s", error_text()) : fail(RESUME_FAULT, error_text());
     }
+    if (!loads) { keep_load(o); }
     return continues == NULL || options_continue(o, model);
 }
 

@@ -490,6 +490,9 @@ TEST(a_resume_takes_what_is_not_given) {
         {"--fp8-format e4m3", RESUMED "--fp8-format none", "fp8-format", "none"},
         {"--bf16", RESUMED "--no-bf16", "bf16", "false"},
         {"--load x", RESUMED, "load", "x"},
+        {"--load x", RESUMED "--load y", "load", "x"}, // the weights are neither's
+        {"", RESUMED "--load y", "load", ""},
+        {"", BEGUN "--resume s/latest --load y", "load", ""},
         {"--iterations-to-skip 3,7-8", RESUMED, "iterations-to-skip", "3,7-8"},
         {"--train-iters 50", RESUMED, "train-iters", "50"},
         {"--train-iters 50", RESUMED, "lr-decay-iters", "50"},

@@ -120,6 +120,21 @@ test_a_lost_checkpoint_is_not_missing_data() {
     done
 }
 
+test_load_beside_a_resume_is_told() {
+    local words says='--load elsewhere/c has no effect: the weights are those of the checkpoint '
+    rm -rf begun beside
+    expect_status 0 train_gpt "${data[@]}" --load s/latest --save begun --save-interval 2 || return
+    for words in '--resume begun/step_00000002 --save beside' '--resume latest --save beside' \
+        '--resume begun/latest --sample-only'; do
+        # shellcheck disable=SC2086 # words
+        expect_said 0 "$says" train_gpt $words --load elsewhere/c || return
+    done
+    has beside/config.txt 'load s/latest' && ! has beside/config.txt elsewhere ||
+        fail "$(cat beside/config.txt)"
+    expect_status 0 train_gpt --config begun/config.txt --resume begun/step_00000002 --save other
+    ! has log warning || fail "$(cat log)"
+}
+
 # $1: what is said; the rest: options beside a checkpoint that they contradict.
 contradicts() {
     local says=$1
