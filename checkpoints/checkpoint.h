@@ -28,8 +28,9 @@
 //
 // meta.json is one object: "format", "version" (CHECKPOINT_VERSION), the fields of Progress,
 // "ranks", "precision", "layout_size", "data_windows", "valid_tokens", "data" and "valid_data" (the
-// shards, dataloader/loader.h), "options" (every option's text), "files" (name, bytes, CRC-32), and
-// last "crc32", the CRC-32 of the file itself with that field's eight digits as zeros.
+// shards, dataloader/loader.h), "options" (every option's text), "given" (the names of those that
+// config.txt has; not in 1.0), "files" (name, bytes, CRC-32), and last "crc32", the CRC-32 of the
+// file itself with that field's eight digits as zeros.
 //
 // A checkpoint is written as .tmp-step_..., every file is synced and read back, and the folder is
 // renamed. Then `best` and `latest` move, and only after that are older checkpoints deleted. Before
@@ -213,7 +214,8 @@ bool checkpoint_go_back(const Options *options, const Checkpoint *c);
 // Refuses the checkpoint of another model. Prints other options that differ from the saved ones.
 bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLayout *layout);
 
-// Sets `was` to the options of the checkpoint that a run takes (option_is_taken).
+// Sets `was` to the options of the checkpoint that a run takes (option_is_taken): with
+// SOURCE_CONFIG those that were given to its run, the others with SOURCE_CHECKPOINT.
 bool checkpoint_options(const Checkpoint *c, const Options *continues, Options *was);
 
 // Reads elements begin..end of the parameter space from the files of the ranks that have them.

@@ -578,7 +578,12 @@ bool checkpoint_resume(Checkpoint *c, const Options *o) {
 
 bool checkpoint_options(const Checkpoint *c, const Options *continues, Options *was) {
     char path[PATH_LENGTH];
-    bool ok = true;
+    bool ok = true, given[OPTIONS_MAX] = {false};
+    const cJSON *name; // checkpoints of 1.0 do not have the list
+    cJSON_ArrayForEach(name, cJSON_GetObjectItemCaseSensitive(c->meta, "given")) {
+        const OptionRow *row = cJSON_IsString(name) ? option_row(name->valuestring) : NULL;
+        if (row != NULL) { given[row - option_table] = true; }
+    }
     path_format(path, "%s/meta.json", c->path);
     *was = (Options){0};
     for (const OptionRow *row = option_table; ok && row < option_table + option_table_count;
@@ -586,7 +591,8 @@ bool checkpoint_options(const Checkpoint *c, const Options *continues, Options *
         if (!option_is_taken(row, continues)) { continue; }
         const char *value = json_text(c->options, row->name, NULL);
         if (value != NULL) {
-            ok = option_set(was, row->name, value, SOURCE_CHECKPOINT) ||
+            ok = option_set(was, row->name, value,
+                            given[row - option_table] ? SOURCE_CONFIG : SOURCE_CHECKPOINT) ||
                  refuse("%s: %s", path, error_text());
         } else if (continues == NULL) { // of a run that continues, checkpoint_match says it
             warn("%s does not set --%s: the default is used", path, row->name);

@@ -137,6 +137,7 @@ static bool write_meta(const Snapshot *s, const char *folder, const FileWriter *
     add_number(meta, "data_windows", (double)s->data_windows);
     add_number(meta, "valid_tokens", (double)s->valid_tokens);
     cJSON_AddItemToObject(meta, "options", options_json(s->options));
+    cJSON_AddItemToObject(meta, "given", options_given(s->options));
     cJSON *list = cJSON_AddArrayToObject(meta, "files");
     for (const FileWriter *w = files; w < files + count; w++) {
         cJSON *file = cJSON_CreateObject();

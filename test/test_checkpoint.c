@@ -499,6 +499,11 @@ TEST(a_resume_takes_what_is_not_given) {
         {"--train-iters 50", RESUMED "--train-iters 90", "lr-decay-iters", "90"},
         {"--train-iters 50 --lr-decay-iters 30", RESUMED "--train-iters 90", "lr-decay-iters",
          "30"},
+        {"--train-iters 50 --lr-decay-iters 50", RESUMED "--train-iters 90", "lr-decay-iters",
+         "50"}, // given, though it follows too
+        {"--train-iters 50 --lr-decay-iters 0", RESUMED "--train-iters 90", "lr-decay-iters", "90"},
+        {"--lr-wsd-decay-iters 20 --train-iters 50", RESUMED "--train-iters 90",
+         "lr-wsd-decay-iters", "20"},
         {"--train-iters 50 --lr-decay-style wsd", RESUMED "--train-iters 90", "lr-wsd-decay-iters",
          "36"},
         {"--train-iters 50 --lr-decay-style wsd --lr-decay-iters 30", RESUMED "--train-iters 90",
