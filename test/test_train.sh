@@ -312,6 +312,19 @@ test_a_finished_run_says_so() {
     ! has log 'nothing to train' || fail "an evaluation"
 }
 
+# The step is that of the weights, however they are named; the best is a run's own.
+test_an_evaluation_alone_names_the_step() {
+    local way
+    for way in --load --resume; do
+        expect_said 0 "eval after step $steps | " train_gpt "${common[@]}" $way fp32/latest \
+            --eval-only --metrics alone.jsonl || return
+        ! has log '(best)' || fail "$way: $(cat log)"
+    done
+    expect_said 0 "sample after step $steps:" train_gpt --load fp32/latest --sample-only --no-quiet
+    expect_said 0 'eval after step 1 | ' train_gpt "${common[@]}" --load fp32/latest --train-iters 1 \
+        --eval-interval 1 # a run of its own
+}
+
 # $1: what is said at the start; the rest: options.
 schedule_says() {
     local says=$1

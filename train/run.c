@@ -214,8 +214,9 @@ static bool save_config(const Options *o) {
     return ok;
 }
 
-// Verifies the checkpoint that --load names. A folder of Hugging Face's has no checksums.
-static void verify_load(const Run *run) {
+// Verifies the checkpoint that --load names. A folder of Hugging Face's has no checksums. A run
+// that trains begins at step 0.
+static void verify_load(Run *run) {
     const Options *o = &run->options;
     const Checkpoint *c = o->start;
     bool ok = run->group.rank > 0 || checkpoint_verify(c) || fail("--load %s", error_text());
@@ -223,6 +224,7 @@ static void verify_load(const Run *run) {
     printf("starting from the weights of %s%s\n", c->path,
            c->options != NULL ? ""
                               : " (it has no checksums: names, shapes and values are checked)");
+    if (!options_train(o)) { run->progress.step = c->progress.step; }
 }
 
 static Run *recorded; // its metrics have a record of the start, and none of the end
@@ -496,7 +498,7 @@ void run_report_eval(Run *run, double loss, double seconds) {
     char text[32];
     fprintf(run->answers, "%seval after step %lld | valid loss %s%s | perplexity %.4g | %.1f s\n",
             line_start(fileno(run->answers)), (long long)p->step, format_number(text, loss),
-            best ? " (best)" : "", fabs(exp(loss)), seconds);
+            best && options_train(&run->options) ? " (best)" : "", fabs(exp(loss)), seconds);
     run_flush(run);
     MetricsRecord *r = metrics_begin("eval");
     metrics_number(r, "step", (double)p->step);
