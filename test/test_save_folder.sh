@@ -152,18 +152,21 @@ test_going_back_leaves_no_branch_in_silence() {
         fail "$(ls -l back)"
 }
 
-# Nor does one that goes back to where it has nothing to train.
+# A run that would go back to where it has nothing to train stays where it is.
 test_nothing_to_train_changes_nothing() {
     local words
-    train done 4 --save-interval 2 && train done 8 --save-interval 2 --keep 0 --resume latest || return
-    find done -exec ls -ld --time-style=full-iso {} + | grep -v /.lock >before
-    for words in 'done/step_00000004' 'latest --train-iters 3' 'done/step_00000006 --train-iters 6'; do
+    listed() { find ended ! -name .lock -exec ls -ld --time-style=full-iso {} +; }
+    train ended 4 --save-interval 2 && train ended 8 --save-interval 2 --keep 0 --resume latest ||
+        return
+    listed >before
+    for words in ended/step_00000004 'latest --train-iters 3' \
+        'ended/step_00000006 --train-iters 6'; do
         # shellcheck disable=SC2086 # words
-        expect_said 0 'nothing to train: step ' train_gpt --save done --resume $words || return
-        find done -exec ls -ld --time-style=full-iso {} + | grep -v /.lock | cmp -s before - ||
-            fail "$words: $(diff before <(find done -exec ls -ld --time-style=full-iso {} +))"
+        expect_said 0 'nothing to train: step ' train_gpt --save ended --resume $words || return
+        listed | cmp -s before - || fail "$words: $(listed | diff before -)"
     done
-    train done 10 --resume latest && has log 'resuming from done/step_00000008' || fail "$(cat log)"
+    train ended 10 --resume latest || return
+    has log 'resuming from ended/step_00000008' || fail "$(cat log)"
 }
 
 # killed FOLDER OPTIONS...: a run into the folder, killed in its first steps, before it has saved
