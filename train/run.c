@@ -214,9 +214,8 @@ static bool save_config(const Options *o) {
     return ok;
 }
 
-// Verifies the checkpoint that --load names. A folder of Hugging Face's has no checksums. A run
-// that trains begins at step 0.
-static void verify_load(Run *run) {
+// Verifies the checkpoint that --load names. A folder of Hugging Face's has no checksums.
+static void verify_load(const Run *run) {
     const Options *o = &run->options;
     const Checkpoint *c = o->start;
     bool ok = run->group.rank > 0 || checkpoint_verify(c) || fail("--load %s", error_text());
@@ -224,7 +223,6 @@ static void verify_load(Run *run) {
     printf("starting from the weights of %s%s\n", c->path,
            c->options != NULL ? ""
                               : " (it has no checksums: names, shapes and values are checked)");
-    if (!options_train(o)) { run->progress.step = c->progress.step; }
 }
 
 static Run *recorded; // its metrics have a record of the start, and none of the end
