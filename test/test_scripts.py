@@ -1,6 +1,8 @@
 """The parts of scripts/llm8: reading a metrics.jsonl under way, smoothing, judging, writing pages,
 drawing on a terminal, the boards. test_scripts.sh runs it, and the programs as a whole."""
 
+import contextlib
+import fcntl
 import functools
 import glob
 import importlib
@@ -10,6 +12,7 @@ import math
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import types
@@ -148,6 +151,39 @@ class Reading(Folder):
         self.assertFalse(self.whole_run("e", [2.0] * 4).finished) # an end before the last step
         gave_up = self.whole_run("f", [2.0] * 4, end=3)
         self.assertTrue(gave_up.over and not gave_up.finished)
+
+    def test_a_look_takes_no_lock(self):
+        """A run that starts meanwhile finds its folder free, after each call on the lock."""
+        run, free = self.run_of("a", start()), []
+        path = os.path.join(self.folder, "a", ".lock")
+        open(path, "w").close()
+        take = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+'), fcntl.LOCK_EX | 4)"
+
+        def probed(call_on_it):
+            def both(*words):
+                result = call_on_it(*words)
+                free.append(subprocess.run([sys.executable, "-c", take, path]).returncode == 0)
+                return result
+            return both
+        with unittest.mock.patch.multiple(fcntl, lockf=probed(fcntl.lockf),
+                                          fcntl=probed(fcntl.fcntl)):
+            run.poll()
+            self.assertEqual(run.state, "died")
+        self.assertEqual(free, [True])
+
+    def test_a_run_that_ends_while_it_is_read_did_not_die(self):
+        """It holds its lock as its file is read, and is gone before its state is asked for."""
+        path = os.path.join(self.folder, ".lock")
+        hold = "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.lockf(file, 2); " \
+            "print(flush=True); sys.stdin.read()"
+        self.append(lines(start(), step_record(1)))
+        with subprocess.Popen([sys.executable, "-c", hold, path], stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE) as holder:
+            holder.stdout.readline()
+            run = metrics.open_run(self.folder)
+        self.assertEqual(run.state, "running")
+        run.poll()
+        self.assertEqual(run.state, "died")
 
     def test_names_tell_runs_apart(self):
         for name in ("run/a", "run/b/c"):
@@ -719,6 +755,72 @@ class Terminal(Folder):
             run = self.run_of(f"r{len(records)}", *records)
             shown = monitor.frame([run], 80, 24)
             self.assertTrue("0/" in shown and "nan" not in shown, shown)
+
+
+def followed(path, *later):
+    """The lines of scripts/monitor without a terminal; later: calls between its looks."""
+    waits = iter(later)
+
+    def wait(_):
+        step = next(waits, None)
+        if step is None:
+            raise KeyboardInterrupt
+        step()
+
+    def main():
+        with contextlib.suppress(KeyboardInterrupt):
+            monitor.main()
+    with unittest.mock.patch.object(metrics.time, "sleep", wait):
+        return call(main, path).out.splitlines()
+
+
+class Lines(Folder):
+    def test_lines_say_what_was_so_then(self):
+        """However much later they are read."""
+        records = [start(), step_record(1, 4.0), {**step_record(2, 3.0), "skipped": 1},
+                   {"kind": "eval", "step": 2, "valid_loss": 5.0},
+                   {"kind": "end", "step": 2, "status": 75},
+                   start(2, **{"train-iters": "4"}), {**step_record(3, 2.0), "skipped": 1},
+                   step_record(4, 2.0), {"kind": "end", "step": 4, "status": 0},
+                   start(4, **{"train-iters": "3"}), {"kind": "end", "step": 4, "status": 0}]
+        wanted = ["r | starts at step 0/10",
+                  "r | step 2/10 | valid 5.0000 | loss 3.5000 | 100 tok/s | 4 s left",
+                  "r | step 2/10 | stopped by a signal | 1 skipped",
+                  "r | starts at step 2/4", "r | step 4/4 | finished | 2 skipped",
+                  "r | starts at step 4/3", "r | step 4/3 | finished | 2 skipped"]
+        run = self.run_of("r", *records)
+        self.assertEqual(followed(os.path.dirname(run.path)), wanted)
+        self.assertIn("\n100.0%  ", monitor.frame([run], 100, 30))
+        run = self.run_of("one/r")
+        self.path = run.path # and one by one
+        said = followed(os.path.dirname(run.path), *(
+            functools.partial(self.append, lines(record)) for record in records[:9]))
+        self.assertEqual(said, wanted[:5])
+
+    def test_a_run_that_died_is_told_once(self):
+        def nothing():
+            pass
+
+        run = self.run_of("r", start(), step_record(1))
+        self.path, folder = run.path, os.path.dirname(run.path)
+        open(os.path.join(folder, ".lock"), "w").close()
+        self.assertEqual(
+            followed(folder, *[nothing] * 3, lambda: self.append(lines(start(1), step_record(2))),
+                     *[nothing] * 3),
+            ["r | starts at step 0/10", "r | step 1/10 | died", "r | starts at step 1/10",
+             "r | step 2/10 | died"])
+
+    def test_a_silent_run_is_told_once(self):
+        """Where no lock says whether it died."""
+        def nothing():
+            pass
+
+        run = self.run_of("r", start(), step_record(1))
+        os.utime(run.path, (1e9, 1e9))
+        said = followed(os.path.dirname(run.path), *[nothing] * 3)
+        self.assertEqual(said[0], "r | starts at step 0/10")
+        self.assertRegex(said[1], r"^r \| step 1/10 \| running, silent for [\d,]+ d")
+        self.assertEqual(len(said), 2)
 
 
 class Boards(Folder):
