@@ -26,6 +26,7 @@ import safetensors.numpy
 from check import call
 from llm8 import (
     boards,
+    compare,
     document,
     environment,
     experiment,
@@ -33,8 +34,10 @@ from llm8 import (
     llm_c,
     metrics,
     monitor,
+    race,
     report,
     series,
+    shard_header,
     style,
     text,
 )
@@ -376,7 +379,6 @@ class Judging(Folder):
         for name, value in (("data", "/b/d.bin"), ("lr", "0.2"), ("save", "/t")):
             self.assertTrue(judged(*self.pair(2.0, **{name: value}))[1], name)
         self.assertFalse(judged(*self.pair(2.0, **{"eval-iters": "2"}))[1])
-
 
     def test_shards_are_known_by_their_checksums(self):
         for one, other, same in (("aa", "aa", True), ("aa", "bb", False)):
@@ -994,6 +996,10 @@ class Words(Folder):
         common = ["--", "--model", "llama-tiny", "--data", self.path]
         two = ["--variant", "a:", "--variant"]
         first, second = "--run a:c/bf16/seed-2".split(), "--run b:c/fp8/seed-2".split()
+        with open("v.bin", "wb") as file:
+            file.write(shard_header.header(2, 5000) + bytes(2 * 5000))
+        raced = ["--data", "v.bin", "--valid-data", "v.bin", "--out", "r", "--batch", 2,
+                "--seq-length", 64, "--only", "bf16", "runs"]
         for script, says, words in (
                 ("compare", "give them after --", ["--out", "r"]),
                 ("compare", "--data is missing", ["--out", "r", *common[:3]]),
@@ -1010,7 +1016,7 @@ class Words(Folder):
                 ("compare", "no such program", ["--out", "r", "--trainer", "./nothing", *common]),
                 ("compare", "--trainer a 'b: No closing quotation",
                  ["--out", "r", "--trainer", "a 'b", *common]),
-                ("compare", "--trainer nothing: No such file",
+                ("compare", "--trainer nothing: no such program",
                  ["--out", "r", "--trainer", "nothing", *common]),
                 ("compare", "--out notes: File exists", ["--out", "notes", *common]),
                 ("compare", "cut/b/seed-1234/command.json: damaged",
@@ -1042,6 +1048,26 @@ class Words(Folder):
                 ("plot", "error: --x: invalid choice: 'foo'", ["c/bf16/seed-2", "--x", "foo"]),
                 ("plot", "no such run", ["none"]),
                 ("plot", "the same run twice", ["c/bf16/seed-2", "c/bf16/seed-2"]),
+                ("race", "error: --llm-c ./nothing: no such program",
+                 [*raced, "--only", "llm.c", "--llm-c", "./nothing", "--rates", "1e-3"]),
+                ("race", "error: --llm-c nothing: no such program",
+                 [*raced, "--only", "llm.c", "--llm-c", "nothing", "--rates", "1e-3"]),
+                ("race", "error: --only llm.c: --llm-c says where it is",
+                 [*raced, "--only", "bf16,llm.c"]),
+                ("race", "--seeds 1,1: must be different whole numbers",
+                 [*raced, "--seeds", "1,1", "--rates", "1e-3"]),
+                ("race", "error: bf16 --lr 1e-3:upward: --lr-decay-style upward: must be",
+                 [*raced, "--rates", "1e-3:upward"]),
+                *(("race", f"error: {option} {wrong}: must be a learning rate",
+                   [*raced, option, rates])
+                  for option in ("--rates", "--muon-rates", "--llm-c-rates")
+                  for rates, wrong in (("abc,1e-3", "abc"), ("", ""), ("1e-3,", ""), ("nan", "nan"),
+                                       ("1e-3,-1:wsd", "-1:wsd"), ("1e-3:", "1e-3:"))),
+                *(("race", f"error: after --: {word.split('=')[0]} is not for the trainer here",
+                   [*raced, "--", "--model", "llama-tiny", word])
+                  for word in ("--train-iters", "--lr=1", "--micro-batch-size", "--seed", "--save",
+                               "--global-batch-size", "--resume", "--optimizer", "--no-bf16",
+                               "--fp8-format=none", "--lr-decay-style")),
                 ("monitor", "--tensorboard notes/seed-2: Not a directory",
                  ["c/bf16/seed-2", "--once", "--tensorboard", "notes"]),
                 ("monitor", "no such run", ["none"])):
@@ -1052,6 +1078,28 @@ class Words(Folder):
                 self.assertEqual(result.status, 2, result.out)
                 self.assertIn(says, result.err)
                 self.assertNotIn("step 0/0", result.out)
+
+    def test_what_has_not_begun_is_no_run(self):
+        """Of a comparison stopped half-way, and of a race whose llm.c failed at its start."""
+        for name in ("bf16", "fp8"):
+            self.whole_run(f"r/{name}/seed-1", [2.0] * 10, seed="1")
+        os.chdir(self.folder)
+        for name in ("r/bf16/seed-2", "r/fp8/seed-2", "r/llm.c"):
+            os.mkdir(name)
+            open(os.path.join(name, "console.log"), "w").close()
+        self.assertEqual(experiment.runs_under("r"), {"bf16": ["r/bf16/seed-1"],
+                                                      "fp8": ["r/fp8/seed-1"]})
+        with open("v.bin", "wb") as file:
+            file.write(shard_header.header(2, 2**20))
+
+        def compared(words, check):
+            result = call(compare.main, *words[1:])
+            self.assertEqual((result.status, result.err, check), (0, "", False))
+            return types.SimpleNamespace(returncode=result.status)
+        with unittest.mock.patch.object(subprocess, "run", compared):
+            call(race.main, "--data", "v.bin", "--valid-data", "v.bin", "--out", "r", "report")
+        with open("r/report/report.md") as file:
+            self.assertIn("# fp8 against bf16", file.read())
 
     def test_programs_of_another_folder_are_named_by_it(self):
         with unittest.mock.patch.dict(os.environ, {"LLM8_BIN": self.folder}):
