@@ -65,6 +65,7 @@ def lines(*records):
 
 class Folder(unittest.TestCase):
     def setUp(self):
+        self.addCleanup(os.chdir, os.getcwd())
         self._folder = tempfile.TemporaryDirectory()
         self.folder = self._folder.name
         self.path = os.path.join(self.folder, "metrics.jsonl")

@@ -55,8 +55,8 @@ def refuse_ours(words, where, ours=OURS):
         name = word.split("=")[0].removeprefix("--")
         if word.startswith("--") and (held := {name, name.removeprefix("no-")} & ours.keys()):
             use = ours[held.pop()]
-            environment.die(f"{where}: --{name} is not for the trainer here" +
-                            (f"; use {use}" if use else ": this script sets it itself (--help)"))
+            how = f"; use {use} before --" if use else ": this script sets it itself (--help)"
+            environment.die(f"{where}: --{name} is not for the trainer here{how}")
 
 
 def parse_seeds(text):
