@@ -43,16 +43,16 @@ test_signals_save_and_say_so() {
     done
 }
 
-test_the_command_to_resume_can_be_pasted() {
-    local again program="my programs/it's \$one" save="my run's \`folder\`"
-    mkdir -p 'my programs' && cp "$root/train_gpt" "$program" || return
-    start stop.log "$program" "${common[@]}" --train-iters 1000000 --save "$save"
+# The command that a stopped run prints is one to paste, wherever the program and the folder are.
+test_the_resume_command_is_quoted() {
+    local program="./sp ace/it's \$x" status again
+    mkdir -p 'sp ace' && cp "$root/train_gpt" "$program"
+    start stop.log "$program" "${common[@]}" --train-iters 1000000 --save "it's/r \$y"
     wait_until grep -q '^step ' stop.log
     kill -TERM "$started"
     await_end "$started"
-    again=$(sed -n 's/^stopped by .*; resume with //p' stop.log)
-    expect_said 0 "resuming from $save/step_" bash -c "$again --train-iters \
-        $(($(newest_step "$save") + 1))" || fail "$again"
+    again=$(sed -n 's/.*; saved; resume with //p' stop.log)
+    expect_said 0 "resuming from it's/r \$y/step_" bash -c "$again --train-iters 1"
 }
 
 # What saves nothing has nothing to end first.

@@ -592,7 +592,7 @@ void run_save(Run *run, const Snapshot *snapshot) {
     run_beat(run, DOING_WAIT, "after a save");
 }
 
-// Prints a word as a shell reads it.
+// Prints a word of a shell's command.
 static void print_word(const char *word) {
     bool plain = word[strcspn(word, " \t\n'\"\\$`*?[]{}()<>|&;#~!")] == '\0';
     if (!plain) { putchar('\''); }
@@ -605,8 +605,8 @@ static void print_word(const char *word) {
 // Prints the command that resumes a saved run.
 static void print_resume(const Run *run) {
     const Options *o = &run->options;
-    bool started = run->group.ranks > 1 && o->gpus == 1; // by torchrun, srun or mpirun
     char config[PATH_LENGTH];
+    bool started = run->group.ranks > 1 && o->gpus == 1; // by torchrun, srun or mpirun
     printf("; saved; resume with %s", started ? "the same starter and " : "");
     print_word(o->program);
     printf(" --config ");
