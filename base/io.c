@@ -153,11 +153,18 @@ static bool fresh_name(char fresh[PATH_LENGTH], const char *path) {
     return unlink(fresh) == 0 || errno == ENOENT || fail_path(fresh, errno);
 }
 
+// Deletes a file that could not be written or renamed; the error stays.
+static bool abandon(const char *fresh) {
+    Error why = error_kept();
+    unlink(fresh);
+    return fail_again(why);
+}
+
 bool file_replace(const char *path, const void *data, size_t bytes) {
     char fresh[PATH_LENGTH];
     FileWriter w;
-    return fresh_name(fresh, path) && file_write(&w, fresh, data, bytes) &&
-           rename_synced(fresh, path);
+    return fresh_name(fresh, path) &&
+           ((file_write(&w, fresh, data, bytes) && rename_synced(fresh, path)) || abandon(fresh));
 }
 
 bool link_prepare(const char *link, const char *target) {
@@ -166,8 +173,8 @@ bool link_prepare(const char *link, const char *target) {
     path_format(fresh, "%s.new", link);
     path_format(line, "%s\n", target);
     if (link_read(fresh, there) != NULL && strcmp(there, target) == 0) { return true; }
-    return fresh_name(fresh, link) &&
-           (symlink(target, fresh) == 0 || file_write(&w, fresh, line, strlen(line)));
+    return fresh_name(fresh, link) && (symlink(target, fresh) == 0 ||
+                                       file_write(&w, fresh, line, strlen(line)) || abandon(fresh));
 }
 
 bool link_replace(const char *link, const char *target) {

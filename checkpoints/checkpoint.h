@@ -28,8 +28,9 @@
 //
 // meta.json is one object: "format", "version" (CHECKPOINT_VERSION), the fields of Progress,
 // "ranks", "precision", "layout_size", "data_windows", "valid_tokens", "data" and "valid_data" (the
-// shards, dataloader/loader.h), "options" (every option's text), "files" (name, bytes, CRC-32), and
-// last "crc32", the CRC-32 of the file itself with that field's eight digits as zeros.
+// shards, dataloader/loader.h), "options" (every option's text), "given" (the names of those that
+// config.txt has; not in 1.0), "files" (name, bytes, CRC-32), and last "crc32", the CRC-32 of the
+// file itself with that field's eight digits as zeros.
 //
 // A checkpoint is written as .tmp-step_..., every file is synced and read back, and the folder is
 // renamed. Then `best` and `latest` move, and only after that are older checkpoints deleted. Before
@@ -134,6 +135,9 @@ bool saver_ended(const Saver *saver);
 // Waits for a save that is under way. False: the last save failed, and saver->why says why.
 bool saver_wait(Saver *saver);
 
+// Waits up to --lock-timeout while another run holds the lock of the --save folder, and takes
+// nothing. A process that calls it must not hold the lock.
+bool checkpoint_await(const Options *options);
 // Claims the --save folder for this run: creates it, and locks it until the process ends. If
 // another run holds the lock, it waits up to --lock-timeout. Refuses a folder with another run's
 // checkpoints (but not a copy of the folder that this process holds). Deletes what interrupted
@@ -181,7 +185,8 @@ typedef struct Checkpoint {
 // the optimizer's files, as options->start, and puts its path into options->origin; both stay empty
 // if there is no checkpoint. A folder without meta.json is one of Hugging Face's; a run does not
 // start from one whose weights are in several files. For `latest` it takes the newest checkpoint
-// whose model can be read; checkpoint_resume later says which ones are damaged.
+// whose model can be read; checkpoint_resume later says which ones are damaged. If there are some,
+// and none can be read, it says so and fails.
 bool checkpoint_model(Options *options, Options *model);
 // Opens rank 0's checkpoint on every other rank, in place of its own. A path "": rank 0 has none.
 bool checkpoint_share(Checkpoint *c, const Group *group);
@@ -217,7 +222,8 @@ bool checkpoint_go_back(const Options *options, const Checkpoint *c);
 // Refuses the checkpoint of another model. Prints other options that differ from the saved ones.
 bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLayout *layout);
 
-// Sets `was` to the options of the checkpoint that a run takes (option_is_taken).
+// Sets `was` to the options of the checkpoint that a run takes (option_is_taken): with
+// SOURCE_CONFIG those that were given to its run, the others with SOURCE_CHECKPOINT.
 bool checkpoint_options(const Checkpoint *c, const Options *continues, Options *was);
 
 // Reads elements begin..end of the parameter space from the files of the ranks that have them.

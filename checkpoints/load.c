@@ -579,7 +579,12 @@ bool checkpoint_resume(Checkpoint *c, const Options *o) {
 
 bool checkpoint_options(const Checkpoint *c, const Options *continues, Options *was) {
     char path[PATH_LENGTH];
-    bool ok = true;
+    bool ok = true, given[OPTIONS_MAX] = {false};
+    const cJSON *name; // checkpoints of 1.0 do not have the list
+    cJSON_ArrayForEach(name, cJSON_GetObjectItemCaseSensitive(c->meta, "given")) {
+        const OptionRow *row = cJSON_IsString(name) ? option_row(name->valuestring) : NULL;
+        if (row != NULL) { given[row - option_table] = true; }
+    }
     path_format(path, "%s/meta.json", c->path);
     *was = (Options){0};
     for (const OptionRow *row = option_table; ok && row < option_table + option_table_count;
@@ -587,7 +592,8 @@ bool checkpoint_options(const Checkpoint *c, const Options *continues, Options *
         if (!option_is_taken(row, continues)) { continue; }
         const char *value = json_text(c->options, row->name, NULL);
         if (value != NULL) {
-            ok = option_set(was, row->name, value, SOURCE_CHECKPOINT) ||
+            ok = option_set(was, row->name, value,
+                            given[row - option_table] ? SOURCE_CONFIG : SOURCE_CHECKPOINT) ||
                  refuse("%s: %s", path, error_text());
         } else if (continues == NULL) { // of a run that continues, checkpoint_match says it
             warn("%s does not set --%s: the default is used", path, row->name);
@@ -631,6 +637,17 @@ static bool in_one_file(const Checkpoint *c) {
                 c->path);
 }
 
+// A run that resumes has the weights of its checkpoint, so that --load is what it was there.
+static void keep_load(Options *o) {
+    const char *was = text_of(start.options, "load");
+    if (option_source(o, "load") >= SOURCE_CONFIG && strcmp(o->load, was) != 0) {
+        warn("--load %s has no effect: the weights are those of the checkpoint %s", o->load,
+             o->origin);
+    }
+    path_format(o->load, "%s", was);
+    o->source[option_row("load") - option_table] = *was ? SOURCE_CHECKPOINT : SOURCE_DEFAULT;
+}
+
 bool checkpoint_model(Options *o, Options *model) {
     char path[PATH_LENGTH];
     bool latest = strcmp(o->resume, "latest") == 0;
@@ -640,6 +657,13 @@ bool checkpoint_model(Options *o, Options *model) {
     while (latest && o->save[0] != '\0' && o->origin[0] == '\0') {
         if (!next_to_try(o->save, &step, path)) {
             return fail("--resume latest: %s", error_text());
+        }
+        if (path[0] == '\0' && step < INT64_MAX) { // there are some, and none can be read
+            Error why = error_kept();
+            Checkpoint c;
+            if (!checkpoint_resume(&c, o)) { return false; }
+            checkpoint_close(&c);
+            return fail("--resume latest: %s", why.text);
         }
         if (path[0] == '\0') { break; }
         if (open_model(&start, path, continues, model)) {
@@ -659,6 +683,7 @@ bool checkpoint_model(Options *o, Options *model) {
         (!open_model(&start, named, continues, model) || (starts && !in_one_file(&start)))) {
         return loads ? fail("--load %s", error_text()) : fail(RESUME_FAULT, error_text());
     }
+    if (!loads) { keep_load(o); }
     return continues == NULL || options_continue(o, model);
 }
 

@@ -160,6 +160,7 @@ static bool write_meta(const Snapshot *s, const char *folder, const FileWriter *
     add_number(meta, "layout_size", (double)s->layout->size);
     add_number(meta, "data_windows", (double)s->data_windows);
     cJSON_AddItemToObject(meta, "options", options_json(s->options));
+    cJSON_AddItemToObject(meta, "given", options_given(s->options));
     cJSON *list = cJSON_AddArrayToObject(meta, "files");
     for (const FileWriter *w = files; w < files + count; w++) {
         cJSON *file = cJSON_CreateObject();
@@ -391,37 +392,58 @@ static void read_holder(int file, char text[HOLDER]) {
     text[length > 0 ? length : 0] = '\0';
 }
 
+// Waits up to --lock-timeout until no other process holds the lock of an open .lock. take: takes
+// it.
+static bool await_lock(const Options *o, int file, bool take) {
+    char holder[HOLDER];
+    double until = wall_seconds() + o->lock_timeout;
+    for (bool told = false;; told = true) {
+        struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+        bool asked = fcntl(file, take ? F_SETLK : F_GETLK, &lock) == 0;
+        if (asked && (take || lock.l_type == F_UNLCK)) { return true; }
+        if (!asked && errno != EAGAIN && errno != EACCES && errno != EINTR) {
+            const char *why = strerror(errno);
+            if (take) {
+                warn("%s/.lock: no lock (%s): a second run could save here, too", o->save, why);
+            }
+            return true;
+        }
+        read_holder(file, holder);
+        if (wall_seconds() >= until) {
+            return fail("%s: in use by another run: %s; end that run, or give another --save; if "
+                        "its machine is gone, delete %s/.lock",
+                        o->save, holder, o->save);
+        }
+        if (!told) {
+            warn("--save %s: in use by another run: %s; waiting up to %d s (--lock-timeout)",
+                 o->save, holder, o->lock_timeout);
+        }
+        nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
+    }
+}
+
+bool checkpoint_await(const Options *o) {
+    char path[PATH_LENGTH];
+    int file = open(path_format(path, "%s/.lock", o->save), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    bool ok = file < 0 || await_lock(o, file, false); // checkpoint_claim says what is wrong
+    if (file >= 0) { close(file); }
+    return ok;
+}
+
 // Locks the folder. The kernel or the NFS server holds the lock, until the process ends. The file
 // is not closed, because that would release the lock, and is never deleted. Its text says who holds
 // the lock. *own: the text is this process's, because the folder is a copy of the one it holds.
 static bool lock_folder(const Options *o, bool *own) {
     static char text[HOLDER];
     char path[PATH_LENGTH], host[256] = "", since[32], holder[HOLDER];
-    struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
-    double until = wall_seconds() + o->lock_timeout;
     path_format(path, "%s/.lock", o->save);
     int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
     if (file < 0) {
         return fail("%s: %s", path, errno == ELOOP ? "a link; delete it" : strerror(errno));
     }
-    for (bool told = false; fcntl(file, F_SETLK, &whole) != 0; told = true) {
-        if (errno != EAGAIN && errno != EACCES && errno != EINTR) {
-            warn("%s: no lock (%s): a second run could save here, too", path, strerror(errno));
-            return true;
-        }
-        if (wall_seconds() >= until) {
-            read_holder(file, holder);
-            close(file);
-            return fail("%s: in use by another run: %s; end that run, or give another --save; if "
-                        "its machine is gone, delete %s",
-                        o->save, holder, path);
-        }
-        if (!told) {
-            read_holder(file, holder);
-            warn("--save %s: in use by another run: %s; waiting up to %d s (--lock-timeout)",
-                 o->save, holder, o->lock_timeout);
-        }
-        nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
+    if (!await_lock(o, file, true)) {
+        close(file);
+        return false;
     }
     read_holder(file, holder);
     *own = text[0] != '\0' && strcmp(holder, text) == 0;

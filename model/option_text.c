@@ -46,6 +46,19 @@ cJSON *options_json(const Options *options) {
     return json;
 }
 
+// Whether an option is in config.txt: it was given, or a checkpoint gave it.
+static bool is_given(const Options *options, const OptionRow *row) {
+    return row->effect != EFFECT_ACTION && options->source[row - option_table] >= SOURCE_CHECKPOINT;
+}
+
+cJSON *options_given(const Options *options) {
+    cJSON *names = cJSON_CreateArray();
+    for (const OptionRow *row = option_table; row < option_table + option_table_count; row++) {
+        if (is_given(options, row)) { cJSON_AddItemToArray(names, cJSON_CreateString(row->name)); }
+    }
+    return names;
+}
+
 // Prints a heading, once for each group; returns whether it did.
 static bool print_group(FILE *out, const char **group, const OptionRow *row, const char *format) {
     bool next = *group == NULL || strcmp(*group, row->group) != 0;
@@ -66,7 +79,7 @@ void options_write_config(const Options *options, FILE *out) {
           out);
     for (int i = 0; i < option_table_count; i++) {
         const OptionRow *row = &option_table[i];
-        if (row->effect == EFFECT_ACTION || options->source[i] < SOURCE_CHECKPOINT) { continue; }
+        if (!is_given(options, row)) { continue; }
         print_group(out, &group, row, "\n# %s\n");
         fprintf(out, "%s ", row->name);
         option_text(options, row, value);

@@ -354,10 +354,17 @@ static void yield(const Options *o, const char *name, int *value, bool fits) {
     if (*value != 0 && !fits && option_source(o, name) < SOURCE_CHECKPOINT) { *value = 0; }
 }
 
+// A 0 that is given asks for the derived value, too, which then stays out of config.txt.
+static void derive_iters(Options *o, const char *name, int64_t *value, int64_t derived) {
+    if (*value != 0) { return; }
+    *value = derived;
+    o->source[option_row(name) - option_table] = SOURCE_DEFAULT;
+}
+
 static void derive_schedule(Options *o) {
-    if (o->lr_decay_iters == 0) { o->lr_decay_iters = o->train_iters; }
-    if (o->lr_decay_style == DECAY_WSD && o->lr_wsd_decay_iters == 0) {
-        o->lr_wsd_decay_iters = 2 * o->lr_decay_iters / 5;
+    derive_iters(o, "lr-decay-iters", &o->lr_decay_iters, o->train_iters);
+    if (o->lr_decay_style == DECAY_WSD) {
+        derive_iters(o, "lr-wsd-decay-iters", &o->lr_wsd_decay_iters, 2 * o->lr_decay_iters / 5);
     }
 }
 
@@ -430,8 +437,8 @@ bool option_is_taken(const OptionRow *row, const Options *continues) {
            (options_train(continues) || evaluates);
 }
 
-// Whether a value is the default, or followed from --train-iters as it does in this version. Such a
-// value follows from those of the resumed run.
+// Whether a value is the default, or what followed from --train-iters as it does in this version.
+// Such a value, if it was not given, follows from those of the resumed run.
 static bool follows(const Options *was, const OptionRow *row) {
     char then[OPTION_TEXT], now[OPTION_TEXT];
     Options again = *was;
@@ -443,8 +450,9 @@ static bool follows(const Options *was, const OptionRow *row) {
 bool options_continue(Options *o, const Options *was) {
     char value[OPTION_TEXT];
     for (const OptionRow *row = option_table; row < option_table + option_table_count; row++) {
-        bool set = !of_model(row) && was->source[row - option_table] != SOURCE_DEFAULT;
-        if (set && !follows(was, row) &&
+        int source = was->source[row - option_table];
+        bool set = !of_model(row) && source != SOURCE_DEFAULT;
+        if (set && (source == SOURCE_CONFIG || !follows(was, row)) &&
             !option_set(o, row->name, option_text(was, row, value), SOURCE_CHECKPOINT)) {
             return false;
         }

@@ -11,6 +11,7 @@
 #include "../base/common.h"
 
 #include <stdio.h>
+#include <string.h>
 
 BEGIN_C
 
@@ -134,8 +135,8 @@ bool option_is_shape(const OptionRow *row, Arch arch);
 bool option_is_taken(const OptionRow *row, const Options *continues);
 
 // Sets the options that are not given, apart from the model's, to those of the checkpoint whose run
-// continues (set in `was` with SOURCE_CHECKPOINT). Values that followed from --train-iters follow
-// from that of this run.
+// continues (set in `was` with SOURCE_CONFIG if they were given to that run, or else with
+// SOURCE_CHECKPOINT). Values that followed from --train-iters follow from that of this run.
 bool options_continue(Options *options, const Options *was);
 
 // " (of the checkpoint PATH)" if the value of an option comes from there; otherwise "".
@@ -161,6 +162,10 @@ static inline bool options_train(const Options *o) {
 static inline bool options_save(const Options *o) {
     return options_train(o) && o->save[0] != '\0';
 }
+// Whether the options are those of a checkpoint that --resume has found.
+static inline bool options_resume(const Options *o) {
+    return o->start != NULL && strcmp(o->origin, o->load) != 0;
+}
 
 // The first step from `step` on (from 1) that --iterations-to-skip names; INT64_MAX: there is none.
 int64_t options_next_skip(const Options *o, int64_t step);
@@ -174,6 +179,8 @@ const char *option_text(const Options *options, const OptionRow *row, char out[O
 
 // Makes a JSON object with the text of every option.
 struct cJSON *options_json(const Options *options);
+// Makes a JSON array with the names of those that options_write_config writes.
+struct cJSON *options_given(const Options *options);
 
 // Prints a note for each given option that has no effect without a GPU, or without another option.
 void options_note_idle(const Options *options, bool gpu);

@@ -17,7 +17,7 @@ import pyarrow
 import pyarrow.parquet
 import tokenizers
 from check import ROOT, Skip, call, fails, main, read, refused, run, write
-from llm8 import shards
+from llm8 import shard_header, shards
 from llm8.conversation import ChatTemplate, Conversation
 from llm8.convert_hf import main as convert_hf
 from llm8.prepare_data import DOCUMENT, pack
@@ -503,7 +503,7 @@ def the_trainer_reads_the_masks():
     os.makedirs("both")
     for path in glob.glob("d/val_*"):
         write(f"both/{os.path.basename(path)}", read(path))
-    write("both/a.bin", shards.header(numpy.dtype("<u2"), 50, 0, False) + bytes(100))
+    write("both/a.bin", shard_header.header(2, 50) + bytes(100))
     result = run(*evaluates, "both/*.bin")
     assert f"{packed}, but a shard before them ends within a sequence" in result.err, result.err
     os.rename("both/a.bin", "both/z.bin")
@@ -693,7 +693,7 @@ def ranks_count_together():
 def large_shards_have_the_same_checksum():
     """Above 4 MiB, parts of them."""
     tokens = numpy.random.default_rng(1).integers(0, 300, 5 << 20)
-    path = write("large/x.bin", shards.header(numpy.dtype("<u2"), len(tokens), 0, False) +
+    path = write("large/x.bin", shard_header.header(2, len(tokens)) +
                  tokens.astype("<u2").tobytes())
     write(path + ".mask", b"".join(shards.mask(tokens < 100, shards.checksum(path), 0)))
     tiny = ("train_gpt", *TINY[:4], "--seq-length", 96, "--data", path, "--train-iters", 1,

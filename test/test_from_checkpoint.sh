@@ -102,6 +102,38 @@ test_resumed_runs_need_no_options() {
     done
 }
 
+# Without options, a checkpoint that cannot be read leaves nothing to say of --data.
+test_a_lost_checkpoint_is_not_missing_data() {
+    local step trainer
+    rm -rf broken && cp -r s broken
+    for step in broken/step_*; do : >"$step/meta.json"; done
+    for trainer in "${trainers[@]}"; do
+        expect_said 1 'error: --resume latest: no whole checkpoint under broken; to start afresh' \
+            "$trainer" --resume latest --save broken || return
+        [[ $(grep -c 'meta.json: damaged .*; trying an earlier checkpoint' log) -eq \
+            $(compgen -G 'broken/step_*' | wc -l) ]] || fail "$(cat log)"
+        expect_said 1 'no whole checkpoint under broken' "$trainer" --resume latest --save broken \
+            --plan
+        expect_said 1 'which shards to train on; there is no checkpoint under mistyped that would' \
+            "$trainer" --resume latest --save mistyped --model llama-tiny
+        [[ ! -e mistyped ]] || fail "$(ls -a mistyped)"
+    done
+}
+
+test_load_beside_a_resume_is_told() {
+    local words says='--load elsewhere/c has no effect: the weights are those of the checkpoint '
+    rm -rf begun beside
+    expect_status 0 train_gpt "${data[@]}" --load s/latest --save begun --save-interval 2 || return
+    for words in '--resume begun/step_00000002 --save beside' '--resume latest --save beside' \
+        '--resume begun/latest --sample-only'; do
+        # shellcheck disable=SC2086 # words
+        expect_said 0 "$says" train_gpt $words --load elsewhere/c || return
+    done
+    [[ $(grep '^load ' beside/config.txt) == 'load s/latest' ]] || fail "$(cat beside/config.txt)"
+    expect_status 0 train_gpt --config begun/config.txt --resume begun/step_00000002 --save other
+    ! has log warning || fail "$(cat log)"
+}
+
 # $1: what is said; the rest: options beside a checkpoint that they contradict.
 contradicts() {
     local says=$1

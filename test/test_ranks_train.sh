@@ -95,6 +95,21 @@ test_ranks_start_from_one_checkpoint() {
     for r in 0 1; do wait "${children[r]}" || fail "rank $r: $(cat err.$r)"; done
     grep -q '^resuming from moving/step_00000004' out.0 || fail "$(cat out.0)"
     rm -r moving
+    rm out.0
+    # the first checkpoint of another run comes when rank 0 has resolved its options
+    for r in 0 1; do
+        env RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=$((port + 1)) \
+            "$trainer" "${common[@]}" --resume latest --train-iters 5 --save young \
+            --tokenizer d/x_tokenizer.bin >out.$r 2>err.$r &
+        children[r]=$!
+        if [[ $r -eq 0 ]]; then
+            wait_until grep -q 'LLM8_SECRET is not set' out.0
+            train young --train-iters 5 || return
+        fi
+    done
+    for r in 0 1; do ! wait "${children[r]}" || fail "rank $r: $(cat out.$r)"; done
+    has err.0 '--save young: another run has changed its checkpoints while this one started' ||
+        fail "$(cat err.0 err.1)"
 }
 
 # FP8 on all ranks or on none: they exchange weights in one form.

@@ -61,6 +61,30 @@ test_a_second_run_waits_or_leaves() {
     check_lock "$root/train_gpt"
 }
 
+# A requeued job gives only --resume latest, and starts before the run that it continues has saved.
+test_a_run_that_waits_takes_the_last_options() {
+    local first second
+    start first.log "$root/train_gpt" "${common[@]}" --lr 1e-3 --seed 5 --valid-data d/x_val.bin \
+        --train-iters 1000000 --save-interval 1000000 --save late
+    first=$started
+    wait_until grep -q '^step ' first.log
+    start second.log "$root/train_gpt" --save late --resume latest --lock-timeout 20
+    second=$started
+    wait_until grep -q 'waiting up to 20 s' second.log
+    # what is only looked at does not wait, nor does what contradicts itself
+    expect_status 0 train_gpt "${common[@]}" --save late --resume latest --plan || return
+    expect_said 1 'list-checkpoints: none under late' train_gpt --save late --list-checkpoints
+    expect_said 1 'error: --min-lr 1: must be at most' train_gpt "${common[@]}" --save late --min-lr 1
+    kill -TERM "$first"
+    wait "$first"
+    wait_until grep -q '^step ' second.log
+    has second.log '--valid-data d/x_val.bin' || fail "no validation: $(cat second.log)"
+    has second.log '--seed 5' || fail "another seed: $(cat second.log)"
+    ! has second.log ' in the checkpoint' || fail "$(grep ' in the checkpoint' second.log)"
+    kill -9 "$second"
+    wait "$second" 2>/dev/null
+}
+
 test_ranks_hold_one_lock() {
     if [[ ! -x $root/build/plain/standin_trainer ]]; then
         skip "no C++ compiler, so no stand-in trainer"
@@ -126,6 +150,23 @@ test_going_back_leaves_no_branch_in_silence() {
     has log 'resuming from back/step_00000004' || fail "$(cat log)"
     [[ $(readlink back/latest) == step_00000010 && -d back/step_00000008.aside-2 ]] ||
         fail "$(ls -l back)"
+}
+
+# A run that would go back to where it has nothing to train stays where it is.
+test_nothing_to_train_changes_nothing() {
+    local words
+    listed() { find ended ! -name .lock -exec ls -ld --time-style=full-iso {} +; }
+    train ended 4 --save-interval 2 && train ended 8 --save-interval 2 --keep 0 --resume latest ||
+        return
+    listed >before
+    for words in ended/step_00000004 'latest --train-iters 3' \
+        'ended/step_00000006 --train-iters 6'; do
+        # shellcheck disable=SC2086 # words
+        expect_said 0 'nothing to train: step ' train_gpt --save ended --resume $words || return
+        listed | cmp -s before - || fail "$words: $(listed | diff before -)"
+    done
+    train ended 10 --resume latest || return
+    has log 'resuming from ended/step_00000008' || fail "$(cat log)"
 }
 
 # killed FOLDER OPTIONS...: a run into the folder, killed in its first steps, before it has saved

@@ -1,6 +1,8 @@
 """The parts of scripts/llm8: reading a metrics.jsonl under way, smoothing, judging, writing pages,
 drawing on a terminal, the boards. test_scripts.sh runs it, and the programs as a whole."""
 
+import contextlib
+import fcntl
 import functools
 import glob
 import importlib
@@ -10,6 +12,7 @@ import math
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import types
@@ -23,6 +26,7 @@ import safetensors.numpy
 from check import call
 from llm8 import (
     boards,
+    compare,
     document,
     environment,
     experiment,
@@ -30,8 +34,10 @@ from llm8 import (
     llm_c,
     metrics,
     monitor,
+    race,
     report,
     series,
+    shard_header,
     style,
     text,
 )
@@ -59,6 +65,7 @@ def lines(*records):
 
 class Folder(unittest.TestCase):
     def setUp(self):
+        self.addCleanup(os.chdir, os.getcwd())
         self._folder = tempfile.TemporaryDirectory()
         self.folder = self._folder.name
         self.path = os.path.join(self.folder, "metrics.jsonl")
@@ -148,6 +155,39 @@ class Reading(Folder):
         self.assertFalse(self.whole_run("e", [2.0] * 4).finished) # an end before the last step
         gave_up = self.whole_run("f", [2.0] * 4, end=3)
         self.assertTrue(gave_up.over and not gave_up.finished)
+
+    def test_a_look_takes_no_lock(self):
+        """A run that starts meanwhile finds its folder free, after each call on the lock."""
+        run, free = self.run_of("a", start()), []
+        path = os.path.join(self.folder, "a", ".lock")
+        open(path, "w").close()
+        take = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+'), fcntl.LOCK_EX | 4)"
+
+        def probed(call_on_it):
+            def both(*words):
+                result = call_on_it(*words)
+                free.append(subprocess.run([sys.executable, "-c", take, path]).returncode == 0)
+                return result
+            return both
+        with unittest.mock.patch.multiple(fcntl, lockf=probed(fcntl.lockf),
+                                          fcntl=probed(fcntl.fcntl)):
+            run.poll()
+            self.assertEqual(run.state, "died")
+        self.assertEqual(free, [True])
+
+    def test_a_run_that_ends_while_it_is_read_did_not_die(self):
+        """It holds its lock as its file is read, and is gone before its state is asked for."""
+        path = os.path.join(self.folder, ".lock")
+        hold = "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.lockf(file, 2); " \
+            "print(flush=True); sys.stdin.read()"
+        self.append(lines(start(), step_record(1)))
+        with subprocess.Popen([sys.executable, "-c", hold, path], stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE) as holder:
+            holder.stdout.readline()
+            run = metrics.open_run(self.folder)
+        self.assertEqual(run.state, "running")
+        run.poll()
+        self.assertEqual(run.state, "died")
 
     def test_names_tell_runs_apart(self):
         for name in ("run/a", "run/b/c"):
@@ -340,7 +380,6 @@ class Judging(Folder):
         for name, value in (("data", "/b/d.bin"), ("lr", "0.2"), ("save", "/t")):
             self.assertTrue(judged(*self.pair(2.0, **{name: value}))[1], name)
         self.assertFalse(judged(*self.pair(2.0, **{"eval-iters": "2"}))[1])
-
 
     def test_shards_are_known_by_their_checksums(self):
         for one, other, same in (("aa", "aa", True), ("aa", "bb", False)):
@@ -721,6 +760,74 @@ class Terminal(Folder):
             self.assertTrue("0/" in shown and "nan" not in shown, shown)
 
 
+def followed(path, *later):
+    """The lines of scripts/monitor without a terminal; later: calls between its looks."""
+    waits = iter(later)
+
+    def wait(_):
+        step = next(waits, None)
+        if step is None:
+            raise KeyboardInterrupt
+        step()
+
+    def main():
+        with contextlib.suppress(KeyboardInterrupt):
+            monitor.main()
+    with unittest.mock.patch.object(metrics.time, "sleep", wait):
+        return call(main, path).out.splitlines()
+
+
+class Lines(Folder):
+    def test_lines_say_what_was_so_then(self):
+        """However much later they are read."""
+        records = [start(), step_record(1, 4.0), {**step_record(2, 3.0), "skipped": 1},
+                   {"kind": "eval", "step": 2, "valid_loss": 5.0},
+                   {"kind": "save", "step": 1}, {"kind": "save", "step": 2, "error": "no room"},
+                   {"kind": "end", "step": 2, "status": 75},
+                   start(2, **{"train-iters": "4"}), {**step_record(3, 2.0), "skipped": 1},
+                   step_record(4, 2.0), {"kind": "end", "step": 4, "status": 0},
+                   start(4, **{"train-iters": "3"}), {"kind": "end", "step": 4, "status": 0}]
+        wanted = ["r | starts at step 0/10",
+                  "r | step 2/10 | valid 5.0000 | loss 3.5000 | 100 tok/s | 4 s left",
+                  "r | step 2/10 | the save failed: no room",
+                  "r | step 2/10 | stopped by a signal | 1 skipped",
+                  "r | starts at step 2/4", "r | step 4/4 | finished | 2 skipped",
+                  "r | starts at step 4/3", "r | step 4/3 | finished | 2 skipped"]
+        run = self.run_of("r", *records)
+        self.assertEqual(followed(os.path.dirname(run.path)), wanted)
+        self.assertIn("\n100.0%  ", monitor.frame([run], 100, 30))
+        run = self.run_of("one/r")
+        self.path = run.path # and one by one
+        said = followed(os.path.dirname(run.path), *(
+            functools.partial(self.append, lines(record)) for record in records[:11]))
+        self.assertEqual(said, wanted[:6])
+
+    def test_a_run_that_died_is_told_once(self):
+        def nothing():
+            pass
+
+        run = self.run_of("r", start(), step_record(1))
+        self.path, folder = run.path, os.path.dirname(run.path)
+        open(os.path.join(folder, ".lock"), "w").close()
+        self.assertEqual(
+            followed(folder, *[nothing] * 3, lambda: self.append(lines(start(1), step_record(2))),
+                     *[nothing] * 3),
+            ["r | starts at step 0/10", "r | step 1/10 | died", "r | starts at step 1/10",
+             "r | step 2/10 | died"])
+
+    def test_a_silent_run_is_told_once(self):
+        """Where no lock says whether it died."""
+        def nothing():
+            pass
+
+        run = self.run_of("r", start(), step_record(1))
+        os.utime(run.path, (1e9, 1e9))
+        said = followed(os.path.dirname(run.path), *[nothing] * 3)
+        self.assertEqual(said[0], "r | starts at step 0/10")
+        self.assertRegex(said[1], r"^r \| step 1/10 \| running, silent for [\d,]+ d")
+        self.assertEqual(len(said), 2)
+
+
 class Boards(Folder):
     def board_of(self, *parts):
         """TensorBoard's own reading of what a board wrote, given the file in parts."""
@@ -892,6 +999,10 @@ class Words(Folder):
         common = ["--", "--model", "llama-tiny", "--data", self.path]
         two = ["--variant", "a:", "--variant"]
         first, second = "--run a:c/bf16/seed-2".split(), "--run b:c/fp8/seed-2".split()
+        with open("v.bin", "wb") as file:
+            file.write(shard_header.header(2, 5000) + bytes(2 * 5000))
+        raced = ["--data", "v.bin", "--valid-data", "v.bin", "--out", "r", "--batch", 2,
+                "--seq-length", 64, "--only", "bf16", "runs"]
         for script, says, words in (
                 ("compare", "give them after --", ["--out", "r"]),
                 ("compare", "--data is missing", ["--out", "r", *common[:3]]),
@@ -908,7 +1019,7 @@ class Words(Folder):
                 ("compare", "no such program", ["--out", "r", "--trainer", "./nothing", *common]),
                 ("compare", "--trainer a 'b: No closing quotation",
                  ["--out", "r", "--trainer", "a 'b", *common]),
-                ("compare", "--trainer nothing: No such file",
+                ("compare", "--trainer nothing: no such program",
                  ["--out", "r", "--trainer", "nothing", *common]),
                 ("compare", "--out notes: File exists", ["--out", "notes", *common]),
                 ("compare", "cut/b/seed-1234/command.json: damaged",
@@ -940,6 +1051,26 @@ class Words(Folder):
                 ("plot", "error: --x: invalid choice: 'foo'", ["c/bf16/seed-2", "--x", "foo"]),
                 ("plot", "no such run", ["none"]),
                 ("plot", "the same run twice", ["c/bf16/seed-2", "c/bf16/seed-2"]),
+                ("race", "error: --llm-c ./nothing: no such program",
+                 [*raced, "--only", "llm.c", "--llm-c", "./nothing", "--rates", "1e-3"]),
+                ("race", "error: --llm-c nothing: no such program",
+                 [*raced, "--only", "llm.c", "--llm-c", "nothing", "--rates", "1e-3"]),
+                ("race", "error: --only llm.c: --llm-c says where it is",
+                 [*raced, "--only", "bf16,llm.c"]),
+                ("race", "--seeds 1,1: must be different whole numbers",
+                 [*raced, "--seeds", "1,1", "--rates", "1e-3"]),
+                ("race", "error: bf16 --lr 1e-3:upward: --lr-decay-style upward: must be",
+                 [*raced, "--rates", "1e-3:upward"]),
+                *(("race", f"error: {option} {wrong}: must be a learning rate",
+                   [*raced, option, rates])
+                  for option in ("--rates", "--muon-rates", "--llm-c-rates")
+                  for rates, wrong in (("abc,1e-3", "abc"), ("", ""), ("1e-3,", ""), ("nan", "nan"),
+                                       ("1e-3,-1:wsd", "-1:wsd"), ("1e-3:", "1e-3:"))),
+                *(("race", f"error: after --: {word.split('=')[0]} is not for the trainer here",
+                   [*raced, "--", "--model", "llama-tiny", word])
+                  for word in ("--train-iters", "--lr=1", "--micro-batch-size", "--seed", "--save",
+                               "--global-batch-size", "--resume", "--optimizer", "--no-bf16",
+                               "--fp8-format=none", "--lr-decay-style")),
                 ("monitor", "--tensorboard notes/seed-2: Not a directory",
                  ["c/bf16/seed-2", "--once", "--tensorboard", "notes"]),
                 ("monitor", "no such run", ["none"])):
@@ -950,6 +1081,28 @@ class Words(Folder):
                 self.assertEqual(result.status, 2, result.out)
                 self.assertIn(says, result.err)
                 self.assertNotIn("step 0/0", result.out)
+
+    def test_what_has_not_begun_is_no_run(self):
+        """Of a comparison stopped half-way, and of a race whose llm.c failed at its start."""
+        for name in ("bf16", "fp8"):
+            self.whole_run(f"r/{name}/seed-1", [2.0] * 10, seed="1")
+        os.chdir(self.folder)
+        for name in ("r/bf16/seed-2", "r/fp8/seed-2", "r/llm.c"):
+            os.mkdir(name)
+            open(os.path.join(name, "console.log"), "w").close()
+        self.assertEqual(experiment.runs_under("r"), {"bf16": ["r/bf16/seed-1"],
+                                                      "fp8": ["r/fp8/seed-1"]})
+        with open("v.bin", "wb") as file:
+            file.write(shard_header.header(2, 2**20))
+
+        def compared(words, check):
+            result = call(compare.main, *words[1:])
+            self.assertEqual((result.status, result.err, check), (0, "", False))
+            return types.SimpleNamespace(returncode=result.status)
+        with unittest.mock.patch.object(subprocess, "run", compared):
+            call(race.main, "--data", "v.bin", "--valid-data", "v.bin", "--out", "r", "report")
+        with open("r/report/report.md") as file:
+            self.assertIn("# fp8 against bf16", file.read())
 
     def test_programs_of_another_folder_are_named_by_it(self):
         with unittest.mock.patch.dict(os.environ, {"LLM8_BIN": self.folder}):

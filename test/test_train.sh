@@ -312,6 +312,17 @@ test_a_finished_run_says_so() {
     ! has log 'nothing to train' || fail "an evaluation"
 }
 
+# The best loss is a run's own: an evaluation alone compares with nothing.
+test_an_evaluation_alone_is_not_the_best() {
+    local way
+    for way in '0 --load' "$steps --resume"; do
+        # shellcheck disable=SC2086 # words
+        expect_said 0 "eval after step ${way% *} | " train_gpt "${common[@]}" ${way#* } fp32/latest \
+            --eval-only || return
+        ! has log '(best)' || fail "$way: $(cat log)"
+    done
+}
+
 # $1: what is said at the start; the rest: options.
 schedule_says() {
     local says=$1

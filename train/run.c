@@ -151,13 +151,22 @@ static void warn_of_jump(const Run *run, const Checkpoint *checkpoint) {
     }
 }
 
+// The lock was free when the options were resolved, and is taken only now: another run may have
+// saved or deleted checkpoints meanwhile.
+static bool is_as_resolved(const Options *o, const Checkpoint *c) {
+    return strcmp(o->resume, "latest") != 0 || options_resume(o) == (c->path[0] != '\0') ||
+           fail("--save %s: another run has changed its checkpoints while this one started; start "
+                "again",
+                o->save);
+}
+
 // Reads run->progress from the checkpoint that --resume names. Rank 0 finds and verifies it.
 static bool restore(Run *run, Checkpoint *checkpoint) {
     const Options *o = &run->options;
     bool finds = run->group.rank == 0 && o->resume[0] != '\0';
     *checkpoint = (Checkpoint){0};
     run_beat(run, DOING_PAUSE, "reading the checkpoint");
-    if ((finds && !checkpoint_resume(checkpoint, o)) ||
+    if ((finds && !(checkpoint_resume(checkpoint, o) && is_as_resolved(o, checkpoint))) ||
         !checkpoint_share(checkpoint, &run->group)) {
         die("%s", error_text());
     }
@@ -209,9 +218,6 @@ static bool save_config(const Options *o) {
 static void verify_load(const Run *run) {
     const Options *o = &run->options;
     const Checkpoint *c = o->start;
-    if (strcmp(o->origin, o->load) != 0) {
-        die("--save %s: its checkpoints were deleted while this run started; start again", o->save);
-    }
     bool ok = run->group.rank > 0 || checkpoint_verify(c) || fail("--load %s", error_text());
     or_die(group_agree(&run->group, CHANNEL_MAIN, ok));
     printf("starting from the weights of %s%s\n", c->path,
@@ -247,20 +253,27 @@ static int64_t parts_left(const Run *run) {
     return first || !options_train(&run->options) ? all : left;
 }
 
-// config.txt and the record of the start are written when it is certain that the run can start.
-// Until then, the files of an earlier run do not change.
+// config.txt and the record of the start are written when it is certain that the run can start, and
+// has something to train or to evaluate. Until then, the files of an earlier run do not change.
 bool run_restore(Run *run, Checkpoint *checkpoint) {
+    const Options *o = &run->options;
     bool restored = restore(run, checkpoint);
-    if (!restored && run->options.load[0] != '\0') { verify_load(run); }
-    if (run->group.rank == 0 && options_save(&run->options)) {
-        or_die(checkpoint_go_back(&run->options, checkpoint));
-        bool goes_on = !restored || run->progress.step < run->options.train_iters;
-        if (goes_on && !save_config(&run->options)) { die("--save %s", error_text()); }
+    run->progress.eval_left = parts_left(run);
+    bool goes_on = !restored || run->progress.eval_left > 0 ||
+                   (run->progress.step < o->train_iters && !run->diverged);
+    if (!restored && o->load[0] != '\0') { verify_load(run); }
+    if (run->group.rank == 0 && options_save(o) && goes_on) {
+        or_die(checkpoint_go_back(o, checkpoint));
+        if (!save_config(o)) { die("--save %s", error_text()); }
+    }
+    // a record of this start would declare those of later steps void
+    if (options_train(o) && !goes_on) {
+        metrics_close(&run->metrics);
+        run->metrics.path[0] = '\0';
     }
     run_record_start(run);
     recorded = run;
     die_with(record_error);
-    run->progress.eval_left = parts_left(run);
     return restored;
 }
 
@@ -556,7 +569,7 @@ void run_report_eval(Run *run, double loss, double seconds) {
     char text[32];
     fprintf(run->answers, "%seval after step %lld | valid loss %s%s | perplexity %.4g | %.1f s\n",
             line_start(fileno(run->answers)), (long long)p->step, format_number(text, loss),
-            best ? " (best)" : "", fabs(exp(loss)), seconds);
+            best && options_train(&run->options) ? " (best)" : "", fabs(exp(loss)), seconds);
     run_flush(run);
     MetricsRecord *r = metrics_begin("eval");
     metrics_number(r, "step", (double)p->step);
@@ -691,8 +704,11 @@ int run_close(Run *run) {
         if (options_save(&run->options) && saved) { print_resume(run); }
         printf("\n");
     } else if (run->diverged) {
-        printf("%sstopped: %d steps in a row were skipped (--max-skipped)\n",
-               line_start(STDOUT_FILENO), run->options.max_skipped);
+        printf("%sstopped: %d steps in a row were skipped (--max-skipped)%s\n",
+               line_start(STDOUT_FILENO), run->options.max_skipped,
+               options_save(&run->options)
+                   ? "; to go on, resume an earlier checkpoint, or with a larger --max-skipped"
+                   : "");
     }
     metrics_close(&run->metrics);
     dataset_close(&run->train_data);

@@ -52,7 +52,12 @@ static _Noreturn void die_of_data(const Options *o, const char *option) {
 static void open_train_data(Run *run) {
     const Options *o = &run->options;
     if (!options_train(o) && option_source(o, "data") < SOURCE_CONFIG) { return; }
-    if (o->data[0] == '\0') { die("--data is missing: which shards to train on (--help)"); }
+    if (o->data[0] == '\0') {
+        bool none = strcmp(o->resume, "latest") == 0 && !options_resume(o);
+        die("--data is missing: which shards to train on%s%s%s",
+            none ? "; there is no checkpoint under " : " (--help)", none ? o->save : "",
+            none ? " that would give it" : "");
+    }
     if (!dataset_open(&run->train_data, o->data, o->seq_length, o->vocab_size)) {
         die_of_data(o, "data");
     }
@@ -151,16 +156,19 @@ static const char whose[] = "the checkpoint's run";
 static bool match_valid_data(const Run *run, const Checkpoint *c) {
     int64_t tokens = run_eval_samples(run) * run->options.seq_length;
     if (!run->has_valid || c->valid_data[0] == '\0') { return true; }
-    return dataset_match(&run->valid_data, c->valid_data, whose) &&
-           (tokens == c->valid_tokens || fail("%lld tokens an evaluation, had %lld",
-                                              (long long)tokens, (long long)c->valid_tokens));
+    if (!dataset_match(&run->valid_data, c->valid_data, whose)) {
+        return fail("--valid-data changed: %s", error_text());
+    }
+    return tokens == c->valid_tokens ||
+           fail("an evaluation has %lld tokens, had %lld (--eval-iters counts global batches)",
+                (long long)tokens, (long long)c->valid_tokens);
 }
 
 void run_match_data(Run *run, const Checkpoint *checkpoint) {
     const char *train = checkpoint->data;
     if (!options_train(&run->options)) { return; }
     if (!match_valid_data(run, checkpoint)) {
-        printf("  --valid-data changed: %s; the best loss so far is not of these\n", error_text());
+        printf("  %s; the best loss so far is not of these\n", error_text());
         run->progress.best_valid_loss = NAN;
     }
     if (train[0] == '\0' || dataset_match(&run->train_data, train, whose)) { return; }

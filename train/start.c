@@ -199,6 +199,9 @@ void run_resolve_options(Options *o) {
     Ranks r;
     char text[PATH_LENGTH];
     warnings_mute(ranks_read(&r, o) && r.group.rank > 0); // launch() refuses bad variables
+    bool claims = options_save(o) && !o->plan && !o->list_checkpoints && !o->list_tensors;
+    // so that the options are those of the last checkpoint of a run that still saves there
+    if (claims && o->resume[0] != '\0' && !checkpoint_await(o)) { die("--save %s", error_text()); }
     or_die(checkpoint_model(o, &model));
     bool opened = find_tokenizer(&t, o, text);
     bool ok = option_set(o, "tokenizer", text, SOURCE_DATA);

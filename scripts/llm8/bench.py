@@ -52,7 +52,7 @@ import subprocess
 import sys
 import tempfile
 
-from . import floor
+from . import floor, shard_header
 from .environment import ROOT, built, die
 from .estimate import PRECISIONS
 from .metrics import open_run
@@ -142,7 +142,7 @@ def shard_for(model, folder):
         count, chance, wide = 1 << 20, random.Random(1), vocabulary > 65536
         tokens = [int(math.exp(chance.random() * math.log(vocabulary))) - 1 for _ in range(count)]
         with open(path, "wb") as file:
-            file.write(struct.pack("<256i", 20240520, 2 if wide else 1, count, *[0] * 253))
+            file.write(shard_header.header(4 if wide else 2, count))
             file.write(struct.pack(f"<{count}{'I' if wide else 'H'}", *tokens))
     return path
 
@@ -219,9 +219,6 @@ def judged(record):
 
 def gib(number_of_bytes):
     return number_of_bytes / 2**30 if number_of_bytes else None
-
-
-
 
 
 def record_of(place, model, command, measured, bf16):

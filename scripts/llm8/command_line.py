@@ -53,7 +53,7 @@ def shell_words(text, said):
 
 def several(read):
     """Returns a type for add_argument: values with commas between, each read by another type."""
-    return lambda text: [read(part) for part in text.split(",")]
+    return lambda text: [read(part.strip()) for part in text.split(",")]
 
 
 def one_of(known):

@@ -335,9 +335,6 @@ def counted_tokens(run):
                  f"{many(len(order), 'step')}, none left out")] if order else []
 
 
-
-
-
 # ---- what makes it slow -------------------------------------------------------------------------
 
 

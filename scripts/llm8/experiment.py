@@ -49,12 +49,14 @@ def parse_variant(text):
     return name, words
 
 
-def refuse_ours(words, where):
+def refuse_ours(words, where, ours=OURS):
+    """ours: the trainer's options that the script itself sets -> its own in their place, or None"""
     for word in words:
         name = word.split("=")[0].removeprefix("--")
-        if word.startswith("--") and name in OURS:
-            use = f"; use {OURS[name]}" if OURS[name] else ": compare sets it itself"
-            environment.die(f"{where}: --{name} is not for the trainer here{use}")
+        if word.startswith("--") and (held := {name, name.removeprefix("no-")} & ours.keys()):
+            use = ours[held.pop()]
+            how = f"; use {use} before --" if use else ": this script sets it itself (--help)"
+            environment.die(f"{where}: --{name} is not for the trainer here{how}")
 
 
 def parse_seeds(text):
@@ -132,7 +134,7 @@ def prepare(task):
     """Makes the folder ready for the task; returns whether there is anything left to do."""
     run = open_run(task.folder)
     if run.starts and not read_list(task.folder, COMMAND):
-        environment.die(f"{task.folder} has a run that compare did not make: another --out")
+        environment.die(f"{task.folder} has a run that this script did not make: another --out")
     if run.starts and (changed := changed_options(task)):
         environment.die(f"{task.folder} was run with other options ({' '.join(changed)} differs): "
                         "another --out, or remove that folder to run it anew")
@@ -161,7 +163,7 @@ def run_all(tasks, folder, checkpoints, held):
     for task in {task.variant: task for task in reversed(tasks)}.values():
         plan, complaint = trainer.plan_of(task.command)
         if plan is None:
-            environment.die(f"--variant {task.variant}: {complaint}")
+            environment.die(f"{task.variant}: {complaint}")
     # all of them before the first starts: a refusal should not come after hours
     left = [prepare(task) for task in tasks]
     # these variants come first, those of earlier commands keep their order
@@ -194,12 +196,14 @@ def run_all(tasks, folder, checkpoints, held):
 
 
 def runs_under(folder):
-    """Returns variant -> folders of its runs, as make_tasks lays them out, in the order of the
-    commands that ran them; by name where that is not known."""
+    """Returns variant -> folders of its runs that have begun, as make_tasks lays them out, in the
+    order of the commands that ran them; by name where that is not known."""
     found, order = {}, read_list(folder, VARIANTS)
     runs = [match.groups() for name in glob.glob("*/seed-*", root_dir=folder)
             if (match := re.fullmatch(r"(.+)/seed-(\d+)", name))]
     for variant, seed in sorted(runs, key=lambda run: (
             (order + [run[0]]).index(run[0]), run[0], int(run[1]))):
-        found.setdefault(variant, []).append(os.path.join(folder, variant, f"seed-{seed}"))
+        path = os.path.join(folder, variant, f"seed-{seed}")
+        if open_run(path).starts:
+            found.setdefault(variant, []).append(path)
     return found

@@ -16,11 +16,13 @@ import math
 import os
 import re
 import statistics
+import struct
 import time
 
 from . import environment, llm_c
 from .text import counted, duration, fixed, shown
 
+FLOCK = "hhqqi0q" # struct flock: l_type, l_whence, l_start, l_len, l_pid
 LARGEST = 1e100 # what is beyond is as good as infinite
 SKIPPED_TOO_OFTEN = 3
 WRONG_RESULTS = 5
@@ -71,10 +73,11 @@ def named_runs(paths):
     return [Run(path, name) for path, name in zip(paths, names)]
 
 
-def follow(runs, seconds, once=False):
-    """Yields {run: its new records} once, then every so many seconds until all runs are over."""
+def follow(runs, seconds, once=False, each=None):
+    """Yields {run: its new records} once, then every so many seconds until all runs are over.
+    each(run, record): called as the run has taken in that record, and nothing after it."""
     while True:
-        yield {run: run.poll() for run in runs}
+        yield {run: run.poll(each) for run in runs}
         if once or all(run.over for run in runs):
             return
         time.sleep(seconds)
@@ -131,6 +134,7 @@ class Run:
     def __init__(self, path, name=None):
         self.path = metrics_path(path)
         self.name = name or short_names([path])[0]
+        self._unlocked = None
         self._forget()
 
     def _forget(self):
@@ -143,10 +147,11 @@ class Run:
         self.bad_lines = self.rewinds = 0
         self._offset, self._inode, self._log = 0, None, llm_c.Log()
 
-    def poll(self):
+    def poll(self, each=None):
         """Takes in what was written since, and returns the new records. One of the kind "restart"
         comes first where the file is another one than before: what was read of the old one is
-        gone."""
+        gone. each(run, record): called with each other record once it is taken in."""
+        self._unlocked = self._is_unlocked() # first: a run writes its end before it lets go
         try:
             file = open(self.path, "rb")
         except FileNotFoundError:
@@ -164,8 +169,13 @@ class Run:
             text = file.read()
         text = text[:text.rfind(b"\n") + 1]
         self._offset += len(text)
-        records = [record for record in map(self._take, text.splitlines()) if record is not None]
-        return [{"kind": "restart"}] * restarted + records
+        records = [{"kind": "restart"}] * restarted
+        for line in text.splitlines():
+            if (record := self._take(line)) is not None:
+                records.append(record)
+                if each:
+                    each(self, record)
+        return records
 
     def _take(self, line):
         try:
@@ -249,18 +259,22 @@ class Run:
     def ranks(self):
         return int(max(1, number(self.start, "ranks") or 1))
 
-    @property
-    def died(self):
-        """Whether a signal or an error ended it: nobody holds the lock of a run that did not say
-        that it ended. None where that is unknown."""
+    def _is_unlocked(self):
+        """Whether nobody holds the lock of the run's folder; None where that is unknown. It asks,
+        and takes nothing: a run that starts meanwhile would find its folder in use."""
+        asked = struct.pack(FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
         try:
             with open(os.path.join(os.path.dirname(self.path), ".lock"), "rb") as file:
-                fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return self.end is None
-        except BlockingIOError:
-            return False
+                found = fcntl.fcntl(file, fcntl.F_GETLK, asked)
         except OSError: # no lock, or a file system without any
             return None
+        return struct.unpack(FLOCK, found)[0] == fcntl.F_UNLCK
+
+    @property
+    def died(self):
+        """Whether a signal or an error ended it: nobody held the lock of a run, when it was last
+        read, that did not say that it ended. None where that is unknown."""
+        return self.end is None if self._unlocked else self._unlocked
 
     def silent(self, seconds):
         """How long nothing was written, if that is more than these seconds and 20 steps; else 0."""

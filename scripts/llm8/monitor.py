@@ -70,7 +70,7 @@ def details(run):
     fp8 = metrics.number(start, "fp8_flops_share")
     yield f"{start.get('device', '?')}  {start.get('program', '')}"
     yield "  ".join(filter(None, (
-        f"{100 * run.last_step / run.train_iters:.1f}%" if run.train_iters else "",
+        f"{min(100, 100 * run.last_step / run.train_iters):.1f}%" if run.train_iters else "",
         f"{counted(speed)} tok/s", f"{flops / 1e12:.3g} TFLOP/s" if flops > 0 else "",
         f"MFU {100 * flops / peak:.1f}% of the BF16 peak" if peak * flops > 0 else "",
         memory(size) if size > 0 else "",
@@ -102,34 +102,58 @@ def frame(runs, width, height):
     return "\n".join(line[:width] for line in lines)
 
 
+def step_of(run, step):
+    return f"step {step:,}/{run.train_iters:,}"
+
+
 def log_line(run, record):
-    """Returns the line of a start, an evaluation or the end, for where there is no terminal."""
-    step = f"step {int(record['step']):,}/{run.train_iters:,}"
-    valid, more = fixed(metrics.number(record, "valid_loss")), ""
-    if int(record["step"]) == run.last_step: # else what is known of the run is newer
-        now = metrics.cells(run)
-        more = f" | loss {now['loss']} | {now['tok/s']} tok/s | {now['left']} left"
-    return f"{run.name} | " + {
-        "run": f"starts at {step}",
-        "eval": f"{step} | valid {valid}{more}",
-        "end": f"{step} | {run.state} | {run.skipped} skipped"}[record["kind"]]
+    """Returns the line of a start, an evaluation, a save that failed or the end, for where there is
+    no terminal; None of another record. The run is as it was when it wrote the record."""
+    step, kind = step_of(run, int(record["step"])), record["kind"]
+    if kind == "eval":
+        step += (f" | valid {fixed(metrics.number(record, 'valid_loss'))}"
+                 f" | loss {fixed(run.recent('loss'))}"
+                 f" | {counted(run.recent('tokens_per_s'))} tok/s | {metrics.time_left(run)} left")
+    elif kind == "save" and "error" in record:
+        step += f" | the save failed: {record['error']}"
+    elif kind == "end":
+        step += f" | {run.state} | {run.skipped} skipped"
+    elif kind != "run":
+        return None
+    return f"{run.name} | " + ("starts at " if kind == "run" else "") + step
+
+
+def print_line(run, record):
+    if line := log_line(run, record):
+        print(line, flush=True)
+
+
+def print_trouble(run, records, told):
+    """Says once of a run that wrote nothing and should have that it died, or that it is silent;
+    told: run -> which of them was said since it last wrote."""
+    what = "died" if run.died else "silent" if run.silent(60) else None
+    if records or not run.starts or run.end is not None:
+        told.pop(run, None)
+    elif what and told.get(run) != what:
+        told[run] = what
+        print(f"{run.name} | {step_of(run, run.last_step)} | {metrics.state_of(run)}", flush=True)
 
 
 def watch(options, runs, boards):
-    for news in metrics.follow(runs, options.interval, options.once):
+    live, told = sys.stdout.isatty(), {}
+    each = None if options.once or live else print_line
+    for news in metrics.follow(runs, options.interval, options.once, each):
         for run, records in news.items():
             for board in boards[run]:
                 board.take(records)
         width, height = shutil.get_terminal_size((120, 30))
         if options.once:
             print(frame(runs, min(width, 160), 30))
-        elif sys.stdout.isatty(): # from the top of the terminal, what was below it cleared
+        elif live: # from the top of the terminal, what was below it cleared
             print("\033[H\033[J" + frame(runs, min(width, 160), height), flush=True)
         else:
             for run, records in news.items():
-                for record in records:
-                    if record["kind"] in ("run", "eval", "end"):
-                        print(log_line(run, record), flush=True)
+                print_trouble(run, records, told)
 
 
 def main():

@@ -30,7 +30,7 @@ from multiprocessing import get_context, parent_process
 import numpy
 from tqdm import tqdm
 
-from . import downloads, shards, sources
+from . import downloads, shard_header, shards, sources
 from .command_line import Parser, guess, number
 from .conversation import BadTemplate, ChatTemplate, Conversation, is_conversation
 from .environment import die, named_by
@@ -266,12 +266,12 @@ def write_shard(name, documents, names, window):
     count = int((documents["length"] + documents["padding"]).sum())
 
     def parts():
-        yield shards.header(dtype, count, vocabulary.mark(), window > 1)
+        yield shard_header.header(dtype.itemsize, count, vocabulary.mark(), window > 1)
         for part in contents(documents, names, ".tokens", dtype, vocabulary.end_of_text):
             yield part.tobytes()
 
     row = {"name": name, "tokens": count, "documents": len(documents),
-           "bytes": shards.HEADER_BYTES + count * dtype.itemsize,
+           "bytes": shard_header.BYTES + count * dtype.itemsize,
            "sha256": shards.write_durably(path, parts())}
     if window > 1:
         counts = numpy.concatenate(list(contents(documents, names, ".counted", bool, False)))

@@ -15,25 +15,35 @@ GPU; the rest needs no Python packages.
 Options after -- are our trainer's, in the place of --model gpt2-124m.
 """
 
+import argparse
 import glob
 import math
 import os
-import struct
+import re
 import subprocess
 import sys
 
-from . import environment, experiment, llm_c, trainer
+from . import environment, experiment, llm_c, shard_header, trainer
 from .command_line import Parser, number, one_of, several, split_words
 from .metrics import open_run
 
 FP8 = ["--bf16", "--fp8-format", "hybrid", "--fp8-lm-head"]
 MUON = ["--optimizer", "muon"]
+HALF = "muon-half" # planned for half the steps
 RUNS = {"llm.c": [], "bf16": ["--bf16"], "fp8": FP8, "muon": [*FP8, *MUON],
-        "muon-bf16": ["--bf16", *MUON], "muon-half": [*FP8, *MUON]} # planned for half the steps
+        "muon-bf16": ["--bf16", *MUON], HALF: [*FP8, *MUON]}
 PAIRS = (("bf16", "fp8"), ("muon-bf16", "muon"))
-RATE_OF = {**dict(PAIRS), "muon-half": "muon"} # a pair has the rate of its FP8
+RATE_OF = {**dict(PAIRS), HALF: "muon"} # a pair has the rate of its FP8
+# the trainer's that none may be given after --: what a race sets, and what would change what a run
+# is named by or the tokens of a step
+OURS = {**dict.fromkeys(experiment.OURS), "data": "--data", "valid-data": "--valid-data",
+        "seq-length": "--seq-length", "micro-batch-size": "--batch", "global-batch-size": "--batch",
+        "train-iters": "--train-iters", "lr": "--rates", "lr-decay-style": "--rates",
+        "seed": "--seeds", "save": "--out",
+        **dict.fromkeys(("lr-warmup-iters", "eval-interval", "eval-iters")),
+        **{word.removeprefix("--"): "--only" for words in RUNS.values() for word in words
+           if word.startswith("--")}}
 PIECES = ("tune", "runs", "report")
-SHARD_MAGIC = 20240520          # dataloader/loader.h
 EVALUATIONS, MOST_BATCHES = 16, 20
 MOST_STEPS = 100                # between evaluations
 
@@ -41,15 +51,25 @@ MOST_STEPS = 100                # between evaluations
 def tokens_of(path, option):
     """Returns the count in a shard's header."""
     with environment.named_by(option), open(path, "rb") as file:
-        header = file.read(16)
-    magic, _, low, high = struct.unpack("<4I", header.ljust(16, b"\0"))
-    if magic != SHARD_MAGIC:
-        environment.die(f"{option} {path}: not a token shard")
-    return low | high << 32
+        count = shard_header.tokens_in(file.read(shard_header.BYTES))
+    return environment.die(f"{option} {path}: not a token shard") if count is None else count
+
+
+def learning_rate(text):
+    """Reads RATE or RATE:STYLE, which goes on as it was given: folders are named by it."""
+    value, colon, style = text.partition(":")
+    try:
+        known = 0 < float(value) < math.inf and (not colon or re.fullmatch(r"[\w-]+", style))
+    except ValueError:
+        known = False
+    if not known:
+        raise argparse.ArgumentTypeError(f"{text}: must be a learning rate above 0, such as 1e-3 "
+                                         "or 1e-3:linear")
+    return text
 
 
 def parse(arguments):
-    count = number(int, 1, sys.maxsize, "a whole number, 1 or more")
+    count, rates = number(int, 1, sys.maxsize, "a whole number, 1 or more"), several(learning_rate)
     p = Parser(prog="scripts/race", description=__doc__,
                unknown=": the trainer's own come after --")
     p.add_argument("pieces", metavar="PIECE", nargs="*", type=one_of(PIECES),
@@ -65,20 +85,27 @@ def parse(arguments):
     p.add_argument("--batch", metavar="N", type=count, default=64, help="sequences a step (64)")
     p.add_argument("--seq-length", metavar="N", type=count, default=1024, help="(1024)")
     p.add_argument("--seeds", metavar="LIST", default="1,2", help="of our runs (1,2)")
-    p.add_argument("--only", metavar="LIST", type=several(one_of(RUNS)), default=list(RUNS),
+    p.add_argument("--only", metavar="LIST", type=several(one_of(RUNS)),
                    help=f"({','.join(RUNS)})")
-    p.add_argument("--rates", metavar="LIST", default="6e-4,1.2e-3,2.4e-3",
+    p.add_argument("--rates", metavar="LIST", type=rates, default="6e-4,1.2e-3,2.4e-3",
                    help="learning rates of AdamW to try, each with :STYLE of decay or the "
                    f"program's default, ours wsd, llm.c's {llm_c.DECAY} (6e-4,1.2e-3,2.4e-3); "
                    "llm.c: --llm-c-rates")
-    p.add_argument("--llm-c-rates", metavar="LIST", help="and of llm.c (those of AdamW)")
-    p.add_argument("--muon-rates", metavar="LIST", default="2e-3,4e-3,8e-3",
+    p.add_argument("--llm-c-rates", metavar="LIST", type=rates,
+                   help="and of llm.c (those of AdamW)")
+    p.add_argument("--muon-rates", metavar="LIST", type=rates, default="2e-3,4e-3,8e-3",
                    help="and of Muon (2e-3,4e-3,8e-3)")
     ours, model = split_words(arguments)
     o = p.parse_args(ours)
     o.tune_iters = o.tune_iters or max(1, o.train_iters // 2)
     o.model = model or ["--model", "gpt2-124m"]
-    o.names = [name for name in o.only if name != "llm.c" or o.llm_c]
+    experiment.refuse_ours(o.model, "after --", OURS)
+    o.seeds = experiment.parse_seeds(o.seeds)
+    if o.llm_c:
+        trainer.refuse_missing(o.llm_c, "--llm-c")
+    elif "llm.c" in (o.only or ()):
+        environment.die("--only llm.c: --llm-c says where it is")
+    o.names = [name for name in o.only or RUNS if name != "llm.c" or o.llm_c]
     o.tuned = list(dict.fromkeys(RATE_OF.get(name, name) for name in o.names))
     # both evaluate on whole batches
     tokens = tokens_of(o.valid_data, "--valid-data")
@@ -157,17 +184,17 @@ def run_llm_c(o, tried, steps, every, folder, held):
 def train(o, wanted, every, checkpoints, held):
     """wanted: (name, learning rate, steps, seed, folder). every: steps between evaluations. held:
     the lock of o.out. What comes after a failure is not begun."""
+    tasks = [task_of(o, name, rate, steps, every, seed, folder)
+             for name, rate, steps, seed, folder in wanted if name != "llm.c"]
     for name, rate, steps, _, folder in wanted:
         if name == "llm.c" and (status := run_llm_c(o, rate, steps, every, folder, held)):
             return status
-    tasks = [task_of(o, name, rate, steps, every, seed, folder)
-             for name, rate, steps, seed, folder in wanted if name != "llm.c"]
     return experiment.run_all(tasks, o.out, checkpoints, held) if tasks else 0
 
 
 def rates_of(o, name):
     of_llm_c = o.llm_c_rates if name == "llm.c" else None
-    return (of_llm_c or (o.muon_rates if name == "muon" else o.rates)).split(",")
+    return of_llm_c or (o.muon_rates if name == "muon" else o.rates)
 
 
 def tried(o, name):
@@ -234,9 +261,9 @@ def best_rate(o, name):
 def runs(o, held):
     wanted = [("llm.c", "", "llm.c")] * ("llm.c" in o.names)
     wanted += [(name, seed, os.path.join(name, f"seed-{seed}"))
-               for seed in experiment.parse_seeds(o.seeds) for name in o.names if name != "llm.c"]
+               for seed in o.seeds for name in o.names if name != "llm.c"]
     half = max(1, o.train_iters // 2)
-    return train(o, [(name, best_rate(o, name), half if name == "muon-half" else o.train_iters,
+    return train(o, [(name, best_rate(o, name), half if name == HALF else o.train_iters,
                       seed, os.path.join(o.out, folder)) for name, seed, folder in wanted],
                  interval(o), "drop", held)
 
@@ -283,7 +310,7 @@ def report(o):
     """Writes both reports; its exit status is that of scripts/compare on the pairs of Muon."""
     folders, status = experiment.runs_under(o.out), 0
     log = os.path.join(o.out, "llm.c", "console.log")
-    if os.path.exists(log):
+    if open_run(log).starts:
         folders["llm.c"] = [log]
     for name, among, limit in (("report", [name for name in RUNS if name != "muon-bf16"], "100"),
                                ("pairs", PAIRS[1], None)):

@@ -8,7 +8,8 @@ import zlib
 
 import numpy
 
-MAGIC, HEADER_BYTES = 20240520, 1024
+from . import shard_header
+
 MASK, MASK_MAGIC, MASK_BITS = ".mask", 20261124, 16
 
 
@@ -16,23 +17,16 @@ def token_type(vocabulary_size):
     return numpy.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
 
 
-def header(dtype, count, mark, masked):
-    words = numpy.zeros(HEADER_BYTES // 4, dtype="<u4")
-    words[:6] = (MAGIC, 1 if dtype.itemsize == 2 else 2, count & 0xFFFFFFFF, count >> 32, mark,
-                 masked)
-    return words.tobytes()
-
-
 def mask_bytes(count):
-    return HEADER_BYTES + -(-count // MASK_BITS) * (MASK_BITS // 8)
+    return shard_header.BYTES + -(-count // MASK_BITS) * (MASK_BITS // 8)
 
 
 def mask(counts, of_shard, window, template=""):
     """Returns the parts of a mask file: whether each token of a shard counts. template: the chat
     template that wrote them."""
     numbers = numpy.packbits(counts, bitorder="little").tobytes()
-    numbers = numbers.ljust(mask_bytes(len(counts)) - HEADER_BYTES, b"\0")
-    words = numpy.zeros(HEADER_BYTES // 4, dtype="<u4")
+    numbers = numbers.ljust(mask_bytes(len(counts)) - shard_header.BYTES, b"\0")
+    words = numpy.zeros(shard_header.BYTES // 4, dtype="<u4")
     words[:8] = (MASK_MAGIC, 1, len(counts) & 0xFFFFFFFF, len(counts) >> 32, of_shard,
                  zlib.crc32(numbers), window, zlib.crc32(template.encode()))
     return [words.tobytes(), numbers]

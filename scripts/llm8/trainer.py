@@ -5,6 +5,7 @@ so that the trainer finishes its step, saves and leaves. A second one ends it at
 """
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,11 @@ from .metrics import Run, cells
 POLL_SECONDS = 0.2
 
 
+def refuse_missing(program, option):
+    if not shutil.which(program):
+        environment.die(f"{option} {program}: no such program")
+
+
 def trainer_command(text):
     """--trainer may be a launcher with arguments; without it, the GPU trainer where it is built and
     there is a GPU."""
@@ -25,8 +31,7 @@ def trainer_command(text):
     if not command:
         has_device = os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/dxg")
         command = [gpu if has_device and os.path.exists(gpu) else environment.built("train_gpt")]
-    if os.sep in command[0] and not os.access(command[0], os.X_OK):
-        environment.die(f"--trainer {command[0]}: no such program")
+    refuse_missing(command[0], "--trainer")
     return command
 
 
@@ -81,10 +86,9 @@ def run_trainer(command, folder, label, signals, keep_open=(), record=None):
     followed by, where it is not the folder's metrics.jsonl."""
     run = Run(record or folder)
     with open(os.path.join(folder, "console.log"), "ab") as console:
-        with environment.named_by("--trainer"):
-            process = subprocess.Popen(command, stdout=console, stderr=subprocess.STDOUT,
-                                       stdin=subprocess.DEVNULL, start_new_session=True,
-                                       pass_fds=keep_open)
+        process = subprocess.Popen(command, stdout=console, stderr=subprocess.STDOUT,
+                                   stdin=subprocess.DEVNULL, start_new_session=True,
+                                   pass_fds=keep_open)
         signals.process = process
         if signals.received: # it came before there was a trainer
             process.send_signal(signals.received)

@@ -1,0 +1,17 @@
+"""The header of a token shard (dataloader/loader.h), for scripts that need no packages too."""
+
+import struct
+
+MAGIC, BYTES = 20240520, 1024
+
+
+def header(token_bytes, count, mark=0, masked=0):
+    """mark: the vocabulary's, 0: none. masked: whether a mask says which tokens count."""
+    return struct.pack("<6I", MAGIC, token_bytes // 2, count & 0xFFFFFFFF, count >> 32, mark,
+                       masked).ljust(BYTES, b"\0")
+
+
+def tokens_in(header):
+    """Returns the count of tokens; None: no header of a shard."""
+    magic, _, low, high = struct.unpack("<4I", header[:16].ljust(16, b"\0"))
+    return low | high << 32 if magic == MAGIC else None
