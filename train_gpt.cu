@@ -333,7 +333,7 @@ static void rotate(Trainer *t, const Block *b, int B, int T) {
 
 // Queries, keys and values, as attention reads them.
 static void qkv_forward(Trainer *t, const Block *b, Tensor x, int B, int T, Pass pass) {
-    if (b->product_rotates && (pass == PASS_TRAIN || pass == PASS_AGAIN)) {
+    if (b->product_rotates && pass_trains(pass)) {
         linear_rotary(&t->gpu, &b->qkv, b->rotated, x, rotary_of(b, B, T), pass);
         return;
     }

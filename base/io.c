@@ -160,6 +160,16 @@ static bool abandon(const char *fresh) {
     return fail_again(why);
 }
 
+Lock file_lock(int file, bool take) {
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    int status;
+    do {
+        status = fcntl(file, take ? F_SETLK : F_GETLK, &lock);
+    } while (status != 0 && errno == EINTR);
+    if (status == 0) { return take || lock.l_type == F_UNLCK ? LOCK_OURS : LOCK_HELD; }
+    return errno == EAGAIN || errno == EACCES ? LOCK_HELD : LOCK_NONE;
+}
+
 bool file_replace(const char *path, const void *data, size_t bytes) {
     char fresh[PATH_LENGTH];
     FileWriter w;

@@ -39,6 +39,12 @@ bool file_sum(int file, const char *path, int64_t begin, int64_t end, int64_t pa
 // Computes the CRC-32 of the first `bytes` bytes. Several threads read a large file.
 bool file_checksum(int file, const char *path, int64_t bytes, uint32_t *crc);
 
+// Takes the lock of an open file, which the process has until it closes the file anywhere; or only
+// asks whether it could. LOCK_HELD: another process has it. LOCK_NONE: errno says why there is
+// none.
+typedef enum { LOCK_OURS, LOCK_HELD, LOCK_NONE } Lock;
+Lock file_lock(int file, bool take);
+
 // Returns the content of a file, which the caller frees; NULL: it cannot be read.
 char *file_read(const char *path, size_t *bytes);
 

@@ -645,7 +645,7 @@ static void keep_load(Options *o) {
              o->origin);
     }
     path_format(o->load, "%s", was);
-    o->source[option_row("load") - option_table] = *was ? SOURCE_CHECKPOINT : SOURCE_DEFAULT;
+    option_set_source(o, "load", *was ? SOURCE_CHECKPOINT : SOURCE_DEFAULT);
 }
 
 bool checkpoint_model(Options *o, Options *model) {

@@ -398,16 +398,12 @@ static bool await_lock(const Options *o, int file, bool take) {
     char holder[HOLDER];
     double until = wall_seconds() + o->lock_timeout;
     for (bool told = false;; told = true) {
-        struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
-        bool asked = fcntl(file, take ? F_SETLK : F_GETLK, &lock) == 0;
-        if (asked && (take || lock.l_type == F_UNLCK)) { return true; }
-        if (!asked && errno != EAGAIN && errno != EACCES && errno != EINTR) {
-            const char *why = strerror(errno);
-            if (take) {
-                warn("%s/.lock: no lock (%s): a second run could save here, too", o->save, why);
-            }
-            return true;
+        Lock lock = file_lock(file, take);
+        if (lock == LOCK_NONE && take) {
+            warn("%s/.lock: no lock (%s): a second run could save here, too", o->save,
+                 strerror(errno));
         }
+        if (lock != LOCK_HELD) { return true; }
         read_holder(file, holder);
         if (wall_seconds() >= until) {
             return fail("%s: in use by another run: %s; end that run, or give another --save; if "

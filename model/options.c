@@ -151,6 +151,10 @@ OptionSource option_source(const Options *options, const char *name) {
     return (OptionSource)options->source[option_row(name) - option_table];
 }
 
+void option_set_source(Options *options, const char *name, OptionSource source) {
+    options->source[option_row(name) - option_table] = (unsigned char)source;
+}
+
 bool option_set(Options *options, const char *name, const char *value, OptionSource source) {
     const OptionRow *row = option_row(name);
     if (row == NULL) { return fail_unknown(name); }
@@ -358,7 +362,7 @@ static void yield(const Options *o, const char *name, int *value, bool fits) {
 static void derive_iters(Options *o, const char *name, int64_t *value, int64_t derived) {
     if (*value != 0) { return; }
     *value = derived;
-    o->source[option_row(name) - option_table] = SOURCE_DEFAULT;
+    option_set_source(o, name, SOURCE_DEFAULT);
 }
 
 static void derive_schedule(Options *o) {
@@ -371,8 +375,9 @@ static void derive_schedule(Options *o) {
 // A resumed run has its checkpoint's value, although it may have been derived. If the run would
 // derive the same, the value stays out of config.txt.
 static void leave_out(Options *o, const char *name, bool same) {
-    unsigned char *source = &o->source[option_row(name) - option_table];
-    if (same && *source == SOURCE_CHECKPOINT) { *source = SOURCE_DEFAULT; }
+    if (same && option_source(o, name) == SOURCE_CHECKPOINT) {
+        option_set_source(o, name, SOURCE_DEFAULT);
+    }
 }
 
 // docs/muon.md has the measurements.

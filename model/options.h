@@ -154,6 +154,7 @@ bool options_set(Options *options, OptionSource source, const char *format, ...)
 const OptionRow *option_row(const char *name); // NULL: no option has the name
 // The source of an option's value. The option must exist.
 OptionSource option_source(const Options *options, const char *name);
+void option_set_source(Options *options, const char *name, OptionSource source);
 
 // Whether the run trains, and does not only evaluate or sample; whether it also saves.
 static inline bool options_train(const Options *o) {

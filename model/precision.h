@@ -145,6 +145,11 @@ void fp8_fix_slot(const Precision *precision, const Options *options, Fp8Slot *s
 // Writes a slot's name, as "blocks.3.qkv.x", into out, and returns it.
 const char *fp8_slot_name(const ModelConfig *config, int slot, char out[64]);
 
+// Whether a pass is a training step's, made for the first time or again.
+static inline bool pass_trains(Pass pass) {
+    return pass == PASS_TRAIN || pass == PASS_AGAIN;
+}
+
 // The pass that evaluations and samples use.
 static inline Pass eval_pass(const Options *o) {
     return o->eval_precision == EVAL_BF16 ? PASS_EVAL_BF16 : PASS_EVAL;

@@ -12,7 +12,6 @@
 
 #include <cjson/cJSON.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -72,11 +71,9 @@ static bool cut_torn_line(FILE *file, bool *ours) {
 
 // Locks the file until it is closed. Where there are no locks, nothing is locked.
 static bool lock(FILE *file, bool *taken) {
-    struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     struct stat info;
     bool device = fstat(fileno(file), &info) == 0 && !S_ISREG(info.st_mode);
-    *taken = !device && fcntl(fileno(file), F_SETLK, &whole) != 0 &&
-             (errno == EAGAIN || errno == EACCES);
+    *taken = !device && file_lock(fileno(file), true) == LOCK_HELD;
     return !*taken;
 }
 

@@ -180,7 +180,7 @@ static bool fuses(const Activation *a) {
 }
 
 Tensor linear_activation(Gpu *gpu, const Activation *a, Tensor x, int M, Pass pass) {
-    if (!fuses(a) || (pass != PASS_TRAIN && pass != PASS_AGAIN)) {
+    if (!fuses(a) || !pass_trains(pass)) {
         linear_forward(gpu, a->fc1, a->in, x, NULL, M, pass);
         return activation_forward(gpu, a, M, pass);
     }
