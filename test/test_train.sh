@@ -366,6 +366,14 @@ test_options_without_effect_are_said() {
 test_a_start_says_what_it_trains() {
     local run=(train_gpt --model llama-tiny "${common[@]}" --train-iters 3 --bf16)
     expect_said 0 '  schedule    3 steps of 256 tokens (2 x 128 micro-batches), ' "${run[@]}"
+    expect_said 0 '  saves       nothing: no --save' "${run[@]}" --save-interval 2
+    expect_said 0 '  saves       every 2 steps to saved' "${run[@]}" --save-interval 2 --save saved
+    expect_said 0 '  saves       every 1 step to saved' "${run[@]}" --resume latest --save saved \
+        --save-interval 1
+    ! has log warning || fail "$(cat log)"
+    expect_said 0 'warning: --resume saved/latest without --save: nothing is saved from here on' \
+        "${run[@]}" --resume saved/latest
+    has log '  saves       nothing: no --save' || fail "$(cat log)"
     expect_said 0 '; delayed scaling, history 1024, margin 0 (E5M2: 5); fast accumulation' "${run[@]}" \
         --fp8-format hybrid
     expect_said 0 '; tensorwise scaling; fast accumulation forward, split backward' "${run[@]}" \

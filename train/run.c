@@ -94,8 +94,9 @@ static void open_save_folder(Run *run) {
     }
 }
 
-// Warns of a schedule that ends with a learning rate of 0, or never reaches --lr.
-static void check_schedule(const Options *o) {
+// Warns of a schedule that ends with a learning rate of 0, or never reaches --lr, and of a resumed
+// run that does not go on in a folder.
+static void warn_of_plan(const Options *o) {
     if (o->lr > 0 && o->train_iters > 0 && learning_rate(o, o->train_iters - 1) == 0) {
         warn("--lr-decay-iters %lld: the learning rate is 0 from step %lld to %lld; --min-lr sets "
              "it",
@@ -105,6 +106,9 @@ static void check_schedule(const Options *o) {
     if (o->lr_warmup_iters > o->train_iters) {
         warn("--lr-warmup-iters %lld: training ends at step %lld, before the rate reaches --lr",
              (long long)o->lr_warmup_iters, (long long)o->train_iters);
+    }
+    if (options_resume(o) && !options_save(o)) {
+        warn("--resume %s without --save: nothing is saved from here on", o->resume);
     }
 }
 
@@ -129,8 +133,14 @@ void run_start(Run *run, const char *device) {
            (long long)o->global_batch_size * o->seq_length, micro_batches,
            o->micro_batch_size * o->seq_length, micro_batches > 1 ? "es" : "",
            (double)o->train_iters * o->global_batch_size / (double)run->train_data.windows);
+    if (options_save(o)) {
+        printf("  saves       every %lld step%s to %s\n", (long long)o->save_interval,
+               o->save_interval != 1 ? "s" : "", o->save);
+    } else if (options_train(o)) {
+        printf("  saves       nothing: no --save\n");
+    }
     fflush(stdout);
-    if (options_train(o) && run->group.rank == 0) { check_schedule(o); }
+    if (options_train(o) && run->group.rank == 0) { warn_of_plan(o); }
 }
 
 // A larger --train-iters moves the decay of the learning rate.
