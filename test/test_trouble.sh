@@ -324,12 +324,12 @@ test_infinite_weights_are_not_loaded_in_silence() {
         expect_status 1 "${trainer[@]}" "${options[@]}" --load inf/latest --train-iters 2
         grep -q 'error: --load inf/step_00000001: token_embedding.weight has 1 NaN or infinite ' log ||
             fail "$(tail -n 2 log)"
-        expect_status 0 "${trainer[@]}" "${options[@]}" --train-iters 2 --resume inf/latest
+        expect_status 0 "${trainer[@]}" "${options[@]}" --train-iters 2 --resume inf/latest --save on
         grep 'warning: ' log >warnings
         grep -q 'warning: inf/.*: token_embedding.weight has 1 NaN or infinite value' warnings ||
             fail "$(cat warnings)"
         [[ $(wc -l <warnings) -eq 1 ]] || fail "$(cat warnings)"
-        rm -r inf whole
+        rm -r inf on whole
     done < <(trainers)
 }
 
@@ -338,7 +338,7 @@ test_infinite_weights_are_not_loaded_in_silence() {
 test_divergence_leaves_the_last_good_checkpoint() {
     local trainer step
     while read -ra trainer; do
-        rm -rf good
+        rm -rf good on
         trainer+=("${common[@]}")
         expect_status 0 "${trainer[@]}" --save good --keep 1 --save-interval 1 --train-iters 40 \
             --lr-decay-style constant || return
@@ -349,7 +349,7 @@ test_divergence_leaves_the_last_good_checkpoint() {
         step=$(find good -name 'step_*' -type d | sort | head -n 1)
         [[ ${step#good/} == step_0000004[01] && $(find good -name 'step_*' -type d | wc -l) -eq 2 ]] ||
             fail "${trainer[*]}: $(ls good)"
-        expect_status 0 "${trainer[@]}" --resume "$step" --train-iters 45 --lr 1e-4 || return
+        expect_status 0 "${trainer[@]}" --resume "$step" --train-iters 45 --lr 1e-4 --save on || return
         ! grep -qE 'SKIPPED|warning' log || fail "${trainer[*]}: $(cat log)"
     done < <(trainers)
 }
