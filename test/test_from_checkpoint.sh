@@ -286,6 +286,17 @@ test_checkpoints_carry_what_belongs_to_the_model() {
     cmp -s e/x_tokenizer.json g/latest/tokenizer.json || fail "another tokenizer.json"
 }
 
+# Of a start that was not imported, the tokenizer cannot be compared with that of the data.
+test_an_unread_tokenizer_is_told() {
+    local says='warning: theirs/tokenizer.json is not compared with the tokens of d/x_train.bin: '
+    rm -rf theirs
+    cp -rL s/latest theirs && rm theirs/meta.json theirs/tokenizer.bin
+    expect_said 0 "$says" train_gpt "${data[@]}" --load theirs
+    rm theirs/tokenizer.json
+    expect_status 0 train_gpt "${data[@]}" --load theirs
+    ! has log "$says" || fail "$(cat log)"
+}
+
 # Their data had none.
 test_checkpoints_without_a_tokenizer_load() {
     expect_status 0 train_gpt --model llama-tiny "${data[@]}" --data alone.bin --vocab-size 257 \

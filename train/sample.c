@@ -43,12 +43,12 @@ static bool read_prompt(Run *run) {
     return run->prompt_length > 0 || fail("--sample-tokens: no numbers");
 }
 
-// Reads --sample-prompt, after an end of text.
+// Reads --sample-prompt, after the token that a text begins with.
 static bool encode_prompt(Run *run) {
     const char *text = run->options.sample_prompt;
     size_t bytes = strlen(text);
     run->prompt = malloc_or_die((bytes + 1) * sizeof(int));
-    run->prompt[0] = run->has_tokenizer ? run->tokenizer.end_of_text : run->config.vocab - 1;
+    run->prompt[0] = run->has_tokenizer ? run->tokenizer.begin_of_text : run->config.vocab - 1;
     run->prompt_length = 1;
     if (bytes == 0) { return true; }
     if (!run->has_tokenizer) {
