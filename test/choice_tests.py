@@ -109,6 +109,15 @@ def every_form_is_read():
     assert prepared("sets/e.bin", "ended.jsonl") == want, "the space after a question stays there"
     write("line.jsonl", lines([{"ctx": "a:\n", "endings": ["b", "  c"], "label": 1}]))
     assert prepared("sets/l.bin", "line.jsonl") == [(1, [*b"a:"], [[*b"\nb"], [*b"\n  c"]])]
+    hub = [{**row, "ctx_a": "x", "ctx_b": "y", "activity_label": "z"} for row in hellaswag]
+    write("hub.jsonl", lines(hub))
+    assert prepared("sets/hub.bin", "hub.jsonl") == want
+    asked = [{**row, "context": "a passage"} for row in mmlu]
+    write("asked.jsonl", lines(asked))
+    assert prepared("sets/asked.bin", "asked.jsonl", "--context-field", "question") == want
+    write("bare.jsonl", lines([{**row, "context": empty} for row, empty in zip(
+        mmlu, ["", None] * 4)]))
+    assert prepared("sets/bare.bin", "bare.jsonl") == want, "an empty passage is one"
     before = prepared("sets/b.bin", "h.jsonl", "--before", "<|endoftext|>")
     assert before == [(i, [256, *c], a) for i, c, a in want]
     assert want != expected(questions(8))[1:]
@@ -218,6 +227,9 @@ def bad_sets_are_refused():
     bad(write("x.jsonl", "\n" + lines([{"text": "a"}])), "line 2", "no question under",
         "it has text",
         "--context-field")
+    for name in ("context", "question", "passage", "article"):
+        bad(write("x.jsonl", lines([row, {**row, name: "d"}])), "x.jsonl, line 2: ",
+            f"both 'ctx' and '{name}'; write the whole question into one field", "--context-field")
     bad(write("x.jsonl", lines([{**row, "endings": ["b"]}])), "line 1", "no list of texts")
     bad(write("x.jsonl", lines([{**row, "ctx": " "}])), "line 1", "the question is no text")
     bad(write("x.jsonl", lines([row]) + "{oops\n"), "x.jsonl, line 2: no JSON object: b'{oops\\n'")

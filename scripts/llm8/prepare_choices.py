@@ -16,17 +16,22 @@ from .vocabulary import add_options, open_vocabulary, words_of
 MAGIC, START = 20240522, 65535
 HELLASWAG = "Rowan/hellaswag", "dataset", ["data/validation-*.parquet"]
 # where a question, its answers and the right one stand, in the sets that people publish
-CONTEXTS = ["ctx", "context", "question", "query", "prompt", "goal", "sentence"]
+CONTEXTS = ["ctx", "context", "question", "query", "prompt", "goal", "sentence", "passage",
+            "article"]
 ANSWERS = ["endings", "choices", "options", "answers"]
 LABELS = ["label", "answerKey", "gold", "answer", "target"]
 
 
 def find(row, wanted, usual, what):
-    for name in [wanted] if wanted else usual:
-        if name in row:
-            return row[name]
-    raise ValueError(f"no {what} under {wanted or ', '.join(usual)}; it has {', '.join(row)} "
-                     "(--context-field, --choices-field, --label-field)")
+    names = [name for name in ([wanted] if wanted else usual) if name in row]
+    names = [name for name in names if row[name] not in (None, "")] or names
+    if not names:
+        raise ValueError(f"no {what} under {wanted or ', '.join(usual)}; it has {', '.join(row)} "
+                         "(--context-field, --choices-field, --label-field)")
+    if usual is CONTEXTS and len(names) > 1:  # as a passage and what is asked about it
+        raise ValueError(f"both '{names[0]}' and '{names[1]}'; write the whole question into one "
+                         "field, and name that one (--context-field)")
+    return row[names[0]]
 
 
 def read_row(row, o):
