@@ -181,8 +181,8 @@ def none_is_cut_that_fits():
     long = [*talk(1, 900), {"role": "user", "content": words(200, 201)},
             {"role": "assistant", "content": words(150, 151)}]
     write("long.jsonl", lines({"messages": held} for held in [*TALKS, long]))
-    prepared("long", "plain/tokenizer.json", "long.jsonl", "--seq-length", 128,
-             "--valid-fraction", 0)
+    tokenizer, note = "plain/tokenizer.json", "are longer than a sequence of "
+    said = prepared("long", tokenizer, "long.jsonl", "--seq-length", 128, "--valid-fraction", 0).out
     template = ChatTemplate(open_vocabulary({"tokenizer": "plain/tokenizer.json"}))
     held = [ids for messages in [*TALKS, long]
             for ids, _ in template.samples(Conversation({"messages": messages}))]
@@ -190,6 +190,15 @@ def none_is_cut_that_fits():
     starts, ids = [window[:len(begin)] == begin for window in windows], held[-1]
     assert len(ids) > 3 * 128 and starts.count(False) == sum((len(ids) - 1) // 128 for ids in held)
     assert ids[:128] in windows and ids[128:256] in windows
+    lengths = [len(ids) for ids in held]
+    cut = sum(length > 128 for length in lengths)
+    assert f"note: {cut} of 121 train documents {note}128 tokens and are cut" in said, said
+    for size, some in ((max(lengths), False), (max(lengths) - 1, True)):
+        out = prepared(f"long{size}", tokenizer, "long.jsonl", "--seq-length", size).out
+        assert (note in out) == some, out
+    both = prepared("long_both", tokenizer, "long.jsonl", "--valid", "long.jsonl", "--seq-length",
+                    128).out
+    assert f"note: {cut} of 121 train documents and {cut} of 121 val documents {note}" in both, both
     assert sum(row["tokens"] for row in manifest("long")["shards"]) == 128 * len(windows)
 
 

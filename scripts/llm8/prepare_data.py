@@ -341,6 +341,8 @@ def prepare(output, settings, units, words, vocabulary, jobs):
         "end_of_text": vocabulary.end_of_text, "window": window, "documents": len(documents),
         "tokens": int(documents["length"].sum()), "validation_in_training": int(in_both.sum()),
         "skipped": len(skipped), "first_skipped": skipped[:20],
+        "longer_than_window": {split: int((held["length"] > window).sum()) if window > 1 else 0
+                               for split, held in splits.items()},
         "seconds": round(time.time() - begin, 1),
         "shards": sorted(rows, key=lambda row: row["name"]), "settings": settings}
     publish(output, work, vocabulary, manifest)
@@ -578,6 +580,12 @@ def report(output, manifest):
     if manifest["validation_in_training"]:
         print(f"note: {manifest['validation_in_training']:,} of {documents['val']:,} documents for "
               "validation are trained on too: their loss says nothing of other text")
+    cut = [f"{count:,} of {documents[split]:,} {split} documents"
+           for split, count in manifest["longer_than_window"].items() if count]
+    if cut:
+        print(f"note: {' and '.join(cut)} are longer than a sequence of {manifest['window']:,} "
+              "tokens and are cut: an answer after a cut is trained without its question; a larger "
+              "--seq-length keeps them whole")
     settings = manifest["settings"]
     if counts["val"] < FEW_TOKENS and (settings["valid_fraction"] or settings["valid_sources"]):
         print(f"note: {counts['val']:,} tokens are few for a validation loss; a larger "
