@@ -110,6 +110,17 @@ def what_was_saved_comes_back():
         refused(call(convert_hf, "import", file, "--output", "no"), f"{file}: no such folder")
 
 
+def a_start_is_readable_by_whom_the_umask_lets():
+    for mask, mode in ((0o022, 0o644), (0o027, 0o640)):
+        before = os.umask(mask)
+        result = call(convert_hf, "import", "llama_hf", "--output", f"start_{mode}")
+        os.umask(before)
+        assert result.status == 0, result.err
+        modes = {name: os.stat(f"start_{mode}/{name}").st_mode & 0o777
+                 for name in os.listdir(f"start_{mode}")}
+        assert "model.safetensors" in modes and set(modes.values()) == {mode}, modes
+
+
 def a_checkpoint_is_one_while_a_run_saves():
     """`latest` moves on, and the older checkpoint's names go, once its header is read."""
     shutil.copytree("llama_run/latest", "saves/step_1")
@@ -370,7 +381,8 @@ def a_model_comes_from_the_hub():
 
 if __name__ == "__main__":
     prepare()
-    sys.exit(main([what_was_saved_comes_back, a_checkpoint_is_one_while_a_run_saves,
+    sys.exit(main([what_was_saved_comes_back, a_start_is_readable_by_whom_the_umask_lets,
+                   a_checkpoint_is_one_while_a_run_saves,
                    damage_of_a_checkpoint_is_found,
                    older_names_mean_the_same,
                    another_head_than_the_tied_embedding_is_refused,

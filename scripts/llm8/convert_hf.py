@@ -176,6 +176,8 @@ def import_model(folder, output):
         safetensors.serialize_file(specs, weights, {"format": "pt"})
     except (OSError, safetensors.SafetensorError) as error:
         die(f"{weights}: could not be written: {error}")
+    os.umask(mask := os.umask(0))
+    os.chmod(weights, 0o666 & ~mask)  # the package writes it for its owner alone
     names = COPIED
     if vocabulary:
         names = [*COPIED, *COPIED_TOKENIZER]
