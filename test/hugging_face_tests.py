@@ -278,8 +278,15 @@ def incomplete_models_are_refused():
     split(model_folder("m"), 2)
     os.remove("m/model-00002-of-00002.safetensors")
     bad("m", "model-00002-of-00002.safetensors: missing", "names it")
-    write("m/model.safetensors.index.json", "{}")
-    bad("m", "index.json: not an index")
+    for content in ("{}", "[]", "5", "[" * 100000, '{"weight_map": []}', '{"weight_map": {"a": 5}}',
+                    '{"weight_map": {"a": []}}', '{"weight_map": {"a": "x", "b": 5}}', b"\xff"):
+        write("m/model.safetensors.index.json", content)
+        bad("m", "index.json: not an index")
+    write("m/model.safetensors.index.json", '{"weight_map": {"a": "."}}')
+    bad("m", "m/.: missing, though model.safetensors.index.json names it")
+    for content in ("[" * 100000, b"\xff", ""):
+        write("m/config.json", content)
+        bad("m", "m/config.json: not JSON")
     for name, content, part in (
             ("tokenizer.json", "{}", "not a tokenizer.json"),
             ("tokenizer_config.json", "{", "damaged, or no"),

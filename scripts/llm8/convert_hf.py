@@ -47,7 +47,7 @@ def read_config(folder, given):
             config = json.load(file)
     except OSError as error:
         die(f"{given}: {path}: {error.strerror}; give the folder of a Hugging Face model")
-    except ValueError:
+    except (ValueError, RecursionError):
         die(f"{path}: not JSON; download it again")
     if not isinstance(config, dict):
         die(f"{path}: not a model's configuration; download it again")
@@ -84,7 +84,7 @@ def source_tensors(folder):
     """Returns {name: Tensor} of a folder's safetensors, in one file or several."""
     index = os.path.join(folder, "model.safetensors.index.json")
     single = os.path.join(folder, "model.safetensors")
-    if os.path.exists(single):
+    if os.path.isfile(single):
         return tensors_of(single)
     if not os.path.exists(index):
         pickled = any(name.endswith((".bin", ".pth", ".pt")) for name in os.listdir(folder))
@@ -93,13 +93,13 @@ def source_tensors(folder):
             else " nor model.safetensors.index.json; download them"))
     try:
         with open(index) as file:
-            weight_map = json.load(file)["weight_map"]
-    except (ValueError, KeyError, OSError):
+            names = sorted(map(os.path.basename, set(json.load(file)["weight_map"].values())))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OSError):
         die(f"{index}: not an index of safetensors; download it again")
     tensors = {}
-    for name in sorted(set(weight_map.values())):
-        path = os.path.join(folder, os.path.basename(name))
-        if not os.path.exists(path):
+    for name in names:
+        path = os.path.join(folder, name)
+        if not os.path.isfile(path):
             die(f"{path}: missing, though {os.path.basename(index)} names it; download it")
         tensors |= tensors_of(path)
     return tensors
