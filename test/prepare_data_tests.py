@@ -347,7 +347,11 @@ def damage_is_found():
     os.remove("s1/train_00001.bin")
     refused(call(prepare_data, "--check", "s1"), "s1/train_00001.bin", "missing", "remove the")
     whole = read("s2/manifest.json")
-    for damaged in (whole[:-40], b"[]", b"{}"):
+    other = json.loads(whole)
+    for damaged in (whole[:-40], b"[]", b"{}", b"[" * 100000, *(
+            json.dumps(other | changes).encode() for changes in (
+                {"shards": 5}, {"shards": [5]}, {"shards": [{"name": "x"}]}, {"settings": []},
+                {"tokenizer_files": {"name": "x"}}))):
         write("s2/manifest.json", damaged)
         for words in (("--check", "s2"), ("--output", "s2", *BYTE, "a.jsonl")):
             refused(call(prepare_data, *words), "s2/manifest.json: not a manifest of prepare_data",

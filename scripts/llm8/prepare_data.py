@@ -507,8 +507,8 @@ def read_manifest(folder):
     try:
         with open(path) as file:
             manifest = json.load(file)
-        manifest["shards"], manifest["format"]
-    except (ValueError, TypeError, KeyError):
+        list(files_of(manifest)), manifest["format"], manifest.get("settings", {}).get("version")
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         die(f"{path}: not a manifest of prepare_data, or damaged; {ANEW.format(folder)}")
     return manifest
 
