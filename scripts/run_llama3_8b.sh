@@ -25,6 +25,7 @@ training=(
 )
 if [[ -n ${START:-} ]]; then
     model=(--load "$START")
+    if [[ -e $START/tokenizer.json ]]; then tokenizer=${TOKENIZER:-$START/tokenizer.json}; fi
     training=(
         --micro-batch-size 1 --global-batch-size 64 --train-iters 1000 # 524,288 tokens a step
         --lr 1e-5 --min-lr 1e-6 --lr-warmup-iters 50 --weight-decay 0.1 --clip-grad 1.0

@@ -121,6 +121,15 @@ test_a_tokenizer_for_data_that_are_there() {
     ! has log TOKENIZER || fail "gpt2_124m: $(cat log)"
 }
 
+# A start's own tokenizer makes its data, unless TOKENIZER names another.
+test_data_are_made_with_the_tokenizer_of_the_start() {
+    local tune=(env PREPARE=1 HF_HUB_OFFLINE=1 DATA="$PWD/fresh" "$root/scripts/run_llama3_8b.sh")
+    START=$root/test/golden/chat expect_said 1 'error: fineweb-edu-100b: ' "${tune[@]}"
+    START=$root/test/golden/chat TOKENIZER=llama2 expect_said 1 'error: --tokenizer llama2: ' \
+        "${tune[@]}"
+    START=$PWD expect_said 1 'error: --tokenizer llama3: ' "${tune[@]}" # which has none
+}
+
 dry() {
     env DRY=1 OUT=/o GPUS=8 "$@" >log 2>&1 || fail "$*: $(cat log)"
 }
