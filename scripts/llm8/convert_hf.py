@@ -166,6 +166,10 @@ def import_model(folder, output):
     tensors = match(folder, expected_tensors(folder), source_tensors(folder))
     tokenizer = os.path.join(folder, "tokenizer.json")
     vocabulary = open_vocabulary({"tokenizer": tokenizer}) if os.path.exists(tokenizer) else None
+    rows = next(iter(tensors.values())).shape[0]  # of the embedding
+    if vocabulary and vocabulary.size > rows:
+        die(f"{tokenizer}: has {vocabulary.size:,} tokens, the model {rows:,}; give the model's "
+            "own, or enlarge the model by transformers' resize_token_embeddings")
     with named_by("--output"):
         os.makedirs(output, exist_ok=True)
     specs = {name: safetensors.TensorSpec(
