@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import random
+import shlex
 import struct
 import sys
 
@@ -101,6 +102,8 @@ def every_form_is_read():
     write("own.jsonl", lines(own))
     fields = ("--context-field", "stem", "--choices-field", "list", "--label-field", "right")
     assert prepared("sets/own.bin", "own.jsonl", *fields) == want
+    said = call(prepare_choices, "own.jsonl", "--output", "it's own.bin", *BYTE, *fields).out
+    assert "it's own.bin," in shlex.split(said.splitlines()[-1]), said
     spaced = [{"ctx": c, "endings": [" " + a[0], *a[1:]], "label": i} for c, a, i in rows]
     write("spaced.jsonl", lines(spaced))
     assert prepared("sets/s.bin", "spaced.jsonl") == want, "two spaces before an answer"

@@ -4,6 +4,7 @@ bit, in one file or several; what is not ours is refused. transformers_tests.py 
 
 import json
 import os
+import shlex
 import shutil
 import struct
 import sys
@@ -119,6 +120,11 @@ def a_start_is_readable_by_whom_the_umask_lets():
         modes = {name: os.stat(f"start_{mode}/{name}").st_mode & 0o777
                  for name in os.listdir(f"start_{mode}")}
         assert "model.safetensors" in modes and set(modes.values()) == {mode}, modes
+
+
+def what_is_said_can_be_pasted():
+    out = call(convert_hf, "import", "llama_hf", "--output", "it's a start").out
+    assert shlex.split(out.splitlines()[-1])[-4:] == ["--load", "it's a start", "--data", "..."]
 
 
 def a_checkpoint_is_one_while_a_run_saves():
@@ -393,6 +399,7 @@ def a_model_comes_from_the_hub():
 if __name__ == "__main__":
     prepare()
     sys.exit(main([what_was_saved_comes_back, a_start_is_readable_by_whom_the_umask_lets,
+                   what_is_said_can_be_pasted,
                    a_checkpoint_is_one_while_a_run_saves,
                    damage_of_a_checkpoint_is_found,
                    older_names_mean_the_same,

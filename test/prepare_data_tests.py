@@ -142,6 +142,12 @@ def the_split_follows_the_text():
     assert 0.2 < len(valid) / 600 < 0.4
     prepared("own", "a.jsonl", "--valid", "b.jsonl.gz")
     assert sorted(byte_documents("own", "val")) == sorted(text.encode() for text in TEXTS[60:100])
+    for folder, said in (("n", "train with --data 'n/train_*.bin'"),
+                         ("it's", "train with --data 'it'\"'\"'s/train_*.bin'")):
+        out = prepared(folder, "a.jsonl", "--valid-fraction", 0).out
+        assert out.splitlines()[-1] == said, out
+    out = prepared("n v", "a.jsonl", "--valid-fraction", 0.3).out
+    assert out.endswith("train with --data 'n v/train_*.bin' --valid-data 'n v/val_*.bin'\n"), out
     prepared("none", "a.jsonl", "--valid-fraction", 0)
     assert not glob.glob("none/val*")
 

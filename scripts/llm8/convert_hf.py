@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import zlib
@@ -222,4 +223,4 @@ def main():
     bare = "" if tokenizer else "; no tokenizer.json beside it"
     print(f"{o.output}: {arch}, {count:,} parameters in {len(tensors)} tensors, "
           f"{', '.join(kinds)}{bare}")
-    print(f"start from it with --load {o.output} --data ...")
+    print(f"start from it with --load {shlex.quote(o.output)} --data ...")

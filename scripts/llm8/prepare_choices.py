@@ -2,6 +2,7 @@
 dataloader/choices.h has the format."""
 
 import os
+import shlex
 import struct
 import sys
 
@@ -137,4 +138,5 @@ def main():
         os.makedirs(os.path.dirname(os.path.abspath(o.output)), exist_ok=True)
         write_set(o.output, path, questions, shards.token_type(vocabulary.size), vocabulary.mark())
     print(f"{o.output}: {many(len(questions), 'question')}, tokenizer {vocabulary.name}")
-    print(f"score them with --eval-choices {o.output}, during a run or with --eval-only")
+    print(f"score them with --eval-choices {shlex.quote(o.output)}, during a run or with "
+          "--eval-only")

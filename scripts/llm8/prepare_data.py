@@ -19,6 +19,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -592,8 +593,10 @@ def report(output, manifest):
               "--valid-fraction takes more, --valid other text")
     print(f"tokenizer {settings['tokenizer']}, vocabulary {manifest['vocabulary']}; "
           f"{manifest['seconds']} s; {os.path.join(output, 'manifest.json')}")
-    valid = f" --valid-data '{output}/val_*.bin'" if counts["val"] else ""
-    print(f"train with --data '{output}/train_*.bin'{valid}")
+    options = ["--data", f"{output}/train_*.bin"]
+    if counts["val"]:
+        options += ["--valid-data", f"{output}/val_*.bin"]
+    print(f"train with {shlex.join(options)}")
 
 
 def main():
