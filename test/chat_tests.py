@@ -728,7 +728,13 @@ def a_model_that_was_tuned_answers():
     asked = known[0][0]["content"]
     assert run(*ask, asked, *exact).out != run(*ask, asked, "--system", "No.", *exact).out
     run(*ask, "\udce9t\udce9", *exact)  # an argument that is no UTF-8
+    assert run(*ask, "-", *exact, given=f"{asked}\n").out == run(*ask, asked, *exact).out
+    assert run(*ask, "-", *exact, given=f"-{asked}").out != run(*ask, asked, *exact).out
     short = ("--", "--sample-length", 4)
+    for word in ("-why", "--why"):
+        refused(run(*ask, word, *short, check=False), f"unknown option {word}; those of the "
+                "trainer go behind --, and a message that begins with - through standard input")
+    refused(run(*ask, *short, check=False), "MESSAGE is missing (scripts/chat --help)")
     long = run(*ask, asked + " no?" * 1000, *short)  # in ids more than an option's text may have
     assert "tokens, more than a sequence of 128 (--seq-length): the model does not" in long.err
     assert run(*ask, asked, *short).err == \

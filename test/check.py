@@ -38,11 +38,11 @@ def call(main, *words):
     return Result(status, out.getvalue(), err.getvalue())
 
 
-def run(*words, env=None, check=True):
-    """A program of the repository, as a user runs it."""
+def run(*words, env=None, check=True, given=None):
+    """A program of the repository, as a user runs it. given: its standard input."""
     command = [os.path.join(ROOT, words[0]), *map(str, words[1:])]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False,
-                          env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})})
+                          input=given, env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})})
     assert not check or done.returncode == 0, f"{words}: {done.returncode} {done.stderr[-500:]}"
     return Result(done.returncode, done.stdout, done.stderr)
 

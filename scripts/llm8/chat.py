@@ -32,14 +32,20 @@ def listen(command, ends):
 
 def main():
     ours, options = split_words(sys.argv[1:])
-    p = Parser(prog="scripts/chat", unknown="; those of the trainer go behind --",
+    p = Parser(prog="scripts/chat", unknown="; those of the trainer go behind --, and a "
+               "message that begins with - through standard input (MESSAGE -)",
                description="Prints what a model answers to a message. Options for the trainer go "
                            "behind --.")
     p.add_argument("model", metavar="DIR", help="a checkpoint, or a start of convert_hf")
-    p.add_argument("message", metavar="MESSAGE")
+    p.add_argument("message", metavar="MESSAGE", nargs="?",
+                   help="-: it is read from standard input, as it must be if it begins with -")
     p.add_argument("--system", metavar="TEXT", help="a message of the system's before it")
     p.add_argument("--gpu", action="store_true", help="by train_gptcu instead of train_gpt")
     o = p.parse_args(ours)
+    if o.message is None:
+        p.error("MESSAGE is missing")
+    if o.message == "-":
+        o.message = sys.stdin.buffer.read().decode(errors="replace").removesuffix("\n")
     folder, program = checkpoint(o.model), built("train_gptcu" if o.gpu else "train_gpt")
     tokenizer = os.path.join(folder, "tokenizer.json")
     if not os.path.exists(tokenizer):
