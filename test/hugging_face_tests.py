@@ -111,6 +111,20 @@ def what_was_saved_comes_back():
         refused(call(convert_hf, "import", file, "--output", "no"), f"{file}: no such folder")
 
 
+def ends_of_an_answer_go_along():
+    """Several, and the padding, into a run's checkpoint; but not over a generation_config.json."""
+    ids = {"bos_token_id": 1, "eos_token_id": [2, 3], "pad_token_id": 4}
+    model_folder("ends", **ids)
+    for place, own in enumerate((None, {"temperature": 0.6})):
+        if own:
+            write("ends/generation_config.json", json.dumps(own))
+        assert call(convert_hf, "import", "ends", "--output", f"ends_{place}").status == 0
+        run("train_gpt", "--load", f"ends_{place}", *DATA, "--train-iters", 1,
+            "--save", f"ends_run_{place}")
+        for folder in (f"ends_{place}", f"ends_run_{place}/latest"):
+            assert json.loads(read(f"{folder}/generation_config.json")) == (own or ids), folder
+
+
 def a_start_is_readable_by_whom_the_umask_lets():
     for mask, mode in ((0o022, 0o644), (0o027, 0o640)):
         before = os.umask(mask)
@@ -398,7 +412,8 @@ def a_model_comes_from_the_hub():
 
 if __name__ == "__main__":
     prepare()
-    sys.exit(main([what_was_saved_comes_back, a_start_is_readable_by_whom_the_umask_lets,
+    sys.exit(main([what_was_saved_comes_back, ends_of_an_answer_go_along,
+                   a_start_is_readable_by_whom_the_umask_lets,
                    what_is_said_can_be_pasted,
                    a_checkpoint_is_one_while_a_run_saves,
                    damage_of_a_checkpoint_is_found,

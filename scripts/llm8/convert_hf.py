@@ -27,6 +27,7 @@ from .vocabulary import TOKENIZER_FILES, open_vocabulary
 # what files of these models hold besides weights
 IGNORED = re.compile(r"(\.attn\.(bias|masked_bias)|rotary_emb\.inv_freq)$")
 COPIED = ["generation_config.json", "config.json"]
+TOKEN_IDS = ["bos_token_id", "eos_token_id", "pad_token_id"]
 COPIED_TOKENIZER = [*TOKENIZER_FILES, "special_tokens_map.json"]
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
@@ -192,6 +193,11 @@ def import_model(folder, output):
         path = os.path.join(folder, name)
         if os.path.exists(path):
             shutil.copyfile(path, os.path.join(output, name))
+    # config.json of a run's checkpoint has the tokenizer's one end; this file goes along as it is
+    ids = {key: config[key] for key in TOKEN_IDS if config.get(key) is not None}
+    generation = os.path.join(output, "generation_config.json")
+    if ids and not os.path.exists(generation):
+        shards.write_durably(generation, [(json.dumps(ids, indent=2) + "\n").encode()])
     return config["model_type"], tensors, vocabulary is not None
 
 
