@@ -721,7 +721,7 @@ def a_model_that_was_tuned_answers():
     run(*ask, "\udce9t\udce9", *exact)  # an argument that is no UTF-8
     short = ("--", "--sample-length", 4)
     long = run(*ask, asked + " no?" * 1000, *short)  # in ids more than an option's text may have
-    assert "tokens, more than a sequence of 128 (--seq-length): the model does not" in long.err
+    assert "tokens and --sample-length 4, more than a sequence of 128 (--seq-length, at" in long.err
     assert not run(*ask, asked, *short).err
     for option, part in (("--help", "--sample-tokens"), ("--version", "1.0"),
                          ("--plan", "--load"), ("--list-tensors", "model.norm.weight")):

@@ -69,11 +69,19 @@ bool run_encode_prompt(Run *run) {
     const Options *o = &run->options;
     bool numbers = o->sample_tokens[0] != '\0';
     if (!(numbers ? read_prompt(run) : encode_prompt(run))) { return false; }
-    int over = run->prompt_length - run->config.seq_length;
+    // without a prompt, what a long sample loses is only its own beginning
+    bool answers = o->sample_only && run->prompt_length > 1;
+    int read = run->prompt_length + (answers ? o->sample_length - 1 : 0); // not the last one
+    int over = read - o->seq_length;
     if (over > 0 && run->group.rank == 0) {
-        warn("--sample-%s: %d tokens, more than a sequence of %d (--seq-length): the model does "
-             "not see the first %d",
-             numbers ? "tokens" : "prompt", run->prompt_length, run->config.seq_length, over);
+        char length[40] = "";
+        if (answers) {
+            snprintf(length, sizeof(length), " and --sample-length %d", o->sample_length);
+        }
+        warn("--sample-%s: %d tokens%s, more than a sequence of %d (--seq-length, at most %d): %s "
+             "does not see the first %d",
+             numbers ? "tokens" : "prompt", run->prompt_length, length, o->seq_length,
+             o->max_position_embeddings, answers ? "at the end the model" : "the model", over);
     }
     return true;
 }

@@ -6,7 +6,8 @@
 BEGIN_C
 
 // Sets run->prompt to the tokens of --sample-tokens; or to those of --sample-prompt, after an end
-// of text, as every document starts with one. Warns if they are more than a sequence.
+// of text, as every document starts with one. Warns if they are more than a sequence, with
+// --sample-only together with --sample-length.
 bool run_encode_prompt(Run *run);
 
 // Returns the logits [V] of the token after tokens[0..n), n <= seq_length. They are valid until the
