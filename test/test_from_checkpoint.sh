@@ -196,7 +196,15 @@ test_contradictions_are_told() {
         --no-untie-embeddings-and-output-weights
     # what changes no tensor may be another
     expect_said 0 '--seq-length 16' train_gpt "${data[@]}" --load s/latest --seq-length 16 --plan
-    expect_said 0 '--seq-length 128' train_gpt "${data[@]}" --load s/latest --seq-length 128 --plan
+    expect_status 0 train_gpt "${data[@]}" --load s/latest --seq-length 64 --plan
+    ! has log warning: || fail "$(grep warning: log)"
+    # Llama's positions are not a shape, but those above were never trained
+    for option in '' '--max-position-embeddings 256'; do
+        # shellcheck disable=SC2086 # words
+        expect_said 0 'warning: --seq-length 128: the weights of the checkpoint s/latest were trained '\
+'with at most 64' train_gpt "${data[@]}" --load s/latest --seq-length 128 --plan $option
+        has log '--seq-length 128' || fail "$(cat log)"
+    done
     expect_said 0 '--rope-theta 1000 ' train_gpt "${data[@]}" --load s/latest --rope-theta 1000 \
         --plan
     # also a 0, which of other options means "derived"
