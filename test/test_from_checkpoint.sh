@@ -322,6 +322,10 @@ test_checkpoints_without_a_tokenizer_load() {
     [[ ! -e old/latest/tokenizer.bin ]] || fail "it has a tokenizer"
     expect_status 0 train_gpt --load old/latest --sample-only --sample-length 4
     grep -qE '^[0-9 ]+$' log || fail "no numbers: $(tail -n 1 log)"
+    expect_said 1 'there is no tokenizer.bin in old/latest to encode it with (--tokenizer)' \
+        train_gpt --load old/latest --sample-only --sample-prompt AB
+    expect_said 1 'tokenizer.bin in theirs to encode it with (scripts/convert_hf import makes one of' \
+        train_gpt --load theirs --sample-only --sample-prompt AB
     expect_status 0 train_gpt --resume latest --save old --sample-only --data d/x_train.bin \
         --sample-prompt AB
     grep -qa '^AB' log || fail "no text: $(tail -n 1 log)"

@@ -52,8 +52,12 @@ static bool encode_prompt(Run *run) {
     run->prompt_length = 1;
     if (bytes == 0) { return true; }
     if (!run->has_tokenizer) {
-        return fail("--sample-prompt: there is no tokenizer.bin beside the shards to encode "
-                    "it with (--tokenizer)");
+        const Options *o = &run->options;
+        bool starts = o->start != NULL, theirs = starts && o->start->options == NULL;
+        return fail("--sample-prompt: there is no tokenizer.bin %s%s to encode it with (%s)",
+                    starts ? "in " : "beside the shards", o->origin,
+                    theirs ? "scripts/convert_hf import makes one of a tokenizer.json"
+                           : "--tokenizer");
     }
     Encoder e;
     if (!encoder_open(&e, &run->tokenizer)) {
