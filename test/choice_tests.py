@@ -249,7 +249,7 @@ def wrong_sets_are_refused():
     content = bytearray(read("quiz.bin"))
     content[16] ^= 1  # the tokenizer's mark
     refused(run(*tiny, "--eval-choices", write("other.bin", bytes(content)), check=False),
-            "other.bin: made with another tokenizer than the tokenizer.bin")
+            "other.bin: made with another tokenizer than learn/tokenizer.bin")
     refused(run("train_gpt", "--eval-only", check=False), "--eval-only: needs --valid-data or "
             "--eval-choices")
 

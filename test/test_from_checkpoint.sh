@@ -349,8 +349,8 @@ test_other_tokens_are_refused() {
     mkdir -p o && cp d/x_tokenizer.bin o/other.bin
     poke o/other.bin 1154 '\1\102\1\101'
     "$root/tokenize" --output-prefix o/y --tokenizer o/other.bin text >log || fail "$(tail -n 2 log)"
-    expect_said 1 'o/y_train.bin: made with another tokenizer' train_gpt "${data[@]}" \
-        --data o/y_train.bin --load s/latest
+    expect_said 1 'o/y_train.bin: made with another tokenizer than s/latest/tokenizer.bin; ' \
+        train_gpt "${data[@]}" --data o/y_train.bin --load s/latest
     expect_status 0 train_gpt "${data[@]}" --data o/y_train.bin --load s/latest \
         --tokenizer o/y_tokenizer.bin
 }
