@@ -99,8 +99,8 @@ typedef struct {
     const void *model; // all weights, for model.safetensors; read on rank 0 only
     int num_companions;
     const Companion *companions;
-    int end_of_text; // -1: not known
-    int num_ranges;  // of the parameter space that this rank holds
+    int begin_of_text, end_of_text; // -1: not known
+    int num_ranges;                 // of the parameter space that this rank holds
     const Bucket *ranges;
     Dtype moment_dtype;
     const void *master, *exp_avg, *exp_avg_sq; // the ranges' elements, one range after another

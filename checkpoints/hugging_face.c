@@ -253,7 +253,7 @@ static const struct {
 };
 enum { FEATURES = sizeof(features) / sizeof(features[0]) };
 
-char *hf_config(const Options *o, Dtype dtype, int end_of_text) {
+char *hf_config(const Options *o, Dtype dtype, int begin_of_text, int end_of_text) {
     bool gpt2 = o->arch == ARCH_GPT2;
     int family = family_of(o);
     char value[OPTION_TEXT];
@@ -286,11 +286,11 @@ char *hf_config(const Options *o, Dtype dtype, int end_of_text) {
     for (int i = 0; gpt2 && i < 3; i++) { cJSON_AddNumberToObject(json, dropouts[i], 0); }
     // without a tokenizer, the end of text is known for GPT-2's vocabulary and for bytes
     int known = o->vocab_size == 50257 ? 50256 : (o->vocab_size == 257 ? 256 : -1);
-    int end = end_of_text >= 0 ? end_of_text : known;
+    const int ids[] = {begin_of_text, end_of_text};
     static const char *const ends[] = {"bos_token_id", "eos_token_id"};
     for (int i = 0; i < 2; i++) {
-        cJSON_AddItemToObject(json, ends[i],
-                              end < 0 ? cJSON_CreateNull() : cJSON_CreateNumber(end));
+        int id = ids[i] >= 0 ? ids[i] : known;
+        cJSON_AddItemToObject(json, ends[i], id < 0 ? cJSON_CreateNull() : cJSON_CreateNumber(id));
     }
     cJSON_AddBoolToObject(json, "tie_word_embeddings", !o->untie_embeddings_and_output_weights);
     cJSON_AddStringToObject(json, "dtype", dtype == DTYPE_F32 ? "float32" : "bfloat16");

@@ -68,7 +68,7 @@ static void read_text(const Text *text, void *out, size_t bytes, size_t at) {
 static void put_text(Output *out, const Text *text, size_t begin, size_t end) {
     size_t room = 2 * PART;
     unsigned char *bytes = malloc_or_die(room);
-    put_token(out, tokenizer.end_of_text);
+    put_token(out, tokenizer.begin_of_text);
     while (begin < end) {
         size_t n = end - begin < room ? end - begin : room;
         read_text(text, bytes, n, begin);

@@ -4,10 +4,11 @@
 // The format is llm.c's tokenizer.bin; what an encoder needs besides is in fields and bytes that
 // llm.c ignores. Layout, little-endian: 256 int32: [0] magic 20240328, [1] version 2, [2]
 // vocabulary size, [3] the end-of-text token, [4] how text is cut into words (Cut), [5] how many
-// ranges of characters follow the tokens, the rest 0; then for each id one byte of length and that
-// many bytes (of a token of 255 or more bytes, the first 255); then the ranges, each 3 uint32: the
-// first and the last code point, and the class (CharacterClass). Special tokens, except the end of
-// text, stand for no text and have length 0.
+// ranges of characters follow the tokens, [6] one more than the token that a text begins with (0:
+// the end-of-text token), the rest 0; then for each id one byte of length and that many bytes (of a
+// token of 255 or more bytes, the first 255); then the ranges, each 3 uint32: the first and the
+// last code point, and the class (CharacterClass). Special tokens, except the end of text, stand
+// for no text and have length 0.
 //
 // The mark of a tokenizer is the CRC-32 of its tokens, from the first length to the last byte.
 // Token shards and multiple-choice sets have it in their headers (loader.h), so that files of
@@ -29,7 +30,7 @@ typedef struct {
 } CharacterRange;
 
 typedef struct {
-    int vocab, end_of_text;
+    int vocab, begin_of_text, end_of_text;
     uint32_t mark;
     Cut cut;
     unsigned char *data; // the whole file

@@ -721,8 +721,11 @@ def a_model_that_was_tuned_answers():
     run(*ask, "\udce9t\udce9", *exact)  # an argument that is no UTF-8
     short = ("--", "--sample-length", 4)
     long = run(*ask, asked + " no?" * 1000, *short)  # in ids more than an option's text may have
-    assert "tokens and --sample-length 4, more than a sequence of 128 (--seq-length, at" in long.err
-    assert not run(*ask, asked, *short).err
+    assert "tokens, more than a sequence of 128 (--seq-length, at most" in long.err
+    assert run(*ask, asked, *short).err == \
+        "note: cut off after 4 tokens; -- --sample-length N sets another number\n"
+    endless = run(*ask, asked, "--", "--sample-temperature", 0, "--sample-length", 10 ** 6)
+    assert endless.out == run(*ask, asked, *exact).out and not endless.err, "it went on"
     for option, part in (("--help", "--sample-tokens"), ("--version", "1.0"),
                          ("--plan", "--load"), ("--list-tensors", "model.norm.weight")):
         assert part in run(*ask, "x", "--", option).out, option

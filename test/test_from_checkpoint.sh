@@ -49,14 +49,17 @@ says_nothing() {
 
 # An answer that outgrows the sequence is written without sight of the question.
 test_a_prompt_that_leaves_the_window_is_told() {
-    local trainer says=' more than a sequence of 32 (--seq-length, at most 64): at the end the model'
+    local trainer says='on, the model does not see the beginning of the prompt: a sequence is 32'
     for trainer in "${trainers[@]}"; do
         local ask=("$trainer" --load s/latest --sample-only --sample-prompt 'Anna ')
-        expect_said 0 "warning: --sample-prompt: 6 tokens and --sample-length 28,$says" \
+        expect_said 0 "--sample-length 28: from token 28 of the sample $says (--seq-length, at most 64)" \
             "${ask[@]}" --sample-length 28 || return
-        has log 'model does not see the first 1' || fail "$(cat log)"
-        expect_said 0 "--sample-tokens: 2 tokens and --sample-length 60,$says" "$trainer" \
-            --load s/latest --sample-only --sample-tokens '65 66' --sample-length 60
+        expect_said 0 "from token 32 of the sample $says" "$trainer" --load s/latest --sample-only \
+            --sample-tokens '65 66' --sample-length 60
+        [[ $(grep -c warning log) -eq 1 ]] || fail "$(cat log)"
+        expect_said 0 '--sample-prompt: 45 tokens, more than a sequence of 32 (--seq-length, at most 64)' \
+            "${ask[@]}$(printf '%39s' '')" --sample-length 60
+        [[ $(grep -c warning log) -eq 1 ]] || fail "$(cat log)"
         # what fits, or has no question; a run that trains shows what it learns with any length
         says_nothing "${ask[@]}" --sample-length 27
         says_nothing "${ask[@]}" --sample-length 59 --seq-length 64
@@ -317,6 +320,17 @@ test_checkpoints_carry_what_belongs_to_the_model() {
     echo '{"their": "own"}' >e/x_tokenizer.json
     expect_status 0 train_gpt --model llama-tiny "${data[@]}" --data e/x_train.bin --save g
     cmp -s e/x_tokenizer.json g/latest/tokenizer.json || fail "another tokenizer.json"
+}
+
+# Of a start that was not imported, the tokenizer cannot be compared with that of the data.
+test_an_unread_tokenizer_is_told() {
+    local says='warning: theirs/tokenizer.json is not compared with the tokens of d/x_train.bin: '
+    rm -rf theirs
+    cp -rL s/latest theirs && rm theirs/meta.json theirs/tokenizer.bin
+    expect_said 0 "$says" train_gpt "${data[@]}" --load theirs
+    rm theirs/tokenizer.json
+    expect_status 0 train_gpt "${data[@]}" --load theirs
+    ! has log "$says" || fail "$(cat log)"
 }
 
 # Their data had none.

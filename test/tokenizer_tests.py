@@ -2,6 +2,7 @@
 makes of it; samples and prompts are text; what does not fit together is refused.
 """
 
+import io
 import json
 import os
 import random
@@ -15,9 +16,10 @@ from check import SHARED, Skip, call, fails, main, read, refused, run, write
 from llm8.prepare_data import main as prepare_data
 from llm8.vocabulary import LLAMA3_PATTERN, character_ranges, open_vocabulary
 from shard_tools import cut, sentences, stream, tokens_of
-from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 END = "<|endoftext|>"
+BEGIN = "<|begin_of_text|>"
 TEXTS = sentences(3, 60)
 
 
@@ -337,6 +339,47 @@ def samples_go_on_from_a_prompt():
                 "x", check=False), "--sample-prompt", "no tokenizer.bin", "--tokenizer")
 
 
+def decoded_output(content):
+    """Bytes as run() returns them."""
+    return io.TextIOWrapper(io.BytesIO(content), errors="replace").read()
+
+
+def samples_begin_as_texts_do():
+    """With the token that the tokenizer itself writes before a text, or that prepare_data wrote."""
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens([BEGIN])
+    begin, end = tokenizer.token_to_id(BEGIN), tokenizer.token_to_id(END)
+    assert open_vocabulary({"tokenizer": save(tokenizer, "begin")}).begin_of_text == end
+    tokenizer.post_processor = processors.TemplateProcessing(f"{BEGIN} $A", None, [(BEGIN, begin)])
+    vocabulary = open_vocabulary({"tokenizer": save(tokenizer, "begin")})
+    assert (vocabulary.begin_of_text, vocabulary.end_of_text) == (begin, end)
+    text, tokens = TEXTS[0], vocabulary.encode(TEXTS[0])
+    write("begin_text/a.txt", "".join(TEXTS))
+    made = write("begin/tokenizer.bin", vocabulary.tokenizer_bin())
+    run("tokenize", "--output-prefix", "begin_c/x", "--tokenizer", made, "begin_text/a.txt")
+    for folder, first, words in (
+            ("begin_c", begin, ()), ("begin_0", end, ("--after", BEGIN)),
+            ("begin_1", begin, ("--before", BEGIN, "--after", END)),
+            ("begin_2", begin, ("--before", "none", "--after", BEGIN)),
+            ("begin_3", end, ("--before", "none"))):
+        if folder != "begin_c":
+            prepared(folder, "begin_text", "--tokenizer", "begin/tokenizer.json", *words)
+        data = ("--vocab-size", vocabulary.size, "--data", f"{folder}/*train*.bin")
+        sample = run("train_gpt", *TINY, *data, "--sample-prompt", text).out
+
+        def continued(before, data=data):
+            numbers = run("train_gpt", *TINY, *data, "--sample-tokens",
+                          " ".join(map(str, [before, *tokens]))).out.split()
+            parts = [b"\n---\n" if int(number) == end else vocabulary.tokens[int(number)]
+                     for number in numbers]
+            return text + decoded_output(b"".join(parts)) + "\n"
+        assert sample == continued(first) != continued(begin + end - first), folder
+    assert tokens_of("begin_c/x_train.bin")[0][0] == begin
+    run("train_gpt", *TINY[:6], *data[:2], "--data", "begin_c/x_train.bin", "--save", "begin_run")
+    config = json.loads(read("begin_run/latest/config.json"))
+    assert (config["bos_token_id"], config["eos_token_id"]) == (begin, end)
+
+
 def mixed_tokenizers_are_refused():
     write("mixed_text/a.txt", "".join(TEXTS))
     prepared("mixed_a", "mixed_text", "--tokenizer", save(byte_level(), "prompt"))
@@ -392,5 +435,5 @@ if __name__ == "__main__":
                    other_rules_of_the_same_tokens_are_another_tokenizer,
                    large_vocabularies_have_wide_shards, documents_are_bounded_as_asked,
                    texts_without_tokens_are_left_out,
-                   samples_go_on_from_a_prompt, mixed_tokenizers_are_refused,
-                   wrong_tokenizers_are_refused]))
+                   samples_go_on_from_a_prompt, samples_begin_as_texts_do,
+                   mixed_tokenizers_are_refused, wrong_tokenizers_are_refused]))

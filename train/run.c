@@ -554,6 +554,7 @@ static void describe(const Run *run, Snapshot *s) {
     s->valid_data = run->valid_data.identity;
     s->companions = run->companions;
     s->num_companions = run->num_companions;
+    s->begin_of_text = run->has_tokenizer ? run->tokenizer.begin_of_text : -1;
     s->end_of_text = run->has_tokenizer ? run->tokenizer.end_of_text : -1;
 }
 

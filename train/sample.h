@@ -6,8 +6,7 @@
 BEGIN_C
 
 // Sets run->prompt to the tokens of --sample-tokens; or to those of --sample-prompt, after an end
-// of text, as every document starts with one. Warns if they are more than a sequence, with
-// --sample-only together with --sample-length.
+// of text, as every document starts with one. Warns if they are more than a sequence.
 bool run_encode_prompt(Run *run);
 
 // Returns the logits [V] of the token after tokens[0..n), n <= seq_length. They are valid until the
@@ -15,7 +14,8 @@ bool run_encode_prompt(Run *run);
 typedef float *(*NextLogits)(void *trainer, const int *tokens, int n);
 
 // Prints the prompt and the model's continuation: as text, or without a tokenizer as ids. A signal
-// breaks it off.
+// breaks it off. With --sample-only it warns when the prompt's beginning is out of the model's
+// sight.
 void run_sample(Run *run, NextLogits next_logits, void *trainer);
 
 END_C

@@ -120,6 +120,11 @@ static bool find_tokenizer(Tokenizer *t, const Options *o, char path[PATH_LENGTH
         path[0] = '\0';
         opened = shards[0] != '\0' &&
                  find_made(t, shards, shards_mark(shards, false, first), path, &others);
+        if (shards[0] != '\0' && o->start != NULL && checkpoint_has(o->start, "tokenizer.json")) {
+            warn("%s/tokenizer.json is not compared with the tokens of %s: scripts/convert_hf "
+                 "import makes a start with a tokenizer.bin",
+                 o->origin, shards);
+        }
     }
     if (others) {
         warn("no tokenizer.bin beside %s has its mark: samples are numbers (--tokenizer names one)",

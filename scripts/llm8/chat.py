@@ -13,6 +13,22 @@ from .conversation import BadTemplate, ChatTemplate, Conversation
 from .environment import built, checkpoint, die
 from .vocabulary import open_vocabulary
 
+TOKENS = re.compile(r"[\d ]+")
+
+
+def listen(command, ends):
+    """Runs the trainer until it writes one of the tokens `ends`. Returns its exit status, what it
+    has said, and whether such a token came."""
+    said = ""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
+        for letter in iter(lambda: trainer.stdout.read(1), ""):
+            said += letter
+            line = said.rpartition("\n")[2] if letter == " " else ""
+            if TOKENS.fullmatch(line) and line.split() and int(line.split()[-1]) in ends:
+                trainer.terminate()
+                return 0, said, True
+    return trainer.returncode, said, False
+
 
 def main():
     ours, options = split_words(sys.argv[1:])
@@ -39,14 +55,15 @@ def main():
     with tempfile.NamedTemporaryFile("w") as file:  # an option of text has a limit
         file.write(" ".join(map(str, template.encode(prompt))))
         file.flush()
-        done = subprocess.run(
-            [program, "--load", folder, "--sample-only", "--quiet", "--sample-tokens",
-             "@" + file.name, *options], stdout=subprocess.PIPE, text=True, check=False)
-    answer = done.stdout.splitlines()[-1:]
-    if done.returncode != 0 or not re.fullmatch(r"[\d ]+", "".join(answer)):
-        print(done.stdout, end="")  # of an option that asks for something else, as --help
-        return done.returncode
-    ids = list(map(int, answer[0].split()))
-    end = next((at for at, token in enumerate(ids) if token in vocabulary.specials.values()),
-               len(ids))
-    print(vocabulary.tokenizer.decode(ids[:end]).strip())
+        command = [program, "--load", folder, "--sample-only", "--quiet", "--sample-tokens",
+                   "@" + file.name, *options]
+        status, said, ended = listen(command, set(vocabulary.specials.values()))
+    line = (said.splitlines() or [""])[-1]
+    if status != 0 or not TOKENS.fullmatch(line):
+        print(said, end="")  # of an option that asks for something else, as --help
+        return status
+    ids = list(map(int, line.split()))
+    print(vocabulary.tokenizer.decode(ids[:-1] if ended else ids).strip())
+    if not ended:
+        print(f"note: cut off after {len(ids)} tokens; -- --sample-length N sets another number",
+              file=sys.stderr)

@@ -368,8 +368,11 @@ def publish(output, work, vocabulary, manifest):
         os.remove(os.path.join(output, name))  # of a preparation that was stopped while it did this
     for name, _, _ in files_of(manifest):
         os.rename(os.path.join(work, name), os.path.join(output, name))
+    settings = manifest["settings"]
+    text = [vocabulary.end_of_text, *settings["after"], *settings["before"][:1]][-1]
+    begin = text if manifest["window"] == 1 else vocabulary.begin_of_text
     texts = zip(TOKENIZER_FILES, (vocabulary.json, vocabulary.config, vocabulary.template))
-    files = [("tokenizer.bin", vocabulary.tokenizer_bin()),
+    files = [("tokenizer.bin", vocabulary.tokenizer_bin(begin)),
              *((name, text.encode()) for name, text in texts if text)]
     manifest["tokenizer_files"] = [
         {"name": name, "bytes": len(content),

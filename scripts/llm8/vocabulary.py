@@ -37,9 +37,10 @@ def encodable(text):
 
 
 class Vocabulary:
-    """name, size, end_of_text (an id), cut, tokens (the bytes of each id), specials {text: id}, and
-    the texts of its tokenizer.json, tokenizer_config.json and chat_template.jinja ("": none).
-    configured: what tokenizer_config.json says."""
+    """name, size, end_of_text (an id), begin_of_text (what the tokenizer writes before a text, else
+    end_of_text), cut, tokens (the bytes of each id), specials {text: id}, and the texts of its
+    tokenizer.json, tokenizer_config.json and chat_template.jinja ("": none). configured: what
+    tokenizer_config.json says."""
 
     def __init__(self, name, tokenizer, end_of_text=None, texts=("", "", ""), configured=None):
         tokenizer.no_truncation()
@@ -56,6 +57,7 @@ class Vocabulary:
             named_specials(configured or {}).get("eos_token") or usual[0]
         self.end_of_text = self.special(self.end_of_text_name, "--end-of-text" if end_of_text else
                                         "eos_token in tokenizer_config.json")
+        self.begin_of_text = [*tokenizer.encode("").ids, self.end_of_text][0]
         self.template = texts[2]
         self.configured = {
             "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": self.end_of_text_name,
@@ -91,9 +93,12 @@ class Vocabulary:
     def mark(self):
         return zlib.crc32(self.entries())
 
-    def tokenizer_bin(self):
+    def tokenizer_bin(self, begin_of_text=None):
+        """begin_of_text: the token that texts begin with, if not the tokenizer's own."""
+        begin = self.begin_of_text if begin_of_text is None else begin_of_text
         ranges = character_ranges() if self.cut in (CUT_GPT2, CUT_LLAMA3) else []
-        header = struct.pack("<6i", 20240328, 2, self.size, self.end_of_text, self.cut, len(ranges))
+        header = struct.pack("<7i", 20240328, 2, self.size, self.end_of_text, self.cut,
+                             len(ranges), 0 if begin == self.end_of_text else begin + 1)
         tail = b"".join(struct.pack("<3I", *row) for row in ranges)
         return header.ljust(1024, b"\0") + self.entries() + tail
 
