@@ -58,7 +58,7 @@ test_a_prompt_that_leaves_the_window_is_told() {
             --sample-tokens '65 66' --sample-length 60
         [[ $(grep -c warning log) -eq 1 ]] || fail "$(cat log)"
         expect_said 0 '--sample-prompt: 45 tokens, more than a sequence of 32 (--seq-length, at most 64)' \
-            "${ask[@]}$(printf '%39s' '')" --sample-length 60
+            "${ask[@]}" --sample-prompt "$(printf '%44s' '')" --sample-length 60
         [[ $(grep -c warning log) -eq 1 ]] || fail "$(cat log)"
         # what fits, or has no question; a run that trains shows what it learns with any length
         says_nothing "${ask[@]}" --sample-length 27
