@@ -354,10 +354,13 @@ static bool fail_family(const cJSON *json, const char *type) {
     for (size_t i = 0; i < sizeof(other_families) / sizeof(other_families[0]); i++) {
         if (strcmp(type, other_families[i].type) == 0) { lacks = other_families[i].lacks; }
     }
-    return fail("architecture %.40s is not supported%s%s; supported are gpt2, llama (Llama 1 to "
-                "3.3, SmolLM), mistral (without a sliding window), qwen2 (Qwen2, Qwen2.5) and "
-                "qwen3",
-                type, lacks[0] != '\0' ? ": what is missing is " : "", lacks);
+    bool named = type[0] != '\0';
+    return fail("%s%.40s%s%s%s; supported are gpt2, llama (Llama 1 to 3.3, SmolLM), mistral "
+                "(without a sliding window), qwen2 (Qwen2, Qwen2.5) and qwen3",
+                named ? "architecture "
+                      : "model_type is missing or no name: it says which architecture",
+                type, named ? " is not supported" : "",
+                lacks[0] != '\0' ? ": what is missing is " : "", lacks);
 }
 
 static bool read_config(const cJSON *json, Options *o) {

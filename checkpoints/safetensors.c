@@ -46,13 +46,18 @@ const char *json_text(const cJSON *object, const char *name, const char *otherwi
     return cJSON_IsString(item) ? item->valuestring : otherwise;
 }
 
-// Reads an entry "name": {...}. data_bytes: the bytes after the header.
-static bool read_entry(TensorEntry *e, const cJSON *item, int64_t data_bytes) {
+// Returns DTYPES for a name that is none.
+static int dtype_of(const char *name) {
+    int type = 0;
+    while (type < DTYPES && strcmp(name, dtypes[type].name) != 0) { type++; }
+    return type;
+}
+
+// Reads an entry "name": {...}.
+static bool read_entry(TensorEntry *e, const cJSON *item) {
     const cJSON *offsets = cJSON_GetObjectItemCaseSensitive(item, "data_offsets");
     const cJSON *shape = cJSON_GetObjectItemCaseSensitive(item, "shape");
-    const char *dtype = json_text(item, "dtype", "");
-    int type = 0;
-    while (type < DTYPES && strcmp(dtype, dtypes[type].name) != 0) { type++; }
+    int type = dtype_of(json_text(item, "dtype", ""));
     *e = (TensorEntry){.dtype = (Dtype)type};
     if (strlen(item->string) >= TENSOR_NAME || type == DTYPES || !cJSON_IsArray(shape) ||
         !cJSON_IsArray(offsets) || cJSON_GetArraySize(offsets) != 2) {
@@ -60,7 +65,7 @@ static bool read_entry(TensorEntry *e, const cJSON *item, int64_t data_bytes) {
     }
     e->begin = json_count(offsets->child);
     e->end = json_count(offsets->child->next);
-    if (e->begin < 0 || e->begin > e->end || e->end > data_bytes) { return false; }
+    if (e->begin < 0 || e->begin > e->end) { return false; }
     strcpy(e->name, item->string);
     int64_t elements = 1;
     const cJSON *dim;
@@ -81,19 +86,51 @@ static int compare_entries(const void *a, const void *b) {
     return strcmp(x->name, y->name);
 }
 
+static bool fail_entry(const SafeTensors *st, const cJSON *item) {
+    const char *dtype = json_text(item, "dtype", "");
+    if (dtype[0] == '\0' || dtype_of(dtype) < DTYPES) {
+        return fail("%s: the header's entry for '%.100s' is wrong", st->path, item->string);
+    }
+    return fail("%s: tensor '%.100s': dtype %.20s is not read", st->path, item->string, dtype);
+}
+
+// Sorts the entries. Their data must fill the file, one after the other.
+static bool check_places(SafeTensors *st, int64_t data_bytes) {
+    int64_t end = 0;
+    int i = 0;
+    qsort(st->entries, (size_t)st->count, sizeof(TensorEntry), compare_entries);
+    for (; i < st->count && st->entries[i].begin <= end; end = st->entries[i++].end) {
+        if (st->entries[i].begin < end) {
+            return fail("%s: tensors '%s' and '%s' overlap", st->path, st->entries[i - 1].name,
+                        st->entries[i].name);
+        }
+    }
+    int64_t next = i < st->count ? st->entries[i].begin : data_bytes;
+    if (next > end) {
+        return fail("%s: bytes %lld to %lld of its data are no tensor's; download or copy it again",
+                    st->path, (long long)end, (long long)next);
+    }
+    return next == end || fail("%s: its data are %lld bytes, %lld by the header: it is cut short; "
+                               "download or copy it again",
+                               st->path, (long long)data_bytes, (long long)end);
+}
+
 static bool read_header(SafeTensors *st, size_t bytes) {
     uint64_t length;
     if (bytes < sizeof(length)) {
         return fail("%s: %zu bytes, too short for safetensors", st->path, bytes);
     }
     if (!file_read_at(st->file, st->path, &length, sizeof(length), 0)) { return false; }
+    if (memcmp(&length, "version ", sizeof(length)) == 0) {
+        return fail("%s: a pointer of Git LFS, not the weights; fetch them (git lfs pull)",
+                    st->path);
+    }
     if (length > bytes - sizeof(length) || length > HEADER_MAX) {
         return fail("%s: the header says it is %llu bytes long; the file is %zu, and 100 MiB at "
                     "most are allowed",
                     st->path, (unsigned long long)length, bytes);
     }
     st->data = (int64_t)(sizeof(length) + length);
-    int64_t data_bytes = (int64_t)bytes - st->data;
     char *text = malloc_or_die(length);
     bool read = file_read_at(st->file, st->path, text, length, sizeof(length));
     cJSON *header = read ? cJSON_ParseWithLength(text, length) : NULL;
@@ -107,21 +144,13 @@ static bool read_header(SafeTensors *st, size_t bytes) {
             if (strcmp(item->string, "__metadata__") == 0) {
                 free(st->metadata);
                 st->metadata = cJSON_PrintUnformatted(item);
-            } else if (ok && !read_entry(&st->entries[st->count++], item, data_bytes)) {
-                ok = fail("%s: the header's entry for '%.100s' is wrong", st->path, item->string);
+            } else if (ok && !read_entry(&st->entries[st->count++], item)) {
+                ok = fail_entry(st, item);
             }
         }
     }
     cJSON_Delete(header);
-    if (!ok) { return false; }
-    qsort(st->entries, (size_t)st->count, sizeof(TensorEntry), compare_entries);
-    for (int i = 1; i < st->count; i++) {
-        if (st->entries[i].begin < st->entries[i - 1].end) {
-            return fail("%s: tensors '%s' and '%s' overlap", st->path, st->entries[i - 1].name,
-                        st->entries[i].name);
-        }
-    }
-    return true;
+    return ok && check_places(st, (int64_t)bytes - st->data);
 }
 
 bool safetensors_open(SafeTensors *st, const char *path) {

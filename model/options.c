@@ -506,7 +506,7 @@ static bool take_options(Options *o, const Options *model, bool derived, char sh
 
 // Sets the options that are not given to those of the checkpoint's model. It warns if a given
 // preset has another shape, and if an option differs from what the weights of --load were trained
-// with.
+// with, or sequences are longer.
 // (--resume prints every option that differs, when it opens the checkpoint.)
 static bool take_model(Options *o, const Options *model) {
     char shape[256] = "";
@@ -518,9 +518,15 @@ static bool take_model(Options *o, const Options *model) {
              o->origin, shape);
     }
     // Llama's number of positions is no tensor's shape, so it may grow
-    bool longer = o->arch == ARCH_LLAMA && o->seq_length > o->max_position_embeddings;
-    if (longer && option_source(o, "max-position-embeddings") < SOURCE_CONFIG) {
+    int trained = model->max_position_embeddings;
+    bool llama = o->arch == ARCH_LLAMA;
+    if (llama && o->seq_length > o->max_position_embeddings &&
+        option_source(o, "max-position-embeddings") < SOURCE_CONFIG) {
         o->max_position_embeddings = o->seq_length;
+    }
+    if (llama && strcmp(o->origin, o->load) == 0 && trained > 0 && o->seq_length > trained) {
+        warn("--seq-length %d: the weights of the checkpoint %s were trained with at most %d",
+             o->seq_length, o->origin, trained);
     }
     return true;
 }

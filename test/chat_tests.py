@@ -736,7 +736,7 @@ def a_model_that_was_tuned_answers():
                 "trainer go behind --, and a message that begins with - through standard input")
     refused(run(*ask, *short, check=False), "MESSAGE is missing (scripts/chat --help)")
     long = run(*ask, asked + " no?" * 1000, *short)  # in ids more than an option's text may have
-    assert "tokens, more than a sequence of 128 (--seq-length): the model does not" in long.err
+    assert "tokens, more than a sequence of 128 (--seq-length, at most" in long.err
     assert run(*ask, asked, *short).err == \
         "note: cut off after 4 tokens; -- --sample-length N sets another number\n"
     endless = run(*ask, asked, "--", "--sample-temperature", 0, "--sample-length", 10 ** 6)

@@ -258,13 +258,13 @@ def wrong_sets_are_refused():
             "prepare_choices")
     refused(run(*tiny, "--eval-choices", "quiz.bin", "--vocab-size", 90, check=False),
             "outside the vocabulary of 90")
-    refused(run("train_gpt", "--model", "llama-tiny", "--eval-only", "--quiet", "--eval-choices",
+    refused(run("train_gpt", "--load", "run/latest", "--eval-only", "--quiet", "--eval-choices",
                 "quiz.bin", "--seq-length", 4, check=False), "quiz.bin: answer 0 of question 0",
             "--seq-length 4")
     content = bytearray(read("quiz.bin"))
     content[16] ^= 1  # the tokenizer's mark
     refused(run(*tiny, "--eval-choices", write("other.bin", bytes(content)), check=False),
-            "other.bin: made with another tokenizer than the tokenizer.bin")
+            "other.bin: made with another tokenizer than learn/tokenizer.bin")
     refused(run("train_gpt", "--eval-only", check=False), "--eval-only: needs --valid-data or "
             "--eval-choices")
 

@@ -251,6 +251,9 @@ def other_models_are_refused():
             ("nobody", {}, "is not supported; ")):
         bad(model_folder("m", model_type=family, **changes), "m/config.json",
             f"architecture {family}", lacks, all_of_them)
+    for unnamed in (None, 5, ""):
+        bad(model_folder("m", model_type=unnamed), "m/config.json: model_type is missing or no "
+            "name: it says which architecture", all_of_them)
     for changes in ({"model_type": "mistral"}, {"model_type": "mistral", "sliding_window": 4096},
                     {"sliding_window": 128},
                     {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1},

@@ -41,6 +41,34 @@ test_samples_need_the_folder_alone() {
     done
 }
 
+# A command that ends well, without a warning.
+says_nothing() {
+    expect_status 0 "$@" || return
+    ! has log warning || fail "$*: $(grep warning log)"
+}
+
+# An answer that outgrows the sequence is written without sight of the question.
+test_a_prompt_that_leaves_the_window_is_told() {
+    local trainer says='on, the model does not see the beginning of the prompt: a sequence is 32'
+    for trainer in "${trainers[@]}"; do
+        local ask=("$trainer" --load s/latest --sample-only --sample-prompt 'Anna ')
+        expect_said 0 "--sample-length 28: from token 28 of the sample $says (--seq-length, at most 64)" \
+            "${ask[@]}" --sample-length 28 || return
+        expect_said 0 "from token 32 of the sample $says" "$trainer" --load s/latest --sample-only \
+            --sample-tokens '65 66' --sample-length 60
+        [[ $(grep -c warning log) -eq 1 ]] || fail "$(cat log)"
+        expect_said 0 '--sample-prompt: 45 tokens, more than a sequence of 32 (--seq-length, at most 64)' \
+            "${ask[@]}" --sample-prompt "$(printf '%44s' '')" --sample-length 60
+        [[ $(grep -c warning log) -eq 1 ]] || fail "$(cat log)"
+        # what fits, or has no question; a run that trains shows what it learns with any length
+        says_nothing "${ask[@]}" --sample-length 27
+        says_nothing "${ask[@]}" --sample-length 59 --seq-length 64
+        says_nothing "$trainer" --load s/latest --sample-only
+        says_nothing "$trainer" --load s/latest "${data[@]}" --sample-interval 4 \
+            --sample-prompt 'Anna '
+    done
+}
+
 test_evaluations_need_no_shape() {
     local trainer loss options
     for trainer in "${trainers[@]}"; do
@@ -175,7 +203,15 @@ test_contradictions_are_told() {
         --no-untie-embeddings-and-output-weights
     # what changes no tensor may be another
     expect_said 0 '--seq-length 16' train_gpt "${data[@]}" --load s/latest --seq-length 16 --plan
-    expect_said 0 '--seq-length 128' train_gpt "${data[@]}" --load s/latest --seq-length 128 --plan
+    expect_status 0 train_gpt "${data[@]}" --load s/latest --seq-length 64 --plan
+    ! has log warning: || fail "$(grep warning: log)"
+    # Llama's positions are not a shape, but those above were never trained
+    for option in '' '--max-position-embeddings 256'; do
+        # shellcheck disable=SC2086 # words
+        expect_said 0 'warning: --seq-length 128: the weights of the checkpoint s/latest were trained '\
+'with at most 64' train_gpt "${data[@]}" --load s/latest --seq-length 128 --plan $option
+        has log '--seq-length 128' || fail "$(cat log)"
+    done
     expect_said 0 '--rope-theta 1000 ' train_gpt "${data[@]}" --load s/latest --rope-theta 1000 \
         --plan
     # also a 0, which of other options means "derived"
@@ -304,6 +340,10 @@ test_checkpoints_without_a_tokenizer_load() {
     [[ ! -e old/latest/tokenizer.bin ]] || fail "it has a tokenizer"
     expect_status 0 train_gpt --load old/latest --sample-only --sample-length 4
     grep -qE '^[0-9 ]+$' log || fail "no numbers: $(tail -n 1 log)"
+    expect_said 1 'there is no tokenizer.bin in old/latest to encode it with (--tokenizer)' \
+        train_gpt --load old/latest --sample-only --sample-prompt AB
+    expect_said 1 'tokenizer.bin in theirs to encode it with (scripts/convert_hf import makes one of' \
+        train_gpt --load theirs --sample-only --sample-prompt AB
     expect_status 0 train_gpt --resume latest --save old --sample-only --data d/x_train.bin \
         --sample-prompt AB
     grep -qa '^AB' log || fail "no text: $(tail -n 1 log)"
@@ -327,8 +367,8 @@ test_other_tokens_are_refused() {
     mkdir -p o && cp d/x_tokenizer.bin o/other.bin
     poke o/other.bin 1154 '\1\102\1\101'
     "$root/tokenize" --output-prefix o/y --tokenizer o/other.bin text >log || fail "$(tail -n 2 log)"
-    expect_said 1 'o/y_train.bin: made with another tokenizer' train_gpt "${data[@]}" \
-        --data o/y_train.bin --load s/latest
+    expect_said 1 'o/y_train.bin: made with another tokenizer than s/latest/tokenizer.bin; ' \
+        train_gpt "${data[@]}" --data o/y_train.bin --load s/latest
     expect_status 0 train_gpt "${data[@]}" --data o/y_train.bin --load s/latest \
         --tokenizer o/y_tokenizer.bin
 }

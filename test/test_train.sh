@@ -182,7 +182,7 @@ ROWS
 
 # sample OPTION...: what is asked for goes to the file `sample`, the rest to `log`.
 sample() {
-    train_gpt --model llama-tiny "${common[@]}" --resume fp32/latest --sample-length 60 "$@" \
+    train_gpt --model llama-tiny "${common[@]}" --resume fp32/latest --sample-length 59 "$@" \
         >sample 2>log || fail "$*: $(tail -n 1 log)"
 }
 
@@ -386,6 +386,21 @@ test_a_start_says_what_it_trains() {
 test_answers_need_no_whole_batch() {
     expect_status 0 train_gpt --model llama-tiny "${common[@]}" --sample-only --sample-length 2 \
         --global-batch-size 100000
+}
+
+# Without a checkpoint, or with --resume latest where none is yet.
+test_answers_of_random_weights_are_told() {
+    local words says='warning: the weights are random: no checkpoint is loaded (--load, --resume)'
+    for words in --sample-only --eval-only '--resume latest --save none --sample-only'; do
+        # shellcheck disable=SC2086 # words
+        expect_said 0 "$says" train_gpt --model llama-tiny "${common[@]}" $words || return
+    done
+    for words in '--load fp32/latest --sample-only' '--resume fp32/latest --eval-only' \
+        '--train-iters 4'; do
+        # shellcheck disable=SC2086 # words
+        expect_status 0 train_gpt --model llama-tiny "${common[@]}" $words || return
+        ! has log warning || fail "$words: $(cat log)"
+    done
 }
 
 test_plan_allocates_nothing() {

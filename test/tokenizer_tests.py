@@ -393,7 +393,7 @@ def mixed_tokenizers_are_refused():
     refused(run(*tiny, "--data", "mixed/t_0.bin", "--valid-data", "mixed/t_1.bin", check=False),
             "mixed/t_1.bin", "another tokenizer")
     refused(run(*tiny, "--data", "mixed/t_0.bin", "--tokenizer", "mixed_b/tokenizer.bin",
-                check=False), "mixed/t_0.bin", "another tokenizer than the tokenizer.bin")
+                check=False), "mixed/t_0.bin", "another tokenizer than mixed_b/tokenizer.bin")
     run(*tiny, "--data", "mixed/t_0.bin", "--tokenizer", "mixed_a/tokenizer.bin")
 
 

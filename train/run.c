@@ -271,7 +271,11 @@ bool run_restore(Run *run, Checkpoint *checkpoint) {
     run->progress.eval_left = parts_left(run);
     bool goes_on = !restored || run->progress.eval_left > 0 ||
                    (run->progress.step < o->train_iters && !run->diverged);
-    if (!restored && o->load[0] != '\0') { verify_load(run); }
+    if (!restored && o->load[0] != '\0') {
+        verify_load(run);
+    } else if (!restored && !options_train(o) && run->group.rank == 0) {
+        warn("the weights are random: no checkpoint is loaded (--load, --resume)");
+    }
     if (run->group.rank == 0 && options_save(o) && goes_on) {
         or_die(checkpoint_go_back(o, checkpoint));
         if (!save_config(o)) { die("--save %s", error_text()); }

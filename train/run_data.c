@@ -92,7 +92,7 @@ static void check_marks(const Run *run) {
     if (other != NULL) {
         die("%s: made with another tokenizer than %s; give data, validation data, choices and "
             "--tokenizer of one tokenizer",
-            other, run->has_tokenizer ? "the tokenizer.bin" : "the other files of this run");
+            other, run->has_tokenizer ? run->options.tokenizer : "the other files of this run");
     }
 }
 

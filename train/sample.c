@@ -52,8 +52,12 @@ static bool encode_prompt(Run *run) {
     run->prompt_length = 1;
     if (bytes == 0) { return true; }
     if (!run->has_tokenizer) {
-        return fail("--sample-prompt: there is no tokenizer.bin beside the shards to encode "
-                    "it with (--tokenizer)");
+        const Options *o = &run->options;
+        bool starts = o->start != NULL, theirs = starts && o->start->options == NULL;
+        return fail("--sample-prompt: there is no tokenizer.bin %s%s to encode it with (%s)",
+                    starts ? "in " : "beside the shards", o->origin,
+                    theirs ? "scripts/convert_hf import makes one of a tokenizer.json"
+                           : "--tokenizer");
     }
     Encoder e;
     if (!encoder_open(&e, &run->tokenizer)) {
@@ -69,11 +73,12 @@ bool run_encode_prompt(Run *run) {
     const Options *o = &run->options;
     bool numbers = o->sample_tokens[0] != '\0';
     if (!(numbers ? read_prompt(run) : encode_prompt(run))) { return false; }
-    int over = run->prompt_length - run->config.seq_length;
+    int over = run->prompt_length - o->seq_length;
     if (over > 0 && run->group.rank == 0) {
-        warn("--sample-%s: %d tokens, more than a sequence of %d (--seq-length): the model does "
-             "not see the first %d",
-             numbers ? "tokens" : "prompt", run->prompt_length, run->config.seq_length, over);
+        warn("--sample-%s: %d tokens, more than a sequence of %d (--seq-length, at most %d): the "
+             "model does not see the first %d",
+             numbers ? "tokens" : "prompt", run->prompt_length, o->seq_length,
+             o->max_position_embeddings, over);
     }
     return true;
 }
@@ -126,6 +131,16 @@ static void print_bytes(const Run *run, const void *from, size_t n, unsigned cha
     }
 }
 
+// At the sample's token `place` the window leaves the first token of the prompt behind.
+static void warn_of_window(const Run *run, int place) {
+    const Options *o = &run->options;
+    if (isatty(fileno(run->answers))) { fputs("\n", run->answers); }
+    fflush(run->answers);
+    warn("--sample-length %d: from token %d of the sample on, the model does not see the beginning "
+         "of the prompt: a sequence is %d (--seq-length, at most %d)",
+         o->sample_length, place, o->seq_length, o->max_position_embeddings);
+}
+
 void run_sample(Run *run, NextLogits next_logits, void *trainer) {
     const Options *o = &run->options;
     int V = run->config.vocab, count = run->prompt_length;
@@ -135,12 +150,14 @@ void run_sample(Run *run, NextLogits next_logits, void *trainer) {
     memcpy(tokens, run->prompt, (size_t)count * sizeof(int));
     FILE *out = run->answers;
     unsigned char before = 0;
+    bool asked = o->sample_only && count > 1 && run->group.rank == 0; // there is a prompt
     printf("%ssample after step %lld:\n", line_start(STDOUT_FILENO), (long long)run->progress.step);
     fflush(stdout);
     print_bytes(run, o->sample_prompt, strlen(o->sample_prompt), &before);
     for (int i = 0; i < o->sample_length && run_stop_signal() == 0; i++, count++) {
         int n = (int)min64(count, run->config.seq_length), length;
         run_beat(run, DOING_WAIT, "writing a sample");
+        if (asked && i > 0 && count == o->seq_length + 1) { warn_of_window(run, i + 1); }
         float *logits = next_logits(trainer, tokens + count - n, n);
         for (int v = 0; v < V && cap > 0; v++) { logits[v] = cap * tanhf(logits[v] / cap); }
         int token = tokens[count] = sample_token(o, logits, scratch, V, i);

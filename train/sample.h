@@ -14,7 +14,8 @@ bool run_encode_prompt(Run *run);
 typedef float *(*NextLogits)(void *trainer, const int *tokens, int n);
 
 // Prints the prompt and the model's continuation: as text, or without a tokenizer as ids. A signal
-// breaks it off.
+// breaks it off. With --sample-only it warns when the prompt's beginning is out of the model's
+// sight.
 void run_sample(Run *run, NextLogits next_logits, void *trainer);
 
 END_C
