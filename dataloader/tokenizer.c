@@ -28,16 +28,16 @@ static bool parse_file(Tokenizer *t, const char *path) {
     }
     t->vocab = header[2];
     t->end_of_text = header[3];
-    t->begin_of_text = header[6] != 0 ? header[6] - 1 : t->end_of_text;
     t->cut = (Cut)header[4];
     t->num_ranges = header[5];
     if (t->vocab <= 0 || (size_t)t->vocab > t->bytes || t->end_of_text < 0 ||
         t->end_of_text >= t->vocab) {
         return fail("%s: vocabulary %d with end-of-text %d", path, t->vocab, t->end_of_text);
     }
-    if (t->begin_of_text < 0 || t->begin_of_text >= t->vocab) {
-        return fail("%s: vocabulary %d with begin-of-text %d", path, t->vocab, t->begin_of_text);
+    if (header[6] < 0 || header[6] > t->vocab) {
+        return fail("%s: vocabulary %d with %d - 1 as begin-of-text", path, t->vocab, header[6]);
     }
+    t->begin_of_text = header[6] > 0 ? header[6] - 1 : t->end_of_text;
     if (header[4] < 0 || header[4] >= CUT_COUNT) {
         return fail("%s: cuts text in way %d; this program knows 0 to %d", path, header[4],
                     CUT_COUNT - 1);

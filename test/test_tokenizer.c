@@ -83,8 +83,9 @@ TEST(hostile_headers_are_refused) {
         {5, 1, "1 ranges of characters, room for 0; it is damaged"},
         {5, -1, "-1 ranges of characters"},
         {5, INT32_MAX, "2147483647 ranges of characters"},
-        {6, -1, "vocabulary 257 with begin-of-text -2"},
-        {6, 258, "vocabulary 257 with begin-of-text 257"},
+        {6, -1, "vocabulary 257 with -1 - 1 as begin-of-text"},
+        {6, INT32_MIN, "vocabulary 257 with -2147483648 - 1 as begin-of-text"},
+        {6, 258, "vocabulary 257 with 258 - 1 as begin-of-text"},
     };
     remove("bad.bin");
     refuses("No such file");
