@@ -13,7 +13,7 @@ from .conversation import BadTemplate, ChatTemplate, Conversation
 from .environment import built, checkpoint, die
 from .vocabulary import open_vocabulary
 
-TOKENS = re.compile(r"[\d ]+")
+TOKENS = re.compile(r"(\d+ )+")
 
 
 def listen(command, ends):
@@ -24,7 +24,7 @@ def listen(command, ends):
         for letter in iter(lambda: trainer.stdout.read(1), ""):
             said += letter
             line = said.rpartition("\n")[2] if letter == " " else ""
-            if TOKENS.fullmatch(line) and line.split() and int(line.split()[-1]) in ends:
+            if TOKENS.fullmatch(line) and int(line.split()[-1]) in ends:
                 trainer.terminate()
                 return 0, said, True
     return trainer.returncode, said, False
