@@ -5,8 +5,10 @@
 // 7), 3 mantissa bits; no infinity, NaN only as 0x7f and 0xff; largest 448, smallest 2^-9.
 // E5M2: 1, 5 (bias 15), 2; infinities 0x7c and 0xfc, NaN above; largest 57344, smallest 2^-16.
 //
-// Encoding rounds to nearest, ties to even, and saturates: values above the largest finite one,
-// infinity included, become that. NaN becomes 0x7f. This is the GPU's cvt.rn.satfinite.
+// Encoding rounds to nearest, ties to even, and saturates: finite values above the largest one
+// become that. Infinities and NaN become NaN, 0x7f, so that FP8 hides no infinity that BF16 shows:
+// the loss or the gradients' norm becomes NaN, and the step is skipped. (The GPU's cvt.rn.satfinite
+// saturates infinities too.)
 #pragma once
 
 #include "../base/common.h"
@@ -32,12 +34,13 @@ HOST_DEVICE static inline float float_from_bits(uint32_t bits) {
     return x;
 }
 
-// The nearest value of the format, as a float; NaN stays NaN. Branch-free where it matters: adding
-// and taking away 1.5 * 2^23 steps rounds to a multiple of the step.
+// The nearest value of the format, as a float; NaN for infinities and NaN. Adding and taking away
+// 1.5 * 2^23 steps rounds to a multiple of the step.
 HOST_DEVICE static inline float fp8_round(float x, Fp8Type type) {
     uint32_t mantissa_bits = type == FP8_E4M3 ? 3 : 2;
     uint32_t smallest_normal = (uint32_t)(type == FP8_E4M3 ? 127 - 6 : 127 - 14) << 23;
     float max = fp8_max(type);
+    x += x * 0.0f; // NaN, if x is infinite
     float clamped = x > max ? max : (x < -max ? -max : x);
     uint32_t exponent = float_bits(clamped) & 0x7f800000u;
     if (exponent < smallest_normal) { exponent = smallest_normal; }
@@ -47,9 +50,10 @@ HOST_DEVICE static inline float fp8_round(float x, Fp8Type type) {
 }
 
 HOST_DEVICE static inline uint8_t fp8_encode(float x, Fp8Type type) {
-    if (x != x) { return 0x7f; }
+    float rounded = fp8_round(x, type);
+    if (rounded != rounded) { return 0x7f; }
     uint32_t mantissa_bits = type == FP8_E4M3 ? 3 : 2, bias = type == FP8_E4M3 ? 7 : 15;
-    uint32_t bits = float_bits(fp8_round(x, type));
+    uint32_t bits = float_bits(rounded);
     uint32_t sign = bits >> 24 & 0x80u, exponent = bits >> 23 & 0xffu;
     uint32_t smallest_normal = 127 - bias + 1;
     if (exponent >= smallest_normal) {

@@ -264,8 +264,10 @@ template <bool CAPS> struct LossSource : Place {
         column = vector * VEC;
         Place::begin(row, vector);
     }
+    // a row that is left out is read as zeros: its softmax is 0, but 0 times NaN would be NaN
     __device__ Raw fetch(int i) const {
-        return {raw8(logits, place(i)), rows[i], targets[i]};
+        int target = targets[i];
+        return {target < 0 ? uint4{} : raw8(logits, place(i)), rows[i], target};
     }
     __device__ void compute(int, const Raw &raw, Floats8 *values) const {
         values[0] = loss_gradient<CAPS>(raw.logits, raw.row, column, V, raw.target, terms);

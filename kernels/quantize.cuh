@@ -23,22 +23,28 @@
 
 // ---- codes and scales ---------------------------------------------------------------------------
 
-// Two values to two codes, the first in the lower byte; rounds to nearest even and saturates.
-template <Fp8Type TYPE> __device__ __forceinline__ uint32_t encode2(float a, float b) {
+// The scaled value; NaN in place of an infinity, which the conversion would saturate.
+__device__ __forceinline__ float scaled(float x, float scale) {
+    float y = x * scale;
+    return fmaf(y, 0.0f, y);
+}
+
+// Two values, times the scale, to two codes (fp8_encode), the first in the lower byte.
+template <Fp8Type TYPE> __device__ __forceinline__ uint32_t encode2(float a, float b, float scale) {
     const __nv_fp8_interpretation_t format = TYPE == FP8_E4M3 ? __NV_E4M3 : __NV_E5M2;
-    return __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE, format);
+    float2 both = make_float2(scaled(a, scale), scaled(b, scale));
+    return __nv_cvt_float2_to_fp8x2(both, __NV_SATFINITE, format);
 }
 
 template <Fp8Type TYPE>
 __device__ __forceinline__ uint32_t encode4(const float (&x)[4], float scale) {
-    return encode2<TYPE>(x[0] * scale, x[1] * scale) | encode2<TYPE>(x[2] * scale, x[3] * scale)
-                                                           << 16;
+    return encode2<TYPE>(x[0], x[1], scale) | encode2<TYPE>(x[2], x[3], scale) << 16;
 }
 
 template <Fp8Type TYPE> __device__ __forceinline__ uint2 encode8(const Floats8 &x, float scale) {
     uint32_t pairs[VEC / 2];
     for (int j = 0; j < VEC / 2; j++) {
-        pairs[j] = encode2<TYPE>(x.v[2 * j] * scale, x.v[2 * j + 1] * scale);
+        pairs[j] = encode2<TYPE>(x.v[2 * j], x.v[2 * j + 1], scale);
     }
     return make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
 }

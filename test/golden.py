@@ -73,7 +73,7 @@ def quantised_blocks(x, height, width, dtype, power_of_two):
         if power_of_two:
             scale = numpy.ldexp(numpy.float32(0.5), numpy.frexp(scale)[1])
         code = numpy.clip(block * scale, -top, top).astype(dtype).view(numpy.uint8)
-        codes[place] = numpy.where(numpy.isnan(block), 0x7f, code)
+        codes[place] = numpy.where(numpy.isfinite(block), code, 0x7f)
         inverse[i, j] = numpy.float32(1) / scale
     return codes, inverse
 

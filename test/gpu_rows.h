@@ -672,8 +672,9 @@ static void loss(int M, int V, int P, Fp8Type type, int kind) {
         float largest = *std::max_element(logits.host.begin(), logits.host.begin() + V);
         // M 1: the model is nearly certain, a loss near 0
         if (M == 1) { logits.host[host_targets[0]] = bf16_decode(bf16_encode(largest + 4)); }
-        for (int i = 0; i < M * P; i++) { // values in the vocabulary's padding do not matter
-            if (i % P >= V) { logits.host[i] = i % 2 ? NAN : 0x1p100f; }
+        // values in the vocabulary's padding do not matter, nor do those of rows that are left out
+        for (int i = 0; i < M * P; i++) {
+            if (i % P >= V || host_targets[i / P] < 0) { logits.host[i] = i % 2 ? NAN : 0x1p100f; }
         }
         put_floats(logits.device, logits.host);
     }

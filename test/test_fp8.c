@@ -2,9 +2,9 @@
 // the nearest value; then tests the rule for scales, blocks against numpy and ml_dtypes
 // (test/golden/blocks.safetensors), and the slots.
 //
-// Our rounding differs from ml_dtypes on purpose: a value above the largest finite one becomes that
-// one (in ml_dtypes NaN in E4M3, infinity in E5M2), and every NaN becomes 0x7f (ml_dtypes keeps its
-// sign, and makes it 0x7e in E5M2).
+// Our rounding differs from ml_dtypes on purpose: a finite value above the largest one becomes that
+// one (in ml_dtypes NaN in E4M3, infinity in E5M2), and every infinity and NaN becomes 0x7f
+// (ml_dtypes keeps infinities in E5M2 and the sign of a NaN, which it makes 0x7e in E5M2).
 #include "../kernels/cpu.h"
 #include "golden.h"
 #include "test.h"
@@ -49,7 +49,7 @@ TEST(decodes_every_code) {
 
 // The code of ml_dtypes for x, changed where ours differs.
 static int expected_code(int code, float x, int f) {
-    if (isnan(x)) { return 0x7f; }
+    if (!isfinite(x)) { return 0x7f; }
     return (code & 0x7f) > golden[f].largest ? (code & 0x80) | golden[f].largest : code;
 }
 
@@ -77,7 +77,7 @@ TEST(encodes_every_bf16_value) {
 
 // Searches the codes with x's sign for the one nearest to x; of two equally near, the even one.
 static int nearest_code(float x, int f) {
-    if (isnan(x)) { return 0x7f; }
+    if (!isfinite(x)) { return 0x7f; }
     int best = 0;
     double wanted = fmin(fabs((double)x), fp8_max(types[f])), distance = INFINITY;
     for (int c = 0; c <= golden[f].largest; c++) {

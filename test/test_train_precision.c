@@ -419,6 +419,31 @@ TEST(spikes_pass) {
 }
 
 // Gradients that grow tenfold from one step to the next saturate without E5M2's own margin.
+// Where BF16 shows an infinity, so does FP8: SwiGLU of the two products of 1e20 is infinite, and a
+// code that saturates would hide it.
+TEST(infinities_are_not_hidden) {
+    static const char *const precisions[] = {"--bf16", "--fp8-format hybrid --fp8-recipe delayed",
+                                             "--fp8-format e4m3 --fp8-recipe tensorwise",
+                                             "--fp8-format hybrid --fp8-recipe blockwise"};
+    for (int i = 0; i < 4; i++) {
+        for (int planted = 0; planted < 2; planted++) {
+            Trainer t;
+            open_trainer(&t, LLAMA "--eval-iters 1 --valid-data train.bin %s", precisions[i]);
+            train(&t, 2); // the delayed scales have a history
+            const Param *p = param_find(&t.run.layout, TENSOR_FC1_WEIGHT, LAYER);
+            for (int64_t k = 0; k < param_size(p) && planted; k++) {
+                t.weights[p->offset + k] *= 1e20f;
+            }
+            round_weights(&t);
+            train(&t, 2); // the second has the delayed scale of the new weights
+            validate(&t);
+            CHECK_EQUAL(t.run.progress.skipped > 0, planted);
+            CHECK(isnan(t.run.progress.valid_loss) == planted);
+            trainer_close(&t);
+        }
+    }
+}
+
 TEST(gradients_may_grow) {
     for (int margin = 0; margin <= 5; margin += 5) {
         CLOSED(trainer_close) Trainer t;
