@@ -584,7 +584,8 @@ void run_report_eval(Run *run, double loss, double seconds) {
     char text[32];
     fprintf(run->answers, "%seval after step %lld | valid loss %s%s | perplexity %.4g | %.1f s\n",
             line_start(fileno(run->answers)), (long long)p->step, format_number(text, loss),
-            best && options_train(&run->options) ? " (best)" : "", isnan(loss) ? NAN : exp(loss), seconds);
+            best && options_train(&run->options) ? " (best)" : "", isnan(loss) ? NAN : exp(loss),
+            seconds);
     run_flush(run);
     MetricsRecord *r = metrics_begin("eval");
     metrics_number(r, "step", (double)p->step);
