@@ -372,22 +372,19 @@ static void derive_schedule(Options *o) {
     }
 }
 
-// A resumed run has its checkpoint's value, although it may have been derived. If the run would
-// derive the same, the value stays out of config.txt.
-static void leave_out(Options *o, const char *name, bool same) {
-    if (same && option_source(o, name) == SOURCE_CHECKPOINT) {
-        option_set_source(o, name, SOURCE_DEFAULT);
-    }
-}
-
 // docs/muon.md has the measurements.
 static void derive_rates(Options *o) {
     bool muon = o->optimizer == OPTIMIZER_MUON, loads = o->load[0] != '\0';
-    double embedding = loads ? 1 : muon ? 2 : 4, vector = loads || muon ? 1 : 4;
-    if (o->embedding_lr_mult == -1) { o->embedding_lr_mult = embedding; }
-    if (o->vector_lr_mult == -1) { o->vector_lr_mult = vector; }
-    leave_out(o, "embedding-lr-mult", o->embedding_lr_mult == embedding);
-    leave_out(o, "vector-lr-mult", o->vector_lr_mult == vector);
+    if (o->embedding_lr_mult == -1) { o->embedding_lr_mult = loads ? 1 : muon ? 2 : 4; }
+    if (o->vector_lr_mult == -1) { o->vector_lr_mult = loads || muon ? 1 : 4; }
+}
+
+// Derives every value that does not belong to the model, and was not given.
+static void derive_run(Options *o) {
+    derive_schedule(o);
+    derive_rates(o);
+    bool asked = option_source(o, "check-interval") > SOURCE_DEFAULT;
+    if (!o->deterministic && !asked) { o->check_interval = 0; }
 }
 
 static void derive_values(Options *o) {
@@ -413,9 +410,6 @@ static void derive_values(Options *o) {
     if (o->max_position_embeddings == 0) { o->max_position_embeddings = o->seq_length; }
     // if only a sample or an evaluation is requested, nothing else is printed
     if (!options_train(o) && option_source(o, "quiet") == SOURCE_DEFAULT) { o->quiet = true; }
-    derive_schedule(o);
-    bool asked = option_source(o, "check-interval") > SOURCE_DEFAULT;
-    if (!o->deterministic && !asked) { o->check_interval = 0; }
 }
 
 static bool of_model(const OptionRow *row) {
@@ -442,13 +436,14 @@ bool option_is_taken(const OptionRow *row, const Options *continues) {
            (options_train(continues) || evaluates);
 }
 
-// Whether a value is the default, or what followed from --train-iters as it does in this version.
-// Such a value, if it was not given, follows from those of the resumed run.
+// Whether a value is the default of this version, or what this version derives from the other
+// values. Such a value, if it was not given, is derived again from those of the resumed run.
 static bool follows(const Options *was, const OptionRow *row) {
     char then[OPTION_TEXT], now[OPTION_TEXT];
     Options again = *was;
     or_die(option_set(&again, row->name, row->fallback, SOURCE_COMMAND));
-    derive_schedule(&again);
+    option_set_source(&again, row->name, SOURCE_DEFAULT);
+    derive_run(&again);
     return strcmp(option_text(was, row, then), option_text(&again, row, now)) == 0;
 }
 
@@ -660,7 +655,11 @@ bool options_finish_batch(Options *o, int ranks) {
                     o->global_batch_size, option_taken(o, "global-batch-size", from),
                     o->micro_batch_size, ranks, ranks > 1 ? "s" : "");
     }
-    leave_out(o, "global-batch-size", o->global_batch_size == whole);
+    // a resumed run keeps the batch on other ranks; if they derive the same, config.txt lacks it
+    if (o->global_batch_size == whole &&
+        option_source(o, "global-batch-size") == SOURCE_CHECKPOINT) {
+        option_set_source(o, "global-batch-size", SOURCE_DEFAULT);
+    }
     return true;
 }
 
@@ -692,7 +691,7 @@ bool options_resolve(Options *o, const Options *model) {
     } else if (!take_model(o, model)) {
         return false;
     }
-    derive_rates(o);
+    derive_run(o);
     return check_values(o);
 }
 

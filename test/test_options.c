@@ -399,6 +399,62 @@ TEST(presets_yield_to_what_is_given) {
     }
 }
 
+// The options of a run that continues another one's checkpoint, and is given more.
+static Options resumed(const Options *before, const char *more) {
+    char value[OPTION_TEXT];
+    Options o, was = {0};
+    CHECK(read_given(&o, more));
+    for (int i = 0; i < option_table_count; i++) {
+        const OptionRow *row = &option_table[i];
+        bool given = before->source[i] >= SOURCE_CHECKPOINT;
+        if (option_is_taken(row, &o)) {
+            CHECK(option_set(&was, row->name, option_text(before, row, value),
+                             given ? SOURCE_CONFIG : SOURCE_CHECKPOINT));
+        }
+    }
+    CHECK(options_continue(&o, &was) && options_resolve(&o, NULL));
+    return o;
+}
+
+// What a run has derived is derived again where it is resumed with other options, also after two
+// resumes; what was given to it stays.
+TEST(resumed_runs_derive_again) {
+    static const struct {
+        const char *option, *before, *then, *derived, *given;
+    } rows[] = {
+        {"check-interval", "--no-deterministic", "--deterministic", "200", "7"},
+        {"lr-decay-iters", "--train-iters 50", "--train-iters 90", "90", "7"},
+        {"lr-wsd-decay-iters", "--train-iters 50", "--train-iters 100", "40", "7"},
+        {"lr-wsd-decay-iters", "--lr-decay-style cosine", "--lr-decay-style wsd", "400", "7"},
+        {"lr-wsd-decay-iters", "", "--lr-decay-style cosine", "0", "7"},
+        {"embedding-lr-mult", "", "--optimizer muon", "2", "3"},
+        {"vector-lr-mult", "--optimizer muon", "--optimizer adamw", "4", "3"},
+    };
+    char value[OPTION_TEXT];
+    Options plain = options_of("");
+    for (const OptionRow *row = option_table; row < option_table + option_table_count; row++) {
+        bool listed = strcmp(row->group, "Model") == 0 || // of the checkpoint
+                      strcmp(option_text(&plain, row, value), row->fallback) == 0 ||
+                      strtod(value, NULL) == strtod(row->fallback, NULL);
+        EACH (r, rows) { listed = listed || strcmp(r->option, row->name) == 0; }
+        CHECK(listed);
+    }
+    EACH (r, rows) {
+        const OptionRow *row = option_row(r->option);
+        Options first = options_of(r->before), again = resumed(&first, ""),
+                changed = resumed(&again, r->then);
+        CHECK_TEXT(option_text(&again, row, value), text_of("%s", option_text(&first, row, value)));
+        CHECK_EQUAL(option_source(&again, r->option), SOURCE_DEFAULT);
+        CHECK_TEXT(option_text(&changed, row, value), r->derived);
+        bool fixed = strcmp(r->option, "check-interval") == 0; // must be 0 there
+        if (!fixed) { first = options_of(text_of("%s --%s %s", r->before, r->option, r->given)); }
+        if (fixed) { first = options_of(text_of("--%s %s", r->option, r->given)); }
+        again = resumed(&first, "");
+        changed = resumed(&again, r->then);
+        CHECK_TEXT(option_text(&changed, row, value), r->given);
+    }
+}
+
 TEST(steps_to_skip_are_listed) {
     Options o = options_of("--iterations-to-skip 3,5-7,9007199254740993-9007199254740994");
     for (int64_t step = 1; step < 10; step++) {
