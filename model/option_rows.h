@@ -255,7 +255,8 @@ FLAG("list-tensors", list_tensors, "false",
 TEXT("dump-gradients", dump_gradients, "", "FILE",
     "write the next step's loss and gradients, before clipping, as safetensors, and exit", ACTION)
 TEXT("config", config, "", "FILE",
-    "read options from a file, one a line; the command line overrides it", ACTION)
+    "read options from a file, one a line; of several files a later one overrides, and the command "
+    "line overrides all", ACTION)
 FLAG("help", help, "false", "this text", ACTION)
 FLAG("version", version, "false", "the version", ACTION)
 

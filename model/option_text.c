@@ -94,6 +94,13 @@ void options_write_config(const Options *options, FILE *out) {
 }
 
 void options_note_idle(const Options *options, bool gpu) {
+    const char *first = "  note: given more than once, so that the last value counts: ";
+    for (int i = 0; i < option_table_count; i++) {
+        if (!options->repeated[i]) { continue; }
+        printf("%s--%s", first, option_table[i].name);
+        first = ", ";
+    }
+    if (*first == ',') { printf("\n"); }
     for (int i = 0; i < option_table_count; i++) {
         const OptionRow *row = &option_table[i], *needed = row;
         bool given = options->source[i] >= SOURCE_CONFIG && !is_default(options, row);

@@ -7,6 +7,7 @@
 //   name "value"    for a value that begins or ends with a blank, or has a # after a blank;
 //                   \" \\ and \n stand for a quote, a backslash and a new line
 //   # comment       on a line of its own or after a value
+//   config FILE     reads another file at this place; a later line wins
 #include "options.h"
 #include "../base/io.h"
 #include "../kernels/rope.h"
@@ -178,9 +179,38 @@ bool options_set(Options *options, OptionSource source, const char *format, ...)
     return true;
 }
 
-// Calls option_set for a name, which may be a flag's with "no-" before it. value NULL: none is
-// given.
-static bool set_named(Options *options, const char *name, const char *value, OptionSource source) {
+// The command line, or a file of --config.
+typedef struct {
+    OptionSource source;
+    int depth;              // how many files lead to what this file names
+    bool told;              // the error text names a file and a line already
+    bool sets[OPTIONS_MAX]; // the rows that it has set so far
+    const char **files;     // the command line: what --config names, in order
+    int num_files;
+} Place;
+
+static bool read_config(Options *options, const char *path, int depth, bool *told);
+
+// Sets an option that a place gives. The last value wins.
+static bool set_row(Options *options, Place *place, const OptionRow *row, const char *value) {
+    char before[OPTION_TEXT], now[OPTION_TEXT];
+    int i = (int)(row - option_table);
+    option_text(options, row, before);
+    if (!option_set(options, row->name, value, place->source)) { return false; }
+    if (row->offset == offsetof(Options, config)) {
+        if (place->source == SOURCE_CONFIG) {
+            return read_config(options, value, place->depth, &place->told);
+        }
+        place->files[place->num_files++] = value;
+    } else if (place->sets[i] && strcmp(before, option_text(options, row, now)) != 0) {
+        options->repeated[i] = row->effect != EFFECT_ACTION;
+    }
+    place->sets[i] = true;
+    return true;
+}
+
+// Sets the option of a name, which may be a flag's with "no-" before it. value NULL: none is given.
+static bool set_named(Options *options, Place *place, const char *name, const char *value) {
     bool negated;
     const OptionRow *row = find_option(name, &negated);
     if (row == NULL) { return fail_unknown(name); }
@@ -191,7 +221,7 @@ static bool set_named(Options *options, const char *name, const char *value, Opt
     } else if (value == NULL) {
         return fail("--%s needs a value (%s)", name, row->choices);
     }
-    return option_set(options, row->name, value, source);
+    return set_row(options, place, row, value);
 }
 
 // Finds a pattern that matches exactly these files, as the one that the shell has expanded did.
@@ -245,7 +275,7 @@ static const OptionRow *named_option(const char *arg, char name[PATH_LENGTH], bo
 }
 
 // Reads argv[*i], and its value if that is a separate argument. Moves *i to the last argument read.
-static bool read_argument(Options *options, int argc, char **argv, int *i) {
+static bool read_argument(Options *options, Place *place, int argc, char **argv, int *i) {
     const char *arg = strcmp(argv[*i], "-h") == 0 ? "--help" : argv[*i];
     char name[PATH_LENGTH] = "", near[160], pattern[PATH_LENGTH];
     if (strncmp(arg, "--", 2) != 0 || arg[2] == '\0') {
@@ -268,7 +298,7 @@ static bool read_argument(Options *options, int argc, char **argv, int *i) {
             value = pattern;
         }
     }
-    return set_named(options, name, value, SOURCE_COMMAND);
+    return set_named(options, place, name, value);
 }
 
 // ---- the configuration file ---------------------------------------------------------------------
@@ -288,7 +318,7 @@ static bool unquote(char *value) {
 }
 
 // Reads "  --name = value  # comment".
-static bool read_line(Options *options, char *line) {
+static bool read_line(Options *options, Place *place, char *line) {
     char *name = line + strspn(line, BLANK);
     if (*name == '#') { return true; }
     if (strncmp(name, "--", 2) == 0) { name += 2; }
@@ -304,15 +334,19 @@ static bool read_line(Options *options, char *line) {
     }
     *end = '\0';
     if (*name == '\0' && *value == '\0') { return true; }
-    if (strcmp(name, "config") == 0) { return fail("--config: a file cannot name another"); }
     bool negated;
     const OptionRow *row = find_option(name, &negated);
     bool flag = row != NULL && row->type == OPTION_BOOL && *value == '\0';
-    return set_named(options, name, flag ? NULL : value, SOURCE_CONFIG);
+    return set_named(options, place, name, flag ? NULL : value);
 }
 
-static bool read_config(Options *options, const char *path) {
-    FILE *file = fopen(path, "r");
+// depth: how many files lead to this one. *told: the error is in a line of it, which the text
+// names.
+static bool read_config(Options *options, const char *path, int depth, bool *told) {
+    enum { DEEPEST = 16 };
+    Place place = {.source = SOURCE_CONFIG, .depth = depth + 1};
+    FILE *file = depth < DEEPEST ? fopen(path, "r") : NULL;
+    if (depth == DEEPEST) { return fail("--config %s: %d files lead to it", path, depth); }
     if (file == NULL) { return fail("--config %s: %s", path, strerror(errno)); }
     char *line = NULL;
     size_t room = 0;
@@ -320,9 +354,10 @@ static bool read_config(Options *options, const char *path) {
     bool ok = true;
     for (int number = 1; ok && (length = getline(&line, &room, file)) >= 0; number++) {
         if (number == 1 && strncmp(line, BYTE_ORDER_MARK, 3) == 0) { memset(line, ' ', 3); }
-        ok = strlen(line) == (size_t)length ? read_line(options, line)
+        ok = strlen(line) == (size_t)length ? read_line(options, &place, line)
                                             : fail("a NUL byte; options are text");
-        if (!ok) { fail("%s, line %d: %s", path, number, error_text()); }
+        if (!ok && !place.told) { fail("%s, line %d: %s", path, number, error_text()); }
+        *told = !ok;
     }
     if (ok && ferror(file)) { ok = fail("--config %s: %s", path, strerror(errno)); }
     free(line);
@@ -671,17 +706,25 @@ bool options_read(Options *options, int argc, char **argv) {
             return false;
         }
     }
-    for (int i = 1; i < argc; i++) {
-        if (!read_argument(options, argc, argv, &i)) { return false; }
+    Place place = {.source = SOURCE_COMMAND, .files = calloc_or_die((size_t)argc, sizeof(char *))};
+    bool ok = true;
+    for (int i = 1; ok && i < argc; i++) { ok = read_argument(options, &place, argc, argv, &i); }
+    bool answers = ok && (options->help || options->version || options->completion);
+    if (answers) { apply_preset(options); } // --help shows its values
+    for (int i = 0; ok && !answers && i < place.num_files; i++) {
+        ok = read_config(options, place.files[i], 0, &place.told);
     }
-    if (options->help || options->version || options->completion) {
-        apply_preset(options); // --help shows its values
-        return true;
-    }
-    return options->config[0] == '\0' || read_config(options, options->config);
+    free(place.files);
+    return ok;
 }
 
 bool options_resolve(Options *o, const Options *model) {
+    for (const OptionRow *row = option_table; row < option_table + option_table_count; row++) {
+        if (o->repeated[row - option_table] && strcmp(row->choices, "GLOB") == 0) {
+            warn("--%s is given more than once; the last one counts: %s (it takes several files)",
+                 row->name, (const char *)o + row->offset);
+        }
+    }
     const char *preset = model != NULL && find_preset(model->model) != NULL ? model->model : "";
     bool named = model == NULL || option_source(o, "model") >= SOURCE_CONFIG;
     if (!named && !option_set(o, "model", preset, SOURCE_CHECKPOINT)) { return false; }

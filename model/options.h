@@ -3,8 +3,8 @@
 //
 // An option has Megatron-LM's name if that has one. A value comes from one of these, the last one
 // wins: the table's default, the preset named by --model, the data's tokenizer (its vocabulary),
-// the checkpoint that the run starts from (its model; if the run continues, nearly all), the file
-// named by --config, the command line. An option that is given may not change the shape of the
+// the checkpoint that the run starts from (its model; if the run continues, nearly all), the files
+// named by --config in their order, the command line. An option that is given may not change the shape of the
 // checkpoint's tensors.
 #pragma once
 
@@ -54,6 +54,7 @@ enum { OPTIONS_MAX = 128, RANKS_MAX = 4096 };
 typedef struct {
 #include "option_rows.h"
     unsigned char source[OPTIONS_MAX]; // OptionSource of each row
+    bool repeated[OPTIONS_MAX];        // one place gives the row several values
     char origin[PATH_LENGTH];          // path of the checkpoint that the model comes from; "": none
     struct Checkpoint *start;          // that checkpoint, opened by checkpoint_model(); NULL: none
     const char *program;               // argv[0]
@@ -114,7 +115,7 @@ extern const Preset preset_table[];
 extern const int preset_table_count;
 extern const ForeignName foreign_names[]; // of other trainers; NULL is the end
 
-// Sets the defaults, and over them what the command line and the config file give.
+// Sets the defaults, and over them what the config files and the command line give.
 bool options_read(Options *options, int argc, char **argv);
 
 // Calls options_read; dies with one line on the first fault. For --help, --completion, --version,
@@ -183,7 +184,8 @@ struct cJSON *options_json(const Options *options);
 // Makes a JSON array with the names of those that options_write_config writes.
 struct cJSON *options_given(const Options *options);
 
-// Prints a note for each given option that has no effect without a GPU, or without another option.
+// Prints a note for each given option that has no effect without a GPU, or without another option,
+// and one for those that are given more than once.
 void options_note_idle(const Options *options, bool gpu);
 
 // Prints options by group, as on a command line: all, or those given or not at their defaults.

@@ -277,6 +277,51 @@ TEST(stronger_sources_win) {
     CHECK_CONTAINS(error_of("--config c --num-layers 3"), "c, line 1: --num-layers 0: must be");
 }
 
+// Of several config files the later one wins, option by option; a file may name another.
+TEST(config_files_are_layers) {
+    text_write("a", "num-layers 5\nhidden-size 96\nseed 3\n");
+    text_write("b", "num-layers 6\nseq-length 32\n");
+    text_write("both", "seed 4\nconfig a\nconfig=b\nseq-length 48\n");
+    Options o = options_of("--config a --config=b --seed 7");
+    CHECK(o.num_layers == 6 && o.hidden_size == 96 && o.seq_length == 32 && o.seed == 7);
+    o = options_of("--config b --config a");
+    CHECK(o.num_layers == 5 && o.hidden_size == 96 && o.seq_length == 32 && o.seed == 3);
+    o = options_of("--config both");
+    CHECK(o.num_layers == 6 && o.hidden_size == 96 && o.seq_length == 48 && o.seed == 3);
+    CHECK_TEXT(o.config, "both");
+    CHECK_TEXT(error_of("--config a --config nowhere"),
+               "--config nowhere: No such file or directory");
+}
+
+// The last value counts, and a warning names the option. It is no warning where a place overrides
+// another one.
+TEST(repeated_options_are_told) {
+    text_write("a", "num-layers 5\n");
+    text_write("b", "num-layers 6\nnum-layers 7\n");
+    static const struct {
+        const char *given, *repeated;
+    } rows[] = {
+        {"--data a --data b", "data"},
+        {"--data a --data a", NULL},
+        {"--seed 1 --lr 1 --seed=2", "seed"},
+        {"--shuffle --no-shuffle", "shuffle"},
+        {"--config a --num-layers 4", NULL},
+        {"--config a --config b", "num-layers"},
+        {"--config b --num-layers 4", NULL},
+        {"--config b --config a", "num-layers"},
+        {"--resume x --resume latest --save s", NULL},
+    };
+    EACH (row, rows) {
+        Options o;
+        CHECK(read_given(&o, row->given));
+        for (int i = 0; i < option_table_count; i++) {
+            bool told = row->repeated != NULL && strcmp(option_table[i].name, row->repeated) == 0;
+            CHECK_EQUAL(o.repeated[i], told);
+        }
+    }
+    CHECK_TEXT(options_of("--data a --data b").data, "b");
+}
+
 TEST(config_files_say_it_in_any_way) {
     text_write("c", "# a comment\n\n  num-layers 5\nhidden-size=96\n\tseq-length = 32  # T\n"
                     "--bf16\nshuffle no\r\ndata a#b/c d  #x#y\nsave  = \nlr\t1e-2\nseed 7");
@@ -305,15 +350,19 @@ TEST(config_errors_name_file_and_line) {
         {"lr\n", "c, line 1: --lr (nothing): must be"},
         {"arch\n", "c, line 1: --arch (nothing): must be one of gpt2|llama"},
         {"= 3\n", "c, line 1: unknown option -- ("},
-        {"config d\n", "c, line 1: --config: a file cannot name another"},
+        {"config missing\n", "c, line 1: --config missing: No such file"},
+        {"\nconfig c\n", "c, line 2: --config c: 16 files lead to it"},
+        {"config e.txt\n", "e.txt, line 2: unknown option --e"},
         {"num-layers 5 6\n", "c, line 1: --num-layers 5 6: must be"},
         {"\ndata \"a\n", "c, line 2: a value without its closing quotation mark"},
         {"data \"a\\\"\n", "c, line 1: a value without its closing quotation mark"},
         {"data \"a\" b\n", "c, line 1: after the closing quotation mark: b"},
     };
+    text_write("e.txt", "\ne 1\n");
     EACH (row, rows) {
         text_write("c", row->given);
-        CHECK_CONTAINS(error_of("--config c"), row->expected);
+        size_t expected = strlen(row->expected);
+        CHECK_TEXT(text_of("%.*s", (int)expected, error_of("--config c")), row->expected);
     }
     blob_write("c", "lr 1\nseed 4\0 5\n", 15);
     CHECK_CONTAINS(error_of("--config c"), "c, line 2: ");
