@@ -251,6 +251,10 @@ test_restarts_give_up() {
     FAULT=nan:12 expect_status 3 "$restart" "$trainer" "${common[@]}" --max-skipped 1 \
         --train-iters 8 --save skipping || return
     ! has log 'restart: status' || fail "too many skipped steps are tried again"
+    local resume=("$trainer" --config skipping/config.txt --resume latest)
+    expect_said 3 '(--max-skipped)' "${resume[@]}"
+    expect_status 0 "${resume[@]}" --sample-only --sample-length 4
+    expect_status 0 "${resume[@]}" --max-skipped 2
     expect_status 1 "$restart" "$trainer" || return
     has log 'the command has no --save DIR' || fail "$(cat log)"
     launcher=("$restart")

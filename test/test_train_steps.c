@@ -445,6 +445,9 @@ TEST(too_many_skipped_steps_end_the_run) {
     CHECK(run_goes_on(&t.run));
     skipped_step(&t);
     CHECK(!run_goes_on(&t.run));
+    train(&t, 1); // a good step that was in flight: the checkpoint still says why the run ended
+    CHECK(!run_goes_on(&t.run));
+    CHECK_EQUAL(t.run.progress.skipped_in_row, 2);
     CHECK_EQUAL(trainer_close(&t), EXIT_TOO_MANY_SKIPPED);
 }
 

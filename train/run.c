@@ -185,7 +185,7 @@ static bool restore(Run *run, Checkpoint *checkpoint) {
         return false;
     }
     run->progress = checkpoint->progress;
-    run->diverged = run->progress.skipped_in_row >= o->max_skipped;
+    run->diverged = options_train(o) && run->progress.skipped_in_row >= o->max_skipped;
     run->saved_step = checkpoint->progress.step;
     printf("resuming from %s: step %lld, %lld tokens\n", checkpoint->path,
            (long long)run->progress.step, (long long)run->progress.tokens);
@@ -496,14 +496,16 @@ void run_report(Run *run, StepResult s) {
     p->valid_loss = NAN;
     p->eval_left = eval_is_due(run, p->step) ? eval_parts(run) : 0;
     p->skipped += s.skipped != SKIP_NONE;
-    if (s.skipped != SKIP_ASKED) { p->skipped_in_row = s.skipped ? p->skipped_in_row + 1 : 0; }
+    // stays once the run has diverged, so that it ends again when it is resumed: the GPU trainer has
+    // the next step in flight, which may be a good one
+    bool counts = !run->diverged && s.skipped != SKIP_ASKED;
+    if (counts) { p->skipped_in_row = s.skipped ? p->skipped_in_row + 1 : 0; }
     if (!s.skipped && is_usual(s.loss, p->best_level)) {
         p->level = isnan(p->level) ? s.loss : p->level + 0.1 * (s.loss - p->level);
         p->best_level = fmin(p->best_level, p->level);
         p->proven = run->saved_step;
     }
-    // never reset: the GPU trainer has the next step in flight, which may be a good one
-    run->diverged = run->diverged || p->skipped_in_row >= run->options.max_skipped;
+    run->diverged = p->skipped_in_row >= run->options.max_skipped;
     run->stopping = run->stopping || s.stop;
     if (s.skipped && run->group.ranks > 1 && !isfinite(s.own_loss)) {
         char loss[32];
