@@ -172,20 +172,37 @@ contradicts() {
     done
 }
 
-test_a_rate_that_rises_is_told() {
-    local run=(train_gpt --model llama-tiny --data d/x_train.bin --micro-batch-size 2) resumed
+test_a_rate_that_jumps_is_told() {
+    local run=(train_gpt --model llama-tiny --data d/x_train.bin --micro-batch-size 2) words step says options
     rm -rf rate*
-    expect_status 0 "${run[@]}" --lr 1e-3 --train-iters 10 --save-interval 5 --save rate || return
-    # "latest" has decayed; the others have not, or fall on, or are asked for another rate or style
-    for resumed in 'step_00000010 --train-iters 20' 'step_00000005 --train-iters 20' \
-        'step_00000010 --train-iters 20 --lr 2e-4' 'step_00000005 --lr 3e-3' \
-        'step_00000010 --train-iters 20 --lr-decay-style constant'; do
-        # shellcheck disable=SC2086 # options are words
-        expect_status 0 train_gpt --resume rate/$resumed --save rate_2 || return
-        grep -c 'warning: the learning rate rises from' log >>rises
+    expect_status 0 "${run[@]}" --lr 1e-3 --lr-warmup-iters 2 --train-iters 10 --save-interval 1 --keep 0 \
+        --save rate || return
+    # the rates are 1e-3 in steps 2 to 7, and decay by a quarter in each later step
+    while IFS='|' read -r step says options; do
+        read -ra words <<<"$options"
+        expect_status 0 train_gpt --resume "rate/step_000000$step" --save rate_2 "${words[@]}" || return
+        grep 'warning: the learning rate' log >warnings
+        if [[ -z $says ]]; then [[ ! -s warnings ]]; else grep -qE "rate $says" warnings; fi ||
+            fail "$step $options: $(cat warnings)"
         rm -rf rate_2
-    done
-    [[ $(tr '\n' ' ' <rises) == '1 0 0 0 0 ' ]] || fail "$(cat rises)"
+    done <<'ROWS'
+10|rises from 0.00025 to 0.001 at step 11, .* step 6 or earlier|--train-iters 20
+09|rises from 0.0005 to 0.001 at step 10|--train-iters 20
+05||--train-iters 20
+07||--train-iters 20
+05|falls from 0.001 to 0.0005 at step 6|--train-iters 6
+05||--train-iters 9
+10||--train-iters 20 --lr 2e-4
+05|rises from 0.001 to 0.003 at step 6|--lr 3e-3
+05|falls from 0.001 to 0.0003 at step 6|--lr 3e-4
+01||--lr-warmup-iters 0
+05|falls from 0.001 to 0.0006|--lr-warmup-iters 10
+05|falls from 0.001 to 0.000625 at step 6|--lr-decay-style linear
+08|rises from 0.00075 to 0.001|--lr-decay-style constant
+09|rises from 0.0005 to 0.00085|--min-lr 8e-4
+05|falls from 0.001 to 0|--lr-decay-iters 4
+05||
+ROWS
 }
 
 test_contradictions_are_told() {

@@ -143,22 +143,36 @@ void run_start(Run *run, const char *device) {
     if (options_train(o) && run->group.rank == 0) { warn_of_plan(o); }
 }
 
-// A larger --train-iters moves the decay of the learning rate.
+// Whether a rate is more than a tenth above another one.
+static bool is_above(double rate, double other) {
+    return rate > 1.1 * other;
+}
+
+// Warns if the resumed run goes on with another learning rate than the checkpoint's run would have:
+// a larger --train-iters moves the decay, a smaller one may have begun it already.
 static void warn_of_jump(const Run *run, const Checkpoint *checkpoint) {
     const Options *o = &run->options;
     const int64_t step = run->progress.step;
     Options was;
     if (!options_train(o) || step == 0 || step >= o->train_iters) { return; }
     or_die(checkpoint_options(checkpoint, o, &was));
-    double last = learning_rate(&was, step - 1), next = learning_rate(o, step);
-    bool decays = step > was.lr_warmup_iters && last < was.lr;
-    bool asked = o->lr != was.lr || o->min_lr != was.min_lr ||
-                 o->lr_decay_style != was.lr_decay_style || was.lr_decay_style != DECAY_WSD;
-    if (decays && !asked && next > 1.1 * fmax(last, learning_rate(&was, step))) {
-        warn("the learning rate rises from %.3g to %.3g: it had begun to decay; a checkpoint from "
-             "before its decay goes on as if --train-iters had been %lld from the start",
-             last, next, (long long)o->train_iters);
+    double last = learning_rate(&was, step - 1), planned = learning_rate(&was, step);
+    double next = learning_rate(o, step);
+    bool rises = is_above(next, fmax(last, planned)), falls = is_above(fmin(last, planned), next);
+    if (!rises && !falls) { return; }
+    int64_t same = 0; // the first steps, in which both have about one rate
+    char remedy[128] = "";
+    while (!is_above(learning_rate(&was, same), learning_rate(o, same)) &&
+           !is_above(learning_rate(o, same), learning_rate(&was, same))) {
+        same++;
     }
+    if (same > 1) {
+        snprintf(remedy, sizeof(remedy), "; a checkpoint of step %lld or earlier goes on smoothly",
+                 (long long)same - 1);
+    }
+    warn("the learning rate %s from %.3g to %.3g at step %lld, by options that differ from the "
+         "checkpoint's%s",
+         rises ? "rises" : "falls", last, next, (long long)step + 1, remedy);
 }
 
 // The lock was free when the options were resolved, and is taken only now: another run may have
@@ -496,8 +510,8 @@ void run_report(Run *run, StepResult s) {
     p->valid_loss = NAN;
     p->eval_left = eval_is_due(run, p->step) ? eval_parts(run) : 0;
     p->skipped += s.skipped != SKIP_NONE;
-    // stays once the run has diverged, so that it ends again when it is resumed: the GPU trainer has
-    // the next step in flight, which may be a good one
+    // stays once the run has diverged, so that it ends again when it is resumed: the GPU trainer
+    // has the next step in flight, which may be a good one
     bool counts = !run->diverged && s.skipped != SKIP_ASKED;
     if (counts) { p->skipped_in_row = s.skipped ? p->skipped_in_row + 1 : 0; }
     if (!s.skipped && is_usual(s.loss, p->best_level)) {
