@@ -91,11 +91,24 @@ struct Watch {
     void *argument;
     pthread_mutex_t mutex;  // protects the fields below, and the peers except `sending`
     pthread_cond_t changed; // a message or a goodbye has arrived
+    // The watchdog's clock: `now` counts the seconds in which this process ran, and `read` is the
+    // time of its last reading. heard, since and left are readings of it, so no age is negative.
+    double now, read;
     Beat mine;
     double since; // when `mine` began
     double left;  // when a peer last said goodbye
     bool runs, leaving;
 };
+
+// Reads the watchdog's clock. The mutex is held. In a process that runs, the watchdog reads it at
+// least once a tick; of a longer time, in which the process was stopped and could hear nobody, two
+// ticks count.
+static double read_clock(Watch *w) {
+    double time = wall_seconds();
+    w->now += fmin(fmax(0, time - w->read), 2 * w->tick);
+    w->read = time;
+    return w->now;
+}
 
 // ---- TCP ----------------------------------------------------------------------------------------
 
@@ -294,7 +307,7 @@ static Message *read_message(const Watch *w, Peer *p) {
         if (n < 0 && (errno == EAGAIN || errno == EINTR)) { return NULL; }
         p->closed = n <= 0;
         if (p->closed) { return NULL; }
-        p->heard = wall_seconds();
+        p->heard = w->now;
         p->got += (size_t)n;
         if (p->got < due) { continue; }
         bool whole = !header || m->head.bytes == 0;
@@ -376,44 +389,34 @@ static void read_peer(Watch *w, int rank) {
 // Ends the run if a rank is lost. Ranks other than 0 only watch for the silence of rank 0, with a
 // little more time, so that a message of rank 0 arrives before.
 static void judge(Watch *w, double now) {
-    double limit = w->limit + (w->rank == 0 ? 0 : 2 * w->tick), silence, longest = 0;
-    int quiet = -1, stuck = -1, behind = -1;
+    double limit = w->limit + (w->rank == 0 ? 0 : 2 * w->tick), longest = 0;
+    int stuck = -1, behind = -1;
     bool all_wait = now - w->left > limit + 2 * w->tick; // they may have waited for who left
     for (int r = 0; r < w->count; r++) {
         const Peer *p = &w->peers[r];
         const Beat *b = &p->beat;
         if (p->left) { continue; }
-        silence = now - p->heard;
-        if (silence > limit) { end_for(w, r, "has been silent for %.1f s", silence); }
-        if (quiet < 0 && silence > 4 * w->tick) { quiet = r; }
-        // only its reported age counts: a rank that is not heard may do something else by now
+        if (now - p->heard > limit) { end_for(w, r, "has been silent for %.1f s", now - p->heard); }
+        // only a reported age counts: a rank that is not heard may do something else by now
         if (b->doing == DOING_WORK && b->age > fmax(limit, longest)) {
             stuck = r, longest = b->age;
         }
-        all_wait = all_wait && b->doing == DOING_WAIT && b->age + silence > limit + 2 * w->tick;
+        all_wait = all_wait && b->doing == DOING_WAIT && b->age > limit + w->tick;
         if (behind < 0 || b->step < w->peers[behind].beat.step) { behind = r; }
     }
     if (w->rank != 0) { return; }
     if (stuck >= 0) { end_for(w, stuck, "has made no progress for %.1f s", longest); }
     if (!all_wait || behind < 0) { return; }
-    if (quiet >= 0) { // that rank was stopped while it waited
-        end_for(w, quiet, "has been silent for %.1f s", now - w->peers[quiet].heard);
-    }
     end_for(w, behind, "waits, as all ranks do, for %.1f s: a GPU or the network hangs", limit);
 }
 
 static void *watch_thread(void *argument) {
     Watch *w = argument;
-    double last = wall_seconds(), next = last;
+    double next = 0;
     bool quits = false;
     pthread_mutex_lock(&w->mutex);
     while (!quits) {
-        double now = wall_seconds(), stopped = now - last - w->tick;
-        last = now;
-        if (stopped > 1) { // this process was stopped, and could hear nobody
-            w->since += stopped;
-            for (int r = 0; r < w->count; r++) { w->peers[r].heard += stopped; }
-        }
+        double now = read_clock(w);
         if (now >= next) {
             next = now + w->tick;
             w->mine.age = now - w->since;
@@ -422,7 +425,7 @@ static void *watch_thread(void *argument) {
             if (!said) { send_all(w, KIND_BEAT, &w->mine, sizeof(w->mine)); }
             judge(w, now);
         }
-        wait_for_input(w, w->count, w->quit, next);
+        wait_for_input(w, w->count, w->quit, wall_seconds() + next - now);
         for (int r = 0; r < w->count; r++) {
             if (w->polls[r].revents != 0) { read_peer(w, r); }
         }
@@ -435,7 +438,7 @@ static void *watch_thread(void *argument) {
 static void set_doing(Watch *w, Doing doing, const char *what) {
     w->mine.doing = (int32_t)doing;
     snprintf(w->mine.what, sizeof(w->mine.what), "%s", what);
-    w->since = wall_seconds();
+    w->since = read_clock(w);
 }
 
 void watch_beat(Watch *w, int64_t step, Doing doing, const char *what) {
@@ -752,17 +755,17 @@ bool group_open(Group *g, const char *host, int port, int listener, const uint64
     } else {
         w->runs = meet_as_other(w, host, port, identity, seconds);
     }
+    set_doing(w, DOING_WORK, "starting");
     for (int r = 0; r < w->count; r++) {
         Peer *p = &w->peers[r];
         p->known = true;
         p->closed = p->file < 0;
-        p->heard = wall_seconds();
+        p->heard = w->now;
         p->beat = (Beat){.doing = DOING_PAUSE, .what = "starting"};
         set_timeout(p->file, 0);
         set_option(p->file, IPPROTO_TCP, TCP_NODELAY, 1); // sends small messages without delay
         set_option(p->file, SOL_SOCKET, SO_KEEPALIVE, 1);
     }
-    set_doing(w, DOING_WORK, "starting");
     pthread_mutex_unlock(&w->mutex);
     w->quit = eventfd(0, EFD_CLOEXEC);
     if (w->runs && pthread_create(&w->thread, NULL, watch_thread, w) != 0) {

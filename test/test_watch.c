@@ -1,7 +1,12 @@
 // The watchdog: if a rank dies, is stopped, hangs or waits forever, every rank ends within the time
 // limit, with a line that has that rank and its step. A rank that is only slow ends no run. All
 // cases run at the same time, with three processes each.
+#define _GNU_SOURCE // ppoll
+
 #include "processes.h"
+
+#include <poll.h>
+#include <sys/syscall.h>
 
 enum { RANKS = 3, BAD = 1, ALL = -1 };
 #define LIMIT 1.6 // seconds; a sixteenth of it between heartbeats
@@ -170,6 +175,37 @@ static void one_is_stopped_for_a_while(Group *g) {
     pass_time(0.8);
 }
 
+// The clock of this process, and its watchdog's polls: while `holds`, a poll does not return.
+static _Atomic int64_t ahead; // seconds
+static _Atomic bool holds, held;
+
+int clock_gettime(clockid_t clock, struct timespec *time) {
+    int status = (int)syscall(SYS_clock_gettime, clock, time);
+    time->tv_sec += ahead;
+    return status;
+}
+
+int poll(struct pollfd *files, nfds_t count, int ms) {
+    struct timespec time = {ms / 1000, ms % 1000 * 1000000L};
+    int status = ppoll(files, count, ms < 0 ? NULL : &time, NULL);
+    for (; holds; held = true) { sched_yield(); }
+    held = false;
+    return status;
+}
+
+// Every rank is stopped for longer than the limit, as its clock says, and then its main thread
+// reports something before its watchdog runs again.
+static void all_are_stopped_and_work_first(Group *g) {
+    for (int i = 0; i < 3; i++) {
+        holds = true;
+        while (!held) { sched_yield(); }
+        ahead += 5;
+        work(g, 57 + i);
+        holds = false;
+        pass_time(0.3);
+    }
+}
+
 // Ranks say goodbye one after another. Those that have finished wait for the last, as long as there
 // is progress.
 static void all_leave_in_turn(Group *g) {
@@ -220,6 +256,7 @@ static Case cases[] = {
     LASTS("one is slow", one_is_slow),
     LASTS("one's probe is slow", one_probe_is_slow),
     LASTS("one is stopped for a while", one_is_stopped_for_a_while),
+    LASTS("all are stopped, and work first", all_are_stopped_and_work_first),
     LASTS("all leave in turn", all_leave_in_turn),
 };
 
