@@ -27,11 +27,48 @@ __attribute__((constructor)) static void open_standard_files(void) {
     }
 }
 
+// The bytes of the printable character at the beginning of a text; 0: it is not printable.
+static int printable_bytes(const char *text) {
+    const unsigned char *s = (const unsigned char *)text;
+    int more = s[0] < 0x80 ? 0 : s[0] >= 0xf0 ? 3 : s[0] >= 0xe0 ? 2 : 1;
+    uint32_t c = more == 0 ? s[0] : s[0] & (0x3fu >> more);
+    for (int i = 1; i <= more; i++) {
+        if ((s[i] & 0xc0) != 0x80) { return 0; }
+        c = c << 6 | (s[i] & 0x3f);
+    }
+    static const uint32_t least[] = {' ', 0xa0, 0x800, 0x10000}; // 0x80 to 0x9f are controls
+    bool marks = (c >= 0x200b && c <= 0x200f) || (c >= 0x2028 && c <= 0x202e) ||
+                 (c >= 0x2060 && c <= 0x206f) || c == 0xfeff;
+    bool lead = s[0] < 0x80 || (s[0] >= 0xc0 && s[0] < 0xf8);
+    bool legal = lead && c >= least[more] && c <= 0x10ffff && c >> 11 != 0x1b && c != 0x7f;
+    return legal && !marks ? more + 1 : 0;
+}
+
+const char *printable(char *out, size_t room, const char *text) {
+    size_t used = 0;
+    while (*text != '\0') {
+        char escape[8];
+        int bytes = printable_bytes(text), length = bytes;
+        if (bytes == 0) {
+            length = snprintf(escape, sizeof(escape), *text == '\n' ? "\\n" : "\\x%02x",
+                              (unsigned char)*text);
+        }
+        if (used + (size_t)length >= room) { break; }
+        memcpy(out + used, bytes > 0 ? text : escape, (size_t)length);
+        used += (size_t)length;
+        text += bytes > 0 ? bytes : 1;
+    }
+    out[used] = '\0';
+    return out;
+}
+
 static _Thread_local Error failure;
 
 static bool set_failure(bool refused, const char *format, va_list args) {
     Error next = {.refused = refused}; // a copy, as the old text may be one of the arguments
-    vsnprintf(next.text, sizeof(next.text), format, args);
+    char text[sizeof(next.text)];
+    vsnprintf(text, sizeof(text), format, args);
+    printable(next.text, sizeof(next.text), text);
     return fail_again(next);
 }
 
@@ -75,11 +112,12 @@ void errors_name_rank(int rank) {
 }
 
 static void print_tagged(const char *tag, const char *format, va_list args) {
-    char line[4096];
+    char line[4096], text[4096];
     // clears a live line on the same terminal
     const char *start = isatty(STDOUT_FILENO) ? line_start(STDERR_FILENO) : "";
     int used = snprintf(line, sizeof(line), "%s%s%s", start, rank_tag, tag);
-    vsnprintf(line + used, sizeof(line) - (size_t)used - 1, format, args);
+    vsnprintf(text, sizeof(text), format, args);
+    printable(line + used, sizeof(line) - (size_t)used - 1, text);
     strcat(line, "\n");
     fflush(stdout);
     fputs(line, stderr);
@@ -101,11 +139,12 @@ void die_with(void (*words)(const char *error)) {
 }
 
 void die(const char *format, ...) {
-    char error[4096];
+    char text[4096], error[4096];
     va_list args;
     va_start(args, format);
-    vsnprintf(error, sizeof(error), format, args);
+    vsnprintf(text, sizeof(text), format, args);
     va_end(args);
+    printable(error, sizeof(error), text);
     complain("%s", error);
     void (*words)(const char *) = last_words;
     if (words != NULL && syscall(SYS_gettid) == speaker) {

@@ -33,8 +33,13 @@ BEGIN_C
 
 #define PRINTF_LIKE(text, first) __attribute__((format(printf, text, first)))
 
+// Copies a text, which may come from a file, as one printable line: what a terminal would act on
+// (control characters, new lines, marks of direction) and what is not UTF-8 becomes \n or \x1b. As
+// long as it fits; returns out.
+const char *printable(char *out, size_t room, const char *text);
+
 // Sets this thread's error text and returns false, so that a function can `return fail(...)`. The
-// previous error text may be one of the arguments.
+// previous error text may be one of the arguments. Errors and warnings are made printable.
 bool fail(const char *format, ...) PRINTF_LIKE(1, 2);
 // The text of the last fail() in this thread.
 const char *error_text(void);

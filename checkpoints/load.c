@@ -730,7 +730,7 @@ bool checkpoint_list(const char *save) {
     printf("%10s  %10s  %10s  %-9s %5s  %10s  %-20s  %s\n", "step", "loss", "valid loss",
            "precision", "ranks", "size", "written", "state");
     for (int i = count - 1; i >= 0; i--) {
-        char path[PATH_LENGTH], size[32], loss[32], valid_loss[32];
+        char path[PATH_LENGTH], size[32], loss[32], valid_loss[32], precision[32], created[64];
         Checkpoint c;
         char mark[32];
         snprintf(mark, sizeof(mark), "%s%s", steps[i] == latest ? ", latest" : "",
@@ -739,8 +739,10 @@ bool checkpoint_list(const char *save) {
             bool evaluated = !isnan(c.progress.valid_loss);
             format_number(valid_loss, c.progress.valid_loss);
             printf("%10lld  %10s  %10s  %-9s %5d  %10s  %-20s  whole%s\n", (long long)steps[i],
-                   format_number(loss, c.progress.loss), evaluated ? valid_loss : "-", c.precision,
-                   c.ranks, format_bytes(size, bytes_of(&c)), c.created, mark);
+                   format_number(loss, c.progress.loss), evaluated ? valid_loss : "-",
+                   printable(precision, sizeof(precision), c.precision), c.ranks,
+                   format_bytes(size, bytes_of(&c)), printable(created, sizeof(created), c.created),
+                   mark);
             checkpoint_close(&c);
         } else {
             printf("%10lld  %s%s: %s\n", (long long)steps[i],
@@ -779,8 +781,10 @@ bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLa
                         "its options",
                         c->path, name, was, now);
         }
-        printf("  --%s is %s, was %s in the checkpoint\n", name, *now ? now : "not set",
-               *was ? was : "not set");
+        char shown[2][OPTION_TEXT];
+        printf("  --%s is %s, was %s in the checkpoint\n", name,
+               *now ? printable(shown[0], OPTION_TEXT, now) : "not set",
+               *was ? printable(shown[1], OPTION_TEXT, was) : "not set");
     }
     return c->layout_size == layout->size ||
            fail("%s: %lld elements of parameter space, this run has %lld", c->path,

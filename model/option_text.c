@@ -116,7 +116,7 @@ void options_note_idle(const Options *options, bool gpu) {
 void options_print(const Options *options, bool all, FILE *out) {
     enum { WIDTH = 100 };
     const char *group = NULL;
-    char value[OPTION_TEXT], item[OPTION_TEXT + 80];
+    char value[OPTION_TEXT], shown_value[OPTION_TEXT], item[OPTION_TEXT + 80];
     size_t column = 0;
     bool preset = option_source(options, "model") > SOURCE_DEFAULT ||
                   option_source(options, "arch") <= SOURCE_PRESET;
@@ -133,7 +133,8 @@ void options_print(const Options *options, bool all, FILE *out) {
             bool on = strcmp(value, "true") == 0;
             snprintf(item, sizeof(item), " --%s%s", on ? "" : "no-", row->name);
         } else {
-            snprintf(item, sizeof(item), " --%s %s", row->name, value);
+            snprintf(item, sizeof(item), " --%s %s", row->name,
+                     printable(shown_value, sizeof(shown_value), value));
         }
         if (print_group(out, &group, row, group == NULL ? "%s\n " : "\n%s\n ")) {
             column = 1;

@@ -17,6 +17,7 @@ check() {
     if [[ $(wc -l <errors) -ne 1 ]] || ! grep -q '^error: ' errors; then
         problem+=" not one line"
     fi
+    if LC_ALL=C grep -q '[[:cntrl:]]' errors; then problem+=" not printable"; fi
     while IFS= read -r fragment; do
         if ! has errors "$fragment"; then problem+=" no '$fragment'"; fi
     done < <(tr '|' '\n' <<<"$fragments")
@@ -40,6 +41,29 @@ test_the_checker_sees_faults() {
     ! check 'error: ' train_gpt --help || fail "success passes"
     ! check 'error: ' bash -c 'echo error: x >&2; exit 2' || fail "another exit status passes"
     ! check 'error: ' bash -c 'echo error: x >&2; echo y >&2; exit 1' || fail "two lines pass"
+    ! check 'error: ' bash -c 'printf "error: \033[2J\n" >&2; exit 1' || fail "an escape passes"
+}
+
+# What a file says, or is named, makes no second line and reaches no terminal.
+test_messages_are_one_printable_line() {
+    local odd=$'o\nd\e[2Jd' said='o\nd\x1b[2Jd' json='o\nd\u001b[2Jd' train=(train_gpt "${common[@]}")
+    local gpt2='"architectures": ["GPT2LMHeadModel"], "n_layer": 2, "n_embd": 64, "n_head": 4, "n_positions": 64'
+    refuses "--data $said.bin: no such file" "${train[@]}" --data "$odd.bin"
+    cp d/x_train.bin "$odd.bin"
+    refuses "--data $said.bin: token " "${train[@]}" --data "$odd.bin" --vocab-size 100
+    refuses "--tokenizer $said: No such file" "${train[@]}" "${good[@]}" --tokenizer "$odd"
+    echo x >"$odd"
+    refuses "--tokenizer $said: " "${train[@]}" "${good[@]}" --tokenizer "$odd"
+    printf 'arch %s\n' $'x\e[2J' >c
+    refuses 'c, line 1: --arch x\x1b[2J: must be' "${train[@]}" "${good[@]}" --config c
+    printf 'data "o\\nd\e[2Jd_*.bin"\n' >c
+    refuses "--data ${said}_*.bin: no such file" "${train[@]}" --config c
+    refuses "unknown option --$said" "${train[@]}" "--$odd" 1
+    mkdir -p hf
+    echo "{\"model_type\": \"$json\"}" >hf/config.json
+    refuses "$said" "${train[@]}" "${good[@]}" --load hf
+    echo "{\"model_type\": \"gpt2\", $gpt2, \"vocab_size\": \"$json\"}" >hf/config.json
+    refuses 'vocab_size' "${train[@]}" "${good[@]}" --load hf
 }
 
 # Of each library one file that is damaged: test_data.c and test_damage.c have the other ways.

@@ -27,6 +27,33 @@ TEST(writers_keep_length_and_checksum) {
     }
 }
 
+TEST(messages_are_one_printable_line) {
+    static const struct {
+        const char *text, *expected;
+    } rows[] = {
+        {"plain, \\n \xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80",
+         "plain, \\n \xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80"},
+        {"a\nb\r\tc", "a\\nb\\x0d\\x09c"},
+        {"\x1b[2J\x7f", "\\x1b[2J\\x7f"},
+        {"\xc2\x9b"
+         "31m\xc2\xa0",
+         "\\xc2\\x9b31m\xc2\xa0"}, // CSI as one character
+        {"\xe2\x80\xa8\xe2\x80\xae",
+         "\\xe2\\x80\\xa8\\xe2\\x80\\xae"}, // a line's end, right to left
+        {"\xff\xc3", "\\xff\\xc3"},
+        {"\xc0\x8a\xed\xa0\x80\x9b", "\\xc0\\x8a\\xed\\xa0\\x80\\x9b"}, // too long; a surrogate
+        {"\xf5\x80\x80\x80", "\\xf5\\x80\\x80\\x80"},
+    };
+    char out[64];
+    EACH (row, rows) {
+        CHECK_TEXT(printable(out, sizeof(out), row->text), row->expected);
+        CHECK(!fail("%s", row->text));
+        CHECK_TEXT(error_text(), row->expected);
+    }
+    CHECK_TEXT(printable(out, 6, "abcd\n"), "abcd"); // an escape is whole
+    CHECK_TEXT(printable(out, 5, "abc\xc3\xa9"), "abc");
+}
+
 TEST(what_is_no_file_is_refused) {
     size_t bytes;
     CHECK_REFUSED(file_read("missing", &bytes), "missing: No such file or directory");
