@@ -62,6 +62,16 @@ const char *printable(char *out, size_t room, const char *text) {
     return out;
 }
 
+const char *shell_word(char out[SHELL_WORD], const char *word) {
+    const char *edge = *word == '\0' || strpbrk(word, " \t\n'\"\\$`*?[]{}()<>|&;#~!=^") ? "'" : "";
+    strcpy(out, edge);
+    for (size_t used = strlen(out); *word != '\0' && used + 6 < SHELL_WORD; word++) {
+        strcpy(out + used, *word == '\'' ? "'\\''" : (char[]){*word, '\0'});
+        used += strlen(out + used);
+    }
+    return strcat(out, edge);
+}
+
 static _Thread_local Error failure;
 
 static bool set_failure(bool refused, const char *format, va_list args) {

@@ -38,6 +38,10 @@ BEGIN_C
 // long as it fits; returns out.
 const char *printable(char *out, size_t room, const char *text);
 
+// Writes a word of a command that a user may type: in quotes where a shell would change it.
+enum { SHELL_WORD = 4096 + 8 }; // room for any path
+const char *shell_word(char out[SHELL_WORD], const char *word);
+
 // Sets this thread's error text and returns false, so that a function can `return fail(...)`. The
 // previous error text may be one of the arguments. Errors and warnings are made printable.
 bool fail(const char *format, ...) PRINTF_LIKE(1, 2);

@@ -301,12 +301,19 @@ static int compare_names(const void *a, const void *b) {
 }
 
 int pattern_files(const char *pattern, glob_t *found) {
-    char exact[PATH_LENGTH];
-    int status = glob(pattern, GLOB_BRACE, NULL, found);
-    if (status == GLOB_NOMATCH && path_exists(pattern) &&
-        pattern_add(exact, 0, pattern, strlen(pattern), true) < PATH_LENGTH) {
-        status = glob(exact, GLOB_BRACE, NULL, found);
+    char text[PATH_LENGTH];
+    size_t names = strlen(pattern); // the beginning that exists as it stands, and is no pattern
+    path_format(text, "%s", pattern);
+    while (names > 0 && !path_exists(text)) {
+        char *slash = strrchr(text, '/');
+        names = slash != NULL ? (size_t)(slash - text) : 0;
+        text[names] = '\0';
     }
+    size_t used = pattern_add(text, 0, pattern, names, true);
+    used = pattern_add(text, used, pattern + names, strlen(pattern + names), false);
+    int status = names > 0 && used < PATH_LENGTH ? glob(text, GLOB_BRACE, NULL, found)
+                                                 : GLOB_NOMATCH;
+    if (status == GLOB_NOMATCH) { status = glob(pattern, GLOB_BRACE, NULL, found); }
     // glob sorts only within each alternative of a brace
     if (status == 0) { qsort(found->gl_pathv, found->gl_pathc, sizeof(char *), compare_names); }
     return status;

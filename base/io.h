@@ -72,8 +72,9 @@ typedef struct {
 FolderId folder_id(const char *path);
 bool is_folder(const char *path, FolderId id); // false for a path that leads nowhere
 bool path_exists(const char *path);            // true for a dangling link
-// Finds the files that a glob pattern (which may have braces) matches, in the order of their names;
-// or else the file whose name is the pattern itself. Returns glob()'s result.
+// Finds the file that a path names, or else those that it matches as a glob pattern (which may have
+// braces), in the order of their names. Folders at its beginning that exist under these names are
+// no patterns: in "run [1]/train_*.bin" only the last part is one. Returns glob()'s result.
 int pattern_files(const char *pattern, glob_t *found);
 // Appends n characters to a pattern that has `used` characters. exact: special characters are
 // escaped, so that they match themselves. Returns the new length; PATH_LENGTH: there is no room.

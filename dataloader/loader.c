@@ -59,10 +59,11 @@ bool token_files_find(glob_t *found, const char *pattern, TokenFileKind kind) {
     int status = pattern_files(pattern, found);
     const char *why = status == GLOB_NOMATCH ? "no such file" : "the files cannot be listed";
     if (status != 0) { return fail("%s: %s; %s", pattern, why, kind.remedy); }
-    char inside[PATH_LENGTH];
+    char inside[PATH_LENGTH], files[PATH_LENGTH], word[SHELL_WORD];
     if (path_exists(path_format(inside, "%s/.", found->gl_pathv[0]))) {
         globfree(found);
-        return fail("%s: a folder; give its files, such as '%s/*.bin'", pattern, pattern);
+        return fail("%s: a folder; give its files, such as %s", pattern,
+                    shell_word(word, path_format(files, "%s/*.bin", pattern)));
     }
     return true;
 }

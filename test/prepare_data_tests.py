@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -150,6 +151,14 @@ def the_split_follows_the_text():
     assert out.endswith("train with --data 'n v/train_*.bin' --valid-data 'n v/val_*.bin'\n"), out
     prepared("none", "a.jsonl", "--valid-fraction", 0)
     assert not glob.glob("none/val*")
+
+
+def what_is_printed_can_be_typed():
+    train = ["train_gpt", "--model", "llama-tiny", "--seq-length", 8, "--train-iters", 1]
+    for folder in ("run [v2]/d", "{a,b} *?", "-x", "q'\"\\#$x"):
+        made = call(prepare_data, "a.jsonl", *BYTE, "--output=" + folder)
+        said = made.out.split("train with ")[1]
+        assert " tokens in 1 shard," in run(*train, *shlex.split(said)).out, said
 
 
 def text_on_both_sides_is_noted():
@@ -503,7 +512,7 @@ def bad_options_are_refused():
 if __name__ == "__main__":
     sys.exit(main([every_kind_is_read, folders_are_read_whole, the_c_tokenizer_agrees,
                    the_order_is_the_seeds, the_split_follows_the_text,
-                   text_on_both_sides_is_noted, small_sets_are_validated_too,
+                   what_is_printed_can_be_typed, text_on_both_sides_is_noted, small_sets_are_validated_too,
                    lines_are_read_once_in_any_cut, a_killed_run_resumes, several_at_once_make_one,
                    a_full_disk_is_named, files_of_others_stay,
                    a_finished_run_is_left_alone,

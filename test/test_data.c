@@ -178,6 +178,39 @@ TEST(any_name_is_a_shard_s) {
     }
 }
 
+// A name that exists is that file or folder; what follows is a pattern.
+TEST(folders_that_exist_are_no_patterns) {
+    static const char *const folders[] = {"a [1]", "a [1]/{b,c}*", "1", "-x", "[x]", "[x]/q?'\"\\"};
+    static const struct {
+        const char *pattern;
+        int files;
+    } rows[] = {
+        {"a [1]/t_*.bin", 2},          {"a [1]/{b,c}*/t_*.bin", 2}, {"./a [1]/t_1.bin", 1},
+        {"a \\[1\\]/t_*.bin", 2},      {"a [1]/{t_1,t_2}.bin", 2},  {"[1]/t_?.bin", 2},
+        {"a [1]/\\{b,c\\}\\*/t_*", 2}, {"-x/t_*.bin", 2},           {"{1,-x}/t_*.bin", 4},
+        {"[x]/q?'\"\\/t_*.bin", 2},    {"[x]/t_*.bin", 2},          {"a [1]/{b,c}*/no_*.bin", 0},
+    };
+    char path[PATH_LENGTH];
+    EACH (folder, folders) {
+        CHECK(folder_make(*folder));
+        for (int i = 1; i <= 2; i++) {
+            write_shard(path_format(path, "%s/t_%d.bin", *folder, i), 2, 0, 20);
+        }
+    }
+    EACH (row, rows) {
+        glob_t found = {0};
+        CHECK_EQUAL(pattern_files(row->pattern, &found), row->files > 0 ? 0 : GLOB_NOMATCH);
+        CHECK_EQUAL(found.gl_pathc, row->files);
+        globfree(&found);
+    }
+    CHECK(folder_remove("[x]")); // no such folder: a pattern, too
+    glob_t found = {0};
+    write_shard("x.bin", 2, 0, 20);
+    CHECK_EQUAL(pattern_files("[x].bin", &found), 0);
+    CHECK_TEXT(found.gl_pathv[0], "x.bin");
+    globfree(&found);
+}
+
 TEST(tokens_outside_the_vocabulary_are_named) {
     CLOSED(dataset_close) Dataset data = open_stream(10);
     int inputs[10], targets[10];

@@ -688,26 +688,15 @@ void run_save(Run *run, const Snapshot *snapshot) {
     run_beat(run, DOING_WAIT, "after a save");
 }
 
-// Prints a word of a shell's command.
-static void print_word(const char *word) {
-    bool plain = word[strcspn(word, " \t\n'\"\\$`*?[]{}()<>|&;#~!")] == '\0';
-    if (!plain) { putchar('\''); }
-    for (const char *p = word; *p != '\0'; p++) {
-        fputs(*p == '\'' ? "'\\''" : (char[]){*p, '\0'}, stdout);
-    }
-    if (!plain) { putchar('\''); }
-}
-
 // Prints the command that resumes a saved run.
 static void print_resume(const Run *run) {
     const Options *o = &run->options;
-    char config[PATH_LENGTH];
+    char config[PATH_LENGTH], words[2][SHELL_WORD];
     bool started = run->group.ranks > 1 && o->gpus == 1; // by torchrun, srun or mpirun
-    printf("; saved; resume with %s", started ? "the same starter and " : "");
-    print_word(o->program);
-    printf(" --config ");
-    print_word(path_format(config, "%s/config.txt", o->save));
-    printf(" --resume latest");
+    path_format(config, "%s/config.txt", o->save);
+    printf("; saved; resume with %s%s --config %s --resume latest",
+           started ? "the same starter and " : "", shell_word(words[0], o->program),
+           shell_word(words[1], config));
 }
 
 int run_close(Run *run) {

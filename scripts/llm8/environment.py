@@ -12,6 +12,8 @@ import signal
 import sys
 import traceback
 
+from .text import printable
+
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 VENV = os.path.join(ROOT, ".venv")
 OLDEST = (3, 11)
@@ -20,8 +22,13 @@ OLDEST = (3, 11)
 def die(message):
     """Ends the program with an error of one line, as the trainers do it."""
     sys.stdout.flush()
-    print(f"error: {message}", file=sys.stderr)
+    print(printable(f"error: {message}"), file=sys.stderr)
     sys.exit(2)
+
+
+def warn(message):
+    sys.stdout.flush()
+    print(printable(f"warning: {message}"), file=sys.stderr, flush=True)
 
 
 def trainer(name):

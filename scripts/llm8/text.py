@@ -4,6 +4,13 @@ import math
 import re
 
 
+def printable(text):
+    """Returns a text, which may come from a file, as one line that a terminal can print, as in
+    base/common.c: what is not printable becomes \\n or \\x1b."""
+    return "".join(letter if letter.isprintable() else
+                   letter.encode("unicode_escape").decode() for letter in str(text))
+
+
 def fixed(value, digits=4):
     return f"{value:.{digits}f}" if math.isfinite(value) else "-"
 

@@ -203,7 +203,9 @@ int verify(const Options *options) {
     attention_close(&gpu);
     gpu_close(&gpu);
     if (options->save[0] != '\0') {
-        printf("  the run under %s: scripts/doctor %s\n", options->save, options->save);
+        char word[SHELL_WORD];
+        printf("  the run under %s: scripts/doctor %s\n", options->save,
+               shell_word(word, options->save));
     }
     printf(all_well ? "all well\n" : "NOT fit: see the lines marked BAD\n");
     return all_well ? EXIT_SUCCESS : EXIT_FAILURE;
