@@ -512,7 +512,8 @@ def bad_options_are_refused():
 if __name__ == "__main__":
     sys.exit(main([every_kind_is_read, folders_are_read_whole, the_c_tokenizer_agrees,
                    the_order_is_the_seeds, the_split_follows_the_text,
-                   what_is_printed_can_be_typed, text_on_both_sides_is_noted, small_sets_are_validated_too,
+                   what_is_printed_can_be_typed,
+                   text_on_both_sides_is_noted, small_sets_are_validated_too,
                    lines_are_read_once_in_any_cut, a_killed_run_resumes, several_at_once_make_one,
                    a_full_disk_is_named, files_of_others_stay,
                    a_finished_run_is_left_alone,
