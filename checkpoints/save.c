@@ -407,7 +407,7 @@ static bool await_lock(const Options *o, int file, bool take) {
         read_holder(file, holder);
         if (wall_seconds() >= until) {
             return fail("%s: in use by another run: %s; end that run, or give another --save; if "
-                        "its machine is gone, delete %s/.lock",
+                        "its machine is gone, or the folder a copy by links, delete %s/.lock",
                         o->save, holder, o->save);
         }
         if (!told) {
@@ -433,13 +433,23 @@ static bool lock_folder(const Options *o, bool *own) {
     static char text[HOLDER];
     char path[PATH_LENGTH], host[256] = "", since[32], holder[HOLDER];
     path_format(path, "%s/.lock", o->save);
-    int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
-    if (file < 0) {
-        return fail("%s: %s", path, errno == ELOOP ? "a link; delete it" : strerror(errno));
-    }
-    if (!await_lock(o, file, true)) {
+    int file;
+    struct stat info, there;
+    for (bool replaced = false;;) {
+        file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
+        if (file < 0) {
+            return fail("%s: %s", path, errno == ELOOP ? "a link; delete it" : strerror(errno));
+        }
+        bool ok = await_lock(o, file, true) &&
+                  (fstat(file, &info) == 0 || fail("%s: %s", path, strerror(errno)));
+        bool there_still = ok && stat(path, &there) == 0 && there.st_ino == info.st_ino;
+        if (there_still && (replaced || info.st_nlink <= 1)) { break; }
+        if (there_still) { // cp -al: the folder that this is a copy of has the same file
+            read_holder(file, holder);
+            replaced = ok = file_replace(path, holder, strlen(holder));
+        }
         close(file);
-        return false;
+        if (!ok) { return false; }
     }
     read_holder(file, holder);
     *own = text[0] != '\0' && strcmp(holder, text) == 0;

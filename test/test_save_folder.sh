@@ -336,6 +336,52 @@ test_links_become_links_again() {
     [[ -L only/latest ]] || fail "$(ls -l only)"
 }
 
+are_apart() {
+    [[ $(stat -c %h "$1/metrics.jsonl" "$2/metrics.jsonl") == 1$'\n'1 ]]
+}
+
+# cp -al and cp -rs make folders whose files are the first one's, too.
+test_copies_by_links_are_runs_of_their_own() {
+    local way status metrics=$root/test/metrics_tool.py
+    local on=("$root/train_gpt" "${common[@]}" --train-iters 1000000 --save first --resume latest)
+    for way in -al -rs; do
+        rm -rf first second
+        train first 4 --save-interval 2 && cp $way "$PWD/first" second || return
+        if [[ $way == -rs ]]; then
+            expect_said 1 'second/.lock: a link; delete it' train_gpt --resume latest --save second
+            rm second/.lock
+        fi
+        find first -type f -exec cksum {} + >before
+        train second 6 --save-interval 2 --resume latest --seed 5 || return
+        find first -type f -exec cksum {} + | cmp -s before - || fail "$way: the first one changed"
+        start first.log "${on[@]}"
+        wait_until grep -q '^step ' first.log # beside it:
+        train second 8 --resume latest --lock-timeout 0 || return
+        kill -TERM "$started"
+        await_end "$started"
+        "$metrics" second/metrics.jsonl >steps || fail "$way: $(tail -n 3 steps)"
+        [[ $(grep -c '^step' steps) -eq 8 ]] || fail "$way: $(cat steps)"
+        "$metrics" first/metrics.jsonl >steps || fail "$way: $(tail -n 3 steps)"
+        tail -n 1 first/metrics.jsonl | grep -q '"status":75' || fail "$way: no end of the first"
+    done
+    # made while the run goes on: apart from its next save on
+    start first.log "${on[@]}" --save-interval 20
+    wait_until grep -q '^step ' first.log
+    rm -rf second && cp -al first second
+    wait_until are_apart first second
+    kill -TERM "$started"
+    await_end "$started"
+    ! tail -n 1 second/metrics.jsonl | grep -q '"kind":"end"' || fail "the copy has its end"
+}
+
+# A link that leads into no run's folder is followed.
+test_a_link_of_metrics_is_followed() {
+    mkdir third disk && ln -s ../disk/m.jsonl third/metrics.jsonl
+    train third 2 && train third 3 --resume latest
+    [[ -L third/metrics.jsonl && $(grep -c '"kind":"run"' disk/m.jsonl) -eq 2 ]] ||
+        fail "$(ls -l third)"
+}
+
 test_other_names_are_no_checkpoints() {
     local name strays=(step_+5 step_6 step_000000007 'step_ 8' step_00000009x step_)
     train stray 1 || return

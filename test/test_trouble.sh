@@ -350,7 +350,8 @@ test_divergence_leaves_the_last_good_checkpoint() {
         [[ ${step#good/} == step_0000004[01] && $(find good -name 'step_*' -type d | wc -l) -eq 2 ]] ||
             fail "${trainer[*]}: $(ls good)"
         expect_status 0 "${trainer[@]}" --resume "$step" --train-iters 45 --lr 1e-4 --save on || return
-        ! grep -qE 'SKIPPED|warning' log || fail "${trainer[*]}: $(cat log)"
+        ! grep -E 'SKIPPED|warning' log | grep -qv 'the learning rate falls from 0.003 to 0.0001' ||
+            fail "${trainer[*]}: $(cat log)"
     done < <(trainers)
 }
 

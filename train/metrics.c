@@ -53,20 +53,49 @@ static bool is_record(FILE *file, off_t at) {
     return begins(end, run ? "\",\"program\":\"llm8.c" : profile ? "\",\"" : "\",\"step\":", torn);
 }
 
-// Removes an incomplete last line, which a killed run or a full disk may leave, or zeros, which a
-// power cut may leave. *ours is false if the first line is no record, or the last line not the
-// beginning of one: then it is some other file, and does not change.
-static bool cut_torn_line(FILE *file, bool *ours) {
+// Finds where the last whole line ends: what follows is an incomplete line, which a killed run or a
+// full disk may leave, or zeros, which a power cut may leave. *ours is false if the first line is
+// no record, or the last line not the beginning of one: then it is some other file, and does not
+// change.
+static bool find_whole(FILE *file, off_t *whole, off_t *end, bool *ours) {
     *ours = true;
     if (fseeko(file, 0, SEEK_END) != 0) { return false; }
-    off_t end = ftello(file), whole = end;
-    for (; whole > 0; whole--) {
-        if (fseeko(file, whole - 1, SEEK_SET) != 0) { return false; }
+    *end = *whole = ftello(file);
+    for (; *whole > 0; --*whole) {
+        if (fseeko(file, *whole - 1, SEEK_SET) != 0) { return false; }
         if (fgetc(file) == '\n') { break; }
     }
-    *ours = end == 0 || (is_record(file, 0) && is_record(file, whole));
-    return *ours && fseeko(file, 0, SEEK_END) == 0 &&
-           (whole == end || ftruncate(fileno(file), whole) == 0);
+    *ours = *end == 0 || (is_record(file, 0) && is_record(file, *whole));
+    return *ours && fseeko(file, 0, SEEK_END) == 0;
+}
+
+// Whether the file is another run's, too: it has another name (as after cp -al), or the path leads
+// from this run's folder into another one's (as after cp -rs). *own: where a copy is this run's.
+static bool is_shared(FILE *file, const char *path, char own[PATH_LENGTH]) {
+    char place[PATH_LENGTH], *real = realpath(path, NULL);
+    struct stat info;
+    bool regular = real != NULL && fstat(fileno(file), &info) == 0 && S_ISREG(info.st_mode);
+    path_format(own, "%s", real != NULL ? real : path);
+    free(real);
+    if (!regular) { return false; }
+    int here = (int)(path_name(path) - path), there = (int)(path_name(own) - own);
+    FolderId folder = folder_id(path_format(place, "%.*s.", there, own));
+    bool leads_out = !is_folder(path_format(place, "%.*s.", here, path), folder) &&
+                     path_exists(path_format(place, "%.*s.lock", here, path)) &&
+                     path_exists(path_format(place, "%.*s.lock", there, own));
+    if (leads_out) { path_format(own, "%s", path); }
+    return leads_out || info.st_nlink > 1;
+}
+
+// Writes the whole lines to a file that is this run's alone.
+static bool make_own(const char *path, const char *own, off_t whole) {
+    size_t bytes;
+    char *text = file_read(path, &bytes);
+    if (text == NULL) { return false; }
+    bool ok = file_replace(own, text, (size_t)min64((int64_t)bytes, whole));
+    free(text);
+    if (ok) { warn("%s: was another run's, too; from here on this run has a copy", own); }
+    return ok;
 }
 
 // Locks the file until it is closed. Where there are no locks, nothing is locked.
@@ -78,10 +107,22 @@ static bool lock(FILE *file, bool *taken) {
 }
 
 bool metrics_open(Metrics *m, const char *path) {
+    char own[PATH_LENGTH];
+    bool ours = true, taken = false, copied = false;
+    off_t whole, end;
     path_format(m->path, "%s", path);
-    bool ours = true, taken = false;
-    m->file = fopen(path, "a+e");
-    if (m->file != NULL && lock(m->file, &taken) && cut_torn_line(m->file, &ours)) { return true; }
+    while ((m->file = fopen(path, "a+e")) != NULL && lock(m->file, &taken) &&
+           find_whole(m->file, &whole, &end, &ours)) {
+        if (!copied && is_shared(m->file, path, own)) {
+            metrics_close(m);
+            if (!make_own(path, own, whole)) { return false; }
+            copied = true;
+        } else if (whole == end || ftruncate(fileno(m->file), whole) == 0) {
+            return true;
+        } else {
+            break;
+        }
+    }
     fail("%s: %s", path,
          taken             ? "another run writes to it; give each run its own"
          : !ours           ? "not metrics: its first or last line is no record"
@@ -93,8 +134,14 @@ bool metrics_open(Metrics *m, const char *path) {
 
 bool metrics_moved(Metrics *m) {
     struct stat there, own;
-    if (m->file == NULL || fstat(fileno(m->file), &own) != 0 ||
-        (stat(m->path, &there) == 0 && there.st_ino == own.st_ino && there.st_dev == own.st_dev)) {
+    char copy[PATH_LENGTH], path[PATH_LENGTH];
+    if (m->file == NULL || fstat(fileno(m->file), &own) != 0) { return false; }
+    if (stat(m->path, &there) == 0 && there.st_ino == own.st_ino && there.st_dev == own.st_dev) {
+        path_format(path, "%s", m->path);
+        if (is_shared(m->file, path, copy)) {
+            metrics_close(m);
+            if (!metrics_open(m, path)) { warn("%s", error_text()); }
+        }
         return false;
     }
     warn("%s: moved or deleted; from here on the records are in a new file of that name", m->path);

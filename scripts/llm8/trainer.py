@@ -81,11 +81,21 @@ def last_error(console):
         return last_words(file)
 
 
+def open_console(folder):
+    """Opens folder/console.log, to add to it. A copy of the folder by links gets a file of its
+    own."""
+    path = os.path.join(folder, "console.log")
+    if os.path.exists(path) and (os.path.islink(path) or os.stat(path).st_nlink > 1):
+        shutil.copyfile(path, path + ".new")
+        os.replace(path + ".new", path)
+    return open(path, "ab")
+
+
 def run_trainer(command, folder, label, signals, keep_open=(), record=None):
     """Returns the exit status; the output is added to folder/console.log. record: what the run is
     followed by, where it is not the folder's metrics.jsonl."""
     run = Run(record or folder)
-    with open(os.path.join(folder, "console.log"), "ab") as console:
+    with open_console(folder) as console:
         process = subprocess.Popen(command, stdout=console, stderr=subprocess.STDOUT,
                                    stdin=subprocess.DEVNULL, start_new_session=True,
                                    pass_fds=keep_open)
