@@ -68,7 +68,11 @@ bool choices_open(ChoiceSet *set, const char *path, int vocab) {
     const char *name = path_name(path), *end = strstr(name, ".bin");
     snprintf(set->name, sizeof(set->name), "%.*s",
              (int)(end != NULL ? end - name : (ptrdiff_t)strlen(name)), name);
-    if (read_questions(set, vocab)) { return true; }
+    int32_t text = set->file.header[CHOICES_TEXT];
+    set->lm_eval = text == 1;
+    bool known = text == 0 || text == 1 ||
+                 fail("%s: text %d in its header; this program knows 0 and 1", path, text);
+    if (known && read_questions(set, vocab)) { return true; }
     choices_close(set);
     return false;
 }

@@ -2,7 +2,8 @@
 // answer's score is the probability that the model gives to its tokens after the context.
 //
 // Layout: a token file (loader.h) with magic 20240522; version 1 is llm.c's evaluation format,
-// version 2 the same in uint32. Header [2] is the count of questions, [3] the bytes of the longest.
+// version 2 the same in uint32. Header [2] is the count of questions, [3] the bytes of the longest,
+// [5] how they are written: 0, as the fields of their rows; 1, as lm-eval writes HellaSwag's.
 // The numbers are the questions one after another. A question is:
 //   65535; the bytes of the question, from that 65535 to its last number; its index in the set; the
 //   index of the right answer; the number of answers A; the length of the context, and its tokens;
@@ -17,7 +18,7 @@
 
 BEGIN_C
 
-enum { CHOICES_MAGIC = 20240522, CHOICES_START = 65535 };
+enum { CHOICES_MAGIC = 20240522, CHOICES_START = 65535, CHOICES_TEXT = 5 };
 
 typedef struct {
     int64_t at; // index of the number that is the first answer's length
@@ -27,6 +28,7 @@ typedef struct {
 typedef struct {
     TokenFile file;
     char name[64];     // the file's name without its folder and .bin
+    bool lm_eval;      // the text is lm-eval's
     uint32_t *numbers; // all numbers of the file
     int count;
     Question *questions;

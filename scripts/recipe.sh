@@ -116,10 +116,10 @@ prepare_data() {
         --downloads "$root/data/downloads" --tokenizer "$tokenizer" "${data_options[@]}" || exit 1
 }
 
-prepare_choices() {
+prepare_choices() { # the text that llm.c scores
     choices=()
     if [[ $smoke != 1 && ! -e $data/hellaswag.bin ]]; then
-        "$scripts/prepare_choices" hellaswag --output "$data/hellaswag.bin" \
+        "$scripts/prepare_choices" hellaswag --context-field ctx --output "$data/hellaswag.bin" \
             --downloads "$root/data/downloads" --tokenizer "$data/tokenizer.json" ||
             echo "going on without HellaSwag"
     fi

@@ -299,6 +299,30 @@ def what_templates_use_is_there():
     assert text == '<|im_end|>a[{"role": "user", "content": "<é>"}]<é>True', text
 
 
+def rows_of_every_form_are_one():
+    """The same conversations as OpenAI, ShareGPT and Alpaca write them, in files of each kind."""
+    openai, shared, alpaca = [], [], []
+    for place in range(20):
+        one, two, three, four = (message["content"] for message in talk(2, place))
+        texts = [one, two, f"{three}\nand more", four]
+        openai.append({"messages": [{"role": role, "content": text} for role, text in
+                                    zip(("user", "assistant") * 2, texts)]})
+        shared.append({"conversations": [{"from": teller, "value": text} for teller, text in
+                                         zip(("human", "gpt") * 2, texts)]})
+        alpaca.append({"history": [[one, two]], "instruction": three, "input": "and more",
+                       "output": four})
+    write("openai.jsonl", lines(openai))
+    write("alpaca.json", json.dumps(alpaca))
+    write("shared.json", json.dumps(shared, indent=1))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(shared), "shared.parquet")
+    prepared("openai", "plain/tokenizer.json", "openai.jsonl")
+    assert answers_in("openai", "train", "plain/tokenizer.json")
+    for source in ("alpaca.json", "shared.parquet", "shared.json"):
+        assert not prepared(f"one_{source}", "plain/tokenizer.json", source).err
+        for name in glob.glob("*.bin*", root_dir="openai"):
+            assert read(f"openai/{name}") == read(f"one_{source}/{name}"), (source, name)
+
+
 def bad_rows_are_refused():
     def bad(row, *parts, tokenizer="plain/tokenizer.json"):
         write("bad.jsonl", lines([{"messages": TALKS[0]}, row]))
@@ -312,7 +336,7 @@ def bad_rows_are_refused():
         bad({"messages": [TALKS[0][0], {"role": "assistant", "content": content}]}, line,
             "the content of a message is no text", "--skip-bad")
         bad({"prompt": "x", "completion": content}, line, "the content of a message is no text")
-    bad({"messages": None}, line, "the content of a message is no text", "--skip-bad")
+    bad({"messages": None}, line, "no list of objects with a role", "--skip-bad")
     bad({"messages": TALKS[0][:1]}, line, "no message of the assistant's that answers one")
     bad({"messages": TALKS[0][1:]}, line, "no message of the assistant's that answers one")
     bad({"text": "a text"}, "the sources hold texts and conversations")
@@ -323,8 +347,6 @@ def bad_rows_are_refused():
         write("deep.jsonl", f'{{"prompt": "x", "completion": "y", "tools": {deep}}}\n' +
               lines([{"messages": TALKS[0]}]))
         prepared(f"deep{depth}", "plain/tokenizer.json", "deep.jsonl", "--skip-bad")
-    bad({"conversations": [{"from": "human", "value": "x"}]}, line, "read from 'messages'",
-        "'role' and 'content'")
     refuses = PLAIN.replace("{% for", "{% if messages[0].content == 'x' %}"
                                       "{{ raise_exception('no x\n here') }}{% endif %}{% for", 1)
     make_tokenizer("refuses", refuses)
@@ -785,7 +807,8 @@ if __name__ == "__main__":
         one_conversation_is_on_one_side,
         answers_in_a_prompt_do_not_count, earlier_turns_may_change,
         a_token_that_begins_in_the_prompt_does_not_count, what_templates_use_is_there,
-        bad_rows_are_refused, damage_of_a_mask_is_found, the_trainer_reads_the_masks,
+        rows_of_every_form_are_one, bad_rows_are_refused, damage_of_a_mask_is_found,
+        the_trainer_reads_the_masks,
         dumped_gradients_are_of_the_mean, other_masks_are_other_data,
         checkpoints_carry_the_template, two_templates_are_noticed,
         large_shards_have_the_same_checksum, templates_write_what_transformers_says,

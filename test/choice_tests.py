@@ -16,6 +16,7 @@ import zstandard
 from check import ROOT, SHARED, Skip, call, main, read, refused, run, write
 from llm8.prepare_choices import main as prepare_choices
 from llm8.prepare_data import main as prepare_data
+from tokenizers import AddedToken, Tokenizer, models, normalizers, processors
 
 LIKES = {"Anna": "boats", "Ben": "apples", "Clara": "houses", "David": "kites"}
 THINGS, NUMBERS = list(LIKES.values()), ["two", "three", "seven"]
@@ -112,9 +113,12 @@ def every_form_is_read():
     assert prepared("sets/e.bin", "ended.jsonl") == want, "the space after a question stays there"
     write("line.jsonl", lines([{"ctx": "a:\n", "endings": ["b", "  c"], "label": 1}]))
     assert prepared("sets/l.bin", "line.jsonl") == [(1, [*b"a:"], [[*b"\nb"], [*b"\n  c"]])]
-    hub = [{**row, "ctx_a": "x", "ctx_b": "y", "activity_label": "z"} for row in hellaswag]
-    write("hub.jsonl", lines(hub))
-    assert prepared("sets/hub.bin", "hub.jsonl") == want
+    stems = [{**{key: row[key] for key in row if key != "question"}, "answerKey": row["answerKey"],
+              "question_stem": row["question"]} for row in arc]
+    write("openbook.jsonl", lines(stems))
+    assert prepared("sets/openbook.bin", "openbook.jsonl") == want
+    write("array.json", json.dumps(hellaswag, indent=1))
+    assert prepared("sets/array.bin", "array.json") == want
     asked = [{**row, "context": "a passage"} for row in mmlu]
     write("asked.jsonl", lines(asked))
     assert prepared("sets/asked.bin", "asked.jsonl", "--context-field", "question") == want
@@ -129,6 +133,70 @@ def every_form_is_read():
     tokenizer = os.path.join(ROOT, "test", "golden", "chat", "tokenizer.json")
     call(prepare_choices, "lone.jsonl", "--output", "sets/lone2.bin", "--tokenizer", tokenizer)
     assert len(numbers_of("sets/lone2.bin")) == 1
+
+
+def hellaswag_is_written_as_by_lm_eval():
+    """The texts that lm-eval 0.4.13 itself makes of these rows."""
+    context = "A woman sits on the quay. [title] Lay the net flat [step] Find the hole."
+    rows = [{"activity_label": "Mending a net", "ctx_a": context, "ctx_b": "she IS",
+             "ctx": context + " she IS", "label": "1",
+             "endings": ["takes  a needle. [substeps] Tie a knot.", " [step] sings"]},
+            {"activity_label": "Work", "ctx_a": "[header] How to row [title]", "ctx_b": "",
+             "ctx": "[header] How to row [title]", "label": "0", "endings": ["Sit. ", "Stand."]}]
+    write("hub.jsonl", lines(rows))
+    words = ("hub.jsonl", "--output", "hub.bin", *BYTE)
+    out = call(prepare_choices, *words).out
+    assert "text: as lm-eval writes HellaSwag" in out and numbers_of("hub.bin") == [
+        (1, list(b"Mending a net: A woman sits on the quay.. Lay the net flat Find the hole. "
+                 b"She is"), [list(b" takes a needle. Tie a knot."), list(b"  sings")]),
+        (0, list(b"Work: How to row."), [list(b"  Sit."), list(b"  Stand.")])], out
+    assert struct.unpack_from("<i", read("hub.bin"), 20) == (1,)
+    out = call(prepare_choices, *words, "--context-field", "ctx").out
+    assert "text: the question's field" in out and numbers_of("hub.bin")[1] == \
+        (0, list(b"[header] How to row [title]"), [list(b" Sit. "), list(b" Stand.")]), out
+    assert struct.unpack_from("<i", read("hub.bin"), 20) == (0,)
+    write("hub.jsonl", lines([*rows, {"ctx": "a", "endings": ["b", "c"], "label": 0}]))
+    refused(call(prepare_choices, *words), "hub.jsonl: 2 of 3", "activity_label", "--context-field")
+    write("hub.jsonl", lines(rows))
+    call(prepare_choices, *words)
+
+
+def sentencepiece(path):
+    """Writes a tokenizer that writes a space of its own, and a token, before a text."""
+    vocab = {character: place for place, character in enumerate(["<unk>", "<s>", *"▁abc:\n"])}
+    merges = [("▁", "a"), ("▁", "b"), (":", "\n"), ("▁", ":"), ("▁a", "▁:")]
+    model = models.BPE(vocab | {"".join(pair): len(vocab) + place
+                                for place, pair in enumerate(merges)}, merges, unk_token="<unk>")
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False)
+                                  for text in ("<unk>", "<s>")])
+    tokenizer.post_processor = processors.TemplateProcessing("<s> $A", None, [("<s>", 1)])
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    tokenizer.save(path)
+    return tokenizer.token_to_id
+
+
+def answers_are_cut_from_the_whole_text():
+    """As lm-eval does: the tokens after as many as the question alone has."""
+    token = sentencepiece("piece/tokenizer.json")
+    words = ("piece.jsonl", "--output", "piece.bin", "--tokenizer", "piece/tokenizer.json",
+             "--end-of-text", "<s>")
+    write("piece.jsonl", lines([{"ctx": "a b", "endings": ["a", "ca"], "label": 0}]))
+    result = call(prepare_choices, *words)
+    assert "each after <s>" in result.out and not result.err, result
+    answers = [[token("▁a")], [token("▁"), token("c"), token("a")]]
+    question = [token("▁a"), token("▁b")]
+    assert numbers_of("piece.bin") == [(0, [token("<s>"), *question], answers)]
+    call(prepare_choices, *words, "--before", "none")
+    assert numbers_of("piece.bin") == [(0, question, answers)]
+    write("piece.jsonl", lines([{"ctx": "a:\n", "endings": ["b", "c"], "label": 0}]))
+    result = call(prepare_choices, *words)
+    assert "warning: in 1 of 1 question a token belongs to both" in result.err, result.err
+    assert numbers_of("piece.bin")[0][2] == [[token("b")], [token("c")]]
+    write("piece.jsonl", lines([{"ctx": "a", "endings": [":", "c"], "label": 0}]))
+    refused(call(prepare_choices, *words), "piece.jsonl, line 1: ", "no token of its own")
 
 
 def labels_that_are_texts_are_doubted():
@@ -186,7 +254,7 @@ def a_model_learns_to_answer():
              "--log-interval", 300)
     run_out = run("train_gpt", *words).out
     during = scores(run_out, "quiz")
-    assert "choices     quiz, 80 questions" in run_out
+    assert "choices     quiz, 80 questions\n" in run_out and "of 80 |" in run_out
     assert len(during) == 3 and during[-1] > 90, f"right: {during}"
     assert "perplexity" in run_out
     records = [json.loads(line) for line in read("run/metrics.jsonl").splitlines()]
@@ -194,6 +262,7 @@ def a_model_learns_to_answer():
     assert [row["step"] for row in scored] == [100, 200, 300]
     assert abs(100 * scored[-1]["accuracy"] - during[-1]) < 0.01
     assert scored[-1]["name"] == "quiz" and scored[-1]["questions"] == 80
+    assert scored[-1]["text"] == "fields"
     run("test/metrics_tool.py", "run/metrics.jsonl")
     # alone: the same model, the same score; without any shards too
     before = sorted(os.listdir("run"))
@@ -203,6 +272,9 @@ def a_model_learns_to_answer():
     bare = run("train_gpt", "--model", "llama-tiny", "--load", "run/latest", "--eval-only",
                "--eval-choices", "quiz.bin", "--micro-batch-size", 3).out
     assert scores(bare, "quiz") == during[-1:]
+    hub = run("train_gpt", "--model", "llama-tiny", "--load", "run/latest", "--eval-only",
+              "--eval-choices", "hub.bin").out
+    assert "of 2, lm-eval's text |" in hub, hub
     for precision in ((), ("--fp8-format", "hybrid", "--fp8-lm-head")):
         gpu = "build/plain/standin_trainer"
         if not os.path.exists(os.path.join(ROOT, gpu)):
@@ -270,6 +342,7 @@ def wrong_sets_are_refused():
 
 
 if __name__ == "__main__":
-    sys.exit(main([every_form_is_read, labels_that_are_texts_are_doubted,
+    sys.exit(main([every_form_is_read, hellaswag_is_written_as_by_lm_eval,
+                   answers_are_cut_from_the_whole_text, labels_that_are_texts_are_doubted,
                    gpt2_numbers_are_gpt2s, a_model_learns_to_answer,
                    bad_sets_are_refused, wrong_sets_are_refused]))

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 
 import check
 import pyarrow
@@ -20,6 +21,7 @@ import zstandard
 from check import call, fails, main, read, refused, run, write
 from llm8 import sources
 from llm8.prepare_data import main as prepare_data
+from llm8.rows import read_row
 from shard_tools import byte_documents, manifest, sentences, stream, tokens_of
 
 PROGRAM = os.path.join(check.ROOT, "scripts", "prepare_data")
@@ -66,6 +68,117 @@ def every_kind_is_read():
     assert held["documents"] == len(TEXTS) and held["settings"]["split"] == "documents"
     assert held["tokens"] == len(stream("all", "train")) + len(stream("all", "val"))
     assert len(held["settings"]["sources"]) == 24
+
+
+def rows_of_json_are_read():
+    """An array, an object with one, an object, or an object a line; packed, with a byte-order mark,
+    in UTF-16. In folders those that are no rows are left out."""
+    texts = TEXTS[:30]
+    held = [{"text": text} for text in texts]
+    array, mark = json.dumps(held, indent=1), b"\xef\xbb\xbf"
+    spaced = lines_of(texts).replace("\n", "\r\n\r\n").encode()
+    for place, (name, content) in enumerate((
+            ("a.json", array), ("a.json", json.dumps(held)), ("a.json", mark + array.encode()),
+            ("a.json", array.encode("utf-16")), ("a.json", lines_of(texts)),
+            ("a.json", mark + b"\r\n" + spaced), ("a.jsonl", mark + b"\n" + mark + spaced),
+            ("a.json", json.dumps({"version": "1", "data": held}, indent=2)),
+            ("a.json.gz", gzip.compress(array.encode())),
+            ("a.json.gz", gzip.compress(lines_of(texts).encode())),
+            ("a.json.zst", zstandard.compress(array.encode())))):
+        prepared(f"json{place}", write(f"of{place}/{name}", content))
+        same_documents(f"json{place}", texts)
+        if b"data" not in read(f"of{place}/{name}"):
+            prepared(f"folder{place}", f"of{place}")
+            same_documents(f"folder{place}", texts)
+    prepared("json_one", write("one.json", json.dumps(held[0], indent=1)), "--valid-fraction", 0)
+    same_documents("json_one", texts[:1])
+    write("of0/config.json", '{\n "text": "no row"\n}')
+    write("of0/vocab.json", '{"a": 1}')
+    out = prepared("json_rows", "of0").out
+    assert "left out: 2 files of other kinds" in out, out
+    same_documents("json_rows", texts)
+    for content, parts in ((array[:-9], ("no JSON", )), ("[5]", ("row 0", "no JSON object: '5'")),
+                           (json.dumps([held[0], {"text": 5}]), ("row 1", "'text' holds 5")),
+                           (json.dumps({"train": held, "test": held}), ("train, test",)),
+                           (json.dumps({"model": {}, "data": held}), ("model, data",)),
+                           ("", ("no JSON",)), ("[" * 100000, ("no JSON",))):
+        refused(call(prepare_data, "--output", "bad", *BYTE, write("bad.json", content)),
+                "bad.json", *parts)
+    refused(call(prepare_data, "--output", "bad", *BYTE, write("array.jsonl", json.dumps(held))),
+            "array.jsonl, line 1", "named .json")
+    prepared("json_skip", write("skip.json", json.dumps([*held, 5, {"text": None}])), "--skip-bad")
+    assert manifest("json_skip")["skipped"] == 2
+
+
+def said(*words):
+    return [{"role": role, "content": text} for role, text in zip(("user", "assistant") * 9, words)]
+
+
+def rows_are_read_in_every_form():
+    asked, told = {"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}
+    alpaca, system = {"instruction": "a", "output": "b"}, {"role": "system", "content": "s"}
+    call_of = {"name": "f", "arguments": {"x": 1}}
+    messages = {"messages": said("a", "b")}
+    pair = {"prompt": said("a"), "completion": said("a", "b")[1:]}
+    for row, expected in (
+            (messages, messages), ({"conversations": said("a", "b")}, messages),
+            ({"conversations": [asked, told], "id": 5}, messages),
+            ({"conversation": [{"from": "user", "value": "a"}, {"from": "chatgpt", "value": "b"}],
+              "system": ""}, messages),
+            ({"messages": [asked, told], "text": None}, messages),
+            (alpaca | {"input": "", "history": [], "tools": ""}, messages),
+            (alpaca | {"input": "i", "history": [["c", "d"]], "system": "s"},
+             {"messages": [system, *said("c", "d", "a\ni", "b")]}),
+            ({"prompt": "a", "completion": "b"}, pair), (pair, pair),
+            ({"prompt": [asked], "completion": [told], "system": "s", "tools": [5]},
+             pair | {"prompt": [system, *said("a")], "tools": [5]}),
+            (messages | {"system": "s", "documents": []},
+             {"messages": [system, *said("a", "b")], "documents": []}),
+            ({"messages": [system, *said("a")], "system": "s"}, {"messages": [system, *said("a")]}),
+            ({"conversations": [told | {"weight": 0}, {"from": "observation", "value": "c"},
+                                {"from": "function_call", "value": json.dumps(call_of)}]},
+             {"messages": [{"role": "assistant", "content": "b", "weight": 0},
+                           {"role": "tool", "content": "c"},
+                           {"role": "assistant", "tool_calls": [
+                               {"type": "function", "function": call_of}]}]}),
+            ({"text": "a", "label": True, "title": "t", "rejected": False}, "a"),
+            ({"text": None, "content": "a"}, "a"), ({"text": "a", "content": ""}, "a")):
+        unread = Counter()
+        assert read_row(row, "", unread) == expected and not unread, (row, unread)
+    unread = Counter()
+    for row in (messages | {"prompt": "a", "text": "t"}, {"text": "a", "system": "s"},
+                messages | {"conversations": [asked]}, messages | {"images": ["x"]},
+                alpaca | {"text": "a", "response": "r"}):
+        read_row(row, "", unread)
+        assert read_row(row | {"text": "t"}, "text", Counter()) == "t"
+    assert unread == {"prompt": 1, "text": 2, "system": 1, "conversations": 1, "images": 1,
+                      "response": 1}, unread
+    for row, *parts in (
+            ({"text": "a", "content": "b"}, "'text' and 'content'", "--text-field"),
+            (messages | {"messages": [system, *said("a")], "system": "other"}, "'system'"),
+            ({"conversations": [asked, {"from": "narrator", "value": "x"}]}, "'narrator'", "human"),
+            ({"conversations": [{"from": "function_call", "value": "f(1)"}]}, "function_call"),
+            ({"conversations": "a"}, "its messages"), ({"conversations": ["a"]}, "its messages"),
+            (alpaca | {"history": ["a"]}, "history"), (alpaca | {"input": 5}, "input"),
+            ({"prompt": "a", "chosen": "b", "rejected": "c"}, "chosen, rejected"),
+            (messages | {"rejected_response": "c"}, "rejected_response"),
+            ({"prompt": "a", "completion": "b", "label": False}, "label"),
+            ({"conversations": [asked, told], "kto_tag": True}, "kto_tag"),
+            ({"instruction": "a", "response": "b"}, "'text'", "instruction, response")):
+        try:
+            read = read_row(row, "", Counter())
+        except ValueError as error:
+            read = None
+            assert all(part in str(error) for part in parts), (row, error)
+        assert read is None, (row, read)
+    rows = lines_of(TEXTS[:20]) + json.dumps({"text": TEXTS[20], "prompt": "a"}) + "\n"
+    result = prepared("unread", write("unread.jsonl", rows))
+    assert result.err.startswith("warning: not read: 'prompt' in 1 row;"), result.err
+    assert manifest("unread")["unread"] == {"prompt": 1}
+    pyarrow.parquet.write_table(pyarrow.table({
+        "text": TEXTS[:20], "system": ["s"] * 10 + [None] * 10, "url": TEXTS[:20]}), "two.parquet")
+    assert "'system' in 10 rows" in prepared("two_columns", "two.parquet").err
+    assert not prepared("named", "two.parquet", "--text-field", "text").err
 
 
 def folders_are_read_whole():
@@ -510,7 +623,8 @@ def bad_options_are_refused():
 
 
 if __name__ == "__main__":
-    sys.exit(main([every_kind_is_read, folders_are_read_whole, the_c_tokenizer_agrees,
+    sys.exit(main([every_kind_is_read, rows_of_json_are_read, rows_are_read_in_every_form,
+                   folders_are_read_whole, the_c_tokenizer_agrees,
                    the_order_is_the_seeds, the_split_follows_the_text,
                    what_is_printed_can_be_typed,
                    text_on_both_sides_is_noted, small_sets_are_validated_too,

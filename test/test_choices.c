@@ -62,6 +62,7 @@ TEST(hostile_sets_are_refused) {
         {2, 1 << 30, "the header says 1073741824 questions, the file has room for "},
         {2, 2, "numbers after the last question"},
         {2, 4, "question 3 of 4 is damaged"},
+        {5, 2, "text 2 in its header"},
     };
     fill(&f, 2);
     choice_file_write(&f, "t.bin");

@@ -115,13 +115,15 @@ void run_score_choices(Run *run, ChoiceModel model) {
         double sum = (double)counts[1] / questions, mean = (double)counts[2] / questions;
         fprintf(run->answers,
                 "%s%s after step %lld | %.2f%% right (by the mean of an answer's tokens %.2f%%) of "
-                "%lld | %.1f s\n",
+                "%lld%s | %.1f s\n",
                 line_start(fileno(run->answers)), set->name, (long long)run->progress.step,
-                100 * sum, 100 * mean, (long long)counts[0], seconds);
+                100 * sum, 100 * mean, (long long)counts[0], set->lm_eval ? ", lm-eval's text" : "",
+                seconds);
         run_flush(run);
         MetricsRecord *r = metrics_begin("choices");
         metrics_number(r, "step", (double)run->progress.step);
         metrics_text(r, "name", set->name);
+        metrics_text(r, "text", set->lm_eval ? "lm-eval" : "fields");
         metrics_number(r, "questions", questions);
         metrics_number(r, "accuracy", sum);
         metrics_number(r, "accuracy_norm", mean);

@@ -140,8 +140,8 @@ void run_open_data(Run *run) {
         }
         for (int i = 0; i < run->choices.count; i++) {
             const ChoiceSet *set = &run->choices.sets[i];
-            printf("  choices     %s, %d question%s\n", set->name, set->count,
-                   set->count > 1 ? "s" : "");
+            printf("  choices     %s, %d question%s%s\n", set->name, set->count,
+                   set->count > 1 ? "s" : "", set->lm_eval ? ", lm-eval's text" : "");
         }
     }
     run_open_tokenizer(run);

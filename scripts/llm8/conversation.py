@@ -89,11 +89,6 @@ class Conversation:
                           default=str)
 
 
-def is_conversation(names):
-    """Whether a row of these fields is one."""
-    return "messages" in names or ("prompt" in names and "completion" in names)
-
-
 LIKE_SPECIAL = re.compile(r"<[|\uff5c][^|\uff5c<>\s]+[|\uff5c]>")  # as <|im_end|>
 
 

@@ -1,7 +1,9 @@
 """Multiple-choice sets for the trainers' --eval-choices: what scripts/prepare_choices does.
 dataloader/choices.h has the format."""
 
+import itertools
 import os
+import re
 import shlex
 import struct
 import sys
@@ -17,8 +19,8 @@ from .vocabulary import add_options, open_vocabulary, words_of
 MAGIC, START = 20240522, 65535
 HELLASWAG = "Rowan/hellaswag", "dataset", ["data/validation-*.parquet"]
 # where a question, its answers and the right one stand, in the sets that people publish
-CONTEXTS = ["ctx", "context", "question", "query", "prompt", "goal", "sentence", "passage",
-            "article"]
+CONTEXTS = ["ctx", "context", "question", "question_stem", "query", "prompt", "goal", "sentence",
+            "passage", "article"]
 ANSWERS = ["endings", "choices", "options", "answers"]
 LABELS = ["label", "answerKey", "gold", "answer", "target"]
 
@@ -35,10 +37,29 @@ def find(row, wanted, usual, what):
     return row[names[0]]
 
 
+def cleaned(text):
+    """Returns a text of HellaSwag as lm-eval writes it, without WikiHow's marks."""
+    marked = text.strip().replace(" [title]", ". ")
+    return re.sub(r"\[.*?\]", "", marked).replace("  ", " ")
+
+
+def lm_evals_text(row, o):
+    """Returns the question of a row of HellaSwag as lm-eval writes it; None for other rows."""
+    parts = [row.get(name) for name in ("activity_label", "ctx_a", "ctx_b")]
+    if o.context_field or not all(isinstance(part, str) for part in parts):
+        return None
+    label, first, second = parts
+    return cleaned(f"{label}: {first} {second.capitalize()}")
+
+
 def read_row(row, o):
-    """Returns (context, answers, which is right) of a row in any usual form, and what is to be
-    doubted of the last, or None; raises ValueError where it is no question."""
-    context = find(row, o.context_field, CONTEXTS, "question")
+    """Returns (context, answers, which is right) of a row in any usual form, what is to be doubted
+    of the last, or None, and whether the text is lm-eval's. The white space between context and
+    answer is the answer's. Raises ValueError where the row is no question."""
+    context = lm_evals_text(row, o)
+    of_lm_eval = context is not None
+    if not of_lm_eval:
+        context = find(row, o.context_field, CONTEXTS, "question")
     answers = find(row, o.choices_field, ANSWERS, "list of answers")
     label = find(row, o.label_field, LABELS, "right answer")
     names = None
@@ -50,31 +71,52 @@ def read_row(row, o):
             isinstance(answer, str) and answer.strip() for answer in answers):
         raise ValueError("the answers are no list of texts")
     given, names = bool(names), [str(name) for name in names or range(len(answers))]
-    label = str(label)
+    label = str(label).strip()
     letter = ord(label) - ord("A") if len(label) == 1 and "A" <= label <= "Z" else len(answers)
     right = names.index(label) if label in names else letter
     if right >= len(answers):
         raise ValueError(f"the right answer is {label}, none of {', '.join(names)}")
     texts = [answer.strip() for answer in answers]
     as_text = label in texts and texts[right] != label and not (given and label in names)
-    return context, answers, right, f"{label} as {texts[right][:40]!r}" if as_text else None
+    doubt = f"{label} as {texts[right][:40]!r}" if as_text else None
+    bare = context.rstrip()
+    end = context[len(bare):]
+    answers = [f"{end} {cleaned(answer)}" for answer in answers] if of_lm_eval else \
+        [spaced(end, answer) for answer in answers]
+    return bare, answers, right, doubt, of_lm_eval
+
+
+def spaced(end, answer):
+    """Returns an answer after its white space: its own, else what the question ends in, else a
+    space."""
+    return answer if answer[0].isspace() and not end.strip(" ") else (end or " ") + answer
 
 
 def encode_row(vocabulary, context, answers, label, before):
-    """Returns the numbers of a question after its first two. An answer begins with the white space
-    that the question ends in, else with a space, unless it has its own already."""
-    bare = context.rstrip()
-    between = context[len(bare):]
-    tokens = before + list(vocabulary.encode(bare))
-    numbers = [label, len(answers), len(tokens), *tokens]
+    """Returns the numbers of a question after its first two, and whether a token crosses from the
+    context into an answer. The tokens of an answer are those of the whole text behind as many as
+    the context alone has, as in lm-eval: some tokenizers write a space of their own before a
+    text."""
+    head, crosses = vocabulary.encode(context), False
+    numbers = [label, len(answers), len(before) + len(head), *before, *head]
     for answer in answers:
-        spaced = answer[0].isspace() and not between.strip(" ")
-        tokens = list(vocabulary.encode(answer if spaced else (between or " ") + answer))
+        whole = vocabulary.encode(context + answer)
+        tokens = whole[len(head):]
+        if not tokens:
+            raise ValueError(f"the answer {answer!r} has no token of its own after the question")
+        crosses |= whole[:len(head)] != head
         numbers += [len(tokens), *tokens]
-    return numbers
+    return numbers, crosses
 
 
-def write_set(path, source, questions, dtype, mark):
+def begin_of(vocabulary):
+    """Returns the tokens that the tokenizer itself writes before a text."""
+    held = vocabulary.tokenizer.encode("a")
+    count = len(list(itertools.takewhile(bool, held.special_tokens_mask)))
+    return held.ids[:count]
+
+
+def write_set(path, source, questions, dtype, mark, of_lm_eval):
     """questions: rows of numbers as encode_row makes them, of the file `source`."""
     parts, longest = [], 0
     for place, numbers in enumerate(questions):
@@ -85,7 +127,8 @@ def write_set(path, source, questions, dtype, mark):
                 "shorten it")
         row = [START, size, place & 65535 if dtype.itemsize == 2 else place, *numbers]
         parts.append(numpy.array(row, dtype=dtype).tobytes())
-    header = struct.pack("<4iI", MAGIC, dtype.itemsize // 2, len(parts), longest, mark)
+    header = struct.pack("<4iIi", MAGIC, dtype.itemsize // 2, len(parts), longest, mark,
+                         of_lm_eval)
     shards.write_durably(path, [header.ljust(1024, b"\0"), *parts])
 
 
@@ -101,9 +144,10 @@ def main():
     p.add_argument("source", metavar="SOURCE", help="a .jsonl or .parquet file, or hellaswag")
     p.add_argument("--output", required=True, metavar="FILE", help="as data/hellaswag.bin")
     add_options(p)
-    p.add_argument("--before", default="none", metavar="TOKEN",
-                   help="put before each question [none, as others score]")
-    p.add_argument("--context-field", default="", metavar="NAME", help="where the question stands")
+    p.add_argument("--before", metavar="TOKEN", help="put before each question; none: nothing [what "
+                   "the tokenizer writes before a text, as lm-eval does]")
+    p.add_argument("--context-field", default="", metavar="NAME", help="where the question stands "
+                   "[the usual names; for HellaSwag lm-eval's text, of several fields]")
     p.add_argument("--choices-field", default="", metavar="NAME", help="where the answers stand")
     p.add_argument("--label-field", default="", metavar="NAME", help="where the right one stands")
     o = p.parse_args()
@@ -112,16 +156,20 @@ def main():
         [[path]] = downloads.from_hub(path, *HELLASWAG, vars(o))
     if not os.path.isfile(path):
         die(f"{path}: no such file; give one, or hellaswag")
-    if sources.kind_of(path) not in ("lines", "parquet"):
-        die(f"{path}: must be .jsonl (also .gz, .zst) or .parquet")
+    if sources.kind_of(path) in (None, "text"):
+        die(f"{path}: must be .jsonl, .json (also .gz, .zst) or .parquet")
     vocabulary = open_vocabulary(words_of(o))
-    before = [] if o.before == "none" else [vocabulary.special(o.before, "--before")]
-    doubts = []
+    before = begin_of(vocabulary) if o.before is None else \
+        [] if o.before == "none" else [vocabulary.special(o.before, "--before")]
+    doubts, crossed, of_lm_eval = [], [], []
 
     def take(row):
-        *question, doubt = read_row(row, o)
-        doubts.extend([doubt] if doubt else [])
-        return encode_row(vocabulary, *question, before)
+        *question, doubt, lm_evals = read_row(row, o)
+        numbers, crosses = encode_row(vocabulary, *question, before)
+        doubts.extend(filter(None, [doubt]))
+        crossed.extend([question[0]] * crosses)
+        of_lm_eval.append(lm_evals)
+        return numbers
 
     try:
         questions = [numbers for unit in sources.units_of([path], False, None, False)
@@ -130,13 +178,26 @@ def main():
         die(str(bad))
     if not questions:
         die(f"{path}: no questions in it")
+    if len(set(of_lm_eval)) > 1:
+        die(f"{path}: {sum(of_lm_eval):,} of {many(len(questions), 'question')} have HellaSwag's "
+            "activity_label, ctx_a and ctx_b, of which lm-eval makes its text, and the others do "
+            "not; name one field (--context-field ctx)")
     if doubts:
         print(f"warning: in {len(doubts):,} of {many(len(questions), 'question')} the right answer "
               "is given by a number or letter that is the text of another answer; the first was "
               f"read {doubts[0]}; if texts are meant, write their numbers from 0", file=sys.stderr)
+    if crossed:
+        print(f"warning: in {len(crossed):,} of {many(len(questions), 'question')} a token belongs "
+              "to both the question and an answer; it is not scored, as in lm-eval; the first: "
+              f"...{crossed[0][-40:]!r}; end the question elsewhere", file=sys.stderr)
     with named_by("--output"):
         os.makedirs(os.path.dirname(os.path.abspath(o.output)), exist_ok=True)
-        write_set(o.output, path, questions, shards.token_type(vocabulary.size), vocabulary.mark())
-    print(f"{o.output}: {many(len(questions), 'question')}, tokenizer {vocabulary.name}")
+        write_set(o.output, path, questions, shards.token_type(vocabulary.size), vocabulary.mark(),
+                  of_lm_eval[0])
+    begin = " ".join(map(vocabulary.tokenizer.id_to_token, before))
+    print(f"{o.output}: {many(len(questions), 'question')}, tokenizer {vocabulary.name}"
+          f"{', each after ' + begin if begin else ''}")
+    print("text: as lm-eval writes HellaSwag; --context-field ctx takes llm.c's" if of_lm_eval[0]
+          else "text: the question's field as it stands")
     print(f"score them with --eval-choices {shlex.quote(o.output)}, during a run or with "
           "--eval-only")

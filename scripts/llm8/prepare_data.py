@@ -24,6 +24,7 @@ import shutil
 import signal
 import sys
 import time
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context, parent_process
@@ -33,12 +34,14 @@ from tqdm import tqdm
 
 from . import downloads, shard_header, shards, sources
 from .command_line import Parser, guess, number
-from .conversation import BadTemplate, ChatTemplate, Conversation, is_conversation
+from .conversation import BadTemplate, ChatTemplate, Conversation
 from .environment import die, named_by
+from .rows import read_row
 from .text import many
 from .vocabulary import TOKENIZER_FILES, add_options, open_vocabulary, words_of
 
 VERSION = 2
+UNITS = 3  # changes with what the files of a unit hold
 OF_CONVERSATIONS = ("chat_template", "special_tokens")  # settings that no text depends on
 COUNT = number(int, 1, sys.maxsize, "a whole number from 1 on")
 LONG_TEXT = 1 << 20
@@ -60,24 +63,24 @@ BREAK = re.compile(r"(?<=[!-~]\n)(?=[!-~])")
 class Worker:
     """What a process of the pool keeps between its tasks."""
 
-    vocabulary = settings = work = template = None
+    vocabulary = settings = work = template = unread = None
 
     @classmethod
     def start(cls, words, settings, work):
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         cls.vocabulary, cls.settings, cls.work = open_vocabulary(words), settings, work
-        cls.template = None
+        cls.template, cls.unread = None, Counter()
 
     @classmethod
     def take(cls, row):
         """Returns the text of a row, or of a conversation its text and [its ids, whether each
         counts]."""
-        field = cls.settings["text_field"]
-        if field or not is_conversation(row):
-            return sources.text_of(row, field)
+        held = read_row(row, cls.settings["text_field"], cls.unread)
+        if isinstance(held, str):
+            return held
         cls.template = cls.template or ChatTemplate(cls.vocabulary)
         try:
-            conversation = Conversation(row)
+            conversation = Conversation(held)
             return conversation.text(), list(cls.template.samples(conversation))
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{error}; mend it") from None
@@ -121,7 +124,7 @@ def short_hash(text):
 def unit_name(settings, unit):
     """Returns a name that changes with what the unit's tokens depend on."""
     return "unit_" + short_hash(json.dumps([
-        unit.__dict__, stamps(unit.files),
+        UNITS, unit.__dict__, stamps(unit.files),
         {key: settings[key] for key in settings if not key.endswith("sources")}]))
 
 
@@ -136,11 +139,12 @@ def tokenize_unit(name, unit):
     vocabulary, settings = Worker.vocabulary, Worker.settings
     dtype = shards.token_type(vocabulary.size)
     before, after = (numpy.array(settings[key], dtype).tobytes() for key in ("before", "after"))
-    rows, skipped, counted, offset = [], [], [], 0
+    found, skipped, counted, offset = [], [], [], 0
+    Worker.unread.clear()
 
     def add(length, text, valid, chat):
         nonlocal offset
-        rows.append((0, offset, length, shards.content_hash(text), valid, chat, 0))
+        found.append((0, offset, length, shards.content_hash(text), valid, chat, 0))
         offset += length
 
     def parts():
@@ -164,7 +168,8 @@ def tokenize_unit(name, unit):
     base, content = os.path.join(Worker.work, name), io.BytesIO()
     shards.write_durably(base + ".tokens", parts())
     shards.write_durably(base + ".counted", counted)  # a byte a token of conversations
-    numpy.savez(content, documents=numpy.array(rows, DOCUMENT), skipped=list(map(str, skipped)))
+    numpy.savez(content, documents=numpy.array(found, DOCUMENT), skipped=list(map(str, skipped)),
+                unread=json.dumps(+Worker.unread))
     shards.write_durably(base + ".npz", [content.getvalue()])
 
 
@@ -172,14 +177,16 @@ def tokenize_unit(name, unit):
 
 
 def read_units(work, names):
-    """Returns the documents of all units, and what was left out of them."""
-    tables, skipped = [numpy.zeros(0, DOCUMENT)], []
+    """Returns the documents of all units, what was left out of them, and how many rows had fields
+    that were not read."""
+    tables, skipped, unread = [numpy.zeros(0, DOCUMENT)], [], Counter()
     for number_of, name in enumerate(names):
         with numpy.load(os.path.join(work, name + ".npz")) as held:
             tables.append(held["documents"])
             skipped += held["skipped"].tolist()
+            unread.update(json.loads(str(held["unread"])))
         tables[-1]["unit"] = number_of
-    return numpy.concatenate(tables), skipped
+    return numpy.concatenate(tables), skipped, dict(sorted(unread.items()))
 
 
 def choose_valid(documents, fraction, seed):
@@ -319,7 +326,7 @@ def prepare(output, settings, units, words, vocabulary, jobs):
         print(f"resuming: {len(units) - len(left)} of {len(units)} parts are tokenized already")
     with open_pool(max(1, min(jobs, len(units))), words, settings, work) as pool:
         run_all(pool, tokenize_unit, left, "tokenize")
-        documents, skipped = read_units(work, names)
+        documents, skipped, unread = read_units(work, names)
         if not len(documents):
             die("the sources hold no text at all" + (
                 f": {len(skipped)} were left out (--skip-bad), the first: {skipped[0]}" if skipped
@@ -333,6 +340,10 @@ def prepare(output, settings, units, words, vocabulary, jobs):
                      pack(rows, window) if window > 1 else rows, settings["shard_tokens"],
                      window))]
         rows = run_all(pool, write_shard, tasks, "shards")
+        if unread:
+            found = ", ".join(f"'{name}' in {many(count, 'row')}" for name, count in unread.items())
+            print(f"warning: not read: {found}; write it into what is read, or name the one field "
+                  "that is meant (--text-field)", file=sys.stderr)
         if window > 1 and (foreign := ChatTemplate(vocabulary).foreign()):
             print(f"warning: the chat template writes {foreign[0]}, which is no token of the "
                   f"tokenizer {vocabulary.name}: it is cut as text; give a template of the model's "
@@ -341,7 +352,7 @@ def prepare(output, settings, units, words, vocabulary, jobs):
         "format": "llm8.c prepared data", "vocabulary": vocabulary.size,
         "end_of_text": vocabulary.end_of_text, "window": window, "documents": len(documents),
         "tokens": int(documents["length"].sum()), "validation_in_training": int(in_both.sum()),
-        "skipped": len(skipped), "first_skipped": skipped[:20],
+        "skipped": len(skipped), "first_skipped": skipped[:20], "unread": unread,
         "longer_than_window": {split: int((held["length"] > window).sum()) if window > 1 else 0
                                for split, held in splits.items()},
         "seconds": round(time.time() - begin, 1),
@@ -405,8 +416,9 @@ def parser():
         description="Turns text, or conversations, into token shards for the trainers: shuffled, "
                     "split, with\nthe tokenizer beside them. Run again after a stop, it resumes.\n"
                     "\n"
-                    "Rows of .jsonl and .parquet with \"messages\", or \"prompt\" and "
-                    "\"completion\", are\nconversations: the tokenizer's chat template writes "
+                    "Rows of .jsonl, .json and .parquet with \"messages\", \"conversations\" "
+                    "(ShareGPT), \"prompt\"\nand \"completion\", or \"instruction\" and "
+                    "\"output\" (Alpaca), are conversations: the\ntokenizer's chat template writes "
                     "them, and the assistant's tokens count.",
         epilog=f"Known sets, by name (or NAME@REVISION) instead of a path\n{sets}\n\n"
                "Then train with --data 'DIR/train_*.bin' --valid-data 'DIR/val_*.bin'")
@@ -436,7 +448,7 @@ def parser():
                    help="of the shuffle and the split")
     p.add_argument("--no-shuffle", action="store_true", help="keep the documents' order")
     p.add_argument("--text-field", default="", metavar="NAME",
-                   help="of .jsonl and .parquet [text, or content]")
+                   help="the text of a row, and nothing else of it [text, or content]")
     p.add_argument("--skip-bad", action="store_true",
                    help="leave out lines and files that cannot be read; the manifest lists them")
     p.add_argument("--jobs", type=COUNT, default=os.cpu_count(), metavar="N",

@@ -1,11 +1,12 @@
-"""Where text comes from: .txt, .md, .jsonl (also .gz, .zst) and .parquet files, folders and globs
-of them. Files are cut into units, which workers read one at a time.
+"""Where text comes from: .txt, .md, .jsonl, .json (both also .gz, .zst) and .parquet files, folders
+and globs of them. Files are cut into units, which workers read one at a time.
 """
 
 import contextlib
 import glob
 import gzip
 import io
+import itertools
 import json
 import os
 import zlib
@@ -15,16 +16,16 @@ import pyarrow
 import pyarrow.parquet
 import zstandard
 
-from .conversation import is_conversation
 from .environment import die
+from .rows import columns_of, form_of
 
 KINDS = {".txt": "text", ".md": "text", ".jsonl": "lines", ".jsonl.gz": "lines",
-         ".jsonl.zst": "lines", ".parquet": "parquet"}
+         ".jsonl.zst": "lines", ".json": "json", ".json.gz": "json", ".json.zst": "json",
+         ".parquet": "parquet"}
 LOST = "lost+found"  # at a disk's root, for root alone
 UNIT_BYTES = 16 << 20
 PACKED_BYTES = 1 << 12  # unpacked at a time: a frame may hold 30,000 times its bytes
-TEXT_FIELDS = ["text", "content"]
-CHAT_FIELDS = ["messages", "prompt", "completion", "tools"]
+BLANK = b" \t\r\n\xef\xbb\xbf"  # of a line; the last is a byte-order mark
 
 
 class BadSource(Exception):
@@ -64,12 +65,13 @@ def files_in(folder, what):
 
 def expand(patterns, what):
     """Returns the files that the arguments mean, each once, in order, and how many of other kinds a
-    folder held."""
+    folder held: so are its .json that hold no rows, as config.json."""
     files, others = [], 0
     for pattern in patterns:
         if os.path.isdir(pattern):
             inside = files_in(pattern, what)
-            found = sorted(path for path in inside if kind_of(path))
+            found = sorted(path for path in inside if kind_of(path) and (
+                kind_of(path) != "json" or holds_rows(path)))
             others += len(inside) - len(found)
         else:
             whole = os.path.lexists(pattern)
@@ -100,17 +102,12 @@ def reading(path):
 
 
 def open_parquet(path, wanted):
-    """Returns the file, and the names of its columns: of text, or of a conversation."""
+    """Returns the file, and the names of the columns that are read."""
     file = pyarrow.parquet.ParquetFile(path)
-    columns = file.schema_arrow.names
-    if wanted is None:
-        return file, columns
-    if not wanted and is_conversation(columns):
-        return file, [name for name in CHAT_FIELDS if name in columns]
-    for name in [wanted] if wanted else TEXT_FIELDS:
-        if name in columns:
-            return file, [name]
-    raise BadSource(f"{path}: {no_text(columns, wanted)}")
+    try:
+        return file, columns_of(file.schema_arrow.names, wanted)
+    except ValueError as error:
+        raise BadSource(f"{path}: {error}") from None
 
 
 def units_of(files, valid, wanted, skip_bad):
@@ -153,7 +150,7 @@ def documents(unit, take, raw=False, skip=None):
     bad one. raw: text files as bytes, whatever they hold. What cannot be read raises BadSource, or
     is handed to skip, where that is not None, and left out."""
     texts = read_texts(unit, raw) if unit.kind == "text" else \
-        {"lines": read_lines, "parquet": read_parquet}[unit.kind](unit, take)
+        {"lines": read_lines, "json": read_json, "parquet": read_parquet}[unit.kind](unit, take)
     while True:
         try:
             with reading(unit.files[0]):
@@ -242,7 +239,7 @@ def read_lines(unit, take):
         while (whole or place < unit.end) and (line := file.readline()):
             number += 1
             place += len(line)
-            if not line.strip():
+            if not line.strip(BLANK):
                 continue
             try:
                 yield take(object_of(line))
@@ -268,8 +265,70 @@ def object_of(line):
     except (ValueError, RecursionError):
         row = None
     if not isinstance(row, dict):
-        raise ValueError(f"no JSON object: {line[:40]!r}; mend the line")
+        array = line.lstrip(BLANK)[:1] == b"["
+        raise ValueError(f"no JSON object: {line[:40]!r}; mend the line" +
+                         ("; a file that is one array is named .json" if array else ""))
     return row
+
+
+def first_lines(path):
+    """Returns up to two lines of a file, without blank ones."""
+    with open_lines(path) as file:
+        lines = (line.strip(BLANK) for line in iter(file.readline, b""))
+        return list(itertools.islice(filter(None, lines), 2))
+
+
+def has_lines(lines):
+    """Whether a .json of these first lines has an object a line, as a .jsonl."""
+    return len(lines) == 2 and lines[0][:1] + lines[0][-1:] == b"{}"
+
+
+def holds_rows(path):
+    """Whether a .json is more than one object, or cannot be read."""
+    try:
+        with reading(path):
+            lines = first_lines(path)
+    except BadSource:
+        return True
+    return has_lines(lines) or lines and lines[0][:1] != b"{"
+
+
+def read_json(unit, take):
+    """Reads an array of rows, one object with such an array, one row, or an object a line."""
+    path = unit.files[0]
+    if has_lines(first_lines(path)):
+        yield from read_lines(unit, take)
+        return
+    with open_lines(path) as file:
+        content = file.read()
+    try:
+        held = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        why = " ".join(str(error).split())[:90]
+        raise BadSource(f"{path}: no JSON ({why}); mend it, or download it again") from None
+    del content
+    for place, row in enumerate(rows_in(held, path, unit.field)):
+        try:
+            if not isinstance(row, dict):
+                raise ValueError(f"no JSON object: {str(row)[:40]!r}; mend it")
+            yield take(row)
+        except ValueError as error:
+            yield BadSource(f"{path}, row {place}: {error}")
+
+
+def rows_in(held, path, wanted):
+    """Returns the rows of what a .json holds: an array's; those of the only list of objects in an
+    object with otherwise single values, unless that is a row itself; else the object."""
+    if not isinstance(held, dict):
+        return held if isinstance(held, list) else [held]
+    lists = [name for name, value in held.items() if isinstance(value, list) and value and
+             all(isinstance(row, dict) for row in value)]
+    if not lists or wanted and wanted in held or form_of(held):
+        return [held]
+    if len(lists) > 1 or any(isinstance(held[name], list | dict) for name in held.keys() - lists):
+        raise BadSource(f"{path}: an object with {', '.join(held)}, and no list of rows alone; "
+                        "write the rows into a file of their own, an array")
+    return held[lists[0]]
 
 
 def read_parquet(unit, take):
@@ -291,24 +350,3 @@ def without_nulls(value):
     if isinstance(value, dict):
         return {key: without_nulls(part) for key, part in value.items() if part is not None}
     return list(map(without_nulls, value)) if isinstance(value, list) else value
-
-
-def no_text(names, wanted):
-    """Says why a row, or file, with fields of these names has no text."""
-    if not wanted and "conversations" in names:
-        return ("conversations are read from 'messages', lists of objects with 'role' and "
-                "'content'; write what 'conversations' holds as that (its 'from' and 'value')")
-    return (f"no text under '{wanted or TEXT_FIELDS[0]}', only {', '.join(names[:10])}; name the "
-            "field (--text-field)")
-
-
-def text_of(row, wanted):
-    """Returns the text of a row; raises ValueError where it has none."""
-    name = next((name for name in ([wanted] if wanted else TEXT_FIELDS) if name in row), None)
-    if name is None:
-        raise ValueError(no_text(list(row), wanted))
-    if not isinstance(row[name], str):
-        held = "null" if row[name] is None else repr(row[name])[:40]
-        raise ValueError(f"'{name}' holds {held}, which is no text; mend it, or name another field "
-                         "(--text-field)")
-    return row[name]

@@ -1,0 +1,165 @@
+"""What a row of a set holds: a text, or a conversation in one of the forms that people publish,
+which becomes OpenAI's messages here.
+
+Content beside what is read is never dropped silently: what a form has a place for is used, two that
+contradict each other are refused, and other fields that look like content are counted.
+"""
+
+import json
+
+# What is read of a row: the fields that a form needs, and those that it may have. The first form
+# that a row has is read.
+OPTIONAL = ("system", "tools", "documents")
+FORMS = {
+    ("messages",): OPTIONAL,
+    ("conversations",): OPTIONAL,  # ShareGPT
+    ("conversation",): OPTIONAL,
+    ("prompt", "completion"): OPTIONAL,
+    ("instruction", "output"): ("input", "history", *OPTIONAL),  # Alpaca
+    ("text",): (),
+    ("content",): ()}
+TEXT_FIELDS = ["text", "content"]
+PREFERENCES = ("chosen", "rejected", "rejected_response")
+# other fields that look like content
+OTHERS = ("response", "question", "answer", "query", "context", "problem", "solution", "inputs",
+          "target", "targets", "summary", "rationale", "reasoning", "reasoning_content", "thinking",
+          "system_prompt", "system_message", "functions", "image", "images", "audio", "audios",
+          "video", "videos", "chat_template_kwargs")
+FIELDS = {*PREFERENCES, *OTHERS, "label", "kto_tag",
+          *(name for needed, optional in FORMS.items() for name in needed + optional)}
+ROLES = {"system": "system", "human": "user", "user": "user", "gpt": "assistant",
+         "assistant": "assistant", "chatgpt": "assistant", "bing": "assistant",
+         "bard": "assistant", "function_call": "assistant", "tool": "tool", "observation": "tool"}
+
+
+def form_of(names):
+    """Returns the fields that the form of a row, or of a table, needs; None: it has no form."""
+    return next((needed for needed in FORMS if set(needed) <= set(names)), None)
+
+
+def columns_of(names, wanted):
+    """Returns which columns of a table are read; raises ValueError where no text is among them.
+    wanted: the field that was named; None: all."""
+    if wanted is None:
+        return names
+    if wanted in names:
+        return [wanted]
+    if wanted or not form_of(names):
+        raise ValueError(no_text(names, wanted))
+    return [name for name in names if name in FIELDS]
+
+
+def no_text(names, wanted):
+    """Says why a row, or file, with fields of these names has no text."""
+    talks = "" if wanted else ", nor a conversation (messages, conversations, prompt and " \
+        "completion, or instruction and output)"
+    return (f"no text under '{wanted or TEXT_FIELDS[0]}'{talks}, only {', '.join(names[:10])}; "
+            "name the field (--text-field)")
+
+
+def text_of(row, name):
+    if not isinstance(row[name], str):
+        held = "null" if row[name] is None else repr(row[name])[:40]
+        raise ValueError(f"'{name}' holds {held}, which is no text; mend it, or name another field "
+                         "(--text-field)")
+    return row[name]
+
+
+def read_row(row, wanted, unread):
+    """Returns the text of a row, or its conversation: 'messages', or 'prompt' and 'completion', all
+    lists of messages, and its 'tools' and 'documents'. Raises ValueError where it holds neither.
+    wanted: the field of a text that was named, or "". unread: counts the fields that are left."""
+    if wanted:
+        if wanted not in row:
+            raise ValueError(no_text(list(row), wanted))
+        return text_of(row, wanted)
+    held = {name: value for name, value in row.items() if value not in (None, "", [], {})}
+    refuse_preferences([name for name in PREFERENCES if not isinstance(held.get(name, 0), int)])
+    needed = form_of([name for name, value in row.items() if value is not None]) or form_of(row)
+    if not needed:
+        raise ValueError(no_text(list(row), wanted))
+    if needed == ("text",) and "content" in held:
+        raise ValueError("both 'text' and 'content'; name the field to read (--text-field)")
+    for name in held.keys() & FIELDS - {*needed, *FORMS[needed], *PREFERENCES, "label", "kto_tag"}:
+        unread[name] += 1
+    if needed[0] in TEXT_FIELDS:
+        return text_of(row, needed[0])
+    refuse_preferences([name for name in ("kto_tag", "label") if isinstance(held.get(name), bool)
+                        and (name == "kto_tag" or "completion" in needed)])
+    conversation = {name: row[name] for name in ("tools", "documents")
+                    if row.get(name) not in (None, "")}
+    if needed == ("prompt", "completion"):
+        conversation |= {"prompt": as_messages(row["prompt"], "user"),
+                         "completion": as_messages(row["completion"], "assistant")}
+    else:
+        conversation["messages"] = of_alpaca(row, held) if "instruction" in needed else \
+            as_messages(row[needed[0]], None)
+    first = "prompt" if "prompt" in conversation else "messages"
+    return conversation | {first: after_system(held.get("system"), conversation[first])}
+
+
+def refuse_preferences(found):
+    """Raises ValueError for a row that says by these fields which answers are preferred."""
+    if found:
+        raise ValueError(f"preferences ({', '.join(found)}), which no loss here takes; write the "
+                         "conversation to train on as 'messages'")
+
+
+def as_messages(held, role):
+    """Returns messages: a list of them or, where a role is given, its content."""
+    if not isinstance(held, list) or not all(
+            isinstance(message, dict) and message.keys() & {"role", "from"} for message in held):
+        if role:
+            return [{"role": role, "content": held}]
+        raise ValueError("its messages are no list of objects with a role")
+    return [of_sharegpt(message) if "from" in message else message for message in held]
+
+
+def of_sharegpt(message):
+    """Returns ShareGPT's {from, value} as {role, content}; other fields stay."""
+    teller = message["from"]
+    if not isinstance(teller, str) or teller not in ROLES:
+        raise ValueError(f"a message is from {teller!r}, no known role ({', '.join(ROLES)})")
+    value = message["value"] if "value" in message else message.get("content")
+    others = {key: message[key] for key in message if key not in ("from", "value", "content")}
+    said = {"tool_calls": calls_of(value)} if teller == "function_call" else {"content": value}
+    return {"role": ROLES[teller]} | said | {
+        key: value for key, value in others.items() if key != "role"}
+
+
+def calls_of(value):
+    """Returns the tool_calls of a function_call: JSON of one, or of a list of them."""
+    try:
+        calls = json.loads(value)
+    except (TypeError, ValueError, RecursionError):
+        calls = None
+    calls = calls if isinstance(calls, list) else [calls]
+    if not calls or not all(isinstance(call, dict) and "name" in call for call in calls):
+        raise ValueError(f"a function_call is no JSON with a name: {str(value)[:40]!r}")
+    return [{"type": "function", "function": call} for call in calls]
+
+
+def of_alpaca(row, held):
+    """Returns the messages of Alpaca's fields: earlier pairs, the instruction with its input on the
+    next line, as other loaders write it, and the answer."""
+    history = held.get("history", [])
+    if not isinstance(history, list) or not all(
+            isinstance(pair, list | tuple) and len(pair) == 2 for pair in history):
+        raise ValueError("its history is no list of pairs of texts")
+    parts = [held[name] for name in ("instruction", "input") if name in held]
+    if not all(isinstance(part, str) for part in parts):
+        raise ValueError("its instruction or input is no text")
+    pairs = [*history, ["\n".join(parts), row["output"]]]
+    return [{"role": role, "content": content} for pair in pairs
+            for role, content in zip(("user", "assistant"), pair)]
+
+
+def after_system(system, messages):
+    """Returns the messages with the row's own system message before them."""
+    first = messages[0] if messages else {}
+    if system is None or first.get("role") == "system" and first.get("content") == system:
+        return messages
+    if first.get("role") in ("system", "developer"):
+        raise ValueError("both a 'system' and a system message that says something else; leave one "
+                         "of them out")
+    return [{"role": "system", "content": system}, *messages]
