@@ -144,8 +144,8 @@ def main():
     p.add_argument("source", metavar="SOURCE", help="a .jsonl or .parquet file, or hellaswag")
     p.add_argument("--output", required=True, metavar="FILE", help="as data/hellaswag.bin")
     add_options(p)
-    p.add_argument("--before", metavar="TOKEN", help="put before each question; none: nothing [what "
-                   "the tokenizer writes before a text, as lm-eval does]")
+    p.add_argument("--before", metavar="TOKEN", help="put before each question; none: nothing "
+                   "[what the tokenizer writes before a text, as lm-eval does]")
     p.add_argument("--context-field", default="", metavar="NAME", help="where the question stands "
                    "[the usual names; for HellaSwag lm-eval's text, of several fields]")
     p.add_argument("--choices-field", default="", metavar="NAME", help="where the answers stand")
