@@ -866,9 +866,10 @@ bool checkpoint_read_scaling(const Checkpoint *c, const Precision *precision, Fp
         if (i % OPERAND_COUNT == OPERAND_DY) {
             growth = (float)(step_tokens / precision->step_tokens);
         }
-        fp8_slot_rescale(slot, was / target * growth, slot->scale);
         slot->count = count;
         ok = ok && count >= 0 && count <= c->progress.step;
+        if (!fp8_slot_known(slot)) { continue; }
+        fp8_slot_rescale(slot, was / target * growth, slot->scale);
         // both histories are rings: entry k is at k % length
         int known = ok ? (int)min64(count, min64(saved_length, length)) : 0;
         for (int k = count - known; k < count; k++) {
