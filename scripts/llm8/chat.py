@@ -61,7 +61,7 @@ def main():
     with tempfile.NamedTemporaryFile("w") as file:  # an option of text has a limit
         file.write(" ".join(map(str, template.encode(prompt))))
         file.flush()
-        command = [program, "--load", folder, "--sample-only", "--quiet", "--sample-tokens",
+        command = [program, "--load", o.model, "--sample-only", "--quiet", "--sample-tokens",
                    "@" + file.name, *options]
         status, said, ended = listen(command, set(vocabulary.specials.values()))
     line = (said.splitlines() or [""])[-1]
