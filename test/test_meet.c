@@ -330,7 +330,7 @@ TEST(a_kept_port_is_not_waited_for) {
 }
 
 TEST(a_wrong_place_is_named) {
-    static const int only_one[] = {1};
+    static const int only_one[] = {1}, only_rank_0[] = {0};
     Processes run;
     Place p = place_at("127.0.0.1", 2, 0.3);
     close(p.listener); // nobody listens any more
@@ -346,6 +346,11 @@ TEST(a_wrong_place_is_named) {
     p.host = "a host with spaces";
     log = processes_meet(&run, 1, join_as_told, &p);
     CHECK_CONTAINS(log, "not reached at a host with spaces port ");
+    p.numbers = only_rank_0;
+    free(log);
+    log = processes_meet(&run, 1, join_as_told, &p);
+    CHECK_CONTAINS(log, "rank 0's machine does not have that address");
+    CHECK_CONTAINS(log, "MASTER_ADDR");
 }
 
 // Another program has the port: it answers what no rank would answer, or listens in rank 0's place.

@@ -142,6 +142,7 @@ test_across_network_namespaces() {
     ip -n $name-b addr add fd99::2/64 dev $name-y nodad
     ip -n $name-a link set $name-x up
     ip -n $name-b link set $name-y up
+    ip -n $name-b link set lo up
     local host r places=("$name-a" "$name-b" "$name-b")
     for host in 10.99.0.1 fd99::1 10.99.0.2 fd99::2; do # rank 0 has the address, or the others
         for r in 0 1 2; do
