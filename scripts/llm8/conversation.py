@@ -22,7 +22,7 @@ from jinja2.ext import Extension
 from jinja2.runtime import Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import missing
-from tokenizers import Tokenizer, processors
+from tokenizers import Tokenizer
 
 from .vocabulary import encodable
 
@@ -300,11 +300,9 @@ class ChatTemplate:
         environment.globals["raise_exception"] = refuse
         self.named = vocabulary.named_specials()
         self.specials = {name: text for name, text in self.named.items() if text is not None}
-        # special tokens are what a template writes; its text has all that stands before words
         self.tokenizer = Tokenizer.from_str(vocabulary.json)
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
-        self.tokenizer.post_processor = processors.Sequence([])  # one that moves offsets
         texts = [*vocabulary.specials, *self.specials.values()]
         self.special, self.added = (re.compile("|".join(
             [*map(re.escape, sorted(filter(None, held), key=len, reverse=True)),
@@ -486,7 +484,7 @@ class ChatTemplate:
         at = body.rfind(form.end, begin) if form.end else -1
         if at >= 0:
             return at + len(form.end)
-        least = max(begin, body.rfind(content) + len(content))
+        least = max(begin, body.rfind(content) + len(content) if content else 0)
         found = [match.end() for match in self.special.finditer(body, least)]
         doubts["unended"] += not found
         return found[-1] if found else max(begin, len(body))

@@ -216,7 +216,7 @@ def main():
     o = p.parse_args()
     folder = checkpoint(o.model)
     if not os.path.exists(folder) and folder.count("/") == 1 and not folder.startswith((".", "/")):
-        _, files, _ = downloads.from_hub(o.model, o.model, "model", [
+        _, files, *_ = downloads.from_hub(o.model, o.model, "model", [
             "model*.safetensors", "*.json", TOKENIZER_FILES[2], NAMED_TEMPLATES], vars(o))
         if not any(os.path.basename(path) == "config.json" for path in files):
             die(f"{o.model}: no config.json on the Hub: not a model's repository")
