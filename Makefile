@@ -267,8 +267,7 @@ $(BUILD)/asan/standin/%.cu.o: %.cu $(BUILD)/c.flags
 standin_objects = $(call objects,$(1)/standin,$(GPU_ON_STANDIN)) $(call objects,$(1),$(LIBRARY))
 # test/standin/faults.c
 FAULT_HOOKS := -Wl,--wrap=run_batch,--wrap=gpu_sum_losses,--wrap=gpu_embedding_forward \
-               -Wl,--wrap=gpu_sum_of_squares,--wrap=gpu_adamw,--wrap=gpu_fp8_update \
-               -Wl,--wrap=safetensors_write
+               -Wl,--wrap=gpu_sum_of_squares,--wrap=safetensors_write
 $(BUILD)/plain/standin_trainer: $(BUILD)/plain/standin/train_gpt.cu.o
 $(BUILD)/asan/standin_trainer: $(BUILD)/asan/standin/train_gpt.cu.o
 # the tests of test/test_gpu_NAME.cu that run over the stand-ins too: the trainer, Muon, the table of

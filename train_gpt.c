@@ -303,13 +303,12 @@ typedef enum {
     FOR_WGRAD // for the weight gradient, which sums over its rows, with the scale of FOR_TRAINING
 } Purpose;
 
-// Returns the scale of all of x. With delayed scaling the slot has it; where nothing is known of
-// the tensor, and with tensorwise scaling, x is measured. In training the slot takes over the
-// scale, and x's amax for the history.
+// Returns the scale of all of x. With delayed scaling and a history, the slot has it; otherwise x
+// is measured. In training the slot takes over the scale, and x's amax for the history.
 static float fp8_scale_for(Trainer *t, int slot_index, Purpose purpose, const float *x, int64_t n) {
     const Precision *p = &t->run.precision;
     Fp8Slot *slot = &t->slots[slot_index];
-    bool delayed = p->recipe == FP8_RECIPE_DELAYED, known = delayed && fp8_slot_known(slot);
+    bool delayed = p->recipe == FP8_RECIPE_DELAYED, known = delayed && slot->count > 0;
     bool record = purpose == FOR_TRAINING;
     float scale = slot->scale;
     if (purpose == FOR_WGRAD || fp8_slot_is_fixed(p, slot_index) || (known && !record)) {
@@ -710,24 +709,6 @@ static void maybe_save(Trainer *t) {
     run_save(run, &s);
 }
 
-// Rounds the weights that a run begins with, and calibrates the scales of FP8 tensors of which
-// nothing is known (model/precision.h).
-static void begin_rounding(Trainer *t) {
-    const Precision *p = &t->run.precision;
-    int B = t->run.options.micro_batch_size, T = t->run.options.seq_length;
-    bool uncalibrated = fp8_is_uncalibrated(p, t->slots);
-    round_weights(t);
-    if (!uncalibrated || !run_has_steps(&t->run)) { return; }
-    fp8_calibrate(p, t->slots);
-    for (int i = 0; i < FP8_CALIBRATIONS; i++) {
-        run_batch(&t->run, 0, 0, t->inputs, t->targets);
-        model_forward(t, B, T, PASS_TRAIN);
-        head_loss(t, B * T, (float)(1.0 / p->step_tokens), PASS_TRAIN);
-        model_backward(t, B, T);
-        fp8_calibrate(p, t->slots);
-    }
-}
-
 // Sets the initial weights, or the state of the checkpoint that --resume names.
 static void trainer_restore(Trainer *t) {
     Run *run = &t->run;
@@ -751,7 +732,7 @@ static void trainer_restore(Trainer *t) {
         fp8_fix_slot(&t->run.precision, &t->run.options, t->slots);
     }
     run_restored(run, &c);
-    begin_rounding(t);
+    round_weights(t);
 }
 
 // ---- the loop ---------------------------------------------------------------------------------

@@ -32,10 +32,7 @@ typedef struct {
     StepInput input;
     StepState state;
     cudaEvent_t begin, end;
-    bool follows; // the step before is still on its way when this one is enqueued
-    bool checked; // makes its first micro-step twice
-    bool kept;    // the step before was checked: whether the state has kept its bits is known
-    StateHashes hashes;
+    bool follows, checked; // follows directly on the step before; runs its first micro-batch twice
 } Pending;
 
 // The launches of a micro-step. The first time they are launched one by one, which also makes the
@@ -66,9 +63,9 @@ typedef struct {
     Batches batches;
     float *sample_logits; // [V], host: of the next token of a sample
 
-    Replay micro[MICRO_PLACES];
-    Pending *pending; // [RESULTS], pinned
-    int64_t enqueued; // steps enqueued by this process
+    Replay micro[MICRO_PLACES][2]; // [place][measuring]
+    Pending *pending;              // [RESULTS], pinned
+    int64_t enqueued;              // steps enqueued by this process
 } Trainer;
 
 // ---- memory -----------------------------------------------------------------------------------
@@ -252,6 +249,7 @@ static void trainer_open(Trainer *t) {
     run_beat(&t->run, DOING_WAIT, "opening NCCL");
     or_die(comm_open(&t->comm, &t->run.group, &t->gpu, SLOT_WEIGHTS + t->run.layout.num_buckets));
     params_start(&t->params, &t->gpu, &t->comm);
+    network_start(&t->net);
 }
 
 static int trainer_close(Trainer *t) {
@@ -261,8 +259,8 @@ static int trainer_close(Trainer *t) {
     // this is the most that was in use: a run frees nothing before its end
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
     t->run.used_bytes = (double)(all_bytes - free_bytes);
-    for (int i = 0; i < MICRO_PLACES; i++) {
-        cudaGraphExec_t graph = t->micro[i].graph;
+    for (int i = 0; i < 2 * MICRO_PLACES; i++) {
+        cudaGraphExec_t graph = t->micro[i / 2][i % 2].graph;
         if (graph != NULL) { CUDA_CHECK(cudaGraphExecDestroy(graph)); }
     }
     run_beat(&t->run, DOING_WAIT, "closing NCCL"); // which waits for graphs with collectives
@@ -520,7 +518,7 @@ static int micro_place(const Trainer *t, int micro) {
 
 // Runs a micro-step; once it has been captured, as a graph.
 static void replay_micro_step(Trainer *t, int place) {
-    Replay *r = &t->micro[place];
+    Replay *r = &t->micro[place][t->params.fp8.scaling.measuring];
     if (!t->run.options.cuda_graphs || !r->warm || t->params.fp8.scaling.counting) {
         micro_step(t, place);
         r->warm = true;
@@ -538,23 +536,27 @@ static void replay_micro_step(Trainer *t, int place) {
     if (place & MICRO_FIRST) { params_expect(&t->params, false); } // the graph receives them
 }
 
-// Makes the first micro-step of a checked step twice. The results must be the same, or the run ends
-// before anything has changed.
+// Runs the first micro-batch of a checked step twice. The results must be the same, or the run ends
+// before anything has changed. Where it is also the last micro-batch, its gradients are added up
+// over the ranks afterwards.
 static void checked_micro_step(Trainer *t, int place, int64_t step) {
     Check *c = &t->check;
-    c->summed = t->run.group.ranks > 1 && (place & MICRO_LAST);
-    replay_micro_step(t, place);
+    replay_micro_step(t, MICRO_FIRST);
     check_hash(c, 0);
     bool counting = t->params.fp8.scaling.counting;
     t->params.fp8.scaling.counting = false; // they are counted once
-    replay_micro_step(t, place);
+    replay_micro_step(t, MICRO_FIRST);
     check_hash(c, 1);
     if (!check_repeats(c)) {
-        replay_micro_step(t, place);
+        replay_micro_step(t, MICRO_FIRST);
         check_hash(c, 2);
     }
     t->params.fp8.scaling.counting = counting;
     if (!check_agrees(c, step)) { run_end_wrong(&t->run); }
+    if (!(place & MICRO_LAST)) { return; }
+    for (int b = t->run.layout.num_buckets - 1; b >= 0; b--) { params_reduce(&t->params, b); }
+    gpu_stamp(&t->gpu, &t->params.optimizer.state->computed);
+    comm_join(&t->comm);
 }
 
 static void dump_gradients(Trainer *t) {
@@ -592,9 +594,7 @@ static void finish_step(Trainer *t) {
     t->run.progress.window = p->state.window;
     t->run.in_flight = false;
     guard_check(t);
-    if (p->kept && !check_state_kept(&t->check, &p->hashes, p->input.step + 1)) {
-        run_end_wrong(&t->run);
-    }
+    if (t->params.fp8.delayed) { t->params.fp8.scaling.measuring = p->state.unmeasured > 0; }
     run_report(&t->run, result);
 }
 
@@ -627,6 +627,7 @@ static void train_step(Trainer *t) {
                    (run->progress.step + run->in_flight + 1) % o->check_interval == 0;
     if (checked) { finish_step(t); } // the check may end the run
     int64_t ahead = t->run.in_flight ? 1 : 0, step = run->progress.step + ahead;
+    bool measuring = t->params.fp8.scaling.measuring;
     if (run_counts_fp8(run, step + 1)) {
         params_clear_counts(&t->params);
         t->params.fp8.scaling.counting = true;
@@ -635,7 +636,6 @@ static void train_step(Trainer *t) {
     Pending *p = &t->pending[t->enqueued % RESULTS];
     p->follows = t->run.in_flight;
     p->checked = checked;
-    p->kept = t->enqueued > 0 && t->pending[(t->enqueued - 1) % RESULTS].checked;
     CUDA_CHECK(cudaEventRecord(p->begin, stream));
     for (int micro = 0; micro < run_micro_batches(run); micro++) {
         Batch *s = batches_next(&t->batches);
@@ -659,20 +659,17 @@ static void train_step(Trainer *t) {
     CUDA_CHECK(cudaMemcpyAsync(t->params.optimizer.adamw.input, &p->input, sizeof(StepInput),
                                cudaMemcpyHostToDevice, stream));
     wait_for_save(t);
-    if (p->kept) {
-        check_hash_state(&t->check, true);
-        gpu_fetch(&t->gpu, &p->hashes, t->check.states, sizeof(StateHashes));
-    }
     // not captured in a graph: graphs wait for its collectives
     params_update(&t->params, t->net.loss_sum);
-    if (checked) { check_hash_state(&t->check, false); }
     gpu_fetch(&t->gpu, &p->state, t->params.optimizer.state, sizeof(StepState));
     CUDA_CHECK(cudaEventRecord(p->end, stream));
     finish_step(t); // the one before, while this one runs
     t->enqueued++;
     t->run.in_flight = true;
     if (t->params.fp8.scaling.counting) { report_counts(t); }
-    if (run_needs_result(run, step + 1)) { finish_step(t); }
+    // this step's result decides whether the next one still measures
+    bool decides = t->params.fp8.delayed && measuring;
+    if (decides || run_needs_result(run, step + 1)) { finish_step(t); }
 }
 
 // ---- evaluation, samples, checkpoints ---------------------------------------------------------
@@ -762,29 +759,12 @@ static void maybe_save(Trainer *t) {
     run_save(run, &s);
 }
 
-// Sets the scales of FP8 tensors of which nothing is known (model/precision.h).
-static void calibrate(Trainer *t) {
-    run_beat(&t->run, DOING_WAIT, "calibrating FP8 scales");
-    // weights that are sent in BF16 are quantised, and so measured, when they are received
-    for (int b = 0; b < t->run.layout.num_buckets; b++) { network_receive(&t->net, b); }
-    params_calibrate(&t->params);
-    for (int i = 0; i < FP8_CALIBRATIONS; i++) {
-        Batch *s = batches_next(&t->batches);
-        run_batch(&t->run, 0, 0, s->inputs, s->targets);
-        batches_send(&t->batches);
-        micro_step(t, MICRO_FIRST);
-        params_calibrate(&t->params);
-    }
-}
-
 // Sets the initial weights, or the state of the checkpoint that --resume names.
 static void trainer_restore(Trainer *t) {
     Checkpoint c;
     bool resumed = run_restore(&t->run, &c);
     params_restore(&t->params, resumed ? &c : NULL);
-    network_start(&t->net);
     run_restored(&t->run, &c);
-    if (t->params.fp8.uncalibrated) { calibrate(t); }
 }
 
 // ---- the loop ---------------------------------------------------------------------------------

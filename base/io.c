@@ -177,6 +177,41 @@ bool file_replace(const char *path, const void *data, size_t bytes) {
            ((file_write(&w, fresh, data, bytes) && rename_synced(fresh, path)) || abandon(fresh));
 }
 
+bool link_prepare(const char *link, const char *target) {
+    char fresh[PATH_LENGTH], there[PATH_LENGTH], line[PATH_LENGTH];
+    FileWriter w;
+    path_format(fresh, "%s.new", link);
+    path_format(line, "%s\n", target);
+    if (link_read(fresh, there) != NULL && strcmp(there, target) == 0) { return true; }
+    return fresh_name(fresh, link) && (symlink(target, fresh) == 0 ||
+                                       file_write(&w, fresh, line, strlen(line)) || abandon(fresh));
+}
+
+bool link_replace(const char *link, const char *target) {
+    char fresh[PATH_LENGTH];
+    return link_prepare(link, target) && rename_synced(path_format(fresh, "%s.new", link), link);
+}
+
+const char *link_read(const char *link, char target[PATH_LENGTH]) {
+    size_t bytes;
+    Error before = error_kept(); // restored below: a missing link is no error
+    ssize_t length = readlink(link, target, PATH_LENGTH - 1);
+    if (length < 0 && errno == EINVAL) { // not a symbolic link
+        int file = file_open(link, &bytes);
+        bool read = file >= 0 && (bytes < PATH_LENGTH || fail("%s: longer than a path", link)) &&
+                    file_read_at(file, link, target, bytes, 0);
+        if (file >= 0) { close(file); }
+        if (read) { length = (ssize_t)bytes; }
+    } else if (length < 0) {
+        fail_path(link, errno);
+    }
+    if (length < 0 && error_kept().refused) { return NULL; }
+    target[length > 0 ? length : 0] = '\0';
+    target[strcspn(target, "\n")] = '\0';
+    fail_again(before);
+    return target;
+}
+
 bool folder_make(const char *path) {
     char part[PATH_LENGTH];
     path_format(part, "%s", path);

@@ -48,8 +48,15 @@ Lock file_lock(int file, bool take);
 // Returns the content of a file, which the caller frees; NULL: it cannot be read.
 char *file_read(const char *path, size_t *bytes);
 
-// Replaces a file in one step: the new one is written beside it, synced, and renamed.
+// Replaces a file or a link in one step: the new one is written beside it, synced, and renamed. The
+// target of a link is relative to the link's folder. On a file system without symbolic links, the
+// link is a file with the target as its only line.
 bool file_replace(const char *path, const void *data, size_t bytes);
+bool link_replace(const char *link, const char *target);
+// The first half of link_replace: makes the new link, with the name LINK.new.
+bool link_prepare(const char *link, const char *target);
+// Reads the target of a link of either kind. "": there is no link; NULL: it cannot be read.
+const char *link_read(const char *link, char target[PATH_LENGTH]);
 
 bool folder_make(const char *path); // with its parents; it may exist already
 bool folder_sync(const char *path); // so that renames in it survive a power cut

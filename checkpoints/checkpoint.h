@@ -19,7 +19,10 @@
 //                           "amax_history" [S,length], a ring: the next amax goes to place
 //                           count % length
 //   step_00000300.aside-1/  set aside by a run that went back to an earlier checkpoint
-//   latest, best            symbolic links for other programs, where they can be made
+//   latest -> step_...      symbolic links (base/io.h: or files of one line). `latest` leads to the
+//                           newest checkpoint; before the first save, to the one in another folder
+//                           that --resume began with
+//   best -> step_...        the existing checkpoint with the lowest validation loss
 //   metrics.jsonl, config.txt
 //   .lock                   the run that saves here holds it; its text says which run that is
 //
@@ -29,24 +32,11 @@
 // config.txt has; not in 1.0), "files" (name, bytes, CRC-32), and last "crc32", the CRC-32 of the
 // file itself with that field's eight digits as zeros.
 //
-// What is newest and what is best follows from the step folders, each time that it is asked for.
-// The newest checkpoint is the highest step. The best one has the lowest validation loss, of those
-// with the same validation data as the newest that was evaluated. A path that ends in `latest` or
-// `best` means that one (checkpoint_follow), whatever has the name. Only where no step is beside it
-// does the path count as it stands: a run that --resume PATH began in an empty folder has a link
-// `latest` to PATH until its first save, and a copy may consist of a folder `latest`.
-//
-// Crash safety rests on five rules:
-// 1. A checkpoint is written as .tmp-step_..., synced, read back and verified, and then renamed. So
-//    a folder with the name of a step is whole; damage comes later, and checksums find it.
-// 2. The rename makes it the newest: steps that are not older were set aside before. One rename
-//    decides, so that a kill leaves the checkpoint before it or the new one.
-// 3. Older checkpoints are deleted after that rename. Each is renamed to .old-step_... first, so
-//    that a half-deleted one does not count.
-// 4. A run that goes back sets later steps aside, the newest of them last. So a kill leaves the
-//    newest one the newest, or the one that was gone back to.
-// 5. The links are written last. A kill may leave older ones, which the next start corrects.
-// What else a kill leaves has a name that starts with a dot; the next start deletes it.
+// A checkpoint is written as .tmp-step_..., every file is synced and read back, and the folder is
+// renamed. Then `best` and `latest` move, and only after that are older checkpoints deleted. Before
+// the rename, the link latest.new is made to lead to the new checkpoint. By that link the next
+// start recognises a save that was interrupted before `latest` had moved, and completes it. All
+// else that an interrupted run leaves has a name that starts with a dot; the next start deletes it.
 //
 // With several ranks, each writes its optimizer file and rank 0 writes everything else. Rank 0
 // renames the folder once every rank has its file on the disk. If one fails, the folder is removed,
@@ -73,7 +63,7 @@ typedef struct {
     double loss, valid_loss;  // valid_loss is of the weights at this step; NaN: not evaluated
     double best_valid_loss;   // of all evaluations, saved or not; NaN: none yet
     double level, best_level; // the loss, averaged over steps; the lowest such average
-    int64_t proven;    // the newest checkpoint known healthy: a usual loss followed it; -1: none
+    int64_t proven;           // the newest checkpoint after which a step had a usual loss; -1: none
     int64_t eval_left; // how many parts of the evaluation after this step are still to be made
     SpikeWindow window;
 } Progress;
@@ -121,12 +111,12 @@ typedef struct {
 } Snapshot;
 
 // Writes a checkpoint, verifies it and gives it its name. Then it deletes all checkpoints except
-// the newest --keep, the best and progress.proven. Every rank calls it and gets the same answer.
+// the newest --keep, `best` and progress.proven. Every rank calls it and gets the same answer.
 bool checkpoint_save(const Snapshot *snapshot);
 
 // For a step whose checkpoint was saved before its evaluation was made: writes the progress and the
-// validation data into its meta.json. Of the snapshot it reads these and the options. Rank 0 calls
-// it, while nothing is being saved.
+// validation data into its meta.json, and lets `best` lead to the best step. Of the snapshot it
+// reads these and the options. Rank 0 calls it, while nothing is being saved.
 bool checkpoint_evaluated(const Snapshot *snapshot);
 
 // Saves in a separate thread, one checkpoint at a time.
@@ -171,8 +161,8 @@ typedef struct {
     char crc[16];   // its checksum in meta.json
 } CheckpointFile;
 
-// A checkpoint is opened once, and its files stay open, because the folder may be deleted while it
-// is read. Its path is the folder that the name led to.
+// A checkpoint is opened once, and its files stay open, because `latest` may move and the folder
+// may be deleted while it is read. Its path is the folder that the name led to.
 typedef struct Checkpoint {
     char path[PATH_LENGTH];
     uint32_t seal; // the checksum of meta.json, or of config.json if there is no meta.json
@@ -217,14 +207,16 @@ bool checkpoint_open(Checkpoint *c, const char *path, bool verify);
 bool checkpoint_verify(const Checkpoint *c);
 void checkpoint_close(Checkpoint *c);
 
-// Opens and verifies the checkpoint that --resume names. For `latest` this is the newest undamaged
-// one under --save. It warns of each damaged checkpoint that it skips; one that cannot be read for
-// another reason is an error. If there is no checkpoint at all, it returns true, and c->path is "".
+// Opens and verifies the checkpoint that --resume names. For `latest` this is the one that the link
+// leads to, or if that is damaged, the newest undamaged one before it under --save. It warns of
+// each damaged checkpoint that it skips; one that cannot be read for another reason is an error. If
+// there is no checkpoint at all, it returns true, and c->path is "".
 bool checkpoint_resume(Checkpoint *c, const Options *options);
 
-// Makes the checkpoint that a run resumes the newest one under --save: those of later steps are set
-// aside under other names. If it is in another folder and --save has none, the link `latest` leads
-// to it until the first save. c->path is "": deletes that link.
+// Makes the checkpoint that a run resumes the newest one under --save: `latest` leads to it,
+// checkpoints of later steps are set aside under other names, and `best` becomes the best of the
+// rest. If the checkpoint is in another folder and --save has none, `latest` leads to it until the
+// first save. c->path is "": deletes `latest`.
 bool checkpoint_go_back(const Options *options, const Checkpoint *c);
 
 // Refuses the checkpoint of another model. Prints other options that differ from the saved ones.
@@ -252,14 +244,14 @@ bool checkpoint_list(const char *save);
 // Lists the steps of the checkpoints in a folder, newest first; the caller frees the list. Returns
 // how many there are: 0 if there is no folder, -1 if it cannot be read.
 int checkpoint_steps(const char *save, int64_t **steps);
-// Puts into `path` the folder that a path to a checkpoint leads to, through symbolic links. If it
-// ends in `latest` or `best` and steps are beside it, that is the newest or the best of them,
-// whatever has that name. False: the steps cannot be read.
-bool checkpoint_follow(char path[PATH_LENGTH], const char *from);
-// The step with the lowest validation loss, among those of the same validation data as the newest
-// one that was evaluated; -1: none was.
-enum { BEST_UNREADABLE = -2 }; // a meta.json cannot be read, though it may be undamaged
-int64_t checkpoint_best(const char *save);
+// Follows links of either kind (base/io.h) from a path to a folder, and returns which folder it is.
+FolderId checkpoint_follow(char path[PATH_LENGTH], const char *from);
+// The step that the link "latest" or "best" in a folder leads to; or why there is none: no link,
+// one that leads out of the folder, one that cannot be read.
+enum { LINK_NONE = -1, LINK_OUTSIDE = -2, LINK_UNREADABLE = -3 };
+int64_t checkpoint_linked(const char *save, const char *link);
+// The step with the lowest loss on the given validation data; -1: there is none.
+int64_t checkpoint_best(const char *save, const char *valid_data, int64_t valid_tokens);
 const char *checkpoint_path(char path[PATH_LENGTH], const char *save, int64_t step);
 
 END_C

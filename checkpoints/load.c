@@ -210,46 +210,18 @@ static bool add_others(Checkpoint *c, int folder) {
     return true;
 }
 
-// If a path ends in `latest` or `best`, and steps are beside it, replaces that name by the newest
-// or the best of them. A folder of that name, which a copy may have made of a link, is not read
-// then.
-static bool resolve_name(char path[PATH_LENGTH]) {
-    static bool warned;
-    char folder[PATH_LENGTH], step_path[PATH_LENGTH];
-    const char *name = path_name(path);
-    struct stat info;
-    int64_t *steps, step = -1;
-    bool best = strcmp(name, "best") == 0;
-    if (!best && strcmp(name, "latest") != 0) { return true; }
-    path_format(folder, "%.*s.", (int)(name - path), path);
-    int count = checkpoint_steps(folder, &steps);
-    if (count > 0) { step = best ? checkpoint_best(folder) : steps[0]; }
-    free(steps);
-    if (count < 0 || step == BEST_UNREADABLE) { return false; }
-    if (step < 0) { return true; }
-    path_format(step_path, "%.*sstep_%08lld", (int)(name - path), path, (long long)step);
-    if (!warned && lstat(path, &info) == 0 && S_ISDIR(info.st_mode)) {
-        warn("%s is a folder, not a link; %s is read instead", path, step_path);
-        warned = true;
-    }
-    path_format(path, "%s", step_path);
-    return true;
-}
-
-bool checkpoint_follow(char path[PATH_LENGTH], const char *from) {
+FolderId checkpoint_follow(char path[PATH_LENGTH], const char *from) {
     enum { LINKS = 40 };
     char target[PATH_LENGTH], beside[PATH_LENGTH];
     path_format(path, "%s", from);
     for (int i = 0; i < LINKS; i++) {
         for (size_t n = strlen(path); n > 1 && path[n - 1] == '/'; n--) { path[n - 1] = '\0'; }
-        if (!resolve_name(path)) { return false; }
-        ssize_t length = readlink(path, target, PATH_LENGTH - 1);
-        if (length < 0) { break; }
-        target[length] = '\0';
+        if (link_read(path, target) == NULL) { return (FolderId){0, 0}; }
+        if (target[0] == '\0') { break; }
         *(target[0] == '/' ? path : (char *)path_name(path)) = '\0';
         strcpy(path, path_format(beside, "%s%s", path, target));
     }
-    return true;
+    return folder_id(path);
 }
 
 // Reads meta.json and opens the files. Unless state, a folder without it is one of Hugging Face's.
@@ -272,7 +244,7 @@ static bool open_files(Checkpoint *c, int folder, bool state) {
 }
 
 // Opens the files of the folder that a path leads to. If the path leads to another folder
-// afterwards (a run may have saved the next checkpoint), it opens the files of that folder instead.
+// afterwards (a run that saves may have moved `latest`), it opens the files of that folder instead.
 // This is safe because a save renames a checkpoint before it deletes it.
 static bool open_folder(Checkpoint *c, const char *path, bool state) {
     FolderId id, now;
@@ -280,14 +252,13 @@ static bool open_folder(Checkpoint *c, const char *path, bool state) {
     bool ok, moved;
     do {
         *c = (Checkpoint){0};
-        if (!checkpoint_follow(c->path, path)) { return false; }
-        id = folder_id(c->path);
+        id = checkpoint_follow(c->path, path);
         int folder = open(c->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         ok = folder >= 0
                  ? open_files(c, folder, state)
                  : refuse("%s: %s", path, errno == ENOENT ? "no such folder" : strerror(errno));
         if (folder >= 0) { close(folder); }
-        now = checkpoint_follow(leads_to, path) ? folder_id(leads_to) : id;
+        now = checkpoint_follow(leads_to, path);
         moved = memcmp(&now, &id, sizeof(id)) != 0;
         if (!ok || moved) { checkpoint_close(c); }
     } while (moved);
@@ -475,68 +446,86 @@ int checkpoint_steps(const char *save, int64_t **steps) {
     }
     free(names);
     if (count > 0) { qsort(*steps, (size_t)count, sizeof(int64_t), newest_first); }
-    return count;
+    path_format(path, "%s/latest", save);
+    if (count > 0 || lstat(path, &info) != 0 || !S_ISDIR(info.st_mode)) { return count; }
+    fail("%s is a folder without a step_... beside it: give it the name of its step", path);
+    return -1;
 }
 
-int64_t checkpoint_best(const char *save) {
-    int64_t *steps, best = -1, tokens = 0;
-    int count = checkpoint_steps(save, &steps);
+int64_t checkpoint_linked(const char *save, const char *link) {
+    char path[PATH_LENGTH], target[PATH_LENGTH], folder[PATH_LENGTH];
+    if (link_read(path_format(path, "%s/%s", save, link), target) == NULL) {
+        return LINK_UNREADABLE;
+    }
+    if (target[0] == '\0') { return LINK_NONE; }
+    for (size_t n = strlen(target); n > 1 && target[n - 1] == '/'; n--) { target[n - 1] = '\0'; }
+    path_format(path, "%s%s%s", *target == '/' ? "" : save, *target == '/' ? "" : "/", target);
+    path_format(folder, "%s", path);
+    return is_folder(dirname(folder), folder_id(save)) ? step_of(path_name(path)) : LINK_OUTSIDE;
+}
+
+int64_t checkpoint_best(const char *save, const char *valid_data, int64_t valid_tokens) {
+    int64_t *steps, best = -1;
+    int count = valid_data[0] != '\0' ? checkpoint_steps(save, &steps) : -1;
     double lowest = INFINITY;
-    char data[9] = "", path[PATH_LENGTH], of[9];
-    bool readable = count >= 0;
-    for (int i = 0; i < count && readable; i++) {
+    bool readable = true;
+    for (int i = count - 1; i >= 0 && readable; i--) { // of equal losses, the oldest step
+        char path[PATH_LENGTH], was[9], now[9];
         path_format(path, "%s/step_%08lld/meta.json", save, (long long)steps[i]);
         size_t bytes;
         char *text = file_read(path, &bytes);
         cJSON *meta = text != NULL ? parse_meta(text, bytes, path) : NULL;
         readable = text != NULL || !error_kept().refused; // stops, because this one may be the best
         double loss = json_number(meta, "valid_loss", NAN);
-        identity_sum(text_of(meta, "valid_data"), of);
-        if (best < 0) { // the newest one that was evaluated
-            memcpy(data, of, sizeof(data));
-            tokens = count_of(meta, "valid_tokens");
-        }
-        bool same = strcmp(data, of) == 0 && count_of(meta, "valid_tokens") == tokens;
-        if (same && loss <= lowest) { // of equal losses, the oldest step
+        identity_sum(text_of(meta, "valid_data"), was);
+        bool same = strcmp(was, identity_sum(valid_data, now)) == 0 &&
+                    count_of(meta, "valid_tokens") == valid_tokens;
+        if (same && loss < lowest) {
             lowest = loss;
             best = steps[i];
         }
         cJSON_Delete(meta);
         free(text);
     }
-    free(steps);
-    return readable ? best : BEST_UNREADABLE;
+    if (count >= 0) { free(steps); }
+    return readable ? best : -1;
 }
 
 // Finds the next checkpoint that --resume latest tries: the newest step before *tried (at first
-// INT64_MAX). Puts its path into `path` and its step into *tried. If nothing is saved yet, it is
-// what `latest` leads to, where the run began; its step is -1. A path "": none is left. False: the
-// folder cannot be read.
+// INT64_MAX) that is not newer than `latest`. Puts its path into `path` and its step into *tried.
+// If nothing is saved yet, it is the checkpoint in another folder that `latest` leads to, where the
+// run began. A path "": none is left. False: the folder or the link cannot be read.
 static bool next_to_try(const char *save, int64_t *tried, char path[PATH_LENGTH]) {
     int64_t *steps, before = *tried;
     int count = checkpoint_steps(save, &steps);
+    // the link is read after the list: read before, it could lead to a step deleted meanwhile
+    int64_t latest = count >= 0 ? checkpoint_linked(save, "latest") : LINK_NONE;
     path[0] = '\0';
     for (int i = 0; i < count && path[0] == '\0'; i++) {
-        if (steps[i] >= before) { continue; }
+        if (steps[i] >= before || (latest >= 0 && steps[i] > latest)) { continue; }
         *tried = steps[i];
         checkpoint_path(path, save, steps[i]);
     }
     free(steps);
-    char start[PATH_LENGTH];
-    if (count == 0 && before == INT64_MAX && path_exists(path_format(start, "%s/latest", save))) {
+    if (count == 0 && before == INT64_MAX && latest == LINK_OUTSIDE) {
+        char link[PATH_LENGTH];
         *tried = -1;
-        return checkpoint_follow(path, start);
+        checkpoint_follow(path, path_format(link, "%s/latest", save));
     }
-    return count >= 0;
+    if (count > 0 && before == INT64_MAX && path[0] == '\0') {
+        return fail(
+            "%s/latest leads to step %lld, which is missing, and only newer ones are there: "
+            "name one by --resume PATH",
+            save, (long long)latest);
+    }
+    return count >= 0 && latest != LINK_UNREADABLE;
 }
 
 // Whether --resume latest stops at a checkpoint that could not be opened: because it may be
 // undamaged, or because there is no other to try. If so, this sets the error text.
 static bool ends_search(const char *path, int64_t step) {
     if (step < 0) {
-        fail("--resume latest: nothing is saved yet, and where the run began: %s; to start "
-             "afresh, delete the link `latest`",
-             error_text());
+        fail("--resume latest: nothing is saved yet, and where the run began: %s", error_text());
     } else if (error_kept().refused && path_exists(path)) {
         fail("--resume latest: %s; this is no damage, so that no earlier checkpoint is taken: "
              "mend it, or name one by --resume PATH",
@@ -545,13 +534,6 @@ static bool ends_search(const char *path, int64_t step) {
         return false;
     }
     return true;
-}
-
-static bool has_steps(const char *folder) {
-    int64_t *steps;
-    bool has = checkpoint_steps(folder, &steps) > 0;
-    free(steps);
-    return has;
 }
 
 bool checkpoint_resume(Checkpoint *c, const Options *o) {
@@ -564,7 +546,14 @@ bool checkpoint_resume(Checkpoint *c, const Options *o) {
     }
     // listed again each time, as a run that saves there may have deleted the one tried
     while ((listed = next_to_try(o->save, &step, path)) && path[0] != '\0') {
-        if (checkpoint_open(c, path, true)) { return true; }
+        if (checkpoint_open(c, path, true)) {
+            int64_t latest = checkpoint_linked(o->save, "latest");
+            if (latest > step && !path_exists(checkpoint_path(path, o->save, latest))) {
+                warn("%s, to which `latest` leads, is missing: resuming from step %lld", path,
+                     (long long)step);
+            }
+            return true;
+        }
         if (ends_search(path, step)) { return false; }
         if (path_exists(path)) {
             warn("%s; trying an earlier checkpoint", error_text());
@@ -579,12 +568,13 @@ bool checkpoint_resume(Checkpoint *c, const Options *o) {
                     o->save);
     }
     // a run's folder that was moved: its config.txt still names the old place
-    path_format(path, "%s", o->config);
-    const char *place = dirname(path);
-    bool moved = option_source(o, "save") == SOURCE_CONFIG && has_steps(place);
-    return !moved || fail("--resume latest: %s, which %s names, has no checkpoint, and %s has: "
-                          "give --save %s",
-                          o->save, o->config, place, place);
+    const char *slash = strrchr(o->config, '/');
+    int length = slash != NULL ? (int)(slash - o->config) : 0;
+    bool moved = option_source(o, "save") == SOURCE_CONFIG && slash != NULL &&
+                 path_exists(path_format(path, "%.*s/latest", length, o->config));
+    return !moved || fail("--resume latest: %s, which %s names, has no checkpoint, and %.*s has: "
+                          "give --save %.*s",
+                          o->save, o->config, length, o->config, length, o->config);
 }
 
 bool checkpoint_options(const Checkpoint *c, const Options *continues, Options *was) {
@@ -616,10 +606,10 @@ bool checkpoint_options(const Checkpoint *c, const Options *continues, Options *
 // its tokenizer.
 static bool open_model(Checkpoint *c, const char *folder, const Options *continues,
                        Options *model) {
+    char path[PATH_LENGTH];
     *model = (Options){0};
-    if (has_steps(folder)) {
-        return fail("%s: a run's folder; give one of its checkpoints, such as %s/latest", folder,
-                    folder);
+    if (path_exists(path_format(path, "%s/latest", folder))) {
+        return fail("%s: a run's folder; give one of its checkpoints, such as %s", folder, path);
     }
     if (!open_folder(c, folder, false)) { return false; }
     const CheckpointFile *tokenizer = find_file(c, "tokenizer.bin");
@@ -732,7 +722,8 @@ static double bytes_of(const Checkpoint *c) {
 }
 
 bool checkpoint_list(const char *save) {
-    int64_t *steps, best = checkpoint_best(save);
+    int64_t *steps, latest = checkpoint_linked(save, "latest"),
+                    best = checkpoint_linked(save, "best");
     int count = checkpoint_steps(save, &steps);
     if (count < 0) { return false; }
     if (count == 0) { return fail("--list-checkpoints: none under %s", save); }
@@ -742,7 +733,7 @@ bool checkpoint_list(const char *save) {
         char path[PATH_LENGTH], size[32], loss[32], valid_loss[32], precision[32], created[64];
         Checkpoint c;
         char mark[32];
-        snprintf(mark, sizeof(mark), "%s%s", i == 0 ? ", latest" : "",
+        snprintf(mark, sizeof(mark), "%s%s", steps[i] == latest ? ", latest" : "",
                  steps[i] == best ? ", best" : "");
         if (checkpoint_open(&c, checkpoint_path(path, save, steps[i]), true)) {
             bool evaluated = !isnan(c.progress.valid_loss);
@@ -875,10 +866,9 @@ bool checkpoint_read_scaling(const Checkpoint *c, const Precision *precision, Fp
         if (i % OPERAND_COUNT == OPERAND_DY) {
             growth = (float)(step_tokens / precision->step_tokens);
         }
+        fp8_slot_rescale(slot, was / target * growth, slot->scale);
         slot->count = count;
         ok = ok && count >= 0 && count <= c->progress.step;
-        if (!fp8_slot_known(slot)) { continue; }
-        fp8_slot_rescale(slot, was / target * growth, slot->scale);
         // both histories are rings: entry k is at k % length
         int known = ok ? (int)min64(count, min64(saved_length, length)) : 0;
         for (int k = count - known; k < count; k++) {

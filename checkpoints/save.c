@@ -177,17 +177,14 @@ static bool write_meta(const Snapshot *s, const char *folder, const FileWriter *
 
 // ---- from files to a checkpoint -----------------------------------------------------------------
 
-#define FRESH_LINK ".tmp-link" // a link before it has its name
-
-static bool is_link(const char *path) {
-    char target[1];
-    return readlink(path, target, sizeof(target)) >= 0;
-}
-
 // Deletes a complete or incomplete checkpoint. Deletes a link but not its target, and nothing
-// outside --save.
+// outside
+// --save.
 static void discard(const char *path, const char *known_as) {
-    if (is_link(path)) { warn("%s is a link: the link alone is deleted", known_as); }
+    char target[1];
+    if (readlink(path, target, sizeof(target)) >= 0) {
+        warn("%s is a link: the link alone is deleted", known_as);
+    }
     if (!folder_remove(path)) { warn("%s could not be deleted: %s", known_as, error_text()); }
 }
 
@@ -203,99 +200,115 @@ static bool set_aside(const char *path) {
     return true;
 }
 
-// Sets aside every checkpoint from a step on. The newest one is the last, so that an interruption
-// leaves it the newest, or all of them set aside.
-static bool set_aside_from(const char *save, int64_t step) {
-    char path[PATH_LENGTH];
+// Whether a step in `save` has the same meta.json (with all checksums) as the folder at `path`.
+static bool has_copy(const char *save, const char *path) {
+    char name[PATH_LENGTH];
+    size_t bytes, other;
     int64_t *steps;
     int count = checkpoint_steps(save, &steps);
-    bool ok = count >= 0;
-    for (int i = count - 1; ok && i >= 0; i--) {
-        ok = steps[i] < step || set_aside(checkpoint_path(path, save, steps[i]));
+    char *meta = file_read(path_format(name, "%s/meta.json", path), &bytes);
+    bool found = false;
+    for (int i = 0; i < count && meta != NULL && !found; i++) {
+        char step[PATH_LENGTH];
+        path_format(name, "%s/meta.json", checkpoint_path(step, save, steps[i]));
+        char *text = file_read(name, &other);
+        found = text != NULL && other == bytes && memcmp(text, meta, bytes) == 0;
+        free(text);
     }
-    free(steps);
+    free(meta);
+    if (count >= 0) { free(steps); }
+    return found;
+}
+
+static bool link_step(const char *save, const char *link, int64_t step) {
+    char path[PATH_LENGTH], name[PATH_LENGTH];
+    struct stat info;
+    path_format(path, "%s/%s", save, link);
+    if (checkpoint_linked(save, link) == step) { return true; }
+    // in a copy of the run's folder a link may have become a folder, and be the only copy of its
+    // step
+    bool folder = lstat(path, &info) == 0 && S_ISDIR(info.st_mode);
+    return (!folder || (has_copy(save, path) ? folder_remove(path) : set_aside(path))) &&
+           link_replace(path, path_name(checkpoint_path(name, save, step)));
+}
+
+// Lets `best` lead to the best step. If no step was evaluated on these data, `best` stays as it is,
+// and is deleted only if its target is gone.
+static bool link_best(const char *save, const char *valid_data, int64_t valid_tokens) {
+    char path[PATH_LENGTH];
+    int64_t best = checkpoint_best(save, valid_data, valid_tokens);
+    if (best >= 0) { return link_step(save, "best", best); }
+    int64_t now = checkpoint_linked(save, "best");
+    if (now >= 0 && !path_exists(checkpoint_path(path, save, now))) {
+        unlink(path_format(path, "%s/best", save));
+    }
+    return true;
+}
+
+// In a folder without steps, lets `latest` lead to where the run begins; "": deletes `latest`.
+static bool link_start(const char *save, const char *start) {
+    char link[PATH_LENGTH], target[PATH_LENGTH];
+    path_format(link, "%s/latest", save);
+    if (start[0] == '\0') {
+        return unlink(link) == 0 || errno == ENOENT || fail("%s: %s", link, strerror(errno));
+    }
+    char *real = realpath(start, NULL);
+    bool ok = real != NULL || fail("%s: %s", start, strerror(errno));
+    bool leads = ok && link_read(link, target) != NULL && strcmp(target, real) == 0;
+    ok = ok && (leads || link_replace(link, real));
+    free(real);
     return ok;
 }
 
-// Lets a link in `save` lead to a target. "": deletes the link. Anything else of its name stays.
-static bool link_to(const char *save, const char *name, const char *target) {
-    char link[PATH_LENGTH], now[PATH_LENGTH] = "", fresh[PATH_LENGTH];
-    path_format(link, "%s/%s", save, name);
-    bool there = readlink(link, now, PATH_LENGTH - 1) >= 0;
-    if (strcmp(now, target) == 0) { return true; }
-    path_format(fresh, "%s/" FRESH_LINK, save);
-    unlink(fresh);
-    bool ok = target[0] != '\0' ? symlink(target, fresh) == 0 && rename(fresh, link) == 0
-                                : !there || unlink(link) == 0;
-    return ok || fail("%s: the link could not be written: %s", link, strerror(errno));
-}
-
-// For other programs: the links to the newest and the best checkpoint. This program reads neither.
-static void link_steps(const char *save, int64_t newest, int64_t best) {
-    static bool warned;
-    char path[PATH_LENGTH];
-    const char *of_best = best >= 0 ? path_name(checkpoint_path(path, save, best)) : "";
-    bool best_leads = best == BEST_UNREADABLE || link_to(save, "best", of_best);
-    bool leads = link_to(save, "latest", path_name(checkpoint_path(path, save, newest)));
-    if (!(leads && best_leads) && !warned) {
-        warn("%s; it is only for other programs: llm8.c goes by the names of the steps",
-             error_text());
-        warned = true;
-    }
-}
-
-// In a folder without steps, `latest` leads to where the run begins. "": to nothing.
-static bool link_start(const char *save, const char *start) {
-    char link[PATH_LENGTH];
-    if (start[0] == '\0') { return link_to(save, "latest", ""); }
-    if (is_folder(path_format(link, "%s/latest", save), folder_id(start))) { return true; }
-    char *real = realpath(start, NULL);
-    if (real == NULL) { return fail("%s: %s", start, strerror(errno)); }
-    if (!link_to(save, "latest", real)) {
-        warn("%s; until the first save, resume with --resume %s", error_text(), real);
-    }
-    free(real);
-    return true;
-}
-
+// `latest` moves first, so that the next start can complete this if it is interrupted.
 bool checkpoint_go_back(const Options *o, const Checkpoint *c) {
-    char path[PATH_LENGTH];
-    int64_t *steps;
+    char path[PATH_LENGTH], folder[PATH_LENGTH];
+    int64_t *steps, step = c->progress.step;
     int count = checkpoint_steps(o->save, &steps);
-    free(steps);
     if (count < 0) { return false; }
-    if (count == 0) { return link_start(o->save, c->path); }
-    checkpoint_path(path, o->save, c->progress.step);
-    if (!is_folder(path, folder_id(c->path))) {
-        return fail("--resume %s: not under the name of its step; %s %s, or give another --save",
-                    c->path, path_exists(path) ? "resume" : "rename it to", path);
+    path_format(folder, "%s", c->path);
+    bool within = c->path[0] != '\0' && is_folder(dirname(folder), folder_id(o->save));
+    if (count == 0 && !within) { return link_start(o->save, c->path); }
+    checkpoint_path(path, o->save, step);
+    bool ok = is_folder(path, folder_id(c->path)) ||
+              (!within || path_exists(path)
+                   ? fail("--resume %s: the checkpoint of its step is %s; resume "
+                          "that one, or give another --save",
+                          c->path, path)
+                   : fail("--resume %s: not under the name of its step; rename it to "
+                          "%s, or give another --save",
+                          c->path, path_name(path)));
+    ok = ok && link_step(o->save, "latest", step);
+    for (int i = 0; ok && i < count && steps[i] > step; i++) {
+        ok = set_aside(checkpoint_path(path, o->save, steps[i]));
     }
-    if (!set_aside_from(o->save, c->progress.step + 1)) { return false; }
-    link_steps(o->save, c->progress.step, checkpoint_best(o->save));
-    return true;
+    free(steps);
+    return ok && link_best(o->save, c->valid_data, c->valid_tokens);
 }
 
 // Reads the folder `fresh` back, verifies it, and gives it its name under --save.
 static bool publish(const Snapshot *s, const char *fresh) {
     const char *save = s->options->save;
-    char path[PATH_LENGTH];
+    char path[PATH_LENGTH], latest[PATH_LENGTH];
     Checkpoint c;
     if (!checkpoint_open(&c, fresh, true)) { return false; }
     checkpoint_close(&c);
     checkpoint_path(path, save, s->progress.step);
-    if (!set_aside_from(save, s->progress.step) || (path_exists(path) && !set_aside(path))) {
-        return false;
-    }
+    if (path_exists(path) && !set_aside(path)) { return false; }
+    if (!link_prepare(path_format(latest, "%s/latest", save), path_name(path))) { return false; }
     if (rename(fresh, path) != 0) { return fail("%s: %s", path, strerror(errno)); }
-    return folder_sync(save);
+    // `best` first: a run that resumes from `latest` does not set `best` for that step again
+    return folder_sync(save) &&
+           link_best(save, s->valid_data != NULL ? s->valid_data : "", s->valid_tokens) &&
+           link_step(save, "latest", s->progress.step);
 }
 
-// Deletes all checkpoints except the newest --keep, the best and the proven one (or the one before
-// it, if the proven one could not be saved).
-static void prune(const Snapshot *s, int64_t best) {
+// Deletes the checkpoints up to this step, except the newest --keep, `best`, and the proven one (or
+// the one before it, if the proven one could not be saved).
+static void prune(const Snapshot *s) {
     const char *save = s->options->save;
-    int64_t *steps = NULL;
-    int count = best != BEST_UNREADABLE ? checkpoint_steps(save, &steps) : -1;
+    int64_t *steps = NULL, best = checkpoint_linked(save, "best");
+    int count = best != LINK_UNREADABLE ? checkpoint_steps(save, &steps) : -1;
     int keep = s->options->keep, kept = 0;
     char path[PATH_LENGTH], doomed[PATH_LENGTH];
     bool proven = false; // one of the steps seen so far is kept as the proven one
@@ -304,7 +317,8 @@ static void prune(const Snapshot *s, int64_t best) {
         checkpoint_path(path, save, steps[i]);
         bool good = !proven && steps[i] <= s->progress.proven;
         proven = proven || good;
-        if (steps[i] == best || kept++ < keep || good) { continue; }
+        if (steps[i] > s->progress.step || steps[i] == best) { continue; }
+        if (kept++ < keep || good) { continue; }
         // renamed first, so that an interrupted deletion does not leave a damaged checkpoint;
         // EXDEV: a folder of a container's image cannot be renamed
         path_format(doomed, "%s/.old-step_%08lld", save, (long long)steps[i]);
@@ -352,25 +366,20 @@ bool checkpoint_save(const Snapshot *s) {
         if (first) { folder_remove(fresh); } // frees its space on a full disk
         return fail("%s; earlier checkpoints are as they were", why.text);
     }
-    if (first) {
-        int64_t best = checkpoint_best(s->options->save);
-        link_steps(s->options->save, s->progress.step, best);
-        prune(s, best);
-    }
+    if (first) { prune(s); }
     return true;
 }
 
 bool checkpoint_evaluated(const Snapshot *s) {
-    const char *save = s->options->save;
+    const char *save = s->options->save, *valid_data = s->valid_data != NULL ? s->valid_data : "";
     char path[PATH_LENGTH];
     Checkpoint c;
     if (!checkpoint_open(&c, checkpoint_path(path, save, s->progress.step), false)) {
         return false;
     }
     add_progress(c.meta, s);
-    bool ok = write_sealed(c.meta, path);
+    bool ok = write_sealed(c.meta, path) && link_best(save, valid_data, s->valid_tokens);
     checkpoint_close(&c);
-    if (ok) { link_steps(save, s->progress.step, checkpoint_best(save)); }
     return ok;
 }
 
@@ -454,24 +463,21 @@ static bool lock_folder(const Options *o, bool *own) {
 
 // Refuses a folder with checkpoints of a run that is not the resumed one.
 static bool check_owner(const Options *o) {
-    char path[PATH_LENGTH], leads_to[PATH_LENGTH], newest[40] = "";
+    char path[PATH_LENGTH], leads_to[PATH_LENGTH];
     int64_t *steps;
     int count = checkpoint_steps(o->save, &steps);
-    if (count > 0) { snprintf(newest, sizeof(newest), " up to step %lld", (long long)steps[0]); }
+    int64_t newest = count > 0 ? steps[0] : 0;
     free(steps);
-    if (count < 0 || strcmp(o->resume, "latest") == 0) { return count >= 0; }
-    path_format(path, "%s/latest", o->save); // a copy may have only that, and then it is no link
-    if (count == 0 && (is_link(path) || !path_exists(path))) { return true; }
+    if (count <= 0 || strcmp(o->resume, "latest") == 0) { return count >= 0; }
     if (o->resume[0] == '\0') {
-        return fail("%s: a run has saved there%s; resume it with --resume latest, or give another "
-                    "--save",
-                    o->save, newest);
+        return fail("%s: a run has saved there up to step %lld; resume it with --resume latest, or "
+                    "give another --save",
+                    o->save, (long long)newest);
     }
     FolderId save = folder_id(o->save);
-    bool missing = !checkpoint_follow(leads_to, o->resume) || folder_id(leads_to).inode == 0;
+    bool missing = checkpoint_follow(leads_to, o->resume).inode == 0; // reported when opened
     path_format(path, "%s", o->resume);
-    if (missing || // reported when opened
-        is_folder(dirname(path), save) || is_folder(dirname(leads_to), save)) {
+    if (missing || is_folder(dirname(path), save) || is_folder(dirname(leads_to), save)) {
         return true;
     }
     return fail("%s: holds checkpoints of another run than --resume %s; give another --save, or "
@@ -479,31 +485,35 @@ static bool check_owner(const Options *o) {
                 o->save, o->resume);
 }
 
+// Completes a save that was interrupted after the rename of its folder, before `latest` led to it.
+static bool finish_save(const char *save) {
+    char path[PATH_LENGTH];
+    int64_t step = checkpoint_linked(save, "latest.new");
+    bool there = step >= 0 && folder_id(checkpoint_path(path, save, step)).inode != 0;
+    if (there && !link_step(save, "latest", step)) { return false; }
+    path_format(path, "%s/latest.new", save);
+    return unlink(path) == 0 || errno == ENOENT || fail("%s: %s", path, strerror(errno));
+}
+
 bool checkpoint_claim(const Options *o) {
     // room for /.tmp-step_9007199254740992/optimizer-4095-of-4096.safetensors
     enum { LONGEST = PATH_LENGTH - 64 };
     char path[PATH_LENGTH], *names;
-    int64_t *steps;
     bool own = false;
     if (strlen(o->save) > LONGEST) {
         return fail("%.40s...: longer than %d characters", o->save, LONGEST);
     }
     if (!folder_make(o->save) || !lock_folder(o, &own) || (!own && !check_owner(o)) ||
-        (names = folder_list(o->save)) == NULL) {
+        !finish_save(o->save) || (names = folder_list(o->save)) == NULL) {
         return false;
     }
     for (const char *name = names; *name != '\0'; name += strlen(name) + 1) {
         path_format(path, "%s/%s", o->save, name);
         bool left = strncmp(name, ".tmp-step_", 10) == 0 || strncmp(name, ".old-step_", 10) == 0;
         if (left) { discard(path, path); }
-        if (strcmp(name, FRESH_LINK) == 0) { folder_remove(path); }
     }
     free(names);
-    // of a save that was interrupted before them
-    int count = checkpoint_steps(o->save, &steps);
-    if (count > 0) { link_steps(o->save, steps[0], checkpoint_best(o->save)); }
-    free(steps);
-    return count >= 0;
+    return true;
 }
 
 // ---- in the background --------------------------------------------------------------------------

@@ -58,6 +58,7 @@ __global__ void decide_step_kernel(StepState *state, const StepInput *input, dou
     state->gradient_scale = (float)(clip > 0.0f && norm > clip ? clip / norm * factor : factor);
     state->skipped = step_skip(&state->window, input->sigma, input->skip, loss, norm);
     state->updates += state->skipped == SKIP_NONE;
+    state->unmeasured = 0;
 }
 
 void gpu_decide_step(Gpu *gpu, StepState *state, const StepInput *input, double tokens,

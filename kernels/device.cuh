@@ -320,9 +320,11 @@ static inline void check_scratch(const char *name, Scratch scratch, int64_t floa
     check_aligned(name, {scratch.data});
 }
 
-// Checks a tensor [M,N] that is written. Whether any FP8 form of it is requested.
-static inline bool check_tensor(const char *name, const Tensor *t, int64_t M, int64_t N) {
+// Checks a tensor [M,N] that is written, and sets it to how this step quantises it. Whether any FP8
+// form of it is requested.
+static inline bool check_tensor(const char *name, Tensor *t, int64_t M, int64_t N) {
     bool codes = t->fp8 != NULL || t->fp8_t != NULL;
+    *t = tensor_now(*t);
     check_tensors(name, M, N, {t->bf16, t->fp8, t->fp8_t});
     if (codes && (M % 16 != 0 || N % 16 != 0)) {
         die("%s: %lld x %lld in FP8; both sides must be multiples of 16", name, (long long)M,

@@ -12,6 +12,7 @@ __global__ void amax_kernel(float *amax, const Bf16 *x, int64_t vectors) {
 }
 
 void measure_bf16(Tensor x, int64_t n, cudaStream_t stream) {
+    x = tensor_now(x);
     if (x.live == NULL || x.mode != SCALE_MEASURED) { return; }
     check_aligned("gpu_measure", {x.bf16});
     if (n % VEC != 0) { die("gpu_measure: %lld values; a multiple of 8", (long long)n); }
@@ -20,7 +21,7 @@ void measure_bf16(Tensor x, int64_t n, cudaStream_t stream) {
 }
 
 void gpu_measure(Gpu *gpu, Tensor x, int64_t n) {
-    if (x.mode == SCALE_MEASURED) { gpu_family(gpu, FAMILY_QUANTIZE); }
+    if (tensor_now(x).mode == SCALE_MEASURED) { gpu_family(gpu, FAMILY_QUANTIZE); }
     measure_bf16(x, n, gpu->stream);
 }
 
@@ -57,7 +58,7 @@ void gpu_count_codes(Gpu *gpu, Fp8Counts *counts, const uint8_t *codes, int64_t 
 }
 
 // One warp per slot.
-__global__ void fp8_update_kernel(Fp8Scaling s, const StepState *state) {
+__global__ void fp8_update_kernel(Fp8Scaling s, StepState *state) {
     int i = blockIdx.x;
     Fp8Slot *slot = &s.slots[i];
     float *history = s.history + (int64_t)i * s.history_length;
@@ -69,11 +70,15 @@ __global__ void fp8_update_kernel(Fp8Scaling s, const StepState *state) {
     } else if (!(s.used[i] & SLOT_WEIGHT)) {
         slot->amax = 0.0f;
     }
-    s.live[i].scale = slot->scale;
-    s.live[i].scale_inv = slot->scale_inv;
+    if (slot->count > 0) {
+        s.live[i].scale = slot->scale;
+        s.live[i].scale_inv = slot->scale_inv;
+    } else {
+        atomicAdd(&state->unmeasured, 1);
+    }
 }
 
-void gpu_fp8_update(Gpu *gpu, const Fp8Scaling *scaling, const StepState *state) {
+void gpu_fp8_update(Gpu *gpu, const Fp8Scaling *scaling, StepState *state) {
     gpu_family(gpu, FAMILY_OPTIMIZER);
     launch(fp8_update_kernel, scaling->count, WARP, gpu->stream, *scaling, state);
 }

@@ -150,8 +150,8 @@ HOST_DEVICE static inline float fp8_block_scale(float amax, float target, int po
 
 // ---- scaling state ----
 
-// What is known of one tensor's range. `amax` collects the amax of this step until fp8_slot_update.
-// A slot that nothing is known of has a scale of 1 and no history.
+// What is known of one tensor's range. With delayed scaling, a tensor whose slot has no history yet
+// is quantised by its own amax. `amax` collects the amax of this step until fp8_slot_update.
 typedef struct {
     float scale_inv; // first in 16 bytes: cuBLASLt needs a 16-byte aligned address
     float scale;
@@ -176,12 +176,6 @@ HOST_DEVICE static inline void fp8_count(Fp8Counts *counts, uint8_t code, Fp8Typ
 HOST_DEVICE static inline void fp8_slot_rescale(Fp8Slot *slot, float amax, float target) {
     slot->scale = fp8_scale(amax, target, slot->scale);
     slot->scale_inv = 1.0f / slot->scale;
-}
-
-// Whether the scale says something of the tensor: there is a history, or calibration has set it
-// (model/precision.h).
-HOST_DEVICE static inline int fp8_slot_known(const Fp8Slot *slot) {
-    return slot->count > 0 || slot->scale != 1.0f;
 }
 
 // A slot's scale changes once an optimizer step, by the next two functions, on the host and on the

@@ -74,15 +74,15 @@ typedef struct {
     float *targets; // [count]
     uint8_t *used;  // [count] SLOT_FOLLOWS, SLOT_WEIGHT
     int count, history_length;
-    bool counting; // the present step counts codes (--fp8-stats-interval)
+    bool measuring; // the present step measures scales: tensorwise, or a slot has no history yet
+    bool counting;  // the present step counts codes (--fp8-stats-interval)
 } Fp8Scaling;
 
-// How a tensor gets its scale, in all steps of a run.
+// How a tensor gets its scale.
 typedef enum {
     SCALE_GIVEN,    // the scale is live->scale: delayed scaling. The amax goes to the slot
     SCALE_MEASURED, // the scale follows from live->amax, which a pass over the BF16 values has
-                    // measured: tensorwise scaling; and delayed scaling in a run that trains
-                    // nothing, of tensors of which nothing is known
+                    // measured: tensorwise scaling, and delayed slots without a history
     SCALE_BLOCKS    // each block's scale follows from its own values, rounded to BF16
 } ScaleMode;
 
@@ -101,18 +101,28 @@ typedef struct {
     float *scales, *scales_t; // BLOCKS: the inverse scales of fp8 and fp8_t (fp8_format.h)
     Fp8Type type;
     ScaleMode mode;
-    bool fused;        // producers write FP8 alone: no product reads BF16
-    bool record;       // the amax enters the slot's history
-    bool power_of_two; // BLOCKS: scales are rounded down to powers of two
-    Fp8Scales blocks;  // BLOCKS: vectors or squares
-    float target;      // what amax * scale should be
-    Fp8Live *live;     // its scale
-    Fp8Slot *slot;     // its history
+    bool fused;                // producers write FP8 alone: no product reads BF16
+    bool record;               // the amax enters the slot's history
+    bool power_of_two;         // BLOCKS: scales are rounded down to powers of two
+    Fp8Scales blocks;          // BLOCKS: vectors or squares
+    float target;              // what amax * scale should be
+    Fp8Live *live;             // its scale
+    Fp8Slot *slot;             // its history
+    const Fp8Scaling *scaling; // GIVEN becomes MEASURED in a step that measures; NULL: it does not
 } Tensor;
 
 static inline Tensor tensor_bf16(Bf16 *bf16) {
     Tensor t = {0};
     t.bf16 = bf16;
+    return t;
+}
+
+// The tensor as the present step quantises it. Launchers call this.
+static inline Tensor tensor_now(Tensor t) {
+    if (t.mode == SCALE_GIVEN && t.scaling != NULL && t.scaling->measuring) {
+        t.mode = SCALE_MEASURED;
+        t.fused = false;
+    }
     return t;
 }
 
@@ -273,6 +283,7 @@ typedef struct {
     float gradient_scale; // what multiplies the gradients: clipping, and tokens / targets
     int skipped;          // a SkipReason; unless it is SKIP_NONE, nothing is updated
     int64_t updates;      // AdamW steps made, this one included unless skipped
+    int unmeasured;       // delayed scaling: FP8 slots in use that have no history yet
     SpikeWindow window;   // of the steps before
     // in ns (gpu_stamp): when this rank began the step, and when it had computed its last gradient
     uint64_t began, computed;
@@ -303,7 +314,7 @@ void gpu_sum_of_squares(Gpu *gpu, StepState *state, const StepInput *input, cons
 // skipped. The gradients are those of the loss divided by `tokens`, but must be those of the loss
 // divided by targets: norm_squared becomes that of the gradients times tokens / targets.
 // gradient_scale is tokens / targets, times clip / norm where clip > 0 and the norm is above it.
-// Sets skipped, updates and window.
+// Sets skipped, updates and window, and sets unmeasured to 0.
 void gpu_decide_step(Gpu *gpu, StepState *state, const StepInput *input, double tokens, float clip);
 
 // Parameters that lie together, and where their new weights go. A segment may be a part of a
@@ -392,7 +403,8 @@ void gpu_hash(Gpu *gpu, uint64_t *sum, const void *data, int64_t bytes, int64_t 
 // ---- fp8.cu ----
 // Delayed scaling, once an optimizer step, after the decision: enters the amaxes into the history
 // and renews the scales; after a skipped step forgets the amaxes of activations and gradients.
-void gpu_fp8_update(Gpu *gpu, const Fp8Scaling *scaling, const StepState *state);
+// Counts in state->unmeasured the slots in use without a history.
+void gpu_fp8_update(Gpu *gpu, const Fp8Scaling *scaling, StepState *state);
 // Before a micro-step: sets live->amax of every slot to 0.
 void gpu_fp8_clear_measured(Gpu *gpu, const Fp8Scaling *scaling);
 

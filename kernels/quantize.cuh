@@ -49,10 +49,10 @@ template <Fp8Type TYPE> __device__ __forceinline__ uint2 encode8(const Floats8 &
     return make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
 }
 
-// The scale that follows from the measured amax; where the slot's scale is known, that instead. One
-// thread of the launch (announces) writes it where the products read it.
+// The scale that follows from the measured amax; where the slot has a history, the slot's scale
+// instead. One thread of the launch (announces) writes it where the products read it.
 __device__ __forceinline__ float measured_scale(const Tensor &q, bool announces) {
-    bool known = q.slot != nullptr && fp8_slot_known(q.slot);
+    bool known = q.slot != nullptr && q.slot->count > 0;
     float amax = q.live->amax;
     float scale = known ? q.slot->scale : fp8_scale(amax, q.target, 1.0f);
     if (announces) {

@@ -1,6 +1,5 @@
 #include "precision.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -193,40 +192,6 @@ void fp8_fix_slot(const Precision *p, const Options *o, Fp8Slot *slots) {
     if (!fp8_slot_in_use(p, index) || !fp8_slot_is_fixed(p, index)) { return; }
     slots[index] = (Fp8Slot){.scale = 1.0f};
     fp8_slot_rescale(&slots[index], factor, fp8_slot_target(p, index));
-}
-
-bool fp8_is_uncalibrated(const Precision *p, const Fp8Slot *slots) {
-    bool unknown = false;
-    for (int i = 0; i < fp8_slot_count(p->config) && p->recipe == FP8_RECIPE_DELAYED; i++) {
-        unknown |= fp8_slot_follows(p, i) && !fp8_slot_known(&slots[i]);
-    }
-    return unknown;
-}
-
-// The scale before a tensor's first amax. Gradients are divided by the tokens of a step.
-static float first_scale(const Precision *p, int slot) {
-    OperandId operand = (OperandId)(slot % OPERAND_COUNT);
-    return operand == OPERAND_X   ? 0.5f
-           : operand == OPERAND_W ? 1024.0f
-                                  : fp8_slot_target(p, slot) * (float)p->step_tokens;
-}
-
-void fp8_calibrate(const Precision *p, Fp8Slot *slots) {
-    // the next micro-batches' amaxes may be larger; weights are known exactly
-    const float room = 2.0f;
-    for (int i = 0; i < fp8_slot_count(p->config); i++) {
-        Fp8Slot *s = &slots[i];
-        bool weight = i % OPERAND_COUNT == OPERAND_W;
-        if (fp8_slot_follows(p, i) && s->count == 0) {
-            if (!fp8_slot_known(s)) { s->scale = first_scale(p, i); }
-            fp8_slot_rescale(s, weight ? s->amax : room * s->amax, fp8_slot_target(p, i));
-            if (s->scale == 1.0f) { // which says that nothing is known
-                s->scale = nextafterf(1.0f, 0.0f);
-                s->scale_inv = 1.0f / s->scale;
-            }
-        }
-        if (!weight) { s->amax = 0.0f; }
-    }
 }
 
 const char *fp8_slot_name(const ModelConfig *config, int slot, char out[64]) {

@@ -142,17 +142,6 @@ static inline bool fp8_slot_follows(const Precision *p, int slot) {
 // Sets the fixed slot, if the head is in FP8.
 void fp8_fix_slot(const Precision *precision, const Options *options, Fp8Slot *slots);
 
-// Calibration: a run with delayed scaling in which nothing is known of some tensors (from scratch,
-// --load, a checkpoint without their scales) runs the forward and backward pass of its first
-// micro-batch FP8_CALIBRATIONS times before its first step, without an update. Amaxes are taken
-// before values are encoded, so each pass corrects what scales of the pass before have cut off.
-enum { FP8_CALIBRATIONS = 3 };
-// Whether the run has such tensors.
-bool fp8_is_uncalibrated(const Precision *precision, const Fp8Slot *slots);
-// Before the first of these passes and after each: sets the scales of slots without a history by
-// the amaxes of the pass, or by a guess, and forgets the amaxes of activations and gradients.
-void fp8_calibrate(const Precision *precision, Fp8Slot *slots);
-
 // Writes a slot's name, as "blocks.3.qkv.x", into out, and returns it.
 const char *fp8_slot_name(const ModelConfig *config, int slot, char out[64]);
 

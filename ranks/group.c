@@ -1,6 +1,7 @@
 #define _GNU_SOURCE // accept4
 
 #include "group.h"
+#include "../base/siphash.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -42,22 +43,16 @@ typedef struct Message {
     char data[]; // [head.bytes]
 } Message;
 
-// A rank's hello is its only message of a meeting. The others are what who listens answers to it.
-typedef enum {
-    HELLO,
-    ANSWER_WAIT,  // from rank 0: the verdict follows when all ranks have come. To rank 0: noted
-    ANSWER_THERE, // rank 0 is at the address `text` and `port`
-    ANSWER_BUSY,  // another run meets here: come again later
-    ANSWER_END,   // the meeting is over. text: why it failed, or ""
-} Answer;
-
+// The message of a meeting. A rank sends a hello, rank 0 answers, and the rank sends a second hello
+// with its identity as text. When all ranks have connected, rank 0 sends each the reason why the
+// meeting failed, or "". A hello contains the random number that the receiver has drawn for this
+// connection, and is signed with the secret, so a recorded hello is useless on another connection.
 typedef struct {
-    uint64_t process; // a random number of the sender: a process that reaches itself knows it
-    int32_t answer, rank, ranks;
-    int32_t port; // where rank 0 listens
+    uint64_t signature;            // of all fields after it
+    uint64_t nonce[2], answers[2]; // the sender's random number; the receiver's, 0: not known yet
+    int32_t rank, ranks;
     char host[HOST];
-    Meeting meeting; // the sender's; an answer has no secret
-    char text[];     // of a hello: the sender's identity
+    char text[];
 } Hello;
 
 typedef struct {
@@ -70,9 +65,9 @@ typedef struct {
 typedef struct {
     int file; // -1: none
     char host[HOST];
+    uint64_t nonce[2], theirs[2]; // the random numbers of this side and of the other side
     bool known, left, closed; // the meeting is over; it has said goodbye; its connection has ended
-    bool broken;              // it was closed for an invalid message
-    bool asks;                // a rank that waits to hear where rank 0 is
+    bool asked, broken;       // it has sent its first hello; it was closed for an invalid message
     double heard;
     Beat beat;
     Message *coming; // is being received: `got` bytes of it, counted from head
@@ -85,9 +80,9 @@ struct Watch {
     int rank, ranks;
     int count; // of peers: rank 0 has one for each rank (its own is unused), the others have rank 0
     char host[HOST];
-    uint64_t process; // a random number
+    uint64_t secret[2];
     double limit, tick;
-    Peer *peers;          // [count]; in a meeting guests follow
+    Peer *peers;          // [count]; in a meeting rank 0's guests follow
     struct pollfd *polls; // one for each peer, and one more
     int quit;             // eventfd: tells the watchdog's thread to end
     int quit_probe;       // the same for the probe's thread
@@ -142,87 +137,57 @@ static bool is_loopback(const struct sockaddr *a) {
                : ntohl(((const struct sockaddr_in *)a)->sin_addr.s_addr) >> 24 == 127;
 }
 
-// -1: errno says why.
-static int listen_on(const struct sockaddr *address, socklen_t length) {
-    int file = socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (file < 0) { return -1; }
-    set_option(file, SOL_SOCKET, SO_REUSEADDR, 1);
-    if (address->sa_family == AF_INET6) { set_option(file, IPPROTO_IPV6, IPV6_V6ONLY, 0); }
-    if (bind(file, address, length) == 0 && listen(file, SOMAXCONN) == 0) { return file; }
-    int why = errno;
-    close(file);
-    errno = why;
-    return -1;
-}
-
-static int listen_on_all(int port) {
-    struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port)};
-    struct sockaddr_in four = {.sin_family = AF_INET, .sin_port = six.sin6_port};
-    int file = listen_on((struct sockaddr *)&six, sizeof(six));
-    bool no_ipv6 = file < 0 && errno != EADDRINUSE;
-    return no_ipv6 ? listen_on((struct sockaddr *)&four, sizeof(four)) : file;
-}
-
-// Whose address a host is, as this machine sees it.
-typedef enum {
-    ELSEWHERE, // of another machine, or of none
-    HERE,
-    LOOPBACK, // of each machine itself: 127.0.0.1
-} Whose;
-
-// Listens if the address is of this machine; a loopback address only if `loopback` is set. Of a
-// name, the first address counts that is not a loopback one; if all are, the socket listens on all
-// addresses. -1: errno says why.
-static int listen_here(const char *host, int port, bool loopback, Whose *whose) {
+// Opens a socket that listens on an address; or, for a name, on the first of its addresses that
+// this machine has and that is no loopback address. -1: errno says why; EINVAL: there is no such
+// address.
+static int listen_on(const char *host, int port, bool name) {
     struct addrinfo *found = NULL;
-    if (strcmp(host, "localhost") == 0) { host = "127.0.0.1"; }
-    bool number = resolve(host, port, AI_NUMERICHOST, &found) == 0, names_itself = false;
-    if (!number && resolve(host, port, 0, &found) != 0) { found = NULL; }
-    int file = -1;
-    *whose = ELSEWHERE;
-    for (const struct addrinfo *a = found; a != NULL && *whose == ELSEWHERE; a = a->ai_next) {
-        bool own = is_loopback(a->ai_addr);
-        names_itself = names_itself || (own && !number);
-        if (own) { *whose = number ? LOOPBACK : ELSEWHERE; }
-        if (own && (!number || !loopback)) { continue; }
-        file = listen_on(a->ai_addr, a->ai_addrlen);
-        bool ours = file >= 0 || errno == EADDRINUSE || errno == EACCES;
-        if (ours && !own) { *whose = HERE; }
+    int file = -1, why = EINVAL;
+    if (resolve(host, port, name ? 0 : AI_NUMERICHOST, &found) != 0) { found = NULL; }
+    for (const struct addrinfo *a = found; a != NULL && file < 0 && why != EADDRINUSE;
+         a = a->ai_next) {
+        if (name && is_loopback(a->ai_addr)) { continue; }
+        file = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        set_option(file, SOL_SOCKET, SO_REUSEADDR, 1);
+        if (a->ai_family == AF_INET6) { set_option(file, IPPROTO_IPV6, IPV6_V6ONLY, 0); }
+        bool ok = file >= 0 && bind(file, a->ai_addr, a->ai_addrlen) == 0 &&
+                  listen(file, SOMAXCONN) == 0;
+        why = errno;
+        if (!ok && file >= 0) { close(file); }
+        if (!ok) { file = -1; }
     }
-    int why = errno;
     if (found != NULL) { freeaddrinfo(found); }
     errno = why;
-    if (*whose != ELSEWHERE || !names_itself) { return file; }
-    *whose = HERE;
-    return listen_on_all(port);
-}
-
-static bool cannot_listen(const char *host, int port) {
-    return fail("rank 0 cannot listen on %s port %d: %s", host, port,
-                errno == EADDRINUSE ? "another process has the port; set MASTER_PORT to a free one"
-                                    : strerror(errno));
-}
-
-static int port_of(int listener) {
-    struct sockaddr_in6 address = {0}; // sockaddr_in has its port at the same place
-    socklen_t length = sizeof(address);
-    if (getsockname(listener, (struct sockaddr *)&address, &length) != 0) {
-        die("no port: %s", strerror(errno));
-    }
-    return ntohs(address.sin6_port);
-}
-
-int group_listen(const char *host, int *port) {
-    Whose whose;
-    int file = listen_here(host, *port, true, &whose);
-    if (file < 0 && whose == ELSEWHERE) { file = listen_on_all(*port); }
-    if (file < 0) { cannot_listen(host, *port); }
-    if (file >= 0) { *port = port_of(file); }
     return file;
 }
 
-// Tries each address of the host once, for two seconds. *why: why the last one failed.
-static int connect_once(const char *host, int port, const char **why) {
+int group_listen(const char *host, int *port) {
+    struct sockaddr_in6 address; // sockaddr_in has its port at the same place
+    socklen_t length = sizeof(address);
+    int file = listen_on(strcmp(host, "localhost") == 0 ? "127.0.0.1" : host, *port, false);
+    if (file < 0 && errno == EINVAL) {
+        file = listen_on(host, *port, true);
+        bool elsewhere = file < 0 && (errno == EINVAL || errno == EADDRNOTAVAIL);
+        if (elsewhere) { file = listen_on("::", *port, false); }
+        bool no_ipv6 = elsewhere && file < 0 && errno != EADDRINUSE;
+        if (no_ipv6) { file = listen_on("0.0.0.0", *port, false); }
+    }
+    if (file >= 0 && getsockname(file, (struct sockaddr *)&address, &length) == 0) {
+        *port = ntohs(address.sin6_port);
+        return file;
+    }
+    const char *advice = strerror(errno);
+    if (errno == EADDRINUSE) {
+        advice = "another process has the port; set MASTER_PORT to a free one";
+    } else if (errno == EADDRNOTAVAIL) {
+        advice = "not an address of this machine; MASTER_ADDR must be the one rank 0 runs on";
+    }
+    fail("rank 0 cannot listen on %s port %d: %s", host, *port, advice);
+    return -1;
+}
+
+// Tries each address of the host once. *why: why the last one failed.
+static int connect_once(const char *host, int port, double until, const char **why) {
     struct addrinfo *found;
     int file = -1, status = resolve(host, port, 0, &found);
     if (status != 0) {
@@ -231,7 +196,7 @@ static int connect_once(const char *host, int port, const char **why) {
     }
     for (const struct addrinfo *a = found; a != NULL && file < 0; a = a->ai_next) {
         file = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        set_timeout(file, 2);
+        set_timeout(file, fmin(fmax(until - wall_seconds(), 0.001), 10));
         if (file < 0 || connect(file, a->ai_addr, a->ai_addrlen) != 0) {
             *why = strerror(errno == EINPROGRESS ? ETIMEDOUT : errno);
             if (file >= 0) { close(file); }
@@ -275,17 +240,33 @@ static void send_all(Watch *w, int kind, const void *data, size_t bytes) {
     for (int r = 0; r < w->count; r++) { send_message(&w->peers[r], false, kind, data, bytes); }
 }
 
-// Waits until a peer or `other` can be read, or until the clock reads `until`, at most a tick;
-// w->polls says which. It releases the mutex during the wait.
+static uint64_t sign(const Watch *w, const Hello *h, size_t bytes) {
+    return siphash(w->secret, h->nonce, bytes - offsetof(Hello, nonce));
+}
+
+static void send_hello(Watch *w, Peer *p, const char *text) {
+    size_t bytes = sizeof(Hello) + strlen(text) + 1;
+    Hello *h = calloc_or_die(1, bytes);
+    *h = (Hello){.rank = w->rank, .ranks = w->ranks};
+    memcpy(h->nonce, p->nonce, sizeof(h->nonce));
+    memcpy(h->answers, p->theirs, sizeof(h->answers));
+    memcpy(h->host, w->host, HOST);
+    strcpy(h->text, text);
+    h->signature = sign(w, h, bytes);
+    send_message(p, true, KIND_HELLO, h, bytes);
+    free(h);
+}
+
+// Waits until a peer or `other` can be read, or until the given time; w->polls says which. It
+// releases the mutex during the wait.
 static void wait_for_input(Watch *w, int peers, int other, double until) {
     for (int i = 0; i < peers; i++) {
         int file = w->peers[i].closed ? -1 : w->peers[i].file;
         w->polls[i] = (struct pollfd){.fd = file, .events = POLLIN};
     }
     w->polls[peers] = (struct pollfd){.fd = other, .events = POLLIN};
-    double seconds = fmax(0, fmin(until - w->now, w->tick));
     pthread_mutex_unlock(&w->mutex);
-    poll(w->polls, (nfds_t)peers + 1, (int)ceil(1e3 * seconds));
+    poll(w->polls, (nfds_t)peers + 1, (int)ceil(1e3 * fmax(0, until - wall_seconds())));
     pthread_mutex_lock(&w->mutex);
 }
 
@@ -307,10 +288,7 @@ static bool check_content(const Message *m) {
     const Hello *h = (const Hello *)m->data;
     bool ends = m->head.bytes > 0 && m->data[m->head.bytes - 1] == '\0';
     switch (m->head.kind) {
-    case KIND_HELLO:
-        return ends && h->host[HOST - 1] == '\0' &&
-               h->meeting.run[sizeof(h->meeting.run) - 1] == '\0' &&
-               h->meeting.secret[sizeof(h->meeting.secret) - 1] == '\0';
+    case KIND_HELLO: return ends && h->host[HOST - 1] == '\0';
     case KIND_BEAT: return ends && b->doing >= 0 && b->doing <= DOING_PAUSE && b->age >= 0;
     case KIND_LOST: return ends;
     default: return true;
@@ -447,7 +425,7 @@ static void *watch_thread(void *argument) {
             if (!said) { send_all(w, KIND_BEAT, &w->mine, sizeof(w->mine)); }
             judge(w, now);
         }
-        wait_for_input(w, w->count, w->quit, next);
+        wait_for_input(w, w->count, w->quit, wall_seconds() + next - now);
         for (int r = 0; r < w->count; r++) {
             if (w->polls[r].revents != 0) { read_peer(w, r); }
         }
@@ -575,71 +553,22 @@ static int list_missing(const Watch *w, char *text, size_t room) {
     return count;
 }
 
-static void draw(void *number, size_t bytes) {
+void group_draw(uint64_t number[2]) {
+    size_t bytes = 2 * sizeof(*number);
     if (getrandom(number, bytes, 0) != (ssize_t)bytes) {
         die("no random numbers: %s", strerror(errno));
     }
 }
 
-static const char *name_of(const char *run) {
-    return *run != '\0' ? run : "a run without a number";
+static bool is_answer(const Watch *w, const Peer *p, const Message *m) {
+    const Hello *h = (const Hello *)m->data;
+    return h->signature == sign(w, h, m->head.bytes) &&
+           memcmp(h->answers, p->nonce, sizeof(p->nonce)) == 0;
 }
 
-void group_draw(Meeting *meeting) {
-    uint64_t number[2];
-    draw(number, sizeof(number));
-    snprintf(meeting->secret, sizeof(meeting->secret), "%016lx%016lx", number[0], number[1]);
-}
-
-// One rank's part in a meeting. peers[0] is its connection to who listens at host:port: rank 0, or
-// a rank at the meeting place that knows where rank 0 is. After the peers of the watch come guests,
-// which are connections that have not said which rank they are.
-typedef struct {
-    Watch *w;
-    const Group *group;
-    const Meeting *meeting;
-    const char *identity;
-    char host[256];
-    int port;
-    char place[320], why[640]; // where that is; why there is no connection
-    Whose whose;               // the address of the meeting place
-    int listener;              // of rank 0, or of a rank at the place; -1: none
-    bool reached;              // rank 0: it is at the place. Others: rank 0 has answered
-    bool told;                 // where rank 0 is, by itself or by a rank at the place
-    bool strange;              // a rank of another run has come
-    double busy;               // when another run last answered
-    bool over;
-    Error differs; // the first rank that runs something else
-    int guests;    // have come
-} Part;
-
-static void send_hello(const Part *part, Peer *p, Answer answer, int port, const char *text) {
-    const Watch *w = part->w;
-    size_t bytes = sizeof(Hello) + strlen(text) + 1;
-    Hello *h = calloc_or_die(1, bytes);
-    *h = (Hello){.process = w->process, .answer = (int32_t)answer, .rank = w->rank};
-    h->ranks = w->ranks;
-    h->port = port;
-    h->meeting = *part->meeting;
-    if (answer != HELLO) { memset(h->meeting.secret, 0, sizeof(h->meeting.secret)); }
-    memcpy(h->host, w->host, HOST);
-    strcpy(h->text, text);
-    send_message(p, true, KIND_HELLO, h, bytes);
-    free(h);
-}
-
-static void set_place(Part *part, const char *host, int port) {
-    snprintf(part->host, sizeof(part->host), "%s", host);
-    part->port = port;
-    snprintf(part->place, sizeof(part->place), "%s port %d", part->host, port);
-}
-
-// Makes a guest the rank that it says it is. A rank whose identity differs is kept in
-// part->differs, of which all are told when all have connected. False: the guest cannot be that
-// rank.
-static bool seat(Part *part, Peer *guest, const Hello *h) {
-    const char *identity = part->identity;
-    Watch *w = part->w;
+// Makes a guest the rank that it says it is. *differs: the first rank whose identity differs, which
+// all are told when all have connected. False: the guest cannot be that rank.
+static bool seat(Watch *w, Peer *guest, const Hello *h, const char *identity, Error *differs) {
     Peer *p = &w->peers[h->rank > 0 && h->rank < w->ranks ? h->rank : 0];
     size_t line = 0, at = 0;
     if (h->ranks != w->ranks || h->rank < 0 || h->rank >= w->ranks) {
@@ -648,312 +577,184 @@ static bool seat(Part *part, Peer *guest, const Hello *h) {
     }
     if (h->rank == 0 || p->file >= 0) {
         return fail("two processes say that they are rank %d: one on %s, one on %s", h->rank,
-                    h->rank == 0 ? w->host : p->host, h->host);
+                    p->host, h->host);
     }
     p->file = guest->file;
+    memcpy(p->nonce, guest->nonce, sizeof(p->nonce));
+    memcpy(p->theirs, h->nonce, sizeof(p->theirs));
     memcpy(p->host, h->host, HOST);
     guest->file = -1;
-    send_hello(part, p, ANSWER_WAIT, 0, "");
     for (; h->text[at] == identity[at] && identity[at] != '\0'; at++) {
         if (identity[at] == '\n') { line = at + 1; }
     }
-    if (h->text[at] != identity[at] && part->differs.text[0] == '\0') {
+    if (h->text[at] != identity[at] && differs->text[0] == '\0') {
         fail("rank %d: on %s, it runs something else: '%.*s', where rank 0 has '%.*s'; all ranks "
              "need the same program and options",
              h->rank, h->host, (int)strcspn(h->text + line, "\n"), h->text + line,
              (int)strcspn(identity + line, "\n"), identity + line);
-        part->differs = error_kept();
+        *differs = error_kept();
     }
     return true;
-}
-
-// Keeps where rank 0 is, which has connected to this rank, and tells the ranks that have asked.
-static void note_rank_0(Part *part, const Peer *guest, int port) {
-    Watch *w = part->w;
-    struct sockaddr_storage address;
-    socklen_t length = sizeof(address);
-    char host[256];
-    if (getpeername(guest->file, (struct sockaddr *)&address, &length) != 0 ||
-        getnameinfo((struct sockaddr *)&address, length, host, sizeof(host), NULL, 0,
-                    NI_NUMERICHOST) != 0) {
-        return;
-    }
-    set_place(part, host, port);
-    part->told = true;
-    for (int i = w->count; i < w->count + w->ranks + GUESTS; i++) {
-        Peer *p = &w->peers[i];
-        if (!p->asks) { continue; }
-        send_hello(part, p, ANSWER_THERE, part->port, part->host);
-        close_peer(p);
-    }
-}
-
-// Answers a guest. False: the meeting fails.
-static bool answer_guest(Part *part, Peer *guest, const Hello *h) {
-    const Meeting *mine = part->meeting;
-    Watch *w = part->w;
-    guest->broken = h->answer != HELLO;
-    guest->closed = true;
-    if (guest->broken) { return true; }
-    if (h->process == w->process) {
-        part->reached =
-            true; // rank 0 reaches itself at the place, by an address of another machine
-    } else if (strcmp(h->meeting.run, mine->run) != 0) {
-        send_hello(part, guest, ANSWER_BUSY, 0, "");
-        if (!part->strange) {
-            warn("rank %d of another run came to %s, and has to wait: %s, here %s", h->rank,
-                 part->place, name_of(h->meeting.run), name_of(mine->run));
-        }
-        part->strange = true;
-    } else if (strcmp(h->meeting.secret, mine->secret) != 0) {
-        send_hello(part, guest, ANSWER_END, 0,
-                   "who listens at MASTER_ADDR and MASTER_PORT has another LLM8_SECRET than this "
-                   "rank");
-        warn("rank %d on %s is not let in at %s: it has another LLM8_SECRET", h->rank, h->host,
-             part->place);
-    } else if (w->rank == 0) {
-        guest->closed = false;
-        if (seat(part, guest, h)) { return true; }
-        send_hello(part, guest, ANSWER_END, 0, error_text());
-        return false;
-    } else if (h->rank == 0) {
-        send_hello(part, guest, ANSWER_WAIT, 0, "");
-        note_rank_0(part, guest, h->port);
-    } else if (part->told) {
-        send_hello(part, guest, ANSWER_THERE, part->port, part->host);
-    } else {
-        guest->asks = true;
-        guest->closed = false;
-    }
-    return true;
-}
-
-static bool is_stranger(const Part *part) {
-    return fail(
-        "what answers at %s is not rank 0 of an llm8.c run: are MASTER_ADDR and MASTER_PORT "
-        "right?",
-        part->place);
-}
-
-// Takes the answer of who listens. False: the meeting has failed.
-static bool take_answer(Part *part, Peer *p, const Hello *h) {
-    Watch *w = part->w;
-    bool ours = h->process !=
-                w->process; // a socket may connect to itself on a port without listener
-    if (ours && h->answer == HELLO) { return is_stranger(part); }
-    if (h->answer == ANSWER_END) {
-        part->over = true;
-        return h->text[0] == '\0' || fail("%s", h->text);
-    }
-    if (h->answer == ANSWER_WAIT && w->rank > 0) {
-        part->reached = true;
-        memcpy(p->host, h->host, HOST);
-        return true;
-    }
-    if (h->answer == ANSWER_WAIT) { part->told = true; }
-    if (h->answer == ANSWER_THERE && w->rank > 0) {
-        set_place(part, h->text, h->port);
-        part->told = true;
-    }
-    if (h->answer == ANSWER_BUSY) {
-        part->busy = w->now;
-        snprintf(part->why, sizeof(part->why), "another run meets there: %s, here %s",
-                 name_of(h->meeting.run), name_of(part->meeting->run));
-    }
-    close_peer(p);
-    return true;
-}
-
-// Opens rank 0's socket: at the meeting place, or where another machine can reach it.
-static bool listen_first(Part *part) {
-    const Meeting *m = part->meeting;
-    part->listener = listen_here(m->host, m->port, true, &part->whose);
-    part->reached = part->listener >= 0;
-    if (part->whose == ELSEWHERE) { part->listener = listen_on_all(m->port); }
-    if (part->listener < 0 && errno == EADDRINUSE) { // by another run, which may soon have met
-        part->listener = part->whose == ELSEWHERE ? listen_on_all(0)
-                                                  : listen_here(m->host, 0, true, &part->whose);
-    }
-    return part->listener >= 0 || cannot_listen(m->host, m->port);
-}
-
-// Tries to reach who listens, and says hello. False: the meeting fails.
-static bool reach(Part *part) {
-    const Meeting *m = part->meeting;
-    const char *why = part->why;
-    Watch *w = part->w;
-    Peer *p = &w->peers[0];
-    Whose whose;
-    if (w->rank == 0 && part->whose != ELSEWHERE) {
-        int file = listen_here(m->host, m->port, true, &whose);
-        if (file >= 0) {
-            close(part->listener);
-            part->listener = file;
-            part->reached = true;
-            return true;
-        }
-        if (w->now > part->busy + 10) { return cannot_listen(m->host, m->port); }
-    }
-    p->file = connect_once(part->host, part->port, &why);
-    double time = wall_seconds(); // time in which this process was blocked counts in full
-    w->now += time - w->read;
-    w->read = time;
-    if (p->file >= 0) {
-        set_timeout(p->file, 10);
-        p->heard = w->now;
-        send_hello(part, p, HELLO, w->rank == 0 ? port_of(part->listener) : 0, part->identity);
-        why = "it said nothing";
-    } else if (w->rank > 0 && !part->told && part->group->local_rank == 0) {
-        // this machine's first rank is not rank 0, which is therefore on another machine
-        part->listener = listen_here(m->host, m->port, false, &part->whose);
-        if (part->listener >= 0) { why = "that is this machine, and rank 0 has not come here"; }
-    }
-    if (why != part->why) { snprintf(part->why, sizeof(part->why), "%s", why); }
-    return true;
-}
-
-// What else may be wrong. "": nothing.
-static const char *hint(const Part *part) {
-    const Group *g = part->group;
-    bool first = g->rank == 0, knows = part->told || part->reached;
-    if (part->whose == LOOPBACK && g->local_ranks != g->ranks && (first || g->local_rank == 0)) {
-        return "; each machine has that address itself: if the ranks are on several machines, set "
-               "MASTER_ADDR to rank 0's";
-    }
-    if (first && !knows && part->busy > 0) { return "; another run meets there"; }
-    if (first && !knows && part->whose == ELSEWHERE) {
-        return "; rank 0's machine does not have that address, and no rank on the machine that has "
-               "it has come: set MASTER_ADDR to rank 0's machine";
-    }
-    return "";
-}
-
-// The connection has ended. False: the meeting has failed.
-static bool lose_connection(Part *part, const Peer *p) {
-    const char *how = errno == 0 ? "it closed the connection" : strerror(errno);
-    if (p->broken || p->got > 0) { return is_stranger(part); }
-    snprintf(part->why, sizeof(part->why), "%s", how);
-    return !part->reached ||
-           fail("rank 0 at %s gave no answer before all ranks had come: %s", part->place, how);
-}
-
-// Reads a connection that can be read. False: the meeting fails.
-static bool read_connection(Part *part, int number) {
-    Watch *w = part->w;
-    Peer *p = &w->peers[number];
-    errno = 0;
-    Message *m = read_message(w, p);
-    const Hello *h = m != NULL ? (const Hello *)m->data : NULL;
-    bool ok = true, guest = number >= w->count, silent = h == NULL && p->closed && !p->asks;
-    if (number == 0 && h != NULL) { ok = take_answer(part, p, h); }
-    if (number == 0 && silent) { ok = lose_connection(part, p); }
-    if (guest && h != NULL) { ok = answer_guest(part, p, h); }
-    if (guest && (silent || p->broken)) {
-        warn("a connection to %s is ignored: it is not from a rank", part->place);
-    }
-    if (number > 0 && !guest && h != NULL) { p->closed = true; } // it has said all
-    free(m);
-    if (p->closed) { close_peer(p); } // a rank that connected and died may connect again
-    return ok;
 }
 
 // Reads all connections at the same time, so that a silent one delays nobody. If there are too many
 // guests, the oldest connection is closed.
-static bool meet(Part *part, double seconds) {
-    Watch *w = part->w;
-    double tell = 10, next = 0, pause = 0.01;
-    int count, all = w->count + w->ranks + GUESTS;
+static bool meet_as_first(Watch *w, int listener, const char *place, const char *identity,
+                          double seconds) {
+    double now = wall_seconds(), until = now + seconds, tell = now + 10;
+    Error verdict = {0}; // why the meeting fails; "": it does not
+    int all = w->ranks + w->ranks + GUESTS, guests = 0;
     char missing[600];
-    bool first = w->rank == 0;
-    while (!part->over) {
-        count = first ? list_missing(w, missing, sizeof(missing)) : 1;
+    bool ok = true;
+    for (int count; ok && (count = list_missing(w, missing, sizeof(missing))) > 0;) {
         const char *ranks = count > 1 ? "ranks" : "rank";
-        double now = read_clock(w), until = seconds;
-        if (count == 0) { break; }
-        if (!first && part->reached) { until = tell = 1.125 * seconds + 5; } // rank 0 ends before
-        if (now >= until && first) {
-            return fail("%s %s of %d did not connect to %s within %.0f s (--distributed-timeout)%s",
-                        ranks, missing, w->ranks, part->place, seconds, hint(part));
-        }
-        if (now >= until && part->reached) {
-            return fail("rank 0 at %s gave no answer before all ranks had come: it said nothing",
-                        part->place);
-        }
+        now = wall_seconds();
         if (now >= until) {
-            return fail("rank 0 was not reached at %s within %.0f s (--distributed-timeout): %s%s; "
-                        "are MASTER_ADDR and MASTER_PORT those of rank 0, and does it run?",
-                        part->place, seconds, part->why, hint(part));
+            ok = fail("%s %s of %d did not connect to %s within %.0f s (--distributed-timeout)",
+                      ranks, missing, w->ranks, place, seconds);
+            break;
         }
-        if (now >= tell && first) {
-            warn("waiting at %s for %s %s of %d%s", part->place, ranks, missing, w->ranks,
-                 hint(part));
-        } else if (now >= tell) {
-            warn("waiting for rank 0 at %s: %s%s", part->place, part->why, hint(part));
+        if (now >= tell) {
+            warn("waiting at %s for %s %s of %d", place, ranks, missing, w->ranks);
+            tell = now + 60;
         }
-        if (now >= tell) { tell = now + 60; }
-        // a program that is no rank may say nothing; a rank 0 elsewhere must keep trying
-        if (first && now > w->peers[0].heard + 2) { close_peer(&w->peers[0]); }
-        bool serves = !first && part->listener >= 0 && !part->told;
-        bool tries = !part->reached && w->peers[0].file < 0 && !serves;
-        if (tries && now >= next) {
-            if (!reach(part)) { return false; }
-            next = w->now + pause;
-            pause = fmin(2 * pause, 0.5);
+        wait_for_input(w, all, listener, fmin(until, tell));
+        for (int i = 0; ok && i < all; i++) {
+            Peer *p = &w->peers[i];
+            Message *m = w->polls[i].revents != 0 ? read_message(w, p) : NULL;
+            const Hello *h = m != NULL ? (const Hello *)m->data : NULL;
+            if (h != NULL && i >= w->ranks && is_answer(w, p, m)) {
+                ok = seat(w, p, h, identity, &verdict);
+                if (!ok) { send_hello(w, p, error_text()); }
+            } else if (h != NULL) { // each guest may send one first hello
+                p->closed = i < w->ranks || p->asked;
+                p->asked = true;
+                memcpy(p->theirs, h->nonce, sizeof(p->theirs));
+                if (!p->closed) { send_hello(w, p, ""); }
+            }
+            free(m);
+            if (!p->closed) { continue; }
+            if (i >= w->ranks) {
+                warn("a connection to %s is ignored: it is not from a rank with this LLM8_SECRET",
+                     place);
+            }
+            close_peer(p); // a rank that connected and died may connect again
         }
-        wait_for_input(w, all, part->listener, tries ? next : until);
-        for (int i = 0; i < all; i++) {
-            bool ready = w->peers[i].file >= 0 && w->polls[i].revents != 0;
-            if (ready && !read_connection(part, i)) { return false; }
-        }
-        bool comes = w->polls[all].revents != 0;
-        int file = comes ? accept4(part->listener, NULL, NULL, SOCK_CLOEXEC) : -1;
+        int file = w->polls[all].revents != 0 ? accept4(listener, NULL, NULL, SOCK_CLOEXEC) : -1;
         if (file >= 0) {
-            Peer *guest = &w->peers[w->count + part->guests++ % (all - w->count)];
+            Peer *guest = &w->peers[w->ranks + guests++ % (all - w->ranks)];
             close_peer(guest);
             guest->file = file;
+            group_draw(guest->nonce);
             set_timeout(file, 10);
         }
     }
-    return true;
+    if (!ok) { verdict = error_kept(); }
+    for (int r = 1; r < all; r++) { // a closed connection gets no answer
+        Peer *p = &w->peers[r];
+        if (r < w->ranks) { send_hello(w, p, verdict.text); }
+        if (r >= w->ranks) { close_peer(p); }
+    }
+    return verdict.text[0] == '\0' || fail("%s", verdict.text);
 }
 
-bool group_open(Group *g, const Meeting *meeting, int listener, const char *identity,
-                double seconds) {
+// Says hello to rank 0 over a new connection. *itself: the socket has connected to itself, which
+// can happen on a port where no process listens.
+static bool introduce(Watch *w, const char *host, int port, const char *identity, double patience,
+                      bool *itself) {
+    Peer *p = &w->peers[0];
+    group_draw(p->nonce);
+    send_hello(w, p, "");
+    for (bool told = false;; told = true) {
+        Message *m = NULL;
+        while (m == NULL && !p->closed && wall_seconds() < patience) {
+            wait_for_input(w, 1, -1, patience);
+            errno = 0;
+            m = read_message(w, p);
+        }
+        if (m == NULL && p->got > 0) {
+            return fail("what answers at %s port %d is not rank 0 of an llm8.c run: are "
+                        "MASTER_ADDR and MASTER_PORT right?",
+                        host, port);
+        }
+        if (m == NULL) {
+            const char *why = !p->closed   ? "it said nothing"
+                              : errno == 0 ? "it closed the connection"
+                                           : strerror(errno);
+            return fail("rank 0 at %s port %d gave no answer before all ranks had come: %s", host,
+                        port, why);
+        }
+        const Hello *h = (const Hello *)m->data;
+        bool answer = is_answer(w, p, m) && h->rank == 0, last = told || !answer;
+        *itself = memcmp(h->nonce, p->nonce, sizeof(p->nonce)) == 0;
+        memcpy(p->theirs, h->nonce, sizeof(p->theirs));
+        memcpy(p->host, h->host, HOST);
+        bool welcome = h->text[0] == '\0' || fail("%s", h->text);
+        free(m);
+        if (!answer) {
+            return fail("what answers at %s port %d has another LLM8_SECRET than this rank", host,
+                        port);
+        }
+        if (last) { return welcome; }
+        send_hello(w, p, identity);
+    }
+}
+
+static bool meet_as_other(Watch *w, const char *host, int port, const char *identity,
+                          double seconds) {
+    const char *why = "";
+    double now = wall_seconds(), until = now + seconds, tell = now + 10, pause = 0.01;
+    Peer *p = &w->peers[0];
+    for (;; pause = fmin(2 * pause, 0.5)) {
+        p->file = connect_once(host, port, until, &why);
+        now = wall_seconds();
+        if (p->file >= 0) {
+            bool itself = false,
+                 met = introduce(w, host, port, identity, until + seconds / 8 + 5, &itself);
+            if (!itself) { return met; }
+            close_peer(p);
+        } else if (now + pause >= until) {
+            return fail("rank 0 was not reached at %s port %d within %.0f s "
+                        "(--distributed-timeout): %s; are MASTER_ADDR and MASTER_PORT those of "
+                        "rank 0, and does it run?",
+                        host, port, seconds, why);
+        } else if (now >= tell) {
+            warn("waiting for rank 0 at %s port %d: %s", host, port, why);
+            tell = now + 60;
+        }
+        nanosleep(&(struct timespec){.tv_nsec = (long)(1e9 * pause)}, NULL);
+    }
+}
+
+bool group_open(Group *g, const char *host, int port, int listener, const uint64_t secret[2],
+                const char *identity, double seconds) {
     int rank = g->rank, ranks = g->ranks;
     if (ranks == 1) { return true; }
-    assert(rank == 0 || listener < 0);
     Watch *w = g->watch = calloc_or_die(1, sizeof(Watch));
     *w = (Watch){.rank = rank,
                  .ranks = ranks,
                  .count = rank == 0 ? ranks : 1,
+                 .secret = {secret[0], secret[1]},
                  .tick = fmin(0.25, seconds / 16),
-                 .read = wall_seconds(),
                  .mutex = PTHREAD_MUTEX_INITIALIZER,
                  .changed = PTHREAD_COND_INITIALIZER};
     w->limit = seconds - 3 * w->tick; // so that all ranks have ended within `seconds`
     if (gethostname(w->host, HOST - 1) != 0) { strcpy(w->host, "?"); }
-    draw(&w->process, sizeof(w->process));
-    int all = w->count + ranks + GUESTS;
-    w->peers = calloc_or_die((size_t)all, sizeof(Peer));
-    w->polls = calloc_or_die((size_t)all + 1, sizeof(struct pollfd));
-    for (int i = 0; i < all; i++) { w->peers[i].file = -1, close_peer(&w->peers[i]); }
-    Part part = {w, g, meeting, identity, .listener = listener, .whose = HERE};
-    set_place(&part, meeting->host, meeting->port);
-    part.reached = listener >= 0;
+    size_t all = (size_t)(rank == 0 ? 2 * ranks + GUESTS : 1);
+    w->peers = calloc_or_die(all, sizeof(Peer));
+    w->polls = calloc_or_die(all + 1, sizeof(struct pollfd));
+    for (size_t i = 0; i < all; i++) { w->peers[i].file = -1, close_peer(&w->peers[i]); }
     pthread_mutex_lock(&w->mutex);
-    bool listens = rank != 0 || listener >= 0 || listen_first(&part);
-    w->runs = listens && meet(&part, seconds);
     if (rank == 0) {
-        Error verdict = w->runs ? part.differs : error_kept();
-        for (int r = 1; r < ranks; r++) {
-            send_hello(&part, &w->peers[r], ANSWER_END, 0, verdict.text);
-        }
-        w->runs = verdict.text[0] == '\0' || fail("%s", verdict.text);
-        close_peer(&w->peers[0]);
+        char place[320];
+        if (listener < 0) { listener = group_listen(host, &port); }
         memcpy(w->peers[0].host, w->host, HOST);
+        snprintf(place, sizeof(place), "%s port %d", host, port);
+        w->runs = listener >= 0 && meet_as_first(w, listener, place, identity, seconds);
+        if (listener >= 0) { close(listener); }
+    } else {
+        w->runs = meet_as_other(w, host, port, identity, seconds);
     }
-    for (int i = w->count; i < all; i++) { close_peer(&w->peers[i]); }
-    if (part.listener >= 0) { close(part.listener); }
     set_doing(w, DOING_WORK, "starting");
     for (int r = 0; r < w->count; r++) {
         Peer *p = &w->peers[r];

@@ -1,14 +1,11 @@
 // The ranks of a run: how the processes meet over TCP, what they agree on, and the watchdog. What
 // the GPUs exchange is in train/gpu/comm.h.
 //
-// Every other rank connects to rank 0 and says which rank it is, of which run, and with which
-// options. The group is complete when all have come. If there is a secret, only a rank that has it
-// may take part. Nothing is encrypted, so the port must be reachable only inside the cluster. A
-// message that no rank would send ends the run.
-//
-// The ranks know one place to meet, MASTER_ADDR and MASTER_PORT. If rank 0 runs elsewhere (torchrun
-// may do that), it listens where it is, and a rank at that place listens there and tells every rank
-// that comes where rank 0 is. If another run meets there, both see that, and the later one waits.
+// Rank 0 listens. Every other rank connects to it and says which rank it is. The group is complete
+// when all have connected and run the same program with the same options. If there is a secret,
+// each side of a connection proves that it knows it. After that nothing is encrypted or signed, so
+// the port must be reachable only inside the cluster. A message that no rank would send ends the
+// run.
 //
 // In each rank a thread, the watchdog, reads the connections. Four times a second it tells rank 0
 // which step its rank has reached, and it ends the process when a rank is lost. (NCCL's own error
@@ -32,29 +29,22 @@ typedef struct {
     Watch *watch;                // NULL: no other rank is connected, and every call below is free
 } Group;
 
-// Where and as what the ranks of a run meet.
-typedef struct {
-    char host[256]; // MASTER_ADDR
-    int port;
-    char run[256];   // what the starters call this run, which no other run is called; "": nothing
-    char secret[65]; // "": none
-} Meeting;
-
-// Opens a socket that listens on the given address, or on the address of the given name, alone. If
-// this machine does not have the address, or the name means a loopback one (Debian gives a
+// Opens the socket on which rank 0 listens. If *port is 0, a free port is chosen and stored there.
+// The socket listens on the given address, or on the address of the given name, alone. If this
+// machine does not have the name's address, or the address is a loopback one (Debian gives a
 // machine's own name 127.0.1.1), other machines know another address, and the socket listens on
-// all. If *port is 0, a free port is chosen and stored there. -1: error_text() says why.
+// all. -1: error_text() says why.
 int group_listen(const char *host, int *port);
 
-// Draws a secret.
-void group_draw(Meeting *meeting);
+// Draws 128 random bits: a secret.
+void group_draw(uint64_t number[2]);
 
-// Meets the other ranks within `seconds`, which is the watchdog's time limit from then on. g: its
-// numbers are set. listener: rank 0's socket if it is open, else -1. identity: lines of text that
-// say what a rank runs, the same on every rank. On failure every connected rank gets the reason,
-// which names the ranks that are missing or differ.
-bool group_open(Group *g, const Meeting *meeting, int listener, const char *identity,
-                double seconds);
+// Meets the other ranks at host:port within `seconds`, which is the watchdog's time limit from then
+// on. g: its numbers are set. listener: rank 0's socket if it is open, else -1. secret: 0: none.
+// identity: lines of text that say what a rank runs, the same on every rank. On failure every
+// connected rank gets the reason, which names the ranks that are missing or differ.
+bool group_open(Group *g, const char *host, int port, int listener, const uint64_t secret[2],
+                const char *identity, double seconds);
 // Says goodbye to the other ranks, so that they do not treat the end of this rank as a loss. Rank 0
 // waits until all others have said goodbye.
 void group_close(Group *g);

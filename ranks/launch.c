@@ -11,30 +11,18 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include <zlib.h>
 
 // ---- who this process is ------------------------------------------------------------------------
 
-enum { NUMBERS = 3 };
 typedef struct {
     const char *starter, *rank, *ranks, *local_rank, *local_ranks;
-    const char *run[NUMBERS]; // number the run; the same on all its ranks, and on no other run's
 } Family;
 
 static const Family families[] = {
-    {"WORLD_SIZE", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", {"TORCHELASTIC_RUN_ID"}},
-    {"Open MPI",
-     "OMPI_COMM_WORLD_RANK",
-     "OMPI_COMM_WORLD_SIZE",
-     "OMPI_COMM_WORLD_LOCAL_RANK",
-     "OMPI_COMM_WORLD_LOCAL_SIZE",
-     {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}},
-    {"Slurm",
-     "SLURM_PROCID",
-     "SLURM_STEP_NUM_TASKS",
-     "SLURM_LOCALID",
-     NULL,
-     {"SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"}},
+    {"WORLD_SIZE", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+    {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", NULL},
 };
 enum {
     FAMILIES = sizeof(families) / sizeof(families[0]),
@@ -101,54 +89,33 @@ static bool read_family(Ranks *r, const Family *f) {
                 f->rank, f->ranks, f->local_rank);
 }
 
-// What the starters call this run: "SLURM_JOB_ID=7 SLURM_STEP_ID=0". A starter of as many ranks as
-// the run has, has started all of them, so that they have its numbers.
-static bool read_run(Ranks *r) {
-    Meeting *m = &r->meeting;
-    size_t used = 0;
-    for (int i = 0; i < FAMILIES * NUMBERS; i++) {
-        const Family *f = &families[i / NUMBERS];
-        const char *name = f->run[i % NUMBERS], *value = variable(name);
-        int ranks = 0;
-        if (variable(f->ranks) == NULL || value == NULL) { continue; }
-        if (!read_int(f->ranks, 0, INT32_MAX, &ranks)) { return false; }
-        if (ranks != r->group.ranks) { continue; }
-        used += (size_t)snprintf(m->run + used, sizeof(m->run) - used, "%s%s=%s",
-                                 used > 0 ? " " : "", name, value);
-        if (used >= sizeof(m->run)) { return true; }
-    }
-    return true;
-}
-
-// Reads where and as what several ranks meet.
+// Reads where several ranks meet.
 static bool read_meeting(Ranks *r) {
     const char *host = variable("MASTER_ADDR"), *list = NULL, *secret = variable("LLM8_SECRET");
-    Meeting *m = &r->meeting;
-    size_t length = secret != NULL ? strlen(secret) : 0;
-    if (secret != NULL && (length < 16 || length >= sizeof(m->secret))) {
-        return fail("LLM8_SECRET: must be 16 to %zu characters, as openssl rand -hex 16 prints "
-                    "them, on every rank the same",
-                    sizeof(m->secret) - 1);
+    bool digits = secret != NULL && strspn(secret, "0123456789abcdefABCDEF") == 32;
+    r->port = DEFAULT_PORT;
+    if (secret != NULL && !(digits && strlen(secret) == 32 &&
+                            sscanf(secret, "%16lx%16lx", &r->secret[0], &r->secret[1]) == 2)) {
+        return fail("LLM8_SECRET: must be 32 hexadecimal digits, as openssl rand -hex 16 "
+                    "prints them, on every rank the same");
     }
-    snprintf(m->secret, sizeof(m->secret), "%s", secret != NULL ? secret : "");
-    if (!read_run(r)) { return false; }
-    m->port = DEFAULT_PORT;
-    if (m->run[0] != '\0') { // two runs on one machine meet at two ports
-        m->port = 20000 + (int)(crc32(0, (const Bytef *)m->run, (uInt)strlen(m->run)) % 10000);
+    if (r->source == families[SLURM].starter) {
+        const char *job = variable("SLURM_JOB_ID");
+        list = variable("SLURM_STEP_NODELIST");
+        if (job != NULL) { r->port = 20000 + (int)(strtoul(job, NULL, 10) % 10000); }
     }
-    if (r->source == families[SLURM].starter) { list = variable("SLURM_STEP_NODELIST"); }
-    if (!read_int("MASTER_PORT", 1, 65535, &m->port)) { return false; }
+    if (!read_int("MASTER_PORT", 1, 65535, &r->port)) { return false; }
     const char *agent = variable("TORCHELASTIC_USE_AGENT_STORE");
     if (agent != NULL && strcmp(agent, "True") == 0) { // torchrun listens on MASTER_PORT itself
-        m->port += m->port + AGENT_STEP <= 65535 ? AGENT_STEP : -AGENT_STEP;
+        r->port += r->port + AGENT_STEP <= 65535 ? AGENT_STEP : -AGENT_STEP;
     }
-    if (host != NULL && strlen(host) >= sizeof(m->host)) {
-        return fail("MASTER_ADDR: longer than %zu characters", sizeof(m->host) - 1);
+    if (host != NULL && strlen(host) >= sizeof(r->host)) {
+        return fail("MASTER_ADDR: longer than %zu characters", sizeof(r->host) - 1);
     }
     if (host == NULL && r->group.local_ranks == r->group.ranks) { host = "127.0.0.1"; }
     if (host != NULL) { // an IPv6 address may be in brackets
-        int end = (int)strlen(host), bracket = *host == '[' && host[end - 1] == ']';
-        snprintf(m->host, sizeof(m->host), "%.*s", end - 2 * bracket, host + bracket);
+        int length = (int)strlen(host), bracket = *host == '[' && host[length - 1] == ']';
+        snprintf(r->host, sizeof(r->host), "%.*s", length - 2 * bracket, host + bracket);
         return true;
     }
     if (list == NULL) {
@@ -160,7 +127,7 @@ static bool read_meeting(Ranks *r) {
     const char *number = list + prefix + (list[prefix] == '['), *close = strchr(number, ']');
     bool bracket = list[prefix] == '[';
     const char *rest = bracket && close != NULL ? close + 1 : "";
-    snprintf(m->host, sizeof(m->host), "%.*s%.*s%.*s", (int)prefix, list,
+    snprintf(r->host, sizeof(r->host), "%.*s%.*s%.*s", (int)prefix, list,
              bracket ? (int)strcspn(number, "-,]") : 0, number, (int)strcspn(rest, ","), rest);
     return true;
 }
@@ -178,7 +145,7 @@ static bool read_nodes(Ranks *r, int gpus) {
         return fail("NNODES=%d and --gpus %d: more than %d ranks", nodes, gpus, RANKS_MAX);
     }
     *r = (Ranks){.group = {.rank = node * gpus, .ranks = nodes * gpus, .local_ranks = gpus},
-                 .meeting = {.host = "127.0.0.1"},
+                 .host = "127.0.0.1",
                  .source = "--gpus",
                  .starts = nodes * gpus > 1};
     return nodes == 1 || read_meeting(r);
@@ -268,17 +235,15 @@ __attribute__((noreturn)) static void await_ranks(const Ranks *r, pid_t *ids,
     exit(result);
 }
 
-// Forks the ranks of this machine. It returns in each rank; the starter exits here. *listener: of
-// rank 0, if all ranks are on this machine: any free port, which no other process can take.
+// Forks the ranks of this machine. It returns in each rank; the starter exits here. *listener: rank
+// 0's socket, opened before the fork, so that no other process can take the port.
 static void start_ranks(Ranks *r, int *listener) {
     static pid_t ids[RANKS_MAX];
     pid_t starter = getpid();
     sigset_t signals, old;
-    if (r->group.local_ranks == r->group.ranks) {
-        *listener = group_listen(r->meeting.host, &r->meeting.port);
-        if (*listener < 0) { die("%s", error_text()); }
-        group_draw(&r->meeting);
-    }
+    *listener = r->group.rank == 0 ? group_listen(r->host, &r->port) : -1;
+    if (r->group.rank == 0 && *listener < 0) { die("%s", error_text()); }
+    if (r->group.local_ranks == r->group.ranks) { group_draw(r->secret); }
     sigemptyset(&signals);
     for (int i = 0; i < STOP_SIGNALS; i++) { sigaddset(&signals, stop_signals[i]); }
     sigaddset(&signals, SIGCHLD);
@@ -297,10 +262,7 @@ static void start_ranks(Ranks *r, int *listener) {
         sigprocmask(SIG_SETMASK, &old, NULL);
         r->group.local_rank = i;
         r->group.rank += i;
-        if (r->group.rank > 0 && *listener >= 0) {
-            close(*listener);
-            *listener = -1;
-        }
+        if (r->group.rank > 0 && *listener >= 0) { close(*listener); }
         return;
     }
     if (*listener >= 0) { close(*listener); }
@@ -343,13 +305,13 @@ void launch(Group *group, const Options *o) {
         }
     }
     fclose(file);
-    if (group->rank == 0 && !o->quiet && r.meeting.secret[0] == '\0') {
+    if (group->rank == 0 && !o->quiet && (r.secret[0] | r.secret[1]) == 0) {
         printf("note: LLM8_SECRET is not set: who reaches %s port %d while the ranks meet can take "
                "part\n",
-               r.meeting.host, r.meeting.port);
+               r.host, r.port);
         fflush(stdout);
     }
-    or_die(group_open(group, &r.meeting, listener, identity, o->distributed_timeout));
+    or_die(group_open(group, r.host, r.port, listener, r.secret, identity, o->distributed_timeout));
     free(identity);
 }
 

@@ -3,18 +3,14 @@
 //
 //   started by   variables
 //   torchrun     RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE; also anyone by hand
-//                the run: TORCHELASTIC_RUN_ID
 //   Open MPI     OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE ..._LOCAL_RANK ..._LOCAL_SIZE
-//                the run: PMIX_NAMESPACE OMPI_MCA_ess_base_jobid
 //   Slurm        SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID
-//                the run: SLURM_JOB_ID SLURM_STEP_ID SLURM_RESTART_COUNT
 //
-// The first row whose variables are set counts. The ranks meet at MASTER_ADDR:MASTER_PORT. (The
-// port is higher by 2 if torchrun itself listens on that port: TORCHELASTIC_USE_AGENT_STORE is
-// True.) Both may be unset on one machine; and under Slurm, where the step's first host is used.
-// The port then follows from the starter's number of the run, and is 29500 if there is none. Ranks
-// of two runs whose numbers differ never pair. LLM8_SECRET is the ranks' secret. Variables that
-// contradict each other are refused, by name.
+// The first row whose variables are set counts. The ranks meet rank 0 at MASTER_ADDR:MASTER_PORT.
+// (The port is higher by 2 if torchrun itself listens on that port: TORCHELASTIC_USE_AGENT_STORE is
+// True.) Both may be unset on one machine; and under Slurm, where the step's first host and a port
+// from the job's number are used. LLM8_SECRET, 32 hexadecimal digits, is the ranks' secret.
+// Variables that contradict each other are refused, by name.
 //
 // With --gpus N, if none of these is set, this process is the starter: it draws a secret, forks N
 // ranks and waits. On several machines, one starter runs on each, and needs NNODES, NODE_RANK,
@@ -35,7 +31,9 @@ extern const int stop_signals[STOP_SIGNALS];
 // What the environment and --gpus say of the ranks, before they meet.
 typedef struct {
     Group group;
-    Meeting meeting;    // port 0: any free one
+    char host[256];     // where rank 0 is met
+    int port;           // 0: any free one
+    uint64_t secret[2]; // from LLM8_SECRET or the starter; 0: none
     const char *source; // who started them
     bool starts;        // this process is to start --gpus ranks, from group.rank on
 } Ranks;

@@ -2,8 +2,7 @@
 # Runs a training command until it is done, from its newest checkpoint after every failure:
 #   scripts/restart.sh [--failures N] [--pause SECONDS] ./train_gptcu --gpus 8 --save DIR ...
 # The command needs --save DIR; --resume latest is added to it. In place of --resume PATH it comes
-# once another checkpoint is the newest in DIR, or DIR/latest leads to where a new run has begun: a
-# run does one of them as soon as it has read PATH.
+# once DIR/latest has moved, which a run does as soon as it has read PATH.
 #
 # It goes on after a crash, a lost rank or a kill, and gives up when N runs in a row (3) have failed
 # with no new checkpoint between them; it does not start again what is done (0), was asked to end
@@ -66,16 +65,14 @@ save=$(option --save "$@")
 [[ -n $save ]] || die "the command has no --save DIR (one in a --config file is not seen):" \
     "without checkpoints there is nothing to resume"
 
-# The name of the newest checkpoint; nothing before the first.
+# The name of the newest checkpoint, to which a link leads, or a file where links cannot be made; and
+# what tells two moves of it to one name apart. Nothing before the first.
 newest() {
-    printf '%s\n' "$save"/step_* | sed 's,.*/,,' | grep -xE 'step_[0-9]{8,}' | sort -V | tail -n 1
+    { readlink "$save/latest" || head -n 1 "$save/latest"; } 2>/dev/null
 }
 
-# What tells it from another one of that name; before the first, where a run has begun.
 moved() {
-    local name
-    name=$(newest)
-    stat -c '%n %i %y' "$save/${name:-latest}" 2>/dev/null
+    stat -c '%i %y' "$save/latest" 2>/dev/null
 }
 
 child='' stopped='' early=''

@@ -16,9 +16,10 @@ import numpy
 import pyarrow
 import pyarrow.parquet
 import tokenizers
+from chat_cases import AS_OBJECTS, EACH, FOLDERS, NAMED, SPANS, chat_folder, marked
 from check import ROOT, Skip, call, fails, main, read, refused, run, write
 from llm8 import shard_header, shards
-from llm8.conversation import ChatTemplate, Conversation
+from llm8.conversation import ChatTemplate, Conversation, warnings_of
 from llm8.convert_hf import main as convert_hf
 from llm8.prepare_data import DOCUMENT, pack
 from llm8.prepare_data import main as prepare_data
@@ -107,7 +108,7 @@ def the_answers_count():
     tokenizer = make_tokenizer("plain", PLAIN)
     write("talks.jsonl", lines({"messages": held} for held in TALKS))
     prepared("d", tokenizer, "talks.jsonl", "--seq-length", 96, "--shard-tokens", 1000)
-    expected = sorted(message["content"] + "<|im_end|>\n" for held in TALKS for message in held
+    expected = sorted(message["content"] + "<|im_end|>" for held in TALKS for message in held
                       if message["role"] == "assistant")
     found = sorted(answers_in("d", "train", tokenizer) + answers_in("d", "val", tokenizer))
     assert found == expected, f"{len(found)} answers, not {len(expected)}"
@@ -262,7 +263,7 @@ def answers_in_a_prompt_do_not_count():
     held = talk(3, 1)
     row = Conversation({"prompt": held[:-1], "completion": held[-1:]})
     (text, turns), = template(PLAIN).texts(row)
-    assert [text[slice(*turn)] for turn in turns] == [held[-1]["content"] + "<|im_end|>\n"]
+    assert [text[slice(*turn)] for turn in turns] == [held[-1]["content"] + "<|im_end|>"]
 
 
 def earlier_turns_may_change():
@@ -279,23 +280,25 @@ def earlier_turns_may_change():
     assert splits[0] and splits[1] and not splits[0] & splits[1], "one is on both sides"
 
 
-def a_token_that_begins_in_the_prompt_does_not_count():
-    """The model writes none. The tokenizer itself says that it begins after its space."""
+def spaces_that_end_a_prompt_are_the_answers():
+    """Tokenizers join them to the word behind them; the model is asked without them."""
     spaced = template("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}:  {% else %}"
                       "{{ m.content }}<|im_end|>{% endif %}{% endfor %}")
-    [(ids, counts)] = spaced.samples(Conversation({"prompt": "the", "completion": "Anna sees"}))
-    counted = [spaced.tokenizer.id_to_token(token) for token, yes in zip(ids, counts) if yes]
-    assert "".join(counted) == "Ġsees<|im_end|>", counted
-    spaced.tokenizer.post_processor = tokenizers.processors.ByteLevel(trim_offsets=True)
-    [(_, moved)] = spaced.samples(Conversation({"prompt": "the", "completion": "Anna sees"}))
-    assert moved != counts, "offsets that are moved are not seen"
+    row = Conversation({"prompt": "the", "completion": "Anna sees"})
+    [(ids, which)] = spaced.samples(row)
+    counted = [spaced.tokenizer.id_to_token(token) for token, yes in zip(ids, which) if yes]
+    assert "".join(counted) == "ĠĠAnnaĠsees<|im_end|>", counted
+    asked, _ = spaced.prompt(Conversation({"messages": row.messages[:1]}))
+    assert asked == ids[:which.index(True)], "the model is asked at another place"
 
 
 def what_templates_use_is_there():
     uses = template("{{ eos_token }}{% generation %}a{% endgeneration %}{{ messages | tojson }}"
                     "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}"
                     "{{ m.content }}{% endfor %}{{ tools is none }}")
-    text = uses.render(Conversation({"messages": [{"role": "user", "content": "<é>"}]}), 1, False)
+    row = Conversation({"messages": [{"role": "user", "content": "<é>"}]})
+    text, marks = uses.render(row, row.messages, False)
+    assert marks == [(10, 11)], marks
     assert text == '<|im_end|>a[{"role": "user", "content": "<é>"}]<é>True', text
 
 
@@ -321,6 +324,110 @@ def rows_of_every_form_are_one():
         assert not prepared(f"one_{source}", "plain/tokenizer.json", source).err
         for name in glob.glob("*.bin*", root_dir="openai"):
             assert read(f"openai/{name}") == read(f"one_{source}/{name}"), (source, name)
+
+
+def opened(path):
+    return ChatTemplate(open_vocabulary({"tokenizer": path}))
+
+
+def what_counts_is_what_the_model_writes():
+    """SPANS: for each way in which templates differ the texts, what counts of them, and what is
+    warned of."""
+    for name, source, row, texts, doubts in SPANS:
+        used = opened(chat_folder("small", {
+            "chat_template.jinja": source, "tokenizer_config.json": json.dumps(NAMED)}))
+        found = [marked(*held) for held in used.texts(Conversation(row))]
+        assert found == texts, f"{name}: {found} is not {texts}"
+        seen = {key for key in used.doubts if key not in ("answers", "conversations")}
+        assert seen == ({doubts} if doubts.startswith("field") else set(doubts.split())), \
+            f"{name}: {seen}"
+        assert len(list(warnings_of(used.doubts))) == len(seen), name
+
+
+WRITES = EACH + "{{ m.content }}{{ eos_token }}{% endfor %}"
+NAMELESS = "{% for m in messages %}{{ bos_token }}{{ m.content }}{% endfor %}"
+
+
+def special_tokens_are_transformers():
+    """FOLDERS: whatever file names them, or the class; what is prepared, or imported, says it all
+    in its tokenizer_config.json."""
+    write("hi.jsonl", lines([{"prompt": "Hi", "completion": "A"}]))
+    for place, (specials, files, names) in enumerate(FOLDERS):
+        path = chat_folder("named", files | {"chat_template.jinja": WRITES}, specials)
+        held = open_vocabulary({"tokenizer": path}).named_specials()
+        assert {key: text for key, text in held.items() if text} == names, (place, held)
+        if "eos_token" in names:
+            prepared(f"named{place}", path, "hi.jsonl", "--valid-fraction", 0)
+            again = open_vocabulary({"tokenizer": f"named{place}/tokenizer.json"})
+            assert again.named_specials() == held, place
+            assert answers_in(f"named{place}", "train", path) == ["A" + names["eos_token"]], place
+        elif "eos_token" not in held:
+            refused(call(prepare_data, "--output", "nameless", "--tokenizer", path, "hi.jsonl",
+                         "--jobs", 1, "--skip-bad"), "eos_token, which nobody defines",
+                    "tokenizer_config.json")
+    for config, fine in (({}, False), ({"bos_token": None}, True)):
+        path = chat_folder("null", {"tokenizer_config.json": json.dumps(
+            {"eos_token": "</s>"} | config), "chat_template.jinja": NAMELESS})
+        result = call(prepare_data, "--output", f"null{fine}", "--tokenizer", path, "hi.jsonl",
+                      "--jobs", 1)
+        assert fine == (result.status == 0) != ("bos_token, which nobody" in result.err), result.err
+
+
+def templates_have_names():
+    """With tools the one named tool_use is taken, as by transformers, from tokenizer_config.json or
+    from files; it goes along into what is prepared, imported and saved."""
+    tools = "TOOLS {% for tool in tools %}{{ tool | tojson }}{% endfor %}" + AS_OBJECTS
+    named = [{"name": "default", "template": AS_OBJECTS}, {"name": "tool_use", "template": tools}]
+    without = {"messages": [{"role": "user", "content": "Hi"},
+                            {"role": "assistant", "content": "A"}]}
+    row = without | {"tools": [{"name": "clock"}]}
+    write("tools.jsonl", lines([row, without]))
+    for place, files in enumerate((
+            {"tokenizer_config.json": json.dumps(NAMED | {"chat_template": named})},
+            {"additional_chat_templates/tool_use.jinja": tools, "chat_template.jinja": AS_OBJECTS,
+             "tokenizer_config.json": json.dumps(NAMED | {"chat_template": "old"})})):
+        result = prepared(f"by_name{place}", chat_folder("by_name", files), "tools.jsonl",
+                          "--seq-length", 96, "--valid-fraction", 0)
+        assert not result.err, result.err
+        run("train_gpt", *TINY[:2], "--data", f"by_name{place}/train_*.bin", "--seq-length", 96,
+            "--train-iters", 1, "--micro-batch-size", 1, "--save", f"by_name{place}_run")
+        call(convert_hf, "import", f"by_name{place}_run/latest", "--output",
+             f"by_name{place}_start")
+        for folder in ("by_name", f"by_name{place}", f"by_name{place}_run/latest",
+                       f"by_name{place}_start"):
+            used = opened(f"{folder}/tokenizer.json")
+            for given, has in ((row, True), (row | {"tools": []}, True), (without, False)):
+                [(text, _)] = used.texts(Conversation(given))
+                assert text.startswith("TOOLS ") == has, (folder, text)
+    chat_folder("by_name", {"additional_chat_templates/rag.jinja": AS_OBJECTS} |
+                {"tokenizer_config.json": json.dumps(NAMED)})
+    refused(call(prepare_data, "--output", "no_default", "--tokenizer", "by_name/tokenizer.json",
+                 "tools.jsonl", "--jobs", 1), "no chat template named default, only rag")
+
+
+def what_is_lost_is_told():
+    """With how many answers lose what; the manifest keeps it."""
+    path = make_tokenizer("loses", PLAIN)
+    asks = {"role": "user", "content": "Hi"}
+    write("loses.jsonl", lines([{"prompt": "Hi", "completion": "A"}, {"messages": [
+        asks, {"role": "assistant", "content": None, "tool_calls": [CALL]}], "tools": [CALL]}]))
+    for jobs in (1, 2):
+        result = call(prepare_data, "--output", f"loses{jobs}", "--tokenizer", path, "loses.jsonl",
+                      "--valid", "talks.jsonl", "--jobs", jobs)
+        said = [line for line in result.err.splitlines() if line.startswith("warning: ")]
+        assert result.status == 0 and len(said) == 2, result.err
+        assert "warning: 1 of 242 answers: " in said[0] and "tool calls" in said[0], said
+        assert "warning: 1 of 122 conversations: " in said[1] and "tools" in said[1], said
+        assert [f"warning: {text}" for text in manifest(f"loses{jobs}")["warnings"]] == said
+    for marks, part in ((["0"], "'weight' of a message is '0'"), ([0.5], "it must be 0 or 1"),
+                        ([0, 0], "no message of the assistant's that answers one counts")):
+        write("marks.jsonl", lines([{"messages": [message for mark in marks for message in (
+            asks, {"role": "assistant", "content": "A", "weight": mark})]}]))
+        refused(call(prepare_data, "--output", "marks", "--tokenizer", path, "marks.jsonl",
+                     "--jobs", 1), "marks.jsonl, line 1", part)
+    write("marks.jsonl", lines([{"prompt": "\ufdd2", "completion": "A"}]))
+    refused(call(prepare_data, "--output", "marks", "--tokenizer", path, "marks.jsonl",
+                 "--jobs", 1), "marks.jsonl, line 1", "no characters")
 
 
 def bad_rows_are_refused():
@@ -444,7 +551,7 @@ def odd_rows_are_one_fault_each():
     assert "row 3: " in held["first_skipped"][0]
     write("lone.jsonl", lines([{"prompt": "\ud800", "completion": "x\udfffy"}] * 2))
     prepared("lone", "plain/tokenizer.json", "lone.jsonl", "--valid-fraction", 0)
-    assert answers_in("lone", "train", "plain/tokenizer.json") == ["x?y<|im_end|>\n"] * 2
+    assert answers_in("lone", "train", "plain/tokenizer.json") == ["x?y<|im_end|>"] * 2
     write("lone_texts.jsonl", lines([{"text": "x\udfffy"}]))
     for tokenizer in ("plain/tokenizer.json", "byte"):
         prepared(f"lone_{tokenizer[:4]}", tokenizer, "lone_texts.jsonl", "--valid-fraction", 0)
@@ -640,7 +747,7 @@ def templates_write_what_transformers_says():
         rows = [Conversation(json.loads(line)) for line in file]
     vocabulary = open_vocabulary({"tokenizer": os.path.join(GOLDEN, "tokenizer.json")})
     for name, held in json.loads(read(f"{GOLDEN}/templates.json")).items():
-        vocabulary.template = held["template"]
+        vocabulary.templates = {"default": held["template"]}
         template = ChatTemplate(vocabulary)
         for row, ids, counts in zip(rows, held["ids"], held["counts"], strict=True):
             [(ours, which)] = template.samples(row)
@@ -806,9 +913,10 @@ if __name__ == "__main__":
         calls_of_tools_are_written_as_they_are, odd_rows_are_one_fault_each,
         one_conversation_is_on_one_side,
         answers_in_a_prompt_do_not_count, earlier_turns_may_change,
-        a_token_that_begins_in_the_prompt_does_not_count, what_templates_use_is_there,
-        rows_of_every_form_are_one, bad_rows_are_refused, damage_of_a_mask_is_found,
-        the_trainer_reads_the_masks,
+        spaces_that_end_a_prompt_are_the_answers, what_templates_use_is_there,
+        what_counts_is_what_the_model_writes, special_tokens_are_transformers,
+        templates_have_names, what_is_lost_is_told, rows_of_every_form_are_one,
+        bad_rows_are_refused, damage_of_a_mask_is_found, the_trainer_reads_the_masks,
         dumped_gradients_are_of_the_mean, other_masks_are_other_data,
         checkpoints_carry_the_template, two_templates_are_noticed,
         large_shards_have_the_same_checksum, templates_write_what_transformers_says,

@@ -13,7 +13,6 @@ import tokenizers
 from check import call, fails, main, read, refused, run, write
 from hub import COMMITS, Server, serve
 from llm8 import convert_hf as conversion
-from llm8 import environment
 from llm8.convert_hf import main as convert_hf
 
 SHAPES = {
@@ -98,12 +97,12 @@ def what_was_saved_comes_back():
         result = call(convert_hf, "import", folder, "--output", f"{name}_start")
         assert result.status == 0 and f"--load {name}_start" in result.out, result.err
         # the same data: a new run begins at the first batch, the resumed one went on from there
-        os.remove(f"{name}_run/latest") # the links are for other programs
-        result = call(convert_hf, "import", f"{name}_run/latest/", "--output", f"{name}_linked")
+        with open(f"{name}_run/link", "w") as file: # `latest` where links cannot be made
+            file.write(f"{os.path.basename(os.path.realpath(f'{name}_run/latest'))}\n")
+        result = call(convert_hf, "import", f"{name}_run/link", "--output", f"{name}_linked")
         assert result.status == 0, result.err
         again = gradients(f"{name}.a", "--load", f"{name}_start")
         direct = gradients(f"{name}.b", *shape, "--load", f"{name}_run/latest")
-        os.symlink(os.path.basename(environment.follow(f"{name}_run/latest")), f"{name}_run/latest")
         assert again == direct and again != fresh, f"{name}: other weights"
         held = unpack(f"{name}_start/model.safetensors")
         assert held == unpack(f"{name}_run/latest/model.safetensors")
@@ -144,16 +143,17 @@ def what_is_said_can_be_pasted():
 
 def a_checkpoint_is_one_while_a_run_saves():
     """`latest` moves on, and the older checkpoint's names go, once its header is read."""
-    old, new = "saves/step_00000001", "saves/step_00000002"
-    shutil.copytree("llama_run/latest", old)
-    shutil.copytree("llama_start", "saves/fresh")
+    shutil.copytree("llama_run/latest", "saves/step_1")
+    shutil.copytree("llama_start", "saves/step_2")
+    os.symlink("step_1", "saves/latest")
     held = conversion.source_tensors
 
     def source_tensors(folder):
         tensors = held(folder)
-        os.rename("saves/fresh", new)
-        write(f"{new}/model.safetensors", bytes(10))
-        os.replace(f"{new}/model.safetensors", f"{old}/model.safetensors")
+        write("saves/step_2/model.safetensors", bytes(10))
+        os.replace("saves/step_2/model.safetensors", "saves/step_1/model.safetensors")
+        os.remove("saves/latest")
+        os.symlink("step_2", "saves/latest")
         return tensors
 
     conversion.source_tensors = source_tensors

@@ -62,14 +62,14 @@ static inline char *processes_log(const Processes *p) {
 
 // ---- ranks --------------------------------------------------------------------------------------
 
-// A listening socket, or -1, and the ranks that meet there. numbers: the rank of each process;
-// NULL: its own number.
+// A listening socket, and the ranks that meet there. numbers: the rank of each process; NULL: its
+// own number.
 typedef struct {
     int listener, port, ranks;
     const char *host;
     double seconds;
     const int *numbers;
-    const char *run, *secret; // NULL: none
+    uint64_t secret[2];
 } Place;
 
 static inline Place place_at(const char *host, int ranks, double seconds) {
@@ -85,13 +85,10 @@ static inline Group *join(const Place *p, int number, const char *identity) {
     static Group g;
     int rank = p->numbers != NULL ? p->numbers[number] : number;
     errors_name_rank(rank);
-    if (rank != 0 && p->listener >= 0) { close(p->listener); }
+    if (rank != 0) { close(p->listener); }
     g = (Group){.rank = rank, .ranks = p->ranks};
-    Meeting m = {.port = p->port};
-    snprintf(m.host, sizeof(m.host), "%s", p->host);
-    snprintf(m.run, sizeof(m.run), "%s", p->run != NULL ? p->run : "");
-    snprintf(m.secret, sizeof(m.secret), "%s", p->secret != NULL ? p->secret : "");
-    or_die(group_open(&g, &m, rank == 0 ? p->listener : -1, identity, p->seconds));
+    or_die(group_open(&g, p->host, p->port, rank == 0 ? p->listener : -1, p->secret, identity,
+                      p->seconds));
     return &g;
 }
 
@@ -99,7 +96,7 @@ static inline Group *join(const Place *p, int number, const char *identity) {
 static inline char *processes_meet(Processes *run, int count, Body *body, Place *p) {
     unlink("said");
     processes_start(run, count, "said", body, p);
-    if (p->listener >= 0) { close(p->listener); }
+    close(p->listener);
     processes_wait(run);
     return processes_log(run);
 }

@@ -80,7 +80,7 @@ TEST(what_was_not_trained_is_not_saved) {
         CHECK(!checkpoint_save(&f.snapshot));
         CHECK_CONTAINS(error_text(), kinds[kind]);
         CHECK_CONTAINS(error_text(), "differs from what was trained");
-        CHECK(!path_exists("s/step_00000002"));
+        CHECK(!path_exists("s/step_00000002") && checkpoint_linked("s", "latest") == 1);
         *bits ^= 1;
         CHECK(checkpoint_save(&f.snapshot));
         CHECK(checkpoint_open(&c, "s/latest", true));
@@ -271,36 +271,26 @@ TEST(other_models_are_refused) {
     CHECK(!checkpoint_match(&c, &f.options, &f.layout));
 }
 
-// The step in the target of a link in the folder s; -1: there is no such link.
-static long long linked(const char *name) {
-    char target[64] = "";
-    long long step = -1;
-    if (readlink(text_of("s/%s", name), target, sizeof(target) - 1) > 0) {
-        sscanf(target, "step_%lld", &step);
-    }
-    return step;
-}
-
-// Lists the steps in the folder s, oldest first, as "1 2 3", the newest and the best. The links
-// must lead there.
+// Lists the steps in the folder s, oldest first, as "1 2 3", and the targets of the two links.
 static const char *shown(void) {
     static char text[400];
     int64_t *steps;
-    int count = checkpoint_steps("s", &steps);
     size_t used = 0;
-    for (int i = count - 1; i >= 0; i--) {
+    for (int i = checkpoint_steps("s", &steps) - 1; i >= 0; i--) {
         used += (size_t)snprintf(text + used, sizeof(text) - used, "%lld ", (long long)steps[i]);
     }
-    long long latest = count > 0 ? steps[0] : -1, best = checkpoint_best("s");
     free(steps);
-    snprintf(text + used, sizeof(text) - used, "latest %lld, best %lld", latest, best);
-    CHECK(linked("latest") == latest && linked("best") == best);
+    static const char *const links[] = {"latest", "best"};
+    for (int i = 0; i < 2; i++) {
+        char target[64] = "";
+        long long step = -1;
+        if (readlink(text_of("s/%s", links[i]), target, sizeof(target) - 1) > 0) {
+            sscanf(target, "step_%lld", &step);
+        }
+        used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%s %lld", i > 0 ? ", " : "",
+                                 links[i], step);
+    }
     return text;
-}
-
-static bool is_step(const char *path, int64_t step) {
-    CLOSED(checkpoint_close) Checkpoint c;
-    return checkpoint_open(&c, path, true) && c.progress.step == step;
 }
 
 TEST(newest_and_best_are_kept) {
@@ -315,11 +305,8 @@ TEST(newest_and_best_are_kept) {
     CHECK_TEXT(shown(), "11 12 latest 12, best 11");
     save_steps(SAVED "--keep 0", 13, 20, 0);
     CHECK_TEXT(shown(), "11 12 13 14 15 16 17 18 19 20 latest 20, best 11");
-    save_steps(SAVED "--keep 2", 15, 15, 0); // what is saved is the newest; no later one is lost
-    CHECK_TEXT(shown(), "11 14 15 latest 15, best 11");
-    for (int step = 15; step <= 20; step++) {
-        CHECK(is_step(text_of("s/step_%08d.aside-1", step), step));
-    }
+    save_steps(SAVED "--keep 2", 15, 15, 0); // a run that went back does not delete later steps
+    CHECK_TEXT(shown(), "11 14 15 16 17 18 19 20 latest 15, best 11");
 }
 
 // Evaluations between the saves (best_valid_loss) do not matter, and losses on other data do not
@@ -362,6 +349,11 @@ static bool go_back(const char *to) {
     return checkpoint_open(&c, to, true) && checkpoint_go_back(&o, &c);
 }
 
+static bool is_step(const char *path, int64_t step) {
+    CLOSED(checkpoint_close) Checkpoint c;
+    return checkpoint_open(&c, path, true) && c.progress.step == step;
+}
+
 // When a run goes back, later checkpoints are set aside: they are neither resumed nor `best`, and
 // are not lost.
 TEST(going_back_sets_newer_ones_aside) {
@@ -382,11 +374,12 @@ TEST(going_back_sets_newer_ones_aside) {
     // there are two checkpoints of one step: it is not clear which one is the run's
     CHECK_REFUSED(go_back("s/step_00000004.aside-1"),
                   "--resume s/step_00000004.aside-1: not under the name of its step; rename it to "
-                  "s/step_00000004, or give another --save");
+                  "step_00000004, or give another --save");
     CHECK(rename("s/step_00000001", "s/copy") == 0 &&
           rename("s/step_00000002.aside-1", "s/step_00000001") == 0);
     CHECK_REFUSED(go_back("s/copy"),
-                  "--resume s/copy: not under the name of its step; resume s/step_00000001, ");
+                  "--resume s/copy: the checkpoint of its step is s/step_00000001; resume that "
+                  "one, or give another --save");
     CHECK(rename("s/step_00000001", "s/step_00000002.aside-1") == 0 &&
           rename("s/copy", "s/step_00000001") == 0);
     CHECK_TEXT(shown(), "1 latest 1, best -1");
@@ -395,44 +388,25 @@ TEST(going_back_sets_newer_ones_aside) {
     CHECK_TEXT(shown(), "1 2 latest 2, best 2");
 }
 
-// A path that ends in latest or best leads to the newest or the best step beside it, whatever has
-// that name. Without steps beside it, it is what it says.
-TEST(paths_are_resolved) {
-    static const char *const there[] = {"a link", "another link", "a file", "a folder", "nothing"};
-    char path[PATH_LENGTH];
+// A link may lead to a step by any path.
+TEST(links_name_steps_in_any_way) {
+    char here[PATH_LENGTH];
     folder_remove("s");
-    save_steps(SAVED "--keep 0", 1, 4, 2);
-    CHECK(rename("s/step_00000003", "elsewhere") == 0);
-    CHECK(symlink("../elsewhere", "s/step_00000003") == 0 && symlink("s", "way") == 0);
-    CHECK(symlink("s/latest/", "mine") == 0);
-    for (size_t i = 0; i < COUNT(there); i++) {
-        if (i > 0) { folder_remove("s/latest"); }
-        if (i == 1) { CHECK(symlink("step_00000009", "s/latest") == 0); }
-        if (i == 2) { text_write("s/latest", "step_00000001\n"); }
-        if (i == 3) { folder_make("s/latest"); }
-        if (i == 4) { CHECK(folder_remove("s/best") && folder_make("s/best")); }
-        static const char *const rows[][2] = {
-            {"s/latest", "s/step_00000004"},
-            {"s/latest//", "s/step_00000004"},
-            {"s/best", "s/step_00000002"},
-            {"way/../s/best/", "way/../s/step_00000002"},
-            {"way/latest", "way/step_00000004"},
-            {"mine", "s/step_00000004"},
-            {"./s/step_00000001", "./s/step_00000001"},
-            {"s/step_00000003", "s/../elsewhere"},
-        };
-        EACH (row, rows) {
-            CHECK(checkpoint_follow(path, (*row)[0]));
-            CHECK_TEXT(path, (*row)[1]);
-        }
+    save_steps(SAVED "--keep 0", 1, 3, 0);
+    CHECK(getcwd(here, sizeof(here)) != NULL);
+    const char *const ways[] = {"step_00000002", "./step_00000002", "step_00000002//",
+                                "../s/step_00000002", text_of("%s/s/step_00000002", here)};
+    EACH (way, ways) {
+        CLOSED(checkpoint_close) Checkpoint c;
+        Options o = options_of(SAVED "--resume latest");
+        CHECK(unlink("s/latest") == 0 && symlink(*way, "s/latest") == 0);
+        CHECK_EQUAL(checkpoint_linked("s", "latest"), 2);
+        CHECK(checkpoint_resume(&c, &o) && c.progress.step == 2);
     }
-    CHECK(chdir("s") == 0 && checkpoint_follow(path, "latest") && chdir("..") == 0);
-    CHECK_TEXT(path, "step_00000004");
-    CHECK(folder_make("alone/best") && rename("s/step_00000004", "alone/latest") == 0);
-    CHECK(is_step("alone/latest", 4) && is_step("alone/latest/", 4));
-    CHECK(checkpoint_follow(path, "alone/best") && strcmp(path, "alone/best") == 0);
-    folder_remove("s");
-    folder_remove("alone");
+    CHECK(go_back("s/latest") && checkpoint_linked("s", "latest") == 2);
+    CHECK(path_exists("s/step_00000003.aside-1") && !path_exists("s/step_00000003"));
+    CHECK(unlink("s/latest") == 0 && symlink("./step_00000009", "s/latest") == 0);
+    CHECK_EQUAL(checkpoint_linked("s", "latest"), 9); // that step need not exist
 }
 
 static FolderId latest_of(const char *save) {
@@ -468,6 +442,11 @@ TEST(a_run_begins_again_where_it_began) {
     CHECK(checkpoint_go_back(&o, &c)); // nothing changes: scripts/restart.sh relies on that
     same = latest_of("t");
     CHECK(same.inode == link.inode && begins() == 2);
+    // a file instead of the link
+    const char *target = text_of("%s/s/step_00000002\n", getcwd((char[PATH_LENGTH]){0}, 900));
+    CHECK(unlink("t/latest") == 0);
+    text_write("t/latest", target);
+    CHECK(begins() == 2);
     // if it is lost or damaged, nothing else is taken
     CHECK(rename("s/step_00000002", "s/lost") == 0 && begins() == -1);
     CHECK_CONTAINS(error_text(),
@@ -482,20 +461,12 @@ TEST(a_run_begins_again_where_it_began) {
     CHECK(checkpoint_go_back(&o, &c) && begins() == 2);
     fixture_open(&f, TINY "--save t");
     CHECK(fixture_save(&f, 5) && begins() == 5);
+    CHECK(checkpoint_linked("t", "latest") == 5);
     // after that it starts from nothing else, although a link leads there
     CHECK(unlink("t/latest") == 0 && symlink("../s/step_00000002", "t/latest") == 0);
     CHECK(begins() == 5);
-    CHECK_REFUSED(checkpoint_go_back(&o, &c), "s/step_00000002: not under the name of its step; ");
-    // a copy of a link is a checkpoint where no other is: it is resumed, and not overwritten
-    folder_remove("t");
-    CHECK(folder_make("t") && rename("s/step_00000003", "t/latest") == 0 && begins() == 3);
-    Options other = options_of(TINY "--save t");
-    CHECK_REFUSED(checkpoint_claim(&other), "t: a run has saved there; resume it");
-    CHECK(unlink("t/.lock") == 0);
-    other = options_of(TINY "--save t --resume s/step_00000001");
-    CHECK_REFUSED(checkpoint_claim(&other), "t: holds checkpoints of another run than --resume");
-    checkpoint_close(&c);
-    CHECK(checkpoint_resume(&c, &o) && checkpoint_go_back(&o, &c) && begins() == 3);
+    CHECK_REFUSED(checkpoint_go_back(&o, &c),
+                  "--resume s/step_00000002: the checkpoint of its step is t/step_00000002; ");
     folder_remove("t");
 }
 
@@ -644,6 +615,29 @@ TEST(options_and_state_are_of_one_run) {
     }
 }
 
+// As on a file system without symbolic links.
+TEST(links_may_be_files) {
+    static const char *const words[] = {"--resume s/latest", "--load s/latest"};
+    folder_remove("s");
+    save_steps(SAVED "--keep 0", 1, 2, 0);
+    for (int i = 0; i < 2; i++) {
+        Options model, o = options_of(words[i]);
+        text_write("s/new", "step_00000001\n");
+        CHECK(rename("s/new", "s/latest") == 0 && checkpoint_linked("s", "latest") == 1);
+        CHECK(checkpoint_model(&o, &model));
+        CHECK_TEXT(o.start->path, "s/step_00000001");
+        static const char *const others[] = {"", "\n", "step_0000001\n", "../step_00000001\n"};
+        for (int j = 0; j < 4; j++) {
+            o = options_of(words[i]);
+            text_write("s/latest", others[j]);
+            CHECK_EQUAL(checkpoint_linked("s", "latest"), j < 3 ? LINK_NONE : LINK_OUTSIDE);
+            CHECK(!checkpoint_model(&o, &model));
+        }
+    }
+    save_steps(SAVED, 3, 3, 0);
+    CHECK_TEXT(shown(), "1 2 3 latest 3, best -1");
+}
+
 // The proven checkpoint is kept; if saving that one has failed, the one before it is kept.
 TEST(the_last_good_one_is_kept) {
     CLOSED(fixture_close) Fixture f;
@@ -680,18 +674,18 @@ TEST(steps_are_saved_again) {
 TEST(leftovers_are_swept) {
     static const char *const kept[] = {"s/step_00000003", "s/.mine", "s/step_x", "s/.tmp-other"};
     static const char *const swept[] = {"s/.tmp-step_00000004", "s/.old-step_00000001",
-                                        "s/.tmp-step_00000005/a folder", "s/.tmp-link"};
+                                        "s/.tmp-step_00000005/a folder"};
     folder_remove("s");
     save_steps(SAVED, 3, 3, 3);
     for (int i = 0; i < 4; i++) { folder_make(kept[i]); }
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 3; i++) {
         folder_make(swept[i]);
         text_write(text_of("%s/model.safetensors", swept[i]), "half");
     }
     Options o = options_of(SAVED "--resume latest");
     CHECK(checkpoint_claim(&o));
     for (int i = 0; i < 4; i++) { CHECK(path_exists(kept[i])); }
-    for (int i = 0; i < 4; i++) { CHECK(!path_exists(swept[i])); }
+    for (int i = 0; i < 3; i++) { CHECK(!path_exists(swept[i])); }
     CHECK_TEXT(shown(), "3 latest 3, best 3");
     folder_make("s/.tmp-step_00000004/of a save that failed");
     save_steps(SAVED, 4, 4, 0);
@@ -724,7 +718,7 @@ TEST(an_evaluation_may_follow) {
         p->valid_loss = p->best_valid_loss = rows[i].loss;
         p->eval_left = 0;
         CHECK(checkpoint_evaluated(&f.snapshot));
-        CHECK_TEXT(shown(), text_of("1 2 latest 2, best %d", rows[i].best));
+        CHECK_EQUAL(checkpoint_linked("s", "best"), rows[i].best);
         CHECK(checkpoint_open(&c, "s/step_00000002", true));
         CHECK(c.progress.eval_left == 0 && c.progress.window.loss[0] == 1 / 3.0);
         CHECK(isinf(rows[i].loss) ? isnan(c.progress.valid_loss)

@@ -52,27 +52,6 @@ than most ranks in the weights of token_embedding" log || fail "$rank: $(cat log
     has log 'has other values than the other half of the ranks' || fail "$(cat log)"
 }
 
-# Step 5 is not checked: it finds that the state is not that of step 4, before anything is saved.
-test_state_that_changes_in_memory_is_found() {
-    local row ranks fp8="--fp8-format hybrid --global-batch-size 6"
-    for row in 'master:master weights' 'moment:first moments' 'scales:FP8 scales'; do
-        for ranks in 1 3; do
-            # shellcheck disable=SC2086 # words
-            FAULT=${row%%:*}:$((4 * 6 + 4)) expect_status 5 "$trainer" "${common[@]}" $fp8 \
-                --gpus $ranks --train-iters 8 --save-interval 5 --check-interval 4 || return
-            grep -qE "error: (rank 2: )?step 5: $(hostname), GPU-.*: the ${row#*:} " log || fail "$row: $(cat log)"
-            ! has log 'step     5/8' || fail "$row: the step was reported"
-        done
-    done
-}
-
-# A fault in the sum over the ranks, not in a gradient: the rank that keeps it is named.
-test_sums_over_ranks_are_checked() {
-    STANDIN_WRONG_SUM=7 expect_status 5 "$trainer" "${common[@]}" --gpus 2 --global-batch-size 4 \
-        --train-iters 8 --check-interval 2 || return
-    has log 'the sum over the ranks of the gradient of' || fail "$(cat log)"
-}
-
 # What was saved before is sound, and a fault in a step that is not checked is not looked for.
 test_the_run_goes_on_from_its_checkpoint() {
     train sound --gpus 3 --train-iters 8 --check-interval 2 || return

@@ -484,7 +484,7 @@ static void norm_and_decision(int64_t n) {
     wide.put(g.host.data());
     const double sum = 50.0;
     loss_sum.put(&sum);
-    StepState start = {.updates = 4};
+    StepState start = {.updates = 4, .unmeasured = 3};
     for (int pass = 0; pass < 4; pass++) { // 2: 50 / 0 is infinite; 3: a quarter counts
         const double tokens = 10.0, targets[] = {tokens, tokens, 0.0, tokens / 4};
         double factor = pass == 3 ? 4.0 : 1.0;
@@ -498,6 +498,7 @@ static void norm_and_decision(int64_t n) {
                           sum_of_squares(g.host.data() + 64, 64 * 3);
         CHECK_EQUAL(s.skipped, pass == 2);
         CHECK_EQUAL(s.updates, pass == 2 ? 4 : 5);
+        CHECK_EQUAL(s.unmeasured, 0);
         CHECK_CLOSE(s.stop, 1.0, 0.0);
         CHECK_CLOSE(s.loss_sum, 50.0, 0.0);
         CHECK_CLOSE(s.own_loss_sum, 50.0, 0.0);
@@ -750,6 +751,7 @@ TEST(scaling_state) {
         Fp8Scaling scaling = {slots.data, live.data, history.data, targets.data,
                               used.data,  SLOTS,     LENGTH};
         gpu_fp8_update(&gpu, &scaling, state.data);
+        int unmeasured = 0;
         for (int i = 0; i < SLOTS; i++) {
             if (!flags[i]) { continue; }
             if (step == 6) {
@@ -757,14 +759,17 @@ TEST(scaling_state) {
             } else {
                 fp8_slot_update(&host[i], &host_history[i * LENGTH], LENGTH, 448.0f);
             }
+            unmeasured += host[i].count == 0;
         }
         std::vector<Fp8Slot> result = slots.get();
         std::vector<Fp8Live> now = live.get();
         CHECK(memcmp(result.data(), host.data(), SLOTS * sizeof(Fp8Slot)) == 0);
         CHECK(same_bits(history.get(), host_history));
+        CHECK_EQUAL(state.get()[0].unmeasured, unmeasured);
         for (int i = 0; i < SLOTS; i++) {
-            CHECK(flags[i] ? now[i].scale == host[i].scale : isnan(now[i].scale));
-            CHECK(flags[i] ? now[i].scale_inv == host[i].scale_inv : isnan(now[i].scale_inv));
+            bool measured = flags[i] && host[i].count > 0;
+            CHECK(measured ? now[i].scale == host[i].scale : isnan(now[i].scale));
+            CHECK(measured ? now[i].scale_inv == host[i].scale_inv : isnan(now[i].scale_inv));
             CHECK(isnan(now[i].amax));
         }
     }

@@ -111,6 +111,16 @@ TEST(files_are_replaced_at_once) {
     CHECK_CONTAINS(error_text(), "no/such/folder");
 }
 
+TEST(links_are_replaced_at_once) {
+    char target[16] = "";
+    CHECK(link_replace("l", "one") && link_replace("l", "two"));
+    CHECK(readlink("l", target, sizeof(target)) == 3 && memcmp(target, "two", 3) == 0);
+    CHECK(symlink("left over", "l.new") == 0);
+    CHECK(link_replace("l", "three") && !path_exists("l.new"));
+    CHECK(!link_replace("no/such", "x"));
+    CHECK_CONTAINS(error_text(), "no/such");
+}
+
 TEST(folders_are_made_and_removed) {
     CHECK(folder_make("a/b//c/") && folder_make("a/b/c"));
     text_write("a/b/c/f", "x");

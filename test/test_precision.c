@@ -253,53 +253,6 @@ static void head_losses(Fp8Type type, float deviation, double *off, double *zero
     *zero = zeros / V;
 }
 
-// Of slots without a history alone: by the amax, where it is one, else by what was there or a
-// guess.
-TEST(calibration_sets_scales_that_are_not_known) {
-    enum { STEP_TOKENS = 1024, OTHER = 7 }; // OTHER: a count, a scale
-    static const struct {
-        int count;
-        float scale, amax, expected[OPERAND_COUNT]; // of X, W, dY; 0: target / amax
-    } rows[] = {
-        {0, 1, 0, {0.5f, 1024, 1792.0f * STEP_TOKENS}},
-        {0, 1, NAN, {0.5f, 1024, 1792.0f * STEP_TOKENS}},
-        {0, 1, INFINITY, {0.5f, 1024, 1792.0f * STEP_TOKENS}},
-        {0, OTHER, NAN, {OTHER, OTHER, OTHER}},
-        {0, OTHER, 3, {448.0f / 6, 448.0f / 3, 1792.0f / 6}},
-        {0, 1, 3, {448.0f / 6, 448.0f / 3, 1792.0f / 6}},
-        {OTHER, 1, 3, {1, 1, 1}},
-        {OTHER, OTHER, 3, {OTHER, OTHER, OTHER}},
-    };
-    decide(LLAMA "--fp8-format hybrid --fp8-lm-head --global-batch-size 64");
-    int n = fp8_slot_count(&p.config), head = fp8_slot_index(&p.config, LINEAR_HEAD, 0, OPERAND_X);
-    FREED Fp8Slot *slots = calloc_or_die((size_t)n, sizeof(Fp8Slot));
-    EACH (row, rows) {
-        for (int i = 0; i < n; i++) {
-            slots[i] = (Fp8Slot){1 / row->scale, row->scale, row->amax, row->count};
-        }
-        fp8_calibrate(&p.precision, slots);
-        for (int i = 0; i < n; i++) {
-            int operand = i % OPERAND_COUNT;
-            bool fixed = i == head + OPERAND_DY;
-            CHECK_CLOSE(slots[i].scale, fixed ? row->scale : row->expected[operand], 0);
-            CHECK_CLOSE(slots[i].scale * slots[i].scale_inv, 1, 1e-6);
-            CHECK(operand == OPERAND_W ? float_bits(slots[i].amax) == float_bits(row->amax)
-                                       : slots[i].amax == 0);
-        }
-        CHECK(!fp8_is_uncalibrated(&p.precision, slots));
-        if (row->scale != 1 || row->count > 0) { continue; }
-        slots[4] = (Fp8Slot){1, 1, row->amax, 0};
-        CHECK(fp8_is_uncalibrated(&p.precision, slots));
-    }
-    // a scale of 1 would say that nothing is known
-    slots[0] = (Fp8Slot){.scale = OTHER, .amax = 224};
-    fp8_calibrate(&p.precision, slots);
-    CHECK(slots[0].scale < 1 && slots[0].scale > 0.999999f);
-    decide(LLAMA "--fp8-format hybrid --fp8-recipe tensorwise");
-    for (int i = 0; i < n; i++) { slots[i] = (Fp8Slot){1, 1, 0, 0}; }
-    CHECK(!fp8_is_uncalibrated(&p.precision, slots));
-}
-
 // One fixed scale must fit the target's entry, -1, and all probabilities of a large vocabulary.
 // E5M2 has the range for that, E4M3 does not. Blocks have scales of their own.
 TEST(the_heads_gradient_has_the_range_of_its_vocabulary) {

@@ -139,7 +139,11 @@ test_going_back_leaves_no_branch_in_silence() {
     has log 'resuming from back/step_00000004' || fail "$(cat log)"
     # its own losses are higher: meta.json of `best` is that of the lowest
     [[ $(readlink back/best) == step_00000004 ]] || fail "best is $(readlink back/best)"
-    rm back/latest back/best # they are for other programs
+    # as a copy without links, and one of a file system that has none
+    local link
+    for link in latest best; do
+        readlink back/$link >new && rm back/$link && mv new back/$link
+    done
     expect_said 0 'from the weights of back/step_00000004' train_gpt --load back/best --sample-only \
         --no-quiet
     train back 10 --resume back/best || return
@@ -245,7 +249,7 @@ test_what_cannot_be_opened_is_not_passed_over() {
     has log 'resuming from open/step_00000004' || fail "$(cat log)"
 }
 
-# The trainer's place is taken by one that goes back, begins elsewhere or saves, and fails.
+# The trainer's place is taken by one that moves `latest` and fails.
 test_restarts_begin_where_they_are_told() {
     local restart=(env PATH="$PWD/fake:$PATH" "$root/scripts/restart.sh" --pause 0)
     mkdir -p fake there
@@ -254,25 +258,23 @@ test_restarts_begin_where_they_are_told() {
 echo "${*: -1}" >>said
 read -r action <actions && sed -i 1d actions
 case $action in
-back) mv there/step_00000900 there/step_00000900.aside-1 ;;
 link) ln -sfn "$(date +%N)" there/latest ;;
-again) mkdir there/step_00000900 ;;
-save) mkdir there/step_00000950 ;;
+again) ln -sfn step_00000900 there/latest ;;
+file) rm there/latest && echo step_00000950 >there/latest ;;
 end) exit 0 ;;
 esac
 exit 1
 END
     chmod +x fake/trainer
     # fails before it has gone back; then it goes back, and comes to the same name again
-    mkdir there/step_00000500 there/step_00000900 there/step_00000950.aside-1
-    printf '%s\n' none back again none save end >actions
+    ln -s step_00000900 there/latest
+    printf '%s\n' none again none file none end >actions
     expect_status 0 "${restart[@]}" trainer --save there --resume there/step_00000500 || return
     [[ $(tr '\n' ' ' <said) == 'there/step_00000500 there/step_00000500 latest latest latest latest ' ]] ||
         fail "$(cat said log)"
-    has log 'at step_00000500, failure 1 of 3' || fail "$(cat log)"
     has log 'at step_00000950, failure 1 of 3' || fail "$(cat log)"
     # without --resume, and from elsewhere into a new folder
-    rm -r said there/step_*
+    rm -r said there/latest
     printf '%s\n' none link end >actions
     expect_status 0 "${restart[@]}" trainer --save there --resume elsewhere/step_00000500
     printf '%s\n' none end >actions
@@ -306,50 +308,32 @@ test_links_are_unlinked_only() {
     [[ $(cat notes) == mine ]] || fail "a file outside the folder is written: $(cat notes)"
 }
 
-# Copies of every kind go on, and end as the run does. `cp -rL` makes folders of links, also of those
-# that a kill left, as latest.new of version 1.0: none is read where steps are.
-test_copies_go_on() {
-    local how on=(--valid-data d/x_val.bin --eval-interval 1 --save-interval 1 --keep 2)
-    train run 4 "${on[@]}" && cp -a run kept || return
-    ln -s step_00000003 kept/latest.new && ln -s step_00000003 kept/.tmp-link || return
-    train run 6 "${on[@]}" --resume latest || return
-    for how in 'cp -r kept copy' 'cp -rL kept copy' 'cp -al kept copy' 'cp -a kept old && mv old copy' \
-        'mkdir copy && tar -C kept -cf - . | tar -C copy -xf -' 'rsync -a kept/ copy' \
-        'mkdir copy && cp -r kept/step_00000004 copy' 'mkdir copy && cp -rL kept/latest copy'; do
-        if [[ $how == rsync* ]] && ! command -v rsync >/dev/null; then continue; fi
-        rm -rf copy
-        eval "$how" || fail "$how"
-        train copy 6 "${on[@]}" --resume latest || return
-        grep -q 'resuming from copy/\(step_00000004\|latest\):' log || fail "$how: $(cat log)"
-        grep warning log | grep -v "was another run's, too" >warnings # of cp -al
-        [[ $(wc -l <warnings) -eq $(find copy/latest -prune -type d | wc -l) ]] ||
-            fail "$how: $(cat warnings)"
-        same_checkpoint run/step_00000006 copy/step_00000006 || fail "$how: another end"
-        expect_said 0 'from the weights of copy/step_00000006' train_gpt --load copy/latest/ \
-            --sample-only --no-quiet
-        [[ -d copy/latest && ! -L copy/latest || $(readlink copy/latest) == step_00000006 ]] ||
-            fail "$how: $(ls -l copy)"
-    done
-}
-
-# The only checkpoint of its step, under the name that a copy gave it: it is neither passed over in
-# silence nor lost.
-test_a_copy_of_a_link_is_kept() {
-    train several 6 --save-interval 1 --keep 2 || return
-    mkdir part && cp -rL several/latest part/latest && cp -r several/step_00000005 part/
-    expect_said 0 'part/latest is a folder, not a link; part/step_00000005 is read instead' \
-        train_gpt --load part/latest --sample-only
-    train part 7 --resume latest || return
-    has log 'resuming from part/step_00000005' || fail "$(cat log)"
-    has log 'warning: part/latest: the link could not be written: ' || fail "$(cat log)"
-    same_checkpoint several/latest part/latest || fail "the only copy is gone: $(ls -l part)"
+# cp -rL, and programs that know no links, make folders of `latest` and `best`.
+test_links_become_links_again() {
+    train run 4 --valid-data d/x_val.bin --eval-interval 1 --save-interval 1 --keep 2 &&
+        cp -rL run copy || return
+    [[ -d copy/latest && ! -L copy/latest ]] || fail "no such copy"
+    train copy 6 --valid-data d/x_val.bin --eval-interval 1 --save-interval 1 --keep 2 \
+        --resume latest || return
+    has log 'resuming from copy/step_00000004' || fail "$(cat log)"
+    ! has log 'failed' || fail "$(grep failed log)"
+    [[ $(readlink copy/latest copy/best) == $'step_00000006\nstep_00000006' ]] ||
+        fail "no links: $(ls -l copy)"
+    train run 6 --valid-data d/x_val.bin --eval-interval 1 --save-interval 1 --keep 2 \
+        --resume latest || return
+    [[ $(ls run) == $(ls copy) ]] || fail "$(ls run copy)"
+    same_checkpoint run/latest copy/latest || fail "another end"
+    # a folder that is the only one of its checkpoint is kept
+    rm -r copy && mkdir copy && cp -rL run/latest copy/latest && cp -r run/step_00000005 copy/
+    train copy 6 --valid-data d/x_val.bin --eval-interval 1 --resume latest
+    same_checkpoint run/latest copy/latest.aside-1 || fail "the only copy is gone: $(ls -l copy)"
     # where nothing else of the run is left, the folder is not taken for an empty one
-    mkdir only && cp -r several/step_00000006 only/latest
-    refused 'only: a run has saved there; resume it with --resume latest, or give another' only 9
-    expect_said 0 'resuming from only/latest: step 6' train_gpt --load none --resume only/latest \
-        --sample-only --no-quiet
+    mkdir only && cp -r run/step_00000006 only/latest
+    refused 'only/latest is a folder without a step_... beside it: give it the name' only 9
+    refused 'only/latest is a folder without a step_... beside it' only 9 --resume latest
+    mv only/latest only/step_00000006
     train only 7 --resume latest || return
-    same_checkpoint several/latest only/latest || fail "the only copy is gone: $(ls -l only)"
+    [[ -L only/latest ]] || fail "$(ls -l only)"
 }
 
 are_apart() {
@@ -418,16 +402,17 @@ test_other_names_are_no_checkpoints() {
     [[ $(wc -l <log) -eq 3 ]] || fail "$(cat log)"
 }
 
-# A run follows from its folders: what somebody has deleted there is no part of it.
-test_a_deleted_step_is_gone() {
-    train gone 6 --save-interval 2 --keep 3 && rm -r gone/step_00000006 || return
+# latest leads to a step that somebody has deleted.
+test_a_missing_latest_is_said() {
+    train gone 6 --save-interval 2 --keep 3 || return
+    cp -a gone newer
+    rm -r gone/step_00000006 newer/step_00000002
+    ln -sfn step_00000002 newer/latest
+    refused 'latest leads to step 2, which is missing, and only newer ones are there' newer 6 \
+        --resume latest || return
     train gone 6 --save-interval 2 --resume latest || return
-    has log 'resuming from gone/step_00000004' || fail "$(head -n 3 log)"
-    # but a run of which nothing is left does not begin anew in silence
-    rm -r gone/step_*
-    refused 'nothing is saved yet, and where the run began: gone/step_00000006: no such' gone 6 \
-        --resume latest
-    rm gone/latest && train gone 1 --resume latest
+    has log 'step_00000006, to which `latest` leads, is missing: resuming from step 4' ||
+        fail "$(head -n 3 log)"
 }
 
 test_long_paths_are_refused_at_once() {

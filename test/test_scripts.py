@@ -651,7 +651,10 @@ class OtherPrograms(Folder):
         self.assertEqual((last, rows.tolist()), (6, [[3, 2], [4, 3], [5, 4], [6, 5]]))
         os.mkdir(newest := os.path.join(self.folder, "step_00000006"))
         shutil.move(path, newest)
-        os.symlink("step_00000001", os.path.join(self.folder, "latest")) # no link is read
+        self.assertEqual(series.amax_history(metrics.open_run(self.folder)), (0, None))
+        # as where links cannot be made
+        with open(os.path.join(self.folder, "latest"), "w") as file:
+            file.write("step_00000006\n")
         os.mkdir(newest + ".aside-1")
         os.mkdir(os.path.join(self.folder, "best")) # as cp -rL leaves it
         self.assertEqual(series.amax_history(metrics.open_run(self.folder))[0], 6)

@@ -84,11 +84,8 @@ static inline void disturb_weights(Trainer *t, float size) {
             t->weights[p->offset + j] += size * rng_normal((uint64_t)i, (uint64_t)j);
         }
     }
-    for (int i = 0; i < fp8_slot_count(&t->run.config); i++) {
-        t->slots[i] = (Fp8Slot){.scale = 1.0f, .scale_inv = 1.0f};
-    }
-    fp8_fix_slot(&t->run.precision, &t->run.options, t->slots);
-    begin_rounding(t);
+    for (int i = 0; i < fp8_slot_count(&t->run.config); i++) { t->slots[i].amax = 0; }
+    round_weights(t);
 }
 
 // Counts the elements of a parameter space that belong to no weight and are not 0.

@@ -381,12 +381,8 @@ static bool is_stopping(const Run *run) {
     return run->group.ranks > 1 ? run->stopping : run_stop_signal() != 0;
 }
 
-bool run_has_steps(const Run *run) {
-    return options_train(&run->options) && run->progress.step < run->options.train_iters;
-}
-
 bool run_goes_on(const Run *run) {
-    return run_has_steps(run) && !is_stopping(run) && !run->diverged;
+    return run->progress.step < run->options.train_iters && !is_stopping(run) && !run->diverged;
 }
 
 static bool eval_is_due(const Run *run, int64_t step) {

@@ -39,8 +39,7 @@ void run_end_wrong(Run *run) __attribute__((noreturn));
 // lr-decay-iters, or as many of them as the warm-up leaves.
 double learning_rate(const Options *options, int64_t step);
 
-bool run_has_steps(const Run *run); // there is a step left to train
-bool run_goes_on(const Run *run);   // and the run is not to stop before
+bool run_goes_on(const Run *run); // neither done nor stopped
 // Whether an evaluation, a sample, a save or the end follows step number `step` (counted as in
 // progress), so that its report is needed before the next step.
 bool run_needs_result(const Run *run, int64_t step);

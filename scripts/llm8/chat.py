@@ -9,7 +9,7 @@ import sys
 import tempfile
 
 from .command_line import Parser, split_words
-from .conversation import BadTemplate, ChatTemplate, Conversation
+from .conversation import BadTemplate, ChatTemplate, Conversation, warnings_of
 from .environment import built, checkpoint, die
 from .vocabulary import open_vocabulary
 
@@ -55,15 +55,17 @@ def main():
     messages = [*system, {"role": "user", "content": o.message}]
     try:
         template = ChatTemplate(vocabulary)
-        prompt = template.render(Conversation({"messages": messages}), len(messages), True)
+        prompt, doubts = template.prompt(Conversation({"messages": messages}))
     except (BadTemplate, ValueError) as error:
         die(f"{o.model}: {error}")
+    for warning in warnings_of(doubts):
+        print(f"warning: {warning}", file=sys.stderr)
     with tempfile.NamedTemporaryFile("w") as file:  # an option of text has a limit
-        file.write(" ".join(map(str, template.encode(prompt))))
+        file.write(" ".join(map(str, prompt)))
         file.flush()
-        command = [program, "--load", o.model, "--sample-only", "--quiet", "--sample-tokens",
+        command = [program, "--load", folder, "--sample-only", "--quiet", "--sample-tokens",
                    "@" + file.name, *options]
-        status, said, ended = listen(command, set(vocabulary.specials.values()))
+        status, said, ended = listen(command, {*vocabulary.specials.values(), *template.ends()})
     line = (said.splitlines() or [""])[-1]
     if status != 0 or not TOKENS.fullmatch(line):
         print(said, end="")  # of an option that asks for something else, as --help

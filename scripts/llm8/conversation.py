@@ -1,30 +1,98 @@
 """Conversations as a tokenizer's own chat template writes them, and which of their tokens the
 model is to learn.
 
-The template is rendered as transformers' apply_chat_template does it, but without the day's date
-(strftime_now): what is prepared shall not depend on it. A token counts if the template writes it
-after what it gives the model to answer from (add_generation_prompt).
+The template is rendered as transformers' apply_chat_template (5.23) does it, but without the day's
+date (strftime_now): what is prepared shall not depend on it. Of an answer counts what follows the
+prompt, which is what the template gives the model to answer from (add_generation_prompt), up to the
+token that ends the answer; or what the template itself marks by {% generation %}. Spaces that end a
+prompt belong to the answer: tokenizers join them to the word behind them.
+
+What a template leaves out of a conversation is counted, for warnings.
 """
 
+import copy
+import itertools
 import json
+import os
 import re
+from collections import Counter
 
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension
+from jinja2.runtime import Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import Tokenizer, processors
+from jinja2.utils import missing
+from tokenizers import Tokenizer
 
 from .vocabulary import encodable
 
+BEGIN, END, CONTENT = "\ufdd0", "\ufdd1", "\ufdd2"  # no characters, so that no text has them
+# fields of a message that say whether it counts: OpenAI's, axolotl's, ms-swift's
+MARKS = ("weight", "train", "training", "train_on_turn", "loss")
+REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one thing
+READ = {"role", "content", "tool_calls", "tool_call_id", "id", *MARKS, *REASONING}
+DOUBTS = {  # of how many, which, what
+    "restored": ("answers", "the chat template leaves out a part of them, such as what is before "
+                 "</think>; they are trained whole, as the rows have them"),
+    "content": ("answers", "the chat template does not write their content as it is; what it "
+                "writes is trained"),
+    "reasoning": ("answers", "the chat template does not write their reasoning, which is not "
+                  "trained; write it into their content as the model does"),
+    "tool_calls": ("answers", "the chat template does not write all of their tool calls, which "
+                   "are not trained whole; take a template that knows tools"),
+    "quoted": ("answers", "the arguments of their tool calls are JSON texts, which the chat "
+               "template writes in quotes; give objects"),
+    "unended": ("answers", "no special token ends them, so the model does not learn where to end"),
+    "unprompted": ("answers", "they do not begin with what the chat template's prompt ends in, "
+                   "such as <think>; the model is asked with it, and has never seen it"),
+    "asked": ("answers", "the chat template writes otherwise what is before them once they are "
+              "there; they are trained behind what the model is asked with"),
+    "joined": ("answers", "they begin within a token of the prompt's, which counts; the model is "
+               "asked with the prompt alone"),
+    "context": ("conversations", "the chat template does not write all messages before the answer"),
+    "tools": ("conversations", "the chat template writes nothing of their tools; take one that "
+              "knows tools"),
+    "documents": ("conversations", "the chat template writes nothing of their documents")}
+
 
 class Generation(Extension):
-    """{% generation %}, by which some templates mark what the model writes: its content alone."""
+    """{% generation %}, by which some templates mark what the model writes."""
     tags = {"generation"}
 
     def parse(self, parser):
         line = next(parser.stream).lineno
         body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
-        return nodes.Scope(body).set_lineno(line)
+        begin, end = (nodes.Output([nodes.TemplateData(mark)]) for mark in (BEGIN, END))
+        return nodes.Scope([begin, *body, end]).set_lineno(line)
+
+
+class BadTemplate(Exception):
+    """Says why no conversation can be written."""
+
+
+class UndefinedName(Exception):
+    """A template writes what nobody defines, which transformers takes for an empty text."""
+
+
+class Unknown(Undefined):
+    """What is not defined. A template may ask for a name, and may write a field that a message
+    lacks, or a name that it sets itself at times (own), but no other one."""
+    __slots__ = ()
+    own = frozenset()
+
+    def __str__(self):
+        if self._undefined_obj is missing and self._undefined_name not in self.own:
+            raise UndefinedName(self._undefined_name)
+        return ""
+
+    def __contains__(self, _):
+        return False
+
+    def __iter__(self):
+        return iter(str(self))
+
+    def __len__(self):
+        return len(str(self))
 
 
 def refuse(message):
@@ -34,6 +102,9 @@ def refuse(message):
 def as_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators,
                       sort_keys=sort_keys)
+
+
+# ---- what a row holds ----------------------------------------------------------------------------
 
 
 def text_of(message):
@@ -48,22 +119,42 @@ def text_of(message):
     return content
 
 
-def tools_of(row):
-    """Returns the functions that a row describes; sets in .parquet often have them as JSON."""
-    tools = row.get("tools")
-    if isinstance(tools, str):
+def message_of(held):
+    """Returns a message as templates are given it: no nulls, its content a text, reasoning by the
+    names that templates read."""
+    held = {key: value for key, value in (held | {"content": text_of(held)}).items()
+            if value is not None}
+    reasoning = next((held[key] for key in REASONING if key in held), None)
+    return held if reasoning is None else \
+        {"thinking": reasoning} | held | {"reasoning_content": reasoning}
+
+
+def counts(message):
+    """Whether an answer is to be learned; raises ValueError where that is not clear."""
+    marks = {key: message[key] for key in MARKS if key in message}
+    for key, mark in marks.items():
+        if mark not in (0, 1):
+            raise ValueError(f"'{key}' of a message is {str(mark)[:40]!r}; it must be 0 or 1")
+    return all(marks.values())
+
+
+def objects_of(row, field):
+    """Returns the list of objects in a field; sets in .parquet often have tools as JSON."""
+    held = row.get(field)
+    if isinstance(held, str):
         try:
-            tools = json.loads(tools)
+            held = json.loads(held)
         except (ValueError, RecursionError):
-            raise ValueError(f"its tools are no JSON: {tools[:40]!r}") from None
-    if not isinstance(tools, list | None):
-        raise ValueError(f"its tools are no list: {str(tools)[:40]!r}")
-    return tools
+            raise ValueError(f"its {field} are no JSON: {held[:40]!r}") from None
+    if held is not None and not (isinstance(held, list) and
+                                 all(isinstance(one, dict) for one in held)):
+        raise ValueError(f"its {field} are no list of objects: {str(held)[:40]!r}")
+    return held
 
 
 class Conversation:
-    """A row's messages, the first whose answer counts, and the tools that the template is told
-    of."""
+    """A row's messages, the first whose answer counts, and what the template is given besides:
+    tools, documents and settings by name."""
 
     def __init__(self, row):
         """Raises ValueError for a row that holds none."""
@@ -77,31 +168,128 @@ class Conversation:
         if not isinstance(messages, list) or not all(isinstance(message, dict) and isinstance(
                 message.get("role"), str) for message in messages):
             raise ValueError("its messages are no list of objects with a role")
-        texts = [{"content": text_of(message)} if "content" in message or
-                 not message.get("tool_calls") else {} for message in messages]
-        self.messages = [{key: value for key, value in message.items() if value is not None} | text
-                         for message, text in zip(messages, texts)]
-        self.tools = tools_of(row)
+        self.messages = list(map(message_of, messages))
+        self.tools, self.documents = objects_of(row, "tools"), objects_of(row, "documents")
+        self.settings = row.get("chat_template_kwargs") or {}
+        if not isinstance(self.settings, dict):
+            raise ValueError("its chat_template_kwargs are no object")
+        if re.search(f"[{BEGIN}-{CONTENT}]", self.text()):
+            raise ValueError(f"it has U+{ord(BEGIN):X} to U+{ord(CONTENT):X}, which are no "
+                             "characters")
 
     def text(self):
         """Returns a text that is the same for the same conversation."""
-        return json.dumps([self.messages, self.tools], ensure_ascii=False, sort_keys=True,
+        more = [held for held in (self.documents, self.settings) if held]
+        return json.dumps([self.messages, self.tools, *more], ensure_ascii=False, sort_keys=True,
                           default=str)
 
+    def without(self, field):
+        other = copy.copy(self)
+        setattr(other, field, None)
+        return other
 
+
+# ---- whether a text has what it should have ------------------------------------------------------
+
+
+def common(one, other):
+    """Returns what two texts begin with."""
+    return one if other.startswith(one) else os.path.commonprefix([one, other])
+
+
+def squeezed(text):
+    """Returns a text without its white space, which templates may write otherwise."""
+    return "".join(text.split())
+
+
+def written(value, text, least=0):
+    """Whether a value stands in a text, plainly or as JSON, and ends after so many letters that
+    are no white space."""
+    forms = [value, *(json.dumps(value, ensure_ascii=ascii)[1:-1] for ascii in (False, True))] \
+        if isinstance(value, str) else [json.dumps(value), str(value)]
+    for form in set(map(squeezed, forms)):
+        at = text.rfind(form)
+        if not form or (at >= 0 and at + len(form) > least):
+            return True
+    return False
+
+
+def leaves(value):
+    """Yields what a value of JSON holds that is no object, list or null."""
+    if isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from leaves(part)
+    elif value is not None:
+        yield value
+
+
+def calls_of(message):
+    """Yields the name of each tool that a message calls, and its arguments."""
+    calls = message.get("tool_calls") or []
+    for call in calls if isinstance(calls, list) else [calls]:
+        held = call.get("function", call) if isinstance(call, dict) else call
+        yield (held.get("name"), held.get("arguments")) if isinstance(held, dict) else (held, None)
+
+
+def doubts_of_calls(message, text, least):
+    """Yields what is to be doubted of a message's calls in a text, all squeezed."""
+    for name, given in calls_of(message):
+        arguments = given
+        if isinstance(given, str):
+            try:
+                arguments = json.loads(given)
+            except (ValueError, RecursionError):
+                pass
+            else:
+                # as they are again where they are a text in JSON, which needs no quotes if empty
+                if squeezed(json.dumps(given, ensure_ascii=False)) in text or \
+                        squeezed(json.dumps(given)) in text:
+                    yield "quoted"
+        if not all(written(leaf, text, least) for leaf in leaves([name, arguments])):
+            yield "tool_calls"
+
+
+def warnings_of(doubts):
+    """Yields a sentence for each thing that is to be doubted of the conversations."""
+    for key, (whole, what) in DOUBTS.items():
+        if doubts.get(key):
+            yield f"{doubts[key]:,} of {doubts[whole]:,} {whole}: {what}"
+    fields = [key.partition(" ")[2] for key in doubts if key.startswith("field ") and doubts[key]]
+    if fields:
+        yield (f"messages have {', '.join(map(repr, sorted(fields)[:8]))}, which neither the chat "
+               "template nor prepare_data reads: nothing of it is trained")
+
+
+# ---- the template --------------------------------------------------------------------------------
+
+
+TOOLS = [{"type": "function", "function": {
+    "name": "x", "description": "x", "parameters": {"type": "object", "properties": {}}}}]
 LIKE_SPECIAL = re.compile(r"<[|\uff5c][^|\uff5c<>\s]+[|\uff5c]>")  # as <|im_end|>
+GENERATES = re.compile(r"{%[-+]?\s*generation\b")
 
 
-class BadTemplate(Exception):
-    """Says why no conversation can be written."""
+class Form:
+    """One of a tokenizer's templates. lists: it takes a content as a list of parts only. end: the
+    token that ends an answer, None: it writes none; after: what it writes behind that."""
+
+    def __init__(self, environment, source):
+        names = environment.parse(source).find_all(nodes.Name)
+        own = frozenset(name.name for name in names if name.ctx != "load")
+        unknown = type("Unknown", (Unknown,), {"__slots__": (), "own": own})
+        self.source = source
+        self.template = environment.overlay(undefined=unknown).from_string(source)
+        self.generates = bool(GENERATES.search(source))
+        self.lists, self.end, self.after = False, None, ""
 
 
 class ChatTemplate:
-    """The chat template of a Vocabulary; BadTemplate where it has none."""
+    """The chat templates of a Vocabulary; BadTemplate where it has none. doubts: {key of DOUBTS:
+    how many}, of the samples made so far."""
 
     def __init__(self, vocabulary):
-        self.source = vocabulary.chat_template()
-        if not self.source:
+        self.name, self.doubts = vocabulary.name, Counter()
+        if not vocabulary.templates:
             raise BadTemplate(f"the tokenizer {vocabulary.name} has no chat template; put the "
                               "chat_template.jinja of a model that has one beside its "
                               "tokenizer.json, or take that model's tokenizer")
@@ -110,30 +298,92 @@ class ChatTemplate:
             extensions=[Generation, "jinja2.ext.loopcontrols"])
         environment.filters["tojson"] = as_json
         environment.globals["raise_exception"] = refuse
-        try:
-            self.template = environment.from_string(self.source)
-        except TemplateError as error:
-            raise BadTemplate(f"the chat template of {vocabulary.name}: {error}; mend "
-                              "it") from None
-        self.specials = vocabulary.named_specials()
-        # special tokens are what a template writes; its text has all that stands before words
+        self.named = vocabulary.named_specials()
+        self.specials = {name: text for name, text in self.named.items() if text is not None}
         self.tokenizer = Tokenizer.from_str(vocabulary.json)
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
-        self.tokenizer.post_processor = processors.Sequence([])  # one that moves offsets
+        texts = [*vocabulary.specials, *self.specials.values()]
+        self.special, self.added = (re.compile("|".join(
+            [*map(re.escape, sorted(filter(None, held), key=len, reverse=True)),
+             LIKE_SPECIAL.pattern])) for held in (texts, [*texts, *vocabulary.added]))
+        self.forms = {}
+        for name, source in vocabulary.templates.items():
+            try:
+                self.forms[name] = Form(environment, source)
+                self.look(self.forms[name], name == "default")
+            except TemplateError as error:
+                raise BadTemplate(f"the chat template of {vocabulary.name}: {error}; mend "
+                                  "it") from None
+
+    def undefined(self, name):
+        return BadTemplate(f"the chat template of {self.name} writes {name}, which nobody defines; "
+                           "give it in tokenizer_config.json beside tokenizer.json, as a text or, "
+                           "so that nothing is written, as null")
+
+    def look(self, form, is_default):
+        """Finds how a template writes an answer and its end, by an example."""
+        ask, answer = {"role": "user", "content": "x"}, {"role": "assistant", "content": CONTENT}
+        for first, tools, form.lists in itertools.product(
+                ([], [{"role": "system", "content": "x"}]), (None, TOOLS), (False, True)):
+            try:
+                prompt = self.write(form, [*first, ask], True, tools)
+                text = self.write(form, [*first, ask, answer], False, tools)
+            except UndefinedName as name:
+                if is_default:
+                    raise self.undefined(name) from None
+                continue
+            except Exception:  # a template may refuse this one
+                continue
+            if CONTENT in text:
+                tail = re.sub(f"[{BEGIN}{END}]", "", text.rpartition(CONTENT)[2])
+                ended = self.special.search(tail) or self.added.search(tail)
+                form.end = ended and ended[0]
+                if ended:
+                    form.after = tail[ended.end():]
+                elif tail.strip() and prompt.endswith(tail):
+                    form.after = tail
+                return
+        form.lists = False
 
     def foreign(self):
         """Returns what it writes that looks like special tokens, and is not in the vocabulary."""
-        named = [text for key, text in self.specials.items() if key in self.source]
-        return [text for text in [*LIKE_SPECIAL.findall(self.source), *named]
+        source = "\n".join(form.source for form in self.forms.values())
+        named = [text for key, text in self.specials.items() if key in source]
+        return [text for text in [*LIKE_SPECIAL.findall(source), *named]
                 if self.tokenizer.token_to_id(text) is None]
 
-    def render(self, conversation, end, answers):
-        """Writes the messages before `end` and, with `answers`, what the model answers from."""
+    def ends(self):
+        """Returns the tokens that end answers."""
+        found = [self.tokenizer.token_to_id(form.end or "") for form in self.forms.values()]
+        return {token for token in found if token is not None}
+
+    def form_of(self, conversation):
+        """Returns the template that transformers takes for it."""
+        for name in (["tool_use"] if conversation.tools is not None else []) + ["default"]:
+            if name in self.forms:
+                return self.forms[name]
+        raise ValueError(f"the tokenizer has no chat template named default, only "
+                         f"{', '.join(self.forms)}")
+
+    def write(self, form, messages, asks, tools=None, documents=None, settings=None):
+        if form.lists:
+            messages = [message | {"content": [{"type": "text", "text": message["content"]}]}
+                        if "content" in message else message for message in messages]
+        nulls = {name: Undefined(name=name) for name, text in self.named.items() if text is None}
+        return encodable(form.template.render(
+            messages=messages, tools=tools, documents=documents, add_generation_prompt=asks,
+            **(self.specials | nulls | (settings or {}))))
+
+    def render(self, conversation, messages, asks):
+        """Writes messages and, with `asks`, what the model answers from. Returns the text, and
+        [(begin, end)] of what it marks as the model's."""
         try:
-            return encodable(self.template.render(
-                messages=conversation.messages[:end], tools=conversation.tools, documents=None,
-                add_generation_prompt=answers, **self.specials))
+            parts = re.split(f"([{BEGIN}{END}])", self.write(
+                self.form_of(conversation), messages, asks, conversation.tools,
+                conversation.documents, conversation.settings))
+        except UndefinedName as name:
+            raise self.undefined(name) from None
         except Exception as error:  # a template is a program, and may raise any
             if "strftime_now" in str(error):
                 raise ValueError("the chat template asks for today's date (strftime_now), which is "
@@ -141,38 +391,152 @@ class ChatTemplate:
                                  "into the template") from None
             why = " ".join(str(error).split()) or type(error).__name__
             raise ValueError(f"the chat template refuses it: {why}") from None
+        text, begins, marks = "", [], []
+        for part in parts:
+            if part == BEGIN:
+                begins.append(len(text))
+            elif part == END and begins:
+                marks.append((begins.pop(), len(text)))
+            elif part != END:
+                text += part
+        return text, marks
+
+    def prompt(self, conversation):
+        """Returns the tokens that the model is asked with, and what is to be doubted of them."""
+        text, _ = self.render(conversation, conversation.messages, True)
+        return self.encode(text.rstrip(" ")), self.doubts_of_context(
+            conversation, conversation.messages, text)
 
     def encode(self, text):
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
+    def around(self, conversation, messages):
+        """Returns what stands before and after the content of the last message, and the marks, or
+        None where its place cannot be told."""
+        text, marks = self.render(conversation, [*messages[:-1], messages[-1] |
+                                                 {"content": CONTENT}], False)
+        parts = text.split(CONTENT)
+        return (*parts, marks) if len(parts) == 2 else None
+
+    def answered(self, conversation, place, doubts):
+        """Returns the text that the answer at a place ends, and [(begin, end)] of what counts of
+        the answer."""
+        messages, form = conversation.messages[:place + 1], self.form_of(conversation)
+        answer, content = messages[-1], messages[-1].get("content", "")
+        prompt, _ = self.render(conversation, messages[:-1], True)
+        text, marks = self.render(conversation, messages, False)
+        shared = common(prompt, text)
+        kept = written(content, squeezed(text), len(squeezed(shared)))
+        around = None if kept and text.startswith(prompt) else self.around(conversation, messages)
+        if around and not kept:
+            before, after, its_marks = around
+            middle = text[len(before):len(text) - len(after)]
+            if before + middle + after == text and squeezed(middle) in squeezed(content):
+                text, kept = before + content + after, True
+                grown, (marks, doubts["restored"]) = len(content) - len(CONTENT), (
+                    its_marks, doubts["restored"] + 1)
+                marks = [tuple(at + grown * (at > len(before)) for at in mark) for mark in marks]
+        opening = prompt
+        if not text.startswith(prompt):
+            before = around[0] if around else None
+            if before is None or not text.startswith(before):
+                raise ValueError("the chat template does not write an answer after what it gives "
+                                 "to answer from")
+            opening = common(prompt, before)
+            history, _ = self.render(conversation, messages[:-1], False)
+            if opening == before or opening.startswith(history):
+                doubts["unprompted"] += 1  # by what opens an answer in prompts alone, as <think>
+            else:
+                text, marks = self.behind(prompt, messages[-2], text, before, marks)
+                opening, doubts["asked"] = prompt, doubts["asked"] + 1
+        begin, least = len(opening.rstrip(" ")), len(squeezed(common(shared, text)))
+        if form.generates:
+            spans = [(len(text[:at].rstrip(" ")), end) for at, end in marks if end > begin]
+            counted, least = "".join(text[at:end] for at, end in spans), 0
+        else:
+            spans = [(begin, self.end_of(form, text, begin, content.strip(), doubts))]
+            counted = text[:spans[0][1]]  # with what the prompt has opened
+        counted = squeezed(counted)
+        doubts["answers"] += 1
+        doubts["content"] += not (kept and written(content, counted, least))
+        doubts["reasoning"] += not written(answer.get("reasoning_content", ""), counted, least)
+        for doubt in set(doubts_of_calls(answer, counted, least)):
+            doubts[doubt] += 1
+        return text, spans
+
+    def behind(self, prompt, last, text, before, marks):
+        """Puts a prompt in place of what a text has before an answer, where the template writes
+        that otherwise. last: the message before the answer; before: what is before its content."""
+        held = last.get("content", "").strip()
+        ending = prompt[prompt.rindex(held):] if held and held in prompt else None
+        at = before.rfind(ending) if ending else -1
+        if at < 0:
+            raise ValueError("the chat template does not write an answer after what it gives to "
+                             "answer from")
+        at += len(ending)
+        return prompt + text[at:], [tuple(place + len(prompt) - at for place in mark)
+                                    for mark in marks]
+
+    def end_of(self, form, text, begin, content, doubts):
+        """Returns where an answer ends, without the header of another one: after the token that
+        ends answers; if it has none, as a call of tools may, after the last special token."""
+        body = text.removesuffix(form.after) if form.after else text
+        at = body.rfind(form.end, begin) if form.end else -1
+        if at >= 0:
+            return at + len(form.end)
+        least = max(begin, body.rfind(content) + len(content) if content else 0)
+        found = [match.end() for match in self.special.finditer(body, least)]
+        doubts["unended"] += not found
+        return found[-1] if found else max(begin, len(body))
+
+    def doubts_of_context(self, conversation, messages, text):
+        doubts, text = Counter(conversations=1), squeezed(text)
+        doubts["context"] += not all(written(message.get("content", ""), text)
+                                     for message in messages if message["role"] != "assistant")
+        fields = set().union(*messages) - READ | conversation.settings.keys()
+        source = self.form_of(conversation).source
+        for field in fields:
+            doubts[f"field {field}"] += not re.search(rf"\b{re.escape(field)}\b", source)
+        for field in ("tools", "documents"):
+            if getattr(conversation, field):
+                try:
+                    other, _ = self.render(conversation.without(field), messages, False)
+                except ValueError:  # it cannot be written without them
+                    continue
+                doubts[field] += squeezed(other) == squeezed(self.render(
+                    conversation, messages, False)[0])
+        return doubts
+
     def texts(self, conversation):
         """[text, [(begin, end) of what the model writes]]: one, or where the template changes
         earlier turns once there are later ones, one for each text that an answer ends."""
-        found = []
-        for place, message in enumerate(conversation.messages):
-            if message["role"] != "assistant" or place < max(1, conversation.counted):
-                continue
-            prompt = self.render(conversation, place, True)
-            text = self.render(conversation, place + 1, False)
-            if not text.startswith(prompt):
-                raise ValueError("the chat template does not write an answer after what it gives "
-                                 "to answer from")
-            turn = (len(prompt), len(text))
-            if found and prompt.startswith(found[-1][0]):
-                turn = found.pop()[1] + [turn]
-            else:
-                turn = [turn]
-            found.append((text, turn))
+        found, doubts = [], Counter()
+        answers = [place for place, message in enumerate(conversation.messages)
+                   if message["role"] == "assistant" and place >= max(1, conversation.counted)]
+        places = [place for place in answers if counts(conversation.messages[place])]
+        for place in places:
+            text, spans = self.answered(conversation, place, doubts)
+            if found and text.startswith(found[-1][0][:max(
+                    [end for _, end in found[-1][1]], default=0)]):
+                spans = found.pop()[1] + spans
+            found.append((text, spans))
         if not found:
-            raise ValueError("no message of the assistant's that answers one")
+            raise ValueError("no message of the assistant's that answers one" + (
+                " counts: each is marked as 0" if answers else ""))
+        self.doubts += doubts + self.doubts_of_context(
+            conversation, conversation.messages[:places[-1] + 1], found[-1][0])
         return found
 
     def samples(self, conversation):
         """Yields ids and whether each counts, once or more often."""
-        for text, turns in self.texts(conversation):
+        for text, spans in self.texts(conversation):
             held = self.tokenizer.encode(text, add_special_tokens=False)
             if not held.ids:
                 raise ValueError("the chat template writes nothing")
-            counts = [any(begin <= at < end for begin, end in turns) for at, _ in held.offsets]
-            counts[:1] = [False] * len(counts[:1])  # nothing stands before it
-            yield held.ids, counts
+            # one that crosses into what counts does, too
+            which = [any(at < end and stop > begin for begin, end in spans)
+                     for at, stop in held.offsets]
+            which[:1] = [False] * len(which[:1])  # nothing stands before it
+            self.doubts["joined"] += sum(any(at < begin < stop for at, stop in held.offsets)
+                                         for begin, _ in spans)
+            yield held.ids, which

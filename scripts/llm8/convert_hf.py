@@ -22,13 +22,12 @@ import safetensors
 from . import downloads, shards
 from .command_line import Parser
 from .environment import built, checkpoint, die, named_by
-from .vocabulary import TOKENIZER_FILES, open_vocabulary
+from .vocabulary import NAMED_TEMPLATES, TOKENIZER_FILES, open_vocabulary
 
 # what files of these models hold besides weights
 IGNORED = re.compile(r"(\.attn\.(bias|masked_bias)|rotary_emb\.inv_freq)$")
 COPIED = ["generation_config.json", "config.json"]
 TOKEN_IDS = ["bos_token_id", "eos_token_id", "pad_token_id"]
-COPIED_TOKENIZER = [*TOKENIZER_FILES, "special_tokens_map.json"]
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
@@ -163,7 +162,7 @@ def import_model(folder, output):
     if os.path.exists(output) and (not os.path.isdir(output) or os.listdir(output)):
         die(f"--output {output} exists already; give another one, or remove it")
     given, folder = folder, os.path.realpath(folder) # once: `latest` of a run that saves moves on
-    verify(folder, ["model.safetensors", *COPIED, *COPIED_TOKENIZER])
+    verify(folder, ["model.safetensors", *COPIED, *TOKENIZER_FILES])
     config = read_config(folder, given)
     tensors = match(folder, expected_tensors(folder), source_tensors(folder))
     tokenizer = os.path.join(folder, "tokenizer.json")
@@ -184,12 +183,11 @@ def import_model(folder, output):
         die(f"{weights}: could not be written: {error}")
     os.umask(mask := os.umask(0))
     os.chmod(weights, 0o666 & ~mask)  # the package writes it for its owner alone
-    names = COPIED
     if vocabulary:
-        names = [*COPIED, *COPIED_TOKENIZER]
-        shards.write_durably(os.path.join(output, "tokenizer.bin"),
-                             [vocabulary.tokenizer_bin()])
-    for name in names:
+        files = {name: text.encode() for name, text in vocabulary.files().items()}
+        for name, content in (files | {"tokenizer.bin": vocabulary.tokenizer_bin()}).items():
+            shards.write_durably(os.path.join(output, name), [content])
+    for name in COPIED:
         path = os.path.join(folder, name)
         if os.path.exists(path):
             shutil.copyfile(path, os.path.join(output, name))
@@ -218,8 +216,8 @@ def main():
     o = p.parse_args()
     folder = checkpoint(o.model)
     if not os.path.exists(folder) and folder.count("/") == 1 and not folder.startswith((".", "/")):
-        _, files, _ = downloads.from_hub(o.model, o.model, "model", [
-            "model*.safetensors", "*.json", TOKENIZER_FILES[2]], vars(o))
+        _, files, *_ = downloads.from_hub(o.model, o.model, "model", [
+            "model*.safetensors", "*.json", TOKENIZER_FILES[2], NAMED_TEMPLATES], vars(o))
         if not any(os.path.basename(path) == "config.json" for path in files):
             die(f"{o.model}: no config.json on the Hub: not a model's repository")
         folder = os.path.commonpath(map(os.path.dirname, files))

@@ -6,7 +6,6 @@ starts again under its Python. Without one, the Python at hand serves, if it has
 
 import contextlib
 import importlib
-import json
 import os
 import re
 import signal
@@ -18,7 +17,6 @@ from .text import printable
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 VENV = os.path.join(ROOT, ".venv")
 OLDEST = (3, 11)
-STEP = re.compile(r"step_(\d{8}|[1-9]\d{8,})") # a checkpoint's name in its run's folder
 
 
 def die(message):
@@ -57,49 +55,21 @@ def named_by(option):
         die(f"{option}{f' {error.filename}' if error.filename else ''}: {error.strerror}")
 
 
-def steps(folder):
-    """Returns the checkpoints' names in a run's folder, the newest first."""
-    try:
-        names = os.listdir(folder or ".")
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    found = [name for name in names if STEP.fullmatch(name)
-             and not os.path.isfile(os.path.join(folder, name))]
-    return sorted(found, key=lambda name: int(name[5:]), reverse=True)
-
-
-def best_of(folder, names):
-    """Returns the one with the lowest validation loss, among those of the same validation data as
-    the newest one that was evaluated; of equal ones the oldest. None: none was evaluated."""
-    best = lowest = data = None
-    for name in names:
-        try:
-            with open(os.path.join(folder, name, "meta.json")) as file:
-                meta = json.load(file)
-            loss, lines = meta["valid_loss"], meta.get("valid_data", "").splitlines()
-            of = [line[:8] for line in lines], meta.get("valid_tokens")
-        except (FileNotFoundError, ValueError, LookupError): # deleted meanwhile, or damaged
-            continue
-        if loss is not None and (data is None or (of == data and loss <= lowest)):
-            best, lowest, data = name, loss, of
-    return best
-
-
 def follow(path):
-    """Returns the folder that a path to a checkpoint leads to. If it ends in `latest` or `best`,
-    that is the newest or the best of the steps beside it, as in checkpoints/checkpoint.h."""
-    folder, name = os.path.split(path.rstrip("/"))
-    if name in ("latest", "best") and (names := steps(folder)):
-        step = names[0] if name == "latest" else best_of(folder, names)
-        path = os.path.join(folder, step) if step else path
-    return path
+    """A run's `latest` and `best` may be files of one line, the name of a folder beside them: its
+    disk has no links."""
+    if not os.path.isfile(path):
+        return path
+    with open(path, errors="replace") as file:
+        name = re.fullmatch(r"(step_\d+)\n?", file.read(100))
+    return os.path.join(os.path.dirname(path), name[1]) if name else path
 
 
 def checkpoint(path):
     """Returns the folder that a path to a checkpoint or a start leads to."""
-    if steps(path):
-        die(f"{path}: a run's folder; give one of its checkpoints, such as "
-            f"{os.path.join(path, 'latest')}")
+    latest = os.path.join(path, "latest")
+    if os.path.exists(latest):
+        die(f"{path}: a run's folder; give one of its checkpoints, such as {latest}")
     return follow(path)
 
 

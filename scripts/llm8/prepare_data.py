@@ -34,14 +34,14 @@ from tqdm import tqdm
 
 from . import downloads, shard_header, shards, sources
 from .command_line import Parser, guess, number
-from .conversation import BadTemplate, ChatTemplate, Conversation
+from .conversation import BadTemplate, ChatTemplate, Conversation, warnings_of
 from .environment import die, named_by
 from .rows import read_row
 from .text import many
-from .vocabulary import TOKENIZER_FILES, add_options, open_vocabulary, words_of
+from .vocabulary import add_options, open_vocabulary, words_of
 
 VERSION = 2
-UNITS = 3  # changes with what the files of a unit hold
+UNITS = 4  # changes with what the files of a unit hold
 OF_CONVERSATIONS = ("chat_template", "special_tokens")  # settings that no text depends on
 COUNT = number(int, 1, sys.maxsize, "a whole number from 1 on")
 LONG_TEXT = 1 << 20
@@ -64,6 +64,7 @@ class Worker:
     """What a process of the pool keeps between its tasks."""
 
     vocabulary = settings = work = template = unread = None
+    doubts = Counter()  # of the unit's conversations
 
     @classmethod
     def start(cls, words, settings, work):
@@ -78,7 +79,9 @@ class Worker:
         held = read_row(row, cls.settings["text_field"], cls.unread)
         if isinstance(held, str):
             return held
-        cls.template = cls.template or ChatTemplate(cls.vocabulary)
+        if not cls.template:
+            cls.template = ChatTemplate(cls.vocabulary)
+            cls.template.doubts = cls.doubts
         try:
             conversation = Conversation(held)
             return conversation.text(), list(cls.template.samples(conversation))
@@ -141,6 +144,7 @@ def tokenize_unit(name, unit):
     before, after = (numpy.array(settings[key], dtype).tobytes() for key in ("before", "after"))
     found, skipped, counted, offset = [], [], [], 0
     Worker.unread.clear()
+    Worker.doubts.clear()
 
     def add(length, text, valid, chat):
         nonlocal offset
@@ -169,7 +173,7 @@ def tokenize_unit(name, unit):
     shards.write_durably(base + ".tokens", parts())
     shards.write_durably(base + ".counted", counted)  # a byte a token of conversations
     numpy.savez(content, documents=numpy.array(found, DOCUMENT), skipped=list(map(str, skipped)),
-                unread=json.dumps(+Worker.unread))
+                unread=json.dumps(+Worker.unread), doubts=json.dumps(Worker.doubts))
     shards.write_durably(base + ".npz", [content.getvalue()])
 
 
@@ -177,16 +181,17 @@ def tokenize_unit(name, unit):
 
 
 def read_units(work, names):
-    """Returns the documents of all units, what was left out of them, and how many rows had fields
-    that were not read."""
-    tables, skipped, unread = [numpy.zeros(0, DOCUMENT)], [], Counter()
+    """Returns the documents of all units, what was left out of them, how many rows had fields that
+    were not read, and what is to be doubted of how many conversations."""
+    tables, skipped, unread, doubts = [numpy.zeros(0, DOCUMENT)], [], Counter(), Counter()
     for number_of, name in enumerate(names):
         with numpy.load(os.path.join(work, name + ".npz")) as held:
             tables.append(held["documents"])
             skipped += held["skipped"].tolist()
             unread.update(json.loads(str(held["unread"])))
+            doubts.update(json.loads(str(held["doubts"])))
         tables[-1]["unit"] = number_of
-    return numpy.concatenate(tables), skipped, dict(sorted(unread.items()))
+    return numpy.concatenate(tables), skipped, dict(sorted(unread.items())), doubts
 
 
 def choose_valid(documents, fraction, seed):
@@ -326,7 +331,7 @@ def prepare(output, settings, units, words, vocabulary, jobs):
         print(f"resuming: {len(units) - len(left)} of {len(units)} parts are tokenized already")
     with open_pool(max(1, min(jobs, len(units))), words, settings, work) as pool:
         run_all(pool, tokenize_unit, left, "tokenize")
-        documents, skipped, unread = read_units(work, names)
+        documents, skipped, unread, doubts = read_units(work, names)
         if not len(documents):
             die("the sources hold no text at all" + (
                 f": {len(skipped)} were left out (--skip-bad), the first: {skipped[0]}" if skipped
@@ -353,6 +358,7 @@ def prepare(output, settings, units, words, vocabulary, jobs):
         "end_of_text": vocabulary.end_of_text, "window": window, "documents": len(documents),
         "tokens": int(documents["length"].sum()), "validation_in_training": int(in_both.sum()),
         "skipped": len(skipped), "first_skipped": skipped[:20], "unread": unread,
+        "warnings": list(warnings_of(doubts)),
         "longer_than_window": {split: int((held["length"] > window).sum()) if window > 1 else 0
                                for split, held in splits.items()},
         "seconds": round(time.time() - begin, 1),
@@ -385,9 +391,8 @@ def publish(output, work, vocabulary, manifest):
     settings = manifest["settings"]
     text = [vocabulary.end_of_text, *settings["after"], *settings["before"][:1]][-1]
     begin = text if manifest["window"] == 1 else vocabulary.begin_of_text
-    texts = zip(TOKENIZER_FILES, (vocabulary.json, vocabulary.config, vocabulary.template))
     files = [("tokenizer.bin", vocabulary.tokenizer_bin(begin)),
-             *((name, text.encode()) for name, text in texts if text)]
+             *((name, text.encode()) for name, text in vocabulary.files().items())]
     manifest["tokenizer_files"] = [
         {"name": name, "bytes": len(content),
          "sha256": shards.write_durably(os.path.join(output, name), [content])}
@@ -588,6 +593,8 @@ def report(output, manifest):
         print(f"{split:5} {counts[split]:>15,} tokens{share} "
               f"{many(documents[split], 'document'):>22} "
               f"{many(len(rows), 'shard'):>13}")
+    for warning in manifest["warnings"]:
+        print(f"warning: {warning}", file=sys.stderr)
     if manifest["skipped"]:
         print(f"left out: {manifest['skipped']}, the first: {manifest['first_skipped'][0]}")
     if manifest["validation_in_training"]:

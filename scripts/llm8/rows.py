@@ -9,7 +9,7 @@ import json
 
 # What is read of a row: the fields that a form needs, and those that it may have. The first form
 # that a row has is read.
-OPTIONAL = ("system", "tools", "documents")
+OPTIONAL = ("system", "tools", "documents", "chat_template_kwargs")
 FORMS = {
     ("messages",): OPTIONAL,
     ("conversations",): OPTIONAL,  # ShareGPT
@@ -24,7 +24,7 @@ PREFERENCES = ("chosen", "rejected", "rejected_response")
 OTHERS = ("response", "question", "answer", "query", "context", "problem", "solution", "inputs",
           "target", "targets", "summary", "rationale", "reasoning", "reasoning_content", "thinking",
           "system_prompt", "system_message", "functions", "image", "images", "audio", "audios",
-          "video", "videos", "chat_template_kwargs")
+          "video", "videos")
 FIELDS = {*PREFERENCES, *OTHERS, "label", "kto_tag",
           *(name for needed, optional in FORMS.items() for name in needed + optional)}
 ROLES = {"system": "system", "human": "user", "user": "user", "gpt": "assistant",
@@ -67,7 +67,7 @@ def text_of(row, name):
 
 def read_row(row, wanted, unread):
     """Returns the text of a row, or its conversation: 'messages', or 'prompt' and 'completion', all
-    lists of messages, and its 'tools' and 'documents'. Raises ValueError where it holds neither.
+    lists of messages, and what else the template gets. Raises ValueError where it holds neither.
     wanted: the field of a text that was named, or "". unread: counts the fields that are left."""
     if wanted:
         if wanted not in row:
@@ -86,7 +86,7 @@ def read_row(row, wanted, unread):
         return text_of(row, needed[0])
     refuse_preferences([name for name in ("kto_tag", "label") if isinstance(held.get(name), bool)
                         and (name == "kto_tag" or "completion" in needed)])
-    conversation = {name: row[name] for name in ("tools", "documents")
+    conversation = {name: row[name] for name in OPTIONAL[1:]
                     if row.get(name) not in (None, "")}
     if needed == ("prompt", "completion"):
         conversation |= {"prompt": as_messages(row["prompt"], "user"),

@@ -7,6 +7,7 @@ Workers of other processes open it again by the same words.
 """
 
 import functools
+import glob
 import json
 import os
 import struct
@@ -21,6 +22,7 @@ CUT_UNKNOWN, CUT_BYTES, CUT_GPT2, CUT_LLAMA3 = range(4)
 CLASSES = [(1, r"\p{L}+"), (2, r"\p{N}+"), (3, r"\p{White_Space}+")]
 LLAMA3_PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
                   r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+USUAL_NAMES = [f"{key}_token" for key in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
 ENDS_OF_TEXT = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]"]
 HUB_TOKENIZERS = {
     "gpt2": "openai-community/gpt2", "llama3": "meta-llama/Meta-Llama-3-8B",
@@ -28,6 +30,22 @@ HUB_TOKENIZERS = {
     "p50k_base": "Xenova/text-davinci-003", "cl100k_base": "Xenova/gpt-4",
     "o200k_base": "Xenova/gpt-4o", "o200k_harmony": "openai/gpt-oss-20b"}
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
+NAMED_TEMPLATES = "additional_chat_templates/*.jinja"
+# what says which special tokens there are besides; a checkpoint has it all in TOKENIZER_FILES
+SPECIALS_FILES = ["special_tokens_map.json", "config.json"]
+# the special tokens of transformers' classes (5.23), where no file names others
+CLASSES_OF_MODELS = {"gpt2": "GPT2Tokenizer", "qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer"}
+CLASS_TOKENS = {
+    "GPT2Tokenizer": {"bos": ENDS_OF_TEXT[0], "eos": ENDS_OF_TEXT[0], "unk": ENDS_OF_TEXT[0]},
+    "GPTNeoXTokenizer": {"bos": ENDS_OF_TEXT[0], "eos": ENDS_OF_TEXT[0], "unk": ENDS_OF_TEXT[0],
+                         "pad": "<|padding|>"},
+    "Qwen2Tokenizer": {"eos": ENDS_OF_TEXT[0], "unk": ENDS_OF_TEXT[0], "pad": ENDS_OF_TEXT[0]},
+    "LlamaTokenizer": {"bos": "<s>", "eos": "</s>", "unk": "<unk>"},
+    "CodeLlamaTokenizer": {"bos": "<s>", "eos": "</s>", "unk": "<unk>"},
+    "GemmaTokenizer": {"bos": "<bos>", "eos": "<eos>", "unk": "<unk>", "pad": "<pad>",
+                       "mask": "<mask>"},
+    "CohereTokenizer": {"bos": "<BOS_TOKEN>", "eos": "<|END_OF_TURN_TOKEN|>", "unk": "<UNK>",
+                        "sep": "<SEP>", "pad": "<PAD>", "cls": "<CLS>", "mask": "<MASK_TOKEN>"}}
 LONGEST = 254  # bytes of a token in tokenizer.bin; 255: the first 255 of that many or more
 
 
@@ -38,36 +56,56 @@ def encodable(text):
 
 class Vocabulary:
     """name, size, end_of_text (an id), begin_of_text (what the tokenizer writes before a text, else
-    end_of_text), cut, tokens (the bytes of each id), specials {text: id}, and the texts of its
-    tokenizer.json, tokenizer_config.json and chat_template.jinja ("": none). configured: what
-    tokenizer_config.json says."""
+    end_of_text), cut, tokens (the bytes of each id), specials {text: id}, added (the texts of those
+    and of other added tokens), templates {name: chat template}, and json, the text of its
+    tokenizer.json. configured, config: what its
+    tokenizer_config.json says, or would say if it alone said all that the folder's files do."""
 
-    def __init__(self, name, tokenizer, end_of_text=None, texts=("", "", ""), configured=None):
+    def __init__(self, name, tokenizer, end_of_text=None, text="", folder=""):
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.encode_special_tokens = True  # a document cannot end itself by naming one
         self.name, self.tokenizer = name, tokenizer
-        self.json, held = texts[0] or tokenizer.to_str(), json.loads(tokenizer.to_str())
+        self.json, held = text or tokenizer.to_str(), json.loads(tokenizer.to_str())
         self.specials = {row["content"]: row["id"] for row in held["added_tokens"]
                          if row["special"]}
+        self.added = [row["content"] for row in held["added_tokens"]]
         self.tokens = token_bytes(held)
         self.size, self.cut = len(self.tokens), cut_of(held, self.tokens)
+        self.byte_level = any(step["type"] == "ByteLevel" for step in steps_of(
+            held["pre_tokenizer"]))
+        self.config, said = read_config(os.path.join(folder, TOKENIZER_FILES[1])) \
+            if folder else ("", None)
+        self.configured = settings_of(folder, said, self) if folder else {}
         usual = [text for text in ENDS_OF_TEXT if text in self.specials] or ["(none given)"]
-        self.end_of_text_name = end_of_text or \
-            named_specials(configured or {}).get("eos_token") or usual[0]
+        self.end_of_text_name = end_of_text or self.named_specials().get("eos_token") or usual[0]
         self.end_of_text = self.special(self.end_of_text_name, "--end-of-text" if end_of_text else
                                         "eos_token in tokenizer_config.json")
         self.begin_of_text = [*tokenizer.encode("").ids, self.end_of_text][0]
-        self.template = texts[2]
-        self.configured = {
-            "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": self.end_of_text_name,
-            "eos_token": self.end_of_text_name, "model_max_length": 1 << 30, "add_bos_token": False,
-            "clean_up_tokenization_spaces": False} if configured is None else configured
-        self.config = texts[1] or json.dumps(self.configured, indent=2) + "\n"
+        if said is None:
+            self.configured = {
+                "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": self.end_of_text_name,
+                "eos_token": self.end_of_text_name, "model_max_length": 1 << 30,
+                "add_bos_token": False, "clean_up_tokenization_spaces": False} | self.configured
+        self.templates = self.template_files = read_templates(folder)
+        if not self.templates:
+            self.templates = named_templates(self.configured)
+        elif list(self.templates) != ["default"]:  # several go into one file
+            self.configured["chat_template"] = [{"name": name, "template": template}
+                                                for name, template in self.templates.items()]
+            self.template_files = {}
+        if self.configured != said:
+            self.config = json.dumps(self.configured, indent=2, ensure_ascii=False) + "\n"
+
+    def files(self):
+        """Returns {name: text} of Hugging Face's files for it."""
+        texts = self.json, self.config, self.template_files.get("default")
+        return {name: text for name, text in zip(TOKENIZER_FILES, texts) if text}
 
     def chat_template(self):
-        """Returns that of its file, else that of tokenizer_config.json; "": it has none."""
-        return self.template or named_template(self.configured)
+        """Returns a text by which its chat templates are told from others; "": it has none."""
+        return self.templates.get("default", "") if list(self.templates) in ([], ["default"]) \
+            else json.dumps(self.templates)
 
     def named_specials(self):
         return named_specials(self.configured)
@@ -210,36 +248,97 @@ def read_text(path):
                            "tokenizer.json, or a name such as byte or gpt2 (--help)"))
 
 
+def token_text(value):
+    """Returns the text of a token, which may be an object with one."""
+    return "" + (value["content"] if isinstance(value, dict) else value)
+
+
 def named_specials(configured):
-    """Returns the special tokens that a chat template is given by name. Each is a text, or an
-    object with one."""
-    found = {}
-    for key in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"):
-        held = configured.get(f"{key}_token")
-        if held:
-            found[f"{key}_token"] = "" + (held["content"] if isinstance(held, dict) else held)
-    return found
+    """Returns the special tokens that a chat template is given by name; None for one that is
+    given as null: there is none."""
+    extra = configured.get("extra_special_tokens")
+    held = configured | (extra if isinstance(extra, dict) else {})
+    return {key: None if value is None else token_text(value) for key, value in held.items()
+            if key in USUAL_NAMES or (key.endswith("_token") and isinstance(value, str | dict))
+            or (isinstance(extra, dict) and key in extra)}
 
 
-def named_template(configured):
-    """Returns the chat template in tokenizer_config.json; of several with names the default."""
-    held = configured.get("chat_template") or ""
+def named_templates(configured):
+    """Returns the chat templates in tokenizer_config.json, {name: template}."""
+    held = configured.get("chat_template") or {}
     if isinstance(held, list):
-        held = {row["name"]: row["template"] for row in held}.get("default", "")
-    return "" + held
+        return {"" + row["name"]: "" + row["template"] for row in held}
+    return {"default": "" + held} if held else {}
 
 
-def read_config(path):
-    """Returns the text of a tokenizer_config.json and what it says; "", None: there is none."""
+def read_templates(folder):
+    """Returns the chat templates of a folder that are files of their own, {name: template}."""
+    paths = {"default": os.path.join(folder, TOKENIZER_FILES[2])} | {
+        os.path.basename(path).removesuffix(".jinja"): path
+        for path in sorted(glob.glob(os.path.join(glob.escape(folder), NAMED_TEMPLATES)))}
+    return {name: read_text(path) for name, path in paths.items() if os.path.exists(path)} \
+        if folder else {}
+
+
+def read_object(path):
+    """Returns the text of a JSON file and its object; "", None: there is none."""
     if not os.path.exists(path):
         return "", None
     text = read_text(path)
     try:
-        configured = json.loads(text)
-        named_specials(configured), named_template(configured)  # of the right kinds
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        held = json.loads(text)
+    except (ValueError, RecursionError):
+        held = None
+    if not isinstance(held, dict):
+        die(f"{path}: damaged, or no {os.path.basename(path)}; download it again")
+    return text, held
+
+
+def read_config(path):
+    """Returns the text of a tokenizer_config.json and what it says; "", None: there is none."""
+    text, configured = read_object(path)
+    try:
+        named_specials(configured or {}), named_templates(configured or {})  # of the right kinds
+    except (TypeError, KeyError, AttributeError):
         die(f"{path}: damaged, or no tokenizer_config.json; download it again")
     return text, configured
+
+
+def class_of(folder, configured, vocabulary):
+    """Returns the name of the class that transformers opens a tokenizer as."""
+    try:
+        with open(os.path.join(folder, SPECIALS_FILES[1]), encoding="utf-8-sig") as file:
+            config = dict(json.load(file))
+    except (OSError, ValueError, TypeError, RecursionError):  # who reads the model judges it
+        config = {}
+    kind = config.get("model_type")
+    named = configured.get("tokenizer_class") or config.get("tokenizer_class") or \
+        CLASSES_OF_MODELS.get(kind)
+    if kind == "qwen2":  # some of these name another class, and transformers knows it
+        named = CLASSES_OF_MODELS[kind]
+    if not named and vocabulary.cut == CUT_GPT2 and list(vocabulary.specials) == ENDS_OF_TEXT[:1]:
+        named = CLASSES_OF_MODELS["gpt2"]
+    named = str(named).removesuffix("Fast")
+    # Llama 3's, whose tokens are bytes, is opened as the general class
+    return "" if named == "LlamaTokenizer" and vocabulary.byte_level else named
+
+
+def settings_of(folder, said, vocabulary):
+    """Returns what a folder's files say, as transformers 5.23 takes it together: what
+    tokenizer_config.json says; unless that lists its added tokens, special_tokens_map.json above
+    it; below it the special tokens of the tokenizer's class, as far as the vocabulary has them."""
+    configured, mapped = dict(said or {}), os.path.join(folder, SPECIALS_FILES[0])
+    if "added_tokens_decoder" not in configured:
+        held = read_object(mapped)[1] or {}
+        try:
+            configured |= {key: token_text(value) if isinstance(value, dict) and "content" in value
+                           else value for key, value in held.items()}
+            named_specials(configured)  # of the right kinds
+        except (TypeError, KeyError, AttributeError):
+            die(f"{mapped}: damaged, or no {SPECIALS_FILES[0]}; download it again")
+    named = class_of(folder, configured, vocabulary)
+    return {f"{key}_token": text for key, text in CLASS_TOKENS.get(named, {}).items()
+            if text in vocabulary.specials} | configured
 
 
 def byte_level(model, specials, use_regex):
@@ -270,15 +369,12 @@ def open_gpt2_files(vocab_file, merge_file, end_of_text):
 
 
 def open_json(path, end_of_text, name=None):
-    config, template = (os.path.join(os.path.dirname(path), other) for other in TOKENIZER_FILES[1:])
-    text, (config, configured) = read_text(path), read_config(config)
-    template = read_text(template) if os.path.exists(template) else ""
+    text, folder = read_text(path), os.path.dirname(os.path.abspath(path))
     try:
         tokenizer = Tokenizer.from_str(text)
     except Exception as error:  # tokenizers raises plain Exception
         die(f"{path}: not a tokenizer.json ({str(error)[:80]})")
-    name = name or os.path.basename(os.path.dirname(os.path.abspath(path)))
-    return Vocabulary(name, tokenizer, end_of_text, (text, config, template), configured)
+    return Vocabulary(name or os.path.basename(folder), tokenizer, end_of_text, text, folder)
 
 
 def open_file(path, end_of_text):
@@ -324,7 +420,8 @@ def open_vocabulary(words):
         die(f"--tokenizer {name}: must be one of {', '.join(['byte', *HUB_TOKENIZERS])}, or the "
             "path of a tokenizer.json, or of a folder with one")
     files, *_ = downloads.from_hub(f"--tokenizer {name}", HUB_TOKENIZERS[bare] + at + revision,
-                                  "model", TOKENIZER_FILES, words)
+                                  "model", [*TOKENIZER_FILES, *SPECIALS_FILES, NAMED_TEMPLATES],
+                                  words)
     if not files:
         die(f"--tokenizer {name}: no tokenizer.json in {HUB_TOKENIZERS[bare]}; give one")
     return open_json(files[0], end_of_text, bare)

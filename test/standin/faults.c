@@ -5,11 +5,10 @@
 //
 // FAULT=kind:N plants a fault when the trainer reads sequence N to train on: so N decides the step
 // and the rank. The kinds: nan (in the loss of the micro-batch), flip (one bit of that loss, in one
-// pass), flips (another bit in every pass), weight, master, moment, scales (one bit of a weight, of
-// a master weight, of a first moment, of the history of FP8 scales, which stays flipped), kill,
-// stop, hang (while reading), stall (in the update), die, disk (no file can grow), term (a signal
-// to this rank alone). FAULT_AFTER=PATH: the fault waits until PATH exists, so that it is certain
-// what has been saved.
+// pass), flips (another bit in every pass), weight (one bit of a weight, which stays flipped),
+// kill, stop, hang (while reading), stall (in the update), die, disk (no file can grow), term (a
+// signal to this rank alone). FAULT_AFTER=PATH: the fault waits until PATH exists, so that it is
+// certain what has been saved.
 #include "../../checkpoints/safetensors.h"
 #include "../../kernels/kernels.h"
 #include "../../train/state.h"
@@ -34,11 +33,7 @@ void __real_gpu_sum_of_squares(Gpu *gpu, StepState *state, const StepInput *inpu
                                const double *loss_sum, double *scratch, const void *gradients,
                                GpuType type, const GradientPart *parts, int count);
 
-void __real_gpu_adamw(Gpu *gpu, const AdamWUpdate *update, ScaleMode mode, const StepState *state);
-void __real_gpu_fp8_update(Gpu *gpu, const Fp8Scaling *scaling, const StepState *state);
-
 static bool nan_is_due, stall_is_due, weight_is_due;
-static char *master, *moment, *scales; // of the last update
 static int flips_are_due;
 static double pass_seconds;
 
@@ -49,9 +44,6 @@ static void plant(const char *kind) {
     weight_is_due = strcmp(kind, "weight") == 0;
     stall_is_due = strcmp(kind, "stall") == 0;
     flips_are_due = strcmp(kind, "flips") == 0 ? 30 : strcmp(kind, "flip") == 0;
-    if (strcmp(kind, "master") == 0) { master[1] ^= 4; }
-    if (strcmp(kind, "moment") == 0) { moment[1] ^= 4; }
-    if (strcmp(kind, "scales") == 0) { scales[1] ^= 4; }
     if (strcmp(kind, "kill") == 0) { raise(SIGKILL); }
     if (strcmp(kind, "stop") == 0) { raise(SIGSTOP); }
     if (strcmp(kind, "term") == 0) { raise(SIGTERM); }
@@ -93,19 +85,6 @@ void __wrap_gpu_sum_of_squares(Gpu *gpu, StepState *state, const StepInput *inpu
                                GpuType type, const GradientPart *parts, int count) {
     while (stall_is_due) { pause(); }
     __real_gpu_sum_of_squares(gpu, state, input, loss_sum, scratch, gradients, type, parts, count);
-}
-
-void __wrap_gpu_adamw(Gpu *gpu, const AdamWUpdate *update, ScaleMode mode, const StepState *state) {
-    if (update->segment_count > 0) {
-        master = (char *)update->segments[0].master;
-        moment = (char *)update->segments[0].exp_avg;
-    }
-    __real_gpu_adamw(gpu, update, mode, state);
-}
-
-void __wrap_gpu_fp8_update(Gpu *gpu, const Fp8Scaling *scaling, const StepState *state) {
-    scales = (char *)scaling->history;
-    __real_gpu_fp8_update(gpu, scaling, state);
 }
 
 void __wrap_gpu_embedding_forward(Gpu *gpu, Bf16 *out, const int *tokens, const Bf16 *wte,

@@ -39,6 +39,7 @@ void gpu_quantize(Gpu *gpu, Tensor out, Gradient sums, Scratch scratch, int M, i
 }
 
 void gpu_measure(Gpu *gpu, Tensor x, int64_t n) {
+    x = tensor_now(x);
     if (x.live == NULL || x.mode != SCALE_MEASURED) { return; }
     gpu_family(gpu, FAMILY_QUANTIZE);
     FREED float *values = bf16_read(x.bf16, n);
@@ -174,6 +175,7 @@ static void check_fused_operands(const Gpu *gpu, const Gemm *g, bool fits) {
 
 // N: columns of out
 static void check_fused_product(const Gpu *gpu, const Gemm *g, Tensor out, int N, bool fits) {
+    out = tensor_now(out);
     check_fused_operands(gpu, g, fits && out.fused && out.mode == SCALE_GIVEN);
     gemm_check_apart(g, "codes", out.fp8, (int64_t)g->m * N);
     gemm_check_apart(g, "transposed codes", out.fp8_t, (int64_t)g->m * N);

@@ -44,6 +44,7 @@ void gpu_decide_step(Gpu *gpu, StepState *state, const StepInput *input, double 
     state->gradient_scale = (float)(clip > 0.0f && norm > clip ? clip / norm * factor : factor);
     state->skipped = step_skip(&state->window, input->sigma, input->skip, loss, norm);
     state->updates += state->skipped == SKIP_NONE;
+    state->unmeasured = 0;
 }
 
 // ---- AdamW --------------------------------------------------------------------------------------
@@ -230,7 +231,7 @@ void gpu_announce_scales(Gpu *gpu, const Tensor *tensors, const Fp8Squares *squa
 
 // ---- the scaling state --------------------------------------------------------------------------
 
-void gpu_fp8_update(Gpu *gpu, const Fp8Scaling *s, const StepState *state) {
+void gpu_fp8_update(Gpu *gpu, const Fp8Scaling *s, StepState *state) {
     gpu_family(gpu, FAMILY_OPTIMIZER);
     for (int i = 0; i < s->count; i++) {
         if (!(s->used[i] & SLOT_FOLLOWS)) { continue; }
@@ -240,8 +241,12 @@ void gpu_fp8_update(Gpu *gpu, const Fp8Scaling *s, const StepState *state) {
         } else if (!(s->used[i] & SLOT_WEIGHT)) {
             s->slots[i].amax = 0.0f;
         }
-        s->live[i].scale = s->slots[i].scale;
-        s->live[i].scale_inv = s->slots[i].scale_inv;
+        if (s->slots[i].count > 0) {
+            s->live[i].scale = s->slots[i].scale;
+            s->live[i].scale_inv = s->slots[i].scale_inv;
+        } else {
+            state->unmeasured++;
+        }
     }
 }
 

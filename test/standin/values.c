@@ -52,7 +52,7 @@ void values_amax(float *amax, const float *x, int64_t n) {
 }
 
 float values_measured_scale(Tensor q) {
-    bool known = q.slot != NULL && fp8_slot_known(q.slot);
+    bool known = q.slot != NULL && q.slot->count > 0;
     return known ? q.slot->scale : fp8_scale(q.live->amax, q.target, 1.0f);
 }
 
@@ -103,6 +103,7 @@ static void blocks_to_fp8(Tensor out, const float *values, int M, int N) {
 }
 
 void values_to_fp8(Tensor out, const float *x, int M, int N) {
+    out = tensor_now(out);
     if (out.fp8 == NULL && out.fp8_t == NULL) { return; }
     if (M % 16 != 0 || N % 16 != 0) { die("stand-in: FP8 of %d x %d", M, N); }
     if (out.mode == SCALE_BLOCKS) {
@@ -118,6 +119,7 @@ void values_to_fp8(Tensor out, const float *x, int M, int N) {
 }
 
 void values_produce(Tensor out, float *values, int M, int N) {
+    out = tensor_now(out);
     if (!out.fused) {
         bool measured = out.live != NULL && out.mode == SCALE_MEASURED;
         values_round(out.bf16, TYPE_BF16, values, M * N);

@@ -12,10 +12,9 @@ void check_plan(Check *c, const Network *net, Plan *plan) {
     if (!options_train(&run->options) || run->options.check_interval == 0) { return; }
     c->params = run->layout.count;
     c->linears = run->precision.count;
-    c->rows = 1 + 2 * c->params + c->linears + 1 + c->params;
+    c->rows = 1 + 2 * c->params + c->linears + 1;
     plan_section(plan, "checked steps", PHASE_ALWAYS);
     PLAN(plan, "hashes", CHECK_PASSES * c->rows, c->hashes);
-    PLAN(plan, "hashes of the state", 1, c->states);
     c->host = calloc_or_die((size_t)(CHECK_PASSES * c->rows), sizeof(uint64_t));
 }
 
@@ -55,64 +54,43 @@ void check_hash(Check *c, int pass) {
         if (l->w.fp8 == NULL) { continue; }
         gpu_hash(gpu, row, l->w.fp8, n, 0);
         gpu_hash(gpu, row, l->w.fp8_t, n, 0);
+        bool given = p->fp8.delayed && !p->fp8.scaling.measuring; // else each pass measures them
         for (int o = 0; o < OPERAND_COUNT; o++) {
-            if (o != OPERAND_W && !p->fp8.delayed) { continue; } // each pass measures them
+            if (o != OPERAND_W && !given) { continue; }
             gpu_hash(gpu, row, &live[o], offsetof(Fp8Live, amax), 0);
         }
     }
     int64_t table = (int64_t)run->config.seq_length * run->config.head_size;
     gpu_hash(gpu, row, net->rope, table * (int64_t)sizeof(float), 0);
     gpu_hash(gpu, row, p->fp8.square_scales, 2 * p->fp8.num_squares * (int64_t)sizeof(float), 0);
-    row++;
-    for (const ZeroRange *r = p->optimizer.ranges;
-         r < p->optimizer.ranges + p->optimizer.num_ranges; r++) {
-        const Param *q = &run->layout.params[r->param];
-        Gradient g = params_gradient(p, q->id, q->layer);
-        int64_t width = gpu_type_bytes(g.type), begin = (r->begin - q->offset) * width;
-        gpu_hash(gpu, row + r->param, (const char *)g.data + begin, (r->end - r->begin) * width,
-                 begin / 8);
-    }
-}
-
-// The first row that is of what this rank keeps of the gradients.
-static int kept_rows(const Check *c) {
-    return c->rows - c->params;
 }
 
 static void fetch(Check *c) {
     size_t bytes = (size_t)(CHECK_PASSES * c->rows) * sizeof(uint64_t);
     gpu_fetch(c->net->gpu, c->host, c->hashes, bytes);
     CUDA_CHECK(cudaStreamSynchronize(c->net->gpu->stream));
-    for (int pass = 0; pass < CHECK_PASSES; pass++) { // hashes of parts add up to that of the whole
-        uint64_t *row = c->host + pass * c->rows;
-        for (int i = 0; i < c->params; i++) { row[1 + i] -= row[kept_rows(c) + i]; }
-    }
 }
 
-// The first of the rows from..end-1 in which they differ; end: none.
-static int first_difference(const uint64_t *a, const uint64_t *b, int from, int end) {
-    int row = from;
-    while (row < end && a[row] == b[row]) { row++; }
+// The first row in which they differ; c->rows: none.
+static int first_difference(const Check *c, const uint64_t *a, const uint64_t *b) {
+    int row = 0;
+    while (row < c->rows && a[row] == b[row]) { row++; }
     return row;
 }
 
 bool check_repeats(Check *c) {
     fetch(c);
-    bool same = first_difference(c->host, c->host + c->rows, 0, c->rows) == c->rows;
-    return group_agree(&c->net->run->group, CHANNEL_MAIN, same || fail("two passes differ"));
+    return first_difference(c, c->host, c->host + c->rows) == c->rows;
 }
 
 static const char *row_name(const Check *c, int row, char out[96]) {
     static const char *const kinds[] = {"the gradient of", "the weights of"};
     const Run *run = c->net->run;
-    const int kept = kept_rows(c);
-    const Param *p = &run->layout.params[(row < kept ? row - 1 : row - kept) % c->params];
-    const char *kind = row < kept  ? kinds[(row - 1) / c->params % 2]
-                       : c->summed ? "the sum over the ranks of the gradient of"
-                                   : kinds[0];
+    const Param *p = &run->layout.params[(row - 1) % c->params];
+    const char *kind = kinds[(row - 1) / c->params % 2];
     if (row == 0) { return strcpy(out, "the loss"); }
-    if (row + 1 == kept) { return strcpy(out, "the rotary table or the scales of blocks"); }
-    if (row > 2 * c->params && row < kept) {
+    if (row + 1 == c->rows) { return strcpy(out, "the rotary table or the scales of blocks"); }
+    if (row > 2 * c->params) {
         const LinearPrecision *lp = &run->precision.linear[row - 1 - 2 * c->params];
         p = param_find(&run->layout, lp->weight, lp->layer);
         kind = "the FP8 codes of";
@@ -122,25 +100,20 @@ static const char *row_name(const Check *c, int row, char out[96]) {
     return out;
 }
 
-static void place_of(const Check *c, char *out, size_t room) {
-    char host[64] = "?";
-    gethostname(host, sizeof(host) - 1);
-    snprintf(out, room, "%s, %s", host, c->net->gpu->uuid);
-}
-
-// What a rank sends to rank 0: its place, and its hashes.
+// What a rank sends to rank 0: its place, and the hashes of its weights.
 typedef struct {
     char place[128]; // host and GPU
     uint64_t rows[];
 } Mine;
 
-static bool passes_agree(const Check *c, const char *place, int64_t step, int from, int end) {
+static bool passes_agree(Check *c, const char *place, int64_t step) {
     const uint64_t *first = c->host, *second = first + c->rows, *third = second + c->rows;
     char name[96];
-    int row = first_difference(first, second, from, end);
-    if (row == end) { return true; }
-    bool right = first_difference(second, third, from, end) == end;
-    bool wrong = first_difference(first, third, from, end) == end;
+    int row = first_difference(c, first, second);
+    if (row == c->rows) { return true; }
+    fetch(c);
+    bool right = first_difference(c, second, third) == c->rows;
+    bool wrong = first_difference(c, first, third) == c->rows;
     return fail("step %lld: %s computes wrongly: %s differs between two passes over the same data; "
                 "%s",
                 (long long)step, place, row_name(c, row, name),
@@ -155,10 +128,10 @@ static bool weights_agree(const Check *c, const char *all, size_t bytes, int64_t
     int ranks = c->net->run->group.ranks, differs = 0, odd = 0, fewest = ranks;
     char name[96];
 #define ROWS(rank) ((const Mine *)(all + (size_t)(rank)*bytes))->rows
-    int row = 0, end = kept_rows(c);
+    int row = c->rows;
     for (int r = 1; r < ranks && differs == 0; r++) {
-        row = first_difference(ROWS(0), ROWS(r), 1 + c->params, end);
-        differs = row < end ? r : 0;
+        row = first_difference(c, ROWS(0), ROWS(r));
+        differs = row < c->rows ? r : 0;
     }
     if (differs == 0) { return true; }
     for (int r = ranks - 1; r >= 0; r--) {
@@ -177,16 +150,14 @@ bool check_agrees(Check *c, int64_t step) {
     const Run *run = c->net->run;
     size_t rows = (size_t)c->rows * sizeof(uint64_t), bytes = sizeof(Mine) + rows;
     Mine *mine = calloc_or_die(1, bytes);
-    char *all = run->group.rank == 0 ? malloc_or_die(bytes * (size_t)run->group.ranks) : NULL;
-    place_of(c, mine->place, sizeof(mine->place));
-    fetch(c);
-    // a wrong gradient makes the sum wrong on the rank that keeps it: the former is reported
-    bool ok = group_agree(&run->group, CHANNEL_MAIN,
-                          passes_agree(c, mine->place, step, 0, kept_rows(c))) &&
-              group_agree(&run->group, CHANNEL_MAIN,
-                          passes_agree(c, mine->place, step, kept_rows(c), c->rows));
+    char host[64] = "?",
+         *all = run->group.rank == 0 ? malloc_or_die(bytes * (size_t)run->group.ranks) : NULL;
+    gethostname(host, sizeof(host) - 1);
+    snprintf(mine->place, sizeof(mine->place), "%s, %s", host, c->net->gpu->uuid);
+    bool ok = group_agree(&run->group, CHANNEL_MAIN, passes_agree(c, mine->place, step));
     if (ok && run->group.ranks > 1) {
-        memcpy(mine->rows, c->host, rows);
+        int weights = 1 + c->params;
+        memcpy(mine->rows + weights, c->host + weights, rows - (size_t)weights * sizeof(uint64_t));
         group_gather(&run->group, CHANNEL_MAIN, mine, bytes, all);
         ok = group_agree(&run->group, CHANNEL_MAIN,
                          run->group.rank > 0 || weights_agree(c, all, bytes, step));
@@ -194,30 +165,4 @@ bool check_agrees(Check *c, int64_t step) {
     free(mine);
     free(all);
     return ok;
-}
-
-void check_hash_state(Check *c, bool next) {
-    const Params *p = c->net->params;
-    const Fp8Scaling *s = &p->fp8.scaling;
-    uint64_t *row = c->states->rows[next];
-    params_hash_state(p, row);
-    gpu_clear(p->gpu, FAMILY_OPTIMIZER, row + CHECK_SCALES, sizeof(*row));
-    if (!p->fp8.delayed) { return; } // no scale is kept
-    int64_t history = (int64_t)s->count * s->history_length * (int64_t)sizeof(float) / 8 * 8;
-    int64_t live = s->count * (int64_t)sizeof(Fp8Live);
-    gpu_hash(p->gpu, row + CHECK_SCALES, s->live, live, 0);
-    gpu_hash(p->gpu, row + CHECK_SCALES, s->history, history, live / 8);
-}
-
-bool check_state_kept(const Check *c, const StateHashes *hashes, int64_t step) {
-    static const char *const names[CHECK_STATES] = {"master weights", "first moments",
-                                                    "second moments", "FP8 scales"};
-    char place[128];
-    int row = first_difference(hashes->rows[0], hashes->rows[1], 0, CHECK_STATES);
-    place_of(c, place, sizeof(place));
-    return group_agree(&c->net->run->group, CHANNEL_MAIN,
-                       row == CHECK_STATES ||
-                           fail("step %lld: %s changes bits in memory: the %s are no longer those "
-                                "of the update before",
-                                (long long)step, place, names[row]));
 }

@@ -175,8 +175,12 @@ Tensor activation_forward(Gpu *gpu, const Activation *a, int M, Pass pass) {
     return out;
 }
 
+static bool fuses(const Activation *a) {
+    return a->in_fp8_products && !a->fc1->scaling->measuring;
+}
+
 Tensor linear_activation(Gpu *gpu, const Activation *a, Tensor x, int M, Pass pass) {
-    if (!a->in_fp8_products || !pass_trains(pass)) {
+    if (!fuses(a) || !pass_trains(pass)) {
         linear_forward(gpu, a->fc1, a->in, x, NULL, M, pass);
         return activation_forward(gpu, a, M, pass);
     }
@@ -192,7 +196,7 @@ void linear_activation_backward(Gpu *gpu, const Activation *a, Bf16 *d_activated
     const LinearLayer *fc1 = a->fc1, *fc2 = a->fc2;
     Gradient sums = gradient_into(fc1->dbias, accumulate);
     int F = fc2->C;
-    if (a->in_fp8_products && !a->gated) {
+    if (fuses(a) && !a->gated) {
         Gemm g = input_gradient(fc2, NULL, M);
         g.aux = a->in;
         g.bias = a->bias;

@@ -383,21 +383,23 @@ void params_scale(const Params *p, const LinearPrecision *lp, OperandId operand,
     bool follows = fp8_slot_follows(precision, slot);
     if (lp->number != NUMBER_FP8) { return; }
     t->type = lp->type[operand];
-    t->mode = f->blockwise ? SCALE_BLOCKS : f->measured && follows ? SCALE_MEASURED : SCALE_GIVEN;
-    t->fused = t->mode != SCALE_MEASURED && (!f->blockwise || operand != OPERAND_W) &&
-               lp->wgrad == NUMBER_FP8;
+    t->mode = f->blockwise ? SCALE_BLOCKS : SCALE_GIVEN;
+    t->fused = (!f->blockwise || operand != OPERAND_W) && lp->wgrad == NUMBER_FP8;
     t->record = f->delayed && follows;
     t->power_of_two = precision->power_of_two;
     t->blocks = fp8_scales(precision, operand);
     t->target = lp->target[operand];
     t->live = f->blockwise ? NULL : &f->scaling.live[slot];
     t->slot = f->delayed && follows ? &f->scaling.slots[slot] : NULL;
+    t->scaling = follows ? &f->scaling : NULL;
 }
 
 // ---- amaxes and counts of a step ----------------------------------------------------------------
 
 void params_clear_measured(const Params *p) {
-    if (p->fp8.measured) { gpu_fp8_clear_measured(p->gpu, &p->fp8.scaling); }
+    if (p->fp8.scaling.measuring && !p->fp8.blockwise) {
+        gpu_fp8_clear_measured(p->gpu, &p->fp8.scaling);
+    }
 }
 
 void params_clear_counts(Params *p) {
@@ -519,40 +521,15 @@ void params_publish(Params *p) {
     publish_measured(p, NULL);
 }
 
-// The slots' amaxes become those of all ranks; the other fields are the same on all.
-static void agree_amaxes(Params *p) {
-    int64_t words = p->fp8.scaling.count * (int64_t)(sizeof(Fp8Slot) / sizeof(uint32_t));
-    all_reduce(p, p->fp8.scaling.slots, COMM_U32, COMM_MAX, words);
-}
-
 // Norm, loss, whether to stop, and the amaxes: each rank's become those of all ranks.
 static void agree(Params *p) {
     enum { SUMS = 3 }; // loss_sum, norm_squared, stop
     _Static_assert(offsetof(StepState, stop) == (SUMS - 1) * sizeof(double), "they lie together");
     all_reduce(p, &p->optimizer.state->loss_sum, COMM_F64, COMM_SUM, SUMS);
-    if (p->fp8.delayed) { agree_amaxes(p); }
-}
-
-void params_send_slots(Params *p, const Fp8Slot *slots) {
-    size_t n = (size_t)p->fp8.scaling.count;
-    Fp8Live *live = calloc_or_die(n, sizeof(Fp8Live));
-    for (size_t i = 0; i < n; i++) {
-        live[i] = (Fp8Live){.scale_inv = slots[i].scale_inv, .scale = slots[i].scale};
+    if (p->fp8.delayed) {
+        int64_t words = p->fp8.scaling.count * (int64_t)(sizeof(Fp8Slot) / sizeof(uint32_t));
+        all_reduce(p, p->fp8.scaling.slots, COMM_U32, COMM_MAX, words);
     }
-    gpu_send(p->gpu, p->fp8.scaling.slots, slots, n * sizeof(Fp8Slot));
-    gpu_send(p->gpu, p->fp8.scaling.live, live, n * sizeof(Fp8Live));
-    free(live);
-}
-
-void params_calibrate(Params *p) {
-    size_t bytes = (size_t)p->fp8.scaling.count * sizeof(Fp8Slot);
-    Fp8Slot *slots = malloc_or_die(bytes);
-    agree_amaxes(p);
-    gpu_fetch(p->gpu, slots, p->fp8.scaling.slots, bytes);
-    CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
-    fp8_calibrate(&p->run->precision, slots);
-    params_send_slots(p, slots);
-    free(slots);
 }
 
 void params_update(Params *p, const double *loss_sum) {
@@ -576,7 +553,7 @@ void params_update(Params *p, const double *loss_sum) {
     }
     muon_orthogonalize_all(&s->muon, gpu, p->comm, SLOT_AGREEMENT, s->adamw.gradients,
                            s->adamw.gradient_type);
-    bool measured = !f->delayed && f->num_tensors > 0;
+    bool measured = f->scaling.measuring && f->num_tensors > 0;
     for (int b = 0; b < p->run->layout.num_buckets; b++) {
         gpu_adamw(gpu, &s->updates[b], measured ? SCALE_MEASURED : SCALE_GIVEN, s->state);
         if (!measured) { gather_weights(p, b); }

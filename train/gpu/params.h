@@ -47,8 +47,6 @@ typedef struct {
 // How FP8 operands get their scales. The arrays are on the device, except `squares`.
 typedef struct {
     bool used, delayed, blockwise;
-    bool measured;     // scales follow from measured amaxes (SCALE_MEASURED), in all steps
-    bool uncalibrated; // delayed scaling: the run has to be calibrated (model/precision.h)
     Fp8Scaling scaling;
     Fp8Counts *counts; // [slots]; NULL without --fp8-stats-interval
     // Blockwise scaling: of each linear layer's weight [precision.count], in host memory; all zero
@@ -113,7 +111,7 @@ int64_t params_host_bytes(const Params *p, const Plan *host, int ranks);
 void params_start(Params *p, Gpu *gpu, Comm *comm);
 
 // Fills the state on the device, and the weights, from a checkpoint or with initial weights
-// (checkpoint NULL). Decides how FP8 operands get their scales.
+// (checkpoint NULL).
 void params_restore(Params *p, const Checkpoint *checkpoint);
 
 // The address of a parameter's weights: FP8 codes where *codes becomes true, otherwise Bf16 (codes
@@ -122,13 +120,11 @@ void params_restore(Params *p, const Checkpoint *checkpoint);
 void *params_weights(const Params *p, TensorId id, int layer, bool *codes);
 // Where a parameter's gradient is written; data NULL where the model has no such parameter.
 Gradient params_gradient(const Params *p, TensorId id, int layer);
-// Fills in how an operand of an FP8 layer is quantised, in a training pass. After params_restore.
+// Fills in how an operand of an FP8 layer is quantised, in a training pass.
 void params_scale(const Params *p, const LinearPrecision *lp, OperandId operand, Tensor *t);
 
 // Before a micro-batch's forward pass: forgets the amaxes that were measured for scales.
 void params_clear_measured(const Params *p);
-// fp8_calibrate, by the amaxes of all ranks. Waits for the device.
-void params_calibrate(Params *p);
 // Counts of codes by slot (--fp8-stats-interval): the first clears them, the second fetches their
 // sums over all ranks, which waits for the device.
 void params_clear_counts(Params *p);
@@ -151,17 +147,12 @@ void params_sum(Params *p, double *values, int n);
 // The same of n counts on the host. Waits for the device.
 void params_sum_counts(Params *p, int64_t *counts, int n);
 
-// hashes[STATE_ARRAYS], on the device, become those of all state that this rank keeps, on the
-// device and in host memory.
-void params_hash_state(const Params *p, uint64_t *hashes);
 // Copies the state to host memory, from where a thread saves it. Waits for the device.
 void params_snapshot(Params *p, Snapshot *snapshot);
 // Copies the gradients to the host, laid out as the parameters; all ranks call it. Waits for the
 // device.
 void params_fetch_gradients(Params *p, float *host);
 
-// Called by params_restore: the slots, and the scales that products read.
-void params_send_slots(Params *p, const Fp8Slot *slots);
 // Called by params_restore: makes the weights that products read from the master weights, at the
 // start of a run.
 void params_publish(Params *p);

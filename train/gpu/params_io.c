@@ -51,13 +51,13 @@ static void restore_arrays(Params *p, const Checkpoint *c) {
 }
 
 // Sets the slots: those of the checkpoint, if there is one and it has any; otherwise a scale of 1;
-// and the slots whose scale is fixed. Where nothing is known of a tensor, a run that trains is
-// calibrated; without training there is no batch for that, and scales are measured.
+// and the slots whose scale is fixed. The run measures scales while a slot in use has no history.
 static void restore_scaling(Params *p, const Checkpoint *c) {
     const Precision *precision = &p->run->precision;
     int n = p->fp8.scaling.count;
     size_t history = (size_t)n * (size_t)p->fp8.scaling.history_length;
     Fp8Slot *slots = malloc_or_die((size_t)n * sizeof(Fp8Slot));
+    Fp8Live *live = calloc_or_die((size_t)n, sizeof(Fp8Live));
     float *amax = calloc_or_die(history, sizeof(float));
     for (int i = 0; i < n; i++) { slots[i] = (Fp8Slot){1.0f, 1.0f, 0.0f, 0}; }
     if (p->fp8.delayed && c != NULL) {
@@ -65,12 +65,15 @@ static void restore_scaling(Params *p, const Checkpoint *c) {
         gpu_send(p->gpu, p->fp8.scaling.history, amax, history * sizeof(float));
     }
     fp8_fix_slot(precision, &p->run->options, slots);
-    params_send_slots(p, slots);
-    bool unknown = fp8_is_uncalibrated(precision, slots);
-    p->fp8.uncalibrated = unknown && run_has_steps(p->run);
-    p->fp8.measured = precision->recipe == FP8_RECIPE_TENSORWISE ||
-                      (unknown && !p->fp8.uncalibrated);
+    gpu_send(p->gpu, p->fp8.scaling.slots, slots, (size_t)n * sizeof(Fp8Slot));
+    p->fp8.scaling.measuring = !p->fp8.delayed;
+    for (int i = 0; i < n; i++) {
+        live[i] = (Fp8Live){.scale_inv = slots[i].scale_inv, .scale = slots[i].scale};
+        p->fp8.scaling.measuring |= fp8_slot_follows(precision, i) && slots[i].count == 0;
+    }
+    gpu_send(p->gpu, p->fp8.scaling.live, live, (size_t)n * sizeof(Fp8Live));
     free(slots);
+    free(live);
     free(amax);
 }
 
@@ -133,21 +136,23 @@ static void check_scales(const Params *p, const Fp8Slot *slots) {
     or_die(group_agree(&p->run->group, CHANNEL_MAIN, same));
 }
 
-void params_hash_state(const Params *p, uint64_t *hashes) {
-    gpu_clear(p->gpu, FAMILY_OPTIMIZER, hashes, STATE_ARRAYS * sizeof(uint64_t));
+// Hashes of all state that this rank keeps, on the device and in host memory.
+static void hash_state(Params *p, uint64_t hashes[STATE_ARRAYS]) {
+    size_t size = STATE_ARRAYS * sizeof(uint64_t);
+    gpu_clear(p->gpu, FAMILY_OPTIMIZER, p->saved.hashes, size);
     for (int i = 0; i < STATE_ARRAYS; i++) {
         const StateArray *a = &p->optimizer.arrays[i];
         int64_t offloaded = a->offloaded * gpu_type_bytes(a->type);
         int64_t rest = (a->count - a->offloaded) * gpu_type_bytes(a->type);
-        gpu_hash(p->gpu, &hashes[i], a->host, offloaded, 0);
-        gpu_hash(p->gpu, &hashes[i], a->device, rest, offloaded / 8);
+        gpu_hash(p->gpu, &p->saved.hashes[i], a->host, offloaded, 0);
+        gpu_hash(p->gpu, &p->saved.hashes[i], a->device, rest, offloaded / 8);
     }
+    gpu_fetch(p->gpu, hashes, p->saved.hashes, size);
 }
 
 void params_snapshot(Params *p, Snapshot *s) {
     const StateArray *exp_avg = &p->optimizer.arrays[STATE_EXP_AVG];
-    params_hash_state(p, p->saved.hashes);
-    gpu_fetch(p->gpu, s->hashes, p->saved.hashes, sizeof(s->hashes));
+    hash_state(p, s->hashes);
     for (const StateArray *a = p->optimizer.arrays; a < p->optimizer.arrays + STATE_ARRAYS; a++) {
         int64_t offloaded = a->offloaded * gpu_type_bytes(a->type);
         size_t bytes = (size_t)((a->count - a->offloaded) * gpu_type_bytes(a->type));

@@ -1,0 +1,199 @@
+"""How chat templates and the folders of tokenizers differ: what test/chat_tests.py expects of each,
+and test/transformers_tests.py compares with transformers.
+"""
+
+import json
+import os
+import shutil
+
+import tokenizers
+from check import write
+from tokenizers import models, pre_tokenizers
+
+SPECIALS = ["<s>", "</s>", "<|user|>", "<|assistant|>", "<|end|>", "[CALL]"]
+NAMED = {"bos_token": "<s>", "eos_token": "</s>"}
+ASKS = {"role": "user", "content": "Hi"}
+THOUGHT = "<think>\nhm\n</think>\n\nB"
+TURN = ("{{ '<|' + m.role + '|>' + (m.content if m.role == 'user' else m.content %s) + '<|end|>' }}"
+        "{%% endfor %%}")
+
+
+def says(content, **more):
+    return {"role": "assistant", "content": content, **more}
+
+
+def turns(*answers, **more):
+    """A row of an answer after each question."""
+    return {"messages": [message for answer in answers for message in (ASKS, answer)], **more}
+
+
+EACH = "{% for m in messages %}"
+PROMPTS = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+CALLED = [{"type": "function", "function": {"name": "clock", "arguments": {"zone": "CET", "n": 3}}}]
+AS_TEXT = [{"function": {"name": "clock", "arguments": '{"zone": "CET", "n": 3}'}}]
+TOOLS = [{"type": "function", "function": {"name": "clock", "parameters": {}}}]
+AS_OBJECTS = EACH + TURN % "" + PROMPTS
+CALLS_IN_JSON = EACH + ("{{ '<|' + m.role + '|>' }}{{ m.content }}{% for c in m.tool_calls or [] %}"
+                        "{{ '[CALL]' + c.function.name }} {{ c.function.arguments | tojson }}"
+                        "{% endfor %}<|end|>{% endfor %}") + PROMPTS
+# template, row, the texts with what counts in [[ ]], what is doubted
+SPANS = [
+    ("whole turns", AS_OBJECTS, turns(says("A"), says("B")), [
+        "<|user|>Hi<|end|><|assistant|>[[A<|end|>]]<|user|>Hi<|end|><|assistant|>[[B<|end|>]]"],
+     ""),
+    ("the header always", EACH + TURN % "" + "<|assistant|>", turns(says("A"), says("B")), [
+        "<|user|>Hi<|end|><|assistant|>[[A<|end|>]]<|user|>Hi<|end|><|assistant|>[[B<|end|>]]"
+        "<|assistant|>"], ""),
+    ("an end that headers have", EACH + "<|user|>{{ m.role }}<|end|>{{ m.content }}<|end|>"
+     "{% endfor %}<|user|>assistant<|end|>", turns(says("A"), says("B")), [
+         "<|user|>user<|end|>Hi<|end|><|user|>assistant<|end|>[[A<|end|>]]<|user|>user<|end|>Hi"
+         "<|end|><|user|>assistant<|end|>[[B<|end|>]]<|user|>assistant<|end|>"], ""),
+    ("an end of the whole", AS_OBJECTS + "{% if not add_generation_prompt %}.</s>{% endif %}",
+     turns(says("A"), says("B")), [
+         "<|user|>Hi<|end|><|assistant|>[[A<|end|>]]<|user|>Hi<|end|><|assistant|>[[B<|end|>]]."
+         "</s>"], ""),
+    ("never a header", EACH + "{% if m.role == 'user' %}{{ bos_token }}[{{ m.content }}]"
+     "{% else %} {{ m.content }} {{ eos_token }}{% endif %}{% endfor %}",
+     turns(says("A"), says("B")), ["<s>[Hi][[ A </s>]]<s>[Hi][[ B </s>]]"], ""),
+    ("a line after the end", EACH + "<|{{ m.role }}|>{{ m.content }}<|end|>\n{% endfor %}" +
+     PROMPTS, turns(says("A"), says("B")), [
+         "<|user|>Hi<|end|>\n<|assistant|>[[A<|end|>]]\n<|user|>Hi<|end|>\n<|assistant|>"
+         "[[B<|end|>]]\n"], ""),
+    ("marks of its own", EACH + "<|{{ m.role }}|>{% if m.role == 'assistant' %}{% generation %}"
+     "{{ m.content }}<|end|>\n{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}" +
+     PROMPTS, turns(says("A", weight=0), says("B")), [
+         "<|user|>Hi<|assistant|>A<|end|>\n<|user|>Hi<|assistant|>[[B<|end|>\n]]"], ""),
+    ("no special end", EACH + "{{ m.role }}: {{ m.content }}\n{% endfor %}{% if "
+     "add_generation_prompt %}assistant: {% endif %}", turns(says("A <|end|> x")), [
+         "user: Hi\nassistant:[[ A <|end|> x\n]]"], "unended"),
+    *[(f"{key} {mark}", AS_OBJECTS, turns(says("A", **{key: mark}), says("B", **{key: 1})), [
+        "<|user|>Hi<|end|><|assistant|>A<|end|><|user|>Hi<|end|><|assistant|>[[B<|end|>]]"], "")
+      for key, mark in (("weight", 0), ("train", False), ("training", False), ("loss", 0.0))],
+    ("a field that nobody reads", AS_OBJECTS, turns(says("A", learn=False)), [
+        "<|user|>Hi<|end|><|assistant|>[[A<|end|>]]"], "field learn"),
+    ("what is before </think> is left out", EACH + TURN % ".split('</think>')[-1]" + PROMPTS,
+     turns(says("A"), says(THOUGHT), says("C")), [
+         f"<|user|>Hi<|end|><|assistant|>[[A<|end|>]]<|user|>Hi<|end|><|assistant|>[[{THOUGHT}"
+         "<|end|>]]",
+         "<|user|>Hi<|end|><|assistant|>A<|end|><|user|>Hi<|end|><|assistant|>\n\nB<|end|><|user|>"
+         "Hi<|end|><|assistant|>[[C<|end|>]]"], "restored"),
+    ("prompts open the thought", EACH + TURN % ".split('</think>')[-1]" + PROMPTS.replace(
+        "{% endif", "<think>\n{% endif"), turns(says(THOUGHT), says("<C")), [
+            f"<|user|>Hi<|end|><|assistant|><think>\n[[{THOUGHT[8:]}<|end|>]]",
+            "<|user|>Hi<|end|><|assistant|>\n\nB<|end|><|user|>Hi<|end|><|assistant|>[[<C<|end|>]]"],
+     "restored unprompted"),
+    ("prompts write the system's message, texts do not", EACH + "{% if m.role == 'user' %}<|user|>"
+     "{% if loop.last %}{{ messages[0].content }}\n{% endif %}{{ m.content }}<|end|>"
+     "{% elif m.role == 'assistant' %} {{ m.content }}</s>{% endif %}{% endfor %}",
+     {"messages": [{"role": "system", "content": "Be"}, ASKS, says("A")]}, [
+         "<|user|>Be\nHi<|end|>[[ A</s>]]"], "asked"),
+    ("its own reasoning is not written", AS_OBJECTS, turns(says("A", reasoning="hm")), [
+        "<|user|>Hi<|end|><|assistant|>[[A<|end|>]]"], "reasoning"),
+    ("reasoning by another name", EACH + TURN % "+ m.reasoning_content" + PROMPTS,
+     turns(says("A", thinking="hm")), ["<|user|>Hi<|end|><|assistant|>[[Ahm<|end|>]]"], ""),
+    ("another content", EACH + TURN % "| upper" + PROMPTS, turns(says("a")), [
+        "<|user|>Hi<|end|><|assistant|>[[A<|end|>]]"], "content"),
+    ("no system's message", EACH + "{% if m.role != 'system' %}" + AS_OBJECTS[len(EACH):].replace(
+        "{% endfor", "{% endif %}{% endfor"),
+     {"messages": [{"role": "system", "content": "Be"}, ASKS, says("A")]}, [
+         "<|user|>Hi<|end|><|assistant|>[[A<|end|>]]"], "context"),
+    ("calls are written", CALLS_IN_JSON, turns(says(None, tool_calls=CALLED)), [
+        '<|user|>Hi<|end|><|assistant|>[[[CALL]clock {"zone": "CET", "n": 3}<|end|>]]'], ""),
+    ("calls of text in quotes", CALLS_IN_JSON, turns(says(None, tool_calls=AS_TEXT)), [
+        r'<|user|>Hi<|end|><|assistant|>[[[CALL]clock "{\"zone\": \"CET\", \"n\": 3}"<|end|>]]'],
+     "quoted"),
+    ("calls are lost", CALLS_IN_JSON.replace("m.tool_calls or", ""),
+     turns(says(None, tool_calls=CALLED)), ["<|user|>Hi<|end|><|assistant|>[[<|end|>]]"],
+     "tool_calls"),
+    ("an argument is lost", CALLS_IN_JSON.replace("ments |", "ments.n |"),
+     turns(says(None, tool_calls=CALLED)), [
+         "<|user|>Hi<|end|><|assistant|>[[[CALL]clock 3<|end|>]]"], "tool_calls"),
+    ("a call ends otherwise", CALLS_IN_JSON.replace(
+        "<|end|>", "{% if m.tool_calls %}</s>{% else %}<|end|>{% endif %}."),
+     turns(says(None, tool_calls=CALLED)), [
+         '<|user|>Hi<|end|>.<|assistant|>[[[CALL]clock {"zone": "CET", "n": 3}</s>]].'], ""),
+    ("tools are lost", AS_OBJECTS, turns(says("A"), tools=TOOLS), [
+        "<|user|>Hi<|end|><|assistant|>[[A<|end|>]]"], "tools"),
+    ("documents are written", "{% for d in documents or [] %}{{ d.text }}{% endfor %}" + AS_OBJECTS,
+     turns(says("A"), documents=[{"title": "t", "text": "T"}]), [
+         "T<|user|>Hi<|end|><|assistant|>[[A<|end|>]]"], ""),
+    ("documents are lost", AS_OBJECTS, turns(says("A"), documents=[{"title": "t", "text": "T"}]), [
+        "<|user|>Hi<|end|><|assistant|>[[A<|end|>]]"], "documents"),
+    ("settings of the row", "{% if brief is defined %}{{ brief }}{% endif %}" + AS_OBJECTS,
+     turns(says("A"), chat_template_kwargs={"brief": "Be", "more": 1}), [
+         "Be<|user|>Hi<|end|><|assistant|>[[A<|end|>]]"], "field more"),
+    ("contents in lists alone", EACH + "<|{{ m.role }}|>{% for part in m.content %}{{ part.text }}"
+     "{% endfor %}<|end|>{% endfor %}" + PROMPTS, turns(says("A")), [
+         "<|user|>Hi<|end|><|assistant|>[[A<|end|>]]"], ""),
+    ("one answer after another", AS_OBJECTS, {"messages": [ASKS, says("A"), says("")]}, [
+        "<|user|>Hi<|end|><|assistant|>[[A<|end|>]]<|assistant|>[[<|end|>]]"], ""),
+    ("names that it asks for", "{% if x is defined %}{{ x }}{% endif %}{% if y %}{{ y }}{% endif %}"
+     "{% if z is not defined or 'a' in z %}{% set z = '.' %}{% endif %}{{ z }}"
+     "{{ w | default(',') }}{% if false %}{% set v = 1 %}{% endif %}{{ v }}" +
+     AS_OBJECTS, turns(says("A")), [
+         ".,<|user|>Hi<|end|><|assistant|>[[A<|end|>]]"], ""),
+]
+
+
+def chat_folder(folder, files, specials=SPECIALS):
+    """Makes a folder with a tokenizer of bytes and other files; returns its tokenizer.json."""
+    shutil.rmtree(folder, ignore_errors=True)
+    alphabet = enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
+    held = tokenizers.Tokenizer(models.BPE({text: at for at, text in alphabet}, []))
+    held.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    held.add_special_tokens(specials)
+    for name, content in files.items():
+        write(os.path.join(folder, name), content)
+    return write(os.path.join(folder, "tokenizer.json"), held.to_str())
+
+
+def marked(text, spans):
+    """Puts [[ ]] around what counts of a text."""
+    for begin, end in reversed(spans):
+        text = f"{text[:begin]}[[{text[begin:end]}]]{text[end:]}"
+    return text
+
+
+def configured(**config):
+    return {"tokenizer_config.json": json.dumps(config)}
+
+
+def mapped(**tokens):
+    return {"special_tokens_map.json": json.dumps(tokens)}
+
+
+def model(kind):
+    return {"config.json": json.dumps({"model_type": kind})}
+
+
+OBJECT = {"content": "</s>", "lstrip": False, "normalized": False, "rstrip": False,
+          "single_word": False}
+LISTED = {"added_tokens_decoder": {"1": OBJECT | {"special": True}}}
+GPT2, LLAMA, ALL = ["<|endoftext|>"], ["<s>", "</s>", "<unk>"], ["<|endoftext|>", "<s>", "</s>"]
+GPT2_NAMES = {f"{key}_token": "<|endoftext|>" for key in ("bos", "eos", "unk")}
+QWEN_NAMES = {f"{key}_token": "<|endoftext|>" for key in ("eos", "unk", "pad")}
+# the special tokens, the files beside tokenizer.json, and which it has by which name
+FOLDERS = [
+    (LLAMA, configured(bos_token="<s>", eos_token=OBJECT | {"__type": "AddedToken"}),
+     {"bos_token": "<s>", "eos_token": "</s>"}),
+    (LLAMA, mapped(bos_token="<s>", eos_token=OBJECT, additional_special_tokens=["<s>"]),
+     {"bos_token": "<s>", "eos_token": "</s>"}),
+    (LLAMA, configured(eos_token="<s>") | mapped(eos_token="</s>"), {"eos_token": "</s>"}),
+    (LLAMA, configured(eos_token="<s>", **LISTED) | mapped(bos_token="<s>", eos_token="</s>"),
+     {"eos_token": "<s>"}),
+    (LLAMA, configured(eos_token="</s>", image_token="<s>", extra_special_tokens={"eoi": "<unk>"},
+                       add_bos_token=True),
+     {"eos_token": "</s>", "image_token": "<s>", "eoi": "<unk>"}),
+    (LLAMA, configured(tokenizer_class="PreTrainedTokenizerFast"), {}),
+    (LLAMA, configured(tokenizer_class="LlamaTokenizer"), {}),  # of bytes, as Llama 3's
+    (GPT2, configured(model_max_length=1024) | model("gpt2"), GPT2_NAMES),
+    (GPT2, model("gpt2"), GPT2_NAMES),
+    (ALL, configured(tokenizer_class="GPT2TokenizerFast", bos_token="<s>"),
+     GPT2_NAMES | {"bos_token": "<s>"}),
+    (ALL, configured(tokenizer_class="GPT2Tokenizer", bos_token=None),
+     {key: text for key, text in GPT2_NAMES.items() if key != "bos_token"}),
+    (ALL, configured(tokenizer_class="Qwen2Tokenizer"), QWEN_NAMES),
+    (ALL, configured(tokenizer_class="PreTrainedTokenizerFast") | model("qwen2"), QWEN_NAMES),
+    (ALL, configured() | model("qwen3"), QWEN_NAMES),
+    (ALL, configured() | model("llama"), {}),
+]
