@@ -20,6 +20,7 @@ import unittest
 import unittest.mock
 import warnings
 
+import check
 import matplotlib.figure
 import metrics_fuzz
 import numpy
@@ -666,7 +667,7 @@ class OtherPrograms(Folder):
                          set(os.listdir(self.folder)))
 
 
-class Pages(unittest.TestCase):
+class Pages(Folder):
     def test_one_is_no_plural(self):
         self.assertEqual([text.many(count, "step") for count in (0, 1, 2, 1000)],
                          ["0 steps", "1 step", "2 steps", "1,000 steps"])
@@ -703,6 +704,21 @@ class Pages(unittest.TestCase):
     def test_markdown_tables_keep_their_columns(self):
         rows = text.table(["a", "b"], [["x|y", "1"], ["two\nlines", "2"]]).splitlines()
         self.assertEqual([len(re.findall(r"(?<!\\)\|", row)) for row in rows], [3, 3, 3, 3])
+
+    def test_messages_are_one_printable_line(self):
+        odd = "a\n\x1b[2J\x9b\u202e\u2028\udc80\\n é"
+        shown = r"a\n\x1b[2J\x9b\u202e\u2028\udc80\n é"
+        for say, tag in ((environment.warn, "warning"), (environment.die, "error")):
+            self.assertEqual(call(functools.partial(say, odd)).err, f"{tag}: {shown}\n")
+
+    def test_what_exists_is_no_pattern(self):
+        os.chdir(self.folder)
+        for name in ("a [1]/x_1", "a [1]/x_2", "a 1/y", "[b]"):
+            check.write(name, "")
+        for pattern, found in (("a [1]/x_*", ["a [1]/x_1", "a [1]/x_2"]), ("[b]", ["[b]"]),
+                               ("a [1]/y", ["a 1/y"]), ("a [[]1]/x_1", ["a [1]/x_1"]),
+                               ("a [2]/*", [])):
+            self.assertEqual(environment.matching(pattern), found)
 
     def test_numbers(self):
         self.assertEqual([text.duration(s) for s in (5, 59.6, 3599, 3600, 1e6, math.nan)],

@@ -5,6 +5,7 @@ starts again under its Python. Without one, the Python at hand serves, if it has
 """
 
 import contextlib
+import glob
 import importlib
 import os
 import re
@@ -53,6 +54,16 @@ def named_by(option):
         yield
     except OSError as error:
         die(f"{option}{f' {error.filename}' if error.filename else ''}: {error.strerror}")
+
+
+def matching(pattern):
+    """Returns the path if it exists, or else those that match it as a glob pattern, in order.
+    Folders at its beginning that exist under these names are no patterns (base/io.h)."""
+    exact = pattern
+    while exact and not os.path.lexists(exact):
+        exact = os.path.dirname(exact)
+    found = glob.glob(glob.escape(exact) + pattern[len(exact):], recursive=True) if exact else []
+    return sorted(found or glob.glob(pattern, recursive=True))
 
 
 def follow(path):
