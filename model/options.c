@@ -553,6 +553,7 @@ static bool take_model(Options *o, const Options *model) {
     if (llama && o->seq_length > o->max_position_embeddings &&
         option_source(o, "max-position-embeddings") < SOURCE_CONFIG) {
         o->max_position_embeddings = o->seq_length;
+        option_set_source(o, "max-position-embeddings", SOURCE_DEFAULT); // derived, not taken
     }
     if (llama && strcmp(o->origin, o->load) == 0 && trained > 0 && o->seq_length > trained) {
         warn("--seq-length %d: the weights of the checkpoint %s were trained with at most %d",
