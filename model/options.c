@@ -740,6 +740,7 @@ bool options_resolve(Options *o, const Options *model) {
 }
 
 void options_parse(Options *options, int argc, char **argv) {
+    char word[SHELL_WORD];
     if (argc == 1) {
         fprintf(stderr,
                 OPTIONS_TITLE
@@ -747,7 +748,7 @@ void options_parse(Options *options, int argc, char **argv) {
                 "  continue   %1$s --config run/x/config.txt --resume latest\n"
                 "  sample     %1$s --load run/x/latest --sample-only\n"
                 "--help lists every option; `make quickstart` goes from a text to a sample\n",
-                argv[0]);
+                shell_word(word, argv[0]));
         exit(EXIT_FAILURE);
     }
     or_die(options_read(options, argc, argv));
