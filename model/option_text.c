@@ -151,8 +151,9 @@ void options_print(const Options *options, bool all, FILE *out) {
 void options_help(const Options *options, FILE *out, const char *program) {
     enum { INDENT = 36, WIDTH = 100 };
     const char *group = NULL;
-    char value[OPTION_TEXT];
-    fprintf(out, "%s\nUsage: %s --data 'train_*.bin' [options]\n", OPTIONS_TITLE, program);
+    char value[OPTION_TEXT], called[SHELL_WORD];
+    fprintf(out, "%s\nUsage: %s --data 'train_*.bin' [options]\n", OPTIONS_TITLE,
+            shell_word(called, program));
     for (int i = 0; i < option_table_count; i++) {
         const OptionRow *row = &option_table[i];
         print_group(out, &group, row, "\n%s\n");

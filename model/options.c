@@ -553,6 +553,7 @@ static bool take_model(Options *o, const Options *model) {
     if (llama && o->seq_length > o->max_position_embeddings &&
         option_source(o, "max-position-embeddings") < SOURCE_CONFIG) {
         o->max_position_embeddings = o->seq_length;
+        option_set_source(o, "max-position-embeddings", SOURCE_DEFAULT); // derived, not taken
     }
     if (llama && strcmp(o->origin, o->load) == 0 && trained > 0 && o->seq_length > trained) {
         warn("--seq-length %d: the weights of the checkpoint %s were trained with at most %d",
@@ -739,6 +740,7 @@ bool options_resolve(Options *o, const Options *model) {
 }
 
 void options_parse(Options *options, int argc, char **argv) {
+    char word[SHELL_WORD];
     if (argc == 1) {
         fprintf(stderr,
                 OPTIONS_TITLE
@@ -746,7 +748,7 @@ void options_parse(Options *options, int argc, char **argv) {
                 "  continue   %1$s --config run/x/config.txt --resume latest\n"
                 "  sample     %1$s --load run/x/latest --sample-only\n"
                 "--help lists every option; `make quickstart` goes from a text to a sample\n",
-                argv[0]);
+                shell_word(word, argv[0]));
         exit(EXIT_FAILURE);
     }
     or_die(options_read(options, argc, argv));

@@ -245,6 +245,17 @@ test_contradictions_are_told() {
     ! has log gpt2 || fail "$(grep gpt2 log)"
 }
 
+# What followed from --seq-length is not in config.txt as if it were given.
+test_positions_follow_the_sequences_again() {
+    local length
+    rm -rf long
+    expect_status 0 train_gpt "${data[@]}" --model llama-tiny --train-iters 1 --save long || return
+    for length in 80 96 112; do
+        expect_said 0 "--max-position-embeddings $length" train_gpt --config long/config.txt --resume latest \
+            --seq-length $length --train-iters $((length / 16)) || return
+    done
+}
+
 # A folder without meta.json is one of Hugging Face's: config.json alone says the shape.
 test_config_json_says_the_shape() {
     local trainer

@@ -20,13 +20,16 @@ import unittest
 import unittest.mock
 import warnings
 
+import check
 import matplotlib.figure
+import metrics_fuzz
 import numpy
 import safetensors.numpy
 from check import call
 from llm8 import (
     boards,
     compare,
+    doctor,
     document,
     environment,
     experiment,
@@ -661,7 +664,7 @@ class OtherPrograms(Folder):
                          set(os.listdir(self.folder)))
 
 
-class Pages(unittest.TestCase):
+class Pages(Folder):
     def test_one_is_no_plural(self):
         self.assertEqual([text.many(count, "step") for count in (0, 1, 2, 1000)],
                          ["0 steps", "1 step", "2 steps", "1,000 steps"])
@@ -698,6 +701,21 @@ class Pages(unittest.TestCase):
     def test_markdown_tables_keep_their_columns(self):
         rows = text.table(["a", "b"], [["x|y", "1"], ["two\nlines", "2"]]).splitlines()
         self.assertEqual([len(re.findall(r"(?<!\\)\|", row)) for row in rows], [3, 3, 3, 3])
+
+    def test_messages_are_one_printable_line(self):
+        odd = "a\n\x1b[2J\x9b\u202e\u2028\udc80\\n é"
+        shown = r"a\n\x1b[2J\x9b\u202e\u2028\udc80\n é"
+        for say, tag in ((environment.warn, "warning"), (environment.die, "error")):
+            self.assertEqual(call(functools.partial(say, odd)).err, f"{tag}: {shown}\n")
+
+    def test_what_exists_is_no_pattern(self):
+        os.chdir(self.folder)
+        for name in ("a [1]/x_1", "a [1]/x_2", "a 1/y", "[b]"):
+            check.write(name, "")
+        for pattern, found in (("a [1]/x_*", ["a [1]/x_1", "a [1]/x_2"]), ("[b]", ["[b]"]),
+                               ("a [1]/y", ["a 1/y"]), ("a [[]1]/x_1", ["a [1]/x_1"]),
+                               ("a [2]/*", [])):
+            self.assertEqual(environment.matching(pattern), found)
 
     def test_numbers(self):
         self.assertEqual([text.duration(s) for s in (5, 59.6, 3599, 3600, 1e6, math.nan)],
@@ -975,6 +993,35 @@ class Odd(Folder):
                     self.assertEqual(result.status == 2, result.err.startswith("error: "))
                     self.assertNotRegex(result.out, r"\b(nan|inf)\b")
         self.assertGreater((count, drawn), (250, 40))
+
+    def test_damaged_records_are_no_tracebacks(self):
+        os.chdir(self.folder)
+        faults = list(metrics_fuzz.fuzz(40, seed=3, seconds=30))
+        self.assertEqual(faults, [])
+
+    def test_what_is_passed_over_is_named(self):
+        good = [{**start(), "ranks": 2}, step_record(1), step_record(2)]
+        bad = [{**good[0], "ranks": 1.5}, {**good[0], "ranks": 0}, {**good[0], "ranks": "2"},
+               {**good[0], "options": {**OPTIONS, "lr": "x"}}, {**good[0], "options": None},
+               step_record(0), {**step_record(3), "loss": "2.5"}, {**step_record(3), "norm": True},
+               {**step_record(3), "lr": 10**400}, {**step_record(3), "step": 2.5},
+               {**step_record(3), "step": None}, {"kind": "step"}, {"step": 3}, 3]
+        says = ["ranks is 1.5", "ranks is 0", 'ranks is "2"', "no record", "no record",
+                "step is 0", 'loss is "2.5"', "norm is true", "lr is 1000", "step is 2.5",
+                "it has no step", "it has no step", "it has no kind", "no record"]
+        for i, (record, expected) in enumerate(zip(bad, says)):
+            with self.subTest(record=str(record)[:60]):
+                self.append(lines(*good, record, step_record(3)))
+                run = metrics.open_run(self.folder)
+                self.assertEqual((run.bad_lines, sorted(run.steps)), (1, [1, 2, 3]))
+                self.assertRegex(run.complaint, f"{self.path}, line 4: .*{expected}")
+                for main, *words in ((monitor.main, "--once"), (doctor.main,)):
+                    out = " ".join(call(main, self.path, *words).out.split())
+                    self.assertIn("line 4: ", out)
+                os.unlink(self.path)
+        self.append(lines({**good[0], "ranks": math.nan}, *good[1:]) + '{"kind":"st')
+        run = metrics.open_run(self.folder)
+        self.assertEqual((run.complaint, run.ranks, run.last_step), ("", 1, 2))
 
 
 class Words(Folder):

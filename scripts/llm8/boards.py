@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import shlex
 import time
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -115,9 +116,9 @@ class Wandb(Board):
         try:
             import wandb
         except ImportError:
+            pip = shlex.quote(os.path.join(environment.VENV, "bin", "pip"))
             environment.die(f"--wandb {self.where}: the package wandb is not installed here: "
-                            f"{os.path.join(environment.VENV, 'bin', 'pip')} install wandb, then "
-                            "wandb login")
+                            f"{pip} install wandb, then wandb login")
         self.init, self.session, self.part = wandb.init, None, 0
 
     def start(self, record, step):

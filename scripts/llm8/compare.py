@@ -132,6 +132,7 @@ def report_on(options, folders):
                             f"({', '.join(seeds)})")
     if not all(run.steps for variant in variants for run in variant.runs):
         environment.die("nothing to report yet: not every run has a step")
+    metrics.warn_of_bad_lines(run for variant in variants for run in variant.runs)
     limits = judge.Limits(options.train_limit, options.valid_limit, options.speed_limit,
                           options.memory_limit, options.time_limit)
     comparison = judge.judge(judge.Comparison(variants, limits))

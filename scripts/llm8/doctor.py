@@ -262,9 +262,9 @@ def changes(before, after):
                      f"{', '.join(text)}",
                      "resume from that step again, without the changed options, over the same "
                      "shards; or see it as a new run (--load)")
-    ranks = [metrics.number(start, "ranks") for start in (before, after)]
-    if ranks[0] != ranks[1]:
-        where += f", on {many(int(ranks[1]), 'rank')} instead of {ranks[0]:.0f}"
+    old, new = map(metrics.ranks_of, (before, after))
+    if old != new:
+        where += f", on {many(new, 'rank')} instead of {old}"
     if changed:
         return note("resume", f"{where}: {', '.join(text)}",
                     "if this was not meant: resume from that step again without them")
@@ -310,6 +310,12 @@ def done_again(run):
     return [note("resume", text + "; device, ranks or options changed as well")]
 
 
+def unreadable(run):
+    if run.complaint:
+        yield note("data", run.complaint, "did another program write there? Give each run its own "
+                   "--save")
+
+
 def counted_tokens(run):
     """Every step must add its tokens to those before it."""
     order, missing = sorted(run.steps), 0
@@ -328,9 +334,8 @@ def counted_tokens(run):
         return [note("data",
                      f"the records of {many(missing, 'step')} are missing from metrics.jsonl",
                      "was the disk full? The run itself goes on without them")]
-    if run.bad_lines and not run.foreign: # their logs have others
-        return [note("data", f"in metrics.jsonl {many(run.bad_lines, 'line')} could not be read",
-                     "give each run its own --save")]
+    if run.complaint:
+        return []
     return [well("data", f"{counted(metrics.number(run.steps[order[-1]], 'tokens'))} tokens in "
                  f"{many(len(order), 'step')}, none left out")] if order else []
 
@@ -441,7 +446,7 @@ def main():
              *vocabulary(run), *fp8_layers(run), *fp8_ranges(run)]
     for before, after in zip(run.parts, run.parts[1:]):
         found += [changes(before, after), *jump(run, int(after["step"]))]
-    found += [*done_again(run), *counted_tokens(run), *speed(run)]
+    found += [*done_again(run), *unreadable(run), *counted_tokens(run), *speed(run)]
     for finding in found:
         if finding.level != OK or not words.brief:
             show(finding)

@@ -5,6 +5,7 @@ starts again under its Python. Without one, the Python at hand serves, if it has
 """
 
 import contextlib
+import glob
 import importlib
 import json
 import os
@@ -83,6 +84,16 @@ def best_of(folder, names):
         if loss is not None and (data is None or (of == data and loss <= lowest)):
             best, lowest, data = name, loss, of
     return best
+
+
+def matching(pattern):
+    """Returns the path if it exists, or else those that match it as a glob pattern, in order.
+    Folders at its beginning that exist under these names are no patterns (base/io.h)."""
+    exact = pattern
+    while exact and not os.path.lexists(exact):
+        exact = os.path.dirname(exact)
+    found = glob.glob(glob.escape(exact) + pattern[len(exact):], recursive=True) if exact else []
+    return sorted(found or glob.glob(pattern, recursive=True))
 
 
 def follow(path):

@@ -13,6 +13,8 @@ import statistics
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy
+
 from . import series
 from .metrics import changing_options, number
 
@@ -112,7 +114,8 @@ def differences(found, name, kind, width):
     """Returns steps, and by how many percent the variant is above the baseline, a row a seed."""
     runs = [pair.baseline for pair in found] + [pair.run for pair in found]
     steps, rows = series.side_by_side(runs, name, kind, width)
-    return steps, 100 * (rows[len(found):] / rows[:len(found)] - 1)
+    ours, base = rows[len(found):], rows[:len(found)]
+    return steps, 100 * (ours / numpy.where(base == 0, numpy.nan, base) - 1)
 
 
 def window_of(last):

@@ -17,10 +17,11 @@ import os
 import re
 import statistics
 import struct
+import sys
 import time
 
 from . import environment, llm_c
-from .text import counted, duration, fixed, shown
+from .text import counted, duration, fixed, printable, shown
 
 FLOCK = "hhqqi0q" # struct flock: l_type, l_whence, l_start, l_len, l_pid
 LARGEST = 1e100 # what is beyond is as good as infinite
@@ -60,7 +61,8 @@ def refuse_others(path, option=""):
             environment.die(f"{option}{path}: no run (no metrics.jsonl); did you mean "
                             f"{' or '.join(near[:3])}?")
     elif (run := open_run(path)).bad_lines > 1 and not run.starts:
-        environment.die(f"{option}{path}: neither a run's metrics.jsonl nor a log of llm.c")
+        environment.die(f"{option}{path}: neither a run's metrics.jsonl nor a log of llm.c "
+                        f"({run.complaint})")
 
 
 def named_runs(paths):
@@ -90,35 +92,79 @@ def number(record, name):
 
 
 # The types of what the scripts compute with: in records, rows of linear_layers and counts of a
-# tensor; and the options that are whole numbers.
-NUMBERS = """step status time parameters flops_per_token fp8_flops_share peak_flops memory_bytes
-    ranks slowest valid_sequences tokenizer_vocabulary loss lr norm skipped seconds tokens
-    tokens_per_s valid_loss first_block blocks outputs inputs flops_share elements largest zero
-    subnormal""".split()
-TEXTS = """kind program device precision data_crc32 valid_data_crc32 linear x w dy wgrad
-    reason error host""".split()
+# tensor; and the options that are whole numbers. WHOLE: with these bounds.
+NUMBERS = set("""step status time parameters flops_per_token fp8_flops_share peak_flops
+    memory_bytes ranks slowest valid_sequences tokenizer_vocabulary loss lr norm skipped seconds
+    tokens tokens_per_s valid_loss first_block blocks outputs inputs flops_share elements largest
+    zero subnormal""".split())
+TEXTS = set("""kind program device precision data_crc32 valid_data_crc32 linear x w dy wgrad reason
+    error host""".split())
+WHOLE = {"step": 0, "ranks": 1, "first_block": 0, "blocks": 0, "outputs": 0, "inputs": 0,
+         "valid_sequences": 0, "parameters": 0, "slowest": 0}
 COUNTS = """train-iters eval-iters global-batch-size micro-batch-size seq-length
     vocab-size fp8-stats-interval""".split()
+LAYER = ("linear", "x", "w", "dy", "wgrad", "reason", "first_block", "blocks", "outputs", "inputs",
+         "flops_share")
 
 
-def has_types(record):
-    return all(isinstance(record.get(name), (int, float, type(None))) for name in NUMBERS) and \
-        all(isinstance(record.get(name, ""), str) for name in TEXTS)
+def fault_of_values(record):
+    """Returns what is wrong with the values of a record or of one of its rows; "" for nothing. A
+    number may be null, which stands for NaN."""
+    for name, value in record.items():
+        expected = ""
+        if name in TEXTS:
+            expected = "" if isinstance(value, str) else "a text"
+        elif name in NUMBERS and value is not None:
+            if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
+                expected = "a number"
+            elif name in WHOLE and not (WHOLE[name] <= value < 2**53 and value == int(value)):
+                expected = f"a whole number from {WHOLE[name]}"
+        if expected:
+            return f"{name} is {json.dumps(value)[:40]}, not {expected}"
+    return ""
 
 
-def is_record(record):
-    """Says whether every value has the type that the trainers write."""
-    options, layers = record.get("options", {}), record.get("linear_layers", [])
-    parts = [record, *layers, *record.get("tensors", {}).values()]
-    return all(map(has_types, parts)) and 0 <= record["step"] < 2**53 and \
-        all(isinstance(value, str) for value in [*options.values(),
-                                                 *record.get("effects", {}).values()]) and \
-        all(re.fullmatch(r"\d{1,15}", options.get(name, "0"), re.ASCII) for name in COUNTS) and \
-        float(options.get("lr", 0)) < LARGEST and \
-        (record["kind"] != "run" or "options" in record) and \
-        all({"linear", "x", "w", "dy", "wgrad", "reason"} <= row.keys() and
-            all(abs(row[name]) < 2**53 for name in
-                ("first_block", "blocks", "outputs", "inputs", "flops_share")) for row in layers)
+def fault_of_start(record):
+    options = record["options"]
+    for name, value in [*options.items(), *record.get("effects", {}).items()]:
+        if not isinstance(value, str):
+            return f"{name} is {json.dumps(value)[:40]}, not a text"
+    for name in COUNTS:
+        if not re.fullmatch(r"\d{1,15}", options.get(name, "0"), re.ASCII):
+            return f"option {name} is {options[name][:40]}, not a whole number"
+    if not abs(float(options.get("lr", 0))) < LARGEST:
+        return f"option lr is {options['lr'][:40]}"
+    for row in record.get("linear_layers", []):
+        lacks = [name for name in LAYER if row.get(name) is None]
+        if lacks:
+            return f"a row of linear_layers lacks {lacks[0]}"
+    return ""
+
+
+def fault_of(record):
+    """Returns what in a record is not as the trainers write it; "" for nothing."""
+    for part in (record, *record.get("linear_layers", []), *record.get("tensors", {}).values()):
+        if fault := fault_of_values(part):
+            return fault
+    for name in ("kind", "step"):
+        if record.get(name) is None:
+            return f"it has no {name}"
+    if record["kind"] == "step" and record["step"] < 1:
+        return "step is 0: the first one is 1"
+    return fault_of_start(record) if record["kind"] == "run" else ""
+
+
+def cleaned(value):
+    """Returns a value of JSON whose texts are printable."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {printable(name): cleaned(one) for name, one in value.items()}
+    return list(map(cleaned, value)) if isinstance(value, list) else value
+
+
+def ranks_of(start):
+    return int(max(1, number(start, "ranks")))  # NaN: not known
 
 
 def changing_options(start, *effects):
@@ -144,7 +190,8 @@ class Run:
         self.ranks_at = {} # how long each computes, at each line
         # earlier records of each step that a resume does again; --profile's record
         self.replaced, self.profile = {}, None
-        self.bad_lines = self.rewinds = 0
+        self.bad_lines = self.rewinds = self._lines = 0
+        self.first_bad = None # its number, and what is wrong with it
         self._offset, self._inode, self._log = 0, None, llm_c.Log()
 
     def poll(self, each=None):
@@ -170,7 +217,8 @@ class Run:
         text = text[:text.rfind(b"\n") + 1]
         self._offset += len(text)
         records = [{"kind": "restart"}] * restarted
-        for line in text.splitlines():
+        for line in text.split(b"\n")[:-1]:
+            self._lines += 1
             if (record := self._take(line)) is not None:
                 records.append(record)
                 if each:
@@ -179,20 +227,26 @@ class Run:
 
     def _take(self, line):
         try:
-            # paths of the run may be of another encoding
-            record = (json.loads(line.decode("utf-8", "replace")) if line[:1] == b"{"
-                      else self._log.record(line))
+            # paths of the run may be of another encoding; other programs write NaN for null
+            record = (json.loads(line.decode("utf-8", "replace"), parse_constant=lambda _: None)
+                      if line[:1] == b"{" else self._log.record(line))
             if record is None:
                 return None
-            kind = record["kind"]
+            if b"\\" in line or not line.isascii():
+                record = cleaned(record)
+            kind = record.get("kind")
             if kind == "profile": # of no step, and nothing to follow
                 self.profile = record
                 return None
-            if not is_record(record):
-                raise ValueError
+            fault = fault_of(record)
+        except json.JSONDecodeError as error:
+            fault = f"not JSON from column {error.colno} on"
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError,
                 RecursionError): # whatever a line that is no record makes of the above
+            fault = "no record"
+        if fault:
             self.bad_lines += 1
+            self.first_bad = self.first_bad or (self._lines, fault)
             return None
         step = int(record["step"])
         if kind == "run":
@@ -228,6 +282,16 @@ class Run:
         return self.start.get("options", {}).get(name, fallback)
 
     @property
+    def complaint(self):
+        """Says what could not be read; "" where all could, or the file is another program's, whose
+        lines are of many kinds."""
+        if not self.bad_lines or self.foreign:
+            return ""
+        line, fault = self.first_bad
+        more = f"; {self.bad_lines:,} lines could not be read" if self.bad_lines > 1 else ""
+        return f"{self.path}, line {line}: {printable(fault)}{more}"
+
+    @property
     def last_step(self):
         return max(self.steps, default=0)
 
@@ -257,7 +321,7 @@ class Run:
 
     @property
     def ranks(self):
-        return int(max(1, number(self.start, "ranks") or 1))
+        return ranks_of(self.start)
 
     def _is_unlocked(self):
         """Whether nobody holds the lock of the run's folder; None where that is unknown. It asks,
@@ -347,7 +411,13 @@ def open_started(path, option=""):
     run = open_run(path)
     return run if run.starts else environment.die(
         f"{option}{path}: metrics.jsonl has no record of a run's start; give the folder that "
-        "--save names")
+        "--save names" + (run.complaint and f" ({run.complaint})"))
+
+
+def warn_of_bad_lines(runs):
+    for run in runs:
+        if run.complaint:
+            environment.warn(f"{run.complaint}; passed over")
 
 
 def time_left(run):

@@ -19,7 +19,7 @@ import numpy
 
 from . import metrics, series
 from .command_line import Parser, number
-from .text import counted, fixed, many, memory
+from .text import counted, fixed, memory
 
 LETTERS = "*ox+#@" # of the curves, one a run
 DROPPED = ["norm", "lr", "skipped", "valid", "left", "tok/s", "loss"] # where it is narrow, in order
@@ -36,7 +36,8 @@ def chart(runs, width, height):
     late = [loss for curve in curves for _, loss in curve[len(curve) // 20:]]
     if not late:
         return []
-    low, high = min(late), max(max(late), min(late) + 1e-6)
+    low = min(late)
+    high = max(*late, low + 1e-6 * max(1, abs(low)))
     rows = [[" "] * width for _ in range(height)]
     for letter, curve in zip(LETTERS * len(runs), curves):
         for step, loss in curve:
@@ -93,9 +94,7 @@ def frame(runs, width, height):
     lines = table(runs, width)
     if len(runs) == 1 and runs[0].starts:
         lines += details(runs[0])
-    bad = sum(run.bad_lines for run in runs)
-    if bad:
-        lines.append(f"{many(bad, 'line')} of metrics.jsonl could not be read")
+    lines += [run.complaint for run in runs if run.complaint]
     room = height - len(lines) - 3
     if all(run.steps for run in runs) and room >= 6:
         lines += ["", *chart(runs, width - 12, min(room, 24))]

@@ -50,11 +50,13 @@ def main():
     drawn = False
     for news in metrics.follow(runs, options.follow, not options.follow):
         over = not options.follow or all(run.over for run in runs)
-        empty = next((run.path for run in runs if not run.steps), None)
+        empty = next((run for run in runs if not run.steps), None)
         if over and empty:
-            environment.die(f"{empty}: no step in it yet")
+            environment.die(f"{empty.path}: no step in it yet" +
+                            (empty.complaint and f" ({empty.complaint})"))
         if not empty and (any(news.values()) or over or not drawn):
             with environment.named_by("--out"):
                 write(runs, options, None if over else options.follow)
             drawn = True
+    metrics.warn_of_bad_lines(runs)
     print(f"{options.out}: {', '.join(f'{run.name} {run.state}' for run in runs)}")

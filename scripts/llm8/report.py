@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 from . import document, judge, plots, series, style
 from .document import Picture
+from .metrics import number
 from .shards import write_durably
 from .text import counted, duration, fixed, many, memory, table
 
@@ -171,12 +172,11 @@ def option_rows(comparison):
 def setting_blocks(comparison, commands):
     run, seeds = comparison.baseline.runs[0], comparison.baseline.seeds()
     start, names = run.start, [variant.name for variant in comparison.variants]
-    ranks = int(start.get("ranks") or 1)
-    where = str(start.get("device")) + (f", {ranks} of them" if ranks > 1 else "")
+    where = str(start.get("device")) + (f", {run.ranks} of them" if run.ranks > 1 else "")
     tokens = run.last_step * int(run.option("global-batch-size", 0)) * \
         int(run.option("seq-length", 0))
     blocks = ["## What was run",
-              f"{run.option('arch')}, {int(start.get('parameters', 0)):,} parameters, "
+              f"{run.option('arch')}, {counted(number(start, 'parameters'))} parameters, "
               f"{run.last_step:,} steps of {run.option('global-batch-size')} x "
               f"{run.option('seq-length')} tokens ({tokens:,} in all), "
               f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}; on {where}; "
