@@ -110,7 +110,8 @@ typedef struct {
     int num_companions;
     const Companion *companions;
     int begin_of_text, end_of_text; // -1: not known
-    int num_ranges;                 // of the parameter space that this rank holds
+    Companion start_config; // config.json of the model that the run started from; bytes NULL: none
+    int num_ranges;         // of the parameter space that this rank holds
     const Bucket *ranges;
     Dtype moment_dtype;
     const void *master, *exp_avg, *exp_avg_sq; // the ranges' elements, one range after another

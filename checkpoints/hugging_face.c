@@ -3,6 +3,7 @@
 #include <assert.h>
 #include <cjson/cJSON.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -55,18 +56,20 @@ void hf_list(const ParamLayout *layout, FILE *out) {
     free(tensors);
 }
 
-// Finds a tensor in a file. One of the bare model, saved without the class that has the head, lacks
-// the first word of the name.
-static const TensorEntry *entry_of(const SafeTensors *st, const TensorEntry *t) {
+static const char head_name[] = "lm_head.weight";
+
+// Finds a tensor in a file. In a file of the bare model, saved without the class that has the head,
+// names lack the first word. is_head: an embedding that is also the head may have the head's name.
+static const TensorEntry *entry_of(const SafeTensors *st, const TensorEntry *t, bool is_head) {
     const TensorEntry *e = safetensors_find(st, t->name);
     const char *dot = strchr(t->name, '.');
-    return e != NULL || dot == NULL ? e : safetensors_find(st, dot + 1);
+    if (e == NULL && dot != NULL) { e = safetensors_find(st, dot + 1); }
+    return e == NULL && is_head ? safetensors_find(st, head_name) : e;
 }
 
-// Reads elements begin..end of a tensor.
-static bool read_tensor(const SafeTensors *st, const TensorEntry *t, int64_t begin, int64_t end,
-                        float *out) {
-    const TensorEntry *e = entry_of(st, t);
+// Reads elements begin..end of a tensor. e: its entry in the file; NULL: it has none.
+static bool read_tensor(const SafeTensors *st, const TensorEntry *e, const TensorEntry *t,
+                        int64_t begin, int64_t end, float *out) {
     if (e == NULL) { return fail("%s: tensor '%s' is missing", st->path, t->name); }
     int64_t rows = t->shape[0], cols = t->shape[1];
     bool same = e->dims == t->dims && e->shape[0] == rows && (t->dims == 1 || e->shape[1] == cols);
@@ -90,11 +93,11 @@ static bool read_tensor(const SafeTensors *st, const TensorEntry *t, int64_t beg
 }
 
 // Of a model with tied embeddings: whether the file has no head, or one that equals the embedding,
-// which has so many elements, in its elements begin..end.
+// which has `size` elements, in its elements begin..end.
 static bool head_is(const SafeTensors *st, const float *embedding, int64_t begin, int64_t end,
                     int64_t size) {
     enum { PIECE = 4096 };
-    const TensorEntry *e = safetensors_find(st, "lm_head.weight");
+    const TensorEntry *e = safetensors_find(st, head_name);
     float head[PIECE];
     if (e == NULL) { return true; }
     bool same = e->dims == 2 && e->shape[0] * e->shape[1] == size && e->dtype <= DTYPE_F16;
@@ -108,21 +111,31 @@ static bool head_is(const SafeTensors *st, const float *embedding, int64_t begin
                         st->path);
 }
 
+// Of a model without tied embeddings: refuses a file that has only one of embedding and head.
+static bool has_both(const SafeTensors *st, const TensorEntry *embedding) {
+    bool head = safetensors_find(st, head_name) != NULL;
+    bool both = head == (entry_of(st, embedding, false) != NULL);
+    return both ||
+           fail("%s: tensor '%s' is missing, and config.json does not tie it to '%s'; if "
+                "they are one tensor, set tie_word_embeddings to true there",
+                st->path, head ? embedding->name : head_name, head ? head_name : embedding->name);
+}
+
 bool hf_read(const SafeTensors *st, const ParamLayout *layout, int64_t begin, int64_t end,
              float *out) {
     TensorEntry *tensors;
     int num_tensors = hf_tensors(layout, DTYPE_F32, NULL, &tensors);
-    bool ok = true;
+    bool ok = layout->config.tied_head || has_both(st, &tensors[0]); // the embedding is the first
     memset(out, 0, (size_t)(end - begin) * sizeof(float));
     for (const TensorEntry *t = tensors; ok && t < tensors + num_tensors; t++) {
         int64_t size = t->shape[0] * (t->dims > 1 ? t->shape[1] : 1);
         int64_t from = max64(begin, t->begin), to = min64(end, t->begin + size);
         if (from >= to) { continue; }
         float *values = out + from - begin;
-        bool is_head = layout->config.tied_head && t == tensors; // the embedding is the first
+        bool is_head = layout->config.tied_head && t == tensors;
         from -= t->begin;
         to -= t->begin;
-        ok = read_tensor(st, t, from, to, values) &&
+        ok = read_tensor(st, entry_of(st, t, is_head), t, from, to, values) &&
              (!is_head || head_is(st, values, from, to, size));
     }
     free(tensors);
@@ -135,12 +148,12 @@ bool hf_knows_all(const SafeTensors *st, const ParamLayout *layout) {
     int count = hf_tensors(layout, DTYPE_F32, NULL, &tensors);
     bool *known = calloc_or_die((size_t)st->count + 1, sizeof(bool)), ok = true;
     for (const TensorEntry *t = tensors; t < tensors + count; t++) {
-        const TensorEntry *e = entry_of(st, t);
+        const TensorEntry *e = entry_of(st, t, false);
         if (e != NULL) { known[e - st->entries] = true; }
     }
     for (int n = 0; ok && n < st->count; n++) {
         const char *name = st->entries[n].name;
-        known[n] |= strcmp(name, "lm_head.weight") == 0;
+        known[n] |= strcmp(name, head_name) == 0;
         for (size_t i = 0; i < sizeof(ignored) / sizeof(*ignored); i++) { // masks and tables
             size_t length = strlen(name), end = strlen(ignored[i]);
             known[n] |= length >= end && strcmp(name + length - end, ignored[i]) == 0;
@@ -208,52 +221,118 @@ static const struct {
     {"mamba2", "state-space layers"},
 };
 
+// Where a number is: beside the other keys, in the object of the rotary embedding, or in both. And
+// whether GPT-2 has the name of the other families too.
+enum { TOP = 1, ROPE = 2, BOTH_NAMES = 4 };
+
 // The numbers of config.json: the option of each, its names, and the value that transformers uses
 // if the name is missing (NAN: it must be there; 0: it is derived from others, or there is none).
-// Those of a scaled rotary embedding are in an object inside it, where rope_theta may be too.
 static const struct {
+    int where;
     RopeScaling from;                  // the first kind of scaling that has it
     const char *option, *gpt2, *llama; // NULL: not written, and the default is read
     double gpt2_default, llama_default;
 } numbers[] = {
-    {0, "num-layers", "n_layer", "num_hidden_layers", NAN, NAN},
-    {0, "hidden-size", "n_embd", "hidden_size", NAN, NAN},
-    {0, "num-attention-heads", "n_head", "num_attention_heads", NAN, NAN},
-    {0, "num-query-groups", NULL, "num_key_value_heads", 0, 0},
-    {0, "kv-channels", NULL, "head_dim", 0, 0},
-    {0, "ffn-hidden-size", "n_inner", "intermediate_size", 0, NAN},
-    {0, "max-position-embeddings", "n_positions", "max_position_embeddings", 1024, 2048},
-    {0, "vocab-size", "vocab_size", "vocab_size", NAN, NAN},
-    {0, "norm-epsilon", "layer_norm_epsilon", "rms_norm_eps", 1e-5, 1e-6},
-    {0, "init-method-std", "initializer_range", "initializer_range", 0.02, 0.02},
+    {TOP | BOTH_NAMES, 0, "num-layers", "n_layer", "num_hidden_layers", NAN, NAN},
+    {TOP | BOTH_NAMES, 0, "hidden-size", "n_embd", "hidden_size", NAN, NAN},
+    {TOP | BOTH_NAMES, 0, "num-attention-heads", "n_head", "num_attention_heads", NAN, NAN},
+    {TOP, 0, "num-query-groups", NULL, "num_key_value_heads", 0, 0},
+    {TOP, 0, "kv-channels", NULL, "head_dim", 0, 0},
+    {TOP, 0, "ffn-hidden-size", "n_inner", "intermediate_size", 0, NAN},
+    {TOP | BOTH_NAMES, 0, "max-position-embeddings", "n_positions", "max_position_embeddings", 1024,
+     2048},
+    {TOP, 0, "vocab-size", "vocab_size", "vocab_size", NAN, NAN},
+    {TOP, 0, "norm-epsilon", "layer_norm_epsilon", "rms_norm_eps", 1e-5, 1e-6},
+    {TOP, 0, "init-method-std", "initializer_range", "initializer_range", 0.02, 0.02},
     // Gemma 2's name for it: transformers' other classes leave the cap out
-    {0, "logit-softcap", "final_logit_softcapping", "final_logit_softcapping", 0, 0},
-    {0, "rope-theta", NULL, "rope_theta", 1e4, 1e4},
-    {ROPE_LINEAR, "rope-scaling-factor", NULL, "factor", NAN, NAN},
-    {ROPE_LLAMA3, "rope-low-freq-factor", NULL, "low_freq_factor", NAN, NAN},
-    {ROPE_LLAMA3, "rope-high-freq-factor", NULL, "high_freq_factor", NAN, NAN},
-    {ROPE_LLAMA3, "rope-original-length", NULL, "original_max_position_embeddings", NAN, NAN},
+    {TOP, 0, "logit-softcap", "final_logit_softcapping", "final_logit_softcapping", 0, 0},
+    {TOP | ROPE, 0, "rope-theta", NULL, "rope_theta", 1e4, 1e4},
+    {ROPE, ROPE_LINEAR, "rope-scaling-factor", NULL, "factor", NAN, NAN},
+    {ROPE, ROPE_LLAMA3, "rope-low-freq-factor", NULL, "low_freq_factor", NAN, NAN},
+    {ROPE, ROPE_LLAMA3, "rope-high-freq-factor", NULL, "high_freq_factor", NAN, NAN},
+    {TOP | ROPE, ROPE_LLAMA3, "rope-original-length", NULL, "original_max_position_embeddings", NAN,
+     NAN},
 };
 enum { NUMBERS = sizeof(numbers) / sizeof(numbers[0]) };
 
 // Other keys of config.json for the families in `of`. As JSON: the value that is written (NULL:
 // none), and another value that means the same. Any other value is refused, with what is missing.
+#define ALL (~0u)
+#define LLAMAS (ALL ^ 1 << GPT2)
+#define SCALES "that scale"
+#define QUANTIZED "reading a quantized model: give the original, in BF16, FP16 or FP32"
 static const struct {
     unsigned of;
+    bool null; // null means that the key is missing
     const char *key, *written, *other, *lacks;
 } features[] = {
-    {1 << GPT2, "activation_function", "\"gelu_new\"", "\"gelu_pytorch_tanh\"", "that activation"},
-    {1 << GPT2, "scale_attn_weights", NULL, "true", "unscaled attention"},
-    {1 << GPT2, "scale_attn_by_inverse_layer_idx", NULL, "false", "scales of attention by layer"},
-    {1 << GPT2, "add_cross_attention", NULL, "false", "cross-attention"},
-    {~(1u << GPT2), "hidden_act", "\"silu\"", "\"swish\"", "that activation"},
-    {1 << LLAMA | 1 << QWEN3, "attention_bias", "false", NULL, "a bias of attention's output"},
-    {1 << LLAMA, "mlp_bias", "false", NULL, "biases in the feed-forward layers"},
-    {~(1u << GPT2), "partial_rotary_factor", NULL, "1", "a rotary embedding of part of a head"},
+    {1 << GPT2, false, "activation_function", "\"gelu_new\"", "\"gelu_pytorch_tanh\"",
+     "that activation"},
+    {1 << GPT2, false, "scale_attn_weights", NULL, "true", "unscaled attention"},
+    {1 << GPT2, false, "scale_attn_by_inverse_layer_idx", NULL, "false",
+     "scales of attention by layer"},
+    {1 << GPT2, false, "add_cross_attention", NULL, "false", "cross-attention"},
+    {LLAMAS, false, "hidden_act", "\"silu\"", "\"swish\"", "that activation"},
+    {1 << LLAMA | 1 << QWEN3, false, "attention_bias", "false", NULL,
+     "a bias of attention's output"},
+    {1 << LLAMA, false, "mlp_bias", "false", NULL, "biases in the feed-forward layers"},
+    {LLAMAS, true, "partial_rotary_factor", NULL, "1", "a rotary embedding of part of a head"},
+    {LLAMAS, true, "no_rope_layers", NULL, "null", "layers without a rotary embedding"},
+    {LLAMAS, true, "attn_logit_softcapping", NULL, "null", "capped attention"},
+    {LLAMAS, true, "query_pre_attn_scalar", NULL, "null", SCALES},
+    {LLAMAS, true, "attention_multiplier", NULL, "null", SCALES},
+    {LLAMAS, true, "embedding_multiplier", NULL, "1", SCALES},
+    {LLAMAS, true, "residual_multiplier", NULL, "1", SCALES},
+    {LLAMAS, true, "logits_scaling", NULL, "1", SCALES},
+    {LLAMAS, true, "logit_scale", NULL, "1", SCALES},
+    {ALL, true, "use_parallel_residual", NULL, "false", SIDE_BY_SIDE},
+    {ALL, true, "is_causal", NULL, "true", "attention in both directions"},
+    {ALL, true, "per_layer_config", NULL, "{}", "layers that differ"},
+    {ALL, true, "num_local_experts", NULL, "0", EXPERTS},
+    {ALL, true, "num_experts", NULL, "0", EXPERTS},
+    {ALL, true, "n_routed_experts", NULL, "0", EXPERTS},
+    {ALL, true, "quantization_config", NULL, "null", QUANTIZED},
+    {ALL, true, "compression_config", NULL, "null", QUANTIZED},
 };
 enum { FEATURES = sizeof(features) / sizeof(features[0]) };
 
-char *hf_config(const Options *o, Dtype dtype, int begin_of_text, int end_of_text) {
+// The types of JSON values, as bits.
+enum {
+    JSON_NONE = 1, // null
+    JSON_BOOL = 2,
+    JSON_WHOLE = 4, // as is 64.0
+    JSON_REAL = 8,
+    JSON_TEXT = 16,
+    JSON_LIST = 32,
+    JSON_OBJECT = 64,
+    JSON_WHOLE_LIST = 128,
+    JSON_ANY = 255,
+};
+static const char *const type_names[] = {
+    "null",   "true or false", "a whole number", "a number",
+    "a text", "a list",        "an object",      "a list of whole numbers"};
+
+// The types that other keys of config.json must have.
+enum { TIE, ROPE_SCALING, ROPE_PARAMETERS, LAYERS, WINDOW, USE_WINDOW, MAX_WINDOW, TOKEN_IDS };
+static const struct {
+    const char *key;
+    int types;
+} keys[] = {
+    [TIE] = {"tie_word_embeddings", JSON_BOOL},
+    [ROPE_SCALING] = {"rope_scaling", JSON_NONE | JSON_OBJECT},
+    [ROPE_PARAMETERS] = {"rope_parameters", JSON_NONE | JSON_OBJECT},
+    [LAYERS] = {"layer_types", JSON_NONE | JSON_LIST},
+    [WINDOW] = {"sliding_window", JSON_NONE | JSON_WHOLE},
+    [USE_WINDOW] = {"use_sliding_window", JSON_BOOL},
+    [MAX_WINDOW] = {"max_window_layers", JSON_WHOLE},
+    [TOKEN_IDS] = {"bos_token_id", JSON_NONE | JSON_WHOLE},
+    {"eos_token_id", JSON_NONE | JSON_WHOLE | JSON_WHOLE_LIST},
+    {"pad_token_id", JSON_NONE | JSON_WHOLE},
+};
+enum { KEYS = sizeof(keys) / sizeof(keys[0]) };
+
+char *hf_config(const Options *o, Dtype dtype, int begin_of_text, int end_of_text,
+                const char *start, size_t start_bytes) {
     bool gpt2 = o->arch == ARCH_GPT2;
     int family = family_of(o);
     char value[OPTION_TEXT];
@@ -287,11 +366,17 @@ char *hf_config(const Options *o, Dtype dtype, int begin_of_text, int end_of_tex
     // without a tokenizer, the end of text is known for GPT-2's vocabulary and for bytes
     int known = o->vocab_size == 50257 ? 50256 : (o->vocab_size == 257 ? 256 : -1);
     const int ids[] = {begin_of_text, end_of_text};
-    static const char *const ends[] = {"bos_token_id", "eos_token_id"};
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; start == NULL && i < 2; i++) {
         int id = ids[i] >= 0 ? ids[i] : known;
-        cJSON_AddItemToObject(json, ends[i], id < 0 ? cJSON_CreateNull() : cJSON_CreateNumber(id));
+        cJSON_AddItemToObject(json, keys[TOKEN_IDS + i].key,
+                              id < 0 ? cJSON_CreateNull() : cJSON_CreateNumber(id));
     }
+    cJSON *was = start != NULL ? json_parse(start, start_bytes) : NULL;
+    for (int i = TOKEN_IDS; i < KEYS; i++) {
+        const cJSON *item = cJSON_GetObjectItemCaseSensitive(was, keys[i].key);
+        if (item != NULL) { cJSON_AddItemToObject(json, keys[i].key, cJSON_Duplicate(item, true)); }
+    }
+    cJSON_Delete(was);
     cJSON_AddBoolToObject(json, "tie_word_embeddings", !o->untie_embeddings_and_output_weights);
     cJSON_AddStringToObject(json, "dtype", dtype == DTYPE_F32 ? "float32" : "bfloat16");
     char *text = cJSON_Print(json);
@@ -299,50 +384,168 @@ char *hf_config(const Options *o, Dtype dtype, int begin_of_text, int end_of_tex
     return text;
 }
 
-// Whether config.json lacks the key, or has the value of this JSON text.
-static bool has_feature(const cJSON *json, const char *key, const char *text) {
-    const cJSON *said = cJSON_GetObjectItemCaseSensitive(json, key);
-    cJSON *value = cJSON_Parse(text);
-    bool same = said == NULL || cJSON_IsNull(said) || cJSON_Compare(said, value, true);
-    cJSON_Delete(value);
-    return same;
+static int types_of(const cJSON *value) {
+    double number = value->valuedouble;
+    if (cJSON_IsNull(value)) { return JSON_NONE; }
+    if (cJSON_IsBool(value)) { return JSON_BOOL; }
+    if (cJSON_IsString(value)) { return JSON_TEXT; }
+    if (cJSON_IsObject(value)) { return JSON_OBJECT; }
+    if (cJSON_IsArray(value)) {
+        const cJSON *item;
+        cJSON_ArrayForEach(item, value) {
+            if ((types_of(item) & JSON_WHOLE) == 0) { return JSON_LIST; }
+        }
+        return JSON_LIST | JSON_WHOLE_LIST;
+    }
+    bool whole = fabs(number) <= INT32_MAX && number == floor(number);
+    return !isfinite(number) ? 0 : whole ? JSON_REAL | JSON_WHOLE : JSON_REAL;
 }
 
-static bool read_numbers(const cJSON *json, const cJSON *scaling, Options *o) {
-    bool gpt2 = o->arch == ARCH_GPT2;
-    for (int i = 0; i < NUMBERS; i++) {
-        const char *key = gpt2 ? numbers[i].gpt2 : numbers[i].llama;
-        double otherwise = gpt2 ? numbers[i].gpt2_default : numbers[i].llama_default;
-        double value = otherwise;
-        if ((int)numbers[i].from > o->rope_scaling) { continue; }
-        if (key != NULL) { value = json_number(scaling, key, json_number(json, key, otherwise)); }
-        if (isnan(otherwise) && !(value > 0)) {
-            return fail("%s is missing or no number above 0", key);
+// Fails with a key and its value as JSON, which is one line.
+static bool fail_value(const cJSON *item, const char *format, ...) PRINTF_LIKE(2, 3);
+static bool fail_value(const cJSON *item, const char *format, ...) {
+    char why[256], *value = cJSON_PrintUnformatted(item);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(why, sizeof(why), format, args);
+    va_end(args);
+    bool infinite = cJSON_IsNumber(item) && !isfinite(item->valuedouble);
+    fail("%.60s %.80s %s", item->string, infinite ? "1e999" : value, why);
+    cJSON_free(value);
+    return false;
+}
+
+// Every key is read by this. If an object has the key, *item becomes its value, unless that is null
+// or *item has a value already, from another name or place that transformers prefers. Refuses a
+// value of another type than `types`, and a key that is there twice.
+static bool take(const cJSON *object, const char *key, int types, const cJSON **item) {
+    const cJSON *at, *found = NULL;
+    cJSON_ArrayForEach(at, object) {
+        if (strcmp(at->string, key) != 0) { continue; }
+        if (found != NULL) { return fail("%s is there twice", key); }
+        found = at;
+    }
+    if (found == NULL) { return true; }
+    if ((types_of(found) & types) == 0) {
+        char names[200] = "";
+        for (int i = 0, n = 0; 1 << i < JSON_ANY; i++) {
+            if ((types >> i & 1) == 0) { continue; }
+            n += snprintf(names + n, sizeof(names) - (size_t)n, "%s%s", n > 0 ? " or " : "",
+                          type_names[i]);
         }
-        if (!options_set(o, SOURCE_CHECKPOINT, "%s %.17g", numbers[i].option, value)) {
-            return false;
+        return fail_value(found, "must be %s", names);
+    }
+    if (cJSON_IsNull(found)) { return true; }
+    if (*item == NULL) {
+        *item = found;
+    } else if (!cJSON_Compare(*item, found, true)) {
+        char *used = cJSON_PrintUnformatted(*item), *unused = cJSON_PrintUnformatted(found);
+        warn("config.json: %s %s is not used; %s %s is, as in transformers", key, unused,
+             (*item)->string, used);
+        cJSON_free(used);
+        cJSON_free(unused);
+    }
+    return true;
+}
+
+static bool read_number(const cJSON *json, const cJSON *rope, int i, Options *o) {
+    bool gpt2 = o->arch == ARCH_GPT2, whole = option_row(numbers[i].option)->type != OPTION_DOUBLE;
+    const char *key = gpt2 ? numbers[i].gpt2 : numbers[i].llama;
+    double otherwise = gpt2 ? numbers[i].gpt2_default : numbers[i].llama_default;
+    int types = (whole ? JSON_WHOLE : JSON_REAL) | (otherwise == 0 ? JSON_NONE : 0);
+    int where = key != NULL ? numbers[i].where : 0;
+    const cJSON *top = (where & TOP) != 0 ? json : NULL, *in = (where & ROPE) != 0 ? rope : NULL;
+    const cJSON *both = gpt2 && (where & BOTH_NAMES) != 0 ? json : NULL, *item = NULL;
+    bool top_first = numbers[i].from > ROPE_UNSCALED;
+    if (!take(both, numbers[i].llama, types, &item) ||
+        !take(top_first ? top : in, key, types, &item) ||
+        !take(top_first ? in : top, key, types, &item)) {
+        return false;
+    }
+    if (item == NULL && isnan(otherwise)) { return fail("%s is missing", key); }
+    double value = item != NULL ? item->valuedouble : otherwise;
+    if (item != NULL && (whole || otherwise == 0) && !(value > 0)) {
+        return fail_value(item, "is not above 0");
+    }
+    return options_set(o, SOURCE_CHECKPOINT, "%s %.17g", numbers[i].option, value) ||
+           (item != NULL && fail_value(item, "is not supported: %s", error_text()));
+}
+
+static bool read_rope(const cJSON *rope, int family, Options *o) {
+    const cJSON *type = NULL, *item;
+    if (!take(rope, "rope_type", JSON_TEXT, &type) || !take(rope, "type", JSON_TEXT, &type)) {
+        return false;
+    }
+    const char *name = type != NULL ? type->valuestring : "default";
+    const char *none = option_row("rope-scaling")->fallback;
+    bool unscaled = strcmp(name, "default") == 0;
+    if (strcmp(name, none) == 0 ||
+        !option_set(o, "rope-scaling", unscaled ? none : name, SOURCE_CHECKPOINT)) {
+        return fail_value(type, "is not supported; must be one of default, linear, llama3");
+    }
+    cJSON_ArrayForEach(item, rope) { // every key has an effect
+        bool known = strcmp(item->string, "rope_type") == 0 || strcmp(item->string, "type") == 0;
+        for (int n = 0; n < NUMBERS; n++) {
+            known |= (numbers[n].where & ROPE) != 0 && (int)numbers[n].from <= o->rope_scaling &&
+                     strcmp(item->string, numbers[n].llama) == 0;
+        }
+        for (int n = 0; n < FEATURES; n++) { known |= strcmp(item->string, features[n].key) == 0; }
+        if (!cJSON_IsNull(item) && (!known || family == GPT2)) {
+            return fail_value(item,
+                              "is not supported: the rotary embedding of this model (type "
+                              "'%.40s') does not have it",
+                              name);
         }
     }
     return true;
 }
 
-// Whether the attention of any layer has a sliding window, by the rules of transformers.
-static bool has_windows(const cJSON *json, int family) {
-    const cJSON *kinds = cJSON_GetObjectItemCaseSensitive(json, "layer_types"), *kind;
-    const cJSON *window = cJSON_GetObjectItemCaseSensitive(json, "sliding_window");
-    bool qwen = family == QWEN2 || family == QWEN3;
-    if (family == GPT2) { return false; }
-    if (cJSON_GetArraySize(kinds) > 0) {
-        cJSON_ArrayForEach(kind, kinds) {
-            const char *name = cJSON_GetStringValue(kind);
-            if (name == NULL || strcmp(name, "full_attention") != 0) { return true; }
+// Whether a value is that of a text of JSON.
+static bool is_value(const cJSON *item, const char *text) {
+    cJSON *value = cJSON_Parse(text);
+    bool same = cJSON_Compare(item, value, true);
+    cJSON_Delete(value);
+    return same;
+}
+
+static bool has_features(const cJSON *json, const cJSON *rope, int family) {
+    for (int i = 0; i < 2 * FEATURES; i++) {
+        int f = i / 2;
+        const char *other = features[f].other;
+        const char *value = features[f].written != NULL ? features[f].written : other;
+        int types = features[f].null ? JSON_ANY : JSON_ANY ^ JSON_NONE;
+        const cJSON *item = NULL;
+        if ((features[f].of >> family & 1) == 0) { continue; }
+        if (!take(i % 2 == 0 ? json : rope, features[f].key, types, &item)) { return false; }
+        if (item != NULL && !is_value(item, value) && (other == NULL || !is_value(item, other))) {
+            return fail_value(item, "is not supported; must be %s: what is missing is %s", value,
+                              features[f].lacks);
         }
-        return false;
     }
-    if (window == NULL ? family == LLAMA : cJSON_IsNull(window)) { return false; }
-    return !qwen ||
-           (cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(json, "use_sliding_window")) &&
-            json_number(json, "max_window_layers", 28) < json_number(json, "num_hidden_layers", 0));
+    return true;
+}
+
+// Refuses a model in which the attention of a layer has a sliding window, by the rules of
+// transformers. layers: a list of what each layer has; NULL: none.
+static bool has_no_windows(const cJSON *json, const cJSON *layers, int family) {
+    static const char lacks[] = "is not supported: what is missing is attention within a window";
+    const cJSON *window = cJSON_GetObjectItemCaseSensitive(json, "sliding_window"), *layer;
+    bool qwen = family == QWEN2 || family == QWEN3;
+    if (family == GPT2) { return true; }
+    cJSON_ArrayForEach(layer, layers) {
+        const char *name = cJSON_GetStringValue(layer);
+        if (name == NULL || strcmp(name, "full_attention") != 0) {
+            return fail_value(layers, "%s", lacks);
+        }
+    }
+    if (cJSON_GetArraySize(layers) > 0 && family != MISTRAL) { return true; }
+    if (window == NULL ? family == LLAMA : cJSON_IsNull(window)) { return true; }
+    bool used = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(json, "use_sliding_window"));
+    int layers_before = (int)json_number(json, "max_window_layers", 28);
+    if (qwen && (!used || layers_before >= (int)json_number(json, "num_hidden_layers", 0))) {
+        return true;
+    }
+    return fail("sliding_window %g %s", json_number(json, "sliding_window", 4096), lacks);
 }
 
 static bool fail_family(const cJSON *json, const char *type) {
@@ -366,63 +569,54 @@ static bool fail_family(const cJSON *json, const char *type) {
 static bool read_config(const cJSON *json, Options *o) {
     enum { LONGEST_SEQUENCE = 8192 }; // unless --seq-length says more
     enum { QWEN3_HEAD = 128 };        // where head_dim is missing
-    const char *type = json_text(json, "model_type", "");
+    const cJSON *items[KEYS] = {NULL}, *type = NULL;
+    if (!take(json, "model_type", JSON_ANY, &type)) { return false; }
     int family = 0;
-    while (family < FAMILIES && strcmp(type, families[family].type) != 0) { family++; }
-    if (family == FAMILIES) { return fail_family(json, type); }
+    const char *name = cJSON_IsString(type) ? type->valuestring : "";
+    while (family < FAMILIES && strcmp(name, families[family].type) != 0) { family++; }
+    if (family == FAMILIES) { return fail_family(json, name); }
+    for (int i = 0; i < KEYS; i++) {
+        if (!take(json, keys[i].key, keys[i].types, &items[i])) { return false; }
+    }
+    const cJSON *tied = items[TIE], *scaling = items[ROPE_SCALING];
+    bool hides = scaling != NULL && scaling->child != NULL;
+    const cJSON *rope = hides ? scaling : items[ROPE_PARAMETERS];
+    if (hides && cJSON_GetArraySize(items[ROPE_PARAMETERS]) > 0 &&
+        !cJSON_Compare(scaling, items[ROPE_PARAMETERS], true)) {
+        warn("config.json: rope_parameters is not used; rope_scaling is, as in transformers");
+    }
     Arch arch = families[family].arch;
     bool bias = arch == ARCH_LLAMA && families[family].qkv_bias;
-    const cJSON *scaling = cJSON_GetObjectItemCaseSensitive(json, "rope_scaling");
-    if (!cJSON_IsObject(scaling)) {
-        scaling = cJSON_GetObjectItemCaseSensitive(json, "rope_parameters");
-    }
-    const char *rope = json_text(scaling, "rope_type", json_text(scaling, "type", "default"));
-    bool none = strcmp(rope, "default") == 0;
-    if (!option_set(o, "rope-scaling", none ? "none" : rope, SOURCE_CHECKPOINT)) {
-        return fail("rotary scaling '%.40s' is not supported; must be one of default, linear, "
-                    "llama3",
-                    rope);
-    }
-    const cJSON *tied = cJSON_GetObjectItemCaseSensitive(json, "tie_word_embeddings");
-    bool unties = cJSON_IsBool(tied) ? cJSON_IsFalse(tied) : arch == ARCH_LLAMA;
+    bool unties = tied != NULL ? cJSON_IsFalse(tied) : arch == ARCH_LLAMA;
     if (!options_set(o, SOURCE_CHECKPOINT,
                      "arch %s add-qkv-bias %d qk-layernorm %d "
                      "untie-embeddings-and-output-weights %d",
                      arch == ARCH_GPT2 ? "gpt2" : "llama", bias, families[family].qk_norm,
                      unties) ||
-        !read_numbers(json, scaling, o)) {
+        !read_rope(rope, family, o)) {
         return false;
+    }
+    for (int i = 0; i < NUMBERS; i++) {
+        if ((int)numbers[i].from <= o->rope_scaling && !read_number(json, rope, i, o)) {
+            return false;
+        }
     }
     if (o->num_query_groups == 0) { o->num_query_groups = o->num_attention_heads; }
     if (o->kv_channels == 0) {
         o->kv_channels = family == QWEN3 ? QWEN3_HEAD : o->hidden_size / o->num_attention_heads;
     }
     if (o->ffn_hidden_size == 0) { o->ffn_hidden_size = 4 * o->hidden_size; }
-    for (int i = 0; i < FEATURES; i++) {
-        const char *key = features[i].key, *other = features[i].other;
-        const char *value = features[i].written != NULL ? features[i].written : other;
-        if ((features[i].of >> family & 1) == 0 || has_feature(json, key, value) ||
-            (other != NULL && has_feature(json, key, other))) {
-            continue;
-        }
-        char *said = cJSON_PrintUnformatted(cJSON_GetObjectItemCaseSensitive(json, key));
-        fail("%s %.80s is not supported; must be %s: what is missing is %s", key, said, value,
-             features[i].lacks);
-        cJSON_free(said);
-        return false;
-    }
-    if (has_windows(json, family)) {
-        return fail(
-            "sliding_window %g is not supported: what is missing is attention within a window",
-            json_number(json, "sliding_window", 4096));
-    }
-    return options_set(o, SOURCE_CHECKPOINT, "seq-length %d",
+    return has_features(json, rope, family) && has_no_windows(json, items[LAYERS], family) &&
+           options_set(o, SOURCE_CHECKPOINT, "seq-length %d",
                        (int)min64(o->max_position_embeddings, LONGEST_SEQUENCE));
 }
 
 bool hf_options(const char *text, size_t bytes, Options *options) {
-    cJSON *json = cJSON_ParseWithLength(text, bytes);
-    bool ok = cJSON_IsObject(json) ? read_config(json, options) : fail("not JSON; it is damaged");
+    cJSON *json = json_parse(text, bytes);
+    bool ok = json == NULL ? fail("not JSON in UTF-8; download it again")
+              : cJSON_IsObject(json)
+                  ? read_config(json, options)
+                  : fail("not a model's configuration, which is an object; download it again");
     cJSON_Delete(json);
     return ok;
 }

@@ -25,9 +25,11 @@ bool hf_read(const SafeTensors *st, const ParamLayout *layout, int64_t begin, in
 // Refuses a file with a tensor that is none of the model's: a bias or a norm would be left out.
 bool hf_knows_all(const SafeTensors *st, const ParamLayout *layout);
 
-// Returns the text of config.json, which the caller frees. begin_of_text, end_of_text: -1: not
-// known.
-char *hf_config(const Options *options, Dtype dtype, int begin_of_text, int end_of_text);
+// Returns the text of config.json, which the caller frees. start: that of the model which the run
+// started from, whose tokens at the begin and the end of a text it keeps. Without one (NULL) they
+// are begin_of_text and end_of_text (-1: not known).
+char *hf_config(const Options *options, Dtype dtype, int begin_of_text, int end_of_text,
+                const char *start, size_t start_bytes);
 
 // Sets the options that describe the model of a config.json, as any version of transformers writes
 // it, with SOURCE_CHECKPOINT. Refuses features that the trainers do not have.

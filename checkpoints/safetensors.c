@@ -31,6 +31,18 @@ const char *dtype_name(Dtype dtype) {
 
 // ---- reading ------------------------------------------------------------------------------------
 
+cJSON *json_parse(const char *text, size_t bytes) {
+    const char *end = NULL;
+    cJSON *json = cJSON_ParseWithLengthOpts(text, bytes, &end, false);
+    for (; json != NULL && end < text + bytes; end++) {
+        if (strchr(" \t\r\n", *end) == NULL || *end == '\0') {
+            cJSON_Delete(json);
+            return NULL;
+        }
+    }
+    return json;
+}
+
 int64_t json_count(const cJSON *item) {
     double value = cJSON_IsNumber(item) ? item->valuedouble : -1;
     return value >= 0 && value < 0x1p53 && value == floor(value) ? (int64_t)value : -1;
@@ -133,7 +145,7 @@ static bool read_header(SafeTensors *st, size_t bytes) {
     st->data = (int64_t)(sizeof(length) + length);
     char *text = malloc_or_die(length);
     bool read = file_read_at(st->file, st->path, text, length, sizeof(length));
-    cJSON *header = read ? cJSON_ParseWithLength(text, length) : NULL;
+    cJSON *header = read ? json_parse(text, length) : NULL;
     free(text);
     if (!read) { return false; }
     const cJSON *item;

@@ -43,6 +43,8 @@ typedef struct {
 
 struct cJSON;
 
+// Parses a text that is JSON and nothing else. NULL: it is not. The caller deletes it.
+struct cJSON *json_parse(const char *text, size_t bytes);
 // The value of a JSON number that is a whole number from 0 to below 2^53, which a double can hold
 // exactly; -1: it is something else, or NULL.
 int64_t json_count(const struct cJSON *item);

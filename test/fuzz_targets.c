@@ -390,12 +390,32 @@ static void seed_checkpoint_file(void) {
     seed_file(path);
 }
 
-// Reads what --load reads besides the weights.
+// Reads what --load reads besides the weights. What a run that starts from it writes is read, too.
 static bool accepts_model_config(const uint8_t *data, size_t size) {
-    Options o, model = {0};
-    text_write("c.txt", "lr 1e-3");
-    return options_read(&o, 3, (char *[]){"fuzz", "--config", "c.txt"}) &&
-           hf_options((const char *)data, size, &model) && options_resolve(&o, &model);
+    Options o, model = {0}, again = {0};
+    if (access("c.txt", F_OK) != 0) { text_write("c.txt", "lr 1e-3"); }
+    if (!options_read(&o, 3, (char *[]){"fuzz", "--config", "c.txt"}) ||
+        !hf_options((const char *)data, size, &model) || !options_resolve(&o, &model)) {
+        return false;
+    }
+    char *text = hf_config(&o, DTYPE_F32, -1, -1, (const char *)data, size);
+    if (!hf_options(text, strlen(text), &again)) { die("%s is refused:\n%s", error_text(), text); }
+    free(text);
+    return true;
+}
+
+static void seed_model_configs(void) {
+    static const char *const texts[] = {
+        "\xef\xbb\xbf{\"model_type\":\"gpt2\",\"n_embd\":4,\"n_layer\":1,\"num_attention_heads\":2,"
+        "\"n_inner\":null,\"vocab_size\":4,\"bos_token_id\":0,\"scale_attn_weights\":true}",
+        "{\"model_type\":\"qwen3\",\"hidden_size\":4,\"num_hidden_layers\":1,"
+        "\"num_attention_heads\":2,\"intermediate_size\":2,\"vocab_size\":4,\"head_dim\":null,"
+        "\"rope_scaling\":{\"type\":\"llama3\",\"factor\":8.0,\"low_freq_factor\":1.0,"
+        "\"high_freq_factor\":4.0,\"original_max_position_embeddings\":64,\"rope_theta\":5e5},"
+        "\"rope_parameters\":{\"rope_type\":\"llama3\",\"factor\":8},\"layer_types\":"
+        "[\"full_attention\"],\"use_sliding_window\":false,\"eos_token_id\":[1,2]}"};
+    for (int i = 0; i < COUNT(texts); i++) { fuzz_seed(texts[i], strlen(texts[i])); }
+    seed_checkpoint_file();
 }
 
 // ---- the planted fault ------------------------------------------------------------------------
@@ -422,7 +442,7 @@ const FuzzTarget fuzz_targets[] = {
     {"config file", accepts_config, seed_configs, NULL},
     {"command line", accepts_command, seed_commands, NULL},
     {"safetensors", accepts_safetensors, seed_checkpoint_file, "model.safetensors"},
-    {"config.json of --load", accepts_model_config, seed_checkpoint_file, "config.json"},
+    {"config.json of --load", accepts_model_config, seed_model_configs, "config.json"},
     {"meta.json", accepts_file, seed_checkpoint_file, "meta.json"},
     {"meta.json, checksum repaired", accepts_repaired_meta, seed_checkpoint_file, "meta.json"},
     {"optimizer file", accepts_file, seed_checkpoint_file, "optimizer-0-of-1.safetensors"},

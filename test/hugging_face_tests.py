@@ -112,18 +112,62 @@ def what_was_saved_comes_back():
         refused(call(convert_hf, "import", file, "--output", "no"), f"{file}: no such folder")
 
 
+def ids_of(path):
+    config = json.loads(read(path))
+    return {key: config[key] for key in conversion.TOKEN_IDS if key in config}
+
+
 def ends_of_an_answer_go_along():
-    """Several, and the padding, into a run's checkpoint; but not over a generation_config.json."""
-    ids = {"bos_token_id": 1, "eos_token_id": [2, 3], "pad_token_id": 4}
-    model_folder("ends", **ids)
-    for place, own in enumerate((None, {"temperature": 0.6})):
+    """Several, and the padding, into a run's checkpoints, whether the model was imported or not,
+    and though its tokenizer names others; but not over a generation_config.json."""
+    tokenizer = read("llama_run/latest/tokenizer.json")
+    for place, (ids, own) in enumerate((
+            ({"bos_token_id": 0, "eos_token_id": [2, 3], "pad_token_id": 4}, None),
+            ({"bos_token_id": 0, "eos_token_id": 2}, {"temperature": 0.6}),
+            ({"bos_token_id": None, "eos_token_id": 0}, None),
+            ({}, None))):
+        model_folder("ends", **{key: ids.get(key, "drop") for key in conversion.TOKEN_IDS})
+        write("ends/tokenizer.json", tokenizer)
         if own:
             write("ends/generation_config.json", json.dumps(own))
         assert call(convert_hf, "import", "ends", "--output", f"ends_{place}").status == 0
-        run("train_gpt", "--load", f"ends_{place}", *DATA, "--train-iters", 1,
-            "--save", f"ends_run_{place}")
-        for folder in (f"ends_{place}", f"ends_run_{place}/latest"):
-            assert json.loads(read(f"{folder}/generation_config.json")) == (own or ids), folder
+        known = {key: value for key, value in ids.items() if value is not None}
+        for folder in (f"ends_{place}", "ends"):
+            save = f"{folder}_run_{place}"
+            for steps in (1, 2):
+                run("train_gpt", "--load", folder, *DATA, "--train-iters", steps, "--save", save,
+                    "--resume", "latest")
+                assert ids_of(f"{save}/latest/config.json") == ids, (folder, steps)
+        for folder in (f"ends_{place}", f"ends_{place}_run_{place}/latest"):
+            path = f"{folder}/generation_config.json"
+            assert (json.loads(read(path)) if os.path.exists(path) else {}) == (own or known), path
+
+
+def a_byte_order_mark_is_read():
+    """One answer from both readers; and no file of a start or a checkpoint has it."""
+    mark = b"\xef\xbb\xbf"
+    split(model_folder("mark", rope_theta=600.0), 2)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        write(f"mark/{name}", read(f"llama_run/latest/{name}"))
+    write("mark/generation_config.json", '{"temperature": 0.6}')
+    for name in filter(lambda name: name.endswith(".json"), os.listdir("mark")):
+        write(f"mark/{name}", mark + read(f"mark/{name}"))
+    result = call(convert_hf, "import", "mark", "--output", "mark_start")
+    assert result.status == 0, result.err
+    assert "--rope-theta 600" in run("train_gpt", "--load", "mark", "--rope-theta", 5,
+                                     "--plan").err.replace("trained with", "--rope-theta")
+    assert options_of("mark") == options_of("mark_start")
+    write("mark_start/generation_config.json", read("mark/generation_config.json"))
+    run("train_gpt", "--load", "mark_start", *DATA, "--train-iters", 1, "--save", "mark_run")
+    files = [f"{folder}/{name}" for folder in ("mark_start", "mark_run/latest")
+             for name in os.listdir(folder) if folder != "mark_start" or "generation" not in name]
+    assert sum(name.endswith("config.json") for name in files) >= 5, files
+    assert not [path for path in files if read(path).startswith(mark)]
+    for encoding in ("utf-16", "utf-16-le"):
+        model_folder("m")
+        write("m/config.json", read("llama_run/latest/config.json").decode().encode(encoding))
+        bad("m", "m/config.json: not JSON in UTF-8")
+        refused(run("train_gpt", "--load", "m", "--plan", check=False), "not JSON in UTF-8")
 
 
 def a_start_is_readable_by_whom_the_umask_lets():
@@ -202,6 +246,12 @@ def older_names_mean_the_same():
         assert call(convert_hf, "import", "old_hf", "--output", f"old_{place}").status == 0
         assert options_of(f"old_{place}") == want
         run("train_gpt", *DATA, "--load", f"old_{place}", "--train-iters", 1)
+    # what contradicts the values that are read, by import and by a run
+    model_folder("twice", rope_theta=600.0, rope_scaling={**scaling, "rope_theta": 500.0})
+    result = call(convert_hf, "import", "twice", "--output", "twice_start")
+    for told in (result, run("train_gpt", "--load", "twice", "--plan")):
+        assert told.status == 0 and "warning: config.json: rope_theta 600" in told.err, told.err
+    assert options_of("twice") == want
     tensors = unpack("gpt2_run/latest/model.safetensors")
     tensors["lm_head.weight"] = tensors["transformer.wte.weight"]
     tensors["transformer.h.0.attn.bias"] = ("U8", [1, 1, 64, 64], bytes(4096))
@@ -209,6 +259,33 @@ def older_names_mean_the_same():
                  activation_function="gelu_pytorch_tanh")
     assert call(convert_hf, "import", "old_hf", "--output", "old_gpt2").status == 0
     assert gradients("old.g", "--load", "old_gpt2") == read("gpt2.a")
+
+
+def tied_weights_may_have_the_heads_name():
+    """As safetensors' save_model leaves them: of two names it keeps the first one."""
+    for name in ("qwen2", "gpt2"):
+        held = unpack(f"{name}_run/latest/model.safetensors")
+        embedding = next(key for key in held if ".embed_tokens." in key or ".wte." in key)
+        tensors = {"lm_head.weight" if key == embedding else key: row for key, row in held.items()}
+        bare = {key.removeprefix("transformer.").removeprefix("model."): row
+                for key, row in tensors.items()}
+        for changes in (tensors, bare):
+            model_folder("m", name, changes, tie_word_embeddings=True if name != "gpt2" else "drop")
+            expected = gradients("tied.e", "--load", f"{name}_run/latest")
+            assert gradients("tied.g", "--load", "m") == expected, name
+            shutil.rmtree("tied_start", ignore_errors=True)
+            split("m", 2)
+            result = call(convert_hf, "import", "m", "--output", "tied_start")
+            assert result.status == 0, result.err
+            assert unpack("tied_start/model.safetensors") == held, name
+        for absent, there in ((embedding, "lm_head.weight"), ("lm_head.weight", embedding)):
+            untied = {there: held[embedding]} | held
+            if absent == embedding:
+                untied.pop(embedding)
+            model_folder("m", name, untied, tie_word_embeddings=False)
+            bad("m", f"'{absent}' is missing", "set tie_word_embeddings to true")
+            refused(run("train_gpt", "--load", "m", *DATA, check=False), f"'{absent}' is missing",
+                    "set tie_word_embeddings to true")
 
 
 def another_head_than_the_tied_embedding_is_refused():
@@ -259,7 +336,8 @@ def other_models_are_refused():
                     {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1},
                     {"model_type": "qwen3", "layer_types": ["full_attention",
                                                             "sliding_attention"]}):
-        bad(model_folder("m", **changes), "sliding_window", "missing is attention within a window")
+        key = "layer_types" if "layer_types" in changes else "sliding_window"
+        bad(model_folder("m", **changes), key, "missing is attention within a window")
     model_folder("m")
     write("m/config.json", "[]")
     bad("m", "m/config.json: not a model's configuration", "download it again")
@@ -271,9 +349,9 @@ def other_models_are_refused():
     bad(model_folder("m", head_dim=32), "has shape [64, 64], config.json means [128, 64]")
     bad(model_folder("m", head_dim=15), "--kv-channels 15")
     bad(model_folder("m", hidden_size="drop"), "m/config.json: hidden_size is missing")
-    bad(model_folder("m", num_attention_heads=0), "m/config.json: num_attention_heads is missing")
+    bad(model_folder("m", num_attention_heads=0), "m/config.json: num_attention_heads 0")
     bad(model_folder("m", num_key_value_heads=3), "--num-query-groups 3", "must divide")
-    bad(model_folder("m", rope_scaling={"rope_type": "yarn", "factor": 2}), "'yarn'",
+    bad(model_folder("m", rope_scaling={"rope_type": "yarn", "factor": 2}), 'rope_type "yarn"',
         "default, linear, llama3")
     bad(model_folder("m", rope_scaling={"type": "linear"}), "factor is missing")
     tensors = unpack("llama_run/latest/model.safetensors")
@@ -299,6 +377,11 @@ def incomplete_models_are_refused():
         write("m/model.safetensors", damaged)
         bad("m", "m/model.safetensors: not a whole safetensors file", "download it again")
     split(model_folder("m"), 2)
+    second = unpack("m/model-00002-of-00002.safetensors")
+    write("m/model-00002-of-00002.safetensors",
+          pack(second | {"model.norm.weight": tensors["model.norm.weight"]} |
+               {name: row for name, row in tensors.items() if name not in second}))
+    bad("m", "model-00002-of-00002.safetensors: tensor '", "is in ", "too; download")
     os.remove("m/model-00002-of-00002.safetensors")
     bad("m", "model-00002-of-00002.safetensors: missing", "names it")
     for content in ("{}", "[]", "5", "[" * 100000, '{"weight_map": []}', '{"weight_map": {"a": 5}}',
@@ -307,7 +390,7 @@ def incomplete_models_are_refused():
         bad("m", "index.json: not an index")
     write("m/model.safetensors.index.json", '{"weight_map": {"a": "."}}')
     bad("m", "m/.: missing, though model.safetensors.index.json names it")
-    for content in ("[" * 100000, b"\xff", ""):
+    for content in ("[" * 100000, b"\xff", "", '{"model_type": NaN}', "{}{}", "{}5"):
         write("m/config.json", content)
         bad("m", "m/config.json: not JSON")
     for name, content, part in (
@@ -416,11 +499,13 @@ def a_model_comes_from_the_hub():
 if __name__ == "__main__":
     prepare()
     sys.exit(main([what_was_saved_comes_back, ends_of_an_answer_go_along,
+                   a_byte_order_mark_is_read,
                    a_start_is_readable_by_whom_the_umask_lets,
                    what_is_said_can_be_pasted,
                    a_checkpoint_is_one_while_a_run_saves,
                    damage_of_a_checkpoint_is_found,
                    older_names_mean_the_same,
+                   tied_weights_may_have_the_heads_name,
                    another_head_than_the_tied_embedding_is_refused,
                    resume_is_stronger_than_load, other_models_are_refused,
                    incomplete_models_are_refused, loads_that_do_not_fit_are_refused,

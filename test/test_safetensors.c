@@ -1,7 +1,8 @@
-// safetensors: round trips, and wrong headers.
+// safetensors: round trips, and wrong headers; config.json.
 #include "../checkpoints/hugging_face.h"
 #include "fixture.h"
 
+#include <cjson/cJSON.h>
 #include <unistd.h>
 
 TEST(every_dtype_round_trips) {
@@ -149,6 +150,7 @@ TEST(hostile_headers_are_refused) {
         {"[]", "not JSON"},
         {"nonsense", "not JSON"},
         {"{\"a\":", "not JSON"},
+        {"{}x", "not JSON"},
         {"{" F32_AT("a", "[4]", 0, 16) "," F32_AT("b", "[4]", 8, 24) "}", "'a' and 'b' overlap"},
         {"{" F32_AT("a", "[4]", 8, 24) "," F32_AT("b", "[8]", 0, 32) "}", "'b' and 'a' overlap"},
         {"{" F32_AT("a", "[4]", 0, 16) "," F32_AT("a", "[4]", 0, 16) "}", "'a' and 'a' overlap"},
@@ -278,5 +280,204 @@ TEST(other_models_are_refused) {
         CHECK(safetensors_open(&st, "model.st"));
         CHECK_REFUSED(hf_read(&st, &f.layout, 0, f.layout.size, f.state), row->expected);
         fixture_close(&f);
+    }
+}
+
+// ---- config.json --------------------------------------------------------------------------------
+
+// Reads the config.json of a small model with other values: "key": value, ... ("drop": no such
+// key).
+static bool reads(const char *family, const char *changes, Options *o) {
+    bool gpt2 = strcmp(family, "gpt2") == 0;
+    cJSON *config = cJSON_Parse(
+        gpt2 ? "{\"n_embd\":64,\"n_layer\":2,\"n_head\":4,\"vocab_size\":257,\"n_positions\":64}"
+             : "{\"hidden_size\":64,\"num_hidden_layers\":2,\"num_attention_heads\":4,"
+               "\"num_key_value_heads\":2,\"intermediate_size\":128,\"vocab_size\":257,"
+               "\"max_position_embeddings\":256,\"rms_norm_eps\":1e-5,\"sliding_window\":null,"
+               "\"rope_theta\":50000.0,\"tie_word_embeddings\":false}");
+    cJSON *others = cJSON_Parse(text_of("{%s}", changes));
+    CHECK(others != NULL);
+    cJSON_AddStringToObject(config, "model_type", family);
+    while (others != NULL && others->child != NULL) {
+        cJSON *item = cJSON_DetachItemViaPointer(others, others->child);
+        cJSON_DeleteItemFromObjectCaseSensitive(config, item->string);
+        if (cJSON_IsString(item) && strcmp(item->valuestring, "drop") == 0) {
+            cJSON_Delete(item);
+        } else {
+            cJSON_AddItemToObject(config, item->string, item);
+        }
+    }
+    FREED char *text = cJSON_Print(config);
+    cJSON_Delete(config);
+    cJSON_Delete(others);
+    *o = (Options){0};
+    return hf_options(text, strlen(text), o);
+}
+
+// A value of another type than a key has, by transformers 5.23, is refused: the default would be
+// another model.
+TEST(values_of_another_type_are_refused) {
+    static const struct {
+        const char *family, *keys, *right; // right: among `values`
+    } rows[] = {
+        {"llama",
+         "hidden_size num_hidden_layers num_attention_heads intermediate_size vocab_size "
+         "max_position_embeddings max_window_layers",
+         "64"},
+        {"llama", "num_key_value_heads head_dim sliding_window", "64 null"},
+        {"llama", "rms_norm_eps rope_theta initializer_range", "64 0.5"},
+        {"llama", "final_logit_softcapping", "64 0.5 null"},
+        {"llama", "rope_scaling rope_parameters", "{} {\"a\":64} null"},
+        {"llama", "tie_word_embeddings use_sliding_window", "true"},
+        {"llama", "attention_bias mlp_bias", ""},
+        {"llama", "layer_types", "[] [64] null"}, // of which only texts are full attention
+        {"llama", "bos_token_id pad_token_id", "64 null"},
+        {"llama", "eos_token_id", "64 null [] [64]"},
+        {"llama", "hidden_act", ""},
+        {"llama", "model_type", "\"64\""},
+        {"gpt2", "n_layer n_embd n_head n_positions vocab_size hidden_size", "64"},
+        {"gpt2", "n_inner", "64 null"},
+        {"gpt2", "layer_norm_epsilon", "64 0.5"},
+        {"gpt2", "scale_attn_weights", "true"},
+        {"gpt2", "scale_attn_by_inverse_layer_idx add_cross_attention activation_function", ""},
+    };
+    static const char *const values[] = {"\"64\"", "true", "null", "[]",   "[64]",       "[\"64\"]",
+                                         "{}",     "64",   "0.5",  "1e99", "{\"a\":64}", "\"\""};
+    EACH (row, rows) {
+        char keys[200], *state;
+        snprintf(keys, sizeof(keys), "%s", row->keys);
+        for (char *key = strtok_r(keys, " ", &state); key; key = strtok_r(NULL, " ", &state)) {
+            EACH (value, values) {
+                Options o;
+                bool right = strstr(text_of(" %s ", row->right), text_of(" %s ", *value)) != NULL;
+                if (right) { continue; }
+                if (reads(row->family, text_of("\"%s\":%s", key, *value), &o)) {
+                    test_fail(__FILE__, __LINE__, "%s is read as %s", key, *value);
+                } else {
+                    CHECK_CONTAINS(error_text(), key);
+                }
+            }
+        }
+    }
+}
+
+#define LINEAR "\"rope_type\":\"linear\",\"factor\":2.0"
+#define NO_THETA "\"rope_theta\":\"drop\","
+
+TEST(what_has_no_effect_or_is_not_supported_is_refused) {
+    static const Says llama[] = {
+        {NO_THETA "\"rope_parameters\":{\"rope_theta\":null}", "rope_theta"},
+        {NO_THETA "\"rope_scaling\":{\"rope_theta\":\"5\"}", "rope_theta"},
+        {"\"rope_scaling\":{" LINEAR ",\"rope_type\":\"linear\"}", "rope_type is there twice"},
+        {"\"rope_scaling\":{\"rope_type\":5}", "rope_type 5"},
+        {"\"rope_scaling\":{\"rope_type\":null}", "rope_type null"},
+        {"\"rope_scaling\":{\"type\":[\"linear\"]}", "type [\"linear\"]"},
+        {"\"rope_scaling\":{\"type\":\"linear\",\"factor\":\"2\"}", "factor \"2\""},
+        {"\"rope_scaling\":{\"type\":\"linear\",\"factor\":null}", "factor null"},
+        {"\"rope_scaling\":{\"type\":\"linear\",\"factor\":0.5}", "factor 0.5"},
+        {"\"rope_scaling\":{\"factor\":2.0}", "factor 2"},
+        {"\"rope_scaling\":{" LINEAR ",\"low_freq_factor\":2.0}", "low_freq_factor 2"},
+        {"\"rope_scaling\":{" LINEAR ",\"attention_factor\":2.0}", "attention_factor 2"},
+        {"\"rope_scaling\":{" LINEAR ",\"partial_rotary_factor\":0.5}",
+         "partial_rotary_factor 0.5"},
+        {"\"rope_parameters\":{\"full_attention\":{" LINEAR "}}", "full_attention"},
+        {"\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8.0,\"low_freq_factor\":1.0,"
+         "\"high_freq_factor\":4.0}",
+         "original_max_position_embeddings is missing"},
+        {"\"num_key_value_heads\":0", "num_key_value_heads 0"},
+        {"\"head_dim\":0", "head_dim 0"},
+        {"\"head_dim\":-16", "head_dim -16"},
+        {"\"max_position_embeddings\":0", "max_position_embeddings 0"},
+        {"\"rms_norm_eps\":-1e-5", "rms_norm_eps -1e-05"},
+        {"\"rope_theta\":0", "rope_theta 0"},
+        {"\"hidden_size\":3000000000", "hidden_size 3000000000"},
+        {"\"hidden_act\":\"gelu\"", "hidden_act \"gelu\""},
+        {"\"num_local_experts\":8", "num_local_experts 8"},
+        {"\"quantization_config\":{\"bits\":4}", "quantization_config {\"bits\":4}"},
+        {"\"logit_scale\":0.0625", "logit_scale 0.0625"},
+        {"\"per_layer_config\":{\"0\":{}}", "per_layer_config"},
+        {"\"partial_rotary_factor\":0.5", "partial_rotary_factor 0.5"},
+    };
+    static const char *const types[] = {"yarn", "dynamic", "longrope", "proportional", "none"};
+    Options o;
+    EACH (row, llama) { CHECK_REFUSED(reads("llama", row->given, &o), row->expected); }
+    EACH (type, types) {
+        const char *changes = text_of("\"rope_scaling\":{\"rope_type\":\"%s\",\"factor\":2.0}",
+                                      *type);
+        CHECK_REFUSED(reads("llama", changes, &o), text_of("rope_type \"%s\"", *type));
+    }
+    CHECK_REFUSED(reads("gpt2", "\"n_inner\":0", &o), "n_inner 0");
+    CHECK_REFUSED(reads("gpt2", "\"rope_scaling\":{" LINEAR "}", &o), "rope_type");
+    // transformers' Mistral does not read layer_types
+    CHECK_REFUSED(
+        reads("mistral", "\"sliding_window\":64,\"layer_types\":[\"full_attention\"]", &o),
+        "sliding_window 64");
+}
+
+// Where two keys contradict each other, the one that transformers takes.
+TEST(other_names_and_places_are_read) {
+    static const struct {
+        const char *family, *changes, *option, *value;
+    } rows[] = {
+        {"llama", "\"rope_scaling\":null,\"head_dim\":null", "rope-theta", "50000"},
+        {"llama", "\"rope_theta\":\"drop\"", "rope-theta", "10000"},
+        {"llama", "\"rope_theta\":50000", "rope-theta", "50000"},
+        {"llama", NO_THETA "\"rope_scaling\":{},\"rope_parameters\":{\"rope_theta\":5e3}",
+         "rope-theta", "5000"},
+        {"llama", NO_THETA "\"rope_scaling\":null,\"rope_parameters\":{\"rope_theta\":5e3}",
+         "rope-theta", "5000"},
+        {"llama", NO_THETA "\"rope_scaling\":{\"rope_theta\":5e3},\"rope_parameters\":{}",
+         "rope-theta", "5000"},
+        {"llama", "\"rope_parameters\":{\"rope_theta\":5e4,\"rope_type\":\"default\"}",
+         "rope-theta", "50000"},
+        {"llama",
+         "\"rope_scaling\":{\"type\":\"linear\",\"factor\":2},"
+         "\"rope_parameters\":{" LINEAR ",\"rope_theta\":5e4}",
+         "rope-scaling-factor", "2"},
+        {"llama", "\"rope_scaling\":{" LINEAR ",\"type\":\"linear\",\"low_freq_factor\":null}",
+         "rope-scaling", "linear"},
+        {"llama",
+         "\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,"
+         "\"high_freq_factor\":4},\"original_max_position_embeddings\":64",
+         "rope-original-length", "64"},
+        {"llama", "\"rope_parameters\":{\"rope_theta\":5e3}", "rope-theta", "5000"},
+        {"llama",
+         NO_THETA "\"rope_scaling\":{\"type\":\"default\"},"
+                  "\"rope_parameters\":{\"rope_theta\":5e3,\"rope_type\":\"linear\"}",
+         "rope-theta", "10000"},
+        {"llama", "\"rope_scaling\":{" LINEAR ",\"type\":\"llama3\"}", "rope-scaling", "linear"},
+        {"llama",
+         "\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,"
+         "\"high_freq_factor\":4,\"original_max_position_embeddings\":32},"
+         "\"original_max_position_embeddings\":64",
+         "rope-original-length", "64"},
+        {"gpt2", "\"num_attention_heads\":2", "num-attention-heads", "2"},
+        {"llama", "\"partial_rotary_factor\":1,\"rope_scaling\":{\"partial_rotary_factor\":1.0}",
+         "rope-scaling", "none"},
+        {"llama", "\"num_key_value_heads\":null", "num-query-groups", "4"},
+        {"llama", "\"hidden_size\":64.0", "hidden-size", "64"},
+        {"llama", "\"quantization_config\":null,\"num_experts\":0,\"hidden_act\":\"swish\"",
+         "kv-channels", "16"},
+        {"llama", "\"eos_token_id\":[1,2],\"bos_token_id\":null,\"pad_token_id\":-1",
+         "untie-embeddings-and-output-weights", "true"},
+        {"llama", "\"pretraining_tp\":2,\"attention_dropout\":0.1,\"use_cache\":false",
+         "num-layers", "2"},
+        {"qwen2", "\"use_sliding_window\":false,\"sliding_window\":4096,\"layer_types\":null",
+         "add-qkv-bias", "true"},
+        {"qwen3", "\"layer_types\":[\"full_attention\",\"full_attention\"]", "kv-channels", "128"},
+        {"gpt2", "\"n_inner\":null,\"n_ctx\":64,\"reorder_and_upcast_attn\":true",
+         "ffn-hidden-size", "256"},
+        {"gpt2", "\"n_embd\":\"drop\",\"hidden_size\":64,\"num_hidden_layers\":2", "hidden-size",
+         "64"},
+        {"gpt2", "\"tie_word_embeddings\":true", "untie-embeddings-and-output-weights", "false"},
+    };
+    EACH (row, rows) {
+        char value[OPTION_TEXT];
+        Options o;
+        warnings_mute(true);
+        bool read = reads(row->family, row->changes, &o);
+        warnings_mute(false);
+        if (!read) { test_fail(__FILE__, __LINE__, "%s: %s", row->changes, error_text()); }
+        CHECK_TEXT(option_text(&o, option_row(row->option), value), row->value);
     }
 }

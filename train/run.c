@@ -574,6 +574,7 @@ static void describe(const Run *run, Snapshot *s) {
     s->valid_data = run->valid_data.identity;
     s->companions = run->companions;
     s->num_companions = run->num_companions;
+    s->start_config = run->start_config;
     s->begin_of_text = run->has_tokenizer ? run->tokenizer.begin_of_text : -1;
     s->end_of_text = run->has_tokenizer ? run->tokenizer.end_of_text : -1;
 }
@@ -741,6 +742,7 @@ int run_close(Run *run) {
     choice_sets_close(&run->choices);
     if (run->has_tokenizer) { tokenizer_close(&run->tokenizer); }
     for (int i = 0; i < run->num_companions; i++) { free(run->companions[i].bytes); }
+    free(run->start_config.bytes);
     free(run->prompt);
     free(run->held);
     run_free_configuration(run);

@@ -138,29 +138,45 @@ static void add_companion(Run *run, const char *name, char *bytes, size_t size) 
     run->companions[run->num_companions++] = (Companion){name, bytes, size};
 }
 
+// Reads a file without a byte-order mark, which transformers does not read; NULL: there is none.
+static char *read_file(const Options *o, const char *path, const char *name, size_t *size) {
+    static const char mark[] = "\xef\xbb\xbf";
+    enum { MARK = sizeof(mark) - 1 };
+    if (!(is_of_start(o, path) ? checkpoint_has(o->start, name) : path_exists(path))) {
+        return NULL;
+    }
+    char *bytes = read_part(o, path, size);
+    if (bytes == NULL) { die("%s", error_text()); }
+    if (*size >= MARK && memcmp(bytes, mark, MARK) == 0) {
+        memmove(bytes, bytes + MARK, *size -= MARK);
+    }
+    return bytes;
+}
+
 // Adds a file as the companion with a name; false: there is no such file.
 static bool read_companion(Run *run, const char *path, const char *name) {
     size_t size;
-    const Options *o = &run->options;
-    if (!(is_of_start(o, path) ? checkpoint_has(o->start, name) : path_exists(path))) {
-        return false;
-    }
-    char *bytes = read_part(o, path, &size);
-    if (bytes == NULL) { die("%s", error_text()); }
-    add_companion(run, name, bytes, size);
-    return true;
+    char *bytes = read_file(&run->options, path, name, &size);
+    if (bytes != NULL) { add_companion(run, name, bytes, size); }
+    return bytes != NULL;
 }
 
 // Reads the files that go into every checkpoint, so that it can be used without other files: the
 // tokenizer, Hugging Face's files for it (PREFIX_tokenizer.json beside PREFIX_tokenizer.bin; for
 // bytes we make them), and the generation_config.json of the checkpoint that the run starts from.
+// Reads the config.json of that checkpoint, too.
 static void read_companions(Run *run) {
     const Options *o = &run->options;
     char path[PATH_LENGTH], *text;
     const char *name = path_name(o->tokenizer), *end = strstr(name, "tokenizer.bin");
     int stem = (int)((end != NULL ? end : name) - o->tokenizer);
-    path_format(path, "%s/generation_config.json", o->origin);
-    if (o->start != NULL) { read_companion(run, path, "generation_config.json"); }
+    if (o->start != NULL) {
+        Companion *config = &run->start_config;
+        path_format(path, "%s/generation_config.json", o->origin);
+        read_companion(run, path, "generation_config.json");
+        path_format(path, "%s/config.json", o->origin);
+        config->bytes = read_file(o, path, "config.json", &config->size);
+    }
     if (!run->has_tokenizer) { return; }
     read_companion(run, o->tokenizer, "tokenizer.bin");
     path_format(path, "%.*stokenizer.json", stem, o->tokenizer);

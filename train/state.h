@@ -32,6 +32,7 @@ typedef struct {
     Tokenizer tokenizer;
     Companion companions[COMPANIONS_MAX]; // files that are saved with the model
     int num_companions;
+    Companion start_config;     // config.json of --load or --resume; bytes NULL: neither
     int *prompt, prompt_length; // the tokens that every sample starts with
     ChoiceSets choices;         // --eval-choices
     int *held;                  // this rank's next batches, read in advance (run_batch)

@@ -2,17 +2,18 @@
 the Hub, into a start, which the trainers take with --load.
 
 A start has config.json, model.safetensors (one file, the trainers' names) and, where the source has
-a tokenizer, its files and tokenizer.bin. The trainer itself reads config.json and says which
+a tokenizer, its files and tokenizer.bin. The trainer itself judges config.json and says which
 tensors there must be (--list-tensors).
 """
 
+import codecs
 import json
 import math
 import os
 import re
 import shlex
-import shutil
 import subprocess
+import sys
 import zlib
 from dataclasses import dataclass
 
@@ -27,6 +28,7 @@ from .vocabulary import NAMED_TEMPLATES, TOKENIZER_FILES, open_vocabulary
 # what files of these models hold besides weights
 IGNORED = re.compile(r"(\.attn\.(bias|masked_bias)|rotary_emb\.inv_freq)$")
 COPIED = ["generation_config.json", "config.json"]
+HEAD = "lm_head.weight"
 TOKEN_IDS = ["bos_token_id", "eos_token_id", "pad_token_id"]
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
@@ -40,29 +42,27 @@ class Tensor:
     bytes: numpy.ndarray
 
 
-def read_config(folder, given):
-    """given: the name that was given for the folder."""
-    path = os.path.join(folder, "config.json")
+def read_object(path, what):
+    """Returns what an object of JSON says: as tolerant as the trainer is of a byte-order mark
+    before it and of strange bytes in it."""
     try:
-        with open(path) as file:
-            config = json.load(file)
+        with open(path, encoding="utf-8-sig", errors="replace") as file:
+            held = json.load(file, strict=False)
     except OSError as error:
-        die(f"{given}: {path}: {error.strerror}; give the folder of a Hugging Face model")
+        die(f"{path}: {error.strerror}")
     except (ValueError, RecursionError):
-        die(f"{path}: not JSON; download it again")
-    if not isinstance(config, dict):
-        die(f"{path}: not a model's configuration; download it again")
-    if config.get("quantization_config"):
-        die(f"{path}: a quantized model; give the original, in BF16, FP16 or FP32")
-    return config
+        held = None
+    return held if isinstance(held, dict) else \
+        die(f"{path}: not {what} (an object of JSON, in UTF-8); download it again")
 
 
 def expected_tensors(folder):
-    """Returns {name: shape}, as the trainer reads config.json."""
+    """Returns {name: shape}, as the trainer reads config.json, and refuses what it refuses."""
     done = subprocess.run([built("train_gpt"), "--load", folder, "--list-tensors"],
                           capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        die(done.stderr.strip().removeprefix("error: "))
+        die(done.stderr.strip().removeprefix("error: ").removeprefix("--load "))
+    sys.stderr.write(done.stderr)  # its warnings
     rows = [line.split() for line in done.stdout.splitlines()]
     return {row[0]: [int(size) for size in row[1:]] for row in rows}
 
@@ -92,26 +92,32 @@ def source_tensors(folder):
         die(f"{folder}: no model.safetensors" + (
             "; its weights are pickled: save them with transformers' save_pretrained" if pickled
             else " nor model.safetensors.index.json; download them"))
+    kind = "an index of safetensors"
     try:
-        with open(index) as file:
-            names = sorted(map(os.path.basename, set(json.load(file)["weight_map"].values())))
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OSError):
-        die(f"{index}: not an index of safetensors; download it again")
+        names = sorted(map(os.path.basename, set(read_object(index, kind)["weight_map"].values())))
+    except (LookupError, TypeError, AttributeError):
+        die(f"{index}: not {kind}; download it again")
     tensors = {}
     for name in names:
         path = os.path.join(folder, name)
         if not os.path.isfile(path):
             die(f"{path}: missing, though {os.path.basename(index)} names it; download it")
-        tensors |= tensors_of(path)
+        held = tensors_of(path)
+        for tensor in tensors.keys() & held:
+            die(f"{path}: tensor '{tensor}' is in {tensors[tensor].file} too; download them again")
+        tensors |= held
     return tensors
 
 
 def match(folder, expected, held):
     """Returns the tensors to write, in the trainer's order, under its names."""
     left, chosen, missing = dict(held), {}, []
+    embedding, tied = next(iter(expected)), HEAD not in expected
     for name, shape in expected.items():
-        bare = name.split(".", 1)[1]
-        found = next((key for key in (name, bare) if key in left), None)
+        names = [name, name.split(".", 1)[1]]  # the second: saved without the class of the head
+        if tied and name == embedding:
+            names.append(HEAD)
+        found = next((key for key in names if key in left), None)
         if found is None:
             missing.append(name)
             continue
@@ -122,12 +128,14 @@ def match(folder, expected, held):
         if tensor.dtype not in DTYPES:
             die(f"{tensor.file}: tensor '{found}' is {tensor.dtype}; must be one of "
                 f"{', '.join(DTYPES)}: give the original, unquantized model")
+    if missing in ([HEAD], [embedding]) and not tied:
+        die(f"{folder}: tensor '{missing[0]}' is missing, and config.json does not tie embedding "
+            "and head; if they are one tensor, set tie_word_embeddings to true there")
     if missing:
         die(f"{folder}: {len(missing)} of {len(expected)} tensors are missing, the first "
             f"'{missing[0]}'; the download is not complete")
-    head, embedding = left.pop("lm_head.weight", None), next(iter(chosen.values()))
-    if head and not (head.dtype == embedding.dtype and
-                     numpy.array_equal(head.bytes, embedding.bytes)):
+    head, same = left.pop(HEAD, None), chosen[embedding]
+    if head and not (head.dtype == same.dtype and numpy.array_equal(head.bytes, same.bytes)):
         die(f"{head.file}: its lm_head.weight is not the embedding, which is the head by "
             "config.json; to use it, set tie_word_embeddings to false there")
     strange = [name for name in left if not IGNORED.search(name)]
@@ -163,8 +171,14 @@ def import_model(folder, output):
         die(f"--output {output} exists already; give another one, or remove it")
     given, folder = folder, os.path.realpath(folder) # once: `latest` of a run that saves moves on
     verify(folder, ["model.safetensors", *COPIED, *TOKENIZER_FILES])
-    config = read_config(folder, given)
+    copied = {name: os.path.join(folder, name) for name in COPIED}
+    if not os.path.exists(copied["config.json"]):
+        die(f"{given}: {copied['config.json']}: No such file; give the folder of a Hugging Face "
+            "model")
     tensors = match(folder, expected_tensors(folder), source_tensors(folder))
+    said = {name: read_object(path, f"a {name}") for name, path in copied.items()
+            if os.path.exists(path)}
+    config = said["config.json"]
     tokenizer = os.path.join(folder, "tokenizer.json")
     vocabulary = open_vocabulary({"tokenizer": tokenizer}) if os.path.exists(tokenizer) else None
     rows = next(iter(tensors.values())).shape[0]  # of the embedding
@@ -187,15 +201,14 @@ def import_model(folder, output):
         files = {name: text.encode() for name, text in vocabulary.files().items()}
         for name, content in (files | {"tokenizer.bin": vocabulary.tokenizer_bin()}).items():
             shards.write_durably(os.path.join(output, name), [content])
-    for name in COPIED:
-        path = os.path.join(folder, name)
-        if os.path.exists(path):
-            shutil.copyfile(path, os.path.join(output, name))
-    # config.json of a run's checkpoint has the tokenizer's one end; this file goes along as it is
+    for name in said:
+        with open(copied[name], "rb") as file:
+            shards.write_durably(os.path.join(output, name),
+                                 [file.read().removeprefix(codecs.BOM_UTF8)])
     ids = {key: config[key] for key in TOKEN_IDS if config.get(key) is not None}
-    generation = os.path.join(output, "generation_config.json")
-    if ids and not os.path.exists(generation):
-        shards.write_durably(generation, [(json.dumps(ids, indent=2) + "\n").encode()])
+    if ids and COPIED[0] not in said:
+        shards.write_durably(os.path.join(output, COPIED[0]),
+                             [(json.dumps(ids, indent=2) + "\n").encode()])
     return config["model_type"], tensors, vocabulary is not None
 
 

@@ -241,7 +241,7 @@ def cut_of(tokenizer, tokens):
 
 def read_text(path):
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:  # with or without a byte-order mark
             return file.read()
     except (OSError, UnicodeDecodeError) as error:
         die(f"{path}: " + (getattr(error, "strerror", None) or "not a text file; give a "
