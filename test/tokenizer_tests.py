@@ -193,10 +193,12 @@ def long_texts_are_cut_where_words_end():
     from llm8 import prepare_data as prepare
 
     text = "\n".join("".join(hostile_texts(20)) + "".join(TEXTS) for _ in range(3)) + " end.\nOf it"
-    whole, prepare.LONG_TEXT = vocabulary.encode(text), 500
-    parts = prepare.pieces(text)
-    assert len(parts) > 5 and "".join(parts) == text
-    assert [token for part in parts for token in vocabulary.encode(part)] == whole
+    prepare.LONG_TEXT = 500
+    assert len(prepare.pieces(text)) > 5 and "".join(prepare.pieces(text)) == text
+    for held in (vocabulary, *(open_vocabulary({"tokenizer": save(tokenizer, f"long_{place}")})
+                               for place, tokenizer in enumerate((sentencepiece(), unigram())))):
+        parts = [token for part in prepare.tokens_of(held, text) for token in part]
+        assert parts == held.encode(text), held.name
 
 
 def prepared(output, *words):
@@ -214,23 +216,33 @@ def decoded(tokenizer_bin, tokens):
     return b"".join(entries[token] for token in tokens if token != end)
 
 
-def every_kind_of_tokenizer_reads_back():
-    sentencepiece = tokenizers.Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
-    sentencepiece.normalizer = normalizers.Sequence([normalizers.Prepend("▁"),
-                                                     normalizers.Replace(" ", "▁")])
-    sentencepiece.decoder = decoders.Sequence(
+def sentencepiece():
+    """As Llama 1 and 2's: it writes a space of its own before a text, and no token crosses lines."""
+    tokenizer = tokenizers.Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"),
+                                                 normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
          decoders.Strip(" ", 1, 0)])
     fallback = [f"<0x{byte:02X}>" for byte in range(256)]
-    sentencepiece.train_from_iterator(TEXTS, trainers.BpeTrainer(
+    tokenizer.train_from_iterator("".join(TEXTS).splitlines(), trainers.BpeTrainer(
         vocab_size=600, special_tokens=["<unk>", "<s>", "</s>", *fallback], show_progress=False))
-    unigram = tokenizers.Tokenizer(models.Unigram())
-    unigram.pre_tokenizer = pre_tokenizers.Metaspace()
-    unigram.train_from_iterator(TEXTS, trainers.UnigramTrainer(
+    return tokenizer
+
+
+def unigram():
+    tokenizer = tokenizers.Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.train_from_iterator("".join(TEXTS).splitlines(), trainers.UnigramTrainer(
         vocab_size=500, special_tokens=["<unk>", END], unk_token="<unk>", show_progress=False))
+    return tokenizer
+
+
+def every_kind_of_tokenizer_reads_back():
     text = "Anna counts 12 boats. Ben sees three"
     write("plain/a.txt", text)
-    for name, tokenizer in (("bpe", byte_level()), ("sp", sentencepiece), ("unigram", unigram)):
+    for name, tokenizer in (("bpe", byte_level()), ("sp", sentencepiece()),
+                            ("unigram", unigram())):
         prepared(f"kind_{name}", "plain", "--tokenizer", save(tokenizer, name),
                  "--valid-fraction", 0)
         tokens = stream(f"kind_{name}", "train")[1:]

@@ -99,7 +99,7 @@ def start_process(*what):
 
 
 def pieces(text):
-    """Cuts a long text into parts that can be tokenized by themselves."""
+    """Cuts a long text into parts that can be tokenized by themselves, as tokens_of does."""
     if isinstance(text, bytes) or len(text) <= LONG_TEXT:
         return [text]
     parts, begin = [], 0
@@ -109,6 +109,17 @@ def pieces(text):
         parts.append(text[begin:end])
         begin = end
     return parts
+
+
+def tokens_of(vocabulary, text):
+    """Yields the tokens of a text, part by part. Later ones are encoded after another line: some
+    tokenizers write a space of their own before a text."""
+    first, *others = pieces(text)
+    yield vocabulary.encode(first)
+    lead = vocabulary.encode("a\n") if others else []
+    for part in others:
+        tokens = vocabulary.encode("a\n" + part)
+        yield tokens[len(lead):] if tokens[:len(lead)] == lead else vocabulary.encode(part)
 
 
 def split_tail(text, fraction):
@@ -163,8 +174,8 @@ def tokenize_unit(name, unit):
                 continue
             for part, valid in (split_tail(text, settings["valid_fraction"]) if tails
                                 else [(text, unit.valid)]):
-                tokens = before + b"".join(numpy.array(vocabulary.encode(piece), dtype).tobytes()
-                                           for piece in pieces(part)) + after
+                tokens = before + b"".join(numpy.array(held, dtype).tobytes()
+                                           for held in tokens_of(vocabulary, part)) + after
                 if part and tokens:
                     add(len(tokens) // dtype.itemsize, part, valid, False)
                     yield tokens
