@@ -257,9 +257,12 @@ int checkpoint_steps(const char *save, int64_t **steps);
 // ends in `latest` or `best` and steps are beside it, that is the newest or the best of them,
 // whatever has that name. False: the steps cannot be read.
 bool checkpoint_follow(char path[PATH_LENGTH], const char *from);
+// A step below 0: there is none, or what tells it cannot be read, though it may be undamaged.
+enum { STEP_NONE = -1, STEP_UNREADABLE = -2 };
+// The newest step before this one.
+int64_t checkpoint_newest(const char *save, int64_t before);
 // The step with the lowest validation loss, among those of the same validation data as the newest
-// one that was evaluated; -1: none was.
-enum { BEST_UNREADABLE = -2 }; // a meta.json cannot be read, though it may be undamaged
+// one that was evaluated.
 int64_t checkpoint_best(const char *save);
 const char *checkpoint_path(char path[PATH_LENGTH], const char *save, int64_t step);
 

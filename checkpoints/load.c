@@ -218,15 +218,11 @@ static bool resolve_name(char path[PATH_LENGTH]) {
     char folder[PATH_LENGTH], step_path[PATH_LENGTH];
     const char *name = path_name(path);
     struct stat info;
-    int64_t *steps, step = -1;
     bool best = strcmp(name, "best") == 0;
     if (!best && strcmp(name, "latest") != 0) { return true; }
     path_format(folder, "%.*s.", (int)(name - path), path);
-    int count = checkpoint_steps(folder, &steps);
-    if (count > 0) { step = best ? checkpoint_best(folder) : steps[0]; }
-    free(steps);
-    if (count < 0 || step == BEST_UNREADABLE) { return false; }
-    if (step < 0) { return true; }
+    int64_t step = best ? checkpoint_best(folder) : checkpoint_newest(folder, INT64_MAX);
+    if (step < 0) { return step == STEP_NONE; }
     path_format(step_path, "%.*sstep_%08lld", (int)(name - path), path, (long long)step);
     if (!warned && lstat(path, &info) == 0 && S_ISDIR(info.st_mode)) {
         warn("%s is a folder, not a link; %s is read instead", path, step_path);
@@ -271,27 +267,27 @@ static bool open_files(Checkpoint *c, int folder, bool state) {
     return ok && (state || add_others(c, folder));
 }
 
-// Opens the files of the folder that a path leads to. If the path leads to another folder
-// afterwards (a run may have saved the next checkpoint), it opens the files of that folder instead.
-// This is safe because a save renames a checkpoint before it deletes it.
+// Opens the files of the folder that a path leads to. If that fails and the path leads to another
+// folder by now (a run has saved the next checkpoint and deleted this one), it opens that instead.
 static bool open_folder(Checkpoint *c, const char *path, bool state) {
-    FolderId id, now;
     char leads_to[PATH_LENGTH];
-    bool ok, moved;
+    bool moved;
     do {
         *c = (Checkpoint){0};
         if (!checkpoint_follow(c->path, path)) { return false; }
-        id = folder_id(c->path);
         int folder = open(c->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-        ok = folder >= 0
-                 ? open_files(c, folder, state)
-                 : refuse("%s: %s", path, errno == ENOENT ? "no such folder" : strerror(errno));
+        if (folder < 0) {
+            refuse("%s: %s", c->path, errno == ENOENT ? "no such folder" : strerror(errno));
+        }
+        bool ok = folder >= 0 && open_files(c, folder, state);
         if (folder >= 0) { close(folder); }
-        now = checkpoint_follow(leads_to, path) ? folder_id(leads_to) : id;
-        moved = memcmp(&now, &id, sizeof(id)) != 0;
-        if (!ok || moved) { checkpoint_close(c); }
+        if (ok) { return true; }
+        Error why = error_kept();
+        moved = checkpoint_follow(leads_to, path) && strcmp(leads_to, c->path) != 0;
+        checkpoint_close(c);
+        fail_again(why);
     } while (moved);
-    return ok;
+    return false;
 }
 
 // Opens a file of tensors, which must be among the checkpoint's files.
@@ -478,8 +474,16 @@ int checkpoint_steps(const char *save, int64_t **steps) {
     return count;
 }
 
+int64_t checkpoint_newest(const char *save, int64_t before) {
+    int64_t *steps, newest = STEP_NONE;
+    int count = checkpoint_steps(save, &steps);
+    for (int i = count - 1; i >= 0; i--) { newest = steps[i] < before ? steps[i] : newest; }
+    free(steps);
+    return count < 0 ? STEP_UNREADABLE : newest;
+}
+
 int64_t checkpoint_best(const char *save) {
-    int64_t *steps, best = -1, tokens = 0;
+    int64_t *steps, best = STEP_NONE, tokens = 0;
     int count = checkpoint_steps(save, &steps);
     double lowest = INFINITY;
     char data[9] = "", path[PATH_LENGTH], of[9];
@@ -505,83 +509,62 @@ int64_t checkpoint_best(const char *save) {
         free(text);
     }
     free(steps);
-    return readable ? best : BEST_UNREADABLE;
+    return readable ? best : STEP_UNREADABLE;
 }
 
-// Finds the next checkpoint that --resume latest tries: the newest step before *tried (at first
-// INT64_MAX). Puts its path into `path` and its step into *tried. If nothing is saved yet, it is
-// what `latest` leads to, where the run began; its step is -1. A path "": none is left. False: the
-// folder cannot be read.
-static bool next_to_try(const char *save, int64_t *tried, char path[PATH_LENGTH]) {
-    int64_t *steps, before = *tried;
-    int count = checkpoint_steps(save, &steps);
-    path[0] = '\0';
-    for (int i = 0; i < count && path[0] == '\0'; i++) {
-        if (steps[i] >= before) { continue; }
-        *tried = steps[i];
-        checkpoint_path(path, save, steps[i]);
+typedef bool Opener(Checkpoint *c, const char *path, void *context);
+
+// Opens the newest checkpoint under `save` that can be opened: a damaged one is passed over. If
+// nothing is saved yet, it is what the link `latest` leads to, where the run began. If there is
+// neither, c->path is "".
+static bool open_newest(Checkpoint *c, const char *save, Opener *open_one, void *context,
+                        bool warns) {
+    char path[PATH_LENGTH];
+    int64_t step, damaged = INT64_MAX; // this step and newer ones are
+    *c = (Checkpoint){0};
+    // listed again each time, as a run that saves there may have deleted the one tried
+    while ((step = checkpoint_newest(save, damaged)) >= 0) {
+        if (open_one(c, checkpoint_path(path, save, step), context)) { return true; }
+        if (!path_exists(path)) { continue; }
+        if (error_kept().refused) {
+            return fail("--resume latest: %s; this is no damage, so that no earlier checkpoint is "
+                        "taken: mend it, or name one by --resume PATH",
+                        error_text());
+        }
+        if (warns) { warn("%s; trying an earlier checkpoint", error_text()); }
+        damaged = step;
     }
-    free(steps);
-    char start[PATH_LENGTH];
-    if (count == 0 && before == INT64_MAX && path_exists(path_format(start, "%s/latest", save))) {
-        *tried = -1;
-        return checkpoint_follow(path, start);
+    if (step == STEP_UNREADABLE) { return fail("--resume latest: %s", error_text()); }
+    if (damaged < INT64_MAX && !warns) { // if no checkpoint is whole, each is named
+        return open_newest(c, save, open_one, context, true);
     }
-    return count >= 0;
+    if (damaged < INT64_MAX) {
+        return fail("--resume latest: no whole checkpoint under %s; to start afresh, use another "
+                    "--save or move the damaged ones away",
+                    save);
+    }
+    return !path_exists(path_format(path, "%s/latest", save)) || open_one(c, path, context) ||
+           fail("--resume latest: nothing is saved yet, and where the run began: %s; to start "
+                "afresh, delete the link `latest`",
+                error_text());
 }
 
-// Whether --resume latest stops at a checkpoint that could not be opened: because it may be
-// undamaged, or because there is no other to try. If so, this sets the error text.
-static bool ends_search(const char *path, int64_t step) {
-    if (step < 0) {
-        fail("--resume latest: nothing is saved yet, and where the run began: %s; to start "
-             "afresh, delete the link `latest`",
-             error_text());
-    } else if (error_kept().refused && path_exists(path)) {
-        fail("--resume latest: %s; this is no damage, so that no earlier checkpoint is taken: "
-             "mend it, or name one by --resume PATH",
-             error_text());
-    } else {
-        return false;
-    }
-    return true;
-}
-
-static bool has_steps(const char *folder) {
-    int64_t *steps;
-    bool has = checkpoint_steps(folder, &steps) > 0;
-    free(steps);
-    return has;
+static bool open_whole(Checkpoint *c, const char *path, void *context) {
+    (void)context;
+    return checkpoint_open(c, path, true);
 }
 
 bool checkpoint_resume(Checkpoint *c, const Options *o) {
     char path[PATH_LENGTH];
-    int64_t step = INT64_MAX, damaged = step; // this step and newer ones are
-    bool listed;
-    *c = (Checkpoint){0};
     if (strcmp(o->resume, "latest") != 0) {
         return checkpoint_open(c, o->resume, true) || fail(RESUME_FAULT, error_text());
     }
-    // listed again each time, as a run that saves there may have deleted the one tried
-    while ((listed = next_to_try(o->save, &step, path)) && path[0] != '\0') {
-        if (checkpoint_open(c, path, true)) { return true; }
-        if (ends_search(path, step)) { return false; }
-        if (path_exists(path)) {
-            warn("%s; trying an earlier checkpoint", error_text());
-            damaged = step;
-        }
-        step = damaged;
-    }
-    if (!listed) { return fail("--resume latest: %s", error_text()); }
-    if (damaged < INT64_MAX) {
-        return fail("--resume latest: no whole checkpoint under %s; to start afresh, use another "
-                    "--save or move the damaged ones away",
-                    o->save);
-    }
+    if (!open_newest(c, o->save, open_whole, NULL, true)) { return false; }
     // a run's folder that was moved: its config.txt still names the old place
     path_format(path, "%s", o->config);
     const char *place = dirname(path);
-    bool moved = option_source(o, "save") == SOURCE_CONFIG && has_steps(place);
+    bool moved = c->path[0] == '\0' && option_source(o, "save") == SOURCE_CONFIG &&
+                 checkpoint_newest(place, INT64_MAX) >= 0;
     return !moved || fail("--resume latest: %s, which %s names, has no checkpoint, and %s has: "
                           "give --save %s",
                           o->save, o->config, place, place);
@@ -612,12 +595,18 @@ bool checkpoint_options(const Checkpoint *c, const Options *continues, Options *
     return ok;
 }
 
+typedef struct {
+    const Options *continues; // the run that does; NULL: none
+    Options *model;
+} Taken;
+
 // Opens a folder without its optimizer files, reads the options that a run takes from it, verifies
 // its tokenizer.
-static bool open_model(Checkpoint *c, const char *folder, const Options *continues,
-                       Options *model) {
+static bool open_model(Checkpoint *c, const char *folder, void *context) {
+    const Taken *taken = context;
+    Options *model = taken->model;
     *model = (Options){0};
-    if (has_steps(folder)) {
+    if (checkpoint_newest(folder, INT64_MAX) >= 0) {
         return fail("%s: a run's folder; give one of its checkpoints, such as %s/latest", folder,
                     folder);
     }
@@ -625,7 +614,7 @@ static bool open_model(Checkpoint *c, const char *folder, const Options *continu
     const CheckpointFile *tokenizer = find_file(c, "tokenizer.bin");
     bool ok = tokenizer == NULL || verify_file(c, tokenizer);
     if (ok && c->options != NULL) {
-        ok = checkpoint_options(c, continues, model);
+        ok = checkpoint_options(c, taken->continues, model);
     } else if (ok) {
         size_t bytes;
         char *text = checkpoint_file(c, "config.json", &bytes);
@@ -659,42 +648,23 @@ static void keep_load(Options *o) {
 }
 
 bool checkpoint_model(Options *o, Options *model) {
-    char path[PATH_LENGTH];
     bool latest = strcmp(o->resume, "latest") == 0;
-    const Options *continues = o->sample_only ? NULL : o;
-    int64_t step = INT64_MAX;
+    Taken taken = {.continues = o->sample_only ? NULL : o, .model = model};
     checkpoint_close(&start);
-    while (latest && o->save[0] != '\0' && o->origin[0] == '\0') {
-        if (!next_to_try(o->save, &step, path)) {
-            return fail("--resume latest: %s", error_text());
-        }
-        if (path[0] == '\0' && step < INT64_MAX) { // there are some, and none can be read
-            Error why = error_kept();
-            Checkpoint c;
-            if (!checkpoint_resume(&c, o)) { return false; }
-            checkpoint_close(&c);
-            return fail("--resume latest: %s", why.text);
-        }
-        if (path[0] == '\0') { break; }
-        if (open_model(&start, path, continues, model)) {
-            path_format(o->origin, "%s", path);
-        } else if (ends_search(path, step)) {
-            return false;
-        }
+    if (latest && o->save[0] != '\0' && !open_newest(&start, o->save, open_model, &taken, false)) {
+        return false;
     }
-    bool found = o->origin[0] != '\0', loads = !found && (latest || o->resume[0] == '\0');
-    const char *named = loads ? o->load : o->resume;
-    if (!found) { path_format(o->origin, "%s", named); }
+    bool found = start.path[0] != '\0', loads = !found && (latest || o->resume[0] == '\0');
+    path_format(o->origin, "%s", found ? start.path : loads ? o->load : o->resume);
     if (o->origin[0] == '\0') { return true; }
     o->start = &start;
-    if (loads) { continues = NULL; }
+    if (loads) { taken.continues = NULL; }
     bool starts = loads && !o->plan && !o->list_tensors;
-    if (!found &&
-        (!open_model(&start, named, continues, model) || (starts && !in_one_file(&start)))) {
+    if (!found && (!open_model(&start, o->origin, &taken) || (starts && !in_one_file(&start)))) {
         return loads ? fail("--load %s", error_text()) : fail(RESUME_FAULT, error_text());
     }
     if (!loads) { keep_load(o); }
-    return continues == NULL || options_continue(o, model);
+    return taken.continues == NULL || options_continue(o, model);
 }
 
 bool checkpoint_share(Checkpoint *c, const Group *group) {

@@ -231,18 +231,20 @@ static bool link_to(const char *save, const char *name, const char *target) {
     return ok || fail("%s: the link could not be written: %s", link, strerror(errno));
 }
 
-// For other programs: the links to the newest and the best checkpoint. This program reads neither.
-static void link_steps(const char *save, int64_t newest, int64_t best) {
+// For other programs: the links to the newest and the best checkpoint. Returns the best step.
+static int64_t link_steps(const char *save, int64_t newest) {
     static bool warned;
+    int64_t best = checkpoint_best(save);
     char path[PATH_LENGTH];
     const char *of_best = best >= 0 ? path_name(checkpoint_path(path, save, best)) : "";
-    bool best_leads = best == BEST_UNREADABLE || link_to(save, "best", of_best);
+    bool best_leads = best == STEP_UNREADABLE || link_to(save, "best", of_best);
     bool leads = link_to(save, "latest", path_name(checkpoint_path(path, save, newest)));
     if (!(leads && best_leads) && !warned) {
         warn("%s; it is only for other programs: llm8.c goes by the names of the steps",
              error_text());
         warned = true;
     }
+    return best;
 }
 
 // In a folder without steps, `latest` leads to where the run begins. "": to nothing.
@@ -261,18 +263,15 @@ static bool link_start(const char *save, const char *start) {
 
 bool checkpoint_go_back(const Options *o, const Checkpoint *c) {
     char path[PATH_LENGTH];
-    int64_t *steps;
-    int count = checkpoint_steps(o->save, &steps);
-    free(steps);
-    if (count < 0) { return false; }
-    if (count == 0) { return link_start(o->save, c->path); }
+    int64_t newest = checkpoint_newest(o->save, INT64_MAX);
+    if (newest < 0) { return newest == STEP_NONE && link_start(o->save, c->path); }
     checkpoint_path(path, o->save, c->progress.step);
     if (!is_folder(path, folder_id(c->path))) {
         return fail("--resume %s: not under the name of its step; %s %s, or give another --save",
                     c->path, path_exists(path) ? "resume" : "rename it to", path);
     }
     if (!set_aside_from(o->save, c->progress.step + 1)) { return false; }
-    link_steps(o->save, c->progress.step, checkpoint_best(o->save));
+    link_steps(o->save, c->progress.step);
     return true;
 }
 
@@ -296,7 +295,7 @@ static bool publish(const Snapshot *s, const char *fresh) {
 static void prune(const Snapshot *s, int64_t best) {
     const char *save = s->options->save;
     int64_t *steps = NULL;
-    int count = best != BEST_UNREADABLE ? checkpoint_steps(save, &steps) : -1;
+    int count = best != STEP_UNREADABLE ? checkpoint_steps(save, &steps) : -1;
     int keep = s->options->keep, kept = 0;
     char path[PATH_LENGTH], doomed[PATH_LENGTH];
     bool proven = false; // one of the steps seen so far is kept as the proven one
@@ -353,11 +352,7 @@ bool checkpoint_save(const Snapshot *s) {
         if (first) { folder_remove(fresh); } // frees its space on a full disk
         return fail("%s; earlier checkpoints are as they were", why.text);
     }
-    if (first) {
-        int64_t best = checkpoint_best(s->options->save);
-        link_steps(s->options->save, s->progress.step, best);
-        prune(s, best);
-    }
+    if (first) { prune(s, link_steps(s->options->save, s->progress.step)); }
     return true;
 }
 
@@ -371,7 +366,7 @@ bool checkpoint_evaluated(const Snapshot *s) {
     add_progress(c.meta, s);
     bool ok = write_sealed(c.meta, path);
     checkpoint_close(&c);
-    if (ok) { link_steps(save, s->progress.step, checkpoint_best(save)); }
+    if (ok) { link_steps(save, s->progress.step); }
     return ok;
 }
 
@@ -455,18 +450,17 @@ static bool lock_folder(const Options *o, bool *own) {
 
 // Refuses a folder with checkpoints of a run that is not the resumed one.
 static bool check_owner(const Options *o) {
-    char path[PATH_LENGTH], leads_to[PATH_LENGTH], newest[40] = "";
-    int64_t *steps;
-    int count = checkpoint_steps(o->save, &steps);
-    if (count > 0) { snprintf(newest, sizeof(newest), " up to step %lld", (long long)steps[0]); }
-    free(steps);
-    if (count < 0 || strcmp(o->resume, "latest") == 0) { return count >= 0; }
+    char path[PATH_LENGTH], leads_to[PATH_LENGTH], up_to[40] = "";
+    int64_t newest = checkpoint_newest(o->save, INT64_MAX);
+    if (newest == STEP_UNREADABLE) { return false; }
     path_format(path, "%s/latest", o->save); // a copy may have only that, and then it is no link
-    if (count == 0 && (is_link(path) || !path_exists(path))) { return true; }
+    bool none = newest < 0 && (is_link(path) || !path_exists(path));
+    if (none || strcmp(o->resume, "latest") == 0) { return true; }
     if (o->resume[0] == '\0') {
+        if (newest >= 0) { snprintf(up_to, sizeof(up_to), " up to step %lld", (long long)newest); }
         return fail("%s: a run has saved there%s; resume it with --resume latest, or give another "
                     "--save",
-                    o->save, newest);
+                    o->save, up_to);
     }
     FolderId save = folder_id(o->save);
     bool missing = !checkpoint_follow(leads_to, o->resume) || folder_id(leads_to).inode == 0;
@@ -484,7 +478,6 @@ bool checkpoint_claim(const Options *o) {
     // room for /.tmp-step_9007199254740992/optimizer-4095-of-4096.safetensors
     enum { LONGEST = PATH_LENGTH - 64 };
     char path[PATH_LENGTH], *names;
-    int64_t *steps;
     bool own = false;
     if (strlen(o->save) > LONGEST) {
         return fail("%.40s...: longer than %d characters", o->save, LONGEST);
@@ -500,11 +493,9 @@ bool checkpoint_claim(const Options *o) {
         if (strcmp(name, FRESH_LINK) == 0) { folder_remove(path); }
     }
     free(names);
-    // of a save that was interrupted before them
-    int count = checkpoint_steps(o->save, &steps);
-    if (count > 0) { link_steps(o->save, steps[0], checkpoint_best(o->save)); }
-    free(steps);
-    return count >= 0;
+    int64_t newest = checkpoint_newest(o->save, INT64_MAX);
+    if (newest >= 0) { link_steps(o->save, newest); } // of a save that was interrupted before them
+    return newest != STEP_UNREADABLE;
 }
 
 // ---- in the background --------------------------------------------------------------------------
