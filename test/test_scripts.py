@@ -663,6 +663,30 @@ class OtherPrograms(Folder):
         self.assertFalse({"latest", "step_00000006", "step_00000006.aside-1"} &
                          set(os.listdir(self.folder)))
 
+    def test_the_newest_and_the_best_follow_from_the_steps(self):
+        rows = {1: (2.0, "0123abcd a"), 3: (2.3, "0123abce b"), 4: (2.1, "0123abce c"),
+                5: (2.1, "0123abce b"), 6: (None, "0123abcd a"), 100000000: (None, "")}
+        for step, (loss, data) in rows.items():
+            os.mkdir(folder := os.path.join(self.folder, f"step_{step:08}"))
+            with open(os.path.join(folder, "meta.json"), "w") as file:
+                json.dump({"valid_loss": loss, "valid_data": data + "\n", "valid_tokens": 64}, file)
+        for name in ("step_200000000.aside-1", "step_7", "step_0000000008", ".tmp-step_00000009"):
+            os.mkdir(os.path.join(self.folder, name))
+        open(os.path.join(self.folder, "step_00000010"), "w").close()
+        with open(os.path.join(self.folder, "step_00000006", "meta.json"), "w") as file:
+            file.write('{"valid_loss"') # damaged
+        os.mkdir(os.path.join(self.folder, "latest")) # as cp -rL leaves it
+        for name, step in (("latest", "step_100000000"), ("best", "step_00000004"),
+                           ("best/", "step_00000004"), ("step_00000003", "step_00000003")):
+            self.assertEqual(environment.follow(os.path.join(self.folder, name)),
+                             os.path.join(self.folder, step))
+        self.assertEqual(environment.follow(os.path.join(self.folder, "latest", "best")),
+                         os.path.join(self.folder, "latest", "best")) # no step is beside it
+        here = os.getcwd()
+        os.chdir(self.folder)
+        self.assertEqual(environment.follow("latest"), "step_100000000")
+        os.chdir(here)
+
 
 class Pages(Folder):
     def test_one_is_no_plural(self):
