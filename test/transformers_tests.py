@@ -5,6 +5,7 @@ their losses. Needs `make golden`'s Python.
 """
 
 import copy
+import json
 import os
 import sys
 
@@ -12,6 +13,7 @@ import compare_torch
 import numpy
 import torch
 import transformers
+from chat_cases import FOLDERS, NAMED, SPANS, chat_folder
 from check import ROOT, fails, main, run
 from safetensors.numpy import load_file
 
@@ -250,6 +252,32 @@ def the_tokenizer_goes_along():
         assert model.config.eos_token_id == 256
 
 
+def conversations_are_theirs():
+    """Their special tokens of FOLDERS, their texts of SPANS; ours have more where theirs have left
+    out a part of an answer, or of what stands before it."""
+    for specials, files, names in FOLDERS:
+        folder = os.path.dirname(chat_folder("named", files, specials))
+        held = transformers.AutoTokenizer.from_pretrained(f"./{folder}").special_tokens_map
+        assert held == {key: text for key, text in names.items() if text in specials}, held
+    same = 0
+    for name, source, row, texts, doubts in SPANS:
+        folder = os.path.dirname(chat_folder("small", {
+            "chat_template.jinja": source, "tokenizer_config.json": json.dumps(NAMED)}))
+        messages = row["messages"]
+        if "lists" in name:
+            messages = [message | {"content": [{"type": "text", "text": message["content"]}]}
+                        for message in messages]
+        text = transformers.AutoTokenizer.from_pretrained(f"./{folder}").apply_chat_template(
+            messages, tools=row.get("tools"), documents=row.get("documents"), tokenize=False,
+            **row.get("chat_template_kwargs", {}))
+        differs = text != texts[-1].replace("[[[", "@[").replace("[[", "").replace(
+            "]]", "").replace("@[", "[")
+        assert differs == (name in ("prompts write the system's message, texts do not",)), \
+            f"{name}: {text} is not {texts[-1]}"
+        same += not differs
+    assert same > 30
+
+
 def a_tuned_checkpoint_answers_there():
     """By its chat template there: the same prompt as here, and the same answer."""
     golden = os.path.join(ROOT, "test", "golden", "chat")
@@ -286,5 +314,5 @@ if __name__ == "__main__":
     names = [name for name in MODELS if name != "llama_3_1_again"]
     sys.exit(main([*[test_of(both_ways, name) for name in names],
                    *[test_of(tuned_losses_are_theirs, name) for name in TUNED],
-                   scaling_is_not_ignored, split_and_half_width_files_are_read,
+                   conversations_are_theirs, scaling_is_not_ignored, split_and_half_width_files_are_read,
                    the_tokenizer_goes_along, a_tuned_checkpoint_answers_there]))
