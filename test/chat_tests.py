@@ -166,6 +166,14 @@ def tokens_that_are_none_are_named():
         write(f"{name}/tokenizer_config.json", json.dumps(config))
         warned = "writes <pad>, which" in prepared(f"{name}_out", tokenizer, "few.jsonl").err
         assert warned == (name == "used"), name
+    for place, (name, content) in enumerate((
+            ("added_tokens.json", {"<call>": 300}), ("tokenizer_config.json", json.loads(read(
+                "plain/tokenizer_config.json")) | {"added_tokens_decoder": {"300": {
+                    "content": "<call>"}}}))):
+        tokenizer = make_tokenizer(f"listed{place}", PLAIN)
+        write(f"listed{place}/{name}", json.dumps(content))
+        said = prepared(f"listed{place}_out", tokenizer, "few.jsonl").err
+        assert "list <call>, which is no token" in said, said
 
 
 def windows_of(folder, split):

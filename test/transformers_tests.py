@@ -314,5 +314,6 @@ if __name__ == "__main__":
     names = [name for name in MODELS if name != "llama_3_1_again"]
     sys.exit(main([*[test_of(both_ways, name) for name in names],
                    *[test_of(tuned_losses_are_theirs, name) for name in TUNED],
-                   conversations_are_theirs, scaling_is_not_ignored, split_and_half_width_files_are_read,
-                   the_tokenizer_goes_along, a_tuned_checkpoint_answers_there]))
+                   conversations_are_theirs, scaling_is_not_ignored,
+                   split_and_half_width_files_are_read, the_tokenizer_goes_along,
+                   a_tuned_checkpoint_answers_there]))

@@ -17,6 +17,7 @@ import os
 import re
 from collections import Counter
 
+import numpy
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension
 from jinja2.runtime import Undefined
@@ -533,10 +534,10 @@ class ChatTemplate:
             held = self.tokenizer.encode(text, add_special_tokens=False)
             if not held.ids:
                 raise ValueError("the chat template writes nothing")
-            # one that crosses into what counts does, too
-            which = [any(at < end and stop > begin for begin, end in spans)
-                     for at, stop in held.offsets]
-            which[:1] = [False] * len(which[:1])  # nothing stands before it
-            self.doubts["joined"] += sum(any(at < begin < stop for at, stop in held.offsets)
-                                         for begin, _ in spans)
-            yield held.ids, which
+            first, behind = numpy.array(held.offsets).T
+            which = numpy.zeros(len(first), bool)
+            for begin, end in spans:
+                which |= (first < end) & (behind > begin)  # one that crosses into it, too
+                self.doubts["joined"] += bool(((first < begin) & (behind > begin)).any())
+            which[0] = False  # nothing stands before it
+            yield held.ids, which.tolist()

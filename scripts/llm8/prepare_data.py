@@ -360,10 +360,14 @@ def prepare(output, settings, units, words, vocabulary, jobs):
             found = ", ".join(f"'{name}' in {many(count, 'row')}" for name, count in unread.items())
             print(f"warning: not read: {found}; write it into what is read, or name the one field "
                   "that is meant (--text-field)", file=sys.stderr)
-        if window > 1 and (foreign := ChatTemplate(vocabulary).foreign()):
-            print(f"warning: the chat template writes {foreign[0]}, which is no token of the "
-                  f"tokenizer {vocabulary.name}: it is cut as text; give a template of the model's "
-                  "family", file=sys.stderr)
+        for what, texts, do in (
+                ("the chat template writes", ChatTemplate(vocabulary).foreign() if window > 1 else
+                 [], "give a template of the model's family"),
+                ("the tokenizer's files list", vocabulary.lacking,
+                 "save the tokenizer again by transformers' save_pretrained")):
+            if texts:
+                print(f"warning: {what} {texts[0]}, which is no token of the tokenizer "
+                      f"{vocabulary.name}: it is cut as text; {do}", file=sys.stderr)
     manifest = {
         "format": "llm8.c prepared data", "vocabulary": vocabulary.size,
         "end_of_text": vocabulary.end_of_text, "window": window, "documents": len(documents),

@@ -32,7 +32,7 @@ HUB_TOKENIZERS = {
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
 NAMED_TEMPLATES = "additional_chat_templates/*.jinja"
 # what says which special tokens there are besides; a checkpoint has it all in TOKENIZER_FILES
-SPECIALS_FILES = ["special_tokens_map.json", "config.json"]
+SPECIALS_FILES = ["special_tokens_map.json", "config.json", "added_tokens.json"]
 # the special tokens of transformers' classes (5.23), where no file names others
 CLASSES_OF_MODELS = {"gpt2": "GPT2Tokenizer", "qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer"}
 CLASS_TOKENS = {
@@ -58,7 +58,7 @@ class Vocabulary:
     """name, size, end_of_text (an id), begin_of_text (what the tokenizer writes before a text, else
     end_of_text), cut, tokens (the bytes of each id), specials {text: id}, added (the texts of those
     and of other added tokens), templates {name: chat template}, and json, the text of its
-    tokenizer.json. configured, config: what its
+    tokenizer.json. lacking: texts of tokens that other files list. configured, config: what its
     tokenizer_config.json says, or would say if it alone said all that the folder's files do."""
 
     def __init__(self, name, tokenizer, end_of_text=None, text="", folder=""):
@@ -77,6 +77,8 @@ class Vocabulary:
         self.config, said = read_config(os.path.join(folder, TOKENIZER_FILES[1])) \
             if folder else ("", None)
         self.configured = settings_of(folder, said, self) if folder else {}
+        self.lacking = [text for text in listed_tokens(folder, self.configured)
+                        if tokenizer.token_to_id(text) is None]
         usual = [text for text in ENDS_OF_TEXT if text in self.specials] or ["(none given)"]
         self.end_of_text_name = end_of_text or self.named_specials().get("eos_token") or usual[0]
         self.end_of_text = self.special(self.end_of_text_name, "--end-of-text" if end_of_text else
@@ -271,6 +273,13 @@ def named_templates(configured):
     return {"default": "" + held} if held else {}
 
 
+def listed_tokens(folder, configured):
+    """Returns the texts that transformers adds as tokens where tokenizer.json lacks them."""
+    if "added_tokens_decoder" in configured:
+        return [token_text(row) for row in configured["added_tokens_decoder"].values()]
+    return list(read_object(os.path.join(folder, SPECIALS_FILES[2]))[1] or {}) if folder else []
+
+
 def read_templates(folder):
     """Returns the chat templates of a folder that are files of their own, {name: template}."""
     paths = {"default": os.path.join(folder, TOKENIZER_FILES[2])} | {
@@ -298,7 +307,8 @@ def read_config(path):
     """Returns the text of a tokenizer_config.json and what it says; "", None: there is none."""
     text, configured = read_object(path)
     try:
-        named_specials(configured or {}), named_templates(configured or {})  # of the right kinds
+        held = configured or {}  # of the right kinds
+        named_specials(held), named_templates(held), listed_tokens("", held)
     except (TypeError, KeyError, AttributeError):
         die(f"{path}: damaged, or no tokenizer_config.json; download it again")
     return text, configured
