@@ -10,7 +10,7 @@ import tempfile
 
 from .command_line import Parser, split_words
 from .conversation import BadTemplate, ChatTemplate, Conversation, warnings_of
-from .environment import built, checkpoint, die
+from .environment import built, checkpoint, die, warn
 from .vocabulary import open_vocabulary
 
 TOKENS = re.compile(r"(\d+ )+")
@@ -59,7 +59,7 @@ def main():
     except (BadTemplate, ValueError) as error:
         die(f"{o.model}: {error}")
     for warning in warnings_of(doubts):
-        print(f"warning: {warning}", file=sys.stderr)
+        warn(warning)
     with tempfile.NamedTemporaryFile("w") as file:  # an option of text has a limit
         file.write(" ".join(map(str, prompt)))
         file.flush()

@@ -6,13 +6,12 @@ import os
 import re
 import shlex
 import struct
-import sys
 
 import numpy
 
 from . import downloads, shards, sources
 from .command_line import Parser
-from .environment import die, named_by
+from .environment import die, named_by, warn
 from .text import many
 from .vocabulary import add_options, open_vocabulary, words_of
 
@@ -183,13 +182,13 @@ def main():
             "activity_label, ctx_a and ctx_b, of which lm-eval makes its text, and the others do "
             "not; name one field (--context-field ctx)")
     if doubts:
-        print(f"warning: in {len(doubts):,} of {many(len(questions), 'question')} the right answer "
-              "is given by a number or letter that is the text of another answer; the first was "
-              f"read {doubts[0]}; if texts are meant, write their numbers from 0", file=sys.stderr)
+        warn(f"in {len(doubts):,} of {many(len(questions), 'question')} the right answer is given "
+             f"by a number or letter that is the text of another answer; the first was read "
+             f"{doubts[0]}; if texts are meant, write their numbers from 0")
     if crossed:
-        print(f"warning: in {len(crossed):,} of {many(len(questions), 'question')} a token belongs "
-              "to both the question and an answer; it is not scored, as in lm-eval; the first: "
-              f"...{crossed[0][-40:]!r}; end the question elsewhere", file=sys.stderr)
+        warn(f"in {len(crossed):,} of {many(len(questions), 'question')} a token belongs to both "
+             "the question and an answer; it is not scored, as in lm-eval; the first: "
+             f"...{crossed[0][-40:]!r}; end the question elsewhere")
     with named_by("--output"):
         os.makedirs(os.path.dirname(os.path.abspath(o.output)), exist_ok=True)
         write_set(o.output, path, questions, shards.token_type(vocabulary.size), vocabulary.mark(),

@@ -12,7 +12,6 @@ then the windows, not the documents.
 import contextlib
 import ctypes
 import fcntl
-import glob
 import hashlib
 import io
 import itertools
@@ -35,9 +34,9 @@ from tqdm import tqdm
 from . import downloads, shard_header, shards, sources
 from .command_line import Parser, guess, number
 from .conversation import BadTemplate, ChatTemplate, Conversation, warnings_of
-from .environment import die, named_by
+from .environment import die, matching, named_by, warn
 from .rows import read_row
-from .text import many
+from .text import many, printable
 from .vocabulary import add_options, open_vocabulary, words_of
 
 VERSION = 2
@@ -358,16 +357,16 @@ def prepare(output, settings, units, words, vocabulary, jobs):
         rows = run_all(pool, write_shard, tasks, "shards")
         if unread:
             found = ", ".join(f"'{name}' in {many(count, 'row')}" for name, count in unread.items())
-            print(f"warning: not read: {found}; write it into what is read, or name the one field "
-                  "that is meant (--text-field)", file=sys.stderr)
+            warn(f"not read: {found}; write it into what is read, or name the one field that is "
+                 "meant (--text-field)")
         for what, texts, do in (
                 ("the chat template writes", ChatTemplate(vocabulary).foreign() if window > 1 else
                  [], "give a template of the model's family"),
                 ("the tokenizer's files list", vocabulary.lacking,
                  "save the tokenizer again by transformers' save_pretrained")):
             if texts:
-                print(f"warning: {what} {texts[0]}, which is no token of the tokenizer "
-                      f"{vocabulary.name}: it is cut as text; {do}", file=sys.stderr)
+                warn(f"{what} {texts[0]}, which is no token of the tokenizer {vocabulary.name}: it "
+                     f"is cut as text; {do}")
     manifest = {
         "format": "llm8.c prepared data", "vocabulary": vocabulary.size,
         "end_of_text": vocabulary.end_of_text, "window": window, "documents": len(documents),
@@ -490,7 +489,7 @@ def check_files(o):
     paths = [source for source in o.sources if not is_known(source)]
     for path in paths:
         near = guess(path, downloads.KNOWN_SETS)
-        if near and not glob.glob(path):
+        if near and not matching(path):
             die(f"SOURCE {path}: no such file, folder or known set{near}")
     sources.expand(paths, "SOURCE")
     sources.expand(o.valid, "--valid")
@@ -585,8 +584,7 @@ def lock(folder):
               file=sys.stderr, flush=True)
         fcntl.lockf(file, fcntl.LOCK_EX)
     except OSError as error:
-        print(f"warning: {path}: no lock ({error.strerror}): nothing keeps another prepare_data "
-              "out", file=sys.stderr)
+        warn(f"{path}: no lock ({error.strerror}): nothing keeps another prepare_data out")
 
 
 def check_shards(folder):
@@ -609,9 +607,10 @@ def report(output, manifest):
               f"{many(documents[split], 'document'):>22} "
               f"{many(len(rows), 'shard'):>13}")
     for warning in manifest["warnings"]:
-        print(f"warning: {warning}", file=sys.stderr)
+        warn(warning)
     if manifest["skipped"]:
-        print(f"left out: {manifest['skipped']}, the first: {manifest['first_skipped'][0]}")
+        print(printable(f"left out: {manifest['skipped']}, the first: "
+                        f"{manifest['first_skipped'][0]}"))
     if manifest["validation_in_training"]:
         print(f"note: {manifest['validation_in_training']:,} of {documents['val']:,} documents for "
               "validation are trained on too: their loss says nothing of other text")

@@ -3,7 +3,6 @@ and globs of them. Files are cut into units, which workers read one at a time.
 """
 
 import contextlib
-import glob
 import gzip
 import io
 import itertools
@@ -16,7 +15,7 @@ import pyarrow
 import pyarrow.parquet
 import zstandard
 
-from .environment import die
+from .environment import die, matching
 from .rows import columns_of, form_of
 
 KINDS = {".txt": "text", ".md": "text", ".jsonl": "lines", ".jsonl.gz": "lines",
@@ -74,8 +73,7 @@ def expand(patterns, what):
                 kind_of(path) != "json" or holds_rows(path)))
             others += len(inside) - len(found)
         else:
-            whole = os.path.lexists(pattern)
-            found = [pattern] if whole else sorted(glob.glob(pattern, recursive=True))
+            found = matching(pattern)
         for path in found:
             if not kind_of(path):
                 die(f"{what} {path}: of no kind that can be read ({' '.join(KINDS)})")
