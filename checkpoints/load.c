@@ -565,9 +565,10 @@ bool checkpoint_resume(Checkpoint *c, const Options *o) {
     const char *place = dirname(path);
     bool moved = c->path[0] == '\0' && option_source(o, "save") == SOURCE_CONFIG &&
                  checkpoint_newest(place, INT64_MAX) >= 0;
+    char word[SHELL_WORD];
     return !moved || fail("--resume latest: %s, which %s names, has no checkpoint, and %s has: "
                           "give --save %s",
-                          o->save, o->config, place, place);
+                          o->save, o->config, place, shell_word(word, place));
 }
 
 bool checkpoint_options(const Checkpoint *c, const Options *continues, Options *was) {

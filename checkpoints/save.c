@@ -254,8 +254,10 @@ static bool link_start(const char *save, const char *start) {
     if (is_folder(path_format(link, "%s/latest", save), folder_id(start))) { return true; }
     char *real = realpath(start, NULL);
     if (real == NULL) { return fail("%s: %s", start, strerror(errno)); }
+    char word[SHELL_WORD];
     if (!link_to(save, "latest", real)) {
-        warn("%s; until the first save, resume with --resume %s", error_text(), real);
+        warn("%s; until the first save, resume with --resume %s", error_text(),
+             shell_word(word, real));
     }
     free(real);
     return true;
