@@ -4,8 +4,8 @@
 // An option has Megatron-LM's name if that has one. A value comes from one of these, the last one
 // wins: the table's default, the preset named by --model, the data's tokenizer (its vocabulary),
 // the checkpoint that the run starts from (its model; if the run continues, nearly all), the files
-// named by --config in their order, the command line. An option that is given may not change the shape of the
-// checkpoint's tensors.
+// named by --config in their order, the command line. An option that is given may not change the
+// shape of the checkpoint's tensors.
 #pragma once
 
 #include "../base/common.h"
