@@ -48,6 +48,14 @@ SPANS = [
      "{% endfor %}<|user|>assistant<|end|>", turns(says("A"), says("B")), [
          "<|user|>user<|end|>Hi<|end|><|user|>assistant<|end|>[[A<|end|>]]<|user|>user<|end|>Hi"
          "<|end|><|user|>assistant<|end|>[[B<|end|>]]<|user|>assistant<|end|>"], ""),
+    ("the header always and no end", EACH + "<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+     "<|assistant|>", turns(says("A"), says("B")), [
+         "<|user|>Hi<|assistant|>[[A]]<|user|>Hi<|assistant|>[[B]]<|assistant|>"], "unended"),
+    ("an end of the last", EACH + "{{ m.role }}: {{ m.content }}{% if loop.last and not "
+     "add_generation_prompt %}</s>{% else %};{% endif %}{% endfor %}{% if add_generation_prompt %}"
+     "assistant:{% endif %}", turns(says("A"), says("B")), [
+         "user: Hi;assistant:[[ A</s>]]",
+         "user: Hi;assistant: A;user: Hi;assistant:[[ B</s>]]"], ""),
     ("an end of the whole", AS_OBJECTS + "{% if not add_generation_prompt %}.</s>{% endif %}",
      turns(says("A"), says("B")), [
          "<|user|>Hi<|end|><|assistant|>[[A<|end|>]]<|user|>Hi<|end|><|assistant|>[[B<|end|>]]."
@@ -71,6 +79,8 @@ SPANS = [
       for key, mark in (("weight", 0), ("train", False), ("training", False), ("loss", 0.0))],
     ("a field that nobody reads", AS_OBJECTS, turns(says("A", learn=False)), [
         "<|user|>Hi<|end|><|assistant|>[[A<|end|>]]"], "field learn"),
+    ("a mark on a question", AS_OBJECTS, {"messages": [ASKS | {"train": True}, says("A")]}, [
+        "<|user|>Hi<|end|><|assistant|>[[A<|end|>]]"], "field train of user"),
     ("what is before </think> is left out", EACH + TURN % ".split('</think>')[-1]" + PROMPTS,
      turns(says("A"), says(THOUGHT), says("C")), [
          f"<|user|>Hi<|end|><|assistant|>[[A<|end|>]]<|user|>Hi<|end|><|assistant|>[[{THOUGHT}"

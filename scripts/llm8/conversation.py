@@ -328,8 +328,13 @@ class ChatTemplate:
         for first, tools, form.lists in itertools.product(
                 ([], [{"role": "system", "content": "x"}]), (None, TOOLS), (False, True)):
             try:
-                prompt = self.write(form, [*first, ask], True, tools)
-                text = self.write(form, [*first, ask, answer], False, tools)
+                prompt, text = (re.sub(f"[{BEGIN}{END}]", "", self.write(
+                    form, [*first, *messages], asks, tools)) for messages, asks in (
+                        ([ask], True), ([ask, answer], False)))
+                tail = text.rpartition(CONTENT)[2]
+                # what a prompt ends in too, whatever is asked, may be the header of an answer
+                header = tail.strip() and prompt.endswith(tail)
+                more = self.write(form, [*first, ask, answer, ask], False, tools) if header else ""
             except UndefinedName as name:
                 if is_default:
                     raise self.undefined(name) from None
@@ -337,12 +342,11 @@ class ChatTemplate:
             except Exception:  # a template may refuse this one
                 continue
             if CONTENT in text:
-                tail = re.sub(f"[{BEGIN}{END}]", "", text.rpartition(CONTENT)[2])
+                more = re.sub(f"[{BEGIN}{END}]", "", more.rpartition(CONTENT)[2])
                 ended = self.special.search(tail) or self.added.search(tail)
-                form.end = ended and ended[0]
-                if ended:
-                    form.after = tail[ended.end():]
-                elif tail.strip() and prompt.endswith(tail):
+                if ended and (not header or ended.end() <= len(common(tail, more))):
+                    form.end, form.after = ended[0], tail[ended.end():]
+                elif header:
                     form.after = tail
                 return
         form.lists = False
@@ -494,7 +498,9 @@ class ChatTemplate:
         doubts, text = Counter(conversations=1), squeezed(text)
         doubts["context"] += not all(written(message.get("content", ""), text)
                                      for message in messages if message["role"] != "assistant")
-        fields = set().union(*messages) - READ | conversation.settings.keys()
+        fields = set().union(*messages) - READ | conversation.settings.keys() | {
+            f"{mark} of {message['role']}" for message in messages for mark in MARKS
+            if message.get(mark) and message["role"] != "assistant"}
         source = self.form_of(conversation).source
         for field in fields:
             doubts[f"field {field}"] += not re.search(rf"\b{re.escape(field)}\b", source)
