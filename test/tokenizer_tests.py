@@ -217,7 +217,7 @@ def decoded(tokenizer_bin, tokens):
 
 
 def sentencepiece():
-    """As Llama 1 and 2's: it writes a space of its own before a text, and no token crosses lines."""
+    """As Llama 1 and 2's: it writes a space before a text, and no token crosses lines."""
     tokenizer = tokenizers.Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"),
                                                  normalizers.Replace(" ", "▁")])
