@@ -94,7 +94,9 @@ static bool make_own(const char *path, const char *own, off_t whole) {
     if (text == NULL) { return false; }
     bool ok = file_replace(own, text, (size_t)min64((int64_t)bytes, whole));
     free(text);
-    if (ok) { warn("%s: was another run's, too; from here on this run has a copy", own); }
+    if (ok) {
+        warn("%s: links share it with another folder; from here on this run writes to a copy", own);
+    }
     return ok;
 }
 
