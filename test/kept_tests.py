@@ -10,7 +10,7 @@ import sys
 import zlib
 
 from check import ROOT, call, fails, main, read, run, write
-from llm8 import compare, doctor, monitor, plot
+from llm8 import compare, doctor, environment, monitor, plot
 
 # How far losses and norms may be apart, as parts of them. Threads changed nothing. Compilers' flags
 # (AddressSanitizer's, no FMA, AVX2, AVX-512) changed them by 1e-6 at most. Where operands are
@@ -140,7 +140,7 @@ def options_are_taken():
 
 def changed_files_are_noticed():
     for expected in versions():
-        step = "fp8/" + read("fp8/latest").decode().strip()
+        step = environment.follow("fp8/latest")
         for path, place, reads in (
                 ("data/train.bin", -1, resumed), ("data/val.bin", 1100, loaded),
                 ("data/choices.bin", 16, loaded), ("data/tokenizer.bin", 1025, loaded),
@@ -162,7 +162,7 @@ def changed_files_are_noticed():
 def a_later_option_is_no_fault():
     """A model's option that came later is not in the checkpoint, and has its default."""
     for name, expected, apart in runs():
-        path = os.path.join(name, read(f"{name}/latest").decode().strip(), "meta.json")
+        path = os.path.join(environment.follow(f"{name}/latest"), "meta.json")
         text, left_out = re.subn(rb'\t\t"logit-softcap":.*\n', b"", read(path))
         assert left_out == 1, name
         text = text[:-len(b'00000000"\n}')]

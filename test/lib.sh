@@ -144,7 +144,7 @@ poke() {
 
 # The newest step in a --save folder.
 newest_step() {
-    { readlink "$1/latest" || cat "$1/latest"; } | sed 's/step_0*//'
+    printf '%s\n' "$1"/step_* | sed -n 's,.*/step_0*\([0-9]\+\)$,\1,p' | sort -n | tail -n 1
 }
 
 # The files that say what a checkpoint holds; meta.json has times and paths in it besides.

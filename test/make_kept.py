@@ -74,11 +74,8 @@ def make_run(name, trainer, options, steps):
         f"{option} {value}\n" for option, value in (start["options"] | {"save": name}).items()
         if value and start["effects"][option] != "action"))
     train(trainer, "--config", "config")
-    for link in ("latest", "best"):  # as where links cannot be made: a file survives every copy
-        step = os.readlink(f"{name}/{link}")
-        os.remove(f"{name}/{link}")
-        write(f"{name}/{link}", step + "\n")
-    shutil.copytree(name, f"{FOLDER}/{name}", ignore=shutil.ignore_patterns(".lock"))
+    shutil.copytree(name, f"{FOLDER}/{name}",
+                    ignore=shutil.ignore_patterns(".lock", "latest", "best"))
     return {"trainer": trainer, "loaded": loaded(trainer, name), "resumed": resumed(trainer, name)}
 
 
