@@ -71,6 +71,10 @@ SPANS = [
      "{{ m.content }}<|end|>\n{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}" +
      PROMPTS, turns(says("A", weight=0), says("B")), [
          "<|user|>Hi<|assistant|>A<|end|>\n<|user|>Hi<|assistant|>[[B<|end|>\n]]"], ""),
+    ("marks of a thought that is cut", EACH + "<|{{ m.role }}|>{% if m.role == 'assistant' %}"
+     "{% generation %}{{ m.content.split('</think>')[-1] }}<|end|>{% endgeneration %}."
+     "{% else %}{{ m.content }}{% endif %}{% endfor %}" + PROMPTS, turns(says(THOUGHT)), [
+         f"<|user|>Hi<|assistant|>[[{THOUGHT}<|end|>]]."], "restored"),
     ("no special end", EACH + "{{ m.role }}: {{ m.content }}\n{% endfor %}{% if "
      "add_generation_prompt %}assistant: {% endif %}", turns(says("A <|end|> x")), [
          "user: Hi\nassistant:[[ A <|end|> x\n]]"], "unended"),

@@ -4,6 +4,7 @@ the trainers make of it.
 
 import datetime
 import glob
+import hashlib
 import json
 import os
 import random
@@ -138,6 +139,9 @@ def what_the_texts_depend_on_is_remembered():
         prepared("again_" + source, tokenizer, source, *words)
     manifests = {source: read(f"again_{source}/manifest.json") for source in ("talks.jsonl",
                                                                              "again.txt")}
+    # as 1.0 wrote it
+    assert json.loads(manifests["talks.jsonl"])["settings"]["special_tokens"] == hashlib.sha256(
+        b'{"eos_token": "<|im_end|>"}').hexdigest()[:16]
     other = json.dumps(json.loads(read(config)) | {"bos_token": "<|im_start|>"})
     for path, content, key in (("again/chat_template.jinja", THINKS, "chat_template"),
                                (config, other, "special_tokens")):

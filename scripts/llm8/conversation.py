@@ -437,10 +437,10 @@ class ChatTemplate:
             before, after, its_marks = around
             middle = text[len(before):len(text) - len(after)]
             if before + middle + after == text and squeezed(middle) in squeezed(content):
-                text, kept = before + content + after, True
-                grown, (marks, doubts["restored"]) = len(content) - len(CONTENT), (
-                    its_marks, doubts["restored"] + 1)
-                marks = [tuple(at + grown * (at > len(before)) for at in mark) for mark in marks]
+                text, kept, grown = before + content + after, True, len(content) - len(CONTENT)
+                marks = [tuple(at + grown * (at > len(before)) for at in mark)
+                         for mark in its_marks]
+                doubts["restored"] += 1
         opening = prompt
         if not text.startswith(prompt):
             before = around[0] if around else None
@@ -453,7 +453,8 @@ class ChatTemplate:
                 doubts["unprompted"] += 1  # by what opens an answer in prompts alone, as <think>
             else:
                 text, marks = self.behind(prompt, messages[-2], text, before, marks)
-                opening, doubts["asked"] = prompt, doubts["asked"] + 1
+                opening = prompt
+                doubts["asked"] += 1
         begin, least = len(opening.rstrip(" ")), len(squeezed(common(shared, text)))
         if form.generates:
             spans = [(len(text[:at].rstrip(" ")), end) for at, end in marks if end > begin]

@@ -531,7 +531,9 @@ def make_settings(o, vocabulary, files, valid_files):
         "text_field": o.text_field, "sources": stamps(files),
         "valid_sources": stamps(valid_files), "seq_length": o.seq_length}
     return settings | {"chat_template": short_hash(vocabulary.chat_template()),
-                       "special_tokens": short_hash(json.dumps(vocabulary.named_specials()))}
+                       "special_tokens": short_hash(json.dumps({
+                           name: text for name, text in vocabulary.named_specials().items()
+                           if text}))}
 
 
 def read_manifest(folder):

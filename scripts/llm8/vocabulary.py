@@ -259,10 +259,12 @@ def named_specials(configured):
     """Returns the special tokens that a chat template is given by name; None for one that is
     given as null: there is none."""
     extra = configured.get("extra_special_tokens")
-    held = configured | (extra if isinstance(extra, dict) else {})
-    return {key: None if value is None else token_text(value) for key, value in held.items()
-            if key in USUAL_NAMES or (key.endswith("_token") and isinstance(value, str | dict))
-            or (isinstance(extra, dict) and key in extra)}
+    extra = extra if isinstance(extra, dict) else {}
+    held = configured | extra
+    others = [key for key in held if key not in USUAL_NAMES and (
+        key in extra or key.endswith("_token") and isinstance(held[key], str | dict))]
+    return {key: None if held[key] is None else token_text(held[key])
+            for key in [*USUAL_NAMES, *others] if key in held}
 
 
 def named_templates(configured):
