@@ -87,7 +87,8 @@ def draw_difference(axes, variants, name, kind, width, limit):
     # the bands too, but for the start of the run, where all is wild
     edges = [line.get_ydata() for line in axes.get_lines() if len(line.get_ydata()) > 2]
     edges += [path.vertices[:, 1] for band in axes.collections for path in band.get_paths()]
-    high = [numpy.nanpercentile(numpy.abs(values), 97) for values in edges if len(values)]
+    finite = [numpy.abs(values[numpy.isfinite(values)]) for values in map(numpy.asarray, edges)]
+    high = [numpy.percentile(values, 97) for values in finite if len(values)]
     axes.set_ylim(*(side * 1.1 * max([limit, *high]) for side in (-1, 1)))
 
 
