@@ -861,7 +861,7 @@ static bool read_connection(Part *part, int number) {
 // guests, the oldest connection is closed.
 static bool meet(Part *part, double seconds) {
     Watch *w = part->w;
-    double tell = 10, next = 0, pause = 0.01;
+    double tell = 2, next = 0, pause = 0.01;
     int count, all = w->count + w->ranks + GUESTS;
     char missing[600];
     bool first = w->rank == 0;
@@ -884,13 +884,14 @@ static bool meet(Part *part, double seconds) {
                         "are MASTER_ADDR and MASTER_PORT those of rank 0, and does it run?",
                         part->place, seconds, part->why, hint(part));
         }
-        if (now >= tell && first) {
+        bool warns = now >= tell && (now >= 10 || *hint(part) != '\0');
+        if (warns && first) {
             warn("waiting at %s for %s %s of %d%s", part->place, ranks, missing, w->ranks,
                  hint(part));
-        } else if (now >= tell) {
+        } else if (warns) {
             warn("waiting for rank 0 at %s: %s%s", part->place, part->why, hint(part));
         }
-        if (now >= tell) { tell = now + 60; }
+        if (now >= tell) { tell = now < 10 ? 10 : now + 60; }
         // a program that is no rank may say nothing; a rank 0 elsewhere must keep trying
         if (first && now > w->peers[0].heard + 2) { close_peer(&w->peers[0]); }
         bool serves = !first && part->listener >= 0 && !part->told;
