@@ -696,8 +696,8 @@ static bool answer_guest(Part *part, Peer *guest, const Hello *h) {
     guest->closed = true;
     if (guest->broken) { return true; }
     if (h->process == w->process) {
-        part->reached =
-            true; // rank 0 reaches itself at the place, by an address of another machine
+        // by an address that its machine does not know as its own
+        if (w->rank == 0) { part->reached = true; }
     } else if (strcmp(h->meeting.run, mine->run) != 0) {
         send_hello(part, guest, ANSWER_BUSY, 0, "");
         if (!part->strange) {
@@ -738,10 +738,9 @@ static bool is_stranger(const Part *part) {
 // Takes the answer of who listens. False: the meeting has failed.
 static bool take_answer(Part *part, Peer *p, const Hello *h) {
     Watch *w = part->w;
-    bool ours = h->process !=
-                w->process; // a socket may connect to itself on a port without listener
-    if (ours && h->answer == HELLO) { return is_stranger(part); }
-    if (h->answer == ANSWER_END) {
+    // a socket may connect to itself if nobody listens
+    if (h->process != w->process && h->answer == HELLO) { return is_stranger(part); }
+    if (h->answer == ANSWER_END && (part->reached || h->text[0] != '\0')) {
         part->over = true;
         return h->text[0] == '\0' || fail("%s", h->text);
     }
@@ -802,11 +801,11 @@ static bool reach(Part *part) {
         set_timeout(p->file, 10);
         p->heard = w->now;
         send_hello(part, p, HELLO, w->rank == 0 ? port_of(part->listener) : 0, part->identity);
-        why = "it said nothing";
-    } else if (w->rank > 0 && !part->told && part->group->local_rank == 0) {
+        if (part->listener < 0) { why = "it said nothing"; } // else it may be this process
+    } else if (part->listener < 0 && !part->told && part->group->local_rank == 0) {
         // this machine's first rank is not rank 0, which is therefore on another machine
         part->listener = listen_here(m->host, m->port, false, &part->whose);
-        if (part->listener >= 0) { why = "that is this machine, and rank 0 has not come here"; }
+        if (part->listener >= 0) { why = "this machine has that address, and rank 0 has not come"; }
     }
     if (why != part->why) { snprintf(part->why, sizeof(part->why), "%s", why); }
     return true;
@@ -832,7 +831,7 @@ static const char *hint(const Part *part) {
 static bool lose_connection(Part *part, const Peer *p) {
     const char *how = errno == 0 ? "it closed the connection" : strerror(errno);
     if (p->broken || p->got > 0) { return is_stranger(part); }
-    snprintf(part->why, sizeof(part->why), "%s", how);
+    if (part->listener < 0) { snprintf(part->why, sizeof(part->why), "%s", how); }
     return !part->reached ||
            fail("rank 0 at %s gave no answer before all ranks had come: %s", part->place, how);
 }
@@ -894,8 +893,7 @@ static bool meet(Part *part, double seconds) {
         if (now >= tell) { tell = now < 10 ? 10 : now + 60; }
         // a program that is no rank may say nothing; a rank 0 elsewhere must keep trying
         if (first && now > w->peers[0].heard + 2) { close_peer(&w->peers[0]); }
-        bool serves = !first && part->listener >= 0 && !part->told;
-        bool tries = !part->reached && w->peers[0].file < 0 && !serves;
+        bool tries = !part->reached && w->peers[0].file < 0;
         if (tries && now >= next) {
             if (!reach(part)) { return false; }
             next = w->now + pause;
