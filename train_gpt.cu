@@ -286,38 +286,19 @@ static int trainer_close(Trainer *t) {
 
 // ---- blocks -----------------------------------------------------------------------------------
 
-// The norm's output in the forms that the next linear layer reads.
-static Tensor norm_forward(Trainer *t, const NormLayer *norm, int M, Pass pass) {
-    Tensor out = linear_input(norm->next, pass);
+static void norm_forward(Trainer *t, const NormLayer *norm, Tensor out, int M) {
     NormForward n = norm->forward;
-    if (norm->next == &t->net.head) { // the head quantises a chunk at a time
-        out.fp8 = out.fp8_t = NULL;
-        out.fused = false;
-    }
     n.M = M;
     gpu_norm_forward(&t->gpu, out, n);
-    return out;
 }
 
 // Adds the norm's input gradient, from d_norm, to d_residual, which the linear layer below reads as
 // the gradient of its output.
 static void norm_backward(Trainer *t, const NormLayer *norm, int M, bool accumulate) {
     NormBackward n = norm->backward;
-    Tensor out = norm->below != NULL ? norm->below->dy : tensor_bf16(t->net.d_residual.bf16);
     n.dweight.accumulate = n.dbias.accumulate = n.column_sums.accumulate = accumulate;
     n.M = M;
-    gpu_norm_backward(&t->gpu, out, n);
-}
-
-// Attention's output, as the next linear layer reads it.
-static Tensor attention_output(Trainer *t, const Block *b, int M, Pass pass) {
-    const LinearLayer *next = &b->attention_out;
-    Tensor x = linear_input(next, pass);
-    if (pass != PASS_AGAIN) { // the first forward pass has measured the amax
-        gpu_measure(&t->gpu, x, (int64_t)M * next->C);
-    }
-    gpu_quantize(&t->gpu, x, no_sums, t->net.partial_sums, M, next->C);
-    return x;
+    gpu_norm_backward(&t->gpu, norm->d_residual, n);
 }
 
 static Rotary rotary_of(const Block *b, int B, int T) {
@@ -327,56 +308,96 @@ static Rotary rotary_of(const Block *b, int B, int T) {
     return r;
 }
 
-// Makes queries and keys as attention reads them.
-static void rotate(Trainer *t, const Block *b, int B, int T) {
-    if (b->rope.rotary.table == NULL) { return; }
-    gpu_rope_forward(&t->gpu, b->rotated, b->qkv_out, rotary_of(b, B, T));
-}
-
-// Queries, keys and values, as attention reads them.
+// Queries, keys and values from x, as attention reads them.
 static void qkv_forward(Trainer *t, const Block *b, Tensor x, int B, int T, Pass pass) {
+    const Rotary rotary = rotary_of(b, B, T);
+    const bool runs = linear_runs(&b->qkv, pass);
     if (b->product_rotates && pass_trains(pass)) {
-        linear_rotary(&t->gpu, &b->qkv, b->rotated, x, rotary_of(b, B, T), pass);
+        if (!runs) { return; }
+        Gemm g = linear_product(&t->gpu, &b->qkv, b->rotated, &x, B * T, pass);
+        gpu_product_rope(&t->gpu, g, rotary);
         return;
     }
     linear_forward(&t->gpu, &b->qkv, b->qkv_out, x, NULL, B * T, pass);
-    rotate(t, b, B, T);
-}
-
-// From b->residual to `out`, the next block's residual, which PASS_AGAIN leaves as it is.
-static void block_forward(Trainer *t, const Block *b, Bf16 *out, int B, int T, Pass pass) {
-    Gpu *gpu = &t->gpu;
-    int M = B * T;
-    Tensor x = norm_forward(t, &b->norm1, M, pass);
-    qkv_forward(t, b, x, B, T, pass);
-    attention_forward_gpu(gpu, attention_shape_of(&t->run, B, T), b->attention_out.x.bf16, b->lse,
-                          b->rotated);
-    x = attention_output(t, b, M, pass);
-    linear_forward(gpu, &b->attention_out, b->residual_mid, x, b->residual, M, pass);
-    x = norm_forward(t, &b->norm2, M, pass);
-    x = linear_activation(gpu, &b->activation, x, M, pass);
-    if (pass == PASS_AGAIN) { return; }
-    linear_forward(gpu, &b->fc2, out, x, b->residual_mid, M, pass);
-}
-
-// Recomputes the buffers of a block that were not kept, by the same kernels and so with the same
-// bits. Those of the last block are still there.
-static void recompute_block(Trainer *t, int l, int B, int T) {
-    const Block *b = &t->net.blocks[l];
-    int recompute = t->run.options.recompute, M = B * T;
-    if (l + 1 == t->run.config.num_layers) { return; }
-    if (recompute == RECOMPUTE_BLOCK) {
-        block_forward(t, b, NULL, B, T, PASS_AGAIN);
-    } else if (recompute == RECOMPUTE_ACTIVATIONS) {
-        norm_forward(t, &b->norm1, M, PASS_AGAIN);
-        if (b->rotated != b->qkv_out) { rotate(t, b, B, T); }
-        attention_output(t, b, M, PASS_AGAIN);
-        norm_forward(t, &b->norm2, M, PASS_AGAIN);
-        activation_forward(&t->gpu, &b->activation, M, PASS_AGAIN);
+    if (rotary.table != NULL && (runs || b->rotated != b->qkv_out)) {
+        gpu_rope_forward(&t->gpu, b->rotated, b->qkv_out, rotary);
     }
 }
 
-// From d_qkv of the rotated queries and keys, in net.wide, to d_qkv as its linear layer reads it.
+// fc1's product of x, and the activation; returns it as fc2 reads it.
+static Tensor fc1_forward(Trainer *t, const Block *b, Tensor x, int M, Pass pass) {
+    Gpu *gpu = &t->gpu;
+    const bool llama = t->run.config.arch == ARCH_LLAMA;
+    const int F = b->fc2.C;
+    Tensor out = linear_input(&b->fc2, pass);
+    if (b->product_activates && pass_trains(pass) && linear_runs(&b->fc1, pass)) {
+        Gemm g = linear_product(gpu, &b->fc1, b->fc1_out, &x, M, pass);
+        g.bias = b->gelu_bias;
+        (llama ? gpu_product_swiglu : gpu_product_gelu)(gpu, g, out);
+        return out;
+    }
+    linear_forward(gpu, &b->fc1, b->fc1_out, x, NULL, M, pass);
+    if (llama) {
+        gpu_swiglu_forward(gpu, out, b->fc1_out, M, F);
+    } else {
+        gpu_gelu_forward(gpu, out, b->fc1_out, b->gelu_bias, M, F);
+    }
+    return out;
+}
+
+// From b->residual to `out`, the next block's residual. PASS_AGAIN, for the backward pass, computes
+// what was not kept, by the same kernels and so with the same bits.
+static void block_forward(Trainer *t, const Block *b, Bf16 *out, int B, int T, Pass pass) {
+    Gpu *gpu = &t->gpu;
+    const int M = B * T;
+    Tensor x = linear_input(&b->qkv, pass);
+    norm_forward(t, &b->norm1, x, M);
+    qkv_forward(t, b, x, B, T, pass);
+    x = linear_input(&b->attention_out, pass);
+    if (linear_runs(&b->attention_out, pass)) {
+        attention_forward_gpu(gpu, attention_shape_of(&t->run, B, T), x.bf16, b->lse, b->rotated);
+    }
+    if (pass != PASS_AGAIN) { gpu_measure(gpu, x, (int64_t)M * b->attention_out.C); }
+    gpu_quantize(gpu, x, no_sums, t->net.partial_sums, M, b->attention_out.C);
+    linear_forward(gpu, &b->attention_out, b->residual_mid, x, b->residual, M, pass);
+    x = linear_input(&b->fc1, pass);
+    norm_forward(t, &b->norm2, x, M);
+    x = fc1_forward(t, b, x, M, pass);
+    linear_forward(gpu, &b->fc2, out, x, b->residual_mid, M, pass);
+}
+
+// fc2's backward pass and the activation's, to fc1's dy.
+static void fc2_backward(Trainer *t, const Block *b, int M, bool accumulate) {
+    Gpu *gpu = &t->gpu;
+    const bool llama = t->run.config.arch == ARCH_LLAMA;
+    const Gradient sums = gradient_into(b->fc1.dbias, accumulate);
+    const Scratch scratch = t->net.partial_sums;
+    const Tensor dy = b->fc1.dy;
+    const int F = b->fc2.C;
+    Bf16 *d_activated = t->net.wide.bf16;
+    Gemm g = linear_input_gradient(&b->fc2, d_activated, M);
+    if (b->product_activates && !llama) {
+        g.aux = b->fc1_out;
+        g.bias = b->gelu_bias;
+        gpu_product_gelu_backward(gpu, g, dy, sums, scratch);
+    } else if (b->product_derives) {
+        g.epilogue = EPILOGUE_DGELU;
+        g.aux = b->fc1_out;
+        gemm(gpu, g);
+    } else {
+        gemm(gpu, g);
+    }
+    linear_weight_gradient(gpu, &b->fc2, b->fc2.x, M, accumulate);
+    if (b->product_derives) {
+        gpu_quantize(gpu, dy, sums, scratch, M, F);
+    } else if (llama) {
+        gpu_swiglu_backward(gpu, dy, d_activated, b->fc1_out, M, F);
+    } else if (!b->product_activates) {
+        gpu_gelu_backward(gpu, dy, sums, d_activated, b->fc1_out, b->gelu_bias, scratch, M, F);
+    }
+}
+
+// From d_qkv of the rotated queries and keys, in net.wide, to d_norm.
 static void qkv_backward(Trainer *t, const Block *b, int B, int T, bool accumulate) {
     const LinearLayer *qkv = &b->qkv;
     RotaryBackward r = b->rope;
@@ -385,27 +406,26 @@ static void qkv_backward(Trainer *t, const Block *b, int B, int T, bool accumula
     r.rotary = rotary_of(b, B, T);
     if (r.rotary.table != NULL) {
         gpu_rope_backward(&t->gpu, qkv->dy, r);
-        return;
+    } else {
+        gpu_measure(&t->gpu, qkv->dy, (int64_t)B * T * qkv->N);
+        gpu_quantize(&t->gpu, qkv->dy, r.column_sums, r.scratch, B * T, qkv->N);
     }
-    gpu_measure(&t->gpu, qkv->dy, (int64_t)B * T * qkv->N);
-    gpu_quantize(&t->gpu, qkv->dy, r.column_sums, r.scratch, B * T, qkv->N);
+    linear_backward(&t->gpu, qkv, t->net.d_norm, qkv->x, B * T, accumulate);
 }
 
 // From the gradient of the block's output, in d_residual, to that of its input.
-static void block_backward(Trainer *t, int l, int B, int T, bool accumulate) {
+static void block_backward(Trainer *t, const Block *b, int B, int T, bool accumulate) {
     Network *net = &t->net;
-    const Block *b = &net->blocks[l];
     Gpu *gpu = &t->gpu;
-    int M = B * T;
-    recompute_block(t, l, B, T);
-    linear_activation_backward(gpu, &b->activation, net->wide.bf16, M, accumulate);
+    const int M = B * T;
+    if (b->qkv.recomputed) { block_forward(t, b, NULL, B, T, PASS_AGAIN); }
+    fc2_backward(t, b, M, accumulate);
     linear_backward(gpu, &b->fc1, net->d_norm, b->fc1.x, M, accumulate);
     norm_backward(t, &b->norm2, M, accumulate);
     linear_backward(gpu, &b->attention_out, net->d_norm, b->attention_out.x, M, accumulate);
     attention_backward_gpu(gpu, attention_shape_of(&t->run, B, T), net->wide.bf16, net->d_norm,
                            b->attention_out.x.bf16, b->lse, b->rotated);
     qkv_backward(t, b, B, T, accumulate);
-    linear_backward(gpu, &b->qkv, net->d_norm, b->qkv.x, M, accumulate);
     norm_backward(t, &b->norm1, M, accumulate);
 }
 
@@ -426,7 +446,10 @@ static void model_forward(Trainer *t, int B, int T, Pass pass) {
         block_forward(t, &net->blocks[l], out, B, T, pass);
     }
     network_receive(net, c->num_layers + 1);
-    norm_forward(t, &net->final_norm, B * T, pass);
+    Tensor x = linear_input(&net->head, pass);
+    x.fp8 = x.fp8_t = NULL; // the head quantises a chunk at a time
+    x.fused = false;
+    norm_forward(t, &net->final_norm, x, B * T);
 }
 
 // The rows of norm_out from `row` on, as the LM head reads them, to their logits; and to max_sums.
@@ -436,7 +459,8 @@ static Tensor head_forward(Trainer *t, int row, int rows, Scratch max_sums, Pass
     x.bf16 += (size_t)row * head->C;
     gpu_quantize(&t->gpu, x, no_sums, t->net.partial_sums, rows, head->C);
     if (max_sums.data != NULL) {
-        linear_logits(&t->gpu, head, x, max_sums, t->run.config.vocab, rows);
+        Gemm g = linear_product(&t->gpu, head, head->dy.bf16, &x, rows, pass);
+        gpu_product_max_sums(&t->gpu, g, max_sums, t->run.config.vocab);
     } else {
         linear_forward(&t->gpu, head, head->dy.bf16, x, NULL, rows, pass);
     }
@@ -477,7 +501,7 @@ static void model_backward(Trainer *t, int B, int T, int place) {
     norm_backward(t, &net->final_norm, B * T, accumulate);
     if (last) { params_reduce(&t->params, c->num_layers + 1); }
     for (int l = c->num_layers - 1; l >= 0; l--) {
-        block_backward(t, l, B, T, accumulate);
+        block_backward(t, &net->blocks[l], B, T, accumulate);
         if (last) { params_reduce(&t->params, l + 1); }
     }
     if (!accumulate && !c->tied_head) { // with a tied head, the head's product has written it
@@ -521,7 +545,7 @@ static int micro_place(const Trainer *t, int micro) {
 // Runs a micro-step; once it has been captured, as a graph.
 static void replay_micro_step(Trainer *t, int place) {
     Replay *r = &t->micro[place];
-    if (!t->run.options.cuda_graphs || !r->warm || t->params.fp8.scaling.counting) {
+    if (!t->run.options.cuda_graphs || !r->warm || t->params.fp8.counting) {
         micro_step(t, place);
         r->warm = true;
         return;
@@ -545,15 +569,15 @@ static void checked_micro_step(Trainer *t, int place, int64_t step) {
     c->summed = t->run.group.ranks > 1 && (place & MICRO_LAST);
     replay_micro_step(t, place);
     check_hash(c, 0);
-    bool counting = t->params.fp8.scaling.counting;
-    t->params.fp8.scaling.counting = false; // they are counted once
+    bool counting = t->params.fp8.counting;
+    t->params.fp8.counting = false; // they are counted once
     replay_micro_step(t, place);
     check_hash(c, 1);
     if (!check_repeats(c)) {
         replay_micro_step(t, place);
         check_hash(c, 2);
     }
-    t->params.fp8.scaling.counting = counting;
+    t->params.fp8.counting = counting;
     if (!check_agrees(c, step)) { run_end_wrong(&t->run); }
 }
 
@@ -603,7 +627,7 @@ static void report_counts(Trainer *t) {
     size_t n = (size_t)fp8_slot_count(&t->run.config);
     Fp8Counts *counts = (Fp8Counts *)malloc_or_die(n * sizeof(Fp8Counts));
     params_fetch_counts(&t->params, counts);
-    t->params.fp8.scaling.counting = false;
+    t->params.fp8.counting = false;
     finish_step(t);
     run_report_fp8(&t->run, counts);
     free(counts);
@@ -629,7 +653,7 @@ static void train_step(Trainer *t) {
     int64_t ahead = t->run.in_flight ? 1 : 0, step = run->progress.step + ahead;
     if (run_counts_fp8(run, step + 1)) {
         params_clear_counts(&t->params);
-        t->params.fp8.scaling.counting = true;
+        t->params.fp8.counting = true;
     }
     cudaStream_t stream = t->gpu.stream;
     Pending *p = &t->pending[t->enqueued % RESULTS];
@@ -671,7 +695,7 @@ static void train_step(Trainer *t) {
     finish_step(t); // the one before, while this one runs
     t->enqueued++;
     t->run.in_flight = true;
-    if (t->params.fp8.scaling.counting) { report_counts(t); }
+    if (t->params.fp8.counting) { report_counts(t); }
     if (run_needs_result(run, step + 1)) { finish_step(t); }
 }
 

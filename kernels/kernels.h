@@ -74,7 +74,6 @@ typedef struct {
     float *targets; // [count]
     uint8_t *used;  // [count] SLOT_FOLLOWS, SLOT_WEIGHT
     int count, history_length;
-    bool counting; // the present step counts codes (--fp8-stats-interval)
 } Fp8Scaling;
 
 // How a tensor gets its scale, in all steps of a run.

@@ -7,7 +7,7 @@ void linear_plan(LinearLayer *l, const Params *p, const LinearPrecision *lp, Pla
                        .wgrad_fp8 = lp->wgrad == NUMBER_FP8,
                        .fast_forward = p->run->precision.fast_forward,
                        .fast_backward = p->run->precision.fast_backward,
-                       .scaling = &p->fp8.scaling,
+                       .counting = &p->fp8.counting,
                        .family = lp->linear == LINEAR_HEAD ? FAMILY_HEAD_PRODUCTS
                                                            : FAMILY_PRODUCTS};
     if (lp->number != NUMBER_FP8) { return; }
@@ -58,7 +58,7 @@ Tensor linear_input(const LinearLayer *l, Pass pass) {
 // Counts n codes in the steps that --fp8-stats-interval names.
 static void count(Gpu *gpu, const LinearLayer *l, OperandId operand, const uint8_t *codes,
                   int64_t n) {
-    if (l->counts == NULL || !l->scaling->counting) { return; }
+    if (l->counts == NULL || !*l->counting) { return; }
     gpu_count_codes(gpu, &l->counts[operand], codes, n, l->precision->type[operand]);
 }
 
@@ -92,8 +92,7 @@ static void set_fp8(Gemm *g, const Tensor *a, const uint8_t *codes_a, const floa
     g->fast_accumulation = fast_accumulation;
 }
 
-// x W', and counts the codes of x.
-static Gemm product(Gpu *gpu, const LinearLayer *l, Bf16 *y, const Tensor *x, int M, Pass pass) {
+Gemm linear_product(Gpu *gpu, const LinearLayer *l, Bf16 *y, const Tensor *x, int M, Pass pass) {
     Gemm g = gemm_plain(M, l->N, l->C, x->bf16, l->w.bf16, y);
     g.trans_b = true;
     g.family = l->family;
@@ -104,8 +103,7 @@ static Gemm product(Gpu *gpu, const LinearLayer *l, Bf16 *y, const Tensor *x, in
     return g;
 }
 
-// dy W
-static Gemm input_gradient(const LinearLayer *l, Bf16 *dx, int M) {
+Gemm linear_input_gradient(const LinearLayer *l, Bf16 *dx, int M) {
     const Tensor *dy = &l->dy;
     Gemm g = gemm_plain(M, l->C, l->N, dy->bf16, l->w.bf16, dx);
     g.family = l->family;
@@ -117,7 +115,8 @@ static Gemm input_gradient(const LinearLayer *l, Bf16 *dx, int M) {
 
 void linear_forward(Gpu *gpu, const LinearLayer *l, Bf16 *y, Tensor x, const Bf16 *addend, int M,
                     Pass pass) {
-    Gemm g = product(gpu, l, y, &x, M, pass);
+    if (!linear_runs(l, pass)) { return; }
+    Gemm g = linear_product(gpu, l, y, &x, M, pass);
     g.c = addend;
     g.beta = addend != NULL ? 1.0f : 0.0f;
     g.epilogue = l->bias != NULL ? EPILOGUE_BIAS : EPILOGUE_NONE;
@@ -125,22 +124,13 @@ void linear_forward(Gpu *gpu, const LinearLayer *l, Bf16 *y, Tensor x, const Bf1
     gemm(gpu, g);
 }
 
-void linear_logits(Gpu *gpu, const LinearLayer *l, Tensor x, Scratch max_sums, int V, int M) {
-    gpu_product_max_sums(gpu, product(gpu, l, l->dy.bf16, &x, M, PASS_TRAIN), max_sums, V);
-}
-
-void linear_rotary(Gpu *gpu, const LinearLayer *l, Bf16 *y, Tensor x, Rotary r, Pass pass) {
-    gpu_product_rope(gpu, product(gpu, l, y, &x, r.B * r.T, pass), r);
-}
-
-static void weight_gradient(Gpu *gpu, const LinearLayer *l, const Tensor *x, int M,
-                            bool accumulate) {
+void linear_weight_gradient(Gpu *gpu, const LinearLayer *l, Tensor x, int M, bool accumulate) {
     const Tensor *dy = &l->dy;
-    Gemm g = gemm_plain(l->N, l->C, M, dy->bf16, x->bf16, l->dweight.data);
+    Gemm g = gemm_plain(l->N, l->C, M, dy->bf16, x.bf16, l->dweight.data);
     g.trans_a = true;
     g.family = l->family;
     if (l->wgrad_fp8) {
-        set_fp8(&g, dy, dy->fp8_t, dy->scales_t, x, x->fp8_t, x->scales_t, l->fast_backward);
+        set_fp8(&g, dy, dy->fp8_t, dy->scales_t, &x, x.fp8_t, x.scales_t, l->fast_backward);
     }
     g.type_d = l->dweight.type;
     g.c = accumulate ? l->dweight.data : NULL;
@@ -149,63 +139,7 @@ static void weight_gradient(Gpu *gpu, const LinearLayer *l, const Tensor *x, int
     gemm(gpu, g);
 }
 
-// gelu_input [M,C]: the input of the GELU that made x, whose gradient dx becomes; or NULL.
-static void backward(Gpu *gpu, const LinearLayer *l, Bf16 *dx, Tensor x, Bf16 *gelu_input, int M,
-                     bool accumulate) {
-    Gemm g = input_gradient(l, dx, M);
-    g.epilogue = gelu_input != NULL ? EPILOGUE_DGELU : EPILOGUE_NONE;
-    g.aux = gelu_input;
-    gemm(gpu, g);
-    weight_gradient(gpu, l, &x, M, accumulate);
-}
-
 void linear_backward(Gpu *gpu, const LinearLayer *l, Bf16 *dx, Tensor x, int M, bool accumulate) {
-    backward(gpu, l, dx, x, NULL, M, accumulate);
-}
-
-// ---- the activation between two layers ----------------------------------------------------------
-
-Tensor activation_forward(Gpu *gpu, const Activation *a, int M, Pass pass) {
-    Tensor out = linear_input(a->fc2, pass);
-    if (a->gated) {
-        gpu_swiglu_forward(gpu, out, a->in, M, a->fc2->C);
-    } else {
-        gpu_gelu_forward(gpu, out, a->in, a->bias, M, a->fc2->C);
-    }
-    return out;
-}
-
-Tensor linear_activation(Gpu *gpu, const Activation *a, Tensor x, int M, Pass pass) {
-    if (!a->in_fp8_products || !pass_trains(pass)) {
-        linear_forward(gpu, a->fc1, a->in, x, NULL, M, pass);
-        return activation_forward(gpu, a, M, pass);
-    }
-    Tensor out = linear_input(a->fc2, pass);
-    Gemm g = product(gpu, a->fc1, a->in, &x, M, pass);
-    g.bias = a->bias;
-    (a->gated ? gpu_product_swiglu : gpu_product_gelu)(gpu, g, out);
-    return out;
-}
-
-void linear_activation_backward(Gpu *gpu, const Activation *a, Bf16 *d_activated, int M,
-                                bool accumulate) {
-    const LinearLayer *fc1 = a->fc1, *fc2 = a->fc2;
-    Gradient sums = gradient_into(fc1->dbias, accumulate);
-    int F = fc2->C;
-    if (a->in_fp8_products && !a->gated) {
-        Gemm g = input_gradient(fc2, NULL, M);
-        g.aux = a->in;
-        g.bias = a->bias;
-        gpu_product_gelu_backward(gpu, g, fc1->dy, sums, a->scratch);
-        weight_gradient(gpu, fc2, &fc2->x, M, accumulate);
-        return;
-    }
-    backward(gpu, fc2, d_activated, fc2->x, a->derivative_in_product ? a->in : NULL, M, accumulate);
-    if (a->derivative_in_product) {
-        gpu_quantize(gpu, fc1->dy, sums, a->scratch, M, F);
-    } else if (a->gated) {
-        gpu_swiglu_backward(gpu, fc1->dy, d_activated, a->in, M, F);
-    } else {
-        gpu_gelu_backward(gpu, fc1->dy, sums, d_activated, a->in, a->bias, a->scratch, M, F);
-    }
+    gemm(gpu, linear_input_gradient(l, dx, M));
+    linear_weight_gradient(gpu, l, x, M, accumulate);
 }

@@ -19,31 +19,24 @@ typedef struct {
     bool wgrad_fp8;                   // the weight gradient's operands are in FP8 too
     bool fast_forward, fast_backward; // FP8 products keep partial sums in the tensor cores
     GpuFamily family;
-    const Fp8Scaling *scaling;
-    Fp8Counts *counts; // [OPERAND_COUNT], on the device; NULL: codes are never counted
+    // [OPERAND_COUNT], on the device; NULL: codes are never counted. They are in steps for which
+    // *counting holds
+    Fp8Counts *counts;
+    const bool *counting;
     // The input is not kept, but recomputed before the backward pass; so is the forward product.
     bool recomputed, product_recomputed;
 } LinearLayer;
-
-// The activation between fc1 and fc2. Where both layers are in BF16, fc2's input-gradient product
-// applies GELU's derivative. Where both are in FP8, their products may apply GELU and its
-// derivative, and fc1's may apply SwiGLU, in training passes whose scales are given. Where a layer
-// is in FP8, GELU adds fc1's bias: cuBLASLt's epilogue that adds it slows a wide FP8 product by a
-// quarter.
-typedef struct {
-    const LinearLayer *fc1, *fc2;
-    bool gated; // SwiGLU, else GELU
-    Bf16 *in;   // [M,F] fc1's output, of SwiGLU [M,2F]
-    Bf16 *bias; // [F] which GELU adds; NULL: fc1's product adds it, or there is none
-    bool derivative_in_product, in_fp8_products;
-    Scratch scratch; // partial sums
-} Activation;
 
 // Sets up the layer, and plans its transposed FP8 weight, and also its FP8 weight where ranks make
 // it from BF16.
 void linear_plan(LinearLayer *l, const Params *p, const LinearPrecision *lp, Plan *plan);
 // Once the plan has its memory.
 void linear_start(LinearLayer *l, const Params *p);
+
+// Whether a pass makes the layer's product: what has been kept is not computed again.
+static inline bool linear_runs(const LinearLayer *l, Pass pass) {
+    return pass != PASS_AGAIN || l->product_recomputed;
+}
 
 // The input in the forms that a pass requests from its producer.
 Tensor linear_input(const LinearLayer *l, Pass pass);
@@ -52,28 +45,16 @@ Tensor linear_input(const LinearLayer *l, Pass pass);
 // FP8 forms from BF16.
 void linear_receive(Gpu *gpu, const LinearLayer *l);
 
-// y [M,N] = x W' (+ bias) (+ addend [M,N])
+// The forward product y [M,N] = x W', for gemm() or one of our products, and counts the codes of x.
+Gemm linear_product(Gpu *gpu, const LinearLayer *l, Bf16 *y, const Tensor *x, int M, Pass pass);
+// y [M,N] = x W' (+ bias) (+ addend [M,N]), where the pass makes the product.
 void linear_forward(Gpu *gpu, const LinearLayer *l, Bf16 *y, Tensor x, const Bf16 *addend, int M,
                     Pass pass);
 
-// The same of the head in a training pass, into dy.bf16, whose first V columns are the vocabulary.
-// The product also leaves what the loss needs of each row (gpu_product_max_sums).
-void linear_logits(Gpu *gpu, const LinearLayer *l, Tensor x, Scratch max_sums, int V, int M);
-
-// The same of queries, keys and values in a pass of training, without a bias. The product rotates
-// queries and keys too (gpu_product_rope).
-void linear_rotary(Gpu *gpu, const LinearLayer *l, Bf16 *y, Tensor x, Rotary r, Pass pass);
-
-// dx [M,C] = dy W, and dW (+)= dy' x, where dy is the layer's.
+// dx [M,C] = dy W, where dy is the layer's; and dW (+)= dy' x. The third makes both.
+Gemm linear_input_gradient(const LinearLayer *l, Bf16 *dx, int M);
+void linear_weight_gradient(Gpu *gpu, const LinearLayer *l, Tensor x, int M, bool accumulate);
 void linear_backward(Gpu *gpu, const LinearLayer *l, Bf16 *dx, Tensor x, int M, bool accumulate);
-
-// From a->in to the activation's output, as fc2 reads it.
-Tensor activation_forward(Gpu *gpu, const Activation *a, int M, Pass pass);
-// fc1's forward product and the activation.
-Tensor linear_activation(Gpu *gpu, const Activation *a, Tensor x, int M, Pass pass);
-// fc2's backward pass and the activation's, to fc1's dy. d_activated: [M,F] scratch.
-void linear_activation_backward(Gpu *gpu, const Activation *a, Bf16 *d_activated, int M,
-                                bool accumulate);
 
 // A gradient that is overwritten, or added to.
 static inline Gradient gradient_into(Gradient g, bool accumulate) {

@@ -52,7 +52,7 @@ static void list_block_buffers(const Run *run, const Block *b, int64_t M,
         CODES("norm2", fc1, C),
         {"norm2 mean", offsetof(Block, norm2.forward.mean), block, mean},
         {"norm2 rstd", offsetof(Block, norm2.forward.rstd), block, statistic},
-        {"fc1", offsetof(Block, activation.in), block, 2 * M * fc1_rows(c)},
+        {"fc1", offsetof(Block, fc1_out), block, 2 * M * fc1_rows(c)},
         {"activated", offsetof(Block, fc2.x.bf16), activations, BF16(fc2, F)},
         CODES("activated", fc2, F),
     };
@@ -198,9 +198,10 @@ static void send_rope_table(Network *n) {
     free(table);
 }
 
-// Sets up the norm of x. LayerNorm alone has a mean and a bias.
+// Sets up the norm of x, which layer `below` writes; NULL: the embeddings do. LayerNorm alone has a
+// mean and a bias.
 static void start_norm(Network *n, NormLayer *norm, TensorId weight, int layer, const Bf16 *x,
-                       const LinearLayer *next, const LinearLayer *below) {
+                       const LinearLayer *below) {
     const ModelConfig *c = &n->run->config;
     const Params *p = n->params;
     const TensorId bias = (TensorId)(weight + 1);
@@ -222,8 +223,7 @@ static void start_norm(Network *n, NormLayer *norm, TensorId weight, int layer, 
                                     .C = f->C};
     if (layernorm) { norm->backward.dbias = params_gradient(p, bias, layer); }
     if (below != NULL) { norm->backward.column_sums = below->dbias; }
-    norm->next = next;
-    norm->below = below;
+    norm->d_residual = below != NULL ? below->dy : tensor_bf16(n->d_residual.bf16);
 }
 
 // Sets up a block's linear layer with its forms that are in scratch. dy: the forms of its output's
@@ -258,25 +258,20 @@ static void start_activation(Network *n, Block *b) {
     bool llama = n->run->config.arch == ARCH_LLAMA;
     bool none = b->fc1.w.fp8 == NULL && b->fc2.w.fp8 == NULL;
     bool both = b->fc1.w.fp8 != NULL && b->fc2.w.fp8 != NULL;
-    Activation *a = &b->activation;
-    a->fc1 = &b->fc1;
-    a->fc2 = &b->fc2;
-    a->gated = llama;
-    a->scratch = n->partial_sums;
-    a->derivative_in_product = !llama && none;
+    b->product_derives = !llama && none;
     if (!llama && !none) {
-        a->bias = b->fc1.bias;
+        b->gelu_bias = b->fc1.bias;
         b->fc1.bias = NULL;
     }
-    bool gelu = a->bias != NULL && b->fc1.dy.fused;
-    a->in_fp8_products = both && (llama || gelu) && b->fc2.x.fused && n->fused_products &&
-                         gpu_has_fused_products(n->gpu);
+    bool gelu = b->gelu_bias != NULL && b->fc1.dy.fused;
+    b->product_activates = both && (llama || gelu) && b->fc2.x.fused && n->fused_products &&
+                           gpu_has_fused_products(n->gpu);
     if (n->fused_products && both) { // the product reads fc1's input while it writes fc2's
         const Run *run = n->run;
         int64_t M = run->options.micro_batch_size * (int64_t)run->config.seq_length;
         b->fc1.x.fp8 = n->wide.fp8 + M * run->config.ffn;
     }
-    if (llama) { b->fc1.dy.bf16 = a->in; } // SwiGLU's backward pass works in place
+    if (llama) { b->fc1.dy.bf16 = b->fc1_out; } // SwiGLU's backward pass works in place
 }
 
 static void start_head(Network *n) {
@@ -316,9 +311,8 @@ void network_start(Network *n) {
         start_linear(n, &b->fc1, &n->wide);
         start_linear(n, &b->fc2, &n->d_residual);
         start_activation(n, b);
-        start_norm(n, &b->norm1, TENSOR_NORM1_WEIGHT, l, b->residual, &b->qkv, below);
-        start_norm(n, &b->norm2, TENSOR_NORM2_WEIGHT, l, b->residual_mid, &b->fc1,
-                   &b->attention_out);
+        start_norm(n, &b->norm1, TENSOR_NORM1_WEIGHT, l, b->residual, below);
+        start_norm(n, &b->norm2, TENSOR_NORM2_WEIGHT, l, b->residual_mid, &b->attention_out);
         b->rope = (RotaryBackward){
             .rotary = {.table = llama ? n->rope : NULL,
                        .query_weight = params_weights(p, TENSOR_QUERY_NORM_WEIGHT, l, NULL),
@@ -336,7 +330,7 @@ void network_start(Network *n) {
                              has_wide_product(n, &b->qkv);
         below = &b->fc2;
     }
-    start_norm(n, &n->final_norm, TENSOR_FINAL_NORM_WEIGHT, 0, n->residual_out, &n->head, below);
+    start_norm(n, &n->final_norm, TENSOR_FINAL_NORM_WEIGHT, 0, n->residual_out, below);
     start_head(n);
 }
 

@@ -14,8 +14,7 @@ BEGIN_C
 typedef struct {
     NormForward forward;
     NormBackward backward;
-    const LinearLayer *next;  // the layer that reads its output
-    const LinearLayer *below; // the layer that writes its input; NULL: the embeddings do
+    Tensor d_residual; // as the layer that writes the norm's input reads it
 } NormLayer;
 
 // The linear layers hold their inputs: the outputs of the norms, of attention (also in BF16, which
@@ -29,14 +28,20 @@ typedef struct {
         };
         LinearLayer linear[LINEAR_HEAD];
     };
-    RotaryBackward rope;   // each call sets B and T; table NULL: no rotary embedding
-    bool product_rotates;  // the product of queries and keys does it, in passes of training
-    Bf16 *residual;        // [M,C] the block's input
-    Bf16 *qkv_out;         // [M,N]
-    Bf16 *rotated;         // [M,N] as attention reads it: qkv_out itself, except with QK norm
-    float *lse;            // [B,H,T] of attention
-    Bf16 *residual_mid;    // [M,C] after attention
-    Activation activation; // its input [M,F], Llama [M,2F], is fc1's output
+    RotaryBackward rope; // each call sets B and T; table NULL: no rotary embedding
+    // In passes of training, QKV's product also rotates queries and keys; and fc1's applies the
+    // activation, and of GPT-2 fc2's input gradient its derivative.
+    bool product_rotates, product_activates;
+    bool product_derives; // fc2's input gradient in BF16 applies GELU's derivative
+    // [F] which GELU adds, where a layer is in FP8: cuBLASLt's epilogue that adds it slows a wide
+    // FP8 product by a quarter. NULL: fc1's product adds it, or there is none
+    Bf16 *gelu_bias;
+    Bf16 *residual;     // [M,C] the block's input
+    Bf16 *qkv_out;      // [M,N]
+    Bf16 *rotated;      // [M,N] as attention reads it: qkv_out itself, except with QK norm
+    float *lse;         // [B,H,T] of attention
+    Bf16 *residual_mid; // [M,C] after attention
+    Bf16 *fc1_out;      // [M,F], Llama [M,2F]
 } Block;
 
 typedef struct {

@@ -51,6 +51,7 @@ typedef struct {
     bool uncalibrated; // delayed scaling: the run has to be calibrated (model/precision.h)
     Fp8Scaling scaling;
     Fp8Counts *counts; // [slots]; NULL without --fp8-stats-interval
+    bool counting;     // the step that is being enqueued counts codes
     // Blockwise scaling: of each linear layer's weight [precision.count], in host memory; all zero
     // where a weight is in BF16. square_amax and square_scales hold those of all weights.
     Fp8Squares *squares;
