@@ -234,9 +234,9 @@ enum WeightsRule { RULE_KEEP, RULE_ADAMW, RULE_MUON };
 
 // What a launch does with FP8 weights.
 enum WeightsMode {
-    WEIGHTS_GIVEN,   // codes by live->scale; the amax goes to the slot
-    WEIGHTS_MEASURE, // no codes; the amax goes to live->amax
-    WEIGHTS_MEASURED // codes by the scale that live->amax gives
+    WEIGHTS_GIVEN,   // codes by the scale; the new amax is recorded
+    WEIGHTS_MEASURE, // no codes; the amax is measured
+    WEIGHTS_MEASURED // codes by the scale that has been announced, of squares by their amaxes
 };
 
 // The place of an element's square among the scales of a weight.
@@ -281,9 +281,7 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
     float scale = 0.0f, amax = 0.0f;
     Fp8Squares squares = {};
     if (SQUARES && !bf16) { squares = u.squares[s.tensor]; }
-    if (!SQUARES && !bf16 && MODE != WEIGHTS_MEASURE) {
-        scale = MODE == WEIGHTS_MEASURED ? measured_scale(*t, false) : t->live->scale;
-    }
+    if (!SQUARES && !bf16 && MODE != WEIGHTS_MEASURE) { scale = t->scale->scale; }
 #pragma unroll 1
     for (int i = threadIdx.x; i < quads; i += ADAMW_THREADS) {
         uint2 packed = pack4(RULE == RULE_ADAMW  ? adamw_quad(u, f, at, i)
@@ -308,8 +306,8 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
         static_cast<uint32_t *>(at.out)[i] = encode4<FP8_E4M3>(w.v, scale);
     }
     if (bf16) { return; }
-    if (MODE == WEIGHTS_MEASURE && !SQUARES) { block_amax(&t->live->amax, amax); }
-    if (MODE == WEIGHTS_GIVEN && t->record) { block_amax(&t->slot->amax, amax); }
+    if (MODE == WEIGHTS_MEASURE && !SQUARES) { block_amax(&t->scale->amax, amax); }
+    if (MODE == WEIGHTS_GIVEN && t->record) { block_amax(&t->scale->amax, amax); }
 }
 
 template <WeightsRule RULE, WeightsMode MODE>
@@ -445,7 +443,8 @@ void gpu_muon_store(Gpu *gpu, MuonMatrices m, const Bf16 *x) {
 __global__ void announce_scales_kernel(const Tensor *tensors, int count, const StepState *state) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if ((state != nullptr && state->skipped) || i >= count) { return; }
-    measured_scale(tensors[i], true);
+    const Tensor t = tensors[i];
+    if (t.mode == SCALE_MEASURED || !fp8_slot_known(t.scale)) { measured_scale(t, true); }
 }
 
 // One block per tensor.

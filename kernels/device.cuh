@@ -332,7 +332,7 @@ static inline bool check_tensor(const char *name, const Tensor *t, int64_t M, in
         bool lacks = (t->fp8 != NULL && t->scales == NULL) ||
                      (t->fp8_t != NULL && t->scales_t == NULL);
         if (lacks || t->blocks == SCALES_TENSOR) { die("%s: blocks without scales", name); }
-    } else if ((codes || t->fused || t->mode == SCALE_MEASURED) && t->live == NULL) {
+    } else if ((codes || t->fused || t->mode == SCALE_MEASURED) && t->scale == NULL) {
         die("%s: an FP8 tensor without a scale", name);
     }
     if (t->fused && t->mode == SCALE_MEASURED) { die("%s: fused, without a given scale", name); }
@@ -342,5 +342,5 @@ static inline bool check_tensor(const char *name, const Tensor *t, int64_t M, in
 
 // Where a producer that writes BF16 writes the amax; NULL: nowhere.
 static inline float *measured_amax(const Tensor &t) {
-    return t.mode == SCALE_MEASURED ? &t.live->amax : NULL;
+    return t.mode == SCALE_MEASURED ? &t.scale->amax : NULL;
 }

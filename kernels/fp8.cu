@@ -12,11 +12,11 @@ __global__ void amax_kernel(float *amax, const Bf16 *x, int64_t vectors) {
 }
 
 void measure_bf16(Tensor x, int64_t n, cudaStream_t stream) {
-    if (x.live == NULL || x.mode != SCALE_MEASURED) { return; }
+    if (x.mode != SCALE_MEASURED) { return; }
     check_aligned("gpu_measure", {x.bf16});
     if (n % VEC != 0) { die("gpu_measure: %lld values; a multiple of 8", (long long)n); }
     int blocks = min(divide_up(n / VEC, 256), 4 * PARTIALS);
-    launch(amax_kernel, blocks, 256, stream, &x.live->amax, x.bf16, n / VEC);
+    launch(amax_kernel, blocks, 256, stream, &x.scale->amax, x.bf16, n / VEC);
 }
 
 void gpu_measure(Gpu *gpu, Tensor x, int64_t n) {
@@ -69,8 +69,6 @@ __global__ void fp8_update_kernel(Fp8Scaling s, const StepState *state) {
     } else if (!(s.used[i] & SLOT_WEIGHT)) {
         slot->amax = 0.0f;
     }
-    s.live[i].scale = slot->scale;
-    s.live[i].scale_inv = slot->scale_inv;
 }
 
 void gpu_fp8_update(Gpu *gpu, const Fp8Scaling *scaling, const StepState *state) {
@@ -80,7 +78,7 @@ void gpu_fp8_update(Gpu *gpu, const Fp8Scaling *scaling, const StepState *state)
 
 __global__ void clear_measured_kernel(Fp8Scaling s) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < s.count) { s.live[i].amax = 0.0f; }
+    if (i < s.count) { s.slots[i].amax = 0.0f; }
 }
 
 void gpu_fp8_clear_measured(Gpu *gpu, const Fp8Scaling *scaling) {

@@ -175,7 +175,7 @@ template <Fp8Type TYPE, bool BACKWARD, bool SPLIT>
 __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
     const int warp = threadIdx.x % GROUP / WARP, lane = threadIdx.x % WARP;
     const int g = lane / 4, t = lane % 4;
-    const float product_scale = *p.scale_a * *p.scale_b, scale = p.out.live->scale;
+    const float product_scale = *p.scale_a * *p.scale_b, scale = p.out.scale->scale;
     Staging &staging = s.staging[w];
     float range = 0.0f;
 

@@ -55,21 +55,12 @@ size_t partial_sums_bytes(int64_t M, int64_t columns);
 // Hopper's FP8 tensor cores take both operands with the summed dimension contiguous, so a tensor
 // [M,N] is written twice in one pass: as it is, and transposed.
 
-// The scale that the products of the present micro-step use. Slots change only between steps.
-typedef struct {
-    float scale_inv; // first in 16 bytes: cuBLASLt needs a 16-byte aligned address
-    float scale;
-    float amax; // SCALE_MEASURED: of the present micro-step
-    float unused;
-} Fp8Live;
-
 // The scaling state of all FP8 tensors (fp8.cu). The arrays lie on the device. SLOT_FOLLOWS: the
 // slot's scale follows the amax of its tensor. SLOT_WEIGHT: the slot belongs to a weight, whose
 // amax a skipped step keeps, since the weight stays as it is.
 enum { SLOT_FOLLOWS = 1, SLOT_WEIGHT = 2 };
 typedef struct {
     Fp8Slot *slots;
-    Fp8Live *live;
     float *history; // [count, history_length]
     float *targets; // [count]
     uint8_t *used;  // [count] SLOT_FOLLOWS, SLOT_WEIGHT
@@ -78,8 +69,8 @@ typedef struct {
 
 // How a tensor gets its scale, in all steps of a run.
 typedef enum {
-    SCALE_GIVEN,    // the scale is live->scale: delayed scaling. The amax goes to the slot
-    SCALE_MEASURED, // the scale follows from live->amax, which a pass over the BF16 values has
+    SCALE_GIVEN,    // the scale is there: delayed scaling
+    SCALE_MEASURED, // the scale follows from its amax, which a pass over the BF16 values has
                     // measured: tensorwise scaling; and delayed scaling in a run that trains
                     // nothing, of tensors of which nothing is known
     SCALE_BLOCKS    // each block's scale follows from its own values, rounded to BF16
@@ -87,11 +78,11 @@ typedef enum {
 
 // A tensor [M,N] that products read: its forms, and how it is quantised.
 //
-//   mode      live  slot   scales   forms
-//   GIVEN     NULL  NULL   NULL     bf16: no FP8
-//   GIVEN     yes   yes    NULL     fp8, fp8_t; fused: not bf16. slot NULL: a fixed scale
-//   MEASURED  yes   yes *  NULL     bf16, from which fp8, fp8_t; never fused. * NULL: tensorwise
-//   BLOCKS    NULL  NULL   yes      fp8, fp8_t; fused: not bf16
+//   mode      scale  scales   forms
+//   GIVEN     NULL   NULL     bf16: no FP8
+//   GIVEN     yes    NULL     fp8, fp8_t; fused: not bf16
+//   MEASURED  yes    NULL     bf16, from which fp8, fp8_t; never fused
+//   BLOCKS    NULL   yes      fp8, fp8_t; fused: not bf16
 //
 // Where a form is NULL, it is not requested.
 typedef struct {
@@ -101,12 +92,11 @@ typedef struct {
     Fp8Type type;
     ScaleMode mode;
     bool fused;        // producers write FP8 alone: no product reads BF16
-    bool record;       // the amax enters the slot's history
+    bool record;       // GIVEN: the amax goes to scale->amax, and enters the history
     bool power_of_two; // BLOCKS: scales are rounded down to powers of two
     Fp8Scales blocks;  // BLOCKS: vectors or squares
     float target;      // what amax * scale should be
-    Fp8Live *live;     // its scale
-    Fp8Slot *slot;     // its history
+    Fp8Slot *scale;
 } Tensor;
 
 static inline Tensor tensor_bf16(Bf16 *bf16) {
@@ -116,14 +106,14 @@ static inline Tensor tensor_bf16(Bf16 *bf16) {
 }
 
 // A producer writes its output as the tensor says. Where it is fused, the kernel writes the FP8
-// forms alone. Otherwise the kernel writes bf16, and its amax to live->amax where the scale is
+// forms alone. Otherwise the kernel writes bf16, and its amax to scale->amax where the scale is
 // measured; the FP8 forms are then written from bf16. A fused output of a forward producer is E4M3.
 
-// Writes the FP8 forms from out.bf16 [M,N]. Where the scale is measured, live->amax has been
+// Writes the FP8 forms from out.bf16 [M,N]. Where the scale is measured, scale->amax has been
 // measured before. sums: the column sums of out.bf16, in any precision. Its time counts to
 // FAMILY_QUANTIZE where it writes FP8, and to FAMILY_ACTIVATIONS where it only adds up columns.
 void gpu_quantize(Gpu *gpu, Tensor out, Gradient sums, Scratch scratch, int M, int N);
-// live->amax = max(live->amax, |x|) over the n values of x.bf16, NaN being the largest: for the
+// scale->amax = max(scale->amax, |x|) over the n values of x.bf16, NaN being the largest: for the
 // output of a producer that measures no amax. Does nothing unless the scale is measured.
 void gpu_measure(Gpu *gpu, Tensor x, int64_t n);
 // Adds n codes, a multiple of 16, to the counts.
@@ -350,7 +340,7 @@ typedef struct {
 // The optimizer's step on all segments, unless the step is skipped. For Muon's segments the
 // gradient buffer already holds the update. Where mode is SCALE_GIVEN, FP8 weights are written by
 // the given scales. Otherwise they stay as they are, and the amax of the new weights goes to
-// live->amax, or to the squares' amaxes.
+// scale->amax, or to the squares' amaxes.
 void gpu_adamw(Gpu *gpu, const AdamWUpdate *update, ScaleMode mode, const StepState *state);
 // Both read the master weights: the first measures the amaxes of FP8 weights, the second writes the
 // FP8 weights by the scales that these amaxes give. After a skipped step both do nothing. state
@@ -392,7 +382,7 @@ void gpu_hash(Gpu *gpu, uint64_t *sum, const void *data, int64_t bytes, int64_t 
 // Delayed scaling, once an optimizer step, after the decision: enters the amaxes into the history
 // and renews the scales; after a skipped step forgets the amaxes of activations and gradients.
 void gpu_fp8_update(Gpu *gpu, const Fp8Scaling *scaling, const StepState *state);
-// Before a micro-step: sets live->amax of every slot to 0.
+// Before a micro-step: sets every amax to 0.
 void gpu_fp8_clear_measured(Gpu *gpu, const Fp8Scaling *scaling);
 
 END_C

@@ -243,7 +243,7 @@ __global__ void __launch_bounds__(MOST_THREADS)
     Floats8 w = {}, b = {};
     if (inside) { w = load8(n.weight, vector); }
     if (inside && LAYERNORM) { b = load8(n.bias, vector); }
-    float range = 0.0f, scale = out.live->scale;
+    float range = 0.0f, scale = out.scale->scale;
     auto fetch = [&](int row, int) {
         int at = row * vectors + vector;
 #pragma unroll
@@ -299,7 +299,7 @@ __global__ void __launch_bounds__(MOST_THREADS)
         }
     };
     sweep<ROWS, true>(n.M, n.C, division, tile, out.fp8_t, fetch, rows);
-    if (out.record) { block_amax(&out.slot->amax, range); }
+    if (out.record) { block_amax(&out.scale->amax, range); }
 }
 
 // The norm's output, by statistics that have been computed.
@@ -399,7 +399,7 @@ __global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
     Floats8 weight_sum = {}, bias_sum = {}, column_sum = {};
     uint4 weight = {};
     if (inside) { weight = reinterpret_cast<const uint4 *>(n.weight)[vector]; }
-    float range = 0.0f, scale = CODES ? out.live->scale : 1.0f;
+    float range = 0.0f, scale = CODES ? out.scale->scale : 1.0f;
     float next_mean[R], next_rstd[R]; // of the rows that are being fetched
     auto slot_of = [&](int i) -> uint4 & { return dynamic[threadIdx.x + i * blockDim.x]; };
     auto fetch = [&](int row, int turn) { // past the end there are zeros
@@ -463,7 +463,7 @@ __global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
         }
     };
     sweep<R, CODES>(n.M, n.C, division, tile, CODES ? out.fp8_t : nullptr, fetch, rows);
-    if (CODES && out.record) { block_amax(&out.slot->amax, range); }
+    if (CODES && out.record) { block_amax(&out.scale->amax, range); }
     if (!CODES && amax != nullptr) { block_amax(amax, range); }
     float *sums = reinterpret_cast<float *>(dynamic), *partials = n.scratch.data;
     int64_t kind = (int64_t)gridDim.x * n.C;

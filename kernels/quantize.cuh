@@ -49,18 +49,13 @@ template <Fp8Type TYPE> __device__ __forceinline__ uint2 encode8(const Floats8 &
     return make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
 }
 
-// The scale that follows from the measured amax; where the slot's scale is known, that instead. One
-// thread of the launch (announces) writes it where the products read it.
+// The scale that follows from the measured amax. One thread of the launch (announces) writes it
+// where the products read it.
 __device__ __forceinline__ float measured_scale(const Tensor &q, bool announces) {
-    bool known = q.slot != nullptr && fp8_slot_known(q.slot);
-    float amax = q.live->amax;
-    float scale = known ? q.slot->scale : fp8_scale(amax, q.target, 1.0f);
+    float scale = fp8_scale(q.scale->amax, q.target, 1.0f);
     if (announces) {
-        q.live->scale = scale;
-        q.live->scale_inv = 1.0f / scale;
-        if (q.record && q.slot != nullptr) {
-            atomicMax(reinterpret_cast<uint32_t *>(&q.slot->amax), __float_as_uint(amax));
-        }
+        q.scale->scale = scale;
+        q.scale->scale_inv = 1.0f / scale;
     }
     return scale;
 }
@@ -240,7 +235,7 @@ __global__ void __launch_bounds__(TILE_THREADS)
     int column = first_column + threadIdx.x % COLUMN_GROUPS * VEC;
     bool first = blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0;
     bool measured = SOURCE::WAITS && out.mode == SCALE_MEASURED;
-    float scale = measured ? measured_scale(out, first) : out.live->scale, range = 0.0f;
+    float scale = measured ? measured_scale(out, first) : out.scale->scale, range = 0.0f;
     uint2 codes[OUTPUTS][THREAD_ROWS] = {};
     Floats8 sum = {};
     source.begin(row, column / VEC);
@@ -283,7 +278,7 @@ __global__ void __launch_bounds__(TILE_THREADS)
         write_tiles<TILE_ROWS, TILE_COLUMNS, TILE_THREADS>(out.fp8_t, tiles, first_row,
                                                            first_column, M, N);
     }
-    if (!measured && out.record) { block_amax(&out.slot->amax, range); }
+    if (!measured && out.record) { block_amax(&out.scale->amax, range); }
 }
 
 // ---- to FP8 by blocks: a tile is 128 x 128, of which a thread takes 4 rows x 8 columns ----------

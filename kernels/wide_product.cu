@@ -127,7 +127,7 @@ __device__ __forceinline__ void each_part(Shared &s, const Parameters &p, int wo
 // Stores gate and up, and makes the codes.
 __device__ __forceinline__ void encode(Shared &s, const Parameters &p, int worker) {
     const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    const float scale = p.out.live->scale;
+    const float scale = p.out.scale->scale;
     auto &staging = s.staging[worker];
     float range = 0.0f;
     each_part<SWIGLU>(s, p, worker, [&](Corner begin, int w, int part) {

@@ -11,28 +11,25 @@ template <typename T> static bool same(const std::vector<T> &a, const std::vecto
     return a.size() == b.size() && memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
 }
 
-// A tensor under test: poisoned outputs, one slot, one live entry.
+// A tensor under test: poisoned outputs, one slot.
 struct Quantised {
     int M, N;
     Fp8Type type;
     Bf16Buffer bf16;
     Buffer<uint8_t> fp8, fp8_t;
-    Buffer<Fp8Live> live;
     Buffer<Fp8Slot> slot;
     FloatBuffer scales, scales_t; // of blocks
     float scale;
 
     Quantised(int m, int n, Fp8Type t, float given_scale)
         : M(m), N(n), type(t), bf16((size_t)m * n), fp8((size_t)m * n), fp8_t((size_t)m * n),
-          live(1), slot(1), scales(fp8_scale_count(SCALES_VECTOR, m, n)),
+          slot(1), scales(fp8_scale_count(SCALES_VECTOR, m, n)),
           scales_t(fp8_scale_count(SCALES_VECTOR, n, m)), scale(given_scale) {
         reset(0.0f, 1);
     }
-    // count: of the slot's history; measured: the amax as a producer would have written it
-    void reset(float measured, int count) {
-        Fp8Live l = {1.0f / scale, scale, measured, 0.0f};
-        Fp8Slot s = {1.0f / scale, scale, 0.0f, count};
-        live.put(&l);
+    // count: of the slot's history; amax: as it was before
+    void reset(float amax, int count) {
+        Fp8Slot s = {1.0f / scale, scale, amax, count};
         slot.put(&s);
         bf16.poison();
         fp8.poison();
@@ -42,8 +39,7 @@ struct Quantised {
     }
     // All its forms.
     Tensor tensor(ScaleMode mode, bool fused) const {
-        Tensor t = with_forms(given_tensor(type, live.data, slot.data), bf16.data, fp8.data,
-                              fp8_t.data);
+        Tensor t = with_forms(given_tensor(type, slot.data), bf16.data, fp8.data, fp8_t.data);
         t.mode = mode;
         t.fused = fused;
         return t;
@@ -53,8 +49,7 @@ struct Quantised {
         t.scales = scales.data;
         t.scales_t = scales_t.data;
         t.record = false;
-        t.live = NULL;
-        t.slot = NULL;
+        t.scale = NULL;
         t.blocks = kind;
         t.power_of_two = true;
         return t;
@@ -104,11 +99,10 @@ static inline void check_given(const Quantised &q, const Floats &expected, bool 
 static inline void check_measured(const Quantised &q, const Floats &values) {
     float amax = tensor_amax(values.data(), (int64_t)values.size());
     float scale = fp8_scale(amax, fp8_max(q.type), 1.0f);
-    Fp8Live live = q.live.get()[0];
-    CHECK_CLOSE(live.amax, amax, 0.0);
-    CHECK_CLOSE(live.scale, scale, 0.0);
-    CHECK_CLOSE(live.scale_inv, 1.0f / scale, 0.0);
-    CHECK_CLOSE(q.slot.get()[0].amax, amax, 0.0);
+    Fp8Slot slot = q.slot.get()[0];
+    CHECK_CLOSE(slot.amax, amax, 0.0);
+    CHECK_CLOSE(slot.scale, scale, 0.0);
+    CHECK_CLOSE(slot.scale_inv, 1.0f / scale, 0.0);
     CHECK_EQUAL(check_codes(q.fp8.get(), values, scale, q.type, 0), 0);
     check_transpose(q);
 }

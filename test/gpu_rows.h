@@ -243,9 +243,6 @@ static void check_forms(const Producer &p, const Floats &expected, Run run) {
     launch(q.tensor(SCALE_MEASURED, false));
     CHECK(same_bits(get_floats(q.bf16), result));
     check_measured(q, result);
-    q.reset(0.0f, 3); // with a history, whose scale stays
-    launch(q.tensor(SCALE_MEASURED, false));
-    CHECK_EQUAL(check_codes(q.fp8.get(), result, p.scale, p.type, 0), 0);
 
     for (int form = 0; form < 2; form++) {
         bool alone = form == 1;
@@ -794,9 +791,8 @@ static void cast(int M, int N, Fp8Type type) {
     transpose();
     CHECK(q.fp8_t.get() == columns);
     q.reset(0.0f, 3);
-    measured.slot = NULL; // no history
     check(measured, false);
-    CHECK_CLOSE(q.slot.get()[0].amax, 0.0, 0.0);
+    check_measured(q, x.host);
     for (int kind = SCALES_VECTOR; kind <= SCALES_SQUARE; kind++) {
         for (int form = 1; form < 4; form++) {
             q.reset(0.0f, 0);

@@ -419,13 +419,12 @@ static inline void open_test_gpu(size_t attention_workspace) {
 }
 
 // A tensor whose scale is given, fused, without forms.
-static inline Tensor given_tensor(Fp8Type type, Fp8Live *live, Fp8Slot *slot) {
+static inline Tensor given_tensor(Fp8Type type, Fp8Slot *scale) {
     Tensor t = tensor_bf16(NULL);
     t.type = type;
     t.fused = t.record = true;
     t.target = fp8_max(type);
-    t.live = live;
-    t.slot = slot;
+    t.scale = scale;
     return t;
 }
 

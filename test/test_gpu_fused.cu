@@ -20,7 +20,7 @@ struct Problem {
     Rotary rotary = {};
     Codes a_host, b_host;
     Buffer<uint8_t> a, b;
-    Buffer<Fp8Live> scales; // of a and b
+    Buffer<Fp8Slot> scales; // of a and b
     Input bias, x_host;
     Bf16Buffer x, apart; // the pre-activations, all of the product but in the backward pass; there
                          // the product of two kernels is apart
@@ -36,8 +36,8 @@ struct Problem {
           apart(x.count), sums(n), scratch(m, n), out(m, n, t, backward ? 90.0f : 50.0f) {
         // a normal product has the spread of a pre-activation
         float spread_a = whole ? 1.0f : 50.0f, spread_b = whole ? 1.0f : 30.0f;
-        Fp8Live both[2] = {{1 / spread_a, spread_a, 0, 0}, {1 / spread_b, spread_b, 0, 0}};
-        for (Fp8Live &live : both) { live.scale_inv /= whole ? 4.0f : sqrtf(sqrtf((float)k)); }
+        Fp8Slot both[2] = {{1 / spread_a, spread_a, 0, 0}, {1 / spread_b, spread_b, 0, 0}};
+        for (Fp8Slot &slot : both) { slot.scale_inv /= whole ? 4.0f : sqrtf(sqrtf((float)k)); }
         auto value = [&](uint64_t key, size_t i, float spread) {
             return whole ? (float)(int)(rng_bits(key, i) % 5) - 2.0f : spread * rng_normal(key, i);
         };
@@ -129,13 +129,13 @@ struct Problem {
     // The product of the rows from `first` on, scaled.
     Floats product(int first, int rows) const {
         float values_a[256], values_b[256];
-        std::vector<Fp8Live> live = scales.get();
+        std::vector<Fp8Slot> slots = scales.get();
         for (int code = 0; code < 256; code++) {
             values_a[code] = fp8_decode((uint8_t)code, type);
             values_b[code] = fp8_decode((uint8_t)code, FP8_E4M3);
         }
         return exact_product(
-            rows, columns, K, live[0].scale_inv * live[1].scale_inv,
+            rows, columns, K, slots[0].scale_inv * slots[1].scale_inv,
             [&](int i, int k) { return values_a[a_host[(size_t)(first + i) * K + k]]; },
             [&](int j, int k) { return values_b[b_host[(size_t)j * K + k]]; });
     }
@@ -678,7 +678,7 @@ TEST(refusals) {
     uint8_t *fp8 = (uint8_t *)8192;
     float *f = (float *)4096;
     Fp8Slot *slot = (Fp8Slot *)4096;
-    Tensor given = with_forms(given_tensor(FP8_E4M3, (Fp8Live *)4096, slot), NULL, fp8, fp8);
+    Tensor given = with_forms(given_tensor(FP8_E4M3, slot), NULL, fp8, fp8);
     Tensor apart = given, e5m2 = given, blocks = given;
     Scratch enough = {f, 1 << 30}, little = {f, 255};
     apart.fused = false;

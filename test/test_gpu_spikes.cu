@@ -33,11 +33,11 @@ static void scale_norm(Trainer *t, float factor) {
 }
 
 static double input_scale(Trainer *t) {
-    Fp8Live live;
+    Fp8Slot slot;
     int index = fp8_slot_index(&t->run.config, LINEAR_FC1, LAYER, OPERAND_X);
-    gpu_fetch(&t->gpu, &live, t->params.fp8.scaling.live + index, sizeof(live));
+    gpu_fetch(&t->gpu, &slot, t->params.fp8.scaling.slots + index, sizeof(slot));
     CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
-    return live.scale;
+    return slot.scale;
 }
 
 // The activations saturate, or change the scale. When they are normal again, the scale returns, and

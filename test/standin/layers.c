@@ -39,10 +39,10 @@ void gpu_quantize(Gpu *gpu, Tensor out, Gradient sums, Scratch scratch, int M, i
 }
 
 void gpu_measure(Gpu *gpu, Tensor x, int64_t n) {
-    if (x.live == NULL || x.mode != SCALE_MEASURED) { return; }
+    if (x.mode != SCALE_MEASURED) { return; }
     gpu_family(gpu, FAMILY_QUANTIZE);
     FREED float *values = bf16_read(x.bf16, n);
-    values_amax(&x.live->amax, values, n);
+    values_amax(&x.scale->amax, values, n);
 }
 
 void gpu_count_codes(Gpu *gpu, Fp8Counts *counts, const uint8_t *codes, int64_t n, Fp8Type type) {

@@ -166,12 +166,9 @@ static void write_fp8(const AdamWUpdate *u, const AdamWSegment *s, ScaleMode mod
         }
         return;
     }
-    if (!codes) { values_amax(&q.live->amax, values, s->n); }
-    if (codes) {
-        float scale = mode == SCALE_MEASURED ? values_measured_scale(q) : q.live->scale;
-        values_encode(s->fp8, q, scale, values, s->n);
-    }
-    if (mode == SCALE_GIVEN && q.record) { values_amax(&q.slot->amax, values, s->n); }
+    if (codes) { values_encode(s->fp8, q, q.scale->scale, values, s->n); }
+    bool given = mode == SCALE_GIVEN;
+    if (given ? q.record : !codes) { values_amax(&q.scale->amax, values, s->n); }
 }
 
 static void write_segments(const AdamWUpdate *u, ScaleMode mode, bool updates, bool codes,
@@ -222,7 +219,7 @@ void gpu_announce_scales(Gpu *gpu, const Tensor *tensors, const Fp8Squares *squa
     for (int i = 0; i < count && (state == NULL || !state->skipped); i++) {
         if (squares != NULL) {
             announce_squares(tensors[i], &squares[i]);
-        } else {
+        } else if (tensors[i].mode == SCALE_MEASURED || !fp8_slot_known(tensors[i].scale)) {
             values_announce_scale(tensors[i]);
         }
     }
@@ -240,14 +237,12 @@ void gpu_fp8_update(Gpu *gpu, const Fp8Scaling *s, const StepState *state) {
         } else if (!(s->used[i] & SLOT_WEIGHT)) {
             s->slots[i].amax = 0.0f;
         }
-        s->live[i].scale = s->slots[i].scale;
-        s->live[i].scale_inv = s->slots[i].scale_inv;
     }
 }
 
 void gpu_fp8_clear_measured(Gpu *gpu, const Fp8Scaling *s) {
     gpu_family(gpu, FAMILY_OPTIMIZER);
-    for (int i = 0; i < s->count; i++) { s->live[i].amax = 0.0f; }
+    for (int i = 0; i < s->count; i++) { s->slots[i].amax = 0.0f; }
 }
 
 // ---- hashes, the time ---------------------------------------------------------------------------

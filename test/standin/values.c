@@ -51,15 +51,9 @@ void values_amax(float *amax, const float *x, int64_t n) {
     if (float_bits(largest) > float_bits(*amax)) { *amax = largest; }
 }
 
-float values_measured_scale(Tensor q) {
-    bool known = q.slot != NULL && fp8_slot_known(q.slot);
-    return known ? q.slot->scale : fp8_scale(q.live->amax, q.target, 1.0f);
-}
-
 void values_announce_scale(Tensor q) {
-    q.live->scale = values_measured_scale(q);
-    q.live->scale_inv = 1.0f / q.live->scale;
-    if (q.slot != NULL && q.record) { values_amax(&q.slot->amax, &q.live->amax, 1); }
+    q.scale->scale = fp8_scale(q.scale->amax, q.target, 1.0f);
+    q.scale->scale_inv = 1.0f / q.scale->scale;
 }
 
 void values_encode(uint8_t *codes, Tensor q, float scale, const float *x, int64_t n) {
@@ -112,16 +106,16 @@ void values_to_fp8(Tensor out, const float *x, int M, int N) {
     FREED float *room = values_new(M * N);
     uint8_t *codes = out.fp8 != NULL ? out.fp8 : (uint8_t *)room;
     if (out.mode == SCALE_MEASURED) { values_announce_scale(out); }
-    values_encode(codes, out, out.live->scale, x, M * N);
+    values_encode(codes, out, out.scale->scale, x, M * N);
     if (out.fp8_t != NULL) { transpose(out.fp8_t, codes, M, N); }
-    if (out.mode == SCALE_GIVEN && out.record) { values_amax(&out.slot->amax, x, M * N); }
+    if (out.mode == SCALE_GIVEN && out.record) { values_amax(&out.scale->amax, x, M * N); }
 }
 
 void values_produce(Tensor out, float *values, int M, int N) {
     if (!out.fused) {
-        bool measured = out.live != NULL && out.mode == SCALE_MEASURED;
+        bool measured = out.mode == SCALE_MEASURED;
         values_round(out.bf16, TYPE_BF16, values, M * N);
-        values_amax(measured ? &out.live->amax : NULL, values, M * N);
+        values_amax(measured ? &out.scale->amax : NULL, values, M * N);
     }
     values_to_fp8(out, values, M, N);
 }

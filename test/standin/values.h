@@ -40,9 +40,7 @@ void gradient_end(Gradient out, const float *values, int64_t n);
 // *amax = max(*amax, |x|), NaN being the largest; amax may be NULL.
 void values_amax(float *amax, const float *x, int64_t n);
 
-// The scale of a tensor whose amax is live->amax; where the slot has a history, the slot's scale.
-// The second function writes it where products read it, and the amax to the slot.
-float values_measured_scale(Tensor q);
+// Sets the scale that follows from the measured amax.
 void values_announce_scale(Tensor q);
 
 // Encodes n values by this scale.

@@ -49,15 +49,15 @@ void check_hash(Check *c, int pass) {
     for (int i = 0; i < c->linears; i++, row++) {
         const LinearPrecision *lp = &run->precision.linear[i];
         const LinearLayer *l = linear_of(net, lp);
-        const Fp8Live *live =
-            &p->fp8.scaling.live[fp8_slot_index(&run->config, lp->linear, lp->layer, 0)];
+        const Fp8Slot *slots =
+            &p->fp8.scaling.slots[fp8_slot_index(&run->config, lp->linear, lp->layer, 0)];
         int64_t n = (int64_t)l->N * l->C;
         if (l->w.fp8 == NULL) { continue; }
         gpu_hash(gpu, row, l->w.fp8, n, 0);
         gpu_hash(gpu, row, l->w.fp8_t, n, 0);
         for (int o = 0; o < OPERAND_COUNT; o++) {
             if (o != OPERAND_W && !p->fp8.delayed) { continue; } // each pass measures them
-            gpu_hash(gpu, row, &live[o], offsetof(Fp8Live, amax), 0);
+            gpu_hash(gpu, row, &slots[o], offsetof(Fp8Slot, amax), 0);
         }
     }
     int64_t table = (int64_t)run->config.seq_length * run->config.head_size;
@@ -204,9 +204,11 @@ void check_hash_state(Check *c, bool next) {
     gpu_clear(p->gpu, FAMILY_OPTIMIZER, row + CHECK_SCALES, sizeof(*row));
     if (!p->fp8.delayed) { return; } // no scale is kept
     int64_t history = (int64_t)s->count * s->history_length * (int64_t)sizeof(float) / 8 * 8;
-    int64_t live = s->count * (int64_t)sizeof(Fp8Live);
-    gpu_hash(p->gpu, row + CHECK_SCALES, s->live, live, 0);
-    gpu_hash(p->gpu, row + CHECK_SCALES, s->history, history, live / 8);
+    gpu_hash(p->gpu, row + CHECK_SCALES, s->history, history, 0);
+    for (int i = 0; i < s->count; i++) { // without the amaxes, which a step collects
+        gpu_hash(p->gpu, row + CHECK_SCALES, &s->slots[i], offsetof(Fp8Slot, amax),
+                 history / 8 + i);
+    }
 }
 
 bool check_state_kept(const Check *c, const StateHashes *hashes, int64_t step) {

@@ -85,8 +85,8 @@ static void set_fp8(Gemm *g, const Tensor *a, const uint8_t *codes_a, const floa
     g->type_b = gpu_fp8_type(b->type);
     g->trans_a = false;
     g->trans_b = true;
-    g->scale_a = a->mode == SCALE_BLOCKS ? scales_a : &a->live->scale_inv;
-    g->scale_b = b->mode == SCALE_BLOCKS ? scales_b : &b->live->scale_inv;
+    g->scale_a = a->mode == SCALE_BLOCKS ? scales_a : &a->scale->scale_inv;
+    g->scale_b = b->mode == SCALE_BLOCKS ? scales_b : &b->scale->scale_inv;
     g->scales_a = a->blocks;
     g->scales_b = b->blocks;
     g->fast_accumulation = fast_accumulation;

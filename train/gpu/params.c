@@ -115,7 +115,6 @@ static void plan_fp8(Params *p, Plan *plan) {
     plan_section(plan, "FP8 scaling", PHASE_ALWAYS);
     PLAN(plan, "table of weights", run->precision.count, p->optimizer.adamw.tensors);
     PLAN(plan, "slots", count, f->scaling.slots);
-    PLAN(plan, "scales in use", count, f->scaling.live);
     PLAN(plan, "counts", run->options.fp8_stats_interval > 0 ? count : 0, f->counts);
     PLAN(plan, "targets", count, f->scaling.targets);
     PLAN(plan, "flags", count, f->scaling.used);
@@ -168,6 +167,8 @@ void params_plan(Params *p, const Run *run, Plan *plan, Plan *host, int64_t offl
     p->fp8.used = precision_fp8_share(&run->precision) > 0;
     p->fp8.delayed = p->fp8.used && run->precision.recipe == FP8_RECIPE_DELAYED;
     p->fp8.blockwise = p->fp8.used && run->precision.recipe == FP8_RECIPE_BLOCKWISE;
+    p->fp8.tensorwise = p->fp8.measures = p->fp8.used && !p->fp8.delayed && !p->fp8.blockwise;
+    p->fp8.unknown = calloc_or_die((size_t)fp8_slot_count(&run->config), sizeof(bool));
     p->fp8.squares = calloc_or_die((size_t)run->precision.count, sizeof(Fp8Squares));
 
     plan_section(plan, "weights", PHASE_ALWAYS);
@@ -213,6 +214,7 @@ void params_free_plan(Params *p) {
     zero_free(&p->zero);
     muon_free_plan(&p->optimizer.muon);
     free(p->fp8.squares);
+    free(p->fp8.unknown);
     free(p->weights.segments);
     free(p->optimizer.ranges);
     free(p->saved.ranges);
@@ -383,21 +385,21 @@ void params_scale(const Params *p, const LinearPrecision *lp, OperandId operand,
     bool follows = fp8_slot_follows(precision, slot);
     if (lp->number != NUMBER_FP8) { return; }
     t->type = lp->type[operand];
-    t->mode = f->blockwise ? SCALE_BLOCKS : f->measured && follows ? SCALE_MEASURED : SCALE_GIVEN;
+    bool measured = follows && (f->tensorwise || f->unknown[slot]);
+    t->mode = f->blockwise ? SCALE_BLOCKS : measured ? SCALE_MEASURED : SCALE_GIVEN;
     t->fused = t->mode != SCALE_MEASURED && (!f->blockwise || operand != OPERAND_W) &&
                lp->wgrad == NUMBER_FP8;
     t->record = f->delayed && follows;
     t->power_of_two = precision->power_of_two;
     t->blocks = fp8_scales(precision, operand);
     t->target = lp->target[operand];
-    t->live = f->blockwise ? NULL : &f->scaling.live[slot];
-    t->slot = f->delayed && follows ? &f->scaling.slots[slot] : NULL;
+    t->scale = f->blockwise ? NULL : &f->scaling.slots[slot];
 }
 
 // ---- amaxes and counts of a step ----------------------------------------------------------------
 
 void params_clear_measured(const Params *p) {
-    if (p->fp8.measured) { gpu_fp8_clear_measured(p->gpu, &p->fp8.scaling); }
+    if (p->fp8.measures) { gpu_fp8_clear_measured(p->gpu, &p->fp8.scaling); }
 }
 
 void params_clear_counts(Params *p) {
@@ -493,16 +495,24 @@ static void gather_weights(Params *p, int bucket) {
     p->weights.arriving[bucket] = true;
 }
 
+// The amaxes of all slots become those of all ranks: the bits of non-negative floats order as the
+// floats do. What differs besides, scales of measured activations, is measured again before it is
+// read.
+static void agree_amaxes(Params *p) {
+    int64_t words = p->fp8.scaling.count * (int64_t)(sizeof(Fp8Slot) / sizeof(uint32_t));
+    all_reduce(p, p->fp8.scaling.slots, COMM_U32, COMM_MAX, words);
+}
+
 // Makes and sends FP8 weights by measured scales, which follow from the largest amax of all ranks'
 // parts. state: NULL at the start of a run.
 static void publish_measured(Params *p, const StepState *state) {
     const Fp8State *f = &p->fp8;
-    int64_t words = f->scaling.count * (int64_t)(sizeof(Fp8Live) / sizeof(uint32_t));
     if (f->num_tensors > 0) {
-        // the bits of non-negative floats order as the floats do; of Fp8Live's fields amax alone
-        // differs between ranks
-        all_reduce(p, f->blockwise ? (void *)f->square_amax : f->scaling.live, COMM_U32, COMM_MAX,
-                   f->blockwise ? f->num_squares : words);
+        if (f->blockwise) {
+            all_reduce(p, f->square_amax, COMM_U32, COMM_MAX, f->num_squares);
+        } else {
+            agree_amaxes(p);
+        }
         gpu_announce_scales(p->gpu, p->optimizer.adamw.tensors, p->optimizer.adamw.squares,
                             f->num_tensors, state);
     }
@@ -519,29 +529,12 @@ void params_publish(Params *p) {
     publish_measured(p, NULL);
 }
 
-// The slots' amaxes become those of all ranks; the other fields are the same on all.
-static void agree_amaxes(Params *p) {
-    int64_t words = p->fp8.scaling.count * (int64_t)(sizeof(Fp8Slot) / sizeof(uint32_t));
-    all_reduce(p, p->fp8.scaling.slots, COMM_U32, COMM_MAX, words);
-}
-
 // Norm, loss, whether to stop, and the amaxes: each rank's become those of all ranks.
 static void agree(Params *p) {
     enum { SUMS = 3 }; // loss_sum, norm_squared, stop
     _Static_assert(offsetof(StepState, stop) == (SUMS - 1) * sizeof(double), "they lie together");
     all_reduce(p, &p->optimizer.state->loss_sum, COMM_F64, COMM_SUM, SUMS);
     if (p->fp8.delayed) { agree_amaxes(p); }
-}
-
-void params_send_slots(Params *p, const Fp8Slot *slots) {
-    size_t n = (size_t)p->fp8.scaling.count;
-    Fp8Live *live = calloc_or_die(n, sizeof(Fp8Live));
-    for (size_t i = 0; i < n; i++) {
-        live[i] = (Fp8Live){.scale_inv = slots[i].scale_inv, .scale = slots[i].scale};
-    }
-    gpu_send(p->gpu, p->fp8.scaling.slots, slots, n * sizeof(Fp8Slot));
-    gpu_send(p->gpu, p->fp8.scaling.live, live, n * sizeof(Fp8Live));
-    free(live);
 }
 
 void params_calibrate(Params *p) {
@@ -551,7 +544,7 @@ void params_calibrate(Params *p) {
     gpu_fetch(p->gpu, slots, p->fp8.scaling.slots, bytes);
     CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
     fp8_calibrate(&p->run->precision, slots);
-    params_send_slots(p, slots);
+    gpu_send(p->gpu, p->fp8.scaling.slots, slots, bytes);
     free(slots);
 }
 

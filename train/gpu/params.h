@@ -44,11 +44,12 @@ typedef struct {
     bool *arriving;  // [num_buckets] new weights are on their way; params_receive resets it
 } Weights;
 
-// How FP8 operands get their scales. The arrays are on the device, except `squares`.
+// How FP8 operands get their scales. The arrays are on the device, except `unknown` and `squares`.
 typedef struct {
-    bool used, delayed, blockwise;
-    bool measured;     // scales follow from measured amaxes (SCALE_MEASURED), in all steps
+    bool used, delayed, tensorwise, blockwise;
     bool uncalibrated; // delayed scaling: the run has to be calibrated (model/precision.h)
+    bool measures;     // some tensors are SCALE_MEASURED
+    bool *unknown;     // [slots] in host memory: which of them with delayed scaling
     Fp8Scaling scaling;
     Fp8Counts *counts; // [slots]; NULL without --fp8-stats-interval
     bool counting;     // the step that is being enqueued counts codes
@@ -161,8 +162,6 @@ void params_snapshot(Params *p, Snapshot *snapshot);
 // device.
 void params_fetch_gradients(Params *p, float *host);
 
-// Called by params_restore: the slots, and the scales that products read.
-void params_send_slots(Params *p, const Fp8Slot *slots);
 // Called by params_restore: makes the weights that products read from the master weights, at the
 // start of a run.
 void params_publish(Params *p);

@@ -65,11 +65,13 @@ static void restore_scaling(Params *p, const Checkpoint *c) {
         gpu_send(p->gpu, p->fp8.scaling.history, amax, history * sizeof(float));
     }
     fp8_fix_slot(precision, &p->run->options, slots);
-    params_send_slots(p, slots);
+    gpu_send(p->gpu, p->fp8.scaling.slots, slots, (size_t)n * sizeof(Fp8Slot));
     bool unknown = fp8_is_uncalibrated(precision, slots);
     p->fp8.uncalibrated = unknown && run_has_steps(p->run);
-    p->fp8.measured = precision->recipe == FP8_RECIPE_TENSORWISE ||
-                      (unknown && !p->fp8.uncalibrated);
+    p->fp8.measures |= unknown && !p->fp8.uncalibrated;
+    for (int i = 0; i < n && p->fp8.delayed && p->fp8.measures; i++) {
+        p->fp8.unknown[i] = !fp8_slot_known(&slots[i]);
+    }
     free(slots);
     free(amax);
 }
