@@ -352,7 +352,7 @@ __device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
 __device__ __forceinline__ void record_range(const Tensor &out, float range) {
     uint32_t bits = __reduce_max_sync(~0u, __float_as_uint(range));
     if (threadIdx.x % WARP == 0 && out.record) {
-        atomicMax(reinterpret_cast<uint32_t *>(&out.slot->amax), bits);
+        atomicMax(reinterpret_cast<uint32_t *>(&out.scale->amax), bits);
     }
 }
 
