@@ -184,9 +184,9 @@ TEST(products_with_gelu_train_as_two_kernels) {
         Options options = options_of(wide, "--fp8-format hybrid --fp8-lm-head");
         planted = SOUND;
         open_trainer(&t, &options);
-        for (int l = 0; l < 2 && apart; l++) { t.net.blocks[l].activation.in_fp8_products = false; }
+        for (int l = 0; l < 2 && apart; l++) { t.net.blocks[l].product_activates = false; }
         train(&t, 5);
-        CHECK_EQUAL(t.net.blocks[0].activation.in_fp8_products, !apart);
+        CHECK_EQUAL(t.net.blocks[0].product_activates, !apart);
         gradients[apart].resize((size_t)t.run.layout.size);
         params_fetch_gradients(&t.params, gradients[apart].data());
         trainer_close(&t);
