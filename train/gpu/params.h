@@ -124,8 +124,8 @@ void params_restore(Params *p, const Checkpoint *checkpoint);
 void *params_weights(const Params *p, TensorId id, int layer, bool *codes);
 // Where a parameter's gradient is written; data NULL where the model has no such parameter.
 Gradient params_gradient(const Params *p, TensorId id, int layer);
-// Fills in how an operand of an FP8 layer is quantised, in a training pass: of activations and their
-// gradients once params_restore has decided it.
+// Fills in how an operand of an FP8 layer is quantised, in a training pass: of activations and
+// their gradients once params_restore has decided it.
 void params_scale(const Params *p, const LinearPrecision *lp, OperandId operand, Tensor *t);
 
 // Before a micro-batch's forward pass: forgets the amaxes that were measured for scales.
