@@ -761,7 +761,7 @@ int main(int argc, char **argv) {
     Options *options = &t.run.options;
     threads_spin_briefly(argv);
     options_parse(options, argc, argv);
-    run_resolve_options(options);
+    run_resolve_options(&t.run);
     launch_refuse(&t.run.group, options);
     trainer_open(&t);
     trainer_restore(&t);

@@ -844,7 +844,7 @@ int main(int argc, char **argv) {
     static Trainer t;
     Options *options = &t.run.options;
     options_parse(options, argc, argv);
-    run_resolve_options(options);
+    run_resolve_options(&t.run);
     if (options->verify) {
         int status = verify(options);
         or_die(output_flush(stdout));

@@ -192,13 +192,13 @@ typedef struct Checkpoint {
 } Checkpoint;
 
 // Reads from the checkpoint of --resume or --load the options that describe its model, and sets
-// those that a run that continues takes besides (options_continue). Opens that checkpoint, without
-// the optimizer's files, as options->start, and puts its path into options->origin; both stay empty
+// those that a run that continues takes besides (options_continue). Opens that checkpoint as
+// *start, without the optimizer's files, and puts its path into options->origin; both stay empty
 // if there is no checkpoint. A folder without meta.json is one of Hugging Face's; a run does not
 // start from one whose weights are in several files. For `latest` it takes the newest checkpoint
 // whose model can be read; checkpoint_resume later says which ones are damaged. If there are some,
 // and none can be read, it says so and fails.
-bool checkpoint_model(Options *options, Options *model);
+bool checkpoint_model(Checkpoint *start, Options *options, Options *model);
 // Opens rank 0's checkpoint on every other rank, in place of its own. A path "": rank 0 has none.
 bool checkpoint_share(Checkpoint *c, const Group *group);
 // Reads elements begin..end of the weights in model.safetensors. Refuses tensors of other shapes.

@@ -627,8 +627,6 @@ static bool open_model(Checkpoint *c, const char *folder, void *context) {
     return ok;
 }
 
-static Checkpoint start; // a process has one
-
 static bool in_one_file(const Checkpoint *c) {
     char index[PATH_LENGTH];
     path_format(index, "%s/model.safetensors.index.json", c->path);
@@ -638,8 +636,8 @@ static bool in_one_file(const Checkpoint *c) {
 }
 
 // A run that resumes has the weights of its checkpoint, so that --load is what it was there.
-static void keep_load(Options *o) {
-    const char *was = text_of(start.options, "load");
+static void keep_load(Options *o, const Checkpoint *start) {
+    const char *was = text_of(start->options, "load");
     if (option_source(o, "load") >= SOURCE_CONFIG && strcmp(o->load, was) != 0) {
         warn("--load %s has no effect: the weights are those of the checkpoint %s", o->load,
              o->origin);
@@ -648,23 +646,24 @@ static void keep_load(Options *o) {
     option_set_source(o, "load", *was ? SOURCE_CHECKPOINT : SOURCE_DEFAULT);
 }
 
-bool checkpoint_model(Options *o, Options *model) {
+bool checkpoint_model(Checkpoint *start, Options *o, Options *model) {
     bool latest = strcmp(o->resume, "latest") == 0;
     Taken taken = {.continues = o->sample_only ? NULL : o, .model = model};
-    checkpoint_close(&start);
-    if (latest && o->save[0] != '\0' && !open_newest(&start, o->save, open_model, &taken, false)) {
+    *start = (Checkpoint){0};
+    if (latest && o->save[0] != '\0' && !open_newest(start, o->save, open_model, &taken, false)) {
         return false;
     }
-    bool found = start.path[0] != '\0', loads = !found && (latest || o->resume[0] == '\0');
-    path_format(o->origin, "%s", found ? start.path : loads ? o->load : o->resume);
-    if (o->origin[0] == '\0') { return true; }
-    o->start = &start;
+    bool found = start->path[0] != '\0', loads = !found && (latest || o->resume[0] == '\0');
+    const char *from = loads ? o->load : o->resume;
+    if (!found && *from == '\0') { return true; }
     if (loads) { taken.continues = NULL; }
     bool starts = loads && !o->plan && !o->list_tensors;
-    if (!found && (!open_model(&start, o->origin, &taken) || (starts && !in_one_file(&start)))) {
+    if (!found && (!open_model(start, from, &taken) || (starts && !in_one_file(start)))) {
         return loads ? fail("--load %s", error_text()) : fail(RESUME_FAULT, error_text());
     }
-    if (!loads) { keep_load(o); }
+    o->resumes = !loads;
+    path_format(o->origin, "%s", loads ? o->load : start->path);
+    if (!loads) { keep_load(o, start); }
     return taken.continues == NULL || options_continue(o, model);
 }
 
@@ -737,7 +736,7 @@ bool checkpoint_list(const char *save) {
 
 bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLayout *layout) {
     // the newest one's optimizer is damaged, or another run has saved one since
-    bool elsewhere = options->start != NULL && strcmp(c->path, options->start->path) != 0;
+    bool elsewhere = options->resumes && strcmp(c->path, options->origin) != 0;
     for (int i = 0; i < option_table_count; i++) {
         const OptionRow *row = &option_table[i];
         const char *name = row->name, *was = text_of(c->options, name);
@@ -749,7 +748,7 @@ bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLa
         if (elsewhere && options->source[i] == SOURCE_CHECKPOINT) {
             return fail("--resume latest: the options are those of %s, the state that can be read "
                         "is that of %s, where --%s is %s; name one by --resume PATH",
-                        options->start->path, c->path, name, *was ? was : "not set");
+                        options->origin, c->path, name, *was ? was : "not set");
         }
         if (strcmp(name, "optimizer") == 0 && options_train(options)) {
             return fail("%s: its moments are those of --optimizer %s, this run's is %s; resume "

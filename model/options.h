@@ -30,8 +30,6 @@ typedef enum { RECOMPUTE_NONE, RECOMPUTE_ACTIVATIONS, RECOMPUTE_BLOCK } Recomput
 typedef enum { STATE_FP32, STATE_BF16 } StateType;
 typedef enum { GRADIENT_AUTO, GRADIENT_FP32, GRADIENT_BF16 } GradientType;
 
-struct Checkpoint;
-
 // Where a value comes from, weakest first.
 typedef enum {
     SOURCE_DEFAULT,
@@ -55,8 +53,8 @@ typedef struct {
 #include "option_rows.h"
     unsigned char source[OPTIONS_MAX]; // OptionSource of each row
     bool repeated[OPTIONS_MAX];        // one place gives the row several values
-    char origin[PATH_LENGTH];          // path of the checkpoint that the model comes from; "": none
-    struct Checkpoint *start;          // that checkpoint, opened by checkpoint_model(); NULL: none
+    char origin[PATH_LENGTH];          // path of the checkpoint that the run starts from; "": none
+    bool resumes;                      // it is the one that --resume has found
     const char *program;               // argv[0]
 } Options;
 
@@ -163,10 +161,6 @@ static inline bool options_train(const Options *o) {
 }
 static inline bool options_save(const Options *o) {
     return options_train(o) && o->save[0] != '\0';
-}
-// Whether the options are those of a checkpoint that --resume has found.
-static inline bool options_resume(const Options *o) {
-    return o->start != NULL && strcmp(o->origin, o->load) != 0;
 }
 
 // The first step from `step` on (from 1) that --iterations-to-skip names; INT64_MAX: there is none.

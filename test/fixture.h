@@ -88,6 +88,14 @@ static inline bool read_given(Options *options, const char *text) {
     return ok;
 }
 
+// Reads the options of the checkpoint that a run with these would start from.
+static inline bool read_start(Options *options, Options *model) {
+    Checkpoint start;
+    bool ok = checkpoint_model(&start, options, model);
+    checkpoint_close(&start);
+    return ok;
+}
+
 static inline bool read_options(Options *options, const char *text) {
     return read_given(options, text) && (options->help || options_resolve(options, NULL));
 }

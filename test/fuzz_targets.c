@@ -360,7 +360,7 @@ static bool accepts_file(const uint8_t *data, size_t size) {
         static Options o, model;
         o = f->options;
         path_format(o.load, "%s", folder);
-        sink = checkpoint_model(&o, &model) && options_resolve(&o, &model);
+        sink = read_start(&o, &model) && options_resolve(&o, &model);
     }
     if (!opened) { return false; }
     int64_t end = min64(c.layout_size, f->layout.size);

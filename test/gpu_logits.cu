@@ -5,12 +5,14 @@
 #include "logits_file.h"
 
 int main(int argc, char **argv) {
-    static Options options;
     static Trainer t;
+    const Options &options = t.run.options;
     if (argc < 2) { die("usage: %s OUT OPTION...", argv[0]); }
-    options_parse(&options, argc - 1, argv + 1);
-    run_resolve_options(&options);
-    open_trainer(&t, &options);
+    options_parse(&t.run.options, argc - 1, argv + 1);
+    run_resolve_options(&t.run);
+    t.run.group.ranks = t.run.group.local_ranks = 1;
+    trainer_open(&t);
+    trainer_restore(&t);
     const ModelConfig *c = &t.run.config;
     int B = options.micro_batch_size, T = c->seq_length, M = B * T;
     Pass pass = eval_pass(&options);

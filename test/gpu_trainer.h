@@ -19,10 +19,10 @@ static inline Options options_of(const char *model, const char *more) {
     for (char *word; count < WORDS && (word = strtok_r(rest, " ", &rest)) != NULL;) {
         words[count++] = word;
     }
-    Options options;
-    options_parse(&options, count, words);
-    run_resolve_options(&options);
-    return options;
+    static Run run;
+    options_parse(&run.options, count, words);
+    run_resolve_options(&run);
+    return run.options;
 }
 
 static inline void open_trainer(Trainer *t, const Options *options) {

@@ -8,7 +8,7 @@ int main(int argc, char **argv) {
     static Trainer t;
     if (argc < 2) { die("usage: %s OUT OPTION...", argv[0]); }
     options_parse(&t.run.options, argc - 1, argv + 1);
-    run_resolve_options(&t.run.options);
+    run_resolve_options(&t.run);
     t.run.group.ranks = 1;
     trainer_open(&t);
     trainer_restore(&t);

@@ -444,10 +444,11 @@ static FolderId latest_of(const char *save) {
 // The step that --resume latest starts from in the folder t; 0: there is none yet; -1: it is
 // refused.
 static int64_t begins(void) {
-    CLOSED(checkpoint_close) Checkpoint c;
+    CLOSED(checkpoint_close) Checkpoint start;
+    CLOSED(checkpoint_close) Checkpoint c = {0};
     Options o = options_of(TINY "--save t --resume latest"), model;
-    bool ok = checkpoint_model(&o, &model);
-    int64_t first = ok && o.start != NULL ? o.start->progress.step : 0;
+    bool ok = checkpoint_model(&start, &o, &model);
+    int64_t first = ok ? start.progress.step : 0;
     if (!checkpoint_resume(&c, &o)) { return -1; }
     CHECK(!ok || first == c.progress.step);
     return c.path[0] != '\0' ? c.progress.step : 0;
@@ -573,7 +574,7 @@ TEST(a_resume_takes_what_is_not_given) {
         fixture_open(&f, text_of(BEGUN "%s", row->saved));
         CHECK(options_finish_batch(&f.options, 2));
         CHECK(fixture_save(&f, 1));
-        CHECK(read_given(&o, row->now) && checkpoint_model(&o, &model));
+        CHECK(read_given(&o, row->now) && read_start(&o, &model));
         CHECK(options_resolve(&o, &model) && options_finish_batch(&o, 1));
         CHECK_TEXT(option_text(&o, option_row(row->option), text), row->expected);
     }
@@ -589,7 +590,7 @@ TEST(what_a_resume_takes_is_told) {
     folder_remove("s");
     fixture_open(&f, SAVED "--lr 0.003 --min-lr 1e-4 --data a --global-batch-size 8");
     CHECK(fixture_save(&f, 1));
-    CHECK(read_given(&o, "--resume latest --save s") && checkpoint_model(&o, &model));
+    CHECK(read_given(&o, "--resume latest --save s") && read_start(&o, &model));
     CHECK(options_resolve(&o, &model));
     for (int ranks = 1; ranks <= 2; ranks++) { // eight sequences are what two of them have anyway
         CHECK(options_finish_batch(&o, ranks));
@@ -603,12 +604,14 @@ TEST(what_a_resume_takes_is_told) {
     CHECK(read_given(&o, "--resume s/latest --valid-data="));
     write_config(&o);
     CHECK_CONTAINS(text_read("config.txt"), "\nvalid-data \"\"\n"); // the checkpoint may have some
-    CHECK(read_given(&o, "--resume s/latest --lr 1e-5") && checkpoint_model(&o, &model));
-    CHECK_REFUSED(options_resolve(&o, &model), "--min-lr 0.0001 (of the checkpoint s/latest): ");
-    CHECK(read_given(&o, "--resume s/latest") && checkpoint_model(&o, &model));
+    CHECK(read_given(&o, "--resume s/latest --lr 1e-5") && read_start(&o, &model));
+    CHECK_REFUSED(options_resolve(&o, &model),
+                  "--min-lr 0.0001 (of the checkpoint s/step_00000001): ");
+    CHECK(read_given(&o, "--resume s/latest") && read_start(&o, &model));
     CHECK(options_resolve(&o, &model));
-    CHECK_REFUSED(options_finish_batch(&o, 3),
-                  "--global-batch-size 8 (of the checkpoint s/latest): must be a multiple of");
+    CHECK_REFUSED(
+        options_finish_batch(&o, 3),
+        "--global-batch-size 8 (of the checkpoint s/step_00000001): must be a multiple of");
 }
 
 // The options are the newest checkpoint's. If the state is not, because that one's optimizer is
@@ -632,7 +635,7 @@ TEST(options_and_state_are_of_one_run) {
         Options o, model;
         Checkpoint c;
         fixture_open(&f, SAVED);
-        CHECK(read_given(&o, "--resume latest --save s") && checkpoint_model(&o, &model));
+        CHECK(read_given(&o, "--resume latest --save s") && read_start(&o, &model));
         CHECK(options_resolve(&o, &model) && checkpoint_resume(&c, &o));
         CHECK_EQUAL(c.progress.step, 1);
         if (row->expected == NULL) {

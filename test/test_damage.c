@@ -181,7 +181,7 @@ TEST(another_version_is_no_damage) {
     Options o = options_of(TINY), model;
     strcpy(o.save, "s");
     strcpy(o.resume, "latest");
-    CHECK_REFUSED(checkpoint_model(&o, &model), "checkpoint version 3; this program reads 2");
+    CHECK_REFUSED(read_start(&o, &model), "checkpoint version 3; this program reads 2");
     free(meta.bytes);
 }
 

@@ -376,11 +376,12 @@ TEST(an_unreadable_checkpoint_is_not_passed_over) {
         CLOSED(checkpoint_close) Checkpoint c = {0};
         o = fixture.options;
         arm(FAIL_ONCE, n);
-        bool models = checkpoint_model(&o, &model);
+        CLOSED(checkpoint_close) Checkpoint start;
+        bool models = checkpoint_model(&start, &o, &model);
         bool ok = models && checkpoint_resume(&c, &o);
         fired = disarm() != NULL;
         CHECK(ok ? c.progress.step == 2 : fired);
-        CHECK(!models || o.start->progress.step == 2);
+        CHECK(!models || start.progress.step == 2);
         if (!ok) { CHECK_CONTAINS(error_text(), "Input/output error"); }
         refused += !ok;
     }
@@ -544,8 +545,9 @@ TEST(unreadable_checkpoints_are_errors) {
         int64_t size = fixture.layout.size;
         o = fixture.options;
         arm(FAIL_ONCE, n);
-        bool ok = checkpoint_model(&o, &model) && checkpoint_verify(o.start) &&
-                  checkpoint_weights(o.start, &fixture.layout, 0, size, weights) &&
+        CLOSED(checkpoint_close) Checkpoint start;
+        bool ok = checkpoint_model(&start, &o, &model) && checkpoint_verify(&start) &&
+                  checkpoint_weights(&start, &fixture.layout, 0, size, weights) &&
                   checkpoint_open(&c, "s/step_00000100", true) &&
                   checkpoint_read(&c, "master", 0, size, weights) &&
                   checkpoint_read_scaling(&c, &fixture.precision, fixture.slots, fixture.history);
@@ -585,9 +587,9 @@ static int64_t read_while_saving(bool load, float *out) {
     o = fixture.options;
     int64_t step;
     if (load) {
-        ok = checkpoint_model(&o, &model) && checkpoint_verify(o.start);
+        ok = checkpoint_model(&c, &o, &model) && checkpoint_verify(&c);
         for (int part = 0; ok && part < 2; part++) {
-            ok = checkpoint_weights(o.start, &fixture.layout, part * half, (part + 1) * half,
+            ok = checkpoint_weights(&c, &fixture.layout, part * half, (part + 1) * half,
                                     out + part * half);
         }
         for (int64_t i = 0; i < size; i++) { out[i] = out[i] == 0 ? out[size - 1] : out[i]; }

@@ -123,7 +123,7 @@ test_resumed_runs_need_no_options() {
         expect_said 0 'nothing to train: step 8 is done' "$trainer" --resume latest --save part
         expect_status 0 "$trainer" --resume latest --save part --train-iters 9 || return
         [[ -d part/step_00000009 ]] || fail "$trainer: $(tail -n 2 log)"
-        expect_said 1 'error: --global-batch-size 4 (of the checkpoint tuned/latest): must be a ' \
+        expect_said 1 'error: --global-batch-size 4 (of the checkpoint tuned/step_00000008): must be a ' \
             "$trainer" --resume tuned/latest --micro-batch-size 3
         expect_said 1 'error: --data (of the checkpoint c) d/x_train.bin: ' elsewhere "$trainer" \
             --resume c

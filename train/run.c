@@ -107,7 +107,7 @@ static void warn_of_plan(const Options *o) {
         warn("--lr-warmup-iters %lld: training ends at step %lld, before the rate reaches --lr",
              (long long)o->lr_warmup_iters, (long long)o->train_iters);
     }
-    if (options_resume(o) && !options_save(o)) {
+    if (o->resumes && !options_save(o)) {
         warn("--resume %s without --save: nothing is saved from here on", o->resume);
     }
 }
@@ -118,9 +118,7 @@ void run_start(Run *run, const char *device) {
     printf("Run\n  device      %s\n  model       %lld parameters, %s, %.3g FLOPs a token\n", device,
            (long long)run->layout.num_parameters, precision_name(&run->precision),
            flops_per_token(&run->config));
-    Checkpoint none = {0}; // all ranks call it: a first checkpoint may be there for some only
-    or_die(checkpoint_share(o->start != NULL ? o->start : &none, &run->group));
-    checkpoint_close(&none);
+    or_die(checkpoint_share(&run->start, &run->group));
     run_beat(run, DOING_WORK, "opening the data");
     run_open_data(run);
     open_save_folder(run);
@@ -178,7 +176,7 @@ static void warn_of_jump(const Run *run, const Checkpoint *checkpoint) {
 // The lock was free when the options were resolved, and is taken only now: another run may have
 // saved or deleted checkpoints meanwhile.
 static bool is_as_resolved(const Options *o, const Checkpoint *c) {
-    return strcmp(o->resume, "latest") != 0 || options_resume(o) == (c->path[0] != '\0') ||
+    return strcmp(o->resume, "latest") != 0 || o->resumes == (c->path[0] != '\0') ||
            fail("--save %s: another run has changed its checkpoints while this one started; start "
                 "again",
                 o->save);
@@ -240,8 +238,7 @@ static bool save_config(const Options *o) {
 
 // Verifies the checkpoint that --load names. A folder of Hugging Face's has no checksums.
 static void verify_load(const Run *run) {
-    const Options *o = &run->options;
-    const Checkpoint *c = o->start;
+    const Checkpoint *c = &run->start;
     bool ok = run->group.rank > 0 || checkpoint_verify(c) || fail("--load %s", error_text());
     or_die(group_agree(&run->group, CHANNEL_MAIN, ok));
     printf("starting from the weights of %s%s\n", c->path,
@@ -307,7 +304,7 @@ bool run_restore(Run *run, Checkpoint *checkpoint) {
 
 void run_restored(Run *run, Checkpoint *checkpoint) {
     checkpoint_close(checkpoint);
-    if (run->options.start != NULL) { checkpoint_close(run->options.start); }
+    checkpoint_close(&run->start);
 }
 
 // Names the first tensor that has NaN, or more than `most`, in elements begin..end of the space.
@@ -337,7 +334,7 @@ void run_read_state(const Run *run, const Checkpoint *c, const char *kind, int64
     said = true;
 }
 
-void run_first_weights(const Run *run, int64_t begin, int64_t end, float *out) {
+void run_first_weights(Run *run, int64_t begin, int64_t end, float *out) {
     const float FP16_MOST = 65504; // a trained model's weights are far smaller
     static bool said;
     const Options *o = &run->options;
@@ -345,15 +342,15 @@ void run_first_weights(const Run *run, int64_t begin, int64_t end, float *out) {
         model_init(&run->layout, begin, end, out, (uint64_t)o->seed);
         return;
     }
-    if (!checkpoint_weights(o->start, &run->layout, begin, end, out)) {
+    if (!checkpoint_weights(&run->start, &run->layout, begin, end, out)) {
         die("--load %s", error_text());
     }
     if (!check_values(run, begin, end, out, FLT_MAX)) {
-        die("--load %s: %s", o->start->path, error_text());
+        die("--load %s: %s", run->start.path, error_text());
     }
     // a wrong bit in an exponent gives such a value
     if (said || check_values(run, begin, end, out, FP16_MOST)) { return; }
-    warn("--load %s: %s: is the file damaged?", o->start->path, error_text());
+    warn("--load %s: %s: is the file damaged?", run->start.path, error_text());
     said = true;
 }
 

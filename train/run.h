@@ -18,13 +18,13 @@ void run_start(Run *run, const char *device);
 // Opens the checkpoint that --resume names and takes over its progress; returns false if there is
 // none. Records the start in metrics.jsonl.
 bool run_restore(Run *run, Checkpoint *checkpoint);
-// Closes the checkpoint and options.start, after the weights have been read.
+// Closes the checkpoint and run->start, after the weights have been read.
 void run_restored(Run *run, Checkpoint *checkpoint);
 // Reads elements begin..end of a checkpoint's "master", "exp_avg" or "exp_avg_sq".
 void run_read_state(const Run *run, const Checkpoint *checkpoint, const char *kind, int64_t begin,
                     int64_t end, float *out);
 // If nothing is resumed: reads elements begin..end of the weights of --load, or draws random ones.
-void run_first_weights(const Run *run, int64_t begin, int64_t end, float *out);
+void run_first_weights(Run *run, int64_t begin, int64_t end, float *out);
 // Waits for the last save, frees all, and returns the exit status.
 int run_close(Run *run);
 // Ends the run with error_text(), because a GPU computes wrongly. All ranks call it. It waits for a

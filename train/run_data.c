@@ -53,7 +53,7 @@ static void open_train_data(Run *run) {
     const Options *o = &run->options;
     if (!options_train(o) && option_source(o, "data") < SOURCE_CONFIG) { return; }
     if (o->data[0] == '\0') {
-        bool none = strcmp(o->resume, "latest") == 0 && !options_resume(o);
+        bool none = strcmp(o->resume, "latest") == 0 && !o->resumes;
         die("--data is missing: which shards to train on%s%s%s",
             none ? "; there is no checkpoint under " : " (--help)", none ? o->save : "",
             none ? " that would give it" : "");

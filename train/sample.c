@@ -53,7 +53,7 @@ static bool encode_prompt(Run *run) {
     if (bytes == 0) { return true; }
     if (!run->has_tokenizer) {
         const Options *o = &run->options;
-        bool starts = o->start != NULL, theirs = starts && o->start->options == NULL;
+        bool starts = o->origin[0] != '\0', theirs = starts && run->start.options == NULL;
         return fail("--sample-prompt: there is no tokenizer.bin %s%s to encode it with (%s)",
                     starts ? "in " : "beside the shards", o->origin,
                     theirs ? "scripts/convert_hf import makes one of a tokenizer.json"

@@ -26,20 +26,21 @@ static void find_beside(glob_t *found, const char *shards) {
 }
 
 // Whether a path is a file of the checkpoint that the run starts from, which is open already.
-static bool is_of_start(const Options *o, const char *path) {
+static bool is_of_start(const Run *run, const char *path) {
+    const Options *o = &run->options;
     size_t folder = strlen(o->origin);
-    return o->start != NULL && strncmp(path, o->origin, folder) == 0 &&
+    return folder > 0 && strncmp(path, o->origin, folder) == 0 &&
            path + folder + 1 == path_name(path);
 }
 
-static char *read_part(const Options *o, const char *path, size_t *bytes) {
-    return is_of_start(o, path) ? checkpoint_file(o->start, path_name(path), bytes)
-                                : file_read(path, bytes);
+static char *read_part(const Run *run, const char *path, size_t *bytes) {
+    return is_of_start(run, path) ? checkpoint_file(&run->start, path_name(path), bytes)
+                                  : file_read(path, bytes);
 }
 
-static bool open_part(Tokenizer *t, const Options *o, const char *path) {
+static bool open_part(Tokenizer *t, const Run *run, const char *path) {
     size_t bytes = 0;
-    char *data = read_part(o, path, &bytes);
+    char *data = read_part(run, path, &bytes);
     return tokenizer_take(t, data, bytes, path);
 }
 
@@ -107,20 +108,21 @@ static void prefer_chat(Tokenizer *t, const Options *o, char path[PATH_LENGTH]) 
 
 // Opens the tokenizer that --tokenizer names; or the checkpoint's; or else the one beside the
 // shards. False: there is none (path is empty), or run_open_tokenizer says what is wrong with it.
-static bool find_tokenizer(Tokenizer *t, const Options *o, char path[PATH_LENGTH]) {
+static bool find_tokenizer(Tokenizer *t, const Run *run, char path[PATH_LENGTH]) {
+    const Options *o = &run->options;
     const char *shards = o->data[0] != '\0' ? o->data : o->valid_data;
     char first[PATH_LENGTH];
     bool others = false, opened;
     path_format(path, "%s", o->tokenizer);
-    if (option_source(o, "tokenizer") > SOURCE_DATA) { return open_part(t, o, path); }
+    if (option_source(o, "tokenizer") > SOURCE_DATA) { return open_part(t, run, path); }
     path_format(path, "%s/tokenizer.bin", o->origin);
-    if (o->start != NULL && checkpoint_has(o->start, "tokenizer.bin")) {
-        opened = open_part(t, o, path);
+    if (checkpoint_has(&run->start, "tokenizer.bin")) {
+        opened = open_part(t, run, path);
     } else {
         path[0] = '\0';
         opened = shards[0] != '\0' &&
                  find_made(t, shards, shards_mark(shards, false, first), path, &others);
-        if (shards[0] != '\0' && o->start != NULL && checkpoint_has(o->start, "tokenizer.json")) {
+        if (shards[0] != '\0' && checkpoint_has(&run->start, "tokenizer.json")) {
             warn("%s/tokenizer.json is not compared with the tokens of %s: scripts/convert_hf "
                  "import makes a start with a tokenizer.bin",
                  o->origin, shards);
@@ -139,13 +141,13 @@ static void add_companion(Run *run, const char *name, char *bytes, size_t size) 
 }
 
 // Reads a file without a byte-order mark, which transformers does not read; NULL: there is none.
-static char *read_file(const Options *o, const char *path, const char *name, size_t *size) {
+static char *read_file(const Run *run, const char *path, const char *name, size_t *size) {
     static const char mark[] = "\xef\xbb\xbf";
     enum { MARK = sizeof(mark) - 1 };
-    if (!(is_of_start(o, path) ? checkpoint_has(o->start, name) : path_exists(path))) {
+    if (!(is_of_start(run, path) ? checkpoint_has(&run->start, name) : path_exists(path))) {
         return NULL;
     }
-    char *bytes = read_part(o, path, size);
+    char *bytes = read_part(run, path, size);
     if (bytes == NULL) { die("%s", error_text()); }
     if (*size >= MARK && memcmp(bytes, mark, MARK) == 0) {
         memmove(bytes, bytes + MARK, *size -= MARK);
@@ -156,7 +158,7 @@ static char *read_file(const Options *o, const char *path, const char *name, siz
 // Adds a file as the companion with a name; false: there is no such file.
 static bool read_companion(Run *run, const char *path, const char *name) {
     size_t size;
-    char *bytes = read_file(&run->options, path, name, &size);
+    char *bytes = read_file(run, path, name, &size);
     if (bytes != NULL) { add_companion(run, name, bytes, size); }
     return bytes != NULL;
 }
@@ -170,12 +172,12 @@ static void read_companions(Run *run) {
     char path[PATH_LENGTH], *text;
     const char *name = path_name(o->tokenizer), *end = strstr(name, "tokenizer.bin");
     int stem = (int)((end != NULL ? end : name) - o->tokenizer);
-    if (o->start != NULL) {
+    if (o->origin[0] != '\0') {
         Companion *config = &run->start_config;
         path_format(path, "%s/generation_config.json", o->origin);
         read_companion(run, path, "generation_config.json");
         path_format(path, "%s/config.json", o->origin);
-        config->bytes = read_file(o, path, "config.json", &config->size);
+        config->bytes = read_file(run, path, "config.json", &config->size);
     }
     if (!run->has_tokenizer) { return; }
     read_companion(run, o->tokenizer, "tokenizer.bin");
@@ -195,7 +197,7 @@ static void read_companions(Run *run) {
 void run_open_tokenizer(Run *run) {
     const Options *o = &run->options;
     run->has_tokenizer = o->tokenizer[0] != '\0';
-    if (run->has_tokenizer && !open_part(&run->tokenizer, o, o->tokenizer)) {
+    if (run->has_tokenizer && !open_part(&run->tokenizer, run, o->tokenizer)) {
         die("--tokenizer %s", error_text());
     }
     int vocab = run->config.vocab, tokens = run->has_tokenizer ? run->tokenizer.vocab : vocab;
@@ -214,8 +216,9 @@ void run_open_tokenizer(Run *run) {
 // ---- options and model --------------------------------------------------------------------------
 
 // If another program has started the ranks, all of them run this, and only rank 0 warns.
-void run_resolve_options(Options *o) {
+void run_resolve_options(Run *run) {
     static Options model;
+    Options *o = &run->options;
     Tokenizer t;
     Ranks r;
     char text[PATH_LENGTH];
@@ -223,8 +226,8 @@ void run_resolve_options(Options *o) {
     bool claims = options_save(o) && !o->plan && !o->list_checkpoints && !o->list_tensors;
     // so that the options are those of the last checkpoint of a run that still saves there
     if (claims && o->resume[0] != '\0' && !checkpoint_await(o)) { die("--save %s", error_text()); }
-    or_die(checkpoint_model(o, &model));
-    bool opened = find_tokenizer(&t, o, text);
+    or_die(checkpoint_model(&run->start, o, &model));
+    bool opened = find_tokenizer(&t, run, text);
     bool ok = option_set(o, "tokenizer", text, SOURCE_DATA);
     if (ok && opened) {
         ok = options_set(o, SOURCE_DATA, "vocab-size %d", t.vocab);

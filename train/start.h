@@ -6,11 +6,11 @@
 BEGIN_C
 
 // Called after options_parse: sets the options that are not given, from the checkpoint that the run
-// starts from and the tokenizer of its data.
-void run_resolve_options(Options *options);
+// starts from, which it opens, and the tokenizer of its data.
+void run_resolve_options(Run *run);
 
 // Decides batch, model and precision from run->options, run->group and what the device supports.
-// All other fields of *run must be zero before.
+// All other fields of *run but `start` must be zero before.
 bool run_configure(Run *run, NumberSupport support);
 void run_free_configuration(Run *run);
 

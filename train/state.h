@@ -25,6 +25,7 @@ typedef struct {
     ParamLayout layout;
     Precision precision;
     Progress progress;
+    Checkpoint start; // that of --load or --resume, without optimizer; closed by run_restored()
 
     Dataset train_data, valid_data;
     Loader train, valid;

@@ -131,7 +131,7 @@ static void plan_fp8(Params *p, Plan *plan) {
     PLAN(plan, "weights' scales", 2 * f->num_squares, f->square_scales);
 }
 
-void params_plan(Params *p, const Run *run, Plan *plan, Plan *host, int64_t offload) {
+void params_plan(Params *p, Run *run, Plan *plan, Plan *host, int64_t offload) {
     const Options *o = &run->options;
     const ParamLayout *layout = &run->layout;
     OptimizerState *s = &p->optimizer;

@@ -93,7 +93,7 @@ typedef struct {
 typedef struct {
     Gpu *gpu;
     Comm *comm;
-    const Run *run;
+    Run *run;
     ZeroLayout zero;
     Weights weights;
     Fp8State fp8;
@@ -104,7 +104,7 @@ typedef struct {
 // Fills in what follows from the run's options, and plans the buffers on the device and in host
 // memory. offload: bytes of the optimizer's state that, at least, are in host memory; all of it
 // where it has fewer.
-void params_plan(Params *p, const Run *run, Plan *plan, Plan *host, int64_t offload);
+void params_plan(Params *p, Run *run, Plan *plan, Plan *host, int64_t offload);
 void params_free_plan(Params *p);
 // Whether some of the optimizer's state is in host memory: a save writes it from there.
 bool params_offloaded(const Params *p);
