@@ -9,8 +9,11 @@ script=$(realpath "$0")
 mkdir -p work && cd work || exit 1 # test/run.sh keeps its log in the folder above
 passed=0 failed=0 skipped=0 failing=0 skipping=0
 
+# Fails the test, by its line; without a text it shows the end of the file `log`.
 fail() {
-    printf '  %s: %s\n' "${FUNCNAME[1]}" "$*" >&2
+    local i=1
+    while [[ ${FUNCNAME[i + 1]:-run_tests} != run_tests ]]; do i=$((i + 1)); done
+    printf '  %s, line %s: %s\n' "${FUNCNAME[i]}" "${BASH_LINENO[i - 1]}" "${*:-$(tail -n 5 log)}" >&2
     failing=1
 }
 
@@ -66,13 +69,53 @@ has() {
     grep -qF -- "$2" "$1"
 }
 
-# Checks a command's exit status and that its output has a text.
+# Checks that two texts are the same, such as a link's target and a step's folder.
+is() {
+    [[ $1 == "$2" ]] || fail "'$1', not '$2'"
+}
+
+# Checks that the file `log` has all of these texts; of one after a `!` it must have none.
+says() {
+    local text
+    for text; do
+        if [[ $text == !* ]]; then
+            ! has log "${text#!}" || fail "'${text#!}': $(grep -F -m 3 -- "${text#!}" log)"
+        else
+            has log "$text" || fail "no '$text': $(tail -n 5 log)"
+        fi
+    done
+}
+
+# Checks a command's exit status and what its output has, as `says` does.
 expect_said() {
-    local status=$1 says=$2
+    local status=$1 text=$2
     shift 2
     expect_status "$status" "$@" || return
-    has log "$says" || fail "$* does not say '$says': $(tail -n 5 log)"
-    ! has log Traceback || fail "$*: $(cat log)"
+    says "$text" '!Traceback'
+}
+
+# Checks the rows of a table on standard input: an exit status, a command as the shell reads it (but
+# * stays *), and what it says, as of `says`. An error is one printable line:
+#   1|train --data no*.bin|error: --data no*.bin: no such file|./tokenize
+check_rows() {
+    local status command texts words text got
+    while IFS='|' read -r status command texts; do
+        got=0
+        set -f && eval "words=($command)" && set +f
+        ("${words[@]}") >out 2>errors </dev/null || got=$?
+        cat out errors >log
+        [[ $got -eq $status ]] || fail "status $got, not $status: $command: $(tail -n 3 log)"
+        if LC_ALL=C grep -q '[[:cntrl:]]' errors; then fail "not printable: $command"; fi
+        grep -vE '^(warning|note): ' errors >error
+        [[ $status -ne 1 || ($(wc -l <error) -eq 1 && $(<error) == 'error: '*) ]] ||
+            fail "not one error: $command: $(<errors)"
+        while IFS= read -r text; do says "$text"; done < <(tr '|' '\n' <<<"$texts")
+    done
+}
+
+# Whether a check of one row passes, its complaints apart: to plant faults.
+passes() {
+    (failing=0 && "$@" && exit $failing) 2>complaints
 }
 
 train_gpt() {
@@ -89,7 +132,6 @@ make_scripts() {
 start() {
     rm -f "$1" # so that what is waited for is this run's
     "${@:2}" >"$1" 2>&1 &
-    # shellcheck disable=SC2034 # the caller's
     started=$!
 }
 
@@ -98,6 +140,22 @@ await_end() {
     wait_until is_gone "$1" || kill -9 "$1"
     status=0
     wait "$1" 2>/dev/null || status=$?
+}
+
+# stop SIGNAL STATUS: sends it to what `start` has started, which must end so.
+stop() {
+    kill "-$1" "$started"
+    await_end "$started"
+    is "status $status" "status $2"
+}
+
+# stopped SIGNAL PATTERN COMMAND...: runs it, what it says in the file `log`, and sends the signal
+# once it has said the pattern; its exit status is 75, of KILL 137.
+stopped() {
+    local signal=$1 pattern=$2
+    start log "${@:3}"
+    wait_until grep -qE "$pattern" log
+    if [[ $signal == KILL ]]; then stop KILL 137; else stop "$signal" 75; fi
 }
 
 # Waits until a command succeeds, 20 seconds at most.
@@ -147,17 +205,35 @@ newest_step() {
     printf '%s\n' "$1"/step_* | sed -n 's,.*/step_0*\([0-9]\+\)$,\1,p' | sort -n | tail -n 1
 }
 
-# The files that say what a checkpoint holds; meta.json has times and paths in it besides.
+# Whether two checkpoints hold the same; meta.json has times and paths in it besides.
 same_checkpoint() {
-    local file
-    for file in model.safetensors config.json optimizer-0-of-1.safetensors scaling.safetensors; do
-        if [[ ! -e $1/$file && ! -e $2/$file ]]; then continue; fi
-        cmp -s "$1/$file" "$2/$file" || return 1
-    done
-    cmp -s <(progress_of "$1") <(progress_of "$2")
-}
+    diff -rq -x meta.json "$1/" "$2/" && diff <(progress_of "$1") <(progress_of "$2")
+} >difference 2>&1
 
 progress_of() {
     grep -E '"(step|samples|tokens|skipped|skipped_in_row|loss|valid_loss|best_valid_loss)"|"window_' \
         "$1/meta.json"
+}
+
+# The steps and evaluations of a metrics.jsonl, or of that of a folder, checked on the way.
+records_of() {
+    local file=$1
+    if [[ -d $file ]]; then file=$file/metrics.jsonl; fi
+    "$root/test/metrics_tool.py" "$file" || fail "$file"
+}
+
+steps_of() {
+    records_of "$1" | grep '^step'
+}
+
+# resumes WHOLE STEPS COMMAND...: the run `parts`, which ends after each of these steps and is resumed,
+# has every step and the end of the run WHOLE, which goes through; COMMAND fixes its schedule.
+resumes() {
+    local whole=$1 step
+    rm -rf parts
+    for step in $2 ''; do
+        expect_status 0 "${@:3}" --save parts --resume latest ${step:+--train-iters "$step"} || return
+    done
+    same_checkpoint "$whole/latest" parts/latest || fail "${*:3}: another end: $(<difference)"
+    cmp -s <(steps_of "$whole") <(steps_of parts) || fail "${*:3}: other steps"
 }

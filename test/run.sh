@@ -7,6 +7,9 @@ set -um # -m: a job gets SIGINT as a program does that is started from a shell
 root=$(cd "$(dirname "$0")/.." && pwd)
 export LLM8_ROOT=$root
 export OMP_WAIT_POLICY=passive # threads that spin cost minutes where the cores are busy
+if [[ $(head -c 2 "$(command -v python3)") == '#!' ]]; then # pyenv's looks for Python at every call
+    PATH=$(python3 -c 'import sys; print(sys.base_exec_prefix)')/bin:$PATH
+fi
 results=$(mktemp -d)
 : >"$results/counts"
 trap 'rm -rf "$results"' EXIT
