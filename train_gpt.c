@@ -74,7 +74,7 @@ typedef struct {
 
     float *weights, *gradients, *exp_avg, *exp_avg_sq; // [layout.size]
     float *rounded;                                    // the weights as the linear layers see them
-    Fp8Slot *slots;                                    // [fp8_slot_count]
+    Fp8Scale *slots;                                   // [fp8_slot_count]
     float *amax_history;                               // [fp8_slot_count, history_length]
     Fp8Counts *counts;                                 // [fp8_slot_count]
     bool counting;                                     // this step (--fp8-stats-interval)
@@ -96,7 +96,7 @@ typedef struct {
     float *muon;                  // scratch of muon_orthogonalize
     Bucket whole;                 // the whole parameter space, which this rank keeps
     float *snapshot;              // [3, layout.size] copies that a save in the background reads
-    Fp8Slot *snapshot_slots;
+    Fp8Scale *snapshot_slots;
     float *snapshot_history;
 } Trainer;
 
@@ -308,8 +308,8 @@ typedef enum {
 // scale, and x's amax for the history.
 static float fp8_scale_for(Trainer *t, int slot_index, Purpose purpose, const float *x, int64_t n) {
     const Precision *p = &t->run.precision;
-    Fp8Slot *slot = &t->slots[slot_index];
-    bool delayed = p->recipe == FP8_RECIPE_DELAYED, known = delayed && fp8_slot_known(slot);
+    Fp8Scale *slot = &t->slots[slot_index];
+    bool delayed = p->recipe == FP8_RECIPE_DELAYED, known = delayed && fp8_scale_known(slot);
     bool record = purpose == FOR_TRAINING;
     float scale = slot->scale;
     if (purpose == FOR_WGRAD || fp8_slot_is_fixed(p, slot_index) || (known && !record)) {
@@ -333,14 +333,14 @@ static float round_operand(Trainer *t, const LinearLayer *l, OperandId operand, 
     int columns = operand == OPERAND_DY ? l->N : l->C, slot = l->slot + (int)operand;
     int64_t n = (int64_t)rows * columns;
     Fp8Type type = l->type[operand];
-    Fp8Scales scales = fp8_scales(p, operand);
+    Scaling scaling = fp8_slot_scaling(p, slot);
     Fp8Counts *counts = t->counting && purpose == FOR_TRAINING ? &t->counts[slot] : NULL;
     if (number != NUMBER_FP8) {
         round_to_bf16(out, x, n);
         return 1.0f;
     }
-    if (scales != SCALES_TENSOR) {
-        bool square = scales == SCALES_SQUARE;
+    if (fp8_by_blocks(scaling)) {
+        bool square = scaling == SCALE_SQUARES;
         Fp8Blocks blocks = {.rows = rows,
                             .columns = columns,
                             .height = square || purpose == FOR_WGRAD ? FP8_BLOCK : 1,
@@ -546,8 +546,8 @@ static void scaling_update(Trainer *t, bool skipped) {
     for (int i = 0; i < fp8_slot_count(&run->config); i++) {
         if (skipped && i % OPERAND_COUNT != OPERAND_W) { t->slots[i].amax = 0.0f; }
         if (skipped) { continue; }
-        fp8_slot_update(&t->slots[i], t->amax_history + (int64_t)i * p->history_length,
-                        p->history_length, fp8_slot_target(p, i));
+        fp8_scale_update(&t->slots[i], t->amax_history + (int64_t)i * p->history_length,
+                         p->history_length, fp8_slot_target(p, i));
     }
 }
 
@@ -691,7 +691,7 @@ static void maybe_save(Trainer *t) {
     if (t->snapshot_slots != NULL) {
         size_t slots = (size_t)fp8_slot_count(&run->config);
         size_t history = slots * (size_t)run->precision.history_length;
-        memcpy(t->snapshot_slots, t->slots, slots * sizeof(Fp8Slot));
+        memcpy(t->snapshot_slots, t->slots, slots * sizeof(Fp8Scale));
         memcpy(t->snapshot_history, t->amax_history, history * sizeof(float));
     }
     Snapshot s = {.model_dtype = DTYPE_F32,

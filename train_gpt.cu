@@ -286,7 +286,7 @@ static int trainer_close(Trainer *t) {
 
 // ---- blocks -----------------------------------------------------------------------------------
 
-static void norm_forward(Trainer *t, const NormLayer *norm, Tensor out, int M) {
+static void norm_forward(Trainer *t, const NormLayer *norm, Operand out, int M) {
     NormForward n = norm->forward;
     n.M = M;
     gpu_norm_forward(&t->gpu, out, n);
@@ -309,7 +309,7 @@ static Rotary rotary_of(const Block *b, int B, int T) {
 }
 
 // Queries, keys and values from x, as attention reads them.
-static void qkv_forward(Trainer *t, const Block *b, Tensor x, int B, int T, Pass pass) {
+static void qkv_forward(Trainer *t, const Block *b, Operand x, int B, int T, Pass pass) {
     const Rotary rotary = rotary_of(b, B, T);
     const bool runs = linear_runs(&b->qkv, pass);
     if (b->product_rotates && pass_trains(pass)) {
@@ -325,11 +325,11 @@ static void qkv_forward(Trainer *t, const Block *b, Tensor x, int B, int T, Pass
 }
 
 // fc1's product of x, and the activation; returns it as fc2 reads it.
-static Tensor fc1_forward(Trainer *t, const Block *b, Tensor x, int M, Pass pass) {
+static Operand fc1_forward(Trainer *t, const Block *b, Operand x, int M, Pass pass) {
     Gpu *gpu = &t->gpu;
     const bool llama = t->run.config.arch == ARCH_LLAMA;
     const int F = b->fc2.C;
-    Tensor out = linear_input(&b->fc2, pass);
+    Operand out = linear_input(&b->fc2, pass);
     if (b->product_activates && pass_trains(pass) && linear_runs(&b->fc1, pass)) {
         Gemm g = linear_product(gpu, &b->fc1, b->fc1_out, &x, M, pass);
         g.bias = b->gelu_bias;
@@ -350,7 +350,7 @@ static Tensor fc1_forward(Trainer *t, const Block *b, Tensor x, int M, Pass pass
 static void block_forward(Trainer *t, const Block *b, Bf16 *out, int B, int T, Pass pass) {
     Gpu *gpu = &t->gpu;
     const int M = B * T;
-    Tensor x = linear_input(&b->qkv, pass);
+    Operand x = linear_input(&b->qkv, pass);
     norm_forward(t, &b->norm1, x, M);
     qkv_forward(t, b, x, B, T, pass);
     x = linear_input(&b->attention_out, pass);
@@ -372,7 +372,7 @@ static void fc2_backward(Trainer *t, const Block *b, int M, bool accumulate) {
     const bool llama = t->run.config.arch == ARCH_LLAMA;
     const Gradient sums = gradient_into(b->fc1.dbias, accumulate);
     const Scratch scratch = t->net.partial_sums;
-    const Tensor dy = b->fc1.dy;
+    const Operand dy = b->fc1.dy;
     const int F = b->fc2.C;
     Bf16 *d_activated = t->net.wide.bf16;
     Gemm g = linear_input_gradient(&b->fc2, d_activated, M);
@@ -446,16 +446,16 @@ static void model_forward(Trainer *t, int B, int T, Pass pass) {
         block_forward(t, &net->blocks[l], out, B, T, pass);
     }
     network_receive(net, c->num_layers + 1);
-    Tensor x = linear_input(&net->head, pass);
-    x.fp8 = x.fp8_t = NULL; // the head quantises a chunk at a time
+    Operand x = linear_input(&net->head, pass);
+    x.rows.codes = x.columns.codes = NULL; // the head quantises a chunk at a time
     x.fused = false;
     norm_forward(t, &net->final_norm, x, B * T);
 }
 
 // The rows of norm_out from `row` on, as the LM head reads them, to their logits; and to max_sums.
-static Tensor head_forward(Trainer *t, int row, int rows, Scratch max_sums, Pass pass) {
+static Operand head_forward(Trainer *t, int row, int rows, Scratch max_sums, Pass pass) {
     const LinearLayer *head = &t->net.head;
-    Tensor x = linear_input(head, pass);
+    Operand x = linear_input(head, pass);
     x.bf16 += (size_t)row * head->C;
     gpu_quantize(&t->gpu, x, no_sums, t->net.partial_sums, rows, head->C);
     if (max_sums.data != NULL) {
@@ -479,7 +479,7 @@ static void head_loss(Trainer *t, int M, float gradient_scale, bool accumulate, 
     terms.gradient_scale = gradient_scale;
     for (int row = 0; row < M; row += net->chunk_rows) {
         int rows = (int)min64(net->chunk_rows, M - row);
-        Tensor x = head_forward(t, row, rows, max_sums, pass);
+        Operand x = head_forward(t, row, rows, max_sums, pass);
         gpu_cross_entropy(&t->gpu, net->losses + row, head->dy, net->loss_scratch, max_sums,
                           t->batches.device.targets + row, rows, c->vocab, c->padded_vocab, terms);
         if (gradient_scale > 0) {

@@ -117,7 +117,7 @@ typedef struct {
     const void *master, *exp_avg, *exp_avg_sq; // the ranges' elements, one range after another
     int64_t second_moments;                    // elements of exp_avg_sq
     uint64_t hashes[3];        // of master, exp_avg, exp_avg_sq where they were trained
-    const Fp8Slot *slots;      // NULL without delayed scaling
+    const Fp8Scale *slots;     // NULL without delayed scaling
     const float *amax_history; // [slots,history_length]
 } Snapshot;
 
@@ -244,7 +244,7 @@ bool checkpoint_read(const Checkpoint *c, const char *kind, int64_t begin, int64
 // another length, its newest entries are used. If a slot's target differs (another format or
 // margin), its scale is adapted. The gradients dY are proportional to 1 / (tokens of a step): if
 // that differs, their scales and history are adapted too.
-bool checkpoint_read_scaling(const Checkpoint *c, const Precision *precision, Fp8Slot *slots,
+bool checkpoint_read_scaling(const Checkpoint *c, const Precision *precision, Fp8Scale *slots,
                              float *history);
 
 // Prints the table of --list-checkpoints.

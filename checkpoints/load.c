@@ -799,7 +799,7 @@ static double tokens_of_a_step(const Checkpoint *c) {
     return atof(text_of(c->options, "global-batch-size")) * atof(text_of(c->options, "seq-length"));
 }
 
-bool checkpoint_read_scaling(const Checkpoint *c, const Precision *precision, Fp8Slot *slots,
+bool checkpoint_read_scaling(const Checkpoint *c, const Precision *precision, Fp8Scale *slots,
                              float *history) {
     enum { SCALE, TARGET, COUNT, AMAX, TENSORS };
     static const struct {
@@ -829,7 +829,7 @@ bool checkpoint_read_scaling(const Checkpoint *c, const Precision *precision, Fp
     int saved_length = (int)e[AMAX]->shape[1];
     float *saved = malloc_or_die((size_t)saved_length * sizeof(float));
     for (int i = 0; i < n; i++) {
-        Fp8Slot *slot = &slots[i];
+        Fp8Scale *slot = &slots[i];
         float was, target = fp8_slot_target(precision, i);
         float growth = 1.0f; // how the changed options scale the tensor's values
         int32_t count;
@@ -847,8 +847,8 @@ bool checkpoint_read_scaling(const Checkpoint *c, const Precision *precision, Fp
         }
         slot->count = count;
         ok = ok && count >= 0 && count <= c->progress.step;
-        if (!fp8_slot_known(slot)) { continue; }
-        fp8_slot_rescale(slot, was / target * growth, slot->scale);
+        if (!fp8_scale_known(slot)) { continue; }
+        fp8_rescale(slot, was / target * growth, slot->scale);
         // both histories are rings: entry k is at k % length
         int known = ok ? (int)min64(count, min64(saved_length, length)) : 0;
         for (int k = count - known; k < count; k++) {

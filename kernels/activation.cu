@@ -47,7 +47,7 @@ struct SwigluBackward : Function {
     }
 };
 
-void gpu_gelu_forward(Gpu *gpu, Tensor out, const Bf16 *x, const Bf16 *bias, int M, int F) {
+void gpu_gelu_forward(Gpu *gpu, Operand out, const Bf16 *x, const Bf16 *bias, int M, int F) {
     gpu_family(gpu, FAMILY_ACTIVATIONS);
     auto run = [&](const auto &source) {
         produce<false>("gelu forward", source, out, {}, {}, M, F, gpu->stream);
@@ -55,7 +55,7 @@ void gpu_gelu_forward(Gpu *gpu, Tensor out, const Bf16 *x, const Bf16 *bias, int
     bias == NULL ? run(Elementwise<Gelu<false>>(F, x)) : run(Elementwise<Gelu<true>>(F, x, bias));
 }
 
-void gpu_gelu_backward(Gpu *gpu, Tensor dx, Gradient column_sums, const Bf16 *dout, const Bf16 *x,
+void gpu_gelu_backward(Gpu *gpu, Operand dx, Gradient column_sums, const Bf16 *dout, const Bf16 *x,
                        const Bf16 *bias, Scratch scratch, int M, int F) {
     gpu_family(gpu, FAMILY_ACTIVATIONS);
     auto run = [&](const auto &source) {
@@ -65,13 +65,13 @@ void gpu_gelu_backward(Gpu *gpu, Tensor dx, Gradient column_sums, const Bf16 *do
                  : run(Elementwise<GeluBackward<true>>(F, dout, x, bias));
 }
 
-void gpu_swiglu_forward(Gpu *gpu, Tensor out, const Bf16 *x, int M, int F) {
+void gpu_swiglu_forward(Gpu *gpu, Operand out, const Bf16 *x, int M, int F) {
     gpu_family(gpu, FAMILY_ACTIVATIONS);
     Elementwise<Swiglu> source(F, x, x + F);
     produce<false>("swiglu forward", source, out, {}, {}, M, F, gpu->stream);
 }
 
-void gpu_swiglu_backward(Gpu *gpu, Tensor dx, const Bf16 *dout, const Bf16 *x, int M, int F) {
+void gpu_swiglu_backward(Gpu *gpu, Operand dx, const Bf16 *dout, const Bf16 *x, int M, int F) {
     gpu_family(gpu, FAMILY_ACTIVATIONS);
     Elementwise<SwigluBackward> source(F, dout, x, x + F);
     produce<false>("swiglu backward", source, dx, {}, {}, M, F, gpu->stream);

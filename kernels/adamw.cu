@@ -242,7 +242,7 @@ enum WeightsMode {
 // The place of an element's square among the scales of a weight.
 __device__ __forceinline__ int64_t square_of(const Fp8Squares &s, uint32_t element) {
     uint32_t row = element / (uint32_t)s.columns, column = element - row * (uint32_t)s.columns;
-    return fp8_scale_index(SCALES_SQUARE, s.rows, s.columns, (int)row, (int)column);
+    return fp8_scale_index(SCALE_SQUARES, s.rows, s.columns, (int)row, (int)column);
 }
 
 // *amax = max(*amax, range) for each lane's own amax; lanes with the same address do it together.
@@ -277,7 +277,7 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
                            element(s.exp_avg_sq, u.moment_type, begin),
                            bf16 ? static_cast<void *>(s.bf16 + begin) : s.fp8 + begin,
                            s.weight_decay};
-    const Tensor *t = u.tensors + s.tensor;
+    const Operand *t = u.tensors + s.tensor;
     float scale = 0.0f, amax = 0.0f;
     Fp8Squares squares = {};
     if (SQUARES && !bf16) { squares = u.squares[s.tensor]; }
@@ -307,7 +307,7 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
     }
     if (bf16) { return; }
     if (MODE == WEIGHTS_MEASURE && !SQUARES) { block_amax(&t->scale->amax, amax); }
-    if (MODE == WEIGHTS_GIVEN && t->record) { block_amax(&t->scale->amax, amax); }
+    if (MODE == WEIGHTS_GIVEN && t->records) { block_amax(&t->scale->amax, amax); }
 }
 
 template <WeightsRule RULE, WeightsMode MODE>
@@ -321,9 +321,9 @@ static void launch_adamw(const AdamWUpdate *u, const StepState *state, cudaStrea
            log2f(u->beta2));
 }
 
-void gpu_adamw(Gpu *gpu, const AdamWUpdate *update, ScaleMode mode, const StepState *state) {
+void gpu_adamw(Gpu *gpu, const AdamWUpdate *update, Scaling scaling, const StepState *state) {
     gpu_family(gpu, FAMILY_OPTIMIZER);
-    bool given = mode == SCALE_GIVEN;
+    bool given = scaling == SCALE_GIVEN;
     auto adamw = given ? launch_adamw<RULE_ADAMW, WEIGHTS_GIVEN>
                        : launch_adamw<RULE_ADAMW, WEIGHTS_MEASURE>;
     auto muon = given ? launch_adamw<RULE_MUON, WEIGHTS_GIVEN>
@@ -440,31 +440,31 @@ void gpu_muon_store(Gpu *gpu, MuonMatrices m, const Bf16 *x) {
 
 // ---- FP8 weights' scales ------------------------------------------------------------------------
 
-__global__ void announce_scales_kernel(const Tensor *tensors, int count, const StepState *state) {
+__global__ void announce_scales_kernel(const Operand *tensors, int count, const StepState *state) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if ((state != nullptr && state->skipped) || i >= count) { return; }
-    const Tensor t = tensors[i];
-    if (t.mode == SCALE_MEASURED || !fp8_slot_known(t.scale)) { measured_scale(t, true); }
+    const Operand t = tensors[i];
+    if (t.scaling == SCALE_MEASURED || !fp8_scale_known(t.scale)) { measured_scale(t, true); }
 }
 
 // One block per tensor.
-__global__ void announce_squares_kernel(const Tensor *tensors, const Fp8Squares *squares,
+__global__ void announce_squares_kernel(const Operand *tensors, const Fp8Squares *squares,
                                         const StepState *state) {
     if (state != nullptr && state->skipped) { return; }
-    const Tensor t = tensors[blockIdx.x];
+    const Operand t = tensors[blockIdx.x];
     const Fp8Squares s = squares[blockIdx.x];
     int across = (s.columns + FP8_BLOCK - 1) / FP8_BLOCK;
     int down = (s.rows + FP8_BLOCK - 1) / FP8_BLOCK;
     for (int i = threadIdx.x; i < down * across; i += blockDim.x) {
         int row = i / across * FP8_BLOCK, column = i % across * FP8_BLOCK;
-        int64_t place = fp8_scale_index(SCALES_SQUARE, s.rows, s.columns, row, column);
+        int64_t place = fp8_scale_index(SCALE_SQUARES, s.rows, s.columns, row, column);
         float inverse = 1.0f / fp8_block_scale(s.amax[place], t.target, t.power_of_two);
         s.scales[place] = inverse;
-        s.scales_t[fp8_scale_index(SCALES_SQUARE, s.columns, s.rows, column, row)] = inverse;
+        s.scales_t[fp8_scale_index(SCALE_SQUARES, s.columns, s.rows, column, row)] = inverse;
     }
 }
 
-void gpu_announce_scales(Gpu *gpu, const Tensor *tensors, const Fp8Squares *squares, int count,
+void gpu_announce_scales(Gpu *gpu, const Operand *tensors, const Fp8Squares *squares, int count,
                          const StepState *state) {
     gpu_family(gpu, FAMILY_OPTIMIZER);
     if (squares != NULL) {

@@ -321,26 +321,26 @@ static inline void check_scratch(const char *name, Scratch scratch, int64_t floa
 }
 
 // Checks a tensor [M,N] that is written. Whether any FP8 form of it is requested.
-static inline bool check_tensor(const char *name, const Tensor *t, int64_t M, int64_t N) {
-    bool codes = t->fp8 != NULL || t->fp8_t != NULL;
-    check_tensors(name, M, N, {t->bf16, t->fp8, t->fp8_t});
+static inline bool check_operand(const char *name, const Operand *t, int64_t M, int64_t N) {
+    bool codes = t->rows.codes != NULL || t->columns.codes != NULL;
+    check_tensors(name, M, N, {t->bf16, t->rows.codes, t->columns.codes});
     if (codes && (M % 16 != 0 || N % 16 != 0)) {
         die("%s: %lld x %lld in FP8; both sides must be multiples of 16", name, (long long)M,
             (long long)N);
     }
-    if (t->mode == SCALE_BLOCKS) {
-        bool lacks = (t->fp8 != NULL && t->scales == NULL) ||
-                     (t->fp8_t != NULL && t->scales_t == NULL);
-        if (lacks || t->blocks == SCALES_TENSOR) { die("%s: blocks without scales", name); }
-    } else if ((codes || t->fused || t->mode == SCALE_MEASURED) && t->scale == NULL) {
+    if (fp8_by_blocks(t->scaling)) {
+        bool lacks = (t->rows.codes != NULL && t->rows.inverse == NULL) ||
+                     (t->columns.codes != NULL && t->columns.inverse == NULL);
+        if (lacks) { die("%s: blocks without scales", name); }
+    } else if ((codes || t->fused || t->scaling == SCALE_MEASURED) && t->scale == NULL) {
         die("%s: an FP8 tensor without a scale", name);
     }
-    if (t->fused && t->mode == SCALE_MEASURED) { die("%s: fused, without a given scale", name); }
+    if (t->fused && t->scaling == SCALE_MEASURED) { die("%s: fused, without a given scale", name); }
     if (!t->fused && t->bf16 == NULL) { die("%s: no BF16 form", name); }
     return codes;
 }
 
 // Where a producer that writes BF16 writes the amax; NULL: nowhere.
-static inline float *measured_amax(const Tensor &t) {
-    return t.mode == SCALE_MEASURED ? &t.scale->amax : NULL;
+static inline float *measured_amax(const Operand &t) {
+    return t.scaling == SCALE_MEASURED ? &t.scale->amax : NULL;
 }

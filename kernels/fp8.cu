@@ -11,16 +11,16 @@ __global__ void amax_kernel(float *amax, const Bf16 *x, int64_t vectors) {
     block_amax(amax, range);
 }
 
-void measure_bf16(Tensor x, int64_t n, cudaStream_t stream) {
-    if (x.mode != SCALE_MEASURED) { return; }
+void measure_bf16(Operand x, int64_t n, cudaStream_t stream) {
+    if (x.scaling != SCALE_MEASURED) { return; }
     check_aligned("gpu_measure", {x.bf16});
     if (n % VEC != 0) { die("gpu_measure: %lld values; a multiple of 8", (long long)n); }
     int blocks = min(divide_up(n / VEC, 256), 4 * PARTIALS);
     launch(amax_kernel, blocks, 256, stream, &x.scale->amax, x.bf16, n / VEC);
 }
 
-void gpu_measure(Gpu *gpu, Tensor x, int64_t n) {
-    if (x.mode == SCALE_MEASURED) { gpu_family(gpu, FAMILY_QUANTIZE); }
+void gpu_measure(Gpu *gpu, Operand x, int64_t n) {
+    if (x.scaling == SCALE_MEASURED) { gpu_family(gpu, FAMILY_QUANTIZE); }
     measure_bf16(x, n, gpu->stream);
 }
 
@@ -59,13 +59,13 @@ void gpu_count_codes(Gpu *gpu, Fp8Counts *counts, const uint8_t *codes, int64_t 
 // One warp per slot.
 __global__ void fp8_update_kernel(Fp8Scaling s, const StepState *state) {
     int i = blockIdx.x;
-    Fp8Slot *slot = &s.slots[i];
+    Fp8Scale *slot = &s.slots[i];
     float *history = s.history + (int64_t)i * s.history_length;
     if (!(s.used[i] & SLOT_FOLLOWS)) { return; }
-    float largest = warp_max(fp8_slot_largest(slot, history, s.history_length, threadIdx.x, WARP));
+    float largest = warp_max(fp8_scale_largest(slot, history, s.history_length, threadIdx.x, WARP));
     if (threadIdx.x != 0) { return; }
     if (!state->skipped) {
-        fp8_slot_enter(slot, history, s.history_length, s.targets[i], largest);
+        fp8_scale_enter(slot, history, s.history_length, s.targets[i], largest);
     } else if (!(s.used[i] & SLOT_WEIGHT)) {
         slot->amax = 0.0f;
     }

@@ -115,28 +115,36 @@ HOST_DEVICE static inline float fp8_scale(float amax, float target, float previo
 
 enum { FP8_BLOCK = 128 };
 
-// What one scale covers; and the layout in which cuBLASLt reads the scales.
+// How a tensor gets its scales, in all steps of a run: one for the whole tensor, or one for each
+// block, from the block's own values, rounded to BF16. For blocks: the layout in which cuBLASLt
+// reads them.
 typedef enum {
-    SCALES_TENSOR, // the whole tensor
-    SCALES_VECTOR, // 1 x 128: [ceil(k/128)][rows, rounded up to 4]
-    SCALES_SQUARE  // 128 x 128: [ceil(rows/128)][ceil(k/128), rounded up to 4]
-} Fp8Scales;
+    SCALE_GIVEN,    // one, which is known before the values are: delayed scaling
+    SCALE_MEASURED, // one, from the tensor's amax: tensorwise scaling; and delayed scaling in a run
+                    // that trains nothing, of tensors of which nothing is known
+    SCALE_VECTORS,  // 1 x 128: [ceil(k/128)][rows, rounded up to 4]
+    SCALE_SQUARES   // 128 x 128: [ceil(rows/128)][ceil(k/128), rounded up to 4]
+} Scaling;
 
-HOST_DEVICE static inline int64_t fp8_scale_index(Fp8Scales scales, int rows, int k, int row,
+HOST_DEVICE static inline int fp8_by_blocks(Scaling scaling) {
+    return scaling == SCALE_VECTORS || scaling == SCALE_SQUARES;
+}
+
+HOST_DEVICE static inline int64_t fp8_scale_index(Scaling scaling, int rows, int k, int row,
                                                   int column) {
     int blocks = (k + FP8_BLOCK - 1) / FP8_BLOCK;
-    if (scales == SCALES_TENSOR) { return 0; }
-    if (scales == SCALES_VECTOR) {
+    if (!fp8_by_blocks(scaling)) { return 0; }
+    if (scaling == SCALE_VECTORS) {
         return (int64_t)(column / FP8_BLOCK) * ((rows + 3) / 4 * 4) + row;
     }
     return (int64_t)(row / FP8_BLOCK) * ((blocks + 3) / 4 * 4) + column / FP8_BLOCK;
 }
 
 // How many scales an operand has, padding included.
-HOST_DEVICE static inline int64_t fp8_scale_count(Fp8Scales scales, int rows, int k) {
+HOST_DEVICE static inline int64_t fp8_scale_count(Scaling scaling, int rows, int k) {
     int down = (rows + FP8_BLOCK - 1) / FP8_BLOCK, across = (k + FP8_BLOCK - 1) / FP8_BLOCK;
-    if (scales == SCALES_TENSOR) { return 1; }
-    if (scales == SCALES_VECTOR) { return (int64_t)across * ((rows + 3) / 4 * 4); }
+    if (!fp8_by_blocks(scaling)) { return 1; }
+    if (scaling == SCALE_VECTORS) { return (int64_t)across * ((rows + 3) / 4 * 4); }
     return (int64_t)down * ((across + 3) / 4 * 4);
 }
 
@@ -150,14 +158,14 @@ HOST_DEVICE static inline float fp8_block_scale(float amax, float target, int po
 
 // ---- scaling state ----
 
-// What is known of one tensor's range. `amax` collects the amax of this step until fp8_slot_update.
-// A slot that nothing is known of has a scale of 1 and no history.
+// The scale of a tensor that has one, and what is known of the tensor's range. `amax` collects the
+// amax of this step until fp8_scale_update. If nothing is known, scale is 1 and count 0.
 typedef struct {
     float scale_inv; // first in 16 bytes: cuBLASLt needs a 16-byte aligned address
     float scale;
     float amax;
     int count; // how many amaxes have entered the history
-} Fp8Slot;
+} Fp8Scale;
 
 // What the codes of a tensor are: how many there are, and how many of them are the format's largest
 // magnitude, zero, and subnormal but not zero.
@@ -173,28 +181,27 @@ HOST_DEVICE static inline void fp8_count(Fp8Counts *counts, uint8_t code, Fp8Typ
     counts->subnormal += magnitude != 0 && magnitude >> mantissa_bits == 0;
 }
 
-HOST_DEVICE static inline void fp8_slot_rescale(Fp8Slot *slot, float amax, float target) {
-    slot->scale = fp8_scale(amax, target, slot->scale);
-    slot->scale_inv = 1.0f / slot->scale;
+HOST_DEVICE static inline void fp8_rescale(Fp8Scale *s, float amax, float target) {
+    s->scale = fp8_scale(amax, target, s->scale);
+    s->scale_inv = 1.0f / s->scale;
 }
 
 // Whether the scale says something of the tensor: there is a history, or calibration has set it
 // (model/precision.h).
-HOST_DEVICE static inline int fp8_slot_known(const Fp8Slot *slot) {
-    return slot->count > 0 || slot->scale != 1.0f;
+HOST_DEVICE static inline int fp8_scale_known(const Fp8Scale *s) {
+    return s->count > 0 || s->scale != 1.0f;
 }
 
-// A slot's scale changes once an optimizer step, by the next two functions, on the host and on the
-// device.
+// A scale changes once an optimizer step, by the next two functions, on the host and on the device.
 
 // The largest amax of the history, a ring of `length`, as if this step's amax had entered it. Looks
 // at entries first, first + step and so on.
-HOST_DEVICE static inline float fp8_slot_largest(const Fp8Slot *slot, const float *history,
-                                                 int length, int first, int step) {
-    int newest = slot->count % length, known = slot->count < length ? slot->count + 1 : length;
+HOST_DEVICE static inline float fp8_scale_largest(const Fp8Scale *s, const float *history,
+                                                  int length, int first, int step) {
+    int newest = s->count % length, known = s->count < length ? s->count + 1 : length;
     float largest = 0.0f;
     for (int i = first; i < known; i += step) {
-        float amax = i == newest ? slot->amax : history[i];
+        float amax = i == newest ? s->amax : history[i];
         if (amax > largest) { largest = amax; }
     }
     return largest;
@@ -202,16 +209,16 @@ HOST_DEVICE static inline float fp8_slot_largest(const Fp8Slot *slot, const floa
 
 // Enters this step's amax into the history; the scale follows from `largest`. An amax of zero,
 // infinity or NaN changes nothing.
-HOST_DEVICE static inline void fp8_slot_enter(Fp8Slot *slot, float *history, int length,
-                                              float target, float largest) {
-    float amax = slot->amax;
-    slot->amax = 0.0f;
+HOST_DEVICE static inline void fp8_scale_enter(Fp8Scale *s, float *history, int length,
+                                               float target, float largest) {
+    float amax = s->amax;
+    s->amax = 0.0f;
     if (!(amax > 0.0f && amax <= FLT_MAX)) { return; }
-    history[slot->count % length] = amax;
-    slot->count++;
-    fp8_slot_rescale(slot, largest, target);
+    history[s->count % length] = amax;
+    s->count++;
+    fp8_rescale(s, largest, target);
 }
 
-static inline void fp8_slot_update(Fp8Slot *slot, float *history, int length, float target) {
-    fp8_slot_enter(slot, history, length, target, fp8_slot_largest(slot, history, length, 0, 1));
+static inline void fp8_scale_update(Fp8Scale *s, float *history, int length, float target) {
+    fp8_scale_enter(s, history, length, target, fp8_scale_largest(s, history, length, 0, 1));
 }

@@ -67,7 +67,7 @@ struct Parameters {
     const float *scale_a, *scale_b;
     const Bf16 *bias;
     float *partials; // [M / 64, rounded up][N]: column sums of a warpgroup's rows
-    Tensor out;
+    Operand out;
     int M, N, K;
     bool writes_codes, writes_codes_t;
 };
@@ -420,7 +420,7 @@ void launch_product(const Gpu *gpu, const Gemm &g, const Parameters &p) {
 }
 
 // The parameters that both kernels share. x: GELU's input without the bias.
-Parameters parameters(const char *name, const Gpu *gpu, const Gemm &g, Bf16 *x, Tensor out) {
+Parameters parameters(const char *name, const Gpu *gpu, const Gemm &g, Bf16 *x, Operand out) {
     if (g.k > GELU_PRODUCT_MOST_K) {
         die("%s: K is %d, more than %d", name, g.k, GELU_PRODUCT_MOST_K);
     }
@@ -430,10 +430,10 @@ Parameters parameters(const char *name, const Gpu *gpu, const Gemm &g, Bf16 *x, 
     p.b = map_like_columns(static_cast<const uint8_t *>(g.b), g.n, g.k, FULL_ROW, TILE);
     p.x = tensor_map(x, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, FULL_ROW,
                      {{g.n, 2, FULL_ROW / 2}, {g.m, 2 * (int64_t)g.n, ROWS}});
-    p.codes = map_like_rows(out.fp8, g.m, g.n, FULL_ROW, ROWS);
-    p.codes_t = map_like_columns(out.fp8_t, g.n, g.m, HALF_ROW, TILE);
-    p.writes_codes = out.fp8 != NULL;
-    p.writes_codes_t = out.fp8_t != NULL;
+    p.codes = map_like_rows(out.rows.codes, g.m, g.n, FULL_ROW, ROWS);
+    p.codes_t = map_like_columns(out.columns.codes, g.n, g.m, HALF_ROW, TILE);
+    p.writes_codes = out.rows.codes != NULL;
+    p.writes_codes_t = out.columns.codes != NULL;
     p.scale_a = g.scale_a;
     p.scale_b = g.scale_b;
     p.bias = static_cast<const Bf16 *>(g.bias);
@@ -450,7 +450,7 @@ bool gpu_has_fused_products(const Gpu *gpu) {
     return runs_on_hopper(gpu, gelu_product_kernel<FP8_E4M3, false, false>);
 }
 
-void gpu_product_gelu(Gpu *gpu, Gemm g, Tensor out) {
+void gpu_product_gelu(Gpu *gpu, Gemm g, Operand out) {
     gpu_family(gpu, g.family);
     const char *name = "product with GELU";
     if (out.type != FP8_E4M3) { die("%s: forward operands are E4M3", name); }
@@ -458,7 +458,8 @@ void gpu_product_gelu(Gpu *gpu, Gemm g, Tensor out) {
                                     parameters(name, gpu, g, static_cast<Bf16 *>(g.d), out));
 }
 
-void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Tensor dx, Gradient column_sums, Scratch scratch) {
+void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Operand dx, Gradient column_sums,
+                               Scratch scratch) {
     gpu_family(gpu, g.family);
     const char *name = "product with GELU backward";
     int parts = divide_up(g.m, ROWS);

@@ -95,11 +95,11 @@ static void check(const Gemm *g) {
     gemm_check_apart(g, "d", g->d,
                      (int64_t)g->m * g->n * (g->batch > 1 ? g->batch : 1) *
                          gpu_type_bytes(g->type_d));
-    bool a_blocks = g->scales_a != SCALES_TENSOR, b_blocks = g->scales_b != SCALES_TENSOR;
-    bool squares = g->scales_a == SCALES_SQUARE && g->scales_b == SCALES_SQUARE;
+    bool a_blocks = fp8_by_blocks(g->scaling_a), b_blocks = fp8_by_blocks(g->scaling_b);
+    bool squares = g->scaling_a == SCALE_SQUARES && g->scaling_b == SCALE_SQUARES;
     if (a_blocks != b_blocks || squares || (a_blocks && (!a_fp8 || g->fast_accumulation))) {
         die("gemm: a product of %d x %d x %d has scales of kinds %d and %d%s", g->m, g->n, g->k,
-            g->scales_a, g->scales_b, g->fast_accumulation ? ", and fast accumulation" : "");
+            g->scaling_a, g->scaling_b, g->fast_accumulation ? ", and fast accumulation" : "");
     }
     bool apart = batch_strides(g) % LEAST_ALIGNMENT == 0;
     if (g->batch > 0 && (a_fp8 || g->epilogue != EPILOGUE_NONE || !apart)) {
@@ -127,7 +127,7 @@ static PlanKey key_of(const Gemm *g) {
                      g->beta != 0.0f,
                      g->c == g->d,
                      g->fast_accumulation,
-                     {(int32_t)g->scales_a, (int32_t)g->scales_b},
+                     {(int32_t)g->scaling_a, (int32_t)g->scaling_b},
                      g->batch};
 }
 
@@ -176,11 +176,14 @@ static void plan_describe(GemmPlan *p, const Gemm *g) {
     }
     if (g->fast_accumulation) { SET(p->op, FAST_ACCUM, fast); }
 #if CUBLAS_VERSION >= 120900
-    static const int32_t modes[] = {CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F,
-                                    CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F,
-                                    CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F};
-    SET(p->op, B_SCALE_MODE, modes[g->scales_a]);
-    SET(p->op, A_SCALE_MODE, modes[g->scales_b]);
+    static const int32_t modes[] = {
+        [SCALE_GIVEN] = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F,
+        [SCALE_MEASURED] = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F,
+        [SCALE_VECTORS] = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F,
+        [SCALE_SQUARES] = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F,
+    };
+    SET(p->op, B_SCALE_MODE, modes[g->scaling_a]);
+    SET(p->op, A_SCALE_MODE, modes[g->scaling_b]);
 #endif
     p->a = layout_new(g->type_b, g->trans_b ? g->n : g->k, g->trans_b ? g->k : g->n, g->batch);
     p->b = layout_new(g->type_a, g->trans_a ? g->k : g->m, g->trans_a ? g->m : g->k, g->batch);
@@ -231,7 +234,7 @@ static GemmPlan *plan_for(Gpu *gpu, const Gemm *g) {
         if (memcmp(&known->key, &p.key, sizeof(PlanKey)) == 0) { return known; }
     }
 #if CUBLAS_VERSION < 120900
-    if (g->scales_a != SCALES_TENSOR) {
+    if (fp8_by_blocks(g->scaling_a)) {
         fail("block scales need cuBLASLt of CUDA 12.9 or newer");
         return NULL;
     }

@@ -2,8 +2,8 @@
 //
 // Row-major D[m,n] = alpha * op(A)[m,k] * op(B)[k,n] (+ beta * C), where op transposes if trans_a
 // or trans_b is set. FP8 operands must both have k contiguous, which is trans_a false and trans_b
-// true (Hopper's tensor cores take no other); they are multiplied by their scales, which scales_a
-// and scales_b describe (fp8_format.h): blocks for both or for neither, squares for one at most.
+// true (Hopper's tensor cores take no other); they are multiplied by their scales, which scaling_a
+// and scaling_b describe (fp8_format.h): blocks for both or for neither, squares for one at most.
 // Every address is a multiple of 16 bytes.
 //
 // The plan (layouts, and cuBLASLt's first choice of an algorithm) of each shape is made once. A
@@ -37,7 +37,7 @@ typedef struct {
     GemmEpilogue epilogue;
     void *bias, *aux;               // BF16
     const float *scale_a, *scale_b; // of FP8 operands, on the device
-    Fp8Scales scales_a, scales_b;
+    Scaling scaling_a, scaling_b;
     bool fast_accumulation; // FP8: keep partial sums in the tensor cores; not with blocks
     GpuFamily family;       // FAMILY_PRODUCTS unless it is set
 } Gemm;

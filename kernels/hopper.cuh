@@ -349,9 +349,9 @@ __device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
 }
 
 // Records the amax of a warp's values, which all its lanes give.
-__device__ __forceinline__ void record_range(const Tensor &out, float range) {
+__device__ __forceinline__ void record_range(const Operand &out, float range) {
     uint32_t bits = __reduce_max_sync(~0u, __float_as_uint(range));
-    if (threadIdx.x % WARP == 0 && out.record) {
+    if (threadIdx.x % WARP == 0 && out.records) {
         atomicMax(reinterpret_cast<uint32_t *>(&out.scale->amax), bits);
     }
 }
@@ -475,7 +475,7 @@ static inline void check_fused_operands(const char *name, const Gpu *gpu, const 
     check_tensors(name, g.m, g.k, {});
     check_tensors(name, g.m, g.n, {});
     bool codes = g.type_a == type_a && g.type_b == TYPE_E4M3;
-    bool tensors = g.scales_a == SCALES_TENSOR && g.scales_b == SCALES_TENSOR;
+    bool tensors = !fp8_by_blocks(g.scaling_a) && !fp8_by_blocks(g.scaling_b);
     bool plain = g.c == NULL && g.alpha == 1.0f && g.epilogue == EPILOGUE_NONE && g.batch == 0;
     check_aligned(name, needed);
     for (const void *p : needed) { plain = plain && p != NULL; }
@@ -484,7 +484,7 @@ static inline void check_fused_operands(const char *name, const Gpu *gpu, const 
     }
     if (!codes || !tensors || g.trans_a || !g.trans_b) {
         die("%s: operands of types %d and %d, scales of kinds %d and %d", name, g.type_a, g.type_b,
-            g.scales_a, g.scales_b);
+            g.scaling_a, g.scaling_b);
     }
     if (!plain) { die("%s: a pointer is missing, or more than a product is requested", name); }
     gemm_check_apart(&g, "d", g.d, (int64_t)g.m * g.n * (int64_t)sizeof(Bf16));
@@ -492,12 +492,15 @@ static inline void check_fused_operands(const char *name, const Gpu *gpu, const 
 }
 
 // The same of one that makes codes, of A's type. Sets `out` [M,N] to how this step quantises it.
-static inline void check_fused_product(const char *name, const Gpu *gpu, const Gemm &g, Tensor *out,
-                                       int N, std::initializer_list<const void *> needed) {
+static inline void check_fused_product(const char *name, const Gpu *gpu, const Gemm &g,
+                                       Operand *out, int N,
+                                       std::initializer_list<const void *> needed) {
     const int64_t count = (int64_t)g.m * N;
-    check_tensor(name, out, g.m, N);
+    check_operand(name, out, g.m, N);
     check_fused_operands(name, gpu, g, gpu_fp8_type(out->type), needed);
-    if (!out->fused || out->mode != SCALE_GIVEN) { die("%s: its output's scale is given", name); }
-    gemm_check_apart(&g, "codes", out->fp8, count);
-    gemm_check_apart(&g, "transposed codes", out->fp8_t, count);
+    if (!out->fused || out->scaling != SCALE_GIVEN) {
+        die("%s: its output's scale is given", name);
+    }
+    gemm_check_apart(&g, "codes", out->rows.codes, count);
+    gemm_check_apart(&g, "transposed codes", out->columns.codes, count);
 }

@@ -60,62 +60,52 @@ size_t partial_sums_bytes(int64_t M, int64_t columns);
 // amax a skipped step keeps, since the weight stays as it is.
 enum { SLOT_FOLLOWS = 1, SLOT_WEIGHT = 2 };
 typedef struct {
-    Fp8Slot *slots;
+    Fp8Scale *slots;
     float *history; // [count, history_length]
     float *targets; // [count]
     uint8_t *used;  // [count] SLOT_FOLLOWS, SLOT_WEIGHT
     int count, history_length;
 } Fp8Scaling;
 
-// How a tensor gets its scale, in all steps of a run.
-typedef enum {
-    SCALE_GIVEN,    // the scale is there: delayed scaling
-    SCALE_MEASURED, // the scale follows from its amax, which a pass over the BF16 values has
-                    // measured: tensorwise scaling; and delayed scaling in a run that trains
-                    // nothing, of tensors of which nothing is known
-    SCALE_BLOCKS    // each block's scale follows from its own values, rounded to BF16
-} ScaleMode;
-
-// A tensor [M,N] that products read: its forms, and how it is quantised.
-//
-//   mode      scale  scales   forms
-//   GIVEN     NULL   NULL     bf16: no FP8
-//   GIVEN     yes    NULL     fp8, fp8_t; fused: not bf16
-//   MEASURED  yes    NULL     bf16, from which fp8, fp8_t; never fused
-//   BLOCKS    NULL   yes      fp8, fp8_t; fused: not bf16
-//
-// Where a form is NULL, it is not requested.
+// A form that FP8 products read: codes, and what they multiply by: the inverse of the tensor's
+// scale, or those of its blocks. codes NULL: the form is not requested.
 typedef struct {
-    Bf16 *bf16;               // [M,N]
-    uint8_t *fp8, *fp8_t;     // [M,N], [N,M]
-    float *scales, *scales_t; // BLOCKS: the inverse scales of fp8 and fp8_t (fp8_format.h)
-    Fp8Type type;
-    ScaleMode mode;
-    bool fused;        // producers write FP8 alone: no product reads BF16
-    bool record;       // GIVEN: the amax goes to scale->amax, and enters the history
-    bool power_of_two; // BLOCKS: scales are rounded down to powers of two
-    Fp8Scales blocks;  // BLOCKS: vectors or squares
-    float target;      // what amax * scale should be
-    Fp8Slot *scale;
-} Tensor;
+    uint8_t *codes;
+    float *inverse;
+} Fp8Form;
 
-static inline Tensor tensor_bf16(Bf16 *bf16) {
-    Tensor t = {0};
+// A tensor [M,N] that products read: its forms, and how it is quantised. Without codes it is BF16.
+// With SCALE_GIVEN and blocks, the codes are written with bf16 or, fused, without it; with
+// SCALE_MEASURED from bf16, never fused.
+typedef struct {
+    Bf16 *bf16;            // [M,N]; NULL: not requested
+    Fp8Form rows, columns; // [M,N], [N,M]
+    Fp8Scale *scale;       // of the tensor; NULL: blocks have scales, or it is BF16
+    Fp8Type type;
+    Scaling scaling;
+    bool fused;        // producers write FP8 alone: no product reads BF16
+    bool records;      // SCALE_GIVEN: the amax goes to scale->amax, and enters the history
+    bool power_of_two; // blocks: scales are rounded down to powers of two
+    float target;      // what amax * scale should be
+} Operand;
+
+static inline Operand operand_bf16(Bf16 *bf16) {
+    Operand t = {0};
     t.bf16 = bf16;
     return t;
 }
 
-// A producer writes its output as the tensor says. Where it is fused, the kernel writes the FP8
+// A producer writes its output as the operand says. Where it is fused, the kernel writes the FP8
 // forms alone. Otherwise the kernel writes bf16, and its amax to scale->amax where the scale is
 // measured; the FP8 forms are then written from bf16. A fused output of a forward producer is E4M3.
 
 // Writes the FP8 forms from out.bf16 [M,N]. Where the scale is measured, scale->amax has been
 // measured before. sums: the column sums of out.bf16, in any precision. Its time counts to
 // FAMILY_QUANTIZE where it writes FP8, and to FAMILY_ACTIVATIONS where it only adds up columns.
-void gpu_quantize(Gpu *gpu, Tensor out, Gradient sums, Scratch scratch, int M, int N);
+void gpu_quantize(Gpu *gpu, Operand out, Gradient sums, Scratch scratch, int M, int N);
 // scale->amax = max(scale->amax, |x|) over the n values of x.bf16, NaN being the largest: for the
 // output of a producer that measures no amax. Does nothing unless the scale is measured.
-void gpu_measure(Gpu *gpu, Tensor x, int64_t n);
+void gpu_measure(Gpu *gpu, Operand x, int64_t n);
 // Adds n codes, a multiple of 16, to the counts.
 void gpu_count_codes(Gpu *gpu, Fp8Counts *counts, const uint8_t *codes, int64_t n, Fp8Type type);
 // out [C,N] = x' of FP8 codes [N,C], N and C multiples of 16.
@@ -149,7 +139,7 @@ typedef struct {
     float eps;
     int M, C;
 } NormForward;
-void gpu_norm_forward(Gpu *gpu, Tensor out, NormForward n);
+void gpu_norm_forward(Gpu *gpu, Operand out, NormForward n);
 
 // out.bf16 is d_residual [M,C]. The norm's input gradient is added to it in place, and the FP8
 // forms are written from the sum. column_sums are those of the new d_residual: the bias gradient of
@@ -161,18 +151,18 @@ typedef struct {
     Scratch scratch;
     int M, C;
 } NormBackward;
-void gpu_norm_backward(Gpu *gpu, Tensor out, NormBackward n);
+void gpu_norm_backward(Gpu *gpu, Operand out, NormBackward n);
 
 // ---- activation.cu ----
 // out = gelu(x + bias) of x [M,F] and bias [F], which may be NULL.
-void gpu_gelu_forward(Gpu *gpu, Tensor out, const Bf16 *x, const Bf16 *bias, int M, int F);
+void gpu_gelu_forward(Gpu *gpu, Operand out, const Bf16 *x, const Bf16 *bias, int M, int F);
 // dx = dout gelu'(x + bias), and its column sums. out.bf16 may be dout.
-void gpu_gelu_backward(Gpu *gpu, Tensor dx, Gradient column_sums, const Bf16 *dout, const Bf16 *x,
+void gpu_gelu_backward(Gpu *gpu, Operand dx, Gradient column_sums, const Bf16 *dout, const Bf16 *x,
                        const Bf16 *bias, Scratch scratch, int M, int F);
 // x: [M,2F], gate and up; out [M,F]
-void gpu_swiglu_forward(Gpu *gpu, Tensor out, const Bf16 *x, int M, int F);
+void gpu_swiglu_forward(Gpu *gpu, Operand out, const Bf16 *x, int M, int F);
 // dx [M,2F]; dx.bf16 may be x.
-void gpu_swiglu_backward(Gpu *gpu, Tensor dx, const Bf16 *dout, const Bf16 *x, int M, int F);
+void gpu_swiglu_backward(Gpu *gpu, Operand dx, const Bf16 *dout, const Bf16 *x, int M, int F);
 
 // ---- fused_product.cu ----
 // FP8 products with an activation in their epilogue. They write the FP8 forms alone, by a given
@@ -183,9 +173,9 @@ bool gpu_has_fused_products(const Gpu *gpu);
 // The largest K for which a panel of B fits in shared memory. For larger K two kernels were faster.
 enum { GELU_PRODUCT_MOST_K = 768 };
 // g.d [M,N] = the product; out = gelu(g.d + g.bias).
-void gpu_product_gelu(Gpu *gpu, Gemm g, Tensor out);
+void gpu_product_gelu(Gpu *gpu, Gemm g, Operand out);
 // dx = the product times gelu'(g.aux + g.bias), and its column sums; g.d is not written.
-void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Tensor dx, Gradient column_sums, Scratch scratch);
+void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Operand dx, Gradient column_sums, Scratch scratch);
 
 // ---- rope.cu ----
 // Each head of the queries and keys in a packed [M,(H+2G)D] goes through its RMSNorm, where there
@@ -209,7 +199,7 @@ typedef struct {
     Gradient column_sums; // of the result: the bias gradient
     Scratch scratch;
 } RotaryBackward;
-void gpu_rope_backward(Gpu *gpu, Tensor d_qkv, RotaryBackward b);
+void gpu_rope_backward(Gpu *gpu, Operand d_qkv, RotaryBackward b);
 
 // ---- wide_product.cu ----
 // FP8 products of E4M3 operands, with fast accumulation; else as fused_product.cu's. g.d has the
@@ -217,7 +207,7 @@ void gpu_rope_backward(Gpu *gpu, Tensor d_qkv, RotaryBackward b);
 enum { WIDE_PRODUCT_COLUMNS = 256 };
 // Llama's: g.d [M,2F], which are gate and up, = fc1's forward product; out [M,F] = SwiGLU, with the
 // bits of gpu_swiglu_forward() of g.d. F is a multiple of 16 too.
-void gpu_product_swiglu(Gpu *gpu, Gemm g, Tensor out);
+void gpu_product_swiglu(Gpu *gpu, Gemm g, Operand out);
 // The head's: g.d [M,N] = the logits; and of each row, in each tile, the maximum and the sum of
 // exp(logit - maximum) of the rounded logits of the first V columns: {maximum, sum} [tiles][M],
 // where {-infinity, 0} stands for no columns.
@@ -242,7 +232,7 @@ static inline bool gpu_product_rotates(int D) {
 // the latter needs scratch; and without a cap it may get what gpu_product_max_sums() has left,
 // which it reads before it writes the FP8 forms, and so may lie there. max_sums.data NULL: it reads
 // the logits instead.
-void gpu_cross_entropy(Gpu *gpu, float *losses, Tensor logits, Scratch scratch, Scratch max_sums,
+void gpu_cross_entropy(Gpu *gpu, float *losses, Operand logits, Scratch scratch, Scratch max_sums,
                        const int *targets, int M, int V, int P, LossTerms terms);
 static inline int64_t loss_scratch_floats(int64_t M) {
     return 2 * M;
@@ -313,7 +303,7 @@ typedef struct {
 } AdamWSegment;
 int gpu_adamw_blocks(int64_t n); // of a segment
 
-// SCALE_BLOCKS: the squares of an FP8 weight [rows,columns]. A square's elements may belong to
+// SCALE_SQUARES: the squares of an FP8 weight [rows,columns]. A square's elements may belong to
 // several segments.
 typedef struct {
     int rows, columns;
@@ -328,7 +318,7 @@ typedef struct {
     const AdamWSegment *segments; // on the device, as are tensors, squares and input
     int segment_count, segment_blocks;
     bool muon; // some of them are Muon's
-    Tensor *tensors;
+    Operand *tensors;
     Fp8Squares *squares; // of the tensors; NULL: each has one scale
     StepInput *input;
     float beta1, beta2, eps, momentum;
@@ -338,17 +328,17 @@ typedef struct {
 // FP8 weights are quantised from the master weights rounded to BF16.
 
 // The optimizer's step on all segments, unless the step is skipped. For Muon's segments the
-// gradient buffer already holds the update. Where mode is SCALE_GIVEN, FP8 weights are written by
-// the given scales. Otherwise they stay as they are, and the amax of the new weights goes to
+// gradient buffer already holds the update. Where scaling is SCALE_GIVEN, FP8 weights are written
+// by the given scales. Otherwise they stay as they are, and the amax of the new weights goes to
 // scale->amax, or to the squares' amaxes.
-void gpu_adamw(Gpu *gpu, const AdamWUpdate *update, ScaleMode mode, const StepState *state);
+void gpu_adamw(Gpu *gpu, const AdamWUpdate *update, Scaling scaling, const StepState *state);
 // Both read the master weights: the first measures the amaxes of FP8 weights, the second writes the
 // FP8 weights by the scales that these amaxes give. After a skipped step both do nothing. state
 // NULL: at the start of a run, where the second also writes the BF16 weights.
 void gpu_measure_weights(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
 void gpu_quantize_weights(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
 // Sets the scales of `count` tensors, by their amaxes. state as above.
-void gpu_announce_scales(Gpu *gpu, const Tensor *tensors, const Fp8Squares *squares, int count,
+void gpu_announce_scales(Gpu *gpu, const Operand *tensors, const Fp8Squares *squares, int count,
                          const StepState *state);
 
 // muon_momentum (cpu.h) on Muon's segments, unless the step is skipped: their gradients become what

@@ -296,7 +296,7 @@ static int threads_for(int n) {
 }
 
 template <bool CAPS>
-static void cross_entropy_of(float *losses, Tensor logits, Scratch scratch, Scratch max_sums,
+static void cross_entropy_of(float *losses, Operand logits, Scratch scratch, Scratch max_sums,
                              const int *targets, int M, int V, int P, LossTerms terms,
                              cudaStream_t stream) {
     const char *name = "cross-entropy";
@@ -304,8 +304,8 @@ static void cross_entropy_of(float *losses, Tensor logits, Scratch scratch, Scra
     if (max_sums.data != NULL && (!gradient || !logits.fused || CAPS)) {
         die("%s: rows' maxima and sums, but no gradient in FP8, or a cap", name);
     }
-    if (!gradient) { logits = tensor_bf16(logits.bf16); }
-    check_tensor(name, &logits, M, P);
+    if (!gradient) { logits = operand_bf16(logits.bf16); }
+    check_operand(name, &logits, M, P);
     if (logits.bf16 == NULL || V < 1 || V > P) {
         die("%s: no logits, or %d of a vocabulary of %d", name, P, V);
     }
@@ -346,7 +346,7 @@ static void cross_entropy_of(float *losses, Tensor logits, Scratch scratch, Scra
     quantize_bf16(logits, {}, {}, M, P, stream);
 }
 
-void gpu_cross_entropy(Gpu *gpu, float *losses, Tensor logits, Scratch scratch, Scratch max_sums,
+void gpu_cross_entropy(Gpu *gpu, float *losses, Operand logits, Scratch scratch, Scratch max_sums,
                        const int *targets, int M, int V, int P, LossTerms terms) {
     gpu_family(gpu, FAMILY_LOSS);
     auto run = terms.softcap > 0.0f ? cross_entropy_of<true> : cross_entropy_of<false>;

@@ -18,9 +18,9 @@ __device__ __forceinline__ float normalised(float x, float rstd, float weight, f
     return fmaf(x * rstd, weight, bias);
 }
 
-static void check_norm(const char *name, Tensor *out, int M, int C, bool statistics,
+static void check_norm(const char *name, Operand *out, int M, int C, bool statistics,
                        std::initializer_list<const void *> pointers) {
-    check_tensor(name, out, M, C);
+    check_operand(name, out, M, C);
     check_aligned(name, pointers);
     if (C > MOST_CHANNELS) {
         die("%s: %d channels; the GPU kernels take up to %d", name, C, MOST_CHANNELS);
@@ -231,7 +231,7 @@ enum { ROWS = 4 }; // at a time
 
 template <bool LAYERNORM>
 __global__ void __launch_bounds__(MOST_THREADS)
-    norm_forward_fp8_kernel(NormForward n, Tensor out, Division division, float inverse) {
+    norm_forward_fp8_kernel(NormForward n, Operand out, Division division, float inverse) {
     extern __shared__ uint4 dynamic[]; // slots, then the groups' tiles
     __shared__ float buffers[2][2 * MOST_THREADS / WARP * ROWS];
     int lanes = division.lanes, group = threadIdx.x / lanes, vector = threadIdx.x % lanes;
@@ -295,11 +295,13 @@ __global__ void __launch_bounds__(MOST_THREADS)
             for (int j = 0; j < VEC; j++) { v.v[j] = normalised(v.v[j], rstd[i], w.v[j], b.v[j]); }
             range = range8(range, v);
             codes[i] = encode8<FP8_E4M3>(v, scale);
-            if (out.fp8 != nullptr) { reinterpret_cast<uint2 *>(out.fp8)[at] = codes[i]; }
+            if (out.rows.codes != nullptr) {
+                reinterpret_cast<uint2 *>(out.rows.codes)[at] = codes[i];
+            }
         }
     };
-    sweep<ROWS, true>(n.M, n.C, division, tile, out.fp8_t, fetch, rows);
-    if (out.record) { block_amax(&out.scale->amax, range); }
+    sweep<ROWS, true>(n.M, n.C, division, tile, out.columns.codes, fetch, rows);
+    if (out.records) { block_amax(&out.scale->amax, range); }
 }
 
 // The norm's output, by statistics that have been computed.
@@ -334,7 +336,7 @@ struct NormSource : Place {
     }
 };
 
-void gpu_norm_forward(Gpu *gpu, Tensor out, NormForward n) {
+void gpu_norm_forward(Gpu *gpu, Operand out, NormForward n) {
     gpu_family(gpu, FAMILY_NORMS);
     const char *name = "norm forward";
     bool statistics = n.rstd != NULL && (n.bias == NULL || n.mean != NULL);
@@ -346,7 +348,7 @@ void gpu_norm_forward(Gpu *gpu, Tensor out, NormForward n) {
     }
     if (out.type != FP8_E4M3) { die("%s: forward operands are E4M3", name); }
     Division d = divide(n.C, true, ROWS * sizeof(uint4));
-    bool one_pass = out.mode == SCALE_GIVEN && n.C <= WIDE && d.groups > 0;
+    bool one_pass = out.scaling == SCALE_GIVEN && n.C <= WIDE && d.groups > 0;
     if (one_pass) {
         auto kernel = n.bias != NULL ? norm_forward_fp8_kernel<true>
                                      : norm_forward_fp8_kernel<false>;
@@ -386,7 +388,7 @@ __device__ void write_partial(float *partials, float *sums, const Floats8 &sum, 
 // multiple of 4. amax: receives the amax of the new residual gradient, unless NULL or CODES.
 template <int R, bool LAYERNORM, bool CODES, Fp8Type TYPE>
 __global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
-    norm_backward_kernel(NormBackward n, Tensor out, float *amax, Division division,
+    norm_backward_kernel(NormBackward n, Operand out, float *amax, Division division,
                          float inverse) {
     extern __shared__ uint4 dynamic[]; // slots, then the groups' tiles; at the end the groups' sums
     __shared__ float buffers[2][2 * MOST_THREADS / WARP * 2 * R];
@@ -459,11 +461,11 @@ __global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
             if (stores) { reinterpret_cast<uint4 *>(out.bf16)[at] = packed; }
             if (stores && (CODES || amax != nullptr)) { range = range8(range, value); }
             if (CODES) { codes[i] = encode8<TYPE>(value, scale); }
-            if (CODES && stores) { reinterpret_cast<uint2 *>(out.fp8)[at] = codes[i]; }
+            if (CODES && stores) { reinterpret_cast<uint2 *>(out.rows.codes)[at] = codes[i]; }
         }
     };
-    sweep<R, CODES>(n.M, n.C, division, tile, CODES ? out.fp8_t : nullptr, fetch, rows);
-    if (CODES && out.record) { block_amax(&out.scale->amax, range); }
+    sweep<R, CODES>(n.M, n.C, division, tile, CODES ? out.columns.codes : nullptr, fetch, rows);
+    if (CODES && out.records) { block_amax(&out.scale->amax, range); }
     if (!CODES && amax != nullptr) { block_amax(amax, range); }
     float *sums = reinterpret_cast<float *>(dynamic), *partials = n.scratch.data;
     int64_t kind = (int64_t)gridDim.x * n.C;
@@ -475,7 +477,7 @@ __global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
 }
 
 template <int R, bool CODES, Fp8Type TYPE>
-static void launch_backward(const NormBackward &n, const Tensor &out, float *amax,
+static void launch_backward(const NormBackward &n, const Operand &out, float *amax,
                             const Division &d, cudaStream_t stream) {
     auto kernel = n.mean != NULL ? norm_backward_kernel<R, true, CODES, TYPE>
                                  : norm_backward_kernel<R, false, CODES, TYPE>;
@@ -487,7 +489,7 @@ static void launch_backward(const NormBackward &n, const Tensor &out, float *ama
     sum_partials({{n.dweight, n.dbias, n.column_sums}, n.scratch.data, blocks, n.C}, stream);
 }
 
-void gpu_norm_backward(Gpu *gpu, Tensor out, NormBackward n) {
+void gpu_norm_backward(Gpu *gpu, Operand out, NormBackward n) {
     gpu_family(gpu, FAMILY_NORMS);
     const char *name = "norm backward";
     bool several = n.C <= WIDE;
@@ -500,8 +502,8 @@ void gpu_norm_backward(Gpu *gpu, Tensor out, NormBackward n) {
         n.dbias = n.column_sums = {};
     }
     Division with_codes = divide(n.C, true, Slot<2>::COUNT * sizeof(uint4));
-    if (several && with_codes.groups > 0 && out.mode == SCALE_GIVEN && out.fp8 != NULL &&
-        out.fp8_t != NULL && sums.data == NULL) {
+    if (several && with_codes.groups > 0 && out.scaling == SCALE_GIVEN && out.rows.codes != NULL &&
+        out.columns.codes != NULL && sums.data == NULL) {
         auto run = out.type == FP8_E4M3 ? launch_backward<2, true, FP8_E4M3>
                                         : launch_backward<2, true, FP8_E5M2>;
         run(n, out, NULL, with_codes, gpu->stream);

@@ -2,11 +2,11 @@
 // rows.
 #include "quantize.cuh"
 
-void quantize_bf16(Tensor out, Gradient sums, Scratch scratch, int M, int N, cudaStream_t stream) {
+void quantize_bf16(Operand out, Gradient sums, Scratch scratch, int M, int N, cudaStream_t stream) {
     const char *name = "quantize";
     CastSource source(N, out.bf16);
     out.fused = false; // the values are there in BF16
-    if (check_tensor(name, &out, M, N)) {
+    if (check_operand(name, &out, M, N)) {
         auto run = sums.data != NULL ? quantize<true, CastSource> : quantize<false, CastSource>;
         run(name, source, out, sums, scratch, M, N, stream);
     } else if (sums.data != NULL) {
@@ -14,8 +14,8 @@ void quantize_bf16(Tensor out, Gradient sums, Scratch scratch, int M, int N, cud
     }
 }
 
-void gpu_quantize(Gpu *gpu, Tensor out, Gradient sums, Scratch scratch, int M, int N) {
-    bool codes = out.fp8 != NULL || out.fp8_t != NULL;
+void gpu_quantize(Gpu *gpu, Operand out, Gradient sums, Scratch scratch, int M, int N) {
+    bool codes = out.rows.codes != NULL || out.columns.codes != NULL;
     if (codes || sums.data != NULL) {
         gpu_family(gpu, codes ? FAMILY_QUANTIZE : FAMILY_ACTIVATIONS);
     }

@@ -51,7 +51,7 @@ template <Fp8Type TYPE> __device__ __forceinline__ uint2 encode8(const Floats8 &
 
 // The scale that follows from the measured amax. One thread of the launch (announces) writes it
 // where the products read it.
-__device__ __forceinline__ float measured_scale(const Tensor &q, bool announces) {
+__device__ __forceinline__ float measured_scale(const Operand &q, bool announces) {
     float scale = fp8_scale(q.scale->amax, q.target, 1.0f);
     if (announces) {
         q.scale->scale = scale;
@@ -227,14 +227,14 @@ __device__ __forceinline__ void write_tiles(uint8_t *out, const uint32_t (&tiles
 
 template <typename SOURCE, Fp8Type TYPE, bool SUMS>
 __global__ void __launch_bounds__(TILE_THREADS)
-    quantize_kernel(SOURCE source, Tensor out, float *partials, int M, int N) {
+    quantize_kernel(SOURCE source, Operand out, float *partials, int M, int N) {
     enum { OUTPUTS = SOURCE::OUTPUTS };
     __shared__ __align__(16) uint32_t tiles[OUTPUTS][TILE_WORDS];
     int first_row = blockIdx.y * TILE_ROWS, first_column = blockIdx.x * TILE_COLUMNS;
     int row = first_row + threadIdx.x / COLUMN_GROUPS * THREAD_ROWS;
     int column = first_column + threadIdx.x % COLUMN_GROUPS * VEC;
     bool first = blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0;
-    bool measured = SOURCE::WAITS && out.mode == SCALE_MEASURED;
+    bool measured = SOURCE::WAITS && out.scaling == SCALE_MEASURED;
     float scale = measured ? measured_scale(out, first) : out.scale->scale, range = 0.0f;
     uint2 codes[OUTPUTS][THREAD_ROWS] = {};
     Floats8 sum = {};
@@ -252,8 +252,8 @@ __global__ void __launch_bounds__(TILE_THREADS)
             for (int k = 0; k < OUTPUTS; k++) {
                 range = range8(range, values[k]);
                 codes[k][i] = encode8<TYPE>(values[k], scale);
-                if (out.fp8 != nullptr) {
-                    *reinterpret_cast<uint2 *>(out.fp8 + at + k * N) = codes[k][i];
+                if (out.rows.codes != nullptr) {
+                    *reinterpret_cast<uint2 *>(out.rows.codes + at + k * N) = codes[k][i];
                 }
             }
             for (int j = 0; j < VEC && SUMS; j++) { sum.v[j] += values[0].v[j]; }
@@ -268,17 +268,17 @@ __global__ void __launch_bounds__(TILE_THREADS)
             partials[(int64_t)blockIdx.y * N + at] = take_sum<TILE_THREADS, TILE_COLUMNS>(sums, c);
         }
     }
-    if (out.fp8_t != nullptr) {
+    if (out.columns.codes != nullptr) {
 #pragma unroll
         for (int k = 0; k < OUTPUTS; k++) {
             put_codes<TILE_ROWS>(tiles[k], codes[k], threadIdx.x % COLUMN_GROUPS * VEC,
                                  threadIdx.x / COLUMN_GROUPS);
         }
         __syncthreads();
-        write_tiles<TILE_ROWS, TILE_COLUMNS, TILE_THREADS>(out.fp8_t, tiles, first_row,
+        write_tiles<TILE_ROWS, TILE_COLUMNS, TILE_THREADS>(out.columns.codes, tiles, first_row,
                                                            first_column, M, N);
     }
-    if (!measured && out.record) { block_amax(&out.scale->amax, range); }
+    if (!measured && out.records) { block_amax(&out.scale->amax, range); }
 }
 
 // ---- to FP8 by blocks: a tile is 128 x 128, of which a thread takes 4 rows x 8 columns ----------
@@ -346,7 +346,7 @@ __device__ __forceinline__ uint32_t largest_row(const TileRanges &tile) {
 
 template <typename SOURCE, Fp8Type TYPE, bool SUMS>
 __global__ void __launch_bounds__(SQUARE_THREADS, SOURCE::OUTPUTS == 1 ? 3 : 2)
-    quantize_blocks_kernel(SOURCE source, Tensor out, float *partials, int M, int N) {
+    quantize_blocks_kernel(SOURCE source, Operand out, float *partials, int M, int N) {
     enum { OUTPUTS = SOURCE::OUTPUTS, LANES = FP8_BLOCK / VEC };
     // rows that are fetched together: as many as fit the registers
     enum { AT_ONCE = sizeof(typename SOURCE::Raw) > sizeof(uint4) ? 2 : THREAD_ROWS };
@@ -403,7 +403,7 @@ __global__ void __launch_bounds__(SQUARE_THREADS, SOURCE::OUTPUTS == 1 ? 3 : 2)
     const int c = threadIdx.x % FP8_BLOCK, part = threadIdx.x / FP8_BLOCK, output = part / 2;
     if (output < OUTPUTS) {
         TileRanges &mine = ranges[output];
-        const bool square = out.blocks == SCALES_SQUARE, turned = part % 2;
+        const bool square = out.scaling == SCALE_SQUARES, turned = part % 2;
         const int rows = turned ? width : M, columns = turned ? M : width; // of the form
         const int in_row = turned ? first_row : output * N + first_column;
         const int in_column = (turned ? output * N + first_column : first_row) + c;
@@ -419,10 +419,10 @@ __global__ void __launch_bounds__(SQUARE_THREADS, SOURCE::OUTPUTS == 1 ? 3 : 2)
             }
         }
         float scale = fp8_block_scale(low_bf16(range), out.target, out.power_of_two);
-        float *to = turned ? out.scales_t : out.scales;
+        float *to = turned ? out.columns.inverse : out.rows.inverse;
         (turned ? mine.column_scales : mine.row_scales)[c] = scale;
         if (to != nullptr && in_column < end && (c == 0 || !square)) {
-            to[fp8_scale_index(out.blocks, rows, columns, in_column, in_row)] = 1.0f / scale;
+            to[fp8_scale_index(out.scaling, rows, columns, in_column, in_row)] = 1.0f / scale;
         }
     } else if (SUMS && part == 2 * OUTPUTS && first_column + c < N) {
         partials[(int64_t)tile_row * N + first_column + c] = take_sum<SQUARE_THREADS, FP8_BLOCK>(
@@ -457,18 +457,18 @@ __global__ void __launch_bounds__(SQUARE_THREADS, SOURCE::OUTPUTS == 1 ? 3 : 2)
                     turned, column_scales[j]);
             }
         }
-        if (out.fp8 == nullptr || !inside) { continue; }
+        if (out.rows.codes == nullptr || !inside) { continue; }
         int64_t place = row * (int64_t)width + k * N + column;
 #pragma unroll
         for (int i = 0; i < THREAD_ROWS; i++, place += width) {
             uint2 both = make_uint2(codes[0][i], codes[1][i]);
-            *reinterpret_cast<uint2 *>(out.fp8 + place) = both;
+            *reinterpret_cast<uint2 *>(out.rows.codes + place) = both;
         }
     }
-    if (out.fp8_t == nullptr) { return; }
+    if (out.columns.codes == nullptr) { return; }
     __syncthreads();
-    write_tiles<FP8_BLOCK, FP8_BLOCK, SQUARE_THREADS>(out.fp8_t, tiles, first_row, first_column, M,
-                                                      N);
+    write_tiles<FP8_BLOCK, FP8_BLOCK, SQUARE_THREADS>(out.columns.codes, tiles, first_row,
+                                                      first_column, M, N);
 }
 
 static inline dim3 tile_grid(int M, int N) {
@@ -476,12 +476,12 @@ static inline dim3 tile_grid(int M, int N) {
 }
 
 template <Fp8Type TYPE, bool SUMS, typename SOURCE>
-static void quantize_to(const SOURCE &source, const Tensor &out, float *partials, int M, int N,
+static void quantize_to(const SOURCE &source, const Operand &out, float *partials, int M, int N,
                         cudaStream_t stream) {
     auto kernel = quantize_kernel<SOURCE, TYPE, SUMS>;
     dim3 grid = tile_grid(M, N);
     int threads = TILE_THREADS;
-    if (out.mode == SCALE_BLOCKS) {
+    if (fp8_by_blocks(out.scaling)) {
         kernel = quantize_blocks_kernel<SOURCE, TYPE, SUMS>;
         grid = dim3(divide_up(N, FP8_BLOCK), divide_up(M, FP8_BLOCK));
         threads = SQUARE_THREADS;
@@ -492,7 +492,7 @@ static void quantize_to(const SOURCE &source, const Tensor &out, float *partials
 // Writes the source's values, M x N for each output, to the FP8 forms. SUMS: also column sums, for
 // which each tile of rows leaves partial sums.
 template <bool SUMS, typename SOURCE>
-static void quantize(const char *name, const SOURCE &source, const Tensor &out, Gradient sums,
+static void quantize(const char *name, const SOURCE &source, const Operand &out, Gradient sums,
                      Scratch scratch, int M, int N, cudaStream_t stream) {
     if (SUMS) { check_scratch(name, scratch, (int64_t)divide_up(M, TILE_ROWS) * N); }
     if (out.type == FP8_E4M3) {
@@ -580,21 +580,21 @@ static void sum_columns(const char *name, const SOURCE &source, Bf16 *out, float
 }
 
 // gpu_quantize and gpu_measure, as part of another launcher's work.
-void quantize_bf16(Tensor out, Gradient sums, Scratch scratch, int M, int N, cudaStream_t stream);
-void measure_bf16(Tensor x, int64_t n, cudaStream_t stream);
+void quantize_bf16(Operand out, Gradient sums, Scratch scratch, int M, int N, cudaStream_t stream);
+void measure_bf16(Operand x, int64_t n, cudaStream_t stream);
 
 // ---- to an operand ------------------------------------------------------------------------------
 
 // Writes the source's values, M x N for each output, to the operand: where it is fused, to the FP8
 // forms alone; otherwise to BF16, and from BF16 to the FP8 forms. SUMS: also column sums.
 template <bool SUMS, typename SOURCE>
-static void produce(const char *name, const SOURCE &source, Tensor out, Gradient sums,
+static void produce(const char *name, const SOURCE &source, Operand out, Gradient sums,
                     Scratch scratch, int M, int N, cudaStream_t stream) {
     int count = (int)((int64_t)M * N / VEC);
-    check_tensor(name, &out, M, (int64_t)SOURCE::OUTPUTS * N);
+    check_operand(name, &out, M, (int64_t)SOURCE::OUTPUTS * N);
     for (const Bf16 *x : source.x) { check_aligned(name, {x}); }
     // two outputs side by side share blocks of scales where the first ends within a block
-    bool shared_blocks = out.mode == SCALE_BLOCKS && SOURCE::OUTPUTS > 1 && N % FP8_BLOCK != 0;
+    bool shared_blocks = fp8_by_blocks(out.scaling) && SOURCE::OUTPUTS > 1 && N % FP8_BLOCK != 0;
     if (out.fused && !shared_blocks) {
         quantize<SUMS>(name, source, out, sums, scratch, M, N, stream);
         return;

@@ -272,15 +272,16 @@ struct RopeBackwardSource : Place {
     }
 };
 
-void gpu_rope_backward(Gpu *gpu, Tensor d_qkv, RotaryBackward b) {
+void gpu_rope_backward(Gpu *gpu, Operand d_qkv, RotaryBackward b) {
     gpu_family(gpu, FAMILY_ACTIVATIONS);
     const char *name = "rope backward";
     const Rotary &r = b.rotary;
     int M = r.B * r.T, N = (r.H + 2 * r.G) * r.D;
     bool norm = r.query_weight != NULL;
     check_rope(name, r, {d_qkv.bf16, norm ? b.qkv : d_qkv.bf16});
-    bool codes = d_qkv.fp8 != NULL || d_qkv.fp8_t != NULL, sums = b.column_sums.data != NULL;
-    if (codes) { check_tensor(name, &d_qkv, M, N); }
+    bool codes = d_qkv.rows.codes != NULL || d_qkv.columns.codes != NULL,
+         sums = b.column_sums.data != NULL;
+    if (codes) { check_operand(name, &d_qkv, M, N); }
     if (d_qkv.fused && halves_are_vectors(r.D) && !norm) {
         RopeBackwardSource source = {{N / VEC}, d_qkv.bf16, r.table, r.T, (r.H + r.G) * r.D / VEC,
                                      r.D / VEC};

@@ -65,7 +65,7 @@ static_assert(registers_suffice(OTHER_REGISTERS, BUSY_REGISTERS), "a block's reg
 struct Parameters {
     CUtensorMap a, b[2], x[2], codes, codes_t; // b, x: of gate and of up; of others, the first
     const float *scale_a, *scale_b;
-    Tensor out;
+    Operand out;
     MaxSum *max_sums; // [columns of tiles][M]
     int M, K, V;
     int down, across, tiles; // the clusters' tiles, 256 rows each
@@ -176,8 +176,10 @@ __device__ __forceinline__ void encode(Shared &s, const Parameters &p, int worke
         show_to_tma();
         __syncwarp();
         if (lane == 0) {
-            if (p.out.fp8 != NULL) { tma_store<4>(p.codes, staging.codes, n, m / 16); }
-            if (p.out.fp8_t != NULL) { tma_store<5>(p.codes_t, staging.codes_t, m, n / 16); }
+            if (p.out.rows.codes != NULL) { tma_store<4>(p.codes, staging.codes, n, m / 16); }
+            if (p.out.columns.codes != NULL) {
+                tma_store<5>(p.codes_t, staging.codes_t, m, n / 16);
+            }
             stores_commit();
             stores_wait_read<1>(); // of gate and up
             barrier_arrive(&s.freed[w], true);
@@ -441,7 +443,7 @@ static void begin_wide(const char *name, Gpu *gpu, const Gemm &g) {
     if (!g.fast_accumulation) { die("%s: it accumulates fast alone", name); }
 }
 
-void gpu_product_swiglu(Gpu *gpu, Gemm g, Tensor out) {
+void gpu_product_swiglu(Gpu *gpu, Gemm g, Operand out) {
     const char *name = "product with SwiGLU";
     const int F = g.n / 2;
     Parameters p = {};
@@ -449,8 +451,8 @@ void gpu_product_swiglu(Gpu *gpu, Gemm g, Tensor out) {
     if (g.n % 32 != 0) { die("%s: gate and up of %d columns; a multiple of 16 each", name, g.n); }
     if (out.type != FP8_E4M3) { die("%s: forward operands are E4M3", name); }
     check_fused_product(name, gpu, g, &out, F, {g.a, g.b, g.d, g.scale_a, g.scale_b});
-    p.codes = map_like_rows(out.fp8, g.m, F, HALF_ROW, PART_ROWS);
-    p.codes_t = map_like_columns(out.fp8_t, F, g.m, QUARTER_ROW, PART_COLUMNS);
+    p.codes = map_like_rows(out.rows.codes, g.m, F, HALF_ROW, PART_ROWS);
+    p.codes_t = map_like_columns(out.columns.codes, F, g.m, QUARTER_ROW, PART_COLUMNS);
     p.out = out;
     launch_wide<SWIGLU>(gpu, g, p, F);
 }

@@ -186,19 +186,19 @@ void precision_print(const Precision *p) {
 // near 0; if it is larger, gradients saturate.
 enum { LARGEST_LSE = 100 };
 
-void fp8_fix_slot(const Precision *p, const Options *o, Fp8Slot *slots) {
+void fp8_fix_slot(const Precision *p, const Options *o, Fp8Scale *slots) {
     int index = fp8_slot_index(p->config, LINEAR_HEAD, 0, OPERAND_DY);
     float factor = (float)(1.0 / p->step_tokens);
     factor *= (float)(1.0 + 2.0 * o->z_loss_coeff * LARGEST_LSE);
     if (!fp8_slot_in_use(p, index) || !fp8_slot_is_fixed(p, index)) { return; }
-    slots[index] = (Fp8Slot){.scale = 1.0f};
-    fp8_slot_rescale(&slots[index], factor, fp8_slot_target(p, index));
+    slots[index] = (Fp8Scale){.scale = 1.0f};
+    fp8_rescale(&slots[index], factor, fp8_slot_target(p, index));
 }
 
-bool fp8_is_uncalibrated(const Precision *p, const Fp8Slot *slots) {
+bool fp8_is_uncalibrated(const Precision *p, const Fp8Scale *slots) {
     bool unknown = false;
     for (int i = 0; i < fp8_slot_count(p->config) && p->recipe == FP8_RECIPE_DELAYED; i++) {
-        unknown |= fp8_slot_follows(p, i) && !fp8_slot_known(&slots[i]);
+        unknown |= fp8_slot_follows(p, i) && !fp8_scale_known(&slots[i]);
     }
     return unknown;
 }
@@ -211,15 +211,15 @@ static float first_scale(const Precision *p, int slot) {
                                   : fp8_slot_target(p, slot) * (float)p->step_tokens;
 }
 
-void fp8_calibrate(const Precision *p, Fp8Slot *slots) {
+void fp8_calibrate(const Precision *p, Fp8Scale *slots) {
     // the next micro-batches' amaxes may be larger; weights are known exactly
     const float room = 2.0f;
     for (int i = 0; i < fp8_slot_count(p->config); i++) {
-        Fp8Slot *s = &slots[i];
+        Fp8Scale *s = &slots[i];
         bool weight = i % OPERAND_COUNT == OPERAND_W;
         if (fp8_slot_follows(p, i) && s->count == 0) {
-            if (!fp8_slot_known(s)) { s->scale = first_scale(p, i); }
-            fp8_slot_rescale(s, weight ? s->amax : room * s->amax, fp8_slot_target(p, i));
+            if (!fp8_scale_known(s)) { s->scale = first_scale(p, i); }
+            fp8_rescale(s, weight ? s->amax : room * s->amax, fp8_slot_target(p, i));
             if (s->scale == 1.0f) { // which says that nothing is known
                 s->scale = nextafterf(1.0f, 0.0f);
                 s->scale_inv = 1.0f / s->scale;

@@ -101,12 +101,6 @@ typedef struct {
 int precision_rows(const Precision *precision, PrecisionRow *rows);
 void precision_print(const Precision *precision);
 
-// What one scale of an operand is for: the tensor, or a block of it.
-static inline Fp8Scales fp8_scales(const Precision *p, OperandId operand) {
-    if (p->recipe != FP8_RECIPE_BLOCKWISE) { return SCALES_TENSOR; }
-    return operand == OPERAND_W ? SCALES_SQUARE : SCALES_VECTOR;
-}
-
 // Every operand of a linear layer has a slot of scaling state, even if it is not in FP8, so that a
 // slot's index does not depend on the precision.
 static inline int fp8_slot_index(const ModelConfig *config, Linear linear, int layer, OperandId o) {
@@ -139,8 +133,15 @@ static inline bool fp8_slot_follows(const Precision *p, int slot) {
     return fp8_slot_in_use(p, slot) && !fp8_slot_is_fixed(p, slot);
 }
 
+// How the slot's tensor gets its scales.
+static inline Scaling fp8_slot_scaling(const Precision *p, int slot) {
+    bool weight = slot % OPERAND_COUNT == OPERAND_W, fixed = fp8_slot_is_fixed(p, slot);
+    if (p->recipe == FP8_RECIPE_BLOCKWISE) { return weight ? SCALE_SQUARES : SCALE_VECTORS; }
+    return p->recipe == FP8_RECIPE_TENSORWISE && !fixed ? SCALE_MEASURED : SCALE_GIVEN;
+}
+
 // Sets the fixed slot, if the head is in FP8.
-void fp8_fix_slot(const Precision *precision, const Options *options, Fp8Slot *slots);
+void fp8_fix_slot(const Precision *precision, const Options *options, Fp8Scale *slots);
 
 // Calibration: a run with delayed scaling in which nothing is known of some tensors (from scratch,
 // --load, a checkpoint without their scales) runs the forward and backward pass of its first
@@ -148,10 +149,10 @@ void fp8_fix_slot(const Precision *precision, const Options *options, Fp8Slot *s
 // before values are encoded, so each pass corrects what scales of the pass before have cut off.
 enum { FP8_CALIBRATIONS = 3 };
 // Whether the run has such tensors.
-bool fp8_is_uncalibrated(const Precision *precision, const Fp8Slot *slots);
+bool fp8_is_uncalibrated(const Precision *precision, const Fp8Scale *slots);
 // Before the first of these passes and after each: sets the scales of slots without a history by
 // the amaxes of the pass, or by a guess, and forgets the amaxes of activations and gradients.
-void fp8_calibrate(const Precision *precision, Fp8Slot *slots);
+void fp8_calibrate(const Precision *precision, Fp8Scale *slots);
 
 // Writes a slot's name, as "blocks.3.qkv.x", into out, and returns it.
 const char *fp8_slot_name(const ModelConfig *config, int slot, char out[64]);

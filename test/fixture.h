@@ -120,7 +120,7 @@ typedef struct {
     Precision precision;
     Bucket whole;
     float *state; // [3, layout.size]: weights, first and second moments
-    Fp8Slot *slots;
+    Fp8Scale *slots;
     float *history;
     Snapshot snapshot; // of all the above, as one rank saves it
 } Fixture;
@@ -136,11 +136,11 @@ static inline void fixture_open(Fixture *f, const char *options) {
     int64_t n = f->layout.size;
     int slots = fp8_slot_count(&f->config), length = f->precision.history_length;
     f->state = malloc_or_die((size_t)(3 * n) * sizeof(float));
-    f->slots = calloc_or_die((size_t)slots, sizeof(Fp8Slot));
+    f->slots = calloc_or_die((size_t)slots, sizeof(Fp8Scale));
     f->history = calloc_or_die((size_t)(slots * length), sizeof(float));
     for (int64_t i = 0; i < 3 * n; i++) { f->state[i] = (float)(i + 1) / 7.0f; }
     for (int i = 0; i < slots; i++) {
-        f->slots[i] = (Fp8Slot){1.0f / (float)(i + 2), (float)(i + 2), 0.0f, i};
+        f->slots[i] = (Fp8Scale){1.0f / (float)(i + 2), (float)(i + 2), 0.0f, i};
         for (int put = 0; put < i; put++) {
             f->history[i * length + put % length] = (float)(1000 * i + put);
         }

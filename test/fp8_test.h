@@ -17,19 +17,19 @@ struct Quantised {
     Fp8Type type;
     Bf16Buffer bf16;
     Buffer<uint8_t> fp8, fp8_t;
-    Buffer<Fp8Slot> slot;
+    Buffer<Fp8Scale> slot;
     FloatBuffer scales, scales_t; // of blocks
     float scale;
 
     Quantised(int m, int n, Fp8Type t, float given_scale)
         : M(m), N(n), type(t), bf16((size_t)m * n), fp8((size_t)m * n), fp8_t((size_t)m * n),
-          slot(1), scales(fp8_scale_count(SCALES_VECTOR, m, n)),
-          scales_t(fp8_scale_count(SCALES_VECTOR, n, m)), scale(given_scale) {
+          slot(1), scales(fp8_scale_count(SCALE_VECTORS, m, n)),
+          scales_t(fp8_scale_count(SCALE_VECTORS, n, m)), scale(given_scale) {
         reset(0.0f, 1);
     }
     // count: of the slot's history; amax: as it was before
     void reset(float amax, int count) {
-        Fp8Slot s = {1.0f / scale, scale, amax, count};
+        Fp8Scale s = {1.0f / scale, scale, amax, count};
         slot.put(&s);
         bf16.poison();
         fp8.poison();
@@ -38,19 +38,18 @@ struct Quantised {
         scales_t.poison();
     }
     // All its forms.
-    Tensor tensor(ScaleMode mode, bool fused) const {
-        Tensor t = with_forms(given_tensor(type, slot.data), bf16.data, fp8.data, fp8_t.data);
-        t.mode = mode;
+    Operand tensor(Scaling scaling, bool fused) const {
+        Operand t = with_forms(given_tensor(type, slot.data), bf16.data, fp8.data, fp8_t.data);
+        t.scaling = scaling;
         t.fused = fused;
         return t;
     }
-    Tensor blocks(Fp8Scales kind, bool fused) const {
-        Tensor t = tensor(SCALE_BLOCKS, fused);
-        t.scales = scales.data;
-        t.scales_t = scales_t.data;
-        t.record = false;
+    Operand blocks(Scaling kind, bool fused) const {
+        Operand t = tensor(kind, fused);
+        t.rows.inverse = scales.data;
+        t.columns.inverse = scales_t.data;
+        t.records = false;
         t.scale = NULL;
-        t.blocks = kind;
         t.power_of_two = true;
         return t;
     }
@@ -99,7 +98,7 @@ static inline void check_given(const Quantised &q, const Floats &expected, bool 
 static inline void check_measured(const Quantised &q, const Floats &values) {
     float amax = tensor_amax(values.data(), (int64_t)values.size());
     float scale = fp8_scale(amax, fp8_max(q.type), 1.0f);
-    Fp8Slot slot = q.slot.get()[0];
+    Fp8Scale slot = q.slot.get()[0];
     CHECK_CLOSE(slot.amax, amax, 0.0);
     CHECK_CLOSE(slot.scale, scale, 0.0);
     CHECK_CLOSE(slot.scale_inv, 1.0f / scale, 0.0);
@@ -111,8 +110,8 @@ static inline void check_measured(const Quantised &q, const Floats &values) {
 // Otherwise each decoded value may differ by the format's rounding, and by what a fused kernel's
 // FP32 may differ: for a softmax minus one, the rounding error is that of the one.
 static inline void check_blocks_of(const Codes &codes, const Floats &inverse, const Floats &values,
-                                   int rows, int k, Fp8Type type, Fp8Scales kind, bool exact) {
-    int height = kind == SCALES_SQUARE ? FP8_BLOCK : 1;
+                                   int rows, int k, Fp8Type type, Scaling kind, bool exact) {
+    int height = kind == SCALE_SQUARES ? FP8_BLOCK : 1;
     double relative = type == FP8_E4M3 ? 0.0625 : 0.125, smallest = type == FP8_E4M3 ? 5e-6 : 1e-9;
     float whole = tensor_amax(values.data(), (int64_t)values.size());
     for (int top = 0; top < rows; top += height) {
@@ -147,7 +146,7 @@ static inline void check_blocks_of(const Codes &codes, const Floats &inverse, co
     }
 }
 
-static inline void check_blocks(const Quantised &q, const Floats &values, Fp8Scales kind,
+static inline void check_blocks(const Quantised &q, const Floats &values, Scaling kind,
                                 bool exact) {
     Floats turned(values.size());
     for (int i = 0; i < q.M; i++) {

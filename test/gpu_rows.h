@@ -15,7 +15,7 @@ typedef enum {
 
 // A launch on some rows of a tensor.
 struct Launch {
-    Tensor out;
+    Operand out;
     size_t first;
     int rows;
     Gradient sums[3];
@@ -56,7 +56,7 @@ struct Sums {
                                 FloatBuffer((size_t)p.sums[2])} {
     }
     // Of a launch that requests the first `count` of them, overwritten or added to.
-    Launch launch(Tensor out, size_t first, size_t rows, int count, bool added) const {
+    Launch launch(Operand out, size_t first, size_t rows, int count, bool added) const {
         Launch l = {out, first, (int)rows, {}};
         for (int i = 0; i < count; i++) {
             if (columns[i] > 0) { l.sums[i] = {data[i].data, TYPE_F32, added}; }
@@ -99,7 +99,7 @@ static void check_sums(const Producer &p, const Floats &expected, std::vector<Fl
     for (int fused = 0; fused < (p.has_codes() ? 2 : 1); fused++) {
         Quantised q(p.M, p.N, p.type, p.scale);
         Sums spare(p);
-        Tensor out = fused ? q.tensor(SCALE_GIVEN, true) : tensor_bf16(q.bf16.data);
+        Operand out = fused ? q.tensor(SCALE_GIVEN, true) : operand_bf16(q.bf16.data);
         Launch l = spare.launch(out, 0, p.M, 3, false);
         p.begin(out.bf16, 0, p.M);
         run(l);
@@ -145,7 +145,7 @@ template <typename Run> static void same_in_parts(const Producer &p, Run run) {
     Sums sums(p);
     for (int fused = 0; fused < (p.has_codes() ? 2 : 1); fused++) {
         auto launch = [&](const Quantised &q, size_t first, size_t rows, bool added) {
-            Tensor out = fused ? q.tensor(SCALE_GIVEN, true) : tensor_bf16(q.bf16.data);
+            Operand out = fused ? q.tensor(SCALE_GIVEN, true) : operand_bf16(q.bf16.data);
             p.begin(out.bf16, first, rows);
             run(sums.launch(out, first, rows, 3, added));
         };
@@ -181,8 +181,8 @@ template <typename Run> static void time_producer(const Producer &p, Run run) {
     static const char *const forms[] = {"", "fp8 ", "fp8 blocks "};
     if (!is_wanted(forms[1] + p.name) && !is_wanted(forms[2] + p.name)) { return; }
     Quantised q(p.M, p.N, p.type, p.scale);
-    const Tensor outs[] = {tensor_bf16(q.bf16.data), q.tensor(SCALE_GIVEN, true),
-                           q.blocks(SCALES_VECTOR, true)};
+    const Operand outs[] = {operand_bf16(q.bf16.data), q.tensor(SCALE_GIVEN, true),
+                            q.blocks(SCALE_VECTORS, true)};
     Sums sums(p);
     for (int form = 0; form < (p.has_codes() ? 3 : 1); form++) {
         double elements = form == 0 ? p.bf16 : p.fp8;
@@ -200,12 +200,12 @@ template <typename Run>
 static void check_forms(const Producer &p, const Floats &expected, Run run) {
     Quantised q(p.M, p.N, p.type, p.scale);
     Sums sums(p);
-    auto launch = [&](Tensor out) {
+    auto launch = [&](Operand out) {
         q.bf16.poison();
         p.begin(q.bf16.data, 0, p.M);
         run(sums.launch(out, 0, p.M, p.needed, false));
     };
-    launch(tensor_bf16(q.bf16.data));
+    launch(operand_bf16(q.bf16.data));
     Floats result = get_floats(q.bf16);
     check_against(p.name.c_str(), result, expected, p.bf16_only > 0 ? p.bf16_only : 1.05, __FILE__,
                   __LINE__);
@@ -224,9 +224,9 @@ static void check_forms(const Producer &p, const Floats &expected, Run run) {
     Codes rows = q.fp8.get(), columns = q.fp8_t.get(), untouched(rows.size(), 0xff);
     for (int forms = 1; forms < 4; forms++) { // one form alone, and both
         q.reset(0.0f, 1);
-        Tensor some = q.tensor(SCALE_GIVEN, true);
-        if (!(forms & 1)) { some.fp8 = NULL; }
-        if (!(forms & 2)) { some.fp8_t = NULL; }
+        Operand some = q.tensor(SCALE_GIVEN, true);
+        if (!(forms & 1)) { some.rows.codes = NULL; }
+        if (!(forms & 2)) { some.columns.codes = NULL; }
         launch(some);
         CHECK(q.fp8.get() == (forms & 1 ? rows : untouched));
         CHECK(q.fp8_t.get() == (forms & 2 ? columns : untouched));
@@ -247,10 +247,10 @@ static void check_forms(const Producer &p, const Floats &expected, Run run) {
     for (int form = 0; form < 2; form++) {
         bool alone = form == 1;
         q.reset(0.0f, 0);
-        launch(q.blocks(SCALES_VECTOR, alone));
+        launch(q.blocks(SCALE_VECTORS, alone));
         bool writes_bf16 = !alone || rounded;
         if (writes_bf16) { CHECK(same_bits(get_floats(q.bf16), result)); }
-        check_blocks(q, result, SCALES_VECTOR, writes_bf16);
+        check_blocks(q, result, SCALE_VECTORS, writes_bf16);
     }
 }
 
@@ -685,7 +685,7 @@ static void loss(int M, int V, int P, Fp8Type type, int kind) {
         check_losses(losses.get(), expected, logits.host, host_targets, P, softcap, 2e-6);
     };
     if (mode == CHECKING) {
-        gpu_cross_entropy(&gpu, losses.data, tensor_bf16(logits.device.data), {}, {}, targets.data,
+        gpu_cross_entropy(&gpu, losses.data, operand_bf16(logits.device.data), {}, {}, targets.data,
                           M, V, P, reported);
         CHECK(same_bits(get_floats(logits.device), logits.host));
         right();
@@ -693,8 +693,8 @@ static void loss(int M, int V, int P, Fp8Type type, int kind) {
     producer({loss_kinds[kind].name, FUSED_UNROUNDED, M, P, type, fp8_max(type) / most, &logits,
               2.0 * M * P, 2.0 * M * P},
              gradient, [&](const Launch &l) {
-                 if (l.out.mode == SCALE_MEASURED) { // the head's gradient has a fixed scale
-                     gpu_cross_entropy(&gpu, losses.data, tensor_bf16(l.out.bf16), {}, {},
+                 if (l.out.scaling == SCALE_MEASURED) { // the head's gradient has a fixed scale
+                     gpu_cross_entropy(&gpu, losses.data, operand_bf16(l.out.bf16), {}, {},
                                        targets.data, M, V, P, terms);
                      gpu_measure(&gpu, l.out, (int64_t)M * P);
                      gpu_quantize(&gpu, l.out, {}, {}, M, P);
@@ -755,7 +755,7 @@ static void cast(int M, int N, Fp8Type type) {
     auto quantize = [&](Launch l) {
         bool sums = l.sums[0].data != NULL;
         l.out.fused = false;
-        if (l.out.mode == SCALE_MEASURED) { gpu_measure(&gpu, l.out, (int64_t)n); }
+        if (l.out.scaling == SCALE_MEASURED) { gpu_measure(&gpu, l.out, (int64_t)n); }
         gpu_quantize(&gpu, l.out, l.sums[0], sums ? scratch.scratch() : Scratch{}, l.rows, N);
     };
     Producer p = {"cast", FUSED_ROUNDED, M, N, type, 37.3f, &x, 0, 2.0 * n};
@@ -773,7 +773,7 @@ static void cast(int M, int N, Fp8Type type) {
     if (mode == TIMING) { return; }
     Floats expected(N, 0.0f);
     bias_backward(expected.data(), x.host.data(), M, N);
-    auto check = [&](Tensor t, bool added) {
+    auto check = [&](Operand t, bool added) {
         Sums sums(p);
         if (added) { sums.data[0].put(expected.data()); }
         put_floats(q.bf16, x.host);
@@ -782,7 +782,7 @@ static void cast(int M, int N, Fp8Type type) {
         for (float &sum : right) { sum *= added ? 2 : 1; }
         CHECK_ERROR(result.data(), right.data(), N, 1e-5);
     };
-    Tensor measured = q.tensor(SCALE_MEASURED, false);
+    Operand measured = q.tensor(SCALE_MEASURED, false);
     q.reset(0.0f, 0);
     check(measured, true);
     check_measured(q, x.host);
@@ -793,14 +793,14 @@ static void cast(int M, int N, Fp8Type type) {
     q.reset(0.0f, 3);
     check(measured, false);
     check_measured(q, x.host);
-    for (int kind = SCALES_VECTOR; kind <= SCALES_SQUARE; kind++) {
+    for (int kind = SCALE_VECTORS; kind <= SCALE_SQUARES; kind++) {
         for (int form = 1; form < 4; form++) {
             q.reset(0.0f, 0);
-            Tensor some = q.blocks((Fp8Scales)kind, false);
-            if (!(form & 1)) { some.fp8 = NULL; }
-            if (!(form & 2)) { some.fp8_t = NULL; }
+            Operand some = q.blocks((Scaling)kind, false);
+            if (!(form & 1)) { some.rows.codes = NULL; }
+            if (!(form & 2)) { some.columns.codes = NULL; }
             check(some, false);
-            if (form == 3) { check_blocks(q, x.host, (Fp8Scales)kind, true); }
+            if (form == 3) { check_blocks(q, x.host, (Scaling)kind, true); }
             if (!(form & 1)) { CHECK(q.fp8.get() == Codes(q.fp8.count, 0xff)); }
             if (!(form & 2)) { CHECK(q.fp8_t.get() == Codes(q.fp8.count, 0xff)); }
         }

@@ -419,18 +419,18 @@ static inline void open_test_gpu(size_t attention_workspace) {
 }
 
 // A tensor whose scale is given, fused, without forms.
-static inline Tensor given_tensor(Fp8Type type, Fp8Slot *scale) {
-    Tensor t = tensor_bf16(NULL);
+static inline Operand given_tensor(Fp8Type type, Fp8Scale *scale) {
+    Operand t = operand_bf16(NULL);
     t.type = type;
-    t.fused = t.record = true;
+    t.fused = t.records = true;
     t.target = fp8_max(type);
     t.scale = scale;
     return t;
 }
 
-static inline Tensor with_forms(Tensor t, Bf16 *bf16, uint8_t *fp8, uint8_t *fp8_t) {
+static inline Operand with_forms(Operand t, Bf16 *bf16, uint8_t *fp8, uint8_t *fp8_t) {
     t.bf16 = bf16;
-    t.fp8 = fp8;
-    t.fp8_t = fp8_t;
+    t.rows.codes = fp8;
+    t.columns.codes = fp8_t;
     return t;
 }

@@ -162,7 +162,7 @@ static void check_scaling(const char *options, float factor, float growth) {
     CLOSED(checkpoint_close) Checkpoint c;
     fixture_open(&f, options);
     int slots = fp8_slot_count(&f.config), length = f.precision.history_length;
-    memset(f.slots, 0, (size_t)slots * sizeof(Fp8Slot));
+    memset(f.slots, 0, (size_t)slots * sizeof(Fp8Scale));
     memset(f.history, 0, (size_t)(slots * length) * sizeof(float));
     CHECK(checkpoint_open(&c, "s/step_00000100", true));
     CHECK(checkpoint_read_scaling(&c, &f.precision, f.slots, f.history));
@@ -200,7 +200,7 @@ TEST(scaling_state_adapts) {
                   1.0f / 16);
 
     fixture_open(&plain, DELAYED "--fp8-recipe tensorwise");
-    Fp8Slot before = plain.slots[3];
+    Fp8Scale before = plain.slots[3];
     CHECK(checkpoint_open(&c, "s/step_00000100", true));
     CHECK(checkpoint_read_scaling(&c, &plain.precision, plain.slots, plain.history));
     CHECK_BITS(&plain.slots[3], &before, sizeof(before));

@@ -247,16 +247,16 @@ static const struct {
 // How a tensor is cut into blocks. columns: the operand is the transpose.
 static const struct {
     const char *name;
-    Fp8Scales scales;
+    Scaling scaling;
     int height, width;
-} forms[] = {{"rows", SCALES_VECTOR, 1, FP8_BLOCK},
-             {"columns", SCALES_VECTOR, FP8_BLOCK, 1},
-             {"squares", SCALES_SQUARE, FP8_BLOCK, FP8_BLOCK}};
+} forms[] = {{"rows", SCALE_VECTORS, 1, FP8_BLOCK},
+             {"columns", SCALE_VECTORS, FP8_BLOCK, 1},
+             {"squares", SCALE_SQUARES, FP8_BLOCK, FP8_BLOCK}};
 
 // One tensor in one form, with the reference's results.
 typedef struct {
     Fp8Blocks blocks;
-    Fp8Scales scales;
+    Scaling scaling;
     const float *x, *inverse;   // the values; the operand's inverse scales, by fp8_scale_index
     const unsigned char *codes; // of the operand
 } Reference;
@@ -286,7 +286,7 @@ static int block_errors(const Reference *r, const float *rounded, const Fp8Count
                 int rows = turned ? b.columns : b.rows, k = turned ? b.rows : b.columns;
                 int row = turned ? j : i, column = turned ? i : j;
                 float x = r->x[i * b.columns + j], left_of_x = rounded[i * b.columns + j];
-                float inverse = r->inverse[fp8_scale_index(r->scales, rows, k, row, column)];
+                float inverse = r->inverse[fp8_scale_index(r->scaling, rows, k, row, column)];
                 uint8_t code = r->codes[row * k + column];
                 volatile float scaled = x * scale;
                 errors += inverse != 1.0f / scale || fp8_encode(scaled, b.type) != code ||
@@ -311,7 +311,7 @@ TEST(blocks_are_the_references) {
         bool turned = forms[f].width == 1;
         Reference r = {.blocks = {shapes[s].rows, shapes[s].columns, forms[f].height,
                                   forms[f].width, kinds[k].type, kinds[k].power_of_two},
-                       .scales = forms[f].scales};
+                       .scaling = forms[f].scaling};
         Fp8Counts counts = {0};
         char name[64];
         snprintf(name, sizeof(name), "%dx%d.x", shapes[s].rows, shapes[s].columns);
@@ -322,8 +322,8 @@ TEST(blocks_are_the_references) {
         strcpy(strrchr(name, '.'), ".scales");
         r.inverse = golden_data(&file, name, DTYPE_F32,
                                 turned
-                                    ? fp8_scale_count(r.scales, r.blocks.columns, r.blocks.rows)
-                                    : fp8_scale_count(r.scales, r.blocks.rows, r.blocks.columns));
+                                    ? fp8_scale_count(r.scaling, r.blocks.columns, r.blocks.rows)
+                                    : fp8_scale_count(r.scaling, r.blocks.rows, r.blocks.columns));
         round_blocks_to_fp8(rounded, r.x, r.blocks, &counts);
         CHECK_EQUAL(block_errors(&r, rounded, &counts), 0);
         memcpy(other, r.x, (size_t)n * sizeof(float)); // again, in place and without counts
@@ -360,7 +360,7 @@ TEST(block_scales_are_powers_of_two) {
 static int slot_errors(int length, float fault) {
     enum { STEPS = 60 };
     static const float bad[] = {0.0f, -0.0f, NAN, INFINITY};
-    Fp8Slot slot = {.scale = 1.0f, .scale_inv = 1.0f};
+    Fp8Scale slot = {.scale = 1.0f, .scale_inv = 1.0f};
     float history[STEPS] = {0}, good[STEPS], scale = 1.0f;
     int count = 0, errors = 0;
     for (int step = 1; step <= STEPS; step++) {
@@ -375,7 +375,7 @@ static int slot_errors(int length, float fault) {
             }
             scale = 448.0f / (largest + fault);
         }
-        fp8_slot_update(&slot, history, length, 448.0f);
+        fp8_scale_update(&slot, history, length, 448.0f);
         errors += slot.scale != scale || slot.scale_inv != 1.0f / scale;
         errors += slot.count != count || slot.amax != 0.0f;
     }
@@ -386,8 +386,8 @@ static int slot_errors(int length, float fault) {
 TEST(slots_follow_their_history) {
     static const int lengths[] = {1, 2, 3, 16, 59};
     // cuBLASLt reads scale_inv directly, and needs it aligned to 16 bytes
-    CHECK_EQUAL(sizeof(Fp8Slot), 16);
-    CHECK_EQUAL(offsetof(Fp8Slot, scale_inv), 0);
+    CHECK_EQUAL(sizeof(Fp8Scale), 16);
+    CHECK_EQUAL(offsetof(Fp8Scale, scale_inv), 0);
     for (int l = 0; l < 5; l++) { CHECK_EQUAL(slot_errors(lengths[l], 0.0f), 0); }
     CHECK(slot_errors(3, 1e-3f) > 0);
 }

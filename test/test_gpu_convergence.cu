@@ -73,9 +73,9 @@ void __wrap_gemm(Gpu *gpu, Gemm g) {
         const LinearLayer *others[] = {&other->qkv, &other->attention_out, &other->fc1,
                                        &other->fc2};
         for (int i = 0; i < 4; i++) {
-            if (weight != layers[i]->w.fp8_t) { continue; }
+            if (weight != layers[i]->w.columns.codes) { continue; }
             if (planted == SCALE_OFF && l == 1) { g.alpha *= 4; }
-            if (planted == OTHER_LAYER) { g.b = others[i]->w.fp8_t; }
+            if (planted == OTHER_LAYER) { g.b = others[i]->w.columns.codes; }
         }
     }
     __real_gemm(gpu, g);

@@ -37,13 +37,13 @@ static void flip_here(void) {
 }
 
 extern "C" {
-void __real_gpu_norm_forward(Gpu *gpu, Tensor out, NormForward n);
-void __real_gpu_norm_backward(Gpu *gpu, Tensor out, NormBackward n);
-void __wrap_gpu_norm_forward(Gpu *gpu, Tensor out, NormForward n) {
+void __real_gpu_norm_forward(Gpu *gpu, Operand out, NormForward n);
+void __real_gpu_norm_backward(Gpu *gpu, Operand out, NormBackward n);
+void __wrap_gpu_norm_forward(Gpu *gpu, Operand out, NormForward n) {
     flip_here();
     __real_gpu_norm_forward(gpu, out, n);
 }
-void __wrap_gpu_norm_backward(Gpu *gpu, Tensor out, NormBackward n) {
+void __wrap_gpu_norm_backward(Gpu *gpu, Operand out, NormBackward n) {
     flip_here();
     __real_gpu_norm_backward(gpu, out, n);
 }

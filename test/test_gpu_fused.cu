@@ -20,7 +20,7 @@ struct Problem {
     Rotary rotary = {};
     Codes a_host, b_host;
     Buffer<uint8_t> a, b;
-    Buffer<Fp8Slot> scales; // of a and b
+    Buffer<Fp8Scale> scales; // of a and b
     Input bias, x_host;
     Bf16Buffer x, apart; // the pre-activations, all of the product but in the backward pass; there
                          // the product of two kernels is apart
@@ -36,8 +36,8 @@ struct Problem {
           apart(x.count), sums(n), scratch(m, n), out(m, n, t, backward ? 90.0f : 50.0f) {
         // a normal product has the spread of a pre-activation
         float spread_a = whole ? 1.0f : 50.0f, spread_b = whole ? 1.0f : 30.0f;
-        Fp8Slot both[2] = {{1 / spread_a, spread_a, 0, 0}, {1 / spread_b, spread_b, 0, 0}};
-        for (Fp8Slot &slot : both) { slot.scale_inv /= whole ? 4.0f : sqrtf(sqrtf((float)k)); }
+        Fp8Scale both[2] = {{1 / spread_a, spread_a, 0, 0}, {1 / spread_b, spread_b, 0, 0}};
+        for (Fp8Scale &slot : both) { slot.scale_inv /= whole ? 4.0f : sqrtf(sqrtf((float)k)); }
         auto value = [&](uint64_t key, size_t i, float spread) {
             return whole ? (float)(int)(rng_bits(key, i) % 5) - 2.0f : spread * rng_normal(key, i);
         };
@@ -79,8 +79,8 @@ struct Problem {
     Gradient column_sums(void) const {
         return {sums.data, TYPE_F32, false};
     }
-    Tensor tensor(void) const {
-        Tensor t = out.tensor(SCALE_GIVEN, true);
+    Operand tensor(void) const {
+        Operand t = out.tensor(SCALE_GIVEN, true);
         t.bf16 = NULL;
         return t;
     }
@@ -88,7 +88,7 @@ struct Problem {
     Scratch max_sums(void) const {
         return {reinterpret_cast<float *>(out.fp8.data), out.fp8.count};
     }
-    void run(Tensor t) {
+    void run(Operand t) {
         Gemm g = gemm_of(x.data);
         g.bias = bias.device.data;
         if (kind == HEAD) {
@@ -107,7 +107,7 @@ struct Problem {
         run(tensor());
     }
     // The activation of x, or RoPE in place.
-    void run_pass(Tensor t) {
+    void run_pass(Operand t) {
         if (kind == SWIGLU) {
             gpu_swiglu_forward(&gpu, t, x.data, M, N);
         } else if (kind == ROTARY) {
@@ -129,7 +129,7 @@ struct Problem {
     // The product of the rows from `first` on, scaled.
     Floats product(int first, int rows) const {
         float values_a[256], values_b[256];
-        std::vector<Fp8Slot> slots = scales.get();
+        std::vector<Fp8Scale> slots = scales.get();
         for (int code = 0; code < 256; code++) {
             values_a[code] = fp8_decode((uint8_t)code, type);
             values_b[code] = fp8_decode((uint8_t)code, FP8_E4M3);
@@ -442,7 +442,7 @@ static void time_head(int M, int N, int V, int K) {
     Problem p(M, N, K, FP8_E4M3, HEAD, true, false);
     Buffer<int> targets(M);
     FloatBuffer losses(M), rows(loss_scratch_floats(M));
-    const Tensor logits = with_forms(p.tensor(), p.x.data, p.out.fp8.data, p.out.fp8_t.data);
+    const Operand logits = with_forms(p.tensor(), p.x.data, p.out.fp8.data, p.out.fp8_t.data);
     const std::string shape = text("head %dx%dx%d", M, N, K);
     const double product = 2.0 * M * N * K / (2 * FLOPS_PER_S), pass = moved((double)M * N);
     auto loss = [&](Scratch max_sums) {
@@ -590,10 +590,10 @@ TEST(forms) {
         p.run();
         Results all(p);
         for (int forms = 0; forms < 4; forms++) {
-            Tensor t = p.tensor();
-            t.record = false;
-            if (!(forms & 1)) { t.fp8 = NULL; }
-            if (!(forms & 2)) { t.fp8_t = NULL; }
+            Operand t = p.tensor();
+            t.records = false;
+            if (!(forms & 1)) { t.rows.codes = NULL; }
+            if (!(forms & 2)) { t.columns.codes = NULL; }
             p.reset();
             p.run(t);
             Results some(p);
@@ -677,13 +677,13 @@ TEST(refusals) {
     Bf16 *x = (Bf16 *)(1 << 20);
     uint8_t *fp8 = (uint8_t *)8192;
     float *f = (float *)4096;
-    Fp8Slot *slot = (Fp8Slot *)4096;
-    Tensor given = with_forms(given_tensor(FP8_E4M3, slot), NULL, fp8, fp8);
-    Tensor apart = given, e5m2 = given, blocks = given;
+    Fp8Scale *slot = (Fp8Scale *)4096;
+    Operand given = with_forms(given_tensor(FP8_E4M3, slot), NULL, fp8, fp8);
+    Operand apart = given, e5m2 = given, blocks = given;
     Scratch enough = {f, 1 << 30}, little = {f, 255};
     apart.fused = false;
     e5m2.type = FP8_E5M2;
-    blocks.mode = SCALE_BLOCKS;
+    blocks.scaling = SCALE_VECTORS;
     Gemm good = gemm_plain(64, 64, 64, NULL, NULL, x);
     good.fast_accumulation = true;
     good.a = good.b = (uint8_t *)(1 << 22); // these addresses are far from what is written
@@ -706,8 +706,8 @@ TEST(refusals) {
         {"operands of types", [](Gemm *g) { g->type_a = TYPE_E5M2; }},
         {"operands of types", [](Gemm *g) { g->type_b = TYPE_E5M2; }},
         {"operands of types", [](Gemm *g) { g->trans_b = false; }},
-        {"scales of kinds 1 and 2",
-         [](Gemm *g) { g->scales_a = SCALES_VECTOR, g->scales_b = SCALES_SQUARE; }},
+        {"scales of kinds 2 and 3",
+         [](Gemm *g) { g->scaling_a = SCALE_VECTORS, g->scaling_b = SCALE_SQUARES; }},
         {"a pointer is missing", [](Gemm *g) { g->bias = NULL; }},
         {"a pointer is missing", [](Gemm *g) { g->scale_b = NULL; }},
         {"a pointer is missing", [](Gemm *g) { g->c = g->d; }},

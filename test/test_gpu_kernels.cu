@@ -126,12 +126,12 @@ struct Fp8Operand {
     Buffer<uint8_t> device;
     FloatBuffer device_scales;
 
-    Fp8Operand(int rows, int k, Fp8Type type, Fp8Scales kind, float spread, int i, int j)
+    Fp8Operand(int rows, int k, Fp8Type type, Scaling kind, float spread, int i, int j)
         : codes(random_codes((size_t)rows * k, ++random_key, spread, type)),
           scales(fp8_scale_count(kind, rows, k), 1 / spread), device((size_t)rows * k),
           device_scales(scales.size()) {
-        int height = kind == SCALES_SQUARE ? FP8_BLOCK : 1;
-        bool blocks = kind != SCALES_TENSOR;
+        int height = kind == SCALE_SQUARES ? FP8_BLOCK : 1;
+        bool blocks = fp8_by_blocks(kind);
         if (blocks && mode == CHECKING) { scales.assign(scales.size(), NAN); }
         for (size_t at = 0; mode == CHECKING && at < codes.size(); at++) {
             int row = (int)(at / k), column = (int)(at % k);
@@ -147,11 +147,11 @@ struct Fp8Operand {
 
 // How they are scaled: A and B by one scale each, with fast accumulation or split; or A by vectors
 // and B by squares or vectors.
-enum Scaling { FAST, SPLIT, SQUARES, VECTORS };
+enum ScaledBy { FAST, SPLIT, SQUARES, VECTORS };
 
 // D = A B' of codes, in BF16 and FP32, overwriting and adding, against the FP64 product of the
 // operands' values.
-static void fp8_product(int m, int n, int k, Fp8Type type_a, Fp8Type type_b, Scaling scaling,
+static void fp8_product(int m, int n, int k, Fp8Type type_a, Fp8Type type_b, ScaledBy scaling,
                         int which, int layer) {
     const bool blocks = scaling >= SQUARES;
     if (gpu.capability < FP8_CAPABILITY || (blocks && gpu.capability != 90)) {
@@ -160,9 +160,9 @@ static void fp8_product(int m, int n, int k, Fp8Type type_a, Fp8Type type_b, Sca
         return;
     }
     Gemm g = gemm_plain(m, n, k, NULL, NULL, NULL);
-    g.scales_a = blocks ? SCALES_VECTOR : SCALES_TENSOR;
-    g.scales_b = scaling == SQUARES ? SCALES_SQUARE : g.scales_a;
-    Fp8Operand a(m, k, type_a, g.scales_a, 50, 7, 5), b(n, k, type_b, g.scales_b, 30, 11, 3);
+    g.scaling_a = blocks ? SCALE_VECTORS : SCALE_GIVEN;
+    g.scaling_b = scaling == SQUARES ? SCALE_SQUARES : g.scaling_a;
+    Fp8Operand a(m, k, type_a, g.scaling_a, 50, 7, 5), b(n, k, type_b, g.scaling_b, 30, 11, 3);
     const size_t size = (size_t)m * n;
     Bf16Buffer d(size);
     g.a = a.device.data;
@@ -613,9 +613,9 @@ static void adamw(int64_t n, GpuType gradient_type, GpuType moment_type, bool fp
     Bf16Buffer weights(fp8 ? 8 : n);
     Quantised q(16, fp8 ? (int)(n / 16) : 16, FP8_E4M3, 60.0f);
     Buffer<StepState> state(1);
-    Buffer<Tensor> tensors(1);
+    Buffer<Operand> tensors(1);
     InputBuffer input(0.01, 1);
-    Tensor tensor = q.tensor(SCALE_GIVEN, true);
+    Operand tensor = q.tensor(SCALE_GIVEN, true);
     tensors.put(&tensor);
     AdamWUpdate u = plain_update((Bf16 *)gradients.data);
     u.moment_type = moment_type;
@@ -722,14 +722,14 @@ ROW(optimizers) { // n, types of gradients and moments, FP8, offloaded
     row(adamw, TIMING, timed);
 }
 
-// The update kernel against fp8_slot_update, slot by slot, over many steps, some with bad amaxes.
+// The update kernel against fp8_scale_update, slot by slot, over many steps, some with bad amaxes.
 TEST(scaling_state) {
     enum { SLOTS = 6, LENGTH = 5, STEPS = 17 };
-    Buffer<Fp8Slot> slots(SLOTS);
+    Buffer<Fp8Scale> slots(SLOTS);
     FloatBuffer history(SLOTS * LENGTH), targets(SLOTS);
     Buffer<uint8_t> used(SLOTS);
     Buffer<StepState> state(1);
-    std::vector<Fp8Slot> host(SLOTS, {1.0f, 1.0f, 0.0f, 0});
+    std::vector<Fp8Scale> host(SLOTS, {1.0f, 1.0f, 0.0f, 0});
     Floats host_history(SLOTS * LENGTH, 0.0f), host_targets(SLOTS, 448.0f);
     const uint8_t weight = SLOT_FOLLOWS | SLOT_WEIGHT;
     uint8_t flags[SLOTS] = {SLOT_FOLLOWS, weight, SLOT_FOLLOWS, SLOT_FOLLOWS, weight, 0};
@@ -752,11 +752,11 @@ TEST(scaling_state) {
             if (step == 6) {
                 if (i % 3 != 1) { host[i].amax = 0.0f; }
             } else {
-                fp8_slot_update(&host[i], &host_history[i * LENGTH], LENGTH, 448.0f);
+                fp8_scale_update(&host[i], &host_history[i * LENGTH], LENGTH, 448.0f);
             }
         }
-        std::vector<Fp8Slot> result = slots.get();
-        CHECK(memcmp(result.data(), host.data(), SLOTS * sizeof(Fp8Slot)) == 0);
+        std::vector<Fp8Scale> result = slots.get();
+        CHECK(memcmp(result.data(), host.data(), SLOTS * sizeof(Fp8Scale)) == 0);
         CHECK(same_bits(history.get(), host_history));
     }
 }
@@ -778,8 +778,8 @@ TEST(planted_faults) {
                 gpu_gelu_backward(&gpu, l.out, l.sums[0], l.out.bf16, x.device.data + l.first * N,
                                   NULL, scratch.scratch(), l.rows, N);
                 bool last = (int)l.first + l.rows == M && (how == CHECKING || l.rows < M);
-                void *forms[] = {NULL, l.out.fused ? NULL : l.out.bf16, l.out.fp8, l.out.fp8_t,
-                                 l.sums[0].data};
+                void *forms[] = {NULL, l.out.fused ? NULL : l.out.bf16, l.out.rows.codes,
+                                 l.out.columns.codes, l.sums[0].data};
                 uint8_t *at = (uint8_t *)forms[fault], byte;
                 if (at == NULL || !last) { return; }
                 at += fault == 4 ? 3 : (size_t)l.rows * N - 1; // of the sums, an exponent's bit
@@ -806,7 +806,7 @@ TEST(losses_of_bad_logits_are_not_finite) {
         int host_targets[] = {1, 2, 3};
         targets.put(host_targets);
         FloatBuffer out(3);
-        gpu_cross_entropy(&gpu, out.data, tensor_bf16(logits.device.data), {}, {}, targets.data, 3,
+        gpu_cross_entropy(&gpu, out.data, operand_bf16(logits.device.data), {}, {}, targets.data, 3,
                           257, 264, {1.0f, 0.0f, 0.0f});
         Floats l = out.get();
         CHECK(isfinite(l[0]) && !isfinite(l[1]) && isfinite(l[2]));
@@ -828,15 +828,15 @@ TEST(special_values) {
         gpu_quantize(&gpu, q.tensor(SCALE_GIVEN, false), {}, {}, 16, 16);
         CHECK_EQUAL(check_codes(q.fp8.get(), x, q.scale, q.type, 0), 0);
         CHECK(isnan(q.slot.get()[0].amax)); // the update will ignore it
-        gpu_quantize(&gpu, q.blocks(SCALES_VECTOR, false), {}, {}, 16, 16);
-        check_blocks(q, x, SCALES_VECTOR, true);
+        gpu_quantize(&gpu, q.blocks(SCALE_VECTORS, false), {}, {}, 16, 16);
+        check_blocks(q, x, SCALE_VECTORS, true);
     }
 }
 
 TEST(amaxes) {
     Input x(1000 * 8, 1);
     Quantised q(16, 16, FP8_E4M3, 1.0f);
-    Tensor measured = q.tensor(SCALE_MEASURED, false), given = q.tensor(SCALE_GIVEN, false);
+    Operand measured = q.tensor(SCALE_MEASURED, false), given = q.tensor(SCALE_GIVEN, false);
     measured.bf16 = x.device.data;
     given.bf16 = NULL;
     float largest = tensor_amax(x.host.data(), 8000), before[] = {0.5f, 1e20f};
@@ -875,13 +875,13 @@ TEST(refusals) {
     uint8_t *fp8 = (uint8_t *)8192, *odd_fp8 = (uint8_t *)8193;
     float *f = (float *)4096;
     const int *tokens = (const int *)4096;
-    Fp8Slot *slot = (Fp8Slot *)4096;
-    Tensor plain = tensor_bf16(x), given = with_forms(given_tensor(FP8_E4M3, slot), x, fp8, fp8);
-    given.fused = given.record = false;
-    Tensor fused = given, e5m2 = given, waits = given;
+    Fp8Scale *slot = (Fp8Scale *)4096;
+    Operand plain = operand_bf16(x), given = with_forms(given_tensor(FP8_E4M3, slot), x, fp8, fp8);
+    given.fused = given.records = false;
+    Operand fused = given, e5m2 = given, waits = given;
     fused.fused = e5m2.fused = waits.fused = true;
     e5m2.type = FP8_E5M2;
-    waits.mode = SCALE_MEASURED;
+    waits.scaling = SCALE_MEASURED;
     Gradient sums = {f, TYPE_F32, false};
     Scratch little = {f, 100092}, enough = {f, 1 << 30};
     NormForward norm = {f, f, x, x, NULL, 1e-5f, 64, 64};
@@ -890,24 +890,24 @@ TEST(refusals) {
     CHECK_DIES("quantize: 100092 bytes of scratch; 100096 are needed",
                gpu_quantize(&gpu, given, sums, little, 50000, 64));
     CHECK_DIES("gelu backward",
-               gpu_gelu_backward(&gpu, tensor_bf16(x), sums, x, x, NULL, {f, 255}, 8, 64));
+               gpu_gelu_backward(&gpu, operand_bf16(x), sums, x, x, NULL, {f, 255}, 8, 64));
     CHECK_DIES("gelu backward", gpu_gelu_backward(&gpu, fused, sums, x, x, NULL, {f, 255}, 16, 64));
     CHECK_DIES("not 16-byte aligned",
                gpu_quantize(&gpu, with_forms(given, odd, fp8, fp8), {}, {}, 64, 64));
     CHECK_DIES("not 16-byte aligned",
                gpu_quantize(&gpu, with_forms(given, x, odd_fp8, fp8), {}, {}, 64, 64));
-    CHECK_DIES("not 16-byte aligned", gpu_gelu_forward(&gpu, tensor_bf16(x), odd, NULL, 64, 64));
-    CHECK_DIES("not 16-byte aligned", gpu_gelu_forward(&gpu, tensor_bf16(x), x, odd, 64, 64));
+    CHECK_DIES("not 16-byte aligned", gpu_gelu_forward(&gpu, operand_bf16(x), odd, NULL, 64, 64));
+    CHECK_DIES("not 16-byte aligned", gpu_gelu_forward(&gpu, operand_bf16(x), x, odd, 64, 64));
     CHECK_DIES("not 16-byte aligned", gpu_measure(&gpu, with_forms(waits, odd, fp8, fp8), 64));
     CHECK_DIES("a multiple of 8", gpu_to_bf16(&gpu, x, f, 60));
-    CHECK_DIES("not 16-byte aligned", gpu_swiglu_forward(&gpu, tensor_bf16(x), odd, 64, 64));
-    CHECK_DIES("not 16-byte aligned", gpu_swiglu_backward(&gpu, tensor_bf16(x), odd, x, 64, 64));
+    CHECK_DIES("not 16-byte aligned", gpu_swiglu_forward(&gpu, operand_bf16(x), odd, 64, 64));
+    CHECK_DIES("not 16-byte aligned", gpu_swiglu_backward(&gpu, operand_bf16(x), odd, x, 64, 64));
     CHECK_DIES("not 16-byte aligned", gpu_embedding_forward(&gpu, x, tokens, odd, NULL, 1, 8, 64));
-    CHECK_DIES("multiples of 8", gpu_gelu_forward(&gpu, tensor_bf16(x), x, NULL, 64, 60));
+    CHECK_DIES("multiples of 8", gpu_gelu_forward(&gpu, operand_bf16(x), x, NULL, 64, 60));
     CHECK_DIES("multiples of 8", gpu_embedding_forward(&gpu, x, tokens, x, NULL, 1, 8, 60));
     CHECK_DIES("multiples of 8", gpu_position_backward(&gpu, sums, x, 1, 8, 60));
     CHECK_DIES("up to 2^33 values",
-               gpu_gelu_forward(&gpu, tensor_bf16(x), x, NULL, 1 << 20, 1 << 14));
+               gpu_gelu_forward(&gpu, operand_bf16(x), x, NULL, 1 << 20, 1 << 14));
     CHECK_DIES("multiples of 16", gpu_quantize(&gpu, given, {}, {}, 64, 56));
     CHECK_DIES("multiples of 16", gpu_gelu_forward(&gpu, fused, x, NULL, 56, 64));
     CHECK_DIES("multiples of 16", gpu_transpose_codes(&gpu, fp8, fp8, 16, 24));
@@ -921,19 +921,19 @@ TEST(refusals) {
     CHECK_DIES("no residual gradient",
                gpu_norm_backward(&gpu, with_forms(fused, NULL, fp8, fp8), back));
     back.rstd = NULL;
-    CHECK_DIES("no statistics", gpu_norm_backward(&gpu, tensor_bf16(x), back));
+    CHECK_DIES("no statistics", gpu_norm_backward(&gpu, operand_bf16(x), back));
     norm.C = back.C = 8200;
-    CHECK_DIES("8200 channels", gpu_norm_forward(&gpu, tensor_bf16(x), norm));
-    CHECK_DIES("8200 channels", gpu_norm_backward(&gpu, tensor_bf16(x), back));
+    CHECK_DIES("8200 channels", gpu_norm_forward(&gpu, operand_bf16(x), norm));
+    CHECK_DIES("8200 channels", gpu_norm_backward(&gpu, operand_bf16(x), back));
     CHECK_DIES("cross-entropy",
-               gpu_cross_entropy(&gpu, f, tensor_bf16(x), {}, {}, tokens, 64, 72, 64, terms));
+               gpu_cross_entropy(&gpu, f, operand_bf16(x), {}, {}, tokens, 64, 72, 64, terms));
     CHECK_DIES("cross-entropy: 508 bytes of scratch; 512 are needed",
                gpu_cross_entropy(&gpu, f, fused, {f, 508}, {}, tokens, 64, 60, 64, terms));
     CHECK_DIES("cross-entropy: 508 bytes of scratch; 512 are needed",
                gpu_cross_entropy(&gpu, f, fused, {f, 512}, {f, 508}, tokens, 64, 60, 64, terms));
     CHECK_DIES(
         "no gradient in FP8, or a cap",
-        gpu_cross_entropy(&gpu, f, tensor_bf16(x), {f, 512}, {f, 512}, tokens, 64, 60, 64, terms));
+        gpu_cross_entropy(&gpu, f, operand_bf16(x), {f, 512}, {f, 512}, tokens, 64, 60, 64, terms));
     CHECK_DIES("heads of 264", attention_plain_forward(&gpu, {1, 8, 1, 1, 264}, x, f, x));
     CHECK_DIES("groups", attention_plain_forward(&gpu, {1, 8, 3, 2, 64}, x, f, x));
     CHECK_DIES("head size must be even",
@@ -942,10 +942,10 @@ TEST(refusals) {
     CHECK_DIES("heads of 264", gpu_rope_forward(&gpu, x, x, {f, x, x, 0, 1, 8, 1, 1, 264}));
     CHECK_DIES("not 16-byte aligned", gpu_rope_forward(&gpu, x, x, {f, x, odd, 0, 1, 8, 1, 1, 64}));
     RotaryBackward rope = {{f, x, x, 0, 1, 64, 1, 1, 64}, NULL, {}, {}, {}, {f, 1 << 20}};
-    CHECK_DIES("no BF16 form", gpu_rope_backward(&gpu, tensor_bf16(x), rope));
+    CHECK_DIES("no BF16 form", gpu_rope_backward(&gpu, operand_bf16(x), rope));
     rope.qkv = x;
     rope.scratch.bytes = 2 * 8 * 64 * 4 - 4;
-    CHECK_DIES("4092 bytes of scratch", gpu_rope_backward(&gpu, tensor_bf16(x), rope));
+    CHECK_DIES("4092 bytes of scratch", gpu_rope_backward(&gpu, operand_bf16(x), rope));
 }
 
 SETUP() {

@@ -5,7 +5,7 @@
 
 enum { WEIGHTS = 2, RANKS_MOST = 5, FIRST = 64, PLAIN = 64 * 30, MOST_SQUARES = 16 };
 
-static const ScaleMode modes[] = {SCALE_GIVEN, SCALE_MEASURED, SCALE_BLOCKS};
+static const Scaling modes[] = {SCALE_GIVEN, SCALE_MEASURED, SCALE_SQUARES};
 static const float lr_mults[WEIGHTS + 1] = {3.0f, 0.5f, 1.0f};
 static const int shapes[WEIGHTS][2] = {{144, 208}, {48, 272}};
 
@@ -31,23 +31,23 @@ struct State {
     FloatBuffer master, exp_avg, exp_avg_sq;
     Bf16Buffer gradients, plain;
     Quantised q[WEIGHTS];
-    ScaleMode mode;
-    Buffer<Tensor> tensors;
-    Buffer<Fp8Squares> squares; // SCALE_BLOCKS
+    Scaling mode;
+    Buffer<Operand> tensors;
+    Buffer<Fp8Squares> squares; // SCALE_SQUARES
     FloatBuffer amaxes;
 
-    State(const Space &space, int64_t s, int64_t g, GpuType m, ScaleMode how)
+    State(const Space &space, int64_t s, int64_t g, GpuType m, Scaling how)
         : shift(s), gap(g), moments(m), master(space.size + RANKS_MOST * gap),
           exp_avg(master.count), exp_avg_sq(master.count), gradients(space.size + shift),
           plain(PLAIN), q{Quantised(shapes[0][0], shapes[0][1], FP8_E4M3, 90.0f),
                           Quantised(shapes[1][0], shapes[1][1], FP8_E4M3, 60.0f)},
           mode(how), tensors(WEIGHTS), squares(WEIGHTS), amaxes(WEIGHTS * MOST_SQUARES) {
-        Tensor rows[WEIGHTS];
+        Operand rows[WEIGHTS];
         Fp8Squares blocks[WEIGHTS];
         for (int k = 0; k < WEIGHTS; k++) {
             q[k].reset(0.0f, mode == SCALE_GIVEN ? 1 : 0);
             rows[k] = q[k].tensor(mode, false);
-            if (mode == SCALE_BLOCKS) { rows[k] = q[k].blocks(SCALES_SQUARE, false); }
+            if (mode == SCALE_SQUARES) { rows[k] = q[k].blocks(SCALE_SQUARES, false); }
             blocks[k] = {q[k].M, q[k].N, amaxes.data + k * MOST_SQUARES, q[k].scales.data,
                          q[k].scales_t.data};
         }
@@ -56,7 +56,7 @@ struct State {
         CUDA_CHECK(cudaMemsetAsync(amaxes.data, 0, amaxes.count * sizeof(float), gpu.stream));
     }
     Fp8Squares *squares_if_any() const {
-        return mode == SCALE_BLOCKS ? squares.data : NULL;
+        return mode == SCALE_SQUARES ? squares.data : NULL;
     }
 };
 
@@ -185,8 +185,8 @@ static void check_weights(const State &s, const Space &space) {
     CHECK(same_bits(get_floats(s.plain), part(space.first[WEIGHTS], PLAIN)));
     for (int k = 0; k < WEIGHTS; k++) {
         Floats values = part(space.first[k], (int64_t)s.q[k].M * s.q[k].N);
-        if (s.mode == SCALE_BLOCKS) {
-            check_blocks(s.q[k], values, SCALES_SQUARE, true);
+        if (s.mode == SCALE_SQUARES) {
+            check_blocks(s.q[k], values, SCALE_SQUARES, true);
         } else if (s.mode == SCALE_MEASURED) {
             check_measured(s.q[k], values);
         } else {
@@ -237,7 +237,7 @@ TEST(step_is_cpus) {
     Space space;
     Settings settings;
     std::vector<int64_t> all = cut(space, 1);
-    for (ScaleMode mode : modes) {
+    for (Scaling mode : modes) {
         State s(space, 0, 0, TYPE_F32, mode);
         AdamW a = {.beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .gradient_scale = 0.5f, .step = 2};
         fill(s, space, all);
@@ -264,7 +264,7 @@ TEST(parts_are_the_whole) {
     Space space;
     Settings settings;
     for (int variant = 0; variant < 6; variant++) {
-        ScaleMode mode = modes[variant / 2];
+        Scaling mode = modes[variant / 2];
         GpuType moments = variant % 2 ? TYPE_F32 : TYPE_BF16;
         State whole(space, 0, 0, moments, mode);
         std::vector<int64_t> all = cut(space, 1);
@@ -295,7 +295,7 @@ TEST(published_is_quantized) {
                   [&](const AdamWUpdate *u) { gpu_quantize_weights(&gpu, u, NULL); });
         transpose(s);
     };
-    for (ScaleMode mode : {SCALE_MEASURED, SCALE_BLOCKS}) {
+    for (Scaling mode : {SCALE_MEASURED, SCALE_SQUARES}) {
         State parts(space, 64, 64, TYPE_F32, mode), whole(space, 0, 0, TYPE_F32, mode);
         publish(whole, all);
         check_weights(whole, space);
@@ -315,7 +315,7 @@ TEST(skipped_step_changes_nothing) {
     StepState skipped = {.gradient_scale = 1.0f, .skipped = 1};
     settings.state.put(&skipped);
     std::vector<int64_t> cuts = cut(space, 3);
-    for (ScaleMode mode : modes) {
+    for (Scaling mode : modes) {
         State after(space, 64, 64, TYPE_BF16, mode), before(space, 64, 64, TYPE_BF16, mode);
         fill(after, space, cuts);
         fill(before, space, cuts);

@@ -196,9 +196,9 @@ TEST(blockwise_has_no_state) {
                     : LLAMA "--fp8-format hybrid --fp8-recipe blockwise --fp8-lm-head");
         CHECK_EQUAL(p.precision.power_of_two, !fp32);
         CHECK(!p.precision.fast_forward && !p.precision.fast_backward);
-        CHECK_EQUAL(fp8_scales(&p.precision, OPERAND_X), SCALES_VECTOR);
-        CHECK_EQUAL(fp8_scales(&p.precision, OPERAND_W), SCALES_SQUARE);
-        CHECK_EQUAL(fp8_scales(&p.precision, OPERAND_DY), SCALES_VECTOR);
+        CHECK_EQUAL(fp8_slot_scaling(&p.precision, OPERAND_X), SCALE_VECTORS);
+        CHECK_EQUAL(fp8_slot_scaling(&p.precision, OPERAND_W), SCALE_SQUARES);
+        CHECK_EQUAL(fp8_slot_scaling(&p.precision, OPERAND_DY), SCALE_VECTORS);
         for (int i = 0; i < fp8_slot_count(&p.config); i++) {
             CHECK(fp8_slot_follows(&p.precision, i));
             CHECK(fp8_slot_target(&p.precision, i) ==
@@ -206,7 +206,7 @@ TEST(blockwise_has_no_state) {
         }
     }
     decide(LLAMA "--fp8-format hybrid --fp8-lm-head");
-    CHECK_EQUAL(fp8_scales(&p.precision, OPERAND_W), SCALES_TENSOR);
+    CHECK_EQUAL(fp8_slot_scaling(&p.precision, OPERAND_W), SCALE_GIVEN);
     CHECK(p.precision.fast_forward);
     CHECK(!fp8_slot_follows(&p.precision, fp8_slot_index(&p.config, LINEAR_HEAD, 0, OPERAND_DY)));
 }
@@ -219,8 +219,8 @@ TEST(the_fixed_slot_has_room_for_the_z_loss) {
         decide(text_of(LLAMA
                        "--fp8-format hybrid --fp8-lm-head --global-batch-size 8 --z-loss-coeff %g",
                        coefficients[i]));
-        Fp8Slot *slots = calloc_or_die((size_t)fp8_slot_count(&p.config), sizeof(Fp8Slot));
-        const Fp8Slot *slot = &slots[fp8_slot_index(&p.config, LINEAR_HEAD, 0, OPERAND_DY)];
+        Fp8Scale *slots = calloc_or_die((size_t)fp8_slot_count(&p.config), sizeof(Fp8Scale));
+        const Fp8Scale *slot = &slots[fp8_slot_index(&p.config, LINEAR_HEAD, 0, OPERAND_DY)];
         fp8_fix_slot(&p.precision, &p.options, slots);
         double largest = (1 + 200 * coefficients[i]) / (8 * 16);
         CHECK_CLOSE(slot->scale * largest, 57344, 0.1);
@@ -234,7 +234,7 @@ TEST(the_fixed_slot_has_room_for_the_z_loss) {
 static void head_losses(Fp8Type type, float deviation, double *off, double *zero) {
     enum { V = 128256 };
     FREED float *x = malloc_or_die(V * sizeof(float));
-    FREED Fp8Slot *slots = calloc_or_die((size_t)fp8_slot_count(&p.config), sizeof(Fp8Slot));
+    FREED Fp8Scale *slots = calloc_or_die((size_t)fp8_slot_count(&p.config), sizeof(Fp8Scale));
     const int target = 7, slot = fp8_slot_index(&p.config, LINEAR_HEAD, 0, OPERAND_DY);
     const float factor = (float)(1 / p.precision.step_tokens);
     double sum = 0, rounded = 0, zeros = 0;
@@ -272,10 +272,10 @@ TEST(calibration_sets_scales_that_are_not_known) {
     };
     decide(LLAMA "--fp8-format hybrid --fp8-lm-head --global-batch-size 64");
     int n = fp8_slot_count(&p.config), head = fp8_slot_index(&p.config, LINEAR_HEAD, 0, OPERAND_X);
-    FREED Fp8Slot *slots = calloc_or_die((size_t)n, sizeof(Fp8Slot));
+    FREED Fp8Scale *slots = calloc_or_die((size_t)n, sizeof(Fp8Scale));
     EACH (row, rows) {
         for (int i = 0; i < n; i++) {
-            slots[i] = (Fp8Slot){1 / row->scale, row->scale, row->amax, row->count};
+            slots[i] = (Fp8Scale){1 / row->scale, row->scale, row->amax, row->count};
         }
         fp8_calibrate(&p.precision, slots);
         for (int i = 0; i < n; i++) {
@@ -288,15 +288,15 @@ TEST(calibration_sets_scales_that_are_not_known) {
         }
         CHECK(!fp8_is_uncalibrated(&p.precision, slots));
         if (row->scale != 1 || row->count > 0) { continue; }
-        slots[4] = (Fp8Slot){1, 1, row->amax, 0};
+        slots[4] = (Fp8Scale){1, 1, row->amax, 0};
         CHECK(fp8_is_uncalibrated(&p.precision, slots));
     }
     // a scale of 1 would say that nothing is known
-    slots[0] = (Fp8Slot){.scale = OTHER, .amax = 224};
+    slots[0] = (Fp8Scale){.scale = OTHER, .amax = 224};
     fp8_calibrate(&p.precision, slots);
     CHECK(slots[0].scale < 1 && slots[0].scale > 0.999999f);
     decide(LLAMA "--fp8-format hybrid --fp8-recipe tensorwise");
-    for (int i = 0; i < n; i++) { slots[i] = (Fp8Slot){1, 1, 0, 0}; }
+    for (int i = 0; i < n; i++) { slots[i] = (Fp8Scale){1, 1, 0, 0}; }
     CHECK(!fp8_is_uncalibrated(&p.precision, slots));
 }
 

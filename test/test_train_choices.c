@@ -128,7 +128,7 @@ TEST(scoring_changes_nothing) {
     train(&a, 2);
     train(&b, 2);
     CHECK_BITS(a.weights, b.weights, (size_t)a.run.layout.size * sizeof(float));
-    CHECK_BITS(a.slots, b.slots, (size_t)fp8_slot_count(&a.run.config) * sizeof(Fp8Slot));
+    CHECK_BITS(a.slots, b.slots, (size_t)fp8_slot_count(&a.run.config) * sizeof(Fp8Scale));
 }
 
 TEST(losses_that_are_not_finite_answer_nothing) {

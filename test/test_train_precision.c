@@ -32,7 +32,7 @@ static void round_all(double *out, const Trainer *t, OperandId operand, Number n
                       const float *x, int rows, int columns, bool down) {
     const Precision *p = &t->run.precision;
     Fp8Type type = precision_of(p, LINEAR_FC1, LAYER)->type[operand];
-    const Fp8Slot *slot = &t->slots[fp8_slot_index(&t->run.config, LINEAR_FC1, LAYER, operand)];
+    const Fp8Scale *slot = &t->slots[fp8_slot_index(&t->run.config, LINEAR_FC1, LAYER, operand)];
     bool blocks = p->recipe == FP8_RECIPE_BLOCKWISE, square = operand == OPERAND_W;
     int height = !blocks ? rows : square || down ? 128 : 1;
     int width = !blocks ? columns : square || !down ? 128 : 1;
@@ -149,10 +149,10 @@ TEST(delayed_scales_come_from_the_slot) {
     static Activations a;
     CLOSED(trainer_close) Trainer t;
     open_trainer(&t, LLAMA "--fp8-format hybrid");
-    Fp8Slot *x = &t.slots[fp8_slot_index(&t.run.config, LINEAR_FC1, LAYER, OPERAND_X)];
-    Fp8Slot *dy = &t.slots[fp8_slot_index(&t.run.config, LINEAR_FC1, LAYER, OPERAND_DY)];
-    *x = (Fp8Slot){.scale = 70.0f, .scale_inv = 1 / 70.0f, .count = 3}; // saturates from 6.4 on
-    *dy = (Fp8Slot){.scale = 1e7f, .scale_inv = 1e-7f, .amax = 1.0f, .count = 1};
+    Fp8Scale *x = &t.slots[fp8_slot_index(&t.run.config, LINEAR_FC1, LAYER, OPERAND_X)];
+    Fp8Scale *dy = &t.slots[fp8_slot_index(&t.run.config, LINEAR_FC1, LAYER, OPERAND_DY)];
+    *x = (Fp8Scale){.scale = 70.0f, .scale_inv = 1 / 70.0f, .count = 3}; // saturates from 6.4 on
+    *dy = (Fp8Scale){.scale = 1e7f, .scale_inv = 1e-7f, .amax = 1.0f, .count = 1};
     check_products(&t, NUMBER_FP8, NUMBER_FP8);
     run_products(&t, &a);
     CHECK(x->scale == 70.0f && dy->scale == 1e7f);
@@ -240,7 +240,7 @@ static bool layer_is_untouched(const Trainer *t, Linear linear, int layer) {
     int first = fp8_slot_index(&t->run.config, linear, layer, OPERAND_X);
     bool untouched = true;
     for (int o = 0; o < OPERAND_COUNT; o++) {
-        const Fp8Slot *slot = &t->slots[first + o];
+        const Fp8Scale *slot = &t->slots[first + o];
         untouched = untouched && slot->scale == 1 && slot->scale_inv == 1 && slot->amax == 0;
     }
     return untouched;
@@ -277,7 +277,7 @@ TEST(codes_are_counted) {
     CLOSED(trainer_close) Trainer t;
     open_trainer(&t, LLAMA "--fp8-format hybrid --fp8-stats-interval 2");
     int slot = fp8_slot_index(&t.run.config, LINEAR_FC1, LAYER, OPERAND_X);
-    t.slots[slot] = (Fp8Slot){.scale = 70.0f, .scale_inv = 1 / 70.0f, .count = 3};
+    t.slots[slot] = (Fp8Scale){.scale = 70.0f, .scale_inv = 1 / 70.0f, .count = 3};
     t.counting = true;
     run_products(&t, &a);
     const Fp8Counts *c = &t.counts[slot];
@@ -309,7 +309,7 @@ static bool weight_has(Trainer *t, Linear linear, int layer, Number number) {
     int errors = 0;
     FREED float *w = malloc_or_die((size_t)n * sizeof(float));
     round_to_bf16(w, l->weight, n);
-    const Fp8Slot *slot = &t->slots[l->slot + OPERAND_W];
+    const Fp8Scale *slot = &t->slots[l->slot + OPERAND_W];
     float scale = number == NUMBER_FP8 ? fp8_scale(tensor_amax(w, n), 448.0f, 1.0f) : 1.0f;
     for (int64_t i = 0; i < n; i++) {
         double expected = rounded(w[i], number, FP8_E4M3, scale);
@@ -400,7 +400,7 @@ TEST(spikes_pass) {
     for (int r = 0; r < 3; r++) {
         CLOSED(trainer_close) Trainer t;
         open_trainer(&t, LLAMA "--fp8-format hybrid --fp8-recipe %s", recipes[r]);
-        const Fp8Slot *x = &t.slots[fp8_slot_index(&t.run.config, LINEAR_FC1, LAYER, OPERAND_X)];
+        const Fp8Scale *x = &t.slots[fp8_slot_index(&t.run.config, LINEAR_FC1, LAYER, OPERAND_X)];
         float *weight = tensor_of(&t, t.weights, TENSOR_NORM2_WEIGHT, LAYER);
         train(&t, 10);
         double before = t.run.progress.loss, scale = x->scale;

@@ -229,7 +229,7 @@ static void find_parts(Part parts[PARTS], const Trainer *t) {
     size_t space = space_bytes(t), slots = (size_t)fp8_slot_count(&t->run.config);
     size_t history = slots * (size_t)t->run.precision.history_length * sizeof(float);
     const Part all[PARTS] = {
-        {t->slots, slots * sizeof(Fp8Slot)},
+        {t->slots, slots * sizeof(Fp8Scale)},
         {t->weights, space},
         {t->exp_avg, space},
         {t->exp_avg_sq, space},
@@ -323,7 +323,7 @@ static void allow_for_a_skipped_step(State *s, const Trainer *t) {
     s->progress.tokens += B * T;
     s->progress.skipped++;
     s->progress.skipped_in_row++;
-    Fp8Slot *slots = s->copies[SLOTS].at;
+    Fp8Scale *slots = s->copies[SLOTS].at;
     for (int i = 0; i < fp8_slot_count(&t->run.config); i++) {
         if (slots[i].count > 0) { continue; }
         slots[i].scale = t->slots[i].scale;

@@ -85,7 +85,7 @@ static inline void disturb_weights(Trainer *t, float size) {
         }
     }
     for (int i = 0; i < fp8_slot_count(&t->run.config); i++) {
-        t->slots[i] = (Fp8Slot){.scale = 1.0f, .scale_inv = 1.0f};
+        t->slots[i] = (Fp8Scale){.scale = 1.0f, .scale_inv = 1.0f};
     }
     fp8_fix_slot(&t->run.precision, &t->run.options, t->slots);
     begin_rounding(t);

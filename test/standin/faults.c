@@ -34,7 +34,7 @@ void __real_gpu_sum_of_squares(Gpu *gpu, StepState *state, const StepInput *inpu
                                const double *loss_sum, double *scratch, const void *gradients,
                                GpuType type, const GradientPart *parts, int count);
 
-void __real_gpu_adamw(Gpu *gpu, const AdamWUpdate *update, ScaleMode mode, const StepState *state);
+void __real_gpu_adamw(Gpu *gpu, const AdamWUpdate *update, Scaling scaling, const StepState *state);
 void __real_gpu_fp8_update(Gpu *gpu, const Fp8Scaling *scaling, const StepState *state);
 
 static bool nan_is_due, stall_is_due, weight_is_due;
@@ -95,12 +95,13 @@ void __wrap_gpu_sum_of_squares(Gpu *gpu, StepState *state, const StepInput *inpu
     __real_gpu_sum_of_squares(gpu, state, input, loss_sum, scratch, gradients, type, parts, count);
 }
 
-void __wrap_gpu_adamw(Gpu *gpu, const AdamWUpdate *update, ScaleMode mode, const StepState *state) {
+void __wrap_gpu_adamw(Gpu *gpu, const AdamWUpdate *update, Scaling scaling,
+                      const StepState *state) {
     if (update->segment_count > 0) {
         master = (char *)update->segments[0].master;
         moment = (char *)update->segments[0].exp_avg;
     }
-    __real_gpu_adamw(gpu, update, mode, state);
+    __real_gpu_adamw(gpu, update, scaling, state);
 }
 
 void __wrap_gpu_fp8_update(Gpu *gpu, const Fp8Scaling *scaling, const StepState *state) {

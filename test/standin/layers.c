@@ -28,8 +28,8 @@ static void column_sums(Gradient sums, const float *x, Scratch scratch, int M, i
     gradient_end(sums, out, N);
 }
 
-void gpu_quantize(Gpu *gpu, Tensor out, Gradient sums, Scratch scratch, int M, int N) {
-    bool codes = out.fp8 != NULL || out.fp8_t != NULL;
+void gpu_quantize(Gpu *gpu, Operand out, Gradient sums, Scratch scratch, int M, int N) {
+    bool codes = out.rows.codes != NULL || out.columns.codes != NULL;
     if (codes || sums.data != NULL) {
         gpu_family(gpu, codes ? FAMILY_QUANTIZE : FAMILY_ACTIVATIONS);
     }
@@ -38,8 +38,8 @@ void gpu_quantize(Gpu *gpu, Tensor out, Gradient sums, Scratch scratch, int M, i
     values_to_fp8(out, values, M, N);
 }
 
-void gpu_measure(Gpu *gpu, Tensor x, int64_t n) {
-    if (x.mode != SCALE_MEASURED) { return; }
+void gpu_measure(Gpu *gpu, Operand x, int64_t n) {
+    if (x.scaling != SCALE_MEASURED) { return; }
     gpu_family(gpu, FAMILY_QUANTIZE);
     FREED float *values = bf16_read(x.bf16, n);
     values_amax(&x.scale->amax, values, n);
@@ -93,7 +93,7 @@ void gpu_position_backward(Gpu *gpu, Gradient dwpe, const Bf16 *dout, int B, int
 
 // ---- norms --------------------------------------------------------------------------------------
 
-void gpu_norm_forward(Gpu *gpu, Tensor out, NormForward n) {
+void gpu_norm_forward(Gpu *gpu, Operand out, NormForward n) {
     gpu_family(gpu, FAMILY_NORMS);
     FREED float *x = bf16_read(n.x, n.M * n.C), *values = values_new(n.M * n.C);
     FREED float *weight = bf16_read(n.weight, n.C), *bias = bf16_read(n.bias, n.C);
@@ -102,7 +102,7 @@ void gpu_norm_forward(Gpu *gpu, Tensor out, NormForward n) {
 }
 
 // Its codes are those of the rounded gradient.
-void gpu_norm_backward(Gpu *gpu, Tensor out, NormBackward n) {
+void gpu_norm_backward(Gpu *gpu, Operand out, NormBackward n) {
     gpu_family(gpu, FAMILY_NORMS);
     int size = n.M * n.C;
     FREED float *dx = bf16_read(out.bf16, size), *x = bf16_read(n.x, size);
@@ -126,18 +126,18 @@ static float *biased(const Bf16 *x, const Bf16 *bias, int M, int F) {
     return values;
 }
 
-static void produce_gelu(Tensor out, const Bf16 *x, const Bf16 *bias, int M, int F) {
+static void produce_gelu(Operand out, const Bf16 *x, const Bf16 *bias, int M, int F) {
     FREED float *values = biased(x, bias, M, F);
     gelu_forward(values, values, M * F);
     values_produce(out, values, M, F);
 }
 
-void gpu_gelu_forward(Gpu *gpu, Tensor out, const Bf16 *x, const Bf16 *bias, int M, int F) {
+void gpu_gelu_forward(Gpu *gpu, Operand out, const Bf16 *x, const Bf16 *bias, int M, int F) {
     gpu_family(gpu, FAMILY_ACTIVATIONS);
     produce_gelu(out, x, bias, M, F);
 }
 
-static void produce_gelu_backward(Tensor dx, Gradient sums, const Bf16 *dout, const Bf16 *x,
+static void produce_gelu_backward(Operand dx, Gradient sums, const Bf16 *dout, const Bf16 *x,
                                   const Bf16 *bias, Scratch scratch, int M, int F) {
     FREED float *values = biased(x, bias, M, F), *d = bf16_read(dout, M * F);
     gelu_backward(d, d, values, M * F);
@@ -145,19 +145,19 @@ static void produce_gelu_backward(Tensor dx, Gradient sums, const Bf16 *dout, co
     column_sums(sums, d, scratch, M, F);
 }
 
-void gpu_gelu_backward(Gpu *gpu, Tensor dx, Gradient sums, const Bf16 *dout, const Bf16 *x,
+void gpu_gelu_backward(Gpu *gpu, Operand dx, Gradient sums, const Bf16 *dout, const Bf16 *x,
                        const Bf16 *bias, Scratch scratch, int M, int F) {
     gpu_family(gpu, FAMILY_ACTIVATIONS);
     produce_gelu_backward(dx, sums, dout, x, bias, scratch, M, F);
 }
 
-static void produce_swiglu(Tensor out, const Bf16 *x, int M, int F) {
+static void produce_swiglu(Operand out, const Bf16 *x, int M, int F) {
     FREED float *values = bf16_read(x, M * 2 * F), *y = values_new(M * F);
     swiglu_forward(y, values, M, F);
     values_produce(out, y, M, F);
 }
 
-void gpu_swiglu_forward(Gpu *gpu, Tensor out, const Bf16 *x, int M, int F) {
+void gpu_swiglu_forward(Gpu *gpu, Operand out, const Bf16 *x, int M, int F) {
     gpu_family(gpu, FAMILY_ACTIVATIONS);
     produce_swiglu(out, x, M, F);
 }
@@ -168,29 +168,32 @@ bool gpu_has_fused_products(const Gpu *gpu) {
 }
 
 static void check_fused_operands(const Gpu *gpu, const Gemm *g, bool fits) {
-    bool fp8 = gpu_type_bytes(g->type_a) == 1 && g->scales_a == SCALES_TENSOR;
+    bool fp8 = gpu_type_bytes(g->type_a) == 1 && !fp8_by_blocks(g->scaling_a);
     if (!gpu_has_fused_products(gpu) || !fp8 || !fits) { die("stand-in: no fused product"); }
 }
 
 // N: columns of out
-static void check_fused_product(const Gpu *gpu, const Gemm *g, Tensor out, int N, bool fits) {
-    check_fused_operands(gpu, g, fits && out.fused && out.mode == SCALE_GIVEN);
-    gemm_check_apart(g, "codes", out.fp8, (int64_t)g->m * N);
-    gemm_check_apart(g, "transposed codes", out.fp8_t, (int64_t)g->m * N);
+static void check_fused_product(const Gpu *gpu, const Gemm *g, Operand out, int N, bool fits) {
+    check_fused_operands(gpu, g, fits && out.fused && out.scaling == SCALE_GIVEN);
+    gemm_check_apart(g, "codes", out.rows.codes, (int64_t)g->m * N);
+    gemm_check_apart(g, "transposed codes", out.columns.codes, (int64_t)g->m * N);
 }
 
-static void check_gelu_product(const Gpu *gpu, const Gemm *g, Tensor out) {
+static void check_gelu_product(const Gpu *gpu, const Gemm *g, Operand out) {
     check_fused_product(gpu, g, out, g->n, g->bias != NULL && g->k <= GELU_PRODUCT_MOST_K);
 }
 
-void gpu_product_gelu(Gpu *gpu, Gemm g, Tensor out) {
+void gpu_product_gelu(Gpu *gpu, Gemm g, Operand out) {
     check_gelu_product(gpu, &g, out);
     gemm(gpu, g); // without an epilogue, and so without the bias
     produce_gelu(out, g.d, g.bias, g.m, g.n);
-    if (own_products("wrong")) { *(out.fp8 != NULL ? out.fp8 : out.fp8_t) ^= 0x80; }
+    if (own_products("wrong")) {
+        *(out.rows.codes != NULL ? out.rows.codes : out.columns.codes) ^= 0x80;
+    }
 }
 
-void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Tensor dx, Gradient column_sums, Scratch scratch) {
+void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Operand dx, Gradient column_sums,
+                               Scratch scratch) {
     // as BF16, aligned as the buffer of the pass's product is: one plan for both
     FREED float *product = aligned_alloc(256, (size_t)round_up64(2 * (int64_t)g.m * g.n, 256));
     Bf16 *input = g.aux;
@@ -199,14 +202,16 @@ void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Tensor dx, Gradient column_sums
     g.aux = NULL;
     gemm(gpu, g);
     produce_gelu_backward(dx, column_sums, g.d, input, g.bias, scratch, g.m, g.n);
-    if (own_products("wrong")) { dx.fp8[0] ^= 0x80; }
+    if (own_products("wrong")) { dx.rows.codes[0] ^= 0x80; }
 }
 
-void gpu_product_swiglu(Gpu *gpu, Gemm g, Tensor out) {
+void gpu_product_swiglu(Gpu *gpu, Gemm g, Operand out) {
     check_fused_product(gpu, &g, out, g.n / 2, g.fast_accumulation && g.n % 32 == 0);
     gemm(gpu, g);
     produce_swiglu(out, g.d, g.m, g.n / 2);
-    if (own_products("wrong")) { *(out.fp8 != NULL ? out.fp8 : out.fp8_t) ^= 0x80; }
+    if (own_products("wrong")) {
+        *(out.rows.codes != NULL ? out.rows.codes : out.columns.codes) ^= 0x80;
+    }
 }
 
 // The lse of a row of max_sums, of which the next tile's are `next` floats further.
@@ -239,7 +244,7 @@ void gpu_product_max_sums(Gpu *gpu, Gemm g, Scratch max_sums, int V) {
     }
 }
 
-void gpu_swiglu_backward(Gpu *gpu, Tensor dx, const Bf16 *dout, const Bf16 *x, int M, int F) {
+void gpu_swiglu_backward(Gpu *gpu, Operand dx, const Bf16 *dout, const Bf16 *x, int M, int F) {
     gpu_family(gpu, FAMILY_ACTIVATIONS);
     FREED float *values = bf16_read(x, M * 2 * F), *d = bf16_read(dout, M * F);
     FREED float *out = values_new(M * 2 * F);
@@ -274,7 +279,7 @@ void gpu_product_rope(Gpu *gpu, Gemm g, Rotary r) {
 }
 
 // The codes of normalised heads, and of those of other sizes, are those of the rounded gradient.
-void gpu_rope_backward(Gpu *gpu, Tensor d_qkv, RotaryBackward b) {
+void gpu_rope_backward(Gpu *gpu, Operand d_qkv, RotaryBackward b) {
     gpu_family(gpu, FAMILY_ACTIVATIONS);
     Rotary r = b.rotary;
     int M = r.B * r.T, N = (r.H + 2 * r.G) * r.D;
@@ -299,7 +304,7 @@ void gpu_rope_backward(Gpu *gpu, Tensor d_qkv, RotaryBackward b) {
 // ---- loss ---------------------------------------------------------------------------------------
 
 // The loss is always that of the logits, whose lse must be that of max_sums.
-void gpu_cross_entropy(Gpu *gpu, float *losses, Tensor logits, Scratch scratch, Scratch max_sums,
+void gpu_cross_entropy(Gpu *gpu, float *losses, Operand logits, Scratch scratch, Scratch max_sums,
                        const int *targets, int M, int V, int P, LossTerms terms) {
     gpu_family(gpu, FAMILY_LOSS);
     FREED float *x = bf16_read(logits.bf16, M * P);

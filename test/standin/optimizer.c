@@ -149,8 +149,8 @@ void gpu_to_bf16(Gpu *gpu, Bf16 *out, const float *x, int64_t n) {
 // ---- FP8 weights --------------------------------------------------------------------------------
 
 // Writes a segment's FP8 weights (codes), or measures their amax alone.
-static void write_fp8(const AdamWUpdate *u, const AdamWSegment *s, ScaleMode mode, bool codes) {
-    Tensor q = u->tensors[s->tensor];
+static void write_fp8(const AdamWUpdate *u, const AdamWSegment *s, Scaling scaling, bool codes) {
+    Operand q = u->tensors[s->tensor];
     FREED float *values = values_read(s->master, TYPE_F32, s->n);
     round_to_bf16(values, values, s->n);
     if (u->squares != NULL) {
@@ -158,7 +158,7 @@ static void write_fp8(const AdamWUpdate *u, const AdamWSegment *s, ScaleMode mod
         for (int64_t i = 0; i < s->n; i++) { // one element at a time: a segment may begin anywhere
             int row = (int)((s->within + i) / squares->columns);
             int column = (int)((s->within + i) % squares->columns);
-            float *amax = squares->amax + fp8_scale_index(SCALES_SQUARE, squares->rows,
+            float *amax = squares->amax + fp8_scale_index(SCALE_SQUARES, squares->rows,
                                                           squares->columns, row, column);
             float scale = fp8_block_scale(*amax, q.target, q.power_of_two);
             if (!codes) { values_amax(amax, values + i, 1); }
@@ -167,11 +167,11 @@ static void write_fp8(const AdamWUpdate *u, const AdamWSegment *s, ScaleMode mod
         return;
     }
     if (codes) { values_encode(s->fp8, q, q.scale->scale, values, s->n); }
-    bool given = mode == SCALE_GIVEN;
-    if (given ? q.record : !codes) { values_amax(&q.scale->amax, values, s->n); }
+    bool given = scaling == SCALE_GIVEN;
+    if (given ? q.records : !codes) { values_amax(&q.scale->amax, values, s->n); }
 }
 
-static void write_segments(const AdamWUpdate *u, ScaleMode mode, bool updates, bool codes,
+static void write_segments(const AdamWUpdate *u, Scaling scaling, bool updates, bool codes,
                            const StepState *state) {
     check_segments(u);
     if (state != NULL && state->skipped) { return; }
@@ -180,16 +180,16 @@ static void write_segments(const AdamWUpdate *u, ScaleMode mode, bool updates, b
         if ((s->bf16 == NULL) == (s->fp8 == NULL)) { die("stand-in: segment %d: forms", i); }
         if (updates) { update_segment(u, state, s); }
         if (s->fp8 != NULL) {
-            write_fp8(u, s, mode, codes);
+            write_fp8(u, s, scaling, codes);
         } else if (updates || (codes && state == NULL)) {
             values_write(s->bf16, TYPE_BF16, s->master, s->n);
         }
     }
 }
 
-void gpu_adamw(Gpu *gpu, const AdamWUpdate *u, ScaleMode mode, const StepState *state) {
+void gpu_adamw(Gpu *gpu, const AdamWUpdate *u, Scaling scaling, const StepState *state) {
     gpu_family(gpu, FAMILY_OPTIMIZER);
-    write_segments(u, mode, true, mode == SCALE_GIVEN, state);
+    write_segments(u, scaling, true, scaling == SCALE_GIVEN, state);
 }
 
 void gpu_measure_weights(Gpu *gpu, const AdamWUpdate *u, const StepState *state) {
@@ -202,24 +202,24 @@ void gpu_quantize_weights(Gpu *gpu, const AdamWUpdate *u, const StepState *state
     write_segments(u, SCALE_MEASURED, false, true, state);
 }
 
-static void announce_squares(Tensor q, const Fp8Squares *s) {
+static void announce_squares(Operand q, const Fp8Squares *s) {
     for (int row = 0; row < s->rows; row += FP8_BLOCK) {
         for (int column = 0; column < s->columns; column += FP8_BLOCK) {
-            int64_t at = fp8_scale_index(SCALES_SQUARE, s->rows, s->columns, row, column);
+            int64_t at = fp8_scale_index(SCALE_SQUARES, s->rows, s->columns, row, column);
             float inverse = 1.0f / fp8_block_scale(s->amax[at], q.target, q.power_of_two);
             s->scales[at] = inverse;
-            s->scales_t[fp8_scale_index(SCALES_SQUARE, s->columns, s->rows, column, row)] = inverse;
+            s->scales_t[fp8_scale_index(SCALE_SQUARES, s->columns, s->rows, column, row)] = inverse;
         }
     }
 }
 
-void gpu_announce_scales(Gpu *gpu, const Tensor *tensors, const Fp8Squares *squares, int count,
+void gpu_announce_scales(Gpu *gpu, const Operand *tensors, const Fp8Squares *squares, int count,
                          const StepState *state) {
     gpu_family(gpu, FAMILY_OPTIMIZER);
     for (int i = 0; i < count && (state == NULL || !state->skipped); i++) {
         if (squares != NULL) {
             announce_squares(tensors[i], &squares[i]);
-        } else if (tensors[i].mode == SCALE_MEASURED || !fp8_slot_known(tensors[i].scale)) {
+        } else if (tensors[i].scaling == SCALE_MEASURED || !fp8_scale_known(tensors[i].scale)) {
             values_announce_scale(tensors[i]);
         }
     }
@@ -232,8 +232,8 @@ void gpu_fp8_update(Gpu *gpu, const Fp8Scaling *s, const StepState *state) {
     for (int i = 0; i < s->count; i++) {
         if (!(s->used[i] & SLOT_FOLLOWS)) { continue; }
         if (!state->skipped) {
-            fp8_slot_update(&s->slots[i], s->history + (int64_t)i * s->history_length,
-                            s->history_length, s->targets[i]);
+            fp8_scale_update(&s->slots[i], s->history + (int64_t)i * s->history_length,
+                             s->history_length, s->targets[i]);
         } else if (!(s->used[i] & SLOT_WEIGHT)) {
             s->slots[i].amax = 0.0f;
         }

@@ -52,7 +52,7 @@ static bool is_product(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
     bool types = is_fp8(a) && is_fp8(b) && (a->type == CUDA_R_8F_E4M3 || b->type == CUDA_R_8F_E4M3);
     bool scales = desc->a_scale != NULL && (uintptr_t)desc->a_scale % 16 == 0 &&
                   desc->b_scale != NULL && (uintptr_t)desc->b_scale % 16 == 0;
-    bool modes = (desc->a_mode == 0) == (desc->b_mode == 0) && (desc->a_mode + desc->b_mode < 4) &&
+    bool modes = (desc->a_mode == 0) == (desc->b_mode == 0) && (desc->a_mode + desc->b_mode < 6) &&
                  (desc->a_mode == 0 || (!desc->fast && standin_capability() == 90));
     return fits && sixteens && types && scales && modes && ta && !tb &&
            standin_capability() >= FP8_CAPABILITY && !played("STANDIN_FP8", "none");
@@ -87,7 +87,7 @@ static float *read_matrix(const void *x, cublasLtMatrixLayout_t layout, const fl
     for (int row = 0; row < layout->cols && scales != NULL; row++) {
         for (int i = 0; i < layout->rows; i++) {
             values[row * layout->rows + i] *=
-                scales[fp8_scale_index((Fp8Scales)mode, layout->cols, layout->rows, row, i)];
+                scales[fp8_scale_index((Scaling)mode, layout->cols, layout->rows, row, i)];
         }
     }
     return values;

@@ -51,12 +51,12 @@ void values_amax(float *amax, const float *x, int64_t n) {
     if (float_bits(largest) > float_bits(*amax)) { *amax = largest; }
 }
 
-void values_announce_scale(Tensor q) {
+void values_announce_scale(Operand q) {
     q.scale->scale = fp8_scale(q.scale->amax, q.target, 1.0f);
     q.scale->scale_inv = 1.0f / q.scale->scale;
 }
 
-void values_encode(uint8_t *codes, Tensor q, float scale, const float *x, int64_t n) {
+void values_encode(uint8_t *codes, Operand q, float scale, const float *x, int64_t n) {
     for (int64_t i = 0; i < n; i++) { codes[i] = fp8_encode(x[i] * scale, q.type); }
 }
 
@@ -70,9 +70,9 @@ void gpu_transpose_codes(Gpu *gpu, uint8_t *out, const uint8_t *x, int N, int C)
 }
 
 // Encodes a form [rows,k] by blocks. The values are BF16 numbers.
-static void encode_blocks(uint8_t *codes, float *scales, Tensor q, const float *x, int rows,
+static void encode_blocks(uint8_t *codes, float *scales, Operand q, const float *x, int rows,
                           int k) {
-    int height = q.blocks == SCALES_SQUARE ? FP8_BLOCK : 1;
+    int height = q.scaling == SCALE_SQUARES ? FP8_BLOCK : 1;
     for (int top = 0; top < rows; top += height) {
         for (int left = 0; left < k; left += FP8_BLOCK) {
             int down = rows - top < height ? rows - top : height;
@@ -80,7 +80,7 @@ static void encode_blocks(uint8_t *codes, float *scales, Tensor q, const float *
             float amax = 0.0f;
             for (int i = top; i < top + down; i++) { values_amax(&amax, x + i * k + left, n); }
             float scale = fp8_block_scale(amax, q.target, q.power_of_two);
-            scales[fp8_scale_index(q.blocks, rows, k, top, left)] = 1.0f / scale;
+            scales[fp8_scale_index(q.scaling, rows, k, top, left)] = 1.0f / scale;
             for (int i = top; i < top + down; i++) {
                 values_encode(codes + i * k + left, q, scale, x + i * k + left, n);
             }
@@ -88,32 +88,34 @@ static void encode_blocks(uint8_t *codes, float *scales, Tensor q, const float *
     }
 }
 
-static void blocks_to_fp8(Tensor out, const float *values, int M, int N) {
+static void blocks_to_fp8(Operand out, const float *values, int M, int N) {
     FREED float *x = values_new(M * N), *turned = values_new(M * N);
     round_to_bf16(x, values, M * N);
     for (int i = 0; i < M * N; i++) { turned[i % N * M + i / N] = x[i]; }
-    if (out.fp8 != NULL) { encode_blocks(out.fp8, out.scales, out, x, M, N); }
-    if (out.fp8_t != NULL) { encode_blocks(out.fp8_t, out.scales_t, out, turned, N, M); }
+    if (out.rows.codes != NULL) { encode_blocks(out.rows.codes, out.rows.inverse, out, x, M, N); }
+    if (out.columns.codes != NULL) {
+        encode_blocks(out.columns.codes, out.columns.inverse, out, turned, N, M);
+    }
 }
 
-void values_to_fp8(Tensor out, const float *x, int M, int N) {
-    if (out.fp8 == NULL && out.fp8_t == NULL) { return; }
+void values_to_fp8(Operand out, const float *x, int M, int N) {
+    if (out.rows.codes == NULL && out.columns.codes == NULL) { return; }
     if (M % 16 != 0 || N % 16 != 0) { die("stand-in: FP8 of %d x %d", M, N); }
-    if (out.mode == SCALE_BLOCKS) {
+    if (fp8_by_blocks(out.scaling)) {
         blocks_to_fp8(out, x, M, N);
         return;
     }
     FREED float *room = values_new(M * N);
-    uint8_t *codes = out.fp8 != NULL ? out.fp8 : (uint8_t *)room;
-    if (out.mode == SCALE_MEASURED) { values_announce_scale(out); }
+    uint8_t *codes = out.rows.codes != NULL ? out.rows.codes : (uint8_t *)room;
+    if (out.scaling == SCALE_MEASURED) { values_announce_scale(out); }
     values_encode(codes, out, out.scale->scale, x, M * N);
-    if (out.fp8_t != NULL) { transpose(out.fp8_t, codes, M, N); }
-    if (out.mode == SCALE_GIVEN && out.record) { values_amax(&out.scale->amax, x, M * N); }
+    if (out.columns.codes != NULL) { transpose(out.columns.codes, codes, M, N); }
+    if (out.scaling == SCALE_GIVEN && out.records) { values_amax(&out.scale->amax, x, M * N); }
 }
 
-void values_produce(Tensor out, float *values, int M, int N) {
+void values_produce(Operand out, float *values, int M, int N) {
     if (!out.fused) {
-        bool measured = out.mode == SCALE_MEASURED;
+        bool measured = out.scaling == SCALE_MEASURED;
         values_round(out.bf16, TYPE_BF16, values, M * N);
         values_amax(measured ? &out.scale->amax : NULL, values, M * N);
     }

@@ -49,15 +49,15 @@ void check_hash(Check *c, int pass) {
     for (int i = 0; i < c->linears; i++, row++) {
         const LinearPrecision *lp = &run->precision.linear[i];
         const LinearLayer *l = linear_of(net, lp);
-        const Fp8Slot *slots =
+        const Fp8Scale *slots =
             &p->fp8.scaling.slots[fp8_slot_index(&run->config, lp->linear, lp->layer, 0)];
         int64_t n = (int64_t)l->N * l->C;
-        if (l->w.fp8 == NULL) { continue; }
-        gpu_hash(gpu, row, l->w.fp8, n, 0);
-        gpu_hash(gpu, row, l->w.fp8_t, n, 0);
+        if (l->w.rows.codes == NULL) { continue; }
+        gpu_hash(gpu, row, l->w.rows.codes, n, 0);
+        gpu_hash(gpu, row, l->w.columns.codes, n, 0);
         for (int o = 0; o < OPERAND_COUNT; o++) {
             if (o != OPERAND_W && !p->fp8.delayed) { continue; } // each pass measures them
-            gpu_hash(gpu, row, &slots[o], offsetof(Fp8Slot, amax), 0);
+            gpu_hash(gpu, row, &slots[o], offsetof(Fp8Scale, amax), 0);
         }
     }
     int64_t table = (int64_t)run->config.seq_length * run->config.head_size;
@@ -207,7 +207,7 @@ void check_hash_state(Check *c, bool next) {
     int64_t history = (int64_t)s->count * s->history_length * (int64_t)sizeof(float) / 8 * 8;
     gpu_hash(p->gpu, row + CHECK_SCALES, s->history, history, 0);
     for (int i = 0; i < s->count; i++) { // without the amaxes, which a step collects
-        gpu_hash(p->gpu, row + CHECK_SCALES, &s->slots[i], offsetof(Fp8Slot, amax),
+        gpu_hash(p->gpu, row + CHECK_SCALES, &s->slots[i], offsetof(Fp8Scale, amax),
                  history / 8 + i);
     }
 }

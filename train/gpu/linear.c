@@ -15,8 +15,8 @@ void linear_plan(LinearLayer *l, const Params *p, const LinearPrecision *lp, Pla
     params_weights(p, lp->weight, lp->layer, &codes);
     int64_t size = (int64_t)l->N * l->C;
     plan_section(plan, "weights", PHASE_ALWAYS);
-    PLAN(plan, "weights, FP8", codes ? 0 : size, l->w.fp8);
-    PLAN(plan, "weights, FP8, transposed", size, l->w.fp8_t);
+    PLAN(plan, "weights, FP8", codes ? 0 : size, l->w.rows.codes);
+    PLAN(plan, "weights, FP8, transposed", size, l->w.columns.codes);
 }
 
 void linear_start(LinearLayer *l, const Params *p) {
@@ -24,13 +24,13 @@ void linear_start(LinearLayer *l, const Params *p) {
     bool codes;
     void *weights = params_weights(p, lp->weight, lp->layer, &codes);
     if (codes) {
-        l->w.fp8 = weights;
+        l->w.rows.codes = weights;
     } else {
         l->w.bf16 = weights;
     }
     const Fp8Squares *squares = &p->fp8.squares[lp - p->run->precision.linear];
-    l->w.scales = squares->scales;
-    l->w.scales_t = squares->scales_t;
+    l->w.rows.inverse = squares->scales;
+    l->w.columns.inverse = squares->scales_t;
     params_scale(p, lp, OPERAND_X, &l->x);
     params_scale(p, lp, OPERAND_W, &l->w);
     params_scale(p, lp, OPERAND_DY, &l->dy);
@@ -42,16 +42,16 @@ void linear_start(LinearLayer *l, const Params *p) {
 }
 
 static bool is_fp8(const LinearLayer *l, Pass pass) {
-    return l->w.fp8 != NULL && pass != PASS_EVAL_BF16;
+    return l->w.rows.codes != NULL && pass != PASS_EVAL_BF16;
 }
 
-Tensor linear_input(const LinearLayer *l, Pass pass) {
-    Tensor x = l->x;
-    if (!is_fp8(l, pass)) { return tensor_bf16(x.bf16); }
+Operand linear_input(const LinearLayer *l, Pass pass) {
+    Operand x = l->x;
+    if (!is_fp8(l, pass)) { return operand_bf16(x.bf16); }
     bool kept = pass == PASS_AGAIN || (pass == PASS_TRAIN && !l->recomputed);
-    if (pass == PASS_AGAIN && !l->product_recomputed) { x.fp8 = NULL; }
-    if (!kept) { x.fp8_t = NULL; }
-    x.record = x.record && pass == PASS_TRAIN;
+    if (pass == PASS_AGAIN && !l->product_recomputed) { x.rows.codes = NULL; }
+    if (!kept) { x.columns.codes = NULL; }
+    x.records = x.records && pass == PASS_TRAIN;
     return x;
 }
 
@@ -64,56 +64,52 @@ static void count(Gpu *gpu, const LinearLayer *l, OperandId operand, const uint8
 
 void linear_receive(Gpu *gpu, const LinearLayer *l) {
     int64_t size = (int64_t)l->N * l->C;
-    if (l->w.fp8 == NULL) { return; }
+    if (l->w.rows.codes == NULL) { return; }
     if (l->w.bf16 == NULL) {
-        gpu_transpose_codes(gpu, l->w.fp8_t, l->w.fp8, l->N, l->C);
+        gpu_transpose_codes(gpu, l->w.columns.codes, l->w.rows.codes, l->N, l->C);
     } else {
         gpu_measure(gpu, l->w, size);
         gpu_quantize(gpu, l->w, no_sums, (Scratch){NULL, 0}, l->N, l->C);
     }
-    count(gpu, l, OPERAND_W, l->w.fp8, size);
+    count(gpu, l, OPERAND_W, l->w.rows.codes, size);
 }
 
-// Sets FP8 operands, which have the summed dimension contiguous. scales_a, scales_b: those of
-// blocks.
-static void set_fp8(Gemm *g, const Tensor *a, const uint8_t *codes_a, const float *scales_a,
-                    const Tensor *b, const uint8_t *codes_b, const float *scales_b,
+// Sets FP8 operands, each in the form that has the summed dimension contiguous.
+static void set_fp8(Gemm *g, const Operand *a, Fp8Form a_form, const Operand *b, Fp8Form b_form,
                     bool fast_accumulation) {
-    g->a = codes_a;
-    g->b = codes_b;
+    g->a = a_form.codes;
+    g->b = b_form.codes;
     g->type_a = gpu_fp8_type(a->type);
     g->type_b = gpu_fp8_type(b->type);
     g->trans_a = false;
     g->trans_b = true;
-    g->scale_a = a->mode == SCALE_BLOCKS ? scales_a : &a->scale->scale_inv;
-    g->scale_b = b->mode == SCALE_BLOCKS ? scales_b : &b->scale->scale_inv;
-    g->scales_a = a->blocks;
-    g->scales_b = b->blocks;
+    g->scale_a = a_form.inverse;
+    g->scale_b = b_form.inverse;
+    g->scaling_a = a->scaling;
+    g->scaling_b = b->scaling;
     g->fast_accumulation = fast_accumulation;
 }
 
-Gemm linear_product(Gpu *gpu, const LinearLayer *l, Bf16 *y, const Tensor *x, int M, Pass pass) {
+Gemm linear_product(Gpu *gpu, const LinearLayer *l, Bf16 *y, const Operand *x, int M, Pass pass) {
     Gemm g = gemm_plain(M, l->N, l->C, x->bf16, l->w.bf16, y);
     g.trans_b = true;
     g.family = l->family;
-    if (is_fp8(l, pass)) {
-        set_fp8(&g, x, x->fp8, x->scales, &l->w, l->w.fp8, l->w.scales, l->fast_forward);
-    }
-    if (pass == PASS_TRAIN) { count(gpu, l, OPERAND_X, x->fp8, (int64_t)M * l->C); }
+    if (is_fp8(l, pass)) { set_fp8(&g, x, x->rows, &l->w, l->w.rows, l->fast_forward); }
+    if (pass == PASS_TRAIN) { count(gpu, l, OPERAND_X, x->rows.codes, (int64_t)M * l->C); }
     return g;
 }
 
 Gemm linear_input_gradient(const LinearLayer *l, Bf16 *dx, int M) {
-    const Tensor *dy = &l->dy;
+    const Operand *dy = &l->dy;
     Gemm g = gemm_plain(M, l->C, l->N, dy->bf16, l->w.bf16, dx);
     g.family = l->family;
-    if (l->w.fp8 != NULL) {
-        set_fp8(&g, dy, dy->fp8, dy->scales, &l->w, l->w.fp8_t, l->w.scales_t, l->fast_backward);
+    if (l->w.rows.codes != NULL) {
+        set_fp8(&g, dy, dy->rows, &l->w, l->w.columns, l->fast_backward);
     }
     return g;
 }
 
-void linear_forward(Gpu *gpu, const LinearLayer *l, Bf16 *y, Tensor x, const Bf16 *addend, int M,
+void linear_forward(Gpu *gpu, const LinearLayer *l, Bf16 *y, Operand x, const Bf16 *addend, int M,
                     Pass pass) {
     if (!linear_runs(l, pass)) { return; }
     Gemm g = linear_product(gpu, l, y, &x, M, pass);
@@ -124,22 +120,20 @@ void linear_forward(Gpu *gpu, const LinearLayer *l, Bf16 *y, Tensor x, const Bf1
     gemm(gpu, g);
 }
 
-void linear_weight_gradient(Gpu *gpu, const LinearLayer *l, Tensor x, int M, bool accumulate) {
-    const Tensor *dy = &l->dy;
+void linear_weight_gradient(Gpu *gpu, const LinearLayer *l, Operand x, int M, bool accumulate) {
+    const Operand *dy = &l->dy;
     Gemm g = gemm_plain(l->N, l->C, M, dy->bf16, x.bf16, l->dweight.data);
     g.trans_a = true;
     g.family = l->family;
-    if (l->wgrad_fp8) {
-        set_fp8(&g, dy, dy->fp8_t, dy->scales_t, &x, x.fp8_t, x.scales_t, l->fast_backward);
-    }
+    if (l->wgrad_fp8) { set_fp8(&g, dy, dy->columns, &x, x.columns, l->fast_backward); }
     g.type_d = l->dweight.type;
     g.c = accumulate ? l->dweight.data : NULL;
     g.beta = accumulate ? 1.0f : 0.0f;
-    count(gpu, l, OPERAND_DY, dy->fp8, (int64_t)M * l->N);
+    count(gpu, l, OPERAND_DY, dy->rows.codes, (int64_t)M * l->N);
     gemm(gpu, g);
 }
 
-void linear_backward(Gpu *gpu, const LinearLayer *l, Bf16 *dx, Tensor x, int M, bool accumulate) {
+void linear_backward(Gpu *gpu, const LinearLayer *l, Bf16 *dx, Operand x, int M, bool accumulate) {
     gemm(gpu, linear_input_gradient(l, dx, M));
     linear_weight_gradient(gpu, l, x, M, accumulate);
 }

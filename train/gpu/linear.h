@@ -7,13 +7,13 @@
 
 BEGIN_C
 
-// A linear layer Y[M,N] = X[M,C] W' (+ bias). w.fp8 NULL: the layer is BF16.
+// A linear layer Y[M,N] = X[M,C] W' (+ bias). w.rows.codes NULL: the layer is BF16.
 typedef struct {
     const LinearPrecision *precision;
     int N, C;
     // x keeps bf16, or fp8_t and scales_t, from the forward pass for the weight gradient. The other
     // forms of x, and all forms of dy, are scratch. w.bf16 NULL: products read FP8 alone.
-    Tensor x, w, dy;
+    Operand x, w, dy;
     Bf16 *bias; // [N] or NULL
     Gradient dweight, dbias;
     bool wgrad_fp8;                   // the weight gradient's operands are in FP8 too
@@ -39,22 +39,22 @@ static inline bool linear_runs(const LinearLayer *l, Pass pass) {
 }
 
 // The input in the forms that a pass requests from its producer.
-Tensor linear_input(const LinearLayer *l, Pass pass);
+Operand linear_input(const LinearLayer *l, Pass pass);
 
 // Makes what products read from the weight that has been received: the transposed codes, or both
 // FP8 forms from BF16.
 void linear_receive(Gpu *gpu, const LinearLayer *l);
 
 // The forward product y [M,N] = x W', for gemm() or one of our products, and counts the codes of x.
-Gemm linear_product(Gpu *gpu, const LinearLayer *l, Bf16 *y, const Tensor *x, int M, Pass pass);
+Gemm linear_product(Gpu *gpu, const LinearLayer *l, Bf16 *y, const Operand *x, int M, Pass pass);
 // y [M,N] = x W' (+ bias) (+ addend [M,N]), where the pass makes the product.
-void linear_forward(Gpu *gpu, const LinearLayer *l, Bf16 *y, Tensor x, const Bf16 *addend, int M,
+void linear_forward(Gpu *gpu, const LinearLayer *l, Bf16 *y, Operand x, const Bf16 *addend, int M,
                     Pass pass);
 
 // dx [M,C] = dy W, where dy is the layer's; and dW (+)= dy' x. The third makes both.
 Gemm linear_input_gradient(const LinearLayer *l, Bf16 *dx, int M);
-void linear_weight_gradient(Gpu *gpu, const LinearLayer *l, Tensor x, int M, bool accumulate);
-void linear_backward(Gpu *gpu, const LinearLayer *l, Bf16 *dx, Tensor x, int M, bool accumulate);
+void linear_weight_gradient(Gpu *gpu, const LinearLayer *l, Operand x, int M, bool accumulate);
+void linear_backward(Gpu *gpu, const LinearLayer *l, Bf16 *dx, Operand x, int M, bool accumulate);
 
 // A gradient that is overwritten, or added to.
 static inline Gradient gradient_into(Gradient g, bool accumulate) {

@@ -31,10 +31,12 @@ static void list_block_buffers(const Run *run, const Block *b, int64_t M,
     // a linear layer's input, n values, as its weight gradient reads it: BF16, or codes and scales
 #define BF16(layer, n) (b->layer.wgrad_fp8 ? 0 : 2 * (n))
 #define SCALES(layer) \
-    (b->layer.wgrad_fp8 && blockwise ? 4 * fp8_scale_count(SCALES_VECTOR, b->layer.C, (int)M) : 0)
-#define CODES(name, layer, n)                                                                    \
-    {name ", FP8", offsetof(Block, layer.x.fp8_t), activations, b->layer.wgrad_fp8 ? (n) : 0}, { \
-        name ", scales", offsetof(Block, layer.x.scales_t), activations, SCALES(layer)           \
+    (b->layer.wgrad_fp8 && blockwise ? 4 * fp8_scale_count(SCALE_VECTORS, b->layer.C, (int)M) : 0)
+#define CODES(name, layer, n)                                                                 \
+    {name ", FP8", offsetof(Block, layer.x.columns.codes), activations,                       \
+     b->layer.wgrad_fp8 ? (n) : 0},                                                           \
+    {                                                                                         \
+        name ", scales", offsetof(Block, layer.x.columns.inverse), activations, SCALES(layer) \
     }
     const BlockBuffer rows[BLOCK_BUFFERS] = {
         {"residual", offsetof(Block, residual), never, 2 * C},
@@ -98,8 +100,8 @@ static void plan_blocks(Network *n, Plan *plan, int64_t M) {
 static void plan_scales(const Network *n, Plan *plan, int64_t M, int64_t N, float **scales,
                         float **scales_t) {
     int rows = n->params->fp8.blockwise ? (int)M : 0;
-    PLAN(plan, "scales", fp8_scale_count(SCALES_VECTOR, rows, (int)N), *scales);
-    PLAN(plan, "scales, transposed", fp8_scale_count(SCALES_VECTOR, (int)N, rows), *scales_t);
+    PLAN(plan, "scales", fp8_scale_count(SCALE_VECTORS, rows, (int)N), *scales);
+    PLAN(plan, "scales, transposed", fp8_scale_count(SCALE_VECTORS, (int)N, rows), *scales_t);
 }
 
 // The LM head works on some rows at a time, whose logits, in all forms that an FP8 head needs, take
@@ -121,15 +123,15 @@ static void plan_head(Network *n, Plan *plan, int64_t M) {
     int64_t wgrad_rows = head->wgrad_fp8 ? rows : 0, fp8_rows = fp8 ? rows : 0;
     plan_section(plan, "scratch of the head", PHASE_HEAD);
     PLAN(plan, "logits", rows * P, head->dy.bf16);
-    PLAN(plan, "input, FP8", fp8_rows * C, head->x.fp8);
-    PLAN(plan, "input, FP8, transposed", wgrad_rows * C, head->x.fp8_t);
+    PLAN(plan, "input, FP8", fp8_rows * C, head->x.rows.codes);
+    PLAN(plan, "input, FP8, transposed", wgrad_rows * C, head->x.columns.codes);
     n->loss_scratch.bytes = (size_t)loss_scratch_floats(fp8_rows) * sizeof(float);
     plan_buffer(plan, "rows' log-sum-exp", (int64_t)n->loss_scratch.bytes,
                 (void **)&n->loss_scratch.data);
-    PLAN(plan, "d logits, FP8", fp8_rows * P, head->dy.fp8);
-    PLAN(plan, "d logits, FP8, transposed", wgrad_rows * P, head->dy.fp8_t);
-    plan_scales(n, plan, fp8_rows, C, &head->x.scales, &head->x.scales_t);
-    plan_scales(n, plan, fp8_rows, P, &head->dy.scales, &head->dy.scales_t);
+    PLAN(plan, "d logits, FP8", fp8_rows * P, head->dy.rows.codes);
+    PLAN(plan, "d logits, FP8, transposed", wgrad_rows * P, head->dy.columns.codes);
+    plan_scales(n, plan, fp8_rows, C, &head->x.rows.inverse, &head->x.columns.inverse);
+    plan_scales(n, plan, fp8_rows, P, &head->dy.rows.inverse, &head->dy.columns.inverse);
 }
 
 AttentionShape attention_shape_of(const Run *run, int B, int T) {
@@ -164,9 +166,9 @@ void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan) {
     n->partial_sums.bytes = (size_t)sums;
     plan_buffer(plan, "partial sums", sums, (void **)&n->partial_sums.data);
     PLAN(plan, "d activated, d qkv", M * max64(widest, C), n->wide.bf16);
-    PLAN(plan, "d residual, FP8", fp8 ? M * C : 0, n->d_residual.fp8);
-    PLAN(plan, "d residual, FP8, transposed", fp8 ? M * C : 0, n->d_residual.fp8_t);
-    plan_scales(n, plan, M, C, &n->d_residual.scales, &n->d_residual.scales_t);
+    PLAN(plan, "d residual, FP8", fp8 ? M * C : 0, n->d_residual.rows.codes);
+    PLAN(plan, "d residual, FP8, transposed", fp8 ? M * C : 0, n->d_residual.columns.codes);
+    plan_scales(n, plan, M, C, &n->d_residual.rows.inverse, &n->d_residual.columns.inverse);
 
     AttentionShape shape = attention_shape_of(run, run->options.micro_batch_size, c->seq_length);
     gpu->workspace_bytes = (size_t)64 << 20;
@@ -182,9 +184,9 @@ void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan) {
     n->fused_products = params->fp8.delayed && (c->arch == ARCH_GPT2 ? C <= GELU_PRODUCT_MOST_K
                                                                      : run->precision.fast_forward);
     int64_t operands = n->fused_products ? max64(widest, c->ffn + C) : widest; // fc2's and fc1's
-    PLAN(plan, "operands, FP8", M * operands, n->wide.fp8);
-    PLAN(plan, "operand, FP8, transposed", M * widest, n->wide.fp8_t);
-    plan_scales(n, plan, M, widest, &n->wide.scales, &n->wide.scales_t);
+    PLAN(plan, "operands, FP8", M * operands, n->wide.rows.codes);
+    PLAN(plan, "operand, FP8, transposed", M * widest, n->wide.columns.codes);
+    plan_scales(n, plan, M, widest, &n->wide.rows.inverse, &n->wide.columns.inverse);
 }
 
 // ---- starting -----------------------------------------------------------------------------------
@@ -223,14 +225,13 @@ static void start_norm(Network *n, NormLayer *norm, TensorId weight, int layer, 
                                     .C = f->C};
     if (layernorm) { norm->backward.dbias = params_gradient(p, bias, layer); }
     if (below != NULL) { norm->backward.column_sums = below->dbias; }
-    norm->d_residual = below != NULL ? below->dy : tensor_bf16(n->d_residual.bf16);
+    norm->d_residual = below != NULL ? below->dy : operand_bf16(n->d_residual.bf16);
 }
 
 // Sets up a block's linear layer with its forms that are in scratch. dy: the forms of its output's
 // gradient.
-static void start_linear(Network *n, LinearLayer *l, const Tensor *dy) {
-    linear_start(l, n->params);
-    int recompute = n->run->options.recompute;
+static void start_linear(Network *n, LinearLayer *l, const Operand *dy) {
+    const int recompute = n->run->options.recompute;
     // the last block's input is still there
     l->recomputed = recompute != RECOMPUTE_NONE &&
                     l->precision->layer + 1 < n->run->config.num_layers;
@@ -238,26 +239,24 @@ static void start_linear(Network *n, LinearLayer *l, const Tensor *dy) {
     l->product_recomputed = recompute == RECOMPUTE_BLOCK && l->precision->linear != LINEAR_FC2;
     if (l->x.bf16 == NULL) { l->x.bf16 = n->wide.bf16; }
     l->dy.bf16 = dy->bf16;
-    if (l->w.fp8 == NULL) { return; }
-    l->x.fp8 = n->wide.fp8;
-    l->x.scales = n->wide.scales;
-    l->dy.fp8 = dy->fp8;
-    l->dy.scales = dy->scales;
-    if (!l->wgrad_fp8) { return; }
-    l->dy.fp8_t = dy->fp8_t;
-    l->dy.scales_t = dy->scales_t;
+    if (l->precision->number == NUMBER_FP8) {
+        l->x.rows = n->wide.rows;
+        l->dy.rows = dy->rows;
+    }
+    if (l->wgrad_fp8) { l->dy.columns = dy->columns; }
+    linear_start(l, n->params);
 }
 
 // Whether one of wide_product.cu's can be the layer's forward product.
 static bool has_wide_product(const Network *n, const LinearLayer *l) {
-    return l->w.fp8 != NULL && l->bias == NULL && l->x.type == FP8_E4M3 &&
-           l->x.blocks == SCALES_TENSOR && l->fast_forward && gpu_has_fused_products(n->gpu);
+    return l->w.rows.codes != NULL && l->bias == NULL && l->x.type == FP8_E4M3 &&
+           !fp8_by_blocks(l->x.scaling) && l->fast_forward && gpu_has_fused_products(n->gpu);
 }
 
 static void start_activation(Network *n, Block *b) {
     bool llama = n->run->config.arch == ARCH_LLAMA;
-    bool none = b->fc1.w.fp8 == NULL && b->fc2.w.fp8 == NULL;
-    bool both = b->fc1.w.fp8 != NULL && b->fc2.w.fp8 != NULL;
+    bool none = b->fc1.w.rows.codes == NULL && b->fc2.w.rows.codes == NULL;
+    bool both = b->fc1.w.rows.codes != NULL && b->fc2.w.rows.codes != NULL;
     b->product_derives = !llama && none;
     if (!llama && !none) {
         b->gelu_bias = b->fc1.bias;
@@ -269,7 +268,7 @@ static void start_activation(Network *n, Block *b) {
     if (n->fused_products && both) { // the product reads fc1's input while it writes fc2's
         const Run *run = n->run;
         int64_t M = run->options.micro_batch_size * (int64_t)run->config.seq_length;
-        b->fc1.x.fp8 = n->wide.fp8 + M * run->config.ffn;
+        b->fc1.x.rows.codes = n->wide.rows.codes + M * run->config.ffn;
     }
     if (llama) { b->fc1.dy.bf16 = b->fc1_out; } // SwiGLU's backward pass works in place
 }
@@ -281,7 +280,7 @@ static void start_head(Network *n) {
     head->x.bf16 = n->norm_out;
     if (!has_wide_product(n, head) || !head->dy.fused) { return; }
     if (run->config.loss.softcap > 0.0f) { return; }
-    n->max_sums.data = (float *)head->dy.fp8;
+    n->max_sums.data = (float *)head->dy.rows.codes;
     n->max_sums.bytes = (size_t)n->chunk_rows * (size_t)head->N;
 }
 

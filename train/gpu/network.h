@@ -14,7 +14,7 @@ BEGIN_C
 typedef struct {
     NormForward forward;
     NormBackward backward;
-    Tensor d_residual; // as the layer that writes the norm's input reads it
+    Operand d_residual; // as the layer that writes the norm's input reads it
 } NormLayer;
 
 // The linear layers hold their inputs: the outputs of the norms, of attention (also in BF16, which
@@ -59,12 +59,12 @@ typedef struct {
     double *loss_sum;   // of the micro-batches so far
     float *rope;        // [T,D]
 
-    Tensor d_residual; // [M,C], also in its FP8 forms
-    Bf16 *d_norm;      // [M,C], or d_attention [M,H*D]: they are never needed at the same time
+    Operand d_residual; // [M,C], also in its FP8 forms
+    Bf16 *d_norm;       // [M,C], or d_attention [M,H*D]: they are never needed at the same time
     // [M, the widest]: the input of an FP8 layer before it is quantised. In the backward pass first
     // d_activated, which GPT-2's d_fc1 replaces in place, then d_qkv. Behind the codes of fc2's
     // input are those of fc1's, where a product reads these while it writes the others
-    Tensor wide;
+    Operand wide;
     Scratch partial_sums;
     int chunk_rows; // rows of the LM head at a time: its gradient is [chunk_rows,P] in all forms
     Scratch loss_scratch; // of chunk_rows

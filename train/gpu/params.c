@@ -31,8 +31,8 @@ static int64_t segment_size(const Params *p, int segment) {
 
 // Floats for the scales of a weight, or of its transpose.
 static int64_t squares_room(const Fp8Squares *s) {
-    return max64(fp8_scale_count(SCALES_SQUARE, s->rows, s->columns),
-                 fp8_scale_count(SCALES_SQUARE, s->columns, s->rows));
+    return max64(fp8_scale_count(SCALE_SQUARES, s->rows, s->columns),
+                 fp8_scale_count(SCALE_SQUARES, s->columns, s->rows));
 }
 
 // Elements in the first n ranges that this rank keeps.
@@ -249,7 +249,7 @@ static void send_norm_parts(Params *p) {
 static void send_tensors(Params *p, int *tensor) {
     const Run *run = p->run;
     Fp8State *f = &p->fp8;
-    Tensor *tensors = calloc_or_die((size_t)run->precision.count, sizeof(Tensor));
+    Operand *tensors = calloc_or_die((size_t)run->precision.count, sizeof(Operand));
     Fp8Squares *squares = calloc_or_die((size_t)run->precision.count, sizeof(Fp8Squares));
     int64_t at = 0; // in f->square_amax and in both halves of f->square_scales
     f->num_tensors = 0;
@@ -267,7 +267,7 @@ static void send_tensors(Params *p, int *tensor) {
         tensor[param] = f->num_tensors++;
     }
     size_t n = (size_t)f->num_tensors;
-    if (f->used) { gpu_send(p->gpu, p->optimizer.adamw.tensors, tensors, n * sizeof(Tensor)); }
+    if (f->used) { gpu_send(p->gpu, p->optimizer.adamw.tensors, tensors, n * sizeof(Operand)); }
     if (f->blockwise) {
         gpu_send(p->gpu, p->optimizer.adamw.squares, squares, n * sizeof(Fp8Squares));
     }
@@ -378,22 +378,21 @@ Gradient params_gradient(const Params *p, TensorId id, int layer) {
     return gradients_from(p, p->zero.place[q - p->run->layout.params]);
 }
 
-void params_scale(const Params *p, const LinearPrecision *lp, OperandId operand, Tensor *t) {
+void params_scale(const Params *p, const LinearPrecision *lp, OperandId operand, Operand *t) {
     const Fp8State *f = &p->fp8;
     const Precision *precision = &p->run->precision;
     int slot = fp8_slot_index(&p->run->config, lp->linear, lp->layer, operand);
-    bool follows = fp8_slot_follows(precision, slot);
     if (lp->number != NUMBER_FP8) { return; }
     t->type = lp->type[operand];
-    bool measured = follows && (f->tensorwise || f->unknown[slot]);
-    t->mode = f->blockwise ? SCALE_BLOCKS : measured ? SCALE_MEASURED : SCALE_GIVEN;
-    t->fused = t->mode != SCALE_MEASURED && (!f->blockwise || operand != OPERAND_W) &&
+    t->scaling = f->unknown[slot] ? SCALE_MEASURED : fp8_slot_scaling(precision, slot);
+    t->fused = t->scaling != SCALE_MEASURED && (!f->blockwise || operand != OPERAND_W) &&
                lp->wgrad == NUMBER_FP8;
-    t->record = f->delayed && follows;
+    t->records = f->delayed && fp8_slot_follows(precision, slot);
     t->power_of_two = precision->power_of_two;
-    t->blocks = fp8_scales(precision, operand);
     t->target = lp->target[operand];
-    t->scale = f->blockwise ? NULL : &f->scaling.slots[slot];
+    if (f->blockwise) { return; }
+    t->scale = &f->scaling.slots[slot];
+    t->rows.inverse = t->columns.inverse = &t->scale->scale_inv;
 }
 
 // ---- amaxes and counts of a step ----------------------------------------------------------------
@@ -499,7 +498,7 @@ static void gather_weights(Params *p, int bucket) {
 // floats do. What differs besides, scales of measured activations, is measured again before it is
 // read.
 static void agree_amaxes(Params *p) {
-    int64_t words = p->fp8.scaling.count * (int64_t)(sizeof(Fp8Slot) / sizeof(uint32_t));
+    int64_t words = p->fp8.scaling.count * (int64_t)(sizeof(Fp8Scale) / sizeof(uint32_t));
     all_reduce(p, p->fp8.scaling.slots, COMM_U32, COMM_MAX, words);
 }
 
@@ -538,8 +537,8 @@ static void agree(Params *p) {
 }
 
 void params_calibrate(Params *p) {
-    size_t bytes = (size_t)p->fp8.scaling.count * sizeof(Fp8Slot);
-    Fp8Slot *slots = malloc_or_die(bytes);
+    size_t bytes = (size_t)p->fp8.scaling.count * sizeof(Fp8Scale);
+    Fp8Scale *slots = malloc_or_die(bytes);
     agree_amaxes(p);
     gpu_fetch(p->gpu, slots, p->fp8.scaling.slots, bytes);
     CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));

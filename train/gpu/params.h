@@ -86,7 +86,7 @@ typedef struct {
     uint64_t *hashes; // on the device: [STATE_ARRAYS]
     // in host memory: all weights (rank 0), the scaling state
     Bf16 *model;
-    Fp8Slot *slots;
+    Fp8Scale *slots;
     float *history;
 } Saved;
 
@@ -124,9 +124,10 @@ void params_restore(Params *p, const Checkpoint *checkpoint);
 void *params_weights(const Params *p, TensorId id, int layer, bool *codes);
 // Where a parameter's gradient is written; data NULL where the model has no such parameter.
 Gradient params_gradient(const Params *p, TensorId id, int layer);
-// Fills in how an operand of an FP8 layer is quantised, in a training pass: of activations and
+// Fills in how an operand of an FP8 layer is quantised, in a training pass, and the inverse of its
+// scale, where it has one: of activations and
 // their gradients once params_restore has decided it.
-void params_scale(const Params *p, const LinearPrecision *lp, OperandId operand, Tensor *t);
+void params_scale(const Params *p, const LinearPrecision *lp, OperandId operand, Operand *t);
 
 // Before a micro-batch's forward pass: forgets the amaxes that were measured for scales.
 void params_clear_measured(const Params *p);

@@ -57,20 +57,20 @@ static void restore_scaling(Params *p, const Checkpoint *c) {
     const Precision *precision = &p->run->precision;
     int n = p->fp8.scaling.count;
     size_t history = (size_t)n * (size_t)p->fp8.scaling.history_length;
-    Fp8Slot *slots = malloc_or_die((size_t)n * sizeof(Fp8Slot));
+    Fp8Scale *slots = malloc_or_die((size_t)n * sizeof(Fp8Scale));
     float *amax = calloc_or_die(history, sizeof(float));
-    for (int i = 0; i < n; i++) { slots[i] = (Fp8Slot){1.0f, 1.0f, 0.0f, 0}; }
+    for (int i = 0; i < n; i++) { slots[i] = (Fp8Scale){1.0f, 1.0f, 0.0f, 0}; }
     if (p->fp8.delayed && c != NULL) {
         or_die(checkpoint_read_scaling(c, precision, slots, amax));
         gpu_send(p->gpu, p->fp8.scaling.history, amax, history * sizeof(float));
     }
     fp8_fix_slot(precision, &p->run->options, slots);
-    gpu_send(p->gpu, p->fp8.scaling.slots, slots, (size_t)n * sizeof(Fp8Slot));
+    gpu_send(p->gpu, p->fp8.scaling.slots, slots, (size_t)n * sizeof(Fp8Scale));
     bool unknown = fp8_is_uncalibrated(precision, slots);
     p->fp8.uncalibrated = unknown && run_has_steps(p->run);
     p->fp8.measures |= unknown && !p->fp8.uncalibrated;
     for (int i = 0; i < n && p->fp8.delayed && p->fp8.measures; i++) {
-        p->fp8.unknown[i] = !fp8_slot_known(&slots[i]);
+        p->fp8.unknown[i] = !fp8_scale_known(&slots[i]);
     }
     free(slots);
     free(amax);
@@ -121,10 +121,10 @@ static void fetch_model(Params *p, Bf16 *to) {
 }
 
 // Dies where a rank has another FP8 scale than rank 0.
-static void check_scales(const Params *p, const Fp8Slot *slots) {
-    size_t bytes = (size_t)p->fp8.scaling.count * sizeof(Fp8Slot);
+static void check_scales(const Params *p, const Fp8Scale *slots) {
+    size_t bytes = (size_t)p->fp8.scaling.count * sizeof(Fp8Scale);
     int wrong = 0;
-    Fp8Slot *first = malloc_or_die(bytes);
+    Fp8Scale *first = malloc_or_die(bytes);
     memcpy(first, slots, bytes);
     group_broadcast(&p->run->group, CHANNEL_MAIN, first, bytes);
     for (int i = 0; i < p->fp8.scaling.count; i++) {
@@ -158,7 +158,7 @@ void params_snapshot(Params *p, Snapshot *s) {
     fetch_model(p, p->saved.model);
     if (p->fp8.delayed) {
         size_t count = (size_t)p->fp8.scaling.count;
-        gpu_fetch(p->gpu, p->saved.slots, p->fp8.scaling.slots, count * sizeof(Fp8Slot));
+        gpu_fetch(p->gpu, p->saved.slots, p->fp8.scaling.slots, count * sizeof(Fp8Scale));
         gpu_fetch(p->gpu, p->saved.history, p->fp8.scaling.history,
                   count * (size_t)p->fp8.scaling.history_length * sizeof(float));
     }

@@ -76,7 +76,7 @@ typedef struct {
 // Fills an operand with small whole numbers as codes and powers of two as inverse scales: sums of
 // their products are exact in FP32, in any order. values [ROWS,DEPTH]: the numbers that the codes
 // and scales represent.
-static void fill_operand(Check *c, int side, Fp8Type type, Fp8Scales scales, float *values) {
+static void fill_operand(Check *c, int side, Fp8Type type, Scaling scaling, float *values) {
     for (int i = 0; i < ROWS * DEPTH / FP8_BLOCK; i++) {
         c->scales[side][i] = 1.0f / (float)(2 << (i + side) % 3);
     }
@@ -84,7 +84,7 @@ static void fill_operand(Check *c, int side, Fp8Type type, Fp8Scales scales, flo
         int row = i / DEPTH, k = i % DEPTH;
         float value = (float)((row * 7 + k * 5 + row * k * (side + 1)) % 7 - 3);
         c->codes[side][i] = fp8_encode(value, type);
-        values[i] = value * c->scales[side][fp8_scale_index(scales, ROWS, DEPTH, row, k)];
+        values[i] = value * c->scales[side][fp8_scale_index(scaling, ROWS, DEPTH, row, k)];
     }
 }
 
@@ -105,12 +105,14 @@ static int count_wrong(const float *d, const float *a, const float *b) {
 static bool check_product(Gpu *gpu, const Precision *p, const LinearPrecision *lp, int product) {
     const Product *kind = &products[product];
     const Fp8Type type_a = lp->type[kind->a], type_b = lp->type[kind->b];
-    const Fp8Scales scales_a = fp8_scales(p, kind->a), scales_b = fp8_scales(p, kind->b);
+    const int first = fp8_slot_index(p->config, lp->linear, lp->layer, OPERAND_X);
+    const Scaling scaling_a = fp8_slot_scaling(p, first + (int)kind->a);
+    const Scaling scaling_b = fp8_slot_scaling(p, first + (int)kind->b);
     Check *host = calloc_or_die(1, sizeof(*host)), *device;
     float *a = malloc_or_die(2 * sizeof(float) * ROWS * DEPTH), *b = a + ROWS * DEPTH;
     int wrong = 0;
-    fill_operand(host, 0, type_a, scales_a, a);
-    fill_operand(host, 1, type_b, scales_b, b);
+    fill_operand(host, 0, type_a, scaling_a, a);
+    fill_operand(host, 1, type_b, scaling_b, b);
     CUDA_CHECK(cudaMalloc((void **)&device, sizeof(*device)));
     gpu_send(gpu, device, host, sizeof(*device));
     Gemm g = gemm_plain(ROWS, ROWS, DEPTH, NULL, NULL, device->d);
@@ -122,8 +124,8 @@ static bool check_product(Gpu *gpu, const Precision *p, const LinearPrecision *l
     g.trans_b = true;
     g.scale_a = device->scales[0];
     g.scale_b = device->scales[1];
-    g.scales_a = scales_a;
-    g.scales_b = scales_b;
+    g.scaling_a = scaling_a;
+    g.scaling_b = scaling_b;
     bool well = gemm_supported(gpu, g);
     if (well) {
         gemm(gpu, g);
@@ -148,7 +150,7 @@ static bool check_product(Gpu *gpu, const Precision *p, const LinearPrecision *l
     return (well && wrong == 0) ||
            fail("FP8 self-check: the %s product of %s and %s%s: %s", kind->name,
                 type_a == FP8_E4M3 ? "E4M3" : "E5M2", type_b == FP8_E4M3 ? "E4M3" : "E5M2",
-                scales_a == SCALES_TENSOR ? "" : " by blocks", error_text());
+                fp8_by_blocks(scaling_a) ? " by blocks" : "", error_text());
 }
 
 // How many kinds of products it has tried; -1: one is wrong.
