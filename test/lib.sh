@@ -109,7 +109,7 @@ check_rows() {
         grep -vE '^(warning|note): ' errors >error
         [[ $status -ne 1 || ($(wc -l <error) -eq 1 && $(<error) == 'error: '*) ]] ||
             fail "not one error: $command: $(<errors)"
-        while IFS= read -r text; do says "$text"; done < <(tr '|' '\n' <<<"$texts")
+        while IFS= read -r text; do [[ -z $text ]] || says "$text"; done < <(tr '|' '\n' <<<"$texts")
     done
 }
 
@@ -144,18 +144,18 @@ await_end() {
 
 # stop SIGNAL STATUS: sends it to what `start` has started, which must end so.
 stop() {
+    status=0
     kill "-$1" "$started"
-    await_end "$started"
+    if [[ $1 == KILL ]]; then wait "$started" 2>/dev/null || status=$?; else await_end "$started"; fi
     is "status $status" "status $2"
 }
 
 # stopped SIGNAL PATTERN COMMAND...: runs it, what it says in the file `log`, and sends the signal
 # once it has said the pattern; its exit status is 75, of KILL 137.
 stopped() {
-    local signal=$1 pattern=$2
     start log "${@:3}"
-    wait_until grep -qE "$pattern" log
-    if [[ $signal == KILL ]]; then stop KILL 137; else stop "$signal" 75; fi
+    wait_until grep -qE "$2" log
+    if [[ $1 == KILL ]]; then stop KILL 137; else stop "$1" 75; fi
 }
 
 # Waits until a command succeeds, 20 seconds at most.

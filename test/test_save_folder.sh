@@ -4,6 +4,7 @@
 # shellcheck source=test/lib.sh
 source "$(dirname "$0")/lib.sh"
 common=(--model llama-tiny --data d/x_train.bin --micro-batch-size 2 --log-interval 1)
+on=(--train-iters 1000000 --save-interval 1000000) # a run that waits to be stopped
 
 prepare() {
     make_shards 1500
@@ -11,101 +12,84 @@ prepare() {
 
 # train FOLDER STEPS OPTIONS...
 train() {
-    local folder=$1 steps=$2
-    shift 2
-    expect_status 0 train_gpt "${common[@]}" --lr-decay-iters 100 \
-        --save "$folder" --train-iters "$steps" "$@"
+    expect_status 0 train_gpt "${common[@]}" --lr-decay-iters 100 --save "$1" --train-iters "$2" "${@:3}"
+}
+
+# sums FOLDER: of the files in it
+sums() {
+    find "$1" -type f ! -name .lock -exec cksum {} + | sort
 }
 
 # refused TEXT FOLDER STEPS OPTIONS...: as `train`, which must leave the folder as it is
 refused() {
-    local says=$1 folder=$2 steps=$3
-    shift 3
-    find "$folder" -type f ! -name .lock -exec cksum {} + | sort >before
-    expect_said 1 "$says" train_gpt "${common[@]}" --save "$folder" --train-iters "$steps" "$@"
-    find "$folder" -type f ! -name .lock -exec cksum {} + | sort | cmp -s before - ||
-        fail "$folder has changed: $*"
+    sums "$2" >before
+    expect_said 1 "$1" train_gpt "${common[@]}" --save "$2" --train-iters "$3" "${@:4}"
+    sums "$2" | cmp -s before - || fail "$2 has changed"
 }
 
-# $1: the program and its options; who holds the lock is $2, and how its line begins $3
-check_lock() {
-    local program=$1 starter holder words on=("${common[@]}" --train-iters 1000000 --save-interval 7)
-    read -ra words <<<"$program"
-    rm -rf s
-    start first.log "${words[@]}" "${on[@]}" --save s
-    starter=$started
-    wait_until grep -q '^step ' first.log
-    holder=$starter
-    if [[ $program == *--gpus* ]]; then holder=$(pgrep -P "$starter" | sort -n | head -n 1); fi
-    for words in '' '--resume latest'; do
-        # shellcheck disable=SC2086 # the program's words, and options or none
-        expect_said 1 "--save s: in use by another run: host $(uname -n), pid $holder, since 20" \
-            $program "${common[@]}" --save s --lock-timeout 0 $words
-    done
-    read -ra words <<<"$program"
-    start second.log "${words[@]}" "${on[@]}" --save s --resume latest --lock-timeout 60
-    wait_until grep -q "in use by another run: host .*; waiting up to 60 s" second.log
-    kill -TERM "$starter"
-    wait "$starter"
-    [[ $? -eq 75 ]] || fail "the first run: $(tail -n 2 first.log)"
-    wait_until grep -q "^resuming from s/$(readlink s/latest): " second.log
-    wait_until grep -q '^step ' second.log
-    kill -9 "$started"
-    wait "$started" 2>/dev/null
-    # ranks end just after their starter
-    # shellcheck disable=SC2086
-    expect_status 0 $program "${common[@]}" --save s --resume latest --lock-timeout 5 --train-iters 1
-}
-
+# A second run waits for the first one, or leaves; a third takes the place of one that is killed.
 test_a_second_run_waits_or_leaves() {
-    check_lock "$root/train_gpt"
+    local program holder words trainer=$root/build/plain/standin_trainer
+    for program in "$root/train_gpt" "$trainer --gpus 2 --distributed-timeout 20 --no-cuda-graphs"; do
+        if [[ $program == "$trainer"* && ! -x $trainer ]]; then skip "no C++ compiler, so no $trainer"; return; fi
+        export LD_LIBRARY_PATH=$root/build/standin
+        rm -rf s
+        # shellcheck disable=SC2086 # the program's words
+        set -- $program "${common[@]}" --save s
+        start first.log "$@" --train-iters 1000000 --save-interval 7
+        wait_until grep -q '^step ' first.log
+        holder=$started
+        if [[ $program == *--gpus* ]]; then holder=$(pgrep -P "$started" | sort -n | head -n 1); fi
+        for words in '' '--resume latest'; do
+            # shellcheck disable=SC2086 # options or none
+            expect_said 1 "--save s: in use by another run: host $(uname -n), pid $holder, since 20" \
+                "$@" --lock-timeout 0 $words
+        done
+        holder=$started
+        start second.log "$@" --train-iters 1000000 --resume latest --lock-timeout 60
+        wait_until grep -q "in use by another run: host .*; waiting up to 60 s" second.log
+        kill -TERM "$holder"
+        wait "$holder"
+        is $? 75
+        wait_until grep -q "^resuming from s/$(readlink s/latest): " second.log
+        wait_until grep -q '^step ' second.log
+        stop KILL 137
+        expect_status 0 "$@" --resume latest --lock-timeout 5 --train-iters 1 # ranks end just after their starter
+    done
 }
 
 # A requeued job gives only --resume latest, and starts before the run that it continues has saved.
 test_a_run_that_waits_takes_the_last_options() {
-    local first second
-    start first.log "$root/train_gpt" "${common[@]}" --lr 1e-3 --seed 5 --valid-data d/x_val.bin \
-        --train-iters 1000000 --save-interval 1000000 --save late
+    local first
+    start first.log "$root/train_gpt" "${common[@]}" "${on[@]}" --lr 1e-3 --seed 5 --valid-data d/x_val.bin --save late
     first=$started
     wait_until grep -q '^step ' first.log
     start second.log "$root/train_gpt" --save late --resume latest --lock-timeout 20
-    second=$started
     wait_until grep -q 'waiting up to 20 s' second.log
     # what is only looked at does not wait, nor does what contradicts itself
-    expect_status 0 train_gpt "${common[@]}" --save late --resume latest --plan || return
-    expect_said 1 'list-checkpoints: none under late' train_gpt --save late --list-checkpoints
-    expect_said 1 'error: --min-lr 1: must be at most' train_gpt "${common[@]}" --save late --min-lr 1
+    check_rows <<'ROWS'
+0|train_gpt "${common[@]}" --save late --resume latest --plan|
+1|train_gpt --save late --list-checkpoints|list-checkpoints: none under late
+1|train_gpt "${common[@]}" --save late --min-lr 1|error: --min-lr 1: must be at most
+ROWS
     kill -TERM "$first"
     wait "$first"
     wait_until grep -q '^step ' second.log
-    has second.log '--valid-data d/x_val.bin' || fail "no validation: $(cat second.log)"
-    has second.log '--seed 5' || fail "another seed: $(cat second.log)"
-    ! has second.log ' in the checkpoint' || fail "$(grep ' in the checkpoint' second.log)"
-    kill -9 "$second"
-    wait "$second" 2>/dev/null
+    stop KILL 137
+    cp second.log log
+    says '--valid-data d/x_val.bin' '--seed 5' '! in the checkpoint'
 }
 
-test_ranks_hold_one_lock() {
-    if [[ ! -x $root/build/plain/standin_trainer ]]; then
-        skip "no C++ compiler, so no stand-in trainer"
-        return
-    fi
-    LD_LIBRARY_PATH=$root/build/standin check_lock "$root/build/plain/standin_trainer --gpus 2 \
-        --distributed-timeout 20 --no-cuda-graphs"
-}
-
-test_another_runs_checkpoint_is_refused() {
+test_checkpoints_of_another_run() {
     local path step
-    train a 4 && train b 6 --save-interval 2 --keep 0 && train c 2 || return
-    for path in a/latest a/step_00000004 "$PWD/a/latest/" a/../a/latest; do
+    train a 4 && train b 6 --save-interval 2 --keep 0 || return
+    for path in a/step_00000004 "$PWD/a/latest/" a/../a/latest; do
         refused "holds checkpoints of another run than --resume $path" b 9 --resume "$path"
     done
-    refused 'error: --resume a/step_00000005: no such folder; --list' b 9 \
-        --resume a/step_00000005
     for path in b/latest b/../b/step_00000004 b/step_00000002 "$PWD/b/latest/"; do
         step=$(basename "$(readlink "${path%/}" || echo "$path")")
         train b 7 --save-interval 100 --keep 0 --resume "$path" || return
-        has log "resuming from $(dirname "$path")/$step: " || fail "$path: $(cat log)"
+        says "resuming from $(dirname "$path")/$step: "
     done
     ln -s b link
     train link 8 --resume b/latest && train b 9 --resume link/latest || return
@@ -113,39 +97,31 @@ test_another_runs_checkpoint_is_refused() {
     train b 10 --resume b/step_00000009 || return # in the run's folder, though it lies elsewhere
     train fresh 5 --resume a/latest || return
     mkdir empty && train empty 5 --resume a/latest || return
-    refused 'a run has saved there up to step 2; resume it with --resume latest' c 3
-    cd c && ln -s ../d d && expect_said 1 '.: a run has saved there up to step 2; resume it ' \
-        train_gpt "${common[@]}" --save . --train-iters 3
-    cd ..
+    ln -s a same
+    refused 'a run has saved there up to step 4' same 6
 }
 
 # A run that goes back and is killed before it has saved: what was ahead is neither resumed nor best,
 # and not lost.
 test_going_back_leaves_no_branch_in_silence() {
-    local on=(--valid-data d/x_val.bin --eval-interval 2 --save-interval 2 --keep 0 --lr 2e-3)
-    train back 8 "${on[@]}" || return
-    [[ $(readlink back/best) == step_00000008 ]] || fail "best is $(readlink back/best)"
+    local evaluates=(--valid-data d/x_val.bin --eval-interval 2 --save-interval 2 --keep 0 --lr 2e-3)
+    train back 8 "${evaluates[@]}" || return
+    is "$(readlink back/best)" step_00000008
     cksum back/step_0000000[68]/* | sed 's/step_[0-9]*/&.aside-1/' >before
-    start back.log "$root/train_gpt" "${common[@]}" --save back --resume back/step_00000004 \
-        --train-iters 1000000 --save-interval 1000000
-    wait_until grep -q '^step ' back.log
-    kill -9 "$started"
-    wait "$started" 2>/dev/null
-    [[ $(readlink back/latest back/best) == $'step_00000004\nstep_00000004' ]] ||
-        fail "latest, best: $(readlink back/latest back/best)"
+    stopped KILL '^step ' "$root/train_gpt" "${common[@]}" "${on[@]}" --save back --resume back/step_00000004
+    is "$(readlink back/latest back/best)" $'step_00000004\nstep_00000004'
     cksum back/step_0000000[68].aside-1/* | cmp -s before - || fail "not as it was: $(ls back)"
-    has back.log 'back/step_00000008 is set aside as step_00000008.aside-1' || fail "$(tail -n 3 back.log)"
-    train back 8 "${on[@]}" --lr 3 --resume latest || return
-    has log 'resuming from back/step_00000004' || fail "$(cat log)"
+    says 'back/step_00000008 is set aside as step_00000008.aside-1'
+    train back 8 "${evaluates[@]}" --lr 3 --resume latest || return
+    says 'resuming from back/step_00000004'
     # its own losses are higher: meta.json of `best` is that of the lowest
-    [[ $(readlink back/best) == step_00000004 ]] || fail "best is $(readlink back/best)"
+    is "$(readlink back/best)" step_00000004
     rm back/latest back/best # they are for other programs
-    expect_said 0 'from the weights of back/step_00000004' train_gpt --load back/best --sample-only \
-        --no-quiet
+    expect_said 0 'from the weights of back/step_00000004' train_gpt --load back/best --sample-only --no-quiet
     train back 10 --resume back/best || return
-    has log 'resuming from back/step_00000004' || fail "$(cat log)"
-    [[ $(readlink back/latest) == step_00000010 && -d back/step_00000008.aside-2 ]] ||
-        fail "$(ls -l back)"
+    says 'resuming from back/step_00000004'
+    is "$(readlink back/latest)" step_00000010
+    [[ -d back/step_00000008.aside-2 ]] || fail "$(ls -l back)"
 }
 
 # A run that would go back to where it has nothing to train stays where it is.
@@ -155,26 +131,20 @@ test_nothing_to_train_changes_nothing() {
     train ended 4 --save-interval 2 && train ended 8 --save-interval 2 --keep 0 --resume latest ||
         return
     listed >before
-    for words in ended/step_00000004 'latest --train-iters 3' \
-        'ended/step_00000006 --train-iters 6'; do
+    for words in ended/step_00000004 'latest --train-iters 3' 'ended/step_00000006 --train-iters 6'; do
         # shellcheck disable=SC2086 # words
         expect_said 0 'nothing to train: step ' train_gpt --save ended --resume $words || return
         listed | cmp -s before - || fail "$words: $(listed | diff before -)"
     done
     train ended 10 --resume latest || return
-    has log 'resuming from ended/step_00000008' || fail "$(cat log)"
+    says 'resuming from ended/step_00000008'
 }
 
 # killed FOLDER OPTIONS...: a run into the folder, killed in its first steps, before it has saved
 killed() {
-    local folder=$1
-    shift
-    start killed.log "$root/train_gpt" "${common[@]}" --lr-decay-iters 100 --lr-wsd-decay-iters 20 \
-        --save "$folder" --train-iters 1000000 --save-interval 1000000 "$@"
-    wait_until grep -q '^step ' killed.log
-    kill -9 "$started"
-    wait "$started" 2>/dev/null
-    ! compgen -G "$folder/step_*" >/dev/null || fail "it has saved: $(ls "$folder")"
+    stopped KILL '^step ' "$root/train_gpt" "${common[@]}" --lr-decay-iters 100 --lr-wsd-decay-iters 20 \
+        --save "$1" "${on[@]}" "${@:2}"
+    ! compgen -G "$1/step_*" >/dev/null || fail "it has saved: $(ls "$1")"
 }
 
 # again FOLDER STEPS: by its config.txt
@@ -191,21 +161,21 @@ test_a_killed_start_is_the_same_run() {
         killed $way --$way origin/latest
         killed $way --config $way/config.txt --resume latest # and once more
         if [[ $way == resume ]]; then
-            [[ $(readlink resume/latest) == "$PWD/origin/step_00000004" ]] || fail "$(ls -l resume)"
+            is "$(readlink resume/latest)" "$PWD/origin/step_00000004"
             expect_said 0 "from the weights of $PWD/origin/step_00000004" \
                 train_gpt --load resume/latest --sample-only --no-quiet
         fi
         again $way 9 || return
-        same_checkpoint $way/latest whole-$way/latest || fail "another end: $(head -n 20 log)"
-        [[ $(readlink $way/latest) == step_00000009 ]] || fail "$(ls -l $way)"
+        same_checkpoint {$way,whole-$way}/latest || fail "another end: $(head -n 20 log)"
+        is "$(readlink $way/latest)" step_00000009
     done
-    ! same_checkpoint resume/latest load/latest || fail "--load is --resume"
+    ! same_checkpoint {resume,load}/latest || fail "--load is --resume"
     # another run in the same folder is another run
     killed other --resume origin/latest
     killed other --seed 7
     [[ ! -L other/latest ]] || fail "$(ls -l other)"
     again other 5 || return
-    has log 'no checkpoint under other yet: starting from step 0' || fail "$(cat log)"
+    says 'no checkpoint under other yet: starting from step 0'
     # where it began is gone
     killed lost --resume origin/latest
     mv origin elsewhere
@@ -216,33 +186,30 @@ test_a_killed_start_is_the_same_run() {
 }
 
 test_a_moved_folder_is_no_new_run() {
-    train here 4 || return
-    mv here there
-    expect_said 1 "here, which there/config.txt names, has no checkpoint, and there has: give --save there" \
-        train_gpt --config there/config.txt --resume latest --train-iters 6
+    train here 4 && mv here there || return
+    check_rows <<'ROWS'
+1|train_gpt --config there/config.txt --resume latest --train-iters 6|here, which there/config.txt names, has no checkpoint, and there has: give --save there
+0|train_gpt --config there/config.txt --resume latest --train-iters 6 --save there|resuming from there/step_00000004
+ROWS
     [[ ! -e here/latest ]] || fail "$(ls here)"
-    expect_said 0 "resuming from there/step_00000004" \
-        train_gpt --config there/config.txt --resume latest --train-iters 6 --save there
 }
 
 # What too few files may be open to read is whole.
 test_what_cannot_be_opened_is_not_passed_over() {
-    local files refused=0
+    local files got refused=0
     train open 4 --save-interval 2 --keep 0 || return
-    for ((files = 4; files < 40; files++)); do
-        # shellcheck disable=SC2016 # bash's own
-        bash -c 'ulimit -n "$1" && shift && exec "$@"' _ $files "$root/train_gpt" "${common[@]}" \
-            --save open --train-iters 4 --resume latest >log 2>&1
-        case $? in
-        0) has log 'resuming from open/step_00000004' || fail "$files: $(cat log)" ;;
-        1) if has log 'Too many open files'; then refused=$((refused + 1)); fi ;;
-        esac
-        ! has log 'trying an earlier' || fail "$files: $(cat log)"
-        [[ $(readlink open/latest) == step_00000004 ]] || fail "$files: $(ls -l open)"
+    for files in 4 5 6 7 8 9 10 11 12 14 16 20 24 39; do
+        got=0
+        (ulimit -n "$files" && exec "$root/train_gpt" "${common[@]}" --save open --train-iters 4 \
+            --resume latest) >log 2>&1 || got=$?
+        says '!trying an earlier'
+        if [[ $got -eq 0 ]]; then says 'resuming from open/step_00000004'; fi
+        if [[ $got -eq 1 ]] && has log 'Too many open files'; then refused=$((refused + 1)); fi
+        is "$(readlink open/latest)" step_00000004
     done
-    [[ $refused -gt 4 && -d open/step_00000002 && -z $(compgen -G 'open/*aside*') ]] ||
+    [[ $refused -gt 2 && -d open/step_00000002 && -z $(compgen -G 'open/*aside*') ]] ||
         fail "$refused $(ls open)"
-    has log 'resuming from open/step_00000004' || fail "$(cat log)"
+    says 'resuming from open/step_00000004'
 }
 
 # The trainer's place is taken by one that goes back, begins elsewhere or saves, and fails.
@@ -267,18 +234,15 @@ END
     mkdir there/step_00000500 there/step_00000900 there/step_00000950.aside-1
     printf '%s\n' none back again none save end >actions
     expect_status 0 "${restart[@]}" trainer --save there --resume there/step_00000500 || return
-    [[ $(tr '\n' ' ' <said) == 'there/step_00000500 there/step_00000500 latest latest latest latest ' ]] ||
-        fail "$(cat said log)"
-    has log 'at step_00000500, failure 1 of 3' || fail "$(cat log)"
-    has log 'at step_00000950, failure 1 of 3' || fail "$(cat log)"
+    is "$(xargs <said)" 'there/step_00000500 there/step_00000500 latest latest latest latest'
+    says 'at step_00000500, failure 1 of 3' 'at step_00000950, failure 1 of 3'
     # without --resume, and from elsewhere into a new folder
     rm -r said there/step_*
     printf '%s\n' none link end >actions
     expect_status 0 "${restart[@]}" trainer --save there --resume elsewhere/step_00000500
     printf '%s\n' none end >actions
     expect_status 0 "${restart[@]}" trainer --save there
-    [[ $(tr '\n' ' ' <said) == 'elsewhere/step_00000500 elsewhere/step_00000500 latest latest latest ' ]] ||
-        fail "$(cat said)"
+    is "$(xargs <said)" 'elsewhere/step_00000500 elsewhere/step_00000500 latest latest latest'
 }
 
 test_links_are_unlinked_only() {
@@ -288,48 +252,53 @@ test_links_are_unlinked_only() {
     mv linked/step_00000001 elsewhere/a/step && ln -s "$PWD/elsewhere/a/step" linked/step_00000001
     cp -r linked/step_00000002 elsewhere/b/step && ln -s ../elsewhere/b/step linked/.old-step_9
     ln -s ../elsewhere/b/step linked/.tmp-step_00000003
-    find elsewhere -type f | sort >before
+    sums elsewhere >before
     train linked 4 --save-interval 1 --keep 1 --resume latest || return
-    find elsewhere -type f | sort | cmp -s before - || fail "files outside the folder are deleted"
+    sums elsewhere | cmp -s before - || fail "files outside the folder are deleted"
     for file in step_00000001 .old-step_9 .tmp-step_00000003; do
         [[ ! -L linked/$file ]] || fail "the link $file stays"
-        has log "warning: linked/$file is a link: the link alone is deleted" ||
-            fail "$file: $(grep warning log)"
+        says "warning: linked/$file is a link: the link alone is deleted"
     done
-    [[ $(ls linked) == $'config.txt\nlatest\nmetrics.jsonl\nstep_00000003\nstep_00000004' ]] ||
-        fail "$(ls linked)" # step 3 is proven by step 4, which nothing follows yet
+    # step 3 is proven by step 4, which nothing follows yet
+    is "$(ls linked)" $'config.txt\nlatest\nmetrics.jsonl\nstep_00000003\nstep_00000004'
     # nor are they written through
     echo mine >notes && ln -sf ../notes linked/config.txt.new
     train linked 5 --resume latest || return
     ln -sf ../notes linked/.lock
     refused 'linked/.lock: a link; delete it' linked 6 --resume latest
-    [[ $(cat notes) == mine ]] || fail "a file outside the folder is written: $(cat notes)"
+    is "$(<notes)" mine
 }
 
 # Copies of every kind go on, and end as the run does. `cp -rL` makes folders of links, also of those
 # that a kill left, as latest.new of version 1.0: none is read where steps are.
 test_copies_go_on() {
-    local how on=(--valid-data d/x_val.bin --eval-interval 1 --save-interval 1 --keep 2)
-    train run 4 "${on[@]}" && cp -a run kept || return
+    local how often=(--valid-data d/x_val.bin --eval-interval 1 --save-interval 1 --keep 2)
+    train run 4 "${often[@]}" && cp -a run kept || return
     ln -s step_00000003 kept/latest.new && ln -s step_00000003 kept/.tmp-link || return
-    train run 6 "${on[@]}" --resume latest || return
-    for how in 'cp -r kept copy' 'cp -rL kept copy' 'cp -al kept copy' 'cp -a kept old && mv old copy' \
-        'mkdir copy && tar -C kept -cf - . | tar -C copy -xf -' 'rsync -a kept/ copy' \
-        'mkdir copy && cp -r kept/step_00000004 copy' 'mkdir copy && cp -rL kept/latest copy'; do
+    train run 6 "${often[@]}" --resume latest || return
+    while read -r how; do
         if [[ $how == rsync* ]] && ! command -v rsync >/dev/null; then continue; fi
         rm -rf copy
         eval "$how" || fail "$how"
-        train copy 6 "${on[@]}" --resume latest || return
+        train copy 6 "${often[@]}" --resume latest || return
         grep -q 'resuming from copy/\(step_00000004\|latest\):' log || fail "$how: $(cat log)"
-        grep warning log | grep -v 'links share it with another folder' >warnings # of cp -al
-        [[ $(wc -l <warnings) -eq $(find copy/latest -prune -type d | wc -l) ]] ||
-            fail "$how: $(cat warnings)"
-        same_checkpoint run/step_00000006 copy/step_00000006 || fail "$how: another end"
+        is "$(grep warning log | grep -vc 'links share it with another folder')" \
+            "$(find copy/latest -prune -type d | wc -l)" # the warning of cp -al is of metrics
+        same_checkpoint {run,copy}/step_00000006 || fail "$how: another end"
         expect_said 0 'from the weights of copy/step_00000006' train_gpt --load copy/latest/ \
             --sample-only --no-quiet
         [[ -d copy/latest && ! -L copy/latest || $(readlink copy/latest) == step_00000006 ]] ||
             fail "$how: $(ls -l copy)"
-    done
+    done <<'ROWS'
+cp -r kept copy
+cp -rL kept copy
+cp -al kept copy
+cp -a kept old && mv old copy
+mkdir copy && tar -C kept -cf - . | tar -C copy -xf -
+rsync -a kept/ copy
+mkdir copy && cp -r kept/step_00000004 copy
+mkdir copy && cp -rL kept/latest copy
+ROWS
 }
 
 # The only checkpoint of its step, under the name that a copy gave it: it is neither passed over in
@@ -340,16 +309,15 @@ test_a_copy_of_a_link_is_kept() {
     expect_said 0 'part/latest is a folder, not a link; part/step_00000005 is read instead' \
         train_gpt --load part/latest --sample-only
     train part 7 --resume latest || return
-    has log 'resuming from part/step_00000005' || fail "$(cat log)"
-    has log 'warning: part/latest: the link could not be written: ' || fail "$(cat log)"
-    same_checkpoint several/latest part/latest || fail "the only copy is gone: $(ls -l part)"
+    says 'resuming from part/step_00000005' 'warning: part/latest: the link could not be written: '
+    same_checkpoint {several,part}/latest || fail "the only copy is gone: $(ls -l part)"
     # where nothing else of the run is left, the folder is not taken for an empty one
     mkdir only && cp -r several/step_00000006 only/latest
     refused 'only: a run has saved there; resume it with --resume latest, or give another' only 9
     expect_said 0 'resuming from only/latest: step 6' train_gpt --load none --resume only/latest \
         --sample-only --no-quiet
     train only 7 --resume latest || return
-    same_checkpoint several/latest only/latest || fail "the only copy is gone: $(ls -l only)"
+    same_checkpoint {several,only}/latest || fail "the only copy is gone: $(ls -l only)"
 }
 
 are_apart() {
@@ -358,8 +326,8 @@ are_apart() {
 
 # cp -al and cp -rs make folders whose files are the first one's, too.
 test_copies_by_links_are_runs_of_their_own() {
-    local way status metrics=$root/test/metrics_tool.py
-    local on=("$root/train_gpt" "${common[@]}" --train-iters 1000000 --save first --resume latest)
+    local way
+    set -- "$root/train_gpt" "${common[@]}" "${on[@]}" --save first --resume latest
     for way in -al -rs; do
         rm -rf first second
         train first 4 --save-interval 2 && cp $way "$PWD/first" second || return
@@ -367,26 +335,23 @@ test_copies_by_links_are_runs_of_their_own() {
             expect_said 1 'second/.lock: a link; delete it' train_gpt --resume latest --save second
             rm second/.lock
         fi
-        find first -type f -exec cksum {} + >before
+        sums first >before
         train second 6 --save-interval 2 --resume latest --seed 5 || return
-        find first -type f -exec cksum {} + | cmp -s before - || fail "$way: the first one changed"
-        start first.log "${on[@]}"
+        sums first | cmp -s before - || fail "$way: the first one changed"
+        start first.log "$@"
         wait_until grep -q '^step ' first.log # beside it:
         train second 8 --resume latest --lock-timeout 0 || return
-        kill -TERM "$started"
-        await_end "$started"
-        "$metrics" second/metrics.jsonl >steps || fail "$way: $(tail -n 3 steps)"
-        [[ $(grep -c '^step' steps) -eq 8 ]] || fail "$way: $(cat steps)"
-        "$metrics" first/metrics.jsonl >steps || fail "$way: $(tail -n 3 steps)"
+        stop TERM 75
+        is "$(steps_of second | wc -l)" 8
+        records_of first >records
         tail -n 1 first/metrics.jsonl | grep -q '"status":75' || fail "$way: no end of the first"
     done
     # made while the run goes on: apart from its next save on
-    start first.log "${on[@]}" --save-interval 20
+    start first.log "$@" --save-interval 20
     wait_until grep -q '^step ' first.log
     rm -rf second && cp -al first second
     wait_until are_apart first second
-    kill -TERM "$started"
-    await_end "$started"
+    stop TERM 75
     ! tail -n 1 second/metrics.jsonl | grep -q '"kind":"end"' || fail "the copy has its end"
 }
 
@@ -394,8 +359,7 @@ test_copies_by_links_are_runs_of_their_own() {
 test_a_link_of_metrics_is_followed() {
     mkdir third disk && ln -s ../disk/m.jsonl third/metrics.jsonl
     train third 2 && train third 3 --resume latest
-    [[ -L third/metrics.jsonl && $(grep -c '"kind":"run"' disk/m.jsonl) -eq 2 ]] ||
-        fail "$(ls -l third)"
+    [[ -L third/metrics.jsonl && $(grep -c '"kind":"run"' disk/m.jsonl) -eq 2 ]] || fail "$(ls -l third)"
 }
 
 test_other_names_are_no_checkpoints() {
@@ -404,25 +368,25 @@ test_other_names_are_no_checkpoints() {
     for name in "${strays[@]}"; do mkdir "stray/$name" && echo mine >"stray/$name/file"; done
     echo mine >stray/step_00000077 # a file
     train stray 12 --save-interval 2 --keep 2 --resume latest || return
-    ! has log warning || fail "$(grep warning log)"
+    says '!warning'
     for name in "${strays[@]}"; do [[ -f stray/$name/file ]] || fail "$name is gone"; done
     [[ -f stray/step_00000077 ]] || fail "the file is gone"
     [[ $(compgen -G 'stray/step_0000001*' | wc -l) -eq 2 && ! -e stray/step_00000001 ]] ||
         fail "not pruned: $(ls stray)"
-    [[ $(readlink stray/latest) == step_00000012 ]] || fail "latest: $(readlink stray/latest)"
+    is "$(readlink stray/latest)" step_00000012
     echo mine >stray/step_00000014 # in the way
     train stray 14 --save-interval 2 --keep 2 --resume latest || return
-    expect_said 0 '12 ' train_gpt --save stray --list-checkpoints || return
+    expect_status 0 train_gpt --save stray --list-checkpoints || return
     grep -qE '^ +12 +[0-9.]+ +- +FP32 ' log || fail "a validation loss without validation: $(cat log)"
     grep -qE '^ +14 .* whole, latest$' log || fail "$(cat log)"
-    [[ $(wc -l <log) -eq 3 ]] || fail "$(cat log)"
+    is "$(wc -l <log)" 3
 }
 
 # A run follows from its folders: what somebody has deleted there is no part of it.
 test_a_deleted_step_is_gone() {
     train gone 6 --save-interval 2 --keep 3 && rm -r gone/step_00000006 || return
     train gone 6 --save-interval 2 --resume latest || return
-    has log 'resuming from gone/step_00000004' || fail "$(head -n 3 log)"
+    says 'resuming from gone/step_00000004'
     # but a run of which nothing is left does not begin anew in silence
     rm -r gone/step_*
     refused 'nothing is saved yet, and where the run began: gone/step_00000006: no such' gone 6 \

@@ -2,57 +2,56 @@
 # The whole trainer in trouble: stopped, out of disk, out of numbers. test_kills.sh kills it.
 # shellcheck source=test/lib.sh
 source "$(dirname "$0")/lib.sh"
-metrics_tool=$root/test/metrics_tool.py
 export LD_LIBRARY_PATH=$root/build/standin
 
 common=(--model llama-tiny --data d/x_train.bin --micro-batch-size 2 --lr 3e-3 --log-interval 1)
+on=(--train-iters 1000000) # a run that waits for its signal
 
 prepare() {
     make_shards 1500
 }
 
-# A run that is sent signal $1 after its first steps; its exit status goes to `status`.
-stop_by() {
-    start stop.log env "${signals[@]}" "$root/train_gpt" "${common[@]}" --train-iters 1000000 \
-        --save "$1" --save-interval 7
-    wait_until grep -q '^step ' stop.log
-    kill -"$1" "$started"
-    # a terminal's end comes twice, the limit of CPU time every second
-    if [[ $1 == HUP || $1 == XCPU ]]; then kill -"$1" "$started"; fi
-    await_end "$started"
+run() {
+    train_gpt "${common[@]}" "$@"
+}
+
+# Both trainers, where the stand-ins are built.
+trainers() {
+    echo "$root/train_gpt"
+    if [[ -x $root/build/plain/standin_trainer ]]; then
+        echo "$root/build/plain/standin_trainer --no-cuda-graphs --gpus 2"
+    fi
 }
 
 test_signals_save_and_say_so() {
-    local signal status step says again signals=(--default-signal=HUP)
+    local signal step again ends
     for signal in TERM INT USR1 HUP XCPU; do
-        stop_by $signal
-        [[ $status -eq 75 ]] || fail "$signal: exit status $status"
-        says='^stopped by signal [0-9]+ after step [0-9]+; saved; resume with (.* --resume latest)$'
-        [[ $(tail -n 1 stop.log) =~ $says ]] || { fail "$signal: $(tail -n 1 stop.log)"; return; }
-        again=${BASH_REMATCH[1]}
-        step=$(newest_step "$signal")
-        has stop.log "after step $step;" || fail "$signal: saved step $step"
-        tail -n 1 "$signal/metrics.jsonl" | grep -qF '"status":75' || fail "$signal: metrics"
-        expect_status 0 bash -c "$again --train-iters $((step + 3)) \
-            --lr-decay-iters 1000000" || return
-        has log "resuming from $signal/step_" || fail "$signal: not resumed"
-        expect_status 0 train_gpt "${common[@]}" --train-iters $((step + 3)) --save straight \
-            --lr-decay-iters 1000000 --save-interval 1000000 || return
-        same_checkpoint "$signal/latest" straight/latest || fail "$signal: another end"
+        start log env --default-signal=HUP "$root/train_gpt" "${common[@]}" "${on[@]}" --save $signal \
+            --save-interval 7
+        wait_until grep -q '^step ' log
+        # a terminal's end comes twice, the limit of CPU time every second
+        if [[ $signal == HUP || $signal == XCPU ]]; then kill -$signal "$started"; fi
+        stop $signal 75
+        again=$(tail -n 1 log | grep -oP '^stopped by signal [0-9]+ after step [0-9]+; saved; resume with \K.* --resume latest$')
+        [[ -n $again ]] || { fail "$signal: $(tail -n 1 log)"; return; }
+        step=$(newest_step $signal)
+        says "after step $step;"
+        tail -n 1 $signal/metrics.jsonl | grep -qF '"status":75' || fail "$signal: metrics"
+        ends=(--train-iters $((step + 3)) --lr-decay-iters 1000000)
+        expect_said 0 "resuming from $signal/step_" bash -c "$again ${ends[*]}" || return
+        expect_status 0 run "${ends[@]}" --save straight --save-interval 1000000 || return
+        same_checkpoint {$signal,straight}/latest || fail "$signal: another end"
         rm -rf straight
     done
 }
 
 # The command that a stopped run prints is one to paste, wherever the program and the folder are.
 test_the_resume_command_is_quoted() {
-    local program="./sp ace/it's \$x" status again
+    local program="./sp ace/it's \$x"
     mkdir -p 'sp ace' && cp "$root/train_gpt" "$program"
-    start stop.log "$program" "${common[@]}" --train-iters 1000000 --save "it's/r \$y"
-    wait_until grep -q '^step ' stop.log
-    kill -TERM "$started"
-    await_end "$started"
-    again=$(sed -n 's/.*; saved; resume with //p' stop.log)
-    expect_said 0 "resuming from it's/r \$y/step_" bash -c "$again --train-iters 1"
+    stopped TERM '^step ' "$program" "${common[@]}" "${on[@]}" --save "it's/r \$y"
+    expect_said 0 "resuming from it's/r \$y/step_" \
+        bash -c "$(sed -n 's/.*; saved; resume with //p' log) --train-iters 1"
 }
 
 # A set of 100 questions, "what is it", in byte tokens, each with four answers.
@@ -74,94 +73,77 @@ END
 # An evaluation or a score that a signal broke off, also after the last step, is made when the run
 # is resumed: its records and checkpoints are those of the run that nothing disturbed.
 test_a_signal_breaks_an_evaluation_off() {
-    local trainer words lacks after status step
-    local evaluated=(--valid-data e/v_train.bin --eval-iters 0 --eval-choices e/quiz.bin
-        --eval-interval 2 --save-interval 2 --keep 0 --train-iters 6)
-    make_text 5 40000 >valid
+    local trainer lacks after step
+    make_text 5 20000 >valid
     expect_status 0 "$root/tokenize" --output-prefix e/v --valid-fraction 0 valid || return
     make_choices >e/quiz.bin
     while read -ra trainer; do
-        words="${trainer[*]}"
         rm -rf undisturbed broken
-        trainer+=("${common[@]}" "${evaluated[@]}")
+        trainer+=("${common[@]}" --valid-data e/v_train.bin --eval-iters 0 --eval-choices e/quiz.bin
+            --eval-interval 2 --save-interval 2 --keep 0 --train-iters 6)
         expect_status 0 "${trainer[@]}" --save undisturbed || return
         while IFS=, read -r step lacks after; do
-            start stop.log "${trainer[@]}" --save broken --resume latest
-            wait_until grep -q "$after" stop.log
-            kill -TERM "$started"
-            await_end "$started"
-            [[ $status -eq 75 ]] || fail "$words: status $status: $(tail -n 3 stop.log)"
-            grep -q "after step $step; saved; resume with" stop.log || fail "$(tail -n 1 stop.log)"
-            [[ $(newest_step broken) -eq $step ]] || fail "$words: saved $(newest_step broken)"
-            ! has stop.log "$lacks after step $step " || fail "$words: $lacks was not broken off"
+            stopped TERM "$after" "${trainer[@]}" --save broken --resume latest
+            says "after step $step; saved; resume with" "!$lacks after step $step "
+            is "$(newest_step broken)" "$step"
         done <<<$'2,eval,^step *2/\n4,quiz,^eval after step 4 \n6,eval,^step *6/'
         expect_status 0 "${trainer[@]}" --save broken --resume latest || return
-        "$metrics_tool" undisturbed/metrics.jsonl >steps || fail "metrics"
-        grep -q '^choices step 6' steps || fail "$words: no score"
-        "$metrics_tool" broken/metrics.jsonl | cmp -s - steps ||
-            fail "$words: $("$metrics_tool" broken/metrics.jsonl | diff - steps)"
+        records_of undisturbed >records
+        grep -q '^choices step 6' records || fail "no score"
+        records_of broken | diff records - >difference || fail "$(<difference)"
         for step in 2 4 6; do
-            same_checkpoint {undisturbed,broken}/step_0000000$step || fail "$words: step $step"
+            same_checkpoint {undisturbed,broken}/step_0000000$step || fail "step $step: $(<difference)"
         done
-        [[ $(readlink broken/best) == "$(readlink undisturbed/best)" ]] || fail "$words: best"
-        expect_status 0 train_gpt --save broken --list-checkpoints
-        ! has log damaged || fail "$words: $(cat log)"
+        is "$(readlink broken/best)" "$(readlink undisturbed/best)"
+        expect_said 0 '!damaged' train_gpt --save broken --list-checkpoints
     done < <(trainers)
 }
 
 # What was broken off is made with the data and the sets of the resume.
 test_an_evaluation_is_made_of_what_is_given() {
-    local options=(--eval-interval 2 --train-iters 6 --save other --eval-choices) status given
-    rm -rf other
-    start stop.log "$root/train_gpt" "${common[@]}" "${options[@]}" e/quiz.bin
-    wait_until grep -q '^step *2/' stop.log
-    kill -TERM "$started"
-    await_end "$started"
-    grep -q 'after step 2; saved; resume with' stop.log || fail "$(tail -n 1 stop.log)"
+    local options=(--eval-interval 2 --train-iters 6 --save other) quiz valid made
+    stopped TERM '^step *2/' "$root/train_gpt" "${common[@]}" "${options[@]}" --eval-choices e/quiz.bin
+    says 'after step 2; saved; resume with'
     mv other stopped_other
-    for given in "'' " "e/quiz.bin " "e/quiz.bin eval" "'' eval"; do
+    while IFS='|' read -r quiz valid made; do
         rm -rf other && cp -a stopped_other other
-        # shellcheck disable=SC2046 # words
-        eval expect_status 0 train_gpt '"${common[@]}" "${options[@]}"' "${given% *}" \
-            --resume latest $([[ $given != *eval ]] || echo --valid-data d/x_val.bin) || return
-        [[ $(grep -c '^quiz after step 2 ' log) -eq $(grep -c quiz <<<"$given") &&
-            $(grep -c '^eval after step 2 ' log) -eq $(grep -c eval <<<"$given") ]] ||
-            fail "$given: $(grep after log)"
-    done
+        # shellcheck disable=SC2086 # words
+        expect_status 0 run "${options[@]}" --eval-choices "$quiz" $valid --resume latest || return
+        is "$(grep -oE '^(eval|quiz) after step 2 ' log | cut -d ' ' -f 1 | xargs)" "$made"
+    done <<'ROWS'
+||
+e/quiz.bin||quiz
+e/quiz.bin|--valid-data d/x_val.bin|eval quiz
+|--valid-data d/x_val.bin|eval
+ROWS
 }
 
-# A sample is not repeated.
+# A sample is not repeated; what saves nothing has nothing to end first.
 test_a_signal_breaks_a_sample_off() {
-    local trainer status
+    local trainer long=(--sample-length 1000000)
     while read -ra trainer; do
         rm -rf sampled
-        start stop.log "${trainer[@]}" "${common[@]}" --train-iters 6 --sample-interval 3 \
-            --sample-length 1000000 --save sampled
-        wait_until grep -q '^sample after step 3' stop.log
-        kill -TERM "$started"
-        await_end "$started"
-        [[ $status -eq 75 ]] || fail "status $status: $(tail -c 300 stop.log)"
+        stopped TERM '^sample after step 3' "${trainer[@]}" "${common[@]}" --train-iters 6 \
+            --sample-interval 3 "${long[@]}" --save sampled
         # of several ranks, the next step tells the others
         [[ $(newest_step sampled) == [345] ]] || fail "saved $(newest_step sampled)"
     done < <(trainers)
+    start log "$root/train_gpt" "${common[@]}" --sample-only "${long[@]}" --no-quiet
+    wait_until grep -q '^sample after' log
+    stop TERM 143
 }
 
-# What saves nothing has nothing to end first.
-test_signals_end_samples_at_once() {
-    start stop.log "$root/train_gpt" "${common[@]}" --sample-only --sample-length 1000000 \
-        --no-quiet
-    wait_until grep -q '^sample after' stop.log
-    kill -TERM "$started"
-    await_end "$started"
-    [[ $status -eq 143 ]] || fail "exit status $status"
-}
-
-# A terminal's end reaches scripts/restart.sh alone, whose run is a process group of its own.
+# A terminal's end reaches scripts/restart.sh alone, whose run is a process group of its own. nohup has
+# it ignored, and so does the run.
 test_a_hangup_reaches_a_restarted_run() {
-    local status signals=(--default-signal=HUP "$root/scripts/restart.sh")
-    stop_by HUP
-    [[ $status -eq 75 ]] || fail "exit status $status"
-    has stop.log 'stopped by signal 1 after step' || fail "$(tail -n 1 stop.log)"
+    stopped HUP '^step ' env --default-signal=HUP "$root/scripts/restart.sh" "$root/train_gpt" \
+        "${common[@]}" "${on[@]}" --save restarted
+    says 'stopped by signal 1 after step'
+    start log env --ignore-signal=HUP "$root/train_gpt" "${common[@]}" "${on[@]}" --save nohup
+    wait_until grep -q '^step ' log
+    kill -HUP "$started"
+    stop TERM 75
+    says 'stopped by signal 15'
 }
 
 # However many signals come, and when: the end is the run's, and its status. A run that is stopped
@@ -200,37 +182,12 @@ END
     done 2>/dev/null
 }
 
-# nohup has the signal ignored, and so does the run.
-test_a_hangup_that_is_ignored_stays_so() {
-    start nohup.log env --ignore-signal=HUP "$root/train_gpt" "${common[@]}" \
-        --train-iters 1000000 --save nohup
-    wait_until grep -q '^step ' nohup.log
-    kill -HUP "$started"
-    kill -TERM "$started"
-    await_end "$started"
-    has nohup.log 'stopped by signal 15' || fail "$(tail -n 1 nohup.log)"
-}
-
 # | head -n 1
 test_a_reader_that_leaves_ends_no_run() {
-    local status
-    "$root/train_gpt" "${common[@]}" --train-iters 20 --save-interval 5 --save piped 2>err |
-        head -n 1 >log
-    status=${PIPESTATUS[0]}
-    [[ $status -eq 0 ]] || fail "exit status $status"
-    [[ $(readlink piped/latest) == step_00000020 ]] || fail "$(ls piped)"
-    [[ $(grep -c '"kind":"step"' piped/metrics.jsonl) -eq 20 ]] || fail "steps are missing"
-    [[ $(grep -c '^warning: the standard output could not be written' err) -eq 1 ]] ||
-        fail "$(cat err)"
-}
-
-# Both trainers, where the stand-ins are built.
-trainers() {
-    local standin=$root/build/plain/standin_trainer
-    echo "$root/train_gpt"
-    if [[ ! -x $standin ]]; then return; fi
-    echo "$standin --no-cuda-graphs"
-    echo "$standin --no-cuda-graphs --gpus 2"
+    run --train-iters 20 --save-interval 5 --save piped 2>err | head -n 1 >log
+    is "${PIPESTATUS[0]} $(readlink piped/latest)" '0 step_00000020'
+    is "$(grep -c '"kind":"step"' piped/metrics.jsonl)" 20
+    is "$(grep -c '^warning: the standard output could not be written' err)" 1
 }
 
 saves_more() {
@@ -240,28 +197,25 @@ saves_more() {
 # Moved (a link may lead there), deleted, or another one in its place: what is saved from then on is
 # a whole run's folder.
 test_a_folder_that_is_moved_is_made_anew() {
+    # shellcheck disable=SC2016 # for eval
     local how trainer newest='' hows=('while ! rm -r moved; do :; done 2>/dev/null' 'mv moved gone; mkdir moved'
         'kill -STOP $started; newest=$(readlink moved/latest); cp -a moved away; mv moved gone
             ln -s away moved; kill -CONT $started; wait_until saves_more' 'mv moved gone')
     while read -ra trainer; do
         for how in "${hows[@]}"; do
             rm -rf gone moved away
-            start moved.log "${trainer[@]}" "${common[@]}" --train-iters 1000000 --save moved \
-                --save-interval 20
+            start log "${trainer[@]}" "${common[@]}" "${on[@]}" --save moved --save-interval 20
             wait_until test -e moved/latest/
             eval "$how"
             wait_until test -e moved/latest/
-            kill "$started"
-            await_end "$started"
-            has moved.log 'warning: --save moved: the folder was moved or deleted' ||
-                fail "$how: $(tail -n 1 moved.log)"
+            stop TERM 75
+            says 'warning: --save moved: the folder was moved or deleted'
             [[ -s moved/config.txt ]] || fail "$how: no config.txt"
             # a copy lacks the steps until the save that finds it
-            [[ -L moved ]] || "$metrics_tool" moved/metrics.jsonl >steps || fail "$how: metrics"
-            expect_status 0 "${trainer[@]}" --config moved/config.txt --resume latest \
-                --train-iters 1
+            [[ -L moved ]] || records_of moved >records
+            expect_status 0 "${trainer[@]}" --config moved/config.txt --resume latest --train-iters 1
         done
-        "$metrics_tool" gone/metrics.jsonl >steps || fail "metrics of the old folder"
+        records_of gone >records
         hows=('mv moved gone')
     done < <(trainers)
 }
@@ -271,33 +225,27 @@ diverging=(--lr 100 --weight-decay 100 --clip-grad 0 --lr-decay-style constant -
     --keep 0 --save-interval 1)
 
 test_nonfinite_steps_are_skipped_and_counted() {
-    expect_status 3 train_gpt "${common[@]}" "${diverging[@]}" --max-skipped 6 --save nan || return
-    local last first
+    local last first before after nan=("${diverging[@]}" --save nan)
+    expect_said 3 'stopped: 6 steps in a row were skipped (--max-skipped)' run "${nan[@]}" --max-skipped 6 || return
     last=$(newest_step nan) first=$((last - 5))
-    [[ $(grep -c '^step .* | SKIPPED$' log) -eq 6 ]] || fail "not 6 steps skipped"
-    grep -qE "^step +$first/200 .* SKIPPED$" log || fail "step $first was not the first one"
-    has log 'stopped: 6 steps in a row were skipped (--max-skipped)' ||
-        fail "$(tail -n 1 log)"
-    "$metrics_tool" nan/metrics.jsonl >steps || fail "metrics"
-    [[ $(grep -c '^step .* nan .* skipped 1$' steps) -eq 6 ]] || fail "$(tail -n 7 steps)"
+    is "$(grep -c '^step .* | SKIPPED$' log) $(grep SKIPPED log | grep -oE '[0-9]+/200' | head -n 1)" "6 $first/200"
+    is "$(steps_of nan | grep -c '^step .* nan .* skipped 1$')" 6
     [[ $(grep -c 'null.*"nonfinite":true' nan/metrics.jsonl) -ge 6 ]] || fail "no null with a flag"
-    local before after
     printf -v before nan/step_%08d $((first - 1))
     printf -v after nan/step_%08d "$last"
-    cmp -s "$before/model.safetensors" "$after/model.safetensors" || fail "the weights changed"
-    cmp -s {"$before","$after"}/optimizer-0-of-1.safetensors || fail "the moments changed"
+    for file in model optimizer-0-of-1; do
+        cmp -s {"$before","$after"}/$file.safetensors || fail "$file has changed"
+    done
     find nan -type f ! -name .lock -exec cksum {} + >files
-    expect_said 3 '(--max-skipped); to go on, resume an earlier checkpoint, or with a larger' \
-        train_gpt "${common[@]}" "${diverging[@]}" --max-skipped 6 --save nan --resume latest
+    expect_said 3 '(--max-skipped); to go on, resume an earlier checkpoint, or with a larger' run "${nan[@]}" \
+        --max-skipped 6 --resume latest
     find nan -type f ! -name .lock -exec cksum {} + | cmp -s files - || fail "a file has changed"
-    expect_status 3 train_gpt "${common[@]}" "${diverging[@]}" --max-skipped 8 --save nan \
-        --resume latest || return
-    [[ $(grep -c SKIPPED log) -eq 2 ]] || fail "the count of skipped steps was not resumed"
+    expect_status 3 run "${nan[@]}" --max-skipped 8 --resume latest || return
+    is "$(grep -c SKIPPED log)" 2 # the count of skipped steps was resumed
 }
 
 test_divergence_is_printed_as_numbers() {
-    expect_status 3 train_gpt "${common[@]}" "${diverging[@]}" --model gpt2-tiny --max-skipped 6 \
-        --save numbers || return
+    expect_status 3 run "${diverging[@]}" --model gpt2-tiny --max-skipped 6 --save numbers || return
     grep -qE '^step .* loss [0-9.]+e\+[0-9]+ .* norm nan ' log || fail "not diverged: $(cat log)"
     ! grep -E '^step' log | grep -qE -- '-nan|[0-9]{7}' || fail "$(grep '^step' log)"
     expect_status 0 train_gpt --save numbers --list-checkpoints || return
@@ -306,31 +254,31 @@ test_divergence_is_printed_as_numbers() {
 
 # An embedding that is looked up for no token decays alone: from almost too large to infinite.
 test_infinite_weights_are_not_loaded_in_silence() {
-    local options=("${common[@]}" --untie-embeddings-and-output-weights) file at trainer
+    local options=("${common[@]}" --untie-embeddings-and-output-weights) at trainer
+    local file=large/latest/model.safetensors value='token_embedding.weight has 1'
     expect_status 0 train_gpt "${options[@]}" --train-iters 0 --save large || return
-    file=large/latest/model.safetensors
     at=$(head -c 4000 $file | grep -aoE 'embed_tokens.weight":\{[^}]*' | grep -oE '\[[0-9]+,[0-9]+\]$')
     at=$(($(od -An -tu8 -N8 $file) + 8 + $(grep -oE '[0-9]+' <<<"$at" | head -n 1)))
     poke $file $at '\346\261\141\177' # 3e38
     while read -ra trainer; do
+        trainer+=("${options[@]}")
         cp -r large/latest/ whole
-        expect_said 1 ' --load whole/model.safetensors: damaged: its checksum is ' \
-            "${trainer[@]}" "${options[@]}" --load whole --train-iters 1
+        expect_said 1 ' --load whole/model.safetensors: damaged: ' "${trainer[@]}" --load whole --train-iters 1
         rm whole/meta.json # now it is a folder of Hugging Face's
-        expect_said 0 'token_embedding.weight has 1 enormous values: is the file damaged?' \
-            "${trainer[@]}" "${options[@]}" --lr 100 --weight-decay 100 --load whole \
+        expect_said 0 "$value enormous values" "${trainer[@]}" --lr 100 --weight-decay 100 --load whole \
             --train-iters 1 --save inf || return
-        has log 'starting from the weights of whole (it has no checksums' || fail "$(cat log)"
-        expect_status 1 "${trainer[@]}" "${options[@]}" --load inf/latest --train-iters 2
-        grep -q 'error: --load inf/step_00000001: token_embedding.weight has 1 NaN or infinite ' log ||
-            fail "$(tail -n 2 log)"
-        expect_status 0 "${trainer[@]}" "${options[@]}" --train-iters 2 --resume inf/latest --save on
-        grep 'warning: ' log >warnings
-        grep -q 'warning: inf/.*: token_embedding.weight has 1 NaN or infinite value' warnings ||
-            fail "$(cat warnings)"
-        [[ $(wc -l <warnings) -eq 1 ]] || fail "$(cat warnings)"
-        rm -r inf on whole
+        says 'starting from the weights of whole (it has no checksums'
+        expect_said 1 "error: --load inf/step_00000001: $value NaN or infinite" "${trainer[@]}" --load inf/latest \
+            --train-iters 2
+        expect_status 0 "${trainer[@]}" --train-iters 2 --resume inf/latest --save goes
+        [[ $(grep 'warning: ' log) == *'warning: inf/'*": $value NaN or infinite value"* ]] || fail "$(grep warning log)"
+        is "$(grep -c 'warning: ' log)" 1
+        rm -r inf goes whole
     done < <(trainers)
+}
+
+kept() {
+    find "$1" -name 'step_*' -type d -printf '%f\n' | sort | xargs
 }
 
 # Learns, diverges and is resumed: the last checkpoint before it stays, whatever --keep says, and
@@ -338,7 +286,7 @@ test_infinite_weights_are_not_loaded_in_silence() {
 test_divergence_leaves_the_last_good_checkpoint() {
     local trainer step
     while read -ra trainer; do
-        rm -rf good on
+        rm -rf good goes
         trainer+=("${common[@]}")
         expect_status 0 "${trainer[@]}" --save good --keep 1 --save-interval 1 --train-iters 40 \
             --lr-decay-style constant || return
@@ -346,150 +294,114 @@ test_divergence_leaves_the_last_good_checkpoint() {
             expect_status 3 "${trainer[@]}" "${diverging[@]}" --save good --keep 1 --resume latest \
                 --max-skipped $step || return
         done
-        step=$(find good -name 'step_*' -type d | sort | head -n 1)
-        [[ ${step#good/} == step_0000004[01] && $(find good -name 'step_*' -type d | wc -l) -eq 2 ]] ||
-            fail "${trainer[*]}: $(ls good)"
-        expect_status 0 "${trainer[@]}" --resume "$step" --train-iters 45 --lr 1e-4 --save on || return
-        ! grep -E 'SKIPPED|warning' log | grep -qv 'the learning rate falls from 0.003 to 0.0001' ||
-            fail "${trainer[*]}: $(cat log)"
+        step=$(kept good)
+        [[ $step == step_0000004[01]\ step_* && $(wc -w <<<"$step") -eq 2 ]] || fail "${trainer[*]}: $step"
+        expect_status 0 "${trainer[@]}" --resume "good/${step% *}" --train-iters 45 --lr 1e-4 --save goes || return
+        ! grep -E 'SKIPPED|warning' log | grep -qv 'the learning rate falls from 0.003 to 0.0001' || fail "$(cat log)"
     done < <(trainers)
 }
 
 # Finite, and far above the best.
 test_a_rising_loss_leaves_the_last_good_checkpoint() {
     local options=(--save high --keep 1 --save-interval 10 --lr-decay-style constant)
-    expect_status 0 train_gpt "${common[@]}" "${options[@]}" --train-iters 60 || return
-    [[ $(kept high) == 'step_00000050 step_00000060 ' ]] || fail "$(ls high)"
-    expect_status 0 train_gpt "${common[@]}" "${options[@]}" --train-iters 100 --lr 3 \
-        --resume latest || return
-    ! has log SKIPPED || fail "not finite"
-    [[ $(kept high) == 'step_00000060 step_00000100 ' ]] || fail "$(ls high; tail -n 3 log)"
+    expect_status 0 run "${options[@]}" --train-iters 60 || return
+    is "$(kept high)" 'step_00000050 step_00000060'
+    expect_said 0 '!SKIPPED' run "${options[@]}" --train-iters 100 --lr 3 --resume latest || return
+    is "$(kept high)" 'step_00000060 step_00000100'
     # an evaluation says at once that the newest is good
-    expect_status 0 train_gpt "${common[@]}" "${options[@]}" --train-iters 20 --save evaluated \
-        --valid-data d/x_val.bin --eval-interval 10 || return
+    expect_status 0 run "${options[@]}" --train-iters 20 --save evaluated --valid-data d/x_val.bin \
+        --eval-interval 10 || return
     grep -qE '"proven":\s*20,' evaluated/latest/meta.json || fail "$(cat evaluated/latest/meta.json)"
 }
 
-kept() {
-    find "$1" -name 'step_*' -type d -printf '%f\n' | sort | tr '\n' ' '
+# limited COMMAND...: no file may grow beyond 1 MB, and the optimizer's is larger.
+limited() {
+    (ulimit -f 1000 && "$@")
 }
 
 # A diverging run whose last save fails says so by its status: 1, not 3.
 test_a_failed_last_save_decides_the_status() {
-    expect_status 3 train_gpt "${common[@]}" "${diverging[@]}" --max-skipped 6 --save nosave \
-        --save-interval 100000 --metrics m.jsonl || return
-    rm -r nosave
-    (
-        ulimit -f 1000 # KiB; the optimizer's file is larger
-        expect_status 1 train_gpt "${common[@]}" "${diverging[@]}" --max-skipped 6 --save nosave \
-            --save-interval 100000 --metrics m.jsonl
-        exit $failing
-    ) || failing=1
-    has log 'stopped: 6 steps in a row' || fail "$(tail -n 2 log)"
-    has log 'warning: saving the checkpoint of step' || fail "$(tail -n 2 log)"
+    expect_said 1 'stopped: 6 steps in a row' limited run "${diverging[@]}" --max-skipped 6 --save nosave \
+        --save-interval 100000 --metrics m.jsonl
+    says 'warning: saving the checkpoint of step'
 }
 
 test_torn_metrics_are_mended() {
-    expect_status 0 train_gpt "${common[@]}" --train-iters 5 --save torn || return
-    "$metrics_tool" torn/metrics.jsonl >steps || fail "metrics"
+    local torn text run go=(run --train-iters 7 --save torn --resume latest)
+    expect_status 0 run --train-iters 5 --save torn || return
     printf '{"kind":"step","step":6,"tok' >>torn/metrics.jsonl
-    ! "$metrics_tool" torn/metrics.jsonl >steps 2>&1 || fail "a torn line is not seen"
-    expect_status 0 train_gpt "${common[@]}" --train-iters 7 --save torn --resume latest || return
-    "$metrics_tool" torn/metrics.jsonl >steps || fail "the torn line stayed"
-    [[ $(grep -c '^step' steps) -eq 7 ]] || fail "$(cat steps)"
+    ! passes records_of torn >records || fail "a torn line is not seen"
+    expect_status 0 "${go[@]}" || return
+    is "$(steps_of torn | wc -l)" 7
     printf '{"kin' >begun
-    expect_status 0 train_gpt "${common[@]}" --train-iters 1 --metrics begun || return
-    "$metrics_tool" begun >steps || fail "$(head -c 50 begun)"
+    expect_status 0 run --train-iters 1 --metrics begun || return
+    is "$(steps_of begun | wc -l)" 1
     # zeros: the trace of a power cut, with and without a part of a line
-    local torn
     for torn in '' '{"kind":"step","st' '{"k'; do
         printf '%s' "$torn" >>torn/metrics.jsonl
         head -c 5000 /dev/zero >>torn/metrics.jsonl
-        expect_status 0 train_gpt "${common[@]}" --train-iters 7 --save torn --resume latest ||
-            return
-        "$metrics_tool" torn/metrics.jsonl >steps || fail "$torn and zeros stayed"
-        [[ $(grep -c '^step' steps) -eq 7 ]] || fail "$torn and zeros: $(cat steps)"
+        expect_status 0 "${go[@]}" || return
+        is "$(steps_of torn | wc -l)" 7
     done
     # another file is not mended, nor appended to
-    local text run
     run=$(head -n 1 torn/metrics.jsonl)'\n'
     for text in 'a note\nwithout an end' 'a note\nwith one\n' '\0\0\0\0\0\0\0\0\0\0\0\1' \
         '{"kind":"run"}\na note' '{"kind":"Pod"}' '{"kind":"Pod"}\n' '{"kind":"run"}' \
         '{\n  "kind": "step"\n}\n' '{"kind": "save", "of": 1}\n{"ki' "$run{\"kind\":\"Pod\"}" \
         "$run{\"kind\":\"step\",\"at\""; do
         printf '%b' "$text" >note && cp note notes
-        expect_said 1 'error: --metrics notes: not metrics: ' train_gpt "${common[@]}" \
-            --metrics notes --train-iters 1
+        expect_said 1 'error: --metrics notes: not metrics: ' run --metrics notes --train-iters 1
         cmp -s note notes || fail "notes: $(cat notes)"
     done
 }
 
-# Two runs would make one file of two histories.
+# Two runs would make one file of two histories; a device has no history.
 test_metrics_have_one_run() {
-    local status
-    start first.log "$root/train_gpt" "${common[@]}" --train-iters 1000000 --metrics shared.jsonl
+    start first.log "$root/train_gpt" "${common[@]}" "${on[@]}" --metrics shared.jsonl
     wait_until grep -q '^step ' first.log
-    expect_said 1 'error: --metrics shared.jsonl: another run writes to it' train_gpt \
-        "${common[@]}" --train-iters 5 --metrics shared.jsonl
-    kill -TERM "$started"
-    await_end "$started"
-    expect_status 0 train_gpt "${common[@]}" --train-iters 5 --metrics shared.jsonl || return
-    [[ $(grep -c '"kind":"run"' shared.jsonl) -eq 2 ]] || fail "$(cut -c 1-60 shared.jsonl)"
-    # a device has no history
-    start first.log "$root/train_gpt" "${common[@]}" --train-iters 1000000 --metrics /dev/null
+    expect_said 1 'error: --metrics shared.jsonl: another run writes to it' run --train-iters 5 --metrics shared.jsonl
+    stop TERM 75
+    expect_status 0 run --train-iters 5 --metrics shared.jsonl || return
+    is "$(grep -c '"kind":"run"' shared.jsonl)" 2
+    start first.log "$root/train_gpt" "${common[@]}" "${on[@]}" --metrics /dev/null
     wait_until grep -q '^step ' first.log
-    expect_status 0 train_gpt "${common[@]}" --train-iters 5 --metrics /dev/null --save nowhere
-    ! has log warning || fail "$(cat log)"
-    kill -TERM "$started"
-    await_end "$started"
+    expect_said 0 '!warning' run --train-iters 5 --metrics /dev/null --save nowhere
+    stop TERM 75
 }
 
 # Moved while the run goes on, as by logrotate: from the next save on there is a new one.
 test_metrics_that_are_moved_are_begun_anew() {
-    local status
-    start moved.log "$root/train_gpt" "${common[@]}" --train-iters 1000000 --save rotated \
-        --save-interval 20
+    start log "$root/train_gpt" "${common[@]}" "${on[@]}" --save rotated --save-interval 20
     wait_until test -e rotated/latest/
     mv rotated/metrics.jsonl rotated/older.jsonl
     wait_until test -s rotated/metrics.jsonl
-    kill -TERM "$started"
-    await_end "$started"
-    has moved.log 'warning: rotated/metrics.jsonl: moved or deleted; ' || fail "$(tail moved.log)"
-    "$metrics_tool" rotated/older.jsonl >steps || fail "the older metrics"
-    "$metrics_tool" rotated/metrics.jsonl >steps || fail "metrics"
+    stop TERM 75
+    says 'warning: rotated/metrics.jsonl: moved or deleted; '
+    records_of rotated/older.jsonl >records
+    records_of rotated >records
     tail -n 1 rotated/metrics.jsonl | grep -q '"status":75' || fail "no end"
-}
-
-test_metrics_need_a_file() {
-    mkfifo pipe
-    expect_said 1 'error: --metrics pipe: a pipe or a terminal' train_gpt "${common[@]}" \
-        --train-iters 1 --metrics pipe
 }
 
 test_unwritable_metrics_stop_no_run() {
     mkdir full_metrics
     ln -s /dev/full full_metrics/metrics.jsonl
-    expect_status 0 train_gpt "${common[@]}" --train-iters 5 --save full_metrics || return
-    [[ $(grep -c '^warning: full_metrics/metrics.jsonl: could not be written' log) -eq 1 ]] ||
-        fail "not one warning: $(grep warning log)"
+    expect_status 0 run --train-iters 5 --save full_metrics || return
+    is "$(grep -c '^warning: full_metrics/metrics.jsonl: could not be written' log)" 1
     expect_status 0 train_gpt --save full_metrics --list-checkpoints
 }
 
 # What an error ended has it in its metrics, what was killed has no end; a resume goes on after both.
 test_an_error_is_in_the_metrics() {
-    expect_status 0 train_gpt "${common[@]}" --train-iters 5 --save died || return
-    expect_status 1 train_gpt "${common[@]}" --train-iters 9 --save died --resume latest \
-        --dump-gradients none/x || return
-    [[ $(tail -n 1 died/metrics.jsonl) == \
-        "{\"kind\":\"end\",\"step\":5,\"status\":1,\"error\":\"$(sed -n 's/^error: //p' log)\"}" ]] ||
-        fail "$(tail -n 1 died/metrics.jsonl)"
-    expect_status 0 train_gpt "${common[@]}" --train-iters 7 --save died --resume latest || return
-    "$metrics_tool" died/metrics.jsonl >steps || fail "metrics"
-    [[ $(tail -n 1 died/metrics.jsonl) == '{"kind":"end","step":7,"status":0}' ]] ||
-        fail "$(tail -n 1 died/metrics.jsonl)"
+    local more=(run --save died --resume latest)
+    expect_status 0 run --train-iters 5 --save died || return
+    expect_status 1 "${more[@]}" --train-iters 9 --dump-gradients none/x || return
+    is "$(tail -n 1 died/metrics.jsonl)" \
+        "{\"kind\":\"end\",\"step\":5,\"status\":1,\"error\":\"$(sed -n 's/^error: //p' log)\"}"
+    expect_status 0 "${more[@]}" --train-iters 7 || return
+    records_of died >records
+    is "$(tail -n 1 died/metrics.jsonl)" '{"kind":"end","step":7,"status":0}'
     cp died/metrics.jsonl before # an error before the start is recorded leaves the file as it is
-    expect_status 1 train_gpt "${common[@]}" --train-iters 9 --save died --resume latest \
-        --num-layers 3 || return
+    expect_status 1 "${more[@]}" --train-iters 9 --num-layers 3 || return
     cmp -s died/metrics.jsonl before || fail "$(tail -n 1 died/metrics.jsonl)"
 }
 
@@ -501,56 +413,43 @@ test_metrics_tool_sees_faults() {
         's/}$/}}/' 's/"options"/"option"/' 's/"lr":"results",//' \
         's/"seconds":[0-9.e-]*/"seconds":"1"/'; do
         sed "$edit" torn/metrics.jsonl >wrong.jsonl
-        ! "$metrics_tool" wrong.jsonl >steps 2>&1 || fail "passed: $edit"
+        ! passes records_of wrong.jsonl >records || fail "passed: $edit"
     done
 }
 
-# What a run on a full disk must have done: $1 folder, $2 the last whole step before.
+# What a run on a full disk must have done: $1 folder, $2 the last whole step before, $3 its status.
 check_full_disk() {
-    [[ $(cat status) -eq 1 ]] || fail "exit status $(cat status)"
-    local warning="^warning: saving the checkpoint of step [0-9]+ failed: $1/.*: could not be "
-    warning+='written: .*; earlier checkpoints are as they were$'
-    grep -qE "$warning" log || fail "no warning: $(tail -n 3 log)"
+    local warning="^warning: saving the checkpoint of step [0-9]+ failed: $1/.*: could not be written: "
+    is "$3 $(readlink "$1/latest")" "1 step_000000$2"
+    grep -qE "$warning.*; earlier checkpoints are as they were$" log || fail "no warning: $(tail -n 3 log)"
     grep -qE '^step +40/40 ' log || fail "the run did not go on: $(tail -n 1 log)"
-    [[ $(readlink "$1/latest") == "step_000000$2" ]] || fail "latest: $(readlink "$1/latest")"
-    expect_status 0 train_gpt --save "$1" --list-checkpoints || return
-    ! has log damaged || fail "$(cat log)"
-    compgen -G "$1/.tmp*" && fail "the failed save was left there"
+    expect_said 0 '!damaged' train_gpt --save "$1" --list-checkpoints
+    ! compgen -G "$1/.tmp*" || fail "the failed save was left there"
+    # with room again it goes on, to the end of the run that had it always
+    expect_status 0 run "${run_to_40[@]}" --save "$1" --resume latest || return
+    same_checkpoint {"$1",straight}/step_00000040 || fail "another end"
+    records_of "$1" >records
 }
 
 run_to_40=(--train-iters 40 --keep 0 --save-interval 10)
 
 test_saving_fails_where_files_may_not_grow() {
-    expect_status 0 train_gpt "${common[@]}" "${run_to_40[@]}" --save straight || return
-    expect_status 0 train_gpt "${common[@]}" "${run_to_40[@]}" --save small --train-iters 10 \
-        --lr-decay-iters 40 || return
-    (
-        ulimit -f 1000 # KiB; the optimizer's file is larger
-        train_gpt "${common[@]}" "${run_to_40[@]}" --save small --resume latest >log 2>&1
-        echo $? >status
-    )
-    check_full_disk small 10
+    local step got=0 why='small/\.tmp-step_000000.*: could not be written: .* as they were'
+    expect_status 0 run "${run_to_40[@]}" --save straight || return
+    expect_status 0 run "${run_to_40[@]}" --save small --train-iters 10 --lr-decay-iters 40 || return
+    limited run "${run_to_40[@]}" --save small --resume latest >log 2>&1 || got=$?
     # the records say which saves there were
-    local step why='small/\.tmp-step_000000.*: could not be written: .* as they were'
-    grep -qx '{"kind":"save","step":10}' small/metrics.jsonl || fail "no record of step 10"
-    for step in 20 30 40; do
-        grep -qxE "\{\"kind\":\"save\",\"step\":$step,\"error\":\"$why\"\}" small/metrics.jsonl ||
-            fail "$(grep '"save"' small/metrics.jsonl)"
+    for step in '10' "20,\"error\":\"$why\"" "30,\"error\":\"$why\"" "40,\"error\":\"$why\""; do
+        grep -qxE "\{\"kind\":\"save\",\"step\":$step\}" small/metrics.jsonl || fail "$step: $(grep '"save"' small/metrics.jsonl)"
     done
-    why="saving the checkpoint of step 40 failed: $why"
-    tail -n 1 small/metrics.jsonl | grep -qE "\"status\":1,\"error\":\"$why\"" ||
+    tail -n 1 small/metrics.jsonl | grep -qE "\"status\":1,\"error\":\"saving the checkpoint of step 40 failed: $why\"" ||
         fail "$(tail -n 1 small/metrics.jsonl)"
-    expect_status 0 train_gpt "${common[@]}" "${run_to_40[@]}" --save small --resume latest
-    same_checkpoint small/step_00000040 straight/step_00000040 || fail "another end"
+    check_full_disk small 10 $got
 }
 
 # Not when the next save begins.
 test_a_failed_save_is_said_at_once() {
-    (
-        ulimit -f 1000
-        train_gpt "${common[@]}" --seq-length 32 --train-iters 600 --save-interval 300 --save early \
-            >log 2>&1
-    )
+    limited run --seq-length 32 --train-iters 600 --save-interval 300 --save early >log 2>&1
     grep -qE '^step +300/600 ' log || fail "$(tail -n 3 log)"
     sed -n '/^warning: .* step 300 failed/,$p' log | grep -qE '^step +500/600 ' ||
         fail "late: $(grep -n -B 1 ^warning log)"
@@ -558,6 +457,7 @@ test_a_failed_save_is_said_at_once() {
 
 # A disk with room for two checkpoints, in a mount namespace of its own.
 test_saving_fails_on_a_full_disk() {
+    local got
     mkdir -p full
     if ! unshare -m mount -t tmpfs none full 2>/dev/null; then
         skip "no disk of one's own can be mounted here"
@@ -572,10 +472,8 @@ test_saving_fails_on_a_full_disk() {
     grep -q '^error: --save full/config.txt.new: could not be written: No space' restart.log ||
         fail "restart: $(tail -n 1 restart.log)"
     rmdir full && mv copy full
-    check_full_disk full 20
-    expect_status 0 train_gpt "${common[@]}" "${run_to_40[@]}" --save full --resume latest || return
-    same_checkpoint full/step_00000040 straight/step_00000040 || fail "another end"
-    "$metrics_tool" full/metrics.jsonl >steps || fail "metrics"
+    got=$(<status)
+    check_full_disk full 20 "$got"
 }
 
 run_tests
