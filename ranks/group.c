@@ -21,12 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum {
-    HOST = 64,            // characters of a machine's name
-    GUESTS = 64,          // connections at a time that have not said which rank they are
-    HELLO_MOST = 1 << 20, // bytes
-    CALL_MOST = 1 << 26,
-};
+enum { HOST = 64, CALL_MOST = 1 << 26 }; // characters of a machine's name; bytes of a message
 
 // Kinds of messages other than data on a channel, whose kind is the channel's number.
 enum { KIND_BEAT = CHANNELS, KIND_BYE, KIND_LOST, KIND_HELLO = 0x4c384333 };
@@ -42,24 +37,6 @@ typedef struct Message {
     char data[]; // [head.bytes]
 } Message;
 
-// A rank's hello is its only message of a meeting. The others are what who listens answers to it.
-typedef enum {
-    HELLO,
-    ANSWER_WAIT,  // from rank 0: the verdict follows when all ranks have come. To rank 0: noted
-    ANSWER_THERE, // rank 0 is at the address `text` and `port`
-    ANSWER_BUSY,  // another run meets here: come again later
-    ANSWER_END,   // the meeting is over. text: why it failed, or ""
-} Answer;
-
-typedef struct {
-    uint64_t process; // a random number of the sender: a process that reaches itself knows it
-    int32_t answer, rank, ranks;
-    int32_t port; // where rank 0 listens
-    char host[HOST];
-    Meeting meeting; // the sender's; an answer has no secret
-    char text[];     // of a hello: the sender's identity
-} Hello;
-
 typedef struct {
     int64_t step;
     double age; // seconds since the rank began it
@@ -68,11 +45,10 @@ typedef struct {
 } Beat;
 
 typedef struct {
-    int file; // -1: none
+    int rank, file; // -1: none
     char host[HOST];
-    bool known, left, closed; // the meeting is over; it has said goodbye; its connection has ended
-    bool broken;              // it was closed for an invalid message
-    bool asks;                // a rank that waits to hear where rank 0 is
+    bool left, closed; // it has said goodbye; its connection has ended
+    bool broken;       // it was closed for an invalid message
     double heard;
     Beat beat;
     Message *coming; // is being received: `got` bytes of it, counted from head
@@ -83,11 +59,11 @@ typedef struct {
 
 struct Watch {
     int rank, ranks;
-    int count; // of peers: rank 0 has one for each rank (its own is unused), the others have rank 0
-    char host[HOST];
-    uint64_t process; // a random number
+    bool hub;  // this process is the hub
+    int count; // of peers: the hub has one for each rank (its own is unused), the others have the
+               // hub
     double limit, tick;
-    Peer *peers;          // [count]; in a meeting guests follow
+    Peer *peers;          // [count]
     struct pollfd *polls; // one for each peer, and one more
     int quit;             // eventfd: tells the watchdog's thread to end
     int quit_probe;       // the same for the probe's thread
@@ -102,7 +78,7 @@ struct Watch {
     Beat mine;
     double since; // when `mine` began
     double left;  // when a peer last said goodbye
-    bool runs, leaving;
+    bool leaving;
 };
 
 // Reads the watchdog's clock. The mutex is held. In a process that runs, the watchdog reads it at
@@ -129,11 +105,16 @@ static void set_option(int file, int level, int name, int value) {
     setsockopt(file, level, name, &value, sizeof(value)); // a failure here does no harm
 }
 
-// Sets the timeout of connect and send. 0: none.
-static void set_timeout(int file, double seconds) {
-    long micro = (long)(1e6 * seconds);
-    struct timeval time = {.tv_sec = micro / 1000000, .tv_usec = micro % 1000000};
-    setsockopt(file, SOL_SOCKET, SO_SNDTIMEO, &time, sizeof(time));
+// Sets the timeouts of connect and send, and of recv. 0: none.
+static void set_timeouts(int file, int sends, int receives) {
+    struct timeval most[] = {{.tv_sec = sends}, {.tv_sec = receives}};
+    setsockopt(file, SOL_SOCKET, SO_SNDTIMEO, &most[0], sizeof(most[0]));
+    setsockopt(file, SOL_SOCKET, SO_RCVTIMEO, &most[1], sizeof(most[1]));
+}
+
+static void close_file(int *file) {
+    if (*file >= 0) { close(*file); }
+    *file = -1;
 }
 
 static bool is_loopback(const struct sockaddr *a) {
@@ -203,21 +184,23 @@ static bool cannot_listen(const char *host, int port) {
                                     : strerror(errno));
 }
 
-static int port_of(int listener) {
-    struct sockaddr_in6 address = {0}; // sockaddr_in has its port at the same place
-    socklen_t length = sizeof(address);
-    if (getsockname(listener, (struct sockaddr *)&address, &length) != 0) {
-        die("no port: %s", strerror(errno));
-    }
-    return ntohs(address.sin6_port);
+// Rank 0's socket: at the meeting place; or on all addresses, if the place may lead here by an
+// address that this machine does not know as its own. -1: errno says why.
+static int listen_first(const char *host, int port, Whose *whose) {
+    int file = listen_here(host, port, true, whose);
+    return *whose == ELSEWHERE ? listen_on_all(port) : file;
 }
 
 int group_listen(const char *host, int *port) {
     Whose whose;
-    int file = listen_here(host, *port, true, &whose);
-    if (file < 0 && whose == ELSEWHERE) { file = listen_on_all(*port); }
-    if (file < 0) { cannot_listen(host, *port); }
-    if (file >= 0) { *port = port_of(file); }
+    struct sockaddr_in6 address = {0}; // sockaddr_in has its port at the same place
+    socklen_t length = sizeof(address);
+    int file = listen_first(host, *port, &whose);
+    if (file < 0) {
+        cannot_listen(host, *port);
+    } else if (getsockname(file, (struct sockaddr *)&address, &length) == 0) {
+        *port = ntohs(address.sin6_port);
+    }
     return file;
 }
 
@@ -231,7 +214,7 @@ static int connect_once(const char *host, int port, const char **why) {
     }
     for (const struct addrinfo *a = found; a != NULL && file < 0; a = a->ai_next) {
         file = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        set_timeout(file, 2);
+        set_timeouts(file, 2, 2);
         if (file < 0 || connect(file, a->ai_addr, a->ai_addrlen) != 0) {
             *why = strerror(errno == EINPROGRESS ? ETIMEDOUT : errno);
             if (file >= 0) { close(file); }
@@ -244,30 +227,35 @@ static int connect_once(const char *host, int port, const char **why) {
 
 // ---- messages -----------------------------------------------------------------------------------
 
-// wait: blocks until the peer has taken the message. Without it, the message is dropped if the peer
-// takes no more; judge() notices that peer by its silence.
-static void send_message(Peer *p, bool wait, int kind, const void *data, size_t size) {
+// flags: MSG_DONTWAIT to send only what can be taken at once. Nothing may follow a part of a
+// message, so that one ends the connection for sending.
+static void send_frame(int file, int flags, int kind, const void *data, size_t size) {
     Header head = {kind, (uint32_t)size};
     size_t sent = 0, bytes = sizeof(head) + size;
     assert(size <= CALL_MOST);
+    char *frame = malloc_or_die(bytes);
+    memcpy(frame, &head, sizeof(head));
+    if (size > 0) { memcpy(frame + sizeof(head), data, size); }
+    while (sent < bytes) {
+        ssize_t n = send(file, frame + sent, bytes - sent, MSG_NOSIGNAL | flags);
+        if (n < 0 && errno == EINTR) { continue; }
+        if (n <= 0) { break; }
+        sent += (size_t)n;
+    }
+    if (sent > 0 && sent < bytes) { shutdown(file, SHUT_WR); }
+    free(frame);
+}
+
+// wait: blocks until the peer has taken the message. Without it, the message is dropped if the peer
+// takes no more; judge() notices that peer by its silence.
+static void send_message(Peer *p, bool wait, int kind, const void *data, size_t size) {
     if (p->file < 0) { return; }
     if (wait) {
         pthread_mutex_lock(&p->sending);
     } else if (pthread_mutex_trylock(&p->sending) != 0) {
         return;
     }
-    char *frame = malloc_or_die(bytes);
-    memcpy(frame, &head, sizeof(head));
-    if (size > 0) { memcpy(frame + sizeof(head), data, size); }
-    while (sent < bytes) {
-        int flags = MSG_NOSIGNAL | (wait ? 0 : MSG_DONTWAIT);
-        ssize_t n = send(p->file, frame + sent, bytes - sent, flags);
-        if (n < 0 && errno == EINTR) { continue; }
-        if (n <= 0) { break; }
-        sent += (size_t)n;
-    }
-    if (sent > 0 && sent < bytes) { shutdown(p->file, SHUT_WR); } // nothing may follow a part
-    free(frame);
+    send_frame(p->file, wait ? 0 : MSG_DONTWAIT, kind, data, size);
     pthread_mutex_unlock(&p->sending);
 }
 
@@ -275,44 +263,24 @@ static void send_all(Watch *w, int kind, const void *data, size_t bytes) {
     for (int r = 0; r < w->count; r++) { send_message(&w->peers[r], false, kind, data, bytes); }
 }
 
-// Waits until a peer or `other` can be read, or until the clock reads `until`, at most a tick;
-// w->polls says which. It releases the mutex during the wait.
-static void wait_for_input(Watch *w, int peers, int other, double until) {
-    for (int i = 0; i < peers; i++) {
-        int file = w->peers[i].closed ? -1 : w->peers[i].file;
-        w->polls[i] = (struct pollfd){.fd = file, .events = POLLIN};
-    }
-    w->polls[peers] = (struct pollfd){.fd = other, .events = POLLIN};
-    double seconds = fmax(0, fmin(until - w->now, w->tick));
-    pthread_mutex_unlock(&w->mutex);
-    poll(w->polls, (nfds_t)peers + 1, (int)ceil(1e3 * seconds));
-    pthread_mutex_lock(&w->mutex);
-}
-
-// Whether such a message may arrive now. Rank 0 leaves last, and it alone says which rank is lost.
-static bool check_header(const Watch *w, const Peer *p, const Header *h) {
-    if ((h->kind == KIND_HELLO) == p->known) { return false; }
+// Whether such a message may arrive now. The hub leaves last, and it alone says which rank is lost.
+static bool check_header(const Watch *w, const Header *h) {
     switch (h->kind) {
-    case KIND_HELLO: return h->bytes > sizeof(Hello) && h->bytes <= HELLO_MOST;
     case KIND_BEAT: return h->bytes == sizeof(Beat);
-    case KIND_BYE: return h->bytes == 0 && (w->rank == 0 || w->leaving);
-    case KIND_LOST: return h->bytes > 0 && h->bytes <= sizeof(Error) && w->rank > 0;
+    case KIND_BYE: return h->bytes == 0 && (w->hub || w->leaving);
+    case KIND_LOST: return h->bytes == sizeof(Error) && !w->hub;
     default: return h->kind >= 0 && h->kind < CHANNELS && h->bytes <= CALL_MOST;
     }
 }
 
+#define ENDS(text) ((text)[sizeof(text) - 1] == '\0')
+
 // Whether the fields are valid: texts end with a NUL, and numbers are in range.
 static bool check_content(const Message *m) {
     const Beat *b = (const Beat *)m->data;
-    const Hello *h = (const Hello *)m->data;
-    bool ends = m->head.bytes > 0 && m->data[m->head.bytes - 1] == '\0';
     switch (m->head.kind) {
-    case KIND_HELLO:
-        return ends && h->host[HOST - 1] == '\0' &&
-               h->meeting.run[sizeof(h->meeting.run) - 1] == '\0' &&
-               h->meeting.secret[sizeof(h->meeting.secret) - 1] == '\0';
-    case KIND_BEAT: return ends && b->doing >= 0 && b->doing <= DOING_PAUSE && b->age >= 0;
-    case KIND_LOST: return ends;
+    case KIND_BEAT: return ENDS(b->what) && b->doing >= 0 && b->doing <= DOING_PAUSE && b->age >= 0;
+    case KIND_LOST: return ENDS(((const Error *)m->data)->text);
     default: return true;
     }
 }
@@ -333,7 +301,7 @@ static Message *read_message(const Watch *w, Peer *p) {
         p->got += (size_t)n;
         if (p->got < due) { continue; }
         bool whole = !header || m->head.bytes == 0;
-        p->broken = (header && !check_header(w, p, &m->head)) || (whole && !check_content(m));
+        p->broken = (header && !check_header(w, &m->head)) || (whole && !check_content(m));
         p->closed = p->broken;
         if (p->broken) { return NULL; }
         if (whole) {
@@ -346,34 +314,27 @@ static Message *read_message(const Watch *w, Peer *p) {
     return NULL;
 }
 
-static void close_peer(Peer *p) {
-    if (p->file >= 0) { close(p->file); }
-    free(p->coming);
-    *p = (Peer){.file = -1, .sending = PTHREAD_MUTEX_INITIALIZER};
-}
-
 // ---- the watchdog -------------------------------------------------------------------------------
 
-// Ends this process, and on rank 0 all. The mutex is held, so that only one thread says why.
+// Ends this process, and on the hub all. The mutex is held, so that only one thread says why.
 __attribute__((noreturn)) PRINTF_LIKE(2, 3) static void end_run(Watch *w, const char *format, ...) {
-    Error why;
+    Error why = {0};
     va_list args;
     va_start(args, format);
     vsnprintf(why.text, sizeof(why.text), format, args);
     va_end(args);
-    if (w->rank == 0) { send_all(w, KIND_LOST, why.text, strlen(why.text) + 1); }
+    if (w->hub) { send_all(w, KIND_LOST, &why, sizeof(why)); }
     complain("%s; this rank ends at step %lld (exit status %d)", why.text, (long long)w->mine.step,
              EXIT_LOST_RANK);
     _exit(EXIT_LOST_RANK); // the main thread may hang, and exit() with it
 }
 
 // Ends the run because of a rank. reason: has a %.1f for the seconds.
-__attribute__((noreturn)) static void end_for(Watch *w, int rank, const char *reason,
+__attribute__((noreturn)) static void end_for(Watch *w, const Peer *p, const char *reason,
                                               double seconds) {
-    const Peer *p = &w->peers[rank];
     char text[128];
     snprintf(text, sizeof(text), reason, seconds);
-    end_run(w, "rank %d on %s %s, last heard at step %lld (%s)", rank, p->host, text,
+    end_run(w, "rank %d on %s %s, last heard at step %lld (%s)", p->rank, p->host, text,
             (long long)p->beat.step, p->beat.what);
 }
 
@@ -384,13 +345,12 @@ void watch_lost(Watch *w, const char *fallback) {
 }
 
 // Reads the messages of a rank, and notices when it ends.
-static void read_peer(Watch *w, int rank) {
-    Peer *p = &w->peers[rank];
+static void read_peer(Watch *w, Peer *p) {
     for (Message *m, **last; (m = read_message(w, p)) != NULL;) {
         switch (m->head.kind) {
         case KIND_BEAT: memcpy(&p->beat, m->data, sizeof(Beat)); break;
         case KIND_BYE: p->left = true, w->left = p->heard; break;
-        case KIND_LOST: end_run(w, "%s", m->data);
+        case KIND_LOST: end_run(w, "%s", ((const Error *)m->data)->text);
         default:
             for (last = &p->first[m->head.kind]; *last != NULL; last = &(*last)->next) {}
             *last = m;
@@ -399,36 +359,36 @@ static void read_peer(Watch *w, int rank) {
         free(m);
         pthread_cond_broadcast(&w->changed);
     }
-    if (p->broken) { end_for(w, rank, "has sent what no rank sends", 0); }
+    if (p->broken) { end_for(w, p, "has sent what no rank sends", 0); }
     if (!p->closed || p->left) { return; }
     // if all ranks end with the same fault, this rank's main thread reports it in this time
     pthread_mutex_unlock(&w->mutex);
     nanosleep(&(struct timespec){.tv_nsec = 200000000}, NULL);
     pthread_mutex_lock(&w->mutex);
-    end_for(w, rank, "has ended without a goodbye", 0);
+    end_for(w, p, "has ended without a goodbye", 0);
 }
 
-// Ends the run if a rank is lost. Ranks other than 0 only watch for the silence of rank 0, with a
-// little more time, so that a message of rank 0 arrives before.
+// Ends the run if a rank is lost. Ranks other than the hub only watch for its silence, with a
+// little more time, so that a message of the hub arrives before.
 static void judge(Watch *w, double now) {
-    double limit = w->limit + (w->rank == 0 ? 0 : 2 * w->tick), longest = 0;
-    int stuck = -1, behind = -1;
+    double limit = w->limit + (w->hub ? 0 : 2 * w->tick), longest = 0;
+    const Peer *stuck = NULL, *behind = NULL;
     bool all_wait = now - w->left > limit + 2 * w->tick; // they may have waited for who left
     for (int r = 0; r < w->count; r++) {
         const Peer *p = &w->peers[r];
         const Beat *b = &p->beat;
         if (p->left) { continue; }
-        if (now - p->heard > limit) { end_for(w, r, "has been silent for %.1f s", now - p->heard); }
+        if (now - p->heard > limit) { end_for(w, p, "has been silent for %.1f s", now - p->heard); }
         // only a reported age counts: a rank that is not heard may do something else by now
         if (b->doing == DOING_WORK && b->age > fmax(limit, longest)) {
-            stuck = r, longest = b->age;
+            stuck = p, longest = b->age;
         }
         all_wait = all_wait && b->doing == DOING_WAIT && b->age > limit + w->tick;
-        if (behind < 0 || b->step < w->peers[behind].beat.step) { behind = r; }
+        if (behind == NULL || b->step < behind->beat.step) { behind = p; }
     }
-    if (w->rank != 0) { return; }
-    if (stuck >= 0) { end_for(w, stuck, "has made no progress for %.1f s", longest); }
-    if (!all_wait || behind < 0) { return; }
+    if (!w->hub) { return; }
+    if (stuck != NULL) { end_for(w, stuck, "has made no progress for %.1f s", longest); }
+    if (!all_wait || behind == NULL) { return; }
     end_for(w, behind, "waits, as all ranks do, for %.1f s: a GPU or the network hangs", limit);
 }
 
@@ -442,14 +402,21 @@ static void *watch_thread(void *argument) {
         if (now >= next) {
             next = now + w->tick;
             w->mine.age = now - w->since;
-            if (w->rank == 0) { w->peers[0].beat = w->mine, w->peers[0].heard = now; }
-            bool said = w->leaving && w->rank != 0; // a goodbye is the last message
+            if (w->hub) { w->peers[w->rank].beat = w->mine, w->peers[w->rank].heard = now; }
+            bool said = w->leaving && !w->hub; // a goodbye is the last message
             if (!said) { send_all(w, KIND_BEAT, &w->mine, sizeof(w->mine)); }
             judge(w, now);
         }
-        wait_for_input(w, w->count, w->quit, next);
         for (int r = 0; r < w->count; r++) {
-            if (w->polls[r].revents != 0) { read_peer(w, r); }
+            const Peer *p = &w->peers[r];
+            w->polls[r] = (struct pollfd){.fd = p->closed ? -1 : p->file, .events = POLLIN};
+        }
+        w->polls[w->count] = (struct pollfd){.fd = w->quit, .events = POLLIN};
+        pthread_mutex_unlock(&w->mutex);
+        poll(w->polls, (nfds_t)w->count + 1, (int)ceil(1e3 * (next - now)));
+        pthread_mutex_lock(&w->mutex);
+        for (int r = 0; r < w->count; r++) {
+            if (w->polls[r].revents != 0) { read_peer(w, &w->peers[r]); }
         }
         quits = w->polls[w->count].revents != 0;
     }
@@ -501,10 +468,9 @@ void watch_probe(Watch *w, WatchProbe *probe, void *argument) {
 
 // ---- what ranks agree on ------------------------------------------------------------------------
 
-// Receives the next message of a rank. Meanwhile the main thread counts as waiting for that rank.
-static void receive_call(const Group *g, int rank, Channel channel, void *data, size_t bytes) {
-    Watch *w = g->watch;
-    Message **first = &w->peers[rank].first[channel], *m;
+// Receives the next message of a peer. Meanwhile the main thread counts as waiting.
+static void receive_call(Watch *w, int peer, Channel channel, void *data, size_t bytes) {
+    Message **first = &w->peers[peer].first[channel], *m;
     pthread_mutex_lock(&w->mutex);
     Beat before = w->mine;
     bool waits = *first == NULL && channel == CHANNEL_MAIN;
@@ -515,30 +481,39 @@ static void receive_call(const Group *g, int rank, Channel channel, void *data, 
     *first = m->next;
     pthread_mutex_unlock(&w->mutex);
     if (m->head.bytes != bytes) {
-        die("rank %d is at another point of the program: it sent %u bytes instead of %zu", rank,
-            m->head.bytes, bytes);
+        die("rank %d is at another point of the program: it sent %u bytes instead of %zu",
+            w->peers[peer].rank, m->head.bytes, bytes);
     }
     memcpy(data, m->data, bytes);
     free(m);
 }
 
 void group_broadcast(const Group *g, Channel channel, void *data, size_t bytes) {
-    if (g->watch == NULL) { return; }
-    if (g->rank != 0) { receive_call(g, 0, channel, data, bytes); }
-    for (int r = 1; g->rank == 0 && r < g->ranks; r++) {
-        send_message(&g->watch->peers[r], true, (int)channel, data, bytes);
+    Watch *w = g->watch;
+    if (w == NULL) { return; }
+    if (g->rank != 0) { receive_call(w, 0, channel, data, bytes); } // from rank 0 or from the hub
+    for (int r = w->hub ? 1 : 0; r < w->count && (w->hub || g->rank == 0); r++) {
+        send_message(&w->peers[r], true, (int)channel, data, bytes);
     }
 }
 
 void group_gather(const Group *g, Channel channel, const void *mine, size_t bytes, void *all) {
-    if (g->watch != NULL && g->rank != 0) {
-        send_message(&g->watch->peers[0], true, (int)channel, mine, bytes);
-        return;
+    Watch *w = g->watch;
+    size_t whole = (size_t)g->ranks * bytes;
+    char *part = w != NULL && w->hub && g->rank != 0 ? malloc_or_die(whole) : all;
+    if (w != NULL && !w->hub) { send_message(&w->peers[0], true, (int)channel, mine, bytes); }
+    for (int r = 0; (w == NULL || w->hub) && r < g->ranks; r++) {
+        if (r == g->rank) {
+            memcpy(part + (size_t)r * bytes, mine, bytes);
+        } else {
+            receive_call(w, r, channel, part + (size_t)r * bytes, bytes);
+        }
     }
-    memcpy(all, mine, bytes);
-    for (int r = 1; g->watch != NULL && r < g->ranks; r++) {
-        receive_call(g, r, channel, (char *)all + (size_t)r * bytes, bytes);
+    if (part != all) { // the hub passes it on
+        send_message(&w->peers[0], true, (int)channel, part, whole);
+        free(part);
     }
+    if (w != NULL && !w->hub && g->rank == 0) { receive_call(w, 0, channel, all, whole); }
 }
 
 bool group_agree(const Group *g, Channel channel, bool ok) {
@@ -560,29 +535,41 @@ bool group_agree(const Group *g, Channel channel, bool ok) {
 
 // ---- the meeting --------------------------------------------------------------------------------
 
-// Counts the ranks that have not connected, and lists them: "2, 3, 5".
-static int list_missing(const Watch *w, char *text, size_t room) {
-    int count = 0;
-    size_t used = 0;
-    for (int r = 1; r < w->ranks; r++) {
-        if (w->peers[r].file >= 0) { continue; }
-        if (used + 20 < room) {
-            const char *format = used + 40 < room ? "%s%d" : "%s...";
-            used += (size_t)snprintf(text + used, room - used, format, count > 0 ? ", " : "", r);
-        }
-        count++;
-    }
-    return count;
-}
+// What the hub answers to a rank's hello.
+typedef enum {
+    HELLO,
+    ANSWER_AGAIN, // another run meets here: come again
+    ANSWER_WAIT,  // until all ranks have come
+    ANSWER_END,   // the meeting is over. text: why it failed, or ""
+} Answer;
+
+typedef struct {
+    uint64_t process; // a random number of the sender: a process that reaches itself knows it
+    int32_t answer, rank, ranks;
+    char host[HOST], run[sizeof(((Meeting *)NULL)->run)], secret[sizeof(((Meeting *)NULL)->secret)];
+    char text[sizeof(((Error *)NULL)->text)];
+} Hello;
+
+// One rank's part in a meeting.
+typedef struct {
+    Watch *w;
+    const Group *group;
+    const Meeting *meeting;
+    Hello mine;
+    char place[320], why[sizeof(((Error *)NULL)->text)]; // where the hub is; why it is not reached
+    int file, listener;                                  // the connection to the hub; -1: none
+    enum { SEEKS, WAITS, IS_HUB, HAS_MET } stage;
+    Whose whose;     // the address of the meeting place
+    bool strange;    // a rank of another run has come
+    double answered; // when another run last answered
+    double asked;    // when `file` was opened
+    int seated;      // ranks that have come to this hub
+} Part;
 
 static void draw(void *number, size_t bytes) {
     if (getrandom(number, bytes, 0) != (ssize_t)bytes) {
         die("no random numbers: %s", strerror(errno));
     }
-}
-
-static const char *name_of(const char *run) {
-    return *run != '\0' ? run : "a run without a number";
 }
 
 void group_draw(Meeting *meeting) {
@@ -591,221 +578,167 @@ void group_draw(Meeting *meeting) {
     snprintf(meeting->secret, sizeof(meeting->secret), "%016lx%016lx", number[0], number[1]);
 }
 
-// One rank's part in a meeting. peers[0] is its connection to who listens at host:port: rank 0, or
-// a rank at the meeting place that knows where rank 0 is. After the peers of the watch come guests,
-// which are connections that have not said which rank they are.
-typedef struct {
-    Watch *w;
-    const Group *group;
-    const Meeting *meeting;
-    const char *identity;
-    char host[256];
-    int port;
-    char place[320], why[640]; // where that is; why there is no connection
-    Whose whose;               // the address of the meeting place
-    int listener;              // of rank 0, or of a rank at the place; -1: none
-    bool reached;              // rank 0: it is at the place. Others: rank 0 has answered
-    bool told;                 // where rank 0 is, by itself or by a rank at the place
-    bool strange;              // a rank of another run has come
-    double busy;               // when another run last answered
-    bool over;
-    Error differs; // the first rank that runs something else
-    int guests;    // have come
-} Part;
-
-static void send_hello(const Part *part, Peer *p, Answer answer, int port, const char *text) {
-    const Watch *w = part->w;
-    size_t bytes = sizeof(Hello) + strlen(text) + 1;
-    Hello *h = calloc_or_die(1, bytes);
-    *h = (Hello){.process = w->process, .answer = (int32_t)answer, .rank = w->rank};
-    h->ranks = w->ranks;
-    h->port = port;
-    h->meeting = *part->meeting;
-    if (answer != HELLO) { memset(h->meeting.secret, 0, sizeof(h->meeting.secret)); }
-    memcpy(h->host, w->host, HOST);
-    strcpy(h->text, text);
-    send_message(p, true, KIND_HELLO, h, bytes);
-    free(h);
+static const char *name_of(const char *run) {
+    return *run != '\0' ? run : "a run without a number";
 }
 
-static void set_place(Part *part, const char *host, int port) {
-    snprintf(part->host, sizeof(part->host), "%s", host);
-    part->port = port;
-    snprintf(part->place, sizeof(part->place), "%s port %d", part->host, port);
+static void say(const Part *part, int file, Answer answer, const char *text) {
+    Hello h = part->mine;
+    h.answer = (int32_t)answer;
+    if (answer != HELLO) { memset(h.secret, 0, sizeof(h.secret)); }
+    snprintf(h.text, sizeof(h.text), "%s", text);
+    send_frame(file, 0, KIND_HELLO, &h, sizeof(h));
 }
 
-// Makes a guest the rank that it says it is. A rank whose identity differs is kept in
-// part->differs, of which all are told when all have connected. False: the guest cannot be that
-// rank.
-static bool seat(Part *part, Peer *guest, const Hello *h) {
-    const char *identity = part->identity;
+typedef enum { HEARD, NOTHING, NOISE } Heard;
+
+// Reads a message that has begun to arrive.
+static Heard hear(int file, Hello *h) {
+    Header head;
+    errno = 0;
+    ssize_t n = recv(file, &head, sizeof(head), MSG_WAITALL);
+    if (n <= 0) { return NOTHING; }
+    bool whole = n == sizeof(head) && head.kind == KIND_HELLO && head.bytes == sizeof(*h) &&
+                 recv(file, h, sizeof(*h), MSG_WAITALL) == sizeof(*h);
+    return whole && ENDS(h->host) && ENDS(h->run) && ENDS(h->secret) && ENDS(h->text) ? HEARD
+                                                                                      : NOISE;
+}
+
+// Counts the ranks that have not come to this hub, or have died since, and lists them: "2, 3, 5".
+static int list_missing(Part *part, char *text, size_t room) {
+    int count = 0;
+    size_t used = 0;
+    for (int r = 0; r < part->w->ranks; r++) {
+        int *file = &part->w->peers[r].file;
+        char byte;
+        bool there = *file >= 0 && recv(*file, &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0;
+        if (r == part->w->rank || (there && errno == EAGAIN)) { continue; }
+        close_file(file);
+        if (used + 20 < room) {
+            const char *format = used + 40 < room ? "%s%d" : "%s...";
+            used += (size_t)snprintf(text + used, room - used, format, count > 0 ? ", " : "", r);
+        }
+        count++;
+    }
+    part->seated = part->w->ranks - 1 - count;
+    return count;
+}
+
+// Makes a connection to the hub that of the rank that it says it is. False: it cannot be that rank.
+static bool seat(Part *part, int file, const Hello *h) {
     Watch *w = part->w;
-    Peer *p = &w->peers[h->rank > 0 && h->rank < w->ranks ? h->rank : 0];
-    size_t line = 0, at = 0;
+    char missing[64];
     if (h->ranks != w->ranks || h->rank < 0 || h->rank >= w->ranks) {
-        return fail("rank %d on %s was started as one of %d ranks, rank 0 as one of %d", h->rank,
-                    h->host, h->ranks, w->ranks);
+        return fail("rank %d on %s was started as one of %d ranks, rank %d as one of %d", h->rank,
+                    h->host, h->ranks, w->rank, w->ranks);
     }
-    if (h->rank == 0 || p->file >= 0) {
+    Peer *p = &w->peers[h->rank];
+    if (p->file >= 0) { list_missing(part, missing, sizeof(missing)); } // it may have died
+    if (h->rank == w->rank || p->file >= 0) {
         return fail("two processes say that they are rank %d: one on %s, one on %s", h->rank,
-                    h->rank == 0 ? w->host : p->host, h->host);
+                    p->host, h->host);
     }
-    p->file = guest->file;
+    p->file = file;
     memcpy(p->host, h->host, HOST);
-    guest->file = -1;
-    send_hello(part, p, ANSWER_WAIT, 0, "");
-    for (; h->text[at] == identity[at] && identity[at] != '\0'; at++) {
-        if (identity[at] == '\n') { line = at + 1; }
-    }
-    if (h->text[at] != identity[at] && part->differs.text[0] == '\0') {
-        fail("rank %d: on %s, it runs something else: '%.*s', where rank 0 has '%.*s'; all ranks "
-             "need the same program and options",
-             h->rank, h->host, (int)strcspn(h->text + line, "\n"), h->text + line,
-             (int)strcspn(identity + line, "\n"), identity + line);
-        part->differs = error_kept();
-    }
+    part->seated++;
+    part->stage = IS_HUB;
+    say(part, file, ANSWER_WAIT, "");
     return true;
 }
 
-// Keeps where rank 0 is, which has connected to this rank, and tells the ranks that have asked.
-static void note_rank_0(Part *part, const Peer *guest, int port) {
-    Watch *w = part->w;
-    struct sockaddr_storage address;
-    socklen_t length = sizeof(address);
-    char host[256];
-    if (getpeername(guest->file, (struct sockaddr *)&address, &length) != 0 ||
-        getnameinfo((struct sockaddr *)&address, length, host, sizeof(host), NULL, 0,
-                    NI_NUMERICHOST) != 0) {
-        return;
-    }
-    set_place(part, host, port);
-    part->told = true;
-    for (int i = w->count; i < w->count + w->ranks + GUESTS; i++) {
-        Peer *p = &w->peers[i];
-        if (!p->asks) { continue; }
-        send_hello(part, p, ANSWER_THERE, part->port, part->host);
-        close_peer(p);
-    }
-}
-
-// Answers a guest. False: the meeting fails.
-static bool answer_guest(Part *part, Peer *guest, const Hello *h) {
-    const Meeting *mine = part->meeting;
-    Watch *w = part->w;
-    guest->broken = h->answer != HELLO;
-    guest->closed = true;
-    if (guest->broken) { return true; }
-    if (h->process == w->process) {
-        // by an address that its machine does not know as its own
-        if (w->rank == 0) { part->reached = true; }
-    } else if (strcmp(h->meeting.run, mine->run) != 0) {
-        send_hello(part, guest, ANSWER_BUSY, 0, "");
+// Answers who has connected. False: the meeting fails.
+static bool answer_guest(Part *part, int file) {
+    const char *run = part->mine.run;
+    Hello h;
+    bool ok = true, seated = false;
+    if (part->stage == WAITS) {
+        // the hub is elsewhere, and who comes here has to find it
+    } else if (hear(file, &h) != HEARD || h.answer != HELLO) {
+        warn("a connection to %s is ignored: it is not from a rank", part->place);
+    } else if (h.process == part->mine.process) {
+        part->stage = IS_HUB; // by an address that its machine does not know as its own
+    } else if (strcmp(h.run, run) != 0) {
+        say(part, file, ANSWER_AGAIN, "");
         if (!part->strange) {
-            warn("rank %d of another run came to %s, and has to wait: %s, here %s", h->rank,
-                 part->place, name_of(h->meeting.run), name_of(mine->run));
+            warn("rank %d of another run came to %s, and has to wait: %s, here %s", h.rank,
+                 part->place, name_of(h.run), name_of(run));
         }
         part->strange = true;
-    } else if (strcmp(h->meeting.secret, mine->secret) != 0) {
-        send_hello(part, guest, ANSWER_END, 0,
-                   "who listens at MASTER_ADDR and MASTER_PORT has another LLM8_SECRET than this "
-                   "rank");
-        warn("rank %d on %s is not let in at %s: it has another LLM8_SECRET", h->rank, h->host,
+    } else if (strcmp(h.secret, part->mine.secret) != 0) {
+        say(part, file, ANSWER_END,
+            "who listens at MASTER_ADDR and MASTER_PORT has another LLM8_SECRET than this rank");
+        warn("rank %d on %s is not let in at %s: it has another LLM8_SECRET", h.rank, h.host,
              part->place);
-    } else if (w->rank == 0) {
-        guest->closed = false;
-        if (seat(part, guest, h)) { return true; }
-        send_hello(part, guest, ANSWER_END, 0, error_text());
-        return false;
-    } else if (h->rank == 0) {
-        send_hello(part, guest, ANSWER_WAIT, 0, "");
-        note_rank_0(part, guest, h->port);
-    } else if (part->told) {
-        send_hello(part, guest, ANSWER_THERE, part->port, part->host);
     } else {
-        guest->asks = true;
-        guest->closed = false;
+        ok = seated = seat(part, file, &h);
+        if (!ok) { say(part, file, ANSWER_END, error_text()); }
     }
-    return true;
+    if (!seated) { close(file); }
+    return ok;
 }
 
-static bool is_stranger(const Part *part) {
-    return fail(
-        "what answers at %s is not rank 0 of an llm8.c run: are MASTER_ADDR and MASTER_PORT "
-        "right?",
-        part->place);
-}
-
-// Takes the answer of who listens. False: the meeting has failed.
-static bool take_answer(Part *part, Peer *p, const Hello *h) {
-    Watch *w = part->w;
+// Takes the hub's answer. False: the meeting has failed.
+static bool take_answer(Part *part) {
+    Peer *hub = &part->w->peers[0];
+    Hello h = {0};
+    Heard heard = hear(part->file, &h);
+    const char *how = errno == 0 ? "it closed the connection" : strerror(errno);
     // a socket may connect to itself if nobody listens
-    if (h->process != w->process && h->answer == HELLO) { return is_stranger(part); }
-    if (h->answer == ANSWER_END && (part->reached || h->text[0] != '\0')) {
-        part->over = true;
-        return h->text[0] == '\0' || fail("%s", h->text);
+    bool own = heard == HEARD && h.process == part->mine.process, waits = part->stage == WAITS;
+    if (heard == NOISE || (heard == HEARD && h.answer == HELLO && !own)) {
+        return fail("what answers at %s is not rank 0 of an llm8.c run: are MASTER_ADDR and "
+                    "MASTER_PORT right?",
+                    part->place);
     }
-    if (h->answer == ANSWER_WAIT && w->rank > 0) {
-        part->reached = true;
-        memcpy(p->host, h->host, HOST);
+    if (heard == NOTHING && waits) {
+        return fail("who listens at %s gave no answer before all ranks had come: %s", part->place,
+                    how);
+    }
+    if (heard == HEARD && h.answer == ANSWER_WAIT) {
+        part->stage = WAITS;
+        hub->rank = h.rank;
+        memcpy(hub->host, h.host, HOST);
         return true;
     }
-    if (h->answer == ANSWER_WAIT) { part->told = true; }
-    if (h->answer == ANSWER_THERE && w->rank > 0) {
-        set_place(part, h->text, h->port);
-        part->told = true;
+    if (heard == HEARD && h.answer == ANSWER_END && (waits || h.text[0] != '\0')) {
+        part->stage = HAS_MET;
+        return h.text[0] == '\0' || fail("%s", h.text);
     }
-    if (h->answer == ANSWER_BUSY) {
-        part->busy = w->now;
+    if (heard == HEARD && h.answer == ANSWER_AGAIN) {
+        part->answered = wall_seconds();
         snprintf(part->why, sizeof(part->why), "another run meets there: %s, here %s",
-                 name_of(h->meeting.run), name_of(part->meeting->run));
+                 name_of(h.run), name_of(part->mine.run));
+    } else {
+        snprintf(part->why, sizeof(part->why), "%s", how);
     }
-    close_peer(p);
+    close_file(&part->file);
     return true;
 }
 
-// Opens rank 0's socket: at the meeting place, or where another machine can reach it.
-static bool listen_first(Part *part) {
-    const Meeting *m = part->meeting;
-    part->listener = listen_here(m->host, m->port, true, &part->whose);
-    part->reached = part->listener >= 0;
-    if (part->whose == ELSEWHERE) { part->listener = listen_on_all(m->port); }
-    if (part->listener < 0 && errno == EADDRINUSE) { // by another run, which may soon have met
-        part->listener = part->whose == ELSEWHERE ? listen_on_all(0)
-                                                  : listen_here(m->host, 0, true, &part->whose);
-    }
-    return part->listener >= 0 || cannot_listen(m->host, m->port);
-}
-
-// Tries to reach who listens, and says hello. False: the meeting fails.
+// Becomes the hub, or says hello to it. False: the meeting fails.
 static bool reach(Part *part) {
     const Meeting *m = part->meeting;
     const char *why = part->why;
-    Watch *w = part->w;
-    Peer *p = &w->peers[0];
-    Whose whose;
-    if (w->rank == 0 && part->whose != ELSEWHERE) {
-        int file = listen_here(m->host, m->port, true, &whose);
-        if (file >= 0) {
-            close(part->listener);
-            part->listener = file;
-            part->reached = true;
+    bool first = part->mine.rank == 0;
+    if (first && part->listener < 0) {
+        part->listener = listen_first(m->host, m->port, &part->whose);
+        bool here = part->whose != ELSEWHERE, busy = errno == EADDRINUSE;
+        bool waits = busy && wall_seconds() < part->answered + 10; // another run may soon have met
+        if (part->listener < 0 && here && !waits) { return cannot_listen(m->host, m->port); }
+        if (part->listener >= 0 && here) {
+            part->stage = IS_HUB;
             return true;
         }
-        if (w->now > part->busy + 10) { return cannot_listen(m->host, m->port); }
     }
-    p->file = connect_once(part->host, part->port, &why);
-    double time = wall_seconds(); // time in which this process was blocked counts in full
-    w->now += time - w->read;
-    w->read = time;
-    if (p->file >= 0) {
-        set_timeout(p->file, 10);
-        p->heard = w->now;
-        send_hello(part, p, HELLO, w->rank == 0 ? port_of(part->listener) : 0, part->identity);
-        if (part->listener < 0) { why = "it said nothing"; } // else it may be this process
-    } else if (part->listener < 0 && !part->told && part->group->local_rank == 0) {
+    part->file = connect_once(m->host, m->port, &why);
+    part->asked = wall_seconds();
+    if (part->file >= 0) {
+        say(part, part->file, HELLO, "");
+        why = "it said nothing";
+    } else if (!first && part->group->local_rank == 0) {
         // this machine's first rank is not rank 0, which is therefore on another machine
         part->listener = listen_here(m->host, m->port, false, &part->whose);
-        if (part->listener >= 0) { why = "this machine has that address, and rank 0 has not come"; }
+        if (part->listener >= 0) { part->stage = IS_HUB; }
     }
     if (why != part->why) { snprintf(part->why, sizeof(part->why), "%s", why); }
     return true;
@@ -813,187 +746,200 @@ static bool reach(Part *part) {
 
 // What else may be wrong. "": nothing.
 static const char *hint(const Part *part) {
-    const Group *g = part->group;
-    bool first = g->rank == 0, knows = part->told || part->reached;
-    if (part->whose == LOOPBACK && g->local_ranks != g->ranks && (first || g->local_rank == 0)) {
+    if (part->whose == LOOPBACK && part->group->local_ranks != part->mine.ranks) {
         return "; each machine has that address itself: if the ranks are on several machines, set "
                "MASTER_ADDR to rank 0's";
     }
-    if (first && !knows && part->busy > 0) { return "; another run meets there"; }
-    if (first && !knows && part->whose == ELSEWHERE) {
+    if (part->mine.rank == 0 && part->stage == SEEKS && part->whose == ELSEWHERE) {
         return "; rank 0's machine does not have that address, and no rank on the machine that has "
                "it has come: set MASTER_ADDR to rank 0's machine";
     }
     return "";
 }
 
-// The connection has ended. False: the meeting has failed.
-static bool lose_connection(Part *part, const Peer *p) {
-    const char *how = errno == 0 ? "it closed the connection" : strerror(errno);
-    if (p->broken || p->got > 0) { return is_stranger(part); }
-    if (part->listener < 0) { snprintf(part->why, sizeof(part->why), "%s", how); }
-    return !part->reached ||
-           fail("rank 0 at %s gave no answer before all ranks had come: %s", part->place, how);
+// Says who is missing. fails: as the reason why the meeting fails; otherwise as a warning.
+static bool tell(Part *part, double limit, bool fails) {
+    char missing[600], within[64] = "";
+    if (fails) {
+        snprintf(within, sizeof(within), " within %.0f s (--distributed-timeout)", limit);
+    }
+    if (part->stage == IS_HUB) {
+        int count = list_missing(part, missing, sizeof(missing));
+        fail("%s %s of %d did not connect to %s%s%s", count > 1 ? "ranks" : "rank", missing,
+             part->mine.ranks, part->place, within, hint(part));
+    } else if (part->stage == WAITS) {
+        fail("who listens at %s gave no answer before all ranks had come: it said nothing",
+             part->place);
+    } else {
+        fail("%s was not reached at %s%s: %s%s; are MASTER_ADDR and MASTER_PORT those of rank 0, "
+             "and does it run?",
+             part->mine.rank == 0 ? "another rank" : "rank 0", part->place, within, part->why,
+             hint(part));
+    }
+    if (!fails) { warn("waiting: %s", error_text()); }
+    return !fails;
 }
 
-// Reads a connection that can be read. False: the meeting fails.
-static bool read_connection(Part *part, int number) {
-    Watch *w = part->w;
-    Peer *p = &w->peers[number];
-    errno = 0;
-    Message *m = read_message(w, p);
-    const Hello *h = m != NULL ? (const Hello *)m->data : NULL;
-    bool ok = true, guest = number >= w->count, silent = h == NULL && p->closed && !p->asks;
-    if (number == 0 && h != NULL) { ok = take_answer(part, p, h); }
-    if (number == 0 && silent) { ok = lose_connection(part, p); }
-    if (guest && h != NULL) { ok = answer_guest(part, p, h); }
-    if (guest && (silent || p->broken)) {
-        warn("a connection to %s is ignored: it is not from a rank", part->place);
+// Waits for all connections at the same time, so that a silent one delays nobody. If too many have
+// said nothing yet, the oldest is closed. False: the meeting has failed.
+static bool meet(Part *part, double limit) {
+    enum { OWN, LISTENER, GUESTS, ALL = 64 };
+    struct pollfd polls[ALL];
+    const double start = wall_seconds();
+    double warning = start + 2, next = start, pause = 0.01;
+    int oldest = GUESTS;
+    char missing[64];
+    bool ok = true;
+    for (int i = 0; i < ALL; i++) { polls[i] = (struct pollfd){.fd = -1, .events = POLLIN}; }
+    part->answered = start;
+    while (ok && part->stage != HAS_MET) {
+        double now = wall_seconds();
+        // the hub ends before those who wait for it, and says why
+        double until = start + (part->stage == WAITS ? 1.125 * limit + 5 : limit);
+        bool early = now < start + 10;
+        if (part->seated == part->mine.ranks - 1 &&
+            list_missing(part, missing, sizeof(missing)) == 0) {
+            break;
+        }
+        if (now >= until) {
+            ok = tell(part, limit, true);
+            break;
+        }
+        if (now >= warning) {
+            if (part->stage != WAITS && (!early || *hint(part) != '\0')) {
+                tell(part, limit, false);
+            }
+            warning = early ? start + 10 : now + 60;
+        }
+        // a program that is no rank may say nothing, and end
+        if (part->stage != WAITS && now > part->asked + 2) { close_file(&part->file); }
+        bool seeks = part->stage == SEEKS && part->file < 0;
+        if (seeks && now >= next) {
+            ok = reach(part);
+            now = wall_seconds();
+            next = now + pause;
+            pause = fmin(2 * pause, 0.5);
+        }
+        polls[OWN].fd = part->file;
+        polls[LISTENER].fd = part->listener;
+        double again = part->stage != SEEKS ? until : part->file < 0 ? next : part->asked + 2;
+        int wait = (int)ceil(1e3 * fmax(0, fmin(again, fmin(until, warning)) - now));
+        if (!ok || poll(polls, ALL, wait) <= 0) { continue; }
+        if (polls[OWN].revents != 0) { ok = take_answer(part); }
+        for (int i = GUESTS; i < ALL && ok; i++) {
+            if (polls[i].fd < 0 || polls[i].revents == 0) { continue; }
+            ok = answer_guest(part, polls[i].fd);
+            polls[i].fd = -1;
+        }
+        int file = polls[LISTENER].revents != 0 ? accept4(part->listener, NULL, NULL, SOCK_CLOEXEC)
+                                                : -1;
+        if (file < 0) { continue; }
+        set_timeouts(file, 10, 2);
+        close_file(&polls[oldest].fd);
+        polls[oldest].fd = file;
+        oldest = oldest + 1 < ALL ? oldest + 1 : GUESTS;
     }
-    if (number > 0 && !guest && h != NULL) { p->closed = true; } // it has said all
-    free(m);
-    if (p->closed) { close_peer(p); } // a rank that connected and died may connect again
+    for (int i = GUESTS; i < ALL; i++) { close_file(&polls[i].fd); }
+    close_file(&part->listener);
     return ok;
 }
 
-// Reads all connections at the same time, so that a silent one delays nobody. If there are too many
-// guests, the oldest connection is closed.
-static bool meet(Part *part, double seconds) {
-    Watch *w = part->w;
-    double tell = 2, next = 0, pause = 0.01;
-    int count, all = w->count + w->ranks + GUESTS;
-    char missing[600];
-    bool first = w->rank == 0;
-    while (!part->over) {
-        count = first ? list_missing(w, missing, sizeof(missing)) : 1;
-        const char *ranks = count > 1 ? "ranks" : "rank";
-        double now = read_clock(w), until = seconds;
-        if (count == 0) { break; }
-        if (!first && part->reached) { until = tell = 1.125 * seconds + 5; } // rank 0 ends before
-        if (now >= until && first) {
-            return fail("%s %s of %d did not connect to %s within %.0f s (--distributed-timeout)%s",
-                        ranks, missing, w->ranks, part->place, seconds, hint(part));
-        }
-        if (now >= until && part->reached) {
-            return fail("rank 0 at %s gave no answer before all ranks had come: it said nothing",
-                        part->place);
-        }
-        if (now >= until) {
-            return fail("rank 0 was not reached at %s within %.0f s (--distributed-timeout): %s%s; "
-                        "are MASTER_ADDR and MASTER_PORT those of rank 0, and does it run?",
-                        part->place, seconds, part->why, hint(part));
-        }
-        bool warns = now >= tell && (now >= 10 || *hint(part) != '\0');
-        if (warns && first) {
-            warn("waiting at %s for %s %s of %d%s", part->place, ranks, missing, w->ranks,
-                 hint(part));
-        } else if (warns) {
-            warn("waiting for rank 0 at %s: %s%s", part->place, part->why, hint(part));
-        }
-        if (now >= tell) { tell = now < 10 ? 10 : now + 60; }
-        // a program that is no rank may say nothing; a rank 0 elsewhere must keep trying
-        if (first && now > w->peers[0].heard + 2) { close_peer(&w->peers[0]); }
-        bool tries = !part->reached && w->peers[0].file < 0;
-        if (tries && now >= next) {
-            if (!reach(part)) { return false; }
-            next = w->now + pause;
-            pause = fmin(2 * pause, 0.5);
-        }
-        wait_for_input(w, all, part->listener, tries ? next : until);
-        for (int i = 0; i < all; i++) {
-            bool ready = w->peers[i].file >= 0 && w->polls[i].revents != 0;
-            if (ready && !read_connection(part, i)) { return false; }
-        }
-        bool comes = w->polls[all].revents != 0;
-        int file = comes ? accept4(part->listener, NULL, NULL, SOCK_CLOEXEC) : -1;
-        if (file >= 0) {
-            Peer *guest = &w->peers[w->count + part->guests++ % (all - w->count)];
-            close_peer(guest);
-            guest->file = file;
-            set_timeout(file, 10);
-        }
+// Whether this rank runs what rank 0 runs.
+static bool agree_on(const Group *g, const char *host, const char *identity) {
+    uint32_t bytes = (uint32_t)strlen(identity);
+    group_broadcast(g, CHANNEL_MAIN, &bytes, sizeof(bytes));
+    char *of_first = calloc_or_die((size_t)bytes + 1, 1);
+    if (g->rank == 0) { memcpy(of_first, identity, bytes); }
+    group_broadcast(g, CHANNEL_MAIN, of_first, bytes);
+    size_t line = 0, at = 0;
+    for (; identity[at] == of_first[at] && identity[at] != '\0'; at++) {
+        if (identity[at] == '\n') { line = at + 1; }
     }
-    return true;
+    bool ok = identity[at] == of_first[at] ||
+              fail("on %s, it runs something else: '%.*s', where rank 0 has '%.*s'; all ranks need "
+                   "the same program and options",
+                   host, (int)strcspn(identity + line, "\n"), identity + line,
+                   (int)strcspn(of_first + line, "\n"), of_first + line);
+    free(of_first);
+    return group_agree(g, CHANNEL_MAIN, ok);
 }
 
 bool group_open(Group *g, const Meeting *meeting, int listener, const char *identity,
                 double seconds) {
-    int rank = g->rank, ranks = g->ranks;
-    if (ranks == 1) { return true; }
-    assert(rank == 0 || listener < 0);
+    if (g->ranks == 1) { return true; }
     Watch *w = g->watch = calloc_or_die(1, sizeof(Watch));
-    *w = (Watch){.rank = rank,
-                 .ranks = ranks,
-                 .count = rank == 0 ? ranks : 1,
+    *w = (Watch){.rank = g->rank,
+                 .ranks = g->ranks,
                  .tick = fmin(0.25, seconds / 16),
-                 .read = wall_seconds(),
+                 .quit = -1,
                  .mutex = PTHREAD_MUTEX_INITIALIZER,
                  .changed = PTHREAD_COND_INITIALIZER};
     w->limit = seconds - 3 * w->tick; // so that all ranks have ended within `seconds`
-    if (gethostname(w->host, HOST - 1) != 0) { strcpy(w->host, "?"); }
-    draw(&w->process, sizeof(w->process));
-    int all = w->count + ranks + GUESTS;
-    w->peers = calloc_or_die((size_t)all, sizeof(Peer));
-    w->polls = calloc_or_die((size_t)all + 1, sizeof(struct pollfd));
-    for (int i = 0; i < all; i++) { w->peers[i].file = -1, close_peer(&w->peers[i]); }
-    Part part = {w, g, meeting, identity, .listener = listener, .whose = HERE};
-    set_place(&part, meeting->host, meeting->port);
-    part.reached = listener >= 0;
-    pthread_mutex_lock(&w->mutex);
-    bool listens = rank != 0 || listener >= 0 || listen_first(&part);
-    w->runs = listens && meet(&part, seconds);
-    if (rank == 0) {
-        Error verdict = w->runs ? part.differs : error_kept();
-        for (int r = 1; r < ranks; r++) {
-            send_hello(&part, &w->peers[r], ANSWER_END, 0, verdict.text);
-        }
-        w->runs = verdict.text[0] == '\0' || fail("%s", verdict.text);
-        close_peer(&w->peers[0]);
-        memcpy(w->peers[0].host, w->host, HOST);
+    w->peers = calloc_or_die((size_t)g->ranks, sizeof(Peer));
+    w->polls = calloc_or_die((size_t)g->ranks + 1, sizeof(struct pollfd));
+    for (int r = 0; r < g->ranks; r++) {
+        w->peers[r] = (Peer){.rank = r, .file = -1, .sending = PTHREAD_MUTEX_INITIALIZER};
     }
-    for (int i = w->count; i < all; i++) { close_peer(&w->peers[i]); }
-    if (part.listener >= 0) { close(part.listener); }
+    Part part = {w, g, meeting, {.rank = g->rank, .ranks = g->ranks}, .file = -1, .whose = HERE};
+    part.listener = listener;
+    part.stage = listener >= 0 ? IS_HUB : SEEKS;
+    snprintf(part.place, sizeof(part.place), "%s port %d", meeting->host, meeting->port);
+    draw(&part.mine.process, sizeof(part.mine.process));
+    if (gethostname(part.mine.host, HOST - 1) != 0) { strcpy(part.mine.host, "?"); }
+    memcpy(part.mine.run, meeting->run, sizeof(meeting->run));
+    memcpy(part.mine.secret, meeting->secret, sizeof(meeting->secret));
+    memcpy(w->peers[g->rank].host, part.mine.host, HOST);
+    bool ok = meet(&part, seconds);
+    w->hub = part.stage == IS_HUB;
+    w->count = w->hub ? g->ranks : 1;
+    Error verdict = ok ? (Error){0} : error_kept();
+    if (!w->hub) { w->peers[0].file = part.file; }
+    w->read = wall_seconds();
     set_doing(w, DOING_WORK, "starting");
     for (int r = 0; r < w->count; r++) {
         Peer *p = &w->peers[r];
-        p->known = true;
+        if (w->hub && p->file >= 0) { say(&part, p->file, ANSWER_END, verdict.text); }
         p->closed = p->file < 0;
-        p->heard = w->now;
         p->beat = (Beat){.doing = DOING_PAUSE, .what = "starting"};
-        set_timeout(p->file, 0);
+        set_timeouts(p->file, 0, 0);
         set_option(p->file, IPPROTO_TCP, TCP_NODELAY, 1); // sends small messages without delay
         set_option(p->file, SOL_SOCKET, SO_KEEPALIVE, 1);
     }
-    pthread_mutex_unlock(&w->mutex);
-    w->quit = eventfd(0, EFD_CLOEXEC);
-    if (w->runs && pthread_create(&w->thread, NULL, watch_thread, w) != 0) {
-        die("the watchdog's thread cannot be started: %s", strerror(errno));
+    if (ok) {
+        w->quit = eventfd(0, EFD_CLOEXEC);
+        if (w->quit < 0 || pthread_create(&w->thread, NULL, watch_thread, w) != 0) {
+            die("the watchdog's thread cannot be started: %s", strerror(errno));
+        }
+        ok = agree_on(g, part.mine.host, identity);
+        verdict = error_kept();
     }
-    if (w->runs) { return true; }
-    group_close(g);
-    return false;
+    if (!ok) { group_close(g); }
+    return ok || fail_again(verdict);
 }
 
 void group_close(Group *g) {
     Watch *w = g->watch;
     if (w == NULL) { return; }
     watch_probe(w, NULL, NULL);
-    if (w->runs) {
+    if (w->quit >= 0) { // the watchdog runs
         pthread_mutex_lock(&w->mutex);
         w->leaving = true;
         set_doing(w, DOING_WAIT, "ending"); // waits for ranks that still save
-        if (w->rank != 0) { send_all(w, KIND_BYE, NULL, 0); }
+        if (!w->hub) { send_all(w, KIND_BYE, NULL, 0); }
         for (int r = 0; r < w->count; r++) {
             Peer *p = &w->peers[r];
             while (p->file >= 0 && !p->left) { pthread_cond_wait(&w->changed, &w->mutex); }
         }
-        if (w->rank == 0) { send_all(w, KIND_BYE, NULL, 0); }
+        if (w->hub) { send_all(w, KIND_BYE, NULL, 0); }
         pthread_mutex_unlock(&w->mutex);
         eventfd_write(w->quit, 1);
         pthread_join(w->thread, NULL);
+        close(w->quit);
     }
-    close(w->quit);
-    for (int r = 0; r < w->count; r++) { close_peer(&w->peers[r]); }
+    for (int r = 0; r < w->ranks; r++) {
+        close_file(&w->peers[r].file);
+        free(w->peers[r].coming);
+    }
     free(w->peers);
     free(w->polls);
     free(w);

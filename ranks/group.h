@@ -1,23 +1,23 @@
 // The ranks of a run: how the processes meet over TCP, what they agree on, and the watchdog. What
 // the GPUs exchange is in train/gpu/comm.h.
 //
-// Every other rank connects to rank 0 and says which rank it is, of which run, and with which
-// options. The group is complete when all have come. If there is a secret, only a rank that has it
-// may take part. Nothing is encrypted, so the port must be reachable only inside the cluster. A
-// message that no rank would send ends the run.
+// The ranks know one place to meet, MASTER_ADDR and MASTER_PORT. One rank listens there, the hub:
+// rank 0, or the first rank on the machine that has the address if rank 0 runs elsewhere (torchrun
+// may do that). Every other rank connects to the hub and says which rank it is, of which run. The
+// group is complete when all have come. Then all compare their options with rank 0's. If there is a
+// secret, only a rank that has it may take part. Nothing is encrypted, so the port must be
+// reachable only inside the cluster. A message that no rank would send ends the run. If another run
+// meets at the same place, both see that, and the later one waits.
 //
-// The ranks know one place to meet, MASTER_ADDR and MASTER_PORT. If rank 0 runs elsewhere (torchrun
-// may do that), it listens where it is, and a rank at that place listens there and tells every rank
-// that comes where rank 0 is. If another run meets there, both see that, and the later one waits.
-//
-// In each rank a thread, the watchdog, reads the connections. Four times a second it tells rank 0
+// In each rank a thread, the watchdog, reads the connections. Four times a second it tells the hub
 // which step its rank has reached, and it ends the process when a rank is lost. (NCCL's own error
-// query does not notice a rank that hangs.) Rank 0 decides which rank is lost: one whose connection
-// closes without a goodbye (it died); one that has been silent for --distributed-timeout (it is
-// stopped, or its machine is gone); or one whose main thread has worked on one thing for that time
-// (a file system hangs). If all ranks wait for each other for that time, a GPU or the network
-// hangs. Rank 0 then tells every rank which rank is lost and at which step; each prints that and
-// exits with EXIT_LOST_RANK. Time in which the watching process itself was stopped does not count.
+// query does not notice a rank that hangs.) The hub decides which rank is lost: one whose
+// connection closes without a goodbye (it died); one that has been silent for --distributed-timeout
+// (it is stopped, or its machine is gone); or one whose main thread has worked on one thing for
+// that time (a file system hangs). If all ranks wait for each other for that time, a GPU or the
+// network hangs. The hub then tells every rank which rank is lost and at which step; each prints
+// that and exits with EXIT_LOST_RANK. Time in which the watching process itself was stopped does
+// not count.
 #pragma once
 
 #include "../base/common.h"
@@ -50,13 +50,13 @@ int group_listen(const char *host, int *port);
 void group_draw(Meeting *meeting);
 
 // Meets the other ranks within `seconds`, which is the watchdog's time limit from then on. g: its
-// numbers are set. listener: rank 0's socket if it is open, else -1. identity: lines of text that
-// say what a rank runs, the same on every rank. On failure every connected rank gets the reason,
-// which names the ranks that are missing or differ.
+// numbers are set. listener: the hub's socket if it is open already, else -1. identity: lines of
+// text that say what a rank runs, the same on every rank. On failure every connected rank gets the
+// reason, which names the ranks that are missing or differ.
 bool group_open(Group *g, const Meeting *meeting, int listener, const char *identity,
                 double seconds);
-// Says goodbye to the other ranks, so that they do not treat the end of this rank as a loss. Rank 0
-// waits until all others have said goodbye.
+// Says goodbye to the other ranks, so that they do not treat the end of this rank as a loss. It
+// waits until all ranks have said goodbye.
 void group_close(Group *g);
 
 // All ranks make these calls in the same order, and on each channel from one thread. If another

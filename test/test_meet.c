@@ -31,10 +31,9 @@ static int connect_to(const char *address, int port) {
 
 // ---- the calls on a channel ---------------------------------------------------------------------
 
-static int agree_in_turn(int rank, void *argument) {
-    const Place *p = argument;
-    Group *g = join(p, rank, "");
-    int wrong = 0;
+// Returns how many results are wrong.
+static int make_calls(const Group *g) {
+    int wrong = 0, rank = g->rank;
     for (int c = CHANNEL_MAIN; c < CHANNELS; c++) {
         Channel channel = (Channel)c;
         int number = rank == 0 ? 42 : -1, all[PROCESSES] = {0}, mine = rank * rank;
@@ -43,10 +42,10 @@ static int agree_in_turn(int rank, void *argument) {
         group_broadcast(g, channel, &number, sizeof(number));
         wrong += number != 42;
         group_gather(g, channel, &mine, sizeof(mine), all);
-        for (int r = 0; rank == 0 && r < p->ranks; r++) { wrong += all[r] != r * r; }
+        for (int r = 0; rank == 0 && r < g->ranks; r++) { wrong += all[r] != r * r; }
         fail("reason %d", rank); // all ranks except 0 refuse: the reason of the first is reported
-        wrong += group_agree(g, channel, rank == 0) != (p->ranks == 1);
-        wrong += p->ranks > 1 && strcmp(error_text(), "rank 1: reason 1") != 0;
+        wrong += group_agree(g, channel, rank == 0) != (g->ranks == 1);
+        wrong += g->ranks > 1 && strcmp(error_text(), "rank 1: reason 1") != 0;
         wrong += group_agree(g, channel, rank != 0);
     }
     // rank 0 sends on both channels before the others read: each message must reach its channel
@@ -59,6 +58,12 @@ static int agree_in_turn(int rank, void *argument) {
         group_broadcast(g, channel, large, LARGE);
         wrong += large[0] != expected || large[LARGE - 1] != expected;
     }
+    return wrong;
+}
+
+static int agree_in_turn(int rank, void *argument) {
+    Group *g = join(argument, rank, "");
+    int wrong = make_calls(g);
     group_close(g);
     return wrong;
 }
@@ -269,6 +274,7 @@ TEST(silent_strangers_hold_up_nobody) {
 // Where several processes come to one port, one after another: with a letter for the run and a
 // digit for the rank, "a0 b1".
 static const char *comers;
+static bool dies; // rank 0, when all have met
 
 static int come(int number, void *argument) {
     Place p = *(const Place *)argument;
@@ -280,8 +286,11 @@ static int come(int number, void *argument) {
     usleep(200000 * (unsigned)number);
     Group *g = join(&p, number, "");
     group_broadcast(g, CHANNEL_MAIN, &heard, sizeof(heard));
+    if (dies && rank == 0) { raise(SIGKILL); }
+    if (dies) { pause(); }
+    int wrong = make_calls(g);
     group_close(g);
-    return heard != run[0];
+    return wrong + (heard != run[0]);
 }
 
 static void all_meet(const char *host, int ranks, const char *order) {
@@ -304,13 +313,26 @@ TEST(two_runs_meet_at_one_port) {
     for (int i = 0; i < 4; i++) { all_meet("127.0.0.1", 2, orders[i]); }
 }
 
-// If rank 0 comes later than another machine's first rank (as all are here), and that rank listens
-// where they meet, it tells the others where rank 0 is.
+// If rank 0 comes later than another machine's first rank (as all are here), that rank listens
+// where they meet, and passes on what rank 0 sends and receives. It watches the others.
 TEST(rank_0_may_be_elsewhere) {
     static const char *const orders[] = {"a1 a0 a2", "a1 a2 a0", "a0 a1 a2"};
     find_own_address();
     for (int i = 0; i < 3 && own_address[0] != '\0'; i++) { all_meet(own_address, 3, orders[i]); }
     if (own_address[0] != '\0') { all_meet(own_address, 2, "a1 b0 a0 b1"); }
+    if (own_address[0] == '\0') { return; }
+    Place p = place_at(own_address, 3, 8);
+    Processes run;
+    close(p.listener);
+    p.listener = -1;
+    comers = "a1 a0 a2";
+    dies = true;
+    FREED char *log = processes_meet(&run, 3, come, &p);
+    CHECK_EQUAL(run.status[0], EXIT_LOST_RANK);
+    CHECK_EQUAL(run.status[1], 128 + SIGKILL);
+    CHECK_EQUAL(run.status[2], EXIT_LOST_RANK);
+    CHECK_CONTAINS(log, "rank 1: error: rank 0 on ");
+    CHECK_CONTAINS(log, "rank 2: error: rank 0 on ");
 }
 
 // A port that another program keeps: rank 0 says so soon, and does not wait for all of its time.
