@@ -580,7 +580,7 @@ bool checkpoint_options(const Checkpoint *c, const Options *continues, Options *
         if (row != NULL) { given[row - option_table] = true; }
     }
     path_format(path, "%s/meta.json", c->path);
-    *was = (Options){0};
+    options_default(was);
     for (const OptionRow *row = option_table; ok && row < option_table + option_table_count;
          row++) {
         if (!option_is_taken(row, continues)) { continue; }
@@ -606,7 +606,7 @@ typedef struct {
 static bool open_model(Checkpoint *c, const char *folder, void *context) {
     const Taken *taken = context;
     Options *model = taken->model;
-    *model = (Options){0};
+    options_default(model);
     if (checkpoint_newest(folder, INT64_MAX) >= 0) {
         return fail("%s: a run's folder; give one of its checkpoints, such as %s/latest", folder,
                     folder);

@@ -13,7 +13,11 @@
 
 BEGIN_C
 
-typedef enum { ROPE_UNSCALED, ROPE_LINEAR, ROPE_LLAMA3 } RopeScaling;
+// The kinds of scaling, and their names in --rope-scaling.
+#define ROPE_SCALINGS N(ROPE_UNSCALED, "none") N(ROPE_LINEAR, "linear") N(ROPE_LLAMA3, "llama3")
+#define N(constant, name) constant,
+typedef enum { ROPE_SCALINGS } RopeScaling;
+#undef N
 
 typedef struct {
     double theta;

@@ -1,14 +1,16 @@
 // Every option of both trainers, one row each, under the heading (GROUP) that --help shows.
-// Included twice: options.h makes the fields of Options from it, option_table.c the table. A row is
+// options.h makes the enums and the fields of Options from it, option_table.c the table. A row is
 //   TYPE("name", field, "default", bounds or choices or placeholder, "help")
-// with an OptionEffect at its end if the option changes something else than the results, and
+// and a CHOICE has the name of its enum before the default; N(CONSTANT, "text") is one choice.
+// An OptionEffect follows if the option changes something else than the results, and
 // NEEDS("another") if the option has no effect while that other option is at its default.
 // clang-format off
 #define GROUP "Model"
 TEXT("model", model, "gpt2-124m", "PRESET",
     "start from a preset; each option below overrides it, and so does the model of --load or "
     "--resume", NOTHING)
-CHOICE("arch", arch, "gpt2", "gpt2|llama", "architecture", SHAPE)
+CHOICE("arch", arch, Arch, "gpt2",
+    N(ARCH_GPT2, "gpt2") N(ARCH_LLAMA, "llama"), "architecture", SHAPE)
 INT("num-layers", num_layers, "12", 1, 4096, "transformer blocks (L)", SHAPE)
 INT("hidden-size", hidden_size, "768", 2, 1 << 20, "channels (C)", SHAPE)
 INT("num-attention-heads", num_attention_heads, "0", 0, 4096,
@@ -36,7 +38,7 @@ FLAG("untie-embeddings-and-output-weights", untie_embeddings_and_output_weights,
     "give the LM head weights of its own", SHAPE)
 REAL("norm-epsilon", norm_epsilon, "1e-5", 0, 1, "added to the variance in LayerNorm and RMSNorm")
 REAL("rope-theta", rope_theta, "10000", 1, 1e12, "base of the rotary frequencies (llama)")
-CHOICE("rope-scaling", rope_scaling, "none", "none|linear|llama3",
+CHOICE_OF("rope-scaling", rope_scaling, "none", ROPE_SCALINGS,
     "stretches the rotary embedding to longer sequences; llama3: as Llama 3.1 does")
 REAL("rope-scaling-factor", rope_scaling_factor, "8", 1, 1e6, "how many times longer",
     NEEDS("rope-scaling"))
@@ -87,7 +89,8 @@ TEXT("iterations-to-skip", iterations_to_skip, "", "STEPS",
 
 #undef GROUP
 #define GROUP "Optimizer and learning rate"
-CHOICE("optimizer", optimizer, "adamw", "adamw|muon",
+CHOICE("optimizer", optimizer, Optimizer, "adamw",
+    N(OPTIMIZER_ADAMW, "adamw") N(OPTIMIZER_MUON, "muon"),
     "of the blocks' matrices; embeddings, head, norms and biases have AdamW (docs/muon.md)")
 REAL("lr", lr, "6e-4", 0, 100, "peak learning rate")
 REAL("embedding-lr-mult", embedding_lr_mult, "-1", -1, 1e6,
@@ -100,7 +103,9 @@ REAL("vector-lr-mult", vector_lr_mult, "-1", -1, 1e6,
     "factor of --lr for the weights of norms, and for biases; 0: they stay as they are; -1: 4 with "
     "AdamW, 1 with Muon or --load")
 REAL("min-lr", min_lr, "0", 0, 100, "learning rate at the end of the decay")
-CHOICE("lr-decay-style", lr_decay_style, "wsd", "cosine|linear|constant|wsd",
+CHOICE("lr-decay-style", lr_decay_style, DecayStyle, "wsd",
+    N(DECAY_COSINE, "cosine") N(DECAY_LINEAR, "linear") N(DECAY_CONSTANT, "constant")
+    N(DECAY_WSD, "wsd"),
     "shape after the warm-up; wsd: constant, then linear over --lr-wsd-decay-iters")
 LONG("lr-warmup-iters", lr_warmup_iters, "0", 0, COUNT_MAX, "steps of linear warm-up")
 LONG("lr-decay-iters", lr_decay_iters, "0", 0, COUNT_MAX,
@@ -123,9 +128,13 @@ REAL("clip-grad", clip_grad, "1.0", 0, 1e9, "largest global gradient norm; 0: no
 #define GROUP "Precision"
 FLAG("bf16", bf16, "false",
     "operands of the linear layers in BF16 (emulated on the CPU)", PRECISION)
-CHOICE("fp8-format", fp8_format, "none", "none|hybrid|e4m3|e5m2",
+CHOICE("fp8-format", fp8_format, Fp8Format, "none",
+    N(FP8_FORMAT_NONE, "none") N(FP8_FORMAT_HYBRID, "hybrid") N(FP8_FORMAT_E4M3, "e4m3")
+    N(FP8_FORMAT_E5M2, "e5m2"),
     "operands of the blocks' linear layers in FP8 (docs/fp8.md)", PRECISION)
-CHOICE("fp8-recipe", fp8_recipe, "delayed", "delayed|tensorwise|blockwise",
+CHOICE("fp8-recipe", fp8_recipe, Fp8Recipe, "delayed",
+    N(FP8_RECIPE_DELAYED, "delayed") N(FP8_RECIPE_TENSORWISE, "tensorwise")
+    N(FP8_RECIPE_BLOCKWISE, "blockwise"),
     "scales from the amax history of earlier steps, from each tensor itself, or from each block of "
     "128 values of it (of a weight, 128 x 128)", PRECISION, NEEDS("fp8-format"))
 INT("fp8-margin", fp8_margin, "0", -32, 32,
@@ -147,7 +156,8 @@ INT("num-layers-at-end-in-bf16", num_layers_at_end_in_bf16, "1", 0, 4096,
 FLAG("fp8-lm-head", fp8_lm_head, "false", "the LM head in FP8 too", PRECISION, NEEDS("fp8-format"))
 FLAG("fp8-wgrad", fp8_wgrad, "true", "the weight gradients' products in FP8 too", PRECISION,
     NEEDS("fp8-format"))
-CHOICE("fp8-fast-accumulation", fp8_fast_accumulation, "forward", "none|forward|all",
+CHOICE("fp8-fast-accumulation", fp8_fast_accumulation, FastAccumulation, "forward",
+    N(FAST_NONE, "none") N(FAST_FORWARD, "forward") N(FAST_ALL, "all"),
     "FP8 products that keep partial sums in the tensor cores' narrower registers (GPU)", PRECISION,
     NEEDS("fp8-format"))
 FLAG("fp8-required", fp8_required, "false",
@@ -163,7 +173,8 @@ LONG("eval-interval", eval_interval, "250", 1, COUNT_MAX,
     "steps between evaluations (with --valid-data)", NOTHING)
 LONG("eval-iters", eval_iters, "20", 0, COUNT_MAX,
     "global batches an evaluation; 0: all validation data", EVALUATION)
-CHOICE("eval-precision", eval_precision, "same", "same|bf16",
+CHOICE("eval-precision", eval_precision, EvalPrecision, "same",
+    N(EVAL_SAME, "same") N(EVAL_BF16, "bf16"),
     "of the linear layers in evaluations and samples: as in training, or BF16", PRECISION)
 LONG("sample-interval", sample_interval, "0", 0, COUNT_MAX,
     "steps between samples; 0: none", NOTHING)
@@ -204,13 +215,16 @@ FLAG("list-checkpoints", list_checkpoints, "false",
 
 #undef GROUP
 #define GROUP "GPU"
-CHOICE("recompute", recompute, "none", "none|activations|block",
+CHOICE("recompute", recompute, Recompute, "none",
+    N(RECOMPUTE_NONE, "none") N(RECOMPUTE_ACTIVATIONS, "activations") N(RECOMPUTE_BLOCK, "block"),
     "recomputed in the backward pass, to save memory: the norms' and activations' outputs, or "
     "whole blocks", SPEED)
-CHOICE("grad-accum-dtype", grad_accum_dtype, "auto", "auto|fp32|bf16",
+CHOICE("grad-accum-dtype", grad_accum_dtype, GradientType, "auto",
+    N(GRADIENT_AUTO, "auto") N(GRADIENT_FP32, "fp32") N(GRADIENT_BF16, "bf16"),
     "type of the weights' gradients; auto: FP32 where a step sums over micro-batches, else BF16",
     SPEED)
-CHOICE("adam-dtype", adam_dtype, "fp32", "fp32|bf16",
+CHOICE("adam-dtype", adam_dtype, StateType, "fp32",
+    N(STATE_FP32, "fp32") N(STATE_BF16, "bf16"),
     "type of the optimizer's moments; BF16 ones are rounded stochastically")
 FLAG("optimizer-cpu-offload", optimizer_cpu_offload, "false",
     "master weights and moments that the GPU has no room for lie in pinned host memory, where the "
@@ -267,3 +281,5 @@ FLAG("version", version, "false", "the version", ACTION)
 #undef FLAG
 #undef TEXT
 #undef CHOICE
+#undef CHOICE_OF
+#undef N

@@ -1,4 +1,4 @@
-// The tables of options.c: a row for each option and each preset, and the names of other trainers.
+// The tables of the options: a row for each option and each preset, and the names of other trainers.
 #include "options.h"
 
 // A row's arguments after `choices`: the help text and, where it is not RESULTS, the effect.
@@ -14,8 +14,10 @@
     ROW(name, OPTION_BOOL, field, fallback, 0, 1, "", __VA_ARGS__)
 #define TEXT(name, field, fallback, placeholder, ...) \
     ROW(name, OPTION_STRING, field, fallback, 0, 0, placeholder, __VA_ARGS__)
-#define CHOICE(name, field, fallback, choices, ...) \
-    ROW(name, OPTION_CHOICE, field, fallback, 0, 0, choices, __VA_ARGS__)
+#define CHOICE_OF(name, field, fallback, choices, ...) \
+    ROW(name, OPTION_CHOICE, field, fallback, 0, 0, &(choices)[1], __VA_ARGS__)
+#define CHOICE(name, field, type, ...) CHOICE_OF(name, field, __VA_ARGS__)
+#define N(constant, name) "|" name
 #define NEEDS(option) .needs = option
 #define SHAPE EFFECT_SHAPE
 #define START EFFECT_START

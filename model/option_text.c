@@ -5,42 +5,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *option_text(const Options *options, const OptionRow *row, char out[OPTION_TEXT]) {
-    const void *field = (const char *)options + row->offset;
-    switch (row->type) {
-    case OPTION_INT: snprintf(out, OPTION_TEXT, "%d", *(const int *)field); break;
-    case OPTION_INT64:
-        snprintf(out, OPTION_TEXT, "%lld", (long long)*(const int64_t *)field);
-        break;
-    case OPTION_DOUBLE: {
-        double value = *(const double *)field;
-        snprintf(out, OPTION_TEXT, "%.6g", value);
-        if (strtod(out, NULL) != value) { snprintf(out, OPTION_TEXT, "%.17g", value); }
-        break;
-    }
-    case OPTION_BOOL: strcpy(out, *(const bool *)field ? "true" : "false"); break;
-    case OPTION_STRING: snprintf(out, OPTION_TEXT, "%s", (const char *)field); break;
-    case OPTION_CHOICE: {
-        const char *choice = row->choices;
-        for (int i = 0; i < *(const int *)field; i++) { choice += strcspn(choice, "|") + 1; }
-        snprintf(out, OPTION_TEXT, "%.*s", (int)strcspn(choice, "|"), choice);
-        break;
-    }
-    }
-    return out;
-}
-
 static bool is_default(const Options *options, const OptionRow *row) {
-    char is[OPTION_TEXT], was[OPTION_TEXT];
     Options defaults = *options;
     or_die(option_set(&defaults, row->name, row->fallback, SOURCE_COMMAND));
-    return strcmp(option_text(options, row, is), option_text(&defaults, row, was)) == 0;
+    return option_same(options, &defaults, row);
 }
 
 cJSON *options_json(const Options *options) {
     char value[OPTION_TEXT];
     cJSON *json = cJSON_CreateObject();
-    for (const OptionRow *row = option_table; row < option_table + option_table_count; row++) {
+    EACH_OPTION (row) {
         cJSON_AddStringToObject(json, row->name, option_text(options, row, value));
     }
     return json;
@@ -53,7 +27,7 @@ static bool is_given(const Options *options, const OptionRow *row) {
 
 cJSON *options_given(const Options *options) {
     cJSON *names = cJSON_CreateArray();
-    for (const OptionRow *row = option_table; row < option_table + option_table_count; row++) {
+    EACH_OPTION (row) {
         if (is_given(options, row)) { cJSON_AddItemToArray(names, cJSON_CreateString(row->name)); }
     }
     return names;
@@ -67,6 +41,17 @@ static bool print_group(FILE *out, const char **group, const OptionRow *row, con
     return next;
 }
 
+// Prints a word behind the last one, or on a new line if it would end beyond column 100. *column:
+// where the last one ended; `indent` at the begin of a line.
+static void print_word(FILE *out, int *column, int indent, const char *word, int length) {
+    enum { WIDTH = 100 };
+    if (*column > indent && *column + 1 + length > WIDTH) {
+        fprintf(out, "\n%*s", indent, "");
+        *column = indent;
+    }
+    *column += fprintf(out, "%s%.*s", *column > indent ? " " : "", length, word);
+}
+
 void options_write_config(const Options *options, FILE *out) {
     // a value with any other character is quoted
     static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
@@ -77,8 +62,7 @@ void options_write_config(const Options *options, FILE *out) {
           "# like it with --config on this file.\n"
           "# What follows from them, and the defaults, are in metrics.jsonl and meta.json.\n",
           out);
-    for (int i = 0; i < option_table_count; i++) {
-        const OptionRow *row = &option_table[i];
+    EACH_OPTION (row) {
         if (!is_given(options, row)) { continue; }
         print_group(out, &group, row, "\n# %s\n");
         fprintf(out, "%s ", row->name);
@@ -94,89 +78,79 @@ void options_write_config(const Options *options, FILE *out) {
 }
 
 void options_note_idle(const Options *options, bool gpu) {
-    const char *first = "  note: given more than once, so that the last value counts: ";
-    for (int i = 0; i < option_table_count; i++) {
-        if (!options->repeated[i]) { continue; }
-        printf("%s--%s", first, option_table[i].name);
-        first = ", ";
+    const char *before = "  note: given more than once, so that the last value counts: ";
+    EACH_OPTION (row) {
+        if (!options->repeated[row - option_table]) { continue; }
+        printf("%s--%s", before, row->name);
+        before = ", ";
     }
-    if (*first == ',') { printf("\n"); }
-    for (int i = 0; i < option_table_count; i++) {
-        const OptionRow *row = &option_table[i], *needed = row;
-        bool given = options->source[i] >= SOURCE_CONFIG && !is_default(options, row);
-        if (row->needs != NULL) { needed = option_row(row->needs); }
-        if (given && !gpu && strstr(row->group, "GPU") != NULL) {
+    if (*before == ',') { printf("\n"); }
+    EACH_OPTION (row) {
+        const OptionRow *needed = row->needs != NULL ? option_row(row->needs) : NULL;
+        bool given = options->source[row - option_table] >= SOURCE_CONFIG;
+        if (!given || is_default(options, row)) { continue; }
+        if (!gpu && strstr(row->group, "GPU") != NULL) {
             printf("  note: --%s is for the GPU trainer; it has no effect here\n", row->name);
-        } else if (given && needed != row && is_default(options, needed)) {
+        } else if (needed != NULL && is_default(options, needed)) {
             printf("  note: --%s has no effect without --%s\n", row->name, needed->name);
         }
     }
 }
 
 void options_print(const Options *options, bool all, FILE *out) {
-    enum { WIDTH = 100 };
+    enum { INDENT = 2 };
     const char *group = NULL;
-    char value[OPTION_TEXT], shown_value[OPTION_TEXT], item[OPTION_TEXT + 80];
-    size_t column = 0;
+    char value[OPTION_TEXT], shown[OPTION_TEXT], item[OPTION_TEXT + 80];
+    int column = INDENT;
     bool preset = option_source(options, "model") > SOURCE_DEFAULT ||
                   option_source(options, "arch") <= SOURCE_PRESET;
-    for (int i = 0; i < option_table_count; i++) {
-        const OptionRow *row = &option_table[i];
+    EACH_OPTION (row) {
         bool named = row->offset == offsetof(Options, model);
-        bool shown = named ? preset // false: the model is not the preset's
-                           : all || options->source[i] >= SOURCE_CHECKPOINT ||
-                                 !is_default(options, row);
-        if (row->effect == EFFECT_ACTION || !shown || *option_text(options, row, value) == '\0') {
+        bool prints = named ? preset // false: the model is not the preset's
+                            : all || is_given(options, row) || !is_default(options, row);
+        if (row->effect == EFFECT_ACTION || !prints || *option_text(options, row, value) == '\0') {
             continue;
         }
         if (row->type == OPTION_BOOL) {
-            bool on = strcmp(value, "true") == 0;
-            snprintf(item, sizeof(item), " --%s%s", on ? "" : "no-", row->name);
+            snprintf(item, sizeof(item), "--%s%s", *value == 't' ? "" : "no-", row->name);
         } else {
-            snprintf(item, sizeof(item), " --%s %s", row->name,
-                     printable(shown_value, sizeof(shown_value), value));
+            snprintf(item, sizeof(item), "--%s %s", row->name,
+                     printable(shown, sizeof(shown), value));
         }
-        if (print_group(out, &group, row, group == NULL ? "%s\n " : "\n%s\n ")) {
-            column = 1;
-        } else if (column + strlen(item) > WIDTH) {
-            fputs("\n ", out);
-            column = 1;
+        if (print_group(out, &group, row, group == NULL ? "%s\n  " : "\n%s\n  ")) {
+            column = INDENT;
         }
-        fputs(item, out);
-        column += strlen(item);
+        print_word(out, &column, INDENT, item, (int)strlen(item));
     }
     fputs(all ? "\n" : "\nThe other options have their defaults (--plan prints all)\n", out);
 }
 
 void options_help(const Options *options, FILE *out, const char *program) {
-    enum { INDENT = 36, WIDTH = 100 };
+    enum { INDENT = 36 };
     const char *group = NULL;
     char value[OPTION_TEXT], called[SHELL_WORD];
+    Options shown = *options;
+    options_preset(&shown); // if there is one of that name
     fprintf(out, "%s\nUsage: %s --data 'train_*.bin' [options]\n", OPTIONS_TITLE,
             shell_word(called, program));
-    for (int i = 0; i < option_table_count; i++) {
-        const OptionRow *row = &option_table[i];
+    EACH_OPTION (row) {
         print_group(out, &group, row, "\n%s\n");
         // a default is printed as in the row: 6e-4, not 0.0006; actions, as --help itself, are off
-        bool own = options->source[i] == SOURCE_DEFAULT || row->effect == EFFECT_ACTION;
-        const char *text = own ? row->fallback : option_text(options, row, value);
+        bool own = shown.source[row - option_table] == SOURCE_DEFAULT ||
+                   row->effect == EFFECT_ACTION;
+        const char *text = own ? row->fallback : option_text(&shown, row, value);
         bool flag = row->type == OPTION_BOOL, on = flag && strcmp(text, "true") == 0;
-        bool shown = !flag && *text != '\0';
+        bool has_default = !flag && *text != '\0';
         char left[160], help[512 + OPTION_TEXT];
         snprintf(left, sizeof(left), "  --%s%s %s", on ? "[no-]" : "", row->name, row->choices);
-        snprintf(help, sizeof(help), "%s%s%s%s", row->help, shown ? " [" : "", shown ? text : "",
-                 shown ? "]" : "");
+        snprintf(help, sizeof(help), "%s%s%s%s", row->help, has_default ? " [" : "",
+                 has_default ? text : "", has_default ? "]" : "");
         fprintf(out, "%-*s", INDENT, left);
         if (strlen(left) >= INDENT) { fprintf(out, "\n%*s", INDENT, ""); }
-        int column = INDENT;
-        for (text = help; *text != '\0'; text += strspn(text, " ")) {
-            int word = (int)strcspn(text, " ");
-            if (column > INDENT && column + 1 + word > WIDTH) {
-                fprintf(out, "\n%*s", INDENT, "");
-                column = INDENT;
-            }
-            column += fprintf(out, "%s%.*s", column > INDENT ? " " : "", word, text);
-            text += word;
+        int column = INDENT, length;
+        for (text = help; *text != '\0'; text += length, text += strspn(text, " ")) {
+            length = (int)strcspn(text, " ");
+            print_word(out, &column, INDENT, text, length);
         }
         fputc('\n', out);
     }
@@ -216,14 +190,14 @@ void options_complete(FILE *out) {
         "    local word=${COMP_WORDS[COMP_CWORD]} IFS='|\n'\n"
         "    case ${COMP_WORDS[COMP_CWORD-1]} in\n",
         out);
-    for (const OptionRow *row = option_table; row < option_table + option_table_count; row++) {
+    EACH_OPTION (row) {
         if (row->type == OPTION_BOOL) { continue; }
         fprintf(out, "    --%s) COMPREPLY=($(compgen", row->name);
         print_words(out, row);
         fputs(" -- \"$word\")) ;;\n", out);
     }
     fputs("    *) COMPREPLY=($(compgen -W '", out);
-    for (const OptionRow *row = option_table; row < option_table + option_table_count; row++) {
+    EACH_OPTION (row) {
         bool on = row->type == OPTION_BOOL && strcmp(row->fallback, "true") == 0;
         fprintf(out, "--%s|", row->name);
         if (on) { fprintf(out, "--no-%s|", row->name); }

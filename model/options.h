@@ -8,7 +8,7 @@
 // shape of the checkpoint's tensors.
 #pragma once
 
-#include "../base/common.h"
+#include "../kernels/rope.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -17,18 +17,16 @@ BEGIN_C
 
 #define OPTIONS_TITLE "llm8.c " LLM8_VERSION ": trains GPT-2, Llama and Qwen models\n"
 
-// The choices of each option, in the order of its row.
-typedef enum { ARCH_GPT2, ARCH_LLAMA } Arch;
-typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_MUON } Optimizer;
-typedef enum { DECAY_COSINE, DECAY_LINEAR, DECAY_CONSTANT, DECAY_WSD } DecayStyle;
-typedef enum { FP8_FORMAT_NONE, FP8_FORMAT_HYBRID, FP8_FORMAT_E4M3, FP8_FORMAT_E5M2 } Fp8Format;
-typedef enum { FP8_RECIPE_DELAYED, FP8_RECIPE_TENSORWISE, FP8_RECIPE_BLOCKWISE } Fp8Recipe;
-typedef enum { FAST_NONE, FAST_FORWARD, FAST_ALL } FastAccumulation;
-typedef enum { EVAL_SAME, EVAL_BF16 } EvalPrecision;
-
-typedef enum { RECOMPUTE_NONE, RECOMPUTE_ACTIVATIONS, RECOMPUTE_BLOCK } Recompute;
-typedef enum { STATE_FP32, STATE_BF16 } StateType;
-typedef enum { GRADIENT_AUTO, GRADIENT_FP32, GRADIENT_BF16 } GradientType;
+// The enums of option_rows.h.
+#define INT(...)
+#define LONG(...)
+#define REAL(...)
+#define FLAG(...)
+#define TEXT(...)
+#define CHOICE(name, field, type, fallback, choices, ...) typedef enum { choices } type;
+#define CHOICE_OF(...)
+#define N(constant, name) constant,
+#include "option_rows.h"
 
 // Where a value comes from, weakest first.
 typedef enum {
@@ -49,6 +47,7 @@ enum { OPTIONS_MAX = 128, RANKS_MAX = 4096 };
 #define FLAG(name, field, ...) bool field;
 #define TEXT(name, field, ...) char field[PATH_LENGTH];
 #define CHOICE(name, field, ...) int field;
+#define CHOICE_OF(name, field, ...) int field;
 typedef struct {
 #include "option_rows.h"
     unsigned char source[OPTIONS_MAX]; // OptionSource of each row
@@ -113,6 +112,37 @@ extern const Preset preset_table[];
 extern const int preset_table_count;
 extern const ForeignName foreign_names[]; // of other trainers; NULL is the end
 
+#define EACH_OPTION(row) \
+    for (const OptionRow *row = option_table; row < option_table + option_table_count; row++)
+
+// ---- option_value.c ----
+
+enum { OPTION_TEXT = PATH_LENGTH };
+
+// The index of a word in a list, -1: it is not there. An underscore in the word matches a hyphen.
+int option_word(const char *list, char separator, const char *word);
+
+const OptionRow *option_row(const char *name); // NULL: no option has the name
+
+// Writes the value of a row as text that option_set can read.
+const char *option_text(const Options *options, const OptionRow *row, char out[OPTION_TEXT]);
+// Whether two have the same value.
+bool option_same(const Options *a, const Options *b, const OptionRow *row);
+
+// The source of an option's value. The option must exist.
+OptionSource option_source(const Options *options, const char *name);
+void option_set_source(Options *options, const char *name, OptionSource source);
+
+// Sets one option from text, unless a stronger source has set it.
+bool option_set(Options *options, const char *name, const char *value, OptionSource source);
+// Sets several options from "name value name value", formatted as by printf. No value has a blank.
+bool options_set(Options *options, OptionSource source, const char *format, ...) PRINTF_LIKE(3, 4);
+
+// Sets every option to its default.
+void options_default(Options *options);
+
+// ---- options.c ----
+
 // Sets the defaults, and over them what the config files and the command line give.
 bool options_read(Options *options, int argc, char **argv);
 
@@ -120,9 +150,14 @@ bool options_read(Options *options, int argc, char **argv);
 // or without any argument, it prints the answer and exits.
 void options_parse(Options *options, int argc, char **argv);
 
-// Sets the rest: the preset, the checkpoint's model, derived values; and checks all. model: the
-// options of the checkpoint options->origin, set with SOURCE_CHECKPOINT; NULL: there is none.
-bool options_resolve(Options *options, const Options *model);
+// ---- option_resolve.c ----
+
+// Sets the options of the preset that --model names.
+bool options_preset(Options *options);
+
+// Sets the rest: the preset, the checkpoint's model, derived values; and checks all. was: the
+// options of the checkpoint options->origin; NULL: there is none.
+bool options_resolve(Options *options, const Options *was);
 
 // Whether models that differ in this option have other tensors.
 bool option_is_shape(const OptionRow *row, Arch arch);
@@ -144,17 +179,6 @@ const char *option_taken(const Options *options, const char *name, char out[PATH
 // Called when the number of ranks is known: sets or checks --global-batch-size.
 bool options_finish_batch(Options *options, int ranks);
 
-// Sets one option from text, unless a stronger source has set it.
-bool option_set(Options *options, const char *name, const char *value, OptionSource source);
-
-// Sets several options from "name value name value", formatted as by printf. No value has a blank.
-bool options_set(Options *options, OptionSource source, const char *format, ...) PRINTF_LIKE(3, 4);
-
-const OptionRow *option_row(const char *name); // NULL: no option has the name
-// The source of an option's value. The option must exist.
-OptionSource option_source(const Options *options, const char *name);
-void option_set_source(Options *options, const char *name, OptionSource source);
-
 // Whether the run trains, and does not only evaluate or sample; whether it also saves.
 static inline bool options_train(const Options *o) {
     return !o->sample_only && !o->eval_only;
@@ -167,11 +191,6 @@ static inline bool options_save(const Options *o) {
 int64_t options_next_skip(const Options *o, int64_t step);
 
 // ---- option_text.c ----
-
-enum { OPTION_TEXT = PATH_LENGTH };
-
-// Writes the value of a row as text that option_set can read.
-const char *option_text(const Options *options, const OptionRow *row, char out[OPTION_TEXT]);
 
 // Makes a JSON object with the text of every option.
 struct cJSON *options_json(const Options *options);

@@ -151,6 +151,13 @@ test_positions_follow_the_sequences_again() {
     done
 }
 
+# A model that is no preset's, which config.txt says.
+test_a_model_of_no_preset_resumes() {
+    mkdir -p other && cp s/latest/{config.json,model.safetensors} other
+    expect_status 0 train_gpt "${data[@]}" --load other --train-iters 1 --save ours || return
+    expect_status 0 train_gpt --config ours/config.txt --resume latest --train-iters 2
+}
+
 # transformers 5 refuses a whole number where a float belongs.
 test_config_json_writes_floats_as_floats() {
     expect_status 0 train_gpt "${shape[@]}" "${data[@]}" --norm-epsilon 1 --init-method-std 1 \

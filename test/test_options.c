@@ -112,6 +112,7 @@ TEST(wrong_values_are_refused_by_name) {
     CHECK_CONTAINS(error_of("--bf16=maybe"), "--bf16 maybe: must be true or false");
     CHECK_CONTAINS(error_of("--arch gpt3"), "one of gpt2|llama");
     CHECK_CONTAINS(error_of("--arch gpt"), "--arch gpt: must be");
+    CHECK_CONTAINS(error_of("--arch gpt2|llama"), "--arch gpt2|llama: must be");
     CHECK_CONTAINS(error_of("--model gpt2"), "gpt2-124m, gpt2-350m");
 }
 

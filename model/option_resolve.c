@@ -1,0 +1,347 @@
+// What follows from the options that are given: those of a preset and of a checkpoint, the derived
+// ones, and what is refused.
+#include "options.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+
+// ---- presets and derived values -----------------------------------------------------------------
+
+static const Preset *find_preset(const char *name) {
+    for (int i = 0; i < preset_table_count; i++) {
+        if (strcmp(preset_table[i].name, name) == 0) { return &preset_table[i]; }
+    }
+    return NULL;
+}
+
+bool options_preset(Options *options) {
+    const Preset *preset = find_preset(options->model);
+    char names[400] = "";
+    for (int i = 0; i < preset_table_count; i++) {
+        size_t used = strlen(names);
+        snprintf(names + used, sizeof(names) - used, "%s%s", i > 0 ? ", " : "",
+                 preset_table[i].name);
+    }
+    return preset != NULL ? options_set(options, SOURCE_PRESET, "%s", preset->settings)
+                          : fail("--model %s: must be one of %s", options->model, names);
+}
+
+// Resets a value of a preset that does not fit the given options, so that it is derived again.
+static void yield(const Options *o, const char *name, int *value, bool fits) {
+    if (*value != 0 && !fits && option_source(o, name) < SOURCE_CHECKPOINT) { *value = 0; }
+}
+
+static void derive_model(Options *o) {
+    int C = o->hidden_size, *heads = &o->num_attention_heads, *groups = &o->num_query_groups;
+    int *size = &o->kv_channels;
+    bool gpt2 = o->arch == ARCH_GPT2;
+    yield(o, "kv-channels", size, !gpt2);
+    yield(o, "num-attention-heads", heads, *size > 0 || C % max64(1, *heads) == 0);
+    if (*heads == 0) {
+        int divisor = (int)min64(*size > 0 ? *size : 64, C);
+        while (C % divisor != 0 || (divisor % 2 != 0 && divisor > 1)) { divisor--; }
+        *heads = C / divisor;
+    }
+    if (*size == 0 && C % *heads == 0) { *size = C / *heads; }
+    yield(o, "num-query-groups", groups,
+          gpt2 ? *groups == *heads : *heads % max64(1, *groups) == 0);
+    if (*groups == 0) { *groups = *heads; }
+    bool preset = option_source(o, "qk-layernorm") < SOURCE_CHECKPOINT;
+    if (gpt2 && preset) { o->qk_layernorm = false; }
+    if (o->ffn_hidden_size == 0) {
+        o->ffn_hidden_size = gpt2 ? 4 * C : (int)round_up64((8 * C + 2) / 3, 128);
+    }
+    if (o->max_position_embeddings == 0) { o->max_position_embeddings = o->seq_length; }
+}
+
+// A 0 that is given asks for the derived value, too, which then stays out of config.txt.
+static void derive_iters(Options *o, const char *name, int64_t *value, int64_t derived) {
+    if (*value != 0) { return; }
+    *value = derived;
+    option_set_source(o, name, SOURCE_DEFAULT);
+}
+
+// The learning rates' factors are measured in docs/muon.md.
+static void derive_run(Options *o) {
+    bool muon = o->optimizer == OPTIMIZER_MUON, loads = o->load[0] != '\0';
+    derive_iters(o, "lr-decay-iters", &o->lr_decay_iters, o->train_iters);
+    if (o->lr_decay_style == DECAY_WSD) {
+        derive_iters(o, "lr-wsd-decay-iters", &o->lr_wsd_decay_iters, 2 * o->lr_decay_iters / 5);
+    }
+    if (o->embedding_lr_mult == -1) { o->embedding_lr_mult = loads ? 1 : muon ? 2 : 4; }
+    if (o->vector_lr_mult == -1) { o->vector_lr_mult = loads || muon ? 1 : 4; }
+    bool asked = option_source(o, "check-interval") > SOURCE_DEFAULT;
+    if (!o->deterministic && !asked) { o->check_interval = 0; }
+    // if only a sample or an evaluation is requested, nothing else is printed
+    if (!options_train(o) && option_source(o, "quiet") == SOURCE_DEFAULT) { o->quiet = true; }
+}
+
+// ---- a checkpoint's options ---------------------------------------------------------------------
+
+static bool of_model(const OptionRow *row) {
+    return strcmp(row->group, "Model") == 0;
+}
+
+// In GPT-2 the number of positions is the shape of a learned embedding.
+bool option_is_shape(const OptionRow *row, Arch arch) {
+    return row->effect == EFFECT_SHAPE ||
+           (arch == ARCH_GPT2 && row->offset == offsetof(Options, max_position_embeddings));
+}
+
+bool option_is_taken(const OptionRow *row, const Options *continues) {
+    if (continues == NULL || of_model(row)) { return of_model(row); }
+    bool place = row->type == OPTION_STRING && row->effect == EFFECT_NOTHING &&
+                 (strcmp(row->choices, "DIR") == 0 || strcmp(row->choices, "FILE") == 0);
+    bool evaluates = row->effect == EFFECT_PRECISION || row->effect == EFFECT_EVALUATION ||
+                     row->offset == offsetof(Options, global_batch_size) ||
+                     row->offset == offsetof(Options, micro_batch_size);
+    bool machine = strcmp(row->group, "Several GPUs") == 0 ||
+                   row->offset == offsetof(Options, device_memory_gib) ||
+                   row->offset == offsetof(Options, optimizer_cpu_offload);
+    return !place && !machine && row->effect != EFFECT_ACTION &&
+           (options_train(continues) || evaluates);
+}
+
+static bool copy(Options *to, const Options *from, const OptionRow *row, OptionSource source) {
+    char value[OPTION_TEXT];
+    return option_set(to, row->name, option_text(from, row, value), source);
+}
+
+// Whether a value of the checkpoint is what follows, from its other values, from this run's preset,
+// data and defaults. Such a value is not taken: it is derived again from those of this run.
+static bool follows(const Options *o, const Options *was, const OptionRow *row) {
+    int i = (int)(row - option_table);
+    Options again = *was;
+    again.source[i] = SOURCE_DEFAULT;
+    or_die(copy(&again, o, row, (OptionSource)o->source[i]));
+    (of_model(row) ? derive_model : derive_run)(&again);
+    return option_same(&again, was, row);
+}
+
+// Takes the checkpoint's options that are not given: of the model or of the run.
+static bool take(Options *o, const Options *was, bool model) {
+    EACH_OPTION (row) {
+        int source = was->source[row - option_table];
+        bool given = !model && source == SOURCE_CONFIG;
+        if (of_model(row) == model && source != SOURCE_DEFAULT &&
+            (given || !follows(o, was, row)) && !copy(o, was, row, SOURCE_CHECKPOINT)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool options_continue(Options *o, const Options *was) {
+    return take(o, was, false);
+}
+
+// Takes the options of the checkpoint's model. Refuses another shape. Warns if a given preset has
+// another one, and if an option differs from what the weights of --load were trained with. (Of
+// --resume every option that differs is printed, when the run opens the checkpoint.)
+static bool take_model(Options *o, Options was) {
+    const OptionRow *positions = option_row("max-position-embeddings");
+    bool named = option_source(o, "model") >= SOURCE_CONFIG, llama = was.arch == ARCH_LLAMA;
+    char now[OPTION_TEXT], then[OPTION_TEXT], shape[256] = "";
+    const Options preset = *o;
+    option_set_source(&was, "model", SOURCE_DEFAULT); // resolved already
+    derive_model(&was);
+    if (!take(o, &was, true)) { return false; }
+    derive_model(o);
+    EACH_OPTION (row) {
+        int i = (int)(row - option_table);
+        bool is_shape = option_is_shape(row, (Arch)was.arch), given = o->source[i] >= SOURCE_CONFIG;
+        if (!of_model(row) || was.source[i] == SOURCE_DEFAULT) { continue; }
+        option_text(o, row, now);
+        option_text(&was, row, then);
+        if (named && is_shape && preset.source[i] == SOURCE_PRESET &&
+            !option_same(&preset, &was, row)) {
+            size_t used = strlen(shape);
+            snprintf(shape + used, sizeof(shape) - used, " --%s %.40s", row->name, then);
+        }
+        if (strcmp(now, then) == 0) { continue; }
+        if (is_shape && given) {
+            return fail("--%s %s: it is %s in the checkpoint %s; leave the option out", row->name,
+                        now, then, o->origin);
+        }
+        if (is_shape && !copy(o, &was, row, SOURCE_CHECKPOINT)) { return false; }
+        if (given && !o->resumes && row->effect == EFFECT_RESULTS) {
+            warn("--%s %s: the weights of the checkpoint %s were trained with %s", row->name, now,
+                 o->origin, then);
+        }
+    }
+    if (shape[0] != '\0') {
+        warn("--model %s: the checkpoint %s has another shape, which is used instead:%s", o->model,
+             o->origin, shape);
+    }
+    // Llama's number of positions is no tensor's shape, so it may grow with the sequences
+    int trained = was.max_position_embeddings;
+    if (llama && o->source[positions - option_table] < SOURCE_CONFIG) {
+        o->max_position_embeddings = (int)max64(trained, o->seq_length);
+        option_set_source(o, positions->name,
+                          o->seq_length >= trained ? SOURCE_DEFAULT : SOURCE_CHECKPOINT);
+    }
+    if (llama && !o->resumes && o->seq_length > trained) {
+        warn("--seq-length %d: the weights of the checkpoint %s were trained with at most %d",
+             o->seq_length, o->origin, trained);
+    }
+    return true;
+}
+
+// ---- checks -------------------------------------------------------------------------------------
+
+// Takes one entry from the front of a list of steps: "4200-4300," or "5000,"; the last has no
+// comma.
+static bool next_steps(const char **list, int64_t *first, int64_t *last) {
+    char *end;
+    if (!isdigit((unsigned char)**list)) { return false; }
+    *first = *last = strtoll(*list, &end, 10);
+    if (*end == '-' && isdigit((unsigned char)end[1])) { *last = strtoll(end + 1, &end, 10); }
+    bool more = *end == ',' && end[1] != '\0';
+    *list = end + more;
+    return *first >= 1 && *last >= *first && (more || *end == '\0');
+}
+
+int64_t options_next_skip(const Options *o, int64_t step) {
+    const char *list = o->iterations_to_skip;
+    int64_t first, last, next = INT64_MAX;
+    while (*list != '\0' && next_steps(&list, &first, &last)) {
+        if (last >= step) { next = min64(next, max64(first, step)); }
+    }
+    return next;
+}
+
+const char *option_taken(const Options *o, const char *name, char out[PATH_LENGTH]) {
+    bool taken = option_source(o, name) == SOURCE_CHECKPOINT;
+    return path_format(out, "%s%s%s", taken ? " (of the checkpoint " : "", taken ? o->origin : "",
+                       taken ? ")" : "");
+}
+
+static bool check_values(const Options *o) {
+    const char *steps = o->iterations_to_skip;
+    for (int64_t first, last; *steps != '\0';) {
+        if (!next_steps(&steps, &first, &last)) {
+            return fail("--iterations-to-skip %s: must be steps or ranges of steps, as "
+                        "4200-4300,5000",
+                        o->iterations_to_skip);
+        }
+    }
+    char from[OPTION_TEXT];
+    int heads = o->num_attention_heads;
+    bool gpt2 = o->arch == ARCH_GPT2;
+    if (o->kv_channels == 0) {
+        return fail("--num-attention-heads %d: must divide --hidden-size %d%s", heads,
+                    o->hidden_size, gpt2 ? "" : ", or give --kv-channels");
+    }
+    if (heads % o->num_query_groups != 0) {
+        return fail("--num-query-groups %d: must divide --num-attention-heads %d",
+                    o->num_query_groups, heads);
+    }
+    if (gpt2 && o->kv_channels * heads != o->hidden_size) {
+        return fail("--kv-channels %d: gpt2 has --hidden-size %d / --num-attention-heads %d",
+                    o->kv_channels, o->hidden_size, heads);
+    }
+    if (gpt2 && o->qk_layernorm) {
+        return fail("--qk-layernorm: gpt2 has none; --arch llama can have it");
+    }
+    if (o->qk_layernorm && o->add_qkv_bias) {
+        return fail("--qk-layernorm: no model of transformers has it together with --add-qkv-bias");
+    }
+    if (gpt2 && o->num_query_groups != heads) {
+        return fail("--num-query-groups %d: gpt2 has as many as --num-attention-heads (%d)",
+                    o->num_query_groups, heads);
+    }
+    if (o->arch == ARCH_LLAMA && o->kv_channels % 2 != 0) {
+        return fail("--kv-channels %d: llama's rotary embedding needs an even head size (0: "
+                    "--hidden-size %d / --num-attention-heads %d)",
+                    o->kv_channels, o->hidden_size, heads);
+    }
+    if (o->rope_scaling == ROPE_LLAMA3 && o->rope_high_freq_factor <= o->rope_low_freq_factor) {
+        return fail("--rope-high-freq-factor %g: must be above --rope-low-freq-factor %g",
+                    o->rope_high_freq_factor, o->rope_low_freq_factor);
+    }
+    if (o->sample_prompt[0] != '\0' && o->sample_tokens[0] != '\0') {
+        return fail("--sample-tokens: --sample-prompt is given too; leave one of them out");
+    }
+    if (o->eval_only && o->valid_data[0] == '\0' && o->eval_choices[0] == '\0') {
+        return fail("--eval-only: needs --valid-data or --eval-choices");
+    }
+    if (o->seq_length > o->max_position_embeddings) {
+        return fail("--seq-length %d: must be at most --max-position-embeddings %d", o->seq_length,
+                    o->max_position_embeddings);
+    }
+    if ((int64_t)o->micro_batch_size * o->seq_length > INT32_MAX) {
+        return fail("--micro-batch-size %d x --seq-length %d: must be fewer than 2^31 tokens",
+                    o->micro_batch_size, o->seq_length);
+    }
+    if (o->embedding_lr_mult < 0 || o->vector_lr_mult < 0) {
+        bool embedding = o->embedding_lr_mult < 0;
+        return fail("--%s-lr-mult %g: must be -1, 0 or more", embedding ? "embedding" : "vector",
+                    embedding ? o->embedding_lr_mult : o->vector_lr_mult);
+    }
+    if (o->min_lr > o->lr) {
+        return fail("--min-lr %g%s: must be at most --lr %g", o->min_lr,
+                    option_taken(o, "min-lr", from), o->lr);
+    }
+    int bf16_layers = o->num_layers_at_start_in_bf16 + o->num_layers_at_end_in_bf16;
+    if (o->first_last_layers_bf16 && bf16_layers > o->num_layers) {
+        return fail("--num-layers-at-start-in-bf16 %d and --num-layers-at-end-in-bf16 %d: must be "
+                    "at most --num-layers %d together",
+                    o->num_layers_at_start_in_bf16, o->num_layers_at_end_in_bf16, o->num_layers);
+    }
+    if (o->fp8_recipe == FP8_RECIPE_BLOCKWISE && o->fp8_fast_accumulation != FAST_NONE &&
+        option_source(o, "fp8-fast-accumulation") >= SOURCE_CONFIG) {
+        return fail("--fp8-fast-accumulation %s: must be none with --fp8-recipe blockwise, whose "
+                    "products have no fast accumulation",
+                    option_text(o, option_row("fp8-fast-accumulation"), from));
+    }
+    if (!o->deterministic && o->check_interval > 0) {
+        return fail(
+            "--check-interval %lld: must be 0 with --no-deterministic, whose results differ "
+            "from one time to the next",
+            (long long)o->check_interval);
+    }
+    bool latest = strcmp(o->resume, "latest") == 0;
+    if ((latest || o->list_checkpoints) && o->save[0] == '\0') {
+        return fail("--%s: needs --save DIR, where to look",
+                    latest ? "resume latest" : "list-checkpoints");
+    }
+    return true;
+}
+
+bool options_finish_batch(Options *o, int ranks) {
+    char from[PATH_LENGTH];
+    int64_t whole = (int64_t)o->micro_batch_size * ranks;
+    if (o->global_batch_size == 0) { o->global_batch_size = (int)min64(whole, INT32_MAX); }
+    if (o->global_batch_size % whole != 0) {
+        return fail("--global-batch-size %d%s: must be a multiple of --micro-batch-size %d x %d "
+                    "rank%s",
+                    o->global_batch_size, option_taken(o, "global-batch-size", from),
+                    o->micro_batch_size, ranks, ranks > 1 ? "s" : "");
+    }
+    // a resumed run keeps the batch on other ranks; if they derive the same, config.txt lacks it
+    if (o->global_batch_size == whole &&
+        option_source(o, "global-batch-size") == SOURCE_CHECKPOINT) {
+        option_set_source(o, "global-batch-size", SOURCE_DEFAULT);
+    }
+    return true;
+}
+
+bool options_resolve(Options *o, const Options *was) {
+    EACH_OPTION (row) {
+        if (o->repeated[row - option_table] && strcmp(row->choices, "GLOB") == 0) {
+            warn("--%s is given more than once; the last one counts: %s (it takes several files)",
+                 row->name, (const char *)o + row->offset);
+        }
+    }
+    bool named = was == NULL || option_source(o, "model") >= SOURCE_CONFIG;
+    if (!named) { // a checkpoint of a preset that this version has; "": of none
+        bool known = option_source(was, "model") > SOURCE_DEFAULT &&
+                     find_preset(was->model) != NULL;
+        if (!option_set(o, "model", known ? was->model : "", SOURCE_CHECKPOINT)) { return false; }
+    }
+    if (o->model[0] != '\0' && !options_preset(o)) { return false; }
+    if (was != NULL && !take_model(o, *was)) { return false; }
+    derive_model(o);
+    derive_run(o);
+    return check_values(o);
+}
