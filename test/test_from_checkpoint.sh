@@ -153,9 +153,9 @@ test_positions_follow_the_sequences_again() {
 
 # A model that is no preset's, which config.txt says.
 test_a_model_of_no_preset_resumes() {
-    mkdir -p other && cp s/latest/{config.json,model.safetensors} other
-    expect_status 0 train_gpt "${data[@]}" --load other --train-iters 1 --save ours || return
-    expect_status 0 train_gpt --config ours/config.txt --resume latest --train-iters 2
+    mkdir -p foreign && cp s/latest/{config.json,model.safetensors} foreign
+    expect_status 0 train_gpt "${data[@]}" --load foreign --save ours || return
+    expect_status 0 train_gpt --config ours/config.txt --resume latest --train-iters 5
 }
 
 # transformers 5 refuses a whole number where a float belongs.
