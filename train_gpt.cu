@@ -370,30 +370,28 @@ static void block_forward(Trainer *t, const Block *b, Bf16 *out, int B, int T, P
 static void fc2_backward(Trainer *t, const Block *b, int M, bool accumulate) {
     Gpu *gpu = &t->gpu;
     const bool llama = t->run.config.arch == ARCH_LLAMA;
+    const bool in_fp8 = b->product_derives && b->gelu_bias != NULL;
     const Gradient sums = gradient_into(b->fc1.dbias, accumulate);
     const Scratch scratch = t->net.partial_sums;
     const Operand dy = b->fc1.dy;
     const int F = b->fc2.C;
     Bf16 *d_activated = t->net.wide.bf16;
     Gemm g = linear_input_gradient(&b->fc2, d_activated, M);
-    if (b->product_activates && !llama) {
-        g.aux = b->fc1_out;
+    if (b->product_derives) { g.aux = b->fc1_out; }
+    if (in_fp8) {
         g.bias = b->gelu_bias;
         gpu_product_gelu_backward(gpu, g, dy, sums, scratch);
-    } else if (b->product_derives) {
-        g.epilogue = EPILOGUE_DGELU;
-        g.aux = b->fc1_out;
-        gemm(gpu, g);
     } else {
+        g.epilogue = b->product_derives ? EPILOGUE_DGELU : EPILOGUE_NONE;
         gemm(gpu, g);
     }
     linear_weight_gradient(gpu, &b->fc2, b->fc2.x, M, accumulate);
-    if (b->product_derives) {
-        gpu_quantize(gpu, dy, sums, scratch, M, F);
-    } else if (llama) {
+    if (llama) {
         gpu_swiglu_backward(gpu, dy, d_activated, b->fc1_out, M, F);
-    } else if (!b->product_activates) {
+    } else if (!b->product_derives) {
         gpu_gelu_backward(gpu, dy, sums, d_activated, b->fc1_out, b->gelu_bias, scratch, M, F);
+    } else if (!in_fp8) {
+        gpu_quantize(gpu, dy, sums, scratch, M, F);
     }
 }
 

@@ -184,7 +184,9 @@ TEST(products_with_gelu_train_as_two_kernels) {
         Options options = options_of(wide, "--fp8-format hybrid --fp8-lm-head");
         planted = SOUND;
         open_trainer(&t, &options);
-        for (int l = 0; l < 2 && apart; l++) { t.net.blocks[l].product_activates = false; }
+        for (int l = 0; l < 2 && apart; l++) {
+            t.net.blocks[l].product_activates = t.net.blocks[l].product_derives = false;
+        }
         train(&t, 5);
         CHECK_EQUAL(t.net.blocks[0].product_activates, !apart);
         gradients[apart].resize((size_t)t.run.layout.size);

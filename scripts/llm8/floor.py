@@ -66,12 +66,16 @@ def linear_seconds(rates, kind, s, outputs, inputs, forward_extra=0, input_extra
 
 
 def activation_rides(s, recipe):
-    """Whether the activation is in the products. GPT-2's GELU: in BF16, and with delayed scaling up
-    to 768 channels, where fc1's forward product writes codes beside its result, and fc2's input
-    gradient reads that and leaves codes alone. Llama's SwiGLU: with delayed scaling, forward."""
-    if s.llama:
-        return recipe == "delayed"
-    return recipe == "bf16" or (recipe == "delayed" and s.C <= GELU_PRODUCT_MOST_K)
+    """Whether fc1's forward product applies the activation: with delayed scaling, where it writes
+    codes beside its result; and GPT-2's in BF16."""
+    return recipe == "delayed" or (recipe == "bf16" and not s.llama)
+
+
+def derivative_rides(s, recipe):
+    """Whether fc2's input gradient applies GELU's derivative. In FP8 it reads fc1's result and
+    leaves codes alone."""
+    return (not s.llama and activation_rides(s, recipe)
+            and (recipe == "bf16" or s.C <= GELU_PRODUCT_MOST_K))
 
 
 def rope_rides(s, recipe):
@@ -83,13 +87,14 @@ def rope_rides(s, recipe):
 
 def products(rates, kind, s, recipe):
     # BF16: GELU's input, kept and read again; FP8: that is the result, and the codes are beside it
-    rides = s.M * s.F if activation_rides(s, recipe) else 0
+    forward = s.M * s.F if activation_rides(s, recipe) else 0
+    backward = s.M * s.F if derivative_rides(s, recipe) else 0
     residual = s.M * s.C
     return s.L * (linear_seconds(rates, kind, s, s.N, s.C)
                   + linear_seconds(rates, kind, s, s.C, s.H * s.D, forward_extra=residual)
-                  + linear_seconds(rates, kind, s, s.F1, s.C, forward_extra=rides)
+                  + linear_seconds(rates, kind, s, s.F1, s.C, forward_extra=forward)
                   + linear_seconds(rates, kind, s, s.C, s.F, forward_extra=residual,
-                                   input_extra=0 if s.llama else rides))
+                                   input_extra=backward))
 
 
 def attention(rates, s):
@@ -105,8 +110,7 @@ def attention(rates, s):
 def activation_bytes(s, recipe):
     """A token and layer. Llama: SwiGLU (6F forward, 10F backward), RoPE, forward where the product
     does not do it, and backward, which writes dQKV's codes where it can, and the QK norm's input
-    again. GPT-2: GELU, or in BF16 the gradients
-    of biases."""
+    again. GPT-2: GELU (4F forward, 6F backward), or in BF16 the gradients of biases."""
     heads = (s.H + s.G) * s.D
     if s.llama:
         rope_backward = 4 * s.N if recipe in FUSED else 4 * heads
@@ -115,7 +119,8 @@ def activation_bytes(s, recipe):
         return swiglu + rope_forward + rope_backward + (2 * heads if s.qk_norm else 0)
     if recipe == "bf16":
         return 2 * (s.F + s.N)
-    return 0 if activation_rides(s, recipe) else 10 * s.F
+    forward = 0 if activation_rides(s, recipe) else 4 * s.F
+    return forward + (0 if derivative_rides(s, recipe) else 6 * s.F)
 
 
 def quantize_bytes(s, recipe):

@@ -179,12 +179,9 @@ static void check_fused_product(const Gpu *gpu, const Gemm *g, Operand out, int 
     gemm_check_apart(g, "transposed codes", out.columns.codes, (int64_t)g->m * N);
 }
 
-static void check_gelu_product(const Gpu *gpu, const Gemm *g, Operand out) {
-    check_fused_product(gpu, g, out, g->n, g->bias != NULL && g->k <= GELU_PRODUCT_MOST_K);
-}
-
 void gpu_product_gelu(Gpu *gpu, Gemm g, Operand out) {
-    check_gelu_product(gpu, &g, out);
+    check_fused_product(gpu, &g, out, g.n,
+                        g.bias != NULL && gpu_product_gelu_takes(g.k, g.fast_accumulation));
     gemm(gpu, g); // without an epilogue, and so without the bias
     produce_gelu(out, g.d, g.bias, g.m, g.n);
     if (own_products("wrong")) {
@@ -197,7 +194,7 @@ void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Operand dx, Gradient column_sum
     // as BF16, aligned as the buffer of the pass's product is: one plan for both
     FREED float *product = aligned_alloc(256, (size_t)round_up64(2 * (int64_t)g.m * g.n, 256));
     Bf16 *input = g.aux;
-    check_gelu_product(gpu, &g, dx);
+    check_fused_product(gpu, &g, dx, g.n, g.bias != NULL && g.k <= GELU_PRODUCT_MOST_K);
     g.d = product;
     g.aux = NULL;
     gemm(gpu, g);

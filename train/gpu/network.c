@@ -181,8 +181,9 @@ void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan) {
                 &gpu->attention_workspace);
     plan_section(plan, "scratch of linear layers", PHASE_LINEAR);
     widest = fp8 ? max64(max64(widest, C), fc1_rows(c)) : 0;
-    n->fused_products = params->fp8.delayed && (c->arch == ARCH_GPT2 ? C <= GELU_PRODUCT_MOST_K
-                                                                     : run->precision.fast_forward);
+    bool fast = run->precision.fast_forward;
+    n->fused_products = params->fp8.delayed &&
+                        (c->arch == ARCH_GPT2 ? gpu_product_gelu_takes(C, fast) : fast);
     int64_t operands = n->fused_products ? max64(widest, c->ffn + C) : widest; // fc2's and fc1's
     PLAN(plan, "operands, FP8", M * operands, n->wide.rows.codes);
     PLAN(plan, "operand, FP8, transposed", M * widest, n->wide.columns.codes);
@@ -257,14 +258,14 @@ static void start_activation(Network *n, Block *b) {
     bool llama = n->run->config.arch == ARCH_LLAMA;
     bool none = b->fc1.w.rows.codes == NULL && b->fc2.w.rows.codes == NULL;
     bool both = b->fc1.w.rows.codes != NULL && b->fc2.w.rows.codes != NULL;
-    b->product_derives = !llama && none;
     if (!llama && !none) {
         b->gelu_bias = b->fc1.bias;
         b->fc1.bias = NULL;
     }
-    bool gelu = b->gelu_bias != NULL && b->fc1.dy.fused;
-    b->product_activates = both && (llama || gelu) && b->fc2.x.fused && n->fused_products &&
+    b->product_activates = both && b->fc2.x.fused && n->fused_products &&
                            gpu_has_fused_products(n->gpu);
+    bool derives = b->product_activates && b->fc1.dy.fused && b->fc1.C <= GELU_PRODUCT_MOST_K;
+    b->product_derives = !llama && (none || derives);
     if (n->fused_products && both) { // the product reads fc1's input while it writes fc2's
         const Run *run = n->run;
         int64_t M = run->options.micro_batch_size * (int64_t)run->config.seq_length;

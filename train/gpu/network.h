@@ -29,10 +29,9 @@ typedef struct {
         LinearLayer linear[LINEAR_HEAD];
     };
     RotaryBackward rope; // each call sets B and T; table NULL: no rotary embedding
-    // In passes of training, QKV's product also rotates queries and keys; and fc1's applies the
-    // activation, and of GPT-2 fc2's input gradient its derivative.
-    bool product_rotates, product_activates;
-    bool product_derives; // fc2's input gradient in BF16 applies GELU's derivative
+    // In passes of training, QKV's product also rotates queries and keys; fc1's applies the
+    // activation; and fc2's input gradient applies GELU's derivative.
+    bool product_rotates, product_activates, product_derives;
     // [F] which GELU adds, where a layer is in FP8: cuBLASLt's epilogue that adds it slows a wide
     // FP8 product by a quarter. NULL: fc1's product adds it, or there is none
     Bf16 *gelu_bias;
