@@ -357,7 +357,6 @@ static void block_forward(Trainer *t, const Block *b, Bf16 *out, int B, int T, P
     if (linear_runs(&b->attention_out, pass)) {
         attention_forward_gpu(gpu, attention_shape_of(&t->run, B, T), x.bf16, b->lse, b->rotated);
     }
-    if (pass != PASS_AGAIN) { gpu_measure(gpu, x, (int64_t)M * b->attention_out.C); }
     gpu_quantize(gpu, x, no_sums, t->net.partial_sums, M, b->attention_out.C);
     linear_forward(gpu, &b->attention_out, b->residual_mid, x, b->residual, M, pass);
     x = linear_input(&b->fc1, pass);
@@ -405,7 +404,6 @@ static void qkv_backward(Trainer *t, const Block *b, int B, int T, bool accumula
     if (r.rotary.table != NULL) {
         gpu_rope_backward(&t->gpu, qkv->dy, r);
     } else {
-        gpu_measure(&t->gpu, qkv->dy, (int64_t)B * T * qkv->N);
         gpu_quantize(&t->gpu, qkv->dy, r.column_sums, r.scratch, B * T, qkv->N);
     }
     linear_backward(&t->gpu, qkv, t->net.d_norm, qkv->x, B * T, accumulate);
@@ -455,6 +453,7 @@ static Operand head_forward(Trainer *t, int row, int rows, Scratch max_sums, Pas
     const LinearLayer *head = &t->net.head;
     Operand x = linear_input(head, pass);
     x.bf16 += (size_t)row * head->C;
+    if (x.scaling == SCALE_MEASURED) { x.records = false; } // the final norm has measured all rows
     gpu_quantize(&t->gpu, x, no_sums, t->net.partial_sums, rows, head->C);
     if (max_sums.data != NULL) {
         Gemm g = linear_product(&t->gpu, head, head->dy.bf16, &x, rows, pass);
@@ -543,7 +542,7 @@ static int micro_place(const Trainer *t, int micro) {
 // Runs a micro-step; once it has been captured, as a graph.
 static void replay_micro_step(Trainer *t, int place) {
     Replay *r = &t->micro[place];
-    if (!t->run.options.cuda_graphs || !r->warm || t->params.fp8.counting) {
+    if (!t->run.options.cuda_graphs || !r->warm || t->params.counting) {
         micro_step(t, place);
         r->warm = true;
         return;
@@ -567,15 +566,15 @@ static void checked_micro_step(Trainer *t, int place, int64_t step) {
     c->summed = t->run.group.ranks > 1 && (place & MICRO_LAST);
     replay_micro_step(t, place);
     check_hash(c, 0);
-    bool counting = t->params.fp8.counting;
-    t->params.fp8.counting = false; // they are counted once
+    bool counting = t->params.counting;
+    t->params.counting = false; // they are counted once
     replay_micro_step(t, place);
     check_hash(c, 1);
     if (!check_repeats(c)) {
         replay_micro_step(t, place);
         check_hash(c, 2);
     }
-    t->params.fp8.counting = counting;
+    t->params.counting = counting;
     if (!check_agrees(c, step)) { run_end_wrong(&t->run); }
 }
 
@@ -625,7 +624,7 @@ static void report_counts(Trainer *t) {
     size_t n = (size_t)fp8_slot_count(&t->run.config);
     Fp8Counts *counts = (Fp8Counts *)malloc_or_die(n * sizeof(Fp8Counts));
     params_fetch_counts(&t->params, counts);
-    t->params.fp8.counting = false;
+    t->params.counting = false;
     finish_step(t);
     run_report_fp8(&t->run, counts);
     free(counts);
@@ -651,7 +650,7 @@ static void train_step(Trainer *t) {
     int64_t ahead = t->run.in_flight ? 1 : 0, step = run->progress.step + ahead;
     if (run_counts_fp8(run, step + 1)) {
         params_clear_counts(&t->params);
-        t->params.fp8.counting = true;
+        t->params.counting = true;
     }
     cudaStream_t stream = t->gpu.stream;
     Pending *p = &t->pending[t->enqueued % RESULTS];
@@ -693,7 +692,7 @@ static void train_step(Trainer *t) {
     finish_step(t); // the one before, while this one runs
     t->enqueued++;
     t->run.in_flight = true;
-    if (t->params.fp8.counting) { report_counts(t); }
+    if (t->params.counting) { report_counts(t); }
     if (run_needs_result(run, step + 1)) { finish_step(t); }
 }
 
@@ -803,10 +802,10 @@ static void calibrate(Trainer *t) {
 static void trainer_restore(Trainer *t) {
     Checkpoint c;
     bool resumed = run_restore(&t->run, &c);
-    params_restore(&t->params, resumed ? &c : NULL);
+    bool uncalibrated = params_restore(&t->params, resumed ? &c : NULL);
     network_start(&t->net);
     run_restored(&t->run, &c);
-    if (t->params.fp8.uncalibrated) { calibrate(t); }
+    if (uncalibrated) { calibrate(t); }
 }
 
 // ---- the loop ---------------------------------------------------------------------------------

@@ -228,21 +228,20 @@ __device__ __forceinline__ int segment_of_block(const AdamWSegment *segments, in
     return begin;
 }
 
-// Which update a launch makes before it writes the weights. Each rule has its own kernels: with
-// Muon's code in them, AdamW's took 64 registers instead of 57.
-enum WeightsRule { RULE_KEEP, RULE_ADAMW, RULE_MUON };
-
-// What a launch does with FP8 weights.
-enum WeightsMode {
-    WEIGHTS_GIVEN,   // codes by the scale; the new amax is recorded
-    WEIGHTS_MEASURE, // no codes; the amax is measured
-    WEIGHTS_MEASURED // codes by the scale that has been announced, of squares by their amaxes
+// What a launch does. Each update has its own kernels: with Muon's code in them, AdamW's took 64
+// registers instead of 57.
+enum WeightsJob {
+    JOB_ADAMW,   // updates the master weights, and writes weights in BF16; of FP8 weights, it
+                 // measures
+    JOB_MUON,    // the amax, and with SCALE_GIVEN it also writes the codes
+    JOB_MEASURE, // measures the amax of FP8 weights
+    JOB_QUANTIZE // writes codes by the scales that have been announced, of squares by their amaxes
 };
 
 // The place of an element's square among the scales of a weight.
-__device__ __forceinline__ int64_t square_of(const Fp8Squares &s, uint32_t element) {
-    uint32_t row = element / (uint32_t)s.columns, column = element - row * (uint32_t)s.columns;
-    return fp8_scale_index(SCALE_SQUARES, s.rows, s.columns, (int)row, (int)column);
+__device__ __forceinline__ int64_t square_of(const Fp8Weight &w, uint32_t element) {
+    uint32_t row = element / (uint32_t)w.columns, column = element - row * (uint32_t)w.columns;
+    return fp8_scale_index(SCALE_SQUARES, w.rows, w.columns, (int)row, (int)column);
 }
 
 // *amax = max(*amax, range) for each lane's own amax; lanes with the same address do it together.
@@ -254,20 +253,21 @@ __device__ __forceinline__ void lanes_amax(float *amax, float range) {
     if (first && bits > __ldcg(largest)) { atomicMax(largest, bits); }
 }
 
-// A block takes ADAMW_QUADS quads of a segment. RULE_KEEP quantises the master weights without an
-// update. The other rules first update the master weights of their own segments. state NULL: at the
-// start of a run, not after a step.
-template <WeightsRule RULE, WeightsMode MODE, bool SQUARES>
+// A block takes ADAMW_QUADS quads of a segment; an update those of its own segments. state NULL: at
+// the start of a run, not after a step.
+template <WeightsJob JOB, Scaling SCALING>
 __global__ void __launch_bounds__(ADAMW_THREADS)
     adamw_kernel(const AdamWUpdate u, const StepState *state, float bias1, float bias2) {
     if (state != nullptr && state->skipped) { return; }
     const AdamWSegment s = u.segments[segment_of_block(u.segments, u.segment_count, blockIdx.x)];
     AdamWFactors f = {};
-    constexpr bool updates = RULE != RULE_KEEP;
-    if (updates && s.muon != (RULE == RULE_MUON)) { return; }
+    constexpr bool updates = JOB == JOB_ADAMW || JOB == JOB_MUON, measures = JOB != JOB_QUANTIZE;
+    constexpr bool writes = JOB == JOB_QUANTIZE || (updates && SCALING == SCALE_GIVEN);
+    constexpr bool squares = SCALING == SCALE_SQUARES;
+    if (updates && s.muon != (JOB == JOB_MUON)) { return; }
     if (updates) { f = adamw_factors(u, state, s.lr_mult, bias1, bias2); }
     bool bf16 = s.bf16 != nullptr;
-    if (bf16 && !updates && (MODE == WEIGHTS_MEASURE || state != nullptr)) { return; }
+    if (bf16 && !updates && (JOB == JOB_MEASURE || state != nullptr)) { return; }
     int64_t begin = (int64_t)(blockIdx.x - s.first_block) * (ADAMW_QUADS * QUAD);
     int quads = (int)min((int64_t)ADAMW_QUADS, (s.n - begin) / QUAD);
     const AdamWPlace at = {s.first + begin,
@@ -277,69 +277,59 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
                            element(s.exp_avg_sq, u.moment_type, begin),
                            bf16 ? static_cast<void *>(s.bf16 + begin) : s.fp8 + begin,
                            s.weight_decay};
-    const Operand *t = u.tensors + s.tensor;
+    const Fp8Weight *weight = u.weights + s.weight;
     float scale = 0.0f, amax = 0.0f;
-    Fp8Squares squares = {};
-    if (SQUARES && !bf16) { squares = u.squares[s.tensor]; }
-    if (!SQUARES && !bf16 && MODE != WEIGHTS_MEASURE) { scale = t->scale->scale; }
+    Fp8Weight blocks = {};
+    if (squares && !bf16) { blocks = *weight; }
+    if (!squares && !bf16 && writes) { scale = weight->scale->scale; }
 #pragma unroll 1
     for (int i = threadIdx.x; i < quads; i += ADAMW_THREADS) {
-        uint2 packed = pack4(RULE == RULE_ADAMW  ? adamw_quad(u, f, at, i)
-                             : RULE == RULE_MUON ? muon_quad(u, f, at, i)
-                                                 : load4(at.master, TYPE_F32, i));
+        uint2 packed = pack4(JOB == JOB_ADAMW  ? adamw_quad(u, f, at, i)
+                             : JOB == JOB_MUON ? muon_quad(u, f, at, i)
+                                               : load4(at.master, TYPE_F32, i));
         if (bf16) {
             static_cast<uint2 *>(at.out)[i] = packed;
             continue;
         }
         Floats4 w = unpack4(packed);
-        if (SQUARES) {
-            float *range = squares.amax +
-                           square_of(squares, (uint32_t)(s.within + begin) + i * QUAD);
-            if (MODE == WEIGHTS_MEASURE) { lanes_amax(range, range4(0.0f, w)); }
-            if (MODE == WEIGHTS_MEASURED) {
-                scale = fp8_block_scale(*range, t->target, t->power_of_two);
-            }
-        } else if (MODE != WEIGHTS_MEASURED) {
+        if (squares) {
+            float *range = blocks.amax + square_of(blocks, (uint32_t)(s.within + begin) + i * QUAD);
+            if (measures) { lanes_amax(range, range4(0.0f, w)); }
+            if (writes) { scale = fp8_block_scale(*range, blocks.target, blocks.power_of_two); }
+        } else if (measures) {
             amax = range4(amax, w);
         }
-        if (MODE == WEIGHTS_MEASURE) { continue; }
-        static_cast<uint32_t *>(at.out)[i] = encode4<FP8_E4M3>(w.v, scale);
+        if (writes) { static_cast<uint32_t *>(at.out)[i] = encode4<FP8_E4M3>(w.v, scale); }
     }
-    if (bf16) { return; }
-    if (MODE == WEIGHTS_MEASURE && !SQUARES) { block_amax(&t->scale->amax, amax); }
-    if (MODE == WEIGHTS_GIVEN && t->records) { block_amax(&t->scale->amax, amax); }
+    if (!bf16 && measures && !squares) { block_amax(&weight->scale->amax, amax); }
 }
 
-template <WeightsRule RULE, WeightsMode MODE>
+template <WeightsJob JOB>
 static void launch_adamw(const AdamWUpdate *u, const StepState *state, cudaStream_t stream) {
-    auto kernel = adamw_kernel<RULE, MODE, false>;
-    if constexpr (MODE != WEIGHTS_GIVEN) {
-        if (u->squares != NULL) { kernel = adamw_kernel<RULE, MODE, true>; }
+    auto kernel = adamw_kernel<JOB, SCALE_MEASURED>; // without an update, given scales are no other
+    if (u->scaling == SCALE_SQUARES) { kernel = adamw_kernel<JOB, SCALE_SQUARES>; }
+    if constexpr (JOB == JOB_ADAMW || JOB == JOB_MUON) {
+        if (u->scaling == SCALE_GIVEN) { kernel = adamw_kernel<JOB, SCALE_GIVEN>; }
     }
     if (u->segment_blocks == 0) { return; } // this rank keeps nothing of the bucket
     launch(kernel, u->segment_blocks, ADAMW_THREADS, stream, *u, state, log2f(u->beta1),
            log2f(u->beta2));
 }
 
-void gpu_adamw(Gpu *gpu, const AdamWUpdate *update, Scaling scaling, const StepState *state) {
+void gpu_adamw(Gpu *gpu, const AdamWUpdate *update, const StepState *state) {
     gpu_family(gpu, FAMILY_OPTIMIZER);
-    bool given = scaling == SCALE_GIVEN;
-    auto adamw = given ? launch_adamw<RULE_ADAMW, WEIGHTS_GIVEN>
-                       : launch_adamw<RULE_ADAMW, WEIGHTS_MEASURE>;
-    auto muon = given ? launch_adamw<RULE_MUON, WEIGHTS_GIVEN>
-                      : launch_adamw<RULE_MUON, WEIGHTS_MEASURE>;
-    adamw(update, state, gpu->stream);
-    if (update->muon) { muon(update, state, gpu->stream); }
+    launch_adamw<JOB_ADAMW>(update, state, gpu->stream);
+    if (update->muon) { launch_adamw<JOB_MUON>(update, state, gpu->stream); }
 }
 
 void gpu_measure_weights(Gpu *gpu, const AdamWUpdate *update, const StepState *state) {
     gpu_family(gpu, FAMILY_OPTIMIZER);
-    launch_adamw<RULE_KEEP, WEIGHTS_MEASURE>(update, state, gpu->stream);
+    launch_adamw<JOB_MEASURE>(update, state, gpu->stream);
 }
 
 void gpu_quantize_weights(Gpu *gpu, const AdamWUpdate *update, const StepState *state) {
     gpu_family(gpu, FAMILY_OPTIMIZER);
-    launch_adamw<RULE_KEEP, WEIGHTS_MEASURED>(update, state, gpu->stream);
+    launch_adamw<JOB_QUANTIZE>(update, state, gpu->stream);
 }
 
 // ---- Muon ---------------------------------------------------------------------------------------
@@ -440,37 +430,35 @@ void gpu_muon_store(Gpu *gpu, MuonMatrices m, const Bf16 *x) {
 
 // ---- FP8 weights' scales ------------------------------------------------------------------------
 
-__global__ void announce_scales_kernel(const Operand *tensors, int count, const StepState *state) {
+__global__ void announce_scales_kernel(const AdamWUpdate u, const StepState *state) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if ((state != nullptr && state->skipped) || i >= count) { return; }
-    const Operand t = tensors[i];
-    if (t.scaling == SCALE_MEASURED || !fp8_scale_known(t.scale)) { measured_scale(t, true); }
+    if ((state != nullptr && state->skipped) || i >= u.weight_count) { return; }
+    const Fp8Weight w = u.weights[i];
+    if (u.scaling == SCALE_GIVEN && fp8_scale_known(w.scale)) { return; }
+    measured_scale(w.scale, w.target, true);
 }
 
-// One block per tensor.
-__global__ void announce_squares_kernel(const Operand *tensors, const Fp8Squares *squares,
-                                        const StepState *state) {
+// One block per weight.
+__global__ void announce_squares_kernel(const AdamWUpdate u, const StepState *state) {
     if (state != nullptr && state->skipped) { return; }
-    const Operand t = tensors[blockIdx.x];
-    const Fp8Squares s = squares[blockIdx.x];
-    int across = (s.columns + FP8_BLOCK - 1) / FP8_BLOCK;
-    int down = (s.rows + FP8_BLOCK - 1) / FP8_BLOCK;
+    const Fp8Weight w = u.weights[blockIdx.x];
+    int across = (w.columns + FP8_BLOCK - 1) / FP8_BLOCK;
+    int down = (w.rows + FP8_BLOCK - 1) / FP8_BLOCK;
     for (int i = threadIdx.x; i < down * across; i += blockDim.x) {
         int row = i / across * FP8_BLOCK, column = i % across * FP8_BLOCK;
-        int64_t place = fp8_scale_index(SCALE_SQUARES, s.rows, s.columns, row, column);
-        float inverse = 1.0f / fp8_block_scale(s.amax[place], t.target, t.power_of_two);
-        s.scales[place] = inverse;
-        s.scales_t[fp8_scale_index(SCALE_SQUARES, s.columns, s.rows, column, row)] = inverse;
+        int64_t place = fp8_scale_index(SCALE_SQUARES, w.rows, w.columns, row, column);
+        float inverse = 1.0f / fp8_block_scale(w.amax[place], w.target, w.power_of_two);
+        w.inverse[place] = inverse;
+        w.inverse_t[fp8_scale_index(SCALE_SQUARES, w.columns, w.rows, column, row)] = inverse;
     }
 }
 
-void gpu_announce_scales(Gpu *gpu, const Operand *tensors, const Fp8Squares *squares, int count,
-                         const StepState *state) {
+void gpu_announce_scales(Gpu *gpu, const AdamWUpdate *u, const StepState *state) {
     gpu_family(gpu, FAMILY_OPTIMIZER);
-    if (squares != NULL) {
-        launch(announce_squares_kernel, count, 256, gpu->stream, tensors, squares, state);
+    if (u->scaling == SCALE_SQUARES) {
+        launch(announce_squares_kernel, u->weight_count, 256, gpu->stream, *u, state);
     } else {
-        launch(announce_scales_kernel, divide_up(count, 128), 128, gpu->stream, tensors, count,
+        launch(announce_scales_kernel, divide_up(u->weight_count, 128), 128, gpu->stream, *u,
                state);
     }
 }

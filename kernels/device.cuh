@@ -342,5 +342,5 @@ static inline bool check_operand(const char *name, const Operand *t, int64_t M, 
 
 // Where a producer that writes BF16 writes the amax; NULL: nowhere.
 static inline float *measured_amax(const Operand &t) {
-    return t.scaling == SCALE_MEASURED ? &t.scale->amax : NULL;
+    return t.scaling == SCALE_MEASURED && t.records ? &t.scale->amax : NULL;
 }

@@ -55,17 +55,17 @@ size_t partial_sums_bytes(int64_t M, int64_t columns);
 // Hopper's FP8 tensor cores take both operands with the summed dimension contiguous, so a tensor
 // [M,N] is written twice in one pass: as it is, and transposed.
 
-// The scaling state of all FP8 tensors (fp8.cu). The arrays lie on the device. SLOT_FOLLOWS: the
-// slot's scale follows the amax of its tensor. SLOT_WEIGHT: the slot belongs to a weight, whose
-// amax a skipped step keeps, since the weight stays as it is.
+// The scales of all FP8 tensors, on the device. SLOT_FOLLOWS: the scale follows the amax of its
+// tensor. SLOT_WEIGHT: the tensor is a weight, whose amax a skipped step keeps, since the weight
+// stays as it is.
 enum { SLOT_FOLLOWS = 1, SLOT_WEIGHT = 2 };
 typedef struct {
-    Fp8Scale *slots;
-    float *history; // [count, history_length]
-    float *targets; // [count]
-    uint8_t *used;  // [count] SLOT_FOLLOWS, SLOT_WEIGHT
-    int count, history_length;
-} Fp8Scaling;
+    Fp8Scale *scales;
+    float *history; // [count, length] delayed scaling: each scale's amaxes, a ring
+    float *targets; // [count] what amax * scale should be
+    uint8_t *kinds; // [count] SLOT_FOLLOWS, SLOT_WEIGHT
+    int count, length;
+} Fp8Table;
 
 // A form that FP8 products read: codes, and what they multiply by: the inverse of the tensor's
 // scale, or those of its blocks. codes NULL: the form is not requested.
@@ -84,9 +84,8 @@ typedef struct {
     Fp8Type type;
     Scaling scaling;
     bool fused;        // producers write FP8 alone: no product reads BF16
-    bool records;      // SCALE_GIVEN: the amax goes to scale->amax, and enters the history
+    bool records;      // the amax goes to scale->amax: for the history, or for SCALE_MEASURED
     bool power_of_two; // blocks: scales are rounded down to powers of two
-    float target;      // what amax * scale should be
 } Operand;
 
 static inline Operand operand_bf16(Bf16 *bf16) {
@@ -99,13 +98,11 @@ static inline Operand operand_bf16(Bf16 *bf16) {
 // forms alone. Otherwise the kernel writes bf16, and its amax to scale->amax where the scale is
 // measured; the FP8 forms are then written from bf16. A fused output of a forward producer is E4M3.
 
-// Writes the FP8 forms from out.bf16 [M,N]. Where the scale is measured, scale->amax has been
-// measured before. sums: the column sums of out.bf16, in any precision. Its time counts to
-// FAMILY_QUANTIZE where it writes FP8, and to FAMILY_ACTIVATIONS where it only adds up columns.
+// Writes the FP8 forms from out.bf16 [M,N]; a pass before that measures the amax where a measured
+// scale records it. sums: the column sums of out.bf16, in any precision. Its time counts to
+// FAMILY_QUANTIZE where it writes FP8 or measures, and to FAMILY_ACTIVATIONS where it only adds up
+// columns.
 void gpu_quantize(Gpu *gpu, Operand out, Gradient sums, Scratch scratch, int M, int N);
-// scale->amax = max(scale->amax, |x|) over the n values of x.bf16, NaN being the largest: for the
-// output of a producer that measures no amax. Does nothing unless the scale is measured.
-void gpu_measure(Gpu *gpu, Operand x, int64_t n);
 // Adds n codes, a multiple of 16, to the counts.
 void gpu_count_codes(Gpu *gpu, Fp8Counts *counts, const uint8_t *codes, int64_t n, Fp8Type type);
 // out [C,N] = x' of FP8 codes [N,C], N and C multiples of 16.
@@ -301,8 +298,8 @@ typedef struct {
     void *exp_avg, *exp_avg_sq; // of AdamWUpdate.moment_type
     Bf16 *bf16;                 // their BF16 weights; NULL: they are FP8
     uint8_t *fp8;               // their FP8 weights
-    int tensor;                 // FP8: which of AdamWUpdate.tensors they belong to
-    int64_t within;             // FP8: where in that tensor they begin
+    int weight;                 // FP8: which of AdamWUpdate.weights they belong to
+    int64_t within;             // FP8: where in that weight they begin
     int first_block;            // of all segments' blocks, counted together
     float lr_mult;              // what StepInput.lr is multiplied by
     float weight_decay;
@@ -310,23 +307,26 @@ typedef struct {
 } AdamWSegment;
 int gpu_adamw_blocks(int64_t n); // of a segment
 
-// SCALE_SQUARES: the squares of an FP8 weight [rows,columns]. A square's elements may belong to
-// several segments.
+// An FP8 weight [rows,columns], of which a rank may update parts. Its codes are E4M3.
 typedef struct {
     int rows, columns;
-    float *amax;              // of each square, at the place of its scale
-    float *scales, *scales_t; // inverse scales of the weight, and of its transpose (fp8_format.h)
-} Fp8Squares;
+    float target;               // what amax * scale should be
+    Fp8Scale *scale;            // NULL with SCALE_SQUARES
+    bool power_of_two;          // SCALE_SQUARES, as the others below
+    float *amax;                // of each square, at the place of its scale
+    float *inverse, *inverse_t; // inverse scales of the weight, and of its transpose (fp8_format.h)
+} Fp8Weight;
 
 typedef struct {
     GpuType moment_type;
     void *gradients; // only gpu_muon_momentum writes them
     GpuType gradient_type;
-    const AdamWSegment *segments; // on the device, as are tensors, squares and input
+    const AdamWSegment *segments; // on the device, as are weights and input
     int segment_count, segment_blocks;
-    bool muon; // some of them are Muon's
-    Operand *tensors;
-    Fp8Squares *squares; // of the tensors; NULL: each has one scale
+    bool muon;          // some of them are Muon's
+    Fp8Weight *weights; // those of FP8 segments
+    int weight_count;
+    Scaling scaling; // of all these weights
     StepInput *input;
     float beta1, beta2, eps, momentum;
     uint64_t seed; // of the stochastic rounding of BF16 moments
@@ -335,18 +335,18 @@ typedef struct {
 // FP8 weights are quantised from the master weights rounded to BF16.
 
 // The optimizer's step on all segments, unless the step is skipped. For Muon's segments the
-// gradient buffer already holds the update. Where scaling is SCALE_GIVEN, FP8 weights are written
-// by the given scales. Otherwise they stay as they are, and the amax of the new weights goes to
-// scale->amax, or to the squares' amaxes.
-void gpu_adamw(Gpu *gpu, const AdamWUpdate *update, Scaling scaling, const StepState *state);
+// gradient buffer already holds the update. With SCALE_GIVEN, FP8 weights are written by the given
+// scales. Otherwise they stay as they are. The amax of the new weights goes to scale->amax, or to
+// the squares' amaxes.
+void gpu_adamw(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
 // Both read the master weights: the first measures the amaxes of FP8 weights, the second writes the
 // FP8 weights by the scales that these amaxes give. After a skipped step both do nothing. state
 // NULL: at the start of a run, where the second also writes the BF16 weights.
 void gpu_measure_weights(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
 void gpu_quantize_weights(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
-// Sets the scales of `count` tensors, by their amaxes. state as above.
-void gpu_announce_scales(Gpu *gpu, const Operand *tensors, const Fp8Squares *squares, int count,
-                         const StepState *state);
+// Sets the scales of all weights by their amaxes; of given ones, those of which nothing is known.
+// state as above.
+void gpu_announce_scales(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
 
 // muon_momentum (cpu.h) on Muon's segments, unless the step is skipped: their gradients become what
 // the Newton-Schulz steps begin with.
@@ -378,8 +378,8 @@ void gpu_hash(Gpu *gpu, uint64_t *sum, const void *data, int64_t bytes, int64_t 
 // ---- fp8.cu ----
 // Delayed scaling, once an optimizer step, after the decision: enters the amaxes into the history
 // and renews the scales; after a skipped step forgets the amaxes of activations and gradients.
-void gpu_fp8_update(Gpu *gpu, const Fp8Scaling *scaling, const StepState *state);
+void gpu_fp8_update(Gpu *gpu, const Fp8Table *table, const StepState *state);
 // Before a micro-step: sets every amax to 0.
-void gpu_fp8_clear_measured(Gpu *gpu, const Fp8Scaling *scaling);
+void gpu_fp8_clear_amaxes(Gpu *gpu, const Fp8Table *table);
 
 END_C

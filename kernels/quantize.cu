@@ -1,6 +1,24 @@
-// From BF16 to FP8 operands of products, with column sums; and the second launch of every sum over
-// rows.
+// From BF16 to FP8 operands of products, with their amax and column sums; and the second launch of
+// every sum over rows.
 #include "quantize.cuh"
+
+__global__ void amax_kernel(float *amax, const Bf16 *x, int64_t vectors) {
+    float range = 0.0f;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < vectors;
+         i += (int64_t)gridDim.x * blockDim.x) {
+        range = range8(range, load8(x, i));
+    }
+    block_amax(amax, range);
+}
+
+void measure_bf16(Operand out, int M, int N, cudaStream_t stream) {
+    float *amax = measured_amax(out);
+    if (amax == NULL) { return; }
+    check_tensors("quantize", M, N, {out.bf16});
+    int64_t vectors = (int64_t)M * N / VEC;
+    int blocks = min(divide_up(vectors, 256), 4 * PARTIALS);
+    launch(amax_kernel, blocks, 256, stream, amax, out.bf16, vectors);
+}
 
 void quantize_bf16(Operand out, Gradient sums, Scratch scratch, int M, int N, cudaStream_t stream) {
     const char *name = "quantize";
@@ -15,10 +33,11 @@ void quantize_bf16(Operand out, Gradient sums, Scratch scratch, int M, int N, cu
 }
 
 void gpu_quantize(Gpu *gpu, Operand out, Gradient sums, Scratch scratch, int M, int N) {
-    bool codes = out.rows.codes != NULL || out.columns.codes != NULL;
+    bool codes = out.rows.codes != NULL || out.columns.codes != NULL || measured_amax(out) != NULL;
     if (codes || sums.data != NULL) {
         gpu_family(gpu, codes ? FAMILY_QUANTIZE : FAMILY_ACTIVATIONS);
     }
+    measure_bf16(out, M, N, gpu->stream);
     quantize_bf16(out, sums, scratch, M, N, gpu->stream);
 }
 

@@ -51,11 +51,11 @@ template <Fp8Type TYPE> __device__ __forceinline__ uint2 encode8(const Floats8 &
 
 // The scale that follows from the measured amax. One thread of the launch (announces) writes it
 // where the products read it.
-__device__ __forceinline__ float measured_scale(const Operand &q, bool announces) {
-    float scale = fp8_scale(q.scale->amax, q.target, 1.0f);
+__device__ __forceinline__ float measured_scale(Fp8Scale *s, float target, bool announces) {
+    float scale = fp8_scale(s->amax, target, 1.0f);
     if (announces) {
-        q.scale->scale = scale;
-        q.scale->scale_inv = 1.0f / scale;
+        s->scale = scale;
+        s->scale_inv = 1.0f / scale;
     }
     return scale;
 }
@@ -235,7 +235,8 @@ __global__ void __launch_bounds__(TILE_THREADS)
     int column = first_column + threadIdx.x % COLUMN_GROUPS * VEC;
     bool first = blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0;
     bool measured = SOURCE::WAITS && out.scaling == SCALE_MEASURED;
-    float scale = measured ? measured_scale(out, first) : out.scale->scale, range = 0.0f;
+    float scale = measured ? measured_scale(out.scale, fp8_max(TYPE), first) : out.scale->scale;
+    float range = 0.0f;
     uint2 codes[OUTPUTS][THREAD_ROWS] = {};
     Floats8 sum = {};
     source.begin(row, column / VEC);
@@ -418,7 +419,7 @@ __global__ void __launch_bounds__(SQUARE_THREADS, SOURCE::OUTPUTS == 1 ? 3 : 2)
                 range = max(range, (uint32_t)mine.columns[i][c]);
             }
         }
-        float scale = fp8_block_scale(low_bf16(range), out.target, out.power_of_two);
+        float scale = fp8_block_scale(low_bf16(range), fp8_max(TYPE), out.power_of_two);
         float *to = turned ? out.columns.inverse : out.rows.inverse;
         (turned ? mine.column_scales : mine.row_scales)[c] = scale;
         if (to != nullptr && in_column < end && (c == 0 || !square)) {
@@ -579,9 +580,10 @@ static void sum_columns(const char *name, const SOURCE &source, Bf16 *out, float
     sum_partials({{sums}, scratch.data, (int)grid.y, N}, stream);
 }
 
-// gpu_quantize and gpu_measure, as part of another launcher's work.
+// The two passes of gpu_quantize, as parts of another launcher's work: the amax of out.bf16 [M,N],
+// where a measured scale records it; and the FP8 forms and column sums.
+void measure_bf16(Operand out, int M, int N, cudaStream_t stream);
 void quantize_bf16(Operand out, Gradient sums, Scratch scratch, int M, int N, cudaStream_t stream);
-void measure_bf16(Operand x, int64_t n, cudaStream_t stream);
 
 // ---- to an operand ------------------------------------------------------------------------------
 

@@ -294,6 +294,6 @@ void gpu_rope_backward(Gpu *gpu, Operand d_qkv, RotaryBackward b) {
     } else {
         rotate(d_qkv.bf16, d_qkv.bf16, r, -1.0f, gpu->stream);
     }
-    if (codes) { measure_bf16(d_qkv, (int64_t)M * N, gpu->stream); }
+    if (codes) { measure_bf16(d_qkv, M, N, gpu->stream); }
     if (codes || sums) { quantize_bf16(d_qkv, b.column_sums, b.scratch, M, N, gpu->stream); }
 }

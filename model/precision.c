@@ -69,6 +69,7 @@ Precision precision_decide(const Options *o, const ModelConfig *config, NumberSu
         lp->inputs = dim_size(config, row->cols);
         lp->reason = reason_against_fp8(o, config, &support, lp);
         lp->number = lp->wgrad = lp->reason == NULL ? NUMBER_FP8 : support.plain;
+        p.used |= lp->number == NUMBER_FP8;
         if (lp->number == NUMBER_FP8) {
             // the head's dY has values from -1 to the probabilities of a large vocabulary: one
             // scale for all needs the range of E5M2
@@ -109,7 +110,7 @@ double precision_fp8_share(const Precision *p) {
 }
 
 const char *precision_name(const Precision *p) {
-    if (precision_fp8_share(p) > 0) { return "FP8"; }
+    if (p->used) { return "FP8"; }
     return p->linear[0].number == NUMBER_BF16 ? "BF16" : "FP32";
 }
 

@@ -53,6 +53,7 @@ typedef struct {
     bool power_of_two;                       // scales of blocks are powers of two
     bool fast_forward, fast_backward; // partial sums stay in the tensor cores' narrower registers
     bool possible;                    // the device has FP8, or emulates it
+    bool used;                        // some layer is in FP8
     double step_tokens;               // tokens of an optimizer step: every dY is divided by them
     int count;                        // linear layers: 4 L + 1
     LinearPrecision *linear;          // [count] by linear_index
@@ -82,6 +83,11 @@ static inline const LinearPrecision *precision_of(const Precision *p, Linear lin
 
 // The share of the linear layers' floating-point operations that are in FP8, 0 to 1.
 double precision_fp8_share(const Precision *precision);
+
+// Whether some layer is in FP8 and scaled so.
+static inline bool precision_scales(const Precision *p, Fp8Recipe recipe) {
+    return p->used && p->recipe == recipe;
+}
 
 // Returns "FP8", "BF16" or "FP32".
 const char *precision_name(const Precision *precision);

@@ -696,7 +696,6 @@ static void loss(int M, int V, int P, Fp8Type type, int kind) {
                  if (l.out.scaling == SCALE_MEASURED) { // the head's gradient has a fixed scale
                      gpu_cross_entropy(&gpu, losses.data, operand_bf16(l.out.bf16), {}, {},
                                        targets.data, M, V, P, terms);
-                     gpu_measure(&gpu, l.out, (int64_t)M * P);
                      gpu_quantize(&gpu, l.out, {}, {}, M, P);
                      return;
                  }
@@ -755,7 +754,6 @@ static void cast(int M, int N, Fp8Type type) {
     auto quantize = [&](Launch l) {
         bool sums = l.sums[0].data != NULL;
         l.out.fused = false;
-        if (l.out.scaling == SCALE_MEASURED) { gpu_measure(&gpu, l.out, (int64_t)n); }
         gpu_quantize(&gpu, l.out, l.sums[0], sums ? scratch.scratch() : Scratch{}, l.rows, N);
     };
     Producer p = {"cast", FUSED_ROUNDED, M, N, type, 37.3f, &x, 0, 2.0 * n};

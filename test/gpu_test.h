@@ -423,7 +423,6 @@ static inline Operand given_tensor(Fp8Type type, Fp8Scale *scale) {
     Operand t = operand_bf16(NULL);
     t.type = type;
     t.fused = t.records = true;
-    t.target = fp8_max(type);
     t.scale = scale;
     return t;
 }

@@ -613,14 +613,15 @@ static void adamw(int64_t n, GpuType gradient_type, GpuType moment_type, bool fp
     Bf16Buffer weights(fp8 ? 8 : n);
     Quantised q(16, fp8 ? (int)(n / 16) : 16, FP8_E4M3, 60.0f);
     Buffer<StepState> state(1);
-    Buffer<Operand> tensors(1);
+    Buffer<Fp8Weight> table(1);
     InputBuffer input(0.01, 1);
-    Operand tensor = q.tensor(SCALE_GIVEN, true);
-    tensors.put(&tensor);
+    Fp8Weight weight = {.rows = q.M, .columns = q.N, .scale = q.slot.data};
+    table.put(&weight);
     AdamWUpdate u = plain_update((Bf16 *)gradients.data);
     u.moment_type = moment_type;
     u.gradient_type = gradient_type;
-    u.tensors = tensors.data;
+    u.weights = table.data;
+    u.weight_count = 1;
     u.input = input.data;
     u.seed = 1;
     // the weights of the first and the third segment decay; the second has half the learning rate
@@ -648,8 +649,7 @@ static void adamw(int64_t n, GpuType gradient_type, GpuType moment_type, bool fp
         StepState step = {.gradient_scale = 1.0f, .updates = 1};
         state.put(&step);
         if (offloaded) { printf("copies both ways: %.1f GB/s each\n", 1e-9 * bytes / floor_s); }
-        timed(name, text("%dM", (int)(n >> 20)), floor_s,
-              [&] { gpu_adamw(&gpu, &u, SCALE_GIVEN, state.data); });
+        timed(name, text("%dM", (int)(n >> 20)), floor_s, [&] { gpu_adamw(&gpu, &u, state.data); });
         if (offloaded) { gpu_host_free(memory); }
         return;
     }
@@ -677,7 +677,7 @@ static void adamw(int64_t n, GpuType gradient_type, GpuType moment_type, bool fp
         gradients.write(g);
         input.put(&in);
         state.put(&s);
-        gpu_adamw(&gpu, &u, SCALE_GIVEN, state.data);
+        gpu_adamw(&gpu, &u, state.data);
         AdamW a = {
             .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .gradient_scale = 0.5f, .step = step};
         for (int64_t i = 0; i < n && !skipped; i += 64) {
@@ -727,7 +727,7 @@ TEST(scaling_state) {
     enum { SLOTS = 6, LENGTH = 5, STEPS = 17 };
     Buffer<Fp8Scale> slots(SLOTS);
     FloatBuffer history(SLOTS * LENGTH), targets(SLOTS);
-    Buffer<uint8_t> used(SLOTS);
+    Buffer<uint8_t> kinds(SLOTS);
     Buffer<StepState> state(1);
     std::vector<Fp8Scale> host(SLOTS, {1.0f, 1.0f, 0.0f, 0});
     Floats host_history(SLOTS * LENGTH, 0.0f), host_targets(SLOTS, 448.0f);
@@ -735,7 +735,7 @@ TEST(scaling_state) {
     uint8_t flags[SLOTS] = {SLOT_FOLLOWS, weight, SLOT_FOLLOWS, SLOT_FOLLOWS, weight, 0};
     targets.put(host_targets.data());
     history.put(host_history.data());
-    used.put(flags);
+    kinds.put(flags);
     for (int step = 0; step < STEPS; step++) {
         for (int i = 0; i < SLOTS; i++) {
             float bad[] = {0.0f, INFINITY, NAN};
@@ -745,8 +745,8 @@ TEST(scaling_state) {
         StepState s = {};
         s.skipped = step == 6;
         state.put(&s);
-        Fp8Scaling scaling = {slots.data, history.data, targets.data, used.data, SLOTS, LENGTH};
-        gpu_fp8_update(&gpu, &scaling, state.data);
+        Fp8Table table = {slots.data, history.data, targets.data, kinds.data, SLOTS, LENGTH};
+        gpu_fp8_update(&gpu, &table, state.data);
         for (int i = 0; i < SLOTS; i++) {
             if (!flags[i]) { continue; }
             if (step == 6) {
@@ -836,15 +836,12 @@ TEST(special_values) {
 TEST(amaxes) {
     Input x(1000 * 8, 1);
     Quantised q(16, 16, FP8_E4M3, 1.0f);
-    Operand measured = q.tensor(SCALE_MEASURED, false), given = q.tensor(SCALE_GIVEN, false);
-    measured.bf16 = x.device.data;
-    given.bf16 = NULL;
+    Operand measured = with_forms(q.tensor(SCALE_MEASURED, false), x.device.data, NULL, NULL);
     float largest = tensor_amax(x.host.data(), 8000), before[] = {0.5f, 1e20f};
     for (float amax : before) {
         q.reset(amax, 0);
-        gpu_measure(&gpu, measured, 8000);
+        gpu_quantize(&gpu, measured, {}, {}, 1000, 8);
         CHECK_CLOSE(q.slot.get()[0].amax, fmaxf(amax, largest), 0.0);
-        gpu_measure(&gpu, given, 8000); // does nothing
     }
 }
 
@@ -882,6 +879,9 @@ TEST(refusals) {
     fused.fused = e5m2.fused = waits.fused = true;
     e5m2.type = FP8_E5M2;
     waits.scaling = SCALE_MEASURED;
+    Operand measured = with_forms(waits, odd, NULL, NULL);
+    measured.fused = false;
+    measured.records = true;
     Gradient sums = {f, TYPE_F32, false};
     Scratch little = {f, 100092}, enough = {f, 1 << 30};
     NormForward norm = {f, f, x, x, NULL, 1e-5f, 64, 64};
@@ -898,7 +898,7 @@ TEST(refusals) {
                gpu_quantize(&gpu, with_forms(given, x, odd_fp8, fp8), {}, {}, 64, 64));
     CHECK_DIES("not 16-byte aligned", gpu_gelu_forward(&gpu, operand_bf16(x), odd, NULL, 64, 64));
     CHECK_DIES("not 16-byte aligned", gpu_gelu_forward(&gpu, operand_bf16(x), x, odd, 64, 64));
-    CHECK_DIES("not 16-byte aligned", gpu_measure(&gpu, with_forms(waits, odd, fp8, fp8), 64));
+    CHECK_DIES("not 16-byte aligned", gpu_quantize(&gpu, measured, {}, {}, 64, 64));
     CHECK_DIES("a multiple of 8", gpu_to_bf16(&gpu, x, f, 60));
     CHECK_DIES("not 16-byte aligned", gpu_swiglu_forward(&gpu, operand_bf16(x), odd, 64, 64));
     CHECK_DIES("not 16-byte aligned", gpu_swiglu_backward(&gpu, operand_bf16(x), odd, x, 64, 64));

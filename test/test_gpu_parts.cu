@@ -32,31 +32,29 @@ struct State {
     Bf16Buffer gradients, plain;
     Quantised q[WEIGHTS];
     Scaling mode;
-    Buffer<Operand> tensors;
-    Buffer<Fp8Squares> squares; // SCALE_SQUARES
-    FloatBuffer amaxes;
+    Buffer<Fp8Weight> weights;
+    FloatBuffer amaxes; // of squares
 
     State(const Space &space, int64_t s, int64_t g, GpuType m, Scaling how)
         : shift(s), gap(g), moments(m), master(space.size + RANKS_MOST * gap),
           exp_avg(master.count), exp_avg_sq(master.count), gradients(space.size + shift),
           plain(PLAIN), q{Quantised(shapes[0][0], shapes[0][1], FP8_E4M3, 90.0f),
                           Quantised(shapes[1][0], shapes[1][1], FP8_E4M3, 60.0f)},
-          mode(how), tensors(WEIGHTS), squares(WEIGHTS), amaxes(WEIGHTS * MOST_SQUARES) {
-        Operand rows[WEIGHTS];
-        Fp8Squares blocks[WEIGHTS];
+          mode(how), weights(WEIGHTS), amaxes(WEIGHTS * MOST_SQUARES) {
+        Fp8Weight rows[WEIGHTS];
         for (int k = 0; k < WEIGHTS; k++) {
             q[k].reset(0.0f, mode == SCALE_GIVEN ? 1 : 0);
-            rows[k] = q[k].tensor(mode, false);
-            if (mode == SCALE_SQUARES) { rows[k] = q[k].blocks(SCALE_SQUARES, false); }
-            blocks[k] = {q[k].M, q[k].N, amaxes.data + k * MOST_SQUARES, q[k].scales.data,
-                         q[k].scales_t.data};
+            rows[k] = {q[k].M,
+                       q[k].N,
+                       fp8_max(FP8_E4M3),
+                       q[k].slot.data,
+                       true,
+                       amaxes.data + k * MOST_SQUARES,
+                       q[k].scales.data,
+                       q[k].scales_t.data};
         }
-        tensors.put(rows);
-        squares.put(blocks);
+        weights.put(rows);
         CUDA_CHECK(cudaMemsetAsync(amaxes.data, 0, amaxes.count * sizeof(float), gpu.stream));
-    }
-    Fp8Squares *squares_if_any() const {
-        return mode == SCALE_SQUARES ? squares.data : NULL;
     }
 };
 
@@ -108,7 +106,7 @@ static std::vector<AdamWSegment> segments_of(const State &s, const AdamWUpdate &
         segment.lr_mult = lr_mults[k];
         segment.weight_decay = k != 1 ? 0.1f : 0.0f;
         segment.muon = k == 0;
-        segment.tensor = k;
+        segment.weight = k;
         segment.within = from - space.first[k];
         segment.first_block = blocks;
         blocks += gpu_adamw_blocks(segment.n);
@@ -129,8 +127,9 @@ struct Settings {
 static AdamWUpdate update_of(const State &s, const Settings &settings) {
     AdamWUpdate u = plain_update(s.gradients.data);
     u.moment_type = s.moments; // BF16 is rounded at random, by a number that belongs to the element
-    u.tensors = s.tensors.data;
-    u.squares = s.squares_if_any();
+    u.weights = s.weights.data;
+    u.weight_count = WEIGHTS;
+    u.scaling = s.mode;
     u.muon = true;
     u.input = settings.input.data;
     u.seed = 7;
@@ -165,10 +164,10 @@ static void transpose(State &s) {
 static void update(State &s, const Space &space, const Settings &settings,
                    const std::vector<int64_t> &cuts) {
     const StepState *state = settings.state.data;
-    for_ranks(s, space, settings, cuts,
-              [&](const AdamWUpdate *u) { gpu_adamw(&gpu, u, s.mode, state); });
+    for_ranks(s, space, settings, cuts, [&](const AdamWUpdate *u) { gpu_adamw(&gpu, u, state); });
     if (s.mode != SCALE_GIVEN) {
-        gpu_announce_scales(&gpu, s.tensors.data, s.squares_if_any(), WEIGHTS, state);
+        AdamWUpdate whole = update_of(s, settings);
+        gpu_announce_scales(&gpu, &whole, state);
         for_ranks(s, space, settings, cuts,
                   [&](const AdamWUpdate *u) { gpu_quantize_weights(&gpu, u, state); });
     }
@@ -290,7 +289,8 @@ TEST(published_is_quantized) {
         fill(s, space, ranks);
         for_ranks(s, space, settings, ranks,
                   [&](const AdamWUpdate *u) { gpu_measure_weights(&gpu, u, NULL); });
-        gpu_announce_scales(&gpu, s.tensors.data, s.squares_if_any(), WEIGHTS, NULL);
+        AdamWUpdate whole = update_of(s, settings);
+        gpu_announce_scales(&gpu, &whole, NULL);
         for_ranks(s, space, settings, ranks,
                   [&](const AdamWUpdate *u) { gpu_quantize_weights(&gpu, u, NULL); });
         transpose(s);

@@ -35,7 +35,7 @@ static void scale_norm(Trainer *t, float factor) {
 static double input_scale(Trainer *t) {
     Fp8Scale slot;
     int index = fp8_slot_index(&t->run.config, LINEAR_FC1, LAYER, OPERAND_X);
-    gpu_fetch(&t->gpu, &slot, t->params.fp8.scaling.slots + index, sizeof(slot));
+    gpu_fetch(&t->gpu, &slot, t->params.fp8.scales + index, sizeof(slot));
     CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
     return slot.scale;
 }

@@ -34,8 +34,8 @@ void __real_gpu_sum_of_squares(Gpu *gpu, StepState *state, const StepInput *inpu
                                const double *loss_sum, double *scratch, const void *gradients,
                                GpuType type, const GradientPart *parts, int count);
 
-void __real_gpu_adamw(Gpu *gpu, const AdamWUpdate *update, Scaling scaling, const StepState *state);
-void __real_gpu_fp8_update(Gpu *gpu, const Fp8Scaling *scaling, const StepState *state);
+void __real_gpu_adamw(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
+void __real_gpu_fp8_update(Gpu *gpu, const Fp8Table *table, const StepState *state);
 
 static bool nan_is_due, stall_is_due, weight_is_due;
 static char *master, *moment, *scales; // of the last update
@@ -95,18 +95,17 @@ void __wrap_gpu_sum_of_squares(Gpu *gpu, StepState *state, const StepInput *inpu
     __real_gpu_sum_of_squares(gpu, state, input, loss_sum, scratch, gradients, type, parts, count);
 }
 
-void __wrap_gpu_adamw(Gpu *gpu, const AdamWUpdate *update, Scaling scaling,
-                      const StepState *state) {
+void __wrap_gpu_adamw(Gpu *gpu, const AdamWUpdate *update, const StepState *state) {
     if (update->segment_count > 0) {
         master = (char *)update->segments[0].master;
         moment = (char *)update->segments[0].exp_avg;
     }
-    __real_gpu_adamw(gpu, update, scaling, state);
+    __real_gpu_adamw(gpu, update, state);
 }
 
-void __wrap_gpu_fp8_update(Gpu *gpu, const Fp8Scaling *scaling, const StepState *state) {
-    scales = (char *)scaling->history;
-    __real_gpu_fp8_update(gpu, scaling, state);
+void __wrap_gpu_fp8_update(Gpu *gpu, const Fp8Table *table, const StepState *state) {
+    scales = (char *)table->history;
+    __real_gpu_fp8_update(gpu, table, state);
 }
 
 void __wrap_gpu_embedding_forward(Gpu *gpu, Bf16 *out, const int *tokens, const Bf16 *wte,

@@ -29,20 +29,15 @@ static void column_sums(Gradient sums, const float *x, Scratch scratch, int M, i
 }
 
 void gpu_quantize(Gpu *gpu, Operand out, Gradient sums, Scratch scratch, int M, int N) {
-    bool codes = out.rows.codes != NULL || out.columns.codes != NULL;
+    bool measures = out.scaling == SCALE_MEASURED && out.records;
+    bool codes = out.rows.codes != NULL || out.columns.codes != NULL || measures;
     if (codes || sums.data != NULL) {
         gpu_family(gpu, codes ? FAMILY_QUANTIZE : FAMILY_ACTIVATIONS);
     }
     FREED float *values = bf16_read(out.bf16, M * N);
+    values_amax(measures ? &out.scale->amax : NULL, values, M * N);
     column_sums(sums, values, scratch, M, N);
     values_to_fp8(out, values, M, N);
-}
-
-void gpu_measure(Gpu *gpu, Operand x, int64_t n) {
-    if (x.scaling != SCALE_MEASURED) { return; }
-    gpu_family(gpu, FAMILY_QUANTIZE);
-    FREED float *values = bf16_read(x.bf16, n);
-    values_amax(&x.scale->amax, values, n);
 }
 
 void gpu_count_codes(Gpu *gpu, Fp8Counts *counts, const uint8_t *codes, int64_t n, Fp8Type type) {

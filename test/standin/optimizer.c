@@ -149,29 +149,24 @@ void gpu_to_bf16(Gpu *gpu, Bf16 *out, const float *x, int64_t n) {
 // ---- FP8 weights --------------------------------------------------------------------------------
 
 // Writes a segment's FP8 weights (codes), or measures their amax alone.
-static void write_fp8(const AdamWUpdate *u, const AdamWSegment *s, Scaling scaling, bool codes) {
-    Operand q = u->tensors[s->tensor];
+static void write_fp8(const AdamWUpdate *u, const AdamWSegment *s, bool measures, bool codes) {
+    const Fp8Weight *w = &u->weights[s->weight];
     FREED float *values = values_read(s->master, TYPE_F32, s->n);
     round_to_bf16(values, values, s->n);
-    if (u->squares != NULL) {
-        const Fp8Squares *squares = &u->squares[s->tensor];
-        for (int64_t i = 0; i < s->n; i++) { // one element at a time: a segment may begin anywhere
-            int row = (int)((s->within + i) / squares->columns);
-            int column = (int)((s->within + i) % squares->columns);
-            float *amax = squares->amax + fp8_scale_index(SCALE_SQUARES, squares->rows,
-                                                          squares->columns, row, column);
-            float scale = fp8_block_scale(*amax, q.target, q.power_of_two);
-            if (!codes) { values_amax(amax, values + i, 1); }
-            if (codes) { values_encode(s->fp8 + i, q, scale, values + i, 1); }
-        }
-        return;
+    for (int64_t i = 0; i < s->n && u->scaling == SCALE_SQUARES; i++) {
+        // one element at a time: a segment may begin anywhere
+        int row = (int)((s->within + i) / w->columns), column = (int)((s->within + i) % w->columns);
+        float *amax = w->amax + fp8_scale_index(SCALE_SQUARES, w->rows, w->columns, row, column);
+        float scale = fp8_block_scale(*amax, w->target, w->power_of_two);
+        if (measures) { values_amax(amax, values + i, 1); }
+        if (codes) { values_encode(s->fp8 + i, FP8_E4M3, scale, values + i, 1); }
     }
-    if (codes) { values_encode(s->fp8, q, q.scale->scale, values, s->n); }
-    bool given = scaling == SCALE_GIVEN;
-    if (given ? q.records : !codes) { values_amax(&q.scale->amax, values, s->n); }
+    if (u->scaling == SCALE_SQUARES) { return; }
+    if (codes) { values_encode(s->fp8, FP8_E4M3, w->scale->scale, values, s->n); }
+    if (measures) { values_amax(&w->scale->amax, values, s->n); }
 }
 
-static void write_segments(const AdamWUpdate *u, Scaling scaling, bool updates, bool codes,
+static void write_segments(const AdamWUpdate *u, bool updates, bool measures, bool codes,
                            const StepState *state) {
     check_segments(u);
     if (state != NULL && state->skipped) { return; }
@@ -180,69 +175,70 @@ static void write_segments(const AdamWUpdate *u, Scaling scaling, bool updates, 
         if ((s->bf16 == NULL) == (s->fp8 == NULL)) { die("stand-in: segment %d: forms", i); }
         if (updates) { update_segment(u, state, s); }
         if (s->fp8 != NULL) {
-            write_fp8(u, s, scaling, codes);
+            write_fp8(u, s, measures, codes);
         } else if (updates || (codes && state == NULL)) {
             values_write(s->bf16, TYPE_BF16, s->master, s->n);
         }
     }
 }
 
-void gpu_adamw(Gpu *gpu, const AdamWUpdate *u, Scaling scaling, const StepState *state) {
+void gpu_adamw(Gpu *gpu, const AdamWUpdate *u, const StepState *state) {
     gpu_family(gpu, FAMILY_OPTIMIZER);
-    write_segments(u, scaling, true, scaling == SCALE_GIVEN, state);
+    write_segments(u, true, true, u->scaling == SCALE_GIVEN, state);
 }
 
 void gpu_measure_weights(Gpu *gpu, const AdamWUpdate *u, const StepState *state) {
     gpu_family(gpu, FAMILY_OPTIMIZER);
-    write_segments(u, SCALE_MEASURED, false, false, state);
+    write_segments(u, false, true, false, state);
 }
 
 void gpu_quantize_weights(Gpu *gpu, const AdamWUpdate *u, const StepState *state) {
     gpu_family(gpu, FAMILY_OPTIMIZER);
-    write_segments(u, SCALE_MEASURED, false, true, state);
+    write_segments(u, false, false, true, state);
 }
 
-static void announce_squares(Operand q, const Fp8Squares *s) {
-    for (int row = 0; row < s->rows; row += FP8_BLOCK) {
-        for (int column = 0; column < s->columns; column += FP8_BLOCK) {
-            int64_t at = fp8_scale_index(SCALE_SQUARES, s->rows, s->columns, row, column);
-            float inverse = 1.0f / fp8_block_scale(s->amax[at], q.target, q.power_of_two);
-            s->scales[at] = inverse;
-            s->scales_t[fp8_scale_index(SCALE_SQUARES, s->columns, s->rows, column, row)] = inverse;
+static void announce_squares(const Fp8Weight *w) {
+    for (int row = 0; row < w->rows; row += FP8_BLOCK) {
+        for (int column = 0; column < w->columns; column += FP8_BLOCK) {
+            int64_t at = fp8_scale_index(SCALE_SQUARES, w->rows, w->columns, row, column);
+            float inverse = 1.0f / fp8_block_scale(w->amax[at], w->target, w->power_of_two);
+            w->inverse[at] = inverse;
+            w->inverse_t[fp8_scale_index(SCALE_SQUARES, w->columns, w->rows, column, row)] =
+                inverse;
         }
     }
 }
 
-void gpu_announce_scales(Gpu *gpu, const Operand *tensors, const Fp8Squares *squares, int count,
-                         const StepState *state) {
+void gpu_announce_scales(Gpu *gpu, const AdamWUpdate *u, const StepState *state) {
     gpu_family(gpu, FAMILY_OPTIMIZER);
-    for (int i = 0; i < count && (state == NULL || !state->skipped); i++) {
-        if (squares != NULL) {
-            announce_squares(tensors[i], &squares[i]);
-        } else if (tensors[i].scaling == SCALE_MEASURED || !fp8_scale_known(tensors[i].scale)) {
-            values_announce_scale(tensors[i]);
+    for (int i = 0; i < u->weight_count && (state == NULL || !state->skipped); i++) {
+        const Fp8Weight *w = &u->weights[i];
+        if (u->scaling == SCALE_SQUARES) {
+            announce_squares(w);
+        } else if (u->scaling == SCALE_MEASURED || !fp8_scale_known(w->scale)) {
+            values_announce_scale(w->scale, w->target);
         }
     }
 }
 
-// ---- the scaling state --------------------------------------------------------------------------
+// ---- the scales of all tensors ------------------------------------------------------------------
 
-void gpu_fp8_update(Gpu *gpu, const Fp8Scaling *s, const StepState *state) {
+void gpu_fp8_update(Gpu *gpu, const Fp8Table *t, const StepState *state) {
     gpu_family(gpu, FAMILY_OPTIMIZER);
-    for (int i = 0; i < s->count; i++) {
-        if (!(s->used[i] & SLOT_FOLLOWS)) { continue; }
+    for (int i = 0; i < t->count; i++) {
+        if (!(t->kinds[i] & SLOT_FOLLOWS)) { continue; }
         if (!state->skipped) {
-            fp8_scale_update(&s->slots[i], s->history + (int64_t)i * s->history_length,
-                             s->history_length, s->targets[i]);
-        } else if (!(s->used[i] & SLOT_WEIGHT)) {
-            s->slots[i].amax = 0.0f;
+            fp8_scale_update(&t->scales[i], t->history + (int64_t)i * t->length, t->length,
+                             t->targets[i]);
+        } else if (!(t->kinds[i] & SLOT_WEIGHT)) {
+            t->scales[i].amax = 0.0f;
         }
     }
 }
 
-void gpu_fp8_clear_measured(Gpu *gpu, const Fp8Scaling *s) {
+void gpu_fp8_clear_amaxes(Gpu *gpu, const Fp8Table *t) {
     gpu_family(gpu, FAMILY_OPTIMIZER);
-    for (int i = 0; i < s->count; i++) { s->slots[i].amax = 0.0f; }
+    for (int i = 0; i < t->count; i++) { t->scales[i].amax = 0.0f; }
 }
 
 // ---- hashes, the time ---------------------------------------------------------------------------

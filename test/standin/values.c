@@ -51,13 +51,13 @@ void values_amax(float *amax, const float *x, int64_t n) {
     if (float_bits(largest) > float_bits(*amax)) { *amax = largest; }
 }
 
-void values_announce_scale(Operand q) {
-    q.scale->scale = fp8_scale(q.scale->amax, q.target, 1.0f);
-    q.scale->scale_inv = 1.0f / q.scale->scale;
+void values_announce_scale(Fp8Scale *s, float target) {
+    s->scale = fp8_scale(s->amax, target, 1.0f);
+    s->scale_inv = 1.0f / s->scale;
 }
 
-void values_encode(uint8_t *codes, Operand q, float scale, const float *x, int64_t n) {
-    for (int64_t i = 0; i < n; i++) { codes[i] = fp8_encode(x[i] * scale, q.type); }
+void values_encode(uint8_t *codes, Fp8Type type, float scale, const float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++) { codes[i] = fp8_encode(x[i] * scale, type); }
 }
 
 static void transpose(uint8_t *out, const uint8_t *x, int N, int C) {
@@ -79,10 +79,10 @@ static void encode_blocks(uint8_t *codes, float *scales, Operand q, const float 
             int n = k - left < FP8_BLOCK ? k - left : FP8_BLOCK;
             float amax = 0.0f;
             for (int i = top; i < top + down; i++) { values_amax(&amax, x + i * k + left, n); }
-            float scale = fp8_block_scale(amax, q.target, q.power_of_two);
+            float scale = fp8_block_scale(amax, fp8_max(q.type), q.power_of_two);
             scales[fp8_scale_index(q.scaling, rows, k, top, left)] = 1.0f / scale;
             for (int i = top; i < top + down; i++) {
-                values_encode(codes + i * k + left, q, scale, x + i * k + left, n);
+                values_encode(codes + i * k + left, q.type, scale, x + i * k + left, n);
             }
         }
     }
@@ -107,15 +107,15 @@ void values_to_fp8(Operand out, const float *x, int M, int N) {
     }
     FREED float *room = values_new(M * N);
     uint8_t *codes = out.rows.codes != NULL ? out.rows.codes : (uint8_t *)room;
-    if (out.scaling == SCALE_MEASURED) { values_announce_scale(out); }
-    values_encode(codes, out, out.scale->scale, x, M * N);
+    if (out.scaling == SCALE_MEASURED) { values_announce_scale(out.scale, fp8_max(out.type)); }
+    values_encode(codes, out.type, out.scale->scale, x, M * N);
     if (out.columns.codes != NULL) { transpose(out.columns.codes, codes, M, N); }
     if (out.scaling == SCALE_GIVEN && out.records) { values_amax(&out.scale->amax, x, M * N); }
 }
 
 void values_produce(Operand out, float *values, int M, int N) {
     if (!out.fused) {
-        bool measured = out.scaling == SCALE_MEASURED;
+        bool measured = out.scaling == SCALE_MEASURED && out.records;
         values_round(out.bf16, TYPE_BF16, values, M * N);
         values_amax(measured ? &out.scale->amax : NULL, values, M * N);
     }

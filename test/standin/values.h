@@ -41,10 +41,10 @@ void gradient_end(Gradient out, const float *values, int64_t n);
 void values_amax(float *amax, const float *x, int64_t n);
 
 // Sets the scale that follows from the measured amax.
-void values_announce_scale(Operand q);
+void values_announce_scale(Fp8Scale *s, float target);
 
 // Encodes n values by this scale.
-void values_encode(uint8_t *codes, Operand q, float scale, const float *x, int64_t n);
+void values_encode(uint8_t *codes, Fp8Type type, float scale, const float *x, int64_t n);
 // Writes x [M,N] to the FP8 forms that are requested, by the tensor's scale.
 void values_to_fp8(Operand out, const float *x, int M, int N);
 // Writes a producer's values [M,N] as the operand says (kernels.h). The values become what can be

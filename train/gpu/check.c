@@ -50,19 +50,20 @@ void check_hash(Check *c, int pass) {
         const LinearPrecision *lp = &run->precision.linear[i];
         const LinearLayer *l = linear_of(net, lp);
         const Fp8Scale *slots =
-            &p->fp8.scaling.slots[fp8_slot_index(&run->config, lp->linear, lp->layer, 0)];
+            &p->fp8.scales[fp8_slot_index(&run->config, lp->linear, lp->layer, 0)];
         int64_t n = (int64_t)l->N * l->C;
         if (l->w.rows.codes == NULL) { continue; }
         gpu_hash(gpu, row, l->w.rows.codes, n, 0);
         gpu_hash(gpu, row, l->w.columns.codes, n, 0);
         for (int o = 0; o < OPERAND_COUNT; o++) {
-            if (o != OPERAND_W && !p->fp8.delayed) { continue; } // each pass measures them
+            if (o != OPERAND_W && p->fp8.length == 0) { continue; } // each pass measures them
             gpu_hash(gpu, row, &slots[o], offsetof(Fp8Scale, amax), 0);
         }
     }
     int64_t table = (int64_t)run->config.seq_length * run->config.head_size;
     gpu_hash(gpu, row, net->rope, table * (int64_t)sizeof(float), 0);
-    gpu_hash(gpu, row, p->fp8.square_scales, 2 * p->fp8.num_squares * (int64_t)sizeof(float), 0);
+    gpu_hash(gpu, row, p->weights.square_inverse,
+             2 * p->weights.num_squares * (int64_t)sizeof(float), 0);
     row++;
     for (const ZeroRange *r = p->optimizer.ranges;
          r < p->optimizer.ranges + p->optimizer.num_ranges; r++) {
@@ -199,15 +200,15 @@ bool check_agrees(Check *c, int64_t step) {
 
 void check_hash_state(Check *c, bool next) {
     const Params *p = c->net->params;
-    const Fp8Scaling *s = &p->fp8.scaling;
+    const Fp8Table *s = &p->fp8;
     uint64_t *row = c->states->rows[next];
     params_hash_state(p, row);
     gpu_clear(p->gpu, FAMILY_OPTIMIZER, row + CHECK_SCALES, sizeof(*row));
-    if (!p->fp8.delayed) { return; } // no scale is kept
-    int64_t history = (int64_t)s->count * s->history_length * (int64_t)sizeof(float) / 8 * 8;
+    if (s->length == 0) { return; } // no scale is kept
+    int64_t history = (int64_t)s->count * s->length * (int64_t)sizeof(float) / 8 * 8;
     gpu_hash(p->gpu, row + CHECK_SCALES, s->history, history, 0);
     for (int i = 0; i < s->count; i++) { // without the amaxes, which a step collects
-        gpu_hash(p->gpu, row + CHECK_SCALES, &s->slots[i], offsetof(Fp8Scale, amax),
+        gpu_hash(p->gpu, row + CHECK_SCALES, &s->scales[i], offsetof(Fp8Scale, amax),
                  history / 8 + i);
     }
 }

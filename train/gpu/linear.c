@@ -7,7 +7,7 @@ void linear_plan(LinearLayer *l, const Params *p, const LinearPrecision *lp, Pla
                        .wgrad_fp8 = lp->wgrad == NUMBER_FP8,
                        .fast_forward = p->run->precision.fast_forward,
                        .fast_backward = p->run->precision.fast_backward,
-                       .counting = &p->fp8.counting,
+                       .counting = &p->counting,
                        .family = lp->linear == LINEAR_HEAD ? FAMILY_HEAD_PRODUCTS
                                                            : FAMILY_PRODUCTS};
     if (lp->number != NUMBER_FP8) { return; }
@@ -28,14 +28,14 @@ void linear_start(LinearLayer *l, const Params *p) {
     } else {
         l->w.bf16 = weights;
     }
-    const Fp8Squares *squares = &p->fp8.squares[lp - p->run->precision.linear];
-    l->w.rows.inverse = squares->scales;
-    l->w.columns.inverse = squares->scales_t;
+    const Fp8Weight *w = &p->weights.fp8[lp - p->run->precision.linear];
+    l->w.rows.inverse = w->inverse;
+    l->w.columns.inverse = w->inverse_t;
     params_scale(p, lp, OPERAND_X, &l->x);
     params_scale(p, lp, OPERAND_W, &l->w);
     params_scale(p, lp, OPERAND_DY, &l->dy);
     int slot = fp8_slot_index(&p->run->config, lp->linear, lp->layer, OPERAND_X);
-    l->counts = lp->number == NUMBER_FP8 && p->fp8.counts != NULL ? &p->fp8.counts[slot] : NULL;
+    l->counts = lp->number == NUMBER_FP8 && p->counts != NULL ? &p->counts[slot] : NULL;
     l->dweight = params_gradient(p, lp->weight, lp->layer);
     l->bias = params_weights(p, lp->bias, lp->layer, NULL);
     l->dbias = params_gradient(p, lp->bias, lp->layer);
@@ -51,7 +51,10 @@ Operand linear_input(const LinearLayer *l, Pass pass) {
     bool kept = pass == PASS_AGAIN || (pass == PASS_TRAIN && !l->recomputed);
     if (pass == PASS_AGAIN && !l->product_recomputed) { x.rows.codes = NULL; }
     if (!kept) { x.columns.codes = NULL; }
-    x.records = x.records && pass == PASS_TRAIN;
+    // only a step's own amaxes enter the history; a recomputation has the scale that was measured
+    if (pass == PASS_AGAIN || (pass != PASS_TRAIN && x.scaling == SCALE_GIVEN)) {
+        x.records = false;
+    }
     return x;
 }
 
@@ -68,7 +71,6 @@ void linear_receive(Gpu *gpu, const LinearLayer *l) {
     if (l->w.bf16 == NULL) {
         gpu_transpose_codes(gpu, l->w.columns.codes, l->w.rows.codes, l->N, l->C);
     } else {
-        gpu_measure(gpu, l->w, size);
         gpu_quantize(gpu, l->w, no_sums, (Scratch){NULL, 0}, l->N, l->C);
     }
     count(gpu, l, OPERAND_W, l->w.rows.codes, size);

@@ -99,7 +99,7 @@ static void plan_blocks(Network *n, Plan *plan, int64_t M) {
 // With blockwise scaling: plans the scales of an operand of up to M x N, and of its transpose.
 static void plan_scales(const Network *n, Plan *plan, int64_t M, int64_t N, float **scales,
                         float **scales_t) {
-    int rows = n->params->fp8.blockwise ? (int)M : 0;
+    int rows = precision_scales(&n->run->precision, FP8_RECIPE_BLOCKWISE) ? (int)M : 0;
     PLAN(plan, "scales", fp8_scale_count(SCALE_VECTORS, rows, (int)N), *scales);
     PLAN(plan, "scales, transposed", fp8_scale_count(SCALE_VECTORS, (int)N, rows), *scales_t);
 }
@@ -146,7 +146,7 @@ void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan) {
     int64_t T = c->seq_length, M = run->options.micro_batch_size * T, C = c->channels;
     int64_t heads = (int64_t)c->num_heads * c->head_size, widest = max64(c->ffn, qkv_rows(c));
     int64_t sums = partial_sums_bytes(M, max64(max64(fc1_rows(c), qkv_rows(c)), 3 * C));
-    bool trains = options_train(&run->options), fp8 = params->fp8.used;
+    bool trains = options_train(&run->options), fp8 = run->precision.used;
     *n = (Network){.run = run, .gpu = gpu, .params = params};
     n->blocks = calloc_or_die((size_t)c->num_layers, sizeof(Block));
     plan_section(plan, "data", PHASE_ALWAYS);
@@ -182,7 +182,7 @@ void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan) {
     plan_section(plan, "scratch of linear layers", PHASE_LINEAR);
     widest = fp8 ? max64(max64(widest, C), fc1_rows(c)) : 0;
     bool fast = run->precision.fast_forward;
-    n->fused_products = params->fp8.delayed &&
+    n->fused_products = precision_scales(&run->precision, FP8_RECIPE_DELAYED) &&
                         (c->arch == ARCH_GPT2 ? gpu_product_gelu_takes(C, fast) : fast);
     int64_t operands = n->fused_products ? max64(widest, c->ffn + C) : widest; // fc2's and fc1's
     PLAN(plan, "operands, FP8", M * operands, n->wide.rows.codes);

@@ -30,9 +30,9 @@ static int64_t segment_size(const Params *p, int segment) {
 }
 
 // Floats for the scales of a weight, or of its transpose.
-static int64_t squares_room(const Fp8Squares *s) {
-    return max64(fp8_scale_count(SCALE_SQUARES, s->rows, s->columns),
-                 fp8_scale_count(SCALE_SQUARES, s->columns, s->rows));
+static int64_t squares_room(const Fp8Weight *w) {
+    return max64(fp8_scale_count(SCALE_SQUARES, w->rows, w->columns),
+                 fp8_scale_count(SCALE_SQUARES, w->columns, w->rows));
 }
 
 // Elements in the first n ranges that this rank keeps.
@@ -107,28 +107,36 @@ bool params_offloaded(const Params *p) {
 
 static void plan_fp8(Params *p, Plan *plan) {
     const Run *run = p->run;
-    Fp8State *f = &p->fp8;
-    int count = fp8_slot_count(&run->config), length = run->precision.history_length;
-    f->scaling.count = count;
-    f->scaling.history_length = length;
-    if (!f->used) { return; }
-    plan_section(plan, "FP8 scaling", PHASE_ALWAYS);
-    PLAN(plan, "table of weights", run->precision.count, p->optimizer.adamw.tensors);
-    PLAN(plan, "slots", count, f->scaling.slots);
-    PLAN(plan, "counts", run->options.fp8_stats_interval > 0 ? count : 0, f->counts);
-    PLAN(plan, "targets", count, f->scaling.targets);
-    PLAN(plan, "flags", count, f->scaling.used);
-    PLAN(plan, "amax history", f->delayed ? (int64_t)count * length : 0, f->scaling.history);
-    for (int i = 0; i < run->precision.count && f->blockwise; i++) {
-        const LinearPrecision *lp = &run->precision.linear[i];
+    const Precision *precision = &run->precision;
+    const int count = precision->used ? fp8_slot_count(&run->config) : 0;
+    const int length = precision_scales(precision, FP8_RECIPE_DELAYED) ? precision->history_length
+                                                                       : 0;
+    const bool squares = precision_scales(precision, FP8_RECIPE_BLOCKWISE);
+    Weights *w = &p->weights;
+    p->fp8.count = count;
+    p->fp8.length = length;
+    p->scaling = calloc_or_die((size_t)count, sizeof(Scaling));
+    for (int i = 0; i < count; i++) { p->scaling[i] = fp8_slot_scaling(precision, i); }
+    p->measures = precision_scales(precision, FP8_RECIPE_TENSORWISE);
+    w->fp8 = calloc_or_die((size_t)precision->count, sizeof(Fp8Weight));
+    for (int i = 0; i < precision->count; i++) {
+        const LinearPrecision *lp = &precision->linear[i];
         if (lp->number != NUMBER_FP8) { continue; }
-        f->squares[i] = (Fp8Squares){.rows = lp->outputs, .columns = lp->inputs};
-        f->num_squares += squares_room(&f->squares[i]);
+        w->fp8[i] = (Fp8Weight){.rows = lp->outputs,
+                                .columns = lp->inputs,
+                                .target = lp->target[OPERAND_W],
+                                .power_of_two = precision->power_of_two};
+        w->num_squares += squares ? squares_room(&w->fp8[i]) : 0;
     }
-    PLAN(plan, "table of weights' blocks", f->blockwise ? run->precision.count : 0,
-         p->optimizer.adamw.squares);
-    PLAN(plan, "weights' amaxes", f->num_squares, f->square_amax);
-    PLAN(plan, "weights' scales", 2 * f->num_squares, f->square_scales);
+    plan_section(plan, "FP8 scaling", PHASE_ALWAYS);
+    PLAN(plan, "table of weights", count > 0 ? precision->count : 0, p->optimizer.adamw.weights);
+    PLAN(plan, "scales", count, p->fp8.scales);
+    PLAN(plan, "counts", run->options.fp8_stats_interval > 0 ? count : 0, p->counts);
+    PLAN(plan, "targets", count, p->fp8.targets);
+    PLAN(plan, "flags", count, p->fp8.kinds);
+    PLAN(plan, "amax history", (int64_t)count * length, p->fp8.history);
+    PLAN(plan, "weights' amaxes", w->num_squares, w->square_amax);
+    PLAN(plan, "weights' scales", 2 * w->num_squares, w->square_inverse);
 }
 
 void params_plan(Params *p, Run *run, Plan *plan, Plan *host, int64_t offload) {
@@ -164,12 +172,6 @@ void params_plan(Params *p, Run *run, Plan *plan, Plan *host, int64_t offload) {
     s->adamw.beta2 = (float)o->adam_beta2;
     s->adamw.eps = (float)o->adam_eps;
     s->adamw.seed = (uint64_t)o->seed;
-    p->fp8.used = precision_fp8_share(&run->precision) > 0;
-    p->fp8.delayed = p->fp8.used && run->precision.recipe == FP8_RECIPE_DELAYED;
-    p->fp8.blockwise = p->fp8.used && run->precision.recipe == FP8_RECIPE_BLOCKWISE;
-    p->fp8.tensorwise = p->fp8.measures = p->fp8.used && !p->fp8.delayed && !p->fp8.blockwise;
-    p->fp8.unknown = calloc_or_die((size_t)fp8_slot_count(&run->config), sizeof(bool));
-    p->fp8.squares = calloc_or_die((size_t)run->precision.count, sizeof(Fp8Squares));
 
     plan_section(plan, "weights", PHASE_ALWAYS);
     int64_t gradient_bytes = trains ? p->zero.size * gpu_type_bytes(s->adamw.gradient_type) : 0;
@@ -196,11 +198,11 @@ void params_plan(Params *p, Run *run, Plan *plan, Plan *host, int64_t offload) {
     PLAN(plan, "a segment in BF16", options_save(o) ? largest_codes : 0, p->saved.gathered);
     PLAN(plan, "hashes", options_save(o) ? STATE_ARRAYS : 0, p->saved.hashes);
     plan_section(host, "checkpoints", PHASE_ALWAYS);
-    int64_t slots = options_save(o) && p->fp8.delayed ? p->fp8.scaling.count : 0;
+    int64_t scales = options_save(o) && p->fp8.length > 0 ? p->fp8.count : 0;
     PLAN(host, "weights in BF16", options_save(o) && run->group.rank == 0 ? layout->size : 0,
          p->saved.model);
-    PLAN(host, "FP8 slots", slots, p->saved.slots);
-    PLAN(host, "amax history", slots * p->fp8.scaling.history_length, p->saved.history);
+    PLAN(host, "FP8 scales", scales, p->saved.scales);
+    PLAN(host, "amax history", scales * p->fp8.length, p->saved.history);
 }
 
 int64_t params_host_bytes(const Params *p, const Plan *host, int ranks) {
@@ -213,8 +215,8 @@ int64_t params_host_bytes(const Params *p, const Plan *host, int ranks) {
 void params_free_plan(Params *p) {
     zero_free(&p->zero);
     muon_free_plan(&p->optimizer.muon);
-    free(p->fp8.squares);
-    free(p->fp8.unknown);
+    free(p->scaling);
+    free(p->weights.fp8);
     free(p->weights.segments);
     free(p->optimizer.ranges);
     free(p->saved.ranges);
@@ -244,38 +246,39 @@ static void send_norm_parts(Params *p) {
     free(parts);
 }
 
-// Finds where each FP8 weight's blocks lie, and sends the table of the weights that are sent as
-// codes. tensor[layout.count]: each parameter's number in that table.
-static void send_tensors(Params *p, int *tensor) {
+// Finds where each FP8 weight's scales lie, and sends the table of those that are sent as codes.
+// number[layout.count]: each parameter's place in that table.
+static void send_weights(Params *p, int *number) {
     const Run *run = p->run;
-    Fp8State *f = &p->fp8;
-    Operand *tensors = calloc_or_die((size_t)run->precision.count, sizeof(Operand));
-    Fp8Squares *squares = calloc_or_die((size_t)run->precision.count, sizeof(Fp8Squares));
-    int64_t at = 0; // in f->square_amax and in both halves of f->square_scales
-    f->num_tensors = 0;
+    AdamWUpdate *u = &p->optimizer.adamw;
+    Fp8Weight *weights = calloc_or_die((size_t)run->precision.count, sizeof(Fp8Weight));
+    int64_t at = 0; // in the amaxes, and in both halves of the inverse scales
     for (int i = 0; i < run->precision.count; i++) {
         const LinearPrecision *lp = &run->precision.linear[i];
-        Fp8Squares *s = &f->squares[i];
-        s->amax = f->square_amax + at;
-        s->scales = f->square_scales + at;
-        s->scales_t = s->scales + f->num_squares;
-        at += squares_room(s);
+        Fp8Weight *w = &p->weights.fp8[i];
+        if (lp->number != NUMBER_FP8) { continue; }
+        if (p->weights.num_squares > 0) {
+            w->amax = p->weights.square_amax + at;
+            w->inverse = p->weights.square_inverse + at;
+            w->inverse_t = w->inverse + p->weights.num_squares;
+            at += squares_room(w);
+        } else {
+            w->scale =
+                &p->fp8.scales[fp8_slot_index(&run->config, lp->linear, lp->layer, OPERAND_W)];
+        }
         int param = (int)(param_find(&run->layout, lp->weight, lp->layer) - run->layout.params);
         if (!p->zero.segments[p->zero.segment[param]].codes) { continue; }
-        params_scale(p, lp, OPERAND_W, &tensors[f->num_tensors]);
-        squares[f->num_tensors] = *s;
-        tensor[param] = f->num_tensors++;
+        number[param] = u->weight_count;
+        weights[u->weight_count++] = *w;
     }
-    size_t n = (size_t)f->num_tensors;
-    if (f->used) { gpu_send(p->gpu, p->optimizer.adamw.tensors, tensors, n * sizeof(Operand)); }
-    if (f->blockwise) {
-        gpu_send(p->gpu, p->optimizer.adamw.squares, squares, n * sizeof(Fp8Squares));
+    if (u->weight_count > 0) {
+        u->scaling = fp8_slot_scaling(&run->precision, OPERAND_W);
+        gpu_send(p->gpu, u->weights, weights, (size_t)u->weight_count * sizeof(Fp8Weight));
     }
-    free(tensors);
-    free(squares);
+    free(weights);
 }
 
-static AdamWSegment segment_of(const Params *p, const ZeroRange *range, const int *tensor) {
+static AdamWSegment segment_of(const Params *p, const ZeroRange *range, const int *number) {
     const ZeroSegment *segment = &p->zero.segments[range->segment];
     const StateArray *arrays = p->optimizer.arrays;
     const Param *param = &p->run->layout.params[range->param];
@@ -291,7 +294,7 @@ static AdamWSegment segment_of(const Params *p, const ZeroRange *range, const in
         .exp_avg_sq = segment->muon ? NULL : state_address(&arrays[STATE_EXP_AVG_SQ], range->kept),
         .bf16 = codes ? NULL : (Bf16 *)weights + within,
         .fp8 = codes ? (uint8_t *)weights + within : NULL,
-        .tensor = tensor[range->param],
+        .weight = number[range->param],
         .within = range->begin - param->offset,
         .lr_mult = param_lr_mult(param, &p->run->options),
         .weight_decay = param_decay(param, &p->run->options),
@@ -301,7 +304,7 @@ static AdamWSegment segment_of(const Params *p, const ZeroRange *range, const in
 
 // Sends the segments, bucket by bucket: a bucket's segments lie together and number their blocks
 // from 0, so that each bucket has its own launch.
-static void send_segments(Params *p, const int *tensor) {
+static void send_segments(Params *p, const int *number) {
     const OptimizerState *o = &p->optimizer;
     AdamWSegment *segments = calloc_or_die((size_t)o->num_ranges, sizeof(AdamWSegment));
     int count = 0;
@@ -312,7 +315,7 @@ static void send_segments(Params *p, const int *tensor) {
         for (const ZeroRange *r = o->ranges; r < o->ranges + o->num_ranges; r++) {
             if (p->zero.segments[r->segment].bucket != b) { continue; }
             AdamWSegment *s = &segments[count++];
-            *s = segment_of(p, r, tensor);
+            *s = segment_of(p, r, number);
             s->first_block = bucket->segment_blocks;
             bucket->segment_count++;
             bucket->segment_blocks += gpu_adamw_blocks(s->n);
@@ -324,31 +327,31 @@ static void send_segments(Params *p, const int *tensor) {
 }
 
 static void send_scaling(Params *p) {
-    const Run *run = p->run;
-    int n = p->fp8.scaling.count;
+    const Precision *precision = &p->run->precision;
+    int n = p->fp8.count;
     float *targets = malloc_or_die((size_t)n * sizeof(float));
-    uint8_t *used = malloc_or_die((size_t)n);
+    uint8_t *kinds = malloc_or_die((size_t)n);
     for (int i = 0; i < n; i++) {
-        targets[i] = fp8_slot_target(&run->precision, i);
-        used[i] = (uint8_t)((fp8_slot_follows(&run->precision, i) ? SLOT_FOLLOWS : 0) |
-                            (i % OPERAND_COUNT == OPERAND_W ? SLOT_WEIGHT : 0));
+        targets[i] = fp8_slot_target(precision, i);
+        kinds[i] = (uint8_t)((fp8_slot_follows(precision, i) ? SLOT_FOLLOWS : 0) |
+                             (i % OPERAND_COUNT == OPERAND_W ? SLOT_WEIGHT : 0));
     }
-    gpu_send(p->gpu, p->fp8.scaling.targets, targets, (size_t)n * sizeof(float));
-    gpu_send(p->gpu, p->fp8.scaling.used, used, (size_t)n);
+    gpu_send(p->gpu, p->fp8.targets, targets, (size_t)n * sizeof(float));
+    gpu_send(p->gpu, p->fp8.kinds, kinds, (size_t)n);
     free(targets);
-    free(used);
+    free(kinds);
 }
 
 void params_start(Params *p, Gpu *gpu, Comm *comm) {
     p->gpu = gpu;
     p->comm = comm;
-    int *tensor = calloc_or_die((size_t)p->run->layout.count, sizeof(int));
+    int *number = calloc_or_die((size_t)p->run->layout.count, sizeof(int));
     send_norm_parts(p);
-    send_tensors(p, tensor);
-    send_segments(p, tensor);
-    if (p->fp8.used) { send_scaling(p); }
+    send_weights(p, number);
+    send_segments(p, number);
+    if (p->fp8.count > 0) { send_scaling(p); }
     muon_start(&p->optimizer.muon, gpu);
-    free(tensor);
+    free(number);
 }
 
 // ---- resolving, at the start --------------------------------------------------------------------
@@ -378,43 +381,40 @@ Gradient params_gradient(const Params *p, TensorId id, int layer) {
     return gradients_from(p, p->zero.place[q - p->run->layout.params]);
 }
 
-void params_scale(const Params *p, const LinearPrecision *lp, OperandId operand, Operand *t) {
-    const Fp8State *f = &p->fp8;
+void params_scale(const Params *p, const LinearPrecision *lp, OperandId operand, Operand *o) {
     const Precision *precision = &p->run->precision;
     int slot = fp8_slot_index(&p->run->config, lp->linear, lp->layer, operand);
     if (lp->number != NUMBER_FP8) { return; }
-    t->type = lp->type[operand];
-    t->scaling = f->unknown[slot] ? SCALE_MEASURED : fp8_slot_scaling(precision, slot);
-    t->fused = t->scaling != SCALE_MEASURED && (!f->blockwise || operand != OPERAND_W) &&
+    o->type = lp->type[operand];
+    o->scaling = p->scaling[slot];
+    o->fused = o->scaling != SCALE_MEASURED && o->scaling != SCALE_SQUARES &&
                lp->wgrad == NUMBER_FP8;
-    t->records = f->delayed && fp8_slot_follows(precision, slot);
-    t->power_of_two = precision->power_of_two;
-    t->target = lp->target[operand];
-    if (f->blockwise) { return; }
-    t->scale = &f->scaling.slots[slot];
-    t->rows.inverse = t->columns.inverse = &t->scale->scale_inv;
+    o->power_of_two = precision->power_of_two;
+    if (fp8_by_blocks(o->scaling)) { return; }
+    o->records = fp8_slot_follows(precision, slot);
+    o->scale = &p->fp8.scales[slot];
+    o->rows.inverse = o->columns.inverse = &o->scale->scale_inv;
 }
 
 // ---- amaxes and counts of a step ----------------------------------------------------------------
 
 void params_clear_measured(const Params *p) {
-    if (p->fp8.measures) { gpu_fp8_clear_measured(p->gpu, &p->fp8.scaling); }
+    if (p->measures) { gpu_fp8_clear_amaxes(p->gpu, &p->fp8); }
 }
 
 void params_clear_counts(Params *p) {
-    size_t bytes = (size_t)p->fp8.scaling.count * sizeof(Fp8Counts);
-    gpu_clear(p->gpu, FAMILY_QUANTIZE, p->fp8.counts, bytes);
+    size_t bytes = (size_t)p->fp8.count * sizeof(Fp8Counts);
+    gpu_clear(p->gpu, FAMILY_QUANTIZE, p->counts, bytes);
 }
 
 void params_fetch_counts(Params *p, Fp8Counts *host) {
     enum { COUNTS = sizeof(Fp8Counts) / sizeof(int64_t) };
-    gpu_fetch(p->gpu, host, p->fp8.counts, (size_t)p->fp8.scaling.count * sizeof(Fp8Counts));
+    gpu_fetch(p->gpu, host, p->counts, (size_t)p->fp8.count * sizeof(Fp8Counts));
     CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
-    for (int i = OPERAND_W; i < p->fp8.scaling.count && p->run->group.rank > 0;
-         i += OPERAND_COUNT) {
+    for (int i = OPERAND_W; i < p->fp8.count && p->run->group.rank > 0; i += OPERAND_COUNT) {
         host[i] = (Fp8Counts){0}; // every rank has all weights: only rank 0's are counted
     }
-    params_sum_counts(p, (int64_t *)host, p->fp8.scaling.count * COUNTS);
+    params_sum_counts(p, (int64_t *)host, p->fp8.count * COUNTS);
 }
 
 // ---- what ranks exchange ------------------------------------------------------------------------
@@ -494,26 +494,25 @@ static void gather_weights(Params *p, int bucket) {
     p->weights.arriving[bucket] = true;
 }
 
-// The amaxes of all slots become those of all ranks: the bits of non-negative floats order as the
+// The amaxes of all tensors become those of all ranks: the bits of non-negative floats order as the
 // floats do. What differs besides, scales of measured activations, is measured again before it is
 // read.
 static void agree_amaxes(Params *p) {
-    int64_t words = p->fp8.scaling.count * (int64_t)(sizeof(Fp8Scale) / sizeof(uint32_t));
-    all_reduce(p, p->fp8.scaling.slots, COMM_U32, COMM_MAX, words);
+    int64_t words = p->fp8.count * (int64_t)(sizeof(Fp8Scale) / sizeof(uint32_t));
+    all_reduce(p, p->fp8.scales, COMM_U32, COMM_MAX, words);
 }
 
 // Makes and sends FP8 weights by measured scales, which follow from the largest amax of all ranks'
 // parts. state: NULL at the start of a run.
 static void publish_measured(Params *p, const StepState *state) {
-    const Fp8State *f = &p->fp8;
-    if (f->num_tensors > 0) {
-        if (f->blockwise) {
-            all_reduce(p, f->square_amax, COMM_U32, COMM_MAX, f->num_squares);
+    const AdamWUpdate *u = &p->optimizer.adamw;
+    if (u->weight_count > 0) {
+        if (u->scaling == SCALE_SQUARES) {
+            all_reduce(p, p->weights.square_amax, COMM_U32, COMM_MAX, p->weights.num_squares);
         } else {
             agree_amaxes(p);
         }
-        gpu_announce_scales(p->gpu, p->optimizer.adamw.tensors, p->optimizer.adamw.squares,
-                            f->num_tensors, state);
+        gpu_announce_scales(p->gpu, u, state);
     }
     for (int b = 0; b < p->run->layout.num_buckets; b++) {
         gpu_quantize_weights(p->gpu, &p->optimizer.updates[b], state);
@@ -522,8 +521,9 @@ static void publish_measured(Params *p, const StepState *state) {
 }
 
 void params_publish(Params *p) {
-    for (int b = 0; b < p->run->layout.num_buckets && p->fp8.num_tensors > 0; b++) {
-        gpu_measure_weights(p->gpu, &p->optimizer.updates[b], NULL);
+    const OptimizerState *s = &p->optimizer;
+    for (int b = 0; b < p->run->layout.num_buckets && s->adamw.weight_count > 0; b++) {
+        gpu_measure_weights(p->gpu, &s->updates[b], NULL);
     }
     publish_measured(p, NULL);
 }
@@ -533,47 +533,46 @@ static void agree(Params *p) {
     enum { SUMS = 3 }; // loss_sum, norm_squared, stop
     _Static_assert(offsetof(StepState, stop) == (SUMS - 1) * sizeof(double), "they lie together");
     all_reduce(p, &p->optimizer.state->loss_sum, COMM_F64, COMM_SUM, SUMS);
-    if (p->fp8.delayed) { agree_amaxes(p); }
+    if (p->fp8.length > 0) { agree_amaxes(p); }
 }
 
 void params_calibrate(Params *p) {
-    size_t bytes = (size_t)p->fp8.scaling.count * sizeof(Fp8Scale);
-    Fp8Scale *slots = malloc_or_die(bytes);
+    size_t bytes = (size_t)p->fp8.count * sizeof(Fp8Scale);
+    Fp8Scale *scales = malloc_or_die(bytes);
     agree_amaxes(p);
-    gpu_fetch(p->gpu, slots, p->fp8.scaling.slots, bytes);
+    gpu_fetch(p->gpu, scales, p->fp8.scales, bytes);
     CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
-    fp8_calibrate(&p->run->precision, slots);
-    gpu_send(p->gpu, p->fp8.scaling.slots, slots, bytes);
-    free(slots);
+    fp8_calibrate(&p->run->precision, scales);
+    gpu_send(p->gpu, p->fp8.scales, scales, bytes);
+    free(scales);
 }
 
 void params_update(Params *p, const double *loss_sum) {
     const Options *o = &p->run->options;
     const OptimizerState *s = &p->optimizer;
-    const Fp8State *f = &p->fp8;
     Gpu *gpu = p->gpu;
     gpu_sum_of_squares(gpu, s->state, s->adamw.input, loss_sum, s->norm_scratch, s->adamw.gradients,
                        s->adamw.gradient_type, s->parts, s->num_parts);
     agree(p);
     gpu_decide_step(gpu, s->state, s->adamw.input, p->run->precision.step_tokens,
                     (float)o->clip_grad);
-    if (f->delayed) { gpu_fp8_update(gpu, &f->scaling, s->state); }
+    if (p->fp8.length > 0) { gpu_fp8_update(gpu, &p->fp8, s->state); }
     params_clear_measured(p);
-    if (f->blockwise) {
-        size_t bytes = (size_t)f->num_squares * sizeof(float);
-        gpu_clear(gpu, FAMILY_OPTIMIZER, f->square_amax, bytes);
+    if (p->weights.num_squares > 0) {
+        size_t bytes = (size_t)p->weights.num_squares * sizeof(float);
+        gpu_clear(gpu, FAMILY_OPTIMIZER, p->weights.square_amax, bytes);
     }
     for (int b = 0; b < p->run->layout.num_buckets; b++) {
         if (s->updates[b].muon) { gpu_muon_momentum(gpu, &s->updates[b], s->state); }
     }
     muon_orthogonalize_all(&s->muon, gpu, p->comm, SLOT_AGREEMENT, s->adamw.gradients,
                            s->adamw.gradient_type);
-    bool measured = !f->delayed && f->num_tensors > 0;
+    const bool given = s->adamw.scaling == SCALE_GIVEN; // FP8 weights are there in one pass
     for (int b = 0; b < p->run->layout.num_buckets; b++) {
-        gpu_adamw(gpu, &s->updates[b], measured ? SCALE_MEASURED : SCALE_GIVEN, s->state);
-        if (!measured) { gather_weights(p, b); }
+        gpu_adamw(gpu, &s->updates[b], s->state);
+        if (given) { gather_weights(p, b); }
     }
-    if (measured) { publish_measured(p, s->state); }
+    if (!given) { publish_measured(p, s->state); }
 }
 
 bool params_receive(Params *p, int bucket) {

@@ -42,24 +42,12 @@ void *state_address(const StateArray *a, int64_t element);
 typedef struct {
     void **segments; // [zero.count] BF16 or FP8
     bool *arriving;  // [num_buckets] new weights are on their way; params_receive resets it
-} Weights;
-
-// How FP8 operands get their scales. The arrays are on the device, except `unknown` and `squares`.
-typedef struct {
-    bool used, delayed, tensorwise, blockwise;
-    bool uncalibrated; // delayed scaling: the run has to be calibrated (model/precision.h)
-    bool measures;     // some tensors are SCALE_MEASURED
-    bool *unknown;     // [slots] in host memory: which of them with delayed scaling
-    Fp8Scaling scaling;
-    Fp8Counts *counts; // [slots]; NULL without --fp8-stats-interval
-    bool counting;     // the step that is being enqueued counts codes
-    // Blockwise scaling: of each linear layer's weight [precision.count], in host memory; all zero
-    // where a weight is in BF16. square_amax and square_scales hold those of all weights.
-    Fp8Squares *squares;
-    float *square_amax, *square_scales;
+    // Of each linear layer [precision.count], in host memory; zero where it is in BF16. Their
+    // blocks lie in these arrays, on the device: amaxes, and inverse scales of both forms.
+    Fp8Weight *fp8;
+    float *square_amax, *square_inverse; // [num_squares], [2, num_squares]
     int64_t num_squares;
-    int num_tensors; // weights that are sent as codes
-} Fp8State;
+} Weights;
 
 // The optimizer's state that this rank keeps, and what an update needs.
 typedef struct {
@@ -68,7 +56,7 @@ typedef struct {
     // at all
     ZeroRange *ranges;
     int num_ranges;
-    AdamWUpdate adamw;      // gradients: [zero.size]; tensors: [num_tensors], those sent as codes
+    AdamWUpdate adamw;      // gradients: [zero.size]; weights: those that are sent as codes
     AdamWUpdate *updates;   // [num_buckets] the same for each bucket, with its segments
     AdamWSegment *segments; // on the device, [num_ranges]
     GradientPart *parts;    // on the device, [num_parts]: of the gradients' norm
@@ -86,7 +74,7 @@ typedef struct {
     uint64_t *hashes; // on the device: [STATE_ARRAYS]
     // in host memory: all weights (rank 0), the scaling state
     Bf16 *model;
-    Fp8Scale *slots;
+    Fp8Scale *scales;
     float *history;
 } Saved;
 
@@ -96,7 +84,11 @@ typedef struct {
     Run *run;
     ZeroLayout zero;
     Weights weights;
-    Fp8State fp8;
+    Fp8Table fp8;      // by fp8_slot_index; count 0: no layer is in FP8
+    Scaling *scaling;  // [fp8.count] in host memory: how each tensor gets its scales
+    bool measures;     // some are SCALE_MEASURED
+    Fp8Counts *counts; // [fp8.count] on the device; NULL without --fp8-stats-interval
+    bool counting;     // the step that is being enqueued counts codes
     OptimizerState optimizer;
     Saved saved;
 } Params;
@@ -115,8 +107,9 @@ int64_t params_host_bytes(const Params *p, const Plan *host, int ranks);
 void params_start(Params *p, Gpu *gpu, Comm *comm);
 
 // Fills the state on the device, and the weights, from a checkpoint or with initial weights
-// (checkpoint NULL). Decides how FP8 operands get their scales.
-void params_restore(Params *p, const Checkpoint *checkpoint);
+// (checkpoint NULL). Decides how FP8 operands get their scales. True: the run has to be calibrated
+// (model/precision.h).
+bool params_restore(Params *p, const Checkpoint *checkpoint);
 
 // The address of a parameter's weights: FP8 codes where *codes becomes true, otherwise Bf16 (codes
 // may be NULL where only that is possible). NULL where the model has no such parameter. The layer

@@ -50,41 +50,43 @@ static void restore_arrays(Params *p, const Checkpoint *c) {
     free(host);
 }
 
-// Sets the slots: those of the checkpoint, if there is one and it has any; otherwise a scale of 1;
-// and the slots whose scale is fixed. Where nothing is known of a tensor, a run that trains is
-// calibrated; without training there is no batch for that, and scales are measured.
-static void restore_scaling(Params *p, const Checkpoint *c) {
+// Sets the scales: those of the checkpoint, if there is one and it has any; otherwise 1; and those
+// that are fixed. Where nothing is known of a tensor, a run that trains is calibrated, which it
+// returns; without training there is no batch for that, and scales are measured.
+static bool restore_scaling(Params *p, const Checkpoint *c) {
     const Precision *precision = &p->run->precision;
-    int n = p->fp8.scaling.count;
-    size_t history = (size_t)n * (size_t)p->fp8.scaling.history_length;
-    Fp8Scale *slots = malloc_or_die((size_t)n * sizeof(Fp8Scale));
+    int n = p->fp8.count;
+    size_t history = (size_t)n * (size_t)p->fp8.length;
+    Fp8Scale *scales = malloc_or_die((size_t)n * sizeof(Fp8Scale));
     float *amax = calloc_or_die(history, sizeof(float));
-    for (int i = 0; i < n; i++) { slots[i] = (Fp8Scale){1.0f, 1.0f, 0.0f, 0}; }
-    if (p->fp8.delayed && c != NULL) {
-        or_die(checkpoint_read_scaling(c, precision, slots, amax));
-        gpu_send(p->gpu, p->fp8.scaling.history, amax, history * sizeof(float));
+    for (int i = 0; i < n; i++) { scales[i] = (Fp8Scale){1.0f, 1.0f, 0.0f, 0}; }
+    if (history > 0 && c != NULL) {
+        or_die(checkpoint_read_scaling(c, precision, scales, amax));
+        gpu_send(p->gpu, p->fp8.history, amax, history * sizeof(float));
     }
-    fp8_fix_slot(precision, &p->run->options, slots);
-    gpu_send(p->gpu, p->fp8.scaling.slots, slots, (size_t)n * sizeof(Fp8Scale));
-    bool unknown = fp8_is_uncalibrated(precision, slots);
-    p->fp8.uncalibrated = unknown && run_has_steps(p->run);
-    p->fp8.measures |= unknown && !p->fp8.uncalibrated;
-    for (int i = 0; i < n && p->fp8.delayed && p->fp8.measures; i++) {
-        p->fp8.unknown[i] = !fp8_scale_known(&slots[i]);
+    fp8_fix_slot(precision, &p->run->options, scales);
+    gpu_send(p->gpu, p->fp8.scales, scales, (size_t)n * sizeof(Fp8Scale));
+    bool unknown = fp8_is_uncalibrated(precision, scales), calibrates = run_has_steps(p->run);
+    for (int i = 0; i < n && unknown && !calibrates; i++) {
+        bool measured = fp8_slot_follows(precision, i) && !fp8_scale_known(&scales[i]);
+        if (measured) { p->scaling[i] = SCALE_MEASURED; }
+        p->measures |= measured;
     }
-    free(slots);
+    free(scales);
     free(amax);
+    return unknown && calibrates;
 }
 
-void params_restore(Params *p, const Checkpoint *checkpoint) {
+bool params_restore(Params *p, const Checkpoint *checkpoint) {
     const Run *run = p->run;
     StepState state = {.updates = run->progress.step - run->progress.skipped,
                        .window = run->progress.window};
     gpu_send(p->gpu, p->optimizer.state, &state, sizeof(state));
     restore_arrays(p, checkpoint);
-    if (p->fp8.used) { restore_scaling(p, checkpoint); }
+    bool uncalibrated = p->fp8.count > 0 && restore_scaling(p, checkpoint);
     run_beat(run, DOING_WAIT, "publishing the weights");
     params_publish(p);
+    return uncalibrated;
 }
 
 // ---- to a checkpoint ----------------------------------------------------------------------------
@@ -121,14 +123,14 @@ static void fetch_model(Params *p, Bf16 *to) {
 }
 
 // Dies where a rank has another FP8 scale than rank 0.
-static void check_scales(const Params *p, const Fp8Scale *slots) {
-    size_t bytes = (size_t)p->fp8.scaling.count * sizeof(Fp8Scale);
+static void check_scales(const Params *p, const Fp8Scale *scales) {
+    size_t bytes = (size_t)p->fp8.count * sizeof(Fp8Scale);
     int wrong = 0;
     Fp8Scale *first = malloc_or_die(bytes);
-    memcpy(first, slots, bytes);
+    memcpy(first, scales, bytes);
     group_broadcast(&p->run->group, CHANNEL_MAIN, first, bytes);
-    for (int i = 0; i < p->fp8.scaling.count; i++) {
-        wrong += !(first[i].scale == slots[i].scale && first[i].count == slots[i].count);
+    for (int i = 0; i < p->fp8.count; i++) {
+        wrong += !(first[i].scale == scales[i].scale && first[i].count == scales[i].count);
     }
     free(first);
     bool same = wrong == 0 || fail("%d FP8 scales differ from rank 0's", wrong);
@@ -156,14 +158,14 @@ void params_snapshot(Params *p, Snapshot *s) {
         if (bytes > 0) { gpu_fetch(p->gpu, (char *)a->host + offloaded, a->device, bytes); }
     }
     fetch_model(p, p->saved.model);
-    if (p->fp8.delayed) {
-        size_t count = (size_t)p->fp8.scaling.count;
-        gpu_fetch(p->gpu, p->saved.slots, p->fp8.scaling.slots, count * sizeof(Fp8Scale));
-        gpu_fetch(p->gpu, p->saved.history, p->fp8.scaling.history,
-                  count * (size_t)p->fp8.scaling.history_length * sizeof(float));
+    if (p->fp8.length > 0) {
+        size_t count = (size_t)p->fp8.count;
+        gpu_fetch(p->gpu, p->saved.scales, p->fp8.scales, count * sizeof(Fp8Scale));
+        gpu_fetch(p->gpu, p->saved.history, p->fp8.history,
+                  count * (size_t)p->fp8.length * sizeof(float));
     }
     CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
-    if (p->fp8.delayed) { check_scales(p, p->saved.slots); }
+    if (p->fp8.length > 0) { check_scales(p, p->saved.scales); }
     s->num_ranges = p->saved.num_ranges;
     s->ranges = p->saved.ranges;
     s->model_dtype = DTYPE_BF16;
@@ -173,6 +175,6 @@ void params_snapshot(Params *p, Snapshot *s) {
     s->exp_avg = exp_avg->host;
     s->exp_avg_sq = p->optimizer.arrays[STATE_EXP_AVG_SQ].host;
     s->second_moments = p->optimizer.arrays[STATE_EXP_AVG_SQ].count;
-    s->slots = p->saved.slots;
+    s->slots = p->saved.scales;
     s->amax_history = p->saved.history;
 }
