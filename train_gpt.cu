@@ -15,6 +15,7 @@
 #include "train/choices.h"
 #include "train/gpu/batches.h"
 #include "train/gpu/check.h"
+#include "train/gpu/fit.h"
 #include "train/gpu/support.h"
 #include "train/metrics.h"
 #include "train/run.h"
@@ -633,7 +634,7 @@ static void report_counts(Trainer *t) {
 // A checkpoint is written from the state in host memory, which must not change before that is done.
 static void wait_for_save(Trainer *t) {
     double begin = wall_seconds();
-    if (!params_offloaded(&t->params) || !t->run.saver.pending) { return; }
+    if (!params_offloaded(&t->params) || !t->run.saves.saver.pending) { return; }
     run_wait_for_save(&t->run);
     double waited = wall_seconds() - begin;
     if (waited < 0.1) { return; }

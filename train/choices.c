@@ -113,10 +113,10 @@ void run_score_choices(Run *run, ChoiceModel model) {
         if (!run_part_is_whole(run)) { return; }
         double seconds = wall_seconds() - begin, questions = (double)counts[0];
         double sum = (double)counts[1] / questions, mean = (double)counts[2] / questions;
-        fprintf(run->answers,
+        fprintf(run->console.answers,
                 "%s%s after step %lld | %.2f%% right (by the mean of an answer's tokens %.2f%%) of "
                 "%lld%s | %.1f s\n",
-                line_start(fileno(run->answers)), set->name, (long long)run->progress.step,
+                line_start(fileno(run->console.answers)), set->name, (long long)run->progress.step,
                 100 * sum, 100 * mean, (long long)counts[0], set->lm_eval ? ", lm-eval's text" : "",
                 seconds);
         run_flush(run);

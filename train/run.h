@@ -2,7 +2,8 @@
 // when to evaluate, sample and save, and the end of a run.
 #pragma once
 
-#include "state.h"
+#include "save_folder.h"
+#include "schedule.h"
 
 #include <math.h>
 
@@ -32,12 +33,6 @@ int run_close(Run *run);
 void run_end_wrong(Run *run) __attribute__((noreturn));
 
 // ---- schedule -----------------------------------------------------------------------------------
-
-// The learning rate of optimizer step `step`, counted from 0: a linear warm-up from lr/warmup, then
-// cosine and linear: from lr down to min-lr at lr-decay-iters, and min-lr after that;
-// constant: lr; wsd: lr, then linearly down over the last lr-wsd-decay-iters steps before
-// lr-decay-iters, or as many of them as the warm-up leaves.
-double learning_rate(const Options *options, int64_t step);
 
 bool run_has_steps(const Run *run); // there is a step left to train
 bool run_goes_on(const Run *run);   // and the run is not to stop before
@@ -77,29 +72,5 @@ bool run_counts_fp8(const Run *run, int64_t step);
 // For --dump-gradients: writes the loss and the gradients of the mean over the step's targets
 // (FP32, laid out as the parameters), and exits. Without that option it does nothing.
 void run_maybe_dump(Run *run, float *gradients, double loss);
-
-// Waits until the last save has ended, and records it. Returns whether it has succeeded.
-bool run_wait_for_save(Run *run);
-// Starts a save, after the last has ended. The trainer sets the snapshot's arrays; this sets the
-// other fields.
-void run_save(Run *run, const Snapshot *snapshot);
-
-// ---- what fits a memory -------------------------------------------------------------------------
-
-typedef struct {
-    int64_t device; // bytes
-    double host;    // bytes, for all ranks of this machine
-} PlannedMemory;
-
-// Plans a run with these options, on a device with this support and so many bytes of memory.
-typedef PlannedMemory (*RunPlanner)(const Options *options, const Group *group,
-                                    NumberSupport support, int64_t memory);
-
-// Device memory that is not in the plan: the CUDA context, the libraries, graphs.
-#define FIT_OVERHEAD_BYTES ((int64_t)1200 << 20)
-
-// Prints the largest micro-batch for every way to save memory. Each way is a variant of the run's
-// options.
-void fit_print(const Run *run, NumberSupport support, RunPlanner plan, int64_t memory);
 
 END_C

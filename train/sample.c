@@ -122,7 +122,7 @@ static int sample_token(const Options *o, const float *logits, float *scratch, i
 // after 0xc2 in UTF-8, 0x80 to 0x9f are control characters too.
 static void print_bytes(const Run *run, const void *from, size_t n, unsigned char *before) {
     const unsigned char *bytes = from;
-    FILE *out = run->answers;
+    FILE *out = run->console.answers;
     bool terminal = options_train(&run->options) || isatty(fileno(out));
     for (size_t i = 0; i < n; *before = bytes[i++]) {
         bool command = (bytes[i] < ' ' && bytes[i] != '\n' && bytes[i] != '\t') ||
@@ -134,8 +134,8 @@ static void print_bytes(const Run *run, const void *from, size_t n, unsigned cha
 // At the sample's token `place` the window leaves the first token of the prompt behind.
 static void warn_of_window(const Run *run, int place) {
     const Options *o = &run->options;
-    if (isatty(fileno(run->answers))) { fputs("\n", run->answers); }
-    fflush(run->answers);
+    if (isatty(fileno(run->console.answers))) { fputs("\n", run->console.answers); }
+    fflush(run->console.answers);
     warn("--sample-length %d: from token %d of the sample on, the model does not see the beginning "
          "of the prompt: a sequence is %d (--seq-length, at most %d)",
          o->sample_length, place, o->seq_length, o->max_position_embeddings);
@@ -148,7 +148,7 @@ void run_sample(Run *run, NextLogits next_logits, void *trainer) {
     int *tokens = malloc_or_die((size_t)(count + o->sample_length) * sizeof(int));
     float *scratch = malloc_or_die((size_t)V * sizeof(float));
     memcpy(tokens, run->prompt, (size_t)count * sizeof(int));
-    FILE *out = run->answers;
+    FILE *out = run->console.answers;
     unsigned char before = 0;
     bool asked = o->sample_only && count > 1 && run->group.rank == 0; // there is a prompt
     printf("%ssample after step %lld:\n", line_start(STDOUT_FILENO), (long long)run->progress.step);

@@ -137,7 +137,7 @@ static bool find_tokenizer(Tokenizer *t, const Run *run, char path[PATH_LENGTH])
 }
 
 static void add_companion(Run *run, const char *name, char *bytes, size_t size) {
-    run->companions[run->num_companions++] = (Companion){name, bytes, size};
+    run->saves.companions[run->saves.num_companions++] = (Companion){name, bytes, size};
 }
 
 // Reads a file without a byte-order mark, which transformers does not read; NULL: there is none.
@@ -173,7 +173,7 @@ static void read_companions(Run *run) {
     const char *name = path_name(o->tokenizer), *end = strstr(name, "tokenizer.bin");
     int stem = (int)((end != NULL ? end : name) - o->tokenizer);
     if (o->origin[0] != '\0') {
-        Companion *config = &run->start_config;
+        Companion *config = &run->saves.start_config;
         path_format(path, "%s/generation_config.json", o->origin);
         read_companion(run, path, "generation_config.json");
         path_format(path, "%s/config.json", o->origin);
@@ -240,14 +240,14 @@ void run_resolve_options(Run *run) {
 }
 
 bool run_configure(Run *run, NumberSupport support) {
-    run->answers = stdout;
+    run->console.answers = stdout;
     run->progress = (Progress){.loss = NAN,
                                .valid_loss = NAN,
                                .best_valid_loss = NAN,
                                .level = NAN,
                                .best_level = NAN,
                                .proven = -1};
-    run->saved_step = -1;
+    run->saves.step = -1;
     if (!options_finish_batch(&run->options, run->group.ranks)) { return false; }
     run->config = model_config(&run->options);
     run->layout = param_layout(&run->config);

@@ -15,7 +15,7 @@ bool run_configure(Run *run, NumberSupport support);
 void run_free_configuration(Run *run);
 
 // Opens --tokenizer. Rank 0 of a run that saves also reads the files that go with it into every
-// checkpoint (run->companions).
+// checkpoint (run->saves).
 void run_open_tokenizer(Run *run);
 
 END_C

@@ -39,10 +39,3 @@ void run_catch_signals(void) {
         if (number != SIGHUP || old.sa_handler != SIG_IGN) { sigaction(number, &action, NULL); }
     }
 }
-
-void run_flush(Run *run) {
-    if (output_flush(run->answers)) { return; }
-    or_die(options_train(&run->options)); // without training, it was all that was requested
-    if (!run->mute) { warn("%s; the run continues", error_text()); }
-    run->mute = true;
-}

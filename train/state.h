@@ -6,6 +6,7 @@
 #include "../dataloader/loader.h"
 #include "../dataloader/tokenizer.h"
 #include "../ranks/group.h"
+#include "console.h"
 
 #include <stdio.h>
 
@@ -17,6 +18,16 @@ typedef struct {
     bool failing;           // the last record could not be written
     char path[PATH_LENGTH]; // "": nothing is written
 } Metrics;
+
+// The folder of --save.
+typedef struct {
+    FolderId id;  // which folder it is
+    int64_t step; // of the newest checkpoint, -1: none
+    Saver saver;
+    Companion companions[COMPANIONS_MAX]; // files that are saved with the model
+    int num_companions;
+    Companion start_config; // config.json of --load or --resume; bytes NULL: neither
+} SaveFolder;
 
 typedef struct {
     Options options; // the only ones of this process
@@ -31,31 +42,23 @@ typedef struct {
     Loader train, valid;
     bool has_valid, has_tokenizer;
     Tokenizer tokenizer;
-    Companion companions[COMPANIONS_MAX]; // files that are saved with the model
-    int num_companions;
-    Companion start_config;     // config.json of --load or --resume; bytes NULL: neither
     int *prompt, prompt_length; // the tokens that every sample starts with
     ChoiceSets choices;         // --eval-choices
     int *held;                  // this rank's next batches, read in advance (run_batch)
     int64_t held_end;           // the first sample of the next batch to read
     Error data_fault;           // which data could not be read; "": none
 
-    FILE *answers; // where evaluations and samples are printed; all else goes to stdout
+    Console console;
     Metrics metrics;
-    Saver saver;
+    SaveFolder saves;
     double peak_flops;             // of one device, 0 when not known
     double memory_bytes;           // planned bytes
     double used_bytes;             // of the device's memory at the end; 0 when not known
-    double step_seconds;           // moving average, for the ETA
     double own_seconds, own_steps; // of this rank's passes since the last line; in how many steps
     char device[128];
-    bool in_flight;     // a step is enqueued and not reported yet: nothing else may be done
-    int64_t saved_step; // the step of the newest checkpoint, -1: none
-    FolderId folder;    // which folder --save is
-    double last_line;   // when the live line was last drawn
-    bool diverged;      // --max-skipped steps in a row were skipped
-    bool stopping;      // several ranks have agreed to end
-    bool mute;          // the standard output cannot be written
+    bool in_flight; // a step is enqueued and not reported yet: nothing else may be done
+    bool diverged;  // --max-skipped steps in a row were skipped
+    bool stopping;  // several ranks have agreed to end
 } Run;
 
 // Whether Muon updates a parameter of a run that trains; otherwise AdamW does.
@@ -77,7 +80,8 @@ int run_stop_signal(void);
 // read, and error_text() says why.
 void run_end_by_data(Run *run, const char *option);
 
-// Flushes run->answers. If that fails, a run that trains warns and continues; others die.
-void run_flush(Run *run);
+static inline void run_flush(Run *run) {
+    console_flush(&run->console, options_train(&run->options));
+}
 
 END_C

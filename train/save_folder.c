@@ -1,0 +1,160 @@
+#include "save_folder.h"
+#include "metrics.h"
+#include "run_data.h"
+
+#include <stdlib.h>
+
+// Opens metrics.jsonl in --save, or the file of --metrics.
+static bool open_metrics(Run *run) {
+    const Options *o = &run->options;
+    bool named = o->metrics[0] != '\0';
+    char path[PATH_LENGTH];
+    if (o->sample_only || (!named && !options_save(o))) { return true; }
+    path_format(path, "%s%s", named ? o->metrics : o->save, named ? "" : "/metrics.jsonl");
+    return metrics_open(&run->metrics, path) ||
+           fail("--%s %s", named ? "metrics" : "save", error_text());
+}
+
+void save_folder_open(Run *run) {
+    const Options *o = &run->options;
+    bool saves = options_save(o);
+    char lock[PATH_LENGTH];
+    run_beat(run, DOING_PAUSE, "waiting for the lock of --save");
+    if (run->group.rank == 0 && saves && !checkpoint_claim(o)) { die("--save %s", error_text()); }
+    group_agree(&run->group, CHANNEL_MAIN, true); // a barrier: now every rank must see the lock
+    if (saves && !path_exists(path_format(lock, "%s/.lock", o->save))) {
+        die("--save %s: this rank does not see what rank 0 writes there: " NOT_SHARED, o->save);
+    }
+    if (run->group.rank > 0) { return; }
+    if (saves) { run->saves.id = folder_id(o->save); }
+    or_die(open_metrics(run));
+    if (saves && run->has_valid && o->save_interval % o->eval_interval != 0) {
+        printf("  note: --save-interval %lld is not a multiple of --eval-interval %lld: a "
+               "checkpoint without an evaluation cannot become `best`\n",
+               (long long)o->save_interval, (long long)o->eval_interval);
+    }
+}
+
+static bool save_config(const Options *o) {
+    char path[PATH_LENGTH], *text = NULL;
+    size_t bytes;
+    FILE *file = open_memstream(&text, &bytes);
+    if (file == NULL) { die("out of memory"); }
+    options_write_config(o, file);
+    fclose(file);
+    path_format(path, "%s/config.txt", o->save);
+    bool ok = file_replace(path, text, bytes);
+    free(text);
+    return ok;
+}
+
+void save_folder_begin(Run *run, const Checkpoint *resumed) {
+    or_die(checkpoint_go_back(&run->options, resumed));
+    if (!save_config(&run->options)) { die("--save %s", error_text()); }
+}
+
+void save_folder_report(Run *run) {
+    Saver *saver = &run->saves.saver;
+    if (!saver->pending) { return; }
+    bool saved = saver_wait(saver);
+    int64_t step = saver->snapshot.progress.step;
+    MetricsRecord *r = metrics_begin("save");
+    metrics_number(r, "step", (double)step);
+    if (!saved) { metrics_text(r, "error", saver->why.text); }
+    metrics_end(&run->metrics, r);
+    if (saved) { return; }
+    fail("saving the checkpoint of step %lld failed: %s", (long long)step, saver->why.text);
+    saver->why = error_kept();
+    if (run->group.rank == 0) { warn("%s", saver->why.text); }
+}
+
+// The fields of a snapshot that do not depend on the trainer.
+static void describe(const Run *run, Snapshot *s) {
+    s->options = &run->options;
+    s->group = &run->group;
+    s->layout = &run->layout;
+    s->precision = &run->precision;
+    s->progress = run->progress;
+    s->data_windows = run->train_data.windows;
+    s->data = run->train_data.identity;
+    s->valid_tokens = run_eval_samples(run) * run->options.seq_length;
+    s->valid_data = run->valid_data.identity;
+    s->companions = run->saves.companions;
+    s->num_companions = run->saves.num_companions;
+    s->start_config = run->saves.start_config;
+    s->begin_of_text = run->has_tokenizer ? run->tokenizer.begin_of_text : -1;
+    s->end_of_text = run->has_tokenizer ? run->tokenizer.end_of_text : -1;
+}
+
+void save_folder_evaluated(Run *run) {
+    Progress *p = &run->progress;
+    char path[PATH_LENGTH];
+    bool saved = options_save(&run->options) && run->saves.step == p->step && run->group.rank == 0;
+    if (!saved || !path_exists(checkpoint_path(path, run->options.save, p->step))) { return; }
+    Snapshot s = {0};
+    run_beat(run, DOING_PAUSE, "saving an evaluation");
+    if (is_usual(p->valid_loss, p->best_valid_loss)) { p->proven = p->step; }
+    describe(run, &s);
+    if (!checkpoint_evaluated(&s)) {
+        warn("the checkpoint of step %lld lacks its evaluation: %s", (long long)p->step,
+             error_text());
+    }
+    run_beat(run, DOING_WAIT, "after a save");
+}
+
+// If the folder of --save has been moved or deleted, makes it and the run's files in it again. If
+// there is a copy of the folder, or a link to its new place, the run continues in that. The same
+// for a file of metrics alone.
+static void make_folder_anew(Run *run) {
+    const Options *o = &run->options;
+    if (is_folder(o->save, run->saves.id)) {
+        if (metrics_moved(&run->metrics)) { run_record_start(run); }
+        return;
+    }
+    warn("--save %s: the folder was moved or deleted; from step %lld on the run saves to a "
+         "folder of that name again",
+         o->save, (long long)run->progress.step);
+    if (!folder_make(o->save)) {
+        warn("--save %s", error_text());
+        return;
+    }
+    if (!checkpoint_claim(o)) { die("--save %s", error_text()); } // it belongs to another run now
+    if (!save_config(o)) { warn("--save %s", error_text()); }
+    run->saves.id = folder_id(o->save);
+    if (o->metrics[0] != '\0') { return; }
+    metrics_close(&run->metrics);
+    if (!open_metrics(run)) { warn("%s", error_text()); }
+    run_record_start(run);
+}
+
+bool run_wait_for_save(Run *run) {
+    run_beat(run, DOING_PAUSE, "waiting for the last save");
+    save_folder_report(run);
+    run_beat(run, DOING_WAIT, "after a save"); // what follows has a time limit again
+    return !run->saves.saver.failed;
+}
+
+void run_save(Run *run, const Snapshot *snapshot) {
+    Snapshot s = *snapshot;
+    Progress *p = &run->progress;
+    run_beat(run, DOING_PAUSE, "starting a save");
+    save_folder_report(
+        run); // making the folder anew would delete the files of one that is under way
+    if (run->group.rank == 0) { make_folder_anew(run); }
+    if (is_usual(p->valid_loss, p->best_valid_loss)) { p->proven = p->step; }
+    describe(run, &s);
+    run->saves.step = p->step;
+    metrics_sync(&run->metrics); // the records of a checkpoint's steps are on the disk before it is
+    saver_start(&run->saves.saver, &s);
+    run_beat(run, DOING_WAIT, "after a save");
+}
+
+void save_folder_print_resume(const Run *run) {
+    const Options *o = &run->options;
+    char config[PATH_LENGTH], words[2][SHELL_WORD];
+    bool started = run->group.ranks > 1 && o->gpus == 1; // by torchrun, srun or mpirun
+    path_format(config, "%s/config.txt", o->save);
+    printf("; saved; resume with %s%s --config %s --resume latest",
+           started ? "the same starter and " : "", shell_word(words[0], o->program),
+           shell_word(words[1], config));
+}

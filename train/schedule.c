@@ -1,0 +1,59 @@
+#include "schedule.h"
+
+#include <math.h>
+
+double learning_rate(const Options *o, int64_t step) {
+    if (step < o->lr_warmup_iters) {
+        return o->lr * (double)(step + 1) / (double)o->lr_warmup_iters;
+    }
+    if (o->lr_decay_style == DECAY_CONSTANT) { return o->lr; }
+    int64_t begin = o->lr_warmup_iters;
+    if (o->lr_decay_style == DECAY_WSD) {
+        begin = max64(begin, o->lr_decay_iters - o->lr_wsd_decay_iters);
+    }
+    if (step < begin) { return o->lr; }
+    if (step >= o->lr_decay_iters) { return o->min_lr; }
+    double done = (double)(step - begin) / (double)(o->lr_decay_iters - begin);
+    double left = o->lr_decay_style == DECAY_COSINE ? 0.5 * (1.0 + cos(3.141592653589793 * done))
+                                                    : 1.0 - done;
+    return o->min_lr + left * (o->lr - o->min_lr);
+}
+
+void warn_of_schedule(const Options *o) {
+    if (o->lr > 0 && o->train_iters > 0 && learning_rate(o, o->train_iters - 1) == 0) {
+        warn("--lr-decay-iters %lld: the learning rate is 0 from step %lld to %lld; --min-lr sets "
+             "it",
+             (long long)o->lr_decay_iters, (long long)o->lr_decay_iters + 1,
+             (long long)o->train_iters);
+    }
+    if (o->lr_warmup_iters > o->train_iters) {
+        warn("--lr-warmup-iters %lld: training ends at step %lld, before the rate reaches --lr",
+             (long long)o->lr_warmup_iters, (long long)o->train_iters);
+    }
+}
+
+// Whether a rate is more than a tenth above another one.
+static bool is_above(double rate, double other) {
+    return rate > 1.1 * other;
+}
+
+void warn_of_jump(const Options *o, const Options *was, int64_t step) {
+    if (!options_train(o) || step == 0 || step >= o->train_iters) { return; }
+    double last = learning_rate(was, step - 1), planned = learning_rate(was, step);
+    double next = learning_rate(o, step);
+    bool rises = is_above(next, fmax(last, planned)), falls = is_above(fmin(last, planned), next);
+    if (!rises && !falls) { return; }
+    int64_t same = 0; // the first steps, in which both have about one rate
+    char remedy[128] = "";
+    while (!is_above(learning_rate(was, same), learning_rate(o, same)) &&
+           !is_above(learning_rate(o, same), learning_rate(was, same))) {
+        same++;
+    }
+    if (same > 1) {
+        snprintf(remedy, sizeof(remedy), "; a checkpoint of step %lld or earlier goes on smoothly",
+                 (long long)same - 1);
+    }
+    warn("the learning rate %s from %.3g to %.3g at step %lld, by options that differ from the "
+         "checkpoint's%s",
+         rises ? "rises" : "falls", last, next, (long long)step + 1, remedy);
+}
