@@ -33,9 +33,7 @@ typedef struct {
     StepInput input;
     StepState state;
     cudaEvent_t begin, end;
-    bool follows; // the step before is still on its way when this one is enqueued
-    bool checked; // makes its first micro-step twice
-    bool kept;    // the step before was checked: whether the state has kept its bits is known
+    cudaEvent_t from; // where its time begins: its begin, or the previous step's end
     StateHashes hashes;
 } Pending;
 
@@ -50,7 +48,7 @@ typedef struct {
 // reads them. In the last one, gradients are added up over the ranks once they are complete.
 enum { MICRO_FIRST = 1, MICRO_LAST = 2, MICRO_PLACES = 4 };
 
-// steps whose events are still needed: the one on its way, and the two before it
+// steps whose events are still needed: the one in flight, and the two before it
 enum { RESULTS = 3 };
 
 typedef struct {
@@ -69,7 +67,7 @@ typedef struct {
 
     Replay micro[MICRO_PLACES];
     Pending *pending; // [RESULTS], pinned
-    int64_t enqueued; // steps enqueued by this process
+    int64_t first;    // the first step of this process
 } Trainer;
 
 // ---- memory -----------------------------------------------------------------------------------
@@ -591,15 +589,23 @@ static void dump_gradients(Trainer *t) {
     run_maybe_dump(run, gradients, loss / (double)run_step_targets(run, 0));
 }
 
-// Waits for the step that is on its way, if there is one, and reports it.
-static void finish_step(Trainer *t) {
-    if (!t->run.in_flight) { return; }
-    int64_t last = t->enqueued - 1;
-    Pending *p = &t->pending[last % RESULTS];
-    cudaEvent_t from = p->follows ? t->pending[(last - 1) % RESULTS].end : p->begin;
+// Whether step n makes its first micro-step twice. Then step n + 1 finds out whether the state has
+// kept its bits.
+static bool is_checked(const Trainer *t, int64_t n) {
+    return t->check.rows > 0 && n >= t->first && (n + 1) % t->run.options.check_interval == 0;
+}
+
+static Pending *pending_of(const Trainer *t, int64_t n) {
+    return &t->pending[n % RESULTS];
+}
+
+// Waits for step n, unless it has been reported, and reports it.
+static void collect(Trainer *t, int64_t n) {
+    if (n < t->run.progress.step) { return; }
+    const Pending *p = pending_of(t, n);
     float ms;
     CUDA_CHECK(cudaEventSynchronize(p->end));
-    CUDA_CHECK(cudaEventElapsedTime(&ms, from, p->end));
+    CUDA_CHECK(cudaEventElapsedTime(&ms, p->from, p->end));
     StepResult result = {};
     result.loss = p->state.loss_sum / p->input.targets;
     result.norm = sqrt(p->state.norm_squared);
@@ -609,24 +615,23 @@ static void finish_step(Trainer *t) {
     result.stop = p->state.stop > 0;
     // a checked step waits for the other ranks
     int64_t own = (int64_t)(p->state.computed - p->state.began);
-    result.own_seconds = p->checked ? NAN : 1e-9 * (double)own;
+    result.own_seconds = is_checked(t, n) ? NAN : 1e-9 * (double)own;
     result.own_loss = p->state.own_loss_sum * t->run.group.ranks / p->input.targets;
     t->run.progress.window = p->state.window;
-    t->run.in_flight = false;
     guard_check(t);
-    if (p->kept && !check_state_kept(&t->check, &p->hashes, p->input.step + 1)) {
+    if (is_checked(t, n - 1) && !check_state_kept(&t->check, &p->hashes, n + 1)) {
         run_end_wrong(&t->run);
     }
     run_report(&t->run, result);
 }
 
-// Called once the step that counted is on its way.
-static void report_counts(Trainer *t) {
-    size_t n = (size_t)fp8_slot_count(&t->run.config);
-    Fp8Counts *counts = (Fp8Counts *)malloc_or_die(n * sizeof(Fp8Counts));
+// Of step n, which has counted and is in flight.
+static void report_counts(Trainer *t, int64_t n) {
+    size_t bytes = (size_t)fp8_slot_count(&t->run.config) * sizeof(Fp8Counts);
+    Fp8Counts *counts = (Fp8Counts *)malloc_or_die(bytes);
     params_fetch_counts(&t->params, counts);
     t->params.counting = false;
-    finish_step(t);
+    collect(t, n);
     run_report_fp8(&t->run, counts);
     free(counts);
 }
@@ -642,59 +647,60 @@ static void wait_for_save(Trainer *t) {
            line_start(STDOUT_FILENO), waited);
 }
 
-static void train_step(Trainer *t) {
+// Enqueues step n. The previous step may still be in flight.
+static void enqueue(Trainer *t, int64_t n) {
     Run *run = &t->run;
     const Options *o = &run->options;
-    bool checked = t->check.rows > 0 &&
-                   (run->progress.step + run->in_flight + 1) % o->check_interval == 0;
-    if (checked) { finish_step(t); } // the check may end the run
-    int64_t ahead = t->run.in_flight ? 1 : 0, step = run->progress.step + ahead;
-    if (run_counts_fp8(run, step + 1)) {
-        params_clear_counts(&t->params);
-        t->params.counting = true;
-    }
+    const int64_t ahead = n - run->progress.step;
     cudaStream_t stream = t->gpu.stream;
-    Pending *p = &t->pending[t->enqueued % RESULTS];
-    p->follows = t->run.in_flight;
-    p->checked = checked;
-    p->kept = t->enqueued > 0 && t->pending[(t->enqueued - 1) % RESULTS].checked;
+    Pending *p = pending_of(t, n);
+    p->from = ahead > 0 ? pending_of(t, n - 1)->end : p->begin;
     CUDA_CHECK(cudaEventRecord(p->begin, stream));
     for (int micro = 0; micro < run_micro_batches(run); micro++) {
         Batch *s = batches_next(&t->batches);
         run_batch(run, ahead, micro, s->inputs, s->targets);
         batches_send(&t->batches);
         int place = micro_place(t, micro);
-        if (checked && micro == 0) {
-            checked_micro_step(t, place, step + 1);
+        if (is_checked(t, n) && micro == 0) {
+            checked_micro_step(t, place, n + 1);
         } else {
             replay_micro_step(t, place);
         }
     }
     dump_gradients(t);
     // after the batches: reading them may end the run
-    p->input = {learning_rate(o, step),
-                step,
+    p->input = {learning_rate(o, n),
+                n,
                 run_stop_signal() != 0 ? 1.0 : 0.0,
                 (double)run_step_targets(run, ahead),
                 o->skip_spikes,
-                options_next_skip(o, step + 1) == step + 1};
+                options_next_skip(o, n + 1) == n + 1};
     CUDA_CHECK(cudaMemcpyAsync(t->params.optimizer.adamw.input, &p->input, sizeof(StepInput),
                                cudaMemcpyHostToDevice, stream));
     wait_for_save(t);
-    if (p->kept) {
+    if (is_checked(t, n - 1)) {
         check_hash_state(&t->check, true);
         gpu_fetch(&t->gpu, &p->hashes, t->check.states, sizeof(StateHashes));
     }
     // not captured in a graph: graphs wait for its collectives
     params_update(&t->params, t->net.loss_sum);
-    if (checked) { check_hash_state(&t->check, false); }
+    if (is_checked(t, n)) { check_hash_state(&t->check, false); }
     gpu_fetch(&t->gpu, &p->state, t->params.optimizer.state, sizeof(StepState));
     CUDA_CHECK(cudaEventRecord(p->end, stream));
-    finish_step(t); // the one before, while this one runs
-    t->enqueued++;
-    t->run.in_flight = true;
-    if (t->params.counting) { report_counts(t); }
-    if (run_needs_result(run, step + 1)) { finish_step(t); }
+    run->enqueued = n + 1;
+}
+
+static void train_step(Trainer *t) {
+    const int64_t n = t->run.enqueued;
+    if (is_checked(t, n)) { collect(t, n - 1); } // the check may end the run
+    if (run_counts_fp8(&t->run, n + 1)) {
+        params_clear_counts(&t->params);
+        t->params.counting = true;
+    }
+    enqueue(t, n);
+    collect(t, n - 1); // while step n runs
+    if (t->params.counting) { report_counts(t, n); }
+    if (run_needs_result(&t->run, n + 1)) { collect(t, n); }
 }
 
 // ---- evaluation, samples, checkpoints ---------------------------------------------------------
@@ -806,6 +812,7 @@ static void trainer_restore(Trainer *t) {
     bool uncalibrated = params_restore(&t->params, resumed ? &c : NULL);
     network_start(&t->net);
     run_restored(&t->run, &c);
+    t->first = t->run.enqueued = t->run.progress.step;
     if (uncalibrated) { calibrate(t); }
 }
 
@@ -863,7 +870,7 @@ int main(int argc, char **argv) {
         if (run_should_sample(&t.run)) { run_sample(&t.run, next_logits, &t); }
         maybe_save(&t);
     }
-    finish_step(&t);
+    collect(&t, t.run.enqueued - 1);
     maybe_save(&t);
     profile_step(&t);
     return trainer_close(&t);

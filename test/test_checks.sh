@@ -16,8 +16,8 @@ plant() {
     ! has log "step $(printf %5d "$3")/8" || fail "$folder: the step was made"
 }
 
-# says RANK STEP TEXT...: what it said of the last one. A rank has the GPU of its number.
-says() {
+# names RANK STEP TEXT...: what was printed names the rank and the step. A rank has the GPU of its number.
+names() {
     local tag="rank $1: " text
     if [[ $ranks -eq 1 ]]; then tag=; fi
     grep -qE "error: ${tag}step $2: $(hostname), GPU-1234[-0]*0$1 computes wrongly: " log ||
@@ -32,10 +32,10 @@ test_a_rank_that_computes_wrongly_is_named() {
             step=$((rank == 0 ? 8 : 4))
             if [[ $rank -ge $ranks ]]; then continue; fi
             plant flip $rank $step $ranks || return
-            says $rank $step 'the loss differs between two passes over the same data' \
+            names $rank $step 'the loss differs between two passes over the same data' \
                 'the first was wrong, a third gave what the second did'
             plant flips $rank $step $ranks || return
-            says $rank $step 'a third differs again'
+            names $rank $step 'a third differs again'
         done
     done
 }

@@ -275,8 +275,12 @@ bool run_needs_result(const Run *run, int64_t step) {
            run->progress.skipped_in_row > 0;
 }
 
+static bool is_in_flight(const Run *run) {
+    return run->enqueued > run->progress.step;
+}
+
 bool run_should_eval(const Run *run) {
-    return !run->in_flight && run->progress.eval_left > 0;
+    return !is_in_flight(run) && run->progress.eval_left > 0;
 }
 
 bool run_should_validate(const Run *run) {
@@ -284,13 +288,15 @@ bool run_should_validate(const Run *run) {
 }
 
 bool run_should_sample(const Run *run) {
-    return !run->in_flight && run->group.rank == 0 && !run_stop_signal() && !is_stopping(run) &&
+    return !is_in_flight(run) && run->group.rank == 0 && !run_stop_signal() && !is_stopping(run) &&
            sample_is_due(&run->options, run->progress.step);
 }
 
 bool run_should_save(const Run *run) {
     int64_t step = run->progress.step;
-    if (run->in_flight || run->options.save[0] == '\0' || step == run->saves.step) { return false; }
+    if (is_in_flight(run) || run->options.save[0] == '\0' || step == run->saves.step) {
+        return false;
+    }
     return save_is_due(&run->options, step) || !run_goes_on(run);
 }
 

@@ -56,9 +56,11 @@ typedef struct {
     double used_bytes;             // of the device's memory at the end; 0 when not known
     double own_seconds, own_steps; // of this rank's passes since the last line; in how many steps
     char device[128];
-    bool in_flight; // a step is enqueued and not reported yet: nothing else may be done
-    bool diverged;  // --max-skipped steps in a row were skipped
-    bool stopping;  // several ranks have agreed to end
+    // Steps enqueued on a device. Those beyond progress.step are in flight: until they are
+    // reported, nothing else may be done.
+    int64_t enqueued;
+    bool diverged; // --max-skipped steps in a row were skipped
+    bool stopping; // several ranks have agreed to end
 } Run;
 
 // Whether Muon updates a parameter of a run that trains; otherwise AdamW does.
