@@ -32,9 +32,9 @@
 // What is newest and what is best follows from the step folders, each time that it is asked for.
 // The newest checkpoint is the highest step. The best one has the lowest validation loss, of those
 // with the same validation data as the newest that was evaluated. A path that ends in `latest` or
-// `best` means that one (checkpoint_follow), whatever has the name. Only where no step is beside it
-// does the path count as it stands: a run that --resume PATH began in an empty folder has a link
-// `latest` to PATH until its first save, and a copy may consist of a folder `latest`.
+// `best` means that one (checkpoint_follow), whatever has the name; where no step is beside it, the
+// path counts as it stands. If --resume PATH begins a run in an empty folder, the step of PATH is a
+// link there.
 //
 // Crash safety rests on five rules:
 // 1. A checkpoint is written as .tmp-step_..., synced, read back and verified, and then renamed. So
@@ -224,8 +224,8 @@ void checkpoint_close(Checkpoint *c);
 bool checkpoint_resume(Checkpoint *c, const Options *options);
 
 // Makes the checkpoint that a run resumes the newest one under --save: those of later steps are set
-// aside under other names. If it is in another folder and --save has none, the link `latest` leads
-// to it until the first save. c->path is "": deletes that link.
+// aside under other names. If it is in another folder and --save has none, a link of its step leads
+// to it. c->path is "": the run begins, and --save has no checkpoint.
 bool checkpoint_go_back(const Options *options, const Checkpoint *c);
 
 // Refuses the checkpoint of another model. Prints other options that differ from the saved ones.

@@ -211,24 +211,17 @@ static bool add_others(Checkpoint *c, int folder) {
 }
 
 // If a path ends in `latest` or `best`, and steps are beside it, replaces that name by the newest
-// or the best of them. A folder of that name, which a copy may have made of a link, is not read
-// then.
+// or the best of them.
 static bool resolve_name(char path[PATH_LENGTH]) {
-    static bool warned;
-    char folder[PATH_LENGTH], step_path[PATH_LENGTH];
+    char folder[PATH_LENGTH];
     const char *name = path_name(path);
-    struct stat info;
     bool best = strcmp(name, "best") == 0;
     if (!best && strcmp(name, "latest") != 0) { return true; }
     path_format(folder, "%.*s.", (int)(name - path), path);
     int64_t step = best ? checkpoint_best(folder) : checkpoint_newest(folder, INT64_MAX);
     if (step < 0) { return step == STEP_NONE; }
-    path_format(step_path, "%.*sstep_%08lld", (int)(name - path), path, (long long)step);
-    if (!warned && lstat(path, &info) == 0 && S_ISDIR(info.st_mode)) {
-        warn("%s is a folder, not a link; %s is read instead", path, step_path);
-        warned = true;
-    }
-    path_format(path, "%s", step_path);
+    path_format(folder, "%.*sstep_%08lld", (int)(name - path), path, (long long)step);
+    strcpy(path, folder);
     return true;
 }
 
@@ -512,65 +505,6 @@ int64_t checkpoint_best(const char *save) {
     return readable ? best : STEP_UNREADABLE;
 }
 
-typedef bool Opener(Checkpoint *c, const char *path, void *context);
-
-// Opens the newest checkpoint under `save` that can be opened: a damaged one is passed over. If
-// nothing is saved yet, it is what the link `latest` leads to, where the run began. If there is
-// neither, c->path is "".
-static bool open_newest(Checkpoint *c, const char *save, Opener *open_one, void *context,
-                        bool warns) {
-    char path[PATH_LENGTH];
-    int64_t step, damaged = INT64_MAX; // this step and newer ones are
-    *c = (Checkpoint){0};
-    // listed again each time, as a run that saves there may have deleted the one tried
-    while ((step = checkpoint_newest(save, damaged)) >= 0) {
-        if (open_one(c, checkpoint_path(path, save, step), context)) { return true; }
-        if (!path_exists(path)) { continue; }
-        if (error_kept().refused) {
-            return fail("--resume latest: %s; this is no damage, so that no earlier checkpoint is "
-                        "taken: mend it, or name one by --resume PATH",
-                        error_text());
-        }
-        if (warns) { warn("%s; trying an earlier checkpoint", error_text()); }
-        damaged = step;
-    }
-    if (step == STEP_UNREADABLE) { return fail("--resume latest: %s", error_text()); }
-    if (damaged < INT64_MAX && !warns) { // if no checkpoint is whole, each is named
-        return open_newest(c, save, open_one, context, true);
-    }
-    if (damaged < INT64_MAX) {
-        return fail("--resume latest: no whole checkpoint under %s; to start afresh, use another "
-                    "--save or move the damaged ones away",
-                    save);
-    }
-    return !path_exists(path_format(path, "%s/latest", save)) || open_one(c, path, context) ||
-           fail("--resume latest: nothing is saved yet, and where the run began: %s; to start "
-                "afresh, delete the link `latest`",
-                error_text());
-}
-
-static bool open_whole(Checkpoint *c, const char *path, void *context) {
-    (void)context;
-    return checkpoint_open(c, path, true);
-}
-
-bool checkpoint_resume(Checkpoint *c, const Options *o) {
-    char path[PATH_LENGTH];
-    if (strcmp(o->resume, "latest") != 0) {
-        return checkpoint_open(c, o->resume, true) || fail(RESUME_FAULT, error_text());
-    }
-    if (!open_newest(c, o->save, open_whole, NULL, true)) { return false; }
-    // a run's folder that was moved: its config.txt still names the old place
-    path_format(path, "%s", o->config);
-    const char *place = dirname(path);
-    bool moved = c->path[0] == '\0' && option_source(o, "save") == SOURCE_CONFIG &&
-                 checkpoint_newest(place, INT64_MAX) >= 0;
-    char word[SHELL_WORD];
-    return !moved || fail("--resume latest: %s, which %s names, has no checkpoint, and %s has: "
-                          "give --save %s",
-                          o->save, o->config, place, shell_word(word, place));
-}
-
 bool checkpoint_options(const Checkpoint *c, const Options *continues, Options *was) {
     char path[PATH_LENGTH];
     bool ok = true, given[OPTIONS_MAX] = {false};
@@ -603,8 +537,7 @@ typedef struct {
 
 // Opens a folder without its optimizer files, reads the options that a run takes from it, verifies
 // its tokenizer.
-static bool open_model(Checkpoint *c, const char *folder, void *context) {
-    const Taken *taken = context;
+static bool open_model(Checkpoint *c, const char *folder, const Taken *taken) {
     Options *model = taken->model;
     options_default(model);
     if (checkpoint_newest(folder, INT64_MAX) >= 0) {
@@ -625,6 +558,60 @@ static bool open_model(Checkpoint *c, const char *folder, void *context) {
     }
     if (!ok) { checkpoint_close(c); }
     return ok;
+}
+
+// Opens a checkpoint: only its model, with the options that a run takes; or all of it.
+static bool open_one(Checkpoint *c, const char *path, const Taken *taken) {
+    return taken != NULL ? open_model(c, path, taken) : checkpoint_open(c, path, true);
+}
+
+// Opens the newest checkpoint under `save` that can be opened, past damaged ones, of which it warns
+// when it opens whole ones. If there is none, c->path is "".
+static bool open_newest(Checkpoint *c, const char *save, const Taken *taken) {
+    char path[PATH_LENGTH];
+    Error of_newest;
+    int64_t step, damaged = INT64_MAX; // this step and newer ones are
+    *c = (Checkpoint){0};
+    // listed again each time, as a run that saves there may have deleted the one tried
+    while ((step = checkpoint_newest(save, damaged)) >= 0) {
+        if (open_one(c, checkpoint_path(path, save, step), taken)) { return true; }
+        if (!path_exists(path)) { continue; }
+        if (error_kept().refused) {
+            return fail("--resume latest: %s; this is no damage, so that no earlier checkpoint is "
+                        "taken: mend it, or name one by --resume PATH",
+                        error_text());
+        }
+        if (damaged == INT64_MAX) { of_newest = error_kept(); }
+        if (taken == NULL) { warn("%s; trying an earlier checkpoint", error_text()); }
+        damaged = step;
+    }
+    if (step == STEP_UNREADABLE) { return fail("--resume latest: %s", error_text()); }
+    if (damaged < INT64_MAX) {
+        return fail("--resume latest: no whole checkpoint under %s; to start afresh, use another "
+                    "--save or move the damaged ones away; the newest: %s",
+                    save, of_newest.text);
+    }
+    return !path_exists(path_format(path, "%s/latest", save)) ||
+           fail("--resume latest: no step_... is beside %s: resume what that is by --resume PATH; "
+                "to start afresh, delete it",
+                path);
+}
+
+bool checkpoint_resume(Checkpoint *c, const Options *o) {
+    char path[PATH_LENGTH];
+    if (strcmp(o->resume, "latest") != 0) {
+        return checkpoint_open(c, o->resume, true) || fail(RESUME_FAULT, error_text());
+    }
+    if (!open_newest(c, o->save, NULL)) { return false; }
+    // a run's folder that was moved: its config.txt still names the old place
+    path_format(path, "%s", o->config);
+    const char *place = dirname(path);
+    bool moved = c->path[0] == '\0' && option_source(o, "save") == SOURCE_CONFIG &&
+                 checkpoint_newest(place, INT64_MAX) >= 0;
+    char word[SHELL_WORD];
+    return !moved || fail("--resume latest: %s, which %s names, has no checkpoint, and %s has: "
+                          "give --save %s",
+                          o->save, o->config, place, shell_word(word, place));
 }
 
 static bool in_one_file(const Checkpoint *c) {
@@ -650,9 +637,7 @@ bool checkpoint_model(Checkpoint *start, Options *o, Options *model) {
     bool latest = strcmp(o->resume, "latest") == 0;
     Taken taken = {.continues = o->sample_only ? NULL : o, .model = model};
     *start = (Checkpoint){0};
-    if (latest && o->save[0] != '\0' && !open_newest(start, o->save, open_model, &taken, false)) {
-        return false;
-    }
+    if (latest && o->save[0] != '\0' && !open_newest(start, o->save, &taken)) { return false; }
     bool found = start->path[0] != '\0', loads = !found && (latest || o->resume[0] == '\0');
     const char *from = loads ? o->load : o->resume;
     if (!found && *from == '\0') { return true; }

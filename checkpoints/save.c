@@ -247,17 +247,13 @@ static int64_t link_steps(const char *save, int64_t newest) {
     return best;
 }
 
-// In a folder without steps, `latest` leads to where the run begins. "": to nothing.
-static bool link_start(const char *save, const char *start) {
-    char link[PATH_LENGTH];
-    if (start[0] == '\0') { return link_to(save, "latest", ""); }
-    if (is_folder(path_format(link, "%s/latest", save), folder_id(start))) { return true; }
-    char *real = realpath(start, NULL);
+// The checkpoint that a run begins with, from elsewhere, is a link in its folder.
+static bool link_start(const char *path, const char *start) {
+    char *real = realpath(start, NULL), word[SHELL_WORD];
     if (real == NULL) { return fail("%s: %s", start, strerror(errno)); }
-    char word[SHELL_WORD];
-    if (!link_to(save, "latest", real)) {
-        warn("%s; until the first save, resume with --resume %s", error_text(),
-             shell_word(word, real));
+    if (symlink(real, path) != 0) {
+        warn("%s: the link could not be made: %s; until the first save, resume with --resume %s",
+             path, strerror(errno), shell_word(word, real));
     }
     free(real);
     return true;
@@ -265,16 +261,17 @@ static bool link_start(const char *save, const char *start) {
 
 bool checkpoint_go_back(const Options *o, const Checkpoint *c) {
     char path[PATH_LENGTH];
-    int64_t newest = checkpoint_newest(o->save, INT64_MAX);
-    if (newest < 0) { return newest == STEP_NONE && link_start(o->save, c->path); }
-    checkpoint_path(path, o->save, c->progress.step);
-    if (!is_folder(path, folder_id(c->path))) {
+    int64_t newest = checkpoint_newest(o->save, INT64_MAX), step = c->progress.step;
+    if (newest == STEP_UNREADABLE || c->path[0] == '\0') { return newest == STEP_NONE; }
+    checkpoint_path(path, o->save, step);
+    if (newest == STEP_NONE && !link_start(path, c->path)) { return false; }
+    if (newest >= 0 && !is_folder(path, folder_id(c->path))) {
         return fail("--resume %s: not under the name of its step; %s %s, or give another --save",
                     c->path, path_exists(path) ? "resume" : "rename it to", path);
     }
-    if (!set_aside_from(o->save, c->progress.step + 1)) { return false; }
-    link_steps(o->save, c->progress.step);
-    return true;
+    bool ok = set_aside_from(o->save, step + 1);
+    if (ok && path_exists(path)) { link_steps(o->save, step); }
+    return ok;
 }
 
 // Reads the folder `fresh` back, verifies it, and gives it its name under --save.
@@ -455,8 +452,7 @@ static bool check_owner(const Options *o) {
     char path[PATH_LENGTH], leads_to[PATH_LENGTH], up_to[40] = "";
     int64_t newest = checkpoint_newest(o->save, INT64_MAX);
     if (newest == STEP_UNREADABLE) { return false; }
-    path_format(path, "%s/latest", o->save); // a copy may have only that, and then it is no link
-    bool none = newest < 0 && (is_link(path) || !path_exists(path));
+    bool none = newest < 0 && !path_exists(path_format(path, "%s/latest", o->save));
     if (none || strcmp(o->resume, "latest") == 0) { return true; }
     if (o->resume[0] == '\0') {
         if (newest >= 0) { snprintf(up_to, sizeof(up_to), " up to step %lld", (long long)newest); }
@@ -466,12 +462,11 @@ static bool check_owner(const Options *o) {
     }
     FolderId save = folder_id(o->save);
     bool missing = !checkpoint_follow(leads_to, o->resume) || folder_id(leads_to).inode == 0;
+    checkpoint_path(path, o->save, newest);
+    if (missing || is_folder(path, folder_id(leads_to))) { return true; } // reported when opened
     path_format(path, "%s", o->resume);
-    if (missing || // reported when opened
-        is_folder(dirname(path), save) || is_folder(dirname(leads_to), save)) {
-        return true;
-    }
-    return fail("%s: holds checkpoints of another run than --resume %s; give another --save, or "
+    return is_folder(dirname(path), save) || is_folder(dirname(leads_to), save) ||
+           fail("%s: holds checkpoints of another run than --resume %s; give another --save, or "
                 "--load to start a new run from its weights",
                 o->save, o->resume);
 }

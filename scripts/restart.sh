@@ -2,8 +2,8 @@
 # Runs a training command until it is done, from its newest checkpoint after every failure:
 #   scripts/restart.sh [--failures N] [--pause SECONDS] ./train_gptcu --gpus 8 --save DIR ...
 # The command needs --save DIR; --resume latest is added to it. In place of --resume PATH it comes
-# once another checkpoint is the newest in DIR, or DIR/latest leads to where a new run has begun: a
-# run does one of them as soon as it has read PATH.
+# once another checkpoint is the newest in DIR. As soon as a run has read PATH, that one is: DIR then
+# has a link to it, or what was newer is set aside.
 #
 # It goes on after a crash, a lost rank or a kill, and gives up when N runs in a row (3) have failed
 # with no new checkpoint between them; it does not start again what is done (0), was asked to end
@@ -71,11 +71,11 @@ newest() {
     printf '%s\n' "$save"/step_* | sed 's,.*/,,' | grep -xE 'step_[0-9]{8,}' | sort -V | tail -n 1
 }
 
-# What tells it from another one of that name; before the first, where a run has begun.
+# What tells it from another one of that name.
 moved() {
     local name
     name=$(newest)
-    stat -c '%n %i %y' "$save/${name:-latest}" 2>/dev/null
+    if [[ -n $name ]]; then stat -c '%n %i %y' "$save/$name" 2>/dev/null; fi
 }
 
 child='' stopped='' early=''

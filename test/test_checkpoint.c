@@ -435,12 +435,6 @@ TEST(paths_are_resolved) {
     folder_remove("alone");
 }
 
-static FolderId latest_of(const char *save) {
-    struct stat info;
-    return lstat(text_of("%s/latest", save), &info) == 0 ? (FolderId){info.st_dev, info.st_ino}
-                                                         : (FolderId){0, 0};
-}
-
 // The step that --resume latest starts from in the folder t; 0: there is none yet; -1: it is
 // refused.
 static int64_t begins(void) {
@@ -449,54 +443,55 @@ static int64_t begins(void) {
     Options o = options_of(TINY "--save t --resume latest"), model;
     bool ok = checkpoint_model(&start, &o, &model);
     int64_t first = ok ? start.progress.step : 0;
-    if (!checkpoint_resume(&c, &o)) { return -1; }
+    if (!ok || !checkpoint_resume(&c, &o)) { return -1; }
     CHECK(!ok || first == c.progress.step);
     return c.path[0] != '\0' ? c.progress.step : 0;
 }
 
-// A run that saves in a new folder starts again from the same checkpoint until its first save.
+// A run that saves in a new folder starts again from the same checkpoint until its first save: a
+// link of that step leads there.
 TEST(a_run_begins_again_where_it_began) {
     CLOSED(checkpoint_close) Checkpoint c;
     CLOSED(fixture_close) Fixture f;
     Options o = options_of(TINY "--save t --resume latest");
+    struct stat link, same;
     folder_remove("s");
     folder_remove("t");
     save_steps(SAVED "--keep 0", 1, 3, 0);
     CHECK(folder_make("t") && begins() == 0);
+    CHECK(checkpoint_go_back(&o, &(Checkpoint){0}) && begins() == 0);
     CHECK(checkpoint_open(&c, "s/step_00000002", true) && checkpoint_go_back(&o, &c));
-    CHECK(begins() == 2);
-    FolderId link = latest_of("t"), same;
+    CHECK(begins() == 2 && lstat("t/step_00000002", &link) == 0 && S_ISLNK(link.st_mode));
     CHECK(checkpoint_go_back(&o, &c)); // nothing changes: scripts/restart.sh relies on that
-    same = latest_of("t");
-    CHECK(same.inode == link.inode && begins() == 2);
+    CHECK(begins() == 2 && lstat("t/step_00000002", &same) == 0 && same.st_ino == link.st_ino);
     // if it is lost or damaged, nothing else is taken
     CHECK(rename("s/step_00000002", "s/lost") == 0 && begins() == -1);
-    CHECK_CONTAINS(error_text(),
-                   "--resume latest: nothing is saved yet, and where the run began: ");
-    CHECK_CONTAINS(error_text(), "/s/step_00000002: no such folder");
+    CHECK_CONTAINS(error_text(), "/s/step_00000002: no such folder; this is no damage");
     CHECK(rename("s/lost", "s/step_00000002") == 0 && begins() == 2);
     CHECK(rename("s/step_00000002/config.json", "s/config.json") == 0 && begins() == -1);
     CHECK_CONTAINS(error_text(), "/s/step_00000002/config.json: No such file");
     CHECK(rename("s/config.json", "s/step_00000002/config.json") == 0);
-    // another run, which has saved nothing, starts there
-    CHECK(checkpoint_go_back(&o, &(Checkpoint){0}) && begins() == 0 && !path_exists("t/latest"));
-    CHECK(checkpoint_go_back(&o, &c) && begins() == 2);
-    fixture_open(&f, TINY "--save t");
-    CHECK(fixture_save(&f, 5) && begins() == 5);
-    // after that it starts from nothing else, although a link leads there
-    CHECK(unlink("t/latest") == 0 && symlink("../s/step_00000002", "t/latest") == 0);
-    CHECK(begins() == 5);
-    CHECK_REFUSED(checkpoint_go_back(&o, &c), "s/step_00000002: not under the name of its step; ");
-    // a copy of a link is a checkpoint where no other is: it is resumed, and not overwritten
-    folder_remove("t");
-    CHECK(folder_make("t") && rename("s/step_00000003", "t/latest") == 0 && begins() == 3);
+    // it is that run's, and no other's
     Options other = options_of(TINY "--save t");
-    CHECK_REFUSED(checkpoint_claim(&other), "t: a run has saved there; resume it");
+    CHECK_REFUSED(checkpoint_claim(&other), "t: a run has saved there up to step 2; resume it");
     CHECK(unlink("t/.lock") == 0);
     other = options_of(TINY "--save t --resume s/step_00000001");
     CHECK_REFUSED(checkpoint_claim(&other), "t: holds checkpoints of another run than --resume");
+    CHECK(unlink("t/.lock") == 0);
+    other = options_of(TINY "--save t --resume s/step_00000002");
+    CHECK(checkpoint_claim(&other));
+    fixture_open(&f, TINY "--save t --keep 1");
+    CHECK(fixture_save(&f, 5) && begins() == 5);
+    CHECK(!path_exists("t/step_00000002") && path_exists("s/step_00000002/meta.json"));
+    CHECK_REFUSED(checkpoint_go_back(&o, &c), "s/step_00000002: not under the name of its step; ");
+    // a folder `latest` alone, as a copy of the link is one: it is not taken for an empty folder
+    folder_remove("t");
+    CHECK(folder_make("t") && rename("s/step_00000003", "t/latest") == 0 && begins() == -1);
+    CHECK_CONTAINS(error_text(), "--resume latest: no step_... is beside t/latest: resume what ");
+    other = options_of(TINY "--save t");
+    CHECK_REFUSED(checkpoint_claim(&other), "t: a run has saved there; resume it");
     checkpoint_close(&c);
-    CHECK(checkpoint_resume(&c, &o) && checkpoint_go_back(&o, &c) && begins() == 3);
+    CHECK(checkpoint_open(&c, "t/latest", true) && checkpoint_go_back(&o, &c) && begins() == 3);
     folder_remove("t");
 }
 
