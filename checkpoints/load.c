@@ -565,11 +565,10 @@ static bool open_one(Checkpoint *c, const char *path, const Taken *taken) {
     return taken != NULL ? open_model(c, path, taken) : checkpoint_open(c, path, true);
 }
 
-// Opens the newest checkpoint under `save` that can be opened, past damaged ones, of which it warns
-// when it opens whole ones. If there is none, c->path is "".
-static bool open_newest(Checkpoint *c, const char *save, const Taken *taken) {
+// Opens the newest checkpoint under `save` that can be opened, past damaged ones. If there is none,
+// c->path is "".
+static bool open_newest(Checkpoint *c, const char *save, const Taken *taken, bool warns) {
     char path[PATH_LENGTH];
-    Error of_newest;
     int64_t step, damaged = INT64_MAX; // this step and newer ones are
     *c = (Checkpoint){0};
     // listed again each time, as a run that saves there may have deleted the one tried
@@ -581,15 +580,17 @@ static bool open_newest(Checkpoint *c, const char *save, const Taken *taken) {
                         "taken: mend it, or name one by --resume PATH",
                         error_text());
         }
-        if (damaged == INT64_MAX) { of_newest = error_kept(); }
-        if (taken == NULL) { warn("%s; trying an earlier checkpoint", error_text()); }
+        if (warns) { warn("%s; trying an earlier checkpoint", error_text()); }
         damaged = step;
     }
     if (step == STEP_UNREADABLE) { return fail("--resume latest: %s", error_text()); }
+    if (damaged < INT64_MAX && !warns) { // if no checkpoint is whole, each is named
+        return open_newest(c, save, taken, true);
+    }
     if (damaged < INT64_MAX) {
         return fail("--resume latest: no whole checkpoint under %s; to start afresh, use another "
-                    "--save or move the damaged ones away; the newest: %s",
-                    save, of_newest.text);
+                    "--save or move the damaged ones away",
+                    save);
     }
     return !path_exists(path_format(path, "%s/latest", save)) ||
            fail("--resume latest: no step_... is beside %s: resume what that is by --resume PATH; "
@@ -602,7 +603,7 @@ bool checkpoint_resume(Checkpoint *c, const Options *o) {
     if (strcmp(o->resume, "latest") != 0) {
         return checkpoint_open(c, o->resume, true) || fail(RESUME_FAULT, error_text());
     }
-    if (!open_newest(c, o->save, NULL)) { return false; }
+    if (!open_newest(c, o->save, NULL, true)) { return false; }
     // a run's folder that was moved: its config.txt still names the old place
     path_format(path, "%s", o->config);
     const char *place = dirname(path);
@@ -637,7 +638,9 @@ bool checkpoint_model(Checkpoint *start, Options *o, Options *model) {
     bool latest = strcmp(o->resume, "latest") == 0;
     Taken taken = {.continues = o->sample_only ? NULL : o, .model = model};
     *start = (Checkpoint){0};
-    if (latest && o->save[0] != '\0' && !open_newest(start, o->save, &taken)) { return false; }
+    if (latest && o->save[0] != '\0' && !open_newest(start, o->save, &taken, false)) {
+        return false;
+    }
     bool found = start->path[0] != '\0', loads = !found && (latest || o->resume[0] == '\0');
     const char *from = loads ? o->load : o->resume;
     if (!found && *from == '\0') { return true; }

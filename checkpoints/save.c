@@ -188,7 +188,7 @@ static bool is_link(const char *path) {
 // Deletes a complete or incomplete checkpoint. Deletes a link but not its target, and nothing
 // outside --save.
 static void discard(const char *path, const char *known_as) {
-    if (is_link(path)) { warn("%s is a link: the link alone is deleted", known_as); }
+    if (is_link(path)) { printf("%s was a link; what it led to stays\n", known_as); }
     if (!folder_remove(path)) { warn("%s could not be deleted: %s", known_as, error_text()); }
 }
 

@@ -15,33 +15,43 @@
 
 // ---- who this process is ------------------------------------------------------------------------
 
-enum { NUMBERS = 3 };
-typedef struct {
-    const char *starter, *rank, *ranks, *local_rank, *local_ranks;
-    const char *run[NUMBERS]; // number the run; the same on all its ranks, and on no other run's
-} Family;
-
-static const Family families[] = {
-    {"WORLD_SIZE", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", {"TORCHELASTIC_RUN_ID"}},
-    {"Open MPI",
-     "OMPI_COMM_WORLD_RANK",
-     "OMPI_COMM_WORLD_SIZE",
-     "OMPI_COMM_WORLD_LOCAL_RANK",
-     "OMPI_COMM_WORLD_LOCAL_SIZE",
-     {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}},
-    {"Slurm",
-     "SLURM_PROCID",
-     "SLURM_STEP_NUM_TASKS",
-     "SLURM_LOCALID",
-     NULL,
-     {"SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"}},
-};
 enum {
-    FAMILIES = sizeof(families) / sizeof(families[0]),
-    SLURM = FAMILIES - 1,
+    NUMBERS = 3,
     DEFAULT_PORT = 29500,
     AGENT_STEP = 2, // not 1: the kernel gives listening sockets every second port
 };
+
+// The variables of a launcher. NULL: it has none
+typedef struct {
+    const char *name, *rank, *ranks, *local_rank, *local_ranks;
+    const char *node, *tasks, *hosts; // lists of the tasks on each node, and of the nodes' names
+    const char *run[NUMBERS]; // number the run; the same on all its ranks, and on no other run's
+} Launcher;
+
+// The first one that is set counts.
+static const Launcher launchers[] = {
+    {.name = "WORLD_SIZE",
+     .rank = "RANK",
+     .ranks = "WORLD_SIZE",
+     .local_rank = "LOCAL_RANK",
+     .local_ranks = "LOCAL_WORLD_SIZE",
+     .run = {"TORCHELASTIC_RUN_ID"}},
+    {.name = "Open MPI",
+     .rank = "OMPI_COMM_WORLD_RANK",
+     .ranks = "OMPI_COMM_WORLD_SIZE",
+     .local_rank = "OMPI_COMM_WORLD_LOCAL_RANK",
+     .local_ranks = "OMPI_COMM_WORLD_LOCAL_SIZE",
+     .run = {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}},
+    {.name = "Slurm",
+     .rank = "SLURM_PROCID",
+     .ranks = "SLURM_STEP_NUM_TASKS",
+     .local_rank = "SLURM_LOCALID",
+     .node = "SLURM_NODEID",
+     .tasks = "SLURM_STEP_TASKS_PER_NODE",
+     .hosts = "SLURM_STEP_NODELIST",
+     .run = {"SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"}},
+};
+enum { LAUNCHERS = sizeof(launchers) / sizeof(launchers[0]) };
 
 // A variable with an empty value counts as not set.
 static const char *variable(const char *name) {
@@ -78,27 +88,28 @@ static int tasks_of_node(const char *list, int node) {
     return 0;
 }
 
-static bool read_family(Ranks *r, const Family *f) {
-    int rank = -1, local = -1, local_ranks = 0, node = 0;
-    bool counted = variable(f->ranks) != NULL;
-    if (!read_int(f->ranks, 1, RANKS_MAX, &r->group.ranks)) { return false; }
-    if (variable(f->rank) == NULL && r->group.ranks == 1 && counted) { return true; }
-    int most = counted ? r->group.ranks : RANKS_MAX;
-    if (f == &families[SLURM]) {
-        if (!read_int("SLURM_NODEID", 0, RANKS_MAX, &node)) { return false; }
-        local_ranks = tasks_of_node(variable("SLURM_STEP_TASKS_PER_NODE"), node);
-    }
-    if (!read_int(f->rank, 0, most - 1, &rank) ||
-        !read_int(f->local_ranks, 1, most, &local_ranks) ||
-        !read_int(f->local_rank, 0, (local_ranks > 0 ? local_ranks : most) - 1, &local)) {
+static bool read_rank(Ranks *r, const Launcher *l) {
+    int rank = -1, local = -1, local_ranks = 0, node = 0, ranks;
+    bool counted = variable(l->ranks) != NULL;
+    if (!read_int(l->ranks, 1, RANKS_MAX, &r->group.ranks) ||
+        !read_int(l->node, 0, RANKS_MAX, &node)) {
         return false;
     }
-    if (r->group.ranks == 1) { local = 0; }
-    *r = (Ranks){{rank, r->group.ranks, local, local_ranks, NULL}, .source = f->starter};
+    ranks = r->group.ranks;
+    if (variable(l->rank) == NULL && ranks == 1 && counted) { return true; }
+    int most = counted ? ranks : RANKS_MAX;
+    local_ranks = tasks_of_node(variable(l->tasks), node);
+    if (!read_int(l->rank, 0, most - 1, &rank) ||
+        !read_int(l->local_ranks, 1, most, &local_ranks) ||
+        !read_int(l->local_rank, 0, (local_ranks > 0 ? local_ranks : most) - 1, &local)) {
+        return false;
+    }
+    if (ranks == 1) { local = 0; }
+    *r = (Ranks){{rank, ranks, local, local_ranks, NULL}, .source = l->name};
     return (counted && rank >= 0 && local >= 0) ||
            fail("%s, %s and %s say which of how many ranks this is, and which GPU of its "
                 "machine it takes: set all three",
-                f->rank, f->ranks, f->local_rank);
+                l->rank, l->ranks, l->local_rank);
 }
 
 // What the starters call this run: "SLURM_JOB_ID=7 SLURM_STEP_ID=0". A starter of as many ranks as
@@ -106,12 +117,12 @@ static bool read_family(Ranks *r, const Family *f) {
 static bool read_run(Ranks *r) {
     Meeting *m = &r->meeting;
     size_t used = 0;
-    for (int i = 0; i < FAMILIES * NUMBERS; i++) {
-        const Family *f = &families[i / NUMBERS];
-        const char *name = f->run[i % NUMBERS], *value = variable(name);
+    for (int i = 0; i < LAUNCHERS * NUMBERS; i++) {
+        const Launcher *l = &launchers[i / NUMBERS];
+        const char *name = l->run[i % NUMBERS], *value = variable(name);
         int ranks = 0;
-        if (variable(f->ranks) == NULL || value == NULL) { continue; }
-        if (!read_int(f->ranks, 0, INT32_MAX, &ranks)) { return false; }
+        if (variable(l->ranks) == NULL || value == NULL) { continue; }
+        if (!read_int(l->ranks, 0, INT32_MAX, &ranks)) { return false; }
         if (ranks != r->group.ranks) { continue; }
         used += (size_t)snprintf(m->run + used, sizeof(m->run) - used, "%s%s=%s",
                                  used > 0 ? " " : "", name, value);
@@ -120,9 +131,19 @@ static bool read_run(Ranks *r) {
     return true;
 }
 
-// Reads where and as what several ranks meet.
-static bool read_meeting(Ranks *r) {
-    const char *host = variable("MASTER_ADDR"), *list = NULL, *secret = variable("LLM8_SECRET");
+// Takes the first host of Slurm's list "node[03-05,9]-ib,other": node03-ib.
+static void take_first(char host[256], const char *list) {
+    size_t prefix = strcspn(list, ",[");
+    bool bracket = list[prefix] == '[';
+    const char *number = list + prefix + bracket, *close = strchr(number, ']');
+    const char *rest = bracket && close != NULL ? close + 1 : "";
+    snprintf(host, 256, "%.*s%.*s%.*s", (int)prefix, list,
+             bracket ? (int)strcspn(number, "-,]") : 0, number, (int)strcspn(rest, ","), rest);
+}
+
+// Reads where and as what several ranks meet. hosts: a list of the machines, or NULL.
+static bool read_meeting(Ranks *r, const char *hosts) {
+    const char *host = variable("MASTER_ADDR"), *secret = variable("LLM8_SECRET");
     Meeting *m = &r->meeting;
     size_t length = secret != NULL ? strlen(secret) : 0;
     if (secret != NULL && (length < 16 || length >= sizeof(m->secret))) {
@@ -136,7 +157,6 @@ static bool read_meeting(Ranks *r) {
     if (m->run[0] != '\0') { // two runs on one machine meet at two ports
         m->port = 20000 + (int)(crc32(0, (const Bytef *)m->run, (uInt)strlen(m->run)) % 10000);
     }
-    if (r->source == families[SLURM].starter) { list = variable("SLURM_STEP_NODELIST"); }
     if (!read_int("MASTER_PORT", 1, 65535, &m->port)) { return false; }
     const char *agent = variable("TORCHELASTIC_USE_AGENT_STORE");
     if (agent != NULL && strcmp(agent, "True") == 0) { // torchrun listens on MASTER_PORT itself
@@ -151,17 +171,11 @@ static bool read_meeting(Ranks *r) {
         snprintf(m->host, sizeof(m->host), "%.*s", end - 2 * bracket, host + bracket);
         return true;
     }
-    if (list == NULL) {
+    if (hosts == NULL) {
         return fail("MASTER_ADDR is not set: %d ranks need to know the host of rank 0",
                     r->group.ranks);
     }
-    // the first host of "node[03-05,9]-ib,other": node03-ib
-    size_t prefix = strcspn(list, ",[");
-    const char *number = list + prefix + (list[prefix] == '['), *close = strchr(number, ']');
-    bool bracket = list[prefix] == '[';
-    const char *rest = bracket && close != NULL ? close + 1 : "";
-    snprintf(m->host, sizeof(m->host), "%.*s%.*s%.*s", (int)prefix, list,
-             bracket ? (int)strcspn(number, "-,]") : 0, number, (int)strcspn(rest, ","), rest);
+    take_first(m->host, hosts);
     return true;
 }
 
@@ -181,31 +195,29 @@ static bool read_nodes(Ranks *r, int gpus) {
                  .meeting = {.host = "127.0.0.1"},
                  .source = "--gpus",
                  .starts = nodes * gpus > 1};
-    return nodes == 1 || read_meeting(r);
+    return nodes == 1 || read_meeting(r, NULL);
 }
 
 bool ranks_read(Ranks *r, const Options *options) {
     *r = (Ranks){.group = {.ranks = 1, .local_ranks = 1}, .source = "one process"};
-    const Family *family = NULL;
-    for (int i = FAMILIES - 1; i >= 0; i--) {
-        const Family *f = &families[i];
+    const Launcher *l = NULL;
+    for (int i = 0; i < LAUNCHERS && l == NULL; i++) {
+        const Launcher *one = &launchers[i];
         // a Slurm batch script has SLURM_PROCID set, although srun has started no rank yet
-        bool set = variable(f->ranks) != NULL || (i != SLURM && variable(f->rank) != NULL);
-        if (set) { family = f; }
+        bool set = variable(one->ranks) != NULL || (!one->tasks && variable(one->rank) != NULL);
+        if (set) { l = one; }
     }
-    if (family != NULL && !read_family(r, family)) { return false; }
+    if (l != NULL && !read_rank(r, l)) { return false; }
     // --gpus of a --config file may be that of an earlier run
     bool typed = option_source(options, "gpus") == SOURCE_COMMAND;
-    int gpus = family == NULL || typed ? options->gpus : 1;
-    bool alone = r->group.ranks == 1;
-    if (alone && !read_nodes(r, gpus)) { return false; }
-    if (alone) { return true; }
+    int gpus = l == NULL || typed ? options->gpus : 1;
+    if (r->group.ranks == 1) { return read_nodes(r, gpus); }
     if (gpus > 1 && gpus != r->group.local_ranks) {
         return fail("--gpus %d, but %d ranks are started already (%s=%s): leave --gpus out, or "
                     "start one process",
-                    gpus, r->group.ranks, family->ranks, variable(family->ranks));
+                    gpus, r->group.ranks, l->ranks, variable(l->ranks));
     }
-    return read_meeting(r);
+    return read_meeting(r, variable(l->hosts));
 }
 
 bool ranks_device(const Group *g, int visible, int *device) {
