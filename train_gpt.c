@@ -35,7 +35,7 @@ typedef struct {
     Number number, wgrad; // formats in the first two products, and in the weight gradient's
     const Fp8Type *type;  // [OPERAND_COUNT]
     int slot;             // index of X's scaling state; W's and dY's follow
-} LinearLayer;
+} CpuLinear;
 
 // LayerNorm, or RMSNorm if bias is NULL.
 typedef struct {
@@ -43,16 +43,16 @@ typedef struct {
     float *dweight, *dbias;
     float *out;         // [M,C]
     float *mean, *rstd; // [M]
-} NormLayer;
+} CpuNorm;
 
 // The layers of a block, and what it keeps for its backward pass.
 typedef struct {
-    NormLayer norm1, norm2;
+    CpuNorm norm1, norm2;
     union {
         struct {
-            LinearLayer qkv, attention_out, fc1, fc2;
+            CpuLinear qkv, attention_out, fc1, fc2;
         };
-        LinearLayer linear[LINEAR_HEAD];
+        CpuLinear linear[LINEAR_HEAD];
     };
     const float *query_norm, *key_norm; // [D] QK norm; NULL: none
     float *dquery_norm, *dkey_norm;
@@ -65,7 +65,7 @@ typedef struct {
     float *residual_mid; // [M,C] after attention
     float *fc1_out;      // [M,F], Llama [M,2F]
     float *activated;    // [M,F]
-} Block;
+} CpuBlock;
 
 typedef struct {
     Run run;
@@ -82,9 +82,9 @@ typedef struct {
     int *inputs, *targets;  // [B,T]
     const float *wte, *wpe; // [P,C], [positions,C]; wpe NULL: the model has none
     float *dwte, *dwpe;
-    Block *blocks; // [L]
-    NormLayer final_norm;
-    LinearLayer head;
+    CpuBlock *blocks; // [L]
+    CpuNorm final_norm;
+    CpuLinear head;
     float *residual_out; // [M,C] after the last block
     float *logits;       // [chunk_rows,P]
     float *losses;       // [M]
@@ -102,13 +102,13 @@ typedef struct {
 
 // ---- memory -----------------------------------------------------------------------------------
 
-static void plan_norm(Plan *plan, NormLayer *norm, int64_t M, int C) {
+static void plan_norm(Plan *plan, CpuNorm *norm, int64_t M, int C) {
     PLAN(plan, "norms", M * C, norm->out);
     PLAN(plan, "norms' means", M, norm->mean);
     PLAN(plan, "norms' rstds", M, norm->rstd);
 }
 
-static void plan_block(Plan *plan, Block *b, const ModelConfig *c, int64_t M) {
+static void plan_block(Plan *plan, CpuBlock *b, const ModelConfig *c, int64_t M) {
     int64_t heads = (int64_t)c->num_heads * c->head_size, normalised = c->qk_norm ? M : 0;
     PLAN(plan, "block residual", M * c->channels, b->residual);
     plan_norm(plan, &b->norm1, M, c->channels);
@@ -162,7 +162,7 @@ static void plan_activations(Trainer *t) {
     Plan *plan = &t->plan;
     int64_t B = t->run.options.micro_batch_size, T = c->seq_length, M = B * T, C = c->channels;
     int64_t heads = (int64_t)c->num_heads * c->head_size;
-    t->blocks = calloc_or_die((size_t)c->num_layers, sizeof(Block));
+    t->blocks = calloc_or_die((size_t)c->num_layers, sizeof(CpuBlock));
     t->chunk_rows = (int)min64(M, max64(1, LOGITS / c->padded_vocab));
     if (precision_of(&t->run.precision, LINEAR_HEAD, 0)->number == NUMBER_FP8) {
         t->chunk_rows = (int)M; // the range of a tensor is that of all its rows
@@ -200,7 +200,7 @@ static float *tensor_of(Trainer *t, float *space, TensorId id, int layer) {
     return p != NULL && space != NULL ? space + p->offset : NULL;
 }
 
-static void resolve_norm(Trainer *t, NormLayer *norm, TensorId weight, int layer) {
+static void resolve_norm(Trainer *t, CpuNorm *norm, TensorId weight, int layer) {
     const TensorId bias = (TensorId)(weight + 1);
     bool layernorm = t->run.config.arch == ARCH_GPT2;
     norm->weight = tensor_of(t, t->weights, weight, layer);
@@ -209,20 +209,20 @@ static void resolve_norm(Trainer *t, NormLayer *norm, TensorId weight, int layer
     norm->dbias = layernorm ? tensor_of(t, t->gradients, bias, layer) : NULL;
 }
 
-static LinearLayer resolve_linear(Trainer *t, Linear linear, int layer) {
+static CpuLinear resolve_linear(Trainer *t, Linear linear, int layer) {
     const LinearPrecision *lp = precision_of(&t->run.precision, linear, layer);
     float *rounded = t->rounded != NULL ? t->rounded : t->weights;
-    return (LinearLayer){.N = lp->outputs,
-                         .C = lp->inputs,
-                         .weight = tensor_of(t, t->weights, lp->weight, layer),
-                         .bias = tensor_of(t, t->weights, lp->bias, layer),
-                         .rounded = tensor_of(t, rounded, lp->weight, layer),
-                         .dweight = tensor_of(t, t->gradients, lp->weight, layer),
-                         .dbias = tensor_of(t, t->gradients, lp->bias, layer),
-                         .number = lp->number,
-                         .wgrad = lp->wgrad,
-                         .type = lp->type,
-                         .slot = fp8_slot_index(&t->run.config, linear, layer, OPERAND_X)};
+    return (CpuLinear){.N = lp->outputs,
+                       .C = lp->inputs,
+                       .weight = tensor_of(t, t->weights, lp->weight, layer),
+                       .bias = tensor_of(t, t->weights, lp->bias, layer),
+                       .rounded = tensor_of(t, rounded, lp->weight, layer),
+                       .dweight = tensor_of(t, t->gradients, lp->weight, layer),
+                       .dbias = tensor_of(t, t->gradients, lp->bias, layer),
+                       .number = lp->number,
+                       .wgrad = lp->wgrad,
+                       .type = lp->type,
+                       .slot = fp8_slot_index(&t->run.config, linear, layer, OPERAND_X)};
 }
 
 // Sets the pointers that a step uses, when the plan has its memory.
@@ -233,7 +233,7 @@ static void resolve(Trainer *t) {
     t->dwte = tensor_of(t, t->gradients, TENSOR_TOKEN_EMBEDDING, 0);
     t->dwpe = tensor_of(t, t->gradients, TENSOR_POSITION_EMBEDDING, 0);
     for (int l = 0; l < c->num_layers; l++) {
-        Block *b = &t->blocks[l];
+        CpuBlock *b = &t->blocks[l];
         resolve_norm(t, &b->norm1, TENSOR_NORM1_WEIGHT, l);
         resolve_norm(t, &b->norm2, TENSOR_NORM2_WEIGHT, l);
         for (int i = 0; i < LINEAR_HEAD; i++) { b->linear[i] = resolve_linear(t, (Linear)i, l); }
@@ -327,7 +327,7 @@ static float fp8_scale_for(Trainer *t, int slot_index, Purpose purpose, const fl
 }
 
 // Rounds an operand [rows,N] or [rows,C]. Returns the factor by which the product is multiplied.
-static float round_operand(Trainer *t, const LinearLayer *l, OperandId operand, Number number,
+static float round_operand(Trainer *t, const CpuLinear *l, OperandId operand, Number number,
                            Purpose purpose, float *out, const float *x, int rows) {
     const Precision *p = &t->run.precision;
     int columns = operand == OPERAND_DY ? l->N : l->C, slot = l->slot + (int)operand;
@@ -357,7 +357,7 @@ static float round_operand(Trainer *t, const LinearLayer *l, OperandId operand, 
 }
 
 // Rounds a weight as products read it. This is done once in each optimizer step.
-static void linear_round_weight(Trainer *t, LinearLayer *l) {
+static void linear_round_weight(Trainer *t, CpuLinear *l) {
     if (t->rounded == NULL) { return; }
     round_to_bf16(l->rounded, l->weight,
                   (int64_t)l->N * l->C); // FP8 starts from BF16, as on the GPU
@@ -374,7 +374,7 @@ static void round_weights(Trainer *t) {
 }
 
 // y[M,N] = x[M,C] W' (+ bias) (+ addend)
-static void linear_forward(Trainer *t, const LinearLayer *l, float *y, const float *x,
+static void linear_forward(Trainer *t, const CpuLinear *l, float *y, const float *x,
                            const float *addend, int M, Pass pass) {
     bool to_bf16 = pass == PASS_EVAL_BF16 && l->number == NUMBER_FP8;
     Number number = to_bf16 ? NUMBER_BF16 : l->number;
@@ -393,7 +393,7 @@ static void linear_forward(Trainer *t, const LinearLayer *l, float *y, const flo
 }
 
 // dx[M,C] = dy[M,N] W, dW += dy' x, dbias += the column sums of dy (where there is one)
-static void linear_backward(Trainer *t, const LinearLayer *l, float *dx, const float *dy,
+static void linear_backward(Trainer *t, const CpuLinear *l, float *dx, const float *dy,
                             const float *x, int M) {
     const float *dy_operand = dy;
     float alpha = l->number == NUMBER_FP8 ? t->slots[l->slot + OPERAND_W].scale_inv : 1.0f;
@@ -416,19 +416,19 @@ static void linear_backward(Trainer *t, const LinearLayer *l, float *dx, const f
 
 // ---- blocks -----------------------------------------------------------------------------------
 
-static void norm_forward(Trainer *t, const NormLayer *n, const float *x, int M) {
+static void norm_forward(Trainer *t, const CpuNorm *n, const float *x, int M) {
     const ModelConfig *c = &t->run.config;
     cpu_norm_forward(n->out, n->mean, n->rstd, x, n->weight, n->bias, M, c->channels,
                      (float)c->norm_eps);
 }
 
 // d_residual += the norm's input gradient
-static void norm_backward(Trainer *t, const NormLayer *n, const float *x, int M) {
+static void norm_backward(Trainer *t, const CpuNorm *n, const float *x, int M) {
     cpu_norm_backward(t->d_residual, n->dweight, n->dbias, t->d_norm, x, n->weight, n->mean,
                       n->rstd, M, t->run.config.channels);
 }
 
-static void activation_forward(Trainer *t, const Block *b, int M) {
+static void activation_forward(Trainer *t, const CpuBlock *b, int M) {
     const ModelConfig *c = &t->run.config;
     if (c->arch == ARCH_LLAMA) {
         swiglu_forward(b->activated, b->fc1_out, M, c->ffn);
@@ -438,7 +438,7 @@ static void activation_forward(Trainer *t, const Block *b, int M) {
 }
 
 // Computes `out`, the next block's residual, from b->residual.
-static void block_forward(Trainer *t, const Block *b, float *out, int B, int T, Pass pass) {
+static void block_forward(Trainer *t, const CpuBlock *b, float *out, int B, int T, Pass pass) {
     const ModelConfig *c = &t->run.config;
     int M = B * T, H = c->num_heads, G = c->num_groups, D = c->head_size;
     norm_forward(t, &b->norm1, b->residual, M);
@@ -456,7 +456,7 @@ static void block_forward(Trainer *t, const Block *b, float *out, int B, int T, 
     linear_forward(t, &b->fc2, out, b->activated, b->residual_mid, M, pass);
 }
 
-static void activation_backward(Trainer *t, const Block *b, int M) {
+static void activation_backward(Trainer *t, const CpuBlock *b, int M) {
     const ModelConfig *c = &t->run.config;
     if (c->arch == ARCH_LLAMA) {
         swiglu_backward(t->d_fc1, t->d_activated, b->fc1_out, M, c->ffn);
@@ -466,7 +466,7 @@ static void activation_backward(Trainer *t, const Block *b, int M) {
 }
 
 // Turns d_residual from the gradient of the block's output into that of its input.
-static void block_backward(Trainer *t, const Block *b, int B, int T) {
+static void block_backward(Trainer *t, const CpuBlock *b, int B, int T) {
     const ModelConfig *c = &t->run.config;
     int M = B * T, H = c->num_heads, G = c->num_groups, D = c->head_size;
     linear_backward(t, &b->fc2, t->d_activated, t->d_residual, b->activated, M);
@@ -736,13 +736,13 @@ static void trainer_restore(Trainer *t) {
     if (!run_restore(run, &c)) {
         run_first_weights(run, 0, size, t->weights);
     } else {
-        run_read_state(run, &c, "master", 0, size, t->weights);
-        run_read_state(run, &c, "exp_avg", 0, learned, t->exp_avg);
+        run_read_state(run, &c, state_names[STATE_MASTER], 0, size, t->weights);
+        run_read_state(run, &c, state_names[STATE_EXP_AVG], 0, learned, t->exp_avg);
         for (int i = 0; i < run->layout.count && learned > 0; i++) {
             const Param *p = &run->layout.params[i];
             if (run_by_muon(run, p)) { continue; } // Muon has no second moment
-            run_read_state(run, &c, "exp_avg_sq", p->offset, p->offset + param_size(p),
-                           t->exp_avg_sq + p->offset);
+            run_read_state(run, &c, state_names[STATE_EXP_AVG_SQ], p->offset,
+                           p->offset + param_size(p), t->exp_avg_sq + p->offset);
         }
         if (t->amax_history != NULL &&
             !checkpoint_read_scaling(&c, &run->precision, t->slots, t->amax_history)) {

@@ -96,6 +96,10 @@ typedef struct {
 
 enum { COMPANIONS_MAX = 5 };
 
+// The arrays of an optimizer file, and their names there.
+enum { STATE_MASTER, STATE_EXP_AVG, STATE_EXP_AVG_SQ, STATE_ARRAYS };
+extern const char *const state_names[STATE_ARRAYS];
+
 // What to save. The caller owns the buffers and must not change them until the save has ended.
 typedef struct {
     const Options *options;
@@ -231,12 +235,12 @@ bool checkpoint_go_back(const Options *options, const Checkpoint *c);
 // Refuses the checkpoint of another model. Prints other options that differ from the saved ones.
 bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLayout *layout);
 
-// Sets `was` to the options of the checkpoint that a run takes (option_is_taken): with
+// Sets `was` to the options of the checkpoint that a run takes (option_is_inherited): with
 // SOURCE_CONFIG those that were given to its run, the others with SOURCE_CHECKPOINT.
 bool checkpoint_options(const Checkpoint *c, const Options *continues, Options *was);
 
 // Reads elements begin..end of the parameter space from the files of the ranks that have them.
-// kind: "master", "exp_avg" or "exp_avg_sq".
+// kind: one of state_names.
 bool checkpoint_read(const Checkpoint *c, const char *kind, int64_t begin, int64_t end, float *out);
 
 // Reads the scaling state of the tensors that the run quantises, if the checkpoint has one and the

@@ -293,7 +293,7 @@ static bool open_tensors(const Checkpoint *c, const char *name, SafeTensors *st)
     }
     int file = fcntl(f->file, F_DUPFD_CLOEXEC, 0);
     path_format(path, "%s/%s", c->path, name);
-    return file >= 0 ? safetensors_take(st, file, f->bytes, path)
+    return file >= 0 ? safetensors_open_file(st, file, f->bytes, path)
                      : refuse("%s: %s", path, strerror(errno));
 }
 
@@ -349,10 +349,10 @@ static void hash_part(void *context, int64_t i) {
 
 // Compares the three arrays of an optimizer file with the hashes that were computed where they were
 // trained. This finds changes that happened before the file's checksum was computed.
-static bool verify_hashes(const SafeTensors *st, const char *const kinds[3], const char *hashes) {
+static bool verify_hashes(const SafeTensors *st, const char *hashes) {
     bool ok = true;
     for (int kind = 0; ok && kind < 3 && *hashes != '\0'; kind++) { // older files have no hashes
-        Hashing h = {.st = st, .entry = safetensors_find(st, kinds[kind])};
+        Hashing h = {.st = st, .entry = safetensors_find(st, state_names[kind])};
         char *end;
         uint64_t saved = strtoull(hashes, &end, 16);
         threads_for((h.entry->shape[0] + HASHED - 1) / HASHED, hash_part, &h);
@@ -360,7 +360,7 @@ static bool verify_hashes(const SafeTensors *st, const char *const kinds[3], con
                  ? fail_again(h.why)
                  : h.sum == saved ||
                        fail("%s: '%s' differs from what was trained: memory or a copy is faulty",
-                            st->path, kinds[kind]);
+                            st->path, state_names[kind]);
         hashes = *end == ',' ? end + 1 : end;
     }
     return ok;
@@ -368,8 +368,6 @@ static bool verify_hashes(const SafeTensors *st, const char *const kinds[3], con
 
 // Opens every rank's file. Their ranges must have every element of the parameter space once.
 static bool open_optimizer(Checkpoint *c, bool verify) {
-    enum { EXP_AVG_SQ = 2, KINDS };
-    static const char *const kinds[KINDS] = {"master", "exp_avg", "exp_avg_sq"};
     c->optimizer = calloc_or_die((size_t)c->ranks, sizeof(SafeTensors));
     for (int r = 0; r < c->ranks; r++) {
         SafeTensors *st = &c->optimizer[r];
@@ -382,16 +380,16 @@ static bool open_optimizer(Checkpoint *c, bool verify) {
         snprintf(hashes, sizeof(hashes), "%s", text_of(metadata, "hashes"));
         cJSON_Delete(metadata);
         if (elements < 0) { return fail("%s: its list of ranges is wrong", st->path); }
-        for (int kind = 0; kind < KINDS; kind++) {
-            const TensorEntry *e = safetensors_find(st, kinds[kind]);
+        for (int kind = 0; kind < STATE_ARRAYS; kind++) {
+            const TensorEntry *e = safetensors_find(st, state_names[kind]);
             bool whole = e != NULL && (e->shape[0] == elements ||
-                                       (kind == EXP_AVG_SQ && e->shape[0] < elements));
+                                       (kind == STATE_EXP_AVG_SQ && e->shape[0] < elements));
             if (!whole || e->dims != 1 || e->dtype > DTYPE_F16) {
                 return fail("%s: '%s' is missing or not %lld floating-point numbers", st->path,
-                            kinds[kind], (long long)elements);
+                            state_names[kind], (long long)elements);
             }
         }
-        if (verify && !verify_hashes(st, kinds, hashes)) { return false; }
+        if (verify && !verify_hashes(st, hashes)) { return false; }
     }
     qsort(c->ranges, (size_t)c->num_ranges, sizeof(SavedRange), compare_ranges);
     int64_t covered = 0;
@@ -517,7 +515,7 @@ bool checkpoint_options(const Checkpoint *c, const Options *continues, Options *
     options_default(was);
     for (const OptionRow *row = option_table; ok && row < option_table + option_table_count;
          row++) {
-        if (!option_is_taken(row, continues)) { continue; }
+        if (!option_is_inherited(row, continues)) { continue; }
         const char *value = json_text(c->options, row->name, NULL);
         if (value != NULL) {
             ok = option_set(was, row->name, value,

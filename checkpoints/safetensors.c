@@ -169,10 +169,10 @@ bool safetensors_open(SafeTensors *st, const char *path) {
     size_t bytes;
     *st = (SafeTensors){0};
     int file = file_open(path, &bytes);
-    return file >= 0 && safetensors_take(st, file, bytes, path);
+    return file >= 0 && safetensors_open_file(st, file, bytes, path);
 }
 
-bool safetensors_take(SafeTensors *st, int file, size_t bytes, const char *path) {
+bool safetensors_open_file(SafeTensors *st, int file, size_t bytes, const char *path) {
     *st = (SafeTensors){.file = file};
     path_format(st->path, "%s", path);
     if (read_header(st, bytes)) { return true; }

@@ -54,7 +54,7 @@ const char *json_text(const struct cJSON *object, const char *name, const char *
 
 bool safetensors_open(SafeTensors *st, const char *path);
 // Reads an open file, which safetensors_close closes. False: the file is closed already.
-bool safetensors_take(SafeTensors *st, int file, size_t bytes, const char *path);
+bool safetensors_open_file(SafeTensors *st, int file, size_t bytes, const char *path);
 void safetensors_close(SafeTensors *st);
 const TensorEntry *safetensors_find(const SafeTensors *st, const char *name);
 

@@ -64,6 +64,8 @@ static bool write_shared(const Snapshot *s, const char *folder, FileWriter *file
     return ok;
 }
 
+const char *const state_names[] = {"master", "exp_avg", "exp_avg_sq"};
+
 static bool write_optimizer(const Snapshot *s, const char *folder, FileWriter *w) {
     char path[PATH_LENGTH];
     int64_t n = 0; // elements
@@ -80,9 +82,10 @@ static bool write_optimizer(const Snapshot *s, const char *folder, FileWriter *w
     snprintf(metadata + used, room - used,
              "\",\"hashes\":\"%016" PRIx64 ",%016" PRIx64 ",%016" PRIx64 "\"}", h[0], h[1], h[2]);
     TensorEntry tensors[] = {
-        tensor_entry("master", DTYPE_F32, n, 0, s->master),
-        tensor_entry("exp_avg", s->moment_dtype, n, 0, s->exp_avg),
-        tensor_entry("exp_avg_sq", s->moment_dtype, s->second_moments, 0, s->exp_avg_sq),
+        tensor_entry(state_names[STATE_MASTER], DTYPE_F32, n, 0, s->master),
+        tensor_entry(state_names[STATE_EXP_AVG], s->moment_dtype, n, 0, s->exp_avg),
+        tensor_entry(state_names[STATE_EXP_AVG_SQ], s->moment_dtype, s->second_moments, 0,
+                     s->exp_avg_sq),
     };
     path_format(path, "%s/optimizer-%d-of-%d.safetensors", folder, s->group->rank, s->group->ranks);
     bool ok = safetensors_write(w, path, tensors, 3, metadata);

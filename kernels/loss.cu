@@ -291,7 +291,7 @@ static int cluster_blocks(int P) {
 }
 
 // Threads of a block for n vectors.
-static int threads_for(int n) {
+static int block_threads(int n) {
     return min(512, divide_up(n, WARP) * WARP);
 }
 
@@ -318,7 +318,7 @@ static void cross_entropy_of(float *losses, Operand logits, Scratch scratch, Scr
                    rows, reinterpret_cast<const MaxSum *>(max_sums.data), logits.bf16, targets, M,
                    max_sums_tiles(P), P, terms);
         } else {
-            launch(cross_entropy_kernel<false, CAPS>, M, threads_for(divide_up(V, VEC)), stream,
+            launch(cross_entropy_kernel<false, CAPS>, M, block_threads(divide_up(V, VEC)), stream,
                    losses, rows, logits.bf16, targets, V, P, terms);
         }
         if (!gradient) { return; }
@@ -328,7 +328,7 @@ static void cross_entropy_of(float *losses, Operand logits, Scratch scratch, Scr
     }
     int blocks = cluster_blocks(P), vectors = P / VEC;
     if (blocks == 0) {
-        launch(cross_entropy_kernel<true, CAPS>, M, threads_for(vectors), stream, losses,
+        launch(cross_entropy_kernel<true, CAPS>, M, block_threads(vectors), stream, losses,
                (RowLoss *)NULL, logits.bf16, targets, V, P, terms);
     } else {
         int per_block = divide_up(vectors, blocks);
@@ -336,7 +336,7 @@ static void cross_entropy_of(float *losses, Operand logits, Scratch scratch, Scr
         cudaLaunchAttribute cluster = {.id = cudaLaunchAttributeClusterDimension};
         cluster.val.clusterDim = {(unsigned)blocks, 1, 1};
         cudaLaunchConfig_t config = {
-            dim3(M * blocks), dim3(threads_for(per_block)), shared, stream, &cluster, 1};
+            dim3(M * blocks), dim3(block_threads(per_block)), shared, stream, &cluster, 1};
         auto kernel = cross_entropy_cluster_kernel<CAPS>;
         CUDA_CHECK(
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));

@@ -88,7 +88,7 @@ bool option_is_shape(const OptionRow *row, Arch arch) {
            (arch == ARCH_GPT2 && row->offset == offsetof(Options, max_position_embeddings));
 }
 
-bool option_is_taken(const OptionRow *row, const Options *continues) {
+bool option_is_inherited(const OptionRow *row, const Options *continues) {
     if (continues == NULL || of_model(row)) { return of_model(row); }
     bool place = row->type == OPTION_STRING && row->effect == EFFECT_NOTHING &&
                  (strcmp(row->choices, "DIR") == 0 || strcmp(row->choices, "FILE") == 0);
@@ -119,7 +119,7 @@ static bool follows(const Options *o, const Options *was, const OptionRow *row) 
 }
 
 // Takes the checkpoint's options that are not given: of the model or of the run.
-static bool take(Options *o, const Options *was, bool model) {
+static bool inherit(Options *o, const Options *was, bool model) {
     EACH_OPTION (row) {
         int source = was->source[row - option_table];
         bool given = !model && source == SOURCE_CONFIG;
@@ -132,20 +132,20 @@ static bool take(Options *o, const Options *was, bool model) {
 }
 
 bool options_continue(Options *o, const Options *was) {
-    return take(o, was, false);
+    return inherit(o, was, false);
 }
 
 // Takes the options of the checkpoint's model. Refuses another shape. Warns if a given preset has
 // another one, and if an option differs from what the weights of --load were trained with. (Of
 // --resume every option that differs is printed, when the run opens the checkpoint.)
-static bool take_model(Options *o, Options was) {
+static bool inherit_model(Options *o, Options was) {
     const OptionRow *positions = option_row("max-position-embeddings");
     bool named = option_source(o, "model") >= SOURCE_CONFIG, llama = was.arch == ARCH_LLAMA;
     char now[OPTION_TEXT], then[OPTION_TEXT], shape[256] = "";
     const Options preset = *o;
     option_set_source(&was, "model", SOURCE_DEFAULT); // resolved already
     derive_model(&was);
-    if (!take(o, &was, true)) { return false; }
+    if (!inherit(o, &was, true)) { return false; }
     derive_model(o);
     EACH_OPTION (row) {
         int i = (int)(row - option_table);
@@ -210,7 +210,7 @@ int64_t options_next_skip(const Options *o, int64_t step) {
     return next;
 }
 
-const char *option_taken(const Options *o, const char *name, char out[PATH_LENGTH]) {
+const char *option_from_checkpoint(const Options *o, const char *name, char out[PATH_LENGTH]) {
     bool taken = option_source(o, name) == SOURCE_CHECKPOINT;
     return path_format(out, "%s%s%s", taken ? " (of the checkpoint " : "", taken ? o->origin : "",
                        taken ? ")" : "");
@@ -280,7 +280,7 @@ static bool check_values(const Options *o) {
     }
     if (o->min_lr > o->lr) {
         return fail("--min-lr %g%s: must be at most --lr %g", o->min_lr,
-                    option_taken(o, "min-lr", from), o->lr);
+                    option_from_checkpoint(o, "min-lr", from), o->lr);
     }
     int bf16_layers = o->num_layers_at_start_in_bf16 + o->num_layers_at_end_in_bf16;
     if (o->first_last_layers_bf16 && bf16_layers > o->num_layers) {
@@ -315,7 +315,7 @@ bool options_finish_batch(Options *o, int ranks) {
     if (o->global_batch_size % whole != 0) {
         return fail("--global-batch-size %d%s: must be a multiple of --micro-batch-size %d x %d "
                     "rank%s",
-                    o->global_batch_size, option_taken(o, "global-batch-size", from),
+                    o->global_batch_size, option_from_checkpoint(o, "global-batch-size", from),
                     o->micro_batch_size, ranks, ranks > 1 ? "s" : "");
     }
     // a resumed run keeps the batch on other ranks; if they derive the same, config.txt lacks it
@@ -340,7 +340,7 @@ bool options_resolve(Options *o, const Options *was) {
         if (!option_set(o, "model", known ? was->model : "", SOURCE_CHECKPOINT)) { return false; }
     }
     if (o->model[0] != '\0' && !options_preset(o)) { return false; }
-    if (was != NULL && !take_model(o, *was)) { return false; }
+    if (was != NULL && !inherit_model(o, *was)) { return false; }
     derive_model(o);
     derive_run(o);
     return check_values(o);

@@ -166,7 +166,7 @@ bool option_is_shape(const OptionRow *row, Arch arch);
 // continues: the run's options, if it continues the run of the checkpoint. Then it takes all
 // options, or if it only evaluates, those on which an evaluation depends; but not what is the
 // machine's (its GPUs and memory), nor where files go. NULL: it takes only the model's.
-bool option_is_taken(const OptionRow *row, const Options *continues);
+bool option_is_inherited(const OptionRow *row, const Options *continues);
 
 // Sets the options that are not given, apart from the model's, to those of the checkpoint whose run
 // continues (set in `was` with SOURCE_CONFIG if they were given to that run, or else with
@@ -174,7 +174,7 @@ bool option_is_taken(const OptionRow *row, const Options *continues);
 bool options_continue(Options *options, const Options *was);
 
 // " (of the checkpoint PATH)" if the value of an option comes from there; otherwise "".
-const char *option_taken(const Options *options, const char *name, char out[PATH_LENGTH]);
+const char *option_from_checkpoint(const Options *options, const char *name, char out[PATH_LENGTH]);
 
 // Called when the number of ranks is known: sets or checks --global-batch-size.
 bool options_finish_batch(Options *options, int ranks);

@@ -34,7 +34,7 @@ static void run_products(Trainer *t) {
     const Run *run = &t->run;
     int M = run->options.micro_batch_size * run->options.seq_length;
     for (int l = 0; l < run->config.num_layers; l++) {
-        const Block *b = &t->blocks[l];
+        const CpuBlock *b = &t->blocks[l];
         linear_forward(t, &b->qkv, b->qkv_out, b->norm1.out, NULL, M, PASS_TRAIN);
         linear_forward(t, &b->attention_out, b->residual_mid, b->attention, NULL, M, PASS_TRAIN);
         linear_forward(t, &b->fc1, b->fc1_out, b->norm2.out, NULL, M, PASS_TRAIN);

@@ -457,7 +457,7 @@ static Options resumed(const Options *before, const char *more) {
     for (int i = 0; i < option_table_count; i++) {
         const OptionRow *row = &option_table[i];
         bool given = before->source[i] >= SOURCE_CHECKPOINT;
-        if (option_is_taken(row, &o)) {
+        if (option_is_inherited(row, &o)) {
             CHECK(option_set(&was, row->name, option_text(before, row, value),
                              given ? SOURCE_CONFIG : SOURCE_CHECKPOINT));
         }

@@ -94,7 +94,7 @@ static void product_errors(double errors[3], Trainer *t, const Activations *a, N
 }
 
 static void run_products(Trainer *t, Activations *a) {
-    const LinearLayer *fc1 = &t->blocks[LAYER].fc1;
+    const CpuLinear *fc1 = &t->blocks[LAYER].fc1;
     fill_random(a->x, M * C, 3.0f, 1);
     fill_random(a->dy, M * N, 1e-4f, 2);
     memset(t->gradients, 0, (size_t)t->run.layout.size * sizeof(float));
@@ -302,9 +302,9 @@ TEST(codes_are_counted) {
 
 // Whether a layer's weight, as its products read it, has this precision.
 static bool weight_has(Trainer *t, Linear linear, int layer, Number number) {
-    Block *b = &t->blocks[layer];
-    const LinearLayer *layers[] = {&b->qkv, &b->attention_out, &b->fc1, &b->fc2, &t->head};
-    const LinearLayer *l = layers[linear];
+    CpuBlock *b = &t->blocks[layer];
+    const CpuLinear *layers[] = {&b->qkv, &b->attention_out, &b->fc1, &b->fc2, &t->head};
+    const CpuLinear *l = layers[linear];
     int64_t n = (int64_t)l->N * l->C;
     int errors = 0;
     FREED float *w = malloc_or_die((size_t)n * sizeof(float));

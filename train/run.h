@@ -21,7 +21,7 @@ void run_start(Run *run, const char *device);
 bool run_restore(Run *run, Checkpoint *checkpoint);
 // Closes the checkpoint and run->start, after the weights have been read.
 void run_restored(Run *run, Checkpoint *checkpoint);
-// Reads elements begin..end of a checkpoint's "master", "exp_avg" or "exp_avg_sq".
+// Reads elements begin..end of an array of a checkpoint's optimizer (state_names).
 void run_read_state(const Run *run, const Checkpoint *checkpoint, const char *kind, int64_t begin,
                     int64_t end, float *out);
 // If nothing is resumed: reads elements begin..end of the weights of --load, or draws random ones.

@@ -45,7 +45,7 @@ static void warn_of_templates(const Run *run, const char *option, const Dataset 
 // The data of --`option` cannot be opened, and error_text() says why.
 static _Noreturn void die_of_data(const Options *o, const char *option) {
     char from[PATH_LENGTH];
-    die("--%s%s %s", option, option_taken(o, option, from), error_text());
+    die("--%s%s %s", option, option_from_checkpoint(o, option, from), error_text());
 }
 
 // A run that does not train needs no training data, but may use the tokenizer beside them.

@@ -41,7 +41,7 @@ static char *read_part(const Run *run, const char *path, size_t *bytes) {
 static bool open_part(Tokenizer *t, const Run *run, const char *path) {
     size_t bytes = 0;
     char *data = read_part(run, path, &bytes);
-    return tokenizer_take(t, data, bytes, path);
+    return tokenizer_open_bytes(t, data, bytes, path);
 }
 
 // How many characters two paths have in common at their beginning.
@@ -58,34 +58,32 @@ static bool find_made(Tokenizer *t, const char *shards, uint32_t mark, char path
                       bool *others) {
     glob_t found = {0};
     size_t closest = 0;
+    uint32_t chosen = 0;
     find_beside(&found, shards);
     path[0] = '\0';
     for (size_t i = 0; i < found.gl_pathc; i++) {
         const char *beside = found.gl_pathv[i];
         size_t length = common_length(beside, shards);
-        Tokenizer one;
-        if (!tokenizer_open(&one, beside)) {
+        if (!tokenizer_open(t, beside)) {
             warn("%s", error_text());
             continue;
         }
-        bool made = mark != 0 ? one.mark == mark : strcmp(path_name(beside), "tokenizer.bin") == 0;
-        if (made && path[0] != '\0' && one.mark != t->mark) {
+        bool made = mark != 0 ? t->mark == mark : strcmp(path_name(beside), "tokenizer.bin") == 0;
+        if (made && path[0] != '\0' && t->mark != chosen) {
             warn("%s: other tokens than %s, and the shards do not say which they have; give those "
                  "of one tokenizer",
                  beside, path);
         }
-        if (!made || (path[0] != '\0' && length <= closest)) {
-            tokenizer_close(&one);
-            continue;
+        if (made && (path[0] == '\0' || length > closest)) {
+            path_format(path, "%s", beside);
+            closest = length;
+            chosen = t->mark;
         }
-        if (path[0] != '\0') { tokenizer_close(t); }
-        *t = one;
-        path_format(path, "%s", beside);
-        closest = length;
+        tokenizer_close(t);
     }
     *others = path[0] == '\0' && found.gl_pathc > 0;
     globfree(&found);
-    return path[0] != '\0';
+    return path[0] != '\0' && tokenizer_open(t, path);
 }
 
 // Replaces a tokenizer by the same one beside the conversations that the run trains on, which has

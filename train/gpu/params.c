@@ -58,7 +58,6 @@ static void cut_range(OptimizerState *s, int i, int64_t elements) {
 // bytes at least.
 static void plan_state(Params *p, Plan *plan, Plan *host, int64_t offload) {
     static const char *const titles[] = {"master weights", "first moment", "second moment"};
-    static const char *const names[] = {"master", "exp_avg", "exp_avg_sq"}; // of checkpoint.h
     const Options *o = &p->run->options;
     OptimizerState *s = &p->optimizer;
     int adamw = 0;
@@ -67,7 +66,7 @@ static void plan_state(Params *p, Plan *plan, Plan *host, int64_t offload) {
     int64_t offloaded = 0, bytes = 0;
     for (int i = 0; i < STATE_ARRAYS; i++) {
         StateArray *a = &s->arrays[i];
-        a->name = names[i];
+        a->name = state_names[i];
         a->type = i == STATE_MASTER ? TYPE_F32 : s->adamw.moment_type;
         a->count = i == STATE_MASTER || options_train(o) ? kept_elements(s, counts[i]) : 0;
     }

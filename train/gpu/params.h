@@ -33,8 +33,6 @@ typedef struct {
     void *host; // in a run that saves, memory for all elements: a checkpoint is written from there
 } StateArray;
 
-enum { STATE_MASTER, STATE_EXP_AVG, STATE_EXP_AVG_SQ, STATE_ARRAYS };
-
 // The address of an element, for kernels.
 void *state_address(const StateArray *a, int64_t element);
 
