@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The pages: every block of ```sh in them is run as it stands, page by page, in a tree of
 # its own, but for those whose paragraph says **On a GPU or **With a network. The trainer there is
-# a script that takes presets for tiny models and a hundredth of the steps. Links must lead
+# a script that takes presets for tiny models and a hundredth of the steps. Read in one tree, pages
+# do not stop each other: what two of them write, they write by the same command. Links must lead
 # somewhere.
 # shellcheck source=test/lib.sh
 source "$(dirname "$0")/lib.sh"
@@ -123,16 +124,13 @@ END
         scripts/convert_hf import work/theirs --output start
 }
 
-# run_page PAGE TREE: the page's blocks in their order; fails at the first that does. A tree that
-# is there is one in which other pages were read before.
+# run_page PAGE TREE: the page's blocks in their order; fails at the first that does.
 run_page() {
     local page=$1 tree=$PWD/$2 name block status
     name=$(basename "$page" .md)
     blocks "$page" "$tree.blocks/$name" >/dev/null
-    if [[ ! -e $tree ]]; then
-        plant "$tree"
-        (cd "$tree" && prepare_page "$name") >log 2>&1 || { fail "$name: $(tail -n 3 log)"; return; }
-    fi
+    plant "$tree"
+    (cd "$tree" && prepare_page "$name") >log 2>&1 || { fail "$name: $(tail -n 3 log)"; return; }
     for block in "$tree.blocks/$name"/*.sh; do
         [[ -e $block ]] || continue
         status=0
@@ -145,24 +143,36 @@ run_page() {
     done
 }
 
+# And git ignores what they make.
 test_every_command_runs() {
     local page
     for page in "$root"/*.md "$root"/docs/*.md; do run_page "$page" "trees${page#"$root"}"; done
+    git -C "$root" ls-files >tracked 2>&1 || return 0 # no checkout
+    find trees -path '*.md/*' -prune ! -path '*.blocks/*' ! -name scripts ! -name '.*' \
+        \( -type d -printf '%f/\n' -o -type f -printf '%f\n' \) | sort -u |
+        git -C "$root" check-ignore --stdin --verbose --non-matching | grep '^::' >log
+    [[ ! -s log ]] || fail "git does not ignore $(xargs <log)"
 }
 
-# In one folder, as a reader does: no page stops another, and git ignores what they make.
-test_pages_can_be_read_in_order() {
+# contested FOLDER...: of these, each with a page's blocks, what would stop a reader of another page: a
+# run that two of them save, data that they make by commands that differ.
+contested() {
     local page
-    plant one
-    (cd one && prepare_start) >log 2>&1 || { fail "$(tail -n 3 log)"; return; }
-    while read -r page; do run_page "$root/$page" one; done < <(
-        echo README.md
-        grep -oE '\]\([a-z0-9_]+\.md\)' "$root/docs/README.md" | sed 's,](,docs/,; s,),,'
-    )
-    git -C "$root" ls-files >tracked 2>&1 || return 0 # no checkout
-    find one/[!.]* -maxdepth 0 ! -path one/scripts \( -type d -printf '%f/\n' -o -type f -printf '%f\n' \) |
-        git -C "$root" check-ignore --stdin --verbose --non-matching | grep '^::' >log
-    [[ ! -s log ]] || fail "git does not ignore $(tr '\n' ' ' <log)"
+    for page; do
+        cat "$page"/*.sh 2>/dev/null | sed -z 's/\\\n//g' | sed 's/ *#.*//; s/  */ /g' | sed -nE \
+            -e '/--list-checkpoints/d' -e "s,.*--(save|out) ([^ ]+).*,\2 $page,p" \
+            -e 's/.*--output(-prefix)? ([^ ]+).*/\2 &/p' | sort -u
+    done | sort -u | cut -d ' ' -f 1 | uniq -d
+}
+
+test_pages_can_be_read_in_order() {
+    is "$(contested trees/*.blocks/* trees/docs/*.blocks/*)" ''
+    mkdir -p two/{a,b,c}
+    echo 'x --output-prefix data/a # so' | tee two/a/1.sh >two/b/1.sh
+    is "$(contested two/*)" ''
+    printf 'x \\\n  --out run/c\n' | tee two/a/2.sh >two/c/1.sh
+    echo 'y --output-prefix data/a' >two/c/2.sh
+    is "$(contested two/*)" $'data/a\nrun/c'
 }
 
 test_faults_are_seen() {
@@ -171,12 +181,8 @@ test_faults_are_seen() {
     printf '```\n\n```sh\n./train_gpt --version\n```\n\nand\n```sh\nfalse\n```\n' >>a.md
     [[ $(blocks a.md a) == 1 ]] || fail "what is marked is not left out"
     [[ $(cat a/*.sh) == $'./train_gpt --version\nfalse' ]] || fail "other blocks: $(cat a/*.sh)"
-    local before=$failing
-    run_page a.md trees/a 2>said
-    local seen=$failing
-    failing=$before
-    [[ $seen -eq 1 ]] || fail "a command that fails is not seen"
-    has said 'a.md, line 0022' || fail "$(cat said)"
+    ! passes run_page a.md trees/a || fail "a command that fails is not seen"
+    has complaints 'a.md, line 0022' || fail "$(cat complaints)"
 }
 
 # Files and headings that a page links to.

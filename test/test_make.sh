@@ -41,21 +41,33 @@ made() {
     local c cuda
     c=$(grep -c '\.c\.o$' made)
     cuda=$(grep -c '\.cu\.o$' made)
-    [[ $1 == some && $c -gt 5 || $1 == "$c" ]] || fail "${FUNCNAME[1]}, $3: $c objects of C"
-    [[ $2 == some && $cuda -gt 4 || $2 == "$cuda" ]] || fail "${FUNCNAME[1]}, $3: $cuda of CUDA"
-    [[ $(wc -l <made) -eq 0 || $c -gt 0 || $cuda -gt 0 || $3 == linked ]] || fail "$(cat made)"
+    [[ $1 == some && $c -gt 5 || $1 == "$c" ]] || fail "$3: $c objects of C"
+    [[ $2 == some && $cuda -gt 4 || $2 == "$cuda" ]] || fail "$3: $cuda of CUDA"
+    [[ $(wc -l <made) -eq 0 || $c -gt 0 || $cuda -gt 0 ]] || fail "$3: $(cat made)"
+}
+
+# Rows: what nvidia-smi says, what is made, how many objects of C and of CUDA; with what the trainer's
+# CUDA is compiled then.
+check_builds() {
+    local gpu words c cuda flags
+    while IFS='|' read -r gpu words c cuda flags; do
+        # shellcheck disable=SC2086 # words
+        GPU=$gpu build $words && made "$c" "$cuda" "$gpu $words"
+        [[ -z $flags ]] || grep -qE -- "$flags" tree/build/plain/train_gpt.cu.o || fail "$words: $(cat tree/build/plain/train_gpt.cu.o)"
+    done
 }
 
 test_flags_are_part_of_what_is_built() {
-    local flags
     build && made some 0 first
     [[ -e tree/train_gpt && -e tree/tokenize && ! -e made.gpu ]] || fail "$(cat made)"
-    build && made 0 0 again
-    build WERROR=1 && made 0 0 'the same programs'
-    for flags in NATIVE= CFLAGS=-O1; do
-        build train_gpt $flags && made some 0 "$flags"
-        build train_gpt $flags && made 0 0 "$flags again"
-    done
+    check_builds <<'ROWS'
+||0|0|
+|WERROR=1|0|0|
+|train_gpt NATIVE=|some|0|
+|train_gpt NATIVE=|0|0|
+|train_gpt CFLAGS=-O1|some|0|
+|train_gpt CFLAGS=-O1|0|0|
+ROWS
     grep -q -- '-O1' tree/build/plain/base/io.c.o || fail "built without -O1"
     build train_gpt
     touch -h tree && touch "$PWD/newer" && ln -sf "$PWD/newer" tree/train_gpt.c
@@ -65,20 +77,14 @@ test_flags_are_part_of_what_is_built() {
 
 test_the_gpu_is_part_of_what_is_built() {
     GPU='9.0\n9.0\n' build train_gptcu && made some some first
-    [[ $(wc -l <made.gpu) -eq 1 ]] || fail "nvidia-smi is asked $(wc -l <made.gpu) times"
-    grep -q -- '-gencode arch=compute_90a,code=sm_90a -MMD' tree/build/plain/train_gpt.cu.o ||
-        fail "$(cat tree/build/plain/train_gpt.cu.o)"
-    GPU='9.0\n9.0\n' build train_gptcu && made 0 0 again
-    GPU='9.0\n' build train_gptcu ARCHS=100a PTX=100 && made 0 some 'ARCHS=100a'
-    grep -q -- 'sm_100a -gencode arch=compute_100,code=compute_100 -MMD' \
-        tree/build/plain/train_gpt.cu.o || fail "$(cat tree/build/plain/train_gpt.cu.o)"
+    is "$(wc -l <made.gpu)" 1 # nvidia-smi is asked once
+    check_builds <<'ROWS'
+9.0\n9.0\n|train_gptcu|0|0|-gencode arch=compute_90a,code=sm_90a -MMD
+9.0\n|train_gptcu ARCHS=100a PTX=100|0|some|sm_100a -gencode arch=compute_100,code=compute_100 -MMD
+8.9\n12.0\n|train_gptcu|0|some|code=sm_120 .*code=sm_89 -MMD
+NVIDIA-SMI has failed|train_gptcu|0|some|sm_80 .*sm_89 .*sm_90a -gencode arch=compute_90,code=compute_90 -MMD
+ROWS
     grep -qx train_gptcu made || fail "not linked anew"
-    GPU='8.9\n12.0\n' build train_gptcu && made 0 some 'two kinds'
-    grep -q -- 'code=sm_120 .*code=sm_89 -MMD' tree/build/plain/train_gpt.cu.o ||
-        fail "$(cat tree/build/plain/train_gpt.cu.o)"
-    GPU='NVIDIA-SMI has failed' build train_gptcu && made 0 some 'no GPU'
-    grep -q -- 'sm_80 .*sm_89 .*sm_90a -gencode arch=compute_90,code=compute_90 -MMD' \
-        tree/build/plain/train_gpt.cu.o || fail "$(cat tree/build/plain/train_gpt.cu.o)"
     # the tests' PTX for older GPUs has its own flags
     build build/plain/test_gpu_kernels_ptx80 && build train_gptcu && made 0 0 'beside other PTX'
     rm -rf tree/build
@@ -109,7 +115,7 @@ test_missing_packages_are_named() {
     local path=$PWD/bin:$PATH missing='missing: libc6-dev libcjson-dev zlib1g-dev'
     PATH=$path expect_said 2 "error: $missing. Type this once, then make again:" \
         make -C tree CC=no-headers
-    has log 'apt-get install -y libc6-dev libcjson-dev zlib1g-dev' || fail "$(cat log)"
+    says 'apt-get install -y libc6-dev libcjson-dev zlib1g-dev'
     PATH=$path expect_said 2 'missing: gcc libc6-dev' make -C tree CC=no-such-compiler
     PATH=$path expect_said 2 "error: $missing. Type this once, then make test again:" \
         make -C tree CC=no-headers test
@@ -126,10 +132,10 @@ test_missing_packages_are_named() {
     printf '#!/bin/sh\necho y >>asked; echo "E: no such package"; exit 100\n' >bin/apt-get
     expect_said 1 'E: no such package' \
         env PATH="$path" CC=no-such-compiler "$root/scripts/packages.sh" --install 'make test'
-    has log 'error: apt-get could not install gcc libc6-dev' || fail "$(cat log)"
-    [[ $(grep -c y asked) -eq 2 ]] || fail "$(cat asked)"
+    says 'error: apt-get could not install gcc libc6-dev'
+    is "$(grep -c y asked)" 2
     expect_status 0 env PATH="$path" CC=no-headers "$root/scripts/packages.sh" make
-    [[ ! -s log ]] || fail "nothing is missing: $(cat log)"
+    is "$(<log)" '' # nothing is missing
     rm bin/id bin/apt-get bin/sleep
 }
 
@@ -225,21 +231,10 @@ test_clean_leaves_the_packages_alone() {
 test_a_run_that_is_stopped_ends_its_programs() {
     printf '#!/bin/sh\necho $$ >%s/pid\nexec sleep 60\n' "$PWD" >slow
     chmod +x slow
-    "$root/test/run.sh" "$PWD/slow" >log 2>&1 &
-    local run=$!
-    for _ in {1..100}; do
-        [[ ! -s pid ]] || break
-        sleep 0.1
-    done
-    kill -TERM $run
-    wait $run
-    [[ $? -eq 130 ]] || fail "not stopped: $(cat log)"
-    for _ in {1..50}; do
-        kill -0 "$(cat pid)" 2>kill.log || return
-        sleep 0.1
-    done
-    kill "$(cat pid)"
-    fail "it runs on"
+    start log "$root/test/run.sh" "$PWD/slow"
+    wait_until test -s pid
+    stop TERM 130
+    wait_until is_gone "$(cat pid)" || kill "$(cat pid)"
 }
 
 run_tests

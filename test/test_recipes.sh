@@ -6,18 +6,14 @@ recipes=(gpt2_124m gpt2_1558m llama_1b llama3_8b llama3_8b_finetune)
 export DATA=$PWD/data
 
 recipe() {
-    local name=$1
-    shift
-    "$root/scripts/run_$name.sh" "$@"
+    "$root/scripts/run_$1.sh" "${@:2}"
 }
 
 # $1 recipe, $2 precision as the run's start names it
 runs() {
-    OUT=$PWD/$1.$2 SMOKE=1 PRECISION=${2,,} expect_status 0 recipe "$1" || return
-    [[ $(grep -cE '^step +[0-9]+/6 ' log) -eq 6 ]] || fail "$1: not six steps"
-    has log " parameters, $2, " || fail "$1: not in $2"
-    has log "sample after step 3:" || fail "$1: no sample"
-    grep -qE '^eval after step 6 \| valid loss [0-9.]+ ' log || fail "$1: no evaluation"
+    OUT=$PWD/$1.$2 SMOKE=1 PRECISION=${2,,} expect_said 0 " parameters, $2, " recipe "$1" || return
+    says "sample after step 3:" 'eval after step 6 | valid loss '
+    is "$(grep -cE '^step +[0-9]+/6 ' log)" 6
     [[ -e $1.$2/step_00000006/model.safetensors ]] || fail "$1: no checkpoint"
 }
 
@@ -38,23 +34,17 @@ test_several_at_once_prepare_once() {
         pids+=($!)
     done
     for i in 1 2 3; do wait "${pids[i - 1]}" || fail "$(cat log$i)"; done
-    [[ $(echo once/*) == once/corpus.txt\ once/tokenizer.bin\ once/train_00000.bin\ once/val_* ]] ||
-        fail "$(echo once/*)"
+    is "$(cd once && echo *)" 'corpus.txt tokenizer.bin train_00000.bin val_00000.bin'
 }
 
 test_the_check_sees_faults() {
-    local before=$failing
-    runs gpt2_124m FP16 2>/dev/null # a precision that is none
-    local seen=$failing
-    failing=$before
-    [[ $seen -eq 1 ]] || fail "a run that cannot be passes"
+    ! passes runs gpt2_124m FP16 || fail "a run that cannot be passes"
 }
 
 test_it_goes_on_when_it_is_called_again() {
     OUT=$PWD/again SMOKE=1 expect_status 0 recipe llama_1b --train-iters 3 || return
     OUT=$PWD/again SMOKE=1 expect_said 0 'resuming from' recipe llama_1b
-    [[ $(grep -cE '^step +[456]/6' log) -eq 3 && $(grep -c '^step ' log) -eq 3 ]] ||
-        fail "not steps 4 to 6"
+    is "$(grep -oE '^step +[0-9]+' log | xargs)" 'step 4 step 5 step 6'
 }
 
 # From a start as scripts/convert_hf import leaves it, with a tokenizer of its own or without.
@@ -66,8 +56,7 @@ test_it_tunes_a_start() {
     mkdir start
     cp base/latest/model.safetensors base/latest/config.json start
     START=$PWD/start OUT=$PWD/tuned SMOKE=1 expect_status 0 recipe llama3_8b || return
-    has log "starting from the weights of $PWD/start" || fail "another start"
-    has log '--lr 1e-05' || fail "not the options for tuning"
+    says "starting from the weights of $PWD/start" '--lr 1e-05' # the options for tuning
     [[ -e tuned/step_00000006/model.safetensors ]] || fail "no checkpoint"
 }
 
@@ -82,13 +71,8 @@ test_both_precisions_are_compared() {
     [[ $status -eq 0 || $status -eq 3 ]] || { fail "status $status: $(tail -n 3 log)"; return; }
     [[ -e both/report.html && $(echo both/*/seed-*) == *bf16/seed-2*fp8/seed-2* ]] ||
         fail "no report: $(find both)"
-    has both/fp8/seed-1/console.log 'starting from the weights of' || fail "another start"
-    has both/fp8/seed-1/console.log '--weight-decay 0' || fail "other options"
-    expect_said 1 'START=DIR is missing' env GPUS=1 "$root/scripts/run_llama3_8b_finetune.sh"
-    expect_said 1 'CHAT=FILE is missing' env -u DATA GPUS=1 START=s \
-        "$root/scripts/run_llama3_8b_finetune.sh"
-    LAUNCH=torchrun expect_said 1 'LAUNCH=torchrun: not with PRECISION=both' \
-        env GPUS=1 START=s CHAT=c "$root/scripts/run_llama3_8b_finetune.sh"
+    cp both/fp8/seed-1/console.log log
+    says 'starting from the weights of' '--weight-decay 0'
 }
 
 # They are of the same bytes, at the same time, so that the name is all that differs.
@@ -111,14 +95,14 @@ test_a_tokenizer_for_data_that_are_there() {
     printf '{\n "settings": {\n  "tokenizer": "llama3",\n  "mark": "0"\n }\n}\n' >made/manifest.json
     for word in llama3 "$theirs" "${theirs%/*}" ""; do
         DATA=made PREPARE=1 TOKENIZER=$word expect_status 0 recipe llama3_8b || return
-        ! has log TOKENIZER || fail "$word: $(cat log)"
+        says '!TOKENIZER'
     done
     echo '{}' >other.json
     for word in llama2 other.json; do
         DATA=made PREPARE=1 TOKENIZER=$word expect_said 0 "made $says$word is ignored" recipe llama3_8b
     done
     DATA=made PREPARE=1 TOKENIZER=llama2 expect_status 0 recipe gpt2_124m # which reads none
-    ! has log TOKENIZER || fail "gpt2_124m: $(cat log)"
+    says '!TOKENIZER'
 }
 
 # A start's own tokenizer makes its data, unless TOKENIZER names another.
@@ -130,72 +114,57 @@ test_data_are_made_with_the_tokenizer_of_the_start() {
     START=$PWD expect_said 1 'error: --tokenizer llama3: ' "${tune[@]}" # which has none
 }
 
+# env VARIABLES recipe: what it would start with 8 GPUs
 dry() {
-    env DRY=1 OUT=/o GPUS=8 "$@" >log 2>&1 || fail "$*: $(cat log)"
+    env DRY=1 OUT=/o GPUS=8 "${@:1:$#-1}" "$root/scripts/run_${*: -1}.sh"
 }
 
-# Whether the log has all of these.
-logged() {
-    local part
-    for part in "$@"; do has log "$part" || fail "no '$part': $(cat log)"; done
+# A job's script is a copy elsewhere.
+copied() {
+    cp "$root/scripts/run_llama_1b.sh" slurm_script
+    cd "$root" && env DRY=1 GPUS=8 SLURM_JOB_ID=7 SLURM_SUBMIT_DIR=. bash "$OLDPWD/slurm_script"
 }
 
 test_launchers_start_the_same_training() {
-    local run=$root/scripts/run_llama_1b.sh
-    dry "$run"
-    logged '/train_gptcu --model llama-1b ' '--gpus 8 ' '--fp8-format hybrid' '--save /o'
-    dry PRECISION=bf16 "$run"
-    logged ' --bf16 '
-    ! has log fp8 || fail "bf16: $(cat log)"
-    dry LAUNCH=torchrun "$run"
-    grep -qE 'torchrun --standalone --nproc-per-node 8 --no-python [^ ]*/train_gptcu ' log ||
-        fail "torchrun: $(cat log)"
-    ! has log '--gpus' || fail "torchrun and --gpus"
-    dry LAUNCH=torchrun TORCHRUN='--nnodes 2 --rdzv-endpoint a:29500' "$run"
-    has log 'torchrun --nnodes 2 --rdzv-endpoint a:29500 --nproc' || fail "torchrun: $(cat log)"
-    dry SLURM_JOB_ID=7 "$run" --lr 1
-    grep -qE '^srun --ntasks-per-node 8 .*/train_gptcu .* --lr 1 ' log || fail "slurm: $(cat log)"
-    grep -qE 'srun .*/restart.sh .*train_gptcu' log || fail "no restart loop: $(cat log)"
-    # a job's script is a copy elsewhere
-    cp "$run" slurm_script
-    (cd "$root" && env DRY=1 GPUS=8 SLURM_JOB_ID=7 SLURM_SUBMIT_DIR=. bash "$OLDPWD/slurm_script") \
-        >log 2>&1 || fail "a copy: $(cat log)"
-    has log 'llama-1b' || fail "a copy: $(cat log)"
-    dry GPUS=1 "$root/scripts/run_llama3_8b.sh"
-    logged '--recompute activations --optimizer-cpu-offload --adam-dtype bf16'
-    dry "$root/scripts/run_llama3_8b.sh"
-    logged '--recompute activations --optimizer-cpu-offload'
-    ! has log adam-dtype || fail "8B on eight: $(cat log)"
-    dry GPUS=1 START=s "$root/scripts/run_llama3_8b_finetune.sh"
-    logged 'compare --out /o --trainer' '--micro-batch-size 2 --global-batch-size 16' \
-        '--load s' '--optimizer-cpu-offload' 'bf16:\ --bf16' 'fp8:\ --fp8-format' '--gpus 1'
-    ! has log '--save ' || fail "compare says where: $(cat log)"
+    check_rows <<'ROWS'
+0|dry llama_1b|/train_gptcu --model llama-1b |--gpus 8 |--fp8-format hybrid|--save /o
+0|dry PRECISION=bf16 llama_1b| --bf16 |!fp8
+0|dry LAUNCH=torchrun llama_1b|torchrun --standalone --nproc-per-node 8 --no-python |/train_gptcu |!--gpus
+0|dry LAUNCH=torchrun TORCHRUN='--nnodes 2 --rdzv-endpoint a:29500' llama_1b|torchrun --nnodes 2 --rdzv-endpoint a:29500 --nproc
+0|copied|llama-1b
+0|dry SLURM_JOB_ID=7 llama_1b|srun --ntasks-per-node 8 |/restart.sh |/train_gptcu 
+0|dry GPUS=1 llama3_8b|--recompute activations --optimizer-cpu-offload --adam-dtype bf16
+0|dry llama3_8b|--recompute activations --optimizer-cpu-offload|!adam-dtype
+0|dry GPUS=1 START=s llama3_8b_finetune|compare --out /o --trainer|--micro-batch-size 2 --global-batch-size 16|--load s|--optimizer-cpu-offload|bf16:\ --bf16|fp8:\ --fp8-format|--gpus 1|!--save 
+0|recipe llama_1b --help|PREPARE=1      prepare the data and leave|cost: 21 billion tokens|sbatch --nodes 2
+ROWS
+    env DRY=1 GPUS=8 SLURM_JOB_ID=7 "$root/scripts/run_llama_1b.sh" --lr 1 >log 2>&1
+    grep -qE '^srun .*/train_gptcu .* --lr 1 ' log || fail "options are not handed on: $(<log)"
 }
 
-test_help_says_how_to_call_it() {
-    expect_said 0 'PREPARE=1      prepare the data and leave' recipe llama_1b --help
-    logged 'cost: 21 billion tokens' 'sbatch --nodes 2'
-}
-
+# Once, and before anything is prepared.
 test_wrong_settings_are_refused() {
-    SMOKE=1 PRECISION=fp4 expect_said 1 'error: PRECISION=fp4: must be fp8, bf16 or both' recipe gpt2_124m
-    LAUNCH=mpi expect_said 1 'LAUNCH=mpi: must be self, slurm or torchrun' recipe gpt2_124m
-    GPUS=all expect_said 1 'GPUS=all: must be a whole number' recipe gpt2_124m
-    GPUS=0 expect_status 1 recipe gpt2_124m
-    logged 'no GPU here' 'SMOKE=1'
-    # once, and before anything is prepared
-    DATA=$PWD/unmade SMOKE=1 expect_said 1 'error: unknown option --lrr' recipe gpt2_124m --lrr 1
-    DATA=$PWD/unmade SMOKE=1 expect_said 1 'error: --lr x: must be' recipe gpt2_124m --lr x
-    [[ $(wc -l <log) -eq 1 && ! -e unmade ]] || fail "$(cat log)"
+    check_rows <<'ROWS'
+1|env SMOKE=1 PRECISION=fp4 "$root/scripts/run_gpt2_124m.sh"|error: PRECISION=fp4: must be fp8, bf16 or both
+1|env LAUNCH=mpi "$root/scripts/run_gpt2_124m.sh"|LAUNCH=mpi: must be self, slurm or torchrun
+1|env GPUS=all "$root/scripts/run_gpt2_124m.sh"|GPUS=all: must be a whole number
+1|env GPUS=0 "$root/scripts/run_gpt2_124m.sh"|no GPU here|SMOKE=1
+1|env DATA=unmade SMOKE=1 "$root/scripts/run_gpt2_124m.sh" --lrr 1|error: unknown option --lrr
+1|env DATA=unmade SMOKE=1 "$root/scripts/run_gpt2_124m.sh" --lr x|error: --lr x: must be
+1|env GPUS=1 "$root/scripts/run_llama3_8b_finetune.sh"|START=DIR is missing
+1|env -u DATA GPUS=1 START=s "$root/scripts/run_llama3_8b_finetune.sh"|CHAT=FILE is missing
+1|env LAUNCH=torchrun GPUS=1 START=s CHAT=c "$root/scripts/run_llama3_8b_finetune.sh"|LAUNCH=torchrun: not with PRECISION=both
+ROWS
+    [[ ! -e unmade ]] || fail "$(ls unmade)"
 }
 
 # The lines at the top of each, worked out again here from the trainer's own count.
 test_costs_are_right() {
     local name flops tokens options
-    expect_status 0 "$root/scripts/results" --check "$root"/scripts/run_*.sh || fail "$(cat log)"
+    expect_status 0 "$root/scripts/results" --check "$root"/scripts/run_*.sh
     for name in "${recipes[@]}"; do
         # the schedule as the recipe gives it to the trainer
-        dry "$root/scripts/run_$name.sh"
+        dry "$name" >log
         read -r -d '' -a options < <(
             grep -oE -- '--(model|seq-length|micro-batch-size|global-batch-size|train-iters) [^ ]+' log)
         train_gpt "${options[@]}" --plan >plan
