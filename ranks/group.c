@@ -21,7 +21,11 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { HOST = 64, CALL_MOST = 1 << 26 }; // characters of a machine's name; bytes of a message
+enum {
+    HOST = 64,           // characters of a machine's name
+    TEXT = 768,          // of a reason
+    CALL_MOST = 1 << 26, // bytes
+};
 
 // Kinds of messages other than data on a channel, whose kind is the channel's number.
 enum { KIND_BEAT = CHANNELS, KIND_BYE, KIND_LOST, KIND_HELLO = 0x4c384333 };
@@ -546,8 +550,8 @@ typedef enum {
 typedef struct {
     uint64_t process; // a random number of the sender: a process that reaches itself knows it
     int32_t answer, rank, ranks;
-    char host[HOST], run[sizeof(((Meeting *)NULL)->run)], secret[sizeof(((Meeting *)NULL)->secret)];
-    char text[sizeof(((Error *)NULL)->text)];
+    char host[HOST], run[RUN_NAME], secret[SECRET];
+    char text[TEXT];
 } Hello;
 
 // One rank's part in a meeting.
@@ -556,8 +560,8 @@ typedef struct {
     const Group *group;
     const Meeting *meeting;
     Hello mine;
-    char place[320], why[sizeof(((Error *)NULL)->text)]; // where the hub is; why it is not reached
-    int file, listener;                                  // the connection to the hub; -1: none
+    char place[320], why[TEXT]; // where the hub is; why it is not reached
+    int file, listener;         // the connection to the hub; -1: none
     enum { SEEKS, WAITS, IS_HUB, HAS_MET } stage;
     Whose whose;     // the address of the meeting place
     bool strange;    // a rank of another run has come
@@ -765,8 +769,8 @@ static bool tell(Part *part, double limit, bool fails) {
     }
     if (part->stage == IS_HUB) {
         int count = list_missing(part, missing, sizeof(missing));
-        fail("%s %s of %d did not connect to %s%s%s", count > 1 ? "ranks" : "rank", missing,
-             part->mine.ranks, part->place, within, hint(part));
+        fail("%s %s of %d %s to %s%s%s", count > 1 ? "ranks" : "rank", missing, part->mine.ranks,
+             fails ? "did not connect" : "must still connect", part->place, within, hint(part));
     } else if (part->stage == WAITS) {
         fail("who listens at %s gave no answer before all ranks had come: it said nothing",
              part->place);
@@ -892,7 +896,8 @@ bool group_open(Group *g, const Meeting *meeting, int listener, const char *iden
     bool ok = meet(&part, seconds);
     w->hub = part.stage == IS_HUB;
     w->count = w->hub ? g->ranks : 1;
-    Error verdict = ok ? (Error){0} : error_kept();
+    Error verdict = {0};
+    if (!ok) { verdict = error_kept(); }
     if (!w->hub) { w->peers[0].file = part.file; }
     w->read = wall_seconds();
     set_doing(w, DOING_WORK, "starting");

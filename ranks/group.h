@@ -33,11 +33,13 @@ typedef struct {
 } Group;
 
 // Where and as what the ranks of a run meet.
+enum { RUN_NAME = 256, SECRET = 65 };
 typedef struct {
     char host[256]; // MASTER_ADDR
     int port;
-    char run[256];   // what the starters call this run, which no other run is called; "": nothing
-    char secret[65]; // "": none
+    char
+        run[RUN_NAME]; // what the starters call this run, which no other run is called; "": nothing
+    char secret[SECRET]; // "": none
 } Meeting;
 
 // Opens a socket that listens on the given address, or on the address of the given name, alone. If
