@@ -29,7 +29,6 @@ FAR_TOO_SMALL = 30   # times below the usual learning rate
 LARGE_VOCABULARY = 1.1 # times the tokenizer's
 SATURATED = 0.01     # of a tensor's values
 VANISHED = 0.25
-JUMP_STEPS = 10
 EVALUATION_ALLOWED = 0.10 # of the time
 UNEVEN = 1.5         # a step of twenty over the median
 SLOW_LINES = 20      # the newest, of which most name a slow rank,
@@ -271,20 +270,6 @@ def changes(before, after):
     return well("resume", f"{where}, with the same options and data")
 
 
-def jump(run, step):
-    """Finds a loss that leaps where the run was resumed. Skipped steps are left out."""
-    steps, values = series.learned(run, "loss")
-    before, after = values[steps <= step][-JUMP_STEPS:], values[steps > step][:JUMP_STEPS]
-    if min(len(before), len(after)) < JUMP_STEPS:
-        return
-    old, new = before.mean(), after.mean()
-    if new - old > max(0.02 * old, 4 * before.std() * (2 / JUMP_STEPS) ** 0.5):
-        yield wrong("resume", f"the loss leaps at step {step:,}, where the run was resumed: from "
-                    f"{old:.4f} to {new:.4f} over {JUMP_STEPS} steps each",
-                    "compare the lines `resume` above; --list-checkpoints says whether the "
-                    "checkpoints are whole")
-
-
 def done_again(run):
     """Compares the losses of steps that resumes did again with all their earlier ones."""
     losses = {step: [record.get("loss") for record in (*earlier, run.steps.get(step)) if record]
@@ -444,9 +429,8 @@ def main():
           f"parameters, {run.start.get('device', '?')}, {run.start.get('program', '?')}")
     found = [state(run), *saves(run), skips(run), losses(run), *learning_rate(run),
              *vocabulary(run), *fp8_layers(run), *fp8_ranges(run)]
-    for before, after in zip(run.parts, run.parts[1:]):
-        found += [changes(before, after), *jump(run, int(after["step"]))]
-    found += [*done_again(run), *unreadable(run), *counted_tokens(run), *speed(run)]
+    found += [*map(changes, run.parts, run.parts[1:]), *done_again(run), *unreadable(run),
+              *counted_tokens(run), *speed(run)]
     for finding in found:
         if finding.level != OK or not words.brief:
             show(finding)

@@ -1,7 +1,7 @@
 """Data sets, tokenizers and models by name. They come from Hugging Face's Hub through its library,
 with its cache, and from a revision of the repository where NAME@REVISION pins one; HF_TOKEN opens
 gated ones. Tiny Shakespeare comes from GitHub. --mirror replaces both hosts. ./make_corpus writes
-the village, which needs none.
+the village, which needs none. The library is imported where it is used: that takes half a second.
 """
 
 import fnmatch
@@ -14,21 +14,12 @@ import time
 import urllib.request
 from dataclasses import dataclass
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.constants import HF_HUB_CACHE
-from huggingface_hub.errors import DryRunError, GatedRepoError
-from huggingface_hub.utils import disable_progress_bars, logging
-
 from . import shards
 from .environment import built, die
 
 RAW = "https://raw.githubusercontent.com"
 SHAKESPEARE = RAW + "/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
-
-logging.set_verbosity_error()
-if not sys.stderr.isatty():
-    disable_progress_bars()
 
 
 @dataclass(frozen=True)
@@ -63,8 +54,12 @@ def add_options(parser):
                         help="a host that has what the Hub and GitHub have")
 
 
+def is_gated(error):
+    return type(error).__name__ == "GatedRepoError"
+
+
 def cause_of(error):
-    while error.__cause__ is not None and not isinstance(error, GatedRepoError):
+    while error.__cause__ is not None and not is_gated(error):
         error = error.__cause__
     return error
 
@@ -89,7 +84,7 @@ def again_where_it_may_pass(action):
 def refuse(what, where, error):
     """Says why a request failed, and what to do."""
     code = status_of(error)
-    if code == 403 or isinstance(cause_of(error), GatedRepoError):
+    if code == 403 or is_gated(cause_of(error)):
         die(f"{what}: {where} is gated ({code}): accept its licence on huggingface.co, then set "
             "HF_TOKEN to a token of yours; or give files that you have")
     if code in (401, 404): # the Hub says 401 of what does not exist to those without a token
@@ -111,6 +106,13 @@ def from_hub(what, repository, kind, patterns, words, most=0):
     """Returns the paths of a repository's files that match each pattern, of the first pattern no
     more than `most` (0: all). words: "downloads" and "mirror". Without a network the files in the
     cache are taken."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import DryRunError
+    from huggingface_hub.utils import disable_progress_bars, logging
+
+    logging.set_verbosity_error()
+    if not sys.stderr.isatty():
+        disable_progress_bars()
     asked, (repository, _, revision) = repository, repository.partition("@")
     where = {"repo_type": kind, "cache_dir": words["downloads"] or None,
              "endpoint": words["mirror"] or None, "revision": revision or None}
@@ -173,6 +175,8 @@ def village(words):
 
 def place_of(name, words):
     """Returns where a set of one file is kept, and makes its folder."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
     path = os.path.join(words["downloads"] or HF_HUB_CACHE, name, "input.txt")
     os.makedirs(os.path.dirname(path), exist_ok=True)
     return path

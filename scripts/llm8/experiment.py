@@ -30,6 +30,22 @@ class Task:
     seed: str
     folder: str
     command: list # what tells one run from another; where it writes comes on top
+    foreign: bool = False # another program: what it prints is the record of its run
+
+    @property
+    def name(self):
+        return f"{self.variant} seed {self.seed}" if self.seed else self.variant
+
+    @property
+    def record(self):
+        return os.path.join(self.folder, "console.log") if self.foreign else self.folder
+
+    def options(self, words):
+        """Splits a command into options and their values; the words before the first only start
+        the program."""
+        dash = "-" if self.foreign else "--"
+        words = itertools.dropwhile(lambda word: not word.startswith(dash), words)
+        return re.split(f" (?={dash}[a-z])", " ".join(words))
 
 
 def split_name(text, option, what):
@@ -119,20 +135,17 @@ def write_list(folder, name, words):
     os.replace(fresh, os.path.join(folder, name))
 
 
-def changed_options(task, passed=()):
-    """Returns in which options the task is another one than what ran in its folder; the words
-    before the first only start the trainer. passed: options that may differ."""
-    now, before = ([option for option in re.split(" (?=--)", " ".join(
-        itertools.dropwhile(lambda word: not word.startswith("--"), words)))
-        if re.split("[ =]", option)[0].removeprefix("--") not in passed]
-        for words in (task.command, read_list(task.folder, COMMAND)))
+def changed_options(task):
+    """Returns in which options the task is another one than what ran in its folder."""
+    now, before = map(task.options, (task.command, read_list(task.folder, COMMAND)))
     return [] if now == before else [option for option in now if option not in before] or \
         [option for option in before if option not in now] or ["their order"]
 
 
 def prepare(task):
-    """Makes the folder ready for the task; returns whether there is anything left to do."""
-    run = open_run(task.folder)
+    """Makes the folder ready for the task; returns whether there is anything left to do. Another
+    program begins anew."""
+    run = open_run(task.record)
     if run.starts and not read_list(task.folder, COMMAND):
         environment.die(f"{task.folder} has a run that this script did not make: another --out")
     if run.starts and (changed := changed_options(task)):
@@ -140,6 +153,8 @@ def prepare(task):
                         "another --out, or remove that folder to run it anew")
     os.makedirs(task.folder, exist_ok=True)
     write_list(task.folder, COMMAND, task.command)
+    if task.foreign and run.starts and not run.over:
+        os.unlink(task.record)
     return not run.over # one that gave up on NaN would do so again
 
 
@@ -160,7 +175,7 @@ def drop_checkpoints(folder):
 def run_all(tasks, folder, checkpoints, held):
     """checkpoints: "keep", "drop" when a run has ended, or "none". held: the folder's lock. Returns
     0, or 75 where a signal ended it."""
-    for task in {task.variant: task for task in reversed(tasks)}.values():
+    for task in {task.variant: task for task in reversed(tasks) if not task.foreign}.values():
         plan, complaint = trainer.plan_of(task.command)
         if plan is None:
             environment.die(f"{task.variant}: {complaint}")
@@ -171,24 +186,26 @@ def run_all(tasks, folder, checkpoints, held):
     write_list(folder, VARIANTS, list(dict.fromkeys(names + read_list(folder, VARIANTS))))
     with trainer.Signals() as signals:
         for number, (task, to_do) in enumerate(zip(tasks, left), 1):
-            label = f"[{number}/{len(tasks)}] {task.variant} seed {task.seed}"
+            label = f"[{number}/{len(tasks)}] {task.name}"
             if not to_do:
-                print(f"{label} | has ended already ({open_run(task.folder).state})", flush=True)
+                print(f"{label} | has ended already ({open_run(task.record).state})", flush=True)
                 continue
             # without checkpoints, none where --config says either
             where = ["--save", task.folder, "--resume", "latest"]
-            if checkpoints == "none":
+            if task.foreign:
+                where = []
+            elif checkpoints == "none":
                 where = ["--save", "", "--resume", "", "--metrics",
                          os.path.join(task.folder, "metrics.jsonl")]
             status = trainer.run_trainer([*task.command, *where], task.folder, label, signals,
-                                         (held,))
-            if status == STOPPED_BY_SIGNAL:
+                                         (held,), task.record)
+            if status == STOPPED_BY_SIGNAL or task.foreign and signals.received:
                 print("stopped; the same command resumes here")
-                return status
+                return STOPPED_BY_SIGNAL
             if status not in (0, SKIPPED_TOO_OFTEN):
                 how = f"status {status}" if status > 0 else f"signal {-status}"
                 console = os.path.join(task.folder, "console.log")
-                environment.die(f"{task.variant} seed {task.seed}: the trainer ended with {how}: "
+                environment.die(f"{task.name}: the trainer ended with {how}: "
                                 f"{trainer.last_error(console)} ({console})")
             if checkpoints == "drop":
                 drop_checkpoints(task.folder)

@@ -13,11 +13,10 @@ ones. Ends when every run has finished; Ctrl-C ends it before. In a browser: scr
 
 import math
 import shutil
+import statistics
 import sys
 
-import numpy
-
-from . import metrics, series
+from . import metrics
 from .command_line import Parser, number
 from .text import counted, fixed, memory
 
@@ -26,13 +25,17 @@ DROPPED = ["norm", "lr", "skipped", "valid", "left", "tok/s", "loss"] # where it
 
 
 def chart(runs, width, height):
-    """Draws the losses, a point a column, on an axis that leaves out their first twentieth."""
+    """Draws the losses, a column's mean as a point, on an axis that leaves out their first
+    twentieth."""
     steps = [step for run in runs for step in run.steps]
     first, last, curves = min(steps), max(steps), []
     for run in runs:
-        points = numpy.column_stack(series.finite(run, "loss"))
-        parts = numpy.array_split(points, min(width, len(points)) or 1)
-        curves.append([part.mean(axis=0) for part in parts if len(part)])
+        columns = {}
+        for step, loss in zip(*run.column("loss")):
+            if math.isfinite(loss):
+                column = round((step - first) / max(last - first, 1) * (width - 1))
+                columns.setdefault(column, []).append(loss)
+        curves.append([(column, statistics.fmean(held)) for column, held in columns.items()])
     late = [loss for curve in curves for _, loss in curve[len(curve) // 20:]]
     if not late:
         return []
@@ -40,9 +43,8 @@ def chart(runs, width, height):
     high = max(*late, low + 1e-6 * max(1, abs(low)))
     rows = [[" "] * width for _ in range(height)]
     for letter, curve in zip(LETTERS * len(runs), curves):
-        for step, loss in curve:
+        for column, loss in curve:
             if loss <= high:
-                column = round((step - first) / max(last - first, 1) * (width - 1))
                 rows[round((high - loss) / (high - low) * (height - 1))][column] = letter
     margins = [fixed(high), *[""] * (height - 2), fixed(low)]
     wide = max(map(len, margins))

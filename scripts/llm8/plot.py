@@ -10,13 +10,16 @@ that a resumed run does again take the place of the earlier ones.
 import os
 import sys
 
-from . import document, environment, judge, metrics, plots, style
+from . import environment, metrics
 from .command_line import Parser, number
+from .series import AXES
 from .shards import write_durably
 from .text import table
 
 
 def write(runs, options, refresh):
+    from . import document, judge, plots, style  # matplotlib takes a second to start
+
     form = options.out.rpartition(".")[2]
     data = style.draw(plots.draw_runs, plots.SIZE_RUNS, [judge.Variant(run.name, [run])
                       for run in runs], options.x, form="png" if form == "png" else "svg")
@@ -35,7 +38,7 @@ def main():
     p.add_argument("runs", metavar="RUN", nargs="+", help="its folder, or its metrics.jsonl")
     p.add_argument("--out", metavar="FILE", help=".png, .svg or .html (plot.png in the first run's "
                    "folder)")
-    p.add_argument("--x", choices=list(plots.AXES), default="step",
+    p.add_argument("--x", choices=list(AXES), default="step",
                    help="the horizontal axis (step)")
     p.add_argument("--follow", metavar="SECONDS", nargs="?", const=10,
                    type=number(int, 1, sys.maxsize, "a whole number, 1 or more"),

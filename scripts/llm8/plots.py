@@ -8,8 +8,6 @@ from . import judge, series, style, text
 SIZE_RUNS = (9.6, 6.4)
 SIZE_PAIR = (8.6, 6.4) # curves above, their difference below
 SIZE_WIDE = (8.6, 3.4)
-AXES = {"step": "step", "tokens": "tokens", "seconds": "seconds of training steps",
-        "minutes": "minutes of training steps", "hours": "hours of training steps"}
 
 
 def final_range(axes, curves):
@@ -115,7 +113,7 @@ def time_figure(figure, variants):
     for axes, axis in zip(both, ("tokens", "minutes" if max(ends) >= 10 else "seconds")):
         means = draw_curves(axes, variants, "valid_loss", "evals", axis=axis)
         axes.axhline(means[0][-1], color=style.QUIET, linewidth=1, linestyle=(0, (2, 2)))
-        axes.set_xlabel(AXES[axis])
+        axes.set_xlabel(series.AXES[axis])
         style.written(axes.xaxis)
     final_range(both[0], [mean[len(mean) // 8:] for mean in means])
     both[0].set(ylabel="loss (nats a token)", title="Validation loss")
@@ -201,7 +199,7 @@ def draw_runs(figure, variants, axis):
                   label=None if i else "validation")
         drawn.append(values)
     final_range(loss, drawn)
-    loss.set(title="Loss", ylabel="nats a token", xlabel=AXES[axis])
+    loss.set(title="Loss", ylabel="nats a token", xlabel=series.AXES[axis])
     style.legend_above(loss)
     draw_curves(rate, variants, "lr", axis=axis)
     draw_norms(norm, variants, width, axis)

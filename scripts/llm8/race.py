@@ -17,6 +17,7 @@ Options after -- are our trainer's, in the place of --model gpt2-124m.
 
 import argparse
 import glob
+import json
 import math
 import os
 import re
@@ -25,13 +26,14 @@ import sys
 
 from . import environment, experiment, llm_c, shard_header, trainer
 from .command_line import Parser, number, one_of, several, split_words
+from .estimate import PRECISIONS
 from .metrics import open_run
+from .text import fixed, table
 
-FP8 = ["--bf16", "--fp8-format", "hybrid", "--fp8-lm-head"]
-MUON = ["--optimizer", "muon"]
+BF16, FP8, MUON = PRECISIONS["bf16"], PRECISIONS["fp8-head"], ["--optimizer", "muon"]
 HALF = "muon-half" # planned for half the steps
-RUNS = {"llm.c": [], "bf16": ["--bf16"], "fp8": FP8, "muon": [*FP8, *MUON],
-        "muon-bf16": ["--bf16", *MUON], HALF: [*FP8, *MUON]}
+RUNS = {"llm.c": [], "bf16": BF16, "fp8": FP8, "muon": [*FP8, *MUON], "muon-bf16": [*BF16, *MUON],
+        HALF: [*FP8, *MUON]}
 PAIRS = (("bf16", "fp8"), ("muon-bf16", "muon"))
 RATE_OF = {**dict(PAIRS), HALF: "muon"} # a pair has the rate of its FP8
 # the trainer's that none may be given after --: what a race sets, and what would change what a run
@@ -106,7 +108,6 @@ def parse(arguments):
     elif "llm.c" in (o.only or ()):
         environment.die("--only llm.c: --llm-c says where it is")
     o.names = [name for name in o.only or RUNS if name != "llm.c" or o.llm_c]
-    o.tuned = list(dict.fromkeys(RATE_OF.get(name, name) for name in o.names))
     # both evaluate on whole batches
     tokens = tokens_of(o.valid_data, "--valid-data")
     o.batches = min(MOST_BATCHES, tokens // (o.batch * o.seq_length))
@@ -115,81 +116,38 @@ def parse(arguments):
     return o
 
 
-def interval(o):
-    """Returns the steps between evaluations of the race itself; a short run has one, at its end."""
-    return min(MOST_STEPS, max(1, o.train_iters // EVALUATIONS))
-
-
-def rate_and_style(tried):
-    """Of "6e-4:linear" or "6e-4", what --lr and --lr-decay-style get; "": the program's default."""
-    rate, _, style = tried.partition(":")
-    return rate, style
-
-
 def order_of(tried):
-    rate, style = rate_and_style(tried)
+    """Of "6e-4:linear": styles apart, each from its lowest rate on."""
+    rate, _, style = tried.partition(":")
     return style, float(rate)
 
 
-def task_of(o, name, tried, steps, every, seed, folder):
-    rate, style = rate_and_style(tried)
-    return experiment.Task(f"{name} --lr {tried}", seed, folder, [*map(str, (
-        *trainer.trainer_command(o.trainer), "--keep", 1, *o.model, "--data", o.data,
-        "--valid-data", o.valid_data, "--seq-length", o.seq_length, "--micro-batch-size", o.batch,
-        "--train-iters", steps, "--lr-warmup-iters", steps // 10, "--eval-interval", every,
-        "--eval-iters", o.batches, *RUNS[name], "--lr", rate,
-        *(["--lr-decay-style", style] if style else []), "--seed", seed))])
+def task_of(o, name, tried, steps, every, folder, seed):
+    """tried: the learning rate and, after a colon, the style of its decay, where it is not the
+    program's default. every: steps between evaluations."""
+    (rate, _, style), warm_up = tried.partition(":"), steps // 10
+    if name == "llm.c":
+        command = [o.llm_c, "-e", o.llm_c_model, "-i", o.data, "-j", o.valid_data, "-b", o.batch,
+                   "-t", o.seq_length, "-d", o.batch * o.seq_length, "-x", steps, "-l", rate, "-k",
+                   style or llm_c.DECAY, "-u", warm_up, "-q", 0, "-c", 0.1, "-v", every, "-m",
+                   o.batches, "-s", 0, "-h", 0, "-r", 0]
+    else:
+        command = [*trainer.trainer_command(o.trainer), "--keep", 1, *o.model, "--data", o.data,
+                   "--valid-data", o.valid_data, "--seq-length", o.seq_length, "--micro-batch-size",
+                   o.batch, "--train-iters", steps, "--lr-warmup-iters", warm_up, "--eval-interval",
+                   every, "--eval-iters", o.batches, *RUNS[name], "--lr", rate,
+                   *(["--lr-decay-style", style] if style else []), "--seed", seed]
+    return experiment.Task(f"{name} --lr {tried}", seed, os.path.join(o.out, folder),
+                           list(map(str, command)), foreign=name == "llm.c")
+
+
+# ---- tune ---------------------------------------------------------------------------------------
 
 
 def short_task(o, name, tried):
-    return task_of(o, name, tried, o.tune_iters, o.tune_iters, "1",
-                   os.path.join(o.out, "tune", name, f"lr-{tried}"))
-
-
-def others_of_llm_c(o, run):
-    """Returns which of the race's options a log of llm.c was not run with."""
-    wanted = {"model": o.llm_c_model, "data": o.data, "valid-data": o.valid_data,
-              "seq-length": o.seq_length, "micro-batch-size": o.batch,
-              "global-batch-size": o.batch}
-    return [f"--{name} {run.option(name)}" for name, value in wanted.items()
-            if run.option(name, str(value)) != str(value)]
-
-
-def run_llm_c(o, tried, steps, every, folder, held):
-    """Runs llm.c. Its log, console.log, is the record of the run."""
-    log = os.path.join(folder, "console.log")
-    os.makedirs(folder, exist_ok=True)
-    done, (rate, style) = open_run(log), rate_and_style(tried)
-    if done.finished and (others := others_of_llm_c(o, done)):
-        environment.die(f"{folder} was run with other options ({' '.join(others)}): another --out, "
-                        "or remove that folder to run it anew")
-    if (done.finished and done.train_iters == steps and float(done.option("lr")) == float(rate)
-            and done.option("lr-decay-style").split()[0] == (style or llm_c.DECAY)):
-        return 0
-    if os.path.exists(log):
-        os.unlink(log)
-    command = [*map(str, (
-        o.llm_c, "-e", o.llm_c_model, "-i", o.data, "-j", o.valid_data, "-b", o.batch, "-t",
-        o.seq_length, "-d", o.batch * o.seq_length, "-x", steps, "-l", rate, "-k",
-        style or llm_c.DECAY, "-u", steps // 10, "-q", 0, "-c", 0.1, "-v", every, "-m", o.batches,
-        "-s", 0, "-h", 0, "-r", 0))]
-    with trainer.Signals() as signals:
-        status = trainer.run_trainer(command, folder, f"llm.c, --lr {tried}", signals, (held,),
-                                     record=log)
-    if status != 0 and not signals.received:
-        environment.die(f"llm.c ended with {status}: {trainer.last_error(log)} ({log})")
-    return experiment.STOPPED_BY_SIGNAL if signals.received else 0
-
-
-def train(o, wanted, every, checkpoints, held):
-    """wanted: (name, learning rate, steps, seed, folder). every: steps between evaluations. held:
-    the lock of o.out. What comes after a failure is not begun."""
-    tasks = [task_of(o, name, rate, steps, every, seed, folder)
-             for name, rate, steps, seed, folder in wanted if name != "llm.c"]
-    for name, rate, steps, _, folder in wanted:
-        if name == "llm.c" and (status := run_llm_c(o, rate, steps, every, folder, held)):
-            return status
-    return experiment.run_all(tasks, o.out, checkpoints, held) if tasks else 0
+    """A short run has one evaluation, at its end."""
+    return task_of(o, name, tried, o.tune_iters, o.tune_iters,
+                   os.path.join("tune", name, f"lr-{tried}"), "1")
 
 
 def rates_of(o, name):
@@ -203,16 +161,10 @@ def tried(o, name):
     ended, losses = [], {}
     for folder in sorted(glob.glob(os.path.join(glob.escape(o.out), "tune", name, "lr-*"))):
         rate = os.path.basename(folder).removeprefix("lr-")
-        if name == "llm.c":
-            run = open_run(os.path.join(folder, "console.log"))
-            if run.train_iters != o.tune_iters or others_of_llm_c(o, run):
-                continue
-        else:
-            run = open_run(folder)
-            effects = run.start.get("effects", {}) # the preset's name has none of its own
-            idle = {one for one in effects if effects[one] == "nothing"} - {"model"}
-            if experiment.changed_options(short_task(o, name, rate), idle):
-                continue
+        task = short_task(o, name, rate)
+        if experiment.changed_options(task):
+            continue
+        run = open_run(task.record)
         ended += [rate] * run.over
         if run.finished and math.isfinite(loss := run.last("valid_loss", "evals")):
             losses[rate] = loss
@@ -226,21 +178,19 @@ def tune(o, name, held):
     if len(rates) == 1:
         return 0
     for _ in range(2):
-        status = train(o, [(name, rate, o.tune_iters, "1",
-                            os.path.join(o.out, "tune", name, f"lr-{rate}"))
-                           for rate in rates], o.tune_iters, "none", held)
-        if status:
+        if status := experiment.run_all([short_task(o, name, rate) for rate in rates], o.out,
+                                        "none", held):
             return status
         _, losses = tried(o, name)
         best, order = best_rate(o, name), sorted(losses, key=order_of)
         print(f"{name}: " + ", ".join(f"--lr {rate} {losses[rate]:.4f}" for rate in order),
               flush=True)
-        rate, style = rate_and_style(best)
-        alike = [one for one in order if rate_and_style(one)[1] == style]
+        style, rate = order_of(best)
+        alike = [one for one in order if order_of(one)[0] == style]
         if best not in (alike[0], alike[-1]) or len(order) > len(rates):
             return 0
-        beyond = f"{float(rate) * (2 if best == alike[-1] else 0.5):g}"
-        rates = [*rates, beyond + best[len(rate):]]
+        beyond = f"{rate * (2 if best == alike[-1] else 0.5):g}"
+        rates = [*rates, beyond + f":{style}" * bool(style)]
     return 0
 
 
@@ -258,57 +208,43 @@ def best_rate(o, name):
     return min(losses, key=losses.get)
 
 
+# ---- runs and report ----------------------------------------------------------------------------
+
+
 def runs(o, held):
-    wanted = [("llm.c", "", "llm.c")] * ("llm.c" in o.names)
-    wanted += [(name, seed, os.path.join(name, f"seed-{seed}"))
+    wanted = [("llm.c", "llm.c", "")] * ("llm.c" in o.names)
+    wanted += [(name, os.path.join(name, f"seed-{seed}"), seed)
                for seed in o.seeds for name in o.names if name != "llm.c"]
-    half = max(1, o.train_iters // 2)
-    return train(o, [(name, best_rate(o, name), half if name == HALF else o.train_iters,
-                      seed, os.path.join(o.out, folder)) for name, seed, folder in wanted],
-                 interval(o), "drop", held)
+    every = min(MOST_STEPS, max(1, o.train_iters // EVALUATIONS))
+    return experiment.run_all([
+        task_of(o, name, best_rate(o, name), max(1, o.train_iters // (1 + (name == HALF))), every,
+                folder, seed) for name, folder, seed in wanted], o.out, "drop", held)
 
 
-def seconds_table(o, folders):
-    """Returns lines of Markdown: the loss of FP8 less that of BF16, the mean of the seeds that both
-    have, at equal seconds of training steps, from the end of the warm-up to where the first of them
-    ends."""
+def seconds_table(curves):
+    """Writes the loss of FP8 less that of BF16 at equal seconds of training steps, from the end of
+    the warm-up to where the first of them ends. curves: those of reports, means over the seeds."""
     import numpy  # report alone needs packages
 
-    from . import series, text
     rows = []
-    for base, name in PAIRS:
-        found = {one: {os.path.basename(folder): run for folder in folders.get(one, [])
-                       if (run := open_run(folder)).finished
-                       and len(series.finite(run, "valid_loss", "evals")[0])}
-                 for one in (base, name)}
-        seeds = sorted(set(found[base]) & set(found[name]))
-        if not seeds:
+    for pair in PAIRS:
+        both = [curves[name] for name in pair if curves.get(name, {"steps": []})["steps"]]
+        if len(both) < 2:
             continue
-        runs = {one: [found[one][seed] for seed in seeds] for one in (base, name)}
-        curves = {one: [(series.positions(run, "seconds", steps), losses,
-                         series.positions(run, "tokens", steps))
-                        for run in of_one for steps, losses in [
-                            series.finite(run, "valid_loss", "evals")]]
-                  for one, of_one in runs.items()}
-        ends = [seconds[-1] for of_one in curves.values() for seconds, _, _ in of_one]
-        begins = [series.positions(run, "seconds", run.last_step // 10)
-                  for of_one in runs.values() for run in of_one]
-        begins += [seconds[0] for of_one in curves.values() for seconds, _, _ in of_one]
-        for at in numpy.linspace(max(begins), min(ends), EVALUATIONS):
-            loss, tokens = ({one: numpy.mean([numpy.interp(at, curve[0], curve[column])
-                                              for curve in of_one])
-                             for one, of_one in curves.items()} for column in (1, 2))
-            rows.append((name, f"{at / 60:.2f}", f"{tokens[base] / 1e6:.1f}",
-                         f"{tokens[name] / 1e6:.1f}", f"{loss[base]:.4f}", f"{loss[name]:.4f}",
-                         f"{loss[name] - loss[base]:+.4f}"))
-    head = ("run", "minutes", "million tokens, BF16", "FP8", "validation loss, BF16", "FP8",
-            "FP8 less BF16")
-    return text.table(head, rows)
+        begin = max(numpy.interp(curve["steps"][-1] / 10, curve["steps"], curve["seconds"])
+                    for curve in both)
+        for at in numpy.linspace(begin, min(curve["seconds"][-1] for curve in both), EVALUATIONS):
+            tokens, losses = ([numpy.interp(at, curve["seconds"], numpy.array(curve[what], float))
+                               for curve in both] for what in ("tokens", "loss"))
+            rows.append((pair[1], f"{at / 60:.2f}", *(f"{count / 1e6:.1f}" for count in tokens),
+                         *map(fixed, losses), f"{losses[1] - losses[0]:+.4f}"))
+    return table(("run", "minutes", "million tokens, BF16", "FP8", "validation loss, BF16", "FP8",
+                  "FP8 less BF16"), rows)
 
 
 def report(o):
     """Writes both reports; its exit status is that of scripts/compare on the pairs of Muon."""
-    folders, status = experiment.runs_under(o.out), 0
+    folders, curves, status = experiment.runs_under(o.out), {}, 0
     log = os.path.join(o.out, "llm.c", "console.log")
     if open_run(log).starts:
         folders["llm.c"] = [log]
@@ -318,13 +254,16 @@ def report(o):
                  for word in ("--run", f"{one}:{folder}")]
         words += ["--train-limit", limit, "--valid-limit", limit] if limit else []
         if sum(one in folders for one in among) > 1:
+            out = os.path.join(o.out, name)
             status = subprocess.run([os.path.join(environment.ROOT, "scripts", "compare"),
-                                     "--report-only", "--out", os.path.join(o.out, name), *words],
-                                    check=False).returncode
+                                     "--report-only", "--out", out, *words], check=False).returncode
+            if os.path.exists(path := os.path.join(out, "report.json")):
+                with open(path) as file:
+                    curves |= json.load(file)["curves"]
     if os.path.isdir(folder := os.path.join(o.out, "report")):
         with open(os.path.join(folder, "seconds.md"), "w") as file:
             file.write("# FP8 beside BF16 at equal seconds of training steps\n\n" +
-                       seconds_table(o, folders))
+                       seconds_table(curves))
     return status
 
 
@@ -337,9 +276,10 @@ def main():
           + (f", {tokens / there:.2f} epochs" if there else ""), flush=True)
     pieces = o.pieces or PIECES
     held = experiment.lock(o.out) if set(pieces) - {"report"} else None
+    tuned = dict.fromkeys(RATE_OF.get(name, name) for name in o.names)
     for piece in pieces:
         status = runs(o, held) if piece == "runs" else report(o) if piece == "report" else \
-            next(filter(None, (tune(o, name, held) for name in o.tuned)), 0)
+            next(filter(None, (tune(o, name, held) for name in tuned)), 0)
         if status:
             return status
     return 0

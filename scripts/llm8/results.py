@@ -357,7 +357,7 @@ def figure(records):
     colour for each precision."""
     import numpy
 
-    from . import plots, style
+    from . import plots, series, style
 
     def color(program):
         ours = program.startswith("llm8.c ")
@@ -374,7 +374,7 @@ def figure(records):
         plots.final_range(axes, [loss[len(loss) // 8:] for loss in curves.values()])
         low, high = axes.get_ylim()
         axes.set_ylim(low, high + 0.3 * (high - low)) # the legend's place
-        axes.set(title="GPT-2 124M, validation loss", xlabel=plots.AXES[axis])
+        axes.set(title="GPT-2 124M, validation loss", xlabel=series.AXES[axis])
         style.written(axes.xaxis)
         axes.legend(loc="upper right")
 

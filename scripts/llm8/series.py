@@ -34,14 +34,12 @@ def learned(run, name):
 def smooth(values, width):
     """Returns the running mean over `width` values around each, fewer at the ends; NaN and infinity
     are left out."""
+    if width == 1 or not len(values):
+        return numpy.where(numpy.isfinite(values), values, numpy.nan)
     good = numpy.isfinite(values)
-    sums = numpy.concatenate(([0.0], numpy.cumsum(numpy.where(good, values, 0.0))))
-    counts = numpy.concatenate(([0], numpy.cumsum(good)))
-    place = numpy.arange(len(values))
-    begin = numpy.maximum(place - (width - 1) // 2, 0)
-    end = numpy.minimum(place + width // 2 + 1, len(values))
-    number = counts[end] - counts[begin]
-    return numpy.where(number > 0, (sums[end] - sums[begin]) / numpy.maximum(number, 1), numpy.nan)
+    sums, counts = (numpy.convolve(held, numpy.ones(width))[width // 2:][:len(values)]
+                    for held in (numpy.where(good, values, 0), good))
+    return numpy.divide(sums, counts, where=counts > 0, out=numpy.full(len(values), numpy.nan))
 
 
 def smoothing_width(steps):
@@ -64,6 +62,7 @@ def side_by_side(runs, name, kind="steps", width=1):
 
 
 UNITS = {"seconds": 1, "minutes": 60, "hours": 3600}
+AXES = {"step": "step", "tokens": "tokens", **{unit: f"{unit} of training steps" for unit in UNITS}}
 
 
 def positions(run, axis, steps):
@@ -94,11 +93,11 @@ def reach(run, loss, axis):
 
 def steady_throughput(run):
     """Returns the median tokens a second, without the steps just after a start."""
-    warming = {int(start["step"]) + 1 + i for start in run.parts for i in range(WARM_UP_STEPS)}
-    steps, values = arrays(run, "tokens_per_s")
-    steady = [value for step, value in zip(steps, values) if step not in warming]
-    finite = numpy.array(steady or values)[numpy.isfinite(steady or values)]
-    return float(numpy.median(finite)) if len(finite) else float("nan")
+    warming = [int(start["step"]) + 1 + i for start in run.parts for i in range(WARM_UP_STEPS)]
+    steps, values = finite(run, "tokens_per_s")
+    steady = values[~numpy.isin(steps, warming)]
+    steady = steady if len(steady) else values
+    return float(numpy.median(steady)) if len(steady) else float("nan")
 
 
 def window_mean(run, last, width, name="loss"):

@@ -91,10 +91,10 @@ def open_console(folder):
     return open(path, "ab")
 
 
-def run_trainer(command, folder, label, signals, keep_open=(), record=None):
+def run_trainer(command, folder, label, signals, keep_open, record):
     """Returns the exit status; the output is added to folder/console.log. record: what the run is
-    followed by, where it is not the folder's metrics.jsonl."""
-    run = Run(record or folder)
+    followed by."""
+    run = Run(record)
     with open_console(folder) as console:
         process = subprocess.Popen(command, stdout=console, stderr=subprocess.STDOUT,
                                    stdin=subprocess.DEVNULL, start_new_session=True,
