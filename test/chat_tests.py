@@ -242,27 +242,51 @@ def packing_keeps_documents_whole():
     assert packed_as_it_should([60, 10, 30, 40, 50, 10], 100) == 200
 
 
-def every_kind_of_row_is_read():
-    pairs = [{"prompt": held[0]["content"], "completion": held[1]["content"]} for held in TALKS]
-    write("pairs.jsonl", lines(pairs))
-    write("same.jsonl", lines({"messages": held[:2], "text": "left out"} for held in TALKS))
-    for name, columns in (("pairs", {key: [row[key] for row in pairs] for key in pairs[0]}),
-                          ("same", {"messages": [held[:2] for held in TALKS]})):
-        pyarrow.parquet.write_table(pyarrow.table(columns), f"{name}.parquet", row_group_size=7)
-    write("lists.jsonl", lines({"prompt": held[:1], "completion": held[1:2]} for held in TALKS))
-    write("parts.jsonl", lines({"messages": [
-        {**message, "content": [{"type": "text", "text": message["content"][:3]},
-                                {"type": "text", "text": message["content"][3:]}]}
-        for message in held[:2]]} for held in TALKS))
-    options = ("--seq-length", 64, "--no-shuffle", "--valid-fraction", 0)
-    made = []
-    for name in ("pairs.jsonl", "same.jsonl", "pairs.parquet", "same.parquet", "lists.jsonl",
-                 "parts.jsonl"):
-        prepared("of_" + name, "plain/tokenizer.json", name, *options)
-        made.append([read(path) for path in sorted(glob.glob(f"of_{name}/train_*"))])
-        assert len(made[-1]) == 2 and made[-1] == made[0], name
+def write_rows(name, rows):
+    if name.endswith(".parquet"):
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), name, row_group_size=7)
+    else:
+        write(name, lines(rows) if name.endswith(".jsonl") else json.dumps(rows, indent=1))
+    return name
+
+
+def rows_of_every_form_are_one():
+    """The same conversations as OpenAI, ShareGPT, Alpaca and others write them, in files of each
+    kind."""
+    pairs, talks = [], []
+    for place in range(20):
+        one, two, three, four = (message["content"] for message in talk(2, place))
+        pairs.append((one, two))
+        talks.append([one, two, f"{three}\nand more", four])
+
+    def said(texts, role="role", content="content", names=("user", "assistant")):
+        return [{role: name, content: text} for name, text in zip(names * 2, texts)]
+
+    def in_parts(messages):
+        return [{**message, "content": [{"type": "text", "text": message["content"][:3]},
+                                        {"type": "text", "text": message["content"][3:]}]}
+                for message in messages]
+    shared = [{"conversations": said(texts, "from", "value", ("human", "gpt"))} for texts in talks]
+    strings = [{"prompt": one, "completion": two} for one, two in pairs]
+    openai = [{"messages": said(pair)} for pair in pairs]
+    for forms in ((("talks.jsonl", [{"messages": said(texts)} for texts in talks]),
+                   ("alpaca.json", [{"history": [[one, two]], "instruction": three.split("\n")[0],
+                                     "input": "and more", "output": four}
+                                    for one, two, three, four in talks]),
+                   ("shared.parquet", shared), ("shared.json", shared)),
+                  (("pairs.jsonl", strings), ("pairs.parquet", strings), ("same.parquet", openai),
+                   ("same.jsonl", [row | {"text": "left out"} for row in openai]),
+                   ("lists.jsonl", [{"prompt": said(pair)[:1], "completion": said(pair)[1:]}
+                                    for pair in pairs]),
+                   ("parts.jsonl", [{"messages": in_parts(said(pair))} for pair in pairs]))):
+        made = []
+        for name, rows in forms:
+            prepared(f"of_{name}", "plain/tokenizer.json", write_rows(f"form_{name}", rows),
+                     "--seq-length", 96)
+            made.append([read(path) for path in sorted(glob.glob(f"of_{name}/*.bin*"))])
+            assert len(made[-1]) == 5 and made[-1] == made[0], name
     for name, field in (("same.jsonl", "text"), ("pairs.parquet", "prompt")):
-        prepared("text" + name, "plain/tokenizer.json", name, "--text-field", field)
+        prepared("text" + name, "plain/tokenizer.json", f"form_{name}", "--text-field", field)
         assert not glob.glob(f"text{name}/*.mask"), "a text has a mask"
 
 
@@ -312,30 +336,6 @@ def what_templates_use_is_there():
     text, marks = uses.render(row, row.messages, False)
     assert marks == [(10, 11)], marks
     assert text == '<|im_end|>a[{"role": "user", "content": "<é>"}]<é>True', text
-
-
-def rows_of_every_form_are_one():
-    """The same conversations as OpenAI, ShareGPT and Alpaca write them, in files of each kind."""
-    openai, shared, alpaca = [], [], []
-    for place in range(20):
-        one, two, three, four = (message["content"] for message in talk(2, place))
-        texts = [one, two, f"{three}\nand more", four]
-        openai.append({"messages": [{"role": role, "content": text} for role, text in
-                                    zip(("user", "assistant") * 2, texts)]})
-        shared.append({"conversations": [{"from": teller, "value": text} for teller, text in
-                                         zip(("human", "gpt") * 2, texts)]})
-        alpaca.append({"history": [[one, two]], "instruction": three, "input": "and more",
-                       "output": four})
-    write("openai.jsonl", lines(openai))
-    write("alpaca.json", json.dumps(alpaca))
-    write("shared.json", json.dumps(shared, indent=1))
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(shared), "shared.parquet")
-    prepared("openai", "plain/tokenizer.json", "openai.jsonl")
-    assert answers_in("openai", "train", "plain/tokenizer.json")
-    for source in ("alpaca.json", "shared.parquet", "shared.json"):
-        assert not prepared(f"one_{source}", "plain/tokenizer.json", source).err
-        for name in glob.glob("*.bin*", root_dir="openai"):
-            assert read(f"openai/{name}") == read(f"one_{source}/{name}"), (source, name)
 
 
 def opened(path):
@@ -442,49 +442,52 @@ def what_is_lost_is_told():
                  "--jobs", 1), "marks.jsonl, line 1", "no characters")
 
 
-def bad_rows_are_refused():
-    def bad(row, *parts, tokenizer="plain/tokenizer.json"):
-        write("bad.jsonl", lines([{"messages": TALKS[0]}, row]))
-        refused(call(prepare_data, "--output", "bad", "--tokenizer", tokenizer, "--jobs", 1,
-                     "bad.jsonl"), *parts)
+NO_ROLES, NO_TEXT = "no list of objects with a role", "the content of a message is no text"
+NO_ANSWER, PAIR = "no message of the assistant's that answers one", {"prompt": "x",
+                                                                     "completion": "y"}
+BAD_ROWS = (  # of the second line, and what is said of it
+    ({"messages": "no"}, NO_ROLES), ({"messages": [{"content": "x"}]}, NO_ROLES),
+    ({"messages": None}, NO_ROLES), ({"messages": TALKS[0][:1]}, NO_ANSWER),
+    ({"messages": TALKS[0][1:]}, NO_ANSWER),
+    *((row, NO_TEXT) for content in (None, True, 5, [1], [{"type": "image", "image": "x"}],
+                                     {"text": "x"})
+      for row in ({"messages": [TALKS[0][0], {"role": "assistant", "content": content}]},
+                  {"prompt": "x", "completion": content})),
+    *((PAIR | {"tools": tools}, "its tools are no ")
+      for tools in ("no JSON", "5", 5, {"name": "x"}, "[" * 9000)))
+REFUSES = PLAIN.replace("{% for", "{% if messages[0].content == 'x' %}"
+                                  "{{ raise_exception('no x\n here') }}{% endif %}{% for", 1)
+BAD_TEMPLATES = (  # the line, what is said
+    (REFUSES, "line 2", "the chat template refuses it: no x here"),
+    ("{% if add_generation_prompt %}a{% else %}b{% endif %}", "line 1",
+     "does not write an answer after"),
+    *((source, "line 1", "the chat template refuses it: ") for source in (
+        "{{ 1 // 0 }}", "{{ 'x' * (2 ** 80) }}", "{{ range(10 ** 9) }}", "{{ 1 + 'x' }}",
+        "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}")),
+    ("{{ strftime_now('%d') }}", "line 1", "(strftime_now)", "write a date into the template"),
+    ("{% if false %}x{% endif %}", "line 1", "the chat template writes nothing"))
 
-    line = "bad.jsonl, line 2"
-    bad({"messages": "no"}, line, "no list of objects with a role", "--skip-bad")
-    bad({"messages": [{"content": "x"}]}, line, "no list of objects with a role")
-    for content in (None, True, 5, [1], [{"type": "image", "image": "x"}], {"text": "x"}):
-        bad({"messages": [TALKS[0][0], {"role": "assistant", "content": content}]}, line,
-            "the content of a message is no text", "--skip-bad")
-        bad({"prompt": "x", "completion": content}, line, "the content of a message is no text")
-    bad({"messages": None}, line, "no list of objects with a role", "--skip-bad")
-    bad({"messages": TALKS[0][:1]}, line, "no message of the assistant's that answers one")
-    bad({"messages": TALKS[0][1:]}, line, "no message of the assistant's that answers one")
-    bad({"text": "a text"}, "the sources hold texts and conversations")
-    for tools in ("no JSON", "5", 5, {"name": "x"}, "[" * 9000):
-        bad({"prompt": "x", "completion": "y", "tools": tools}, line, "its tools are no ")
+
+def bad_rows_are_refused():
+    def bad(name, *parts, tokenizer="plain/tokenizer.json", words=()):
+        refused(call(prepare_data, "--output", "bad", "--tokenizer", tokenizer, "--jobs", 1, name,
+                     *words), *parts)
+
+    for row, said in BAD_ROWS:
+        write("bad.jsonl", lines([{"messages": TALKS[0]}, row]))
+        bad("bad.jsonl", "bad.jsonl, line 2", said, "--skip-bad")
+    write("bad.jsonl", lines([{"messages": TALKS[0]}, {"text": "a text"}]))
+    bad("bad.jsonl", "the sources hold texts and conversations")
     for depth in range(300, 1000, 100):  # what json reads, but may not write
         deep = "[" * depth + "]" * depth
         write("deep.jsonl", f'{{"prompt": "x", "completion": "y", "tools": {deep}}}\n' +
               lines([{"messages": TALKS[0]}]))
         prepared(f"deep{depth}", "plain/tokenizer.json", "deep.jsonl", "--skip-bad")
-    refuses = PLAIN.replace("{% for", "{% if messages[0].content == 'x' %}"
-                                      "{{ raise_exception('no x\n here') }}{% endif %}{% for", 1)
-    make_tokenizer("refuses", refuses)
-    bad({"prompt": "x", "completion": "y"}, line, "the chat template refuses it: no x here",
-        tokenizer="refuses/tokenizer.json")
-    make_tokenizer("backward", "{% if add_generation_prompt %}a{% else %}b{% endif %}")
-    bad({"prompt": "x", "completion": "y"}, "does not write an answer after",
-        tokenizer="backward/tokenizer.json")
-    for source in ("{{ 1 // 0 }}", "{{ 'x' * (2 ** 80) }}", "{{ range(10 ** 9) }}",
-                   "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", "{{ 1 + 'x' }}"):
-        make_tokenizer("raises", source)
-        bad({"prompt": "x", "completion": "y"}, "line 1", "the chat template refuses it: ",
-            tokenizer="raises/tokenizer.json")
-    make_tokenizer("dated", "{{ strftime_now('%d') }}")
-    bad({"prompt": "x", "completion": "y"}, "line 1", "today's date (strftime_now)",
-        "write a date into the template", tokenizer="dated/tokenizer.json")
-    make_tokenizer("silent", "{% if false %}x{% endif %}")
-    bad({"prompt": "x", "completion": "y"}, "line 1", "the chat template writes nothing",
-        tokenizer="silent/tokenizer.json")
+    write("bad.jsonl", lines([{"messages": TALKS[0]}, PAIR]))
+    for source, *parts in BAD_TEMPLATES:
+        bad("bad.jsonl", *parts, tokenizer=make_tokenizer("faulty", source))
+    bad("bad.jsonl", "no text at all: 2 were left out", "the first: bad.jsonl, line 1: ",
+        tokenizer="faulty/tokenizer.json", words=("--skip-bad",))
     for name, source, part in (("none", "", "the tokenizer none has no chat template"),
                                ("broken", "{% for %}", "the chat template of broken")):
         make_tokenizer(name, source)
@@ -493,20 +496,16 @@ def bad_rows_are_refused():
                           "bad.jsonl", "--jobs", 2, *words)
             refused(result, part)
             assert "bad.jsonl" not in result.err and "--skip-bad" not in result.err, result.err
-    refused(call(prepare_data, "--output", "bad", "--tokenizer", "raises/tokenizer.json",
-                 "--skip-bad", "bad.jsonl"), "no text at all: 2 were left out",
-            "the first: bad.jsonl, line 1: ")
     write("bad.jsonl", lines([{"messages": TALKS[0]}, {"messages": 3}, {"messages": TALKS[1]}]))
     prepared("left", "plain/tokenizer.json", "bad.jsonl", "--skip-bad")
     assert manifest("left")["skipped"] == 1 and manifest("left")["documents"] == 2
-    refused(call(prepare_data, "--output", "t", "--tokenizer", "plain/tokenizer.json", "--jobs", 1,
-                 "talks.jsonl", "--split", "tails"), "--split tails: conversations are not cut")
     write("a.txt", "text\n" * 50)
-    refused(call(prepare_data, "--output", "t2", "--tokenizer", "plain/tokenizer.json", "--jobs", 1,
-                 "a.txt", "--seq-length", 64), "--seq-length: of conversations")
-    for words in (("--before", "none"), ("--after", "<|im_end|>")):
-        refused(call(prepare_data, "--output", "t3", "--tokenizer", "plain/tokenizer.json",
-                     "--jobs", 1, "talks.jsonl", *words), "--before, --after: of texts")
+    for name, words, said in (
+            ("talks.jsonl", ("--split", "tails"), "--split tails: conversations are not cut"),
+            ("a.txt", ("--seq-length", 64), "--seq-length: of conversations"),
+            ("talks.jsonl", ("--before", "none"), "--before, --after: of texts"),
+            ("talks.jsonl", ("--after", "<|im_end|>"), "--before, --after: of texts")):
+        bad(name, said, words=words)
 
 
 CALLS = ("{% for t in tools or [] %}[{{ t.name }}]{% endfor %}" + PLAIN).replace(
@@ -517,10 +516,7 @@ CALL = {"name": "look", "arguments": {"at": "x"}}
 
 def texts_of(rows, name="rows.parquet"):
     """What the template CALLS makes of rows of a file, and the manifest."""
-    if name.endswith(".parquet"):
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), name)
-    else:
-        write(name, lines(rows))
+    write_rows(name, rows)
     make_tokenizer("calls", CALLS)
     output = f"of_{name}_{len(glob.glob(f'of_{name}_*'))}"
     prepared(output, "calls/tokenizer.json", name, "--valid-fraction", 0, "--no-shuffle",
@@ -694,42 +690,34 @@ def other_masks_are_other_data():
 
 
 def checkpoints_carry_the_template():
-    run("train_gpt", *TINY[:4], "--seq-length", 96, "--data", "e/train_*.bin", "--train-iters", 1,
-        "--micro-batch-size", 2, "--save", "carries")
-    assert read("carries/latest/chat_template.jinja") == PLAIN.encode()
-    # of a start, too
+    """That of the data, which wrote them, whatever a start or another folder says; of texts, that
+    of the start."""
+    def saved(name, data, *words):
+        run("train_gpt", *words, "--data", data, "--train-iters", 1, "--micro-batch-size", 2,
+            "--global-batch-size", 2, "--seq-length", 96, "--save", name)
+        return read(f"{name}/latest/chat_template.jinja")
+
+    start = ("--load", "carried")
+    assert saved("carries", "e/train_*.bin", *TINY[:4]) == PLAIN.encode()
     call(convert_hf, "import", "carries/latest", "--output", "carried")
     os.rename("e", "elsewhere")
-    run("train_gpt", "--load", "carried", "--data", "elsewhere/train_*.bin", "--train-iters", 1,
-        "--micro-batch-size", 2, "--save", "again")
+    assert saved("again", "elsewhere/train_*.bin", *start) == PLAIN.encode()
     os.rename("elsewhere", "e")
-    assert read("again/latest/chat_template.jinja") == PLAIN.encode()
-    # of the data rather, whatever the start says: they were written by it
-    texts = write("texts.txt", "a text\n" * 500)
-    prepared("texts", "plain/tokenizer.json", texts)
-    for place, (data, template) in enumerate((
-            ("e/train_*.bin", PLAIN), ("texts/train_*.bin", THINKS),
-            ("{texts,e}/train_*.bin", PLAIN))):
-        write("carried/chat_template.jinja", THINKS)
-        run("train_gpt", "--load", "carried", "--data", data, "--train-iters", 1,
-            "--micro-batch-size", 2, "--global-batch-size", 2, "--seq-length", 96, "--save",
-            f"kept{place}")
-        assert read(f"kept{place}/latest/chat_template.jinja") == template.encode(), data
-    # without a start, too, whichever folder comes first
+    prepared("texts", "plain/tokenizer.json", write("texts.txt", "a text\n" * 500))
     shutil.copytree("texts", "before_e")
-    write("before_e/chat_template.jinja", THINKS)
-    run("train_gpt", *TINY[:4], "--seq-length", 96, "--data", "{before_e,e}/train_*.bin",
-        "--train-iters", 1, "--micro-batch-size", 2, "--global-batch-size", 2, "--save", "begun")
-    assert read("begun/latest/chat_template.jinja") == PLAIN.encode()
+    for folder in ("carried", "before_e"):
+        write(f"{folder}/chat_template.jinja", THINKS)
+    for place, (data, words, template) in enumerate((
+            ("e/train_*.bin", start, PLAIN), ("texts/train_*.bin", start, THINKS),
+            ("{texts,e}/train_*.bin", start, PLAIN),
+            ("{before_e,e}/train_*.bin", TINY[:4], PLAIN))):
+        assert saved(f"kept{place}", data, *words) == template.encode(), data
     os.rename("e/tokenizer.json", "aside.json")
-    run("train_gpt", "--load", "carried", "--data", "e/train_*.bin", "--train-iters", 1,
-        "--micro-batch-size", 2, "--save", "lacking")
+    saved("lacking", "e/train_*.bin", *start)
     assert read("lacking/latest/tokenizer.json") == read("carried/tokenizer.json")
     os.rename("aside.json", "e/tokenizer.json")
     os.remove("carried/chat_template.jinja")  # a base model has none
-    run("train_gpt", "--load", "carried", "--data", "e/train_*.bin", "--train-iters", 1,
-        "--micro-batch-size", 2, "--save", "based")
-    assert read("based/latest/chat_template.jinja") == PLAIN.encode()
+    assert saved("based", "e/train_*.bin", *start) == PLAIN.encode()
 
 
 def two_templates_are_noticed():
@@ -921,7 +909,7 @@ if __name__ == "__main__":
     sys.exit(main([
         the_answers_count, the_template_may_lie_beside, what_the_texts_depend_on_is_remembered,
         tokens_that_are_none_are_named, none_is_cut_that_fits,
-        packing_keeps_documents_whole, every_kind_of_row_is_read,
+        packing_keeps_documents_whole,
         calls_of_tools_are_written_as_they_are, odd_rows_are_one_fault_each,
         one_conversation_is_on_one_side,
         answers_in_a_prompt_do_not_count, earlier_turns_may_change,

@@ -72,6 +72,37 @@ def options(**changes):
         {key.replace("_", "-"): text for key, text in changes.items()})
 
 
+def in_bf16(record):
+    for row in record["linear_layers"]:
+        row.update(x="BF16", w="BF16", dy="BF16", wgrad="BF16", reason="no FP8 before 9.0")
+
+
+def half_lost(what, recipe="delayed"):
+    """Half of a tensor's codes are of that kind."""
+    def change(record):
+        if record["kind"] == "fp8":
+            counts = record["tensors"]["blocks.1.fc1.dy"]
+            counts[what] = counts["elements"] // 2
+        return changed("run", options(fp8_recipe=recipe))(record)
+    return change
+
+
+def on_gpu(rate=None, **changes):
+    """A record as a run on an H200 has it; flops_per_token x rate are its FLOP/s."""
+    def change(record):
+        if record["kind"] == "run":
+            record.update(device="NVIDIA H200, 132 multiprocessors", peak_flops=989e12,
+                          ranks=int(changes.get("gpus", 1)))
+            options(**changes)(record)
+        if record["kind"] == "step":
+            record["tokens_per_s"] = rate / 786432 if rate else record["tokens_per_s"]
+            record["seconds"] = 0.1
+        if record["kind"] == "eval":
+            record["seconds"] = 0.01
+        return record
+    return change
+
+
 def said(folder, *words):
     """Exit status and report, without its line breaks."""
     result = call(lambda: sys.exit(doctor.main()), folder, *words)
@@ -154,6 +185,70 @@ def slow_ranks_are_named():
 # ---- faults in how it went ---------------------------------------------------------------------
 
 
+# the run, its fault, the exit status, what is said
+PLANTED = (
+    ("r/fp8", changed("end", status=1), 1, "failed with status 1"),
+    ("r/fp8", changed("end", status=5, error="step 4: x computes wrongly"), 1,
+     "error: step 4: x computes wrongly, step 60", "-> take that GPU out of use"),
+    ("r/fp8", changed("end", status=1, error="no room"), 1, "error: no room, step"),
+    ("r/fp8", changed("end", status=75), 0, "note state", "stopped by a signal"),
+    # saves
+    ("r/bf16", changed("save", after=59, error="no room"), 1, "WRONG checkpoints 1 of 3 failed, "
+     "the last one after step 60: no room; what was learned since", "-> make room on the disk"),
+    ("r/bf16", changed("save", before=21, error="no room"), 0, "note checkpoints 1 of 3 failed, "
+     "the last one after step 20: no room", "0 wrong, 1 to note"),
+    # skips
+    ("r/bf16", changed("step", before=2, skipped=1, loss=None, nonfinite=True), 1,
+     "1 of 60 were skipped, 1 for a NaN or infinite loss or norm, the last one step 1"),
+    ("r/bf16", changed("step", before=2, skipped=1, reason="spike"), 1,
+     "1 of 60 were skipped, 1 for a spike of loss or norm (--skip-spikes 0), the last one step 1"),
+    ("r/bf16", changed("step", lambda record: record.update(
+        skipped=1, reason="spike" if record["step"] % 2 else "nonfinite"), before=5), 1,
+     "4 of 60 were skipped, 2 for a NaN or infinite loss or norm and 2 for a spike"),
+    ("r/bf16", changed("step", before=5, skipped=1, reason="requested"), 0,
+     "only those were skipped that --iterations-to-skip names, 4 of 60"),
+    # losses and learning rates
+    ("r/fp8", changed("step", more("loss", 1), after=40), 1, "WRONG loss", "it rises",
+     "-> resume from a checkpoint"),
+    ("r/fp8", changed("step", loss=6.0), 1, "above 5.5491, which guessing pays"),
+    ("r/fp8", changed("step", lr=0), 1, "WRONG learning rate it is 0: nothing is learned",
+     "--lr 0.002"),
+    ("r/fp8", changed("step", lr=0, after=40), 1, "it is 0 from step 41 on: 20 steps",
+     "--lr-decay-iters"),
+    ("r/fp8", changed("step", lr=0, after=59), 0, "ok learning rate"),
+    ("r/fp8", changed("run", options(lr="1e-06")), 1, "its peak of 1e-06 is far too small",
+     "--lr 0.002"),
+    ("r/fp8", changed("run", options(lr="1e-06", load="/start")), 0,
+     "ok learning rate up to 1e-06"),
+    # precision
+    ("r/fp8", changed("run", in_bf16, fp8_flops_share=0), 1,
+     "no layer is in FP8: no FP8 before 9.0", "--fp8-required"),
+    ("r/fp8", half_lost("largest"), 1, "blocks.1.fc1.dy: 50% of its codes are the largest at "
+     "step 60", "--fp8-margin 1"),
+    ("r/fp8", half_lost("zero"), 1, "blocks.1.fc1.dy: 50% of its codes are zero",
+     "--fp8-amax-history-len", "--fp8-recipe tensorwise or blockwise, or --first"),
+    ("r/fp8", half_lost("zero", "tensorwise"), 1, "are zero",
+     "-> --fp8-recipe blockwise, or --first-last-layers-bf16"),
+    ("r/fp8", half_lost("zero", "blockwise"), 1, "are zero", "-> --first-last-layers-bf16"),
+    ("r/fp8", without("fp8"), 0, "note FP8 range", "--fp8-stats-interval 100"),
+    # records
+    ("r/fp8", changed("step", dict.clear, after=29, before=33), 0,
+     "the records of 3 steps are missing", "disk full"),
+    ("r/fp8", changed("step", more("tokens", 64), after=30), 1, "step 31 went 192 tokens on, not "
+     "128"),
+    # time
+    ("fast", changed("eval", seconds=1.0), 0, "33% of the time went into evaluations"),
+    ("fast", changed("step", lambda r: r.update(seconds=0.1 if r["step"] % 10 else 0.5)), 0,
+     "takes over 500 ms, where the median is 100 ms"),
+)
+
+
+def each_fault_is_named():
+    shutil.copytree(planted("fast", on_gpu(5e14), "r/bf16"), "fast")
+    for of, fault, status, *parts in PLANTED:
+        expect(planted("fault", fault, of), status, *parts)
+
+
 def ends_are_named():
     folder = planted("killed", without("end"))
     expect(folder, 1, "WRONG state", "no process holds its folder: it was killed, or another "
@@ -168,44 +263,11 @@ def ends_are_named():
     holder.communicate()
     train("r/nan/x", "--bf16", "--lr", 100, "--clip-grad", 0, "--max-skipped", 5, check=False)
     expect("r/nan/x", 1, "gave up: step after step was skipped", "-> resume from a checkpoint")
-    expect(planted("failed", changed("end", status=1)), 1, "failed with status 1")
-    expect(planted("wrongly", changed("end", status=5, error="step 4: x computes wrongly")), 1,
-           "error: step 4: x computes wrongly, step 60", "-> take that GPU out of use")
-    expect(planted("died", changed("end", status=1, error="no room")), 1, "error: no room, step")
-    expect(planted("stopped", changed("end", status=75)), 0, "note state", "stopped by a signal")
-
-
-def failed_saves_are_named():
-    """As the newest one, and before a later one that is whole."""
-    late = changed("save", after=59, error="no room")
-    expect(planted("unsaved", late, "r/bf16"), 1, "WRONG checkpoints 1 of 3 failed, the last one "
-           "after step 60: no room; what was learned since", "-> make room on the disk")
-    early = changed("save", before=21, error="no room")
-    expect(planted("saved", early, "r/bf16"), 0, "note checkpoints 1 of 3 failed, the last one "
-           "after step 20: no room", "0 wrong, 1 to note")
-    going_on = planted("unended", lambda record: record["kind"] != "end" and late(record),
-                       "r/bf16")
+    going_on = planted("unended", lambda record: record["kind"] != "end" and changed(
+        "save", after=59, error="no room")(record), "r/bf16")
     os.remove(f"{going_on}/.lock") # else nobody holds it: it died
     state = metrics.state_of(metrics.open_run(going_on))
     assert state == "running, the save of step 60 failed", state
-
-
-def skips_and_losses_are_judged():
-    skip = changed("step", before=2, skipped=1, loss=None, nonfinite=True)
-    expect(planted("skips", skip, "r/bf16"), 1, "1 of 60 were skipped", "the last one step 1")
-    spike = changed("step", before=2, skipped=1, reason="spike")
-    text = expect(planted("spikes", spike, "r/bf16"), 1, "1 of 60 were skipped, 1 for a spike")
-    assert "NaN" not in text
-    both = changed("step", lambda record: record.update(
-        skipped=1, reason="spike" if record["step"] % 2 else "nonfinite"), before=5)
-    expect(planted("both", both, "r/bf16"), 1, "4 of 60 were skipped, 2 for a NaN or infinite loss "
-           "or norm and 2 for a spike")
-    asked = changed("step", before=5, skipped=1, reason="requested")
-    expect(planted("asked", asked, "r/bf16"), 0, "only those were skipped that "
-           "--iterations-to-skip names, 4 of 60")
-    expect(planted("rise", changed("step", more("loss", 1), after=40)), 1, "WRONG loss",
-           "it rises", "-> resume from a checkpoint")
-    expect(planted("nothing", changed("step", loss=6.0)), 1, "above 5.5491, which guessing pays")
 
 
 def run_of(losses):
@@ -224,15 +286,14 @@ def lowest_loss_is_named_by_its_step():
 
 
 def spikes_that_were_skipped_do_not_count():
-    """One just before the end is no rise, and one just after a resume no leap."""
+    """One just before the end is no rise."""
     run = run_of([2.0] * 60)
     for step in (*range(42, 46), *range(56, 61)):
         run.steps[step].update(loss=9.0, skipped=1)
     assert doctor.losses(run).level == "ok", doctor.losses(run)
-    assert not list(doctor.jump(run, 40)), list(doctor.jump(run, 40))
     for record in run.steps.values():
         record["skipped"] = 0
-    assert doctor.losses(run).level == "WRONG" and list(doctor.jump(run, 40))
+    assert doctor.losses(run).level == "WRONG"
 
 
 def noise_is_no_rise():
@@ -249,20 +310,6 @@ def noise_is_no_rise():
         rise[80] = 30
         found = [doctor.losses(run_of(rise + rng.normal(0, noise, 150))) for _ in range(40)]
         assert all("it rises" in one.text for one in found), (noise, found)
-
-
-def rates_are_judged():
-    expect("r/fp8", 0, "ok learning rate up to 0.0006")
-    none = changed("step", lr=0)
-    expect(planted("none", none), 1, "WRONG learning rate it is 0: nothing is learned",
-           "--lr 0.002")
-    expect(planted("short", changed("step", lr=0, after=40)), 1,
-           "it is 0 from step 41 on: 20 steps", "--lr-decay-iters")
-    expect(planted("decayed", changed("step", lr=0, after=59)), 0, "ok learning rate")
-    small = changed("run", options(lr="1e-06"))
-    expect(planted("small", small), 1, "its peak of 1e-06 is far too small", "--lr 0.002")
-    tuned = changed("run", options(lr="1e-06", load="/start"))
-    expect(planted("tuned", tuned), 0, "ok learning rate up to 1e-06")
 
 
 def models_are_named_by_their_shape():
@@ -283,30 +330,6 @@ def fp8_that_is_not_on():
     train("r/part/x", *FP8, "--ffn-hidden-size", 100, steps=3)
     expect("r/part/x", 0, "note precision", "fc1 of blocks 0-1 in BF16, fc2 of blocks 0-1 in BF16: "
            "a side is not a multiple of 16", "--ffn-hidden-size")
-
-    def in_bf16(record):
-        for row in record["linear_layers"]:
-            row.update(x="BF16", w="BF16", dy="BF16", wgrad="BF16", reason="no FP8 before 9.0")
-    old_gpu = changed("run", in_bf16, fp8_flops_share=0)
-    expect(planted("old", old_gpu), 1, "no layer is in FP8: no FP8 before 9.0", "--fp8-required")
-
-
-def ranges_are_judged():
-    def lose(what):
-        def half(record):
-            counts = record["tensors"]["blocks.1.fc1.dy"]
-            counts[what] = counts["elements"] // 2
-        return changed("fp8", half)
-    expect(planted("saturated", lose("largest")), 1, "blocks.1.fc1.dy: 50% of its codes are the "
-           "largest at step 60", "--fp8-margin 1")
-    expect(planted("vanished", lose("zero")), 1, "blocks.1.fc1.dy: 50% of its codes are zero",
-           "--fp8-amax-history-len", "--fp8-recipe tensorwise or blockwise, or --first")
-    for recipe, remedy in (("tensorwise", "-> --fp8-recipe blockwise, or --first-last-layers-bf16"),
-                           ("blockwise", "-> --first-last-layers-bf16")):
-        def other(record, recipe=recipe):
-            return changed("run", options(fp8_recipe=recipe))(lose("zero")(record))
-        expect(planted("recipe", other), 1, "are zero", remedy)
-    expect(planted("uncounted", without("fp8")), 0, "note FP8 range", "--fp8-stats-interval 100")
 
 
 # ---- faults in resumes -------------------------------------------------------------------------
@@ -341,15 +364,7 @@ def resumes_that_change_the_run():
     expect(planted("fewer", fewer, "r/again/x"), 1, "come in another order from there on: "
            "--data is of other shards")
     leap = changed("step", more("loss", 1), after=40)
-    leap_folder = planted("leap", leap, "r/again/x")
-    text = expect(leap_folder, 1, "the loss leaps at step 40")
-    assert "the same losses to the last bit" in text  # both times alike
-    # a skipped step on either side of the resume is no leap, and hides none
-    for at in (35, 45):
-        skip = changed("step", after=at - 1, before=at + 1, skipped=1, loss=None, nonfinite=True)
-        text = expect(planted("skipped", skip, "r/again/x"), 1, f"the last one step {at}")
-        assert "leaps" not in text, text
-        expect(planted("both", skip, leap_folder), 1, "the loss leaps at step 40")
+    expect(planted("leap", leap, "r/again/x"), 1, "WRONG loss", "the same losses to the last bit")
     folder = planted("differ", changed("end", time=1, step=40), "r/again/x")
     lines = read(f"{folder}/metrics.jsonl").decode().splitlines()
     at = max(i for i, line in enumerate(lines) if '"step":50,' in line and "tokens_per" in line)
@@ -377,30 +392,7 @@ def every_repeat_is_compared():
             "then 2.500000"), found
 
 
-def records_are_counted():
-    lost = changed("step", dict.clear, after=29, before=33)
-    expect(planted("lost", lost), 0, "the records of 3 steps are missing", "disk full")
-    expect(planted("strange", changed("step", more("tokens", 64), after=30)), 1,
-           "step 31 went 192 tokens on, not 128")
-
-
 # ---- what costs speed --------------------------------------------------------------------------
-
-
-def on_gpu(rate=None, **changes):
-    """A record as a run on an H200 has it; flops_per_token x rate are its FLOP/s."""
-    def change(record):
-        if record["kind"] == "run":
-            record.update(device="NVIDIA H200, 132 multiprocessors", peak_flops=989e12,
-                          ranks=int(changes.get("gpus", 1)))
-            options(**changes)(record)
-        if record["kind"] == "step":
-            record["tokens_per_s"] = rate / 786432 if rate else record["tokens_per_s"]
-            record["seconds"] = 0.1
-        if record["kind"] == "eval":
-            record["seconds"] = 0.01
-        return record
-    return change
 
 
 def options_that_cost_are_named():
@@ -427,14 +419,6 @@ def options_that_cost_are_named():
     assert "is forced" not in blockwise, blockwise
 
 
-def times_are_looked_at():
-    fast = planted("fast", on_gpu(5e14), "r/bf16")
-    expect(planted("evals", changed("eval", seconds=1.0), fast), 0,
-           "33% of the time went into evaluations")
-    uneven = changed("step", lambda r: r.update(seconds=0.1 if r["step"] % 10 else 0.5))
-    expect(planted("uneven", uneven, fast), 0, "takes over 500 ms, where the median is 100 ms")
-
-
 def logs_of_llm_c_are_looked_at():
     """Its operations are not counted, and its first line is no part of the table."""
     write("llmc.log", llm_c_log())
@@ -451,11 +435,8 @@ def bad_words_are_refused():
 
 if __name__ == "__main__":
     prepare()
-    main([a_run_that_is_well, resumed_runs_are_one_run, ranks_may_change, ends_are_named,
-          failed_saves_are_named, skips_and_losses_are_judged,
-          slow_ranks_are_named, lowest_loss_is_named_by_its_step,
-          spikes_that_were_skipped_do_not_count, noise_is_no_rise, rates_are_judged,
-          models_are_named_by_their_shape, fp8_that_is_not_on,
-          ranges_are_judged, resumes_that_change_the_run, every_repeat_is_compared,
-          records_are_counted, options_that_cost_are_named, times_are_looked_at,
-          logs_of_llm_c_are_looked_at, bad_words_are_refused])
+    main([a_run_that_is_well, resumed_runs_are_one_run, ranks_may_change, slow_ranks_are_named,
+          each_fault_is_named, ends_are_named, lowest_loss_is_named_by_its_step,
+          spikes_that_were_skipped_do_not_count, noise_is_no_rise, models_are_named_by_their_shape,
+          fp8_that_is_not_on, resumes_that_change_the_run, every_repeat_is_compared,
+          options_that_cost_are_named, logs_of_llm_c_are_looked_at, bad_words_are_refused])

@@ -110,14 +110,17 @@ def fault_of(name, words):
     return f"not finite: {done.out}" if re.search(r"\b(nan|inf)\b", done.out) else ""
 
 
-def fuzz(count, seed, seconds=math.inf):
-    """Yields the faults; each with the file that shows it, in the present folder."""
+def fuzz(count, seed, seconds=math.inf, more=()):
+    """Yields the faults; each with the file that shows it, in the present folder. more: other files
+    that are tried first."""
     rng, runs, until = random.Random(seed), real_runs(), time.monotonic() + seconds
+    more = [*more, b"", b"\n\n", b"\0" * 4096, b"step 1/2 | loss 3\n" * 3,
+            b'{"kind":' + b"[" * 10**5 + b"\n", b"{\0\xff\n" * 3]
     for number in range(count):
         if time.monotonic() > until:
             break
         rows = rng.choice(runs)
-        content = damaged(rng, rows)
+        content = more[number] if number < len(more) else damaged(rng, rows)
         write("a/metrics.jsonl", content)
         write("b/metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
         pair = rng.choice((("x:a", "y:b"), ("x:b", "y:a")))

@@ -245,7 +245,7 @@ test_races_another_program() {
     # nor do those of another model, data or batch; rates that were tuned with other options are none
     expect_said 2 "of llm.c with --lr 5e-4, 5e-4:linear, 1e-3:linear have not ended with these" \
         "${race[@]}" --llm-c-model d24 --only llm.c runs "${model[@]}"
-    expect_said 2 "tune/llm.c/lr-5e-4 was run with other options (--data d/x_train.bin): another" \
+    expect_said 2 "tune/llm.c/lr-5e-4 was run with other options (-i d/x_val.bin differs): another" \
         "${race[@]}" --data d/x_val.bin --only llm.c tune "${model[@]}"
     local other
     for other in "--data d/x_val.bin" "--valid-data d/x_train.bin" "--batch 4" "--seq-length 32"; do
@@ -269,7 +269,7 @@ test_races_another_program() {
     [[ -e m/muon/seed-1/scaling.safetensors && ! -e m/muon/seed-1/latest ]] || fail "checkpoints"
     has m/llm.c/console.log "| learning rate (LR)    | 0.002 " || fail "not the best rate"
     cksum m/*/seed-?/metrics.jsonl m/llm.c/console.log >before
-    expect_said 2 "m/llm.c was run with other options (--valid-data d/x_val.bin): another --out" \
+    expect_said 2 "m/llm.c was run with other options (-j d/x_train.bin differs): another --out" \
         "${race[@]}" --valid-data d/x_train.bin --llm-c-rates 0.002:linear --only llm.c runs \
         "${model[@]}"
     expect_status 3 "${race[@]}" "${model[@]}" # two seeds of so short a run show little
@@ -320,7 +320,7 @@ END
     "$root/test/metrics_tool.py" resumed/bf16/seed-1/metrics.jsonl >steps || fail "its metrics"
     [[ $(grep -c ^step steps) -eq 400 ]] || fail "not 400 steps"
     sed -i 's/o.get("-die", 0)/20/' bin/llm_c && rm m/llm.c/console.log
-    expect_said 2 "llm.c ended with 1: out of memory" "${race[@]}" runs "${model[@]}"
+    expect_said 2 "the trainer ended with status 1: out of memory" "${race[@]}" runs "${model[@]}"
 }
 
 has_steps() {
