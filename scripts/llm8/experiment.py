@@ -135,9 +135,12 @@ def write_list(folder, name, words):
     os.replace(fresh, os.path.join(folder, name))
 
 
-def changed_options(task):
-    """Returns in which options the task is another one than what ran in its folder."""
-    now, before = map(task.options, (task.command, read_list(task.folder, COMMAND)))
+def changed_options(task, passed=()):
+    """Returns in which options the task is another one than what ran in its folder. passed: options
+    that may differ."""
+    now, before = ([option for option in task.options(words)
+                    if re.split("[ =]", option)[0].removeprefix("--") not in passed]
+                   for words in (task.command, read_list(task.folder, COMMAND)))
     return [] if now == before else [option for option in now if option not in before] or \
         [option for option in before if option not in now] or ["their order"]
 

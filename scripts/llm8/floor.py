@@ -13,18 +13,10 @@ blockwise scaling the kernel that computes a tensor can write its codes; blockwi
 the codes' bytes, are left out.
 """
 
-import os
-import re
-
-from .environment import ROOT
-
-# Measured on the device, the best seen: ../shared/facts/h200.md. A device that is not here has no
-# floor.
+# The best rates seen on the device. A device that is not here has no floor.
 RATES = {"NVIDIA H200": {"bf16": 825e12, "fp8": 1530e12, "bytes": 4.3e12,
                          "blocks": 1289e12, "blocks, weight gradient": 1048e12}}
 FUSED = ("delayed", "blockwise") # recipes by which the kernel that computes a tensor writes codes
-with open(os.path.join(ROOT, "kernels", "kernels.h"), encoding="utf-8") as file:
-    GELU_PRODUCT_MOST_K = int(re.search(r"GELU_PRODUCT_MOST_K\D+(\d+)", file.read())[1])
 
 
 class Shape:
@@ -66,16 +58,10 @@ def linear_seconds(rates, kind, s, outputs, inputs, forward_extra=0, input_extra
 
 
 def activation_rides(s, recipe):
-    """Whether fc1's forward product applies the activation: with delayed scaling, where it writes
-    codes beside its result; and GPT-2's in BF16."""
+    """Whether fc1's forward product can apply the activation: with delayed scaling, where it writes
+    codes beside its result; and GPT-2's in BF16. Then fc2's input gradient can apply GELU's
+    derivative, too: in FP8 it reads fc1's result and leaves codes alone."""
     return recipe == "delayed" or (recipe == "bf16" and not s.llama)
-
-
-def derivative_rides(s, recipe):
-    """Whether fc2's input gradient applies GELU's derivative. In FP8 it reads fc1's result and
-    leaves codes alone."""
-    return (not s.llama and activation_rides(s, recipe)
-            and (recipe == "bf16" or s.C <= GELU_PRODUCT_MOST_K))
 
 
 def rope_rides(s, recipe):
@@ -87,14 +73,13 @@ def rope_rides(s, recipe):
 
 def products(rates, kind, s, recipe):
     # BF16: GELU's input, kept and read again; FP8: that is the result, and the codes are beside it
-    forward = s.M * s.F if activation_rides(s, recipe) else 0
-    backward = s.M * s.F if derivative_rides(s, recipe) else 0
+    rides = s.M * s.F if activation_rides(s, recipe) else 0
     residual = s.M * s.C
     return s.L * (linear_seconds(rates, kind, s, s.N, s.C)
                   + linear_seconds(rates, kind, s, s.C, s.H * s.D, forward_extra=residual)
-                  + linear_seconds(rates, kind, s, s.F1, s.C, forward_extra=forward)
+                  + linear_seconds(rates, kind, s, s.F1, s.C, forward_extra=rides)
                   + linear_seconds(rates, kind, s, s.C, s.F, forward_extra=residual,
-                                   input_extra=backward))
+                                   input_extra=0 if s.llama else rides))
 
 
 def attention(rates, s):
@@ -119,8 +104,7 @@ def activation_bytes(s, recipe):
         return swiglu + rope_forward + rope_backward + (2 * heads if s.qk_norm else 0)
     if recipe == "bf16":
         return 2 * (s.F + s.N)
-    forward = 0 if activation_rides(s, recipe) else 4 * s.F
-    return forward + (0 if derivative_rides(s, recipe) else 6 * s.F)
+    return 0 if activation_rides(s, recipe) else 10 * s.F
 
 
 def quantize_bytes(s, recipe):

@@ -162,9 +162,11 @@ def tried(o, name):
     for folder in sorted(glob.glob(os.path.join(glob.escape(o.out), "tune", name, "lr-*"))):
         rate = os.path.basename(folder).removeprefix("lr-")
         task = short_task(o, name, rate)
-        if experiment.changed_options(task):
-            continue
         run = open_run(task.record)
+        effects = run.start.get("effects", {}) # the preset's name has none of its own
+        if experiment.changed_options(task, {one for one, effect in effects.items()
+                                             if effect == "nothing"} - {"model"}):
+            continue
         ended += [rate] * run.over
         if run.finished and math.isfinite(loss := run.last("valid_loss", "evals")):
             losses[rate] = loss
