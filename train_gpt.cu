@@ -373,7 +373,7 @@ static void fc2_backward(Trainer *t, const Block *b, int M, bool accumulate) {
     const Scratch scratch = t->net.partial_sums;
     const Operand dy = b->fc1.dy;
     const int F = b->fc2.C;
-    Bf16 *d_activated = t->net.wide.bf16;
+    Bf16 *d_activated = t->net.d_activated;
     Gemm g = linear_input_gradient(&b->fc2, d_activated, M);
     if (b->product_derives) { g.aux = b->fc1_out; }
     if (in_fp8) {
@@ -393,7 +393,7 @@ static void fc2_backward(Trainer *t, const Block *b, int M, bool accumulate) {
     }
 }
 
-// From d_qkv of the rotated queries and keys, in net.wide, to d_norm.
+// From d_qkv of the rotated queries and keys to d_norm.
 static void qkv_backward(Trainer *t, const Block *b, int B, int T, bool accumulate) {
     const LinearLayer *qkv = &b->qkv;
     RotaryBackward r = b->rope;
@@ -417,9 +417,9 @@ static void block_backward(Trainer *t, const Block *b, int B, int T, bool accumu
     fc2_backward(t, b, M, accumulate);
     linear_backward(gpu, &b->fc1, net->d_norm, b->fc1.x, M, accumulate);
     norm_backward(t, &b->norm2, M, accumulate);
-    linear_backward(gpu, &b->attention_out, net->d_norm, b->attention_out.x, M, accumulate);
-    attention_backward_gpu(gpu, attention_shape_of(&t->run, B, T), net->wide.bf16, net->d_norm,
-                           b->attention_out.x.bf16, b->lse, b->rotated);
+    linear_backward(gpu, &b->attention_out, net->d_attention, b->attention_out.x, M, accumulate);
+    attention_backward_gpu(gpu, attention_shape_of(&t->run, B, T), net->d_qkv.bf16,
+                           net->d_attention, b->attention_out.x.bf16, b->lse, b->rotated);
     qkv_backward(t, b, B, T, accumulate);
     norm_backward(t, &b->norm1, M, accumulate);
 }

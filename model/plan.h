@@ -21,7 +21,8 @@ enum { PLAN_ALIGN = 256, PLAN_GUARD_BYTES = 4096 };
 typedef enum {
     PHASE_ALWAYS,
     PHASE_STEP,      // written anew in every forward pass, and read until the end of the step
-    PHASE_LINEAR,    // a linear layer of a block, and the producers of its operands
+    PHASE_FORWARD,   // a block's forward products, and the producers of their inputs
+    PHASE_BACKWARD,  // a block's backward products, and the producers of outputs' gradients
     PHASE_ATTENTION, // the attention of a block
     PHASE_HEAD,      // the LM head and the loss
     PHASE_SAVE,      // copying a checkpoint to the host

@@ -10,8 +10,8 @@ typedef struct {
 } Buffer;
 
 static Buffer buffers[] = {
-    {PHASE_ALWAYS, 100, NULL},    {PHASE_STEP, 256, NULL},       {PHASE_LINEAR, 700, NULL},
-    {PHASE_ATTENTION, 257, NULL}, {PHASE_HEAD, 1, NULL},         {PHASE_LINEAR, 300, NULL},
+    {PHASE_ALWAYS, 100, NULL},    {PHASE_STEP, 256, NULL},       {PHASE_FORWARD, 700, NULL},
+    {PHASE_ATTENTION, 257, NULL}, {PHASE_HEAD, 1, NULL},         {PHASE_FORWARD, 300, NULL},
     {PHASE_ALWAYS, 512, NULL},    {PHASE_ATTENTION, 9000, NULL}, {PHASE_STEP, 5, NULL},
 };
 enum { BUFFERS = COUNT(buffers) };

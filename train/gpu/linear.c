@@ -8,6 +8,7 @@ void linear_plan(LinearLayer *l, const Params *p, const LinearPrecision *lp, Pla
                        .fast_forward = p->run->precision.fast_forward,
                        .fast_backward = p->run->precision.fast_backward,
                        .counting = &p->counting,
+                       .adds_bias = true,
                        .family = lp->linear == LINEAR_HEAD ? FAMILY_HEAD_PRODUCTS
                                                            : FAMILY_PRODUCTS};
     if (lp->number != NUMBER_FP8) { return; }
@@ -117,8 +118,10 @@ void linear_forward(Gpu *gpu, const LinearLayer *l, Bf16 *y, Operand x, const Bf
     Gemm g = linear_product(gpu, l, y, &x, M, pass);
     g.c = addend;
     g.beta = addend != NULL ? 1.0f : 0.0f;
-    g.epilogue = l->bias != NULL ? EPILOGUE_BIAS : EPILOGUE_NONE;
-    g.bias = l->bias;
+    if (l->bias != NULL && l->adds_bias) {
+        g.epilogue = EPILOGUE_BIAS;
+        g.bias = l->bias;
+    }
     gemm(gpu, g);
 }
 

@@ -14,7 +14,8 @@ typedef struct {
     // x keeps bf16, or fp8_t and scales_t, from the forward pass for the weight gradient. The other
     // forms of x, and all forms of dy, are scratch. w.bf16 NULL: products read FP8 alone.
     Operand x, w, dy;
-    Bf16 *bias; // [N] or NULL
+    Bf16 *bias;     // [N] or NULL
+    bool adds_bias; // the forward product adds it
     Gradient dweight, dbias;
     bool wgrad_fp8;                   // the weight gradient's operands are in FP8 too
     bool fast_forward, fast_backward; // FP8 products keep partial sums in the tensor cores

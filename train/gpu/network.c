@@ -96,12 +96,13 @@ static void plan_blocks(Network *n, Plan *plan, int64_t M) {
 
 // ---- scratch ------------------------------------------------------------------------------------
 
-// With blockwise scaling: plans the scales of an operand of up to M x N, and of its transpose.
-static void plan_scales(const Network *n, Plan *plan, int64_t M, int64_t N, float **scales,
-                        float **scales_t) {
-    int rows = precision_scales(&n->run->precision, FP8_RECIPE_BLOCKWISE) ? (int)M : 0;
-    PLAN(plan, "scales", fp8_scale_count(SCALE_VECTORS, rows, (int)N), *scales);
-    PLAN(plan, "scales, transposed", fp8_scale_count(SCALE_VECTORS, (int)N, rows), *scales_t);
+// Plans the codes [rows,k] of a form, and with blockwise scaling their scales.
+static void plan_form(const Network *n, Plan *plan, const char *name, int64_t rows, int64_t k,
+                      Fp8Form *form) {
+    bool blocks = precision_scales(&n->run->precision, FP8_RECIPE_BLOCKWISE);
+    int64_t scales = blocks ? fp8_scale_count(SCALE_VECTORS, (int)rows, (int)k) : 0;
+    PLAN(plan, name, rows * k, form->codes);
+    PLAN(plan, "scales", scales, form->inverse);
 }
 
 // The LM head works on some rows at a time, whose logits, in all forms that an FP8 head needs, take
@@ -123,15 +124,13 @@ static void plan_head(Network *n, Plan *plan, int64_t M) {
     int64_t wgrad_rows = head->wgrad_fp8 ? rows : 0, fp8_rows = fp8 ? rows : 0;
     plan_section(plan, "scratch of the head", PHASE_HEAD);
     PLAN(plan, "logits", rows * P, head->dy.bf16);
-    PLAN(plan, "input, FP8", fp8_rows * C, head->x.rows.codes);
-    PLAN(plan, "input, FP8, transposed", wgrad_rows * C, head->x.columns.codes);
+    plan_form(n, plan, "input, FP8", fp8_rows, C, &head->x.rows);
+    plan_form(n, plan, "input, FP8, transposed", C, wgrad_rows, &head->x.columns);
     n->loss_scratch.bytes = (size_t)loss_scratch_floats(fp8_rows) * sizeof(float);
     plan_buffer(plan, "rows' log-sum-exp", (int64_t)n->loss_scratch.bytes,
                 (void **)&n->loss_scratch.data);
-    PLAN(plan, "d logits, FP8", fp8_rows * P, head->dy.rows.codes);
-    PLAN(plan, "d logits, FP8, transposed", wgrad_rows * P, head->dy.columns.codes);
-    plan_scales(n, plan, fp8_rows, C, &head->x.rows.inverse, &head->x.columns.inverse);
-    plan_scales(n, plan, fp8_rows, P, &head->dy.rows.inverse, &head->dy.columns.inverse);
+    plan_form(n, plan, "d logits, FP8", fp8_rows, P, &head->dy.rows); // before, max_sums
+    plan_form(n, plan, "d logits, FP8, transposed", P, wgrad_rows, &head->dy.columns);
 }
 
 AttentionShape attention_shape_of(const Run *run, int B, int T) {
@@ -144,9 +143,11 @@ void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan) {
     const Run *run = params->run;
     const ModelConfig *c = &run->config;
     int64_t T = c->seq_length, M = run->options.micro_batch_size * T, C = c->channels;
-    int64_t heads = (int64_t)c->num_heads * c->head_size, widest = max64(c->ffn, qkv_rows(c));
-    int64_t sums = partial_sums_bytes(M, max64(max64(fc1_rows(c), qkv_rows(c)), 3 * C));
-    bool trains = options_train(&run->options), fp8 = run->precision.used;
+    int64_t heads = (int64_t)c->num_heads * c->head_size, inputs = max64(C, heads);
+    int64_t outputs = max64(fc1_rows(c), qkv_rows(c));
+    int64_t sums = partial_sums_bytes(M, max64(outputs, 3 * C));
+    bool trains = options_train(&run->options);
+    int64_t fp8_rows = run->precision.used ? M : 0, d_rows = trains ? fp8_rows : 0;
     *n = (Network){.run = run, .gpu = gpu, .params = params};
     n->blocks = calloc_or_die((size_t)c->num_layers, sizeof(Block));
     plan_section(plan, "data", PHASE_ALWAYS);
@@ -162,13 +163,13 @@ void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan) {
     PLAN(plan, "losses", M, n->losses);
     plan_section(plan, "scratch", PHASE_STEP);
     PLAN(plan, "d residual", trains ? M * C : 0, n->d_residual.bf16);
-    PLAN(plan, "d norm, d attention", trains ? M * max64(C, heads) : 0, n->d_norm);
+    PLAN(plan, "d norm, d attention", trains ? M * inputs : 0, n->d_norm);
     n->partial_sums.bytes = (size_t)sums;
     plan_buffer(plan, "partial sums", sums, (void **)&n->partial_sums.data);
-    PLAN(plan, "d activated, d qkv", M * max64(widest, C), n->wide.bf16);
-    PLAN(plan, "d residual, FP8", fp8 ? M * C : 0, n->d_residual.rows.codes);
-    PLAN(plan, "d residual, FP8, transposed", fp8 ? M * C : 0, n->d_residual.columns.codes);
-    plan_scales(n, plan, M, C, &n->d_residual.rows.inverse, &n->d_residual.columns.inverse);
+    PLAN(plan, "input, d activated, d qkv", M * max64(max64(c->ffn, qkv_rows(c)), C),
+         n->d_qkv.bf16);
+    plan_form(n, plan, "d residual, FP8", d_rows, C, &n->d_residual.rows);
+    plan_form(n, plan, "d residual, FP8, transposed", C, d_rows, &n->d_residual.columns);
 
     AttentionShape shape = attention_shape_of(run, run->options.micro_batch_size, c->seq_length);
     gpu->workspace_bytes = (size_t)64 << 20;
@@ -179,15 +180,12 @@ void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan) {
     plan_section(plan, "scratch of attention", PHASE_ATTENTION);
     plan_buffer(plan, "workspace of attention", (int64_t)gpu->attention_bytes,
                 &gpu->attention_workspace);
-    plan_section(plan, "scratch of linear layers", PHASE_LINEAR);
-    widest = fp8 ? max64(max64(widest, C), fc1_rows(c)) : 0;
-    bool fast = run->precision.fast_forward;
-    n->fused_products = precision_scales(&run->precision, FP8_RECIPE_DELAYED) &&
-                        (c->arch == ARCH_GPT2 ? gpu_product_gelu_takes(C, fast) : fast);
-    int64_t operands = n->fused_products ? max64(widest, c->ffn + C) : widest; // fc2's and fc1's
-    PLAN(plan, "operands, FP8", M * operands, n->wide.rows.codes);
-    PLAN(plan, "operand, FP8, transposed", M * widest, n->wide.columns.codes);
-    plan_scales(n, plan, M, widest, &n->wide.rows.inverse, &n->wide.columns.inverse);
+    plan_section(plan, "scratch of forward products", PHASE_FORWARD);
+    plan_form(n, plan, "input, FP8", fp8_rows, inputs, &n->input.rows);
+    plan_form(n, plan, "activated, FP8", fp8_rows, c->ffn, &n->activated.rows);
+    plan_section(plan, "scratch of backward products", PHASE_BACKWARD);
+    plan_form(n, plan, "d fc1, d qkv, FP8", d_rows, outputs, &n->d_qkv.rows);
+    plan_form(n, plan, "d fc1, d qkv, FP8, transposed", outputs, d_rows, &n->d_qkv.columns);
 }
 
 // ---- starting -----------------------------------------------------------------------------------
@@ -229,19 +227,23 @@ static void start_norm(Network *n, NormLayer *norm, TensorId weight, int layer, 
     norm->d_residual = below != NULL ? below->dy : operand_bf16(n->d_residual.bf16);
 }
 
-// Sets up a block's linear layer with its forms that are in scratch. dy: the forms of its output's
-// gradient.
-static void start_linear(Network *n, LinearLayer *l, const Operand *dy) {
+static bool in_fp8(const LinearLayer *l) {
+    return l->precision->number == NUMBER_FP8;
+}
+
+// Sets up a block's linear layer. x, dy: where its input is, if it is not kept, and the gradient of
+// its output.
+static void start_linear(Network *n, LinearLayer *l, const Operand *x, const Operand *dy) {
     const int recompute = n->run->options.recompute;
     // the last block's input is still there
     l->recomputed = recompute != RECOMPUTE_NONE &&
                     l->precision->layer + 1 < n->run->config.num_layers;
     // fc2's output is the next block's input, which is kept
     l->product_recomputed = recompute == RECOMPUTE_BLOCK && l->precision->linear != LINEAR_FC2;
-    if (l->x.bf16 == NULL) { l->x.bf16 = n->wide.bf16; }
+    if (l->x.bf16 == NULL) { l->x.bf16 = x->bf16; }
     l->dy.bf16 = dy->bf16;
-    if (l->precision->number == NUMBER_FP8) {
-        l->x.rows = n->wide.rows;
+    if (in_fp8(l)) {
+        l->x.rows = x->rows;
         l->dy.rows = dy->rows;
     }
     if (l->wgrad_fp8) { l->dy.columns = dy->columns; }
@@ -255,22 +257,17 @@ static bool has_wide_product(const Network *n, const LinearLayer *l) {
 }
 
 static void start_activation(Network *n, Block *b) {
-    bool llama = n->run->config.arch == ARCH_LLAMA;
-    bool none = b->fc1.w.rows.codes == NULL && b->fc2.w.rows.codes == NULL;
-    bool both = b->fc1.w.rows.codes != NULL && b->fc2.w.rows.codes != NULL;
-    if (!llama && !none) {
-        b->gelu_bias = b->fc1.bias;
-        b->fc1.bias = NULL;
-    }
-    b->product_activates = both && b->fc2.x.fused && n->fused_products &&
+    const Precision *precision = &n->run->precision;
+    bool llama = n->run->config.arch == ARCH_LLAMA, fast = precision->fast_forward;
+    bool none = !in_fp8(&b->fc1) && !in_fp8(&b->fc2), both = in_fp8(&b->fc1) && in_fp8(&b->fc2);
+    b->fc1.adds_bias = none;
+    if (!llama && !none) { b->gelu_bias = b->fc1.bias; }
+    b->product_activates = both && b->fc2.x.fused &&
+                           precision_scales(precision, FP8_RECIPE_DELAYED) &&
+                           (llama ? fast : gpu_product_gelu_takes(b->fc1.C, fast)) &&
                            gpu_has_fused_products(n->gpu);
     bool derives = b->product_activates && b->fc1.dy.fused && b->fc1.C <= GELU_PRODUCT_MOST_K;
     b->product_derives = !llama && (none || derives);
-    if (n->fused_products && both) { // the product reads fc1's input while it writes fc2's
-        const Run *run = n->run;
-        int64_t M = run->options.micro_batch_size * (int64_t)run->config.seq_length;
-        b->fc1.x.rows.codes = n->wide.rows.codes + M * run->config.ffn;
-    }
     if (llama) { b->fc1.dy.bf16 = b->fc1_out; } // SwiGLU's backward pass works in place
 }
 
@@ -291,6 +288,9 @@ void network_start(Network *n) {
     bool llama = c->arch == ARCH_LLAMA;
     const LinearLayer *below = NULL; // the last layer of the block before
     send_rope_table(n);
+    n->d_attention = n->d_norm;
+    n->d_fc1 = n->d_qkv;
+    n->input.bf16 = n->activated.bf16 = n->d_activated = n->d_qkv.bf16;
     n->wte = params_weights(p, TENSOR_TOKEN_EMBEDDING, 0, NULL);
     n->wpe = params_weights(p, TENSOR_POSITION_EMBEDDING, 0, NULL);
     n->dwte = params_gradient(p, TENSOR_TOKEN_EMBEDDING, 0);
@@ -306,10 +306,10 @@ void network_start(Network *n) {
             }
         }
         if (!c->qk_norm) { b->rotated = b->qkv_out; }
-        start_linear(n, &b->qkv, &n->wide);
-        start_linear(n, &b->attention_out, &n->d_residual);
-        start_linear(n, &b->fc1, &n->wide);
-        start_linear(n, &b->fc2, &n->d_residual);
+        start_linear(n, &b->qkv, &n->input, &n->d_qkv);
+        start_linear(n, &b->attention_out, &n->input, &n->d_residual);
+        start_linear(n, &b->fc1, &n->input, &n->d_fc1);
+        start_linear(n, &b->fc2, &n->activated, &n->d_residual);
         start_activation(n, b);
         start_norm(n, &b->norm1, TENSOR_NORM1_WEIGHT, l, b->residual, below);
         start_norm(n, &b->norm2, TENSOR_NORM2_WEIGHT, l, b->residual_mid, &b->attention_out);

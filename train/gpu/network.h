@@ -32,8 +32,8 @@ typedef struct {
     // In passes of training, QKV's product also rotates queries and keys; fc1's applies the
     // activation; and fc2's input gradient applies GELU's derivative.
     bool product_rotates, product_activates, product_derives;
-    // [F] which GELU adds, where a layer is in FP8: cuBLASLt's epilogue that adds it slows a wide
-    // FP8 product by a quarter. NULL: fc1's product adds it, or there is none
+    // [F] fc1's bias where GELU adds it: where a layer is in FP8, as cuBLASLt's epilogue that adds
+    // it slows a wide FP8 product by a quarter
     Bf16 *gelu_bias;
     Bf16 *residual;     // [M,C] the block's input
     Bf16 *qkv_out;      // [M,N]
@@ -59,19 +59,20 @@ typedef struct {
     float *rope;        // [T,D]
 
     Operand d_residual; // [M,C], also in its FP8 forms
-    Bf16 *d_norm;       // [M,C], or d_attention [M,H*D]: they are never needed at the same time
-    // [M, the widest]: the input of an FP8 layer before it is quantised. In the backward pass first
-    // d_activated, which GPT-2's d_fc1 replaces in place, then d_qkv. Behind the codes of fc2's
-    // input are those of fc1's, where a product reads these while it writes the others
-    Operand wide;
+    // Scratch. Names in one line are over the same bytes, as they are never needed at the same
+    // time.
+    Bf16 *d_norm, *d_attention; // [M,C], [M,H*D]
+    // The inputs of linear layers as these read them: `activated` is fc2's, which a product may
+    // write while it reads fc1's. In BF16 both are over the bytes of d_qkv.
+    Operand input, activated; // [M,C] or [M,H*D]; [M,F]
+    Operand d_fc1, d_qkv;     // [M, the widest], also in their FP8 forms
+    Bf16 *d_activated;        // [M,F], which GPT-2's d_fc1 replaces in place
     Scratch partial_sums;
     int chunk_rows; // rows of the LM head at a time: its gradient is [chunk_rows,P] in all forms
     Scratch loss_scratch; // of chunk_rows
     // What the head's product in training leaves for the loss, which then reads the logits once: in
     // the memory of their gradient's codes, which the loss writes later. NULL: it leaves nothing.
     Scratch max_sums;
-    // FP8 products of this model may apply the activation, on a device that has such products.
-    bool fused_products;
 } Network;
 
 AttentionShape attention_shape_of(const Run *run, int B, int T);
