@@ -1,8 +1,9 @@
 // The optimizer's step: the gradients' norm, the decision whether the step counts, AdamW
 // (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019) and the parts of Muon
-// (cpu.h) that are not matrix products. The new weights are written as products read them, in BF16
-// or FP8. The kernels ignore rows and columns, since a rank's part of a matrix may begin anywhere
-// (ZeRO-1). FP8 weights are transposed later, once a rank has the whole weight.
+// (cpu.h) that are not matrix products; and the FP8 scales, which it renews. The new weights are
+// written as products read them, in BF16 or FP8. The kernels ignore rows and columns, since a
+// rank's part of a matrix may begin anywhere (ZeRO-1). FP8 weights are transposed later, once a
+// rank has the whole weight.
 #include "../base/rng.h"
 #include "cpu.h" // Muon's constants
 #include "quantize.cuh"
@@ -428,7 +429,7 @@ void gpu_muon_store(Gpu *gpu, MuonMatrices m, const Bf16 *x) {
            x);
 }
 
-// ---- FP8 weights' scales ------------------------------------------------------------------------
+// ---- FP8 scales ---------------------------------------------------------------------------------
 
 __global__ void announce_scales_kernel(const AdamWUpdate u, const StepState *state) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -461,6 +462,36 @@ void gpu_announce_scales(Gpu *gpu, const AdamWUpdate *u, const StepState *state)
         launch(announce_scales_kernel, divide_up(u->weight_count, 128), 128, gpu->stream, *u,
                state);
     }
+}
+
+// One warp per scale.
+__global__ void fp8_update_kernel(Fp8Table t, const StepState *state) {
+    int i = blockIdx.x;
+    Fp8Scale *scale = &t.scales[i];
+    float *history = t.history + (int64_t)i * t.length;
+    if (!(t.kinds[i] & SLOT_FOLLOWS)) { return; }
+    float largest = warp_max(fp8_scale_largest(scale, history, t.length, threadIdx.x, WARP));
+    if (threadIdx.x != 0) { return; }
+    if (!state->skipped) {
+        fp8_scale_enter(scale, history, t.length, t.targets[i], largest);
+    } else if (!(t.kinds[i] & SLOT_WEIGHT)) {
+        scale->amax = 0.0f;
+    }
+}
+
+void gpu_fp8_update(Gpu *gpu, const Fp8Table *table, const StepState *state) {
+    gpu_family(gpu, FAMILY_OPTIMIZER);
+    launch(fp8_update_kernel, table->count, WARP, gpu->stream, *table, state);
+}
+
+__global__ void clear_amaxes_kernel(Fp8Table t) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < t.count) { t.scales[i].amax = 0.0f; }
+}
+
+void gpu_fp8_clear_amaxes(Gpu *gpu, const Fp8Table *table) {
+    gpu_family(gpu, FAMILY_OPTIMIZER);
+    launch(clear_amaxes_kernel, divide_up(table->count, 128), 128, gpu->stream, *table);
 }
 
 __global__ void to_bf16_kernel(Bf16 *out, const float *x, int64_t vectors) {

@@ -348,6 +348,12 @@ void gpu_quantize_weights(Gpu *gpu, const AdamWUpdate *update, const StepState *
 // state as above.
 void gpu_announce_scales(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
 
+// Delayed scaling, once an optimizer step, after the decision: enters the amaxes into the history
+// and renews the scales; after a skipped step forgets the amaxes of activations and gradients.
+void gpu_fp8_update(Gpu *gpu, const Fp8Table *table, const StepState *state);
+// Before a micro-step: sets every amax to 0.
+void gpu_fp8_clear_amaxes(Gpu *gpu, const Fp8Table *table);
+
 // muon_momentum (cpu.h) on Muon's segments, unless the step is skipped: their gradients become what
 // the Newton-Schulz steps begin with.
 void gpu_muon_momentum(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
@@ -374,12 +380,5 @@ void gpu_stamp(Gpu *gpu, uint64_t *nanoseconds);
 // *sum += the hash of the data (hash_words in base/rng.h), a multiple of 8 bytes, whose first word
 // is number `first`.
 void gpu_hash(Gpu *gpu, uint64_t *sum, const void *data, int64_t bytes, int64_t first);
-
-// ---- fp8.cu ----
-// Delayed scaling, once an optimizer step, after the decision: enters the amaxes into the history
-// and renews the scales; after a skipped step forgets the amaxes of activations and gradients.
-void gpu_fp8_update(Gpu *gpu, const Fp8Table *table, const StepState *state);
-// Before a micro-step: sets every amax to 0.
-void gpu_fp8_clear_amaxes(Gpu *gpu, const Fp8Table *table);
 
 END_C

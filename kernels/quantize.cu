@@ -1,5 +1,5 @@
-// From BF16 to FP8 operands of products, with their amax and column sums; and the second launch of
-// every sum over rows.
+// From BF16 to FP8 operands of products, with their amax and column sums; codes that are counted
+// and transposed; and the second launch of every sum over rows.
 #include "quantize.cuh"
 
 __global__ void amax_kernel(float *amax, const Bf16 *x, int64_t vectors) {
@@ -39,6 +39,38 @@ void gpu_quantize(Gpu *gpu, Operand out, Gradient sums, Scratch scratch, int M, 
     }
     measure_bf16(out, M, N, gpu->stream);
     quantize_bf16(out, sums, scratch, M, N, gpu->stream);
+}
+
+__global__ void count_codes_kernel(Fp8Counts *all, const uint4 *codes, int64_t vectors,
+                                   Fp8Type type) {
+    Fp8Counts mine = {};
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < vectors;
+         i += (int64_t)gridDim.x * blockDim.x) {
+        uint4 v = codes[i];
+        const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+        for (int byte = 0; byte < 16; byte++) {
+            fp8_count(&mine, (uint8_t)(words[byte / 4] >> 8 * (byte % 4)), type);
+        }
+    }
+    unsigned elements = __reduce_add_sync(~0u, (unsigned)mine.elements);
+    unsigned largest = __reduce_add_sync(~0u, (unsigned)mine.largest);
+    unsigned zero = __reduce_add_sync(~0u, (unsigned)mine.zero);
+    unsigned subnormal = __reduce_add_sync(~0u, (unsigned)mine.subnormal);
+    if (threadIdx.x % WARP == 0) {
+        atomicAdd(&all->elements, elements);
+        atomicAdd(&all->largest, largest);
+        atomicAdd(&all->zero, zero);
+        atomicAdd(&all->subnormal, subnormal);
+    }
+}
+
+void gpu_count_codes(Gpu *gpu, Fp8Counts *counts, const uint8_t *codes, int64_t n, Fp8Type type) {
+    gpu_family(gpu, FAMILY_QUANTIZE);
+    check_aligned("gpu_count_codes", {codes});
+    if (n % 16 != 0) { die("gpu_count_codes: %lld codes; a multiple of 16", (long long)n); }
+    int blocks = min(divide_up(n / 16, 256), 4 * PARTIALS);
+    launch(count_codes_kernel, blocks, 256, gpu->stream, counts,
+           reinterpret_cast<const uint4 *>(codes), n / 16, type);
 }
 
 __global__ void __launch_bounds__(TILE_THREADS)

@@ -20,6 +20,23 @@ void linear_plan(LinearLayer *l, const Params *p, const LinearPrecision *lp, Pla
     PLAN(plan, "weights, FP8, transposed", size, l->w.columns.codes);
 }
 
+// Fills in how an operand of an FP8 layer is quantised, in a training pass, and the inverse of its
+// scale, where it has one.
+static void scale_operand(const LinearLayer *l, const Params *p, OperandId operand, Operand *o) {
+    const LinearPrecision *lp = l->precision;
+    const Precision *precision = &p->run->precision;
+    int slot = fp8_slot_index(&p->run->config, lp->linear, lp->layer, operand);
+    if (lp->number != NUMBER_FP8) { return; }
+    o->type = lp->type[operand];
+    o->scaling = p->scaling[slot];
+    o->fused = l->wgrad_fp8 && o->scaling != SCALE_MEASURED && o->scaling != SCALE_SQUARES;
+    o->power_of_two = precision->power_of_two;
+    if (fp8_by_blocks(o->scaling)) { return; }
+    o->records = fp8_slot_follows(precision, slot);
+    o->scale = &p->fp8.scales[slot];
+    o->rows.inverse = o->columns.inverse = &o->scale->scale_inv;
+}
+
 void linear_start(LinearLayer *l, const Params *p) {
     const LinearPrecision *lp = l->precision;
     bool codes;
@@ -32,9 +49,9 @@ void linear_start(LinearLayer *l, const Params *p) {
     const Fp8Weight *w = &p->weights.fp8[lp - p->run->precision.linear];
     l->w.rows.inverse = w->inverse;
     l->w.columns.inverse = w->inverse_t;
-    params_scale(p, lp, OPERAND_X, &l->x);
-    params_scale(p, lp, OPERAND_W, &l->w);
-    params_scale(p, lp, OPERAND_DY, &l->dy);
+    scale_operand(l, p, OPERAND_X, &l->x);
+    scale_operand(l, p, OPERAND_W, &l->w);
+    scale_operand(l, p, OPERAND_DY, &l->dy);
     int slot = fp8_slot_index(&p->run->config, lp->linear, lp->layer, OPERAND_X);
     l->counts = lp->number == NUMBER_FP8 && p->counts != NULL ? &p->counts[slot] : NULL;
     l->dweight = params_gradient(p, lp->weight, lp->layer);

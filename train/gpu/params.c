@@ -380,21 +380,6 @@ Gradient params_gradient(const Params *p, TensorId id, int layer) {
     return gradients_from(p, p->zero.place[q - p->run->layout.params]);
 }
 
-void params_scale(const Params *p, const LinearPrecision *lp, OperandId operand, Operand *o) {
-    const Precision *precision = &p->run->precision;
-    int slot = fp8_slot_index(&p->run->config, lp->linear, lp->layer, operand);
-    if (lp->number != NUMBER_FP8) { return; }
-    o->type = lp->type[operand];
-    o->scaling = p->scaling[slot];
-    o->fused = o->scaling != SCALE_MEASURED && o->scaling != SCALE_SQUARES &&
-               lp->wgrad == NUMBER_FP8;
-    o->power_of_two = precision->power_of_two;
-    if (fp8_by_blocks(o->scaling)) { return; }
-    o->records = fp8_slot_follows(precision, slot);
-    o->scale = &p->fp8.scales[slot];
-    o->rows.inverse = o->columns.inverse = &o->scale->scale_inv;
-}
-
 // ---- amaxes and counts of a step ----------------------------------------------------------------
 
 void params_clear_measured(const Params *p) {

@@ -83,7 +83,7 @@ typedef struct {
     ZeroLayout zero;
     Weights weights;
     Fp8Table fp8;      // by fp8_slot_index; count 0: no layer is in FP8
-    Scaling *scaling;  // [fp8.count] in host memory: how each tensor gets its scales
+    Scaling *scaling;  // [fp8.count] in host memory; params_restore decides it
     bool measures;     // some are SCALE_MEASURED
     Fp8Counts *counts; // [fp8.count] on the device; NULL without --fp8-stats-interval
     bool counting;     // the step that is being enqueued counts codes
@@ -115,10 +115,6 @@ bool params_restore(Params *p, const Checkpoint *checkpoint);
 void *params_weights(const Params *p, TensorId id, int layer, bool *codes);
 // Where a parameter's gradient is written; data NULL where the model has no such parameter.
 Gradient params_gradient(const Params *p, TensorId id, int layer);
-// Fills in how an operand of an FP8 layer is quantised, in a training pass, and the inverse of its
-// scale, where it has one: of activations and
-// their gradients once params_restore has decided it.
-void params_scale(const Params *p, const LinearPrecision *lp, OperandId operand, Operand *t);
 
 // Before a micro-batch's forward pass: forgets the amaxes that were measured for scales.
 void params_clear_measured(const Params *p);
