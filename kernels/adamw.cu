@@ -232,9 +232,10 @@ __device__ __forceinline__ int segment_of_block(const AdamWSegment *segments, in
 // What a launch does. Each update has its own kernels: with Muon's code in them, AdamW's took 64
 // registers instead of 57.
 enum WeightsJob {
-    JOB_ADAMW,   // updates the master weights, and writes weights in BF16; of FP8 weights, it
-                 // measures
-    JOB_MUON,    // the amax, and with SCALE_GIVEN it also writes the codes
+    // These two update the master weights and write BF16 weights. Of FP8 weights they measure the
+    // amax; with SCALE_GIVEN they write the codes too.
+    JOB_ADAMW,
+    JOB_MUON,
     JOB_MEASURE, // measures the amax of FP8 weights
     JOB_QUANTIZE // writes codes by the scales that have been announced, of squares by their amaxes
 };
@@ -307,7 +308,7 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
 
 template <WeightsJob JOB>
 static void launch_adamw(const AdamWUpdate *u, const StepState *state, cudaStream_t stream) {
-    auto kernel = adamw_kernel<JOB, SCALE_MEASURED>; // without an update, given scales are no other
+    auto kernel = adamw_kernel<JOB, SCALE_MEASURED>; // given ones too, without an update
     if (u->scaling == SCALE_SQUARES) { kernel = adamw_kernel<JOB, SCALE_SQUARES>; }
     if constexpr (JOB == JOB_ADAMW || JOB == JOB_MUON) {
         if (u->scaling == SCALE_GIVEN) { kernel = adamw_kernel<JOB, SCALE_GIVEN>; }
