@@ -1,5 +1,5 @@
 #include "support.h"
-#include "../../kernels/gemm.h"
+#include "../../kernels/cpu.h"
 #include "../../kernels/kernels.h"
 
 #include <stdio.h>
@@ -52,8 +52,77 @@ NumberSupport support_find(Gpu *gpu, const Options *o, const Group *group,
     return support;
 }
 
-// A product D [ROWS,ROWS] = A B', of operands [ROWS,DEPTH]: two blocks of scales deep.
-enum { ROWS = FP8_BLOCK, DEPTH = 2 * FP8_BLOCK };
+// Fills an operand [rows,k] with small whole numbers, and its inverse scales with powers of two:
+// sums of their products are exact in FP32, in any order. values: the numbers that codes and scales
+// represent.
+static void fill_operand(int side, GpuType type, Scaling scaling, int rows, int k, void *codes,
+                         float *inverse, float *values) {
+    const int64_t n = (int64_t)rows * k;
+    for (int64_t i = 0; i < n / FP8_BLOCK; i++) {
+        inverse[i] = 1.0f / (float)(2 << (i + side) % 3);
+    }
+#pragma omp parallel for
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t row = i / k, column = i % k;
+        const float value = (float)((row * 7 + column * 5 + row * column * (side + 1)) % 7 - 3);
+        values[i] = value;
+        if (type == TYPE_BF16) {
+            ((Bf16 *)codes)[i] = bf16_encode(value);
+        } else {
+            ((uint8_t *)codes)[i] = fp8_encode(value, type == TYPE_E5M2 ? FP8_E5M2 : FP8_E4M3);
+            values[i] *= inverse[fp8_scale_index(scaling, rows, k, (int)row, (int)column)];
+        }
+    }
+}
+
+bool support_product(Gpu *gpu, Gemm g, int rows, float *ms) {
+    enum { RUNS = 10 };
+    const size_t values = (size_t)g.n * (size_t)g.k, results = (size_t)(rows * g.n);
+    const size_t codes = values * sizeof(Bf16), side = codes + values / FP8_BLOCK * sizeof(float);
+    const size_t d_bytes = (size_t)g.m * (size_t)g.n * sizeof(float);
+    char *host = calloc_or_die(1, 2 * side + d_bytes), *device; // codes and scales of A and B; D
+    float *a = malloc_or_die((2 * values + results) * sizeof(float)), *b = a + values;
+    float *expected = b + values, *found = (float *)(host + 2 * side);
+    int wrong = 0;
+    fill_operand(0, g.type_a, g.scaling_a, g.n, g.k, host, (float *)(host + codes), a);
+    fill_operand(1, g.type_b, g.scaling_b, g.n, g.k, host + side, (float *)(host + side + codes),
+                 b);
+    CUDA_CHECK(cudaMalloc((void **)&device, 2 * side + d_bytes));
+    gpu_send(gpu, device, host, 2 * side);
+    g.a = device;
+    g.b = device + side;
+    g.d = device + 2 * side;
+    g.trans_b = true;
+    if (g.type_a != TYPE_BF16) {
+        g.scale_a = (float *)(device + codes);
+        g.scale_b = (float *)(device + side + codes);
+    }
+    if (g.epilogue == EPILOGUE_BIAS) { g.bias = device; }
+    Gemm exact = g;
+    exact.type_d = TYPE_F32;
+    exact.epilogue = EPILOGUE_NONE;
+    exact.fast_accumulation = false;
+    bool well = gemm_supported(gpu, exact);
+    if (well) {
+        gemm(gpu, exact);
+        gpu_fetch(gpu, found, g.d, results * sizeof(float));
+        CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+        cpu_gemm((CpuGemm){rows, g.n, g.k, a, b, expected, .trans_b = true, .alpha = 1.0f});
+        for (size_t i = 0; i < results; i++) { wrong += !(found[i] == expected[i]); }
+    }
+    if (wrong > 0) { well = fail("%d of its %zu entries are wrong", wrong, results); }
+    well = well && gemm_supported(gpu, g);
+    if (well && ms != NULL) {
+        gemm(gpu, g);
+        GpuTimer timer = gpu_timer_begin(gpu);
+        for (int i = 0; i < RUNS; i++) { gemm(gpu, g); }
+        *ms = gpu_timer_end(gpu, timer) / RUNS;
+    }
+    CUDA_CHECK(cudaFree(device));
+    free(host);
+    free(a);
+    return well;
+}
 
 typedef struct {
     const char *name;
@@ -65,92 +134,28 @@ static const Product products[] = {{"forward", OPERAND_X, OPERAND_W},
                                    {"weight-gradient", OPERAND_DY, OPERAND_X}};
 enum { PRODUCTS = sizeof(products) / sizeof(products[0]) };
 
-// Laid out alike on device and host; every field is a multiple of 16 bytes.
-typedef struct {
-    uint8_t codes[2][ROWS * DEPTH];
-    float scales[2][ROWS * DEPTH / FP8_BLOCK]; // inverse
-    float d[ROWS * ROWS];
-    Bf16 bias[ROWS];
-} Check;
-
-// Fills an operand with small whole numbers as codes and powers of two as inverse scales: sums of
-// their products are exact in FP32, in any order. values [ROWS,DEPTH]: the numbers that the codes
-// and scales represent.
-static void fill_operand(Check *c, int side, Fp8Type type, Scaling scaling, float *values) {
-    for (int i = 0; i < ROWS * DEPTH / FP8_BLOCK; i++) {
-        c->scales[side][i] = 1.0f / (float)(2 << (i + side) % 3);
-    }
-    for (int i = 0; i < ROWS * DEPTH; i++) {
-        int row = i / DEPTH, k = i % DEPTH;
-        float value = (float)((row * 7 + k * 5 + row * k * (side + 1)) % 7 - 3);
-        c->codes[side][i] = fp8_encode(value, type);
-        values[i] = value * c->scales[side][fp8_scale_index(scaling, ROWS, DEPTH, row, k)];
-    }
-}
-
-// How many entries of the product are wrong.
-static int count_wrong(const float *d, const float *a, const float *b) {
-    int wrong = 0;
-    for (int i = 0; i < ROWS * ROWS; i++) {
-        float sum = 0;
-        for (int k = 0; k < DEPTH; k++) {
-            sum += a[i / ROWS * DEPTH + k] * b[i % ROWS * DEPTH + k];
-        }
-        wrong += !(d[i] == sum);
-    }
-    return wrong;
-}
-
-// Whether one of a layer's products is exact, and is also available in the form that a step takes.
+// Checks one of a layer's products: two blocks of scales deep, and in the form that a step takes.
 static bool check_product(Gpu *gpu, const Precision *p, const LinearPrecision *lp, int product) {
     const Product *kind = &products[product];
     const Fp8Type type_a = lp->type[kind->a], type_b = lp->type[kind->b];
     const int first = fp8_slot_index(p->config, lp->linear, lp->layer, OPERAND_X);
-    const Scaling scaling_a = fp8_slot_scaling(p, first + (int)kind->a);
-    const Scaling scaling_b = fp8_slot_scaling(p, first + (int)kind->b);
-    Check *host = calloc_or_die(1, sizeof(*host)), *device;
-    float *a = malloc_or_die(2 * sizeof(float) * ROWS * DEPTH), *b = a + ROWS * DEPTH;
-    int wrong = 0;
-    fill_operand(host, 0, type_a, scaling_a, a);
-    fill_operand(host, 1, type_b, scaling_b, b);
-    CUDA_CHECK(cudaMalloc((void **)&device, sizeof(*device)));
-    gpu_send(gpu, device, host, sizeof(*device));
-    Gemm g = gemm_plain(ROWS, ROWS, DEPTH, NULL, NULL, device->d);
-    g.a = device->codes[0];
-    g.b = device->codes[1];
+    const bool forward = kind->a == OPERAND_X;
+    Gemm g = gemm_plain(FP8_BLOCK, FP8_BLOCK, 2 * FP8_BLOCK, NULL, NULL, NULL);
     g.type_a = gpu_fp8_type(type_a);
     g.type_b = gpu_fp8_type(type_b);
-    g.type_d = TYPE_F32;
-    g.trans_b = true;
-    g.scale_a = device->scales[0];
-    g.scale_b = device->scales[1];
-    g.scaling_a = scaling_a;
-    g.scaling_b = scaling_b;
-    bool well = gemm_supported(gpu, g);
-    if (well) {
-        gemm(gpu, g);
-        gpu_fetch(gpu, host, device, sizeof(*host));
-        CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
-        wrong = count_wrong(host->d, a, b);
-    }
-    // in a step these products write BF16, and GPT-2's forward ones add a bias
-    if (well && kind->b == OPERAND_W) {
-        bool forward = kind->a == OPERAND_X;
-        bool biased = forward && p->config->arch == ARCH_GPT2 && lp->linear != LINEAR_HEAD;
-        g.type_d = TYPE_BF16;
+    g.scaling_a = fp8_slot_scaling(p, first + (int)kind->a);
+    g.scaling_b = fp8_slot_scaling(p, first + (int)kind->b);
+    g.type_d = kind->b == OPERAND_W ? TYPE_BF16 : TYPE_F32;
+    if (kind->b == OPERAND_W) {
         g.fast_accumulation = forward ? p->fast_forward : p->fast_backward;
-        g.epilogue = biased ? EPILOGUE_BIAS : EPILOGUE_NONE;
-        g.bias = biased ? device->bias : NULL;
-        well = gemm_supported(gpu, g);
     }
-    CUDA_CHECK(cudaFree(device));
-    free(host);
-    free(a);
-    if (wrong > 0) { fail("%d of its %d entries are wrong", wrong, ROWS * ROWS); }
-    return (well && wrong == 0) ||
+    if (forward && p->config->arch == ARCH_GPT2 && lp->linear != LINEAR_HEAD) {
+        g.epilogue = EPILOGUE_BIAS;
+    }
+    return support_product(gpu, g, g.m, NULL) ||
            fail("FP8 self-check: the %s product of %s and %s%s: %s", kind->name,
                 type_a == FP8_E4M3 ? "E4M3" : "E5M2", type_b == FP8_E4M3 ? "E4M3" : "E5M2",
-                fp8_by_blocks(scaling_a) ? " by blocks" : "", error_text());
+                fp8_by_blocks(g.scaling_a) ? " by blocks" : "", error_text());
 }
 
 // How many kinds of products it has tried; -1: one is wrong.

@@ -2,7 +2,7 @@
 // machine fit to train on?
 #pragma once
 
-#include "../../kernels/gpu.h"
+#include "../../kernels/gemm.h"
 #include "../../model/options.h"
 #include "../../model/precision.h"
 #include "../../ranks/group.h"
@@ -19,6 +19,11 @@ NumberSupport support_of(int capability, char reason[SUPPORT_REASON]);
 // ranks warn, or end with --fp8-required. All ranks call it.
 NumberSupport support_find(Gpu *gpu, const Options *o, const Group *group,
                            char reason[SUPPORT_REASON]);
+
+// Whether a product D [n,n] = A B' of operands [n,k] is exact in FP32, and available in the form of
+// g, whose pointers are set here. The operands, of g's types and scalings, are small whole numbers.
+// The first `rows` rows are compared with the CPU's. ms: NULL, or receives the time of one product.
+bool support_product(Gpu *gpu, Gemm g, int rows, float *ms);
 
 // Tests each kind of FP8 product that a run with these options takes, by a small product with
 // scales, which must be exact. Returns how many kinds there are; -1: one is missing or wrong.

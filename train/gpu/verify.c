@@ -66,26 +66,11 @@ static void result_row(const char *what, const Gpu *gpu, const Bf16 *device, con
 
 // A large product, of which a few rows are checked.
 static void check_product(Gpu *gpu) {
-    enum { N = 4096, ROWS = 8 };
-    Bf16 *a, *b, *d;
-    float *host_a = random_pair(gpu, (int64_t)N * N, 1, &a);
-    float *host_b = random_pair(gpu, (int64_t)N * N, 2, &b);
-    float *expected = malloc_or_die((size_t)ROWS * N * sizeof(float));
-    CUDA_CHECK(cudaMalloc((void **)&d, (size_t)N * N * sizeof(Bf16)));
-    Gemm g = gemm_plain(N, N, N, a, b, d);
-    g.trans_b = true;
-    gemm(gpu, g);
-    GpuTimer timer = gpu_timer_begin(gpu);
-    for (int i = 0; i < RUNS; i++) { gemm(gpu, g); }
-    float ms = gpu_timer_end(gpu, timer) / RUNS;
-    cpu_gemm((CpuGemm){ROWS, N, N, host_a, host_b, expected, .trans_b = true, .alpha = 1.0f});
-    result_row("product 4096^3", gpu, d, expected, (int64_t)ROWS * N, 4e-3, 2.0 * N * N * N, ms);
-    free(host_a);
-    free(host_b);
-    free(expected);
-    CUDA_CHECK(cudaFree(a));
-    CUDA_CHECK(cudaFree(b));
-    CUDA_CHECK(cudaFree(d));
+    enum { N = 4096, CHECKED = 8 };
+    float ms = NAN;
+    bool exact = support_product(gpu, gemm_plain(N, N, N, NULL, NULL, NULL), CHECKED, &ms);
+    row("product 4096^3", exact, "%.0f TFLOP/s, %s", 2.0 * N * N * N / (1e9 * ms),
+        exact ? "exact" : error_text());
 }
 
 // Attention of several sequences, forward and backward, the first of which is checked. The
