@@ -24,7 +24,7 @@ train_on() {
     rm -f "$name.out" # so that what is waited for is this run's
     env --default-signal=HUP "${launcher[@]}" "$trainer" "${common[@]}" --save "$name" \
         --train-iters 1000000 --save-interval 1000000 "$@" >"$name.out" 2>"$name.err" &
-    starter=$!
+    started=$!
     wait_until grep -q '^step .* 3/' "$name.out"
 }
 launcher=()

@@ -68,12 +68,12 @@ for model in "$llama" "$gpt2" "$qwen"; do
         fi
         check "$name" whole $options
         check "$name, resumed" resumed $options
-        check "$name, offloaded" offloaded $options
+        # the state is moved whatever the model
+        if [[ $model == "$llama" || -z $state ]]; then check "$name, offloaded" offloaded $options; fi
         check "$name, recompute, BF16 evaluations, counts" variant $options $leaves_no_trace
         if [[ $model == "$gpt2" ]]; then continue; fi
         check "$name, recompute activations" variant $options --recompute activations
         if [[ $model != "$llama" ]]; then continue; fi
-        check "$name, repeated" variant $options
         if [[ -z $graphs ]]; then check "$name, no graphs" variant $options --no-cuda-graphs; fi
     done
     check "a learning rate 1e-5 larger is seen, ${model:8:5}" seen_as_another $options
