@@ -4,40 +4,43 @@
 # shellcheck source=test/ranks.sh
 source "$(dirname "$0")/ranks.sh"
 
+children=() # by their ranks
+
 test_only_rank_0_speaks() {
     train by_gpus --gpus 3 --train-iters 4 || return
-    ! has log LLM8_SECRET || fail "the starter has a secret: $(cat log)"
-    [[ $(grep -c '^step .*3/4 ' log) -eq 1 ]] || fail "not one line of step 3: $(cat log)"
-    [[ $(grep -c '"kind":"step"' by_gpus/metrics.jsonl) -eq 4 ]] || fail "metrics.jsonl"
-    [[ $(grep -c '"kind":"run"' by_gpus/metrics.jsonl) -eq 1 ]] || fail "runs in metrics.jsonl"
-    [[ $(find by_gpus/latest/ -name 'optimizer-*' | wc -l) -eq 3 ]] || fail "not three files"
+    says '!LLM8_SECRET' # which the starter has
+    is "$(grep -c '^step .*3/4 ' log)" 1
+    is "$(grep -oE '"kind":"(step|run)"' by_gpus/metrics.jsonl | sort | uniq -c | xargs)" '1 kind:run 4 kind:step'
+    is "$(find by_gpus/latest/ -name 'optimizer-*' | wc -l)" 3
 }
 
-# start_rank NUMBER VARIABLES...: in the background, as mpirun and the like do
+# start_rank NUMBER WORD...: in the background, with variables, or as a program like `ip` starts it;
+# `of` has the options of all.
 start_rank() {
-    local number=$1
-    shift
-    env STANDIN_DEVICE="$number" "$@" "$trainer" "${common[@]}" --train-iters 4 --save started \
-        >"out.$number" 2>"err.$number" &
-    children[number]=$!
+    env STANDIN_DEVICE="$1" "${@:2}" "$trainer" "${common[@]}" "${of[@]}" >"out.$1" 2>"err.$1" &
+    children[$1]=$!
 }
 
-# All must have ended well, and have made what --gpus makes.
-started_well() {
+# All must have ended well.
+ended_well() {
     local number
     for number in "${!children[@]}"; do
         wait "${children[number]}" || fail "$1: rank $number: $(cat "err.$number")"
         [[ $number -eq 0 || ! -s out.$number ]] || fail "$1: rank $number prints"
-        [[ $number -ne 0 || $(grep -c '^note: LLM8_SECRET is not set' out.0) -eq ${2:-1} ]] ||
-            fail "$1: rank 0 says $(grep SECRET out.0)"
     done
-    same_end by_gpus started || fail "$1: another result"
-    rm -rf started
     children=()
 }
 
+# And have made what --gpus makes.
+started_well() {
+    ended_well "$1"
+    is "$(grep -c '^note: LLM8_SECRET is not set' out.0)" "${2:-1}"
+    same_end by_gpus started || fail "$1: another result"
+    rm -rf started
+}
+
 test_every_starter_starts() {
-    local r port=$((20000 + RANDOM % 9000)) children=()
+    local r port=$((20000 + RANDOM % 9000)) of=(--train-iters 4 --save started)
     for r in 2 1 0; do
         start_rank $r RANK=$r WORLD_SIZE=3 LOCAL_RANK=$r MASTER_ADDR=localhost MASTER_PORT=$port
     done
@@ -63,56 +66,44 @@ has_open() { # pid, a part of a file's name
     find "/proc/$1/fd" -lname "*$2*" | grep -q .
 }
 
-# The newest checkpoint comes after the start of rank 1 and before that of rank 0.
-newest_comes() { # the rank that starts next
-    if [[ $1 -eq 1 ]]; then mv moving/step_00000004 later; else mv later moving/step_00000004; fi
+# start_pair: ranks 1 and 0, where the newest checkpoint comes between their starts
+start_pair() {
+    local r
+    for r in 1 0; do
+        if [[ $r -eq 1 ]]; then mv moving/step_00000004 later; else mv later moving/step_00000004; fi
+        start_rank $r RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=$port
+        [[ $r -eq 0 ]] || wait_until has_open $! step_00000002/model.safetensors
+    done
+    ended_well "${of[*]}"
+    grep -q '^[rs].* from .*moving/step_00000004' out.0 || fail "$(cat out.0)"
+    port=$((port + 1))
 }
 
 # A rank that came before the newest checkpoint takes the one that rank 0 has opened.
 test_ranks_start_from_one_checkpoint() {
-    local r words how iters port=$((20000 + RANDOM % 9000)) children=()
+    local r how iters port=$((20000 + RANDOM % 9000)) of
     train moving --gpus 2 --train-iters 4 --save-interval 2 || return
-    for words in '--load 1' '--resume 5'; do
-        read -r how iters <<<"$words"
-        for r in 1 0; do
-            newest_comes $r
-            env RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
-                "$trainer" "${common[@]}" "$how" moving/latest --train-iters "$iters" --save mixed \
-                >out.$r 2>err.$r &
-            children[r]=$!
-            [[ $r -eq 0 ]] || wait_until has_open $! step_00000002/model.safetensors
-        done
-        for r in 0 1; do wait "${children[r]}" || fail "rank $r: $(cat err.$r)"; done
-        grep -q '^[rs].* from .*moving/step_00000004' out.0 || fail "$(cat out.0)"
+    while read -r how iters; do
+        of=("$how" moving/latest --train-iters "$iters" --save mixed)
+        start_pair
         train whole --gpus 2 "$how" moving/step_00000004 --train-iters "$iters" || return
         same_end whole mixed || fail "$how: not the state of one checkpoint"
         rm -r mixed whole
-        port=$((port + 1))
-    done
-    # the same in their own --save
-    for r in 1 0; do
-        newest_comes $r
-        env RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=$port "$trainer" \
-            "${common[@]}" --resume latest --train-iters 5 --save moving >out.$r 2>err.$r &
-        children[r]=$!
-        [[ $r -eq 0 ]] || wait_until has_open $! step_00000002/model.safetensors
-    done
-    for r in 0 1; do wait "${children[r]}" || fail "rank $r: $(cat err.$r)"; done
-    grep -q '^resuming from moving/step_00000004' out.0 || fail "$(cat out.0)"
-    rm -r moving
-    rm out.0
+    done <<<$'--load 1\n--resume 5'
+    of=(--resume latest --train-iters 5 --save moving) # the same in their own --save
+    start_pair
+    rm -r moving out.0
     # the first checkpoint of another run comes when rank 0 has resolved its options
+    of=(--resume latest --train-iters 5 --save young --tokenizer d/x_tokenizer.bin)
     for r in 0 1; do
-        env RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=$((port + 1)) \
-            "$trainer" "${common[@]}" --resume latest --train-iters 5 --save young \
-            --tokenizer d/x_tokenizer.bin >out.$r 2>err.$r &
-        children[r]=$!
+        start_rank $r RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=$port
         if [[ $r -eq 0 ]]; then
             wait_until grep -q 'LLM8_SECRET is not set' out.0
             train young --train-iters 5 || return
         fi
     done
     for r in 0 1; do ! wait "${children[r]}" || fail "rank $r: $(cat out.$r)"; done
+    children=()
     has err.0 '--save young: another run has changed its checkpoints while this one started' ||
         fail "$(cat err.0 err.1)"
 }
@@ -121,8 +112,8 @@ test_ranks_start_from_one_checkpoint() {
 test_one_rank_lacks_fp8() {
     local r of_rank=('.' '. STANDIN_CAPABILITY=80')
     torchrun --train-iters 2 --fp8-format hybrid --save mixed
+    is "${statuses[*]}" '0 0'
     for r in 0 1; do
-        [[ ${statuses[r]} -eq 0 ]] || fail "rank $r: $(cat err.$r)"
         has err.$r "rank 1: compute capability 8.0 is below 8.9; the run continues in BF16" ||
             fail "rank $r says $(cat err.$r)"
     done
@@ -133,7 +124,7 @@ test_one_rank_lacks_fp8() {
 
 # Network namespaces as machines, joined by a cable.
 test_across_network_namespaces() {
-    local children=() name=llm8-$$
+    local name=llm8-$$ of=(--train-iters 4 --save started)
     if ! { ip netns add $name-a && ip netns add $name-b && ip link add $name-x netns $name-a \
         type veth peer name $name-y netns $name-b; } 2>/dev/null; then
         ip netns del $name-a 2>/dev/null
@@ -163,21 +154,17 @@ test_across_network_namespaces() {
 
 # Without a cable, no connection closes: only silence tells. (The stand-in for NCCL needs none.)
 cable_is_cut() {
-    local r children=() status begin places=("$1-a" "$1-b")
+    local r begin places=("$1-a" "$1-b") of=(--train-iters 1000000 --distributed-timeout 2)
     rm -f out.0 # so that what is waited for is this run's
     for r in 1 0; do
-        env RANK=$r WORLD_SIZE=2 LOCAL_RANK=0 STANDIN_DEVICE=$r MASTER_ADDR=10.99.0.1 \
-            ip netns exec "${places[r]}" "$trainer" "${common[@]}" --train-iters 1000000 \
-            --distributed-timeout 2 >"out.$r" 2>"err.$r" &
-        children[r]=$!
+        start_rank $r RANK=$r WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=10.99.0.1 ip netns exec "${places[r]}"
     done
     wait_until grep -q '^step .* 3/' out.0
     begin=$SECONDS
     ip -n "$1-a" link set "$1-x" down
     for r in 0 1; do
-        status=0
-        wait "${children[r]}" || status=$?
-        [[ $status -eq 4 ]] || fail "rank $r: status $status: $(cat "err.$r")"
+        await_end "${children[r]}"
+        is "$status" 4
         grep -qE "rank $((1 - r)).* has been silent for" "err.$r" || fail "rank $r: $(cat "err.$r")"
     done
     [[ $((SECONDS - begin)) -le 5 ]] || fail "took $((SECONDS - begin)) s"
