@@ -218,7 +218,8 @@ endif
 ifneq ($(wildcard $(CUDA_HOME)/include/cudnn.h),)
 CUDNN_TESTS := $(BUILD)/plain/cudnn_plans
 endif
-ALL_TESTS := $(TEST_PROGRAMS) $(STANDIN_TESTS) $(EMULATED_TESTS) $(CUDNN_TESTS) $(BUILD)/asan/fuzz $(SHELL_TESTS)
+# the longest first, so that no core waits at the end
+ALL_TESTS := $(SHELL_TESTS) $(TEST_PROGRAMS) $(STANDIN_TESTS) $(EMULATED_TESTS) $(CUDNN_TESTS) $(BUILD)/asan/fuzz
 # those that wait for time limits to pass: busy cores would make other limits pass
 TIMED_TESTS := $(filter %trouble.sh %ranks_train.sh %/test_watch %/test_meet %/test_ranks,$(ALL_TESTS))
 JOBS ?= $(shell nproc) # test programs at the same time
