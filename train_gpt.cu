@@ -15,7 +15,6 @@
 #include "train/choices.h"
 #include "train/gpu/batches.h"
 #include "train/gpu/check.h"
-#include "train/gpu/fit.h"
 #include "train/gpu/support.h"
 #include "train/metrics.h"
 #include "train/run.h"
@@ -87,6 +86,9 @@ static void trainer_free_plan(Trainer *t) {
     plan_free(&t->host_plan);
 }
 
+// Device memory that is not in the plan: the CUDA context, the libraries, graphs.
+#define FIT_OVERHEAD_BYTES ((int64_t)1200 << 20)
+
 // The whole plan of a run, from its options and the device's number formats and bytes of memory,
 // into which --optimizer-cpu-offload fits the plan.
 static bool trainer_plan(Trainer *t, NumberSupport support, int64_t memory) {
@@ -109,7 +111,12 @@ static double host_bytes(const Trainer *t) {
     return (double)params_host_bytes(&t->params, &t->host_plan, local);
 }
 
-// What a run with these options plans of so many bytes of device memory.
+// What a run plans of so many bytes of device memory.
+typedef struct {
+    int64_t device; // bytes
+    double host;    // bytes, for all ranks of this machine
+} PlannedMemory;
+
 static PlannedMemory planned_memory(const Options *options, const Group *group,
                                     NumberSupport support, int64_t memory) {
     Trainer *t = (Trainer *)calloc_or_die(1, sizeof(Trainer));
@@ -121,6 +128,58 @@ static PlannedMemory planned_memory(const Options *options, const Group *group,
     trainer_free_plan(t);
     free(t);
     return m;
+}
+
+// Sets a micro-batch size, and the least global batch size that has whole ones of it and is not
+// below the requested one: whether a step has several decides the gradients' type.
+static void set_micro_batch(Options *o, const Run *run, int size) {
+    o->micro_batch_size = size;
+    o->global_batch_size = (int)round_up64(run->options.global_batch_size,
+                                           (int64_t)size * run->group.ranks);
+}
+
+// Returns 0 if not even one sequence fits.
+static int largest_micro_batch(Options o, const Run *run, NumberSupport support, int64_t memory) {
+    int fits = 0;
+    for (int step = 1 << 12; step > 0; step /= 2) {
+        set_micro_batch(&o, run, fits + step);
+        bool countable = (int64_t)o.micro_batch_size * o.seq_length <= INT32_MAX;
+        if (countable && planned_memory(&o, &run->group, support, memory).device <=
+                             memory - FIT_OVERHEAD_BYTES) {
+            fits += step;
+        }
+    }
+    return fits;
+}
+
+// Prints the largest micro-batch for every way to save memory. Each way is a variant of the run's
+// options.
+static void print_fits(const Run *run, NumberSupport support, int64_t memory) {
+    enum { MOMENTS = STATE_BF16 + 1, LEVELS = RECOMPUTE_BLOCK + 1, WAYS = 2 * MOMENTS * LEVELS };
+    const OptionRow *recompute = option_row("recompute"), *moments = option_row("adam-dtype");
+    char size[32], words[2][OPTION_TEXT];
+    printf("What fits %s\n", format_bytes(size, (double)memory));
+    for (int way = 0; way < WAYS; way++) {
+        Options o = run->options;
+        o.recompute = way % LEVELS;
+        o.adam_dtype = way / LEVELS % MOMENTS;
+        o.optimizer_cpu_offload = way >= WAYS / 2;
+        int micro = largest_micro_batch(o, run, support, memory);
+        o.deterministic = false;
+        int any_order = largest_micro_batch(o, run, support, memory);
+        o.deterministic = micro > 0 && run->options.deterministic;
+        set_micro_batch(&o, run, (int)max64(1, micro > 0 ? micro : any_order));
+        double host = planned_memory(&o, &run->group, support, memory).host;
+        printf("  --recompute %-11s --adam-dtype %s %s  ", option_text(&o, recompute, words[0]),
+               option_text(&o, moments, words[1]),
+               o.optimizer_cpu_offload ? "--optimizer-cpu-offload" : "");
+        printf(micro > 0 ? "--micro-batch-size %d" : "no micro-batch", micro);
+        if (any_order > micro) { printf("; %d with --no-deterministic", any_order); }
+        if (any_order > 0 && o.optimizer_cpu_offload) {
+            printf("; %s of host memory", format_bytes(size, host));
+        }
+        printf("\n");
+    }
 }
 
 // Bytes that a plan may take of the device: the free memory, but no more than --device-memory-gib.
@@ -147,7 +206,7 @@ static void print_plan(Trainer *t) {
         printf("  %-34s %12s\n", "all ranks of a machine", format_bytes(size, host_bytes(t)));
         printf("  %-34s %12s\n", "available here", format_bytes(size, host_memory(NULL)));
     }
-    fit_print(&t->run, support, planned_memory, (int64_t)memory);
+    print_fits(&t->run, support, (int64_t)memory);
     exit_answered();
 }
 

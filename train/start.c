@@ -134,31 +134,28 @@ static bool find_tokenizer(Tokenizer *t, const Run *run, char path[PATH_LENGTH])
     return opened;
 }
 
-static void add_companion(Run *run, const char *name, char *bytes, size_t size) {
-    run->saves.companions[run->saves.num_companions++] = (Companion){name, bytes, size};
-}
-
-// Reads a file without a byte-order mark, which transformers does not read; NULL: there is none.
-static char *read_file(const Run *run, const char *path, const char *name, size_t *size) {
+// Reads a file without a byte-order mark, which transformers does not read; bytes NULL: there is
+// none. name: it will have that name in a checkpoint.
+static Companion read_companion(const Run *run, const char *path, const char *name) {
     static const char mark[] = "\xef\xbb\xbf";
     enum { MARK = sizeof(mark) - 1 };
-    if (!(is_of_start(run, path) ? checkpoint_has(&run->start, name) : path_exists(path))) {
-        return NULL;
+    Companion c = {.name = name};
+    if (!(is_of_start(run, path) ? checkpoint_has(&run->start, path_name(path))
+                                 : path_exists(path))) {
+        return c;
     }
-    char *bytes = read_part(run, path, size);
-    if (bytes == NULL) { die("%s", error_text()); }
-    if (*size >= MARK && memcmp(bytes, mark, MARK) == 0) {
-        memmove(bytes, bytes + MARK, *size -= MARK);
+    c.bytes = read_part(run, path, &c.size);
+    if (c.bytes == NULL) { die("%s", error_text()); }
+    if (c.size >= MARK && memcmp(c.bytes, mark, MARK) == 0) {
+        memmove(c.bytes, c.bytes + MARK, c.size -= MARK);
     }
-    return bytes;
+    return c;
 }
 
-// Adds a file as the companion with a name; false: there is no such file.
-static bool read_companion(Run *run, const char *path, const char *name) {
-    size_t size;
-    char *bytes = read_file(run, path, name, &size);
-    if (bytes != NULL) { add_companion(run, name, bytes, size); }
-    return bytes != NULL;
+// Adds a file, if it is there, to those that go into every checkpoint.
+static bool add_companion(Run *run, Companion c) {
+    if (c.bytes != NULL) { run->saves.companions[run->saves.num_companions++] = c; }
+    return c.bytes != NULL;
 }
 
 // Reads the files that go into every checkpoint, so that it can be used without other files: the
@@ -167,29 +164,28 @@ static bool read_companion(Run *run, const char *path, const char *name) {
 // Reads the config.json of that checkpoint, too.
 static void read_companions(Run *run) {
     const Options *o = &run->options;
-    char path[PATH_LENGTH], *text;
+    static const char *const theirs[] = {"tokenizer.json", "tokenizer_config.json",
+                                         "chat_template.jinja"};
+    char path[PATH_LENGTH];
     const char *name = path_name(o->tokenizer), *end = strstr(name, "tokenizer.bin");
-    int stem = (int)((end != NULL ? end : name) - o->tokenizer);
     if (o->origin[0] != '\0') {
-        Companion *config = &run->saves.start_config;
         path_format(path, "%s/generation_config.json", o->origin);
-        read_companion(run, path, "generation_config.json");
+        add_companion(run, read_companion(run, path, "generation_config.json"));
         path_format(path, "%s/config.json", o->origin);
-        config->bytes = read_file(run, path, "config.json", &config->size);
+        run->saves.start_config = read_companion(run, path, "config.json");
     }
     if (!run->has_tokenizer) { return; }
-    read_companion(run, o->tokenizer, "tokenizer.bin");
-    path_format(path, "%.*stokenizer.json", stem, o->tokenizer);
-    bool theirs = end != NULL && read_companion(run, path, "tokenizer.json");
-    path_format(path, "%.*stokenizer_config.json", stem, o->tokenizer);
-    if (theirs) { read_companion(run, path, "tokenizer_config.json"); }
-    path_format(path, "%.*schat_template.jinja", stem, o->tokenizer);
-    if (theirs) { read_companion(run, path, "chat_template.jinja"); }
-    if (theirs || run->tokenizer.cut != CUT_BYTES) { return; }
-    text = tokenizer_json(&run->tokenizer);
-    add_companion(run, "tokenizer.json", text, strlen(text));
-    text = tokenizer_config_json();
-    add_companion(run, "tokenizer_config.json", text, strlen(text));
+    add_companion(run, read_companion(run, o->tokenizer, "tokenizer.bin"));
+    bool known = end != NULL;
+    for (int i = 0; i < 3 && known; i++) { // the others go with the first
+        path_format(path, "%.*s%s", (int)(end - o->tokenizer), o->tokenizer, theirs[i]);
+        known = add_companion(run, read_companion(run, path, theirs[i])) || i > 0;
+    }
+    if (known || run->tokenizer.cut != CUT_BYTES) { return; }
+    char *text[] = {tokenizer_json(&run->tokenizer), tokenizer_config_json()};
+    for (int i = 0; i < 2; i++) {
+        add_companion(run, (Companion){theirs[i], text[i], strlen(text[i])});
+    }
 }
 
 void run_open_tokenizer(Run *run) {
