@@ -1,4 +1,5 @@
-// The tables of the options: a row for each option and each preset, and the names of other trainers.
+// The tables of the options: a row for each option and each preset, and the names of other
+// trainers.
 #include "options.h"
 
 // A row's arguments after `choices`: the help text and, where it is not RESULTS, the effect.
