@@ -7,17 +7,15 @@ half the steps.
 All see the same shards, and as many tokens a step and steps. `tune` finds the learning rate of each
 by short runs, and which of the tried styles of its decay is best; a pair of BF16 and FP8 has one.
 One rate alone is taken without short runs. `runs` trains with them. `report` writes OUT/report (all
-beside llm.c), OUT/pairs (Muon in FP8 beside Muon in BF16, by seeds) and OUT/report/seconds.md (FP8
-beside BF16 at equal seconds). What has ended is not run again. Our runs resume after a stop and
-llm.c's begins anew, so it can be done in pieces. For two GPUs, give each an OUT and an --only of
-its own; copy OUT/tune before `runs`, and the folders of runs before `report`. `report` needs no
-GPU; the rest needs no Python packages.
+beside llm.c) and OUT/pairs (Muon in FP8 beside Muon in BF16, by seeds). What has ended is not run
+again. Our runs resume after a stop and llm.c's begins anew, so it can be done in pieces. For two
+GPUs, give each an OUT and an --only of its own; copy OUT/tune before `runs`, and the folders of
+runs before `report`. `report` needs no GPU; the rest needs no Python packages.
 Options after -- are our trainer's, in the place of --model gpt2-124m.
 """
 
 import argparse
 import glob
-import json
 import math
 import os
 import re
@@ -28,7 +26,6 @@ from . import environment, experiment, llm_c, shard_header, trainer
 from .command_line import Parser, number, one_of, several, split_words
 from .estimate import PRECISIONS
 from .metrics import open_run
-from .text import fixed, table
 
 BF16, FP8, MUON = PRECISIONS["bf16"], PRECISIONS["fp8-head"], ["--optimizer", "muon"]
 HALF = "muon-half" # planned for half the steps
@@ -223,30 +220,9 @@ def runs(o, held):
                 folder, seed) for name, folder, seed in wanted], o.out, "drop", held)
 
 
-def seconds_table(curves):
-    """Writes the loss of FP8 less that of BF16 at equal seconds of training steps, from the end of
-    the warm-up to where the first of them ends. curves: those of reports, means over the seeds."""
-    import numpy  # report alone needs packages
-
-    rows = []
-    for pair in PAIRS:
-        both = [curves[name] for name in pair if curves.get(name, {"steps": []})["steps"]]
-        if len(both) < 2:
-            continue
-        begin = max(numpy.interp(curve["steps"][-1] / 10, curve["steps"], curve["seconds"])
-                    for curve in both)
-        for at in numpy.linspace(begin, min(curve["seconds"][-1] for curve in both), EVALUATIONS):
-            tokens, losses = ([numpy.interp(at, curve["seconds"], numpy.array(curve[what], float))
-                               for curve in both] for what in ("tokens", "loss"))
-            rows.append((pair[1], f"{at / 60:.2f}", *(f"{count / 1e6:.1f}" for count in tokens),
-                         *map(fixed, losses), f"{losses[1] - losses[0]:+.4f}"))
-    return table(("run", "minutes", "million tokens, BF16", "FP8", "validation loss, BF16", "FP8",
-                  "FP8 less BF16"), rows)
-
-
 def report(o):
     """Writes both reports; its exit status is that of scripts/compare on the pairs of Muon."""
-    folders, curves, status = experiment.runs_under(o.out), {}, 0
+    folders, status = experiment.runs_under(o.out), 0
     log = os.path.join(o.out, "llm.c", "console.log")
     if open_run(log).starts:
         folders["llm.c"] = [log]
@@ -256,16 +232,9 @@ def report(o):
                  for word in ("--run", f"{one}:{folder}")]
         words += ["--train-limit", limit, "--valid-limit", limit] if limit else []
         if sum(one in folders for one in among) > 1:
-            out = os.path.join(o.out, name)
             status = subprocess.run([os.path.join(environment.ROOT, "scripts", "compare"),
-                                     "--report-only", "--out", out, *words], check=False).returncode
-            if os.path.exists(path := os.path.join(out, "report.json")):
-                with open(path) as file:
-                    curves |= json.load(file)["curves"]
-    if os.path.isdir(folder := os.path.join(o.out, "report")):
-        with open(os.path.join(folder, "seconds.md"), "w") as file:
-            file.write("# FP8 beside BF16 at equal seconds of training steps\n\n" +
-                       seconds_table(curves))
+                                     "--report-only", "--out", os.path.join(o.out, name), *words],
+                                    check=False).returncode
     return status
 
 
