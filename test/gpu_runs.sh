@@ -67,7 +67,7 @@ number_in() { # kind, field, folder
 # the device to host memory.
 offload() { # a run's folder, its ranks
     local spare # FIT_OVERHEAD_BYTES
-    spare=$(sed -n 's/^#define FIT_OVERHEAD_BYTES .*(int64_t)\([0-9]*\) << 20)/\1/p' "$root/train/run.h")
+    spare=$(sed -n 's/^#define FIT_OVERHEAD_BYTES .*(int64_t)\([0-9]*\) << 20)/\1/p' "$root/train/gpu/fit.h")
     awk -v plan="$(number_in run memory_bytes "$1" | tail -n 1)" -v ranks="${2:-1}" \
         -v parameters="$(number_in run parameters "$1" | tail -n 1)" -v spare="$spare" 'BEGIN {
             printf "--optimizer-cpu-offload --device-memory-gib %.9f",
