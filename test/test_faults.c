@@ -57,7 +57,6 @@ static bool fails(const char *name, bool needs_room) {
 // Defines the replacement of NAME, which fails or calls the real one.
 #define WRAP(type, name, failure, room, parameters, arguments)         \
     type __real_##name parameters;                                     \
-    type __wrap_##name parameters;                                     \
     type __wrap_##name parameters {                                    \
         return fails(#name, room) ? failure : __real_##name arguments; \
     }
@@ -80,14 +79,12 @@ static bool no_links;     // as on FAT and some network disks
 static const char *image; // a folder of a container's image, which overlayfs cannot rename
 
 int __real_symlink(const char *to, const char *path);
-int __wrap_symlink(const char *to, const char *path);
 int __wrap_symlink(const char *to, const char *path) {
     if (no_links) { errno = EPERM; }
     return no_links || fails("symlink", true) ? -1 : __real_symlink(to, path);
 }
 
 int __real_rename(const char *from, const char *to);
-int __wrap_rename(const char *from, const char *to);
 int __wrap_rename(const char *from, const char *to) {
     bool across = image != NULL && strcmp(from, image) == 0;
     if (across) { errno = EXDEV; }
@@ -95,20 +92,17 @@ int __wrap_rename(const char *from, const char *to) {
 }
 
 int __real_open(const char *path, int flags, mode_t mode);
-int __wrap_open(const char *path, int flags, mode_t mode);
 int __wrap_open(const char *path, int flags, mode_t mode) {
     return fails("open", (flags & O_CREAT) != 0) ? -1 : __real_open(path, flags, mode);
 }
 
 int __real_openat(int folder, const char *path, int flags, mode_t mode);
-int __wrap_openat(int folder, const char *path, int flags, mode_t mode);
 int __wrap_openat(int folder, const char *path, int flags, mode_t mode) {
     return fails("openat", false) ? -1 : __real_openat(folder, path, flags, mode);
 }
 
 // Half of the data is written before the disk is full. Small writes go to a buffer and do not fail.
 size_t __real_fwrite(const void *bytes, size_t size, size_t count, FILE *file);
-size_t __wrap_fwrite(const void *bytes, size_t size, size_t count, FILE *file);
 size_t __wrap_fwrite(const void *bytes, size_t size, size_t count, FILE *file) {
     bool first = fault.name == NULL;
     if (count < 4096 || !fails("fwrite", true)) { return __real_fwrite(bytes, size, count, file); }
@@ -119,7 +113,6 @@ size_t __wrap_fwrite(const void *bytes, size_t size, size_t count, FILE *file) {
 // It does not wait for the disk, because no test needs its files after a power cut. A file system
 // may have no fsync of folders.
 static bool no_folder_sync;
-int __wrap_fsync(int file);
 int __wrap_fsync(int file) {
     struct stat info;
     if (fails("fsync", false) || fstat(file, &info) != 0) { return -1; }
@@ -138,7 +131,6 @@ static bool no_memory(void) {
 
 #define WRAP_MEMORY(name, parameters, arguments)             \
     void *__real_##name parameters;                          \
-    void *__wrap_##name parameters;                          \
     void *__wrap_##name parameters {                         \
         return no_memory() ? NULL : __real_##name arguments; \
     }
@@ -148,21 +140,76 @@ WRAP_MEMORY(calloc, (size_t count, size_t size), (count, size))
 WRAP_MEMORY(realloc, (void *old, size_t bytes), (old, bytes))
 WRAP_MEMORY(aligned_alloc, (size_t alignment, size_t bytes), (alignment, bytes))
 
-typedef bool Save(Fixture *f, int64_t step);
-
 static Fixture fixture;
 
-// The first weight is the step of the checkpoint.
-static bool save_step(Fixture *f, int64_t step) {
-    f->state[0] = (float)step;
-    f->snapshot.progress.valid_loss = 10.0 - (double)step;
-    return fixture_save(f, step);
+// ---- cycles -------------------------------------------------------------------------------------
+
+// In each cycle one call of some work fails: call `first`, then the one `stride` after it, until
+// the work has fewer calls. Each cycle begins with the same checkpoints in the folder s: links to
+// the files in the folder `made`.
+typedef struct {
+    Mode mode;
+    int n, stride;
+    const char *fired; // the call that has failed in this cycle; NULL: the work has fewer calls
+} Cycle;
+
+#define CYCLES_FROM(c, how, from, by) \
+    for (Cycle c = {how, from, by, ""}; c.fired != NULL && restore(); c.n += c.stride)
+#define CYCLES(c, how) CYCLES_FROM(c, how, 1, 1)
+
+static void link_files(const char *from, const char *to) {
+    DIR *folder = opendir(from);
+    or_die(folder_make(to));
+    for (const struct dirent *entry; (entry = readdir(folder)) != NULL;) {
+        if (entry->d_name[0] == '.') { continue; }
+        const char *path = text_of("%s/%s", from, entry->d_name);
+        const char *beside = text_of("%s/%s", to, entry->d_name);
+        if (link(path, beside) != 0) { link_files(path, beside); }
+    }
+    closedir(folder);
 }
 
-// A planted fault: it deletes the old checkpoint first.
-static bool save_carelessly(Fixture *f, int64_t step) {
-    return folder_remove("s/step_00000002") && save_step(f, step);
+static bool restore(void) {
+    arm(FAIL_ONCE, 0);
+    folder_remove("s");
+    link_files("made", "s");
+    return true;
 }
+
+// The first weight is the step of the checkpoint; later ones have lower losses.
+static bool save_step(int64_t step) {
+    fixture.state[0] = (float)step;
+    fixture.snapshot.progress.valid_loss = 10.0 - (double)step;
+    return fixture_save(&fixture, step);
+}
+
+static void saved_all(int first, int last, bool (*save)(int64_t)) {
+    for (int step = first; step <= last; step++) { CHECK(save(step)); }
+}
+
+// Cycles begin with what is in the folder s now.
+static void keep_as_made(void) {
+    folder_remove("made");
+    CHECK(rename("s", "made") == 0);
+}
+
+// Opens the fixture, in whose folder are steps 1 to `steps`.
+static void begin(const char *options, int steps) {
+    fixture_open(&fixture, text_of(TINY "--save s --resume latest %s", options));
+    folder_remove("s");
+    or_die(folder_make("s"));
+    saved_all(1, steps, save_step);
+    keep_as_made();
+    restore();
+}
+
+static void judge(const Cycle *c, const char *wrong) {
+    if (wrong != NULL) {
+        test_fail(__FILE__, __LINE__, "mode %d, call %d (%s): %s", c->mode, c->n, c->fired, wrong);
+    }
+}
+
+// ---- what must be there after a fault -----------------------------------------------------------
 
 static bool holds(const char *path, int64_t step) {
     CLOSED(checkpoint_close) Checkpoint c;
@@ -199,6 +246,11 @@ static bool leads_to(const char *link, int64_t step) {
     return length > 0 && strcmp(target, path_name(checkpoint_path(name, "s", step))) == 0;
 }
 
+// Whether both links lead to a step, on disks that have links.
+static bool links_lead_to(int64_t step) {
+    return no_links || (leads_to("s/latest", step) && leads_to("s/best", step));
+}
+
 // Whether step 3 is undamaged, under its name or set aside.
 static bool holds_3(void) {
     return holds("s/step_00000003", 3) || holds("s/step_00000003.aside-1", 3);
@@ -211,42 +263,27 @@ static bool go_back(int64_t step) {
            checkpoint_go_back(&fixture.options, &c);
 }
 
+// ---- saving, and going back ---------------------------------------------------------------------
+
+#define FP8 "--fp8-format hybrid --fp8-amax-history-len 4 "
+
+// A planted fault: it deletes the old checkpoint first.
+static bool save_carelessly(int64_t step) {
+    return folder_remove("s/step_00000002") && save_step(step);
+}
+
 // A planted fault: it sets the newest step aside first.
 static bool go_back_carelessly(int64_t step) {
     return __real_rename("s/step_00000004", "s/step_00000004.aside-1") == 0 && go_back(step);
 }
 
-// Goes back from step 4 to step 2 with a fault at the n-th call.
-static const char *trouble_back(bool (*back)(int64_t), Mode mode, int n, const char **fired) {
-    arm(mode, 0);
-    folder_remove("s");
-    fixture.options.keep = 0;
-    for (int step = 1; step <= 4; step++) { save_step(&fixture, step); }
-    fixture.options.keep = 1;
-    arm(mode, n);
-    bool gone = back(2);
-    *fired = disarm();
-    int64_t step = resumed_step();
-    if (step != 2 && (gone || step != 4)) { return "a wrong step is resumed"; }
-    if (!go_back(2) || resumed_step() != 2) { return "it does not go back"; }
-    if (checkpoint_best("s") != 2) { return "step 2 is not the best"; }
-    if (!no_links && !(leads_to("s/best", 2) && leads_to("s/latest", 2))) { return "links"; }
-    if (path_exists("s/step_00000003") || !holds_3()) { return "step 3 is not set aside"; }
-    if (!holds("s/step_00000004.aside-1", 4)) { return "step 4 is not set aside"; }
-    return holds("s/step_00000001", 1) ? NULL : "step 1 is lost";
-}
-
-// Saves steps 1 and 2, and then step 3 with a fault at the n-th call. again: there is a step 3
-// already. Returns what is wrong after that, or NULL. *fired: which call failed; NULL: there are
-// fewer calls.
-static const char *trouble(Save *save, Mode mode, int n, bool again, const char **fired) {
-    arm(mode, 0);
-    folder_remove("s");
-    for (int step = 1; step <= 2 + again; step++) { save_step(&fixture, step); }
+// Saves step 3 after steps 1 and 2, with a fault. again: there is a step 3 already. Returns what is
+// wrong after that, or NULL.
+static const char *trouble(Cycle *c, bool (*save)(int64_t), bool again) {
     fail("%s", "");
-    arm(mode, n);
-    bool saved = save(&fixture, 3);
-    *fired = disarm();
+    arm(c->mode, c->n);
+    bool saved = save(3);
+    c->fired = disarm();
     if (!saved && error_text()[0] == '\0') { return "no reason is given"; }
     if (!holds("s/step_00000002", 2)) { return "step 2 is lost"; }
     if (again && !holds_3()) { return "neither the old nor the new step 3 is whole"; }
@@ -254,108 +291,146 @@ static const char *trouble(Save *save, Mode mode, int n, bool again, const char 
     if (step < 2 || (saved && step != 3)) { return "a wrong step is resumed"; }
     if (!checkpoint_claim(&fixture.options) || leftovers() > 0) { return "leftovers stay"; }
     if (!go_back(step) || checkpoint_best("s") != step) { return "the best step is another"; }
-    if (!no_links && !(leads_to("s/best", step) && leads_to("s/latest", step))) { return "links"; }
-    if (!save_step(&fixture, 3) || resumed_step() != 3) { return "the next save fails"; }
+    if (!links_lead_to(step)) { return "links"; }
+    if (!save_step(3) || resumed_step() != 3) { return "the next save fails"; }
     if (leftovers() > 0) { return "the next save leaves something behind"; }
     return holds("s/step_00000001", 1) ? "step 1 is kept" : NULL;
 }
 
+// Goes back from step 4 to step 2 with a fault.
+static const char *trouble_back(Cycle *c, bool (*back)(int64_t)) {
+    arm(c->mode, c->n);
+    bool gone = back(2);
+    c->fired = disarm();
+    int64_t step = resumed_step();
+    if (step != 2 && (gone || step != 4)) { return "a wrong step is resumed"; }
+    if (!go_back(2) || resumed_step() != 2) { return "it does not go back"; }
+    if (checkpoint_best("s") != 2) { return "step 2 is not the best"; }
+    if (!links_lead_to(2)) { return "links"; }
+    if (path_exists("s/step_00000003") || !holds_3()) { return "step 3 is not set aside"; }
+    if (!holds("s/step_00000004.aside-1", 4)) { return "step 4 is not set aside"; }
+    return holds("s/step_00000001", 1) ? NULL : "step 1 is lost";
+}
+
+// Where all later calls fail, too, every other call is the first one: that of the other folder.
 TEST(a_checkpoint_survives_every_failing_call) {
-    fixture_open(&fixture, TINY "--save s --resume latest --keep 1 --fp8-format hybrid "
-                                "--fp8-amax-history-len 4");
-    for (int variant = 0; variant < 2 * MODES; variant++) {
-        Mode mode = (Mode)(variant / 2);
-        const char *fired = "";
-        int n = 1;
-        for (; fired != NULL; n++) {
-            const char *wrong = trouble(save_step, mode, n, variant % 2 == 1, &fired);
-            if (wrong != NULL) {
-                test_fail(__FILE__, __LINE__, "mode %d, call %d (%s): %s", mode, n, fired, wrong);
+    for (int again = 0; again < 2; again++) {
+        begin(FP8 "--keep 1", 2 + again);
+        for (Mode mode = FAIL_ONCE; mode < MODES; mode++) {
+            bool half = mode == FAIL_FROM_THERE;
+            int calls = 0;
+            CYCLES_FROM(c, mode, half ? 1 + again : 1, half ? 2 : 1) {
+                judge(&c, trouble(&c, save_step, again));
+                calls = c.n;
             }
+            CHECK(calls >= (mode == DISK_FULL ? 30 : 100)); // the calls are really replaced
         }
-        CHECK(n > (mode == DISK_FULL ? 30 : 100)); // the calls are really replaced
+        fixture_close(&fixture);
+    }
+}
+
+TEST(a_run_goes_back_or_stays) {
+    begin("--keep 0", 4);
+    fixture.options.keep = 1;
+    for (Mode mode = FAIL_ONCE; mode < MODES; mode++) {
+        int calls = 0;
+        CYCLES(c, mode) {
+            judge(&c, trouble_back(&c, go_back));
+            calls = c.n;
+        }
+        CHECK(calls >= (mode == DISK_FULL ? 5 : 30));
     }
     fixture_close(&fixture);
 }
 
-TEST(a_run_goes_back_or_stays) {
-    fixture_open(&fixture, TINY "--save s --resume latest");
-    for (int mode = 0; mode < MODES; mode++) {
-        const char *fired = "";
-        int n = 1;
-        for (; fired != NULL; n++) {
-            const char *wrong = trouble_back(go_back, (Mode)mode, n, &fired);
-            if (wrong != NULL) {
-                test_fail(__FILE__, __LINE__, "mode %d, call %d (%s): %s", mode, n, fired, wrong);
-            }
-        }
-        CHECK(n > (mode == DISK_FULL ? 5 : 30));
+TEST(carelessness_is_caught) {
+    bool caught = false;
+    begin("--keep 1", 2);
+    CYCLES(c, FAIL_ONCE) {
+        if ((caught = trouble(&c, save_carelessly, false) != NULL)) { break; }
     }
+    CHECK(caught);
+    fixture_close(&fixture);
+    begin("--keep 0", 4);
+    CYCLES(c, FAIL_ONCE) {
+        if ((caught = trouble_back(&c, go_back_carelessly) != NULL)) { break; }
+    }
+    CHECK(caught);
     fixture_close(&fixture);
 }
 
 // A disk without symbolic links; and a folder of a container's image, which cannot be renamed: it
 // is deleted under its own name, and cannot be set aside.
 TEST(disks_without_links_are_saved_to) {
-    const char *fired;
-    fixture_open(&fixture, TINY "--save s --resume latest --keep 1");
+    Cycle none = {0};
     no_links = true;
-    const char *wrong = trouble(save_step, FAIL_ONCE, 0, false, &fired);
-    CHECK_TEXT(wrong != NULL ? wrong : "", "");
-    wrong = trouble_back(go_back, FAIL_ONCE, 0, &fired);
-    CHECK_TEXT(wrong != NULL ? wrong : "", "");
+    begin("--keep 0", 4);
+    judge(&none, trouble_back(&none, go_back));
+    fixture_close(&fixture);
+    begin("--keep 1", 2);
+    judge(&none, trouble(&none, save_step, false));
     CHECK(!path_exists("s/latest") && !path_exists("s/best"));
     no_links = false;
-    CHECK(save_step(&fixture, 3) && leads_to("s/latest", 3) && leads_to("s/best", 3));
+    CHECK(save_step(3) && links_lead_to(3));
     image = "s/step_00000003";
     CHECK(!go_back(2) && resumed_step() == 3);
-    CHECK(save_step(&fixture, 4) && save_step(&fixture, 5));
+    CHECK(save_step(4) && save_step(5));
     CHECK(!path_exists("s/step_00000003"));
     image = NULL;
     fixture_close(&fixture);
 }
 
-TEST(a_careless_save_is_caught) {
-    const char *fired = "";
-    int caught = 0;
-    fixture_open(&fixture, TINY "--save s --resume latest --keep 1");
-    for (int n = 1; fired != NULL; n++) {
-        caught += trouble(save_carelessly, FAIL_ONCE, n, false, &fired) != NULL;
-    }
-    CHECK(caught > 0);
-    caught = 0;
-    fired = "";
-    for (int n = 1; fired != NULL; n++) {
-        caught += trouble_back(go_back_carelessly, FAIL_ONCE, n, &fired) != NULL;
-    }
-    CHECK(caught > 0);
+TEST(folders_without_fsync_are_saved_to) {
+    no_folder_sync = true;
+    begin("", 1);
+    CHECK_EQUAL(resumed_step(), 1);
+    no_folder_sync = false;
     fixture_close(&fixture);
 }
+
+static bool save_first_best(int64_t step) {
+    fixture.snapshot.progress.valid_loss = step == 1 ? 1 : 2;
+    return fixture_save(&fixture, step);
+}
+
+// The best checkpoint is not deleted when a call fails that finds out which one it is.
+TEST(the_best_is_kept_through_failing_calls) {
+    begin("--keep 1", 0);
+    saved_all(1, 3, save_first_best);
+    keep_as_made();
+    CYCLES(c, FAIL_ONCE) {
+        arm(FAIL_ONCE, c.n);
+        save_first_best(4);
+        c.fired = disarm();
+        judge(&c, path_exists("s/step_00000001") ? NULL : "the best is gone");
+        CHECK(save_first_best(5) && checkpoint_best("s") == 1 && leads_to("s/best", 1));
+    }
+    fixture_close(&fixture);
+}
+
+// ---- reading ------------------------------------------------------------------------------------
 
 // A folder that cannot be read does not count as empty. A leftover that cannot be deleted does not
 // end the run.
 TEST(unreadable_folders_are_no_empty_ones) {
-    bool fired = true;
     int refused = 0, left = 0;
-    fixture_open(&fixture, TINY "--save s --resume latest");
-    folder_remove("s");
-    CHECK(save_step(&fixture, 1) && unlink("s/latest") == 0); // nor does the link say so
-    for (int n = 1; fired; n++) {
-        CLOSED(checkpoint_close) Checkpoint c;
-        arm(FAIL_ONCE, n);
-        bool ok = checkpoint_resume(&c, &fixture.options);
-        fired = disarm() != NULL;
-        CHECK(!ok || c.path[0] != '\0');
+    begin("", 1);
+    CHECK(unlink("made/latest") == 0); // nor does the link say so
+    CYCLES(c, FAIL_ONCE) {
+        CLOSED(checkpoint_close) Checkpoint found;
+        arm(FAIL_ONCE, c.n);
+        bool ok = checkpoint_resume(&found, &fixture.options);
+        c.fired = disarm();
+        CHECK(!ok || found.path[0] != '\0');
         refused += !ok;
     }
     CHECK(refused > 0);
-    for (int n = fired = true; fired; n++) {
+    CYCLES(c, FAIL_ONCE) {
         CHECK(folder_make("s/.tmp-step_00000009/inner"));
-        arm(FAIL_ONCE, n);
+        arm(FAIL_ONCE, c.n);
         bool ok = checkpoint_claim(&fixture.options);
-        const char *call = disarm();
-        fired = call != NULL;
-        CHECK(ok || strcmp(call, "unlink") + strcmp(call, "rmdir") != 0);
+        c.fired = disarm();
+        CHECK(ok || strcmp(c.fired, "unlink") + strcmp(c.fired, "rmdir") != 0);
         left += ok && path_exists("s/.tmp-step_00000009");
         CHECK(checkpoint_claim(&fixture.options) && !path_exists("s/.tmp-step_00000009"));
     }
@@ -365,22 +440,18 @@ TEST(unreadable_folders_are_no_empty_ones) {
 
 // A checkpoint that the system refuses to read is not damaged: no older one is taken instead.
 TEST(an_unreadable_checkpoint_is_not_passed_over) {
-    bool fired = true;
     int refused = 0;
-    fixture_open(&fixture, TINY "--save s --resume latest --keep 0 --fp8-format hybrid "
-                                "--fp8-amax-history-len 4");
-    folder_remove("s");
-    CHECK(save_step(&fixture, 1) && save_step(&fixture, 2));
-    for (int n = 1; fired; n++) {
+    begin(FP8 "--keep 0", 2);
+    CYCLES(c, FAIL_ONCE) {
         static Options o, model;
-        CLOSED(checkpoint_close) Checkpoint c = {0};
-        o = fixture.options;
-        arm(FAIL_ONCE, n);
+        CLOSED(checkpoint_close) Checkpoint found = {0};
         CLOSED(checkpoint_close) Checkpoint start;
+        o = fixture.options;
+        arm(FAIL_ONCE, c.n);
         bool models = checkpoint_model(&start, &o, &model);
-        bool ok = models && checkpoint_resume(&c, &o);
-        fired = disarm() != NULL;
-        CHECK(ok ? c.progress.step == 2 : fired);
+        bool ok = models && checkpoint_resume(&found, &o);
+        c.fired = disarm();
+        CHECK(ok ? found.progress.step == 2 : c.fired != NULL);
         CHECK(!models || start.progress.step == 2);
         if (!ok) { CHECK_CONTAINS(error_text(), "Input/output error"); }
         refused += !ok;
@@ -389,84 +460,89 @@ TEST(an_unreadable_checkpoint_is_not_passed_over) {
     fixture_close(&fixture);
 }
 
-// The best checkpoint is not deleted when a call fails that finds out which one it is.
-TEST(the_best_is_kept_through_failing_calls) {
-    bool fired = true;
-    fixture_open(&fixture, TINY "--save s --resume latest --keep 1");
-    for (int n = 1; fired; n++) {
-        folder_remove("s");
-        for (int step = 1; step <= 3; step++) {
-            fixture.snapshot.progress.valid_loss = step == 1 ? 1 : 2;
-            CHECK(fixture_save(&fixture, step));
-        }
-        arm(FAIL_ONCE, n);
-        fixture_save(&fixture, 4);
-        fired = disarm() != NULL;
-        if (!path_exists("s/step_00000001")) {
-            test_fail(__FILE__, __LINE__, "call %d: the best is gone", n);
-        }
-        CHECK(fixture_save(&fixture, 5) && checkpoint_best("s") == 1 && leads_to("s/best", 1));
+// A read error is an error at every read, and never a signal.
+TEST(unreadable_checkpoints_are_errors) {
+    static float weights[1 << 15];
+    int refused = 0;
+    begin(FP8 "--resume= --load s/step_00000100 --global-batch-size 4", 0);
+    CHECK(save_step(100)); // no scale has more steps
+    keep_as_made();
+    CYCLES(c, FAIL_ONCE) {
+        static Options o, model;
+        CLOSED(checkpoint_close) Checkpoint opened = {0};
+        CLOSED(checkpoint_close) Checkpoint start;
+        int64_t size = fixture.layout.size;
+        o = fixture.options;
+        arm(FAIL_ONCE, c.n);
+        bool ok = checkpoint_model(&start, &o, &model) && checkpoint_verify(&start) &&
+                  checkpoint_weights(&start, &fixture.layout, 0, size, weights) &&
+                  checkpoint_open(&opened, "s/step_00000100", true) &&
+                  checkpoint_read(&opened, "master", 0, size, weights) &&
+                  checkpoint_read_scaling(&opened, &fixture.precision, fixture.slots,
+                                          fixture.history);
+        c.fired = disarm();
+        bool reading = c.fired != NULL && strcmp(c.fired, "pread") == 0;
+        CHECK(reading ? !ok && strstr(error_text(), "Input/output error") != NULL
+                      : ok || c.fired != NULL);
+        refused += reading;
     }
+    CHECK(refused > 40);
     fixture_close(&fixture);
 }
+
+// ---- kills --------------------------------------------------------------------------------------
 
 static void end_process(void) {
     _exit(0);
 }
 
-// Runs `work` in another process, which is killed at call n. Returns whether there are fewer calls.
-static bool killed_at(int n, bool (*work)(int64_t), int64_t step) {
+// Runs `work` in another process, which is killed at the cycle's call.
+static void kill_at(Cycle *c, bool (*work)(int64_t), int64_t step) {
     fflush(NULL);
     pid_t child = fork();
     if (child == 0) {
-        arm(FAIL_ONCE, n);
+        arm(FAIL_ONCE, c->n);
         fault.meanwhile = end_process;
         work(step);
         _exit(1);
     }
     int status;
     waitpid(child, &status, 0);
-    return WEXITSTATUS(status) == 1;
-}
-
-static bool save_to(int64_t step) {
-    return save_step(&fixture, step);
+    c->fired = WEXITSTATUS(status) == 1 ? NULL : "a kill";
 }
 
 // A planted fault: the checkpoint has its name before its files.
 static bool save_unfinished(int64_t step) {
     char path[PATH_LENGTH];
     mkdir(checkpoint_path(path, "s", step), 0755);
-    return folder_remove(path) && save_step(&fixture, step);
+    return folder_remove(path) && save_step(step);
 }
 
-// Kills a save at each call. If the checkpoint had its name, it must be resumed, even if the links
-// had not moved. The next start moves them. Returns how many such checkpoints were lost.
+// Kills a save of step 3 at each call. If the checkpoint had its name, it must be resumed, even if
+// the links had not moved. The next start moves them. Returns how many such checkpoints were lost.
 static int lost_by_kills(bool (*save)(int64_t)) {
     int lost = 0;
-    bool ended = false;
-    for (int n = 1; !ended && lost == 0; n++) {
-        folder_remove("s");
-        for (int step = 1; step <= 2; step++) { CHECK(save_step(&fixture, step)); }
-        ended = killed_at(n, save, 3);
+    begin("--keep 0", 2);
+    CYCLES(c, FAIL_ONCE) {
+        kill_at(&c, save, 3);
         bool named = path_exists("s/step_00000003");
         CHECK(checkpoint_claim(&fixture.options) && !path_exists("s/.tmp-link"));
         int64_t step = resumed_step();
         CHECK(step == 3 || step == 2);
         lost += named && step != 3;
-        CHECK(lost > 0 || no_links || (leads_to("s/latest", step) && leads_to("s/best", step)));
+        if (lost > 0) { break; }
+        CHECK(links_lead_to(step));
     }
+    fixture_close(&fixture);
     return lost;
 }
 
 TEST(a_killed_save_counts_once_it_has_its_name) {
-    fixture_open(&fixture, TINY "--save s --resume latest --keep 0");
-    CHECK_EQUAL(lost_by_kills(save_to), 0);
+    CHECK_EQUAL(lost_by_kills(save_step), 0);
     CHECK(lost_by_kills(save_unfinished) > 0);
     no_links = true;
-    CHECK_EQUAL(lost_by_kills(save_to), 0);
+    CHECK_EQUAL(lost_by_kills(save_step), 0);
     no_links = false;
-    fixture_close(&fixture);
 }
 
 static bool evaluate_step(int64_t step) {
@@ -480,28 +556,30 @@ static bool evaluate_step(int64_t step) {
 // last before a kill; and `best` is right after the next start.
 TEST(an_evaluation_is_made_or_left) {
     int seen[2] = {0};
-    fixture_open(&fixture, TINY "--save s --resume latest --keep 0");
-    for (int way = 0; way <= MODES; way++) {
-        bool ended = false;
-        for (int n = 1; !ended; n++) {
-            CLOSED(checkpoint_close) Checkpoint c;
+    Progress *p = &fixture.snapshot.progress;
+    begin("--keep 0", 1);
+    p->valid_loss = NAN;
+    p->eval_left = 1;
+    CHECK(fixture_save(&fixture, 2));
+    keep_as_made();
+    Progress left = *p;
+    for (Mode way = FAIL_ONCE; way <= MODES; way++) {
+        CYCLES(c, way) {
+            CLOSED(checkpoint_close) Checkpoint opened;
             bool ok = false;
-            folder_remove("s");
-            CHECK(save_step(&fixture, 1));
-            fixture.snapshot.progress.valid_loss = NAN;
-            fixture.snapshot.progress.eval_left = 1;
-            CHECK(fixture_save(&fixture, 2));
+            *p = left;
             if (way < MODES) {
-                arm((Mode)way, n);
+                arm(way, c.n);
                 ok = evaluate_step(2);
-                ended = disarm() == NULL;
+                c.fired = disarm();
             } else {
-                ended = killed_at(n, evaluate_step, 2);
+                kill_at(&c, evaluate_step, 2);
             }
             CHECK(checkpoint_claim(&fixture.options) && go_back(2));
-            CHECK(checkpoint_open(&c, "s/step_00000002", true));
-            bool made = c.progress.eval_left == 0;
-            CHECK(made == (c.progress.valid_loss == 8) && (made || !(ok || ended)));
+            CHECK(checkpoint_open(&opened, "s/step_00000002", true));
+            bool made = opened.progress.eval_left == 0;
+            CHECK(made == (opened.progress.valid_loss == 8));
+            CHECK(made || !(ok || c.fired == NULL));
             CHECK(leads_to("s/best", made ? 2 : 1));
             seen[made]++;
         }
@@ -511,55 +589,23 @@ TEST(an_evaluation_is_made_or_left) {
 }
 
 TEST(a_killed_run_has_gone_back_or_not) {
-    bool ended = false;
     int seen[5] = {0};
-    fixture_open(&fixture, TINY "--save s --resume latest --keep 0");
-    for (int n = 1; !ended; n++) {
-        folder_remove("s");
-        for (int step = 1; step <= 4; step++) { CHECK(save_step(&fixture, step)); }
-        ended = killed_at(n, go_back, 2);
+    begin("--keep 0", 4);
+    CYCLES(c, FAIL_ONCE) {
+        kill_at(&c, go_back, 2);
         CHECK(checkpoint_claim(&fixture.options));
         int64_t step = resumed_step();
         CHECK(step == 2 || step == 4);
         seen[step]++;
         CHECK(go_back(step) && (step == 4 || !path_exists("s/step_00000003")));
         CHECK(holds_3() && (holds("s/step_00000004", 4) || holds("s/step_00000004.aside-1", 4)));
-        CHECK(save_step(&fixture, 5) && resumed_step() == 5);
+        CHECK(save_step(5) && resumed_step() == 5);
     }
     CHECK(seen[2] > 3 && seen[4] > 3);
     fixture_close(&fixture);
 }
 
-// A read error is an error at every read, and never a signal.
-TEST(unreadable_checkpoints_are_errors) {
-    static float weights[1 << 15];
-    bool fired = true;
-    int refused = 0;
-    fixture_open(&fixture, TINY "--save s --load s/step_00000100 --fp8-format hybrid "
-                                "--fp8-amax-history-len 4 --global-batch-size 4");
-    folder_remove("s");
-    CHECK(save_step(&fixture, 100));
-    for (int n = 1; fired; n++) {
-        static Options o, model;
-        CLOSED(checkpoint_close) Checkpoint c = {0};
-        int64_t size = fixture.layout.size;
-        o = fixture.options;
-        arm(FAIL_ONCE, n);
-        CLOSED(checkpoint_close) Checkpoint start;
-        bool ok = checkpoint_model(&start, &o, &model) && checkpoint_verify(&start) &&
-                  checkpoint_weights(&start, &fixture.layout, 0, size, weights) &&
-                  checkpoint_open(&c, "s/step_00000100", true) &&
-                  checkpoint_read(&c, "master", 0, size, weights) &&
-                  checkpoint_read_scaling(&c, &fixture.precision, fixture.slots, fixture.history);
-        const char *call = disarm();
-        fired = call != NULL;
-        bool reading = fired && strcmp(call, "pread") == 0;
-        CHECK(reading ? !ok && strstr(error_text(), "Input/output error") != NULL : ok || fired);
-        refused += reading;
-    }
-    CHECK(refused > 40);
-    fixture_close(&fixture);
-}
+// ---- other processes ----------------------------------------------------------------------------
 
 static bool is_all(const float *values, int64_t n, double expected) {
     int64_t i = 0;
@@ -567,13 +613,13 @@ static bool is_all(const float *values, int64_t n, double expected) {
     return i == n;
 }
 
-static void save_all_of(int64_t step) {
+static bool save_all_of(int64_t step) {
     for (int64_t i = 0; i < 3 * fixture.layout.size; i++) { fixture.state[i] = (float)step; }
-    CHECK(fixture_save(&fixture, step));
+    return fixture_save(&fixture, step);
 }
 
 static void save_second(void) {
-    save_all_of(2);
+    CHECK(save_all_of(2));
 }
 
 // Reads the state in several pieces, and returns the step that all are from; 0: reading failed, or
@@ -611,20 +657,20 @@ static int64_t read_while_saving(bool load, float *out) {
 // During each call of a reader in turn, a run saves its next checkpoint and deletes the one before.
 // The reader must get exactly one of the two.
 TEST(a_checkpoint_is_one_while_a_run_saves) {
-    static const char *const ways[] = {"--load s/latest", "--resume s/latest", "--resume latest"};
+    static const char *const ways[] = {"--resume= --load s/latest", "--resume s/latest", ""};
     static float out[1 << 15];
     for (int i = 0; i < 6; i++) { // with and without symbolic links
-        int seen[3] = {0}, n = 1;
+        int seen[3] = {0};
         no_links = i >= 3;
-        fixture_open(&fixture, text_of(TINY "--save s --keep 1 %s", ways[i % 3]));
-        for (bool fired = true; fired; n++) {
-            folder_remove("s");
-            save_all_of(1);
-            arm(FAIL_ONCE, n);
+        begin(text_of("--keep 1 %s", ways[i % 3]), 0);
+        CHECK(save_all_of(1));
+        keep_as_made();
+        CYCLES(c, FAIL_ONCE) {
+            arm(FAIL_ONCE, c.n);
             fault.meanwhile = save_second;
             seen[read_while_saving(i % 3 == 0, out)]++;
             fault.meanwhile = NULL;
-            fired = disarm() != NULL;
+            c.fired = disarm();
         }
         CHECK(seen[0] == 0 && seen[1] > 5 && seen[2] > 5);
         fixture_close(&fixture);
@@ -632,14 +678,7 @@ TEST(a_checkpoint_is_one_while_a_run_saves) {
     no_links = false;
 }
 
-TEST(folders_without_fsync_are_saved_to) {
-    fixture_open(&fixture, TINY "--save s --resume latest");
-    no_folder_sync = true;
-    folder_remove("s");
-    CHECK(save_step(&fixture, 1) && resumed_step() == 1);
-    no_folder_sync = false;
-    fixture_close(&fixture);
-}
+// ---- other files --------------------------------------------------------------------------------
 
 static void record(Metrics *m, int step) {
     MetricsRecord *r = metrics_begin("save");
@@ -650,16 +689,15 @@ static void record(Metrics *m, int step) {
 // While the metrics cannot be written or opened, records are lost; no others may be lost.
 TEST(metrics_come_back) {
     int missing = 0;
-    bool fired = true;
-    for (int n = 1; fired; n++) {
+    CYCLES(c, FAIL_FROM_THERE) {
         CLOSED(metrics_close) Metrics m = {0};
         unlink("m");
         CHECK(metrics_open(&m, "m"));
-        arm(FAIL_FROM_THERE, n);
+        arm(FAIL_FROM_THERE, c.n);
         record(&m, 1);
         record(&m, 2);
         metrics_sync(&m);
-        fired = disarm() != NULL;
+        c.fired = disarm();
         record(&m, 3);
         const char *text = text_read("m");
         missing += strstr(text, ":2}") == NULL;
@@ -680,15 +718,13 @@ static const char *content(void) {
 }
 
 TEST(files_are_replaced_or_kept) {
-    for (int mode = 0; mode < MODES; mode++) {
-        bool fired = true;
-        for (int n = 1; fired; n++) {
-            arm(FAIL_ONCE, 0);
+    for (Mode mode = FAIL_ONCE; mode < MODES; mode++) {
+        CYCLES(c, mode) {
             unlink("f");
             CHECK(file_replace("f", "old", 3));
-            arm((Mode)mode, n);
+            arm(mode, c.n);
             bool replaced = file_replace("f", "new", 3);
-            fired = disarm() != NULL;
+            c.fired = disarm();
             const char *now = content();
             CHECK(strcmp(now, "new") == 0 || (!replaced && strcmp(now, "old") == 0));
             CHECK(mode == FAIL_FROM_THERE || !path_exists("f.new"));
@@ -697,6 +733,8 @@ TEST(files_are_replaced_or_kept) {
         }
     }
 }
+
+// ---- memory -------------------------------------------------------------------------------------
 
 // Runs `work` in a child process that gets no memory from its n-th allocation on. Returns true if
 // it makes fewer allocations. Otherwise the child must report the lack of memory and exit with
@@ -725,18 +763,15 @@ static bool survives_without_memory(void (*work)(void), int n) {
 }
 
 static void save_third(void) {
-    save_step(&fixture, 3);
+    save_step(3);
 }
 
 TEST(a_save_without_memory_says_so) {
-    fixture_open(&fixture, TINY "--save s --resume latest --keep 1 --fp8-format hybrid "
-                                "--fp8-amax-history-len 4");
-    folder_remove("s");
-    save_step(&fixture, 2);
     int n = 1;
+    begin(FP8 "--keep 1", 2);
     while (!survives_without_memory(save_third, n)) {
         CHECK(resumed_step() >= 2);
-        n += n < 50 ? 1 : 23;
+        n += n < 50 ? 1 : 37;
     }
     CHECK(n > 500); // cJSON's allocations are among them
     CHECK(holds("s/step_00000003", 3));
