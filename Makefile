@@ -142,7 +142,7 @@ bench:
 	@$(if $(LLM8_BIN),,$(MAKE) train_gptcu)
 	@scripts/bench
 
-# ---- tests: every test/test_NAME.c is a program, built plainly and under the sanitizers ----------
+# ---- tests: every test/test_NAME.c is a program --------------------------------------------------
 
 SANITIZE := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 # what test_NAME.c is linked with; test_train_*.c include train_gpt.c
@@ -204,7 +204,10 @@ $(BUILD)/plain/compare_tensors: $(call objects,plain,test/compare_tensors.c \
                                   checkpoints/safetensors.c base/io.c base/host.c base/common.c)
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
 
-TEST_PROGRAMS := $(PLAIN_TESTS) $(ASAN_TESTS)
+# All run under the sanitizers. Those whose results depend on how the compiler orders and fuses
+# arithmetic also run as users' programs are built.
+ARITHMETIC := cpu cpu_gemm fp8 gemm model muon train_gpt train_precision train_steps
+TEST_PROGRAMS := $(ARITHMETIC:%=$(BUILD)/plain/test_%) $(ASAN_TESTS)
 SHELL_TESTS := $(wildcard test/test_*.sh) $(wildcard test/*_tests.py)
 # the GPU trainer without a GPU, where there is a C++ compiler
 ifneq ($(shell command -v $(CXX)),)
