@@ -66,8 +66,9 @@ number_in() { # kind, field, folder
 # Options that move 4 bytes a parameter of the optimizer's state, of which it has 8 at least, from
 # the device to host memory.
 offload() { # a run's folder, its ranks
-    local spare # FIT_OVERHEAD_BYTES
-    spare=$(sed -n 's/^#define FIT_OVERHEAD_BYTES .*(int64_t)\([0-9]*\) << 20)/\1/p' "$root/train/gpu/fit.h")
+    local spare
+    spare=$(grep -hoP '^#define FIT_OVERHEAD_BYTES \(\(int64_t\)\K[0-9]+' "$root"/*.cu "$root"/train/*.h "$root"/train/gpu/*.h)
+    : "${spare:?nothing defines FIT_OVERHEAD_BYTES}"
     awk -v plan="$(number_in run memory_bytes "$1" | tail -n 1)" -v ranks="${2:-1}" \
         -v parameters="$(number_in run parameters "$1" | tail -n 1)" -v spare="$spare" 'BEGIN {
             printf "--optimizer-cpu-offload --device-memory-gib %.9f",
