@@ -209,7 +209,12 @@ static int a_wrong_call(int number, void *argument) {
     case 9: g.batch = 2; break;
     case 10: g.d = x[A].device + M * K - 16; break;
     case 11: g.d = x[B].device - M * N * 4 + 16; break;
-    case 12: g.aux = x[OTHER].device, g.d = x[OTHER].device + M * N * 2 - 16; break;
+    case 12:
+        g.epilogue = EPILOGUE_DGELU;
+        g.aux = x[OTHER].device, g.d = x[OTHER].device + M * N * 2 - 16;
+        break;
+    case 13: g.bias = x[OTHER].device; break;
+    case 14: g.aux = x[OTHER].device; break;
     }
     gemm(&gpu, g);
     return 0;
@@ -228,8 +233,10 @@ TEST(wrong_calls_are_named) {
                                            "a batch of products of 48 x 32 x 64 is in FP8",
                                            "48 x 32 x 64 writes d over its operand a",
                                            "48 x 32 x 64 writes d over its operand b",
-                                           "48 x 32 x 64 writes d over its operand aux"};
-    for (int fault = 0; fault < 13; fault++) {
+                                           "48 x 32 x 64 writes d over its operand aux",
+                                           "has a bias or aux that its epilogue does not read",
+                                           "has a bias or aux that its epilogue does not read"};
+    for (int fault = 0; fault < 15; fault++) {
         Processes run;
         processes_run(&run, 1, a_wrong_call, &fault);
         FREED char *log = processes_log(&run);

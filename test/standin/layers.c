@@ -177,8 +177,10 @@ static void check_fused_product(const Gpu *gpu, const Gemm *g, Operand out, int 
 void gpu_product_gelu(Gpu *gpu, Gemm g, Operand out) {
     check_fused_product(gpu, &g, out, g.n,
                         g.bias != NULL && gpu_product_gelu_takes(g.k, g.fast_accumulation));
-    gemm(gpu, g); // without an epilogue, and so without the bias
-    produce_gelu(out, g.d, g.bias, g.m, g.n);
+    const Bf16 *bias = g.bias;
+    g.bias = NULL;
+    gemm(gpu, g);
+    produce_gelu(out, g.d, bias, g.m, g.n);
     if (own_products("wrong")) {
         *(out.rows.codes != NULL ? out.rows.codes : out.columns.codes) ^= 0x80;
     }
@@ -188,12 +190,12 @@ void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Operand dx, Gradient column_sum
                                Scratch scratch) {
     // as BF16, aligned as the buffer of the pass's product is: one plan for both
     FREED float *product = aligned_alloc(256, (size_t)round_up64(2 * (int64_t)g.m * g.n, 256));
-    Bf16 *input = g.aux;
+    const Bf16 *input = g.aux, *bias = g.bias;
     check_fused_product(gpu, &g, dx, g.n, g.bias != NULL && g.k <= GELU_PRODUCT_MOST_K);
     g.d = product;
-    g.aux = NULL;
+    g.aux = g.bias = NULL;
     gemm(gpu, g);
-    produce_gelu_backward(dx, column_sums, g.d, input, g.bias, scratch, g.m, g.n);
+    produce_gelu_backward(dx, column_sums, g.d, input, bias, scratch, g.m, g.n);
     if (own_products("wrong")) { dx.rows.codes[0] ^= 0x80; }
 }
 

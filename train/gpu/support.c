@@ -101,6 +101,7 @@ bool support_product(Gpu *gpu, Gemm g, int rows, float *ms) {
     Gemm exact = g;
     exact.type_d = TYPE_F32;
     exact.epilogue = EPILOGUE_NONE;
+    exact.bias = NULL;
     exact.fast_accumulation = false;
     bool well = gemm_supported(gpu, exact);
     if (well) {
