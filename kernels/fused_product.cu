@@ -451,10 +451,6 @@ bool gpu_has_fused_products(const Gpu *gpu) {
 }
 
 void gpu_product_gelu(Gpu *gpu, Gemm g, Operand out) {
-    (g.k <= GELU_PRODUCT_MOST_K ? gpu_product_gelu_panels : gpu_product_gelu_wide)(gpu, g, out);
-}
-
-void gpu_product_gelu_panels(Gpu *gpu, Gemm g, Operand out) {
     gpu_family(gpu, g.family);
     const char *name = "product with GELU";
     if (out.type != FP8_E4M3) { die("%s: forward operands are E4M3", name); }

@@ -167,15 +167,10 @@ void gpu_swiglu_backward(Gpu *gpu, Operand dx, const Bf16 *dout, const Bf16 *x, 
 // 16. Whether this GPU, driver and build have them: compute capability 9.0 alone.
 bool gpu_has_fused_products(const Gpu *gpu);
 // GPT-2's: fc1's forward product with GELU, and fc2's input gradient with its derivative.
-// The largest K for which a panel of B fits in shared memory. For larger K, the backward product
-// and a pass were faster as two kernels.
+// The largest K for which a panel of B fits in shared memory. For larger K two kernels were faster.
 enum { GELU_PRODUCT_MOST_K = 768 };
-// g.d [M,N] = the product; out = gelu(g.d + g.bias). By panels, or for larger K by wide_product.cu.
+// g.d [M,N] = the product; out = gelu(g.d + g.bias).
 void gpu_product_gelu(Gpu *gpu, Gemm g, Operand out);
-void gpu_product_gelu_panels(Gpu *gpu, Gemm g, Operand out);
-static inline bool gpu_product_gelu_takes(int64_t K, bool fast_accumulation) {
-    return K <= GELU_PRODUCT_MOST_K || fast_accumulation;
-}
 // dx = the product times gelu'(g.aux + g.bias), and its column sums; g.d is not written.
 void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Operand dx, Gradient column_sums, Scratch scratch);
 
@@ -210,8 +205,6 @@ enum { WIDE_PRODUCT_COLUMNS = 256 };
 // Llama's: g.d [M,2F], which are gate and up, = fc1's forward product; out [M,F] = SwiGLU, with the
 // bits of gpu_swiglu_forward() of g.d. F is a multiple of 16 too.
 void gpu_product_swiglu(Gpu *gpu, Gemm g, Operand out);
-// GPT-2's fc1 for any K: what gpu_product_gelu() does, with the bits of gpu_gelu_forward() of g.d.
-void gpu_product_gelu_wide(Gpu *gpu, Gemm g, Operand out);
 // The head's: g.d [M,N] = the logits; and of each row, in each tile, the maximum and the sum of
 // exp(logit - maximum) of the rounded logits of the first V columns: {maximum, sum} [tiles][M],
 // where {-infinity, 0} stands for no columns.

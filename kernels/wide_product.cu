@@ -7,7 +7,6 @@
 // - SWIGLU, of Llama's fc1: the product is gate and up, and N is 2F. It is written; and
 //   y = up silu(gate) [M,F] (activation.cu) as codes and transposed codes, by a given scale, with
 //   their amax.
-// - GELU, of GPT-2's fc1: the product x is written; and y = gelu(x + bias) [M,N] likewise.
 // - MAX_SUMS, of the head: N is the padded vocabulary, of which the first V columns count. The
 //   product is written; and of each row, the maximum and the sum of exponentials in every tile
 //   (loss.cu).
@@ -19,7 +18,7 @@
 // columns, so that each loads a half of B's part for both. Of a block's three warpgroups two
 // compute 64 rows each by WGMMA, with 64 x 256 sums, and only write these, rounded, to shared
 // memory. One warp of the first warpgroup loads A and B, by TMA, stage by stage; the other three
-// store the result and work on it, a part of a tile at a time, while the WGMMAs of the next tile
+// store the result and work on it, an eighth of a tile at a time, while the WGMMAs of the next tile
 // run. (Codes made by the computing warps themselves were 6% slower on an H200: the WGMMAs then
 // wait for them. A fourth warpgroup would leave a thread 128 registers, too few for its sums.)
 //
@@ -30,7 +29,7 @@
 
 namespace {
 
-enum Epilogue { SWIGLU, GELU, MAX_SUMS, ROTARY };
+enum Epilogue { SWIGLU, MAX_SUMS, ROTARY };
 
 enum {
     ROWS = PRODUCT_ROWS, // of a warpgroup's part of a tile
@@ -38,22 +37,15 @@ enum {
     DEPTH = 128, // of K at a time, which are the bytes of a row in shared memory
     THREADS = 3 * GROUP,
     STAGES = 3,
-    WORKERS = 3,          // warps, each of which works on a part of a tile
-    PART_ROWS = 32,       // of an activation's part, of its output
+    WORKERS = 3,          // warps
+    PARTS = 8,            // of a tile, on each of which a warp works
+    PART_ROWS = 32,       // of SwiGLU's part
     PART_COLUMNS = 64,    // and its columns, whose BF16 are a row in shared memory
     STRIP_ROWS = 16,      // the others' part: whole rows of the tile
     TOGETHER = 8,         // clusters' tiles down the matrix before the next column, for the L2
     BUSY_REGISTERS = 200, // a thread's
     OTHER_REGISTERS = 104
 };
-
-// Whether the workers make codes; a tile's columns of the output; and the parts of a warpgroup's
-// half of the tile.
-template <Epilogue EPILOGUE> constexpr bool encodes = EPILOGUE == SWIGLU || EPILOGUE == GELU;
-template <Epilogue EPILOGUE> constexpr int tile_columns = EPILOGUE == SWIGLU ? TILE : 2 * TILE;
-template <Epilogue EPILOGUE>
-constexpr int parts = ROWS *tile_columns<EPILOGUE> /
-                      (encodes<EPILOGUE> ? PART_ROWS * PART_COLUMNS : STRIP_ROWS * 2 * TILE);
 
 struct Shared {
     struct {
@@ -74,9 +66,8 @@ struct Parameters {
     CUtensorMap a, b[2], x[2], codes, codes_t; // b, x: of gate and of up; of others, the first
     const float *scale_a, *scale_b;
     Operand out;
-    const Bf16 *bias; // GELU's
     MaxSum *max_sums; // [columns of tiles][M]
-    int M, N, K, V;
+    int M, K, V;
     int down, across, tiles; // the clusters' tiles, 256 rows each
     Rotary rotary;
 };
@@ -91,9 +82,10 @@ struct Corner {
 };
 template <Epilogue EPILOGUE>
 __device__ __forceinline__ Corner corner(const Parameters &p, int tile) {
+    const int columns = EPILOGUE == SWIGLU ? TILE : 2 * TILE;
     int first = tile / (TOGETHER * p.across) * TOGETHER, rows = min((int)TOGETHER, p.down - first);
     int within = tile % (TOGETHER * p.across), block = blockIdx.x % 2;
-    return {((first + within % rows) * 2 + block) * TILE, within / rows * tile_columns<EPILOGUE>};
+    return {((first + within % rows) * 2 + block) * TILE, within / rows * columns};
 }
 
 // One lane loads the block's rows of A, and its half of B for both blocks.
@@ -118,54 +110,39 @@ template <Epilogue EPILOGUE> __device__ __forceinline__ void load(Shared &s, con
 // warpgroup, part of its rows).
 template <Epilogue EPILOGUE, typename WORK>
 __device__ __forceinline__ void each_part(Shared &s, const Parameters &p, int worker, WORK work) {
-    constexpr int PARTS = parts<EPILOGUE>;
     int number = 0; // of the tile, counted in this block
     for (int tile = blockIdx.x / 2; tile < p.tiles; tile += gridDim.x / 2, number++) {
         const Corner begin = corner<EPILOGUE>(p, tile);
 #pragma unroll 1
-        for (int part = 0; part < 2 * PARTS; part++) {
-            if ((number * 2 * PARTS + part) % WORKERS != worker) { continue; }
-            const int w = part / PARTS;
+        for (int part = 0; part < PARTS; part++) {
+            if ((number * PARTS + part) % WORKERS != worker) { continue; }
+            const int w = part / (PARTS / 2);
             barrier_wait(&s.staged[w], number);
-            work(begin, w, part % PARTS);
+            work(begin, w, part % (PARTS / 2));
         }
     }
     if (threadIdx.x % WARP == 0) { stores_wait(); }
 }
 
-// Stores the product, and makes the codes of the activation's output: SwiGLU's of gate and up, or
-// GELU's of the product and its bias.
-template <Epilogue EPILOGUE>
+// Stores gate and up, and makes the codes.
 __device__ __forceinline__ void encode(Shared &s, const Parameters &p, int worker) {
-    constexpr bool GATED = EPILOGUE == SWIGLU;
-    constexpr int ACROSS = tile_columns<EPILOGUE> / PART_COLUMNS;
     const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const float scale = p.out.scale->scale;
     auto &staging = s.staging[worker];
     float range = 0.0f;
-    auto activation = [](float x, float other) {
-        return GATED ? swiglu(x, other) : gelu(x + other);
-    };
-    each_part<EPILOGUE>(s, p, worker, [&](Corner begin, int w, int part) {
-        const int down = part / ACROSS * PART_ROWS, across = part % ACROSS;
-        const uint8_t *x = s.x[w][across / 2][across % 2] + down * FULL_ROW; // GATED: gate
-        const uint8_t *up = s.x[w][1][across % 2] + down * FULL_ROW;
-        const int m = begin.row + w * ROWS + down, n = begin.column + across * PART_COLUMNS;
+    each_part<SWIGLU>(s, p, worker, [&](Corner begin, int w, int part) {
+        const int down = part / 2 * PART_ROWS, half = part % 2;
+        const uint8_t *gate = s.x[w][0][half] + down * FULL_ROW;
+        const uint8_t *up = s.x[w][1][half] + down * FULL_ROW;
+        const int m = begin.row + w * ROWS + down, n = begin.column + half * PART_COLUMNS;
         if (lane == 0) {
-            tma_store<2>(p.x[0], x, n, m);
-            if (GATED) { tma_store<2>(p.x[1], up, n, m); }
+            tma_store<2>(p.x[0], gate, n, m);
+            tma_store<2>(p.x[1], up, n, m);
             stores_commit();
         }
         __syncwarp();
-        uint2 bias[PART_COLUMNS / 16] = {};
-#pragma unroll
-        for (int j = 0; j < PART_COLUMNS / 16 && !GATED; j++) {
-            const Bf16 *from = p.bias + n + j * 16 + t * 4;
-            if (n + j * 16 < p.N) { bias[j] = __ldg(reinterpret_cast<const uint2 *>(from)); }
-        }
-        // Rows beyond M are left out: GELU of the bias alone would count in the amax.
 #pragma unroll 1
-        for (int i = 0; i < PART_ROWS / 16 && m + i * 16 < p.M; i++) {
+        for (int i = 0; i < PART_ROWS / 16; i++) {
 #pragma unroll
             for (int pair = 0; pair < PART_COLUMNS / 16; pair += 2) {
                 uint32_t units[4], units_t[4];
@@ -175,13 +152,12 @@ __device__ __forceinline__ void encode(Shared &s, const Parameters &p, int worke
 #pragma unroll
                     for (int r = 0; r < 2; r++) {
                         const int at = place_of_four(i * 16 + g * 2 + r, pair + j, t);
-                        const uint2 a = *reinterpret_cast<const uint2 *>(x + at);
-                        const uint2 b = GATED ? *reinterpret_cast<const uint2 *>(up + at)
-                                              : bias[pair + j];
-                        const float values[4] = {activation(low_bf16(a.x), low_bf16(b.x)),
-                                                 activation(high_bf16(a.x), high_bf16(b.x)),
-                                                 activation(low_bf16(a.y), low_bf16(b.y)),
-                                                 activation(high_bf16(a.y), high_bf16(b.y))};
+                        const uint2 gates = *reinterpret_cast<const uint2 *>(gate + at);
+                        const uint2 ups = *reinterpret_cast<const uint2 *>(up + at);
+                        const float values[4] = {swiglu(low_bf16(gates.x), low_bf16(ups.x)),
+                                                 swiglu(high_bf16(gates.x), high_bf16(ups.x)),
+                                                 swiglu(low_bf16(gates.y), low_bf16(ups.y)),
+                                                 swiglu(high_bf16(gates.y), high_bf16(ups.y))};
 #pragma unroll
                         for (float value : values) { range = range_of(range, value); }
                         codes[r] = encode4<FP8_E4M3>(values, scale);
@@ -205,7 +181,7 @@ __device__ __forceinline__ void encode(Shared &s, const Parameters &p, int worke
                 tma_store<5>(p.codes_t, staging.codes_t, m, n / 16);
             }
             stores_commit();
-            stores_wait_read<1>(); // of the product
+            stores_wait_read<1>(); // of gate and up
             barrier_arrive(&s.freed[w], true);
             stores_wait_read<0>();
         }
@@ -394,7 +370,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         }
         for (int w = 0; w < 2; w++) {
             barrier_init(&s.staged[w], GROUP);
-            barrier_init(&s.freed[w], parts<EPILOGUE>);
+            barrier_init(&s.freed[w], PARTS / 2);
         }
         barriers_ready();
     }
@@ -403,12 +379,10 @@ __global__ void __launch_bounds__(THREADS, 1)
     if (group == 0) {
         set_registers<OTHER_REGISTERS, false>();
         const int warp = threadIdx.x / WARP;
-        if (warp == 0) {
-            if (threadIdx.x == 0) { load<EPILOGUE>(s, p); }
-        } else if constexpr (encodes<EPILOGUE>) {
-            encode<EPILOGUE>(s, p, warp - 1);
-        } else {
-            (EPILOGUE == MAX_SUMS ? sum_up : rotate)(s, p, warp - 1);
+        if (warp > 0) {
+            (EPILOGUE == SWIGLU ? encode : EPILOGUE == MAX_SUMS ? sum_up : rotate)(s, p, warp - 1);
+        } else if (threadIdx.x == 0) {
+            load<EPILOGUE>(s, p);
         }
         __syncwarp();
         cluster_barrier(); // a block that had ended could not be written to
@@ -429,22 +403,21 @@ namespace {
 // columns: of the result or, of SwiGLU's, of its output.
 template <Epilogue EPILOGUE>
 void launch_wide(const Gpu *gpu, const Gemm &g, Parameters p, int columns) {
-    const int rows = encodes<EPILOGUE> ? PART_ROWS : STRIP_ROWS;
     p.a = map_like_rows(static_cast<const uint8_t *>(g.a), g.m, g.k, FULL_ROW, TILE);
     for (int i = 0; i < (EPILOGUE == SWIGLU ? 2 : 1); i++) {
         p.b[i] = map_like_columns(static_cast<const uint8_t *>(g.b) + (int64_t)i * columns * g.k,
                                   columns, g.k, FULL_ROW, TILE);
         p.x[i] = tensor_map(static_cast<Bf16 *>(g.d) + i * columns,
                             CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, FULL_ROW,
-                            {{columns, 2, PART_COLUMNS}, {g.m, 2 * (int64_t)g.n, rows}});
+                            {{columns, 2, PART_COLUMNS},
+                             {g.m, 2 * (int64_t)g.n, EPILOGUE == SWIGLU ? PART_ROWS : STRIP_ROWS}});
     }
     p.scale_a = g.scale_a;
     p.scale_b = g.scale_b;
     p.M = g.m;
-    p.N = g.n;
     p.K = g.k;
     p.down = divide_up(g.m, 2 * TILE);
-    p.across = divide_up(columns, tile_columns<EPILOGUE>);
+    p.across = divide_up(columns, EPILOGUE == SWIGLU ? TILE : 2 * TILE);
     p.tiles = p.down * p.across;
 
     cudaLaunchAttribute clusters = {};
@@ -470,31 +443,18 @@ static void begin_wide(const char *name, Gpu *gpu, const Gemm &g) {
     if (!g.fast_accumulation) { die("%s: it accumulates fast alone", name); }
 }
 
-// F: columns of the activation's output. other: what else the activation reads.
-template <Epilogue EPILOGUE>
-static void launch_activation(const char *name, const Gpu *gpu, const Gemm &g, Operand out, int F,
-                              const void *other) {
-    Parameters p = {};
-    if (out.type != FP8_E4M3) { die("%s: forward operands are E4M3", name); }
-    check_fused_product(name, gpu, g, &out, F, {g.a, g.b, g.d, g.scale_a, g.scale_b, other});
-    p.codes = map_like_rows(out.rows.codes, g.m, F, HALF_ROW, PART_ROWS);
-    p.codes_t = map_like_columns(out.columns.codes, F, g.m, QUARTER_ROW, PART_COLUMNS);
-    p.bias = static_cast<const Bf16 *>(g.bias);
-    p.out = out;
-    launch_wide<EPILOGUE>(gpu, g, p, F);
-}
-
 void gpu_product_swiglu(Gpu *gpu, Gemm g, Operand out) {
     const char *name = "product with SwiGLU";
+    const int F = g.n / 2;
+    Parameters p = {};
     begin_wide(name, gpu, g);
     if (g.n % 32 != 0) { die("%s: gate and up of %d columns; a multiple of 16 each", name, g.n); }
-    launch_activation<SWIGLU>(name, gpu, g, out, g.n / 2, g.d);
-}
-
-void gpu_product_gelu_wide(Gpu *gpu, Gemm g, Operand out) {
-    const char *name = "product with GELU";
-    begin_wide(name, gpu, g);
-    launch_activation<GELU>(name, gpu, g, out, g.n, g.bias);
+    if (out.type != FP8_E4M3) { die("%s: forward operands are E4M3", name); }
+    check_fused_product(name, gpu, g, &out, F, {g.a, g.b, g.d, g.scale_a, g.scale_b});
+    p.codes = map_like_rows(out.rows.codes, g.m, F, HALF_ROW, PART_ROWS);
+    p.codes_t = map_like_columns(out.columns.codes, F, g.m, QUARTER_ROW, PART_COLUMNS);
+    p.out = out;
+    launch_wide<SWIGLU>(gpu, g, p, F);
 }
 
 void gpu_product_max_sums(Gpu *gpu, Gemm g, Scratch max_sums, int V) {

@@ -6,8 +6,7 @@
 #define TEST_OWN_MAIN
 #include "fp8_test.h"
 
-// GELU_WIDE: by wide_product.cu for every K.
-enum Kind { GELU, GELU_WIDE, GELU_BACKWARD, SWIGLU, HEAD, ROTARY };
+enum Kind { GELU, GELU_BACKWARD, SWIGLU, HEAD, ROTARY };
 
 // A product with all that it reads and writes; N: columns of the codes. Operands are normally
 // distributed, or small whole numbers.
@@ -101,9 +100,7 @@ struct Problem {
             g.aux = x.data;
             gpu_product_gelu_backward(&gpu, g, t, column_sums(), scratch.scratch());
         } else {
-            (kind == SWIGLU      ? gpu_product_swiglu
-             : kind == GELU_WIDE ? gpu_product_gelu_wide
-                                 : gpu_product_gelu)(&gpu, g, t);
+            (kind == SWIGLU ? gpu_product_swiglu : gpu_product_gelu)(&gpu, g, t);
         }
     }
     void run(void) {
@@ -218,7 +215,7 @@ static void check_whole(int M, int N, int K, Fp8Type type, Kind kind, bool fast)
 // In one kernel and in two. Codes are read, two forms of codes are written, and the BF16
 // pre-activations are written, or read.
 static void time_product(int M, int F, int C, Kind kind, bool fast) {
-    static const char *const names[] = {"gelu", "wide gelu", "gelu backward", "swiglu"};
+    static const char *const names[] = {"gelu", "gelu backward", "swiglu"};
     Problem p(M, F, C, kind == GELU_BACKWARD ? FP8_E5M2 : FP8_E4M3, kind, fast, false);
     const std::string shape = text("fc1 %dx%dx%d", M, p.columns, C),
                       name = text("%s %s: ", names[kind], fast ? "fast" : "split");
@@ -238,8 +235,6 @@ ROW(whole_numbers) {
             time_product(65536, 3072, 768, GELU, fast);
             time_product(65536, 3072, 768, GELU_BACKWARD, fast);
         }
-        time_product(65536, 3072, 768, GELU_WIDE, true);
-        for (int C : {1024, 1280, 1600}) { time_product(32768, 4 * C, C, GELU, true); }
         time_product(32768, 5504, 2048, SWIGLU, true);
     }
     if (mode != CHECKING || !can_run()) { return; }
@@ -252,13 +247,9 @@ ROW(whole_numbers) {
             check_whole(s[0], s[1], s[2], FP8_E4M3, GELU_BACKWARD, fast);
             check_whole(s[0], s[1], s[2], FP8_E5M2, GELU_BACKWARD, fast);
         }
-        check_whole(s[0], s[1], s[2], FP8_E4M3, GELU_WIDE, true);
         check_whole(s[0], s[1], s[2], FP8_E4M3, SWIGLU, true);
     }
-    for (Kind kind : {GELU, SWIGLU}) { // whose K has no limit
-        check_whole(304, 272, 784, FP8_E4M3, kind, true);
-        check_whole(784, 176, 2064, FP8_E4M3, kind, true);
-    }
+    check_whole(784, 176, 2064, FP8_E4M3, SWIGLU, true); // its K has no limit
 }
 
 // The error of codes against the values that they represent, divided by the error of encoding these
@@ -339,10 +330,7 @@ TEST(normal_numbers) {
         check_normal(20000, 3072, 768, FP8_E4M3, GELU, fast);
         check_normal(20000, 3072, 768, FP8_E4M3, GELU_BACKWARD, fast);
     }
-    check_normal(272, 208, 768, FP8_E4M3, GELU_WIDE, true);
-    check_normal(4144, 4800, 400, FP8_E4M3, GELU_WIDE, true);
-    check_normal(4144, 6400, 1600, FP8_E4M3, GELU, true);
-    for (Kind kind : {GELU, SWIGLU}) { check_normal(272, 208, 2064, FP8_E4M3, kind, true); }
+    check_normal(272, 208, 2064, FP8_E4M3, SWIGLU, true);
     check_normal(4144, 2480, 400, FP8_E4M3, SWIGLU, true);
 }
 
@@ -596,7 +584,7 @@ ROW(queries) {
 // One form alone; no history; sums that are added, or not requested.
 TEST(forms) {
     if (!can_run()) { return; }
-    for (Kind kind : {GELU, GELU_WIDE, GELU_BACKWARD, SWIGLU}) {
+    for (Kind kind : {GELU, GELU_BACKWARD, SWIGLU}) {
         Problem p(208, 272, 768, FP8_E4M3, kind, true, true);
         Codes untouched(p.out.fp8.count, 0xff);
         p.run();
@@ -629,34 +617,31 @@ TEST(forms) {
     }
 }
 
-// Values that are not finite, values beyond the format, and what a tile has beyond the tensor:
-// there its rows hold the bias alone, which is more than any value here, and so would its columns.
+// Values that are not finite, values beyond the format, and rows beyond the tensor: those of a tile
+// hold the bias alone, which is more than any value here.
 TEST(special_values) {
     if (!can_run()) { return; }
-    Codes ones(48 * 256, fp8_encode(1.0f, FP8_E4M3));
-    for (Kind kind : {GELU, GELU_WIDE}) {
-        Problem cut(48, 160, 256, FP8_E4M3, kind, true, true);
-        Codes minus(cut.b.count, fp8_encode(-1.0f, FP8_E4M3));
-        cut.a.put(ones.data());
-        cut.b.put(minus.data());
-        put_floats(cut.bias.device, Floats(cut.N, 5.0f)); // products are -16
-        cut.N = cut.columns = 144;
-        cut.run();
-        CHECK(Results(cut).amax < 1e-3f);
+    Problem cut(48, 144, 256, FP8_E4M3, GELU, true, true);
+    Codes ones(cut.a.count, fp8_encode(1.0f, FP8_E4M3));
+    Codes minus(cut.b.count, fp8_encode(-1.0f, FP8_E4M3));
+    cut.a.put(ones.data());
+    cut.b.put(minus.data());
+    put_floats(cut.bias.device, Floats(cut.N, 5.0f)); // products are -16
+    cut.run();
+    CHECK(Results(cut).amax < 1e-3f);
 
-        Problem p(64, 128, 128, FP8_E4M3, kind, true, true);
-        Floats bias = p.bias.host;
-        bias[3] = 1e30f;
-        bias[70] = NAN;
-        put_floats(p.bias.device, bias);
-        p.run();
-        Results r(p);
-        CHECK(isnan(r.amax));
-        for (int i = 0; i < p.M; i++) {
-            CHECK_EQUAL(r.fp8[(size_t)i * p.N + 3], fp8_encode(448.0f, FP8_E4M3));
-            CHECK_EQUAL(r.fp8[(size_t)i * p.N + 70], 0x7f);
-            CHECK(r.fp8[(size_t)i * p.N + 71] != 0x7f);
-        }
+    Problem p(64, 128, 128, FP8_E4M3, GELU, true, true);
+    Floats bias = p.bias.host;
+    bias[3] = 1e30f;
+    bias[70] = NAN;
+    put_floats(p.bias.device, bias);
+    p.run();
+    Results r(p);
+    CHECK(isnan(r.amax));
+    for (int i = 0; i < p.M; i++) {
+        CHECK_EQUAL(r.fp8[(size_t)i * p.N + 3], fp8_encode(448.0f, FP8_E4M3));
+        CHECK_EQUAL(r.fp8[(size_t)i * p.N + 70], 0x7f);
+        CHECK(r.fp8[(size_t)i * p.N + 71] != 0x7f);
     }
 
     // SwiGLU: gate and up are 128 everywhere, NaN in row 3 and 0 in row 4
@@ -713,6 +698,7 @@ TEST(refusals) {
     } const cases[] = {
         {"a product of 64 x 64 x 72; multiples of 16", [](Gemm *g) { g->k = 72; }},
         {"multiples of 16", [](Gemm *g) { g->m = 56; }},
+        {"K is 784, more than 768", [](Gemm *g) { g->k = 784; }},
         {"multiples of 16", [](Gemm *g) { g->n = 72; }},
         {"not 16-byte aligned", [](Gemm *g) { g->a = (uint8_t *)8200; }},
         {"not 16-byte aligned", [](Gemm *g) { g->bias = (Bf16 *)4098; }},
@@ -731,9 +717,8 @@ TEST(refusals) {
         Gemm g = good;
         c.change(&g);
         CHECK_DIES(c.says, gpu_product_gelu(&gpu, g, given));
-        CHECK_DIES(c.says, gpu_product_gelu_wide(&gpu, g, given));
         CHECK_DIES(c.says, gpu_product_gelu_backward(&gpu, g, given, {}, enough));
-        if (g.bias == NULL || g.bias != good.bias) { continue; }
+        if (g.bias == NULL || g.bias != good.bias || g.k > GELU_PRODUCT_MOST_K) { continue; }
         CHECK_DIES(g.n == 72 ? "gate and up of 72 columns" : c.says,
                    gpu_product_swiglu(&gpu, g, given));
         CHECK_DIES(c.says, gpu_product_max_sums(&gpu, g, enough, 60));
@@ -762,12 +747,8 @@ TEST(refusals) {
         c.change(&r);
         CHECK_DIES(c.says, gpu_product_rope(&gpu, good, r));
     }
-    Gemm split = good, deep = good;
-    deep.k = 784;
-    CHECK_DIES("K is 784, more than 768", gpu_product_gelu_panels(&gpu, deep, given));
-    CHECK_DIES("K is 784, more than 768", gpu_product_gelu_backward(&gpu, deep, given, {}, enough));
-    deep.fast_accumulation = split.fast_accumulation = false;
-    CHECK_DIES("it accumulates fast alone", gpu_product_gelu(&gpu, deep, given));
+    Gemm split = good;
+    split.fast_accumulation = false;
     CHECK_DIES("it accumulates fast alone", gpu_product_swiglu(&gpu, split, given));
     CHECK_DIES("it accumulates fast alone", gpu_product_max_sums(&gpu, split, enough, 60));
     CHECK_DIES("it accumulates fast alone", gpu_product_rope(&gpu, split, turns));
@@ -779,7 +760,6 @@ TEST(refusals) {
     CHECK_DIES("its output's scale is given",
                gpu_product_swiglu(&gpu, good, with_forms(apart, x, fp8, fp8)));
     CHECK_DIES("forward operands are E4M3", gpu_product_swiglu(&gpu, good, e5m2));
-    CHECK_DIES("forward operands are E4M3", gpu_product_gelu_wide(&gpu, good, e5m2));
     CHECK_DIES("no BF16 form", gpu_product_gelu(&gpu, good, apart));
     CHECK_DIES("its output's scale is given",
                gpu_product_gelu(&gpu, good, with_forms(apart, x, fp8, fp8)));

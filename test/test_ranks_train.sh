@@ -71,7 +71,7 @@ start_pair() {
     local r
     for r in 1 0; do
         if [[ $r -eq 1 ]]; then mv moving/step_00000004 later; else mv later moving/step_00000004; fi
-        start_rank $r RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=$port
+        start_rank $r RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT="$port"
         [[ $r -eq 0 ]] || wait_until has_open $! step_00000002/model.safetensors
     done
     ended_well "${of[*]}"

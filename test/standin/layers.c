@@ -175,8 +175,7 @@ static void check_fused_product(const Gpu *gpu, const Gemm *g, Operand out, int 
 }
 
 void gpu_product_gelu(Gpu *gpu, Gemm g, Operand out) {
-    check_fused_product(gpu, &g, out, g.n,
-                        g.bias != NULL && gpu_product_gelu_takes(g.k, g.fast_accumulation));
+    check_fused_product(gpu, &g, out, g.n, g.bias != NULL && g.k <= GELU_PRODUCT_MOST_K);
     const Bf16 *bias = g.bias;
     g.bias = NULL;
     gemm(gpu, g);

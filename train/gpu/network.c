@@ -264,9 +264,9 @@ static void start_activation(Network *n, Block *b) {
     if (!llama && !none) { b->gelu_bias = b->fc1.bias; }
     b->product_activates = both && b->fc2.x.fused &&
                            precision_scales(precision, FP8_RECIPE_DELAYED) &&
-                           (llama ? fast : gpu_product_gelu_takes(b->fc1.C, fast)) &&
+                           (llama ? fast : b->fc1.C <= GELU_PRODUCT_MOST_K) &&
                            gpu_has_fused_products(n->gpu);
-    bool derives = b->product_activates && b->fc1.dy.fused && b->fc1.C <= GELU_PRODUCT_MOST_K;
+    bool derives = b->product_activates && b->fc1.dy.fused;
     b->product_derives = !llama && (none || derives);
     if (llama) { b->fc1.dy.bf16 = b->fc1_out; } // SwiGLU's backward pass works in place
 }
