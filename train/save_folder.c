@@ -138,8 +138,8 @@ void run_save(Run *run, const Snapshot *snapshot) {
     Snapshot s = *snapshot;
     Progress *p = &run->progress;
     run_beat(run, DOING_PAUSE, "starting a save");
-    save_folder_report(
-        run); // making the folder anew would delete the files of one that is under way
+    // a save must have ended before make_folder_anew(), which would delete its files
+    save_folder_report(run);
     if (run->group.rank == 0) { make_folder_anew(run); }
     if (is_usual(p->valid_loss, p->best_valid_loss)) { p->proven = p->step; }
     describe(run, &s);
