@@ -335,6 +335,9 @@ static inline bool check_operand(const char *name, const Operand *t, int64_t M, 
     } else if ((codes || t->fused || t->scaling == SCALE_MEASURED) && t->scale == NULL) {
         die("%s: an FP8 tensor without a scale", name);
     }
+    if (codes && t->scaling != SCALE_GIVEN && !(t->target > 0.0f)) {
+        die("%s: scales without a target", name);
+    }
     if (t->fused && t->scaling == SCALE_MEASURED) { die("%s: fused, without a given scale", name); }
     if (!t->fused && t->bf16 == NULL) { die("%s: no BF16 form", name); }
     return codes;

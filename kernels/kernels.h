@@ -82,6 +82,7 @@ typedef struct {
     Fp8Form rows, columns; // [M,N], [N,M]
     Fp8Scale *scale;       // of the tensor; NULL: blocks have scales, or it is BF16
     Fp8Type type;
+    float target; // what amax * scale should be, unless the scale is given
     Scaling scaling;
     bool fused;        // producers write FP8 alone: no product reads BF16
     bool records;      // the amax goes to scale->amax: for the history, or for SCALE_MEASURED

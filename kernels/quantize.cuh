@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(TILE_THREADS)
     int column = first_column + threadIdx.x % COLUMN_GROUPS * VEC;
     bool first = blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0;
     bool measured = SOURCE::WAITS && out.scaling == SCALE_MEASURED;
-    float scale = measured ? measured_scale(out.scale, fp8_max(TYPE), first) : out.scale->scale;
+    float scale = measured ? measured_scale(out.scale, out.target, first) : out.scale->scale;
     float range = 0.0f;
     uint2 codes[OUTPUTS][THREAD_ROWS] = {};
     Floats8 sum = {};
@@ -419,7 +419,7 @@ __global__ void __launch_bounds__(SQUARE_THREADS, SOURCE::OUTPUTS == 1 ? 3 : 2)
                 range = max(range, (uint32_t)mine.columns[i][c]);
             }
         }
-        float scale = fp8_block_scale(low_bf16(range), fp8_max(TYPE), out.power_of_two);
+        float scale = fp8_block_scale(low_bf16(range), out.target, out.power_of_two);
         float *to = turned ? out.columns.inverse : out.rows.inverse;
         (turned ? mine.column_scales : mine.row_scales)[c] = scale;
         if (to != nullptr && in_column < end && (c == 0 || !square)) {

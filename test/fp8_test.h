@@ -18,8 +18,8 @@ struct Quantised {
     Bf16Buffer bf16;
     Buffer<uint8_t> fp8, fp8_t;
     Buffer<Fp8Scale> slot;
-    FloatBuffer scales, scales_t; // of blocks
-    float scale;
+    FloatBuffer scales, scales_t;                // of blocks
+    float scale, target = 0.75f * fp8_max(type); // not the largest: a margin is seen
 
     Quantised(int m, int n, Fp8Type t, float given_scale)
         : M(m), N(n), type(t), bf16((size_t)m * n), fp8((size_t)m * n), fp8_t((size_t)m * n),
@@ -42,6 +42,7 @@ struct Quantised {
         Operand t = with_forms(given_tensor(type, slot.data), bf16.data, fp8.data, fp8_t.data);
         t.scaling = scaling;
         t.fused = fused;
+        t.target = target;
         return t;
     }
     Operand blocks(Scaling kind, bool fused) const {
@@ -97,7 +98,7 @@ static inline void check_given(const Quantised &q, const Floats &expected, bool 
 // A tensor quantised by its measured amax.
 static inline void check_measured(const Quantised &q, const Floats &values) {
     float amax = tensor_amax(values.data(), (int64_t)values.size());
-    float scale = fp8_scale(amax, fp8_max(q.type), 1.0f);
+    float scale = fp8_scale(amax, q.target, 1.0f);
     Fp8Scale slot = q.slot.get()[0];
     CHECK_CLOSE(slot.amax, amax, 0.0);
     CHECK_CLOSE(slot.scale, scale, 0.0);
@@ -110,7 +111,8 @@ static inline void check_measured(const Quantised &q, const Floats &values) {
 // Otherwise each decoded value may differ by the format's rounding, and by what a fused kernel's
 // FP32 may differ: for a softmax minus one, the rounding error is that of the one.
 static inline void check_blocks_of(const Codes &codes, const Floats &inverse, const Floats &values,
-                                   int rows, int k, Fp8Type type, Scaling kind, bool exact) {
+                                   int rows, int k, const Quantised &q, Scaling kind, bool exact) {
+    const Fp8Type type = q.type;
     int height = kind == SCALE_SQUARES ? FP8_BLOCK : 1;
     double relative = type == FP8_E4M3 ? 0.0625 : 0.125, smallest = type == FP8_E4M3 ? 5e-6 : 1e-9;
     float whole = tensor_amax(values.data(), (int64_t)values.size());
@@ -122,7 +124,7 @@ static inline void check_blocks_of(const Codes &codes, const Floats &inverse, co
                 float range = tensor_amax(&values[(size_t)i * k + left], right - left);
                 amax = range > amax || range != range ? range : amax;
             }
-            float scale = fp8_block_scale(amax, fp8_max(type), true);
+            float scale = fp8_block_scale(amax, q.target, true);
             if (exact && !(found == 1.0f / scale)) {
                 test_fail(__FILE__, __LINE__, "block at %d, %d: inverse scale %g, not %g", top,
                           left, found, 1.0f / scale);
@@ -152,6 +154,6 @@ static inline void check_blocks(const Quantised &q, const Floats &values, Scalin
     for (int i = 0; i < q.M; i++) {
         for (int j = 0; j < q.N; j++) { turned[(size_t)j * q.M + i] = values[(size_t)i * q.N + j]; }
     }
-    check_blocks_of(q.fp8.get(), q.scales.get(), values, q.M, q.N, q.type, kind, exact);
-    check_blocks_of(q.fp8_t.get(), q.scales_t.get(), turned, q.N, q.M, q.type, kind, exact);
+    check_blocks_of(q.fp8.get(), q.scales.get(), values, q.M, q.N, q, kind, exact);
+    check_blocks_of(q.fp8_t.get(), q.scales_t.get(), turned, q.N, q.M, q, kind, exact);
 }

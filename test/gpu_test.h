@@ -422,6 +422,7 @@ static inline void open_test_gpu(size_t attention_workspace) {
 static inline Operand given_tensor(Fp8Type type, Fp8Scale *scale) {
     Operand t = operand_bf16(NULL);
     t.type = type;
+    t.target = fp8_max(type);
     t.fused = t.records = true;
     t.scale = scale;
     return t;

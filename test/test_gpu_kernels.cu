@@ -913,6 +913,9 @@ TEST(refusals) {
     CHECK_DIES("multiples of 16", gpu_transpose_codes(&gpu, fp8, fp8, 16, 24));
     CHECK_DIES("without a scale",
                gpu_quantize(&gpu, with_forms(plain, x, fp8, fp8), {}, {}, 64, 64));
+    Operand aimless = with_forms(measured, x, fp8, fp8);
+    aimless.target = 0.0f;
+    CHECK_DIES("without a target", gpu_quantize(&gpu, aimless, {}, {}, 64, 64));
     CHECK_DIES("without a given scale", gpu_gelu_forward(&gpu, waits, x, NULL, 64, 64));
     CHECK_DIES("no BF16 form",
                gpu_gelu_forward(&gpu, with_forms(given, NULL, fp8, fp8), x, NULL, 64, 64));

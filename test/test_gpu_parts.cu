@@ -46,7 +46,7 @@ struct State {
             q[k].reset(0.0f, mode == SCALE_GIVEN ? 1 : 0);
             rows[k] = {q[k].M,
                        q[k].N,
-                       fp8_max(FP8_E4M3),
+                       q[k].target,
                        q[k].slot.data,
                        true,
                        amaxes.data + k * MOST_SQUARES,

@@ -79,7 +79,7 @@ static void encode_blocks(uint8_t *codes, float *scales, Operand q, const float 
             int n = k - left < FP8_BLOCK ? k - left : FP8_BLOCK;
             float amax = 0.0f;
             for (int i = top; i < top + down; i++) { values_amax(&amax, x + i * k + left, n); }
-            float scale = fp8_block_scale(amax, fp8_max(q.type), q.power_of_two);
+            float scale = fp8_block_scale(amax, q.target, q.power_of_two);
             scales[fp8_scale_index(q.scaling, rows, k, top, left)] = 1.0f / scale;
             for (int i = top; i < top + down; i++) {
                 values_encode(codes + i * k + left, q.type, scale, x + i * k + left, n);
@@ -107,7 +107,7 @@ void values_to_fp8(Operand out, const float *x, int M, int N) {
     }
     FREED float *room = values_new(M * N);
     uint8_t *codes = out.rows.codes != NULL ? out.rows.codes : (uint8_t *)room;
-    if (out.scaling == SCALE_MEASURED) { values_announce_scale(out.scale, fp8_max(out.type)); }
+    if (out.scaling == SCALE_MEASURED) { values_announce_scale(out.scale, out.target); }
     values_encode(codes, out.type, out.scale->scale, x, M * N);
     if (out.columns.codes != NULL) { transpose(out.columns.codes, codes, M, N); }
     if (out.scaling == SCALE_GIVEN && out.records) { values_amax(&out.scale->amax, x, M * N); }

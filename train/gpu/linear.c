@@ -28,6 +28,7 @@ static void scale_operand(const LinearLayer *l, const Params *p, OperandId opera
     int slot = fp8_slot_index(&p->run->config, lp->linear, lp->layer, operand);
     if (lp->number != NUMBER_FP8) { return; }
     o->type = lp->type[operand];
+    o->target = lp->target[operand];
     o->scaling = p->scaling[slot];
     o->fused = l->wgrad_fp8 && o->scaling != SCALE_MEASURED && o->scaling != SCALE_SQUARES;
     o->power_of_two = precision->power_of_two;
