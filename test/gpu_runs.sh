@@ -104,6 +104,9 @@ same_losses() {
 same_end() { # bit for bit, in every step and at the end, of however many ranks
     cmp "$1/latest/model.safetensors" "$2/latest/model.safetensors" && same_losses "$1" "$2"
 }
+same_run() { # in all that the last checkpoint has, and in every step
+    same_checkpoint {"$1","$2"}/latest && same_losses "$1" "$2"
+}
 same_weights() {
     cmp "$1/latest/optimizer-0-of-1.safetensors" "$2/latest/optimizer-0-of-1.safetensors" &&
         same_losses "$1" "$2"
@@ -111,6 +114,17 @@ same_weights() {
 train() { # folder, options
     rm -rf "$1"
     train_more "$@"
+}
+# ends_as WHOLE SAME OPTIONS LEG...: the run `parts`, each leg of which resumes the one before with
+# options of its own, ends as the run WHOLE by the check SAME.
+ends_as() {
+    local leg
+    rm -rf parts
+    for leg in "${@:4}"; do
+        # shellcheck disable=SC2086 # words
+        train_more parts $3 --resume latest $leg || return
+    done
+    "$2" "$1" parts
 }
 train_more() { # what is in the folder stays
     local folder=$1

@@ -62,57 +62,45 @@ TEST(shards_may_be_larger_than_32_bits) {
     }
 }
 
-static void refuse_shard(const char *path, const char *expected) {
+static bool opens_shard(const char *path) {
     TokenFile s;
-    CHECK_REFUSED(shard_open(&s, path), path);
-    CHECK_REFUSED(shard_open(&s, path), expected);
+    bool ok = shard_open(&s, path);
+    if (ok) { token_file_close(&s); }
+    return ok;
 }
 
-// Writes a shard of 10 tokens, with one changed number in the header, or cut to some bytes.
-static void damage_shard(int index, int32_t value, size_t bytes) {
-    write_shard("bad.bin", 2, 0, 10);
-    Blob b = blob_read("bad.bin");
-    memcpy(b.bytes + 4 * index, &value, sizeof(value));
-    if (bytes > b.size) { b.bytes = realloc_or_die(b.bytes, bytes); }
-    blob_write("bad.bin", b.bytes, bytes);
-    free(b.bytes);
-}
+enum { HEADER = SHARD_HEADER_BYTES };
 
 TEST(hostile_shards_are_refused) {
-    enum { WHOLE = SHARD_HEADER_BYTES + 20 };
-    refuse_shard("missing.bin", "No such file");
+    static const Damage rows[] = {
+        {0, 20240521, "magic number 20240521, not a token shard's 20240520; make shards"},
+        {4, UINT32_MAX, "this program reads 1 (uint16) and 2 (uint32)"},
+        {4, 0, "this program reads 1 (uint16) and 2 (uint32)"},
+        {4, 3, "this program reads 1 (uint16) and 2 (uint32)"},
+        {4, 8, "this program reads 1 (uint16) and 2 (uint32)"},
+        {4, 2, "the header says 10 tokens, the file holds 5;"},
+        {8, 9, "the file holds 10; it is damaged or cut short"},
+        {8, 11, "the file holds 10; it is damaged or cut short"},
+        {8, 0, "the file holds 10; it is damaged or cut short"},
+        {8, UINT32_MAX, "the file holds 10; it is damaged or cut short"},
+        {8, 1u << 31, "the file holds 10; it is damaged or cut short"},
+        {12, 1, "the file holds 10; it is damaged or cut short"},
+        {12, UINT32_MAX, "the file holds 10; it is damaged or cut short"},
+        {12, 1u << 31, "the file holds 10; it is damaged or cut short"},
+        {FILE_SIZE, HEADER, "the header says 10 tokens, the file holds 0"},
+        {FILE_SIZE, HEADER + 19, "the file holds 9 and a part"},
+        {FILE_SIZE, HEADER + 21, "the file holds 10 and a part"},
+    };
+    CHECK_REFUSED(opens_shard("missing.bin"), "missing.bin: No such file");
     mkdir("folder.bin", 0755);
-    refuse_shard("folder.bin", "Is a directory");
+    CHECK_REFUSED(opens_shard("folder.bin"), "folder.bin: Is a directory");
     mkfifo("pipe.bin", 0644);
-    refuse_shard("pipe.bin", "");
-    for (size_t bytes = 0; bytes < SHARD_HEADER_BYTES; bytes += 93) {
-        damage_shard(0, SHARD_MAGIC, bytes);
-        refuse_shard("bad.bin", "too short for a token shard");
-    }
-    damage_shard(0, 20240521, WHOLE);
-    refuse_shard("bad.bin", "magic number 20240521, not a token shard's 20240520; make shards");
-    for (int version = -1; version < 9; version++) {
-        if (version == 1 || version == 2) { continue; }
-        damage_shard(1, version, WHOLE);
-        refuse_shard("bad.bin", "this program reads 1 (uint16) and 2 (uint32)");
-    }
-    static const int32_t counts[] = {9, 11, 5, 0, -1, INT32_MAX, INT32_MIN};
-    for (int i = 0; i < COUNT(counts); i++) {
-        damage_shard(2, counts[i], WHOLE);
-        refuse_shard("bad.bin", "the file holds 10; it is damaged or cut short");
-        damage_shard(3, counts[i] | 1, WHOLE);
-        refuse_shard("bad.bin", "the file holds 10; it is damaged or cut short");
-    }
-    damage_shard(1, 2, WHOLE);
-    refuse_shard("bad.bin", "the header says 10 tokens, the file holds 5;");
-    damage_shard(0, SHARD_MAGIC, WHOLE - 1);
-    refuse_shard("bad.bin", "the file holds 9 and a part");
-    damage_shard(0, SHARD_MAGIC, WHOLE + 1);
-    refuse_shard("bad.bin", "the file holds 10 and a part");
-    damage_shard(0, SHARD_MAGIC, SHARD_HEADER_BYTES);
-    refuse_shard("bad.bin", "the header says 10 tokens, the file holds 0");
-    damage_shard(2, 0, SHARD_HEADER_BYTES);
-    refuse_shard("bad.bin", "without tokens");
+    CHECK_REFUSED(opens_shard("pipe.bin"), "pipe.bin");
+    write_shard("a.bin", 2, 0, 10);
+    check_cuts("a.bin", opens_shard, 0, HEADER, 93, "too short for a token shard");
+    check_damage("a.bin", opens_shard, rows, COUNT(rows));
+    write_shard("a.bin", 2, 0, 0);
+    CHECK_REFUSED(opens_shard("a.bin"), "a.bin: a shard without tokens");
 }
 
 // Reads inputs[T] and targets[T] of one window.
@@ -426,34 +414,30 @@ TEST(a_step_s_targets_do_not_depend_on_its_split) {
     }
 }
 
-// Changes a byte of a mask, or its length, and restores it.
-static void refuse_mask(int64_t at, size_t bytes, const char *expected) {
-    const char *path = "stream_2.bin.mask";
-    Blob b = blob_read(path);
-    b.bytes = realloc_or_die(b.bytes, b.size + 2);
-    if (at >= 0) { b.bytes[at] ^= 1; }
-    blob_write(path, b.bytes, bytes);
-    refuse_dataset("stream_*.bin", 4, 1000, expected);
-    if (at >= 0) { b.bytes[at] ^= 1; }
-    blob_write(path, b.bytes, b.size);
-    free(b.bytes);
+static bool opens_masked(const char *path) {
+    Dataset data;
+    bool ok = dataset_open(&data, "stream_*.bin", 4, 1000);
+    if (ok) { dataset_close(&data); }
+    return ok && path != NULL;
 }
 
 TEST(masks_that_do_not_fit_are_refused) {
-    enum { WHOLE = SHARD_HEADER_BYTES + 6 }; // of 40 tokens
+    static const Damage rows[] = {
+        {0, 20261125, "magic number 20261125, not a mask of a token shard"},
+        {4, 0, "version 0"},
+        {4, 257, "version 257"},
+        {8, 41, "the mask of another shard"},
+        {12, 1, "the mask of another shard"},
+        {4 * MASK_SHARD, 1, "the mask of another shard"},
+        {4 * MASK_SUM, 1, "not what its checksum says"},
+        {HEADER, 1, "not what its checksum says"},
+        {FILE_SIZE, HEADER + 5, "1029 bytes, not the 1030 of a mask of 40 tokens"},
+        {FILE_SIZE, HEADER + 8, "1032 bytes, not the 1030"},
+        {FILE_SIZE, 100, "too short for a mask of a token shard"},
+    };
     Dataset data = open_masked(4);
     dataset_close(&data);
-    refuse_mask(0, WHOLE, "stream_2.bin.mask: magic number 20261125, not a mask of a token shard");
-    refuse_mask(4, WHOLE, "version 0");
-    refuse_mask(5, WHOLE, "version 257");
-    refuse_mask(8, WHOLE, "stream_2.bin.mask: the mask of another shard");
-    refuse_mask(13, WHOLE, "the mask of another shard");
-    refuse_mask(4 * MASK_SHARD + 3, WHOLE, "the mask of another shard");
-    refuse_mask(4 * MASK_SUM, WHOLE, "not what its checksum says");
-    refuse_mask(WHOLE - 6, WHOLE, "not what its checksum says");
-    refuse_mask(-1, WHOLE - 1, "1029 bytes, not the 1030 of a mask of 40 tokens");
-    refuse_mask(-1, WHOLE + 2, "1032 bytes, not the 1030");
-    refuse_mask(-1, 100, "too short for a mask of a token shard");
+    check_damage("stream_2.bin.mask", opens_masked, rows, COUNT(rows));
     write_shard("stream_2.bin", 2, 7, 40);
     refuse_dataset("stream_*.bin", 4, 1000, "the mask of another shard");
     for (int i = 0; i < 8; i++) { remove(text_of("stream_%d.bin.mask", i)); }

@@ -84,15 +84,15 @@ draw() { # seed
     export FAULT=nan:$((RANDOM % (2 * steps) * batch))
 }
 
-state_of_whole_is() { # folder: state, losses and, of the same evaluations, their last loss
+same_state() { # folders: state, losses and, of the same evaluations, their last loss
     local file
-    for file in whole/latest/{model,optimizer,scaling}*; do
-        if [[ -e $file ]]; then cmp "$file" "$1/latest/${file##*/}" || return; fi
+    for file in "$1"/latest/{model,optimizer,scaling}*; do
+        if [[ -e $file ]]; then cmp "$file" "$2/latest/${file##*/}" || return; fi
     done
-    same_losses whole "$1"
+    same_losses "$1" "$2"
 }
 variant() { # options
-    train variant $common "$@" && state_of_whole_is variant
+    train variant $common "$@" && same_state whole variant
 }
 leaves_every_bit() {
     local common="$DATA $options --train-iters $steps --eval-interval $steps" loss stop
@@ -102,8 +102,7 @@ leaves_every_bit() {
         variant --recompute activations --sample-interval 2 --sample-length 5 &&
         STANDIN_OWN_PRODUCTS=none LLM8_GUARD=0 variant --no-cuda-graphs --recompute block || return
     stop=$((1 + RANDOM % (steps - 1)))
-    train variant $common --train-iters $stop && train_more variant $common --resume latest &&
-        state_of_whole_is variant || return
+    ends_as whole same_state "$common" "--train-iters $stop" "" || return
     rm -f alone.jsonl
     $gpu $DATA $options --resume whole/latest --eval-only --metrics alone.jsonl &&
         [[ -n $loss && $(valid_loss alone.jsonl) == "$loss" ]] && echo "resumed at $stop; $loss"

@@ -129,11 +129,10 @@ same_ranks() { # a rank's own state besides
     same_end "$1" "$2"
 }
 resumed_exactly() { # options
-    local options="$run $* --gpus $most --lr-decay-iters $end"
-    train whole $options --train-iters $end && train cut $options --train-iters $((end / 3)) &&
-        train_more cut $options --train-iters $end --resume latest && same_ranks whole cut || return
-    train cut $options $(offload whole $most) --train-iters $((end / 3)) >out && is_offloaded out &&
-        train_more cut $options --train-iters $end --resume latest && same_ranks whole cut
+    local options="$run $* --gpus $most --lr-decay-iters $end --train-iters $end"
+    local stop="--train-iters $((end / 3))"
+    train whole $options && ends_as whole same_ranks "$options" "$stop" "" &&
+        ends_as whole same_ranks "$options" "$stop $(offload whole $most)" "" >out && is_offloaded out
 }
 for kind in "${exactly[@]}"; do check "resume equals straight: $kind" resumed_exactly $kind; done
 
@@ -164,10 +163,9 @@ interrupted() { # options
     local options="$run $* --gpus 2 --lr-decay-iters $end"
     local meanwhile="--eval-interval 3 --eval-iters 2 --sample-interval 4 --sample-length 20"
     train many $options --train-iters $end --eval-interval 100 &&
-        train variant $options $meanwhile --train-iters $((end / 2 + 1)) --save-interval 5 &&
-        train_more variant $options $meanwhile --train-iters $end --save-interval 5 --resume latest &&
-        [[ $(grep -c '"kind":"eval"' variant/metrics.jsonl) -ge $((end / 3)) ]] &&
-        same_end many variant || return
+        ends_as many same_end "$options $meanwhile --save-interval 5" "--train-iters $((end / 2 + 1))" \
+            "--train-iters $end" &&
+        [[ $(grep -c '"kind":"eval"' parts/metrics.jsonl) -ge $((end / 3)) ]] || return
     train planted $options --train-iters $end --lr 3.0001e-4 && ! same_end many planted
 }
 for kind in "${between[@]}"; do check "evaluations, samples, saves between: $kind" interrupted $kind; done

@@ -34,27 +34,25 @@ states=("" "--adam-dtype bf16 --grad-accum-dtype bf16" "--fp8-format hybrid"
     "--fp8-format hybrid --fp8-lm-head --first-last-layers-bf16"
     "--fp8-format hybrid --no-fp8-wgrad"
     "--optimizer muon --adam-dtype bf16 --fp8-format hybrid --fp8-recipe tensorwise $rates")
+evaluates="--train-iters $steps --eval-interval 2"
 leaves_no_trace="--recompute block --eval-precision bf16 --fp8-stats-interval 2"
 whole() { # options: the run "whole"
-    train whole "$@" --train-iters $steps --eval-interval 2
+    train whole "$@" $evaluates
 }
 variant() { # options: the same bits as the run "whole"
-    train variant "$@" --train-iters $steps --eval-interval 2 && same_weights whole variant
+    train variant "$@" $evaluates && same_weights whole variant
 }
 resumed() { # options
-    train variant "$@" --train-iters $stop --eval-interval 2 &&
-        train_more variant "$@" --train-iters $steps --eval-interval 2 --resume latest &&
-        same_checkpoint {whole,variant}/latest && same_losses whole variant
+    ends_as whole same_run "$* $evaluates" "--train-iters $stop" ""
 }
 offloaded() { # options: begun with state in host memory, resumed without, and the other way
-    local moved
+    local moved stops="--train-iters $stop"
     moved=$(offload whole)
-    train variant "$@" $moved --train-iters $stop --eval-interval 2 >out && is_offloaded out &&
-        train_more variant "$@" --train-iters $steps --eval-interval 2 --resume latest >out &&
-        ! is_offloaded out && same_checkpoint {whole,variant}/latest && same_losses whole variant &&
-        train variant "$@" --train-iters $stop --eval-interval 2 &&
-        train_more variant "$@" $moved --train-iters $steps --eval-interval 2 --resume latest &&
-        same_checkpoint {whole,variant}/latest && same_losses whole variant
+    ends_as whole same_run "$* $evaluates" "$stops $moved" "" >out && is_offloaded_once &&
+        ends_as whole same_run "$* $evaluates" "$stops" "$moved" >out && is_offloaded_once
+}
+is_offloaded_once() {
+    [[ $(is_offloaded out | wc -l) -eq 1 ]]
 }
 seen_as_another() { # options
     train variant "$@" --train-iters $steps --lr 1.00001e-3 && ! same_weights whole variant
