@@ -3,6 +3,7 @@
 #include "options.h"
 
 #include <ctype.h>
+#include <math.h>
 #include <stdlib.h>
 
 // ---- presets and derived values -----------------------------------------------------------------
@@ -52,11 +53,15 @@ static void derive_model(Options *o) {
         o->ffn_hidden_size = gpt2 ? 4 * C : (int)round_up64((8 * C + 2) / 3, 128);
     }
     if (o->max_position_embeddings == 0) { o->max_position_embeddings = o->seq_length; }
+    if (o->init_method_std == 0) { // narrow models diverge with 0.02; to four places: 0.0267
+        o->init_method_std = fmin(0.06, fmax(0.02, round(153600.0 / C) / 1e4));
+    }
 }
 
-// A 0 that is given asks for the derived value, too, which then stays out of config.txt.
-static void derive_iters(Options *o, const char *name, int64_t *value, int64_t derived) {
-    if (*value != 0) { return; }
+// Asked for by a value that is given, too, the derived value stays out of config.txt.
+static void derive_iters(Options *o, const char *name, int64_t *value, int64_t asks,
+                         int64_t derived) {
+    if (*value != asks) { return; }
     *value = derived;
     option_set_source(o, name, SOURCE_DEFAULT);
 }
@@ -64,10 +69,12 @@ static void derive_iters(Options *o, const char *name, int64_t *value, int64_t d
 // The learning rates' factors are measured in docs/muon.md.
 static void derive_run(Options *o) {
     bool muon = o->optimizer == OPTIMIZER_MUON, loads = o->load[0] != '\0';
-    derive_iters(o, "lr-decay-iters", &o->lr_decay_iters, o->train_iters);
+    derive_iters(o, "lr-decay-iters", &o->lr_decay_iters, 0, o->train_iters);
     if (o->lr_decay_style == DECAY_WSD) {
-        derive_iters(o, "lr-wsd-decay-iters", &o->lr_wsd_decay_iters, 2 * o->lr_decay_iters / 5);
+        derive_iters(o, "lr-wsd-decay-iters", &o->lr_wsd_decay_iters, 0, 2 * o->lr_decay_iters / 5);
     }
+    derive_iters(o, "lr-warmup-iters", &o->lr_warmup_iters, -1,
+                 min64(o->lr_decay_iters / 10, 1000));
     if (o->embedding_lr_mult == -1) { o->embedding_lr_mult = loads ? 1 : muon ? 2 : 4; }
     if (o->vector_lr_mult == -1) { o->vector_lr_mult = loads || muon ? 1 : 4; }
     bool asked = option_source(o, "check-interval") > SOURCE_DEFAULT;
@@ -131,8 +138,14 @@ static bool inherit(Options *o, const Options *was, bool model) {
     return true;
 }
 
+// A longer run would have a longer warm-up: it keeps that with which it began.
 bool options_continue(Options *o, const Options *was) {
-    return inherit(o, was, false);
+    if (!inherit(o, was, false)) { return false; }
+    const OptionRow *warmup = option_row("lr-warmup-iters");
+    Options derived = *o;
+    derive_run(&derived);
+    return option_source(was, warmup->name) == SOURCE_DEFAULT ||
+           option_same(&derived, was, warmup) || copy(o, was, warmup, SOURCE_CHECKPOINT);
 }
 
 // Takes the options of the checkpoint's model. Refuses another shape. Warns if a given preset has

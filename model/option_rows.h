@@ -50,8 +50,9 @@ REAL("rope-high-freq-factor", rope_high_freq_factor, "4", 1e-6, 1e6,
     NEEDS("rope-scaling"))
 INT("rope-original-length", rope_original_length, "8192", 1, 1 << 30,
     "llama3: the sequence length before scaling", NEEDS("rope-scaling"))
-REAL("init-method-std", init_method_std, "0.02", 0, 10,
-    "standard deviation of the initial weights", START)
+REAL("init-method-std", init_method_std, "0", 0, 10,
+    "standard deviation of the initial weights; 0: 15.36/C, but at least 0.02 and at most 0.06",
+    START)
 REAL("logit-softcap", logit_softcap, "0", 0, 1e6,
     "logits become cap * tanh(logit / cap), as Gemma 2 caps them; 0: not")
 
@@ -107,7 +108,8 @@ CHOICE("lr-decay-style", lr_decay_style, DecayStyle, "wsd",
     N(DECAY_COSINE, "cosine") N(DECAY_LINEAR, "linear") N(DECAY_CONSTANT, "constant")
     N(DECAY_WSD, "wsd"),
     "shape after the warm-up; wsd: constant, then linear over --lr-wsd-decay-iters")
-LONG("lr-warmup-iters", lr_warmup_iters, "0", 0, COUNT_MAX, "steps of linear warm-up")
+LONG("lr-warmup-iters", lr_warmup_iters, "-1", -1, COUNT_MAX,
+    "steps of linear warm-up; -1: a tenth of --lr-decay-iters, but at most 1000")
 LONG("lr-decay-iters", lr_decay_iters, "0", 0, COUNT_MAX,
     "step at which the decay ends; 0: --train-iters")
 LONG("lr-wsd-decay-iters", lr_wsd_decay_iters, "0", 0, COUNT_MAX,

@@ -134,8 +134,8 @@ train() {
     shift
     $trainer --model llama-quickstart --micro-batch-size $batch \
         --data "$folder/corpus_train.bin" --valid-data "$folder/corpus_val.bin" \
-        --train-iters "$until" --lr-decay-iters "$steps" --lr-warmup-iters $((steps / 20)) \
-        --lr 2e-3 --eval-interval "$third" --save-interval "$third" \
+        --train-iters "$until" --lr-decay-iters "$steps" --lr 2e-3 \
+        --eval-interval "$third" --save-interval "$third" \
         --log-interval $((steps < 400 ? 10 : 50)) --save "$folder" "$@"
     status=$?
     if [ $status -eq 75 ]; then

@@ -21,7 +21,7 @@
     "--hidden-size 256 --num-attention-heads 4 --seq-length 256 --micro-batch-size 32 "        \
     "--train-iters 1500 --lr-warmup-iters 20 --lr 1e-3 --eval-iters 40 --log-interval 100000 " \
     "--eval-interval 100000 --embedding-lr-mult 1 --vector-lr-mult 1 "                         \
-    "--lr-decay-style cosine "
+    "--lr-decay-style cosine --init-method-std 0.02 "
 
 static const char llama[] = COMMON "--arch llama --num-query-groups 2 --ffn-hidden-size 704",
                   gpt2[] = COMMON "--arch gpt2";

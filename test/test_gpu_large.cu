@@ -120,6 +120,7 @@ static const char deep[] = "--data tokens.bin --arch llama --num-layers 3 " DEEP
                            "--num-query-groups 1 --vocab-size 250 --micro-batch-size 2 --lr 1e-2 "
                            "--untie-embeddings-and-output-weights --log-interval 1000 "
                            "--embedding-lr-mult 3 --head-lr-mult 0.5 --vector-lr-mult 0.25 "
+                           "--lr-warmup-iters 0 "
                            "--no-cuda-graphs --make-vocab-size-divisible-by";
 
 // The definition's first update of the sampled weights by their gradients.

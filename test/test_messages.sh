@@ -167,6 +167,7 @@ ROWS
 0|train --lr-decay-iters 1 --lr 0|!warning:
 0|train --lr-warmup-iters 20|warning: --lr-warmup-iters 20: training ends at step 3, before the rate reaches --lr
 0|train --lr-warmup-iters 3|!warning:
+0|train --lr-decay-iters 200|!warning:
 ROWS
 }
 

@@ -154,9 +154,10 @@ TEST(faults_in_the_space_are_seen) {
 
 // ---- initial weights --------------------------------------------------------------------------
 
-#define INIT_MODEL                                                                          \
-    "--arch gpt2 --num-layers 3 --hidden-size 66 --num-attention-heads 3 --vocab-size 301 " \
-    "--make-vocab-size-divisible-by 8 --seq-length 30 --untie-embeddings-and-output-weights"
+#define INIT_MODEL                                                                            \
+    "--arch gpt2 --num-layers 3 --hidden-size 66 --num-attention-heads 3 --vocab-size 301 "   \
+    "--make-vocab-size-divisible-by 8 --seq-length 30 --untie-embeddings-and-output-weights " \
+    "--init-method-std 0.02 "
 
 static double expected_std(const ParamLayout *layout, const TensorRow *row) {
     return row->init == INIT_RESIDUAL ? 0.02 / sqrt(2.0 * layout->config.num_layers) : 0.02;

@@ -151,10 +151,10 @@ TEST(echo_parses_back) {
 TEST(a_start_shows_its_own_options) {
     static const Says rows[] = {
         {"", "Model\n  --model gpt2-124m --num-attention-heads 12 --num-query-groups 12 "
-             "--kv-channels 64\n  --ffn-hidden-size 3072 --max-position-embeddings 1024\n"
+             "--kv-channels 64\n  --ffn-hidden-size 3072 --max-position-embeddings 1024 "
+             "--init-method-std 0.02\n"
              "Optimizer and learning rate\n  --embedding-lr-mult 4 --vector-lr-mult 4 "
-             "--lr-decay-iters 1000 "
-             "--lr-wsd-decay-iters 400\n"
+             "--lr-warmup-iters 100 --lr-decay-iters 1000\n  --lr-wsd-decay-iters 400\n"
              "The other options have their defaults (--plan prints all)\n"},
         {"--lr 6e-4 --no-shuffle", "\nData\n  --no-shuffle\n"},
         {"--lr 6e-4 --no-shuffle", "\n  --lr 0.0006 "},

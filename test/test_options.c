@@ -449,6 +449,29 @@ TEST(presets_yield_to_what_is_given) {
     }
 }
 
+TEST(the_start_follows_from_the_width_and_the_schedule) {
+    static const struct {
+        const char *command;
+        double std;
+        int64_t warmup;
+    } rows[] = {
+        {"", 0.02, 100},
+        {"--model llama-tiny --train-iters 9", 0.06, 0},
+        {"--model llama-quickstart --train-iters 800 --lr-decay-iters 1200", 0.06, 120},
+        {"--hidden-size 256 --train-iters 10000", 0.06, 1000},
+        {"--hidden-size 384 --train-iters 500000 --optimizer muon", 0.04, 1000},
+        {"--model smollm2-135m --lr-decay-style constant --train-iters 55", 0.0267, 5},
+        {"--model llama-3-8b --lr-warmup-iters -1 --init-method-std 0", 0.02, 100},
+        {"--init-method-std 0.01 --lr-warmup-iters 0", 0.01, 0},
+        {"--model llama-tiny --init-method-std 0.02 --lr-warmup-iters 5000", 0.02, 5000},
+    };
+    EACH (row, rows) {
+        Options o = options_of(row->command);
+        CHECK(o.init_method_std == row->std);
+        CHECK_EQUAL(o.lr_warmup_iters, row->warmup);
+    }
+}
+
 // The options of a run that continues another one's checkpoint, and is given more.
 static Options resumed(const Options *before, const char *more) {
     char value[OPTION_TEXT];
@@ -477,6 +500,7 @@ TEST(resumed_runs_derive_again) {
         {"lr-wsd-decay-iters", "--train-iters 50", "--train-iters 100", "40", "7"},
         {"lr-wsd-decay-iters", "--lr-decay-style cosine", "--lr-decay-style wsd", "400", "7"},
         {"lr-wsd-decay-iters", "", "--lr-decay-style cosine", "0", "7"},
+        {"lr-warmup-iters", "--train-iters 50", "--train-iters 90", "5", "7"}, // as it began
         {"embedding-lr-mult", "", "--optimizer muon", "2", "3"},
         {"vector-lr-mult", "--optimizer muon", "--optimizer adamw", "4", "3"},
     };

@@ -122,7 +122,7 @@ test_worse_variants_fail() {
     expect_said 1 "FAIL        worse: validation loss" \
         compare --out w --seeds 2,3 --variant 'bf16: --bf16' --variant "$worse" \
         --variant "$other" -- "${common[@]}" --train-iters 30 --embedding-lr-mult 1 \
-        --vector-lr-mult 1 --lr-decay-style cosine
+        --vector-lr-mult 1 --lr-decay-style cosine --init-method-std 0.02
     has log "FAIL        other: same start (equal weights and data)  not the same: --num-layers" ||
         fail "$(cat log)"
     has w/report.md "**FAIL: worse, other against bf16: worse: validation loss" ||
