@@ -642,7 +642,7 @@ bool checkpoint_model(Checkpoint *start, Options *o, Options *model) {
     bool found = start->path[0] != '\0', loads = !found && (latest || o->resume[0] == '\0');
     const char *from = loads ? o->load : o->resume;
     if (!found && *from == '\0') { return true; }
-    if (loads) { taken.continues = NULL; }
+    if (loads && !o->eval_only) { taken.continues = NULL; }
     bool starts = loads && !o->plan && !o->list_tensors;
     if (!found && (!open_model(start, from, &taken) || (starts && !in_one_file(start)))) {
         return loads ? fail("--load %s", error_text()) : fail(RESUME_FAULT, error_text());

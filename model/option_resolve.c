@@ -325,7 +325,7 @@ bool options_finish_batch(Options *o, int ranks) {
     char from[PATH_LENGTH];
     int64_t whole = (int64_t)o->micro_batch_size * ranks;
     if (o->global_batch_size == 0) { o->global_batch_size = (int)min64(whole, INT32_MAX); }
-    if (o->global_batch_size % whole != 0) {
+    if (options_train(o) && o->global_batch_size % whole != 0) { // an evaluation's last may be cut
         return fail("--global-batch-size %d%s: must be a multiple of --micro-batch-size %d x %d "
                     "rank%s",
                     o->global_batch_size, option_from_checkpoint(o, "global-batch-size", from),

@@ -176,7 +176,8 @@ bool options_continue(Options *options, const Options *was);
 // " (of the checkpoint PATH)" if the value of an option comes from there; otherwise "".
 const char *option_from_checkpoint(const Options *options, const char *name, char out[PATH_LENGTH]);
 
-// Called when the number of ranks is known: sets or checks --global-batch-size.
+// Called when the number of ranks is known: sets or checks --global-batch-size. A run that
+// does not train may have any.
 bool options_finish_batch(Options *options, int ranks);
 
 // Whether the run trains, and does not only evaluate or sample; whether it also saves.

@@ -846,7 +846,7 @@ def a_model_that_was_tuned_answers():
     """After it has learned the example by heart: what begins a window."""
     run("train_gpt", "--load", GOLDEN, "--data", f"{GOLDEN}/data/*.bin", "--seq-length", 128,
         "--global-batch-size", 9, "--micro-batch-size", 9, "--lr", 1e-2, "--weight-decay", 0,
-        "--train-iters", 150, "--save", "heart", "--sample-length", 1)
+        "--train-iters", 150, "--lr-warmup-iters", 0, "--save", "heart", "--sample-length", 1)
     ask = ("scripts/chat", "heart/latest")
     exact = ("--", "--sample-temperature", 0, "--sample-length", 60)
     with open(os.path.join(ROOT, "scripts", "chat.jsonl")) as file:

@@ -51,12 +51,12 @@ def resumed(trainer, name):
 
 
 def loaded(trainer, name):
-    """What evaluations of a run's weights compute."""
+    """What evaluations of a run's weights compute. 1.0 called the step of loaded weights 0."""
     train(trainer, "--config", f"{name}/config.txt", "--load", f"{name}/latest", "--eval-only",
           "--metrics", "loaded.jsonl")
     found = numbers(records("loaded.jsonl"))
     os.remove("loaded.jsonl")
-    return found
+    return [[kind, 0, *values] for kind, _, *values in found]
 
 
 def options_of(trainer):

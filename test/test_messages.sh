@@ -223,7 +223,7 @@ test_starts() {
 0|train --resume s/latest|nothing to train: step 3 is done, and --train-iters is 3
 0|train --resume s/latest --train-iters 1|nothing to train: step 3 is done, and --train-iters is 1
 0|train --resume s/latest --eval-only --valid-data d/x_val.bin|eval after step 3 |!nothing to train|!(best)|!warning
-0|train --load s/latest --eval-only --valid-data d/x_val.bin|eval after step 0 |!(best)|!warning
+0|train --load s/latest --eval-only --valid-data d/x_val.bin|eval after step 3 |!(best)|!warning
 0|train --load s/latest --sample-only|!random
 0|train --sample-only|warning: the weights are random: no checkpoint is loaded (--load, --resume)
 0|train --eval-only --valid-data d/x_val.bin|warning: the weights are random

@@ -597,4 +597,6 @@ TEST(global_batch_is_filled_in_or_refused) {
     CHECK(!options_finish_batch(&o, 1));
     CHECK_CONTAINS(error_text(),
                    "--global-batch-size 4: must be a multiple of --micro-batch-size 3 x");
+    o.sample_only = true;
+    CHECK(options_finish_batch(&o, 1) && o.global_batch_size == 4);
 }

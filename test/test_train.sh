@@ -196,6 +196,24 @@ ROWS
     is "$(head -n 1 live | wc -L)" 19
 }
 
+# A checkpoint has the run's loss alone, too, over the same sequences in the same precision, whatever
+# the step and the options of the run.
+test_a_checkpoint_has_the_loss_of_the_run() {
+    local precision said alone
+    for precision in --no-bf16 --bf16 '--fp8-format hybrid --fp8-recipe tensorwise'; do
+        # shellcheck disable=SC2086 # words
+        expect_status 0 run $precision --eval-iters 2 --save "alone $precision" || return
+        said=$(grep "^eval after step $steps" log | sed 's/ (best)//; s/ | [0-9.]* s$//')
+        [[ $said == *' | 2 sequences, 128 tokens' ]] || fail "$said"
+        for alone in --load --resume; do
+            expect_said 0 "$said" train_gpt "$alone" "alone $precision/latest" --eval-only
+        done
+        expect_said 0 "eval after step $steps " train_gpt --load "alone $precision/latest" \
+            --eval-only --eval-iters 1 --global-batch-size 1 --micro-batch-size 3
+        says '| 1 sequence, 64 tokens |'
+    done
+}
+
 # sample OPTION...: what is asked for goes to the file `sample`, the rest to `log`.
 sample() {
     run --resume fp32/latest --sample-length 59 "$@" >sample 2>log || fail "$*: $(tail -n 1 log)"

@@ -181,6 +181,8 @@ static int64_t parts_left(const Run *run) {
 bool run_restore(Run *run, Checkpoint *checkpoint) {
     const Options *o = &run->options;
     bool restored = restore(run, checkpoint);
+    // what is evaluated or sampled is the checkpoint; a run that trains counts from 0
+    if (!restored && !options_train(o)) { run->progress.step = run->start.progress.step; }
     run->progress.eval_left = parts_left(run);
     bool goes_on = !restored || run->progress.eval_left > 0 ||
                    (run->progress.step < o->train_iters && !run->diverged);
@@ -398,11 +400,13 @@ void run_report_eval(Run *run, double loss, double seconds) {
     bool best = isfinite(loss) && !(loss >= p->best_valid_loss);
     if (best) { p->best_valid_loss = loss; }
     char text[32];
+    int64_t samples = run_eval_samples(run);
     fprintf(run->console.answers,
-            "%seval after step %lld | valid loss %s%s | perplexity %.4g | %.1f s\n",
+            "%seval after step %lld | valid loss %s%s | perplexity %.4g | %lld sequence%s, "
+            "%lld tokens | %.1f s\n",
             line_start(fileno(run->console.answers)), (long long)p->step, format_number(text, loss),
             best && options_train(&run->options) ? " (best)" : "", isnan(loss) ? NAN : exp(loss),
-            seconds);
+            (long long)samples, samples == 1 ? "" : "s", (long long)run_eval_targets(run), seconds);
     run_flush(run);
     MetricsRecord *r = metrics_begin("eval");
     metrics_number(r, "step", (double)p->step);
