@@ -165,7 +165,7 @@ static void plan_activations(Trainer *t) {
     t->blocks = calloc_or_die((size_t)c->num_layers, sizeof(CpuBlock));
     t->chunk_rows = (int)min64(M, max64(1, LOGITS / c->padded_vocab));
     if (precision_of(&t->run.precision, LINEAR_HEAD, 0)->number == NUMBER_FP8) {
-        t->chunk_rows = (int)M; // the range of a tensor is that of all its rows
+        t->chunk_rows = (int)M; // a scale follows from all rows of a tensor
     }
     int64_t logits = (int64_t)t->chunk_rows * c->padded_vocab;
     plan_section(plan, "data", PHASE_ALWAYS);

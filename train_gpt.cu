@@ -111,7 +111,7 @@ static double host_bytes(const Trainer *t) {
     return (double)params_host_bytes(&t->params, &t->host_plan, local);
 }
 
-// What a run plans of so many bytes of device memory.
+// What a run plans on a device with this much memory.
 typedef struct {
     int64_t device; // bytes
     double host;    // bytes, for all ranks of this machine

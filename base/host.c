@@ -100,7 +100,7 @@ double host_memory(const char *root) {
 
 // ---- threads ------------------------------------------------------------------------------------
 
-// OpenMP's own number is each thread's; a thread that saves has not been told it.
+// Kept here, because OpenMP's number is each thread's own: a thread that saves would have another.
 static int threads; // 0: threads_divide has not been called
 
 void threads_divide(int processes) {

@@ -13,8 +13,8 @@ double cgroup_cores(const char *root);
 int host_cores(const char *root);
 
 // The bytes of memory that this process can still take from the machine and its container, without
-// swap. Infinity: not known. root: NULL except in tests; those of whole trainers set
-// LLM8_TEST_ROOT.
+// swap. Infinity: not known. root: the folder that a test has in place of /; NULL: LLM8_TEST_ROOT,
+// or / if that is not set.
 double host_memory(const char *root);
 
 // Sets the number of threads of OpenMP and of threads_for: OMP_NUM_THREADS where it is set, else

@@ -63,7 +63,7 @@
 
 BEGIN_C
 
-enum { CHECKPOINT_VERSION = 2 }; // of meta.json: the only one that is written and read
+enum { CHECKPOINT_VERSION = 2 }; // meta.json's; no other is written or read
 
 typedef struct {
     int64_t step;    // optimizer steps done, skipped ones included
@@ -71,7 +71,7 @@ typedef struct {
     int64_t tokens;
     int64_t skipped, skipped_in_row;
     double loss, valid_loss;  // valid_loss is of the weights at this step; NaN: not evaluated
-    double best_valid_loss;   // of all evaluations, saved or not; NaN: none yet
+    double best_valid_loss;   // the lowest of all evaluations; NaN: none yet
     double level, best_level; // the loss, averaged over steps; the lowest such average
     int64_t proven;    // the newest checkpoint known healthy: a usual loss followed it; -1: none
     int64_t eval_left; // how many parts of the evaluation after this step are still to be made
@@ -107,7 +107,7 @@ typedef struct {
     const ParamLayout *layout;
     const Precision *precision;
     Progress progress;
-    int64_t data_windows, valid_tokens; // of an evaluation
+    int64_t data_windows, valid_tokens; // windows to train on; tokens of an evaluation
     const char *data, *valid_data;      // the shards' identities; NULL: none
     Dtype model_dtype;
     const void *model; // all weights, for model.safetensors; read on rank 0 only
@@ -115,12 +115,12 @@ typedef struct {
     const Companion *companions;
     int begin_of_text, end_of_text; // -1: not known
     Companion start_config; // config.json of the model that the run started from; bytes NULL: none
-    int num_ranges;         // of the parameter space that this rank holds
+    int num_ranges;         // parts of the parameter space that this rank holds
     const Bucket *ranges;
     Dtype moment_dtype;
     const void *master, *exp_avg, *exp_avg_sq; // the ranges' elements, one range after another
     int64_t second_moments;                    // elements of exp_avg_sq
-    uint64_t hashes[3];        // of master, exp_avg, exp_avg_sq where they were trained
+    uint64_t hashes[3];        // of master, exp_avg, exp_avg_sq, taken before they were copied
     const Fp8Scale *slots;     // NULL without delayed scaling
     const float *amax_history; // [slots,history_length]
 } Snapshot;

@@ -492,7 +492,7 @@ int64_t checkpoint_best(const char *save) {
             tokens = count_of(meta, "valid_tokens");
         }
         bool same = strcmp(data, of) == 0 && count_of(meta, "valid_tokens") == tokens;
-        if (same && loss <= lowest) { // of equal losses, the oldest step
+        if (same && loss <= lowest) { // <=: of equal losses the oldest step is the best
             lowest = loss;
             best = steps[i];
         }
@@ -521,7 +521,7 @@ bool checkpoint_options(const Checkpoint *c, const Options *continues, Options *
             ok = option_set(was, row->name, value,
                             given[row - option_table] ? SOURCE_CONFIG : SOURCE_CHECKPOINT) ||
                  refuse("%s: %s", path, error_text());
-        } else if (continues == NULL) { // of a run that continues, checkpoint_match says it
+        } else if (continues == NULL) { // otherwise checkpoint_match() reports it
             warn("%s does not set --%s: the default is used", path, row->name);
         }
     }

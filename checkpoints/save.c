@@ -494,7 +494,8 @@ bool checkpoint_claim(const Options *o) {
     }
     free(names);
     int64_t newest = checkpoint_newest(o->save, INT64_MAX);
-    if (newest >= 0) { link_steps(o->save, newest); } // of a save that was interrupted before them
+    // a save may have ended before it made the links
+    if (newest >= 0) { link_steps(o->save, newest); }
     return newest != STEP_UNREADABLE;
 }
 

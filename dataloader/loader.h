@@ -94,7 +94,7 @@ typedef struct {
     TokenFile *shards;
     uint32_t **masks;        // [num_shards] the numbers of a shard's mask; NULL: all tokens count
     int64_t tokens, windows; // windows: of an epoch
-    int64_t targets;         // of an epoch
+    int64_t targets;         // that count in an epoch
     MaskedWindow *with_targets; // [windows]; NULL: no shard has a mask, and all windows are whole
     int cuts; // documents were packed into windows of this length, which are cut; 0: none
     int32_t chat_template;      // by the first mask that says; 0: none does

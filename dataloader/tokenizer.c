@@ -6,7 +6,7 @@
 #include <zlib.h>
 
 enum { HEADER_INTS = 256, CODE_POINTS = 0x110000 };
-#define END_OF_TEXT "<|endoftext|>" // of the tokenizer of bytes
+#define END_OF_TEXT "<|endoftext|>" // the name that the tokenizer of bytes gives it
 
 // ---- ids to bytes -------------------------------------------------------------------------------
 

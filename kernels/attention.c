@@ -47,7 +47,7 @@ typedef struct {
 struct AttentionCache {
     int count;
     AttentionPlan *plans;
-    bool said; // the warning about the plain kernel has been given
+    bool said; // the user was warned that the plain kernel is used
 };
 
 static AttentionCache *cache_of(Gpu *gpu) {

@@ -28,16 +28,16 @@
 namespace {
 
 enum {
-    SIZE = 64, // of a head: FULL_ROW bytes
+    SIZE = 64, // channels of a head: FULL_ROW bytes
     KEYS = 128,
     QUERIES = 64,
     STAGES = 4,
     HELPERS = WARPS - 1,
     THREADS = 3 * GROUP,
     MOST_T = 2048,
-    MOST_TILES = MOST_T / KEYS, // of keys, or pairs of tiles of queries
+    MOST_TILES = MOST_T / KEYS, // tiles of keys, or pairs of tiles of queries
     MOST_BLOCKS = 160,
-    SUMS = QUERIES * SIZE, // of a tile of dQ
+    SUMS = QUERIES * SIZE, // floats of a tile of dQ
     COMPUTING_REGISTERS = 240,
     LOADING_REGISTERS = 24 // a thread's
 };
@@ -49,9 +49,9 @@ struct Shared {
     struct {
         uint8_t q[QUERIES * FULL_ROW], d_out[QUERIES * FULL_ROW];
     } stages[STAGES];
-    uint8_t ds[2][KEYS * FULL_ROW];                  // of a pair's tiles: [keys][queries]
-    uint8_t out[2][2][KEYS / 2 * FULL_ROW];          // of [warpgroup][dV, dK]
-    float2 lse[2][MOST_T / 2], delta[2][MOST_T / 2]; // of a piece: -lse / log 2, -rowsum(dO O)
+    uint8_t ds[2][KEYS * FULL_ROW];                  // dS' of a pair of tiles: [keys][queries]
+    uint8_t out[2][2][KEYS / 2 * FULL_ROW];          // [warpgroup][dV, dK]
+    float2 lse[2][MOST_T / 2], delta[2][MOST_T / 2]; // a piece's -lse / log 2, -rowsum(dO O)
     Barrier full[STAGES], empty[STAGES], keys_full[2], keys_empty[2];
     Barrier ds_full[2], ds_empty[2];
     Barrier rows_full[2][2 * MOST_TILES], rows_empty[2];
@@ -66,14 +66,15 @@ struct Parameters {
     const float *lse;
     float *sums; // [block][2][T, whole tiles of 128][64], in an order of its own
     int T, H, N; // N: row of the packed buffer
-    int tiles;   // of a head's keys
+    int tiles;   // tiles of keys in a head
     int blocks;
     int whole; // heads of every block
     // The other heads' tiles of keys, counted through: where each block's part begins.
     uint16_t cuts[MOST_BLOCKS + 1];
 };
 
-// Where a block has its sums of dQ: of whole heads and its first part of another, or of a second.
+// Where a block has its sums of dQ. part 0: those of its whole heads, and of the first head of
+// which it has a part; 1: those of a second such head.
 __device__ __forceinline__ float4 *sums_of(const Parameters &p, int block, int part) {
     return reinterpret_cast<float4 *>(p.sums) + (block * 2 + part) * 2ll * p.tiles * (SUMS / 4);
 }
@@ -124,7 +125,7 @@ struct Work {
 // One lane loads the tiles in the order of their use.
 __device__ __forceinline__ void load(Shared &s, const Parameters &p) {
     Stage<STAGES> stage = 0;
-    int blocks = 0; // of keys
+    int blocks = 0; // blocks of keys so far
     for (int number = 0;; number++) {
         const Work work(p, number);
         if (work.none()) { return; }
@@ -200,8 +201,9 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
     const int thread = threadIdx.x % GROUP, warp = thread / WARP, lane = thread % WARP;
     const int t = lane % 4;
     const float scale = 0.125f * 1.4426950408889634f;
-    // The lane's 16 bytes of the 16 x 16 BF16 that a warp loads or stores at a time, in 64 swizzled
-    // rows. Kept as one number: the compiler would keep the sum with every address.
+    // Of the 16 x 16 BF16 values that a warp loads or stores at a time, a lane has 16 bytes:
+    // place(tile, i) is where, in a tile of 64 swizzled rows. The asm hides the number from the
+    // compiler, which would else keep a register for every address.
     const uint32_t first_place = (warp * 16 + lane % 16) * FULL_ROW + (lane / 16 ^ lane % 8) * 16;
     auto place = [&](uint8_t *tile, int i) {
         uint32_t at = first_place;
@@ -211,7 +213,7 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
 
     float scores[32], dp[32], dv[32], dk[32], dq[32];
     uint32_t keys[16], probabilities[16], ds[16]; // A of WGMMAs
-    uint32_t blocks = 0, steps = 0;               // of keys, of queries
+    uint32_t blocks = 0, steps = 0;               // tiles of keys and of queries so far
 
     auto release = [&] { // the tile before
         barrier_arrive(&s.empty[(steps - 1) % STAGES], lane == 0);
@@ -279,7 +281,7 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
             if (diagonal) {
                 const int key = warp * 16 + lane / 4 - t * 2;
 #pragma unroll
-                for (int i = 0; i < 32; i++) { // of column i / 4 * 8 + i % 2 of the thread's
+                for (int i = 0; i < 32; i++) { // column i / 4 * 8 + i % 2 of the thread's
                     if (key + i / 2 % 2 * 8 > i / 4 * 8 + i % 2) { scores[i] = 0.0f; }
                 }
             }
@@ -312,7 +314,7 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
             __syncwarp();
             barrier_arrive(&s.ds_full[half], lane == 0);
         };
-        auto sums_at = [&](int pair) { // of the warpgroup's tile of dQ
+        auto sums_at = [&](int pair) { // where the warpgroup's tile of dQ is
             const int tile = pair * 2 + w;
             return sums_of(p, blockIdx.x, number > p.whole) + tile * (SUMS / 4) + thread;
         };

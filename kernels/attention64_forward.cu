@@ -21,10 +21,10 @@
 namespace {
 
 enum {
-    SIZE = 64, // of a head: FULL_ROW bytes
-    ROWS = 64, // of a warpgroup
+    SIZE = 64, // channels of a head: FULL_ROW bytes
+    ROWS = 64, // queries of a warpgroup
     KEYS = 64,
-    GROUPS = 4, // that compute
+    GROUPS = 4, // warpgroups that compute
     QUERIES = GROUPS * ROWS,
     STAGES = 8,
     THREADS = (GROUPS + 1) * GROUP,
@@ -36,7 +36,7 @@ struct Shared {
     struct {
         uint8_t k[KEYS * FULL_ROW], v[KEYS * FULL_ROW];
     } stages[STAGES];
-    uint8_t q[2][GROUPS][ROWS * FULL_ROW]; // of this piece and of the next
+    uint8_t q[2][GROUPS][ROWS * FULL_ROW]; // queries of this piece and of the next
     uint8_t out[GROUPS][ROWS * FULL_ROW];
     Barrier full[STAGES], empty[STAGES], q_full[2][GROUPS], q_empty[2][GROUPS];
 };
@@ -48,14 +48,14 @@ struct Parameters {
     CUtensorMap qkv, out; // boxes of 64 and of 16 rows
     float *lse;
     int T, H, heads;   // heads: of all sequences
-    int tiles, pieces; // of a head: tiles of 64 queries or keys, pieces of up to four
+    int tiles, pieces; // in a head: tiles of 64 queries or keys, pieces of up to four tiles
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 // A block's pieces, one after another.
 struct Work {
-    int tiles, pieces; // of a head
+    int tiles, pieces; // in a head
     int head, piece, left;
     int number; // counted in this block
 
@@ -119,13 +119,13 @@ __device__ __forceinline__ void load(Shared &s, const Parameters &p) {
     }
 }
 
-// The work of warpgroup w. A thread has the rows lane / 4 and 8 further of its warp's 16, and of
-// every 8 columns 2.
+// The work of warpgroup w. A thread has two of its warp's 16 rows, lane / 4 and lane / 4 + 8, and
+// two of every 8 columns.
 __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
     const int warp = threadIdx.x % GROUP / WARP, lane = threadIdx.x % WARP;
     const int row = warp * 16 + lane / 4, column = lane % 4 * 2;
     const float scale = 0.125f * 1.4426950408889634f;
-    enum { LARGE = 1 << 12 }; // of a thread's exponentials of a row and tile, added up
+    enum { LARGE = 1 << 12 }; // limit for the sum of a thread's exponentials in a row of a tile
 
     // The lane's 16 bytes of 16 x 16 BF16 of the warp's rows.
     auto place = [&](uint8_t *rows, int i) {
@@ -152,7 +152,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
         for (int i = 0; i < 4; i++) { wgmma<true>(out, probabilities + 4 * i, v + 128 * i, true); }
         wgmma_commit();
     };
-    auto mask = [&] { // of the tile on the diagonal
+    auto mask = [&] { // hides later keys in the tile on the diagonal
 #pragma unroll
         for (int i = 0; i < 32; i++) {
             const bool later = i / 4 * 8 + i % 2 + column > row + i / 2 % 2 * 8;
@@ -246,7 +246,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
             }
             sums[r] = reciprocal_fast(sums[r]);
         }
-        if (lane == 0) { stores_wait_read<0>(); } // of the piece before
+        if (lane == 0) { stores_wait_read<0>(); } // the piece before has been stored
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < 4; i++) {

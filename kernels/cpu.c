@@ -296,7 +296,7 @@ void cross_entropy(float *losses, float *logits, const int *targets, int M, int 
             for (int i = 0; i < V; i++) { y[i] = terms.softcap * tanhf(x[i] / terms.softcap); }
         }
         float max = y[0];
-        double sum = 0.0; // of up to a million values, of which FP32 would keep five digits
+        double sum = 0.0; // a sum of a million values would keep five digits in FP32
         for (int i = 0; i < V; i++) { max = y[i] > max ? y[i] : max; }
 #pragma omp simd reduction(+ : sum)
         for (int i = 0; i < V; i++) { sum += exp_simd(y[i] - max); }
@@ -417,7 +417,7 @@ void round_blocks_to_fp8(float *out, const float *x, Fp8Blocks b, Fp8Counts *cou
         for (int left = 0; left < b.columns; left += FP8_BLOCK) {
             int bottom = min_int(top + b.height, b.rows);
             int width = min_int(FP8_BLOCK, b.columns - left);
-            uint32_t amax[FP8_BLOCK] = {0}, largest = 0; // of each column, by its bits
+            uint32_t amax[FP8_BLOCK] = {0}, largest = 0; // each column's amax, as bits
             float scale[FP8_BLOCK];
             Fp8Counts codes = {0};
             for (int row = top; row < bottom; row++) {

@@ -120,8 +120,8 @@ enum { FP8_BLOCK = 128 };
 // reads them.
 typedef enum {
     SCALE_GIVEN,    // one, which is known before the values are: delayed scaling
-    SCALE_MEASURED, // one, from the tensor's amax: tensorwise scaling; and delayed scaling in a run
-                    // that trains nothing, of tensors of which nothing is known
+    SCALE_MEASURED, // one, from the tensor's amax: tensorwise scaling; with delayed scaling the
+                    // tensors without a known scale, in a run that does not train
     SCALE_VECTORS,  // 1 x 128: [ceil(k/128)][rows, rounded up to 4]
     SCALE_SQUARES   // 128 x 128: [ceil(rows/128)][ceil(k/128), rounded up to 4]
 } Scaling;

@@ -33,13 +33,13 @@
 namespace {
 
 enum {
-    ROWS = PRODUCT_ROWS, // of a warpgroup's part of a tile
+    ROWS = PRODUCT_ROWS, // a warpgroup's rows of a tile
     TILE = 128,
-    DEPTH = 128, // of K at a time, which are the bytes of a row in shared memory
+    DEPTH = 128, // FP8 values of K in a step: the bytes of a row in shared memory
     THREADS = 3 * GROUP,
     A_STAGES = 8, // for both warpgroups; they last for 2048 cycles of WGMMAs
     B_STAGES = 6,
-    BLOCKS = TILE / 16,     // of 16 columns
+    BLOCKS = TILE / 16,     // blocks of 16 columns in a tile
     LOADING_REGISTERS = 40, // a thread's
     COMPUTING_REGISTERS = 232
 };
@@ -78,10 +78,10 @@ struct Parameters {
 
 // A block's tiles, one after another.
 struct Work {
-    int M, steps;      // of K
+    int M, steps;      // steps: parts of K, DEPTH each
     int row, column;   // where this tile begins
     int left;          // tiles, with this one
-    int number, panel; // of this tile and of its panel, counted in this block
+    int number, panel; // how many tiles, and panels, this block has had before
     __device__ Work(const Parameters &p) {
         int down = (p.M + TILE - 1) / TILE;
         int64_t tiles = (int64_t)down * ((p.N + TILE - 1) / TILE);
@@ -199,14 +199,14 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
             uint64_t a = wgmma_operand(s.a[a_at.at]), b = wgmma_operand(s.b[b_at.at]);
             wgmma_fence();
 #pragma unroll
-            for (int i = 0; i < DEPTH / 32; i++) { // 32 bytes further in every row
+            for (int i = 0; i < DEPTH / 32; i++) { // the next 32 bytes of every row
                 wgmma<TYPE>(d, a + 2 * i, b + 2 * i, i > 0 || (!SPLIT && k > 0));
             }
             wgmma_commit();
             a_at.advance(1);
             b_at.advance(1);
         };
-        auto release = [&] { // of the first step that has not been released
+        auto release = [&] { // frees the oldest step's operands that are not free yet
             barrier_arrive(&s.a_empty[a_done.at], lane == 0);
             barrier_arrive(&s.b_empty[b_done.at], lane == 0 && releases_b);
             a_done.advance(1);
@@ -308,7 +308,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
                     uint32_t codes[2];
 #pragma unroll
                     for (int i = 0; i < 2; i++) {
-                        const float *d = sums + j * 8 + i * 2;   // and 4 further
+                        const float *d = sums + j * 8 + i * 2; // d[0], d[1], d[4] and d[5] are used
                         const int place = warp * 16 + i * 8 + g; // WGMMA's row
                         uint2 rounded = {bf16_pair(d[0] * product_scale, d[1] * product_scale),
                                          bf16_pair(d[4] * product_scale, d[5] * product_scale)};

@@ -36,7 +36,7 @@ typedef struct {
     float alpha, beta;
     GemmEpilogue epilogue;
     void *bias, *aux;               // BF16
-    const float *scale_a, *scale_b; // of FP8 operands, on the device
+    const float *scale_a, *scale_b; // what FP8 operands are multiplied by; on the device
     Scaling scaling_a, scaling_b;
     bool fast_accumulation; // FP8: keep partial sums in the tensor cores; not with blocks
     GpuFamily family;       // FAMILY_PRODUCTS unless it is set

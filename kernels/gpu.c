@@ -97,8 +97,8 @@ enum { PROFILE_EVENTS = 1 << 13 };
 struct GpuProfile {
     int count;
     cudaEvent_t events[PROFILE_EVENTS];
-    GpuFamily families[PROFILE_EVENTS]; // of what follows each event
-    double ms[FAMILY_COUNT];            // of what lies before the first event
+    GpuFamily families[PROFILE_EVENTS]; // families[i]: the family that is timed from event i on
+    double ms[FAMILY_COUNT]; // the times before the first event, which have been added up
 };
 
 const char *gpu_family_name(GpuFamily family) {
@@ -124,7 +124,7 @@ static void add_up(GpuProfile *p, int n) {
 
 static void record_family(Gpu *gpu, GpuFamily family) {
     GpuProfile *p = gpu->profile;
-    // adds up half of them, while the device works on what lies between the others
+    // adds up the first half of the events; meanwhile the device works on the second half
     if (p->count == PROFILE_EVENTS) { add_up(p, PROFILE_EVENTS / 2); }
     CUDA_CHECK(cudaEventCreate(&p->events[p->count]));
     CUDA_CHECK(cudaEventRecord(p->events[p->count], gpu->stream));

@@ -44,14 +44,14 @@ enum { FP8_CAPABILITY = 89 }; // the least with FP8 tensor cores
 typedef struct {
     int device, sms, capability; // capability: 90 for sm_90
     char name[256], uuid[48];    // uuid: as nvidia-smi prints it
-    size_t memory;               // of the device, bytes
+    size_t memory;               // the device's, in bytes
     cudaStream_t stream;
     cublasLtHandle_t blas;
     cudnnHandle_t dnn;
-    void *workspace, *attention_workspace; // of one product, of one attention; from the plan
+    void *workspace, *attention_workspace; // for a product; for attention; from the plan
     size_t workspace_bytes, attention_bytes;
-    GemmCache *gemms;           // of gemm.c, until gemm_close; NULL: none yet
-    AttentionCache *attentions; // of attention.c, until attention_close
+    GemmCache *gemms;           // gemm.c's plans, until gemm_close; NULL: none yet
+    AttentionCache *attentions; // attention.c's plans, until attention_close
     GpuProfile *profile;        // NULL: not profiling
 } Gpu;
 

@@ -8,7 +8,7 @@
 #include <cuda.h>
 
 enum {
-    WARPS = 4, // of a warpgroup
+    WARPS = 4, // in a warpgroup
     GROUP = WARPS * WARP,
     TURN_BARRIERS = 3, // named barriers 3 and 4; group_barrier takes 1 and 2
     FULL_ROW = 128,
@@ -19,8 +19,8 @@ enum {
 typedef uint64_t Barrier; // an mbarrier
 
 // A block's warpgroups begin with equal shares of the multiprocessor's 65536 registers, a multiple
-// of 8 for each thread. Then a thread of the first keeps so many, and one of the others takes so
-// many. If they take more than the first has given back, they wait for ever.
+// of 8 for each thread. Then a thread of the first warpgroup keeps `first` registers, and one of
+// the others takes `others`. If they take more than the first has given back, they wait for ever.
 constexpr bool registers_suffice(int first, int others, int other_groups = 2) {
     return first + other_groups * others <=
            (other_groups + 1) * (65536 / ((other_groups + 1) * GROUP) / 8 * 8);

@@ -306,8 +306,8 @@ typedef struct {
     int rows, columns;
     float target;               // what amax * scale should be
     Fp8Scale *scale;            // NULL with SCALE_SQUARES
-    bool power_of_two;          // SCALE_SQUARES, as the others below
-    float *amax;                // of each square, at the place of its scale
+    bool power_of_two;          // this and what follows: only with SCALE_SQUARES
+    float *amax;                // each square's, at the place of its scale
     float *inverse, *inverse_t; // inverse scales of the weight, and of its transpose (fp8_format.h)
 } Fp8Weight;
 

@@ -6,7 +6,7 @@
 #include <cuda_fp16.h>
 #include <cuda_pipeline.h>
 
-// The same in every thread; all threads call it, once.
+// All threads of a block call it, once in a kernel, and get the same result.
 __device__ MaxSum block_max_sum(MaxSum x, MaxSum *shared) {
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     for (int offset = WARP / 2; offset > 0; offset /= 2) {
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(512)
     MaxSum all = block_max_sum({max, sum}, shared);
     if (blocks > 1) {
         if (threadIdx.x == 0) { block_result = all; }
-        cluster.sync(); // all have read the target by now, too
+        cluster.sync(); // also: the target's logit is read before it is overwritten
         all = *cluster.map_shared_rank(&block_result, 0);
         for (int i = 1; i < blocks; i++) {
             all = combine(all, *cluster.map_shared_rank(&block_result, i));
@@ -213,7 +213,7 @@ __global__ void __launch_bounds__(512)
         if (rows != nullptr) { rows[row] = result; }
     }
     if (!GRADIENT) { return; }
-    __syncthreads(); // the target's logit has been read
+    __syncthreads(); // the target's logit is read before it is overwritten
     for (int i = threadIdx.x; i < P / VEC; i += blockDim.x) {
         x[i] = pack8(loss_gradient<CAPS>(x[i], result, i * VEC, V, target, terms));
     }

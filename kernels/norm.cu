@@ -402,7 +402,7 @@ __global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
     uint4 weight = {};
     if (inside) { weight = reinterpret_cast<const uint4 *>(n.weight)[vector]; }
     float range = 0.0f, scale = CODES ? out.scale->scale : 1.0f;
-    float next_mean[R], next_rstd[R]; // of the rows that are being fetched
+    float next_mean[R], next_rstd[R]; // those of the rows that are being fetched
     auto slot_of = [&](int i) -> uint4 & { return dynamic[threadIdx.x + i * blockDim.x]; };
     auto fetch = [&](int row, int turn) { // past the end there are zeros
         int at = row * vectors + vector;

@@ -98,7 +98,7 @@ __device__ __forceinline__ void put_codes(uint32_t *tile, uint2 (&codes)[4], int
 template <int ROWS>
 __device__ __forceinline__ void write_columns(uint8_t *out, const uint32_t *tile, int columns,
                                               int limit, int rows, int M, int lane, int lanes) {
-    enum { PIECES = ROWS / 16 }; // of 16 bytes
+    enum { PIECES = ROWS / 16 }; // pieces of 16 bytes in a column
     __builtin_assume(lane >= 0 && lane < lanes);
 #pragma unroll 4
     for (unsigned i = lane; i < (unsigned)columns * PIECES; i += lanes) {
@@ -333,7 +333,7 @@ __device__ __forceinline__ uint4 range_of_columns(const uint4 (&rows)[THREAD_ROW
 
 // Ranges and scales of an output's tile, which the threads exchange in shared memory.
 struct TileRanges {
-    uint16_t columns[SQUARE_THREADS / WARP][FP8_BLOCK]; // of each warp's rows
+    uint16_t columns[SQUARE_THREADS / WARP][FP8_BLOCK]; // each column's range over a warp's rows
     uint16_t rows[FP8_BLOCK];
     float row_scales[FP8_BLOCK], column_scales[FP8_BLOCK];
 };
@@ -359,7 +359,7 @@ __global__ void __launch_bounds__(SQUARE_THREADS, SOURCE::OUTPUTS == 1 ? 3 : 2)
     const int first_column = blockIdx.x * FP8_BLOCK, group = threadIdx.x / LANES;
     const int within = threadIdx.x % LANES * VEC, column = first_column + within;
     const int row = first_row + group * THREAD_ROWS;
-    const int width = OUTPUTS * N; // of the tensor
+    const int width = OUTPUTS * N; // the tensor's columns
     const bool inside = row < M && column < N;
     uint4 values[OUTPUTS][THREAD_ROWS] = {};
     Floats8 sum = {};
@@ -405,7 +405,7 @@ __global__ void __launch_bounds__(SQUARE_THREADS, SOURCE::OUTPUTS == 1 ? 3 : 2)
     if (output < OUTPUTS) {
         TileRanges &mine = ranges[output];
         const bool square = out.scaling == SCALE_SQUARES, turned = part % 2;
-        const int rows = turned ? width : M, columns = turned ? M : width; // of the form
+        const int rows = turned ? width : M, columns = turned ? M : width; // the form's
         const int in_row = turned ? first_row : output * N + first_column;
         const int in_column = (turned ? output * N + first_column : first_row) + c;
         const int end = turned ? (output + 1) * N : M;
@@ -533,7 +533,9 @@ __global__ void __launch_bounds__(256, 8)
 
 // ---- to column sums -----------------------------------------------------------------------------
 
-enum { SUM_COLUMNS = WARP * VEC }; // of a block, whose threads are 32 vectors wide and 8 rows high
+enum {
+    SUM_COLUMNS = WARP * VEC
+}; // columns of a block: its threads are 32 vectors wide, 8 rows high
 
 // A block adds up columns over a part of the rows: partials[blockIdx.y][N]. WRITES: it sums the
 // values rounded to BF16, and writes these to out and their amax to amax.

@@ -29,7 +29,7 @@ __device__ __forceinline__ void store_pairs(Bf16 *x, int half, const Pairs &p) {
     store_some<WIDTH>(x + half, p.b);
 }
 
-// cosine: of the pairs' angles; the sines are half a head further.
+// cosine: of the pairs' angles; the sines lie half a head behind them.
 template <int WIDTH>
 __device__ __forceinline__ void turn(Pairs &p, const float *cosine, int half, float direction) {
     turn<WIDTH>(p, load_some<WIDTH>(cosine), load_some<WIDTH>(cosine + half), direction);
@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(ROPE_THREADS, 2)
         unsigned token = row / heads, head = first + row % heads;
         unsigned at = (token * (r.H + 2 * r.G) + head) * r.D;
         Pairs x[TURNS], d[TURNS];
-        float squares = 0.0f, projected = 0.0f; // of x^2; of x * gradient * weight
+        float squares = 0.0f, projected = 0.0f; // sums of x^2 and of x * gradient * weight
 #pragma unroll
         for (int k = 0; k < TURNS; k++) {
             unsigned place = (lane + k * lanes) * WIDTH;
@@ -246,7 +246,7 @@ struct RopeBackwardSource : Place {
     const float *table;
     int T, rotated_vectors, head_vectors;
     int partner;  // vectors from here to the pairs' other halves; 0: not rotated
-    int position; // of the first row
+    int position; // the first row's
     __device__ void begin(int row, int vector) {
         int half = head_vectors / 2, at = vector % head_vectors;
         bool first = at < half;

@@ -32,16 +32,16 @@ namespace {
 enum Epilogue { SWIGLU, MAX_SUMS, ROTARY };
 
 enum {
-    ROWS = PRODUCT_ROWS, // of a warpgroup's part of a tile
+    ROWS = PRODUCT_ROWS, // a warpgroup's rows of a tile
     TILE = 128,
-    DEPTH = 128, // of K at a time, which are the bytes of a row in shared memory
+    DEPTH = 128, // FP8 values of K in a step: the bytes of a row in shared memory
     THREADS = 3 * GROUP,
     STAGES = 3,
-    WORKERS = 3,          // warps
-    PARTS = 8,            // of a tile, on each of which a warp works
-    PART_ROWS = 32,       // of SwiGLU's part
-    PART_COLUMNS = 64,    // and its columns, whose BF16 are a row in shared memory
-    STRIP_ROWS = 16,      // the others' part: whole rows of the tile
+    WORKERS = 3,          // warps that take tiles over from the warpgroups
+    PARTS = 8,            // a warp works on one part of a tile at a time
+    PART_ROWS = 32,       // SwiGLU: rows of a part
+    PART_COLUMNS = 64,    // SwiGLU: its columns, in BF16 a row in shared memory
+    STRIP_ROWS = 16,      // other epilogues: a part is 16 whole rows of the tile
     TOGETHER = 8,         // clusters' tiles down the matrix before the next column, for the L2
     BUSY_REGISTERS = 200, // a thread's
     OTHER_REGISTERS = 104
@@ -56,7 +56,7 @@ struct Shared {
         uint8_t codes[PART_ROWS * HALF_ROW], codes_t[PART_COLUMNS * QUARTER_ROW];
     } staging[WORKERS];
     Barrier full[STAGES], empty[STAGES];
-    Barrier staged[2], freed[2]; // of a warpgroup's part of x
+    Barrier staged[2], freed[2]; // each warpgroup's part of x is written, or read
 };
 static_assert(2 * TILE == WIDE_PRODUCT_COLUMNS, "what a tile is to the loss, and to heads");
 static_assert(sizeof(Shared) <= 232448, "a block's shared memory");
@@ -110,7 +110,7 @@ template <Epilogue EPILOGUE> __device__ __forceinline__ void load(Shared &s, con
 // warpgroup, part of its rows).
 template <Epilogue EPILOGUE, typename WORK>
 __device__ __forceinline__ void each_part(Shared &s, const Parameters &p, int worker, WORK work) {
-    int number = 0; // of the tile, counted in this block
+    int number = 0; // how many tiles this block has had before
     for (int tile = blockIdx.x / 2; tile < p.tiles; tile += gridDim.x / 2, number++) {
         const Corner begin = corner<EPILOGUE>(p, tile);
 #pragma unroll 1
@@ -148,7 +148,7 @@ __device__ __forceinline__ void encode(Shared &s, const Parameters &p, int worke
                 uint32_t units[4], units_t[4];
 #pragma unroll
                 for (int j = 0; j < 2; j++) {
-                    uint32_t *codes = units + j * 2; // of two rows
+                    uint32_t *codes = units + j * 2; // two rows' codes
 #pragma unroll
                     for (int r = 0; r < 2; r++) {
                         const int at = place_of_four(i * 16 + g * 2 + r, pair + j, t);
@@ -181,7 +181,7 @@ __device__ __forceinline__ void encode(Shared &s, const Parameters &p, int worke
                 tma_store<5>(p.codes_t, staging.codes_t, m, n / 16);
             }
             stores_commit();
-            stores_wait_read<1>(); // of gate and up
+            stores_wait_read<1>(); // gate and up have been read
             barrier_arrive(&s.freed[w], true);
             stores_wait_read<0>();
         }
@@ -209,7 +209,8 @@ __device__ __forceinline__ void sum_up(Shared &s, const Parameters &p, int worke
     const float log2e = 1.4426950408889634f;
     each_part<MAX_SUMS>(s, p, worker, [&](Corner begin, int w, int part) {
         const int down = part * STRIP_ROWS, m = begin.row + w * ROWS + down;
-        const int count = p.V - begin.column - half * TILE; // of the lane's columns
+        // the lane's columns from this one on are not in the vocabulary
+        const int count = p.V - begin.column - half * TILE;
         if (lane == 0) { store_strip(s, p, w, down, begin.column, m); }
         __syncwarp();
         uint4 pieces[PIECES];
@@ -314,13 +315,13 @@ __device__ __forceinline__ void multiply(Shared &s, const Parameters &p, int w) 
         uint64_t a = wgmma_operand(from.a + w * ROWS * DEPTH), b = wgmma_operand(from.b);
         wgmma_fence();
 #pragma unroll
-        for (int i = 0; i < DEPTH / 32; i++) { // 32 bytes further in every row
+        for (int i = 0; i < DEPTH / 32; i++) { // the next 32 bytes of every row
             wgmma(sums, a + 2 * i, b + 2 * i, i > 0 || !first);
         }
         wgmma_commit();
         stage.advance(1);
     };
-    auto release = [&](int at) { // both blocks write into the stage
+    auto release = [&](int at) { // to both blocks, which write into each other's stages
         if (lane < 2) { barrier_arrive_in(&s.empty[at], lane); }
         __syncwarp();
     };
@@ -343,7 +344,7 @@ __device__ __forceinline__ void multiply(Shared &s, const Parameters &p, int w) 
         for (int j = 0; j < 2 * TILE / 16; j++) { // blocks of 16 columns, of gate and then of up
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                const float *d = sums + j * 8 + r * 2; // and 4 further
+                const float *d = sums + j * 8 + r * 2; // d[0], d[1], d[4] and d[5] are used
                 const int at = place_of_four(warp * 16 + g * 2 + r, j % 4, t);
                 *reinterpret_cast<uint2 *>(s.x[w][j / 8][j / 4 % 2] + at) = {
                     bf16_pair(d[0] * scale, d[1] * scale), bf16_pair(d[4] * scale, d[5] * scale)};
@@ -385,7 +386,7 @@ __global__ void __launch_bounds__(THREADS, 1)
             load<EPILOGUE>(s, p);
         }
         __syncwarp();
-        cluster_barrier(); // a block that had ended could not be written to
+        cluster_barrier(); // until then the other block writes to this one's shared memory
     } else {
         set_registers<BUSY_REGISTERS, true>();
         multiply(s, p, group - 1);

@@ -58,7 +58,7 @@ static void derive_model(Options *o) {
     }
 }
 
-// Asked for by a value that is given, too, the derived value stays out of config.txt.
+// The value `asks`, given or the default, asks for the derived value. config.txt then omits it.
 static void derive_iters(Options *o, const char *name, int64_t *value, int64_t asks,
                          int64_t derived) {
     if (*value != asks) { return; }

@@ -78,8 +78,8 @@ static bool fail_unknown(const char *name) {
 // The command line, or a file of --config.
 typedef struct {
     OptionSource source;
-    int depth;              // how many files lead to what this file names
-    bool told;              // the error text names a file and a line already
+    int depth;              // of a file that this one names: how many files lead to it
+    bool told;              // error_text() already names a file and a line
     bool sets[OPTIONS_MAX]; // the rows that it has set so far
     const char **files;     // the command line: what --config names, in order
     int num_files;
@@ -232,8 +232,8 @@ static bool read_line(Options *options, Place *place, char *line) {
     return set_named(options, place, name, flag ? NULL : value);
 }
 
-// depth: how many files lead to this one. *told: the error is in a line of it, which the text
-// names.
+// depth: how many files lead to this one. *told: the error is in one of its lines, which
+// error_text() names.
 static bool read_config(Options *options, const char *path, int depth, bool *told) {
     enum { DEEPEST = 16 };
     Place place = {.source = SOURCE_CONFIG, .depth = depth + 1};

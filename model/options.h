@@ -51,9 +51,9 @@ enum { OPTIONS_MAX = 128, RANKS_MAX = 4096 };
 typedef struct {
 #include "option_rows.h"
     unsigned char source[OPTIONS_MAX]; // OptionSource of each row
-    bool repeated[OPTIONS_MAX];        // one place gives the row several values
+    bool repeated[OPTIONS_MAX];        // one file, or the command line, gives it more than once
     char origin[PATH_LENGTH];          // path of the checkpoint that the run starts from; "": none
-    bool resumes;                      // it is the one that --resume has found
+    bool resumes;                      // the checkpoint `origin` is that of --resume
     const char *program;               // argv[0]
 } Options;
 
@@ -83,7 +83,7 @@ typedef enum {
 typedef struct {
     const char *name;
     OptionType type;
-    size_t offset;        // of the field in Options
+    size_t offset;        // of the field, in Options
     const char *fallback; // the default, as text
     double min, max;      // bounds of a number, inclusive
     const char *choices;  // "a|b|c" of a choice; the placeholder shown by --help otherwise
@@ -110,7 +110,7 @@ extern const char *const option_effects[]; // their names
 extern const int option_table_count;
 extern const Preset preset_table[];
 extern const int preset_table_count;
-extern const ForeignName foreign_names[]; // of other trainers; NULL is the end
+extern const ForeignName foreign_names[]; // other trainers' names; NULL is the end
 
 #define EACH_OPTION(row) \
     for (const OptionRow *row = option_table; row < option_table + option_table_count; row++)

@@ -51,7 +51,7 @@ typedef struct {
     const char *category; // category and phase of the next buffers
     PlanPhase phase;
     int64_t phase_bytes[PHASE_COUNT]; // what each phase's buffers need
-    int64_t bytes;                    // of the whole allocation
+    int64_t bytes;                    // the size of the allocation
     PlanMemory memory;                // functions NULL: host memory
 } Plan;
 

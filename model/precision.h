@@ -34,12 +34,12 @@ typedef enum {
 // A linear layer, and its precision.
 typedef struct {
     Linear linear;
-    int layer;                   // 0 for the head
-    int outputs, inputs;         // N, C
-    TensorId weight;             // [N,C]; of a tied head the token embedding
-    TensorId bias;               // [N]; TENSOR_COUNT: the head has none
-    Number number;               // of the operands in the forward and input-gradient products
-    Number wgrad;                // of the operands in the weight-gradient product
+    int layer;           // 0 for the head
+    int outputs, inputs; // N, C
+    TensorId weight;     // [N,C]; of a tied head the token embedding
+    TensorId bias;       // [N]; TENSOR_COUNT: the head has none
+    Number number;       // format of the operands of the forward and input-gradient products
+    Number wgrad;        // format of the operands of the weight-gradient product
     Fp8Type type[OPERAND_COUNT]; // if they are in FP8
     float target[OPERAND_COUNT]; // the value that amax * scale should have
     const char *reason;          // why a product is not in FP8, or ""
@@ -99,7 +99,7 @@ typedef struct {
     int outputs, inputs;
     const char *type[OPERAND_COUNT]; // "E4M3", "E5M2", "BF16", "FP32"
     const char *wgrad;               // "FP8", "BF16", "FP32"
-    double flops_share;              // of the linear layers' operations
+    double flops_share;              // share of the linear layers' operations
     const char *reason;
 } PrecisionRow;
 

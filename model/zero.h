@@ -39,7 +39,7 @@ typedef struct {
     int *first;     // [num_buckets + 1] each bucket's first segment; last: the count of segments
     int64_t *place; // [layout->count] where a parameter begins in the arranged space
     int *segment;   // [layout->count] which segment it is in
-    int64_t size;   // of the arranged space, which the gradients have
+    int64_t size;   // elements of the arranged space, in which the gradients lie
 } ZeroLayout;
 
 // kinds: [layout->count] ZERO_CODES and ZERO_MUON of each parameter; NULL: none.

@@ -23,7 +23,7 @@
 
 enum {
     HOST = 64,           // characters of a machine's name
-    TEXT = 768,          // of a reason
+    TEXT = 768,          // bytes of a reason
     CALL_MOST = 1 << 26, // bytes
 };
 
@@ -64,11 +64,11 @@ typedef struct {
 struct Watch {
     int rank, ranks;
     bool hub;  // this process is the hub
-    int count; // of peers: the hub has one for each rank (its own is unused), the others have the
-               // hub
+    int count; // peers: the hub has one for each rank (its own is unused); the other ranks have
+               // one, the hub
     double limit, tick;
     Peer *peers;          // [count]
-    struct pollfd *polls; // one for each peer, and one more
+    struct pollfd *polls; // one for each peer, and one for `quit`
     int quit;             // eventfd: tells the watchdog's thread to end
     int quit_probe;       // the same for the probe's thread
     pthread_t thread, probe_thread;
@@ -150,9 +150,9 @@ static int listen_on_all(int port) {
 
 // Whose address a host is, as this machine sees it.
 typedef enum {
-    ELSEWHERE, // of another machine, or of none
+    ELSEWHERE, // another machine's, or no machine's
     HERE,
-    LOOPBACK, // of each machine itself: 127.0.0.1
+    LOOPBACK, // every machine's own: 127.0.0.1
 } Whose;
 
 // Listens if the address is of this machine; a loopback address only if `loopback` is set. Of a
@@ -628,7 +628,7 @@ static int list_missing(Part *part, char *text, size_t room) {
     return count;
 }
 
-// Makes a connection to the hub that of the rank that it says it is. False: it cannot be that rank.
+// Gives a connection to the hub to the rank that it claims to be. False: it cannot be that rank.
 static bool seat(Part *part, int file, const Hello *h) {
     Watch *w = part->w;
     char missing[64];

@@ -28,7 +28,7 @@ typedef struct Watch Watch; // the connections, and the thread that reads them
 
 typedef struct {
     int rank, ranks;             // this process, and how many there are on all machines
-    int local_rank, local_ranks; // of this machine; local_ranks is 0 where it is not known
+    int local_rank, local_ranks; // on this machine; local_ranks is 0 where it is not known
     Watch *watch;                // NULL: no other rank is connected, and every call below is free
 } Group;
 
@@ -37,8 +37,7 @@ enum { RUN_NAME = 256, SECRET = 65 };
 typedef struct {
     char host[256]; // MASTER_ADDR
     int port;
-    char
-        run[RUN_NAME]; // what the starters call this run, which no other run is called; "": nothing
+    char run[RUN_NAME];  // the launcher's name for this run alone; "": none
     char secret[SECRET]; // "": none
 } Meeting;
 

@@ -280,8 +280,8 @@ __attribute__((noreturn)) static void await_ranks(const Ranks *r, pid_t *ids,
     exit(result);
 }
 
-// Forks the ranks of this machine. It returns in each rank; the starter exits here. *listener: of
-// rank 0, if all ranks are on this machine: any free port, which no other process can take.
+// Forks the ranks of this machine. It returns in each rank; the starter exits here. *listener:
+// rank 0's, if all ranks are on this machine: on a free port, which no other process can take.
 static void start_ranks(Ranks *r, int *listener) {
     static pid_t ids[RANKS_MAX];
     pid_t starter = getpid();

@@ -69,8 +69,9 @@ static bool find_whole(FILE *file, off_t *whole, off_t *end, bool *ours) {
     return *ours && fseeko(file, 0, SEEK_END) == 0;
 }
 
-// Whether the file is another run's, too: it has another name (as after cp -al), or the path leads
-// from this run's folder into another one's (as after cp -rs). *own: where a copy is this run's.
+// Whether the file also belongs to another run: it has another name (as after cp -al), or the path
+// leads from this run's folder into another one's (as after cp -rs). *own: where a copy is this
+// run's.
 static bool is_shared(FILE *file, const char *path, char own[PATH_LENGTH]) {
     char place[PATH_LENGTH], *real = realpath(path, NULL);
     struct stat info;
@@ -152,7 +153,8 @@ bool metrics_moved(Metrics *m) {
 }
 
 void metrics_sync(const Metrics *m) {
-    if (m->file != NULL && fsync(fileno(m->file)) != 0 && errno != EINVAL) { // of a device
+    // EINVAL: a device such as /dev/null
+    if (m->file != NULL && fsync(fileno(m->file)) != 0 && errno != EINVAL) {
         warn("%s: %s", m->path, strerror(errno));
     }
 }
@@ -261,8 +263,8 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-// Has "compute_seconds" of each rank, for a step; and if a rank is behind, "slowest" and its
-// "host".
+// Writes a record of a step: each rank's "compute_seconds"; if a rank is behind, its number
+// ("slowest") and its "host".
 void run_record_ranks(Run *run) {
     typedef struct {
         double seconds;
@@ -283,7 +285,8 @@ void run_record_ranks(Run *run) {
     MetricsRecord *r = metrics_begin("ranks");
     metrics_number(r, "step", (double)run->progress.step);
     cJSON_AddItemToObject(r, "compute_seconds", cJSON_CreateDoubleArray(seconds, run->group.ranks));
-    if (seconds[slowest] > BEHIND * sorted[(n - 1) / 2]) { // of two, the faster one
+    // beside the median; of two ranks, beside the faster one
+    if (seconds[slowest] > BEHIND * sorted[(n - 1) / 2]) {
         metrics_number(r, "slowest", slowest);
         metrics_text(r, "host", all[slowest].host);
     }

@@ -6,7 +6,7 @@
 BEGIN_C
 
 // Only one process has a file of metrics open to write. Fails if another one does. A file that
-// other runs have, too, by links, is copied first.
+// other runs share by links is copied first.
 bool metrics_open(Metrics *m, const char *path);
 // Whether the file was moved or deleted; if so, it is closed and a warning said, and the next
 // record makes it anew. If links to it were made, the run goes on in a copy.

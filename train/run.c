@@ -112,7 +112,7 @@ static bool restore(Run *run, Checkpoint *checkpoint) {
     printf("resuming from %s: step %lld, %lld tokens\n", checkpoint->path,
            (long long)run->progress.step, (long long)run->progress.tokens);
     or_die(checkpoint_match(checkpoint, o, &run->layout));
-    run->progress.samples = run->progress.tokens / o->seq_length; // of this length
+    run->progress.samples = run->progress.tokens / o->seq_length; // of today's --seq-length
     if (run->train_data.windows > 0 && checkpoint->data_windows != run->train_data.windows &&
         o->shuffle) {
         printf("  --data has %lld sequences, had %lld in the checkpoint: they come in another "

@@ -161,7 +161,7 @@ static bool add_companion(Run *run, Companion c) {
 // Reads the files that go into every checkpoint, so that it can be used without other files: the
 // tokenizer, Hugging Face's files for it (PREFIX_tokenizer.json beside PREFIX_tokenizer.bin; for
 // bytes we make them), and the generation_config.json of the checkpoint that the run starts from.
-// Reads the config.json of that checkpoint, too.
+// Also reads that checkpoint's config.json.
 static void read_companions(Run *run) {
     const Options *o = &run->options;
     static const char *const theirs[] = {"tokenizer.json", "tokenizer_config.json",
@@ -177,7 +177,7 @@ static void read_companions(Run *run) {
     if (!run->has_tokenizer) { return; }
     add_companion(run, read_companion(run, o->tokenizer, "tokenizer.bin"));
     bool known = end != NULL;
-    for (int i = 0; i < 3 && known; i++) { // the others go with the first
+    for (int i = 0; i < 3 && known; i++) { // without the first, the others are not read
         path_format(path, "%.*s%s", (int)(end - o->tokenizer), o->tokenizer, theirs[i]);
         known = add_companion(run, read_companion(run, path, theirs[i])) || i > 0;
     }

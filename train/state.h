@@ -22,7 +22,7 @@ typedef struct {
 // The folder of --save.
 typedef struct {
     FolderId id;  // which folder it is
-    int64_t step; // of the newest checkpoint, -1: none
+    int64_t step; // the newest checkpoint's; -1: none
     Saver saver;
     Companion companions[COMPANIONS_MAX]; // files that are saved with the model
     int num_companions;
@@ -51,10 +51,10 @@ typedef struct {
     Console console;
     Metrics metrics;
     SaveFolder saves;
-    double peak_flops;             // of one device, 0 when not known
+    double peak_flops;             // one device's FLOP/s; 0: not known
     double memory_bytes;           // planned bytes
-    double used_bytes;             // of the device's memory at the end; 0 when not known
-    double own_seconds, own_steps; // of this rank's passes since the last line; in how many steps
+    double used_bytes;             // device memory in use at the end; 0: not known
+    double own_seconds, own_steps; // time of this rank's passes since the last line; their steps
     char device[128];
     // Steps enqueued on a device. Those beyond progress.step are in flight: until they are
     // reported, nothing else may be done.

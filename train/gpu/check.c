@@ -180,7 +180,7 @@ bool check_agrees(Check *c, int64_t step) {
     Mine *mine = calloc_or_die(1, bytes);
     char *all = run->group.rank == 0 ? malloc_or_die(bytes * (size_t)run->group.ranks) : NULL;
     place_of(c, mine->place, sizeof(mine->place));
-    // of the third pass
+    // what the third pass has left
     if (first_difference(c->host, c->host + c->rows, 0, c->rows) < c->rows) { fetch(c); }
     // a wrong gradient makes the sum wrong on the rank that keeps it: the former is reported
     bool ok = group_agree(&run->group, CHANNEL_MAIN,

@@ -4,7 +4,7 @@
 // The first micro-step of the step is made twice. After each time its loss, the gradient of every
 // parameter, the weights that products read, their FP8 codes with the scales that all ranks share,
 // and the rotary table are hashed, one row each. Of a gradient, the part that this rank keeps has a
-// row of its own: if the micro-step is the last one, too, that part has been summed over the ranks.
+// row of its own: if the micro-step is also the last one, that part has been summed over the ranks.
 // Both times must leave the same rows; if they do not, a third shows which was wrong. The rows of
 // weights must be the same on all ranks. After the step's update the optimizer's state and the
 // delayed scales with their history are hashed, and again before the next update.

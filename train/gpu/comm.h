@@ -28,7 +28,7 @@ typedef struct {
     Nccl nccl;
     NcclComm comm;
     Gpu *gpu;            // its stream is the compute stream
-    cudaStream_t stream; // of the collectives
+    cudaStream_t stream; // on which the collectives run
     cudaEvent_t ready, joined;
     int slots;
     cudaEvent_t *done; // [slots]

@@ -27,7 +27,7 @@ typedef struct {
     int64_t *places;         // [num_own] on the device: where this rank's lie among the gradients
     Bf16 *x, *next;          // a batch of matrices
     Bf16 *gram, *polynomial; // a batch of squares, of the matrices' smaller side
-    double *partials;        // of the matrices' norms
+    double *partials;        // partial sums of the matrices' norms
 } Muon;
 
 // Finds the matrices that Muon updates, and plans the scratch.

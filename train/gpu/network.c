@@ -12,7 +12,7 @@
 // One of a block's buffers.
 typedef struct {
     const char *name;
-    size_t field;   // of Block
+    size_t field;   // offset in Block
     int recomputed; // the least --recompute with which it is recomputed, not kept
     int64_t bytes;
 } BlockBuffer;

@@ -38,7 +38,7 @@ typedef struct {
     Bf16 *residual;     // [M,C] the block's input
     Bf16 *qkv_out;      // [M,N]
     Bf16 *rotated;      // [M,N] as attention reads it: qkv_out itself, except with QK norm
-    float *lse;         // [B,H,T] of attention
+    float *lse;         // [B,H,T] attention's log-sum-exp
     Bf16 *residual_mid; // [M,C] after attention
     Bf16 *fc1_out;      // [M,F], Llama [M,2F]
 } Block;
@@ -55,7 +55,7 @@ typedef struct {
     Bf16 *residual_out; // [M,C] after the last block
     Bf16 *norm_out;     // [M,C]
     float *losses;      // [M]
-    double *loss_sum;   // of the micro-batches so far
+    double *loss_sum;   // over the micro-batches so far
     float *rope;        // [T,D]
 
     Operand d_residual; // [M,C], also in its FP8 forms
@@ -69,7 +69,7 @@ typedef struct {
     Bf16 *d_activated;        // [M,F], which GPT-2's d_fc1 replaces in place
     Scratch partial_sums;
     int chunk_rows; // rows of the LM head at a time: its gradient is [chunk_rows,P] in all forms
-    Scratch loss_scratch; // of chunk_rows
+    Scratch loss_scratch; // for chunk_rows rows
     // What the head's product in training leaves for the loss, which then reads the logits once: in
     // the memory of their gradient's codes, which the loss writes later. NULL: it leaves nothing.
     Scratch max_sums;

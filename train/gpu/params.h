@@ -98,7 +98,8 @@ void params_plan(Params *p, Run *run, Plan *plan, Plan *host, int64_t offload);
 void params_free_plan(Params *p);
 // Whether some of the optimizer's state is in host memory: a save writes it from there.
 bool params_offloaded(const Params *p);
-// Bytes of host memory that so many ranks of one machine need together. host: this rank's plan.
+// Bytes of host memory that all ranks of one machine need. host: this rank's plan; ranks: how many
+// they are.
 int64_t params_host_bytes(const Params *p, const Plan *host, int ranks);
 
 // Sends tables and flags to the device, once the plans have their memory.

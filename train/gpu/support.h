@@ -29,7 +29,7 @@ bool support_product(Gpu *gpu, Gemm g, int rows, float *ms);
 // scales, which must be exact. Returns how many kinds there are; -1: one is missing or wrong.
 int fp8_self_check(Gpu *gpu, const Options *o, NumberSupport support);
 
-// Whether the kernels can take the model's sizes, with so many tokens in a micro-batch.
+// Whether the kernels can take the model's sizes, with this number of tokens in a micro-batch.
 bool support_shapes(const ModelConfig *config, int64_t tokens);
 
 // Checks versions and memory; a product and two attentions, against the CPU's and timed; small FP8
