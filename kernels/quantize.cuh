@@ -533,6 +533,7 @@ __global__ void __launch_bounds__(256, 8)
 
 // ---- to column sums -----------------------------------------------------------------------------
 
+// columns of a block, whose threads are 32 vectors wide and 8 rows high
 enum {
     SUM_COLUMNS = WARP * VEC
 }; // columns of a block: its threads are 32 vectors wide, 8 rows high
