@@ -54,8 +54,8 @@ help: # what stands at the top of this file
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
 train_gpt: $(call objects,plain,train_gpt.c $(COMMON) $(CPU))
-tokenize: $(call objects,plain,dataloader/tokenize.c dataloader/loader.c dataloader/tokenizer.c \
-            base/io.c base/host.c base/common.c)
+tokenize: $(call objects,plain,dataloader/tokenize.c dataloader/loader.c dataloader/blend.c \
+            dataloader/tokenizer.c base/io.c base/host.c base/common.c)
 make_corpus: $(call objects,plain,scripts/make_corpus.c base/common.c)
 $(PROGRAMS):
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)

@@ -653,15 +653,20 @@ static void choice_losses(void *trainer, const int *inputs, const int *targets, 
 static void validate(Trainer *t) {
     Run *run = &t->run;
     int B = run->options.micro_batch_size, T = run->options.seq_length;
-    int64_t samples = run_eval_samples(run);
     Pass pass = eval_pass(&run->options);
-    double begin = wall_seconds(), sum = 0;
-    for (int64_t sample = 0; sample < samples && run_stop_signal() == 0; sample += B) {
-        run_eval_batch(run, sample, t->inputs, t->targets);
-        model_forward(t, B, T, pass);
-        sum += head_loss(t, B * T, 0.0f, pass);
+    int sources = run->valid_data.count;
+    double begin = wall_seconds(), *losses = calloc_or_die((size_t)sources, sizeof(double));
+    for (int i = 0; i < sources; i++) {
+        int64_t samples = run_eval_samples(run, i);
+        for (int64_t sample = 0; sample < samples && run_stop_signal() == 0; sample += B) {
+            run_eval_batch(run, i, sample, t->inputs, t->targets);
+            model_forward(t, B, T, pass);
+            losses[i] += head_loss(t, B * T, 0.0f, pass);
+        }
+        losses[i] /= (double)run_eval_targets(run, i);
     }
-    run_report_eval(run, sum / (double)run_eval_targets(run), wall_seconds() - begin);
+    run_report_eval(run, losses, wall_seconds() - begin);
+    free(losses);
 }
 
 static void evaluate(Trainer *t) {

@@ -785,23 +785,28 @@ static void validate(Trainer *t) {
     Run *run = &t->run;
     int B = run->options.micro_batch_size, T = run->options.seq_length;
     Pass pass = eval_pass(&run->options);
-    int64_t samples = run_eval_samples(run);
-    double begin = wall_seconds(), sum = 0, *loss = t->net.loss_sum;
-    gpu_clear(&t->gpu, FAMILY_LOSS, loss, sizeof(sum)); // a rank may have no sample
-    int64_t stride = run_eval_stride(run);
-    // a rank that breaks off adds its part all the same: the others wait for it in the sum
-    for (int64_t sample = run_eval_first(run); sample < samples && run_stop_signal() == 0;
-         sample += stride) {
-        Batch *s = batches_next(&t->batches);
-        run_eval_batch(run, sample, s->inputs, s->targets);
-        batches_send(&t->batches);
-        model_forward(t, B, T, pass);
-        head_loss(t, B * T, 0.0f, true, pass);
+    int sources = run->valid_data.count;
+    double begin = wall_seconds(), *loss = t->net.loss_sum;
+    double *losses = (double *)calloc_or_die((size_t)sources, sizeof(double));
+    for (int i = 0; i < sources; i++) {
+        int64_t samples = run_eval_samples(run, i), stride = run_eval_stride(run);
+        gpu_clear(&t->gpu, FAMILY_LOSS, loss, sizeof(double)); // a rank may have no sample
+        // a rank that breaks off adds its part all the same: the others wait for it in the sum
+        for (int64_t sample = run_eval_first(run); sample < samples && run_stop_signal() == 0;
+             sample += stride) {
+            Batch *s = batches_next(&t->batches);
+            run_eval_batch(run, i, sample, s->inputs, s->targets);
+            batches_send(&t->batches);
+            model_forward(t, B, T, pass);
+            head_loss(t, B * T, 0.0f, true, pass);
+        }
+        params_sum(&t->params, loss, 1);
+        gpu_fetch(&t->gpu, &losses[i], loss, sizeof(double));
+        CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
+        losses[i] /= (double)run_eval_targets(run, i);
     }
-    params_sum(&t->params, loss, 1);
-    gpu_fetch(&t->gpu, &sum, loss, sizeof(sum));
-    CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
-    run_report_eval(run, sum / (double)run_eval_targets(run), wall_seconds() - begin);
+    run_report_eval(run, losses, wall_seconds() - begin);
+    free(losses);
 }
 
 static void sum_counts(void *trainer, int64_t *counts, int n) {

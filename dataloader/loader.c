@@ -297,20 +297,29 @@ const char *identity_sum(const char *identity, char out[9]) {
     return out;
 }
 
-bool dataset_match(const Dataset *data, const char *identity, const char *whose) {
-    const char *own = data->identity, *theirs = identity;
-    int i = 0;
-    for (; i < data->num_shards && strncmp(own, theirs, CRC_DIGITS) == 0; i++) {
-        own += strcspn(own, "\n") + 1;
-        theirs += strcspn(theirs, "\n");
-        theirs += *theirs == '\n';
-    }
-    if (i < data->num_shards) {
+bool identity_next(const char *line, const char **identity) {
+    if (strncmp(line, *identity, CRC_DIGITS) != 0) { return false; }
+    *identity += strcspn(*identity, "\n");
+    *identity += **identity == '\n';
+    return true;
+}
+
+bool dataset_match_next(const Dataset *data, const char **identity, const char *whose) {
+    const char *own = data->identity;
+    for (int i = 0; i < data->num_shards; i++, own += strcspn(own, "\n") + 1) {
+        const char *theirs = *identity;
+        if (identity_next(own, identity)) { continue; }
         return fail("%s: not the shard that %s read in its place (%.*s)", data->shards[i].path,
                     whose, *theirs != '\0' ? (int)strcspn(theirs, "\n") : 4,
                     *theirs != '\0' ? theirs : "none");
     }
-    return *theirs == '\0' || fail("%d shard%s, and %s read more", i, i > 1 ? "s" : "", whose);
+    return true;
+}
+
+bool dataset_match(const Dataset *data, const char *identity, const char *whose) {
+    int n = data->num_shards;
+    return dataset_match_next(data, &identity, whose) &&
+           (*identity == '\0' || fail("%d shard%s, and %s read more", n, n > 1 ? "s" : "", whose));
 }
 
 const char *dataset_shares(const Dataset *data, const Dataset *other) {
@@ -344,25 +353,33 @@ static bool read_stream(const Dataset *data, int64_t begin, int64_t n, int *out)
     return true;
 }
 
-// The index of a sample's window among the windows of an epoch.
-static int64_t place_of(const Loader *loader, int64_t sample) {
-    int64_t windows = loader->data->windows, epoch = sample / windows, place = sample % windows;
-    if (!loader->shuffle) { return place; }
-    uint64_t key = rng_bits(loader->seed, (uint64_t)epoch);
-    return (int64_t)rng_permute(key, (uint64_t)windows, (uint64_t)place);
+// The source of a sample, and its window there.
+static const Dataset *find_window(const Loader *loader, int64_t sample, MaskedWindow *window) {
+    int source = loader->blend != NULL ? blend_draw(loader->blend, sample, &sample) : 0;
+    const Dataset *data = &loader->data[source];
+    int64_t epoch = sample / data->windows, place = sample % data->windows;
+    if (loader->shuffle) { // each source has a seed of its own, the first one that of the run
+        uint64_t other = rng_bits(loader->seed, UINT64_MAX - (uint64_t)source);
+        uint64_t key = rng_bits(source == 0 ? loader->seed : other, (uint64_t)epoch);
+        place = (int64_t)rng_permute(key, (uint64_t)data->windows, (uint64_t)place);
+    }
+    *window = data->with_targets != NULL ? data->with_targets[place]
+                                         : (MaskedWindow){place, data->seq_length};
+    return data;
 }
 
 int64_t loader_window(const Loader *loader, int64_t sample) {
-    const MaskedWindow *listed = loader->data->with_targets;
-    int64_t place = place_of(loader, sample);
-    return listed != NULL ? listed[place].window : place;
+    MaskedWindow found;
+    find_window(loader, sample, &found);
+    return found.window;
 }
 
 int64_t loader_targets(const Loader *loader, int64_t sample, int64_t count) {
-    const MaskedWindow *listed = loader->data->with_targets;
     int64_t sum = 0;
-    if (listed == NULL) { return count * loader->data->seq_length; }
-    for (; count > 0; count--, sample++) { sum += listed[place_of(loader, sample)].targets; }
+    for (MaskedWindow found; count > 0; count--, sample++) {
+        find_window(loader, sample, &found);
+        sum += found.targets;
+    }
     return sum;
 }
 
@@ -373,13 +390,14 @@ bool loader_batch(const Loader *loader, int64_t sample, int count, int64_t end, 
         memset(inputs, 0, (size_t)T * sizeof(int));
         memset(targets, -1, (size_t)T * sizeof(int)); // every int is -1
         if (sample >= end) { continue; }
-        int64_t begin = loader_window(loader, sample) * T, n = targets_after(loader->data, begin);
-        if (!read_stream(loader->data, begin, 1, inputs) ||
-            !read_stream(loader->data, begin + 1, n, targets)) {
+        MaskedWindow found;
+        const Dataset *data = find_window(loader, sample, &found);
+        int64_t begin = found.window * T, n = targets_after(data, begin);
+        if (!read_stream(data, begin, 1, inputs) || !read_stream(data, begin + 1, n, targets)) {
             return false;
         }
         memcpy(inputs + 1, targets, (size_t)(T - 1) * sizeof(int));
-        if (loader->data->with_targets != NULL) { leave_out(loader->data, begin + 1, n, targets); }
+        if (data->with_targets != NULL) { leave_out(data, begin + 1, n, targets); }
     }
     return true;
 }

@@ -28,9 +28,12 @@
 // an epoch visits every window once, in an order that depends only on (seed, epoch). So the
 // position of a run is one number, the samples it has consumed. In micro-batch m of a step, rank r
 // of R reads B samples from consumed + (m R + r) B on. So a run can be resumed with another R or B.
+// In a mixture of data sets (mixture.h) the number of a sample also says its data set (blend.h) and
+// its number among the samples of that one, which has epochs of its own.
 #pragma once
 
 #include "../base/io.h"
+#include "blend.h"
 
 BEGIN_C
 
@@ -114,18 +117,23 @@ void dataset_close(Dataset *data);
 // names the first. Folders and names may differ. The checksum of a shard above 4 MiB is that of 64
 // parts of it. whose: for the message: "... that WHOSE read".
 bool dataset_match(const Dataset *data, const char *identity, const char *whose);
+// The same for the lines at the beginning of an identity; moves it past them.
+bool dataset_match_next(const Dataset *data, const char **identity, const char *whose);
+// Whether an identity's next line has the checksum of a line; moves it past the line if so.
+bool identity_next(const char *line, const char **identity);
 // The first shard of `other` that `data` has too, under any name; NULL: there is none.
 const char *dataset_shares(const Dataset *data, const Dataset *other);
 // Writes the CRC-32 of an identity's checksums: the same for the same shards in the same order.
 const char *identity_sum(const char *identity, char out[9]);
 
 typedef struct {
-    const Dataset *data;
+    const Dataset *data; // of a mixture, one for each source
     uint64_t seed;
     bool shuffle;
+    const Blend *blend; // NULL: there is one source
 } Loader;
 
-// The window that a sample is.
+// The window that a sample is, of its source.
 int64_t loader_window(const Loader *loader, int64_t sample);
 
 // The number of targets that count in `count` samples from `sample` on.

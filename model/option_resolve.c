@@ -66,15 +66,35 @@ static void derive_iters(Options *o, const char *name, int64_t *value, int64_t a
     option_set_source(o, name, SOURCE_DEFAULT);
 }
 
+// --train-iters or --epochs, the one from the stronger source. A number of steps that followed from
+// --epochs is no longer known, unless a checkpoint has it.
+static bool settle_steps(Options *o) {
+    OptionSource steps = option_source(o, "train-iters"), epochs = option_source(o, "epochs");
+    if (o->epochs == 0) { return true; }
+    if (steps == epochs && epochs >= SOURCE_CONFIG) {
+        return fail("--epochs %g: --train-iters %lld is given too; leave one of them out",
+                    o->epochs, (long long)o->train_iters);
+    }
+    option_set_source(o, steps > epochs ? "epochs" : "train-iters", SOURCE_DEFAULT);
+    if (steps > epochs) {
+        o->epochs = 0;
+    } else if (epochs >= SOURCE_CONFIG && options_train(o)) {
+        o->train_iters = 0;
+    }
+    return true;
+}
+
 // The learning rates' factors are measured in docs/muon.md.
 static void derive_run(Options *o) {
     bool muon = o->optimizer == OPTIMIZER_MUON, loads = o->load[0] != '\0';
-    derive_iters(o, "lr-decay-iters", &o->lr_decay_iters, 0, o->train_iters);
-    if (o->lr_decay_style == DECAY_WSD) {
-        derive_iters(o, "lr-wsd-decay-iters", &o->lr_wsd_decay_iters, 0, 2 * o->lr_decay_iters / 5);
+    if (!options_need_steps(o)) {
+        int64_t *decay = &o->lr_decay_iters;
+        derive_iters(o, "lr-decay-iters", decay, 0, o->train_iters);
+        if (o->lr_decay_style == DECAY_WSD) {
+            derive_iters(o, "lr-wsd-decay-iters", &o->lr_wsd_decay_iters, 0, 2 * *decay / 5);
+        }
+        derive_iters(o, "lr-warmup-iters", &o->lr_warmup_iters, -1, min64(*decay / 10, 1000));
     }
-    derive_iters(o, "lr-warmup-iters", &o->lr_warmup_iters, -1,
-                 min64(o->lr_decay_iters / 10, 1000));
     if (o->embedding_lr_mult == -1) { o->embedding_lr_mult = loads ? 1 : muon ? 2 : 4; }
     if (o->vector_lr_mult == -1) { o->vector_lr_mult = loads || muon ? 1 : 4; }
     bool asked = option_source(o, "check-interval") > SOURCE_DEFAULT;
@@ -143,6 +163,7 @@ bool options_continue(Options *o, const Options *was) {
     if (!inherit(o, was, false)) { return false; }
     const OptionRow *warmup = option_row("lr-warmup-iters");
     Options derived = *o;
+    if (!settle_steps(&derived)) { return false; }
     derive_run(&derived);
     return option_source(was, warmup->name) == SOURCE_DEFAULT ||
            option_same(&derived, was, warmup) || copy(o, was, warmup, SOURCE_CHECKPOINT);
@@ -339,6 +360,12 @@ bool options_finish_batch(Options *o, int ranks) {
     return true;
 }
 
+void options_finish_steps(Options *o, int64_t windows) {
+    double steps = o->epochs * (double)windows / o->global_batch_size;
+    o->train_iters = (int64_t)ceil(steps * (1 - 1e-12)); // a product may be rounded up
+    derive_run(o);
+}
+
 bool options_resolve(Options *o, const Options *was) {
     EACH_OPTION (row) {
         if (o->repeated[row - option_table] && strcmp(row->choices, "GLOB") == 0) {
@@ -355,6 +382,7 @@ bool options_resolve(Options *o, const Options *was) {
     if (o->model[0] != '\0' && !options_preset(o)) { return false; }
     if (was != NULL && !inherit_model(o, *was)) { return false; }
     derive_model(o);
+    if (!settle_steps(o)) { return false; }
     derive_run(o);
     return check_values(o);
 }

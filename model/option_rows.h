@@ -58,8 +58,11 @@ REAL("logit-softcap", logit_softcap, "0", 0, 1e6,
 
 #undef GROUP
 #define GROUP "Data"
-TEXT("data", data, "", "GLOB", "training shards", DATA)
-TEXT("valid-data", valid_data, "", "GLOB", "validation shards", EVALUATION)
+TEXT("data", data, "", "GLOB",
+    "training shards; or a mixture of such, by weights: '0.7 web/*.bin 0.3 code/*.bin'", DATA)
+TEXT("valid-data", valid_data, "", "GLOB",
+    "validation shards; of a mixture each source is evaluated, and the loss is their mean by "
+    "weights", EVALUATION)
 TEXT("tokenizer", tokenizer, "", "FILE",
     "tokenizer.bin, to print samples as text; default: that of --load or --resume, or else the one "
     "beside the shards that made them",
@@ -72,6 +75,8 @@ FLAG("accept-data-change", accept_data_change, "false",
 #undef GROUP
 #define GROUP "Training"
 LONG("train-iters", train_iters, "1000", 0, COUNT_MAX, "optimizer steps of the whole run")
+REAL("epochs", epochs, "0", 0, 1e6,
+    "how often to see each sequence of --data, which says --train-iters; 0: --train-iters is given")
 INT("micro-batch-size", micro_batch_size, "4", 1, 1 << 20, "sequences a forward pass (B)", SPEED)
 INT("global-batch-size", global_batch_size, "0", 0, 1 << 24,
     "sequences an optimizer step, reached by accumulation; 0: one micro-batch a rank", START)

@@ -64,7 +64,7 @@ const ForeignName foreign_names[] = {
     {"valid-data (scripts/prepare_data --valid-fraction)", "split"},
     {"tokenizer", "tokenizer-name tokenizer-model"},
     {"train-iters", "-x max-iters num-iterations max-steps steps"},
-    {"train-iters (steps, not epochs)", "num-train-epochs num-epochs epochs"},
+    {"epochs", "num-train-epochs num-epochs"},
     {"micro-batch-size", "-b batch-size micro-batch device-batch-size per-device-train-batch-size"},
     {"global-batch-size (sequences, not tokens)", "-d total-batch-size"},
     {"global-batch-size (all sequences of a step)", "gradient-accumulation-steps"},

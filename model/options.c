@@ -158,6 +158,27 @@ static bool fold_files(char pattern[PATH_LENGTH], const char *option, char **fil
                 option, count, first, files[count - 1]);
 }
 
+// Makes the text of a mixture from its words, as "0.7 PATTERN 0.3 PATTERN"; several files between
+// two weights become a pattern. A backslash keeps the blanks of names.
+static bool fold_mixture(char text[PATH_LENGTH], const char *option, char **words, int count) {
+    size_t used = 0;
+    for (int i = 0, n; i < count; i += n) {
+        char pattern[PATH_LENGTH];
+        for (n = 0; i + n < count && !is_weight(words[i + n], strlen(words[i + n])); n++) {}
+        if (n > 1 && !fold_files(pattern, option, words + i, n)) { return false; }
+        const char *word = n > 1 ? pattern : words[i];
+        used = pattern_add(text, used, " ", used > 0, false);
+        for (const char *c = word; *c != '\0'; c++) {
+            bool blank = *c == ' ' && (c == word || c[-1] != '\\');
+            used = pattern_add(text, used, "\\", blank, false);
+            used = pattern_add(text, used, c, 1, false);
+        }
+        n += n == 0;
+    }
+    return used < PATH_LENGTH ||
+           fail("--%s: a mixture of more than %d characters", option, PATH_LENGTH - 3);
+}
+
 // The option that an argument names, as --name or --name=value, and that name; NULL: none.
 static const OptionRow *named_option(const char *arg, char name[PATH_LENGTH], bool *negated) {
     size_t length = strcspn(arg, "=");
@@ -186,7 +207,9 @@ static bool read_argument(Options *options, Place *place, int argc, char **argv,
         while (many && *i + 1 < argc && argv[*i + 1][0] != '-') { ++*i; }
         int count = (int)(argv + *i - values) + 1;
         if (count > 1) {
-            if (!fold_files(pattern, row->name, values, count)) { return false; }
+            bool weights = is_weight(value, strlen(value)) && access(value, F_OK) != 0;
+            bool folded = (weights ? fold_mixture : fold_files)(pattern, row->name, values, count);
+            if (!folded) { return false; }
             value = pattern;
         }
     }

@@ -180,6 +180,13 @@ const char *option_from_checkpoint(const Options *options, const char *name, cha
 // does not train may have any.
 bool options_finish_batch(Options *options, int ranks);
 
+// The steps of --epochs, when the windows of an epoch are known: as many as it takes to see each N
+// times, so the last step may begin another epoch.
+static inline bool options_need_steps(const Options *o) {
+    return o->epochs > 0 && o->train_iters == 0;
+}
+void options_finish_steps(Options *options, int64_t windows);
+
 // Whether the run trains, and does not only evaluate or sample; whether it also saves.
 static inline bool options_train(const Options *o) {
     return !o->sample_only && !o->eval_only;

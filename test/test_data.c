@@ -223,7 +223,7 @@ TEST(tokens_outside_the_vocabulary_are_named) {
 static int64_t miscounted(const Dataset *data, int ranks, int B, int micro_batches, bool shuffle,
                           bool planted) {
     enum { EPOCHS = 2 };
-    Run run = {.train = {data, 42, shuffle}, .group = {.ranks = ranks}};
+    Run run = {.train = {data, 42, shuffle, NULL}, .group = {.ranks = ranks}};
     int64_t W = data->windows, wrong = 0;
     int T = data->seq_length;
     FREED int *seen = calloc_or_die((size_t)(EPOCHS * data->tokens), sizeof(int));
@@ -363,7 +363,7 @@ static Dataset open_masked(int seq_length) {
 static int64_t masked_wrongly(const Dataset *data, int B, int planted) {
     int T = data->seq_length;
     int64_t wrong = 0, targets_seen = 0, samples = 2 * data->windows;
-    Loader loader = {data, 3, true};
+    Loader loader = {data, 3, true, NULL};
     FREED int *inputs = malloc_or_die((size_t)(B * T) * sizeof(int));
     FREED int *targets = malloc_or_die((size_t)(B * T) * sizeof(int));
     for (int64_t sample = 0; sample < samples; sample += B) {
@@ -402,7 +402,7 @@ TEST(masks_say_which_targets_count) {
 // The number of a step's targets does not depend on how the step is split.
 TEST(a_step_s_targets_do_not_depend_on_its_split) {
     CLOSED(dataset_close) Dataset data = open_masked(4);
-    Run run = {.train = {&data, 42, true}, .valid = {&data, 0, false}, .group = {.ranks = 1}};
+    Run run = {.train = {&data, 42, true, NULL}, .group = {.ranks = 1}};
     run.options.global_batch_size = 12;
     for (run.progress.samples = 0; run.progress.samples < 100; run.progress.samples += 12) {
         int64_t parts = 0;
@@ -496,7 +496,8 @@ static int64_t agreement(const Loader *a, int64_t from_a, const Loader *b, int64
 
 TEST(order_depends_on_seed_and_epoch_alone) {
     Dataset data = {.windows = 1000, .seq_length = 4};
-    Loader a = {&data, 1, true}, again = a, other = {&data, 2, true}, plain = {&data, 1, false};
+    Loader a = {&data, 1, true, NULL}, again = a, other = {&data, 2, true, NULL},
+           plain = {&data, 1, false, NULL};
     CHECK_EQUAL(agreement(&a, 0, &again, 0, 3000), 3000);
     CHECK(agreement(&a, 0, &a, 1000, 1000) < 20);     // the next epoch
     CHECK(agreement(&a, 0, &other, 0, 1000) < 20);    // another seed
@@ -508,13 +509,13 @@ TEST(order_depends_on_seed_and_epoch_alone) {
 TEST(reading_resumes_anywhere) {
     enum { B = 3, T = 4, BATCHES = 30 };
     CLOSED(dataset_close) Dataset data = open_stream(T);
-    Loader loader = {&data, 7, true};
+    Loader loader = {&data, 7, true, NULL};
     int straight[BATCHES][B * T], inputs[B * T], targets[B * T];
     for (int i = 0; i < BATCHES; i++) {
         CHECK(loader_batch(&loader, i * B, B, INT64_MAX, straight[i], targets));
     }
     for (int i = BATCHES - 1; i >= 0; i--) {
-        Loader fresh = {&data, 7, true};
+        Loader fresh = {&data, 7, true, NULL};
         CHECK(loader_batch(&fresh, i * B, B, INT64_MAX, inputs, targets));
         CHECK_BITS(inputs, straight[i], sizeof(inputs));
     }
@@ -523,21 +524,22 @@ TEST(reading_resumes_anywhere) {
 TEST(evaluation_leaves_out_what_is_past_the_end) {
     enum { B = 4, T = 4 };
     Run run = {.group = {.ranks = 1}};
-    run.valid_data = open_stream(T);
-    run.valid = (Loader){&run.valid_data, 0, false};
+    Dataset data = open_stream(T);
+    dataset_close(&data);
+    or_die(mixture_open(&run.valid_data, "stream_*.bin", T, 1000));
     run.options.micro_batch_size = B;
     run.options.global_batch_size = 2;
     int inputs[B * T], targets[B * T];
-    CHECK_EQUAL(run_eval_samples(&run), 37); // all
+    CHECK_EQUAL(run_eval_samples(&run, 0), 37); // all
     run.options.eval_iters = 1000;
-    CHECK_EQUAL(run_eval_samples(&run), 37); // not twice
+    CHECK_EQUAL(run_eval_samples(&run, 0), 37); // not twice
     run.options.eval_iters = 3;
-    CHECK_EQUAL(run_eval_samples(&run), 6);
-    run_eval_batch(&run, 4, inputs, targets);
+    CHECK_EQUAL(run_eval_samples(&run, 0), 6);
+    run_eval_batch(&run, 0, 4, inputs, targets);
     for (int i = 0; i < B * T; i++) {
         bool counts = i < 2 * T;
         CHECK_EQUAL(targets[i], counts ? 4 * T + i + 1 : -1);
         CHECK_EQUAL(inputs[i], counts ? 4 * T + i : 0);
     }
-    dataset_close(&run.valid_data);
+    mixture_close(&run.valid_data);
 }

@@ -337,8 +337,8 @@ TEST(step_lines_fit_100_columns) {
         run.options.log_interval = 1;
         run.options.train_iters = row->steps;
         run.peak_flops = row->peak;
-        run.train_data.seq_length = run.config.seq_length; // no masks
-        run.train.data = &run.train_data;
+        Dataset data = {.windows = 1, .seq_length = run.config.seq_length}; // no masks
+        run.train.data = &data;
         StepResult step = {.loss = row->loss,
                            .norm = 0.2913,
                            .lr = 6e-4,

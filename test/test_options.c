@@ -221,6 +221,13 @@ TEST(several_files_are_one_pattern) {
         {"--data 'a_*'", "'a_*'"},
     };
     EACH (row, rows) { CHECK_TEXT(options_of(row->given).data, row->expected); }
+    static const Says mixtures[] = {
+        {"--data 0.7 a_train_0.bin 0.3 d/x.bin", "0.7 a_train_0.bin 0.3 d/x.bin"},
+        {"--data 7 a_train_1.bin a_train_10.bin 3 d/x.bin e/y.bin",
+         "7 a_train_1*.bin 3 {d/x,e/y}.bin"},
+        {"--data 1 a?.bin 2", "1 a?.bin 2"}, // the loader says what is missing
+    };
+    EACH (row, mixtures) { CHECK_TEXT(options_of(row->given).data, row->expected); }
     Options o = options_of(
         "--valid-data a_train_1.bin a_train_10.bin --eval-choices d/x.bin e/y.bin");
     CHECK_TEXT(o.valid_data, "a_train_1*.bin");
@@ -529,6 +536,46 @@ TEST(resumed_runs_derive_again) {
     }
 }
 
+// --epochs makes the number of steps, once; a resume keeps that number unless it is given epochs or
+// steps of its own. steps: after an epoch of 103 windows, in batches of 8.
+TEST(epochs_are_steps) {
+    static const struct {
+        const char *first, *then;
+        int64_t steps[2];
+        double epochs;
+    } rows[] = {
+        {"--epochs 2", "", {26, 26}, 2},
+        {"--epochs 2", "--global-batch-size 4", {26, 26}, 2}, // as with --train-iters
+        {"--epochs 0.5", "--epochs 3", {7, 39}, 3},
+        {"--epochs 0.5", "--train-iters 30", {7, 30}, 0},
+        {"--train-iters 30", "--epochs 1", {30, 13}, 1},
+        {"--train-iters 30", "", {30, 30}, 0},
+        {"--epochs 1e-9", "", {1, 1}, 1e-9},
+    };
+    char text[OPTION_TEXT];
+    EACH (row, rows) {
+        Options o = options_of(
+            text_of("%s --global-batch-size 8 --lr-decay-style wsd", row->first));
+        for (int i = 0; i < 3; i++) {
+            if (i > 0) { o = resumed(&o, i == 1 ? row->then : ""); }
+            if (options_need_steps(&o)) { options_finish_steps(&o, 103); }
+            CHECK_EQUAL(o.train_iters, row->steps[i > 0]);
+            CHECK_EQUAL(o.lr_decay_iters, o.train_iters); // the schedule follows
+            CHECK_EQUAL(o.lr_wsd_decay_iters, 2 * o.train_iters / 5);
+            CHECK(option_source(&o, o.epochs > 0 ? "train-iters" : "epochs") == SOURCE_DEFAULT);
+        }
+        CHECK_TEXT(option_text(&o, option_row("epochs"), text), text_of("%g", row->epochs));
+    }
+    text_write("epochs.txt", "epochs 2\n"); // what the command line gives is stronger
+    Options o = options_of("--config epochs.txt --train-iters 9");
+    CHECK(o.epochs == 0 && o.train_iters == 9 && !options_need_steps(&o));
+    o = options_of("--config epochs.txt --sample-only"); // has no steps, and needs no data
+    CHECK(!options_need_steps(&o));
+    o = options_of("--epochs 0.7 --global-batch-size 1");
+    options_finish_steps(&o, 10); // 0.7 x 10 is not rounded up to 8
+    CHECK_EQUAL(o.train_iters, 7);
+}
+
 TEST(steps_to_skip_are_listed) {
     Options o = options_of("--iterations-to-skip 3,5-7,9007199254740993-9007199254740994");
     for (int64_t step = 1; step < 10; step++) {
@@ -572,6 +619,7 @@ TEST(contradictions_are_refused) {
         {"--iterations-to-skip 3-", "--iterations-to-skip 3-: must be steps"},
         {"--iterations-to-skip 3;4", "--iterations-to-skip 3;4: must be steps"},
         {"--iterations-to-skip =-3", "--iterations-to-skip =-3: must be steps"},
+        {"--epochs 2 --train-iters 9", "--epochs 2: --train-iters 9 is given too; leave one of"},
         {"--resume latest", "--resume latest: needs --save"},
         {"--list-checkpoints", "--list-checkpoints: needs --save"},
         {"--micro-batch-size 1048576 --model llama-3-8b",

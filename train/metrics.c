@@ -172,6 +172,10 @@ void metrics_number(MetricsRecord *r, const char *name, double value) {
     }
 }
 
+void metrics_numbers(MetricsRecord *r, const char *name, const double *values, int count) {
+    cJSON_AddItemToObject(r, name, cJSON_CreateDoubleArray(values, count));
+}
+
 void metrics_text(MetricsRecord *r, const char *name, const char *value) {
     cJSON_AddStringToObject(r, name, value);
 }
@@ -227,6 +231,32 @@ static void add_precision(MetricsRecord *r, const Precision *precision) {
     free(rows);
 }
 
+// Adds "sources" or "valid_sources" of a mixture, and nothing if there is one source.
+static void add_sources(MetricsRecord *r, const char *name, const Mixture *m) {
+    cJSON *list = m->count > 1 ? cJSON_AddArrayToObject(r, name) : NULL;
+    for (int i = 0; i < m->count && list != NULL; i++) {
+        cJSON *source = cJSON_CreateObject();
+        cJSON_AddStringToObject(source, "data", m->sources[i].pattern);
+        cJSON_AddNumberToObject(source, "share", blend_share(&m->blend, i));
+        cJSON_AddNumberToObject(source, "tokens", (double)m->data[i].tokens);
+        cJSON_AddNumberToObject(source, "sequences", (double)m->data[i].windows);
+        cJSON_AddItemToArray(list, source);
+    }
+}
+
+// What the run has read of each source, in all its steps so far.
+void run_record_sources(const Run *run, MetricsRecord *r) {
+    const Mixture *m = &run->train_data;
+    if (m->count < 2 || !options_train(&run->options)) { return; }
+    cJSON *tokens = cJSON_AddArrayToObject(r, "source_tokens");
+    cJSON *epochs = cJSON_AddArrayToObject(r, "source_epochs");
+    for (int i = 0; i < m->count; i++) {
+        double samples = (double)blend_count(&m->blend, i, run->progress.samples);
+        cJSON_AddItemToArray(tokens, cJSON_CreateNumber(samples * run->options.seq_length));
+        cJSON_AddItemToArray(epochs, cJSON_CreateNumber(samples / (double)m->data[i].windows));
+    }
+}
+
 void run_record_start(Run *run) {
     MetricsRecord *r = metrics_begin("run");
     metrics_text(r, "program", "llm8.c " LLM8_VERSION);
@@ -241,7 +271,7 @@ void run_record_start(Run *run) {
     metrics_number(r, "ranks", run->group.ranks);
     metrics_number(r, "step", (double)run->progress.step);
     metrics_number(r, "data_sequences", (double)run->train_data.windows);
-    if (run->train_data.with_targets != NULL) {
+    if (run->train_data.masked) {
         metrics_number(r, "data_targets", (double)run->train_data.targets);
     }
     char sum[9];
@@ -250,8 +280,10 @@ void run_record_start(Run *run) {
     }
     if (run->has_valid) {
         metrics_text(r, "valid_data_crc32", identity_sum(run->valid_data.identity, sum));
-        metrics_number(r, "valid_sequences", (double)run_eval_samples(run));
+        metrics_number(r, "valid_sequences", (double)run_eval_all_samples(run));
     }
+    add_sources(r, "sources", &run->train_data);
+    add_sources(r, "valid_sources", &run->valid_data);
     if (run->has_tokenizer) { metrics_number(r, "tokenizer_vocabulary", run->tokenizer.vocab); }
     add_precision(r, &run->precision);
     add_options(r, &run->options);

@@ -18,9 +18,11 @@ void metrics_sync(const Metrics *m); // to the disk
 typedef struct cJSON MetricsRecord;
 MetricsRecord *metrics_begin(const char *kind);
 void metrics_number(MetricsRecord *r, const char *name, double value);
+void metrics_numbers(MetricsRecord *r, const char *name, const double *values, int count);
 void metrics_text(MetricsRecord *r, const char *name, const char *value);
 void metrics_end(Metrics *m, MetricsRecord *r);
 void run_record_start(Run *run);
+void run_record_sources(const Run *run, MetricsRecord *r);
 void run_record_ranks(Run *run); // all ranks call it at a step's line
 // Writes the counts of --fp8-stats-interval, by slot.
 void run_report_fp8(Run *run, const Fp8Counts *counts);

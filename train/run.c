@@ -156,6 +156,7 @@ static void record_end(Run *run, int status, const char *error) {
     metrics_number(r, "status", status);
     if (error != NULL) { metrics_text(r, "error", error); }
     if (run->used_bytes > 0) { metrics_number(r, "memory_used_bytes", run->used_bytes); }
+    run_record_sources(run, r);
     metrics_end(&run->metrics, r);
 }
 
@@ -365,7 +366,8 @@ void run_report(Run *run, StepResult s) {
     MetricsRecord *r = metrics_begin("step");
     metrics_number(r, "step", (double)p->step);
     metrics_number(r, "tokens", (double)p->tokens);
-    if (run->train_data.with_targets != NULL) { metrics_number(r, "targets", (double)targets); }
+    if (run->train_data.masked) { metrics_number(r, "targets", (double)targets); }
+    run_record_sources(run, r);
     metrics_number(r, "loss", s.loss);
     metrics_number(r, "norm", s.norm);
     metrics_number(r, "lr", s.lr);
@@ -393,25 +395,37 @@ void run_end_part(Run *run) {
     save_folder_evaluated(run);
 }
 
-void run_report_eval(Run *run, double loss, double seconds) {
+void run_report_eval(Run *run, const double *losses, double seconds) {
     Progress *p = &run->progress;
+    const Mixture *valid = &run->valid_data;
+    double loss = 0;
+    int64_t targets = 0;
+    for (int i = 0; i < valid->count; i++) {
+        loss += blend_share(&valid->blend, i) * losses[i];
+        targets += run_eval_targets(run, i);
+    }
     if (!run_part_is_whole(run)) { return; }
     p->valid_loss = loss;
     bool best = isfinite(loss) && !(loss >= p->best_valid_loss);
     if (best) { p->best_valid_loss = loss; }
     char text[32];
-    int64_t samples = run_eval_samples(run);
+    int64_t samples = run_eval_all_samples(run);
     fprintf(run->console.answers,
             "%seval after step %lld | valid loss %s%s | perplexity %.4g | %lld sequence%s, "
             "%lld tokens | %.1f s\n",
             line_start(fileno(run->console.answers)), (long long)p->step, format_number(text, loss),
             best && options_train(&run->options) ? " (best)" : "", isnan(loss) ? NAN : exp(loss),
-            (long long)samples, samples == 1 ? "" : "s", (long long)run_eval_targets(run), seconds);
+            (long long)samples, samples == 1 ? "" : "s", (long long)targets, seconds);
+    for (int i = 0; i < valid->count && valid->count > 1; i++) {
+        fprintf(run->console.answers, "  valid loss %s of %s\n", format_number(text, losses[i]),
+                valid->sources[i].pattern);
+    }
     run_flush(run);
     MetricsRecord *r = metrics_begin("eval");
     metrics_number(r, "step", (double)p->step);
     metrics_number(r, "valid_loss", loss);
     metrics_number(r, "perplexity", exp(loss));
+    if (valid->count > 1) { metrics_numbers(r, "source_losses", losses, valid->count); }
     metrics_number(r, "seconds", seconds);
     metrics_end(&run->metrics, r);
     run_end_part(run);
@@ -447,6 +461,18 @@ void run_maybe_dump(Run *run, float *gradients, double loss) {
     exit(EXIT_SUCCESS);
 }
 
+// Says what the run has read of each source of a mixture, in all its steps so far.
+static void print_sources(const Run *run) {
+    const Mixture *m = &run->train_data;
+    if (!options_train(&run->options)) { return; }
+    for (int i = 0; i < m->count && m->count > 1; i++) {
+        int64_t samples = blend_count(&m->blend, i, run->progress.samples);
+        printf("source %s: %lld tokens, %.2f epochs\n", m->sources[i].pattern,
+               (long long)samples * run->options.seq_length,
+               (double)samples / (double)m->data[i].windows);
+    }
+}
+
 int run_close(Run *run) {
     bool saved = run_wait_for_save(run);
     const Progress *p = &run->progress;
@@ -476,9 +502,10 @@ int run_close(Run *run) {
                    ? "; to go on, resume an earlier checkpoint, or with a larger --max-skipped"
                    : "");
     }
+    print_sources(run);
     metrics_close(&run->metrics);
-    dataset_close(&run->train_data);
-    dataset_close(&run->valid_data);
+    mixture_close(&run->train_data);
+    mixture_close(&run->valid_data);
     choice_sets_close(&run->choices);
     if (run->has_tokenizer) { tokenizer_close(&run->tokenizer); }
     for (int i = 0; i < run->saves.num_companions; i++) { free(run->saves.companions[i].bytes); }

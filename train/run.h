@@ -57,7 +57,8 @@ typedef struct {
 
 // Counts the step and its tokens, prints its line, and writes its record.
 void run_report(Run *run, StepResult result);
-void run_report_eval(Run *run, double loss, double seconds);
+// losses: of each source of --valid-data. Their mean by the sources' shares is the validation loss.
+void run_report_eval(Run *run, const double *losses, double seconds);
 
 // Ends a part of an evaluation: the validation loss, or the score of a set. All ranks call it.
 // False: some rank has got a signal or lacks data, so that the part is not whole. Then the run ends

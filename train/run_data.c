@@ -10,13 +10,9 @@
 // ---- opening ------------------------------------------------------------------------------------
 
 // Says how many tokens count, if the data have masks.
-static const char *say_counted(char out[64], const Loader *loader) {
-    const Dataset *data = loader->data;
-    out[0] = '\0';
-    if (data->with_targets != NULL) {
-        snprintf(out, 64, "%lld of them counted, ", (long long)data->targets);
-    }
-    return out;
+static const char *say_counted(char out[64], bool masked, int64_t targets) {
+    snprintf(out, 64, "%lld of them counted, ", (long long)targets);
+    return masked ? out : "";
 }
 
 // Warns if windows cut documents that were packed into windows.
@@ -34,46 +30,76 @@ static void warn_of_cuts(const Run *run, const char *option, const Dataset *data
          option, data->cuts);
 }
 
-// Samples and checkpoints have one chat template.
-static void warn_of_templates(const Run *run, const char *option, const Dataset *data) {
-    if (data->other_template == NULL || run->group.rank > 0) { return; }
+// Samples and checkpoints have one chat template. shard: the first that has another; NULL: none.
+static void warn_of_templates(const Run *run, const char *option, const char *shard) {
+    if (shard == NULL || run->group.rank > 0) { return; }
     warn("--%s: %s: another chat template wrote its conversations than those before it; prepare "
          "all with one",
-         option, data->other_template);
+         option, shard);
 }
 
-// The data of --`option` cannot be opened, and error_text() says why.
-static _Noreturn void die_of_data(const Options *o, const char *option) {
+// Opens the data of --`option`, and warns of what is odd about them.
+static void open_mixture(Run *run, Mixture *m, const char *option, const char *text) {
+    const Options *o = &run->options;
     char from[PATH_LENGTH];
-    die("--%s%s %s", option, option_from_checkpoint(o, option, from), error_text());
+    if (!mixture_open(m, text, o->seq_length, o->vocab_size)) {
+        die("--%s%s %s", option, option_from_checkpoint(o, option, from), error_text());
+    }
+    int32_t template = 0;
+    for (const Dataset *data = m->data; data < m->data + m->count; data++) {
+        if (template == 0) { template = data->chat_template; }
+        bool other = data->chat_template != 0 && data->chat_template != template;
+        warn_of_cuts(run, option, data);
+        warn_of_templates(run, option, other ? data->shards[0].path : data->other_template);
+    }
 }
 
 // A run that does not train needs no training data, but may use the tokenizer beside them.
-static void open_train_data(Run *run) {
+void run_open_train_data(Run *run) {
     const Options *o = &run->options;
-    if (!options_train(o) && option_source(o, "data") < SOURCE_CONFIG) { return; }
+    Mixture *m = &run->train_data;
+    if (m->count > 0 || (!options_train(o) && option_source(o, "data") < SOURCE_CONFIG)) { return; }
     if (o->data[0] == '\0') {
         bool none = strcmp(o->resume, "latest") == 0 && !o->resumes;
         die("--data is missing: which shards to train on%s%s%s",
             none ? "; there is no checkpoint under " : " (--help)", none ? o->save : "",
             none ? " that would give it" : "");
     }
-    if (!dataset_open(&run->train_data, o->data, o->seq_length, o->vocab_size)) {
-        die_of_data(o, "data");
+    open_mixture(run, m, "data", o->data);
+    run->train = (Loader){m->data, (uint64_t)o->seed, o->shuffle, &m->blend};
+}
+
+// A mixture that is none, because files have the name of its text, must not pass unnoticed.
+static void note_name(const Mixture *m, const char *option, const char *text) {
+    size_t n = strcspn(text, " ");
+    if (m->count == 1 && is_weight(text, n) && strcmp(m->sources->pattern, text) == 0) {
+        printf("  note: --%s %s: files have this name, so %.*s is no weight\n", option, text,
+               (int)n, text);
     }
-    if (options_train(o) && run->train_data.windows < o->global_batch_size) {
+}
+
+static void announce_train_data(const Run *run) {
+    const Options *o = &run->options;
+    const Mixture *m = &run->train_data;
+    if (options_train(o) && m->windows < o->global_batch_size) {
         die("--data %s: %lld sequences of %d tokens, fewer than one --global-batch-size %d; give "
             "more data or a smaller batch",
-            o->data, (long long)run->train_data.windows, o->seq_length, o->global_batch_size);
+            o->data, (long long)m->windows, o->seq_length, o->global_batch_size);
     }
-    warn_of_cuts(run, "data", &run->train_data);
-    warn_of_templates(run, "data", &run->train_data);
-    run->train = (Loader){&run->train_data, (uint64_t)o->seed, o->shuffle};
     char counted[64];
+    note_name(m, "data", o->data);
     printf("  training    %lld tokens in %d shard%s, %s%lld sequences an epoch\n",
-           (long long)run->train_data.tokens, run->train_data.num_shards,
-           run->train_data.num_shards > 1 ? "s" : "", say_counted(counted, &run->train),
-           (long long)run->train_data.windows);
+           (long long)m->tokens, m->num_shards, m->num_shards > 1 ? "s" : "",
+           say_counted(counted, m->masked, m->targets), (long long)m->windows);
+    for (int i = 0; i < m->count && m->count > 1; i++) {
+        const Dataset *data = &m->data[i];
+        printf("  source      %s: %.4g%% of the sequences, %lld tokens in %d shard%s, "
+               "%s%lld sequences an epoch of it\n",
+               m->sources[i].pattern, 100 * blend_share(&m->blend, i), (long long)data->tokens,
+               data->num_shards, data->num_shards > 1 ? "s" : "",
+               say_counted(counted, data->with_targets != NULL, data->targets),
+               (long long)data->windows);
+    }
 }
 
 // Each file has the mark of the tokenizer that made it, or 0. All marks must be the same.
@@ -99,7 +125,7 @@ static void check_marks(const Run *run) {
 // Refuses data that are not the same on every rank.
 static void check_ranks(const Run *run) {
     static const char *const names[] = {"data", "valid-data"};
-    const Dataset *sets[] = {&run->train_data, &run->valid_data};
+    const Mixture *sets[] = {&run->train_data, &run->valid_data};
     for (int i = 0; run->group.ranks > 1 && i < 2; i++) {
         const char *own = sets[i]->identity != NULL ? sets[i]->identity : "";
         size_t bytes = strlen(own) + 1;
@@ -107,7 +133,7 @@ static void check_ranks(const Run *run) {
         char *first = calloc_or_die(bytes, 1);
         if (run->group.rank == 0) { memcpy(first, own, bytes); }
         group_broadcast(&run->group, CHANNEL_MAIN, first, bytes);
-        if (!dataset_match(sets[i], first, "rank 0")) {
+        if (!mixture_match(sets[i], first, "rank 0")) {
             die("--%s %s; every rank needs the same shards", names[i], error_text());
         }
         free(first);
@@ -116,23 +142,26 @@ static void check_ranks(const Run *run) {
 
 void run_open_data(Run *run) {
     const Options *o = &run->options;
-    open_train_data(run);
+    Mixture *valid = &run->valid_data;
+    run_open_train_data(run);
+    if (run->train_data.count > 0) { announce_train_data(run); }
     if (o->valid_data[0] != '\0') {
-        if (!dataset_open(&run->valid_data, o->valid_data, o->seq_length, o->vocab_size)) {
-            die_of_data(o, "valid-data");
-        }
-        warn_of_cuts(run, "valid-data", &run->valid_data);
-        warn_of_templates(run, "valid-data", &run->valid_data);
-        const char *both = dataset_shares(&run->train_data, &run->valid_data);
+        open_mixture(run, valid, "valid-data", o->valid_data);
+        const char *both = mixture_shares(&run->train_data, valid);
         if (both != NULL && run->group.rank == 0) {
             warn("--valid-data: %s is also in --data: its loss says nothing of unseen text", both);
         }
-        run->valid = (Loader){&run->valid_data, 0, false};
         run->has_valid = true;
         char counted[64];
+        note_name(valid, "valid-data", o->valid_data);
         printf("  validation  %lld tokens, %s%lld sequences an evaluation\n",
-               (long long)run->valid_data.tokens, say_counted(counted, &run->valid),
-               (long long)run_eval_samples(run));
+               (long long)valid->tokens, say_counted(counted, valid->masked, valid->targets),
+               (long long)run_eval_all_samples(run));
+        for (int i = 0; i < valid->count && valid->count > 1; i++) {
+            printf("  source      %s: %.4g%% of the loss, %lld sequences\n",
+                   valid->sources[i].pattern, 100 * blend_share(&valid->blend, i),
+                   (long long)run_eval_samples(run, i));
+        }
     }
     if (o->eval_choices[0] != '\0') {
         if (!choice_sets_open(&run->choices, o->eval_choices, run->config.vocab)) {
@@ -154,9 +183,9 @@ static const char whose[] = "the checkpoint's run";
 
 // Whether an evaluation reads the same as in the checkpoint's run, or that is not known.
 static bool match_valid_data(const Run *run, const Checkpoint *c) {
-    int64_t tokens = run_eval_samples(run) * run->options.seq_length;
+    int64_t tokens = run_eval_all_samples(run) * run->options.seq_length;
     if (!run->has_valid || c->valid_data[0] == '\0') { return true; }
-    if (!dataset_match(&run->valid_data, c->valid_data, whose)) {
+    if (!mixture_match(&run->valid_data, c->valid_data, whose)) {
         return fail("--valid-data changed: %s", error_text());
     }
     return tokens == c->valid_tokens ||
@@ -171,7 +200,7 @@ void run_match_data(Run *run, const Checkpoint *checkpoint) {
         printf("  %s; the best loss so far is not of these\n", error_text());
         run->progress.best_valid_loss = NAN;
     }
-    if (train[0] == '\0' || dataset_match(&run->train_data, train, whose)) { return; }
+    if (train[0] == '\0' || mixture_match(&run->train_data, train, whose)) { return; }
     if (!run->options.accept_data_change) {
         die("--data %s; --accept-data-change resumes with it", error_text());
     }
@@ -220,22 +249,34 @@ void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets) {
     run_beat(run, DOING_WAIT, "in a step");
 }
 
-int64_t run_eval_samples(const Run *run) {
-    int64_t all = run->valid_data.windows;
-    int64_t requested = min64(run->options.eval_iters, all) * run->options.global_batch_size;
-    return requested > 0 ? min64(requested, all) : all;
+// Of a mixture, each source has its share of the samples, and at least one.
+int64_t run_eval_samples(const Run *run, int source) {
+    const Blend *blend = &run->valid_data.blend;
+    int64_t all = run->valid_data.data[source].windows;
+    int64_t requested = min64(run->options.eval_iters, run->valid_data.windows) *
+                        run->options.global_batch_size;
+    if (requested == 0) { return all; }
+    return min64(all, max64(1, blend_count(blend, source, requested)));
 }
 
-int64_t run_eval_targets(const Run *run) {
-    return loader_targets(&run->valid, 0, run_eval_samples(run));
+int64_t run_eval_all_samples(const Run *run) {
+    int64_t sum = 0;
+    for (int i = 0; i < run->valid_data.count; i++) { sum += run_eval_samples(run, i); }
+    return sum;
 }
 
-void run_eval_batch(Run *run, int64_t sample, int *inputs, int *targets) {
+int64_t run_eval_targets(const Run *run, int source) {
+    Loader loader = {.data = &run->valid_data.data[source]};
+    return loader_targets(&loader, 0, run_eval_samples(run, source));
+}
+
+void run_eval_batch(Run *run, int source, int64_t sample, int *inputs, int *targets) {
+    Loader loader = {.data = &run->valid_data.data[source]};
+    int B = run->options.micro_batch_size;
     run_beat(run, DOING_WORK, "reading data");
-    if (!loader_batch(&run->valid, sample, run->options.micro_batch_size, run_eval_samples(run),
-                      inputs, targets)) {
+    if (!loader_batch(&loader, sample, B, run_eval_samples(run, source), inputs, targets)) {
         run_end_by_data(run, "valid-data");
-        loader_batch(&run->valid, 0, run->options.micro_batch_size, 0, inputs, targets);
+        loader_batch(&loader, 0, B, 0, inputs, targets);
     }
     run_beat(run, DOING_WAIT, "in an evaluation");
 }

@@ -5,6 +5,8 @@
 
 BEGIN_C
 
+// Opens the training shards, if they are not open; --epochs needs them early.
+void run_open_train_data(Run *run);
 // Opens shards, multiple-choice sets, tokenizer and prompt; run_start calls it.
 void run_open_data(Run *run);
 // Gets inputs and targets [B,T] of micro-batch `micro`, of the step that is `ahead` steps after the
@@ -21,17 +23,19 @@ int run_micro_batches(const Run *run); // in a step, on each rank
 // gradients does not depend on the masks; they multiply the sums by tokens / targets afterwards.
 int64_t run_step_targets(const Run *run, int64_t ahead);
 
-// An evaluation reads the windows from 0 to below run_eval_samples(), for any batch size. Several
-// ranks share them: each begins at run_eval_first() and advances by run_eval_stride(), and they add
-// up their sums. run_eval_batch reads the batch from `sample` on, without windows past the end.
-int64_t run_eval_samples(const Run *run);
-int64_t run_eval_targets(const Run *run); // that count, on all ranks
+// An evaluation reads the windows of each source from 0 to below run_eval_samples(), for any batch
+// size. Several ranks share them: each begins at run_eval_first() and advances by
+// run_eval_stride(), and they add up their sums. run_eval_batch reads the batch from `sample` on,
+// without windows past the end.
+int64_t run_eval_samples(const Run *run, int source);
+int64_t run_eval_targets(const Run *run, int source); // that count, on all ranks
+int64_t run_eval_all_samples(const Run *run);         // of all sources
 static inline int64_t run_eval_first(const Run *run) {
     return (int64_t)run->group.rank * run->options.micro_batch_size;
 }
 static inline int64_t run_eval_stride(const Run *run) {
     return (int64_t)run->group.ranks * run->options.micro_batch_size;
 }
-void run_eval_batch(Run *run, int64_t sample, int *inputs, int *targets);
+void run_eval_batch(Run *run, int source, int64_t sample, int *inputs, int *targets);
 
 END_C

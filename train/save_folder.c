@@ -77,7 +77,7 @@ static void describe(const Run *run, Snapshot *s) {
     s->progress = run->progress;
     s->data_windows = run->train_data.windows;
     s->data = run->train_data.identity;
-    s->valid_tokens = run_eval_samples(run) * run->options.seq_length;
+    s->valid_tokens = run_eval_all_samples(run) * run->options.seq_length;
     s->valid_data = run->valid_data.identity;
     s->companions = run->saves.companions;
     s->num_companions = run->saves.num_companions;

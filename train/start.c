@@ -1,6 +1,7 @@
 // Resolves once, at start-up: the options that are not given, the tokenizer, and the model.
 #include "start.h"
 #include "../ranks/launch.h"
+#include "run_data.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -86,13 +87,41 @@ static bool find_made(Tokenizer *t, const char *shards, uint32_t mark, char path
     return path[0] != '\0' && tokenizer_open(t, path);
 }
 
+// The sources of a text of --data or --valid-data, which must be readable.
+static int read_sources(const char *text, const char *option, Source **sources) {
+    int count = sources_read(text, sources);
+    if (count == 0) { die("--%s %s", option, error_text()); }
+    return count;
+}
+
+// As find_made, beside the shards of the first source that has one.
+static bool find_of_sources(Tokenizer *t, const Options *o, char path[PATH_LENGTH], bool *others) {
+    bool trains = o->data[0] != '\0', opened = false;
+    char first[PATH_LENGTH];
+    Source *sources;
+    int count = read_sources(trains ? o->data : o->valid_data, trains ? "data" : "valid-data",
+                             &sources);
+    for (int i = 0; i < count && !opened; i++) {
+        const char *shards = sources[i].pattern;
+        opened = find_made(t, shards, shards_mark(shards, false, first), path, others);
+    }
+    free(sources);
+    return opened;
+}
+
 // Replaces a tokenizer by the same one beside the conversations that the run trains on, which has
 // the chat template by which they were written.
 static void prefer_chat(Tokenizer *t, const Options *o, char path[PATH_LENGTH]) {
     char shard[PATH_LENGTH], beside[PATH_LENGTH], json[PATH_LENGTH];
     Tokenizer same;
+    Source *sources;
     bool others;
-    uint32_t mark = shards_mark(o->data, true, shard);
+    uint32_t mark = 0;
+    int count = read_sources(o->data, "data", &sources);
+    for (int i = 0; i < count && mark == 0; i++) {
+        mark = shards_mark(sources[i].pattern, true, shard);
+    }
+    free(sources);
     if (mark == 0 || mark != t->mark || !find_made(&same, shard, mark, beside, &others)) { return; }
     path_format(json, "%.*sjson", (int)strlen(beside) - (int)strlen("bin"), beside);
     if (path_exists(json)) {
@@ -109,7 +138,6 @@ static void prefer_chat(Tokenizer *t, const Options *o, char path[PATH_LENGTH]) 
 static bool find_tokenizer(Tokenizer *t, const Run *run, char path[PATH_LENGTH]) {
     const Options *o = &run->options;
     const char *shards = o->data[0] != '\0' ? o->data : o->valid_data;
-    char first[PATH_LENGTH];
     bool others = false, opened;
     path_format(path, "%s", o->tokenizer);
     if (option_source(o, "tokenizer") > SOURCE_DATA) { return open_part(t, run, path); }
@@ -118,8 +146,7 @@ static bool find_tokenizer(Tokenizer *t, const Run *run, char path[PATH_LENGTH])
         opened = open_part(t, run, path);
     } else {
         path[0] = '\0';
-        opened = shards[0] != '\0' &&
-                 find_made(t, shards, shards_mark(shards, false, first), path, &others);
+        opened = shards[0] != '\0' && find_of_sources(t, o, path, &others);
         if (shards[0] != '\0' && checkpoint_has(&run->start, "tokenizer.json")) {
             warn("%s/tokenizer.json is not compared with the tokens of %s: scripts/convert_hf "
                  "import makes a start with a tokenizer.bin",
@@ -243,6 +270,10 @@ bool run_configure(Run *run, NumberSupport support) {
                                .proven = -1};
     run->saves.step = -1;
     if (!options_finish_batch(&run->options, run->group.ranks)) { return false; }
+    if (options_need_steps(&run->options)) {
+        run_open_train_data(run);
+        options_finish_steps(&run->options, run->train_data.windows);
+    }
     run->config = model_config(&run->options);
     run->layout = param_layout(&run->config);
     run->precision = precision_decide(&run->options, &run->config, support);

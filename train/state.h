@@ -3,7 +3,7 @@
 
 #include "../checkpoints/checkpoint.h"
 #include "../dataloader/choices.h"
-#include "../dataloader/loader.h"
+#include "../dataloader/mixture.h"
 #include "../dataloader/tokenizer.h"
 #include "../ranks/group.h"
 #include "console.h"
@@ -38,8 +38,8 @@ typedef struct {
     Progress progress;
     Checkpoint start; // that of --load or --resume, without optimizer; closed by run_restored()
 
-    Dataset train_data, valid_data;
-    Loader train, valid;
+    Mixture train_data, valid_data;
+    Loader train;
     bool has_valid, has_tokenizer;
     Tokenizer tokenizer;
     int *prompt, prompt_length; // the tokens that every sample starts with

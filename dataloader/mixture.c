@@ -1,0 +1,144 @@
+#include "mixture.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <zlib.h>
+
+#define BLANK " \t\n"
+
+// The length of a word; a blank after a backslash belongs to it.
+static size_t word_length(const char *word) {
+    size_t n = strcspn(word, BLANK);
+    while (n > 0 && word[n] != '\0' && word[n - 1] == '\\') {
+        n += 1 + strcspn(word + n + 1, BLANK);
+    }
+    return n;
+}
+
+static bool is_mixture(const char *text) {
+    glob_t found;
+    const char *word = text + strspn(text, BLANK);
+    size_t n = word_length(word);
+    if (!is_weight(word, n) || word[n] == '\0') { return false; }
+    bool exists = pattern_files(text, &found) == 0;
+    globfree(&found);
+    return !exists;
+}
+
+// Reads one weight and its pattern, and moves *text past them.
+static bool read_source(Source *source, const char **text) {
+    const char *word = *text;
+    int n = (int)word_length(word);
+    source->weight = strtod(word, NULL);
+    const char *begin = word + n + strspn(word + n, BLANK), *end = begin, *next = begin;
+    while (*next != '\0' && !is_weight(next, word_length(next))) {
+        end = next + word_length(next);
+        next = end + strspn(end, BLANK);
+    }
+    *text = next;
+    if (end == begin) { return fail("%.*s: a weight without a path after it", n, word); }
+    path_format(source->pattern, "%.*s", (int)(end - begin), begin);
+    return (source->weight > 0 && source->weight < 1e100) ||
+           fail("%.*s %s: a weight must be above 0; leave out a source that has none", n, word,
+                source->pattern);
+}
+
+int sources_read(const char *text, Source **sources) {
+    int count = 1;
+    *sources = calloc_or_die(1, sizeof(Source));
+    if (!is_mixture(text)) {
+        path_format((*sources)->pattern, "%s", text);
+        (*sources)->weight = 1;
+        return count;
+    }
+    for (text += strspn(text, BLANK); read_source(&(*sources)[count - 1], &text); count++) {
+        if (*text == '\0') { return count; }
+        *sources = realloc_or_die(*sources, (size_t)(count + 1) * sizeof(Source));
+    }
+    return 0;
+}
+
+// The line of a source's share in the identity; it begins with a checksum, as those of shards.
+static const char *share_line(const Mixture *m, int source, char line[64]) {
+    char share[40];
+    int n = snprintf(share, sizeof(share), "%d/%d of the samples", m->blend.parts[source],
+                     m->blend.period);
+    snprintf(line, 64, "%08lx %s\n", crc32(0, (const Bytef *)share, (uInt)n), share);
+    return line;
+}
+
+static void identify(Mixture *m) {
+    size_t bytes;
+    char line[64];
+    FILE *file = open_memstream(&m->identity, &bytes);
+    if (file == NULL) { die("out of memory"); }
+    for (int i = 0; i < m->count; i++) {
+        fprintf(file, "%s%s", m->count > 1 ? share_line(m, i, line) : "", m->data[i].identity);
+    }
+    fclose(file);
+}
+
+bool mixture_open(Mixture *m, const char *text, int seq_length, int vocab) {
+    *m = (Mixture){0};
+    int count = sources_read(text, &m->sources);
+    double *weights = calloc_or_die((size_t)count + 1, sizeof(double));
+    for (int i = 0; i < count; i++) { weights[i] = m->sources[i].weight; }
+    bool ok = count > 0 && blend_make(&m->blend, weights, count);
+    m->data = calloc_or_die((size_t)count + 1, sizeof(Dataset));
+    for (int i = 0; ok && i < count; i++) {
+        Dataset *data = &m->data[i];
+        ok = dataset_open(data, m->sources[i].pattern, seq_length, vocab);
+        if (!ok) { break; }
+        m->count++;
+        if (m->tokenizer == 0) { m->tokenizer = data->tokenizer; }
+        ok = data->tokenizer == 0 || data->tokenizer == m->tokenizer ||
+             fail("%s: made with another tokenizer than the sources before it; give those of one "
+                  "tokenizer",
+                  m->sources[i].pattern);
+        m->num_shards += data->num_shards;
+        m->tokens += data->tokens;
+        m->windows += data->windows;
+        m->targets += data->targets;
+        m->masked = m->masked || data->with_targets != NULL;
+    }
+    free(weights);
+    if (ok) {
+        identify(m);
+    } else {
+        mixture_close(m);
+    }
+    return ok;
+}
+
+void mixture_close(Mixture *m) {
+    for (int i = 0; i < m->count; i++) { dataset_close(&m->data[i]); }
+    blend_free(&m->blend);
+    free(m->data);
+    free(m->sources);
+    free(m->identity);
+    *m = (Mixture){0};
+}
+
+bool mixture_match(const Mixture *m, const char *identity, const char *whose) {
+    char line[64];
+    if (m->count == 1) { return dataset_match(m->data, identity, whose); }
+    for (int i = 0; i < m->count; i++) {
+        if (!identity_next(share_line(m, i, line), &identity)) {
+            return fail("%s: %d/%d of the samples, and not what %s read in its place (%.*s)",
+                        m->sources[i].pattern, m->blend.parts[i], m->blend.period, whose,
+                        *identity != '\0' ? (int)strcspn(identity, "\n") : 4,
+                        *identity != '\0' ? identity : "none");
+        }
+        if (!dataset_match_next(&m->data[i], &identity, whose)) { return false; }
+    }
+    return *identity == '\0' || fail("%d sources, and %s read more", m->count, whose);
+}
+
+const char *mixture_shares(const Mixture *m, const Mixture *other) {
+    const char *both = NULL;
+    for (int i = 0; i < m->count * other->count && both == NULL; i++) {
+        both = dataset_shares(&m->data[i / other->count], &other->data[i % other->count]);
+    }
+    return both;
+}

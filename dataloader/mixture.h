@@ -1,0 +1,43 @@
+// Several data sets in one run, by weights: "0.7 web/*.bin 0.3 code/*.bin" (Megatron-LM's blend).
+//
+// Such a text is words between blanks; a word that is a number is the weight of the pattern after
+// it, which may have blanks. A backslash keeps a blank, as in code\ 2/x.bin, from ending a word. A
+// text that does not begin with a weight and a blank is one pattern, and so is one that as a whole
+// matches files. Then the mixture has one source, and is its data set.
+//
+// Samples are drawn from the sources by blend.h; each source is shuffled and repeated by itself. An
+// epoch of the mixture is as many samples as all sources have windows together.
+#pragma once
+
+#include "loader.h"
+
+BEGIN_C
+
+typedef struct {
+    double weight;
+    char pattern[PATH_LENGTH];
+} Source;
+
+// Reads such a text into *sources, which the caller frees; returns their number, 0: a fault.
+int sources_read(const char *text, Source **sources);
+
+typedef struct {
+    int count;       // 0: there are no data
+    Source *sources; // [count]
+    Dataset *data;   // [count]
+    Blend blend;     // which of them a sample is from
+    int num_shards;  // of all sources, as are the next three
+    int64_t tokens, windows, targets;
+    bool masked;        // a source has masks
+    uint32_t tokenizer; // as in Dataset
+    char *identity;     // of several sources: before each one's lines a line with its share
+} Mixture;
+
+// As dataset_open, for such a text. Refuses sources of different tokenizers.
+bool mixture_open(Mixture *m, const char *text, int seq_length, int vocab);
+void mixture_close(Mixture *m);
+// As dataset_match; refuses other shares too.
+bool mixture_match(const Mixture *m, const char *identity, const char *whose);
+const char *mixture_shares(const Mixture *m, const Mixture *other); // as dataset_shares
+
+END_C
