@@ -31,6 +31,11 @@ def real_runs():
     runs = [list(map(json.loads, read(f"{ROOT}/test/kept/1.0/{name}/metrics.jsonl").splitlines()))
             for name in ("fp8", "ranks", "gpt2", "muon_ranks")]
     runs[0][0].update(device="NVIDIA H100", peak_flops=1e15, memory_bytes=3e9)
+    for record in runs[1]: # as of a mixture
+        if record["kind"] == "run":
+            record["sources"] = record["valid_sources"] = [
+                {"data": name, "share": 0.5, "tokens": 9, "sequences": 2} for name in "ab"]
+        record.update(source_tokens=[1, 2], source_epochs=[0.5, 1.5], source_losses=[3, None])
     return runs
 
 

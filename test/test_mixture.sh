@@ -35,7 +35,8 @@ test_a_mixture_says_its_sources() {
         'source d3/x_train.bin: 4832 tokens, '
     steps=$(tail -n 1 whole/metrics.jsonl)
     [[ $steps == *'"source_tokens":[12096,7264,4832],"source_epochs":[6,1.8'* ]] || fail "$steps"
-    has whole/config.txt 'epochs 2' && ! has whole/config.txt train-iters || fail "$(<whole/config.txt)"
+    has whole/config.txt 'epochs 2' || fail "$(<whole/config.txt)"
+    ! has whole/config.txt train-iters || fail "$(<whole/config.txt)"
     python3 - <<'END' || fail "records"
 import json
 records = [json.loads(line) for line in open("whole/metrics.jsonl")]
@@ -118,7 +119,7 @@ END
 # A changed weight is refused as changed data are, and accepted by the same option.
 test_changed_weights_are_refused() {
     local data
-    data=$(sed 's/0.5/0.6/' <<<"$mixture")
+    data=${mixture/0.5/0.6}
     rm -rf s && cp -r whole s
     expect_said 1 "error: --data d1/x_train.bin: 6/11 of the samples, and not what the checkpoint's run read in its \
 place (362da0cf 5/10 of the samples); --accept-data-change" run --data "$data" --train-iters 65 --save s --resume latest

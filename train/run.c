@@ -59,6 +59,8 @@ void run_start(Run *run, const char *device) {
     or_die(checkpoint_share(&run->start, &run->group));
     run_beat(run, DOING_WORK, "opening the data");
     run_open_data(run);
+    run_open_tokenizer(run);
+    run_check_data(run);
     save_folder_open(run);
     if (options_train(o)) { run_catch_signals(); } // others have nothing to save
     if (run->train_data.windows == 0) { return; }

@@ -2,7 +2,6 @@
 // sequences a rank reads in a step and in an evaluation.
 #include "run_data.h"
 #include "sample.h"
-#include "start.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -173,7 +172,9 @@ void run_open_data(Run *run) {
                    set->count > 1 ? "s" : "", set->lm_eval ? ", lm-eval's text" : "");
         }
     }
-    run_open_tokenizer(run);
+}
+
+void run_check_data(Run *run) {
     check_marks(run);
     or_die(run_encode_prompt(run));
     check_ranks(run);

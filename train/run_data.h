@@ -7,8 +7,10 @@ BEGIN_C
 
 // Opens the training shards, if they are not open; --epochs needs them early.
 void run_open_train_data(Run *run);
-// Opens shards, multiple-choice sets, tokenizer and prompt; run_start calls it.
+// Opens shards and multiple-choice sets; run_start calls it.
 void run_open_data(Run *run);
+// Then, with the tokenizer: encodes the prompt; refuses data of other tokenizers, or other ranks'.
+void run_check_data(Run *run);
 // Gets inputs and targets [B,T] of micro-batch `micro`, of the step that is `ahead` steps after the
 // present one. It also reads what the two steps after that need. So data that cannot be read, or a
 // bad token, are found while there are still steps to train; after these the run saves and ends.

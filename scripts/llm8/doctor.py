@@ -254,7 +254,7 @@ def changes(before, after):
     if sums[0] == sums[1] is not None: # the same shards elsewhere
         other_order -= {"data"}
     elif None not in sums:
-        text.insert(0, "--data is of other shards")
+        text.insert(0, "--data is of other shards or weights")
         other_order.add("data")
     if other_order:
         return wrong("resume", f"{where} the data come in another order from there on: "
@@ -321,8 +321,9 @@ def counted_tokens(run):
                      "was the disk full? The run itself goes on without them")]
     if run.complaint:
         return []
+    sources = "".join(f"; {name}: {epochs:.2f} epochs" for name, _, epochs in run.sources())
     return [well("data", f"{counted(metrics.number(run.steps[order[-1]], 'tokens'))} tokens in "
-                 f"{many(len(order), 'step')}, none left out")] if order else []
+                 f"{many(len(order), 'step')}, none left out{sources}")] if order else []
 
 
 # ---- what makes it slow -------------------------------------------------------------------------

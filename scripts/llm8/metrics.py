@@ -96,9 +96,10 @@ def number(record, name):
 NUMBERS = set("""step status time parameters flops_per_token fp8_flops_share peak_flops
     memory_bytes ranks slowest valid_sequences tokenizer_vocabulary loss lr norm skipped seconds
     tokens tokens_per_s valid_loss first_block blocks outputs inputs flops_share elements largest
-    zero subnormal""".split())
-TEXTS = set("""kind program device precision data_crc32 valid_data_crc32 linear x w dy wgrad reason
-    error host""".split())
+    zero subnormal share sequences""".split())
+LISTS = {"source_tokens", "source_epochs", "source_losses"} # of numbers, one for each source
+TEXTS = set("""kind program device precision data data_crc32 valid_data_crc32 linear x w dy wgrad
+    reason error host""".split())
 WHOLE = {"step": 0, "ranks": 1, "first_block": 0, "blocks": 0, "outputs": 0, "inputs": 0,
          "valid_sequences": 0, "parameters": 0, "slowest": 0}
 COUNTS = """train-iters eval-iters global-batch-size micro-batch-size seq-length
@@ -114,6 +115,9 @@ def fault_of_values(record):
         expected = ""
         if name in TEXTS:
             expected = "" if isinstance(value, str) else "a text"
+        elif name in LISTS:
+            if not all(one is None or type(one) in (int, float) for one in value):
+                expected = "a list of numbers"
         elif name in NUMBERS and value is not None:
             if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
                 expected = "a number"
@@ -143,7 +147,8 @@ def fault_of_start(record):
 
 def fault_of(record):
     """Returns what in a record is not as the trainers write it; "" for nothing."""
-    for part in (record, *record.get("linear_layers", []), *record.get("tensors", {}).values()):
+    for part in (record, *(row for name in ("linear_layers", "sources", "valid_sources")
+                           for row in record.get(name, [])), *record.get("tensors", {}).values()):
         if fault := fault_of_values(part):
             return fault
     for name in ("kind", "step"):
@@ -376,6 +381,20 @@ class Run:
         values = [number(self.steps[step], name) for step in sorted(self.steps)[-count:]]
         values = list(filter(math.isfinite, values))
         return statistics.median(values) if values else math.nan
+
+    def sources(self):
+        """Returns of each source of a mixture its glob, and the tokens and epochs read of it."""
+        newest = self.steps.get(self.last_step, {})
+        lists = [row.get("data", "?") for row in self.start.get("sources", [])], \
+            newest.get("source_tokens", []), newest.get("source_epochs", [])
+        return [(name, *(math.nan if one is None else float(one) for one in read))
+                for name, *read in zip(*lists)]
+
+    def source_losses(self):
+        """Returns of each source of a mixture's validation data its glob and its newest loss."""
+        newest = self.evals.get(max(self.evals, default=0), {}).get("source_losses", [])
+        return [(row.get("data", "?"), math.nan if loss is None else float(loss))
+                for row, loss in zip(self.start.get("valid_sources", []), newest)]
 
     def fp8_shares(self):
         """Returns of the newest count of FP8 codes its step and, of each tensor, the name, the

@@ -84,6 +84,11 @@ def details(run):
         yield (f"validation {fixed(run.last('valid_loss', 'evals'))} after step "
                f"{max(run.evals):,}" +
                "".join(f", best {fixed(loss)} after {step:,}" for loss, step in sorted(found)[:1]))
+    if losses := run.source_losses():
+        yield "validation of " + "; ".join(f"{name} {fixed(loss)}" for name, loss in losses)
+    if sources := run.sources():
+        yield "read " + "; ".join(f"{name} {counted(tokens)} tokens, {fixed(epochs, 2)} epochs"
+                                  for name, tokens, epochs in sources)
     step, shares = run.fp8_shares()
     if step is not None:
         worst = [f"{name} {100 * high:.3g}% at the largest code, {100 * low:.3g}% zero"
