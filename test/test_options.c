@@ -562,6 +562,7 @@ TEST(epochs_are_steps) {
             CHECK_EQUAL(o.train_iters, row->steps[i > 0]);
             CHECK_EQUAL(o.lr_decay_iters, o.train_iters); // the schedule follows
             CHECK_EQUAL(o.lr_wsd_decay_iters, 2 * o.train_iters / 5);
+            CHECK_EQUAL(o.lr_warmup_iters, row->steps[0] / 10); // as it began
             CHECK(option_source(&o, o.epochs > 0 ? "train-iters" : "epochs") == SOURCE_DEFAULT);
         }
         CHECK_TEXT(option_text(&o, option_row("epochs"), text), text_of("%g", row->epochs));
