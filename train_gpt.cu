@@ -559,7 +559,7 @@ static void model_backward(Trainer *t, int B, int T, int place) {
         block_backward(t, &net->blocks[l], B, T, accumulate);
         if (last) { params_reduce(&t->params, l + 1); }
     }
-    if (!accumulate && !c->tied_head) { // with a tied head, the head's product has written it
+    if (!accumulate && !c->tied_head) { // a tied head's product has written this gradient
         size_t bytes = (size_t)c->padded_vocab * c->channels * gpu_type_bytes(net->dwte.type);
         gpu_clear(gpu, FAMILY_EMBEDDINGS, net->dwte.data, bytes);
     }

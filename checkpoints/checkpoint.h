@@ -11,7 +11,7 @@
 //     optimizer-R-of-N.safetensors   rank R's part: "master", "exp_avg", "exp_avg_sq", flat; its
 //                           metadata "ranges" says which elements of the parameter space they are,
 //                           as "begin:end,begin:end", and "hashes" the hash_words (base/rng.h)
-//                           of the three, computed where they were trained. "exp_avg_sq" is
+//                           of the three, computed before they were copied. "exp_avg_sq" is
 //                           shorter if the last ranges are Muon's (docs/muon.md), which has no
 //                           second moment
 //     scaling.safetensors   of runs with delayed FP8 scaling, by slot (model/precision.h):

@@ -221,8 +221,8 @@ static const struct {
     {"mamba2", "state-space layers"},
 };
 
-// Where a number is: beside the other keys, in the object of the rotary embedding, or in both. And
-// whether GPT-2 has the name of the other families too.
+// Where config.json has a number: beside the other keys (TOP), in the rotary embedding's object
+// (ROPE), or in both. BOTH_NAMES: GPT-2 also reads it under the other families' name.
 enum { TOP = 1, ROPE = 2, BOTH_NAMES = 4 };
 
 // The numbers of config.json: the option of each, its names, and the value that transformers uses

@@ -99,8 +99,8 @@ typedef struct {
     int64_t tokens, windows; // windows: of an epoch
     int64_t targets;         // that count in an epoch
     MaskedWindow *with_targets; // [windows]; NULL: no shard has a mask, and all windows are whole
-    int cuts; // documents were packed into windows of this length, which are cut; 0: none
-    int32_t chat_template;      // by the first mask that says; 0: none does
+    int cuts; // length of the packed windows that this set's windows cut; 0: none is cut
+    int32_t chat_template;      // by the first mask that has one; 0: none has
     const char *other_template; // the first shard with another; NULL: none has
     int seq_length, vocab;
     uint32_t tokenizer; // the mark that the shards carry; 0: not known

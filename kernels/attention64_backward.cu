@@ -497,7 +497,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 #endif
 }
 
-// Adds up dQ of the heads that several blocks have: a tile a block, the sums in the keys' order.
+// Adds up dQ of the heads that several blocks have, in the keys' order. A block of this kernel adds
+// up one tile.
 __global__ void __launch_bounds__(GROUP) add_parts_kernel(const __grid_constant__ Parameters p) {
     const int other = blockIdx.x / (2 * p.tiles), tile = blockIdx.x % (2 * p.tiles);
     const int begin = other * p.tiles, end = begin + tile / 2 + 1; // the tile's keys

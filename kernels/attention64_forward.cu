@@ -57,7 +57,7 @@ struct Parameters {
 struct Work {
     int tiles, pieces; // in a head
     int head, piece, left;
-    int number; // counted in this block
+    int number; // how many pieces this block has had before
 
     // The number of the first piece of a block. All blocks have about as many tiles of keys.
     static __device__ int first_of(const Parameters &p, int block) {

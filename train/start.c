@@ -52,9 +52,9 @@ static size_t common_length(const char *a, const char *b) {
     return n;
 }
 
-// Opens, of the tokenizers beside shards (tokenizer.bin, PREFIX_tokenizer.bin), the one with their
-// mark, and of several that with their prefix; of shards without a mark, tokenizer.bin. False:
-// there is none. *others: there are only others.
+// Opens one of the tokenizers beside shards (tokenizer.bin, PREFIX_tokenizer.bin): one that has the
+// shards' mark, and of several the one with the shards' prefix; for shards without a mark,
+// tokenizer.bin. False: none fits. *others: there are some, but none fits.
 static bool find_made(Tokenizer *t, const char *shards, uint32_t mark, char path[PATH_LENGTH],
                       bool *others) {
     glob_t found = {0};

@@ -75,7 +75,7 @@ void check_hash(Check *c, int pass) {
     }
 }
 
-// The first row that is of what this rank keeps of the gradients.
+// The first of the rows that hash this rank's part of the gradients.
 static int kept_rows(const Check *c) {
     return c->rows - c->params;
 }

@@ -46,7 +46,7 @@ bool check_repeats(Check *c);
 // this waits for its hashes.
 bool check_agrees(Check *c, int64_t step);
 
-// Hashes the state. next: before the update after a checked step, otherwise after that step's.
+// Hashes the state after a checked step's update; next: before the update that follows.
 void check_hash_state(Check *c, bool next);
 // Whether the state of every rank kept its bits until the update of `step`. All ranks call it.
 bool check_state_kept(const Check *c, const StateHashes *hashes, int64_t step);

@@ -11,7 +11,7 @@ BEGIN_C
 typedef struct {
     const LinearPrecision *precision;
     int N, C;
-    // x keeps bf16, or fp8_t and scales_t, from the forward pass for the weight gradient. The other
+    // For the weight gradient x keeps one form from the forward pass: `columns`, or bf16. The other
     // forms of x, and all forms of dy, are scratch. w.bf16 NULL: products read FP8 alone.
     Operand x, w, dy;
     Bf16 *bias;     // [N] or NULL

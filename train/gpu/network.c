@@ -65,8 +65,8 @@ static void **block_field(Block *b, const BlockBuffer *buffer) {
     return (void **)((char *)b + buffer->field);
 }
 
-// Plans the buffers that every block has, and once for all blocks those that are recomputed; where
-// nothing is trained, all of them once.
+// Plans the blocks' buffers: those that are recomputed once, for all blocks to share, and the
+// others for every block. A run that does not train has all of them once.
 static void plan_blocks(Network *n, Plan *plan, int64_t M) {
     const Run *run = n->run;
     BlockBuffer list[BLOCK_BUFFERS];
