@@ -79,7 +79,7 @@ struct Work {
     __device__ int keys(void) const {
         return (piece + 1) * tiles / pieces;
     }
-    // Warpgroup w's tile of queries; from keys() on it has none.
+    // The tile of queries of warpgroup w, which has none once this reaches keys().
     __device__ int tile(int w) const {
         return piece * tiles / pieces + (w + number) % GROUPS;
     }

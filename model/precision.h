@@ -63,8 +63,8 @@ typedef struct {
 typedef struct {
     Number plain;          // the format without FP8: NUMBER_FP32 or NUMBER_BF16
     const char *lacks_fp8; // why it has no FP8; NULL: it has FP8, or emulates it
-    double fp8_gains_from; // multiply-adds of a block's forward products (or the head's) that FP8
-                           // needs
+    double fp8_gains_from; // least multiply-adds of a block's (or the head's) forward products for
+                           // which FP8 is used
 } NumberSupport;
 
 // The config must outlive the result.

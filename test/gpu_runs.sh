@@ -118,13 +118,15 @@ train() { # folder, options
     train_more "$@"
 }
 # ends_as WHOLE SAME OPTIONS LEG...: the run `parts`, each leg of which resumes the one before with
-# options of its own, ends as the run WHOLE by the check SAME.
+# options of its own (after the word cpu: by the CPU trainer), ends as the run WHOLE by the check SAME.
 ends_as() {
-    local leg
+    local leg by
     rm -rf parts
     for leg in "${@:4}"; do
+        by=$gpu
+        if [[ $leg == 'cpu '* ]]; then by=$cpu; fi
         # shellcheck disable=SC2086 # words
-        train_more parts $3 --resume latest $leg || return
+        $by $3 --save parts --resume latest ${leg#cpu} || return
     done
     "$2" "$1" parts
 }

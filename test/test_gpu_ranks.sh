@@ -138,22 +138,18 @@ for kind in "${exactly[@]}"; do check "resume equals straight: $kind" resumed_ex
 
 # Through checkpoints of other numbers of ranks.
 resumed_elsewhere() { # options
-    local step=0 leg options="$run $* --lr-decay-iters $steps"
-    rm -rf parts
+    local step=0 leg options="$run $* --lr-decay-iters $steps" parts=()
     train straight $options --gpus $most --train-iters $steps || return
     for leg in "${legs[@]}"; do
         step=$((step + steps / 4))
-        if [[ $leg == cpu ]]; then
-            $cpu $options --bf16 --save parts --resume latest --train-iters $step || return
-        else
-            train_more parts $options --gpus "$leg" --resume latest --train-iters $step || return
-        fi
+        if [[ $leg == cpu ]]; then leg="cpu --bf16"; else leg="--gpus $leg"; fi
+        parts+=("$leg --train-iters $step")
     done
     if [[ -n ${LLM8_BIN:-} ]]; then
         train other $options --gpus $most --train-iters $steps --micro-batch-size 4 &&
             noise_is straight other || return
     fi
-    near straight parts
+    ends_as straight near "$options" "${parts[@]}"
 }
 for kind in "${crossing[@]}"; do check "${legs[*]} ranks: $kind" resumed_elsewhere $kind; done
 

@@ -83,11 +83,12 @@ done
 crosses() { # FP8 options before and after
     local n=$((3 * stop)) options after="--fp8-format none --fp8-recipe delayed $2"
     options="$run $llama --lr 3e-4 --lr-decay-iters $((3 * stop))"
-    train plain $options --train-iters $n && train mixed $options $1 --train-iters $stop &&
-        $cpu $options --bf16 $after --save mixed --resume latest --train-iters $((2 * stop)) &&
-        train_more mixed $options $after --resume latest --train-iters $n || return
-    echo "$n losses, at most $(apart plain mixed) apart"
-    awk "BEGIN { exit !($(apart plain mixed) < $small_change) }"
+    train plain $options --train-iters $n && ends_as plain little_apart "$options" \
+        "$1 --train-iters $stop" "cpu --bf16 $after --train-iters $((2 * stop))" "$after --train-iters $n"
+}
+little_apart() { # folders
+    echo "losses at most $(apart "$1" "$2") apart"
+    awk "BEGIN { exit !($(apart "$1" "$2") < $small_change) }"
 }
 fp8="--fp8-format hybrid --fp8-amax-history-len 2"
 for first in "" "$fp8" "--fp8-format hybrid --fp8-recipe tensorwise"; do
