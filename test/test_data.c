@@ -446,6 +446,29 @@ TEST(masks_that_do_not_fit_are_refused) {
     refuse_dataset("none.bin", 4, 1000, "by the masks beside them none of 12 tokens counts");
 }
 
+// A mixture of a masked source and one that is not: each sample has the targets of its source.
+TEST(masks_count_in_a_mixture) {
+    enum { T = 4 };
+    int inputs[T], targets[T], alone[T], alone_targets[T];
+    CLOSED(dataset_close) Dataset data = open_masked(T);
+    CLOSED(mixture_close) Mixture m;
+    write_shard("whole.bin", 2, 300, 50);
+    or_die(mixture_open(&m, "2 stream_*.bin 1 whole.bin", T, 1000));
+    CHECK(m.masked && m.targets == data.targets + 48 && m.windows == data.windows + 12);
+    Loader loader = {m.data, 3, true, &m.blend}, masked = {&data, 3, true, NULL};
+    for (int64_t sample = 0; sample < 300; sample++) {
+        int64_t place, count = 0;
+        int source = blend_draw(&m.blend, sample, &place);
+        or_die(loader_batch(&loader, sample, 1, INT64_MAX, inputs, targets) &&
+               loader_batch(&masked, place, 1, INT64_MAX, alone, alone_targets));
+        for (int i = 0; i < T; i++) { count += targets[i] >= 0; }
+        CHECK_EQUAL(loader_targets(&loader, sample, 1), count);
+        CHECK(source == 0 || count == T);
+        if (source == 0) { CHECK_BITS(targets, alone_targets, sizeof(targets)); }
+        if (source == 0) { CHECK_BITS(inputs, alone, sizeof(inputs)); }
+    }
+}
+
 TEST(a_mask_changes_what_a_run_has_read) {
     CLOSED(dataset_close) Dataset masked = open_masked(4);
     CLOSED(dataset_close) Dataset all; // the pattern matches the masks, too
