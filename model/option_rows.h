@@ -185,7 +185,7 @@ CHOICE("eval-precision", eval_precision, EvalPrecision, "same",
     "of the linear layers in evaluations and samples: as in training, or BF16", PRECISION)
 LONG("sample-interval", sample_interval, "0", 0, COUNT_MAX,
     "steps between samples; 0: none", NOTHING)
-INT("sample-length", sample_length, "256", 1, 1 << 20, "tokens of a sample", NOTHING)
+INT("sample-length", sample_length, "256", 1, 1 << 20, "most tokens of a sample; a text ends before where its end comes", NOTHING)
 REAL("sample-temperature", sample_temperature, "0.8", 0, 100,
     "softmax temperature; 0: always the most likely token", NOTHING)
 INT("sample-top-k", sample_top_k, "50", 0, 1 << 24,
@@ -193,8 +193,8 @@ INT("sample-top-k", sample_top_k, "50", 0, 1 << 24,
 TEXT("sample-prompt", sample_prompt, "", "TEXT",
     "text that samples continue; needs a tokenizer.bin with the rules for splitting text", NOTHING)
 TEXT("sample-tokens", sample_tokens, "", "IDS|@FILE",
-    "tokens that samples continue, by their numbers, or a file of them; samples are numbers too "
-    "(scripts/chat)",
+    "tokens that samples continue, by their numbers, or a file of them; samples are numbers too, "
+    "whose end is not looked for (scripts/chat does)",
     NOTHING)
 FLAG("sample-only", sample_only, "false", "print one sample and exit", ACTION)
 TEXT("eval-choices", eval_choices, "", "GLOB",

@@ -842,6 +842,29 @@ def large_shards_have_the_same_checksum():
     refused(run(*tiny, check=False), "the mask of another shard")
 
 
+def talk_takes_turns(ask, known, exact):
+    """Each line is answered after those before it: the first as alone, the next as what was said
+    before demands; empty lines and what comes after /exit are nothing."""
+    first, second = known[0][0]["content"], known[1][0]["content"]
+    alone = run(*ask, first, *exact).out
+    assert run(*ask, *exact, given=f"{first}\n/exit\n{second}\n").out == alone
+    assert run(*ask, *exact, given="\n  \n").out == ""
+    said = run(*ask, *exact, given=f"{first}\n\n{second}\n").out
+    assert said.startswith(alone) and len(said) > len(alone)
+    whole = [{"role": "user", "content": first}, {"role": "assistant", "content": alone.strip()},
+             {"role": "user", "content": second}]
+    vocabulary = open_vocabulary({"tokenizer": "heart/latest/tokenizer.json"})
+    template = ChatTemplate(vocabulary)
+    prompt, _ = template.prompt(Conversation({"messages": whole}))
+    ids = run("train_gpt", "--load", "heart/latest", "--sample-only", "--sample-tokens",
+              ",".join(map(str, prompt)), *exact[1:]).out.split()
+    ids = list(map(int, ids))
+    ends = {*template.ends(), *vocabulary.specials.values()}
+    end = next((i for i, token in enumerate(ids) if token in ends), len(ids))
+    assert said == alone + vocabulary.tokenizer.decode(ids[:end]).strip() + "\n"
+    assert run(*ask, "--", "--no-such-option", given=f"{first}\n", check=False).status == 1
+
+
 def a_model_that_was_tuned_answers():
     """After it has learned the example by heart: what begins a window."""
     run("train_gpt", "--load", GOLDEN, "--data", f"{GOLDEN}/data/*.bin", "--seq-length", 128,
@@ -863,7 +886,10 @@ def a_model_that_was_tuned_answers():
     for word in ("-why", "--why"):
         refused(run(*ask, word, *short, check=False), f"unknown option {word}; those of the "
                 "trainer go behind --, and a message that begins with - through standard input")
-    refused(run(*ask, *short, check=False), "MESSAGE is missing (scripts/chat --help)")
+    for words in ((asked, "--system", "No."), ("--system", "No.", asked)):
+        assert run(*ask, *words, *exact).out == run(
+            "scripts/chat", "--system", "No.", ask[1], asked, *exact).out, "its place matters"
+    talk_takes_turns(ask, known, exact)
     long = run(*ask, asked + " no?" * 1000, *short)  # in ids more than an option's text may have
     assert "tokens, more than a sequence of 128 (--seq-length, at most" in long.err
     assert run(*ask, asked, *short).err == \

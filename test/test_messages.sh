@@ -231,10 +231,11 @@ test_starts() {
 0|train --sample-only --sample-length 2 --global-batch-size 100000|
 0|from --resume odd/latest --load s/latest --train-iters 4|--load s/latest has no effect: the weights are those of the checkpoint 
 0|from --resume odd/latest --load s/latest --sample-only|--load s/latest has no effect: the weights are those of the checkpoint 
-0|from --load odd/latest --sample-only --sample-prompt 'Anna ' --sample-length 28|--sample-length 28: from token 28 of the sample on, the model does not see the beginning of the prompt: a sequence is 32 (--seq-length, at most 64)
+0|from --load odd/latest --sample-only --sample-prompt 'Anna ' --seed 2 --sample-length 28|--sample-length 28: from token 28 of the sample on, the model does not see the beginning of the prompt: a sequence is 32 (--seq-length, at most 64)
 0|from --load odd/latest --sample-only --sample-tokens '65 66' --sample-length 60|from token 32 of the sample on
 0|from --load odd/latest --sample-only --sample-prompt "$(printf '%44s' '')" --sample-length 60|--sample-prompt: 45 tokens, more than a sequence of 32 (--seq-length, at most 64)
-0|from --load odd/latest --sample-only --sample-prompt 'Anna ' --sample-length 27|!warning
+0|from --load odd/latest --sample-only --sample-prompt 'Anna ' --seed 2 --sample-length 27|!warning
+0|from --load odd/latest --sample-only --sample-prompt 'Anna ' --seed 2|!warning
 0|from --load odd/latest --sample-only --sample-prompt 'Anna ' --sample-length 59 --seq-length 64|!warning
 0|from --load odd/latest --sample-only|!warning
 0|from --load odd/latest --train-iters 2 --sample-interval 2 --sample-prompt 'Anna '|!warning

@@ -37,6 +37,7 @@ from llm8 import (
     llm_c,
     metrics,
     monitor,
+    plots,
     race,
     report,
     series,
@@ -283,8 +284,13 @@ class Judging(Folder):
                     error = numpy.std(changes, ddof=1) / len(changes) ** 0.5
                     self.assertAlmostEqual(found.error, error, places=9)
         # half of the interval of 95%: for four pairs Student's t is 3.18
-        error, noise = judge.noise_of([0.1, 0.2, 0.15, 0.1])
-        self.assertAlmostEqual(noise / error, 3.18)
+        found, _ = self.seeds(0.1, 0.2, 0.15, 0.1)
+        self.assertAlmostEqual(found.noise / found.error, 3.18)
+        # beside a verdict stands what the variant does
+        for change, beside in ((0.1, "beyond"), (0.0, "within")):
+            found, _ = self.seeds(*(change + x for x in (-0.01, 0.01, 0.02, 0.0)))
+            self.assertIn(f"%, {beside} the noise of 0.02%", report.effect(found))
+        self.assertEqual(report.effect(self.seeds(0.1)[0]), "")
         found, passed = self.seeds(0.1, math.nan, 0.1)
         self.assertTrue(found.result == judge.FAIL and not passed)
 
@@ -596,6 +602,17 @@ class OtherPrograms(Folder):
         with self.assertRaises(ValueError):
             llm_c.Log().record(b"step    1/10 | loss 3 (+nanz)| norm 1 (z)| lr 6e-04 | 5.00 ms |")
 
+    def test_an_axis_shows_spikes(self):
+        fall = numpy.concatenate([numpy.linspace(5.5, 2.5, 20), numpy.linspace(2.5, 1, 380)])
+        for place, high in ((None, 2.5), (12, 9.4), (200, 9.4)):
+            curve = fall.copy()
+            if place:
+                curve[place] = 9.4
+            axes = matplotlib.figure.Figure().subplots()
+            plots.final_range(axes, [curve])
+            low, top = axes.get_ylim()
+            self.assertTrue(low < 1 and high <= top < 1.1 * high, (place, low, top))
+
     def test_time_to_a_loss(self):
         run = self.race("a", "1", 2.0, {2: 5.0, 4: 4.0, 6: 3.0, 8: 3.5})
         for loss, seconds in ((5.5, 4.0), (5.0, 4.0), (4.5, 6.0), (3.25, 11.0), (3.0, 12.0)):
@@ -625,13 +642,13 @@ class OtherPrograms(Folder):
             self.assertTrue(found.result == judge.FAIL and "--" + option in found.note)
         by, _ = judged([theirs], slow, time=100)
         self.assertTrue(by["time to loss"].result == judge.FAIL and
-                        "0 of 1 pairs of runs reach it" in by["time to loss"].note)
-        # one seed that misses it makes no mean infinite, and keeps no promise either
+                        "1 of 1 pairs miss it" in by["time to loss"].note)
+        # one seed that misses it counts with its whole time, and keeps no promise
         by, _ = judged([theirs], [*fast, self.race("fast", "3", 2.0, {5: 3.5, 10: 3.01})], time=100)
         self.assertEqual(by["time to loss"].result, judge.FAIL)
-        self.assertAlmostEqual(by["time to loss"].change, 0.35)
-        self.assertIn("2 of 3 pairs of runs reach it", by["time to loss"].note)
-        self.assertEqual(judged(slow, [theirs])[0]["time to loss"].pairs, 0)
+        self.assertAlmostEqual(by["time to loss"].change, 0.9) # 3.5, 3.5 and 20 s beside 10
+        self.assertIn("1 of 3 pairs miss it, and count", by["time to loss"].note)
+        self.assertEqual(by["time to loss"].pairs, 3)
         self.assertTrue(judged([theirs], fast[:1], fast)[1])
         # ours among themselves are judged as ever, and need their pairs
         self.assertFalse(judged(fast, fast[:1])[1])

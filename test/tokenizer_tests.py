@@ -382,8 +382,8 @@ def samples_begin_as_texts_do():
         def continued(before, data=data):
             numbers = run("train_gpt", *TINY, *data, "--sample-tokens",
                           " ".join(map(str, [before, *tokens]))).out.split()
-            parts = [b"\n---\n" if int(number) == end else vocabulary.tokens[int(number)]
-                     for number in numbers]
+            ids = [*map(int, numbers), end] # a text ends with its end; numbers go on
+            parts = [vocabulary.tokens[token] for token in ids[:ids.index(end)]]
             return text + decoded_output(b"".join(parts)) + "\n"
         assert sample == continued(first) != continued(begin + end - first), folder
     assert tokens_of("begin_c/x_train.bin")[0][0] == begin

@@ -150,7 +150,8 @@ void run_sample(Run *run, NextLogits next_logits, void *trainer) {
     memcpy(tokens, run->prompt, (size_t)count * sizeof(int));
     FILE *out = run->console.answers;
     unsigned char before = 0;
-    bool asked = o->sample_only && count > 1 && run->group.rank == 0; // there is a prompt
+    bool asked = o->sample_only && count > 1 && run->group.rank == 0 && // there is a prompt
+                 option_source(o, "sample-length") > SOURCE_DEFAULT;
     printf("%ssample after step %lld:\n", line_start(STDOUT_FILENO), (long long)run->progress.step);
     fflush(stdout);
     print_bytes(run, o->sample_prompt, strlen(o->sample_prompt), &before);
@@ -162,9 +163,9 @@ void run_sample(Run *run, NextLogits next_logits, void *trainer) {
         for (int v = 0; v < V && cap > 0; v++) { logits[v] = cap * tanhf(logits[v] / cap); }
         int token = tokens[count] = sample_token(o, logits, scratch, V, i);
         if (run->has_tokenizer && o->sample_tokens[0] == '\0') {
+            if (token == run->tokenizer.end_of_text) { break; }
             const unsigned char *bytes = tokenizer_decode(&run->tokenizer, token, &length);
             print_bytes(run, bytes, (size_t)length, &before);
-            if (token == run->tokenizer.end_of_text) { fputs("\n---\n", out); }
         } else {
             fprintf(out, "%d ", token);
         }

@@ -1,7 +1,8 @@
-"""One message to a model that was tuned on conversations, which is what scripts/chat does: the
+"""Talks to a model that was tuned on conversations, which is what scripts/chat does: the
 tokenizer's own chat template writes the prompt, the trainer the answer.
 """
 
+import contextlib
 import os
 import re
 import subprocess
@@ -30,48 +31,94 @@ def listen(command, ends):
     return trainer.returncode, said, False
 
 
+class Model:
+    """A model and its template. It is loaded for each answer."""
+
+    def __init__(self, folder, program, options):
+        self.folder, self.options = folder, options
+        self.command = [program, "--load", folder, "--sample-only", "--quiet"]
+        tokenizer = os.path.join(checkpoint(folder), "tokenizer.json")
+        if not os.path.exists(tokenizer):
+            die(f"{tokenizer}: missing; give a checkpoint of a run whose data have one")
+        self.vocabulary = open_vocabulary({"tokenizer": tokenizer})
+        self.warned = set() # each turn has the doubts of those before
+        with self.faults():
+            self.template = ChatTemplate(self.vocabulary)
+        self.ends = {*self.vocabulary.specials.values(), *self.template.ends()}
+
+    @contextlib.contextmanager
+    def faults(self):
+        try:
+            yield
+        except (BadTemplate, ValueError) as error:
+            die(f"{self.folder}: {error}")
+
+    def answer(self, messages):
+        """Prints the answer. Returns it, or None and the exit status where there is none."""
+        with self.faults():
+            prompt, doubts = self.template.prompt(Conversation({"messages": messages}))
+        for warning in warnings_of(doubts):
+            what = warning.partition(": ")[2] # after the counts
+            if what not in self.warned:
+                warn(warning)
+            self.warned.add(what)
+        with tempfile.NamedTemporaryFile("w") as file:  # an option of text has a limit
+            file.write(" ".join(map(str, prompt)))
+            file.flush()
+            status, said, ended = listen([*self.command, "--sample-tokens", "@" + file.name,
+                                          *self.options], self.ends)
+        line = (said.splitlines() or [""])[-1]
+        if status != 0 or not TOKENS.fullmatch(line):
+            print(said, end="")  # of an option that asks for something else, as --help
+            return None, status
+        ids = list(map(int, line.split()))
+        text = self.vocabulary.tokenizer.decode(ids[:-1] if ended else ids).strip()
+        print(text, flush=True)
+        if not ended:
+            print(f"note: cut off after {len(ids)} tokens; -- --sample-length N sets another "
+                  "number", file=sys.stderr)
+        return text, status
+
+
+def turns():
+    """Yields a line of the user's at a time, until /exit or the end."""
+    asks = sys.stdin.isatty()
+    if asks:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  keys move and recall in the line
+        print("a line is a message; /exit or Ctrl-D ends")
+    while True:
+        try:
+            line = input("> " if asks else "")
+        except EOFError:
+            return
+        if line.strip() == "/exit":
+            return
+        if line.strip():
+            yield line
+
+
 def main():
     ours, options = split_words(sys.argv[1:])
     p = Parser(prog="scripts/chat", unknown="; those of the trainer go behind --, and a "
                "message that begins with - through standard input (MESSAGE -)",
-               description="Prints what a model answers to a message. Options for the trainer go "
-                           "behind --.")
+               description="Prints what a model answers to a message; without one, to each line "
+                           "in turn, after all lines and answers before it, until /exit. Options "
+                           "for the trainer go behind --.")
     p.add_argument("model", metavar="DIR", help="a checkpoint, or a start of convert_hf")
     p.add_argument("message", metavar="MESSAGE", nargs="?",
                    help="-: it is read from standard input, as it must be if it begins with -")
     p.add_argument("--system", metavar="TEXT", help="a message of the system's before it")
     p.add_argument("--gpu", action="store_true", help="by train_gptcu instead of train_gpt")
-    o = p.parse_args(ours)
-    if o.message is None:
-        p.error("MESSAGE is missing")
+    o = p.parse_args(ours, intermixed=True)
     if o.message == "-":
         o.message = sys.stdin.buffer.read().decode(errors="replace").removesuffix("\n")
-    folder, program = checkpoint(o.model), built("train_gptcu" if o.gpu else "train_gpt")
-    tokenizer = os.path.join(folder, "tokenizer.json")
-    if not os.path.exists(tokenizer):
-        die(f"{tokenizer}: missing; give a checkpoint of a run whose data have one")
-    vocabulary = open_vocabulary({"tokenizer": tokenizer})
-    system = [{"role": "system", "content": o.system}] if o.system else []
-    messages = [*system, {"role": "user", "content": o.message}]
-    try:
-        template = ChatTemplate(vocabulary)
-        prompt, doubts = template.prompt(Conversation({"messages": messages}))
-    except (BadTemplate, ValueError) as error:
-        die(f"{o.model}: {error}")
-    for warning in warnings_of(doubts):
-        warn(warning)
-    with tempfile.NamedTemporaryFile("w") as file:  # an option of text has a limit
-        file.write(" ".join(map(str, prompt)))
-        file.flush()
-        command = [program, "--load", o.model, "--sample-only", "--quiet", "--sample-tokens",
-                   "@" + file.name, *options]
-        status, said, ended = listen(command, {*vocabulary.specials.values(), *template.ends()})
-    line = (said.splitlines() or [""])[-1]
-    if status != 0 or not TOKENS.fullmatch(line):
-        print(said, end="")  # of an option that asks for something else, as --help
-        return status
-    ids = list(map(int, line.split()))
-    print(vocabulary.tokenizer.decode(ids[:-1] if ended else ids).strip())
-    if not ended:
-        print(f"note: cut off after {len(ids)} tokens; -- --sample-length N sets another number",
-              file=sys.stderr)
+    model = Model(o.model, built("train_gptcu" if o.gpu else "train_gpt"), options)
+    messages = [{"role": "system", "content": o.system}] if o.system else []
+    for message in turns() if o.message is None else [o.message]:
+        messages.append({"role": "user", "content": message})
+        answer, status = model.answer(messages)
+        if answer is None:
+            return status
+        messages.append({"role": "assistant", "content": answer})
+    return 0

@@ -22,8 +22,10 @@ class Parser(argparse.ArgumentParser):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
                          **words)
 
-    def parse_args(self, arguments=None):
-        found, unknown = self.parse_known_args(arguments)
+    def parse_args(self, arguments=None, intermixed=False):
+        """intermixed: arguments may stand between options."""
+        found, unknown = (self.parse_known_intermixed_args if intermixed
+                          else self.parse_known_args)(arguments)
         if unknown:
             word = unknown[0].split("=")[0]
             what = f"unknown option {word}" if word[:1] == "-" else f"unexpected argument {word}"

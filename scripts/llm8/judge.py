@@ -61,6 +61,11 @@ class Judgement:
     error: float = math.nan  # standard error of the change of a loss
     doubt: str = ""          # why there is no verdict
 
+    @property
+    def noise(self):
+        """Half of the 95% confidence interval of a loss's change."""
+        return self.error * students_t(self.pairs)
+
 
 class Pair(NamedTuple):
     run: object
@@ -184,20 +189,23 @@ def other_samples(runs, at=None):
     return "not over the same samples: --" + " --".join(sorted(wrong)) if wrong else ""
 
 
-def noise_of(changes):
-    """Returns the standard error of the mean, and the noise."""
+def students_t(count):
+    return math.nan if count < 2 else T[count - 2] if count - 2 < len(T) else \
+        1.96 + 2.6 / (count - 1)
+
+
+def error_of(changes):
+    """Returns the standard error of the mean."""
     count = len(changes)
-    if count < 2:
-        return math.nan, math.nan
-    error = statistics.stdev(changes) / math.sqrt(count)
-    return error, error * (T[count - 2] if count - 2 < len(T) else 1.96 + 2.6 / (count - 1))
+    return statistics.stdev(changes) / math.sqrt(count) if count > 1 else math.nan
 
 
 def judge_loss(name, what, ours, theirs, limit, note):
     """ours, theirs: the final losses, pair by pair."""
     changes = [percent(a, b) for a, b in zip(ours, theirs)]
     change, doubt = mean(changes), ""
-    error, noise = noise_of(changes) if math.isfinite(change) else (math.nan, math.nan)
+    error = error_of(changes) if math.isfinite(change) else math.nan
+    noise = error * students_t(len(changes))
     if not math.isfinite(change):
         result, note = FAIL, f"NaN or infinite, {note}"
     elif len(changes) < 2:
@@ -292,15 +300,20 @@ def judge_time(found, limits, name):
                          note="the baseline's last validation loss is NaN or infinite")
     times = [[series.reach(run, target, "seconds") for run in pair]
              for pair, target in zip(found, targets)]
-    reached = [pair for pair in times if all(map(math.isfinite, pair))]
-    missed = len(times) - len(reached)
+    missed = sum(not all(map(math.isfinite, pair)) for pair in times)
     note = f"seconds of steps to {mean(targets):.4f}, the baseline's last validation loss"
     if missed:
-        note += f"; {len(reached)} of {len(times)} pairs of runs reach it" + \
-            ("; only their times are shown" if reached else "")
-    return judge_ratio(name, "time to loss", reached or times,
-                       lambda ratio: ratio <= limits.time and not missed, at_most(limits.time),
-                       note)
+        note += (f"; {missed} of {len(times)} pairs miss it, and count with the whole time of "
+                 "their runs: it takes longer than shown")
+    whole = [[float(series.positions(run, "seconds", run.last_step)) for run in pair]
+             for pair in found]
+    times = [[time if math.isfinite(time) else all_of_it for time, all_of_it in zip(*both)]
+             for both in zip(times, whole)]
+    judged = judge_ratio(name, "time to loss", times,
+                         lambda ratio: ratio <= limits.time and not missed, at_most(limits.time),
+                         note)
+    judged.pairs = len(times)
+    return judged
 
 
 def judge_start(found, name):

@@ -12,8 +12,12 @@ SIZE_WIDE = (8.6, 3.4)
 
 def final_range(axes, curves):
     """The start of a run is far above all that follows: the axis keeps to what comes after its
-    first twentieth."""
-    late = numpy.concatenate([[], *(curve[len(curve) // 20:] for curve in curves)])
+    first twentieth, and to spikes before: rises by more than a tenth of the curve's fall."""
+    shown = [curve[len(curve) // 20:] for curve in curves]
+    for curve in filter(len, curves):
+        rises = curve - numpy.fmin.accumulate(curve)
+        shown.append(curve[rises > 0.1 * (curve[0] - numpy.nanmin(curve))])
+    late = numpy.concatenate([[], *shown])
     late = late[numpy.isfinite(late)]
     if len(late):
         room = 0.06 * (late.max() - late.min()) or 0.05

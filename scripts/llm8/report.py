@@ -28,11 +28,21 @@ def write_change(judgement):
     return f"{judgement.change:+.3f}%{error}"
 
 
+def effect(judgement):
+    """Says what a variant does to a loss that is judged, and whether it is more than noise."""
+    if judgement.result != judge.PASS or judgement.what not in judge.LOSSES:
+        return ""
+    beside = "beyond" if abs(judgement.change) > judgement.noise else "within"
+    return (f"{judgement.variant}'s {judgement.what} {judgement.change:+.2f}%, {beside} the noise "
+            f"of {judgement.noise:.2f}%")
+
+
 def verdict_line(comparison):
     names = [variant.name for variant in comparison.variants[1:]]
     against = f"{', '.join(names)} against {comparison.baseline.name}"
     if comparison.verdict == judge.PASS:
-        return f"PASS: {against}: every limit held"
+        return "; ".join([f"PASS: {against}: every limit held",
+                          *filter(None, map(effect, comparison.judgements))])
     what = []
     for name in names:
         found = [j.what + (f" {write_change(j)}, {j.doubt}" if j.doubt else "")

@@ -329,7 +329,7 @@ def fp8(records, front=True):
         for variant in r["curves"]:
             changes = [judge.percent(loss, base[seed])
                        for seed, loss in last_losses(r, variant).items()]
-            error = judge.noise_of(changes)[0]
+            error = judge.error_of(changes)
             cells[variant][name] = f"{judge.mean(changes):+.2f}%" + \
                 (f" ± {error:.2f}" if error == error else "")
         apart = max(base.values()) / min(base.values()) - 1
