@@ -169,6 +169,7 @@ print_sample() {
 print_summary() {
     took=$(($(date +%s) - begin))
     config="$trainer --config $folder/config.txt"
+    twice=$((2 * steps))
     title "done in $((took / 60)) min $((took % 60)) s"
     printf '    %-72s %.4f\n' \
         "loss of guessing by how often each letter occurs (unigram entropy)" "$entropy" \
@@ -184,7 +185,7 @@ Try next
   another sample, more daring
     $config --resume latest --sample-only --sample-temperature 1 --seed 2
   train on from here to twice as many steps
-    $config --resume latest --train-iters $((2 * steps)) --lr-decay-iters $((2 * steps)) --lr 1e-3
+    $config --resume $folder/latest --save run/longer --train-iters $twice --lr-decay-iters $twice --lr 1e-3
   $in_fp8
     $config --save run/fp8 --fp8-format hybrid$larger
   a larger model
@@ -203,6 +204,7 @@ trap : INT # the trainer saves and stops; then so does this script
 check_arguments "$@"
 scripts/packages.sh --install 'make quickstart' || exit 1
 build
+# what is suggested leaves $folder as it is, so that each works in any order
 # a GPU computes so small a model in BF16, whatever is requested
 in_fp8='the same from the start in FP8 (emulated on the CPU), to compare the losses' larger=''
 if [ "$trainer" = ./train_gptcu ]; then

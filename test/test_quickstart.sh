@@ -77,12 +77,16 @@ test_suggestions_work() {
     sed '1,/^Try next/d' trained | grep '^    \./' >commands
     while IFS= read -r command; do
         steps=3
-        if [[ $command != *--save* ]]; then steps=47; fi # from step 45 on
+        if [[ $command == *--resume* ]]; then steps=47; fi # from step 45 on
         FEWER="--train-iters $steps" expect_status 0 bash -c "cd tree && $command"
         count=$((count + 1))
     done <commands
     is $count 5
-    [[ -d tree/run/fp8/latest/ && -d tree/run/wide/latest/ ]] || fail "$(ls tree/run)"
+    [[ -d tree/run/fp8/latest/ && -d tree/run/wide/latest/ && -d tree/run/longer/latest/ ]] ||
+        fail "$(ls tree/run)"
+    # in any order: the first run's folder and options stay, so that another has as many steps
+    is "$(grep -c 'train-iters 45' tree/run/quickstart/config.txt)" 1
+    is "$(readlink tree/run/quickstart/latest)" step_00000045
 }
 
 test_noise_is_not_learned() {
