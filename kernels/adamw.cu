@@ -124,6 +124,7 @@ struct AdamWPlace {
     int64_t first; // element of the parameter space
     const void *gradients;
     void *master, *exp_avg, *exp_avg_sq;
+    Bf16 *exp_avg_scales, *exp_avg_sq_scales;
     void *out; // new weights, in BF16 or FP8
     float weight_decay;
 };
@@ -159,7 +160,7 @@ __device__ __forceinline__ float root(float x) { // within 1 unit in the last pl
 // Factors that are the same for all parameters of a segment.
 struct AdamWFactors {
     float lr, gradient_scale, correction1, correction2;
-    uint32_t key1, key2; // for the moments' stochastic rounding
+    uint32_t key1, key2; // for the moments' stochastic rounding; 8-bit ones share the first
 };
 
 // bias1, bias2: the binary logarithms of the betas.
@@ -175,6 +176,17 @@ __device__ __forceinline__ AdamWFactors adamw_factors(const AdamWUpdate &u, cons
             (uint32_t)rng_mix(key + 1)};
 }
 
+// One parameter's moments by its gradient, and its new weight.
+__device__ __forceinline__ float adamw_element(const AdamWUpdate &u, const AdamWFactors &f,
+                                               float weight_decay, float g, float w, float &m,
+                                               float &v) {
+    float gradient = g * f.gradient_scale;
+    m = u.beta1 * m + (1.0f - u.beta1) * gradient;
+    v = u.beta2 * v + (1.0f - u.beta2) * gradient * gradient;
+    float step = __fdividef(m * f.correction1, root(v * f.correction2) + u.eps);
+    return w - f.lr * (step + weight_decay * w);
+}
+
 // Updates master and moments of quad i; returns the new weights.
 __device__ __forceinline__ Floats4 adamw_quad(const AdamWUpdate &u, const AdamWFactors &f,
                                               const AdamWPlace &at, int i) {
@@ -184,16 +196,149 @@ __device__ __forceinline__ Floats4 adamw_quad(const AdamWUpdate &u, const AdamWF
     Floats4 v = load4(at.exp_avg_sq, u.moment_type, i);
 #pragma unroll
     for (int j = 0; j < QUAD; j++) {
-        float gradient = g.v[j] * f.gradient_scale;
-        m.v[j] = u.beta1 * m.v[j] + (1.0f - u.beta1) * gradient;
-        v.v[j] = u.beta2 * v.v[j] + (1.0f - u.beta2) * gradient * gradient;
-        float step = __fdividef(m.v[j] * f.correction1, root(v.v[j] * f.correction2) + u.eps);
-        w.v[j] -= f.lr * (step + at.weight_decay * w.v[j]);
+        w.v[j] = adamw_element(u, f, at.weight_decay, g.v[j], w.v[j], m.v[j], v.v[j]);
     }
     int64_t first = at.first + i * QUAD;
     store4(at.master, i, w);
     store_moments(at.exp_avg, u.moment_type, i, m, f.key1, first);
     store_moments(at.exp_avg_sq, u.moment_type, i, v, f.key2, first);
+    return w;
+}
+
+// ---- moments in 8 bits (moments.h) --------------------------------------------------------------
+
+enum { MOMENT_LANES = MOMENT_BLOCK / QUAD }; // lanes that share a block
+
+// Bytes and floats without conversions, of which a multiprocessor makes only 16 in a clock: a float
+// of 2^23 (2^7) and more counts in steps of 1 (2^-16), so its low bits are the number.
+constexpr float COUNTS = 0x1p23f, FRACTIONS = 0x1p7f;
+
+template <int J> __device__ __forceinline__ float byte_as_float(uint32_t word) { // + COUNTS
+    return __uint_as_float(__byte_perm(word, __float_as_uint(COUNTS), 0x7650 + J));
+}
+
+template <Moment WHICH, int J>
+__device__ __forceinline__ float moment_read(uint32_t codes, float unit) {
+    float place = WHICH == MOMENT_FIRST ? byte_as_float<J>(codes ^ 0x80808080u) - (COUNTS + 128.0f)
+                                        : byte_as_float<J>(codes) - COUNTS;
+    return moment_level(place, unit, WHICH);
+}
+
+template <Moment WHICH>
+__device__ __forceinline__ float moment_fraction(uint32_t bits) { // moment_random
+    int halfword = WHICH == MOMENT_FIRST ? 0x7610 : 0x7632;
+    float random = __uint_as_float(__byte_perm(bits, __float_as_uint(FRACTIONS), halfword));
+    return random - (FRACTIONS - 0x1p-16f);
+}
+
+__device__ __forceinline__ float log2_about(float x) {
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+__device__ __forceinline__ float exp2_about(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// What is added to the logarithm of a place: of the block's unit, and less than 1e-4 for errors, so
+// that the place of moment_write is never too large, and too small by less than 1.
+__device__ __forceinline__ float moment_shift(float unit) {
+    return -1e-4f - log2_about(fmaxf(unit, FLT_MIN)) * (1.0f / 3.0f);
+}
+
+// The code of x >= 0 as moment_encode (cpu.h) defines it, in the low bits: how many places
+// j + random lie below x. They are counted by an approximate cube root, which is too small by less
+// than 1, and compared with x once.
+template <Moment WHICH>
+__device__ __forceinline__ uint32_t moment_write(float x, float unit, float shift, float random) {
+    float power = WHICH == MOMENT_FIRST ? 1.0f / 3.0f : 1.0f / 6.0f;
+    float place = exp2_about(log2_about(x) * power + shift);
+    float counted = __fadd_rz(__fadd_rz(place, -random), COUNTS + 1.0f);
+    if (moment_level(counted - COUNTS + random, unit, WHICH) < x) { counted += 1.0f; }
+    return __float_as_uint(fminf(counted, COUNTS + moment_most(WHICH)));
+}
+
+// The largest of a block's lanes.
+__device__ __forceinline__ float block_largest(float x) {
+#pragma unroll
+    for (int step = MOMENT_LANES / 2; step > 0; step /= 2) {
+        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
+    }
+    return x;
+}
+
+__device__ __forceinline__ uint32_t pack_bytes(const uint32_t x[QUAD]) {
+    return __byte_perm(__byte_perm(x[0], x[1], 0x0040), __byte_perm(x[2], x[3], 0x0040), 0x5410);
+}
+
+template <Moment WHICH>
+__device__ __forceinline__ void store_codes(void *codes, Bf16 *scales, int i, const Floats4 &x,
+                                            const uint32_t random[QUAD], bool mine) {
+    float largest = 0.0f;
+#pragma unroll
+    for (int j = 0; j < QUAD; j++) { largest = fmaxf(largest, fabsf(x.v[j])); }
+    Bf16 scale = moment_scale(block_largest(largest), WHICH);
+    float unit = moment_unit(scale, WHICH), shift = moment_shift(unit);
+    uint32_t packed[QUAD];
+#pragma unroll
+    for (int j = 0; j < QUAD; j++) {
+        uint32_t code = moment_write<WHICH>(fabsf(x.v[j]), unit, shift,
+                                            moment_fraction<WHICH>(random[j]));
+        packed[j] = WHICH == MOMENT_SECOND ? max(code, __float_as_uint(COUNTS) + (scale > 0))
+                                           : (x.v[j] < 0.0f ? 0u - code : code);
+    }
+    if (mine) { static_cast<uint32_t *>(codes)[i] = pack_bytes(packed); }
+    if (mine && i % MOMENT_LANES == 0) { scales[i / MOMENT_LANES] = scale; }
+}
+
+// What a quad's update reads, as it lies in memory: what converts a number waits for it.
+struct Quad8 {
+    uint4 g; // two words of BF16, or four of FP32
+    Floats4 w;
+    uint32_t m, v; // codes
+};
+
+__device__ __forceinline__ Quad8 load_quad8(const AdamWUpdate &u, const AdamWPlace &at, int i) {
+    uint4 g = {};
+    if (u.gradient_type == TYPE_BF16) {
+        uint2 half = static_cast<const uint2 *>(at.gradients)[i];
+        g.x = half.x, g.y = half.y;
+    } else {
+        g = static_cast<const uint4 *>(at.gradients)[i];
+    }
+    return {g, load4(at.master, TYPE_F32, i), static_cast<const uint32_t *>(at.exp_avg)[i],
+            static_cast<const uint32_t *>(at.exp_avg_sq)[i]};
+}
+
+// adamw_quad for moments in 8 bits, from what was read before, and the scales of this block's
+// moments. Whole warps call it: a lane that has no quad of its own writes nothing.
+__device__ __forceinline__ Floats4 adamw_quad8(const AdamWUpdate &u, const AdamWFactors &f,
+                                               const AdamWPlace &at, int i, bool mine,
+                                               const Quad8 &q, Bf16 *m_scales, Bf16 *v_scales) {
+    Floats4 w = q.w, g = {{__uint_as_float(q.g.x), __uint_as_float(q.g.y), __uint_as_float(q.g.z),
+                           __uint_as_float(q.g.w)}};
+    if (u.gradient_type == TYPE_BF16) { g = unpack4({q.g.x, q.g.y}); }
+    float m_unit = moment_unit(m_scales[i / MOMENT_LANES], MOMENT_FIRST);
+    float v_unit = moment_unit(v_scales[i / MOMENT_LANES], MOMENT_SECOND);
+    Floats4 m = {
+        {moment_read<MOMENT_FIRST, 0>(q.m, m_unit), moment_read<MOMENT_FIRST, 1>(q.m, m_unit),
+         moment_read<MOMENT_FIRST, 2>(q.m, m_unit), moment_read<MOMENT_FIRST, 3>(q.m, m_unit)}};
+    Floats4 v = {
+        {moment_read<MOMENT_SECOND, 0>(q.v, v_unit), moment_read<MOMENT_SECOND, 1>(q.v, v_unit),
+         moment_read<MOMENT_SECOND, 2>(q.v, v_unit), moment_read<MOMENT_SECOND, 3>(q.v, v_unit)}};
+    uint32_t random[QUAD];
+#pragma unroll
+    for (int j = 0; j < QUAD; j++) {
+        random[j] = rng_bits32(f.key1, (uint64_t)(at.first + i * QUAD) | j);
+        v.v[j] = fmaxf(v.v[j], u.floor * m.v[j] * m.v[j]);
+        w.v[j] = adamw_element(u, f, at.weight_decay, g.v[j], w.v[j], m.v[j], v.v[j]);
+    }
+    if (mine) { store4(at.master, i, w); }
+    store_codes<MOMENT_FIRST>(at.exp_avg, m_scales, i, m, random, mine);
+    store_codes<MOMENT_SECOND>(at.exp_avg_sq, v_scales, i, v, random, mine);
     return w;
 }
 
@@ -232,9 +377,10 @@ __device__ __forceinline__ int segment_of_block(const AdamWSegment *segments, in
 // What a launch does. Each update has its own kernels: with Muon's code in them, AdamW's took 64
 // registers instead of 57.
 enum WeightsJob {
-    // These two update the master weights and write BF16 weights. Of FP8 weights they measure the
+    // These update the master weights and write BF16 weights. Of FP8 weights they measure the
     // amax; with SCALE_GIVEN they write the codes too.
     JOB_ADAMW,
+    JOB_ADAMW8, // with moments in 8 bits
     JOB_MUON,
     JOB_MEASURE, // measures the amax of FP8 weights
     JOB_QUANTIZE // writes codes by the scales that have been announced, of squares by their amaxes
@@ -258,12 +404,12 @@ __device__ __forceinline__ void lanes_amax(float *amax, float range) {
 // A block takes ADAMW_QUADS quads of a segment; an update those of its own segments. state NULL: at
 // the start of a run, not after a step.
 template <WeightsJob JOB, Scaling SCALING>
-__global__ void __launch_bounds__(ADAMW_THREADS)
+__global__ void __launch_bounds__(ADAMW_THREADS, JOB == JOB_ADAMW8 ? 4 : 0)
     adamw_kernel(const AdamWUpdate u, const StepState *state, float bias1, float bias2) {
     if (state != nullptr && state->skipped) { return; }
     const AdamWSegment s = u.segments[segment_of_block(u.segments, u.segment_count, blockIdx.x)];
     AdamWFactors f = {};
-    constexpr bool updates = JOB == JOB_ADAMW || JOB == JOB_MUON, measures = JOB != JOB_QUANTIZE;
+    constexpr bool updates = JOB <= JOB_MUON, measures = JOB != JOB_QUANTIZE;
     constexpr bool writes = JOB == JOB_QUANTIZE || (updates && SCALING == SCALE_GIVEN);
     constexpr bool squares = SCALING == SCALE_SQUARES;
     if (updates && s.muon != (JOB == JOB_MUON)) { return; }
@@ -272,11 +418,17 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
     if (bf16 && !updates && (JOB == JOB_MEASURE || state != nullptr)) { return; }
     int64_t begin = (int64_t)(blockIdx.x - s.first_block) * (ADAMW_QUADS * QUAD);
     int quads = (int)min((int64_t)ADAMW_QUADS, (s.n - begin) / QUAD);
+    constexpr bool small = JOB == JOB_ADAMW8;
+    const int64_t block = begin / MOMENT_BLOCK;
     const AdamWPlace at = {s.first + begin,
                            element(u.gradients, u.gradient_type, s.gradient + begin),
                            s.master + begin,
-                           element(s.exp_avg, u.moment_type, begin),
-                           element(s.exp_avg_sq, u.moment_type, begin),
+                           small ? static_cast<char *>(s.exp_avg) + begin
+                                 : element(s.exp_avg, u.moment_type, begin),
+                           small ? static_cast<char *>(s.exp_avg_sq) + begin
+                                 : element(s.exp_avg_sq, u.moment_type, begin),
+                           small ? s.exp_avg_scales + block : nullptr,
+                           small ? s.exp_avg_sq_scales + block : nullptr,
                            bf16 ? static_cast<void *>(s.bf16 + begin) : s.fp8 + begin,
                            s.weight_decay};
     const Fp8Weight *weight = u.weights + s.weight;
@@ -284,11 +436,34 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
     Fp8Weight blocks = {};
     if (squares && !bf16) { blocks = *weight; }
     if (!squares && !bf16 && writes) { scale = weight->scale->scale; }
+    // Blocks of moments take half a warp, and the last quads of a segment may be that.
+    int count = small ? (quads + WARP - 1) / WARP * WARP : quads;
+    // The next quad is read before this one is updated: few bytes are on their way otherwise.
+    Quad8 next = {};
+    // Scales are read and written together: with two bytes at a time, written by each half-warp,
+    // AdamW took 27% longer (256M parameters, one H200).
+    enum { SCALES = small ? ADAMW_QUADS / MOMENT_LANES : 1 };
+    __shared__ Bf16 m_scales[SCALES], v_scales[SCALES];
+    for (int k = threadIdx.x; small && k < quads / MOMENT_LANES; k += ADAMW_THREADS) {
+        m_scales[k] = at.exp_avg_scales[k];
+        v_scales[k] = at.exp_avg_sq_scales[k];
+    }
+    if (small) { __syncthreads(); }
+    if (small && threadIdx.x < count) { next = load_quad8(u, at, min(threadIdx.x, quads - 1)); }
 #pragma unroll 1
-    for (int i = threadIdx.x; i < quads; i += ADAMW_THREADS) {
-        uint2 packed = pack4(JOB == JOB_ADAMW  ? adamw_quad(u, f, at, i)
+    for (int own = threadIdx.x; own < count; own += ADAMW_THREADS) {
+        int i = small ? min(own, quads - 1) : own;
+        bool mine = !small || own < quads;
+        const Quad8 read = next;
+        if (small && own + ADAMW_THREADS < count) {
+            next = load_quad8(u, at, min(own + ADAMW_THREADS, quads - 1));
+        }
+        uint2 packed = pack4(JOB == JOB_ADAMW ? adamw_quad(u, f, at, i)
+                             : JOB == JOB_ADAMW8
+                                 ? adamw_quad8(u, f, at, i, mine, read, m_scales, v_scales)
                              : JOB == JOB_MUON ? muon_quad(u, f, at, i)
                                                : load4(at.master, TYPE_F32, i));
+        if (!mine) { continue; }
         if (bf16) {
             static_cast<uint2 *>(at.out)[i] = packed;
             continue;
@@ -303,6 +478,11 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
         }
         if (writes) { static_cast<uint32_t *>(at.out)[i] = encode4<FP8_E4M3>(w.v, scale); }
     }
+    if (small) { __syncthreads(); }
+    for (int k = threadIdx.x; small && k < quads / MOMENT_LANES; k += ADAMW_THREADS) {
+        at.exp_avg_scales[k] = m_scales[k];
+        at.exp_avg_sq_scales[k] = v_scales[k];
+    }
     if (!bf16 && measures && !squares) { block_amax(&weight->scale->amax, amax); }
 }
 
@@ -310,7 +490,7 @@ template <WeightsJob JOB>
 static void launch_adamw(const AdamWUpdate *u, const StepState *state, cudaStream_t stream) {
     auto kernel = adamw_kernel<JOB, SCALE_MEASURED>; // given ones too, without an update
     if (u->scaling == SCALE_SQUARES) { kernel = adamw_kernel<JOB, SCALE_SQUARES>; }
-    if constexpr (JOB == JOB_ADAMW || JOB == JOB_MUON) {
+    if constexpr (JOB <= JOB_MUON) {
         if (u->scaling == SCALE_GIVEN) { kernel = adamw_kernel<JOB, SCALE_GIVEN>; }
     }
     if (u->segment_blocks == 0) { return; } // this rank keeps nothing of the bucket
@@ -320,7 +500,8 @@ static void launch_adamw(const AdamWUpdate *u, const StepState *state, cudaStrea
 
 void gpu_adamw(Gpu *gpu, const AdamWUpdate *update, const StepState *state) {
     gpu_family(gpu, FAMILY_OPTIMIZER);
-    launch_adamw<JOB_ADAMW>(update, state, gpu->stream);
+    bool small = update->moment_type == TYPE_MOMENT8;
+    (small ? launch_adamw<JOB_ADAMW8> : launch_adamw<JOB_ADAMW>)(update, state, gpu->stream);
     if (update->muon) { launch_adamw<JOB_MUON>(update, state, gpu->stream); }
 }
 
@@ -345,17 +526,18 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
     int64_t begin = (int64_t)(blockIdx.x - s.first_block) * (ADAMW_QUADS * QUAD);
     int quads = (int)min((int64_t)ADAMW_QUADS, (s.n - begin) / QUAD);
     void *gradients = element(u.gradients, u.gradient_type, s.gradient + begin);
-    void *momenta = element(s.exp_avg, u.moment_type, begin);
+    GpuType type = momentum_type(u.moment_type);
+    void *momenta = element(s.exp_avg, type, begin);
     float scale = state->gradient_scale;
     for (int i = threadIdx.x; i < quads; i += ADAMW_THREADS) {
-        Floats4 g = load4(gradients, u.gradient_type, i), m = load4(momenta, u.moment_type, i);
+        Floats4 g = load4(gradients, u.gradient_type, i), m = load4(momenta, type, i);
 #pragma unroll
         for (int j = 0; j < QUAD; j++) {
             g.v[j] *= scale;
             m.v[j] = u.momentum * m.v[j] + g.v[j];
             g.v[j] += u.momentum * m.v[j];
         }
-        store_moments(momenta, u.moment_type, i, m, key, s.first + begin + i * QUAD);
+        store_moments(momenta, type, i, m, key, s.first + begin + i * QUAD);
         if (u.gradient_type == TYPE_F32) {
             store4(gradients, i, g);
         } else {

@@ -1,4 +1,5 @@
 #include "cpu.h"
+#include "../base/rng.h"
 
 #include <assert.h>
 #include <math.h>
@@ -325,11 +326,80 @@ void adamw_update(float *weights, float *m, float *v, const float *gradients, in
     float correction2 = (float)(1.0 - pow(a.beta2, (double)a.step));
 #pragma omp parallel for simd
     for (int64_t i = 0; i < n; i++) {
-        float g = gradients[i] * a.gradient_scale;
+        float g = gradients[i] * a.gradient_scale, least = a.floor * m[i] * m[i];
+        v[i] = least > v[i] ? least : v[i];
         m[i] = a.beta1 * m[i] + (1.0f - a.beta1) * g;
         v[i] = a.beta2 * v[i] + (1.0f - a.beta2) * g * g;
         float step = (m[i] / correction1) / (sqrtf(v[i] / correction2) + a.eps);
         weights[i] -= a.lr * (step + a.weight_decay * weights[i]);
+    }
+}
+
+uint32_t moment_key(uint64_t seed, int64_t step, Moment which) {
+    return (uint32_t)rng_mix(seed + 2 * (uint64_t)step + (which == MOMENT_SECOND));
+}
+
+// How many places j + random (j = 0, 1, ...) among the codes lie below x: with a uniform random
+// number, the place of x is met on average.
+static int moment_code(float x, float unit, Moment which, float random) {
+    const int most = moment_most(which);
+    float place = cbrtf((which == MOMENT_FIRST ? x : sqrtf(x)) / fmaxf(unit, FLT_MIN));
+    int code = (int)fminf(place, (float)most); // about
+    while (code < most && moment_level((float)code + random, unit, which) < x) { code++; }
+    while (code > 0 && !(moment_level((float)(code - 1) + random, unit, which) < x)) { code--; }
+    return code;
+}
+
+void moment_encode(uint8_t *codes, uint16_t *scales, Moment which, const float *x, int64_t n,
+                   const MomentRounding *rounding) {
+#pragma omp parallel for
+    for (int64_t begin = 0; begin < n; begin += MOMENT_BLOCK) {
+        int64_t end = min64(begin + MOMENT_BLOCK, n);
+        float largest = 0.0f;
+        for (int64_t i = begin; i < end; i++) { largest = fmaxf(largest, fabsf(x[i])); }
+        uint16_t scale = scales[begin / MOMENT_BLOCK] = moment_scale(largest, which);
+        float unit = moment_unit(scale, which);
+        for (int64_t i = begin; i < end; i++) {
+            float random = 0.5f;
+            if (rounding != NULL) {
+                uint32_t bits = rng_bits32(rounding->key, (uint64_t)(rounding->first + i));
+                random = moment_random(bits, which);
+            }
+            int code = moment_code(fabsf(x[i]), unit, which, random);
+            if (which == MOMENT_SECOND && code == 0 && scale > 0) { code = 1; }
+            codes[i] = (uint8_t)(x[i] < 0.0f ? -code : code);
+        }
+    }
+}
+
+void moment_decode(float *x, Moment which, const uint8_t *codes, const uint16_t *scales, int skip,
+                   int64_t n) {
+#pragma omp parallel for
+    for (int64_t i = 0; i < n; i++) {
+        float unit = moment_unit(scales[(skip + i) / MOMENT_BLOCK], which);
+        float place = which == MOMENT_FIRST ? (float)(int8_t)codes[i] : (float)codes[i];
+        x[i] = moment_level(place, unit, which);
+    }
+}
+
+void moment_round(float *x, Moment which, int64_t n, MomentRounding rounding) {
+    uint8_t *codes = malloc_or_die((size_t)n);
+    uint16_t *scales = malloc_or_die((size_t)(n / MOMENT_BLOCK + 1) * sizeof(uint16_t));
+    moment_encode(codes, scales, which, x, n, &rounding);
+    moment_decode(x, which, codes, scales, 0, n);
+    free(codes);
+    free(scales);
+}
+
+// Two neighbours share a random number. What would not be finite is rounded to nearest.
+void moment_round_bf16(float *x, int64_t n, MomentRounding rounding) {
+#pragma omp parallel for
+    for (int64_t i = 0; i < n; i++) {
+        int64_t element = rounding.first + i;
+        uint32_t bits = rng_bits32(rounding.key, (uint64_t)(element & ~(int64_t)1));
+        uint32_t random = element % 2 == 0 ? bits & 0xffffu : bits >> 16;
+        float up = float_from_bits((float_bits(x[i]) + random) & 0xffff0000u);
+        x[i] = isfinite(x[i]) && isfinite(up) ? up : bf16_decode(bf16_encode(x[i]));
     }
 }
 

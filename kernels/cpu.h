@@ -9,6 +9,7 @@
 
 #include "fp8_format.h"
 #include "loss_terms.h"
+#include "moments.h"
 #include "rope.h"
 
 #include <stdbool.h>
@@ -88,11 +89,32 @@ void bias_backward(float *dbias, const float *dout, int M, int N);
 typedef struct {
     float lr, beta1, beta2, eps, weight_decay;
     float gradient_scale; // multiplies every gradient: clipping
+    float floor;          // v is at least floor m^2 before the update (moments.h)
     int64_t step;         // from 1, for the bias correction
 } AdamW;
 
 // Loshchilov and Hutter, "Decoupled Weight Decay Regularization" (2019), algorithm 2.
 void adamw_update(float *weights, float *m, float *v, const float *gradients, int64_t n, AdamW a);
+
+// How a moment of n elements, from element `first` of the parameter space on, is rounded where it
+// is stored: stochastically, by this key.
+typedef struct {
+    int64_t first;
+    uint32_t key;
+} MomentRounding;
+
+// The key of an optimizer step. BF16 moments have one each; 8-bit moments share the first one's.
+uint32_t moment_key(uint64_t seed, int64_t step, Moment which);
+// Codes [n] and scales [ceil(n / MOMENT_BLOCK)] of a moment (moments.h); m's codes are in two's
+// complement. rounding NULL: to the nearest place among the codes.
+void moment_encode(uint8_t *codes, uint16_t *scales, Moment which, const float *x, int64_t n,
+                   const MomentRounding *rounding);
+// The moment of codes [n], whose first one is the `skip`-th of its block.
+void moment_decode(float *x, Moment which, const uint8_t *codes, const uint16_t *scales, int skip,
+                   int64_t n);
+// x becomes what is read back of it, once it is stored in 8 bits, or in BF16.
+void moment_round(float *x, Moment which, int64_t n, MomentRounding rounding);
+void moment_round_bf16(float *x, int64_t n, MomentRounding rounding);
 
 // Muon (Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024), with the
 // scale and the weight decay of Liu et al., "Muon is Scalable for LLM Training" (2025), equations 1

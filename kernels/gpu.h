@@ -14,7 +14,13 @@ BEGIN_C
 
 typedef uint16_t Bf16;
 
-typedef enum { TYPE_F32, TYPE_BF16, TYPE_E4M3, TYPE_E5M2 } GpuType;
+typedef enum {
+    TYPE_F32,
+    TYPE_BF16,
+    TYPE_E4M3,
+    TYPE_E5M2,
+    TYPE_MOMENT8, // codes of a moment (moments.h)
+} GpuType;
 
 static inline int gpu_type_bytes(GpuType type) {
     return type == TYPE_F32 ? 4 : (type == TYPE_BF16 ? 2 : 1);

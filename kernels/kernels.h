@@ -286,7 +286,7 @@ void gpu_decide_step(Gpu *gpu, StepState *state, const StepInput *input, double 
 // Parameters that lie together, and where their new weights go. A segment may be a part of a
 // matrix, and may begin anywhere in it.
 typedef struct {
-    int64_t first, n; // elements of the parameter space, multiples of 8
+    int64_t first, n; // elements of the parameter space, multiples of PARAM_ALIGN
     int64_t gradient; // where their gradients begin
     float *master;    // their master weights and moments, on the device or in pinned host memory
     void *exp_avg, *exp_avg_sq; // of AdamWUpdate.moment_type
@@ -298,6 +298,7 @@ typedef struct {
     float lr_mult;              // what StepInput.lr is multiplied by
     float weight_decay;
     bool muon; // Muon's: exp_avg is the momentum, and there is no exp_avg_sq
+    Bf16 *exp_avg_scales, *exp_avg_sq_scales; // of 8-bit moments, on the device
 } AdamWSegment;
 int gpu_adamw_blocks(int64_t n); // of a segment
 
@@ -312,8 +313,8 @@ typedef struct {
 } Fp8Weight;
 
 typedef struct {
-    GpuType moment_type;
-    void *gradients; // only gpu_muon_momentum writes them
+    GpuType moment_type; // of AdamW's; momentum_type() of Muon's
+    void *gradients;     // only gpu_muon_momentum writes them
     GpuType gradient_type;
     const AdamWSegment *segments; // on the device, as are weights and input
     int segment_count, segment_blocks;
@@ -323,8 +324,14 @@ typedef struct {
     Scaling scaling; // of all these weights
     StepInput *input;
     float beta1, beta2, eps, momentum;
-    uint64_t seed; // of the stochastic rounding of BF16 moments
+    float floor;   // of 8-bit moments (moment_floor), else 0
+    uint64_t seed; // of the stochastic rounding of moments
 } AdamWUpdate;
+
+// Muon's momentum has no 8-bit form: Newton-Schulz steps would amplify its rounding.
+HOST_DEVICE static inline GpuType momentum_type(GpuType moment_type) {
+    return moment_type == TYPE_MOMENT8 ? TYPE_BF16 : moment_type;
+}
 
 // FP8 weights are quantised from the master weights rounded to BF16.
 

@@ -9,6 +9,7 @@
 // operation itself would have errors of at least 1e-4. These differences, with a step of 1e-3, have
 // errors of 1e-10, so that only FP32's rounding is left: at most 2.3e-7 of the norm in the shapes
 // here. The bound is four times that, because compilers may order sums in another way.
+#include "../base/rng.h"
 #include "../kernels/cpu.h"
 #include "golden.h"
 #include "test.h"
@@ -687,4 +688,120 @@ TEST(frequencies_are_transformers) {
             CHECK_CLOSE(table[k / HALF * D + HALF + k % HALF], sin(angle), 1e-7);
         }
     }
+}
+
+// ---- moments in 8 bits --------------------------------------------------------------------------
+
+enum { MOMENTS = 64 * 40 };
+
+// Values of many sizes, by blocks; some are 0, and one block is. Second moments are not negative.
+static float *moments_new(Moment which) {
+    float *x = malloc_or_die(MOMENTS * sizeof(float));
+    for (int i = 0; i < MOMENTS; i++) {
+        float value = rng_normal(5, (uint64_t)i) * ldexpf(1.0f, i / MOMENT_BLOCK - 30);
+        bool zero = i % 17 == 3 || i / MOMENT_BLOCK == 7;
+        x[i] = zero ? 0.0f : which == MOMENT_FIRST ? value : value * value;
+    }
+    return x;
+}
+
+// A block's largest value has the largest code or the one before, no code but that of 0 is 0 in v,
+// and what is decoded lies within a level: of the nearest code, within half of one.
+TEST(moments_are_near) {
+    static uint8_t codes[MOMENTS];
+    static uint16_t scales[MOMENTS / MOMENT_BLOCK];
+    static float back[MOMENTS];
+    for (Moment which = MOMENT_FIRST; which <= MOMENT_SECOND; which++) {
+        FREED float *x = moments_new(which);
+        const double most = moment_most(which), power = which == MOMENT_FIRST ? 1.0 / 3 : 1.0 / 6;
+        for (int nearest = 0; nearest < 2; nearest++) {
+            MomentRounding rounding = {0, 99};
+            moment_encode(codes, scales, which, x, MOMENTS, nearest ? NULL : &rounding);
+            moment_decode(back, which, codes, scales, 0, MOMENTS);
+            int far = 0, vanished = 0;
+            for (int i = 0; i < MOMENTS; i++) {
+                double scale = bf16_decode(scales[i / MOMENT_BLOCK]);
+                if (which == MOMENT_SECOND) { scale *= scale; }
+                if (scale == 0.0) {
+                    far += back[i] != 0.0f || codes[i] != 0;
+                    continue;
+                }
+                double is = most * pow(fabs(x[i]) / scale, power);
+                double becomes = most * pow(fabs(back[i]) / scale, power);
+                double allowed = nearest ? 0.501 : 1.001;
+                bool raised = which == MOMENT_SECOND && codes[i] == 1; // v is never 0 there
+                far += !raised && fabs(is - becomes) > allowed;
+                far += x[i] * back[i] < 0.0f || is > most + 1e-3;
+                vanished += which == MOMENT_SECOND && codes[i] == 0;
+            }
+            CHECK_EQUAL(far, 0);
+            CHECK_EQUAL(vanished, 0);
+        }
+        // a part that begins inside a block
+        moment_decode(back, which, codes + 100, scales + 1, 100 - 64, 200);
+        FREED float *all = malloc_or_die(MOMENTS * sizeof(float));
+        moment_decode(all, which, codes, scales, 0, MOMENTS);
+        CHECK_BITS(back, all + 100, 200 * sizeof(float));
+    }
+}
+
+// Over many steps a place among the codes is met on average; to nearest, it would not be.
+TEST(moments_are_rounded_without_bias) {
+    enum { STEPS = 4000 };
+    static uint8_t codes[MOMENT_BLOCK];
+    uint16_t scale;
+    float x[MOMENT_BLOCK];
+    for (Moment which = MOMENT_FIRST; which <= MOMENT_SECOND; which++) {
+        double sums[MOMENT_BLOCK] = {0};
+        for (int i = 0; i < MOMENT_BLOCK; i++) {
+            float place = (float)(i + 1) * (which == MOMENT_FIRST ? 1.93f : 3.91f);
+            x[i] = moment_level(place, 1e-9f, which) * (which == MOMENT_FIRST && i % 2 ? -1 : 1);
+        }
+        for (int step = 0; step < STEPS; step++) {
+            MomentRounding rounding = {640, moment_key(3, step, MOMENT_FIRST)};
+            moment_encode(codes, &scale, which, x, MOMENT_BLOCK, &rounding);
+            for (int i = 0; i < MOMENT_BLOCK; i++) {
+                sums[i] += which == MOMENT_FIRST ? abs((int8_t)codes[i]) : codes[i];
+            }
+        }
+        const double power = which == MOMENT_FIRST ? 1.0 / 3 : 1.0 / 6;
+        double worst = 0, unit = moment_unit(scale, which);
+        if (which == MOMENT_SECOND) { unit *= unit; }
+        for (int i = 0; i < MOMENT_BLOCK; i++) {
+            worst = fmax(worst, fabs(sums[i] / STEPS - pow(fabs((double)x[i]) / unit, power)));
+        }
+        CHECK(worst < 0.05); // six standard errors at most
+    }
+}
+
+// Exact moments satisfy the bound, and it is met: by gradients in proportion to (beta1 / beta2)^k.
+TEST(second_moments_have_a_floor) {
+    static const double betas[][2] = {{0.9, 0.95}, {0.9, 0.999}, {0.0, 0.5}};
+    for (int k = 0; k < COUNT(betas); k++) {
+        const double beta1 = betas[k][0], beta2 = betas[k][1], least = moment_floor(beta1, beta2);
+        double nearest = INFINITY;
+        for (int kind = 0; kind < 2; kind++) {
+            double m = 0, v = 0;
+            for (int step = 0; step < 400; step++) {
+                double g = kind == 0 ? rng_normal(8, (uint64_t)step)
+                                     : pow(beta1 > 0 ? beta1 / beta2 : 1e-9, 400 - step);
+                m = beta1 * m + (1 - beta1) * g;
+                v = beta2 * v + (1 - beta2) * g * g;
+                if (m * m > 0) { nearest = fmin(nearest, v / (m * m)); }
+            }
+        }
+        CHECK(nearest >= least * (1 - 1e-9));
+        CHECK(nearest <= least * 1.01);
+    }
+    CHECK(moment_floor(0.9, 0.8) == 0.0);
+    float w = 1.0f, m = 1.0f, v = 0.0f, g = 0.0f;
+    AdamW a = {.lr = 0.1f,
+               .beta1 = 0.9f,
+               .beta2 = 0.95f,
+               .eps = 1e-8f,
+               .gradient_scale = 1.0f,
+               .floor = (float)moment_floor(0.9, 0.95),
+               .step = 1000};
+    adamw_update(&w, &m, &v, &g, 1, a);
+    CHECK(fabsf(w - 1.0f) < 0.2f); // 1e7 without it
 }

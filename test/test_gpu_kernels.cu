@@ -599,16 +599,39 @@ static double copy_rate(int64_t bytes) {
     return bytes / seconds;
 }
 
+// Whether codes are those of x, which may differ in its last bits from what the device has rounded:
+// a scale of a hundred and a code of five thousand may be another one.
+static bool near_codes(const std::vector<char> &codes, const std::vector<Bf16> &scales,
+                       Moment which, const Floats &x, MomentRounding rounding) {
+    std::vector<uint8_t> expected(x.size());
+    std::vector<Bf16> expected_scales(scales.size());
+    moment_encode(expected.data(), expected_scales.data(), which, x.data(), (int64_t)x.size(),
+                  &rounding);
+    size_t wrong = 0, wrong_scales = 0;
+    for (size_t i = 0; i < x.size(); i++) {
+        bool same = scales[i / MOMENT_BLOCK] == expected_scales[i / MOMENT_BLOCK];
+        wrong_scales += !same && i % MOMENT_BLOCK == 0;
+        wrong += same && (uint8_t)codes[i] != expected[i];
+    }
+    return wrong <= x.size() / 5000 && wrong_scales <= scales.size() / 100;
+}
+
 // AdamW on n parameters: their state on the device or in host memory, their weights in BF16 or FP8.
 static void adamw(int64_t n, GpuType gradient_type, GpuType moment_type, bool fp8, bool offloaded) {
+    const bool small = moment_type == TYPE_MOMENT8;
     const std::string name = std::string(fp8 ? "fp8 adamw, " : "adamw, ") +
-                             (moment_type == TYPE_F32 ? "FP32 moments" : "BF16 moments") +
+                             (small                     ? "8-bit moments"
+                              : moment_type == TYPE_F32 ? "FP32 moments"
+                                                        : "BF16 moments") +
                              (offloaded ? ", offloaded" : "");
     if ((fp8 && !has_fp8()) || (mode == TIMING && !is_wanted(name))) { return; }
     const int64_t moments = n * gpu_type_bytes(moment_type), bytes = 4 * n + 2 * moments;
     Buffer<char> resident(offloaded ? 16 : bytes);
     char *memory = offloaded ? (char *)gpu_host_memory(bytes, true) : resident.data;
     char *exp_avg = memory + 4 * n, *exp_avg_sq = exp_avg + moments;
+    const int64_t blocks = small ? n / MOMENT_BLOCK : 8;
+    Bf16Buffer m_scales(blocks), v_scales(blocks);
+    Bf16 *const scales[] = {m_scales.data, v_scales.data};
     Typed gradients(n, gradient_type);
     Bf16Buffer weights(fp8 ? 8 : n);
     Quantised q(16, fp8 ? (int)(n / 16) : 16, FP8_E4M3, 60.0f);
@@ -624,12 +647,13 @@ static void adamw(int64_t n, GpuType gradient_type, GpuType moment_type, bool fp
     u.weight_count = 1;
     u.input = input.data;
     u.seed = 1;
+    u.floor = small ? (float)moment_floor(u.beta1, u.beta2) : 0.0f;
     // the weights of the first and the third segment decay; the second has half the learning rate
     const int64_t ends[] = {0, mode == TIMING ? n : 64 * 5, mode == TIMING ? n : 64 * 700, n};
     std::vector<AdamWSegment> list;
     for (int i = 0; i < 3 && ends[i] < n; i++) {
         AdamWSegment s = {.first = ends[i], .n = ends[i + 1] - ends[i], .gradient = ends[i]};
-        set_state(s, u, ends[i], (float *)memory, exp_avg, exp_avg_sq);
+        set_state(s, u, ends[i], (float *)memory, exp_avg, exp_avg_sq, scales);
         s.bf16 = fp8 ? NULL : weights.data + ends[i];
         s.fp8 = fp8 ? q.fp8.data + ends[i] : NULL;
         s.within = ends[i];
@@ -653,22 +677,36 @@ static void adamw(int64_t n, GpuType gradient_type, GpuType moment_type, bool fp
         if (offloaded) { gpu_host_free(memory); }
         return;
     }
-    auto write = [&](char *to, const Floats &x, GpuType type) {
-        std::vector<char> values = encoded(x, type);
+    auto write_bytes = [&](char *to, const std::vector<char> &values) {
         offloaded ? (void)memcpy(to, values.data(), values.size())
                   : gpu_send(&gpu, to, values.data(), values.size());
     };
-    auto read = [&](const char *from, GpuType type) {
+    auto write = [&](char *to, const Floats &x, GpuType type) {
+        write_bytes(to, encoded(x, type));
+    };
+    auto read_bytes = [&](const char *from, GpuType type) {
         std::vector<char> values(n * gpu_type_bytes(type));
         if (!offloaded) { gpu_fetch(&gpu, values.data(), from, values.size()); }
         CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
         if (offloaded) { memcpy(values.data(), from, values.size()); }
-        return decoded(values, type);
+        return values;
+    };
+    auto read = [&](const char *from, GpuType type) {
+        return decoded(read_bytes(from, type), type);
+    };
+    // the moments' codes, and what they stand for
+    auto read_moment = [&](char *from, const Bf16Buffer &with, Moment which, Floats &x) {
+        std::vector<char> codes = read_bytes(from, moment_type);
+        moment_decode(x.data(), which, (const uint8_t *)codes.data(), with.get().data(), 0, n);
+        return codes;
     };
     Floats w = random_bf16(n, 1), m(n, 0.0f), v(n, 0.0f);
     write(memory, w, TYPE_F32);
-    write(exp_avg, m, moment_type);
-    write(exp_avg_sq, v, moment_type);
+    // all bits 0 are the moment 0, with its scale
+    write_bytes(exp_avg, std::vector<char>(moments, 0));
+    write_bytes(exp_avg_sq, std::vector<char>(moments, 0));
+    m_scales.put(std::vector<Bf16>(blocks, 0).data());
+    v_scales.put(std::vector<Bf16>(blocks, 0).data());
     for (int step = 1; step <= 6; step++) {
         Floats g = random_bf16(n, 0.1f);
         bool skipped = step == 6;
@@ -680,15 +718,26 @@ static void adamw(int64_t n, GpuType gradient_type, GpuType moment_type, bool fp
         gpu_adamw(&gpu, &u, state.data);
         AdamW a = {
             .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .gradient_scale = 0.5f, .step = step};
+        a.floor = u.floor;
+        Floats stored_m(n), stored_v(n);
         for (int64_t i = 0; i < n && !skipped; i += 64) {
             bool decays = i < ends[1] || i >= ends[2];
             a.lr = decays ? 0.01f : 0.005f;
             a.weight_decay = decays ? 0.1f : 0.0f;
             adamw_update(&w[i], &m[i], &v[i], &g[i], 64, a);
         }
+        if (small && !skipped) { // each step begins with the device's moments
+            std::vector<char> codes = read_moment(exp_avg, m_scales, MOMENT_FIRST, stored_m),
+                              codes_sq = read_moment(exp_avg_sq, v_scales, MOMENT_SECOND, stored_v);
+            MomentRounding rounding = {0, moment_key(1, step, MOMENT_FIRST)};
+            CHECK(near_codes(codes, m_scales.get(), MOMENT_FIRST, m, rounding));
+            CHECK(near_codes(codes_sq, v_scales.get(), MOMENT_SECOND, v, rounding));
+            m = stored_m;
+            v = stored_v;
+        }
     }
     // BF16 moments: their rounding is of relative size 2^-8, and unbiased
-    bool wide = moment_type == TYPE_F32;
+    bool wide = moment_type != TYPE_BF16;
     Floats rounded = read(memory, TYPE_F32);
     CHECK_ERROR(rounded.data(), w.data(), n, wide ? 1e-6 : 1e-3);
     round_to_bf16(rounded.data(), rounded.data(), n);
@@ -711,15 +760,77 @@ static void adamw(int64_t n, GpuType gradient_type, GpuType moment_type, bool fp
 
 ROW(optimizers) { // n, types of gradients and moments, FP8, offloaded
     static const int checked[][5] = {
-        {64 * 1001, TYPE_F32, TYPE_F32},        {64 * 1001, TYPE_BF16, TYPE_F32},
-        {64 * 1001, TYPE_BF16, TYPE_BF16},      {64 * 1001, TYPE_BF16, TYPE_F32, 1},
-        {64 * 1001, TYPE_BF16, TYPE_F32, 1, 1}, {64 * 1001, TYPE_BF16, TYPE_BF16, 1, 1}};
-    static const int timed[][5] = {
-        {256 << 20, TYPE_BF16, TYPE_F32},          {256 << 20, TYPE_BF16, TYPE_BF16},
-        {110080 * 2048, TYPE_BF16, TYPE_F32, 1},   {110080 * 2048, TYPE_BF16, TYPE_BF16, 1},
-        {28672 * 4096, TYPE_BF16, TYPE_F32, 1, 1}, {28672 * 4096, TYPE_BF16, TYPE_BF16, 1, 1}};
+        {64 * 1001, TYPE_F32, TYPE_F32},          {64 * 1001, TYPE_BF16, TYPE_F32},
+        {64 * 1001, TYPE_BF16, TYPE_BF16},        {64 * 1001, TYPE_BF16, TYPE_F32, 1},
+        {64 * 1001, TYPE_BF16, TYPE_F32, 1, 1},   {64 * 1001, TYPE_BF16, TYPE_BF16, 1, 1},
+        {64 * 1001, TYPE_F32, TYPE_MOMENT8},      {64 * 1001, TYPE_BF16, TYPE_MOMENT8, 1},
+        {64 * 1001, TYPE_F32, TYPE_MOMENT8, 0, 1}};
+    static const int timed[][5] = {{256 << 20, TYPE_BF16, TYPE_F32},
+                                   {256 << 20, TYPE_BF16, TYPE_BF16},
+                                   {110080 * 2048, TYPE_BF16, TYPE_F32, 1},
+                                   {110080 * 2048, TYPE_BF16, TYPE_BF16, 1},
+                                   {28672 * 4096, TYPE_BF16, TYPE_F32, 1, 1},
+                                   {28672 * 4096, TYPE_BF16, TYPE_BF16, 1, 1},
+                                   {256 << 20, TYPE_BF16, TYPE_MOMENT8},
+                                   {110080 * 2048, TYPE_BF16, TYPE_MOMENT8, 1},
+                                   {28672 * 4096, TYPE_BF16, TYPE_MOMENT8, 1, 1}};
     row(adamw, CHECKING, checked);
     row(adamw, TIMING, timed);
+}
+
+// Codes and scales of 8-bit moments are those of moment_encode, bit for bit: without decay the new
+// moments are g and g^2, which no rounding makes different. Gradients of many sizes, zeros and
+// blocks of zeros; a block's largest on a BF16 number, and above.
+TEST(moments_have_the_definitions_codes) {
+    const int64_t n = 64 * 4099;
+    Floats g = random_bf16(n, 1.0f);
+    for (int64_t i = 0; i < n; i++) {
+        g[i] = ldexpf(g[i] * 1.0009f, (int)(i / 640 % 40) - 20 - (int)(i * 7 % 23));
+        if (i % 31 == 0 || i / 64 % 9 == 4) { g[i] = 0.0f; }
+        if (i % 128 == 5) { g[i] = ldexpf(1.0f, (int)(i / 640 % 40) - 19); }
+    }
+    FloatBuffer gradients(n), master(n);
+    Buffer<uint8_t> codes(n), codes_sq(n);
+    Bf16Buffer scales(n / MOMENT_BLOCK), scales_sq(n / MOMENT_BLOCK), weights(n);
+    Buffer<StepState> state(1);
+    Buffer<AdamWSegment> segments(1);
+    InputBuffer input(0.01, 3);
+    AdamWUpdate u = plain_update(NULL);
+    AdamWSegment s = {.first = 64 * 11, .n = n, .master = master.data, .exp_avg = codes.data};
+    StepState step = {.gradient_scale = 1.0f, .updates = 3};
+    gradients.put(g.data());
+    master.put(Floats(n, 0.0f).data());
+    codes.put(std::vector<uint8_t>(n, 0x91).data()); // whatever they were, it is forgotten
+    codes_sq.put(std::vector<uint8_t>(n, 0x91).data());
+    scales.put(std::vector<Bf16>(n / MOMENT_BLOCK, 0x3f80).data());
+    scales_sq.put(std::vector<Bf16>(n / MOMENT_BLOCK, 0x3f80).data());
+    state.put(&step);
+    s.exp_avg_sq = codes_sq.data;
+    s.exp_avg_scales = scales.data;
+    s.exp_avg_sq_scales = scales_sq.data;
+    s.bf16 = weights.data;
+    s.lr_mult = 1.0f;
+    segments.put(&s);
+    u.moment_type = TYPE_MOMENT8;
+    u.gradients = gradients.data;
+    u.gradient_type = TYPE_F32;
+    u.segments = segments.data;
+    u.segment_count = 1;
+    u.segment_blocks = gpu_adamw_blocks(n);
+    u.input = input.data;
+    u.seed = 12;
+    u.beta1 = u.beta2 = 0.0f;
+    gpu_adamw(&gpu, &u, state.data);
+    MomentRounding rounding = {s.first, moment_key(u.seed, 3, MOMENT_FIRST)};
+    std::vector<uint8_t> expected(n);
+    std::vector<Bf16> expected_scales(n / MOMENT_BLOCK);
+    moment_encode(expected.data(), expected_scales.data(), MOMENT_FIRST, g.data(), n, &rounding);
+    CHECK(codes.get() == expected);
+    CHECK(scales.get() == expected_scales);
+    for (float &x : g) { x *= x; }
+    moment_encode(expected.data(), expected_scales.data(), MOMENT_SECOND, g.data(), n, &rounding);
+    CHECK(codes_sq.get() == expected);
+    CHECK(scales_sq.get() == expected_scales);
 }
 
 // The update kernel against fp8_scale_update, slot by slot, over many steps, some with bad amaxes.

@@ -48,23 +48,29 @@ void gpu_decide_step(Gpu *gpu, StepState *state, const StepInput *input, double 
 
 // ---- AdamW --------------------------------------------------------------------------------------
 
-static Bf16 stochastic_bf16(float x, uint32_t random) {
-    uint32_t rounded = float_bits(x) + (random & 0xffffu);
-    return isfinite(float_from_bits(rounded)) ? (Bf16)(rounded >> 16) : bf16_encode(x);
+// Writes a moment of a segment's parameters, rounded as its type says.
+static void write_moment(void *out, uint16_t *scales, GpuType type, Moment which, float *values,
+                         int64_t n, MomentRounding rounding) {
+    if (type == TYPE_MOMENT8) {
+        moment_encode(out, scales, which, values, n, &rounding);
+        return;
+    }
+    if (type == TYPE_BF16) { moment_round_bf16(values, n, rounding); }
+    values_write(out, type, values, n);
 }
 
-// Writes n values of the parameters from `first` on; two neighbours share a random number.
-static void write_moment(void *out, GpuType type, const float *values, int64_t first, int64_t n,
-                         uint64_t key) {
-    if (type == TYPE_F32) { values_write(out, type, values, n); }
-    for (int64_t i = 0; i < n && type == TYPE_BF16; i++) {
-        uint32_t bits = rng_bits32((uint32_t)rng_mix(key), (uint64_t)((first + i) & ~1));
-        ((Bf16 *)out)[i] = stochastic_bf16(values[i], i % 2 == 0 ? bits : bits >> 16);
-    }
+static float *read_moment(const void *x, const uint16_t *scales, GpuType type, Moment which,
+                          int64_t n) {
+    if (type != TYPE_MOMENT8) { return values_read(x, type, n); }
+    float *values = values_new(n);
+    moment_decode(values, which, x, scales, 0, n);
+    return values;
 }
 
 static void update_segment(const AdamWUpdate *u, const StepState *state, const AdamWSegment *s) {
-    uint64_t key = u->seed + 2 * (uint64_t)u->input->step;
+    const GpuType type = u->moment_type;
+    const uint32_t key = moment_key(u->seed, u->input->step, MOMENT_FIRST);
+    const uint32_t key_sq = moment_key(u->seed, u->input->step, MOMENT_SECOND);
     float lr = (float)u->input->lr * s->lr_mult;
     check_part(s->first, s->n);
     if (s->muon) {
@@ -75,18 +81,21 @@ static void update_segment(const AdamWUpdate *u, const StepState *state, const A
     }
     FREED float *g = values_read(element(u->gradients, u->gradient_type, s->gradient),
                                  u->gradient_type, s->n);
-    FREED float *m = values_read(s->exp_avg, u->moment_type, s->n);
-    FREED float *v = values_read(s->exp_avg_sq, u->moment_type, s->n);
+    FREED float *m = read_moment(s->exp_avg, s->exp_avg_scales, type, MOMENT_FIRST, s->n);
+    FREED float *v = read_moment(s->exp_avg_sq, s->exp_avg_sq_scales, type, MOMENT_SECOND, s->n);
     AdamW a = {.lr = lr,
                .beta1 = u->beta1,
                .beta2 = u->beta2,
                .eps = u->eps,
                .weight_decay = s->weight_decay,
                .gradient_scale = state->gradient_scale,
+               .floor = u->floor,
                .step = state->updates};
     adamw_update(s->master, m, v, g, s->n, a);
-    write_moment(s->exp_avg, u->moment_type, m, s->first, s->n, key);
-    write_moment(s->exp_avg_sq, u->moment_type, v, s->first, s->n, key + 1);
+    write_moment(s->exp_avg, s->exp_avg_scales, type, MOMENT_FIRST, m, s->n,
+                 (MomentRounding){s->first, key});
+    write_moment(s->exp_avg_sq, s->exp_avg_sq_scales, type, MOMENT_SECOND, v, s->n,
+                 (MomentRounding){s->first, type == TYPE_MOMENT8 ? key : key_sq});
 }
 
 // A block is PARAM_ALIGN parameters.
@@ -111,14 +120,16 @@ void gpu_muon_momentum(Gpu *gpu, const AdamWUpdate *u, const StepState *state) {
     check_segments(u);
     for (int i = 0; i < u->segment_count && !state->skipped; i++) {
         const AdamWSegment *s = &u->segments[i];
+        const GpuType type = momentum_type(u->moment_type);
         if (!s->muon) { continue; }
         void *gradients = element(u->gradients, u->gradient_type, s->gradient);
         FREED float *g = values_read(gradients, u->gradient_type, s->n);
-        FREED float *m = values_read(s->exp_avg, u->moment_type, s->n);
+        FREED float *m = values_read(s->exp_avg, type, s->n);
         muon_momentum(g, m, s->n, u->momentum, state->gradient_scale);
         values_write(gradients, u->gradient_type, g, s->n);
-        write_moment(s->exp_avg, u->moment_type, m, s->first, s->n,
-                     u->seed + 2 * (uint64_t)u->input->step);
+        uint32_t key = moment_key(u->seed, u->input->step, MOMENT_FIRST);
+        write_moment(s->exp_avg, NULL, type, MOMENT_FIRST, m, s->n,
+                     (MomentRounding){s->first, key});
     }
 }
 
