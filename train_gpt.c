@@ -559,6 +559,9 @@ static AdamW adamw_settings(const Run *run, double norm, double factor) {
                    .beta2 = (float)o->adam_beta2,
                    .eps = (float)o->adam_eps,
                    .gradient_scale = (float)(clipped ? o->clip_grad / norm * factor : factor),
+                   .floor = o->adam_dtype == STATE_8BIT
+                                ? (float)moment_floor(o->adam_beta1, o->adam_beta2)
+                                : 0.0f,
                    .step = run->progress.step + 1 - run->progress.skipped};
 }
 
@@ -580,6 +583,24 @@ static void muon_updates(Trainer *t, float gradient_scale) {
     }
 }
 
+// The moments become what --adam-dtype keeps of them. Muon's momentum has no form in 8 bits.
+static void round_moments(Trainer *t, const Param *p) {
+    const Run *run = &t->run;
+    const StateType type = run->options.adam_dtype;
+    float *moments[] = {t->exp_avg + p->offset, t->exp_avg_sq + p->offset};
+    bool muon = run_by_muon(run, p), bf16 = type == STATE_BF16 || (type == STATE_8BIT && muon);
+    for (Moment which = MOMENT_FIRST; which <= (muon ? MOMENT_FIRST : MOMENT_SECOND); which++) {
+        MomentRounding rounding = {p->offset,
+                                   moment_key((uint64_t)run->options.seed, run->progress.step,
+                                              bf16 ? which : MOMENT_FIRST)};
+        if (bf16) {
+            moment_round_bf16(moments[which], param_size(p), rounding);
+        } else if (type == STATE_8BIT) {
+            moment_round(moments[which], which, param_size(p), rounding);
+        }
+    }
+}
+
 // norm: the norm of `factor` times the gradients.
 static void model_update(Trainer *t, double norm, double factor, double lr) {
     const Run *run = &t->run;
@@ -596,6 +617,7 @@ static void model_update(Trainer *t, double norm, double factor, double lr) {
         } else {
             adamw_update(w, t->exp_avg + p->offset, t->exp_avg_sq + p->offset, g, n, adamw);
         }
+        round_moments(t, p);
     }
     round_weights(t);
 }
@@ -703,15 +725,13 @@ static void maybe_save(Trainer *t) {
                   .model = t->snapshot,
                   .num_ranges = 1,
                   .ranges = &t->whole,
-                  .moment_dtype = DTYPE_F32,
-                  .master = t->snapshot,
-                  .exp_avg = t->snapshot + size,
-                  .exp_avg_sq = t->snapshot + 2 * size,
-                  .second_moments = run->layout.size,
-                  .hashes = {hash_words(t->weights, n, 0), hash_words(t->exp_avg, n, 0),
-                             hash_words(t->exp_avg_sq, n, 0)},
                   .slots = t->snapshot_slots,
                   .amax_history = t->snapshot_history};
+    const float *const arrays[] = {t->weights, t->exp_avg, t->exp_avg_sq};
+    for (int i = STATE_MASTER; i <= STATE_EXP_AVG_SQ; i++) {
+        s.state[i] = (SavedArray){DTYPE_F32, run->layout.size, t->snapshot + (size_t)i * size,
+                                  hash_words(arrays[i], n, 0)};
+    }
     run_save(run, &s);
 }
 

@@ -155,7 +155,7 @@ static int largest_micro_batch(Options o, const Run *run, NumberSupport support,
 // Prints the largest micro-batch for every way to save memory. Each way is a variant of the run's
 // options.
 static void print_fits(const Run *run, NumberSupport support, int64_t memory) {
-    enum { MOMENTS = STATE_BF16 + 1, LEVELS = RECOMPUTE_BLOCK + 1, WAYS = 2 * MOMENTS * LEVELS };
+    enum { MOMENTS = STATE_8BIT + 1, LEVELS = RECOMPUTE_BLOCK + 1, WAYS = 2 * MOMENTS * LEVELS };
     const OptionRow *recompute = option_row("recompute"), *moments = option_row("adam-dtype");
     char size[32], words[2][OPTION_TEXT];
     printf("What fits %s\n", format_bytes(size, (double)memory));
@@ -225,14 +225,14 @@ static void check_memory(const Trainer *t, int64_t memory) {
 static void check_host_memory(const Trainer *t) {
     char need[32], have[32];
     double bytes = host_bytes(t), available = host_memory(NULL);
-    bool bf16 = t->run.options.adam_dtype == STATE_BF16, saves = options_save(&t->run.options);
+    bool least = t->run.options.adam_dtype == STATE_8BIT, saves = options_save(&t->run.options);
     bool fits = bytes <= available ||
                 fail("the run needs %s of host memory%s, %s are available: try %s (--plan lists "
                      "it)",
                      format_bytes(need, bytes),
                      saves ? " with the copy that --save writes from" : "",
                      format_bytes(have, available),
-                     bf16 ? "a machine with more memory" : "--adam-dtype bf16");
+                     least ? "a machine with more memory" : "--adam-dtype 8bit");
     or_die(group_agree(&t->run.group, CHANNEL_MAIN, fits));
 }
 

@@ -11,9 +11,12 @@
 //     optimizer-R-of-N.safetensors   rank R's part: "master", "exp_avg", "exp_avg_sq", flat; its
 //                           metadata "ranges" says which elements of the parameter space they are,
 //                           as "begin:end,begin:end", and "hashes" the hash_words (base/rng.h)
-//                           of the three, computed before they were copied. "exp_avg_sq" is
+//                           of the arrays, computed before they were copied. "exp_avg_sq" is
 //                           shorter if the last ranges are Muon's (docs/muon.md), which has no
-//                           second moment
+//                           second moment. Moments in 8 bits (kernels/moments.h) are codes, I8 and
+//                           U8, with "exp_avg_scale" and "exp_avg_sq_scale", BF16, a scale for
+//                           each block of the file's elements; both moments then end before
+//                           Muon's ranges, whose first moment is "momentum", BF16
 //     scaling.safetensors   of runs with delayed FP8 scaling, by slot (model/precision.h):
 //                           "scale" [S], "target" [S] (of amax * scale), "count" [S] and
 //                           "amax_history" [S,length], a ring: the next amax goes to place
@@ -53,6 +56,7 @@
 // and all ranks get the reason.
 #pragma once
 
+#include "../kernels/moments.h"
 #include "../kernels/spikes.h"
 #include "../model/model.h"
 #include "../model/precision.h"
@@ -96,9 +100,30 @@ typedef struct {
 
 enum { COMPANIONS_MAX = 5 };
 
-// The arrays of an optimizer file, and their names there.
-enum { STATE_MASTER, STATE_EXP_AVG, STATE_EXP_AVG_SQ, STATE_ARRAYS };
+// The arrays of an optimizer file, and their names there. The last three are those of moments in 8
+// bits; a file of other moments lacks them.
+enum {
+    STATE_MASTER,
+    STATE_EXP_AVG,
+    STATE_EXP_AVG_SQ,
+    STATE_MOMENTUM,
+    STATE_EXP_AVG_SCALE,
+    STATE_EXP_AVG_SQ_SCALE,
+    STATE_ARRAYS
+};
 extern const char *const state_names[STATE_ARRAYS];
+// How many scales the file has of so many 8-bit moments: one a block, in whole words for the hash.
+static inline int64_t state_scales(int64_t moments) {
+    return round_up64((moments + MOMENT_BLOCK - 1) / MOMENT_BLOCK, 4);
+}
+
+// One of them, as it is saved. It has the elements of the ranges, one range after another.
+typedef struct {
+    Dtype dtype;
+    int64_t count; // 0: the file does not have it, unless it is one of the first three
+    const void *data;
+    uint64_t hash; // hash_words, taken before it was copied
+} SavedArray;
 
 // What to save. The caller owns the buffers and must not change them until the save has ended.
 typedef struct {
@@ -117,10 +142,7 @@ typedef struct {
     Companion start_config; // config.json of the model that the run started from; bytes NULL: none
     int num_ranges;         // parts of the parameter space that this rank holds
     const Bucket *ranges;
-    Dtype moment_dtype;
-    const void *master, *exp_avg, *exp_avg_sq; // the ranges' elements, one range after another
-    int64_t second_moments;                    // elements of exp_avg_sq
-    uint64_t hashes[3];        // of master, exp_avg, exp_avg_sq, taken before they were copied
+    SavedArray state[STATE_ARRAYS];
     const Fp8Scale *slots;     // NULL without delayed scaling
     const float *amax_history; // [slots,history_length]
 } Snapshot;
@@ -193,6 +215,7 @@ typedef struct Checkpoint {
     SafeTensors *optimizer; // [ranks]
     int num_ranges;
     SavedRange *ranges; // in ascending order, without gaps
+    bool moments8;      // the moments are in 8 bits
 } Checkpoint;
 
 // Reads from the checkpoint of --resume or --load the options that describe its model, and sets
@@ -240,8 +263,12 @@ bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLa
 bool checkpoint_options(const Checkpoint *c, const Options *continues, Options *was);
 
 // Reads elements begin..end of the parameter space from the files of the ranks that have them.
-// kind: one of state_names.
+// kind: "master", "exp_avg" (of Muon's elements the momentum) or "exp_avg_sq".
 bool checkpoint_read(const Checkpoint *c, const char *kind, int64_t begin, int64_t end, float *out);
+// The same of moments in 8 bits, as they are: codes, and a scale for each block. begin and end are
+// multiples of MOMENT_BLOCK.
+bool checkpoint_read_codes(const Checkpoint *c, Moment which, int64_t begin, int64_t end,
+                           uint8_t *codes, uint16_t *scales);
 
 // Reads the scaling state of the tensors that the run quantises, if the checkpoint has one and the
 // run uses delayed scaling; otherwise slots[] and history[] do not change. If the history has

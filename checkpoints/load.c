@@ -2,9 +2,11 @@
 #include "../base/host.h"
 #include "../base/rng.h"
 #include "../dataloader/loader.h"
+#include "../kernels/cpu.h"
 #include "checkpoint.h"
 #include "hugging_face.h"
 
+#include <assert.h>
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -337,7 +339,7 @@ static void hash_part(void *context, int64_t i) {
     Hashing *h = context;
     uint64_t *part = malloc_or_die(HASHED * sizeof(float));
     int64_t at = i * HASHED, n = min64(HASHED, h->entry->shape[0] - at);
-    int64_t bytes = h->entry->dtype == DTYPE_F32 ? 4 : 2;
+    int64_t bytes = dtype_bytes(h->entry->dtype);
     if (safetensors_read(h->st, h->entry, at, n, part)) {
         uint64_t sum = hash_words(part, n * bytes, at * bytes / 8);
         __atomic_fetch_add(&h->sum, sum, __ATOMIC_RELAXED);
@@ -347,12 +349,14 @@ static void hash_part(void *context, int64_t i) {
     free(part);
 }
 
-// Compares the three arrays of an optimizer file with the hashes that were computed where they were
+// Compares the arrays of an optimizer file with the hashes that were computed where they were
 // trained. This finds changes that happened before the file's checksum was computed.
 static bool verify_hashes(const SafeTensors *st, const char *hashes) {
     bool ok = true;
-    for (int kind = 0; ok && kind < 3 && *hashes != '\0'; kind++) { // older files have no hashes
+    // older files have no hashes
+    for (int kind = 0; ok && kind < STATE_ARRAYS && *hashes != '\0'; kind++) {
         Hashing h = {.st = st, .entry = safetensors_find(st, state_names[kind])};
+        if (h.entry == NULL) { continue; }
         char *end;
         uint64_t saved = strtoull(hashes, &end, 16);
         threads_for((h.entry->shape[0] + HASHED - 1) / HASHED, hash_part, &h);
@@ -366,6 +370,38 @@ static bool verify_hashes(const SafeTensors *st, const char *hashes) {
     return ok;
 }
 
+// Whether an array is flat and has so many elements of a type.
+static bool has_array(const SafeTensors *st, int kind, int64_t elements, Dtype dtype) {
+    const TensorEntry *e = safetensors_find(st, state_names[kind]);
+    return e != NULL && e->dims == 1 && e->shape[0] == elements && e->dtype == dtype;
+}
+
+// Checks the arrays of an optimizer file with so many elements. *moments8: its moments are in 8
+// bits.
+static bool check_arrays(const SafeTensors *st, int64_t elements, bool *moments8) {
+    const TensorEntry *arrays[STATE_EXP_AVG_SQ + 1];
+    for (int kind = 0; kind <= STATE_EXP_AVG_SQ; kind++) {
+        const TensorEntry *e = arrays[kind] = safetensors_find(st, state_names[kind]);
+        bool codes = e != NULL && ((kind == STATE_EXP_AVG && e->dtype == DTYPE_I8) ||
+                                   (kind == STATE_EXP_AVG_SQ && e->dtype == DTYPE_U8));
+        bool ends = codes || kind == STATE_EXP_AVG_SQ; // before Muon's elements
+        if (e == NULL || e->dims != 1 || !(codes || e->dtype <= DTYPE_F16) ||
+            !(e->shape[0] == elements || (ends && e->shape[0] < elements))) {
+            return fail("%s: '%s' is missing or not %lld floating-point numbers", st->path,
+                        state_names[kind], (long long)elements);
+        }
+        *moments8 = codes;
+    }
+    int64_t n = arrays[STATE_EXP_AVG_SQ]->shape[0], scales = state_scales(n);
+    bool whole = !*moments8 ||
+                 (has_array(st, STATE_EXP_AVG, n, DTYPE_I8) &&
+                  has_array(st, STATE_EXP_AVG_SCALE, scales, DTYPE_BF16) &&
+                  has_array(st, STATE_EXP_AVG_SQ_SCALE, scales, DTYPE_BF16) &&
+                  (n == elements || has_array(st, STATE_MOMENTUM, elements - n, DTYPE_BF16)));
+    return (whole && *moments8 == (arrays[STATE_EXP_AVG]->dtype == DTYPE_I8)) ||
+           fail("%s: its moments in 8 bits are not whole", st->path);
+}
+
 // Opens every rank's file. Their ranges must have every element of the parameter space once.
 static bool open_optimizer(Checkpoint *c, bool verify) {
     c->optimizer = calloc_or_die((size_t)c->ranks, sizeof(SafeTensors));
@@ -376,19 +412,16 @@ static bool open_optimizer(Checkpoint *c, bool verify) {
         if (!open_tensors(c, name, st)) { return false; }
         cJSON *metadata = cJSON_Parse(st->metadata);
         int64_t elements = add_ranges(c, r, text_of(metadata, "ranges"));
-        char hashes[64];
+        char hashes[STATE_ARRAYS * 17 + 1];
         snprintf(hashes, sizeof(hashes), "%s", text_of(metadata, "hashes"));
         cJSON_Delete(metadata);
+        bool moments8 = false;
         if (elements < 0) { return fail("%s: its list of ranges is wrong", st->path); }
-        for (int kind = 0; kind < STATE_ARRAYS; kind++) {
-            const TensorEntry *e = safetensors_find(st, state_names[kind]);
-            bool whole = e != NULL && (e->shape[0] == elements ||
-                                       (kind == STATE_EXP_AVG_SQ && e->shape[0] < elements));
-            if (!whole || e->dims != 1 || e->dtype > DTYPE_F16) {
-                return fail("%s: '%s' is missing or not %lld floating-point numbers", st->path,
-                            state_names[kind], (long long)elements);
-            }
+        if (!check_arrays(st, elements, &moments8)) { return false; }
+        if (r > 0 && moments8 != c->moments8) {
+            return fail("%s: its moments are of another type than rank 0's", st->path);
         }
+        c->moments8 = moments8;
         if (verify && !verify_hashes(st, hashes)) { return false; }
     }
     qsort(c->ranges, (size_t)c->num_ranges, sizeof(SavedRange), compare_ranges);
@@ -756,28 +789,86 @@ bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLa
                 (long long)c->layout_size, (long long)layout->size);
 }
 
-bool checkpoint_read(const Checkpoint *c, const char *kind, int64_t begin, int64_t end,
-                     float *out) {
+// The scales of n moments in 8 bits, from element `at` of a file on. The caller frees them. NULL:
+// they cannot be read, or are not finite.
+static uint16_t *read_scales(const SafeTensors *st, int kind, int64_t at, int64_t n) {
+    int scale_kind = kind - STATE_EXP_AVG + STATE_EXP_AVG_SCALE;
+    int64_t first = at / MOMENT_BLOCK, count = (at + n - 1) / MOMENT_BLOCK - first + 1;
+    uint16_t *scales = malloc_or_die((size_t)count * sizeof(uint16_t));
+    const TensorEntry *e = safetensors_find(st, state_names[scale_kind]);
+    bool ok = safetensors_read(st, e, first, count, scales);
+    for (int64_t i = 0; ok && i < count; i++) {
+        float scale = bf16_decode(scales[i]);
+        ok = (scale >= 0.0f && isfinite(scale)) ||
+             fail("%s: '%s' has %g", st->path, e->name, (double)scale);
+    }
+    if (ok) { return scales; }
+    free(scales);
+    return NULL;
+}
+
+// Reads n elements of an array from element `at` of a rank's file on. codes: as they are, in 8
+// bits.
+static bool read_array(const SafeTensors *st, int kind, int64_t at, int64_t n, float *out,
+                       uint8_t *codes, uint16_t *scales) {
+    const TensorEntry *e = safetensors_find(st, state_names[kind]);
+    bool is_codes = e->dtype == DTYPE_I8 || e->dtype == DTYPE_U8;
+    if (is_codes && kind == STATE_EXP_AVG && at >= e->shape[0]) { // Muon's
+        at -= e->shape[0];
+        e = safetensors_find(st, state_names[STATE_MOMENTUM]);
+        is_codes = false;
+    }
+    if (e == NULL || at + n > e->shape[0] || is_codes < (codes != NULL)) {
+        return fail("%s: elements %lld to %lld have no '%s'", st->path, (long long)at,
+                    (long long)(at + n), state_names[kind]);
+    }
+    if (!is_codes) { return safetensors_read_floats(st, e, at, n, out); }
+    uint16_t *own = read_scales(st, kind, at, n);
+    uint8_t *to = codes != NULL ? codes : malloc_or_die((size_t)n);
+    bool ok = own != NULL && safetensors_read(st, e, at, n, to);
+    if (ok && codes == NULL) {
+        Moment which = kind == STATE_EXP_AVG ? MOMENT_FIRST : MOMENT_SECOND;
+        moment_decode(out, which, to, own, (int)(at % MOMENT_BLOCK), n);
+    } else if (ok) {
+        memcpy(scales, own, (size_t)(n / MOMENT_BLOCK) * sizeof(uint16_t));
+    }
+    if (codes == NULL) { free(to); }
+    free(own);
+    return ok;
+}
+
+// Reads elements begin..end from the ranks' files: floats to out, or codes and their scales.
+static bool read_ranges(const Checkpoint *c, int kind, int64_t begin, int64_t end, float *out,
+                        uint8_t *codes, uint16_t *scales) {
     if (begin < 0 || end > c->layout_size) {
         return fail("%s: elements %lld to %lld of '%s' are not all in its files", c->path,
-                    (long long)begin, (long long)end, kind);
+                    (long long)begin, (long long)end, state_names[kind]);
     }
     for (int i = 0; i < c->num_ranges; i++) {
         const SavedRange *r = &c->ranges[i];
-        int64_t from = max64(begin, r->begin), to = min64(end, r->end);
+        int64_t from = max64(begin, r->begin), to = min64(end, r->end), at = from - begin;
         if (from >= to) { continue; }
-        const SafeTensors *st = &c->optimizer[r->rank];
-        const TensorEntry *e = safetensors_find(st, kind);
-        if (r->at + to - r->begin > e->shape[0]) {
-            return fail("%s: elements %lld to %lld have no '%s'", c->path, (long long)from,
-                        (long long)to, kind);
-        }
-        if (!safetensors_read_floats(st, e, r->at + from - r->begin, to - from,
-                                     out + (from - begin))) {
+        if (!read_array(&c->optimizer[r->rank], kind, r->at + from - r->begin, to - from,
+                        codes != NULL ? NULL : out + at, codes != NULL ? codes + at : NULL,
+                        codes != NULL ? scales + at / MOMENT_BLOCK : NULL)) {
             return false;
         }
     }
     return true;
+}
+
+bool checkpoint_read(const Checkpoint *c, const char *kind, int64_t begin, int64_t end,
+                     float *out) {
+    int i = STATE_MASTER;
+    while (i < STATE_EXP_AVG_SQ && strcmp(kind, state_names[i]) != 0) { i++; }
+    assert(strcmp(kind, state_names[i]) == 0);
+    return read_ranges(c, i, begin, end, out, NULL, NULL);
+}
+
+bool checkpoint_read_codes(const Checkpoint *c, Moment which, int64_t begin, int64_t end,
+                           uint8_t *codes, uint16_t *scales) {
+    int kind = which == MOMENT_FIRST ? STATE_EXP_AVG : STATE_EXP_AVG_SQ;
+    return read_ranges(c, kind, begin, end, NULL, codes, scales);
 }
 
 // Tokens of an optimizer step of the checkpoint's run; 0: its options do not say.

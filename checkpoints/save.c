@@ -64,31 +64,31 @@ static bool write_shared(const Snapshot *s, const char *folder, FileWriter *file
     return ok;
 }
 
-const char *const state_names[] = {"master", "exp_avg", "exp_avg_sq"};
+const char *const state_names[] = {"master",   "exp_avg",       "exp_avg_sq",
+                                   "momentum", "exp_avg_scale", "exp_avg_sq_scale"};
 
 static bool write_optimizer(const Snapshot *s, const char *folder, FileWriter *w) {
     char path[PATH_LENGTH];
-    int64_t n = 0; // elements
-    size_t room = 192 + (size_t)s->num_ranges * 48;
+    TensorEntry tensors[STATE_ARRAYS];
+    int count = 0;
+    size_t room = 256 + (size_t)s->num_ranges * 48;
     char *metadata = malloc_or_die(room);
     size_t used = (size_t)snprintf(metadata, room, "{\"ranges\":\"");
     for (int i = 0; i < s->num_ranges; i++) {
         const Bucket *r = &s->ranges[i];
-        n += r->end - r->begin;
         used += (size_t)snprintf(metadata + used, room - used, "%s%lld:%lld", i > 0 ? "," : "",
                                  (long long)r->begin, (long long)r->end);
     }
-    const uint64_t *h = s->hashes;
-    snprintf(metadata + used, room - used,
-             "\",\"hashes\":\"%016" PRIx64 ",%016" PRIx64 ",%016" PRIx64 "\"}", h[0], h[1], h[2]);
-    TensorEntry tensors[] = {
-        tensor_entry(state_names[STATE_MASTER], DTYPE_F32, n, 0, s->master),
-        tensor_entry(state_names[STATE_EXP_AVG], s->moment_dtype, n, 0, s->exp_avg),
-        tensor_entry(state_names[STATE_EXP_AVG_SQ], s->moment_dtype, s->second_moments, 0,
-                     s->exp_avg_sq),
-    };
+    for (int i = 0; i < STATE_ARRAYS; i++) {
+        const SavedArray *a = &s->state[i];
+        if (a->count == 0 && i > STATE_EXP_AVG_SQ) { continue; }
+        used += (size_t)snprintf(metadata + used, room - used, "%s%016" PRIx64,
+                                 count > 0 ? "," : "\",\"hashes\":\"", a->hash);
+        tensors[count++] = tensor_entry(state_names[i], a->dtype, a->count, 0, a->data);
+    }
+    snprintf(metadata + used, room - used, "\"}");
     path_format(path, "%s/optimizer-%d-of-%d.safetensors", folder, s->group->rank, s->group->ranks);
-    bool ok = safetensors_write(w, path, tensors, 3, metadata);
+    bool ok = safetensors_write(w, path, tensors, count, metadata);
     free(metadata);
     return ok;
 }

@@ -121,6 +121,10 @@ LONG("lr-wsd-decay-iters", lr_wsd_decay_iters, "0", 0, COUNT_MAX,
     "length of the decay of wsd, which begins after the warm-up at the earliest; 0: two fifths of "
     "--lr-decay-iters")
 REAL("weight-decay", weight_decay, "0.1", 0, 100, "decoupled, on matrices only")
+CHOICE("adam-dtype", adam_dtype, StateType, "fp32",
+    N(STATE_FP32, "fp32") N(STATE_BF16, "bf16") N(STATE_8BIT, "8bit"),
+    "type of the optimizer's moments, rounded stochastically; 8bit: blocks of 64 with a scale each "
+    "(Muon's momentum: BF16)")
 REAL("adam-beta1", adam_beta1, "0.9", 0, 0.999999, "AdamW's first-moment decay")
 REAL("adam-beta2", adam_beta2, "0.95", 0, 0.999999, "AdamW's second-moment decay")
 REAL("adam-eps", adam_eps, "1e-8", 1e-30, 1, "added to the root of the second moment")
@@ -230,9 +234,6 @@ CHOICE("grad-accum-dtype", grad_accum_dtype, GradientType, "auto",
     N(GRADIENT_AUTO, "auto") N(GRADIENT_FP32, "fp32") N(GRADIENT_BF16, "bf16"),
     "type of the weights' gradients; auto: FP32 where a step sums over micro-batches, else BF16",
     SPEED)
-CHOICE("adam-dtype", adam_dtype, StateType, "fp32",
-    N(STATE_FP32, "fp32") N(STATE_BF16, "bf16"),
-    "type of the optimizer's moments; BF16 ones are rounded stochastically")
 FLAG("optimizer-cpu-offload", optimizer_cpu_offload, "false",
     "master weights and moments that the GPU has no room for lie in pinned host memory, where the "
     "GPU updates them", SPEED)

@@ -202,10 +202,9 @@ static inline void fixture_open(Fixture *f, const char *options) {
         .model = f->state,
         .num_ranges = 1,
         .ranges = &f->whole,
-        .master = f->state,
-        .exp_avg = f->state + n,
-        .exp_avg_sq = f->state + 2 * n,
-        .second_moments = n,
+        .state = {{.count = n, .data = f->state},
+                  {.count = n, .data = f->state + n},
+                  {.count = n, .data = f->state + 2 * n}},
         .slots = delayed ? f->slots : NULL,
         .amax_history = delayed ? f->history : NULL,
     };
@@ -221,11 +220,12 @@ static inline void fixture_close(Fixture *f) {
 
 static inline void fixture_hash(Fixture *f) {
     Snapshot *s = &f->snapshot;
-    int64_t n = 0, width = s->moment_dtype == DTYPE_F32 ? 4 : 2;
+    int64_t n = 0;
     for (int i = 0; i < s->num_ranges; i++) { n += s->ranges[i].end - s->ranges[i].begin; }
-    s->hashes[0] = hash_words(s->master, 4 * n, 0);
-    s->hashes[1] = hash_words(s->exp_avg, width * n, 0);
-    s->hashes[2] = hash_words(s->exp_avg_sq, width * s->second_moments, 0);
+    for (SavedArray *a = s->state; a < s->state + STATE_ARRAYS; a++) {
+        a->count = min64(a->count, n);
+        a->hash = hash_words(a->data, a->count * dtype_bytes(a->dtype), 0);
+    }
 }
 
 static inline bool fixture_save(Fixture *f, int64_t step) {

@@ -228,6 +228,7 @@ check(fp8_head["head products"], 6 * M * P * C / rates["fp8"])
 check(bf16["attention"], L * 7 * B * H * T * T * D / rates["bf16"])
 check(bf16["optimizer"], 30 * parameters / rates["bytes"])
 check(floor_of(llama, {"adam-dtype": "bf16"})["optimizer"], 22 * parameters / rates["bytes"])
+check(floor_of(llama, {"adam-dtype": "8bit"})["optimizer"], 18.125 * parameters / rates["bytes"])
 check(bf16["loss"], 4 * M * P / rates["bytes"])
 fused = floor_of(gpt2, delayed)
 last_norm = 10 * M * C / rates["bytes"]

@@ -1,5 +1,6 @@
 // Undamaged checkpoints: what is saved is read back, with any number of ranks and in another
 // precision; which ones are kept; which one --resume takes. test_damage.c has damaged ones.
+#include "../kernels/cpu.h"
 #include "fixture.h"
 
 #include <cjson/cJSON.h>
@@ -98,10 +99,10 @@ TEST(bf16_moments_come_back) {
     FREED uint16_t *codes = malloc_or_die((size_t)(3 * n) * sizeof(uint16_t));
     for (int64_t i = 0; i < 3 * n; i++) { codes[i] = bf16_encode(f.state[i]); }
     for (int64_t i = n; i < 3 * n; i++) { f.state[i] = bf16_decode(codes[i]); }
-    f.snapshot.model_dtype = f.snapshot.moment_dtype = DTYPE_BF16;
+    f.snapshot.model_dtype = DTYPE_BF16;
     f.snapshot.model = codes;
-    f.snapshot.exp_avg = codes + n;
-    f.snapshot.exp_avg_sq = codes + 2 * n;
+    f.snapshot.state[STATE_EXP_AVG] = (SavedArray){DTYPE_BF16, n, codes + n, 0};
+    f.snapshot.state[STATE_EXP_AVG_SQ] = (SavedArray){DTYPE_BF16, n, codes + 2 * n, 0};
     CHECK(fixture_save(&f, 1));
     CHECK(checkpoint_open(&c, "s/step_00000001", true));
     check_state(&c, &f, 3);
@@ -115,7 +116,7 @@ TEST(second_moments_may_end_early) {
     CLOSED(checkpoint_close) Checkpoint c;
     fixture_open(&f, SAVED);
     int64_t n = f.layout.size, known = n - 64;
-    f.snapshot.second_moments = known;
+    f.snapshot.state[STATE_EXP_AVG_SQ].count = known;
     FREED float *out = malloc_or_die((size_t)n * sizeof(float));
     CHECK(fixture_save(&f, 1));
     CHECK(checkpoint_open(&c, "s/step_00000001", true));
@@ -124,6 +125,83 @@ TEST(second_moments_may_end_early) {
     CHECK(checkpoint_read(&c, "exp_avg", 0, n, out));
     CHECK_REFUSED(checkpoint_read(&c, "exp_avg_sq", known - 64, known + 1, out),
                   "have no 'exp_avg_sq'");
+}
+
+// Moments in 8 bits come back as codes, and as the floats that they stand for; Muon's momentum from
+// its own array. Arrays that do not fit each other are refused.
+TEST(moments_in_8_bits_come_back) {
+    CLOSED(fixture_close) Fixture f;
+    CLOSED(checkpoint_close) Checkpoint c;
+    fixture_open(&f, SAVED "--adam-dtype 8bit");
+    int64_t n = f.layout.size, known = n - 128, scales = state_scales(known);
+    FREED uint8_t *codes = malloc_or_die(2 * (size_t)known), *read = malloc_or_die((size_t)known);
+    FREED uint16_t *numbers = calloc_or_die(3 * (size_t)scales + 128, sizeof(uint16_t));
+    FREED float *expected = malloc_or_die((size_t)n * sizeof(float)),
+                *out = malloc_or_die((size_t)n * sizeof(float));
+    uint16_t *momentum = numbers + 2 * scales, *read_scales = momentum + 128;
+    SavedArray *state = f.snapshot.state;
+    for (Moment which = MOMENT_FIRST; which <= MOMENT_SECOND; which++) {
+        uint8_t *to = codes + (which == MOMENT_SECOND ? known : 0);
+        uint16_t *with = numbers + (which == MOMENT_SECOND ? scales : 0);
+        moment_encode(to, with, which, f.state + n, known, NULL);
+        int array = STATE_EXP_AVG + (which == MOMENT_SECOND);
+        state[array] = (SavedArray){which == MOMENT_FIRST ? DTYPE_I8 : DTYPE_U8, known, to, 0};
+        state[array + STATE_EXP_AVG_SCALE - STATE_EXP_AVG] = (SavedArray){DTYPE_BF16, scales, with,
+                                                                          0};
+    }
+    for (int i = 0; i < 128; i++) { momentum[i] = bf16_encode((float)i - 60.0f); }
+    state[STATE_MOMENTUM] = (SavedArray){DTYPE_BF16, 128, momentum, 0};
+    CHECK(fixture_save(&f, 1));
+    CHECK(checkpoint_open(&c, "s/step_00000001", true));
+    CHECK(c.moments8);
+    for (Moment which = MOMENT_FIRST; which <= MOMENT_SECOND; which++) {
+        const uint8_t *from = codes + (which == MOMENT_SECOND ? known : 0);
+        const uint16_t *with = numbers + (which == MOMENT_SECOND ? scales : 0);
+        const char *name = state_names[STATE_EXP_AVG + (which == MOMENT_SECOND)];
+        moment_decode(expected, which, from, with, 0, known);
+        CHECK(checkpoint_read(&c, name, 0, known, out));
+        CHECK_BITS(out, expected, (size_t)known * sizeof(float));
+        CHECK(checkpoint_read(&c, name, 100, 300, out));
+        CHECK_BITS(out, expected + 100, 200 * sizeof(float));
+        CHECK(checkpoint_read_codes(&c, which, 64, 320, read, read_scales));
+        CHECK_BITS(read, from + 64, 256);
+        CHECK_BITS(read_scales, with + 1, 4 * sizeof(uint16_t));
+    }
+    CHECK(checkpoint_read(&c, "exp_avg", known, n, out));
+    CHECK(out[0] == -60.0f && out[127] == 67.0f);
+    CHECK_REFUSED(checkpoint_read(&c, "exp_avg_sq", known, n, out), "have no 'exp_avg_sq'");
+    CHECK_REFUSED(checkpoint_read_codes(&c, MOMENT_FIRST, known, n, read, read_scales),
+                  "have no 'exp_avg'");
+
+    // hashed, each of them
+    for (int i = STATE_MOMENTUM; i < STATE_ARRAYS; i++) {
+        f.snapshot.progress.step = 2 + i;
+        fixture_hash(&f);
+        state[i].hash ^= 1;
+        CHECK_REFUSED(checkpoint_save(&f.snapshot), "differs from what was trained");
+    }
+    static const struct {
+        int array;
+        Dtype dtype;
+        int64_t less;
+    } wrong[] = {{STATE_EXP_AVG, DTYPE_I8, 64},        {STATE_EXP_AVG_SQ, DTYPE_U8, 64},
+                 {STATE_EXP_AVG_SCALE, DTYPE_BF16, 4}, {STATE_EXP_AVG_SQ_SCALE, DTYPE_F16, 0},
+                 {STATE_MOMENTUM, DTYPE_BF16, 64},     {STATE_EXP_AVG, DTYPE_U8, 0}};
+    for (int i = 0; i < COUNT(wrong); i++) {
+        SavedArray *a = &state[wrong[i].array], was = *a;
+        a->dtype = wrong[i].dtype;
+        a->count -= wrong[i].less;
+        f.snapshot.progress.step = 20 + i;
+        fixture_hash(&f);
+        CHECK_REFUSED(checkpoint_save(&f.snapshot),
+                      i == 5 ? "'exp_avg' is missing" : "moments in 8 bits are not whole");
+        *a = was;
+    }
+    numbers[1] = 0x7f80; // an infinite scale
+    CHECK(fixture_save(&f, 40));
+    checkpoint_close(&c);
+    CHECK(checkpoint_open(&c, "s/step_00000040", true));
+    CHECK_REFUSED(checkpoint_read(&c, "exp_avg", 64, 128, out), "'exp_avg_scale' has inf");
 }
 
 // A checkpoint of another optimizer is refused, because its moments mean something else. A run that

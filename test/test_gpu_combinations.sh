@@ -75,6 +75,7 @@ draw() { # seed
     perhaps 30 "--z-loss-coeff 0.01"
     perhaps 30 "--optimizer muon"
     perhaps 30 "--adam-dtype bf16"
+    perhaps 30 "--adam-dtype 8bit"
     perhaps 30 "--grad-accum-dtype bf16"
     perhaps 30 "--grad-accum-dtype fp32"
     perhaps 30 "--clip-grad 0.1"

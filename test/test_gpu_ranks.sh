@@ -56,7 +56,7 @@ else
     as_one=("" "$gpt2 --adam-dtype bf16" "--grad-accum-dtype fp32"
         "$hybrid --fp8-lm-head --fp8-amax-history-len 4" "$coarse"
         "$muon --grad-accum-dtype fp32 $hybrid $ends $rates" "$gpt2 $hybrid" "$hybrid $ends"
-        "$muon --adam-dtype bf16" "$muon $blockwise" "$blockwise --fp8-lm-head $untied $rates"
+        "$muon --adam-dtype 8bit" "$muon $blockwise" "$blockwise --fp8-lm-head $untied $rates"
         "$gpt2 $blockwise --fp8-lm-head" "$gpt2 --fp8-format e4m3 $head" "$coarse $untied"
         "--fp8-format e4m3 $head $untied")
     # each kind of the optimizer's state and of scales

@@ -33,7 +33,9 @@ states=("" "--adam-dtype bf16 --grad-accum-dtype bf16" "--fp8-format hybrid"
     "--fp8-format hybrid --fp8-lm-head --fp8-amax-history-len 2"
     "--fp8-format hybrid --fp8-lm-head --first-last-layers-bf16"
     "--fp8-format hybrid --no-fp8-wgrad"
-    "--optimizer muon --adam-dtype bf16 --fp8-format hybrid --fp8-recipe tensorwise $rates")
+    "--optimizer muon --adam-dtype bf16 --fp8-format hybrid --fp8-recipe tensorwise $rates"
+    "--adam-dtype 8bit --grad-accum-dtype bf16 --fp8-format hybrid --fp8-lm-head"
+    "--optimizer muon --adam-dtype 8bit --fp8-format e4m3 --fp8-recipe blockwise $rates")
 evaluates="--train-iters $steps --eval-interval 2"
 leaves_no_trace="--recompute block --eval-precision bf16 --fp8-stats-interval 2"
 whole() { # options: the run "whole"
@@ -191,10 +193,10 @@ check "a run too large is refused" too_large
 long="--model llama-tiny --data d/x_train.bin --seq-length 65536 --max-position-embeddings 65536"
 order_costs_memory() {
     $gpu $long --plan --device-memory-gib 8 >out &&
-        [[ $(grep -cE 'no micro-batch; [1-9][0-9]* with --no-deterministic' out) -eq 12 ]] &&
+        [[ $(grep -cE 'no micro-batch; [1-9][0-9]* with --no-deterministic' out) -eq 18 ]] &&
         $gpu $long --plan --device-memory-gib 8 --no-deterministic >out &&
-        [[ $(grep -cE ' --micro-batch-size [1-9][0-9]*(; .* of host memory)?$' out) -eq 12 &&
-            $(grep -c 'offload .* of host memory$' out) -eq 6 ]]
+        [[ $(grep -cE ' --micro-batch-size [1-9][0-9]*(; .* of host memory)?$' out) -eq 18 &&
+            $(grep -c 'offload .* of host memory$' out) -eq 9 ]]
 }
 check "the plan says what the order of sums costs" order_costs_memory
 # Several micro-batches add to gradients in FP32. What fits counts these for each listed size, which
@@ -209,20 +211,20 @@ counts_wide_gradients() {
 }
 check "what fits counts the gradients of several micro-batches" counts_wide_gradients
 # What checkpoints take of the host's memory, of all ranks together: 14 bytes a parameter, 10 with
-# BF16 moments.
+# BF16 moments, 8 with moments in 8 bits.
 host_memory() {
     local options="$run --model gpt2-tiny --train-iters 1 --save host"
     mkdir -p root/proc && echo "MemAvailable: 1300 kB" >root/proc/meminfo
     export LLM8_TEST_ROOT=root
-    refused 'needs 1.7. MiB of host memory.* 1.27 MiB are .*: try --adam-dtype bf16' \
+    refused 'needs 1.7. MiB of host memory.* 1.27 MiB are .*: try --adam-dtype 8bit' \
         $options &&
         { [[ -n ${LLM8_BIN:-} ]] || refused 'rank 0: the run needs 1.7' $options --gpus 2; } &&
         [[ ! -e host ]] &&
         $gpu $options --adam-dtype bf16 --plan >out && grep -A 2 '^Host memory' out &&
-        $gpu $options --adam-dtype bf16 && $gpu ${options% --save*} &&
-        echo "MemAvailable: 1000 kB" >root/proc/meminfo &&
-        refused 'try a machine with more memory' $options --adam-dtype bf16 &&
-        ! $cpu $options >out 2>&1 && grep 'error: out of memory: the plan needs .*, 1000.00 KiB are' out
+        $gpu $options --adam-dtype 8bit && $gpu ${options% --save*} &&
+        echo "MemAvailable: 900 kB" >root/proc/meminfo &&
+        refused 'try a machine with more memory' $options --adam-dtype 8bit &&
+        ! $cpu $options >out 2>&1 && grep 'error: out of memory: the plan needs .*, 900.00 KiB are' out
 }
 check "host memory" host_memory
 unset LLM8_TEST_ROOT
@@ -235,10 +237,10 @@ plans_what_kernels_take() {
         refused 'a smaller --micro-batch-size' $small --hidden-size 8192 --num-attention-heads 64 \
             --micro-batch-size 300 &&
         $gpu $small --hidden-size 8192 --num-attention-heads 64 --device-memory-gib 1e6 >out &&
-        [[ $(grep -cE ' --micro-batch-size 255(; .* of host memory)?$' out) -eq 12 ]] && # x 1024 x 4 * 8192: below 2^33
+        [[ $(grep -cE ' --micro-batch-size 255(; .* of host memory)?$' out) -eq 18 ]] && # x 1024 x 4 * 8192: below 2^33
         $gpu $small $llama --hidden-size 8192 --num-attention-heads 64 --ffn-hidden-size 64 \
             --device-memory-gib 1e6 >out && # x 1024 x 3 * 8192: below 2^32
-        [[ $(grep -cE ' --micro-batch-size 170(; .* of host memory)?$' out) -eq 12 ]]
+        [[ $(grep -cE ' --micro-batch-size 170(; .* of host memory)?$' out) -eq 18 ]]
 }
 check "the plan takes what kernels take" plans_what_kernels_take
 

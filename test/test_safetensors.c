@@ -6,9 +6,9 @@
 #include <unistd.h>
 
 TEST(every_dtype_round_trips) {
-    static const char *const names[] = {"F32", "BF16", "F16", "I32",     "I64",
-                                        "U8",  "BOOL", "I8",  "I16",     "U16",
-                                        "U32", "U64",  "F64", "F8_E4M3", "F8_E5M2"};
+    static const char *const names[] = {"F32", "BF16", "F16",  "I32",     "I64",
+                                        "U8",  "I8",   "BOOL", "I16",     "U16",
+                                        "U32", "U64",  "F64",  "F8_E4M3", "F8_E5M2"};
     unsigned char bytes[12 * 8];
     for (int dtype = DTYPE_F32; dtype < (int)(COUNT(names)); dtype++) {
         FileWriter w;

@@ -119,12 +119,13 @@ def quantize_bytes(s, recipe):
 
 def muon_seconds(rates, s, gradient, moment):
     """The blocks' matrices by Muon, beyond what AdamW would take for them; bytes an element. They
-    have one moment; their gradient, which becomes the update in place, moves three times more, and
-    five Newton-Schulz steps of three products follow, on the smaller side's square."""
+    have one moment, of two bytes at least; their gradient, which becomes the update in place, moves
+    three times more, and five Newton-Schulz steps of three products follow, on the smaller side's
+    square."""
     shapes = [(s.H * s.D, s.C), (s.G * s.D, s.C), (s.G * s.D, s.C), (s.C, s.H * s.D), (s.C, s.F)]
     shapes += [(s.F, s.C)] * (2 if s.llama else 1)
     elements = sum(rows * columns for rows, columns in shapes)
-    seconds = elements * (3 * gradient - 2 * moment) / rates["bytes"]
+    seconds = elements * (3 * gradient + 2 * max(moment, 2) - 4 * moment) / rates["bytes"]
     for r, c in map(sorted, shapes):
         seconds += 5 * (product_seconds(rates, "bf16", r, r, c)
                         + product_seconds(rates, "bf16", r, r, r)
@@ -143,7 +144,8 @@ def floor_ms(device, options, parameters):
     layers = s.M * s.L
     # without accumulation the gradients are BF16 unless asked for otherwise
     gradient = 4 if options["grad-accum-dtype"] == "fp32" else 2
-    moment = 2 if options["adam-dtype"] == "bf16" else 4
+    # of 64 in 8 bits, a scale of two bytes
+    moment = {"bf16": 2, "8bit": 1 + 2 / 64}.get(options["adam-dtype"], 4)
 
     def moved(count):
         return count / rates["bytes"]

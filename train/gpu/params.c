@@ -54,28 +54,58 @@ static void cut_range(OptimizerState *s, int i, int64_t elements) {
     r[1].kept += elements;
 }
 
-// Plans the state's arrays. Their first elements are in host memory, as many as take `offload`
-// bytes at least.
-static void plan_state(Params *p, Plan *plan, Plan *host, int64_t offload) {
-    static const char *const titles[] = {"master weights", "first moment", "second moment"};
-    const Options *o = &p->run->options;
+// Blocks of moments are whole in each range, so codes do not depend on the number of ranks.
+_Static_assert(PARAM_ALIGN % MOMENT_BLOCK == 0, "ranges begin and end with blocks");
+
+// Sets which elements each array of the state has, and their type.
+static void set_arrays(Params *p) {
     OptimizerState *s = &p->optimizer;
-    int adamw = 0;
-    while (adamw < s->num_ranges && !p->zero.segments[s->ranges[adamw].segment].muon) { adamw++; }
-    const int counts[] = {s->num_ranges, s->num_ranges, adamw};
-    int64_t offloaded = 0, bytes = 0;
-    for (int i = 0; i < STATE_ARRAYS; i++) {
-        StateArray *a = &s->arrays[i];
-        a->name = state_names[i];
-        a->type = i == STATE_MASTER ? TYPE_F32 : s->adamw.moment_type;
-        a->count = i == STATE_MASTER || options_train(o) ? kept_elements(s, counts[i]) : 0;
+    const GpuType moments = s->adamw.moment_type;
+    const bool codes = moments == TYPE_MOMENT8;
+    int ranges = 0; // AdamW's
+    while (ranges < s->num_ranges && !p->zero.segments[s->ranges[ranges].segment].muon) {
+        ranges++;
     }
+    const int64_t all = kept_elements(s, s->num_ranges), adamw = kept_elements(s, ranges);
+    const int64_t scales = codes ? state_scales(adamw) : 0;
+    s->arrays[STATE_MASTER] = (StateArray){.type = TYPE_F32, .count = all, .span = 1};
+    if (!options_train(&p->run->options)) { return; }
+    s->arrays[STATE_EXP_AVG] = (StateArray){
+        .type = moments, .count = codes ? adamw : all, .span = 1};
+    s->arrays[STATE_EXP_AVG_SQ] = (StateArray){.type = moments, .count = adamw, .span = 1};
+    s->arrays[STATE_MOMENTUM] = (StateArray){.type = momentum_type(moments),
+                                             .first = adamw,
+                                             .count = codes ? all - adamw : 0,
+                                             .span = 1};
+    s->arrays[STATE_EXP_AVG_SCALE] = s->arrays[STATE_EXP_AVG_SQ_SCALE] = (StateArray){
+        .type = TYPE_BF16, .count = scales, .span = MOMENT_BLOCK};
+}
+
+// Bytes of the state of one parameter, but for its block's scales.
+static int64_t state_bytes(const OptimizerState *s, int64_t kept) {
+    int64_t bytes = 0;
+    for (const StateArray *a = s->arrays; a < s->arrays + STATE_ARRAYS; a++) {
+        bool has = a->span == 1 && kept >= a->first && kept < a->first + a->count;
+        bytes += has ? gpu_type_bytes(a->type) : 0;
+    }
+    return bytes;
+}
+
+// Plans the state's arrays. Of the first kept elements they are in host memory: of as many as take
+// `offload` bytes at least. Scales of moments are always on the device.
+static void plan_state(Params *p, Plan *plan, Plan *host, int64_t offload) {
+    static const char *const titles[] = {"master weights",
+                                         "first moment",
+                                         "second moment",
+                                         "momentum",
+                                         "scales of the first moment",
+                                         "scales of the second moment"};
+    OptimizerState *s = &p->optimizer;
+    int64_t offloaded = 0, bytes = 0;
+    set_arrays(p);
     for (int i = 0; i < s->num_ranges && bytes < offload; i++) {
         int64_t begin = s->ranges[i].kept, n = s->ranges[i].end - s->ranges[i].begin;
-        int64_t each = (int64_t)sizeof(float); // bytes of an element: master weight and moments
-        for (const StateArray *a = &s->arrays[STATE_EXP_AVG]; a < s->arrays + STATE_ARRAYS; a++) {
-            each += begin < a->count ? gpu_type_bytes(a->type) : 0;
-        }
+        int64_t each = state_bytes(s, begin);
         int64_t needed = round_up64((offload - bytes + each - 1) / each, PARAM_ALIGN);
         if (needed < n) { cut_range(s, i, needed); }
         bytes += each * min64(needed, n);
@@ -86,18 +116,20 @@ static void plan_state(Params *p, Plan *plan, Plan *host, int64_t offload) {
     for (int i = 0; i < STATE_ARRAYS; i++) {
         StateArray *a = &s->arrays[i];
         int bytes_each = gpu_type_bytes(a->type);
-        a->offloaded = min64(a->count, offloaded);
+        if (a->span == 1) { a->offloaded = max64(0, min64(a->count, offloaded - a->first)); }
         plan_buffer(plan, titles[i], (a->count - a->offloaded) * bytes_each, &a->device);
-        plan_buffer(host, titles[i], (options_save(o) ? a->count : a->offloaded) * bytes_each,
+        plan_buffer(host, titles[i],
+                    (options_save(&p->run->options) ? a->count : a->offloaded) * bytes_each,
                     &a->host);
     }
 }
 
-void *state_address(const StateArray *a, int64_t element) {
-    bool resident = element >= a->offloaded;
+void *state_address(const StateArray *a, int64_t kept) {
+    int64_t element = a->count > 0 ? (kept - a->first) / a->span : 0;
+    bool has = kept >= a->first && element < a->count, resident = element >= a->offloaded;
     char *base = resident ? a->device : a->host;
     int64_t first = resident ? a->offloaded : 0;
-    return base == NULL ? NULL : base + (element - first) * gpu_type_bytes(a->type);
+    return !has || base == NULL ? NULL : base + (element - first) * gpu_type_bytes(a->type);
 }
 
 bool params_offloaded(const Params *p) {
@@ -165,11 +197,16 @@ void params_plan(Params *p, Run *run, Plan *plan, Plan *host, int64_t offload) {
     bool wide = o->grad_accum_dtype == GRADIENT_FP32 ||
                 (o->grad_accum_dtype == GRADIENT_AUTO && run_micro_batches(run) > 1);
     s->adamw.gradient_type = wide ? TYPE_F32 : TYPE_BF16;
-    s->adamw.moment_type = o->adam_dtype == STATE_FP32 ? TYPE_F32 : TYPE_BF16;
+    static const GpuType moment_types[] = {
+        [STATE_FP32] = TYPE_F32, [STATE_BF16] = TYPE_BF16, [STATE_8BIT] = TYPE_MOMENT8};
+    s->adamw.moment_type = moment_types[o->adam_dtype];
     s->adamw.momentum = (float)o->muon_momentum;
     s->adamw.beta1 = (float)o->adam_beta1;
     s->adamw.beta2 = (float)o->adam_beta2;
     s->adamw.eps = (float)o->adam_eps;
+    if (s->adamw.moment_type == TYPE_MOMENT8) {
+        s->adamw.floor = (float)moment_floor(o->adam_beta1, o->adam_beta2);
+    }
     s->adamw.seed = (uint64_t)o->seed;
 
     plan_section(plan, "weights", PHASE_ALWAYS);
@@ -281,6 +318,7 @@ static AdamWSegment segment_of(const Params *p, const ZeroRange *range, const in
     const ZeroSegment *segment = &p->zero.segments[range->segment];
     const StateArray *arrays = p->optimizer.arrays;
     const Param *param = &p->run->layout.params[range->param];
+    void *exp_avg = state_address(&arrays[STATE_EXP_AVG], range->kept);
     int64_t within = range->place - segment->begin;
     void *weights = p->weights.segments[range->segment];
     bool codes = segment->codes;
@@ -289,8 +327,10 @@ static AdamWSegment segment_of(const Params *p, const ZeroRange *range, const in
         .n = range->end - range->begin,
         .gradient = range->place,
         .master = state_address(&arrays[STATE_MASTER], range->kept),
-        .exp_avg = state_address(&arrays[STATE_EXP_AVG], range->kept),
-        .exp_avg_sq = segment->muon ? NULL : state_address(&arrays[STATE_EXP_AVG_SQ], range->kept),
+        .exp_avg = exp_avg != NULL ? exp_avg : state_address(&arrays[STATE_MOMENTUM], range->kept),
+        .exp_avg_sq = state_address(&arrays[STATE_EXP_AVG_SQ], range->kept),
+        .exp_avg_scales = state_address(&arrays[STATE_EXP_AVG_SCALE], range->kept),
+        .exp_avg_sq_scales = state_address(&arrays[STATE_EXP_AVG_SQ_SCALE], range->kept),
         .bf16 = codes ? NULL : (Bf16 *)weights + within,
         .fp8 = codes ? (uint8_t *)weights + within : NULL,
         .weight = number[range->param],

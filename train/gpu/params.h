@@ -23,18 +23,19 @@ BEGIN_C
 // from SLOT_WEIGHTS on, the new weights of each bucket.
 enum { SLOT_SUMS, SLOT_AGREEMENT, SLOT_WEIGHTS };
 
-// An array of the optimizer's state. It has the elements that this rank keeps (ZeroRange.kept).
+// An array of the optimizer's state. It has an element for each `span` of the elements that this
+// rank keeps (ZeroRange.kept), from number `first` on.
 typedef struct {
-    const char *name; // in a checkpoint
     GpuType type;
-    int64_t count;
+    int64_t first, count;
+    int span;          // 1, or MOMENT_BLOCK: scales of 8-bit moments
     int64_t offloaded; // elements in host memory, the first ones; the others are on the device
     void *device;
     void *host; // in a run that saves, memory for all elements: a checkpoint is written from there
 } StateArray;
 
-// The address of an element, for kernels.
-void *state_address(const StateArray *a, int64_t element);
+// The address of what the array has of a kept element, for kernels; NULL: it has nothing of it.
+void *state_address(const StateArray *a, int64_t kept);
 
 // The weights that products read.
 typedef struct {

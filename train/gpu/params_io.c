@@ -1,4 +1,5 @@
 // From a checkpoint, or initial weights, to the device; and from the device to a checkpoint.
+#include "../../kernels/cpu.h"
 #include "../run.h"
 #include "params.h"
 
@@ -9,43 +10,70 @@
 
 enum { PIECE = 1 << 24 }; // elements that are restored at a time
 
-// Fills elements begin..end of the parameter space in an array of the optimizer's state, where they
-// begin at element `kept`. host: [PIECE]
-static void restore_piece(Params *p, const Checkpoint *c, const StateArray *a, int64_t begin,
-                          int64_t end, int64_t kept, float *host) {
-    int64_t n = end - begin;
-    bool resident = kept >= a->offloaded;
+typedef struct {
+    float values[PIECE];
+    uint8_t codes[PIECE];
+    uint16_t scales[PIECE / MOMENT_BLOCK];
+} Piece; // in host memory
+
+static void put(Params *p, const StateArray *a, int64_t kept, const void *from, int64_t elements) {
+    size_t bytes = (size_t)(elements * gpu_type_bytes(a->type));
     void *to = state_address(a, kept);
-    float *values = resident || a->type == TYPE_BF16 ? host : to;
-    if (c != NULL) {
-        run_read_state(p->run, c, a->name, begin, end, values);
+    if (a->span == 1 && kept - a->first < a->offloaded) {
+        memcpy(to, from, bytes);
     } else {
-        run_first_weights(p->run, begin, end, values);
+        gpu_send(p->gpu, to, from, bytes);
     }
-    if (a->type == TYPE_BF16) {
-        // in place: no code is written over a number that has not been read
-        Bf16 *codes = resident ? (Bf16 *)host : to;
-        for (int64_t k = 0; k < n; k++) { codes[k] = bf16_encode(values[k]); }
-    }
-    if (resident) { gpu_send(p->gpu, to, host, (size_t)(n * gpu_type_bytes(a->type))); }
 }
 
-// Fills an array of the optimizer's state from a checkpoint; c NULL: the master weights with
-// initial weights.
-static void restore_array(Params *p, const Checkpoint *c, const StateArray *a, float *host) {
-    for (const ZeroRange *r = p->optimizer.ranges;
-         r < p->optimizer.ranges + p->optimizer.num_ranges && r->kept < a->count; r++) {
+// Fills elements begin..end of the parameter space in an array of the optimizer's state, where they
+// begin at kept element `kept`. c NULL: with initial weights.
+static void restore_piece(Params *p, const Checkpoint *c, int array, int64_t begin, int64_t end,
+                          int64_t kept, Piece *host) {
+    const StateArray *a = &p->optimizer.arrays[array];
+    int64_t n = end - begin;
+    bool codes = a->type == TYPE_MOMENT8;
+    Moment which = array == STATE_EXP_AVG ? MOMENT_FIRST : MOMENT_SECOND;
+    if (c == NULL) {
+        run_first_weights(p->run, begin, end, host->values);
+    } else if (codes && c->moments8) {
+        or_die(checkpoint_read_codes(c, which, begin, end, host->codes, host->scales));
+    } else {
+        const char *name = state_names[array == STATE_MOMENTUM ? STATE_EXP_AVG : array];
+        run_read_state(p->run, c, name, begin, end, host->values);
+        if (codes) { moment_encode(host->codes, host->scales, which, host->values, n, NULL); }
+    }
+    if (codes) {
+        const StateArray *scales = a + STATE_EXP_AVG_SCALE - STATE_EXP_AVG;
+        put(p, a, kept, host->codes, n);
+        put(p, scales, kept, host->scales, n / MOMENT_BLOCK);
+        return;
+    }
+    if (a->type == TYPE_BF16) { // in place: no code is written over a number that was not read
+        Bf16 *to = (Bf16 *)host->values;
+        for (int64_t k = 0; k < n; k++) { to[k] = bf16_encode(host->values[k]); }
+    }
+    put(p, a, kept, host->values, n);
+}
+
+// Fills an array of the optimizer's state.
+static void restore_array(Params *p, const Checkpoint *c, int array, Piece *host) {
+    const OptimizerState *s = &p->optimizer;
+    for (const ZeroRange *r = s->ranges; r < s->ranges + s->num_ranges; r++) {
+        if (state_address(&s->arrays[array], r->kept) == NULL) { continue; }
         for (int64_t begin = r->begin; begin < r->end; begin += PIECE) {
-            restore_piece(p, c, a, begin, min64(begin + PIECE, r->end), r->kept + begin - r->begin,
-                          host);
+            restore_piece(p, c, array, begin, min64(begin + PIECE, r->end),
+                          r->kept + begin - r->begin, host);
         }
     }
 }
 
+// c NULL: the master weights with initial weights.
 static void restore_arrays(Params *p, const Checkpoint *c) {
-    float *host = malloc_or_die(PIECE * sizeof(float));
-    for (const StateArray *a = p->optimizer.arrays; a < p->optimizer.arrays + STATE_ARRAYS; a++) {
-        if (c != NULL || a == &p->optimizer.arrays[STATE_MASTER]) { restore_array(p, c, a, host); }
+    Piece *host = malloc_or_die(sizeof(Piece));
+    restore_array(p, c, STATE_MASTER, host);
+    for (int i = STATE_EXP_AVG; i <= STATE_MOMENTUM && c != NULL; i++) {
+        restore_array(p, c, i, host);
     }
     free(host);
 }
@@ -149,9 +177,9 @@ void params_hash_state(const Params *p, uint64_t *hashes) {
 }
 
 void params_snapshot(Params *p, Snapshot *s) {
-    const StateArray *exp_avg = &p->optimizer.arrays[STATE_EXP_AVG];
+    uint64_t hashes[STATE_ARRAYS];
     params_hash_state(p, p->saved.hashes);
-    gpu_fetch(p->gpu, s->hashes, p->saved.hashes, sizeof(s->hashes));
+    gpu_fetch(p->gpu, hashes, p->saved.hashes, sizeof(hashes));
     for (const StateArray *a = p->optimizer.arrays; a < p->optimizer.arrays + STATE_ARRAYS; a++) {
         int64_t offloaded = a->offloaded * gpu_type_bytes(a->type);
         size_t bytes = (size_t)((a->count - a->offloaded) * gpu_type_bytes(a->type));
@@ -170,11 +198,16 @@ void params_snapshot(Params *p, Snapshot *s) {
     s->ranges = p->saved.ranges;
     s->model_dtype = DTYPE_BF16;
     s->model = p->saved.model;
-    s->moment_dtype = exp_avg->type == TYPE_F32 ? DTYPE_F32 : DTYPE_BF16;
-    s->master = p->optimizer.arrays[STATE_MASTER].host;
-    s->exp_avg = exp_avg->host;
-    s->exp_avg_sq = p->optimizer.arrays[STATE_EXP_AVG_SQ].host;
-    s->second_moments = p->optimizer.arrays[STATE_EXP_AVG_SQ].count;
+    for (int i = 0; i < STATE_ARRAYS; i++) {
+        const StateArray *a = &p->optimizer.arrays[i];
+        Dtype of_codes = i == STATE_EXP_AVG ? DTYPE_I8 : DTYPE_U8;
+        s->state[i] = (SavedArray){.dtype = a->type == TYPE_F32    ? DTYPE_F32
+                                            : a->type == TYPE_BF16 ? DTYPE_BF16
+                                                                   : of_codes,
+                                   .count = a->count,
+                                   .data = a->host,
+                                   .hash = hashes[i]};
+    }
     s->slots = p->saved.scales;
     s->amax_history = p->saved.history;
 }
