@@ -168,7 +168,7 @@ $(BUILD)/plain/logits_tool: $(call objects,plain,test/logits_tool.c $(LIBRARY))
 # the library under the fuzzer reports which code an input reaches; without -march=native, so that
 # the fuzzer runs elsewhere too
 FUZZED := $(COMMON:%.c=$(BUILD)/fuzz/%.c.o)
-FUZZER := $(call objects,fuzzer,test/fuzz.c test/fuzz_targets.c)
+FUZZER := $(call objects,fuzzer,test/fuzz.c test/fuzz_targets.c $(CPU))
 $(BUILD)/fuzz/%.c.o: %.c $(BUILD)/c.flags
 	@mkdir -p $(@D)
 	$(CC) $(SANITIZE) -fsanitize-coverage=trace-pc $(BASE) -MMD -MP -c $< -o $@
