@@ -27,6 +27,7 @@ bool writer_open(FileWriter *w, const char *path) {
 }
 
 void writer_write(FileWriter *w, const void *data, size_t bytes) {
+    if (bytes == 0) { return; } // data may be NULL, which crc32_z takes for a new beginning
     w->crc = (uint32_t)crc32_z(w->crc, data, bytes);
     w->bytes += (int64_t)bytes;
     bool ok = w->error != 0 || fwrite(data, 1, bytes, w->file) == bytes;

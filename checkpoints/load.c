@@ -395,8 +395,8 @@ static bool check_arrays(const SafeTensors *st, int64_t elements, bool *moments8
     int64_t n = arrays[STATE_EXP_AVG_SQ]->shape[0], scales = state_scales(n);
     bool whole = !*moments8 ||
                  (has_array(st, STATE_EXP_AVG, n, DTYPE_I8) &&
-                  has_array(st, STATE_EXP_AVG_SCALE, scales, DTYPE_BF16) &&
-                  has_array(st, STATE_EXP_AVG_SQ_SCALE, scales, DTYPE_BF16) &&
+                  (n == 0 || (has_array(st, STATE_EXP_AVG_SCALE, scales, DTYPE_BF16) &&
+                              has_array(st, STATE_EXP_AVG_SQ_SCALE, scales, DTYPE_BF16))) &&
                   (n == elements || has_array(st, STATE_MOMENTUM, elements - n, DTYPE_BF16)));
     return (whole && *moments8 == (arrays[STATE_EXP_AVG]->dtype == DTYPE_I8)) ||
            fail("%s: its moments in 8 bits are not whole", st->path);

@@ -10,7 +10,7 @@ static double distance(const double *weights, double sum, int count, int period)
     int64_t parts = 0;
     for (int i = 0; i < count; i++) {
         double exact = weights[i] / sum * period, nearest = round(exact);
-        if (nearest < 1) { return INFINITY; }
+        if (exact < 1) { return INFINITY; }
         parts += (int64_t)nearest;
         worst = fmax(worst, fabs(exact - nearest) / period);
     }

@@ -40,8 +40,9 @@ static bool read_source(Source *source, const char **text) {
     if (end == begin) { return fail("%.*s: a weight without a path after it", n, word); }
     path_format(source->pattern, "%.*s", (int)(end - begin), begin);
     return (source->weight > 0 && source->weight < 1e100) ||
-           fail("%.*s %s: a weight must be above 0; leave out a source that has none", n, word,
-                source->pattern);
+           fail("%.*s %s: a weight must be above 0 and below 1e100; leave out a source that has "
+                "none",
+                n, word, source->pattern);
 }
 
 int sources_read(const char *text, Source **sources) {

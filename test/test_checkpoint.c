@@ -127,6 +127,28 @@ TEST(second_moments_may_end_early) {
                   "have no 'exp_avg_sq'");
 }
 
+// A rank may have elements of Muon alone: its arrays of AdamW are empty, and have no address.
+TEST(a_rank_may_have_no_elements_of_adamw) {
+    CLOSED(fixture_close) Fixture f;
+    fixture_open(&f, SAVED);
+    int64_t n = f.layout.size;
+    FREED uint16_t *momentum = calloc_or_die((size_t)n, sizeof(uint16_t));
+    FREED float *out = malloc_or_die((size_t)n * sizeof(float));
+    SavedArray *state = f.snapshot.state;
+    for (int codes = 0; codes < 2; codes++) {
+        CLOSED(checkpoint_close) Checkpoint c;
+        state[STATE_EXP_AVG_SQ] = (SavedArray){codes ? DTYPE_U8 : DTYPE_F32, 0, NULL, 0};
+        if (codes) {
+            state[STATE_EXP_AVG] = (SavedArray){DTYPE_I8, 0, NULL, 0};
+            state[STATE_MOMENTUM] = (SavedArray){DTYPE_BF16, n, momentum, 0};
+        }
+        CHECK(fixture_save(&f, 1 + codes));
+        CHECK(checkpoint_open(&c, codes ? "s/step_00000002" : "s/step_00000001", true));
+        CHECK(checkpoint_read(&c, "exp_avg", 0, n, out));
+        CHECK_REFUSED(checkpoint_read(&c, "exp_avg_sq", 0, 64, out), "have no 'exp_avg_sq'");
+    }
+}
+
 // Moments in 8 bits come back as codes, and as the floats that they stand for; Muon's momentum from
 // its own array. Arrays that do not fit each other are refused.
 TEST(moments_in_8_bits_come_back) {

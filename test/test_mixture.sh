@@ -74,13 +74,14 @@ test_a_killed_run_goes_on() {
     done
     expect_status 0 train_gpt --config parts/config.txt --resume latest || return
     says ' 63 steps of 384 tokens'
+    ! grep 'this run ends after' log || fail "a warning without a reason"
     same_checkpoint {whole,parts}/latest || fail "another end: $(<difference)"
     cmp <(grep -o '"source_tokens.*' <(tail -n 1 whole/metrics.jsonl)) \
         <(grep -o '"source_tokens.*' <(tail -n 1 parts/metrics.jsonl)) || fail "other sources"
     # without --config the checkpoint says how many steps, also with another batch
     cp -r parts again && expect_status 0 train_gpt --save again --resume again/step_00000056 \
         --global-batch-size 6 || return
-    says ' 63 steps of 192 tokens'
+    says ' 63 steps of 192 tokens' 'warning: --epochs 2: this run ends after 1.'
     expect_status 0 train_gpt --save again --resume again/step_00000056 --epochs 3 || return
     says ' 94 steps of 384 tokens'
 }

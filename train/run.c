@@ -121,6 +121,14 @@ static bool restore(Run *run, Checkpoint *checkpoint) {
                "order\n",
                (long long)run->train_data.windows, (long long)checkpoint->data_windows);
     }
+    double windows = (double)run->train_data.windows, batch = o->global_batch_size;
+    double ends = (double)run->progress.samples +
+                  (double)(o->train_iters - run->progress.step) * batch;
+    if (o->epochs > 0 && windows > 0 && fabs(ends - o->epochs * windows) >= batch) {
+        warn("--epochs %g: this run ends after %.2f, since the batch, the length or the data were "
+             "others before; --train-iters gives the steps",
+             o->epochs, ends / windows);
+    }
     if (o->iterations_to_skip[0] != '\0' &&
         options_next_skip(o, run->progress.step + 1) > o->train_iters) {
         printf("  --iterations-to-skip %s: none of these steps is left to train\n",
