@@ -214,8 +214,14 @@ void check_hash_state(Check *c, bool next) {
 }
 
 bool check_state_kept(const Check *c, const StateHashes *hashes, int64_t step) {
-    static const char *const names[CHECK_STATES] = {"master weights", "first moments",
-                                                    "second moments", "FP8 scales"};
+    static const char *const names[CHECK_STATES] = {
+        [STATE_MASTER] = "master weights",
+        [STATE_EXP_AVG] = "first moments",
+        [STATE_EXP_AVG_SQ] = "second moments",
+        [STATE_MOMENTUM] = "momenta",
+        [STATE_EXP_AVG_SCALE] = "scales of the first moments",
+        [STATE_EXP_AVG_SQ_SCALE] = "scales of the second moments",
+        [CHECK_SCALES] = "FP8 scales"};
     char place[128];
     int row = first_difference(hashes->rows[0], hashes->rows[1], 0, CHECK_STATES);
     place_of(c, place, sizeof(place));
