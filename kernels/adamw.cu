@@ -237,12 +237,6 @@ __device__ __forceinline__ float log2_about(float x) {
     return y;
 }
 
-__device__ __forceinline__ float exp2_about(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 // What is added to the logarithm of a place: of the block's unit, and less than 1e-4 for errors, so
 // that the place of moment_write is never too large, and too small by less than 1.
 __device__ __forceinline__ float moment_shift(float unit) {
@@ -255,7 +249,7 @@ __device__ __forceinline__ float moment_shift(float unit) {
 template <Moment WHICH>
 __device__ __forceinline__ uint32_t moment_write(float x, float unit, float shift, float random) {
     float power = WHICH == MOMENT_FIRST ? 1.0f / 3.0f : 1.0f / 6.0f;
-    float place = exp2_about(log2_about(x) * power + shift);
+    float place = exp2_fast(log2_about(x) * power + shift);
     float counted = __fadd_rz(__fadd_rz(place, -random), COUNTS + 1.0f);
     if (moment_level(counted - COUNTS + random, unit, WHICH) < x) { counted += 1.0f; }
     return __float_as_uint(fminf(counted, COUNTS + moment_most(WHICH)));

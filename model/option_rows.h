@@ -189,7 +189,8 @@ CHOICE("eval-precision", eval_precision, EvalPrecision, "same",
     "of the linear layers in evaluations and samples: as in training, or BF16", PRECISION)
 LONG("sample-interval", sample_interval, "0", 0, COUNT_MAX,
     "steps between samples; 0: none", NOTHING)
-INT("sample-length", sample_length, "256", 1, 1 << 20, "most tokens of a sample; a text ends before where its end comes", NOTHING)
+INT("sample-length", sample_length, "256", 1, 1 << 20,
+    "most tokens of a sample; a text ends before where its end comes", NOTHING)
 REAL("sample-temperature", sample_temperature, "0.8", 0, 100,
     "softmax temperature; 0: always the most likely token", NOTHING)
 INT("sample-top-k", sample_top_k, "50", 0, 1 << 24,
