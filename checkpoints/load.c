@@ -789,68 +789,81 @@ bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLa
                 (long long)c->layout_size, (long long)layout->size);
 }
 
-// The scales of n moments in 8 bits, from element `at` of a file on. The caller frees them. NULL:
-// they cannot be read, or are not finite.
-static uint16_t *read_scales(const SafeTensors *st, int kind, int64_t at, int64_t n) {
-    int scale_kind = kind - STATE_EXP_AVG + STATE_EXP_AVG_SCALE;
-    int64_t first = at / MOMENT_BLOCK, count = (at + n - 1) / MOMENT_BLOCK - first + 1;
-    uint16_t *scales = malloc_or_die((size_t)count * sizeof(uint16_t));
-    const TensorEntry *e = safetensors_find(st, state_names[scale_kind]);
+// Reads the scales of `count` blocks of a moment in 8 bits. Refuses one that is not finite.
+static bool read_scales(const SafeTensors *st, int kind, int64_t first, int64_t count,
+                        uint16_t *scales) {
+    const TensorEntry *e = safetensors_find(
+        st, state_names[kind - STATE_EXP_AVG + STATE_EXP_AVG_SCALE]);
     bool ok = safetensors_read(st, e, first, count, scales);
     for (int64_t i = 0; ok && i < count; i++) {
         float scale = bf16_decode(scales[i]);
         ok = (scale >= 0.0f && isfinite(scale)) ||
              fail("%s: '%s' has %g", st->path, e->name, (double)scale);
     }
-    if (ok) { return scales; }
-    free(scales);
-    return NULL;
-}
-
-// Reads n elements of an array from element `at` of a rank's file on. codes: as they are, in 8
-// bits.
-static bool read_array(const SafeTensors *st, int kind, int64_t at, int64_t n, float *out,
-                       uint8_t *codes, uint16_t *scales) {
-    const TensorEntry *e = safetensors_find(st, state_names[kind]);
-    bool is_codes = e->dtype == DTYPE_I8 || e->dtype == DTYPE_U8;
-    if (is_codes && kind == STATE_EXP_AVG && at >= e->shape[0]) { // Muon's
-        at -= e->shape[0];
-        e = safetensors_find(st, state_names[STATE_MOMENTUM]);
-        is_codes = false;
-    }
-    if (e == NULL || at + n > e->shape[0] || is_codes < (codes != NULL)) {
-        return fail("%s: elements %lld to %lld have no '%s'", st->path, (long long)at,
-                    (long long)(at + n), state_names[kind]);
-    }
-    if (!is_codes) { return safetensors_read_floats(st, e, at, n, out); }
-    uint16_t *own = read_scales(st, kind, at, n);
-    uint8_t *to = codes != NULL ? codes : malloc_or_die((size_t)n);
-    bool ok = own != NULL && safetensors_read(st, e, at, n, to);
-    if (ok && codes == NULL) {
-        Moment which = kind == STATE_EXP_AVG ? MOMENT_FIRST : MOMENT_SECOND;
-        moment_decode(out, which, to, own, (int)(at % MOMENT_BLOCK), n);
-    } else if (ok) {
-        memcpy(scales, own, (size_t)(n / MOMENT_BLOCK) * sizeof(uint16_t));
-    }
-    if (codes == NULL) { free(to); }
-    free(own);
     return ok;
 }
 
-// Reads elements begin..end from the ranks' files: floats to out, or codes and their scales.
-static bool read_ranges(const Checkpoint *c, int kind, int64_t begin, int64_t end, float *out,
-                        uint8_t *codes, uint16_t *scales) {
+// Reads n elements of a moment in 8 bits as the floats that they stand for.
+static bool decode_moment(const SafeTensors *st, int kind, int64_t at, int64_t n, float *out) {
+    int64_t first = at / MOMENT_BLOCK, count = (at + n - 1) / MOMENT_BLOCK - first + 1;
+    uint8_t *codes = malloc_or_die((size_t)n);
+    uint16_t *scales = malloc_or_die((size_t)count * sizeof(uint16_t));
+    Moment which = kind == STATE_EXP_AVG ? MOMENT_FIRST : MOMENT_SECOND;
+    bool ok = safetensors_read(st, safetensors_find(st, state_names[kind]), at, n, codes) &&
+              read_scales(st, kind, first, count, scales);
+    if (ok) { moment_decode(out, which, codes, scales, (int)(at % MOMENT_BLOCK), n); }
+    free(codes);
+    free(scales);
+    return ok;
+}
+
+// Where elements are read to: floats, or, if that is NULL, codes of 8 bits and their scales.
+typedef struct {
+    float *floats;
+    uint8_t *codes;
+    uint16_t *scales;
+} Elements;
+
+// Reads n elements of an array from element `at` of a rank's file on.
+static bool read_array(const SafeTensors *st, int kind, int64_t at, int64_t n, Elements to) {
+    const TensorEntry *e = safetensors_find(st, state_names[kind]);
+    bool codes = e->dtype == DTYPE_I8 || e->dtype == DTYPE_U8;
+    if (codes && kind == STATE_EXP_AVG && at >= e->shape[0]) { // Muon's
+        at -= e->shape[0];
+        e = safetensors_find(st, state_names[STATE_MOMENTUM]);
+        codes = false;
+    }
+    if (e == NULL || at + n > e->shape[0] || (to.floats == NULL && !codes)) {
+        return fail("%s: elements %lld to %lld have no '%s'", st->path, (long long)at,
+                    (long long)(at + n), state_names[kind]);
+    }
+    if (to.floats == NULL) {
+        return safetensors_read(st, e, at, n, to.codes) &&
+               read_scales(st, kind, at / MOMENT_BLOCK, n / MOMENT_BLOCK, to.scales);
+    }
+    return codes ? decode_moment(st, kind, at, n, to.floats)
+                 : safetensors_read_floats(st, e, at, n, to.floats);
+}
+
+// Reads elements begin..end from the ranks' files.
+static bool read_ranges(const Checkpoint *c, int kind, int64_t begin, int64_t end, Elements to) {
     if (begin < 0 || end > c->layout_size) {
         return fail("%s: elements %lld to %lld of '%s' are not all in its files", c->path,
                     (long long)begin, (long long)end, state_names[kind]);
     }
     for (int i = 0; i < c->num_ranges; i++) {
         const SavedRange *r = &c->ranges[i];
-        int64_t from = max64(begin, r->begin), to = min64(end, r->end), at = from - begin;
-        if (from >= to) { continue; }
-        if (!read_array(&c->optimizer[r->rank], kind, r->at + from - r->begin, to - from,
-                        codes != NULL ? NULL : out + at, codes != NULL ? codes + at : NULL,
-                        codes != NULL ? scales + at / MOMENT_BLOCK : NULL)) {
+        int64_t from = max64(begin, r->begin), until = min64(end, r->end), at = from - begin;
+        if (from >= until) { continue; }
+        Elements part = {0};
+        if (to.floats != NULL) {
+            part.floats = to.floats + at;
+        } else {
+            part.codes = to.codes + at;
+            part.scales = to.scales + at / MOMENT_BLOCK;
+        }
+        if (!read_array(&c->optimizer[r->rank], kind, r->at + from - r->begin, until - from,
+                        part)) {
             return false;
         }
     }
@@ -862,13 +875,13 @@ bool checkpoint_read(const Checkpoint *c, const char *kind, int64_t begin, int64
     int i = STATE_MASTER;
     while (i < STATE_EXP_AVG_SQ && strcmp(kind, state_names[i]) != 0) { i++; }
     assert(strcmp(kind, state_names[i]) == 0);
-    return read_ranges(c, i, begin, end, out, NULL, NULL);
+    return read_ranges(c, i, begin, end, (Elements){.floats = out});
 }
 
 bool checkpoint_read_codes(const Checkpoint *c, Moment which, int64_t begin, int64_t end,
                            uint8_t *codes, uint16_t *scales) {
     int kind = which == MOMENT_FIRST ? STATE_EXP_AVG : STATE_EXP_AVG_SQ;
-    return read_ranges(c, kind, begin, end, NULL, codes, scales);
+    return read_ranges(c, kind, begin, end, (Elements){.codes = codes, .scales = scales});
 }
 
 // Tokens of an optimizer step of the checkpoint's run; 0: its options do not say.
