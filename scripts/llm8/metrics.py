@@ -101,7 +101,7 @@ LISTS = {"source_tokens", "source_epochs", "source_losses"} # of numbers, one fo
 TEXTS = set("""kind program device precision data data_crc32 valid_data_crc32 linear x w dy wgrad
     reason error host""".split())
 WHOLE = {"step": 0, "ranks": 1, "first_block": 0, "blocks": 0, "outputs": 0, "inputs": 0,
-         "valid_sequences": 0, "parameters": 0, "slowest": 0}
+         "valid_sequences": 0, "parameters": 0, "slowest": 0, "memory_bytes": 0}
 COUNTS = """train-iters eval-iters global-batch-size micro-batch-size seq-length
     vocab-size fp8-stats-interval""".split()
 LAYER = ("linear", "x", "w", "dy", "wgrad", "reason", "first_block", "blocks", "outputs", "inputs",

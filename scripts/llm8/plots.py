@@ -177,7 +177,7 @@ def speed_figure(figure, variants):
                       for of in (series.steady_throughput, judge.memory_of))
     names = [variant.name for variant in variants]
     draw_bars(left, names, speeds, "Throughput", "tokens a second, median over the steps",
-              "{:,.0f} tok/s".format)
+              lambda speed: text.counted(speed) + " tok/s")
     draw_bars(right, [""] * len(names), memory, "Memory", "all that the run plans and allocates",
               text.memory)
 

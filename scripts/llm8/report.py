@@ -12,7 +12,8 @@ from .shards import write_durably
 from .text import counted, duration, fixed, many, memory, table
 
 # how the values of these are written, whose change is a ratio; other values are losses
-RATIOS = {"speed-up": "{:,.0f} tok/s".format, "memory": memory, "time to loss": "{:,.1f} s".format}
+RATIOS = {"speed-up": lambda speed: counted(speed) + " tok/s", "memory": memory,
+          "time to loss": lambda seconds: fixed(seconds, 1, ",") + " s"}
 
 
 def write_value(judgement, value):

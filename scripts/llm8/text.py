@@ -11,12 +11,15 @@ def printable(text):
                    letter.encode("unicode_escape").decode() for letter in str(text))
 
 
-def fixed(value, digits=4):
-    return f"{value:.{digits}f}" if math.isfinite(value) else "-"
+def fixed(value, digits=4, group=""):
+    """Writes a number with these decimals, and one of more than fifteen digits as 1.23e+20."""
+    if not math.isfinite(value):
+        return "-"
+    return f"{value:{group}.{digits}f}" if abs(value) < 1e15 else f"{value:.3g}"
 
 
 def counted(value):
-    return f"{value:,.0f}" if math.isfinite(value) else "-"
+    return fixed(value, 0, ",")
 
 
 def many(count, word):
