@@ -80,6 +80,7 @@ typedef struct {
     bool counting;                                     // this step (--fp8-stats-interval)
 
     int *inputs, *targets;  // [B,T]
+    int *starts;            // [B,T] where documents begin; NULL: nothing begins anew there
     const float *wte, *wpe; // [P,C], [positions,C]; wpe NULL: the model has none
     float *dwte, *dwpe;
     CpuBlock *blocks; // [L]
@@ -172,6 +173,7 @@ static void plan_activations(Trainer *t) {
     PLAN(plan, "rotary table", T * c->head_size, t->rope);
     PLAN(plan, "inputs", M, t->inputs);
     PLAN(plan, "targets", M, t->targets);
+    PLAN(plan, "document starts", run_resets(&t->run) ? M : 0, t->starts);
     plan_section(plan, "activations", PHASE_STEP);
     for (int l = 0; l < c->num_layers; l++) { plan_block(plan, &t->blocks[l], c, M); }
     PLAN(plan, "last residual", M * C, t->residual_out);
@@ -437,6 +439,15 @@ static void activation_forward(Trainer *t, const CpuBlock *b, int M) {
     }
 }
 
+// The starts for attention, and those for positions.
+static const int *attention_starts(const Trainer *t) {
+    return t->run.options.reset_attention_mask ? t->starts : NULL;
+}
+
+static const int *position_starts(const Trainer *t) {
+    return t->run.options.reset_position_ids ? t->starts : NULL;
+}
+
 // Computes `out`, the next block's residual, from b->residual.
 static void block_forward(Trainer *t, const CpuBlock *b, float *out, int B, int T, Pass pass) {
     const ModelConfig *c = &t->run.config;
@@ -448,7 +459,7 @@ static void block_forward(Trainer *t, const CpuBlock *b, float *out, int B, int 
                         (float)c->norm_eps);
     }
     if (c->arch == ARCH_LLAMA) { rope_apply(b->rotated, t->rope, B, T, H, G, D, false); }
-    attention_forward(b->attention, b->lse, b->rotated, B, T, H, G, D);
+    attention_forward(b->attention, b->lse, b->rotated, attention_starts(t), B, T, H, G, D);
     linear_forward(t, &b->attention_out, b->residual_mid, b->attention, b->residual, M, pass);
     norm_forward(t, &b->norm2, b->residual_mid, M);
     linear_forward(t, &b->fc1, b->fc1_out, b->norm2.out, NULL, M, pass);
@@ -474,7 +485,8 @@ static void block_backward(Trainer *t, const CpuBlock *b, int B, int T) {
     linear_backward(t, &b->fc1, t->d_norm, t->d_fc1, b->norm2.out, M);
     norm_backward(t, &b->norm2, b->residual_mid, M);
     linear_backward(t, &b->attention_out, t->d_attention, t->d_residual, b->attention, M);
-    attention_backward(t->d_qkv, t->d_attention, b->attention, b->lse, b->rotated, B, T, H, G, D);
+    attention_backward(t->d_qkv, t->d_attention, b->attention, b->lse, b->rotated,
+                       attention_starts(t), B, T, H, G, D);
     if (c->arch == ARCH_LLAMA) { rope_apply(t->d_qkv, t->rope, B, T, H, G, D, true); }
     if (b->query_norm != NULL) {
         qk_norm_backward(t->d_qkv, b->dquery_norm, b->dkey_norm, b->qkv_out, b->query_norm,
@@ -490,7 +502,8 @@ static void block_backward(Trainer *t, const CpuBlock *b, int B, int T) {
 static void model_forward(Trainer *t, int B, int T, Pass pass) {
     const ModelConfig *c = &t->run.config;
     plan_guard_poison(&t->plan);
-    embedding_forward(t->blocks[0].residual, t->inputs, t->wte, t->wpe, B, T, c->channels);
+    embedding_forward(t->blocks[0].residual, t->inputs, position_starts(t), t->wte, t->wpe, B, T,
+                      c->channels);
     for (int l = 0; l < c->num_layers; l++) {
         float *out = l + 1 < c->num_layers ? t->blocks[l + 1].residual : t->residual_out;
         block_forward(t, &t->blocks[l], out, B, T, pass);
@@ -532,7 +545,8 @@ static void model_backward(Trainer *t, int B, int T) {
     memset(t->d_residual, 0, (size_t)B * T * c->channels * sizeof(float));
     norm_backward(t, &t->final_norm, t->residual_out, B * T);
     for (int l = c->num_layers - 1; l >= 0; l--) { block_backward(t, &t->blocks[l], B, T); }
-    embedding_backward(t->dwte, t->dwpe, t->d_residual, t->inputs, B, T, c->channels);
+    embedding_backward(t->dwte, t->dwpe, t->d_residual, t->inputs, position_starts(t), B, T,
+                       c->channels);
 }
 
 // ---- update -----------------------------------------------------------------------------------
@@ -637,7 +651,7 @@ static void train_step(Trainer *t) {
     t->counting = run_counts_fp8(run, run->progress.step + 1);
     memset(t->gradients, 0, (size_t)run->layout.size * sizeof(float));
     for (int micro = 0; micro < run_micro_batches(run); micro++) {
-        run_batch(run, 0, micro, t->inputs, t->targets);
+        run_batch(run, 0, micro, t->inputs, t->targets, t->starts);
         model_forward(t, B, T, PASS_TRAIN);
         loss += head_loss(t, B * T, (float)(1.0 / tokens), PASS_TRAIN);
         model_backward(t, B, T);
@@ -660,6 +674,11 @@ static void train_step(Trainer *t) {
 
 // ---- evaluation, samples, checkpoints ---------------------------------------------------------
 
+// The sequences of the given tokens are one document each.
+static void one_document_each(Trainer *t, size_t tokens) {
+    if (t->starts != NULL) { memset(t->starts, 0, tokens * sizeof(int)); }
+}
+
 static void choice_losses(void *trainer, const int *inputs, const int *targets, int B, int T,
                           float *losses) {
     Trainer *t = trainer;
@@ -667,6 +686,7 @@ static void choice_losses(void *trainer, const int *inputs, const int *targets, 
     Pass pass = eval_pass(&t->run.options);
     memcpy(t->inputs, inputs, tokens * sizeof(int));
     memcpy(t->targets, targets, tokens * sizeof(int));
+    one_document_each(t, tokens);
     model_forward(t, B, T, pass);
     head_loss(t, B * T, 0.0f, pass);
     memcpy(losses, t->losses, tokens * sizeof(float));
@@ -681,7 +701,7 @@ static void validate(Trainer *t) {
     for (int i = 0; i < sources; i++) {
         int64_t samples = run_eval_samples(run, i);
         for (int64_t sample = 0; sample < samples && run_stop_signal() == 0; sample += B) {
-            run_eval_batch(run, i, sample, t->inputs, t->targets);
+            run_eval_batch(run, i, sample, t->inputs, t->targets, t->starts);
             model_forward(t, B, T, pass);
             losses[i] += head_loss(t, B * T, 0.0f, pass);
         }
@@ -700,6 +720,7 @@ static float *next_logits(void *trainer, const int *tokens, int n) {
     Trainer *t = trainer;
     Pass pass = eval_pass(&t->run.options);
     memcpy(t->inputs, tokens, (size_t)n * sizeof(int));
+    one_document_each(t, (size_t)n);
     model_forward(t, 1, n, pass);
     head_forward(t, n - 1, 1, pass);
     return t->logits;
@@ -745,7 +766,7 @@ static void begin_rounding(Trainer *t) {
     if (!uncalibrated || !run_has_steps(&t->run)) { return; }
     fp8_calibrate(p, t->slots);
     for (int i = 0; i < FP8_CALIBRATIONS; i++) {
-        run_batch(&t->run, 0, 0, t->inputs, t->targets);
+        run_batch(&t->run, 0, 0, t->inputs, t->targets, t->starts);
         model_forward(t, B, T, PASS_TRAIN);
         head_loss(t, B * T, (float)(1.0 / p->step_tokens), PASS_TRAIN);
         model_backward(t, B, T);

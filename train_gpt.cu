@@ -717,7 +717,7 @@ static void enqueue(Trainer *t, int64_t n) {
     CUDA_CHECK(cudaEventRecord(p->begin, stream));
     for (int micro = 0; micro < run_micro_batches(run); micro++) {
         Batch *s = batches_next(&t->batches);
-        run_batch(run, ahead, micro, s->inputs, s->targets);
+        run_batch(run, ahead, micro, s->inputs, s->targets, NULL);
         batches_send(&t->batches);
         int place = micro_place(t, micro);
         if (is_checked(t, n) && micro == 0) {
@@ -795,7 +795,7 @@ static void validate(Trainer *t) {
         for (int64_t sample = run_eval_first(run); sample < samples && run_stop_signal() == 0;
              sample += stride) {
             Batch *s = batches_next(&t->batches);
-            run_eval_batch(run, i, sample, s->inputs, s->targets);
+            run_eval_batch(run, i, sample, s->inputs, s->targets, NULL);
             batches_send(&t->batches);
             model_forward(t, B, T, pass);
             head_loss(t, B * T, 0.0f, true, pass);
@@ -862,7 +862,7 @@ static void calibrate(Trainer *t) {
     params_calibrate(&t->params);
     for (int i = 0; i < FP8_CALIBRATIONS; i++) {
         Batch *s = batches_next(&t->batches);
-        run_batch(&t->run, 0, 0, s->inputs, s->targets);
+        run_batch(&t->run, 0, 0, s->inputs, s->targets, NULL);
         batches_send(&t->batches);
         micro_step(t, MICRO_FIRST);
         params_calibrate(&t->params);
@@ -909,11 +909,25 @@ static void profile_step(Trainer *t) {
     metrics_end(&run->metrics, r);
 }
 
+// The kernels have no documents: data do not switch them on, and options that do are refused.
+static void refuse_documents(Run *run) {
+    Options *o = &run->options;
+    if (option_source(o, "reset-attention-mask") == SOURCE_DATA) {
+        o->reset_attention_mask = false;
+    }
+    if (option_source(o, "reset-position-ids") == SOURCE_DATA) { o->reset_position_ids = false; }
+    if (run_resets(run)) {
+        die("--reset-attention-mask, --reset-position-ids: the GPU trainer does not have them yet; "
+            "give --no-reset-attention-mask --no-reset-position-ids");
+    }
+}
+
 int main(int argc, char **argv) {
     static Trainer t;
     Options *options = &t.run.options;
     options_parse(options, argc, argv);
     run_resolve_options(&t.run);
+    refuse_documents(&t.run);
     if (options->verify) {
         int status = verify(options);
         or_die(output_flush(stdout));

@@ -86,10 +86,35 @@ bool shard_open(TokenFile *f, const char *path) {
     return ok;
 }
 
-// Whether a file that a pattern matches is a mask, which is read with its shard.
-static bool is_mask(const char *path) {
-    size_t length = strlen(path);
-    return length >= 5 && strcmp(path + length - 5, ".mask") == 0;
+// A file beside a shard, with a bit for each of its tokens.
+typedef struct {
+    TokenFileKind file;
+    const char *ending, *word;
+    int said; // where the shard's header says that there is one
+    const char *why;
+} BitFile;
+
+static const BitFile mask_file = {
+    {MASK_MAGIC, "mask of a token shard", "scripts/prepare_data makes them"},
+    ".mask",
+    "mask",
+    SHARD_MASKED,
+    "not all tokens of its shard count"};
+static const BitFile starts_file = {
+    {STARTS_MAGIC, "list of document starts", "scripts/prepare_data makes them"},
+    ".starts",
+    "document starts",
+    SHARD_STARTED,
+    "it says where the conversations of its shard begin"};
+
+static bool ends_in(const char *path, const char *ending) {
+    size_t length = strlen(path), n = strlen(ending);
+    return length >= n && strcmp(path + length - n, ending) == 0;
+}
+
+// Whether a file that a pattern matches is read with its shard.
+static bool is_beside(const char *path) {
+    return ends_in(path, mask_file.ending) || ends_in(path, starts_file.ending);
 }
 
 uint32_t shards_mark(const char *pattern, bool masked, char path[PATH_LENGTH]) {
@@ -98,7 +123,7 @@ uint32_t shards_mark(const char *pattern, bool masked, char path[PATH_LENGTH]) {
     bool open = token_files_find(&found, pattern, shard_kind), chosen = false;
     for (size_t i = 0; open && !chosen && i < found.gl_pathc; i++) {
         TokenFile shard;
-        if (is_mask(found.gl_pathv[i])) { continue; }
+        if (is_beside(found.gl_pathv[i])) { continue; }
         open = shard_open(&shard, found.gl_pathv[i]);
         if (!open) { break; }
         chosen = !masked || shard.header[SHARD_MASKED] != 0;
@@ -110,6 +135,25 @@ uint32_t shards_mark(const char *pattern, bool masked, char path[PATH_LENGTH]) {
     }
     globfree(&found);
     return mark;
+}
+
+bool shards_have_chats(const char *pattern) {
+    glob_t found;
+    bool chats = false;
+    if (pattern_files(pattern, &found) != 0) { return false; }
+    for (size_t i = 0; !chats && i < found.gl_pathc; i++) {
+        char path[PATH_LENGTH];
+        TokenFile starts;
+        path_format(path, "%s%s", found.gl_pathv[i], starts_file.ending);
+        if (is_beside(found.gl_pathv[i]) || !path_exists(path) ||
+            !token_file_open(&starts, path, starts_file.file)) {
+            continue; // what is wrong with it will be said when the shards are opened
+        }
+        chats = starts.header[MASK_TEMPLATE] != 0;
+        token_file_close(&starts);
+    }
+    globfree(&found);
+    return chats;
 }
 
 void shard_header(int32_t header[SHARD_HEADER_BYTES / 4], int token_bytes, int64_t count) {
@@ -128,49 +172,59 @@ static bool shard_sum(const TokenFile *shard, uint32_t *crc) {
                     max64(PART_BYTES, bytes / PARTS), crc);
 }
 
-static const TokenFileKind mask_kind = {MASK_MAGIC, "mask of a token shard",
-                                        "scripts/prepare_data makes them"};
-
-// Whether a mask is undamaged and belongs to this shard.
-static bool mask_fits(const TokenFile *mask, const TokenFile *shard, uint32_t crc) {
+// Whether a file of bits is undamaged and belongs to this shard.
+static bool bits_fit(const TokenFile *f, const char *word, const TokenFile *shard, uint32_t crc) {
     enum { PIECE = 1 << 20 };
-    const int32_t *header = mask->header;
+    const int32_t *header = f->header;
     int64_t count = (int64_t)((uint64_t)(uint32_t)header[3] << 32 | (uint32_t)header[2]);
     int64_t bytes = (shard->count + MASK_BITS - 1) / MASK_BITS * (MASK_BITS / 8);
     uint32_t sum;
     if (count != shard->count || (uint32_t)header[MASK_SHARD] != crc) {
-        return fail("%s: the mask of another shard, not of the one beside it; prepare the data "
-                    "again",
-                    mask->path);
+        return fail("%s: the %s of another shard, not of the one beside it; prepare the data again",
+                    f->path, word);
     }
     if (header[1] != 1 || header[MASK_WINDOW] < 0 ||
-        (int64_t)mask->bytes != SHARD_HEADER_BYTES + bytes) {
-        return fail("%s: %zu bytes, not the %lld of a mask of %lld tokens; it is damaged or cut "
+        (int64_t)f->bytes != SHARD_HEADER_BYTES + bytes) {
+        return fail("%s: %zu bytes, not the %lld of a %s of %lld tokens; it is damaged or cut "
                     "short",
-                    mask->path, mask->bytes, (long long)(SHARD_HEADER_BYTES + bytes),
+                    f->path, f->bytes, (long long)(SHARD_HEADER_BYTES + bytes), word,
                     (long long)count);
     }
-    return file_sum(mask->file, mask->path, SHARD_HEADER_BYTES, (int64_t)mask->bytes, PIECE, PIECE,
-                    &sum) &&
+    return file_sum(f->file, f->path, SHARD_HEADER_BYTES, (int64_t)f->bytes, PIECE, PIECE, &sum) &&
            (sum == (uint32_t)header[MASK_SUM] ||
-            fail("%s: not what its checksum says; it is damaged", mask->path));
+            fail("%s: not what its checksum says; it is damaged", f->path));
 }
 
-// Reads the mask of the last shard, if it has one. *crc: the shard's CRC-32; the mask's is added.
-static bool read_mask(Dataset *data, uint32_t *crc) {
+// Opens the file of bits beside a shard, and adds its CRC-32 to *crc. bits->file -1: there is none.
+static bool open_bits(TokenFile *bits, const BitFile *kind, const TokenFile *shard,
+                      uint32_t shard_crc, uint32_t *crc) {
+    char path[PATH_LENGTH];
+    path_format(path, "%s%s", shard->path, kind->ending);
+    *bits = (TokenFile){.file = -1};
+    if (!path_exists(path)) {
+        return shard->header[kind->said] == 0 ||
+               fail("%s: missing; %s, so it must be copied along", path, kind->why);
+    }
+    if (!token_file_open(bits, path, kind->file)) { return false; }
+    if (!bits_fit(bits, kind->word, shard, shard_crc)) {
+        token_file_close(bits);
+        return false;
+    }
+    *crc = (uint32_t)crc32_z(*crc, (const Bytef *)&bits->header[MASK_SUM], sizeof(int32_t));
+    return true;
+}
+
+static bool bit_of(const uint32_t *numbers, int64_t i) {
+    return (numbers[i / MASK_BITS] >> i % MASK_BITS & 1) != 0;
+}
+
+// Reads the mask of the last shard, if it has one.
+static bool read_mask(Dataset *data, uint32_t shard_crc, uint32_t *crc) {
     int last = data->num_shards - 1;
     const TokenFile *shard = &data->shards[last];
     TokenFile mask;
-    char path[PATH_LENGTH];
-    path_format(path, "%s.mask", shard->path);
-    if (!path_exists(path)) {
-        return shard->header[SHARD_MASKED] == 0 ||
-               fail("%s: missing; not all tokens of its shard count, so it must be copied along",
-                    path);
-    }
-    if (!token_file_open(&mask, path, mask_kind)) { return false; }
-    bool ok = mask_fits(&mask, shard, *crc);
-    if (ok) {
+    bool ok = open_bits(&mask, &mask_file, shard, shard_crc, crc);
+    if (ok && mask.file >= 0) {
         int packed = mask.header[MASK_WINDOW];
         int64_t begin = data->tokens - shard->count;
         if (packed > 0 && (data->seq_length % packed != 0 || begin % packed != 0)) {
@@ -180,20 +234,33 @@ static bool read_mask(Dataset *data, uint32_t *crc) {
         if (data->chat_template == 0) { data->chat_template = template; }
         bool other = template != 0 && template != data->chat_template;
         if (other && data->other_template == NULL) { data->other_template = shard->path; }
+        if (template != 0) { data->documents[last].known = DOCUMENTS_UNKNOWN; }
         data->masks[last] = malloc_or_die((size_t)mask.count * sizeof(uint32_t));
         ok = token_file_read(&mask, 0, mask.count, data->masks[last]);
-        *crc = (uint32_t)crc32_z(*crc, (const Bytef *)&mask.header[MASK_SUM], sizeof(int32_t));
     }
     token_file_close(&mask);
+    return ok;
+}
+
+// Checks SHARD.starts of the last shard, if it has one. Batches read what they need of it.
+static bool check_starts(Dataset *data, uint32_t shard_crc, uint32_t *crc) {
+    int last = data->num_shards - 1;
+    TokenFile starts;
+    bool ok = open_bits(&starts, &starts_file, &data->shards[last], shard_crc, crc);
+    if (ok && starts.file >= 0) {
+        data->documents[last] = (Documents){DOCUMENTS_BY_FILE, starts.header[MASK_SUM]};
+    }
+    token_file_close(&starts);
     return ok;
 }
 
 // Appends a shard's line to data->identity.
 static bool identify(Dataset *data, const TokenFile *shard) {
     const char *name = path_name(shard->path);
-    uint32_t crc;
-    bool ok = shard_sum(shard, &crc) && read_mask(data, &crc);
-    if (!ok) { return false; }
+    uint32_t own, crc;
+    if (!shard_sum(shard, &own)) { return false; }
+    crc = own;
+    if (!read_mask(data, own, &crc) || !check_starts(data, own, &crc)) { return false; }
     size_t used = data->identity != NULL ? strlen(data->identity) : 0;
     size_t room = used + strlen(name) + sizeof("01234567 \n");
     data->identity = realloc_or_die(data->identity, room);
@@ -205,13 +272,16 @@ static bool identify(Dataset *data, const TokenFile *shard) {
 }
 
 // Counts which of the tokens [begin, begin + n) of the stream count as targets, and returns their
-// number. Sets the others to -1 in `targets`, if that is not NULL.
-static int leave_out(const Dataset *data, int64_t begin, int64_t n, int *targets) {
+// number. Sets the others to -1 in `targets`, if that is not NULL. inputs: the tokens before them;
+// read if the data set masks_ends.
+static int leave_out(const Dataset *data, int64_t begin, int64_t n, const int *inputs,
+                     int *targets) {
     int s = 0, counted = 0;
     for (int64_t i = 0; i < n; i++, begin++) {
         for (; begin >= data->shards[s].count; s++) { begin -= data->shards[s].count; }
         const uint32_t *mask = data->masks[s];
-        bool counts = mask == NULL || (mask[begin / MASK_BITS] >> begin % MASK_BITS & 1) != 0;
+        bool ends = data->masks_ends && inputs[i] == data->end_of_text;
+        bool counts = !ends && (mask == NULL || bit_of(mask, begin));
         counted += counts;
         if (!counts && targets != NULL) { targets[i] = -1; }
     }
@@ -223,30 +293,40 @@ static int64_t targets_after(const Dataset *data, int64_t begin) {
     return min64(data->seq_length, data->tokens - begin - 1);
 }
 
+static bool read_stream(const Dataset *data, int64_t begin, int64_t n, int *out);
+
 // Lists the windows that have a target which counts.
-static void list_windows(Dataset *data) {
-    int64_t all = data->tokens / data->seq_length;
+static bool list_windows(Dataset *data) {
+    int T = data->seq_length;
+    int64_t all = data->tokens / T;
+    int *inputs = malloc_or_die((size_t)T * sizeof(int));
+    bool ok = true;
     data->windows = data->targets = 0;
+    free(data->with_targets);
     data->with_targets = malloc_or_die((size_t)max64(1, all) * sizeof(MaskedWindow));
-    for (int64_t w = 0; w < all; w++) {
-        int64_t begin = w * data->seq_length;
-        int targets = leave_out(data, begin + 1, targets_after(data, begin), NULL);
+    for (int64_t w = 0; ok && w < all; w++) {
+        int64_t begin = w * T;
+        ok = !data->masks_ends || read_stream(data, begin, T, inputs);
+        int targets = ok ? leave_out(data, begin + 1, targets_after(data, begin), inputs, NULL) : 0;
         if (targets == 0) { continue; }
         data->with_targets[data->windows++] = (MaskedWindow){w, targets};
         data->targets += targets;
     }
+    free(inputs);
+    return ok;
 }
 
 bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab) {
-    *data = (Dataset){.seq_length = seq_length, .vocab = vocab};
+    *data = (Dataset){.seq_length = seq_length, .vocab = vocab, .end_of_text = -1};
     glob_t found;
     if (!token_files_find(&found, pattern, shard_kind)) { return false; }
     data->shards = calloc_or_die(found.gl_pathc, sizeof(TokenFile));
     data->masks = calloc_or_die(found.gl_pathc, sizeof(uint32_t *));
+    data->documents = calloc_or_die(found.gl_pathc, sizeof(Documents));
     bool ok = true, masked = false;
     for (size_t i = 0; ok && i < found.gl_pathc; i++) {
         TokenFile *shard = &data->shards[data->num_shards];
-        if (is_mask(found.gl_pathv[i])) { continue; }
+        if (is_beside(found.gl_pathv[i])) { continue; }
         ok = shard_open(shard, found.gl_pathv[i]);
         if (!ok) { break; }
         data->num_shards++;
@@ -266,7 +346,7 @@ bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab)
     ok = ok && (data->windows > 0 ||
                 fail("%s: %lld tokens, fewer than one sequence of %d (--seq-length) and its target",
                      pattern, (long long)data->tokens, seq_length));
-    if (ok && masked) { list_windows(data); }
+    ok = ok && (!masked || list_windows(data));
     ok = ok && (data->windows > 0 || fail("%s: by the masks beside them none of %lld tokens counts",
                                           pattern, (long long)data->tokens));
     if (!ok) { dataset_close(data); }
@@ -280,9 +360,28 @@ void dataset_close(Dataset *data) {
     }
     free(data->shards);
     free(data->masks);
+    free(data->documents);
     free(data->with_targets);
     free(data->identity);
     *data = (Dataset){0};
+}
+
+bool dataset_set_end(Dataset *data, int end_of_text, bool masks_ends) {
+    data->end_of_text = end_of_text;
+    data->masks_ends = masks_ends;
+    return !masks_ends ||
+           (list_windows(data) &&
+            (data->windows > 0 || fail("%s: no token counts that does not follow an end of text",
+                                       data->shards[0].path)));
+}
+
+int dataset_undivided(const Dataset *data) {
+    int count = 0;
+    for (int i = 0; i < data->num_shards; i++) {
+        count += data->documents[i].known == DOCUMENTS_UNKNOWN ||
+                 (data->documents[i].known == DOCUMENTS_BY_TOKEN && data->end_of_text < 0);
+    }
+    return count;
 }
 
 enum { CRC_DIGITS = 8 };
@@ -353,6 +452,42 @@ static bool read_stream(const Dataset *data, int64_t begin, int64_t n, int *out)
     return true;
 }
 
+// Reads numbers [begin, begin + n) of a shard's SHARD.starts, which must be as it was.
+static bool read_starts(const Dataset *data, int shard, int64_t begin, int64_t n, uint32_t *out) {
+    char path[PATH_LENGTH];
+    TokenFile f;
+    path_format(path, "%s%s", data->shards[shard].path, starts_file.ending);
+    if (!token_file_open(&f, path, starts_file.file)) { return false; }
+    bool ok = (f.header[MASK_SUM] == data->documents[shard].sum && begin + n <= f.count) ||
+              fail("%s: another file than when the run began", path);
+    ok = ok && token_file_read(&f, begin, n, out);
+    token_file_close(&f);
+    return ok;
+}
+
+// Finds the documents of the window at `begin`, as loader_batch returns them.
+static bool find_starts(const Dataset *data, int64_t begin, const int *inputs, int *starts) {
+    int T = data->seq_length, s = 0;
+    uint32_t *bits = malloc_or_die(((size_t)T / MASK_BITS + 2) * sizeof(uint32_t));
+    bool ok = true;
+    for (; begin >= data->shards[s].count; s++) { begin -= data->shards[s].count; }
+    for (int t = 0; ok && t < T; s++, begin = 0) {
+        const Documents documents = data->documents[s];
+        bool listed = documents.known == DOCUMENTS_BY_FILE;
+        bool by_token = documents.known == DOCUMENTS_BY_TOKEN;
+        int64_t end = begin + min64(T - t, data->shards[s].count - begin);
+        int64_t first = begin / MASK_BITS, numbers = (end - 1) / MASK_BITS + 1 - first;
+        ok = !listed || read_starts(data, s, first, numbers, bits);
+        for (int64_t i = begin; ok && i < end; i++, t++) {
+            bool starts_one = t == 0 || i == 0 || (by_token && inputs[t] == data->end_of_text) ||
+                              (listed && bit_of(bits, i - first * MASK_BITS));
+            starts[t] = starts_one ? t : starts[t - 1];
+        }
+    }
+    free(bits);
+    return ok;
+}
+
 // The source of a sample, and its window there.
 static const Dataset *find_window(const Loader *loader, int64_t sample, MaskedWindow *window) {
     int source = loader->blend != NULL ? blend_draw(loader->blend, sample, &sample) : 0;
@@ -384,11 +519,13 @@ int64_t loader_targets(const Loader *loader, int64_t sample, int64_t count) {
 }
 
 bool loader_batch(const Loader *loader, int64_t sample, int count, int64_t end, int *inputs,
-                  int *targets) {
+                  int *targets, int *starts) {
     int T = loader->data->seq_length;
     for (int i = 0; i < count; i++, sample++, inputs += T, targets += T) {
+        int *own_starts = starts != NULL ? starts + (int64_t)i * T : NULL;
         memset(inputs, 0, (size_t)T * sizeof(int));
         memset(targets, -1, (size_t)T * sizeof(int)); // every int is -1
+        if (starts != NULL) { memset(own_starts, 0, (size_t)T * sizeof(int)); }
         if (sample >= end) { continue; }
         MaskedWindow found;
         const Dataset *data = find_window(loader, sample, &found);
@@ -397,7 +534,8 @@ bool loader_batch(const Loader *loader, int64_t sample, int count, int64_t end, 
             return false;
         }
         memcpy(inputs + 1, targets, (size_t)(T - 1) * sizeof(int));
-        if (data->with_targets != NULL) { leave_out(data, begin + 1, n, targets); }
+        if (data->with_targets != NULL) { leave_out(data, begin + 1, n, inputs, targets); }
+        if (starts != NULL && !find_starts(data, begin, inputs, own_starts)) { return false; }
     }
     return true;
 }

@@ -17,6 +17,10 @@
 // Number i has a bit for each of the tokens from 16 i on, the lowest bit first; 1: the token
 // counts. Bits past the last token are 0.
 //
+// SHARD.starts says in the same way, with magic 20261128, where a document begins. In a shard
+// without it a document begins at each end-of-text token. A shard's first token always begins one,
+// and so does a window's.
+//
 // A data set is the tokens of its shards, in the order of the shards' names, as one stream. Window
 // w of the stream has the inputs [wT, wT+T) and the targets [wT+1, wT+T+1). So every token is a
 // target in exactly one window, except the first token, and at most T-1 tokens at the end that fill
@@ -41,9 +45,11 @@ enum {
     SHARD_MAGIC = 20240520,
     SHARD_HEADER_BYTES = 1024,
     SHARD_TOKENIZER = 4,
-    SHARD_MASKED, // 1: there is a mask
+    SHARD_MASKED,  // 1: there is a mask
+    SHARD_STARTED, // 1: there is SHARD.starts
     MASK_MAGIC = 20261124,
-    MASK_SHARD = 4, // places in a mask's header
+    STARTS_MAGIC = 20261128,
+    MASK_SHARD = 4, // places in the header of either
     MASK_SUM,
     MASK_WINDOW,
     MASK_TEMPLATE,
@@ -80,11 +86,25 @@ bool shard_open(TokenFile *shard, const char *path);
 // mask, whose path it writes. 0: there is none, or the shard cannot be read.
 uint32_t shards_mark(const char *pattern, bool masked, char path[PATH_LENGTH]);
 
+// Whether a shard that a glob pattern matches says where conversations begin: it has SHARD.starts,
+// with the chat template that wrote them.
+bool shards_have_chats(const char *pattern);
+
 // Makes the header of a shard, without a tokenizer's mark.
 void shard_header(int32_t header[SHARD_HEADER_BYTES / 4], int token_bytes, int64_t count);
 
 // Lists the files that a glob pattern matches; refuses a pattern that matches none, or a folder.
 bool token_files_find(glob_t *found, const char *pattern, TokenFileKind kind);
+
+// How it is known where a shard's documents begin.
+typedef struct {
+    enum {
+        DOCUMENTS_BY_TOKEN, // by the end-of-text token, if the run knows it
+        DOCUMENTS_BY_FILE,  // by SHARD.starts
+        DOCUMENTS_UNKNOWN   // conversations without it: their template may end turns by that token
+    } known;
+    int32_t sum; // SHARD.starts: the CRC-32 of its numbers
+} Documents;
 
 // A window that has targets which count.
 typedef struct {
@@ -96,6 +116,7 @@ typedef struct {
     int num_shards;
     TokenFile *shards;
     uint32_t **masks;        // [num_shards] the numbers of a shard's mask; NULL: all tokens count
+    Documents *documents;    // [num_shards]
     int64_t tokens, windows; // windows: of an epoch
     int64_t targets;         // that count in an epoch
     MaskedWindow *with_targets; // [windows]; NULL: no shard has a mask, and all windows are whole
@@ -103,15 +124,22 @@ typedef struct {
     int32_t chat_template;      // by the first mask that has one; 0: none has
     const char *other_template; // the first shard with another; NULL: none has
     int seq_length, vocab;
+    int end_of_text;    // the token; -1: not known
+    bool masks_ends;    // targets after it do not count
     uint32_t tokenizer; // the mark that the shards carry; 0: not known
     char *identity;     // a line for each shard: "CRC-32 NAME", with ? for control characters; the
-                        // CRC-32 includes the mask's
+                        // CRC-32 includes the mask's and that of SHARD.starts
 } Dataset;
 
 // Opens and checks every shard that a glob pattern matches, and its mask; the pattern may match the
 // masks too. Refuses shards of different tokenizers, and a mask that belongs to another shard.
 bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab);
 void dataset_close(Dataset *data);
+// Says which token is the end of text, and whether targets after it are to be left out. Then it
+// reads all tokens.
+bool dataset_set_end(Dataset *data, int end_of_text, bool masks_ends);
+// The number of shards of which it is not known where documents begin: each is one.
+int dataset_undivided(const Dataset *data);
 
 // Refuses shards whose checksums differ from those of `identity`, or are in another order, and
 // names the first. Folders and names may differ. The checksum of a shard above 4 MiB is that of 64
@@ -140,9 +168,10 @@ int64_t loader_window(const Loader *loader, int64_t sample);
 int64_t loader_targets(const Loader *loader, int64_t sample, int64_t count);
 
 // Reads `count` samples from `sample` on into inputs and targets [count,T]. Samples from `end` on
-// (INT64_MAX: there is no end) get inputs 0 and targets -1, which the loss ignores. Refuses a token
-// outside the vocabulary, and says where it is.
+// (INT64_MAX: there is no end) get inputs 0 and targets -1, which the loss ignores, and are one
+// document. starts [count,T]: for each token the place in its window of its document's first token
+// there; NULL: not wanted. Refuses a token outside the vocabulary, and says where it is.
 bool loader_batch(const Loader *loader, int64_t sample, int count, int64_t end, int *inputs,
-                  int *targets);
+                  int *targets, int *starts);
 
 END_C

@@ -80,6 +80,20 @@ static void identify(Mixture *m) {
     fclose(file);
 }
 
+// Sums up the sources.
+static void add_up(Mixture *m) {
+    m->num_shards = 0;
+    m->tokens = m->windows = m->targets = 0;
+    m->masked = false;
+    for (const Dataset *data = m->data; data < m->data + m->count; data++) {
+        m->num_shards += data->num_shards;
+        m->tokens += data->tokens;
+        m->windows += data->windows;
+        m->targets += data->targets;
+        m->masked = m->masked || data->with_targets != NULL;
+    }
+}
+
 bool mixture_open(Mixture *m, const char *text, int seq_length, int vocab) {
     *m = (Mixture){0};
     int count = sources_read(text, &m->sources);
@@ -97,19 +111,23 @@ bool mixture_open(Mixture *m, const char *text, int seq_length, int vocab) {
              fail("%s: made with another tokenizer than the sources before it; give those of one "
                   "tokenizer",
                   m->sources[i].pattern);
-        m->num_shards += data->num_shards;
-        m->tokens += data->tokens;
-        m->windows += data->windows;
-        m->targets += data->targets;
-        m->masked = m->masked || data->with_targets != NULL;
     }
     free(weights);
     if (ok) {
+        add_up(m);
         identify(m);
     } else {
         mixture_close(m);
     }
     return ok;
+}
+
+bool mixture_set_end(Mixture *m, int end_of_text, bool masks_ends) {
+    for (int i = 0; i < m->count; i++) {
+        if (!dataset_set_end(&m->data[i], end_of_text, masks_ends)) { return false; }
+    }
+    add_up(m);
+    return true;
 }
 
 void mixture_close(Mixture *m) {

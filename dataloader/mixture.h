@@ -36,6 +36,8 @@ typedef struct {
 // As dataset_open, for such a text. Refuses sources of different tokenizers.
 bool mixture_open(Mixture *m, const char *text, int seq_length, int vocab);
 void mixture_close(Mixture *m);
+// As dataset_set_end, for each source.
+bool mixture_set_end(Mixture *m, int end_of_text, bool masks_ends);
 // As dataset_match; refuses other shares too.
 bool mixture_match(const Mixture *m, const char *identity, const char *whose);
 const char *mixture_shares(const Mixture *m, const Mixture *other); // as dataset_shares

@@ -44,26 +44,32 @@ static inline void axpy(float *__restrict__ y, float a, const float *__restrict_
     for (int i = 0; i < n; i++) { y[i] += a * x[i]; }
 }
 
-void embedding_forward(float *out, const int *tokens, const float *wte, const float *wpe, int B,
-                       int T, int C) {
+// The place of a row's token in its document.
+static int position_of(const int *starts, int row, int T) {
+    return row % T - (starts != NULL ? starts[row] : 0);
+}
+
+void embedding_forward(float *out, const int *tokens, const int *starts, const float *wte,
+                       const float *wpe, int B, int T, int C) {
 #pragma omp parallel for
     for (int row = 0; row < B * T; row++) {
         float *o = out + (size_t)row * C;
         const float *token = wte + (size_t)tokens[row] * C;
-        const float *position = wpe != NULL ? wpe + (size_t)(row % T) * C : NULL;
+        const float *position = wpe != NULL ? wpe + (size_t)position_of(starts, row, T) * C : NULL;
         for (int i = 0; i < C; i++) { o[i] = token[i] + (position != NULL ? position[i] : 0.0f); }
     }
 }
 
-void embedding_backward(float *dwte, float *dwpe, const float *dout, const int *tokens, int B,
-                        int T, int C) {
+void embedding_backward(float *dwte, float *dwpe, const float *dout, const int *tokens,
+                        const int *starts, int B, int T, int C) {
 #pragma omp parallel for
     for (int begin = 0; begin < C; begin += COLUMN_CHUNK) {
         int n = min_int(COLUMN_CHUNK, C - begin);
         for (int row = 0; row < B * T; row++) {
             const float *d = dout + (size_t)row * C + begin;
             axpy(dwte + (size_t)tokens[row] * C + begin, 1.0f, d, n);
-            if (dwpe != NULL) { axpy(dwpe + (size_t)(row % T) * C + begin, 1.0f, d, n); }
+            if (dwpe == NULL) { continue; }
+            axpy(dwpe + (size_t)position_of(starts, row, T) * C + begin, 1.0f, d, n);
         }
     }
 }
@@ -177,8 +183,8 @@ void rope_apply(float *qkv, const float *table, int B, int T, int H, int G, int 
     }
 }
 
-void attention_forward(float *out, float *lse, const float *qkv, int B, int T, int H, int G,
-                       int D) {
+void attention_forward(float *out, float *lse, const float *qkv, const int *starts, int B, int T,
+                       int H, int G, int D) {
     int N = (H + 2 * G) * D;
     float scale = 1.0f / sqrtf((float)D);
     assert(H % G == 0);
@@ -194,17 +200,18 @@ void attention_forward(float *out, float *lse, const float *qkv, int B, int T, i
                     const float *q = base + (size_t)t * N + (size_t)h * D;
                     float *o = out + ((size_t)(b * T + t) * H + h) * D;
                     float max = -INFINITY, sum = 0.0f;
-                    for (int s = 0; s <= t; s++) {
+                    int first = starts != NULL ? starts[b * T + t] : 0;
+                    for (int s = first; s <= t; s++) {
                         p[s] = scale * dot(q, k + (size_t)s * N, D);
                         max = p[s] > max ? p[s] : max;
                     }
 #pragma omp simd reduction(+ : sum)
-                    for (int s = 0; s <= t; s++) {
+                    for (int s = first; s <= t; s++) {
                         p[s] = exp_simd(p[s] - max);
                         sum += p[s];
                     }
                     memset(o, 0, (size_t)D * sizeof(float));
-                    for (int s = 0; s <= t; s++) { axpy(o, p[s] / sum, v + (size_t)s * N, D); }
+                    for (int s = first; s <= t; s++) { axpy(o, p[s] / sum, v + (size_t)s * N, D); }
                     lse[(size_t)(b * H + h) * T + t] = max + logf(sum);
                 }
             }
@@ -214,7 +221,7 @@ void attention_forward(float *out, float *lse, const float *qkv, int B, int T, i
 }
 
 void attention_backward(float *dqkv, const float *dout, const float *out, const float *lse,
-                        const float *qkv, int B, int T, int H, int G, int D) {
+                        const float *qkv, const int *starts, int B, int T, int H, int G, int D) {
     int N = (H + 2 * G) * D, heads = H / G;
     float scale = 1.0f / sqrtf((float)D);
     assert(H % G == 0);
@@ -228,7 +235,8 @@ void attention_backward(float *dqkv, const float *dout, const float *out, const 
                 size_t q = base + (size_t)t * N + (size_t)h * D;
                 size_t o = ((size_t)(b * T + t) * H + h) * D;
                 float log_sum = lse[(size_t)(b * H + h) * T + t], delta = dot(dout + o, out + o, D);
-                for (size_t at = 0; at <= (size_t)t * N; at += N) { // keys up to the query's
+                size_t first = starts != NULL ? (size_t)starts[b * T + t] * N : 0;
+                for (size_t at = first; at <= (size_t)t * N; at += N) { // keys up to the query's
                     float p = expf(scale * dot(qkv + q, qkv + k + at, D) - log_sum);
                     float dscore = p * (dot(dout + o, qkv + v + at, D) - delta) * scale;
                     axpy(dqkv + v + at, p, dout + o, D);

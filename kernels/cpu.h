@@ -31,12 +31,15 @@ typedef struct {
 
 void cpu_gemm(CpuGemm g);
 
-// out[M,C] = wte[token] (+ wpe[position], when wpe is not NULL)
-void embedding_forward(float *out, const int *tokens, const float *wte, const float *wpe, int B,
-                       int T, int C);
+// Where documents begin in sequences, for the functions that take it: starts [B,T] has for each
+// token the place in its sequence of the first token of its document. NULL: each sequence is one.
+
+// out[M,C] = wte[token] (+ wpe[position], when wpe is not NULL); positions count from starts.
+void embedding_forward(float *out, const int *tokens, const int *starts, const float *wte,
+                       const float *wpe, int B, int T, int C);
 // dwte += , dwpe += (when not NULL)
-void embedding_backward(float *dwte, float *dwpe, const float *dout, const int *tokens, int B,
-                        int T, int C);
+void embedding_backward(float *dwte, float *dwpe, const float *dout, const int *tokens,
+                        const int *starts, int B, int T, int C);
 
 // Ba, Kiros and Hinton, "Layer Normalization" (2016). bias, dbias NULL: Zhang and Sennrich, "Root
 // Mean Square Layer Normalization" (2019), which uses no mean. mean, rstd: [M], kept for backward.
@@ -60,12 +63,13 @@ void qk_norm_backward(float *dqkv, float *dquery_weight, float *dkey_weight, con
 // order: element i of a head is paired with i + D/2. inverse turns back, which is the gradient.
 void rope_apply(float *qkv, const float *table, int B, int T, int H, int G, int D, bool inverse);
 
-// Causal attention with grouped keys and values, softmax(QK'/sqrt(D))V.
+// Causal attention inside documents, with grouped keys and values, softmax(QK'/sqrt(D))V.
 // out: [M,H*D], lse: [B,H,T] the log of each row's sum of exponentials, kept for backward.
-void attention_forward(float *out, float *lse, const float *qkv, int B, int T, int H, int G, int D);
+void attention_forward(float *out, float *lse, const float *qkv, const int *starts, int B, int T,
+                       int H, int G, int D);
 // dqkv [M,N] is overwritten.
 void attention_backward(float *dqkv, const float *dout, const float *out, const float *lse,
-                        const float *qkv, int B, int T, int H, int G, int D);
+                        const float *qkv, const int *starts, int B, int T, int H, int G, int D);
 
 // Hendrycks and Gimpel, "Gaussian Error Linear Units" (2016), the tanh form. n elements.
 void gelu_forward(float *out, const float *x, int64_t n);

@@ -69,6 +69,15 @@ TEXT("tokenizer", tokenizer, "", "FILE",
     NOTHING)
 FLAG("shuffle", shuffle, "true",
     "visit the training windows in a seeded random order, a new one each epoch", DATA)
+FLAG("reset-attention-mask", reset_attention_mask, "false",
+    "a token sees its own document only; on where --data has conversations that say where they "
+    "begin (SHARD.starts)", EVALUATION)
+FLAG("reset-position-ids", reset_position_ids, "false",
+    "positions count from the beginning of a document (gpt2; a rotary embedding is relative); on "
+    "where --reset-attention-mask is on by itself", EVALUATION)
+FLAG("eod-mask-loss", eod_mask_loss, "false",
+    "the token after an end of text is no target that counts: the first of the next document",
+    EVALUATION)
 FLAG("accept-data-change", accept_data_change, "false",
     "resume although --data is not what the checkpoint's run read", ACTION)
 

@@ -74,7 +74,7 @@ typedef enum {
     EFFECT_START,      // the weights of the first step, or how many sequences it sees
     EFFECT_DATA,       // which tokens come, or in which order
     EFFECT_PRECISION,  // how results are rounded, on purpose
-    EFFECT_EVALUATION, // which tokens an evaluation sees
+    EFFECT_EVALUATION, // which tokens an evaluation sees, or what is before them
     EFFECT_SPEED,      // time and memory; results only by rounding
     EFFECT_NOTHING,    // none of these: what is printed, kept, or waited for
     EFFECT_ACTION

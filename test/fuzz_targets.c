@@ -54,7 +54,7 @@ static bool accepts_shard(const uint8_t *data, size_t size) {
     put_input("input.bin", data, size);
     if (!dataset_open(&set, "input.bin", 3, 1000)) { return false; }
     for (int64_t w = 0; w < set.windows; w++) {
-        sink = loader_batch(&(Loader){.data = &set}, w, 1, INT64_MAX, inputs, targets);
+        sink = loader_batch(&(Loader){.data = &set}, w, 1, INT64_MAX, inputs, targets, NULL);
     }
     dataset_close(&set);
     return true;
@@ -98,7 +98,7 @@ static bool accepts_mask(const uint8_t *data, size_t size) {
     for (int64_t s = 0; ok && s < set.windows; s++) {
         Loader loader = {.data = &set};
         int64_t counted = 0;
-        or_die(loader_batch(&loader, s, 1, INT64_MAX, inputs, targets));
+        or_die(loader_batch(&loader, s, 1, INT64_MAX, inputs, targets, NULL));
         for (int t = 0; t < T; t++) { counted += targets[t] >= 0; }
         if (counted != loader_targets(&loader, s, 1)) { die("window %lld", (long long)s); }
     }

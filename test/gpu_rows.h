@@ -293,7 +293,7 @@ static void embedding(int B, int T, int C, int V, bool positions) {
     device_tokens.put(tokens.data());
     Input wte((size_t)V * C, 1), wpe((size_t)T * C, 1), dout(n, 1);
     Floats out((size_t)defined(M) * C);
-    embedding_forward(out.data(), tokens.data(), wte.host.data(),
+    embedding_forward(out.data(), tokens.data(), NULL, wte.host.data(),
                       positions ? wpe.host.data() : NULL, defined(B), T, C);
     // without positions rows are copied: nothing is rounded, and no error is allowed
     producer({"embedding", FUSED_ROUNDED, M, C, FP8_E4M3, 0, NULL, 2.0 * n, 0, {}, 0, 1.01}, out,
@@ -328,7 +328,7 @@ static void embedding(int B, int T, int C, int V, bool positions) {
         return;
     }
     Floats dwte((size_t)V * C, 0.0f), dwpe((size_t)T * C, 0.0f);
-    embedding_backward(dwte.data(), dwpe.data(), dout.host.data(), tokens.data(), B, T, C);
+    embedding_backward(dwte.data(), dwpe.data(), dout.host.data(), tokens.data(), NULL, B, T, C);
     check_gradient("positions", dwpe, 1e-5, positions_backward);
     backward();
     CHECK_ERROR(sums.get().data(), dwte.data(), (int64_t)dwte.size(), 1e-6);

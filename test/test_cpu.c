@@ -59,8 +59,8 @@ static void reference_embedding(double *out, double *const *in, const Shape *s) 
 }
 
 static void run_embedding(float *out, float **g, float **in, const float *dout, const Shape *s) {
-    embedding_forward(out, s->tokens, in[0], s->positions ? in[1] : NULL, s->B, s->T, s->C);
-    embedding_backward(g[0], s->positions ? g[1] : NULL, dout, s->tokens, s->B, s->T, s->C);
+    embedding_forward(out, s->tokens, NULL, in[0], s->positions ? in[1] : NULL, s->B, s->T, s->C);
+    embedding_backward(g[0], s->positions ? g[1] : NULL, dout, s->tokens, NULL, s->B, s->T, s->C);
 }
 
 // in: x [M,C], weight [C], bias [C]
@@ -184,8 +184,8 @@ static void reference_attention(double *out, double *const *in, const Shape *s) 
 
 static void run_attention(float *out, float **g, float **in, const float *dout, const Shape *s) {
     FREED float *lse = new_floats(shape_rows(s) * s->H, NAN);
-    attention_forward(out, lse, in[0], s->B, s->T, s->H, s->G, s->D);
-    attention_backward(g[0], dout, out, lse, in[0], s->B, s->T, s->H, s->G, s->D);
+    attention_forward(out, lse, in[0], NULL, s->B, s->T, s->H, s->G, s->D);
+    attention_backward(g[0], dout, out, lse, in[0], NULL, s->B, s->T, s->H, s->G, s->D);
 }
 
 static double reference_gelu_of(double x) {
@@ -575,11 +575,11 @@ TEST(attention_survives_large_scores) {
             qkv[t * N + 2 * D + d] = (float)(t + d);
         }
     }
-    attention_forward(out, lse, qkv, 1, T, 1, 1, D);
+    attention_forward(out, lse, qkv, NULL, 1, T, 1, 1, D);
     for (int i = 0; i < T * D; i++) { CHECK_CLOSE(out[i], 0.5 * (i / D) + i % D, 1e-5); }
     for (int d = 0; d < D; d++) { qkv[3 * N + D + d] = 200.0f; }
-    attention_forward(out, lse, qkv, 1, T, 1, 1, D);
-    attention_backward(dqkv, dout, out, lse, qkv, 1, T, 1, 1, D);
+    attention_forward(out, lse, qkv, NULL, 1, T, 1, 1, D);
+    attention_backward(dqkv, dout, out, lse, qkv, NULL, 1, T, 1, 1, D);
     for (int i = 3 * D; i < T * D; i++) { CHECK_CLOSE(out[i], 3 + i % D, 1e-5); }
     for (int i = 0; i < T * N; i++) { CHECK(isfinite(dqkv[i])); }
 }

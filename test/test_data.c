@@ -105,7 +105,7 @@ TEST(hostile_shards_are_refused) {
 
 // Reads inputs[T] and targets[T] of one window.
 static bool read_window(const Dataset *data, int64_t window, int *inputs, int *targets) {
-    return loader_batch(&(Loader){.data = data}, window, 1, INT64_MAX, inputs, targets);
+    return loader_batch(&(Loader){.data = data}, window, 1, INT64_MAX, inputs, targets, NULL);
 }
 
 // Opens a stream whose token i is i, in shards of both versions. Some are shorter than a window.
@@ -240,7 +240,7 @@ static int64_t miscounted(const Dataset *data, int ranks, int B, int micro_batch
             own.progress.samples -= ahead * step;
             for (int i = 0; i < micro_batches * B * T; i++) {
                 int j = i % (B * T), micro = i / (B * T);
-                if (j == 0) { run_batch(&own, ahead, micro, inputs, targets); }
+                if (j == 0) { run_batch(&own, ahead, micro, inputs, targets, NULL); }
                 int64_t sample = run.progress.samples + (micro * ranks + rank) * B + j / T;
                 int64_t token = loader_window(&run.train, sample) * T + j % T;
                 wrong += inputs[j] != token || targets[j] != token + 1;
@@ -368,7 +368,7 @@ static int64_t masked_wrongly(const Dataset *data, int B, int planted) {
     FREED int *targets = malloc_or_die((size_t)(B * T) * sizeof(int));
     for (int64_t sample = 0; sample < samples; sample += B) {
         int64_t n = 0;
-        or_die(loader_batch(&loader, sample, B, samples, inputs, targets));
+        or_die(loader_batch(&loader, sample, B, samples, inputs, targets, NULL));
         for (int i = 0; i < B * T && sample + i / T < samples; i++) {
             int64_t at = loader_window(&loader, sample + i / T) * T + i % T, next = at + 1;
             bool masked = (next >= 46 && next < 48) || next >= 143; // shards 3 and 7 have no mask
@@ -459,8 +459,8 @@ TEST(masks_count_in_a_mixture) {
     for (int64_t sample = 0; sample < 300; sample++) {
         int64_t place, count = 0;
         int source = blend_draw(&m.blend, sample, &place);
-        or_die(loader_batch(&loader, sample, 1, INT64_MAX, inputs, targets) &&
-               loader_batch(&masked, place, 1, INT64_MAX, alone, alone_targets));
+        or_die(loader_batch(&loader, sample, 1, INT64_MAX, inputs, targets, NULL) &&
+               loader_batch(&masked, place, 1, INT64_MAX, alone, alone_targets, NULL));
         for (int i = 0; i < T; i++) { count += targets[i] >= 0; }
         CHECK_EQUAL(loader_targets(&loader, sample, 1), count);
         CHECK(source == 0 || count == T);
@@ -535,11 +535,11 @@ TEST(reading_resumes_anywhere) {
     Loader loader = {&data, 7, true, NULL};
     int straight[BATCHES][B * T], inputs[B * T], targets[B * T];
     for (int i = 0; i < BATCHES; i++) {
-        CHECK(loader_batch(&loader, i * B, B, INT64_MAX, straight[i], targets));
+        CHECK(loader_batch(&loader, i * B, B, INT64_MAX, straight[i], targets, NULL));
     }
     for (int i = BATCHES - 1; i >= 0; i--) {
         Loader fresh = {&data, 7, true, NULL};
-        CHECK(loader_batch(&fresh, i * B, B, INT64_MAX, inputs, targets));
+        CHECK(loader_batch(&fresh, i * B, B, INT64_MAX, inputs, targets, NULL));
         CHECK_BITS(inputs, straight[i], sizeof(inputs));
     }
 }
@@ -558,7 +558,7 @@ TEST(evaluation_leaves_out_what_is_past_the_end) {
     CHECK_EQUAL(run_eval_samples(&run, 0), 37); // not twice
     run.options.eval_iters = 3;
     CHECK_EQUAL(run_eval_samples(&run, 0), 6);
-    run_eval_batch(&run, 0, 4, inputs, targets);
+    run_eval_batch(&run, 0, 4, inputs, targets, NULL);
     for (int i = 0; i < B * T; i++) {
         bool counts = i < 2 * T;
         CHECK_EQUAL(targets[i], counts ? 4 * T + i + 1 : -1);

@@ -254,10 +254,10 @@ struct AttentionCase {
         out.resize(n);
         rounded.resize(n);
         dqkv.resize(packed);
-        attention_forward(out.data(), lse.data(), qkv.host.data(), s.B, s.T, s.H, s.G, s.D);
+        attention_forward(out.data(), lse.data(), qkv.host.data(), NULL, s.B, s.T, s.H, s.G, s.D);
         round_to_bf16(rounded.data(), out.data(), (int64_t)n);
         attention_backward(dqkv.data(), dout.host.data(), rounded.data(), lse.data(),
-                           qkv.host.data(), s.B, s.T, s.H, s.G, s.D);
+                           qkv.host.data(), NULL, s.B, s.T, s.H, s.G, s.D);
     }
 };
 

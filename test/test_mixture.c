@@ -153,8 +153,8 @@ static int64_t misread(const Mixture *m, int ranks, int B, int micro_batches) {
             own.group.rank = rank;
             for (int micro = 0; micro < micro_batches; micro++) {
                 int64_t sample = run.progress.samples + (micro * ranks + rank) * B;
-                run_batch(&own, 0, micro, inputs, targets);
-                or_die(loader_batch(&plain, sample, B, INT64_MAX, expected, ignored));
+                run_batch(&own, 0, micro, inputs, targets, NULL);
+                or_die(loader_batch(&plain, sample, B, INT64_MAX, expected, ignored, NULL));
                 wrong += memcmp(inputs, expected, (size_t)(B * T) * sizeof(int)) != 0;
                 for (int i = 0; i < B; i++, sample++) {
                     int64_t place;
@@ -210,8 +210,8 @@ TEST(one_source_stays_what_it_is) {
     CHECK_EQUAL(m.windows, data.windows);
     Loader loader = {m.data, 9, true, &m.blend}, plain = {&data, 9, true, NULL};
     for (int64_t sample = 0; sample < 60; sample++) {
-        CHECK(loader_batch(&loader, sample, 1, INT64_MAX, own, targets) &&
-              loader_batch(&plain, sample, 1, INT64_MAX, as_ever, targets));
+        CHECK(loader_batch(&loader, sample, 1, INT64_MAX, own, targets, NULL) &&
+              loader_batch(&plain, sample, 1, INT64_MAX, as_ever, targets, NULL));
         CHECK_BITS(own, as_ever, sizeof(own));
     }
 }
@@ -267,7 +267,7 @@ TEST(bad_mixtures_are_refused) {
     int inputs[10 * T], targets[10 * T];
     CHECK(mixture_open(&m, three, T, 2000));
     Loader loader = {m.data, 1, true, &m.blend};
-    CHECK_REFUSED(loader_batch(&loader, 0, 10, INT64_MAX, inputs, targets),
+    CHECK_REFUSED(loader_batch(&loader, 0, 10, INT64_MAX, inputs, targets, NULL),
                   "outside the vocabulary of 2000");
 }
 
@@ -292,7 +292,7 @@ TEST(evaluations_have_a_share_of_each_source) {
         CHECK_EQUAL(run_eval_all_samples(&run), all);
     }
     int inputs[4 * T], targets[4 * T];
-    run_eval_batch(&run, 2, 4, inputs, targets); // the last window of the third, and padding
+    run_eval_batch(&run, 2, 4, inputs, targets, NULL); // the last window of the third, and padding
     for (int i = 0; i < 4 * T; i++) {
         CHECK_EQUAL(targets[i], i < T ? FIRST_C + 4 * T + i + 1 : -1);
     }

@@ -50,7 +50,7 @@ PRINTF_LIKE(2, 3) static inline void open_trainer(Trainer *t, const char *option
 
 // Reads the first micro-batch of the next step into t->inputs and t->targets.
 static inline void read_batch(Trainer *t) {
-    run_batch(&t->run, 0, 0, t->inputs, t->targets);
+    run_batch(&t->run, 0, 0, t->inputs, t->targets, t->starts);
 }
 
 // Runs forward and backward over t->inputs and t->targets, as train_step does. Returns the mean

@@ -3,6 +3,7 @@
 #include "run_data.h"
 #include "sample.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -43,6 +44,12 @@ static void open_mixture(Run *run, Mixture *m, const char *option, const char *t
     char from[PATH_LENGTH];
     if (!mixture_open(m, text, o->seq_length, o->vocab_size)) {
         die("--%s%s %s", option, option_from_checkpoint(o, option, from), error_text());
+    }
+    if (o->eod_mask_loss && run->end_of_text < 0) {
+        die("--eod-mask-loss: it is not known which token ends a text; give --tokenizer");
+    }
+    if (!mixture_set_end(m, run->end_of_text, o->eod_mask_loss)) {
+        die("--%s %s", option, error_text());
     }
     int32_t template = 0;
     for (const Dataset *data = m->data; data < m->data + m->count; data++) {
@@ -98,6 +105,39 @@ static void announce_train_data(const Run *run) {
                data->num_shards, data->num_shards > 1 ? "s" : "",
                say_counted(counted, data->with_targets != NULL, data->targets),
                (long long)data->windows);
+    }
+}
+
+// Says what documents are to the model, and how it is known where they begin.
+static void announce_documents(const Run *run) {
+    static const char *const resets[] = {"the model sees those before in its sequence",
+                                         "attention begins anew at each",
+                                         "positions begin anew at each, attention does not",
+                                         "attention and positions begin anew at each"};
+    const Options *o = &run->options;
+    const Mixture *sets[] = {&run->train_data, &run->valid_data};
+    char token[64] = "";
+    int undivided = 0, by_token = 0;
+    for (int i = 0; i < 2; i++) {
+        for (int j = 0; j < sets[i]->count; j++) {
+            const Dataset *data = &sets[i]->data[j];
+            undivided += dataset_undivided(data);
+            for (int k = 0; k < data->num_shards; k++) {
+                by_token += data->documents[k].known == DOCUMENTS_BY_TOKEN;
+            }
+        }
+    }
+    if (run_resets(run) && by_token > 0 && run->end_of_text >= 0) {
+        snprintf(token, sizeof(token), "; without SHARD.starts they begin at token %d",
+                 run->end_of_text);
+    }
+    printf("  documents   %s%s%s\n", resets[o->reset_attention_mask + 2 * o->reset_position_ids],
+           token, o->eod_mask_loss ? "; the token after an end of text does not count" : "");
+    if (run_resets(run) && undivided > 0 && run->group.rank == 0) {
+        warn("--reset-%s: %d shard%s: it is not known where documents begin, so each is one: "
+             "prepare the data again, or give --tokenizer",
+             o->reset_attention_mask ? "attention-mask" : "position-ids", undivided,
+             undivided > 1 ? "s" : "");
     }
 }
 
@@ -162,6 +202,7 @@ void run_open_data(Run *run) {
                    (long long)run_eval_samples(run, i));
         }
     }
+    if (run->train_data.count + valid->count > 0) { announce_documents(run); }
     if (o->eval_choices[0] != '\0') {
         if (!choice_sets_open(&run->choices, o->eval_choices, run->config.vocab)) {
             die("--eval-choices %s", error_text());
@@ -221,7 +262,7 @@ int64_t run_step_targets(const Run *run, int64_t ahead) {
 }
 
 // A rank's micro-batches are `stride` samples apart, also from one step to the next.
-void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets) {
+void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets, int *starts) {
     enum { STEPS_AHEAD = 2 }; // several ranks may have a step in flight, and end after it
     const Options *o = &run->options;
     int B = o->micro_batch_size;
@@ -231,22 +272,28 @@ void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets) {
     int64_t slots = STEPS_AHEAD * run_micro_batches(run) + 1;
     int64_t left = max64(1, min64(STEPS_AHEAD + 1, o->train_iters - run->progress.step - ahead));
     int64_t end = min64(sample + slots * stride, step + left * o->global_batch_size);
-    bool first = run->held == NULL;
+    bool first = run->held == NULL, resets = run_resets(run);
+    int64_t arrays = resets ? 3 : 2; // of a batch, each of n
+    assert(resets || starts == NULL);
     if (first) {
-        run->held = malloc_or_die((size_t)(slots * 2 * n) * sizeof(int));
+        run->held = malloc_or_die((size_t)(slots * arrays * n) * sizeof(int));
         run->held_end = sample;
     }
     run_beat(run, DOING_WORK, "reading data");
     for (; run->held_end < end && run->data_fault.text[0] == '\0'; run->held_end += stride) {
-        int *held = run->held + run->held_end / stride % slots * 2 * n;
-        if (loader_batch(&run->train, run->held_end, B, INT64_MAX, held, held + n)) { continue; }
+        int *held = run->held + run->held_end / stride % slots * arrays * n;
+        if (loader_batch(&run->train, run->held_end, B, INT64_MAX, held, held + n,
+                         resets ? held + 2 * n : NULL)) {
+            continue;
+        }
         if (first) { die("--data %s", error_text()); }
         run_end_by_data(run, "data");
         break;
     }
-    const int *from = run->held + sample / stride % slots * 2 * n;
+    const int *from = run->held + sample / stride % slots * arrays * n;
     memcpy(inputs, from, (size_t)n * sizeof(int));
     memcpy(targets, from + n, (size_t)n * sizeof(int));
+    if (starts != NULL) { memcpy(starts, from + 2 * n, (size_t)n * sizeof(int)); }
     run_beat(run, DOING_WAIT, "in a step");
 }
 
@@ -271,13 +318,13 @@ int64_t run_eval_targets(const Run *run, int source) {
     return loader_targets(&loader, 0, run_eval_samples(run, source));
 }
 
-void run_eval_batch(Run *run, int source, int64_t sample, int *inputs, int *targets) {
+void run_eval_batch(Run *run, int source, int64_t sample, int *inputs, int *targets, int *starts) {
     Loader loader = {.data = &run->valid_data.data[source]};
     int B = run->options.micro_batch_size;
     run_beat(run, DOING_WORK, "reading data");
-    if (!loader_batch(&loader, sample, B, run_eval_samples(run, source), inputs, targets)) {
+    if (!loader_batch(&loader, sample, B, run_eval_samples(run, source), inputs, targets, starts)) {
         run_end_by_data(run, "valid-data");
-        loader_batch(&loader, 0, B, 0, inputs, targets);
+        loader_batch(&loader, 0, B, 0, inputs, targets, starts);
     }
     run_beat(run, DOING_WAIT, "in an evaluation");
 }

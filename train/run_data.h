@@ -11,10 +11,15 @@ void run_open_train_data(Run *run);
 void run_open_data(Run *run);
 // Then, with the tokenizer: encodes the prompt; refuses data of other tokenizers, or other ranks'.
 void run_check_data(Run *run);
-// Gets inputs and targets [B,T] of micro-batch `micro`, of the step that is `ahead` steps after the
-// present one. It also reads what the two steps after that need. So data that cannot be read, or a
+// Whether attention or positions begin anew at each document, so that batches need `starts`.
+static inline bool run_resets(const Run *run) {
+    return run->options.reset_attention_mask || run->options.reset_position_ids;
+}
+// Gets inputs, targets and starts [B,T] (loader_batch) of micro-batch `micro`, of the step that is
+// `ahead` steps after the present one. starts NULL: not wanted; it must be NULL unless
+// run_resets(). It also reads what the two steps after that need. So data that cannot be read, or a
 // bad token, are found while there are still steps to train; after these the run saves and ends.
-void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets);
+void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets, int *starts);
 // Refuses --data that differ from a checkpoint's, unless --accept-data-change is given. If the
 // validation data differ, the best loss so far is forgotten.
 void run_match_data(Run *run, const Checkpoint *checkpoint);
@@ -38,6 +43,6 @@ static inline int64_t run_eval_first(const Run *run) {
 static inline int64_t run_eval_stride(const Run *run) {
     return (int64_t)run->group.ranks * run->options.micro_batch_size;
 }
-void run_eval_batch(Run *run, int source, int64_t sample, int *inputs, int *targets);
+void run_eval_batch(Run *run, int source, int64_t sample, int *inputs, int *targets, int *starts);
 
 END_C

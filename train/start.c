@@ -133,6 +133,17 @@ static void prefer_chat(Tokenizer *t, const Options *o, char path[PATH_LENGTH]) 
     }
 }
 
+// Whether the run's data have conversations that say where they begin.
+static bool has_chats(const Options *o) {
+    bool trains = o->data[0] != '\0', chats = false;
+    const char *option = trains ? "data" : "valid-data";
+    Source *sources;
+    int count = read_sources(trains ? o->data : o->valid_data, option, &sources);
+    for (int i = 0; i < count && !chats; i++) { chats = shards_have_chats(sources[i].pattern); }
+    free(sources);
+    return chats;
+}
+
 // Opens the tokenizer that --tokenizer names; or the checkpoint's; or else the one beside the
 // shards. False: there is none (path is empty), or run_open_tokenizer says what is wrong with it.
 static bool find_tokenizer(Tokenizer *t, const Run *run, char path[PATH_LENGTH]) {
@@ -250,13 +261,22 @@ void run_resolve_options(Run *run) {
     or_die(checkpoint_model(&run->start, o, &model));
     bool opened = find_tokenizer(&t, run, text);
     bool ok = option_set(o, "tokenizer", text, SOURCE_DATA);
+    run->end_of_text = -1;
     if (ok && opened) {
         ok = options_set(o, SOURCE_DATA, "vocab-size %d", t.vocab);
+        run->end_of_text = t.end_of_text;
         tokenizer_close(&t);
+    }
+    // what continues the run of a checkpoint does as that did
+    bool continues = run->start.options != NULL && (o->resumes || o->eval_only);
+    if (ok && !continues && has_chats(o)) {
+        ok = options_set(o, SOURCE_DATA, "reset-attention-mask true reset-position-ids true");
     }
     if (!ok || !options_resolve(o, o->origin[0] != '\0' ? &model : NULL)) {
         die("%s", error_text());
     }
+    bool last = o->vocab_size == GPT2_VOCAB || o->vocab_size == BYTE_VOCAB; // where theirs is
+    if (!opened && last) { run->end_of_text = o->vocab_size - 1; }
     warnings_mute(false);
 }
 

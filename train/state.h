@@ -42,6 +42,7 @@ typedef struct {
     Loader train;
     bool has_valid, has_tokenizer;
     Tokenizer tokenizer;
+    int end_of_text;            // the token; -1: not known
     int *prompt, prompt_length; // the tokens that every sample starts with
     ChoiceSets choices;         // --eval-choices
     int *held;                  // this rank's next batches, read in advance (run_batch)

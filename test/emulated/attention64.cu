@@ -34,12 +34,12 @@ struct Problem {
         decode_all(d, d_out);
         lse.resize((size_t)B * H * T);
         expected.resize(x.size());
-        attention_forward(y.data(), lse.data(), x.data(), B, T, H, H, SIZE);
+        attention_forward(y.data(), lse.data(), x.data(), NULL, B, T, H, H, SIZE);
         expected_out = y;
         for (float value : y) { out.push_back(bf16_encode(value)); }
         decode_all(y, out);
-        attention_backward(expected.data(), d.data(), y.data(), lse.data(), x.data(), B, T, H, H,
-                           SIZE);
+        attention_backward(expected.data(), d.data(), y.data(), lse.data(), x.data(), NULL, B, T, H,
+                           H, SIZE);
     }
     // The output by the kernel, and the log-sum-exp of its rows.
     Codes run_forward(Floats *found_lse) const {

@@ -22,7 +22,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-void __real_run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets);
+void __real_run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets, int *starts);
 void __real_gpu_sum_losses(Gpu *gpu, double *sum, const float *losses, int M, bool accumulate);
 bool __real_safetensors_write(FileWriter *w, const char *path, TensorEntry *tensors, int count,
                               const char *metadata);
@@ -63,7 +63,7 @@ static void plant(const char *kind) {
     while (strcmp(kind, "hang") == 0) { pause(); }
 }
 
-void __wrap_run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets) {
+void __wrap_run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets, int *starts) {
     const char *fault = getenv("FAULT");
     char kind[8];
     long long at;
@@ -77,7 +77,7 @@ void __wrap_run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targ
     bool read = fault != NULL && sscanf(fault, "%7[a-z]:%lld", kind, &at) == 2;
     run_beat(run, DOING_WORK, "reading data");
     if (read && sample <= at && at < sample + B) { plant(kind); }
-    __real_run_batch(run, ahead, micro, inputs, targets);
+    __real_run_batch(run, ahead, micro, inputs, targets, starts);
 }
 
 void __wrap_gpu_sum_losses(Gpu *gpu, double *sum, const float *losses, int M, bool accumulate) {

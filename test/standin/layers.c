@@ -59,7 +59,7 @@ void gpu_embedding_forward(Gpu *gpu, Bf16 *out, const int *tokens, const Bf16 *w
     gpu_family(gpu, FAMILY_EMBEDDINGS);
     FREED float *token = bf16_read(wte, rows_of(tokens, B * T) * C);
     FREED float *position = bf16_read(wpe, T * C), *values = values_new(B * T * C);
-    embedding_forward(values, tokens, token, position, B, T, C);
+    embedding_forward(values, tokens, NULL, token, position, B, T, C);
     values_write(out, TYPE_BF16, values, B * T * C);
 }
 
@@ -73,7 +73,7 @@ void gpu_embedding_backward(Gpu *gpu, Gradient dwte, const Bf16 *dout, const int
     for (int run = 0; run < runs[0]; run++) {
         int token = tokens[rows[starts[run]]];
         for (int i = starts[run]; i < starts[run + 1]; i++) {
-            embedding_backward(sums, NULL, d + rows[i] * C, &token, 1, 1, C);
+            embedding_backward(sums, NULL, d + rows[i] * C, &token, NULL, 1, 1, C);
         }
     }
     gradient_end(dwte, sums, n);

@@ -157,7 +157,7 @@ void attention_forward_gpu(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, co
     gpu_family(gpu, FAMILY_ATTENTION);
     int size = s.B * s.T * s.H * s.D, qkv_size = s.B * s.T * (s.H + 2 * s.G) * s.D;
     FREED float *x = bf16_read(qkv, qkv_size), *y = values_new(size);
-    attention_forward(y, lse, x, s.B, s.T, s.H, s.G, s.D);
+    attention_forward(y, lse, x, NULL, s.B, s.T, s.H, s.G, s.D);
     values_write(out, TYPE_BF16, y, size);
 }
 
@@ -167,7 +167,7 @@ void attention_backward_gpu(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 
     int size = s.B * s.T * s.H * s.D, qkv_size = s.B * s.T * (s.H + 2 * s.G) * s.D;
     FREED float *x = bf16_read(qkv, qkv_size), *dx = values_new(qkv_size);
     FREED float *y = bf16_read(out, size), *dy = bf16_read(d_out, size);
-    attention_backward(dx, dy, y, lse, x, s.B, s.T, s.H, s.G, s.D);
+    attention_backward(dx, dy, y, lse, x, NULL, s.B, s.T, s.H, s.G, s.D);
     values_write(d_qkv, TYPE_BF16, dx, qkv_size);
 }
 

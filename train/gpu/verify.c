@@ -100,9 +100,9 @@ static void check_attention(Gpu *gpu, AttentionShape s) {
     timer = gpu_timer_begin(gpu);
     for (int i = 0; i < RUNS; i++) { attention_backward_gpu(gpu, s, d_qkv, d_out, out, lse, qkv); }
     float backward_ms = gpu_timer_end(gpu, timer) / RUNS;
-    attention_forward(expected, expected_lse, host_qkv, 1, s.T, s.H, s.G, s.D);
-    attention_backward(expected_d, host_d_out, expected, expected_lse, host_qkv, 1, s.T, s.H, s.G,
-                       s.D);
+    attention_forward(expected, expected_lse, host_qkv, NULL, 1, s.T, s.H, s.G, s.D);
+    attention_backward(expected_d, host_d_out, expected, expected_lse, host_qkv, NULL, 1, s.T, s.H,
+                       s.G, s.D);
     snprintf(name, sizeof(name), "attention, heads of %d", s.D);
     result_row(name, gpu, out, expected, s.T * width, 1e-2, flops, ms);
     snprintf(name, sizeof(name), "backward, heads of %d", s.D);
