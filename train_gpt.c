@@ -254,7 +254,7 @@ static void trainer_open(Trainer *t) {
     const Options *options = &t->run.options;
     bool rounds = options->bf16 || options->fp8_format != FP8_FORMAT_NONE;
     NumberSupport support = {rounds ? NUMBER_BF16 : NUMBER_FP32, NULL, 0};
-    or_die(run_configure(&t->run, support));
+    run_configure(&t->run, support);
     run_announce(&t->run);
     options_note_idle(options, false);
     t->whole = (Bucket){0, t->run.layout.size};
@@ -807,8 +807,8 @@ int main(int argc, char **argv) {
     Options *options = &t.run.options;
     threads_spin_briefly(argv);
     options_parse(options, argc, argv);
-    run_resolve_options(&t.run);
     launch_refuse(&t.run.group, options);
+    run_resolve_options(&t.run);
     trainer_open(&t);
     trainer_restore(&t);
     if (!options_train(options)) {

@@ -92,7 +92,7 @@ static void trainer_free_plan(Trainer *t) {
 // The whole plan of a run, from its options and the device's number formats and bytes of memory,
 // into which --optimizer-cpu-offload fits the plan.
 static bool trainer_plan(Trainer *t, NumberSupport support, int64_t memory) {
-    if (!run_configure(&t->run, support)) { return false; }
+    run_configure(&t->run, support);
     int tokens = (int)t->run.options.micro_batch_size * t->run.config.seq_length;
     if (!support_shapes(&t->run.config, tokens)) { return false; }
     plan_buffers(t, tokens, 0);
@@ -912,10 +912,10 @@ static void profile_step(Trainer *t) {
 // The kernels have no documents: data do not switch them on, and options that do are refused.
 static void refuse_documents(Run *run) {
     Options *o = &run->options;
-    if (option_source(o, "reset-attention-mask") == SOURCE_DATA) {
+    if (option_source(o, "reset-attention-mask") == SOURCE_DERIVED) {
         o->reset_attention_mask = false;
     }
-    if (option_source(o, "reset-position-ids") == SOURCE_DATA) { o->reset_position_ids = false; }
+    if (option_source(o, "reset-position-ids") == SOURCE_DERIVED) { o->reset_position_ids = false; }
     if (run_resets(run)) {
         die("--reset-attention-mask, --reset-position-ids: the GPU trainer does not have them yet; "
             "give --no-reset-attention-mask --no-reset-position-ids");

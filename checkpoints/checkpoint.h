@@ -218,14 +218,13 @@ typedef struct Checkpoint {
     bool moments8;      // the moments are in 8 bits
 } Checkpoint;
 
-// Reads from the checkpoint of --resume or --load the options that describe its model, and sets
-// those that a run that continues takes besides (options_continue). Opens that checkpoint as
-// *start, without the optimizer's files, and puts its path into options->origin; both stay empty
-// if there is no checkpoint. A folder without meta.json is one of Hugging Face's; a run does not
-// start from one whose weights are in several files. For `latest` it takes the newest checkpoint
-// whose model can be read; checkpoint_resume later says which ones are damaged. If there are some,
-// and none can be read, it says so and fails.
-bool checkpoint_model(Checkpoint *start, Options *options, Options *model);
+// Opens the checkpoint of --resume or --load as *start, without the optimizer's files. Sets
+// options->origin and options->resumes, and `was` to the options that the run takes from there. If
+// there is no checkpoint, start->path and options->origin are empty. A folder without meta.json is
+// one of Hugging Face's; a run does not start from one whose weights are in several files. For
+// `latest` it takes the newest checkpoint whose model can be read; checkpoint_resume later says
+// which ones are damaged. If there are some, and none can be read, it says so and fails.
+bool checkpoint_model(Checkpoint *start, Options *options, Options *was);
 // Opens rank 0's checkpoint on every other rank, in place of its own. A path "": rank 0 has none.
 bool checkpoint_share(Checkpoint *c, const Group *group);
 // Reads elements begin..end of the weights in model.safetensors. Refuses tensors of other shapes.
@@ -259,7 +258,7 @@ bool checkpoint_go_back(const Options *options, const Checkpoint *c);
 bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLayout *layout);
 
 // Sets `was` to the options of the checkpoint that a run takes (option_is_inherited): with
-// SOURCE_CONFIG those that were given to its run, the others with SOURCE_CHECKPOINT.
+// SOURCE_FILE those that were given to its run, the others with SOURCE_CHECKPOINT.
 bool checkpoint_options(const Checkpoint *c, const Options *continues, Options *was);
 
 // Reads elements begin..end of the parameter space from the files of the ranks that have them.

@@ -552,7 +552,7 @@ bool checkpoint_options(const Checkpoint *c, const Options *continues, Options *
         const char *value = json_text(c->options, row->name, NULL);
         if (value != NULL) {
             ok = option_set(was, row->name, value,
-                            given[row - option_table] ? SOURCE_CONFIG : SOURCE_CHECKPOINT) ||
+                            given[row - option_table] ? SOURCE_FILE : SOURCE_CHECKPOINT) ||
                  refuse("%s: %s", path, error_text());
         } else if (continues == NULL) { // otherwise checkpoint_match() reports it
             warn("%s does not set --%s: the default is used", path, row->name);
@@ -561,16 +561,10 @@ bool checkpoint_options(const Checkpoint *c, const Options *continues, Options *
     return ok;
 }
 
-typedef struct {
-    const Options *continues; // the run that does; NULL: none
-    Options *model;
-} Taken;
-
 // Opens a folder without its optimizer files, reads the options that a run takes from it, verifies
 // its tokenizer.
-static bool open_model(Checkpoint *c, const char *folder, const Taken *taken) {
-    Options *model = taken->model;
-    options_default(model);
+static bool open_model(Checkpoint *c, const char *folder, const Options *o, Options *was) {
+    options_default(was);
     if (checkpoint_newest(folder, INT64_MAX) >= 0) {
         return fail("%s: a run's folder; give one of its checkpoints, such as %s/latest", folder,
                     folder);
@@ -579,32 +573,31 @@ static bool open_model(Checkpoint *c, const char *folder, const Taken *taken) {
     const CheckpointFile *tokenizer = find_file(c, "tokenizer.bin");
     bool ok = tokenizer == NULL || verify_file(c, tokenizer);
     if (ok && c->options != NULL) {
-        ok = checkpoint_options(c, taken->continues, model);
+        ok = checkpoint_options(c, options_continue(o) ? o : NULL, was);
     } else if (ok) {
         size_t bytes;
         char *text = checkpoint_file(c, "config.json", &bytes);
         ok = text != NULL &&
-             (hf_options(text, bytes, model) || fail("%s/config.json: %s", c->path, error_text()));
+             (hf_options(text, bytes, was) || fail("%s/config.json: %s", c->path, error_text()));
         free(text);
     }
     if (!ok) { checkpoint_close(c); }
     return ok;
 }
 
-// Opens a checkpoint: only its model, with the options that a run takes; or all of it.
-static bool open_one(Checkpoint *c, const char *path, const Taken *taken) {
-    return taken != NULL ? open_model(c, path, taken) : checkpoint_open(c, path, true);
-}
-
-// Opens the newest checkpoint under `save` that can be opened, past damaged ones. If there is none,
-// c->path is "".
-static bool open_newest(Checkpoint *c, const char *save, const Taken *taken, bool warns) {
+// Opens the newest checkpoint under --save that can be opened, past damaged ones: its model, and
+// sets `was`; if `was` is NULL, all of it. If there is none, c->path is "".
+static bool open_newest(Checkpoint *c, const Options *o, Options *was, bool warns) {
+    const char *save = o->save;
     char path[PATH_LENGTH];
     int64_t step, damaged = INT64_MAX; // this step and newer ones are
     *c = (Checkpoint){0};
     // listed again each time, as a run that saves there may have deleted the one tried
     while ((step = checkpoint_newest(save, damaged)) >= 0) {
-        if (open_one(c, checkpoint_path(path, save, step), taken)) { return true; }
+        checkpoint_path(path, save, step);
+        if (was != NULL ? open_model(c, path, o, was) : checkpoint_open(c, path, true)) {
+            return true;
+        }
         if (!path_exists(path)) { continue; }
         if (error_kept().refused) {
             return fail("--resume latest: %s; this is no damage, so that no earlier checkpoint is "
@@ -616,7 +609,7 @@ static bool open_newest(Checkpoint *c, const char *save, const Taken *taken, boo
     }
     if (step == STEP_UNREADABLE) { return fail("--resume latest: %s", error_text()); }
     if (damaged < INT64_MAX && !warns) { // if no checkpoint is whole, each is named
-        return open_newest(c, save, taken, true);
+        return open_newest(c, o, was, true);
     }
     if (damaged < INT64_MAX) {
         return fail("--resume latest: no whole checkpoint under %s; to start afresh, use another "
@@ -634,11 +627,11 @@ bool checkpoint_resume(Checkpoint *c, const Options *o) {
     if (strcmp(o->resume, "latest") != 0) {
         return checkpoint_open(c, o->resume, true) || fail(RESUME_FAULT, error_text());
     }
-    if (!open_newest(c, o->save, NULL, true)) { return false; }
+    if (!open_newest(c, o, NULL, true)) { return false; }
     // a run's folder that was moved: its config.txt still names the old place
     path_format(path, "%s", o->config);
     const char *place = dirname(path);
-    bool moved = c->path[0] == '\0' && option_source(o, "save") == SOURCE_CONFIG &&
+    bool moved = c->path[0] == '\0' && option_source(o, "save") == SOURCE_FILE &&
                  checkpoint_newest(place, INT64_MAX) >= 0;
     char word[SHELL_WORD];
     return !moved || fail("--resume latest: %s, which %s names, has no checkpoint, and %s has: "
@@ -654,36 +647,21 @@ static bool in_one_file(const Checkpoint *c) {
                 c->path);
 }
 
-// A run that resumes has the weights of its checkpoint, so that --load is what it was there.
-static void keep_load(Options *o, const Checkpoint *start) {
-    const char *was = text_of(start->options, "load");
-    if (option_source(o, "load") >= SOURCE_CONFIG && strcmp(o->load, was) != 0) {
-        warn("--load %s has no effect: the weights are those of the checkpoint %s", o->load,
-             o->origin);
-    }
-    path_format(o->load, "%s", was);
-    option_set_source(o, "load", *was ? SOURCE_CHECKPOINT : SOURCE_DEFAULT);
-}
-
-bool checkpoint_model(Checkpoint *start, Options *o, Options *model) {
+bool checkpoint_model(Checkpoint *start, Options *o, Options *was) {
     bool latest = strcmp(o->resume, "latest") == 0;
-    Taken taken = {.continues = o->sample_only ? NULL : o, .model = model};
     *start = (Checkpoint){0};
-    if (latest && o->save[0] != '\0' && !open_newest(start, o->save, &taken, false)) {
-        return false;
-    }
-    bool found = start->path[0] != '\0', loads = !found && (latest || o->resume[0] == '\0');
-    const char *from = loads ? o->load : o->resume;
+    o->resumes = o->resume[0] != '\0';
+    if (latest && o->save[0] != '\0' && !open_newest(start, o, was, false)) { return false; }
+    bool found = start->path[0] != '\0';
+    o->resumes = found || (o->resumes && !latest);
+    const char *from = o->resumes ? o->resume : o->load;
     if (!found && *from == '\0') { return true; }
-    if (loads && !o->eval_only) { taken.continues = NULL; }
-    bool starts = loads && !o->plan && !o->list_tensors;
-    if (!found && (!open_model(start, from, &taken) || (starts && !in_one_file(start)))) {
-        return loads ? fail("--load %s", error_text()) : fail(RESUME_FAULT, error_text());
+    bool starts = !o->resumes && !o->plan && !o->list_tensors;
+    if (!found && (!open_model(start, from, o, was) || (starts && !in_one_file(start)))) {
+        return o->resumes ? fail(RESUME_FAULT, error_text()) : fail("--load %s", error_text());
     }
-    o->resumes = !loads;
-    path_format(o->origin, "%s", loads ? o->load : start->path);
-    if (!loads) { keep_load(o, start); }
-    return taken.continues == NULL || options_continue(o, model);
+    path_format(o->origin, "%s", o->resumes ? start->path : o->load);
+    return true;
 }
 
 bool checkpoint_share(Checkpoint *c, const Group *group) {
@@ -761,8 +739,8 @@ bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLa
         const char *name = row->name, *was = text_of(c->options, name);
         char now[OPTION_TEXT];
         option_text(options, row, now);
-        bool moves = strcmp(name, "save") == 0 ||
-                     options->source[i] == SOURCE_DATA; // the tokenizer's path may differ
+        bool moves = strcmp(name, "save") == 0 || (options->source[i] == SOURCE_DERIVED &&
+                                                   row->type == OPTION_STRING); // the tokenizer
         if (moves || row->effect == EFFECT_ACTION || strcmp(was, now) == 0) { continue; }
         if (elsewhere && options->source[i] == SOURCE_CHECKPOINT) {
             return fail("--resume latest: the options are those of %s, the state that can be read "

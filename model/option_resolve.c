@@ -23,7 +23,7 @@ bool options_preset(Options *options) {
         snprintf(names + used, sizeof(names) - used, "%s%s", i > 0 ? ", " : "",
                  preset_table[i].name);
     }
-    return preset != NULL ? options_set(options, SOURCE_PRESET, "%s", preset->settings)
+    return preset != NULL ? options_set(options, SOURCE_DERIVED, "%s", preset->settings)
                           : fail("--model %s: must be one of %s", options->model, names);
 }
 
@@ -63,7 +63,7 @@ static void derive_iters(Options *o, const char *name, int64_t *value, int64_t a
                          int64_t derived) {
     if (*value != asks) { return; }
     *value = derived;
-    option_set_source(o, name, SOURCE_DEFAULT);
+    option_set_source(o, name, SOURCE_DERIVED);
 }
 
 // --train-iters or --epochs, the one from the stronger source. A number of steps that followed from
@@ -71,23 +71,28 @@ static void derive_iters(Options *o, const char *name, int64_t *value, int64_t a
 static bool settle_steps(Options *o) {
     OptionSource steps = option_source(o, "train-iters"), epochs = option_source(o, "epochs");
     if (o->epochs == 0) { return true; }
-    if (steps == epochs && epochs >= SOURCE_CONFIG) {
+    if (steps == epochs && epochs >= SOURCE_FILE) {
         return fail("--epochs %g: --train-iters %lld is given too; leave one of them out",
                     o->epochs, (long long)o->train_iters);
     }
-    option_set_source(o, steps > epochs ? "epochs" : "train-iters", SOURCE_DEFAULT);
+    option_set_source(o, steps > epochs ? "epochs" : "train-iters", SOURCE_DERIVED);
     if (steps > epochs) {
         o->epochs = 0;
-    } else if (epochs >= SOURCE_CONFIG && options_train(o)) {
+    } else if (epochs >= SOURCE_FILE && options_train(o)) {
         o->train_iters = 0;
     }
     return true;
 }
 
+// Whether the steps follow from --epochs, and are not known yet.
+static bool needs_steps(const Options *o) {
+    return o->epochs > 0 && o->train_iters == 0;
+}
+
 // The learning rates' factors are measured in docs/muon.md.
 static void derive_run(Options *o) {
     bool muon = o->optimizer == OPTIMIZER_MUON, loads = o->load[0] != '\0';
-    if (!options_need_steps(o)) {
+    if (!needs_steps(o)) {
         int64_t *decay = &o->lr_decay_iters;
         derive_iters(o, "lr-decay-iters", decay, 0, o->train_iters);
         if (o->lr_decay_style == DECAY_WSD) {
@@ -97,10 +102,10 @@ static void derive_run(Options *o) {
     }
     if (o->embedding_lr_mult == -1) { o->embedding_lr_mult = loads ? 1 : muon ? 2 : 4; }
     if (o->vector_lr_mult == -1) { o->vector_lr_mult = loads || muon ? 1 : 4; }
-    bool asked = option_source(o, "check-interval") > SOURCE_DEFAULT;
+    bool asked = option_source(o, "check-interval") >= SOURCE_CHECKPOINT;
     if (!o->deterministic && !asked) { o->check_interval = 0; }
     // if only a sample or an evaluation is requested, nothing else is printed
-    if (!options_train(o) && option_source(o, "quiet") == SOURCE_DEFAULT) { o->quiet = true; }
+    if (!options_train(o) && option_source(o, "quiet") < SOURCE_FILE) { o->quiet = true; }
 }
 
 // ---- a checkpoint's options ---------------------------------------------------------------------
@@ -116,7 +121,8 @@ bool option_is_shape(const OptionRow *row, Arch arch) {
 }
 
 bool option_is_inherited(const OptionRow *row, const Options *continues) {
-    if (continues == NULL || of_model(row)) { return of_model(row); }
+    bool load = row->offset == offsetof(Options, load);
+    if (continues == NULL || of_model(row) || load) { return of_model(row) || load; }
     bool place = row->type == OPTION_STRING && row->effect == EFFECT_NOTHING &&
                  (strcmp(row->choices, "DIR") == 0 || strcmp(row->choices, "FILE") == 0);
     bool evaluates = row->effect == EFFECT_PRECISION || row->effect == EFFECT_EVALUATION ||
@@ -149,7 +155,7 @@ static bool follows(const Options *o, const Options *was, const OptionRow *row) 
 static bool inherit(Options *o, const Options *was, bool model) {
     EACH_OPTION (row) {
         int source = was->source[row - option_table];
-        bool given = !model && source == SOURCE_CONFIG;
+        bool given = !model && source == SOURCE_FILE;
         if (of_model(row) == model && source != SOURCE_DEFAULT &&
             (given || !follows(o, was, row)) && !copy(o, was, row, SOURCE_CHECKPOINT)) {
             return false;
@@ -158,8 +164,19 @@ static bool inherit(Options *o, const Options *was, bool model) {
     return true;
 }
 
-// A longer run would have a longer warm-up: it keeps that with which it began.
-bool options_continue(Options *o, const Options *was) {
+// A run that resumes has the weights of its checkpoint, so that --load is what it was there.
+static bool keep_load(Options *o, const Options *was) {
+    if (option_source(o, "load") >= SOURCE_FILE && strcmp(o->load, was->load) != 0) {
+        warn("--load %s has no effect: the weights are those of the checkpoint %s", o->load,
+             o->origin);
+    }
+    option_set_source(o, "load", SOURCE_DEFAULT);
+    return copy(o, was, option_row("load"), *was->load ? SOURCE_CHECKPOINT : SOURCE_DEFAULT);
+}
+
+// Takes the options of the checkpoint's run. A longer run would have a longer warm-up: it keeps
+// that with which it began.
+static bool inherit_run(Options *o, const Options *was) {
     if (!inherit(o, was, false)) { return false; }
     const OptionRow *warmup = option_row("lr-warmup-iters");
     Options derived = *o;
@@ -174,7 +191,7 @@ bool options_continue(Options *o, const Options *was) {
 // --resume every option that differs is printed, when the run opens the checkpoint.)
 static bool inherit_model(Options *o, Options was) {
     const OptionRow *positions = option_row("max-position-embeddings");
-    bool named = option_source(o, "model") >= SOURCE_CONFIG, llama = was.arch == ARCH_LLAMA;
+    bool named = option_source(o, "model") >= SOURCE_FILE, llama = was.arch == ARCH_LLAMA;
     char now[OPTION_TEXT], then[OPTION_TEXT], shape[256] = "";
     const Options preset = *o;
     option_set_source(&was, "model", SOURCE_DEFAULT); // resolved already
@@ -183,11 +200,11 @@ static bool inherit_model(Options *o, Options was) {
     derive_model(o);
     EACH_OPTION (row) {
         int i = (int)(row - option_table);
-        bool is_shape = option_is_shape(row, (Arch)was.arch), given = o->source[i] >= SOURCE_CONFIG;
+        bool is_shape = option_is_shape(row, (Arch)was.arch), given = o->source[i] >= SOURCE_FILE;
         if (!of_model(row) || was.source[i] == SOURCE_DEFAULT) { continue; }
         option_text(o, row, now);
         option_text(&was, row, then);
-        if (named && is_shape && preset.source[i] == SOURCE_PRESET &&
+        if (named && is_shape && preset.source[i] == SOURCE_DERIVED &&
             !option_same(&preset, &was, row)) {
             size_t used = strlen(shape);
             snprintf(shape + used, sizeof(shape) - used, " --%s %.40s", row->name, then);
@@ -209,7 +226,7 @@ static bool inherit_model(Options *o, Options was) {
     }
     // Llama's number of positions is no tensor's shape, so it may grow with the sequences
     int trained = was.max_position_embeddings;
-    if (llama && o->source[positions - option_table] < SOURCE_CONFIG) {
+    if (llama && o->source[positions - option_table] < SOURCE_FILE) {
         o->max_position_embeddings = (int)max64(trained, o->seq_length);
         option_set_source(o, positions->name,
                           o->seq_length >= trained ? SOURCE_DEFAULT : SOURCE_CHECKPOINT);
@@ -323,7 +340,7 @@ static bool check_values(const Options *o) {
                     o->num_layers_at_start_in_bf16, o->num_layers_at_end_in_bf16, o->num_layers);
     }
     if (o->fp8_recipe == FP8_RECIPE_BLOCKWISE && o->fp8_fast_accumulation != FAST_NONE &&
-        option_source(o, "fp8-fast-accumulation") >= SOURCE_CONFIG) {
+        option_source(o, "fp8-fast-accumulation") >= SOURCE_FILE) {
         return fail("--fp8-fast-accumulation %s: must be none with --fp8-recipe blockwise, whose "
                     "products have no fast accumulation",
                     option_text(o, option_row("fp8-fast-accumulation"), from));
@@ -342,7 +359,8 @@ static bool check_values(const Options *o) {
     return true;
 }
 
-bool options_finish_batch(Options *o, int ranks) {
+// Sets or checks --global-batch-size. A run that does not train may have any.
+static bool settle_batch(Options *o, int ranks) {
     char from[PATH_LENGTH];
     int64_t whole = (int64_t)o->micro_batch_size * ranks;
     if (o->global_batch_size == 0) { o->global_batch_size = (int)min64(whole, INT32_MAX); }
@@ -355,34 +373,57 @@ bool options_finish_batch(Options *o, int ranks) {
     // a resumed run keeps the batch on other ranks; if they derive the same, config.txt lacks it
     if (o->global_batch_size == whole &&
         option_source(o, "global-batch-size") == SOURCE_CHECKPOINT) {
-        option_set_source(o, "global-batch-size", SOURCE_DEFAULT);
+        option_set_source(o, "global-batch-size", SOURCE_DERIVED);
     }
     return true;
 }
 
-void options_finish_steps(Options *o, int64_t windows) {
+// The steps of --epochs: as many as it takes to see each window N times, so the last step may begin
+// another epoch.
+static void count_steps(Options *o, int64_t windows) {
     double steps = o->epochs * (double)windows / o->global_batch_size;
     o->train_iters = (int64_t)ceil(steps * (1 - 1e-12)); // a product may be rounded up
-    derive_run(o);
 }
 
-bool options_resolve(Options *o, const Options *was) {
+// Sets --model: that of a checkpoint of a preset that this version has; "": of none.
+static bool settle_preset(Options *o, const Options *was) {
+    if (was != NULL && option_source(o, "model") < SOURCE_FILE) {
+        bool known = option_source(was, "model") > SOURCE_DEFAULT &&
+                     find_preset(was->model) != NULL;
+        if (!option_set(o, "model", known ? was->model : "", SOURCE_CHECKPOINT)) { return false; }
+    }
+    return o->model[0] == '\0' || options_preset(o);
+}
+
+bool options_resolve(Options *o, const OptionFacts *facts) {
+    static const OptionFacts none;
+    if (facts == NULL) { facts = &none; }
+    const Options *was = facts->checkpoint;
     EACH_OPTION (row) {
         if (o->repeated[row - option_table] && strcmp(row->choices, "GLOB") == 0) {
             warn("--%s is given more than once; the last one counts: %s (it takes several files)",
                  row->name, (const char *)o + row->offset);
         }
     }
-    bool named = was == NULL || option_source(o, "model") >= SOURCE_CONFIG;
-    if (!named) { // a checkpoint of a preset that this version has; "": of none
-        bool known = option_source(was, "model") > SOURCE_DEFAULT &&
-                     find_preset(was->model) != NULL;
-        if (!option_set(o, "model", known ? was->model : "", SOURCE_CHECKPOINT)) { return false; }
+    if (was != NULL &&
+        ((o->resumes && !keep_load(o, was)) || (options_continue(o) && !inherit_run(o, was)))) {
+        return false;
     }
-    if (o->model[0] != '\0' && !options_preset(o)) { return false; }
+    if (!settle_preset(o, was)) { return false; }
+    if (facts->data != NULL && !facts->data(facts->context, o)) { return false; }
     if (was != NULL && !inherit_model(o, *was)) { return false; }
     derive_model(o);
-    if (!settle_steps(o)) { return false; }
+    if (!settle_steps(o) || !settle_batch(o, (int)max64(1, facts->ranks))) { return false; }
+    if (needs_steps(o) && facts->windows != NULL) {
+        count_steps(o, facts->windows(facts->context));
+    }
     derive_run(o);
+    Options defaults;
+    options_default(&defaults);
+    EACH_OPTION (row) {
+        bool derived = option_source(o, row->name) == SOURCE_DEFAULT &&
+                       !option_same(o, &defaults, row);
+        if (derived) { option_set_source(o, row->name, SOURCE_DERIVED); }
+    }
     return check_values(o);
 }

@@ -87,7 +87,7 @@ void options_note_idle(const Options *options, bool gpu) {
     if (*before == ',') { printf("\n"); }
     EACH_OPTION (row) {
         const OptionRow *needed = row->needs != NULL ? option_row(row->needs) : NULL;
-        bool given = options->source[row - option_table] >= SOURCE_CONFIG;
+        bool given = options->source[row - option_table] >= SOURCE_FILE;
         if (!given || is_default(options, row)) { continue; }
         if (!gpu && strstr(row->group, "GPU") != NULL) {
             printf("  note: --%s is for the GPU trainer; it has no effect here\n", row->name);
@@ -103,7 +103,7 @@ void options_print(const Options *options, bool all, FILE *out) {
     char value[OPTION_TEXT], shown[OPTION_TEXT], item[OPTION_TEXT + 80];
     int column = INDENT;
     bool preset = option_source(options, "model") > SOURCE_DEFAULT ||
-                  option_source(options, "arch") <= SOURCE_PRESET;
+                  option_source(options, "arch") <= SOURCE_DERIVED;
     EACH_OPTION (row) {
         bool named = row->offset == offsetof(Options, model);
         bool prints = named ? preset // false: the model is not the preset's

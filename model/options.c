@@ -104,7 +104,7 @@ static bool set_named(Options *options, Place *place, const char *name, const ch
     if (!option_set(options, row->name, value, place->source)) { return false; }
     bool *set = &place->sets[row - option_table];
     if (row->offset == offsetof(Options, config)) {
-        if (place->source == SOURCE_CONFIG) {
+        if (place->source == SOURCE_FILE) {
             return read_config(options, value, place->depth, &place->told);
         }
         place->files[place->num_files++] = value;
@@ -259,7 +259,7 @@ static bool read_line(Options *options, Place *place, char *line) {
 // error_text() names.
 static bool read_config(Options *options, const char *path, int depth, bool *told) {
     enum { DEEPEST = 16 };
-    Place place = {.source = SOURCE_CONFIG, .depth = depth + 1};
+    Place place = {.source = SOURCE_FILE, .depth = depth + 1};
     FILE *file = depth < DEEPEST ? fopen(path, "r") : NULL;
     if (depth == DEEPEST) { return fail("--config %s: %d files lead to it", path, depth); }
     if (file == NULL) { return fail("--config %s: %s", path, strerror(errno)); }

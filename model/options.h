@@ -1,11 +1,9 @@
 // The options of both trainers. One table has a row for each: parsing, --help, --config, the echo,
 // the checks and the saved options all read its rows. A new option is one row in option_rows.h.
 //
-// An option has Megatron-LM's name if that has one. A value comes from one of these, the last one
-// wins: the table's default, the preset named by --model, the data's tokenizer (its vocabulary),
-// the checkpoint that the run starts from (its model; if the run continues, nearly all), the files
-// named by --config in their order, the command line. An option that is given may not change the
-// shape of the checkpoint's tensors.
+// An option has Megatron-LM's name if that has one. options_read() reads what is given, and
+// options_resolve() sets all others, once; then the options of a process change no more. An option
+// that is given may not change the shape of the checkpoint's tensors.
 #pragma once
 
 #include "../kernels/rope.h"
@@ -28,14 +26,13 @@ BEGIN_C
 #define N(constant, name) constant,
 #include "option_rows.h"
 
-// Where a value comes from, weakest first.
+// The layers that a value may come from, weakest first.
 typedef enum {
-    SOURCE_DEFAULT,
-    SOURCE_PRESET,
-    SOURCE_DATA,
-    SOURCE_CHECKPOINT,
-    SOURCE_CONFIG,
-    SOURCE_COMMAND
+    SOURCE_DEFAULT,    // the table
+    SOURCE_DERIVED,    // the preset of --model, the data's tokenizer, or other options
+    SOURCE_CHECKPOINT, // where the run starts: its model; if the run continues, nearly all
+    SOURCE_FILE,       // a file of --config; of several files the last one wins
+    SOURCE_COMMAND     // the command line
 } OptionSource;
 
 enum { OPTIONS_MAX = 128, RANKS_MAX = 4096 };
@@ -155,9 +152,23 @@ void options_parse(Options *options, int argc, char **argv);
 // Sets the options of the preset that --model names.
 bool options_preset(Options *options);
 
-// Sets the rest: the preset, the checkpoint's model, derived values; and checks all. was: the
-// options of the checkpoint options->origin; NULL: there is none.
-bool options_resolve(Options *options, const Options *was);
+// What the options of a run follow from, besides those that are given.
+typedef struct {
+    const Options *checkpoint; // of options->origin, as checkpoint_options() reads them; or NULL
+    int ranks;                 // 0: one
+    // These are called when the options on which they depend are set; NULL: they are not needed.
+    bool (*data)(void *context, Options *options); // sets what follows from the data
+    int64_t (*windows)(void *context);             // sequences of an epoch
+    void *context;
+} OptionFacts;
+
+// Sets all options that are not given, and checks all. facts NULL: there are none.
+bool options_resolve(Options *options, const OptionFacts *facts);
+
+// Whether the run takes all options of its checkpoint, and not only those of the model.
+static inline bool options_continue(const Options *o) {
+    return !o->sample_only && (o->resumes || o->eval_only);
+}
 
 // Whether models that differ in this option have other tensors.
 bool option_is_shape(const OptionRow *row, Arch arch);
@@ -168,24 +179,8 @@ bool option_is_shape(const OptionRow *row, Arch arch);
 // machine's (its GPUs and memory), nor where files go. NULL: it takes only the model's.
 bool option_is_inherited(const OptionRow *row, const Options *continues);
 
-// Sets the options that are not given, apart from the model's, to those of the checkpoint whose run
-// continues (set in `was` with SOURCE_CONFIG if they were given to that run, or else with
-// SOURCE_CHECKPOINT). Values that followed from --train-iters follow from that of this run.
-bool options_continue(Options *options, const Options *was);
-
 // " (of the checkpoint PATH)" if the value of an option comes from there; otherwise "".
 const char *option_from_checkpoint(const Options *options, const char *name, char out[PATH_LENGTH]);
-
-// Called when the number of ranks is known: sets or checks --global-batch-size. A run that
-// does not train may have any.
-bool options_finish_batch(Options *options, int ranks);
-
-// The steps of --epochs, when the windows of an epoch are known: as many as it takes to see each N
-// times, so the last step may begin another epoch.
-static inline bool options_need_steps(const Options *o) {
-    return o->epochs > 0 && o->train_iters == 0;
-}
-void options_finish_steps(Options *options, int64_t windows);
 
 // Whether the run trains, and does not only evaluate or sample; whether it also saves.
 static inline bool options_train(const Options *o) {

@@ -349,7 +349,7 @@ void launch(Group *group, const Options *o) {
     fprintf(file, "program llm8.c %s, %zu bytes, checksum %08x\n", LLM8_VERSION, size, crc);
     for (const OptionRow *row = option_table; row < option_table + option_table_count; row++) {
         // all ranks later read the tokenizer from rank 0's checkpoint (checkpoint_share)
-        bool shared = o->source[row - option_table] == SOURCE_DATA && row->type == OPTION_STRING;
+        bool shared = o->source[row - option_table] == SOURCE_DERIVED && row->type == OPTION_STRING;
         if (row->effect != EFFECT_ACTION && !shared) {
             fprintf(file, "%s %s\n", row->name, option_text(o, row, value));
         }

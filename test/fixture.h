@@ -132,6 +132,11 @@ static inline bool read_start(Options *options, Options *model) {
     return ok;
 }
 
+// Resolves the options of a run of so many ranks; was: of the checkpoint that it starts from.
+static inline bool resolve(Options *options, const Options *was, int ranks) {
+    return options_resolve(options, &(OptionFacts){.checkpoint = was, .ranks = ranks});
+}
+
 static inline bool read_options(Options *options, const char *text) {
     return read_given(options, text) && (options->help || options_resolve(options, NULL));
 }

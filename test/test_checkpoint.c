@@ -295,7 +295,7 @@ TEST(scaling_state_adapts) {
     check_scaling(DELAYED "--fp8-amax-history-len 50", 1, 1);
     check_scaling(DELAYED "--fp8-format e4m3", 448.0f / (57344.0f / 32), 1);
     check_scaling(DELAYED "--fp8-e5m2-margin 0", 32, 1);
-    check_scaling(DELAYED "--global-batch-size 2", 1, 4);
+    check_scaling(DELAYED "--micro-batch-size 2 --global-batch-size 2", 1, 4);
     check_scaling(DELAYED "--global-batch-size 64 --seq-length 32 --fp8-e5m2-margin 0", 32,
                   1.0f / 16);
 
@@ -667,10 +667,10 @@ TEST(a_resume_takes_what_is_not_given) {
         Options o, model;
         folder_remove("s");
         fixture_open(&f, text_of(BEGUN "%s", row->saved));
-        CHECK(options_finish_batch(&f.options, 2));
+        f.options.global_batch_size = 2 * f.options.micro_batch_size;
         CHECK(fixture_save(&f, 1));
         CHECK(read_given(&o, row->now) && read_start(&o, &model));
-        CHECK(options_resolve(&o, &model) && options_finish_batch(&o, 1));
+        CHECK(resolve(&o, &model, 1));
         CHECK_TEXT(option_text(&o, option_row(row->option), text), row->expected);
     }
 #undef RESUMED
@@ -685,10 +685,9 @@ TEST(what_a_resume_takes_is_told) {
     folder_remove("s");
     fixture_open(&f, SAVED "--lr 0.003 --min-lr 1e-4 --data a --global-batch-size 8");
     CHECK(fixture_save(&f, 1));
-    CHECK(read_given(&o, "--resume latest --save s") && read_start(&o, &model));
-    CHECK(options_resolve(&o, &model));
     for (int ranks = 1; ranks <= 2; ranks++) { // eight sequences are what two of them have anyway
-        CHECK(options_finish_batch(&o, ranks));
+        CHECK(read_given(&o, "--resume latest --save s") && read_start(&o, &model));
+        CHECK(resolve(&o, &model, ranks));
         write_config(&o);
         const char *config = text_read("config.txt");
         CHECK_CONTAINS(config, "\nlr 0.003\n");
@@ -700,12 +699,10 @@ TEST(what_a_resume_takes_is_told) {
     write_config(&o);
     CHECK_CONTAINS(text_read("config.txt"), "\nvalid-data \"\"\n"); // the checkpoint may have some
     CHECK(read_given(&o, "--resume s/latest --lr 1e-5") && read_start(&o, &model));
-    CHECK_REFUSED(options_resolve(&o, &model),
-                  "--min-lr 0.0001 (of the checkpoint s/step_00000001): ");
+    CHECK_REFUSED(resolve(&o, &model, 1), "--min-lr 0.0001 (of the checkpoint s/step_00000001): ");
     CHECK(read_given(&o, "--resume s/latest") && read_start(&o, &model));
-    CHECK(options_resolve(&o, &model));
     CHECK_REFUSED(
-        options_finish_batch(&o, 3),
+        resolve(&o, &model, 3),
         "--global-batch-size 8 (of the checkpoint s/step_00000001): must be a multiple of");
 }
 
@@ -731,7 +728,7 @@ TEST(options_and_state_are_of_one_run) {
         Checkpoint c;
         fixture_open(&f, SAVED);
         CHECK(read_given(&o, "--resume latest --save s") && read_start(&o, &model));
-        CHECK(options_resolve(&o, &model) && checkpoint_resume(&c, &o));
+        CHECK(resolve(&o, &model, 1) && checkpoint_resume(&c, &o));
         CHECK_EQUAL(c.progress.step, 1);
         if (row->expected == NULL) {
             CHECK(checkpoint_match(&c, &o, &f.layout));

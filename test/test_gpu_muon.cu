@@ -134,9 +134,9 @@ struct Model {
         words.insert(words.begin(), {"test", "--optimizer", "muon"});
         run.group.ranks = 1;
         bool ok = options_read(&run.options, (int)words.size(), (char **)words.data()) &&
-                  options_resolve(&run.options, NULL) &&
-                  run_configure(&run, {NUMBER_BF16, NULL, 0});
+                  options_resolve(&run.options, NULL);
         or_die(ok);
+        run_configure(&run, {NUMBER_BF16, NULL, 0});
         std::vector<uint8_t> kinds((size_t)run.layout.count);
         for (int i = 0; i < run.layout.count; i++) {
             kinds[i] = run_by_muon(&run, &run.layout.params[i]) ? ZERO_MUON : 0;

@@ -479,20 +479,28 @@ TEST(the_start_follows_from_the_width_and_the_schedule) {
     }
 }
 
+static int64_t windows(void *count) {
+    return *(int64_t *)count;
+}
+
+static int64_t epoch = 103; // windows
+
 // The options of a run that continues another one's checkpoint, and is given more.
 static Options resumed(const Options *before, const char *more) {
     char value[OPTION_TEXT];
     Options o, was = {0};
     CHECK(read_given(&o, more));
+    o.resumes = true;
     for (int i = 0; i < option_table_count; i++) {
         const OptionRow *row = &option_table[i];
         bool given = before->source[i] >= SOURCE_CHECKPOINT;
         if (option_is_inherited(row, &o)) {
             CHECK(option_set(&was, row->name, option_text(before, row, value),
-                             given ? SOURCE_CONFIG : SOURCE_CHECKPOINT));
+                             given ? SOURCE_FILE : SOURCE_CHECKPOINT));
         }
     }
-    CHECK(options_continue(&o, &was) && options_resolve(&o, NULL));
+    const OptionFacts facts = {.checkpoint = &was, .context = &epoch, .windows = windows};
+    CHECK(options_resolve(&o, &facts));
     return o;
 }
 
@@ -514,7 +522,8 @@ TEST(resumed_runs_derive_again) {
     char value[OPTION_TEXT];
     Options plain = options_of("");
     for (const OptionRow *row = option_table; row < option_table + option_table_count; row++) {
-        bool listed = strcmp(row->group, "Model") == 0 || // of the checkpoint
+        bool listed = strcmp(row->group, "Model") == 0 ||            // of the checkpoint
+                      strcmp(row->name, "global-batch-size") == 0 || // stays on other ranks
                       strcmp(option_text(&plain, row, value), row->fallback) == 0 ||
                       strtod(value, NULL) == strtod(row->fallback, NULL);
         EACH (r, rows) { listed = listed || strcmp(r->option, row->name) == 0; }
@@ -525,7 +534,7 @@ TEST(resumed_runs_derive_again) {
         Options first = options_of(r->before), again = resumed(&first, ""),
                 changed = resumed(&again, r->then);
         CHECK_TEXT(option_text(&again, row, value), text_of("%s", option_text(&first, row, value)));
-        CHECK_EQUAL(option_source(&again, r->option), SOURCE_DEFAULT);
+        CHECK(option_source(&again, r->option) < SOURCE_CHECKPOINT);
         CHECK_TEXT(option_text(&changed, row, value), r->derived);
         bool fixed = strcmp(r->option, "check-interval") == 0; // must be 0 there
         if (!fixed) { first = options_of(text_of("%s --%s %s", r->before, r->option, r->given)); }
@@ -554,27 +563,29 @@ TEST(epochs_are_steps) {
     };
     char text[OPTION_TEXT];
     EACH (row, rows) {
-        Options o = options_of(
-            text_of("%s --global-batch-size 8 --lr-decay-style wsd", row->first));
+        const OptionFacts facts = {.context = &epoch, .windows = windows};
+        Options o;
+        CHECK(read_given(&o, text_of("%s --global-batch-size 8 --lr-decay-style wsd", row->first)));
+        CHECK(options_resolve(&o, &facts));
         for (int i = 0; i < 3; i++) {
             if (i > 0) { o = resumed(&o, i == 1 ? row->then : ""); }
-            if (options_need_steps(&o)) { options_finish_steps(&o, 103); }
             CHECK_EQUAL(o.train_iters, row->steps[i > 0]);
             CHECK_EQUAL(o.lr_decay_iters, o.train_iters); // the schedule follows
             CHECK_EQUAL(o.lr_wsd_decay_iters, 2 * o.train_iters / 5);
             CHECK_EQUAL(o.lr_warmup_iters, row->steps[0] / 10); // as it began
-            CHECK(option_source(&o, o.epochs > 0 ? "train-iters" : "epochs") == SOURCE_DEFAULT);
+            CHECK(option_source(&o, o.epochs > 0 ? "train-iters" : "epochs") < SOURCE_CHECKPOINT);
         }
         CHECK_TEXT(option_text(&o, option_row("epochs"), text), text_of("%g", row->epochs));
     }
     text_write("epochs.txt", "epochs 2\n"); // what the command line gives is stronger
     Options o = options_of("--config epochs.txt --train-iters 9");
-    CHECK(o.epochs == 0 && o.train_iters == 9 && !options_need_steps(&o));
+    CHECK(o.epochs == 0 && o.train_iters == 9);
     o = options_of("--config epochs.txt --sample-only"); // has no steps, and needs no data
-    CHECK(!options_need_steps(&o));
-    o = options_of("--epochs 0.7 --global-batch-size 1");
-    options_finish_steps(&o, 10); // 0.7 x 10 is not rounded up to 8
-    CHECK_EQUAL(o.train_iters, 7);
+    CHECK(o.train_iters > 0);
+    int64_t ten = 10;
+    CHECK(read_given(&o, "--epochs 0.7 --micro-batch-size 1"));
+    CHECK(options_resolve(&o, &(OptionFacts){.context = &ten, .windows = windows}));
+    CHECK_EQUAL(o.train_iters, 7); // 0.7 x 10 is not rounded up to 8
 }
 
 TEST(steps_to_skip_are_listed) {
@@ -636,16 +647,22 @@ TEST(contradictions_are_refused) {
 }
 
 TEST(global_batch_is_filled_in_or_refused) {
-    Options o = options_of("--micro-batch-size 3");
-    CHECK(options_finish_batch(&o, 8) && o.global_batch_size == 24);
-    CHECK(options_finish_batch(&o, 4) && o.global_batch_size == 24);
-    CHECK(!options_finish_batch(&o, 5));
-    CHECK_TEXT(error_text(),
-               "--global-batch-size 24: must be a multiple of --micro-batch-size 3 x 5 ranks");
-    o.global_batch_size = 4;
-    CHECK(!options_finish_batch(&o, 1));
-    CHECK_CONTAINS(error_text(),
-                   "--global-batch-size 4: must be a multiple of --micro-batch-size 3 x");
-    o.sample_only = true;
-    CHECK(options_finish_batch(&o, 1) && o.global_batch_size == 4);
+    static const struct {
+        const char *given;
+        int ranks, batch; // 0: it is refused
+    } rows[] = {{"", 8, 24},
+                {"", 1, 3},
+                {"--global-batch-size 24", 4, 24},
+                {"--global-batch-size 24", 5, 0},
+                {"--global-batch-size 4", 1, 0},
+                {"--global-batch-size 4 --sample-only", 1, 4}};
+    EACH (row, rows) {
+        Options o;
+        CHECK(read_given(&o, text_of("--micro-batch-size 3 %s", row->given)));
+        CHECK_EQUAL(resolve(&o, NULL, row->ranks) ? o.global_batch_size : 0, row->batch);
+        if (row->batch > 0) { continue; }
+        CHECK_CONTAINS(error_text(), text_of("%s: must be a multiple of --micro-batch-size 3 x %d "
+                                             "rank",
+                                             row->given, row->ranks));
+    }
 }

@@ -64,7 +64,7 @@ static void open_mixture(Run *run, Mixture *m, const char *option, const char *t
 void run_open_train_data(Run *run) {
     const Options *o = &run->options;
     Mixture *m = &run->train_data;
-    if (m->count > 0 || (!options_train(o) && option_source(o, "data") < SOURCE_CONFIG)) { return; }
+    if (m->count > 0 || (!options_train(o) && option_source(o, "data") < SOURCE_FILE)) { return; }
     if (o->data[0] == '\0') {
         bool none = strcmp(o->resume, "latest") == 0 && !o->resumes;
         die("--data is missing: which shards to train on%s%s%s",

@@ -151,7 +151,7 @@ void run_sample(Run *run, NextLogits next_logits, void *trainer) {
     FILE *out = run->console.answers;
     unsigned char before = 0;
     bool asked = o->sample_only && count > 1 && run->group.rank == 0 && // there is a prompt
-                 option_source(o, "sample-length") > SOURCE_DEFAULT;
+                 option_source(o, "sample-length") >= SOURCE_CHECKPOINT;
     printf("%ssample after step %lld:\n", line_start(STDOUT_FILENO), (long long)run->progress.step);
     fflush(stdout);
     print_bytes(run, o->sample_prompt, strlen(o->sample_prompt), &before);

@@ -27,7 +27,7 @@ void warn_of_schedule(const Options *o) {
              (long long)o->train_iters);
     }
     if (o->lr_warmup_iters > o->train_iters &&
-        option_source(o, "lr-warmup-iters") > SOURCE_DEFAULT) {
+        option_source(o, "lr-warmup-iters") >= SOURCE_CHECKPOINT) {
         warn("--lr-warmup-iters %lld: training ends at step %lld, before the rate reaches --lr",
              (long long)o->lr_warmup_iters, (long long)o->train_iters);
     }

@@ -151,7 +151,7 @@ static bool find_tokenizer(Tokenizer *t, const Run *run, char path[PATH_LENGTH])
     const char *shards = o->data[0] != '\0' ? o->data : o->valid_data;
     bool others = false, opened;
     path_format(path, "%s", o->tokenizer);
-    if (option_source(o, "tokenizer") > SOURCE_DATA) { return open_part(t, run, path); }
+    if (option_source(o, "tokenizer") >= SOURCE_CHECKPOINT) { return open_part(t, run, path); }
     path_format(path, "%s/tokenizer.bin", o->origin);
     if (checkpoint_has(&run->start, "tokenizer.bin")) {
         opened = open_part(t, run, path);
@@ -247,40 +247,63 @@ void run_open_tokenizer(Run *run) {
 
 // ---- options and model --------------------------------------------------------------------------
 
-// If another program has started the ranks, all of them run this, and only rank 0 warns.
-void run_resolve_options(Run *run) {
-    static Options model;
-    Options *o = &run->options;
+// The options that follow from the data, and from their tokenizer.
+static bool set_by_data(void *context, Options *o) {
+    Run *run = context;
     Tokenizer t;
-    Ranks r;
-    char text[PATH_LENGTH];
-    warnings_mute(ranks_read(&r, o) && r.group.rank > 0); // launch() refuses bad variables
-    bool claims = options_save(o) && !o->plan && !o->list_checkpoints && !o->list_tensors;
-    // so that the options are those of the last checkpoint of a run that still saves there
-    if (claims && o->resume[0] != '\0' && !checkpoint_await(o)) { die("--save %s", error_text()); }
-    or_die(checkpoint_model(&run->start, o, &model));
-    bool opened = find_tokenizer(&t, run, text);
-    bool ok = option_set(o, "tokenizer", text, SOURCE_DATA);
+    char path[PATH_LENGTH];
+    bool opened = find_tokenizer(&t, run, path);
+    bool ok = option_set(o, "tokenizer", path, SOURCE_DERIVED);
     run->end_of_text = -1;
     if (ok && opened) {
-        ok = options_set(o, SOURCE_DATA, "vocab-size %d", t.vocab);
+        ok = options_set(o, SOURCE_DERIVED, "vocab-size %d", t.vocab);
         run->end_of_text = t.end_of_text;
         tokenizer_close(&t);
     }
     // what continues the run of a checkpoint does as that did
     bool continues = run->start.options != NULL && (o->resumes || o->eval_only);
-    if (ok && !continues && has_chats(o)) {
-        ok = options_set(o, SOURCE_DATA, "reset-attention-mask true reset-position-ids true");
+    return ok &&
+           (continues || !has_chats(o) ||
+            options_set(o, SOURCE_DERIVED, "reset-attention-mask true reset-position-ids true"));
+}
+
+// Without a tokenizer: the token that ends a text is the last one of GPT-2's tokens, and of bytes.
+static void guess_end(Run *run) {
+    const Options *o = &run->options;
+    bool last = o->vocab_size == GPT2_VOCAB || o->vocab_size == BYTE_VOCAB;
+    if (o->tokenizer[0] == '\0' && last) { run->end_of_text = o->vocab_size - 1; }
+}
+
+static int64_t count_windows(void *context) {
+    Run *run = context;
+    guess_end(run);
+    run_open_train_data(run);
+    return run->train_data.windows;
+}
+
+// If another program has started the ranks, all of them run this, and only rank 0 warns.
+void run_resolve_options(Run *run) {
+    static Options was;
+    Options *o = &run->options;
+    Ranks r;
+    OptionFacts facts = {.context = run, .data = set_by_data};
+    if (!o->verify) {
+        or_die(ranks_read(&r, o));
+        warnings_mute(r.group.rank > 0);
+        facts.ranks = r.group.ranks;
+        facts.windows = count_windows;
     }
-    if (!ok || !options_resolve(o, o->origin[0] != '\0' ? &model : NULL)) {
-        die("%s", error_text());
-    }
-    bool last = o->vocab_size == GPT2_VOCAB || o->vocab_size == BYTE_VOCAB; // where theirs is
-    if (!opened && last) { run->end_of_text = o->vocab_size - 1; }
+    bool claims = options_save(o) && !o->plan && !o->list_checkpoints && !o->list_tensors;
+    // so that the options are those of the last checkpoint of a run that still saves there
+    if (claims && o->resume[0] != '\0' && !checkpoint_await(o)) { die("--save %s", error_text()); }
+    or_die(checkpoint_model(&run->start, o, &was));
+    if (o->origin[0] != '\0') { facts.checkpoint = &was; }
+    or_die(options_resolve(o, &facts));
+    guess_end(run);
     warnings_mute(false);
 }
 
-bool run_configure(Run *run, NumberSupport support) {
+void run_configure(Run *run, NumberSupport support) {
     run->console.answers = stdout;
     run->progress = (Progress){.loss = NAN,
                                .valid_loss = NAN,
@@ -289,15 +312,9 @@ bool run_configure(Run *run, NumberSupport support) {
                                .best_level = NAN,
                                .proven = -1};
     run->saves.step = -1;
-    if (!options_finish_batch(&run->options, run->group.ranks)) { return false; }
-    if (options_need_steps(&run->options)) {
-        run_open_train_data(run);
-        options_finish_steps(&run->options, run->train_data.windows);
-    }
     run->config = model_config(&run->options);
     run->layout = param_layout(&run->config);
     run->precision = precision_decide(&run->options, &run->config, support);
-    return true;
 }
 
 void run_free_configuration(Run *run) {

@@ -5,13 +5,13 @@
 
 BEGIN_C
 
-// Called after options_parse: sets the options that are not given, from the checkpoint that the run
-// starts from, which it opens, and the tokenizer of its data.
+// Called once, after options_parse: sets the options that are not given. It opens the checkpoint
+// that the run starts from, and with --epochs the data.
 void run_resolve_options(Run *run);
 
-// Decides batch, model and precision from run->options, run->group and what the device supports.
-// All other fields of *run but `start` must be zero before.
-bool run_configure(Run *run, NumberSupport support);
+// Decides model and precision from run->options and what the device supports. Other fields of *run
+// that run_resolve_options does not set must be zero before.
+void run_configure(Run *run, NumberSupport support);
 void run_free_configuration(Run *run);
 
 // Opens --tokenizer. Rank 0 of a run that saves also reads the files that go with it into every
