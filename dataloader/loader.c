@@ -101,9 +101,9 @@ static const BitFile mask_file = {
     SHARD_MASKED,
     "not all tokens of its shard count"};
 static const BitFile starts_file = {
-    {STARTS_MAGIC, "list of document starts", "scripts/prepare_data makes them"},
+    {STARTS_MAGIC, "document list", "scripts/prepare_data makes them"},
     ".starts",
-    "document starts",
+    "document list",
     SHARD_STARTED,
     "it says where the conversations of its shard begin"};
 

@@ -26,7 +26,12 @@ typedef struct {
     float z_loss, softcap;
     bool positions;    // the embedding has positions
     const int *tokens; // [B,T], also the targets of the loss
+    const int *starts; // [B,T] of documents; NULL: each sequence is one
 } Shape;
+
+static int shape_start(const Shape *s, int row) {
+    return s->starts != NULL ? s->starts[row] : 0;
+}
 
 static int shape_rows(const Shape *s) {
     return s->B * s->T;
@@ -52,15 +57,17 @@ static float *new_floats(int64_t n, float value) {
 static void reference_embedding(double *out, double *const *in, const Shape *s) {
     for (int row = 0; row < shape_rows(s); row++) {
         for (int c = 0; c < s->C; c++) {
-            double position = s->positions ? in[1][row % s->T * s->C + c] : 0;
+            int place = row % s->T - shape_start(s, row);
+            double position = s->positions ? in[1][place * s->C + c] : 0;
             out[row * s->C + c] = in[0][s->tokens[row] * s->C + c] + position;
         }
     }
 }
 
 static void run_embedding(float *out, float **g, float **in, const float *dout, const Shape *s) {
-    embedding_forward(out, s->tokens, NULL, in[0], s->positions ? in[1] : NULL, s->B, s->T, s->C);
-    embedding_backward(g[0], s->positions ? g[1] : NULL, dout, s->tokens, NULL, s->B, s->T, s->C);
+    float *positions = s->positions ? in[1] : NULL, *d = s->positions ? g[1] : NULL;
+    embedding_forward(out, s->tokens, s->starts, in[0], positions, s->B, s->T, s->C);
+    embedding_backward(g[0], d, dout, s->tokens, s->starts, s->B, s->T, s->C);
 }
 
 // in: x [M,C], weight [C], bias [C]
@@ -154,14 +161,14 @@ static void run_qk_norm(float *out, float **g, float **in, const float *dout, co
     free(d);
 }
 
-// The output [D] of one query. q: its row of qkv; before: its place in the sequence.
-static void reference_attend(double *out, const double *q, const double *sequence, int place,
-                             int head, const Shape *s) {
+// The output [D] of one query. q: its row of qkv; first: that of its document, in the sequence.
+static void reference_attend(double *out, const double *q, const double *sequence, int first,
+                             int place, int head, const Shape *s) {
     int N = shape_qkv(s), group = head / (s->H / s->G);
     const double *k = sequence + (s->H + group) * s->D, *v = k + s->G * s->D;
     double sum = 0;
     for (int d = 0; d < s->D; d++) { out[d] = 0; }
-    for (int i = 0; i <= place; i++) {
+    for (int i = first; i <= place; i++) {
         double score = 0;
         for (int d = 0; d < s->D; d++) { score += q[head * s->D + d] * k[i * N + d]; }
         double p = exp(score / sqrt(s->D));
@@ -177,15 +184,15 @@ static void reference_attention(double *out, double *const *in, const Shape *s) 
         const double *sequence = in[0] + (row - row % s->T) * shape_qkv(s);
         for (int h = 0; h < s->H; h++) {
             reference_attend(out + (row * s->H + h) * s->D, in[0] + row * shape_qkv(s), sequence,
-                             row % s->T, h, s);
+                             shape_start(s, row), row % s->T, h, s);
         }
     }
 }
 
 static void run_attention(float *out, float **g, float **in, const float *dout, const Shape *s) {
     FREED float *lse = new_floats(shape_rows(s) * s->H, NAN);
-    attention_forward(out, lse, in[0], NULL, s->B, s->T, s->H, s->G, s->D);
-    attention_backward(g[0], dout, out, lse, in[0], NULL, s->B, s->T, s->H, s->G, s->D);
+    attention_forward(out, lse, in[0], s->starts, s->B, s->T, s->H, s->G, s->D);
+    attention_backward(g[0], dout, out, lse, in[0], s->starts, s->B, s->T, s->H, s->G, s->D);
 }
 
 static double reference_gelu_of(double x) {
@@ -431,6 +438,8 @@ static void check_operation(const Operation *op, const Shape *s) {
 static const int token_list[] = {3, 0, 3, 3, 7, 10, 0, 1, 3, 10, 5, 2, 0, 9};
 // The loss ignores negative targets.
 static const int target_list[] = {3, 0, -1, 129, -100, 130};
+// Documents of 1 token to a whole sequence of 7.
+static const int start_list[] = {0, 0, 0, 3, 3, 5, 6, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 4, 5, 5};
 
 // Odd shapes.
 static const struct {
@@ -439,6 +448,14 @@ static const struct {
 } cases[] = {
     {&embedding, {.B = 2, .T = 7, .C = 67, .V = 11, .positions = true, .tokens = token_list}},
     {&embedding, {.B = 1, .T = 13, .C = 5, .V = 11, .tokens = token_list}},
+    {&embedding,
+     {.B = 2,
+      .T = 7,
+      .C = 5,
+      .V = 11,
+      .positions = true,
+      .tokens = token_list,
+      .starts = start_list}},
     {&layernorm, {.B = 1, .T = 7, .C = 67, .eps = 1e-5}},
     {&layernorm, {.B = 3, .T = 5, .C = 3, .eps = 0.1}},
     {&layernorm, {.B = 1, .T = 1, .C = 130, .eps = 1e-5}},
@@ -453,6 +470,7 @@ static const struct {
     {&attention, {.B = 1, .T = 17, .H = 3, .G = 3, .D = 5}},
     {&attention, {.B = 3, .T = 4, .H = 4, .G = 1, .D = 19}},
     {&attention, {.B = 2, .T = 1, .H = 2, .G = 1, .D = 3}},
+    {&attention, {.B = 3, .T = 7, .H = 4, .G = 2, .D = 5, .starts = start_list}},
     {&gelu, {.B = 1, .T = 7, .F = 67}},
     {&gelu, {.B = 1, .T = 1, .F = 1}},
     {&swiglu, {.B = 1, .T = 7, .F = 37}},
@@ -582,6 +600,60 @@ TEST(attention_survives_large_scores) {
     attention_backward(dqkv, dout, out, lse, qkv, NULL, 1, T, 1, 1, D);
     for (int i = 3 * D; i < T * D; i++) { CHECK_CLOSE(out[i], 3 + i % D, 1e-5); }
     for (int i = 0; i < T * N; i++) { CHECK(isfinite(dqkv[i])); }
+}
+
+// Forward and backward of documents in sequences of 7. Counts the bits that change in rows of
+// another document than rows 3 and 4 of the first sequence, when these change. hides: attention is
+// told of the documents.
+static int64_t seen_from_elsewhere(bool hides) {
+    enum { B = 3, T = 7, H = 4, G = 2, D = 5, N = (H + 2 * G) * D, M = B * T };
+    float qkv[M * N], out[2][M * H * D], lse[M * H], dout[M * H * D], dqkv[2][M * N];
+    const int *starts = hides ? start_list : NULL;
+    int64_t wrong = 0;
+    fill_random(qkv, M * N, 1.0f, 1);
+    fill_random(dout, M * H * D, 1.0f, 2);
+    for (int i = 0; i < 2; i++) {
+        attention_forward(out[i], lse, qkv, starts, B, T, H, G, D);
+        attention_backward(dqkv[i], dout, out[i], lse, qkv, starts, B, T, H, G, D);
+        for (int j = 3 * N; j < 5 * N; j++) { qkv[j] = 3 - 2 * qkv[j]; }
+        for (int j = 3 * H * D; j < 5 * H * D; j++) { dout[j] += 1; }
+    }
+    for (int row = 0; row < M; row++) {
+        bool changed = row == 3 || row == 4;
+        int same = memcmp(out[0] + row * H * D, out[1] + row * H * D, H * D * sizeof(float)) == 0;
+        same += memcmp(dqkv[0] + row * N, dqkv[1] + row * N, N * sizeof(float)) == 0;
+        wrong += changed ? same : 2 - same;
+    }
+    return wrong;
+}
+
+TEST(documents_do_not_see_each_other) {
+    CHECK_EQUAL(seen_from_elsewhere(true), 0);
+    CHECK(seen_from_elsewhere(false) > 0);
+}
+
+TEST(a_document_that_is_the_sequence_changes_no_bit) {
+    enum { B = 2, T = 9, C = 6, H = 3, D = 4, N = 3 * H * D, M = B * T };
+    static const int starts[M]; // zeros
+    float in[M * N], out[2][M * C], x[2][M * H * D], lse[2][M * H], dout[M * H * D];
+    float dx[2][M * N], d[2][T * C] = {{0}}, unused[11 * C];
+    int tokens[M];
+    for (int i = 0; i < M; i++) { tokens[i] = i * 7 % 11; }
+    fill_random(in, M * N, 1.0f, 1);
+    fill_random(dout, M * H * D, 1.0f, 2);
+    for (int i = 0; i < 2; i++) {
+        const int *given = i == 0 ? NULL : starts;
+        embedding_forward(out[i], tokens, given, in, in + 11 * C, B, T, C);
+        memset(unused, 0, sizeof(unused));
+        embedding_backward(unused, d[i], dout, tokens, given, B, T, C);
+        attention_forward(x[i], lse[i], in, given, B, T, H, H, D);
+        attention_backward(dx[i], dout, x[i], lse[i], in, given, B, T, H, H, D);
+    }
+    CHECK_BITS(out[0], out[1], sizeof(out[0]));
+    CHECK_BITS(d[0], d[1], sizeof(d[0]));
+    CHECK_BITS(x[0], x[1], sizeof(x[0]));
+    CHECK_BITS(lse[0], lse[1], sizeof(lse[0]));
+    CHECK_BITS(dx[0], dx[1], sizeof(dx[0]));
 }
 
 // ---- cross-entropy ----------------------------------------------------------------------------

@@ -321,8 +321,10 @@ static bool counts(int64_t i) {
     return i / 12 % 3 == 1 && i % 5 != 0;
 }
 
-// Writes the mask of a shard whose first token is token `first` of the stream.
-static void write_mask(const char *shard, int64_t first, int window) {
+// Writes the file of bits of a shard whose first token is token `first` of the stream: its mask or
+// its document starts, by what `has` says of a token.
+static void write_bits(const char *shard, int magic, bool (*has)(int64_t), int64_t first,
+                       int window, int template) {
     int32_t header[SHARD_HEADER_BYTES / 4] = {0};
     uint16_t numbers[100] = {0};
     CLOSED(token_file_close) TokenFile s;
@@ -331,18 +333,23 @@ static void write_mask(const char *shard, int64_t first, int window) {
     Blob b = blob_read(shard);
     size_t bytes = (size_t)(s.count + MASK_BITS - 1) / MASK_BITS * sizeof(uint16_t);
     for (int64_t i = 0; i < s.count; i++) {
-        numbers[i / MASK_BITS] |= (uint16_t)(counts(first + i) << i % MASK_BITS);
+        numbers[i / MASK_BITS] |= (uint16_t)(has(first + i) << i % MASK_BITS);
     }
     shard_header(header, 2, s.count);
-    header[0] = MASK_MAGIC;
+    header[0] = magic;
     header[MASK_SHARD] = (int32_t)crc32_z(0, b.bytes, b.size);
     header[MASK_SUM] = (int32_t)crc32_z(0, (const Bytef *)numbers, bytes);
     header[MASK_WINDOW] = window;
+    header[MASK_TEMPLATE] = template;
     free(b.bytes);
-    or_die(writer_open(&w, text_of("%s.mask", shard)));
+    or_die(writer_open(&w, text_of("%s.%s", shard, magic == MASK_MAGIC ? "mask" : "starts")));
     writer_write(&w, header, sizeof(header));
     writer_write(&w, numbers, bytes);
     or_die(writer_close(&w));
+}
+
+static void write_mask(const char *shard, int64_t first, int window) {
+    write_bits(shard, MASK_MAGIC, counts, first, window, 0);
 }
 
 // Opens the stream of open_stream, with masks beside some shards.
@@ -506,6 +513,198 @@ TEST(windows_that_cut_documents_are_known) {
         or_die(dataset_open(&data, "packed_?.bin", 8, 1000));
         CHECK_EQUAL(data.cuts, before == 31 ? 8 : 0);
     }
+}
+
+// ---- documents ----------------------------------------------------------------------------------
+
+// Whether a document begins at token i of the stream, by SHARD.starts. Documents have 1 to 31
+// tokens.
+static bool begins(int64_t i) {
+    return i % 31 == 7 || i % 31 == 8 || i % 31 == 20 || i % 31 == 30;
+}
+
+enum { END = 145, LISTED = 2, TEMPLATED = 5 }; // the end of text; kinds of the shards below
+
+// Opens the stream of open_stream. Every fourth shard from 2 on lists its documents, shard 5 has
+// a mask of conversations, and in the others token END begins one.
+static Dataset open_documents(int seq_length) {
+    Dataset data = open_stream(1);
+    int64_t first = 0;
+    for (int i = 0; i < data.num_shards; first += data.shards[i++].count) {
+        remove(text_of("%s.mask", data.shards[i].path));
+        if (i % 4 == LISTED) { write_bits(data.shards[i].path, STARTS_MAGIC, begins, first, 0, 0); }
+        if (i == TEMPLATED) { write_bits(data.shards[i].path, MASK_MAGIC, counts, first, 0, 9); }
+    }
+    dataset_close(&data);
+    or_die(dataset_open(&data, "stream_*", seq_length, 1000)); // the pattern matches all files
+    or_die(dataset_set_end(&data, END, false));
+    return data;
+}
+
+// Reads an epoch, and counts starts that are not those of the files. planted: another token ends.
+static int64_t starts_wrongly(const Dataset *data, int B, int planted) {
+    int T = data->seq_length;
+    int64_t wrong = 0, samples = data->windows;
+    Loader loader = {data, 3, true, NULL};
+    FREED int *inputs = malloc_or_die((size_t)(3 * B * T) * sizeof(int));
+    int *targets = inputs + B * T, *starts = targets + B * T;
+    for (int64_t sample = 0; sample < samples; sample += B) {
+        or_die(loader_batch(&loader, sample, B, samples, inputs, targets, starts));
+        for (int i = 0; i < B * T; i++) {
+            int64_t at = loader_window(&loader, sample + i / T) * T + i % T, in = at;
+            int shard = 0;
+            for (; in >= data->shards[shard].count; in -= data->shards[shard++].count) {}
+            bool first = i % T == 0 || in == 0 || (shard % 4 == LISTED && begins(at)) ||
+                         (shard % 4 != LISTED && shard != TEMPLATED && at == END + planted);
+            int expected = first ? i % T : starts[i - 1];
+            wrong += starts[i] != (sample + i / T < samples ? expected : 0);
+        }
+    }
+    return wrong;
+}
+
+TEST(documents_begin_where_the_files_say) {
+    for (int T = 1; T <= 75; T += 1 + T / 8) {
+        CLOSED(dataset_close) Dataset data = open_documents(T);
+        for (int B = 1; B <= 4; B++) { CHECK_EQUAL(starts_wrongly(&data, B, 0), 0); }
+        CHECK(T == 1 || starts_wrongly(&data, 2, 1) > 0);
+        CHECK_EQUAL(dataset_undivided(&data), 1);
+        CHECK(dataset_set_end(&data, -1, false));
+        CHECK_EQUAL(dataset_undivided(&data), 6);
+    }
+}
+
+// Overwrites four bytes of a file.
+static void poke(const char *path, size_t at, uint32_t value) {
+    Blob b = blob_read(path);
+    memcpy(b.bytes + at, &value, sizeof(value));
+    blob_write(path, b.bytes, b.size);
+    free(b.bytes);
+}
+
+// A run's batches have the starts of its samples, also those that are read in advance, and so have
+// those of an evaluation.
+TEST(runs_get_the_starts_of_their_samples) {
+    enum { T = 16, B = 2, N = B * T };
+    int inputs[N], targets[N], starts[N], expected[3][N];
+    CLOSED(dataset_close) Dataset data = open_documents(T);
+    Run run = {.train = {&data, 42, true, NULL},
+               .group = {.ranks = 2, .rank = 1},
+               .options = {.micro_batch_size = B,
+                           .global_batch_size = 8,
+                           .train_iters = 9,
+                           .reset_position_ids = true}};
+    for (int step = 0; step < 9; step++, run.progress.samples += 8) {
+        for (int micro = 0; micro < 2; micro++) {
+            run_batch(&run, 0, micro, inputs, targets, starts);
+            or_die(loader_batch(&run.train, 8 * step + (2 * micro + 1) * B, B, INT64_MAX,
+                                expected[0], expected[1], expected[2]));
+            CHECK_BITS(inputs, expected[0], sizeof(inputs));
+            CHECK_BITS(targets, expected[1], sizeof(targets));
+            CHECK_BITS(starts, expected[2], sizeof(starts));
+        }
+    }
+    free(run.held);
+    or_die(mixture_open(&run.valid_data, "stream_*.bin", T, 1000));
+    or_die(mixture_set_end(&run.valid_data, END, false));
+    Loader valid = {.data = run.valid_data.data};
+    for (int64_t sample = 0; sample < valid.data->windows; sample += B) {
+        run_eval_batch(&run, 0, sample, inputs, targets, starts);
+        or_die(loader_batch(&valid, sample, B, valid.data->windows, expected[0], expected[1],
+                            expected[2]));
+        CHECK_BITS(starts, expected[2], sizeof(starts));
+    }
+    mixture_close(&run.valid_data);
+}
+
+static bool opens_listed(const char *path) {
+    Dataset data;
+    bool ok = dataset_open(&data, "stream_*.bin", 4, 1000);
+    if (ok) { dataset_close(&data); }
+    return ok && path != NULL;
+}
+
+TEST(document_starts_that_do_not_fit_are_refused) {
+    static const Damage rows[] = {
+        {0, MASK_MAGIC, "magic number 20261124, not a document list's 20261128"},
+        {8, 29, "stream_6.bin.starts: the document list of another shard"},
+        {4 * MASK_SHARD, 1, "the document list of another shard"},
+        {4 * MASK_SUM, 1, "not what its checksum says"},
+        {HEADER, 1, "not what its checksum says"},
+        {FILE_SIZE, HEADER + 1, "1025 bytes, not the 1032"},
+    };
+    int inputs[8], targets[8], starts[8];
+    CLOSED(dataset_close) Dataset data = open_documents(8);
+    check_damage("stream_6.bin.starts", opens_listed, rows, COUNT(rows));
+    Loader loader = {.data = &data};
+    CHECK(loader_batch(&loader, 0, 1, INT64_MAX, inputs, targets, starts));
+    poke("stream_2.bin.starts", 4 * MASK_SUM, 1); // since it was opened
+    CHECK(loader_batch(&loader, 0, 1, INT64_MAX, inputs, targets, NULL));
+    CHECK_REFUSED(loader_batch(&loader, 0, 1, INT64_MAX, inputs, targets, starts),
+                  "stream_2.bin.starts: another file than when the run began");
+    remove("stream_2.bin.starts");
+    CHECK_REFUSED(loader_batch(&loader, 0, 1, INT64_MAX, inputs, targets, starts),
+                  "stream_2.bin.starts: No such file");
+    CHECK(opens_listed(""));
+    poke("stream_2.bin", 4 * SHARD_STARTED, 1);
+    refuse_dataset("stream_*.bin", 4, 1000, "stream_2.bin.starts: missing; it says where");
+}
+
+TEST(document_starts_change_what_a_run_has_read) {
+    CLOSED(dataset_close) Dataset listed = open_documents(4);
+    remove("stream_6.bin.starts");
+    CLOSED(dataset_close) Dataset other;
+    or_die(dataset_open(&other, "stream_*.bin", 4, 1000));
+    CHECK(dataset_match(&listed, listed.identity, "this run"));
+    CHECK_REFUSED(dataset_match(&other, listed.identity, "this run"), "stream_6.bin: not the");
+}
+
+TEST(data_of_conversations_are_known) {
+    Dataset data = open_documents(4);
+    CHECK(!shards_have_chats("stream_*.bin")); // one has a template, and no starts
+    CHECK(!shards_have_chats("no_*.bin"));
+    write_bits("stream_2.bin", STARTS_MAGIC, begins, 6, 0, 9);
+    CHECK(shards_have_chats("stream_*.bin") && shards_have_chats("stream_*"));
+    CHECK(!shards_have_chats("stream_1.bin"));
+    dataset_close(&data);
+    for (int i = 0; i < 8; i++) { remove(text_of("stream_%d.bin.starts", i)); }
+    remove("stream_5.bin.mask");
+}
+
+// Only the target after the end of text is left out, besides those of the masks. Shards without
+// masks hold the targets 46, 47 and 143 to 149.
+TEST(targets_after_an_end_may_be_left_out) {
+    enum { T = 4 };
+    int inputs[T], targets[T], wrong = 0;
+    CLOSED(dataset_close) Dataset data = open_masked(T);
+    CLOSED(dataset_close) Dataset as_ever = open_masked(T);
+    for (int end = 0; end < 150; end++) {
+        int64_t left = 0;
+        CHECK(dataset_set_end(&data, end, true));
+        Loader loader = {.data = &data};
+        for (int64_t w = 0; w < data.windows; w++) {
+            or_die(loader_batch(&loader, w, 1, INT64_MAX, inputs, targets, NULL));
+            int64_t counted = 0;
+            for (int t = 0; t < T; t++) {
+                bool by_mask = inputs[t] + 1 < data.tokens &&
+                               (counts(inputs[t] + 1) || inputs[t] == 45 || inputs[t] == 46 ||
+                                inputs[t] + 1 >= 143);
+                bool target = by_mask && inputs[t] != end;
+                wrong += targets[t] != (target ? inputs[t] + 1 : -1);
+                counted += targets[t] >= 0;
+            }
+            wrong += counted != loader_targets(&loader, w, 1) || counted == 0;
+            left += counted;
+        }
+        CHECK(left == data.targets && as_ever.targets - left <= 1);
+        CHECK(end != 12 + 1 || as_ever.targets - left == 1);
+    }
+    CHECK_EQUAL(wrong, 0);
+    for (int i = 0; i < 8; i++) { remove(text_of("stream_%d.bin.mask", i)); }
+    write_shard("ends.bin", 2, 5, 9);
+    CLOSED(dataset_close) Dataset one;
+    or_die(dataset_open(&one, "ends.bin", 1, 1000));
+    CHECK(dataset_set_end(&one, 5, true) && one.windows == 7 && one.targets == 7);
 }
 
 // How many of n samples have the same window in two loaders.
