@@ -523,7 +523,7 @@ static bool begins(int64_t i) {
     return i % 31 == 7 || i % 31 == 8 || i % 31 == 20 || i % 31 == 30;
 }
 
-enum { END = 145, LISTED = 2, TEMPLATED = 5 }; // the end of text; kinds of the shards below
+enum { END = 47, LISTED = 2, TEMPLATED = 5 }; // the end of text; kinds of the shards below
 
 // Opens the stream of open_stream. Every fourth shard from 2 on lists its documents, shard 5 has
 // a mask of conversations, and in the others token END begins one.
