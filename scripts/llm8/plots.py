@@ -186,7 +186,7 @@ def speed_figure(figure, variants):
 
 
 def draw_runs(figure, variants, axis):
-    width = series.smoothing_width(max(variant.runs[0].last_step for variant in variants))
+    width = series.smoothing_width([variant.runs[0] for variant in variants])
     grid = figure.add_gridspec(2, 3, height_ratios=[1.6, 1])
     loss = figure.add_subplot(grid[0, :])
     rate, norm, speed = (figure.add_subplot(grid[1, i]) for i in range(3))

@@ -106,8 +106,7 @@ def pictures(comparison):
     """Yields of each section with a picture its heading, the file, what is said below, the function
     of plots that draws it, the size and the function's arguments."""
     runs, variants, limits = comparison.runs, comparison.variants, comparison.limits
-    last = max(run.last_step for run in runs)
-    width, wide = series.smoothing_width(last), series.difference_width(last)
+    width, wide = series.smoothing_width(runs), series.difference_width(runs)
     means = many(width, "step")
     bands = "" if len(runs) == len(variants) else \
         " Bands reach from the lowest to the highest seed."

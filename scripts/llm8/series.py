@@ -42,13 +42,14 @@ def smooth(values, width):
     return numpy.divide(sums, counts, where=counts > 0, out=numpy.full(len(values), numpy.nan))
 
 
-def smoothing_width(steps):
-    """Returns the width for a curve. Differences, small beside the noise, take a larger one."""
-    return max(1, round(steps / 100))
+def smoothing_width(runs):
+    """Returns the width for the curves of runs, by how many steps they have. Differences, small
+    beside the noise, take a larger one."""
+    return max(1, round(max(len(run.steps) for run in runs) / 100))
 
 
-def difference_width(steps):
-    return max(1, round(steps / 30))
+def difference_width(runs):
+    return max(1, round(max(len(run.steps) for run in runs) / 30))
 
 
 def side_by_side(runs, name, kind="steps", width=1):
