@@ -271,7 +271,7 @@ static void trainer_open(Trainer *t) {
             format_bytes(size, (double)t->plan.bytes), format_bytes(have, host_memory(NULL)));
     }
     snprintf(device, sizeof(device), "CPU, %d thread%s", omp_get_max_threads(),
-             omp_get_max_threads() > 1 ? "s" : "");
+             plural(omp_get_max_threads()));
     t->run.memory_bytes = (double)t->plan.bytes;
     run_start(&t->run, device);
     printf("  memory      %s (--plan lists it)\n", format_bytes(size, (double)t->plan.bytes));

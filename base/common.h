@@ -42,6 +42,11 @@ const char *printable(char *out, size_t room, const char *text);
 enum { SHELL_WORD = 4096 + 8 }; // room for any path
 const char *shell_word(char out[SHELL_WORD], const char *word);
 
+// The end of a noun after its number: 1 step, 2 steps.
+static inline const char *plural(int64_t count) {
+    return count == 1 ? "" : "s";
+}
+
 // Sets this thread's error text and returns false, so that a function can `return fail(...)`. The
 // previous error text may be one of the arguments. Errors and warnings are made printable.
 bool fail(const char *format, ...) PRINTF_LIKE(1, 2);

@@ -52,9 +52,7 @@ bool blend_make(Blend *b, const double *weights, int count) {
             b->period = period;
         }
     }
-    if (b->period == 0) {
-        return fail("a weight is below a millionth of the sum of all; leave its source out");
-    }
+    if (b->period == 0) { return false; }
     b->parts = calloc_or_die((size_t)count, sizeof(int));
     b->turns = calloc_or_die((size_t)b->period, sizeof(BlendTurn));
     for (int i = 0; i < count; i++) { b->parts[i] = (int)round(weights[i] / sum * b->period); }

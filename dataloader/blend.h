@@ -29,7 +29,7 @@ typedef struct {
     BlendTurn *turns; // [period]
 } Blend;
 
-// Refuses a weight that would get no part.
+// False: a weight is below a millionth of the sum of all, so that it may get no part.
 bool blend_make(Blend *blend, const double *weights, int count);
 void blend_free(Blend *blend);
 

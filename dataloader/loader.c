@@ -418,7 +418,7 @@ bool dataset_match_next(const Dataset *data, const char **identity, const char *
 bool dataset_match(const Dataset *data, const char *identity, const char *whose) {
     int n = data->num_shards;
     return dataset_match_next(data, &identity, whose) &&
-           (*identity == '\0' || fail("%d shard%s, and %s read more", n, n > 1 ? "s" : "", whose));
+           (*identity == '\0' || fail("%d shard%s, and %s read more", n, plural(n), whose));
 }
 
 const char *dataset_shares(const Dataset *data, const Dataset *other) {

@@ -5,20 +5,18 @@
 #include <string.h>
 #include <zlib.h>
 
-#define BLANK " \t\n"
-
 // The length of a word; a blank after a backslash belongs to it.
 static size_t word_length(const char *word) {
-    size_t n = strcspn(word, BLANK);
+    size_t n = strcspn(word, BLANKS);
     while (n > 0 && word[n] != '\0' && word[n - 1] == '\\') {
-        n += 1 + strcspn(word + n + 1, BLANK);
+        n += 1 + strcspn(word + n + 1, BLANKS);
     }
     return n;
 }
 
 static bool is_mixture(const char *text) {
     glob_t found;
-    const char *word = text + strspn(text, BLANK);
+    const char *word = text + strspn(text, BLANKS);
     size_t n = word_length(word);
     if (!is_weight(word, n) || word[n] == '\0') { return false; }
     bool exists = pattern_files(text, &found) == 0;
@@ -31,10 +29,10 @@ static bool read_source(Source *source, const char **text) {
     const char *word = *text;
     int n = (int)word_length(word);
     source->weight = strtod(word, NULL);
-    const char *begin = word + n + strspn(word + n, BLANK), *end = begin, *next = begin;
+    const char *begin = word + n + strspn(word + n, BLANKS), *end = begin, *next = begin;
     while (*next != '\0' && !is_weight(next, word_length(next))) {
         end = next + word_length(next);
-        next = end + strspn(end, BLANK);
+        next = end + strspn(end, BLANKS);
     }
     *text = next;
     if (end == begin) { return fail("%.*s: a weight without a path after it", n, word); }
@@ -53,7 +51,7 @@ int sources_read(const char *text, Source **sources) {
         (*sources)->weight = 1;
         return count;
     }
-    for (text += strspn(text, BLANK); read_source(&(*sources)[count - 1], &text); count++) {
+    for (text += strspn(text, BLANKS); read_source(&(*sources)[count - 1], &text); count++) {
         if (*text == '\0') { return count; }
         *sources = realloc_or_die(*sources, (size_t)(count + 1) * sizeof(Source));
     }
@@ -98,8 +96,15 @@ bool mixture_open(Mixture *m, const char *text, int seq_length, int vocab) {
     *m = (Mixture){0};
     int count = sources_read(text, &m->sources);
     double *weights = calloc_or_die((size_t)count + 1, sizeof(double));
-    for (int i = 0; i < count; i++) { weights[i] = m->sources[i].weight; }
-    bool ok = count > 0 && blend_make(&m->blend, weights, count);
+    int least = 0;
+    for (int i = 0; i < count; i++) {
+        weights[i] = m->sources[i].weight;
+        if (weights[i] < weights[least]) { least = i; }
+    }
+    bool ok = count > 0 && (blend_make(&m->blend, weights, count) ||
+                            fail("%g %s: a weight below a millionth of the sum of all; leave this "
+                                 "source out",
+                                 weights[least], m->sources[least].pattern));
     m->data = calloc_or_die((size_t)count + 1, sizeof(Dataset));
     for (int i = 0; ok && i < count; i++) {
         Dataset *data = &m->data[i];

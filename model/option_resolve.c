@@ -66,8 +66,8 @@ static void derive_iters(Options *o, const char *name, int64_t *value, int64_t a
     option_set_source(o, name, SOURCE_DERIVED);
 }
 
-// --train-iters or --epochs, the one from the stronger source. A number of steps that followed from
-// --epochs is no longer known, unless a checkpoint has it.
+// --train-iters or --epochs, the one from the stronger source. The steps that follow from --epochs
+// are not known yet.
 static bool settle_steps(Options *o) {
     OptionSource steps = option_source(o, "train-iters"), epochs = option_source(o, "epochs");
     if (o->epochs == 0) { return true; }
@@ -78,7 +78,7 @@ static bool settle_steps(Options *o) {
     option_set_source(o, steps > epochs ? "epochs" : "train-iters", SOURCE_DERIVED);
     if (steps > epochs) {
         o->epochs = 0;
-    } else if (epochs >= SOURCE_FILE && options_train(o)) {
+    } else if (options_train(o) && !o->list_tensors && !o->list_checkpoints) {
         o->train_iters = 0;
     }
     return true;
@@ -368,7 +368,7 @@ static bool settle_batch(Options *o, int ranks) {
         return fail("--global-batch-size %d%s: must be a multiple of --micro-batch-size %d x %d "
                     "rank%s",
                     o->global_batch_size, option_from_checkpoint(o, "global-batch-size", from),
-                    o->micro_batch_size, ranks, ranks > 1 ? "s" : "");
+                    o->micro_batch_size, ranks, plural(ranks));
     }
     // a resumed run keeps the batch on other ranks; if they derive the same, config.txt lacks it
     if (o->global_batch_size == whole &&
@@ -379,10 +379,11 @@ static bool settle_batch(Options *o, int ranks) {
 }
 
 // The steps of --epochs: as many as it takes to see each window N times, so the last step may begin
-// another epoch.
-static void count_steps(Options *o, int64_t windows) {
-    double steps = o->epochs * (double)windows / o->global_batch_size;
-    o->train_iters = (int64_t)ceil(steps * (1 - 1e-12)); // a product may be rounded up
+// another epoch. A resume adds to its step those for what it has not seen.
+static void count_steps(Options *o, const OptionFacts *facts) {
+    double windows = (double)facts->windows(facts->context), seen = facts->tokens / o->seq_length;
+    double all = o->epochs * windows * (1 - 1e-12); // a product may be rounded up
+    o->train_iters = facts->step + (int64_t)ceil(fmax(0, all - seen) / o->global_batch_size);
 }
 
 // Sets --model: that of a checkpoint of a preset that this version has; "": of none.
@@ -414,9 +415,7 @@ bool options_resolve(Options *o, const OptionFacts *facts) {
     if (was != NULL && !inherit_model(o, *was)) { return false; }
     derive_model(o);
     if (!settle_steps(o) || !settle_batch(o, (int)max64(1, facts->ranks))) { return false; }
-    if (needs_steps(o) && facts->windows != NULL) {
-        count_steps(o, facts->windows(facts->context));
-    }
+    if (needs_steps(o) && facts->windows != NULL) { count_steps(o, facts); }
     derive_run(o);
     Options defaults;
     options_default(&defaults);

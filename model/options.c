@@ -169,7 +169,7 @@ static bool fold_mixture(char text[PATH_LENGTH], const char *option, char **word
         const char *word = n > 1 ? pattern : words[i];
         used = pattern_add(text, used, " ", used > 0, false);
         for (const char *c = word; *c != '\0'; c++) {
-            bool blank = *c == ' ' && (c == word || c[-1] != '\\');
+            bool blank = strchr(BLANKS, *c) != NULL && (c == word || c[-1] != '\\');
             used = pattern_add(text, used, "\\", blank, false);
             used = pattern_add(text, used, c, 1, false);
         }

@@ -156,6 +156,7 @@ bool options_preset(Options *options);
 typedef struct {
     const Options *checkpoint; // of options->origin, as checkpoint_options() reads them; or NULL
     int ranks;                 // 0: one
+    int64_t step, tokens;      // that a resumed run has done
     // These are called when the options on which they depend are set; NULL: they are not needed.
     bool (*data)(void *context, Options *options); // sets what follows from the data
     int64_t (*windows)(void *context);             // sequences of an epoch

@@ -499,7 +499,8 @@ static Options resumed(const Options *before, const char *more) {
                              given ? SOURCE_FILE : SOURCE_CHECKPOINT));
         }
     }
-    const OptionFacts facts = {.checkpoint = &was, .context = &epoch, .windows = windows};
+    const OptionFacts facts = {
+        .checkpoint = &was, .step = 1, .tokens = 8 * 1024, .context = &epoch, .windows = windows};
     CHECK(options_resolve(&o, &facts));
     return o;
 }
@@ -545,8 +546,8 @@ TEST(resumed_runs_derive_again) {
     }
 }
 
-// --epochs makes the number of steps, once; a resume keeps that number unless it is given epochs or
-// steps of its own. steps: after an epoch of 103 windows, in batches of 8.
+// --epochs makes the number of steps; a resume, here after step 1, adds to its step those that are
+// left, unless it is given steps. steps: after an epoch of 103 windows, in batches of 8.
 TEST(epochs_are_steps) {
     static const struct {
         const char *first, *then;
@@ -554,7 +555,8 @@ TEST(epochs_are_steps) {
         double epochs;
     } rows[] = {
         {"--epochs 2", "", {26, 26}, 2},
-        {"--epochs 2", "--global-batch-size 4", {26, 26}, 2}, // as with --train-iters
+        {"--epochs 2", "--global-batch-size 4", {26, 51}, 2},
+        {"--epochs 2", "--epochs 0.05", {26, 1}, 0.05}, // seen already
         {"--epochs 0.5", "--epochs 3", {7, 39}, 3},
         {"--epochs 0.5", "--train-iters 30", {7, 30}, 0},
         {"--train-iters 30", "--epochs 1", {30, 13}, 1},
@@ -580,12 +582,17 @@ TEST(epochs_are_steps) {
     text_write("epochs.txt", "epochs 2\n"); // what the command line gives is stronger
     Options o = options_of("--config epochs.txt --train-iters 9");
     CHECK(o.epochs == 0 && o.train_iters == 9);
-    o = options_of("--config epochs.txt --sample-only"); // has no steps, and needs no data
-    CHECK(o.train_iters > 0);
-    int64_t ten = 10;
-    CHECK(read_given(&o, "--epochs 0.7 --micro-batch-size 1"));
-    CHECK(options_resolve(&o, &(OptionFacts){.context = &ten, .windows = windows}));
-    CHECK_EQUAL(o.train_iters, 7); // 0.7 x 10 is not rounded up to 8
+    static const char *const actions[] = {"sample-only", "list-tensors", "list-checkpoints"};
+    EACH (action, actions) { // have no steps, and need no data
+        o = options_of(text_of("--config epochs.txt --save s --%s", *action));
+        CHECK(o.train_iters > 0);
+    }
+    OptionFacts ten = {.context = &(int64_t){10}, .windows = windows};
+    for (; ten.step <= 3; ten.step += 3, ten.tokens = 3 * 1024) {
+        CHECK(read_given(&o, "--epochs 0.7 --micro-batch-size 1"));
+        CHECK(options_resolve(&o, &ten));
+        CHECK_EQUAL(o.train_iters, 7); // 0.7 x 10 is not rounded up to 8
+    }
 }
 
 TEST(steps_to_skip_are_listed) {

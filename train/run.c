@@ -67,13 +67,13 @@ void run_start(Run *run, const char *device) {
     int micro_batches = run_micro_batches(run) * run->group.ranks;
     if (run->group.ranks > 1) { printf("  ranks       %d\n", run->group.ranks); }
     printf("  schedule    %lld step%s of %lld tokens (%d x %d micro-batch%s), %.2f epochs\n",
-           (long long)o->train_iters, o->train_iters != 1 ? "s" : "",
+           (long long)o->train_iters, plural(o->train_iters),
            (long long)o->global_batch_size * o->seq_length, micro_batches,
            o->micro_batch_size * o->seq_length, micro_batches > 1 ? "es" : "",
            (double)o->train_iters * o->global_batch_size / (double)run->train_data.windows);
     if (options_save(o)) {
         printf("  saves       every %lld step%s to %s\n", (long long)o->save_interval,
-               o->save_interval != 1 ? "s" : "", o->save);
+               plural(o->save_interval), o->save);
     } else if (options_train(o)) {
         printf("  saves       nothing: no --save\n");
     }
@@ -117,17 +117,10 @@ static bool restore(Run *run, Checkpoint *checkpoint) {
     run->progress.samples = run->progress.tokens / o->seq_length; // of today's --seq-length
     if (run->train_data.windows > 0 && checkpoint->data_windows != run->train_data.windows &&
         o->shuffle) {
-        printf("  --data has %lld sequences, had %lld in the checkpoint: they come in another "
+        printf("  --data has %lld sequence%s, had %lld in the checkpoint: they come in another "
                "order\n",
-               (long long)run->train_data.windows, (long long)checkpoint->data_windows);
-    }
-    double windows = (double)run->train_data.windows, batch = o->global_batch_size;
-    double ends = (double)run->progress.samples +
-                  (double)(o->train_iters - run->progress.step) * batch;
-    if (o->epochs > 0 && windows > 0 && fabs(ends - o->epochs * windows) >= batch) {
-        warn("--epochs %g: this run ends after %.2f, since the batch, the length or the data were "
-             "others before; --train-iters gives the steps",
-             o->epochs, ends / windows);
+               (long long)run->train_data.windows, plural(run->train_data.windows),
+               (long long)checkpoint->data_windows);
     }
     if (o->iterations_to_skip[0] != '\0' &&
         options_next_skip(o, run->progress.step + 1) > o->train_iters) {
@@ -425,7 +418,7 @@ void run_report_eval(Run *run, const double *losses, double seconds) {
             "%lld tokens | %.1f s\n",
             line_start(fileno(run->console.answers)), (long long)p->step, format_number(text, loss),
             best && options_train(&run->options) ? " (best)" : "", isnan(loss) ? NAN : exp(loss),
-            (long long)samples, samples == 1 ? "" : "s", (long long)targets, seconds);
+            (long long)samples, plural(samples), (long long)targets, seconds);
     for (int i = 0; i < valid->count && valid->count > 1; i++) {
         fprintf(run->console.answers, "  valid loss %s of %s\n", format_number(text, losses[i]),
                 valid->sources[i].pattern);

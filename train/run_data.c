@@ -88,23 +88,24 @@ static void announce_train_data(const Run *run) {
     const Options *o = &run->options;
     const Mixture *m = &run->train_data;
     if (options_train(o) && m->windows < o->global_batch_size) {
-        die("--data %s: %lld sequences of %d tokens, fewer than one --global-batch-size %d; give "
+        die("--data %s: %lld sequence%s of %d tokens, fewer than one --global-batch-size %d; give "
             "more data or a smaller batch",
-            o->data, (long long)m->windows, o->seq_length, o->global_batch_size);
+            o->data, (long long)m->windows, plural(m->windows), o->seq_length,
+            o->global_batch_size);
     }
     char counted[64];
     note_name(m, "data", o->data);
-    printf("  training    %lld tokens in %d shard%s, %s%lld sequences an epoch\n",
-           (long long)m->tokens, m->num_shards, m->num_shards > 1 ? "s" : "",
-           say_counted(counted, m->masked, m->targets), (long long)m->windows);
+    printf("  training    %lld tokens in %d shard%s, %s%lld sequence%s an epoch\n",
+           (long long)m->tokens, m->num_shards, plural(m->num_shards),
+           say_counted(counted, m->masked, m->targets), (long long)m->windows, plural(m->windows));
     for (int i = 0; i < m->count && m->count > 1; i++) {
         const Dataset *data = &m->data[i];
         printf("  source      %s: %.4g%% of the sequences, %lld tokens in %d shard%s, "
-               "%s%lld sequences an epoch of it\n",
+               "%s%lld sequence%s an epoch of it\n",
                m->sources[i].pattern, 100 * blend_share(&m->blend, i), (long long)data->tokens,
-               data->num_shards, data->num_shards > 1 ? "s" : "",
+               data->num_shards, plural(data->num_shards),
                say_counted(counted, data->with_targets != NULL, data->targets),
-               (long long)data->windows);
+               (long long)data->windows, plural(data->windows));
     }
 }
 
@@ -137,7 +138,7 @@ static void announce_documents(const Run *run) {
         warn("--reset-%s: %d shard%s: it is not known where documents begin, so each is one: "
              "prepare the data again, or give --tokenizer",
              o->reset_attention_mask ? "attention-mask" : "position-ids", undivided,
-             undivided > 1 ? "s" : "");
+             plural(undivided));
     }
 }
 
@@ -193,13 +194,15 @@ void run_open_data(Run *run) {
         run->has_valid = true;
         char counted[64];
         note_name(valid, "valid-data", o->valid_data);
-        printf("  validation  %lld tokens, %s%lld sequences an evaluation\n",
+        int64_t samples = run_eval_all_samples(run);
+        printf("  validation  %lld tokens, %s%lld sequence%s an evaluation\n",
                (long long)valid->tokens, say_counted(counted, valid->masked, valid->targets),
-               (long long)run_eval_all_samples(run));
+               (long long)samples, plural(samples));
         for (int i = 0; i < valid->count && valid->count > 1; i++) {
-            printf("  source      %s: %.4g%% of the loss, %lld sequences\n",
+            samples = run_eval_samples(run, i);
+            printf("  source      %s: %.4g%% of the loss, %lld sequence%s\n",
                    valid->sources[i].pattern, 100 * blend_share(&valid->blend, i),
-                   (long long)run_eval_samples(run, i));
+                   (long long)samples, plural(samples));
         }
     }
     if (run->train_data.count + valid->count > 0) { announce_documents(run); }
@@ -209,8 +212,8 @@ void run_open_data(Run *run) {
         }
         for (int i = 0; i < run->choices.count; i++) {
             const ChoiceSet *set = &run->choices.sets[i];
-            printf("  choices     %s, %d question%s%s\n", set->name, set->count,
-                   set->count > 1 ? "s" : "", set->lm_eval ? ", lm-eval's text" : "");
+            printf("  choices     %s, %d question%s%s\n", set->name, set->count, plural(set->count),
+                   set->lm_eval ? ", lm-eval's text" : "");
         }
     }
 }

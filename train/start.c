@@ -298,6 +298,10 @@ void run_resolve_options(Run *run) {
     if (claims && o->resume[0] != '\0' && !checkpoint_await(o)) { die("--save %s", error_text()); }
     or_die(checkpoint_model(&run->start, o, &was));
     if (o->origin[0] != '\0') { facts.checkpoint = &was; }
+    if (o->resumes) {
+        facts.step = run->start.progress.step;
+        facts.tokens = run->start.progress.tokens;
+    }
     or_die(options_resolve(o, &facts));
     guess_end(run);
     warnings_mute(false);
