@@ -679,8 +679,8 @@ def other_masks_are_other_data():
     path = sorted(glob.glob("d/train_*.bin"))[0]
     content, (bits, window) = read(path + ".mask"), mask_of(path)
     bits[bits.index(1)] = 0
-    write(path + ".mask", b"".join(shards.mask(numpy.array(bits, bool), shards.checksum(path),
-                                               window)))
+    write(path + ".mask", b"".join(shards.bits(".mask", numpy.array(bits, bool),
+                                               shards.checksum(path), window)))
     refused(run(*saved, check=False), "not the shard that the checkpoint's run read")
     os.remove(path + ".mask")
     for words in (saved, (*saved[:-6], "--train-iters", 1)):  # resumed, and a new run
@@ -833,12 +833,13 @@ def large_shards_have_the_same_checksum():
     tokens = numpy.random.default_rng(1).integers(0, 300, 5 << 20)
     path = write("large/x.bin", shard_header.header(2, len(tokens)) +
                  tokens.astype("<u2").tobytes())
-    write(path + ".mask", b"".join(shards.mask(tokens < 100, shards.checksum(path), 0)))
+    write(path + ".mask", b"".join(shards.bits(".mask", tokens < 100, shards.checksum(path), 0)))
     tiny = ("train_gpt", *TINY[:4], "--seq-length", 96, "--data", path, "--train-iters", 1,
             "--micro-batch-size", 1)
     counted = int((tokens[1:len(tokens) // 96 * 96 + 1] < 100).sum())
     assert f", {counted} of them counted" in run(*tiny).out
-    write(path + ".mask", b"".join(shards.mask(tokens < 100, shards.checksum(path) ^ 1, 0)))
+    write(path + ".mask",
+          b"".join(shards.bits(".mask", tokens < 100, shards.checksum(path) ^ 1, 0)))
     refused(run(*tiny, check=False), "the mask of another shard")
 
 

@@ -90,7 +90,8 @@ class Data:
     """The samples of a run, one after the other, whatever the batch."""
 
     def __init__(self, pattern, options, shuffle):
-        paths = sorted(path for path in glob.glob(pattern) if not path.endswith(".mask"))
+        paths = sorted(path for path in glob.glob(pattern)
+                       if not path.endswith((".mask", ".starts")))
         tokens = [read_shard(path) for path in paths]
         masks = [read_mask(path, len(part)) for path, part in zip(paths, tokens)]
         counts = [numpy.ones(len(part), dtype=bool) if mask is None else mask

@@ -212,6 +212,41 @@ def write_model(name):
     save_torch(outputs | gradients, os.path.join(GOLDEN, name + "_outputs.safetensors"))
 
 
+# Of each of the three sequences, where its documents begin.
+DOCUMENTS = ((0, 1, 6, 7), (0,), (0, 9, 11))
+
+
+def write_documents(name):
+    """The outputs for the same inputs if the sequences are packed documents: of each document, as a
+    sequence of its own."""
+    with safetensors.safe_open(os.path.join(GOLDEN, name + "_inputs.safetensors"), "pt") as held:
+        inputs = {key: held.get_tensor(key) for key in held.keys()}
+    with tempfile.TemporaryDirectory() as folder:
+        path = export_start(os.path.join(GOLDEN, name + ".config"), folder)
+        model = MODELS[name].from_pretrained(path, dtype=torch.float32,
+                                             attn_implementation="eager")
+    model.eval()
+    tokens, targets = inputs.pop("tokens").long(), inputs.pop("targets").long()
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            parameter.copy_(inputs[key])
+    starts, logits, length = torch.zeros_like(tokens), [], tokens.shape[1]
+    for row, begins in enumerate(DOCUMENTS):
+        for begin, end in zip(begins, [*begins[1:], length]):
+            starts[row, begin:end] = begin
+            logits.append(model(tokens[row:row + 1, begin:end]).logits[0])
+    logits = torch.cat(logits)
+    cap, z_loss = STEADY.get(name, (None, 0.0))
+    rows = logits if cap is None else cap * torch.tanh(logits / cap)
+    loss = torch.nn.functional.cross_entropy(rows, targets.flatten())
+    log_z = rows.logsumexp(-1)[targets.flatten() >= 0]
+    (loss + z_loss * (log_z ** 2).mean()).backward()
+    outputs = {"starts": starts.int(), "logits": logits.detach(),
+               "loss": loss.detach().reshape(1)}
+    gradients = {key: value.grad for key, value in model.named_parameters()}
+    save_torch(outputs | gradients, os.path.join(GOLDEN, name + "_documents.safetensors"))
+
+
 # How chat models' templates differ: what is trimmed, whether there is a prompt to answer from,
 # where tokens of the start and the end stand. {% generation %} marks what transformers counts.
 CHATS = {
@@ -364,5 +399,6 @@ if __name__ == "__main__":
     write_muon()
     for model_name in MODELS:
         write_model(model_name)
+        write_documents(model_name)
     write_chat()
     write_versions()

@@ -59,8 +59,8 @@ def make_data():
         tokens, mark = tokens_of(f"data/{name}")
         shards.write_durably(f"wide/{name}", [shard_header.header(4, len(tokens), mark, True),
                                               numpy.array(tokens, wide).tobytes()])
-        shards.write_durably(f"wide/{name}{shards.MASK}", shards.mask(
-            numpy.arange(len(tokens)) % 50 < 20, shards.checksum(f"wide/{name}"), 0))
+        shards.write_durably(f"wide/{name}{shards.MASK}", shards.bits(
+            shards.MASK, numpy.arange(len(tokens)) % 50 < 20, shards.checksum(f"wide/{name}"), 0))
 
 
 def make_run(name, trainer, options, steps):

@@ -19,7 +19,9 @@ def tokens_of(path):
     assert count == low | high << 32, f"{path}: {count} tokens, the header says {low}"
     masked = os.path.exists(path + ".mask")
     assert content[20:24] == bytes([masked, 0, 0, 0]), f"{path}: {content[20:24]} of its mask"
-    assert not any(content[24:1024]), f"{path}: the rest of the header is not 0"
+    listed = masked and os.path.exists(path + ".starts")  # a text may lose its list
+    assert content[24:28] == bytes([listed, 0, 0, 0]), f"{path}: {content[24:28]} of its list"
+    assert not any(content[28:1024]), f"{path}: the rest of the header is not 0"
     return list(struct.unpack_from(f"<{count}{'H' if size == 2 else 'I'}", content, 1024)), mark
 
 

@@ -45,14 +45,17 @@ static void compare_gradients(Trainer *t, const float *expected) {
     }
 }
 
-static void check_golden(const char *name) {
-    char path[PATH_LENGTH], file[64];
+// documents: the sequences are packed documents, and the outputs those of each one by itself.
+static void check_golden(const char *name, bool documents) {
+    char path[PATH_LENGTH];
     CLOSED(trainer_close) Trainer t;
-    snprintf(file, sizeof(file), "%s.config", name);
-    golden_path(path, file);
-    open_trainer(&t, "--config %s", path);
-    snprintf(file, sizeof(file), "%s_outputs.safetensors", name);
-    CLOSED(safetensors_close) SafeTensors st = golden_open(file);
+    golden_path(path, text_of("%s.config", name));
+    open_trainer(&t, "--config %s %s", path,
+                 documents ? "--reset-attention-mask --reset-position-ids" : "");
+    CLOSED(safetensors_close)
+    SafeTensors st = golden_open(
+        text_of("%s_%s.safetensors", name, documents ? "documents" : "outputs"));
+    if (documents) { memcpy(t.starts, golden_data(&st, "starts", DTYPE_I32, M), M * sizeof(int)); }
     FREED float *expected = malloc_or_die((size_t)t.run.layout.size * sizeof(float));
     or_die(hf_read(&st, &t.run.layout, 0, t.run.layout.size, expected));
     int rows = load_golden_inputs(&t, name);
@@ -65,10 +68,12 @@ static void check_golden(const char *name) {
 }
 
 TEST(models_are_pytorchs) {
-    check_golden("gpt2");
-    check_golden("llama");
-    check_golden("qwen2"); // also has a soft cap and the z-loss
-    check_golden("qwen3");
+    for (int documents = 0; documents < 2; documents++) {
+        check_golden("gpt2", documents);
+        check_golden("llama", documents);
+        check_golden("qwen2", documents); // also has a soft cap and the z-loss
+        check_golden("qwen3", documents);
+    }
 }
 
 SETUP() {

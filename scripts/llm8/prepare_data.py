@@ -5,8 +5,8 @@ then the shards are put together from them there, in an order that the seed alon
 part runs in parallel. A unit that has its name is whole, so a run that was stopped resumes with the
 others. The shards move to OUT when all are whole; manifest.json is the last file to be written.
 
-Conversations have masks beside their shards, and are packed into windows: the pieces of a shard are
-then the windows, not the documents.
+Beside a shard is a list of where its documents begin. Conversations also have masks there, and are
+packed into windows: the pieces of a shard are then the windows, not the documents.
 """
 
 import contextlib
@@ -281,26 +281,40 @@ def contents(documents, names, ending, dtype, padding):
         yield numpy.full(row["padding"], padding, dtype)
 
 
+def starts_of(documents, count):
+    """Whether each of a shard's tokens begins a document. Padding is one of its own."""
+    ends = numpy.cumsum(documents["length"] + documents["padding"])
+    starts = numpy.zeros(count + 1, bool)
+    starts[[0, *ends]] = starts[ends - documents["padding"]] = True
+    return starts[:count]
+
+
 def write_shard(name, documents, names, window):
-    """Writes one shard from the units of these names and, where it has windows, its mask; returns
-    its row of the manifest. Runs in a worker."""
+    """Writes one shard from the units of these names, where its documents begin and, where it has
+    windows, its mask; returns its row of the manifest. Runs in a worker."""
     vocabulary, path = Worker.vocabulary, os.path.join(Worker.work, name)
     dtype = shards.token_type(vocabulary.size)
     count = int((documents["length"] + documents["padding"]).sum())
 
     def parts():
-        yield shard_header.header(dtype.itemsize, count, vocabulary.mark(), window > 1)
+        yield shard_header.header(dtype.itemsize, count, vocabulary.mark(), window > 1,
+                                  window > 1)  # a text can do without its list
         for part in contents(documents, names, ".tokens", dtype, vocabulary.end_of_text):
             yield part.tobytes()
 
     row = {"name": name, "tokens": count, "documents": len(documents),
            "bytes": shard_header.BYTES + count * dtype.itemsize,
            "sha256": shards.write_durably(path, parts())}
+    of_chats = (window, vocabulary.chat_template()) if window > 1 else ()
+
+    def write_beside(ending, held):
+        return shards.write_durably(path + ending, shards.bits(
+            ending, held, shards.checksum(path), *of_chats))
+
+    row["starts_sha256"] = write_beside(shards.STARTS, starts_of(documents, count))
     if window > 1:
         counts = numpy.concatenate(list(contents(documents, names, ".counted", bool, False)))
-        row |= {"counted": int(counts.sum()), "mask_sha256": shards.write_durably(
-            path + shards.MASK, shards.mask(counts, shards.checksum(path), window,
-                                             vocabulary.chat_template()))}
+        row |= {"counted": int(counts.sum()), "mask_sha256": write_beside(shards.MASK, counts)}
     return row
 
 
@@ -321,7 +335,7 @@ def run_all(pool, function, tasks, what):
     return list(tqdm(results, desc=what, total=len(tasks), unit="", disable=None))
 
 
-OWN_SHARD = re.compile(r"(train|val)_\d{5,}\.bin(\.mask)?")
+OWN_SHARD = re.compile(r"(train|val)_\d{5,}\.bin(\.mask|\.starts)?")
 
 
 def prepare(output, settings, units, words, vocabulary, jobs):
@@ -417,11 +431,12 @@ def publish(output, work, vocabulary, manifest):
 
 
 def files_of(manifest):
-    """Yields (name, bytes, SHA-256) of its files: each shard, after its mask, if it has one, and
-    those of the tokenizer, which older manifests do not name."""
+    """Yields (name, bytes, SHA-256) of its files: each shard, after the files beside it, and those
+    of the tokenizer, which older manifests do not name."""
     for row in manifest["shards"] + manifest.get("tokenizer_files", []):
-        if "mask_sha256" in row:
-            yield row["name"] + shards.MASK, shards.mask_bytes(row["tokens"]), row["mask_sha256"]
+        for ending in shards.BESIDE:
+            if checksum := row.get(ending[1:] + "_sha256"):
+                yield row["name"] + ending, shards.bits_bytes(row["tokens"]), checksum
         yield row["name"], row["bytes"], row["sha256"]
 
 

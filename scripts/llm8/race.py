@@ -242,7 +242,7 @@ def main():
     o = parse(sys.argv[1:])
     tokens = o.train_iters * o.batch * o.seq_length
     there = sum(tokens_of(name, "--data") for name in environment.matching(o.data)
-                if not name.endswith(".mask"))
+                if not name.endswith((".mask", ".starts")))
     print(f"{tokens / 1e6:,.1f} million tokens in {o.train_iters:,} steps"
           + (f", {tokens / there:.2f} epochs" if there else ""), flush=True)
     pieces = o.pieces or PIECES

@@ -5,10 +5,11 @@ import struct
 MAGIC, BYTES = 20240520, 1024
 
 
-def header(token_bytes, count, mark=0, masked=0):
-    """mark: the vocabulary's, 0: none. masked: whether a mask says which tokens count."""
-    return struct.pack("<6I", MAGIC, token_bytes // 2, count & 0xFFFFFFFF, count >> 32, mark,
-                       masked).ljust(BYTES, b"\0")
+def header(token_bytes, count, mark=0, masked=0, listed=0):
+    """mark: the vocabulary's, 0: none. masked, listed: whether it must have a mask, which says what
+    counts, and a list of where documents begin."""
+    return struct.pack("<7I", MAGIC, token_bytes // 2, count & 0xFFFFFFFF, count >> 32, mark,
+                       masked, listed).ljust(BYTES, b"\0")
 
 
 def tokens_in(header):

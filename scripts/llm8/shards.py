@@ -10,24 +10,27 @@ import numpy
 
 from . import shard_header
 
-MASK, MASK_MAGIC, MASK_BITS = ".mask", 20261124, 16
+MASK, STARTS = ".mask", ".starts"
+BESIDE = {MASK: 20261124, STARTS: 20261128}  # magic numbers of files with a bit a token
+BITS = 16  # of a number
 
 
 def token_type(vocabulary_size):
     return numpy.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
 
 
-def mask_bytes(count):
-    return shard_header.BYTES + -(-count // MASK_BITS) * (MASK_BITS // 8)
+def bits_bytes(count):
+    return shard_header.BYTES + -(-count // BITS) * (BITS // 8)
 
 
-def mask(counts, of_shard, window, template=""):
-    """Returns the parts of a mask file: whether each token of a shard counts. template: the chat
-    template that wrote them."""
-    numbers = numpy.packbits(counts, bitorder="little").tobytes()
-    numbers = numbers.ljust(mask_bytes(len(counts)) - shard_header.BYTES, b"\0")
+def bits(ending, held, of_shard, window=0, template=""):
+    """Returns the parts of the file of that ending beside a shard: whether each of its tokens
+    counts, or begins a document. window: of packed documents; template: the chat template that
+    wrote them."""
+    numbers = numpy.packbits(held, bitorder="little").tobytes()
+    numbers = numbers.ljust(bits_bytes(len(held)) - shard_header.BYTES, b"\0")
     words = numpy.zeros(shard_header.BYTES // 4, dtype="<u4")
-    words[:8] = (MASK_MAGIC, 1, len(counts) & 0xFFFFFFFF, len(counts) >> 32, of_shard,
+    words[:8] = (BESIDE[ending], 1, len(held) & 0xFFFFFFFF, len(held) >> 32, of_shard,
                  zlib.crc32(numbers), window, zlib.crc32(template.encode()))
     return [words.tobytes(), numbers]
 
