@@ -133,7 +133,7 @@ static inline bool read_start(Options *options, Options *model) {
 }
 
 // Resolves the options of a run of so many ranks; was: of the checkpoint that it starts from.
-static inline bool resolve(Options *options, const Options *was, int ranks) {
+static inline bool resolve_run(Options *options, const Options *was, int ranks) {
     return options_resolve(options, &(OptionFacts){.checkpoint = was, .ranks = ranks});
 }
 

@@ -360,7 +360,7 @@ static bool accepts_file(const uint8_t *data, size_t size) {
         static Options o, model;
         o = f->options;
         path_format(o.load, "%s", folder);
-        sink = read_start(&o, &model) && resolve(&o, &model, 1);
+        sink = read_start(&o, &model) && resolve_run(&o, &model, 1);
     }
     if (!opened) { return false; }
     int64_t end = min64(c.layout_size, f->layout.size);
@@ -396,7 +396,7 @@ static bool accepts_model_config(const uint8_t *data, size_t size) {
     if (access("c.txt", F_OK) != 0) { text_write("c.txt", "lr 1e-3"); }
     warnings_mute(true); // of keys that contradict each other
     if (!options_read(&o, 3, (char *[]){"fuzz", "--config", "c.txt"}) ||
-        !hf_options((const char *)data, size, &model) || !resolve(&o, &model, 1)) {
+        !hf_options((const char *)data, size, &model) || !resolve_run(&o, &model, 1)) {
         return false;
     }
     char *text = hf_config(&o, DTYPE_F32, -1, -1, (const char *)data, size);

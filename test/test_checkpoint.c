@@ -670,7 +670,7 @@ TEST(a_resume_takes_what_is_not_given) {
         f.options.global_batch_size = 2 * f.options.micro_batch_size;
         CHECK(fixture_save(&f, 1));
         CHECK(read_given(&o, row->now) && read_start(&o, &model));
-        CHECK(resolve(&o, &model, 1));
+        CHECK(resolve_run(&o, &model, 1));
         CHECK_TEXT(option_text(&o, option_row(row->option), text), row->expected);
     }
 #undef RESUMED
@@ -687,7 +687,7 @@ TEST(what_a_resume_takes_is_told) {
     CHECK(fixture_save(&f, 1));
     for (int ranks = 1; ranks <= 2; ranks++) { // eight sequences are what two of them have anyway
         CHECK(read_given(&o, "--resume latest --save s") && read_start(&o, &model));
-        CHECK(resolve(&o, &model, ranks));
+        CHECK(resolve_run(&o, &model, ranks));
         write_config(&o);
         const char *config = text_read("config.txt");
         CHECK_CONTAINS(config, "\nlr 0.003\n");
@@ -699,10 +699,11 @@ TEST(what_a_resume_takes_is_told) {
     write_config(&o);
     CHECK_CONTAINS(text_read("config.txt"), "\nvalid-data \"\"\n"); // the checkpoint may have some
     CHECK(read_given(&o, "--resume s/latest --lr 1e-5") && read_start(&o, &model));
-    CHECK_REFUSED(resolve(&o, &model, 1), "--min-lr 0.0001 (of the checkpoint s/step_00000001): ");
+    CHECK_REFUSED(resolve_run(&o, &model, 1),
+                  "--min-lr 0.0001 (of the checkpoint s/step_00000001): ");
     CHECK(read_given(&o, "--resume s/latest") && read_start(&o, &model));
     CHECK_REFUSED(
-        resolve(&o, &model, 3),
+        resolve_run(&o, &model, 3),
         "--global-batch-size 8 (of the checkpoint s/step_00000001): must be a multiple of");
 }
 
@@ -728,7 +729,7 @@ TEST(options_and_state_are_of_one_run) {
         Checkpoint c;
         fixture_open(&f, SAVED);
         CHECK(read_given(&o, "--resume latest --save s") && read_start(&o, &model));
-        CHECK(resolve(&o, &model, 1) && checkpoint_resume(&c, &o));
+        CHECK(resolve_run(&o, &model, 1) && checkpoint_resume(&c, &o));
         CHECK_EQUAL(c.progress.step, 1);
         if (row->expected == NULL) {
             CHECK(checkpoint_match(&c, &o, &f.layout));

@@ -215,7 +215,7 @@ TEST(config_file_holds_what_was_given) {
             char command[400];
             snprintf(command, sizeof(command), "%s %s", runs[i], more[j]);
             Options o, expected = options_of(command);
-            CHECK(read_given(&o, runs[i]) && resolve(&o, NULL, 2));
+            CHECK(read_given(&o, runs[i]) && resolve_run(&o, NULL, 2));
             write_config(&o);
             snprintf(command, sizeof(command), "--config config.txt %s", more[j]);
             Options back = options_of(command);

@@ -666,7 +666,7 @@ TEST(global_batch_is_filled_in_or_refused) {
     EACH (row, rows) {
         Options o;
         CHECK(read_given(&o, text_of("--micro-batch-size 3 %s", row->given)));
-        CHECK_EQUAL(resolve(&o, NULL, row->ranks) ? o.global_batch_size : 0, row->batch);
+        CHECK_EQUAL(resolve_run(&o, NULL, row->ranks) ? o.global_batch_size : 0, row->batch);
         if (row->batch > 0) { continue; }
         CHECK_CONTAINS(error_text(), text_of("%s: must be a multiple of --micro-batch-size 3 x %d "
                                              "rank",
