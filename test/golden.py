@@ -320,18 +320,25 @@ def read_numbers(path, dtype):
 
 
 def windows_of(folder, split):
-    """The inputs of every window of a shard, and the targets that its mask leaves."""
+    """Of every window of a shard the inputs, the targets that its mask leaves, and whether a
+    document begins at a token."""
     path = os.path.join(folder, f"{split}_00000.bin")
     tokens = torch.tensor(read_numbers(path, "<u2").astype(numpy.int64))
-    bits = numpy.unpackbits(read_numbers(path + ".mask", "u1"), bitorder="little")[:len(tokens)]
+    counts, begins = (torch.tensor(numpy.unpackbits(
+        read_numbers(path + ending, "u1"), bitorder="little")[:len(tokens)])
+        for ending in (".mask", ".starts"))
     targets = torch.full_like(tokens, -100)
-    targets[:-1] = torch.where(torch.tensor(bits[1:]) == 1, tokens[1:], -100)
-    return tokens.view(-1, CHAT_LENGTH), targets.view(-1, CHAT_LENGTH)
+    targets[:-1] = torch.where(counts[1:] == 1, tokens[1:], -100)
+    return [held.view(-1, CHAT_LENGTH) for held in (tokens, targets, begins)]
 
 
-def mean_loss(model, inputs, targets):
-    """Over the targets that count."""
-    return torch.nn.functional.cross_entropy(model(inputs).logits.flatten(0, 1), targets.flatten())
+def mean_loss(model, inputs, targets, begins, apart):
+    """Over the targets that count. apart: each document is a sequence of its own."""
+    logits = []
+    for row, marks in zip(inputs, begins):
+        cuts = [0, *(at for at in range(1, len(row)) if apart and marks[at]), len(row)]
+        logits += [model(row[None, begin:end]).logits[0] for begin, end in zip(cuts, cuts[1:])]
+    return torch.nn.functional.cross_entropy(torch.cat(logits), targets.flatten())
 
 
 def write_chat():
@@ -357,26 +364,35 @@ def write_chat():
     for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.bin", "manifest.json",
                  ".lock"):
         os.remove(os.path.join(data, name))
+    found = {name: fine_tuned(folder, apart) for name, apart in (("together", False),
+                                                                 ("apart", True))}
+    with open(os.path.join(folder, "losses.json"), "w") as file:
+        json.dump({"seq_length": CHAT_LENGTH, "global_batch_size": CHAT_BATCH, "lr": CHAT_LR} |
+                  found, file, indent=1)
+
+
+def fine_tuned(folder, apart):
+    """The losses of PyTorch's steps."""
+    data = os.path.join(folder, "data")
     model = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32,
                                                           attn_implementation="eager")
-    inputs, targets = windows_of(data, "train")
+    windows = windows_of(data, "train")
     optimizer = torch.optim.AdamW(model.parameters(), lr=CHAT_LR, betas=(0.9, 0.95), eps=1e-8,
                                   weight_decay=0.0)
     losses, counted = [], []
     for step in range(CHAT_STEPS):
-        rows = [(step * CHAT_BATCH + row) % len(inputs) for row in range(CHAT_BATCH)]
-        loss = mean_loss(model, inputs[rows], targets[rows])
+        rows = [(step * CHAT_BATCH + row) % len(windows[0]) for row in range(CHAT_BATCH)]
+        batch = [held[rows] for held in windows]
+        loss = mean_loss(model, *batch, apart)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-        counted.append(int((targets[rows] >= 0).sum()))
+        counted.append(int((batch[1] >= 0).sum()))
     with torch.no_grad():
-        valid = mean_loss(model, *windows_of(data, "val")).item()
-    with open(os.path.join(folder, "losses.json"), "w") as file:
-        json.dump({"seq_length": CHAT_LENGTH, "global_batch_size": CHAT_BATCH, "lr": CHAT_LR,
-                   "losses": losses, "targets": counted, "valid_loss": valid}, file, indent=1)
+        valid = mean_loss(model, *windows_of(data, "val"), apart).item()
+    return {"losses": losses, "targets": counted, "valid_loss": valid}
 
 
 def write_versions():
