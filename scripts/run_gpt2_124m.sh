@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # GPT-2 124M from nothing, on 10 billion tokens of FineWeb, in llm.c's batches (there, by AdamW:
 # validation loss 3.28, HellaSwag 29.9%). Optimizer, rate, decay and FP8 head are those that won
-# scripts/race: 200 million tokens at an eighth of this batch. At this length they are not tried.
+# a race of 200 million tokens at an eighth of this batch (docs/benchmarks.md). At this length they
+# are not tried.
 # scripts/recipe.sh says how a recipe is called; scripts/results writes the lines marked `cost`.
 # cost: 10 billion tokens, 7.98e+18 FLOPs
 # cost: BF16: 1 GPU ~4.2 hours, 8 GPUs ~33 min

@@ -28,7 +28,6 @@ import safetensors.numpy
 from check import call
 from llm8 import (
     boards,
-    compare,
     doctor,
     document,
     environment,
@@ -38,10 +37,8 @@ from llm8 import (
     metrics,
     monitor,
     plots,
-    race,
     report,
     series,
-    shard_header,
     style,
     text,
 )
@@ -1000,7 +997,7 @@ class Odd(Folder):
         self.assertEqual((run.complaint, run.ranks, run.last_step), ("", 1, 2))
 
 
-# script | what it says | words; C, AB, RUN, RACED: see below
+# script | what it says | words; C, AB, RUN: see below
 REFUSED = """
 compare | give them after -- | --out r
 compare | --data is missing | --out r -- --model llama-tiny
@@ -1038,11 +1035,6 @@ plot | error: --out: expected one argument | c/bf16/seed-2 --out
 plot | error: --x: invalid choice: 'foo' | c/bf16/seed-2 --x foo
 plot | no such run | none
 plot | the same run twice | c/bf16/seed-2 c/bf16/seed-2
-race | error: --llm-c ./nothing: no such program | RACED --only llm.c --llm-c ./nothing --rates 1e-3
-race | error: --llm-c nothing: no such program | RACED --only llm.c --llm-c nothing --rates 1e-3
-race | error: --only llm.c: --llm-c says where it is | RACED --only bf16,llm.c
-race | --seeds 1,1: must be different whole numbers | RACED --seeds 1,1 --rates 1e-3
-race | bf16 --lr 1e-3:upward: --lr-decay-style upward: must be | RACED --rates 1e-3:upward
 monitor | --tensorboard notes/seed-2: Not a directory | c/bf16/seed-2 --once --tensorboard notes
 monitor | no such run | none
 """
@@ -1064,24 +1056,9 @@ class Words(Folder):
                               ("cut/b/seed-1234/command.json", '["a", ')):
             with open(path, "w") as file:
                 file.write(content)
-        with open("v.bin", "wb") as file:
-            file.write(shard_header.header(2, 5000) + bytes(2 * 5000))
         short = {"C": "-- --model llama-tiny --data metrics.jsonl",
-                 "AB": "--variant a: --variant b:", "RUN": "--run a:c/bf16/seed-2",
-                 "RACED": "--data v.bin --valid-data v.bin --out r --batch 2 --seq-length 64 "
-                 "--only bf16 runs"}
+                 "AB": "--variant a: --variant b:", "RUN": "--run a:c/bf16/seed-2"}
         rows = [row.split(" | ") for row in REFUSED.strip().splitlines()]
-        rows += [("race", f"{option} {wrong}: must be a learning rate",
-                  f"RACED {option} {rates}") for option in ("--rates", "--muon-rates",
-                                                            "--llm-c-rates")
-                 for rates, wrong in (("abc,1e-3", "abc"), ("''", ""), ("1e-3,", ""),
-                                      ("nan", "nan"), ("1e-3,-1:wsd", "-1:wsd"),
-                                      ("1e-3:", "1e-3:"))]
-        rows += [("race", f"after --: {word.split('=')[0]} is not for the trainer here",
-                  f"RACED -- --model llama-tiny {word}")
-                 for word in ("--train-iters", "--lr=1", "--micro-batch-size", "--seed", "--save",
-                              "--global-batch-size", "--resume", "--optimizer", "--no-bf16",
-                              "--fp8-format=none", "--lr-decay-style")]
         for script, says, words in rows:
             with self.subTest(script=script, says=says):
                 os.makedirs("r", exist_ok=True)
@@ -1094,26 +1071,15 @@ class Words(Folder):
                 self.assertNotIn("step 0/0", result.out)
 
     def test_what_has_not_begun_is_no_run(self):
-        """Of a comparison stopped half-way, and of a race whose llm.c failed at its start."""
+        """Of a comparison stopped half-way."""
         for name in ("bf16", "fp8"):
             self.whole_run(f"r/{name}/seed-1", [2.0] * 10, seed="1")
         os.chdir(self.folder)
-        for name in ("r/bf16/seed-2", "r/fp8/seed-2", "r/llm.c"):
+        for name in ("r/bf16/seed-2", "r/fp8/seed-2"):
             os.mkdir(name)
             open(os.path.join(name, "console.log"), "w").close()
         self.assertEqual(experiment.runs_under("r"), {"bf16": ["r/bf16/seed-1"],
                                                       "fp8": ["r/fp8/seed-1"]})
-        with open("v.bin", "wb") as file:
-            file.write(shard_header.header(2, 2**20))
-
-        def compared(words, check):
-            result = call(compare.main, *words[1:])
-            self.assertEqual((result.status, result.err, check), (0, "", False))
-            return types.SimpleNamespace(returncode=result.status)
-        with unittest.mock.patch.object(subprocess, "run", compared):
-            call(race.main, "--data", "v.bin", "--valid-data", "v.bin", "--out", "r", "report")
-        with open("r/report/report.md") as file:
-            self.assertIn("# fp8 against bf16", file.read())
 
     def test_programs_of_another_folder_are_named_by_it(self):
         with unittest.mock.patch.dict(os.environ, {"LLM8_BIN": self.folder}):

@@ -174,151 +174,18 @@ test_first_variant_given_is_the_baseline() {
     expect_said 3 "plain, all against half" compare --report-only --out o
 }
 
-# What llm.c would print for these options: it learns best at a learning rate of 0.002, and 0.1
-# better by a linear decay.
-stand_in_for_llm_c() {
-    mkdir -p bin && cat >bin/llm_c <<END
-#!/usr/bin/env bash
-exec "$python" -S - "\$@" <<'PYTHON'
-import math, sys
-log = open("$root/test/test_scripts.py").read().split('LLM_C = """')[1].split('"""')[0]
-o = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-names = {"train data pattern": "-i", "val data pattern": "-j", "micro batch size B": "-b",
-         "sequence length T": "-t", "total batch size": "-d", "train_num_batches": "-x",
-         "weight init method": "-e", "learning rate (LR)": "-l", "LR scheduler": "-k",
-         "warmup iterations": "-u"}
-for line in log.splitlines():
-    name = line[1:].split("|")[0].strip()
-    print(f"| {name:21} | {o[names[name]]:50} |" if name in names else line)
-off = abs(math.log(float(o["-l"]) / 0.002)) - 0.1 * (o["-k"] == "linear")
-for i in range(1, int(o["-x"]) + 1):
-    print(f"step {i}/9 | loss {5 - i / 50 + off} (z)| norm 1 (z)| lr {o['-l']} | 100000.00 ms | -")
-    if i % int(o["-v"]) == 0 or i == int(o["-x"]):
-        print(f"val loss {5 - i / 50 + off}", flush=True)
-    if i == int(o.get("-die", 0) or 0):
-        sys.exit("error: out of memory")
-print("total average iteration time: 1 ms")
-PYTHON
-END
-    chmod +x bin/llm_c
-}
-
-# A shard whose tokens have four bytes, of one with two.
-make_wide() {
-    "$python" - "$@" <<'END'
-import sys, numpy
-words = numpy.fromfile(sys.argv[1], "<u4", 256)
-words[1] = 2
-tokens = numpy.fromfile(sys.argv[1], "<u2", offset=1024).astype("<u4")
-open(sys.argv[2], "wb").write(words.tobytes() + tokens.tobytes())
-END
-}
-
-# Minutes to a loss: llm.c beside runs of ours by other optimizers.
-test_races_another_program() {
-    stand_in_for_llm_c
-    local race=(race --out m --data d/x_train.bin --valid-data d/x_val.bin
-        --llm-c bin/llm_c --batch 2 --seq-length 64 --train-iters 48 --seeds "1,2"
-        --only "llm.c,bf16,fp8,muon,muon-bf16,muon-half" --rates "5e-4,1e-3" --muon-rates 2e-3
-        --llm-c-rates "5e-4,5e-4:linear,1e-3:linear")
-    local model=(-- --model llama-tiny --arch gpt2)
-    # the shards' headers have the count of tokens, of two or four bytes each
-    make_wide d/x_train.bin wide.bin || fail "no wide shard"
-    expect_status 2 "${race[@]}" runs "${model[@]}" && grep epochs log >narrow.log
-    expect_status 2 "${race[@]}" --data wide.bin runs "${model[@]}" && grep epochs log >wide.log
-    touch wide.bin.mask # is no shard
-    expect_status 2 "${race[@]}" --data "wide.bin*" runs "${model[@]}" && grep epochs log >>wide.log
-    [[ $(cat wide.log) == "$(cat narrow.log narrow.log)" && -s narrow.log ]] ||
-        fail "$(cat narrow.log wide.log)"
-    expect_said 2 "error: --valid-data none.bin: No such file" "${race[@]}" --valid-data none.bin
-    expect_said 2 "error: --valid-data text: not a token shard" "${race[@]}" --valid-data text
-    expect_said 2 "the piece \`tune\` comes first" "${race[@]}" runs "${model[@]}"
-    expect_said 0 "llm.c: --lr 5e-4 5.9063, --lr 5e-4:linear 5.8063, --lr 1e-3:linear 5.1131, --lr 0.002:linear 4.4200" \
-        "${race[@]}" tune "${model[@]}" || return
-    [[ -e m/tune/fp8 && ! -e m/tune/muon ]] || fail "a rate alone was tuned: $(ls m/tune)"
-    # a pair is tuned by its FP8, whichever is named; short runs of another length do not count
-    expect_said 0 "fp8: --lr 5e-4 " "${race[@]}" --out pair --only bf16 tune "${model[@]}" || return
-    expect_said 2 "of fp8 with --lr 5e-4, 1e-3 have not ended" "${race[@]}" --out pair --only bf16 \
-        --tune-iters 3 runs "${model[@]}"
-    expect_said 2 "of muon with --lr 2e-3, 4e-3 have not ended" "${race[@]}" --muon-rates 2e-3,4e-3 runs \
-        "${model[@]}"
-    # nor do those of another model, data or batch; rates that were tuned with other options are none
-    expect_said 2 "of llm.c with --lr 5e-4, 5e-4:linear, 1e-3:linear have not ended with these" \
-        "${race[@]}" --llm-c-model d24 --only llm.c runs "${model[@]}"
-    expect_said 2 "tune/llm.c/lr-5e-4 was run with other options (-i d/x_val.bin differs): another" \
-        "${race[@]}" --data d/x_val.bin --only llm.c tune "${model[@]}"
-    local other
-    for other in "--data d/x_val.bin" "--valid-data d/x_train.bin" "--batch 4" "--seq-length 32"; do
-        # shellcheck disable=SC2086
-        expect_said 2 "of fp8 with --lr 5e-4, 1e-3 have not ended with these options" \
-            "${race[@]}" $other --only fp8 runs "${model[@]}"
-        # shellcheck disable=SC2086
-        expect_said 2 "have not ended with these options" \
-            "${race[@]}" $other --only llm.c runs "${model[@]}"
-    done
-    expect_said 2 "of fp8 with --lr 5e-4, 1e-3 have not ended" "${race[@]}" --only fp8 runs \
-        "${model[@]}" --num-layers 1
-    # two GPUs share the work: each has a folder and runs of its own
-    mkdir -p lane && cp -r m/tune lane
-    "${race[@]}" --out lane --only muon,muon-bf16,muon-half runs "${model[@]}" >lane.log 2>&1 &
-    local lane=$!
-    expect_said 0 "epochs" "${race[@]}" --only llm.c,bf16,fp8 runs "${model[@]}" || return
-    wait $lane || fail "$(cat lane.log)"
-    cp -r lane/muon* m
-    [[ $(grep -c '"kind":"run"' m/*/seed-?/metrics.jsonl | grep -c ':1$') -eq 10 ]] || fail "$(ls m/*)"
-    [[ -e m/muon/seed-1/scaling.safetensors && ! -e m/muon/seed-1/latest ]] || fail "checkpoints"
-    has m/llm.c/console.log "| learning rate (LR)    | 0.002 " || fail "not the best rate"
-    cksum m/*/seed-?/metrics.jsonl m/llm.c/console.log >before
-    expect_said 2 "m/llm.c was run with other options (-j d/x_train.bin differs): another --out" \
-        "${race[@]}" --valid-data d/x_train.bin --llm-c-rates 0.002:linear --only llm.c runs \
-        "${model[@]}"
-    expect_status 3 "${race[@]}" "${model[@]}" # two seeds of so short a run show little
-    cksum m/*/seed-?/metrics.jsonl m/llm.c/console.log | cmp -s - before || fail "done again"
-    has log "has ended already (finished)" || fail "$(head log)"
-    has m/report/report.md "| muon | time to loss | 4,800.0 s |" || fail "$(cat m/report/report.md)"
-    has m/report/report.md "| --optimizer | - | adamw | adamw | muon | muon |" || fail "$(head m/report/report.md)"
-    has m/report/report.md "| --train-iters | 48 | 48 | 48 | 48 | 24 |" || fail "not half the steps"
-    has m/report/report.md "another program" || fail "$(head m/report/report.md)"
-    has m/pairs/report.md "| muon | validation loss |" || fail "$(head m/pairs/report.md)"
-    is_svg m/report/time.svg
-    is_svg m/report/amax.svg
-    "$python" - <<'END' || fail "report.json"
-import json
-curves = json.load(open("m/report/report.json"))["curves"]
-assert list(curves) == ["llm.c", "bf16", "fp8", "muon", "muon-half"], curves
-assert curves["llm.c"]["seconds"][:2] == [0, 300] and len(curves["bf16"]["loss"]) == 16, curves
-tokens = [curve["tokens"] for curve in curves.values()]
-assert tokens[0][1:] == tokens[1] == tokens[2] == tokens[3], curves
-assert tokens[4] == tokens[3][:8], curves
-END
-    expect_said 1 "FAIL        bf16: time to loss (at most 1e-09)" compare --report-only --out race \
-        --run llm.c:m/llm.c/console.log --run bf16:m/bf16/seed-1 --time-limit 1e-9
-    expect_said 0 "bf16/seed-1 finished" plot m/llm.c/console.log m/bf16/seed-1 --x minutes --out both.png
-    # a signal ends all of it
-    "${race[@]}" --out stopped --tune-iters 4000 --only fp8,muon --muon-rates 2e-3,4e-3 tune \
-        "${model[@]}" >stopped.log 2>&1 &
-    local pid=$! status=0
-    wait_until has_steps stopped/tune/fp8/lr-5e-4 2 || return
-    kill -INT $pid
-    wait $pid || status=$?
-    [[ $status -eq 75 && ! -e stopped/tune/muon ]] || fail "status $status: $(cat stopped.log)"
-    ! has stopped.log error || fail "$(cat stopped.log)"
-    # the same command goes on
-    local resumed=("${race[@]}" --out resumed --train-iters 400 --tune-iters 24 --only bf16 --seeds 1 runs
-        "${model[@]}" --save-interval 50)
-    mkdir resumed && cp -r m/tune resumed
-    "${resumed[@]}" >resumed.log 2>&1 &
-    pid=$! status=0
-    wait_until has_steps resumed/bf16/seed-1 2 || return
-    kill -INT $pid
-    wait $pid || status=$?
-    [[ $status -eq 75 ]] || fail "status $status: $(cat resumed.log)"
-    expect_said 0 "seed 1 | step 400/400" "${resumed[@]}" || return
-    has resumed/bf16/seed-1/console.log "resuming from" || fail "begun anew: $(cat log)"
-    "$root/test/metrics_tool.py" resumed/bf16/seed-1/metrics.jsonl >steps || fail "its metrics"
-    [[ $(grep -c ^step steps) -eq 400 ]] || fail "not 400 steps"
-    sed -i 's/o.get("-die", 0)/20/' bin/llm_c && rm m/llm.c/console.log
-    expect_said 2 "the trainer ended with status 1: out of memory" "${race[@]}" runs "${model[@]}"
+# A run of ours beside what llm.c's trainer prints.
+test_another_program_is_compared() {
+    PYTHONPATH=$root/test "$python" -c 'import test_scripts; print(test_scripts.llm_c_log(last=4))' >llmc.log ||
+        fail "no log"
+    mkdir -p other && cp d/x_train.bin other/d.bin && cp d/x_val.bin other/v.bin
+    expect_status 0 train_gpt --model gpt2-tiny --seq-length 16 --data other/d.bin --valid-data other/v.bin \
+        --train-iters 10 --eval-interval 2 --eval-iters 7 --save other/run || return
+    expect_said 1 "FAIL        bf16: time to loss (at most 1e-09)" compare --report-only --out beside \
+        --run llm.c:llmc.log --run bf16:other/run --time-limit 1e-9
+    has beside/report.md "another program" || fail "$(head beside/report.md)"
+    is_svg beside/time.svg
+    expect_said 0 "other/run finished" plot llmc.log other/run --x minutes --out both.png
 }
 
 has_steps() {

@@ -20,6 +20,7 @@ from .command_line import shell_words
 from .metrics import SKIPPED_TOO_OFTEN, STOPPED_BY_SIGNAL, open_run
 
 DEFAULT_VARIANTS = ["bf16: --bf16", "fp8: --bf16 --fp8-format hybrid"]
+# the trainer's options that compare itself sets -> its own in their place
 OURS = {"seed": "--seeds", "save": "--out", "metrics": "--no-checkpoints", "resume": None}
 COMMAND, VARIANTS = "command.json", "variants.json"
 
@@ -30,22 +31,17 @@ class Task:
     seed: str
     folder: str
     command: list # what tells one run from another; where it writes comes on top
-    foreign: bool = False # another program: what it prints is the record of its run
 
     @property
     def name(self):
-        return f"{self.variant} seed {self.seed}" if self.seed else self.variant
+        return f"{self.variant} seed {self.seed}"
 
-    @property
-    def record(self):
-        return os.path.join(self.folder, "console.log") if self.foreign else self.folder
 
-    def options(self, words):
-        """Splits a command into options and their values; the words before the first only start
-        the program."""
-        dash = "-" if self.foreign else "--"
-        words = itertools.dropwhile(lambda word: not word.startswith(dash), words)
-        return re.split(f" (?={dash}[a-z])", " ".join(words))
+def options_of(words):
+    """Splits a command into options and their values; the words before the first only start the
+    program."""
+    words = itertools.dropwhile(lambda word: not word.startswith("--"), words)
+    return re.split(" (?=--[a-z])", " ".join(words))
 
 
 def split_name(text, option, what):
@@ -65,12 +61,11 @@ def parse_variant(text):
     return name, words
 
 
-def refuse_ours(words, where, ours=OURS):
-    """ours: the trainer's options that the script itself sets -> its own in their place, or None"""
+def refuse_ours(words, where):
     for word in words:
         name = word.split("=")[0].removeprefix("--")
-        if word.startswith("--") and (held := {name, name.removeprefix("no-")} & ours.keys()):
-            use = ours[held.pop()]
+        if word.startswith("--") and (held := {name, name.removeprefix("no-")} & OURS.keys()):
+            use = OURS[held.pop()]
             how = f"; use {use} before --" if use else ": this script sets it itself (--help)"
             environment.die(f"{where}: --{name} is not for the trainer here{how}")
 
@@ -103,8 +98,8 @@ def lock(folder):
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        environment.die(f"--out {folder}: another compare or race is at work there, or a trainer "
-                        "that one has left behind")
+        environment.die(f"--out {folder}: another compare is at work there, or a trainer that "
+                        "one has left behind")
     return file
 
 
@@ -135,20 +130,16 @@ def write_list(folder, name, words):
     os.replace(fresh, os.path.join(folder, name))
 
 
-def changed_options(task, passed=()):
-    """Returns in which options the task is another one than what ran in its folder. passed: options
-    that may differ."""
-    now, before = ([option for option in task.options(words)
-                    if re.split("[ =]", option)[0].removeprefix("--") not in passed]
-                   for words in (task.command, read_list(task.folder, COMMAND)))
+def changed_options(task):
+    """Returns in which options the task is another one than what ran in its folder."""
+    now, before = map(options_of, (task.command, read_list(task.folder, COMMAND)))
     return [] if now == before else [option for option in now if option not in before] or \
         [option for option in before if option not in now] or ["their order"]
 
 
 def prepare(task):
-    """Makes the folder ready for the task; returns whether there is anything left to do. Another
-    program begins anew."""
-    run = open_run(task.record)
+    """Makes the folder ready for the task; returns whether there is anything left to do."""
+    run = open_run(task.folder)
     if run.starts and not read_list(task.folder, COMMAND):
         environment.die(f"{task.folder} has a run that this script did not make: another --out")
     if run.starts and (changed := changed_options(task)):
@@ -156,8 +147,6 @@ def prepare(task):
                         "another --out, or remove that folder to run it anew")
     os.makedirs(task.folder, exist_ok=True)
     write_list(task.folder, COMMAND, task.command)
-    if task.foreign and run.starts and not run.over:
-        os.unlink(task.record)
     return not run.over # one that gave up on NaN would do so again
 
 
@@ -178,7 +167,7 @@ def drop_checkpoints(folder):
 def run_all(tasks, folder, checkpoints, held):
     """checkpoints: "keep", "drop" when a run has ended, or "none". held: the folder's lock. Returns
     0, or 75 where a signal ended it."""
-    for task in {task.variant: task for task in reversed(tasks) if not task.foreign}.values():
+    for task in {task.variant: task for task in reversed(tasks)}.values():
         plan, complaint = trainer.plan_of(task.command)
         if plan is None:
             environment.die(f"{task.variant}: {complaint}")
@@ -191,18 +180,16 @@ def run_all(tasks, folder, checkpoints, held):
         for number, (task, to_do) in enumerate(zip(tasks, left), 1):
             label = f"[{number}/{len(tasks)}] {task.name}"
             if not to_do:
-                print(f"{label} | has ended already ({open_run(task.record).state})", flush=True)
+                print(f"{label} | has ended already ({open_run(task.folder).state})", flush=True)
                 continue
             # without checkpoints, none where --config says either
             where = ["--save", task.folder, "--resume", "latest"]
-            if task.foreign:
-                where = []
-            elif checkpoints == "none":
+            if checkpoints == "none":
                 where = ["--save", "", "--resume", "", "--metrics",
                          os.path.join(task.folder, "metrics.jsonl")]
             status = trainer.run_trainer([*task.command, *where], task.folder, label, signals,
-                                         (held,), task.record)
-            if status == STOPPED_BY_SIGNAL or task.foreign and signals.received:
+                                         (held,))
+            if status == STOPPED_BY_SIGNAL:
                 print("stopped; the same command resumes here")
                 return STOPPED_BY_SIGNAL
             if status not in (0, SKIPPED_TOO_OFTEN):

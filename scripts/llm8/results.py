@@ -36,7 +36,6 @@ from pathlib import Path
 from . import estimate, text
 from .command_line import Parser
 from .environment import ROOT, built, die
-from .race import HALF
 from .text import many, shown
 
 PAGES = ("README.md", "docs/benchmarks.md", "docs/options.md", "docs/results.svg",
@@ -54,6 +53,7 @@ FRONT_SEEDS = 4
 VARIANTS = {"bf16": "BF16", "delayed": "FP8 delayed", "tensorwise": "FP8 tensorwise",
             "head": "FP8 delayed, FP8 head", "blockhead": "FP8 blockwise, FP8 head",
             "firstlast": "FP8 delayed, first and last block BF16"}
+HALF = "muon-half"
 RACERS = {"llm.c": "llm.c BF16", "bf16": "AdamW BF16", "fp8": "AdamW FP8", "muon": "Muon FP8",
           HALF: "Muon FP8, half the steps"}
 

@@ -10,9 +10,3 @@ def header(token_bytes, count, mark=0, masked=0, listed=0):
     counts, and a list of where documents begin."""
     return struct.pack("<7I", MAGIC, token_bytes // 2, count & 0xFFFFFFFF, count >> 32, mark,
                        masked, listed).ljust(BYTES, b"\0")
-
-
-def tokens_in(header):
-    """Returns the count of tokens; None: no header of a shard."""
-    magic, _, low, high = struct.unpack("<4I", header[:16].ljust(16, b"\0"))
-    return low | high << 32 if magic == MAGIC else None

@@ -91,10 +91,9 @@ def open_console(folder):
     return open(path, "ab")
 
 
-def run_trainer(command, folder, label, signals, keep_open, record):
-    """Returns the exit status; the output is added to folder/console.log. record: what the run is
-    followed by."""
-    run = Run(record)
+def run_trainer(command, folder, label, signals, keep_open):
+    """Returns the exit status; the output is added to folder/console.log."""
+    run = Run(folder)
     with open_console(folder) as console:
         process = subprocess.Popen(command, stdout=console, stderr=subprocess.STDOUT,
                                    stdin=subprocess.DEVNULL, start_new_session=True,
