@@ -26,7 +26,7 @@ from llm8.prepare_data import DOCUMENT, pack
 from llm8.prepare_data import main as prepare_data
 from llm8.vocabulary import open_vocabulary
 from safetensors.numpy import load_file
-from shard_tools import manifest, tokens_of
+from shard_tools import bits_of, listed_documents, manifest, tokens_of
 from tokenizers import models, pre_tokenizers, trainers
 
 PLAIN = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n"
@@ -79,15 +79,8 @@ def prepared(output, tokenizer, *words):
 
 
 def mask_of(path):
-    """Whether each token of a shard counts, and the windows' length, straight from the bytes."""
-    content = read(path + ".mask")
-    magic, version, low, high = struct.unpack_from("<2i2I", content)
-    assert (magic, version) == (20261124, 1), f"{path}.mask: {magic} {version}"
-    numbers = struct.unpack_from(f"<{(len(content) - 1024) // 2}H", content, 1024)
-    bits = [number >> bit & 1 for number in numbers for bit in range(16)]
-    count = low | high << 32
-    assert count == len(tokens_of(path)[0]) and not any(bits[count:])
-    return bits[:count], struct.unpack_from("<i", content, 24)[0]
+    """Whether each token of a shard counts, and the windows' length."""
+    return bits_of(path, ".mask", 20261124)
 
 
 def answers_in(folder, split, tokenizer):
@@ -206,6 +199,11 @@ def none_is_cut_that_fits():
     lengths = [len(ids) for ids in held]
     cut = sum(length > 128 for length in lengths)
     assert f"note: {cut} of 121 train documents {note}128 tokens and are cut" in said, said
+    documents = [ids for path in glob.glob("long/train_*.bin") for ids in listed_documents(path)]
+    padding = [ids for ids in documents if ids not in held]
+    assert sorted(ids for ids in documents if ids in held) == sorted(held), "not one a conversation"
+    end = manifest("long")["end_of_text"]  # it also ends the turns of a conversation
+    assert all(set(ids) == {end} and len(ids) < 128 for ids in padding) and padding
     for size, some in ((max(lengths), False), (max(lengths) - 1, True)):
         out = prepared(f"long{size}", tokenizer, "long.jsonl", "--seq-length", size).out
         assert (note in out) == some, out

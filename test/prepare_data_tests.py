@@ -22,7 +22,7 @@ from check import call, fails, main, read, refused, run, write
 from llm8 import sources
 from llm8.prepare_data import main as prepare_data
 from llm8.rows import read_row
-from shard_tools import byte_documents, manifest, sentences, stream, tokens_of
+from shard_tools import byte_documents, listed_documents, manifest, sentences, stream, tokens_of
 
 PROGRAM = os.path.join(check.ROOT, "scripts", "prepare_data")
 BYTE = ("--tokenizer", "byte", "--jobs", "1")
@@ -68,6 +68,37 @@ def every_kind_is_read():
     assert held["documents"] == len(TEXTS) and held["settings"]["split"] == "documents"
     assert held["tokens"] == len(stream("all", "train")) + len(stream("all", "val"))
     assert len(held["settings"]["sources"]) == 24
+
+
+def documents_are_listed():
+    """Whatever stands around them. A run that is to keep them apart takes the list, and where it is
+    missing the end-of-text token, which stands before each."""
+    for name, around, before, after in (
+            ("all", (), [256], []), ("after", ("--before", "none", "--after", "<|endoftext|>"), [],
+                                     [256]),
+            ("bare", ("--before", "none"), [], [])):
+        if around:
+            prepared(name, "a.jsonl", "--valid-fraction", 0, "--shard-tokens", 1000, *around)
+        paths = sorted(glob.glob(f"{name}/*_*.bin"))
+        held = [ids for path in paths for ids in listed_documents(path)]
+        texts = TEXTS if name == "all" else TEXTS[20:60]
+        assert sorted(held) == sorted([*before, *text.encode(), *after] for text in texts)
+        assert len(paths) > 1 and len(held) == manifest(name)["documents"]
+    steps, lists = [], glob.glob("all/*.starts")
+    for words in (("--reset-attention-mask",), (), ("--reset-attention-mask",)):
+        run("train_gpt", "--model", "llama-tiny", "--data", "all/train_*.bin", "--valid-data",
+            "all/val_*.bin", "--eval-iters", 1, "--train-iters", 3, "--metrics", "steps.jsonl",
+            *words)
+        steps.append([(row.get("loss"), row.get("valid_loss")) for row in map(
+            json.loads, read("steps.jsonl").decode().splitlines()) if row["kind"] in (
+                "step", "eval")])
+        os.remove("steps.jsonl")
+        if not words:
+            for path in lists:
+                os.rename(path, path + ".aside")
+    assert steps[0] == steps[2] != steps[1]
+    for path in lists:
+        os.rename(path + ".aside", path)
 
 
 def rows_of_json_are_read():
@@ -431,8 +462,8 @@ def a_finished_run_is_left_alone():
 def a_finished_run_that_lacks_a_file_is_not_taken_for_whole():
     words = ("--output", "lacks", *BYTE, "a.jsonl")
     prepared("lacks", "a.jsonl")
-    names = {"train_00000.bin", "val_00000.bin", "tokenizer.bin", "tokenizer.json",
-             "tokenizer_config.json"}
+    names = {"train_00000.bin", "train_00000.bin.starts", "val_00000.bin", "val_00000.bin.starts",
+             "tokenizer.bin", "tokenizer.json", "tokenizer_config.json"}
     assert names | {"manifest.json", ".lock"} == set(os.listdir("lacks"))
     for name in sorted(names):
         path, content = f"lacks/{name}", read(f"lacks/{name}")
@@ -448,6 +479,9 @@ def a_finished_run_that_lacks_a_file_is_not_taken_for_whole():
     assert "made already" in call(prepare_data, *words).out
     held = manifest("lacks")
     del held["tokenizer_files"]  # of before they were named
+    for row in held["shards"]:  # and of before there were lists
+        os.remove(f"lacks/{row['name']}.starts")
+        del row["starts_sha256"]
     write("lacks/manifest.json", json.dumps(held))
     assert "made already" in call(prepare_data, *words).out
 
@@ -623,7 +657,8 @@ def bad_options_are_refused():
 
 
 if __name__ == "__main__":
-    sys.exit(main([every_kind_is_read, rows_of_json_are_read, rows_are_read_in_every_form,
+    sys.exit(main([every_kind_is_read, documents_are_listed, rows_of_json_are_read,
+                   rows_are_read_in_every_form,
                    folders_are_read_whole, the_c_tokenizer_agrees,
                    the_order_is_the_seeds, the_split_follows_the_text,
                    what_is_printed_can_be_typed,

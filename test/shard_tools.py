@@ -25,6 +25,26 @@ def tokens_of(path):
     return list(struct.unpack_from(f"<{count}{'H' if size == 2 else 'I'}", content, 1024)), mark
 
 
+def bits_of(path, ending, kind):
+    """The bits of the file beside a shard, one for each token, and its header's windows' length."""
+    content = read(path + ending)
+    magic, version, low, high = struct.unpack_from("<2i2I", content)
+    assert (magic, version) == (kind, 1), f"{path}{ending}: {magic} {version}"
+    numbers = struct.unpack_from(f"<{(len(content) - 1024) // 2}H", content, 1024)
+    bits = [number >> bit & 1 for number in numbers for bit in range(16)]
+    count = low | high << 32
+    assert count == len(tokens_of(path)[0]) and not any(bits[count:])
+    return bits[:count], struct.unpack_from("<i", content, 24)[0]
+
+
+def listed_documents(path):
+    """The documents of a shard by its list."""
+    tokens, (starts, _) = tokens_of(path)[0], bits_of(path, ".starts", 20261128)
+    begins = [place for place, begin in enumerate(starts) if begin] + [len(tokens)]
+    assert begins[0] == 0, f"{path}: its first token begins no document"
+    return [tokens[begin:end] for begin, end in zip(begins, begins[1:])]
+
+
 def stream(folder, split):
     """All tokens of a split, in order."""
     tokens = []

@@ -79,6 +79,47 @@ ROWS
     [[ ! -e blockwise/latest/scaling.safetensors ]] || fail "blockwise: a scaling state"
 }
 
+# Of 40 short texts: what begins anew at each, or does not count, is another run; a resumed one does
+# as it did before, and says where it is told to do otherwise. An evaluation does as the run.
+test_documents_begin_anew() {
+    local i name options loss
+    for i in {1..40}; do make_text "$i" $((20 + 5 * i)) >"text.$i"; done
+    expect_status 0 "$root/tokenize" --output-prefix d/many --valid-fraction 0.2 text.? text.?? || return
+    set -- train_gpt "${common[@]}" --model gpt2-tiny --data d/many_train.bin --valid-data d/many_val.bin
+    while read -r name options; do
+        # shellcheck disable=SC2086 # words
+        expect_status 0 "$@" $options --save "docs.$name" || return
+        has log "  documents   " || fail "nothing is said of documents"
+        steps_of "docs.$name" >"steps.$name"
+        # shellcheck disable=SC2086 # words
+        resumes "docs.$name" '1 8' "$@" $options --save-interval 1000
+        expect_status 0 train_gpt --save "docs.$name.on" --resume "docs.$name/step_00000012" --train-iters 13
+        says '!--reset-attention-mask is' '!--reset-position-ids is' '!--eod-mask-loss is'
+        loss=$(grep -oE 'valid loss [0-9.]+' <(train_gpt --load "docs.$name/latest" --eval-only 2>&1))
+        has <(train_gpt --resume "docs.$name/latest" --eval-only 2>&1) "$loss" || fail "$name: $loss"
+        echo "$loss" >>losses
+    done <<'ROWS'
+none
+attention --reset-attention-mask
+positions --reset-position-ids
+both --reset-attention-mask --reset-position-ids
+ends --reset-attention-mask --reset-position-ids --eod-mask-loss
+ROWS
+    is "$(sort -u losses | wc -l)" 5
+    is "$(for name in none attention positions both ends; do md5sum <"steps.$name"; done | sort -u | wc -l)" 5
+    expect_said 0 '--reset-attention-mask is false, was true in the checkpoint' "$@" \
+        --resume docs.both/latest --no-reset-attention-mask --train-iters 13
+    says '!reset-position-ids is'
+    # a token of the byte tokenizer that is not beside the shards; and one of no tokenizer
+    cp d/many_train.bin alone.bin
+    expect_said 0 'without SHARD.starts they begin at token 256' "$@" --data alone.bin \
+        --reset-attention-mask --train-iters 1
+    expect_said 0 'warning: --reset-attention-mask: 2 shards: it is not known where documents begin' \
+        "$@" --data alone.bin --valid-data alone.bin --vocab-size 258 --reset-attention-mask --train-iters 1
+    expect_said 1 'error: --eod-mask-loss: it is not known which token ends a text; give --tokenizer' \
+        "$@" --data alone.bin --valid-data alone.bin --vocab-size 258 --eod-mask-loss
+}
+
 test_comparison_sees_differences() {
     cp -r fp32/step_00000009 other
     same_checkpoint fp32/step_00000009 other || fail "equal ones differ"
