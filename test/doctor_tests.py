@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from unittest import mock
 
 import numpy
 from check import ROOT, call, main, read, refused, run, write
@@ -142,8 +143,9 @@ def a_run_that_is_well():
     expect("r/bf16", 0, "BF16; FP8 is not requested", "0 wrong")
     brief = expect("r/bf16", 0, "0 wrong, 0 to note", words=("--brief",))
     assert "finished" not in brief
-    as_program = run("scripts/doctor", "r/fp8")
+    as_program = run("scripts/doctor", "r/fp8", env={"COLUMNS": "60"})
     assert "0 wrong" in as_program.out
+    assert max(map(len, as_program.out.splitlines())) <= 60, as_program.out
 
 
 def resumed_runs_are_one_run():
@@ -230,7 +232,7 @@ PLANTED = (
     ("r/fp8", half_lost("zero", "tensorwise"), 1, "are zero",
      "-> --fp8-recipe blockwise, or --first-last-layers-bf16"),
     ("r/fp8", half_lost("zero", "blockwise"), 1, "are zero", "-> --first-last-layers-bf16"),
-    ("r/fp8", without("fp8"), 0, "note FP8 range", "--fp8-stats-interval 100"),
+    ("r/fp8", without("fp8"), 0, "ok FP8 range", "--fp8-stats-interval 100"),
     # records
     ("r/fp8", changed("step", dict.clear, after=29, before=33), 0,
      "the records of 3 steps are missing", "disk full"),
@@ -294,6 +296,57 @@ def spikes_that_were_skipped_do_not_count():
     for record in run.steps.values():
         record["skipped"] = 0
     assert doctor.losses(run).level == "WRONG"
+
+
+def spikes_are_named():
+    """A note where the loss came back, wrong where it stays up; at first any loss may jump."""
+    calm = [3.0, 3.1] * 40
+    run = run_of(calm)
+    run.steps[30]["loss"], run.steps[3]["loss"] = 9.0, 30.0
+    found = doctor.losses(run)
+    assert found.level == "note" and "1 step spiked, up to 9.0000 at step 30, from 3.0000" in \
+        found.text and found.remedy.startswith("--init-method-std 0 "), found
+    run.start["options"]["load"] = "/start"
+    assert doctor.losses(run).remedy.startswith("a lower --lr"), doctor.losses(run)
+    found = doctor.losses(run_of(calm[:30] + [9.0] * 50))
+    assert found.level == "WRONG" and "it rises" in found.text, found
+    for loss, level in ((30.0, "WRONG"), (12.0, "ok")): # guessing pays 10.8
+        assert doctor.losses(run_of([loss] * 20)).level == level, (loss, level)
+    assert "too few to judge: 20 of 50" in doctor.losses(run_of([9.0] * 20)).text
+
+
+def recorded():
+    """Yields of each run in doctor_runs.jsonl its kind, its options, and what is found.
+
+    They are runs of the CPU trainer over the corpus of make_corpus (c), this repository's Python
+    (py) or pages (prose), or 6 kB of that corpus (small). Sick are those of too narrow initial
+    weights, too large rates or no warm-up whose loss went above that of guessing after step 5, or
+    whose norm went above 100. Losses are in hundredths of a nat; of the norms the largest is there.
+    """
+    for line in read(f"{ROOT}/test/doctor_runs.jsonl").splitlines():
+        row = json.loads(line)
+        run = run_of([int(loss) / 100 for loss in row["losses"].split()])
+        run.starts[0]["options"]["vocab-size"] = "257"
+        for step, record in run.steps.items():
+            record["norm"] = row["norm"][1] if step == row["norm"][0] else 1.0
+        run.evals = {step: {"valid_loss": loss} for step, loss in row["valid"]}
+        found = [doctor.losses(run), *doctor.norms(run), *doctor.validation(run)]
+        yield row["kind"], row["options"], {one.about for one in found if one.level != "ok"}
+
+
+def recorded_runs_are_told_apart():
+    """No healthy one is called sick. One that is sick is missed: it spikes by less than noise."""
+    rows, missed = list(recorded()), []
+    for kind, words, found in rows:
+        if kind == "sick" and not found:
+            missed.append(words)
+        expected = {"healthy": set(), "overfitted": {"validation"}}.get(kind, found)
+        assert found == expected, (kind, words, found)
+    count = {kind: sum(row[0] == kind for row in rows) for kind in ("sick", "healthy")}
+    assert count == {"sick": 28, "healthy": 76}, count
+    assert len(missed) == 1 and "--clip-grad 0 --lr 0.1" in missed[0], missed
+    with mock.patch.multiple(doctor, SPIKE=1.2, SPIKE_NOISES=3):
+        assert any(found for kind, _, found in recorded() if kind == "healthy")
 
 
 def noise_is_no_rise():
@@ -399,6 +452,7 @@ def options_that_cost_are_named():
     def costs(of="r/fp8", **changes):
         return expect(planted("costs", on_gpu(7e14, **changes), of),
                       int("global_batch_size" in changes)) # the tokens do not fit another batch
+    assert "0 to note" in costs() # a healthy FP8 run by default options
     text = costs()
     assert "ok speed" in text and "700 TFLOP/s a GPU, MFU 70.8%" in text, text
     assert "the LM head is in BF16" in text, text
@@ -437,6 +491,7 @@ if __name__ == "__main__":
     prepare()
     main([a_run_that_is_well, resumed_runs_are_one_run, ranks_may_change, slow_ranks_are_named,
           each_fault_is_named, ends_are_named, lowest_loss_is_named_by_its_step,
-          spikes_that_were_skipped_do_not_count, noise_is_no_rise, models_are_named_by_their_shape,
-          fp8_that_is_not_on, resumes_that_change_the_run, every_repeat_is_compared,
-          options_that_cost_are_named, logs_of_llm_c_are_looked_at, bad_words_are_refused])
+          spikes_that_were_skipped_do_not_count, spikes_are_named, recorded_runs_are_told_apart,
+          noise_is_no_rise, models_are_named_by_their_shape, fp8_that_is_not_on,
+          resumes_that_change_the_run, every_repeat_is_compared, options_that_cost_are_named,
+          logs_of_llm_c_are_looked_at, bad_words_are_refused])

@@ -119,7 +119,7 @@ def fault_of(name, words):
 def fuzz(count, seed, more=()):
     """Yields the faults; each with the file that shows it, in the present folder. more: other files
     that are tried first."""
-    from llm8 import style # imports matplotlib, after main() has named its folder
+    from llm8 import style  # imports matplotlib, after main() has named its folder
 
     def laid_out(function, size, *arguments, form="svg"):
         function(style.Figure(figsize=size), *arguments)

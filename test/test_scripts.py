@@ -789,6 +789,18 @@ class Terminal(Folder):
         self.assertLess(len(shown.splitlines()), 30)
         self.assertNotIn("\033", shown)
 
+    def test_legends_name_runs_and_skipped_steps(self):
+        a, b = (self.whole_run(name, [3.0, 2.5, 2.0]) for name in "ab")
+        self.assertNotIn("* a", monitor.frame([a], 100, 30))
+        b.steps[2]["skipped"] = 1
+        self.assertIn("\n          * a   o b, 1 step skipped\n", monitor.frame([a, b], 100, 30))
+        self.assertIn("\n          * b, 1 step skipped\n", monitor.frame([b], 100, 30))
+        self.assertEqual(len(monitor.frame([a, b], 100, 24).splitlines()), 23)
+        variants = [judge.Variant(run.name, [run]) for run in (a, b)]
+        drawn = style.draw(plots.draw_runs, plots.SIZE_RUNS, variants, "step").decode()
+        self.assertEqual(drawn.count(">b: 1 skipped step<"), 1)
+        self.assertEqual(drawn.count(">a<"), 1)
+
     def test_best_evaluation_is_a_number(self):
         evals = [{"kind": "eval", "step": step, "valid_loss": loss} for step, loss in
                  ((1, None), (2, 2.5), (3, 2.75))]

@@ -9,6 +9,7 @@ nothing is wrong, 1 something is, 2 it could not be looked at.
 
 import collections
 import math
+import shutil
 import textwrap
 from functools import partial
 from typing import NamedTuple
@@ -22,8 +23,16 @@ from .text import counted, duration, fixed, many, shown
 OK, NOTE, WRONG = "ok", "note", "WRONG"
 SILENT_SECONDS = 600 # then a run that has not ended is dead, or hangs
 SKIPS_ALLOWED = 0.01 # of the steps
+ENOUGH_STEPS = 50    # to judge losses by
+FIRST_STEPS = 5      # whose losses may jump
 RISE_ALLOWED = 0.10  # of the loss, above the lowest it had
 NOISE_ALLOWED = 5    # standard errors; the lowest of 20 means is far below the last by chance
+SPIKE = 1.5          # times the lowest loss so far, and
+SPIKE_NOISES = 12    # above it, in changes from step to step (test/doctor_tests.py)
+GUESS_ALLOWED = 1.02 # times the loss of guessing, and
+FAR_ABOVE_GUESS = 1.5 # also after few steps
+LARGE_NORM = 100     # healthy runs are at 1 to 20 after their first steps
+OVERFITTED = 1.05    # times the lowest validation loss, at the last two evaluations
 IDLE_ALLOWED = 0.05  # of the steps, at a learning rate of 0 at the end
 FAR_TOO_SMALL = 30   # times below the usual learning rate
 LARGE_VOCABULARY = 1.1 # times the tokenizer's
@@ -54,6 +63,12 @@ def finer(run, delayed):
     recipes = {"delayed": f"{delayed}, --fp8-recipe tensorwise or blockwise, or ",
                "tensorwise": "--fp8-recipe blockwise, or "}
     return recipes.get(run.option("fp8-recipe"), "") + "--first-last-layers-bf16"
+
+
+def steadier(run):
+    """Returns the remedy for a run whose losses or norms jump."""
+    return "--init-method-std 0 (it follows from the width), " * (not run.option("load")) + \
+        "a lower --lr, or a longer --lr-warmup-iters"
 
 
 # ---- how it went -------------------------------------------------------------------------------
@@ -120,27 +135,63 @@ def skips(run):
 
 def losses(run):
     steps, values = series.learned(run, "loss")
-    if len(values) < 20:
+    if len(values) < 10:
         return well("loss", f"{many(len(values), 'step')}, too few to judge")
     width = max(10, len(values) // 20)
     means = numpy.convolve(values, numpy.full(width, 1 / width), "valid")
     last, lowest = float(means[-1]), float(means.min())
-    # standard error of the difference of two such means, from that of neighbours, which a trend
-    # hardly changes; by their median, which a few spikes do not change
-    noise = 1.4826 * float(numpy.median(numpy.abs(numpy.diff(values)))) / math.sqrt(width)
+    few, so_far = len(values) < ENOUGH_STEPS, f"{last:.4f} over the last {width} steps"
     guess = math.log(int(run.option("vocab-size", 0)) or 1)
-    if len(values) >= 50 and last > 1.02 * guess > 0:
-        return wrong("loss", f"{last:.4f} over the last {width} steps, above {guess:.4f}, which "
-                     "guessing pays: it learns nothing",
-                     "a lower --lr; is --data what it should be (scripts/prepare_data --check)?")
-    if last - lowest > max(RISE_ALLOWED * lowest, NOISE_ALLOWED * noise):
+    if last > (FAR_ABOVE_GUESS if few else GUESS_ALLOWED) * guess > 0:
+        return wrong("loss", f"{so_far}, above {guess:.4f}, which guessing pays: it learns nothing",
+                     f"{steadier(run)}; is --data what it should be (scripts/prepare_data "
+                     "--check)?")
+    if few:
+        return well("loss", f"{so_far}, too few to judge: {len(values)} of {ENOUGH_STEPS}")
+    # the noise of a step, from the changes between neighbours, which a trend hardly changes; by
+    # their median, which a few spikes do not change
+    noise = 1.4826 * float(numpy.median(numpy.abs(numpy.diff(values[FIRST_STEPS:]))))
+    if last - lowest > max(RISE_ALLOWED * lowest, NOISE_ALLOWED * noise / math.sqrt(width)):
         at = int(steps[int(means.argmin()) + (width - 1) // 2])
-        return wrong("loss", f"{last:.4f} over the last {width} steps; it was {lowest:.4f} at step "
-                     f"{at:,}: it rises",
+        return wrong("loss", f"{so_far}; it was {lowest:.4f} at step {at:,}: it rises",
                      "resume from a checkpoint before it rose (--resume DIR/step_...), with a "
                      "lower --lr or --min-lr")
-    return well("loss", f"{last:.4f} over the last {width} steps, the lowest so far "
-                f"{lowest:.4f}")
+    low = numpy.minimum.accumulate(values)
+    spikes = (values > SPIKE * low) & (values > low + SPIKE_NOISES * noise)
+    spikes = FIRST_STEPS + numpy.flatnonzero(spikes[FIRST_STEPS:])
+    if len(spikes):
+        top = spikes[values[spikes].argmax()]
+        return note("loss", f"{so_far}, but {many(len(spikes), 'step')} spiked, up to "
+                    f"{values[top]:.4f} at step {int(steps[top]):,}, from {low[top]:.4f} before",
+                    steadier(run))
+    return well("loss", f"{so_far}, the lowest so far {lowest:.4f}")
+
+
+def norms(run):
+    steps, values = series.learned(run, "norm")
+    late = steps > FIRST_STEPS
+    steps, values = steps[late], values[late]
+    large = numpy.flatnonzero(values > LARGE_NORM)
+    if len(large):
+        top = values.argmax()
+        yield note("gradient norm", f"above {LARGE_NORM} in {many(len(large), 'step')}, up to "
+                   f"{values[top]:,.0f} at step {int(steps[top]):,}; the median is "
+                   f"{numpy.median(values):.3g}", steadier(run))
+
+
+def validation(run):
+    """Finds a validation loss that rises while the training loss falls."""
+    steps, values = series.finite(run, "valid_loss", "evals")
+    if len(values) < 3 or not min(values[-2:]) > OVERFITTED * values.min():
+        return
+    at, last = int(steps[values.argmin()]), run.last_step
+    width = max(10, last // 20)
+    if series.window_mean(run, last, width) < series.window_mean(run, at, width):
+        yield wrong("validation", f"{values[-1]:.4f} after step {int(steps[-1]):,}; it was "
+                    f"{values.min():.4f} after step {at:,}, and only the training loss falls "
+                    "since: it overfits",
+                    "take that checkpoint (--save's folder has it as best); more data, or fewer "
+                    "steps (--train-iters, --epochs)")
 
 
 def learning_rate(run):
@@ -214,7 +265,7 @@ def fp8_ranges(run):
         return []
     step, shares = run.fp8_shares()
     if step is None:
-        return [note("FP8 range", "what saturates or underflows is not counted",
+        return [well("FP8 range", "what saturates or underflows is not counted",
                      "--fp8-stats-interval 100 counts it, at little cost")]
     found = []
     for name, high, low in shares:
@@ -330,18 +381,19 @@ def counted_tokens(run):
 
 
 def option_costs(run):
-    """Names the options that cost speed on a GPU."""
+    """Names the options that cost speed on a GPU: a note where a run of default options is faster,
+    ok where it takes a look at the losses."""
     batch, micro, length, interval = (int(run.option(name, 0)) for name in (
         "global-batch-size", "micro-batch-size", "seq-length", "fp8-stats-interval"))
     steps = batch // (micro * run.ranks) if micro else 1
     fp8, recipe = is_fp8(run), run.option("fp8-recipe")
     kept = run.option("grad-accum-dtype", "auto")
-    return [note("speed", what, remedy) for costs, what, remedy in (
+    return [(*level, note)[0]("speed", what, remedy) for costs, what, remedy, *level in (
         (run.option("fp8-format", "none") == "none", "FP8 is not used", "--fp8-format hybrid"),
         (fp8 and recipe in ("tensorwise", "blockwise"), f"--fp8-recipe {recipe} is slower than "
          "delayed scaling", "--fp8-recipe delayed, where the losses allow it"),
         (fp8 and run.option("fp8-lm-head") == "false", "the LM head is in BF16",
-         "--fp8-lm-head, where the losses allow it (scripts/compare)"),
+         "--fp8-lm-head, where the losses allow it (scripts/compare)", well),
         (fp8 and (run.option("fp8-wgrad") == "false" or run.option("fp8-format") == "e5m2"),
          "the weight gradients' products, a third of the operations, are in BF16",
          "--fp8-format hybrid, without --no-fp8-wgrad"),
@@ -362,7 +414,8 @@ def option_costs(run):
         # auto is FP32 where a step sums over micro-batches, as train/gpu/params.c has it
         (run.ranks > 1 and (kept == "fp32" or kept == "auto" and steps > 1),
          "gradients are accumulated in FP32 and travel between the GPUs in FP32, twice the bytes "
-         "of BF16", "--grad-accum-dtype bf16, where the losses allow it")) if costs]
+         "of BF16", "--grad-accum-dtype bf16, where the losses allow it",
+         note if kept == "fp32" else well)) if costs]
 
 
 def slow_rank(run):
@@ -409,13 +462,13 @@ def speed(run):
 # ---- the program --------------------------------------------------------------------------------
 
 
-def show(finding):
+def show(finding, width):
     start = f"  {finding.level:6} {finding.about:13} "
     margin = " " * len(start)
     for text, first, rest in ((finding.text, start, margin),
                               (finding.remedy, margin + "-> ", margin + "   ")):
         if text:
-            print(textwrap.fill(text, 100, initial_indent=first, subsequent_indent=rest,
+            print(textwrap.fill(text, width, initial_indent=first, subsequent_indent=rest,
                                 break_on_hyphens=False, break_long_words=False))
 
 
@@ -425,16 +478,19 @@ def main():
     p.add_argument("--brief", action="store_true", help="leave out what is ok")
     words = p.parse_args()
     run = metrics.open_started(words.run)
-    print(f"{words.run}: {run.option('arch', '?')}, {run.option('num-layers', '?')} layers x "
-          f"{run.option('hidden-size', '?')}, {counted(metrics.number(run.start, 'parameters'))} "
-          f"parameters, {run.start.get('device', '?')}, {run.start.get('program', '?')}")
-    found = [state(run), *saves(run), skips(run), losses(run), *learning_rate(run),
-             *vocabulary(run), *fp8_layers(run), *fp8_ranges(run)]
+    width = max(50, min(100, shutil.get_terminal_size((100, 24)).columns))
+    print(textwrap.fill(
+        f"{words.run}: {run.option('arch', '?')}, {run.option('num-layers', '?')} layers x "
+        f"{run.option('hidden-size', '?')}, {counted(metrics.number(run.start, 'parameters'))} "
+        f"parameters, {run.start.get('device', '?')}, {run.start.get('program', '?')}", width,
+        break_on_hyphens=False, break_long_words=False))
+    found = [state(run), *saves(run), skips(run), losses(run), *norms(run), *validation(run),
+             *learning_rate(run), *vocabulary(run), *fp8_layers(run), *fp8_ranges(run)]
     found += [*map(changes, run.parts, run.parts[1:]), *done_again(run), *unreadable(run),
               *counted_tokens(run), *speed(run)]
     for finding in found:
         if finding.level != OK or not words.brief:
-            show(finding)
+            show(finding, width)
     count = collections.Counter(finding.level for finding in found)
     print(f"{count[WRONG]} wrong, {count[NOTE]} to note, {count[OK]} ok")
     return 1 if count[WRONG] else 0

@@ -18,7 +18,7 @@ import sys
 
 from . import metrics
 from .command_line import Parser, number
-from .text import counted, fixed, memory
+from .text import counted, fixed, many, memory
 
 LETTERS = "*ox+#@" # of the curves, one a run
 DROPPED = ["norm", "lr", "skipped", "valid", "left", "tok/s", "loss"] # where it is narrow, in order
@@ -97,14 +97,23 @@ def details(run):
         yield f"FP8 range at step {step:,}: " + ("; ".join(worst) or "no such codes")
 
 
+def legend(runs):
+    """Returns the line above the curves; "" where one curve has no skipped steps."""
+    skipped = [f", {many(run.skipped, 'step')} skipped" if run.skipped else "" for run in runs]
+    shown = len(runs) > 1 or skipped[0]
+    return "   ".join(f"{letter} {run.name}{more}" for letter, run, more in
+                      zip(LETTERS * len(runs), runs, skipped)) if shown else ""
+
+
 def frame(runs, width, height):
     lines = table(runs, width)
     if len(runs) == 1 and runs[0].starts:
         lines += details(runs[0])
     lines += [run.complaint for run in runs if run.complaint]
-    room = height - len(lines) - 3
+    above = [" " * 10 + line for line in [legend(runs)] if line]
+    room = height - len(lines) - len(above) - 3
     if all(run.steps for run in runs) and room >= 6:
-        lines += ["", *chart(runs, width - 12, min(room, 24))]
+        lines += ["", *above, *chart(runs, width - 12, min(room, 24))]
     return "\n".join(line[:width] for line in lines)
 
 

@@ -61,7 +61,8 @@ def draw_norms(axes, variants, width, axis="step"):
             places += list(series.positions(run, axis, numpy.array(steps, int)))
         if places:
             axes.plot(places, [0.96 - 0.06 * i] * len(places), "x", color=style.color(i),
-                      transform=axes.get_xaxis_transform(), label=f"{len(places)} skipped")
+                      transform=axes.get_xaxis_transform(),
+                      label=f"{variant.name}: {text.many(len(places), 'skipped step')}")
     style.log_axis(axes.yaxis)
 
 
@@ -204,9 +205,9 @@ def draw_runs(figure, variants, axis):
         drawn.append(values)
     final_range(loss, drawn)
     loss.set(title="Loss", ylabel="nats a token", xlabel=series.AXES[axis])
-    style.legend_above(loss)
     draw_curves(rate, variants, "lr", axis=axis)
     draw_norms(norm, variants, width, axis)
+    style.legend_above(loss, norm)
     draw_curves(speed, variants, "tokens_per_s", width=3 * width, axis=axis)
     for axes, title in ((rate, "Learning rate"), (norm, "Gradient norm"),
                         (speed, "Tokens a second")):

@@ -59,11 +59,16 @@ def draw(function, size, *arguments, form="svg"):
     return re.sub(rb' d="[^"]*"', to_hundredths, out.getvalue()).replace(b"</style>", dark, 1)
 
 
-def legend_above(axes):
-    """Puts the legend between the title and the axes, never over a line."""
-    handles, labels = axes.get_legend_handles_labels()
-    if not handles:
+def legend_above(axes, *others):
+    """Puts the legend between the title and the axes, never over a line. others: axes whose further
+    labels it has, too."""
+    known = {}
+    for one in (axes, *others):
+        for handle, label in zip(*one.get_legend_handles_labels()):
+            known.setdefault(label, handle)
+    if not known:
         return
+    labels, handles = list(known), list(known.values())
     columns = max(1, min(len(labels), LEGEND_LETTERS // (max(map(len, labels)) + 9)))
     axes.legend(handles, labels, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=columns,
                 borderaxespad=0.2, handlelength=2.8, columnspacing=1.6, fontsize=9)
