@@ -375,15 +375,6 @@ bool dataset_set_end(Dataset *data, int end_of_text, bool masks_ends) {
                                        data->shards[0].path)));
 }
 
-int dataset_undivided(const Dataset *data) {
-    int count = 0;
-    for (int i = 0; i < data->num_shards; i++) {
-        count += data->documents[i].known == DOCUMENTS_UNKNOWN ||
-                 (data->documents[i].known == DOCUMENTS_BY_TOKEN && data->end_of_text < 0);
-    }
-    return count;
-}
-
 enum { CRC_DIGITS = 8 };
 
 const char *identity_sum(const char *identity, char out[9]) {

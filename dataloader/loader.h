@@ -138,8 +138,6 @@ void dataset_close(Dataset *data);
 // Says which token is the end of text, and whether targets after it are to be left out. Then it
 // reads all tokens.
 bool dataset_set_end(Dataset *data, int end_of_text, bool masks_ends);
-// The number of shards of which it is not known where documents begin: each is one.
-int dataset_undivided(const Dataset *data);
 
 // Refuses shards whose checksums differ from those of `identity`, or are in another order, and
 // names the first. Folders and names may differ. The checksum of a shard above 4 MiB is that of 64

@@ -12,6 +12,7 @@ import re
 import shutil
 import struct
 import sys
+import zlib
 
 import numpy
 import pyarrow
@@ -687,6 +688,58 @@ def other_masks_are_other_data():
     run(*saved)
 
 
+APART = "  documents   attention and positions begin anew at each\n"
+TOGETHER = "  documents   see those before them in a sequence"
+
+
+def conversations_are_apart():
+    """Where the data say where they begin; not in a run that began before they did."""
+    words = ("train_gpt", *TINY, "--micro-batch-size", 2, "--eval-interval", 3)
+    assert APART in run(*words, *DATA, "--train-iters", 1).out
+    texts = prepared("apart_texts", "plain/tokenizer.json", write("texts.txt", "a text\n" * 500))
+    assert TOGETHER + "\n" in run(*words, "--data", "apart_texts/train_*.bin", *DATA[2:],
+                                  "--train-iters", 1).out, texts
+    shutil.copytree("d", "old_d")
+    for path in glob.glob("old_d/*_*.bin"):
+        held, (counts, window) = bytearray(read(path)), mask_of(path)
+        held[24:28] = bytes(4)
+        write(path, bytes(held))
+        write(path + ".mask", b"".join(shards.bits(
+            ".mask", numpy.array(counts, bool), shards.checksum(path), window, PLAIN)))
+        os.remove(path + ".starts")
+    old = (*words, "--data", "old_d/train_*.bin", "--valid-data", "old_d/val_*.bin")
+    said = run(*old, "--train-iters", 6, "--save", "straight").out
+    assert TOGETHER + "; conversations that are prepared again do not\n" in said, said
+    result = run(*old, "--train-iters", 6, "--reset-attention-mask", "--reset-position-ids",
+                 "--metrics", "one_each.jsonl")
+    assert "begin, so each is one: prepare the data again" in result.err, result.err
+    assert "without SHARD.starts" not in result.out  # that token also ends their turns
+
+    def losses(path):
+        return [row["loss"] for row in records(path, "step")]
+
+    assert losses("one_each.jsonl") == losses("straight/metrics.jsonl"), "a window is one document"
+    run(*words, *DATA, "--train-iters", 6, "--no-reset-attention-mask", "--no-reset-position-ids",
+        "--save", "before", "--save-interval", 3)
+    for step in (3, 6):
+        path = f"before/step_0000000{step}/meta.json"
+        lines_of_it = [line for line in read(path).decode().splitlines(True)
+                       if not re.match(r'\s*"(reset-|eod-mask)', line)]
+        text = "".join(lines_of_it).encode()
+        assert text.count(b"reset-") == 2  # in the list of what was given
+        text = re.sub(rb', *"reset-[a-z-]*"|"reset-[a-z-]*", *', b"", text)
+        blank = text[:-11] + b'00000000"\n}'
+        write(path, text[:-11] + b"%08x" % zlib.crc32(blank) + b'"\n}')
+    said = run(*words, *DATA, "--train-iters", 6, "--save", "after", "--resume",
+               "before/step_00000003").out
+    assert TOGETHER in said and "--reset-attention-mask is false, was not set" in said, said
+    assert losses("after/metrics.jsonl") == losses("before/metrics.jsonl")[3:]
+    valid = records("before/metrics.jsonl", "eval")[-1]["valid_loss"]
+    for option in ("--load", "--resume"):
+        said = run("train_gpt", option, "before/step_00000006", "--eval-only").out
+        assert abs(float(re.search("valid loss ([0-9.]+)", said)[1]) - valid) < 1e-4, said
+
+
 def checkpoints_carry_the_template():
     """That of the data, which wrote them, whatever a start or another folder says; of texts, that
     of the start."""
@@ -946,7 +999,7 @@ if __name__ == "__main__":
         what_counts_is_what_the_model_writes, special_tokens_are_transformers,
         templates_have_names, what_is_lost_is_told, rows_of_every_form_are_one,
         bad_rows_are_refused, damage_of_a_mask_is_found, the_trainer_reads_the_masks,
-        dumped_gradients_are_of_the_mean, other_masks_are_other_data,
+        dumped_gradients_are_of_the_mean, other_masks_are_other_data, conversations_are_apart,
         checkpoints_carry_the_template, two_templates_are_noticed,
         large_shards_have_the_same_checksum, templates_write_what_transformers_says,
         the_loss_is_pytorch_s, ranks_count_together, a_model_that_was_tuned_answers,

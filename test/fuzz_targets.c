@@ -72,8 +72,8 @@ static void seed_shards(void) {
     }
 }
 
-// The mask of a shard. Its checksums are repaired, because no mutated input would have the right
-// ones.
+// The mask of a shard, or where its documents begin. Its checksums are repaired, because no mutated
+// input would have the right ones.
 static bool accepts_mask(const uint8_t *data, size_t size) {
     enum { TOKENS = 20, T = 3 };
     struct {
@@ -81,8 +81,10 @@ static bool accepts_mask(const uint8_t *data, size_t size) {
         uint16_t tokens[TOKENS];
     } shard = {0};
     Dataset set;
-    int inputs[T], targets[T];
+    int inputs[T], targets[T], starts[T];
     uint32_t sums[2] = {0};
+    const int32_t listed = STARTS_MAGIC;
+    bool lists = size >= sizeof(listed) && memcmp(data, &listed, sizeof(listed)) == 0;
     uint8_t *mask = malloc_or_die(size + 1);
     memcpy(mask, data, size);
     shard_header(shard.header, 2, TOKENS);
@@ -91,16 +93,21 @@ static bool accepts_mask(const uint8_t *data, size_t size) {
         sums[1] = (uint32_t)crc32_z(0, mask + SHARD_HEADER_BYTES, size - SHARD_HEADER_BYTES);
         memcpy(mask + MASK_SHARD * sizeof(int32_t), sums, sizeof(sums));
     }
-    put_input("masked.bin.mask", mask, size);
+    remove(lists ? "masked.bin.mask" : "masked.bin.starts");
+    put_input(lists ? "masked.bin.starts" : "masked.bin.mask", mask, size);
     if (access("masked.bin", F_OK) != 0) { blob_write("masked.bin", &shard, sizeof(shard)); }
     free(mask);
     bool ok = dataset_open(&set, "masked.bin", T, 1000);
     for (int64_t s = 0; ok && s < set.windows; s++) {
         Loader loader = {.data = &set};
         int64_t counted = 0;
-        or_die(loader_batch(&loader, s, 1, INT64_MAX, inputs, targets, NULL));
+        or_die(loader_batch(&loader, s, 1, INT64_MAX, inputs, targets, starts));
+        bool fits = starts[0] == 0;
         for (int t = 0; t < T; t++) { counted += targets[t] >= 0; }
-        if (counted != loader_targets(&loader, s, 1)) { die("window %lld", (long long)s); }
+        for (int t = 1; t < T; t++) {
+            fits = fits && (starts[t] == t || starts[t] == starts[t - 1]);
+        }
+        if (!fits || counted != loader_targets(&loader, s, 1)) { die("window %lld", (long long)s); }
     }
     if (ok) { dataset_close(&set); }
     return ok;
@@ -114,6 +121,8 @@ static void seed_masks(void) {
     shard_header(file.header, 2, 20);
     file.header[0] = MASK_MAGIC;
     file.header[MASK_WINDOW] = 3;
+    fuzz_seed(&file, sizeof(file));
+    file.header[0] = STARTS_MAGIC;
     fuzz_seed(&file, sizeof(file));
 }
 

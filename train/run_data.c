@@ -111,29 +111,29 @@ static void announce_train_data(const Run *run) {
 
 // Says what documents are to the model, and how it is known where they begin.
 static void announce_documents(const Run *run) {
-    static const char *const resets[] = {"the model sees those before in its sequence",
+    static const char *const resets[] = {"see those before them in a sequence",
                                          "attention begins anew at each",
                                          "positions begin anew at each, attention does not",
                                          "attention and positions begin anew at each"};
     const Options *o = &run->options;
     const Mixture *sets[] = {&run->train_data, &run->valid_data};
-    char token[64] = "";
-    int undivided = 0, by_token = 0;
+    int shards[DOCUMENTS_UNKNOWN + 1] = {0};
+    char how[80] = "";
     for (int i = 0; i < 2; i++) {
-        for (int j = 0; j < sets[i]->count; j++) {
-            const Dataset *data = &sets[i]->data[j];
-            undivided += dataset_undivided(data);
-            for (int k = 0; k < data->num_shards; k++) {
-                by_token += data->documents[k].known == DOCUMENTS_BY_TOKEN;
-            }
+        for (const Dataset *data = sets[i]->data; data < sets[i]->data + sets[i]->count; data++) {
+            for (int k = 0; k < data->num_shards; k++) { shards[data->documents[k].known]++; }
         }
     }
-    if (run_resets(run) && by_token > 0 && run->end_of_text >= 0) {
-        snprintf(token, sizeof(token), "; without SHARD.starts they begin at token %d",
+    bool token = run->end_of_text >= 0;
+    int undivided = shards[DOCUMENTS_UNKNOWN] + (token ? 0 : shards[DOCUMENTS_BY_TOKEN]);
+    if (run_resets(run) && token && shards[DOCUMENTS_BY_TOKEN] > 0) {
+        snprintf(how, sizeof(how), "; without SHARD.starts they begin at token %d",
                  run->end_of_text);
+    } else if (!run_resets(run) && shards[DOCUMENTS_UNKNOWN] > 0) {
+        snprintf(how, sizeof(how), "; conversations that are prepared again do not");
     }
     printf("  documents   %s%s%s\n", resets[o->reset_attention_mask + 2 * o->reset_position_ids],
-           token, o->eod_mask_loss ? "; the token after an end of text does not count" : "");
+           how, o->eod_mask_loss ? "; the token after an end of text does not count" : "");
     if (run_resets(run) && undivided > 0 && run->group.rank == 0) {
         warn("--reset-%s: %d shard%s: it is not known where documents begin, so each is one: "
              "prepare the data again, or give --tokenizer",
