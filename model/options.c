@@ -14,7 +14,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define BLANK " \t\r\n"
 #define BYTE_ORDER_MARK "\xef\xbb\xbf" // some editors begin UTF-8 with it
@@ -115,70 +114,6 @@ static bool set_named(Options *options, Place *place, const char *name, const ch
     return true;
 }
 
-// Finds a pattern that matches exactly these files, as the one that the shell has expanded did.
-static bool fold_files(char pattern[PATH_LENGTH], const char *option, char **files, int count) {
-    const char *first = files[0], *first_end = first + strlen(first);
-    int64_t begin = first_end - first, end = begin; // how much all have in common
-    for (int i = 0; i < count; i++) {
-        int64_t same = 0;
-        if (access(files[i], F_OK) != 0) {
-            return fail("--%s %s: %s", option, files[i], strerror(errno));
-        }
-        while (same < begin && files[i][same] == first[same]) { same++; }
-        begin = same;
-    }
-    for (int i = 0; i < count; i++) {
-        const char *file_end = files[i] + strlen(files[i]);
-        int64_t same = 0, most = min64(end, file_end - files[i] - begin);
-        while (same < most && file_end[-1 - same] == first_end[-1 - same]) { same++; }
-        end = same;
-    }
-    for (int listed = 0; listed < 2; listed++) { // first a*z, then a{b,c}z
-        size_t used = pattern_add(pattern, 0, first, (size_t)begin, true);
-        for (int i = 0; i < (listed ? count : 1); i++) {
-            size_t own = listed ? strlen(files[i]) - (size_t)(begin + end) : 0;
-            used = pattern_add(pattern, used, !listed ? "*" : i == 0 ? "{" : ",", 1, false);
-            used = pattern_add(pattern, used, files[i] + begin, own, true);
-        }
-        used = pattern_add(pattern, used, "}", listed, false);
-        used = pattern_add(pattern, used, first_end - end, (size_t)end, true);
-        if (used == PATH_LENGTH) { continue; }
-        glob_t found;
-        bool same = glob(pattern, GLOB_BRACE, NULL, &found) == 0 && found.gl_pathc == (size_t)count;
-        for (int i = 0; same && i < count; i++) {
-            size_t j = 0;
-            while (j < found.gl_pathc && strcmp(found.gl_pathv[j], files[i]) != 0) { j++; }
-            same = j < found.gl_pathc;
-        }
-        globfree(&found);
-        if (same) { return true; }
-    }
-    return fail("--%s: %d files, from %s to %s: quote the pattern, so that the shell does not "
-                "expand it",
-                option, count, first, files[count - 1]);
-}
-
-// Makes the text of a mixture from its words, as "0.7 PATTERN 0.3 PATTERN"; several files between
-// two weights become a pattern. A backslash keeps the blanks of names.
-static bool fold_mixture(char text[PATH_LENGTH], const char *option, char **words, int count) {
-    size_t used = 0;
-    for (int i = 0, n; i < count; i += n) {
-        char pattern[PATH_LENGTH];
-        for (n = 0; i + n < count && !is_weight(words[i + n], strlen(words[i + n])); n++) {}
-        if (n > 1 && !fold_files(pattern, option, words + i, n)) { return false; }
-        const char *word = n > 1 ? pattern : words[i];
-        used = pattern_add(text, used, " ", used > 0, false);
-        for (const char *c = word; *c != '\0'; c++) {
-            bool blank = strchr(BLANKS, *c) != NULL && (c == word || c[-1] != '\\');
-            used = pattern_add(text, used, "\\", blank, false);
-            used = pattern_add(text, used, c, 1, false);
-        }
-        n += n == 0;
-    }
-    return used < PATH_LENGTH ||
-           fail("--%s: a mixture of more than %d characters", option, PATH_LENGTH - 3);
-}
-
 // The option that an argument names, as --name or --name=value, and that name; NULL: none.
 static const OptionRow *named_option(const char *arg, char name[PATH_LENGTH], bool *negated) {
     size_t length = strcspn(arg, "=");
@@ -190,7 +125,7 @@ static const OptionRow *named_option(const char *arg, char name[PATH_LENGTH], bo
 // Reads argv[*i], and its value if that is a separate argument. Moves *i to the last argument read.
 static bool read_argument(Options *options, Place *place, int argc, char **argv, int *i) {
     const char *arg = strcmp(argv[*i], "-h") == 0 ? "--help" : argv[*i];
-    char name[PATH_LENGTH] = "", near[160], pattern[PATH_LENGTH];
+    char name[PATH_LENGTH] = "", near[160], other[PATH_LENGTH];
     if (strncmp(arg, "--", 2) != 0 || arg[2] == '\0') {
         return fail("unexpected argument '%s': options start with --%s (--help lists all)", arg,
                     *arg == '-' ? suggestion(arg, near) : "");
@@ -200,17 +135,13 @@ static bool read_argument(Options *options, Place *place, int argc, char **argv,
     const char *equals = strchr(arg, '='), *value = equals != NULL ? equals + 1 : NULL;
     bool separate = row != NULL && row->type != OPTION_BOOL && !negated && value == NULL;
     // an option is no value: in `--save --quiet` the value is missing
-    if (separate && *i + 1 < argc && named_option(argv[*i + 1], pattern, &ignored) == NULL) {
-        char **values = argv + ++*i;
-        value = *values;
-        bool many = strcmp(row->choices, "GLOB") == 0 && strncmp(value, "--", 2) != 0;
-        while (many && *i + 1 < argc && argv[*i + 1][0] != '-') { ++*i; }
-        int count = (int)(argv + *i - values) + 1;
-        if (count > 1) {
-            bool weights = is_weight(value, strlen(value)) && access(value, F_OK) != 0;
-            bool folded = (weights ? fold_mixture : fold_files)(pattern, row->name, values, count);
-            if (!folded) { return false; }
-            value = pattern;
+    if (separate && *i + 1 < argc && named_option(argv[*i + 1], other, &ignored) == NULL) {
+        value = argv[++*i];
+        const char *next = *i + 1 < argc ? argv[*i + 1] : "-";
+        if (strcmp(row->choices, "GLOB") == 0 && next[0] != '-') {
+            return fail("--%s %s %s: must be one word; quote the pattern, so that the shell does "
+                        "not expand it, and a mixture as a whole",
+                        row->name, value, next);
         }
     }
     return set_named(options, place, name, value);
