@@ -427,7 +427,9 @@ static bool lock_folder(const Options *o, bool *own) {
     for (bool replaced = false;;) {
         file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
         if (file < 0) {
-            return fail("%s: %s", path, errno == ELOOP ? "a link; delete it" : strerror(errno));
+            return fail("%s: %s", path,
+                        errno == ELOOP ? "a link; delete it, and let metrics.jsonl be no link"
+                                       : strerror(errno));
         }
         bool ok = await_lock(o, file, true) &&
                   (fstat(file, &info) == 0 || fail("%s: %s", path, strerror(errno)));

@@ -369,19 +369,6 @@ test_metrics_have_one_run() {
     stop TERM 75
 }
 
-# Moved while the run goes on, as by logrotate: from the next save on there is a new one.
-test_metrics_that_are_moved_are_begun_anew() {
-    start log "$root/train_gpt" "${common[@]}" "${on[@]}" --save rotated --save-interval 20
-    wait_until test -e rotated/latest/
-    mv rotated/metrics.jsonl rotated/older.jsonl
-    wait_until test -s rotated/metrics.jsonl
-    stop TERM 75
-    says 'warning: rotated/metrics.jsonl: moved or deleted; '
-    records_of rotated/older.jsonl >records
-    records_of rotated >records
-    tail -n 1 rotated/metrics.jsonl | grep -q '"status":75' || fail "no end"
-}
-
 test_unwritable_metrics_stop_no_run() {
     mkdir full_metrics
     ln -s /dev/full full_metrics/metrics.jsonl

@@ -69,34 +69,16 @@ static bool find_whole(FILE *file, off_t *whole, off_t *end, bool *ours) {
     return *ours && fseeko(file, 0, SEEK_END) == 0;
 }
 
-// Whether the file also belongs to another run: it has another name (as after cp -al), or the path
-// leads from this run's folder into another one's (as after cp -rs). *own: where a copy is this
-// run's.
-static bool is_shared(FILE *file, const char *path, char own[PATH_LENGTH]) {
-    char place[PATH_LENGTH], *real = realpath(path, NULL);
-    struct stat info;
-    bool regular = real != NULL && fstat(fileno(file), &info) == 0 && S_ISREG(info.st_mode);
-    path_format(own, "%s", real != NULL ? real : path);
-    free(real);
-    if (!regular) { return false; }
-    int here = (int)(path_name(path) - path), there = (int)(path_name(own) - own);
-    FolderId folder = folder_id(path_format(place, "%.*s.", there, own));
-    bool leads_out = !is_folder(path_format(place, "%.*s.", here, path), folder) &&
-                     path_exists(path_format(place, "%.*s.lock", here, path)) &&
-                     path_exists(path_format(place, "%.*s.lock", there, own));
-    if (leads_out) { path_format(own, "%s", path); }
-    return leads_out || info.st_nlink > 1;
-}
-
 // Writes the whole lines to a file that is this run's alone.
-static bool make_own(const char *path, const char *own, off_t whole) {
+static bool make_own(const char *path, off_t whole) {
     size_t bytes;
     char *text = file_read(path, &bytes);
     if (text == NULL) { return false; }
-    bool ok = file_replace(own, text, (size_t)min64((int64_t)bytes, whole));
+    bool ok = file_replace(path, text, (size_t)min64((int64_t)bytes, whole));
     free(text);
     if (ok) {
-        warn("%s: links share it with another folder; from here on this run writes to a copy", own);
+        warn("%s: links share it with another folder; from here on this run writes to a copy",
+             path);
     }
     return ok;
 }
@@ -110,21 +92,18 @@ static bool lock(FILE *file, bool *taken) {
 }
 
 bool metrics_open(Metrics *m, const char *path) {
-    char own[PATH_LENGTH];
-    bool ours = true, taken = false, copied = false;
+    bool ours = true, taken = false;
     off_t whole, end;
+    struct stat info;
     path_format(m->path, "%s", path);
-    while ((m->file = fopen(path, "a+e")) != NULL && lock(m->file, &taken) &&
-           find_whole(m->file, &whole, &end, &ours)) {
-        if (!copied && is_shared(m->file, path, own)) {
+    m->file = fopen(path, "a+e");
+    if (m->file != NULL && lock(m->file, &taken) && find_whole(m->file, &whole, &end, &ours)) {
+        bool known = fstat(fileno(m->file), &info) == 0;
+        if (known && S_ISREG(info.st_mode) && info.st_nlink > 1) { // as after cp -al
             metrics_close(m);
-            if (!make_own(path, own, whole)) { return false; }
-            copied = true;
-        } else if (whole == end || ftruncate(fileno(m->file), whole) == 0) {
-            return true;
-        } else {
-            break;
+            return make_own(path, whole) && metrics_open(m, path);
         }
+        if (whole == end || ftruncate(fileno(m->file), whole) == 0) { return true; }
     }
     fail("%s: %s", path,
          taken             ? "another run writes to it; give each run its own"
@@ -133,23 +112,6 @@ bool metrics_open(Metrics *m, const char *path) {
                            : strerror(errno));
     metrics_close(m);
     return false;
-}
-
-bool metrics_moved(Metrics *m) {
-    struct stat there, own;
-    char copy[PATH_LENGTH], path[PATH_LENGTH];
-    if (m->file == NULL || fstat(fileno(m->file), &own) != 0) { return false; }
-    if (stat(m->path, &there) == 0 && there.st_ino == own.st_ino && there.st_dev == own.st_dev) {
-        path_format(path, "%s", m->path);
-        if (is_shared(m->file, path, copy)) {
-            metrics_close(m);
-            if (!metrics_open(m, path)) { warn("%s", error_text()); }
-        }
-        return false;
-    }
-    warn("%s: moved or deleted; from here on the records are in a new file of that name", m->path);
-    metrics_close(m);
-    return true;
 }
 
 void metrics_sync(const Metrics *m) {

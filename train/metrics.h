@@ -6,11 +6,8 @@
 BEGIN_C
 
 // Only one process has a file of metrics open to write. Fails if another one does. A file that
-// other runs share by links is copied first.
+// another folder shares by a hard link is copied first.
 bool metrics_open(Metrics *m, const char *path);
-// Whether the file was moved or deleted; if so, it is closed and a warning said, and the next
-// record makes it anew. If links to it were made, the run goes on in a copy.
-bool metrics_moved(Metrics *m);
 void metrics_close(Metrics *m);
 void metrics_sync(const Metrics *m); // to the disk
 

@@ -103,14 +103,10 @@ void save_folder_evaluated(Run *run) {
 }
 
 // If the folder of --save has been moved or deleted, makes it and the run's files in it again. If
-// there is a copy of the folder, or a link to its new place, the run continues in that. The same
-// for a file of metrics alone.
+// there is a copy of the folder, or a link to its new place, the run continues in that.
 static void make_folder_anew(Run *run) {
     const Options *o = &run->options;
-    if (is_folder(o->save, run->saves.id)) {
-        if (metrics_moved(&run->metrics)) { run_record_start(run); }
-        return;
-    }
+    if (is_folder(o->save, run->saves.id)) { return; }
     warn("--save %s: the folder was moved or deleted; from step %lld on the run saves to a "
          "folder of that name again",
          o->save, (long long)run->progress.step);
