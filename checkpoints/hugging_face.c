@@ -1,4 +1,5 @@
 #include "hugging_face.h"
+#include "../kernels/fp8_format.h"
 
 #include <assert.h>
 #include <cjson/cJSON.h>
@@ -10,12 +11,24 @@
 
 // ---- tensors ------------------------------------------------------------------------------------
 
+// The scales of a weight in FP8: one, by which its codes are multiplied, for each block.
+static TensorEntry scales_of(const TensorEntry *weight) {
+    TensorEntry scales = {.dtype = DTYPE_F32, .dims = 2, .begin = weight->begin};
+    for (int d = 0; d < 2; d++) {
+        scales.shape[d] = (weight->shape[d] + FP8_BLOCK - 1) / FP8_BLOCK;
+    }
+    snprintf(scales.name, TENSOR_NAME, "%.*s_scale_inv", TENSOR_NAME - 16, weight->name);
+    return scales;
+}
+
 int hf_tensors(const ParamLayout *layout, Dtype dtype, const void *weights, TensorEntry **tensors) {
     const ModelConfig *c = &layout->config;
     bool gpt2 = c->arch == ARCH_GPT2;
     const char *body = gpt2 ? "transformer" : "model", *blocks = gpt2 ? "h" : "layers";
+    bool fp8 = dtype == DTYPE_F8_E4M3;
     int count = 0;
-    *tensors = calloc_or_die((size_t)layout->count * HF_PARTS, sizeof(TensorEntry));
+    assert(!fp8 || (!gpt2 && weights == NULL));
+    *tensors = calloc_or_die((size_t)layout->count * HF_PARTS * 2, sizeof(TensorEntry));
     for (int i = 0; i < layout->count; i++) {
         const Param *p = &layout->params[i];
         const TensorRow *row = tensor_row(p->id);
@@ -26,9 +39,10 @@ int hf_tensors(const ParamLayout *layout, Dtype dtype, const void *weights, Tens
             const char *name = gpt2 ? row->gpt2_name : row->llama_names[part];
             int64_t rows = row->rows == DIM_VOCAB ? c->vocab : part_rows[part]; // without padding
             TensorEntry *t = &(*tensors)[count++];
-            t->dtype = dtype;
+            bool linear = row->place == PLACE_BLOCK && row->cols != DIM_NONE;
+            t->dtype = fp8 && !linear ? DTYPE_BF16 : dtype;
             t->dims = row->cols == DIM_NONE ? 1 : 2;
-            t->transposed = gpt2 && row->place == PLACE_BLOCK && t->dims == 2;
+            t->transposed = gpt2 && linear;
             t->shape[0] = t->transposed ? p->cols : rows;
             t->shape[1] = t->transposed ? rows : p->cols;
             t->begin = first;
@@ -41,6 +55,7 @@ int hf_tensors(const ParamLayout *layout, Dtype dtype, const void *weights, Tens
             } else {
                 snprintf(t->name, TENSOR_NAME, "%s.%s", body, name);
             }
+            if (fp8 && linear) { (*tensors)[count++] = scales_of(t); }
         }
     }
     return count;
@@ -67,17 +82,46 @@ static const TensorEntry *entry_of(const SafeTensors *st, const TensorEntry *t, 
     return e == NULL && is_head ? safetensors_find(st, head_name) : e;
 }
 
+// Reads elements begin..end of a weight in FP8.
+static bool read_fp8(const SafeTensors *st, const TensorEntry *e, int64_t begin, int64_t end,
+                     float *out) {
+    TensorEntry want = scales_of(e);
+    const TensorEntry *s = safetensors_find(st, want.name);
+    int64_t cols = e->shape[1], across = want.shape[1], count = want.shape[0] * across;
+    if (s == NULL || s->dims != 2 || s->dtype > DTYPE_F16 || s->shape[0] != want.shape[0] ||
+        s->shape[1] != across) {
+        return fail("%s: tensor '%s' is in FP8, and '%s' is %s: it must be floating-point [%lld, "
+                    "%lld], a scale for each 128 x 128 codes",
+                    st->path, e->name, want.name,
+                    s == NULL ? "missing" : "of another shape or type", (long long)want.shape[0],
+                    (long long)across);
+    }
+    float *scales = malloc_or_die((size_t)count * sizeof(float));
+    uint8_t *codes = malloc_or_die((size_t)(end - begin));
+    bool ok = safetensors_read_floats(st, s, 0, count, scales) &&
+              safetensors_read(st, e, begin, end - begin, codes);
+    for (int64_t i = begin; ok && i < end; i++) {
+        float scale = scales[i / cols / FP8_BLOCK * across + i % cols / FP8_BLOCK];
+        out[i - begin] = fp8_decode(codes[i - begin], FP8_E4M3) * scale;
+    }
+    free(scales);
+    free(codes);
+    return ok;
+}
+
 // Reads elements begin..end of a tensor. e: its entry in the file; NULL: it has none.
 static bool read_tensor(const SafeTensors *st, const TensorEntry *e, const TensorEntry *t,
                         int64_t begin, int64_t end, float *out) {
     if (e == NULL) { return fail("%s: tensor '%s' is missing", st->path, t->name); }
     int64_t rows = t->shape[0], cols = t->shape[1];
     bool same = e->dims == t->dims && e->shape[0] == rows && (t->dims == 1 || e->shape[1] == cols);
-    if (!same || e->dtype > DTYPE_F16) {
+    bool fp8 = e->dtype == DTYPE_F8_E4M3 && e->dims == 2 && !t->transposed;
+    if (!same || (e->dtype > DTYPE_F16 && !fp8)) {
         return fail("%s: tensor '%s' is %s [%lld, %lld], not a floating-point [%lld, %lld]",
                     st->path, t->name, dtype_name(e->dtype), (long long)e->shape[0],
                     (long long)(e->dims > 1 ? e->shape[1] : 1), (long long)rows, (long long)cols);
     }
+    if (fp8) { return read_fp8(st, e, begin, end, out); }
     if (!t->transposed) { return safetensors_read_floats(st, e, begin, end - begin, out); }
     float *row = malloc_or_die((size_t)cols * sizeof(float));
     bool ok = true;
@@ -149,7 +193,11 @@ bool hf_knows_all(const SafeTensors *st, const ParamLayout *layout) {
     bool *known = calloc_or_die((size_t)st->count + 1, sizeof(bool)), ok = true;
     for (const TensorEntry *t = tensors; t < tensors + count; t++) {
         const TensorEntry *e = entry_of(st, t, false);
-        if (e != NULL) { known[e - st->entries] = true; }
+        if (e == NULL) { continue; }
+        TensorEntry scales = scales_of(e);
+        const TensorEntry *s = safetensors_find(st, scales.name);
+        known[e - st->entries] = true;
+        if (s != NULL && e->dtype == DTYPE_F8_E4M3) { known[s - st->entries] = true; }
     }
     for (int n = 0; ok && n < st->count; n++) {
         const char *name = st->entries[n].name;
@@ -260,7 +308,10 @@ enum { NUMBERS = sizeof(numbers) / sizeof(numbers[0]) };
 #define ALL (~0u)
 #define LLAMAS (ALL ^ 1 << GPT2)
 #define SCALES "that scale"
-#define QUANTIZED "reading a quantized model: give the original, in BF16, FP16 or FP32"
+#define QUANTIZED                                                                                \
+    "reading a quantized model that is not in FP8 with blocks of 128 x 128: give the original, " \
+    "in "                                                                                        \
+    "BF16, FP16 or FP32"
 static const struct {
     unsigned of;
     bool null; // null means that the key is missing
@@ -363,6 +414,7 @@ char *hf_config(const Options *o, Dtype dtype, int begin_of_text, int end_of_tex
     }
     static const char *const dropouts[] = {"resid_pdrop", "embd_pdrop", "attn_pdrop"};
     for (int i = 0; gpt2 && i < 3; i++) { cJSON_AddNumberToObject(json, dropouts[i], 0); }
+    if (gpt2) { cJSON_AddNumberToObject(json, "n_ctx", o->max_position_embeddings); } // llama.cpp's
     // without a tokenizer, the end of text is known for GPT-2's vocabulary and for bytes
     int known = o->vocab_size == 50257 ? 50256 : (o->vocab_size == 257 ? 256 : -1);
     const int ids[] = {begin_of_text, end_of_text};
@@ -379,6 +431,13 @@ char *hf_config(const Options *o, Dtype dtype, int begin_of_text, int end_of_tex
     cJSON_Delete(was);
     cJSON_AddBoolToObject(json, "tie_word_embeddings", !o->untie_embeddings_and_output_weights);
     cJSON_AddStringToObject(json, "dtype", dtype == DTYPE_F32 ? "float32" : "bfloat16");
+    if (dtype == DTYPE_F8_E4M3) { // as transformers' FineGrainedFP8Config has it
+        cJSON_AddItemToObject(
+            json, "quantization_config",
+            cJSON_Parse("{\"quant_method\":\"fp8\",\"fmt\":\"e4m3\",\"activation_scheme\":"
+                        "\"dynamic\",\"weight_block_size\":[128,128],"
+                        "\"modules_to_not_convert\":[\"lm_head\"]}"));
+    }
     char *text = cJSON_Print(json);
     cJSON_Delete(json);
     return text;
@@ -508,6 +567,12 @@ static bool is_value(const cJSON *item, const char *text) {
     return same;
 }
 
+// Whether a quantization_config means weights as read_fp8 reads them, whatever else it says.
+static bool is_fp8(const cJSON *how) {
+    const cJSON *size = cJSON_GetObjectItemCaseSensitive(how, "weight_block_size");
+    return strcmp(json_text(how, "quant_method", ""), "fp8") == 0 && is_value(size, "[128,128]");
+}
+
 static bool has_features(const cJSON *json, const cJSON *rope, int family) {
     for (int i = 0; i < 2 * FEATURES; i++) {
         int f = i / 2;
@@ -517,7 +582,9 @@ static bool has_features(const cJSON *json, const cJSON *rope, int family) {
         const cJSON *item = NULL;
         if ((features[f].of >> family & 1) == 0) { continue; }
         if (!take(i % 2 == 0 ? json : rope, features[f].key, types, &item)) { return false; }
-        if (item != NULL && !is_value(item, value) && (other == NULL || !is_value(item, other))) {
+        bool fp8 = strcmp(features[f].key, "quantization_config") == 0 && is_fp8(item);
+        if (item != NULL && !fp8 && !is_value(item, value) &&
+            (other == NULL || !is_value(item, other))) {
             return fail_value(item, "is not supported; must be %s: what is missing is %s", value,
                               features[f].lacks);
         }

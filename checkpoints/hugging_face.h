@@ -12,22 +12,25 @@ BEGIN_C
 // safetensors_write(). data points into `weights`, which have that dtype and this layout; if
 // weights is NULL, data is NULL. Until they are written, begin is a tensor's first element in the
 // parameter space. Returns how many there are; the caller frees *tensors.
+// DTYPE_F8_E4M3: each linear layer's weight of the blocks is in FP8, and its scales follow it, as
+// in DeepSeek-V3's files: WEIGHT_scale_inv, by which the codes are multiplied, one for each block
+// of 128 x 128. All other tensors are in BF16. Only for ARCH_LLAMA and without weights.
 int hf_tensors(const ParamLayout *layout, Dtype dtype, const void *weights, TensorEntry **tensors);
 
 // Prints the name and the shape of each tensor.
 void hf_list(const ParamLayout *layout, FILE *out);
 
-// Reads elements begin..end of a model's weights as FP32. Elements that the file does not have
-// (gaps, the vocabulary's padding) become zero.
+// Reads elements begin..end of a model's weights as FP32; FP8 codes times their scales. Elements
+// that the file does not have (gaps, the vocabulary's padding) become zero.
 bool hf_read(const SafeTensors *st, const ParamLayout *layout, int64_t begin, int64_t end,
              float *out);
 
 // Refuses a file with a tensor that is none of the model's: a bias or a norm would be left out.
 bool hf_knows_all(const SafeTensors *st, const ParamLayout *layout);
 
-// Returns the text of config.json, which the caller frees. start: that of the model which the run
-// started from, whose tokens at the begin and the end of a text it keeps. Without one (NULL) they
-// are begin_of_text and end_of_text (-1: not known).
+// Returns the text of config.json for weights of a type as hf_tensors has it, which the caller
+// frees. start: that of the model which the run started from, whose tokens at the begin and the end
+// of a text it keeps. Without one (NULL) they are begin_of_text and end_of_text (-1: not known).
 char *hf_config(const Options *options, Dtype dtype, int begin_of_text, int end_of_text,
                 const char *start, size_t start_bytes);
 

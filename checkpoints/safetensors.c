@@ -11,13 +11,13 @@
 
 enum { HEADER_MAX = 100 << 20 };
 
-// By Dtype. Tensors of the types after I8 may be in a file, but are not read.
+// By Dtype. Tensors of the types after F8_E4M3 may be in a file, but are not read.
 static const struct {
     const char *name;
     int bytes;
-} dtypes[] = {{"F32", 4}, {"BF16", 2}, {"F16", 2},  {"I32", 4},     {"I64", 8},
-              {"U8", 1},  {"I8", 1},   {"BOOL", 1}, {"I16", 2},     {"U16", 2},
-              {"U32", 4}, {"U64", 8},  {"F64", 8},  {"F8_E4M3", 1}, {"F8_E5M2", 1}};
+} dtypes[] = {{"F32", 4}, {"BF16", 2}, {"F16", 2},     {"I32", 4},  {"I64", 8},
+              {"U8", 1},  {"I8", 1},   {"F8_E4M3", 1}, {"BOOL", 1}, {"I16", 2},
+              {"U16", 2}, {"U32", 4},  {"U64", 8},     {"F64", 8},  {"F8_E5M2", 1}};
 
 enum { DTYPES = sizeof(dtypes) / sizeof(dtypes[0]) };
 

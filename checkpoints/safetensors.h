@@ -15,7 +15,16 @@
 
 BEGIN_C
 
-typedef enum { DTYPE_F32, DTYPE_BF16, DTYPE_F16, DTYPE_I32, DTYPE_I64, DTYPE_U8, DTYPE_I8 } Dtype;
+typedef enum {
+    DTYPE_F32,
+    DTYPE_BF16,
+    DTYPE_F16,
+    DTYPE_I32,
+    DTYPE_I64,
+    DTYPE_U8,
+    DTYPE_I8,
+    DTYPE_F8_E4M3
+} Dtype;
 
 int dtype_bytes(Dtype dtype);
 const char *dtype_name(Dtype dtype);

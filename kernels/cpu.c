@@ -531,6 +531,37 @@ void round_blocks_to_fp8(float *out, const float *x, Fp8Blocks b, Fp8Counts *cou
     counts->subnormal += subnormal;
 }
 
+void encode_squares(uint8_t *codes, float *factors, const float *x, int rows, int columns) {
+    const float most = fp8_max(FP8_E4M3);
+    int across = (columns + FP8_BLOCK - 1) / FP8_BLOCK;
+#pragma omp parallel for collapse(2)
+    for (int top = 0; top < rows; top += FP8_BLOCK) {
+        for (int left = 0; left < columns; left += FP8_BLOCK) {
+            int bottom = min_int(top + FP8_BLOCK, rows), right = min_int(left + FP8_BLOCK, columns);
+            uint32_t largest = 0; // the amax, as bits
+            for (int row = top; row < bottom; row++) {
+                const float *from = x + (int64_t)row * columns;
+                for (int i = left; i < right; i++) {
+                    uint32_t bits = float_bits(from[i]) & 0x7fffffffu;
+                    largest = bits > largest ? bits : largest;
+                }
+            }
+            float amax = float_from_bits(largest), factor = amax / most;
+            float scale = fp8_block_scale(amax, most, false);
+            for (int row = top; row < bottom; row++) {
+                int64_t at = (int64_t)row * columns;
+                for (int i = left; i < right; i++) {
+                    codes[at + i] = fp8_encode(x[at + i] * scale, FP8_E4M3);
+                }
+            }
+            // no factor of an amax like 0: the scale is a limit then, or 1
+            bool usual = factor >= FLT_MIN && factor <= FLT_MAX;
+            int64_t block = (int64_t)(top / FP8_BLOCK) * across + left / FP8_BLOCK;
+            factors[block] = usual ? factor : 1.0f / scale;
+        }
+    }
+}
+
 void round_to_bf16(float *out, const float *x, int64_t n) {
 #pragma omp parallel for simd
     for (int64_t i = 0; i < n; i++) { out[i] = bf16_decode(bf16_encode(x[i])); }

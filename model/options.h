@@ -183,9 +183,9 @@ bool option_is_inherited(const OptionRow *row, const Options *continues);
 // " (of the checkpoint PATH)" if the value of an option comes from there; otherwise "".
 const char *option_from_checkpoint(const Options *options, const char *name, char out[PATH_LENGTH]);
 
-// Whether the run trains, and does not only evaluate or sample; whether it also saves.
+// Whether the run trains, and does not only evaluate, sample or export; whether it also saves.
 static inline bool options_train(const Options *o) {
-    return !o->sample_only && !o->eval_only;
+    return !o->sample_only && !o->eval_only && o->export_to[0] == '\0';
 }
 static inline bool options_save(const Options *o) {
     return options_train(o) && o->save[0] != '\0';

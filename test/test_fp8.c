@@ -303,9 +303,31 @@ static int block_errors(const Reference *r, const float *rounded, const Fp8Count
     return errors + !!memcmp(counts, &right_counts, sizeof(right_counts));
 }
 
+// Checks the codes of encode_squares, its factors, which are the inverse scales but for their
+// rounding, and that what both stand for has the same codes and factors.
+static int square_errors(const Reference *r) {
+    static uint8_t codes[MOST], again[MOST];
+    static float factors[4], same[4], back[MOST];
+    int rows = r->blocks.rows, columns = r->blocks.columns, errors = 0;
+    int across = (columns + FP8_BLOCK - 1) / FP8_BLOCK;
+    encode_squares(codes, factors, r->x, rows, columns);
+    for (int i = 0; i < rows * columns; i++) {
+        int row = i / columns, column = i % columns;
+        float factor = factors[row / FP8_BLOCK * across + column / FP8_BLOCK];
+        float inverse = r->inverse[fp8_scale_index(r->scaling, rows, columns, row, column)];
+        errors += codes[i] != r->codes[i] || !(fabsf(factor / inverse - 1.0f) < 0x1p-22f);
+        back[i] = fp8_decode(codes[i], FP8_E4M3) * factor;
+    }
+    encode_squares(again, same, back, rows, columns);
+    int count = across * ((rows + FP8_BLOCK - 1) / FP8_BLOCK);
+    return errors + !!memcmp(codes, again, (size_t)rows * (size_t)columns) +
+           !!memcmp(factors, same, (size_t)count * sizeof(float));
+}
+
 TEST(blocks_are_the_references) {
     CLOSED(safetensors_close) SafeTensors file = golden_open("blocks.safetensors");
     static float rounded[MOST], other[MOST];
+    int squares = 0;
     for (int i = 0; i < 4 * 3 * 3; i++) {
         int s = i / 9, k = i / 3 % 3, f = i % 3, n = shapes[s].rows * shapes[s].columns;
         bool turned = forms[f].width == 1;
@@ -329,6 +351,11 @@ TEST(blocks_are_the_references) {
         memcpy(other, r.x, (size_t)n * sizeof(float)); // again, in place and without counts
         round_blocks_to_fp8(other, other, r.blocks, NULL);
         CHECK_BITS(other, rounded, (size_t)n * sizeof(float));
+        if (forms[f].scaling == SCALE_SQUARES && r.blocks.type == FP8_E4M3 &&
+            !r.blocks.power_of_two) {
+            CHECK_EQUAL(square_errors(&r), 0);
+            squares++;
+        }
         other[n / 2] += 1.0f;
         CHECK_EQUAL(block_errors(&r, other, &counts), 1);
         counts.zero++;
@@ -336,6 +363,7 @@ TEST(blocks_are_the_references) {
         r.blocks.type = r.blocks.type == FP8_E4M3 ? FP8_E5M2 : FP8_E4M3;
         CHECK(block_errors(&r, rounded, &counts) > n / 2);
     }
+    CHECK_EQUAL(squares, 4);
 }
 
 TEST(block_scales_are_powers_of_two) {

@@ -1,6 +1,7 @@
 #include "run.h"
 #include "../checkpoints/hugging_face.h"
 #include "../ranks/launch.h"
+#include "export.h"
 #include "metrics.h"
 #include "run_data.h"
 #include "save_folder.h"
@@ -23,6 +24,10 @@ void run_announce(Run *run) {
     }
     if (o->list_tensors) {
         hf_list(&run->layout, stdout);
+        exit_answered();
+    }
+    if (o->export_to[0] != '\0') {
+        run_export(run);
         exit_answered();
     }
     if (run->group.rank == 0 && !o->plan) {

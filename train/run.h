@@ -11,7 +11,8 @@ BEGIN_C
 
 // ---- start and end ------------------------------------------------------------------------------
 
-// Prints what run_configure has decided; or answers --list-checkpoints or --list-tensors and exits.
+// Prints what run_configure has decided; or answers --list-checkpoints, --list-tensors
+// or --export and exits.
 void run_announce(Run *run);
 // Opens the data and the save folder, catches signals, and prints the run's lines. device: text for
 // these lines and metrics.jsonl. On several ranks, the data and the folder must be the same.

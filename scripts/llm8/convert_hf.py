@@ -31,6 +31,7 @@ COPIED = ["generation_config.json", "config.json"]
 HEAD = "lm_head.weight"
 TOKEN_IDS = ["bos_token_id", "eos_token_id", "pad_token_id"]
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+FP8, BLOCK, SCALES = "F8_E4M3", 128, "_scale_inv"  # codes, and a scale for each block of them
 
 
 @dataclass
@@ -125,9 +126,17 @@ def match(folder, expected, held):
         if tensor.shape != shape:
             die(f"{tensor.file}: tensor '{found}' has shape {tensor.shape}, config.json means "
                 f"{shape}; they are not of one model")
-        if tensor.dtype not in DTYPES:
+        if tensor.dtype == FP8 and len(shape) == 2:
+            scales, grid = left.pop(found + SCALES, None), [-(-size // BLOCK) for size in shape]
+            if not scales or scales.shape != grid or scales.dtype not in DTYPES:
+                said = f"{scales.dtype} {scales.shape}" if scales else "missing"
+                die(f"{tensor.file}: tensor '{found}' is in FP8, and '{found + SCALES}' is {said}; "
+                    f"it must be {grid}, a scale for each 128 x 128 codes")
+            chosen[name + SCALES] = scales
+        elif tensor.dtype not in DTYPES:
             die(f"{tensor.file}: tensor '{found}' is {tensor.dtype}; must be one of "
-                f"{', '.join(DTYPES)}: give the original, unquantized model")
+                f"{', '.join(DTYPES)}, or FP8 with scales of 128 x 128: give the original, "
+                "unquantized model")
     if missing in ([HEAD], [embedding]) and not tied:
         die(f"{folder}: tensor '{missing[0]}' is missing, and config.json does not tie embedding "
             "and head; if they are one tensor, set tie_word_embeddings to true there")
@@ -188,7 +197,7 @@ def import_model(folder, output):
     with named_by("--output"):
         os.makedirs(output, exist_ok=True)
     specs = {name: safetensors.TensorSpec(
-        dtype=DTYPES[tensor.dtype], shape=tensor.shape, data_ptr=tensor.bytes.ctypes.data,
+        dtype=(DTYPES | {FP8: "float8_e4m3fn"})[tensor.dtype], shape=tensor.shape, data_ptr=tensor.bytes.ctypes.data,
         data_len=tensor.bytes.nbytes) for name, tensor in tensors.items()}
     weights = os.path.join(output, "model.safetensors")
     try:
@@ -235,6 +244,7 @@ def main():
             die(f"{o.model}: no config.json on the Hub: not a model's repository")
         folder = os.path.commonpath(map(os.path.dirname, files))
     arch, tensors, tokenizer = import_model(folder, o.output)
+    tensors = {name: row for name, row in tensors.items() if not name.endswith(SCALES)}
     count = sum(math.prod(tensor.shape) for tensor in tensors.values())
     kinds = sorted({tensor.dtype for tensor in tensors.values()})
     bare = "" if tokenizer else "; no tokenizer.json beside it"
