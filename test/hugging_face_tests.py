@@ -9,6 +9,7 @@ import shutil
 import struct
 import sys
 
+import numpy
 import tokenizers
 from check import call, fails, main, read, refused, run, write
 from hub import COMMITS, Server, serve
@@ -480,6 +481,187 @@ def a_model_comes_from_the_hub():
     assert sorted(got) == sorted(set(os.listdir("hub")) - {"readme.md"})
 
 
+# ---- --export -----------------------------------------------------------------------------------
+
+SCALES = "_scale_inv"
+WIDE = ("--model", "llama-tiny", "--hidden-size", 192, "--num-attention-heads", 3,
+        "--num-query-groups", 1, "--ffn-hidden-size", 320)  # weights of 1, 1.5 and 2.5 blocks
+
+
+def e4m3():
+    """The values of the codes 0 to 126, by their definition."""
+    code = numpy.arange(127)
+    exponent, mantissa = code >> 3, code & 7
+    return numpy.where(exponent > 0, (8 + mantissa) * 2.0 ** (exponent - 10), mantissa * 2.0 ** -9)
+
+
+def quantized(weight):
+    """Codes and scales: of two values as near the one with the even code."""
+    grid = [-(-size // 128) for size in weight.shape]
+    codes, scales = numpy.empty(weight.shape, numpy.uint8), numpy.ones(grid, numpy.float32)
+    values = e4m3()
+    for row, column in numpy.ndindex(*grid):
+        place = numpy.s_[row * 128:row * 128 + 128, column * 128:column * 128 + 128]
+        amax = numpy.abs(weight[place]).max()
+        scales[row, column] = amax / numpy.float32(448)
+        size = numpy.abs(weight[place] * (numpy.float32(448) / amax)).astype(float).clip(0, 448)
+        low = numpy.searchsorted(values, size, "right") - 1
+        high = numpy.minimum(low + 1, 126)
+        below, above = size - values[low], values[high] - size
+        up = (above < below) | ((above == below) & (high % 2 == 0))
+        codes[place] = numpy.where(up, high, low) | numpy.signbit(weight[place]) * 128
+    return codes, scales
+
+
+def bf16(values):
+    bits = values.view(numpy.uint32).astype(numpy.uint64)
+    half, odd = numpy.uint64(0x7fff), bits >> numpy.uint64(16) & numpy.uint64(1)
+    return ((bits + half + odd) >> numpy.uint64(16)).astype(numpy.uint16)
+
+
+def weights_of(folder):
+    return {name: numpy.frombuffer(content, numpy.float32).reshape(shape)
+            for name, (_, shape, content) in unpack(f"{folder}/model.safetensors").items()}
+
+
+def export(folder, output, *words):
+    shutil.rmtree(output, ignore_errors=True)
+    return run("train_gpt", "--load", folder, "--export", output, *words)
+
+
+def exported_weights_are_the_trained_ones():
+    """Codes and scales by their definition, also where a block is not whole; all else in BF16."""
+    run("train_gpt", *WIDE, *DATA, "--train-iters", 4, "--lr", "1e-2", "--save", "wide_run")
+    said = export("wide_run/latest", "wide_fp8", "--export-fp8")
+    assert said.err.startswith("warning: --export-fp8: 14 weights, the first 'model.layers.0."
+                               "self_attn.q_proj.weight' [192, 192], are no multiples of 128"), said
+    export("wide_run/latest", "wide_bf16")
+    held, plain = unpack("wide_fp8/model.safetensors"), unpack("wide_bf16/model.safetensors")
+    trained = weights_of("wide_run/latest")
+    assert set(plain) == set(trained)
+    for name, weight in trained.items():
+        dtype, shape, content = held.pop(name)
+        assert shape == list(weight.shape)
+        assert plain[name] == ("BF16", shape, bf16(weight).tobytes()), name
+        if not name.endswith("_proj.weight"):
+            assert plain[name] == (dtype, shape, content), name
+            continue
+        codes, scales = quantized(weight)
+        assert dtype == "F8_E4M3" and content == codes.tobytes(), name
+        assert held.pop(name + SCALES) == ("F32", list(scales.shape), scales.tobytes()), name
+        weight = weight.copy()
+        weight[-1, -1] += numpy.abs(weight).max() / 8
+        assert quantized(weight)[0].tobytes() != content, f"{name}: another weight is not seen"
+    assert not held, held.keys()
+    config = json.loads(read("wide_fp8/config.json"))
+    assert config.pop("quantization_config") == {
+        "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
+        "weight_block_size": [128, 128], "modules_to_not_convert": ["lm_head"]}
+    assert config == json.loads(read("wide_bf16/config.json")) and config["dtype"] == "bfloat16"
+    for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.bin"):
+        assert read(f"wide_fp8/{name}") == read(f"wide_run/latest/{name}")
+
+
+def what_was_exported_comes_back():
+    """Codes times scales are the weights, of --load and of an import; exported again they give the
+    same bytes, in one file and in several."""
+    for name in ("llama", "qwen2", "qwen3"):
+        cap = ("--logit-softcap", 0) if name == "qwen2" else ()
+        export(f"{name}_run/latest", "one", "--export-fp8", *cap)
+        said = export(f"{name}_run/latest", "parts", "--export-fp8", "--export-shard-gb", 5e-5,
+                      *cap)
+        index = json.loads(read("parts/model.safetensors.index.json"))
+        files = sorted(set(index["weight_map"].values()))
+        whole, sizes = unpack("one/model.safetensors"), {}
+        assert len(files) > 2 and f"in {len(files)} files" in said.out
+        assert files[0] == f"model-00001-of-{len(files):05}.safetensors"
+        for file in files:
+            held = unpack(f"parts/{file}")
+            assert all(index["weight_map"][key] == file for key in held)
+            sizes[file] = sum(len(row[2]) for row in held.values())
+            assert sizes[file] <= 5e-5 * 1e9 or len(held) == 1, (file, sizes[file])
+            assert all(whole.pop(key) == row for key, row in held.items())
+        assert not whole and index["metadata"]["total_size"] == sum(sizes.values())
+        refused(run("train_gpt", "--load", "parts", *DATA, check=False),
+                "scripts/convert_hf import")
+        shutil.rmtree("again_start", ignore_errors=True)
+        result = call(convert_hf, "import", "parts", "--output", "again_start")
+        assert result.status == 0 and "BF16, F8_E4M3" in result.out, result
+        for folder in ("one", "again_start"):
+            export(folder, "again", "--export-fp8")
+            for file in ("model.safetensors", "config.json"):
+                assert read(f"again/{file}") == read(f"one/{file}"), (name, folder, file)
+        held = unpack("one/model.safetensors")
+        for key in [key for key in held if key.endswith(SCALES)]:
+            scales = numpy.frombuffer(held.pop(key)[2], numpy.float32)
+            weight = key.removesuffix(SCALES)
+            _, shape, codes = held[weight]
+            code = numpy.frombuffer(codes, numpy.uint8).reshape(shape)
+            value = e4m3()[code & 127] * numpy.where(code > 127, -1, 1)
+            grid = scales.reshape([-(-size // 128) for size in shape])
+            value *= numpy.kron(grid, numpy.ones((128, 128)))[:shape[0], :shape[1]]
+            held[weight] = "F32", shape, value.astype(numpy.float32).tobytes()
+        model_folder("decoded", name, held, final_logit_softcapping="drop")
+        want = gradients("fp8.d", "--load", "decoded")
+        for folder in ("one", "again_start"):
+            assert gradients("fp8.g", "--load", folder) == want, (name, folder)
+        assert want != gradients("fp8.h", "--load", f"{name}_run/latest", *cap)
+
+
+def fp8_without_its_scales_is_refused():
+    export("llama_run/latest", "one", "--export-fp8")
+    held = unpack("one/model.safetensors")
+    weight = "model.layers.1.mlp.down_proj.weight"
+    _, shape, scales = held[weight + SCALES]
+    assert shape == [1, 2]
+    for row, said in ((None, "missing"), (("F32", [2, 1], scales), "[2, 1]"),
+                      (("F32", [2], scales), "[2]"), (("I32", [1, 2], scales), "I32")):
+        changed = {**held, weight + SCALES: row}
+        if row is None:
+            del changed[weight + SCALES]
+        model_folder("m", tensors=changed)
+        bad("m", f"tensor '{weight}' is in FP8, and '{weight}{SCALES}' is", said, "[1, 2]")
+        said = "missing" if row is None else "of another shape or type"
+        refused(run("train_gpt", "--load", "m", *DATA, check=False), "--load m/model.safetensors: ",
+                f"tensor '{weight}' is in FP8, and '{weight}{SCALES}' is {said}", "[1, 2]")
+    model_folder("m", tensors={**held, "model.norm.weight" + SCALES: ("F32", [1], bytes(4))})
+    bad("m", "model.norm.weight_scale_inv' is none of the model")
+    refused(run("train_gpt", "--load", "m", *DATA, check=False), "model.norm.weight_scale_inv")
+    how = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    for other in ({"quant_method": "gptq"}, {"weight_block_size": [64, 128]},
+                  {"weight_block_size": None}):
+        bad(model_folder("m", quantization_config=how | other), "quantization_config", "128 x 128")
+
+
+def models_that_are_not_served_are_refused():
+    def export_of(folder, *words):
+        return run("train_gpt", "--load", folder, "--export", "no", *words, check=False)
+
+    refused(export_of("qwen2_run/latest"), "--logit-softcap 3", "vLLM, llama.cpp", "0 exports it")
+    refused(export_of("gpt2_run/latest", "--export-fp8"), "--export-fp8: not for GPT-2",
+            "--quantization fp8")
+    run("train_gpt", "--model", "llama-tiny", "--kv-channels", 20, *DATA, "--train-iters", 1,
+        "--save", "twenty_run")
+    refused(export_of("twenty_run/latest"), "heads of 20 channels", "multiples of 8")
+    refused(run("train_gpt", "--export", "no", check=False), "--export: give the weights by --load")
+    refused(run("train_gpt", "--resume", "llama_run/latest", "--export", "no", check=False),
+            "by --load")
+    refused(export_of("nowhere"), "--load nowhere: no such folder")
+    damaged = bytearray(read("llama_run/latest/model.safetensors"))
+    damaged[-1] ^= 1
+    shutil.copytree("llama_run/latest", "flipped")
+    write("flipped/model.safetensors", bytes(damaged))
+    refused(export_of("flipped"), "flipped/model.safetensors: damaged")
+    assert not os.path.exists("no")
+    export("gpt2_run/latest", "gpt2_bf16")
+    turned = "transformer.h.0.attn.c_attn.weight"
+    assert unpack("gpt2_bf16/model.safetensors")[turned] == (
+        "BF16", [64, 192], bf16(weights_of("gpt2_run/latest")[turned]).tobytes())
+    os.makedirs("no")
+    refused(export_of("gpt2_run/latest"), "--export no exists already")
+    os.rmdir("no")
+
+
 if __name__ == "__main__":
     prepare()
     sys.exit(main([what_was_saved_comes_back, ends_of_an_answer_go_along,
@@ -494,4 +676,6 @@ if __name__ == "__main__":
                    resume_is_stronger_than_load, other_models_are_refused,
                    incomplete_models_are_refused, loads_that_do_not_fit_are_refused,
                    byte_checkpoints_have_a_tokenizer_json,
-                   a_model_comes_from_the_hub]))
+                   a_model_comes_from_the_hub, exported_weights_are_the_trained_ones,
+                   what_was_exported_comes_back, fp8_without_its_scales_is_refused,
+                   models_that_are_not_served_are_refused]))

@@ -234,11 +234,11 @@ TEST(config_file_holds_what_was_given) {
 TEST(actions_are_not_saved) {
     Options o = options_of(
         "--plan --sample-only --eval-only --valid-data v --list-tensors --help --version "
-        "--dump-gradients x --config y");
+        "--dump-gradients x --config y --export z --export-fp8");
     char *config = printed(options_write_config, &o), *echo = printed(print_all, &o);
-    static const char *const actions[] = {"plan ",      "sample-only ", "help ",
-                                          "version ",   "dump-grad",    "config ",
-                                          "eval-only ", "list-tensors "};
+    static const char *const actions[] = {
+        "plan ",   "sample-only ", "help ",         "version ", "dump-grad",
+        "config ", "eval-only ",   "list-tensors ", "export ",  "export-fp8 "};
     for (int i = 0; i < COUNT(actions); i++) {
         CHECK(strstr(config, text_of("\n%s", actions[i])) == NULL);
         CHECK(strstr(echo, text_of("--%s", actions[i])) == NULL);

@@ -6,9 +6,9 @@
 #include <unistd.h>
 
 TEST(every_dtype_round_trips) {
-    static const char *const names[] = {"F32", "BF16", "F16",  "I32",     "I64",
-                                        "U8",  "I8",   "BOOL", "I16",     "U16",
-                                        "U32", "U64",  "F64",  "F8_E4M3", "F8_E5M2"};
+    static const char *const names[] = {"F32", "BF16", "F16",     "I32",  "I64",
+                                        "U8",  "I8",   "F8_E4M3", "BOOL", "I16",
+                                        "U16", "U32",  "U64",     "F64",  "F8_E5M2"};
     unsigned char bytes[12 * 8];
     for (int dtype = DTYPE_F32; dtype < (int)(COUNT(names)); dtype++) {
         FileWriter w;
@@ -394,6 +394,8 @@ TEST(what_has_no_effect_or_is_not_supported_is_refused) {
         {"\"hidden_act\":\"gelu\"", "hidden_act \"gelu\""},
         {"\"num_local_experts\":8", "num_local_experts 8"},
         {"\"quantization_config\":{\"bits\":4}", "quantization_config {\"bits\":4}"},
+        {"\"quantization_config\":{\"quant_method\":\"fp8\"}", "blocks of 128 x 128"},
+        {"\"quantization_config\":{\"weight_block_size\":[128,128]}", "blocks of 128 x 128"},
         {"\"logit_scale\":0.0625", "logit_scale 0.0625"},
         {"\"per_layer_config\":{\"0\":{}}", "per_layer_config"},
         {"\"partial_rotary_factor\":0.5", "partial_rotary_factor 0.5"},
@@ -457,6 +459,10 @@ TEST(other_names_and_places_are_read) {
         {"llama", "\"num_key_value_heads\":null", "num-query-groups", "4"},
         {"llama", "\"hidden_size\":64.0", "hidden-size", "64"},
         {"llama", "\"quantization_config\":null,\"num_experts\":0,\"hidden_act\":\"swish\"",
+         "kv-channels", "16"},
+        {"llama",
+         "\"quantization_config\":{\"quant_method\":\"fp8\",\"fmt\":\"e4m3\","
+         "\"weight_block_size\":[128,128]}",
          "kv-channels", "16"},
         {"llama", "\"eos_token_id\":[1,2],\"bos_token_id\":null,\"pad_token_id\":-1",
          "untie-embeddings-and-output-weights", "true"},

@@ -10,11 +10,13 @@ import os
 import sys
 
 import compare_torch
+import ml_dtypes
 import numpy
 import torch
 import transformers
 from chat_cases import FOLDERS, NAMED, SPANS, chat_folder
 from check import ROOT, fails, main, run
+from safetensors import safe_open
 from safetensors.numpy import load_file
 
 B, T, V = 2, 48, 97
@@ -305,6 +307,63 @@ def a_tuned_checkpoint_answers_there():
     assert len(set(theirs)) > 2, "it has learned nothing to say"
 
 
+WIDE = {**LLAMA, "hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 4,
+        "initializer_range": 0.05}
+FP8_MODELS = {
+    "llama": transformers.LlamaConfig(**WIDE, num_key_value_heads=2),
+    "qwen2": transformers.Qwen2Config(**WIDE, num_key_value_heads=2, tie_word_embeddings=True),
+    "qwen3": transformers.Qwen3Config(**WIDE, num_key_value_heads=2, head_dim=64),
+}
+
+
+def fp8_exports_open_there(name):
+    """Trained, exported in FP8, and opened there on the CPU: our logits and our loss."""
+    new_model(FP8_MODELS[name], 5, 0.02).save_pretrained(f"{name}_wide")
+    data = ("--seq-length", T, "--micro-batch-size", B)
+    run("train_gpt", "--load", f"{name}_wide", "--data", "tokens.bin", *data, "--train-iters", 5,
+        "--lr", 1e-3, "--save", f"{name}_wide_run")
+    run("train_gpt", "--load", f"{name}_wide_run/latest", "--export", f"{name}_fp8", "--export-fp8")
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        f"{name}_fp8", dtype=torch.float32, attn_implementation="eager").float()
+    tokens, ours = our_logits("--load", f"{name}_fp8")
+    same(ours, model, tokens)
+    trained = our_logits("--load", f"{name}_wide_run/latest")[1]
+    assert fails(same, trained, model, tokens), "FP8 has changed nothing"
+    run("train_gpt", "--load", f"{name}_fp8", "--eval-only", "--valid-data", "tokens.bin", *data,
+        "--global-batch-size", B, "--eval-iters", 4, "--metrics", f"{name}_fp8.jsonl")
+    with open(f"{name}_fp8.jsonl") as file:
+        loss = next(row["valid_loss"] for row in map(json.loads, file) if "valid_loss" in row)
+    held = torch.tensor(numpy.fromfile("tokens.bin", dtype="<u2", offset=1024).astype(int))
+    rows = held[:4 * B * T].reshape(-1, T), held[1:4 * B * T + 1].reshape(-1, T)
+    theirs = torch.nn.functional.cross_entropy(
+        logits_of(model, rows[0]).flatten(0, 1), rows[1].flatten()).item()
+    print(f"  measured: {name}: loss {loss:.6f}, there {theirs:.6f}")
+    assert abs(loss - theirs) < 5e-5, f"{loss} is not {theirs}"
+
+
+def fp8_codes_are_those_of_ml_dtypes():
+    """Of weights whose sizes are no multiples of 128, too."""
+    new_model(transformers.LlamaConfig(**{**WIDE, "hidden_size": 200, "intermediate_size": 330},
+                                       num_key_value_heads=1), 6).save_pretrained("odd")
+    run("train_gpt", "--load", "odd", "--export", "odd_fp8", "--export-fp8")
+    weights, seen = load_file("odd/model.safetensors"), 0
+    with safe_open("odd_fp8/model.safetensors", "pt") as file:
+        for name in filter(lambda name: name.endswith("_scale_inv"), file.keys()):
+            weight = weights[name.removesuffix("_scale_inv")]
+            scales = file.get_tensor(name).numpy()
+            codes = file.get_tensor(name.removesuffix("_scale_inv")).view(torch.uint8).numpy()
+            assert scales.shape == tuple(-(-size // 128) for size in weight.shape)
+            for row, column in numpy.ndindex(scales.shape):
+                place = numpy.s_[row * 128:row * 128 + 128, column * 128:column * 128 + 128]
+                amax = numpy.abs(weight[place]).max()
+                code = (weight[place] * (numpy.float32(448) / amax)).astype(
+                    ml_dtypes.float8_e4m3fn).view(numpy.uint8)
+                assert numpy.array_equal(code, codes[place]), name
+                assert scales[row, column] == amax / numpy.float32(448), name
+                seen += 1
+    assert seen == 3 * 30, seen
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
@@ -315,6 +374,8 @@ if __name__ == "__main__":
     names = [name for name in MODELS if name != "llama_3_1_again"]
     sys.exit(main([*[test_of(both_ways, name) for name in names],
                    *[test_of(tuned_losses_are_theirs, name) for name in TUNED],
+                   *[test_of(fp8_exports_open_there, name) for name in FP8_MODELS],
+                   fp8_codes_are_those_of_ml_dtypes,
                    conversations_are_theirs, scaling_is_not_ignored,
                    split_and_half_width_files_are_read, the_tokenizer_goes_along,
                    a_tuned_checkpoint_answers_there]))

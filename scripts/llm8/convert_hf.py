@@ -196,8 +196,9 @@ def import_model(folder, output):
             "own, or enlarge the model by transformers' resize_token_embeddings")
     with named_by("--output"):
         os.makedirs(output, exist_ok=True)
+    types = DTYPES | {FP8: "float8_e4m3fn"}
     specs = {name: safetensors.TensorSpec(
-        dtype=(DTYPES | {FP8: "float8_e4m3fn"})[tensor.dtype], shape=tensor.shape, data_ptr=tensor.bytes.ctypes.data,
+        dtype=types[tensor.dtype], shape=tensor.shape, data_ptr=tensor.bytes.ctypes.data,
         data_len=tensor.bytes.nbytes) for name, tensor in tensors.items()}
     weights = os.path.join(output, "model.safetensors")
     try:
@@ -228,7 +229,9 @@ def main():
         epilog="docs/fine_tune.md lists the families of models that are supported; the trainer\n"
                "refuses others, and says what it lacks for them.\n\n"
                "The way back needs no conversion: every checkpoint folder has model.safetensors,\n"
-               "config.json and, where it is known, tokenizer.json: give it to transformers.")
+               "config.json and, where it is known, tokenizer.json: give it to transformers.\n"
+               "./train_gpt --load CHECKPOINT --export DIR makes a folder to serve, in BF16 or\n"
+               "FP8 (docs/serve.md).")
     commands = p.add_subparsers(dest="command", required=True, metavar="COMMAND")
     one = commands.add_parser("import", help="a model's folder, or OWNER/NAME on the Hub, into a "
                               "start for the trainers' --load")
