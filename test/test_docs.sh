@@ -82,7 +82,7 @@ plant() {
 prepare_page() {
     case $1 in
     fine_tune) prepare_start ;;
-    troubleshooting | doctor | fp8 | formats | data | evaluation | architecture) prepare_run ;;
+    serve | troubleshooting | doctor | fp8 | formats | data | evaluation | architecture) prepare_run ;;
     esac
 }
 
