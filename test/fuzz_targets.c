@@ -18,7 +18,8 @@
 #define SMALLEST                                                                                \
     "--arch llama --num-layers 1 --hidden-size 4 --num-attention-heads 2 --num-query-groups 1 " \
     "--ffn-hidden-size 2 --vocab-size 4 --make-vocab-size-divisible-by 2 --seq-length 4 "       \
-    "--fp8-format hybrid --fp8-amax-history-len 2 --save fuzz --global-batch-size 1 "
+    "--fp8-format hybrid --fp8-amax-history-len 2 --save fuzz --micro-batch-size 1 "            \
+    "--global-batch-size 1 "
 
 static volatile unsigned char sink; // the compiler must not remove what is read
 
