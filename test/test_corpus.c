@@ -1,5 +1,5 @@
-// The quick start's corpus: it has the requested size, is the same everywhere, its sums are right,
-// and it is readable.
+// The quick start's corpus: it has the requested size, is the same everywhere, and faults in its
+// grammar are named.
 #define main make_corpus_main
 #include "../scripts/make_corpus.c"
 #undef main
@@ -7,14 +7,11 @@
 #include "processes.h"
 #include "test.h"
 
-#include <assert.h>
-#include <ctype.h>
 #include <zlib.h>
 
-enum { DEFAULT_BYTES = 1500000, MAX_WORDS = 400000 };
+enum { DEFAULT_BYTES = 1500000 };
 
-static char village[PATH_LENGTH], *corpus, *words[MAX_WORDS];
-static int word_count; // of the corpus, in words
+static char village[PATH_LENGTH], *corpus;
 
 SETUP() {
     const char *root = getenv("LLM8_ROOT"); // set by test/run.sh
@@ -100,150 +97,13 @@ static char *make_corpus(int64_t bytes, uint64_t seed, size_t *length) {
     return written;
 }
 
-static int compare_words(const void *a, const void *b) {
-    return strcmp(*(char *const *)a, *(char *const *)b);
-}
-
-// ---- sums ---------------------------------------------------------------------------------------
-
-// The sentences in which the corpus has sums: # is a number in words or digits, * is any word. The
-// last number is the result of the first and the second.
-static const struct {
-    const char *pattern;
-    char sign;
-} sums[] = {{"# + # = #", '+'},
-            {"# - # = #", '-'},
-            {"# x # = #", '*'},
-            {"# plus # is #", '+'},
-            {"# minus # is #", '-'},
-            {"# times # is #", '*'},
-            {"# and # make #", '+'},
-            {"minus one is # we say #", '='},
-            {"what is # plus # asked simon #", '+'},
-            {"what is # plus # asked simon the teacher #", '+'},
-            {"what is # times # #", '*'},
-            {"picked # and * picked # together they had #", '+'},
-            {"# ducks on the water and # ducks on the bank that makes #", '+'},
-            {"# coins said * if you buy # you pay #", '*'},
-            {"costs # coins so # cost #", '*'},
-            {"costs # coins so * cost * coins and # cost #", '*'}};
-enum { SUMS = COUNT(sums) };
-
-// Returns the number that a word is; -1: it is none.
-static int number_of(const char *word) {
-    static const char *const names[] = {
-        "no",       "one",     "two",     "three",     "four",     "five",     "six",
-        "seven",    "eight",   "nine",    "ten",       "eleven",   "twelve",   "thirteen",
-        "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty",
-        "thirty",   "forty",   "fifty",   "sixty",     "seventy",  "eighty",   "ninety"};
-    if (isdigit((unsigned char)*word)) { return atoi(word); }
-    for (int i = 0; i < 28; i++) {
-        size_t n = strlen(names[i]);
-        int value = i < 20 ? i : 10 * (i - 18);
-        if (strncmp(word, names[i], n) != 0) { continue; }
-        if (word[n] == '\0') { return value; }
-        if (word[n] == '-') { return value + number_of(word + n + 1); }
-    }
-    return -1;
-}
-
-// Cuts text in place into words in lower case, without the punctuation around them.
-static int split_words(char *text, char **into) {
-    static const char marks[] = " \n.,:;!?\"";
-    int count = 0;
-    for (char *p = text; *p != '\0'; p++) { *p = (char)tolower((unsigned char)*p); }
-    for (char *p = strtok(text, marks); p != NULL; p = strtok(NULL, marks)) {
-        char *possessive = strstr(p, "'s");
-        if (possessive != NULL) { *possessive = '\0'; }
-        assert(count < MAX_WORDS - 1);
-        into[count++] = p;
-    }
-    into[count] = NULL;
-    return count;
-}
-
 // Reads the corpus for the tests below.
 TEST(the_village_is_written) {
     size_t length;
     read_grammar(village);
     corpus = make_corpus(DEFAULT_BYTES, 1, &length);
-    word_count = split_words(strdup_or_die(corpus), words);
-    CHECK(word_count > 0);
+    CHECK(length >= DEFAULT_BYTES);
 }
-
-// Whether words match a pattern; found: its numbers. numbers: the number that each word is, or -1.
-static bool match(char **at, const int *numbers, const char *pattern, int found[3]) {
-    for (size_t n; *pattern != '\0'; pattern += n + (pattern[n] == ' '), at++, numbers++) {
-        n = strcspn(pattern, " ");
-        if (*at == NULL) { return false; }
-        if (*pattern == '#') {
-            if (*numbers < 0) { return false; }
-            *found++ = *numbers;
-        } else if (*pattern != '*' && (strncmp(pattern, *at, n) != 0 || (*at)[n] != '\0')) {
-            return false;
-        }
-    }
-    return true;
-}
-
-static bool is_right(char sign, const int n[3]) {
-    switch (sign) {
-    case '+': return n[0] + n[1] == n[2];
-    case '-': return n[0] - n[1] == n[2];
-    case '*': return n[0] * n[1] == n[2];
-    default: return n[0] == n[1];
-    }
-}
-
-// Counts the sums of each kind; returns how many are wrong, the first of them in `wrong`.
-static int check_sums(char **at, int count, int seen[SUMS], char wrong[200]) {
-    int faults = 0, n[3], *numbers = malloc_or_die((size_t)count * sizeof(int));
-    for (int i = 0; i < count; i++) { numbers[i] = number_of(at[i]); }
-    memset(seen, 0, SUMS * sizeof(int));
-    for (int i = 0; i < count; i++) {
-        for (int k = 0; k < SUMS; k++) {
-            if (!match(at + i, numbers + i, sums[k].pattern, n)) { continue; }
-            seen[k]++;
-            if (is_right(sums[k].sign, n)) { continue; }
-            if (faults++ == 0) { snprintf(wrong, 200, "%s: %d, %d", sums[k].pattern, n[0], n[1]); }
-        }
-    }
-    free(numbers);
-    return faults;
-}
-
-TEST(planted_wrong_sums_are_found) {
-    static const char *const texts[] = {
-        "2 + 3 = 6",
-        "\"Nine minus two is eight,\" he said.",
-        "8 x 7 = 54",
-        "Three and four make eight.",
-        "9 - 4 = 4",
-        "\"What is two plus two?\" asked Simon.\n\"Five,\" said Leo.",
-        "Four times twenty-one is eighty-five",
-        "One costs six coins, so seven cost forty coins.",
-        "One hen costs two coins, so three cost six coins and four cost nine."};
-    for (int i = 0; i < COUNT(texts); i++) {
-        char text[200], wrong[200], *few[50];
-        int seen[SUMS];
-        snprintf(text, sizeof(text), "%s", texts[i]);
-        CHECK_EQUAL(check_sums(few, split_words(text, few), seen, wrong), 1);
-    }
-}
-
-TEST(every_sum_is_right) {
-    char wrong[200] = "";
-    int seen[SUMS], equations = 0;
-    check_sums(words, word_count, seen, wrong);
-    CHECK_TEXT(wrong, "");
-    for (int k = 0; k < SUMS; k++) {
-        if (!(seen[k] >= 40)) { test_fail(__FILE__, __LINE__, "%s: %d", sums[k].pattern, seen[k]); }
-    }
-    for (int i = 0; i < word_count; i++) { equations += strcmp(words[i], "=") == 0; }
-    CHECK_EQUAL(equations, seen[0] + seen[1] + seen[2]); // there is no other kind of sum
-}
-
-// ---- size, repetition, words --------------------------------------------------------------------
 
 TEST(has_the_size_asked_for) {
     static const int64_t sizes[] = {0, 1, 1000, 100000, DEFAULT_BYTES};
@@ -256,12 +116,14 @@ TEST(has_the_size_asked_for) {
     }
 }
 
-// The checksum below may change only when the grammar changes.
+// The checksum may change only when the grammar changes. Then read the new text: its sums are
+// right, its sentences begin with a capital, and no word is so rare that a small model cannot learn
+// it.
 TEST(is_the_same_on_every_machine) {
     size_t length;
     FREED char *different = make_corpus(5000, 2, &length);
     CHECK(strncmp(different, corpus, 1000) != 0);
-    CHECK_EQUAL(crc32(0, (const unsigned char *)corpus, 50000), 3015969939);
+    CHECK_EQUAL(crc32(0, (const unsigned char *)corpus, (unsigned)strlen(corpus)), 2275809460);
 }
 
 // A terabyte was requested: the program ends at the first bytes that cannot be written.
@@ -270,45 +132,4 @@ TEST(stops_when_the_disk_is_full) {
     write_corpus(full, (int64_t)1 << 40, 1);
     CHECK(ferror(full));
     fclose(full);
-}
-
-TEST(is_plain_text_with_sentences) {
-    for (const char *c = corpus; *c != '\0'; c++) { CHECK(*c == '\n' || (*c >= 32 && *c < 127)); }
-    static const char *const slips[] = {
-        "  ",    " .",   " ,",  "..",     "(",          ")",        "[",        "]",      "{",
-        "}",     "$",    "|",   "`",      " one coins", " a apple", " an hen",  "\n\n\n", ". he",
-        ". she", "\nhe", " i ", "sheeps", "gooses",     " a old",   "one years"};
-    for (int i = 0; i < COUNT(slips); i++) {
-        char *slip = strstr(corpus, slips[i]);
-        if (slip != NULL) { test_fail(__FILE__, __LINE__, "\"%s\": %.60s", slips[i], slip); }
-    }
-}
-
-// A small model cannot learn a word that occurs only a few times.
-TEST(no_word_is_rare) {
-    int different = 0;
-    qsort(words, (size_t)word_count, sizeof(char *), compare_words);
-    for (int i = 0, next; i < word_count; i = next) {
-        for (next = i; next < word_count && strcmp(words[i], words[next]) == 0;) { next++; }
-        bool number = number_of(words[i]) >= 0;
-        different += !number;
-        if (!number && next - i < 5) {
-            test_fail(__FILE__, __LINE__, "%s: %d times", words[i], next - i);
-        }
-    }
-    CHECK(different > 500);
-}
-
-TEST(paragraphs_rarely_repeat) {
-    char **paragraphs = malloc_or_die(MAX_WORDS * sizeof(char *));
-    int count = 0, repeated = 0;
-    for (char *p = corpus, *end; (end = strstr(p, "\n\n")) != NULL; p = end + 2) {
-        *end = '\0';
-        paragraphs[count++] = p;
-    }
-    qsort(paragraphs, (size_t)count, sizeof(char *), compare_words);
-    for (int i = 1; i < count; i++) { repeated += strcmp(paragraphs[i - 1], paragraphs[i]) == 0; }
-    CHECK(count > 3000);
-    CHECK(repeated * 100 <= 3 * count);
-    free(paragraphs);
 }

@@ -151,11 +151,6 @@ def prepare(task):
 
 
 def drop_checkpoints(folder):
-    """Removes all checkpoints, but keeps the FP8 scales and their history, which a report shows."""
-    latest = environment.follow(os.path.join(folder, "latest"))
-    scaling = os.path.join(latest, "scaling.safetensors")
-    if os.path.exists(scaling):
-        shutil.copy(scaling, folder)
     for name in os.listdir(folder):
         path = os.path.join(folder, name)
         if name in ("latest", "best") and (os.path.islink(path) or os.path.isfile(path)):

@@ -134,19 +134,6 @@ def over_steps(axes, **words):
     style.legend_above(axes)
 
 
-def amax_figure(figure, variants, histories):
-    """histories: of each variant the amax_history of its first run."""
-    axes = figure.subplots()
-    for i, (variant, (last, rows)) in enumerate(zip(variants, histories)):
-        if last:
-            steps = numpy.arange(last - len(rows), last) + 1
-            axes.plot(steps, rows.max(axis=1), label=f"{variant.name}: the largest",
-                      **style.line(i))
-            axes.plot(steps, numpy.median(rows, axis=1), color=style.color(i), alpha=0.5,
-                      linewidth=1, label=f"{variant.name}: median")
-    over_steps(axes, title="Largest magnitude (amax) of the inputs of FP8 layers")
-
-
 def norm_figure(figure, variants, width):
     axes = figure.subplots()
     draw_norms(axes, variants, width)

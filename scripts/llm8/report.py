@@ -134,11 +134,6 @@ def pictures(comparison):
     yield ("Gradient norm and skipped steps", "norm", f"Means over {means}. Skipped steps "
            f"in all runs: {skipped}.", plots.norm_figure,
            plots.SIZE_WIDE, variants, width)
-    histories = [series.amax_history(variant.runs[0]) for variant in variants]
-    if any(last for last, _ in histories):
-        yield ("Range of the activations", "amax", "Of the inputs of all FP8 layers the largest "
-               "magnitude, and the median, in each step of the first seed, as the history of "
-               "delayed scaling has them.", plots.amax_figure, plots.SIZE_WIDE, variants, histories)
 
 
 def precision_table(run):

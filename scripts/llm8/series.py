@@ -1,15 +1,7 @@
 """Arithmetic on the series of runs: smoothing, seeds side by side, steady throughput."""
 
-import os
-
 import numpy
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
-from .environment import die, follow
-
-SCALING = "scaling.safetensors" # checkpoints/checkpoint.h
-OPERANDS = 3 # of a layer there: its input, its weight, its output's gradient
 WARM_UP_STEPS = 3 # after each start: caches, graphs and clocks settle
 
 
@@ -107,23 +99,3 @@ def window_mean(run, last, width, name="loss"):
     steps, values = learned(run, name)
     inside = values[(steps > last - width) & (steps <= last)]
     return float(inside.mean()) if len(inside) else float("nan")
-
-
-def amax_history(run):
-    """Returns a number of steps, and [steps, layers]: the largest magnitude of each FP8 layer's
-    input in the steps up to it, as delayed scaling has kept it in the run's newest checkpoint."""
-    folder = os.path.dirname(run.path)
-    for place in ("latest", ""):
-        path = os.path.join(follow(os.path.join(folder, place)), SCALING)
-        if os.path.exists(path):
-            try:
-                held = load_file(path)
-            except SafetensorError:
-                die(f"{path}: not a whole safetensors file")
-            count, history = (held[name][::OPERANDS] for name in ("count", "amax_history"))
-            used = numpy.flatnonzero(count > 0)
-            if len(used):
-                length = min(count[used].min(), history.shape[1])
-                places = (count[used, None] - numpy.arange(length, 0, -1)) % history.shape[1]
-                return int(count[used].max()), history[used[:, None], places].T
-    return 0, None
