@@ -5,7 +5,6 @@
 #   make test            everything that needs no GPU; as root, installs what is missing for it
 #   make test-gpu        the GPU's tests, on a GPU
 #   make bench           whole steps on the GPU, timed; MODELS= PRECISIONS= ITERS= RESULTS=
-#   make bench-cpu       the CPU trainer's steps, timed; ARGS="--bf16" with other options
 #   make scripts         the Python packages of compare, plot, monitor and the others in scripts/
 #   make clean           removes what make has built, but not .venv
 # For those who change it:
@@ -46,7 +45,7 @@ TESTS   := $(patsubst test/test_%.c,%,$(wildcard test/test_*.c))
 objects = $(patsubst %.c,$(BUILD)/$(1)/%.c.o,$(2))
 
 .DELETE_ON_ERROR:
-.PHONY: all help quickstart scripts test fuzz lint bench-cpu readme golden clean FORCE
+.PHONY: all help quickstart scripts test fuzz lint readme golden clean FORCE
 
 all: $(PROGRAMS)
 
@@ -236,12 +235,6 @@ run-tests: $(PROGRAMS) $(BUILD)/asan/train_gpt $(BUILD)/asan/fuzz \
       $(STANDIN_TRAINERS) $(BUILD)/plain/logits_tool $(BUILD)/plain/compare_tensors \
       $(TEST_PROGRAMS) $(STANDIN_TESTS) $(EMULATED_TESTS) $(CUDNN_TESTS)
 	JOBS=$(JOBS) test/run.sh $(filter-out $(TIMED_TESTS),$(ALL_TESTS)) -- $(TIMED_TESTS)
-
-# APPEND=FILE keeps what is printed
-bench-cpu: $(BUILD)/plain/bench_cpu
-	@scripts/bench_cpu.sh
-$(BUILD)/plain/bench_cpu: $(call objects,plain,test/bench_cpu.c $(LIBRARY))
-	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
 
 lint: scripts
 	@scripts/lint.sh
