@@ -14,9 +14,7 @@
 // The scales of a weight in FP8: one, by which its codes are multiplied, for each block.
 static TensorEntry scales_of(const TensorEntry *weight) {
     TensorEntry scales = {.dtype = DTYPE_F32, .dims = 2, .begin = weight->begin};
-    for (int d = 0; d < 2; d++) {
-        scales.shape[d] = (weight->shape[d] + FP8_BLOCK - 1) / FP8_BLOCK;
-    }
+    for (int d = 0; d < 2; d++) { scales.shape[d] = (weight->shape[d] - 1) / FP8_BLOCK + 1; }
     snprintf(scales.name, TENSOR_NAME, "%.*s_scale_inv", TENSOR_NAME - 16, weight->name);
     return scales;
 }
@@ -90,11 +88,10 @@ static bool read_fp8(const SafeTensors *st, const TensorEntry *e, int64_t begin,
     int64_t cols = e->shape[1], across = want.shape[1], count = want.shape[0] * across;
     if (s == NULL || s->dims != 2 || s->dtype > DTYPE_F16 || s->shape[0] != want.shape[0] ||
         s->shape[1] != across) {
-        return fail("%s: tensor '%s' is in FP8, and '%s' is %s: it must be floating-point [%lld, "
-                    "%lld], a scale for each 128 x 128 codes",
-                    st->path, e->name, want.name,
-                    s == NULL ? "missing" : "of another shape or type", (long long)want.shape[0],
-                    (long long)across);
+        return fail("%s: tensor '%s' is in FP8, and '%s' is %s: it must be floating-point "
+                    "[%lld, %lld], a scale for each 128 x 128 codes",
+                    st->path, e->name, want.name, s == NULL ? "missing" : "another",
+                    (long long)want.shape[0], (long long)across);
     }
     float *scales = malloc_or_die((size_t)count * sizeof(float));
     uint8_t *codes = malloc_or_die((size_t)(end - begin));
@@ -308,10 +305,10 @@ enum { NUMBERS = sizeof(numbers) / sizeof(numbers[0]) };
 #define ALL (~0u)
 #define LLAMAS (ALL ^ 1 << GPT2)
 #define SCALES "that scale"
-#define QUANTIZED                                                                                \
-    "reading a quantized model that is not in FP8 with blocks of 128 x 128: give the original, " \
-    "in "                                                                                        \
-    "BF16, FP16 or FP32"
+#define QUANTIZED "reading a quantized model (but FP8 in blocks of 128 x 128): give the original"
+#define FP8_CONFIG /* as transformers' FineGrainedFP8Config has it */               \
+    "{\"quant_method\":\"fp8\",\"fmt\":\"e4m3\",\"activation_scheme\":\"dynamic\"," \
+    "\"weight_block_size\":[128,128],\"modules_to_not_convert\":[\"lm_head\"]}"
 static const struct {
     unsigned of;
     bool null; // null means that the key is missing
@@ -431,13 +428,7 @@ char *hf_config(const Options *o, Dtype dtype, int begin_of_text, int end_of_tex
     cJSON_Delete(was);
     cJSON_AddBoolToObject(json, "tie_word_embeddings", !o->untie_embeddings_and_output_weights);
     cJSON_AddStringToObject(json, "dtype", dtype == DTYPE_F32 ? "float32" : "bfloat16");
-    if (dtype == DTYPE_F8_E4M3) { // as transformers' FineGrainedFP8Config has it
-        cJSON_AddItemToObject(
-            json, "quantization_config",
-            cJSON_Parse("{\"quant_method\":\"fp8\",\"fmt\":\"e4m3\",\"activation_scheme\":"
-                        "\"dynamic\",\"weight_block_size\":[128,128],"
-                        "\"modules_to_not_convert\":[\"lm_head\"]}"));
-    }
+    if (dtype == DTYPE_F8_E4M3) { cJSON_AddRawToObject(json, "quantization_config", FP8_CONFIG); }
     char *text = cJSON_Print(json);
     cJSON_Delete(json);
     return text;

@@ -490,6 +490,7 @@ void round_to_fp8(float *out, const float *x, int64_t n, float scale, Fp8Type ty
 
 void round_blocks_to_fp8(float *out, const float *x, Fp8Blocks b, Fp8Counts *counts) {
     unsigned long long largest_codes = 0, zero = 0, subnormal = 0;
+    assert(b.codes == NULL || (b.height == FP8_BLOCK && b.width == FP8_BLOCK && !b.power_of_two));
 #pragma omp parallel for collapse(2) reduction(+ : largest_codes, zero, subnormal)
     for (int top = 0; top < b.rows; top += b.height) {
         for (int left = 0; left < b.columns; left += FP8_BLOCK) {
@@ -510,10 +511,20 @@ void round_blocks_to_fp8(float *out, const float *x, Fp8Blocks b, Fp8Counts *cou
                 float range = float_from_bits(b.width == 1 ? amax[i] : largest);
                 scale[i] = fp8_block_scale(range, fp8_max(b.type), b.power_of_two);
             }
+            if (b.codes != NULL) { // a limit of scales, or the 1 of zeros, is no amax's scale
+                float factor = float_from_bits(largest) / fp8_max(b.type);
+                bool usual = factor >= FLT_MIN && factor <= FLT_MAX;
+                int across = (b.columns + FP8_BLOCK - 1) / FP8_BLOCK;
+                b.factors[(int64_t)(top / FP8_BLOCK) * across + left / FP8_BLOCK] =
+                    usual ? factor : 1.0f / scale[0];
+            }
             for (int row = top; row < bottom; row++) {
                 int64_t at = (int64_t)row * b.columns + left;
                 for (int i = 0; i < width && counts != NULL; i++) {
                     count_fp8(&codes, x + at + i, 1, scale[i], b.type);
+                }
+                for (int i = 0; i < width && b.codes != NULL; i++) {
+                    b.codes[at + i] = fp8_encode(x[at + i] * scale[i], b.type);
                 }
                 for (int i = 0; i < width; i++) {
                     out[at + i] = fp8_round(x[at + i] * scale[i], b.type) * (1.0f / scale[i]);
@@ -529,37 +540,6 @@ void round_blocks_to_fp8(float *out, const float *x, Fp8Blocks b, Fp8Counts *cou
     counts->largest += largest_codes;
     counts->zero += zero;
     counts->subnormal += subnormal;
-}
-
-void encode_squares(uint8_t *codes, float *factors, const float *x, int rows, int columns) {
-    const float most = fp8_max(FP8_E4M3);
-    int across = (columns + FP8_BLOCK - 1) / FP8_BLOCK;
-#pragma omp parallel for collapse(2)
-    for (int top = 0; top < rows; top += FP8_BLOCK) {
-        for (int left = 0; left < columns; left += FP8_BLOCK) {
-            int bottom = min_int(top + FP8_BLOCK, rows), right = min_int(left + FP8_BLOCK, columns);
-            uint32_t largest = 0; // the amax, as bits
-            for (int row = top; row < bottom; row++) {
-                const float *from = x + (int64_t)row * columns;
-                for (int i = left; i < right; i++) {
-                    uint32_t bits = float_bits(from[i]) & 0x7fffffffu;
-                    largest = bits > largest ? bits : largest;
-                }
-            }
-            float amax = float_from_bits(largest), factor = amax / most;
-            float scale = fp8_block_scale(amax, most, false);
-            for (int row = top; row < bottom; row++) {
-                int64_t at = (int64_t)row * columns;
-                for (int i = left; i < right; i++) {
-                    codes[at + i] = fp8_encode(x[at + i] * scale, FP8_E4M3);
-                }
-            }
-            // no factor of an amax like 0: the scale is a limit then, or 1
-            bool usual = factor >= FLT_MIN && factor <= FLT_MAX;
-            int64_t block = (int64_t)(top / FP8_BLOCK) * across + left / FP8_BLOCK;
-            factors[block] = usual ? factor : 1.0f / scale;
-        }
-    }
 }
 
 void round_to_bf16(float *out, const float *x, int64_t n) {

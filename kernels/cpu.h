@@ -162,17 +162,17 @@ typedef struct {
     int rows, columns, height, width;
     Fp8Type type;
     bool power_of_two; // scales are powers of two
+    // NULL, or, of squares whose scales are no powers of two: where the codes go, and the factors
+    // that turn them back: [ceil(rows/128),ceil(columns/128)].
+    // A factor is amax / largest, not 1 / (largest / amax), which is rounded otherwise: so what is
+    // read back has the same codes and factors.
+    uint8_t *codes;
+    float *factors;
 } Fp8Blocks;
 
 // out = the FP8 value nearest to x times the scale of its block, divided by that scale again; out
 // may be x. Counts the codes, unless counts is NULL.
 void round_blocks_to_fp8(float *out, const float *x, Fp8Blocks blocks, Fp8Counts *counts);
-
-// The codes [rows,columns] in E4M3 of a weight in blocks of 128 x 128, rounded as by
-// round_blocks_to_fp8, and factors [ceil(rows/128),ceil(columns/128)] that turn them back. A factor
-// is the block's amax / 448, not 1 / its scale, which is another float: so the same codes and
-// factors come of what they stand for.
-void encode_squares(uint8_t *codes, float *factors, const float *x, int rows, int columns);
 
 void round_to_bf16(float *out, const float *x, int64_t n);
 

@@ -285,14 +285,12 @@ FLAG("plan", plan, "false", "print the memory plan and exit", ACTION)
 FLAG("list-tensors", list_tensors, "false",
     "print the model's tensors, as model.safetensors has them, and exit", ACTION)
 TEXT("export", export_to, "", "DIR",
-    "write the weights of --load for programs that serve them, in BF16, as a new Hugging Face "
-    "folder, and exit", ACTION)
+    "write the weights of --load as a new Hugging Face folder to serve, in BF16, and exit", ACTION)
 FLAG("export-fp8", export_fp8, "false",
-    "the exported linear layers of the blocks in FP8, with a scale for each 128 x 128 weights "
-    "(llama)", ACTION, NEEDS("export"))
+    "export the blocks' linear layers in FP8 with a scale for each 128 x 128 weights (llama)",
+    ACTION, NEEDS("export"))
 REAL("export-shard-gb", export_shard_gb, "5", 0, 1e6,
-    "the export is split into files of at most so many 10^9 bytes, or of one tensor", ACTION,
-    NEEDS("export"))
+    "export files of at most so many 10^9 bytes, or one tensor", ACTION, NEEDS("export"))
 TEXT("dump-gradients", dump_gradients, "", "FILE",
     "write the next step's loss and gradients, before clipping, as safetensors, and exit", ACTION)
 TEXT("config", config, "", "FILE",

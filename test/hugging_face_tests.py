@@ -533,8 +533,8 @@ def exported_weights_are_the_trained_ones():
     """Codes and scales by their definition, also where a block is not whole; all else in BF16."""
     run("train_gpt", *WIDE, *DATA, "--train-iters", 4, "--lr", "1e-2", "--save", "wide_run")
     said = export("wide_run/latest", "wide_fp8", "--export-fp8")
-    assert said.err.startswith("warning: --export-fp8: 14 weights, the first 'model.layers.0."
-                               "self_attn.q_proj.weight' [192, 192], are no multiples of 128"), said
+    assert said.err.startswith("warning: --export-fp8: weights such as 'model.layers.1.mlp.down_"
+                               "proj.weight' [192, 320] are no multiples of 128 x 128"), said.err
     export("wide_run/latest", "wide_bf16")
     held, plain = unpack("wide_fp8/model.safetensors"), unpack("wide_bf16/model.safetensors")
     trained = weights_of("wide_run/latest")
@@ -621,7 +621,7 @@ def fp8_without_its_scales_is_refused():
             del changed[weight + SCALES]
         model_folder("m", tensors=changed)
         bad("m", f"tensor '{weight}' is in FP8, and '{weight}{SCALES}' is", said, "[1, 2]")
-        said = "missing" if row is None else "of another shape or type"
+        said = "missing" if row is None else "another"
         refused(run("train_gpt", "--load", "m", *DATA, check=False), "--load m/model.safetensors: ",
                 f"tensor '{weight}' is in FP8, and '{weight}{SCALES}' is {said}", "[1, 2]")
     model_folder("m", tensors={**held, "model.norm.weight" + SCALES: ("F32", [1], bytes(4))})
@@ -637,7 +637,8 @@ def models_that_are_not_served_are_refused():
     def export_of(folder, *words):
         return run("train_gpt", "--load", folder, "--export", "no", *words, check=False)
 
-    refused(export_of("qwen2_run/latest"), "--logit-softcap 3", "vLLM, llama.cpp", "0 exports it")
+    refused(export_of("qwen2_run/latest"), "--logit-softcap 3", "vLLM, llama.cpp",
+            "--logit-softcap 0 exports without it")
     refused(export_of("gpt2_run/latest", "--export-fp8"), "--export-fp8: not for GPT-2",
             "--quantization fp8")
     run("train_gpt", "--model", "llama-tiny", "--kv-channels", 20, *DATA, "--train-iters", 1,

@@ -303,25 +303,29 @@ static int block_errors(const Reference *r, const float *rounded, const Fp8Count
     return errors + !!memcmp(counts, &right_counts, sizeof(right_counts));
 }
 
-// Checks the codes of encode_squares, its factors, which are the inverse scales but for their
-// rounding, and that what both stand for has the same codes and factors.
+// Checks the codes of squares, their factors, which are the inverse scales but for their rounding,
+// and that what both stand for has the same codes and factors.
 static int square_errors(const Reference *r) {
-    static uint8_t codes[MOST], again[MOST];
-    static float factors[4], same[4], back[MOST];
-    int rows = r->blocks.rows, columns = r->blocks.columns, errors = 0;
-    int across = (columns + FP8_BLOCK - 1) / FP8_BLOCK;
-    encode_squares(codes, factors, r->x, rows, columns);
-    for (int i = 0; i < rows * columns; i++) {
-        int row = i / columns, column = i % columns;
-        float factor = factors[row / FP8_BLOCK * across + column / FP8_BLOCK];
-        float inverse = r->inverse[fp8_scale_index(r->scaling, rows, columns, row, column)];
-        errors += codes[i] != r->codes[i] || !(fabsf(factor / inverse - 1.0f) < 0x1p-22f);
-        back[i] = fp8_decode(codes[i], FP8_E4M3) * factor;
+    static uint8_t codes[2][MOST];
+    static float factors[2][4], rounded[MOST], back[MOST];
+    Fp8Blocks b = r->blocks;
+    int errors = 0, across = (b.columns + FP8_BLOCK - 1) / FP8_BLOCK, n = b.rows * b.columns;
+    int squares = across * ((b.rows + FP8_BLOCK - 1) / FP8_BLOCK);
+    b.codes = codes[0];
+    b.factors = factors[0];
+    round_blocks_to_fp8(rounded, r->x, b, NULL);
+    for (int i = 0; i < n; i++) {
+        int row = i / b.columns, column = i % b.columns;
+        float factor = b.factors[row / FP8_BLOCK * across + column / FP8_BLOCK];
+        float inverse = r->inverse[fp8_scale_index(r->scaling, b.rows, b.columns, row, column)];
+        errors += b.codes[i] != r->codes[i] || !(fabsf(factor / inverse - 1.0f) < 0x1p-22f);
+        back[i] = fp8_decode(b.codes[i], FP8_E4M3) * factor;
     }
-    encode_squares(again, same, back, rows, columns);
-    int count = across * ((rows + FP8_BLOCK - 1) / FP8_BLOCK);
-    return errors + !!memcmp(codes, again, (size_t)rows * (size_t)columns) +
-           !!memcmp(factors, same, (size_t)count * sizeof(float));
+    b.codes = codes[1];
+    b.factors = factors[1];
+    round_blocks_to_fp8(back, back, b, NULL);
+    return errors + !!memcmp(codes[0], codes[1], (size_t)n) +
+           !!memcmp(factors[0], factors[1], (size_t)squares * sizeof(float));
 }
 
 TEST(blocks_are_the_references) {

@@ -1,7 +1,6 @@
 #include "run.h"
 #include "../checkpoints/hugging_face.h"
 #include "../ranks/launch.h"
-#include "export.h"
 #include "metrics.h"
 #include "run_data.h"
 #include "save_folder.h"

@@ -14,6 +14,8 @@ BEGIN_C
 // Prints what run_configure has decided; or answers --list-checkpoints, --list-tensors
 // or --export and exits.
 void run_announce(Run *run);
+// Writes the folder of --export and prints what it has (export.c).
+void run_export(Run *run);
 // Opens the data and the save folder, catches signals, and prints the run's lines. device: text for
 // these lines and metrics.jsonl. On several ranks, the data and the folder must be the same.
 void run_start(Run *run, const char *device);
