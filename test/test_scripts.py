@@ -780,9 +780,10 @@ class Terminal(Folder):
         a, b = (self.whole_run(name, [3.0, 2.5, 2.0]) for name in "ab")
         self.assertNotIn("* a", monitor.frame([a], 100, 30))
         b.steps[2]["skipped"] = 1
-        self.assertIn("\n          * a   o b, 1 step skipped\n", monitor.frame([a, b], 100, 30))
-        self.assertIn("\n          * b, 1 step skipped\n", monitor.frame([b], 100, 30))
+        self.assertIn("\n* a   o b, 1 step skipped\n", monitor.frame([a, b], 100, 30))
+        self.assertIn("\n* b, 1 step skipped\n", monitor.frame([b], 100, 30))
         self.assertEqual(len(monitor.frame([a, b], 100, 24).splitlines()), 23)
+        self.assertIn("\n* a   o b, 1\nstep skipped\n", monitor.frame([a, b], 14, 30))
         variants = [judge.Variant(run.name, [run]) for run in (a, b)]
         drawn = style.draw(plots.draw_runs, plots.SIZE_RUNS, variants, "step").decode()
         self.assertEqual(drawn.count(">b: 1 skipped step<"), 1)

@@ -15,6 +15,7 @@ import math
 import shutil
 import statistics
 import sys
+import textwrap
 
 from . import metrics
 from .command_line import Parser, number
@@ -97,12 +98,12 @@ def details(run):
         yield f"FP8 range at step {step:,}: " + ("; ".join(worst) or "no such codes")
 
 
-def legend(runs):
-    """Returns the line above the curves; "" where one curve has no skipped steps."""
+def legend(runs, width):
+    """Returns the lines above the curves; none where one curve has no skipped steps."""
     skipped = [f", {many(run.skipped, 'step')} skipped" if run.skipped else "" for run in runs]
     shown = len(runs) > 1 or skipped[0]
-    return "   ".join(f"{letter} {run.name}{more}" for letter, run, more in
-                      zip(LETTERS * len(runs), runs, skipped)) if shown else ""
+    return textwrap.wrap("   ".join(f"{letter} {run.name}{more}" for letter, run, more in zip(
+        LETTERS * len(runs), runs, skipped)), width, break_on_hyphens=False) if shown else []
 
 
 def frame(runs, width, height):
@@ -110,7 +111,7 @@ def frame(runs, width, height):
     if len(runs) == 1 and runs[0].starts:
         lines += details(runs[0])
     lines += [run.complaint for run in runs if run.complaint]
-    above = [" " * 10 + line for line in [legend(runs)] if line]
+    above = legend(runs, width)
     room = height - len(lines) - len(above) - 3
     if all(run.steps for run in runs) and room >= 6:
         lines += ["", *above, *chart(runs, width - 12, min(room, 24))]
