@@ -78,12 +78,33 @@ def read_shard(path):
     return numpy.memmap(path, dtype="<u2" if header[1] == 1 else "<u4", mode="r", offset=1024)
 
 
-def read_mask(path, count):
-    """Whether each token of a shard counts; None: there is no mask, and all do."""
-    if not os.path.exists(path + ".mask"):
+def read_bits(path, ending, count):
+    """Of each token of a shard, whether it counts (.mask) or begins a document (.starts); None:
+    there is no such file."""
+    if not os.path.exists(path + ending):
         return None
-    bits = numpy.fromfile(path + ".mask", dtype="u1", offset=1024)
+    bits = numpy.fromfile(path + ending, dtype="u1", offset=1024)
     return numpy.unpackbits(bits, count=count, bitorder="little").astype(bool)
+
+
+def read_mask(path, count):
+    """None: all tokens count."""
+    return read_bits(path, ".mask", count)
+
+
+RESETS = ("reset-attention-mask", "reset-position-ids")
+
+
+def seen_of(options, begins):
+    """What the model is given so that documents are apart, where the options say so."""
+    length, apart = begins.shape[1], {}
+    places = numpy.arange(length)
+    starts = numpy.maximum.accumulate(numpy.where(begins, places, 0), axis=1)[:, None, :, None]
+    if options.get(RESETS[0]) == "true":
+        apart["attention_mask"] = (places >= starts) & (places <= places[:, None])
+    if options.get(RESETS[1]) == "true":
+        apart["position_ids"] = places - starts[:, 0, :, 0]
+    return apart
 
 
 class Data:
@@ -96,10 +117,17 @@ class Data:
         masks = [read_mask(path, len(part)) for path, part in zip(paths, tokens)]
         counts = [numpy.ones(len(part), dtype=bool) if mask is None else mask
                   for part, mask in zip(tokens, masks)]
+        begins = [read_bits(path, ".starts", len(part)) for path, part in zip(paths, tokens)]
+        if any(options.get(name) == "true" for name in RESETS) and any(
+                one is None for one in begins):
+            sys.exit(f"error: {pattern}: a shard without .starts; prepare the data again")
+        begins = [numpy.zeros(len(part), bool) if one is None else one
+                  for part, one in zip(tokens, begins)]
         if any(mask is not None for mask in masks): # the last window may lack its last target
             tokens.append(numpy.zeros(1, dtype=tokens[0].dtype))
             counts.append(numpy.zeros(1, dtype=bool))
         self.tokens, self.counts = numpy.concatenate(tokens), numpy.concatenate(counts)
+        self.begins, self.options = numpy.concatenate(begins), options
         self.length = int(options["seq-length"])
         self.starts = [at for at in range(0, len(self.tokens) - self.length, self.length)
                        if self.counts[at + 1:at + self.length + 1].any()]
@@ -112,14 +140,17 @@ class Data:
         return self.starts[place]
 
     def batch(self, first, count, device):
-        """Tokens and targets of the samples from `first` on."""
+        """Tokens and targets of the samples from `first` on, and what of them is apart."""
         rows = [slice(at, at + self.length + 1)
                 for at in map(self.start, range(first, first + count))]
         tokens = numpy.stack([self.tokens[row] for row in rows]).astype(numpy.int64)
         counts = numpy.stack([self.counts[row] for row in rows])
         targets = numpy.where(counts, tokens, LEFT_OUT)
+        begins = numpy.stack([self.begins[row.start:row.stop - 1] for row in rows])
+        apart = seen_of(self.options, begins)
         return (torch.from_numpy(tokens[:, :-1]).to(device),
-                torch.from_numpy(targets[:, 1:]).to(device))
+                torch.from_numpy(targets[:, 1:]).to(device),
+                {name: torch.from_numpy(held).to(device) for name, held in apart.items()})
 
 
 # ---- our side -----------------------------------------------------------------------------------
@@ -201,15 +232,17 @@ def train_torch(model, options, steps, device, autocast):
     micro, whole = int(options["micro-batch-size"]), int(options["global-batch-size"])
     clip, results, valid = float(options["clip-grad"]), [], None
 
-    def loss_of(tokens, targets):
+    def loss_of(tokens, targets, apart):
         """The sum over the targets that count."""
+        if "attention_mask" in apart and model.config._attn_implementation == "eager": # it adds it
+            apart = apart | {"attention_mask": torch.where(apart["attention_mask"], 0.0, -1e30)}
         with torch.autocast(device, torch.bfloat16, enabled=autocast):
-            logits = model(tokens, use_cache=False).logits
+            logits = model(tokens, use_cache=False, **apart).logits
         return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten(),
                                                  ignore_index=LEFT_OUT, reduction="sum")
 
     def counted(batches):
-        return [int((targets != LEFT_OUT).sum()) for _, targets in batches]
+        return [int((targets != LEFT_OUT).sum()) for _, targets, _ in batches]
 
     for step in range(steps):
         total, batches = 0.0, [data.batch(first, micro, device)

@@ -32,7 +32,7 @@ RANKS = ("standin_trainer --model llama-tiny --micro-batch-size 2 --global-batch
          "--seq-length 32 --no-cuda-graphs --distributed-timeout 60")
 FP8 = "--fp8-format hybrid --fp8-amax-history-len 7"
 KINDS = {
-    "cpu": f"{CPU} --save-interval 1 --keep 2",
+    "cpu": f"{CPU} --save-interval 1 --keep 2 --reset-attention-mask --eod-mask-loss",
     "cpu-fp8": f"{CPU} {FP8} --save-interval 3 --keep 1",
     "elsewhere": f"{CPU} --save-interval 15 --keep 1",  # begins at another run's checkpoint
     "rank": f"{RANKS} --gpus 3 --save-interval 1 --keep 1",
@@ -45,7 +45,8 @@ def write_shard(path, tokens, seed):
     numbers = random.Random(seed)
     with open(path, "wb") as file:
         file.write(struct.pack("<256i", 20240520, 1, tokens, *[0] * 253))
-        file.write(bytes(b for _ in range(tokens) for b in (numbers.choice(b"aeinorst .\n"), 0)))
+        texts = [numbers.choice([*b"aeinorst .\n", 256]) for _ in range(tokens)]
+        file.write(struct.pack(f"<{tokens}H", *texts))
 
 
 def program(name, folder):

@@ -170,6 +170,7 @@ FAULTS = {
     "the order": ({}, {"seed": "1"}),
     "weight decay": ({}, {"weight-decay": "0"}),
     "clipping": ({}, {"clip-grad": "0"}),
+    "conversations apart": ({}, {"reset-attention-mask": "false"}),
 }
 
 
