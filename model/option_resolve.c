@@ -402,7 +402,8 @@ bool options_resolve(Options *o, const OptionFacts *facts) {
     const Options *was = facts->checkpoint;
     EACH_OPTION (row) {
         if (o->repeated[row - option_table] && strcmp(row->choices, "GLOB") == 0) {
-            warn("--%s is given more than once; the last one counts: %s (a pattern names several files)",
+            warn("--%s is given more than once; the last one counts: %s (a pattern names several "
+                 "files)",
                  row->name, (const char *)o + row->offset);
         }
     }
