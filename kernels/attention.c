@@ -22,6 +22,7 @@ enum {
     UID_DV,
     UID_SUM,     // dot(dout, out) of each row, in our workspace
     UID_DQ_SUM,  // FP32 accumulator of dQ, in our workspace, unless deterministic
+    UID_STARTS,  // each query's first visible key; without documents it is not in the graph
     UID_SCALE,   // by value
     UID_MASKED,  // by value
     UID_ONE,     // by value
@@ -33,7 +34,8 @@ typedef struct {
     int sequences, groups;
 } Piece;
 
-// A graph for a piece of a shape, and the engine that runs it.
+// A graph for a piece of a shape, and the engine that runs it. The graph has a mask of documents if
+// the shape has documents.
 typedef struct {
     AttentionShape shape;
     Piece piece;
@@ -82,6 +84,7 @@ typedef struct {
     Dims head, group, group_t, scores, row;
     // strides: in the packed buffer, and transposed; of the output; of the rows' statistics
     Dims qkv, qkv_t, out, lse;
+    bool documents;
 } Graph;
 
 static const cudnnDataType_t F32 = CUDNN_DATA_FLOAT, BF16 = CUDNN_DATA_BFLOAT16;
@@ -125,7 +128,7 @@ static Desc describe(Graph *g, cudnnBackendDescriptorType_t type, const Attribut
 
 // uid 0: virtual.
 static Desc tensor(Graph *g, int64_t uid, cudnnDataType_t type, Dims dims, Dims strides) {
-    int64_t alignment = 16, own = uid != 0 ? uid : g->next_uid++;
+    int64_t alignment = uid == UID_STARTS ? sizeof(int) : 16, own = uid != 0 ? uid : g->next_uid++;
     bool yes = true, by_value = uid == UID_SCALE || uid == UID_MASKED || uid == UID_ONE;
     return DESCRIBE(g, TENSOR, ATTRIBUTE(TENSOR_UNIQUE_ID, INT64, 1, &own),
                     ATTRIBUTE(TENSOR_DATA_TYPE, DATA_TYPE, 1, &type),
@@ -192,17 +195,30 @@ static Desc apply(Graph *g, cudnnPointwiseMode_t mode, Desc x, Desc b, Dims dims
     return pointwise(g, mode, x, b, NULL, inner(g, F32, dims), 0);
 }
 
-// where(row >= col, x, very negative)
-static Desc causal_mask(Graph *g, Desc x) {
-    Dims scores = g->scores;
-    Desc row = pointwise(g, CUDNN_POINTWISE_GEN_INDEX, x, NULL, NULL,
-                         inner(g, CUDNN_DATA_INT32, scores), 2);
-    Desc col = pointwise(g, CUDNN_POINTWISE_GEN_INDEX, x, NULL, NULL,
-                         inner(g, CUDNN_DATA_INT32, scores), 3);
-    Desc seen = pointwise(g, CUDNN_POINTWISE_CMP_GE, row, col, NULL,
-                          inner(g, CUDNN_DATA_BOOLEAN, scores), 0);
+// The place of each score along an axis: its query, 2, or its key, 3.
+static Desc place(Graph *g, Desc x, int64_t axis) {
+    return pointwise(g, CUDNN_POINTWISE_GEN_INDEX, x, NULL, NULL,
+                     inner(g, CUDNN_DATA_INT32, g->scores), axis);
+}
+
+// where(a >= b, x, very negative)
+static Desc mask_unless(Graph *g, Desc a, Desc b, Desc x) {
+    Desc seen = pointwise(g, CUDNN_POINTWISE_CMP_GE, a, b, NULL,
+                          inner(g, CUDNN_DATA_BOOLEAN, g->scores), 0);
     return pointwise(g, CUDNN_POINTWISE_BINARY_SELECT, x, value(g, UID_MASKED), seen,
-                     inner(g, F32, scores), 0);
+                     inner(g, F32, g->scores), 0);
+}
+
+// Hides the keys before the query's document and those after the query. In this order, and with
+// places of the tensor that is masked, cuDNN's engine knows the second mask as the causal one, and
+// skips tiles above the diagonal.
+static Desc mask(Graph *g, Desc x) {
+    if (g->documents) {
+        Dims starts = {{g->row.d[0], 1, g->row.d[2], 1}};
+        x = mask_unless(g, place(g, x, 3),
+                        tensor(g, UID_STARTS, CUDNN_DATA_INT32, starts, packed(starts)), x);
+    }
+    return mask_unless(g, place(g, x, 2), place(g, x, 3), x);
 }
 
 static void build_forward(Graph *g) {
@@ -214,7 +230,7 @@ static void build_forward(Graph *g) {
 
     Desc s = matmul(g, q, k_t, inner(g, F32, g->scores));
     s = apply(g, CUDNN_POINTWISE_MUL, s, value(g, UID_SCALE), g->scores);
-    s = causal_mask(g, s);
+    s = mask(g, s);
     Desc max = reduction(g, CUDNN_REDUCE_TENSOR_MAX, s, inner(g, F32, g->row));
     Desc e = apply(g, CUDNN_POINTWISE_SUB, s, max, g->scores);
     e = apply(g, CUDNN_POINTWISE_EXP, e, NULL, g->scores);
@@ -258,7 +274,7 @@ static void build_backward(Graph *g, bool deterministic) {
     Desc s = matmul(g, q, k_t, inner(g, F32, g->scores));
     s = apply(g, CUDNN_POINTWISE_MUL, s, value(g, UID_SCALE), g->scores);
     s = apply(g, CUDNN_POINTWISE_SUB, s, lse, g->scores);
-    Desc p = apply(g, CUDNN_POINTWISE_EXP, causal_mask(g, s), NULL, g->scores);
+    Desc p = apply(g, CUDNN_POINTWISE_EXP, mask(g, s), NULL, g->scores);
     group_gradient(g, p, dout, UID_DV);
 
     Desc dp = matmul(g, dout, v_t, inner(g, F32, g->scores));
@@ -320,6 +336,7 @@ static void make_plan(Gpu *gpu, AttentionPlan *plan) {
         .qkv_t = {{T * N, D, 1, N}},
         .out = {{T * HD, D, HD, 1}},
         .lse = {{s->H * T, T, 1, 1}},
+        .documents = s->documents != NULL,
     };
     if (plan->backward) {
         build_backward(&g, s->deterministic);
@@ -372,6 +389,7 @@ static const AttentionPlan *plan_for(Gpu *gpu, AttentionShape s, Piece piece, bo
         const AttentionPlan *p = &cache->plans[i];
         if (p->shape.T == s.T && p->shape.H == s.H && p->shape.G == s.G && p->shape.D == s.D &&
             p->shape.deterministic == s.deterministic && p->backward == backward &&
+            (p->shape.documents != NULL) == (s.documents != NULL) &&
             p->piece.sequences == piece.sequences && p->piece.groups == piece.groups) {
             return p;
         }
@@ -531,9 +549,14 @@ static void run(Gpu *gpu, AttentionShape s, const Bf16 *qkv, const Bf16 *out, co
             int64_t k = first * row + (s.H + g) * D, v = k + s.G * D;
             int64_t result = (first * s.H + h) * D, statistic = ((int64_t)b * s.H + h) * s.T;
             const void *bound[UID_VIRTUAL] = {
-                [UID_Q] = qkv + q,        [UID_K] = qkv + k,           [UID_V] = qkv + v,
-                [UID_OUT] = out + result, [UID_LSE] = lse + statistic, [UID_SCALE] = &scale,
-                [UID_MASKED] = &masked};
+                [UID_Q] = qkv + q,
+                [UID_K] = qkv + k,
+                [UID_V] = qkv + v,
+                [UID_OUT] = out + result,
+                [UID_LSE] = lse + statistic,
+                [UID_SCALE] = &scale,
+                [UID_MASKED] = &masked,
+                [UID_STARTS] = s.documents != NULL ? s.documents + first : NULL};
             if (d_out != NULL) {
                 bound[UID_DOUT] = d_out + result;
                 bound[UID_DQ] = d_qkv + q;

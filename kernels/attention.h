@@ -5,6 +5,12 @@
 //
 // Every address is a multiple of 16 bytes, and G divides H.
 //
+// Documents that are packed into a sequence do not see each other where the shape has `documents`:
+// query t then sees the keys from starts[t], where its document begins, to t. They are int32: the
+// starts [B,T], which never decrease within a sequence, and then how the kernels for heads of 64
+// share their work, which attention_share_work writes. Where documents are short, those kernels
+// skip tiles; cuDNN does not.
+//
 // cuDNN's flash attention does the work, through its C backend API; where it has no engine for a
 // shape (a head size that is not a multiple of 8, say), a plain kernel of our own takes its place.
 // On Hopper kernels of our own compute heads of 64.
@@ -21,7 +27,15 @@ BEGIN_C
 typedef struct {
     int B, T, H, G, D;
     bool deterministic;
+    const int *documents; // on the device; NULL: a sequence is one document
 } AttentionShape;
+
+// On the host: writes what follows the starts (attention64_backward.cu). size: of all, in numbers.
+enum { ATTENTION64_BLOCKS = 160 }; // of a launch, at most
+static inline size_t attention_documents_size(AttentionShape s) {
+    return (size_t)s.B * (size_t)s.T + 2 * (ATTENTION64_BLOCKS + 1);
+}
+void attention_share_work(const Gpu *gpu, AttentionShape s, int *documents);
 
 void attention_forward_gpu(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv);
 // d_qkv is overwritten.
@@ -39,6 +53,9 @@ void attention_plain_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf1
 bool attention64_serves(const Gpu *gpu, AttentionShape s);
 void attention64_check(const Gpu *gpu, AttentionShape s); // dies where they do not serve it
 size_t attention64_workspace(AttentionShape s); // bytes; 0: it serves the shape on no device
+// What the pieces of a head's work cost, on the host, in a sequence with these starts. Returns
+// their number.
+int attention64_forward_costs(int T, const int *starts, int *costs);
 void attention64_forward(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv);
 void attention64_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
                           const Bf16 *out, const float *lse, const Bf16 *qkv);

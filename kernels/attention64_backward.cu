@@ -18,7 +18,9 @@
 // The first warpgroup's first warp loads tiles by TMA; its others compute the rows' statistics of
 // the next head. What is left when every block has had as many whole heads as all can have is
 // shared at tiles of keys: sums of such a head lie with several blocks, and a second kernel adds
-// them up.
+// them up. Of documents that are packed into a sequence, a tile of keys meets the queries up to the
+// end of its last document; all heads are then shared so, in parts of about equal cost, which the
+// host cuts.
 #include "attention.h"
 #include "hopper.cuh"
 
@@ -36,7 +38,7 @@ enum {
     THREADS = 3 * GROUP,
     MOST_T = 2048,
     MOST_TILES = MOST_T / KEYS, // tiles of keys, or pairs of tiles of queries
-    MOST_BLOCKS = 160,
+    MOST_BLOCKS = ATTENTION64_BLOCKS,
     SUMS = QUERIES * SIZE, // floats of a tile of dQ
     COMPUTING_REGISTERS = 240,
     LOADING_REGISTERS = 24 // a thread's
@@ -64,6 +66,7 @@ struct Parameters {
     Bf16 *d_qkv;
     const Bf16 *dout, *out;
     const float *lse;
+    const int *starts, *document_cuts; // attention.h; NULL without documents
     float *sums; // [block][2][T, whole tiles of 128][64], in an order of its own
     int T, H, N; // N: row of the packed buffer
     int tiles;   // tiles of keys in a head
@@ -71,10 +74,19 @@ struct Parameters {
     int whole; // heads of every block
     // The other heads' tiles of keys, counted through: where each block's part begins.
     uint16_t cuts[MOST_BLOCKS + 1];
+
+    template <bool DOCUMENTS> __device__ int cut(int block) const {
+        return DOCUMENTS ? __ldg(document_cuts + block) : cuts[block];
+    }
+    // The first tile of keys that a pair of tiles of queries meets.
+    template <bool DOCUMENTS> __device__ int first_keys(int head, int pair) const {
+        return DOCUMENTS ? __ldg(starts + (int64_t)(head / H) * T + pair * KEYS) / KEYS : 0;
+    }
 };
 
 // Where a block has its sums of dQ. part 0: those of its whole heads, and of the first head of
-// which it has a part; 1: those of a second such head.
+// which it has a part; 1: those of a second such head. With documents, part 1 is of all heads but
+// its first one: of these only the last can be a part.
 __device__ __forceinline__ float4 *sums_of(const Parameters &p, int block, int part) {
     return reinterpret_cast<float4 *>(p.sums) + (block * 2 + part) * 2ll * p.tiles * (SUMS / 4);
 }
@@ -103,14 +115,15 @@ __device__ __forceinline__ void write_tile(const Parameters &p, int head, int ti
 
 // Piece `number` of a block's work: a head's tiles of keys from first to before last; none: the
 // work is done.
-struct Work {
+template <bool DOCUMENTS> struct Work {
     int head, first, last;
     __device__ Work(const Parameters &p, int number) {
         head = number * p.blocks + blockIdx.x;
         first = 0;
         last = p.tiles;
-        if (number >= p.whole) { // up to two pieces
-            const int begin = p.cuts[blockIdx.x], end = p.cuts[blockIdx.x + 1];
+        if (DOCUMENTS || number >= p.whole) { // without documents, up to two pieces
+            const int begin = p.cut<DOCUMENTS>(blockIdx.x);
+            const int end = p.cut<DOCUMENTS>(blockIdx.x + 1);
             const int other = begin / p.tiles + number - p.whole;
             head = p.whole * p.blocks + other;
             first = max(0, begin - other * p.tiles);
@@ -123,11 +136,11 @@ struct Work {
 };
 
 // One lane loads the tiles in the order of their use.
-__device__ __forceinline__ void load(Shared &s, const Parameters &p) {
+template <bool DOCUMENTS> __device__ __forceinline__ void load(Shared &s, const Parameters &p) {
     Stage<STAGES> stage = 0;
     int blocks = 0; // blocks of keys so far
     for (int number = 0;; number++) {
-        const Work work(p, number);
+        const Work<DOCUMENTS> work(p, number);
         if (work.none()) { return; }
         const int b = work.head / p.H, h = work.head % p.H;
         for (int j = work.first; j < work.last; j++, blocks++) {
@@ -138,6 +151,7 @@ __device__ __forceinline__ void load(Shared &s, const Parameters &p) {
             tma_load_at(keys.k, p.kv, keys_full, (p.H + h) * SIZE, j * KEYS, b);
             tma_load_at(keys.v, p.kv, keys_full, (2 * p.H + h) * SIZE, j * KEYS, b);
             for (int i = 2 * j; i < 2 * p.tiles; i++, stage.advance(1)) {
+                if (DOCUMENTS && i % 2 == 0 && p.first_keys<true>(work.head, i / 2) > j) { break; }
                 auto &to = s.stages[stage.at];
                 Barrier *full = &s.full[stage.at];
                 barrier_wait(&s.empty[stage.at], stage.round + 1);
@@ -152,17 +166,23 @@ __device__ __forceinline__ void load(Shared &s, const Parameters &p) {
 // One of several warps computes the statistics of its share of the piece's tiles of queries, a row
 // by 8 lanes. Rows beyond T get such that P and dS are 0. UNROLL: as many rows' loads at a time as
 // the warp has registers for.
-template <int UNROLL>
-__device__ __forceinline__ void summarise(Shared &s, const Parameters &p, const Work &work,
-                                          int number, int warp, int warps) {
+template <int UNROLL, bool DOCUMENTS>
+__device__ __forceinline__ void summarise(Shared &s, const Parameters &p,
+                                          const Work<DOCUMENTS> &work, int number, int warp,
+                                          int warps) {
     const int lane = threadIdx.x % WARP, at = number % 2;
     float *lse = reinterpret_cast<float *>(s.lse[at]),
           *delta = reinterpret_cast<float *>(s.delta[at]);
     const int step = p.H * SIZE; // from row to row
     for (int tile = warp; tile < 2 * p.tiles; tile += warps) {
-        if (tile < 2 * work.first) { continue; }
         // Here, as nobody waits for a warp without a tile: it could come two phases late.
         barrier_wait(&s.rows_empty[at], number / 2 + 1);
+        if (tile < 2 * work.first || p.first_keys<DOCUMENTS>(work.head, tile / 2) >= work.last) {
+            // The piece does not meet these queries. The barrier counts pieces all the same.
+            __syncwarp();
+            barrier_arrive(&s.rows_full[at][tile], lane == 0);
+            continue;
+        }
         const int begin = tile * QUERIES;
         const int64_t token = work.head / p.H * (int64_t)p.T + min(begin, p.T - 1);
         const int64_t from = (token * p.H + work.head % p.H) * SIZE;
@@ -197,7 +217,8 @@ __device__ __forceinline__ void summarise(Shared &s, const Parameters &p, const 
 
 // The work of computing warpgroup w. The two take turns: one has the tensor cores while the other
 // computes P' and dS'.
-template <int w> __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
+template <bool DOCUMENTS, int w>
+__device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
     const int thread = threadIdx.x % GROUP, warp = thread / WARP, lane = thread % WARP;
     const int t = lane % 4;
     const float scale = 0.125f * 1.4426950408889634f;
@@ -261,11 +282,14 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
 
     if (w == 1) { turn_pass(1); }
     for (int number = 0;; number++) {
-        const Work work(p, number);
+        const Work<DOCUMENTS> work(p, number);
         if (work.none()) { break; }
         const int at = number % 2;
+        // lane i: the first tile of keys that pair i meets
+        const int firsts = p.first_keys<DOCUMENTS>(work.head, min(lane, p.tiles - 1));
+        auto first_keys = [&](int pair) { return DOCUMENTS ? __shfl_sync(~0u, firsts, pair) : 0; };
 
-        auto exponentiate = [&](int tile, bool diagonal) {
+        auto exponentiate = [&](int j, int tile, bool diagonal) {
             barrier_wait(&s.rows_full[at][tile], number / 2);
             const float2 *lse = s.lse[at] + tile * (QUERIES / 2) + t;
 #pragma unroll
@@ -283,6 +307,17 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
 #pragma unroll
                 for (int i = 0; i < 32; i++) { // column i / 4 * 8 + i % 2 of the thread's
                     if (key + i / 2 % 2 * 8 > i / 4 * 8 + i % 2) { scores[i] = 0.0f; }
+                }
+            }
+            const int first_key = j * KEYS + w * (KEYS / 2), query = tile * QUERIES;
+            const int *starts = p.starts + (int64_t)(work.head / p.H) * p.T;
+            if (DOCUMENTS && first_key < __ldg(starts + min(query + QUERIES, p.T) - 1)) {
+                const int key = first_key + warp * 16 + lane / 4;
+#pragma unroll
+                for (int i = 0; i < 32; i++) {
+                    const int start = __ldg(starts +
+                                            min(query + t * 2 + i / 4 * 8 + i % 2, p.T - 1));
+                    if (key + i / 2 % 2 * 8 < start) { scores[i] = 0.0f; }
                 }
             }
 #pragma unroll
@@ -318,11 +353,14 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
             const int tile = pair * 2 + w;
             return sums_of(p, blockIdx.x, number > p.whole) + tile * (SUMS / 4) + thread;
         };
-        // Long before the product that adds to them, which has nothing to add to at the first tile.
+        // Whether there are sums of a pair from tiles of keys before.
+        auto adds = [&](int j, int pair) { return j > max(work.first, first_keys(pair)); };
+        // Long before the product that adds to them.
         auto load_queries = [&](int j, int pair) {
             const float4 *from = sums_at(pair);
+            const bool loads = adds(j, pair);
 #pragma unroll
-            for (int i = 0; j > work.first && i < 8; i++) {
+            for (int i = 0; loads && i < 8; i++) {
                 const float4 sum = __ldcg(from + i * GROUP);
                 dq[i * 4] = sum.x;
                 dq[i * 4 + 1] = sum.y;
@@ -333,7 +371,7 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
         auto store_queries = [&](int j, int pair) {
             pin(dq);
             barrier_arrive(&s.ds_empty[w], lane == 0);
-            if (work.first == 0 && j == pair) {
+            if (j == pair && work.first <= first_keys(pair)) {
                 write_tile(p, work.head, pair * 2 + w, dq);
                 return;
             }
@@ -363,12 +401,12 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
                 if constexpr (!FIRST) {
                     wgmma_wait<2>();
                     gradients_done();
-                    multiply_queries(j > work.first);
+                    multiply_queries(adds(j, pair - 1));
                 }
                 turn_pass(w);
                 wgmma_wait<FIRST ? 1 : 2>();
                 pin(scores);
-                exponentiate(pair * 2, FIRST);
+                exponentiate(j, pair * 2, FIRST);
                 hold(probabilities);
                 wgmma_wait<0>();
                 pin(dp);
@@ -388,7 +426,7 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
             wgmma_wait<1>();
             if constexpr (DONE) { gradients_done(); }
             pin(scores);
-            exponentiate(pair * 2 + 1, w == 1 && FIRST);
+            exponentiate(j, pair * 2 + 1, w == 1 && FIRST);
             hold(probabilities);
             wgmma_wait<0>();
             pin(dp);
@@ -397,6 +435,7 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
             share(1);
             steps++;
         };
+        int end = 0; // of the pairs of tiles of queries that a tile of keys meets
         for (int j = work.first; j < work.last; j++, blocks++) {
             barrier_wait(&s.keys_full[blocks % 2], blocks / 2);
 #pragma unroll
@@ -406,19 +445,19 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
             }
             multiply_pair(j, j, std::true_type());
 #pragma unroll 1
-            for (int pair = j + 1; pair < p.tiles; pair++) {
-                multiply_pair(j, pair, std::false_type());
+            for (end = j + 1; end < p.tiles && first_keys(end) <= j; end++) {
+                multiply_pair(j, end, std::false_type());
             }
             turn_wait(w);
-            multiply_gradients(w == 0 || p.tiles > j + 1);
-            multiply_queries(j > work.first);
+            multiply_gradients(w == 0 || end > j + 1);
+            multiply_queries(adds(j, end - 1));
             turn_pass(w);
             if (thread == 0) { stores_wait_read<0>(); }
             group_barrier(w, GROUP);
             wgmma_wait<0>();
             gradients_done();
             barrier_arrive(&s.keys_empty[blocks % 2], lane == 0);
-            store_queries(j, p.tiles - 1);
+            store_queries(j, end - 1);
             pin(dv);
             pin(dk);
 #pragma unroll
@@ -443,6 +482,12 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
                 stores_commit();
             }
         }
+        // No warp that computes statistics may fall two pieces behind.
+        auto wait_for_rows = [&](int tile, int last) {
+            for (; tile < last; tile++) { barrier_wait(&s.rows_full[at][tile], number / 2); }
+        };
+        wait_for_rows(0, 2 * work.first);
+        wait_for_rows(2 * end, 2 * p.tiles);
         __syncwarp();
         barrier_arrive(&s.rows_empty[at], lane == 0);
     }
@@ -452,6 +497,7 @@ template <int w> __device__ __forceinline__ void compute(Shared &s, const Parame
 
 #endif
 
+template <bool DOCUMENTS>
 __global__ void __launch_bounds__(THREADS, 1)
     attention64_backward_kernel(const __grid_constant__ Parameters p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -474,41 +520,48 @@ __global__ void __launch_bounds__(THREADS, 1)
         barriers_ready();
     }
     __syncthreads();
-    if (Work(p, 0).none()) { return; }
+    typedef Work<DOCUMENTS> Piece;
+    if (Piece(p, 0).none()) { return; }
     if (threadIdx.x >= WARP) { // one warp loads already
-        summarise<4>(s, p, Work(p, 0), 0, threadIdx.x / WARP - 1, THREADS / WARP - 1);
+        summarise<4>(s, p, Piece(p, 0), 0, threadIdx.x / WARP - 1, THREADS / WARP - 1);
     }
     if (group == 0) {
         set_registers<LOADING_REGISTERS, false>();
         const int warp = threadIdx.x / WARP;
         if (warp > 0) {
             for (int number = 1;; number++) {
-                const Work work(p, number);
+                const Work<DOCUMENTS> work(p, number);
                 if (work.none()) { return; }
                 summarise<1>(s, p, work, number, warp - 1, HELPERS);
             }
         } else if (threadIdx.x == 0) {
-            load(s, p);
+            load<DOCUMENTS>(s, p);
         }
     } else {
         set_registers<COMPUTING_REGISTERS, true>();
-        group == 1 ? compute<0>(s, p) : compute<1>(s, p);
+        group == 1 ? compute<DOCUMENTS, 0>(s, p) : compute<DOCUMENTS, 1>(s, p);
     }
 #endif
 }
 
 // Adds up dQ of the heads that several blocks have, in the keys' order. A block of this kernel adds
-// up one tile.
+// up one tile of the head that the part of a block of the other kernel begins within.
+template <bool DOCUMENTS>
 __global__ void __launch_bounds__(GROUP) add_parts_kernel(const __grid_constant__ Parameters p) {
-    const int other = blockIdx.x / (2 * p.tiles), tile = blockIdx.x % (2 * p.tiles);
-    const int begin = other * p.tiles, end = begin + tile / 2 + 1; // the tile's keys
+    int block = blockIdx.x / (2 * p.tiles);
+    const int tile = blockIdx.x % (2 * p.tiles), within = p.cut<DOCUMENTS>(block + 1);
+    const int other = within / p.tiles, first = other * p.tiles;
+    // the part begins with a head, or another one before begins within the same head
+    if (within == first || p.cut<DOCUMENTS>(block) > first) { return; }
+    const int head = p.whole * p.blocks + other;
+    const int begin = first + p.first_keys<DOCUMENTS>(head, tile / 2); // of the tile's keys
+    const int end = first + tile / 2 + 1;
+    while (p.cut<DOCUMENTS>(block + 1) <= begin) { block++; }
+    if (p.cut<DOCUMENTS>(block + 1) >= end) { return; } // one block has them all
     float dq[SUMS / GROUP] = {};
-    int block = 0;
-    while (p.cuts[block + 1] <= begin) { block++; }
-    if (p.cuts[block + 1] >= end) { return; } // one block has them all
-    for (; block < p.blocks && p.cuts[block] < end; block++) {
-        if (p.cuts[block + 1] == p.cuts[block]) { continue; }
-        const bool second = p.cuts[block] < begin; // its first part is of the head before
+    for (; block < p.blocks && p.cut<DOCUMENTS>(block) < end; block++) {
+        if (p.cut<DOCUMENTS>(block + 1) == p.cut<DOCUMENTS>(block)) { continue; }
+        const bool second = p.cut<DOCUMENTS>(block) < first; // it has a part of a head before
         const float4 *from = sums_of(p, block, second) + tile * (SUMS / 4) + threadIdx.x;
 #pragma unroll
         for (int i = 0; i < 8; i++) {
@@ -519,7 +572,7 @@ __global__ void __launch_bounds__(GROUP) add_parts_kernel(const __grid_constant_
             dq[i * 4 + 3] += sum.w;
         }
     }
-    write_tile(p, p.whole * p.blocks + other, tile, dq);
+    write_tile(p, head, tile, dq);
 }
 
 // ---- who computes what --------------------------------------------------------------------------
@@ -581,6 +634,10 @@ Parameters parameters(const Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 
     p.dout = d_out;
     p.out = out;
     p.lse = lse;
+    if (s.documents != nullptr) {
+        p.starts = s.documents;
+        p.document_cuts = s.documents + (int64_t)s.B * s.T + MOST_BLOCKS + 1;
+    }
     p.sums = static_cast<float *>(gpu->attention_workspace);
     p.T = s.T;
     p.H = s.H;
@@ -589,12 +646,52 @@ Parameters parameters(const Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 
     return p;
 }
 
+// As attention64_forward_costs.
+int backward_costs(int T, const int *starts, int *costs) {
+    const int tiles = divide_up(T, KEYS);
+    for (int j = 0; j < tiles; j++) {
+        int end = j + 1;
+        while (end < tiles && starts[end * KEYS] / KEYS <= j) { end++; }
+        costs[j] = 2 * (end - j) + 1;
+    }
+    return tiles;
+}
+
+// Cuts the work of all heads, in their order, into a run of pieces for each block. All runs cost
+// about as much: a piece goes where its middle lies.
+void cut_work(AttentionShape s, const int *starts, int (*costs_of)(int, const int *, int *),
+              int blocks, int *cuts) {
+    int costs[MOST_TILES], unit = 0, block = 0;
+    int64_t all = 0, before = 0;
+    for (int b = 0; b < s.B; b++) {
+        int pieces = costs_of(s.T, starts + (int64_t)b * s.T, costs);
+        for (int i = 0; i < pieces; i++) { all += (int64_t)costs[i] * s.H; }
+    }
+    cuts[0] = 0;
+    for (int head = 0; head < s.B * s.H; head++) {
+        int pieces = costs_of(s.T, starts + (int64_t)(head / s.H) * s.T, costs);
+        for (int i = 0; i < pieces; i++, unit++) {
+            int64_t of_block = (2 * before + costs[i]) * blocks / (2 * all);
+            while (block < of_block) { cuts[++block] = unit; }
+            before += costs[i];
+        }
+    }
+    while (block < blocks) { cuts[++block] = unit; }
+}
+
 } // namespace
 
 // ---- launcher -----------------------------------------------------------------------------------
 
 bool attention64_serves(const Gpu *gpu, AttentionShape s) {
-    return in_domain(s) && runs_on_hopper(gpu, attention64_backward_kernel);
+    return in_domain(s) && runs_on_hopper(gpu, attention64_backward_kernel<false>);
+}
+
+void attention_share_work(const Gpu *gpu, AttentionShape s, int *documents) {
+    int *cuts = documents + (int64_t)s.B * s.T, blocks = min(gpu->sms, (int)MOST_BLOCKS);
+    if (!attention64_serves(gpu, s)) { return; }
+    cut_work(s, documents, attention64_forward_costs, blocks, cuts);
+    cut_work(s, documents, backward_costs, blocks, cuts + MOST_BLOCKS + 1);
 }
 
 void attention64_check(const Gpu *gpu, AttentionShape s) {
@@ -616,9 +713,16 @@ void attention64_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d
             attention64_workspace(s));
     }
     Parameters p = parameters(gpu, s, d_qkv, d_out, out, lse, qkv);
-    const int blocks = min(gpu->sms, (int)MOST_BLOCKS), heads = s.B * s.H;
-    const bool shares = plan_work(&p, heads, blocks);
-    launch_with_shared(attention64_backward_kernel, blocks, THREADS, sizeof(Shared), gpu->stream,
-                       p);
-    if (shares) { launch(add_parts_kernel, heads % blocks * 2 * p.tiles, GROUP, gpu->stream, p); }
+    const int blocks = min(gpu->sms, (int)MOST_BLOCKS), adding = (blocks - 1) * 2 * p.tiles;
+    if (s.documents != nullptr) {
+        p.blocks = blocks;
+        launch_with_shared(attention64_backward_kernel<true>, blocks, THREADS, sizeof(Shared),
+                           gpu->stream, p);
+        if (adding > 0) { launch(add_parts_kernel<true>, adding, GROUP, gpu->stream, p); }
+        return;
+    }
+    const bool shares = plan_work(&p, s.B * s.H, blocks);
+    launch_with_shared(attention64_backward_kernel<false>, blocks, THREADS, sizeof(Shared),
+                       gpu->stream, p);
+    if (shares && adding > 0) { launch(add_parts_kernel<false>, adding, GROUP, gpu->stream, p); }
 }

@@ -10,7 +10,10 @@
 // head's queries, one for each of four warpgroups, which take turns in having the last one: it
 // meets most keys. The keys up to the diagonal pass in tiles of 64, loaded by TMA for all. A
 // warpgroup computes a tile's scores, and adds the values of the tile before, by WGMMA. While it
-// computes exponentials, the others have the tensor cores. (Two or three warpgroups with the
+// computes exponentials, the others have the tensor cores. Of documents that are packed into a
+// sequence, tiles of keys before the piece's first document do not pass, and a warpgroup passes by
+// those before its own first one; all blocks then have parts of about equal cost, which the host
+// cuts. (Two or three warpgroups with the
 // queries in registers, and the next scores computed beside the exponentials, were slower on an
 // H200: 0.26 to 0.31 ms against 0.24 at 64 x 1024 and 12 heads.)
 #include "attention.h"
@@ -47,20 +50,22 @@ static_assert(registers_suffice(LOADING_REGISTERS, COMPUTING_REGISTERS, GROUPS),
 struct Parameters {
     CUtensorMap qkv, out; // boxes of 64 and of 16 rows
     float *lse;
-    int T, H, heads;   // heads: of all sequences
-    int tiles, pieces; // in a head: tiles of 64 queries or keys, pieces of up to four tiles
+    const int *starts, *cuts; // attention.h; NULL without documents
+    int T, H, heads;          // heads: of all sequences
+    int tiles, pieces;        // in a head: tiles of 64 queries or keys, pieces of up to four tiles
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 // A block's pieces, one after another.
-struct Work {
+template <bool DOCUMENTS> struct Work {
     int tiles, pieces; // in a head
     int head, piece, left;
     int number; // how many pieces this block has had before
 
     // The number of the first piece of a block. All blocks have about as many tiles of keys.
     static __device__ int first_of(const Parameters &p, int block) {
+        if (DOCUMENTS) { return __ldg(p.cuts + block); }
         const auto cost = [&](int i) { return (i + 1) * p.tiles / p.pieces + 2; }; // 2: to begin
         int all = 0, at = 0;
         for (int i = 0; i < p.pieces; i++) { all += cost(i); }
@@ -79,6 +84,14 @@ struct Work {
     __device__ int keys(void) const {
         return (piece + 1) * tiles / pieces;
     }
+    // The first tile of keys that a tile of queries meets.
+    __device__ int first(const Parameters &p, int tile) const {
+        return DOCUMENTS ? __ldg(p.starts + (int64_t)(head / p.H) * p.T + tile * ROWS) / KEYS : 0;
+    }
+    // The piece's.
+    __device__ int first(const Parameters &p) const {
+        return first(p, piece * tiles / pieces);
+    }
     // The tile of queries of warpgroup w, which has none once this reaches keys().
     __device__ int tile(int w) const {
         return piece * tiles / pieces + (w + number) % GROUPS;
@@ -95,10 +108,10 @@ struct Work {
 };
 
 // One lane loads what the warpgroups need, in the order of its use.
-__device__ __forceinline__ void load(Shared &s, const Parameters &p) {
+template <bool DOCUMENTS> __device__ __forceinline__ void load(Shared &s, const Parameters &p) {
     Stage<STAGES> stage = 0;
     uint32_t queries[GROUPS] = {};
-    for (Work work(p); work.left > 0; work.next()) {
+    for (Work<DOCUMENTS> work(p); work.left > 0; work.next()) {
         const int b = work.head / p.H, h = work.head % p.H;
 #pragma unroll
         for (int w = 0; w < GROUPS; w++) {
@@ -108,7 +121,7 @@ __device__ __forceinline__ void load(Shared &s, const Parameters &p) {
             barrier_expect(&s.q_full[at][w], sizeof(s.q[at][w]));
             tma_load_at(s.q[at][w], p.qkv, &s.q_full[at][w], h * SIZE, work.tile(w) * ROWS, b);
         }
-        for (int j = 0; j < work.keys(); j++, stage.advance(1)) {
+        for (int j = work.first(p); j < work.keys(); j++, stage.advance(1)) {
             auto &to = s.stages[stage.at];
             Barrier *full = &s.full[stage.at];
             barrier_wait(&s.empty[stage.at], stage.round + 1);
@@ -121,6 +134,7 @@ __device__ __forceinline__ void load(Shared &s, const Parameters &p) {
 
 // The work of warpgroup w. A thread has two of its warp's 16 rows, lane / 4 and lane / 4 + 8, and
 // two of every 8 columns.
+template <bool DOCUMENTS>
 __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
     const int warp = threadIdx.x % GROUP / WARP, lane = threadIdx.x % WARP;
     const int row = warp * 16 + lane / 4, column = lane % 4 * 2;
@@ -159,6 +173,14 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
             scores[i] = later ? -CUDART_INF_F : scores[i];
         }
     };
+    int starts[2]; // where the documents of the thread's rows begin
+    auto mask_documents = [&](int j) {
+#pragma unroll
+        for (int i = 0; i < 32; i++) {
+            const bool before = j * KEYS + i / 4 * 8 + i % 2 + column < starts[i / 2 % 2];
+            scores[i] = before ? -CUDART_INF_F : scores[i];
+        }
+    };
     auto follow = [&] { // m becomes the maximum
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -186,29 +208,50 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
         }
     };
 
-    for (Work work(p); work.left > 0; work.next()) {
+    for (Work<DOCUMENTS> work(p); work.left > 0; work.next()) {
         const int tile = work.tile(w), keys = work.keys();
-        const int own = tile < keys ? tile + 1 : 0; // tiles of keys
+        const int own = tile < keys ? tile + 1 : 0; // the end of its tiles of keys
+        int j = work.first(p);
+        auto pass_by = [&](int end) { // tiles that are not for these queries
+            for (; j < end; j++, stage.advance(1)) {
+                barrier_wait(&s.full[stage.at], stage.round);
+                __syncwarp(); // no lane comes to the barrier when it is two phases on
+                release(stage.at);
+            }
+        };
         if (own > 0) {
+            const int begin = work.first(p, tile);
+            int last_start = 0;
+            pass_by(begin);
+            if (DOCUMENTS) {
+                const int *from = p.starts + (int64_t)(work.head / p.H) * p.T;
+                last_start = __ldg(from + min(tile * ROWS + ROWS, p.T) - 1);
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    starts[r] = __ldg(from + min(tile * ROWS + row + r * 8, p.T - 1));
+                }
+            }
             barrier_wait(&s.q_full[queries % 2][w], queries / 2);
-            m[0] = m[1] = -CUDART_INF_F;
+            // Finite, so that exponentials are 0 as long as a row has met no key that it sees.
+            m[0] = m[1] = DOCUMENTS ? -1e30f : -CUDART_INF_F;
             sums[0] = sums[1] = 0.0f;
 #pragma unroll
             for (int i = 0; i < 32; i++) { out[i] = 0.0f; }
             int before = stage.at;
 #pragma unroll 1
-            for (int j = 0; j < own; j++) {
+            for (; j < own; j++) {
                 barrier_wait(&s.full[stage.at], stage.round);
                 multiply_scores();
-                if (j > 0) { multiply_values(before); }
+                if (j > begin) { multiply_values(before); }
                 wgmma_wait<0>();
                 pin(scores);
                 pin(out);
                 pin(probabilities);
-                if (j > 0) { release(before); }
+                if (j > begin) { release(before); }
                 if (j == tile) { mask(); }
+                if (DOCUMENTS && j * KEYS < last_start) { mask_documents(j); }
                 float more[2];
-                bool follows = j == 0;
+                bool follows = j == begin;
                 if (!follows) {
                     exponentiate(more);
                     follows = __any_sync(~0u, !(fmaxf(more[0], more[1]) < LARGE)); // or NaN
@@ -230,11 +273,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
             queries++;
             release(before);
         }
-        for (int j = own; j < keys; j++, stage.advance(1)) { // not for these queries
-            barrier_wait(&s.full[stage.at], stage.round);
-            __syncwarp(); // no lane comes to the barrier when it is two phases on
-            release(stage.at);
-        }
+        pass_by(keys);
         if (own == 0) { continue; }
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -272,6 +311,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
 
 #endif
 
+template <bool DOCUMENTS>
 __global__ void __launch_bounds__(THREADS, 1)
     attention64_forward_kernel(const __grid_constant__ Parameters p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -294,10 +334,10 @@ __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     if (group == 0) {
         set_registers<LOADING_REGISTERS, false>();
-        if (threadIdx.x == 0) { load(s, p); }
+        if (threadIdx.x == 0) { load<DOCUMENTS>(s, p); }
     } else {
         set_registers<COMPUTING_REGISTERS, true>();
-        compute(s, p, group - 1);
+        compute<DOCUMENTS>(s, p, group - 1);
     }
 #endif
 }
@@ -317,6 +357,21 @@ void attention64_forward(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, cons
     p.heads = s.B * s.H;
     p.tiles = divide_up(s.T, KEYS);
     p.pieces = divide_up(s.T, QUERIES);
-    launch_with_shared(attention64_forward_kernel, min(gpu->sms, p.heads * p.pieces), THREADS,
-                       sizeof(Shared), gpu->stream, p);
+    if (s.documents != nullptr) {
+        p.starts = s.documents;
+        p.cuts = s.documents + (int64_t)s.B * s.T;
+        launch_with_shared(attention64_forward_kernel<true>, min(gpu->sms, (int)ATTENTION64_BLOCKS),
+                           THREADS, sizeof(Shared), gpu->stream, p);
+    } else {
+        launch_with_shared(attention64_forward_kernel<false>, min(gpu->sms, p.heads * p.pieces),
+                           THREADS, sizeof(Shared), gpu->stream, p);
+    }
+}
+
+int attention64_forward_costs(int T, const int *starts, int *costs) {
+    const int tiles = divide_up(T, KEYS), pieces = divide_up(T, QUERIES);
+    for (int i = 0; i < pieces; i++) { // 2: to begin
+        costs[i] = (i + 1) * tiles / pieces - starts[i * tiles / pieces * ROWS] / KEYS + 2;
+    }
+    return pieces;
 }

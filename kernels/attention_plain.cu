@@ -10,6 +10,12 @@ enum { HEAD_LANES = MOST_HEAD_SIZE / WARP }; // elements of a head that a lane h
 struct Shape {
     int T, H, G, D, N; // N: row of the packed buffer
     float scale;
+    const int *starts; // NULL: a query sees all keys up to it
+
+    // The first key that the query in this row of the micro-batch sees, in its sequence.
+    __device__ int first_key(int64_t row) const {
+        return starts != nullptr ? starts[row] : 0;
+    }
 };
 
 // Where a head starts in the packed buffer.
@@ -61,7 +67,7 @@ __global__ void attention_forward_kernel(Bf16 *out, float *lse, const Bf16 *qkv,
     int t = (int)(token % s.T);
     Head q = load_head(packed_row(qkv, s, token, h), s.D), o = {};
     float max = -CUDART_INF_F, sum = 0.0f;
-    for (int k = 0; k <= t; k++) {
+    for (int k = s.first_key(token); k <= t; k++) {
         int64_t other = token - t + k;
         float score = s.scale * dot(q, load_head(packed_row(qkv, s, other, group), s.D));
         float larger = fmaxf(max, score), shrink = expf(max - larger), p = expf(score - larger);
@@ -75,8 +81,8 @@ __global__ void attention_forward_kernel(Bf16 *out, float *lse, const Bf16 *qkv,
     if (threadIdx.x % WARP == 0) { lse[(token / s.T * s.H + h) * s.T + t] = max + logf(sum); }
 }
 
-// dQ of a query, from the keys up to it. With KEYS: dK and dV of a key, from the queries from it
-// on, in the heads of its group. What is the same for all of them is loaded once.
+// dQ of a query, from the keys that it sees. With KEYS: dK and dV of a key, from the queries that
+// see it, in the heads of its group. What is the same for all of them is loaded once.
 template <bool KEYS>
 __global__ void attention_backward_kernel(Bf16 *d_qkv, const Bf16 *d_out, const Bf16 *out,
                                           const float *lse, const Bf16 *qkv, int64_t tokens,
@@ -85,7 +91,13 @@ __global__ void attention_backward_kernel(Bf16 *d_qkv, const Bf16 *d_out, const 
     int64_t warp = warp_of_grid(), token = warp / own, start = token - token % s.T;
     int head = (int)(warp % own), g = KEYS ? head : head / heads;
     int h = KEYS ? g * heads : head, last_h = KEYS ? h + heads - 1 : head;
-    int64_t first = KEYS ? token : start, last = KEYS ? start + s.T - 1 : token;
+    int64_t first = token, last = token;
+    if (token >= tokens) { return; }
+    if (KEYS) {
+        while (last + 1 < start + s.T && s.first_key(last + 1) <= token - start) { last++; }
+    } else {
+        first = start + s.first_key(token);
+    }
     Head q, dout, key, value, d = {}, dv = {}; // d: of q, or of key
     float delta, log_sum;
     auto load_query = [&](int64_t row) {
@@ -98,7 +110,6 @@ __global__ void attention_backward_kernel(Bf16 *d_qkv, const Bf16 *d_out, const 
         key = load_head(packed_row(qkv, s, row, s.H + g), s.D);
         value = load_head(packed_row(qkv, s, row, s.H + s.G + g), s.D);
     };
-    if (token >= tokens) { return; }
     KEYS ? load_key(token) : load_query(token);
     for (; h <= last_h; h++) {
         for (int64_t other = first; other <= last; other++) {
@@ -121,7 +132,7 @@ static Shape shape_of(const AttentionShape &s) {
     if (s.B < 1 || s.T < 1 || (int64_t)s.B * s.T * s.H > INT_MAX / 2) {
         die("plain attention: %d x %d tokens of %d heads", s.B, s.T, s.H);
     }
-    return {s.T, s.H, s.G, s.D, (s.H + 2 * s.G) * s.D, 1.0f / sqrtf((float)s.D)};
+    return {s.T, s.H, s.G, s.D, (s.H + 2 * s.G) * s.D, 1.0f / sqrtf((float)s.D), s.documents};
 }
 
 // Blocks of 128 threads, with one warp per token and head.

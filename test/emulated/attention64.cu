@@ -11,16 +11,33 @@ typedef std::vector<Bf16> Codes;
 
 enum { GUARD = 64 };
 
+// Where the documents of a micro-batch begin: random lengths, many of them within one tile, some of
+// exactly a tile or two.
+static std::vector<int> random_starts(int B, int T) {
+    static const int lengths[] = {64, 1, 37, 130, 3, 90, 128, 11, 200};
+    std::vector<int> starts;
+    for (int b = 0, n = 0; b < B; b++) {
+        for (int t = 0; t < T; n++) {
+            const int length = std::min(T - t, lengths[n % 9]);
+            starts.insert(starts.end(), (size_t)length, t);
+            t += length;
+        }
+    }
+    return starts;
+}
+
 // An attention with all that its backward pass reads, and the gradient by the definition.
 struct Problem {
     AttentionShape shape;
     int blocks;
+    std::vector<int> documents;
     Codes qkv, out, d_out;
     Floats lse, expected_out, expected;
 
-    // size: of queries, keys and values; with 6, a row's weight is mostly on one key
-    Problem(int B, int T, int H, int blocks_, int size = 1)
-        : shape{B, T, H, H, SIZE, true}, blocks(blocks_) {
+    // size: of queries, keys and values; with 6, a row's weight is mostly on one key. starts: of
+    // documents; if there are none, a sequence is one.
+    Problem(int B, int T, int H, int blocks_, int size = 1, std::vector<int> starts = {})
+        : shape{B, T, H, H, SIZE, true, nullptr}, blocks(blocks_), documents(std::move(starts)) {
         const size_t tokens = (size_t)B * T, width = (size_t)H * SIZE;
         Floats x(tokens * width * 3), y(tokens * width), d(tokens * width);
         for (size_t i = 0; i < x.size(); i++) {
@@ -32,45 +49,57 @@ struct Problem {
         };
         decode_all(x, qkv);
         decode_all(d, d_out);
+        if (!documents.empty()) {
+            const Gpu device = gpu();
+            documents.resize(attention_documents_size(shape), -1);
+            attention_share_work(&device, shape, documents.data());
+            shape.documents = documents.data();
+        }
         lse.resize((size_t)B * H * T);
         expected.resize(x.size());
-        attention_forward(y.data(), lse.data(), x.data(), NULL, B, T, H, H, SIZE);
+        attention_forward(y.data(), lse.data(), x.data(), shape.documents, B, T, H, H, SIZE);
         expected_out = y;
         for (float value : y) { out.push_back(bf16_encode(value)); }
         decode_all(y, out);
-        attention_backward(expected.data(), d.data(), y.data(), lse.data(), x.data(), NULL, B, T, H,
-                           H, SIZE);
+        attention_backward(expected.data(), d.data(), y.data(), lse.data(), x.data(),
+                           shape.documents, B, T, H, H, SIZE);
+    }
+    Problem(const Problem &) = delete; // documents has an address
+    Gpu gpu(void) const {
+        Gpu device = {};
+        device.sms = blocks;
+        device.capability = 90;
+        return device;
     }
     // The output by the kernel, and the log-sum-exp of its rows.
     Codes run_forward(Floats *found_lse) const {
-        Gpu gpu = {};
-        gpu.sms = blocks;
-        gpu.capability = 90;
+        Gpu device = gpu();
         Codes found(out.size() + GUARD, 0xffff);
         found_lse->assign(lse.size() + GUARD, NAN);
-        attention64_forward(&gpu, shape, found.data(), found_lse->data(), qkv.data());
+        attention64_forward(&device, shape, found.data(), found_lse->data(), qkv.data());
         return found;
     }
     // The gradient by the kernel, in an order of its own; machine.fault says what was wrong.
     Codes run(void) const {
-        Gpu gpu = {};
-        gpu.sms = blocks;
-        gpu.capability = 90;
+        Gpu device = gpu();
         std::vector<uint8_t> sums(attention64_workspace(shape), 0xff);
         Codes d_qkv(qkv.size() + GUARD, 0xffff);
-        gpu.attention_workspace = sums.data();
-        gpu.attention_bytes = sums.size();
-        attention64_backward(&gpu, shape, d_qkv.data(), d_out.data(), out.data(), lse.data(),
+        device.attention_workspace = sums.data();
+        device.attention_bytes = sums.size();
+        attention64_backward(&device, shape, d_qkv.data(), d_out.data(), out.data(), lse.data(),
                              qkv.data());
         return d_qkv;
     }
 };
 
 TEST(definition) {
-    static const int shapes[][4] = {{1, 100, 9, 4}, {1, 300, 3, 2}, {2, 129, 1, 3}, {1, 640, 1, 4}};
+    static const int shapes[][5] = {{1, 100, 9, 4, 0}, {1, 300, 3, 2, 0}, {2, 129, 1, 3, 0},
+                                    {1, 640, 1, 4, 0}, {2, 300, 3, 4, 1}, {1, 100, 3, 8, 1},
+                                    {3, 640, 1, 2, 1}, {1, 640, 1, 5, 1}};
     const char *runs = getenv("RUNS"); // each in another order
     for (const int *s : shapes) {
-        const Problem p(s[0], s[1], s[2], s[3]);
+        const Problem p(s[0], s[1], s[2], s[3], 1,
+                        s[4] ? random_starts(s[0], s[1]) : std::vector<int>());
         const Codes first = p.run();
         Floats values(p.expected.size());
         std::transform(first.begin(), first.end() - GUARD, values.begin(), bf16_decode);
@@ -96,11 +125,14 @@ TEST(definition) {
 }
 
 TEST(forward) {
-    static const int shapes[][5] = {{1, 100, 9, 4, 1}, {3, 17, 2, 1, 1},  {1, 300, 3, 2, 1},
-                                    {2, 129, 1, 3, 1}, {1, 640, 2, 3, 1}, {1, 320, 2, 2, 6}};
+    static const int shapes[][6] = {
+        {1, 100, 9, 4, 1, 0}, {3, 17, 2, 1, 1, 0},  {1, 300, 3, 2, 1, 0}, {2, 129, 1, 3, 1, 0},
+        {1, 640, 2, 3, 1, 0}, {1, 320, 2, 2, 6, 0}, {2, 300, 3, 4, 1, 1}, {1, 100, 3, 8, 6, 1},
+        {3, 640, 1, 2, 1, 1}, {1, 640, 1, 5, 6, 1}};
     const char *runs = getenv("RUNS");
     for (const int *s : shapes) {
-        const Problem p(s[0], s[1], s[2], s[3], s[4]);
+        const Problem p(s[0], s[1], s[2], s[3], s[4],
+                        s[5] ? random_starts(s[0], s[1]) : std::vector<int>());
         Floats lse, found(p.expected_out.size());
         const Codes first = p.run_forward(&lse);
         std::transform(first.begin(), first.end() - GUARD, found.begin(), bf16_decode);
@@ -122,7 +154,7 @@ TEST(forward) {
 }
 
 TEST(planted_faults_forward) {
-    const Problem p(1, 300, 3, 1);
+    const Problem p(1, 300, 3, 1, 1, random_starts(1, 300));
     check_faults({}, [&] {
         Floats lse;
         const Codes out = p.run_forward(&lse);
@@ -131,7 +163,7 @@ TEST(planted_faults_forward) {
 }
 
 TEST(planted_faults) {
-    const Problem p(1, 300, 3, 1);
+    const Problem p(1, 300, 3, 1, 1, random_starts(1, 300));
     // the turns order this, too
     check_faults({{"no wait", "&s.ds_full[i]"}}, [&] { return p.run(); });
 }

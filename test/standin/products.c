@@ -157,7 +157,7 @@ void attention_forward_gpu(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, co
     gpu_family(gpu, FAMILY_ATTENTION);
     int size = s.B * s.T * s.H * s.D, qkv_size = s.B * s.T * (s.H + 2 * s.G) * s.D;
     FREED float *x = bf16_read(qkv, qkv_size), *y = values_new(size);
-    attention_forward(y, lse, x, NULL, s.B, s.T, s.H, s.G, s.D);
+    attention_forward(y, lse, x, s.documents, s.B, s.T, s.H, s.G, s.D);
     values_write(out, TYPE_BF16, y, size);
 }
 
@@ -167,7 +167,7 @@ void attention_backward_gpu(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 
     int size = s.B * s.T * s.H * s.D, qkv_size = s.B * s.T * (s.H + 2 * s.G) * s.D;
     FREED float *x = bf16_read(qkv, qkv_size), *dx = values_new(qkv_size);
     FREED float *y = bf16_read(out, size), *dy = bf16_read(d_out, size);
-    attention_backward(dx, dy, y, lse, x, NULL, s.B, s.T, s.H, s.G, s.D);
+    attention_backward(dx, dy, y, lse, x, s.documents, s.B, s.T, s.H, s.G, s.D);
     values_write(d_qkv, TYPE_BF16, dx, qkv_size);
 }
 
@@ -181,10 +181,14 @@ void attention_plain_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf1
 }
 
 #pragma weak attention64_serves // where test/emulated/ runs the kernels themselves
+#pragma weak attention_share_work
 #pragma weak attention64_forward
 #pragma weak attention64_backward
 bool attention64_serves(const Gpu *gpu, AttentionShape s) {
     return gpu->capability == 90 && s.D == 64 && s.H == s.G && s.T <= 2048;
+}
+
+void attention_share_work(const Gpu *gpu, AttentionShape s, int *documents) {
 }
 
 void attention64_forward(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv) {
