@@ -71,11 +71,18 @@ typedef struct {
 
 // ---- memory -----------------------------------------------------------------------------------
 
-static void plan_buffers(Trainer *t, int tokens, int64_t offload) {
+// Attention over B sequences of T tokens of the batch on the device.
+static AttentionShape attention_shape(const Trainer *t, int B, int T) {
+    AttentionShape s = attention_shape_of(&t->run, B, T);
+    if (t->run.options.reset_attention_mask) { s.documents = t->batches.device.documents; }
+    return s;
+}
+
+static void plan_buffers(Trainer *t, int64_t offload) {
     params_plan(&t->params, &t->run, &t->plan, &t->host_plan, offload);
     network_plan(&t->net, &t->params, &t->gpu, &t->plan);
     check_plan(&t->check, &t->net, &t->plan);
-    batches_plan(&t->batches, tokens, t->run.config.vocab, &t->plan);
+    batches_plan(&t->batches, &t->run, &t->plan);
 }
 
 static void trainer_free_plan(Trainer *t) {
@@ -95,11 +102,11 @@ static bool trainer_plan(Trainer *t, NumberSupport support, int64_t memory) {
     run_configure(&t->run, support);
     int tokens = (int)t->run.options.micro_batch_size * t->run.config.seq_length;
     if (!support_shapes(&t->run.config, tokens)) { return false; }
-    plan_buffers(t, tokens, 0);
+    plan_buffers(t, 0);
     int64_t excess = t->plan.bytes + FIT_OVERHEAD_BYTES - memory;
     if (t->run.options.optimizer_cpu_offload && excess > 0) {
         trainer_free_plan(t);
-        plan_buffers(t, tokens, excess + STATE_ARRAYS * PLAN_ALIGN); // rounding may cost the rest
+        plan_buffers(t, excess + STATE_ARRAYS * PLAN_ALIGN); // rounding may cost the rest
     }
     return true;
 }
@@ -304,9 +311,9 @@ static void trainer_open(Trainer *t) {
                    ? "with state of the optimizer"
                    : "without state of the optimizer, which fits on the GPU");
     }
-    attention_start(&t->gpu, attention_shape_of(&t->run, t->run.options.micro_batch_size,
-                                                t->run.config.seq_length));
     allocate(t);
+    attention_start(&t->gpu,
+                    attention_shape(t, t->run.options.micro_batch_size, t->run.config.seq_length));
     run_beat(&t->run, DOING_WAIT, "opening NCCL");
     or_die(comm_open(&t->comm, &t->run.group, &t->gpu, SLOT_WEIGHTS + t->run.layout.num_buckets));
     params_start(&t->params, &t->gpu, &t->comm);
@@ -413,7 +420,7 @@ static void block_forward(Trainer *t, const Block *b, Bf16 *out, int B, int T, P
     qkv_forward(t, b, x, B, T, pass);
     x = linear_input(&b->attention_out, pass);
     if (linear_runs(&b->attention_out, pass)) {
-        attention_forward_gpu(gpu, attention_shape_of(&t->run, B, T), x.bf16, b->lse, b->rotated);
+        attention_forward_gpu(gpu, attention_shape(t, B, T), x.bf16, b->lse, b->rotated);
     }
     gpu_quantize(gpu, x, no_sums, t->net.partial_sums, M, b->attention_out.C);
     linear_forward(gpu, &b->attention_out, b->residual_mid, x, b->residual, M, pass);
@@ -477,8 +484,8 @@ static void block_backward(Trainer *t, const Block *b, int B, int T, bool accumu
     linear_backward(gpu, &b->fc1, net->d_norm, b->fc1.x, M, accumulate);
     norm_backward(t, &b->norm2, M, accumulate);
     linear_backward(gpu, &b->attention_out, net->d_attention, b->attention_out.x, M, accumulate);
-    attention_backward_gpu(gpu, attention_shape_of(&t->run, B, T), net->d_qkv.bf16,
-                           net->d_attention, b->attention_out.x.bf16, b->lse, b->rotated);
+    attention_backward_gpu(gpu, attention_shape(t, B, T), net->d_qkv.bf16, net->d_attention,
+                           b->attention_out.x.bf16, b->lse, b->rotated);
     qkv_backward(t, b, B, T, accumulate);
     norm_backward(t, &b->norm1, M, accumulate);
 }
@@ -492,8 +499,9 @@ static void model_forward(Trainer *t, int B, int T, Pass pass) {
     plan_guard_poison(&t->plan);
     params_clear_measured(&t->params);
     network_receive(net, 0);
-    gpu_embedding_forward(&t->gpu, net->blocks[0].residual, t->batches.device.inputs, net->wte,
-                          net->wpe, B, T, c->channels);
+    const int *starts = t->run.options.reset_position_ids ? t->batches.device.documents : NULL;
+    gpu_embedding_forward(&t->gpu, net->blocks[0].residual, t->batches.device.inputs, starts,
+                          net->wte, net->wpe, B, T, c->channels);
     for (int l = 0; l < c->num_layers; l++) {
         Bf16 *out = l + 1 < c->num_layers ? net->blocks[l + 1].residual : net->residual_out;
         network_receive(net, l + 1);
@@ -563,10 +571,17 @@ static void model_backward(Trainer *t, int B, int T, int place) {
         size_t bytes = (size_t)c->padded_vocab * c->channels * gpu_type_bytes(net->dwte.type);
         gpu_clear(gpu, FAMILY_EMBEDDINGS, net->dwte.data, bytes);
     }
-    gpu_embedding_backward(gpu, net->dwte, net->d_residual.bf16, t->batches.device.inputs,
-                           t->batches.device.rows, t->batches.device.starts, t->batches.device.runs,
-                           B * T, c->channels);
-    if (net->wpe != NULL) {
+    const Batch *batch = &t->batches.device;
+    gpu_embedding_backward(gpu, net->dwte, net->d_residual.bf16, batch->inputs, batch->runs, B * T,
+                           c->channels);
+    if (batch->positions != NULL) {
+        if (!accumulate) {
+            size_t bytes = (size_t)c->seq_length * c->channels * gpu_type_bytes(net->dwpe.type);
+            gpu_clear(gpu, FAMILY_EMBEDDINGS, net->dwpe.data, bytes);
+        }
+        gpu_embedding_backward(gpu, net->dwpe, net->d_residual.bf16, batch->positions,
+                               batch->position_runs, B * T, c->channels);
+    } else if (net->wpe != NULL) {
         gpu_position_backward(gpu, gradient_into(net->dwpe, accumulate), net->d_residual.bf16, B, T,
                               c->channels);
     }
@@ -717,8 +732,8 @@ static void enqueue(Trainer *t, int64_t n) {
     CUDA_CHECK(cudaEventRecord(p->begin, stream));
     for (int micro = 0; micro < run_micro_batches(run); micro++) {
         Batch *s = batches_next(&t->batches);
-        run_batch(run, ahead, micro, s->inputs, s->targets, NULL);
-        batches_send(&t->batches);
+        run_batch(run, ahead, micro, s->inputs, s->targets, s->documents);
+        batches_send(&t->batches, o->micro_batch_size, o->seq_length);
         int place = micro_place(t, micro);
         if (is_checked(t, n) && micro == 0) {
             checked_micro_step(t, place, n + 1);
@@ -774,7 +789,7 @@ static void choice_losses(void *trainer, const int *inputs, const int *targets, 
     Batch *s = batches_next(&t->batches);
     memcpy(s->inputs, inputs, tokens * sizeof(int));
     memcpy(s->targets, targets, tokens * sizeof(int));
-    batches_send(&t->batches);
+    batches_send(&t->batches, B, T);
     model_forward(t, B, T, pass);
     head_loss(t, B * T, 0.0f, false, pass);
     gpu_fetch(&t->gpu, losses, t->net.losses, tokens * sizeof(float));
@@ -795,8 +810,8 @@ static void validate(Trainer *t) {
         for (int64_t sample = run_eval_first(run); sample < samples && run_stop_signal() == 0;
              sample += stride) {
             Batch *s = batches_next(&t->batches);
-            run_eval_batch(run, i, sample, s->inputs, s->targets, NULL);
-            batches_send(&t->batches);
+            run_eval_batch(run, i, sample, s->inputs, s->targets, s->documents);
+            batches_send(&t->batches, B, T);
             model_forward(t, B, T, pass);
             head_loss(t, B * T, 0.0f, true, pass);
         }
@@ -832,7 +847,7 @@ static float *next_logits(void *trainer, const int *tokens, int n) {
     Batch *s = batches_next(&t->batches);
     memset(s->inputs, 0, (size_t)T * sizeof(int));
     memcpy(s->inputs, tokens, (size_t)n * sizeof(int));
-    batches_send(&t->batches);
+    batches_send(&t->batches, 1, T);
     model_forward(t, 1, T, pass);
     head_forward(t, row, (int)min64(16, T - row), (Scratch){NULL, 0}, pass);
     // in the second half, so that no number is written over a code that has not been read
@@ -862,8 +877,8 @@ static void calibrate(Trainer *t) {
     params_calibrate(&t->params);
     for (int i = 0; i < FP8_CALIBRATIONS; i++) {
         Batch *s = batches_next(&t->batches);
-        run_batch(&t->run, 0, 0, s->inputs, s->targets, NULL);
-        batches_send(&t->batches);
+        run_batch(&t->run, 0, 0, s->inputs, s->targets, s->documents);
+        batches_send(&t->batches, t->run.options.micro_batch_size, t->run.options.seq_length);
         micro_step(t, MICRO_FIRST);
         params_calibrate(&t->params);
     }
@@ -909,25 +924,11 @@ static void profile_step(Trainer *t) {
     metrics_end(&run->metrics, r);
 }
 
-// The kernels have no documents: data do not switch them on, and options that do are refused.
-static void refuse_documents(Run *run) {
-    Options *o = &run->options;
-    if (option_source(o, "reset-attention-mask") == SOURCE_DERIVED) {
-        o->reset_attention_mask = false;
-    }
-    if (option_source(o, "reset-position-ids") == SOURCE_DERIVED) { o->reset_position_ids = false; }
-    if (run_resets(run)) {
-        die("--reset-attention-mask, --reset-position-ids: the GPU trainer does not have them yet; "
-            "give --no-reset-attention-mask --no-reset-position-ids");
-    }
-}
-
 int main(int argc, char **argv) {
     static Trainer t;
     Options *options = &t.run.options;
     options_parse(options, argc, argv);
     run_resolve_options(&t.run);
-    refuse_documents(&t.run);
     if (options->verify) {
         int status = verify(options);
         or_die(output_flush(stdout));

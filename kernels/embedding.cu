@@ -1,24 +1,28 @@
 // Token and position embeddings, forward and backward; the backward adds in a fixed order.
 #include "device.cuh"
 
-__global__ void embedding_forward_kernel(Bf16 *out, const int *tokens, const Bf16 *wte,
-                                         const Bf16 *wpe, int64_t vectors, int T, int per_row) {
+__global__ void embedding_forward_kernel(Bf16 *out, const int *tokens, const int *starts,
+                                         const Bf16 *wte, const Bf16 *wpe, int64_t vectors, int T,
+                                         int per_row) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= vectors) { return; }
     int64_t row = i / per_row;
     int column = (int)(i % per_row);
     Floats8 x = load8(wte, (int64_t)tokens[row] * per_row + column);
-    if (wpe != nullptr) { add8(x, load8(wpe, row % T * per_row + column)); }
+    if (wpe != nullptr) {
+        int position = (int)(row % T) - (starts != nullptr ? starts[row] : 0);
+        add8(x, load8(wpe, (int64_t)position * per_row + column));
+    }
     store8(out, i, x);
 }
 
-void gpu_embedding_forward(Gpu *gpu, Bf16 *out, const int *tokens, const Bf16 *wte, const Bf16 *wpe,
-                           int B, int T, int C) {
+void gpu_embedding_forward(Gpu *gpu, Bf16 *out, const int *tokens, const int *starts,
+                           const Bf16 *wte, const Bf16 *wpe, int B, int T, int C) {
     gpu_family(gpu, FAMILY_EMBEDDINGS);
     int64_t vectors = (int64_t)B * T * C / VEC;
     check_tensors("embedding forward", (int64_t)B * T, C, {out, wte, wpe});
-    launch(embedding_forward_kernel, divide_up(vectors, 256), 256, gpu->stream, out, tokens, wte,
-           wpe, vectors, T, C / VEC);
+    launch(embedding_forward_kernel, divide_up(vectors, 256), 256, gpu->stream, out, tokens, starts,
+           wte, wpe, vectors, T, C / VEC);
 }
 
 enum { EMBEDDING_THREADS = 256 };
@@ -37,12 +41,13 @@ __device__ __forceinline__ Floats8 sum_rows(const Bf16 *dout, const int *rows, i
 // A warp takes a short run. A block takes 32 vectors of columns of a long run, and adds its warps'
 // sums in order.
 __global__ void __launch_bounds__(EMBEDDING_THREADS)
-    embedding_backward_kernel(Gradient dwte, const Bf16 *dout, const int *tokens, const int *rows,
-                              const int *starts, const int *runs, int per_row) {
+    embedding_backward_kernel(Gradient dwte, const Bf16 *dout, const int *tokens, TokenRuns sorted,
+                              int per_row) {
     enum { WARPS = EMBEDDING_THREADS / WARP };
     __shared__ float4 sums[WARPS][2 * WARP];
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     int pieces = (per_row + WARP - 1) / WARP;
+    const int *rows = sorted.rows, *starts = sorted.starts, *runs = sorted.runs;
     const int *long_runs = runs + 2;
     for (int item = blockIdx.x; item < runs[1] * pieces; item += gridDim.x) {
         int run = long_runs[item / pieces], column = item % pieces * WARP + lane;
@@ -69,13 +74,13 @@ __global__ void __launch_bounds__(EMBEDDING_THREADS)
 }
 
 void gpu_embedding_backward(Gpu *gpu, Gradient dwte, const Bf16 *dout, const int *tokens,
-                            const int *rows, const int *starts, const int *runs, int M, int C) {
+                            TokenRuns runs, int M, int C) {
     gpu_family(gpu, FAMILY_EMBEDDINGS);
     int blocks = min(4 * PARTIALS, divide_up(M, EMBEDDING_THREADS / WARP));
     check_tensors("embedding backward", M, C, {dwte.data, dout});
     dwte.accumulate = true;
     launch(embedding_backward_kernel, blocks, EMBEDDING_THREADS, gpu->stream, dwte, dout, tokens,
-           rows, starts, runs, C / VEC);
+           runs, C / VEC);
 }
 
 __global__ void position_backward_kernel(Gradient dwpe, const Bf16 *dout, int B, int64_t vectors) {

@@ -110,25 +110,28 @@ void gpu_count_codes(Gpu *gpu, Fp8Counts *counts, const uint8_t *codes, int64_t 
 void gpu_transpose_codes(Gpu *gpu, uint8_t *out, const uint8_t *x, int N, int C);
 
 // ---- embedding.cu ----
-void gpu_embedding_forward(Gpu *gpu, Bf16 *out, const int *tokens, const Bf16 *wte, const Bf16 *wpe,
-                           int B, int T, int C);
+// starts: as in cpu.h; NULL: positions count from each sequence's beginning.
+void gpu_embedding_forward(Gpu *gpu, Bf16 *out, const int *tokens, const int *starts,
+                           const Bf16 *wte, const Bf16 *wpe, int B, int T, int C);
 
-// Adds each token's rows of dout to its row of the gradient, in the order of `rows`, which lists
-// the positions 0..M-1 sorted by token. Run i is rows[starts[i]] to rows[starts[i+1] - 1], all of
-// one token. runs[0] is the number of runs, runs[1] the number of long ones, and the numbers of the
-// long ones follow. (The lists are on the device, so that the launch does not depend on the
-// tokens.)
+// The rows 0..M-1 of a batch, sorted by token: run i is rows[starts[i]] to rows[starts[i+1] - 1],
+// all of one token. runs[0] is the number of runs, runs[1] the number of long ones, and the numbers
+// of the long ones follow.
+typedef struct {
+    int *rows, *starts, *runs; // [M], [M+1], [embedding_runs_size(M)]
+} TokenRuns;
 enum { EMBEDDING_LONG_RUN = 32 }; // rows at least
 static inline int embedding_runs_size(int M) {
     return 2 + M / EMBEDDING_LONG_RUN;
 }
+// Adds each token's rows of dout to its row of the gradient, in the order of the runs, which lie on
+// the device, so that the launch does not depend on the tokens. Where positions do not count from
+// each sequence's beginning, this computes their gradient, too; the tokens are then the positions.
 void gpu_embedding_backward(Gpu *gpu, Gradient dwte, const Bf16 *dout, const int *tokens,
-                            const int *rows, const int *starts, const int *runs, int M, int C);
+                            TokenRuns runs, int M, int C);
 void gpu_position_backward(Gpu *gpu, Gradient dwpe, const Bf16 *dout, int B, int T, int C);
-// Makes these lists on the host (embedding.c): rows[M], starts[M+1], runs[embedding_runs_size(M)]
-// from tokens[M]; counts is scratch [V+1].
-void embedding_sort_tokens(const int *tokens, int M, int V, int *counts, int *rows, int *starts,
-                           int *runs);
+// Sorts on the host (embedding.c): tokens [M], all below V; counts is scratch [V+1].
+void embedding_sort_tokens(TokenRuns out, const int *tokens, int M, int V, int *counts);
 
 // ---- norm.cu ----
 typedef struct {

@@ -118,24 +118,29 @@ SETUP() {
     }
 }
 
-// GPT-2's attention, and Llama's with grouped queries.
-static const AttentionShape shapes[] = {{8, 1024, 12, 12, 64, false}, {1, 2048, 32, 8, 128, true}};
-enum { MOST = 1 << 30 };
+// GPT-2's attention, and Llama's with grouped queries; and both with documents.
+static const int starts[8 * 1024];
+static const AttentionShape shapes[] = {{8, 1024, 12, 12, 64, false, NULL},
+                                        {1, 2048, 32, 8, 128, true, NULL},
+                                        {8, 1024, 12, 12, 64, false, starts},
+                                        {1, 2048, 32, 8, 128, true, starts}};
+enum { MOST = 1 << 30, SHAPES = sizeof(shapes) / sizeof(*shapes) };
 
 // The workspace that is planned without a device is enough: no pass takes smaller pieces. (From
 // compute capability 12.0 on cuDNN has the plans of 8.0.)
 TEST(planned_workspace_is_enough_on_every_device) {
     const int devices[][3] = {{800, 108, 166912}, {900, 132, 232448}, {1000, 148, 232448}};
-    for (int i = 0; i < 3 * 2; i++) {
-        AttentionShape s = shapes[i % 2];
+    for (int i = 0; i < 3 * SHAPES; i++) {
+        AttentionShape s = shapes[i % SHAPES];
+        const int *d = devices[i / SHAPES];
         Gpu gpu = {0};
-        describe_device(devices[i / 2][0], devices[i / 2][1], devices[i / 2][2]);
+        describe_device(d[0], d[1], d[2]);
         gpu.attention_bytes = attention_workspace(s, MOST);
         Piece expected = piece_for(&s, gpu.attention_bytes);
         bool well = attention_is_fast(&gpu, s);
         Piece p = backward_piece(&gpu, &s);
         if (!(well && p.sequences == expected.sequences && p.groups == expected.groups)) {
-            test_fail(__FILE__, __LINE__, "capability %d, shape %d: %s", devices[i / 2][0], i % 2,
+            test_fail(__FILE__, __LINE__, "capability %d, shape %d: %s", d[0], i % SHAPES,
                       error_text());
         }
         attention_close(&gpu);

@@ -17,8 +17,8 @@ int main(int argc, char **argv) {
     int B = options.micro_batch_size, T = c->seq_length, M = B * T;
     Pass pass = eval_pass(&options);
     Batch *batch = batches_next(&t.batches);
-    run_batch(&t.run, 0, 0, batch->inputs, batch->targets, NULL);
-    batches_send(&t.batches);
+    run_batch(&t.run, 0, 0, batch->inputs, batch->targets, batch->documents);
+    batches_send(&t.batches, B, T);
     model_forward(&t, B, T, pass);
     if (t.net.chunk_rows < M) { die("the logits are not whole"); }
     head_forward(&t, 0, M, (Scratch){NULL, 0}, pass);

@@ -282,42 +282,87 @@ static inline Ints random_tokens(int n, int V) {
     return tokens;
 }
 
+// Where the documents of sequences begin (kernels/cpu.h): some of one token, some of many.
+static Ints random_starts(int B, int T) {
+    Ints starts;
+    random_key++;
+    for (int b = 0; b < B; b++) {
+        for (int t = 0; t < T;) {
+            const uint64_t bits = rng_bits(random_key, starts.size());
+            const int longest = bits % 3 == 0 ? 3 : T;
+            const int n = std::min(T - t, 1 + (int)(bits / 3 % (uint64_t)longest));
+            starts.insert(starts.end(), (size_t)n, t);
+            t += n;
+        }
+    }
+    return starts;
+}
+
 // ---- embeddings --------------------------------------------------------------------------------
 
-static void embedding(int B, int T, int C, int V, bool positions) {
+// The runs of tokens on the device.
+struct SortedTokens {
+    Buffer<int> rows, starts, lists;
+    SortedTokens(const Ints &tokens, int V)
+        : rows(tokens.size()), starts(tokens.size() + 1),
+          lists((size_t)embedding_runs_size((int)tokens.size())) {
+        Ints counts(V + 1), host_rows(rows.count), host_starts(starts.count), host(lists.count);
+        embedding_sort_tokens({host_rows.data(), host_starts.data(), host.data()}, tokens.data(),
+                              (int)tokens.size(), V, counts.data());
+        rows.put(host_rows.data());
+        starts.put(host_starts.data());
+        lists.put(host.data());
+    }
+    TokenRuns runs(void) const {
+        return {rows.data, starts.data, lists.data};
+    }
+};
+
+// documents: positions count from their beginnings.
+static void embedding(int B, int T, int C, int V, bool positions, bool documents) {
     const int M = B * T;
     const size_t n = (size_t)M * C;
     if (left_out((int64_t)V * C)) { return; }
-    Ints tokens = random_tokens(M, V);
-    Buffer<int> device_tokens(M), rows(M), starts(M + 1), runs(embedding_runs_size(M));
+    Ints tokens = random_tokens(M, V), starts = random_starts(B, T), places(M);
+    for (int i = 0; i < M; i++) { places[i] = i % T - starts[i]; }
+    Buffer<int> device_tokens(M), device_starts(M);
     device_tokens.put(tokens.data());
+    device_starts.put(starts.data());
+    const int *host_starts = documents ? starts.data() : NULL;
     Input wte((size_t)V * C, 1), wpe((size_t)T * C, 1), dout(n, 1);
     Floats out((size_t)defined(M) * C);
-    embedding_forward(out.data(), tokens.data(), NULL, wte.host.data(),
+    embedding_forward(out.data(), tokens.data(), host_starts, wte.host.data(),
                       positions ? wpe.host.data() : NULL, defined(B), T, C);
     // without positions rows are copied: nothing is rounded, and no error is allowed
     producer({"embedding", FUSED_ROUNDED, M, C, FP8_E4M3, 0, NULL, 2.0 * n, 0, {}, 0, 1.01}, out,
              [&](const Launch &l) {
                  gpu_embedding_forward(&gpu, l.out.bf16, device_tokens.data + l.first,
+                                       documents ? device_starts.data + l.first : NULL,
                                        wte.device.data, positions ? wpe.device.data : NULL,
                                        l.rows / T, T, C);
              });
     if (mode == IN_PARTS) { return; }
 
-    Ints counts(V + 1), host_rows(M), host_starts(M + 1), host_runs(embedding_runs_size(M));
-    embedding_sort_tokens(tokens.data(), M, V, counts.data(), host_rows.data(), host_starts.data(),
-                          host_runs.data());
-    rows.put(host_rows.data());
-    starts.put(host_starts.data());
-    runs.put(host_runs.data());
+    Buffer<int> device_places(M);
+    device_places.put(places.data());
+    SortedTokens by_token(tokens, V), by_place(places, T);
     FloatBuffer sums((size_t)V * C), position_sums((size_t)T * C);
     CUDA_CHECK(cudaMemsetAsync(sums.data, 0, sums.count * sizeof(float), gpu.stream));
     auto backward = [&] {
         gpu_embedding_backward(&gpu, {sums.data, TYPE_F32, true}, dout.device.data,
-                               device_tokens.data, rows.data, starts.data, runs.data, M, C);
+                               device_tokens.data, by_token.runs(), M, C);
     };
     auto positions_backward = [&](Gradient g) {
-        gpu_position_backward(&gpu, g, dout.device.data, B, T, C);
+        if (documents) {
+            if (!g.accumulate) {
+                size_t bytes = (size_t)T * C * gpu_type_bytes(g.type);
+                CUDA_CHECK(cudaMemsetAsync(g.data, 0, bytes, gpu.stream));
+            }
+            gpu_embedding_backward(&gpu, g, dout.device.data, device_places.data, by_place.runs(),
+                                   M, C);
+        } else {
+            gpu_position_backward(&gpu, g, dout.device.data, B, T, C);
+        }
     };
     if (mode == TIMING) {
         std::string shape = text("%d x %d", M, C);
@@ -328,20 +373,25 @@ static void embedding(int B, int T, int C, int V, bool positions) {
         return;
     }
     Floats dwte((size_t)V * C, 0.0f), dwpe((size_t)T * C, 0.0f);
-    embedding_backward(dwte.data(), dwpe.data(), dout.host.data(), tokens.data(), NULL, B, T, C);
+    embedding_backward(dwte.data(), dwpe.data(), dout.host.data(), tokens.data(), host_starts, B, T,
+                       C);
     check_gradient("positions", dwpe, 1e-5, positions_backward);
     backward();
     CHECK_ERROR(sums.get().data(), dwte.data(), (int64_t)dwte.size(), 1e-6);
 }
 
-ROW(embeddings) { // B, T, C, V, whether there are positions
-    static const int checked[][5] = {{1, 1, 8, 2, 1},       {3, 17, 48, 257, 1},
-                                     {2, 100, 1600, 13, 1}, {4, 33, 264, 5000, 0},
-                                     {8, 33, 840, 6, 1}, // long runs
-                                     {64, 3, 40, 7, 0}};
+ROW(embeddings) { // B, T, C, V, whether there are positions, and documents
+    static const int checked[][6] = {
+        {1, 1, 8, 2, 1, 0},       {3, 17, 48, 257, 1, 0}, {2, 100, 1600, 13, 1, 0},
+        {4, 33, 264, 5000, 0, 0}, {8, 33, 840, 6, 1, 0}, // long runs
+        {64, 3, 40, 7, 0, 0},     {3, 17, 48, 257, 1, 1}, {20, 100, 264, 13, 1, 1}};
     row(embedding, CHECKING, checked);
-    row(embedding, TIMING, {{64, 1024, 768, 50257, 1}, {8, 2048, 4096, 128256, 0}});
-    row(embedding, IN_PARTS, {{ROWS / 16, 16, COLUMNS, 2000, 1}});
+    row(embedding, TIMING,
+        {{64, 1024, 768, 50257, 1, 0},
+         {64, 1024, 768, 50257, 1, 1},
+         {8, 2048, 4096, 128256, 0, 0}});
+    row(embedding, IN_PARTS,
+        {{ROWS / 16, 16, COLUMNS, 2000, 1, 0}, {ROWS / 16, 16, COLUMNS, 2000, 1, 1}});
 }
 
 // ---- norms -------------------------------------------------------------------------------------

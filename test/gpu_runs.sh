@@ -46,6 +46,9 @@ else
     make_text 1 4000 >text
 fi
 "$BIN/tokenize" --output-prefix d/x text >/dev/null
+mkdir lines # a document each
+split -l 1 -a 4 text lines/
+"$BIN/tokenize" --output-prefix d/lines lines/* >/dev/null
 cpu=$BIN/train_gpt gpu="$trainer $graphs"
 small="--vocab-size 301 --untie-embeddings-and-output-weights --make-vocab-size-divisible-by"
 qwen3="--num-attention-heads 4 --num-query-groups 2 --qk-layernorm --logit-softcap 5

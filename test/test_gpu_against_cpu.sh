@@ -62,6 +62,19 @@ against_cpu() { # model options
 }
 for model in "${gradient_models[@]}"; do check "gradients, $model" against_cpu "$model"; done
 
+# Documents that do not see each other; it is seen where they do.
+documents_against_cpu() { # model options
+    local DATA=${DATA//d\/x/d\/lines}
+    against_cpu "$1 --reset-attention-mask --reset-position-ids" || return
+    gradients packed "$gpu" $1 --micro-batch-size 3 --global-batch-size 6 \
+        --no-reset-attention-mask --no-reset-position-ids || return
+    ! "$COMPARE" packed.st fp32.st bf16.st 4 >out || return
+    "$COMPARE" gpu.st fp32.st bf16.st 4
+}
+for model in "${gradient_models[@]}"; do
+    check "gradients, documents, $model" documents_against_cpu "$model"
+done
+
 # FP8 beside its emulation on the CPU: as far from FP32 as that is, and nearer to it than FP32 is;
 # gradients of a few numbers, sums over all tokens that nearly cancel, are a little noisier.
 against_emulation() { # model options, FP8 options

@@ -1013,9 +1013,9 @@ TEST(refusals) {
     CHECK_DIES("a multiple of 8", gpu_to_bf16(&gpu, x, f, 60));
     CHECK_DIES("not 16-byte aligned", gpu_swiglu_forward(&gpu, operand_bf16(x), odd, 64, 64));
     CHECK_DIES("not 16-byte aligned", gpu_swiglu_backward(&gpu, operand_bf16(x), odd, x, 64, 64));
-    CHECK_DIES("not 16-byte aligned", gpu_embedding_forward(&gpu, x, tokens, odd, NULL, 1, 8, 64));
+    CHECK_DIES("not 16-byte aligned", gpu_embedding_forward(&gpu, x, tokens, NULL, odd, NULL, 1, 8, 64));
     CHECK_DIES("multiples of 8", gpu_gelu_forward(&gpu, operand_bf16(x), x, NULL, 64, 60));
-    CHECK_DIES("multiples of 8", gpu_embedding_forward(&gpu, x, tokens, x, NULL, 1, 8, 60));
+    CHECK_DIES("multiples of 8", gpu_embedding_forward(&gpu, x, tokens, NULL, x, NULL, 1, 8, 60));
     CHECK_DIES("multiples of 8", gpu_position_backward(&gpu, sums, x, 1, 8, 60));
     CHECK_DIES("up to 2^33 values",
                gpu_gelu_forward(&gpu, operand_bf16(x), x, NULL, 1 << 20, 1 << 14));

@@ -27,8 +27,8 @@ void __real_gpu_sum_losses(Gpu *gpu, double *sum, const float *losses, int M, bo
 bool __real_safetensors_write(FileWriter *w, const char *path, TensorEntry *tensors, int count,
                               const char *metadata);
 
-void __real_gpu_embedding_forward(Gpu *gpu, Bf16 *out, const int *tokens, const Bf16 *wte,
-                                  const Bf16 *wpe, int B, int T, int C);
+void __real_gpu_embedding_forward(Gpu *gpu, Bf16 *out, const int *tokens, const int *starts,
+                                  const Bf16 *wte, const Bf16 *wpe, int B, int T, int C);
 
 void __real_gpu_sum_of_squares(Gpu *gpu, StepState *state, const StepInput *input,
                                const double *loss_sum, double *scratch, const void *gradients,
@@ -108,11 +108,11 @@ void __wrap_gpu_fp8_update(Gpu *gpu, const Fp8Table *table, const StepState *sta
     __real_gpu_fp8_update(gpu, table, state);
 }
 
-void __wrap_gpu_embedding_forward(Gpu *gpu, Bf16 *out, const int *tokens, const Bf16 *wte,
-                                  const Bf16 *wpe, int B, int T, int C) {
+void __wrap_gpu_embedding_forward(Gpu *gpu, Bf16 *out, const int *tokens, const int *starts,
+                                  const Bf16 *wte, const Bf16 *wpe, int B, int T, int C) {
     if (weight_is_due) { *(Bf16 *)(uintptr_t)&wte[C + 3] ^= 1 << 6; }
     weight_is_due = false;
-    __real_gpu_embedding_forward(gpu, out, tokens, wte, wpe, B, T, C);
+    __real_gpu_embedding_forward(gpu, out, tokens, starts, wte, wpe, B, T, C);
 }
 
 bool __wrap_safetensors_write(FileWriter *w, const char *path, TensorEntry *tensors, int count,

@@ -54,26 +54,26 @@ static int rows_of(const int *tokens, int M) {
     return largest + 1;
 }
 
-void gpu_embedding_forward(Gpu *gpu, Bf16 *out, const int *tokens, const Bf16 *wte, const Bf16 *wpe,
-                           int B, int T, int C) {
+void gpu_embedding_forward(Gpu *gpu, Bf16 *out, const int *tokens, const int *starts,
+                           const Bf16 *wte, const Bf16 *wpe, int B, int T, int C) {
     gpu_family(gpu, FAMILY_EMBEDDINGS);
     FREED float *token = bf16_read(wte, rows_of(tokens, B * T) * C);
     FREED float *position = bf16_read(wpe, T * C), *values = values_new(B * T * C);
-    embedding_forward(values, tokens, NULL, token, position, B, T, C);
+    embedding_forward(values, tokens, starts, token, position, B, T, C);
     values_write(out, TYPE_BF16, values, B * T * C);
 }
 
 // Run by run, as the lists say.
 void gpu_embedding_backward(Gpu *gpu, Gradient dwte, const Bf16 *dout, const int *tokens,
-                            const int *rows, const int *starts, const int *runs, int M, int C) {
+                            TokenRuns runs, int M, int C) {
     gpu_family(gpu, FAMILY_EMBEDDINGS);
     int n = rows_of(tokens, M) * C;
     dwte.accumulate = true;
     FREED float *d = bf16_read(dout, M * C), *sums = gradient_begin(dwte, n);
-    for (int run = 0; run < runs[0]; run++) {
-        int token = tokens[rows[starts[run]]];
-        for (int i = starts[run]; i < starts[run + 1]; i++) {
-            embedding_backward(sums, NULL, d + rows[i] * C, &token, NULL, 1, 1, C);
+    for (int run = 0; run < runs.runs[0]; run++) {
+        int token = tokens[runs.rows[runs.starts[run]]];
+        for (int i = runs.starts[run]; i < runs.starts[run + 1]; i++) {
+            embedding_backward(sums, NULL, d + runs.rows[i] * C, &token, NULL, 1, 1, C);
         }
     }
     gradient_end(dwte, sums, n);

@@ -2,38 +2,43 @@
 // device still reads the other.
 #pragma once
 
-#include "../../kernels/gpu.h"
-#include "../../model/plan.h"
+#include "../../kernels/kernels.h"
+#include "network.h"
 
 BEGIN_C
 
 enum { BATCH_SLOTS = 2 };
 
-// A micro-batch's tokens, and their order for the embedding's gradient (kernels.h).
 typedef struct {
     int *inputs, *targets; // [M]
-    int *rows, *starts;    // [M], [M+1]
-    int *runs;             // [embedding_runs_size]
+    TokenRuns runs;        // of the inputs, for the embedding's gradient
+    // Where the run's documents begin attention or positions anew; else NULL.
+    int *documents; // attention.h: first the starts [M], which are 0 unless they are set
+    // Where they begin positions anew, and there is a table of positions; else NULL.
+    int *positions; // [M]
+    TokenRuns position_runs;
 } Batch;
 
 typedef struct {
     Gpu *gpu;
-    int tokens, vocab;               // M, V
+    AttentionShape shape; // of a whole micro-batch
+    int tokens, vocab;    // M, V
+    bool has_documents, has_positions;
     Batch device;                    // all of it in one buffer, which begins at device.inputs
     Batch staging[BATCH_SLOTS];      // pinned
     cudaEvent_t staged[BATCH_SLOTS]; // recorded when a staging buffer has been read
     int turn;
-    int *counts; // [V+1], host
+    int *counts; // [max(T,V)+1], host
 } Batches;
 
-void batches_plan(Batches *b, int tokens, int vocab, Plan *plan);
+void batches_plan(Batches *b, const Run *run, Plan *plan);
 // Once the plan has its memory.
 void batches_start(Batches *b, Gpu *gpu);
 void batches_close(Batches *b);
 
 // The buffer to fill next; waits until the device has read what was in it.
 Batch *batches_next(Batches *b);
-// Enqueues its copy to the device.
-void batches_send(Batches *b);
+// Enqueues its copy to the device; B sequences of T tokens are used.
+void batches_send(Batches *b, int B, int T);
 
 END_C

@@ -136,7 +136,7 @@ static void plan_head(Network *n, Plan *plan, int64_t M) {
 AttentionShape attention_shape_of(const Run *run, int B, int T) {
     const ModelConfig *c = &run->config;
     return (AttentionShape){
-        B, T, c->num_heads, c->num_groups, c->head_size, run->options.deterministic};
+        B, T, c->num_heads, c->num_groups, c->head_size, run->options.deterministic, NULL};
 }
 
 void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan) {

@@ -173,8 +173,8 @@ int verify(const Options *options) {
     gpu.workspace_bytes = (size_t)64 << 20;
     CUDA_CHECK(cudaMalloc(&gpu.workspace, gpu.workspace_bytes));
     check_product(&gpu);
-    check_attention(&gpu, (AttentionShape){16, 1024, 16, 4, 128, true}); // Llama's
-    check_attention(&gpu, (AttentionShape){16, 1024, 12, 12, 64, true}); // GPT-2's
+    check_attention(&gpu, (AttentionShape){16, 1024, 16, 4, 128, true, NULL}); // Llama's
+    check_attention(&gpu, (AttentionShape){16, 1024, 12, 12, 64, true, NULL}); // GPT-2's
     check_fp8(&gpu, options);
     CUDA_CHECK(cudaFree(gpu.workspace));
     CUDA_CHECK(cudaGetDeviceCount(&gpus));
