@@ -243,27 +243,40 @@ ROW(fp8_products) { // m, n, k, types of A and B, scaling; timed: which product 
 // Its inputs, and the results of the definition in FP32. The backward pass reads the output rounded
 // to BF16, as on the device.
 struct AttentionCase {
+    AttentionShape s;
     size_t n, packed;
     Input qkv, dout;
     Floats out, rounded, lse, dqkv;
+    Buffer<int> device_starts;
 
-    AttentionCase(AttentionShape s, float size = 1) // of queries, keys and values
-        : n((size_t)s.B * s.T * s.H * s.D), packed((size_t)s.B * s.T * (s.H + 2 * s.G) * s.D),
-          qkv(packed, size), dout(n, 1), lse((size_t)s.B * s.H * s.T) {
+    // size: of queries, keys and values
+    AttentionCase(AttentionShape shape, bool documents, float size = 1)
+        : s(shape), n((size_t)s.B * s.T * s.H * s.D),
+          packed((size_t)s.B * s.T * (s.H + 2 * s.G) * s.D), qkv(packed, size), dout(n, 1),
+          lse((size_t)s.B * s.H * s.T), device_starts(attention_documents_size(s)) {
+        Ints starts = random_starts(s.B, s.T);
+        if (documents) {
+            starts.resize(device_starts.count);
+            attention_share_work(&gpu, s, starts.data());
+            device_starts.put(starts.data());
+            s.documents = device_starts.data;
+        }
         if (mode == TIMING) { return; }
+        const int *given = documents ? starts.data() : NULL;
         out.resize(n);
         rounded.resize(n);
         dqkv.resize(packed);
-        attention_forward(out.data(), lse.data(), qkv.host.data(), NULL, s.B, s.T, s.H, s.G, s.D);
+        attention_forward(out.data(), lse.data(), qkv.host.data(), given, s.B, s.T, s.H, s.G, s.D);
         round_to_bf16(rounded.data(), out.data(), (int64_t)n);
         attention_backward(dqkv.data(), dout.host.data(), rounded.data(), lse.data(),
-                           qkv.host.data(), NULL, s.B, s.T, s.H, s.G, s.D);
+                           qkv.host.data(), given, s.B, s.T, s.H, s.G, s.D);
     }
 };
 
-static void attention(int B, int T, int H, int G, int D, bool deterministic, bool plain) {
-    AttentionShape s = {B, T, H, G, D, deterministic};
-    AttentionCase c(s);
+static void attention(int B, int T, int H, int G, int D, bool deterministic, bool documents,
+                      bool plain) {
+    AttentionCase c({B, T, H, G, D, deterministic, NULL}, documents);
+    AttentionShape s = c.s;
     Bf16Buffer out(c.n), dqkv(c.packed);
     FloatBuffer lse(c.lse.size());
     auto forward = [&] {
@@ -275,7 +288,8 @@ static void attention(int B, int T, int H, int G, int D, bool deterministic, boo
             &gpu, s, dqkv.data, c.dout.device.data, out.data, lse.data, c.qkv.device.data);
     };
     if (mode == TIMING) {
-        std::string shape = text("B%d T%d H%d/%d D%d", s.B, s.T, s.H, s.G, s.D);
+        std::string shape = text("B%d T%d H%d/%d D%d%s", s.B, s.T, s.H, s.G, s.D,
+                                 documents ? ", documents" : "");
         const double floor = 2.0 * s.B * s.H * (double)s.T * s.T * s.D / FLOPS_PER_S;
         timed("attention forward", shape, floor, forward);
         timed("attention backward", shape, 2.5 * floor, backward);
@@ -317,22 +331,29 @@ static void attention(int B, int T, int H, int G, int D, bool deterministic, boo
     }
 }
 
-ROW(attention_by_library) { // B, T, H, G, D, deterministic, plain
+ROW(attention_by_library) { // B, T, H, G, D, deterministic, documents, plain
     if (sanitizing()) { return; }
-    static const int checked[][7] = {{2, 128, 4, 4, 64, 1},  {1, 1, 2, 1, 64, 1},
-                                     {3, 17, 25, 25, 64, 1}, {2, 200, 8, 2, 128, 1},
-                                     {1, 1000, 4, 1, 64, 1}, {2, 64, 6, 2, 32, 1},
-                                     {2, 128, 4, 4, 64, 0},  {2, 200, 8, 2, 128, 0},
-                                     {1, 2056, 2, 2, 64, 1}}; // too long for attention64
+    static const int checked[][8] = {
+        {2, 128, 4, 4, 64, 1},     {1, 1, 2, 1, 64, 1},       {3, 17, 25, 25, 64, 1},
+        {2, 200, 8, 2, 128, 1},    {1, 1000, 4, 1, 64, 1},    {2, 64, 6, 2, 32, 1},
+        {2, 128, 4, 4, 64, 0},     {2, 200, 8, 2, 128, 0},    {1, 2056, 2, 2, 64, 1}, // for cuDNN
+        {2, 200, 8, 2, 128, 1, 1}, {3, 251, 8, 2, 128, 0, 1}, {1, 1000, 4, 1, 64, 1, 1},
+        {2, 200, 3, 3, 64, 1, 1},  {1, 2056, 2, 2, 64, 1, 1}, {2, 640, 4, 2, 80, 1, 1}};
     row(attention, CHECKING, checked);
-    row(attention, TIMING, {{64, 1024, 12, 12, 64}, {16, 2048, 16, 4, 128}, {2, 8192, 32, 8, 128}});
+    row(attention, TIMING,
+        {{64, 1024, 12, 12, 64},
+         {16, 2048, 16, 4, 128},
+         {2, 8192, 32, 8, 128},
+         {64, 1024, 12, 12, 64, 0, 1},
+         {16, 2048, 16, 4, 128, 0, 1},
+         {2, 8192, 32, 8, 128, 0, 1}});
 }
 
 // size: of queries, keys and values; with 6, a row's weight is mostly on one key.
-static void heads_of_64(int B, int T, int H, int size) {
-    const AttentionShape s = {B, T, H, H, 64, true};
+static void heads_of_64(int B, int T, int H, int size, bool documents) {
     if (left_out((int64_t)B * T * H * 3 * 64)) { return; }
-    AttentionCase c(s, (float)size);
+    AttentionCase c({B, T, H, H, 64, true, NULL}, documents, (float)size);
+    const AttentionShape s = c.s;
     Bf16Buffer out(c.n), dqkv(c.packed);
     FloatBuffer lse(c.lse.size());
     Floats first, first_lse;
@@ -379,19 +400,22 @@ static void heads_of_64(int B, int T, int H, int size) {
     }
 }
 
-// B, T, H, size: heads fewer than the GPU's blocks, as many as 132 and more; tiles of 128 keys and
-// 64 queries, whole and cut.
+// B, T, H, size, documents: heads fewer than the GPU's blocks, as many as 132 and more; tiles of
+// 128 keys and 64 queries, whole and cut.
 ROW(attention64) {
     if (mode != CHECKING || sanitizing()) { return; }
-    if (!attention64_serves(&gpu, {1, 64, 1, 1, 64, true})) {
+    if (!attention64_serves(&gpu, {1, 64, 1, 1, 64, true, NULL})) {
         test_skip("attention64 needs compute capability 9.0");
         return;
     }
-    static const int checked[][4] = {
-        {1, 64, 1, 1},    {1, 100, 1, 1},   {1, 128, 5, 1},   {3, 192, 5, 1},   {3, 100, 5, 1},
-        {1, 129, 2, 1},   {11, 128, 12, 1}, {12, 384, 12, 1}, {6, 200, 25, 1},  {10, 128, 13, 1},
-        {3, 1000, 12, 1}, {3, 1024, 12, 1}, {1, 1024, 25, 1}, {1, 2048, 12, 1}, {3, 2048, 5, 1},
-        {1, 1920, 1, 1},  {2, 512, 12, 6},  {1, 17, 3, 1}};
+    static const int checked[][5] = {
+        {1, 64, 1, 1},       {1, 100, 1, 1},     {1, 128, 5, 1},      {3, 192, 5, 1},
+        {3, 100, 5, 1},      {1, 129, 2, 1},     {11, 128, 12, 1},    {12, 384, 12, 1},
+        {6, 200, 25, 1},     {10, 128, 13, 1},   {3, 1000, 12, 1},    {3, 1024, 12, 1},
+        {1, 1024, 25, 1},    {1, 2048, 12, 1},   {3, 2048, 5, 1},     {1, 1920, 1, 1},
+        {2, 512, 12, 6},     {1, 17, 3, 1},      {1, 100, 1, 1, 1},   {3, 192, 5, 1, 1},
+        {12, 384, 12, 1, 1}, {6, 200, 25, 1, 1}, {3, 1000, 12, 6, 1}, {7, 1024, 25, 1, 1},
+        {3, 2048, 5, 1, 1},  {2, 17, 3, 1, 1}};
     row(heads_of_64, CHECKING, checked);
 }
 
@@ -427,10 +451,9 @@ TEST(attention64_is_for_some_shapes) {
 }
 
 ROW(attention_plain) {
-    static const int checked[][7] = {{1, 1, 2, 1, 64, 1, 1},
-                                     {2, 17, 25, 25, 64, 1, 1},
-                                     {2, 50, 6, 2, 20, 1, 1},
-                                     {1, 33, 4, 1, 256, 1, 1}};
+    static const int checked[][8] = {{1, 1, 2, 1, 64, 1, 0, 1},  {2, 17, 25, 25, 64, 1, 0, 1},
+                                     {2, 50, 6, 2, 20, 1, 0, 1}, {1, 33, 4, 1, 256, 1, 0, 1},
+                                     {2, 50, 6, 2, 20, 1, 1, 1}, {3, 33, 4, 1, 256, 1, 1, 1}};
     row(attention, CHECKING, checked);
 }
 
@@ -439,9 +462,9 @@ ROW(attention_plain) {
 LIBRARY_TEST(attention_in_pieces) {
     fail("%s", ""); // planted: heads are not that large
     CHECK(!attention_is_fast(&gpu, {1, 128, 2, 2, 1000, true}) && error_text()[0] != '\0');
-    for (int T : {256, 251}) {
-        AttentionShape s = {3, T, 8, 4, 64, true};
-        AttentionCase c(s);
+    for (int i = 0; i < 4; i++) {
+        AttentionCase c({3, i % 2 ? 251 : 256, 8, 4, 64, true, NULL}, i / 2);
+        AttentionShape s = c.s;
         Bf16Buffer out(c.n), whole(c.packed), pieces(c.packed);
         FloatBuffer lse(c.lse.size());
         size_t all = gpu.attention_bytes;
@@ -1013,7 +1036,8 @@ TEST(refusals) {
     CHECK_DIES("a multiple of 8", gpu_to_bf16(&gpu, x, f, 60));
     CHECK_DIES("not 16-byte aligned", gpu_swiglu_forward(&gpu, operand_bf16(x), odd, 64, 64));
     CHECK_DIES("not 16-byte aligned", gpu_swiglu_backward(&gpu, operand_bf16(x), odd, x, 64, 64));
-    CHECK_DIES("not 16-byte aligned", gpu_embedding_forward(&gpu, x, tokens, NULL, odd, NULL, 1, 8, 64));
+    CHECK_DIES("not 16-byte aligned",
+               gpu_embedding_forward(&gpu, x, tokens, NULL, odd, NULL, 1, 8, 64));
     CHECK_DIES("multiples of 8", gpu_gelu_forward(&gpu, operand_bf16(x), x, NULL, 64, 60));
     CHECK_DIES("multiples of 8", gpu_embedding_forward(&gpu, x, tokens, NULL, x, NULL, 1, 8, 60));
     CHECK_DIES("multiples of 8", gpu_position_backward(&gpu, sums, x, 1, 8, 60));
