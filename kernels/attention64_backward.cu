@@ -175,10 +175,13 @@ __device__ __forceinline__ void summarise(Shared &s, const Parameters &p,
           *delta = reinterpret_cast<float *>(s.delta[at]);
     const int step = p.H * SIZE; // from row to row
     for (int tile = warp; tile < 2 * p.tiles; tile += warps) {
+        const bool met = tile >= 2 * work.first &&
+                         p.first_keys<DOCUMENTS>(work.head, tile / 2) < work.last;
+        // Without documents, no piece follows in this memory.
+        if (!DOCUMENTS && !met) { continue; }
         // Here, as nobody waits for a warp without a tile: it could come two phases late.
         barrier_wait(&s.rows_empty[at], number / 2 + 1);
-        if (tile < 2 * work.first || p.first_keys<DOCUMENTS>(work.head, tile / 2) >= work.last) {
-            // The piece does not meet these queries. The barrier counts pieces all the same.
+        if (!met) { // the barrier counts pieces all the same
             __syncwarp();
             barrier_arrive(&s.rows_full[at][tile], lane == 0);
             continue;
@@ -435,7 +438,6 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
             share(1);
             steps++;
         };
-        int end = 0; // of the pairs of tiles of queries that a tile of keys meets
         for (int j = work.first; j < work.last; j++, blocks++) {
             barrier_wait(&s.keys_full[blocks % 2], blocks / 2);
 #pragma unroll
@@ -444,8 +446,9 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
                               place(s.keys[blocks % 2].k + w * (KEYS / 2) * FULL_ROW, i));
             }
             multiply_pair(j, j, std::true_type());
+            int end = j + 1; // of the pairs that it meets
 #pragma unroll 1
-            for (end = j + 1; end < p.tiles && first_keys(end) <= j; end++) {
+            for (; end < p.tiles && first_keys(end) <= j; end++) {
                 multiply_pair(j, end, std::false_type());
             }
             turn_wait(w);
@@ -482,12 +485,11 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
                 stores_commit();
             }
         }
-        // No warp that computes statistics may fall two pieces behind.
-        auto wait_for_rows = [&](int tile, int last) {
-            for (; tile < last; tile++) { barrier_wait(&s.rows_full[at][tile], number / 2); }
-        };
-        wait_for_rows(0, 2 * work.first);
-        wait_for_rows(2 * end, 2 * p.tiles);
+        // Also for tiles that the piece does not meet: no warp with rows may fall two pieces
+        // behind.
+        for (int tile = 0; DOCUMENTS && tile < 2 * p.tiles; tile++) {
+            barrier_wait(&s.rows_full[at][tile], number / 2);
+        }
         __syncwarp();
         barrier_arrive(&s.rows_empty[at], lane == 0);
     }
