@@ -54,6 +54,7 @@ small="--vocab-size 301 --untie-embeddings-and-output-weights --make-vocab-size-
 qwen3="--num-attention-heads 4 --num-query-groups 2 --qk-layernorm --logit-softcap 5
     --z-loss-coeff 0.01"
 qwen2="--num-attention-heads 4 --num-query-groups 2 --add-qkv-bias --z-loss-coeff 0.01"
+documents="--data d/lines_train.bin --reset-attention-mask --reset-position-ids"
 rates="--embedding-lr-mult 3 --head-lr-mult 0.5 --vector-lr-mult 0.25"
 if [[ -z ${LLM8_BIN:-} ]]; then
     gpt2="--model gpt2-tiny --seq-length 48"

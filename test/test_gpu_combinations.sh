@@ -73,6 +73,7 @@ draw() { # seed
     options+=" --make-vocab-size-divisible-by $it"
     perhaps 30 "--logit-softcap 5"
     perhaps 30 "--z-loss-coeff 0.01"
+    perhaps 30 "$documents"
     perhaps 30 "--optimizer muon"
     perhaps 30 "--adam-dtype bf16"
     perhaps 30 "--adam-dtype 8bit"

@@ -37,7 +37,7 @@ if [[ -n ${LLM8_BIN:-} ]]; then
     llama="--model llama-tiny --num-layers 3 --hidden-size 128 --num-attention-heads 4"
     llama+=" --num-query-groups 2"
     gpt2="--model gpt2-tiny --num-layers 3"
-    as_one=("$llama" "$gpt2" "$llama --grad-accum-dtype fp32" "$llama $hybrid"
+    as_one=("$llama" "$gpt2 $documents" "$llama --grad-accum-dtype fp32" "$llama $hybrid"
         "$gpt2 $hybrid $tensorwise --fp8-lm-head" "$llama $muon" "$gpt2 $muon $hybrid $rates")
     exactly=("$llama $hybrid" "$gpt2 $hybrid $tensorwise")
     crossing=("$llama" "$llama $hybrid" "$llama $muon") legs=("$most" 2 1 "$most")
@@ -53,7 +53,7 @@ else
         --make-vocab-size-divisible-by 16"
     ends="--first-last-layers-bf16 --num-layers 3" gpt2="--model gpt2-tiny"
     coarse="--fp8-format e4m3 $tensorwise --fp8-lm-head" head="--eval-precision bf16 --fp8-lm-head"
-    as_one=("" "$gpt2 --adam-dtype bf16" "--grad-accum-dtype fp32"
+    as_one=("" "$gpt2 --adam-dtype bf16 $documents" "--grad-accum-dtype fp32"
         "$hybrid --fp8-lm-head --fp8-amax-history-len 4" "$coarse"
         "$muon --grad-accum-dtype fp32 $hybrid $ends $rates" "$gpt2 $hybrid" "$hybrid $ends"
         "$muon --adam-dtype 8bit" "$muon $blockwise" "$blockwise --fp8-lm-head $untied $rates"
