@@ -110,6 +110,12 @@ ROWS
     expect_said 0 '--reset-attention-mask is false, was true in the checkpoint' "$@" \
         --resume docs.both/latest --no-reset-attention-mask --train-iters 13
     says '!reset-position-ids is'
+    # a sample is one document, whatever the batch before it was
+    expect_status 0 "$@" --reset-attention-mask --reset-position-ids --save docs.sample --eval-iters 0 \
+        --sample-interval $steps --sample-tokens 256 --sample-length 60 --sample-temperature 0
+    loss=$(sed -n '/^sample after/ { n; p }' log)
+    is "$(train_gpt --load docs.sample/latest --sample-only --sample-tokens 256 --sample-length 60 \
+        --sample-temperature 0)" "$loss"
     # a token of the byte tokenizer that is not beside the shards; and one of no tokenizer
     cp d/many_train.bin alone.bin
     expect_said 0 'without SHARD.starts they begin at token 256' "$@" --data alone.bin \
