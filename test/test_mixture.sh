@@ -125,8 +125,8 @@ test_changed_weights_are_refused() {
 place (362da0cf 5/10 of the samples); --accept-data-change" run --data "$data" --train-iters 65 --save s --resume latest
     expect_said 0 '--data changed: d1/x_train.bin: 6/11' run --data "$data" --train-iters 65 --save s --resume latest \
         --accept-data-change
-    rm -rf s && cp -r whole s # the same weights, written otherwise, and the words of the shell
-    expect_said 0 '!changed' train_gpt "${common[@]}" --data 5e1 ./d1/x_train.bin 30 d2/x_train.bin 20 d3/x_train.bin \
+    rm -rf s && cp -r whole s # the same weights, written otherwise
+    expect_said 0 '!changed' train_gpt "${common[@]}" --data '5e1 ./d1/x_train.bin 30 d2/x_train.bin 20 d3/x_train.bin' \
         --train-iters 65 --save s --resume latest
 }
 
@@ -148,7 +148,7 @@ test_wrong_mixtures_are_refused() {
 0|run --epochs 2 --plan|--train-iters 63 --epochs 2|--lr-decay-iters 63
 1|train_gpt --epochs 2 --plan|error: --data is missing
 0|train_gpt --epochs 2 --list-tensors|transformer.ln_f.weight 768
-0|train_gpt "${common[@]}" --data 1 d1/x_train.bin 1 $'of a\ttab/x_train.bin' --train-iters 1|tab/x_train.bin: 50% of
+0|train_gpt "${common[@]}" --data $'1 d1/x_train.bin 1 of a\ttab/x_train.bin' --train-iters 1|tab/x_train.bin: 50% of
 0|run --valid-data d1/x_val.bin --train-iters 1 --eval-iters 1 --micro-batch-size 1 --global-batch-size 1|, 1 sequence an eval
 ROWS
 }
