@@ -282,25 +282,12 @@ static void open_device(Trainer *t) {
     or_die(gpu_open(&t->gpu, device));
 }
 
-// Only for compute capability 9.0 cuDNN has engines for both passes that keep documents apart, so
-// elsewhere the plain kernel does. Data do not switch that on; an option does.
-static void settle_documents(Trainer *t) {
-    Options *o = &t->run.options;
-    bool derived = option_source(o, "reset-attention-mask") == SOURCE_DERIVED;
-    if (t->gpu.capability == 90 || !derived || !o->reset_attention_mask) { return; }
-    o->reset_attention_mask = false;
-    if (option_source(o, "reset-position-ids") == SOURCE_DERIVED) { o->reset_position_ids = false; }
-    warn("conversations in a sequence see each other: on this GPU only a slow kernel would keep "
-         "them apart; --reset-attention-mask --reset-position-ids takes it");
-}
-
 // t: zero but for its options and group.
 static void trainer_open(Trainer *t) {
     const Options *options = &t->run.options;
     char device[320], size[32];
     if (options->plan) { print_plan(t); }
     open_device(t);
-    settle_documents(t);
     NumberSupport support = support_find(&t->gpu, options, &t->run.group, t->lacks_fp8);
     size_t free_bytes, all_bytes;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));

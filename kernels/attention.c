@@ -508,7 +508,10 @@ bool attention_is_fast(Gpu *gpu, AttentionShape s) {
 
 bool attention_start(Gpu *gpu, AttentionShape s) {
     if (attention_is_fast(gpu, s)) { return true; }
-    if (!gpu->attentions->said) { warn("%s; a plain kernel is used, which is slow", error_text()); }
+    if (!gpu->attentions->said) {
+        warn("%s; a plain kernel is used, which is slow%s", error_text(),
+             s.documents != NULL ? " (--no-reset-attention-mask may have a fast one)" : "");
+    }
     gpu->attentions->said = true;
     return false;
 }
