@@ -49,7 +49,7 @@ check_arguments() {
     least=$((48 * sequence)) # the validation text is a tenth of it, or a twentieth
     [ "$bytes" -ge "$least" ] ||
         die "DATA=$DATA: $bytes bytes, too small to learn from; give at least $least"
-    # a small text is learned by heart, so it is not seen more than some 20 times
+    # a small text is overfitted, so it is not seen more than some 20 times
     most=$((18 * bytes / (sequence * batch)))
     if [ -z "${STEPS:-}" ] && [ "$most" -lt "$steps" ]; then
         steps=$((most > 90 ? most : 90))
@@ -68,7 +68,7 @@ find_gpu() {
     fi
 }
 
-# --verify runs a product and an attention: it knows whether driver and libraries fit together. It
+# --verify runs a matmul and an attention kernel: it knows whether driver and libraries fit together. It
 # sees one GPU, as NCCL between several does not matter here.
 build_for_gpu() {
     log=$(mktemp)
@@ -172,8 +172,8 @@ print_summary() {
     twice=$((2 * steps))
     title "done in $((took / 60)) min $((took % 60)) s"
     printf '    %-72s %.4f\n' \
-        "loss of guessing by how often each letter occurs (unigram entropy)" "$entropy" \
-        "loss of the model on text it has not seen (validation loss)" "$loss"
+        "unigram baseline: guessing each byte by its frequency" "$entropy" \
+        "the model: validation loss, on text it has not seen" "$loss"
     cat <<END
 
     checkpoints    $folder/latest and $folder/best (folders; Hugging Face opens them)

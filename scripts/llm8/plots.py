@@ -101,7 +101,7 @@ def loss_figure(figure, variants, name, kind, widths, limit, title):
     means = draw_curves(top, variants, name, kind, widths[0])
     if kind == "steps":
         final_range(top, means)
-    top.set(title=title, ylabel="loss (nats a token)")
+    top.set(title=title, ylabel="loss (nats/token)")
     bottom.set(title=f"Difference from {base}" + (", mean over seeds" if several else ""),
                ylabel=f"% of {base}'s loss", xlabel="step")
     draw_difference(bottom, variants, name, kind, widths[1], limit)
@@ -121,7 +121,7 @@ def time_figure(figure, variants):
         axes.set_xlabel(series.AXES[axis])
         style.written(axes.xaxis)
     final_range(both[0], [mean[len(mean) // 8:] for mean in means])
-    both[0].set(ylabel="loss (nats a token)", title="Validation loss")
+    both[0].set(ylabel="loss (nats/token)", title="Validation loss")
     style.legend_above(both[0])
     both[0].get_legend().set_in_layout(False) # wider than its axes: it shall not make them narrow
 
@@ -191,7 +191,7 @@ def draw_runs(figure, variants, axis):
                   label=None if i else "validation")
         drawn.append(values)
     final_range(loss, drawn)
-    loss.set(title="Loss", ylabel="nats a token", xlabel=series.AXES[axis])
+    loss.set(title="Loss", ylabel="nats/token", xlabel=series.AXES[axis])
     draw_curves(rate, variants, "lr", axis=axis)
     draw_norms(norm, variants, width, axis)
     style.legend_above(loss, norm)

@@ -248,9 +248,9 @@ def card(records):
     if best is None:
         return ""
     r = records.offload[best]
-    return (f"Llama 3 8B is tuned within {math.ceil(r['peak_memory_gib'])} GiB of a GPU, so on a "
-            f"card of 80 GB, with {r['host_memory_gib']:.0f} GiB of its optimizer's state in host "
-            f"memory: {r['tokens_per_s']:,.0f} tokens/s in FP8, {gains[best]:.2f} times as fast as "
+    return (f"Llama 3 8B can be fully fine-tuned on one 80 GB GPU, in "
+            f"{math.ceil(r['peak_memory_gib'])} GiB, with {r['host_memory_gib']:.0f} GiB of "
+            f"optimizer state in host memory: {r['tokens_per_s']:,.0f} tokens/s in FP8, {gains[best]:.2f} times as fast as "
             f"in BF16, at {r['global_batch'] * r['seq_length']:,} tokens a step (measured on one "
             f"{r['machine']['gpu']}).\n")
 
@@ -278,7 +278,7 @@ def number(records):
                  f"{curve['tokens'][-1] / 1e6:.0f} million tokens on one "
                  f"{records.race['device'].split(',')[0]} (llm.c: "
                  f"{curve['seconds'][-1] / 60:.1f} minutes)")
-        said += f"; a run planned for half of them does so in {half:.0%}." if half else "."
+        said += f"; with a schedule of half as many tokens, in {half:.0%}." if half else "."
     return said + "\n"
 
 
