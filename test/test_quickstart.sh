@@ -62,7 +62,7 @@ test_trains_on_a_text() {
     local losses
     says '== training: steps 1 to 30 of 45' 'resuming from run/quickstart/step_00000030' 'step    45/45 ' \
         '== what the model writes' '== done in '
-    losses=$(sed -n 's/^ *loss of .*) *\([0-9.]*\)$/\1/p' log | tr '\n' ' ')
+    losses=$(sed -n 's/^ *\(unigram baseline\|the model\): .* \([0-9.]*\)$/\2/p' log | tr '\n' ' ')
     awk -v losses="$losses" 'BEGIN {
         exit !(split(losses, l, " ") == 2 && l[1] > l[2] && l[2] > 0)
     }' || fail "losses: $losses"
