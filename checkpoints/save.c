@@ -372,7 +372,7 @@ bool checkpoint_evaluated(const Snapshot *s) {
     return ok;
 }
 
-// ---- one run a folder ---------------------------------------------------------------------------
+// ---- one run per folder -------------------------------------------------------------------------
 
 enum { HOLDER = 400 };
 

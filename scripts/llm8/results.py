@@ -250,8 +250,9 @@ def card(records):
     r = records.offload[best]
     return (f"Llama 3 8B can be fully fine-tuned on one 80 GB GPU, in "
             f"{math.ceil(r['peak_memory_gib'])} GiB, with {r['host_memory_gib']:.0f} GiB of "
-            f"optimizer state in host memory: {r['tokens_per_s']:,.0f} tokens/s in FP8, {gains[best]:.2f} times as fast as "
-            f"in BF16, at {r['global_batch'] * r['seq_length']:,} tokens a step (measured on one "
+            f"optimizer state in host memory: {r['tokens_per_s']:,.0f} tokens/s in FP8, "
+            f"{gains[best]:.2f} times as fast as in BF16, at "
+            f"{r['global_batch'] * r['seq_length']:,} tokens a step (measured on one "
             f"{r['machine']['gpu']}).\n")
 
 
