@@ -262,14 +262,6 @@ size_t pattern_add(char pattern[PATH_LENGTH], size_t used, const char *text, siz
     return n > 0 ? PATH_LENGTH : used;
 }
 
-bool is_weight(const char *word, size_t n) {
-    char text[64], *end;
-    if (n == 0 || n >= sizeof(text) || strspn(word, "0123456789.eE+-") < n) { return false; }
-    snprintf(text, sizeof(text), "%.*s", (int)n, word);
-    strtod(text, &end);
-    return *end == '\0';
-}
-
 static int compare_names(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }

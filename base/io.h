@@ -72,8 +72,5 @@ int pattern_files(const char *pattern, glob_t *found);
 // Appends n characters to a pattern that has `used` characters. exact: special characters are
 // escaped, so that they match themselves. Returns the new length; PATH_LENGTH: there is no room.
 size_t pattern_add(char pattern[PATH_LENGTH], size_t used, const char *text, size_t n, bool exact);
-#define BLANKS " \t\n" // around the words of a mixture
-// Whether a word of n characters is a number, as the weight before a pattern in a mixture.
-bool is_weight(const char *word, size_t n);
 
 END_C

@@ -5,6 +5,16 @@
 #include <string.h>
 #include <zlib.h>
 
+#define BLANKS " \t\n"
+
+bool is_weight(const char *word, size_t n) {
+    char text[64], *end;
+    if (n == 0 || n >= sizeof(text) || strspn(word, "0123456789.eE+-") < n) { return false; }
+    snprintf(text, sizeof(text), "%.*s", (int)n, word);
+    strtod(text, &end);
+    return *end == '\0';
+}
+
 // The length of a word; a blank after a backslash belongs to it.
 static size_t word_length(const char *word) {
     size_t n = strcspn(word, BLANKS);

@@ -18,6 +18,9 @@ typedef struct {
     char pattern[PATH_LENGTH];
 } Source;
 
+// Whether a word of n characters is a number, as a weight is.
+bool is_weight(const char *word, size_t n);
+
 // Reads such a text into *sources, which the caller frees; returns their number, 0: a fault.
 int sources_read(const char *text, Source **sources);
 

@@ -670,12 +670,13 @@ void cut_work(AttentionShape s, const int *starts, int (*costs_of)(int, const in
         for (int i = 0; i < pieces; i++) { all += (int64_t)costs[i] * s.H; }
     }
     cuts[0] = 0;
-    for (int head = 0; head < s.B * s.H; head++) {
-        int pieces = costs_of(s.T, starts + (int64_t)(head / s.H) * s.T, costs);
-        for (int i = 0; i < pieces; i++, unit++) {
-            int64_t of_block = (2 * before + costs[i]) * blocks / (2 * all);
+    for (int b = 0; b < s.B; b++) {
+        int pieces = costs_of(s.T, starts + (int64_t)b * s.T, costs); // of each of its heads
+        for (int i = 0; i < s.H * pieces; i++, unit++) {
+            int cost = costs[i % pieces];
+            int64_t of_block = (2 * before + cost) * blocks / (2 * all);
             while (block < of_block) { cuts[++block] = unit; }
-            before += costs[i];
+            before += cost;
         }
     }
     while (block < blocks) { cuts[++block] = unit; }
