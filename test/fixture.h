@@ -44,42 +44,6 @@ static inline void text_write(const char *path, const char *text) {
         CHECK_CONTAINS(error_text(), expected); \
     } while (0)
 
-// A damaged file: its four bytes from `at` on are `value`, or its size is (what is added is 0). The
-// error contains `expected`.
-enum { FILE_SIZE = -1 };
-typedef struct {
-    int64_t at; // FILE_SIZE: the size
-    uint32_t value;
-    const char *expected;
-} Damage;
-
-// Checks that a file is refused with each damage alone, by its name, and opens without.
-static inline void check_damage(const char *path, bool (*opens)(const char *path),
-                                const Damage *rows, int count) {
-    Blob b = blob_read(path);
-    for (const Damage *row = rows; row < rows + count; row++) {
-        size_t size = row->at == FILE_SIZE ? row->value : b.size;
-        unsigned char *bytes = calloc_or_die(b.size + size, 1);
-        memcpy(bytes, b.bytes, b.size);
-        if (row->at != FILE_SIZE) { memcpy(bytes + row->at, &row->value, sizeof(row->value)); }
-        blob_write(path, bytes, size);
-        CHECK_REFUSED(opens(path), path);
-        CHECK_CONTAINS(error_text(), row->expected);
-        free(bytes);
-    }
-    blob_write(path, b.bytes, b.size);
-    CHECK(opens(path));
-    free(b.bytes);
-}
-
-// The same with the first bytes of a file: from, from + by and so on, fewer than `to`.
-static inline void check_cuts(const char *path, bool (*opens)(const char *path), uint32_t from,
-                              uint32_t to, uint32_t by, const char *expected) {
-    for (uint32_t size = from; size < to; size += by) {
-        check_damage(path, opens, &(Damage){FILE_SIZE, size, expected}, 1);
-    }
-}
-
 // Formats a text as printf does. It stays valid during the next 15 calls.
 PRINTF_LIKE(1, 2) static inline const char *text_of(const char *format, ...) {
     static char texts[16][2048];

@@ -42,54 +42,6 @@ TEST(what_was_written_is_read) {
     }
 }
 
-static bool opens(const char *path) {
-    ChoiceSet set;
-    bool ok = choices_open(&set, path, VOCAB);
-    if (ok) { choices_close(&set); }
-    return ok;
-}
-
-TEST(hostile_sets_are_refused) {
-    static ChoiceFile f;
-    static const Damage rows[] = {
-        {0, 20240520, "not a multiple-choice set's 20240522; scripts/prepare_choices makes them"},
-        {4, 3, "version 3; this program reads 1 (uint16) and 2 (uint32)"},
-        {8, 0, "the header says 0 questions"},
-        {8, -1u, "the header says -1 questions"},
-        {8, 1 << 30, "the header says 1073741824 questions, the file has room for "},
-        {8, 2, "numbers after the last question"},
-        {8, 4, "question 3 of 4 is damaged"},
-        {20, 2, "text 2 in its header"},
-    };
-    fill(&f, 2);
-    choice_file_write(&f, "t.bin");
-    check_damage("t.bin", opens, rows, COUNT(rows));
-    check_cuts("t.bin", opens, 0, SHARD_HEADER_BYTES, 3, "too short for a multiple-choice set");
-    check_cuts("t.bin", opens, SHARD_HEADER_BYTES, SHARD_HEADER_BYTES + 2u * (uint32_t)f.count, 3,
-               "t.bin");
-    static const struct {
-        int index;
-        uint32_t value;
-    } numbers[] = {
-        {0, 7},                 // no start
-        {1, 0},     {1, 65534}, // its bytes
-        {3, 2},                 // the right answer
-        {4, 0},     {4, 60000}, // how many answers
-        {5, 0},     {5, 60000}, // the context's length
-        {6, VOCAB},             // outside the vocabulary
-        {9, 0},                 // an empty answer
-    };
-    for (int i = 0; i < 2 * COUNT(numbers); i++) {
-        fill(&f, i % 2 == 0 ? 2 : 4);
-        f.numbers[numbers[i / 2].index] = numbers[i / 2].value;
-        choice_file_write(&f, "bad.bin");
-        CHECK_REFUSED(opens("bad.bin"),
-                      "bad.bin: question 0 of 3 is damaged or has a token outside "
-                      "the vocabulary of 50 (--vocab");
-    }
-    CHECK_REFUSED(opens("missing.bin"), "missing.bin: No such file");
-}
-
 TEST(globs_open_all) {
     static ChoiceFile f;
     ChoiceSets sets;

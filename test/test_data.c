@@ -1,25 +1,10 @@
 // Shards, masks, windows, and the order of samples.
 #include "../base/rng.h"
 #include "../train/run_data.h"
-#include "fixture.h"
+#include "shard_file.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
-#include <zlib.h>
-
-// Writes a shard of `count` tokens; token i is first + i.
-static void write_shard(const char *path, int token_bytes, int64_t first, int64_t count) {
-    int32_t header[SHARD_HEADER_BYTES / 4];
-    FileWriter w;
-    or_die(writer_open(&w, path));
-    shard_header(header, token_bytes, count);
-    writer_write(&w, header, sizeof(header));
-    for (int64_t i = 0; i < count; i++) {
-        uint32_t token = (uint32_t)(first + i);
-        writer_write(&w, &token, (size_t)token_bytes); // little-endian
-    }
-    or_die(writer_close(&w));
-}
 
 TEST(shards_of_both_versions_read_back) {
     static const int64_t firsts[] = {65000, 70000, 0xfffffff0u};
@@ -60,47 +45,6 @@ TEST(shards_may_be_larger_than_32_bits) {
         token_file_close(&s);
         remove("huge.bin");
     }
-}
-
-static bool opens_shard(const char *path) {
-    TokenFile s;
-    bool ok = shard_open(&s, path);
-    if (ok) { token_file_close(&s); }
-    return ok;
-}
-
-enum { HEADER = SHARD_HEADER_BYTES };
-
-TEST(hostile_shards_are_refused) {
-    static const Damage rows[] = {
-        {0, 20240521, "magic number 20240521, not a token shard's 20240520; make shards"},
-        {4, UINT32_MAX, "this program reads 1 (uint16) and 2 (uint32)"},
-        {4, 0, "this program reads 1 (uint16) and 2 (uint32)"},
-        {4, 3, "this program reads 1 (uint16) and 2 (uint32)"},
-        {4, 8, "this program reads 1 (uint16) and 2 (uint32)"},
-        {4, 2, "the header says 10 tokens, the file holds 5;"},
-        {8, 9, "the file holds 10; it is damaged or cut short"},
-        {8, 11, "the file holds 10; it is damaged or cut short"},
-        {8, 0, "the file holds 10; it is damaged or cut short"},
-        {8, UINT32_MAX, "the file holds 10; it is damaged or cut short"},
-        {8, 1u << 31, "the file holds 10; it is damaged or cut short"},
-        {12, 1, "the file holds 10; it is damaged or cut short"},
-        {12, UINT32_MAX, "the file holds 10; it is damaged or cut short"},
-        {12, 1u << 31, "the file holds 10; it is damaged or cut short"},
-        {FILE_SIZE, HEADER, "the header says 10 tokens, the file holds 0"},
-        {FILE_SIZE, HEADER + 19, "the file holds 9 and a part"},
-        {FILE_SIZE, HEADER + 21, "the file holds 10 and a part"},
-    };
-    CHECK_REFUSED(opens_shard("missing.bin"), "missing.bin: No such file");
-    mkdir("folder.bin", 0755);
-    CHECK_REFUSED(opens_shard("folder.bin"), "folder.bin: Is a directory");
-    mkfifo("pipe.bin", 0644);
-    CHECK_REFUSED(opens_shard("pipe.bin"), "pipe.bin");
-    write_shard("a.bin", 2, 0, 10);
-    check_cuts("a.bin", opens_shard, 0, HEADER, 93, "too short for a token shard");
-    check_damage("a.bin", opens_shard, rows, COUNT(rows));
-    write_shard("a.bin", 2, 0, 0);
-    CHECK_REFUSED(opens_shard("a.bin"), "a.bin: a shard without tokens");
 }
 
 // Reads inputs[T] and targets[T] of one window.
@@ -321,33 +265,6 @@ static bool counts(int64_t i) {
     return i / 12 % 3 == 1 && i % 5 != 0;
 }
 
-// Writes the file of bits of a shard whose first token is token `first` of the stream: its mask or
-// its document starts, by what `has` says of a token.
-static void write_bits(const char *shard, int magic, bool (*has)(int64_t), int64_t first,
-                       int window, int template) {
-    int32_t header[SHARD_HEADER_BYTES / 4] = {0};
-    uint16_t numbers[100] = {0};
-    CLOSED(token_file_close) TokenFile s;
-    FileWriter w;
-    or_die(shard_open(&s, shard));
-    Blob b = blob_read(shard);
-    size_t bytes = (size_t)(s.count + MASK_BITS - 1) / MASK_BITS * sizeof(uint16_t);
-    for (int64_t i = 0; i < s.count; i++) {
-        numbers[i / MASK_BITS] |= (uint16_t)(has(first + i) << i % MASK_BITS);
-    }
-    shard_header(header, 2, s.count);
-    header[0] = magic;
-    header[MASK_SHARD] = (int32_t)crc32_z(0, b.bytes, b.size);
-    header[MASK_SUM] = (int32_t)crc32_z(0, (const Bytef *)numbers, bytes);
-    header[MASK_WINDOW] = window;
-    header[MASK_TEMPLATE] = template;
-    free(b.bytes);
-    or_die(writer_open(&w, text_of("%s.%s", shard, magic == MASK_MAGIC ? "mask" : "starts")));
-    writer_write(&w, header, sizeof(header));
-    writer_write(&w, numbers, bytes);
-    or_die(writer_close(&w));
-}
-
 static void write_mask(const char *shard, int64_t first, int window) {
     write_bits(shard, MASK_MAGIC, counts, first, window, 0);
 }
@@ -421,30 +338,9 @@ TEST(a_step_s_targets_do_not_depend_on_its_split) {
     }
 }
 
-static bool opens_masked(const char *path) {
-    Dataset data;
-    bool ok = dataset_open(&data, "stream_*.bin", 4, 1000);
-    if (ok) { dataset_close(&data); }
-    return ok && path != NULL;
-}
-
 TEST(masks_that_do_not_fit_are_refused) {
-    static const Damage rows[] = {
-        {0, 20261125, "magic number 20261125, not a mask of a token shard"},
-        {4, 0, "version 0"},
-        {4, 257, "version 257"},
-        {8, 41, "the mask of another shard"},
-        {12, 1, "the mask of another shard"},
-        {4 * MASK_SHARD, 1, "the mask of another shard"},
-        {4 * MASK_SUM, 1, "not what its checksum says"},
-        {HEADER, 1, "not what its checksum says"},
-        {FILE_SIZE, HEADER + 5, "1029 bytes, not the 1030 of a mask of 40 tokens"},
-        {FILE_SIZE, HEADER + 8, "1032 bytes, not the 1030"},
-        {FILE_SIZE, 100, "too short for a mask of a token shard"},
-    };
     Dataset data = open_masked(4);
     dataset_close(&data);
-    check_damage("stream_2.bin.mask", opens_masked, rows, COUNT(rows));
     write_shard("stream_2.bin", 2, 7, 40);
     refuse_dataset("stream_*.bin", 4, 1000, "the mask of another shard");
     for (int i = 0; i < 8; i++) { remove(text_of("stream_%d.bin.mask", i)); }
@@ -615,25 +511,9 @@ TEST(runs_get_the_starts_of_their_samples) {
     mixture_close(&run.valid_data);
 }
 
-static bool opens_listed(const char *path) {
-    Dataset data;
-    bool ok = dataset_open(&data, "stream_*.bin", 4, 1000);
-    if (ok) { dataset_close(&data); }
-    return ok && path != NULL;
-}
-
 TEST(document_starts_that_do_not_fit_are_refused) {
-    static const Damage rows[] = {
-        {0, MASK_MAGIC, "magic number 20261124, not a document list's 20261128"},
-        {8, 29, "stream_6.bin.starts: the document list of another shard"},
-        {4 * MASK_SHARD, 1, "the document list of another shard"},
-        {4 * MASK_SUM, 1, "not what its checksum says"},
-        {HEADER, 1, "not what its checksum says"},
-        {FILE_SIZE, HEADER + 1, "1025 bytes, not the 1032"},
-    };
     int inputs[8], targets[8], starts[8];
     CLOSED(dataset_close) Dataset data = open_documents(8);
-    check_damage("stream_6.bin.starts", opens_listed, rows, COUNT(rows));
     Loader loader = {.data = &data};
     CHECK(loader_batch(&loader, 0, 1, INT64_MAX, inputs, targets, starts));
     poke("stream_2.bin.starts", 4 * MASK_SUM, 1); // since it was opened
@@ -643,7 +523,6 @@ TEST(document_starts_that_do_not_fit_are_refused) {
     remove("stream_2.bin.starts");
     CHECK_REFUSED(loader_batch(&loader, 0, 1, INT64_MAX, inputs, targets, starts),
                   "stream_2.bin.starts: No such file");
-    CHECK(opens_listed(""));
     poke("stream_2.bin", 4 * SHARD_STARTED, 1);
     refuse_dataset("stream_*.bin", 4, 1000, "stream_2.bin.starts: missing; it says where");
 }

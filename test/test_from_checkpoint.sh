@@ -131,16 +131,6 @@ ROWS
     expect_said 0 '!warning' train_gpt --config tuned/config.txt --resume tuned/step_00000004 --save other
 }
 
-# Without options, checkpoints that cannot be read leave nothing to say of --data.
-test_each_damaged_checkpoint_is_named() {
-    local step
-    rm -rf broken && cp -r tuned broken
-    for step in broken/step_*; do : >"$step/meta.json"; done
-    check_each <<'ROWS'
-1|trainer --resume latest --save broken|error: --resume latest: |step_00000004/meta.json: damaged|step_00000008/meta.json: damaged
-ROWS
-}
-
 # What followed from --seq-length is not in config.txt as if it were given.
 test_positions_follow_the_sequences_again() {
     local length
@@ -211,17 +201,6 @@ test_tokenizers_of_starts() {
 0|train_gpt --load old/latest --sample-only --sample-length 4|
 ROWS
     grep -qE '^[0-9 ]+$' log || fail "no numbers: $(tail -n 1 log)"
-}
-
-# The newest checkpoint's tokenizer is damaged: the one before is taken, and it is said.
-test_a_damaged_tokenizer_is_passed_over() {
-    cp -r s r
-    expect_status 0 train_gpt "${data[@]}" --train-iters 8 --save r --resume latest || return
-    poke r/step_00000008/tokenizer.bin 1154 '\1\102'
-    check_rows <<'ROWS'
-0|train_gpt --save r --resume latest --sample-only --sample-prompt AB --no-quiet|resuming from r/step_00000004|r/step_00000008/tokenizer.bin: damaged
-1|train_gpt --resume r/step_00000008 --sample-only|error: --resume r/step_00000008/tokenizer.bin: damaged
-ROWS
 }
 
 # Of the last step's FP8 gradients, how many codes in ten thousand are the largest or zero ($1).

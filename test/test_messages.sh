@@ -74,7 +74,7 @@ test_refusals() {
 1|eval 'cd s && tiny --data ../d/x_train.bin --save .'|--save .: a run has saved there up to step 3; resume it 
 1|train --save s --resume odd/latest|holds checkpoints of another run than --resume odd/latest
 1|train --save s --resume odd/../odd/latest|holds checkpoints of another run than --resume odd/../odd/latest
-1|from --resume latest --save broken|error: --resume latest: no whole checkpoint under broken; to start afresh
+1|from --resume latest --save broken|error: --resume latest: no whole checkpoint under broken; to start afresh|broken/step_00000003/meta.json: damaged|broken/step_00000002/meta.json: damaged
 1|from --resume latest --save broken --plan|no whole checkpoint under broken
 1|train_gpt --resume latest --save mistyped --model llama-tiny|which shards to train on; there is no checkpoint under mistyped that would
 1|train --save text|--save text: the folder could not be made: a file of that name is in the way

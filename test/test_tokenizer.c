@@ -46,63 +46,6 @@ TEST(entries_have_any_length) {
     CHECK_EQUAL(length, 255);
 }
 
-static bool opens(const char *path) {
-    Tokenizer t;
-    bool ok = tokenizer_open(&t, path);
-    if (ok) { tokenizer_close(&t); }
-    return ok;
-}
-
-TEST(hostile_files_are_refused) {
-    static const Damage rows[] = {
-        {0, 20240520, "not a tokenizer.bin; ./tokenize makes one"},
-        {4, 1, "tokenizer version 1; this program reads 2"},
-        {4, -2u, "tokenizer version -2"},
-        {8, 0, "vocabulary 0 with end-of-text 256"},
-        {8, -257u, "vocabulary -257"},
-        {8, INT32_MAX, "vocabulary 2147483647"},
-        {8, 256, "vocabulary 256 with end-of-text 256"},
-        {8, 258, "cut short at token 257 of 258"},
-        {12, -1u, "vocabulary 257 with end-of-text -1"},
-        {12, 257, "vocabulary 257 with end-of-text 257"},
-        {16, CUT_COUNT, "cuts text in way 4; this program knows 0 to 3"},
-        {16, -1u, "cuts text in way -1"},
-        {20, 1, "1 ranges of characters, room for 0; it is damaged"},
-        {20, -1u, "-1 ranges of characters"},
-        {20, INT32_MAX, "2147483647 ranges of characters"},
-        {24, -1u, "vocabulary 257 with -1 - 1 as begin-of-text"},
-        {24, 1u << 31, "vocabulary 257 with -2147483648 - 1 as begin-of-text"},
-        {24, 258, "vocabulary 257 with 258 - 1 as begin-of-text"},
-    };
-    CHECK_REFUSED(opens("missing.bin"), "missing.bin: No such file");
-    tokenizer_write_bytes("t.bin");
-    check_damage("t.bin", opens, rows, COUNT(rows));
-    check_cuts("t.bin", opens, 0, 1024, 1, "not a tokenizer.bin; ./tokenize makes one");
-    check_cuts("t.bin", opens, 1024, 1024 + 2 * 256 + 1, 1, "cut short at token ");
-}
-
-TEST(wrong_ranges_are_refused) {
-    static const CharacterRange rows[][2] = {
-        {{5, 4, 1}, {6, 7, 1}},           {{1, 9, 1}, {9, 12, 2}},         {{8, 9, 1}, {1, 2, 2}},
-        {{1, 2, 1}, {3, 4, CLASS_COUNT}}, {{1, 2, 1}, {3, UINT32_MAX, 2}}, // right
-    };
-    enum { ROWS = COUNT(rows) };
-    tokenizer_write_bytes("t.bin");
-    Blob b = blob_read("t.bin");
-    b.bytes = realloc_or_die(b.bytes, b.size + sizeof(rows[0]));
-    b.bytes[4 * 5] = 2;
-    for (int i = 0; i < ROWS; i++) {
-        memcpy(b.bytes + b.size, rows[i], sizeof(rows[0]));
-        blob_write("bad.bin", b.bytes, b.size + sizeof(rows[0]));
-        if (i < ROWS - 1) { CHECK_REFUSED(opens("bad.bin"), "bad.bin: range of characters "); }
-    }
-    Tokenizer t;
-    CHECK(tokenizer_open(&t, "bad.bin"));
-    CHECK_EQUAL(t.num_ranges, 2);
-    tokenizer_close(&t);
-    free(b.bytes);
-}
-
 // The mark depends only on the tokens.
 TEST(marks_tell_tokenizers_apart) {
     Tokenizer a, c;
