@@ -32,9 +32,10 @@ typedef struct {
     const float *weight, *bias; // [N,C], [N]; bias NULL: none
     float *rounded;             // [N,C] the weight as products read it; in FP32 `weight` itself
     float *dweight, *dbias;
-    Number number, wgrad; // formats in the first two products, and in the weight gradient's
-    const Fp8Type *type;  // [OPERAND_COUNT]
-    int slot;             // index of X's scaling state; W's and dY's follow
+    // formats of the operands of the first two products, and of the weight gradient's
+    Number number, wgrad;
+    const Fp8Type *type; // [OPERAND_COUNT]
+    int slot;            // index of X's scaling state; those of W and dY follow
 } CpuLinear;
 
 // LayerNorm, or RMSNorm if bias is NULL.
@@ -77,10 +78,12 @@ typedef struct {
     Fp8Scale *slots;                                   // [fp8_slot_count]
     float *amax_history;                               // [fp8_slot_count, history_length]
     Fp8Counts *counts;                                 // [fp8_slot_count]
-    bool counting;                                     // this step (--fp8-stats-interval)
+    // this step is counted (--fp8-stats-interval)
+    bool counting;
 
-    int *inputs, *targets;  // [B,T]
-    int *starts;            // [B,T] where documents begin; NULL: nothing begins anew there
+    int *inputs, *targets; // [B,T]
+    // [B,T] where documents begin; NULL: neither attention nor positions begin anew there
+    int *starts;
     const float *wte, *wpe; // [P,C], [positions,C]; wpe NULL: the model has none
     float *dwte, *dwpe;
     CpuBlock *blocks; // [L]
@@ -166,7 +169,7 @@ static void plan_activations(Trainer *t) {
     t->blocks = calloc_or_die((size_t)c->num_layers, sizeof(CpuBlock));
     t->chunk_rows = (int)min64(M, max64(1, LOGITS / c->padded_vocab));
     if (precision_of(&t->run.precision, LINEAR_HEAD, 0)->number == NUMBER_FP8) {
-        t->chunk_rows = (int)M; // a scale follows from all rows of a tensor
+        t->chunk_rows = (int)M; // a scale follows from all rows of a tensor, so there is one chunk
     }
     int64_t logits = (int64_t)t->chunk_rows * c->padded_vocab;
     plan_section(plan, "data", PHASE_ALWAYS);
@@ -189,7 +192,7 @@ static void plan_activations(Trainer *t) {
     PLAN(plan, "d activated", M * c->ffn, t->d_activated);
     int64_t widest = max64(max64(C, qkv_rows(c)), max64(fc1_rows(c), heads));
     int64_t operand = max64(M * widest, logits);
-    if (t->run.options.eval_precision == EVAL_BF16) { // a weight too
+    if (t->run.options.eval_precision == EVAL_BF16) { // a rounded weight, too
         operand = max64(operand, C * max64(widest, c->padded_vocab));
     }
     if (strcmp(precision_name(&t->run.precision), "FP32") == 0) { operand = 0; }
@@ -227,7 +230,7 @@ static CpuLinear resolve_linear(Trainer *t, Linear linear, int layer) {
                        .slot = fp8_slot_index(&t->run.config, linear, layer, OPERAND_X)};
 }
 
-// Sets the pointers that a step uses, when the plan has its memory.
+// Sets the pointers that a step uses, once the plan has its memory.
 static void resolve(Trainer *t) {
     const ModelConfig *c = &t->run.config;
     t->wte = tensor_of(t, t->weights, TENSOR_TOKEN_EMBEDDING, 0);
@@ -249,7 +252,7 @@ static void resolve(Trainer *t) {
     t->head = resolve_linear(t, LINEAR_HEAD, 0);
 }
 
-// t: zero but for its options and group.
+// t: zero, except for its options and group.
 static void trainer_open(Trainer *t) {
     const Options *options = &t->run.options;
     bool rounds = options->bf16 || options->fp8_format != FP8_FORMAT_NONE;
@@ -301,13 +304,13 @@ static int trainer_close(Trainer *t) {
 // Why an operand is rounded.
 typedef enum {
     FOR_TRAINING,   // for a product that sums over its columns
-    FOR_EVALUATION, // as FOR_TRAINING, and its range is not recorded
+    FOR_EVALUATION, // as FOR_TRAINING, but the range is not recorded
     FOR_WGRAD // for the weight gradient, which sums over its rows, with the scale of FOR_TRAINING
 } Purpose;
 
-// Returns the scale of all of x. With delayed scaling the slot has it; where nothing is known of
-// the tensor, and with tensorwise scaling, x is measured. In training the slot takes over the
-// scale, and x's amax for the history.
+// Returns the scale for all of x. With delayed scaling it is the slot's. If nothing is known of the
+// tensor, and with tensorwise scaling, x is measured. In training the slot keeps the scale, and x's
+// amax for the history.
 static float fp8_scale_for(Trainer *t, int slot_index, Purpose purpose, const float *x, int64_t n) {
     const Precision *p = &t->run.precision;
     Fp8Scale *slot = &t->slots[slot_index];
@@ -362,7 +365,7 @@ static float round_operand(Trainer *t, const CpuLinear *l, OperandId operand, Nu
 static void linear_round_weight(Trainer *t, CpuLinear *l) {
     if (t->rounded == NULL) { return; }
     round_to_bf16(l->rounded, l->weight,
-                  (int64_t)l->N * l->C); // FP8 starts from BF16, as on the GPU
+                  (int64_t)l->N * l->C); // FP8 is made from BF16, as on the GPU
     if (l->number == NUMBER_FP8) {
         round_operand(t, l, OPERAND_W, l->number, FOR_TRAINING, l->rounded, l->rounded, l->N);
     }
@@ -439,7 +442,7 @@ static void activation_forward(Trainer *t, const CpuBlock *b, int M) {
     }
 }
 
-// The starts for attention, and those for positions.
+// The starts of documents for attention, and for positions.
 static const int *attention_starts(const Trainer *t) {
     return t->run.options.reset_attention_mask ? t->starts : NULL;
 }
@@ -551,8 +554,8 @@ static void model_backward(Trainer *t, int B, int T) {
 
 // ---- update -----------------------------------------------------------------------------------
 
-// A skipped step changes no history: the amaxes of its activations and gradients are dropped. Those
-// of the weights are still right.
+// A skipped step changes no history: the amaxes of its activations and gradients are dropped. The
+// amaxes of the weights are still right.
 static void scaling_update(Trainer *t, bool skipped) {
     const Run *run = &t->run;
     const Precision *p = &run->precision;

@@ -32,7 +32,8 @@ typedef struct {
     StepInput input;
     StepState state;
     cudaEvent_t begin, end;
-    cudaEvent_t from; // where its time begins: its begin, or the previous step's end
+    // the event from which the step's time counts: its own begin, or the previous step's end
+    cudaEvent_t from;
     StateHashes hashes;
 } Pending;
 
@@ -93,7 +94,7 @@ static void trainer_free_plan(Trainer *t) {
     plan_free(&t->host_plan);
 }
 
-// Device memory that is not in the plan: the CUDA context, the libraries, graphs.
+// Device memory that is not in the plan: for the CUDA context, the libraries, graphs.
 #define FIT_OVERHEAD_BYTES ((int64_t)1200 << 20)
 
 // The whole plan of a run, from its options and the device's number formats and bytes of memory,
@@ -106,13 +107,13 @@ static bool trainer_plan(Trainer *t, NumberSupport support, int64_t memory) {
     int64_t excess = t->plan.bytes + FIT_OVERHEAD_BYTES - memory;
     if (t->run.options.optimizer_cpu_offload && excess > 0) {
         trainer_free_plan(t);
-        plan_buffers(t, excess + STATE_ARRAYS * PLAN_ALIGN); // rounding may cost the rest
+        plan_buffers(t, excess + STATE_ARRAYS * PLAN_ALIGN); // rounding may need the rest
     }
     return true;
 }
 
-// Bytes of host memory for all ranks of this machine; for this rank alone where their number is not
-// known.
+// Bytes of host memory for all ranks of this machine; for this rank alone if the number of ranks on
+// the machine is not known.
 static double host_bytes(const Trainer *t) {
     int local = t->run.group.local_ranks > 0 ? t->run.group.local_ranks : 1;
     return (double)params_host_bytes(&t->params, &t->host_plan, local);
@@ -138,7 +139,7 @@ static PlannedMemory planned_memory(const Options *options, const Group *group,
 }
 
 // Sets a micro-batch size, and the least global batch size that has whole ones of it and is not
-// below the requested one: whether a step has several decides the gradients' type.
+// below the requested one: the gradients' type depends on whether a step has several micro-batches.
 static void set_micro_batch(Options *o, const Run *run, int size) {
     o->micro_batch_size = size;
     o->global_batch_size = (int)round_up64(run->options.global_batch_size,
@@ -200,7 +201,7 @@ static void print_plan(Trainer *t) {
     char size[32];
     size_t free_bytes, memory = (size_t)(t->run.options.device_memory_gib * 0x1p30);
     if (memory == 0 && cudaMemGetInfo(&free_bytes, &memory) != cudaSuccess) {
-        memory = (size_t)80 << 30; // no GPU here: as for one of 80 GB
+        memory = (size_t)80 << 30; // no GPU here: plans for one of 80 GB
     }
     NumberSupport support = support_of(0, t->lacks_fp8);
     or_die(trainer_plan(t, support, (int64_t)memory));
@@ -277,12 +278,12 @@ static void allocate(Trainer *t) {
 // The GPU of this rank.
 static void open_device(Trainer *t) {
     int visible = 0, device = 0;
-    cudaGetDeviceCount(&visible); // where there is none, gpu_open says so
+    cudaGetDeviceCount(&visible); // if there is no GPU, gpu_open reports it
     if (visible > 0) { or_die(ranks_device(&t->run.group, visible, &device)); }
     or_die(gpu_open(&t->gpu, device));
 }
 
-// t: zero but for its options and group.
+// t: zero, except for its options and group.
 static void trainer_open(Trainer *t) {
     const Options *options = &t->run.options;
     char device[320], size[32];
@@ -323,14 +324,14 @@ static int trainer_close(Trainer *t) {
     size_t free_bytes, all_bytes;
     comm_join(&t->comm);
     CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
-    // this is the most that was in use: a run frees nothing before its end
+    // the most memory that was in use, because a run frees nothing before its end
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
     t->run.used_bytes = (double)(all_bytes - free_bytes);
     for (int i = 0; i < MICRO_PLACES; i++) {
         cudaGraphExec_t graph = t->micro[i].graph;
         if (graph != NULL) { CUDA_CHECK(cudaGraphExecDestroy(graph)); }
     }
-    run_beat(&t->run, DOING_WAIT, "closing NCCL"); // which waits for graphs with collectives
+    run_beat(&t->run, DOING_WAIT, "closing NCCL"); // closing NCCL waits for graphs with collectives
     comm_close(&t->comm);
     int status = run_close(&t->run);
     batches_close(&t->batches);
@@ -373,7 +374,7 @@ static Rotary rotary_of(const Block *b, int B, int T) {
     return r;
 }
 
-// Queries, keys and values from x, as attention reads them.
+// Computes queries, keys and values from x, as attention reads them.
 static void qkv_forward(Trainer *t, const Block *b, Operand x, int B, int T, Pass pass) {
     const Rotary rotary = rotary_of(b, B, T);
     const bool runs = linear_runs(&b->qkv, pass);
@@ -389,7 +390,7 @@ static void qkv_forward(Trainer *t, const Block *b, Operand x, int B, int T, Pas
     }
 }
 
-// fc1's product of x, and the activation; returns it as fc2 reads it.
+// Computes fc1's product of x, and the activation. Returns the result in the form that fc2 reads.
 static Operand fc1_forward(Trainer *t, const Block *b, Operand x, int M, Pass pass) {
     Gpu *gpu = &t->gpu;
     const bool llama = t->run.config.arch == ARCH_LLAMA;
@@ -410,8 +411,8 @@ static Operand fc1_forward(Trainer *t, const Block *b, Operand x, int M, Pass pa
     return out;
 }
 
-// From b->residual to `out`, the next block's residual. PASS_AGAIN, for the backward pass, computes
-// what was not kept, by the same kernels and so with the same bits.
+// Computes `out`, the next block's residual, from b->residual. PASS_AGAIN, before the backward
+// pass, computes again what was not kept, by the same kernels and so with the same bits.
 static void block_forward(Trainer *t, const Block *b, Bf16 *out, int B, int T, Pass pass) {
     Gpu *gpu = &t->gpu;
     const int M = B * T;
@@ -430,7 +431,7 @@ static void block_forward(Trainer *t, const Block *b, Bf16 *out, int B, int T, P
     linear_forward(gpu, &b->fc2, out, x, b->residual_mid, M, pass);
 }
 
-// fc2's backward pass and the activation's, to fc1's dy.
+// Goes backward through fc2 and the activation, to fc1's dy.
 static void fc2_backward(Trainer *t, const Block *b, int M, bool accumulate) {
     Gpu *gpu = &t->gpu;
     const bool llama = t->run.config.arch == ARCH_LLAMA;
@@ -459,7 +460,7 @@ static void fc2_backward(Trainer *t, const Block *b, int M, bool accumulate) {
     }
 }
 
-// From d_qkv of the rotated queries and keys to d_norm.
+// Goes backward from d_qkv, the gradient of the rotated queries and keys, to d_norm.
 static void qkv_backward(Trainer *t, const Block *b, int B, int T, bool accumulate) {
     const LinearLayer *qkv = &b->qkv;
     RotaryBackward r = b->rope;
@@ -474,7 +475,7 @@ static void qkv_backward(Trainer *t, const Block *b, int B, int T, bool accumula
     linear_backward(&t->gpu, qkv, t->net.d_norm, qkv->x, B * T, accumulate);
 }
 
-// From the gradient of the block's output, in d_residual, to that of its input.
+// Turns d_residual from the gradient of the block's output into that of its input.
 static void block_backward(Trainer *t, const Block *b, int B, int T, bool accumulate) {
     Network *net = &t->net;
     Gpu *gpu = &t->gpu;
@@ -492,7 +493,7 @@ static void block_backward(Trainer *t, const Block *b, int B, int T, bool accumu
 
 // ---- forward, loss, backward --------------------------------------------------------------------
 
-// From the batch's inputs [B,T] to norm_out.
+// Computes norm_out from the batch's inputs [B,T].
 static void model_forward(Trainer *t, int B, int T, Pass pass) {
     const ModelConfig *c = &t->run.config;
     Network *net = &t->net;
@@ -514,7 +515,8 @@ static void model_forward(Trainer *t, int B, int T, Pass pass) {
     norm_forward(t, &net->final_norm, x, B * T);
 }
 
-// The rows of norm_out from `row` on, as the LM head reads them, to their logits; and to max_sums.
+// Computes the logits, and max_sums, of some rows of norm_out from `row` on. Returns these rows as
+// the LM head reads them.
 static Operand head_forward(Trainer *t, int row, int rows, Scratch max_sums, Pass pass) {
     const LinearLayer *head = &t->net.head;
     Operand x = linear_input(head, pass);
@@ -530,9 +532,9 @@ static Operand head_forward(Trainer *t, int row, int rows, Scratch max_sums, Pas
     return x;
 }
 
-// The LM head and the loss, some rows at a time, so that the logits never exist whole. The sum of
-// the losses goes (or is added) to net.loss_sum. With gradient_scale > 0 also goes backward, into
-// d_norm and the head's weights.
+// Computes the LM head and the loss, some rows at a time, so that all logits never exist together.
+// The sum of the losses is written (or added) to net.loss_sum. With gradient_scale > 0 it also
+// computes the gradients, into d_norm and the head's weight gradients.
 static void head_loss(Trainer *t, int M, float gradient_scale, bool accumulate, Pass pass) {
     const ModelConfig *c = &t->run.config;
     Network *net = &t->net;
@@ -553,7 +555,7 @@ static void head_loss(Trainer *t, int M, float gradient_scale, bool accumulate, 
     gpu_sum_losses(&t->gpu, net->loss_sum, net->losses, M, accumulate);
 }
 
-// From d_norm, the gradient of norm_out, down to the embeddings.
+// Goes backward from d_norm, the gradient of norm_out, down to the embeddings.
 static void model_backward(Trainer *t, int B, int T, int place) {
     const ModelConfig *c = &t->run.config;
     Network *net = &t->net;
@@ -567,7 +569,7 @@ static void model_backward(Trainer *t, int B, int T, int place) {
         block_backward(t, &net->blocks[l], B, T, accumulate);
         if (last) { params_reduce(&t->params, l + 1); }
     }
-    if (!accumulate && !c->tied_head) { // a tied head's product has written this gradient
+    if (!accumulate && !c->tied_head) { // a tied head's product has written this gradient already
         size_t bytes = (size_t)c->padded_vocab * c->channels * gpu_type_bytes(net->dwte.type);
         gpu_clear(gpu, FAMILY_EMBEDDINGS, net->dwte.data, bytes);
     }
@@ -612,7 +614,7 @@ static int micro_place(const Trainer *t, int micro) {
     return (micro == 0 ? MICRO_FIRST : 0) | (last ? MICRO_LAST : 0);
 }
 
-// Runs a micro-step; once it has been captured, as a graph.
+// Runs a micro-step, as a graph once it has been captured.
 static void replay_micro_step(Trainer *t, int place) {
     Replay *r = &t->micro[place];
     if (!t->run.options.cuda_graphs || !r->warm || t->params.counting) {
@@ -629,7 +631,8 @@ static void replay_micro_step(Trainer *t, int place) {
         CUDA_CHECK(cudaGraphDestroy(graph));
     }
     CUDA_CHECK(cudaGraphLaunch(r->graph, t->gpu.stream));
-    if (place & MICRO_FIRST) { params_expect(&t->params, false); } // the graph receives them
+    // the graph waits for them itself
+    if (place & MICRO_FIRST) { params_expect(&t->params, false); }
 }
 
 // Makes the first micro-step of a checked step twice. The results must be the same, or the run ends
@@ -640,7 +643,7 @@ static void checked_micro_step(Trainer *t, int place, int64_t step) {
     replay_micro_step(t, place);
     check_hash(c, 0);
     bool counting = t->params.counting;
-    t->params.counting = false; // they are counted once
+    t->params.counting = false; // codes are counted in one pass only
     replay_micro_step(t, place);
     check_hash(c, 1);
     if (!check_repeats(c)) {
@@ -663,7 +666,7 @@ static void dump_gradients(Trainer *t) {
     run_maybe_dump(run, gradients, loss / (double)run_step_targets(run, 0));
 }
 
-// Whether step n makes its first micro-step twice. Then step n + 1 finds out whether the state has
+// Whether step n makes its first micro-step twice. Step n + 1 then checks whether the state has
 // kept its bits.
 static bool is_checked(const Trainer *t, int64_t n) {
     return t->check.rows > 0 && n >= t->first && (n + 1) % t->run.options.check_interval == 0;
@@ -687,7 +690,7 @@ static void collect(Trainer *t, int64_t n) {
     result.seconds = 1e-3 * ms;
     result.skipped = (SkipReason)p->state.skipped;
     result.stop = p->state.stop > 0;
-    // a checked step waits for the other ranks
+    // a checked step's time includes waiting for the other ranks
     int64_t own = (int64_t)(p->state.computed - p->state.began);
     result.own_seconds = is_checked(t, n) ? NAN : 1e-9 * (double)own;
     result.own_loss = p->state.own_loss_sum * t->run.group.ranks / p->input.targets;
@@ -699,7 +702,7 @@ static void collect(Trainer *t, int64_t n) {
     run_report(&t->run, result);
 }
 
-// Of step n, which has counted and is in flight.
+// Reports the counts of FP8 codes of step n, which has counted them and is in flight.
 static void report_counts(Trainer *t, int64_t n) {
     size_t bytes = (size_t)fp8_slot_count(&t->run.config) * sizeof(Fp8Counts);
     Fp8Counts *counts = (Fp8Counts *)malloc_or_die(bytes);
@@ -710,7 +713,8 @@ static void report_counts(Trainer *t, int64_t n) {
     free(counts);
 }
 
-// A checkpoint is written from the state in host memory, which must not change before that is done.
+// Waits for a save: the checkpoint is written from the state in host memory, which must not change
+// until then.
 static void wait_for_save(Trainer *t) {
     double begin = wall_seconds();
     if (!params_offloaded(&t->params) || !t->run.saves.saver.pending) { return; }
@@ -742,7 +746,7 @@ static void enqueue(Trainer *t, int64_t n) {
         }
     }
     dump_gradients(t);
-    // after the batches: reading them may end the run
+    // after the batches, because reading them may end the run
     p->input = {learning_rate(o, n),
                 n,
                 run_stop_signal() != 0 ? 1.0 : 0.0,
@@ -756,7 +760,7 @@ static void enqueue(Trainer *t, int64_t n) {
         check_hash_state(&t->check, true);
         gpu_fetch(&t->gpu, &p->hashes, t->check.states, sizeof(StateHashes));
     }
-    // not captured in a graph: graphs wait for its collectives
+    // not captured in a graph, because graphs wait for its collectives
     params_update(&t->params, t->net.loss_sum);
     if (is_checked(t, n)) { check_hash_state(&t->check, false); }
     gpu_fetch(&t->gpu, &p->state, t->params.optimizer.state, sizeof(StepState));
@@ -766,7 +770,8 @@ static void enqueue(Trainer *t, int64_t n) {
 
 static void train_step(Trainer *t) {
     const int64_t n = t->run.enqueued;
-    if (is_checked(t, n)) { collect(t, n - 1); } // the check may end the run
+    // reports the previous step first, because the check may end the run
+    if (is_checked(t, n)) { collect(t, n - 1); }
     if (run_counts_fp8(&t->run, n + 1)) {
         params_clear_counts(&t->params);
         t->params.counting = true;
@@ -779,8 +784,8 @@ static void train_step(Trainer *t) {
 
 // ---- evaluation, samples, checkpoints ---------------------------------------------------------
 
-// The losses [B,T] of given rows, for multiple-choice sets. B x T is at most a micro-batch's
-// tokens.
+// Computes the losses [B,T] of given rows, for multiple-choice sets. B x T is at most a
+// micro-batch's tokens.
 static void choice_losses(void *trainer, const int *inputs, const int *targets, int B, int T,
                           float *losses) {
     Trainer *t = (Trainer *)trainer;
@@ -806,7 +811,8 @@ static void validate(Trainer *t) {
     for (int i = 0; i < sources; i++) {
         int64_t samples = run_eval_samples(run, i), stride = run_eval_stride(run);
         gpu_clear(&t->gpu, FAMILY_LOSS, loss, sizeof(double)); // a rank may have no sample
-        // a rank that breaks off adds its part all the same: the others wait for it in the sum
+        // a rank that ends early adds its part all the same, because the others wait for it in the
+        // sum
         for (int64_t sample = run_eval_first(run); sample < samples && run_stop_signal() == 0;
              sample += stride) {
             Batch *s = batches_next(&t->batches);
@@ -835,8 +841,9 @@ static void evaluate(Trainer *t) {
     guard_check(t);
 }
 
-// The logits after tokens[0..n). The sequence is padded to a power of two, so that few attention
-// plans serve all lengths; what follows a position does not change it. FP8 takes 16 rows at a time.
+// Returns the logits after tokens[0..n). The sequence is padded to a power of two, so that few
+// attention plans serve all lengths; what follows a position does not change it. FP8 takes 16 rows
+// at a time.
 static float *next_logits(void *trainer, const int *tokens, int n) {
     Trainer *t = (Trainer *)trainer;
     const ModelConfig *c = &t->run.config;
@@ -897,12 +904,13 @@ static void trainer_restore(Trainer *t) {
 
 // ---- the loop ---------------------------------------------------------------------------------
 
-// One more step, launch by launch, by kernel family. Its learning rate is 0.
+// Times one more step by kernel family. It is launched kernel by kernel, with a learning rate of 0.
 static void profile_step(Trainer *t) {
     Run *run = &t->run;
     double ms[FAMILY_COUNT], all = 0;
     if (!run->options.profile) { return; }
-    run_wait_for_save(run); // which a profile that fails must not spoil, nor a save slow kernels
+    // a failing profile must not spoil the save, and the save must not slow kernels
+    run_wait_for_save(run);
     gpu_profile_begin(&t->gpu);
     for (int micro = 0; micro < run_micro_batches(run); micro++) {
         run_beat(run, DOING_WAIT, "profiling a step");

@@ -140,8 +140,8 @@ void complain(const char *format, ...) {
     va_end(args);
 }
 
-static void (*last_words)(const char *error); // NULL: none, or called already
-static long speaker;                          // the thread that may call it
+static void (*last_words)(const char *error); // NULL: none is set, or die() has called it
+static long speaker;                          // the thread in which die() may call last_words
 
 void die_with(void (*words)(const char *error)) {
     last_words = words;
@@ -158,7 +158,7 @@ void die(const char *format, ...) {
     complain("%s", error);
     void (*words)(const char *) = last_words;
     if (words != NULL && syscall(SYS_gettid) == speaker) {
-        last_words = NULL; // they may die themselves
+        last_words = NULL; // last_words may call die()
         words(error);
     }
     exit(EXIT_FAILURE);

@@ -60,7 +60,7 @@ bool refuse(const char *format, ...) PRINTF_LIKE(1, 2);
 // An error that is stored for later, or comes from another thread or rank.
 typedef struct {
     char text[768];
-    bool refused; // by refuse()
+    bool refused; // set by refuse()
 } Error;
 Error error_kept(void);       // a copy of this thread's last error
 bool fail_again(Error error); // makes it this thread's last error; returns false

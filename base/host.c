@@ -35,7 +35,7 @@ static double read_number(const char *folder, const char *name, const char *key,
     return found && number >= 0 && unit > 0 ? number / unit : otherwise;
 }
 
-// What a control group allows its processes. second: it is of version 2.
+// What a control group allows its processes. second: the group is of version 2.
 typedef double Limit(const char *group, bool second);
 
 // The lowest such limit of this process' groups, from its own up to the root.

@@ -199,7 +199,8 @@ bool folder_make(const char *path) {
 bool folder_sync(const char *path) {
     int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (folder < 0) { return fail_path(path, errno); }
-    int why = fsync(folder) != 0 && errno != EINVAL ? errno : 0; // EINVAL: it has no such sync
+    // EINVAL: this file system cannot sync folders
+    int why = fsync(folder) != 0 && errno != EINVAL ? errno : 0;
     close(folder);
     return why == 0 || fail_path(path, why);
 }
@@ -268,7 +269,7 @@ static int compare_names(const void *a, const void *b) {
 
 int pattern_files(const char *pattern, glob_t *found) {
     char text[PATH_LENGTH];
-    size_t names = strlen(pattern); // the beginning that exists as it stands, and is no pattern
+    size_t names = strlen(pattern); // of the beginning that exists as it stands
     path_format(text, "%s", pattern);
     while (names > 0 && !path_exists(text)) {
         char *slash = strrchr(text, '/');

@@ -23,7 +23,7 @@ bool writer_open(FileWriter *w, const char *path);
 void writer_write(FileWriter *w, const void *data, size_t bytes);
 // Flushes the file, syncs it to the disk and closes it.
 bool writer_close(FileWriter *w);
-// Does all three.
+// Opens, writes and closes a file.
 bool file_write(FileWriter *w, const char *path, const void *data, size_t bytes);
 
 // Opens a regular file for reading; -1: it cannot be opened. file_open_in opens the file with that
@@ -51,7 +51,7 @@ char *file_read(const char *path, size_t *bytes);
 // Replaces a file in one step: the new one is written beside it, synced, and renamed.
 bool file_replace(const char *path, const void *data, size_t bytes);
 
-bool folder_make(const char *path); // with its parents; it may exist already
+bool folder_make(const char *path); // makes its parents too; the folder may exist already
 bool folder_sync(const char *path); // so that renames in it survive a power cut
 // Deletes a folder with everything in it, or a file. Links are deleted, not followed.
 bool folder_remove(const char *path);

@@ -112,12 +112,13 @@ enum {
     STATE_ARRAYS
 };
 extern const char *const state_names[STATE_ARRAYS];
-// How many scales the file has of so many 8-bit moments: one a block, in whole words for the hash.
+// How many scales the file has for this many 8-bit moments: one a block, rounded up to whole words
+// for the hash.
 static inline int64_t state_scales(int64_t moments) {
     return round_up64((moments + MOMENT_BLOCK - 1) / MOMENT_BLOCK, 4);
 }
 
-// One of them, as it is saved. It has the elements of the ranges, one range after another.
+// One of these arrays, as it is saved: the elements of the ranges, one range after another.
 typedef struct {
     Dtype dtype;
     int64_t count; // 0: the file does not have it, unless it is one of the first three
@@ -161,7 +162,7 @@ typedef struct {
     pthread_t thread;
     bool pending, in_thread, ended; // ended: the thread has only to be joined
     Snapshot snapshot;
-    bool failed; // the last save that ended did
+    bool failed; // the last save that ended has failed
     Error why;
 } Saver;
 
@@ -208,8 +209,8 @@ typedef struct Checkpoint {
     Progress progress;
     int64_t data_windows, valid_tokens, layout_size;
     int ranks;                       // 0: a folder of Hugging Face's
-    struct cJSON *meta, *options;    // meta.json; in it an object of texts
-    const char *precision, *created; // in meta too
+    struct cJSON *meta, *options;    // meta.json, and the object of option texts in it
+    const char *precision, *created; // texts in meta
     const char *data, *valid_data;   // the shards' identities; "": not known
     SafeTensors model, scaling;
     SafeTensors *optimizer; // [ranks]
@@ -262,10 +263,10 @@ bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLa
 bool checkpoint_options(const Checkpoint *c, const Options *continues, Options *was);
 
 // Reads elements begin..end of the parameter space from the files of the ranks that have them.
-// kind: "master", "exp_avg" (of Muon's elements the momentum) or "exp_avg_sq".
+// kind: "master", "exp_avg" (for Muon's elements the momentum) or "exp_avg_sq".
 bool checkpoint_read(const Checkpoint *c, const char *kind, int64_t begin, int64_t end, float *out);
-// The same of moments in 8 bits, as they are: codes, and a scale for each block. begin and end are
-// multiples of MOMENT_BLOCK.
+// Reads moments in 8 bits without decoding them: codes, and a scale for each block. begin and end
+// are multiples of MOMENT_BLOCK.
 bool checkpoint_read_codes(const Checkpoint *c, Moment which, int64_t begin, int64_t end,
                            uint8_t *codes, uint16_t *scales);
 
@@ -287,7 +288,8 @@ int checkpoint_steps(const char *save, int64_t **steps);
 // ends in `latest` or `best` and steps are beside it, that is the newest or the best of them,
 // whatever has that name. False: the steps cannot be read.
 bool checkpoint_follow(char path[PATH_LENGTH], const char *from);
-// A step below 0: there is none, or what tells it cannot be read, though it may be undamaged.
+// A step below 0: there is no such checkpoint; or a file that would tell which one it is cannot be
+// read, and may be undamaged.
 enum { STEP_NONE = -1, STEP_UNREADABLE = -2 };
 // The newest step before this one.
 int64_t checkpoint_newest(const char *save, int64_t before);

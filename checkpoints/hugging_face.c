@@ -133,8 +133,8 @@ static bool read_tensor(const SafeTensors *st, const TensorEntry *e, const Tenso
     return ok;
 }
 
-// Of a model with tied embeddings: whether the file has no head, or one that equals the embedding,
-// which has `size` elements, in its elements begin..end.
+// For a model with tied embeddings: whether the file has no head, or a head whose elements
+// begin..end equal those of the embedding. The embedding has `size` elements.
 static bool head_is(const SafeTensors *st, const float *embedding, int64_t begin, int64_t end,
                     int64_t size) {
     enum { PIECE = 4096 };
@@ -152,7 +152,7 @@ static bool head_is(const SafeTensors *st, const float *embedding, int64_t begin
                         st->path);
 }
 
-// Of a model without tied embeddings: refuses a file that has only one of embedding and head.
+// For a model without tied embeddings: refuses a file that has only one of embedding and head.
 static bool has_both(const SafeTensors *st, const TensorEntry *embedding) {
     bool head = safetensors_find(st, head_name) != NULL;
     bool both = head == (entry_of(st, embedding, false) != NULL);
@@ -301,7 +301,8 @@ static const struct {
 enum { NUMBERS = sizeof(numbers) / sizeof(numbers[0]) };
 
 // Other keys of config.json for the families in `of`. As JSON: the value that is written (NULL:
-// none), and another value that means the same. Any other value is refused, with what is missing.
+// none), and another value that means the same. Any other value is refused, and the error says what
+// the trainers lack.
 #define ALL (~0u)
 #define LLAMAS (ALL ^ 1 << GPT2)
 #define SCALES "that scale"
@@ -400,7 +401,8 @@ char *hf_config(const Options *o, Dtype dtype, int begin_of_text, int end_of_tex
         option_text(o, row, value);
         bool none = otherwise == 0 && strcmp(value, "0") == 0;
         if (key == NULL || none || (int)numbers[i].from > o->rope_scaling) { continue; }
-        bool whole = strpbrk(value, ".e") == NULL; // transformers refuses it for a float
+        // transformers refuses a whole number where a float belongs
+        bool whole = strpbrk(value, ".e") == NULL;
         if (row->type == OPTION_DOUBLE && whole) { strcat(value, ".0"); }
         cJSON_AddRawToObject(numbers[i].from > ROPE_UNSCALED ? scaling : json, key, value);
     }
@@ -411,7 +413,8 @@ char *hf_config(const Options *o, Dtype dtype, int begin_of_text, int end_of_tex
     }
     static const char *const dropouts[] = {"resid_pdrop", "embd_pdrop", "attn_pdrop"};
     for (int i = 0; gpt2 && i < 3; i++) { cJSON_AddNumberToObject(json, dropouts[i], 0); }
-    if (gpt2) { cJSON_AddNumberToObject(json, "n_ctx", o->max_position_embeddings); } // llama.cpp's
+    // read by llama.cpp
+    if (gpt2) { cJSON_AddNumberToObject(json, "n_ctx", o->max_position_embeddings); }
     // without a tokenizer, the end of text is known for GPT-2's vocabulary and for bytes
     int known = o->vocab_size == 50257 ? 50256 : (o->vocab_size == 257 ? 256 : -1);
     const int ids[] = {begin_of_text, end_of_text};
@@ -550,7 +553,7 @@ static bool read_rope(const cJSON *rope, int family, Options *o) {
     return true;
 }
 
-// Whether a value is that of a text of JSON.
+// Whether a value equals the one that a JSON text describes.
 static bool is_value(const cJSON *item, const char *text) {
     cJSON *value = cJSON_Parse(text);
     bool same = cJSON_Compare(item, value, true);
@@ -558,7 +561,8 @@ static bool is_value(const cJSON *item, const char *text) {
     return same;
 }
 
-// Whether a quantization_config means weights as read_fp8 reads them, whatever else it says.
+// Whether a quantization_config describes weights that read_fp8 can read. Its other keys do not
+// matter.
 static bool is_fp8(const cJSON *how) {
     const cJSON *size = cJSON_GetObjectItemCaseSensitive(how, "weight_block_size");
     return strcmp(json_text(how, "quant_method", ""), "fp8") == 0 && is_value(size, "[128,128]");

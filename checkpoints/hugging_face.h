@@ -29,8 +29,9 @@ bool hf_read(const SafeTensors *st, const ParamLayout *layout, int64_t begin, in
 bool hf_knows_all(const SafeTensors *st, const ParamLayout *layout);
 
 // Returns the text of config.json for weights of a type as hf_tensors has it, which the caller
-// frees. start: that of the model which the run started from, whose tokens at the begin and the end
-// of a text it keeps. Without one (NULL) they are begin_of_text and end_of_text (-1: not known).
+// frees. start: the config.json of the model that the run started from; its tokens at the beginning
+// and the end of a text are kept. If start is NULL, they are begin_of_text and end_of_text (-1: not
+// known).
 char *hf_config(const Options *options, Dtype dtype, int begin_of_text, int end_of_text,
                 const char *start, size_t start_bytes);
 

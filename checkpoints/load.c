@@ -37,7 +37,7 @@ static const char *text_of(const cJSON *json, const char *name) {
     return json_text(json, name, "");
 }
 
-// Checks meta.json's checksum of itself and its version, and parses it.
+// Checks the checksum and the version of a meta.json, and parses it.
 static cJSON *parse_meta(char *text, size_t bytes, const char *path) {
     cJSON *meta = meta_seal(text, bytes) ? cJSON_ParseWithLength(text, bytes) : NULL;
     double version = json_number(meta, "version", NAN);
@@ -67,7 +67,8 @@ const ProgressField progress_fields[PROGRESS_FIELDS] = {
     {"level", offsetof(Progress, level), false},
     {"best_level", offsetof(Progress, best_level), false},
     {"proven", offsetof(Progress, proven), true},
-    {"eval_left", offsetof(Progress, eval_left), true}, // older files lack it: -1, as if 0
+    // older files lack it: -1, which counts as 0
+    {"eval_left", offsetof(Progress, eval_left), true},
 };
 
 static int64_t count_of(const cJSON *json, const char *name) {
@@ -200,7 +201,8 @@ static bool add_listed(Checkpoint *c, int folder, const cJSON *files, bool state
     return true;
 }
 
-// Opens other files that a run may read: of a folder of Hugging Face's, or added to a checkpoint.
+// Opens other files that a run may read: those of a Hugging Face folder, or files that somebody
+// added to a checkpoint.
 static bool add_others(Checkpoint *c, int folder) {
     static const char *const names[] = {"model.safetensors",      "tokenizer.bin",
                                         "generation_config.json", "tokenizer.json",
@@ -243,7 +245,8 @@ bool checkpoint_follow(char path[PATH_LENGTH], const char *from) {
     return true;
 }
 
-// Reads meta.json and opens the files. Unless state, a folder without it is one of Hugging Face's.
+// Reads meta.json and opens the files. A folder without meta.json is one of Hugging Face's, unless
+// `state` is set.
 static bool open_files(Checkpoint *c, int folder, bool state) {
     char path[PATH_LENGTH];
     bool ok = true, ours = state || faccessat(folder, "meta.json", F_OK, 0) == 0;
@@ -370,21 +373,21 @@ static bool verify_hashes(const SafeTensors *st, const char *hashes) {
     return ok;
 }
 
-// Whether an array is flat and has so many elements of a type.
+// Whether an array is flat and has this number of elements of this type.
 static bool has_array(const SafeTensors *st, int kind, int64_t elements, Dtype dtype) {
     const TensorEntry *e = safetensors_find(st, state_names[kind]);
     return e != NULL && e->dims == 1 && e->shape[0] == elements && e->dtype == dtype;
 }
 
-// Checks the arrays of an optimizer file with so many elements. *moments8: its moments are in 8
-// bits.
+// Checks the arrays of an optimizer file for this number of elements. *moments8: its moments are in
+// 8 bits.
 static bool check_arrays(const SafeTensors *st, int64_t elements, bool *moments8) {
     const TensorEntry *arrays[STATE_EXP_AVG_SQ + 1];
     for (int kind = 0; kind <= STATE_EXP_AVG_SQ; kind++) {
         const TensorEntry *e = arrays[kind] = safetensors_find(st, state_names[kind]);
         bool codes = e != NULL && ((kind == STATE_EXP_AVG && e->dtype == DTYPE_I8) ||
                                    (kind == STATE_EXP_AVG_SQ && e->dtype == DTYPE_U8));
-        bool ends = codes || kind == STATE_EXP_AVG_SQ; // before Muon's elements
+        bool ends = codes || kind == STATE_EXP_AVG_SQ; // the array ends before Muon's elements
         if (e == NULL || e->dims != 1 || !(codes || e->dtype <= DTYPE_F16) ||
             !(e->shape[0] == elements || (ends && e->shape[0] < elements))) {
             return fail("%s: '%s' is missing or not %lld floating-point numbers", st->path,
@@ -488,7 +491,8 @@ int checkpoint_steps(const char *save, int64_t **steps) {
     if (names == NULL) { return errno == ENOENT ? 0 : -1; }
     for (const char *name = names; *name != '\0'; name += strlen(name) + 1) {
         path_format(path, "%s/%s", save, name);
-        bool folder = stat(path, &info) != 0 || S_ISDIR(info.st_mode); // or its type cannot be read
+        // a folder, or its type cannot be read
+        bool folder = stat(path, &info) != 0 || S_ISDIR(info.st_mode);
         if (!folder || step_of(name) < 0) { continue; }
         *steps = realloc_or_die(*steps, (size_t)(count + 1) * sizeof(int64_t));
         (*steps)[count++] = step_of(name);
@@ -554,7 +558,7 @@ bool checkpoint_options(const Checkpoint *c, const Options *continues, Options *
             ok = option_set(was, row->name, value,
                             given[row - option_table] ? SOURCE_FILE : SOURCE_CHECKPOINT) ||
                  refuse("%s: %s", path, error_text());
-        } else if (continues == NULL) { // otherwise checkpoint_match() reports it
+        } else if (continues == NULL) { // a continuing run: checkpoint_match() reports it
             warn("%s does not set --%s: the default is used", path, row->name);
         }
     }
@@ -585,12 +589,12 @@ static bool open_model(Checkpoint *c, const char *folder, const Options *o, Opti
     return ok;
 }
 
-// Opens the newest checkpoint under --save that can be opened, past damaged ones: its model, and
-// sets `was`; if `was` is NULL, all of it. If there is none, c->path is "".
+// Opens the newest checkpoint under --save that is not damaged: only its model if `was` is set,
+// which receives its options; all of it if `was` is NULL. If there is none, c->path is "".
 static bool open_newest(Checkpoint *c, const Options *o, Options *was, bool warns) {
     const char *save = o->save;
     char path[PATH_LENGTH];
-    int64_t step, damaged = INT64_MAX; // this step and newer ones are
+    int64_t step, damaged = INT64_MAX; // this step and newer ones are damaged
     *c = (Checkpoint){0};
     // listed again each time, as a run that saves there may have deleted the one tried
     while ((step = checkpoint_newest(save, damaged)) >= 0) {
@@ -795,7 +799,8 @@ static bool decode_moment(const SafeTensors *st, int kind, int64_t at, int64_t n
     return ok;
 }
 
-// Where elements are read to: floats, or, if that is NULL, codes of 8 bits and their scales.
+// Where elements are read to: floats; or, if that pointer is NULL, codes of 8 bits and their
+// scales.
 typedef struct {
     float *floats;
     uint8_t *codes;
@@ -806,7 +811,7 @@ typedef struct {
 static bool read_array(const SafeTensors *st, int kind, int64_t at, int64_t n, Elements to) {
     const TensorEntry *e = safetensors_find(st, state_names[kind]);
     bool codes = e->dtype == DTYPE_I8 || e->dtype == DTYPE_U8;
-    if (codes && kind == STATE_EXP_AVG && at >= e->shape[0]) { // Muon's
+    if (codes && kind == STATE_EXP_AVG && at >= e->shape[0]) { // Muon's elements have no codes
         at -= e->shape[0];
         e = safetensors_find(st, state_names[STATE_MOMENTUM]);
         codes = false;
@@ -901,7 +906,8 @@ bool checkpoint_read_scaling(const Checkpoint *c, const Precision *precision, Fp
         float was, target = fp8_slot_target(precision, i);
         float growth = 1.0f; // how the changed options scale the tensor's values
         int32_t count;
-        if (!fp8_slot_in_use(precision, i)) { continue; } // its state would be stale later
+        // a slot not in use: its state would be stale later
+        if (!fp8_slot_in_use(precision, i)) { continue; }
         if (!safetensors_read(&c->scaling, e[COUNT], i, 1, &count) ||
             !safetensors_read(&c->scaling, e[SCALE], i, 1, &slot->scale) ||
             !safetensors_read(&c->scaling, e[TARGET], i, 1, &was) ||

@@ -114,7 +114,7 @@ static void add_numbers(cJSON *json, const char *name, const double *values, int
     cJSON *list = cJSON_AddArrayToObject(json, name);
     char digits[32];
     for (int i = 0; i < n; i++) {
-        snprintf(digits, sizeof(digits), "%.17g", values[i]); // none is NaN
+        snprintf(digits, sizeof(digits), "%.17g", values[i]); // no value is NaN
         cJSON_AddItemToArray(list, cJSON_CreateRaw(digits));
     }
 }
@@ -221,7 +221,8 @@ static bool set_aside_from(const char *save, int64_t step) {
     return ok;
 }
 
-// Lets a link in `save` lead to a target. "": deletes the link. Anything else of its name stays.
+// Lets a link in `save` lead to a target. "": deletes the link. If a file or folder has the link's
+// name, it stays.
 static bool link_to(const char *save, const char *name, const char *target) {
     char link[PATH_LENGTH], now[PATH_LENGTH] = "", fresh[PATH_LENGTH];
     path_format(link, "%s/%s", save, name);
@@ -250,7 +251,7 @@ static int64_t link_steps(const char *save, int64_t newest) {
     return best;
 }
 
-// The checkpoint that a run begins with, from elsewhere, is a link in its folder.
+// Makes a link in the run's folder to the checkpoint, elsewhere, that the run begins with.
 static bool link_start(const char *path, const char *start) {
     char *real = realpath(start, NULL), word[SHELL_WORD];
     if (real == NULL) { return fail("%s: %s", start, strerror(errno)); }
@@ -381,8 +382,8 @@ static void read_holder(int file, char text[HOLDER]) {
     text[length > 0 ? length : 0] = '\0';
 }
 
-// Waits up to --lock-timeout until no other process holds the lock of an open .lock. take: takes
-// it.
+// Waits up to --lock-timeout until no other process holds the lock of an open .lock. take: then
+// takes the lock.
 static bool await_lock(const Options *o, int file, bool take) {
     char holder[HOLDER];
     double until = wall_seconds() + o->lock_timeout;
@@ -435,7 +436,8 @@ static bool lock_folder(const Options *o, bool *own) {
                   (fstat(file, &info) == 0 || fail("%s: %s", path, strerror(errno)));
         bool there_still = ok && stat(path, &there) == 0 && there.st_ino == info.st_ino;
         if (there_still && (replaced || info.st_nlink <= 1)) { break; }
-        if (there_still) { // cp -al: the folder that this is a copy of has the same file
+        // cp -al: this copy and the folder that it was copied from share the file
+        if (there_still) {
             read_holder(file, holder);
             replaced = ok = file_replace(path, holder, strlen(holder));
         }
@@ -468,7 +470,8 @@ static bool check_owner(const Options *o) {
     FolderId save = folder_id(o->save);
     bool missing = !checkpoint_follow(leads_to, o->resume) || folder_id(leads_to).inode == 0;
     checkpoint_path(path, o->save, newest);
-    if (missing || is_folder(path, folder_id(leads_to))) { return true; } // reported when opened
+    // reported when the checkpoint is opened
+    if (missing || is_folder(path, folder_id(leads_to))) { return true; }
     path_format(path, "%s", o->resume);
     return is_folder(dirname(path), save) || is_folder(dirname(leads_to), save) ||
            fail("%s: holds checkpoints of another run than --resume %s; give another --save, or "

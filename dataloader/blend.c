@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 // How far the nearest whole parts of a period are from the weights, in units of their sum;
-// infinite: they are not as many as the period, or a source gets none.
+// infinite: the parts do not add up to the period, or a source gets none.
 static double distance(const double *weights, double sum, int count, int period) {
     double worst = 0;
     int64_t parts = 0;
@@ -24,7 +24,7 @@ static void take_turns(Blend *b) {
     int *taken = calloc_or_die((size_t)b->count, sizeof(int));
     for (int64_t n = 0; n < period; n++) {
         int next = -1;
-        int64_t slack = 0; // of `next`: what is left until it is a sample off, times `scale`
+        int64_t slack = 0; // how far `next` is from being a sample off, times `scale`
         for (int i = 0; i < b->count; i++) {
             behind[i] += b->parts[i];
             int64_t own = (scale - 1) * period - scale * behind[i];
@@ -41,7 +41,7 @@ static void take_turns(Blend *b) {
 }
 
 bool blend_make(Blend *b, const double *weights, int count) {
-    const double EQUAL = 1e-14; // what the division of equal weights may differ by
+    const double EQUAL = 1e-14; // rounding error of equal quotients
     double sum = 0, nearest = INFINITY;
     *b = (Blend){.count = count};
     for (int i = 0; i < count; i++) { sum += weights[i]; }

@@ -35,7 +35,8 @@ void blend_free(Blend *blend);
 
 // The source of a sample, and how many samples of that source come before it.
 int blend_draw(const Blend *blend, int64_t sample, int64_t *place);
-// How many of the first n samples are of a source. Sample blend_count() of the source is its next.
+// How many of the first n samples are of a source. The source's next sample is its number
+// blend_count().
 int64_t blend_count(const Blend *blend, int source, int64_t n);
 static inline double blend_share(const Blend *blend, int source) {
     return (double)blend->parts[source] / blend->period;

@@ -90,7 +90,7 @@ bool shard_open(TokenFile *f, const char *path) {
 typedef struct {
     TokenFileKind file;
     const char *ending, *word;
-    int said; // where the shard's header says that there is one
+    int said; // where the shard's header says whether there is one
     const char *why;
 } BitFile;
 
@@ -147,7 +147,7 @@ bool shards_have_chats(const char *pattern) {
         path_format(path, "%s%s", found.gl_pathv[i], starts_file.ending);
         if (is_beside(found.gl_pathv[i]) || !path_exists(path) ||
             !token_file_open(&starts, path, starts_file.file)) {
-            continue; // what is wrong with it will be said when the shards are opened
+            continue; // opening the shards will report what is wrong
         }
         chats = starts.header[MASK_TEMPLATE] != 0;
         token_file_close(&starts);
@@ -164,7 +164,7 @@ void shard_header(int32_t header[SHARD_HEADER_BYTES / 4], int token_bytes, int64
     header[3] = (int32_t)(uint32_t)(count >> 32);
 }
 
-// The CRC-32 of a shard; of a shard above 4 MiB, that of 64 parts of it.
+// The CRC-32 of a shard. If the shard is larger than 4 MiB: the CRC-32 of 64 parts of it.
 static bool shard_sum(const TokenFile *shard, uint32_t *crc) {
     enum { PARTS = 64, PART_BYTES = 1 << 16 };
     int64_t bytes = (int64_t)shard->bytes;
@@ -288,7 +288,7 @@ static int leave_out(const Dataset *data, int64_t begin, int64_t n, const int *i
     return counted;
 }
 
-// The number of targets of the window at `begin`: it may lack one at the end of the stream.
+// The number of targets of the window at `begin`. A window at the end of the stream may lack one.
 static int64_t targets_after(const Dataset *data, int64_t begin) {
     return min64(data->seq_length, data->tokens - begin - 1);
 }
@@ -443,7 +443,8 @@ static bool read_stream(const Dataset *data, int64_t begin, int64_t n, int *out)
     return true;
 }
 
-// Reads numbers [begin, begin + n) of a shard's SHARD.starts, which must be as it was.
+// Reads numbers [begin, begin + n) of a shard's SHARD.starts, which must not have changed since the
+// run began.
 static bool read_starts(const Dataset *data, int shard, int64_t begin, int64_t n, uint32_t *out) {
     char path[PATH_LENGTH];
     TokenFile f;

@@ -101,7 +101,8 @@ typedef struct {
     enum {
         DOCUMENTS_BY_TOKEN, // by the end-of-text token, if the run knows it
         DOCUMENTS_BY_FILE,  // by SHARD.starts
-        DOCUMENTS_UNKNOWN   // conversations without it: their template may end turns by that token
+        // no SHARD.starts, but conversations, whose turns may end with that token
+        DOCUMENTS_UNKNOWN
     } known;
     int32_t sum; // SHARD.starts: the CRC-32 of its numbers
 } Documents;
@@ -117,12 +118,12 @@ typedef struct {
     TokenFile *shards;
     uint32_t **masks;        // [num_shards] the numbers of a shard's mask; NULL: all tokens count
     Documents *documents;    // [num_shards]
-    int64_t tokens, windows; // windows: of an epoch
-    int64_t targets;         // that count in an epoch
+    int64_t tokens, windows; // windows: in an epoch
+    int64_t targets;         // targets that count in an epoch
     MaskedWindow *with_targets; // [windows]; NULL: no shard has a mask, and all windows are whole
     int cuts; // length of the packed windows that this set's windows cut; 0: none is cut
-    int32_t chat_template;      // by the first mask that has one; 0: none has
-    const char *other_template; // the first shard with another; NULL: none has
+    int32_t chat_template;      // of the first mask that has one; 0: none has
+    const char *other_template; // the first shard with another template; NULL: none has
     int seq_length, vocab;
     int end_of_text;    // the token; -1: not known
     bool masks_ends;    // targets after it do not count
@@ -143,7 +144,7 @@ bool dataset_set_end(Dataset *data, int end_of_text, bool masks_ends);
 // names the first. Folders and names may differ. The checksum of a shard above 4 MiB is that of 64
 // parts of it. whose: for the message: "... that WHOSE read".
 bool dataset_match(const Dataset *data, const char *identity, const char *whose);
-// The same for the lines at the beginning of an identity; moves it past them.
+// The same for the lines at the beginning of an identity; moves *identity past these lines.
 bool dataset_match_next(const Dataset *data, const char **identity, const char *whose);
 // Whether an identity's next line has the checksum of a line; moves it past the line if so.
 bool identity_next(const char *line, const char **identity);
@@ -159,7 +160,7 @@ typedef struct {
     const Blend *blend; // NULL: there is one source
 } Loader;
 
-// The window that a sample is, of its source.
+// Which window of its source a sample is.
 int64_t loader_window(const Loader *loader, int64_t sample);
 
 // The number of targets that count in `count` samples from `sample` on.
@@ -167,8 +168,8 @@ int64_t loader_targets(const Loader *loader, int64_t sample, int64_t count);
 
 // Reads `count` samples from `sample` on into inputs and targets [count,T]. Samples from `end` on
 // (INT64_MAX: there is no end) get inputs 0 and targets -1, which the loss ignores, and are one
-// document. starts [count,T]: for each token the place in its window of its document's first token
-// there; NULL: not wanted. Refuses a token outside the vocabulary, and says where it is.
+// document. starts [count,T]: for each token, the place in the window where its document begins;
+// NULL: not wanted. Refuses a token outside the vocabulary, and says where it is.
 bool loader_batch(const Loader *loader, int64_t sample, int count, int64_t end, int *inputs,
                   int *targets, int *starts);
 

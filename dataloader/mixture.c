@@ -68,7 +68,7 @@ int sources_read(const char *text, Source **sources) {
     return 0;
 }
 
-// The line of a source's share in the identity; it begins with a checksum, as those of shards.
+// The line in the identity for a source's share. Like a shard's line it begins with a checksum.
 static const char *share_line(const Mixture *m, int source, char line[64]) {
     char share[40];
     int n = snprintf(share, sizeof(share), "%d/%d of the samples", m->blend.parts[source],

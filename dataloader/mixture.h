@@ -21,22 +21,24 @@ typedef struct {
 // Whether a word of n characters is a number, as a weight is.
 bool is_weight(const char *word, size_t n);
 
-// Reads such a text into *sources, which the caller frees; returns their number, 0: a fault.
+// Reads the text of a mixture into *sources, which the caller frees. Returns the number of sources;
+// 0: the text is wrong.
 int sources_read(const char *text, Source **sources);
 
 typedef struct {
     int count;       // 0: there are no data
     Source *sources; // [count]
     Dataset *data;   // [count]
-    Blend blend;     // which of them a sample is from
+    Blend blend;     // from which data set each sample is
     int num_shards;  // of all sources, as are the next three
     int64_t tokens, windows, targets;
     bool masked;        // a source has masks
     uint32_t tokenizer; // as in Dataset
-    char *identity;     // of several sources: before each one's lines a line with its share
+    char *identity;     // several sources: a line with the source's share precedes its lines
 } Mixture;
 
-// As dataset_open, for such a text. Refuses sources of different tokenizers.
+// Opens the data sets of a mixture's text, as dataset_open does one. Refuses sources of different
+// tokenizers.
 bool mixture_open(Mixture *m, const char *text, int seq_length, int vocab);
 void mixture_close(Mixture *m);
 // As dataset_set_end, for each source.

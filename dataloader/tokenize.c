@@ -39,7 +39,7 @@ static void put_token(Output *out, int token) {
     out->tokens++;
 }
 
-enum { PART = 1 << 20 }; // the least bytes of a text that are encoded at a time
+enum { PART = 1 << 20 }; // a text is encoded in parts of at least this many bytes
 
 // The end of a part of a text: a line break between two visible ASCII characters, because no
 // tokenizer has a word across such a line break.
@@ -172,7 +172,7 @@ static size_t next_line(const Text *text, size_t at, size_t end) {
 
 static void tokenize_file(const char *path, Output *train, Output *valid) {
     Text text = open_text(path);
-    // the validation part starts at a line, unless that would halve it or worse
+    // the validation part starts at a line, unless less than half of it would be left
     size_t split = text.bytes - (size_t)((double)text.bytes * valid_fraction);
     split = next_line(&text, split, split + (text.bytes - split) / 2);
     put_text(train, &text, 0, split);

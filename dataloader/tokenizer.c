@@ -6,7 +6,7 @@
 #include <zlib.h>
 
 enum { HEADER_INTS = 256, CODE_POINTS = 0x110000 };
-#define END_OF_TEXT "<|endoftext|>" // the name that the tokenizer of bytes gives it
+#define END_OF_TEXT "<|endoftext|>" // what the tokenizer of bytes calls the end of text
 
 // ---- ids to bytes -------------------------------------------------------------------------------
 
@@ -192,7 +192,7 @@ bool encoder_open(Encoder *e, const Tokenizer *t) {
                         id, length);
         }
         size_t place = find_place(e, bytes, (size_t)length);
-        // of two tokens with the same bytes, the first is used
+        // if two tokens have the same bytes, the first is used
         if (length > 0 && e->table[place] < 0) { e->table[place] = id; }
     }
     for (int byte = 0; byte < 256; byte++) {
@@ -356,7 +356,8 @@ static int64_t encode_word(Encoder *e, const unsigned char *word, int n, int *to
         e->room = 2 * (size_t)n;
         e->end = realloc_or_die(e->end, e->room * sizeof(int));
         e->before = realloc_or_die(e->before, e->room * sizeof(int));
-        e->heap = realloc_or_die(e->heap, 3 * e->room * sizeof(Merge)); // a merge adds two more
+        // each merge adds at most two
+        e->heap = realloc_or_die(e->heap, 3 * e->room * sizeof(Merge));
     }
     e->heap_count = 0;
     for (int i = 0; i < n; i++) {

@@ -176,7 +176,7 @@ __device__ __forceinline__ AdamWFactors adamw_factors(const AdamWUpdate &u, cons
             (uint32_t)rng_mix(key + 1)};
 }
 
-// One parameter's moments by its gradient, and its new weight.
+// Updates one parameter's moments by its gradient, and returns its new weight.
 __device__ __forceinline__ float adamw_element(const AdamWUpdate &u, const AdamWFactors &f,
                                                float weight_decay, float g, float w, float &m,
                                                float &v) {
@@ -237,8 +237,9 @@ __device__ __forceinline__ float log2_about(float x) {
     return y;
 }
 
-// What is added to the logarithm of a place: of the block's unit, and less than 1e-4 for errors, so
-// that the place of moment_write is never too large, and too small by less than 1.
+// What is added to the logarithm of a place: the logarithm of the block's unit, and less than 1e-4
+// for rounding errors, so that the place of moment_write is never too large, and too small by less
+// than 1.
 __device__ __forceinline__ float moment_shift(float unit) {
     return -1e-4f - log2_about(fmaxf(unit, FLT_MIN)) * (1.0f / 3.0f);
 }
@@ -255,7 +256,7 @@ __device__ __forceinline__ uint32_t moment_write(float x, float unit, float shif
     return __float_as_uint(fminf(counted, COUNTS + moment_most(WHICH)));
 }
 
-// The largest of a block's lanes.
+// The largest value of the lanes that share a block of moments.
 __device__ __forceinline__ float block_largest(float x) {
 #pragma unroll
     for (int step = MOMENT_LANES / 2; step > 0; step /= 2) {
@@ -288,7 +289,8 @@ __device__ __forceinline__ void store_codes(void *codes, Bf16 *scales, int i, co
     if (mine && i % MOMENT_LANES == 0) { scales[i / MOMENT_LANES] = scale; }
 }
 
-// What a quad's update reads, as it lies in memory: what converts a number waits for it.
+// What a quad's update reads, as it lies in memory. It is not converted here, because a conversion
+// waits for the load.
 struct Quad8 {
     uint4 g; // two words of BF16, or four of FP32
     Floats4 w;
@@ -347,7 +349,7 @@ __device__ __forceinline__ Floats4 muon_quad(const AdamWUpdate &u, const AdamWFa
     return w;
 }
 
-enum { ADAMW_THREADS = 256, ADAMW_QUADS = 8 * ADAMW_THREADS }; // of a block
+enum { ADAMW_THREADS = 256, ADAMW_QUADS = 8 * ADAMW_THREADS }; // of a block: threads, quads
 
 int gpu_adamw_blocks(int64_t n) {
     return divide_up(n / QUAD, ADAMW_QUADS);
@@ -377,7 +379,8 @@ enum WeightsJob {
     JOB_ADAMW8, // with moments in 8 bits
     JOB_MUON,
     JOB_MEASURE, // measures the amax of FP8 weights
-    JOB_QUANTIZE // writes codes by the scales that have been announced, of squares by their amaxes
+    // writes codes by the scales that have been announced; for squares, by their amaxes
+    JOB_QUANTIZE
 };
 
 // The place of an element's square among the scales of a weight.
@@ -395,8 +398,8 @@ __device__ __forceinline__ void lanes_amax(float *amax, float range) {
     if (first && bits > __ldcg(largest)) { atomicMax(largest, bits); }
 }
 
-// A block takes ADAMW_QUADS quads of a segment; an update those of its own segments. state NULL: at
-// the start of a run, not after a step.
+// A block takes ADAMW_QUADS quads of a segment, and a launch all blocks of the update's segments.
+// state NULL: at the start of a run, not after a step.
 template <WeightsJob JOB, Scaling SCALING>
 __global__ void __launch_bounds__(ADAMW_THREADS, JOB == JOB_ADAMW8 ? 4 : 0)
     adamw_kernel(const AdamWUpdate u, const StepState *state, float bias1, float bias2) {
@@ -430,7 +433,8 @@ __global__ void __launch_bounds__(ADAMW_THREADS, JOB == JOB_ADAMW8 ? 4 : 0)
     Fp8Weight blocks = {};
     if (squares && !bf16) { blocks = *weight; }
     if (!squares && !bf16 && writes) { scale = weight->scale->scale; }
-    // Blocks of moments take half a warp, and the last quads of a segment may be that.
+    // Blocks of moments take half a warp, and the last quads of a segment may fill only half a
+    // warp.
     int count = small ? (quads + WARP - 1) / WARP * WARP : quads;
     // The next quad is read before this one is updated: few bytes are on their way otherwise.
     Quad8 next = {};
@@ -482,7 +486,8 @@ __global__ void __launch_bounds__(ADAMW_THREADS, JOB == JOB_ADAMW8 ? 4 : 0)
 
 template <WeightsJob JOB>
 static void launch_adamw(const AdamWUpdate *u, const StepState *state, cudaStream_t stream) {
-    auto kernel = adamw_kernel<JOB, SCALE_MEASURED>; // given ones too, without an update
+    // also for given scales, if weights are not updated
+    auto kernel = adamw_kernel<JOB, SCALE_MEASURED>;
     if (u->scaling == SCALE_SQUARES) { kernel = adamw_kernel<JOB, SCALE_SQUARES>; }
     if constexpr (JOB <= JOB_MUON) {
         if (u->scaling == SCALE_GIVEN) { kernel = adamw_kernel<JOB, SCALE_GIVEN>; }

@@ -43,7 +43,7 @@ typedef struct {
     bool usable;
     Error why_not;
     Desc plan;
-    size_t workspace; // cuDNN's own
+    size_t workspace; // bytes that cuDNN needs
 } AttentionPlan;
 
 struct AttentionCache {
@@ -79,7 +79,7 @@ typedef struct {
     int num_made, num_ops;
     Desc made[DESCRIPTORS], ops[OPS]; // all descriptors, to be destroyed; those that are operations
     int64_t next_uid;
-    cudnnStatus_t status; // the first one that was no success
+    cudnnStatus_t status; // the first status that was not success
     // dimensions: [b,h,T,D], [b,g,T,D], its transpose, [b,h,T,T], [b,h,T,1]
     Dims head, group, group_t, scores, row;
     // strides: in the packed buffer, and transposed; of the output; of the rows' statistics

@@ -30,8 +30,9 @@ typedef struct {
     const int *documents; // on the device; NULL: a sequence is one document
 } AttentionShape;
 
-// On the host: writes what follows the starts (attention64_backward.cu). size: of all, in numbers.
-enum { ATTENTION64_BLOCKS = 160 }; // of a launch, at most
+// On the host: writes what follows the starts (attention64_backward.cu). size: of `documents` as a
+// whole, in int32.
+enum { ATTENTION64_BLOCKS = 160 }; // the most blocks of a launch
 static inline size_t attention_documents_size(AttentionShape s) {
     return (size_t)s.B * (size_t)s.T + 2 * (ATTENTION64_BLOCKS + 1);
 }
@@ -51,10 +52,10 @@ void attention_plain_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf1
 // heads of 64, as many key/value heads as query heads, T up to 2048. All sums have a fixed order.
 // The backward pass needs workspace.
 bool attention64_serves(const Gpu *gpu, AttentionShape s);
-void attention64_check(const Gpu *gpu, AttentionShape s); // dies where they do not serve it
-size_t attention64_workspace(AttentionShape s); // bytes; 0: it serves the shape on no device
-// What the pieces of a head's work cost, on the host, in a sequence with these starts. Returns
-// their number.
+void attention64_check(const Gpu *gpu, AttentionShape s); // dies if they do not serve it
+size_t attention64_workspace(AttentionShape s);           // bytes; 0: they serve the shape nowhere
+// On the host: what the pieces of a head's work cost in a sequence with these starts. Returns their
+// number.
 int attention64_forward_costs(int T, const int *starts, int *costs);
 void attention64_forward(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv);
 void attention64_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,

@@ -41,7 +41,7 @@ enum {
     MOST_BLOCKS = ATTENTION64_BLOCKS,
     SUMS = QUERIES * SIZE, // floats of a tile of dQ
     COMPUTING_REGISTERS = 240,
-    LOADING_REGISTERS = 24 // a thread's
+    LOADING_REGISTERS = 24 // registers of a thread
 };
 
 struct Shared {
@@ -53,7 +53,7 @@ struct Shared {
     } stages[STAGES];
     uint8_t ds[2][KEYS * FULL_ROW];                  // dS' of a pair of tiles: [keys][queries]
     uint8_t out[2][2][KEYS / 2 * FULL_ROW];          // [warpgroup][dV, dK]
-    float2 lse[2][MOST_T / 2], delta[2][MOST_T / 2]; // a piece's -lse / log 2, -rowsum(dO O)
+    float2 lse[2][MOST_T / 2], delta[2][MOST_T / 2]; // for a piece: -lse / log 2, -rowsum(dO O)
     Barrier full[STAGES], empty[STAGES], keys_full[2], keys_empty[2];
     Barrier ds_full[2], ds_empty[2];
     Barrier rows_full[2][2 * MOST_TILES], rows_empty[2];
@@ -68,10 +68,10 @@ struct Parameters {
     const float *lse;
     const int *starts, *document_cuts; // attention.h; NULL without documents
     float *sums; // [block][2][T, whole tiles of 128][64], in an order of its own
-    int T, H, N; // N: row of the packed buffer
+    int T, H, N; // N: values in a row of the packed buffer
     int tiles;   // tiles of keys in a head
     int blocks;
-    int whole; // heads of every block
+    int whole; // how many whole heads every block has
     // The other heads' tiles of keys, counted through: where each block's part begins.
     uint16_t cuts[MOST_BLOCKS + 1];
 
@@ -164,8 +164,8 @@ template <bool DOCUMENTS> __device__ __forceinline__ void load(Shared &s, const 
 }
 
 // One of several warps computes the statistics of its share of the piece's tiles of queries, a row
-// by 8 lanes. Rows beyond T get such that P and dS are 0. UNROLL: as many rows' loads at a time as
-// the warp has registers for.
+// by 8 lanes. Rows beyond T get statistics with which P and dS are 0. UNROLL: how many rows are
+// loaded at a time; the warp needs registers for them.
 template <int UNROLL, bool DOCUMENTS>
 __device__ __forceinline__ void summarise(Shared &s, const Parameters &p,
                                           const Work<DOCUMENTS> &work, int number, int warp,
@@ -179,7 +179,8 @@ __device__ __forceinline__ void summarise(Shared &s, const Parameters &p,
                          p.first_keys<DOCUMENTS>(work.head, tile / 2) < work.last;
         // Without documents, no piece follows in this memory.
         if (!DOCUMENTS && !met) { continue; }
-        // Here, as nobody waits for a warp without a tile: it could come two phases late.
+        // The wait is here, because nobody waits for a warp without a tile, which could come two
+        // phases late.
         barrier_wait(&s.rows_empty[at], number / 2 + 1);
         if (!met) { // the barrier counts pieces all the same
             __syncwarp();
@@ -236,10 +237,10 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
     };
 
     float scores[32], dp[32], dv[32], dk[32], dq[32];
-    uint32_t keys[16], probabilities[16], ds[16]; // A of WGMMAs
+    uint32_t keys[16], probabilities[16], ds[16]; // operands A of WGMMAs
     uint32_t blocks = 0, steps = 0;               // tiles of keys and of queries so far
 
-    auto release = [&] { // the tile before
+    auto release = [&] { // releases the previous tile
         barrier_arrive(&s.empty[(steps - 1) % STAGES], lane == 0);
     };
     auto multiply_scores = [&] { // S' and dP', a group each
@@ -255,7 +256,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
         for (int i = 0; i < 4; i++) { wgmma<false, false>(dp, v + 2 * i, d_out + 2 * i, i > 0); }
         wgmma_commit();
     };
-    auto multiply_gradients = [&](bool adds) { // dV and dK
+    auto multiply_gradients = [&](bool adds) { // products for dV and dK
         auto &from = s.stages[(steps - 1) % STAGES];
         const uint64_t q = wgmma_transposed(from.q), d_out = wgmma_transposed(from.d_out);
         wgmma_fence();
@@ -272,7 +273,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
         pin(ds);
         release();
     };
-    auto multiply_queries = [&](bool adds) { // dQ of the pair before
+    auto multiply_queries = [&](bool adds) { // products for dQ of the previous pair
         barrier_wait(&s.ds_full[w], steps / 2 - 1);
         const uint64_t a = wgmma_transposed(s.ds[w]), b = wgmma_transposed(s.keys[blocks % 2].k);
         wgmma_fence();
@@ -356,9 +357,9 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
             const int tile = pair * 2 + w;
             return sums_of(p, blockIdx.x, number > p.whole) + tile * (SUMS / 4) + thread;
         };
-        // Whether there are sums of a pair from tiles of keys before.
+        // Whether earlier tiles of keys have left sums of a pair.
         auto adds = [&](int j, int pair) { return j > max(work.first, first_keys(pair)); };
-        // Long before the product that adds to them.
+        // Called long before the product that adds to the sums.
         auto load_queries = [&](int j, int pair) {
             const float4 *from = sums_at(pair);
             const bool loads = adds(j, pair);
@@ -446,7 +447,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
                               place(s.keys[blocks % 2].k + w * (KEYS / 2) * FULL_ROW, i));
             }
             multiply_pair(j, j, std::true_type());
-            int end = j + 1; // of the pairs that it meets
+            int end = j + 1; // of the pairs that the tile of keys meets
 #pragma unroll 1
             for (; end < p.tiles && first_keys(end) <= j; end++) {
                 multiply_pair(j, end, std::false_type());
@@ -485,7 +486,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
                 stores_commit();
             }
         }
-        // Also for tiles that the piece does not meet: no warp with rows may fall two pieces
+        // Also waits for tiles that the piece does not meet: no warp with rows may fall two pieces
         // behind.
         for (int tile = 0; DOCUMENTS && tile < 2 * p.tiles; tile++) {
             barrier_wait(&s.rows_full[at][tile], number / 2);
@@ -556,14 +557,16 @@ __global__ void __launch_bounds__(GROUP) add_parts_kernel(const __grid_constant_
     // the part begins with a head, or another one before begins within the same head
     if (within == first || p.cut<DOCUMENTS>(block) > first) { return; }
     const int head = p.whole * p.blocks + other;
-    const int begin = first + p.first_keys<DOCUMENTS>(head, tile / 2); // of the tile's keys
+    // of the keys that the tile meets
+    const int begin = first + p.first_keys<DOCUMENTS>(head, tile / 2);
     const int end = first + tile / 2 + 1;
     while (p.cut<DOCUMENTS>(block + 1) <= begin) { block++; }
-    if (p.cut<DOCUMENTS>(block + 1) >= end) { return; } // one block has them all
+    if (p.cut<DOCUMENTS>(block + 1) >= end) { return; } // one block has computed all of them
     float dq[SUMS / GROUP] = {};
     for (; block < p.blocks && p.cut<DOCUMENTS>(block) < end; block++) {
         if (p.cut<DOCUMENTS>(block + 1) == p.cut<DOCUMENTS>(block)) { continue; }
-        const bool second = p.cut<DOCUMENTS>(block) < first; // it has a part of a head before
+        // it also has a part of an earlier head
+        const bool second = p.cut<DOCUMENTS>(block) < first;
         const float4 *from = sums_of(p, block, second) + tile * (SUMS / 4) + threadIdx.x;
 #pragma unroll
         for (int i = 0; i < 8; i++) {
@@ -602,7 +605,8 @@ int share_heads(uint16_t *cuts, int heads, int tiles, int blocks) {
         while (block < blocks) { cuts[++block] = (uint16_t)(heads * tiles); }
         return true;
     };
-    int low = 2 * tiles, high = tiles * (tiles + 2); // too little but for the last, a whole head
+    // too small, but for the last block; enough for a whole head
+    int low = 2 * tiles, high = tiles * (tiles + 2);
     while (low + 1 < high) {
         const int middle = (low + high) / 2;
         (fits(middle) ? high : low) = middle;

@@ -31,7 +31,7 @@ enum {
     QUERIES = GROUPS * ROWS,
     STAGES = 8,
     THREADS = (GROUPS + 1) * GROUP,
-    LOADING_REGISTERS = 24, // a thread's
+    LOADING_REGISTERS = 24, // registers of a thread
     COMPUTING_REGISTERS = 112
 };
 
@@ -88,7 +88,7 @@ template <bool DOCUMENTS> struct Work {
     __device__ int first(const Parameters &p, int tile) const {
         return DOCUMENTS ? __ldg(p.starts + (int64_t)(head / p.H) * p.T + tile * ROWS) / KEYS : 0;
     }
-    // The piece's.
+    // The first tile of keys that the piece meets.
     __device__ int first(const Parameters &p) const {
         return first(p, piece * tiles / pieces);
     }
@@ -148,7 +148,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
     float scores[32], out[32], m[2] = {}, sums[2];
     uint32_t probabilities[16]; // A of WGMMAs
     Stage<STAGES> stage = 0;
-    uint32_t queries = 0; // tiles that this warpgroup has begun
+    uint32_t queries = 0; // how many tiles this warpgroup has begun
 
     auto release = [&](int at) { barrier_arrive(&s.empty[at], lane == 0); };
     auto multiply_scores = [&] {
@@ -212,7 +212,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
         const int tile = work.tile(w), keys = work.keys();
         const int own = tile < keys ? tile + 1 : 0; // the end of its tiles of keys
         int j = work.first(p);
-        auto pass_by = [&](int end) { // tiles that are not for these queries
+        auto pass_by = [&](int end) { // passes by tiles that are not for these queries
             for (; j < end; j++, stage.advance(1)) {
                 barrier_wait(&s.full[stage.at], stage.round);
                 __syncwarp(); // no lane comes to the barrier when it is two phases on
@@ -370,7 +370,7 @@ void attention64_forward(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, cons
 
 int attention64_forward_costs(int T, const int *starts, int *costs) {
     const int tiles = divide_up(T, KEYS), pieces = divide_up(T, QUERIES);
-    for (int i = 0; i < pieces; i++) { // 2: to begin
+    for (int i = 0; i < pieces; i++) { // + 2: what a piece costs to begin
         costs[i] = (i + 1) * tiles / pieces - starts[i * tiles / pieces * ROWS] / KEYS + 2;
     }
     return pieces;

@@ -98,7 +98,7 @@ __global__ void attention_backward_kernel(Bf16 *d_qkv, const Bf16 *d_out, const 
     } else {
         first = start + s.first_key(token);
     }
-    Head q, dout, key, value, d = {}, dv = {}; // d: of q, or of key
+    Head q, dout, key, value, d = {}, dv = {}; // d: the gradient of q, or of key
     float delta, log_sum;
     auto load_query = [&](int64_t row) {
         q = load_head(packed_row(qkv, s, row, h), s.D);

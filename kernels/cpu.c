@@ -44,7 +44,7 @@ static inline void axpy(float *__restrict__ y, float a, const float *__restrict_
     for (int i = 0; i < n; i++) { y[i] += a * x[i]; }
 }
 
-// The place of a row's token in its document.
+// At which position of its document a row's token is.
 static int position_of(const int *starts, int row, int T) {
     return row % T - (starts != NULL ? starts[row] : 0);
 }
@@ -236,7 +236,8 @@ void attention_backward(float *dqkv, const float *dout, const float *out, const 
                 size_t o = ((size_t)(b * T + t) * H + h) * D;
                 float log_sum = lse[(size_t)(b * H + h) * T + t], delta = dot(dout + o, out + o, D);
                 size_t first = starts != NULL ? (size_t)starts[b * T + t] * N : 0;
-                for (size_t at = first; at <= (size_t)t * N; at += N) { // keys up to the query's
+                // keys up to the query's own
+                for (size_t at = first; at <= (size_t)t * N; at += N) {
                     float p = expf(scale * dot(qkv + q, qkv + k + at, D) - log_sum);
                     float dscore = p * (dot(dout + o, qkv + v + at, D) - delta) * scale;
                     axpy(dqkv + v + at, p, dout + o, D);
@@ -347,12 +348,12 @@ uint32_t moment_key(uint64_t seed, int64_t step, Moment which) {
     return (uint32_t)rng_mix(seed + 2 * (uint64_t)step + (which == MOMENT_SECOND));
 }
 
-// How many places j + random (j = 0, 1, ...) among the codes lie below x: with a uniform random
-// number, the place of x is met on average.
+// The code of x, rounded stochastically: how many of the places j + random (j = 0, 1, ...) lie
+// below x. For a uniform random number its mean is the place of x.
 static int moment_code(float x, float unit, Moment which, float random) {
     const int most = moment_most(which);
     float place = cbrtf((which == MOMENT_FIRST ? x : sqrtf(x)) / fmaxf(unit, FLT_MIN));
-    int code = (int)fminf(place, (float)most); // about
+    int code = (int)fminf(place, (float)most); // approximately
     while (code < most && moment_level((float)code + random, unit, which) < x) { code++; }
     while (code > 0 && !(moment_level((float)(code - 1) + random, unit, which) < x)) { code--; }
     return code;
@@ -399,7 +400,8 @@ void moment_round(float *x, Moment which, int64_t n, MomentRounding rounding) {
     free(scales);
 }
 
-// Two neighbours share a random number. What would not be finite is rounded to nearest.
+// Two neighbours share a random number. A value whose result would not be finite is rounded to
+// nearest.
 void moment_round_bf16(float *x, int64_t n, MomentRounding rounding) {
 #pragma omp parallel for
     for (int64_t i = 0; i < n; i++) {
@@ -420,7 +422,8 @@ void muon_momentum(float *gradients, float *m, int64_t n, float momentum, float 
     }
 }
 
-// X' = (a I + b G + c G^2) X, where G = X X' is the smaller of the two; else X (a I + ...).
+// X' = (a I + b G + c G^2) X, where G = X X'. If X' X is smaller, G = X' X, and X' = X (a I + b G +
+// c G^2).
 void muon_orthogonalize(float *x, int rows, int columns, float scale, float *scratch) {
     bool tall = rows > columns;
     int side = tall ? columns : rows;
@@ -511,7 +514,8 @@ void round_blocks_to_fp8(float *out, const float *x, Fp8Blocks b, Fp8Counts *cou
                 float range = float_from_bits(b.width == 1 ? amax[i] : largest);
                 scale[i] = fp8_block_scale(range, fp8_max(b.type), b.power_of_two);
             }
-            if (b.codes != NULL) { // a limit of scales, or the 1 of zeros, is no amax's scale
+            // a scale at its limit, or the 1 of zeros, does not follow from an amax
+            if (b.codes != NULL) {
                 float factor = float_from_bits(largest) / fp8_max(b.type);
                 bool usual = factor >= FLT_MIN && factor <= FLT_MAX;
                 int across = (b.columns + FP8_BLOCK - 1) / FP8_BLOCK;

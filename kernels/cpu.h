@@ -31,8 +31,8 @@ typedef struct {
 
 void cpu_gemm(CpuGemm g);
 
-// Where documents begin in sequences, for the functions that take it: starts [B,T] has for each
-// token the place in its sequence of the first token of its document. NULL: each sequence is one.
+// Where documents begin, for the functions that take starts [B,T]: for each token, the place in its
+// sequence of its document's first token. NULL: each sequence is one document.
 
 // out[M,C] = wte[token] (+ wpe[position], when wpe is not NULL); positions count from starts.
 void embedding_forward(float *out, const int *tokens, const int *starts, const float *wte,
@@ -54,7 +54,7 @@ void cpu_norm_backward(float *dx, float *dweight, float *dbias, const float *dou
 // all queries, one for all keys. rstd: [M,H+G], kept for backward.
 void qk_norm_forward(float *out, float *rstd, const float *qkv, const float *query_weight,
                      const float *key_weight, int M, int H, int G, int D, float eps);
-// dqkv [M,N], the gradient of out, becomes that of qkv. dquery_weight += , dkey_weight +=
+// dqkv [M,N], the gradient of out, becomes the gradient of qkv. dquery_weight += , dkey_weight +=
 void qk_norm_backward(float *dqkv, float *dquery_weight, float *dkey_weight, const float *qkv,
                       const float *query_weight, const float *key_weight, const float *rstd, int M,
                       int H, int G, int D);
@@ -80,10 +80,11 @@ void gelu_backward(float *dx, const float *dout, const float *x, int64_t n); // 
 void swiglu_forward(float *out, const float *x, int M, int F);
 void swiglu_backward(float *dx, const float *dout, const float *x, int M, int F); // overwrites dx
 
-// Softmax cross-entropy over the first V of each row's P columns. losses[M] (0 where the target is
-// negative: such rows are left out). With terms.gradient_scale > 0 the logits become the gradient
-// of the loss that training minimises (loss_terms.h), zero in left-out rows and in the columns from
-// V on: ((1 + 2 z_loss lse) softmax - onehot) * gradient_scale * (1 - (y / softcap)^2).
+// Softmax cross-entropy over the first V of each row's P columns. losses[M]; rows whose target is
+// negative are left out: their loss is 0. With terms.gradient_scale > 0 the logits become the
+// gradient of the loss that training minimises (loss_terms.h), zero in left-out rows and in the
+// columns from V on:
+//   ((1 + 2 z_loss lse) softmax - onehot) * gradient_scale * (1 - (y / softcap)^2)
 void cross_entropy(float *losses, float *logits, const int *targets, int M, int V, int P,
                    LossTerms terms);
 
@@ -107,7 +108,8 @@ typedef struct {
     uint32_t key;
 } MomentRounding;
 
-// The key of an optimizer step. BF16 moments have one each; 8-bit moments share the first one's.
+// The key of an optimizer step. Each BF16 moment has a key of its own; 8-bit moments share the
+// first moment's.
 uint32_t moment_key(uint64_t seed, int64_t step, Moment which);
 // Codes [n] and scales [ceil(n / MOMENT_BLOCK)] of a moment (moments.h); m's codes are in two's
 // complement. rounding NULL: to the nearest place among the codes.
@@ -116,7 +118,7 @@ void moment_encode(uint8_t *codes, uint16_t *scales, Moment which, const float *
 // The moment of codes [n], whose first one is the `skip`-th of its block.
 void moment_decode(float *x, Moment which, const uint8_t *codes, const uint16_t *scales, int skip,
                    int64_t n);
-// x becomes what is read back of it, once it is stored in 8 bits, or in BF16.
+// x becomes what would be read back after storing it in 8 bits, or in BF16.
 void moment_round(float *x, Moment which, int64_t n, MomentRounding rounding);
 void moment_round_bf16(float *x, int64_t n, MomentRounding rounding);
 
@@ -128,8 +130,8 @@ void moment_round_bf16(float *x, int64_t n, MomentRounding rounding);
 void muon_momentum(float *gradients, float *m, int64_t n, float momentum, float gradient_scale);
 
 // x [rows,columns] becomes scale U S V', where x = U Z V' is its singular value decomposition and
-// five Newton-Schulz steps by MUON_A, _B and _C bring the singular values S near 1: those of at
-// least 0.0015 of x's Frobenius norm come to between 0.68 and 1.21. scratch: [muon_scratch(rows,
+// five Newton-Schulz steps by MUON_A, _B and _C bring the singular values S near 1: those that are
+// at least 0.0015 of x's Frobenius norm end between 0.68 and 1.21. scratch: [muon_scratch(rows,
 // columns)]
 #define MUON_A 3.4445f
 #define MUON_B (-4.7750f)
@@ -162,10 +164,10 @@ typedef struct {
     int rows, columns, height, width;
     Fp8Type type;
     bool power_of_two; // scales are powers of two
-    // NULL, or, of squares whose scales are no powers of two: where the codes go, and the factors
-    // that turn them back: [ceil(rows/128),ceil(columns/128)].
-    // A factor is amax / largest, not 1 / (largest / amax), which is rounded otherwise: so what is
-    // read back has the same codes and factors.
+    // For squares whose scales are not powers of two (else NULL): where the codes go, and the
+    // factors that turn them back into values: [ceil(rows/128),ceil(columns/128)].
+    // A factor is amax / largest, not 1 / (largest / amax), which would be rounded differently. So
+    // encoding what was read back gives the same codes and factors.
     uint8_t *codes;
     float *factors;
 } Fp8Blocks;

@@ -12,7 +12,7 @@
 
 enum { WARP = 32, VEC = 8 }; // VEC: BF16 values in 16 bytes; nvcc unrolls loops over it by itself
 
-#ifdef __CUDACC__ // else test/emulated/ has this section
+#ifdef __CUDACC__ // otherwise test/emulated/ has these functions
 
 // 2^x within 2 units in the last place; results and arguments below 2^-126 count as 0.
 __device__ __forceinline__ float exp2_fast(float x) {
@@ -129,7 +129,7 @@ __device__ __forceinline__ float gelu(float x) {
     return x * sigmoid2(x * (GELU_1 + GELU_3 * (x * x)));
 }
 
-// Its derivative.
+// The derivative of gelu(x).
 __device__ __forceinline__ float gelu_slope(float x) {
     const float log2 = 0.6931471806f;
     float square = x * x, s = sigmoid2(x * (GELU_1 + GELU_3 * square));
@@ -183,8 +183,8 @@ struct Pairs {
     Floats8 a, b;
 };
 
-// Rotates the first WIDTH pairs. direction: 1, or -1 to rotate back; the other one of these where a
-// and b are exchanged.
+// Rotates the first WIDTH pairs. direction: 1, or -1 to rotate back; the opposite if a and b are
+// exchanged.
 template <int WIDTH>
 __device__ __forceinline__ void turn(Pairs &p, const Floats8 &cosine, const Floats8 &sine,
                                      float direction) {
@@ -213,7 +213,7 @@ __device__ __forceinline__ float warp_max(float x) {
 template <typename T> __device__ __forceinline__ T block_sum(T x, T *shared) {
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     x = warp_sum(x);
-    __syncthreads(); // shared may still be read from the call before
+    __syncthreads(); // shared may still be read for the previous call
     if (lane == 0) { shared[warp] = x; }
     __syncthreads();
     x = lane < warps ? shared[lane] : T(0);
@@ -320,7 +320,7 @@ static inline void check_scratch(const char *name, Scratch scratch, int64_t floa
     check_aligned(name, {scratch.data});
 }
 
-// Checks a tensor [M,N] that is written. Whether any FP8 form of it is requested.
+// Checks a tensor [M,N] that is written. Returns whether any FP8 form of the tensor is requested.
 static inline bool check_operand(const char *name, const Operand *t, int64_t M, int64_t N) {
     bool codes = t->rows.codes != NULL || t->columns.codes != NULL;
     check_tensors(name, M, N, {t->bf16, t->rows.codes, t->columns.codes});

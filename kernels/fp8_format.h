@@ -40,7 +40,7 @@ HOST_DEVICE static inline float fp8_round(float x, Fp8Type type) {
     uint32_t mantissa_bits = type == FP8_E4M3 ? 3 : 2;
     uint32_t smallest_normal = (uint32_t)(type == FP8_E4M3 ? 127 - 6 : 127 - 14) << 23;
     float max = fp8_max(type);
-    x += x * 0.0f; // NaN, if x is infinite
+    x += x * 0.0f; // NaN if x is infinite
     float clamped = x > max ? max : (x < -max ? -max : x);
     uint32_t exponent = float_bits(clamped) & 0x7f800000u;
     if (exponent < smallest_normal) { exponent = smallest_normal; }
@@ -68,7 +68,7 @@ HOST_DEVICE static inline uint8_t fp8_encode(float x, Fp8Type type) {
 HOST_DEVICE static inline float fp8_decode(uint8_t code, Fp8Type type) {
     uint32_t mantissa_bits = type == FP8_E4M3 ? 3 : 2, bias = type == FP8_E4M3 ? 7 : 15;
     uint32_t sign = (uint32_t)(code & 0x80) << 24, magnitude = code & 0x7f;
-    uint32_t infinity = type == FP8_E4M3 ? 0x7f : 0x7c; // E4M3 has NaN in its place
+    uint32_t infinity = type == FP8_E4M3 ? 0x7f : 0x7c; // E4M3 has NaN where E5M2 has infinity
     if (magnitude >= infinity) {
         int is_infinity = type == FP8_E5M2 && magnitude == infinity;
         return float_from_bits(sign | (is_infinity ? 0x7f800000u : 0x7fc00000u));
@@ -91,7 +91,8 @@ HOST_DEVICE static inline float bf16_decode(uint16_t code) {
     return float_from_bits((uint32_t)code << 16);
 }
 
-// The largest magnitude that a scaled tensor should have: the format's, divided by 2^margin.
+// The largest magnitude that a scaled tensor should have: the format's largest, divided by
+// 2^margin.
 HOST_DEVICE static inline float fp8_target(Fp8Type type, int margin) {
     float target = fp8_max(type);
     for (int i = 0; i < margin; i++) { target *= 0.5f; }
@@ -186,8 +187,8 @@ HOST_DEVICE static inline void fp8_rescale(Fp8Scale *s, float amax, float target
     s->scale_inv = 1.0f / s->scale;
 }
 
-// Whether the scale says something of the tensor: there is a history, or calibration has set it
-// (model/precision.h).
+// Whether the scale follows from values of the tensor: there is a history, or calibration has set
+// it (model/precision.h).
 HOST_DEVICE static inline int fp8_scale_known(const Fp8Scale *s) {
     return s->count > 0 || s->scale != 1.0f;
 }

@@ -1,6 +1,6 @@
 // GPT-2's two FP8 products before and after GELU, on Hopper, with GELU or its derivative in their
 // epilogue. One kernel does what a product (gemm.h) and a pass over its result (activation.cu) do,
-// by a given scale.
+// with a scale that is given.
 //
 //   forward    x = A B' rounded to BF16, which is written; GELU's output y = gelu(x + bias)
 //   backward   dx = (A B' rounded to BF16) gelu'(x + bias), from the x that was written; and the
@@ -33,14 +33,14 @@
 namespace {
 
 enum {
-    ROWS = PRODUCT_ROWS, // a warpgroup's rows of a tile
+    ROWS = PRODUCT_ROWS, // rows of a warpgroup in a tile
     TILE = 128,
-    DEPTH = 128, // FP8 values of K in a step: the bytes of a row in shared memory
+    DEPTH = 128, // FP8 values of K in a step; a row of them in shared memory has as many bytes
     THREADS = 3 * GROUP,
-    A_STAGES = 8, // for both warpgroups; they last for 2048 cycles of WGMMAs
+    A_STAGES = 8, // shared by both warpgroups; enough for 2048 cycles of WGMMAs
     B_STAGES = 6,
     BLOCKS = TILE / 16,     // blocks of 16 columns in a tile
-    LOADING_REGISTERS = 40, // a thread's
+    LOADING_REGISTERS = 40, // registers of a thread
     COMPUTING_REGISTERS = 232
 };
 
@@ -87,7 +87,7 @@ struct Work {
         int64_t tiles = (int64_t)down * ((p.N + TILE - 1) / TILE);
         int first = (int)(tiles * blockIdx.x / gridDim.x);
         M = p.M;
-        steps = (p.K + 2 * DEPTH - 1) / (2 * DEPTH) * 2; // beyond K all is 0
+        steps = (p.K + 2 * DEPTH - 1) / (2 * DEPTH) * 2; // A and B are 0 beyond K
         row = first % down * TILE;
         column = first / down * TILE;
         left = (int)(tiles * (blockIdx.x + 1) / gridDim.x) - first;
@@ -169,8 +169,8 @@ __device__ __forceinline__ void store(Shared &s, const Parameters &p, int w) {
     stores_wait();
 }
 
-// TYPE: of A, and of the codes that are written. SPLIT: the tensor cores, which keep some 14 bits,
-// sum over DEPTH of K at a time, and these sums are added up in FP32.
+// TYPE: the format of A, and of the codes that are written. SPLIT: the tensor cores, which keep
+// some 14 bits, sum over DEPTH of K at a time, and these sums are added up in FP32.
 template <Fp8Type TYPE, bool BACKWARD, bool SPLIT>
 __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
     const int warp = threadIdx.x % GROUP / WARP, lane = threadIdx.x % WARP;
@@ -264,7 +264,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
             arrived();
             for (int k = 0; k <= last; k++) {
                 multiply(sums, k);
-                if (k < last) { arrived(); } // while it runs
+                if (k < last) { arrived(); } // while the next step runs
                 if (k == last && passes) { turn_pass(w); }
                 if (k > 0) {
                     wgmma_wait<1>();
@@ -291,7 +291,8 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
             read_x(0);
             read_x(2);
         }
-        barrier_wait(&s.stored[w], number + 1); // until the tile staged before has been stored
+        // waits until the tile staged before has been stored
+        barrier_wait(&s.stored[w], number + 1);
         if (!SPLIT) {
             wgmma_wait<0>();
             release();
@@ -336,11 +337,11 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
                 const int place = pair * 16 + lane; // WGMMA's column
                 store_matrices<true>(
                     staging.codes_t + place * HALF_ROW + (warp ^ place / 2 % 4) * 16, units);
-                // Not earlier: ptxas would then begin every block before it ends any, and MUFU,
-                // which takes longest, would be idle at first.
+                // x is not read earlier: ptxas would then begin every block before it ends any, and
+                // MUFU, which takes longest, would be idle at first.
                 if (BACKWARD && pair + 4 < BLOCKS) { read_x(pair + 4); }
             }
-        } else { // beyond the product
+        } else { // rows and columns beyond the product
 #pragma unroll
             for (float &sum : columns) { sum = 0.0f; }
         }

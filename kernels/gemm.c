@@ -5,13 +5,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-// cuBLASLt is column-major: our row-major D[m,n] is its D'[n,m] = op(B)' op(A)'. So the operands
-// change places, and what cuBLASLt calls A is our b.
+// cuBLASLt is column-major: our row-major D[m,n] is cuBLASLt's D'[n,m] = op(B)' op(A)'. So the
+// operands change places: cuBLASLt's A is our b.
 
 enum { LEAST_ALIGNMENT = 16, MOST_ALIGNMENT = 256 };
 
-// What a plan depends on; compared as bytes. alignment: what all of a, b, c and d have; algorithms
-// may need up to MOST_ALIGNMENT bytes.
+// What a plan depends on; compared as bytes. alignment: a power of two that divides the addresses
+// of a, b, c and d; algorithms may need up to MOST_ALIGNMENT bytes.
 typedef struct {
     int32_t alignment, shape[3], types[3], trans[2];
     int32_t epilogue, has_c, in_place, fast_accumulation, scales[2], batch;
@@ -75,8 +75,8 @@ void gemm_check_apart(const Gemm *g, const char *name, const void *to, int64_t b
     }
 }
 
-// The bytes from each operand of a batch to the next, all in one number by `or`: a power of two
-// divides it where it divides each of them. (Operands are BF16 or FP32.)
+// The bytes from each operand of a batch to the next, combined by `or`: a power of two divides the
+// result exactly where it divides each of them. (Operands are BF16 or FP32.)
 static uintptr_t batch_strides(const Gemm *g) {
     int64_t m = g->m, n = g->n, k = g->k;
     return (uintptr_t)(m * k | k * n | m * n) * sizeof(Bf16);

@@ -27,16 +27,17 @@ static inline GpuType gpu_fp8_type(Fp8Type type) {
 
 typedef struct {
     int m, n, k;
-    int batch; // products of this shape, whose operands lie one after another; 0: one
+    int batch; // how many products of this shape, whose operands lie one after another; 0: one
     const void *a, *b;
-    const void *c; // added with factor beta; D itself, or another buffer of its shape
+    const void *c; // added with factor beta: D itself, or another buffer of D's shape
     void *d;
     GpuType type_a, type_b, type_d; // C is of D's type
     bool trans_a, trans_b;
     float alpha, beta;
     GemmEpilogue epilogue;
-    void *bias, *aux;               // BF16
-    const float *scale_a, *scale_b; // what FP8 operands are multiplied by; on the device
+    void *bias, *aux; // BF16
+    // on the device: the scales by which FP8 operands are multiplied
+    const float *scale_a, *scale_b;
     Scaling scaling_a, scaling_b;
     bool fast_accumulation; // FP8: keep partial sums in the tensor cores; not with blocks
     GpuFamily family;       // FAMILY_PRODUCTS unless it is set
@@ -47,8 +48,8 @@ Gemm gemm_plain(int m, int n, int k, const Bf16 *a, const Bf16 *b, void *d);
 
 void gemm(Gpu *gpu, Gemm g);
 
-// A product still reads A, B and aux while these bytes are written: ends the program if they
-// overlap. gemm() checks its D; kernels that write more check that too.
+// Ends the program if these bytes, which are written during the product, overlap A, B or aux, which
+// are still being read then. gemm() checks D; kernels with more outputs check those too.
 void gemm_check_apart(const Gemm *g, const char *name, const void *to, int64_t bytes);
 
 // Whether cuBLASLt has an algorithm for the product; false comes with the reason.

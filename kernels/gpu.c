@@ -98,7 +98,7 @@ struct GpuProfile {
     int count;
     cudaEvent_t events[PROFILE_EVENTS];
     GpuFamily families[PROFILE_EVENTS]; // families[i]: the family that is timed from event i on
-    double ms[FAMILY_COUNT]; // the times before the first event, which have been added up
+    double ms[FAMILY_COUNT];            // the summed times before the first event
 };
 
 const char *gpu_family_name(GpuFamily family) {
@@ -143,7 +143,7 @@ void gpu_profile_begin(Gpu *gpu) {
 
 void gpu_profile_end(Gpu *gpu, double ms[FAMILY_COUNT]) {
     GpuProfile *p = gpu->profile;
-    record_family(gpu, FAMILY_PRODUCTS); // nothing follows
+    record_family(gpu, FAMILY_PRODUCTS); // no kernel follows
     add_up(p, p->count - 1);
     CUDA_CHECK(cudaEventDestroy(p->events[0]));
     memcpy(ms, p->ms, sizeof(p->ms));
@@ -220,7 +220,7 @@ void *gpu_host_memory(int64_t bytes, bool mapped) {
     madvise(h.memory, room, MADV_HUGEPAGE);
     threads_for((int64_t)((room + TOUCHED - 1) / TOUCHED), touch, &h);
     cudaError_t error = cudaHostRegister(h.memory, room, cudaHostRegisterMapped);
-    if (error != cudaSuccess) { cudaGetLastError(); } // copies are slower then, nothing else
+    if (error != cudaSuccess) { cudaGetLastError(); } // if pinning fails, copies are only slower
     if (!mapped) { return h.memory; }
     CUDA_CHECK(cudaGetDevice(&device));
     CUDA_CHECK(cudaDeviceGetAttribute(&same, cudaDevAttrCanUseHostPointerForRegisteredMem, device));

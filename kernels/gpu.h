@@ -32,7 +32,7 @@ typedef enum {
     FAMILY_HEAD_PRODUCTS,
     FAMILY_ATTENTION,
     FAMILY_NORMS,
-    FAMILY_ACTIVATIONS, // with RoPE and bias gradients
+    FAMILY_ACTIVATIONS, // also RoPE and bias gradients
     FAMILY_LOSS,
     FAMILY_EMBEDDINGS,
     FAMILY_QUANTIZE,
@@ -45,16 +45,17 @@ typedef struct GpuProfile GpuProfile;
 typedef struct GemmCache GemmCache;
 typedef struct AttentionCache AttentionCache;
 
-enum { FP8_CAPABILITY = 89 }; // the least with FP8 tensor cores
+enum { FP8_CAPABILITY = 89 }; // the least capability with FP8 tensor cores
 
 typedef struct {
     int device, sms, capability; // capability: 90 for sm_90
     char name[256], uuid[48];    // uuid: as nvidia-smi prints it
-    size_t memory;               // the device's, in bytes
+    size_t memory;               // bytes of the device
     cudaStream_t stream;
     cublasLtHandle_t blas;
     cudnnHandle_t dnn;
-    void *workspace, *attention_workspace; // for a product; for attention; from the plan
+    // workspaces: for a product; for attention, which the plan provides
+    void *workspace, *attention_workspace;
     size_t workspace_bytes, attention_bytes;
     GemmCache *gemms;           // gemm.c's plans, until gemm_close; NULL: none yet
     AttentionCache *attentions; // attention.c's plans, until attention_close
@@ -64,7 +65,7 @@ typedef struct {
 // Opens device number `device`; the caller sets the workspaces. Fails with one line where there is
 // no such device, or it is older than sm_80.
 bool gpu_open(Gpu *gpu, int device);
-// After gemm_close and attention_close.
+// Call gemm_close and attention_close first.
 void gpu_close(Gpu *gpu);
 
 // Copies to the device, and waits. (cudaMemcpy is not enough: gpu->stream does not wait for it, and
@@ -80,7 +81,8 @@ void gpu_clear(Gpu *gpu, GpuFamily family, void *device, size_t bytes);
 void *gpu_host_memory(int64_t bytes, bool mapped);
 void gpu_host_free(void *memory);
 
-// Milliseconds that the device takes for what is enqueued between the two calls; the second waits.
+// Milliseconds that the device takes for what is enqueued between the two calls; gpu_timer_end
+// waits for the device.
 typedef struct {
     cudaEvent_t begin, end;
 } GpuTimer;
@@ -101,7 +103,7 @@ void cuda_check(cudaError_t status, const char *call, const char *file, int line
 void blas_check(cublasStatus_t status, const char *call, const char *file, int line);
 void dnn_check(cudnnStatus_t status, const char *call, const char *file, int line);
 
-// They die naming the call, the place and the library's reason.
+// On failure they end the program and name the call, the place and the library's reason.
 #define CUDA_CHECK(call) cuda_check((call), #call, __FILE__, __LINE__)
 #define BLAS_CHECK(call) blas_check((call), #call, __FILE__, __LINE__)
 #define DNN_CHECK(call) dnn_check((call), #call, __FILE__, __LINE__)

@@ -20,7 +20,8 @@ typedef uint64_t Barrier; // an mbarrier
 
 // A block's warpgroups begin with equal shares of the multiprocessor's 65536 registers, a multiple
 // of 8 for each thread. Then a thread of the first warpgroup keeps `first` registers, and one of
-// the others takes `others`. If they take more than the first has given back, they wait for ever.
+// the others takes `others`. If they need more registers than the first warpgroup gives back, they
+// wait for ever.
 constexpr bool registers_suffice(int first, int others, int other_groups = 2) {
     return first + other_groups * others <=
            (other_groups + 1) * (65536 / ((other_groups + 1) * GROUP) / 8 * 8);
@@ -43,7 +44,7 @@ __device__ __forceinline__ void barriers_ready(void) {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Without a branch, in which the warp would diverge before the next WGMMA.
+// It has no branch, because the warp would diverge there before the next WGMMA.
 __device__ __forceinline__ void barrier_arrive(Barrier *b, bool arrives) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n"
                  "@p mbarrier.arrive.shared::cta.b64 _, [%0];\n}" ::"r"(shared_address(b)),
@@ -72,8 +73,8 @@ __device__ __forceinline__ void barrier_expect(Barrier *b, int bytes) {
                  : "memory");
 }
 
-// Waits until the barrier's phase number `phase` is complete. The barrier is at most one phase
-// further.
+// Waits until the barrier's phase number `phase` is complete. The barrier may be one phase further,
+// but no more.
 __device__ __forceinline__ void barrier_wait(Barrier *b, uint32_t phase) {
     uint32_t done = 0;
     while (!done) {
@@ -103,8 +104,8 @@ __device__ __forceinline__ void tma_load(void *to, const CUtensorMap &map, Barri
 #undef TMA_LOAD
 }
 
-// The same of a tensor of 5 dimensions, to this place in both blocks of a cluster of two, each of
-// which has its barrier `full`.
+// Loads the box of a tensor of 5 dimensions to this place in both blocks of a cluster of two; each
+// block has its own barrier `full`.
 __device__ __forceinline__ void tma_load_both(void *to, const CUtensorMap &map, Barrier *full,
                                               int first, int last) {
     asm volatile(
@@ -217,8 +218,8 @@ __device__ __forceinline__ void wgmma(float (&d)[32], uint64_t a, uint64_t b, bo
                  : "l"(a), "l"(b), "r"((int)adds), "n"((int)TRANSPOSED_A), "n"((int)TRANSPOSED_B));
 }
 
-// The same with A in registers: the two rows and twice two columns of a thread. They must not
-// change before the wait: pin them after it.
+// The same with A in registers, of which a thread has two rows and twice two columns. The registers
+// must not change before the wait, so pin them after it.
 template <bool TRANSPOSED_B>
 __device__ __forceinline__ void wgmma(float (&d)[32], const uint32_t *a, uint64_t b, bool adds) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
@@ -237,9 +238,9 @@ template <int LEFT> __device__ __forceinline__ void wgmma_wait(void) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 
-// These pairs of rounded BF16 are computed before what follows, such as a wait for WGMMAs. Without
-// it ptxas moves the wait up, before arithmetic that does not need it. No BF16 is rounded to all
-// ones.
+// Makes the compiler compute these pairs of rounded BF16 before the code that follows, such as a
+// wait for WGMMAs. Otherwise ptxas moves the wait up, before arithmetic that does not need it. No
+// BF16 is rounded to all ones.
 template <int N> __device__ __forceinline__ void hold(const uint32_t (&pairs)[N]) {
     uint32_t all = ~0u;
 #pragma unroll
@@ -254,7 +255,7 @@ template <int N> __device__ __forceinline__ void pin(float (&d)[N]) {
     for (int i = 0; i < N; i++) { asm volatile("" : "+f"(d[i])::"memory"); }
 }
 
-// The same of an operand in registers, which an unfinished WGMMA reads.
+// The same for an operand in registers, which an unfinished WGMMA reads.
 template <int N> __device__ __forceinline__ void pin(uint32_t (&a)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) { asm volatile("" : "+r"(a[i])::"memory"); }
@@ -273,8 +274,8 @@ __device__ __forceinline__ void stores_commit(void) {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-// The first waits until all but the LEFT newest groups have read shared memory, the second until
-// all are done.
+// stores_wait_read waits until all but the LEFT newest groups have read shared memory, stores_wait
+// until all groups are done.
 template <int LEFT> __device__ __forceinline__ void stores_wait_read(void) {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory");
 }
@@ -323,7 +324,7 @@ __device__ __forceinline__ void store_matrices(void *row, const uint32_t (&units
 #undef STORE_MATRICES
 }
 
-// Loads them likewise.
+// Loads four 8 x 8 matrices in the same way.
 __device__ __forceinline__ void load_matrices(uint32_t *units, const void *row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(units[0]), "=r"(units[1]), "=r"(units[2]), "=r"(units[3])
@@ -356,7 +357,7 @@ __device__ __forceinline__ void record_range(const Operand &out, float range) {
     }
 }
 
-// A place in a ring of stages, after `used` stages.
+// The place in a ring of stages at which a thread is after `used` stages.
 template <int STAGES> struct Stage {
     int at;
     uint32_t round;
@@ -390,15 +391,15 @@ static inline EncodeTensorMap find_encode_tensor_map(void) {
     return found ? reinterpret_cast<EncodeTensorMap>(entry) : NULL;
 }
 
-// The driver's function, which the trainer is not linked with; NULL: this driver has none. It is
-// looked up once, not at every launch.
+// The driver's function, which the trainer is not linked with; NULL: this driver has no such
+// function. It is looked up only once.
 static inline EncodeTensorMap encode_tensor_map(void) {
     static const EncodeTensorMap function = find_encode_tensor_map();
     return function;
 }
 
-// Whether kernels such as this one can run here. Built for sm_90, without the a, they are empty and
-// take few registers. The code is looked at once.
+// Whether kernels such as this one can run here. Kernels built for sm_90 instead of sm_90a are
+// empty and take few registers. The kernel's code is examined only once.
 template <typename KERNEL> static bool runs_on_hopper(const Gpu *gpu, KERNEL *kernel) {
     static cudaFuncAttributes code = {};
     if (gpu->capability != 90 || encode_tensor_map() == NULL) { return false; }
@@ -412,7 +413,7 @@ struct Dimension {
     int box;
 };
 
-// The map of a tensor whose first dimension is contiguous; of none where data is NULL. swizzle:
+// The map of a tensor whose first dimension is contiguous; an empty map if data is NULL. swizzle:
 // bytes of a box's rows.
 static inline CUtensorMap tensor_map(const void *data, CUtensorMapDataType type, int swizzle,
                                      std::initializer_list<Dimension> dimensions) {
@@ -468,7 +469,7 @@ static inline CUtensorMap map_sequences(const Bf16 *x, int B, int T, int64_t col
 }
 
 // What every fused product requires. The operands must be codes with one scale each, and the
-// product without any extra.
+// product must have no other feature.
 static inline void check_fused_operands(const char *name, const Gpu *gpu, const Gemm &g,
                                         GpuType type_a,
                                         std::initializer_list<const void *> needed) {
@@ -491,7 +492,8 @@ static inline void check_fused_operands(const char *name, const Gpu *gpu, const 
     if (!gpu_has_fused_products(gpu)) { die("%s: this device has none", name); }
 }
 
-// The same of one that makes codes, of A's type. Sets `out` [M,N] to how this step quantises it.
+// The same for a product whose result becomes codes of A's type. Sets `out` [M,N] to how this step
+// quantises the result.
 static inline void check_fused_product(const char *name, const Gpu *gpu, const Gemm &g,
                                        Operand *out, int N,
                                        std::initializer_list<const void *> needed) {

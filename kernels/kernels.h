@@ -56,8 +56,8 @@ size_t partial_sums_bytes(int64_t M, int64_t columns);
 // [M,N] is written twice in one pass: as it is, and transposed.
 
 // The scales of all FP8 tensors, on the device. SLOT_FOLLOWS: the scale follows the amax of its
-// tensor. SLOT_WEIGHT: the tensor is a weight, whose amax a skipped step keeps, since the weight
-// stays as it is.
+// tensor. SLOT_WEIGHT: the tensor is a weight, and a skipped step keeps its amax, since the weight
+// does not change.
 enum { SLOT_FOLLOWS = 1, SLOT_WEIGHT = 2 };
 typedef struct {
     Fp8Scale *scales;
@@ -80,12 +80,12 @@ typedef struct {
 typedef struct {
     Bf16 *bf16;            // [M,N]; NULL: not requested
     Fp8Form rows, columns; // [M,N], [N,M]
-    Fp8Scale *scale;       // of the tensor; NULL: blocks have scales, or it is BF16
+    Fp8Scale *scale;       // scale of the tensor; NULL: its blocks have scales, or it is BF16
     Fp8Type type;
     float target; // what amax * scale should be, unless the scale is given
     Scaling scaling;
-    bool fused;        // producers write FP8 alone: no product reads BF16
-    bool records;      // the amax goes to scale->amax: for the history, or for SCALE_MEASURED
+    bool fused;        // producers write only FP8, because no product reads BF16
+    bool records;      // the amax is written to scale->amax: for the history, or for SCALE_MEASURED
     bool power_of_two; // blocks: scales are rounded down to powers of two
 } Operand;
 
@@ -120,7 +120,7 @@ void gpu_embedding_forward(Gpu *gpu, Bf16 *out, const int *tokens, const int *st
 typedef struct {
     int *rows, *starts, *runs; // [M], [M+1], [embedding_runs_size(M)]
 } TokenRuns;
-enum { EMBEDDING_LONG_RUN = 32 }; // rows at least
+enum { EMBEDDING_LONG_RUN = 32 }; // the least rows of a long run
 static inline int embedding_runs_size(int M) {
     return 2 + M / EMBEDDING_LONG_RUN;
 }
@@ -143,8 +143,8 @@ typedef struct {
 void gpu_norm_forward(Gpu *gpu, Operand out, NormForward n);
 
 // out.bf16 is d_residual [M,C]. The norm's input gradient is added to it in place, and the FP8
-// forms are written from the sum. column_sums are those of the new d_residual: the bias gradient of
-// the linear layer that wrote x.
+// forms are written from the sum. column_sums: the column sums of the new d_residual, which are the
+// bias gradient of the linear layer that wrote x.
 typedef struct {
     Gradient dweight, dbias, column_sums;
     const Bf16 *dout, *x, *weight;
@@ -168,9 +168,9 @@ void gpu_swiglu_backward(Gpu *gpu, Operand dx, const Bf16 *dout, const Bf16 *x, 
 // ---- fused_product.cu ----
 // FP8 products with an activation in their epilogue. They write the FP8 forms alone, by a given
 // scale, and round as gemm() and an activation's kernel after it do. M, N and K are multiples of
-// 16. Whether this GPU, driver and build have them: compute capability 9.0 alone.
+// 16. Whether this GPU (only compute capability 9.0), this driver and this build have them:
 bool gpu_has_fused_products(const Gpu *gpu);
-// GPT-2's: fc1's forward product with GELU, and fc2's input gradient with its derivative.
+// For GPT-2: fc1's forward product with GELU, and fc2's input gradient with GELU's derivative.
 // The largest K for which a panel of B fits in shared memory. For larger K two kernels were faster.
 enum { GELU_PRODUCT_MOST_K = 768 };
 // g.d [M,N] = the product; out = gelu(g.d + g.bias).
@@ -187,29 +187,29 @@ typedef struct {
     float eps;
     int B, T, H, G, D;
 } Rotary;
-// out may be qkv; where it is not, the values are copied.
+// out may be qkv. If it is another buffer, the values are copied into it.
 void gpu_rope_forward(Gpu *gpu, Bf16 *out, const Bf16 *qkv, Rotary r);
 
-// d_qkv.bf16 [M,(H+2G)D] is the gradient of the forward pass's result, from which that of its input
-// is computed. Where d_qkv is fused, D is a multiple of 16 and heads are not normalised, that
-// happens on the way to FP8, and d_qkv.bf16 stays as it is; otherwise it happens in place.
+// d_qkv.bf16 [M,(H+2G)D] is the gradient of the forward pass's result, from which the gradient of
+// its input is computed. If d_qkv is fused, D is a multiple of 16 and heads are not normalised,
+// that is done while FP8 is written, and d_qkv.bf16 does not change; otherwise it is done in place.
 typedef struct {
     Rotary rotary;
     const Bf16 *qkv; // QK norm: the input of the forward pass
     Gradient dquery_weight, dkey_weight;
-    Gradient column_sums; // of the result: the bias gradient
+    Gradient column_sums; // column sums of the result: the bias gradient
     Scratch scratch;
 } RotaryBackward;
 void gpu_rope_backward(Gpu *gpu, Operand d_qkv, RotaryBackward b);
 
 // ---- wide_product.cu ----
 // FP8 products of E4M3 operands, with fast accumulation; else as fused_product.cu's. g.d has the
-// bits of gemm() where that adds up in the order of K. Columns that are a tile:
+// bits of gemm() where that adds up in the order of K. The columns of a tile:
 enum { WIDE_PRODUCT_COLUMNS = 256 };
-// Llama's: g.d [M,2F], which are gate and up, = fc1's forward product; out [M,F] = SwiGLU, with the
-// bits of gpu_swiglu_forward() of g.d. F is a multiple of 16 too.
+// For Llama: g.d [M,2F] (gate and up) = fc1's forward product; out [M,F] = SwiGLU, with the bits of
+// gpu_swiglu_forward() of g.d. F is a multiple of 16 too.
 void gpu_product_swiglu(Gpu *gpu, Gemm g, Operand out);
-// The head's: g.d [M,N] = the logits; and of each row, in each tile, the maximum and the sum of
+// For the head: g.d [M,N] = the logits; and for each row, in each tile, the maximum and the sum of
 // exp(logit - maximum) of the rounded logits of the first V columns: {maximum, sum} [tiles][M],
 // where {-infinity, 0} stands for no columns.
 void gpu_product_max_sums(Gpu *gpu, Gemm g, Scratch max_sums, int V);
@@ -219,8 +219,8 @@ static inline int max_sums_tiles(int64_t N) {
 static inline int64_t max_sums_floats(int64_t M, int64_t N) {
     return 2 * M * max_sums_tiles(N);
 }
-// Llama's QKV: g.d [M,(H+2G)D] = gpu_rope_forward() of the product rounded to BF16, with its bits.
-// M is r.B r.T; heads have no norm, and a size for which gpu_product_rotates().
+// For Llama's QKV: g.d [M,(H+2G)D] = gpu_rope_forward() of the product rounded to BF16, with the
+// same bits. M is r.B r.T; heads have no norm, and a size for which gpu_product_rotates().
 void gpu_product_rope(Gpu *gpu, Gemm g, Rotary r);
 static inline bool gpu_product_rotates(int D) {
     return D > 0 && D % 16 == 0 && WIDE_PRODUCT_COLUMNS % D == 0;
@@ -229,10 +229,10 @@ static inline bool gpu_product_rotates(int D) {
 // ---- loss.cu ----
 // losses[M] of the rows of logits.bf16 [M,P]. A row whose target is -1 is left out: its loss and
 // gradient are 0. Where terms.gradient_scale > 0, the logits' gradient (cpu.h) is written too: in
-// place, or, where the tensor is fused, to its FP8 forms, which leaves logits.bf16 as it is. Only
-// the latter needs scratch; and without a cap it may get what gpu_product_max_sums() has left,
-// which it reads before it writes the FP8 forms, and so may lie there. max_sums.data NULL: it reads
-// the logits instead.
+// place, or, where the tensor is fused, to its FP8 forms, which leaves logits.bf16 as it is. Only a
+// fused tensor needs scratch. Without a cap, max_sums may hold what gpu_product_max_sums() has
+// left. It is read before the FP8 forms are written, so it may lie in their memory. max_sums.data
+// NULL: the logits are read instead.
 void gpu_cross_entropy(Gpu *gpu, float *losses, Operand logits, Scratch scratch, Scratch max_sums,
                        const int *targets, int M, int V, int P, LossTerms terms);
 static inline int64_t loss_scratch_floats(int64_t M) {
@@ -246,14 +246,14 @@ void gpu_sum_losses(Gpu *gpu, double *sum, const float *losses, int M, bool accu
 // Between gpu_sum_of_squares and gpu_decide_step the trainer sums loss_sum, norm_squared and stop
 // over the ranks, as one array of three (train/gpu/params.c): their order is fixed.
 typedef struct {
-    double loss_sum;      // of the step's losses
-    double norm_squared;  // of the gradients
+    double loss_sum;      // sum of the step's losses
+    double norm_squared;  // of the step's gradients
     double stop;          // above 0: the run should end
-    double own_loss_sum;  // loss_sum of this rank alone
+    double own_loss_sum;  // the loss_sum of this rank alone
     float gradient_scale; // what multiplies the gradients: clipping, and tokens / targets
     int skipped;          // a SkipReason; unless it is SKIP_NONE, nothing is updated
     int64_t updates;      // AdamW steps made, this one included unless skipped
-    SpikeWindow window;   // of the steps before
+    SpikeWindow window;   // losses and norms of the previous steps
     // in ns (gpu_stamp): when this rank began the step, and when it had computed its last gradient
     uint64_t began, computed;
 } StepState;
@@ -290,20 +290,22 @@ void gpu_decide_step(Gpu *gpu, StepState *state, const StepInput *input, double 
 // matrix, and may begin anywhere in it.
 typedef struct {
     int64_t first, n; // elements of the parameter space, multiples of PARAM_ALIGN
-    int64_t gradient; // where their gradients begin
-    float *master;    // their master weights and moments, on the device or in pinned host memory
-    void *exp_avg, *exp_avg_sq; // of AdamWUpdate.moment_type
-    Bf16 *bf16;                 // their BF16 weights; NULL: they are FP8
-    uint8_t *fp8;               // their FP8 weights
-    int weight;                 // FP8: which of AdamWUpdate.weights they belong to
-    int64_t within;             // FP8: where in that weight they begin
-    int first_block;            // of all segments' blocks, counted together
-    float lr_mult;              // what StepInput.lr is multiplied by
+    int64_t gradient; // where the segment's gradients begin
+    // the segment's master weights and moments, on the device or in pinned host memory
+    float *master;
+    void *exp_avg, *exp_avg_sq; // their type is AdamWUpdate.moment_type
+    Bf16 *bf16;                 // the segment's BF16 weights; NULL: the weights are FP8
+    uint8_t *fp8;               // the segment's FP8 weights
+    int weight;                 // FP8: the segment belongs to this row of AdamWUpdate.weights
+    int64_t within;             // FP8: where in that weight the segment begins
+    // its first block, when the blocks of all segments are counted together
+    int first_block;
+    float lr_mult; // what StepInput.lr is multiplied by
     float weight_decay;
     bool muon; // Muon's: exp_avg is the momentum, and there is no exp_avg_sq
-    Bf16 *exp_avg_scales, *exp_avg_sq_scales; // of 8-bit moments, on the device
+    Bf16 *exp_avg_scales, *exp_avg_sq_scales; // scales of 8-bit moments, on the device
 } AdamWSegment;
-int gpu_adamw_blocks(int64_t n); // of a segment
+int gpu_adamw_blocks(int64_t n); // blocks for a segment of n elements
 
 // An FP8 weight [rows,columns], of which a rank may update parts. Its codes are E4M3.
 typedef struct {
@@ -311,24 +313,24 @@ typedef struct {
     float target;               // what amax * scale should be
     Fp8Scale *scale;            // NULL with SCALE_SQUARES
     bool power_of_two;          // this and what follows: only with SCALE_SQUARES
-    float *amax;                // each square's, at the place of its scale
+    float *amax;                // the amax of each square, at the place of the square's scale
     float *inverse, *inverse_t; // inverse scales of the weight, and of its transpose (fp8_format.h)
 } Fp8Weight;
 
 typedef struct {
-    GpuType moment_type; // of AdamW's; momentum_type() of Muon's
+    GpuType moment_type; // type of AdamW's moments; Muon's momentum has momentum_type()
     void *gradients;     // only gpu_muon_momentum writes them
     GpuType gradient_type;
     const AdamWSegment *segments; // on the device, as are weights and input
     int segment_count, segment_blocks;
-    bool muon;          // some of them are Muon's
-    Fp8Weight *weights; // those of FP8 segments
+    bool muon;          // some segments are Muon's
+    Fp8Weight *weights; // the weights of FP8 segments
     int weight_count;
-    Scaling scaling; // of all these weights
+    Scaling scaling; // how all these weights are scaled
     StepInput *input;
     float beta1, beta2, eps, momentum;
-    float floor;   // of 8-bit moments (moment_floor), else 0
-    uint64_t seed; // of the stochastic rounding of moments
+    float floor;   // for 8-bit moments (moment_floor), else 0
+    uint64_t seed; // for the stochastic rounding of moments
 } AdamWUpdate;
 
 // Muon's momentum has no 8-bit form: Newton-Schulz steps would amplify its rounding.
@@ -343,13 +345,14 @@ HOST_DEVICE static inline GpuType momentum_type(GpuType moment_type) {
 // scales. Otherwise they stay as they are. The amax of the new weights goes to scale->amax, or to
 // the squares' amaxes.
 void gpu_adamw(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
-// Both read the master weights: the first measures the amaxes of FP8 weights, the second writes the
-// FP8 weights by the scales that these amaxes give. After a skipped step both do nothing. state
-// NULL: at the start of a run, where the second also writes the BF16 weights.
+// Both read the master weights. gpu_measure_weights measures the amaxes of FP8 weights;
+// gpu_quantize_weights writes the FP8 weights by the scales that follow from these amaxes. After a
+// skipped step both do nothing. state NULL: at the start of a run, where gpu_quantize_weights also
+// writes the BF16 weights.
 void gpu_measure_weights(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
 void gpu_quantize_weights(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
-// Sets the scales of all weights by their amaxes; of given ones, those of which nothing is known.
-// state as above.
+// Sets the scales of all weights by their amaxes; with SCALE_GIVEN, only the scales that are not
+// known yet. state: as above.
 void gpu_announce_scales(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
 
 // Delayed scaling, once an optimizer step, after the decision: enters the amaxes into the history
@@ -358,8 +361,8 @@ void gpu_fp8_update(Gpu *gpu, const Fp8Table *table, const StepState *state);
 // Before a micro-step: sets every amax to 0.
 void gpu_fp8_clear_amaxes(Gpu *gpu, const Fp8Table *table);
 
-// muon_momentum (cpu.h) on Muon's segments, unless the step is skipped: their gradients become what
-// the Newton-Schulz steps begin with.
+// muon_momentum (cpu.h) on Muon's segments, unless the step is skipped: their gradients become the
+// input of the Newton-Schulz steps.
 void gpu_muon_momentum(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
 
 // Matrices of n elements each, a multiple of 8, among the gradients.
@@ -370,10 +373,10 @@ typedef struct {
     int count;
     int64_t n;
 } MuonMatrices;
-enum { MUON_PARTS = 128 }; // of the sum of a matrix's squares
+enum { MUON_PARTS = 128 }; // parts into which the sum of a matrix's squares is cut
 // x [count,n] = each matrix divided by its Frobenius norm. partials: [count, MUON_PARTS] scratch.
 void gpu_muon_normalize(Gpu *gpu, Bf16 *x, double *partials, MuonMatrices m);
-// The matrices among the gradients become those of x.
+// Copies the matrices of x back to their places among the gradients.
 void gpu_muon_store(Gpu *gpu, MuonMatrices m, const Bf16 *x);
 
 void gpu_to_bf16(Gpu *gpu, Bf16 *out, const float *x, int64_t n);

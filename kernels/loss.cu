@@ -20,7 +20,7 @@ __device__ MaxSum block_max_sum(MaxSum x, MaxSum *shared) {
     return x;
 }
 
-// Subtracts scale at the target, element `at`, if that is one of the 8.
+// Subtracts scale from element `at`, the target, if it is one of the 8.
 __device__ __forceinline__ void subtract_onehot(Floats8 &v, int at, float scale) {
     for (int j = 0; j < VEC; j++) { v.v[j] -= j == at ? scale : 0.0f; }
 }
@@ -74,7 +74,7 @@ __device__ __forceinline__ Floats8 loss_gradient(uint4 logits, RowLoss row, int 
     return v;
 }
 
-// Leaves out a row, or a block's part of it: loss and gradient 0.
+// Leaves out a row, or a block's part of a row: its loss and gradient become 0.
 __device__ __forceinline__ void leave_out(float *loss, Bf16 *x, int begin, int end) {
     if (begin == 0 && threadIdx.x == 0) { *loss = 0.0f; }
     for (int i = begin + threadIdx.x; i < end; i += blockDim.x) { store8(x, i, Floats8{}); }
@@ -83,8 +83,8 @@ __device__ __forceinline__ void leave_out(float *loss, Bf16 *x, int begin, int e
 // One cluster of blocks per row. Each block has its part of the row in shared memory, so that the
 // row is read once. A thread works on what it copied itself, which needs no barrier. It turns its
 // logits into exp(logit - its own maximum), kept in FP16 (whose 11 bits are finer than the BF16
-// result's 8), so that the exponential is taken once; capped ones stay, since the cap's slope needs
-// them.
+// result's 8), so that the exponential is taken once; capped logits are kept as they are, since the
+// cap's slope needs them.
 template <bool CAPS>
 __global__ void __launch_bounds__(512)
     cross_entropy_cluster_kernel(float *losses, Bf16 *logits, const int *targets, int V, int P,
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(512)
     MaxSum all = block_max_sum({max, sum}, shared);
     if (blocks > 1) {
         if (threadIdx.x == 0) { block_result = all; }
-        cluster.sync(); // also: the target's logit is read before it is overwritten
+        cluster.sync(); // the barrier also orders the target's read before the in-place write
         all = *cluster.map_shared_rank(&block_result, 0);
         for (int i = 1; i < blocks; i++) {
             all = combine(all, *cluster.map_shared_rank(&block_result, i));
@@ -165,9 +165,9 @@ __global__ void __launch_bounds__(512)
 }
 
 // One block per row, which it reads once, several vectors of each thread at a time. Where `rows` is
-// not NULL, it stores there the numbers that the gradient needs; those of a left-out row make its
-// softmax 0. GRADIENT: it reads the row a second time, from L2 at best, and writes the gradient in
-// place. This works on every device, for any length.
+// not NULL, it stores there the numbers that the gradient needs; for a left-out row, numbers that
+// make its softmax 0. GRADIENT: reads the row a second time, from L2 at best, and writes the
+// gradient in place. The kernel works on every device, for rows of any length.
 template <bool GRADIENT, bool CAPS>
 __global__ void __launch_bounds__(512)
     cross_entropy_kernel(float *losses, RowLoss *rows, Bf16 *logits, const int *targets, int V,
@@ -219,8 +219,9 @@ __global__ void __launch_bounds__(512)
     }
 }
 
-// The same without a gradient and a cap, from the maxima and sums [tiles][M] that the product has
-// left. A block takes 32 rows, of which each warp combines every 8th tile's.
+// Computes the losses without a gradient and a cap, from the maxima and sums [tiles][M] that the
+// product has left. A block takes 32 rows; each of its 8 warps combines every 8th tile of these
+// rows.
 enum { COMBINING_WARPS = 8 };
 __global__ void __launch_bounds__(COMBINING_WARPS *WARP)
     row_losses_kernel(float *losses, RowLoss *rows, const MaxSum *max_sums, const Bf16 *logits,
@@ -275,8 +276,8 @@ template <bool CAPS> struct LossSource : Place {
 };
 
 // How many blocks of a cluster share a row, so that two or more blocks fit a multiprocessor at a
-// time. 0: the row is too long, or there are no clusters: code that was compiled for an older
-// device has none, on whatever device it runs.
+// time. 0: the row is too long, or there are no clusters: code compiled for an older device has no
+// clusters, whatever device it runs on.
 static int cluster_blocks(int P) {
     int device, bytes;
     cudaFuncAttributes code;

@@ -44,15 +44,15 @@ HOST_DEVICE static inline float moment_level(float place, float unit, Moment whi
 }
 
 // The random number in (0, 1] that decides how an element's moment is rounded. bits: rng_bits32 of
-// the step and the element, of which each moment takes half.
+// the step and the element, each moment takes half of them.
 HOST_DEVICE static inline float moment_random(uint32_t bits, Moment which) {
     uint32_t half = which == MOMENT_FIRST ? bits & 0xffffu : bits >> 16;
     return (float)(half + 1) * 0x1p-16f;
 }
 
-// The least v / m^2 of exact moments: by the Cauchy-Schwarz inequality for m, a sum of gradients
-// with weights (1 - beta1) beta1^k, and v, one of their squares with (1 - beta2) beta2^k. 0: there
-// is none.
+// The least v / m^2 of exact moments, by the Cauchy-Schwarz inequality: m is a sum of gradients
+// with weights (1 - beta1) beta1^k, v a sum of their squares with weights (1 - beta2) beta2^k. 0:
+// there is no such bound.
 static inline double moment_floor(double beta1, double beta2) {
     double ratio = beta2 > 0.0 ? beta1 * beta1 / beta2 : 1.0;
     return ratio < 1.0 ? (1.0 - beta2) * (1.0 - ratio) / ((1.0 - beta1) * (1.0 - beta1)) : 0.0;

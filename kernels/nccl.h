@@ -27,7 +27,7 @@ enum { NCCL_UINT8 = 1, NCCL_UINT32 = 3, NCCL_FLOAT32 = 7, NCCL_FLOAT64 = 8, NCCL
 enum { NCCL_SUM = 0, NCCL_MAX = 2 };
 enum { NCCL_OLDEST = 21000 }; // 2.10.0, the first with BF16
 
-// int stands for NCCL's result, data type and operation, which are enums.
+// NCCL's result, data type and operation are enums; here their type is int.
 typedef struct {
     int (*GetVersion)(int *version);
     int (*GetUniqueId)(NcclId *id);

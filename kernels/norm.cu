@@ -1,8 +1,8 @@
 // LayerNorm and RMSNorm. Forward to BF16 keeps a row in the registers of one warp, or of several
 // where the row is long. Forward to FP8 and backward work on several rows at a time, each thread on
 // 8 columns of them, so that the rows wait together for their sums; meanwhile the next rows are
-// fetched into shared memory. Where a block has no room for that, a second pass writes the FP8
-// forms.
+// fetched into shared memory. If a block's shared memory is too small for that, a second pass
+// writes the FP8 forms.
 #include "quantize.cuh"
 
 #include <cuda_pipeline.h>
@@ -111,7 +111,7 @@ static void norm_forward_bf16(const NormForward &n, Bf16 *out, float *amax, cuda
         norm_forward<1, 1>, norm_forward<1, 2>, norm_forward<1, 3>, norm_forward<1, 4>,
         norm_forward<1, 5>, norm_forward<1, 6>, norm_forward<1, 7>, norm_forward<2, 4>,
         norm_forward<2, 6>, norm_forward<2, 8>, norm_forward<4, 6>, norm_forward<4, 8>};
-    int vectors = divide_up(n.C / VEC, WARP); // a lane's, when one warp takes a row
+    int vectors = divide_up(n.C / VEC, WARP); // vectors of a lane, when one warp takes a row
     int i = vectors <= 8    ? vectors - 1
             : vectors <= 12 ? 8
             : vectors <= 16 ? 9
@@ -126,8 +126,8 @@ enum { CHUNK_ROWS = 32, BLOCKS = PARTIALS / 2 };
 
 // How a block is divided: into `groups` groups of `lanes` threads, which are whole warps.
 struct Division {
-    int lanes, groups; // groups 0: not even one fits
-    size_t shared;     // bytes
+    int lanes, groups; // groups 0: a block cannot hold even one group
+    size_t shared;     // bytes of shared memory
 };
 
 // The sums of N numbers over the group, in every lane, in a fixed order. buffer: [warps of a
@@ -163,9 +163,9 @@ __device__ __forceinline__ void group_sums(float (&v)[N], float *buffer, int gro
 }
 
 // Takes as many groups as fill a multiprocessor's registers, at most four (over which the usual
-// numbers of rows divide most evenly), within the shared memory that the device gives a block, less
-// the static part: 220 KB on Hopper. slot_bytes: bytes that a thread fetches ahead. Tests set the
-// device's limit by LLM8_TEST_SHARED_KIB.
+// numbers of rows divide most evenly), that fit in the dynamic shared memory of a block: 220 KB on
+// Hopper. slot_bytes: bytes that a thread fetches ahead. Tests set the device's limit by
+// LLM8_TEST_SHARED_KIB.
 static Division divide(int C, bool codes, size_t slot_bytes) {
     const char *test = getenv("LLM8_TEST_SHARED_KIB");
     int device, most_bytes;
@@ -181,7 +181,7 @@ static Division divide(int C, bool codes, size_t slot_bytes) {
     return {lanes, groups, (size_t)(groups * group_bytes)};
 }
 
-// Fetches vector `vector` of x; zeros, where it is not inside.
+// Fetches vector `vector` of x; zeros if `inside` is false.
 __device__ __forceinline__ void fetch_ahead(uint4 *slot, const Bf16 *x, int vector, bool inside) {
     const uint4 *from = reinterpret_cast<const uint4 *>(x) + (inside ? vector : 0);
     __pipeline_memcpy_async(slot, from, sizeof(uint4), inside ? 0 : sizeof(uint4));
@@ -206,7 +206,7 @@ __device__ __forceinline__ void sweep(int M, int C, const Division &d, uint32_t 
             for (int i = 0; i < 4; i += R, turn ^= 1) {
                 int done = slot * 4 + i + R;
                 int next = done < CHUNK_ROWS ? chunk + done : chunk + stride;
-                if (!CODES && chunk + done - R >= M) { break; } // nothing has been fetched
+                if (!CODES && chunk + done - R >= M) { break; } // no rows have been fetched
                 rows(chunk + done - R, next, turn, codes + i);
             }
             if (CODES && columns != nullptr && vector < C / VEC) {
@@ -220,14 +220,14 @@ __device__ __forceinline__ void sweep(int M, int C, const Division &d, uint32_t 
     }
 }
 
-// Blocks for a sweep over M rows.
+// How many blocks sweep over M rows.
 static int sweep_blocks(int M, const Division &d) {
     return min((int)BLOCKS, divide_up(M, d.groups * CHUNK_ROWS));
 }
 
 // ---- forward to FP8 ----
 
-enum { ROWS = 4 }; // at a time
+enum { ROWS = 4 }; // rows that a thread works on at a time
 
 template <bool LAYERNORM>
 __global__ void __launch_bounds__(MOST_THREADS)
@@ -271,7 +271,7 @@ __global__ void __launch_bounds__(MOST_THREADS)
                 for (int j = 0; j < VEC; j++) { x[i].v[j] -= mean[i]; }
             }
         }
-        if (next < n.M) { fetch(next, 0); } // all has been read
+        if (next < n.M) { fetch(next, 0); } // all slots have been read
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
             float sum = 0.0f;
@@ -402,9 +402,9 @@ __global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
     uint4 weight = {};
     if (inside) { weight = reinterpret_cast<const uint4 *>(n.weight)[vector]; }
     float range = 0.0f, scale = CODES ? out.scale->scale : 1.0f;
-    float next_mean[R], next_rstd[R]; // those of the rows that are being fetched
+    float next_mean[R], next_rstd[R]; // mean and rstd of the rows that are being fetched
     auto slot_of = [&](int i) -> uint4 & { return dynamic[threadIdx.x + i * blockDim.x]; };
-    auto fetch = [&](int row, int turn) { // past the end there are zeros
+    auto fetch = [&](int row, int turn) { // rows past the end become zeros
         int at = row * vectors + vector;
 #pragma unroll
         for (int i = 0; i < R; i++, at += vectors) {
@@ -419,7 +419,8 @@ __global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
     };
     auto rows = [&](int row, int next, int turn, uint2 *codes) {
         float *buffer = buffers[turn] + group * (lanes / WARP) * 2 * R;
-        float mean[R], rstd[R], both[2 * R]; // both: the sums of g, and of g times the normalised x
+        // both: two sums for each row: of g, and of g times the normalised x
+        float mean[R], rstd[R], both[2 * R];
         Floats8 g[R], hat[R]; // g: the gradient with respect to the normalised x; hat: that x
         __pipeline_wait_prior(0);
         Floats8 w = unpack8(weight);
@@ -495,7 +496,8 @@ void gpu_norm_backward(Gpu *gpu, Operand out, NormBackward n) {
     bool several = n.C <= WIDE;
     check_norm(name, &out, n.M, n.C, n.rstd != NULL, {n.dout, n.x, n.weight});
     if (out.bf16 == NULL) { die("%s: no residual gradient", name); }
-    // RMSNorm's models have no biases: their column sums, where requested, are a pass of their own
+    // models with RMSNorm have no biases; if column sums are requested, a separate pass computes
+    // them
     Gradient sums = {};
     if (n.mean == NULL) {
         sums = n.column_sums;

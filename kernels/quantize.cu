@@ -14,7 +14,7 @@ __global__ void amax_kernel(float *amax, const Bf16 *x, int64_t vectors) {
 void measure_bf16(Operand out, int M, int N, cudaStream_t stream) {
     float *amax = measured_amax(out);
     if (amax == NULL) { return; }
-    out.fused = false; // the values are there in BF16
+    out.fused = false; // the values are already in BF16
     check_operand("quantize", &out, M, N);
     int64_t vectors = (int64_t)M * N / VEC;
     int blocks = min(divide_up(vectors, 256), 4 * PARTIALS);
@@ -24,7 +24,7 @@ void measure_bf16(Operand out, int M, int N, cudaStream_t stream) {
 void quantize_bf16(Operand out, Gradient sums, Scratch scratch, int M, int N, cudaStream_t stream) {
     const char *name = "quantize";
     CastSource source(N, out.bf16);
-    out.fused = false; // the values are there in BF16
+    out.fused = false; // the values are already in BF16
     if (check_operand(name, &out, M, N)) {
         auto run = sums.data != NULL ? quantize<true, CastSource> : quantize<false, CastSource>;
         run(name, source, out, sums, scratch, M, N, stream);
@@ -114,7 +114,7 @@ __global__ void sum_partials_kernel(PartialSums s) {
     }
     shared[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
-    sum = warp_sum(shared[threadIdx.x][threadIdx.y]); // now one warp per column
+    sum = warp_sum(shared[threadIdx.x][threadIdx.y]); // from here on, one warp per column
     column = (int64_t)blockIdx.x * WARP + threadIdx.y;
     if (threadIdx.x == 0 && column < s.columns) { gradient_store(out, column, sum); }
 }

@@ -296,8 +296,8 @@ __device__ __forceinline__ uint32_t range_of_pairs(uint32_t a, uint32_t b, uint3
                     d & 0x7fff7fffu);
 }
 
-// The ranges of a thread's 4 rows, over the FP8_BLOCK / VEC lanes that share them. The lower half
-// of those lanes gets rows 0 and 1, the upper half rows 2 and 3.
+// The ranges of a thread's 4 rows, over the FP8_BLOCK / VEC lanes that share these rows. The lower
+// half of these lanes gets the ranges of rows 0 and 1, the upper half those of rows 2 and 3.
 __device__ __forceinline__ uint32_t range_of_rows(const uint4 (&rows)[THREAD_ROWS]) {
     enum { HALF = FP8_BLOCK / VEC / 2 };
     uint32_t range[THREAD_ROWS];
@@ -349,17 +349,17 @@ template <typename SOURCE, Fp8Type TYPE, bool SUMS>
 __global__ void __launch_bounds__(SQUARE_THREADS, SOURCE::OUTPUTS == 1 ? 3 : 2)
     quantize_blocks_kernel(SOURCE source, Operand out, float *partials, int M, int N) {
     enum { OUTPUTS = SOURCE::OUTPUTS, LANES = FP8_BLOCK / VEC };
-    // rows that are fetched together: as many as fit the registers
+    // how many rows are fetched together: as many as fit in the registers
     enum { AT_ONCE = sizeof(typename SOURCE::Raw) > sizeof(uint4) ? 2 : THREAD_ROWS };
     __shared__ __align__(16) uint32_t tiles[OUTPUTS][tile_word<FP8_BLOCK>(FP8_BLOCK, 0)];
     __shared__ __align__(16) TileRanges ranges[OUTPUTS];
     __shared__ __align__(16) float sums[SUMS ? SQUARE_THREADS / WARP * FP8_BLOCK : 4];
-    // the last rows first: the kernel before wrote them last, and L2 may still have them
+    // the last rows come first: the previous kernel wrote them last, so L2 may still have them
     const int tile_row = gridDim.y - 1 - blockIdx.y, first_row = tile_row * FP8_BLOCK;
     const int first_column = blockIdx.x * FP8_BLOCK, group = threadIdx.x / LANES;
     const int within = threadIdx.x % LANES * VEC, column = first_column + within;
     const int row = first_row + group * THREAD_ROWS;
-    const int width = OUTPUTS * N; // the tensor's columns
+    const int width = OUTPUTS * N; // columns of the whole tensor
     const bool inside = row < M && column < N;
     uint4 values[OUTPUTS][THREAD_ROWS] = {};
     Floats8 sum = {};
@@ -376,7 +376,8 @@ __global__ void __launch_bounds__(SQUARE_THREADS, SOURCE::OUTPUTS == 1 ? 3 : 2)
                 source.compute(first + i, raw[i], x);
 #pragma unroll
                 for (int k = 0; k < OUTPUTS; k++) { values[k][first + i] = pack8(x[k]); }
-                if constexpr (std::is_same_v<SOURCE, CastSource>) { // BF16 as they are
+                // BF16 values are taken as they are
+                if constexpr (std::is_same_v<SOURCE, CastSource>) {
                     values[0][first + i] = raw[i].x[0];
                 }
                 Floats8 rounded = unpack8(values[0][first + i]);
@@ -405,7 +406,8 @@ __global__ void __launch_bounds__(SQUARE_THREADS, SOURCE::OUTPUTS == 1 ? 3 : 2)
     if (output < OUTPUTS) {
         TileRanges &mine = ranges[output];
         const bool square = out.scaling == SCALE_SQUARES, turned = part % 2;
-        const int rows = turned ? width : M, columns = turned ? M : width; // the form's
+        // rows and columns of this form
+        const int rows = turned ? width : M, columns = turned ? M : width;
         const int in_row = turned ? first_row : output * N + first_column;
         const int in_column = (turned ? output * N + first_column : first_row) + c;
         const int end = turned ? (output + 1) * N : M;
@@ -584,7 +586,7 @@ static void sum_columns(const char *name, const SOURCE &source, Bf16 *out, float
 }
 
 // The two passes of gpu_quantize, as parts of another launcher's work: the amax of out.bf16 [M,N],
-// where a measured scale records it; and the FP8 forms and column sums.
+// if the tensor records it for a measured scale; and the FP8 forms and column sums.
 void measure_bf16(Operand out, int M, int N, cudaStream_t stream);
 void quantize_bf16(Operand out, Gradient sums, Scratch scratch, int M, int N, cudaStream_t stream);
 
@@ -598,7 +600,7 @@ static void produce(const char *name, const SOURCE &source, Operand out, Gradien
     int count = (int)((int64_t)M * N / VEC);
     check_operand(name, &out, M, (int64_t)SOURCE::OUTPUTS * N);
     for (const Bf16 *x : source.x) { check_aligned(name, {x}); }
-    // two outputs side by side share blocks of scales where the first ends within a block
+    // if the first output ends within a block, both outputs share blocks of scales
     bool shared_blocks = fp8_by_blocks(out.scaling) && SOURCE::OUTPUTS > 1 && N % FP8_BLOCK != 0;
     if (out.fused && !shared_blocks) {
         quantize<SUMS>(name, source, out, sums, scratch, M, N, stream);

@@ -29,14 +29,14 @@ __device__ __forceinline__ void store_pairs(Bf16 *x, int half, const Pairs &p) {
     store_some<WIDTH>(x + half, p.b);
 }
 
-// cosine: of the pairs' angles; the sines lie half a head behind them.
+// cosine: the cosines of the pairs' angles; their sines lie half a head further.
 template <int WIDTH>
 __device__ __forceinline__ void turn(Pairs &p, const float *cosine, int half, float direction) {
     turn<WIDTH>(p, load_some<WIDTH>(cosine), load_some<WIDTH>(cosine + half), direction);
 }
 
 // `lanes` threads share a head, each with WIDTH pairs of it at a time: 8, or 1 where half a head is
-// not whole vectors. How many times a thread of a normalised head does so, at most:
+// not whole vectors. The most turns of a thread in a normalised head:
 template <int WIDTH> __host__ __device__ constexpr int norm_turns() {
     return WIDTH == VEC ? 1 : MOST_HEAD_SIZE / 2 / WARP;
 }
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(ROPE_THREADS, NORM ? 4 : 8)
     const unsigned i = blockIdx.x * blockDim.x + threadIdx.x, row = i / lanes;
     const unsigned token = row / heads, head = row % heads, lane = i % lanes, half = r.D / 2;
     const unsigned at = (token * (r.H + 2 * r.G) + head) * r.D;
-    if (token >= (unsigned)r.B * r.T) { return; } // so do all threads of that head
+    if (token >= (unsigned)r.B * r.T) { return; } // then all threads of that head return
     Pairs p[TURNS];
     float squares = 0.0f;
 #pragma unroll
@@ -246,7 +246,7 @@ struct RopeBackwardSource : Place {
     const float *table;
     int T, rotated_vectors, head_vectors;
     int partner;  // vectors from here to the pairs' other halves; 0: not rotated
-    int position; // the first row's
+    int position; // position of the first row
     __device__ void begin(int row, int vector) {
         int half = head_vectors / 2, at = vector % head_vectors;
         bool first = at < half;

@@ -1,6 +1,6 @@
-// FP8 products on Hopper whose result still lies in shared memory when the next step works on it:
-// forward, with fast accumulation. One kernel does what a product (gemm.h) and a pass over its
-// result do.
+// Forward FP8 products on Hopper, with fast accumulation, and a second step that works on the
+// result while it still lies in shared memory. One kernel does the work of a product (gemm.h) and
+// of a pass over its result.
 //
 // The product is A B', of codes A [M,K] and B [N,K], rounded to BF16. The steps after it:
 //
@@ -32,18 +32,19 @@ namespace {
 enum Epilogue { SWIGLU, MAX_SUMS, ROTARY };
 
 enum {
-    ROWS = PRODUCT_ROWS, // a warpgroup's rows of a tile
+    ROWS = PRODUCT_ROWS, // rows of a warpgroup in a tile
     TILE = 128,
-    DEPTH = 128, // FP8 values of K in a step: the bytes of a row in shared memory
+    DEPTH = 128, // FP8 values of K in a step; a row of them in shared memory has as many bytes
     THREADS = 3 * GROUP,
     STAGES = 3,
-    WORKERS = 3,          // warps that take tiles over from the warpgroups
-    PARTS = 8,            // a warp works on one part of a tile at a time
-    PART_ROWS = 32,       // SwiGLU: rows of a part
-    PART_COLUMNS = 64,    // SwiGLU: its columns, in BF16 a row in shared memory
-    STRIP_ROWS = 16,      // other epilogues: a part is 16 whole rows of the tile
-    TOGETHER = 8,         // clusters' tiles down the matrix before the next column, for the L2
-    BUSY_REGISTERS = 200, // a thread's
+    WORKERS = 3,       // warps that take tiles over from the warpgroups
+    PARTS = 8,         // a warp works on one part of a tile at a time
+    PART_ROWS = 32,    // SwiGLU: rows of a part
+    PART_COLUMNS = 64, // SwiGLU: columns of a part, which are a row of BF16 in shared memory
+    STRIP_ROWS = 16,   // other epilogues: a part is 16 whole rows of the tile
+    // how many tiles of clusters down the matrix come before the next column, for the L2 cache
+    TOGETHER = 8,
+    BUSY_REGISTERS = 200, // registers of a thread
     OTHER_REGISTERS = 104
 };
 
@@ -63,7 +64,8 @@ static_assert(sizeof(Shared) <= 232448, "a block's shared memory");
 static_assert(registers_suffice(OTHER_REGISTERS, BUSY_REGISTERS), "a block's registers");
 
 struct Parameters {
-    CUtensorMap a, b[2], x[2], codes, codes_t; // b, x: of gate and of up; of others, the first
+    // b, x: for gate and for up; other epilogues use the first
+    CUtensorMap a, b[2], x[2], codes, codes_t;
     const float *scale_a, *scale_b;
     Operand out;
     MaxSum *max_sums; // [columns of tiles][M]
@@ -106,8 +108,8 @@ template <Epilogue EPILOGUE> __device__ __forceinline__ void load(Shared &s, con
     }
 }
 
-// A warp works on every third part of the tiles, once it is staged: work(the tile's corner,
-// warpgroup, part of its rows).
+// A warp works on every third part of the tiles, once the part is staged, by calling work(the
+// tile's corner, warpgroup, part of its rows).
 template <Epilogue EPILOGUE, typename WORK>
 __device__ __forceinline__ void each_part(Shared &s, const Parameters &p, int worker, WORK work) {
     int number = 0; // how many tiles this block has had before
@@ -148,7 +150,7 @@ __device__ __forceinline__ void encode(Shared &s, const Parameters &p, int worke
                 uint32_t units[4], units_t[4];
 #pragma unroll
                 for (int j = 0; j < 2; j++) {
-                    uint32_t *codes = units + j * 2; // two rows' codes
+                    uint32_t *codes = units + j * 2; // codes of two rows
 #pragma unroll
                     for (int r = 0; r < 2; r++) {
                         const int at = place_of_four(i * 16 + g * 2 + r, pair + j, t);
@@ -165,7 +167,8 @@ __device__ __forceinline__ void encode(Shared &s, const Parameters &p, int worke
                     units_t[j * 2] = __byte_perm(codes[0], codes[1], 0x5140);
                     units_t[j * 2 + 1] = __byte_perm(codes[0], codes[1], 0x7362);
                 }
-                const int row = i * 16 + lane % 16, column = pair * 16 + lane; // WGMMA's
+                // row and column of WGMMA's fragment
+                const int row = i * 16 + lane % 16, column = pair * 16 + lane;
                 store_matrices<false>(staging.codes + row * HALF_ROW +
                                           ((pair + lane / 16) ^ row / 2 % 4) * 16,
                                       units);
@@ -191,7 +194,7 @@ __device__ __forceinline__ void encode(Shared &s, const Parameters &p, int worke
 }
 
 // Stores a strip of a tile, from row `down` of warpgroup w's part, as it is now. column, m: where
-// it begins in the result.
+// the strip begins in the result.
 __device__ __forceinline__ void store_strip(const Shared &s, const Parameters &p, int w, int down,
                                             int column, int m) {
 #pragma unroll
@@ -234,7 +237,7 @@ __device__ __forceinline__ void sum_up(Shared &s, const Parameters &p, int worke
         float sums[VEC] = {};
 #pragma unroll
         for (int i = 0; i < PIECES; i++) {
-            if (i == PIECES / 2 && lane == 0) { // by now TMA has read what the lanes have
+            if (i == PIECES / 2 && lane == 0) { // by now TMA has read what the lanes have written
                 stores_wait_read<0>();
                 barrier_arrive(&s.freed[w], true);
             }
@@ -254,9 +257,9 @@ __device__ __forceinline__ void sum_up(Shared &s, const Parameters &p, int worke
 }
 
 // Rotates queries and keys in shared memory, and stores the result. A row has 16 pairs of 16-byte
-// pieces of a head's two halves, one for a lane, so that a warp takes two rows at a time. Of eight
-// lanes, whose pieces are read together, the latter four take their pair in the other order: so all
-// eight are in different banks.
+// pieces of a head's two halves, one for a lane, so that a warp takes two rows at a time. The
+// pieces of eight lanes are read together. The latter four of these lanes take their pair in the
+// opposite order, so that all eight pieces lie in different banks.
 __device__ __forceinline__ void rotate(Shared &s, const Parameters &p, int worker) {
     enum { PAIRS = TILE / VEC, AT_ONCE = WARP / PAIRS, TIMES = 4 };
     const Rotary &r = p.rotary;
@@ -277,7 +280,8 @@ __device__ __forceinline__ void rotate(Shared &s, const Parameters &p, int worke
         for (int i = down + row; i < last; i += TIMES * AT_ONCE) {
             Floats8 cosines[TIMES], sines[TIMES];
 #pragma unroll
-            for (int k = 0; k < TIMES; k++) { // all are on their way before the first is needed
+            // all loads are on their way before the first one is needed
+            for (int k = 0; k < TIMES; k++) {
                 cosines[k] = load_floats8(table + t * r.D, TYPE_F32, 0);
                 sines[k] = load_floats8(table + t * r.D + r.D / 2, TYPE_F32, 0);
                 t += AT_ONCE;
@@ -321,7 +325,8 @@ __device__ __forceinline__ void multiply(Shared &s, const Parameters &p, int w) 
         wgmma_commit();
         stage.advance(1);
     };
-    auto release = [&](int at) { // to both blocks, which write into each other's stages
+    // releases the stage in both blocks, which write into each other's stages
+    auto release = [&](int at) {
         if (lane < 2) { barrier_arrive_in(&s.empty[at], lane); }
         __syncwarp();
     };
@@ -386,7 +391,7 @@ __global__ void __launch_bounds__(THREADS, 1)
             load<EPILOGUE>(s, p);
         }
         __syncwarp();
-        cluster_barrier(); // until then the other block writes to this one's shared memory
+        cluster_barrier(); // until here the other block may write to this block's shared memory
     } else {
         set_registers<BUSY_REGISTERS, true>();
         multiply(s, p, group - 1);
@@ -401,7 +406,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 namespace {
 
-// columns: of the result or, of SwiGLU's, of its output.
+// columns: of the result; for SwiGLU, of its output.
 template <Epilogue EPILOGUE>
 void launch_wide(const Gpu *gpu, const Gemm &g, Parameters p, int columns) {
     p.a = map_like_rows(static_cast<const uint8_t *>(g.a), g.m, g.k, FULL_ROW, TILE);

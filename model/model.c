@@ -52,8 +52,8 @@ static const TensorRow table[TENSOR_COUNT] = {
 };
 // clang-format on
 
-// The number of tensors of a layer in the keys of random numbers. It stays as it is, so that runs
-// start as before; the tensors after these are norms, which have no random values.
+// The number of tensors of a layer in the keys of random numbers. It must not change, or runs would
+// start with other weights. The tensors after these are norms, which have no random values.
 enum { RANDOM_TENSORS = TENSOR_HEAD_WEIGHT + 1 };
 
 const TensorRow *tensor_row(TensorId id) {

@@ -32,7 +32,7 @@ typedef struct {
     bool qk_norm;  // each head of queries and keys is normalised
     double norm_eps, init_std;
     Rope rope;
-    LossTerms loss; // without the gradient's scale
+    LossTerms loss; // gradient_scale is not set
 } ModelConfig;
 
 ModelConfig model_config(const Options *options);
@@ -104,8 +104,8 @@ typedef struct {
 
 const TensorRow *tensor_row(TensorId id);
 int dim_size(const ModelConfig *config, Dim dim);
-// The rows of the parts that are packed in a dimension of rows: query, key and value; or gate and
-// up. Any other dimension is one part. Returns how many parts there are.
+// Lists the rows of the parts that are packed in a dimension: query, key and value; or gate and up.
+// Any other dimension is one part. Returns how many parts there are.
 int dim_parts(const ModelConfig *config, Dim dim, int rows[HF_PARTS]);
 
 typedef struct {

@@ -1,5 +1,5 @@
-// What follows from the options that are given: those of a preset and of a checkpoint, the derived
-// ones, and what is refused.
+// What follows from the given options: the values of a preset and of a checkpoint, and derived
+// values. Also the checks that refuse options.
 #include "options.h"
 
 #include <ctype.h>
@@ -58,7 +58,8 @@ static void derive_model(Options *o) {
     }
 }
 
-// The value `asks`, given or the default, asks for the derived value. config.txt then omits it.
+// If `value`, given or default, equals `asks`, it stands for the derived value. config.txt then
+// omits it.
 static void derive_iters(Options *o, const char *name, int64_t *value, int64_t asks,
                          int64_t derived) {
     if (*value != asks) { return; }
@@ -66,8 +67,8 @@ static void derive_iters(Options *o, const char *name, int64_t *value, int64_t a
     option_set_source(o, name, SOURCE_DERIVED);
 }
 
-// --train-iters or --epochs, the one from the stronger source. The steps that follow from --epochs
-// are not known yet.
+// Decides between --train-iters and --epochs: the one from the stronger source counts. The steps
+// that follow from --epochs are not known yet.
 static bool settle_steps(Options *o) {
     OptionSource steps = option_source(o, "train-iters"), epochs = option_source(o, "epochs");
     if (o->epochs == 0) { return true; }
@@ -140,8 +141,8 @@ static bool copy(Options *to, const Options *from, const OptionRow *row, OptionS
     return option_set(to, row->name, option_text(from, row, value), source);
 }
 
-// Whether a value of the checkpoint is what follows, from its other values, from this run's preset,
-// data and defaults. Such a value is not taken: it is derived again from those of this run.
+// Whether a value of the checkpoint equals the one that this run's preset, data and defaults give
+// for the checkpoint's other values. Such a value is not taken, but derived again for this run.
 static bool follows(const Options *o, const Options *was, const OptionRow *row) {
     int i = (int)(row - option_table);
     Options again = *was;
@@ -164,7 +165,7 @@ static bool inherit(Options *o, const Options *was, bool model) {
     return true;
 }
 
-// A run that resumes has the weights of its checkpoint, so that --load is what it was there.
+// A run that resumes has the weights of its checkpoint, so it keeps the checkpoint's --load.
 static bool keep_load(Options *o, const Options *was) {
     if (option_source(o, "load") >= SOURCE_FILE && strcmp(o->load, was->load) != 0) {
         warn("--load %s has no effect: the weights are those of the checkpoint %s", o->load,
@@ -174,8 +175,8 @@ static bool keep_load(Options *o, const Options *was) {
     return copy(o, was, option_row("load"), *was->load ? SOURCE_CHECKPOINT : SOURCE_DEFAULT);
 }
 
-// Takes the options of the checkpoint's run. A longer run would have a longer warm-up: it keeps
-// that with which it began.
+// Takes the options of the checkpoint's run. A longer run would derive a longer warm-up; it keeps
+// the warm-up with which it began.
 static bool inherit_run(Options *o, const Options *was) {
     if (!inherit(o, was, false)) { return false; }
     const OptionRow *warmup = option_row("lr-warmup-iters");
@@ -187,14 +188,14 @@ static bool inherit_run(Options *o, const Options *was) {
 }
 
 // Takes the options of the checkpoint's model. Refuses another shape. Warns if a given preset has
-// another one, and if an option differs from what the weights of --load were trained with. (Of
-// --resume every option that differs is printed, when the run opens the checkpoint.)
+// another one, and if an option differs from what the weights of --load were trained with. (With
+// --resume, every option that differs is printed when the run opens the checkpoint.)
 static bool inherit_model(Options *o, Options was) {
     const OptionRow *positions = option_row("max-position-embeddings");
     bool named = option_source(o, "model") >= SOURCE_FILE, llama = was.arch == ARCH_LLAMA;
     char now[OPTION_TEXT], then[OPTION_TEXT], shape[256] = "";
     const Options preset = *o;
-    option_set_source(&was, "model", SOURCE_DEFAULT); // resolved already
+    option_set_source(&was, "model", SOURCE_DEFAULT); // was resolved already
     derive_model(&was);
     if (!inherit(o, &was, true)) { return false; }
     derive_model(o);
@@ -364,7 +365,8 @@ static bool settle_batch(Options *o, int ranks) {
     char from[PATH_LENGTH];
     int64_t whole = (int64_t)o->micro_batch_size * ranks;
     if (o->global_batch_size == 0) { o->global_batch_size = (int)min64(whole, INT32_MAX); }
-    if (options_train(o) && o->global_batch_size % whole != 0) { // an evaluation's last may be cut
+    // the last batch of an evaluation may be incomplete
+    if (options_train(o) && o->global_batch_size % whole != 0) {
         return fail("--global-batch-size %d%s: must be a multiple of --micro-batch-size %d x %d "
                     "rank%s",
                     o->global_batch_size, option_from_checkpoint(o, "global-batch-size", from),
@@ -379,14 +381,14 @@ static bool settle_batch(Options *o, int ranks) {
 }
 
 // The steps of --epochs: as many as it takes to see each window N times, so the last step may begin
-// another epoch. A resume adds to its step those for what it has not seen.
+// another epoch. A resumed run adds to its step the steps for the windows that it has not seen.
 static void count_steps(Options *o, const OptionFacts *facts) {
     double windows = (double)facts->windows(facts->context), seen = facts->tokens / o->seq_length;
-    double all = o->epochs * windows * (1 - 1e-12); // a product may be rounded up
+    double all = o->epochs * windows * (1 - 1e-12); // the product may have been rounded up
     o->train_iters = facts->step + (int64_t)ceil(fmax(0, all - seen) / o->global_batch_size);
 }
 
-// Sets --model: that of a checkpoint of a preset that this version has; "": of none.
+// Sets --model: the checkpoint's preset, if this version has it; "": no preset.
 static bool settle_preset(Options *o, const Options *was) {
     if (was != NULL && option_source(o, "model") < SOURCE_FILE) {
         bool known = option_source(was, "model") > SOURCE_DEFAULT &&

@@ -130,12 +130,13 @@ void options_help(const Options *options, FILE *out, const char *program) {
     const char *group = NULL;
     char value[OPTION_TEXT], called[SHELL_WORD];
     Options shown = *options;
-    options_preset(&shown); // if there is one of that name
+    options_preset(&shown); // if there is a preset of that name
     fprintf(out, "%s\nUsage: %s --data 'train_*.bin' [options]\n", OPTIONS_TITLE,
             shell_word(called, program));
     EACH_OPTION (row) {
         print_group(out, &group, row, "\n%s\n");
-        // a default is printed as in the row: 6e-4, not 0.0006; actions, as --help itself, are off
+        // a default is printed as in the row: 6e-4, not 0.0006; actions, such as --help itself, are
+        // shown as off
         bool own = shown.source[row - option_table] == SOURCE_DEFAULT ||
                    row->effect == EFFECT_ACTION;
         const char *text = own ? row->fallback : option_text(&shown, row, value);

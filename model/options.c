@@ -74,13 +74,13 @@ static bool fail_unknown(const char *name) {
     return fail("unknown option --%s%s (--help lists all)", name, suggestion(name, near));
 }
 
-// The command line, or a file of --config.
+// The command line, or a file of --config, while it is read.
 typedef struct {
     OptionSource source;
-    int depth;              // of a file that this one names: how many files lead to it
+    int depth;              // a file that this one names: how many files lead to it
     bool told;              // error_text() already names a file and a line
-    bool sets[OPTIONS_MAX]; // the rows that it has set so far
-    const char **files;     // the command line: what --config names, in order
+    bool sets[OPTIONS_MAX]; // the rows that this place has set so far
+    const char **files;     // the command line: the files that --config names, in order
     int num_files;
 } Place;
 
@@ -114,7 +114,8 @@ static bool set_named(Options *options, Place *place, const char *name, const ch
     return true;
 }
 
-// The option that an argument names, as --name or --name=value, and that name; NULL: none.
+// The option that an argument names, as --name or --name=value; *name becomes that name. NULL: it
+// names none.
 static const OptionRow *named_option(const char *arg, char name[PATH_LENGTH], bool *negated) {
     size_t length = strcspn(arg, "=");
     if (strncmp(arg, "--", 2) != 0) { return NULL; }

@@ -1,9 +1,9 @@
 // The options of both trainers. One table has a row for each: parsing, --help, --config, the echo,
 // the checks and the saved options all read its rows. A new option is one row in option_rows.h.
 //
-// An option has Megatron-LM's name if that has one. options_read() reads what is given, and
-// options_resolve() sets all others, once; then the options of a process change no more. An option
-// that is given may not change the shape of the checkpoint's tensors.
+// An option has Megatron-LM's name if Megatron-LM has such an option. options_read() reads what is
+// given, and options_resolve() sets all others, once; then the options of a process change no more.
+// An option that is given may not change the shape of the checkpoint's tensors.
 #pragma once
 
 #include "../kernels/rope.h"
@@ -28,10 +28,10 @@ BEGIN_C
 
 // The layers that a value may come from, weakest first.
 typedef enum {
-    SOURCE_DEFAULT,    // the table
+    SOURCE_DEFAULT,    // the default in option_rows.h
     SOURCE_DERIVED,    // the preset of --model, the data's tokenizer, or other options
-    SOURCE_CHECKPOINT, // where the run starts: its model; if the run continues, nearly all
-    SOURCE_FILE,       // a file of --config; of several files the last one wins
+    SOURCE_CHECKPOINT, // the checkpoint at the start: its model; if the run continues, nearly all
+    SOURCE_FILE,       // a file of --config; if several set it, the last one wins
     SOURCE_COMMAND     // the command line
 } OptionSource;
 
@@ -50,7 +50,7 @@ typedef struct {
     unsigned char source[OPTIONS_MAX]; // OptionSource of each row
     bool repeated[OPTIONS_MAX];        // one file, or the command line, gives it more than once
     char origin[PATH_LENGTH];          // path of the checkpoint that the run starts from; "": none
-    bool resumes;                      // the checkpoint `origin` is that of --resume
+    bool resumes;                      // `origin` is the checkpoint of --resume
     const char *program;               // argv[0]
 } Options;
 
@@ -80,14 +80,14 @@ typedef enum {
 typedef struct {
     const char *name;
     OptionType type;
-    size_t offset;        // of the field, in Options
+    size_t offset;        // where the field is in Options
     const char *fallback; // the default, as text
     double min, max;      // bounds of a number, inclusive
     const char *choices;  // "a|b|c" of a choice; the placeholder shown by --help otherwise
     const char *group;    // heading in --help
     const char *help;
     OptionEffect effect;
-    const char *needs; // the option without which it has no effect; NULL: none
+    const char *needs; // the option without which this one has no effect; NULL: none
 } OptionRow;
 
 typedef struct {
@@ -98,12 +98,12 @@ typedef struct {
 
 typedef struct {
     const char *ours;  // an option; its value or a remark may follow
-    const char *names; // words, without their two hyphens; a single hyphen is kept
+    const char *names; // the words, without their two hyphens; if there is one hyphen, it is kept
 } ForeignName;
 
 // option_table.c
 extern const OptionRow option_table[];
-extern const char *const option_effects[]; // their names
+extern const char *const option_effects[]; // names of the effects
 extern const int option_table_count;
 extern const Preset preset_table[];
 extern const int preset_table_count;
@@ -123,7 +123,7 @@ const OptionRow *option_row(const char *name); // NULL: no option has the name
 
 // Writes the value of a row as text that option_set can read.
 const char *option_text(const Options *options, const OptionRow *row, char out[OPTION_TEXT]);
-// Whether two have the same value.
+// Whether an option has the same value in both.
 bool option_same(const Options *a, const Options *b, const OptionRow *row);
 
 // The source of an option's value. The option must exist.
@@ -154,12 +154,13 @@ bool options_preset(Options *options);
 
 // What the options of a run follow from, besides those that are given.
 typedef struct {
-    const Options *checkpoint; // of options->origin, as checkpoint_options() reads them; or NULL
-    int ranks;                 // 0: one
-    int64_t step, tokens;      // that a resumed run has done
-    // These are called when the options on which they depend are set; NULL: they are not needed.
+    // the options of options->origin, read by checkpoint_options(); or NULL
+    const Options *checkpoint;
+    int ranks;            // 0: one
+    int64_t step, tokens; // how much a resumed run has done
+    // These functions are called once the options on which they depend are set; NULL: not needed.
     bool (*data)(void *context, Options *options); // sets what follows from the data
-    int64_t (*windows)(void *context);             // sequences of an epoch
+    int64_t (*windows)(void *context);             // number of sequences in an epoch
     void *context;
 } OptionFacts;
 
@@ -176,8 +177,9 @@ bool option_is_shape(const OptionRow *row, Arch arch);
 
 // Whether a run takes an option that is not given from the checkpoint that it starts from.
 // continues: the run's options, if it continues the run of the checkpoint. Then it takes all
-// options, or if it only evaluates, those on which an evaluation depends; but not what is the
-// machine's (its GPUs and memory), nor where files go. NULL: it takes only the model's.
+// options; if it only evaluates, those on which an evaluation depends. It never takes options of
+// the machine (its GPUs and memory), nor where files go. NULL: the run takes only the model's
+// options.
 bool option_is_inherited(const OptionRow *row, const Options *continues);
 
 // " (of the checkpoint PATH)" if the value of an option comes from there; otherwise "".
@@ -198,7 +200,7 @@ int64_t options_next_skip(const Options *o, int64_t step);
 
 // Makes a JSON object with the text of every option.
 struct cJSON *options_json(const Options *options);
-// Makes a JSON array with the names of those that options_write_config writes.
+// Makes a JSON array with the names of the options that options_write_config writes.
 struct cJSON *options_given(const Options *options);
 
 // Prints a note for each given option that has no effect without a GPU, or without another option,

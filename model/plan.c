@@ -5,7 +5,7 @@
 
 enum { ZONE_BYTE = 0x5a, POISON_BYTE = 0xff }; // 0xff...: NaN in FP32, BF16, E4M3 and E5M2
 
-// The limit of all sums, which no machine's memory reaches. Without it, the sums of the largest
+// The limit of every sum. No machine has as much memory. Without the limit, sums for the largest
 // model that options can describe would overflow.
 static const int64_t most_bytes = 1ll << 60;
 
@@ -48,7 +48,7 @@ void plan_buffer(Plan *plan, const char *name, int64_t bytes, void **pointer) {
 typedef struct {
     const char *name, *category;
     int count;
-    int64_t bytes, sum; // sum: of its category
+    int64_t bytes, sum; // sum: the bytes of the row's category
 } Line;
 
 static int compare_lines(const void *a, const void *b) {

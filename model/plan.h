@@ -21,8 +21,8 @@ enum { PLAN_ALIGN = 256, PLAN_GUARD_BYTES = 4096 };
 typedef enum {
     PHASE_ALWAYS,
     PHASE_STEP,      // written anew in every forward pass, and read until the end of the step
-    PHASE_FORWARD,   // a block's forward products, and the producers of their inputs
-    PHASE_BACKWARD,  // a block's backward products, and the producers of outputs' gradients
+    PHASE_FORWARD,   // a block's forward products, and the kernels that produce their inputs
+    PHASE_BACKWARD,  // a block's backward products, and the kernels that produce outputs' gradients
     PHASE_ATTENTION, // the attention of a block
     PHASE_HEAD,      // the LM head and the loss
     PHASE_SAVE,      // copying a checkpoint to the host
@@ -38,7 +38,8 @@ typedef struct {
     char *address;
 } PlanRow;
 
-// How the guard reaches the planned memory, in the order of the trainer's stream.
+// Functions by which the guard writes and reads the planned memory, in the order of the trainer's
+// stream.
 typedef struct {
     void *context;
     void (*fill)(void *context, void *to, int byte, int64_t bytes);
@@ -52,7 +53,7 @@ typedef struct {
     PlanPhase phase;
     int64_t phase_bytes[PHASE_COUNT]; // what each phase's buffers need
     int64_t bytes;                    // the size of the allocation
-    PlanMemory memory;                // functions NULL: host memory
+    PlanMemory memory;                // host memory: the functions are NULL
 } Plan;
 
 // Sets the category and the phase of the buffers that are requested next.

@@ -40,7 +40,8 @@ static const char *reason_against_fp8(const Options *o, const ModelConfig *c,
 
 Precision precision_decide(const Options *o, const ModelConfig *config, NumberSupport support) {
     bool delayed = o->fp8_recipe == FP8_RECIPE_DELAYED;
-    bool blocks = o->fp8_recipe == FP8_RECIPE_BLOCKWISE; // their products have no fast accumulation
+    // products by blocks have no fast accumulation
+    bool blocks = o->fp8_recipe == FP8_RECIPE_BLOCKWISE;
     Precision p = {
         .config = config,
         .format = (Fp8Format)o->fp8_format,
@@ -221,7 +222,7 @@ void fp8_calibrate(const Precision *p, Fp8Scale *slots) {
         if (fp8_slot_follows(p, i) && s->count == 0) {
             if (!fp8_scale_known(s)) { s->scale = first_scale(p, i); }
             fp8_rescale(s, weight ? s->amax : room * s->amax, fp8_slot_target(p, i));
-            if (s->scale == 1.0f) { // which says that nothing is known
+            if (s->scale == 1.0f) { // scale 1 says that nothing is known
                 s->scale = nextafterf(1.0f, 0.0f);
                 s->scale_inv = 1.0f / s->scale;
             }

@@ -26,7 +26,7 @@ typedef enum { NUMBER_FP32, NUMBER_BF16, NUMBER_FP8 } Number;
 // What a product is computed for.
 typedef enum {
     PASS_TRAIN,
-    PASS_AGAIN,    // recomputation, with the scales of the first time
+    PASS_AGAIN,    // recomputation, with the scales of the first pass
     PASS_EVAL,     // ranges are not recorded in the history
     PASS_EVAL_BF16 // as PASS_EVAL, and no product is in FP8
 } Pass;
@@ -38,10 +38,10 @@ typedef struct {
     int outputs, inputs; // N, C
     TensorId weight;     // [N,C]; of a tied head the token embedding
     TensorId bias;       // [N]; TENSOR_COUNT: the head has none
-    Number number;       // format of the operands of the forward and input-gradient products
+    Number number;       // format of the operands of two products: forward, and input gradient
     Number wgrad;        // format of the operands of the weight-gradient product
     Fp8Type type[OPERAND_COUNT]; // if they are in FP8
-    float target[OPERAND_COUNT]; // the value that amax * scale should have
+    float target[OPERAND_COUNT]; // if the operands are in FP8
     const char *reason;          // why a product is not in FP8, or ""
 } LinearPrecision;
 
@@ -50,7 +50,7 @@ typedef struct {
     Fp8Format format;
     Fp8Recipe recipe;
     int margin, e5m2_margin, history_length; // E5M2 has the sum of both margins
-    bool power_of_two;                       // scales of blocks are powers of two
+    bool power_of_two;                       // E5M2's margin is the sum of both
     bool fast_forward, fast_backward; // partial sums stay in the tensor cores' narrower registers
     bool possible;                    // the device has FP8, or emulates it
     bool used;                        // some layer is in FP8
@@ -84,7 +84,7 @@ static inline const LinearPrecision *precision_of(const Precision *p, Linear lin
 // The share of the linear layers' floating-point operations that are in FP8, 0 to 1.
 double precision_fp8_share(const Precision *precision);
 
-// Whether some layer is in FP8 and scaled so.
+// Whether some layer is in FP8 and scaled by this recipe.
 static inline bool precision_scales(const Precision *p, Fp8Recipe recipe) {
     return p->used && p->recipe == recipe;
 }
@@ -97,7 +97,7 @@ typedef struct {
     const char *linear;
     int first, blocks; // the head has 0 blocks
     int outputs, inputs;
-    const char *type[OPERAND_COUNT]; // "E4M3", "E5M2", "BF16", "FP32"
+    const char *type[OPERAND_COUNT]; // the head is no block: 0
     const char *wgrad;               // "FP8", "BF16", "FP32"
     double flops_share;              // share of the linear layers' operations
     const char *reason;
@@ -122,10 +122,10 @@ static inline float fp8_slot_target(const Precision *p, int slot) {
     return p->linear[slot / OPERAND_COUNT].target[slot % OPERAND_COUNT];
 }
 
-// Whether a slot's scale is fixed. That is so for the head's output gradient, (softmax - onehot) *
+// Whether a slot's scale is fixed. This holds for the head's output gradient, (softmax - onehot) *
 // factor: its largest magnitude is the factor (the z-loss multiplies the softmax; a soft cap
-// multiplies all by at most 1), so its scale needs no measuring. With scales by blocks they are
-// measured, because a block's magnitudes can be much smaller.
+// multiplies all by at most 1), so its scale needs no measuring. With scales by blocks the scales
+// are measured, because a block's magnitudes can be much smaller.
 static inline bool fp8_slot_is_fixed(const Precision *p, int slot) {
     return p->recipe != FP8_RECIPE_BLOCKWISE &&
            slot == fp8_slot_index(p->config, LINEAR_HEAD, 0, OPERAND_DY);
@@ -154,10 +154,11 @@ void fp8_fix_slot(const Precision *precision, const Options *options, Fp8Scale *
 // micro-batch FP8_CALIBRATIONS times before its first step, without an update. Amaxes are taken
 // before values are encoded, so each pass corrects what scales of the pass before have cut off.
 enum { FP8_CALIBRATIONS = 3 };
-// Whether the run has such tensors.
+// Whether the run has tensors of which nothing is known.
 bool fp8_is_uncalibrated(const Precision *precision, const Fp8Scale *slots);
-// Before the first of these passes and after each: sets the scales of slots without a history by
-// the amaxes of the pass, or by a guess, and forgets the amaxes of activations and gradients.
+// Called before the first of these passes and after each one: sets the scales of slots without a
+// history by the amaxes of the pass, or by a guess, and forgets the amaxes of activations and
+// gradients.
 void fp8_calibrate(const Precision *precision, Fp8Scale *slots);
 
 // Writes a slot's name, as "blocks.3.qkv.x", into out, and returns it.

@@ -27,8 +27,8 @@ typedef struct {
     int bucket;
     bool codes;    // gathered as FP8 codes
     bool muon;     // updated by Muon
-    int64_t begin; // in the arranged space
-    int64_t part;  // elements a rank: a multiple of PARAM_ALIGN
+    int64_t begin; // place in the arranged space
+    int64_t part;  // elements for a rank: a multiple of PARAM_ALIGN
 } ZeroSegment;
 
 typedef struct {
@@ -49,9 +49,10 @@ void zero_free(ZeroLayout *z);
 // The elements of one parameter that a rank keeps. They lie together in the parameter space, in the
 // arranged space, and in the rank's own arrays.
 typedef struct {
-    int64_t begin, end; // of the parameter space
-    int64_t place;      // of `begin` in the arranged space
-    int64_t kept;       // of `begin` among the elements that the rank keeps, range after range
+    int64_t begin, end; // elements of the parameter space
+    int64_t place;      // place of `begin` in the arranged space
+    // place of `begin` among the elements that the rank keeps, range after range
+    int64_t kept;
     int segment;
     int param;
 } ZeroRange;
@@ -63,7 +64,7 @@ int zero_ranges(const ZeroLayout *z, int rank, ZeroRange **ranges);
 // A matrix that Muon updates, and the rank that computes its Newton-Schulz steps.
 typedef struct {
     int rows, columns;
-    int64_t place; // in the arranged space
+    int64_t place; // place in the arranged space
     int segment;
     int owner;
 } ZeroMatrix;

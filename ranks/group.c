@@ -22,9 +22,9 @@
 #include <unistd.h>
 
 enum {
-    HOST = 64,           // characters of a machine's name
-    TEXT = 768,          // bytes of a reason
-    CALL_MOST = 1 << 26, // bytes
+    HOST = 64,           // most characters of a machine's name
+    TEXT = 768,          // most bytes of a reason
+    CALL_MOST = 1 << 26, // most bytes of a message
 };
 
 // Kinds of messages other than data on a channel, whose kind is the channel's number.
@@ -43,7 +43,7 @@ typedef struct Message {
 
 typedef struct {
     int64_t step;
-    double age; // seconds since the rank began it
+    double age; // seconds since the rank began what it is doing
     int32_t doing;
     char what[44];
 } Beat;
@@ -51,14 +51,14 @@ typedef struct {
 typedef struct {
     int rank, file; // -1: none
     char host[HOST];
-    bool left, closed; // it has said goodbye; its connection has ended
-    bool broken;       // it was closed for an invalid message
+    bool left, closed; // the peer has said goodbye; its connection has ended
+    bool broken;       // the connection was closed for an invalid message
     double heard;
     Beat beat;
-    Message *coming; // is being received: `got` bytes of it, counted from head
+    Message *coming; // being received: `got` bytes so far, counted from head
     size_t got;
     Message *first[CHANNELS];
-    pthread_mutex_t sending; // held for a whole message, as several threads send
+    pthread_mutex_t sending; // held for a whole message, because several threads send
 } Peer;
 
 struct Watch {
@@ -70,7 +70,7 @@ struct Watch {
     Peer *peers;          // [count]
     struct pollfd *polls; // one for each peer, and one for `quit`
     int quit;             // eventfd: tells the watchdog's thread to end
-    int quit_probe;       // the same for the probe's thread
+    int quit_probe;       // the same for the thread of the probe
     pthread_t thread, probe_thread;
     WatchProbe *probe;
     void *argument;
@@ -85,9 +85,9 @@ struct Watch {
     bool leaving;
 };
 
-// Reads the watchdog's clock. The mutex is held. In a process that runs, the watchdog reads it at
-// least once a tick; of a longer time, in which the process was stopped and could hear nobody, two
-// ticks count.
+// Reads the watchdog's clock. The mutex is held. In a running process the watchdog reads it at
+// least once a tick. A longer time between two readings, in which the process was stopped and could
+// hear nobody, counts as two ticks.
 static double read_clock(Watch *w) {
     double time = wall_seconds();
     w->now += fmin(fmax(0, time - w->read), 2 * w->tick);
@@ -155,9 +155,9 @@ typedef enum {
     LOOPBACK, // every machine's own: 127.0.0.1
 } Whose;
 
-// Listens if the address is of this machine; a loopback address only if `loopback` is set. Of a
-// name, the first address counts that is not a loopback one; if all are, the socket listens on all
-// addresses. -1: errno says why.
+// Listens if the address is of this machine; a loopback address only if `loopback` is set. If a
+// name has several addresses, the first one that is not a loopback address counts; if all are
+// loopback addresses, the socket listens on all addresses. -1: errno says why.
 static int listen_here(const char *host, int port, bool loopback, Whose *whose) {
     struct addrinfo *found = NULL;
     if (strcmp(host, "localhost") == 0) { host = "127.0.0.1"; }
@@ -188,8 +188,8 @@ static bool cannot_listen(const char *host, int port) {
                                     : strerror(errno));
 }
 
-// Rank 0's socket: at the meeting place; or on all addresses, if the place may lead here by an
-// address that this machine does not know as its own. -1: errno says why.
+// Rank 0's socket: it listens at the meeting place. If that may be an address of this machine that
+// the machine itself does not know, it listens on all addresses. -1: errno says why.
 static int listen_first(const char *host, int port, Whose *whose) {
     int file = listen_here(host, port, true, whose);
     return *whose == ELSEWHERE ? listen_on_all(port) : file;
@@ -231,8 +231,8 @@ static int connect_once(const char *host, int port, const char **why) {
 
 // ---- messages -----------------------------------------------------------------------------------
 
-// flags: MSG_DONTWAIT to send only what can be taken at once. Nothing may follow a part of a
-// message, so that one ends the connection for sending.
+// flags: MSG_DONTWAIT sends only what can be sent at once. Nothing may follow an incomplete
+// message, so after one the connection is closed for sending.
 static void send_frame(int file, int flags, int kind, const void *data, size_t size) {
     Header head = {kind, (uint32_t)size};
     size_t sent = 0, bytes = sizeof(head) + size;
@@ -267,7 +267,8 @@ static void send_all(Watch *w, int kind, const void *data, size_t bytes) {
     for (int r = 0; r < w->count; r++) { send_message(&w->peers[r], false, kind, data, bytes); }
 }
 
-// Whether such a message may arrive now. The hub leaves last, and it alone says which rank is lost.
+// Whether a message of this kind may arrive now. The hub leaves last, and only the hub says which
+// rank is lost.
 static bool check_header(const Watch *w, const Header *h) {
     switch (h->kind) {
     case KIND_BEAT: return h->bytes == sizeof(Beat);
@@ -320,7 +321,8 @@ static Message *read_message(const Watch *w, Peer *p) {
 
 // ---- the watchdog -------------------------------------------------------------------------------
 
-// Ends this process, and on the hub all. The mutex is held, so that only one thread says why.
+// Ends this process; on the hub, all processes. The mutex is held, so that only one thread says
+// why.
 __attribute__((noreturn)) PRINTF_LIKE(2, 3) static void end_run(Watch *w, const char *format, ...) {
     Error why = {0};
     va_list args;
@@ -330,7 +332,7 @@ __attribute__((noreturn)) PRINTF_LIKE(2, 3) static void end_run(Watch *w, const 
     if (w->hub) { send_all(w, KIND_LOST, &why, sizeof(why)); }
     complain("%s; this rank ends at step %lld (exit status %d)", why.text, (long long)w->mine.step,
              EXIT_LOST_RANK);
-    _exit(EXIT_LOST_RANK); // the main thread may hang, and exit() with it
+    _exit(EXIT_LOST_RANK); // the main thread may hang, and exit() would hang with it
 }
 
 // Ends the run because of a rank. reason: has a %.1f for the seconds.
@@ -365,7 +367,7 @@ static void read_peer(Watch *w, Peer *p) {
     }
     if (p->broken) { end_for(w, p, "has sent what no rank sends", 0); }
     if (!p->closed || p->left) { return; }
-    // if all ranks end with the same fault, this rank's main thread reports it in this time
+    // if all ranks end with the same fault, the main thread of this rank has this time to report it
     pthread_mutex_unlock(&w->mutex);
     nanosleep(&(struct timespec){.tv_nsec = 200000000}, NULL);
     pthread_mutex_lock(&w->mutex);
@@ -377,13 +379,15 @@ static void read_peer(Watch *w, Peer *p) {
 static void judge(Watch *w, double now) {
     double limit = w->limit + (w->hub ? 0 : 2 * w->tick), longest = 0;
     const Peer *stuck = NULL, *behind = NULL;
-    bool all_wait = now - w->left > limit + 2 * w->tick; // they may have waited for who left
+    // these ranks may have waited for the one that left
+    bool all_wait = now - w->left > limit + 2 * w->tick;
     for (int r = 0; r < w->count; r++) {
         const Peer *p = &w->peers[r];
         const Beat *b = &p->beat;
         if (p->left) { continue; }
         if (now - p->heard > limit) { end_for(w, p, "has been silent for %.1f s", now - p->heard); }
-        // only a reported age counts: a rank that is not heard may do something else by now
+        // only a reported age counts: a rank that is not heard from may be doing something else by
+        // now
         if (b->doing == DOING_WORK && b->age > fmax(limit, longest)) {
             stuck = p, longest = b->age;
         }
@@ -495,7 +499,8 @@ static void receive_call(Watch *w, int peer, Channel channel, void *data, size_t
 void group_broadcast(const Group *g, Channel channel, void *data, size_t bytes) {
     Watch *w = g->watch;
     if (w == NULL) { return; }
-    if (g->rank != 0) { receive_call(w, 0, channel, data, bytes); } // from rank 0 or from the hub
+    // a broadcast comes from rank 0 or from the hub
+    if (g->rank != 0) { receive_call(w, 0, channel, data, bytes); }
     for (int r = w->hub ? 1 : 0; r < w->count && (w->hub || g->rank == 0); r++) {
         send_message(&w->peers[r], true, (int)channel, data, bytes);
     }
@@ -513,7 +518,7 @@ void group_gather(const Group *g, Channel channel, const void *mine, size_t byte
             receive_call(w, r, channel, part + (size_t)r * bytes, bytes);
         }
     }
-    if (part != all) { // the hub passes it on
+    if (part != all) { // the hub passes the bytes on
         send_message(&w->peers[0], true, (int)channel, part, whole);
         free(part);
     }
@@ -542,8 +547,8 @@ bool group_agree(const Group *g, Channel channel, bool ok) {
 // What the hub answers to a rank's hello.
 typedef enum {
     HELLO,
-    ANSWER_AGAIN, // another run meets here: come again
-    ANSWER_WAIT,  // until all ranks have come
+    ANSWER_AGAIN, // another run meets here: come again later
+    ANSWER_WAIT,  // wait until all ranks have come
     ANSWER_END,   // the meeting is over. text: why it failed, or ""
 } Answer;
 
@@ -560,7 +565,7 @@ typedef struct {
     const Group *group;
     const Meeting *meeting;
     Hello mine;
-    char place[320], why[TEXT]; // where the hub is; why it is not reached
+    char place[320], why[TEXT]; // where the hub is; why it cannot be reached
     int file, listener;         // the connection to the hub; -1: none
     enum { SEEKS, WAITS, IS_HUB, HAS_MET } stage;
     Whose whose;     // the address of the meeting place
@@ -637,7 +642,8 @@ static bool seat(Part *part, int file, const Hello *h) {
                     h->host, h->ranks, w->rank, w->ranks);
     }
     Peer *p = &w->peers[h->rank];
-    if (p->file >= 0) { list_missing(part, missing, sizeof(missing)); } // it may have died
+    // the rank that sat here may have died
+    if (p->file >= 0) { list_missing(part, missing, sizeof(missing)); }
     if (h->rank == w->rank || p->file >= 0) {
         return fail("two processes say that they are rank %d: one on %s, one on %s", h->rank,
                     p->host, h->host);
@@ -650,17 +656,17 @@ static bool seat(Part *part, int file, const Hello *h) {
     return true;
 }
 
-// Answers who has connected. False: the meeting fails.
+// Answers the process that has connected. False: the meeting fails.
 static bool answer_guest(Part *part, int file) {
     const char *run = part->mine.run;
     Hello h;
     bool ok = true, seated = false;
     if (part->stage == WAITS) {
-        // the hub is elsewhere, and who comes here has to find it
+        // the hub is elsewhere, and a rank that comes here has to find it
     } else if (hear(file, &h) != HEARD || h.answer != HELLO) {
         warn("a connection to %s is ignored: it is not from a rank", part->place);
     } else if (h.process == part->mine.process) {
-        part->stage = IS_HUB; // by an address that its machine does not know as its own
+        part->stage = IS_HUB; // reached by an address that this machine does not know as its own
     } else if (strcmp(h.run, run) != 0) {
         say(part, file, ANSWER_AGAIN, "");
         if (!part->strange) {
@@ -727,7 +733,8 @@ static bool reach(Part *part) {
     if (first && part->listener < 0) {
         part->listener = listen_first(m->host, m->port, &part->whose);
         bool here = part->whose != ELSEWHERE, busy = errno == EADDRINUSE;
-        bool waits = busy && wall_seconds() < part->answered + 10; // another run may soon have met
+        // the other run may soon have met
+        bool waits = busy && wall_seconds() < part->answered + 10;
         if (part->listener < 0 && here && !waits) { return cannot_listen(m->host, m->port); }
         if (part->listener >= 0 && here) {
             part->stage = IS_HUB;
@@ -748,7 +755,7 @@ static bool reach(Part *part) {
     return true;
 }
 
-// What else may be wrong. "": nothing.
+// What else may be wrong, for a message. "": nothing.
 static const char *hint(const Part *part) {
     if (part->whose == LOOPBACK && part->group->local_ranks != part->mine.ranks) {
         return "; each machine has that address itself: if the ranks are on several machines, set "
@@ -761,7 +768,8 @@ static const char *hint(const Part *part) {
     return "";
 }
 
-// Says who is missing. fails: as the reason why the meeting fails; otherwise as a warning.
+// Reports which ranks are missing. fails: as the reason why the meeting fails; otherwise as a
+// warning.
 static bool tell(Part *part, double limit, bool fails) {
     char missing[600], within[64] = "";
     if (fails) {
@@ -798,7 +806,7 @@ static bool meet(Part *part, double limit) {
     part->answered = start;
     while (ok && part->stage != HAS_MET) {
         double now = wall_seconds();
-        // the hub ends before those who wait for it, and says why
+        // the hub ends before the ranks that wait for it, and says why
         double until = start + (part->stage == WAITS ? 1.125 * limit + 5 : limit);
         bool early = now < start + 10;
         if (part->seated == part->mine.ranks - 1 &&
@@ -815,7 +823,7 @@ static bool meet(Part *part, double limit) {
             }
             warning = early ? start + 10 : now + 60;
         }
-        // a program that is no rank may say nothing, and end
+        // a program that is not a rank may connect, say nothing, and end
         if (part->stage != WAITS && now > part->asked + 2) { close_file(&part->file); }
         bool seeks = part->stage == SEEKS && part->file < 0;
         if (seeks && now >= next) {

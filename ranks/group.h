@@ -27,8 +27,8 @@ BEGIN_C
 typedef struct Watch Watch; // the connections, and the thread that reads them
 
 typedef struct {
-    int rank, ranks;             // this process, and how many there are on all machines
-    int local_rank, local_ranks; // on this machine; local_ranks is 0 where it is not known
+    int rank, ranks;             // number of this process, and of processes on all machines
+    int local_rank, local_ranks; // the same on this machine; local_ranks is 0 if it is not known
     Watch *watch;                // NULL: no other rank is connected, and every call below is free
 } Group;
 
@@ -42,18 +42,19 @@ typedef struct {
 } Meeting;
 
 // Opens a socket that listens on the given address, or on the address of the given name, alone. If
-// this machine does not have the address, or the name means a loopback one (Debian gives a
-// machine's own name 127.0.1.1), other machines know another address, and the socket listens on
-// all. If *port is 0, a free port is chosen and stored there. -1: error_text() says why.
+// this machine does not have the address, or the name leads to a loopback address (Debian gives a
+// machine's own name 127.0.1.1), other machines know this machine by another address, and the
+// socket listens on all addresses. If *port is 0, a free port is chosen and stored there. -1:
+// error_text() says why.
 int group_listen(const char *host, int *port);
 
 // Draws a secret.
 void group_draw(Meeting *meeting);
 
 // Meets the other ranks within `seconds`, which is the watchdog's time limit from then on. g: its
-// numbers are set. listener: the hub's socket if it is open already, else -1. identity: lines of
-// text that say what a rank runs, the same on every rank. On failure every connected rank gets the
-// reason, which names the ranks that are missing or differ.
+// numbers of ranks are set already. listener: the hub's socket if it is open already, else -1.
+// identity: lines of text that say what a rank runs, the same on every rank. On failure every
+// connected rank gets the reason, which names the ranks that are missing or differ.
 bool group_open(Group *g, const Meeting *meeting, int listener, const char *identity,
                 double seconds);
 // Says goodbye to the other ranks, so that they do not treat the end of this rank as a loss. It
@@ -64,8 +65,8 @@ void group_close(Group *g);
 // rank ends, they do not return: the watchdog ends this process too.
 typedef enum { CHANNEL_MAIN, CHANNEL_SAVE, CHANNELS } Channel;
 
-// Whether `ok` is true on every rank. If not, error_text() is that of the first rank that failed,
-// on every rank, with its number in front. It is also a barrier.
+// Whether `ok` is true on every rank. If not, error_text() on every rank becomes the text of the
+// first rank that failed, with its number in front. It is also a barrier.
 bool group_agree(const Group *g, Channel channel, bool ok);
 // Copies rank 0's bytes to all ranks / every rank's bytes into `all` [ranks * bytes] of rank 0.
 void group_broadcast(const Group *g, Channel channel, void *data, size_t bytes);
@@ -86,8 +87,8 @@ void watch_beat(Watch *w, int64_t step, Doing doing, const char *what);
 typedef bool WatchProbe(void *argument);
 void watch_probe(Watch *w, WatchProbe *probe, void *argument);
 
-// For a thread whose call failed because another rank ended. It gives the watchdog time to report
-// the reason, and then ends the process with `fallback` as the message.
+// For a thread whose call failed because another rank ended: gives the watchdog time to report the
+// reason, and then ends the process with `fallback` as the message.
 void watch_lost(Watch *w, const char *fallback) __attribute__((noreturn));
 
 END_C

@@ -24,8 +24,9 @@ enum {
 // The variables of a launcher. NULL: it has none
 typedef struct {
     const char *name, *rank, *ranks, *local_rank, *local_ranks;
-    const char *node, *tasks, *hosts; // lists of the tasks on each node, and of the nodes' names
-    const char *run[NUMBERS]; // number the run; the same on all its ranks, and on no other run's
+    const char *node, *tasks, *hosts; // lists: how many tasks each node has; the nodes' names
+    // variables that number the run: the same on all its ranks, and different for every other run
+    const char *run[NUMBERS];
 } Launcher;
 
 // The first one that is set counts.
@@ -112,8 +113,8 @@ static bool read_rank(Ranks *r, const Launcher *l) {
                 l->rank, l->ranks, l->local_rank);
 }
 
-// What the starters call this run: "SLURM_JOB_ID=7 SLURM_STEP_ID=0". A starter of as many ranks as
-// the run has, has started all of them, so that they have its numbers.
+// The starter's name for this run, such as "SLURM_JOB_ID=7 SLURM_STEP_ID=0". It is used only if the
+// starter has started all ranks of the run, so that all of them have the same name.
 static bool read_run(Ranks *r) {
     Meeting *m = &r->meeting;
     size_t used = 0;
@@ -141,7 +142,8 @@ static void take_first(char host[256], const char *list) {
              bracket ? (int)strcspn(number, "-,]") : 0, number, (int)strcspn(rest, ","), rest);
 }
 
-// Reads where and as what several ranks meet. hosts: a list of the machines, or NULL.
+// Reads where several ranks meet, and the name of their run. hosts: a list of the machines, or
+// NULL.
 static bool read_meeting(Ranks *r, const char *hosts) {
     const char *host = variable("MASTER_ADDR"), *secret = variable("LLM8_SECRET");
     Meeting *m = &r->meeting;
@@ -243,7 +245,7 @@ static void ignore_write_signals(void) {
 // Waits for the ranks, and exits with the status of the first one that failed.
 __attribute__((noreturn)) static void await_ranks(const Ranks *r, pid_t *ids,
                                                   const sigset_t *signals) {
-    const double GRACE = 1.5; // seconds for the others to end by themselves
+    const double GRACE = 1.5; // seconds in which the others may end by themselves
     pid_t group = ids[0];
     int running = r->group.local_ranks, result = 0;
     double failed = 0;
@@ -257,8 +259,8 @@ __attribute__((noreturn)) static void await_ranks(const Ranks *r, pid_t *ids,
             bool killed = WIFSIGNALED(status);
             int code = killed ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
             bool orderly = code == 0 || code == EXIT_TOO_MANY_SKIPPED ||
-                           code == EXIT_WRONG_RESULTS || // all ranks end so, one after another
-                           code == EXIT_STOPPED_BY_SIGNAL;
+                           // with this status all ranks end, one after another
+                           code == EXIT_WRONG_RESULTS || code == EXIT_STOPPED_BY_SIGNAL;
             bool effect = failed > 0 && (result != EXIT_LOST_RANK || code == EXIT_LOST_RANK);
             if (i == 0 && failed == 0) { result = code; }
             if (orderly || effect || failed < 0) { continue; }
@@ -280,8 +282,8 @@ __attribute__((noreturn)) static void await_ranks(const Ranks *r, pid_t *ids,
     exit(result);
 }
 
-// Forks the ranks of this machine. It returns in each rank; the starter exits here. *listener:
-// rank 0's, if all ranks are on this machine: on a free port, which no other process can take.
+// Forks the ranks of this machine. It returns in each rank; the starter exits here. *listener: if
+// all ranks are on this machine, rank 0's socket, on a free port that no other process can take.
 static void start_ranks(Ranks *r, int *listener) {
     static pid_t ids[RANKS_MAX];
     pid_t starter = getpid();
@@ -301,7 +303,8 @@ static void start_ranks(Ranks *r, int *listener) {
         if (ids[i] < 0) {
             die("rank %d could not be started: %s", r->group.rank + i, strerror(errno));
         }
-        // ranks are in another process group: ^C reaches only the starter, which passes it on once
+        // ranks are in a process group of their own: ^C reaches only the starter, which passes it
+        // on once
         setpgid(ids[i], ids[0]);
         if (ids[i] > 0) { continue; }
         prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -370,7 +373,7 @@ void launch_refuse(Group *group, const Options *options) {
     ignore_write_signals();
     bool ok = ranks_read(&r, options);
     threads_divide(1);
-    if (r.group.ranks > 1) { // reported first, even if the variables are wrong
+    if (r.group.ranks > 1) { // these errors are reported first, even if the variables are wrong
         die("%s is one process, and not one of %d ranks (%s): train_gptcu trains on several GPUs",
             options->program, r.group.ranks, r.source);
     }

@@ -32,11 +32,11 @@ BEGIN_C
 enum { STOP_SIGNALS = 5 };
 extern const int stop_signals[STOP_SIGNALS];
 
-// What the environment and --gpus say of the ranks, before they meet.
+// What the environment and --gpus say about the ranks, before they meet.
 typedef struct {
     Group group;
     Meeting meeting;    // port 0: any free one
-    const char *source; // who started them
+    const char *source; // the starter's name
     bool starts;        // this process is to start --gpus ranks, from group.rank on
 } Ranks;
 

@@ -103,7 +103,8 @@ void run_score_set(Run *run, const ChoiceSet *set, ChoiceModel model, int64_t co
 }
 
 void run_score_choices(Run *run, ChoiceModel model) {
-    // negative: the validation loss is left too, as a signal ended it; sets wait for the resume
+    // negative: the validation loss is also left to do, because a signal ended it; sets wait for
+    // the resume
     int64_t first = run->choices.count - run->progress.eval_left;
     for (int64_t i = first; i >= 0 && i < run->choices.count; i++) {
         const ChoiceSet *set = &run->choices.sets[i];

@@ -10,11 +10,12 @@ typedef struct {
     // Computes the losses [B,T]; 0 for a target of -1. B x T: at most the tokens of a micro-batch.
     void (*losses)(void *trainer, const int *inputs, const int *targets, int B, int T,
                    float *losses);
-    void (*sum)(void *trainer, int64_t *values, int n); // over all ranks; NULL: there is one rank
+    // sums values over all ranks; NULL: there is one rank
+    void (*sum)(void *trainer, int64_t *values, int n);
 } ChoiceModel;
 
 // Adds to counts: questions; right answers by the sum of an answer's losses; and by their mean. A
-// signal breaks it off.
+// signal ends it early.
 void run_score_set(Run *run, const ChoiceSet *set, ChoiceModel model, int64_t counts[3]);
 
 // Scores the sets of --eval-choices that are left of an evaluation, prints the results and writes

@@ -18,7 +18,7 @@ void console_open(Console *c, bool trains, bool quiet) {
 
 void console_flush(Console *c, bool trains) {
     if (output_flush(c->answers)) { return; }
-    or_die(trains); // without training, it was all that was requested
+    or_die(trains); // in a run that does not train, the answers are all that was requested
     if (!c->mute) { warn("%s; the run continues", error_text()); }
     c->mute = true;
 }
@@ -33,7 +33,8 @@ static int terminal_columns(void) {
 
 void console_step(Console *c, const StepLine *s) {
     enum { LOSS = 1, NORM, LR, SPEED, USE, ETA, SKIPPED, FIELDS, FIELD = 64, WIDTH = 100 };
-    static const int dropped[] = {USE, LR, NORM, ETA, SPEED}; // in this order, if too long
+    // in this order, if the line is too long
+    static const int dropped[] = {USE, LR, NORM, ETA, SPEED};
     int columns = terminal_columns();
     if (!s->whole && (columns == 0 || wall_seconds() - c->last_line < 0.2)) { return; }
     if (!s->whole) { c->last_line = wall_seconds(); }

@@ -1,4 +1,4 @@
-// --export: the weights of --load as a folder for the programs that serve models.
+// --export: the weights of --load as a folder for programs that serve models.
 #include "../checkpoints/hugging_face.h"
 #include "../kernels/cpu.h"
 #include "run.h"
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// Refuses what these programs cannot compute, or compute otherwise.
+// Refuses models that these programs cannot compute, or compute differently.
 static void check_model(const Run *run) {
     const Options *o = &run->options;
     int head = run->config.head_size;
@@ -20,7 +20,7 @@ static void check_model(const Run *run) {
             "changes probabilities; --logit-softcap 0 exports without it",
             o->logit_softcap);
     }
-    // vLLM's FlashAttention takes multiples of 8, its attention in Triton all from 32 on
+    // vLLM's FlashAttention takes multiples of 8, its attention in Triton all sizes from 32 on
     if (head % 8 != 0 && head < 32) {
         die("--export: heads of %d channels: vLLM takes multiples of 8, or 32 and more; "
             "transformers opens %s as it is",
@@ -53,7 +53,7 @@ static void read_tensor(Run *run, TensorEntry *t) {
 }
 
 // Copies what a run keeps beside the weights: the tokenizer's files, generation_config.json. Writes
-// config.json last, without which no program opens the folder.
+// config.json last, because no program opens the folder without it.
 static bool write_others(const Run *run, const char *folder, Dtype dtype) {
     char path[PATH_LENGTH], *config = NULL;
     size_t bytes;
@@ -99,7 +99,7 @@ void run_export(Run *run) {
         total += bytes;
     }
     starts[files] = count;
-    if (edges != NULL) { // they take all blocks of a weight for equally large
+    if (edges != NULL) { // these programs take all blocks of a weight for equally large
         warn("--export-fp8: weights such as '%s' [%lld, %lld] are no multiples of 128 x 128: vLLM "
              "and transformers may refuse them or read them wrongly; there, serve it in BF16",
              edges->name, (long long)edges->shape[0], (long long)edges->shape[1]);
@@ -109,7 +109,8 @@ void run_export(Run *run) {
     bool ok = folder_make(folder);
     cJSON *index = cJSON_CreateObject(), *map = cJSON_AddObjectToObject(index, "weight_map");
     cJSON_AddNumberToObject(cJSON_AddObjectToObject(index, "metadata"), "total_size", total);
-    for (int file = 0; ok && file < files; file++) { // its tensors are in memory meanwhile
+    // the tensors of one file are in memory at a time
+    for (int file = 0; ok && file < files; file++) {
         TensorEntry *begin = tensors + starts[file], *end = tensors + starts[file + 1];
         const char *form = files > 1 ? "model-%05d-of-%05d.safetensors" : "model.safetensors";
         snprintf(name, sizeof(name), form, file + 1, files);

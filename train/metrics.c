@@ -3,10 +3,11 @@
 // The "kind" of a record is "run" (the first, and again at every resume: time, options, versions,
 // device, the precision of each linear layer, the step it starts from), "step" (every optimizer
 // step), "eval", "choices" (the score of a multiple-choice set), "save", "ranks" (with several
-// ranks, at every printed line: how long each computes), "fp8" (--fp8-stats-interval: each tensor's
-// saturation and underflow), "profile" or "end". After a resume at step N, earlier records of steps
-// after N are void. A line that a crash has cut off is removed, and so are the zeros that a power
-// cut leaves. A number that is NaN or infinite is null, and the record then has "nonfinite": true.
+// ranks, at every printed line: how long each rank computes), "fp8" (--fp8-stats-interval: each
+// tensor's saturation and underflow), "profile" or "end". After a resume at step N, earlier records
+// of steps after N are void. A line that a crash has cut off is removed, and so are the zeros that
+// a power cut leaves. A number that is NaN or infinite is null, and the record then has
+// "nonfinite": true.
 #include "metrics.h"
 #include "run_data.h"
 
@@ -24,7 +25,8 @@ void metrics_close(Metrics *m) {
     m->file = NULL;
 }
 
-// Whether a text begins with another. torn: the text is cut off, and a shorter match is enough.
+// Whether a text begins with another. torn: the text is cut off, so a match of its beginning is
+// enough.
 static bool begins(const char *text, const char *with, bool torn) {
     size_t n = strlen(with), length = strlen(text);
     return strncmp(text, with, torn && length < n ? length : n) == 0;
@@ -69,7 +71,7 @@ static bool find_whole(FILE *file, off_t *whole, off_t *end, bool *ours) {
     return *ours && fseeko(file, 0, SEEK_END) == 0;
 }
 
-// Writes the whole lines to a file that is this run's alone.
+// Copies the whole lines to a file of this run alone.
 static bool make_own(const char *path, off_t whole) {
     size_t bytes;
     char *text = file_read(path, &bytes);
@@ -83,7 +85,7 @@ static bool make_own(const char *path, off_t whole) {
     return ok;
 }
 
-// Locks the file until it is closed. Where there are no locks, nothing is locked.
+// Locks the file until it is closed. If the file system has no locks, nothing is locked.
 static bool lock(FILE *file, bool *taken) {
     struct stat info;
     bool device = fstat(fileno(file), &info) == 0 && !S_ISREG(info.st_mode);
@@ -279,7 +281,7 @@ void run_record_ranks(Run *run) {
     MetricsRecord *r = metrics_begin("ranks");
     metrics_number(r, "step", (double)run->progress.step);
     cJSON_AddItemToObject(r, "compute_seconds", cJSON_CreateDoubleArray(seconds, run->group.ranks));
-    // beside the median; of two ranks, beside the faster one
+    // compared with the median; of two ranks, with the faster one
     if (seconds[slowest] > BEHIND * sorted[(n - 1) / 2]) {
         metrics_number(r, "slowest", slowest);
         metrics_text(r, "host", all[slowest].host);

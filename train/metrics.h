@@ -9,7 +9,7 @@ BEGIN_C
 // another folder shares by a hard link is copied first.
 bool metrics_open(Metrics *m, const char *path);
 void metrics_close(Metrics *m);
-void metrics_sync(const Metrics *m); // to the disk
+void metrics_sync(const Metrics *m); // syncs the file to the disk
 
 // To write a record: begin it, add fields, and end it, which writes the line.
 typedef struct cJSON MetricsRecord;

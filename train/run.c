@@ -47,7 +47,7 @@ void run_announce(Run *run) {
     }
 }
 
-// Whether every rank could read its data. If not, the error text is that of the first that could
+// Whether every rank could read its data. If not, error_text() is that of the first rank that could
 // not.
 static bool agree_on_data(const Run *run) {
     const char *fault = run->data_fault.text;
@@ -66,7 +66,7 @@ void run_start(Run *run, const char *device) {
     run_open_tokenizer(run);
     run_check_data(run);
     save_folder_open(run);
-    if (options_train(o)) { run_catch_signals(); } // others have nothing to save
+    if (options_train(o)) { run_catch_signals(); } // other runs have nothing to save
     if (run->train_data.windows == 0) { return; }
     int micro_batches = run_micro_batches(run) * run->group.ranks;
     if (run->group.ranks > 1) { printf("  ranks       %d\n", run->group.ranks); }
@@ -118,7 +118,7 @@ static bool restore(Run *run, Checkpoint *checkpoint) {
     printf("resuming from %s: step %lld, %lld tokens\n", checkpoint->path,
            (long long)run->progress.step, (long long)run->progress.tokens);
     or_die(checkpoint_match(checkpoint, o, &run->layout));
-    run->progress.samples = run->progress.tokens / o->seq_length; // of today's --seq-length
+    run->progress.samples = run->progress.tokens / o->seq_length; // by this run's --seq-length
     if (run->train_data.windows > 0 && checkpoint->data_windows != run->train_data.windows &&
         o->shuffle) {
         printf("  --data has %lld sequence%s, had %lld in the checkpoint: they come in another "
@@ -154,7 +154,7 @@ static void verify_load(const Run *run) {
                               : " (it has no checksums: names, shapes and values are checked)");
 }
 
-static Run *recorded; // its metrics have a record of the start, and none of the end
+static Run *recorded; // the run whose metrics have a record of its start, and none of its end
 
 // error NULL: there is none.
 static void record_end(Run *run, int status, const char *error) {
@@ -176,8 +176,8 @@ static int64_t eval_parts(const Run *run) {
     return run->has_valid + run->choices.count;
 }
 
-// The parts that a run has to make before its first step: of a checkpoint whose evaluation was
-// broken off, those that are left of it. The sets may be others than when it was.
+// How many parts of an evaluation a run has to make before its first step: those that are left if
+// the checkpoint's evaluation ended early. The sets may have changed since then.
 static int64_t parts_left(const Run *run) {
     int64_t all = eval_parts(run), left = max64(0, min64(run->progress.eval_left, all));
     bool first = left > 0 && run->has_valid && isnan(run->progress.valid_loss);
@@ -189,7 +189,7 @@ static int64_t parts_left(const Run *run) {
 bool run_restore(Run *run, Checkpoint *checkpoint) {
     const Options *o = &run->options;
     bool restored = restore(run, checkpoint);
-    // what is evaluated or sampled is the checkpoint; a run that trains counts from 0
+    // an evaluation or a sample is of the checkpoint; a run that trains counts from 0
     if (!restored && !options_train(o)) { run->progress.step = run->start.progress.step; }
     run->progress.eval_left = parts_left(run);
     bool goes_on = !restored || run->progress.eval_left > 0 ||
@@ -200,7 +200,7 @@ bool run_restore(Run *run, Checkpoint *checkpoint) {
         warn("the weights are random: no checkpoint is loaded (--load, --resume)");
     }
     if (run->group.rank == 0 && options_save(o) && goes_on) { save_folder_begin(run, checkpoint); }
-    // a record of this start would declare those of later steps void
+    // a record of this start would declare the records of later steps void
     if (options_train(o) && !goes_on) {
         metrics_close(&run->metrics);
         run->metrics.path[0] = '\0';
@@ -216,7 +216,8 @@ void run_restored(Run *run, Checkpoint *checkpoint) {
     checkpoint_close(&run->start);
 }
 
-// Names the first tensor that has NaN, or more than `most`, in elements begin..end of the space.
+// Fails with the name of the first tensor that has NaN, or a value above `most`, in elements
+// begin..end of the parameter space.
 static bool check_values(const Run *run, int64_t begin, int64_t end, const float *values,
                          float most) {
     for (const Param *p = run->layout.params; p < run->layout.params + run->layout.count; p++) {
@@ -244,7 +245,7 @@ void run_read_state(const Run *run, const Checkpoint *c, const char *kind, int64
 }
 
 void run_first_weights(Run *run, int64_t begin, int64_t end, float *out) {
-    const float FP16_MOST = 65504; // a trained model's weights are far smaller
+    const float FP16_MOST = 65504; // weights of a trained model are far smaller
     static bool said;
     const Options *o = &run->options;
     if (o->load[0] == '\0') {
@@ -333,7 +334,7 @@ void run_report(Run *run, StepResult s) {
     p->valid_loss = NAN;
     p->eval_left = eval_is_due(o, p->step) ? eval_parts(run) : 0;
     p->skipped += s.skipped != SKIP_NONE;
-    // stays once the run has diverged, so that it ends again when it is resumed: the GPU trainer
+    // the count stays once the run has diverged, so that a resumed run ends again: the GPU trainer
     // has the next step in flight, which may be a good one
     bool counts = !run->diverged && s.skipped != SKIP_ASKED;
     if (counts) { p->skipped_in_row = s.skipped ? p->skipped_in_row + 1 : 0; }
@@ -384,7 +385,8 @@ void run_report(Run *run, StepResult s) {
     if (s.skipped) { metrics_text(r, "reason", skip_texts[s.skipped][0]); }
     if (first) { metrics_number(r, "start_seconds", start_seconds); }
     metrics_end(&run->metrics, r);
-    bool timed = !first && !isnan(s.own_seconds); // the first step also loads and plans
+    // the first step also loads and plans, so its time does not count
+    bool timed = !first && !isnan(s.own_seconds);
     run->own_seconds += timed ? s.own_seconds : 0;
     run->own_steps += timed;
     bool due = p->step % o->log_interval == 0 && run->own_steps > 0;
@@ -486,7 +488,7 @@ int run_close(Run *run) {
     bool stopped = is_stopping(run) && (p->step < run->options.train_iters || p->eval_left > 0);
     bool read = agree_on_data(run);
     Error why = error_kept();
-    int status = !saved || !read ? EXIT_FAILURE // this goes before the other reasons
+    int status = !saved || !read ? EXIT_FAILURE // this status goes before the others
                  : run->diverged ? EXIT_TOO_MANY_SKIPPED
                  : stopped       ? EXIT_STOPPED_BY_SIGNAL
                                  : EXIT_SUCCESS;

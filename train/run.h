@@ -38,11 +38,11 @@ void run_end_wrong(Run *run) __attribute__((noreturn));
 // ---- schedule -----------------------------------------------------------------------------------
 
 bool run_has_steps(const Run *run); // there is a step left to train
-bool run_goes_on(const Run *run);   // and the run is not to stop before
+bool run_goes_on(const Run *run);   // whether the run continues after this step
 // Whether an evaluation, a sample, a save or the end follows step number `step` (counted as in
 // progress), so that its report is needed before the next step.
 bool run_needs_result(const Run *run, int64_t step);
-bool run_should_eval(const Run *run);     // also at the start, if a stop broke an evaluation off
+bool run_should_eval(const Run *run);     // also at the start, if a stop ended an evaluation early
 bool run_should_validate(const Run *run); // the first part of an evaluation
 bool run_should_sample(const Run *run);
 bool run_should_save(const Run *run);
@@ -53,21 +53,22 @@ bool run_should_save(const Run *run);
 typedef struct {
     double loss, norm, lr, seconds;
     SkipReason skipped;
-    bool stop;          // several ranks: one of them has got a signal to stop
-    double own_loss;    // several ranks: mean over this rank's sequences
+    bool stop;          // several ranks: one of them has received a signal to stop
+    double own_loss;    // several ranks: mean loss over this rank's sequences
     double own_seconds; // several ranks: time of this rank's passes; NaN, on all ranks: not known
 } StepResult;
 
 // Counts the step and its tokens, prints its line, and writes its record.
 void run_report(Run *run, StepResult result);
-// losses: of each source of --valid-data. Their mean by the sources' shares is the validation loss.
+// losses: one for each source of --valid-data. Their mean by the sources' shares is the validation
+// loss.
 void run_report_eval(Run *run, const double *losses, double seconds);
 
 // Ends a part of an evaluation: the validation loss, or the score of a set. All ranks call it.
-// False: some rank has got a signal or lacks data, so that the part is not whole. Then the run ends
-// after this step, and the evaluation goes on from this part when the run is resumed.
+// False: some rank has received a signal or lacks data, so that the part is not complete. Then the
+// run ends after this step, and the evaluation goes on from this part when the run is resumed.
 bool run_part_is_whole(Run *run);
-// After that, and after the part's record: counts the part as made.
+// Called after run_part_is_whole and after the part's record is written: counts the part as made.
 void run_end_part(Run *run);
 
 // Whether step number `step` counts saturated and underflowed FP8 values (--fp8-stats-interval).

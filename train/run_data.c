@@ -75,7 +75,7 @@ void run_open_train_data(Run *run) {
     run->train = (Loader){m->data, (uint64_t)o->seed, o->shuffle, &m->blend};
 }
 
-// A mixture that is none, because files have the name of its text, must not pass unnoticed.
+// Prints a note if a text that looks like a mixture is not one, because files have that name.
 static void note_name(const Mixture *m, const char *option, const char *text) {
     size_t n = strcspn(text, " ");
     if (m->count == 1 && is_weight(text, n) && strcmp(m->sources->pattern, text) == 0) {
@@ -109,7 +109,7 @@ static void announce_train_data(const Run *run) {
     }
 }
 
-// Says what documents are to the model, and how it is known where they begin.
+// Prints how the model treats documents, and how it is known where they begin.
 static void announce_documents(const Run *run) {
     static const char *const resets[] = {"see those before them in a sequence",
                                          "attention begins anew at each",
@@ -226,7 +226,8 @@ void run_check_data(Run *run) {
 
 static const char whose[] = "the checkpoint's run";
 
-// Whether an evaluation reads the same as in the checkpoint's run, or that is not known.
+// Whether an evaluation reads the same data as in the checkpoint's run, or the checkpoint does not
+// say.
 static bool match_valid_data(const Run *run, const Checkpoint *c) {
     int64_t tokens = run_eval_all_samples(run) * run->options.seq_length;
     if (!run->has_valid || c->valid_data[0] == '\0') { return true; }
@@ -250,7 +251,7 @@ void run_match_data(Run *run, const Checkpoint *checkpoint) {
         die("--data %s; --accept-data-change resumes with it", error_text());
     }
     printf("  --data changed: %s\n", error_text());
-    run->progress.level = run->progress.best_level = NAN; // they were of other data
+    run->progress.level = run->progress.best_level = NAN; // these levels were of other data
 }
 
 // ---- batches ------------------------------------------------------------------------------------
@@ -264,19 +265,19 @@ int64_t run_step_targets(const Run *run, int64_t ahead) {
     return loader_targets(&run->train, run->progress.samples + ahead * batch, batch);
 }
 
-// A rank's micro-batches are `stride` samples apart, also from one step to the next.
+// A rank's micro-batches are `stride` samples apart, even across the border between two steps.
 void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets, int *starts) {
     enum { STEPS_AHEAD = 2 }; // several ranks may have a step in flight, and end after it
     const Options *o = &run->options;
     int B = o->micro_batch_size;
     int64_t n = (int64_t)B * run->train.data->seq_length, stride = (int64_t)run->group.ranks * B;
-    int64_t step = run->progress.samples + ahead * o->global_batch_size; // its first sample
+    int64_t step = run->progress.samples + ahead * o->global_batch_size; // the step's first sample
     int64_t sample = step + ((int64_t)micro * run->group.ranks + run->group.rank) * B;
     int64_t slots = STEPS_AHEAD * run_micro_batches(run) + 1;
     int64_t left = max64(1, min64(STEPS_AHEAD + 1, o->train_iters - run->progress.step - ahead));
     int64_t end = min64(sample + slots * stride, step + left * o->global_batch_size);
     bool first = run->held == NULL, resets = run_resets(run);
-    int64_t arrays = resets ? 3 : 2; // of a batch, each of n
+    int64_t arrays = resets ? 3 : 2; // arrays of a batch, each of n numbers
     assert(resets || starts == NULL);
     if (first) {
         run->held = malloc_or_die((size_t)(slots * arrays * n) * sizeof(int));
@@ -300,7 +301,7 @@ void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets, in
     run_beat(run, DOING_WAIT, "in a step");
 }
 
-// Of a mixture, each source has its share of the samples, and at least one.
+// In a mixture each source has its share of the samples, and at least one.
 int64_t run_eval_samples(const Run *run, int source) {
     const Blend *blend = &run->valid_data.blend;
     int64_t all = run->valid_data.data[source].windows;

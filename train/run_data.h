@@ -9,7 +9,8 @@ BEGIN_C
 void run_open_train_data(Run *run);
 // Opens shards and multiple-choice sets; run_start calls it.
 void run_open_data(Run *run);
-// Then, with the tokenizer: encodes the prompt; refuses data of other tokenizers, or other ranks'.
+// Called after run_open_data, once the tokenizer is open: encodes the prompt; refuses data of
+// another tokenizer, or data that differ between ranks.
 void run_check_data(Run *run);
 // Whether attention or positions begin anew at each document, so that batches need `starts`.
 static inline bool run_resets(const Run *run) {
@@ -25,9 +26,10 @@ void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets, in
 void run_match_data(Run *run, const Checkpoint *checkpoint);
 int run_micro_batches(const Run *run); // in a step, on each rank
 // The number of targets that count on all ranks, in the step `ahead` steps after the present one.
-// The step's loss and gradient are divided by it, however the step is split. But in the backward
-// pass the trainers divide by all tokens (precision.step_tokens), so that the size of activations'
-// gradients does not depend on the masks; they multiply the sums by tokens / targets afterwards.
+// The step's loss and gradient are divided by this number, however the step is split. But in the
+// backward pass the trainers divide by all tokens (precision.step_tokens), so that the size of
+// activations' gradients does not depend on the masks; they multiply the sums by tokens / targets
+// afterwards.
 int64_t run_step_targets(const Run *run, int64_t ahead);
 
 // An evaluation reads the windows of each source from 0 to below run_eval_samples(), for any batch
@@ -35,8 +37,8 @@ int64_t run_step_targets(const Run *run, int64_t ahead);
 // run_eval_stride(), and they add up their sums. run_eval_batch reads the batch from `sample` on,
 // without windows past the end.
 int64_t run_eval_samples(const Run *run, int source);
-int64_t run_eval_targets(const Run *run, int source); // that count, on all ranks
-int64_t run_eval_all_samples(const Run *run);         // of all sources
+int64_t run_eval_targets(const Run *run, int source); // targets that count, on all ranks
+int64_t run_eval_all_samples(const Run *run);         // samples of all sources
 static inline int64_t run_eval_first(const Run *run) {
     return (int64_t)run->group.rank * run->options.micro_batch_size;
 }

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-// Returns the text of --sample-tokens, or of the file that it names. The caller frees it.
+// Returns the text of --sample-tokens, or of the file that the option names. The caller frees it.
 static char *tokens_text(const char *given) {
     size_t bytes;
     if (given[0] != '@') { return strdup_or_die(given); }
@@ -22,7 +22,7 @@ static char *tokens_text(const char *given) {
 // Reads --sample-tokens.
 static bool read_prompt(Run *run) {
     const char *given = run->options.sample_tokens;
-    if (given[0] == '@' && options_train(&run->options)) { // a resume may not find the file
+    if (given[0] == '@' && options_train(&run->options)) { // a resumed run may not find the file
         return fail("--sample-tokens %s: a file only with --sample-only; give the numbers", given);
     }
     char *held = tokens_text(given), *text = held, *end;
@@ -88,7 +88,8 @@ static int compare_descending(const void *a, const void *b) {
     return x < y ? 1 : (x > y ? -1 : 0);
 }
 
-// Chooses the next token by temperature and top-k. scratch: [V]. place: its number in the sample.
+// Chooses the next token by temperature and top-k. scratch: [V]. place: the token's number in the
+// sample.
 static int sample_token(const Options *o, const float *logits, float *scratch, int V,
                         int64_t place) {
     int top = 0;
@@ -131,7 +132,8 @@ static void print_bytes(const Run *run, const void *from, size_t n, unsigned cha
     }
 }
 
-// At the sample's token `place` the window leaves the first token of the prompt behind.
+// Warns when, at the sample's token `place`, the first token of the prompt leaves the model's
+// window.
 static void warn_of_window(const Run *run, int place) {
     const Options *o = &run->options;
     if (isatty(fileno(run->console.answers))) { fputs("\n", run->console.answers); }

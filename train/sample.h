@@ -9,13 +9,13 @@ BEGIN_C
 // of text, as every document starts with one. Warns if they are more than a sequence.
 bool run_encode_prompt(Run *run);
 
-// Returns the logits [V] of the token after tokens[0..n), n <= seq_length. They are valid until the
-// next call, and the caller may change them.
+// Returns the logits [V] of the token after tokens[0..n), n <= seq_length. The logits are valid
+// until the next call, and the caller may change them.
 typedef float *(*NextLogits)(void *trainer, const int *tokens, int n);
 
 // Prints the prompt and the model's continuation: as text, or without a tokenizer as ids. A signal
-// breaks it off. With --sample-only it warns when the prompt's beginning is out of the model's
-// sight.
+// ends the sample early. With --sample-only a warning says when the prompt's beginning leaves the
+// model's window.
 void run_sample(Run *run, NextLogits next_logits, void *trainer);
 
 END_C

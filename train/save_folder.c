@@ -103,7 +103,7 @@ void save_folder_evaluated(Run *run) {
 }
 
 // If the folder of --save has been moved or deleted, makes it and the run's files in it again. If
-// there is a copy of the folder, or a link to its new place, the run continues in that.
+// there is a copy of the folder, or a link to its new place, the run continues there.
 static void make_folder_anew(Run *run) {
     const Options *o = &run->options;
     if (is_folder(o->save, run->saves.id)) { return; }
@@ -114,7 +114,8 @@ static void make_folder_anew(Run *run) {
         warn("--save %s", error_text());
         return;
     }
-    if (!checkpoint_claim(o)) { die("--save %s", error_text()); } // it belongs to another run now
+    // the folder belongs to another run now
+    if (!checkpoint_claim(o)) { die("--save %s", error_text()); }
     if (!save_config(o)) { warn("--save %s", error_text()); }
     run->saves.id = folder_id(o->save);
     if (o->metrics[0] != '\0') { return; }
@@ -126,7 +127,7 @@ static void make_folder_anew(Run *run) {
 bool run_wait_for_save(Run *run) {
     run_beat(run, DOING_PAUSE, "waiting for the last save");
     save_folder_report(run);
-    run_beat(run, DOING_WAIT, "after a save"); // what follows has a time limit again
+    run_beat(run, DOING_WAIT, "after a save"); // the time limit applies again
     return !run->saves.saver.failed;
 }
 
@@ -148,7 +149,8 @@ void run_save(Run *run, const Snapshot *snapshot) {
 void save_folder_print_resume(const Run *run) {
     const Options *o = &run->options;
     char config[PATH_LENGTH], words[2][SHELL_WORD];
-    bool started = run->group.ranks > 1 && o->gpus == 1; // by torchrun, srun or mpirun
+    // ranks started by torchrun, srun or mpirun
+    bool started = run->group.ranks > 1 && o->gpus == 1;
     path_format(config, "%s/config.txt", o->save);
     printf("; saved; resume with %s%s --config %s --resume latest",
            started ? "the same starter and " : "", shell_word(words[0], o->program),

@@ -33,7 +33,7 @@ void warn_of_schedule(const Options *o) {
     }
 }
 
-// Whether a rate is more than a tenth above another one.
+// Whether a learning rate is more than a tenth above another one.
 static bool is_above(double rate, double other) {
     return rate > 1.1 * other;
 }
@@ -44,7 +44,7 @@ void warn_of_jump(const Options *o, const Options *was, int64_t step) {
     double next = learning_rate(o, step);
     bool rises = is_above(next, fmax(last, planned)), falls = is_above(fmin(last, planned), next);
     if (!rises && !falls) { return; }
-    int64_t same = 0; // the first steps, in which both have about one rate
+    int64_t same = 0; // the first steps, in which both rates are about equal
     char remedy[128] = "";
     while (!is_above(learning_rate(was, same), learning_rate(o, same)) &&
            !is_above(learning_rate(o, same), learning_rate(was, same))) {

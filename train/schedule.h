@@ -11,7 +11,8 @@ BEGIN_C
 // lr-decay-iters, or as many of them as the warm-up leaves.
 double learning_rate(const Options *options, int64_t step);
 
-// Whether these follow step number `step`, counted from 1; 0 is the start.
+// Whether an evaluation (or a sample, a save) follows step number `step`, counted from 1; 0 is the
+// start.
 static inline bool eval_is_due(const Options *o, int64_t step) {
     return step % o->eval_interval == 0 || step == o->train_iters;
 }

@@ -26,7 +26,8 @@ static void find_beside(glob_t *found, const char *shards) {
     globfree(&files);
 }
 
-// Whether a path is a file of the checkpoint that the run starts from, which is open already.
+// Whether a path is a file of the checkpoint that the run starts from. That checkpoint is open
+// already.
 static bool is_of_start(const Run *run, const char *path) {
     const Options *o = &run->options;
     size_t folder = strlen(o->origin);
@@ -53,8 +54,8 @@ static size_t common_length(const char *a, const char *b) {
 }
 
 // Opens one of the tokenizers beside shards (tokenizer.bin, PREFIX_tokenizer.bin): one that has the
-// shards' mark, and of several the one with the shards' prefix; for shards without a mark,
-// tokenizer.bin. False: none fits. *others: there are some, but none fits.
+// shards' mark; if there are several, the one with the shards' prefix; for shards without a mark,
+// tokenizer.bin. False: none fits. *others: whether there are tokenizers that do not fit.
 static bool find_made(Tokenizer *t, const char *shards, uint32_t mark, char path[PATH_LENGTH],
                       bool *others) {
     glob_t found = {0};
@@ -87,14 +88,14 @@ static bool find_made(Tokenizer *t, const char *shards, uint32_t mark, char path
     return path[0] != '\0' && tokenizer_open(t, path);
 }
 
-// The sources of a text of --data or --valid-data, which must be readable.
+// Reads the sources in the text of --data or --valid-data; ends the program if it is wrong.
 static int read_sources(const char *text, const char *option, Source **sources) {
     int count = sources_read(text, sources);
     if (count == 0) { die("--%s %s", option, error_text()); }
     return count;
 }
 
-// As find_made, beside the shards of the first source that has one.
+// Calls find_made for each source, until one has a tokenizer.
 static bool find_of_sources(Tokenizer *t, const Options *o, char path[PATH_LENGTH], bool *others) {
     bool trains = o->data[0] != '\0', opened = false;
     char first[PATH_LENGTH];
@@ -109,8 +110,8 @@ static bool find_of_sources(Tokenizer *t, const Options *o, char path[PATH_LENGT
     return opened;
 }
 
-// Replaces a tokenizer by the same one beside the conversations that the run trains on, which has
-// the chat template by which they were written.
+// If the run trains on conversations, replaces a tokenizer by the same tokenizer from beside them,
+// whose chat template has written them.
 static void prefer_chat(Tokenizer *t, const Options *o, char path[PATH_LENGTH]) {
     char shard[PATH_LENGTH], beside[PATH_LENGTH], json[PATH_LENGTH];
     Tokenizer same;
@@ -145,7 +146,8 @@ static bool has_chats(const Options *o) {
 }
 
 // Opens the tokenizer that --tokenizer names; or the checkpoint's; or else the one beside the
-// shards. False: there is none (path is empty), or run_open_tokenizer says what is wrong with it.
+// shards. False: there is none (its path is empty), or it cannot be opened, which
+// run_open_tokenizer reports.
 static bool find_tokenizer(Tokenizer *t, const Run *run, char path[PATH_LENGTH]) {
     const Options *o = &run->options;
     const char *shards = o->data[0] != '\0' ? o->data : o->valid_data;
@@ -172,8 +174,8 @@ static bool find_tokenizer(Tokenizer *t, const Run *run, char path[PATH_LENGTH])
     return opened;
 }
 
-// Reads a file without a byte-order mark, which transformers does not read; bytes NULL: there is
-// none. name: it will have that name in a checkpoint.
+// Reads a file without a byte-order mark, which transformers does not read; bytes NULL: there is no
+// such file. name: the name that the file will have in a checkpoint.
 static Companion read_companion(const Run *run, const char *path, const char *name) {
     static const char mark[] = "\xef\xbb\xbf";
     enum { MARK = sizeof(mark) - 1 };
@@ -215,7 +217,7 @@ static void read_companions(Run *run) {
     if (!run->has_tokenizer) { return; }
     add_companion(run, read_companion(run, o->tokenizer, "tokenizer.bin"));
     bool known = end != NULL;
-    for (int i = 0; i < 3 && known; i++) { // without the first, the others are not read
+    for (int i = 0; i < 3 && known; i++) { // if the first file is missing, the others are not read
         path_format(path, "%.*s%s", (int)(end - o->tokenizer), o->tokenizer, theirs[i]);
         known = add_companion(run, read_companion(run, path, theirs[i])) || i > 0;
     }
@@ -260,14 +262,15 @@ static bool set_by_data(void *context, Options *o) {
         run->end_of_text = t.end_of_text;
         tokenizer_close(&t);
     }
-    // what continues the run of a checkpoint does as that did
+    // a run that continues a checkpoint's run does as that run did
     bool continues = run->start.options != NULL && (o->resumes || o->eval_only);
     return ok &&
            (continues || !has_chats(o) ||
             options_set(o, SOURCE_DERIVED, "reset-attention-mask true reset-position-ids true"));
 }
 
-// Without a tokenizer: the token that ends a text is the last one of GPT-2's tokens, and of bytes.
+// Without a tokenizer: guesses the token that ends a text, which is the last token of GPT-2's
+// vocabulary and of bytes.
 static void guess_end(Run *run) {
     const Options *o = &run->options;
     bool last = o->vocab_size == GPT2_VOCAB || o->vocab_size == BYTE_VOCAB;
@@ -281,7 +284,7 @@ static int64_t count_windows(void *context) {
     return run->train_data.windows;
 }
 
-// If another program has started the ranks, all of them run this, and only rank 0 warns.
+// If another program has started the ranks, all of them call this function, and only rank 0 warns.
 void run_resolve_options(Run *run) {
     static Options was;
     Options *o = &run->options;
@@ -294,7 +297,8 @@ void run_resolve_options(Run *run) {
         facts.windows = count_windows;
     }
     bool claims = options_save(o) && !o->plan && !o->list_checkpoints && !o->list_tensors;
-    // so that the options are those of the last checkpoint of a run that still saves there
+    // the lock is awaited, so that the options are those of the last checkpoint of a run that still
+    // saves there
     if (claims && o->resume[0] != '\0' && !checkpoint_await(o)) { die("--save %s", error_text()); }
     or_die(checkpoint_model(&run->start, o, &was));
     if (o->origin[0] != '\0') { facts.checkpoint = &was; }

@@ -14,8 +14,8 @@ void run_resolve_options(Run *run);
 void run_configure(Run *run, NumberSupport support);
 void run_free_configuration(Run *run);
 
-// Opens --tokenizer. Rank 0 of a run that saves also reads the files that go with it into every
-// checkpoint (run->saves).
+// Opens --tokenizer. Rank 0 of a run that saves also reads the files that go into every checkpoint
+// with it (run->saves).
 void run_open_tokenizer(Run *run);
 
 END_C

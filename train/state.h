@@ -21,41 +21,43 @@ typedef struct {
 
 // The folder of --save.
 typedef struct {
-    FolderId id;  // which folder it is
-    int64_t step; // the newest checkpoint's; -1: none
+    FolderId id;  // identifies the folder
+    int64_t step; // the step of the newest checkpoint; -1: none
     Saver saver;
     Companion companions[COMPANIONS_MAX]; // files that are saved with the model
     int num_companions;
-    Companion start_config; // config.json of --load or --resume; bytes NULL: neither
+    Companion start_config; // config.json of --load or --resume; bytes NULL: the run has neither
 } SaveFolder;
 
 typedef struct {
-    Options options; // the only ones of this process
+    Options options; // the only options of this process
     Group group;     // this rank among the others
     ModelConfig config;
     ParamLayout layout;
     Precision precision;
     Progress progress;
-    Checkpoint start; // that of --load or --resume, without optimizer; closed by run_restored()
+    // the checkpoint of --load or --resume, without its optimizer; closed by run_restored()
+    Checkpoint start;
 
     Mixture train_data, valid_data;
     Loader train;
     bool has_valid, has_tokenizer;
     Tokenizer tokenizer;
-    int end_of_text;            // the token; -1: not known
+    int end_of_text;            // the token that ends a text; -1: not known
     int *prompt, prompt_length; // the tokens that every sample starts with
     ChoiceSets choices;         // --eval-choices
     int *held;                  // this rank's next batches, read in advance (run_batch)
     int64_t held_end;           // the first sample of the next batch to read
-    Error data_fault;           // which data could not be read; "": none
+    Error data_fault;           // the error, if data could not be read; "": none
 
     Console console;
     Metrics metrics;
     SaveFolder saves;
-    double peak_flops;             // one device's FLOP/s; 0: not known
-    double memory_bytes;           // planned bytes
-    double used_bytes;             // device memory in use at the end; 0: not known
-    double own_seconds, own_steps; // time of this rank's passes since the last line; their steps
+    double peak_flops;   // peak FLOP/s of one device; 0: not known
+    double memory_bytes; // planned bytes
+    double used_bytes;   // device memory in use at the end; 0: not known
+    // seconds of this rank's passes since the last line, and their steps
+    double own_seconds, own_steps;
     char device[128];
     // Steps enqueued on a device. Those beyond progress.step are in flight: until they are
     // reported, nothing else may be done.
@@ -71,7 +73,7 @@ static inline bool run_by_muon(const Run *run, const Param *p) {
 }
 
 // Tells the watchdog (ranks/group.h) what the main thread begins to do. The functions of train/
-// call it themselves; other code that may take long must call it. what: a string literal.
+// call run_beat themselves; other code that may take long must call it. what: a string literal.
 void run_beat(const Run *run, Doing doing, const char *what);
 
 // From now on, the first signal requests the end of the run.
@@ -79,7 +81,7 @@ void run_catch_signals(void);
 // The signal that has requested the end of this process; 0: none. With several ranks, a step tells
 // the others, so that all end after the same step (StepResult.stop).
 int run_stop_signal(void);
-// Ends the run after the present step, and breaks an evaluation off: data of --`option` cannot be
+// Ends the run after the present step, and ends an evaluation early: data of --`option` cannot be
 // read, and error_text() says why.
 void run_end_by_data(Run *run, const char *option);
 

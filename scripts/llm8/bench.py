@@ -60,7 +60,7 @@ from .text import many, shown
 from .trainer import last_error
 
 WARM_UP, LEAST_TIMED = 5, 20
-NO_GPU = 77  # exit status: nothing was measured
+NO_GPU = 77  # exit status if nothing was measured
 BUSY = ["BUSY=1"] if os.environ.get("BUSY") == "1" else []
 
 MODELS = {
@@ -73,7 +73,8 @@ MODELS = {
 
 
 def chosen(name, choices):
-    """What an environment variable lists, each checked; everything when it is not set."""
+    """Returns the values that an environment variable lists, each of them checked; all known values
+    if the variable is not set."""
     wanted = os.environ.get(name, "").replace(",", " ").split()
     for item in wanted:
         if item not in choices:
@@ -134,8 +135,8 @@ def commit_of_tree():
 
 
 def shard_for(model, folder):
-    """Writes a token shard that fits a model's vocabulary. Its tokens' frequencies fall as those of
-    words do (Zipf's law), for the embedding's sake."""
+    """Writes a token shard that fits a model's vocabulary. The tokens' frequencies fall as those
+    of words do (Zipf's law), so that the embedding's gradient takes as long as on text."""
     vocabulary = 50257 if model.startswith("gpt2") else 128256
     path = os.path.join(folder, f"tokens_{vocabulary}.bin")
     if not os.path.exists(path):
@@ -149,7 +150,7 @@ def shard_for(model, folder):
 
 @contextlib.contextmanager
 def busy_host():
-    """With BUSY=1 every core computes something else meanwhile."""
+    """With BUSY=1, keeps every core busy with other work."""
     spin = [sys.executable, "-c", "while True: pass"]
     others = [subprocess.Popen(spin) for _ in range((os.cpu_count() or 1) if BUSY else 0)]
     try:
@@ -161,7 +162,7 @@ def busy_host():
 
 
 def measure(command, folder):
-    """Runs the trainer; returns its run, or None and why there is none."""
+    """Runs the trainer; returns the run, or None and the reason."""
     metrics, log = (os.path.join(folder, name) for name in ("metrics.jsonl", "log"))
     if os.path.exists(metrics):
         os.remove(metrics)
@@ -199,7 +200,7 @@ def beside(run, bf16):
 
 
 def judged(record):
-    """Whether the run trained as BF16 does, in words, and whether it is to be refused. Measured on
+    """Returns in words whether the run trained as BF16 does, and whether to refuse it. Measured on
     H200s, without a warm-up: GPT-2 124M in sound FP8 had norms within 4% in the first two steps,
     10% in the median, and losses within 0.2%; Llama-3-8B norms within 13% and 16%, and losses 10%
     away in step 2, after an update at the whole learning rate, and 1% in the median; cut to 8

@@ -1,9 +1,9 @@
-"""Where others look at runs: TensorBoard's event files, Weights & Biases.
+"""Writes runs for the programs in which people look at them: TensorBoard's event files, Weights &
+Biases.
 
-A board takes the records of one run as they come. Both survive a resume: TensorBoard is told from
-which step on it is to forget; W&B cannot forget, so what is done again becomes a run of its own
-beside the first, in the same group.
-"""
+A board takes the records of one run as they come. Both survive a resume: TensorBoard can forget the
+steps from a given one on; W&B cannot, so the steps that are done again become a run of their own,
+in the same group as the first."""
 
 import glob
 import hashlib
@@ -32,7 +32,7 @@ def digest(*words):
 
 
 def scalars(record):
-    """Returns name -> value of a step, an evaluation or FP8's counts."""
+    """Returns {name: value} of a record: a step, an evaluation or counts of FP8 codes."""
     values = {tag: metrics.number(record, name)
               for name, tag in TAGS.get(record["kind"], {}).items()}
     if "valid/loss" in values:
@@ -45,7 +45,7 @@ def scalars(record):
 
 
 def hyper_parameters(start):
-    """Returns what the run is and its options, as numbers where they are numbers."""
+    """Returns a description of the run and its options; numbers stay numbers."""
     values = metrics.changing_options(start)
     for name, text in values.items():
         try:
@@ -57,8 +57,8 @@ def hyper_parameters(start):
 
 
 class Board:
-    """What both do: start(record) begins anew or goes back to an earlier step, write(record, step)
-    adds one, close() ends what was begun."""
+    """What both boards do: start(record) begins a run or goes back to an earlier step,
+    write(record, step) adds one, close() ends what was begun."""
 
     def __init__(self, where, run):
         self.where, self.run, self.last = where, run, 0
@@ -76,13 +76,13 @@ class Board:
         self.flush()
 
     def flush(self):
-        """W&B sends by itself."""
+        """Does nothing: W&B sends by itself."""
 
 
 class TensorBoard(Board):
     def open(self):
-        """What an earlier monitor wrote of this run is written again: all records are read again.
-        A run of the same name from elsewhere keeps its folder: this one gets another."""
+        """Replaces what an earlier monitor wrote of this run, because all records are read again.
+        If another run has the same name, it keeps its folder, and this run gets another one."""
         key = digest(os.path.abspath(self.run.path))
         folder, suffix = os.path.join(self.where, self.run.name), f".{key}{SUFFIX}"
         if any(not path.endswith(suffix) for path in
@@ -94,7 +94,7 @@ class TensorBoard(Board):
         self.flush, self.close = self.writer.flush, self.writer.close
 
     def add(self, step, **words):
-        """The time of a record is that of the run's start and the seconds of its steps."""
+        """Writes values with their time: the start of the run plus the seconds of its steps."""
         self.writer.add_event(Event(wall_time=self.now or time.time(), step=step, **words))
 
     def start(self, record, step):
@@ -122,7 +122,8 @@ class Wandb(Board):
         self.init, self.session, self.part = wandb.init, None, 0
 
     def start(self, record, step):
-        """The same file gives the same identity, so that a second monitor goes on with it."""
+        """Starts a run whose identity follows from the file, so that a second monitor continues
+        it."""
         if self.session is not None and step < self.last:
             self.close()
             self.part += 1

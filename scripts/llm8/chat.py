@@ -1,6 +1,5 @@
 """Talks to a model that was tuned on conversations, which is what scripts/chat does: the
-tokenizer's own chat template writes the prompt, the trainer the answer.
-"""
+tokenizer's own chat template writes the prompt, and the trainer writes the answer."""
 
 import contextlib
 import os
@@ -18,8 +17,8 @@ TOKENS = re.compile(r"(\d+ )+")
 
 
 def listen(command, ends):
-    """Runs the trainer until it writes one of the tokens `ends`. Returns its exit status, what it
-    has said, and whether such a token came."""
+    """Runs the trainer until it writes one of the tokens `ends`. Returns its exit status, its
+    output, and whether such a token came."""
     said = ""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
         for letter in iter(lambda: trainer.stdout.read(1), ""):
@@ -32,7 +31,7 @@ def listen(command, ends):
 
 
 class Model:
-    """A model and its template. It is loaded for each answer."""
+    """A model and its chat template. The model is loaded anew for each answer."""
 
     def __init__(self, folder, program, options):
         self.folder, self.options = folder, options
@@ -54,7 +53,7 @@ class Model:
             die(f"{self.folder}: {error}")
 
     def answer(self, messages):
-        """Prints the answer. Returns it, or None and the exit status where there is none."""
+        """Prints the answer and returns it. If there is none, returns None and the exit status."""
         with self.faults():
             prompt, doubts = self.template.prompt(Conversation({"messages": messages}))
         for warning in warnings_of(doubts):
@@ -62,14 +61,14 @@ class Model:
             if what not in self.warned:
                 warn(warning)
             self.warned.add(what)
-        with tempfile.NamedTemporaryFile("w") as file:  # an option of text has a limit
+        with tempfile.NamedTemporaryFile("w") as file:  # the length of an option's text is limited
             file.write(" ".join(map(str, prompt)))
             file.flush()
             status, said, ended = listen([*self.command, "--sample-tokens", "@" + file.name,
                                           *self.options], self.ends)
         line = (said.splitlines() or [""])[-1]
         if status != 0 or not TOKENS.fullmatch(line):
-            print(said, end="")  # of an option that asks for something else, as --help
+            print(said, end="")  # such as the output of --help
             return None, status
         ids = list(map(int, line.split()))
         text = self.vocabulary.tokenizer.decode(ids[:-1] if ended else ids).strip()
@@ -81,11 +80,11 @@ class Model:
 
 
 def turns():
-    """Yields a line of the user's at a time, until /exit or the end."""
+    """Yields the user's lines, one at a time, until /exit or the end of input."""
     asks = sys.stdin.isatty()
     if asks:
         with contextlib.suppress(ImportError):
-            import readline  # noqa: F401  keys move and recall in the line
+            import readline  # noqa: F401  makes the arrow keys work in the line
         print("a line is a message; /exit or Ctrl-D ends")
     while True:
         try:

@@ -9,13 +9,13 @@ from .environment import die
 
 
 def guess(word, known):
-    """Returns the end of a message: what an unknown word may have meant."""
+    """Returns the end of an error message: the known word that an unknown one may have meant."""
     near = difflib.get_close_matches(word, known, 1, 0.7)
     return f"; did you mean {near[0]}?" if near else ""
 
 
 class Parser(argparse.ArgumentParser):
-    """unknown: what is said of an option that is none of ours, nor like one."""
+    """unknown: the message for an option that is not ours and does not resemble one of ours."""
 
     def __init__(self, unknown="", **words):
         self.unknown = unknown
@@ -40,13 +40,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def split_words(arguments):
-    """Returns the words before --, which are ours, and those after it, which are the trainer's."""
+    """Returns the words before --, for this program, and the words after it, for the trainer."""
     at = arguments.index("--") if "--" in arguments else len(arguments)
     return arguments[:at], arguments[at + 1:]
 
 
 def shell_words(text, said):
-    """Returns the words of a text as a shell reads them; `said` begins the error."""
+    """Returns the words of a text as a shell reads them. `said`: the beginning of the error
+    message."""
     try:
         return shlex.split(text)
     except ValueError as error:
@@ -54,12 +55,12 @@ def shell_words(text, said):
 
 
 def several(read):
-    """Returns a type for add_argument: values with commas between, each read by another type."""
+    """Returns a type for add_argument: values separated by commas, each of the type `read`."""
     return lambda text: [read(part.strip()) for part in text.split(",")]
 
 
 def one_of(known):
-    """Returns a type for add_argument: a word of these."""
+    """Returns a type for add_argument: one of the known words."""
     def read(text):
         if text not in known:
             raise argparse.ArgumentTypeError(f"{text}: must be of {', '.join(known)}")

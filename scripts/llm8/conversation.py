@@ -2,10 +2,11 @@
 model is to learn.
 
 The template is rendered as transformers' apply_chat_template (5.23) does it, but without the day's
-date (strftime_now): what is prepared shall not depend on it. Of an answer counts what follows the
-prompt, which is what the template gives the model to answer from (add_generation_prompt), up to the
-token that ends the answer; or what the template itself marks by {% generation %}. Spaces that end a
-prompt belong to the answer: tokenizers join them to the word behind them.
+date (strftime_now): what is prepared shall not depend on it. An answer's tokens count from the end
+of the prompt, which is the text that the template gives the model to answer from
+(add_generation_prompt), to the token that ends the answer; or {% generation %} in the template marks
+the tokens that count. Spaces that end a prompt belong to the answer: tokenizers join them to the
+next word.
 
 What a template leaves out of a conversation is counted, for warnings.
 """
@@ -27,12 +28,13 @@ from tokenizers import Tokenizer
 
 from .vocabulary import encodable
 
-BEGIN, END, CONTENT = "\ufdd0", "\ufdd1", "\ufdd2"  # no characters, so that no text has them
+# code points that are no characters, so that no text contains them
+BEGIN, END, CONTENT = "\ufdd0", "\ufdd1", "\ufdd2"
 # fields of a message that say whether it counts: OpenAI's, axolotl's, ms-swift's
 MARKS = ("weight", "train", "training", "train_on_turn", "loss")
-REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one thing
+REASONING = ("reasoning_content", "thinking", "reasoning")  # different names of the same thing
 READ = {"role", "content", "tool_calls", "tool_call_id", "id", *MARKS, *REASONING}
-DOUBTS = {  # of how many, which, what
+DOUBTS = {  # key: (what is counted, its description)
     "restored": ("answers", "the chat template leaves out a part of them, such as what is before "
                  "</think>; they are trained whole, as the rows have them"),
     "content": ("answers", "the chat template does not write their content as it is; what it "
@@ -57,7 +59,7 @@ DOUBTS = {  # of how many, which, what
 
 
 class Generation(Extension):
-    """{% generation %}, by which some templates mark what the model writes."""
+    """The tag {% generation %}, by which some templates mark what the model writes."""
     tags = {"generation"}
 
     def parse(self, parser):
@@ -68,16 +70,17 @@ class Generation(Extension):
 
 
 class BadTemplate(Exception):
-    """Says why no conversation can be written."""
+    """The template can write no conversation; the text says why."""
 
 
 class UndefinedName(Exception):
-    """A template writes what nobody defines, which transformers takes for an empty text."""
+    """A template writes a name that is not defined; transformers would write an empty text."""
 
 
 class Unknown(Undefined):
-    """What is not defined. A template may ask for a name, and may write a field that a message
-    lacks, or a name that it sets itself at times (own), but no other one."""
+    """A name that is not defined. A template may test for any name. It may write a field that a
+    message lacks, or a name that the template itself sets in some cases (own), but no other
+    undefined name."""
     __slots__ = ()
     own = frozenset()
 
@@ -109,7 +112,8 @@ def as_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=F
 
 
 def text_of(message):
-    """Returns the content of a message, whose parts may be texts; None beside calls of tools."""
+    """Returns the content of a message, which may be a list of texts; None if there are only tool
+    calls."""
     content = message.get("content")
     if isinstance(content, list):
         parts = [part.get("text") for part in content if isinstance(part, dict)]
@@ -121,8 +125,8 @@ def text_of(message):
 
 
 def message_of(held):
-    """Returns a message as templates are given it: no nulls, its content a text, reasoning by the
-    names that templates read."""
+    """Returns a message in the form that templates get: without nulls, with a text as its content,
+    and with the reasoning under the names that templates read."""
     held = {key: value for key, value in (held | {"content": text_of(held)}).items()
             if value is not None}
     reasoning = next((held[key] for key in REASONING if key in held), None)
@@ -131,7 +135,7 @@ def message_of(held):
 
 
 def counts(message):
-    """Whether an answer is to be learned; raises ValueError where that is not clear."""
+    """Returns whether an answer is to be learned; raises ValueError if that is not clear."""
     marks = {key: message[key] for key in MARKS if key in message}
     for key, mark in marks.items():
         if mark not in (0, 1):
@@ -154,11 +158,11 @@ def objects_of(row, field):
 
 
 class Conversation:
-    """A row's messages, the first whose answer counts, and what the template is given besides:
-    tools, documents and settings by name."""
+    """A row's messages, the place of the first answer that counts, and what the template gets
+    besides the messages: tools, documents and settings by name."""
 
     def __init__(self, row):
-        """Raises ValueError for a row that holds none."""
+        """Raises ValueError if the row holds no conversation."""
         messages, self.counted = row.get("messages"), 0
         prompt, completion = row.get("prompt"), row.get("completion")
         if messages is None and isinstance(prompt, list) and isinstance(completion, list):
@@ -179,7 +183,7 @@ class Conversation:
                              "characters")
 
     def text(self):
-        """Returns a text that is the same for the same conversation."""
+        """Returns a text that identifies the conversation."""
         more = [held for held in (self.documents, self.settings) if held]
         return json.dumps([self.messages, self.tools, *more], ensure_ascii=False, sort_keys=True,
                           default=str)
@@ -194,18 +198,18 @@ class Conversation:
 
 
 def common(one, other):
-    """Returns what two texts begin with."""
+    """Returns the common beginning of two texts."""
     return one if other.startswith(one) else os.path.commonprefix([one, other])
 
 
 def squeezed(text):
-    """Returns a text without its white space, which templates may write otherwise."""
+    """Returns a text without white space, which templates may change."""
     return "".join(text.split())
 
 
 def written(value, text, least=0):
-    """Whether a value stands in a text, plainly or as JSON, and ends after so many letters that
-    are no white space."""
+    """Returns whether a text contains a value, plainly or as JSON, that ends after at least this
+    many letters other than white space."""
     forms = [value, *(json.dumps(value, ensure_ascii=ascii)[1:-1] for ascii in (False, True))] \
         if isinstance(value, str) else [json.dumps(value), str(value)]
     for form in set(map(squeezed, forms)):
@@ -216,7 +220,7 @@ def written(value, text, least=0):
 
 
 def leaves(value):
-    """Yields what a value of JSON holds that is no object, list or null."""
+    """Yields the texts, numbers and truth values in a JSON value."""
     if isinstance(value, dict | list):
         for part in value.values() if isinstance(value, dict) else value:
             yield from leaves(part)
@@ -233,7 +237,7 @@ def calls_of(message):
 
 
 def doubts_of_calls(message, text, least):
-    """Yields what is to be doubted of a message's calls in a text, all squeezed."""
+    """Yields the doubts about how a text shows a message's tool calls. All texts are squeezed."""
     for name, given in calls_of(message):
         arguments = given
         if isinstance(given, str):
@@ -251,7 +255,7 @@ def doubts_of_calls(message, text, least):
 
 
 def warnings_of(doubts):
-    """Yields a sentence for each thing that is to be doubted of the conversations."""
+    """Yields a warning for each kind of doubt about the conversations."""
     for key, (whole, what) in DOUBTS.items():
         if doubts.get(key):
             yield f"{doubts[key]:,} of {doubts[whole]:,} {whole}: {what}"
@@ -266,13 +270,14 @@ def warnings_of(doubts):
 
 TOOLS = [{"type": "function", "function": {
     "name": "x", "description": "x", "parameters": {"type": "object", "properties": {}}}}]
-LIKE_SPECIAL = re.compile(r"<[|\uff5c][^|\uff5c<>\s]+[|\uff5c]>")  # as <|im_end|>
+LIKE_SPECIAL = re.compile(r"<[|\uff5c][^|\uff5c<>\s]+[|\uff5c]>")  # texts such as <|im_end|>
 GENERATES = re.compile(r"{%[-+]?\s*generation\b")
 
 
 class Form:
-    """One of a tokenizer's templates. lists: it takes a content as a list of parts only. end: the
-    token that ends an answer, None: it writes none; after: what it writes behind that."""
+    """One of a tokenizer's templates. lists: the template takes a content only as a list of parts.
+    end: the token that ends an answer; None: the template writes none. after: what the template
+    writes after that token."""
 
     def __init__(self, environment, source):
         names = environment.parse(source).find_all(nodes.Name)
@@ -285,8 +290,8 @@ class Form:
 
 
 class ChatTemplate:
-    """The chat templates of a Vocabulary; BadTemplate where it has none. doubts: {key of DOUBTS:
-    how many}, of the samples made so far."""
+    """The chat templates of a Vocabulary; raises BadTemplate if it has none. doubts: {key of
+    DOUBTS: count} for the samples made so far."""
 
     def __init__(self, vocabulary):
         self.name, self.doubts = vocabulary.name, Counter()
@@ -323,7 +328,7 @@ class ChatTemplate:
                            "so that nothing is written, as null")
 
     def look(self, form, is_default):
-        """Finds how a template writes an answer and its end, by an example."""
+        """Finds by an example how a template writes an answer and its end."""
         ask, answer = {"role": "user", "content": "x"}, {"role": "assistant", "content": CONTENT}
         for first, tools, form.lists in itertools.product(
                 ([], [{"role": "system", "content": "x"}]), (None, TOOLS), (False, True)):
@@ -332,14 +337,14 @@ class ChatTemplate:
                     form, [*first, *messages], asks, tools)) for messages, asks in (
                         ([ask], True), ([ask, answer], False)))
                 tail = text.rpartition(CONTENT)[2]
-                # what a prompt ends in too, whatever is asked, may be the header of an answer
+                # the same end of a prompt, whatever is asked, may be the header of an answer
                 header = tail.strip() and prompt.endswith(tail)
                 more = self.write(form, [*first, ask, answer, ask], False, tools) if header else ""
             except UndefinedName as name:
                 if is_default:
                     raise self.undefined(name) from None
                 continue
-            except Exception:  # a template may refuse this one
+            except Exception:  # a template may refuse this conversation
                 continue
             if CONTENT in text:
                 more = re.sub(f"[{BEGIN}{END}]", "", more.rpartition(CONTENT)[2])
@@ -352,7 +357,8 @@ class ChatTemplate:
         form.lists = False
 
     def foreign(self):
-        """Returns what it writes that looks like special tokens, and is not in the vocabulary."""
+        """Returns what the templates write that looks like a special token but is not in the
+        vocabulary."""
         source = "\n".join(form.source for form in self.forms.values())
         named = [text for key, text in self.specials.items() if key in source]
         return [text for text in [*LIKE_SPECIAL.findall(source), *named]
@@ -364,7 +370,7 @@ class ChatTemplate:
         return {token for token in found if token is not None}
 
     def form_of(self, conversation):
-        """Returns the template that transformers takes for it."""
+        """Returns the template that transformers uses for a conversation."""
         for name in (["tool_use"] if conversation.tools is not None else []) + ["default"]:
             if name in self.forms:
                 return self.forms[name]
@@ -381,15 +387,15 @@ class ChatTemplate:
             **(self.specials | nulls | (settings or {}))))
 
     def render(self, conversation, messages, asks):
-        """Writes messages and, with `asks`, what the model answers from. Returns the text, and
-        [(begin, end)] of what it marks as the model's."""
+        """Renders messages and, with `asks`, the text after them from which the model answers.
+        Returns the text, and [(begin, end)] of the parts that the template marks as the model's."""
         try:
             parts = re.split(f"([{BEGIN}{END}])", self.write(
                 self.form_of(conversation), messages, asks, conversation.tools,
                 conversation.documents, conversation.settings))
         except UndefinedName as name:
             raise self.undefined(name) from None
-        except Exception as error:  # a template is a program, and may raise any
+        except Exception as error:  # a template is a program, which may raise any exception
             if "strftime_now" in str(error):
                 raise ValueError("the chat template asks for today's date (strftime_now), which is "
                                  "left out so that data prepared again are the same; write a date "
@@ -407,7 +413,7 @@ class ChatTemplate:
         return text, marks
 
     def prompt(self, conversation):
-        """Returns the tokens that the model is asked with, and what is to be doubted of them."""
+        """Returns the tokens of a prompt, and the doubts about them."""
         text, _ = self.render(conversation, conversation.messages, True)
         return self.encode(text.rstrip(" ")), self.doubts_of_context(
             conversation, conversation.messages, text)
@@ -416,16 +422,16 @@ class ChatTemplate:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def around(self, conversation, messages):
-        """Returns what stands before and after the content of the last message, and the marks, or
-        None where its place cannot be told."""
+        """Returns the text before and the text after the last message's content, and the marks; or
+        None if the place of the content is not clear."""
         text, marks = self.render(conversation, [*messages[:-1], messages[-1] |
                                                  {"content": CONTENT}], False)
         parts = text.split(CONTENT)
         return (*parts, marks) if len(parts) == 2 else None
 
     def answered(self, conversation, place, doubts):
-        """Returns the text that the answer at a place ends, and [(begin, end)] of what counts of
-        the answer."""
+        """Returns the text that ends with the answer at a place, and [(begin, end)] of the parts of
+        the answer that count."""
         messages, form = conversation.messages[:place + 1], self.form_of(conversation)
         answer, content = messages[-1], messages[-1].get("content", "")
         prompt, _ = self.render(conversation, messages[:-1], True)
@@ -450,7 +456,8 @@ class ChatTemplate:
             opening = common(prompt, before)
             history, _ = self.render(conversation, messages[:-1], False)
             if opening == before or opening.startswith(history):
-                doubts["unprompted"] += 1  # by what opens an answer in prompts alone, as <think>
+                # they differ by what opens an answer only in prompts, as <think>
+                doubts["unprompted"] += 1
             else:
                 text, marks = self.behind(prompt, messages[-2], text, before, marks)
                 opening = prompt
@@ -461,7 +468,7 @@ class ChatTemplate:
             counted, least = "".join(text[at:end] for at, end in spans), 0
         else:
             spans = [(begin, self.end_of(form, text, begin, content.strip(), doubts))]
-            counted = text[:spans[0][1]]  # with what the prompt has opened
+            counted = text[:spans[0][1]]  # with what the prompt has opened, such as <think>
         counted = squeezed(counted)
         doubts["answers"] += 1
         doubts["content"] += not (kept and written(content, counted, least))
@@ -471,8 +478,9 @@ class ChatTemplate:
         return text, spans
 
     def behind(self, prompt, last, text, before, marks):
-        """Puts a prompt in place of what a text has before an answer, where the template writes
-        that otherwise. last: the message before the answer; before: what is before its content."""
+        """Replaces the text before an answer by the prompt, if the template writes the two
+        differently. last: the message before the answer. before: the text before that message's
+        content."""
         held = last.get("content", "").strip()
         ending = prompt[prompt.rindex(held):] if held and held in prompt else None
         at = before.rfind(ending) if ending else -1
@@ -484,8 +492,9 @@ class ChatTemplate:
                                     for mark in marks]
 
     def end_of(self, form, text, begin, content, doubts):
-        """Returns where an answer ends, without the header of another one: after the token that
-        ends answers; if it has none, as a call of tools may, after the last special token."""
+        """Returns where an answer ends: after the token that ends answers, and before the header of
+        the next message. If there is no such token, as after some tool calls, the answer ends after
+        the last special token."""
         body = text.removesuffix(form.after) if form.after else text
         at = body.rfind(form.end, begin) if form.end else -1
         if at >= 0:
@@ -509,15 +518,16 @@ class ChatTemplate:
             if getattr(conversation, field):
                 try:
                     other, _ = self.render(conversation.without(field), messages, False)
-                except ValueError:  # it cannot be written without them
+                except ValueError:  # the template cannot be rendered without them
                     continue
                 doubts[field] += squeezed(other) == squeezed(self.render(
                     conversation, messages, False)[0])
         return doubts
 
     def texts(self, conversation):
-        """[text, [(begin, end) of what the model writes]]: one, or where the template changes
-        earlier turns once there are later ones, one for each text that an answer ends."""
+        """Returns a list of [text, [(begin, end) of what the model writes]]. It has one entry; or,
+        if the template changes earlier turns once there are later ones, one entry for each answer,
+        whose text ends with the answer."""
         found, doubts = [], Counter()
         answers = [place for place, message in enumerate(conversation.messages)
                    if message["role"] == "assistant" and place >= max(1, conversation.counted)]
@@ -536,7 +546,7 @@ class ChatTemplate:
         return found
 
     def samples(self, conversation):
-        """Yields ids and whether each counts, once or more often."""
+        """Yields (ids, whether each id counts), once or several times."""
         for text, spans in self.texts(conversation):
             held = self.tokenizer.encode(text, add_special_tokens=False)
             if not held.ids:
@@ -544,7 +554,7 @@ class ChatTemplate:
             first, behind = numpy.array(held.offsets).T
             which = numpy.zeros(len(first), bool)
             for begin, end in spans:
-                which |= (first < end) & (behind > begin)  # one that crosses into it, too
+                which |= (first < end) & (behind > begin)  # also a token that crosses into the span
                 self.doubts["joined"] += bool(((first < begin) & (behind > begin)).any())
-            which[0] = False  # nothing stands before it
+            which[0] = False  # no token precedes the first one, so nothing predicts it
             yield held.ids, which.tolist()

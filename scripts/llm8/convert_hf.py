@@ -1,5 +1,5 @@
-"""Hugging Face models in, which is what scripts/convert_hf does: a folder of theirs, or a model on
-the Hub, into a start, which the trainers take with --load.
+"""What scripts/convert_hf does: imports a Hugging Face model, from a folder or the Hub, as a start,
+which the trainers take with --load.
 
 A start has config.json, model.safetensors (one file, the trainers' names) and, where the source has
 a tokenizer, its files and tokenizer.bin. The trainer itself judges config.json and says which
@@ -31,12 +31,14 @@ COPIED = ["generation_config.json", "config.json"]
 HEAD = "lm_head.weight"
 TOKEN_IDS = ["bos_token_id", "eos_token_id", "pad_token_id"]
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-FP8, BLOCK, SCALES = "F8_E4M3", 128, "_scale_inv"  # codes, and a scale for each block of them
+# FP8 weights: codes, and a scale for each block of them
+FP8, BLOCK, SCALES = "F8_E4M3", 128, "_scale_inv"
 
 
 @dataclass
 class Tensor:
-    """`bytes` is mapped, so that a model larger than memory can be imported."""
+    """A tensor in a file. `bytes` is mapped into memory, so that a model larger than memory can be
+    imported."""
     file: str
     dtype: str
     shape: list
@@ -44,8 +46,8 @@ class Tensor:
 
 
 def read_object(path, what):
-    """Returns what an object of JSON says: as tolerant as the trainer is of a byte-order mark
-    before it and of strange bytes in it."""
+    """Returns the JSON object in a file. Like the trainer, it accepts a byte-order mark and bytes
+    that are not UTF-8."""
     try:
         with open(path, encoding="utf-8-sig", errors="replace") as file:
             held = json.load(file, strict=False)
@@ -58,18 +60,20 @@ def read_object(path, what):
 
 
 def expected_tensors(folder):
-    """Returns {name: shape}, as the trainer reads config.json, and refuses what it refuses."""
+    """Returns {name: shape} of the tensors that the trainer expects by config.json. What the
+    trainer refuses is refused."""
     done = subprocess.run([built("train_gpt"), "--load", folder, "--list-tensors"],
                           capture_output=True, text=True, check=False)
     if done.returncode != 0:
         die(done.stderr.strip().removeprefix("error: ").removeprefix("--load "))
-    sys.stderr.write(done.stderr)  # its warnings
+    sys.stderr.write(done.stderr)  # the trainer's warnings
     rows = [line.split() for line in done.stdout.splitlines()]
     return {row[0]: [int(size) for size in row[1:]] for row in rows}
 
 
 def tensors_of(path):
-    """Returns {name: Tensor} of a file. The package lacks BF16 for numpy, but checks the header."""
+    """Returns {name: Tensor} of a file. The package safetensors cannot give numpy BF16, but it
+    checks the header."""
     try:
         with safetensors.safe_open(path, "np"), open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -111,11 +115,12 @@ def source_tensors(folder):
 
 
 def match(folder, expected, held):
-    """Returns the tensors to write, in the trainer's order, under its names."""
+    """Returns the tensors to write, in the trainer's order and under the trainer's names."""
     left, chosen, missing = dict(held), {}, []
     embedding, tied = next(iter(expected)), HEAD not in expected
     for name, shape in expected.items():
-        names = [name, name.split(".", 1)[1]]  # the second: saved without the class of the head
+        # the second name: in a model saved without the class of the head
+        names = [name, name.split(".", 1)[1]]
         if tied and name == embedding:
             names.append(HEAD)
         found = next((key for key in names if key in left), None)
@@ -155,7 +160,7 @@ def match(folder, expected, held):
 
 
 def verify(folder, names):
-    """Ends where a file of a checkpoint of ours is not what its meta.json says."""
+    """Ends the program if a file of our checkpoint is not what meta.json says."""
     meta = os.path.join(folder, "meta.json")
     if not os.path.exists(meta):
         return
@@ -190,7 +195,7 @@ def import_model(folder, output):
     config = said["config.json"]
     tokenizer = os.path.join(folder, "tokenizer.json")
     vocabulary = open_vocabulary({"tokenizer": tokenizer}) if os.path.exists(tokenizer) else None
-    rows = next(iter(tensors.values())).shape[0]  # of the embedding
+    rows = next(iter(tensors.values())).shape[0]  # rows of the embedding
     if vocabulary and vocabulary.size > rows:
         die(f"{tokenizer}: has {vocabulary.size:,} tokens, the model {rows:,}; give the model's "
             "own, or enlarge the model by transformers' resize_token_embeddings")
@@ -206,7 +211,7 @@ def import_model(folder, output):
     except (OSError, safetensors.SafetensorError) as error:
         die(f"{weights}: could not be written: {error}")
     os.umask(mask := os.umask(0))
-    os.chmod(weights, 0o666 & ~mask)  # the package writes it for its owner alone
+    os.chmod(weights, 0o666 & ~mask)  # the package makes the file readable for its owner alone
     if vocabulary:
         files = {name: text.encode() for name, text in vocabulary.files().items()}
         for name, content in (files | {"tokenizer.bin": vocabulary.tokenizer_bin()}).items():

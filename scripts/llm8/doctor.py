@@ -23,25 +23,26 @@ from .text import counted, duration, fixed, many, shown
 OK, NOTE, WRONG = "ok", "note", "WRONG"
 SILENT_SECONDS = 600 # then a run that has not ended is dead, or hangs
 SKIPS_ALLOWED = 0.01 # of the steps
-ENOUGH_STEPS = 50    # to judge losses by
-FIRST_STEPS = 5      # whose losses may jump
-RISE_ALLOWED = 0.10  # of the loss, above the lowest it had
-NOISE_ALLOWED = 5    # standard errors; the lowest of 20 means is far below the last by chance
+ENOUGH_STEPS = 50    # losses are not judged in shorter runs
+FIRST_STEPS = 5      # in these the losses may jump
+RISE_ALLOWED = 0.10  # rise of the loss, above its lowest value
+# standard errors: by chance alone the lowest of 20 means is far below the last one
+NOISE_ALLOWED = 5
 SPIKE = 1.5          # times the lowest loss so far, and
 SPIKE_NOISES = 12    # above it, in changes from step to step (test/doctor_tests.py)
 GUESS_ALLOWED = 1.02 # times the loss of guessing, and
 FAR_ABOVE_GUESS = 1.5 # also after few steps
 LARGE_NORM = 100     # healthy runs of all presets stay below 75 after their first steps
 OVERFITTED = 1.05    # times the lowest validation loss, at the last two evaluations
-IDLE_ALLOWED = 0.05  # of the steps, at a learning rate of 0 at the end
-FAR_TOO_SMALL = 30   # times below the usual learning rate
+IDLE_ALLOWED = 0.05  # share of the steps, at a learning rate of 0 at the end
+FAR_TOO_SMALL = 30   # how many times below the usual learning rate
 LARGE_VOCABULARY = 1.1 # times the tokenizer's
-SATURATED = 0.01     # of a tensor's values
+SATURATED = 0.01     # share of a tensor's values
 VANISHED = 0.25
 EVALUATION_ALLOWED = 0.10 # of the time
-UNEVEN = 1.5         # a step of twenty over the median
-SLOW_LINES = 20      # the newest, of which most name a slow rank,
-LEAST_SLOW = 5       # at least so many: of three lines two may do so by chance
+UNEVEN = 1.5         # every twentieth step takes longer than this many medians
+SLOW_LINES = 20      # the newest lines: if most of them name a rank as slow,
+LEAST_SLOW = 5       # and at least this many: two lines of three may do so by chance
 
 
 class Finding(NamedTuple):
@@ -59,7 +60,8 @@ def is_fp8(run):
 
 
 def finer(run, delayed):
-    """Returns the remedy by which an FP8 run loses less. delayed: what delayed scaling can do."""
+    """Returns the remedy for an FP8 run that loses too much. delayed: the remedy for delayed
+    scaling."""
     recipes = {"delayed": f"{delayed}, --fp8-recipe tensorwise or blockwise, or ",
                "tensorwise": "--fp8-recipe blockwise, or "}
     return recipes.get(run.option("fp8-recipe"), "") + "--first-last-layers-bf16"
@@ -148,8 +150,8 @@ def losses(run):
                      "--check)?")
     if few:
         return well("loss", f"{so_far}, too few to judge: {len(values)} of {ENOUGH_STEPS}")
-    # the noise of a step, from the changes between neighbours, which a trend hardly changes; by
-    # their median, which a few spikes do not change
+    # the noise of a step follows from the changes between neighbours, on which a trend has little
+    # effect; their median is used, because a few spikes do not change it
     noise = 1.4826 * float(numpy.median(numpy.abs(numpy.diff(values[FIRST_STEPS:]))))
     if last - lowest > max(RISE_ALLOWED * lowest, NOISE_ALLOWED * noise / math.sqrt(width)):
         at = int(steps[int(means.argmin()) + (width - 1) // 2])
@@ -228,7 +230,7 @@ def vocabulary(run):
 
 
 def fp8_layers(run):
-    """Says whether FP8 is on, where, in what share of the operations, and why not elsewhere."""
+    """Reports where FP8 is on, in what share of the operations, and why not elsewhere."""
     if run.option("fp8-format", "none") == "none":
         return [well("precision", f"{run.start.get('precision', '?')}; FP8 is not requested")]
     share, places, others = 100 * metrics.number(run.start, "fp8_flops_share"), {}, {}
@@ -270,7 +272,7 @@ def fp8_ranges(run):
     found = []
     for name, high, low in shares:
         for share, limit, what, remedy in (
-                # others' scales fit
+                # with other recipes the scales fit
                 (high, SATURATED if run.option("fp8-recipe") == "delayed" else 1, "the largest",
                  "--fp8-margin 1"),
                 (low, VANISHED, "zero", "a shorter --fp8-amax-history-len (an old spike keeps the "
@@ -288,14 +290,14 @@ def fp8_ranges(run):
 
 
 def changed_options(before, after):
-    """Returns name -> (old, new) of the options that differ between two starts of one run."""
+    """Returns {name: (old, new)} of the options that differ between two starts of one run."""
     old, new = before["options"], metrics.changing_options(after)
     return {name: (old[name], new[name]) for name in old
             if name in new and old[name] != new[name] and name != "gpus"} # "ranks" says how many
 
 
 def changes(before, after):
-    """Says what a resume changed."""
+    """Reports what a resume changed."""
     where = f"at step {int(after['step']):,}"
     changed = changed_options(before, after)
     text = [f"--{name} {old or 'not set'} became {new or 'not set'}"
@@ -322,7 +324,8 @@ def changes(before, after):
 
 
 def done_again(run):
-    """Compares the losses of steps that resumes did again with all their earlier ones."""
+    """Compares the losses of steps that were done again after a resume with their earlier
+    losses."""
     losses = {step: [record.get("loss") for record in (*earlier, run.steps.get(step)) if record]
               for step, earlier in run.replaced.items()}
     losses = {step: row for step, row in losses.items() if len(row) > 1}
@@ -353,7 +356,7 @@ def unreadable(run):
 
 
 def counted_tokens(run):
-    """Every step must add its tokens to those before it."""
+    """Checks that every step adds its tokens to those before it."""
     order, missing = sorted(run.steps), 0
     for before, step in zip(order, order[1:]):
         if step != before + 1:
@@ -381,8 +384,8 @@ def counted_tokens(run):
 
 
 def option_costs(run):
-    """Names the options that cost speed on a GPU: a note where a run of default options is faster,
-    ok where it takes a look at the losses."""
+    """Names the options that cost speed on a GPU: a note where the default is faster, ok where the
+    losses must decide."""
     batch, micro, length, interval = (int(run.option(name, 0)) for name in (
         "global-batch-size", "micro-batch-size", "seq-length", "fp8-stats-interval"))
     steps = batch // (micro * run.ranks) if micro else 1
@@ -411,7 +414,7 @@ def option_costs(run):
         (steps > 1 and micro * length < 8192, f"a step is {steps} micro-batches of {micro} x "
          f"{length} tokens, small ones for a GPU", "a larger --micro-batch-size: --plan says what "
          "fits"),
-        # auto is FP32 where a step sums over micro-batches, as train/gpu/params.c has it
+        # auto means FP32 if a step sums over micro-batches, as in train/gpu/params.c
         (run.ranks > 1 and (kept == "fp32" or kept == "auto" and steps > 1),
          "gradients are accumulated in FP32 and travel between the GPUs in FP32, twice the bytes "
          "of BF16", "--grad-accum-dtype bf16, where the losses allow it",
@@ -419,7 +422,7 @@ def option_costs(run):
 
 
 def slow_rank(run):
-    """Finds a rank that most of the newest lines name as the slowest."""
+    """Finds a rank that most of the newest records name as the slowest."""
     newest = [run.ranks_at[step] for step in sorted(run.ranks_at)[-SLOW_LINES:]]
     named = [record for record in newest if record.get("slowest") is not None]
     often = [record for record in named if record["slowest"] == named[-1]["slowest"]]
@@ -432,7 +435,7 @@ def slow_rank(run):
 
 
 def speed(run):
-    """Says what the run's own records tell of its time."""
+    """Reports what the run's records say about its time."""
     rate = series.steady_throughput(run)
     flops = rate * metrics.number(run.start, "flops_per_token") / run.ranks
     mfu = 100 * flops / (metrics.number(run.start, "peak_flops") or math.nan)

@@ -19,7 +19,7 @@ VERDICTS = "|".join(CLASSES)
 
 @dataclass
 class Picture:
-    file: str      # beside the Markdown
+    file: str      # the picture's file, beside the Markdown
     data: bytes    # SVG
     title: str
 
@@ -37,7 +37,7 @@ def page(blocks, refresh=None):
             data = base64.b64encode(picture.data).decode()
             body = body.replace(f'src="{picture.file}"', f'src="data:image/svg+xml;base64,{data}"')
 
-    # verdicts: cells, and the first paragraph of a report
+    # colours verdicts, which are cells or the first paragraph of a report
     body = re.sub(rf"<(td[^>]*|p)>((?:<strong>)?({VERDICTS})(?:: |</td>))",
                   lambda m: f'<{m[1]} class="{CLASSES[m[3]]}">{m[2]}', body)
     again = f'<meta http-equiv="refresh" content="{refresh:g}">\n' if refresh else ""

@@ -24,7 +24,7 @@ SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2d
 
 @dataclass(frozen=True)
 class KnownSet:
-    """Files of a Hub repository, by patterns."""
+    """A known data set: files of a Hub repository, given by patterns."""
     about: str
     repository: str = ""
     train: str = ""
@@ -65,13 +65,13 @@ def cause_of(error):
 
 
 def status_of(error):
-    """The HTTP status that is behind an error; 0 where none is."""
+    """Returns the HTTP status that caused an error; 0 if there is none."""
     error = cause_of(error)
     return getattr(getattr(error, "response", error), "status_code", getattr(error, "code", 0))
 
 
 def again_where_it_may_pass(action):
-    """Tries action() again after a fault of the server. What was fetched before it is kept."""
+    """Tries action() again after a fault of the server. What was fetched before is kept."""
     for wait in (1, 2, 4, None):
         try:
             return action()
@@ -82,7 +82,7 @@ def again_where_it_may_pass(action):
 
 
 def refuse(what, where, error):
-    """Says why a request failed, and what to do."""
+    """Ends the program with why a request failed, and what to do."""
     code = status_of(error)
     if code == 403 or is_gated(cause_of(error)):
         die(f"{what}: {where} is gated ({code}): accept its licence on huggingface.co, then set "
@@ -103,9 +103,9 @@ def refuse_damage(what, where, path):
 
 
 def from_hub(what, repository, kind, patterns, words, most=0):
-    """Returns the paths of a repository's files that match each pattern, of the first pattern no
-    more than `most` (0: all). words: "downloads" and "mirror". Without a network the files in the
-    cache are taken."""
+    """Returns, for each pattern, the paths of a repository's files that match it; for the first
+    pattern at most `most` paths (0: all). words: the options "downloads" and "mirror". Without a
+    network, takes the files in the cache."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import DryRunError
     from huggingface_hub.utils import disable_progress_bars, logging
@@ -146,7 +146,7 @@ def from_hub(what, repository, kind, patterns, words, most=0):
 
 
 def fetch_known_set(name, words, most):
-    """Downloads a set; returns the paths to train on and those to validate on. most: of the files
+    """Downloads a set; returns the paths to train on and those to validate on. most: how many files
     to train on, 0 for all."""
     bare, at, revision = name.partition("@")
     known = KNOWN_SETS[bare]
@@ -166,7 +166,7 @@ def village(words):
     done = subprocess.run([program, "--bytes", "10000000"], capture_output=True, check=False)
     if done.returncode != 0:
         die(f"village: {program}: {done.stderr.decode(errors='replace').strip()}")
-    # left as it is where it is there: shards remember the date of their source
+    # an existing file is not changed: shards remember the date of their source
     if not os.path.exists(path) or os.path.getsize(path) != len(done.stdout) or \
             shards.sha256_of(path) != hashlib.sha256(done.stdout).hexdigest():
         shards.write_durably(path, [done.stdout])

@@ -23,7 +23,7 @@ STEP = re.compile(r"step_(\d{8}|[1-9]\d{8,})") # a checkpoint's name in its run'
 
 
 def die(message):
-    """Ends the program with an error of one line, as the trainers do it."""
+    """Ends the program with an error of one line, as the trainers do."""
     sys.stdout.flush()
     print(printable(f"error: {message}"), file=sys.stderr)
     sys.exit(2)
@@ -35,12 +35,12 @@ def warn(message):
 
 
 def trainer(name):
-    """Returns where a program of ours in C is: at the top of the tree, or in LLM8_BIN."""
+    """Returns the path of one of our C programs: at the top of the tree, or in LLM8_BIN."""
     return os.path.join(os.environ.get("LLM8_BIN") or ROOT, name)
 
 
 def built(name):
-    """Returns the same of a program that is needed, and ends where it is not built."""
+    """Returns the path of one of our C programs. Ends the program if it is not built."""
     path = trainer(name)
     if not os.path.exists(path):
         elsewhere = " and unset LLM8_BIN, which names another folder"
@@ -51,7 +51,7 @@ def built(name):
 
 @contextlib.contextmanager
 def named_by(option):
-    """An error of the file system in this block is one of what the option names."""
+    """Reports an error of the file system in this block as an error of the option's value."""
     try:
         yield
     except OSError as error:
@@ -70,8 +70,9 @@ def steps(folder):
 
 
 def best_of(folder, names):
-    """Returns the one with the lowest validation loss, among those of the same validation data as
-    the newest one that was evaluated; of equal ones the oldest. None: none was evaluated."""
+    """Returns the checkpoint with the lowest validation loss, among those with the same validation
+    data as the newest evaluated one; if several have the same loss, the oldest. None: no checkpoint
+    was evaluated."""
     best = lowest = data = None
     for name in names:
         try:
@@ -87,7 +88,7 @@ def best_of(folder, names):
 
 
 def matching(pattern):
-    """Returns the path if it exists, or else those that match it as a glob pattern, in order.
+    """Returns the path if it exists, or else the paths that match it as a glob pattern, in order.
     Folders at its beginning that exist under these names are no patterns (base/io.h)."""
     exact = pattern
     while exact and not os.path.lexists(exact):
@@ -115,7 +116,7 @@ def checkpoint(path):
 
 
 def start(module):
-    """Runs main() of a module of ours, which returns an exit status, and leaves with it."""
+    """Runs main() of one of our modules, and exits with the status that it returns."""
     python = os.path.join(VENV, "bin", "python")
     if os.path.realpath(sys.prefix) != os.path.realpath(VENV) and os.path.exists(python):
         os.execv(python, [python, *sys.argv])

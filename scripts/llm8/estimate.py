@@ -23,7 +23,7 @@ PRECISIONS = {
     "fp8-blockwise": ["--fp8-format", "e4m3", "--fp8-recipe", "blockwise"],
     "fp8-blockwise-head": ["--fp8-format", "e4m3", "--fp8-recipe", "blockwise", "--fp8-lm-head"],
 }
-# what a commit has records of, on one GPU, that is on the front page
+# a commit is on the front page if it has records of these models and precisions on one GPU
 LEAST, FRONT = ("gpt2-124m", "llama-1b"), ("bf16", "fp8", "fp8-head")
 KEYS = ("model", "gpus", "precision", "recipe", "lm_head", "tokens_per_s", "tflops", "date",
         "micro_batch", "seq_length", "machine")
@@ -49,7 +49,7 @@ def count(text):
 
 
 def planned(options):
-    """Returns what the CPU trainer's --plan prints."""
+    """Returns the output of the CPU trainer's --plan."""
     plan, refusal = plan_of([built("train_gpt"), *options])
     return die(refusal) if plan is None else plan
 
@@ -68,14 +68,15 @@ def option_of(plan, name):
 
 
 def more_work(plan):
-    """Returns what --recompute adds to the FLOPs of a token, as a share of them."""
+    """Returns the share by which --recompute increases the FLOPs of a token."""
     rows, columns = re.search(r"^  head +(\d+) x (\d+)", plan, re.MULTILINE).groups()
     blocks = 1 - 6 * int(rows) * int(columns) / size_of(plan)[1]
     return RECOMPUTED[option_of(plan, "recompute")] * blocks
 
 
 def memory_of(options, gpus):
-    """Returns the memory that the GPU trainer plans, as printed; or "-" and why it does not."""
+    """Returns the memory that the GPU trainer plans, as the trainer prints it; or "-" and the
+    reason why it plans none."""
     if not os.path.exists(trainer("train_gptcu")):
         return "-", "memory: build train_gptcu, which plans it (make train_gptcu)"
     if gpus > 1:
@@ -89,7 +90,7 @@ def memory_of(options, gpus):
 
 
 def json_lines(path, needed):
-    """Yields the records of a .jsonl, and ends where one lacks what is needed."""
+    """Yields the records of a .jsonl. Ends the program at a record that lacks a needed field."""
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             try:
@@ -104,14 +105,14 @@ def json_lines(path, needed):
 
 
 def gpus_of_records(records):
-    """The kinds of GPU, the one with the most records first."""
+    """Returns the kinds of GPU, those with the most records first."""
     counted = collections.Counter(record["machine"]["gpu"] for record in records)
     return [gpu for gpu, _ in counted.most_common()]
 
 
 def read_records(path, device=""):
-    """Returns the records of plain training on one kind of GPU: the kind whose name has the
-    device's in it, or the one of which there are most."""
+    """Returns the records of plain training on one kind of GPU: the kind whose name contains the
+    device's, or the kind with the most records."""
     if not os.path.exists(path):
         return []
     records = [record for record in json_lines(path, KEYS) if not record.get("arguments")]
@@ -138,7 +139,8 @@ def precision_of(record):
 
 
 def front_commit(records):
-    """Returns the front page's commit: the newest with records of all that the page shows."""
+    """Returns the front page's commit: the newest commit that has all records that the page
+    shows."""
     held = collections.defaultdict(set)
     for r in records:
         held[r.get("commit")].add((r["model"], precision_of(r), r["gpus"]))
@@ -148,27 +150,29 @@ def front_commit(records):
 
 
 def newest(records, precision, gpus):
-    """Returns by model the last record of a precision on so many GPUs, the front page's first."""
+    """Returns {model: the last record of a precision on this number of GPUs}. Records of the front
+    page come first."""
     found = [record for record in sorted(records, key=lambda r: (r["front"], r["date"]))
              if precision_of(record) == precision and record["gpus"] == gpus]
     return {record["model"]: record for record in found}
 
 
 def alone(records, record):
-    """Returns the newest record on one GPU that is otherwise the same, of the same commit, or None:
-    cards and commits differ in speed."""
+    """Returns the newest record of the same run on one GPU, by the same commit and kind of GPU,
+    because these differ in speed; or None."""
     same = [past for past in records if past.get("commit") == record.get("commit")]
     return newest(same, precision_of(record), 1).get(record["model"])
 
 
 def nearest(found, flops):
-    """Returns the record of the model whose FLOPs a token are nearest, by their ratio."""
+    """Returns the record of the model whose FLOPs per token are nearest to these, by their
+    ratio."""
     return min(found.values(), key=lambda r: abs(math.log(r["flops_per_token"] / flops)))
 
 
 def scaling(records, precision, gpus, flops):
-    """Returns which share of its speed a GPU keeps among so many, as far as was measured, and where
-    that is known from."""
+    """Returns the share of its speed that a GPU keeps among this number of GPUs, as far as was
+    measured, and the source of that number."""
     counts = {record["gpus"] for record in records if 1 < record["gpus"] <= gpus}
     for count in sorted(counts, reverse=True):
         together = {name: record for name, record in newest(records, precision, count).items()
@@ -181,9 +185,9 @@ def scaling(records, precision, gpus, flops):
 
 
 def speed(records, precision, gpus, flops):
-    """(TFLOP/s a GPU, where from, the record, whether it is of this model on so many GPUs), None
-    where nothing was measured. The nearest model comes first, on one GPU if need be: models differ
-    by more than what several GPUs keep."""
+    """Returns (TFLOP/s per GPU, the source, the record, whether the record is of this model on this
+    number of GPUs); None if nothing was measured. It takes the nearest model, if need be on one
+    GPU, because models differ in speed more than numbers of GPUs do."""
     found = newest(records, precision, 1) | newest(records, precision, gpus)
     factor, note = 1.0, ""
     if not found:
@@ -198,7 +202,7 @@ def speed(records, precision, gpus, flops):
 
 
 def other_options(record, plan, names):
-    """Says which options of these names a record was not measured with."""
+    """Returns which of these options have other values in a record, as a text."""
     theirs = {"recompute": "none", "optimizer": "adamw", "seq-length": record["seq_length"],
               "micro-batch-size": record["micro_batch"]}
     counted = {"recompute": f"; its {100 * more_work(plan):.0f}% more work is counted"}
@@ -217,7 +221,7 @@ def duration(hours):
 
 
 def row_of(records, precision, gpus, options, plan, tokens):
-    """Returns the cells of a row, where its speed is from, GPU hours, and the notes on it."""
+    """Returns the cells of a row, the source of its speed, the GPU hours, and notes on the row."""
     _, flops = size_of(plan)
     found = newest(records, precision, 1)
     # a GPU waits for the starts of so small a model's kernels, not for its FLOPs

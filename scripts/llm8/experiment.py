@@ -20,7 +20,7 @@ from .command_line import shell_words
 from .metrics import SKIPPED_TOO_OFTEN, STOPPED_BY_SIGNAL, open_run
 
 DEFAULT_VARIANTS = ["bf16: --bf16", "fp8: --bf16 --fp8-format hybrid"]
-# the trainer's options that compare itself sets -> its own in their place
+# the trainer's options that compare itself sets -> the options of compare in their place
 OURS = {"seed": "--seeds", "save": "--out", "metrics": "--no-checkpoints", "resume": None}
 COMMAND, VARIANTS = "command.json", "variants.json"
 
@@ -53,7 +53,7 @@ def split_name(text, option, what):
 
 
 def parse_variant(text):
-    """Reads NAME: OPTIONS, the options as for the trainer."""
+    """Reads "NAME: OPTIONS", where the options are the trainer's."""
     name, rest = split_name(text, "--variant", "OPTIONS")
     words = shell_words(rest, f"--variant {text}")
     if words and not words[0].startswith("--"):
@@ -79,7 +79,8 @@ def parse_seeds(text):
 
 
 def make_tasks(program, variants, seeds, common, folder):
-    """The tasks go seed by seed, so that a comparison stopped half-way has whole pairs."""
+    """Lists the tasks seed by seed, so that a comparison that is stopped half-way has whole
+    pairs."""
     refuse_ours(common, "after --")
     if len({name for name, _ in variants}) < len(variants):
         environment.die("--variant: each needs a name of its own")
@@ -91,7 +92,7 @@ def make_tasks(program, variants, seeds, common, folder):
 
 
 def lock(folder):
-    """The lock is held as long as this program or a trainer that it started lives."""
+    """Locks a folder for as long as this program, or a trainer that it started, lives."""
     with environment.named_by("--out"):
         os.makedirs(folder, exist_ok=True)
     file = os.open(os.path.join(folder, ".lock"), os.O_RDWR | os.O_CREAT, 0o644)
@@ -104,7 +105,7 @@ def lock(folder):
 
 
 def read_list(folder, name):
-    """Returns the words of a .json file; none where it does not exist."""
+    """Returns the list of words in a .json file; an empty list if there is no file."""
     path = os.path.join(folder, name)
     try:
         with open(path) as file:
@@ -121,7 +122,7 @@ def read_list(folder, name):
 
 
 def write_list(folder, name, words):
-    """There is a whole list at any time."""
+    """Replaces a list of words in one step, so that the file is whole at any time."""
     fresh = os.path.join(folder, name + ".new")
     with open(fresh, "w") as file:
         json.dump(words, file)
@@ -131,7 +132,7 @@ def write_list(folder, name, words):
 
 
 def changed_options(task):
-    """Returns in which options the task is another one than what ran in its folder."""
+    """Returns the options in which the task differs from the run in its folder."""
     now, before = map(options_of, (task.command, read_list(task.folder, COMMAND)))
     return [] if now == before else [option for option in now if option not in before] or \
         [option for option in before if option not in now] or ["their order"]
@@ -160,15 +161,15 @@ def drop_checkpoints(folder):
 
 
 def run_all(tasks, folder, checkpoints, held):
-    """checkpoints: "keep", "drop" when a run has ended, or "none". held: the folder's lock. Returns
-    0, or 75 where a signal ended it."""
+    """Runs all tasks. checkpoints: "keep"; "drop" when a run has ended; or "none". held: the
+    folder's lock. Returns 0, or 75 if a signal ended a run."""
     for task in {task.variant: task for task in reversed(tasks)}.values():
         plan, complaint = trainer.plan_of(task.command)
         if plan is None:
             environment.die(f"{task.variant}: {complaint}")
-    # all of them before the first starts: a refusal should not come after hours
+    # all are prepared before the first one starts: a refusal should not come after hours
     left = [prepare(task) for task in tasks]
-    # these variants come first, those of earlier commands keep their order
+    # these variants come first; the variants of earlier commands keep their order
     names = [os.path.relpath(task.folder, folder).split(os.sep)[0] for task in tasks]
     write_list(folder, VARIANTS, list(dict.fromkeys(names + read_list(folder, VARIANTS))))
     with trainer.Signals() as signals:
@@ -177,7 +178,7 @@ def run_all(tasks, folder, checkpoints, held):
             if not to_do:
                 print(f"{label} | has ended already ({open_run(task.folder).state})", flush=True)
                 continue
-            # without checkpoints, none where --config says either
+            # without checkpoints: no folder for them, even if --config names one
             where = ["--save", task.folder, "--resume", "latest"]
             if checkpoints == "none":
                 where = ["--save", "", "--resume", "", "--metrics",
@@ -198,8 +199,9 @@ def run_all(tasks, folder, checkpoints, held):
 
 
 def runs_under(folder):
-    """Returns variant -> folders of its runs that have begun, as make_tasks lays them out, in the
-    order of the commands that ran them; by name where that is not known."""
+    """Returns {variant: folders of its runs that have begun} in a folder that make_tasks has laid
+    out. The variants have the order of the commands that ran them; if it is not known, they are
+    sorted by name."""
     found, order = {}, read_list(folder, VARIANTS)
     runs = [match.groups() for name in glob.glob("*/seed-*", root_dir=folder)
             if (match := re.fullmatch(r"(.+)/seed-(\d+)", name))]

@@ -3,8 +3,8 @@
 A product takes at least its operations over the measured rate of its number format, or the bytes of
 its operands and result over the measured bandwidth, whichever is more. Everything else takes the
 bytes that one pass of it must move, over the same bandwidth. Families follow each other, so the
-floor of a step is their sum; `floor share` is that sum over the measured step. Nothing computed
-twice is in it: --recompute costs share.
+floor of a step is their sum; `floor share` is that sum over the measured step. Recomputation is not
+counted, so --recompute lowers the share.
 
 Shapes as in train_gpt.cu: B sequences of T tokens, M = B T, C channels, L layers, H heads, G
 key/value heads, D head size, N = (H + 2 G) D, F feed-forward, F1 = F or (Llama) 2 F, P padded
@@ -13,7 +13,7 @@ blockwise scaling the kernel that computes a tensor can write its codes; blockwi
 the codes' bytes, are left out.
 """
 
-# The best rates seen on the device. A device that is not here has no floor.
+# The best rates seen on the device. A device that is not in this table has no floor.
 RATES = {"NVIDIA H200": {"bf16": 825e12, "fp8": 1530e12, "bytes": 4.3e12,
                          "blocks": 1289e12, "blocks, weight gradient": 1048e12}}
 FUSED = ("delayed", "blockwise") # recipes by which the kernel that computes a tensor writes codes
@@ -42,15 +42,15 @@ class Shape:
 
 
 def product_seconds(rates, kind, m, n, k, extra=0):
-    """D[m,n] = A[m,k] B[k,n] with BF16 out; kind: of the rates; extra: BF16 elements read or
-    written beside."""
+    """Returns the least seconds for D[m,n] = A[m,k] B[k,n] with a result in BF16. kind: which of
+    the rates applies. extra: how many other BF16 elements are read or written."""
     operands = (2 if kind == "bf16" else 1) * (m * k + n * k)
     moved = operands + 2 * (m * n + extra)
     return max(2 * m * n * k / rates[kind], moved / rates["bytes"])
 
 
 def linear_seconds(rates, kind, s, outputs, inputs, forward_extra=0, input_extra=0):
-    """The three products of a linear layer."""
+    """Returns the least seconds for the three products of a linear layer."""
     wgrad = "blocks, weight gradient" if kind == "blocks" else kind
     return (product_seconds(rates, kind, s.M, outputs, inputs, forward_extra)
             + product_seconds(rates, kind, s.M, inputs, outputs, input_extra)
@@ -58,9 +58,9 @@ def linear_seconds(rates, kind, s, outputs, inputs, forward_extra=0, input_extra
 
 
 def activation_rides(s, recipe):
-    """Whether fc1's forward product can apply the activation: with delayed scaling, where it writes
-    codes beside its result; and GPT-2's in BF16. Then fc2's input gradient can apply GELU's
-    derivative, too: in FP8 it reads fc1's result and leaves codes alone."""
+    """Whether fc1's forward product can also apply the activation: with delayed scaling, when it
+    writes codes and its result; and GPT-2's in BF16. Then fc2's input gradient can also apply
+    GELU's derivative: in FP8 it reads fc1's result and writes only codes."""
     return recipe == "delayed" or (recipe == "bf16" and not s.llama)
 
 
@@ -72,7 +72,8 @@ def rope_rides(s, recipe):
 
 
 def products(rates, kind, s, recipe):
-    # BF16: GELU's input, kept and read again; FP8: that is the result, and the codes are beside it
+    # BF16: GELU's input is kept and read again. FP8: that input is the result, and codes are
+    # written too
     rides = s.M * s.F if activation_rides(s, recipe) else 0
     residual = s.M * s.C
     return s.L * (linear_seconds(rates, kind, s, s.N, s.C)
@@ -83,8 +84,8 @@ def products(rates, kind, s, recipe):
 
 
 def attention(rates, s):
-    """It is causal: half of the T x T products, two in the forward and five in the backward
-    pass."""
+    """Returns the least seconds of attention. It is causal, so half of each T x T product counts:
+    two products in the forward pass, five in the backward pass."""
     forward = 2 * s.B * s.H * s.T * s.T * s.D
     rows = 2 * s.M * s.H * s.D
     packed = 2 * s.M * s.N
@@ -93,9 +94,10 @@ def attention(rates, s):
 
 
 def activation_bytes(s, recipe):
-    """A token and layer. Llama: SwiGLU (6F forward, 10F backward), RoPE, forward where the product
-    does not do it, and backward, which writes dQKV's codes where it can, and the QK norm's input
-    again. GPT-2: GELU (4F forward, 6F backward), or in BF16 the gradients of biases."""
+    """Returns the bytes for a token and layer. Llama: SwiGLU (6F forward, 10F backward), RoPE, in
+    the forward pass if the product does not rotate, and in the backward pass, which writes dQKV's
+    codes if it can; and the QK norm's input, which is read again. GPT-2: GELU (4F forward, 6F
+    backward), or in BF16 the gradients of biases."""
     heads = (s.H + s.G) * s.D
     if s.llama:
         rope_backward = 4 * s.N if recipe in FUSED else 4 * heads
@@ -108,8 +110,8 @@ def activation_bytes(s, recipe):
 
 
 def quantize_bytes(s, recipe):
-    """A token and layer: the attention's output, and GPT-2's dQKV; with tensorwise scaling the four
-    linear layers' X (C, HD, C, F) and dY (N, C, F1, C)."""
+    """Returns the bytes for a token and layer: of attention's output, and of GPT-2's dQKV; with
+    tensorwise scaling, of the four linear layers' X (C, HD, C, F) and dY (N, C, F1, C)."""
     if recipe == "bf16":
         return 0
     if recipe in FUSED:
@@ -118,10 +120,10 @@ def quantize_bytes(s, recipe):
 
 
 def muon_seconds(rates, s, gradient, moment):
-    """The blocks' matrices by Muon, beyond what AdamW would take for them; bytes an element. They
-    have one moment, of two bytes at least; their gradient, which becomes the update in place, moves
-    three times more, and five Newton-Schulz steps of three products follow, on the smaller side's
-    square."""
+    """Returns the least seconds that Muon needs for the blocks' matrices, beyond AdamW's time.
+    gradient, moment: bytes of an element. The matrices have one moment, of two bytes at least;
+    their gradient, which becomes the update in place, is moved three more times, and five
+    Newton-Schulz steps of three products follow, on the smaller side's square."""
     shapes = [(s.H * s.D, s.C), (s.G * s.D, s.C), (s.G * s.D, s.C), (s.C, s.H * s.D), (s.C, s.F)]
     shapes += [(s.F, s.C)] * (2 if s.llama else 1)
     elements = sum(rows * columns for rows, columns in shapes)
@@ -134,7 +136,8 @@ def muon_seconds(rates, s, gradient, moment):
 
 
 def floor_ms(device, options, parameters):
-    """Returns the ms of each family in a step of one micro-batch; None for an unknown device."""
+    """Returns the milliseconds of each family in a step of one micro-batch; None if the device is
+    not known."""
     if device not in RATES:
         return None
     rates, s = RATES[device], Shape(options)
@@ -142,9 +145,9 @@ def floor_ms(device, options, parameters):
     head_fp8 = fp8 and options["fp8-lm-head"] == "true"
     recipe = options["fp8-recipe"] if fp8 else "bf16"
     layers = s.M * s.L
-    # without accumulation the gradients are BF16 unless asked for otherwise
+    # without accumulation the gradients are BF16, unless FP32 is requested
     gradient = 4 if options["grad-accum-dtype"] == "fp32" else 2
-    # of 64 in 8 bits, a scale of two bytes
+    # 8bit: one byte, and a scale of two bytes for 64 elements
     moment = {"bf16": 2, "8bit": 1 + 2 / 64}.get(options["adam-dtype"], 4)
 
     def moved(count):
@@ -156,7 +159,7 @@ def floor_ms(device, options, parameters):
         "products": products(rates, kind, s, recipe),
         "head products": linear_seconds(rates, kind if head_fp8 else "bf16", s, s.P, s.C),
         "attention": attention(rates, s),
-        # two a layer: forward 4C, backward 8C; the last one has no residual
+        # two norms in a layer: forward 4C, backward 8C; the last norm has no residual
         "norms": moved(layers * (24 + codes) * s.C + s.M * 10 * s.C),
         "activations": moved(layers * activation_bytes(s, recipe)),
         "loss": moved(s.M * 4 * s.P), # one pass over the logits and their gradient

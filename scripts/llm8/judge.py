@@ -35,7 +35,7 @@ class Limits:
     valid: float = 2.0     # percent
     speed: float = 1.0     # the ratio must be above
     memory: float = None   # the ratio must not be above; None: not judged
-    time: float = None     # the same, of the time to the baseline's last validation loss
+    time: float = None     # the same for the time to the baseline's last validation loss
 
 
 @dataclass
@@ -101,7 +101,8 @@ def seed_of(run):
 
 
 def more_seeds(comparison):
-    """Returns the --seeds by which losses can be judged: four at least, or twice as many."""
+    """Returns the --seeds that would allow a judgement of the losses: at least four, or twice as
+    many as now."""
     have = [seed for seed in comparison.baseline.seeds() if seed.isdigit()]
     if comparison.verdict != UNSURE or not have:
         return ""
@@ -110,13 +111,15 @@ def more_seeds(comparison):
 
 
 def pairs(baseline, variant):
-    """Returns the pairs of equal seed; another program's runs are paired with all."""
+    """Returns the pairs of runs with equal seeds. Runs of another program are paired with all
+    runs."""
     return [Pair(run, base) for run in variant.runs for base in baseline.runs
             if seed_of(run) == seed_of(base) or run.foreign or base.foreign]
 
 
 def differences(found, name, kind, width):
-    """Returns steps, and by how many percent the variant is above the baseline, a row a seed."""
+    """Returns the steps, and by how many percent the variant is above the baseline, in a row for
+    each seed."""
     runs = [pair.baseline for pair in found] + [pair.run for pair in found]
     steps, rows = series.side_by_side(runs, name, kind, width)
     ours, base = rows[len(found):], rows[:len(found)]
@@ -124,7 +127,8 @@ def differences(found, name, kind, width):
 
 
 def window_of(last):
-    """The steps whose mean is the final training loss: a twentieth of the run, at least 10."""
+    """Returns how many steps' mean is the final training loss: a twentieth of the run, at least
+    10."""
     return min(last, max(10, last // 20))
 
 
@@ -138,13 +142,14 @@ def percent(value, baseline):
 
 
 def parts_of(run, at=None):
-    """Returns the starts whose steps the run is made of; at: that of this step alone."""
+    """Returns the starts (of the run and its resumes) whose steps the run consists of. at: only the
+    start of this step."""
     return [run.part_of(at)] if at else \
         [part for part in run.parts if part["step"] < run.last_step] or run.parts[-1:]
 
 
 def in_turn(parts, values):
-    """Says the value of each part, where a resume changed it."""
+    """Returns a text with the value in each part of a run, if a resume changed the value."""
     found = [values[0]]
     found += [f"{value} after step {int(part['step']):,}"
               for before, value, part in zip(values, values[1:], parts[1:]) if value != before]
@@ -152,9 +157,9 @@ def in_turn(parts, values):
 
 
 def values_of(runs, name, at=None):
-    """Returns an option's value in each run; at: those at a step of each. The same data may lie
-    elsewhere, under another name: their checksum stands for them, or else, as other programs record
-    none, the file's name."""
+    """Returns an option's value in each run. at: for each run, the step at which the value counts.
+    The same data may lie in other places under other names, so data are compared by their checksum;
+    runs of other programs have none, and the file's name is compared."""
     rows = [parts_of(run, step) for run, step in zip(runs, at or [None] * len(runs))]
     values = [[str(part["options"].get(name, "-" if run.foreign else None)) for part in parts]
               for run, parts in zip(runs, rows)]
@@ -166,7 +171,7 @@ def values_of(runs, name, at=None):
 
 
 def differing_options(runs, *effects, at=None):
-    """Returns name -> the runs' values, of the options of these effects that differ."""
+    """Returns {name: the runs' values} for the options with these effects that differ."""
     known = next((run for run in runs if run.start.get("effects")),
                  next((run for run in runs if not run.foreign), runs[0]))
     values = {name: values_of(runs, name, at) for name in changing_options(known.start, *effects)}
@@ -174,13 +179,13 @@ def differing_options(runs, *effects, at=None):
 
 
 def other_samples(runs, at=None):
-    """Says by which options the runs' evaluations see other samples; "": by none. at: evaluations
-    after a step of each run."""
+    """Returns a text that names the options by which the runs' evaluations see different samples;
+    "": there are none. at: for each run, the step after which the evaluation was made."""
     wrong = {*differing_options(runs, "evaluation", at=at)} - {"eval-iters"}
     parts = [part for run, step in zip(runs, at or [None] * len(runs))
              for part in parts_of(run, step)]
     options = [part["options"] for part in parts]
-    # older records do not say how many there were; 0: all
+    # older records lack the number of sequences; 0: all
     counts = {int(part.get("valid_sequences") or int(one["eval-iters"]) *
                   int(one.get("global-batch-size", 1)))
               for part, one in zip(parts, options) if "eval-iters" in one}
@@ -201,7 +206,7 @@ def error_of(changes):
 
 
 def judge_loss(name, what, ours, theirs, limit, note):
-    """ours, theirs: the final losses, pair by pair."""
+    """Judges a loss. ours, theirs: the final losses, pair by pair."""
     changes = [percent(a, b) for a, b in zip(ours, theirs)]
     change, doubt = mean(changes), ""
     error = error_of(changes) if math.isfinite(change) else math.nan
@@ -229,7 +234,7 @@ def judge_train(found, limits, name):
 
 
 def no_evaluation(found):
-    """Says why a run of the pairs has none; "" where all have."""
+    """Returns a text that says why some run has no evaluation; "": all have one."""
     lacking = [run for pair in found for run in pair if not run.evals]
     if not lacking:
         return ""
@@ -255,8 +260,9 @@ def judge_valid(found, limits, name):
 
 
 def judge_ratio(name, what, values, good, limit, note="", why_not=""):
-    """values: of each pair's runs. The ratio is that of the two means shown; a mean of the pairs'
-    ratios would be above it by their noise. 0: not known. why_not: there is no verdict."""
+    """Judges a ratio. values: those of each pair's runs; 0: not known. The ratio is that of the two
+    means shown, because a mean of the pairs' ratios would be too high by their noise. why_not: why
+    there is no verdict."""
     ours, theirs = map(mean, zip(*values))
     ratio = ours / theirs if all(map(all, values)) else math.nan
     result = OPEN if why_not or not limit else PASS if good(ratio) else FAIL
@@ -290,7 +296,7 @@ def judge_memory(found, limits, name):
 
 
 def judge_time(found, limits, name):
-    """Judges how soon it comes to the loss at which the baseline ends."""
+    """Judges how soon the variant reaches the loss at which the baseline ends."""
     if why := no_evaluation(found) or other_samples([run for pair in found for run in pair]):
         return Judgement(name, "time to loss", OPEN, note=why)
     targets = [pair.baseline.last("valid_loss", "evals") for pair in found]

@@ -1,5 +1,5 @@
-"""What llm.c's trainer prints, as the records of metrics.jsonl: so its runs are drawn and compared
-as ours are. Its log is named as a run is: scripts/plot run/mine llmc.log."""
+"""Turns the output of llm.c's trainer into records of metrics.jsonl, so that its runs are drawn and
+compared as ours are. Its log is named as a run is: scripts/plot run/mine llmc.log."""
 
 import re
 
@@ -10,7 +10,7 @@ STEP = re.compile(r"step +(\d+)/\d+ \| loss +(\S+) .*?\| norm +(\S+) .*?\| lr +(
 
 
 def number(text):
-    """NaN and infinity are None, as the trainers here write them."""
+    """Returns a number; None for NaN and infinity, as in our trainers' records."""
     value = float(text)
     return value if abs(value) < float("inf") else None
 
@@ -22,7 +22,7 @@ class Log:
         self.table, self.start, self.step = {}, None, 0
 
     def record(self, line):
-        """Returns a line's record, None where it has none. ValueError: no log of llm.c."""
+        """Returns a line's record; None if it has none. ValueError: this is not a log of llm.c."""
         text = line.decode(errors="replace").rstrip()
         row, step = ROW.match(text), STEP.match(text)
         if row:
@@ -55,7 +55,7 @@ class Log:
                    "micro-batch-size": table["micro batch size B"],
                    "global-batch-size": int(table["total batch size"]) // length,
                    "train-iters": table["train_num_batches"], "lr": f"{rate:g}",
-                   # its wsd falls by 1 - sqrt over the last fifth, ours linearly
+                   # llm.c's wsd falls by 1 - sqrt over the last fifth, ours linearly
                    "lr-decay-style": table.get("LR scheduler", DECAY).replace(
                        "wsd", "wsd by a root"),
                    "lr-warmup-iters": table["warmup iterations"],

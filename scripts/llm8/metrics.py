@@ -1,8 +1,9 @@
 """metrics.jsonl, read while it is being written. train/metrics.c says what the trainers write.
 
-A Run holds the records that hold: after a resume at step N, what came after N is forgotten, and the
-steps done again take its place. The file may end in a torn line (a run in progress, or a killed
-one): it is left until it is whole. Lines that are not records are counted and passed over.
+A Run has the records that are valid: after a resume at step N, what came after N is forgotten, and
+the steps done again take its place. The file may end in a torn line (a run in progress, or a killed
+one): the line is not read until it is whole. Lines that are not records are counted and passed
+over.
 
 A log of llm.c's trainer will do as well (llm_c.py).
 
@@ -33,7 +34,8 @@ NAMES = {0: "finished", SKIPPED_TOO_OFTEN: "gave up: step after step was skipped
 
 
 def metrics_path(path):
-    """A run is named by its folder or by the file."""
+    """Returns the path of the metrics.jsonl of a run, which is named by its folder or by that
+    file."""
     return os.path.join(path, "metrics.jsonl") if os.path.isdir(path) else path
 
 
@@ -41,14 +43,14 @@ def short_names(paths):
     """Returns a name for each run: the part of its path that tells it from the others."""
     parts = [os.path.abspath(metrics_path(path)).removesuffix("/metrics.jsonl").split(os.sep)
              for path in paths]
-    # the last part always stays: run/x may hold run/x/x
+    # the last part is always kept: run/x may contain run/x/x
     shared = min(len(os.path.commonprefix(parts)), *(len(part) - 1 for part in parts))
     return [os.sep.join(part[shared:]) or os.sep for part in parts]
 
 
 def refuse_others(path, option=""):
-    """Ends the program where this is no run, and names the runs around it. A folder that is still
-    empty may become one."""
+    """Ends the program if the path is not a run, and names the runs near it. An empty folder is
+    accepted, because it may become a run."""
     if not os.path.exists(path):
         environment.die(f"{option}{path}: no such run; give the folder that --save names")
     if os.path.isdir(path) and not os.path.exists(metrics_path(path)):
@@ -76,8 +78,8 @@ def named_runs(paths):
 
 
 def follow(runs, seconds, once=False, each=None):
-    """Yields {run: its new records} once, then every so many seconds until all runs are over.
-    each(run, record): called as the run has taken in that record, and nothing after it."""
+    """Yields {run: its new records} once, and then every `seconds` until all runs are over.
+    each(run, record): called when the run has taken in that record, and none after it."""
     while True:
         yield {run: run.poll(each) for run in runs}
         if once or all(run.over for run in runs):
@@ -86,13 +88,14 @@ def follow(runs, seconds, once=False, each=None):
 
 
 def number(record, name):
-    """The trainers write null for NaN and infinity."""
+    """Returns a number; NaN for null, which the trainers write for NaN and infinity."""
     value = record.get(name)
     return float(value) if value is not None and abs(value) < LARGEST else math.nan
 
 
-# The types of what the scripts compute with: in records, rows of linear_layers and counts of a
-# tensor; and the options that are whole numbers. WHOLE: with these bounds.
+# The types of the values with which the scripts compute: in records, in rows of linear_layers and
+# in counts of a tensor; and the options that are whole numbers. WHOLE: whole numbers within these
+# bounds.
 NUMBERS = set("""step status time parameters flops_per_token fp8_flops_share peak_flops
     memory_bytes ranks slowest valid_sequences tokenizer_vocabulary loss lr norm skipped seconds
     tokens tokens_per_s valid_loss first_block blocks outputs inputs flops_share elements largest
@@ -146,7 +149,8 @@ def fault_of_start(record):
 
 
 def fault_of(record):
-    """Returns what in a record is not as the trainers write it; "" for nothing."""
+    """Returns what is wrong with a record, compared with what the trainers write; "" if nothing
+    is."""
     for part in (record, *(row for name in ("linear_layers", "sources", "valid_sources")
                            for row in record.get(name, [])), *record.get("tensors", {}).values()):
         if fault := fault_of_values(part):
@@ -173,8 +177,8 @@ def ranks_of(start):
 
 
 def changing_options(start, *effects):
-    """Returns name -> value of a start's options of these effects (model/options.h); where none is
-    named, of all that change anything. Older records name no effects."""
+    """Returns {name: value} of a start's options with these effects (model/options.h); without
+    effects, of all options that change anything. Older records name no effects."""
     known = start.get("effects", {})
     return {name: value for name, value in start.get("options", {}).items()
             if known.get(name, "results") in effects or
@@ -193,16 +197,18 @@ class Run:
         self.saves = {} # those that have failed, too
         self.parts = [] # the starts that a later one has not made void
         self.ranks_at = {} # how long each computes, at each line
-        # earlier records of each step that a resume does again; --profile's record
+        # replaced: earlier records of each step that was done again; profile: the record of
+        # --profile
         self.replaced, self.profile = {}, None
         self.bad_lines = self.rewinds = self._lines = 0
         self.first_bad = None # its number, and what is wrong with it
         self._offset, self._inode, self._log = 0, None, llm_c.Log()
 
     def poll(self, each=None):
-        """Takes in what was written since, and returns the new records. One of the kind "restart"
-        comes first where the file is another one than before: what was read of the old one is
-        gone. each(run, record): called with each other record once it is taken in."""
+        """Takes in what was written since the last call, and returns the new records. If the file
+        has been replaced, the first record has the kind "restart", and the records of the old file
+        are forgotten. each(run, record): called with each record other than "restart" when it is
+        taken in."""
         self._unlocked = self._is_unlocked() # first: a run writes its end before it lets go
         try:
             file = open(self.path, "rb")
@@ -280,7 +286,7 @@ class Run:
         return self.starts[-1] if self.starts else {}
 
     def part_of(self, step):
-        """Returns the start of the part that did this step."""
+        """Returns the start of the part of the run that did this step."""
         return ([part for part in self.parts if part["step"] < step] or self.parts)[-1]
 
     def option(self, name, fallback=None):
@@ -288,8 +294,8 @@ class Run:
 
     @property
     def complaint(self):
-        """Says what could not be read; "" where all could, or the file is another program's, whose
-        lines are of many kinds."""
+        """Returns a text that says what could not be read; "" if everything could, or if another
+        program wrote the file, which may have other lines."""
         if not self.bad_lines or self.foreign:
             return ""
         line, fault = self.first_bad
@@ -310,18 +316,18 @@ class Run:
 
     @property
     def unsaved(self):
-        """The record of the newest save, if that failed; else None."""
+        """The record of the newest save, if that save failed; else None."""
         newest = self.saves.get(max(self.saves, default=0), {})
         return newest if "error" in newest else None
 
     @property
     def foreign(self):
-        """Another program's run has its own weights and order of data."""
+        """Whether another program made the run: its weights and its order of data are its own."""
         return self.start.get("program") == llm_c.PROGRAM
 
     @property
     def on_gpu(self):
-        """The speed of emulated FP8 is not judged."""
+        """Whether the run was on a GPU. The speed of emulated FP8 is not judged."""
         return bool(self.starts) and not self.start.get("device", "CPU").startswith("CPU")
 
     @property
@@ -329,8 +335,8 @@ class Run:
         return ranks_of(self.start)
 
     def _is_unlocked(self):
-        """Whether nobody holds the lock of the run's folder; None where that is unknown. It asks,
-        and takes nothing: a run that starts meanwhile would find its folder in use."""
+        """Whether nobody holds the lock of the run's folder; None where that is unknown. It only
+        asks and does not lock: a run that starts meanwhile would find its folder in use."""
         asked = struct.pack(FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
         try:
             with open(os.path.join(os.path.dirname(self.path), ".lock"), "rb") as file:
@@ -341,12 +347,13 @@ class Run:
 
     @property
     def died(self):
-        """Whether a signal or an error ended it: nobody held the lock of a run, when it was last
-        read, that did not say that it ended. None where that is unknown."""
+        """Whether a signal or an error ended the run: it has no record of its end, and nobody held
+        its lock when it was last read. None if that is not known."""
         return self.end is None if self._unlocked else self._unlocked
 
     def silent(self, seconds):
-        """How long nothing was written, if that is more than these seconds and 20 steps; else 0."""
+        """How long nothing was written, if that is longer than these seconds and than 20 steps;
+        else 0."""
         try:
             silence = time.time() - os.path.getmtime(self.path)
         except OSError:
@@ -372,7 +379,7 @@ class Run:
 
     @property
     def over(self):
-        """Nothing more will come: stopped runs may be resumed, these not."""
+        """Whether no more records will come. A stopped run may be resumed, so it is not over."""
         gave_up = self.end is not None and self.end.get("status") == SKIPPED_TOO_OFTEN
         return self.finished or gave_up
 
@@ -383,7 +390,8 @@ class Run:
         return statistics.median(values) if values else math.nan
 
     def sources(self):
-        """Returns of each source of a mixture its glob, and the tokens and epochs read of it."""
+        """Returns, for each source of a mixture, its glob, and how many tokens and epochs of it
+        were read."""
         newest = self.steps.get(self.last_step, {})
         lists = [row.get("data", "?") for row in self.start.get("sources", [])], \
             newest.get("source_tokens", []), newest.get("source_epochs", [])
@@ -391,14 +399,14 @@ class Run:
                 for name, *read in zip(*lists)]
 
     def source_losses(self):
-        """Returns of each source of a mixture's validation data its glob and its newest loss."""
+        """Returns, for each source of a mixture's validation data, its glob and its newest loss."""
         newest = self.evals.get(max(self.evals, default=0), {}).get("source_losses", [])
         return [(row.get("data", "?"), math.nan if loss is None else float(loss))
                 for row, loss in zip(self.start.get("valid_sources", []), newest)]
 
     def fp8_shares(self):
-        """Returns of the newest count of FP8 codes its step and, of each tensor, the name, the
-        share of the largest magnitude and the share of zeros."""
+        """Returns the step of the newest count of FP8 codes and, for each tensor, its name, its
+        share of codes with the largest magnitude, and its share of zeros."""
         if not self.fp8:
             return None, []
         step, shares = max(self.fp8), []
@@ -410,7 +418,7 @@ class Run:
         return step, shares
 
     def column(self, name, kind="steps"):
-        """Returns steps and values of one field, in order of the steps."""
+        """Returns the steps and the values of one field, in the order of the steps."""
         held = getattr(self, kind)
         order = sorted(held)
         return order, [number(held[step], name) for step in order]
@@ -445,8 +453,8 @@ def time_left(run):
 
 
 def state_of(run):
-    """Returns the state; of a run that goes on also whether its last save failed, and for how long
-    it is silent, if that is long."""
+    """Returns the state of a run as a text. If the run goes on, the text also says whether its last
+    save failed, and for how long it has been silent, if that is long."""
     if run.end is not None or not run.starts or run.died:
         return run.state
     silent = run.silent(60)
@@ -456,7 +464,7 @@ def state_of(run):
 
 
 def cells(run):
-    """Returns what a line says of a run: column -> text."""
+    """Returns the texts of a run's line: {column: text}."""
     return {"run": run.name, "step": f"{run.last_step:,}/{run.train_iters:,}",
             "loss": fixed(run.recent("loss")), "valid": fixed(run.last("valid_loss", "evals")),
             "lr": shown(run.last("lr"), ".2e"), "norm": fixed(run.recent("norm"), 3),

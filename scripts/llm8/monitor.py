@@ -6,10 +6,10 @@ Weights & Biases.
   scripts/monitor run/gpt2 --tensorboard run/tb         then: .venv/bin/tensorboard --logdir run/tb
   nohup scripts/monitor run/gpt2 --wandb my-project &   no terminal: a line now and then
 
-A run is the folder that --save names, or a metrics.jsonl. All of it is read, then what comes; a run
-that stops and is resumed is followed on, and steps that it does again take the place of the earlier
-ones. Ends when every run has finished; Ctrl-C ends it before. In a browser: scripts/plot --follow.
-"""
+A run is the folder that --save names, or a metrics.jsonl. The whole file is read, and then what is
+added; a run that stops and is resumed is followed on, and steps that it does again take the place
+of the earlier ones. Ends when every run has finished; Ctrl-C ends it before. In a browser:
+scripts/plot --follow."""
 
 import math
 import shutil
@@ -26,8 +26,8 @@ DROPPED = ["norm", "lr", "skipped", "valid", "left", "tok/s", "loss"] # where it
 
 
 def chart(runs, width, height):
-    """Draws the losses, a column's mean as a point, on an axis that leaves out their first
-    twentieth."""
+    """Draws the losses as points, one for the mean in each column. The axis leaves out the first
+    twentieth of the run."""
     steps = [step for run in runs for step in run.steps]
     first, last, curves = min(steps), max(steps), []
     for run in runs:
@@ -54,7 +54,7 @@ def chart(runs, width, height):
 
 
 def table(runs, width):
-    """Returns a line a run, in as many columns as there is room for."""
+    """Returns a line for each run, with as many columns as there is room for."""
     rows = list(map(metrics.cells, runs))
     rows.insert(0, {name: name for name in rows[0]})
     wide = {name: max(len(row[name]) for row in rows) for name in rows[0]}
@@ -66,7 +66,7 @@ def table(runs, width):
 
 
 def details(run):
-    """Yields lines on a run that is shown alone."""
+    """Yields further lines about a run that is shown alone."""
     start, speed = run.start, run.recent("tokens_per_s")
     flops = speed * metrics.number(start, "flops_per_token")
     peak = metrics.number(start, "peak_flops") * run.ranks
@@ -99,7 +99,8 @@ def details(run):
 
 
 def legend(runs, width):
-    """Returns the lines above the curves; none where one curve has no skipped steps."""
+    """Returns the lines above the curves; no lines if there is only one curve without skipped
+    steps."""
     skipped = [f", {many(run.skipped, 'step')} skipped" if run.skipped else "" for run in runs]
     shown = len(runs) > 1 or skipped[0]
     return textwrap.wrap("   ".join(f"{letter} {run.name}{more}" for letter, run, more in zip(
@@ -123,8 +124,9 @@ def step_of(run, step):
 
 
 def log_line(run, record):
-    """Returns the line of a start, an evaluation, a save that failed or the end, for where there is
-    no terminal; None of another record. The run is as it was when it wrote the record."""
+    """Returns the line for a start, an evaluation, a failed save or the end, for an output that is
+    not a terminal; None for other records. The run is in the state that it had when it wrote the
+    record."""
     step, kind = step_of(run, int(record["step"])), record["kind"]
     if kind == "eval":
         step += (f" | valid {fixed(metrics.number(record, 'valid_loss'))}"
@@ -145,8 +147,8 @@ def print_line(run, record):
 
 
 def print_trouble(run, records, told):
-    """Says once of a run that wrote nothing and should have that it died, or that it is silent;
-    told: run -> which of them was said since it last wrote."""
+    """Reports once that a run has died, or that it is silent, when it should have written
+    something. told: {run: which of the two was reported since the run last wrote}."""
     what = "died" if run.died else "silent" if run.silent(60) else None
     if records or not run.starts or run.end is not None:
         told.pop(run, None)

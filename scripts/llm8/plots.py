@@ -1,5 +1,5 @@
 """The pictures of runs. A variant is a name and its runs, of several seeds in a comparison, one in
-scripts/plot; each function draws variants on a figure that style.draw hands it."""
+scripts/plot; each function draws variants on a figure, which style.draw passes."""
 
 import numpy
 
@@ -11,8 +11,9 @@ SIZE_WIDE = (8.6, 3.4)
 
 
 def final_range(axes, curves):
-    """The start of a run is far above all that follows: the axis keeps to what comes after its
-    first twentieth, and to spikes before: rises by more than a tenth of the curve's fall."""
+    """Limits the axis to the values after the first twentieth of the run, because losses at the
+    start are far higher; and to earlier spikes, which are rises by more than a tenth of the curve's
+    fall."""
     shown = [curve[len(curve) // 20:] for curve in curves]
     for curve in filter(len, curves):
         rises = curve - numpy.fmin.accumulate(curve)
@@ -25,13 +26,13 @@ def final_range(axes, curves):
 
 
 def curve_of(variant, name, kind="steps", width=1):
-    """Returns steps, and mean, lowest and highest of the runs."""
+    """Returns the steps, and the mean, lowest and highest values of the runs."""
     steps, rows = series.side_by_side(variant.runs, name, kind, width)
     return steps, rows.mean(axis=0), rows.min(axis=0), rows.max(axis=0)
 
 
 def draw_band(axes, variants, index, places, mean, low, high, **words):
-    """Draws the curve of a variant in its band, from the lowest to the highest seed."""
+    """Draws the curve of a variant, and a band from the lowest to the highest seed."""
     axes.plot(places, mean, label=variants[index].name,
               **{"markersize": 3.5, **style.line(index), **words})
     if len(variants[index].runs) > 1:
@@ -87,7 +88,7 @@ def draw_difference(axes, variants, name, kind, width, limit):
         axes.axhline(side, color=style.QUIET, linewidth=1, linestyle=(0, (2, 2)),
                      label=f"limit {limit:g}%" if side > 0 else None)
     style.written(axes.yaxis, lambda value: f"{value:+.3g}%" if value else "0")
-    # the bands too, but for the start of the run, where all is wild
+    # the bands count too, but not at the start of the run, where losses vary widely
     edges = [line.get_ydata() for line in axes.get_lines() if len(line.get_ydata()) > 2]
     edges += [path.vertices[:, 1] for band in axes.collections for path in band.get_paths()]
     finite = [numpy.abs(values[numpy.isfinite(values)]) for values in map(numpy.asarray, edges)]
@@ -111,7 +112,8 @@ def loss_figure(figure, variants, name, kind, widths, limit, title):
 
 
 def time_figure(figure, variants):
-    """Draws validation losses over tokens and over time. The line is where the baseline ends."""
+    """Draws validation losses over tokens and over time, with a line at the loss at which the
+    baseline ends."""
     ends = [series.positions(run, "minutes", run.last_step) for variant in variants
             for run in variant.runs]
     both = figure.subplots(1, 2, sharey=True)
@@ -127,7 +129,7 @@ def time_figure(figure, variants):
 
 
 def over_steps(axes, **words):
-    """Gives axes of magnitudes a logarithmic axis, and steps below."""
+    """Gives axes a logarithmic vertical axis, and steps on the horizontal one."""
     axes.set(xlabel="step", **words)
     style.log_axis(axes.yaxis)
     style.step_axis(axes.xaxis)
@@ -141,7 +143,8 @@ def norm_figure(figure, variants, width):
 
 
 def draw_bars(axes, names, groups, title, label, write, colors=style.LINES):
-    """Draws a bar a variant, from its runs' mean; where there are several runs, a dot a run."""
+    """Draws a bar for each variant, as high as its runs' mean; if there are several runs, also a
+    dot for each."""
     axes.grid(False)
     for i, values in enumerate(groups):
         mean = judge.mean(values)

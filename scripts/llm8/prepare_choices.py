@@ -17,7 +17,7 @@ from .vocabulary import add_options, open_vocabulary, words_of
 
 MAGIC, START = 20240522, 65535
 HELLASWAG = "Rowan/hellaswag", "dataset", ["data/validation-*.parquet"]
-# where a question, its answers and the right one stand, in the sets that people publish
+# the names under which published sets have a question, its answers and the right one
 CONTEXTS = ["ctx", "context", "question", "question_stem", "query", "prompt", "goal", "sentence",
             "passage", "article"]
 ANSWERS = ["endings", "choices", "options", "answers"]
@@ -30,7 +30,7 @@ def find(row, wanted, usual, what):
     if not names:
         raise ValueError(f"no {what} under {wanted or ', '.join(usual)}; it has {', '.join(row)} "
                          "(--context-field, --choices-field, --label-field)")
-    if usual is CONTEXTS and len(names) > 1:  # as a passage and what is asked about it
+    if usual is CONTEXTS and len(names) > 1:  # such as a passage and the question about it
         raise ValueError(f"both '{names[0]}' and '{names[1]}'; write the whole question into one "
                          "field, and name that one (--context-field)")
     return row[names[0]]
@@ -43,7 +43,8 @@ def cleaned(text):
 
 
 def lm_evals_text(row, o):
-    """Returns the question of a row of HellaSwag as lm-eval writes it; None for other rows."""
+    """Returns the question in a row of HellaSwag as lm-eval writes it; None for other sets'
+    rows."""
     parts = [row.get(name) for name in ("activity_label", "ctx_a", "ctx_b")]
     if o.context_field or not all(isinstance(part, str) for part in parts):
         return None
@@ -52,9 +53,9 @@ def lm_evals_text(row, o):
 
 
 def read_row(row, o):
-    """Returns (context, answers, which is right) of a row in any usual form, what is to be doubted
-    of the last, or None, and whether the text is lm-eval's. The white space between context and
-    answer is the answer's. Raises ValueError where the row is no question."""
+    """Returns (context, answers, which answer is right) from a row in any usual form; a doubt about
+    which answer is right, or None; and whether the text is lm-eval's. White space between context
+    and answer belongs to the answer. Raises ValueError if the row is not a question."""
     context = lm_evals_text(row, o)
     of_lm_eval = context is not None
     if not of_lm_eval:
@@ -86,16 +87,16 @@ def read_row(row, o):
 
 
 def spaced(end, answer):
-    """Returns an answer after its white space: its own, else what the question ends in, else a
-    space."""
+    """Returns an answer with white space before it: its own; else the white space at the end of the
+    question; else a space."""
     return answer if answer[0].isspace() and not end.strip(" ") else (end or " ") + answer
 
 
 def encode_row(vocabulary, context, answers, label, before):
     """Returns the numbers of a question after its first two, and whether a token crosses from the
-    context into an answer. The tokens of an answer are those of the whole text behind as many as
-    the context alone has, as in lm-eval: some tokenizers write a space of their own before a
-    text."""
+    context into an answer. As in lm-eval, context and answer are encoded together, and the answer's
+    tokens are those after as many as the context alone has, because some tokenizers write a space
+    before a text."""
     head, crosses = vocabulary.encode(context), False
     numbers = [label, len(answers), len(before) + len(head), *before, *head]
     for answer in answers:
@@ -116,7 +117,7 @@ def begin_of(vocabulary):
 
 
 def write_set(path, source, questions, dtype, mark, of_lm_eval):
-    """questions: rows of numbers as encode_row makes them, of the file `source`."""
+    """Writes a set. questions: rows of numbers from encode_row, made from the file `source`."""
     parts, longest = [], 0
     for place, numbers in enumerate(questions):
         size = (3 + len(numbers)) * dtype.itemsize

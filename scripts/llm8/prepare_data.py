@@ -1,9 +1,10 @@
 """From text or conversations to shuffled, tokenized shards, by scripts/prepare_data.
 
-First the units of the input are tokenized into OUT/.work, under names of what they are made from;
-then the shards are put together from them there, in an order that the seed alone decides. Either
-part runs in parallel. A unit that has its name is whole, so a run that was stopped resumes with the
-others. The shards move to OUT when all are whole; manifest.json is the last file to be written.
+First the units of the input are tokenized into files in OUT/.work, whose names follow from their
+content. Then the shards are put together from these files, in an order that depends only on the
+seed. Both parts run in parallel. A unit's file has its name only when it is whole, so a run that
+was stopped resumes with the other units. The shards move to OUT when all are whole; manifest.json
+is the last file to be written.
 
 Beside a shard is a list of where its documents begin. Conversations also have masks there, and are
 packed into windows: the pieces of a shard are then the windows, not the documents.
@@ -40,8 +41,8 @@ from .text import many, printable
 from .vocabulary import add_options, open_vocabulary, words_of
 
 VERSION = 2
-UNITS = 4  # changes with what the files of a unit hold
-OF_CONVERSATIONS = ("chat_template", "special_tokens")  # settings that no text depends on
+UNITS = 4  # increased when the content of a unit's files changes
+OF_CONVERSATIONS = ("chat_template", "special_tokens")  # settings on which texts do not depend
 COUNT = number(int, 1, sys.maxsize, "a whole number from 1 on")
 LONG_TEXT = 1 << 20
 VALID_BYTES = 1 << 20  # some 200,000 tokens: an evaluation of 20 batches, 8 x 1024 tokens each
@@ -63,7 +64,7 @@ class Worker:
     """What a process of the pool keeps between its tasks."""
 
     vocabulary = settings = work = template = unread = None
-    doubts = Counter()  # of the unit's conversations
+    doubts = Counter()  # doubts about the unit's conversations
 
     @classmethod
     def start(cls, words, settings, work):
@@ -73,7 +74,7 @@ class Worker:
 
     @classmethod
     def take(cls, row):
-        """Returns the text of a row, or of a conversation its text and [its ids, whether each
+        """Returns the text of a row; for a conversation, its text and [its ids, whether each id
         counts]."""
         held = read_row(row, cls.settings["text_field"], cls.unread)
         if isinstance(held, str):
@@ -89,16 +90,16 @@ class Worker:
 
 
 def start_process(*what):
-    # a parent that is killed takes it along: it would write on where the next run resumes
+    # if the parent is killed, this process is killed too: it would write where the next run resumes
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
-    if os.getppid() != parent_process().pid:  # killed before this
+    if os.getppid() != parent_process().pid:  # the parent was killed before the call above
         os._exit(1)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # so that Ctrl-C causes no traceback
     Worker.start(*what)
 
 
 def pieces(text):
-    """Cuts a long text into parts that can be tokenized by themselves, as tokens_of does."""
+    """Cuts a long text into parts that can be tokenized separately, for tokens_of."""
     if isinstance(text, bytes) or len(text) <= LONG_TEXT:
         return [text]
     parts, begin = [], 0
@@ -111,8 +112,8 @@ def pieces(text):
 
 
 def tokens_of(vocabulary, text):
-    """Yields the tokens of a text, part by part. Later ones are encoded after another line: some
-    tokenizers write a space of their own before a text."""
+    """Yields the tokens of a text, part by part. Later parts are encoded after a line of their own,
+    because some tokenizers write a space before a text."""
     first, *others = pieces(text)
     yield vocabulary.encode(first)
     lead = vocabulary.encode("a\n") if others else []
@@ -122,8 +123,8 @@ def tokens_of(vocabulary, text):
 
 
 def split_tail(text, fraction):
-    """Cuts a text into a part for training and one for validation, which starts a line, unless that
-    would cost it more than half."""
+    """Cuts a text into a part for training and a part for validation. The latter starts at the
+    beginning of a line, unless it would lose more than half by that."""
     at = len(text) - int(len(text) * fraction)
     line = text.find(b"\n" if isinstance(text, bytes) else "\n", at, at + (len(text) - at) // 2)
     at = line + 1 if line >= 0 else at
@@ -135,14 +136,14 @@ def short_hash(text):
 
 
 def unit_name(settings, unit):
-    """Returns a name that changes with what the unit's tokens depend on."""
+    """Returns a name that changes with everything on which the unit's tokens depend."""
     return "unit_" + short_hash(json.dumps([
         UNITS, unit.__dict__, stamps(unit.files),
         {key: settings[key] for key in settings if not key.endswith("sources")}]))
 
 
 def stamps(paths):
-    """Returns what tells files from earlier ones of their names."""
+    """Returns the sizes and times that distinguish files from earlier ones with the same names."""
     stats = [os.stat(path) for path in paths]
     return [[path, stat.st_size, stat.st_mtime_ns] for path, stat in zip(paths, stats)]
 
@@ -181,7 +182,7 @@ def tokenize_unit(name, unit):
 
     base, content = os.path.join(Worker.work, name), io.BytesIO()
     shards.write_durably(base + ".tokens", parts())
-    shards.write_durably(base + ".counted", counted)  # a byte a token of conversations
+    shards.write_durably(base + ".counted", counted)  # conversations: a byte for each token
     numpy.savez(content, documents=numpy.array(found, DOCUMENT), skipped=list(map(str, skipped)),
                 unread=json.dumps(+Worker.unread), doubts=json.dumps(Worker.doubts))
     shards.write_durably(base + ".npz", [content.getvalue()])
@@ -191,8 +192,8 @@ def tokenize_unit(name, unit):
 
 
 def read_units(work, names):
-    """Returns the documents of all units, what was left out of them, how many rows had fields that
-    were not read, and what is to be doubted of how many conversations."""
+    """Returns the documents of all units, what was left out, how many rows had fields that were not
+    read, and how many conversations have which doubts."""
     tables, skipped, unread, doubts = [numpy.zeros(0, DOCUMENT)], [], Counter(), Counter()
     for number_of, name in enumerate(names):
         with numpy.load(os.path.join(work, name + ".npz")) as held:
@@ -205,11 +206,11 @@ def read_units(work, names):
 
 
 def choose_valid(documents, fraction, seed):
-    """Which documents are for validation: as they come in the order of their texts' hashes, until
-    they hold this share of the tokens. The same text, or conversation, is on one side; one longer
-    than the whole share is for training, if there are others."""
+    """Decides which documents are for validation: in the order of the hashes of their texts, until
+    they have this share of the tokens. Equal texts or conversations are all on one side. A document
+    longer than the whole share is for training, if there are others."""
     _, key = numpy.unique(shards.mixed(documents["hash"] ^ seed), return_inverse=True)
-    length = numpy.bincount(key, documents["length"])  # of all documents with a text's hash
+    length = numpy.bincount(key, documents["length"])  # tokens of all documents with the same hash
     share = fraction * length.sum()
     short = numpy.flatnonzero(length <= max(share, length.min()))
     enough = numpy.searchsorted(numpy.cumsum(length[short]), share)
@@ -228,12 +229,14 @@ def split_documents(settings, documents):
 
 
 def pack(documents, window):
-    """Puts the documents into windows of so many tokens: the longest first, each where it leaves
-    the least room. A longer one begins a window and has several. Windows, and documents in them,
-    keep their order; `padding` follows the last document of each."""
+    """Packs documents into windows of `window` tokens: the longest first, each into the window in
+    which it leaves the least room. A document longer than a window begins one and fills several.
+    Windows, and documents in them, keep their order; `padding` follows the last document of
+    each."""
     length = documents["length"]
-    last = (length - 1) % window + 1  # of its tokens, those in its last window
-    bins, with_room, rooms = [], [[] for _ in range(window + 1)], 0  # rooms: a bit for each room
+    last = (length - 1) % window + 1  # tokens in the last window
+    # rooms: bit n is set if some window has room for n tokens
+    bins, with_room, rooms = [], [[] for _ in range(window + 1)], 0
     for place in numpy.lexsort((-last, length <= window)).tolist():
         size, fits = int(last[place]), 0
         if length[place] <= window:
@@ -261,7 +264,7 @@ def pack(documents, window):
 
 
 def cut_shards(documents, most, window):
-    """Yields the documents of each shard of about `most` tokens, in whole windows."""
+    """Yields the documents of each shard: about `most` tokens, in whole windows."""
     ends, begin, base = numpy.cumsum(documents["length"] + documents["padding"]), 0, 0
     cuts = numpy.flatnonzero(ends % window == 0) + 1  # a shard may end before these documents
     while begin < len(documents):
@@ -273,7 +276,8 @@ def cut_shards(documents, most, window):
 
 
 def contents(documents, names, ending, dtype, padding):
-    """Yields what the units' files of this ending hold of each document, and its padding."""
+    """Yields, for each document, its part of the unit's file with this ending, and then its
+    padding."""
     held = {unit: numpy.memmap(os.path.join(Worker.work, names[unit] + ending), dtype, "r")
             for unit in numpy.unique(documents["unit"])}
     for row in documents:
@@ -282,7 +286,8 @@ def contents(documents, names, ending, dtype, padding):
 
 
 def starts_of(documents, count):
-    """Whether each of a shard's tokens begins a document. Padding is one of its own."""
+    """Returns for each token of a shard whether it begins a document. Padding is a document of its
+    own."""
     ends = numpy.cumsum(documents["length"] + documents["padding"])
     starts = numpy.zeros(count + 1, bool)
     starts[[0, *ends]] = starts[ends - documents["padding"]] = True
@@ -290,15 +295,15 @@ def starts_of(documents, count):
 
 
 def write_shard(name, documents, names, window):
-    """Writes one shard from the units of these names, where its documents begin and, where it has
-    windows, its mask; returns its row of the manifest. Runs in a worker."""
+    """Writes one shard from the units of these names, the list of where its documents begin and, if
+    it has windows, its mask. Returns its row of the manifest. Runs in a worker."""
     vocabulary, path = Worker.vocabulary, os.path.join(Worker.work, name)
     dtype = shards.token_type(vocabulary.size)
     count = int((documents["length"] + documents["padding"]).sum())
 
     def parts():
         yield shard_header.header(dtype.itemsize, count, vocabulary.mark(), window > 1,
-                                  window > 1)  # a text can do without its list
+                                  window > 1)  # texts can be read without this list
         for part in contents(documents, names, ".tokens", dtype, vocabulary.end_of_text):
             yield part.tobytes()
 
@@ -322,7 +327,7 @@ def write_shard(name, documents, names, window):
 
 
 def open_pool(jobs, *what):
-    if jobs == 1:  # no pool is quicker where there is little to do
+    if jobs == 1:  # with little to do, a pool would take longer
         Worker.start(*what)
         return contextlib.nullcontext()
     return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"),
@@ -330,7 +335,7 @@ def open_pool(jobs, *what):
 
 
 def run_all(pool, function, tasks, what):
-    """Returns the results of function(*task). After the first fault no other task is begun."""
+    """Returns the results of function(*task). After the first error no other task is begun."""
     results = pool.map(function, *zip(*tasks)) if pool else itertools.starmap(function, tasks)
     return list(tqdm(results, desc=what, total=len(tasks), unit="", disable=None))
 
@@ -396,7 +401,7 @@ def prepare(output, settings, units, words, vocabulary, jobs):
 
 
 def window_of(settings, documents, vocabulary):
-    """Returns the length of the windows of conversations; 1: text is cut anywhere."""
+    """Returns the length of the windows of conversations; 1: texts may be cut anywhere."""
     chat = documents["chat"]
     if chat.any() != chat.all():
         die("the sources hold texts and conversations; prepare each into a folder of its own, and "
@@ -413,7 +418,8 @@ def window_of(settings, documents, vocabulary):
 
 def publish(output, work, vocabulary, manifest):
     for name in filter(OWN_SHARD.fullmatch, os.listdir(output)):
-        os.remove(os.path.join(output, name))  # of a preparation that was stopped while it did this
+        # files of a preparation that was stopped while it moved them
+        os.remove(os.path.join(output, name))
     for name, _, _ in files_of(manifest):
         os.rename(os.path.join(work, name), os.path.join(output, name))
     settings = manifest["settings"]
@@ -431,8 +437,8 @@ def publish(output, work, vocabulary, manifest):
 
 
 def files_of(manifest):
-    """Yields (name, bytes, SHA-256) of its files: each shard, after the files beside it, and those
-    of the tokenizer, which older manifests do not name."""
+    """Yields (name, bytes, SHA-256) of the manifest's files: each shard, after the files beside it;
+    and the tokenizer's files, which older manifests do not name."""
     for row in manifest["shards"] + manifest.get("tokenizer_files", []):
         for ending in shards.BESIDE:
             if checksum := row.get(ending[1:] + "_sha256"):
@@ -500,7 +506,7 @@ def is_known(source):
 
 
 def check_files(o):
-    """Ends where a file is missing, before anything is downloaded."""
+    """Ends the program if a file is missing, before anything is downloaded."""
     paths = [source for source in o.sources if not is_known(source)]
     for path in paths:
         near = guess(path, downloads.KNOWN_SETS)
@@ -511,7 +517,7 @@ def check_files(o):
 
 
 def find_files(o):
-    """Returns the files to train on, and those to validate on. Known sets are downloaded."""
+    """Returns the files to train on and the files to validate on. Known sets are downloaded."""
     train, valid = [], []
     for source in o.sources:
         paths, valid_paths = downloads.fetch_known_set(source, vars(o), o.download_files) \
@@ -527,7 +533,7 @@ def find_files(o):
 
 
 def make_settings(o, vocabulary, files, valid_files):
-    """Returns all that the shards depend on."""
+    """Returns all settings on which the shards depend."""
     def special(text, option):
         return [] if text == "none" else [vocabulary.special(text, option)]
 
@@ -563,8 +569,8 @@ def read_manifest(folder):
 
 
 def check_files_made(folder, manifest, checksums):
-    """Ends where a file of the manifest is missing, or has another size or, with checksums, another
-    content."""
+    """Ends the program if a file of the manifest is missing or has another size; with checksums,
+    also if its content differs."""
     for name, size, checksum in files_of(manifest):
         path = os.path.join(folder, name)
         if not os.path.exists(path):
@@ -574,12 +580,14 @@ def check_files_made(folder, manifest, checksums):
 
 
 def is_made(output, settings):
-    """Says whether the folder holds this preparation; ends where it holds another, or a part."""
+    """Returns whether the folder has the result of this preparation. Ends the program if it has
+    that of another one, or a part."""
     path = os.path.join(output, "manifest.json")
     if not os.path.exists(path):
         return False
     manifest = read_manifest(output)
-    before = {"seq_length": 0} | manifest.get("settings", {})  # of folders older than the option
+    # folders older than this option lack it
+    before = {"seq_length": 0} | manifest.get("settings", {})
     different = [key for key in settings if before.get(key) != settings[key] and not (
         key in OF_CONVERSATIONS and (key not in before or manifest.get("window", 1) == 1))]
     if different:
@@ -671,11 +679,11 @@ def main():
             os.makedirs(o.output, exist_ok=True)
         work = os.path.join(o.output, ".work")
         if not os.path.isdir(work) and is_made(o.output, settings):
-            return  # without the lock: the folder may be another user's
+            return  # takes no lock: the folder may be another user's
         lock(o.output)
-        if is_made(o.output, settings):  # by the process that this one has waited for
+        if is_made(o.output, settings):  # the process that this one has waited for has made it
             with contextlib.suppress(FileNotFoundError):
-                shutil.rmtree(work)  # of one that was stopped after the manifest
+                shutil.rmtree(work)  # of a preparation that was stopped after it wrote the manifest
         else:
             report(o.output, prepare(o.output, settings, units, words, vocabulary, o.jobs))
     except sources.BadSource as bad:

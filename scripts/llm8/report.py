@@ -11,7 +11,7 @@ from .metrics import number
 from .shards import write_durably
 from .text import counted, duration, fixed, many, memory, table
 
-# how the values of these are written, whose change is a ratio; other values are losses
+# how the values of judgements on ratios are written; other judgements are on losses
 RATIOS = {"speed-up": lambda speed: counted(speed) + " tok/s", "memory": memory,
           "time to loss": lambda seconds: fixed(seconds, 1, ",") + " s"}
 
@@ -30,7 +30,8 @@ def write_change(judgement):
 
 
 def effect(judgement):
-    """Says what a variant does to a loss that is judged, and whether it is more than noise."""
+    """Returns a sentence on how a variant changes a loss, and whether the change is more than
+    noise."""
     if judgement.result != judge.PASS or judgement.what not in judge.LOSSES:
         return ""
     beside = "beyond" if abs(judgement.change) > judgement.noise else "within"
@@ -54,7 +55,7 @@ def verdict_line(comparison):
 
 
 def advice(comparison):
-    """Says which runs would tell more, where the losses cannot be judged."""
+    """Returns a sentence on which further runs would help, if the losses cannot be judged."""
     seeds = judge.more_seeds(comparison)
     if not seeds:
         return []
@@ -88,7 +89,7 @@ def verdict_blocks(comparison):
 
 
 def spread_text(comparison):
-    """Says what the seeds alone do to the final training loss."""
+    """Returns a sentence on how much the seeds alone change the final training loss."""
     runs, base = comparison.baseline.runs, comparison.baseline.name
     if len(runs) < 2:
         return (f"One seed of {base} does not show how much of a difference is chance: give "
@@ -103,8 +104,8 @@ def spread_text(comparison):
 
 
 def pictures(comparison):
-    """Yields of each section with a picture its heading, the file, what is said below, the function
-    of plots that draws it, the size and the function's arguments."""
+    """Yields, for each section with a picture: its heading, the file, the text below it, the
+    function of plots that draws it, its size, and the function's arguments."""
     runs, variants, limits = comparison.runs, comparison.variants, comparison.limits
     width, wide = series.smoothing_width(runs), series.difference_width(runs)
     means = many(width, "step")
@@ -162,8 +163,8 @@ def precision_blocks(comparison):
 
 
 def option_rows(comparison):
-    """Returns name -> of each variant, the values of its runs, where they are not all equal; seeds
-    differ within a variant by their nature."""
+    """Returns {name: the values in each variant's runs} for options that are not equal in all runs.
+    Seeds differ within a variant anyway."""
     rows = {}
     for name, values in judge.differing_options(comparison.runs).items():
         left = iter(values)
@@ -194,7 +195,7 @@ def setting_blocks(comparison, commands):
 
 
 def figures_of_runs(comparison):
-    """Returns what the reports say of each run."""
+    """Returns the figures of each run that the reports show."""
     return [{"variant": variant.name, "seed": judge.seed_of(run),
              "folder": os.path.dirname(run.path), "steps": run.last_step, "state": run.state,
              "loss": series.window_mean(run, run.last_step, judge.window_of(run.last_step)),
@@ -225,7 +226,7 @@ def build(comparison, commands=()):
 
 
 def curve(variant):
-    """Returns the means over the seeds, at each evaluation that all of them have."""
+    """Returns the means over the seeds, at each evaluation that all seeds have."""
     steps, loss, low, high = plots.curve_of(variant, "valid_loss", "evals")
     places = {axis: series.mean_positions(variant.runs, axis, steps)
               for axis in ("tokens", "seconds")}

@@ -18,10 +18,9 @@ The options are those of ./train_gpt --help. FOLDER (test/results) has the recor
 
 The front page shows, of the first kind of GPU, the newest commit that has GPT-2 124M and Llama 1B
 in BF16, FP8 and FP8 with an FP8 head, the newest record of each other program, and the FP8 reports
-of four seeds and more. docs/benchmarks.md has the same of other kinds of GPU, the newest record of
-every other kind, and the other reports. --check changes nothing, and fails where a page is not what
-the records say; --print shows what is generated of the pages, and changes nothing either.
-"""
+of four seeds and more. docs/benchmarks.md has the same for other kinds of GPU, the newest record of
+every other kind, and the other reports. --check changes nothing, and fails if a page differs from
+the records; --print shows the generated parts of the pages, and changes nothing either."""
 
 import collections
 import glob
@@ -101,12 +100,14 @@ class Records:
                          for r in self.bench}
 
     def like(self, r, **other):
-        """Returns the record of the same commit and GPU with other gpus or name, or None."""
+        """Returns the record of the same commit and kind of GPU that differs from this one in these
+        fields only; or None."""
         return self.of_place.get((r["commit"], r["machine"]["gpu"], r["model"],
                                   other.get("gpus", r["gpus"]), other.get("name", name_of(r))))
 
     def fronts(self):
-        """Returns for each kind of GPU the front page's records, by model, others' first."""
+        """Returns, for each kind of GPU, the front page's records, sorted by model; those of other
+        programs come first."""
         found = []
         for gpu in estimate.gpus_of_records(self.bench):
             plain = [r for r in self.bench if r["machine"]["gpu"] == gpu and not r["arguments"]]
@@ -140,13 +141,13 @@ def listed(values):
 
 
 def memory(r):
-    """Returns what was in use at the run's end; older records have what was planned alone."""
+    """Returns the memory in use at the run's end; older records have only the planned memory."""
     used = shown(r.get("peak_memory_gib"), ".1f", 1, " GiB")
     return shown(r["planned_memory_gib"], ".1f", 1, " GiB planned") if used == "-" else used
 
 
 def programs_of(machine):
-    """Returns the versions that are known."""
+    """Returns the known versions of driver and libraries."""
     names = {"driver": "driver", "cublaslt": "cuBLASLt", "cudnn": "cuDNN"}
     return ", ".join(f"{name} {machine[key]}" for key, name in names.items() if machine[key])
 
@@ -185,8 +186,8 @@ def results(records):
 
 
 def bench(records):
-    """Writes the other kinds of GPU as the front page shows one; then the newest record of each
-    kind that is on neither, a table a commit and GPU."""
+    """Writes the tables of the other kinds of GPU, in the form of the front page; then the newest
+    record of each kind that is in none of these tables, in a table for each commit and GPU."""
     newest = {(r["machine"]["gpu"], r["model"], r["gpus"], name_of(r)): r for r in records.bench}
     shown_there = [r for rows in records.fronts() for r in rows]
     rows = [r for _, r in sorted(newest.items()) if r not in shown_there]
@@ -198,7 +199,7 @@ def bench(records):
 
 
 def scaling(records):
-    """Writes what several GPUs gain over one, of the newest commit with records of both."""
+    """Writes the gain of several GPUs over one, from the newest commit with records of both."""
     rows = [r for r in records.bench if r["gpus"] > 1 and records.like(r, gpus=1)]
     rows = [r for r in rows if (r["commit"], r["machine"]) == (rows[-1]["commit"],
                                                                rows[-1]["machine"])]
@@ -206,7 +207,7 @@ def scaling(records):
 
 
 def beside_bf16(records, r):
-    """Returns how many times as fast it is as the same run in BF16, where there is one."""
+    """Returns how many times as fast a run is as the same run in BF16, if there is one."""
     alike = ("commit", "model", "seq_length", "global_batch", "adam_dtype", "offload")
     return next((r["tokens_per_s"] / b["tokens_per_s"] for b in records.offload
                  if b["precision"] == "BF16" and b["machine"]["gpu"] == r["machine"]["gpu"]
@@ -240,7 +241,7 @@ def offload(records):
 
 
 def card(records):
-    """Writes in a sentence the fastest of Llama 3 8B on a card of 80 GB."""
+    """Writes a sentence on the fastest run of Llama 3 8B on a card of 80 GB."""
     gains = {i: beside_bf16(records, r) for i, r in enumerate(records.offload)
              if r.get("offload") and r["precision"] != "BF16" and r["model"] == "llama-3-8b"}
     best = max((i for i in gains if gains[i]),
@@ -319,8 +320,9 @@ def last_losses(report, variant):
 
 
 def fp8(records, front=True):
-    """Writes the mean of the differences of equal seeds and, of several, its standard error."""
-    from . import judge  # needs packages, as the figure does; the recipes' costs need none
+    """Writes the mean of the differences between runs of equal seeds; for several seeds also its
+    standard error."""
+    from . import judge  # judge needs packages, as the figure does; the recipes' costs need none
 
     reports = {name: r for name, r in records.reports.items()
                if (len(last_losses(r, "bf16")) >= FRONT_SEEDS) == front}
@@ -354,7 +356,7 @@ def older(records):
 
 
 def figure(records):
-    """Draws tokens a second, and the race where there is one: other programs quiet, ours in a
+    """Draws tokens a second, and the race where there is one: other programs in grey, ours in a
     colour for each precision."""
     import numpy
 
@@ -380,7 +382,7 @@ def figure(records):
         axes.legend(loc="upper right")
 
     def draw(figure):
-        # each row is laid out by itself: the names of the upper one are long
+        # each row has a layout of its own, because the names in the upper one are long
         rows_of = figure.subfigures(2 if records.race else 1, squeeze=False)[:, 0]
         for axes, model in zip(rows_of[0].subplots(1, 2), LEAST):
             rows = [r for r in records.fronts()[0] if r["model"] == model]
@@ -399,7 +401,8 @@ def figure(records):
 
 
 def command_of(path, gpus):
-    """Returns the options that a recipe hands to the trainer on so many GPUs, without --gpus."""
+    """Returns the options that a recipe passes to the trainer on this number of GPUs, without
+    --gpus."""
     words_of = {**os.environ, "DRY": "1", "GPUS": str(gpus), "PRECISION": "bf16", "SMOKE": "0",
                 "LAUNCH": "self", "DATA": "none"} # whose vocabulary is not the data set's
     done = subprocess.run([path], capture_output=True, text=True, check=False, env=words_of)
@@ -412,8 +415,9 @@ def command_of(path, gpus):
 
 
 def recipe_costs(path, page, records):
-    """Returns the lines at the top of a recipe, and the recipe with them after its comment. FLOPs
-    are the trainer's own count; hours follow from the newest records of make bench."""
+    """Returns the lines on costs for the top of a recipe, and the recipe with these lines after its
+    first comment. FLOPs are counted by the trainer; hours follow from the newest records of make
+    bench."""
     records = estimate.read_records(records)
     commands = {gpus: command_of(os.path.abspath(path), gpus) for gpus in (1, 8)}
     plans = {gpus: estimate.planned(command) for gpus, command in commands.items()}
@@ -439,8 +443,8 @@ def recipe_costs(path, page, records):
 
 
 def options(_):
-    """Writes the tables of --help. It has a heading in column 1, then rows: an option in column 3,
-    its text from column 37 on, on the same line or below."""
+    """Writes tables from --help, which has headings in column 1 and under each some rows: an option
+    in column 3, and its text from column 37 on, in the same line or below."""
     said = subprocess.run([built("train_gpt"), "--help"], capture_output=True, text=True,
                           check=True).stdout
     tables, rows = {}, []
@@ -471,7 +475,7 @@ BLOCKS = {made.__name__: made for made in (number, results, card, fp8, older, be
 
 
 def fresh(path, page, folder):
-    """Returns what is generated of a page, and the page with it."""
+    """Returns the generated parts of a page, and the page with these parts."""
     if path.endswith(".svg"):
         return (figure(Records(folder)),) * 2
     if path.endswith(".sh"):

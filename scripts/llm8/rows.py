@@ -1,14 +1,13 @@
 """What a row of a set holds: a text, or a conversation in one of the forms that people publish,
-which becomes OpenAI's messages here.
+which is converted to OpenAI's messages.
 
-Content beside what is read is never dropped silently: what a form has a place for is used, two that
-contradict each other are refused, and other fields that look like content are counted.
-"""
+Other content is never dropped silently: fields that belong to the row's form are used,
+contradictory ones are refused, and other fields that look like content are counted."""
 
 import json
 
-# What is read of a row: the fields that a form needs, and those that it may have. The first form
-# that a row has is read.
+# The fields that are read: {fields that a form needs: fields that it may have}. The first form
+# whose fields a row has is read.
 OPTIONAL = ("system", "tools", "documents", "chat_template_kwargs")
 FORMS = {
     ("messages",): OPTIONAL,
@@ -33,13 +32,13 @@ ROLES = {"system": "system", "human": "user", "user": "user", "gpt": "assistant"
 
 
 def form_of(names):
-    """Returns the fields that the form of a row, or of a table, needs; None: it has no form."""
+    """Returns the fields that the form of a row or table needs; None: it has no known form."""
     return next((needed for needed in FORMS if set(needed) <= set(names)), None)
 
 
 def columns_of(names, wanted):
-    """Returns which columns of a table are read; raises ValueError where no text is among them.
-    wanted: the field that was named; None: all."""
+    """Returns which columns of a table are read; raises ValueError if none of them has text.
+    wanted: the field that the user named; None: all columns."""
     if wanted is None:
         return names
     if wanted in names:
@@ -50,7 +49,7 @@ def columns_of(names, wanted):
 
 
 def no_text(names, wanted):
-    """Says why a row, or file, with fields of these names has no text."""
+    """Returns a text that says why a row or file with these fields has no text."""
     talks = "" if wanted else ", nor a conversation (messages, conversations, prompt and " \
         "completion, or instruction and output)"
     return (f"no text under '{wanted or TEXT_FIELDS[0]}'{talks}, only {', '.join(names[:10])}; "
@@ -67,8 +66,9 @@ def text_of(row, name):
 
 def read_row(row, wanted, unread):
     """Returns the text of a row, or its conversation: 'messages', or 'prompt' and 'completion', all
-    lists of messages, and what else the template gets. Raises ValueError where it holds neither.
-    wanted: the field of a text that was named, or "". unread: counts the fields that are left."""
+    lists of messages, and the other values that the template gets. Raises ValueError if the row has
+    neither. wanted: the text field that the user named, or "". unread: counts the fields that were
+    not read."""
     if wanted:
         if wanted not in row:
             raise ValueError(no_text(list(row), wanted))
@@ -99,14 +99,15 @@ def read_row(row, wanted, unread):
 
 
 def refuse_preferences(found):
-    """Raises ValueError for a row that says by these fields which answers are preferred."""
+    """Raises ValueError for a row whose fields say which answers are preferred."""
     if found:
         raise ValueError(f"preferences ({', '.join(found)}), which no loss here takes; write the "
                          "conversation to train on as 'messages'")
 
 
 def as_messages(held, role):
-    """Returns messages: a list of them or, where a role is given, its content."""
+    """Returns a list of messages, from such a list or, if a role is given, from the content of one
+    message."""
     if not isinstance(held, list) or not all(
             isinstance(message, dict) and message.keys() & {"role", "from"} for message in held):
         if role:
@@ -116,7 +117,7 @@ def as_messages(held, role):
 
 
 def of_sharegpt(message):
-    """Returns ShareGPT's {from, value} as {role, content}; other fields stay."""
+    """Converts ShareGPT's {from, value} to {role, content}; other fields stay."""
     teller = message["from"]
     if not isinstance(teller, str) or teller not in ROLES:
         raise ValueError(f"a message is from {teller!r}, no known role ({', '.join(ROLES)})")
@@ -128,7 +129,7 @@ def of_sharegpt(message):
 
 
 def calls_of(value):
-    """Returns the tool_calls of a function_call: JSON of one, or of a list of them."""
+    """Converts a function_call, which is JSON of one call or of a list of calls, to tool_calls."""
     try:
         calls = json.loads(value)
     except (TypeError, ValueError, RecursionError):
@@ -140,8 +141,8 @@ def calls_of(value):
 
 
 def of_alpaca(row, held):
-    """Returns the messages of Alpaca's fields: earlier pairs, the instruction with its input on the
-    next line, as other loaders write it, and the answer."""
+    """Converts Alpaca's fields to messages: earlier pairs; the instruction, with its input on the
+    next line, as other loaders do; and the answer."""
     history = held.get("history", [])
     if not isinstance(history, list) or not all(
             isinstance(pair, list | tuple) and len(pair) == 2 for pair in history):
@@ -155,7 +156,7 @@ def of_alpaca(row, held):
 
 
 def after_system(system, messages):
-    """Returns the messages with the row's own system message before them."""
+    """Returns the messages with the row's system message in front."""
     first = messages[0] if messages else {}
     if system is None or first.get("role") == "system" and first.get("content") == system:
         return messages

@@ -17,15 +17,15 @@ def finite(run, name, kind="steps"):
 
 
 def learned(run, name):
-    """Returns the same without steps that were skipped: some have a finite loss, as spikes do."""
+    """Returns the same without skipped steps, some of which (spikes) have a finite loss."""
     steps, values = finite(run, name)
     done = numpy.array([not run.steps[int(step)].get("skipped") for step in steps], bool)
     return steps[done], values[done]
 
 
 def smooth(values, width):
-    """Returns the running mean over `width` values around each, fewer at the ends; NaN and infinity
-    are left out."""
+    """Returns for each value the mean over `width` values around it, fewer at the ends; NaN and
+    infinity are left out."""
     if width == 1 or not len(values):
         return numpy.where(numpy.isfinite(values), values, numpy.nan)
     good = numpy.isfinite(values)
@@ -35,8 +35,8 @@ def smooth(values, width):
 
 
 def smoothing_width(runs):
-    """Returns the width for the curves of runs, by how many steps they have. Differences, small
-    beside the noise, take a larger one."""
+    """Returns the width for smoothing the curves of runs, by their number of steps. Differences are
+    small beside their noise, so they get a larger width."""
     return max(1, round(max(len(run.steps) for run in runs) / 100))
 
 
@@ -45,7 +45,8 @@ def difference_width(runs):
 
 
 def side_by_side(runs, name, kind="steps", width=1):
-    """Returns the steps that all of the runs have, and their smoothed values, a row a run."""
+    """Returns the steps that all runs have, and the smoothed values there, in a row for each
+    run."""
     columns = [arrays(run, name, kind) for run in runs]
     common = columns[0][0]
     for steps, _ in columns[1:]:
@@ -73,8 +74,8 @@ def mean_positions(runs, axis, steps):
 
 
 def reach(run, loss, axis):
-    """Returns where on the axis the validation loss comes down to this one, on the line between two
-    evaluations; NaN where it does not."""
+    """Returns the place on the axis where the validation loss falls to this loss, interpolated
+    between two evaluations; NaN if it never does."""
     steps, values = finite(run, "valid_loss", "evals")
     places, low = positions(run, axis, steps), numpy.flatnonzero(values <= loss)
     if len(low) == 0:
@@ -85,7 +86,7 @@ def reach(run, loss, axis):
 
 
 def steady_throughput(run):
-    """Returns the median tokens a second, without the steps just after a start."""
+    """Returns the median tokens per second, without the steps just after a start."""
     warming = [int(start["step"]) + 1 + i for start in run.parts for i in range(WARM_UP_STEPS)]
     steps, values = finite(run, "tokens_per_s")
     steady = values[~numpy.isin(steps, warming)]

@@ -1,4 +1,4 @@
-"""The header of a token shard (dataloader/loader.h), for scripts that need no packages too."""
+"""The header of a token shard (dataloader/loader.h), also for scripts that use no packages."""
 
 import struct
 
@@ -6,7 +6,7 @@ MAGIC, BYTES = 20240520, 1024
 
 
 def header(token_bytes, count, mark=0, masked=0, listed=0):
-    """mark: the vocabulary's, 0: none. masked, listed: whether it must have a mask, which says what
-    counts, and a list of where documents begin."""
+    """Returns the header of a shard. mark: the vocabulary's mark; 0: none. masked, listed: whether
+    a mask and a list of where documents begin must be beside the shard."""
     return struct.pack("<7I", MAGIC, token_bytes // 2, count & 0xFFFFFFFF, count >> 32, mark,
                        masked, listed).ljust(BYTES, b"\0")

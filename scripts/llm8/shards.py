@@ -11,8 +11,9 @@ import numpy
 from . import shard_header
 
 MASK, STARTS = ".mask", ".starts"
-BESIDE = {MASK: 20261124, STARTS: 20261128}  # magic numbers of files with a bit a token
-BITS = 16  # of a number
+# magic numbers of the files that have a bit for each token
+BESIDE = {MASK: 20261124, STARTS: 20261128}
+BITS = 16  # tokens for which one number has bits
 
 
 def token_type(vocabulary_size):
@@ -24,9 +25,9 @@ def bits_bytes(count):
 
 
 def bits(ending, held, of_shard, window=0, template=""):
-    """Returns the parts of the file of that ending beside a shard: whether each of its tokens
-    counts, or begins a document. window: of packed documents; template: the chat template that
-    wrote them."""
+    """Returns the parts of a file beside a shard, which ends in `ending` and has a bit for each
+    token: whether the token counts, or begins a document. window: the length of packed windows.
+    template: the chat template that wrote the documents."""
     numbers = numpy.packbits(held, bitorder="little").tobytes()
     numbers = numbers.ljust(bits_bytes(len(held)) - shard_header.BYTES, b"\0")
     words = numpy.zeros(shard_header.BYTES // 4, dtype="<u4")
@@ -36,7 +37,8 @@ def bits(ending, held, of_shard, window=0, template=""):
 
 
 def checksum(path):
-    """Returns the CRC-32 of dataloader/loader.c: above 4 MiB that of 64 parts of a shard."""
+    """Returns the same CRC-32 as dataloader/loader.c: for a shard above 4 MiB, the CRC-32 of 64
+    parts."""
     parts, part, size, total = 64, 1 << 16, os.path.getsize(path), 0
     with open(path, "rb") as file:
         for at in range(0, size, max(part, size // parts)):
@@ -46,8 +48,8 @@ def checksum(path):
 
 
 def write_durably(path, parts):
-    """Writes a file under a name of this process's own, syncs it, then gives it its name. Returns
-    its SHA-256."""
+    """Writes a file under a temporary name, which only this process uses, syncs it, and renames it.
+    Returns its SHA-256."""
     fresh, digest = f"{path}.{socket.gethostname()}.{os.getpid()}.new", hashlib.sha256()
     try:
         with open(fresh, "wb") as file:
@@ -80,6 +82,6 @@ def mixed(values):
 
 
 def content_hash(text):
-    """Returns 64 bits that depend on a document's text alone."""
+    """Returns 64 bits that depend only on a document's text."""
     content = text if isinstance(text, bytes) else text.encode("utf-8", "replace")
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")

@@ -21,25 +21,27 @@ from .rows import columns_of, form_of
 KINDS = {".txt": "text", ".md": "text", ".jsonl": "lines", ".jsonl.gz": "lines",
          ".jsonl.zst": "lines", ".json": "json", ".json.gz": "json", ".json.zst": "json",
          ".parquet": "parquet"}
-LOST = "lost+found"  # at a disk's root, for root alone
+LOST = "lost+found"  # a folder at the root of a disk, which only root can read
 UNIT_BYTES = 16 << 20
-PACKED_BYTES = 1 << 12  # unpacked at a time: a frame may hold 30,000 times its bytes
-BLANK = b" \t\r\n\xef\xbb\xbf"  # of a line; the last is a byte-order mark
+# packed bytes that are unpacked at a time: a frame may hold 30,000 times as many
+PACKED_BYTES = 1 << 12
+BLANK = b" \t\r\n\xef\xbb\xbf"  # the blank bytes of a line; the last three are a byte-order mark
 
 
 class BadSource(Exception):
-    """Says what cannot be read, and the remedy."""
+    """The error for a source that cannot be read: what is wrong, and the remedy."""
 
 
 @dataclass
 class Unit:
-    """A part of the input: some text files, a range of bytes of a .jsonl, or some row groups."""
+    """A part of the input: some text files, a range of bytes in a .jsonl, or some row groups of a
+    .parquet."""
     kind: str
     files: list
-    valid: bool = False  # of the files given for validation
+    valid: bool = False  # the files were given for validation
     begin: int = 0
     end: int = 0
-    field: str = ""  # where the text is, if that was said; None: every column is read
+    field: str = ""  # the field with the text, if the user named one
 
 
 def kind_of(path):
@@ -47,8 +49,8 @@ def kind_of(path):
 
 
 def files_in(folder, what):
-    """Returns the files of a folder and those below it, also where a link leads, each folder once.
-    Hidden ones are left out."""
+    """Returns the files in a folder and in the folders below it. Links are followed, and each
+    folder is visited once. Hidden files are left out."""
     def unreadable(error):
         die(f"{what} {error.filename}: {error.strerror}; make it readable")
 
@@ -63,8 +65,8 @@ def files_in(folder, what):
 
 
 def expand(patterns, what):
-    """Returns the files that the arguments mean, each once, in order, and how many of other kinds a
-    folder held: so are its .json that hold no rows, as config.json."""
+    """Returns the files that the arguments name, each once, in order; and how many files of other
+    kinds were in folders. A .json without rows, such as config.json, counts as another kind."""
     files, others = [], 0
     for pattern in patterns:
         if os.path.isdir(pattern):
@@ -90,7 +92,7 @@ def expand(patterns, what):
 
 @contextlib.contextmanager
 def reading(path):
-    """What a damaged file makes the libraries raise becomes a BadSource."""
+    """Turns the errors that libraries raise for a damaged file into BadSource."""
     try:
         yield
     except (pyarrow.ArrowException, OSError, EOFError, UnicodeError, zlib.error,
@@ -100,7 +102,7 @@ def reading(path):
 
 
 def open_parquet(path, wanted):
-    """Returns the file, and the names of the columns that are read."""
+    """Opens a .parquet; returns the file, and the names of the columns to read."""
     file = pyarrow.parquet.ParquetFile(path)
     try:
         return file, columns_of(file.schema_arrow.names, wanted)
@@ -130,7 +132,7 @@ def units_of(files, valid, wanted, skip_bad):
             except BadSource:
                 if not skip_bad:
                     raise
-                end = 1  # the worker finds the same fault, and reports it
+                end = 1  # the worker finds the same error, and reports it
             cuts = min(end, max(1, -(-size // UNIT_BYTES)))
         places = [end * cut // max(cuts, 1) for cut in range(cuts + 1)]
         units += [Unit(kind, [path], valid, begin, after, wanted)
@@ -144,9 +146,10 @@ def units_of(files, valid, wanted, skip_bad):
 
 
 def documents(unit, take, raw=False, skip=None):
-    """Yields the texts of a unit, and of a row what take makes of it, which raises ValueError for a
-    bad one. raw: text files as bytes, whatever they hold. What cannot be read raises BadSource, or
-    is handed to skip, where that is not None, and left out."""
+    """Yields the texts of a unit's files, or what take(row) returns for each of its rows; take
+    raises ValueError for a bad row. raw: yields text files as bytes, whatever they contain. If
+    something cannot be read, this raises BadSource; or, if skip is not None, passes the error to
+    skip and leaves that part out."""
     texts = read_texts(unit, raw) if unit.kind == "text" else \
         {"lines": read_lines, "json": read_json, "parquet": read_parquet}[unit.kind](unit, take)
     while True:
@@ -179,8 +182,8 @@ def read_texts(unit, raw):
 
 
 class Unpacked(io.RawIOBase):
-    """What a .zst file holds; EOFError where its last frame has no end. zstandard's own stream ends
-    there without a word."""
+    """The content of a .zst file. Raises EOFError if its last frame has no end, where zstandard's
+    own stream just ends."""
 
     def __init__(self, path):
         super().__init__()
@@ -218,7 +221,7 @@ class Unpacked(io.RawIOBase):
 
 def open_lines(path):
     if path.endswith(".gz"):
-        if not os.path.getsize(path):  # gzip takes it for whole
+        if not os.path.getsize(path):  # gzip accepts an empty file as a whole one
             raise EOFError("the file is empty")
         return gzip.open(path, "rb")
     if path.endswith(".zst"):
@@ -227,7 +230,8 @@ def open_lines(path):
 
 
 def read_lines(unit, take):
-    """Reads the lines that begin in [begin, end); a compressed file is one unit, to its end."""
+    """Reads the lines that begin in [begin, end). A compressed file is one unit and is read to its
+    end."""
     path, place, number, before = unit.files[0], unit.begin, 0, None
     whole = not path.endswith(".jsonl")
     with open_lines(path) as file:
@@ -248,7 +252,7 @@ def read_lines(unit, take):
 
 
 def lines_before(path, place):
-    """Returns how many lines end before this byte of a file, unpacked."""
+    """Returns how many lines end before this byte of the unpacked file."""
     count = 0
     with open_lines(path) as file:
         while place > 0 and (part := file.read(min(place, 1 << 20))):
@@ -277,12 +281,12 @@ def first_lines(path):
 
 
 def has_lines(lines):
-    """Whether a .json of these first lines has an object a line, as a .jsonl."""
+    """Whether a .json with these first lines has one object per line, like a .jsonl."""
     return len(lines) == 2 and lines[0][:1] + lines[0][-1:] == b"{}"
 
 
 def holds_rows(path):
-    """Whether a .json is more than one object, or cannot be read."""
+    """Whether a .json holds more than one object, or cannot be read."""
     try:
         with reading(path):
             lines = first_lines(path)
@@ -292,7 +296,8 @@ def holds_rows(path):
 
 
 def read_json(unit, take):
-    """Reads an array of rows, one object with such an array, one row, or an object a line."""
+    """Reads a .json: an array of rows, one object with such an array, one row, or one object per
+    line."""
     path = unit.files[0]
     if has_lines(first_lines(path)):
         yield from read_lines(unit, take)
@@ -315,8 +320,9 @@ def read_json(unit, take):
 
 
 def rows_in(held, path, wanted):
-    """Returns the rows of what a .json holds: an array's; those of the only list of objects in an
-    object with otherwise single values, unless that is a row itself; else the object."""
+    """Returns the rows in the content of a .json: the elements of an array; or, if an object has
+    one list of objects and otherwise single values and is not a row itself, that list; else the
+    object as the only row."""
     if not isinstance(held, dict):
         return held if isinstance(held, list) else [held]
     lists = [name for name, value in held.items() if isinstance(value, list) and value and
@@ -338,13 +344,13 @@ def read_parquet(unit, take):
                 try:
                     yield take({name: without_nulls(value)
                                 for name, value in row.as_py().items()})
-                except ValueError as error:  # bytes that are no text in UTF-8 too
+                except ValueError as error:  # also bytes that are not UTF-8
                     yield BadSource(f"{path}, row group {unit.begin} and on, row {place}: {error}")
                 place += 1
 
 
 def without_nulls(value):
-    """Leaves nulls out of objects: what a column of structs lacks in a row is null there."""
+    """Removes nulls from objects: in a column of structs, a field that a row lacks is null."""
     if isinstance(value, dict):
         return {key: without_nulls(part) for key, part in value.items() if part is not None}
     return list(map(without_nulls, value)) if isinstance(value, list) else value

@@ -1,6 +1,6 @@
-"""How our pictures and pages look: SVG that takes the dark colours on a dark page, in colours that
-people of any colour vision can tell apart (Okabe and Ito's), and a dash pattern with each, for
-print."""
+"""How our pictures and pages look: SVG that changes to dark colours on a dark page, in colours that
+people of any colour vision can tell apart (Okabe and Ito's), each with a dash pattern of its own,
+for print."""
 
 import io
 import re
@@ -39,12 +39,14 @@ def line(index):
 
 
 def to_hundredths(path):
-    """Returns a match of an SVG path with its numbers cut; matplotlib writes millionths."""
+    """Returns the text of a matched SVG path with its numbers cut to hundredths; matplotlib writes
+    millionths."""
     return re.sub(rb"(\.\d\d)\d+", rb"\1", path[0])
 
 
 def draw(function, size, *arguments, form="svg"):
-    """Returns the SVG or PNG that function(figure, *arguments) draws, in bytes; size in inches."""
+    """Returns the bytes of the SVG or PNG that function(figure, *arguments) draws. size: in
+    inches."""
     out = io.BytesIO()
     with matplotlib.rc_context(SETTINGS):
         figure = Figure(figsize=size, dpi=150, layout="constrained")
@@ -60,8 +62,8 @@ def draw(function, size, *arguments, form="svg"):
 
 
 def legend_above(axes, *others):
-    """Puts the legend between the title and the axes, never over a line. others: axes whose further
-    labels it has, too."""
+    """Puts the legend between the title and the axes, never over a line. others: axes whose labels
+    the legend has too."""
     known = {}
     for one in (axes, *others):
         for handle, label in zip(*one.get_legend_handles_labels()):
@@ -76,7 +78,8 @@ def legend_above(axes, *others):
 
 
 def short(value):
-    """Writes 850k, 1.2M: for axes, whose ticks may be close to each other and far from 0."""
+    """Returns a number as "850k" or "1.2M", for the ticks of axes, which may be close to each other
+    and far from 0."""
     if abs(value) >= 1e12:
         return f"{value:g}"
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -86,18 +89,19 @@ def short(value):
 
 
 def written(axis, how=short):
-    """Gives an axis the function that writes the value of a tick."""
+    """Sets the function that writes the values of an axis's ticks."""
     axis.set_major_formatter(FuncFormatter(lambda value, _: how(value)))
 
 
 def step_axis(axis):
-    """Steps are whole numbers."""
+    """Sets ticks for steps, which are whole numbers."""
     axis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
     written(axis, "{:,.0f}".format)
 
 
 def log_axis(axis):
-    """Ticks are decades, or what is between where there are few of them, as plain numbers."""
+    """Sets ticks at decades, or also between them if there are few decades; they are written as
+    plain numbers."""
     axis.axes.set_yscale("log")
     low, high = axis.get_view_interval()
     axis.set_major_locator(MaxNLocator(6) if high < 3 * low else

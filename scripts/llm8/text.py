@@ -6,13 +6,14 @@ import re
 
 def printable(text):
     """Returns a text, which may come from a file, as one line that a terminal can print, as in
-    base/common.c: what is not printable becomes \\n or \\x1b."""
+    base/common.c: other characters become \\n or \\x1b."""
     return "".join(letter if letter.isprintable() else
                    letter.encode("unicode_escape").decode() for letter in str(text))
 
 
 def fixed(value, digits=4, group=""):
-    """Writes a number with these decimals, and one of more than fifteen digits as 1.23e+20."""
+    """Returns a number with these decimals; a number with more than fifteen digits as
+    "1.23e+20"."""
     if not math.isfinite(value):
         return "-"
     return f"{value:{group}.{digits}f}" if abs(value) < 1e15 else f"{value:.3g}"
@@ -23,7 +24,7 @@ def counted(value):
 
 
 def many(count, word):
-    """Writes 1 step, 1,000 steps."""
+    """Returns a count with its noun, as "1 step" or "1,000 steps"."""
     return f"{count:,} {word}" + "s" * (count != 1)
 
 
@@ -52,7 +53,7 @@ def escaped(text):
 
 
 def table(header, rows, words=(0,), written=escaped):
-    """Writes a table in Markdown. words: the columns that hold words; the others hold numbers."""
+    """Returns a table in Markdown. words: the columns of words; the other columns have numbers."""
     rule = ["---" if i in words else "---:" for i in range(len(header))]
     rows = [[written(value) for value in row] for row in rows]
     return "\n".join("| " + " | ".join(row) + " |" for row in [header, rule, *rows])

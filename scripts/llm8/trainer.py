@@ -1,8 +1,7 @@
-"""Starts a trainer and waits for it, passing signals on and telling how far it is.
+"""Starts a trainer and waits for it, passes signals on, and shows its progress.
 
-The trainer runs in a session of its own: Ctrl-C reaches this program only, which passes it on once,
-so that the trainer finishes its step, saves and leaves. A second one ends it at once.
-"""
+The trainer runs in a session of its own: Ctrl-C reaches only this program, which passes it on once,
+so that the trainer finishes its step, saves and ends. A second Ctrl-C ends the trainer at once."""
 
 import os
 import shutil
@@ -24,8 +23,9 @@ def refuse_missing(program, option):
 
 
 def trainer_command(text):
-    """--trainer may be a launcher with arguments; without it, the GPU trainer where it is built and
-    there is a GPU."""
+    """Returns the words that start the trainer: those of --trainer, which may be a launcher with
+    arguments; without it the GPU trainer if it is built and there is a GPU, else the CPU
+    trainer."""
     command, gpu = shell_words(text or "", f"--trainer {text}"), \
         environment.trainer("train_gptcu")
     if not command:
@@ -36,7 +36,7 @@ def trainer_command(text):
 
 
 class Signals:
-    """While it lasts, SIGINT and SIGTERM go to the trainer, if there is one."""
+    """While this context lasts, SIGINT and SIGTERM are passed to the trainer, if one runs."""
 
     def __init__(self):
         self.received, self.process = None, None
@@ -57,8 +57,8 @@ class Signals:
 
 
 def show_progress(label, run, last=False):
-    """Draws a line, again and again on a terminal, once at the end elsewhere. No line stays of a
-    run that never started: its error says all."""
+    """Prints the line of a run's progress: on a terminal again and again, elsewhere once at the
+    end. A run that never started leaves no line, because its error is enough."""
     live = sys.stdout.isatty()
     if live or last:
         run.poll()
@@ -70,7 +70,7 @@ def show_progress(label, run, last=False):
 
 
 def last_words(lines):
-    """Returns the trainer's own last words: its error, where it says one."""
+    """Returns the trainer's last line of output, or its error if it has printed one."""
     lines = [line.strip() for line in lines if line.strip()]
     errors = [line for line in lines[-20:] if line.startswith("error:")]
     return (errors or lines or ["it said nothing"])[-1].removeprefix("error: ")
@@ -82,8 +82,8 @@ def last_error(console):
 
 
 def open_console(folder):
-    """Opens folder/console.log, to add to it. A copy of the folder by links gets a file of its
-    own."""
+    """Opens folder/console.log, to add to it. If the folder is a copy by hard links, the copy gets
+    a file of its own."""
     path = os.path.join(folder, "console.log")
     if os.path.exists(path) and (os.path.islink(path) or os.stat(path).st_nlink > 1):
         shutil.copyfile(path, path + ".new")
@@ -92,7 +92,7 @@ def open_console(folder):
 
 
 def run_trainer(command, folder, label, signals, keep_open):
-    """Returns the exit status; the output is added to folder/console.log."""
+    """Runs the trainer and returns its exit status. Its output is added to folder/console.log."""
     run = Run(folder)
     with open_console(folder) as console:
         process = subprocess.Popen(command, stdout=console, stderr=subprocess.STDOUT,
@@ -110,7 +110,8 @@ def run_trainer(command, folder, label, signals, keep_open):
 
 
 def plan_of(command):
-    """Returns what the trainer's --plan prints, or None and its complaint."""
+    """Returns the output of the trainer's --plan, or None if it fails; and the trainer's last
+    words."""
     with environment.named_by("--trainer"):
         done = subprocess.run([*command, "--plan"], capture_output=True, text=True,
                               errors="replace", stdin=subprocess.DEVNULL, check=False)

@@ -1,10 +1,9 @@
 """Tokenizers by name or file, all of Hugging Face's `tokenizers`: bytes, those of the Hub (GPT-2's,
 OpenAI's, Llama's), any tokenizer.json, GPT-2's two files.
 
-What a tokenizer leaves beside the shards: tokenizer.bin, which the C programs read
-(dataloader/tokenizer.h says what is in it), and a tokenizer.json, which goes into checkpoints.
-Workers of other processes open it again by the same words.
-"""
+Beside the shards a tokenizer leaves tokenizer.bin, which the C programs read (its format is in
+dataloader/tokenizer.h), and a tokenizer.json, which goes into checkpoints. Worker processes open
+the tokenizer again by the same options."""
 
 import functools
 import glob
@@ -31,9 +30,10 @@ HUB_TOKENIZERS = {
     "o200k_base": "Xenova/gpt-4o", "o200k_harmony": "openai/gpt-oss-20b"}
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
 NAMED_TEMPLATES = "additional_chat_templates/*.jinja"
-# what says which special tokens there are besides; a checkpoint has it all in TOKENIZER_FILES
+# the files that say which other special tokens there are; a checkpoint has all of it in
+# TOKENIZER_FILES
 SPECIALS_FILES = ["special_tokens_map.json", "config.json", "added_tokens.json"]
-# the special tokens of transformers' classes (5.23), where no file names others
+# the special tokens of transformers' classes (5.23), if no file names others
 CLASSES_OF_MODELS = {"gpt2": "GPT2Tokenizer", "qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer"}
 CLASS_TOKENS = {
     "GPT2Tokenizer": {"bos": ENDS_OF_TEXT[0], "eos": ENDS_OF_TEXT[0], "unk": ENDS_OF_TEXT[0]},
@@ -46,7 +46,8 @@ CLASS_TOKENS = {
                        "mask": "<mask>"},
     "CohereTokenizer": {"bos": "<BOS_TOKEN>", "eos": "<|END_OF_TURN_TOKEN|>", "unk": "<UNK>",
                         "sep": "<SEP>", "pad": "<PAD>", "cls": "<CLS>", "mask": "<MASK_TOKEN>"}}
-LONGEST = 254  # bytes of a token in tokenizer.bin; 255: the first 255 of that many or more
+# bytes of a token in tokenizer.bin; 255: the first 255 of a token with that many or more
+LONGEST = 254
 
 
 def encodable(text):
@@ -56,15 +57,17 @@ def encodable(text):
 
 class Vocabulary:
     """name, size, end_of_text (an id), begin_of_text (what the tokenizer writes before a text, else
-    end_of_text), cut, tokens (the bytes of each id), specials {text: id}, added (the texts of those
-    and of other added tokens), templates {name: chat template}, and json, the text of its
-    tokenizer.json. lacking: texts of tokens that other files list. configured, config: what its
-    tokenizer_config.json says, or would say if it alone said all that the folder's files do."""
+    end_of_text), cut, tokens (the bytes of each id), specials {text: id}, added (the texts of
+    specials and of other added tokens), templates {name: chat template}, and json, the text of its
+    tokenizer.json. lacking: texts of tokens that only other files list. configured, config: the
+    content of its tokenizer_config.json, or of one that contains all that the folder's files
+    say."""
 
     def __init__(self, name, tokenizer, end_of_text=None, text="", folder=""):
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        tokenizer.encode_special_tokens = True  # a document cannot end itself by naming one
+        # a document cannot end itself by containing the text of the end-of-text token
+        tokenizer.encode_special_tokens = True
         self.name, self.tokenizer = name, tokenizer
         self.json, held = text or tokenizer.to_str(), json.loads(tokenizer.to_str())
         self.specials = {row["content"]: row["id"] for row in held["added_tokens"]
@@ -92,7 +95,7 @@ class Vocabulary:
         self.templates = self.template_files = read_templates(folder)
         if not self.templates:
             self.templates = named_templates(self.configured)
-        elif list(self.templates) != ["default"]:  # several go into one file
+        elif list(self.templates) != ["default"]:  # several templates go into one file
             self.configured["chat_template"] = [{"name": name, "template": template}
                                                 for name, template in self.templates.items()]
             self.template_files = {}
@@ -100,12 +103,12 @@ class Vocabulary:
             self.config = json.dumps(self.configured, indent=2, ensure_ascii=False) + "\n"
 
     def files(self):
-        """Returns {name: text} of Hugging Face's files for it."""
+        """Returns {name: text} of the tokenizer's files for Hugging Face's libraries."""
         texts = self.json, self.config, self.template_files.get("default")
         return {name: text for name, text in zip(TOKENIZER_FILES, texts) if text}
 
     def chat_template(self):
-        """Returns a text by which its chat templates are told from others; "": it has none."""
+        """Returns a text that identifies the tokenizer's chat templates; "": it has none."""
         return self.templates.get("default", "") if list(self.templates) in ([], ["default"]) \
             else json.dumps(self.templates)
 
@@ -124,8 +127,8 @@ class Vocabulary:
         return self.tokenizer.encode(encodable(text), add_special_tokens=False).ids
 
     def entries(self):
-        """Returns tokenizer.bin's tokens. One that is longer than LONGEST prints shortened; our
-        encoder refuses it (cut_of)."""
+        """Returns the tokens of tokenizer.bin. A token longer than LONGEST is cut there, so it is
+        printed shortened, and our encoder refuses such a tokenizer (cut_of)."""
         held = dict(enumerate(self.tokens)) | {self.end_of_text: self.end_of_text_name.encode()}
         parts = [held[token][:LONGEST + 1] for token in range(self.size)]
         return b"".join(bytes([len(part)]) + part for part in parts)
@@ -134,7 +137,8 @@ class Vocabulary:
         return zlib.crc32(self.entries())
 
     def tokenizer_bin(self, begin_of_text=None):
-        """begin_of_text: the token that texts begin with, if not the tokenizer's own."""
+        """Returns the bytes of tokenizer.bin. begin_of_text: the token that texts begin with, if it
+        is not the tokenizer's own."""
         begin = self.begin_of_text if begin_of_text is None else begin_of_text
         ranges = character_ranges() if self.cut in (CUT_GPT2, CUT_LLAMA3) else []
         header = struct.pack("<7i", 20240328, 2, self.size, self.end_of_text, self.cut,
@@ -145,8 +149,9 @@ class Vocabulary:
 
 @functools.cache
 def character_ranges():
-    """Returns (first, last, class) of all letters, numbers and white space, by the library."""
-    step, ranges = 0x800, []  # the surrogates are a number of such steps
+    """Returns (first, last, class) for all ranges of letters, numbers and white space, as the
+    library classes them."""
+    step, ranges = 0x800, []  # the surrogates fill whole steps of this length
     kinds = [(kind, pre_tokenizers.Split(Regex(pattern), "removed", invert=True))
              for kind, pattern in CLASSES]
     for start in [*range(0, 0xD800, step), *range(0xE000, 0x110000, step)]:
@@ -160,7 +165,8 @@ def character_ranges():
 
 
 def byte_characters():
-    """Returns the character by which byte-level tokenizers write each byte in their files."""
+    """Returns, for each byte, the character that stands for it in the files of byte-level
+    tokenizers."""
     plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]
     return {byte: chr(byte) for byte in plain} | \
@@ -168,14 +174,14 @@ def byte_characters():
 
 
 def steps_of(part):
-    """Returns the steps of a pre-tokenizer or decoder, whether it is one or a sequence."""
+    """Returns the list of steps of a pre-tokenizer or decoder, which is one step or a sequence."""
     if part is None:
         return []
     return part.get("pretokenizers") or part.get("decoders") or [part]
 
 
 def token_bytes(tokenizer):
-    """Returns the bytes of each id; special tokens stand for none."""
+    """Returns the bytes of each id; special tokens have no bytes."""
     model, added = tokenizer["model"], tokenizer["added_tokens"]
     vocab = model["vocab"]
     if isinstance(vocab, list):  # Unigram: [[text, score], ...]
@@ -201,16 +207,17 @@ def token_bytes(tokenizer):
 
 
 def same_without_merge(text, model):
-    """Whether our encoder does with an entry that no merge makes what the library does. Ours takes
-    whole words from the vocabulary, and merges any two tokens that are one together."""
+    """Whether our encoder treats an entry of the vocabulary that no merge produces as the library
+    does. Ours takes whole words from the vocabulary, and merges any two tokens whose joined text is
+    a token."""
     return model.get("ignore_merges") and not any(
         text[:at] in model["vocab"] and text[at:] in model["vocab"] for at in range(1, len(text)))
 
 
 def cut_of(tokenizer, tokens):
-    """Whether our encoder does what this tokenizer does: see dataloader/tokenizer.h. Added tokens
-    that are not special, such as Qwen's <tool_call>, are cut out of any text, which ours does
-    not."""
+    """Returns how text is cut (Cut in dataloader/tokenizer.h) if our encoder can do what this
+    tokenizer does; otherwise CUT_UNKNOWN. Added tokens that are not special, such as Qwen's
+    <tool_call>, are recognised in any text, which our encoder cannot do."""
     model, pre = tokenizer["model"], steps_of(tokenizer["pre_tokenizer"])
     added = tokenizer["added_tokens"]
     plain = (model["type"] == "BPE" and tokenizer["normalizer"] is None and
@@ -232,7 +239,7 @@ def cut_of(tokenizer, tokens):
     if len(pre) == 1:
         return CUT_GPT2 if pre[0]["use_regex"] else CUT_UNKNOWN if made else CUT_BYTES
     split = pre[0].get("pattern") == {"Regex": LLAMA3_PATTERN} and len(pre) == 2
-    # the pattern matches all of a text, so that keeping the matches alone drops nothing
+    # the pattern matches all of a text, so nothing is lost if only the matches are kept
     whole = (pre[0].get("behavior"), bool(pre[0].get("invert"))) in (("Isolated", False),
                                                                     ("Removed", True))
     return CUT_LLAMA3 if split and whole and not pre[1]["use_regex"] else CUT_UNKNOWN
@@ -251,13 +258,13 @@ def read_text(path):
 
 
 def token_text(value):
-    """Returns the text of a token, which may be an object with one."""
+    """Returns the text of a token, which is given as a text or as an object with a text."""
     return "" + (value["content"] if isinstance(value, dict) else value)
 
 
 def named_specials(configured):
-    """Returns the special tokens that a chat template is given by name; None for one that is
-    given as null: there is none."""
+    """Returns the special tokens that a chat template is given by name; None for a token that is
+    null, which means that there is none."""
     extra = configured.get("extra_special_tokens")
     extra = extra if isinstance(extra, dict) else {}
     held = configured | extra
@@ -276,14 +283,14 @@ def named_templates(configured):
 
 
 def listed_tokens(folder, configured):
-    """Returns the texts that transformers adds as tokens where tokenizer.json lacks them."""
+    """Returns the texts that transformers adds as tokens if tokenizer.json lacks them."""
     if "added_tokens_decoder" in configured:
         return [token_text(row) for row in configured["added_tokens_decoder"].values()]
     return list(read_object(os.path.join(folder, SPECIALS_FILES[2]))[1] or {}) if folder else []
 
 
 def read_templates(folder):
-    """Returns the chat templates of a folder that are files of their own, {name: template}."""
+    """Returns {name: template} of the chat templates that have files of their own in a folder."""
     paths = {"default": os.path.join(folder, TOKENIZER_FILES[2])} | {
         os.path.basename(path).removesuffix(".jinja"): path
         for path in sorted(glob.glob(os.path.join(glob.escape(folder), NAMED_TEMPLATES)))}
@@ -306,10 +313,10 @@ def read_object(path):
 
 
 def read_config(path):
-    """Returns the text of a tokenizer_config.json and what it says; "", None: there is none."""
+    """Returns the text of a tokenizer_config.json and its object; "", None: there is none."""
     text, configured = read_object(path)
     try:
-        held = configured or {}  # of the right kinds
+        held = configured or {}  # with values of the right types
         named_specials(held), named_templates(held), listed_tokens("", held)
     except (TypeError, KeyError, AttributeError):
         die(f"{path}: damaged, or no tokenizer_config.json; download it again")
@@ -321,31 +328,33 @@ def class_of(folder, configured, vocabulary):
     try:
         with open(os.path.join(folder, SPECIALS_FILES[1]), encoding="utf-8-sig") as file:
             config = dict(json.load(file))
-    except (OSError, ValueError, TypeError, RecursionError):  # who reads the model judges it
+    # whoever reads the model judges config.json
+    except (OSError, ValueError, TypeError, RecursionError):
         config = {}
     kind = config.get("model_type")
     named = configured.get("tokenizer_class") or config.get("tokenizer_class") or \
         CLASSES_OF_MODELS.get(kind)
-    if kind == "qwen2":  # some of these name another class, and transformers knows it
+    if kind == "qwen2":  # some of these configurations name another class, which transformers knows
         named = CLASSES_OF_MODELS[kind]
     if not named and vocabulary.cut == CUT_GPT2 and list(vocabulary.specials) == ENDS_OF_TEXT[:1]:
         named = CLASSES_OF_MODELS["gpt2"]
     named = str(named).removesuffix("Fast")
-    # Llama 3's, whose tokens are bytes, is opened as the general class
+    # Llama 3's tokenizer, whose tokens are bytes, is opened as the general class
     return "" if named == "LlamaTokenizer" and vocabulary.byte_level else named
 
 
 def settings_of(folder, said, vocabulary):
-    """Returns what a folder's files say, as transformers 5.23 takes it together: what
-    tokenizer_config.json says; unless that lists its added tokens, special_tokens_map.json above
-    it; below it the special tokens of the tokenizer's class, as far as the vocabulary has them."""
+    """Returns the settings in a folder's files, combined as transformers 5.23 does. The special
+    tokens of the tokenizer's class, as far as the vocabulary has them, come first;
+    tokenizer_config.json overrides them; special_tokens_map.json overrides both, unless
+    tokenizer_config.json lists its added tokens."""
     configured, mapped = dict(said or {}), os.path.join(folder, SPECIALS_FILES[0])
     if "added_tokens_decoder" not in configured:
         held = read_object(mapped)[1] or {}
         try:
             configured |= {key: token_text(value) if isinstance(value, dict) and "content" in value
                            else value for key, value in held.items()}
-            named_specials(configured)  # of the right kinds
+            named_specials(configured)  # with values of the right types
         except (TypeError, KeyError, AttributeError):
             die(f"{mapped}: damaged, or no {SPECIALS_FILES[0]}; download it again")
     named = class_of(folder, configured, vocabulary)
@@ -354,7 +363,7 @@ def settings_of(folder, said, vocabulary):
 
 
 def byte_level(model, specials, use_regex):
-    """Makes a byte-level encoding, of GPT-2's words or of the whole text."""
+    """Makes a byte-level tokenizer, which encodes GPT-2's words or the whole text."""
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
     tokenizer.decoder = decoders.ByteLevel()
@@ -401,7 +410,7 @@ def open_file(path, end_of_text):
 
 
 def add_options(parser):
-    """Adds the options that say which tokenizer it is."""
+    """Adds the options that name the tokenizer."""
     parser.add_argument("--tokenizer", default="gpt2", metavar="NAME|FILE",
                         help=f"{', '.join(['byte', *HUB_TOKENIZERS])}, or a tokenizer.json [gpt2]")
     parser.add_argument("--vocab-file", metavar="FILE", help="GPT-2's vocab.json, with no network")
@@ -412,7 +421,7 @@ def add_options(parser):
 
 
 def words_of(options):
-    """Returns what open_vocabulary takes, of add_options' options."""
+    """Returns the arguments of open_vocabulary from the options of add_options."""
     return {key: getattr(options, key) for key in ("tokenizer", "vocab_file", "merge_file",
                                                    "end_of_text", "downloads", "mirror")}
 

@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-// Numbers that arrays take, one after another. ints NULL: they are only counted.
+// Memory for numbers, from which arrays are taken one after another. ints NULL: the numbers are
+// only counted.
 typedef struct {
     int *ints;
     int64_t count;

@@ -12,19 +12,19 @@ enum { BATCH_SLOTS = 2 };
 typedef struct {
     int *inputs, *targets; // [M]
     TokenRuns runs;        // of the inputs, for the embedding's gradient
-    // Where the run's documents begin attention or positions anew; else NULL.
+    // If attention or positions begin anew at each document of the run; else NULL.
     int *documents; // attention.h: first the starts [M], which are 0 unless they are set
-    // Where they begin positions anew, and there is a table of positions; else NULL.
+    // If positions begin anew at each document, and there is a table of positions; else NULL.
     int *positions; // [M]
     TokenRuns position_runs;
 } Batch;
 
 typedef struct {
     Gpu *gpu;
-    AttentionShape shape; // of a whole micro-batch
+    AttentionShape shape; // shape of a whole micro-batch
     int tokens, vocab;    // M, V
     bool has_documents, has_positions;
-    Batch device;                    // all of it in one buffer, which begins at device.inputs
+    Batch device;                    // all buffers of a batch in one, which begins at device.inputs
     Batch staging[BATCH_SLOTS];      // pinned
     cudaEvent_t staged[BATCH_SLOTS]; // recorded when a staging buffer has been read
     int turn;
@@ -32,13 +32,13 @@ typedef struct {
 } Batches;
 
 void batches_plan(Batches *b, const Run *run, Plan *plan);
-// Once the plan has its memory.
+// Called once the plan has its memory.
 void batches_start(Batches *b, Gpu *gpu);
 void batches_close(Batches *b);
 
 // The buffer to fill next; waits until the device has read what was in it.
 Batch *batches_next(Batches *b);
-// Enqueues its copy to the device; B sequences of T tokens are used.
+// Enqueues the copy of that buffer to the device; B sequences of T tokens are used.
 void batches_send(Batches *b, int B, int T);
 
 END_C

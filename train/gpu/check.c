@@ -40,7 +40,7 @@ void check_hash(Check *c, int pass) {
         bool codes;
         Gradient g = params_gradient(p, q->id, q->layer);
         const void *weights = params_weights(p, q->id, q->layer, &codes);
-        // with the zeros after it, up to whole words of the hash
+        // with the zeros after the tensor, up to whole words of the hash
         int64_t n = round_up64(param_size(q), 8);
         gpu_hash(gpu, row, g.data, n * gpu_type_bytes(g.type), 0);
         gpu_hash(gpu, row + c->params, weights, n * (codes ? 1 : (int64_t)sizeof(Bf16)), 0);
@@ -56,7 +56,8 @@ void check_hash(Check *c, int pass) {
         gpu_hash(gpu, row, l->w.rows.codes, n, 0);
         gpu_hash(gpu, row, l->w.columns.codes, n, 0);
         for (int o = 0; o < OPERAND_COUNT; o++) {
-            if (o != OPERAND_W && p->fp8.length == 0) { continue; } // each pass measures them
+            // each pass measures these scales
+            if (o != OPERAND_W && p->fp8.length == 0) { continue; }
             gpu_hash(gpu, row, &slots[o], offsetof(Fp8Scale, amax), 0);
         }
     }
@@ -90,7 +91,7 @@ static void fetch(Check *c) {
     }
 }
 
-// The first of the rows from..end-1 in which they differ; end: none.
+// The first of the rows from..end-1 in which a and b differ; `end` if they are equal.
 static int first_difference(const uint64_t *a, const uint64_t *b, int from, int end) {
     int row = from;
     while (row < end && a[row] == b[row]) { row++; }
@@ -150,7 +151,7 @@ static bool passes_agree(const Check *c, const char *place, int64_t step, int fr
                         : "a third differs again");
 }
 
-// On rank 0: whether all ranks have its weights. If not, the rank whose value is shared by the
+// On rank 0: whether all ranks have the same weights. If not, the rank whose value is shared by the
 // fewest is taken to be wrong.
 static bool weights_agree(const Check *c, const char *all, size_t bytes, int64_t step) {
     int ranks = c->net->run->group.ranks, differs = 0, odd = 0, fewest = ranks;
@@ -180,9 +181,10 @@ bool check_agrees(Check *c, int64_t step) {
     Mine *mine = calloc_or_die(1, bytes);
     char *all = run->group.rank == 0 ? malloc_or_die(bytes * (size_t)run->group.ranks) : NULL;
     place_of(c, mine->place, sizeof(mine->place));
-    // what the third pass has left
+    // the rows that the third pass has left
     if (first_difference(c->host, c->host + c->rows, 0, c->rows) < c->rows) { fetch(c); }
-    // a wrong gradient makes the sum wrong on the rank that keeps it: the former is reported
+    // a wrong gradient also makes the sum wrong on the rank that keeps it: the gradient's rank is
+    // reported
     bool ok = group_agree(&run->group, CHANNEL_MAIN,
                           passes_agree(c, mine->place, step, 0, kept_rows(c))) &&
               group_agree(&run->group, CHANNEL_MAIN,

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-// A failure that the end of another rank can cause is explained by the watch.
+// If the end of another rank may have caused a failure, the watchdog explains it.
 static void check_nccl(const Comm *c, int status, const char *call) {
     char text[160];
     if (status == NCCL_SUCCESS) { return; }
@@ -21,10 +21,10 @@ static void check_nccl(const Comm *c, int status, const char *call) {
 
 // ---- opening ------------------------------------------------------------------------------------
 
-// What is compared before NCCL joins the ranks: NCCL would hang, or say less.
+// What the ranks compare before NCCL connects them, because NCCL would hang or report less.
 typedef struct {
     int version;
-    char host[64], bus[32]; // the GPU's place in its machine
+    char host[64], bus[32]; // the machine, and the GPU's place in it
 } Card;
 
 static bool check_cards(const Card *cards, int ranks) {
@@ -180,7 +180,7 @@ void comm_wait(Comm *c, int slot) {
     assert(slot >= 0 && slot < c->slots);
     gpu_family(c->gpu, FAMILY_COMMUNICATION);
     bool capturing = is_capturing(c->gpu->stream);
-    assert(capturing || !c->captured[slot]); // that event exists in its graph alone
+    assert(capturing || !c->captured[slot]); // the event exists only in the graph of its capture
     unsigned flags = capturing && !c->captured[slot] ? cudaEventWaitExternal : 0;
     CUDA_CHECK(cudaStreamWaitEvent(c->gpu->stream, c->done[slot], flags));
 }
@@ -188,7 +188,7 @@ void comm_wait(Comm *c, int slot) {
 void comm_join(Comm *c) {
     if (c->ranks == 1) { return; }
     gpu_family(c->gpu, FAMILY_COMMUNICATION);
-    // in a capture in which nothing was begun
+    // in a capture in which no collective was begun
     if (is_capturing(c->gpu->stream) && !is_capturing(c->stream)) { return; }
     CUDA_CHECK(cudaEventRecord(c->joined, c->stream));
     CUDA_CHECK(cudaStreamWaitEvent(c->gpu->stream, c->joined, 0));

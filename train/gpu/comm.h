@@ -28,7 +28,7 @@ typedef struct {
     Nccl nccl;
     NcclComm comm;
     Gpu *gpu;            // its stream is the compute stream
-    cudaStream_t stream; // on which the collectives run
+    cudaStream_t stream; // the stream on which the collectives run
     cudaEvent_t ready, joined;
     int slots;
     cudaEvent_t *done; // [slots]
@@ -42,14 +42,15 @@ bool comm_open(Comm *c, Group *group, Gpu *gpu, int slots);
 void comm_close(Comm *c);
 
 void comm_begin(Comm *c);
-// Both in place, of ranks * count elements. Reduce-scatter: part r of the sum goes to its place on
-// rank r; the other parts stay as they were. All-gather: every rank's part goes to its place on all
-// ranks.
+// Both work in place on ranks * count elements. Reduce-scatter: part r of the sum goes to its place
+// on rank r; the other parts stay as they were. All-gather: every rank's part goes to its place on
+// all ranks.
 void comm_reduce_scatter(Comm *c, void *buffer, CommType type, int64_t count);
 void comm_all_gather(Comm *c, void *buffer, CommType type, int64_t count);
-// In place, of count elements.
+// Works in place on count elements.
 void comm_all_reduce(Comm *c, void *buffer, CommType type, CommOp op, int64_t count);
-// In place, of count elements: rank `from` sends its own to rank `to`; the other ranks do nothing.
+// Works in place on count elements: rank `from` sends its elements to rank `to`; the other ranks do
+// nothing.
 void comm_move(Comm *c, void *buffer, CommType type, int64_t count, int from, int to);
 void comm_end(Comm *c, int slot);
 

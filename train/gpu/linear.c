@@ -70,14 +70,14 @@ Operand linear_input(const LinearLayer *l, Pass pass) {
     bool kept = pass == PASS_AGAIN || (pass == PASS_TRAIN && !l->recomputed);
     if (pass == PASS_AGAIN && !l->product_recomputed) { x.rows.codes = NULL; }
     if (!kept) { x.columns.codes = NULL; }
-    // only a step's own amaxes enter the history; a recomputation has the scale that was measured
+    // a recomputation uses the scale that was measured
     if (pass == PASS_AGAIN || (pass != PASS_TRAIN && x.scaling == SCALE_GIVEN)) {
         x.records = false;
     }
     return x;
 }
 
-// Counts n codes in the steps that --fp8-stats-interval names.
+// Counts n codes, in the steps of --fp8-stats-interval.
 static void count(Gpu *gpu, const LinearLayer *l, OperandId operand, const uint8_t *codes,
                   int64_t n) {
     if (l->counts == NULL || !*l->counting) { return; }

@@ -12,29 +12,30 @@ typedef struct {
     const LinearPrecision *precision;
     int N, C;
     // For the weight gradient x keeps one form from the forward pass: `columns`, or bf16. The other
-    // forms of x, and all forms of dy, are scratch. w.bf16 NULL: products read FP8 alone.
+    // forms of x, and all forms of dy, are scratch. w.bf16 NULL: all products read FP8.
     Operand x, w, dy;
     Bf16 *bias;     // [N] or NULL
-    bool adds_bias; // the forward product adds it
+    bool adds_bias; // the forward product adds the bias
     Gradient dweight, dbias;
     bool wgrad_fp8;                   // the weight gradient's operands are in FP8 too
     bool fast_forward, fast_backward; // FP8 products keep partial sums in the tensor cores
     GpuFamily family;
-    // [OPERAND_COUNT], on the device; NULL: codes are never counted. They are in steps for which
-    // *counting holds
+    // [OPERAND_COUNT], on the device; NULL: codes are never counted. They are counted in steps for
+    // which *counting is true
     Fp8Counts *counts;
     const bool *counting;
-    // The input is not kept, but recomputed before the backward pass; so is the forward product.
+    // recomputed: the input is not kept, but computed again before the backward pass.
+    // product_recomputed: so is the forward product.
     bool recomputed, product_recomputed;
 } LinearLayer;
 
-// Sets up the layer, and plans its transposed FP8 weight, and also its FP8 weight where ranks make
-// it from BF16.
+// Sets up the layer, and plans its transposed FP8 weight, and also its FP8 weight if every rank
+// makes it from the BF16 weight.
 void linear_plan(LinearLayer *l, const Params *p, const LinearPrecision *lp, Plan *plan);
-// Once the plan has its memory.
+// Called once the plan has its memory.
 void linear_start(LinearLayer *l, const Params *p);
 
-// Whether a pass makes the layer's product: what has been kept is not computed again.
+// Whether a pass computes the layer's product. A product that was kept is not computed again.
 static inline bool linear_runs(const LinearLayer *l, Pass pass) {
     return pass != PASS_AGAIN || l->product_recomputed;
 }
@@ -42,8 +43,8 @@ static inline bool linear_runs(const LinearLayer *l, Pass pass) {
 // The input in the forms that a pass requests from its producer.
 Operand linear_input(const LinearLayer *l, Pass pass);
 
-// Makes what products read from the weight that has been received: the transposed codes, or both
-// FP8 forms from BF16.
+// From the weight that has been received, makes the forms that products read: the transposed codes,
+// or both FP8 forms from BF16.
 void linear_receive(Gpu *gpu, const LinearLayer *l);
 
 // The forward product y [M,N] = x W', for gemm() or one of our products, and counts the codes of x.
@@ -52,7 +53,8 @@ Gemm linear_product(Gpu *gpu, const LinearLayer *l, Bf16 *y, const Operand *x, i
 void linear_forward(Gpu *gpu, const LinearLayer *l, Bf16 *y, Operand x, const Bf16 *addend, int M,
                     Pass pass);
 
-// dx [M,C] = dy W, where dy is the layer's; and dW (+)= dy' x. The third makes both.
+// linear_input_gradient: dx [M,C] = dy W, where dy is the layer's. linear_weight_gradient: dW (+)=
+// dy' x. linear_backward computes both.
 Gemm linear_input_gradient(const LinearLayer *l, Bf16 *dx, int M);
 void linear_weight_gradient(Gpu *gpu, const LinearLayer *l, Operand x, int M, bool accumulate);
 void linear_backward(Gpu *gpu, const LinearLayer *l, Bf16 *dx, Operand x, int M, bool accumulate);

@@ -131,7 +131,7 @@ static Bf16 *newton_schulz(const Muon *m, Gpu *gpu, const ZeroMatrix *shape, int
     Bf16 *x = m->x, *next = m->next;
     for (int step = 0; step < MUON_STEPS; step++) {
         float last = step + 1 < MUON_STEPS ? 1.0f : scale;
-        // G = X X' or X' X, the smaller; P = b G + c G G; X = a X + P X, or a X + X P
+        // G = X X' or X' X, the smaller one; P = b G + c G G; X = a X + P X, or a X + X P
         Gemm gram = gemm_plain(side, side, tall ? shape->rows : shape->columns, x, x, m->gram);
         Gemm polynomial = gemm_plain(side, side, side, m->gram, m->gram, m->polynomial);
         Gemm product = gemm_plain(shape->rows, shape->columns, side, tall ? x : m->polynomial,

@@ -4,8 +4,8 @@
 // Newton-Schulz steps need whole matrices, while a rank keeps a part of each (ZeRO-1,
 // model/zero.h). So each matrix has an owner, which receives the other ranks' parts, takes the
 // steps, and sends their parts back. That moves every element twice, in the gradients' type. A part
-// keeps its place among the gradients: on the owner, the other ranks' parts of the gradients are
-// not needed any more. With one rank nothing is moved.
+// keeps its place among the gradients. On the owner, that place had other ranks' gradients, which
+// are not needed any more. With one rank nothing is moved.
 //
 // The owner takes the steps for several matrices of one shape at a time: a single one is too small
 // to fill a GPU. The scratch shares memory with buffers of the micro-batch.
@@ -24,7 +24,8 @@ typedef struct {
     float factor;               // --muon-extra-scale-factor
     int num_matrices, num_own;  // 0: AdamW updates everything
     ZeroMatrix *matrices, *own; // [num_matrices] all; [num_own] this rank's
-    int64_t *places;         // [num_own] on the device: where this rank's lie among the gradients
+    // [num_own] on the device: where this rank's matrices lie among the gradients
+    int64_t *places;
     Bf16 *x, *next;          // a batch of matrices
     Bf16 *gram, *polynomial; // a batch of squares, of the matrices' smaller side
     double *partials;        // partial sums of the matrices' norms

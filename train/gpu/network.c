@@ -13,13 +13,13 @@
 typedef struct {
     const char *name;
     size_t field;   // offset in Block
-    int recomputed; // the least --recompute with which it is recomputed, not kept
+    int recomputed; // the lowest --recompute with which the buffer is recomputed and not kept
     int64_t bytes;
 } BlockBuffer;
 
 enum { BLOCK_BUFFERS = 22 };
 
-// b: its layers are set up, and say in which forms their inputs are kept.
+// b: a block whose layers are set up, and say in which forms their inputs are kept.
 static void list_block_buffers(const Run *run, const Block *b, int64_t M,
                                BlockBuffer list[BLOCK_BUFFERS]) {
     const ModelConfig *c = &run->config;
@@ -105,8 +105,8 @@ static void plan_form(const Network *n, Plan *plan, const char *name, int64_t ro
     PLAN(plan, "scales", scales, form->inverse);
 }
 
-// The LM head works on some rows at a time, whose logits, in all forms that an FP8 head needs, take
-// a limited amount of memory. Tests set the number of rows by LLM8_TEST_HEAD_ROWS.
+// The LM head works on some rows at a time, so that the logits, in all forms that an FP8 head
+// needs, take a limited amount of memory. Tests set the number of rows by LLM8_TEST_HEAD_ROWS.
 static void plan_head(Network *n, Plan *plan, int64_t M) {
     const int64_t enough = (int64_t)4 << 30;
     LinearLayer *head = &n->head;
@@ -129,7 +129,8 @@ static void plan_head(Network *n, Plan *plan, int64_t M) {
     n->loss_scratch.bytes = (size_t)loss_scratch_floats(fp8_rows) * sizeof(float);
     plan_buffer(plan, "rows' log-sum-exp", (int64_t)n->loss_scratch.bytes,
                 (void **)&n->loss_scratch.data);
-    plan_form(n, plan, "d logits, FP8", fp8_rows, P, &head->dy.rows); // before, max_sums
+    // before these codes, max_sums lies here
+    plan_form(n, plan, "d logits, FP8", fp8_rows, P, &head->dy.rows);
     plan_form(n, plan, "d logits, FP8, transposed", P, wgrad_rows, &head->dy.columns);
 }
 
@@ -173,7 +174,8 @@ void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan) {
 
     AttentionShape shape = attention_shape_of(run, run->options.micro_batch_size, c->seq_length);
     gpu->workspace_bytes = (size_t)64 << 20;
-    // enough for the deterministic backward's scores of a sequence of 8192 tokens and 32 heads
+    // enough for the scores of the deterministic backward pass, for a sequence of 8192 tokens and
+    // 32 heads
     gpu->attention_bytes = attention_workspace(shape, (size_t)4608 << 20);
     plan_section(plan, "scratch", PHASE_ALWAYS);
     plan_buffer(plan, "workspace of products", (int64_t)gpu->workspace_bytes, &gpu->workspace);
@@ -231,11 +233,11 @@ static bool in_fp8(const LinearLayer *l) {
     return l->precision->number == NUMBER_FP8;
 }
 
-// Sets up a block's linear layer. x, dy: where its input is, if it is not kept, and the gradient of
-// its output.
+// Sets up a block's linear layer. x: where the layer's input is, if it is not kept. dy: where the
+// gradient of its output is.
 static void start_linear(Network *n, LinearLayer *l, const Operand *x, const Operand *dy) {
     const int recompute = n->run->options.recompute;
-    // the last block's input is still there
+    // the last block's input is still in the shared buffers
     l->recomputed = recompute != RECOMPUTE_NONE &&
                     l->precision->layer + 1 < n->run->config.num_layers;
     // fc2's output is the next block's input, which is kept
@@ -250,7 +252,7 @@ static void start_linear(Network *n, LinearLayer *l, const Operand *x, const Ope
     linear_start(l, n->params);
 }
 
-// Whether one of wide_product.cu's can be the layer's forward product.
+// Whether wide_product.cu can compute the layer's forward product.
 static bool has_wide_product(const Network *n, const LinearLayer *l) {
     return l->w.rows.codes != NULL && l->bias == NULL && l->x.type == FP8_E4M3 &&
            !fp8_by_blocks(l->x.scaling) && l->fast_forward && gpu_has_fused_products(n->gpu);
@@ -286,7 +288,7 @@ void network_start(Network *n) {
     const ModelConfig *c = &n->run->config;
     const Params *p = n->params;
     bool llama = c->arch == ARCH_LLAMA;
-    const LinearLayer *below = NULL; // the last layer of the block before
+    const LinearLayer *below = NULL; // the last layer of the previous block
     send_rope_table(n);
     n->d_attention = n->d_norm;
     n->d_fc1 = n->d_qkv;

@@ -10,11 +10,11 @@
 
 BEGIN_C
 
-// LayerNorm or RMSNorm. Each call sets M, and whether gradients are added to.
+// LayerNorm or RMSNorm. Each call sets M, and whether it adds to gradients or overwrites them.
 typedef struct {
     NormForward forward;
     NormBackward backward;
-    Operand d_residual; // as the layer that writes the norm's input reads it
+    Operand d_residual; // in the form in which the layer that writes the norm's input reads it
 } NormLayer;
 
 // The linear layers hold their inputs: the outputs of the norms, of attention (also in BF16, which
@@ -32,8 +32,8 @@ typedef struct {
     // In passes of training, QKV's product also rotates queries and keys; fc1's applies the
     // activation; and fc2's input gradient applies GELU's derivative.
     bool product_rotates, product_activates, product_derives;
-    // [F] fc1's bias where GELU adds it: where a layer is in FP8, as cuBLASLt's epilogue that adds
-    // it slows a wide FP8 product by a quarter
+    // [F] fc1's bias where GELU adds it: if a layer is in FP8, because cuBLASLt's epilogue with a
+    // bias makes a wide FP8 product a quarter slower
     Bf16 *gelu_bias;
     Bf16 *residual;     // [M,C] the block's input
     Bf16 *qkv_out;      // [M,N]
@@ -55,31 +55,32 @@ typedef struct {
     Bf16 *residual_out; // [M,C] after the last block
     Bf16 *norm_out;     // [M,C]
     float *losses;      // [M]
-    double *loss_sum;   // over the micro-batches so far
+    double *loss_sum;   // sum over the micro-batches so far
     float *rope;        // [T,D]
 
     Operand d_residual; // [M,C], also in its FP8 forms
-    // Scratch. Names in one line are over the same bytes, as they are never needed at the same
-    // time.
+    // Scratch. Buffers named in one line share the same bytes, because they are never needed at the
+    // same time.
     Bf16 *d_norm, *d_attention; // [M,C], [M,H*D]
     // The inputs of linear layers as these read them: `activated` is fc2's, which a product may
-    // write while it reads fc1's. In BF16 both are over the bytes of d_qkv.
+    // write while it reads fc1's. In BF16 both share the bytes of d_qkv.
     Operand input, activated; // [M,C] or [M,H*D]; [M,F]
     Operand d_fc1, d_qkv;     // [M, the widest], also in their FP8 forms
     Bf16 *d_activated;        // [M,F], which GPT-2's d_fc1 replaces in place
     Scratch partial_sums;
     int chunk_rows; // rows of the LM head at a time: its gradient is [chunk_rows,P] in all forms
     Scratch loss_scratch; // for chunk_rows rows
-    // What the head's product in training leaves for the loss, which then reads the logits once: in
-    // the memory of their gradient's codes, which the loss writes later. NULL: it leaves nothing.
+    // In training, the head's product leaves maxima and sums here, so that the loss reads the
+    // logits only once. They lie in the memory of the codes of the logits' gradient, which the loss
+    // writes later. NULL: the product leaves nothing.
     Scratch max_sums;
 } Network;
 
 AttentionShape attention_shape_of(const Run *run, int B, int T);
 
-// Also decides the size of the Gpu's workspaces, and plans them.
+// Plans the network. Also decides the sizes of the Gpu's workspaces, and plans them.
 void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan);
-// Once the plan has its memory and the parameters are started.
+// Called once the plan has its memory and the parameters are started.
 void network_start(Network *n);
 
 // Waits for a bucket's new weights, in the forms that products read. Every reader of weights calls

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { NORM_PARTS = 1024 }; // about: this many blocks fill any device
+enum { NORM_PARTS = 1024 }; // an approximate number: this many blocks fill any device
 
 // ---- planning -----------------------------------------------------------------------------------
 
@@ -62,7 +62,7 @@ static void set_arrays(Params *p) {
     OptimizerState *s = &p->optimizer;
     const GpuType moments = s->adamw.moment_type;
     const bool codes = moments == TYPE_MOMENT8;
-    int ranges = 0; // AdamW's
+    int ranges = 0; // ranges of AdamW
     while (ranges < s->num_ranges && !p->zero.segments[s->ranges[ranges].segment].muon) {
         ranges++;
     }
@@ -81,7 +81,7 @@ static void set_arrays(Params *p) {
         .type = TYPE_BF16, .count = scales, .span = MOMENT_BLOCK};
 }
 
-// Bytes of the state of one parameter, but for its block's scales.
+// Bytes of the state of one parameter, without the scales of its block.
 static int64_t state_bytes(const OptimizerState *s, int64_t kept) {
     int64_t bytes = 0;
     for (const StateArray *a = s->arrays; a < s->arrays + STATE_ARRAYS; a++) {
@@ -91,8 +91,8 @@ static int64_t state_bytes(const OptimizerState *s, int64_t kept) {
     return bytes;
 }
 
-// Plans the state's arrays. Of the first kept elements they are in host memory: of as many as take
-// `offload` bytes at least. Scales of moments are always on the device.
+// Plans the state's arrays. The state of the first kept elements is in host memory: of as many
+// elements as needed for at least `offload` bytes. Scales of moments are always on the device.
 static void plan_state(Params *p, Plan *plan, Plan *host, int64_t offload) {
     static const char *const titles[] = {"master weights",
                                          "first moment",
@@ -179,8 +179,8 @@ void params_plan(Params *p, Run *run, Plan *plan, Plan *host, int64_t offload) {
     uint8_t *kinds = find_kinds(run);
     p->zero = zero_layout(layout, run->group.ranks, kinds);
     free(kinds);
-    // evaluations in BF16 read the weights in BF16: they are sent in BF16, and every rank quantises
-    // them
+    // evaluations in BF16 read the weights in BF16: weights are sent in BF16 then, and every rank
+    // quantises them
     for (int i = 0; i < p->zero.count && o->eval_precision == EVAL_BF16; i++) {
         p->zero.segments[i].codes = false;
     }
@@ -243,7 +243,8 @@ void params_plan(Params *p, Run *run, Plan *plan, Plan *host, int64_t offload) {
 
 int64_t params_host_bytes(const Params *p, const Plan *host, int ranks) {
     const Run *run = p->run;
-    bool model = options_save(&run->options) && run->group.rank == 0; // rank 0 alone has it
+    // only rank 0 has model.safetensors
+    bool model = options_save(&run->options) && run->group.rank == 0;
     int64_t model_bytes = model ? run->layout.size * (int64_t)sizeof(Bf16) : 0;
     return host->bytes * ranks - model_bytes * (ranks - 1);
 }
@@ -282,8 +283,8 @@ static void send_norm_parts(Params *p) {
     free(parts);
 }
 
-// Finds where each FP8 weight's scales lie, and sends the table of those that are sent as codes.
-// number[layout.count]: each parameter's place in that table.
+// Finds where each FP8 weight's scales lie, and sends the table of the weights that are gathered as
+// codes. number[layout.count]: each parameter's place in that table.
 static void send_weights(Params *p, int *number) {
     const Run *run = p->run;
     AdamWUpdate *u = &p->optimizer.adamw;
@@ -405,7 +406,7 @@ void *params_weights(const Params *p, TensorId id, int layer, bool *codes) {
     return (char *)p->weights.segments[s] + within * (is_codes ? 1 : (int64_t)sizeof(Bf16));
 }
 
-// The gradients from this place in the arranged space on.
+// The address of the gradients at this place in the arranged space.
 static Gradient gradients_from(const Params *p, int64_t place) {
     const AdamWUpdate *u = &p->optimizer.adamw;
     return (Gradient){(char *)u->gradients + place * gpu_type_bytes(u->gradient_type),
@@ -519,8 +520,8 @@ static void gather_weights(Params *p, int bucket) {
 }
 
 // The amaxes of all tensors become those of all ranks: the bits of non-negative floats order as the
-// floats do. What differs besides, scales of measured activations, is measured again before it is
-// read.
+// floats do. Scales of measured activations also differ between ranks; they are measured again
+// before they are read.
 static void agree_amaxes(Params *p) {
     int64_t words = p->fp8.count * (int64_t)(sizeof(Fp8Scale) / sizeof(uint32_t));
     all_reduce(p, p->fp8.scales, COMM_U32, COMM_MAX, words);
@@ -552,7 +553,7 @@ void params_publish(Params *p) {
     publish_measured(p, NULL);
 }
 
-// Norm, loss, whether to stop, and the amaxes: each rank's become those of all ranks.
+// Combines over all ranks: norm, loss, whether to stop, and the amaxes.
 static void agree(Params *p) {
     enum { SUMS = 3 }; // loss_sum, norm_squared, stop
     _Static_assert(offsetof(StepState, stop) == (SUMS - 1) * sizeof(double), "they lie together");
@@ -591,7 +592,7 @@ void params_update(Params *p, const double *loss_sum) {
     }
     muon_orthogonalize_all(&s->muon, gpu, p->comm, SLOT_AGREEMENT, s->adamw.gradients,
                            s->adamw.gradient_type);
-    const bool given = s->adamw.scaling == SCALE_GIVEN; // FP8 weights are there in one pass
+    const bool given = s->adamw.scaling == SCALE_GIVEN; // one pass writes the FP8 weights
     for (int b = 0; b < p->run->layout.num_buckets; b++) {
         gpu_adamw(gpu, &s->updates[b], s->state);
         if (given) { gather_weights(p, b); }

@@ -29,20 +29,21 @@ typedef struct {
     GpuType type;
     int64_t first, count;
     int span;          // 1, or MOMENT_BLOCK: scales of 8-bit moments
-    int64_t offloaded; // elements in host memory, the first ones; the others are on the device
+    int64_t offloaded; // the first elements, which are in host memory; the others are on the device
     void *device;
-    void *host; // in a run that saves, memory for all elements: a checkpoint is written from there
+    void *host; // in a run that saves: memory for all elements, from which a checkpoint is written
 } StateArray;
 
-// The address of what the array has of a kept element, for kernels; NULL: it has nothing of it.
+// The address, for kernels, of the array's element for a kept element; NULL: the array has none.
 void *state_address(const StateArray *a, int64_t kept);
 
 // The weights that products read.
 typedef struct {
     void **segments; // [zero.count] BF16 or FP8
     bool *arriving;  // [num_buckets] new weights are on their way; params_receive resets it
-    // Of each linear layer [precision.count], in host memory; zero where it is in BF16. Their
-    // blocks lie in these arrays, on the device: amaxes, and inverse scales of both forms.
+    // The weights of the linear layers [precision.count], in host memory; zero if the layer is in
+    // BF16. The numbers of their blocks are in these arrays on the device: amaxes, and inverse
+    // scales of both forms.
     Fp8Weight *fp8;
     float *square_amax, *square_inverse; // [num_squares], [2, num_squares]
     int64_t num_squares;
@@ -55,10 +56,10 @@ typedef struct {
     // at all
     ZeroRange *ranges;
     int num_ranges;
-    AdamWUpdate adamw;      // gradients: [zero.size]; weights: those that are sent as codes
+    AdamWUpdate adamw;      // gradients: [zero.size]; weights: those that are gathered as codes
     AdamWUpdate *updates;   // [num_buckets] the same for each bucket, with its segments
     AdamWSegment *segments; // on the device, [num_ranges]
-    GradientPart *parts;    // on the device, [num_parts]: of the gradients' norm
+    GradientPart *parts;    // on the device, [num_parts]: parts of the sum for the gradients' norm
     int num_parts;
     double *norm_scratch; // on the device; params_sum_counts uses it too
     StepState *state;     // on the device
@@ -83,9 +84,9 @@ typedef struct {
     Run *run;
     ZeroLayout zero;
     Weights weights;
-    Fp8Table fp8;      // by fp8_slot_index; count 0: no layer is in FP8
+    Fp8Table fp8;      // indexed by fp8_slot_index; count 0: no layer is in FP8
     Scaling *scaling;  // [fp8.count] in host memory; params_restore decides it
-    bool measures;     // some are SCALE_MEASURED
+    bool measures;     // some scales are SCALE_MEASURED
     Fp8Counts *counts; // [fp8.count] on the device; NULL without --fp8-stats-interval
     bool counting;     // the step that is being enqueued counts codes
     OptimizerState optimizer;
@@ -93,11 +94,11 @@ typedef struct {
 } Params;
 
 // Fills in what follows from the run's options, and plans the buffers on the device and in host
-// memory. offload: bytes of the optimizer's state that, at least, are in host memory; all of it
-// where it has fewer.
+// memory. offload: at least this many bytes of the optimizer's state are in host memory; all of the
+// state if it is smaller.
 void params_plan(Params *p, Run *run, Plan *plan, Plan *host, int64_t offload);
 void params_free_plan(Params *p);
-// Whether some of the optimizer's state is in host memory: a save writes it from there.
+// Whether some of the optimizer's state is in host memory, from where a save writes it.
 bool params_offloaded(const Params *p);
 // Bytes of host memory that all ranks of one machine need. host: this rank's plan; ranks: how many
 // they are.
@@ -118,20 +119,20 @@ void *params_weights(const Params *p, TensorId id, int layer, bool *codes);
 // Where a parameter's gradient is written; data NULL where the model has no such parameter.
 Gradient params_gradient(const Params *p, TensorId id, int layer);
 
-// Before a micro-batch's forward pass: forgets the amaxes that were measured for scales.
+// Called before a micro-batch's forward pass: forgets the amaxes that were measured for scales.
 void params_clear_measured(const Params *p);
-// fp8_calibrate, by the amaxes of all ranks. Waits for the device.
+// Calls fp8_calibrate with the amaxes of all ranks. Waits for the device.
 void params_calibrate(Params *p);
 // Counts of codes by slot (--fp8-stats-interval): the first clears them, the second fetches their
 // sums over all ranks, which waits for the device.
 void params_clear_counts(Params *p);
 void params_fetch_counts(Params *p, Fp8Counts *host);
 
-// In the last micro-batch's backward pass: the bucket's gradients are complete, and are added up
-// over the ranks while the pass goes on; comm_join waits for all buckets.
+// Called in the last micro-batch's backward pass when the bucket's gradients are complete: they are
+// added up over the ranks while the pass continues; comm_join waits for all buckets.
 void params_reduce(Params *p, int bucket);
 // The optimizer's step by the StepInput on the device: norm, decision, scales, Muon and AdamW. The
-// new weights are then on their way. loss_sum: of this rank's losses, on the device.
+// new weights are then on their way. loss_sum: the sum of this rank's losses, on the device.
 void params_update(Params *p, const double *loss_sum);
 // Waits for the bucket's new weights. False: they have been received before.
 bool params_receive(Params *p, int bucket);
@@ -139,12 +140,12 @@ bool params_receive(Params *p, int bucket);
 // waits, which happen in every replay.
 void params_expect(Params *p, bool arriving);
 
-// values[n], on the device, become the sums over the ranks.
+// Replaces values[n], on the device, by their sums over the ranks.
 void params_sum(Params *p, double *values, int n);
-// The same of n counts on the host. Waits for the device.
+// The same for n counts on the host. Waits for the device.
 void params_sum_counts(Params *p, int64_t *counts, int n);
 
-// hashes[STATE_ARRAYS], on the device, become those of all state that this rank keeps, on the
+// Sets hashes[STATE_ARRAYS], on the device, to the hashes of all state that this rank keeps, on the
 // device and in host memory.
 void params_hash_state(const Params *p, uint64_t *hashes);
 // Copies the state to host memory, from where a thread saves it. Waits for the device.

@@ -14,7 +14,7 @@ typedef struct {
     float values[PIECE];
     uint8_t codes[PIECE];
     uint16_t scales[PIECE / MOMENT_BLOCK];
-} Piece; // in host memory
+} Piece; // memory of the host
 
 static void put(Params *p, const StateArray *a, int64_t kept, const void *from, int64_t elements) {
     size_t bytes = (size_t)(elements * gpu_type_bytes(a->type));
@@ -26,8 +26,8 @@ static void put(Params *p, const StateArray *a, int64_t kept, const void *from, 
     }
 }
 
-// Fills elements begin..end of the parameter space in an array of the optimizer's state, where they
-// begin at kept element `kept`. c NULL: with initial weights.
+// Fills elements begin..end of the parameter space in an array of the optimizer's state, in which
+// they start at kept element `kept`. c NULL: with initial weights.
 static void restore_piece(Params *p, const Checkpoint *c, int array, int64_t begin, int64_t end,
                           int64_t kept, Piece *host) {
     const StateArray *a = &p->optimizer.arrays[array];
@@ -49,7 +49,8 @@ static void restore_piece(Params *p, const Checkpoint *c, int array, int64_t beg
         put(p, scales, kept, host->scales, n / MOMENT_BLOCK);
         return;
     }
-    if (a->type == TYPE_BF16) { // in place: no code is written over a number that was not read
+    // in place, in an order in which no code overwrites a number that was not read yet
+    if (a->type == TYPE_BF16) {
         Bf16 *to = (Bf16 *)host->values;
         for (int64_t k = 0; k < n; k++) { to[k] = bf16_encode(host->values[k]); }
     }
@@ -68,7 +69,7 @@ static void restore_array(Params *p, const Checkpoint *c, int array, Piece *host
     }
 }
 
-// c NULL: the master weights with initial weights.
+// Fills all arrays of the state. c NULL: only the master weights, with initial weights.
 static void restore_arrays(Params *p, const Checkpoint *c) {
     Piece *host = malloc_or_die(sizeof(Piece));
     restore_array(p, c, STATE_MASTER, host);
@@ -78,9 +79,9 @@ static void restore_arrays(Params *p, const Checkpoint *c) {
     free(host);
 }
 
-// Sets the scales: those of the checkpoint, if there is one and it has any; otherwise 1; and those
-// that are fixed. Where nothing is known of a tensor, a run that trains is calibrated, which it
-// returns; without training there is no batch for that, and scales are measured.
+// Sets the scales: to the checkpoint's if it has them, otherwise to 1; and the fixed scales.
+// Returns whether the run must be calibrated: it trains, and nothing is known of some tensor. A run
+// that does not train has no batch for that, so the scales of such tensors are measured.
 static bool restore_scaling(Params *p, const Checkpoint *c) {
     const Precision *precision = &p->run->precision;
     int n = p->fp8.count;
@@ -119,7 +120,7 @@ bool params_restore(Params *p, const Checkpoint *checkpoint) {
 
 // ---- to a checkpoint ----------------------------------------------------------------------------
 
-// Copies all weights in BF16 to rank 0's host: as they are, or, where products read codes, rounded
+// Copies all weights in BF16 to rank 0's host: as they are; or, if products read codes, rounded
 // from the master weights and gathered, a segment at a time.
 static void fetch_model(Params *p, Bf16 *to) {
     const ParamLayout *layout = &p->run->layout;
@@ -150,7 +151,7 @@ static void fetch_model(Params *p, Bf16 *to) {
     }
 }
 
-// Dies where a rank has another FP8 scale than rank 0.
+// Ends the run if a rank has another FP8 scale than rank 0.
 static void check_scales(const Params *p, const Fp8Scale *scales) {
     size_t bytes = (size_t)p->fp8.count * sizeof(Fp8Scale);
     int wrong = 0;

@@ -159,9 +159,9 @@ static bool check_product(Gpu *gpu, const Precision *p, const LinearPrecision *l
                 fp8_by_blocks(g.scaling_a) ? " by blocks" : "", error_text());
 }
 
-// How many kinds of products it has tried; -1: one is wrong.
+// Returns how many kinds of products it has checked; -1: one is wrong.
 static int check_products(Gpu *gpu, const Precision *p) {
-    bool checked[PRODUCTS][2][2] = {0}; // by the operands' types
+    bool checked[PRODUCTS][2][2] = {0}; // indexed by the operands' types
     int tried = 0;
     for (int i = 0; i < p->count; i++) {
         const LinearPrecision *lp = &p->linear[i];
@@ -184,7 +184,7 @@ int fp8_self_check(Gpu *gpu, const Options *o, NumberSupport support) {
     void *workspace = gpu->workspace;
     size_t bytes = gpu->workspace_bytes;
     gpu->workspace_bytes = (size_t)32 << 20;
-    CUDA_CHECK(cudaMalloc(&gpu->workspace, gpu->workspace_bytes)); // the run has none yet
+    CUDA_CHECK(cudaMalloc(&gpu->workspace, gpu->workspace_bytes)); // the run has no workspace yet
     int tried = check_products(gpu, &precision);
     CUDA_CHECK(cudaFree(gpu->workspace));
     gpu->workspace = workspace;

@@ -15,14 +15,15 @@ enum { SUPPORT_REASON = 64 };
 // that support.lacks_fp8 points to.
 NumberSupport support_of(int capability, char reason[SUPPORT_REASON]);
 
-// The same after a test of FP8 products. Where FP8 is requested but not available on some rank, all
+// Decides after a test of FP8 products. Where FP8 is requested but not available on some rank, all
 // ranks warn, or end with --fp8-required. All ranks call it.
 NumberSupport support_find(Gpu *gpu, const Options *o, const Group *group,
                            char reason[SUPPORT_REASON]);
 
 // Whether a product D [n,n] = A B' of operands [n,k] is exact in FP32, and available in the form of
 // g, whose pointers are set here. The operands, of g's types and scalings, are small whole numbers.
-// The first `rows` rows are compared with the CPU's. ms: NULL, or receives the time of one product.
+// The first `rows` rows are compared with the CPU's result. ms: NULL, or receives the time of one
+// product.
 bool support_product(Gpu *gpu, Gemm g, int rows, float *ms);
 
 // Tests each kind of FP8 product that a run with these options takes, by a small product with
@@ -32,8 +33,8 @@ int fp8_self_check(Gpu *gpu, const Options *o, NumberSupport support);
 // Whether the kernels can take the model's sizes, with this number of tokens in a micro-batch.
 bool support_shapes(const ModelConfig *config, int64_t tokens);
 
-// Checks versions and memory; a product and two attentions, against the CPU's and timed; small FP8
-// products; NCCL. Prints a table, and returns an exit status.
+// Checks versions and memory; a product and two attentions, which are compared with the CPU's and
+// timed; small FP8 products; NCCL. Prints a table, and returns an exit status.
 int verify(const Options *options);
 
 // NCCL between the GPUs that this process sees: an all-reduce, whose sums are checked, and timed.
@@ -42,7 +43,7 @@ int verify(const Options *options);
 
 typedef enum { NCCL_WELL, NCCL_BAD, NCCL_NOT_TESTED } NcclVerdict;
 
-// Checks it on this many FP32 elements. A check that takes longer than `seconds` ends the program
+// Checks NCCL on this many FP32 elements. A check that takes longer than `seconds` ends the program
 // with a line that says so. text: receives the row's text. Not tested: there is one GPU, or no
 // usable NCCL.
 NcclVerdict nccl_self_check(int gpus, int64_t elements, unsigned seconds, char *text, size_t room);

@@ -1,5 +1,5 @@
 // --verify: is this machine fit to train on? Checks versions and memory; a product and two
-// attentions, against the CPU's and timed; small FP8 products; NCCL.
+// attentions, which are compared with the CPU's and timed; small FP8 products; NCCL.
 #include "../../base/rng.h"
 #include "../../kernels/attention.h"
 #include "../../kernels/cpu.h"
@@ -47,7 +47,8 @@ static float *random_pair(const Gpu *gpu, int64_t n, uint64_t key, Bf16 **device
     return host;
 }
 
-// Compares the first n results with those of the CPU. flops: of one call, which took ms.
+// Compares the first n results with those of the CPU. flops: the operations of one call, which took
+// `ms` milliseconds.
 static void result_row(const char *what, const Gpu *gpu, const Bf16 *device, const float *expected,
                        int64_t n, double allowed, double flops, float ms) {
     Bf16 *codes = malloc_or_die((size_t)n * sizeof(Bf16));
@@ -73,7 +74,7 @@ static void check_product(Gpu *gpu) {
         exact ? "exact" : error_text());
 }
 
-// Attention of several sequences, forward and backward, the first of which is checked. The
+// Attention for several sequences, forward and backward; the first sequence is checked. The
 // workspace is planned as for a run.
 static void check_attention(Gpu *gpu, AttentionShape s) {
     int64_t tokens = (int64_t)s.B * s.T, width = s.H * s.D, packed = (s.H + 2 * s.G) * s.D;
@@ -121,8 +122,8 @@ static void check_attention(Gpu *gpu, AttentionShape s) {
     CUDA_CHECK(cudaFree(d_qkv));
 }
 
-// Takes the model of the options. It is no fault that products by blocks are missing: few devices
-// have them.
+// Uses the model of the options. Missing products by blocks are no error, because few devices have
+// them.
 static void check_fp8(Gpu *gpu, const Options *options) {
     char reason[SUPPORT_REASON];
     NumberSupport support = support_of(gpu->capability, reason);
@@ -173,8 +174,8 @@ int verify(const Options *options) {
     gpu.workspace_bytes = (size_t)64 << 20;
     CUDA_CHECK(cudaMalloc(&gpu.workspace, gpu.workspace_bytes));
     check_product(&gpu);
-    check_attention(&gpu, (AttentionShape){16, 1024, 16, 4, 128, true, NULL}); // Llama's
-    check_attention(&gpu, (AttentionShape){16, 1024, 12, 12, 64, true, NULL}); // GPT-2's
+    check_attention(&gpu, (AttentionShape){16, 1024, 16, 4, 128, true, NULL}); // as in Llama
+    check_attention(&gpu, (AttentionShape){16, 1024, 12, 12, 64, true, NULL}); // as in GPT-2
     check_fp8(&gpu, options);
     CUDA_CHECK(cudaFree(gpu.workspace));
     CUDA_CHECK(cudaGetDeviceCount(&gpus));

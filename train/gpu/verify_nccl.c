@@ -10,7 +10,7 @@
 
 enum { RUNS = 10, PERIOD = 1021 };
 
-// A rank: one process has all GPUs, and NCCL takes their calls as a group.
+// One GPU as a rank. One process has all GPUs, and NCCL takes their calls as a group.
 typedef struct {
     float *buffer;
     cudaStream_t stream;
@@ -59,7 +59,8 @@ static bool check_all(const Nccl *n, Member *members, int gpus, int64_t elements
     }
     NCCL(GroupEnd);
     double begin = 0;
-    for (int run = 0; run <= RUNS + 1; run++) { // one is checked, one warms up, the rest are timed
+    // the first run is checked, one more warms up, the rest are timed
+    for (int run = 0; run <= RUNS + 1; run++) {
         NCCL(GroupStart);
         for (int d = 0; d < gpus; d++) {
             const Member *m = &members[d];
