@@ -422,8 +422,8 @@ void muon_momentum(float *gradients, float *m, int64_t n, float momentum, float 
     }
 }
 
-// X' = (a I + b G + c G^2) X, where G = X X'. If X' X is smaller, G = X' X, and X' = X (a I + b G +
-// c G^2).
+// A step: X becomes (a I + b G + c G^2) X, where G = X X'; or, if X' X is smaller,
+// X (a I + b G + c G^2), where G = X' X.
 void muon_orthogonalize(float *x, int rows, int columns, float scale, float *scratch) {
     bool tall = rows > columns;
     int side = tall ? columns : rows;

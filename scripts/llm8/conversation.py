@@ -4,8 +4,8 @@ model is to learn.
 The template is rendered as transformers' apply_chat_template (5.23) does it, but without the day's
 date (strftime_now): what is prepared shall not depend on it. An answer's tokens count from the end
 of the prompt, which is the text that the template gives the model to answer from
-(add_generation_prompt), to the token that ends the answer; or {% generation %} in the template marks
-the tokens that count. Spaces that end a prompt belong to the answer: tokenizers join them to the
+(add_generation_prompt), to the token that ends the answer; or {% generation %} in the template
+marks what counts. Spaces that end a prompt belong to the answer: tokenizers join them to the
 next word.
 
 What a template leaves out of a conversation is counted, for warnings.
