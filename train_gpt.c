@@ -304,7 +304,7 @@ static int trainer_close(Trainer *t) {
 // Why an operand is rounded.
 typedef enum {
     FOR_TRAINING,   // for a product that sums over its columns
-    FOR_EVALUATION, // as FOR_TRAINING, but the range is not recorded
+    FOR_EVALUATION, // like FOR_TRAINING, but the range is not recorded
     FOR_WGRAD // for the weight gradient, which sums over its rows, with the scale of FOR_TRAINING
 } Purpose;
 
@@ -479,7 +479,7 @@ static void activation_backward(Trainer *t, const CpuBlock *b, int M) {
     }
 }
 
-// Turns d_residual from the gradient of the block's output into that of its input.
+// Turns d_residual from the gradient of the block's output into the gradient of its input.
 static void block_backward(Trainer *t, const CpuBlock *b, int B, int T) {
     const ModelConfig *c = &t->run.config;
     int M = B * T, H = c->num_heads, G = c->num_groups, D = c->head_size;

@@ -475,7 +475,7 @@ static void qkv_backward(Trainer *t, const Block *b, int B, int T, bool accumula
     linear_backward(&t->gpu, qkv, t->net.d_norm, qkv->x, B * T, accumulate);
 }
 
-// Turns d_residual from the gradient of the block's output into that of its input.
+// Turns d_residual from the gradient of the block's output into the gradient of its input.
 static void block_backward(Trainer *t, const Block *b, int B, int T, bool accumulate) {
     Network *net = &t->net;
     Gpu *gpu = &t->gpu;

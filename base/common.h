@@ -110,7 +110,7 @@ void exit_answered(void) __attribute__((noreturn));
 // Flushes a stream; fails if something could not be written.
 bool output_flush(FILE *out);
 
-double wall_seconds(void);    // by a clock that is never set back
+double wall_seconds(void);    // read from a clock that is never set back
 double process_seconds(void); // since this program, or the starter that forked it, was loaded
 
 // Write "1.5 GiB" or "512 B", and "1h02m" or "3s", into out, and return it.

@@ -76,7 +76,7 @@ double cgroup_cores(const char *root) {
 
 int host_cores(const char *root) {
     double quota = cgroup_cores(root);
-    int cores = omp_get_num_procs(); // by this process' affinity
+    int cores = omp_get_num_procs(); // the cores in this process' affinity
     return quota < cores ? (int)fmax(1, ceil(quota)) : cores;
 }
 

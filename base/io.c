@@ -269,7 +269,7 @@ static int compare_names(const void *a, const void *b) {
 
 int pattern_files(const char *pattern, glob_t *found) {
     char text[PATH_LENGTH];
-    size_t names = strlen(pattern); // of the beginning that exists as it stands
+    size_t names = strlen(pattern); // length of the beginning that exists as it stands
     path_format(text, "%s", pattern);
     while (names > 0 && !path_exists(text)) {
         char *slash = strrchr(text, '/');

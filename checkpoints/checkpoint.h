@@ -250,9 +250,9 @@ void checkpoint_close(Checkpoint *c);
 // another reason is an error. If there is no checkpoint at all, it returns true, and c->path is "".
 bool checkpoint_resume(Checkpoint *c, const Options *options);
 
-// Makes the checkpoint that a run resumes the newest one under --save: those of later steps are set
-// aside under other names. If it is in another folder and --save has none, a link of its step leads
-// to it. c->path is "": the run begins, and --save has no checkpoint.
+// Makes the checkpoint that a run resumes the newest one under --save: checkpoints of later steps
+// are set aside under other names. If it is in another folder and --save has none, a link of its
+// step leads to it. c->path is "": the run begins, and --save has no checkpoint.
 bool checkpoint_go_back(const Options *options, const Checkpoint *c);
 
 // Refuses the checkpoint of another model. Prints other options that differ from the saved ones.

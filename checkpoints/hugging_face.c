@@ -349,7 +349,7 @@ enum { FEATURES = sizeof(features) / sizeof(features[0]) };
 enum {
     JSON_NONE = 1, // null
     JSON_BOOL = 2,
-    JSON_WHOLE = 4, // as is 64.0
+    JSON_WHOLE = 4, // 64.0 counts as whole
     JSON_REAL = 8,
     JSON_TEXT = 16,
     JSON_LIST = 32,

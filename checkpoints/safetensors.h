@@ -46,7 +46,7 @@ typedef struct {
     int file;
     int64_t data; // where in the file the tensors' bytes begin
     int count;
-    TensorEntry *entries; // in order of begin
+    TensorEntry *entries; // sorted by begin
     char *metadata;       // the JSON of __metadata__, or NULL
 } SafeTensors;
 

@@ -485,7 +485,7 @@ static const Dataset *find_window(const Loader *loader, int64_t sample, MaskedWi
     int source = loader->blend != NULL ? blend_draw(loader->blend, sample, &sample) : 0;
     const Dataset *data = &loader->data[source];
     int64_t epoch = sample / data->windows, place = sample % data->windows;
-    if (loader->shuffle) { // each source has a seed of its own, the first one that of the run
+    if (loader->shuffle) { // each source has a seed of its own; the first source has the run's
         uint64_t other = rng_bits(loader->seed, UINT64_MAX - (uint64_t)source);
         uint64_t key = rng_bits(source == 0 ? loader->seed : other, (uint64_t)epoch);
         place = (int64_t)rng_permute(key, (uint64_t)data->windows, (uint64_t)place);

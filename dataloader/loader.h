@@ -99,7 +99,7 @@ bool token_files_find(glob_t *found, const char *pattern, TokenFileKind kind);
 // How it is known where a shard's documents begin.
 typedef struct {
     enum {
-        DOCUMENTS_BY_TOKEN, // by the end-of-text token, if the run knows it
+        DOCUMENTS_BY_TOKEN, // by the end-of-text token, if the run knows which one it is
         DOCUMENTS_BY_FILE,  // by SHARD.starts
         // no SHARD.starts, but conversations, whose turns may end with that token
         DOCUMENTS_UNKNOWN
@@ -122,7 +122,7 @@ typedef struct {
     int64_t targets;         // targets that count in an epoch
     MaskedWindow *with_targets; // [windows]; NULL: no shard has a mask, and all windows are whole
     int cuts; // length of the packed windows that this set's windows cut; 0: none is cut
-    int32_t chat_template;      // of the first mask that has one; 0: none has
+    int32_t chat_template;      // chat template of the first mask that has one; 0: none has
     const char *other_template; // the first shard with another template; NULL: none has
     int seq_length, vocab;
     int end_of_text;    // the token; -1: not known
@@ -136,8 +136,8 @@ typedef struct {
 // masks too. Refuses shards of different tokenizers, and a mask that belongs to another shard.
 bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab);
 void dataset_close(Dataset *data);
-// Says which token is the end of text, and whether targets after it are to be left out. Then it
-// reads all tokens.
+// Sets which token is the end of text, and whether targets after it are left out. Then it reads all
+// tokens.
 bool dataset_set_end(Dataset *data, int end_of_text, bool masks_ends);
 
 // Refuses shards whose checksums differ from those of `identity`, or are in another order, and
@@ -154,7 +154,7 @@ const char *dataset_shares(const Dataset *data, const Dataset *other);
 const char *identity_sum(const char *identity, char out[9]);
 
 typedef struct {
-    const Dataset *data; // of a mixture, one for each source
+    const Dataset *data; // one for each source of a mixture
     uint64_t seed;
     bool shuffle;
     const Blend *blend; // NULL: there is one source

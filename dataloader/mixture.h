@@ -30,7 +30,7 @@ typedef struct {
     Source *sources; // [count]
     Dataset *data;   // [count]
     Blend blend;     // from which data set each sample is
-    int num_shards;  // of all sources, as are the next three
+    int num_shards;  // this and the next three: sums over all sources
     int64_t tokens, windows, targets;
     bool masked;        // a source has masks
     uint32_t tokenizer; // as in Dataset
@@ -45,6 +45,6 @@ void mixture_close(Mixture *m);
 bool mixture_set_end(Mixture *m, int end_of_text, bool masks_ends);
 // As dataset_match; refuses other shares too.
 bool mixture_match(const Mixture *m, const char *identity, const char *whose);
-const char *mixture_shares(const Mixture *m, const Mixture *other); // as dataset_shares
+const char *mixture_shares(const Mixture *m, const Mixture *other); // like dataset_shares
 
 END_C

@@ -43,7 +43,8 @@ typedef struct {
     size_t bytes;
     size_t *at; // [vocab] where an id's length is in the file
     int num_ranges;
-    size_t ranges_at; // in the file, in ascending order; a character outside them is CLASS_OTHER
+    // place in the file, in ascending order; a character outside them is CLASS_OTHER
+    size_t ranges_at;
 } Tokenizer;
 
 bool tokenizer_open(Tokenizer *tokenizer, const char *path);

@@ -349,7 +349,8 @@ __device__ __forceinline__ Floats4 muon_quad(const AdamWUpdate &u, const AdamWFa
     return w;
 }
 
-enum { ADAMW_THREADS = 256, ADAMW_QUADS = 8 * ADAMW_THREADS }; // of a block: threads, quads
+// threads of a block; quads of a block
+enum { ADAMW_THREADS = 256, ADAMW_QUADS = 8 * ADAMW_THREADS };
 
 int gpu_adamw_blocks(int64_t n) {
     return divide_up(n / QUAD, ADAMW_QUADS);

@@ -23,9 +23,9 @@ enum {
     UID_SUM,     // dot(dout, out) of each row, in our workspace
     UID_DQ_SUM,  // FP32 accumulator of dQ, in our workspace, unless deterministic
     UID_STARTS,  // each query's first visible key; without documents it is not in the graph
-    UID_SCALE,   // by value
-    UID_MASKED,  // by value
-    UID_ONE,     // by value
+    UID_SCALE,   // passed by value
+    UID_MASKED,  // passed by value
+    UID_ONE,     // passed by value
     UID_VIRTUAL, // the first one that no call binds
 };
 

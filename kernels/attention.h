@@ -27,7 +27,7 @@ BEGIN_C
 typedef struct {
     int B, T, H, G, D;
     bool deterministic;
-    const int *documents; // on the device; NULL: a sequence is one document
+    const int *documents; // address on the device; NULL: a sequence is one document
 } AttentionShape;
 
 // On the host: writes what follows the starts (attention64_backward.cu). size: of `documents` as a

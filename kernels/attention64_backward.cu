@@ -72,7 +72,8 @@ struct Parameters {
     int tiles;   // tiles of keys in a head
     int blocks;
     int whole; // how many whole heads every block has
-    // The other heads' tiles of keys, counted through: where each block's part begins.
+    // Where each block's part of the other heads' tiles of keys begins, counted over all these
+    // heads.
     uint16_t cuts[MOST_BLOCKS + 1];
 
     template <bool DOCUMENTS> __device__ int cut(int block) const {
@@ -84,9 +85,9 @@ struct Parameters {
     }
 };
 
-// Where a block has its sums of dQ. part 0: those of its whole heads, and of the first head of
-// which it has a part; 1: those of a second such head. With documents, part 1 is of all heads but
-// its first one: of these only the last can be a part.
+// Where a block has its sums of dQ. part 0: the sums of its whole heads, and of the first head of
+// which it has only a part; 1: the sums of a second such head. With documents, part 1 is of all
+// heads but its first one: of these only the last can be a part.
 __device__ __forceinline__ float4 *sums_of(const Parameters &p, int block, int part) {
     return reinterpret_cast<float4 *>(p.sums) + (block * 2 + part) * 2ll * p.tiles * (SUMS / 4);
 }
@@ -447,7 +448,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
                               place(s.keys[blocks % 2].k + w * (KEYS / 2) * FULL_ROW, i));
             }
             multiply_pair(j, j, std::true_type());
-            int end = j + 1; // of the pairs that the tile of keys meets
+            int end = j + 1; // end of the pairs that the tile of keys meets
 #pragma unroll 1
             for (; end < p.tiles && first_keys(end) <= j; end++) {
                 multiply_pair(j, end, std::false_type());
@@ -557,7 +558,7 @@ __global__ void __launch_bounds__(GROUP) add_parts_kernel(const __grid_constant_
     // the part begins with a head, or another one before begins within the same head
     if (within == first || p.cut<DOCUMENTS>(block) > first) { return; }
     const int head = p.whole * p.blocks + other;
-    // of the keys that the tile meets
+    // where the keys that the tile meets begin
     const int begin = first + p.first_keys<DOCUMENTS>(head, tile / 2);
     const int end = first + tile / 2 + 1;
     while (p.cut<DOCUMENTS>(block + 1) <= begin) { block++; }
@@ -675,7 +676,8 @@ void cut_work(AttentionShape s, const int *starts, int (*costs_of)(int, const in
     }
     cuts[0] = 0;
     for (int b = 0; b < s.B; b++) {
-        int pieces = costs_of(s.T, starts + (int64_t)b * s.T, costs); // of each of its heads
+        // costs of each head of this sequence
+        int pieces = costs_of(s.T, starts + (int64_t)b * s.T, costs);
         for (int i = 0; i < s.H * pieces; i++, unit++) {
             int cost = costs[i % pieces];
             int64_t of_block = (2 * before + cost) * blocks / (2 * all);

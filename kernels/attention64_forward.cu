@@ -59,7 +59,7 @@ struct Parameters {
 
 // A block's pieces, one after another.
 template <bool DOCUMENTS> struct Work {
-    int tiles, pieces; // in a head
+    int tiles, pieces; // how many of each a head has
     int head, piece, left;
     int number; // how many pieces this block has had before
 

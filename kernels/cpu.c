@@ -473,7 +473,7 @@ double sum_of_squares(const float *x, int64_t n) {
 }
 
 float tensor_amax(const float *x, int64_t n) {
-    uint32_t max = 0; // the order of non-negative floats is that of their bits, NaN above infinity
+    uint32_t max = 0; // non-negative floats are ordered as their bits are; NaN lies above infinity
 #pragma omp parallel for simd reduction(max : max)
     for (int64_t i = 0; i < n; i++) {
         uint32_t bits = float_bits(x[i]) & 0x7fffffffu;

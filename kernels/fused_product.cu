@@ -107,7 +107,7 @@ struct Work {
     __device__ bool ends_panel(void) const {
         return left == 1 || row + TILE >= M;
     }
-    // How many stages of B the block has used before those of this tile.
+    // How many stages of B the block has used before this tile.
     __device__ int b_before(void) const {
         return panel * B_STAGES;
     }

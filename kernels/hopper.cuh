@@ -8,7 +8,7 @@
 #include <cuda.h>
 
 enum {
-    WARPS = 4, // in a warpgroup
+    WARPS = 4, // warps of a warpgroup
     GROUP = WARPS * WARP,
     TURN_BARRIERS = 3, // named barriers 3 and 4; group_barrier takes 1 and 2
     FULL_ROW = 128,

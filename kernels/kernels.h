@@ -247,14 +247,15 @@ void gpu_sum_losses(Gpu *gpu, double *sum, const float *losses, int M, bool accu
 // over the ranks, as one array of three (train/gpu/params.c): their order is fixed.
 typedef struct {
     double loss_sum;      // sum of the step's losses
-    double norm_squared;  // of the step's gradients
+    double norm_squared;  // norm of the step's gradients, squared
     double stop;          // above 0: the run should end
     double own_loss_sum;  // the loss_sum of this rank alone
     float gradient_scale; // what multiplies the gradients: clipping, and tokens / targets
     int skipped;          // a SkipReason; unless it is SKIP_NONE, nothing is updated
     int64_t updates;      // AdamW steps made, this one included unless skipped
     SpikeWindow window;   // losses and norms of the previous steps
-    // in ns (gpu_stamp): when this rank began the step, and when it had computed its last gradient
+    // nanoseconds (gpu_stamp): when this rank began the step, and when it had computed its last
+    // gradient
     uint64_t began, computed;
 } StepState;
 
@@ -321,7 +322,7 @@ typedef struct {
     GpuType moment_type; // type of AdamW's moments; Muon's momentum has momentum_type()
     void *gradients;     // only gpu_muon_momentum writes them
     GpuType gradient_type;
-    const AdamWSegment *segments; // on the device, as are weights and input
+    const AdamWSegment *segments; // on the device; weights and input are there too
     int segment_count, segment_blocks;
     bool muon;          // some segments are Muon's
     Fp8Weight *weights; // the weights of FP8 segments

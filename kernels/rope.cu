@@ -150,8 +150,8 @@ void gpu_rope_forward(Gpu *gpu, Bf16 *out, const Bf16 *qkv, Rotary r) {
 
 // ---- backward -----------------------------------------------------------------------------------
 
-// Turns the gradient of rotated and normalised queries (blockIdx.y 0) or keys (1) into that of x,
-// in place. Each block leaves its partial sums of the weights' gradients:
+// Turns the gradient of rotated and normalised queries (blockIdx.y 0) or keys (1) into the gradient
+// of x, in place. Each block leaves its partial sums of the weights' gradients:
 // partials[gridDim.y][gridDim.x][D].
 template <int WIDTH>
 __global__ void __launch_bounds__(ROPE_THREADS, 2)

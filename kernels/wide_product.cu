@@ -237,7 +237,7 @@ __device__ __forceinline__ void sum_up(Shared &s, const Parameters &p, int worke
         float sums[VEC] = {};
 #pragma unroll
         for (int i = 0; i < PIECES; i++) {
-            if (i == PIECES / 2 && lane == 0) { // by now TMA has read what the lanes have written
+            if (i == PIECES / 2 && lane == 0) { // TMA has read by now what the lanes have written
                 stores_wait_read<0>();
                 barrier_arrive(&s.freed[w], true);
             }

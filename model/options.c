@@ -187,8 +187,8 @@ static bool read_line(Options *options, Place *place, char *line) {
     return set_named(options, place, name, flag ? NULL : value);
 }
 
-// depth: how many files lead to this one. *told: the error is in one of its lines, which
-// error_text() names.
+// depth: how many files lead to this one. *told: the error is in a line of a file, and error_text()
+// names both.
 static bool read_config(Options *options, const char *path, int depth, bool *told) {
     enum { DEEPEST = 16 };
     Place place = {.source = SOURCE_FILE, .depth = depth + 1};

@@ -32,7 +32,7 @@ typedef enum {
 
 typedef struct {
     const char *name, *category; // string literals
-    int64_t bytes;               // as requested
+    int64_t bytes;               // bytes that were requested
     PlanPhase phase;
     void **pointer; // where plan_assign puts the buffer's address
     char *address;

@@ -28,7 +28,7 @@ typedef enum {
     PASS_TRAIN,
     PASS_AGAIN,    // recomputation, with the scales of the first pass
     PASS_EVAL,     // ranges are not recorded in the history
-    PASS_EVAL_BF16 // as PASS_EVAL, and no product is in FP8
+    PASS_EVAL_BF16 // like PASS_EVAL, but no product is in FP8
 } Pass;
 
 // A linear layer, and its precision.

@@ -69,7 +69,7 @@ struct Watch {
     double limit, tick;
     Peer *peers;          // [count]
     struct pollfd *polls; // one for each peer, and one for `quit`
-    int quit;             // eventfd: tells the watchdog's thread to end
+    int quit;             // eventfd by which the watchdog's thread is ended
     int quit_probe;       // the same for the thread of the probe
     pthread_t thread, probe_thread;
     WatchProbe *probe;

@@ -210,7 +210,7 @@ bool ranks_read(Ranks *r, const Options *options) {
         if (set) { l = one; }
     }
     if (l != NULL && !read_rank(r, l)) { return false; }
-    // --gpus of a --config file may be that of an earlier run
+    // --gpus in a --config file may be from an earlier run
     bool typed = option_source(options, "gpus") == SOURCE_COMMAND;
     int gpus = l == NULL || typed ? options->gpus : 1;
     if (r->group.ranks == 1) { return read_nodes(r, gpus); }

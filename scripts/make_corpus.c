@@ -25,7 +25,7 @@ enum { LISTS = 100, SCENES = 200, NAMES = 4, TEXT = 8192 };
 typedef struct {
     char *names[NAMES];
     int columns, rows, cell_count; // rows: without the head
-    char **cells; // row by row. The head is first: the names, then those of columns
+    char **cells; // one row after another. The head is first: the list's names, then the columns'
 } List;
 
 typedef struct {

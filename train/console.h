@@ -18,7 +18,7 @@ typedef struct {
     int64_t step, steps;
     double loss, norm, lr, seconds, tokens_per_s;
     double use;           // share of the devices' peak FLOP/s, from 0 to 1; 0: not known
-    double start_seconds; // in the first step: the seconds from the program's start to it; else 0
+    double start_seconds; // in the first step: seconds since the program's start; else 0
     const char *skipped;  // why the step was skipped; "": it was not
     bool whole;           // prints a whole line, and not only a live one
 } StepLine;

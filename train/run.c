@@ -47,8 +47,7 @@ void run_announce(Run *run) {
     }
 }
 
-// Whether every rank could read its data. If not, error_text() is that of the first rank that could
-// not.
+// Whether every rank could read its data. If not, error_text() is the first such rank's.
 static bool agree_on_data(const Run *run) {
     const char *fault = run->data_fault.text;
     return group_agree(&run->group, CHANNEL_MAIN, fault[0] == '\0' || fail("%s", fault));
@@ -470,7 +469,7 @@ void run_maybe_dump(Run *run, float *gradients, double loss) {
     exit(EXIT_SUCCESS);
 }
 
-// Says what the run has read of each source of a mixture, in all its steps so far.
+// Prints what the run has read of each source of a mixture, in all its steps so far.
 static void print_sources(const Run *run) {
     const Mixture *m = &run->train_data;
     if (!options_train(&run->options)) { return; }

@@ -9,7 +9,7 @@
 
 // ---- opening ------------------------------------------------------------------------------------
 
-// Says how many tokens count, if the data have masks.
+// Returns a text that says how many tokens count, if the data have masks.
 static const char *say_counted(char out[64], bool masked, int64_t targets) {
     snprintf(out, 64, "%lld of them counted, ", (long long)targets);
     return masked ? out : "";

@@ -24,7 +24,7 @@ void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets, in
 // Refuses --data that differ from a checkpoint's, unless --accept-data-change is given. If the
 // validation data differ, the best loss so far is forgotten.
 void run_match_data(Run *run, const Checkpoint *checkpoint);
-int run_micro_batches(const Run *run); // in a step, on each rank
+int run_micro_batches(const Run *run); // micro-batches in a step on each rank
 // The number of targets that count on all ranks, in the step `ahead` steps after the present one.
 // The step's loss and gradient are divided by this number, however the step is split. But in the
 // backward pass the trainers divide by all tokens (precision.step_tokens), so that the size of

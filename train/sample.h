@@ -5,8 +5,8 @@
 
 BEGIN_C
 
-// Sets run->prompt to the tokens of --sample-tokens; or to those of --sample-prompt, after an end
-// of text, as every document starts with one. Warns if they are more than a sequence.
+// Sets run->prompt to the tokens of --sample-tokens; or to the tokens of --sample-prompt after an
+// end of text, because every document starts with one. Warns if they are more than a sequence.
 bool run_encode_prompt(Run *run);
 
 // Returns the logits [V] of the token after tokens[0..n), n <= seq_length. The logits are valid

@@ -151,7 +151,7 @@ def main():
         environment.die("--report-only runs nothing: it takes no options for the trainer, nor "
                         "--run-only")
     if not options.run_only:
-        from . import report  # noqa: F401  what it lacks is said before hours of training
+        from . import report  # noqa: F401  missing packages are reported before hours of training
     if options.report_only:
         folders = named_runs(options)
     else:

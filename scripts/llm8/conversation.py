@@ -246,7 +246,7 @@ def doubts_of_calls(message, text, least):
             except (ValueError, RecursionError):
                 pass
             else:
-                # as they are again where they are a text in JSON, which needs no quotes if empty
+                # the JSON text appears as a JSON string, in quotes; an empty one needs no quotes
                 if squeezed(json.dumps(given, ensure_ascii=False)) in text or \
                         squeezed(json.dumps(given)) in text:
                     yield "quoted"

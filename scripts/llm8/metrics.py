@@ -40,7 +40,7 @@ def metrics_path(path):
 
 
 def short_names(paths):
-    """Returns a name for each run: the part of its path that tells it from the others."""
+    """Returns a name for each run: the part of its path in which it differs from the others."""
     parts = [os.path.abspath(metrics_path(path)).removesuffix("/metrics.jsonl").split(os.sep)
              for path in paths]
     # the last part is always kept: run/x may contain run/x/x

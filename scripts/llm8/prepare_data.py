@@ -580,8 +580,8 @@ def check_files_made(folder, manifest, checksums):
 
 
 def is_made(output, settings):
-    """Returns whether the folder has the result of this preparation. Ends the program if it has
-    that of another one, or a part."""
+    """Returns whether the folder has the result of this preparation. Ends the program if it has the
+    result of another one, or only a part."""
     path = os.path.join(output, "manifest.json")
     if not os.path.exists(path):
         return False

@@ -106,8 +106,8 @@ class Records:
                                   other.get("gpus", r["gpus"]), other.get("name", name_of(r))))
 
     def fronts(self):
-        """Returns, for each kind of GPU, the front page's records, sorted by model; those of other
-        programs come first."""
+        """Returns, for each kind of GPU, the front page's records, sorted by model; other programs'
+        records come first."""
         found = []
         for gpu in estimate.gpus_of_records(self.bench):
             plain = [r for r in self.bench if r["machine"]["gpu"] == gpu and not r["arguments"]]

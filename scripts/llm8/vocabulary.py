@@ -316,7 +316,7 @@ def read_config(path):
     """Returns the text of a tokenizer_config.json and its object; "", None: there is none."""
     text, configured = read_object(path)
     try:
-        held = configured or {}  # with values of the right types
+        held = configured or {}  # fails below if values do not have the right types
         named_specials(held), named_templates(held), listed_tokens("", held)
     except (TypeError, KeyError, AttributeError):
         die(f"{path}: damaged, or no tokenizer_config.json; download it again")
@@ -354,7 +354,7 @@ def settings_of(folder, said, vocabulary):
         try:
             configured |= {key: token_text(value) if isinstance(value, dict) and "content" in value
                            else value for key, value in held.items()}
-            named_specials(configured)  # with values of the right types
+            named_specials(configured)  # raises an error if the values do not have the right types
         except (TypeError, KeyError, AttributeError):
             die(f"{mapped}: damaged, or no {SPECIALS_FILES[0]}; download it again")
     named = class_of(folder, configured, vocabulary)

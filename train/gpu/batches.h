@@ -11,7 +11,7 @@ enum { BATCH_SLOTS = 2 };
 
 typedef struct {
     int *inputs, *targets; // [M]
-    TokenRuns runs;        // of the inputs, for the embedding's gradient
+    TokenRuns runs;        // runs of equal inputs, for the embedding's gradient
     // If attention or positions begin anew at each document of the run; else NULL.
     int *documents; // attention.h: first the starts [M], which are 0 unless they are set
     // If positions begin anew at each document, and there is a table of positions; else NULL.

@@ -85,7 +85,8 @@ static void fetch(Check *c) {
     size_t bytes = (size_t)(CHECK_PASSES * c->rows) * sizeof(uint64_t);
     gpu_fetch(c->net->gpu, c->host, c->hashes, bytes);
     CUDA_CHECK(cudaStreamSynchronize(c->net->gpu->stream));
-    for (int pass = 0; pass < CHECK_PASSES; pass++) { // hashes of parts add up to that of the whole
+    // hashes of parts add up to the hash of the whole
+    for (int pass = 0; pass < CHECK_PASSES; pass++) {
         uint64_t *row = c->host + pass * c->rows;
         for (int i = 0; i < c->params; i++) { row[1 + i] -= row[kept_rows(c) + i]; }
     }

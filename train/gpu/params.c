@@ -289,7 +289,7 @@ static void send_weights(Params *p, int *number) {
     const Run *run = p->run;
     AdamWUpdate *u = &p->optimizer.adamw;
     Fp8Weight *weights = calloc_or_die((size_t)run->precision.count, sizeof(Fp8Weight));
-    int64_t at = 0; // in the amaxes, and in both halves of the inverse scales
+    int64_t at = 0; // next place in the amaxes, and in both halves of the inverse scales
     for (int i = 0; i < run->precision.count; i++) {
         const LinearPrecision *lp = &run->precision.linear[i];
         Fp8Weight *w = &p->weights.fp8[i];
@@ -519,9 +519,9 @@ static void gather_weights(Params *p, int bucket) {
     p->weights.arriving[bucket] = true;
 }
 
-// The amaxes of all tensors become those of all ranks: the bits of non-negative floats order as the
-// floats do. Scales of measured activations also differ between ranks; they are measured again
-// before they are read.
+// The amaxes of all tensors become the largest over all ranks: the bits of non-negative floats
+// order as the floats do. Scales of measured activations also differ between ranks; they are
+// measured again before they are read.
 static void agree_amaxes(Params *p) {
     int64_t words = p->fp8.count * (int64_t)(sizeof(Fp8Scale) / sizeof(uint32_t));
     all_reduce(p, p->fp8.scales, COMM_U32, COMM_MAX, words);

@@ -61,7 +61,7 @@ typedef struct {
     AdamWSegment *segments; // on the device, [num_ranges]
     GradientPart *parts;    // on the device, [num_parts]: parts of the sum for the gradients' norm
     int num_parts;
-    double *norm_scratch; // on the device; params_sum_counts uses it too
+    double *norm_scratch; // on the device; params_sum_counts also uses it
     StepState *state;     // on the device
     Muon muon;
 } OptimizerState;
