@@ -54,7 +54,7 @@ with open(path, "w") as file:
     file.writelines(json.dumps(r) + "\\n" for r in records)
 END
 STAND_IN
-    printf '#!/bin/sh\n[ "$1" = --query-gpu=driver_version ] && echo 580.1\n' >bin/nvidia-smi
+    printf '#!/bin/sh\n[ "$1" = --query-gpu=driver_version ] && echo 580.1\n[ "$1" = -L ] && seq ${LISTED:-0}\n' >bin/nvidia-smi
     chmod +x bin/*
 }
 
@@ -112,6 +112,30 @@ refused() {
     before=$(cksum bench.jsonl)
     expect_said "$1" "$2" bench "${@:3}"
     is "$(cksum bench.jsonl)" "$before"
+}
+
+# It is timed where there are four, or where it is named.
+test_the_job_on_four_gpus() {
+    expect_said 1 'llama-3-8b-finetune: left out: it takes 4 GPUs, and nvidia-smi lists 0' \
+        bench PRECISIONS=bf16 FAILING=--data
+    says '!llama-3-8b-finetune +bf16'
+    expect_said 1 'llama-3-8b-finetune  bf16' bench PRECISIONS=bf16 FAILING=--data LISTED=4
+    says '!left out'
+    MODELS=llama-3-8b-finetune PRECISIONS=bf16 RESULTS=job.jsonl expect_status 0 \
+        env PATH="$PWD/bin:$PATH" LLM8_BIN=bin "$root/scripts/bench" --gpus 1 --global-batch-size 4 || return
+    expect job.jsonl '(r[0]["global_batch"], r[0]["recompute"]) == (4, "block")' 'r[0]["arguments"] != ""' \
+        '"--micro-batch-size 4 --global-batch-size 128 --recompute block" in r[0]["command"]'
+}
+
+# The options that the recipe and the benchmark share are the same.
+test_the_job_is_the_recipe() {
+    local option
+    DRY=1 GPUS=4 PRECISION=bf16 "$root/scripts/run_llama3_8b_finetune.sh" >recipe || return
+    grep -A3 '^    "llama-3-8b-finetune"' "$root/scripts/llm8/bench.py" | tr -d '"\n' | tr -s ' ' >job
+    while IFS= read -r option; do
+        grep -qF -e "$option" recipe || fail "not in the recipe: $option"
+    done < <(grep -oE -e '--[a-z-]+ [^ ,]+' job)
+    is "$(grep -oE -e '--[a-z-]+ [^ ,]+' job | wc -l)" 7
 }
 
 # A run with a fault leaves no record, and does not stop the other runs.
@@ -319,6 +343,17 @@ test_tables_are_the_newest_of_each() {
 
 before
 <!-- bench -->
+| model, batch | program | tokens/s | x BF16 | TFLOP/s | MFU | of the roofline | memory |
+| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |
+| GPT-2 124M, 64 x 1024 | llm8.c BF16 | 600,000 | 1.00 | 530 | 53.6% | 71% | 45.2 GiB |
+| GPT-2 124M, 64 x 1024 | llm8.c FP8 | 780,000 | 1.30 | 530 | 53.6% | 71% | 45.2 GiB |
+| GPT-2 124M, 64 x 1024 | llm8.c FP8, FP8 head | 900,000 | 1.50 | 530 | 53.6% | 71% | 45.2 GiB |
+| Llama 1B, 64 x 1024 | llm8.c BF16 | 6,000 | 1.00 | 530 | 53.6% | 71% | 45.2 GiB |
+| Llama 1B, 64 x 1024 | llm8.c FP8 | 8,000 | 1.33 | 530 | 53.6% | 71% | 45.2 GiB |
+| Llama 1B, 64 x 1024 | llm8.c FP8, FP8 head | 9,000 | 1.50 | 530 | 53.6% | 71% | 45.2 GiB |
+
+Medians of 20 steps on G (driver 1, cuBLASLt 2, cuDNN 3); 2026-01-01, 2026-03-03; commit c2026.
+
 | model, batch | program | tokens/s | TFLOP/s | MFU | of the roofline | memory |
 | --- | --- | ---: | ---: | ---: | ---: | ---: |
 | big, 64 x 1024 | llm8.c FP8 | 700 | 530 | 53.6% | 71% | 45.2 GiB |
@@ -351,6 +386,21 @@ END
     grep -v '"gpus": *[2-9]' records/bench.jsonl >one && mv one records/bench.jsonl
     expect_status 0 page_of || return
     shows front '!1 GPU'
+}
+
+# The recipe's job on four GPUs: a table and a sentence, and a run on one GPU is not estimated by it.
+test_the_job_on_four_gpus_is_shown() {
+    write_fixture
+    printf '<!-- card -->\n<!-- /card -->\n' >>front
+    expect_status 0 page_of || return
+    shows front '!Llama 3 8B'
+    sed -n '/"gpus": 1,/s/"gpt2-124m"/"llama-3-8b-finetune"/p' records/bench.jsonl | sed 's/2026/2027/g' |
+        sed 's/"gpus": 1,/"gpus": 4, "global_batch": 2048, "recompute": "block",/' >>records/bench.jsonl
+    expect_status 0 page_of || return
+    shows front '| Llama 3 8B fine-tuning, 4 GPUs, 8 x 64 x 1024 recomputed | llm8.c FP8 | 780,000 | 1.30 | 530 |' \
+        'recomputed: on 4 Gs 780,000 tokens/s in FP8, 1.30 times as fast as in BF16.'
+    "$root/scripts/estimate" --model llama-3-8b --tokens 1B --bench records/bench.jsonl >log
+    says 'by the TFLOP/s of llama-1b'
 }
 
 test_results_refuse_what_they_cannot_read() {
@@ -475,9 +525,10 @@ END
     shows page "Trained by Muon in FP8 it reaches llm.c's final loss in 45% of llm.c's time, in a race of 8 million tokens on one NVIDIA H200 (llm.c: 1.3 minutes); with a schedule of half as many tokens, in 25%."
     shows benchmarks '| Muon FP8 | 2 | 2.0000 | 80.0 s | 36.0 s | 0.45 |' \
         '| Muon FP8, half the steps | 0 | 6.0000 | 40.0 s | 20.0 s | 0.25 |' '| AdamW FP8 | 0 | - | 80.0 s | - | - |'
-    # a colour means the same above and below: that of llm8.c in FP8 is Muon's, of BF16 nobody's
-    shows figure.svg '>tokens<' 'seconds of training' '>llm8.c Muon FP8: 2.0000<' '>llm.c BF16: 2.0000<' \
-        'stroke: #d55e00;' '!stroke: #0072b2;'
+    # a colour means the same above and below: orange is ours in FP8, blue in BF16, which nobody is here
+    shows figure.svg 'seconds of training' '>Muon FP8 2.00<' '>llm.c BF16 2.00<' '>AdamW FP8 2.50<' \
+        "Seconds to llm.c's last loss" '>llm8.c Muon FP8<' '>36<' 'stroke: #d55e00;' 'stroke: #009e73;' \
+        '!stroke: #0072b2;'
     rm -r other/race # and without the record nothing of it is left
     expect_status 0 "$results" --records other page figure.svg
     shows figure.svg '!Muon'

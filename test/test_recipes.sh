@@ -136,6 +136,7 @@ test_launchers_start_the_same_training() {
 0|dry GPUS=1 llama3_8b|--recompute activations --optimizer-cpu-offload --adam-dtype bf16
 0|dry llama3_8b|--recompute activations --optimizer-cpu-offload|!adam-dtype
 0|dry GPUS=1 START=s llama3_8b_finetune|compare --out /o --trainer|--micro-batch-size 2 --global-batch-size 16|--load s|--optimizer-cpu-offload|bf16:\ --bf16|fp8:\ --fp8-format|--gpus 1|!--save 
+0|dry GPUS=4 START=s llama3_8b_finetune|--micro-batch-size 4 --global-batch-size 128 |--recompute block|--seq-length 4096|--gpus 4|!adam-dtype
 0|recipe llama_1b --help|PREPARE=1      prepare the data and leave|cost: 21 billion tokens|sbatch --nodes 2
 ROWS
     env DRY=1 GPUS=8 SLURM_JOB_ID=7 "$root/scripts/run_llama_1b.sh" --lr 1 >log 2>&1
@@ -164,7 +165,7 @@ test_costs_are_right() {
     expect_status 0 "$root/scripts/results" --check "$root"/scripts/run_*.sh
     for name in "${recipes[@]}"; do
         # the schedule as the recipe gives it to the trainer
-        dry "$name" >log
+        dry GPUS=1 "$name" >log
         read -r -d '' -a options < <(
             grep -oE -- '--(model|seq-length|micro-batch-size|global-batch-size|train-iters) [^ ]+' log)
         train_gpt "${options[@]}" --plan >plan

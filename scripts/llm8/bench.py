@@ -11,8 +11,10 @@ COMMIT              what to record as the commit, where there is no git
 BUSY=1              every core of the host computes something else meanwhile
 
 A run is plain training: the real optimizer step, no accumulation, on tokens that this script makes
-up. After its last step the trainer times one more by kernel family (--profile), outside the median.
-Each run appends one JSON object, a line; scripts/results writes the pages from them.
+up. llama-3-8b-finetune is the recipe's job on four GPUs, with accumulation and recomputation; it is
+left out where there are fewer, unless MODELS names it. After its last step the trainer times one
+more by kernel family (--profile), outside the median. Each run appends one JSON object, a line;
+scripts/results writes the pages from them.
 
 A run in FP8 is compared with the call's run of the same model in BF16, which has the same weights
 and tokens; the learning rate warms up throughout, so that they stay near each other. It is FAILED,
@@ -23,7 +25,8 @@ steps, or 3 times in the median of the timed ones, or the loss is 5% away in eit
   date, machine {gpu, driver, cublaslt, cudnn}, commit, command
   arguments: those that went on to the trainer, without --gpus, and BUSY=1 before them; "" for
     plain training
-  model, seq_length, micro_batch, gpus, precision bf16|fp8, recipe (null in BF16), lm_head bf16|fp8
+  model, seq_length, micro_batch, global_batch, gpus, recompute none|activations|block,
+    precision bf16|fp8, recipe (null in BF16), lm_head bf16|fp8
   fp8_flops_share: of the linear layers' operations
   tokens_per_s, step_ms, steps: the median step and the tokens it trained on, over how many steps
   start_seconds: from the trainer's start to the end of its first step
@@ -69,6 +72,10 @@ MODELS = {
     "llama-1b": "--model llama-1b --micro-batch-size 16",
     "llama-3-8b-8-layers": "--model llama-3-8b --num-layers 8 --micro-batch-size 2",
     "llama-3-8b": "--model llama-3-8b --micro-batch-size 1 --adam-dtype bf16",
+    # as GPUS=4 scripts/run_llama3_8b_finetune.sh
+    "llama-3-8b-finetune": "--model llama-3-8b --seq-length 4096 --micro-batch-size 4 "
+                           "--global-batch-size 128 --recompute block --grad-accum-dtype bf16 "
+                           "--gpus 4",
 }
 
 
@@ -122,6 +129,15 @@ def machine_of(trainer):
         "cublaslt": library_version(int(reads(r"^ *cuBLASLt +ok .*running (\d+)"))),
         "cudnn": library_version(int(reads(r"^ *cuDNN +ok .*running (\d+)"))),
     }
+
+
+def gpus_here():
+    return len((output_of(["nvidia-smi", "-L"]) or "").splitlines())
+
+
+def gpus_of(model):
+    found = re.search(r"--gpus (\d+)", MODELS[model])
+    return int(found[1]) if found else 1
 
 
 def commit_of_tree():
@@ -240,7 +256,9 @@ def record_of(place, model, command, measured, bf16):
         "model": model,
         "seq_length": int(options["seq-length"]),
         "micro_batch": int(options["micro-batch-size"]),
+        "global_batch": int(options["global-batch-size"]),
         "gpus": gpus,
+        "recompute": options["recompute"],
         "fp8_flops_share": run["fp8_flops_share"],
         "precision": "fp8" if fp8 else "bf16",
         "recipe": options["fp8-recipe"] if fp8 else None,
@@ -295,6 +313,11 @@ def main():
     machine, commit = machine_of(trainer), commit_of_tree()
     print(f"{machine['gpu']}, driver {machine['driver']}, cuBLASLt {machine['cublaslt']}, cuDNN "
           f"{machine['cudnn']}; commit {commit}; the median of {int(steps) - WARM_UP} steps")
+    if not os.environ.get("MODELS"):
+        here = gpus_here()
+        for model in [model for model in models if gpus_of(model) > max(here, 1)]:
+            print(f"{model}: left out: it takes {gpus_of(model)} GPUs, and nvidia-smi lists {here}")
+            models.remove(model)
     print_cells("model", "precision", ("tokens/s", "x BF16", "TFLOP/s", "MFU", "floor", "GiB",
                                        "start", "loss", "  beside BF16"))
     count, failed, bf16 = 0, [], {} # bf16: model -> its rate and run

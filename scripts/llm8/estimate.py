@@ -115,7 +115,8 @@ def read_records(path, device=""):
     device's, or the kind with the most records."""
     if not os.path.exists(path):
         return []
-    records = [record for record in json_lines(path, KEYS) if not record.get("arguments")]
+    records = [record for record in json_lines(path, KEYS) if not record.get("arguments")
+               and record.get("recompute", "none") == "none"]
     known = gpus_of_records(records)
     kinds = [gpu for gpu in known if device.lower() in gpu.lower()]
     if known and not kinds:

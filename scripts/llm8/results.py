@@ -44,8 +44,9 @@ EVERY = ("date", "machine", "commit", "precision", "model", "seq_length", "micro
 FIELDS = {"bench.jsonl": (*EVERY, "gpus", "recipe", "lm_head", "tflops", "mfu", "floor_share",
                           "peak_memory_gib", "planned_memory_gib"),
           "peers.jsonl": (*EVERY, "program"), "offload.jsonl": (*EVERY, "global_batch")}
+JOB = "llama-3-8b-finetune" # of scripts/bench: the recipe on four GPUs
 MODELS = {"gpt2-124m": "GPT-2 124M", "gpt2-1558m": "GPT-2 1558M", "llama-1b": "Llama 1B",
-          "llama-3-8b": "Llama 3 8B", "qwen2.5-7b": "Qwen2.5 7B",
+          "llama-3-8b": "Llama 3 8B", JOB: "Llama 3 8B fine-tuning", "qwen2.5-7b": "Qwen2.5 7B",
           "qwen2.5-14b": "Qwen2.5 14B"}
 LEAST, FRONT = estimate.LEAST, ("BF16", "FP8", "FP8, FP8 head")
 FRONT_SEEDS = 4
@@ -55,6 +56,10 @@ VARIANTS = {"bf16": "BF16", "delayed": "FP8 delayed", "tensorwise": "FP8 tensorw
 HALF = "muon-half"
 RACERS = {"llm.c": "llm.c BF16", "bf16": "AdamW BF16", "fp8": "AdamW FP8", "muon": "Muon FP8",
           HALF: "Muon FP8, half the steps"}
+# Where a racer's name stands beside the end of its curve, in points, and how it is aligned. Look at
+# the figure after another race.
+ENDS = {"llm.c": (0, 11, "left"), "bf16": (8, -2, "left"), "fp8": (-12, -24, "right"),
+        "muon": (8, -4, "left"), HALF: (-17, -11, "center")}
 
 
 # ---- records ------------------------------------------------------------------------------------
@@ -152,25 +157,37 @@ def programs_of(machine):
     return ", ".join(f"{name} {machine[key]}" for key, name in names.items() if machine[key])
 
 
-def steps(records, rows):
-    """Writes the rows, and where and when they were measured."""
+def label_of(r):
+    """Returns the model, its GPUs and batch, of a record."""
+    gpus = r.get("gpus", 1)
+    cells = [MODELS.get(r["model"], r["model"])] + [f"{gpus} GPUs"] * (gpus > 1)
+    passes = r.get("global_batch", 0) // (gpus * r["micro_batch"])
+    again = " recomputed" if r.get("recompute", "none") != "none" else ""
+    return ", ".join([*cells, (f"{passes} x " if passes > 1 else "") +
+                      f"{r['micro_batch']} x {r['seq_length']}{again}"])
+
+
+def steps(records, rows, whole=True):
+    """Writes the rows, and where and when they were measured. Those of other programs are counted
+    in our FLOPs, by the same peak. whole: with what is known of ours alone."""
     lines, ours = [], [r for r in rows if "program" not in r]
     several = any(r.get("gpus", 1) > 1 for r in rows)
     for r in rows:
-        gpus = f", {r['gpus']} GPUs" if r.get("gpus", 1) > 1 else ""
-        name, cells = program_of(r), ["-"] * 6
-        if r in ours:
-            bf16, one = records.like(r, name="BF16"), records.like(r, gpus=1) if several else None
-            gains = [shown(base and r["tokens_per_s"] / base["tokens_per_s"], ".2f")
-                     for base in (bf16, one)]
-            cells = [*gains, f"{r['tflops']:.0f}", shown(r["mfu"], ".1f", 100, "%"),
-                     shown(r["floor_share"], ".0f", 100, "%"), memory(r)]
-        elif r["commit"] != ours[0]["commit"]:
+        name, mine = program_of(r), r in ours
+        base = r if mine else next(o for o in ours if o["model"] == r["model"])
+        bf16, one = records.like(base, name="BF16"), records.like(r, gpus=1) if several else None
+        gains = [shown(other and r["tokens_per_s"] / other["tokens_per_s"], ".2f")
+                 for other in (bf16, one)]
+        faster = r["tokens_per_s"] / base["tokens_per_s"]
+        cells = [*gains, f"{faster * base['tflops']:.0f}",
+                 shown(base["mfu"], ".1f", 100 * faster, "%")]
+        if whole:
+            cells += [shown(r["floor_share"], ".0f", 100, "%"), memory(r)] if mine else "--"
+        if not mine and r["commit"] != ours[0]["commit"]:
             name += ", another card"
-        lines.append([f"{MODELS.get(r['model'], r['model'])}{gpus}, {r['micro_batch']} x "
-                      f"{r['seq_length']}", name, f"{r['tokens_per_s']:,.0f}", *cells])
+        lines.append([label_of(r), name, f"{r['tokens_per_s']:,.0f}", *cells])
     head = ["model, batch", "program", "tokens/s", "x BF16", "x 1 GPU", "TFLOP/s", "MFU",
-            "of the roofline", "memory"]
+            "of the roofline", "memory"][:9 if whole else 7]
     machines = listed(f"{machine['gpu']} ({programs_of(machine)})"
                       for machine in (r["machine"] for r in ours))
     return table(head, lines, (0, 1)) + (
@@ -181,13 +198,13 @@ def steps(records, rows):
 def results(records):
     rows = records.fronts()[0]
     peak = next(r["tflops"] / r["mfu"] for r in rows if "mfu" in r)
-    return steps(records, rows) + (
+    return steps(records, rows, whole=False) + (
         f"MFU is by NVIDIA's dense BF16 peak, {peak:.0f} TFLOP/s, in FP8 too.\n")
 
 
 def bench(records):
-    """Writes the tables of the other kinds of GPU, in the form of the front page; then the newest
-    record of each kind that is in none of these tables, in a table for each commit and GPU."""
+    """Writes what the front page shows of one kind of GPU, of every kind; then the newest record of
+    each kind that is not among these, a table a commit and GPU."""
     newest = {(r["machine"]["gpu"], r["model"], r["gpus"], name_of(r)): r for r in records.bench}
     shown_there = [r for rows in records.fronts() for r in rows]
     rows = [r for _, r in sorted(newest.items()) if r not in shown_there]
@@ -195,15 +212,21 @@ def bench(records):
     for r in sorted(rows, key=lambda r: r["date"][:10], reverse=True):
         places.setdefault((r["commit"], r["machine"]["gpu"]), []).append(r)
     return "\n".join(steps(records, group)
-                     for group in [*records.fronts()[1:], *places.values()])
+                     for group in [*records.fronts(), *places.values()])
 
 
 def scaling(records):
-    """Writes the gain of several GPUs over one, from the newest commit with records of both."""
-    rows = [r for r in records.bench if r["gpus"] > 1 and records.like(r, gpus=1)]
-    rows = [r for r in rows if (r["commit"], r["machine"]) == (rows[-1]["commit"],
-                                                               rows[-1]["machine"])]
-    return steps(records, rows) if rows else ""
+    """Writes what several GPUs gain over one, of the newest commit with records of both; and the
+    recipe's job on four, where it was measured."""
+    both = [r for r in records.bench if r["gpus"] > 1 and records.like(r, gpus=1)]
+    tables = [[r for r in rows if (r["commit"], r["machine"]) == (rows[-1]["commit"],
+                                                                  rows[-1]["machine"])]
+              for rows in (both, jobs(records))]
+    return "\n".join(steps(records, rows) for rows in tables if rows)
+
+
+def jobs(records):
+    return [r for r in records.bench if r["model"] == JOB and name_of(r) in FRONT]
 
 
 def beside_bf16(records, r):
@@ -241,20 +264,33 @@ def offload(records):
 
 
 def card(records):
-    """Writes a sentence on the fastest run of Llama 3 8B on a card of 80 GB."""
+    """Writes a sentence on the recipe's job on four GPUs, where it was measured, and one on the
+    fastest of Llama 3 8B on a card of 80 GB."""
     gains = {i: beside_bf16(records, r) for i, r in enumerate(records.offload)
              if r.get("offload") and r["precision"] != "BF16" and r["model"] == "llama-3-8b"}
     best = max((i for i in gains if gains[i]),
                key=lambda i: records.offload[i]["tokens_per_s"], default=None)
+    said = job(records)
     if best is None:
-        return ""
+        return said
     r = records.offload[best]
-    return (f"Llama 3 8B can be fully fine-tuned on one 80 GB GPU, in "
+    return said + (f"Llama 3 8B can be fully fine-tuned on one 80 GB GPU, in "
             f"{math.ceil(r['peak_memory_gib'])} GiB, with {r['host_memory_gib']:.0f} GiB of "
             f"optimizer state in host memory: {r['tokens_per_s']:,.0f} tokens/s in FP8, "
             f"{gains[best]:.2f} times as fast as in BF16, at "
             f"{r['global_batch'] * r['seq_length']:,} tokens a step (measured on one "
             f"{r['machine']['gpu']}).\n")
+
+
+def job(records):
+    r = max((r for r in jobs(records) if r["precision"] == "fp8" and records.like(r, name="BF16")),
+            key=lambda r: (r["date"][:10], r["tokens_per_s"]), default=None)
+    if not r:
+        return ""
+    bf16 = records.like(r, name="BF16")
+    return (f"{label_of(r)}: on {r['gpus']} {r['machine']['gpu']}s {r['tokens_per_s']:,.0f} "
+            f"tokens/s in {name_of(r)}, {r['tokens_per_s'] / bf16['tokens_per_s']:.2f} times as "
+            "fast as in BF16.\n")
 
 
 def number(records):
@@ -356,8 +392,8 @@ def older(records):
 
 
 def figure(records):
-    """Draws tokens a second, and the race where there is one: other programs in grey, ours in a
-    colour for each precision."""
+    """Draws tokens a second, other programs in grey, ours in a colour for each precision. Where there
+    is a race: its curves, each with its name at its end, and the time to llm.c's last loss."""
     import numpy
 
     from . import plots, series, style
@@ -366,20 +402,44 @@ def figure(records):
         ours = program.startswith("llm8.c ")
         return style.color("FP8" in program) if ours else style.QUIET
 
-    def draw_race(axes, axis):
+    # above and below, blue is ours in BF16 and orange ours in FP8; Muon has colours of its own
+    racing = {name: {**style.line(i - 1 if i else 0), **({} if i else {"color": style.QUIET})}
+              for i, name in enumerate(RACERS)}
+
+    device = records.race and f"one {records.race['device'].split(',')[0]}"
+
+    def draw_curves(axes):
         curves = {name: numpy.array(curve["loss"], float)
                   for name, curve in records.race["curves"].items() if name in RACERS}
-        for i, (name, loss) in enumerate(curves.items()):
-            program = ("" if name == "llm.c" else "llm8.c ") + RACERS[name]
-            axes.plot(records.race["curves"][name][axis], loss,
-                      **{**style.line(i), "color": color(program)}, marker="o", markersize=3,
-                      label=f"{program}: {loss[-1]:.4f}")
-        plots.final_range(axes, [loss[len(loss) // 8:] for loss in curves.values()])
+        for name, loss in curves.items():
+            seconds = records.race["curves"][name]["seconds"]
+            axes.plot(seconds, loss, **racing[name])
+            x, y, side = ENDS[name]
+            last = numpy.flatnonzero(numpy.isfinite(loss))[-1:]
+            for i in last:
+                color = racing[name]["color"]
+                axes.plot(seconds[i], loss[i], "o", markersize=4, color=color)
+                axes.annotate(f"{RACERS[name]} {loss[i]:.2f}", (seconds[i], loss[i]), (x, y),
+                              textcoords="offset points", ha=side, va="center", fontsize=8.5,
+                              color=color, arrowprops={
+                                  "arrowstyle": "-", "color": color, "linewidth": 0.8,
+                                  "shrinkA": 0, "shrinkB": 2} if abs(y) > 20 else None)
+        plots.final_range(axes, [loss[len(loss) // 4:] for loss in curves.values()])
         low, high = axes.get_ylim()
-        axes.set_ylim(low, high + 0.3 * (high - low)) # the legend's place
-        axes.set(title="GPT-2 124M, validation loss", xlabel=series.AXES[axis])
+        axes.set_ylim(low - 0.1 * (high - low), high) # names stand below the ends
+        axes.set_xlim(0, 1.22 * axes.get_xlim()[1]) # and beside them
+        axes.set(title="GPT-2 124M, validation loss (nats/token)",
+                 xlabel=f"{series.AXES['seconds']}, {device}")
         style.written(axes.xaxis)
-        axes.legend(loc="upper right")
+
+    def draw_times(axes):
+        judged = {name: j["value"] for name, j in times_of(records).items() if j["value"]}
+        times = {"llm.c": records.race["curves"]["llm.c"]["seconds"][-1], **judged}
+        times = {name: times[name] for name in RACERS if name in times}
+        names = [("" if name == "llm.c" else "llm8.c ") + RACERS[name] for name in times]
+        plots.draw_bars(axes, names, [[t] for t in times.values()],
+                        "Seconds to llm.c's last loss", device,
+                        "{:,.0f}".format, [racing[name]["color"] for name in times])
 
     def draw(figure):
         # each row has a layout of its own, because the names in the upper one are long
@@ -391,8 +451,9 @@ def figure(records):
                             f"{MODELS[model]}, tokens/s", f"one {rows[0]['machine']['gpu']}",
                             "{:,.0f}".format, [*map(color, names)])
         if records.race:
-            for axes, axis in zip(rows_of[1].subplots(1, 2), ("tokens", "seconds")):
-                draw_race(axes, axis)
+            left, right = rows_of[1].subplots(1, 2, width_ratios=(3, 2))
+            draw_curves(left)
+            draw_times(right)
 
     return style.draw(draw, (9.6, 5.8 if records.race else 2.9)).decode()
 
