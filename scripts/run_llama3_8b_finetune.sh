@@ -46,8 +46,8 @@ adapt() {
             --eval-interval 8 --eval-iters 1 --save-interval 32
         )
     fi
-    training+=(--seq-length $sequence)
-    data_options=(--seq-length $sequence)
+    training+=(--seq-length "$sequence")
+    data_options=(--seq-length "$sequence")
     if [[ $smoke == 1 || ${DRY:-0} == 1 ]]; then return; fi
     if [[ -z ${START:-} ]]; then
         die "START=DIR is missing: what scripts/convert_hf import has made"

@@ -313,7 +313,7 @@ def number(records):
         curve = records.race["curves"]["llm.c"]
         said += (f" Trained by {RACERS[name].replace(' ', ' in ')} it reaches llm.c's final "
                  f"loss in {times[name]:.0%} of llm.c's time, in a race of "
-                 f"{curve['tokens'][-1] / 1e6:.0f} million tokens on one "
+                 f"{curve['tokens'][-1] / 1e6:.0f} million tokens of Debian's prose on one "
                  f"{records.race['device'].split(',')[0]} (llm.c: "
                  f"{curve['seconds'][-1] / 60:.1f} minutes)")
         said += f"; with a schedule of half as many tokens, in {half:.0%}." if half else "."
@@ -392,7 +392,7 @@ def older(records):
 
 
 def figure(records):
-    """Draws tokens a second, other programs in grey, ours in a colour for each precision. Where there
+    """Draws tokens a second, other programs in grey, ours by precision in colours. Where there
     is a race: its curves, each with its name at its end, and the time to llm.c's last loss."""
     import numpy
 
