@@ -199,7 +199,7 @@ FOLDERS = [
                        add_bos_token=True),
      {"eos_token": "</s>", "image_token": "<s>", "eoi": "<unk>"}),
     (LLAMA, configured(tokenizer_class="PreTrainedTokenizerFast"), {}),
-    (LLAMA, configured(tokenizer_class="LlamaTokenizer"), {}),  # of bytes, as Llama 3's
+    (LLAMA, configured(tokenizer_class="LlamaTokenizer"), {}),  # byte tokens, as in Llama 3's
     (GPT2, configured(model_max_length=1024) | model("gpt2"), GPT2_NAMES),
     (GPT2, model("gpt2"), GPT2_NAMES),
     (ALL, configured(tokenizer_class="GPT2TokenizerFast", bos_token="<s>"),

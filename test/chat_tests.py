@@ -124,8 +124,8 @@ def the_template_may_lie_beside():
 
 
 def what_the_texts_depend_on_is_remembered():
-    """The template and the tokens that it is given, of a folder of conversations; of a folder of
-    texts neither."""
+    """A folder of conversations remembers the template and the tokens that it is given; a folder of
+    texts remembers neither."""
     words, config = ("--valid-fraction", 0), "again/tokenizer_config.json"
     tokenizer = make_tokenizer("again", PLAIN, beside=True)
     write("again.txt", "a text\n" * 50)
@@ -145,7 +145,7 @@ def what_the_texts_depend_on_is_remembered():
                      "talks.jsonl", *words), "already made", f"other {key})")
         assert "made already" in prepared("again_again.txt", tokenizer, "again.txt", *words).out
         old = json.loads(manifests["talks.jsonl"])
-        del old["settings"][key]  # of before it was remembered
+        del old["settings"][key]  # a folder made before it was remembered
         write("again_talks.jsonl/manifest.json", json.dumps(old))
         assert "made already" in prepared("again_talks.jsonl", tokenizer, "talks.jsonl", *words).out
         write("again_talks.jsonl/manifest.json", manifests["talks.jsonl"])
@@ -444,7 +444,7 @@ def what_is_lost_is_told():
 NO_ROLES, NO_TEXT = "no list of objects with a role", "the content of a message is no text"
 NO_ANSWER, PAIR = "no message of the assistant's that answers one", {"prompt": "x",
                                                                      "completion": "y"}
-BAD_ROWS = (  # of the second line, and what is said of it
+BAD_ROWS = (  # what the second line is, and what the error says
     ({"messages": "no"}, NO_ROLES), ({"messages": [{"content": "x"}]}, NO_ROLES),
     ({"messages": None}, NO_ROLES), ({"messages": TALKS[0][:1]}, NO_ANSWER),
     ({"messages": TALKS[0][1:]}, NO_ANSWER),
@@ -456,7 +456,7 @@ BAD_ROWS = (  # of the second line, and what is said of it
       for tools in ("no JSON", "5", 5, {"name": "x"}, "[" * 9000)))
 REFUSES = PLAIN.replace("{% for", "{% if messages[0].content == 'x' %}"
                                   "{{ raise_exception('no x\n here') }}{% endif %}{% for", 1)
-BAD_TEMPLATES = (  # the line, what is said
+BAD_TEMPLATES = (  # the line, and what the error says
     (REFUSES, "line 2", "the chat template refuses it: no x here"),
     ("{% if add_generation_prompt %}a{% else %}b{% endif %}", "line 1",
      "does not write an answer after"),
@@ -741,8 +741,8 @@ def conversations_are_apart():
 
 
 def checkpoints_carry_the_template():
-    """That of the data, which wrote them, whatever a start or another folder says; of texts, that
-    of the start."""
+    """A checkpoint has the template of the data, which wrote them, whatever a start or another
+    folder says; for texts, the template of the start."""
     def saved(name, data, *words):
         run("train_gpt", *words, "--data", data, "--train-iters", 1, "--micro-batch-size", 2,
             "--global-batch-size", 2, "--seq-length", 96, "--save", name)
@@ -777,7 +777,8 @@ def two_templates_are_noticed():
     shutil.copytree("d", "silent_d")
     for path in glob.glob("silent_d/*.mask"):
         content = read(path)
-        write(path, content[:28] + bytes(4) + content[32:])  # of before masks said it
+        # a shard made before masks were noted in headers
+        write(path, content[:28] + bytes(4) + content[32:])
     words = ("train_gpt", *TINY[:4], "--seq-length", 96, "--train-iters", 1, "--micro-batch-size",
              2, "--eval-interval", 1)
     for option, others in (("data", ("--data", "{d,thinks_d}/train_*.bin")),
@@ -899,8 +900,8 @@ def large_shards_have_the_same_checksum():
 
 
 def talk_takes_turns(ask, known, exact):
-    """Each line is answered after those before it: the first as alone, the next as what was said
-    before demands; empty lines and what comes after /exit are nothing."""
+    """Each line is answered after those before it: the first as alone, the next as the talk so far
+    demands; empty lines and what comes after /exit are nothing."""
     first, second = known[0][0]["content"], known[1][0]["content"]
     alone = run(*ask, first, *exact).out
     assert run(*ask, *exact, given=f"{first}\n/exit\n{second}\n").out == alone

@@ -79,8 +79,8 @@ def read_shard(path):
 
 
 def read_bits(path, ending, count):
-    """Of each token of a shard, whether it counts (.mask) or begins a document (.starts); None:
-    there is no such file."""
+    """Returns for each token of a shard whether it counts (.mask) or begins a document (.starts);
+    None: there is no such file."""
     if not os.path.exists(path + ending):
         return None
     bits = numpy.fromfile(path + ending, dtype="u1", offset=1024)
@@ -188,7 +188,7 @@ def train_ours(arguments, folder):
 
 
 def learning_rate(options, step):
-    """train/run.h, said again."""
+    """The same rule as in train/run.h."""
     peak, least = float(options["lr"]), float(options["min-lr"])
     warmup, end = int(options["lr-warmup-iters"]), int(options["lr-decay-iters"])
     style = options["lr-decay-style"]
@@ -203,7 +203,7 @@ def learning_rate(options, step):
 
 
 def lr_mult(name, parameter, options):
-    """model/model.h, said again."""
+    """The same rule as in model/model.h."""
     if parameter.dim() < 2:
         return float(options["vector-lr-mult"])
     if name.split(".")[-2] in ("wte", "wpe", "embed_tokens"):

@@ -187,7 +187,7 @@ def slow_ranks_are_named():
 # ---- faults in how it went ---------------------------------------------------------------------
 
 
-# the run, its fault, the exit status, what is said
+# the run, its fault, the exit status, what the doctor prints
 PLANTED = (
     ("r/fp8", changed("end", status=1), 1, "failed with status 1"),
     ("r/fp8", changed("end", status=5, error="step 4: x computes wrongly"), 1,
@@ -316,7 +316,7 @@ def spikes_are_named():
 
 
 def recorded():
-    """Yields of each run in doctor_runs.jsonl its kind, its options, and what is found.
+    """Yields for each run in doctor_runs.jsonl: its kind, its options, and the findings.
 
     They are runs of the CPU trainer over the corpus of make_corpus (c), this repository's Python
     (py) or pages (prose), or 6 kB of that corpus (small). Sick are those of too narrow initial
@@ -350,8 +350,8 @@ def recorded_runs_are_told_apart():
 
 
 def noise_is_no_rise():
-    """Losses that fall, or have fallen, over few steps of little data; and rises among as much
-    noise, which are told from it where they are large beside it, also after a spike."""
+    """Losses that fall, or have fallen, over few steps of little data; and rises in losses with as
+    much noise, which are found if they are large compared with it, also after a spike."""
     rng = numpy.random.default_rng(1)
     place = numpy.arange(150) / 150
     for noise in (0.03, 0.1, 0.3, 0.6):

@@ -96,7 +96,8 @@ static inline bool read_start(Options *options, Options *model) {
     return ok;
 }
 
-// Resolves the options of a run of so many ranks; was: of the checkpoint that it starts from.
+// Resolves the options of a run with this number of ranks. was: the options of the checkpoint that
+// it starts from.
 static inline bool resolve_run(Options *options, const Options *was, int ranks) {
     return options_resolve(options, &(OptionFacts){.checkpoint = was, .ranks = ranks});
 }
@@ -116,10 +117,10 @@ static inline Options options_of(const char *text) {
     "--arch llama --num-layers 2 --hidden-size 32 --num-attention-heads 2 --num-query-groups 1 " \
     "--ffn-hidden-size 32 --vocab-size 20 --make-vocab-size-divisible-by 16 --seq-length 16 "
 
-// It may not be copied after fixture_open, because its parts point to each other.
+// A fixture may not be copied after fixture_open, because its parts point to each other.
 typedef struct {
     Options options;
-    Group group; // of one rank, unless a test says otherwise
+    Group group; // one rank, unless a test changes it
     ModelConfig config;
     ParamLayout layout;
     Precision precision;
@@ -127,7 +128,7 @@ typedef struct {
     float *state; // [3, layout.size]: weights, first and second moments
     Fp8Scale *slots;
     float *history;
-    Snapshot snapshot; // of all the above, as one rank saves it
+    Snapshot snapshot; // a snapshot of all the above, as one rank saves it
 } Fixture;
 
 static inline void fixture_open(Fixture *f, const char *options) {

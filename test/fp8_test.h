@@ -18,7 +18,7 @@ struct Quantised {
     Bf16Buffer bf16;
     Buffer<uint8_t> fp8, fp8_t;
     Buffer<Fp8Scale> slot;
-    FloatBuffer scales, scales_t;                // of blocks
+    FloatBuffer scales, scales_t;                // scales of blocks
     float scale, target = 0.75f * fp8_max(type); // not the largest: a margin is seen
 
     Quantised(int m, int n, Fp8Type t, float given_scale)
@@ -109,7 +109,7 @@ static inline void check_measured(const Quantised &q, const Floats &values) {
 
 // One form, [rows,k], of a tensor quantised by blocks. exact: the values are known to the last bit.
 // Otherwise each decoded value may differ by the format's rounding, and by what a fused kernel's
-// FP32 may differ: for a softmax minus one, the rounding error is that of the one.
+// FP32 may differ: for a softmax minus one, the rounding error is the one's.
 static inline void check_blocks_of(const Codes &codes, const Floats &inverse, const Floats &values,
                                    int rows, int k, const Quantised &q, Scaling kind, bool exact) {
     const Fp8Type type = q.type;

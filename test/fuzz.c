@@ -45,7 +45,7 @@ static struct {
     Input *corpus;
     int count;
     uint8_t now[INPUT_MAX];
-    size_t size; // of now
+    size_t size; // size now
     int64_t runs, accepted;
     uint8_t edges[EDGES];
     uintptr_t last_place;

@@ -404,7 +404,7 @@ static void seed_checkpoint_file(void) {
 static bool accepts_model_config(const uint8_t *data, size_t size) {
     Options o, model = {0}, again = {0};
     if (access("c.txt", F_OK) != 0) { text_write("c.txt", "lr 1e-3"); }
-    warnings_mute(true); // of keys that contradict each other
+    warnings_mute(true); // for keys that contradict each other
     if (!options_read(&o, 3, (char *[]){"fuzz", "--config", "c.txt"}) ||
         !hf_options((const char *)data, size, &model) || !resolve_run(&o, &model, 1)) {
         return false;

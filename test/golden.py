@@ -212,7 +212,7 @@ def write_model(name):
     save_torch(outputs | gradients, os.path.join(GOLDEN, name + "_outputs.safetensors"))
 
 
-# Of each of the three sequences, where its documents begin.
+# Where the documents of each of the three sequences begin.
 DOCUMENTS = ((0, 1, 6, 7), (0,), (0, 9, 11))
 
 

@@ -28,7 +28,7 @@ struct Producer {
     Fused fused;
     int M, N;
     Fp8Type type;
-    float scale;         // of FP8, where it is given
+    float scale;         // scale of FP8, if it is given
     const Input *before; // what out.bf16 holds before; NULL: nothing
     double bf16, fp8;    // what moves
     int sums[3];         // columns of its sums over rows; 0: none
@@ -55,7 +55,7 @@ struct Sums {
         : columns(p.sums), data{FloatBuffer((size_t)p.sums[0]), FloatBuffer((size_t)p.sums[1]),
                                 FloatBuffer((size_t)p.sums[2])} {
     }
-    // Of a launch that requests the first `count` of them, overwritten or added to.
+    // A launch that requests the first `count` of these, overwritten or added to.
     Launch launch(Operand out, size_t first, size_t rows, int count, bool added) const {
         Launch l = {out, first, (int)rows, {}};
         for (int i = 0; i < count; i++) {
@@ -708,7 +708,8 @@ static const struct {
 
 static void loss(int M, int V, int P, Fp8Type type, int kind) {
     const float z_loss = loss_kinds[kind].z_loss, softcap = loss_kinds[kind].softcap;
-    const float factor = 0.25f, most = factor * (1 + 2 * z_loss * 30); // of the gradient
+    // the gradient's largest magnitude
+    const float factor = 0.25f, most = factor * (1 + 2 * z_loss * 30);
     const LossTerms reported = {0.0f, z_loss, softcap}, terms = {factor, z_loss, softcap};
     if (left_out((int64_t)M * P)) { return; }
     Input logits((size_t)M * P, 3);
@@ -811,7 +812,7 @@ static void cast(int M, int N, Fp8Type type) {
     p.name = "cast and sums"; // in BF16 sums alone
     p.bf16 = (double)n;
     p.sums[0] = N;
-    p.needed = mode == TIMING; // those of other forms are checked below
+    p.needed = mode == TIMING; // other forms are checked below
     producer(p, x.host, quantize);
     if (mode == IN_PARTS || !p.has_codes()) { return; }
 

@@ -38,7 +38,7 @@ KINDS = {
     "rank": f"{RANKS} --gpus 3 --save-interval 1 --keep 1",
     "starter": f"{RANKS} {FP8} --gpus 2 --save-interval 2 --keep 0",
 }
-NOT_COMPARED = ["created", "options", "files", "crc32"]  # of meta.json: times and paths
+NOT_COMPARED = ["created", "options", "files", "crc32"]  # fields of meta.json with times and paths
 
 
 def write_shard(path, tokens, seed):
@@ -56,7 +56,7 @@ def program(name, folder):
 
 
 def processes():
-    """Of each process: its id, its parent's, and its session's; zombies left out."""
+    """Returns (id, parent's id, session's id) of each process; zombies are left out."""
     for entry in os.listdir("/proc"):
         try:
             fields = open(f"/proc/{entry}/stat").read().rsplit(")", 1)[1].split()

@@ -74,7 +74,7 @@ is() {
     [[ $1 == "$2" ]] || fail "'$1', not '$2'"
 }
 
-# Checks that the file `log` has all of these texts; of one after a `!` it must have none.
+# Checks that the file `log` has all of these texts; a text after a `!` must not be there.
 says() {
     local text
     for text; do
@@ -150,8 +150,8 @@ stop() {
     is "status $status" "status $2"
 }
 
-# stopped SIGNAL PATTERN COMMAND...: runs it, what it says in the file `log`, and sends the signal
-# once it has said the pattern; its exit status is 75, of KILL 137.
+# stopped SIGNAL PATTERN COMMAND...: runs it, with its output in the file `log`, and sends the
+# signal once the output has the pattern. Its exit status must be 75; after KILL 137.
 stopped() {
     start log "${@:3}"
     wait_until grep -qE "$2" log
@@ -215,7 +215,7 @@ progress_of() {
         "$1/meta.json"
 }
 
-# The steps and evaluations of a metrics.jsonl, or of that of a folder, checked on the way.
+# The steps and evaluations of a metrics.jsonl, or of the one in a folder, checked on the way.
 records_of() {
     local file=$1
     if [[ -d $file ]]; then file=$file/metrics.jsonl; fi

@@ -9,7 +9,7 @@ import json
 import math
 import sys
 
-# kind: fields, those that tell the time, whether it is printed
+# kind: fields, fields that hold times, whether the record is printed
 KINDS = {
     "run": ("parameters flops_per_token fp8_flops_share memory_bytes ranks step", "time", False),
     "step": ("step tokens loss norm lr skipped", "seconds tokens_per_s", True),

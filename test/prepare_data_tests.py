@@ -478,7 +478,7 @@ def a_finished_run_that_lacks_a_file_is_not_taken_for_whole():
         write(path, content)
     assert "made already" in call(prepare_data, *words).out
     held = manifest("lacks")
-    del held["tokenizer_files"]  # of before they were named
+    del held["tokenizer_files"]  # a manifest made before they were named
     for row in held["shards"]:  # and of before there were lists
         os.remove(f"lacks/{row['name']}.starts")
         del row["starts_sha256"]

@@ -14,7 +14,7 @@
 
 static struct {
     int passed, failed, skipped;
-    bool failing, skipping; // of the test that runs
+    bool failing, skipping; // whether the running test fails, skips
     bool quiet;             // a failure is expected (CAUGHT), and not shown
     FILE *out;              // where tests print; NULL: stdout
     void (*setup)(void);

@@ -152,8 +152,8 @@ test_bad_runs_leave_no_record() {
     expect bench.jsonl 'len(r) == 7'
 }
 
-# A fault is seen by what it does to norms and losses: SPOIL and what is said then, or in place of a
-# run in BF16 that FAILED.
+# A fault is found by its effect on norms and losses: SPOIL and the message then; or the message if
+# the run in BF16 FAILED.
 test_losses_are_judged_beside_bf16() {
     local spoil count said
     while read -ru 3 spoil count said; do
@@ -331,8 +331,8 @@ shows() {
 }
 page_of() { "$results" "$@" --records records readme front; }
 
-# Both pages: together the newest record of each kind, compared with that of its commit. What no
-# row of a table has is not shown.
+# Both pages: together the newest record of each kind, compared with that of its commit. A column
+# that no row has is not shown.
 test_tables_are_the_newest_of_each() {
     write_fixture
     expect_said 2 'readme: not what the records in records say' page_of --check
@@ -378,7 +378,7 @@ END
     expect_status 0 page_of --check
     expect_status 0 page_of
     cmp -s expected readme || fail "a second time changes it"
-    # of several GPUs the newest commit that has one GPU, too
+    # with several GPUs, the newest commit that also has one GPU
     sed -n 's/1200000/1500000/; s/2026/2029/gp' records/bench.jsonl >newer
     cat newer >>records/bench.jsonl
     expect_status 0 page_of || return
@@ -463,7 +463,7 @@ test_pages_are_what_the_records_say() {
     expect_said 2 'report.json: not a report of this scripts/compare' "$results" --records other page
 }
 
-# Other programs stand beside ours, and where they were not timed in the same call that is said.
+# Other programs stand beside ours, and a note says if they were not timed in the same call.
 test_peers_of_another_call_are_named_so() {
     local commit peer
     commit=$(sed -n '/<!-- results -->/,$s/^Medians.*commit \([0-9a-f]*\)\.$/\1/p;T;q' "$root/README.md")
@@ -486,7 +486,7 @@ test_peers_of_another_call_are_named_so() {
     ! grep -q 'peer BF16' page figure.svg || fail "a peer on another GPU is shown"
 }
 
-# Another kind of GPU has a table of its own, and leaves what is said of the first alone.
+# Another kind of GPU has a table of its own, and does not change the first one's.
 test_each_gpu_has_a_table() {
     rm -rf other && cp -r "$root/test/results" other
     grep -v H100 "$root/test/results/bench.jsonl" >other/bench.jsonl

@@ -645,7 +645,7 @@ TEST(a_resume_takes_what_is_not_given) {
         {"", RESUMED "--load x", "embedding-lr-mult", "4"},
         {"--embedding-lr-mult 1", RESUMED, "embedding-lr-mult", "1"},
         {"", RESUMED "--vector-lr-mult 2", "vector-lr-mult", "2"},
-        {"--micro-batch-size 2", RESUMED, "global-batch-size", "4"}, // of its two ranks
+        {"--micro-batch-size 2", RESUMED, "global-batch-size", "4"}, // two ranks saved it
         {"--micro-batch-size 2", RESUMED, "micro-batch-size", "2"},
         {"--eval-interval 7", RESUMED, "eval-interval", "7"},
         {"--keep 0 --save-interval 9", RESUMED, "keep", "0"},
@@ -794,8 +794,8 @@ TEST(leftovers_are_swept) {
     CHECK(!path_exists("s/step_00000004/of a save that failed"));
 }
 
-// Of a checkpoint that was saved before its evaluation was made: with the evaluation it is as one
-// that was saved after it. `best` moves to it, if it is.
+// A checkpoint is saved before its evaluation is made. With the evaluation added it equals one that
+// was saved afterwards. `best` moves to it, if it is.
 TEST(an_evaluation_may_follow) {
     static const struct {
         double loss;

@@ -51,7 +51,8 @@ than most ranks in the weights of token_embedding" log || fail "$rank: $(cat log
     says 'has other values than the other half of the ranks'
 }
 
-# Step 5 is not checked: it finds that the state is not that of step 4, before anything is saved.
+# Step 5 is not checked: the check after it finds that the state is not step 4's, before anything is
+# saved.
 test_state_that_changes_in_memory_is_found() {
     local row ranks fp8="--fp8-format hybrid --global-batch-size 6"
     for row in 'master:master weights' 'moment:first moments' 'scales:FP8 scales'; do

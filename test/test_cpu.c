@@ -149,7 +149,8 @@ static void reference_qk_norm(double *out, double *const *in, const Shape *s) {
     }
 }
 
-// The gradient of qkv overwrites that of the output; the gradients of the weights are added to.
+// The gradient of qkv overwrites the gradient of the output; the gradients of the weights are added
+// to.
 static void run_qk_norm(float *out, float **g, float **in, const float *dout, const Shape *s) {
     int M = shape_rows(s), n = M * shape_qkv(s);
     float *rstd = new_floats(M * (s->H + s->G), NAN), *d = new_floats(n, NAN);
@@ -161,7 +162,8 @@ static void run_qk_norm(float *out, float **g, float **in, const float *dout, co
     free(d);
 }
 
-// The output [D] of one query. q: its row of qkv; first: that of its document, in the sequence.
+// The output [D] of one query. q: its row of qkv; first: the first key of its document, in the
+// sequence.
 static void reference_attend(double *out, const double *q, const double *sequence, int first,
                              int place, int head, const Shape *s) {
     int N = shape_qkv(s), group = head / (s->H / s->G);
@@ -519,7 +521,7 @@ TEST(reductions_do_not_depend_on_threads) {
 
 // ---- activations over the whole range ---------------------------------------------------------
 
-enum { POINTS = 20001 }; // of [-100, 100]
+enum { POINTS = 20001 }; // points in [-100, 100]
 
 // Counts elements whose error is larger than `relative` of the value plus `absolute`.
 static int off(const float *actual, const float *x, double (*function)(double), double relative,
@@ -602,9 +604,9 @@ TEST(attention_survives_large_scores) {
     for (int i = 0; i < T * N; i++) { CHECK(isfinite(dqkv[i])); }
 }
 
-// Forward and backward of documents in sequences of 7. Counts the bits that change in rows of
-// another document than rows 3 and 4 of the first sequence, when these change. hides: attention is
-// told of the documents.
+// Runs forward and backward with documents in sequences of 7. Counts the bits that change in rows
+// of another document than rows 3 and 4 of the first sequence, when these change. hides: attention
+// is told of the documents.
 static int64_t seen_from_elsewhere(bool hides) {
     enum { B = 3, T = 7, H = 4, G = 2, D = 5, N = (H + 2 * G) * D, M = B * T };
     float qkv[M * N], out[2][M * H * D], lse[M * H], dout[M * H * D], dqkv[2][M * N];
@@ -777,8 +779,8 @@ static float *moments_new(Moment which) {
     return x;
 }
 
-// A block's largest value has the largest code or the one before, no code but that of 0 is 0 in v,
-// and what is decoded lies within a level: of the nearest code, within half of one.
+// A block's largest value has the largest code or the one before, in v only 0 has code 0; a decoded
+// value lies within a level of its number, with the nearest code within half a level.
 TEST(moments_are_near) {
     static uint8_t codes[MOMENTS];
     static uint16_t scales[MOMENTS / MOMENT_BLOCK];

@@ -1,6 +1,6 @@
 // Damaged files. One table has what is done to which bytes of which file, and what the error says;
-// of a checkpoint's files, --resume latest must take the checkpoint before. Then checkpoints whose
-// meta.json is sealed and lies, and what `latest` means.
+// after damage to a checkpoint's file, --resume latest must take the previous checkpoint. Then
+// checkpoints whose meta.json is sealed and lies, and what `latest` means.
 #define _GNU_SOURCE // memmem
 
 #include "../dataloader/tokenizer.h"
@@ -403,7 +403,7 @@ TEST(meta_files_that_lie_are_refused) {
 TEST(another_version_is_no_damage) {
     save_steps(2);
     Blob meta = blob_read("s/step_00000002/meta.json");
-    edit_meta(meta, "\"version\":\t2", "\"version\":\t3"); // as that of step 1
+    edit_meta(meta, "\"version\":\t2", "\"version\":\t3"); // where step 1 has its meta.json
     CHECK(rename("s/step_00000001/meta.json", "s/step_00000002/meta.json") == 0);
     CHECK_EQUAL(resumed(SAVED), -1);
     CHECK_CONTAINS(error_text(), "--resume latest: s/step_00000002/meta.json: checkpoint version "

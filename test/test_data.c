@@ -476,8 +476,8 @@ static void poke(const char *path, size_t at, uint32_t value) {
     free(b.bytes);
 }
 
-// A run's batches have the starts of its samples, also those that are read in advance, and so have
-// those of an evaluation.
+// A run's batches have the starts of its samples, also batches that are read in advance, and so
+// have an evaluation's.
 TEST(runs_get_the_starts_of_their_samples) {
     enum { T = 16, B = 2, N = B * T };
     int inputs[N], targets[N], starts[N], expected[3][N];
@@ -548,8 +548,8 @@ TEST(data_of_conversations_are_known) {
     remove("stream_5.bin.mask");
 }
 
-// Only the target after the end of text is left out, besides those of the masks. Shards without
-// masks hold the targets 46, 47 and 143 to 149.
+// Only the target after the end of text is left out, besides the targets that the masks leave out.
+// Shards without masks hold the targets 46, 47 and 143 to 149.
 TEST(targets_after_an_end_may_be_left_out) {
     enum { T = 4 };
     int inputs[T], targets[T], wrong = 0;

@@ -78,7 +78,7 @@ ROWS
     expect_status 0 resume 'moved/*.bin' || return
     expect_status 0 run --data 'd/*_train.bin' --train-iters 8 --save straight || return
     same_checkpoint {s,straight}/latest || fail "moved data: another end"
-    # of ranks, too; test_ranks_trouble.sh has ranks that read other data than each other
+    # the same on several ranks; test_ranks_trouble.sh has ranks that read different data
     [[ -x $standin ]] || { skip "no C++ compiler, so no stand-in trainer"; return; }
     local ranks
     read -ra ranks < <(trainers | tail -n 1)
@@ -132,7 +132,7 @@ test_other_data_have_other_losses() {
     done <<<$'d 0.25\nswapped [3-6]\\.[0-9]*'
 }
 
-# A checkpoint of a program that had an option less: the default is used, and said.
+# A checkpoint of a program that had an option less: the default is used, with a note.
 test_newer_options_are_said() {
     local given
     for given in 1 2; do
@@ -231,8 +231,8 @@ test_tokenize_leaves_other_tokenizers_alone() {
     is "$(grep -ac warning log)" 1 # --tokenizer is named
 }
 
-# The one of the shards' own name comes before others of the same tokens; unmarked shards, as llm.c's,
-# are told apart by the tokenizers beside them alone.
+# The one of the shards' own name comes before others of the same tokens; unmarked shards, as
+# llm.c's, are distinguished only by the tokenizers beside them.
 test_shards_take_the_tokenizer_of_their_name() {
     local folder
     tokenize same/mine text1 && tokenize same/again --tokenizer same/mine_tokenizer.bin text2 || return
@@ -263,7 +263,7 @@ test_another_length_continues_at_the_same_token() {
     done
 }
 
-# The best validation loss so far is that of the data and the sequences that are evaluated now.
+# The best validation loss so far counts only for the data and the sequences that are evaluated now.
 test_other_validation_data_have_their_own_best() {
     local words=(run --data d/a_train.bin --eval-interval 2 --save-interval 2 --save best)
     expect_status 0 "${words[@]}" --valid-data d/b_train.bin --train-iters 4 || return

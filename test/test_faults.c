@@ -18,7 +18,7 @@ typedef enum { FAIL_ONCE, FAIL_FROM_THERE, DISK_FULL, MODES } Mode;
 static struct {
     int calls, failing; // failing: number of the call that fails, 0: none
     Mode mode;
-    const char *name;        // of the first call that failed
+    const char *name;        // name of the first call that failed
     void (*meanwhile)(void); // called instead of the failure, as if by another process
 } fault;
 
@@ -110,8 +110,8 @@ size_t __wrap_fwrite(const void *bytes, size_t size, size_t count, FILE *file) {
     return __real_fwrite(bytes, size, written, file);
 }
 
-// It does not wait for the disk, because no test needs its files after a power cut. A file system
-// may have no fsync of folders.
+// fsync does not wait for the disk here, because no test needs its files after a power cut. A file
+// system may have no fsync of folders.
 static bool no_folder_sync;
 int __wrap_fsync(int file) {
     struct stat info;
@@ -312,7 +312,7 @@ static const char *trouble_back(Cycle *c, bool (*back)(int64_t)) {
     return holds("s/step_00000001", 1) ? NULL : "step 1 is lost";
 }
 
-// Where all later calls fail, too, every other call is the first one: that of the other folder.
+// If all later calls fail too, only every other call is the first to fail: for the other folder.
 TEST(a_checkpoint_survives_every_failing_call) {
     for (int again = 0; again < 2; again++) {
         begin(FP8 "--keep 1", 2 + again);

@@ -75,7 +75,8 @@ TEST(encodes_every_bf16_value) {
 
 // ---- arbitrary FP32 inputs --------------------------------------------------------------------
 
-// Searches the codes with x's sign for the one nearest to x; of two equally near, the even one.
+// Searches the codes with x's sign for the one nearest to x; of two that are equally near, the even
+// one.
 static int nearest_code(float x, int f) {
     if (!isfinite(x)) { return 0x7f; }
     int best = 0;
@@ -258,7 +259,7 @@ typedef struct {
     Fp8Blocks blocks;
     Scaling scaling;
     const float *x, *inverse;   // the values; the operand's inverse scales, by fp8_scale_index
-    const unsigned char *codes; // of the operand
+    const unsigned char *codes; // codes of the operand
 } Reference;
 
 // Checks the rule for scales, the place of each scale, the codes, the rounded values, and the

@@ -100,7 +100,7 @@ test_a_checkpoint_is_enough() {
             same_checkpoint {first,again}/latest || fail "$trainer: other weights with '$options'"
         done
     done
-    # what the run was is in its config.txt even when nobody said it again
+    # config.txt says what the run was, even if the options were not given again
     ! grep resume first/config.txt || fail "config.txt goes on with an earlier run"
     sed 's/^save .*/save anew/' first/config.txt >config
     expect_status 0 train_gpt --config config --train-iters 4 || return
@@ -181,8 +181,8 @@ test_checkpoints_carry_what_belongs_to_the_model() {
     cmp -s e/x_tokenizer.json g/latest/tokenizer.json || fail "another tokenizer.json"
 }
 
-# Of a start that was not imported, the tokenizer cannot be compared with that of the data; the data of
-# a fine-tuning must be the model's own tokens; and a checkpoint whose data had no tokenizer has none.
+# The tokenizer of a start that was not imported cannot be compared with the data's; the data of a
+# fine-tuning must be the model's own tokens; and a checkpoint whose data had no tokenizer has none.
 test_tokenizers_of_starts() {
     local unread='warning: unread/tokenizer.json is not compared with the tokens of d/x_train.bin'
     cp -rL s/latest unread && rm unread/meta.json unread/tokenizer.bin
@@ -203,7 +203,7 @@ ROWS
     grep -qE '^[0-9 ]+$' log || fail "no numbers: $(tail -n 1 log)"
 }
 
-# Of the last step's FP8 gradients, how many codes in ten thousand are the largest or zero ($1).
+# How many codes in ten thousand of the last step's FP8 gradients are the largest or zero ($1).
 lost() {
     grep '"kind":"fp8"' b/metrics.jsonl | tail -n 1 | grep -oE '\.dy":\{[^}]*' |
         awk -F '[:,]' -v kind="\"$1\"" '{

@@ -175,7 +175,7 @@ TEST(faults_are_seen) {
     CHECK(done[0] && done[1]);
 }
 
-// If a product overwrites what it reads, the gradients are far from those of two kernels.
+// If a product overwrites what it reads, the gradients are far from the two kernels' gradients.
 TEST(products_with_gelu_train_as_two_kernels) {
     static const char wide[] = COMMON "--arch gpt2 --num-layers 2 --hidden-size 768 "
                                       "--num-attention-heads 12 --micro-batch-size 64";

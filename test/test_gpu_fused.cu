@@ -12,15 +12,15 @@ enum Kind { GELU, GELU_BACKWARD, SWIGLU, HEAD, ROTARY };
 // distributed, or small whole numbers.
 struct Problem {
     int M, N, K;
-    Fp8Type type; // of A, and of what is written
+    Fp8Type type; // type of A, and of the output
     Kind kind;
     bool backward, fast;
-    int columns; // of the product
-    int V;       // of the head's columns
+    int columns; // columns of the product
+    int V;       // columns of the head that count
     Rotary rotary = {};
     Codes a_host, b_host;
     Buffer<uint8_t> a, b;
-    Buffer<Fp8Scale> scales; // of a and b
+    Buffer<Fp8Scale> scales; // scales of a and b
     Input bias, x_host;
     Bf16Buffer x, apart; // the pre-activations, all of the product but in the backward pass; there
                          // the product of two kernels is apart
@@ -84,7 +84,8 @@ struct Problem {
         t.bf16 = NULL;
         return t;
     }
-    // Of the head's logits: in the memory of their gradient's codes, as in training.
+    // The maxima and sums of the head's logits, in the memory of their gradient's codes, as in
+    // training.
     Scratch max_sums(void) const {
         return {reinterpret_cast<float *>(out.fp8.data), out.fp8.count};
     }
@@ -148,7 +149,7 @@ static bool can_run(void) {
     return can;
 }
 
-// The results of a run, to be compared with those of another.
+// The results of a run, to be compared with another run's.
 struct Results {
     Floats x, sums;
     Codes fp8, fp8_t;
@@ -169,8 +170,8 @@ static void check_same(const Results &a, const Results &b) {
     CHECK_CLOSE(a.amax, b.amax, on_stand_ins() ? 1e-6 * b.amax : 0.0);
 }
 
-// With whole numbers, products, and so all results, equal those of the definition and of the two
-// kernels bit for bit; so do those of a repeated run. Changing a code of A changes its row.
+// With whole numbers, products, and so all results, equal the definition's and the two kernels' bit
+// for bit; so do a repeated run's. Changing a code of A changes its row.
 static void check_whole(int M, int N, int K, Fp8Type type, Kind kind, bool fast) {
     if (left_out((int64_t)M * N)) { return; }
     Problem p(M, N, K, type, kind, fast, true);
@@ -362,7 +363,7 @@ static Floats get_max_sums(const Problem &p) {
     return all;
 }
 
-// Against those of the first V of these logits.
+// Compares max_sums with the maxima and sums of the first V of these logits.
 static void check_max_sums(const Floats &found, const Floats &logits, int M, int N, int V) {
     for (int i = 0; i < max_sums_tiles(N) * M; i++) {
         const float *row = &logits[(size_t)(i % M) * N];
@@ -617,8 +618,8 @@ TEST(forms) {
     }
 }
 
-// Values that are not finite, values beyond the format, and rows beyond the tensor: those of a tile
-// hold the bias alone, which is more than any value here.
+// Values that are not finite, values beyond the format, and rows of a tile beyond the tensor, which
+// hold only the bias, here larger than any value.
 TEST(special_values) {
     if (!can_run()) { return; }
     Problem cut(48, 144, 256, FP8_E4M3, GELU, true, true);

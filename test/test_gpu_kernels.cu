@@ -95,7 +95,7 @@ static void layer_products(int M, int N, int K, int layer) {
         if (mode == TIMING && p.trans_b) { product(p, M, N, K, false, true, shape); }
         if (mode == TIMING && p.trans_a) { product(p, N, K, M, true, false, shape); }
         if (mode == TIMING && !p.trans_a && !p.trans_b && (!dgelu || layer == 4)) {
-            product(p, M, K, N, false, false, shape); // GELU's derivative follows that of fc2
+            product(p, M, K, N, false, false, shape); // GELU's derivative comes after fc2's product
         }
         for (int transposed = 0; transposed < 4 && mode == CHECKING; transposed++) {
             bool trans_a = transposed & 1, trans_b = transposed & 2;
@@ -374,7 +374,8 @@ static void heads_of_64(int B, int T, int H, int size, bool documents) {
     CHECK_ERROR(first_lse.data(), c.lse.data(), (int64_t)c.lse.size(), 1e-5);
     put_floats(out, c.rounded);
     lse.put(c.lse.data());
-    auto columns = [&](const Floats &all, int which) { // of the queries, the keys or the values
+    // columns of the queries, the keys or the values
+    auto columns = [&](const Floats &all, int which) {
         const size_t width = (size_t)H * 64;
         Floats some;
         for (size_t i = which * width; i < all.size(); i += 3 * width) {
@@ -622,8 +623,8 @@ static double copy_rate(int64_t bytes) {
     return bytes / seconds;
 }
 
-// Whether codes are those of x, which may differ in its last bits from what the device has rounded:
-// a scale of a hundred and a code of five thousand may be another one.
+// Whether codes are right for x, which may differ in its last bits from what the device has
+// rounded: one scale in a hundred and one code in five thousand may differ.
 static bool near_codes(const std::vector<char> &codes, const std::vector<Bf16> &scales,
                        Moment which, const Floats &x, MomentRounding rounding) {
     std::vector<uint8_t> expected(x.size());
@@ -801,7 +802,7 @@ ROW(optimizers) { // n, types of gradients and moments, FP8, offloaded
     row(adamw, TIMING, timed);
 }
 
-// Codes and scales of 8-bit moments are those of moment_encode, bit for bit: without decay the new
+// Codes and scales of 8-bit moments equal moment_encode's, bit for bit: without decay the new
 // moments are g and g^2, which no rounding makes different. Gradients of many sizes, zeros and
 // blocks of zeros; a block's largest on a BF16 number, and above.
 TEST(moments_have_the_definitions_codes) {
@@ -916,7 +917,7 @@ TEST(planted_faults) {
                                  l.out.columns.codes, l.sums[0].data};
                 uint8_t *at = (uint8_t *)forms[fault], byte;
                 if (at == NULL || !last) { return; }
-                at += fault == 4 ? 3 : (size_t)l.rows * N - 1; // of the sums, an exponent's bit
+                at += fault == 4 ? 3 : (size_t)l.rows * N - 1; // an exponent's bit of a sum
                 gpu_fetch(&gpu, &byte, at, 1);
                 CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
                 byte ^= 0x20;

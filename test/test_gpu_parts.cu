@@ -1,6 +1,6 @@
 // The optimizer and FP8 weights: AdamW's step and Muon's against cpu.c; the resulting weights,
 // their codes, amaxes and scales, bit for bit; and the results of several ranks for their parts
-// (ZeRO-1), put together, against those of one rank for everything.
+// (ZeRO-1), put together, against one rank's for everything.
 #include "fp8_test.h"
 
 enum { WEIGHTS = 2, RANKS_MOST = 5, FIRST = 64, PLAIN = 64 * 30, MOST_SQUARES = 16 };
@@ -26,14 +26,14 @@ struct Space {
 // The optimizer's arrays. The ranks' parts lie one after another, with gaps between them. A moment
 // has 4 bytes or 2.
 struct State {
-    int64_t shift, gap; // of gradients; between ranks' parts
+    int64_t shift, gap; // shift of gradients; gap between ranks' parts
     GpuType moments;
     FloatBuffer master, exp_avg, exp_avg_sq;
     Bf16Buffer gradients, plain;
     Quantised q[WEIGHTS];
     Scaling mode;
     Buffer<Fp8Weight> weights;
-    FloatBuffer amaxes; // of squares
+    FloatBuffer amaxes; // amaxes of squares
 
     State(const Space &space, int64_t s, int64_t g, GpuType m, Scaling how)
         : shift(s), gap(g), moments(m), master(space.size + RANKS_MOST * gap),

@@ -106,7 +106,8 @@ struct Slice {
         for (float &x : result) { x = between(x, r); }
         return result;
     }
-    // Of the key (which 0) or value (1) at j; cuDNN rounds each query head's before it adds them.
+    // The gradient of the key (which 0) or value (1) at j. cuDNN rounds each query head's part
+    // before it adds them.
     Floats dkv(int which, int j, Rounding r) const {
         Floats result((size_t)s.D, 0.0f);
         for (int head = 0; head < heads; head++) {

@@ -116,7 +116,7 @@ TEST(other_threads_take_no_more_cores) {
 enum { TASKS = 10000 };
 
 static void set_threads(int threads) {
-    setenv("OMP_NUM_THREADS", "7", 1); // as it was read, whatever it says
+    setenv("OMP_NUM_THREADS", "7", 1); // its value when it was read, whatever it is now
     omp_set_num_threads(threads);
     threads_divide(1);
 }

@@ -202,7 +202,8 @@ test_a_rate_that_jumps_is_told() {
 ROWS
 }
 
-# What a start says of what it will do; of options that do nothing; of what saves, or is not saved.
+# What a start prints about what it will do; about options that do nothing; about what saves, or is
+# not saved.
 test_starts() {
     check_rows <<'ROWS'
 0|train --global-batch-size 4|  schedule    3 steps of 256 tokens (2 x 128 micro-batches), |!warning

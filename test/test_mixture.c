@@ -45,7 +45,8 @@ TEST(every_prefix_has_its_shares) {
         CHECK_EQUAL(b.period, row->period);
         double bound = row->count > 1 ? 1 - 1.0 / (2 * row->count - 2) : 0;
         CHECK(worst_distance(&b, 0, min64(3 * b.period, 2000), 0) <= bound + 1e-9);
-        CHECK(worst_distance(&b, 1000000000000 - 7, 500, 0) <= bound + 1e-2); // of a double
+        // rounding of a double
+        CHECK(worst_distance(&b, 1000000000000 - 7, 500, 0) <= bound + 1e-2);
         CHECK(row->count == 1 || worst_distance(&b, 0, 2 * b.period, 1) > 100);
     }
     for (int round = 0; round < 60; round++) {
@@ -136,8 +137,8 @@ static void write_sources(void) {
     write_tokens("c.bin", FIRST_C, 21, 0);
 }
 
-// Reads 3 epochs as run.c does, on `ranks` ranks, from any sample on. Counts samples that are not
-// those of one rank, and windows that an epoch of their source has not exactly once. planted: all
+// Reads 3 epochs as run.c does, on `ranks` ranks, from any sample on. Counts samples that differ
+// from one rank's, and windows that an epoch of their source has not exactly once. planted: all
 // sources have the shuffle of the first.
 static int64_t misread(const Mixture *m, int ranks, int B, int micro_batches) {
     Run run = {.train = {m->data, 42, true, &m->blend}, .group = {.ranks = ranks}};

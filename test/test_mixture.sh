@@ -55,7 +55,7 @@ for r in records:
 END
 }
 
-# Of the sources alone, an evaluation has the same losses as of the mixture.
+# An evaluation of the sources alone has the same losses as one of the mixture.
 test_sources_are_evaluated_as_alone() {
     local i
     expect_status 0 run --load whole/latest --eval-only "${valid[@]}" --eval-iters 0 || return

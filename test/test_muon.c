@@ -170,7 +170,7 @@ static void check_steps(const char *model, const Part *parts, int count) {
             }
         }
         CHECK_EQUAL(wrong, 0);
-        CHECK(same < 20); // of all matrices' elements
+        CHECK(same < 20); // of the elements of all matrices
     }
 }
 

@@ -222,7 +222,7 @@ TEST(config_file_holds_what_was_given) {
             CHECK(difference(&expected, &back) == NULL);
         }
     }
-    Options o = options_of("--config config.txt --train-iters 9"); // those of a file, too
+    Options o = options_of("--config config.txt --train-iters 9"); // also the ones from a file
     write_config(&o);
     CHECK_CONTAINS(text_read("config.txt"), "\nhidden-size 64\n");
     CHECK_CONTAINS(text_read("config.txt"), "\ntrain-iters 9\n");

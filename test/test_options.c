@@ -480,14 +480,14 @@ TEST(resumed_runs_derive_again) {
         {"lr-wsd-decay-iters", "--train-iters 50", "--train-iters 100", "40", "7"},
         {"lr-wsd-decay-iters", "--lr-decay-style cosine", "--lr-decay-style wsd", "400", "7"},
         {"lr-wsd-decay-iters", "", "--lr-decay-style cosine", "0", "7"},
-        {"lr-warmup-iters", "--train-iters 50", "--train-iters 90", "5", "7"}, // as it began
+        {"lr-warmup-iters", "--train-iters 50", "--train-iters 90", "5", "7"}, // as the run began
         {"embedding-lr-mult", "", "--optimizer muon", "2", "3"},
         {"vector-lr-mult", "--optimizer muon", "--optimizer adamw", "4", "3"},
     };
     char value[OPTION_TEXT];
     Options plain = options_of("");
     for (const OptionRow *row = option_table; row < option_table + option_table_count; row++) {
-        bool listed = strcmp(row->group, "Model") == 0 ||            // of the checkpoint
+        bool listed = strcmp(row->group, "Model") == 0 ||            // listed from the checkpoint
                       strcmp(row->name, "global-batch-size") == 0 || // stays on other ranks
                       strcmp(option_text(&plain, row, value), row->fallback) == 0 ||
                       strtod(value, NULL) == strtod(row->fallback, NULL);
@@ -538,7 +538,7 @@ TEST(epochs_are_steps) {
             CHECK_EQUAL(o.train_iters, row->steps[i > 0]);
             CHECK_EQUAL(o.lr_decay_iters, o.train_iters); // the schedule follows
             CHECK_EQUAL(o.lr_wsd_decay_iters, 2 * o.train_iters / 5);
-            CHECK_EQUAL(o.lr_warmup_iters, row->steps[0] / 10); // as it began
+            CHECK_EQUAL(o.lr_warmup_iters, row->steps[0] / 10); // as the run began
             CHECK(option_source(&o, o.epochs > 0 ? "train-iters" : "epochs") < SOURCE_CHECKPOINT);
         }
         CHECK_TEXT(option_text(&o, option_row("epochs"), text), text_of("%g", row->epochs));

@@ -211,8 +211,8 @@ TEST(blockwise_has_no_state) {
     CHECK(!fp8_slot_follows(&p.precision, fp8_slot_index(&p.config, LINEAR_HEAD, 0, OPERAND_DY)));
 }
 
-// The head's output gradient is at most its factor. With the z-loss the limit is larger: it is that
-// of a row whose log-sum-exp is 100.
+// The head's output gradient is at most its factor. With the z-loss the limit is larger: it allows
+// a row whose log-sum-exp is 100.
 TEST(the_fixed_slot_has_room_for_the_z_loss) {
     static const double coefficients[] = {0, 1e-4, 0.1};
     for (int i = 0; i < 3; i++) {
@@ -259,7 +259,7 @@ TEST(calibration_sets_scales_that_are_not_known) {
     enum { STEP_TOKENS = 1024, OTHER = 7 }; // OTHER: a count, a scale
     static const struct {
         int count;
-        float scale, amax, expected[OPERAND_COUNT]; // of X, W, dY; 0: target / amax
+        float scale, amax, expected[OPERAND_COUNT]; // for X, W, dY; 0: target / amax
     } rows[] = {
         {0, 1, 0, {0.5f, 1024, 1792.0f * STEP_TOKENS}},
         {0, 1, NAN, {0.5f, 1024, 1792.0f * STEP_TOKENS}},
@@ -304,7 +304,7 @@ TEST(calibration_sets_scales_that_are_not_known) {
 // E5M2 has the range for that, E4M3 does not. Blocks have scales of their own.
 TEST(the_heads_gradient_has_the_range_of_its_vocabulary) {
     static const struct {
-        float deviation;     // of the logits
+        float deviation;     // deviation of the logits
         double most;         // largest error of E5M2
         double least, zeros; // smallest error of E4M3, and share of zeros
     } rows[] = {{0, 0.025, 0.11, 0}, {2, 0.005, 0.03, 0.6}};

@@ -71,7 +71,7 @@ test_trains_on_a_text() {
     cp log trained
 }
 
-# Every command under `Try next` but those of make, with fewer steps.
+# Every command under `Try next` except make's, with fewer steps.
 test_suggestions_work() {
     local command count=0 steps
     sed '1,/^Try next/d' trained | grep '^    \./' >commands

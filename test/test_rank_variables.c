@@ -95,8 +95,8 @@ TEST(the_secret_is_read) {
     CHECK_TEXT(r.meeting.secret, "0123456789abcdefFEDCBA9876543210");
 }
 
-// What a starter's numbers of the run come to: ranks of one run have the same text and port, those
-// of two runs differ in both.
+// What follows from a starter's numbers of the run: ranks of one run have the same text and port;
+// two runs differ in both.
 TEST(runs_are_told_apart) {
     static const Says rows[] = {
         {SLURM(0, 2, 0), "SLURM_JOB_ID=1234567"},

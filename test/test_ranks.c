@@ -42,7 +42,7 @@ static void write_part(const Fixture *f, int rank, int ranks, const char *text) 
     for (int kind = 0; kind < 3; kind++) { free((void *)tensors[kind].data); }
 }
 
-// Saves the fixture, then replaces its optimizer file by those of several ranks, without checksums.
+// Saves the fixture, then replaces its optimizer file by files of several ranks, without checksums.
 static void save_split(Fixture *f, int ranks, const char *const *texts) {
     static const char meta_path[] = "s/step_00000001/meta.json";
     CHECK(fixture_save(f, 1));

@@ -62,7 +62,7 @@ test_every_starter_starts() {
     started_well nodes
 }
 
-# Of a run's folder: the loss of every step.
+# Prints the loss of every step in a run's folder.
 losses_of() {
     grep '"kind":"step"' "$1/metrics.jsonl" | grep -oE '"loss":[^,]*'
 }
@@ -173,7 +173,7 @@ test_across_network_namespaces() {
     ip netns del $name-b
 }
 
-# Without a cable, no connection closes: only silence tells. (The stand-in for NCCL needs none.)
+# Without a cable, no connection closes: only silence shows it. (The stand-in for NCCL needs none.)
 cable_is_cut() {
     local r begin places=("$1-a" "$1-b") of=(--train-iters 1000000 --distributed-timeout 2)
     rm -f out.0 # so that what is waited for is this run's

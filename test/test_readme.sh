@@ -118,7 +118,7 @@ stale_options() {
     diff shown tables | grep '^[<>]' | head -n 3
 }
 
-# "kind field" of every record: in the table of the section "Metrics", and in those of a run.
+# "kind field" of every record: in the table of the section "Metrics", and in the records of a run.
 shown_fields() {
     sed -n '/^#* *Metrics/,/^#/p' "$1" | awk -F '|' '$2 ~ /^ `[a-z]+` $/ {
         gsub(/[` ]/, "", $2)

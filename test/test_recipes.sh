@@ -60,7 +60,8 @@ test_it_tunes_a_start() {
     [[ -e tuned/step_00000006/model.safetensors ]] || fail "no checkpoint"
 }
 
-# One after the other, by scripts/compare; so few steps may tell nothing, which is its status 3.
+# scripts/compare runs them one after the other. With so few steps it may come to no verdict, which
+# is its status 3.
 test_both_precisions_are_compared() {
     local base=(train_gpt --model llama-tiny --data data/train_00000.bin --train-iters 1
         --micro-batch-size 1)
@@ -75,7 +76,7 @@ test_both_precisions_are_compared() {
     says 'starting from the weights of' '--weight-decay 0'
 }
 
-# They are of the same bytes, at the same time, so that the name is all that differs.
+# They have the same size and time, so that only their names differ.
 test_other_conversations_are_not_taken_for_these() {
     local chats=(env PREPARE=1 START="$root/test/golden/chat" DATA="$PWD/chats" HF_HUB_OFFLINE=1
         "$root/scripts/run_llama3_8b_finetune.sh")

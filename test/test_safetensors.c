@@ -318,7 +318,7 @@ TEST(values_of_another_type_are_refused) {
         {"llama", "rope_scaling rope_parameters", "{} {\"a\":64} null"},
         {"llama", "tie_word_embeddings use_sliding_window", "true"},
         {"llama", "attention_bias mlp_bias", ""},
-        {"llama", "layer_types", "[] [64] null"}, // of which only texts are full attention
+        {"llama", "layer_types", "[] [64] null"}, // only texts of these are full attention
         {"llama", "bos_token_id pad_token_id", "64 null"},
         {"llama", "eos_token_id", "64 null [] [64]"},
         {"llama", "hidden_act", ""},

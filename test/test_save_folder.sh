@@ -114,7 +114,7 @@ test_going_back_leaves_no_branch_in_silence() {
     says 'back/step_00000008 is set aside as step_00000008.aside-1'
     train back 8 "${evaluates[@]}" --lr 3 --resume latest || return
     says 'resuming from back/step_00000004'
-    # its own losses are higher: meta.json of `best` is that of the lowest
+    # its own losses are higher: meta.json of `best` is still the lowest one's
     is "$(readlink back/best)" step_00000004
     rm back/latest back/best # they are for other programs
     expect_said 0 'from the weights of back/step_00000004' train_gpt --load back/best --sample-only --no-quiet

@@ -253,7 +253,7 @@ class Judging(Folder):
                                                  ("b", loss, (valid, speed), options))]
 
     def seeds(self, *changes):
-        """What is said of pairs whose final losses differ by so many percent."""
+        """Returns the verdict on pairs whose final losses differ by these percentages."""
         number = len(os.listdir(self.folder))
         runs = [[self.whole_run(f"{number}-{name}-{seed}", [2.0] + [2 + factor * change / 50] * 10,
                                 speed=100.0 + factor, seed=str(seed))
@@ -571,7 +571,7 @@ class OtherPrograms(Folder):
         return metrics.open_run(path)
 
     def race(self, name, seed, seconds, evals):
-        """Ten steps of so many seconds; evals: step -> loss."""
+        """Writes a run of ten steps of `seconds` each; evals: {step: loss}."""
         return self.run_of(f"{name}-{seed}", start(seed=seed),
                            *({**step_record(i), "seconds": seconds} for i in range(1, 11)),
                            *({"kind": "eval", "step": step, "valid_loss": loss}
@@ -652,7 +652,7 @@ class OtherPrograms(Folder):
         self.assertEqual(options["seed"], ["-", "1", "2"])
         self.assertEqual(options["lr"], ["0.0006", "0.1", "0.1"])
         self.assertFalse({"eval-iters", "data", "num-layers"} & set(options))
-        # of an older record, which names no effects, it is not known which options change nothing
+        # an older record names no effects, so it is not known which options change nothing
         old = self.run_of("old", {**start(save="/other"), "effects": {}})
         for runs in ([old, fast[0]], [fast[0], old], [theirs, old, fast[0]]):
             self.assertNotIn("save", judge.differing_options(runs))

@@ -153,7 +153,7 @@ test_reports_on_runs_from_elsewhere() {
         --run a:c/bf16/seed-2 --run b:c/fp8/seed-2
 }
 
-# Nor does a run whose options are those of another write into that one's folder.
+# Nor does a run with the options of another one write into that one's folder.
 test_a_config_saves_nowhere_else() {
     expect_status 0 train_gpt "${common[@]}" --train-iters 2 --save configured || return
     find configured | sort >before
@@ -192,7 +192,7 @@ has_steps() {
 }
 
 test_interrupted_comparison_goes_on() {
-    local command=(compare --out i -- "${common[@]}" --train-iters 400 --save-interval 50)
+    local command=(compare --out i -- "${common[@]}" --train-iters 150 --save-interval 20)
     "${command[@]}" >i.log 2>&1 &
     local pid=$! trainer status=0
     wait_until has_steps i/fp8/seed-1234 2 || return
@@ -220,7 +220,7 @@ test_interrupted_comparison_goes_on() {
     [[ $(grep -c '"kind":"run"' i/bf16/seed-1234/metrics.jsonl) -eq 1 ]] || fail "bf16 run again"
     [[ $(grep -c '"kind":"run"' i/fp8/seed-1234/metrics.jsonl) -eq 3 ]] || fail "fp8 not resumed"
     "$root/test/metrics_tool.py" i/fp8/seed-1234/metrics.jsonl >steps || fail "its metrics"
-    [[ $(grep -c ^step steps) -eq 400 ]] || fail "not 400 steps"
+    [[ $(grep -c ^step steps) -eq 150 ]] || fail "not 150 steps"
 }
 
 # ---- plot and monitor -------------------------------------------------------------------------

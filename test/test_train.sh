@@ -79,8 +79,9 @@ ROWS
     [[ ! -e blockwise/latest/scaling.safetensors ]] || fail "blockwise: a scaling state"
 }
 
-# Of 40 short texts: what begins anew at each, or does not count, is another run; a resumed one does
-# as it did before, and says where it is told to do otherwise. An evaluation does as the run.
+# With 40 short texts, a run differs if attention or positions begin anew at each, or some targets
+# do not count. A resumed run does as before, and warns if an option changes that. An evaluation
+# does as the run.
 test_documents_begin_anew() {
     local i name options loss
     for i in {1..40}; do make_text "$i" $((20 + 5 * i)) >"text.$i"; done
@@ -147,7 +148,7 @@ END
 }
 
 # The small presets at the quick start's learning rate, with the default initialization and warm-up;
-# and with weights as small as those of wide models. test/results has the large ones.
+# and with weights as small as wide models have. test/results has the large ones.
 test_presets_start_smoothly() {
     local model optimizer std rise norm smooth
     "$root/make_corpus" --bytes 200000 >corpus
@@ -208,7 +209,7 @@ test_step_line_has_its_fields() {
     line="^step +[0-9]+/$steps \| loss $number \| norm $number \| lr $number \| [0-9]+ tok/s"
     line+=" \| $number ms \| "
     is "$(grep -cE "${line}ETA [0-9hms]+$" log) $(grep -cE "${line}start [0-9.]+ s$" log)" "$((steps - 1)) 1"
-    # what does not change is said once
+    # what does not change is printed once
     for line in '^  model +[0-9]+ parameters, FP8, [0-9.e+]+ FLOPs a token$' '^  memory +[0-9.]+ MiB' \
         '^eval after step 5 \| valid loss [0-9.]+ \(best\) \| perplexity [0-9.e+]+ \| '; do
         grep -qE "$line" log || fail "no $line"
@@ -349,7 +350,7 @@ test_samples_are_escaped_on_a_terminal() {
     ! sed -n '/^sample/,$p' log | tr -d '\n\t' | LC_ALL=C grep -qa '[[:cntrl:]]' || fail "a run's log: $(cat -v log)"
 }
 
-# Ctrl-C, and what is said after it, while a live line is drawn.
+# Ctrl-C, and what is printed after it, while a live line is drawn.
 test_a_stop_is_said_on_a_line_of_its_own() {
     has_terminal || return
     local command="exec '$root/train_gpt' ${common[*]} --model llama-tiny --train-iters 100000

@@ -1,5 +1,5 @@
 // The CPU trainer's forward and backward passes: compares loss, logits and every gradient with
-// those of PyTorch (test/golden/). test_cpu.c tests each operation alone.
+// PyTorch's (test/golden/). test_cpu.c tests each operation alone.
 #include "trainer.h"
 
 enum { M = 3 * 13, V = 61 }; // as in test/golden/*.config
@@ -45,7 +45,8 @@ static void compare_gradients(Trainer *t, const float *expected) {
     }
 }
 
-// documents: the sequences are packed documents, and the outputs those of each one by itself.
+// documents: the sequences are packed documents, and the outputs are those of each document by
+// itself.
 static void check_golden(const char *name, bool documents) {
     char path[PATH_LENGTH];
     CLOSED(trainer_close) Trainer t;

@@ -27,7 +27,7 @@ static double rounded(float x, Number number, Fp8Type type, float scale) {
 }
 
 // Rounds an operand [rows,columns] of a product. down: the product sums over rows. With delayed
-// scaling the scale is the slot's, otherwise that of the tensor or block itself.
+// scaling the scale is the slot's, otherwise it follows from the tensor or block itself.
 static void round_all(double *out, const Trainer *t, OperandId operand, Number number,
                       const float *x, int rows, int columns, bool down) {
     const Precision *p = &t->run.precision;
@@ -349,8 +349,8 @@ TEST(updates_reach_the_products) {
     }
 }
 
-// Only the weight gradients differ. The gradients of activations, and so those of the norms, have
-// the same bits.
+// Only the weight gradients differ. The gradients of activations, and so the norms' weight
+// gradients, have the same bits.
 TEST(wgrad_changes_weight_gradients_only) {
     CLOSED(trainer_close) Trainer a, b;
     first_step(&a, LLAMA, "--fp8-format hybrid");

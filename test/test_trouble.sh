@@ -71,7 +71,7 @@ END
 }
 
 # An evaluation or a score that a signal broke off, also after the last step, is made when the run
-# is resumed: its records and checkpoints are those of the run that nothing disturbed.
+# is resumed: its records and checkpoints equal those of an undisturbed run.
 test_a_signal_breaks_an_evaluation_off() {
     local trainer lacks after step
     make_text 5 20000 >valid
@@ -125,7 +125,7 @@ test_a_signal_breaks_a_sample_off() {
         rm -rf sampled
         stopped TERM '^sample after step 3' "${trainer[@]}" "${common[@]}" --train-iters 6 \
             --sample-interval 3 "${long[@]}" --save sampled
-        # of several ranks, the next step tells the others
+        # with several ranks, the next step informs the others
         [[ $(newest_step sampled) == [345] ]] || fail "saved $(newest_step sampled)"
     done < <(trainers)
     start log "$root/train_gpt" "${common[@]}" --sample-only "${long[@]}" --no-quiet
@@ -412,7 +412,7 @@ check_full_disk() {
     grep -qE '^step +40/40 ' log || fail "the run did not go on: $(tail -n 1 log)"
     expect_said 0 '!damaged' train_gpt --save "$1" --list-checkpoints
     ! compgen -G "$1/.tmp*" || fail "the failed save was left there"
-    # with room again it goes on, to the end of the run that had it always
+    # with room again the run continues, to the same end as the run that always had room
     expect_status 0 run "${run_to_40[@]}" --save "$1" --resume latest || return
     same_checkpoint {"$1",straight}/step_00000040 || fail "another end"
     records_of "$1" >records

@@ -62,7 +62,7 @@ static void says_why(Group *g) {
     die("a reason");
 }
 
-// It continues after the others have ended, and notices that it is alone.
+// This rank continues after the others have ended, and notices that it is alone.
 static void stops(Group *g) {
     (void)g;
     pass_time(0.25);
@@ -74,7 +74,7 @@ static void stops(Group *g) {
     raise(SIGSTOP);
 }
 
-// It is stopped during work: the others must report its silence, not that the work hangs.
+// This rank is stopped during work: the others must report its silence, not that the work hangs.
 static void stops_at_work(Group *g) {
     work(g, 57);
     stops(g);

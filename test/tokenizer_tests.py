@@ -148,7 +148,7 @@ def gpt2_words():
 
 
 def checksum(vocabulary):
-    """Of the ids of fixed texts, and how many."""
+    """Returns a checksum of the ids of fixed texts, and how many they are."""
     rng = random.Random(9)
     texts = ["".join(rng.choice(POOL) for _ in range(200)) for _ in range(40)] + sentences(3, 60)
     ids = [token for text in texts for token in vocabulary.encode(text)]
@@ -249,7 +249,7 @@ def every_kind_of_tokenizer_reads_back():
         assert tokens == tokenizer.encode(text, add_special_tokens=False).ids
         assert decoded(f"kind_{name}/tokenizer.bin", tokens).decode().strip() == text
         assert read(f"kind_{name}/tokenizer.json") == read(f"{name}/tokenizer.json")
-    # of the last two our encoder knows nothing, and says so
+    # our encoder does not know the last two, and reports that
     result = run("tokenize", "--output-prefix", "x", "--tokenizer", "kind_sp/tokenizer.bin",
                  "plain/a.txt", check=False)
     refused(result, "--tokenizer kind_sp/tokenizer.bin", "does not say how text is cut")

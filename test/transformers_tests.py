@@ -101,7 +101,7 @@ def error_of(logits, exact):
 
 
 def same(ours, model, tokens):
-    """Whether our logits are those of their FP32 model."""
+    """Whether our logits equal those of their FP32 model."""
     exact = logits_of(copy.deepcopy(model).double(), tokens)
     error, theirs = error_of(ours, exact), error_of(logits_of(model, tokens), exact)
     assert error <= 2 * theirs, f"the logits are off by {error:.3g}, transformers' by {theirs:.3g}"
@@ -212,7 +212,7 @@ def tuned_losses_are_theirs(name):
 
 
 def scaling_is_not_ignored():
-    """The same weights without their scaling are another model, which is said."""
+    """The same weights without their scaling are another model, which a warning says."""
     imported_logits_are_theirs("llama_3_1_again")
     result = run("train_gpt", "--load", "llama_3_1_again_start", "--rope-scaling", "none", "--plan")
     assert result.err == ("warning: --rope-scaling none: the weights of the checkpoint "

@@ -35,12 +35,13 @@ def functions(listing):
 
 
 def registers(text, count=1):
-    """Those that the text names, each with so many in a row."""
+    """The registers that a text names, each with this number in a row."""
     return {int(r) + i for r in re.findall(r"\bR(\d+)\b", text) for i in range(count)}
 
 
 def written(name, operands):
-    """The registers that an instruction writes: those of its first operand that is no predicate."""
+    """The registers that an instruction writes: those of its first operand that is not a
+    predicate."""
     first = next((o for o in re.split(", *", operands) if not re.match(r"!?U?P[T\d]", o)), "")
     if NO_RESULT.match(name) or not re.match(r"R\d+", first):
         return set()

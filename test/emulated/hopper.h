@@ -202,7 +202,7 @@ inline void show_to_tma(void) {
 // ---- matrices in shared memory ------------------------------------------------------------------
 
 struct MatrixRow {
-    size_t at; // of the row whose address the lane gives
+    size_t at; // place of the row whose address the lane gives
     uint32_t *units;
 };
 
@@ -221,7 +221,8 @@ template <bool TRANSPOSED> void store_matrices(void *row, const uint32_t (&units
         for (int i = 0; i < LANES; i++) {
             std::array<uint8_t, 16> bytes;
             for (int c = 0; c < 8; c++) {
-                const int r = i % 8, from = TRANSPOSED ? c * 8 + r : r * 8 + c; // of the matrix
+                // element of the matrix
+                const int r = i % 8, from = TRANSPOSED ? c * 8 + r : r * 8 + c;
                 const uint32_t unit = lane(from / 2).units[i / 8] >> from % 2 * 16;
                 memcpy(&bytes[(size_t)c * 2], &unit, 2);
             }

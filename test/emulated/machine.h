@@ -30,7 +30,7 @@ enum {
     LANES = 32,
     SHARED_BYTES = 232448,
     REGISTERS = 65536,
-    STACK_BYTES = 1 << 16 // of a thread
+    STACK_BYTES = 1 << 16 // bytes of a thread's stack
 };
 
 // Asynchronous work: groups, which are done in their order, or in any.
@@ -54,7 +54,7 @@ struct Meeting {
 
 struct Mbarrier {
     const char *name;
-    int arrivals, pending; // of the phase
+    int arrivals, pending; // arrivals of the phase
     int64_t bytes;         // that are still to come
     long phases;           // completed
 };
@@ -65,7 +65,7 @@ struct Warp {
     void *given[LANES];
     Unit products;
     bool fenced = false; // WGMMA may use registers
-    int registers;       // of a thread
+    int registers;       // registers of a thread
 };
 
 struct Block;
@@ -118,7 +118,7 @@ inline struct Machine {
         int stays;               // how often a warp goes on before another runs
         size_t slow_warps, slow; // warps together, and which of these groups is slow
         int patience;            // how often others run before it
-        int lanes;               // one of so many of a warp's lanes runs at a time
+        int lanes;               // of this many lanes of a warp, one runs at a time
     } pace;
     uint8_t *memory = NULL; // shared memory of the block that runs
     std::vector<Block> cluster;
@@ -178,7 +178,7 @@ inline struct Machine {
         thread->instruction = instruction;
         leave();
     }
-    // It arrives where `expected` threads do; the last one acts for all of them.
+    // The thread arrives where `expected` threads do; the last one acts for all of them.
     template <typename ACTION>
     void meet(Meeting &m, int expected, bool waits, const char *instruction, ACTION action) {
         if (m.arrived > 0 && m.expected != expected) {

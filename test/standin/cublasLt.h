@@ -23,7 +23,7 @@ typedef enum {
     CUBLAS_STATUS_NOT_SUPPORTED
 } cublasStatus_t;
 typedef enum { CUDA_R_32F, CUDA_R_16BF, CUDA_R_8F_E4M3, CUDA_R_8F_E5M2 } cudaDataType_t;
-enum { // as Scaling
+enum { // the values of Scaling
     CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F,
     CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F = 2,
     CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F

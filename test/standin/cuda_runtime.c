@@ -106,10 +106,10 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 
 // ---- memory -------------------------------------------------------------------------------------
 
-static size_t used; // of the device's memory
+static size_t used; // bytes of the device's memory
 
 cudaError_t cudaMallocHost(void **pointer, size_t bytes) {
-    const size_t alignment = 256; // of cudaMalloc's pointers
+    const size_t alignment = 256; // alignment of cudaMalloc's pointers
     *pointer = aligned_alloc(alignment, (size_t)round_up64((int64_t)bytes, (int64_t)alignment));
     if (*pointer == NULL) { die("stand-in: out of memory: %zu bytes", bytes); }
     return cudaMemsetAsync(*pointer, 0xff, bytes, NULL);

@@ -38,7 +38,7 @@ void __real_gpu_adamw(Gpu *gpu, const AdamWUpdate *update, const StepState *stat
 void __real_gpu_fp8_update(Gpu *gpu, const Fp8Table *table, const StepState *state);
 
 static bool nan_is_due, stall_is_due, weight_is_due;
-static char *master, *moment, *scales; // of the last update
+static char *master, *moment, *scales; // buffers of the last update
 static int flips_are_due;
 static double pass_seconds;
 

@@ -96,7 +96,7 @@ void gpu_norm_forward(Gpu *gpu, Operand out, NormForward n) {
     values_produce(out, values, n.M, n.C);
 }
 
-// Its codes are those of the rounded gradient.
+// Its codes are made from the rounded gradient.
 void gpu_norm_backward(Gpu *gpu, Operand out, NormBackward n) {
     gpu_family(gpu, FAMILY_NORMS);
     int size = n.M * n.C;
@@ -267,11 +267,11 @@ void gpu_product_rope(Gpu *gpu, Gemm g, Rotary r) {
     check_fused_operands(gpu, &g, g.fast_accumulation && fits && !norm);
     gemm(gpu, g);
     rotate(g.d, g.d, r);
-    // of the last query: the first has one key, and so no choice
+    // the last query's row: the first query has one key, and so no choice
     if (own_products("wrong")) { ((Bf16 *)g.d)[(int64_t)(g.m - 1) * g.n] ^= 0x8000; }
 }
 
-// The codes of normalised heads, and of those of other sizes, are those of the rounded gradient.
+// For normalised heads, and for heads of other sizes, codes are made from the rounded gradient.
 void gpu_rope_backward(Gpu *gpu, Operand d_qkv, RotaryBackward b) {
     gpu_family(gpu, FAMILY_ACTIVATIONS);
     Rotary r = b.rotary;
@@ -296,7 +296,7 @@ void gpu_rope_backward(Gpu *gpu, Operand d_qkv, RotaryBackward b) {
 
 // ---- loss ---------------------------------------------------------------------------------------
 
-// The loss is always that of the logits, whose lse must be that of max_sums.
+// The loss is always computed from the logits. Their lse must equal that of max_sums.
 void gpu_cross_entropy(Gpu *gpu, float *losses, Operand logits, Scratch scratch, Scratch max_sums,
                        const int *targets, int M, int V, int P, LossTerms terms) {
     gpu_family(gpu, FAMILY_LOSS);

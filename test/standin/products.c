@@ -80,7 +80,7 @@ static GpuType type_of(cublasLtMatrixLayout_t x) {
     return types[x->type];
 }
 
-// scales: NULL, or those of an FP8 operand, whose summed dimension is the columns' length.
+// scales: NULL, or the scales of an FP8 operand, whose summed dimension is the columns' length.
 static float *read_matrix(const void *x, cublasLtMatrixLayout_t layout, const float *scales,
                           int32_t mode) {
     float *values = values_read(x, type_of(layout), layout->rows * layout->cols);
