@@ -331,6 +331,7 @@ scripts: .venv/ready
 	@$(PYTHON) -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo 'error: make scripts needs Python 3.11 or newer (PYTHON=python3.11) with venv:' \
 	       'apt-get install python3-venv' >&2; exit 1; }
+	@echo 'installing Python packages (520 MB) into .venv; this takes some minutes'
 	$(PYTHON) -m venv .venv
 	.venv/bin/pip install --quiet --disable-pip-version-check -e '.[data,report,boards,lint]'
 	touch $@

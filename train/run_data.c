@@ -111,7 +111,7 @@ static void announce_train_data(const Run *run) {
 
 // Prints how the model treats documents, and how it is known where they begin.
 static void announce_documents(const Run *run) {
-    static const char *const resets[] = {"see those before them in a sequence",
+    static const char *const resets[] = {"not kept apart in a sequence",
                                          "attention begins anew at each",
                                          "positions begin anew at each, attention does not",
                                          "attention and positions begin anew at each"};
@@ -130,7 +130,7 @@ static void announce_documents(const Run *run) {
         snprintf(how, sizeof(how), "; without SHARD.starts they begin at token %d",
                  run->end_of_text);
     } else if (!run_resets(run) && shards[DOCUMENTS_UNKNOWN] > 0) {
-        snprintf(how, sizeof(how), "; conversations that are prepared again do not");
+        snprintf(how, sizeof(how), "; conversations that are prepared again are");
     }
     printf("  documents   %s%s%s\n", resets[o->reset_attention_mask + 2 * o->reset_position_ids],
            how, o->eod_mask_loss ? "; the token after an end of text does not count" : "");

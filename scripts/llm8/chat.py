@@ -36,10 +36,16 @@ class Model:
     def __init__(self, folder, program, options):
         self.folder, self.options = folder, options
         self.command = [program, "--load", folder, "--sample-only", "--quiet"]
+        if not os.path.isdir(checkpoint(folder)):
+            die(f"{folder}: no such folder; give a checkpoint, such as RUN/best")
         tokenizer = os.path.join(checkpoint(folder), "tokenizer.json")
         if not os.path.exists(tokenizer):
-            die(f"{tokenizer}: missing; give a checkpoint of a run whose data have one")
+            die(f"{folder}: without a tokenizer.json; give a checkpoint of a run whose data have "
+                "one")
         self.vocabulary = open_vocabulary({"tokenizer": tokenizer})
+        if not self.vocabulary.templates:
+            die(f"{folder}: no chat template, so its data were no conversations; {program} --load "
+                f"{folder} --sample-only --sample-prompt TEXT continues a text")
         self.warned = set() # each turn has the doubts of those before
         with self.faults():
             self.template = ChatTemplate(self.vocabulary)

@@ -296,7 +296,8 @@ class ChatTemplate:
     def __init__(self, vocabulary):
         self.name, self.doubts = vocabulary.name, Counter()
         if not vocabulary.templates:
-            raise BadTemplate(f"the tokenizer {vocabulary.name} has no chat template; put the "
+            raise BadTemplate("there are conversations in the data, but the tokenizer "
+                              f"{vocabulary.name} has no chat template; put the "
                               "chat_template.jinja of a model that has one beside its "
                               "tokenizer.json, or take that model's tokenizer")
         environment = ImmutableSandboxedEnvironment(

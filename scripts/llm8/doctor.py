@@ -95,6 +95,8 @@ def state(run):
     if status in (0, metrics.STOPPED_BY_SIGNAL):
         return note("state", f"{run.state}, {where}" if status else run.state,
                     "--resume latest continues it")
+    if run.unsaved and run.unsaved["error"] in (run.end.get("error") or ""):
+        return wrong("state", f"{where}, but the last save failed", f"mend that; then {again}")
     return wrong("state", f"{run.state}, {where}", {
         metrics.SKIPPED_TOO_OFTEN: "resume from a checkpoint before that with a lower --lr or a "
         "longer --lr-warmup-iters; in FP8, see whether --bf16 does the same",

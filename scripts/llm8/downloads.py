@@ -84,6 +84,8 @@ def again_where_it_may_pass(action):
 def refuse(what, where, error):
     """Ends the program with why a request failed, and what to do."""
     code = status_of(error)
+    if what == where:
+        where = "no such folder here, and on the Hub it"
     if code == 403 or is_gated(cause_of(error)):
         die(f"{what}: {where} is gated ({code}): accept its licence on huggingface.co, then set "
             "HF_TOKEN to a token of yours; or give files that you have")
