@@ -36,7 +36,7 @@ adapt() {
         sequence=2048
         training+=(
             --micro-batch-size 2 --global-batch-size 16 --train-iters 1024 --lr-warmup-iters 50
-            --adam-dtype bf16 --eval-interval 128 --eval-iters 16 --save-interval 512
+            --adam-dtype 8bit --eval-interval 128 --eval-iters 16 --save-interval 512
         )
     else
         sequence=4096

@@ -136,7 +136,7 @@ test_launchers_start_the_same_training() {
 0|dry SLURM_JOB_ID=7 llama_1b|srun --ntasks-per-node 8 |/restart.sh |/train_gptcu 
 0|dry GPUS=1 llama3_8b|--recompute activations --optimizer-cpu-offload --adam-dtype bf16
 0|dry llama3_8b|--recompute activations --optimizer-cpu-offload|!adam-dtype
-0|dry GPUS=1 START=s llama3_8b_finetune|compare --out /o --trainer|--micro-batch-size 2 --global-batch-size 16|--load s|--optimizer-cpu-offload|bf16:\ --bf16|fp8:\ --fp8-format|--gpus 1|!--save 
+0|dry GPUS=1 START=s llama3_8b_finetune|compare --out /o --trainer|--micro-batch-size 2 --global-batch-size 16|--load s|--optimizer-cpu-offload|--adam-dtype 8bit|bf16:\ --bf16|fp8:\ --fp8-format|--gpus 1|!--save 
 0|dry GPUS=4 START=s llama3_8b_finetune|--micro-batch-size 4 --global-batch-size 128 |--recompute block|--seq-length 4096|--gpus 4|!adam-dtype
 0|recipe llama_1b --help|PREPARE=1      prepare the data and leave|cost: 21 billion tokens|sbatch --nodes 2
 ROWS
