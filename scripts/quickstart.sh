@@ -139,8 +139,7 @@ train() {
         --log-interval $((steps < 400 ? 10 : 50)) --save "$folder" "$@"
     status=$?
     if [ $status -eq 75 ]; then
-        die "stopped; resume with $trainer --config $folder/config.txt --resume latest" \
-            "--train-iters $steps"
+        die "stopped; --train-iters $steps added to that command trains to the end"
     fi
     [ $status -eq 0 ] || die "the training ended with status $status"
 }
