@@ -70,7 +70,8 @@ bool token_files_find(glob_t *found, const char *pattern, TokenFileKind kind) {
 
 // ---- shards -------------------------------------------------------------------------------------
 
-static const TokenFileKind shard_kind = {SHARD_MAGIC, "token shard", "make shards with ./tokenize"};
+static const TokenFileKind shard_kind = {SHARD_MAGIC, "token shard",
+                                         "make shards with ./tokenize, and match no other files"};
 
 bool shard_open(TokenFile *f, const char *path) {
     if (!token_file_open(f, path, shard_kind)) { return false; }

@@ -82,6 +82,7 @@ const ForeignName foreign_names[] = {
     {"adam-beta1", "beta1"},
     {"adam-beta2", "beta2"},
     {"adam-eps", "adam-epsilon"},
+    {"optimizer muon", "muon"},
     {"clip-grad", "grad-clip max-grad-norm"},
     {"bf16", "dtype fp16"},
     {"fp8-format hybrid", "fp8"},
