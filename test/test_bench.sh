@@ -54,7 +54,7 @@ with open(path, "w") as file:
     file.writelines(json.dumps(r) + "\\n" for r in records)
 END
 STAND_IN
-    printf '#!/bin/sh\n[ "$1" = --query-gpu=driver_version ] && echo 580.1\n[ "$1" = -L ] && seq ${LISTED:-0}\n' >bin/nvidia-smi
+    printf '#!/bin/sh\ncase $1 in --query*) echo 580.1 ;; -L) seq ${LISTED:-0} ;; esac\n' >bin/nvidia-smi
     chmod +x bin/*
 }
 
