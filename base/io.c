@@ -94,7 +94,7 @@ char *file_read(const char *path, size_t *bytes) {
 
 bool file_sum(int file, const char *path, int64_t begin, int64_t end, int64_t part, int64_t stride,
               uint32_t *crc) {
-    unsigned char *data = malloc_or_die((size_t)part);
+    unsigned char *data = malloc_or_die((size_t)max64(1, min64(part, end - begin)));
     bool ok = true;
     *crc = 0;
     for (int64_t at = begin; ok && at < end; at += stride) {

@@ -340,9 +340,9 @@ typedef struct {
 
 static void hash_part(void *context, int64_t i) {
     Hashing *h = context;
-    uint64_t *part = malloc_or_die(HASHED * sizeof(float));
     int64_t at = i * HASHED, n = min64(HASHED, h->entry->shape[0] - at);
     int64_t bytes = dtype_bytes(h->entry->dtype);
+    uint64_t *part = malloc_or_die((size_t)(n * bytes));
     if (safetensors_read(h->st, h->entry, at, n, part)) {
         uint64_t sum = hash_words(part, n * bytes, at * bytes / 8);
         __atomic_fetch_add(&h->sum, sum, __ATOMIC_RELAXED);

@@ -69,9 +69,11 @@ for model in "$llama" "$gpt2" "$qwen"; do
         # how moments are kept does not depend on the model
         if [[ $model == "$gpt2" && $state == *--adam-dtype* && $state != *blockwise* ]]; then continue; fi
         check "$name" whole $options
-        check "$name, resumed" resumed $options
-        # the state is moved whatever the model
-        if [[ $model == "$llama" || -z $state ]]; then check "$name, offloaded" offloaded $options; fi
+        # a checkpoint has the state, and it is moved, whatever the model
+        if [[ $model == "$llama" || -z $state ]]; then
+            check "$name, resumed" resumed $options
+            check "$name, offloaded" offloaded $options
+        fi
         check "$name, recompute, BF16 evaluations, counts" variant $options $leaves_no_trace
         if [[ $model == "$gpt2" ]]; then continue; fi
         check "$name, recompute activations" variant $options --recompute activations
