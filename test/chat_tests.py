@@ -958,6 +958,7 @@ def a_model_that_was_tuned_answers():
         assert part in run(*ask, "x", "--", option).out, option
     refused(run(*ask, "x", "--no-such-option", check=False), "unknown option --no-such-option")
     refused(run("scripts/chat", "d", "x", "--gpu", check=False), "not built")
+    refused(run("scripts/chat", "nowhere", "x", check=False), "nowhere: no such folder")
     refused(run("scripts/chat", ".", "x", check=False), ".: without a tokenizer.json")
     refused(run("scripts/chat", "saved", "x", check=False), "error: saved: a run's folder; give "
             "one of its checkpoints, such as saved/latest")

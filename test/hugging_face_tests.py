@@ -398,7 +398,7 @@ def incomplete_models_are_refused():
     os.remove("m/config.json")
     bad("m", f"error: m: {os.path.realpath('m')}/config.json: No such file")
     bad("nowhere", "nowhere: no such folder", "OWNER/NAME")
-    bad("owner/name", "owner/name", "cannot be reached", "network",
+    bad("owner/name", "owner/name: no such folder here", "cannot be reached", "network",
         words=("--mirror", "http://127.0.0.1:9"))
     os.environ["LLM8_BIN"] = "nowhere"
     bad(model_folder("m"), "nowhere/train_gpt is not built: run make")
