@@ -214,7 +214,7 @@ STANDIN_TRAINERS := $(BUILD)/plain/standin_trainer $(BUILD)/asan/standin_trainer
 STANDIN_TESTS := $(BUILD)/plain/standin_spikes $(BUILD)/asan/standin_spikes $(BUILD)/plain/standin_large \
                  $(BUILD)/plain/standin_muon $(BUILD)/plain/standin_kernels \
                  $(BUILD)/plain/standin_flips
-EMULATED_TESTS := $(BUILD)/plain/emulated_attention64 $(BUILD)/plain/emulated_fused
+EMULATED_TESTS := $(BUILD)/plain/emulated_attention $(BUILD)/plain/emulated_fused
 endif
 # cuDNN's plans without a GPU, where it is installed
 ifneq ($(wildcard $(CUDA_HOME)/include/cudnn.h),)
@@ -294,7 +294,8 @@ EMULATED_CXX := $(filter-out $(UNSET),$(STANDIN_CXX)) -isystem test/emulated \
 $(BUILD)/plain/emulated/%.cu.o: %.cu $(BUILD)/c.flags
 	@mkdir -p $(@D)
 	$(CXX) $(CFLAGS) $(NATIVE) $(EMULATED_CXX) -c $< -o $@
-$(BUILD)/plain/emulated_attention64: $(BUILD)/plain/emulated/kernels/attention64_forward.cu.o
+$(BUILD)/plain/emulated_attention: $(addprefix $(BUILD)/plain/emulated/kernels/attention,_queries.cu.o \
+                                           64_backward.cu.o 128_keys.cu.o)
 $(BUILD)/plain/emulated_fused: $(BUILD)/plain/emulated/kernels/fused_product.cu.o \
                                $(BUILD)/plain/emulated/kernels/wide_product.cu.o
 $(BUILD)/plain/emulated_%: $(BUILD)/plain/emulated/test/emulated/%.cu.o $(call standin_objects,plain)

@@ -444,7 +444,7 @@ static Piece piece_for(const AttentionShape *s, size_t bytes) {
 }
 
 size_t attention_workspace(AttentionShape s, size_t most) {
-    size_t cudnn = expected_bytes(&s, piece_for(&s, most)), own = attention64_workspace(s);
+    size_t cudnn = expected_bytes(&s, piece_for(&s, most)), own = attention_own_workspace(s);
     return own > cudnn ? own : cudnn;
 }
 
@@ -502,7 +502,7 @@ static Piece backward_piece(Gpu *gpu, const AttentionShape *s) {
 bool attention_is_fast(Gpu *gpu, AttentionShape s) {
     bool has_plans;
     Piece p = {s.B, s.G};
-    return attention64_serves(gpu, s) ||
+    return attention_own_serves(gpu, s) ||
            (serves(gpu, &s, p, false, &has_plans) && backward_piece(gpu, &s).sequences > 0);
 }
 
@@ -579,8 +579,8 @@ void attention_forward_gpu(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, co
     check_operands(&s, (const void *[]){out, lse, qkv}, 3);
     if (!attention_start(gpu, s)) {
         attention_plain_forward(gpu, s, out, lse, qkv);
-    } else if (attention64_serves(gpu, s)) {
-        attention64_forward(gpu, s, out, lse, qkv);
+    } else if (attention_own_serves(gpu, s)) {
+        attention_own_forward(gpu, s, out, lse, qkv);
     } else {
         run(gpu, s, qkv, out, lse, NULL, NULL);
     }
@@ -592,8 +592,8 @@ void attention_backward_gpu(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 
     check_operands(&s, (const void *[]){d_qkv, d_out, out, lse, qkv}, 5);
     if (!attention_start(gpu, s)) {
         attention_plain_backward(gpu, s, d_qkv, d_out, out, lse, qkv);
-    } else if (attention64_serves(gpu, s)) {
-        attention64_backward(gpu, s, d_qkv, d_out, out, lse, qkv);
+    } else if (attention_own_serves(gpu, s)) {
+        attention_own_backward(gpu, s, d_qkv, d_out, out, lse, qkv);
     } else {
         run(gpu, s, qkv, out, lse, d_out, d_qkv);
     }

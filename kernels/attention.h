@@ -7,13 +7,15 @@
 //
 // Documents that are packed into a sequence do not see each other where the shape has `documents`:
 // query t then sees the keys from starts[t], where its document begins, to t. They are int32: the
-// starts [B,T], which never decrease within a sequence, and then how the kernels for heads of 64
-// share their work, which attention_share_work writes. Where documents are short, those kernels
-// skip tiles; cuDNN does not.
+// starts [B,T], which never decrease within a sequence, and then how the kernels for Hopper share
+// their work, which attention_share_work writes. Where documents are short, those kernels skip
+// tiles; cuDNN does not.
 //
 // cuDNN's flash attention does the work, through its C backend API; where it has no engine for a
 // shape (a head size that is not a multiple of 8, say), a plain kernel of our own takes its place.
-// On Hopper kernels of our own compute heads of 64.
+// On Hopper kernels of our own compute heads of 64, and with documents heads of 128. (Where a
+// sequence is one document, cuDNN is faster at heads of 128. With documents they are computed here
+// all the same: a batch's lengths are not known when the kernels are chosen.)
 //
 // Deterministic backward of cuDNN: it sums dQ in the order in which blocks finish, unless it may
 // write dQ directly. That path needs about 2 H T^2 bytes of workspace per sequence, so it runs on
@@ -30,12 +32,17 @@ typedef struct {
     const int *documents; // address on the device; NULL: a sequence is one document
 } AttentionShape;
 
-// On the host: writes what follows the starts (attention64_backward.cu). size: of `documents` as a
-// whole, in int32.
-enum { ATTENTION64_BLOCKS = 160 }; // the most blocks of a launch
-static inline size_t attention_documents_size(AttentionShape s) {
-    return (size_t)s.B * (size_t)s.T + 2 * (ATTENTION64_BLOCKS + 1);
+// Where what follows the starts begins: each block's part of a pass's work. A pass has at most
+// ATTENTION_BLOCKS blocks.
+enum { ATTENTION_BLOCKS = 160 };
+typedef enum { CUTS_FORWARD, CUTS_KEYS, CUTS_QUERIES, CUT_KINDS } AttentionCuts; // and gradients
+static inline size_t attention_cuts_at(AttentionShape s, int kind) {
+    return (size_t)s.B * (size_t)s.T + (size_t)kind * (ATTENTION_BLOCKS + 1);
 }
+static inline size_t attention_documents_size(AttentionShape s) { // in numbers
+    return attention_cuts_at(s, CUT_KINDS);
+}
+// On the host: writes it. The shape needs no `documents`.
 void attention_share_work(const Gpu *gpu, AttentionShape s, int *documents);
 
 void attention_forward_gpu(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv);
@@ -48,25 +55,31 @@ void attention_plain_forward(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, 
 void attention_plain_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
                               const Bf16 *out, const float *lse, const Bf16 *qkv);
 
-// attention64_forward.cu and attention64_backward.cu, on Hopper: compute capability 9.0 alone,
-// heads of 64, as many key/value heads as query heads, T up to 2048. All sums have a fixed order.
-// The backward pass needs workspace.
-bool attention64_serves(const Gpu *gpu, AttentionShape s);
-void attention64_check(const Gpu *gpu, AttentionShape s); // dies if they do not serve it
-size_t attention64_workspace(AttentionShape s);           // bytes; 0: they serve the shape nowhere
-// On the host: what the pieces of a head's work cost in a sequence with these starts. Returns their
-// number.
-int attention64_forward_costs(int T, const int *starts, int *costs);
-void attention64_forward(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv);
+// attention_queries.cu, attention64_backward.cu and attention128_keys.cu, on Hopper: compute
+// capability 9.0 alone. Heads of 64: as many key/value heads as query heads, T up to 2048. Heads of
+// 128: with documents, T up to 131072. All sums have a fixed order. The backward pass needs
+// workspace.
+bool attention_own_serves(const Gpu *gpu, AttentionShape s);
+void attention_own_check(const Gpu *gpu, AttentionShape s, size_t bytes); // dies if they do not
+size_t attention_own_workspace(AttentionShape s);                         // bytes; of any documents
+void attention_own_forward(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv);
+void attention_own_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
+                            const Bf16 *out, const float *lse, const Bf16 *qkv);
+// Its parts, which attention_own_backward has checked. delta [B,H,T]: -rowsum(dO O), which the
+// queries' gradient writes for the keys'.
 void attention64_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
                           const Bf16 *out, const float *lse, const Bf16 *qkv);
+void attention128_queries(const Gpu *gpu, AttentionShape s, Bf16 *d_qkv, float *delta,
+                          const Bf16 *d_out, const Bf16 *out, const float *lse, const Bf16 *qkv);
+void attention128_keys(const Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
+                       const float *lse, const float *delta, const Bf16 *qkv);
 
 // Bytes of gpu->attention_workspace with which both passes work, at most `most` where that is
 // possible. With more, the deterministic backward is cut into fewer pieces. Needs no device: they
 // are enough whichever kernel computes the backward pass.
 size_t attention_workspace(AttentionShape s, size_t most);
 
-// Whether cuDNN or the kernels for heads of 64 compute the shape; if not, the plain kernel does.
+// Whether cuDNN or the kernels for Hopper compute the shape; if not, the plain kernel does.
 bool attention_is_fast(Gpu *gpu, AttentionShape s);
 
 // At the start of a run: makes the plans of its shape. False, with one warning a run: the plain

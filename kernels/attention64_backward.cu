@@ -38,7 +38,7 @@ enum {
     THREADS = 3 * GROUP,
     MOST_T = 2048,
     MOST_TILES = MOST_T / KEYS, // tiles of keys, or pairs of tiles of queries
-    MOST_BLOCKS = ATTENTION64_BLOCKS,
+    MOST_BLOCKS = ATTENTION_BLOCKS,
     SUMS = QUERIES * SIZE, // floats of a tile of dQ
     COMPUTING_REGISTERS = 240,
     LOADING_REGISTERS = 24 // registers of a thread
@@ -583,10 +583,6 @@ __global__ void __launch_bounds__(GROUP) add_parts_kernel(const __grid_constant_
 
 // ---- who computes what --------------------------------------------------------------------------
 
-bool in_domain(AttentionShape s) {
-    return s.D == SIZE && s.H == s.G && s.T <= MOST_T;
-}
-
 // Shares `heads` heads among blocks at tiles of keys, in their order, as evenly as that allows:
 // into cuts as of Parameters. A tile costs as much as the queries' tiles that it meets, and one
 // more. Returns the largest share's cost.
@@ -643,7 +639,7 @@ Parameters parameters(const Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 
     p.lse = lse;
     if (s.documents != nullptr) {
         p.starts = s.documents;
-        p.document_cuts = s.documents + (int64_t)s.B * s.T + MOST_BLOCKS + 1;
+        p.document_cuts = s.documents + attention_cuts_at(s, CUTS_KEYS);
     }
     p.sums = static_cast<float *>(gpu->attention_workspace);
     p.T = s.T;
@@ -653,74 +649,12 @@ Parameters parameters(const Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 
     return p;
 }
 
-// As attention64_forward_costs.
-int backward_costs(int T, const int *starts, int *costs) {
-    const int tiles = divide_up(T, KEYS);
-    for (int j = 0; j < tiles; j++) {
-        int end = j + 1;
-        while (end < tiles && starts[end * KEYS] / KEYS <= j) { end++; }
-        costs[j] = 2 * (end - j) + 1;
-    }
-    return tiles;
-}
-
-// Cuts the work of all heads, in their order, into a run of pieces for each block. All runs cost
-// about as much: a piece goes where its middle lies.
-void cut_work(AttentionShape s, const int *starts, int (*costs_of)(int, const int *, int *),
-              int blocks, int *cuts) {
-    int costs[MOST_TILES], unit = 0, block = 0;
-    int64_t all = 0, before = 0;
-    for (int b = 0; b < s.B; b++) {
-        int pieces = costs_of(s.T, starts + (int64_t)b * s.T, costs);
-        for (int i = 0; i < pieces; i++) { all += (int64_t)costs[i] * s.H; }
-    }
-    cuts[0] = 0;
-    for (int b = 0; b < s.B; b++) {
-        // costs of each head of this sequence
-        int pieces = costs_of(s.T, starts + (int64_t)b * s.T, costs);
-        for (int i = 0; i < s.H * pieces; i++, unit++) {
-            int cost = costs[i % pieces];
-            int64_t of_block = (2 * before + cost) * blocks / (2 * all);
-            while (block < of_block) { cuts[++block] = unit; }
-            before += cost;
-        }
-    }
-    while (block < blocks) { cuts[++block] = unit; }
-}
-
 } // namespace
 
 // ---- launcher -----------------------------------------------------------------------------------
 
-bool attention64_serves(const Gpu *gpu, AttentionShape s) {
-    return in_domain(s) && runs_on_hopper(gpu, attention64_backward_kernel<false>);
-}
-
-void attention_share_work(const Gpu *gpu, AttentionShape s, int *documents) {
-    int *cuts = documents + (int64_t)s.B * s.T, blocks = min(gpu->sms, (int)MOST_BLOCKS);
-    if (!attention64_serves(gpu, s)) { return; }
-    cut_work(s, documents, attention64_forward_costs, blocks, cuts);
-    cut_work(s, documents, backward_costs, blocks, cuts + MOST_BLOCKS + 1);
-}
-
-void attention64_check(const Gpu *gpu, AttentionShape s) {
-    if (!attention64_serves(gpu, s)) {
-        die("attention64: T %d, %d/%d heads of %d on this device", s.T, s.H, s.G, s.D);
-    }
-}
-
-size_t attention64_workspace(AttentionShape s) {
-    const size_t sums = (size_t)round_up64(s.T, KEYS) * SIZE * sizeof(float);
-    return in_domain(s) ? MOST_BLOCKS * 2 * sums : 0;
-}
-
 void attention64_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
                           const Bf16 *out, const float *lse, const Bf16 *qkv) {
-    attention64_check(gpu, s);
-    if (gpu->attention_bytes < attention64_workspace(s)) {
-        die("attention64: %zu bytes of workspace, it needs %zu", gpu->attention_bytes,
-            attention64_workspace(s));
-    }
     Parameters p = parameters(gpu, s, d_qkv, d_out, out, lse, qkv);
     const int blocks = min(gpu->sms, (int)MOST_BLOCKS), adding = (blocks - 1) * 2 * p.tiles;
     if (s.documents != nullptr) {

@@ -72,21 +72,21 @@ void attention_plain_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf1
     (void)gpu, (void)s, (void)d_qkv, (void)d_out, (void)out, (void)lse, (void)qkv;
 }
 
-void attention64_forward(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv) {
+void attention_own_forward(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv) {
     (void)gpu, (void)s, (void)out, (void)lse, (void)qkv;
 }
-void attention64_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
-                          const Bf16 *out, const float *lse, const Bf16 *qkv) {
+void attention_own_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
+                            const Bf16 *out, const float *lse, const Bf16 *qkv) {
     (void)gpu, (void)s, (void)d_qkv, (void)d_out, (void)out, (void)lse, (void)qkv;
 }
 
-static bool own; // whether the kernels for heads of 64 serve every shape, and their workspace
+static bool own; // whether the kernels for Hopper serve every shape, and their workspace
 static size_t own_bytes;
-bool attention64_serves(const Gpu *gpu, AttentionShape s) {
+bool attention_own_serves(const Gpu *gpu, AttentionShape s) {
     (void)gpu, (void)s;
     return own;
 }
-size_t attention64_workspace(AttentionShape s) {
+size_t attention_own_workspace(AttentionShape s) {
     (void)s;
     return own_bytes;
 }
@@ -194,9 +194,9 @@ TEST(engines_that_do_not_repeat_are_passed_over) {
     spoilt = NO_ENGINE;
 }
 
-// Where the kernels for heads of 64 serve a shape, cuDNN makes no plan for it, and need not have
+// Where the kernels for Hopper serve a shape, cuDNN makes no plan for it, and need not have
 // one. The workspace is enough for both.
-TEST(attention64_needs_no_plan) {
+TEST(own_kernels_need_no_plan) {
     AttentionShape s = shapes[0];
     size_t cudnn = attention_workspace(s, MOST);
     for (int i = 0; i < 2; i++) {

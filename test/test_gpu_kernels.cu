@@ -240,6 +240,28 @@ ROW(fp8_products) { // m, n, k, types of A and B, scaling; timed: which product 
 
 // ---- attention ---------------------------------------------------------------------------------
 
+// Where documents begin. documents: their mean length, log-normal, packed one after another
+// whatever the sequences' ends; -n: all are of n tokens; 1: of random lengths.
+static Ints starts_of(int documents, int B, int T) {
+    if (documents == 1) { return random_starts(B, T); }
+    const double sigma = documents >= 800 ? 1.2 : 1.0;
+    Ints starts;
+    uint64_t number = 0;
+    for (int b = 0, left = 0; b < B; b++) {
+        for (int t = 0; t < T;) {
+            if (left == 0 || documents < 0) {
+                const double x = exp(sigma * rng_normal(5, number++) - sigma * sigma / 2);
+                left = documents < 0 ? -documents : std::max(1, (int)(documents * x));
+            }
+            const int n = std::min(T - t, left);
+            starts.insert(starts.end(), (size_t)n, t);
+            t += n;
+            left -= n;
+        }
+    }
+    return starts;
+}
+
 // Its inputs, and the results of the definition in FP32. The backward pass reads the output rounded
 // to BF16, as on the device.
 struct AttentionCase {
@@ -248,21 +270,25 @@ struct AttentionCase {
     Input qkv, dout;
     Floats out, rounded, lse, dqkv;
     Buffer<int> device_starts;
+    double pairs; // of a query and a key that it sees
 
     // size: of queries, keys and values
-    AttentionCase(AttentionShape shape, bool documents, float size = 1)
+    AttentionCase(AttentionShape shape, int documents, float size = 1)
         : s(shape), n((size_t)s.B * s.T * s.H * s.D),
           packed((size_t)s.B * s.T * (s.H + 2 * s.G) * s.D), qkv(packed, size), dout(n, 1),
           lse((size_t)s.B * s.H * s.T), device_starts(attention_documents_size(s)) {
-        Ints starts = random_starts(s.B, s.T);
-        if (documents) {
+        Ints starts;
+        pairs = 0.5 * s.B * s.T * (double)s.T;
+        if (documents != 0) {
+            starts = starts_of(documents, s.B, s.T);
+            for (size_t i = 0; i < starts.size(); i++) { pairs -= starts[i]; }
             starts.resize(device_starts.count);
             attention_share_work(&gpu, s, starts.data());
             device_starts.put(starts.data());
             s.documents = device_starts.data;
         }
         if (mode == TIMING) { return; }
-        const int *given = documents ? starts.data() : NULL;
+        const int *given = documents != 0 ? starts.data() : NULL;
         out.resize(n);
         rounded.resize(n);
         dqkv.resize(packed);
@@ -273,7 +299,7 @@ struct AttentionCase {
     }
 };
 
-static void attention(int B, int T, int H, int G, int D, bool deterministic, bool documents,
+static void attention(int B, int T, int H, int G, int D, bool deterministic, int documents,
                       bool plain) {
     AttentionCase c({B, T, H, G, D, deterministic, NULL}, documents);
     AttentionShape s = c.s;
@@ -288,15 +314,15 @@ static void attention(int B, int T, int H, int G, int D, bool deterministic, boo
             &gpu, s, dqkv.data, c.dout.device.data, out.data, lse.data, c.qkv.device.data);
     };
     if (mode == TIMING) {
-        std::string shape = text("B%d T%d H%d/%d D%d%s", s.B, s.T, s.H, s.G, s.D,
-                                 documents ? ", documents" : "");
-        const double floor = 2.0 * s.B * s.H * (double)s.T * s.T * s.D / FLOPS_PER_S;
+        std::string shape = text("B%d T%d H%d/%d D%d", s.B, s.T, s.H, s.G, s.D);
+        if (documents != 0) { shape += text(" documents %d", documents); }
+        const double floor = 4.0 * c.pairs * s.H * s.D / FLOPS_PER_S;
         timed("attention forward", shape, floor, forward);
         timed("attention backward", shape, 2.5 * floor, backward);
         const size_t all = gpu.attention_bytes;
         const int capability = gpu.capability;
-        const bool own = attention64_serves(&gpu, s);
-        gpu.capability = 80; // then cuDNN computes heads of 64, too
+        const bool own = attention_own_serves(&gpu, s);
+        gpu.capability = 80; // then cuDNN computes all heads
         if (own) {
             timed("attention forward cuDNN", shape, floor, forward);
             timed("attention backward cuDNN", shape, 2.5 * floor, backward);
@@ -345,20 +371,24 @@ ROW(attention_by_library) { // B, T, H, G, D, deterministic, documents, plain
          {16, 2048, 16, 4, 128},
          {2, 8192, 32, 8, 128},
          {64, 1024, 12, 12, 64, 0, 1},
-         {16, 2048, 16, 4, 128, 0, 1},
-         {2, 8192, 32, 8, 128, 0, 1}});
+         {16, 2048, 16, 4, 128, 0, 500},
+         {16, 2048, 16, 4, 128, 0, 800},
+         {2, 8192, 32, 8, 128, 0, 500},
+         {2, 8192, 32, 8, 128, 0, 800},
+         {2, 8192, 32, 8, 128, 0, -8192},
+         {1, 32768, 8, 2, 128, 0, 800}});
 }
 
 // size: of queries, keys and values; with 6, a row's weight is mostly on one key.
-static void heads_of_64(int B, int T, int H, int size, bool documents) {
-    if (left_out((int64_t)B * T * H * 3 * 64)) { return; }
-    AttentionCase c({B, T, H, H, 64, true, NULL}, documents, (float)size);
+static void own_attention(int B, int T, int H, int G, int D, int size, int documents) {
+    if (left_out((int64_t)B * T * (H + 2 * G) * D)) { return; }
+    AttentionCase c({B, T, H, G, D, true, NULL}, documents, (float)size);
     const AttentionShape s = c.s;
     Bf16Buffer out(c.n), dqkv(c.packed);
     FloatBuffer lse(c.lse.size());
     Floats first, first_lse;
     for (int run = 0; run < 3; run++) {
-        auto forward = run < 2 ? attention64_forward : attention_forward_gpu;
+        auto forward = run < 2 ? attention_own_forward : attention_forward_gpu;
         out.poison();
         lse.poison();
         forward(&gpu, s, out.data, lse.data, c.qkv.device.data);
@@ -374,18 +404,17 @@ static void heads_of_64(int B, int T, int H, int size, bool documents) {
     CHECK_ERROR(first_lse.data(), c.lse.data(), (int64_t)c.lse.size(), 1e-5);
     put_floats(out, c.rounded);
     lse.put(c.lse.data());
-    // columns of the queries, the keys or the values
-    auto columns = [&](const Floats &all, int which) {
-        const size_t width = (size_t)H * 64;
+    auto columns = [&](const Floats &all, int which) { // of the queries, the keys or the values
+        const int first_head = which == 0 ? 0 : H + (which - 1) * G, heads = which == 0 ? H : G;
         Floats some;
-        for (size_t i = which * width; i < all.size(); i += 3 * width) {
+        for (size_t i = (size_t)first_head * D; i < all.size(); i += (size_t)(H + 2 * G) * D) {
             some.insert(some.end(), all.begin() + (ptrdiff_t)i,
-                        all.begin() + (ptrdiff_t)(i + width));
+                        all.begin() + (ptrdiff_t)(i + (size_t)heads * D));
         }
         return some;
     };
     for (int run = 0; run < 3; run++) {
-        auto backward = run < 2 ? attention64_backward : attention_backward_gpu;
+        auto backward = run < 2 ? attention_own_backward : attention_backward_gpu;
         dqkv.poison();
         CUDA_CHECK(cudaMemsetAsync(gpu.attention_workspace, 0xff, gpu.attention_bytes, gpu.stream));
         backward(&gpu, s, dqkv.data, c.dout.device.data, out.data, lse.data, c.qkv.device.data);
@@ -393,60 +422,75 @@ static void heads_of_64(int B, int T, int H, int size, bool documents) {
         CHECK(same_bits(get_floats(dqkv), first)); // in the last run: it takes this kernel
     }
     for (int i = 0; i < 3; i++) {
-        Floats some = columns(first, i), other = columns(c.dqkv, (i + 1) % 3);
+        Floats some = columns(first, i);
         CHECK_BF16(some, columns(c.dqkv, i), 2.0);
-        CHECK(CAUGHT(CHECK_BF16(some, other, 2.0)));
+        if (H == G) { CHECK(CAUGHT(CHECK_BF16(some, columns(c.dqkv, (i + 1) % 3), 2.0))); }
         some[some.size() / 2] += 64.0f; // planted: one wrong value
         CHECK(CAUGHT(CHECK_BF16(some, columns(c.dqkv, i), 2.0)));
     }
 }
 
-// B, T, H, size, documents: heads fewer than the GPU's blocks, as many as 132 and more; tiles of
-// 128 keys and 64 queries, whole and cut.
-ROW(attention64) {
+// B, T, H, G, D, size, documents: heads fewer than the GPU's blocks, as many as 132 and more; tiles
+// of 128 keys and 64 queries, whole and cut.
+ROW(own_attention_kernels) {
     if (mode != CHECKING || sanitizing()) { return; }
-    if (!attention64_serves(&gpu, {1, 64, 1, 1, 64, true, NULL})) {
-        test_skip("attention64 needs compute capability 9.0");
+    if (!attention_own_serves(&gpu, {1, 64, 1, 1, 64, true, NULL})) {
+        test_skip("kernels of our own need compute capability 9.0");
         return;
     }
-    static const int checked[][5] = {
-        {1, 64, 1, 1},       {1, 100, 1, 1},     {1, 128, 5, 1},      {3, 192, 5, 1},
-        {3, 100, 5, 1},      {1, 129, 2, 1},     {11, 128, 12, 1},    {12, 384, 12, 1},
-        {6, 200, 25, 1},     {10, 128, 13, 1},   {3, 1000, 12, 1},    {3, 1024, 12, 1},
-        {1, 1024, 25, 1},    {1, 2048, 12, 1},   {3, 2048, 5, 1},     {1, 1920, 1, 1},
-        {2, 512, 12, 6},     {1, 17, 3, 1},      {1, 100, 1, 1, 1},   {3, 192, 5, 1, 1},
-        {12, 384, 12, 1, 1}, {6, 200, 25, 1, 1}, {3, 1000, 12, 6, 1}, {7, 1024, 25, 1, 1},
-        {3, 2048, 5, 1, 1},  {2, 17, 3, 1, 1}};
-    row(heads_of_64, CHECKING, checked);
+    static const int of_64[][7] = {
+        {1, 64, 1, 1, 64, 1},       {1, 100, 1, 1, 64, 1},       {1, 128, 5, 5, 64, 1},
+        {3, 192, 5, 5, 64, 1},      {3, 100, 5, 5, 64, 1},       {1, 129, 2, 2, 64, 1},
+        {11, 128, 12, 12, 64, 1},   {12, 384, 12, 12, 64, 1},    {6, 200, 25, 25, 64, 1},
+        {10, 128, 13, 13, 64, 1},   {3, 1000, 12, 12, 64, 1},    {3, 1024, 12, 12, 64, 1},
+        {1, 1024, 25, 25, 64, 1},   {1, 2048, 12, 12, 64, 1},    {3, 2048, 5, 5, 64, 1},
+        {1, 1920, 1, 1, 64, 1},     {2, 512, 12, 12, 64, 6},     {1, 17, 3, 3, 64, 1},
+        {1, 100, 1, 1, 64, 1, 1},   {3, 192, 5, 5, 64, 1, 1},    {12, 384, 12, 12, 64, 1, 1},
+        {6, 200, 25, 25, 64, 1, 1}, {3, 1000, 12, 12, 64, 6, 1}, {7, 1024, 25, 25, 64, 1, 1},
+        {3, 2048, 5, 5, 64, 1, 1},  {2, 17, 3, 3, 64, 1, 1}};
+    static const int of_128[][7] = {
+        {1, 2, 1, 1, 128, 1, 1},      {2, 17, 3, 3, 128, 1, 1},      {1, 64, 4, 1, 128, 1, -64},
+        {1, 129, 2, 1, 128, 1, -129}, {3, 192, 8, 1, 128, 1, -63},   {2, 200, 8, 2, 128, 1, 1},
+        {3, 251, 6, 3, 128, 6, -65},  {1, 1000, 12, 12, 128, 1, -3}, {2, 1000, 16, 4, 128, 1, 1},
+        {1, 2048, 8, 2, 128, 6, 1},   {3, 2048, 4, 1, 128, 1, 300},  {1, 2100, 4, 4, 128, 1, -2100},
+        {7, 384, 32, 8, 128, 1, 1},   {1, 8192, 4, 1, 128, 1, 500},  {2, 4100, 2, 1, 128, 1, -4100},
+        {1, 32768, 2, 1, 128, 1, 500}};
+    row(own_attention, CHECKING, of_64);
+    row(own_attention, CHECKING, of_128);
 }
 
-TEST(attention64_is_for_some_shapes) {
-    const AttentionShape good = {2, 128, 4, 4, 64, true};
-    const bool here = attention64_serves(&gpu, good);
-    AttentionShape others[] = {good, good, good, good};
+TEST(own_attention_is_for_some_shapes) {
+    static const int documents = 0;
+    const AttentionShape good = {2, 128, 4, 4, 64, true},
+                         large = {2, 128, 4, 2, 128, true, &documents};
+    const bool here = attention_own_serves(&gpu, good);
+    AttentionShape others[] = {good, good, good, good, large, large};
     Gpu old = gpu, newer = gpu, little = gpu;
     auto backward = [](Gpu *on, AttentionShape s) {
-        attention64_backward(on, s, (Bf16 *)4096, (Bf16 *)4096, (Bf16 *)4096, (float *)4096,
-                             (Bf16 *)4096);
+        attention_own_backward(on, s, (Bf16 *)4096, (Bf16 *)4096, (Bf16 *)4096, (float *)4096,
+                               (Bf16 *)4096);
     };
     auto forward = [](Gpu *on, AttentionShape s) {
-        attention64_forward(on, s, (Bf16 *)4096, (float *)4096, (Bf16 *)4096);
+        attention_own_forward(on, s, (Bf16 *)4096, (float *)4096, (Bf16 *)4096);
     };
     others[0].G = 2;
     others[1].D = 72;
     others[2].D = 32;
     others[3].T = 2049;
+    others[4].documents = NULL;
+    others[5].T = (1 << 17) + 1;
     for (const AttentionShape &s : others) {
-        CHECK(!attention64_serves(&gpu, s));
-        CHECK_DIES("attention64: T ", forward(&gpu, s));
-        CHECK_DIES("attention64: T ", backward(&gpu, s));
+        CHECK(!attention_own_serves(&gpu, s));
+        CHECK_DIES("attention: no kernel of our own for T ", forward(&gpu, s));
+        CHECK_DIES("attention: no kernel of our own for T ", backward(&gpu, s));
     }
     old.capability = 80;
     newer.capability = 100;
-    CHECK(!attention64_serves(&old, good) && !attention64_serves(&newer, good));
-    CHECK_DIES("attention64: T 128, 4/4 heads of 64 on this device", forward(&old, good));
-    CHECK_DIES("attention64: T 128, 4/4 heads of 64 on this device", backward(&old, good));
+    CHECK(!attention_own_serves(&old, good) && !attention_own_serves(&newer, good));
+    CHECK_DIES("for T 128, 4/4 heads of 64 on this device", forward(&old, good));
+    CHECK_DIES("for T 128, 4/2 heads of 128, documents, on this device", backward(&old, large));
     if (!here) { return; }
+    CHECK(attention_own_serves(&gpu, large));
     little.attention_bytes = 1 << 20;
     CHECK_DIES("1048576 bytes of workspace, it needs 10485760", backward(&little, good));
 }

@@ -180,23 +180,23 @@ void attention_plain_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf1
     attention_backward_gpu(gpu, s, d_qkv, d_out, out, lse, qkv);
 }
 
-#pragma weak attention64_serves // where test/emulated/ runs the kernels themselves
+#pragma weak attention_own_serves // where test/emulated/ runs the kernels themselves
 #pragma weak attention_share_work
-#pragma weak attention64_forward
-#pragma weak attention64_backward
-bool attention64_serves(const Gpu *gpu, AttentionShape s) {
+#pragma weak attention_own_forward
+#pragma weak attention_own_backward
+bool attention_own_serves(const Gpu *gpu, AttentionShape s) {
     return gpu->capability == 90 && s.D == 64 && s.H == s.G && s.T <= 2048;
 }
 
 void attention_share_work(const Gpu *gpu, AttentionShape s, int *documents) {
 }
 
-void attention64_forward(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv) {
+void attention_own_forward(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv) {
     attention_forward_gpu(gpu, s, out, lse, qkv);
 }
 
-void attention64_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
-                          const Bf16 *out, const float *lse, const Bf16 *qkv) {
+void attention_own_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
+                            const Bf16 *out, const float *lse, const Bf16 *qkv) {
     attention_backward_gpu(gpu, s, d_qkv, d_out, out, lse, qkv);
 }
 

@@ -1,0 +1,625 @@
+// The forward pass of causal attention for heads of 64 on Hopper.
+//
+//   S = QK' / 8    lse = log(rowsum(exp(S)))    O = exp(S - lse) V
+//
+// exp(S - m) is rounded to BF16 for its product with V; all else is FP32. m is the row's maximum
+// over the first tile of keys, and follows the maximum only where exponentials become large, so
+// that most tiles need no maximum. A row's sums have the order of its keys.
+//
+// A block computes a run of pieces, one after another. A piece is up to four tiles of 64 of a
+// head's queries, one for each of four warpgroups, which take turns in having the last one: it
+// meets most keys. The keys up to the diagonal pass in tiles of 64, loaded by TMA for all. A
+// warpgroup computes a tile's scores, and adds the values of the tile before, by WGMMA. While it
+// computes exponentials, the others have the tensor cores. Of documents that are packed into a
+// sequence, tiles of keys before the piece's first document do not pass, and a warpgroup passes by
+// those before its own first one; all blocks then have parts of about equal cost, which the host
+// cuts. (Two or three warpgroups with the
+// queries in registers, and the next scores computed beside the exponentials, were slower on an
+// H200: 0.26 to 0.31 ms against 0.24 at 64 x 1024 and 12 heads.)
+#include "attention.h"
+#include "hopper.cuh"
+
+#include <math_constants.h>
+
+namespace {
+
+enum {
+    ROWS = 64, // queries of a warpgroup
+    KEYS = 64,
+    TILE = ROWS * FULL_ROW, // bytes of 64 rows and 64 channels
+    LOADING_REGISTERS = 24  // registers of a thread
+};
+
+// A kernel for heads of SIZE channels.
+template <int SIZE_, bool DOCUMENTS_, bool GRADIENT_> struct Kind {
+    enum {
+        SIZE = SIZE_,
+        DOCUMENTS = DOCUMENTS_,
+        GRADIENT = GRADIENT_,
+        PARTS = SIZE / 64, // tiles that 64 rows take
+        GROUPS = SIZE == 64 ? 4
+                 : GRADIENT ? 2
+                            : 3, // warpgroups that compute
+        STAGES = SIZE == 64 ? 8
+                 : GRADIENT ? 3
+                            : 4,
+        QUERIES = GROUPS * ROWS,
+        THREADS = (GROUPS + 1) * GROUP,
+        COMPUTING_REGISTERS = SIZE == 64 ? 112
+                              : GRADIENT ? 240
+                                         : 160,
+        OUT_IS_Q = SIZE > 64 // results lie where the piece's queries have been
+    };
+    struct Shared {
+        struct {
+            uint8_t k[PARTS][TILE], v[PARTS][TILE];
+        } stages[STAGES];
+        // queries, and their outputs' gradients, of this piece and of the next; results
+        uint8_t q[OUT_IS_Q ? 2 : 3][GROUPS][GRADIENT ? 2 * PARTS : PARTS][TILE];
+        Barrier full[STAGES], empty[STAGES], q_full[2][GROUPS], q_empty[2][GROUPS];
+    };
+    static_assert(sizeof(Shared) <= 232448, "a block's shared memory");
+    static_assert(registers_suffice(LOADING_REGISTERS, COMPUTING_REGISTERS, GROUPS),
+                  "a block's registers");
+};
+
+struct Parameters {
+    CUtensorMap qkv, result; // boxes of 64 and of 16 rows
+    float *lse;
+    const int *starts, *cuts; // attention.h; NULL without documents
+    int T, H, heads;          // heads: of all sequences
+    int tiles, pieces;        // in a head: tiles of 64 queries or keys, pieces of up to four tiles
+    int G;
+    // of the gradient
+    CUtensorMap d_out;
+    const Bf16 *dout, *out;
+    float *delta; // [heads,T]: -rowsum(dO O), which the keys' gradients need, too
+};
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+// A block's pieces, one after another.
+template <typename K> struct Work {
+    int tiles, pieces; // in a head
+    int head, piece, left;
+    int number; // how many pieces this block has had before
+
+    // The number of the first piece of a block. All blocks have about as many tiles of keys.
+    static __device__ int first_of(const Parameters &p, int block) {
+        if (K::DOCUMENTS) { return __ldg(p.cuts + block); }
+        const auto cost = [&](int i) { return (i + 1) * p.tiles / p.pieces + 2; }; // 2: to begin
+        int all = 0, at = 0;
+        for (int i = 0; i < p.pieces; i++) { all += cost(i); }
+        const int64_t before = (int64_t)all * p.heads * block / gridDim.x;
+        int rest = (int)(before % all);
+        while (rest > cost(at) / 2) { rest -= cost(at++); }
+        return (int)(before / all) * p.pieces + at;
+    }
+    __device__ Work(const Parameters &p) : tiles(p.tiles), pieces(p.pieces), number(0) {
+        const int first = first_of(p, blockIdx.x);
+        head = first / pieces;
+        piece = first % pieces;
+        left = first_of(p, blockIdx.x + 1) - first;
+    }
+    // The tiles of keys that the piece meets, which end where its tiles of queries do.
+    __device__ int keys(void) const {
+        return (piece + 1) * tiles / pieces;
+    }
+    // The first tile of keys that a tile of queries meets.
+    __device__ int first(const Parameters &p, int tile) const {
+        return K::DOCUMENTS ? __ldg(p.starts + (int64_t)(head / p.H) * p.T + tile * ROWS) / KEYS
+                            : 0;
+    }
+    // The first tile of keys that the piece meets.
+    __device__ int first(const Parameters &p) const {
+        return first(p, piece * tiles / pieces);
+    }
+    // The tile of queries of warpgroup w, which has none once this reaches keys().
+    __device__ int tile(int w) const {
+        return piece * tiles / pieces + (w + number) % K::GROUPS;
+    }
+    __device__ void next(void) {
+        left--;
+        number++;
+        piece++;
+        if (piece == pieces) {
+            piece = 0;
+            head++;
+        }
+    }
+};
+
+// One lane loads what the warpgroups need, in the order of its use.
+template <typename K>
+__device__ __forceinline__ void load(typename K::Shared &s, const Parameters &p) {
+    constexpr int SIZE = K::SIZE;
+    Stage<K::STAGES> stage = 0;
+    uint32_t queries[K::GROUPS] = {};
+    for (Work<K> work(p); work.left > 0; work.next()) {
+        const int b = work.head / p.H, h = work.head % p.H;
+        const int G = SIZE == 64 ? p.H : p.G, g = SIZE == 64 ? h : h / (p.H / G);
+#pragma unroll
+        for (int w = 0; w < K::GROUPS; w++) {
+            if (work.tile(w) >= work.keys()) { continue; }
+            const int at = queries[w] % 2;
+            barrier_wait(&s.q_empty[at][w], queries[w]++ / 2 + 1);
+            barrier_expect(&s.q_full[at][w], sizeof(s.q[at][w]));
+#pragma unroll
+            for (int i = 0; i < K::PARTS; i++) {
+                tma_load_at(s.q[at][w][i], p.qkv, &s.q_full[at][w], h * SIZE + i * 64,
+                            work.tile(w) * ROWS, b);
+                if constexpr (K::GRADIENT) {
+                    tma_load_at(s.q[at][w][K::PARTS + i], p.d_out, &s.q_full[at][w],
+                                h * SIZE + i * 64, work.tile(w) * ROWS, b);
+                }
+            }
+        }
+        for (int j = work.first(p); j < work.keys(); j++, stage.advance(1)) {
+            auto &to = s.stages[stage.at];
+            Barrier *full = &s.full[stage.at];
+            barrier_wait(&s.empty[stage.at], stage.round + 1);
+            barrier_expect(full, sizeof(to));
+#pragma unroll
+            for (int i = 0; i < K::PARTS; i++) {
+                tma_load_at(to.k[i], p.qkv, full, (p.H + g) * SIZE + i * 64, j * KEYS, b);
+                tma_load_at(to.v[i], p.qkv, full, (p.H + G + g) * SIZE + i * 64, j * KEYS, b);
+            }
+        }
+    }
+}
+
+// The work of warpgroup w. A thread has two of its warp's 16 rows, lane / 4 and lane / 4 + 8, and
+// two of every 8 columns.
+template <typename K>
+__device__ __forceinline__ void compute(typename K::Shared &s, const Parameters &p, int w) {
+    constexpr int PARTS = K::PARTS;
+    constexpr bool DOCUMENTS = K::DOCUMENTS;
+    const int warp = threadIdx.x % GROUP / WARP, lane = threadIdx.x % WARP;
+    const int row = warp * 16 + lane / 4, column = lane % 4 * 2;
+    const float root = K::SIZE == 64 ? 0.125f : 0.08838834764831845f; // of 1 / SIZE
+    const float scale = root * 1.4426950408889634f;
+    enum { LARGE = 1 << 12 }; // limit for the sum of a thread's exponentials in a row of a tile
+
+    // The lane's 16 bytes of 16 x 16 BF16 of the warp's rows.
+    auto place = [&](uint8_t *rows, int i) {
+        return rows + (warp * 16 + lane % 16) * FULL_ROW + ((i * 2 + lane / 16) ^ lane % 8) * 16;
+    };
+    float scores[32], dp[32], out[PARTS][32], m[2] = {}, sums[2], delta[2];
+    uint32_t probabilities[16]; // A of WGMMAs; of the gradient: dS
+    Stage<K::STAGES> stage = 0;
+    uint32_t queries = 0; // how many tiles this warpgroup has begun
+
+    auto release = [&](int at) { barrier_arrive(&s.empty[at], lane == 0); };
+    auto multiply_scores = [&] {
+        const uint64_t q = wgmma_operand(s.q[queries % 2][w]);
+        const uint64_t k = wgmma_operand(s.stages[stage.at].k);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < 4 * PARTS; i++) {
+            const int at = i / 4 * (TILE / 16) + i % 4 * 2;
+            wgmma<false, false>(scores, q + at, k + at, i > 0);
+        }
+        if constexpr (K::GRADIENT) {
+            const uint64_t d_out = wgmma_operand(s.q[queries % 2][w][PARTS]);
+            const uint64_t v = wgmma_operand(s.stages[stage.at].v);
+#pragma unroll
+            for (int i = 0; i < 4 * PARTS; i++) {
+                const int at = i / 4 * (TILE / 16) + i % 4 * 2;
+                wgmma<false, false>(dp, d_out + at, v + at, i > 0);
+            }
+        }
+        wgmma_commit();
+    };
+    auto multiply_values = [&](int at) { // by keys for their gradient
+        const uint64_t v = wgmma_transposed(K::GRADIENT ? s.stages[at].k : s.stages[at].v);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < 4 * PARTS; i++) {
+            wgmma<true>(out[i / 4], probabilities + i % 4 * 4,
+                        v + i / 4 * (TILE / 16) + i % 4 * 128, true);
+        }
+        wgmma_commit();
+    };
+    auto pin_out = [&] {
+#pragma unroll
+        for (auto &part : out) { pin(part); }
+    };
+    auto mask = [&] { // hides later keys in the tile on the diagonal
+#pragma unroll
+        for (int i = 0; i < 32; i++) {
+            const bool later = i / 4 * 8 + i % 2 + column > row + i / 2 % 2 * 8;
+            scores[i] = later ? -CUDART_INF_F : scores[i];
+        }
+    };
+    int starts[2]; // where the documents of the thread's rows begin
+    auto mask_documents = [&](int j) {
+#pragma unroll
+        for (int i = 0; i < 32; i++) {
+            const bool before = j * KEYS + i / 4 * 8 + i % 2 + column < starts[i / 2 % 2];
+            scores[i] = before ? -CUDART_INF_F : scores[i];
+        }
+    };
+    auto follow = [&] { // m becomes the maximum
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float most = m[r];
+#pragma unroll
+            for (int i = 0; i < 16; i++) { most = fmaxf(most, scores[i / 2 * 4 + r * 2 + i % 2]); }
+            most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+            most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+            const float factor = exp2_fast((m[r] - most) * scale);
+            m[r] = most;
+            sums[r] *= factor;
+#pragma unroll
+            for (int i = 0; i < 16 * PARTS; i++) {
+                out[i / 16][i % 16 / 2 * 4 + r * 2 + i % 2] *= factor;
+            }
+        }
+    };
+    auto exponentiate = [&](float(&more)[2]) {
+        more[0] = more[1] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            const int r = i % 2;
+            const float x = exp2_fast(fmaf(scores[2 * i], scale, -m[r] * scale));
+            const float y = exp2_fast(fmaf(scores[2 * i + 1], scale, -m[r] * scale));
+            more[r] += x + y;
+            probabilities[i] = bf16_pair(x, y);
+        }
+    };
+    auto differentiate = [&] { // m: the rows' log-sum-exp, of base 2
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            const int r = i % 2;
+            const float x = exp2_fast(fmaf(scores[2 * i], scale, -m[r]));
+            const float y = exp2_fast(fmaf(scores[2 * i + 1], scale, -m[r]));
+            probabilities[i] = bf16_pair(x * (dp[2 * i] + delta[r]),
+                                         y * (dp[2 * i + 1] + delta[r]));
+        }
+    };
+    // Reads and computes what the gradient needs of a tile's rows. Beyond T it is 0, as Q and dO
+    // are.
+    auto summarise = [&](int head, int tile) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const int query = tile * ROWS + row + r * 8;
+            const bool inside = query < p.T;
+            const int64_t token = head / p.H * (int64_t)p.T + (inside ? query : 0);
+            const int64_t from = (token * p.H + head % p.H) * K::SIZE;
+            float sum = 0.0f;
+#pragma unroll
+            for (int i = 0; i < 2 * PARTS; i++) {
+                const Floats8 x = load8(p.dout + from, i * 4 + lane % 4),
+                              y = load8(p.out + from, i * 4 + lane % 4);
+#pragma unroll
+                for (int n = 0; n < VEC; n++) { sum += x.v[n] * y.v[n]; }
+            }
+            sum += __shfl_xor_sync(~0u, sum, 1);
+            sum += __shfl_xor_sync(~0u, sum, 2);
+            const int64_t at = (int64_t)head * p.T + query;
+            m[r] = inside ? 1.4426950408889634f * p.lse[at] : 0.0f;
+            delta[r] = inside ? -sum : 0.0f;
+            if (inside && lane % 4 == 0) { p.delta[at] = -sum; }
+        }
+    };
+    // Where results lie with queries: lane 0 has seen the stores of the tile before.
+    auto free_results = [&] {
+        __syncwarp();
+        if (queries > 0) { barrier_arrive(&s.q_empty[(queries - 1) % 2][w], lane == 0); }
+    };
+
+    for (Work<K> work(p); work.left > 0; work.next()) {
+        const int tile = work.tile(w), keys = work.keys();
+        const int own = tile < keys ? tile + 1 : 0; // the end of its tiles of keys
+        int j = work.first(p);
+        auto pass_by = [&](int end) { // passes by tiles that are not for these queries
+            for (; j < end; j++, stage.advance(1)) {
+                barrier_wait(&s.full[stage.at], stage.round);
+                __syncwarp(); // no lane comes to the barrier when it is two phases on
+                release(stage.at);
+            }
+        };
+        if (own > 0) {
+            const int begin = work.first(p, tile);
+            int last_start = 0;
+            pass_by(begin);
+            if (DOCUMENTS) {
+                const int *from = p.starts + (int64_t)(work.head / p.H) * p.T;
+                last_start = __ldg(from + min(tile * ROWS + ROWS, p.T) - 1);
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    starts[r] = __ldg(from + min(tile * ROWS + row + r * 8, p.T - 1));
+                }
+            }
+            if constexpr (K::GRADIENT) { summarise(work.head, tile); }
+            barrier_wait(&s.q_full[queries % 2][w], queries / 2);
+            if constexpr (!K::GRADIENT) {
+                // Finite, so that exponentials are 0 as long as a row has met no key that it sees.
+                m[0] = m[1] = DOCUMENTS ? -1e30f : -CUDART_INF_F;
+                sums[0] = sums[1] = 0.0f;
+            }
+#pragma unroll
+            for (int i = 0; i < 32 * PARTS; i++) { out[i / 32][i % 32] = 0.0f; }
+            int before = stage.at;
+#pragma unroll 1
+            for (; j < own; j++) {
+                barrier_wait(&s.full[stage.at], stage.round);
+                multiply_scores();
+                if (j > begin) { multiply_values(before); }
+                wgmma_wait<0>();
+                pin(scores);
+                if constexpr (K::GRADIENT) { pin(dp); }
+                pin_out();
+                pin(probabilities);
+                if (j > begin) { release(before); }
+                if (j == tile) { mask(); }
+                if (DOCUMENTS && j * KEYS < last_start) { mask_documents(j); }
+                if constexpr (K::GRADIENT) {
+                    differentiate();
+                } else {
+                    float more[2];
+                    bool follows = j == begin;
+                    if (!follows) {
+                        exponentiate(more);
+                        // or NaN
+                        follows = __any_sync(~0u, !(fmaxf(more[0], more[1]) < LARGE));
+                    }
+                    if (follows) {
+                        follow();
+                        exponentiate(more);
+                    }
+                    sums[0] += more[0];
+                    sums[1] += more[1];
+                }
+                if (K::OUT_IS_Q && j == begin) {
+                    if (lane == 0) { stores_wait_read<0>(); }
+                    free_results();
+                }
+                before = stage.at;
+                stage.advance(1);
+            }
+            multiply_values(before);
+            wgmma_wait<0>();
+            pin_out();
+            pin(probabilities);
+            if (!K::OUT_IS_Q) { barrier_arrive(&s.q_empty[queries % 2][w], lane == 0); }
+            queries++;
+            release(before);
+        }
+        pass_by(keys);
+        if (own == 0) { continue; }
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            if constexpr (K::GRADIENT) {
+                sums[r] = root;
+            } else {
+                sums[r] += __shfl_xor_sync(~0u, sums[r], 1);
+                sums[r] += __shfl_xor_sync(~0u, sums[r], 2);
+                const int query = tile * ROWS + row + r * 8;
+                if (lane % 4 == 0 && query < p.T) {
+                    p.lse[(int64_t)work.head * p.T + query] = m[r] * root + __logf(sums[r]);
+                }
+                sums[r] = reciprocal_fast(sums[r]);
+            }
+        }
+        auto &results = s.q[K::OUT_IS_Q ? (queries - 1) % 2 : 2][w];
+        if constexpr (K::OUT_IS_Q) {
+            group_barrier(w, GROUP); // all warps have multiplied by the queries
+        } else {
+            if (lane == 0) { stores_wait_read<0>(); } // the piece before has been stored
+            __syncwarp();
+        }
+#pragma unroll
+        for (int i = 0; i < 4 * PARTS; i++) {
+            uint32_t units[4];
+#pragma unroll
+            for (int n = 0; n < 4; n++) {
+                const float *x = out[i / 4] + i % 4 * 8 + n * 2;
+                units[n] = bf16_pair(x[0] * sums[n % 2], x[1] * sums[n % 2]);
+            }
+            store_matrices<false>(place(results[i / 4], i % 4), units);
+        }
+        show_to_tma();
+        __syncwarp();
+        if (lane == 0) {
+#pragma unroll
+            for (int i = 0; i < PARTS; i++) {
+                tma_store_at(p.result, results[i] + warp * 16 * FULL_ROW,
+                             work.head % p.H * K::SIZE + i * 64, tile * ROWS + warp * 16,
+                             work.head / p.H);
+            }
+            stores_commit();
+        }
+        __syncwarp();
+    }
+    if (lane == 0) { stores_wait(); }
+    if (K::OUT_IS_Q) { free_results(); }
+}
+
+#endif
+
+template <typename K>
+__global__ void __launch_bounds__(K::THREADS, 1)
+    attention_queries_kernel(const __grid_constant__ Parameters p) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    extern __shared__ __align__(1024) uint8_t memory[];
+    auto &s = *reinterpret_cast<typename K::Shared *>(memory);
+    const int group = __shfl_sync(~0u, threadIdx.x / GROUP, 0);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < K::STAGES; i++) {
+            barrier_init(&s.full[i], 1);
+            barrier_init(&s.empty[i], K::GROUPS * WARPS);
+        }
+        for (int w = 0; w < K::GROUPS; w++) {
+            for (int i = 0; i < 2; i++) {
+                barrier_init(&s.q_full[i][w], 1);
+                barrier_init(&s.q_empty[i][w], WARPS);
+            }
+        }
+        barriers_ready();
+    }
+    __syncthreads();
+    if (group == 0) {
+        set_registers<LOADING_REGISTERS, false>();
+        if (threadIdx.x == 0) { load<K>(s, p); }
+    } else {
+        set_registers<K::COMPUTING_REGISTERS, true>();
+        compute<K>(s, p, group - 1);
+    }
+#endif
+}
+
+template <int SIZE, bool DOCUMENTS, bool GRADIENT>
+void launch_queries(const Gpu *gpu, AttentionShape s, const Bf16 *qkv, Parameters p) {
+    typedef Kind<SIZE, DOCUMENTS, GRADIENT> K;
+    p.qkv = map_sequences(qkv, s.B, s.T, (s.H + 2 * s.G) * SIZE, ROWS);
+    p.T = s.T;
+    p.H = s.H;
+    p.G = s.G;
+    p.heads = s.B * s.H;
+    p.tiles = divide_up(s.T, KEYS);
+    p.pieces = divide_up(s.T, K::QUERIES);
+    int blocks = min(gpu->sms, p.heads * p.pieces);
+    if (DOCUMENTS) {
+        p.starts = s.documents;
+        p.cuts = s.documents + attention_cuts_at(s, GRADIENT ? CUTS_QUERIES : CUTS_FORWARD);
+        blocks = min(gpu->sms, (int)ATTENTION_BLOCKS);
+    }
+    launch_with_shared(attention_queries_kernel<K>, blocks, K::THREADS, sizeof(typename K::Shared),
+                       gpu->stream, p);
+}
+
+} // namespace
+
+// ---- who computes what --------------------------------------------------------------------------
+
+namespace {
+
+enum { MOST_T = 1 << 17, MOST_UNITS = MOST_T / 128 };
+
+// The costs of a head's pieces, in a sequence with these starts. Returns their number.
+int cost_pieces(int T, int queries, const int *starts, int *costs) {
+    const int tiles = divide_up(T, KEYS), pieces = divide_up(T, queries);
+    for (int i = 0; i < pieces; i++) { // 2: to begin
+        costs[i] = (i + 1) * tiles / pieces - starts[i * tiles / pieces * ROWS] / KEYS + 2;
+    }
+    return pieces;
+}
+
+// The same of tiles of 128 keys, in the backward pass.
+int cost_keys(int T, const int *starts, int *costs) {
+    const int tiles = divide_up(T, 128);
+    for (int j = 0, end = 0; j < tiles; j++) {
+        end = max(end, j + 1);
+        while (end < tiles && starts[end * 128] / 128 <= j) { end++; }
+        costs[j] = 2 * (end - j) + 1;
+    }
+    return tiles;
+}
+
+// Cuts the work of all heads, in their order, into a run of pieces for each block. All runs cost
+// about as much: a piece goes where its middle lies. heads: of a sequence.
+template <typename COSTS>
+void cut_work(AttentionShape s, const int *starts, int heads, int blocks, int *cuts,
+              COSTS costs_of) {
+    int costs[MOST_UNITS], unit = 0, block = 0;
+    int64_t all = 0, before = 0;
+    for (int b = 0; b < s.B; b++) {
+        int pieces = costs_of(starts + (int64_t)b * s.T, costs);
+        for (int i = 0; i < pieces; i++) { all += (int64_t)costs[i] * heads; }
+    }
+    cuts[0] = 0;
+    for (int b = 0; b < s.B; b++) {
+        int pieces = costs_of(starts + (int64_t)b * s.T, costs); // of each of its heads
+        for (int i = 0; i < heads * pieces; i++, unit++) {
+            int cost = costs[i % pieces];
+            int64_t of_block = (2 * before + cost) * blocks / (2 * all);
+            while (block < of_block) { cuts[++block] = unit; }
+            before += cost;
+        }
+    }
+    while (block < blocks) { cuts[++block] = unit; }
+}
+
+} // namespace
+
+size_t attention_own_workspace(AttentionShape s) {
+    if (s.D == 64 && s.H == s.G && s.T <= 2048) { // two parts of sums of dQ a block
+        return 2 * ATTENTION_BLOCKS * (size_t)round_up64(s.T, 128) * 64 * sizeof(float);
+    }
+    return s.D == 128 && s.H % s.G == 0 && s.T <= MOST_T ? (size_t)s.B * s.H * s.T * sizeof(float) : 0; // delta
+}
+
+bool attention_own_serves(const Gpu *gpu, AttentionShape s) {
+    return attention_own_workspace(s) > 0 && (s.D == 64 || s.documents != nullptr) &&
+           runs_on_hopper(gpu, attention_queries_kernel<Kind<64, false, false>>);
+}
+
+void attention_own_check(const Gpu *gpu, AttentionShape s, size_t bytes) {
+    if (!attention_own_serves(gpu, s)) {
+        die("attention: no kernel of our own for T %d, %d/%d heads of %d%s on this device", s.T,
+            s.H, s.G, s.D, s.documents != nullptr ? ", documents," : "");
+    }
+    if (gpu->attention_bytes < bytes) {
+        die("attention: %zu bytes of workspace, it needs %zu", gpu->attention_bytes, bytes);
+    }
+}
+
+void attention_share_work(const Gpu *gpu, AttentionShape s, int *documents) {
+    const int blocks = min(gpu->sms, (int)ATTENTION_BLOCKS);
+    s.documents = documents;
+    if (!attention_own_serves(gpu, s)) { return; }
+    auto cut = [&](AttentionCuts kind, int heads, auto costs_of) {
+        cut_work(s, documents, heads, blocks, documents + attention_cuts_at(s, kind), costs_of);
+    };
+    auto cut_queries = [&](AttentionCuts kind, int queries) {
+        cut(kind, s.H, [&](const int *starts, int *costs) {
+            return cost_pieces(s.T, queries, starts, costs);
+        });
+    };
+    cut_queries(CUTS_FORWARD, s.D == 64 ? (int)Kind<64, true, false>::QUERIES
+                                        : (int)Kind<128, true, false>::QUERIES);
+    if (s.D == 128) { cut_queries(CUTS_QUERIES, Kind<128, true, true>::QUERIES); }
+    cut(CUTS_KEYS, s.D == 64 ? s.H : s.G,
+        [&](const int *starts, int *costs) { return cost_keys(s.T, starts, costs); });
+}
+
+// ---- launchers ----------------------------------------------------------------------------------
+
+void attention_own_forward(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv) {
+    attention_own_check(gpu, s, 0);
+    Parameters p = {};
+    p.result = map_sequences(out, s.B, s.T, (int64_t)s.H * s.D, 16);
+    p.lse = lse;
+    if (s.D == 128) {
+        launch_queries<128, true, false>(gpu, s, qkv, p);
+    } else if (s.documents != nullptr) {
+        launch_queries<64, true, false>(gpu, s, qkv, p);
+    } else {
+        launch_queries<64, false, false>(gpu, s, qkv, p);
+    }
+}
+
+void attention_own_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
+                            const Bf16 *out, const float *lse, const Bf16 *qkv) {
+    attention_own_check(gpu, s, attention_own_workspace(s));
+    if (s.D == 64) {
+        attention64_backward(gpu, s, d_qkv, d_out, out, lse, qkv);
+        return;
+    }
+    float *delta = static_cast<float *>(gpu->attention_workspace);
+    attention128_queries(gpu, s, d_qkv, delta, d_out, out, lse, qkv);
+    attention128_keys(gpu, s, d_qkv, d_out, lse, delta, qkv);
+}
+
+void attention128_queries(const Gpu *gpu, AttentionShape s, Bf16 *d_qkv, float *delta,
+                          const Bf16 *d_out, const Bf16 *out, const float *lse, const Bf16 *qkv) {
+    Parameters p = {};
+    p.result = map_sequences(d_qkv, s.B, s.T, (int64_t)(s.H + 2 * s.G) * s.D, 16);
+    p.d_out = map_sequences(d_out, s.B, s.T, (int64_t)s.H * s.D, ROWS);
+    p.lse = const_cast<float *>(lse);
+    p.dout = d_out;
+    p.out = out;
+    p.delta = delta;
+    launch_queries<128, true, true>(gpu, s, qkv, p);
+}
