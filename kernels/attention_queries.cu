@@ -331,7 +331,6 @@ __device__ __forceinline__ void compute(typename K::Shared &s, const Parameters 
                     starts[r] = __ldg(from + min(tile * ROWS + row + r * 8, p.T - 1));
                 }
             }
-            if constexpr (K::GRADIENT) { summarise(work.head, tile); }
             barrier_wait(&s.q_full[queries % 2][w], queries / 2);
             if constexpr (!K::GRADIENT) {
                 // Finite, so that exponentials are 0 as long as a row has met no key that it sees.
@@ -346,6 +345,9 @@ __device__ __forceinline__ void compute(typename K::Shared &s, const Parameters 
                 barrier_wait(&s.full[stage.at], stage.round);
                 multiply_scores();
                 if (j > begin) { multiply_values(before); }
+                if constexpr (K::GRADIENT) {
+                    if (j == begin) { summarise(work.head, tile); }
+                }
                 wgmma_wait<0>();
                 pin(scores);
                 if constexpr (K::GRADIENT) { pin(dp); }

@@ -185,7 +185,8 @@ void attention_plain_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf1
 #pragma weak attention_own_forward
 #pragma weak attention_own_backward
 bool attention_own_serves(const Gpu *gpu, AttentionShape s) {
-    return gpu->capability == 90 && s.D == 64 && s.H == s.G && s.T <= 2048;
+    bool large = s.D == 128 && s.documents != NULL && s.T <= 1 << 17;
+    return gpu->capability == 90 && (large || (s.D == 64 && s.H == s.G && s.T <= 2048));
 }
 
 void attention_share_work(const Gpu *gpu, AttentionShape s, int *documents) {
