@@ -583,42 +583,15 @@ __global__ void __launch_bounds__(GROUP) add_parts_kernel(const __grid_constant_
 
 // ---- who computes what --------------------------------------------------------------------------
 
-// Shares `heads` heads among blocks at tiles of keys, in their order, as evenly as that allows:
-// into cuts as of Parameters. A tile costs as much as the queries' tiles that it meets, and one
-// more. Returns the largest share's cost.
-int share_heads(uint16_t *cuts, int heads, int tiles, int blocks) {
-    auto fits = [&](int most) {
-        int block = 0, sum = 0;
-        cuts[0] = 0;
-        for (int unit = 0; unit < heads * tiles; unit++) {
-            const int cost = 2 * (tiles - unit % tiles) + 1;
-            if (sum + cost > most) {
-                if (++block == blocks) { return false; }
-                cuts[block] = (uint16_t)unit;
-                sum = 0;
-            }
-            sum += cost;
-        }
-        while (block < blocks) { cuts[++block] = (uint16_t)(heads * tiles); }
-        return true;
-    };
-    // too small, but for the last block; enough for a whole head
-    int low = 2 * tiles, high = tiles * (tiles + 2);
-    while (low + 1 < high) {
-        const int middle = (low + high) / 2;
-        (fits(middle) ? high : low) = middle;
-    }
-    fits(high);
-    return high;
-}
-
 // Whether the heads that are left are shared.
 bool plan_work(Parameters *p, int heads, int blocks) {
     enum { ADDING = 12 }; // what adding up parts costs, like a tile of keys
     const int others = heads % blocks, whole = p->tiles * (p->tiles + 2);
     p->blocks = blocks;
     p->whole = heads / blocks;
-    if (others > 0 && share_heads(p->cuts, others, p->tiles, blocks) + ADDING < whole) {
+    // a tile of keys costs as much as the queries' tiles that it meets, and one more
+    auto cost = [&](int unit) { return 2 * (p->tiles - unit % p->tiles) + 1; };
+    if (others > 0 && share_units(p->cuts, others * p->tiles, blocks, cost) + ADDING < whole) {
         return true;
     }
     for (int i = 0; i <= blocks; i++) { p->cuts[i] = (uint16_t)(min(i, others) * p->tiles); }

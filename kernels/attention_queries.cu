@@ -497,50 +497,39 @@ void launch_queries(const Gpu *gpu, AttentionShape s, const Bf16 *qkv, Parameter
 
 namespace {
 
-enum { MOST_T = 1 << 17, MOST_UNITS = MOST_T / 128 };
+enum { MOST_T = 1 << 17 };
 
-// The costs of a head's pieces, in a sequence with these starts. Returns their number.
-int cost_pieces(int T, int queries, const int *starts, int *costs) {
-    const int tiles = divide_up(T, KEYS), pieces = divide_up(T, queries);
-    for (int i = 0; i < pieces; i++) { // 2: to begin
+// What a head's pieces cost in the forward pass, or for the queries' gradient, in a sequence with
+// these starts.
+void cost_pieces(int T, int pieces, const int *starts, int *costs) {
+    const int tiles = divide_up(T, KEYS);
+    for (int i = 0; i < pieces; i++) { // + 2: what a piece costs to begin
         costs[i] = (i + 1) * tiles / pieces - starts[i * tiles / pieces * ROWS] / KEYS + 2;
     }
-    return pieces;
 }
 
-// The same of tiles of 128 keys, in the backward pass.
-int cost_keys(int T, const int *starts, int *costs) {
-    const int tiles = divide_up(T, 128);
+// What its tiles of 128 keys cost in the backward pass.
+void cost_keys(int tiles, const int *starts, int *costs) {
     for (int j = 0, end = 0; j < tiles; j++) {
         end = max(end, j + 1);
         while (end < tiles && starts[end * 128] / 128 <= j) { end++; }
         costs[j] = 2 * (end - j) + 1;
     }
-    return tiles;
 }
 
-// Cuts the work of all heads, in their order, into a run of pieces for each block. All runs cost
-// about as much: a piece goes where its middle lies. heads: of a sequence.
-template <typename COSTS>
-void cut_work(AttentionShape s, const int *starts, int heads, int blocks, int *cuts,
-              COSTS costs_of) {
-    int costs[MOST_UNITS], unit = 0, block = 0;
+// Shares the work of all heads, in their order: a piece goes where its middle lies. (share_units is
+// closer. But here the cuts decide how dQ of heads of 64 is summed, and bits are kept.)
+template <typename COST> void cut_work(int *cuts, int units, int blocks, COST cost) {
+    int block = 0;
     int64_t all = 0, before = 0;
-    for (int b = 0; b < s.B; b++) {
-        int pieces = costs_of(starts + (int64_t)b * s.T, costs);
-        for (int i = 0; i < pieces; i++) { all += (int64_t)costs[i] * heads; }
-    }
+    for (int unit = 0; unit < units; unit++) { all += cost(unit); }
     cuts[0] = 0;
-    for (int b = 0; b < s.B; b++) {
-        int pieces = costs_of(starts + (int64_t)b * s.T, costs); // of each of its heads
-        for (int i = 0; i < heads * pieces; i++, unit++) {
-            int cost = costs[i % pieces];
-            int64_t of_block = (2 * before + cost) * blocks / (2 * all);
-            while (block < of_block) { cuts[++block] = unit; }
-            before += cost;
-        }
+    for (int unit = 0; unit < units; unit++) {
+        int64_t of_block = (2 * before + cost(unit)) * blocks / (2 * all);
+        while (block < of_block) { cuts[++block] = unit; }
+        before += cost(unit);
     }
-    while (block < blocks) { cuts[++block] = unit; }
+    while (block < blocks) { cuts[++block] = units; }
 }
 
 } // namespace
@@ -549,7 +538,8 @@ size_t attention_own_workspace(AttentionShape s) {
     if (s.D == 64 && s.H == s.G && s.T <= 2048) { // two parts of sums of dQ a block
         return 2 * ATTENTION_BLOCKS * (size_t)round_up64(s.T, 128) * 64 * sizeof(float);
     }
-    return s.D == 128 && s.H % s.G == 0 && s.T <= MOST_T ? (size_t)s.B * s.H * s.T * sizeof(float) : 0; // delta
+    const bool in_domain = s.D == 128 && s.H % s.G == 0 && s.T <= MOST_T;
+    return in_domain ? (size_t)s.B * s.H * s.T * sizeof(float) : 0; // delta
 }
 
 bool attention_own_serves(const Gpu *gpu, AttentionShape s) {
@@ -568,22 +558,40 @@ void attention_own_check(const Gpu *gpu, AttentionShape s, size_t bytes) {
 }
 
 void attention_share_work(const Gpu *gpu, AttentionShape s, int *documents) {
-    const int blocks = min(gpu->sms, (int)ATTENTION_BLOCKS);
+    const int blocks = min(gpu->sms, (int)ATTENTION_BLOCKS), key_heads = s.D == 64 ? s.H : s.G;
     s.documents = documents;
     if (!attention_own_serves(gpu, s)) { return; }
-    auto cut = [&](AttentionCuts kind, int heads, auto costs_of) {
-        cut_work(s, documents, heads, blocks, documents + attention_cuts_at(s, kind), costs_of);
+    // pieces: of each of a sequence's `heads` heads
+    auto share = [&](AttentionCuts kind, int heads, int pieces, auto costs_of) {
+        int *costs = static_cast<int *>(calloc_or_die((size_t)s.B * pieces, sizeof(int)));
+        int *cuts = documents + attention_cuts_at(s, kind), units = s.B * heads * pieces;
+        auto cost = [&](int unit) {
+            return costs[unit / (heads * pieces) * pieces + unit % pieces];
+        };
+        for (int b = 0; b < s.B; b++) {
+            costs_of(documents + (int64_t)b * s.T, costs + (int64_t)b * pieces);
+        }
+        if (s.D == 64) {
+            cut_work(cuts, units, blocks, cost);
+        } else {
+            share_units(cuts, units, blocks, cost);
+        }
+        free(costs);
     };
-    auto cut_queries = [&](AttentionCuts kind, int queries) {
-        cut(kind, s.H, [&](const int *starts, int *costs) {
-            return cost_pieces(s.T, queries, starts, costs);
-        });
+    auto share_queries = [&](AttentionCuts kind, int queries) {
+        const int pieces = divide_up(s.T, queries);
+        share(kind, s.H, pieces,
+              [&](const int *starts, int *costs) { cost_pieces(s.T, pieces, starts, costs); });
     };
-    cut_queries(CUTS_FORWARD, s.D == 64 ? (int)Kind<64, true, false>::QUERIES
-                                        : (int)Kind<128, true, false>::QUERIES);
-    if (s.D == 128) { cut_queries(CUTS_QUERIES, Kind<128, true, true>::QUERIES); }
-    cut(CUTS_KEYS, s.D == 64 ? s.H : s.G,
-        [&](const int *starts, int *costs) { return cost_keys(s.T, starts, costs); });
+    const int tiles = divide_up(s.T, 128);
+    share(CUTS_KEYS, key_heads, tiles,
+          [&](const int *starts, int *costs) { cost_keys(tiles, starts, costs); });
+    if (s.D == 64) {
+        share_queries(CUTS_FORWARD, Kind<64, true, false>::QUERIES);
+    } else {
+        share_queries(CUTS_FORWARD, Kind<128, true, false>::QUERIES);
+        share_queries(CUTS_QUERIES, Kind<128, true, true>::QUERIES);
+    }
 }
 
 // ---- launchers ----------------------------------------------------------------------------------

@@ -468,6 +468,38 @@ static inline CUtensorMap map_sequences(const Bf16 *x, int B, int T, int64_t col
                       {{columns, 2, 64}, {T, 2 * columns, rows}, {B, 2 * columns * T, 1}});
 }
 
+// Shares units of work among blocks, in their order: block i has those from cuts[i] to before
+// cuts[i + 1]. The largest share costs as little as the order allows; returns its cost.
+template <typename CUT, typename COST>
+static int64_t share_units(CUT *cuts, int units, int blocks, COST cost) {
+    auto fits = [&](int64_t most) {
+        int block = 0;
+        int64_t sum = 0;
+        cuts[0] = 0;
+        for (int unit = 0; unit < units; unit++) {
+            if (sum + cost(unit) > most) {
+                if (++block == blocks) { return false; }
+                cuts[block] = (CUT)unit;
+                sum = 0;
+            }
+            sum += cost(unit);
+        }
+        while (block < blocks) { cuts[++block] = (CUT)units; }
+        return true;
+    };
+    int64_t low = 0, high = 0; // too little for the most costly unit; enough for all
+    for (int unit = 0; unit < units; unit++) {
+        low = max(low, (int64_t)cost(unit) - 1);
+        high += cost(unit);
+    }
+    while (low + 1 < high) {
+        const int64_t middle = (low + high) / 2;
+        (fits(middle) ? high : low) = middle;
+    }
+    fits(high);
+    return high;
+}
+
 // What every fused product requires. The operands must be codes with one scale each, and the
 // product must have no other feature.
 static inline void check_fused_operands(const char *name, const Gpu *gpu, const Gemm &g,
