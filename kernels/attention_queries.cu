@@ -1,21 +1,25 @@
-// The forward pass of causal attention for heads of 64 on Hopper.
+// Causal attention on Hopper, by queries: the forward pass for heads of 64 and of 128, and the
+// queries' gradient for heads of 128. Heads of 128 are for documents alone.
 //
-//   S = QK' / 8    lse = log(rowsum(exp(S)))    O = exp(S - lse) V
+//   S = QK' / sqrt(size)    lse = log(rowsum(exp(S)))    O = exp(S - lse) V
+//   dP = dO V'              delta = -rowsum(dO O)        dS = exp(S - lse) (dP + delta)
+//   dQ = dS K / sqrt(size)
 //
-// exp(S - m) is rounded to BF16 for its product with V; all else is FP32. m is the row's maximum
-// over the first tile of keys, and follows the maximum only where exponentials become large, so
-// that most tiles need no maximum. A row's sums have the order of its keys.
+// exp(S - m) is rounded to BF16 for its product with V, and dS for its product with K; all else is
+// FP32. m is the row's maximum over the first tile of keys, and follows the maximum only where
+// exponentials become large, so that most tiles need no maximum. A row's sums have the order of its
+// keys.
 //
-// A block computes a run of pieces, one after another. A piece is up to four tiles of 64 of a
-// head's queries, one for each of four warpgroups, which take turns in having the last one: it
+// A block computes a run of pieces, one after another. A piece is some tiles of 64 of a head's
+// queries, one for each of two to four warpgroups, which take turns in having the last one: it
 // meets most keys. The keys up to the diagonal pass in tiles of 64, loaded by TMA for all. A
-// warpgroup computes a tile's scores, and adds the values of the tile before, by WGMMA. While it
+// warpgroup computes a tile's scores, and adds the product of the tile before, by WGMMA. While it
 // computes exponentials, the others have the tensor cores. Of documents that are packed into a
 // sequence, tiles of keys before the piece's first document do not pass, and a warpgroup passes by
 // those before its own first one; all blocks then have parts of about equal cost, which the host
-// cuts. (Two or three warpgroups with the
-// queries in registers, and the next scores computed beside the exponentials, were slower on an
-// H200: 0.26 to 0.31 ms against 0.24 at 64 x 1024 and 12 heads.)
+// cuts. (For heads of 64, two or three warpgroups with the queries in registers, and the next
+// scores computed beside the exponentials, were slower on an H200: 0.26 to 0.31 ms against 0.24 at
+// 64 x 1024 and 12 heads.)
 #include "attention.h"
 #include "hopper.cuh"
 
@@ -68,7 +72,7 @@ struct Parameters {
     float *lse;
     const int *starts, *cuts; // attention.h; NULL without documents
     int T, H, heads;          // heads: of all sequences
-    int tiles, pieces;        // in a head: tiles of 64 queries or keys, pieces of up to four tiles
+    int tiles, pieces;        // in a head: tiles of 64 queries or keys, pieces of some tiles
     int G;
     // of the gradient
     CUtensorMap d_out;
