@@ -56,9 +56,9 @@ void attention_plain_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf1
                               const Bf16 *out, const float *lse, const Bf16 *qkv);
 
 // attention_queries.cu, attention64_backward.cu and attention128_keys.cu, on Hopper: compute
-// capability 9.0 alone. Heads of 64: as many key/value heads as query heads, T up to 2048. Heads of
-// 128: with documents, T up to 131072. All sums have a fixed order. The backward pass needs
-// workspace.
+// capability 9.0 alone. Heads of 64: as many key/value heads as query heads. Heads of 128: with
+// documents. All sums have a fixed order. The backward pass needs workspace.
+enum { ATTENTION64_MOST_T = 2048, ATTENTION128_MOST_T = 131072 };
 bool attention_own_serves(const Gpu *gpu, AttentionShape s);
 void attention_own_check(const Gpu *gpu, AttentionShape s, size_t bytes); // dies if they do not
 size_t attention_own_workspace(AttentionShape s);                         // bytes; of any documents

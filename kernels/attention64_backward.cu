@@ -36,7 +36,7 @@ enum {
     STAGES = 4,
     HELPERS = WARPS - 1,
     THREADS = 3 * GROUP,
-    MOST_T = 2048,
+    MOST_T = ATTENTION64_MOST_T,
     MOST_TILES = MOST_T / KEYS, // tiles of keys, or pairs of tiles of queries
     MOST_BLOCKS = ATTENTION_BLOCKS,
     SUMS = QUERIES * SIZE, // floats of a tile of dQ

@@ -501,8 +501,6 @@ void launch_queries(const Gpu *gpu, AttentionShape s, const Bf16 *qkv, Parameter
 
 namespace {
 
-enum { MOST_T = 1 << 17 };
-
 // What a head's pieces cost in the forward pass, or for the queries' gradient, in a sequence with
 // these starts.
 void cost_pieces(int T, int pieces, const int *starts, int *costs) {
@@ -539,10 +537,10 @@ template <typename COST> void cut_work(int *cuts, int units, int blocks, COST co
 } // namespace
 
 size_t attention_own_workspace(AttentionShape s) {
-    if (s.D == 64 && s.H == s.G && s.T <= 2048) { // two parts of sums of dQ a block
+    if (s.D == 64 && s.H == s.G && s.T <= ATTENTION64_MOST_T) { // two parts of sums of dQ a block
         return 2 * ATTENTION_BLOCKS * (size_t)round_up64(s.T, 128) * 64 * sizeof(float);
     }
-    const bool in_domain = s.D == 128 && s.H % s.G == 0 && s.T <= MOST_T;
+    const bool in_domain = s.D == 128 && s.H % s.G == 0 && s.T <= ATTENTION128_MOST_T;
     return in_domain ? (size_t)s.B * s.H * s.T * sizeof(float) : 0; // delta
 }
 

@@ -476,9 +476,9 @@ TEST(own_attention_is_for_some_shapes) {
     others[0].G = 2;
     others[1].D = 72;
     others[2].D = 32;
-    others[3].T = 2049;
+    others[3].T = ATTENTION64_MOST_T + 1;
     others[4].documents = NULL;
-    others[5].T = (1 << 17) + 1;
+    others[5].T = ATTENTION128_MOST_T + 1;
     for (const AttentionShape &s : others) {
         CHECK(!attention_own_serves(&gpu, s));
         CHECK_DIES("attention: no kernel of our own for T ", forward(&gpu, s));

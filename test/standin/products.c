@@ -185,8 +185,9 @@ void attention_plain_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf1
 #pragma weak attention_own_forward
 #pragma weak attention_own_backward
 bool attention_own_serves(const Gpu *gpu, AttentionShape s) {
-    bool large = s.D == 128 && s.documents != NULL && s.T <= 1 << 17;
-    return gpu->capability == 90 && (large || (s.D == 64 && s.H == s.G && s.T <= 2048));
+    bool large = s.D == 128 && s.documents != NULL && s.T <= ATTENTION128_MOST_T;
+    bool small = s.D == 64 && s.H == s.G && s.T <= ATTENTION64_MOST_T;
+    return gpu->capability == 90 && (small || large);
 }
 
 void attention_share_work(const Gpu *gpu, AttentionShape s, int *documents) {
