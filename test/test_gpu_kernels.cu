@@ -375,8 +375,7 @@ ROW(attention_by_library) { // B, T, H, G, D, deterministic, documents, plain
          {16, 2048, 16, 4, 128, 0, 800},
          {2, 8192, 32, 8, 128, 0, 500},
          {2, 8192, 32, 8, 128, 0, 800},
-         {2, 8192, 32, 8, 128, 0, -8192},
-         {1, 32768, 8, 2, 128, 0, 800}});
+         {2, 8192, 32, 8, 128, 0, -8192}});
 }
 
 // size: of queries, keys and values; with 6, a row's weight is mostly on one key.
