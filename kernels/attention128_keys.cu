@@ -40,7 +40,6 @@ struct Shared {
     } stages[STAGES];
     struct {
         float lse[QUERIES], delta[QUERIES]; // lse: -lse / log 2
-        int starts[QUERIES];
     } rows[STAGES];
     Barrier full[STAGES], empty[STAGES], keys_full[2], keys_empty[2];
 };
@@ -50,9 +49,12 @@ static_assert(registers_suffice(LOADING_REGISTERS, COMPUTING_REGISTERS), "a bloc
 struct Parameters {
     CUtensorMap q, kv, d_out, d_kv; // boxes of 64, 128, 64 and 64 rows
     const float *lse, *delta;
-    const int *starts, *cuts; // attention.h
+    const int *ends, *cuts; // attention.h
     int T, H, G;
-    int tiles, query_tiles; // in a head
+    int tiles;                                 // of keys, in a head
+    __device__ int end(int b, int key) const { // where the document of a key ends
+        return __ldg(ends + (int64_t)b * T + min(key, T - 1));
+    }
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -69,14 +71,7 @@ __device__ __forceinline__ void work(const Parameters &p, BEGIN begin, STEP step
     for (int unit = __ldg(p.cuts + blockIdx.x); unit < last; unit++) {
         const int group = unit / p.tiles;
         const Piece piece = {group / p.G, group % p.G, unit % p.tiles};
-        const int *starts = p.starts + (int64_t)piece.b * p.T;
-        int met = 2 * piece.tile + 1, high = p.query_tiles; // met: the end, at least
-        while (met < high) {
-            const int middle = (met + high) / 2;
-            const bool meets = __ldg(starts + middle * QUERIES) / KEYS <= piece.tile;
-            met = meets ? middle + 1 : met;
-            high = meets ? high : middle;
-        }
+        const int met = (p.end(piece.b, piece.tile * KEYS + KEYS - 1) - 1) / QUERIES + 1;
         begin(piece);
 #pragma unroll 1
         for (int h = piece.g * heads; h < (piece.g + 1) * heads; h++) {
@@ -127,14 +122,12 @@ __device__ __forceinline__ void load_rows(Shared &s, const Parameters &p) {
         p, [](Piece) {},
         [&](Piece piece, int h, int tile) {
             float lse[2], delta[2];
-            int starts[2];
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 const int query = tile * QUERIES + r * WARP + lane, row = min(query, p.T - 1);
                 const int64_t at = ((int64_t)piece.b * p.H + h) * p.T + row;
                 lse[r] = query < p.T ? -1.4426950408889634f * p.lse[at] : -CUDART_INF_F;
                 delta[r] = p.delta[at];
-                starts[r] = __ldg(p.starts + (int64_t)piece.b * p.T + row);
             }
             auto &to = s.rows[stage.at];
             barrier_wait(&s.empty[stage.at], stage.round + 1);
@@ -142,7 +135,6 @@ __device__ __forceinline__ void load_rows(Shared &s, const Parameters &p) {
             for (int r = 0; r < 2; r++) {
                 to.lse[r * WARP + lane] = lse[r];
                 to.delta[r * WARP + lane] = delta[r];
-                to.starts[r * WARP + lane] = starts[r];
             }
             __syncwarp();
             barrier_arrive(&s.full[stage.at], lane == 0);
@@ -162,6 +154,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
     uint32_t probabilities[16], ds[16]; // A of WGMMAs
     Stage<STAGES> stage = 0;
     uint32_t pieces = 0; // so far
+    int ends[2], last; // where the documents of the thread's keys end, and of the warpgroup's last
 
     auto multiply = [&](float(&sums)[32], const uint8_t *keys, const void *queries) {
         const uint64_t a = wgmma_operand(keys + w * TILE), b = wgmma_operand(queries);
@@ -196,11 +189,11 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
                 scores[i] = earlier ? 0.0f : scores[i];
             }
         }
-        if (own * 64 < rows.starts[QUERIES - 1]) {
+        if (__any_sync(~0u, ends[0] < (tile + 1) * QUERIES)) { // some queries do not see a key
 #pragma unroll
             for (int i = 0; i < 32; i++) {
-                const int start = rows.starts[i / 4 * 8 + t * 2 + i % 2];
-                scores[i] = own * 64 + row + i / 2 % 2 * 8 < start ? 0.0f : scores[i];
+                const bool later = tile * QUERIES + i / 4 * 8 + t * 2 + i % 2 >= ends[i / 2 % 2];
+                scores[i] = later ? 0.0f : scores[i];
             }
         }
 #pragma unroll
@@ -233,7 +226,11 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
     };
     work(
         p,
-        [&](Piece) {
+        [&](Piece piece) {
+            const int key = piece.tile * KEYS + w * 64;
+            ends[0] = p.end(piece.b, key + row);
+            ends[1] = p.end(piece.b, key + row + 8);
+            last = p.end(piece.b, key + 63);
 #pragma unroll
             for (int i = 0; i < 32 * PARTS; i++) { dv[i / 32][i % 32] = dk[i / 32][i % 32] = 0.0f; }
             barrier_wait(&s.keys_full[pieces % 2], pieces / 2);
@@ -243,7 +240,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
             auto &keys = s.keys[pieces % 2];
             auto &from = s.stages[stage.at];
             barrier_wait(&s.full[stage.at], stage.round);
-            if (tile >= own && s.rows[stage.at].starts[0] / 64 <= own) { // some see these keys
+            if (tile >= own && tile * QUERIES < last) { // some see these keys
                 wgmma_fence();
                 multiply(scores, keys.k[0], from.q);
                 multiply(dp, keys.v[0], from.d_out);
@@ -336,13 +333,12 @@ void attention128_keys(const Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16
     p.d_kv = map_sequences(d_qkv, s.B, s.T, N, KEYS / 2);
     p.lse = lse;
     p.delta = delta;
-    p.starts = s.documents;
+    p.ends = s.documents + (int64_t)s.B * s.T;
     p.cuts = s.documents + attention_cuts_at(s, CUTS_KEYS);
     p.T = s.T;
     p.H = s.H;
     p.G = s.G;
     p.tiles = divide_up(s.T, KEYS);
-    p.query_tiles = divide_up(s.T, QUERIES);
     launch_with_shared(attention128_keys_kernel, min(gpu->sms, (int)ATTENTION_BLOCKS), THREADS,
                        sizeof(Shared), gpu->stream, p);
 }

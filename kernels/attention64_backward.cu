@@ -66,7 +66,7 @@ struct Parameters {
     Bf16 *d_qkv;
     const Bf16 *dout, *out;
     const float *lse;
-    const int *starts, *document_cuts; // attention.h; NULL without documents
+    const int *starts, *ends, *document_cuts; // attention.h; NULL without documents
     float *sums; // [block][2][T, whole tiles of 128][64], in an order of its own
     int T, H, N; // N: values in a row of the packed buffer
     int tiles;   // tiles of keys in a head
@@ -82,6 +82,14 @@ struct Parameters {
     // The first tile of keys that a pair of tiles of queries meets.
     template <bool DOCUMENTS> __device__ int first_keys(int head, int pair) const {
         return DOCUMENTS ? __ldg(starts + (int64_t)(head / H) * T + pair * KEYS) / KEYS : 0;
+    }
+    // Where the document of a key ends.
+    __device__ int end(int head, int key) const {
+        return __ldg(ends + (int64_t)(head / H) * T + min(key, T - 1));
+    }
+    // The end of the pairs of tiles of queries that a tile of keys meets.
+    template <bool DOCUMENTS> __device__ int last_pairs(int head, int j) const {
+        return DOCUMENTS ? (end(head, j * KEYS + KEYS - 1) - 1) / KEYS + 1 : tiles;
     }
 };
 
@@ -147,12 +155,12 @@ template <bool DOCUMENTS> __device__ __forceinline__ void load(Shared &s, const 
         for (int j = work.first; j < work.last; j++, blocks++) {
             auto &keys = s.keys[blocks % 2];
             Barrier *keys_full = &s.keys_full[blocks % 2];
+            const int end = 2 * p.last_pairs<DOCUMENTS>(work.head, j);
             barrier_wait(&s.keys_empty[blocks % 2], blocks / 2 + 1);
             barrier_expect(keys_full, sizeof(keys));
             tma_load_at(keys.k, p.kv, keys_full, (p.H + h) * SIZE, j * KEYS, b);
             tma_load_at(keys.v, p.kv, keys_full, (2 * p.H + h) * SIZE, j * KEYS, b);
-            for (int i = 2 * j; i < 2 * p.tiles; i++, stage.advance(1)) {
-                if (DOCUMENTS && i % 2 == 0 && p.first_keys<true>(work.head, i / 2) > j) { break; }
+            for (int i = 2 * j; i < end; i++, stage.advance(1)) {
                 auto &to = s.stages[stage.at];
                 Barrier *full = &s.full[stage.at];
                 barrier_wait(&s.empty[stage.at], stage.round + 1);
@@ -295,6 +303,12 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
         auto first_keys = [&](int pair) { return DOCUMENTS ? __shfl_sync(~0u, firsts, pair) : 0; };
 
         auto exponentiate = [&](int j, int tile, bool diagonal) {
+            int ends[2]; // where the documents of the thread's two keys end, from the tile's begin
+#pragma unroll
+            for (int r = 0; DOCUMENTS && r < 2; r++) {
+                const int key = j * KEYS + w * (KEYS / 2) + warp * 16 + lane / 4 + r * 8;
+                ends[r] = p.end(work.head, key) - tile * QUERIES;
+            }
             barrier_wait(&s.rows_full[at][tile], number / 2);
             const float2 *lse = s.lse[at] + tile * (QUERIES / 2) + t;
 #pragma unroll
@@ -314,15 +328,10 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
                     if (key + i / 2 % 2 * 8 > i / 4 * 8 + i % 2) { scores[i] = 0.0f; }
                 }
             }
-            const int first_key = j * KEYS + w * (KEYS / 2), query = tile * QUERIES;
-            const int *starts = p.starts + (int64_t)(work.head / p.H) * p.T;
-            if (DOCUMENTS && first_key < __ldg(starts + min(query + QUERIES, p.T) - 1)) {
-                const int key = first_key + warp * 16 + lane / 4;
+            if (DOCUMENTS && __any_sync(~0u, ends[0] < QUERIES)) { // some queries do not see a key
 #pragma unroll
                 for (int i = 0; i < 32; i++) {
-                    const int start = __ldg(starts +
-                                            min(query + t * 2 + i / 4 * 8 + i % 2, p.T - 1));
-                    if (key + i / 2 % 2 * 8 < start) { scores[i] = 0.0f; }
+                    if (t * 2 + i / 4 * 8 + i % 2 >= ends[i / 2 % 2]) { scores[i] = 0.0f; }
                 }
             }
 #pragma unroll
@@ -448,10 +457,10 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
                               place(s.keys[blocks % 2].k + w * (KEYS / 2) * FULL_ROW, i));
             }
             multiply_pair(j, j, std::true_type());
-            int end = j + 1; // end of the pairs that the tile of keys meets
+            const int end = p.last_pairs<DOCUMENTS>(work.head, j);
 #pragma unroll 1
-            for (; end < p.tiles && first_keys(end) <= j; end++) {
-                multiply_pair(j, end, std::false_type());
+            for (int pair = j + 1; pair < end; pair++) {
+                multiply_pair(j, pair, std::false_type());
             }
             turn_wait(w);
             multiply_gradients(w == 0 || end > j + 1);
@@ -612,6 +621,7 @@ Parameters parameters(const Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 
     p.lse = lse;
     if (s.documents != nullptr) {
         p.starts = s.documents;
+        p.ends = s.documents + (int64_t)s.B * s.T;
         p.document_cuts = s.documents + attention_cuts_at(s, CUTS_KEYS);
     }
     p.sums = static_cast<float *>(gpu->attention_workspace);

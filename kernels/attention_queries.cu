@@ -325,16 +325,14 @@ __device__ __forceinline__ void compute(typename K::Shared &s, const Parameters 
         };
         if (own > 0) {
             const int begin = work.first(p, tile);
-            int last_start = 0;
-            pass_by(begin);
             if (DOCUMENTS) {
                 const int *from = p.starts + (int64_t)(work.head / p.H) * p.T;
-                last_start = __ldg(from + min(tile * ROWS + ROWS, p.T) - 1);
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
                     starts[r] = __ldg(from + min(tile * ROWS + row + r * 8, p.T - 1));
                 }
             }
+            pass_by(begin);
             barrier_wait(&s.q_full[queries % 2][w], queries / 2);
             if constexpr (!K::GRADIENT) {
                 // Finite, so that exponentials are 0 as long as a row has met no key that it sees.
@@ -359,12 +357,16 @@ __device__ __forceinline__ void compute(typename K::Shared &s, const Parameters 
                 pin(probabilities);
                 if (j > begin) { release(before); }
                 if (j == tile) { mask(); }
-                if (DOCUMENTS && j * KEYS < last_start) { mask_documents(j); }
+                bool follows = j == begin;
+                if (DOCUMENTS) { // where the document of the warp's last row begins
+                    const int last = __shfl_sync(~0u, starts[1], WARP - 1);
+                    follows = last >= j * KEYS; // some row meets its first key
+                    if (last > j * KEYS) { mask_documents(j); }
+                }
                 if constexpr (K::GRADIENT) {
                     differentiate();
                 } else {
                     float more[2];
-                    bool follows = j == begin;
                     if (!follows) {
                         exponentiate(more);
                         // or NaN
@@ -563,6 +565,11 @@ void attention_share_work(const Gpu *gpu, AttentionShape s, int *documents) {
     const int blocks = min(gpu->sms, (int)ATTENTION_BLOCKS), key_heads = s.D == 64 ? s.H : s.G;
     s.documents = documents;
     if (!attention_own_serves(gpu, s)) { return; }
+    int *ends = documents + (int64_t)s.B * s.T;
+    for (int64_t i = (int64_t)s.B * s.T - 1; i >= 0; i--) {
+        const int t = (int)(i % s.T);
+        ends[i] = t == s.T - 1 || documents[i + 1] != documents[i] ? t + 1 : ends[i + 1];
+    }
     // pieces: of each of a sequence's `heads` heads
     auto share = [&](AttentionCuts kind, int heads, int pieces, auto costs_of) {
         int *costs = static_cast<int *>(calloc_or_die((size_t)s.B * pieces, sizeof(int)));

@@ -30,7 +30,7 @@ enum {
     LANES = 32,
     SHARED_BYTES = 232448,
     REGISTERS = 65536,
-    STACK_BYTES = 1 << 16 // bytes of a thread's stack
+    STACK_BYTES = 1 << 17 // of a thread
 };
 
 // Asynchronous work: groups, which are done in their order, or in any.
