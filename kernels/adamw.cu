@@ -151,10 +151,17 @@ __device__ __forceinline__ void store_moments(void *out, GpuType type, int i, co
     static_cast<uint2 *>(out)[i] = packed;
 }
 
-__device__ __forceinline__ float root(float x) { // within 1 unit in the last place
+// Both within 2 units in the last place. Numbers below FLT_MIN count as 0.
+__device__ __forceinline__ float root(float x) {
     float y;
-    asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
+}
+
+__device__ __forceinline__ float quotient(float x, float y) {
+    float z;
+    asm("div.approx.ftz.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+    return z;
 }
 
 // Factors that are the same for all parameters of a segment.
@@ -183,7 +190,7 @@ __device__ __forceinline__ float adamw_element(const AdamWUpdate &u, const AdamW
     float gradient = g * f.gradient_scale;
     m = u.beta1 * m + (1.0f - u.beta1) * gradient;
     v = u.beta2 * v + (1.0f - u.beta2) * gradient * gradient;
-    float step = __fdividef(m * f.correction1, root(v * f.correction2) + u.eps);
+    float step = quotient(m * f.correction1, root(v * f.correction2) + u.eps);
     return w - f.lr * (step + weight_decay * w);
 }
 
@@ -209,26 +216,10 @@ __device__ __forceinline__ Floats4 adamw_quad(const AdamWUpdate &u, const AdamWF
 
 enum { MOMENT_LANES = MOMENT_BLOCK / QUAD }; // lanes that share a block
 
-// Bytes and floats without conversions, of which a multiprocessor makes only 16 in a clock: a float
-// of 2^23 (2^7) and more counts in steps of 1 (2^-16), so its low bits are the number.
-constexpr float COUNTS = 0x1p23f, FRACTIONS = 0x1p7f;
-
-template <int J> __device__ __forceinline__ float byte_as_float(uint32_t word) { // + COUNTS
-    return __uint_as_float(__byte_perm(word, __float_as_uint(COUNTS), 0x7650 + J));
-}
-
-template <Moment WHICH, int J>
-__device__ __forceinline__ float moment_read(uint32_t codes, float unit) {
-    float place = WHICH == MOMENT_FIRST ? byte_as_float<J>(codes ^ 0x80808080u) - (COUNTS + 128.0f)
-                                        : byte_as_float<J>(codes) - COUNTS;
-    return moment_level(place, unit, WHICH);
-}
-
-template <Moment WHICH>
-__device__ __forceinline__ float moment_fraction(uint32_t bits) { // moment_random
-    int halfword = WHICH == MOMENT_FIRST ? 0x7610 : 0x7632;
-    float random = __uint_as_float(__byte_perm(bits, __float_as_uint(FRACTIONS), halfword));
-    return random - (FRACTIONS - 0x1p-16f);
+// Number J of four codes. A cast of a byte would be one instruction that takes four times as long.
+template <Moment WHICH, int J> __device__ __forceinline__ float moment_place(uint32_t codes) {
+    int sign_or_zero = WHICH == MOMENT_FIRST ? 0x8880 + 0x1110 * J : 0x4440; // of the upper bytes
+    return (float)(int)__byte_perm(codes, 0, sign_or_zero + J);
 }
 
 __device__ __forceinline__ float log2_about(float x) {
@@ -237,23 +228,21 @@ __device__ __forceinline__ float log2_about(float x) {
     return y;
 }
 
-// What is added to the logarithm of a place: the logarithm of the block's unit, and less than 1e-4
-// for rounding errors, so that the place of moment_write is never too large, and too small by less
-// than 1.
+// The logarithm of a place is that of m divided by 3, or of v divided by 6, and this.
 __device__ __forceinline__ float moment_shift(float unit) {
-    return -1e-4f - log2_about(fmaxf(unit, FLT_MIN)) * (1.0f / 3.0f);
+    return log2_about(fmaxf(unit, FLT_MIN)) * (-1.0f / 3.0f);
 }
 
-// The code of x >= 0 as moment_encode (cpu.h) defines it, in the low bits: how many places
-// j + random lie below x. They are counted by an approximate cube root, which is too small by less
-// than 1, and compared with x once.
+// The code of x (moments.h) in byte 2; m's is 128 too large. least: of v's code. Floats of 256 to
+// 511 count in steps of 2^-15, so that the sum's bits hold the place as a fixed-point number.
 template <Moment WHICH>
-__device__ __forceinline__ uint32_t moment_write(float x, float unit, float shift, float random) {
-    float power = WHICH == MOMENT_FIRST ? 1.0f / 3.0f : 1.0f / 6.0f;
-    float place = exp2_fast(log2_about(x) * power + shift);
-    float counted = __fadd_rz(__fadd_rz(place, -random), COUNTS + 1.0f);
-    if (moment_level(counted - COUNTS + random, unit, WHICH) < x) { counted += 1.0f; }
-    return __float_as_uint(fminf(counted, COUNTS + moment_most(WHICH)));
+__device__ __forceinline__ uint32_t moment_write(float x, float shift, float least, uint32_t bits) {
+    constexpr float power = WHICH == MOMENT_FIRST ? 1.0f / 3.0f : 1.0f / 6.0f;
+    float place = exp2_fast(log2_about(fabsf(x)) * power + shift);
+    place = fminf(place, moment_most(WHICH));
+    place = WHICH == MOMENT_FIRST ? copysignf(place, x) : fmaxf(place, least);
+    place = __fadd_rz(place, WHICH == MOMENT_FIRST ? 256.0f + 128.0f : 256.0f);
+    return (__float_as_uint(place) << 1) + (WHICH == MOMENT_FIRST ? bits & 0xffffu : bits >> 16);
 }
 
 // The largest value of the lanes that share a block of moments.
@@ -265,28 +254,24 @@ __device__ __forceinline__ float block_largest(float x) {
     return x;
 }
 
-__device__ __forceinline__ uint32_t pack_bytes(const uint32_t x[QUAD]) {
-    return __byte_perm(__byte_perm(x[0], x[1], 0x0040), __byte_perm(x[2], x[3], 0x0040), 0x5410);
-}
+struct Packed8 {
+    uint32_t codes; // of four elements
+    Bf16 scale;
+};
 
 template <Moment WHICH>
-__device__ __forceinline__ void store_codes(void *codes, Bf16 *scales, int i, const Floats4 &x,
-                                            const uint32_t random[QUAD], bool mine) {
-    float largest = 0.0f;
-#pragma unroll
-    for (int j = 0; j < QUAD; j++) { largest = fmaxf(largest, fabsf(x.v[j])); }
-    Bf16 scale = moment_scale(block_largest(largest), WHICH);
-    float unit = moment_unit(scale, WHICH), shift = moment_shift(unit);
-    uint32_t packed[QUAD];
+__device__ __forceinline__ Packed8 moments_write(const Floats4 &x, uint32_t hash) {
+    float largest = fmaxf(fmaxf(fabsf(x.v[0]), fabsf(x.v[1])), fmaxf(fabsf(x.v[2]), fabsf(x.v[3])));
+    largest = block_largest(largest);
+    Bf16 scale = moment_scale(largest, WHICH == MOMENT_FIRST ? largest : root(largest), WHICH);
+    float shift = moment_shift(moment_unit(scale, WHICH)), least = scale > 0 ? 1.0f : 0.0f;
+    uint32_t c[QUAD];
 #pragma unroll
     for (int j = 0; j < QUAD; j++) {
-        uint32_t code = moment_write<WHICH>(fabsf(x.v[j]), unit, shift,
-                                            moment_fraction<WHICH>(random[j]));
-        packed[j] = WHICH == MOMENT_SECOND ? max(code, __float_as_uint(COUNTS) + (scale > 0))
-                                           : (x.v[j] < 0.0f ? 0u - code : code);
+        c[j] = moment_write<WHICH>(x.v[j], shift, least, moment_bits(hash, j));
     }
-    if (mine) { static_cast<uint32_t *>(codes)[i] = pack_bytes(packed); }
-    if (mine && i % MOMENT_LANES == 0) { scales[i / MOMENT_LANES] = scale; }
+    return {__byte_perm(__byte_perm(c[0], c[1], 0x0062), __byte_perm(c[2], c[3], 0x0062), 0x5410),
+            scale};
 }
 
 // What a quad's update reads, as it lies in memory. It is not converted here, because a conversion
@@ -309,32 +294,64 @@ __device__ __forceinline__ Quad8 load_quad8(const AdamWUpdate &u, const AdamWPla
             static_cast<const uint32_t *>(at.exp_avg_sq)[i]};
 }
 
-// adamw_quad for moments in 8 bits, from what was read before, and the scales of this block's
-// moments. Whole warps call it: a lane that has no quad of its own writes nothing.
-__device__ __forceinline__ Floats4 adamw_quad8(const AdamWUpdate &u, const AdamWFactors &f,
+// adamw_element for 8-bit moments, with fewer operations:
+//   m = beta1 m + first g                   sqrt(v) = max(sqrt(beta2 v), least |beta1 m|)
+//   v = beta2 v + (second g)^2              w = decay w - lr m / (root sqrt(v) + eps)
+struct Factors8 {
+    float beta1, root_beta2, first, second, least, lr, decay, root, eps;
+    uint32_t key;
+};
+
+__device__ __forceinline__ Factors8 factors8(const AdamWUpdate &u, const AdamWFactors &f,
+                                             float weight_decay) {
+    const float root_beta2 = sqrtf(u.beta2);
+    return {u.beta1,
+            root_beta2,
+            (1.0f - u.beta1) * f.gradient_scale,
+            sqrtf(1.0f - u.beta2) * f.gradient_scale,
+            u.beta1 > 0.0f ? sqrtf(u.floor) * root_beta2 / u.beta1 : 0.0f,
+            f.lr,
+            1.0f - f.lr * weight_decay,
+            sqrtf(f.correction2) / f.correction1,
+            u.eps / f.correction1,
+            f.key1};
+}
+
+// adamw_quad for moments in 8 bits, from what was read before. scales: of this block's moments, m's
+// in the lower half. Whole warps call it: a lane that has no quad of its own writes nothing.
+__device__ __forceinline__ Floats4 adamw_quad8(const AdamWUpdate &u, const Factors8 &f,
                                                const AdamWPlace &at, int i, bool mine,
-                                               const Quad8 &q, Bf16 *m_scales, Bf16 *v_scales) {
+                                               const Quad8 &q, uint32_t *scales) {
     Floats4 w = q.w, g = {{__uint_as_float(q.g.x), __uint_as_float(q.g.y), __uint_as_float(q.g.z),
                            __uint_as_float(q.g.w)}};
     if (u.gradient_type == TYPE_BF16) { g = unpack4({q.g.x, q.g.y}); }
-    float m_unit = moment_unit(m_scales[i / MOMENT_LANES], MOMENT_FIRST);
-    float v_unit = moment_unit(v_scales[i / MOMENT_LANES], MOMENT_SECOND);
-    Floats4 m = {
-        {moment_read<MOMENT_FIRST, 0>(q.m, m_unit), moment_read<MOMENT_FIRST, 1>(q.m, m_unit),
-         moment_read<MOMENT_FIRST, 2>(q.m, m_unit), moment_read<MOMENT_FIRST, 3>(q.m, m_unit)}};
-    Floats4 v = {
-        {moment_read<MOMENT_SECOND, 0>(q.v, v_unit), moment_read<MOMENT_SECOND, 1>(q.v, v_unit),
-         moment_read<MOMENT_SECOND, 2>(q.v, v_unit), moment_read<MOMENT_SECOND, 3>(q.v, v_unit)}};
-    uint32_t random[QUAD];
+    const uint32_t old = scales[i / MOMENT_LANES];
+    const float m_unit = moment_unit((Bf16)old, MOMENT_FIRST) * f.beta1;
+    const float v_unit = moment_unit((Bf16)(old >> 16), MOMENT_SECOND) * f.root_beta2;
+    Floats4 m = {{moment_place<MOMENT_FIRST, 0>(q.m), moment_place<MOMENT_FIRST, 1>(q.m),
+                  moment_place<MOMENT_FIRST, 2>(q.m), moment_place<MOMENT_FIRST, 3>(q.m)}};
+    Floats4 v = {{moment_place<MOMENT_SECOND, 0>(q.v), moment_place<MOMENT_SECOND, 1>(q.v),
+                  moment_place<MOMENT_SECOND, 2>(q.v), moment_place<MOMENT_SECOND, 3>(q.v)}};
 #pragma unroll
     for (int j = 0; j < QUAD; j++) {
-        random[j] = rng_bits32(f.key1, (uint64_t)(at.first + i * QUAD) | j);
-        v.v[j] = fmaxf(v.v[j], u.floor * m.v[j] * m.v[j]);
-        w.v[j] = adamw_element(u, f, at.weight_decay, g.v[j], w.v[j], m.v[j], v.v[j]);
+        const float old_m = moment_level(m.v[j], m_unit, MOMENT_FIRST);
+        const float size = fmaxf(moment_level(v.v[j], v_unit, MOMENT_FIRST),
+                                 f.least * fabsf(old_m));
+        const float change = f.second * g.v[j];
+        m.v[j] = f.first * g.v[j] + old_m;
+        v.v[j] = change * change + size * size;
+        w.v[j] = f.decay * w.v[j] - f.lr * quotient(m.v[j], f.root * root(v.v[j]) + f.eps);
     }
-    if (mine) { store4(at.master, i, w); }
-    store_codes<MOMENT_FIRST>(at.exp_avg, m_scales, i, m, random, mine);
-    store_codes<MOMENT_SECOND>(at.exp_avg_sq, v_scales, i, v, random, mine);
+    const uint32_t hash = moment_hash(f.key, at.first + i * QUAD);
+    const Packed8 first = moments_write<MOMENT_FIRST>(m, hash);
+    const Packed8 second = moments_write<MOMENT_SECOND>(v, hash);
+    if (!mine) { return w; }
+    store4(at.master, i, w);
+    static_cast<uint32_t *>(at.exp_avg)[i] = first.codes ^ 0x80808080u;
+    static_cast<uint32_t *>(at.exp_avg_sq)[i] = second.codes;
+    if (i % MOMENT_LANES == 0) {
+        scales[i / MOMENT_LANES] = first.scale | (uint32_t)second.scale << 16;
+    }
     return w;
 }
 
@@ -407,16 +424,21 @@ __global__ void __launch_bounds__(ADAMW_THREADS, JOB == JOB_ADAMW8 ? 4 : 0)
     if (state != nullptr && state->skipped) { return; }
     const AdamWSegment s = u.segments[segment_of_block(u.segments, u.segment_count, blockIdx.x)];
     AdamWFactors f = {};
+    constexpr bool small = JOB == JOB_ADAMW8;
+    __shared__ Factors8 f8;
     constexpr bool updates = JOB <= JOB_MUON, measures = JOB != JOB_QUANTIZE;
     constexpr bool writes = JOB == JOB_QUANTIZE || (updates && SCALING == SCALE_GIVEN);
     constexpr bool squares = SCALING == SCALE_SQUARES;
     if (updates && s.muon != (JOB == JOB_MUON)) { return; }
-    if (updates) { f = adamw_factors(u, state, s.lr_mult, bias1, bias2); }
+    if (small && threadIdx.x == 0) { // one thread's work takes as long as all threads' would
+        f8 = factors8(u, adamw_factors(u, state, s.lr_mult, bias1, bias2), s.weight_decay);
+    } else if (updates && !small) {
+        f = adamw_factors(u, state, s.lr_mult, bias1, bias2);
+    }
     bool bf16 = s.bf16 != nullptr;
     if (bf16 && !updates && (JOB == JOB_MEASURE || state != nullptr)) { return; }
     int64_t begin = (int64_t)(blockIdx.x - s.first_block) * (ADAMW_QUADS * QUAD);
     int quads = (int)min((int64_t)ADAMW_QUADS, (s.n - begin) / QUAD);
-    constexpr bool small = JOB == JOB_ADAMW8;
     const int64_t block = begin / MOMENT_BLOCK;
     const AdamWPlace at = {s.first + begin,
                            element(u.gradients, u.gradient_type, s.gradient + begin),
@@ -442,24 +464,21 @@ __global__ void __launch_bounds__(ADAMW_THREADS, JOB == JOB_ADAMW8 ? 4 : 0)
     // Scales are read and written together: with two bytes at a time, written by each half-warp,
     // AdamW took 27% longer (256M parameters, one H200).
     enum { SCALES = small ? ADAMW_QUADS / MOMENT_LANES : 1 };
-    __shared__ Bf16 m_scales[SCALES], v_scales[SCALES];
+    __shared__ uint32_t scales[SCALES]; // m's in the lower half
     for (int k = threadIdx.x; small && k < quads / MOMENT_LANES; k += ADAMW_THREADS) {
-        m_scales[k] = at.exp_avg_scales[k];
-        v_scales[k] = at.exp_avg_sq_scales[k];
+        scales[k] = at.exp_avg_scales[k] | (uint32_t)at.exp_avg_sq_scales[k] << 16;
     }
+    if (small && threadIdx.x < quads) { next = load_quad8(u, at, threadIdx.x); }
     if (small) { __syncthreads(); }
-    if (small && threadIdx.x < count) { next = load_quad8(u, at, min(threadIdx.x, quads - 1)); }
+    const Factors8 factors = small ? f8 : Factors8{};
 #pragma unroll 1
-    for (int own = threadIdx.x; own < count; own += ADAMW_THREADS) {
-        int i = small ? min(own, quads - 1) : own;
-        bool mine = !small || own < quads;
+    for (int i = threadIdx.x; i < count; i += ADAMW_THREADS) {
+        bool mine = !small || i < quads;
         const Quad8 read = next;
-        if (small && own + ADAMW_THREADS < count) {
-            next = load_quad8(u, at, min(own + ADAMW_THREADS, quads - 1));
-        }
+        if (small && i + ADAMW_THREADS < quads) { next = load_quad8(u, at, i + ADAMW_THREADS); }
         uint2 packed = pack4(JOB == JOB_ADAMW ? adamw_quad(u, f, at, i)
                              : JOB == JOB_ADAMW8
-                                 ? adamw_quad8(u, f, at, i, mine, read, m_scales, v_scales)
+                                 ? adamw_quad8(u, factors, at, i, mine, read, scales)
                              : JOB == JOB_MUON ? muon_quad(u, f, at, i)
                                                : load4(at.master, TYPE_F32, i));
         if (!mine) { continue; }
@@ -479,8 +498,8 @@ __global__ void __launch_bounds__(ADAMW_THREADS, JOB == JOB_ADAMW8 ? 4 : 0)
     }
     if (small) { __syncthreads(); }
     for (int k = threadIdx.x; small && k < quads / MOMENT_LANES; k += ADAMW_THREADS) {
-        at.exp_avg_scales[k] = m_scales[k];
-        at.exp_avg_sq_scales[k] = v_scales[k];
+        at.exp_avg_scales[k] = (Bf16)scales[k];
+        at.exp_avg_sq_scales[k] = (Bf16)(scales[k] >> 16);
     }
     if (!bf16 && measures && !squares) { block_amax(&weight->scale->amax, amax); }
 }

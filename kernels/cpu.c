@@ -348,15 +348,13 @@ uint32_t moment_key(uint64_t seed, int64_t step, Moment which) {
     return (uint32_t)rng_mix(seed + 2 * (uint64_t)step + (which == MOMENT_SECOND));
 }
 
-// The code of x, rounded stochastically: how many of the places j + random (j = 0, 1, ...) lie
-// below x. For a uniform random number its mean is the place of x.
-static int moment_code(float x, float unit, Moment which, float random) {
-    const int most = moment_most(which);
-    float place = cbrtf((which == MOMENT_FIRST ? x : sqrtf(x)) / fmaxf(unit, FLT_MIN));
-    int code = (int)fminf(place, (float)most); // approximately
-    while (code < most && moment_level((float)code + random, unit, which) < x) { code++; }
-    while (code > 0 && !(moment_level((float)(code - 1) + random, unit, which) < x)) { code--; }
-    return code;
+// The code of x, rounded stochastically: random is in [0, 1). For a uniform random number the code's
+// mean is the place of x.
+static int moment_code(float x, uint16_t scale, Moment which, double random) {
+    double size = which == MOMENT_FIRST ? fabs(x) : sqrt(x), unit = moment_unit(scale, which);
+    double place = unit > 0.0 ? fmin(cbrt(size / unit), moment_most(which)) : 0.0;
+    if (which == MOMENT_SECOND && scale > 0) { place = fmax(place, 1.0); }
+    return (int)floor(copysign(place, x) + random);
 }
 
 void moment_encode(uint8_t *codes, uint16_t *scales, Moment which, const float *x, int64_t n,
@@ -366,17 +364,16 @@ void moment_encode(uint8_t *codes, uint16_t *scales, Moment which, const float *
         int64_t end = min64(begin + MOMENT_BLOCK, n);
         float largest = 0.0f;
         for (int64_t i = begin; i < end; i++) { largest = fmaxf(largest, fabsf(x[i])); }
-        uint16_t scale = scales[begin / MOMENT_BLOCK] = moment_scale(largest, which);
-        float unit = moment_unit(scale, which);
+        float root = which == MOMENT_FIRST ? largest : sqrtf(largest);
+        uint16_t scale = scales[begin / MOMENT_BLOCK] = moment_scale(largest, root, which);
         for (int64_t i = begin; i < end; i++) {
-            float random = 0.5f;
+            uint32_t half = 0x8000u;
             if (rounding != NULL) {
-                uint32_t bits = rng_bits32(rounding->key, (uint64_t)(rounding->first + i));
-                random = moment_random(bits, which);
+                int64_t element = rounding->first + i;
+                half = moment_bits(moment_hash(rounding->key, element), (int)(element % 4));
+                half = which == MOMENT_FIRST ? half & 0xffffu : half >> 16;
             }
-            int code = moment_code(fabsf(x[i]), unit, which, random);
-            if (which == MOMENT_SECOND && code == 0 && scale > 0) { code = 1; }
-            codes[i] = (uint8_t)(x[i] < 0.0f ? -code : code);
+            codes[i] = (uint8_t)moment_code(x[i], scale, which, half * 0x1p-16);
         }
     }
 }

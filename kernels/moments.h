@@ -6,12 +6,16 @@
 //   m = sign(c) level(|c|), c = -127 to 127      sqrt(v) = level(c), c = 1 to 255; 0 if v is 0
 //   level(c) = c^3 * unit, unit = scale / most^3, most = 127 or 255
 // Codes are rounded stochastically, since a moment changes by less than a level in most steps: an
-// update computes with the exact moments, and only what is stored is rounded.
+// update computes with the exact moments, and only what is stored is rounded:
+//   c = floor(place + random), place = sign(m) (|m| / unit)^(1/3) or (sqrt(v) / unit)^(1/3)
+// The GPU computes places by approximate logarithms, with a relative error of about 1e-6, so that
+// of a thousand codes one at most is the next one to the definition's.
 //
 // Rounding sqrt(v) can leave v too small for its m, and an update m / sqrt(v) then explodes. Exact
 // moments satisfy v >= floor m^2 (moment_floor), so v is raised to that when it is read.
 #pragma once
 
+#include "../base/rng.h"
 #include "fp8_format.h"
 
 #include <math.h>
@@ -25,11 +29,13 @@ HOST_DEVICE static inline int moment_most(Moment which) {
     return which == MOMENT_FIRST ? 127 : 255;
 }
 
-// The scale of a block, in BF16. largest: its largest |m| or v.
-HOST_DEVICE static inline uint16_t moment_scale(float largest, Moment which) {
-    uint32_t bits = float_bits(which == MOMENT_FIRST ? largest : sqrtf(largest));
-    uint32_t up = (bits + 0xffffu) >> 16, finite = 0x7f7fu;
-    return (uint16_t)(up < finite ? up : finite);
+// The scale of a block whose largest |m| or v is given: the least BF16 number that is not below it,
+// for v by its square. root: the largest |m|, or sqrt(v) to within 1 unit in the last place.
+HOST_DEVICE static inline uint16_t moment_scale(float largest, float root, Moment which) {
+    uint32_t scale = float_bits(root) >> 16, finite = 0x7f7fu;
+    float below = bf16_decode((uint16_t)scale);
+    scale += (which == MOMENT_FIRST ? below : below * below) < largest;
+    return (uint16_t)(scale < finite ? scale : finite);
 }
 
 HOST_DEVICE static inline float moment_unit(uint16_t scale, Moment which) {
@@ -37,17 +43,21 @@ HOST_DEVICE static inline float moment_unit(uint16_t scale, Moment which) {
     return bf16_decode(scale) * (1.0f / (most * most * most));
 }
 
-// |m| or v at a place among the codes, between two of them too.
+// m or v at a place among the codes, between two of them too.
 HOST_DEVICE static inline float moment_level(float place, float unit, Moment which) {
     float level = place * place * place * unit;
     return which == MOMENT_FIRST ? level : level * level;
 }
 
-// The random number in (0, 1] that decides how an element's moment is rounded. bits: rng_bits32 of
-// the step and the element, each moment takes half of them.
-HOST_DEVICE static inline float moment_random(uint32_t bits, Moment which) {
-    uint32_t half = which == MOMENT_FIRST ? bits & 0xffffu : bits >> 16;
-    return (float)(half + 1) * 0x1p-16f;
+// An element's random bits: the lower 16 are for the first moment, the upper 16 for the second.
+// Four elements share a hash, which is multiplied by another odd number for each of them.
+HOST_DEVICE static inline uint32_t moment_bits(uint32_t hash, int element) {
+    for (int i = 0; i < element % 4; i++) { hash *= 0x9e3779b1u; }
+    return hash;
+}
+
+HOST_DEVICE static inline uint32_t moment_hash(uint32_t key, int64_t element) {
+    return rng_bits32(key, (uint64_t)element / 4);
 }
 
 // The least v / m^2 of exact moments, by the Cauchy-Schwarz inequality: m is a sum of gradients

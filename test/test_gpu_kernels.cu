@@ -666,21 +666,28 @@ static double copy_rate(int64_t bytes) {
     return bytes / seconds;
 }
 
-// Whether codes are right for x, which may differ in its last bits from what the device has
-// rounded: one scale in a hundred and one code in five thousand may differ.
-static bool near_codes(const std::vector<char> &codes, const std::vector<Bf16> &scales,
-                       Moment which, const Floats &x, MomentRounding rounding) {
+// Whether codes and scales are those of x but for a few: the device computes places among the codes
+// by approximate logarithms, and x may differ in its last bits from what it has rounded. Such codes
+// are the next ones, one in a thousand at most, and a scale of a hundred may be another one.
+static bool near_codes(const void *found, const std::vector<Bf16> &scales, Moment which,
+                       const Floats &x, MomentRounding rounding) {
+    const uint8_t *codes = static_cast<const uint8_t *>(found);
     std::vector<uint8_t> expected(x.size());
     std::vector<Bf16> expected_scales(scales.size());
     moment_encode(expected.data(), expected_scales.data(), which, x.data(), (int64_t)x.size(),
                   &rounding);
-    size_t wrong = 0, wrong_scales = 0;
+    size_t next = 0, wrong = 0, wrong_scales = 0;
     for (size_t i = 0; i < x.size(); i++) {
-        bool same = scales[i / MOMENT_BLOCK] == expected_scales[i / MOMENT_BLOCK];
-        wrong_scales += !same && i % MOMENT_BLOCK == 0;
-        wrong += same && (uint8_t)codes[i] != expected[i];
+        if (scales[i / MOMENT_BLOCK] != expected_scales[i / MOMENT_BLOCK]) {
+            wrong_scales += i % MOMENT_BLOCK == 0;
+            continue;
+        }
+        int difference = which == MOMENT_FIRST ? (int8_t)codes[i] - (int8_t)expected[i]
+                                               : codes[i] - expected[i];
+        next += abs(difference) == 1;
+        wrong += abs(difference) > 1;
     }
-    return wrong <= x.size() / 5000 && wrong_scales <= scales.size() / 100;
+    return wrong == 0 && next <= x.size() / 1000 && wrong_scales <= scales.size() / 100;
 }
 
 // AdamW on n parameters: their state on the device or in host memory, their weights in BF16 or FP8.
@@ -797,8 +804,8 @@ static void adamw(int64_t n, GpuType gradient_type, GpuType moment_type, bool fp
             std::vector<char> codes = read_moment(exp_avg, m_scales, MOMENT_FIRST, stored_m),
                               codes_sq = read_moment(exp_avg_sq, v_scales, MOMENT_SECOND, stored_v);
             MomentRounding rounding = {0, moment_key(1, step, MOMENT_FIRST)};
-            CHECK(near_codes(codes, m_scales.get(), MOMENT_FIRST, m, rounding));
-            CHECK(near_codes(codes_sq, v_scales.get(), MOMENT_SECOND, v, rounding));
+            CHECK(near_codes(codes.data(), m_scales.get(), MOMENT_FIRST, m, rounding));
+            CHECK(near_codes(codes_sq.data(), v_scales.get(), MOMENT_SECOND, v, rounding));
             m = stored_m;
             v = stored_v;
         }
@@ -845,8 +852,8 @@ ROW(optimizers) { // n, types of gradients and moments, FP8, offloaded
     row(adamw, TIMING, timed);
 }
 
-// Codes and scales of 8-bit moments equal moment_encode's, bit for bit: without decay the new
-// moments are g and g^2, which no rounding makes different. Gradients of many sizes, zeros and
+// Codes and scales of 8-bit moments are those of moment_encode: without decay the new moments are g
+// and g^2, which no rounding makes different. Gradients of many sizes, zeros and
 // blocks of zeros; a block's largest on a BF16 number, and above.
 TEST(moments_have_the_definitions_codes) {
     const int64_t n = 64 * 4099;
@@ -889,15 +896,15 @@ TEST(moments_have_the_definitions_codes) {
     u.beta1 = u.beta2 = 0.0f;
     gpu_adamw(&gpu, &u, state.data);
     MomentRounding rounding = {s.first, moment_key(u.seed, 3, MOMENT_FIRST)};
-    std::vector<uint8_t> expected(n);
-    std::vector<Bf16> expected_scales(n / MOMENT_BLOCK);
-    moment_encode(expected.data(), expected_scales.data(), MOMENT_FIRST, g.data(), n, &rounding);
-    CHECK(codes.get() == expected);
-    CHECK(scales.get() == expected_scales);
+    std::vector<uint8_t> found = codes.get();
+    CHECK(near_codes(found.data(), scales.get(), MOMENT_FIRST, g, rounding));
+    found[found.size() / 2 + 5] += 2; // planted: one code that is not the next one
+    CHECK(CAUGHT(CHECK(near_codes(found.data(), scales.get(), MOMENT_FIRST, g, rounding))));
     for (float &x : g) { x *= x; }
-    moment_encode(expected.data(), expected_scales.data(), MOMENT_SECOND, g.data(), n, &rounding);
-    CHECK(codes_sq.get() == expected);
-    CHECK(scales_sq.get() == expected_scales);
+    CHECK(near_codes(codes_sq.get().data(), scales_sq.get(), MOMENT_SECOND, g, rounding));
+    rounding.key++; // planted: other random numbers
+    CHECK(CAUGHT(
+        CHECK(near_codes(codes_sq.get().data(), scales_sq.get(), MOMENT_SECOND, g, rounding))));
 }
 
 // The update kernel against fp8_scale_update, slot by slot, over many steps, some with bad amaxes.
