@@ -216,10 +216,14 @@ __device__ __forceinline__ Floats4 adamw_quad(const AdamWUpdate &u, const AdamWF
 
 enum { MOMENT_LANES = MOMENT_BLOCK / QUAD }; // lanes that share a block
 
-// Number J of four codes. A cast of a byte would be one instruction that takes four times as long.
+// Number J of four codes: the byte's sign, or zeros, are in the bytes above it. (A cast of the byte
+// is one instruction, which takes four times as long; __byte_perm has no signs.)
 template <Moment WHICH, int J> __device__ __forceinline__ float moment_place(uint32_t codes) {
-    int sign_or_zero = WHICH == MOMENT_FIRST ? 0x8880 + 0x1110 * J : 0x4440; // of the upper bytes
-    return (float)(int)__byte_perm(codes, 0, sign_or_zero + J);
+    int place;
+    asm("prmt.b32 %0, %1, 0, %2;"
+        : "=r"(place)
+        : "r"(codes), "n"((WHICH == MOMENT_FIRST ? 0x8880 + 0x1110 * J : 0x4440) + J));
+    return (float)place;
 }
 
 __device__ __forceinline__ float log2_about(float x) {
@@ -419,7 +423,7 @@ __device__ __forceinline__ void lanes_amax(float *amax, float range) {
 // A block takes ADAMW_QUADS quads of a segment, and a launch all blocks of the update's segments.
 // state NULL: at the start of a run, not after a step.
 template <WeightsJob JOB, Scaling SCALING>
-__global__ void __launch_bounds__(ADAMW_THREADS, JOB == JOB_ADAMW8 ? 4 : 0)
+__global__ void __launch_bounds__(ADAMW_THREADS, JOB == JOB_ADAMW8 ? 3 : 0)
     adamw_kernel(const AdamWUpdate u, const StepState *state, float bias1, float bias2) {
     if (state != nullptr && state->skipped) { return; }
     const AdamWSegment s = u.segments[segment_of_block(u.segments, u.segment_count, blockIdx.x)];

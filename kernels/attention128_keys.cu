@@ -154,7 +154,8 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
     uint32_t probabilities[16], ds[16]; // A of WGMMAs
     Stage<STAGES> stage = 0;
     uint32_t pieces = 0; // so far
-    int ends[2], last; // where the documents of the thread's keys end, and of the warpgroup's last
+    int ends[2] = {},
+        last = 0; // where the documents of the thread's keys end, and of the warpgroup's last
 
     auto multiply = [&](float(&sums)[32], const uint8_t *keys, const void *queries) {
         const uint64_t a = wgmma_operand(keys + w * TILE), b = wgmma_operand(queries);

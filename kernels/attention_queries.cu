@@ -521,21 +521,6 @@ void cost_keys(int tiles, const int *starts, int *costs) {
     }
 }
 
-// Shares the work of all heads, in their order: a piece goes where its middle lies. (share_units is
-// closer. But here the cuts decide how dQ of heads of 64 is summed, and bits are kept.)
-template <typename COST> void cut_work(int *cuts, int units, int blocks, COST cost) {
-    int block = 0;
-    int64_t all = 0, before = 0;
-    for (int unit = 0; unit < units; unit++) { all += cost(unit); }
-    cuts[0] = 0;
-    for (int unit = 0; unit < units; unit++) {
-        int64_t of_block = (2 * before + cost(unit)) * blocks / (2 * all);
-        while (block < of_block) { cuts[++block] = unit; }
-        before += cost(unit);
-    }
-    while (block < blocks) { cuts[++block] = units; }
-}
-
 } // namespace
 
 size_t attention_own_workspace(AttentionShape s) {
@@ -580,11 +565,7 @@ void attention_share_work(const Gpu *gpu, AttentionShape s, int *documents) {
         for (int b = 0; b < s.B; b++) {
             costs_of(documents + (int64_t)b * s.T, costs + (int64_t)b * pieces);
         }
-        if (s.D == 64) {
-            cut_work(cuts, units, blocks, cost);
-        } else {
-            share_units(cuts, units, blocks, cost);
-        }
+        share_units(cuts, units, blocks, cost);
         free(costs);
     };
     auto share_queries = [&](AttentionCuts kind, int queries) {
