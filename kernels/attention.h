@@ -8,8 +8,9 @@
 // Documents that are packed into a sequence do not see each other where the shape has `documents`:
 // query t then sees the keys from starts[t], where its document begins, to t. They are int32: the
 // starts [B,T], which never decrease within a sequence, and then what attention_share_work writes
-// for the kernels for Hopper: the ends [B,T] (one past the last token of each token's document), and
-// how they share their work. Where documents are short, those kernels skip tiles; cuDNN does not.
+// for the kernels for Hopper: the ends [B,T] (one past the last token of each token's document),
+// and how they share their work. Where documents are short, those kernels skip tiles; cuDNN does
+// not.
 //
 // cuDNN's flash attention does the work, through its C backend API; where it has no engine for a
 // shape (a head size that is not a multiple of 8, say), a plain kernel of our own takes its place.
@@ -32,8 +33,8 @@ typedef struct {
     const int *documents; // address on the device; NULL: a sequence is one document
 } AttentionShape;
 
-// Where each block's part of a pass's work begins, after the starts and the ends. A pass has at most
-// ATTENTION_BLOCKS blocks.
+// Where each block's part of a pass's work begins, after the starts and the ends. A pass has at
+// most ATTENTION_BLOCKS blocks.
 enum { ATTENTION_BLOCKS = 160 };
 typedef enum { CUTS_FORWARD, CUTS_KEYS, CUTS_QUERIES, CUT_KINDS } AttentionCuts; // and gradients
 static inline size_t attention_cuts_at(AttentionShape s, int kind) {
