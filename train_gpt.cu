@@ -866,7 +866,8 @@ static float *next_logits(void *trainer, const int *tokens, int n) {
     return t->sample_logits;
 }
 
-// Training pauses only while the state is copied; a thread writes it.
+// Waits for the save before this one, and copies the state, which a thread then writes while
+// training goes on.
 static void maybe_save(Trainer *t) {
     Run *run = &t->run;
     if (!run_should_save(run)) { return; }

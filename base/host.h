@@ -5,8 +5,9 @@
 
 BEGIN_C
 
-// The cores that the control groups of this process allow it, from its own group up to the root
-// (Linux's cgroup-v2.rst and cgroup-v1). Infinity: no group sets a limit. root: "" except in tests.
+// The number of cores, perhaps a fraction, that this process's control groups allow: the lowest
+// limit of its own group and that group's ancestors (Linux's cgroup-v2.rst and cgroup-v1).
+// Infinity: no group sets a limit. root: the folder that a test has in place of /; else "".
 double cgroup_cores(const char *root);
 
 // The cores that this process may use by its affinity and its container's quota, at least 1.

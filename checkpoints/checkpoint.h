@@ -100,8 +100,8 @@ typedef struct {
 
 enum { COMPANIONS_MAX = 5 };
 
-// The arrays of an optimizer file, and their names there. The last three are those of moments in 8
-// bits; a file of other moments lacks them.
+// The arrays of an optimizer file; state_names are their names in the file. The momentum, which is
+// Muon's in BF16, and the two scales exist only if AdamW's moments are in 8 bits.
 enum {
     STATE_MASTER,
     STATE_EXP_AVG,

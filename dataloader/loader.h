@@ -120,7 +120,7 @@ typedef struct {
     Documents *documents;    // [num_shards]
     int64_t tokens, windows; // windows: in an epoch
     int64_t targets;         // targets that count in an epoch
-    MaskedWindow *with_targets; // [windows]; NULL: no shard has a mask, and all windows are whole
+    MaskedWindow *with_targets; // [windows] those with targets that count; NULL: all have such
     int cuts; // length of the packed windows that this set's windows cut; 0: none is cut
     int32_t chat_template;      // chat template of the first mask that has one; 0: none has
     const char *other_template; // the first shard with another template; NULL: none has

@@ -188,7 +188,7 @@ static Desc reshape(Graph *g, Desc x, Desc y) {
     return y;
 }
 
-// ---- the two graphs -----------------------------------------------------------------------------
+// ---- the forward and the backward graph ---------------------------------------------------------
 
 // mode(x, b) or mode(x), in FP32.
 static Desc apply(Graph *g, cudnnPointwiseMode_t mode, Desc x, Desc b, Dims dims) {

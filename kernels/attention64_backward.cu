@@ -432,7 +432,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
             share(0);
             steps++;
 
-            constexpr bool DONE = !FIRST || w == 0; // the first half
+            constexpr bool DONE = !FIRST || w == 0; // this warpgroup has had the pair's first tile
             turn_wait(w);
             if constexpr (DONE) { multiply_gradients(!FIRST); }
             multiply_scores();

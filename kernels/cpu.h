@@ -164,10 +164,10 @@ typedef struct {
     int rows, columns, height, width;
     Fp8Type type;
     bool power_of_two; // scales are powers of two
-    // For squares whose scales are not powers of two (else NULL): where the codes go, and the
-    // factors that turn them back into values: [ceil(rows/128),ceil(columns/128)].
-    // A factor is amax / largest, not 1 / (largest / amax), which would be rounded differently. So
-    // encoding what was read back gives the same codes and factors.
+    // Outputs for blocks of 128 x 128 whose scales are not powers of two; else both are NULL. The
+    // factors [ceil(rows/128),ceil(columns/128)] turn codes back into values. A factor is computed
+    // as amax / (the format's largest value), not as the inverse of the scale, so that encoding the
+    // decoded values gives the same codes and factors.
     uint8_t *codes;
     float *factors;
 } Fp8Blocks;

@@ -159,8 +159,9 @@ HOST_DEVICE static inline float fp8_block_scale(float amax, float target, int po
 
 // ---- scaling state ----
 
-// The scale of a tensor that has one, and what is known of the tensor's range. `amax` collects the
-// amax of this step until fp8_scale_update. If nothing is known, scale is 1 and count 0.
+// The scale of a tensor that has a single one, and what is known of the tensor's range. `amax`
+// collects the amax of this step until fp8_scale_update. If nothing is known, scale is 1 and count
+// 0.
 typedef struct {
     float scale_inv; // first in 16 bytes: cuBLASLt needs a 16-byte aligned address
     float scale;

@@ -50,7 +50,7 @@ enum { FP8_CAPABILITY = 89 }; // the least capability with FP8 tensor cores
 typedef struct {
     int device, sms, capability; // capability: 90 for sm_90
     char name[256], uuid[48];    // uuid: as nvidia-smi prints it
-    size_t memory;               // the device's memory in bytes
+    size_t memory;               // of the device, in bytes, in use or free
     cudaStream_t stream;
     cublasLtHandle_t blas;
     cudnnHandle_t dnn;

@@ -171,7 +171,9 @@ void gpu_swiglu_backward(Gpu *gpu, Operand dx, const Bf16 *dout, const Bf16 *x, 
 // 16. Whether this GPU (only compute capability 9.0), this driver and this build have them:
 bool gpu_has_fused_products(const Gpu *gpu);
 // For GPT-2: fc1's forward product with GELU, and fc2's input gradient with GELU's derivative.
-// The largest K for which a panel of B fits in shared memory. For larger K two kernels were faster.
+
+// The largest K of these products. For larger K, a panel of B does not fit in shared memory, and a
+// product and an activation kernel were faster.
 enum { GELU_PRODUCT_MOST_K = 768 };
 // g.d [M,N] = the product; out = gelu(g.d + g.bias).
 void gpu_product_gelu(Gpu *gpu, Gemm g, Operand out);
@@ -265,7 +267,7 @@ typedef struct {
     double lr;
     int64_t step;
     double stop;    // 1: the run should end
-    double targets; // targets of the step that count, on all ranks
+    double targets; // number of the step's unmasked targets, over all ranks
     double sigma;   // --skip-spikes
     bool skip;      // --iterations-to-skip names the step
 } StepInput;

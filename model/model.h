@@ -121,8 +121,8 @@ typedef struct {
 
 typedef struct {
     ModelConfig config;
-    int count; // params, in order of offset
-    Param *params;
+    int count;
+    Param *params;           // [count], in order of offset
     int first[TENSOR_COUNT]; // index of a tensor's first param; -1: the model lacks it
     int block_params;        // params of one block
     int num_buckets;         // L + 2

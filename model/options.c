@@ -23,7 +23,8 @@ static bool is_negated(const char *name) {
     return strncmp(name, "no", 2) == 0 && (name[2] == '-' || name[2] == '_');
 }
 
-// The row of a name, which may begin with "no-" if it is a flag's; NULL: no option has it.
+// The option with this name, or with the name after its "no-", which *negated then says. (The
+// caller refuses "no-" before an option that is not a flag.) NULL: there is none.
 static const OptionRow *find_option(const char *name, bool *negated) {
     const OptionRow *row = option_row(name);
     *negated = row == NULL && is_negated(name);

@@ -373,7 +373,7 @@ void launch_refuse(Group *group, const Options *options) {
     ignore_write_signals();
     bool ok = ranks_read(&r, options);
     threads_divide(1);
-    if (r.group.ranks > 1) { // these errors are reported first, even if the variables are wrong
+    if (r.group.ranks > 1) { // reported first, even if ranks_read failed
         die("%s is one process, and not one of %d ranks (%s): train_gptcu trains on several GPUs",
             options->program, r.group.ranks, r.source);
     }

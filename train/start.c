@@ -174,8 +174,8 @@ static bool find_tokenizer(Tokenizer *t, const Run *run, char path[PATH_LENGTH])
     return opened;
 }
 
-// Reads a file without a byte-order mark, which transformers does not read; bytes NULL: there is no
-// such file. name: the name that the file will have in a checkpoint.
+// Reads a file, and drops its byte-order mark, because Hugging Face's transformers refuses one.
+// bytes NULL: there is no such file. name: the name that the file will have in a checkpoint.
 static Companion read_companion(const Run *run, const char *path, const char *name) {
     static const char mark[] = "\xef\xbb\xbf";
     enum { MARK = sizeof(mark) - 1 };

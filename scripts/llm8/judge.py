@@ -34,7 +34,7 @@ class Limits:
     train: float = 1.0     # percent
     valid: float = 2.0     # percent
     speed: float = 1.0     # the ratio must be above
-    memory: float = None   # the ratio must not be above; None: not judged
+    memory: float = None   # most memory, as a ratio to the baseline's; None: not judged
     time: float = None     # the same for the time to the baseline's last validation loss
 
 

@@ -16,7 +16,7 @@ def number(text):
 
 
 class Log:
-    """One log, read line by line."""
+    """Turns the lines of an llm.c log, given in order, into records like those of our metrics."""
 
     def __init__(self):
         self.table, self.start, self.step = {}, None, 0

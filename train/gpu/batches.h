@@ -28,7 +28,7 @@ typedef struct {
     Batch staging[BATCH_SLOTS];      // pinned
     cudaEvent_t staged[BATCH_SLOTS]; // recorded when a staging buffer has been read
     int turn;
-    int *counts; // [max(T,V)+1], host
+    int *counts; // [max(T,V)+1], host: scratch for sorting tokens, and positions, by counting
 } Batches;
 
 void batches_plan(Batches *b, const Run *run, Plan *plan);

@@ -519,9 +519,9 @@ static void gather_weights(Params *p, int bucket) {
     p->weights.arriving[bucket] = true;
 }
 
-// The amaxes of all tensors become the largest over all ranks: the bits of non-negative floats
-// order as the floats do. Scales of measured activations also differ between ranks; they are
-// measured again before they are read.
+// Each tensor's amax becomes the largest over all ranks. The maximum is of all words of the scales,
+// as integers, since non-negative floats order as their bits do. The other words are equal on all
+// ranks, except scales of measured activations, which are measured again before they are read.
 static void agree_amaxes(Params *p) {
     int64_t words = p->fp8.count * (int64_t)(sizeof(Fp8Scale) / sizeof(uint32_t));
     all_reduce(p, p->fp8.scales, COMM_U32, COMM_MAX, words);
