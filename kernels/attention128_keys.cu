@@ -51,13 +51,15 @@ struct Parameters {
     const float *lse, *delta;
     const int *ends, *cuts; // attention.h
     int T, H, G;
-    int tiles;                                 // of keys, in a head
-    __device__ int end(int b, int key) const { // where the document of a key ends
-        return __ldg(ends + (int64_t)b * T + min(key, T - 1));
-    }
+    int tiles; // of keys, in a head
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+// Where the document of a key ends.
+__device__ __forceinline__ int end_of(const Parameters &p, int b, int key) {
+    return __ldg(p.ends + (int64_t)b * p.T + min(key, p.T - 1));
+}
 
 // What a block computes: for each of its pieces begin(piece), step(piece, head, tile of queries)
 // for all that it meets, and end(piece).
@@ -71,7 +73,7 @@ __device__ __forceinline__ void work(const Parameters &p, BEGIN begin, STEP step
     for (int unit = __ldg(p.cuts + blockIdx.x); unit < last; unit++) {
         const int group = unit / p.tiles;
         const Piece piece = {group / p.G, group % p.G, unit % p.tiles};
-        const int met = (p.end(piece.b, piece.tile * KEYS + KEYS - 1) - 1) / QUERIES + 1;
+        const int met = (end_of(p, piece.b, piece.tile * KEYS + KEYS - 1) - 1) / QUERIES + 1;
         begin(piece);
 #pragma unroll 1
         for (int h = piece.g * heads; h < (piece.g + 1) * heads; h++) {
@@ -229,9 +231,9 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
         p,
         [&](Piece piece) {
             const int key = piece.tile * KEYS + w * 64;
-            ends[0] = p.end(piece.b, key + row);
-            ends[1] = p.end(piece.b, key + row + 8);
-            last = p.end(piece.b, key + 63);
+            ends[0] = end_of(p, piece.b, key + row);
+            ends[1] = end_of(p, piece.b, key + row + 8);
+            last = end_of(p, piece.b, key + 63);
 #pragma unroll
             for (int i = 0; i < 32 * PARTS; i++) { dv[i / 32][i % 32] = dk[i / 32][i % 32] = 0.0f; }
             barrier_wait(&s.keys_full[pieces % 2], pieces / 2);

@@ -83,14 +83,6 @@ struct Parameters {
     template <bool DOCUMENTS> __device__ int first_keys(int head, int pair) const {
         return DOCUMENTS ? __ldg(starts + (int64_t)(head / H) * T + pair * KEYS) / KEYS : 0;
     }
-    // Where the document of a key ends.
-    __device__ int end(int head, int key) const {
-        return __ldg(ends + (int64_t)(head / H) * T + min(key, T - 1));
-    }
-    // The end of the pairs of tiles of queries that a tile of keys meets.
-    template <bool DOCUMENTS> __device__ int last_pairs(int head, int j) const {
-        return DOCUMENTS ? (end(head, j * KEYS + KEYS - 1) - 1) / KEYS + 1 : tiles;
-    }
 };
 
 // Where a block has its sums of dQ. part 0: the sums of its whole heads, and of the first head of
@@ -119,6 +111,17 @@ __device__ __forceinline__ void write_tile(const Parameters &p, int head, int ti
 }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+// Where the document of a key ends.
+__device__ __forceinline__ int end_of(const Parameters &p, int head, int key) {
+    return __ldg(p.ends + (int64_t)(head / p.H) * p.T + min(key, p.T - 1));
+}
+
+// The end of the pairs of tiles of queries that a tile of keys meets.
+template <bool DOCUMENTS>
+__device__ __forceinline__ int pairs_end(const Parameters &p, int head, int j) {
+    return DOCUMENTS ? (end_of(p, head, j * KEYS + KEYS - 1) - 1) / KEYS + 1 : p.tiles;
+}
 
 // ---- the kernel ---------------------------------------------------------------------------------
 
@@ -155,7 +158,7 @@ template <bool DOCUMENTS> __device__ __forceinline__ void load(Shared &s, const 
         for (int j = work.first; j < work.last; j++, blocks++) {
             auto &keys = s.keys[blocks % 2];
             Barrier *keys_full = &s.keys_full[blocks % 2];
-            const int end = 2 * p.last_pairs<DOCUMENTS>(work.head, j);
+            const int end = 2 * pairs_end<DOCUMENTS>(p, work.head, j);
             barrier_wait(&s.keys_empty[blocks % 2], blocks / 2 + 1);
             barrier_expect(keys_full, sizeof(keys));
             tma_load_at(keys.k, p.kv, keys_full, (p.H + h) * SIZE, j * KEYS, b);
@@ -307,7 +310,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
 #pragma unroll
             for (int r = 0; DOCUMENTS && r < 2; r++) {
                 const int key = j * KEYS + w * (KEYS / 2) + warp * 16 + lane / 4 + r * 8;
-                ends[r] = p.end(work.head, key) - tile * QUERIES;
+                ends[r] = end_of(p, work.head, key) - tile * QUERIES;
             }
             barrier_wait(&s.rows_full[at][tile], number / 2);
             const float2 *lse = s.lse[at] + tile * (QUERIES / 2) + t;
@@ -457,7 +460,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
                               place(s.keys[blocks % 2].k + w * (KEYS / 2) * FULL_ROW, i));
             }
             multiply_pair(j, j, std::true_type());
-            const int end = p.last_pairs<DOCUMENTS>(work.head, j);
+            const int end = pairs_end<DOCUMENTS>(p, work.head, j);
 #pragma unroll 1
             for (int pair = j + 1; pair < end; pair++) {
                 multiply_pair(j, pair, std::false_type());
