@@ -29,15 +29,15 @@ typedef struct Watch Watch; // the connections, and the thread that reads them
 typedef struct {
     int rank, ranks;             // number of this process, and of processes on all machines
     int local_rank, local_ranks; // the same on this machine; local_ranks is 0 if it is not known
-    Watch *watch;                // NULL: no other rank is connected, and every call below is free
+    Watch *watch; // NULL: no other rank is connected, and the calls below return at once
 } Group;
 
-// Where and as what the ranks of a run meet.
+// Where the ranks of a run meet, and how they recognise each other.
 enum { RUN_NAME = 256, SECRET = 65 };
 typedef struct {
     char host[256]; // MASTER_ADDR
     int port;
-    char run[RUN_NAME];  // the launcher's name for this run alone; "": none
+    char run[RUN_NAME];  // the launcher's name for this run, which no other run has; "": none
     char secret[SECRET]; // "": none
 } Meeting;
 
@@ -48,7 +48,7 @@ typedef struct {
 // error_text() says why.
 int group_listen(const char *host, int *port);
 
-// Draws a secret.
+// Sets the meeting's secret to a random one.
 void group_draw(Meeting *meeting);
 
 // Meets the other ranks within `seconds`, which is the watchdog's time limit from then on. g: its
@@ -61,14 +61,16 @@ bool group_open(Group *g, const Meeting *meeting, int listener, const char *iden
 // waits until all ranks have said goodbye.
 void group_close(Group *g);
 
-// All ranks make these calls in the same order, and on each channel from one thread. If another
-// rank ends, they do not return: the watchdog ends this process too.
+// All ranks make the following three calls (group_agree to group_gather) in the same order, and on
+// each channel from one thread. If another rank ends, the calls do not return: the watchdog ends
+// this process too.
 typedef enum { CHANNEL_MAIN, CHANNEL_SAVE, CHANNELS } Channel;
 
 // Whether `ok` is true on every rank. If not, error_text() on every rank becomes the text of the
 // first rank that failed, with its number in front. It is also a barrier.
 bool group_agree(const Group *g, Channel channel, bool ok);
-// Copies rank 0's bytes to all ranks / every rank's bytes into `all` [ranks * bytes] of rank 0.
+// group_broadcast copies rank 0's bytes to all ranks. group_gather copies every rank's bytes into
+// `all` [ranks * bytes] on rank 0.
 void group_broadcast(const Group *g, Channel channel, void *data, size_t bytes);
 void group_gather(const Group *g, Channel channel, const void *mine, size_t bytes, void *all);
 

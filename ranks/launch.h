@@ -11,9 +11,10 @@
 //
 // The first row whose variables are set counts. The ranks meet at MASTER_ADDR:MASTER_PORT. (The
 // port is higher by 2 if torchrun itself listens on that port: TORCHELASTIC_USE_AGENT_STORE is
-// True.) Both may be unset on one machine; and under Slurm, where the step's first host is used.
-// The port then follows from the starter's number of the run, and is 29500 if there is none. Ranks
-// of two runs whose numbers differ never pair. LLM8_SECRET is the ranks' secret. Variables that
+// True.) MASTER_ADDR may be unset if all ranks are on one machine, and under Slurm, where the
+// step's first host is used. If MASTER_PORT is unset, the port is computed from the starter's
+// number of the run, or is 29500 without such a number. Ranks of two runs with different numbers
+// never take each other for one run. LLM8_SECRET is the ranks' secret (group.h). Variables that
 // contradict each other are refused, by name.
 //
 // With --gpus N, if none of these is set, this process is the starter: it draws a secret, forks N
@@ -46,10 +47,11 @@ bool ranks_read(Ranks *r, const Options *options);
 // has chosen it (srun --gpus-per-task 1, CUDA_VISIBLE_DEVICES).
 bool ranks_device(const Group *g, int visible, int *device);
 
-// Starts the ranks if this process is the starter, which never returns. In each rank it returns
-// when all have met; if they do not meet, each dies with one line. From here on, ranks other than 0
-// print only errors. --list-checkpoints, --verify, --sample-only and --plan need no other rank and
-// stay one process; the group of --plan has the number of ranks that it plans for.
+// Starts the ranks if this process is the starter; in the starter it does not return. In each rank
+// it returns when all ranks have met; if they do not meet, each rank dies with one line. From here
+// on, ranks other than 0 print only errors. --list-checkpoints, --verify, --sample-only and --plan
+// need no other rank and stay one process; the group of --plan has the number of ranks that it
+// plans for.
 void launch(Group *group, const Options *options);
 
 // For a program that is always one process: sets *group, or dies if it is one of several ranks.

@@ -1,4 +1,4 @@
-// Scoring multiple-choice sets, and what a trainer provides for that.
+// Scores multiple-choice sets by functions that a trainer provides.
 #pragma once
 
 #include "state.h"
@@ -7,19 +7,20 @@ BEGIN_C
 
 typedef struct {
     void *trainer;
-    // Computes the losses [B,T]; 0 for a target of -1. B x T: at most the tokens of a micro-batch.
+    // Computes the loss of each target [B,T]; it is 0 for a target of -1. B * T is at most the
+    // tokens of a micro-batch.
     void (*losses)(void *trainer, const int *inputs, const int *targets, int B, int T,
                    float *losses);
-    // sums values over all ranks; NULL: there is one rank
+    // Replaces values[n] by their sums over all ranks. NULL: there is one rank.
     void (*sum)(void *trainer, int64_t *values, int n);
 } ChoiceModel;
 
-// Adds to counts: questions; right answers by the sum of an answer's losses; and by their mean. A
-// signal ends it early.
+// Adds to counts[0] the number of questions, and to counts[1] and counts[2] how many of them are
+// answered right by the sum and by the mean of an answer's losses. A signal ends the scoring early.
 void run_score_set(Run *run, const ChoiceSet *set, ChoiceModel model, int64_t counts[3]);
 
-// Scores the sets of --eval-choices that are left of an evaluation, prints the results and writes
-// their records.
+// Scores those sets of --eval-choices that the present evaluation has not scored yet, prints the
+// results, and records them in metrics.jsonl.
 void run_score_choices(Run *run, ChoiceModel model);
 
 END_C

@@ -8,10 +8,10 @@
 BEGIN_C
 
 typedef struct {
-    FILE *answers;       // evaluations and samples; all else goes to the standard output
-    bool mute;           // the answers cannot be written
+    FILE *answers;       // receives evaluations and samples; all else is printed to stdout
+    bool mute;           // answers could not be written, and the run has warned
     double last_line;    // when the live line was last drawn
-    double step_seconds; // moving average, for the ETA; 0 before the first step
+    double step_seconds; // of a step: moving average, for the ETA; 0 before the first step
 } Console;
 
 typedef struct {
@@ -20,18 +20,20 @@ typedef struct {
     double use;           // share of the devices' peak FLOP/s, from 0 to 1; 0: not known
     double start_seconds; // in the first step: seconds since the program's start; else 0
     const char *skipped;  // why the step was skipped; "": it was not
-    bool whole;           // prints a whole line, and not only a live one
+    bool whole;           // the line stays; else it is a live line (console_step)
 } StepLine;
 
-// Splits the output. If the run does not train, only its answers go to standard output; all else
-// goes to standard error. quiet: all else goes nowhere.
+// A run that trains prints everything to standard output; if `quiet`, it prints nothing. Other runs
+// print their answers to standard output, and all else to standard error; if `quiet`, all else goes
+// nowhere.
 void console_open(Console *c, bool trains, bool quiet);
 
 // Flushes the answers. If that fails, a run that trains warns and continues; others die.
 void console_flush(Console *c, bool trains);
 
-// Prints a whole line or, on a terminal, a live line, which the next line overwrites. If it would
-// be longer than the terminal or 100 columns, it leaves out fields.
+// Prints a line that stays or, on a terminal, a live line, which the next line overwrites. Leaves
+// out fields of a line that is longer than 100 columns, or of a live line that is wider than the
+// terminal.
 void console_step(Console *c, const StepLine *line);
 
 END_C

@@ -5,8 +5,8 @@
 
 BEGIN_C
 
-// Only one process has a file of metrics open to write. Fails if another one does. A file that
-// another folder shares by a hard link is copied first.
+// Opens a file of metrics to append to. Fails if another process has it open to write. A file that
+// another folder shares by a hard link is replaced by a copy first.
 bool metrics_open(Metrics *m, const char *path);
 void metrics_close(Metrics *m);
 void metrics_sync(const Metrics *m); // syncs the file to the disk
@@ -20,8 +20,8 @@ void metrics_text(MetricsRecord *r, const char *name, const char *value);
 void metrics_end(Metrics *m, MetricsRecord *r);
 void run_record_start(Run *run);
 void run_record_sources(const Run *run, MetricsRecord *r);
-void run_record_ranks(Run *run); // all ranks call it at a step's line
-// Writes the counts of --fp8-stats-interval, by slot.
+void run_record_ranks(Run *run); // all ranks call it every --log-interval steps
+// Records the counts of --fp8-stats-interval. counts: indexed by fp8_slot_index.
 void run_report_fp8(Run *run, const Fp8Counts *counts);
 
 END_C

@@ -5,7 +5,8 @@
 
 BEGIN_C
 
-// Opens the training shards, if they are not open; --epochs needs them early.
+// Opens the training shards, unless they are open already: --epochs needs them before
+// run_open_data.
 void run_open_train_data(Run *run);
 // Opens shards and multiple-choice sets; run_start calls it.
 void run_open_data(Run *run);
@@ -16,29 +17,32 @@ void run_check_data(Run *run);
 static inline bool run_resets(const Run *run) {
     return run->options.reset_attention_mask || run->options.reset_position_ids;
 }
-// Gets inputs, targets and starts [B,T] (loader_batch) of micro-batch `micro`, of the step that is
-// `ahead` steps after the present one. starts NULL: not wanted; it must be NULL unless
-// run_resets(). It also reads what the two steps after that need. So data that cannot be read, or a
-// bad token, are found while there are still steps to train; after these the run saves and ends.
+// Copies out the inputs, targets and starts [B,T] (loader_batch) of micro-batch number `micro` of
+// the step that is `ahead` steps after the present one. starts NULL: they are not wanted; without
+// run_resets() it must be NULL. The function also reads, in advance, what the next two steps after
+// that step need. So data that cannot be read, or a bad token, are found before a step needs them:
+// the run finishes the steps that are under way, saves, and ends.
 void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets, int *starts);
 // Refuses --data that differ from a checkpoint's, unless --accept-data-change is given. If the
 // validation data differ, the best loss so far is forgotten.
 void run_match_data(Run *run, const Checkpoint *checkpoint);
 int run_micro_batches(const Run *run); // micro-batches in a step on each rank
-// The number of targets that count on all ranks, in the step `ahead` steps after the present one.
-// The step's loss and gradient are divided by this number, however the step is split. But in the
-// backward pass the trainers divide by all tokens (precision.step_tokens), so that the size of
-// activations' gradients does not depend on the masks; they multiply the sums by tokens / targets
-// afterwards.
+// The number of targets that count (those that no mask excludes), over all ranks, in the step that
+// is `ahead` steps after the present one. The step's loss and gradient are divided by this number,
+// whatever the numbers of ranks and micro-batches are. But in the backward pass the trainers divide
+// by all tokens (precision.step_tokens), so that the size of activations' gradients does not depend
+// on the masks; they multiply the sums by tokens / targets afterwards.
 int64_t run_step_targets(const Run *run, int64_t ahead);
 
-// An evaluation reads the windows of each source from 0 to below run_eval_samples(), for any batch
-// size. Several ranks share them: each begins at run_eval_first() and advances by
-// run_eval_stride(), and they add up their sums. run_eval_batch reads the batch from `sample` on,
-// without windows past the end.
+// An evaluation reads windows 0 to run_eval_samples() - 1 of each source, whatever the batch size
+// is. Several ranks share these windows: each rank begins at window run_eval_first() and advances
+// by run_eval_stride() windows, and the ranks add up their sums of losses. run_eval_batch reads a
+// micro-batch from window `sample` on; its rows past the last window have targets of -1, which the
+// loss ignores.
 int64_t run_eval_samples(const Run *run, int source);
-int64_t run_eval_targets(const Run *run, int source); // targets that count, on all ranks
-int64_t run_eval_all_samples(const Run *run);         // samples of all sources
+int64_t run_eval_targets(const Run *run,
+                         int source);         // number of targets that count, over all ranks
+int64_t run_eval_all_samples(const Run *run); // the sum of run_eval_samples over all sources
 static inline int64_t run_eval_first(const Run *run) {
     return (int64_t)run->group.rank * run->options.micro_batch_size;
 }

@@ -5,8 +5,8 @@
 
 BEGIN_C
 
-// Sets run->prompt to the tokens of --sample-tokens; or to the tokens of --sample-prompt after an
-// end of text, because every document starts with one. Warns if they are more than a sequence.
+// Sets run->prompt to the tokens of --sample-tokens, or to the token with which every document
+// begins and the tokens of --sample-prompt. Warns if the prompt is longer than a sequence.
 bool run_encode_prompt(Run *run);
 
 // Returns the logits [V] of the token after tokens[0..n), n <= seq_length. The logits are valid
@@ -14,8 +14,8 @@ bool run_encode_prompt(Run *run);
 typedef float *(*NextLogits)(void *trainer, const int *tokens, int n);
 
 // Prints the prompt and the model's continuation: as text, or without a tokenizer as ids. A signal
-// ends the sample early. With --sample-only a warning says when the prompt's beginning leaves the
-// model's window.
+// ends the sample early. With --sample-only, a warning says from which token on the model does not
+// see the prompt's beginning.
 void run_sample(Run *run, NextLogits next_logits, void *trainer);
 
 END_C

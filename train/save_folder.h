@@ -1,4 +1,5 @@
-// The folder of --save during a run: claimed at the start, made again if it is moved, and saved to.
+// The folder of --save during a run: it is locked for the run at the start, receives the run's
+// checkpoints, and is made again if it is moved.
 #pragma once
 
 #include "state.h"
@@ -7,27 +8,30 @@
 
 BEGIN_C
 
-// Claims the folder, and opens metrics.jsonl in it or the file of --metrics. All ranks call it.
+// Locks the folder for this run (checkpoint_claim), and opens the folder's metrics.jsonl or the
+// file of --metrics. All ranks call it.
 void save_folder_open(Run *run);
-// Called on rank 0 when the run is certain to start: makes the checkpoint that it resumes the
-// newest one, and writes config.txt.
+// Called on rank 0 when the run is certain to start: makes the resumed checkpoint the newest one of
+// the folder (checkpoint_go_back), and writes config.txt.
 void save_folder_begin(Run *run, const Checkpoint *resumed);
 
-// A loss is usual if it is at most half a nat above the lowest average over about 10 steps. Most
-// batches of a good run have a usual loss, and one is enough; a run that has diverged has none.
+// Whether a loss is usual: at most half a nat above `best`, which is the lowest moving average of
+// the loss (over about 10 steps) or the lowest validation loss so far. Most batches of a healthy
+// run have a usual loss, and a diverged run has none. So one usual loss shows that the run is
+// healthy.
 static inline bool is_usual(double loss, double best) {
     return isfinite(loss) && !(loss > best + 0.5);
 }
 
-// Waits until the last save has ended, and records that.
+// Waits until a save that is under way has ended, and records it in metrics.jsonl.
 void save_folder_report(Run *run);
-// The same; returns whether the save has succeeded.
+// Calls save_folder_report. Returns false if the last save failed.
 bool run_wait_for_save(Run *run);
-// Starts a save, after the last has ended. The trainer sets the snapshot's arrays; this sets the
-// other fields.
+// Waits for the previous save, and starts this one, which a thread writes. The trainer sets the
+// snapshot's arrays; run_save sets its other fields.
 void run_save(Run *run, const Snapshot *snapshot);
-// Called after a part of an evaluation, if its step was saved before: adds the part's result to the
-// checkpoint.
+// Called after each part of an evaluation: if this step's checkpoint is saved already, adds the
+// part's result to it.
 void save_folder_evaluated(Run *run);
 
 // Prints the command that resumes a saved run.

@@ -1,14 +1,16 @@
-// The schedule of a run: what follows from its options and the number of a step alone.
+// The schedule of a run: what depends only on the run's options and the number of a step.
 #pragma once
 
 #include "../model/options.h"
 
 BEGIN_C
 
-// The learning rate of optimizer step `step`, counted from 0: a linear warm-up from lr/warmup, then
-// cosine and linear: from lr down to min-lr at lr-decay-iters, and min-lr after that;
-// constant: lr; wsd: lr, then linearly down over the last lr-wsd-decay-iters steps before
-// lr-decay-iters, or as many of them as the warm-up leaves.
+// The learning rate of optimizer step `step`, counted from 0. In the first lr-warmup-iters steps it
+// rises linearly, from lr / lr-warmup-iters to lr. What follows depends on lr-decay-style.
+// `constant`: lr. `cosine` and `linear`: it falls from lr to min-lr, which it reaches at step
+// lr-decay-iters and then keeps. `wsd`: it stays lr, and falls linearly to min-lr only in the last
+// lr-wsd-decay-iters steps before lr-decay-iters, or in as many of these steps as the warm-up
+// leaves.
 double learning_rate(const Options *options, int64_t step);
 
 // Whether an evaluation (or a sample, a save) follows step number `step`, counted from 1; 0 is the
@@ -26,9 +28,9 @@ static inline bool save_is_due(const Options *o, int64_t step) {
 // Warns of a schedule that ends with a learning rate of 0, or never reaches --lr.
 void warn_of_schedule(const Options *options);
 
-// Warns if a run that resumes after `step` steps goes on with another learning rate than the
-// checkpoint's run would have: a larger --train-iters moves the decay, a smaller one may have begun
-// it already.
+// Warns if a run that resumes after `step` steps continues with a clearly higher or lower learning
+// rate than the checkpoint's run, whose options are `was`, would have. For example, a larger
+// --train-iters moves the decay to later steps, and a smaller one to steps before this one.
 void warn_of_jump(const Options *options, const Options *was, int64_t step);
 
 END_C

@@ -9,13 +9,13 @@ BEGIN_C
 // that the run starts from, and with --epochs the data.
 void run_resolve_options(Run *run);
 
-// Decides model and precision from run->options and what the device supports. Other fields of *run
-// that run_resolve_options does not set must be zero before.
+// Sets run->config, layout and precision from run->options and what the device supports. Before the
+// call, the fields of *run must be zero, except those that run_resolve_options has set.
 void run_configure(Run *run, NumberSupport support);
 void run_free_configuration(Run *run);
 
-// Opens --tokenizer. Rank 0 of a run that saves also reads the files that go into every checkpoint
-// with it (run->saves).
+// Opens the tokenizer of --tokenizer. In a run that saves, rank 0 also reads the files that are
+// copied into every checkpoint (run->saves.companions).
 void run_open_tokenizer(Run *run);
 
 END_C

@@ -21,7 +21,7 @@ typedef struct {
 
 // The folder of --save.
 typedef struct {
-    FolderId id;  // identifies the folder
+    FolderId id;  // by which a moved folder is noticed
     int64_t step; // the step of the newest checkpoint; -1: none
     Saver saver;
     Companion companions[COMPANIONS_MAX]; // files that are saved with the model
@@ -30,8 +30,8 @@ typedef struct {
 } SaveFolder;
 
 typedef struct {
-    Options options; // the only options of this process
-    Group group;     // this rank among the others
+    Options options; // the options of this process
+    Group group;     // this rank, and its connection to the others
     ModelConfig config;
     ParamLayout layout;
     Precision precision;
@@ -56,11 +56,12 @@ typedef struct {
     double peak_flops;   // peak FLOP/s of one device; 0: not known
     double memory_bytes; // planned bytes
     double used_bytes;   // device memory in use at the end; 0: not known
-    // seconds of this rank's passes since the last line, and their steps
+    // since the last "ranks" record: the seconds of this rank's passes, and the number of steps
+    // timed
     double own_seconds, own_steps;
     char device[128];
-    // Steps enqueued on a device. Those beyond progress.step are in flight: until they are
-    // reported, nothing else may be done.
+    // The number of steps enqueued on the device so far. Those above progress.step are in flight:
+    // until they are reported, no evaluation, sample or save may begin.
     int64_t enqueued;
     bool diverged; // --max-skipped steps in a row were skipped
     bool stopping; // several ranks have agreed to end
@@ -78,11 +79,12 @@ void run_beat(const Run *run, Doing doing, const char *what);
 
 // From now on, the first signal requests the end of the run.
 void run_catch_signals(void);
-// The signal that has requested the end of this process; 0: none. With several ranks, a step tells
-// the others, so that all end after the same step (StepResult.stop).
+// The signal that has requested the end of this process; 0: none; -1: run_end_by_data was called.
+// With several ranks, the next step carries the request to the others (StepResult.stop), so that
+// all end after the same step.
 int run_stop_signal(void);
-// Ends the run after the present step, and ends an evaluation early: data of --`option` cannot be
-// read, and error_text() says why.
+// Called if data of --`option` cannot be read and error_text() says why: as a signal does, requests
+// the end of the run after the present step, and ends an evaluation early.
 void run_end_by_data(Run *run, const char *option);
 
 static inline void run_flush(Run *run) {

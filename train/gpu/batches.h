@@ -12,9 +12,10 @@ enum { BATCH_SLOTS = 2 };
 typedef struct {
     int *inputs, *targets; // [M]
     TokenRuns runs;        // runs of equal inputs, for the embedding's gradient
-    // If attention or positions begin anew at each document of the run; else NULL.
-    int *documents; // attention.h: first the starts [M], which are 0 unless they are set
-    // If positions begin anew at each document, and there is a table of positions; else NULL.
+    // NULL unless attention or positions begin anew at each document.
+    int *documents; // the documents' starts [M], 0 unless the caller sets them, and the rest
+                    // (attention.h)
+    // NULL unless positions begin anew at each document and the model has a table of positions.
     int *positions; // [M]
     TokenRuns position_runs;
 } Batch;
@@ -24,11 +25,11 @@ typedef struct {
     AttentionShape shape; // shape of a whole micro-batch
     int tokens, vocab;    // M, V
     bool has_documents, has_positions;
-    Batch device;                    // all buffers of a batch in one, which begins at device.inputs
+    Batch device;                    // its arrays lie in one buffer, which begins at device.inputs
     Batch staging[BATCH_SLOTS];      // pinned
-    cudaEvent_t staged[BATCH_SLOTS]; // recorded when a staging buffer has been read
+    cudaEvent_t staged[BATCH_SLOTS]; // recorded when the device has read a staging buffer
     int turn;
-    int *counts; // [max(T,V)+1], host: scratch for sorting tokens, and positions, by counting
+    int *counts; // [max(T,V)+1], host: scratch of the counting sort of tokens or positions
 } Batches;
 
 void batches_plan(Batches *b, const Run *run, Plan *plan);

@@ -2,11 +2,13 @@
 //
 // A collective is enqueued between comm_begin and comm_end. It starts when the compute stream has
 // finished the work that was enqueued before comm_begin, and runs beside the work that is enqueued
-// after it; comm_wait makes the compute stream wait for it. Several collectives between one
-// comm_begin and comm_end are one launch. The host never waits here. All of it can be captured into
-// a graph, on all ranks or on none. What begins in a capture must be joined in it (comm_join). A
-// wait in a capture for a collective from before it becomes, in every replay, a wait for that
-// slot's latest collective.
+// after it; comm_wait makes the compute stream wait for it. All collectives between a comm_begin
+// and its comm_end are enqueued as one NCCL group. comm_end gives the group a slot, a number by
+// which comm_wait names what it waits for. The collectives and the waits never make the host wait.
+// They can be captured into a CUDA graph, on all ranks or on none. A collective that begins in a
+// capture must be joined in the same capture (comm_join). A captured comm_wait for a collective
+// that was enqueued before the capture waits, in every replay, for the latest collective of that
+// slot.
 //
 // Every rank makes the same calls in the same order. With one rank nothing happens.
 #pragma once
@@ -17,8 +19,9 @@
 
 BEGIN_C
 
-// The first two have GpuType's values, so that a GpuType of gradients converts to them. U32: the
-// bits of non-negative floats, of which NaN is the largest. U8: FP8 codes.
+// The first two have GpuType's values, so that the gradients' GpuType can be cast to CommType.
+// COMM_U32: the bits of non-negative floats, compared as integers, so that NaN is the largest.
+// COMM_U8: FP8 codes.
 typedef enum { COMM_F32, COMM_BF16, COMM_F64, COMM_U32, COMM_U8 } CommType;
 typedef enum { COMM_SUM, COMM_MAX } CommOp;
 
@@ -32,19 +35,20 @@ typedef struct {
     cudaEvent_t ready, joined;
     int slots;
     cudaEvent_t *done; // [slots]
-    bool *captured;    // [slots] whether the last record of `done` was in a capture
+    bool *captured;    // [slots] whether done[slot] was last recorded in a capture
     bool begun;        // between comm_begin and comm_end
 } Comm;
 
-// Opens the ranks' communicator on the current device, which no other rank may use. slots: how many
-// collectives can be waited for one by one. group NULL: one rank.
+// Opens the ranks' communicator on the current device, which no other rank may use. slots: the
+// number of slots. group NULL: one rank.
 bool comm_open(Comm *c, Group *group, Gpu *gpu, int slots);
 void comm_close(Comm *c);
 
 void comm_begin(Comm *c);
-// Both work in place on ranks * count elements. Reduce-scatter: part r of the sum goes to its place
-// on rank r; the other parts stay as they were. All-gather: every rank's part goes to its place on
-// all ranks.
+// These two work in place on a buffer of ranks * count elements, whose part r is the count elements
+// from r * count on. comm_reduce_scatter: on each rank r, the sum over the ranks replaces part r;
+// the other parts do not change. comm_all_gather: part r of rank r is copied to part r of all other
+// ranks.
 void comm_reduce_scatter(Comm *c, void *buffer, CommType type, int64_t count);
 void comm_all_gather(Comm *c, void *buffer, CommType type, int64_t count);
 // Works in place on count elements.
@@ -55,7 +59,7 @@ void comm_move(Comm *c, void *buffer, CommType type, int64_t count, int from, in
 void comm_end(Comm *c, int slot);
 
 // The compute stream waits for the slot's last collective (comm_wait), or for all that have begun
-// (comm_join). The time counts to FAMILY_COMMUNICATION.
+// (comm_join). The time of the wait counts to FAMILY_COMMUNICATION.
 void comm_wait(Comm *c, int slot);
 void comm_join(Comm *c);
 

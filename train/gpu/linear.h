@@ -11,26 +11,28 @@ BEGIN_C
 typedef struct {
     const LinearPrecision *precision;
     int N, C;
-    // For the weight gradient x keeps one form from the forward pass: `columns`, or bf16. The other
-    // forms of x, and all forms of dy, are scratch. w.bf16 NULL: all products read FP8.
+    // One form of x is kept from the forward pass, because the weight gradient reads it: x.columns
+    // (FP8) or x.bf16. The other forms of x, and all forms of dy, are scratch. w.bf16 NULL: the
+    // weight exists only in FP8.
     Operand x, w, dy;
     Bf16 *bias;     // [N] or NULL
     bool adds_bias; // the forward product adds the bias
     Gradient dweight, dbias;
     bool wgrad_fp8;                   // the weight gradient's operands are in FP8 too
-    bool fast_forward, fast_backward; // FP8 products keep partial sums in the tensor cores
+    bool fast_forward, fast_backward; // FP8 products of that pass keep partial sums in the
+                                      // tensor cores
     GpuFamily family;
-    // [OPERAND_COUNT], on the device; NULL: codes are never counted. They are counted in steps for
-    // which *counting is true
+    // [OPERAND_COUNT], on the device: counts of FP8 codes, which are made in steps in which
+    // *counting is true. NULL: they are never made.
     Fp8Counts *counts;
     const bool *counting;
     // recomputed: the input is not kept, but computed again before the backward pass.
-    // product_recomputed: so is the forward product.
+    // product_recomputed: the layer's forward product is computed again too.
     bool recomputed, product_recomputed;
 } LinearLayer;
 
-// Sets up the layer, and plans its transposed FP8 weight, and also its FP8 weight if every rank
-// makes it from the BF16 weight.
+// Sets up the layer. For an FP8 layer, plans the buffer of the transposed FP8 weight and, if every
+// rank makes the FP8 weight from the BF16 weight, the FP8 weight's buffer too.
 void linear_plan(LinearLayer *l, const Params *p, const LinearPrecision *lp, Plan *plan);
 // Called once the plan has its memory.
 void linear_start(LinearLayer *l, const Params *p);
@@ -47,19 +49,20 @@ Operand linear_input(const LinearLayer *l, Pass pass);
 // or both FP8 forms from BF16.
 void linear_receive(Gpu *gpu, const LinearLayer *l);
 
-// The forward product y [M,N] = x W', for gemm() or one of our products, and counts the codes of x.
+// Returns the forward product y [M,N] = x W', which gemm() or one of our own products (kernels.h)
+// is to compute. Also counts the codes of x.
 Gemm linear_product(Gpu *gpu, const LinearLayer *l, Bf16 *y, const Operand *x, int M, Pass pass);
-// y [M,N] = x W' (+ bias) (+ addend [M,N]), where the pass makes the product.
+// y [M,N] = x W' (+ bias) (+ addend [M,N]), if the pass computes this product (linear_runs).
 void linear_forward(Gpu *gpu, const LinearLayer *l, Bf16 *y, Operand x, const Bf16 *addend, int M,
                     Pass pass);
 
-// linear_input_gradient: dx [M,C] = dy W, where dy is the layer's. linear_weight_gradient: dW (+)=
-// dy' x. linear_backward computes both.
+// dy is l->dy. linear_input_gradient returns the product dx [M,C] = dy W. linear_weight_gradient
+// computes dW (+)= dy' x. linear_backward computes dx and dW.
 Gemm linear_input_gradient(const LinearLayer *l, Bf16 *dx, int M);
 void linear_weight_gradient(Gpu *gpu, const LinearLayer *l, Operand x, int M, bool accumulate);
 void linear_backward(Gpu *gpu, const LinearLayer *l, Bf16 *dx, Operand x, int M, bool accumulate);
 
-// A gradient that is overwritten, or added to.
+// Returns the gradient g, marked to be added to (accumulate) or overwritten.
 static inline Gradient gradient_into(Gradient g, bool accumulate) {
     g.accumulate = accumulate;
     return g;

@@ -1,14 +1,16 @@
-// Muon on the GPU: the gradients of the blocks' matrices become their update, in place, between the
-// momentum (gpu_muon_momentum) and the new weights (gpu_adamw).
+// Muon on the GPU: replaces the gradients of the transformer blocks' matrices by their updates,
+// after gpu_muon_momentum has added the momentum and before gpu_adamw makes the new weights.
 //
 // Newton-Schulz steps need whole matrices, while a rank keeps a part of each (ZeRO-1,
 // model/zero.h). So each matrix has an owner, which receives the other ranks' parts, takes the
-// steps, and sends their parts back. That moves every element twice, in the gradients' type. A part
-// keeps its place among the gradients. On the owner, that place had other ranks' gradients, which
-// are not needed any more. With one rank nothing is moved.
+// steps, and sends their parts back. So every element is moved twice, in the gradients' type. A
+// part has the same place in every rank's buffer of gradients. On the owner it overwrites gradients
+// of elements that another rank keeps; the owner no longer needs these. With one rank nothing is
+// moved.
 //
-// The owner takes the steps for several matrices of one shape at a time: a single one is too small
-// to fill a GPU. The scratch shares memory with buffers of the micro-batch.
+// The owner takes the steps for several matrices of one shape at a time: a single matrix is too
+// small to fill a GPU. Muon's scratch shares memory with the buffers of forward and backward
+// passes.
 #pragma once
 
 #include "../../kernels/kernels.h"
@@ -22,12 +24,12 @@ BEGIN_C
 typedef struct {
     const ZeroLayout *zero;
     float factor;               // --muon-extra-scale-factor
-    int num_matrices, num_own;  // 0: AdamW updates everything
+    int num_matrices, num_own;  // all ranks', this rank's; num_matrices 0: AdamW only
     ZeroMatrix *matrices, *own; // [num_matrices] all; [num_own] this rank's
     // [num_own] on the device: where this rank's matrices lie among the gradients
     int64_t *places;
-    Bf16 *x, *next;          // a batch of matrices
-    Bf16 *gram, *polynomial; // a batch of squares, of the matrices' smaller side
+    Bf16 *x, *next;          // matrices that are computed together
+    Bf16 *gram, *polynomial; // of each of them [side,side], side = min(rows, columns)
     double *partials;        // partial sums of the matrices' norms
 } Muon;
 
@@ -38,7 +40,8 @@ void muon_free_plan(Muon *m);
 // For --plan: prints work and traffic.
 void muon_print(const Muon *m, GpuType gradient_type, FILE *out);
 
-// The matrices among the gradients become orthogonal, and are scaled. slot: for the collectives.
+// Makes the matrices among the gradients orthogonal, and scales them. slot: the slot of the moves
+// (comm.h).
 void muon_orthogonalize_all(const Muon *m, Gpu *gpu, Comm *comm, int slot, void *gradients,
                             GpuType type);
 

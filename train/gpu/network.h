@@ -17,9 +17,9 @@ typedef struct {
     Operand d_residual; // in the form in which the layer that writes the norm's input reads it
 } NormLayer;
 
-// The linear layers hold their inputs: the outputs of the norms, of attention (also in BF16, which
-// its own backward pass reads) and of the activation. With --recompute, all blocks share the
-// buffers that are recomputed.
+// A transformer block. Its linear layers hold their inputs: the outputs of the norms, of attention
+// (also in BF16, which attention's backward pass reads) and of the activation. With --recompute,
+// all blocks share one copy of the buffers whose content is recomputed.
 typedef struct {
     NormLayer norm1, norm2;
     union {
@@ -29,11 +29,12 @@ typedef struct {
         LinearLayer linear[LINEAR_HEAD];
     };
     RotaryBackward rope; // each call sets B and T; table NULL: no rotary embedding
-    // In passes of training, QKV's product also rotates queries and keys; fc1's applies the
-    // activation; and fc2's input gradient applies GELU's derivative.
+    // In training passes: product_rotates: QKV's forward product also rotates queries and keys;
+    // product_activates: fc1's forward product also applies the activation; product_derives: the
+    // product of fc2's input gradient also applies GELU's derivative.
     bool product_rotates, product_activates, product_derives;
-    // [F] fc1's bias where GELU adds it: if a layer is in FP8, because cuBLASLt's epilogue with a
-    // bias makes a wide FP8 product a quarter slower
+    // [F] fc1's bias, if GELU adds it and not fc1's product; else NULL. GELU adds it if fc1 or fc2
+    // is in FP8, because cuBLASLt's epilogue with a bias makes a wide FP8 product a quarter slower.
     Bf16 *gelu_bias;
     Bf16 *residual;     // [M,C] the block's input
     Bf16 *qkv_out;      // [M,N]
@@ -49,30 +50,33 @@ typedef struct {
     Params *params;
     Bf16 *wte, *wpe; // [P,C], [positions,C]; wpe NULL: the model has none
     Gradient dwte, dwpe;
-    Block *blocks, shared; // [L]
+    Block *blocks, shared; // [L]; the buffers that all blocks share
     NormLayer final_norm;
     LinearLayer head;
     Bf16 *residual_out; // [M,C] after the last block
     Bf16 *norm_out;     // [M,C]
     float *losses;      // [M]
-    double *loss_sum;   // sum over the micro-batches so far
+    double *loss_sum;   // sum of the losses of the step's micro-batches so far
     float *rope;        // [T,D]
 
     Operand d_residual; // [M,C], also in its FP8 forms
     // Scratch. Buffers named in one line share the same bytes, because they are never needed at the
     // same time.
     Bf16 *d_norm, *d_attention; // [M,C], [M,H*D]
-    // The inputs of linear layers as these read them: `activated` is fc2's, which a product may
-    // write while it reads fc1's. In BF16 both share the bytes of d_qkv.
+    // Inputs of linear layers, where they are not kept, in the forms that the layers read:
+    // `activated` is fc2's input, `input` that of the other layers. They are apart because fc1's
+    // product may write `activated` while it reads `input`. Their BF16 forms share the bytes of
+    // d_qkv.
     Operand input, activated; // [M,C] or [M,H*D]; [M,F]
     Operand d_fc1, d_qkv;     // [M, the widest], also in their FP8 forms
     Bf16 *d_activated;        // [M,F], which GPT-2's d_fc1 replaces in place
     Scratch partial_sums;
-    int chunk_rows; // rows of the LM head at a time: its gradient is [chunk_rows,P] in all forms
+    int chunk_rows; // rows that the LM head computes at a time: head.dy is [chunk_rows,P] in all
+                    // forms
     Scratch loss_scratch; // for chunk_rows rows
     // In training, the head's product leaves maxima and sums here, so that the loss reads the
     // logits only once. They lie in the memory of the codes of the logits' gradient, which the loss
-    // writes later. NULL: the product leaves nothing.
+    // writes later. max_sums.data NULL: the product leaves nothing.
     Scratch max_sums;
 } Network;
 
@@ -83,8 +87,8 @@ void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan);
 // Called once the plan has its memory and the parameters are started.
 void network_start(Network *n);
 
-// Waits for a bucket's new weights, in the forms that products read. Every reader of weights calls
-// it first; it does nothing when they have been received.
+// Waits for a bucket's new weights, and makes the forms that products read. Every reader of weights
+// calls it first; it does nothing if these weights have been received before.
 void network_receive(Network *n, int bucket);
 
 END_C

@@ -3,11 +3,12 @@
 // way to and from a checkpoint. The part of the optimizer's state that does not fit the device is
 // in pinned host memory, where the same kernels update it (--optimizer-cpu-offload).
 //
-// One path serves any number of ranks (ZeRO-1, model/zero.h): gradients lie in the arranged space,
-// and a rank keeps and updates its part of every segment. A segment's new weights are gathered in
-// place: in BF16, or in FP8 as their owners quantise them. Each bucket's gradients are exchanged by
-// params_reduce() once they are complete; its new weights are sent by params_update() and read
-// after params_receive(). With one rank the collectives are no-ops.
+// One path serves any number of ranks (ZeRO-1; model/zero.h explains segments, parts and the
+// arranged space). Gradients lie in the arranged space, and a rank keeps and updates its part of
+// every segment. A segment's new weights are gathered in place: in BF16, or as FP8 codes, to which
+// each rank quantises its part. Each bucket's gradients are exchanged by params_reduce() once they
+// are complete; its new weights are sent by params_update() and read after params_receive(). With
+// one rank the collectives are no-ops.
 #pragma once
 
 #include "../../kernels/kernels.h"
@@ -19,31 +20,33 @@
 
 BEGIN_C
 
-// Collectives that are waited for one by one: the sums of gradients, what all ranks agree on, and,
-// from SLOT_WEIGHTS on, the new weights of each bucket.
+// Slots of collectives (comm.h). SLOT_SUMS: the sums of gradients; SLOT_AGREEMENT: what all ranks
+// agree on; SLOT_WEIGHTS + b: the new weights of bucket b.
 enum { SLOT_SUMS, SLOT_AGREEMENT, SLOT_WEIGHTS };
 
-// An array of the optimizer's state. It has an element for each `span` of the elements that this
-// rank keeps (ZeroRange.kept), from number `first` on.
+// An array of the optimizer's state. It has `count` elements: one for every `span` of the elements
+// that this rank keeps, from kept element number `first` on (ZeroRange.kept).
 typedef struct {
     GpuType type;
     int64_t first, count;
     int span;          // 1, or MOMENT_BLOCK: scales of 8-bit moments
-    int64_t offloaded; // the first elements, which are in host memory; the others are on the device
+    int64_t offloaded; // so many first elements are in host memory, the others on the device
     void *device;
     void *host; // in a run that saves: memory for all elements, from which a checkpoint is written
 } StateArray;
 
-// The address, for kernels, of the array's element for a kept element; NULL: the array has none.
+// The address of the array's element that belongs to kept element number `kept`; kernels can use
+// it, also if it is in host memory. NULL: the array has no such element.
 void *state_address(const StateArray *a, int64_t kept);
 
 // The weights that products read.
 typedef struct {
     void **segments; // [zero.count] BF16 or FP8
-    bool *arriving;  // [num_buckets] new weights are on their way; params_receive resets it
-    // The weights of the linear layers [precision.count], in host memory; zero if the layer is in
-    // BF16. The numbers of their blocks are in these arrays on the device: amaxes, and inverse
-    // scales of both forms.
+    bool *arriving;  // [num_buckets] whether new weights are on their way; params_receive resets it
+    // fp8: [precision.count] in host memory, a row for each linear layer's weight; zero if the
+    // layer is in BF16. With blockwise scaling the rows point into the two arrays on the device:
+    // square_amax has the amaxes of the weights' blocks of 128 x 128, square_inverse the blocks'
+    // inverse scales, first for the weights and then for the transposed weights.
     Fp8Weight *fp8;
     float *square_amax, *square_inverse; // [num_squares], [2, num_squares]
     int64_t num_squares;
@@ -101,38 +104,39 @@ void params_free_plan(Params *p);
 // Whether some of the optimizer's state is in host memory, from where a save writes it.
 bool params_offloaded(const Params *p);
 // Bytes of host memory that all ranks of one machine need. host: this rank's plan; ranks: how many
-// they are.
+// ranks the machine has.
 int64_t params_host_bytes(const Params *p, const Plan *host, int ranks);
 
 // Sends tables and flags to the device, once the plans have their memory.
 void params_start(Params *p, Gpu *gpu, Comm *comm);
 
 // Fills the state on the device, and the weights, from a checkpoint or with initial weights
-// (checkpoint NULL). Decides how FP8 operands get their scales. True: the run has to be calibrated
-// (model/precision.h).
+// (checkpoint NULL). Decides how FP8 operands get their scales. Returns whether the run has to be
+// calibrated (model/precision.h).
 bool params_restore(Params *p, const Checkpoint *checkpoint);
 
 // The address of a parameter's weights: FP8 codes where *codes becomes true, otherwise Bf16 (codes
-// may be NULL where only that is possible). NULL where the model has no such parameter. The layer
-// matters only inside the blocks.
+// may be NULL if the parameter is never in FP8). Returns NULL if the model has no such parameter.
+// layer is ignored for parameters outside the blocks.
 void *params_weights(const Params *p, TensorId id, int layer, bool *codes);
-// Where a parameter's gradient is written; data NULL where the model has no such parameter.
+// Where a parameter's gradient is written; its data is NULL if the model has no such parameter.
 Gradient params_gradient(const Params *p, TensorId id, int layer);
 
 // Called before a micro-batch's forward pass: forgets the amaxes that were measured for scales.
 void params_clear_measured(const Params *p);
 // Calls fp8_calibrate with the amaxes of all ranks. Waits for the device.
 void params_calibrate(Params *p);
-// Counts of codes by slot (--fp8-stats-interval): the first clears them, the second fetches their
-// sums over all ranks, which waits for the device.
+// Counts of FP8 codes, indexed by fp8_slot_index (--fp8-stats-interval). params_clear_counts sets
+// them to 0; params_fetch_counts fetches their sums over all ranks, and waits for the device.
 void params_clear_counts(Params *p);
 void params_fetch_counts(Params *p, Fp8Counts *host);
 
-// Called in the last micro-batch's backward pass when the bucket's gradients are complete: they are
-// added up over the ranks while the pass continues; comm_join waits for all buckets.
+// Called in the last micro-batch's backward pass when the bucket's gradients are complete: starts
+// to add them up over the ranks, while the pass continues. comm_join waits for all buckets.
 void params_reduce(Params *p, int bucket);
-// The optimizer's step by the StepInput on the device: norm, decision, scales, Muon and AdamW. The
-// new weights are then on their way. loss_sum: the sum of this rank's losses, on the device.
+// Enqueues the optimizer's step, with the StepInput on the device: the norm, the decision whether
+// to skip the step, the FP8 scales, Muon and AdamW. It also starts to send the new weights to all
+// ranks. loss_sum: the sum of this rank's losses, on the device.
 void params_update(Params *p, const double *loss_sum);
 // Waits for the bucket's new weights. False: they have been received before.
 bool params_receive(Params *p, int bucket);
@@ -142,7 +146,7 @@ void params_expect(Params *p, bool arriving);
 
 // Replaces values[n], on the device, by their sums over the ranks.
 void params_sum(Params *p, double *values, int n);
-// The same for n counts on the host. Waits for the device.
+// Replaces counts[n], on the host, by their sums over the ranks. Waits for the device.
 void params_sum_counts(Params *p, int64_t *counts, int n);
 
 // Sets hashes[STATE_ARRAYS], on the device, to the hashes of all state that this rank keeps, on the

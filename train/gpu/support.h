@@ -11,19 +11,19 @@ BEGIN_C
 
 enum { SUPPORT_REASON = 64 };
 
-// What the compute capability alone says (90 for 9.0; 0: not known). reason: memory for the text
-// that support.lacks_fp8 points to.
+// The number formats that a device has by its compute capability alone (90 for 9.0; 0: not known).
+// reason: memory for the text that support.lacks_fp8 points to.
 NumberSupport support_of(int capability, char reason[SUPPORT_REASON]);
 
-// Decides after a test of FP8 products. Where FP8 is requested but not available on some rank, all
-// ranks warn, or end with --fp8-required. All ranks call it.
+// The number formats after a test of FP8 products. If FP8 is requested but not available on some
+// rank, no rank uses it: all ranks warn, or with --fp8-required end. All ranks call it.
 NumberSupport support_find(Gpu *gpu, const Options *o, const Group *group,
                            char reason[SUPPORT_REASON]);
 
-// Whether a product D [n,n] = A B' of operands [n,k] is exact in FP32, and available in the form of
-// g, whose pointers are set here. The operands, of g's types and scalings, are small whole numbers.
-// The first `rows` rows are compared with the CPU's result. ms: NULL, or receives the time of one
-// product.
+// Whether the device computes a product D [n,n] = A B' of operands [n,k] exactly in FP32, and has
+// the product g itself (its type of D, epilogue and accumulation). The operands have g's types and
+// scalings and are small whole numbers; support_product sets g's pointers. The first `rows` rows
+// are compared with the CPU's result. ms: NULL, or receives the milliseconds of one product.
 bool support_product(Gpu *gpu, Gemm g, int rows, float *ms);
 
 // Tests each kind of FP8 product that a run with these options takes, by a small product with
@@ -43,9 +43,9 @@ int verify(const Options *options);
 
 typedef enum { NCCL_WELL, NCCL_BAD, NCCL_NOT_TESTED } NcclVerdict;
 
-// Checks NCCL on this many FP32 elements. A check that takes longer than `seconds` ends the program
-// with a line that says so. text: receives the row's text. Not tested: there is one GPU, or no
-// usable NCCL.
+// Checks NCCL by an all-reduce of so many FP32 elements. A check that takes longer than `seconds`
+// ends the program with a line that says so. text: receives the row's text. Not tested: there is
+// one GPU, or no usable NCCL.
 NcclVerdict nccl_self_check(int gpus, int64_t elements, unsigned seconds, char *text, size_t room);
 
 END_C
