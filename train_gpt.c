@@ -32,7 +32,8 @@ typedef struct {
     const float *weight, *bias; // [N,C], [N]; bias NULL: none
     float *rounded;             // [N,C] the weight as products read it; in FP32 `weight` itself
     float *dweight, *dbias;
-    // formats of the operands of the first two products, and of the weight gradient's
+    // number: format of the operands of the forward product and the input gradient; wgrad: of the
+    // weight gradient
     Number number, wgrad;
     const Fp8Type *type; // [OPERAND_COUNT]
     int slot;            // index of X's scaling state; those of W and dY follow
@@ -57,7 +58,7 @@ typedef struct {
     };
     const float *query_norm, *key_norm; // [D] QK norm; NULL: none
     float *dquery_norm, *dkey_norm;
-    float *residual;     // [M,C] its input
+    float *residual;     // [M,C] the block's input
     float *qkv_out;      // [M,N]
     float *rotated;      // [M,N] as attention reads it; without QK norm this is qkv_out
     float *qk_rstd;      // [M,H+G] QK norm
@@ -78,11 +79,11 @@ typedef struct {
     Fp8Scale *slots;                                   // [fp8_slot_count]
     float *amax_history;                               // [fp8_slot_count, history_length]
     Fp8Counts *counts;                                 // [fp8_slot_count]
-    // this step is counted (--fp8-stats-interval)
+    // the present step counts FP8 values (--fp8-stats-interval)
     bool counting;
 
     int *inputs, *targets; // [B,T]
-    // [B,T] where documents begin; NULL: neither attention nor positions begin anew there
+    // [B,T] where documents begin; NULL: neither attention nor positions begin anew at a document
     int *starts;
     const float *wte, *wpe; // [P,C], [positions,C]; wpe NULL: the model has none
     float *dwte, *dwpe;
@@ -192,7 +193,7 @@ static void plan_activations(Trainer *t) {
     PLAN(plan, "d activated", M * c->ffn, t->d_activated);
     int64_t widest = max64(max64(C, qkv_rows(c)), max64(fc1_rows(c), heads));
     int64_t operand = max64(M * widest, logits);
-    if (t->run.options.eval_precision == EVAL_BF16) { // a rounded weight, too
+    if (t->run.options.eval_precision == EVAL_BF16) { // room for a rounded weight, too
         operand = max64(operand, C * max64(widest, c->padded_vocab));
     }
     if (strcmp(precision_name(&t->run.precision), "FP32") == 0) { operand = 0; }
@@ -308,9 +309,9 @@ typedef enum {
     FOR_WGRAD // for the weight gradient, which sums over its rows, with the scale of FOR_TRAINING
 } Purpose;
 
-// Returns the scale for all of x. With delayed scaling it is the slot's. If nothing is known of the
-// tensor, and with tensorwise scaling, x is measured. In training the slot keeps the scale, and x's
-// amax for the history.
+// Returns the one scale of x. With delayed scaling it is the slot's scale. With tensorwise scaling,
+// or if nothing is known of the tensor yet, it follows from x's own amax. In training the scale is
+// stored in the slot; with delayed scaling, x's amax is too, for the history.
 static float fp8_scale_for(Trainer *t, int slot_index, Purpose purpose, const float *x, int64_t n) {
     const Precision *p = &t->run.precision;
     Fp8Scale *slot = &t->slots[slot_index];
@@ -331,7 +332,7 @@ static float fp8_scale_for(Trainer *t, int slot_index, Purpose purpose, const fl
     return scale;
 }
 
-// Rounds an operand [rows,N] or [rows,C]. Returns the factor by which the product is multiplied.
+// Rounds an operand [rows,N] or [rows,C]. Returns a factor by which the product must be multiplied.
 static float round_operand(Trainer *t, const CpuLinear *l, OperandId operand, Number number,
                            Purpose purpose, float *out, const float *x, int rows) {
     const Precision *p = &t->run.precision;
@@ -397,7 +398,7 @@ static void linear_forward(Trainer *t, const CpuLinear *l, float *y, const float
     cpu_gemm((CpuGemm){M, l->N, l->C, x, w, y, l->bias, addend, .trans_b = true, .alpha = alpha});
 }
 
-// dx[M,C] = dy[M,N] W, dW += dy' x, dbias += the column sums of dy (where there is one)
+// dx[M,C] = dy[M,N] W, dW += dy' x, dbias += the column sums of dy (if the layer has a bias)
 static void linear_backward(Trainer *t, const CpuLinear *l, float *dx, const float *dy,
                             const float *x, int M) {
     const float *dy_operand = dy;
@@ -568,7 +569,7 @@ static void scaling_update(Trainer *t, bool skipped) {
     }
 }
 
-// All settings except the learning rate and the weight decay, which depend on the tensor.
+// AdamW's settings except the learning rate and the weight decay, which depend on the tensor.
 static AdamW adamw_settings(const Run *run, double norm, double factor) {
     const Options *o = &run->options;
     bool clipped = o->clip_grad > 0 && norm > o->clip_grad;
@@ -600,7 +601,8 @@ static void muon_updates(Trainer *t, float gradient_scale) {
     }
 }
 
-// The moments become what --adam-dtype keeps of them. Muon's momentum has no form in 8 bits.
+// Rounds the moments to --adam-dtype. Muon's momentum has no form in 8 bits: with 8-bit moments it
+// is BF16.
 static void round_moments(Trainer *t, const Param *p) {
     const Run *run = &t->run;
     const StateType type = run->options.adam_dtype;
@@ -618,7 +620,7 @@ static void round_moments(Trainer *t, const Param *p) {
     }
 }
 
-// norm: the norm of `factor` times the gradients.
+// factor: what the gradients are to be multiplied by. norm: their norm after that.
 static void model_update(Trainer *t, double norm, double factor, double lr) {
     const Run *run = &t->run;
     AdamW adamw = adamw_settings(run, norm, factor);
@@ -677,7 +679,7 @@ static void train_step(Trainer *t) {
 
 // ---- evaluation, samples, checkpoints ---------------------------------------------------------
 
-// The sequences of the given tokens are one document each.
+// Makes each sequence in the first `tokens` tokens one document.
 static void one_document_each(Trainer *t, size_t tokens) {
     if (t->starts != NULL) { memset(t->starts, 0, tokens * sizeof(int)); }
 }

@@ -1,8 +1,8 @@
 // The GPU trainer: GPT-2 and Llama in BF16 or FP8 with FP32 master weights, on one GPU or several,
-// a process (rank) each. The functions of train_gpt.c in the same order, over a stream: the host
-// enqueues a whole step, and reads its loss and norm while the next one runs, so that the device
-// never waits for the host. Exchanges between ranks run beside it on a second stream
-// (train/gpu/comm.h).
+// a process (rank) each. It has the functions of train_gpt.c in the same order. They enqueue work
+// on a CUDA stream: the host enqueues a whole step, and reads its loss and norm while the next one
+// runs, so that the device never waits for the host. Exchanges between ranks run on a second stream
+// beside the first (train/gpu/comm.h).
 //
 // Shapes: B sequences of T tokens, M = B * T, C channels, L blocks, H heads, G key/value heads, D
 // head size, N = (H + 2G) * D, F feed-forward, V vocabulary, P padded vocabulary. Activations and
@@ -37,8 +37,8 @@ typedef struct {
     StateHashes hashes;
 } Pending;
 
-// The launches of a micro-step. The first time they are launched one by one, which also makes the
-// plans of products; then they are captured, and replayed as a graph.
+// How a micro-step is launched: the first time kernel by kernel, which also makes the plans of
+// products; after that as a CUDA graph, which is captured once and replayed.
 typedef struct {
     cudaGraphExec_t graph;
     bool warm;
@@ -48,7 +48,7 @@ typedef struct {
 // reads them. In the last one, gradients are added up over the ranks once they are complete.
 enum { MICRO_FIRST = 1, MICRO_LAST = 2, MICRO_PLACES = 4 };
 
-// steps whose events are still needed: the one in flight, and the two before it
+// how many steps' events are needed at a time: those of the step in flight and the two before it
 enum { RESULTS = 3 };
 
 typedef struct {
@@ -97,8 +97,8 @@ static void trainer_free_plan(Trainer *t) {
 // Device memory that is not in the plan: for the CUDA context, the libraries, graphs.
 #define FIT_OVERHEAD_BYTES ((int64_t)1200 << 20)
 
-// The whole plan of a run, from its options and the device's number formats and bytes of memory,
-// into which --optimizer-cpu-offload fits the plan.
+// Makes the whole plan of a run from its options and the device's number formats. memory: the
+// device's bytes, into which --optimizer-cpu-offload fits the plan. False: error_text() says why.
 static bool trainer_plan(Trainer *t, NumberSupport support, int64_t memory) {
     run_configure(&t->run, support);
     int tokens = (int)t->run.options.micro_batch_size * t->run.config.seq_length;
@@ -107,7 +107,7 @@ static bool trainer_plan(Trainer *t, NumberSupport support, int64_t memory) {
     int64_t excess = t->plan.bytes + FIT_OVERHEAD_BYTES - memory;
     if (t->run.options.optimizer_cpu_offload && excess > 0) {
         trainer_free_plan(t);
-        plan_buffers(t, excess + STATE_ARRAYS * PLAN_ALIGN); // rounding may need the rest
+        plan_buffers(t, excess + STATE_ARRAYS * PLAN_ALIGN); // each array's size is rounded up
     }
     return true;
 }
@@ -138,8 +138,9 @@ static PlannedMemory planned_memory(const Options *options, const Group *group,
     return m;
 }
 
-// Sets a micro-batch size, and the least global batch size that has whole ones of it and is not
-// below the requested one: the gradients' type depends on whether a step has several micro-batches.
+// Sets a micro-batch size, and rounds the requested global batch size up to a multiple of the
+// micro-batches of all ranks, because the gradients' type depends on whether a step has several
+// micro-batches.
 static void set_micro_batch(Options *o, const Run *run, int size) {
     o->micro_batch_size = size;
     o->global_batch_size = (int)round_up64(run->options.global_batch_size,
@@ -218,7 +219,7 @@ static void print_plan(Trainer *t) {
     exit_answered();
 }
 
-// Called before anything is allocated or read.
+// Dies if the plan does not fit. Called before anything is allocated or read.
 static void check_memory(const Trainer *t, int64_t memory) {
     char need[32], have[32];
     int64_t bytes = t->plan.bytes + FIT_OVERHEAD_BYTES / 2;
@@ -515,8 +516,8 @@ static void model_forward(Trainer *t, int B, int T, Pass pass) {
     norm_forward(t, &net->final_norm, x, B * T);
 }
 
-// Computes the logits, and max_sums, of some rows of norm_out from `row` on. Returns these rows as
-// the LM head reads them.
+// Computes the logits of some rows of norm_out, from `row` on, and their max_sums if max_sums.data
+// is not NULL. Returns these rows in the form in which the LM head reads them.
 static Operand head_forward(Trainer *t, int row, int rows, Scratch max_sums, Pass pass) {
     const LinearLayer *head = &t->net.head;
     Operand x = linear_input(head, pass);
@@ -631,7 +632,7 @@ static void replay_micro_step(Trainer *t, int place) {
         CUDA_CHECK(cudaGraphDestroy(graph));
     }
     CUDA_CHECK(cudaGraphLaunch(r->graph, t->gpu.stream));
-    // the graph waits for them itself
+    // the graph itself waits for the new weights
     if (place & MICRO_FIRST) { params_expect(&t->params, false); }
 }
 
@@ -746,7 +747,7 @@ static void enqueue(Trainer *t, int64_t n) {
         }
     }
     dump_gradients(t);
-    // after the batches, because reading them may end the run
+    // set after the batches are read, because a fault in the data requests the run's end
     p->input = {learning_rate(o, n),
                 n,
                 run_stop_signal() != 0 ? 1.0 : 0.0,
@@ -760,7 +761,8 @@ static void enqueue(Trainer *t, int64_t n) {
         check_hash_state(&t->check, true);
         gpu_fetch(&t->gpu, &p->hashes, t->check.states, sizeof(StateHashes));
     }
-    // not captured in a graph, because graphs wait for its collectives
+    // the update is not captured in a graph, because the micro-steps' graphs wait for its
+    // collectives
     params_update(&t->params, t->net.loss_sum);
     if (is_checked(t, n)) { check_hash_state(&t->check, false); }
     gpu_fetch(&t->gpu, &p->state, t->params.optimizer.state, sizeof(StepState));
@@ -811,8 +813,8 @@ static void validate(Trainer *t) {
     for (int i = 0; i < sources; i++) {
         int64_t samples = run_eval_samples(run, i), stride = run_eval_stride(run);
         gpu_clear(&t->gpu, FAMILY_LOSS, loss, sizeof(double)); // a rank may have no sample
-        // a rank that ends early adds its part all the same, because the others wait for it in the
-        // sum
+        // a rank that a signal stops early still joins the sum, because the other ranks wait for it
+        // there
         for (int64_t sample = run_eval_first(run); sample < samples && run_stop_signal() == 0;
              sample += stride) {
             Batch *s = batches_next(&t->batches);
@@ -857,7 +859,8 @@ static float *next_logits(void *trainer, const int *tokens, int n) {
     batches_send(&t->batches, 1, T);
     model_forward(t, 1, T, pass);
     head_forward(t, row, (int)min64(16, T - row), (Scratch){NULL, 0}, pass);
-    // in the second half, so that no number is written over a code that has not been read
+    // fetched to the second half of sample_logits, so that no FP32 number overwrites a BF16 number
+    // that has not been read
     Bf16 *codes = (Bf16 *)t->sample_logits + c->vocab;
     gpu_fetch(&t->gpu, codes, t->net.head.dy.bf16 + (int64_t)(n - 1 - row) * c->padded_vocab,
               (size_t)c->vocab * sizeof(Bf16));

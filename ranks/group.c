@@ -23,7 +23,7 @@
 
 enum {
     HOST = 64,           // most characters of a machine's name
-    TEXT = 768,          // most bytes of a reason
+    TEXT = 768,          // most bytes of the reason for which a meeting fails
     CALL_MOST = 1 << 26, // most bytes of a message
 };
 
@@ -49,7 +49,7 @@ typedef struct {
 } Beat;
 
 typedef struct {
-    int rank, file; // -1: none
+    int rank, file; // file: the connection; -1: none
     char host[HOST];
     bool left, closed; // the peer has said goodbye; its connection has ended
     bool broken;       // the connection was closed for an invalid message
@@ -335,7 +335,7 @@ __attribute__((noreturn)) PRINTF_LIKE(2, 3) static void end_run(Watch *w, const 
     _exit(EXIT_LOST_RANK); // the main thread may hang, and exit() would hang with it
 }
 
-// Ends the run because of a rank. reason: has a %.1f for the seconds.
+// Ends the run because of a rank. reason: a format, which may have a %.1f for the seconds.
 __attribute__((noreturn)) static void end_for(Watch *w, const Peer *p, const char *reason,
                                               double seconds) {
     char text[128];
@@ -367,7 +367,8 @@ static void read_peer(Watch *w, Peer *p) {
     }
     if (p->broken) { end_for(w, p, "has sent what no rank sends", 0); }
     if (!p->closed || p->left) { return; }
-    // if all ranks end with the same fault, the main thread of this rank has this time to report it
+    // all ranks may be ending with the same fault: this pause lets the main thread of this rank
+    // report it
     pthread_mutex_unlock(&w->mutex);
     nanosleep(&(struct timespec){.tv_nsec = 200000000}, NULL);
     pthread_mutex_lock(&w->mutex);
@@ -379,7 +380,7 @@ static void read_peer(Watch *w, Peer *p) {
 static void judge(Watch *w, double now) {
     double limit = w->limit + (w->hub ? 0 : 2 * w->tick), longest = 0;
     const Peer *stuck = NULL, *behind = NULL;
-    // these ranks may have waited for the one that left
+    // the others may have waited for a rank that has just said goodbye
     bool all_wait = now - w->left > limit + 2 * w->tick;
     for (int r = 0; r < w->count; r++) {
         const Peer *p = &w->peers[r];
@@ -499,7 +500,7 @@ static void receive_call(Watch *w, int peer, Channel channel, void *data, size_t
 void group_broadcast(const Group *g, Channel channel, void *data, size_t bytes) {
     Watch *w = g->watch;
     if (w == NULL) { return; }
-    // a broadcast comes from rank 0 or from the hub
+    // peers[0] is rank 0 if this rank is the hub, and else the hub
     if (g->rank != 0) { receive_call(w, 0, channel, data, bytes); }
     for (int r = w->hub ? 1 : 0; r < w->count && (w->hub || g->rank == 0); r++) {
         send_message(&w->peers[r], true, (int)channel, data, bytes);
@@ -553,7 +554,7 @@ typedef enum {
 } Answer;
 
 typedef struct {
-    uint64_t process; // a random number of the sender: a process that reaches itself knows it
+    uint64_t process; // random: by it a process notices that it has connected to itself
     int32_t answer, rank, ranks;
     char host[HOST], run[RUN_NAME], secret[SECRET];
     char text[TEXT];
@@ -566,13 +567,13 @@ typedef struct {
     const Meeting *meeting;
     Hello mine;
     char place[320], why[TEXT]; // where the hub is; why it cannot be reached
-    int file, listener;         // the connection to the hub; -1: none
+    int file, listener;         // the connection to the hub; this rank's listening socket; -1: none
     enum { SEEKS, WAITS, IS_HUB, HAS_MET } stage;
-    Whose whose;     // the address of the meeting place
+    Whose whose;     // whose address the meeting place has
     bool strange;    // a rank of another run has come
     double answered; // when another run last answered
     double asked;    // when `file` was opened
-    int seated;      // ranks that have come to this hub
+    int seated;      // how many ranks have connected to this hub
 } Part;
 
 static void draw(void *number, size_t bytes) {
@@ -633,7 +634,8 @@ static int list_missing(Part *part, char *text, size_t room) {
     return count;
 }
 
-// Gives a connection to the hub to the rank that it claims to be. False: it cannot be that rank.
+// Assigns a new connection to the rank that its hello names. False: there is no such rank, or that
+// rank is connected already.
 static bool seat(Part *part, int file, const Hello *h) {
     Watch *w = part->w;
     char missing[64];
@@ -642,7 +644,7 @@ static bool seat(Part *part, int file, const Hello *h) {
                     h->host, h->ranks, w->rank, w->ranks);
     }
     Peer *p = &w->peers[h->rank];
-    // the rank that sat here may have died
+    // the process that connected as this rank may have died
     if (p->file >= 0) { list_missing(part, missing, sizeof(missing)); }
     if (h->rank == w->rank || p->file >= 0) {
         return fail("two processes say that they are rank %d: one on %s, one on %s", h->rank,
@@ -662,11 +664,11 @@ static bool answer_guest(Part *part, int file) {
     Hello h;
     bool ok = true, seated = false;
     if (part->stage == WAITS) {
-        // the hub is elsewhere, and a rank that comes here has to find it
+        // the hub is elsewhere: the connection is closed, so that the rank looks for the hub again
     } else if (hear(file, &h) != HEARD || h.answer != HELLO) {
         warn("a connection to %s is ignored: it is not from a rank", part->place);
     } else if (h.process == part->mine.process) {
-        part->stage = IS_HUB; // reached by an address that this machine does not know as its own
+        part->stage = IS_HUB; // this rank has reached itself, by an address not known as its own
     } else if (strcmp(h.run, run) != 0) {
         say(part, file, ANSWER_AGAIN, "");
         if (!part->strange) {
@@ -693,7 +695,7 @@ static bool take_answer(Part *part) {
     Hello h = {0};
     Heard heard = hear(part->file, &h);
     const char *how = errno == 0 ? "it closed the connection" : strerror(errno);
-    // a socket may connect to itself if nobody listens
+    // a socket may connect to itself (TCP's simultaneous open) if nobody listens
     bool own = heard == HEARD && h.process == part->mine.process, waits = part->stage == WAITS;
     if (heard == NOISE || (heard == HEARD && h.answer == HELLO && !own)) {
         return fail("what answers at %s is not rank 0 of an llm8.c run: are MASTER_ADDR and "
@@ -733,7 +735,7 @@ static bool reach(Part *part) {
     if (first && part->listener < 0) {
         part->listener = listen_first(m->host, m->port, &part->whose);
         bool here = part->whose != ELSEWHERE, busy = errno == EADDRINUSE;
-        // the other run may soon have met
+        // the port may be that of another run, whose ranks may soon have met
         bool waits = busy && wall_seconds() < part->answered + 10;
         if (part->listener < 0 && here && !waits) { return cannot_listen(m->host, m->port); }
         if (part->listener >= 0 && here) {
@@ -806,7 +808,7 @@ static bool meet(Part *part, double limit) {
     part->answered = start;
     while (ok && part->stage != HAS_MET) {
         double now = wall_seconds();
-        // the hub ends before the ranks that wait for it, and says why
+        // a rank that waits for the hub has a longer limit, so that the hub ends first and says why
         double until = start + (part->stage == WAITS ? 1.125 * limit + 5 : limit);
         bool early = now < start + 10;
         if (part->seated == part->mine.ranks - 1 &&
@@ -823,7 +825,8 @@ static bool meet(Part *part, double limit) {
             }
             warning = early ? start + 10 : now + 60;
         }
-        // a program that is not a rank may connect, say nothing, and end
+        // who listens at the meeting place has not answered this rank's hello, and may be no rank:
+        // closes the connection, so that this rank tries again
         if (part->stage != WAITS && now > part->asked + 2) { close_file(&part->file); }
         bool seeks = part->stage == SEEKS && part->file < 0;
         if (seeks && now >= next) {

@@ -24,12 +24,13 @@ enum {
 // The variables of a launcher. NULL: it has none
 typedef struct {
     const char *name, *rank, *ranks, *local_rank, *local_ranks;
-    const char *node, *tasks, *hosts; // lists: how many tasks each node has; the nodes' names
+    const char *node, *tasks, *hosts; // node: this node's number; the others are lists: the
+                                      // number of tasks on each node, and the nodes' names
     // variables that number the run: the same on all its ranks, and different for every other run
     const char *run[NUMBERS];
 } Launcher;
 
-// The first one that is set counts.
+// The first launcher whose variables are set counts.
 static const Launcher launchers[] = {
     {.name = "WORLD_SIZE",
      .rank = "RANK",
@@ -132,7 +133,7 @@ static bool read_run(Ranks *r) {
     return true;
 }
 
-// Takes the first host of Slurm's list "node[03-05,9]-ib,other": node03-ib.
+// Sets host to the first of Slurm's list: to node03-ib for "node[03-05,9]-ib,other".
 static void take_first(char host[256], const char *list) {
     size_t prefix = strcspn(list, ",[");
     bool bracket = list[prefix] == '[';
@@ -156,7 +157,7 @@ static bool read_meeting(Ranks *r, const char *hosts) {
     snprintf(m->secret, sizeof(m->secret), "%s", secret != NULL ? secret : "");
     if (!read_run(r)) { return false; }
     m->port = DEFAULT_PORT;
-    if (m->run[0] != '\0') { // two runs on one machine meet at two ports
+    if (m->run[0] != '\0') { // so that two runs on one machine meet at different ports
         m->port = 20000 + (int)(crc32(0, (const Bytef *)m->run, (uInt)strlen(m->run)) % 10000);
     }
     if (!read_int("MASTER_PORT", 1, 65535, &m->port)) { return false; }

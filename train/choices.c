@@ -12,7 +12,7 @@
 enum { SHORTEST = 64 };
 
 typedef struct {
-    int question, answer_index, length, answer; // tokens of the row, of its answer
+    int question, answer_index, length, answer; // length, answer: tokens of the row, of its answer
     double loss;                                // sum over the answer's tokens
 } Row;
 
@@ -37,8 +37,8 @@ static Row *list_rows(const Run *run, const ChoiceSet *set, int *tokens, int *nu
     return rows;
 }
 
-// Computes the losses of rows whose length without the last token is in (shorter, T]: batches
-// [B,T].
+// Computes, in batches [B,T], the losses of the rows whose length without the last token is above
+// `shorter` and at most T.
 static void score_rows(Run *run, const ChoiceSet *set, ChoiceModel model, Row *rows, int num_rows,
                        int shorter, int T, int *tokens) {
     int B = (int)((int64_t)run->options.micro_batch_size * run->config.seq_length / T), n = 0;
@@ -103,8 +103,8 @@ void run_score_set(Run *run, const ChoiceSet *set, ChoiceModel model, int64_t co
 }
 
 void run_score_choices(Run *run, ChoiceModel model) {
-    // negative: the validation loss is also left to do, because a signal ended it; sets wait for
-    // the resume
+    // first < 0: a signal ended the validation, so that it is still to be done; the sets are then
+    // scored after a resume
     int64_t first = run->choices.count - run->progress.eval_left;
     for (int64_t i = first; i >= 0 && i < run->choices.count; i++) {
         const ChoiceSet *set = &run->choices.sets[i];

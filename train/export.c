@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// Refuses models that these programs cannot compute, or compute differently.
+// Refuses models that vLLM, llama.cpp or transformers cannot compute, or compute differently.
 static void check_model(const Run *run) {
     const Options *o = &run->options;
     int head = run->config.head_size;
@@ -83,7 +83,7 @@ void run_export(Run *run) {
     Dtype dtype = o->export_fp8 ? DTYPE_F8_E4M3 : DTYPE_BF16;
     FileWriter w;
     TensorEntry *tensors;
-    const TensorEntry *edges = NULL; // a weight with blocks that are not whole
+    const TensorEntry *edges = NULL; // a weight whose last blocks are smaller than the others
     check_model(run);
     int files = 0, count = hf_tensors(&run->layout, dtype, NULL, &tensors);
     int *starts = calloc_or_die((size_t)count + 1, sizeof(int)); // the first tensor of each file
@@ -99,7 +99,7 @@ void run_export(Run *run) {
         total += bytes;
     }
     starts[files] = count;
-    if (edges != NULL) { // these programs take all blocks of a weight for equally large
+    if (edges != NULL) { // vLLM and transformers expect equally large blocks
         warn("--export-fp8: weights such as '%s' [%lld, %lld] are no multiples of 128 x 128: vLLM "
              "and transformers may refuse them or read them wrongly; there, serve it in BF16",
              edges->name, (long long)edges->shape[0], (long long)edges->shape[1]);

@@ -55,10 +55,10 @@ static bool is_record(FILE *file, off_t at) {
     return begins(end, run ? "\",\"program\":\"llm8.c" : profile ? "\",\"" : "\",\"step\":", torn);
 }
 
-// Finds where the last whole line ends: what follows is an incomplete line, which a killed run or a
-// full disk may leave, or zeros, which a power cut may leave. *ours is false if the first line is
-// no record, or the last line not the beginning of one: then it is some other file, and does not
-// change.
+// Finds where the last complete line ends: what follows is an incomplete line, which a killed run
+// or a full disk may leave, or zeros, which a power cut may leave. *ours is false if the first line
+// is no record, or if what follows the last complete line is not the beginning of a record: then
+// this is some other program's file, and is not changed.
 static bool find_whole(FILE *file, off_t *whole, off_t *end, bool *ours) {
     *ours = true;
     if (fseeko(file, 0, SEEK_END) != 0) { return false; }
@@ -71,7 +71,7 @@ static bool find_whole(FILE *file, off_t *whole, off_t *end, bool *ours) {
     return *ours && fseeko(file, 0, SEEK_END) == 0;
 }
 
-// Copies the whole lines to a file of this run alone.
+// Replaces the file by a copy of its complete lines, which no other folder shares.
 static bool make_own(const char *path, off_t whole) {
     size_t bytes;
     char *text = file_read(path, &bytes);
@@ -208,7 +208,7 @@ static void add_sources(MetricsRecord *r, const char *name, const Mixture *m) {
     }
 }
 
-// What the run has read of each source, in all its steps so far.
+// Adds the tokens and epochs that the run has read of each source, in all its steps so far.
 void run_record_sources(const Run *run, MetricsRecord *r) {
     const Mixture *m = &run->train_data;
     if (m->count < 2 || !options_train(&run->options)) { return; }
@@ -292,7 +292,8 @@ void run_record_ranks(Run *run) {
     free(seconds);
 }
 
-// Has "tensors": {"blocks.0.qkv.x": {"elements", "largest", "zero", "subnormal"}, ...}, if in FP8.
+// The record has "tensors": {"blocks.0.qkv.x": {"elements", "largest", "zero", "subnormal"}, ...},
+// with an entry for each tensor in FP8.
 void run_report_fp8(Run *run, const Fp8Counts *counts) {
     MetricsRecord *r = metrics_begin("fp8");
     metrics_number(r, "step", (double)run->progress.step);

@@ -41,13 +41,14 @@ void run_announce(Run *run) {
         }
         warn("no linear layer is in FP8: the table above says why; the run continues without FP8");
     }
-    if (o->plan) { // scripts/estimate reads these
+    if (o->plan) { // scripts/estimate reads these lines
         printf("Model\n  parameters    %lld\n  FLOPs a token %.6g\n",
                (long long)run->layout.num_parameters, flops_per_token(&run->config));
     }
 }
 
-// Whether every rank could read its data. If not, error_text() is the first such rank's.
+// Whether every rank could read its data. If not, error_text() is the error of the first rank that
+// could not.
 static bool agree_on_data(const Run *run) {
     const char *fault = run->data_fault.text;
     return group_agree(&run->group, CHANNEL_MAIN, fault[0] == '\0' || fail("%s", fault));
@@ -188,7 +189,8 @@ static int64_t parts_left(const Run *run) {
 bool run_restore(Run *run, Checkpoint *checkpoint) {
     const Options *o = &run->options;
     bool restored = restore(run, checkpoint);
-    // an evaluation or a sample is of the checkpoint; a run that trains counts from 0
+    // an evaluation or a sample of --load's weights has their checkpoint's step; a run that trains
+    // them counts from 0
     if (!restored && !options_train(o)) { run->progress.step = run->start.progress.step; }
     run->progress.eval_left = parts_left(run);
     bool goes_on = !restored || run->progress.eval_left > 0 ||
@@ -257,7 +259,7 @@ void run_first_weights(Run *run, int64_t begin, int64_t end, float *out) {
     if (!check_values(run, begin, end, out, FLT_MAX)) {
         die("--load %s: %s", run->start.path, error_text());
     }
-    // a wrong bit in an exponent gives such a value
+    // a wrong bit in an exponent gives a value above FP16_MOST
     if (said || check_values(run, begin, end, out, FP16_MOST)) { return; }
     warn("--load %s: %s: is the file damaged?", run->start.path, error_text());
     said = true;
@@ -333,8 +335,8 @@ void run_report(Run *run, StepResult s) {
     p->valid_loss = NAN;
     p->eval_left = eval_is_due(o, p->step) ? eval_parts(run) : 0;
     p->skipped += s.skipped != SKIP_NONE;
-    // the count stays once the run has diverged, so that a resumed run ends again: the GPU trainer
-    // has the next step in flight, which may be a good one
+    // once the run has diverged, skipped_in_row does not change, so that a resumed run ends again:
+    // the GPU trainer still has a step in flight, which may be a good one and would reset it
     bool counts = !run->diverged && s.skipped != SKIP_ASKED;
     if (counts) { p->skipped_in_row = s.skipped ? p->skipped_in_row + 1 : 0; }
     if (!s.skipped && is_usual(s.loss, p->best_level)) {
@@ -487,7 +489,7 @@ int run_close(Run *run) {
     bool stopped = is_stopping(run) && (p->step < run->options.train_iters || p->eval_left > 0);
     bool read = agree_on_data(run);
     Error why = error_kept();
-    int status = !saved || !read ? EXIT_FAILURE // this status goes before the others
+    int status = !saved || !read ? EXIT_FAILURE // this status has precedence over the others
                  : run->diverged ? EXIT_TOO_MANY_SKIPPED
                  : stopped       ? EXIT_STOPPED_BY_SIGNAL
                                  : EXIT_SUCCESS;

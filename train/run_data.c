@@ -9,13 +9,14 @@
 
 // ---- opening ------------------------------------------------------------------------------------
 
-// Returns a text that says how many tokens count, if the data have masks.
+// Returns a text that says how many tokens count, or "" if the data have no masks.
 static const char *say_counted(char out[64], bool masked, int64_t targets) {
     snprintf(out, 64, "%lld of them counted, ", (long long)targets);
     return masked ? out : "";
 }
 
-// Warns if windows cut documents that were packed into windows.
+// Warns if this run's windows cut documents that were packed into windows of other lengths or
+// beginnings.
 static void warn_of_cuts(const Run *run, const char *option, const Dataset *data) {
     if (data->cuts == 0 || run->group.rank > 0) { return; }
     if (data->seq_length % data->cuts != 0) {
@@ -30,7 +31,8 @@ static void warn_of_cuts(const Run *run, const char *option, const Dataset *data
          option, data->cuts);
 }
 
-// Samples and checkpoints have one chat template. shard: the first that has another; NULL: none.
+// Warns if the data were written with several chat templates, because samples and checkpoints use
+// only one. shard: the first with a second template; NULL: there is none.
 static void warn_of_templates(const Run *run, const char *option, const char *shard) {
     if (shard == NULL || run->group.rank > 0) { return; }
     warn("--%s: %s: another chat template wrote its conversations than those before it; prepare "
@@ -142,7 +144,8 @@ static void announce_documents(const Run *run) {
     }
 }
 
-// Each file has the mark of the tokenizer that made it, or 0. All marks must be the same.
+// Dies unless all files were made by one tokenizer. Each file has that tokenizer's mark, or 0 if it
+// has none.
 static void check_marks(const Run *run) {
     uint32_t mark = run->has_tokenizer ? run->tokenizer.mark : run->train_data.tokenizer;
     const char *other = NULL;
@@ -226,8 +229,8 @@ void run_check_data(Run *run) {
 
 static const char whose[] = "the checkpoint's run";
 
-// Whether an evaluation reads the same data as in the checkpoint's run, or the checkpoint does not
-// say.
+// Whether an evaluation reads the same data as in the checkpoint's run. Also true if the checkpoint
+// does not say what was read.
 static bool match_valid_data(const Run *run, const Checkpoint *c) {
     int64_t tokens = run_eval_all_samples(run) * run->options.seq_length;
     if (!run->has_valid || c->valid_data[0] == '\0') { return true; }
@@ -267,7 +270,10 @@ int64_t run_step_targets(const Run *run, int64_t ahead) {
 
 // A rank's micro-batches are `stride` samples apart, even across the border between two steps.
 void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets, int *starts) {
-    enum { STEPS_AHEAD = 2 }; // several ranks may have a step in flight, and end after it
+    // If a rank cannot read its data, the others learn of it only when all ranks have enqueued one
+    // more step. That step needs its data, so a fault must be found two steps before the step it is
+    // in.
+    enum { STEPS_AHEAD = 2 };
     const Options *o = &run->options;
     int B = o->micro_batch_size;
     int64_t n = (int64_t)B * run->train.data->seq_length, stride = (int64_t)run->group.ranks * B;

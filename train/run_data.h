@@ -40,9 +40,8 @@ int64_t run_step_targets(const Run *run, int64_t ahead);
 // micro-batch from window `sample` on; its rows past the last window have targets of -1, which the
 // loss ignores.
 int64_t run_eval_samples(const Run *run, int source);
-int64_t run_eval_targets(const Run *run,
-                         int source);         // number of targets that count, over all ranks
-int64_t run_eval_all_samples(const Run *run); // the sum of run_eval_samples over all sources
+int64_t run_eval_targets(const Run *run, int source); // how many targets count, on all ranks
+int64_t run_eval_all_samples(const Run *run);         // the sum over all sources
 static inline int64_t run_eval_first(const Run *run) {
     return (int64_t)run->group.rank * run->options.micro_batch_size;
 }

@@ -103,7 +103,8 @@ void save_folder_evaluated(Run *run) {
 }
 
 // If the folder of --save has been moved or deleted, makes it and the run's files in it again. If
-// there is a copy of the folder, or a link to its new place, the run continues there.
+// the path of --save now leads to a copy of the folder, or by a link to the folder's new place, the
+// run saves there.
 static void make_folder_anew(Run *run) {
     const Options *o = &run->options;
     if (is_folder(o->save, run->saves.id)) { return; }
@@ -141,7 +142,7 @@ void run_save(Run *run, const Snapshot *snapshot) {
     if (is_usual(p->valid_loss, p->best_valid_loss)) { p->proven = p->step; }
     describe(run, &s);
     run->saves.step = p->step;
-    metrics_sync(&run->metrics); // the records of a checkpoint's steps are on the disk before it is
+    metrics_sync(&run->metrics); // before the checkpoint, the records of its steps are on the disk
     saver_start(&run->saves.saver, &s);
     run_beat(run, DOING_WAIT, "after a save");
 }
@@ -149,7 +150,7 @@ void run_save(Run *run, const Snapshot *snapshot) {
 void save_folder_print_resume(const Run *run) {
     const Options *o = &run->options;
     char config[PATH_LENGTH], words[2][SHELL_WORD];
-    // ranks started by torchrun, srun or mpirun
+    // torchrun, srun or mpirun has started the ranks
     bool started = run->group.ranks > 1 && o->gpus == 1;
     path_format(config, "%s/config.txt", o->save);
     printf("; saved; resume with %s%s --config %s --resume latest",

@@ -110,8 +110,8 @@ static bool find_of_sources(Tokenizer *t, const Options *o, char path[PATH_LENGT
     return opened;
 }
 
-// If the run trains on conversations, replaces a tokenizer by the same tokenizer from beside them,
-// whose chat template has written them.
+// If the run trains on conversations and the same tokenizer also lies beside their shards, opens
+// that one instead, because its chat template has written the conversations.
 static void prefer_chat(Tokenizer *t, const Options *o, char path[PATH_LENGTH]) {
     char shard[PATH_LENGTH], beside[PATH_LENGTH], json[PATH_LENGTH];
     Tokenizer same;
@@ -249,7 +249,7 @@ void run_open_tokenizer(Run *run) {
 
 // ---- options and model --------------------------------------------------------------------------
 
-// The options that follow from the data, and from their tokenizer.
+// Sets the options that follow from the data and from their tokenizer.
 static bool set_by_data(void *context, Options *o) {
     Run *run = context;
     Tokenizer t;
@@ -262,7 +262,7 @@ static bool set_by_data(void *context, Options *o) {
         run->end_of_text = t.end_of_text;
         tokenizer_close(&t);
     }
-    // a run that continues a checkpoint's run does as that run did
+    // a run that resumes or evaluates a checkpoint treats documents as the checkpoint's run did
     bool continues = run->start.options != NULL && (o->resumes || o->eval_only);
     return ok &&
            (continues || !has_chats(o) ||
@@ -297,8 +297,8 @@ void run_resolve_options(Run *run) {
         facts.windows = count_windows;
     }
     bool claims = options_save(o) && !o->plan && !o->list_checkpoints && !o->list_tensors;
-    // the lock is awaited, so that the options are those of the last checkpoint of a run that still
-    // saves there
+    // if another run still saves to the folder, waits for its end, so that the options are those of
+    // its last checkpoint
     if (claims && o->resume[0] != '\0' && !checkpoint_await(o)) { die("--save %s", error_text()); }
     or_die(checkpoint_model(&run->start, o, &was));
     if (o->origin[0] != '\0') { facts.checkpoint = &was; }

@@ -40,7 +40,7 @@ void check_hash(Check *c, int pass) {
         bool codes;
         Gradient g = params_gradient(p, q->id, q->layer);
         const void *weights = params_weights(p, q->id, q->layer, &codes);
-        // with the zeros after the tensor, up to whole words of the hash
+        // rounded up, because the hash reads whole words; zeros follow the tensor
         int64_t n = round_up64(param_size(q), 8);
         gpu_hash(gpu, row, g.data, n * gpu_type_bytes(g.type), 0);
         gpu_hash(gpu, row + c->params, weights, n * (codes ? 1 : (int64_t)sizeof(Bf16)), 0);
@@ -56,7 +56,7 @@ void check_hash(Check *c, int pass) {
         gpu_hash(gpu, row, l->w.rows.codes, n, 0);
         gpu_hash(gpu, row, l->w.columns.codes, n, 0);
         for (int o = 0; o < OPERAND_COUNT; o++) {
-            // each pass measures these scales
+            // without delayed scaling, each rank measures the scales of x and dy itself
             if (o != OPERAND_W && p->fp8.length == 0) { continue; }
             gpu_hash(gpu, row, &slots[o], offsetof(Fp8Scale, amax), 0);
         }
@@ -76,7 +76,7 @@ void check_hash(Check *c, int pass) {
     }
 }
 
-// The first of the rows that hash this rank's part of the gradients.
+// The number of the first row that hashes this rank's part of a gradient.
 static int kept_rows(const Check *c) {
     return c->rows - c->params;
 }
@@ -85,14 +85,14 @@ static void fetch(Check *c) {
     size_t bytes = (size_t)(CHECK_PASSES * c->rows) * sizeof(uint64_t);
     gpu_fetch(c->net->gpu, c->host, c->hashes, bytes);
     CUDA_CHECK(cudaStreamSynchronize(c->net->gpu->stream));
-    // hashes of parts add up to the hash of the whole
+    // hashes of parts add up to the hash of the whole, so this leaves the other ranks' parts
     for (int pass = 0; pass < CHECK_PASSES; pass++) {
         uint64_t *row = c->host + pass * c->rows;
         for (int i = 0; i < c->params; i++) { row[1 + i] -= row[kept_rows(c) + i]; }
     }
 }
 
-// The first of the rows from..end-1 in which a and b differ; `end` if they are equal.
+// The number of the first row, of rows from..end-1, in which a and b differ; `end` if none does.
 static int first_difference(const uint64_t *a, const uint64_t *b, int from, int end) {
     int row = from;
     while (row < end && a[row] == b[row]) { row++; }
@@ -152,8 +152,8 @@ static bool passes_agree(const Check *c, const char *place, int64_t step, int fr
                         : "a third differs again");
 }
 
-// On rank 0: whether all ranks have the same weights. If not, the rank whose value is shared by the
-// fewest is taken to be wrong.
+// On rank 0: whether all ranks have the same weights. If not, the rank whose hash the fewest ranks
+// have is taken to be wrong.
 static bool weights_agree(const Check *c, const char *all, size_t bytes, int64_t step) {
     int ranks = c->net->run->group.ranks, differs = 0, odd = 0, fewest = ranks;
     char name[96];
@@ -182,10 +182,10 @@ bool check_agrees(Check *c, int64_t step) {
     Mine *mine = calloc_or_die(1, bytes);
     char *all = run->group.rank == 0 ? malloc_or_die(bytes * (size_t)run->group.ranks) : NULL;
     place_of(c, mine->place, sizeof(mine->place));
-    // the rows that the third pass has left
+    // the third pass's rows are not on the host yet
     if (first_difference(c->host, c->host + c->rows, 0, c->rows) < c->rows) { fetch(c); }
-    // a wrong gradient also makes the sum wrong on the rank that keeps it: the gradient's rank is
-    // reported
+    // a wrong gradient also makes the sum wrong on the rank that keeps the sum. So gradients are
+    // compared first, and the rank that computed the wrong one is reported
     bool ok = group_agree(&run->group, CHANNEL_MAIN,
                           passes_agree(c, mine->place, step, 0, kept_rows(c))) &&
               group_agree(&run->group, CHANNEL_MAIN,
@@ -207,7 +207,7 @@ void check_hash_state(Check *c, bool next) {
     uint64_t *row = c->states->rows[next];
     params_hash_state(p, row);
     gpu_clear(p->gpu, FAMILY_OPTIMIZER, row + CHECK_SCALES, sizeof(*row));
-    if (s->length == 0) { return; } // no scale is kept
+    if (s->length == 0) { return; } // only delayed scaling keeps scales between steps
     int64_t history = (int64_t)s->count * s->length * (int64_t)sizeof(float) / 8 * 8;
     gpu_hash(p->gpu, row + CHECK_SCALES, s->history, history, 0);
     for (int i = 0; i < s->count; i++) { // without the amaxes, which a step collects

@@ -24,7 +24,7 @@ static void check_nccl(const Comm *c, int status, const char *call) {
 // What the ranks compare before NCCL connects them, because NCCL would hang or report less.
 typedef struct {
     int version;
-    char host[64], bus[32]; // the machine, and the GPU's place in it
+    char host[64], bus[32]; // the machine, and the GPU's PCI address
 } Card;
 
 static bool check_cards(const Card *cards, int ranks) {
@@ -188,7 +188,7 @@ void comm_wait(Comm *c, int slot) {
 void comm_join(Comm *c) {
     if (c->ranks == 1) { return; }
     gpu_family(c->gpu, FAMILY_COMMUNICATION);
-    // in a capture in which no collective was begun
+    // no collective has begun in this capture, so there is none to join
     if (is_capturing(c->gpu->stream) && !is_capturing(c->stream)) { return; }
     CUDA_CHECK(cudaEventRecord(c->joined, c->stream));
     CUDA_CHECK(cudaStreamWaitEvent(c->gpu->stream, c->joined, 0));

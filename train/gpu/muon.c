@@ -122,8 +122,8 @@ static void exchange(const Muon *m, Comm *comm, int slot, char *gradients, GpuTy
     comm_wait(comm, slot);
 }
 
-// Takes the five steps for m->x, n matrices of one shape. Returns where the result is: m->x or
-// m->next.
+// Takes the MUON_STEPS Newton-Schulz steps for the n matrices in m->x, which have one shape.
+// Returns where the result is: m->x or m->next.
 static Bf16 *newton_schulz(const Muon *m, Gpu *gpu, const ZeroMatrix *shape, int n) {
     bool tall = shape->rows > shape->columns;
     int side = tall ? shape->columns : shape->rows;

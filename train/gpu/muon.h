@@ -1,5 +1,5 @@
 // Muon on the GPU: replaces the gradients of the transformer blocks' matrices by their updates,
-// after gpu_muon_momentum has added the momentum and before gpu_adamw makes the new weights.
+// after gpu_muon_momentum has applied the momentum and before gpu_adamw makes the new weights.
 //
 // Newton-Schulz steps need whole matrices, while a rank keeps a part of each (ZeRO-1,
 // model/zero.h). So each matrix has an owner, which receives the other ranks' parts, takes the

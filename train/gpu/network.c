@@ -19,7 +19,7 @@ typedef struct {
 
 enum { BLOCK_BUFFERS = 22 };
 
-// b: a block whose layers are set up, and say in which forms their inputs are kept.
+// b: its layers must be set up, because they say in which forms their inputs are kept.
 static void list_block_buffers(const Run *run, const Block *b, int64_t M,
                                BlockBuffer list[BLOCK_BUFFERS]) {
     const ModelConfig *c = &run->config;
@@ -65,8 +65,8 @@ static void **block_field(Block *b, const BlockBuffer *buffer) {
     return (void **)((char *)b + buffer->field);
 }
 
-// Plans the blocks' buffers: those that are recomputed once, for all blocks to share, and the
-// others for every block. A run that does not train has all of them once.
+// Plans the blocks' buffers. A buffer that is recomputed is planned once, and all blocks share it;
+// the others are planned for every block. In a run that does not train, all are shared.
 static void plan_blocks(Network *n, Plan *plan, int64_t M) {
     const Run *run = n->run;
     BlockBuffer list[BLOCK_BUFFERS];
@@ -129,7 +129,7 @@ static void plan_head(Network *n, Plan *plan, int64_t M) {
     n->loss_scratch.bytes = (size_t)loss_scratch_floats(fp8_rows) * sizeof(float);
     plan_buffer(plan, "rows' log-sum-exp", (int64_t)n->loss_scratch.bytes,
                 (void **)&n->loss_scratch.data);
-    // before these codes, max_sums lies here
+    // max_sums has the memory of these codes until the loss writes them
     plan_form(n, plan, "d logits, FP8", fp8_rows, P, &head->dy.rows);
     plan_form(n, plan, "d logits, FP8, transposed", P, wgrad_rows, &head->dy.columns);
 }
@@ -201,8 +201,8 @@ static void send_rope_table(Network *n) {
     free(table);
 }
 
-// Sets up the norm of x, which layer `below` writes; NULL: the embeddings do. LayerNorm alone has a
-// mean and a bias.
+// Sets up the norm of x. below: the layer that writes x; NULL: the embeddings write it. Only
+// LayerNorm has a mean and a bias.
 static void start_norm(Network *n, NormLayer *norm, TensorId weight, int layer, const Bf16 *x,
                        const LinearLayer *below) {
     const ModelConfig *c = &n->run->config;
@@ -237,7 +237,8 @@ static bool in_fp8(const LinearLayer *l) {
 // gradient of its output is.
 static void start_linear(Network *n, LinearLayer *l, const Operand *x, const Operand *dy) {
     const int recompute = n->run->options.recompute;
-    // the last block's input is still in the shared buffers
+    // not in the last block, whose inputs are still in the shared buffers when its backward pass
+    // begins
     l->recomputed = recompute != RECOMPUTE_NONE &&
                     l->precision->layer + 1 < n->run->config.num_layers;
     // fc2's output is the next block's input, which is kept

@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { NORM_PARTS = 1024 }; // an approximate number: this many blocks fill any device
+// About how many parts the sum for the gradients' norm has: so many thread blocks fill any device.
+enum { NORM_PARTS = 1024 };
 
 // ---- planning -----------------------------------------------------------------------------------
 
@@ -29,13 +30,14 @@ static int64_t segment_size(const Params *p, int segment) {
     return p->zero.segments[segment].part * p->zero.ranks;
 }
 
-// Floats for the scales of a weight, or of its transpose.
+// How many floats the scales of a weight, or of its transpose, take: one for each block of 128 x
+// 128, and padding.
 static int64_t squares_room(const Fp8Weight *w) {
     return max64(fp8_scale_count(SCALE_SQUARES, w->rows, w->columns),
                  fp8_scale_count(SCALE_SQUARES, w->columns, w->rows));
 }
 
-// Elements in the first n ranges that this rank keeps.
+// The number of elements in the first n ranges that this rank keeps.
 static int64_t kept_elements(const OptimizerState *s, int n) {
     if (n == 0) { return 0; }
     const ZeroRange *last = &s->ranges[n - 1];
@@ -54,7 +56,7 @@ static void cut_range(OptimizerState *s, int i, int64_t elements) {
     r[1].kept += elements;
 }
 
-// Blocks of moments are whole in each range, so codes do not depend on the number of ranks.
+// A range never cuts a MOMENT_BLOCK, so the codes of moments do not depend on the number of ranks.
 _Static_assert(PARAM_ALIGN % MOMENT_BLOCK == 0, "ranges begin and end with blocks");
 
 // Sets which elements each array of the state has, and their type.
@@ -62,7 +64,7 @@ static void set_arrays(Params *p) {
     OptimizerState *s = &p->optimizer;
     const GpuType moments = s->adamw.moment_type;
     const bool codes = moments == TYPE_MOMENT8;
-    int ranges = 0; // ranges of AdamW
+    int ranges = 0; // how many ranges AdamW updates: the first ones
     while (ranges < s->num_ranges && !p->zero.segments[s->ranges[ranges].segment].muon) {
         ranges++;
     }
@@ -81,7 +83,7 @@ static void set_arrays(Params *p) {
         .type = TYPE_BF16, .count = scales, .span = MOMENT_BLOCK};
 }
 
-// Bytes of the state of one parameter, without the scales of its block.
+// Bytes of the state of kept element number `kept`, without the scales of its MOMENT_BLOCK.
 static int64_t state_bytes(const OptimizerState *s, int64_t kept) {
     int64_t bytes = 0;
     for (const StateArray *a = s->arrays; a < s->arrays + STATE_ARRAYS; a++) {
@@ -91,8 +93,8 @@ static int64_t state_bytes(const OptimizerState *s, int64_t kept) {
     return bytes;
 }
 
-// Plans the state's arrays. The state of the first kept elements is in host memory: of as many
-// elements as needed for at least `offload` bytes. Scales of moments are always on the device.
+// Plans the state's arrays. In host memory is the state of the first kept elements, of as many as
+// make at least `offload` bytes. Scales of moments are always on the device.
 static void plan_state(Params *p, Plan *plan, Plan *host, int64_t offload) {
     static const char *const titles[] = {"master weights",
                                          "first moment",
@@ -192,7 +194,7 @@ void params_plan(Params *p, Run *run, Plan *plan, Plan *host, int64_t offload) {
     }
     s->updates = calloc_or_die((size_t)layout->num_buckets, sizeof(AdamWUpdate));
     p->weights.arriving = calloc_or_die((size_t)layout->num_buckets, sizeof(bool));
-    // gradients are in FP32 where requested, or, automatically, where several micro-batches add to
+    // gradients are in FP32 if that is requested or, by default, if several micro-batches add to
     // them
     bool wide = o->grad_accum_dtype == GRADIENT_FP32 ||
                 (o->grad_accum_dtype == GRADIENT_AUTO && run_micro_batches(run) > 1);
@@ -243,7 +245,7 @@ void params_plan(Params *p, Run *run, Plan *plan, Plan *host, int64_t offload) {
 
 int64_t params_host_bytes(const Params *p, const Plan *host, int ranks) {
     const Run *run = p->run;
-    // only rank 0 has model.safetensors
+    // only rank 0 needs memory for the model.safetensors that it saves
     bool model = options_save(&run->options) && run->group.rank == 0;
     int64_t model_bytes = model ? run->layout.size * (int64_t)sizeof(Bf16) : 0;
     return host->bytes * ranks - model_bytes * (ranks - 1);
@@ -284,7 +286,7 @@ static void send_norm_parts(Params *p) {
 }
 
 // Finds where each FP8 weight's scales lie, and sends the table of the weights that are gathered as
-// codes. number[layout.count]: each parameter's place in that table.
+// codes. Sets number [layout.count] to each parameter's place in that table.
 static void send_weights(Params *p, int *number) {
     const Run *run = p->run;
     AdamWUpdate *u = &p->optimizer.adamw;
@@ -342,8 +344,8 @@ static AdamWSegment segment_of(const Params *p, const ZeroRange *range, const in
     };
 }
 
-// Sends the segments, bucket by bucket: a bucket's segments lie together and number their blocks
-// from 0, so that each bucket has its own launch.
+// Sends AdamW's table of segments to the device. Each bucket has a kernel launch of its own, so a
+// bucket's segments lie together, and their thread blocks are numbered from 0.
 static void send_segments(Params *p, const int *number) {
     const OptimizerState *o = &p->optimizer;
     AdamWSegment *segments = calloc_or_die((size_t)o->num_ranges, sizeof(AdamWSegment));
@@ -519,16 +521,17 @@ static void gather_weights(Params *p, int bucket) {
     p->weights.arriving[bucket] = true;
 }
 
-// Each tensor's amax becomes the largest over all ranks. The maximum is of all words of the scales,
-// as integers, since non-negative floats order as their bits do. The other words are equal on all
-// ranks, except scales of measured activations, which are measured again before they are read.
+// Replaces each tensor's amax by the largest over all ranks. The maximum is taken over every 32-bit
+// word of the Fp8Scale structs, as integers, because non-negative floats order as their bits do.
+// The words other than amax are equal on all ranks, except scales of measured activations, which
+// are measured again before they are read.
 static void agree_amaxes(Params *p) {
     int64_t words = p->fp8.count * (int64_t)(sizeof(Fp8Scale) / sizeof(uint32_t));
     all_reduce(p, p->fp8.scales, COMM_U32, COMM_MAX, words);
 }
 
-// Makes and sends FP8 weights by measured scales, which follow from the largest amax of all ranks'
-// parts. state: NULL at the start of a run.
+// Quantises the FP8 weights by measured scales, and sends them. A scale follows from the largest
+// amax over all ranks. state: NULL at the start of a run.
 static void publish_measured(Params *p, const StepState *state) {
     const AdamWUpdate *u = &p->optimizer.adamw;
     if (u->weight_count > 0) {
@@ -592,7 +595,8 @@ void params_update(Params *p, const double *loss_sum) {
     }
     muon_orthogonalize_all(&s->muon, gpu, p->comm, SLOT_AGREEMENT, s->adamw.gradients,
                            s->adamw.gradient_type);
-    const bool given = s->adamw.scaling == SCALE_GIVEN; // one pass writes the FP8 weights
+    // with given scales, gpu_adamw also writes the FP8 weights
+    const bool given = s->adamw.scaling == SCALE_GIVEN;
     for (int b = 0; b < p->run->layout.num_buckets; b++) {
         gpu_adamw(gpu, &s->updates[b], s->state);
         if (given) { gather_weights(p, b); }

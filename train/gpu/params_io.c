@@ -1,4 +1,5 @@
-// From a checkpoint, or initial weights, to the device; and from the device to a checkpoint.
+// Fills the device's state from a checkpoint or with initial weights, and copies it for a
+// checkpoint.
 #include "../../kernels/cpu.h"
 #include "../run.h"
 #include "params.h"
@@ -14,7 +15,7 @@ typedef struct {
     float values[PIECE];
     uint8_t codes[PIECE];
     uint16_t scales[PIECE / MOMENT_BLOCK];
-} Piece; // memory of the host
+} Piece; // buffers in host memory
 
 static void put(Params *p, const StateArray *a, int64_t kept, const void *from, int64_t elements) {
     size_t bytes = (size_t)(elements * gpu_type_bytes(a->type));
@@ -49,7 +50,8 @@ static void restore_piece(Params *p, const Checkpoint *c, int array, int64_t beg
         put(p, scales, kept, host->scales, n / MOMENT_BLOCK);
         return;
     }
-    // in place, in an order in which no code overwrites a number that was not read yet
+    // converts in place: in this order, no BF16 number overwrites an FP32 number that is still to
+    // be read
     if (a->type == TYPE_BF16) {
         Bf16 *to = (Bf16 *)host->values;
         for (int64_t k = 0; k < n; k++) { to[k] = bf16_encode(host->values[k]); }
@@ -120,8 +122,8 @@ bool params_restore(Params *p, const Checkpoint *checkpoint) {
 
 // ---- to a checkpoint ----------------------------------------------------------------------------
 
-// Copies all weights in BF16 to rank 0's host: as they are; or, if products read codes, rounded
-// from the master weights and gathered, a segment at a time.
+// Copies all weights in BF16 to rank 0's host memory. Segments in BF16 are copied as they are. For
+// a segment of FP8 codes, each rank rounds its master weights to BF16, and these are gathered.
 static void fetch_model(Params *p, Bf16 *to) {
     const ParamLayout *layout = &p->run->layout;
     comm_join(p->comm); // new weights may still be on their way

@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-// From this size on FP8 took less time than BF16, with GPT-2's blocks of 128 to 768 channels and
-// 1,024 to 16,384 tokens (one H200, 2026-11-21): at 3.2e9 it took 0.3% less to 3% more, at 7.2e9 3%
-// less.
+// Multiply-adds of a block's forward products (model/precision.h) from which on FP8 took less time
+// than BF16, with GPT-2's blocks of 128 to 768 channels and 1,024 to 16,384 tokens (one H200,
+// 2026-11-21): at 3.2e9 FP8 took between 0.3% less and 3% more time, at 7.2e9 3% less.
 static const double fp8_gains_from = 5e9;
 
 NumberSupport support_of(int capability, char reason[SUPPORT_REASON]) {
@@ -135,7 +135,8 @@ static const Product products[] = {{"forward", OPERAND_X, OPERAND_W},
                                    {"weight-gradient", OPERAND_DY, OPERAND_X}};
 enum { PRODUCTS = sizeof(products) / sizeof(products[0]) };
 
-// Checks one of a layer's products: two blocks of scales deep, and in the form that a step takes.
+// Checks one of a layer's products: with K = 2 * FP8_BLOCK, so that each row has two scales, and
+// with the types and the epilogue that a step uses.
 static bool check_product(Gpu *gpu, const Precision *p, const LinearPrecision *lp, int product) {
     const Product *kind = &products[product];
     const Fp8Type type_a = lp->type[kind->a], type_b = lp->type[kind->b];

@@ -122,8 +122,8 @@ static void check_attention(Gpu *gpu, AttentionShape s) {
     CUDA_CHECK(cudaFree(d_qkv));
 }
 
-// Uses the model of the options. Missing products by blocks are no error, because few devices have
-// them.
+// Checks the FP8 products of the options' model. A device without products by blocks passes,
+// because few devices have them.
 static void check_fp8(Gpu *gpu, const Options *options) {
     char reason[SUPPORT_REASON];
     NumberSupport support = support_of(gpu->capability, reason);

@@ -17,7 +17,7 @@ typedef struct {
     NcclComm comm;
 } Member;
 
-// NCCL waits forever for a GPU that does not answer.
+// Called when the time is over: NCCL itself waits forever for a GPU that does not answer.
 static void give_up(int signal_number) {
     static const char text[] =
         "  " NCCL_ROW "        BAD  no answer: NCCL hangs here; NCCL_DEBUG=INFO says where, "
