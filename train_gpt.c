@@ -36,7 +36,7 @@ typedef struct {
     // weight gradient
     Number number, wgrad;
     const Fp8Type *type; // [OPERAND_COUNT]
-    int slot;            // index of X's scaling state; those of W and dY follow
+    int slot;            // index of X's scaling state; the states of W and dY follow
 } CpuLinear;
 
 // LayerNorm, or RMSNorm if bias is NULL.

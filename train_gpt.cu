@@ -138,9 +138,9 @@ static PlannedMemory planned_memory(const Options *options, const Group *group,
     return m;
 }
 
-// Sets a micro-batch size, and rounds the requested global batch size up to a multiple of the
-// micro-batches of all ranks, because the gradients' type depends on whether a step has several
-// micro-batches.
+// Sets a micro-batch size, and rounds the requested global batch size up to a multiple of size *
+// ranks. The global batch size matters because the gradients' type depends on whether a step has
+// several micro-batches.
 static void set_micro_batch(Options *o, const Run *run, int size) {
     o->micro_batch_size = size;
     o->global_batch_size = (int)round_up64(run->options.global_batch_size,
@@ -202,7 +202,7 @@ static void print_plan(Trainer *t) {
     char size[32];
     size_t free_bytes, memory = (size_t)(t->run.options.device_memory_gib * 0x1p30);
     if (memory == 0 && cudaMemGetInfo(&free_bytes, &memory) != cudaSuccess) {
-        memory = (size_t)80 << 30; // no GPU here: plans for one of 80 GB
+        memory = (size_t)80 << 30; // no GPU here: plans for a GPU of 80 GB
     }
     NumberSupport support = support_of(0, t->lacks_fp8);
     or_die(trainer_plan(t, support, (int64_t)memory));
@@ -814,7 +814,6 @@ static void validate(Trainer *t) {
         int64_t samples = run_eval_samples(run, i), stride = run_eval_stride(run);
         gpu_clear(&t->gpu, FAMILY_LOSS, loss, sizeof(double)); // a rank may have no sample
         // a rank that a signal stops early still joins the sum, because the other ranks wait for it
-        // there
         for (int64_t sample = run_eval_first(run); sample < samples && run_stop_signal() == 0;
              sample += stride) {
             Batch *s = batches_next(&t->batches);

@@ -51,7 +51,7 @@ typedef struct {
 typedef struct {
     int rank, file; // file: the connection; -1: none
     char host[HOST];
-    bool left, closed; // the peer has said goodbye; its connection has ended
+    bool left, closed; // left: the peer has said goodbye; closed: its connection has ended
     bool broken;       // the connection was closed for an invalid message
     double heard;
     Beat beat;
@@ -70,7 +70,7 @@ struct Watch {
     Peer *peers;          // [count]
     struct pollfd *polls; // one for each peer, and one for `quit`
     int quit;             // eventfd by which the watchdog's thread is ended
-    int quit_probe;       // the same for the thread of the probe
+    int quit_probe;       // eventfd by which the probe's thread is ended
     pthread_t thread, probe_thread;
     WatchProbe *probe;
     void *argument;
@@ -291,7 +291,8 @@ static bool check_content(const Message *m) {
 }
 
 // Returns the next complete message of a peer, which the caller frees. NULL: it has not arrived
-// completely, or the connection has ended, or was ended here because the message is invalid.
+// completely, or the connection has ended, or read_message has ended it because the message is
+// invalid.
 static Message *read_message(const Watch *w, Peer *p) {
     while (!p->closed) {
         if (p->coming == NULL) { p->coming = calloc_or_die(1, sizeof(Message)); }
@@ -375,8 +376,8 @@ static void read_peer(Watch *w, Peer *p) {
     end_for(w, p, "has ended without a goodbye", 0);
 }
 
-// Ends the run if a rank is lost. Ranks other than the hub only watch for its silence, with a
-// little more time, so that a message of the hub arrives before.
+// Ends the run if a rank is lost. The ranks other than the hub only watch whether the hub is
+// silent, with a slightly longer limit, so that the hub's message arrives first.
 static void judge(Watch *w, double now) {
     double limit = w->limit + (w->hub ? 0 : 2 * w->tick), longest = 0;
     const Peer *stuck = NULL, *behind = NULL;
@@ -794,8 +795,8 @@ static bool tell(Part *part, double limit, bool fails) {
     return !fails;
 }
 
-// Waits for all connections at the same time, so that a silent one delays nobody. If too many have
-// said nothing yet, the oldest is closed. False: the meeting has failed.
+// Meets the other ranks. It waits for all connections together, so that a silent one delays nobody;
+// if too many are silent, the oldest one is closed. False: the meeting has failed.
 static bool meet(Part *part, double limit) {
     enum { OWN, LISTENER, GUESTS, ALL = 64 };
     struct pollfd polls[ALL];

@@ -1,13 +1,13 @@
 // The ranks of a run: how the processes meet over TCP, what they agree on, and the watchdog. What
 // the GPUs exchange is in train/gpu/comm.h.
 //
-// The ranks know one place to meet, MASTER_ADDR and MASTER_PORT. One rank listens there, the hub:
-// rank 0, or the first rank on the machine that has the address if rank 0 runs elsewhere (torchrun
-// may do that). Every other rank connects to the hub and says which rank it is, of which run. The
-// group is complete when all have come. Then all compare their options with rank 0's. If there is a
-// secret, only a rank that has it may take part. Nothing is encrypted, so the port must be
-// reachable only inside the cluster. A message that no rank would send ends the run. If another run
-// meets at the same place, both see that, and the later one waits.
+// The ranks know one place to meet, MASTER_ADDR and MASTER_PORT. One rank, the hub, listens at this
+// place: rank 0, or the first rank on the machine that has the address if rank 0 runs elsewhere
+// (torchrun may do that). Every other rank connects to the hub and says which rank it is, of which
+// run. The group is complete when all have come. Then all compare their options with rank 0's. If
+// there is a secret, only a rank that has it may take part. Nothing is encrypted, so the port must
+// be reachable only inside the cluster. A message that no rank would send ends the run. If two runs
+// meet at one place, both notice it, and the later run waits.
 //
 // In each rank a thread, the watchdog, reads the connections. Four times a second it tells the hub
 // which step its rank has reached, and it ends the process when a rank is lost. (NCCL's own error
@@ -27,8 +27,8 @@ BEGIN_C
 typedef struct Watch Watch; // the connections, and the thread that reads them
 
 typedef struct {
-    int rank, ranks;             // number of this process, and of processes on all machines
-    int local_rank, local_ranks; // the same on this machine; local_ranks is 0 if it is not known
+    int rank, ranks;             // this process's number; how many processes all machines run
+    int local_rank, local_ranks; // its number on this machine; how many run on it, 0: not known
     Watch *watch; // NULL: no other rank is connected, and the calls below return at once
 } Group;
 

@@ -260,7 +260,7 @@ __attribute__((noreturn)) static void await_ranks(const Ranks *r, pid_t *ids,
             bool killed = WIFSIGNALED(status);
             int code = killed ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
             bool orderly = code == 0 || code == EXIT_TOO_MANY_SKIPPED ||
-                           // with this status all ranks end, one after another
+                           // all ranks end with this status, one after another
                            code == EXIT_WRONG_RESULTS || code == EXIT_STOPPED_BY_SIGNAL;
             bool effect = failed > 0 && (result != EXIT_LOST_RANK || code == EXIT_LOST_RANK);
             if (i == 0 && failed == 0) { result = code; }

@@ -17,11 +17,12 @@
 // never take each other for one run. LLM8_SECRET is the ranks' secret (group.h). Variables that
 // contradict each other are refused, by name.
 //
-// With --gpus N, if none of these is set, this process is the starter: it draws a secret, forks N
-// ranks and waits. On several machines, one starter runs on each, and needs NNODES, NODE_RANK,
-// MASTER_ADDR and MASTER_PORT, and uses LLM8_SECRET. It passes the stop_signals on to its ranks.
-// When a rank fails, it says which and how, and ends the others; its exit status is that of the
-// first rank that failed, or 128 plus its signal. If the starter dies, the kernel kills its ranks.
+// With --gpus N, if none of these variables is set, this process is the starter: it draws a secret,
+// forks N ranks and waits. On several machines, one starter runs on each, and needs NNODES,
+// NODE_RANK, MASTER_ADDR and MASTER_PORT, and uses LLM8_SECRET. It passes the stop_signals on to
+// its ranks. When a rank fails, the starter says which rank and how, and ends the other ranks; the
+// starter's exit status is that of the first rank that failed, or 128 plus that rank's signal. If
+// the starter dies, the kernel kills its ranks.
 #pragma once
 
 #include "../model/options.h"

@@ -11,7 +11,7 @@ typedef struct {
     FILE *answers;       // receives evaluations and samples; all else is printed to stdout
     bool mute;           // answers could not be written, and the run has warned
     double last_line;    // when the live line was last drawn
-    double step_seconds; // of a step: moving average, for the ETA; 0 before the first step
+    double step_seconds; // moving average of a step's time, for the ETA; 0 at first
 } Console;
 
 typedef struct {

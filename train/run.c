@@ -156,7 +156,7 @@ static void verify_load(const Run *run) {
 
 static Run *recorded; // the run whose metrics have a record of its start, and none of its end
 
-// error NULL: there is none.
+// error: why the run has failed; NULL: it has not.
 static void record_end(Run *run, int status, const char *error) {
     MetricsRecord *r = metrics_begin("end");
     metrics_number(r, "step", (double)run->progress.step);

@@ -40,7 +40,7 @@ static void warn_of_templates(const Run *run, const char *option, const char *sh
          option, shard);
 }
 
-// Opens the data of --`option`, and warns of what is odd about them.
+// Opens the data of --`option`, and warns of cut documents and of several chat templates.
 static void open_mixture(Run *run, Mixture *m, const char *option, const char *text) {
     const Options *o = &run->options;
     char from[PATH_LENGTH];

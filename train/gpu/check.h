@@ -4,11 +4,12 @@
 // The first micro-step of a checked step is made twice. Each pass is followed by hashing, which
 // gives one row (a hash) for the loss; for the gradient and for the weights of every parameter; for
 // the FP8 codes of every linear layer, with the scales that all ranks share; and for the rotary
-// table. The part of a gradient that this rank keeps has a row of its own: if the micro-step is
-// also the step's last one, that part has been summed over the ranks. The two passes must leave the
-// same rows; if they do not, a third pass shows which of them was wrong. The rows of weights must
-// be the same on all ranks. After the step's update the optimizer's state and the delayed scales
-// with their history are hashed, and again before the next update: they must not have changed.
+// table with the scales of weights' blocks. The part of a gradient that this rank keeps has a row
+// of its own: if the micro-step is also the step's last one, that part has been summed over the
+// ranks. The two passes must leave the same rows; if they do not, a third pass shows which of them
+// was wrong. The rows of weights must be the same on all ranks. After the step's update the
+// optimizer's state and the delayed scales with their history are hashed, and again before the next
+// update: they must not have changed.
 #pragma once
 
 #include "network.h"
@@ -29,7 +30,8 @@ typedef struct {
     int params, linears;
     // the number of rows, which are in this order: the loss; each parameter's gradient, without the
     // part that this rank keeps; each parameter's weights; each linear layer's codes; the rotary
-    // table; the part of each parameter's gradient that this rank keeps
+    // table with the scales of weights' blocks; the part of each parameter's gradient that this
+    // rank keeps
     int rows;
     bool summed;             // the last `params` rows are of sums over the ranks
     uint64_t *hashes, *host; // [CHECK_PASSES, rows], on the device and on the host

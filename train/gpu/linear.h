@@ -45,8 +45,8 @@ static inline bool linear_runs(const LinearLayer *l, Pass pass) {
 // The input in the forms that a pass requests from its producer.
 Operand linear_input(const LinearLayer *l, Pass pass);
 
-// From the weight that has been received, makes the forms that products read: the transposed codes,
-// or both FP8 forms from BF16.
+// Makes the forms that products read from the weight that has been received: from FP8 codes the
+// transposed codes, from BF16 both FP8 forms.
 void linear_receive(Gpu *gpu, const LinearLayer *l);
 
 // Returns the forward product y [M,N] = x W', which gemm() or one of our own products (kernels.h)

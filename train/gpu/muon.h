@@ -29,7 +29,7 @@ typedef struct {
     // [num_own] on the device: where this rank's matrices lie among the gradients
     int64_t *places;
     Bf16 *x, *next;          // matrices that are computed together
-    Bf16 *gram, *polynomial; // of each of them [side,side], side = min(rows, columns)
+    Bf16 *gram, *polynomial; // [side,side] for each of them; side = min(rows, columns)
     double *partials;        // partial sums of the matrices' norms
 } Muon;
 

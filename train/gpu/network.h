@@ -1,5 +1,5 @@
 // The model on the GPU: its layers, resolved at the start of a run, and every buffer of a
-// micro-batch, planned from the same table that --recompute reads.
+// micro-batch, planned from the table that also says which buffers --recompute recomputes.
 //
 // Shapes are train_gpt.cu's: M = B * T tokens, C channels, N = (H + 2G) * D, F feed-forward, V
 // vocabulary, P padded vocabulary.
@@ -73,7 +73,7 @@ typedef struct {
     Scratch partial_sums;
     int chunk_rows; // rows that the LM head computes at a time: head.dy is [chunk_rows,P] in all
                     // forms
-    Scratch loss_scratch; // for chunk_rows rows
+    Scratch loss_scratch; // the loss's, for chunk_rows rows
     // In training, the head's product leaves maxima and sums here, so that the loss reads the
     // logits only once. They lie in the memory of the codes of the logits' gradient, which the loss
     // writes later. max_sums.data NULL: the product leaves nothing.

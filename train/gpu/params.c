@@ -265,7 +265,8 @@ void params_free_plan(Params *p) {
 
 // ---- starting -----------------------------------------------------------------------------------
 
-// Cuts this rank's part of every segment into pieces for the gradients' norm.
+// Cuts this rank's part of every segment into GradientParts, over which the gradients' norm is
+// summed.
 static void send_norm_parts(Params *p) {
     const ZeroLayout *z = &p->zero;
     GradientPart *parts = calloc_or_die((size_t)(NORM_PARTS + z->count), sizeof(GradientPart));

@@ -60,7 +60,7 @@ typedef struct {
     ZeroRange *ranges;
     int num_ranges;
     AdamWUpdate adamw;      // gradients: [zero.size]; weights: those that are gathered as codes
-    AdamWUpdate *updates;   // [num_buckets] the same for each bucket, with its segments
+    AdamWUpdate *updates;   // [num_buckets] adamw with the segments of each bucket
     AdamWSegment *segments; // on the device, [num_ranges]
     GradientPart *parts;    // on the device, [num_parts]: parts of the sum for the gradients' norm
     int num_parts;

@@ -27,7 +27,8 @@ NumberSupport support_find(Gpu *gpu, const Options *o, const Group *group,
 bool support_product(Gpu *gpu, Gemm g, int rows, float *ms);
 
 // Tests each kind of FP8 product that a run with these options takes, by a small product with
-// scales, which must be exact. Returns how many kinds there are; -1: one is missing or wrong.
+// scales, whose result must be exact. Returns how many kinds there are; -1: one is missing or
+// wrong.
 int fp8_self_check(Gpu *gpu, const Options *o, NumberSupport support);
 
 // Whether the kernels can take the model's sizes, with this number of tokens in a micro-batch.
