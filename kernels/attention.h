@@ -5,22 +5,23 @@
 //
 // Every address is a multiple of 16 bytes, and G divides H.
 //
-// Documents that are packed into a sequence do not see each other where the shape has `documents`:
-// query t then sees the keys from starts[t], where its document begins, to t. They are int32: the
-// starts [B,T], which never decrease within a sequence, and then what attention_share_work writes
-// for the kernels for Hopper: the ends [B,T] (one past the last token of each token's document),
-// and how they share their work. Where documents are short, those kernels skip tiles; cuDNN does
-// not.
+// A sequence may hold several documents. If the shape has `documents`, they do not see each other:
+// query t sees the keys from starts[t], where its document begins, to t. `documents` is an array of
+// int32. It begins with the starts [B,T], which never decrease within a sequence.
+// attention_share_work then writes what our kernels for Hopper need: the ends [B,T] (one past the
+// last token of each token's document), and which part of the work each thread block does. If
+// documents are short, these kernels skip tiles; cuDNN does not.
 //
 // cuDNN's flash attention does the work, through its C backend API; where it has no engine for a
 // shape (a head size that is not a multiple of 8, say), a plain kernel of our own takes its place.
-// On Hopper kernels of our own compute heads of 64, and with documents heads of 128. (Where a
-// sequence is one document, cuDNN is faster at heads of 128. With documents they are computed here
-// all the same: a batch's lengths are not known when the kernels are chosen.)
+// On Hopper, kernels of our own compute heads of size 64, and heads of size 128 if the shape has
+// documents. (If every sequence is one document, cuDNN is faster at heads of size 128. But with
+// documents our kernels always compute them, because the documents' lengths are not known when the
+// kernels are chosen.)
 //
-// Deterministic backward of cuDNN: it sums dQ in the order in which blocks finish, unless it may
-// write dQ directly. That path needs about 2 H T^2 bytes of workspace per sequence, so it runs on
-// some sequences at a time, or on some key/value heads of one.
+// cuDNN's backward pass sums dQ in the order in which thread blocks finish. Its deterministic path
+// writes dQ directly, but needs about 2 H T^2 bytes of workspace per sequence. So that path runs on
+// some sequences at a time, or on some key/value heads of one sequence.
 #pragma once
 
 #include "gpu.h"
@@ -33,17 +34,18 @@ typedef struct {
     const int *documents; // address on the device; NULL: a sequence is one document
 } AttentionShape;
 
-// Where each block's part of a pass's work begins, after the starts and the ends. A pass has at
-// most ATTENTION_BLOCKS blocks.
+// After the starts and the ends, `documents` has a table for each kernel: where each thread block's
+// part of the work begins. A kernel has at most ATTENTION_BLOCKS blocks. CUTS_KEYS: the gradients
+// of keys and values (heads of 64: the whole backward pass). CUTS_QUERIES: the queries' gradient.
 enum { ATTENTION_BLOCKS = 160 };
-typedef enum { CUTS_FORWARD, CUTS_KEYS, CUTS_QUERIES, CUT_KINDS } AttentionCuts; // and gradients
+typedef enum { CUTS_FORWARD, CUTS_KEYS, CUTS_QUERIES, CUT_KINDS } AttentionCuts;
 static inline size_t attention_cuts_at(AttentionShape s, int kind) {
     return 2 * (size_t)s.B * (size_t)s.T + (size_t)kind * (ATTENTION_BLOCKS + 1);
 }
-static inline size_t attention_documents_size(AttentionShape s) { // in numbers
+static inline size_t attention_documents_size(AttentionShape s) { // how many int32
     return attention_cuts_at(s, CUT_KINDS);
 }
-// On the host: writes what follows the starts. The shape needs no `documents`.
+// On the host: writes what follows the starts in `documents`. s.documents is not read.
 void attention_share_work(const Gpu *gpu, AttentionShape s, int *documents);
 
 void attention_forward_gpu(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv);
@@ -56,18 +58,21 @@ void attention_plain_forward(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, 
 void attention_plain_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
                               const Bf16 *out, const float *lse, const Bf16 *qkv);
 
-// attention_queries.cu, attention64_backward.cu and attention128_keys.cu, on Hopper: compute
-// capability 9.0 alone. Heads of 64: as many key/value heads as query heads. Heads of 128: with
-// documents. All sums have a fixed order. The backward pass needs workspace.
+// Our kernels for Hopper (only compute capability 9.0): attention_queries.cu,
+// attention64_backward.cu and attention128_keys.cu. Heads of 64 need as many key/value heads as
+// query heads, heads of 128 need documents. All sums have a fixed order. The backward pass needs
+// workspace.
+// attention_own_check ends the program if these kernels cannot compute the shape or the workspace
+// has less than `bytes`.
 enum { ATTENTION64_MOST_T = 2048, ATTENTION128_MOST_T = 131072 };
 bool attention_own_serves(const Gpu *gpu, AttentionShape s);
-void attention_own_check(const Gpu *gpu, AttentionShape s, size_t bytes); // dies if they do not
-size_t attention_own_workspace(AttentionShape s);                         // bytes; of any documents
+void attention_own_check(const Gpu *gpu, AttentionShape s, size_t bytes);
+size_t attention_own_workspace(AttentionShape s); // in bytes, for any documents
 void attention_own_forward(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv);
 void attention_own_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
                             const Bf16 *out, const float *lse, const Bf16 *qkv);
-// Its parts, which attention_own_backward has checked. delta [B,H,T]: -rowsum(dO O), which the
-// queries' gradient writes for the keys'.
+// The parts of attention_own_backward, which has checked their arguments. delta [B,H,T] =
+// -rowsum(dO O): attention128_queries writes it, and attention128_keys reads it.
 void attention64_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
                           const Bf16 *out, const float *lse, const Bf16 *qkv);
 void attention128_queries(const Gpu *gpu, AttentionShape s, Bf16 *d_qkv, float *delta,
@@ -75,19 +80,19 @@ void attention128_queries(const Gpu *gpu, AttentionShape s, Bf16 *d_qkv, float *
 void attention128_keys(const Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
                        const float *lse, const float *delta, const Bf16 *qkv);
 
-// Bytes of gpu->attention_workspace with which both passes work, at most `most` where that is
-// possible. With more, the deterministic backward is cut into fewer pieces. Needs no device: they
-// are enough whichever kernel computes the backward pass.
+// Bytes of gpu->attention_workspace that the forward and the backward pass need, at most `most` if
+// possible. With more bytes, cuDNN's deterministic backward pass is cut into fewer pieces. This
+// needs no device: the bytes are enough whichever kernel computes the backward pass.
 size_t attention_workspace(AttentionShape s, size_t most);
 
 // Whether cuDNN or the kernels for Hopper compute the shape; if not, the plain kernel does.
 bool attention_is_fast(Gpu *gpu, AttentionShape s);
 
-// At the start of a run: makes the plans of its shape. False, with one warning a run: the plain
-// kernel computes it.
+// At the start of a run: makes cuDNN's plans for the shape. Returns false, with one warning in a
+// run, if the plain kernel computes the shape.
 bool attention_start(Gpu *gpu, AttentionShape s);
 
-// Forgets the plans.
+// Frees the plans.
 void attention_close(Gpu *gpu);
 
 END_C

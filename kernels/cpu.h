@@ -31,8 +31,8 @@ typedef struct {
 
 void cpu_gemm(CpuGemm g);
 
-// Where documents begin, for the functions that take starts [B,T]: for each token, the place in its
-// sequence of its document's first token. NULL: each sequence is one document.
+// Some functions take starts [B,T]: for each token, the position in its sequence at which its
+// document begins. NULL: each sequence is one document.
 
 // out[M,C] = wte[token] (+ wpe[position], when wpe is not NULL); positions count from starts.
 void embedding_forward(float *out, const int *tokens, const int *starts, const float *wte,
@@ -59,8 +59,9 @@ void qk_norm_backward(float *dqkv, float *dquery_weight, float *dkey_weight, con
                       const float *query_weight, const float *key_weight, const float *rstd, int M,
                       int H, int G, int D);
 
-// Turns queries and keys of qkv [M,N] in place by the angles of rope_table, in Hugging Face's
-// order: element i of a head is paired with i + D/2. inverse turns back, which is the gradient.
+// Rotates queries and keys of qkv [M,N] in place by the angles of rope_table, in Hugging Face's
+// order: element i of a head is paired with i + D/2. inverse: rotates back, which computes the
+// gradient.
 void rope_apply(float *qkv, const float *table, int B, int T, int H, int G, int D, bool inverse);
 
 // Causal attention inside documents, with grouped keys and values, softmax(QK'/sqrt(D))V.
@@ -101,8 +102,8 @@ typedef struct {
 // Loshchilov and Hutter, "Decoupled Weight Decay Regularization" (2019), algorithm 2.
 void adamw_update(float *weights, float *m, float *v, const float *gradients, int64_t n, AdamW a);
 
-// How a moment of n elements, from element `first` of the parameter space on, is rounded where it
-// is stored: stochastically, by this key.
+// Stored moments are rounded stochastically, with random bits from the key and from an element's
+// index in the parameter space. first: the index of the moment's first element.
 typedef struct {
     int64_t first;
     uint32_t key;
@@ -112,13 +113,13 @@ typedef struct {
 // first moment's.
 uint32_t moment_key(uint64_t seed, int64_t step, Moment which);
 // Codes [n] and scales [ceil(n / MOMENT_BLOCK)] of a moment (moments.h); m's codes are in two's
-// complement. rounding NULL: to the nearest place among the codes.
+// complement. rounding NULL: each place (moments.h) is rounded to the nearest code.
 void moment_encode(uint8_t *codes, uint16_t *scales, Moment which, const float *x, int64_t n,
                    const MomentRounding *rounding);
-// The moment of codes [n], whose first one is the `skip`-th of its block.
+// Decodes codes [n] to the moment x. `skip` elements of the first code's block come before it.
 void moment_decode(float *x, Moment which, const uint8_t *codes, const uint16_t *scales, int skip,
                    int64_t n);
-// x becomes what would be read back after storing it in 8 bits, or in BF16.
+// x becomes what would be read back if it were stored in 8 bits, or in BF16.
 void moment_round(float *x, Moment which, int64_t n, MomentRounding rounding);
 void moment_round_bf16(float *x, int64_t n, MomentRounding rounding);
 
@@ -143,7 +144,7 @@ static inline int64_t muon_scratch(int rows, int columns) {
     int64_t side = rows < columns ? rows : columns;
     return (int64_t)rows * columns + 2 * side * side;
 }
-// The scale that gives an update `factor` as its root mean square, like AdamW's, for any shape.
+// The scale that gives an update of any shape the root mean square `factor`, like AdamW's.
 float muon_scale(float factor, int rows, int columns);
 
 // weights -= lr (update + weight_decay weights)
@@ -159,7 +160,8 @@ void round_to_fp8(float *out, const float *x, int64_t n, float scale, Fp8Type ty
 // Counts the codes of x * scale.
 void count_fp8(Fp8Counts *counts, const float *x, int64_t n, float scale, Fp8Type type);
 
-// A tensor [rows,columns] in blocks of height x width, each 1 or FP8_BLOCK; smaller at the edges.
+// A tensor [rows,columns] in blocks of height x width. Height and width are 1 or FP8_BLOCK; blocks
+// at the edges are smaller.
 typedef struct {
     int rows, columns, height, width;
     Fp8Type type;

@@ -21,7 +21,7 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return y;
 }
 
-// 1 / x, likewise.
+// 1 / x, with the same accuracy; results and arguments below 2^-126 count as 0.
 __device__ __forceinline__ float reciprocal_fast(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -40,7 +40,7 @@ __device__ __forceinline__ void group_barrier(int group, int lanes) {
     asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(lanes) : "memory");
 }
 
-// A launch, whose failure ends the program.
+// Launches a kernel; if the launch fails, the program ends.
 template <typename KERNEL, typename... ARGUMENTS>
 static void launch_with_shared(KERNEL kernel, dim3 blocks, dim3 threads, size_t shared,
                                cudaStream_t stream, const ARGUMENTS &...arguments) {
@@ -58,7 +58,8 @@ struct Floats8 {
     float v[VEC];
 };
 
-// Each half of a word of two BF16, in one instruction: CUDA's own conversion takes three for both.
+// The lower or the upper of two BF16 in a 32-bit word, in one instruction each. CUDA's own
+// conversion takes three for both.
 __device__ __forceinline__ float low_bf16(uint32_t pair) {
     return __uint_as_float(pair << 16);
 }
@@ -82,7 +83,7 @@ __device__ __forceinline__ uint4 pack8(const Floats8 &x) {
     return packed;
 }
 
-// Vector i of an array of BF16.
+// Vector i, of 8 values, of a BF16 array.
 __device__ __forceinline__ Floats8 load8(const Bf16 *x, int64_t i) {
     return unpack8(reinterpret_cast<const uint4 *>(x)[i]);
 }
@@ -112,7 +113,7 @@ __device__ __forceinline__ Bf16 to_bf16(float x) {
     return __bfloat16_as_ushort(__float2bfloat16_rn(x));
 }
 
-// sigmoid(x log 2), with the same accuracy
+// sigmoid(x log 2), from exp2_fast and reciprocal_fast
 __device__ __forceinline__ float sigmoid2(float x) {
     return reciprocal_fast(1.0f + exp2_fast(-x));
 }
@@ -142,7 +143,7 @@ __device__ __forceinline__ float swiglu(float gate, float up) {
     return up * (gate * sigmoid(gate));
 }
 
-// Running maximum and sum of exponentials, relative to the maximum.
+// The maximum of the values seen so far, and the sum of exp(value - max).
 struct MaxSum {
     float max, sum;
 };
@@ -153,7 +154,8 @@ __device__ __forceinline__ MaxSum combine(MaxSum a, MaxSum b) {
     return {max, a.sum * __expf(a.max - max) + b.sum * __expf(b.max - max)};
 }
 
-// The larger of each half of two words of two BF16; NaN where either is.
+// a and b hold two BF16 each: the larger of their lower halves and of their upper halves; NaN where
+// either is NaN.
 __device__ __forceinline__ uint32_t max_pair(uint32_t a, uint32_t b) {
     const __nv_bfloat162 m = __hmax2_nan(*reinterpret_cast<const __nv_bfloat162 *>(&a),
                                          *reinterpret_cast<const __nv_bfloat162 *>(&b));
@@ -173,12 +175,14 @@ __device__ __forceinline__ uint4 cut_off(uint4 packed, int count) {
     return packed;
 }
 
-// One of a rotated pair: x cos + partner sin, where the first of a pair takes -sin.
+// One element of a rotated pair: x cos + partner sin. For the first element of the pair, `sine` is
+// -sin.
 __device__ __forceinline__ float rotated(float x, float partner, float cosine, float sine) {
     return fmaf(x, cosine, partner * sine);
 }
 
-// Elements of a head's first half and their partners in the second: 8, or the first alone.
+// a: elements of a head's first half; b: their partners in the second half. WIDTH of them are used:
+// 8, or only the first.
 struct Pairs {
     Floats8 a, b;
 };
@@ -196,7 +200,7 @@ __device__ __forceinline__ void turn(Pairs &p, const Floats8 &cosine, const Floa
     }
 }
 
-// The same sum in every lane, in an order that does not depend on timing.
+// The sum of x over the warp, in every lane, in an order that does not depend on timing.
 template <typename T> __device__ __forceinline__ T warp_sum(T x) {
     for (int offset = WARP / 2; offset > 0; offset /= 2) { x += __shfl_xor_sync(~0u, x, offset); }
     return x;
@@ -209,7 +213,7 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-// The same sum in every thread; all threads call it. shared: one T per warp.
+// The sum of x over the block, in every thread. All threads call it. shared: one T per warp.
 template <typename T> __device__ __forceinline__ T block_sum(T x, T *shared) {
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     x = warp_sum(x);
@@ -271,7 +275,7 @@ static inline int divide_up(int64_t a, int64_t b) {
 // ---- sums over rows: partial sums, then a second launch ----
 
 enum {
-    PARTIALS = 264,   // two blocks on each of the H200's multiprocessors
+    PARTIALS = 264,   // two thread blocks on each SM of an H200
     ROW_LANES = 8,    // rows that a block of column_sums_kernel reads at a time
     TILE_ROWS = 128,  // rows of a tile of quantize.cuh
     PRODUCT_ROWS = 64 // rows of one partial sum of fused_product.cu
@@ -302,7 +306,7 @@ static inline void check_aligned(const char *name, std::initializer_list<const v
     }
 }
 
-// Tensors of M rows of N values.
+// Checks tensors [M,N].
 static inline void check_tensors(const char *name, int64_t M, int64_t N,
                                  std::initializer_list<const void *> pointers) {
     check_aligned(name, pointers);
@@ -343,7 +347,7 @@ static inline bool check_operand(const char *name, const Operand *t, int64_t M, 
     return codes;
 }
 
-// Where a producer that writes BF16 writes the amax; NULL: nowhere.
+// Where a kernel that writes t.bf16 also writes its amax; NULL: nowhere.
 static inline float *measured_amax(const Operand &t) {
     return t.scaling == SCALE_MEASURED && t.records ? &t.scale->amax : NULL;
 }

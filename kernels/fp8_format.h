@@ -34,8 +34,9 @@ HOST_DEVICE static inline float float_from_bits(uint32_t bits) {
     return x;
 }
 
-// The nearest value of the format, as a float; NaN for infinities and NaN. Adding and taking away
-// 1.5 * 2^23 steps rounds to a multiple of the step.
+// The nearest value of the format, as a float; NaN for infinities and NaN. Adding and subtracting
+// 1.5 * 2^23 times the spacing between the format's values near x rounds x to a multiple of that
+// spacing.
 HOST_DEVICE static inline float fp8_round(float x, Fp8Type type) {
     uint32_t mantissa_bits = type == FP8_E4M3 ? 3 : 2;
     uint32_t smallest_normal = (uint32_t)(type == FP8_E4M3 ? 127 - 6 : 127 - 14) << 23;
@@ -110,21 +111,21 @@ HOST_DEVICE static inline float fp8_scale(float amax, float target, float previo
 
 // ---- blocks ----
 //
-// With blockwise scaling an operand [rows,k] of a product, which sums over k, has many scales:
-// activations and gradients have one for each 1 x 128 of a row, weights one for each 128 x 128
-// (DeepSeek-V3 Technical Report, 2024, section 3.3). A block at an edge is smaller.
+// With blockwise scaling an operand [rows,k] of a matrix product that sums over k has many scales:
+// activations and gradients have one for each block of 1 x 128 values, weights one for each block
+// of 128 x 128 (DeepSeek-V3 Technical Report, 2024, section 3.3). A block at an edge is smaller.
 
 enum { FP8_BLOCK = 128 };
 
-// How a tensor gets its scales, in all steps of a run: one for the whole tensor, or one for each
-// block, from the block's own values, rounded to BF16. For blocks: the layout in which cuBLASLt
-// reads them.
+// How a tensor is scaled, in all steps of a run. SCALE_GIVEN, SCALE_MEASURED: it has one scale.
+// SCALE_VECTORS, SCALE_SQUARES: each block has a scale, from the block's own values, rounded to
+// BF16; the scales have the layout that cuBLASLt reads.
 typedef enum {
-    SCALE_GIVEN,    // one, which is known before the values are: delayed scaling
-    SCALE_MEASURED, // one, from the tensor's amax: tensorwise scaling; with delayed scaling the
-                    // tensors without a known scale, in a run that does not train
-    SCALE_VECTORS,  // 1 x 128: [ceil(k/128)][rows, rounded up to 4]
-    SCALE_SQUARES   // 128 x 128: [ceil(rows/128)][ceil(k/128), rounded up to 4]
+    SCALE_GIVEN,    // the scale is known before the values are: delayed scaling
+    SCALE_MEASURED, // the scale follows from the tensor's amax: tensorwise scaling; also, in a run
+                    // that does not train, tensors of delayed scaling without a known scale
+    SCALE_VECTORS,  // blocks of 1 x 128: [ceil(k/128)][rows, rounded up to 4]
+    SCALE_SQUARES   // blocks of 128 x 128: [ceil(rows/128)][ceil(k/128), rounded up to 4]
 } Scaling;
 
 HOST_DEVICE static inline int fp8_by_blocks(Scaling scaling) {
@@ -159,9 +160,8 @@ HOST_DEVICE static inline float fp8_block_scale(float amax, float target, int po
 
 // ---- scaling state ----
 
-// The scale of a tensor that has a single one, and what is known of the tensor's range. `amax`
-// collects the amax of this step until fp8_scale_update. If nothing is known, scale is 1 and count
-// 0.
+// The scale of a tensor that has only one. `amax` is the largest magnitude of this step so far,
+// until fp8_scale_update. Before any amax is known, scale is 1 and count is 0.
 typedef struct {
     float scale_inv; // first in 16 bytes: cuBLASLt needs a 16-byte aligned address
     float scale;
@@ -209,8 +209,8 @@ HOST_DEVICE static inline float fp8_scale_largest(const Fp8Scale *s, const float
     return largest;
 }
 
-// Enters this step's amax into the history; the scale follows from `largest`. An amax of zero,
-// infinity or NaN changes nothing.
+// Writes this step's amax to the history and computes the scale from `largest`. If the amax is
+// zero, infinity or NaN, history and scale stay as they are.
 HOST_DEVICE static inline void fp8_scale_enter(Fp8Scale *s, float *history, int length,
                                                float target, float largest) {
     float amax = s->amax;

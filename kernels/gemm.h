@@ -2,9 +2,9 @@
 //
 // Row-major D[m,n] = alpha * op(A)[m,k] * op(B)[k,n] (+ beta * C), where op transposes if trans_a
 // or trans_b is set. FP8 operands must both have k contiguous, which is trans_a false and trans_b
-// true (Hopper's tensor cores take no other); they are multiplied by their scales, which scaling_a
-// and scaling_b describe (fp8_format.h): blocks for both or for neither, squares for one at most.
-// Every address is a multiple of 16 bytes.
+// true (Hopper's tensor cores take no other); their codes are multiplied by scale_a and scale_b,
+// whose layout scaling_a and scaling_b name (fp8_format.h). Either both operands have scales of
+// blocks or neither; at most one is SCALE_SQUARES. Every address is a multiple of 16 bytes.
 //
 // The plan (layouts, and cuBLASLt's first choice of an algorithm) of each shape is made once. A
 // resumed run, which makes the same plans, computes the same bits.
@@ -36,7 +36,7 @@ typedef struct {
     float alpha, beta;
     GemmEpilogue epilogue;
     void *bias, *aux; // BF16
-    // on the device: the scales by which FP8 operands are multiplied
+    // on the device: the inverse scales, by which the codes of FP8 operands are multiplied
     const float *scale_a, *scale_b;
     Scaling scaling_a, scaling_b;
     bool fast_accumulation; // FP8: keep partial sums in the tensor cores; not with blocks
@@ -48,14 +48,14 @@ Gemm gemm_plain(int m, int n, int k, const Bf16 *a, const Bf16 *b, void *d);
 
 void gemm(Gpu *gpu, Gemm g);
 
-// Ends the program if these bytes, which are written during the product, overlap A, B or aux, which
-// are still being read then. gemm() checks D; kernels with more outputs check those too.
+// Ends the program if the output `to`, of `bytes` bytes, overlaps A, B or aux, which are still read
+// while it is written. gemm() checks D; kernels with more outputs check those, too.
 void gemm_check_apart(const Gemm *g, const char *name, const void *to, int64_t bytes);
 
-// Whether cuBLASLt has an algorithm for the product; false comes with the reason.
+// Whether cuBLASLt has an algorithm for the product; if not, error_text() is the reason.
 bool gemm_supported(Gpu *gpu, Gemm g);
 
-// Forgets the plans.
+// Frees the plans.
 void gemm_close(Gpu *gpu);
 
 END_C

@@ -1,7 +1,7 @@
 // The device a trainer runs on: handles, streams, workspace, and the checks around every call.
 //
 // Everything that takes a Gpu enqueues on gpu->stream and returns; nothing waits for the device
-// unless its comment says so. Device buffers of BF16 are Bf16 * on both sides of the compiler.
+// unless its comment says so. BF16 values have the type Bf16 in host code and in device code.
 #pragma once
 
 #include "../base/common.h"
@@ -26,7 +26,8 @@ static inline int gpu_type_bytes(GpuType type) {
     return type == TYPE_F32 ? 4 : (type == TYPE_BF16 ? 2 : 1);
 }
 
-// Where a step's time goes: while profiling, an event is recorded at each change of family.
+// The kernel families among which profiling divides a step's time. While profiling, an event is
+// recorded at each change of family.
 typedef enum {
     FAMILY_PRODUCTS,
     FAMILY_HEAD_PRODUCTS,
@@ -50,11 +51,11 @@ enum { FP8_CAPABILITY = 89 }; // the least capability with FP8 tensor cores
 typedef struct {
     int device, sms, capability; // capability: 90 for sm_90
     char name[256], uuid[48];    // uuid: as nvidia-smi prints it
-    size_t memory;               // of the device, in bytes, in use or free
+    size_t memory;               // bytes of the device's memory, in use or free
     cudaStream_t stream;
     cublasLtHandle_t blas;
     cudnnHandle_t dnn;
-    // workspaces: for a product; for attention, which the plan provides
+    // workspaces for matrix products and for attention, which the caller of gpu_open provides
     void *workspace, *attention_workspace;
     size_t workspace_bytes, attention_bytes;
     GemmCache *gemms;           // gemm.c's plans, until gemm_close; NULL: none yet
@@ -73,11 +74,11 @@ void gpu_close(Gpu *gpu);
 void gpu_send(const Gpu *gpu, void *device, const void *host, size_t bytes);
 // Enqueues a copy to the host.
 void gpu_fetch(const Gpu *gpu, void *host, const void *device, size_t bytes);
-// Enqueues setting the device's memory to zeros, whose time counts to the family.
+// Enqueues writing zeros to device memory; the time counts to the family.
 void gpu_clear(Gpu *gpu, GpuFamily family, void *device, size_t bytes);
 
 // Host memory, zeroed, page-locked where the system allows it; NULL for 0 bytes. mapped: kernels
-// can use it at the same address; where they cannot, the program ends.
+// can use it at the same address; if that is not possible, the program ends.
 void *gpu_host_memory(int64_t bytes, bool mapped);
 void gpu_host_free(void *memory);
 
@@ -93,7 +94,7 @@ float gpu_timer_end(const Gpu *gpu, GpuTimer timer);
 void gpu_family(Gpu *gpu, GpuFamily family);
 const char *gpu_family_name(GpuFamily family);
 void gpu_profile_begin(Gpu *gpu);
-// Waits for the device; milliseconds of each family since gpu_profile_begin.
+// Waits for the device, and sets ms to the milliseconds of each family since gpu_profile_begin.
 void gpu_profile_end(Gpu *gpu, double ms[FAMILY_COUNT]);
 
 // The device's dense BF16 peak in FLOP/s by its maker's data sheet, 0 when the name is not known.
@@ -103,7 +104,8 @@ void cuda_check(cudaError_t status, const char *call, const char *file, int line
 void blas_check(cublasStatus_t status, const char *call, const char *file, int line);
 void dnn_check(cudnnStatus_t status, const char *call, const char *file, int line);
 
-// On failure they end the program and name the call, the place and the library's reason.
+// If the call fails, these end the program and print the call, its file and line, and the library's
+// reason.
 #define CUDA_CHECK(call) cuda_check((call), #call, __FILE__, __LINE__)
 #define BLAS_CHECK(call) blas_check((call), #call, __FILE__, __LINE__)
 #define DNN_CHECK(call) dnn_check((call), #call, __FILE__, __LINE__)

@@ -19,9 +19,9 @@ enum {
 typedef uint64_t Barrier; // an mbarrier
 
 // A block's warpgroups begin with equal shares of the multiprocessor's 65536 registers, a multiple
-// of 8 for each thread. Then a thread of the first warpgroup keeps `first` registers, and one of
-// the others takes `others`. If they need more registers than the first warpgroup gives back, they
-// wait for ever.
+// of 8 for each thread. Then setmaxnreg lowers each thread of the first warpgroup to `first`
+// registers, and raises each thread of the others to `others`. If the others need more registers
+// than the first warpgroup gives back, the kernel hangs.
 constexpr bool registers_suffice(int first, int others, int other_groups = 2) {
     return first + other_groups * others <=
            (other_groups + 1) * (65536 / ((other_groups + 1) * GROUP) / 8 * 8);
@@ -39,12 +39,13 @@ __device__ __forceinline__ void barrier_init(Barrier *b, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(arrivals));
 }
 
-// After this TMA may use the barriers made so far; other threads may after __syncthreads().
+// After this, TMA may use the barriers initialised so far; other threads may after __syncthreads().
 __device__ __forceinline__ void barriers_ready(void) {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// It has no branch, because the warp would diverge there before the next WGMMA.
+// Arrives if `arrives`: by a predicate, because a branch would let the warp diverge before the next
+// WGMMA.
 __device__ __forceinline__ void barrier_arrive(Barrier *b, bool arrives) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n"
                  "@p mbarrier.arrive.shared::cta.b64 _, [%0];\n}" ::"r"(shared_address(b)),
@@ -87,7 +88,8 @@ __device__ __forceinline__ void barrier_wait(Barrier *b, uint32_t phase) {
     }
 }
 
-// Loads the box of a tensor with these first and last coordinates; those between them are 0.
+// Loads the box of a tensor with these first and last coordinates; the coordinates between them are
+// 0.
 template <int RANK>
 __device__ __forceinline__ void tma_load(void *to, const CUtensorMap &map, Barrier *full, int first,
                                          int last) {
@@ -150,8 +152,8 @@ __device__ __forceinline__ void tma_store(const CUtensorMap &map, const void *fr
 
 // Describes an operand in shared memory: rows of 128 bytes whose 16-byte pieces are swizzled over
 // groups of 8 rows: the layout of a TMA box with CU_TENSOR_MAP_SWIZZLE_128B that begins at a
-// multiple of 1024. 62: that swizzle; 32: bytes from one group of rows to the next, in sixteens;
-// 16: not used with it.
+// multiple of 1024. Fields of the descriptor: at bit 62, that swizzle; at bit 32, bytes from one
+// group of 8 rows to the next, divided by 16; at bit 16, a field that this swizzle does not use.
 __device__ __forceinline__ uint64_t wgmma_operand(const void *tile) {
     return (uint64_t)(shared_address(tile) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
@@ -180,7 +182,7 @@ __device__ __forceinline__ uint64_t wgmma_operand(const void *tile) {
                  : __VA_ARGS__                                                                    \
                  : "l"(a), "l"(b), "r"((int)adds))
 
-// sums (+)= A B' of 64 x 128 x 32.
+// d (+)= A B', with M x N x K = 64 x 128 x 32.
 template <Fp8Type TYPE_A>
 __device__ __forceinline__ void wgmma(float (&d)[64], uint64_t a, uint64_t b, bool adds) {
     if constexpr (TYPE_A == FP8_E4M3) {
@@ -190,7 +192,7 @@ __device__ __forceinline__ void wgmma(float (&d)[64], uint64_t a, uint64_t b, bo
     }
 }
 
-// 64 x 256 x 32, of E4M3.
+// The product of 64 x 256 x 32, with both operands in E4M3.
 __device__ __forceinline__ void wgmma(float (&d)[128], uint64_t a, uint64_t b, bool adds) {
     WGMMA("n256", "e4m3.e4m3", NAMES128, "%128, %129", "%130", SUMS64(0), SUMS64(64));
 }
@@ -199,13 +201,15 @@ __device__ __forceinline__ void wgmma(float (&d)[128], uint64_t a, uint64_t b, b
 #undef NAMES64
 #undef SUMS64
 
-// An operand whose rows of 128 bytes in shared memory are the summed dimension: 8 rows further are
-// 1024 bytes, whichever field gives them. 16 rows further are 2048 bytes.
+// An operand that lies transposed in shared memory: each index of the summed dimension has a row of
+// 128 bytes. Both offset fields are 1024 bytes, which is 8 rows, so it does not matter which one
+// the hardware uses. The next WGMMA's 16 rows begin 2048 bytes further.
 __device__ __forceinline__ uint64_t wgmma_transposed(const void *tile) {
     return wgmma_operand(tile) | 64ull << 16;
 }
 
-// sums (+)= A B' of 64 x 64 x 16, of BF16. A or B transposed: as wgmma_transposed describes.
+// d (+)= A B' in BF16, with M x N x K = 64 x 64 x 16. A transposed operand is one of
+// wgmma_transposed.
 #define NAMES32                                                              \
     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15," \
     " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
@@ -218,8 +222,8 @@ __device__ __forceinline__ void wgmma(float (&d)[32], uint64_t a, uint64_t b, bo
                  : "l"(a), "l"(b), "r"((int)adds), "n"((int)TRANSPOSED_A), "n"((int)TRANSPOSED_B));
 }
 
-// The same with A in registers, of which a thread has two rows and twice two columns. The registers
-// must not change before the wait, so pin them after it.
+// This takes A in registers: a thread has two pairs of adjacent columns of two rows. The registers
+// must not change before wgmma_wait, so pin them after it.
 template <bool TRANSPOSED_B>
 __device__ __forceinline__ void wgmma(float (&d)[32], const uint32_t *a, uint64_t b, bool adds) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
@@ -239,8 +243,8 @@ template <int LEFT> __device__ __forceinline__ void wgmma_wait(void) {
 }
 
 // Makes the compiler compute these pairs of rounded BF16 before the code that follows, such as a
-// wait for WGMMAs. Otherwise ptxas moves the wait up, before arithmetic that does not need it. No
-// BF16 is rounded to all ones.
+// wait for WGMMAs. Otherwise ptxas moves the wait up, before arithmetic that does not need it. (The
+// condition is never true: rounding to BF16 never gives all ones.)
 template <int N> __device__ __forceinline__ void hold(const uint32_t (&pairs)[N]) {
     uint32_t all = ~0u;
 #pragma unroll
@@ -255,7 +259,7 @@ template <int N> __device__ __forceinline__ void pin(float (&d)[N]) {
     for (int i = 0; i < N; i++) { asm volatile("" : "+f"(d[i])::"memory"); }
 }
 
-// The same for an operand in registers, which an unfinished WGMMA reads.
+// Pins an operand in registers, which an unfinished WGMMA reads.
 template <int N> __device__ __forceinline__ void pin(uint32_t (&a)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) { asm volatile("" : "+r"(a[i])::"memory"); }
@@ -269,7 +273,7 @@ __device__ __forceinline__ void wgmma_commit(void) {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// Makes the thread's stores since the last commit a group.
+// Makes the thread's TMA stores since the last commit a group.
 __device__ __forceinline__ void stores_commit(void) {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
@@ -284,7 +288,7 @@ __device__ __forceinline__ void stores_wait(void) {
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
-// After this and a barrier TMA may read what this thread has written to shared memory.
+// After this and a barrier, TMA may read what this thread has written to shared memory.
 __device__ __forceinline__ void show_to_tma(void) {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -308,7 +312,7 @@ template <int REGISTERS, bool MORE> __device__ __forceinline__ void set_register
 }
 
 // Stores four 8 x 8 matrices of 16-bit units, as they are or transposed: lane i gives the address
-// of row i of the 32 rows.
+// of row i % 8 of matrix i / 8.
 template <bool TRANSPOSED>
 __device__ __forceinline__ void store_matrices(void *row, const uint32_t (&units)[4]) {
 #define STORE_MATRICES(how)                                                        \
@@ -324,7 +328,7 @@ __device__ __forceinline__ void store_matrices(void *row, const uint32_t (&units
 #undef STORE_MATRICES
 }
 
-// Loads four 8 x 8 matrices in the same way.
+// Loads four 8 x 8 matrices, not transposed; lanes give addresses as in store_matrices.
 __device__ __forceinline__ void load_matrices(uint32_t *units, const void *row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(units[0]), "=r"(units[1]), "=r"(units[2]), "=r"(units[3])
@@ -339,7 +343,8 @@ __device__ __forceinline__ void prefetch(const void *x) {
 
 #endif
 
-// Where lane 4 g + t's 4 columns in block j of 16 begin, in swizzled rows of 64 BF16.
+// The byte at which 4 columns begin in swizzled rows of 64 BF16: of columns 16 j to 16 j + 15,
+// those that lane 4 g + t has.
 __device__ __forceinline__ int place_of_four(int row, int j, int t) {
     return row * FULL_ROW + ((j * 2 + t / 2) ^ row % 8) * 16 + t % 2 * 8;
 }
@@ -349,7 +354,7 @@ __device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
     return *reinterpret_cast<uint32_t *>(&pair);
 }
 
-// Records the amax of a warp's values, which all its lanes give.
+// Records the largest `range` of a warp's lanes in the amax, if out.records. All lanes call it.
 __device__ __forceinline__ void record_range(const Operand &out, float range) {
     uint32_t bits = __reduce_max_sync(~0u, __float_as_uint(range));
     if (threadIdx.x % WARP == 0 && out.records) {
@@ -357,7 +362,8 @@ __device__ __forceinline__ void record_range(const Operand &out, float range) {
     }
 }
 
-// The place in a ring of stages at which a thread is after `used` stages.
+// A thread's position in a ring of STAGES buffers, after it has used `used` of them: the buffer's
+// index, and how many rounds are complete.
 template <int STAGES> struct Stage {
     int at;
     uint32_t round;
@@ -437,9 +443,10 @@ static inline CUtensorMap tensor_map(const void *data, CUtensorMapDataType type,
     return map;
 }
 
-// The maps of codes [rows,columns], in boxes of `box` rows of `row` bytes, in an order that gives a
-// thread 2 adjacent rows and 4 adjacent columns of the product (fused_product.cu). The first: row
-// 16 i + 2 g + p is WGMMA's row 16 i + 8 p + g. Dimensions: column, g, p, block of 16 rows.
+// map_like_rows and map_like_columns make maps of codes [rows,columns], with boxes of `box` rows of
+// `row` bytes, whose rows are in an order that gives a thread 2 adjacent rows and 4 adjacent
+// columns of the product (fused_product.cu). map_like_rows: row 16 i + 2 g + p is WGMMA's row 16 i
+// + 8 p + g. Dimensions: column, g, p, block of 16 rows.
 static inline CUtensorMap map_like_rows(const uint8_t *x, int64_t rows, int64_t columns, int row,
                                         int box) {
     return tensor_map(x, CU_TENSOR_MAP_DATA_TYPE_UINT8, row,
@@ -449,8 +456,8 @@ static inline CUtensorMap map_like_rows(const uint8_t *x, int64_t rows, int64_t 
                        {rows / 16, 16 * columns, box / 16}});
 }
 
-// The second: row 16 j + 4 t + 2 h + e is WGMMA's column 16 j + 8 h + 2 t + e, which lane 4 g + t
-// has. Dimensions: column, e, t, h, block of 16 rows.
+// map_like_columns: row 16 j + 4 t + 2 h + e is WGMMA's column 16 j + 8 h + 2 t + e, which lane 4 g
+// + t has. Dimensions: column, e, t, h, block of 16 rows.
 static inline CUtensorMap map_like_columns(const uint8_t *x, int64_t rows, int64_t columns, int row,
                                            int box) {
     return tensor_map(x, CU_TENSOR_MAP_DATA_TYPE_UINT8, row,
@@ -468,8 +475,8 @@ static inline CUtensorMap map_sequences(const Bf16 *x, int B, int T, int64_t col
                       {{columns, 2, 64}, {T, 2 * columns, rows}, {B, 2 * columns * T, 1}});
 }
 
-// Shares units of work among blocks, in their order: block i has those from cuts[i] to before
-// cuts[i + 1]. The largest share costs as little as the order allows; returns its cost.
+// Divides units of work among thread blocks, in the order of the units: block i gets units cuts[i]
+// to cuts[i + 1] - 1. The largest share costs as little as the order allows; returns its cost.
 template <typename CUT, typename COST>
 static int64_t share_units(CUT *cuts, int units, int blocks, COST cost) {
     auto fits = [&](int64_t most) {
@@ -500,8 +507,8 @@ static int64_t share_units(CUT *cuts, int units, int blocks, COST cost) {
     return high;
 }
 
-// What every fused product requires. The operands must be codes with one scale each, and the
-// product must have no other feature.
+// Checks what every fused product requires: the operands are codes with one scale each, and alpha,
+// c, batch and epilogue are not used.
 static inline void check_fused_operands(const char *name, const Gpu *gpu, const Gemm &g,
                                         GpuType type_a,
                                         std::initializer_list<const void *> needed) {
@@ -524,8 +531,7 @@ static inline void check_fused_operands(const char *name, const Gpu *gpu, const 
     if (!gpu_has_fused_products(gpu)) { die("%s: this device has none", name); }
 }
 
-// The same for a product whose result becomes codes of A's type. Sets `out` [M,N] to how this step
-// quantises the result.
+// Checks a product whose result is written to `out` [M,N] as codes of A's type.
 static inline void check_fused_product(const char *name, const Gpu *gpu, const Gemm &g,
                                        Operand *out, int N,
                                        std::initializer_list<const void *> needed) {

@@ -1,10 +1,10 @@
 // Every GPU kernel's launcher. Shapes and meanings are those of cpu.h; activations, weights and
 // their gradients are BF16 unless a comment says otherwise, statistics FP32. A launcher enqueues on
 // gpu->stream and returns; the caller's buffers must stay valid until the stream has done the work.
-// Pointers are 16-byte aligned and channel counts (C, F, D, P) multiples of 8; FP8 forms need both
-// sides to be multiples of 16.
+// Pointers are 16-byte aligned and channel counts (C, F, D, P) multiples of 8; a tensor that is
+// written in FP8 has rows and columns in multiples of 16.
 //
-// A launcher first names the kernel family that its time counts to (gpu_family). Where it also
+// A launcher first names the kernel family that its time counts to (gpu_family). If it also
 // quantises its output, that time counts to the same family.
 //
 // Sums have one fixed order, so that a repeated call gives the same bits. A kernel that sums over
@@ -34,7 +34,8 @@ static inline bool gpu_rotary_fits(int64_t M, int64_t N) {
     return M > 0 && N > 0 && M * (N / 2) <= INT32_MAX;
 }
 
-// A gradient of weights: FP32 or BF16, overwritten or added to.
+// Where a gradient of weights is written, in FP32 or BF16. accumulate: it is added to what `data`
+// holds; otherwise it overwrites that.
 typedef struct {
     void *data; // NULL: not requested
     GpuType type;
@@ -50,7 +51,7 @@ typedef struct {
 // Bytes of scratch for a sum over M rows into `columns` columns.
 size_t partial_sums_bytes(int64_t M, int64_t columns);
 
-// ---- tensors that products read ----
+// ---- tensors that matrix products read ----
 //
 // Hopper's FP8 tensor cores take both operands with the summed dimension contiguous, so a tensor
 // [M,N] is written twice in one pass: as it is, and transposed.
@@ -61,22 +62,23 @@ size_t partial_sums_bytes(int64_t M, int64_t columns);
 enum { SLOT_FOLLOWS = 1, SLOT_WEIGHT = 2 };
 typedef struct {
     Fp8Scale *scales;
-    float *history; // [count, length] delayed scaling: each scale's amaxes, a ring
+    float *history; // [count, length] delayed scaling: a ring of each scale's last amaxes
     float *targets; // [count] what amax * scale should be
     uint8_t *kinds; // [count] SLOT_FOLLOWS, SLOT_WEIGHT
     int count, length;
 } Fp8Table;
 
-// A form that FP8 products read: codes, and what they multiply by: the inverse of the tensor's
-// scale, or those of its blocks. codes NULL: the form is not requested.
+// An FP8 form of a tensor: its codes, and the factors that turn codes back into values: the inverse
+// of the tensor's scale, or the inverse scales of its blocks. codes NULL: the form is not
+// requested.
 typedef struct {
     uint8_t *codes;
     float *inverse;
 } Fp8Form;
 
-// A tensor [M,N] that products read: its forms, and how it is quantised. Without codes it is BF16.
-// With SCALE_GIVEN and blocks, the codes are written with bf16 or, fused, without it; with
-// SCALE_MEASURED from bf16, never fused.
+// A tensor [M,N] that matrix products read: its forms, and how it is quantised. Without codes it is
+// BF16. With SCALE_MEASURED the codes are computed from bf16, once its amax is known, so the tensor
+// cannot be fused. With the other scalings it can.
 typedef struct {
     Bf16 *bf16;            // [M,N]; NULL: not requested
     Fp8Form rows, columns; // [M,N], [N,M]
@@ -84,9 +86,9 @@ typedef struct {
     Fp8Type type;
     float target; // what amax * scale should be, unless the scale is given
     Scaling scaling;
-    bool fused;        // producers write only FP8, because no product reads BF16
+    bool fused;        // kernels write only the FP8 forms, because no product reads BF16
     bool records;      // the amax is written to scale->amax: for the history, or for SCALE_MEASURED
-    bool power_of_two; // blocks: scales are rounded down to powers of two
+    bool power_of_two; // the scales of blocks are rounded down to powers of two
 } Operand;
 
 static inline Operand operand_bf16(Bf16 *bf16) {
@@ -95,18 +97,19 @@ static inline Operand operand_bf16(Bf16 *bf16) {
     return t;
 }
 
-// A producer writes its output as the operand says. Where it is fused, the kernel writes the FP8
-// forms alone. Otherwise the kernel writes bf16, and its amax to scale->amax where the scale is
-// measured; the FP8 forms are then written from bf16. A fused output of a forward producer is E4M3.
+// A launcher that takes an Operand writes its output there. If the operand is fused, the kernel
+// writes only the FP8 forms. Otherwise it writes bf16 and, with SCALE_MEASURED, the amax of bf16 to
+// scale->amax; a second kernel then writes the FP8 forms from bf16. The fused output of a forward
+// pass is E4M3.
 
-// Writes the FP8 forms from out.bf16 [M,N]; a pass before that measures the amax where a measured
-// scale records it. sums: the column sums of out.bf16, in any precision. Its time counts to
-// FAMILY_QUANTIZE where it writes FP8 or measures, and to FAMILY_ACTIVATIONS where it only adds up
-// columns.
+// Writes the FP8 forms from out.bf16 [M,N]. With SCALE_MEASURED, a pass before that measures the
+// amax if out.records. sums: receives the column sums of out.bf16, even if no FP8 form is
+// requested. The time counts to FAMILY_QUANTIZE, or to FAMILY_ACTIVATIONS if only columns are
+// summed.
 void gpu_quantize(Gpu *gpu, Operand out, Gradient sums, Scratch scratch, int M, int N);
-// Adds n codes, a multiple of 16, to the counts.
+// Adds n FP8 codes to the counts; n is a multiple of 16.
 void gpu_count_codes(Gpu *gpu, Fp8Counts *counts, const uint8_t *codes, int64_t n, Fp8Type type);
-// out [C,N] = x' of FP8 codes [N,C], N and C multiples of 16.
+// out [C,N] = the transpose of the FP8 codes x [N,C]; N and C are multiples of 16.
 void gpu_transpose_codes(Gpu *gpu, uint8_t *out, const uint8_t *x, int N, int C);
 
 // ---- embedding.cu ----
@@ -115,18 +118,19 @@ void gpu_embedding_forward(Gpu *gpu, Bf16 *out, const int *tokens, const int *st
                            const Bf16 *wte, const Bf16 *wpe, int B, int T, int C);
 
 // The rows 0..M-1 of a batch, sorted by token: run i is rows[starts[i]] to rows[starts[i+1] - 1],
-// all of one token. runs[0] is the number of runs, runs[1] the number of long ones, and the numbers
-// of the long ones follow.
+// all of one token. runs[0] is the number of runs, runs[1] the number of long ones, and the indices
+// of the long runs follow.
 typedef struct {
     int *rows, *starts, *runs; // [M], [M+1], [embedding_runs_size(M)]
 } TokenRuns;
-enum { EMBEDDING_LONG_RUN = 32 }; // the least rows of a long run
+enum { EMBEDDING_LONG_RUN = 32 }; // a run of at least this many rows is long
 static inline int embedding_runs_size(int M) {
     return 2 + M / EMBEDDING_LONG_RUN;
 }
-// Adds each token's rows of dout to its row of the gradient, in the order of the runs, which lie on
-// the device, so that the launch does not depend on the tokens. Where positions do not count from
-// each sequence's beginning, this computes their gradient, too; the tokens are then the positions.
+// Adds each token's rows of dout to the token's row of dwte, in the order of `runs`. The arrays of
+// `runs` are on the device, so that the launch does not depend on the tokens. If positions count
+// from the beginnings of documents, this also computes the gradient of wpe, with positions in place
+// of tokens.
 void gpu_embedding_backward(Gpu *gpu, Gradient dwte, const Bf16 *dout, const int *tokens,
                             TokenRuns runs, int M, int C);
 void gpu_position_backward(Gpu *gpu, Gradient dwpe, const Bf16 *dout, int B, int T, int C);
@@ -157,7 +161,7 @@ void gpu_norm_backward(Gpu *gpu, Operand out, NormBackward n);
 // ---- activation.cu ----
 // out = gelu(x + bias) of x [M,F] and bias [F], which may be NULL.
 void gpu_gelu_forward(Gpu *gpu, Operand out, const Bf16 *x, const Bf16 *bias, int M, int F);
-// dx = dout gelu'(x + bias), and its column sums. out.bf16 may be dout.
+// dx = dout gelu'(x + bias); column_sums: those of dx. dx.bf16 may be dout.
 void gpu_gelu_backward(Gpu *gpu, Operand dx, Gradient column_sums, const Bf16 *dout, const Bf16 *x,
                        const Bf16 *bias, Scratch scratch, int M, int F);
 // x: [M,2F], gate and up; out [M,F]
@@ -166,23 +170,25 @@ void gpu_swiglu_forward(Gpu *gpu, Operand out, const Bf16 *x, int M, int F);
 void gpu_swiglu_backward(Gpu *gpu, Operand dx, const Bf16 *dout, const Bf16 *x, int M, int F);
 
 // ---- fused_product.cu ----
-// FP8 products with an activation in their epilogue. They write the FP8 forms alone, by a given
-// scale, and round as gemm() and an activation's kernel after it do. M, N and K are multiples of
-// 16. Whether this GPU (only compute capability 9.0), this driver and this build have them:
+// FP8 matrix products with an activation in their epilogue. The activation's output is fused, with
+// SCALE_GIVEN. Values are rounded as by gemm() and the activation's kernel after it. M, N and K are
+// multiples of 16.
+// gpu_has_fused_products: whether this driver and this build can run them on this GPU, which must
+// have compute capability 9.0.
 bool gpu_has_fused_products(const Gpu *gpu);
 // For GPT-2: fc1's forward product with GELU, and fc2's input gradient with GELU's derivative.
 
-// The largest K of these products. For larger K, a panel of B does not fit in shared memory, and a
-// product and an activation kernel were faster.
+// The largest K of these products. For larger K, a panel of B does not fit in shared memory, and
+// gemm() with a separate activation kernel was faster.
 enum { GELU_PRODUCT_MOST_K = 768 };
 // g.d [M,N] = the product; out = gelu(g.d + g.bias).
 void gpu_product_gelu(Gpu *gpu, Gemm g, Operand out);
-// dx = the product times gelu'(g.aux + g.bias), and its column sums; g.d is not written.
+// dx = the product times gelu'(g.aux + g.bias); column_sums: those of dx. g.d is not written.
 void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Operand dx, Gradient column_sums, Scratch scratch);
 
 // ---- rope.cu ----
-// Each head of the queries and keys in a packed [M,(H+2G)D] goes through its RMSNorm, where there
-// are weights (QK norm; D up to MOST_HEAD_SIZE), and then through the rotation. D is even.
+// Each head of the queries and keys in a packed qkv [M,(H+2G)D] is normalised by RMSNorm if there
+// are weights (QK norm; D up to MOST_HEAD_SIZE), and then rotated. D is even.
 typedef struct {
     const float *table;                    // [T,D] (rope.h)
     const Bf16 *query_weight, *key_weight; // [D]; NULL: no norm
@@ -192,28 +198,29 @@ typedef struct {
 // out may be qkv. If it is another buffer, the values are copied into it.
 void gpu_rope_forward(Gpu *gpu, Bf16 *out, const Bf16 *qkv, Rotary r);
 
-// d_qkv.bf16 [M,(H+2G)D] is the gradient of the forward pass's result, from which the gradient of
-// its input is computed. If d_qkv is fused, D is a multiple of 16 and heads are not normalised,
-// that is done while FP8 is written, and d_qkv.bf16 does not change; otherwise it is done in place.
+// d_qkv.bf16 [M,(H+2G)D] is the gradient of the forward pass's output; the gradient of the forward
+// pass's input replaces it. But if d_qkv is fused, D is a multiple of 16 and there is no QK norm,
+// then the input's gradient is written only to the FP8 forms, and d_qkv.bf16 does not change.
 typedef struct {
     Rotary rotary;
     const Bf16 *qkv; // QK norm: the input of the forward pass
     Gradient dquery_weight, dkey_weight;
-    Gradient column_sums; // column sums of the result: the bias gradient
+    Gradient column_sums; // column sums of the input's gradient: the bias gradient
     Scratch scratch;
 } RotaryBackward;
 void gpu_rope_backward(Gpu *gpu, Operand d_qkv, RotaryBackward b);
 
 // ---- wide_product.cu ----
-// FP8 products of E4M3 operands, with fast accumulation; else as fused_product.cu's. g.d has the
-// bits of gemm() where that adds up in the order of K. The columns of a tile:
+// FP8 matrix products of E4M3 operands with fast accumulation; otherwise like those of
+// fused_product.cu. g.d has the same bits as from gemm(), if gemm() sums in the order of K. A tile
+// has WIDE_PRODUCT_COLUMNS columns.
 enum { WIDE_PRODUCT_COLUMNS = 256 };
-// For Llama: g.d [M,2F] (gate and up) = fc1's forward product; out [M,F] = SwiGLU, with the bits of
-// gpu_swiglu_forward() of g.d. F is a multiple of 16 too.
+// For Llama: g.d [M,2F] (gate and up) = fc1's forward product; out [M,F] = SwiGLU of g.d, with the
+// same bits as from gpu_swiglu_forward(). F is a multiple of 16, too.
 void gpu_product_swiglu(Gpu *gpu, Gemm g, Operand out);
-// For the head: g.d [M,N] = the logits; and for each row, in each tile, the maximum and the sum of
-// exp(logit - maximum) of the rounded logits of the first V columns: {maximum, sum} [tiles][M],
-// where {-infinity, 0} stands for no columns.
+// For the head: g.d [M,N] = the logits, rounded to BF16. max_sums [tiles][M]: for each row of each
+// tile, a pair {maximum, sum of exp(logit - maximum)} of the rounded logits in columns below V, or
+// {-infinity, 0} if the tile has no such columns.
 void gpu_product_max_sums(Gpu *gpu, Gemm g, Scratch max_sums, int V);
 static inline int max_sums_tiles(int64_t N) {
     return (int)((N + WIDE_PRODUCT_COLUMNS - 1) / WIDE_PRODUCT_COLUMNS);
@@ -222,19 +229,20 @@ static inline int64_t max_sums_floats(int64_t M, int64_t N) {
     return 2 * M * max_sums_tiles(N);
 }
 // For Llama's QKV: g.d [M,(H+2G)D] = gpu_rope_forward() of the product rounded to BF16, with the
-// same bits. M is r.B r.T; heads have no norm, and a size for which gpu_product_rotates().
+// same bits. M is r.B * r.T. There is no QK norm, and gpu_product_rotates(D) is true.
 void gpu_product_rope(Gpu *gpu, Gemm g, Rotary r);
 static inline bool gpu_product_rotates(int D) {
     return D > 0 && D % 16 == 0 && WIDE_PRODUCT_COLUMNS % D == 0;
 }
 
 // ---- loss.cu ----
-// losses[M] of the rows of logits.bf16 [M,P]. A row whose target is -1 is left out: its loss and
-// gradient are 0. Where terms.gradient_scale > 0, the logits' gradient (cpu.h) is written too: in
-// place, or, where the tensor is fused, to its FP8 forms, which leaves logits.bf16 as it is. Only a
-// fused tensor needs scratch. Without a cap, max_sums may hold what gpu_product_max_sums() has
-// left. It is read before the FP8 forms are written, so it may lie in their memory. max_sums.data
-// NULL: the logits are read instead.
+// Writes the losses[M] of the rows of logits.bf16 [M,P]. A row whose target is -1 has loss and
+// gradient 0. If terms.gradient_scale > 0, the gradient of the logits (cpu.h) is written too: it
+// replaces logits.bf16, or, if the tensor is fused, is written only to the FP8 forms. Only a fused
+// tensor needs scratch.
+// max_sums: what gpu_product_max_sums() has written, only without a softcap; data NULL: this
+// computes maxima and sums from the logits. max_sums is read before the FP8 forms are written, so
+// it may lie in their memory.
 void gpu_cross_entropy(Gpu *gpu, float *losses, Operand logits, Scratch scratch, Scratch max_sums,
                        const int *targets, int M, int V, int P, LossTerms terms);
 static inline int64_t loss_scratch_floats(int64_t M) {
@@ -246,23 +254,24 @@ void gpu_sum_losses(Gpu *gpu, double *sum, const float *losses, int M, bool accu
 // ---- adamw.cu ----
 // What one optimizer step decides on the device, so that the host need not wait for the norm.
 // Between gpu_sum_of_squares and gpu_decide_step the trainer sums loss_sum, norm_squared and stop
-// over the ranks, as one array of three (train/gpu/params.c): their order is fixed.
+// over the ranks, as one array of three (train/gpu/params.c), so they must stay adjacent and in
+// this order.
 typedef struct {
     double loss_sum;      // sum of the step's losses
     double norm_squared;  // norm of the step's gradients, squared
     double stop;          // above 0: the run should end
     double own_loss_sum;  // the loss_sum of this rank alone
-    float gradient_scale; // what multiplies the gradients: clipping, and tokens / targets
+    float gradient_scale; // factor of the gradients: clipping, and tokens / targets
     int skipped;          // a SkipReason; unless it is SKIP_NONE, nothing is updated
-    int64_t updates;      // AdamW steps made, this one included unless skipped
+    int64_t updates;      // how many AdamW steps were made, this one included unless skipped
     SpikeWindow window;   // losses and norms of the previous steps
     // nanoseconds (gpu_stamp): when this rank began the step, and when it had computed its last
     // gradient
     uint64_t began, computed;
 } StepState;
 
-// The numbers that a step needs from the host. A launch reads them from the device, so that a step
-// can be a captured graph.
+// The numbers that a step needs from the host. Kernels read them from device memory, so that a step
+// can be captured as a CUDA graph.
 typedef struct {
     double lr;
     int64_t step;
@@ -272,28 +281,29 @@ typedef struct {
     bool skip;      // --iterations-to-skip names the step
 } StepInput;
 
-// A range of the gradients' elements, multiples of 8. One block sums it up.
+// A range of the gradients' elements; first and n are multiples of 8. One thread block sums its
+// squares.
 typedef struct {
     int64_t first, n;
 } GradientPart;
 
-// state->norm_squared = the sum of squares of the parts, a table on the device of `count` rows;
-// state->stop = input->stop; state->loss_sum and own_loss_sum = *loss_sum. scratch[count]
+// state->norm_squared = the sum of squares of parts[count], which is on the device; state->stop =
+// input->stop; state->loss_sum and own_loss_sum = *loss_sum. scratch[count]
 void gpu_sum_of_squares(Gpu *gpu, StepState *state, const StepInput *input, const double *loss_sum,
                         double *scratch, const void *gradients, GpuType type,
                         const GradientPart *parts, int count);
-// Decides by the mean loss over input->targets, and by the gradients' norm, whether the step is
-// skipped. The gradients are those of the loss divided by `tokens`, but must be those of the loss
-// divided by targets: norm_squared becomes that of the gradients times tokens / targets.
-// gradient_scale is tokens / targets, times clip / norm where clip > 0 and the norm is above it.
-// Sets skipped, updates and window.
+// Decides by the loss per target and by the gradients' norm whether the step is skipped, and sets
+// skipped, updates and window. The backward pass divided the loss by `tokens`, but the update needs
+// the gradients of the loss divided by input->targets. So norm_squared is multiplied by (tokens /
+// targets)^2, and gradient_scale is tokens / targets, times clip / norm if clip > 0 and the norm is
+// above clip.
 void gpu_decide_step(Gpu *gpu, StepState *state, const StepInput *input, double tokens, float clip);
 
-// Parameters that lie together, and where their new weights go. A segment may be a part of a
-// matrix, and may begin anywhere in it.
+// A contiguous range of parameters, and where their new weights are written. A segment may be a
+// part of a matrix, and may begin anywhere in the matrix.
 typedef struct {
     int64_t first, n; // elements of the parameter space, multiples of PARAM_ALIGN
-    int64_t gradient; // where the segment's gradients begin
+    int64_t gradient; // index of its first gradient in AdamWUpdate.gradients
     // the segment's master weights and moments, on the device or in pinned host memory
     float *master;
     void *exp_avg, *exp_avg_sq; // their type is AdamWUpdate.moment_type
@@ -301,14 +311,14 @@ typedef struct {
     uint8_t *fp8;               // the segment's FP8 weights
     int weight;                 // FP8: the segment belongs to this row of AdamWUpdate.weights
     int64_t within;             // FP8: where in that weight the segment begins
-    // its first block, when the blocks of all segments are counted together
+    // number of its first thread block; the blocks of all segments are numbered together
     int first_block;
-    float lr_mult; // what StepInput.lr is multiplied by
+    float lr_mult; // factor of StepInput.lr
     float weight_decay;
     bool muon; // Muon's: exp_avg is the momentum, and there is no exp_avg_sq
     Bf16 *exp_avg_scales, *exp_avg_sq_scales; // scales of 8-bit moments, on the device
 } AdamWSegment;
-int gpu_adamw_blocks(int64_t n); // blocks for a segment of n elements
+int gpu_adamw_blocks(int64_t n); // thread blocks for a segment of n elements
 
 // An FP8 weight [rows,columns], of which a rank may update parts. Its codes are E4M3.
 typedef struct {
@@ -316,7 +326,7 @@ typedef struct {
     float target;               // what amax * scale should be
     Fp8Scale *scale;            // NULL with SCALE_SQUARES
     bool power_of_two;          // this and what follows: only with SCALE_SQUARES
-    float *amax;                // the amax of each square, at the place of the square's scale
+    float *amax;                // the amax of each block of 128 x 128, at the index of its scale
     float *inverse, *inverse_t; // inverse scales of the weight, and of its transpose (fp8_format.h)
 } Fp8Weight;
 
@@ -324,7 +334,7 @@ typedef struct {
     GpuType moment_type; // type of AdamW's moments; Muon's momentum has momentum_type()
     void *gradients;     // only gpu_muon_momentum writes them
     GpuType gradient_type;
-    const AdamWSegment *segments; // on the device; weights and input are there too
+    const AdamWSegment *segments; // on the device, as are weights and input
     int segment_count, segment_blocks;
     bool muon;          // some segments are Muon's
     Fp8Weight *weights; // the weights of FP8 segments
@@ -345,21 +355,22 @@ HOST_DEVICE static inline GpuType momentum_type(GpuType moment_type) {
 
 // The optimizer's step on all segments, unless the step is skipped. For Muon's segments the
 // gradient buffer already holds the update. With SCALE_GIVEN, FP8 weights are written by the given
-// scales. Otherwise they stay as they are. The amax of the new weights goes to scale->amax, or to
-// the squares' amaxes.
+// scales. Otherwise only gpu_quantize_weights writes them. The amaxes of the new weights go to
+// Fp8Weight.scale->amax or, with SCALE_SQUARES, to Fp8Weight.amax.
 void gpu_adamw(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
-// Both read the master weights. gpu_measure_weights measures the amaxes of FP8 weights;
-// gpu_quantize_weights writes the FP8 weights by the scales that follow from these amaxes. After a
-// skipped step both do nothing. state NULL: at the start of a run, where gpu_quantize_weights also
-// writes the BF16 weights.
+// These two launchers read the master weights. gpu_measure_weights measures the amaxes of FP8
+// weights; gpu_quantize_weights writes the FP8 weights by the scales that follow from these amaxes.
+// After a skipped step both do nothing. state is NULL at the start of a run; gpu_quantize_weights
+// then writes the BF16 weights, too.
 void gpu_measure_weights(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
 void gpu_quantize_weights(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
 // Sets the scales of all weights by their amaxes; with SCALE_GIVEN, only the scales that are not
-// known yet. state: as above.
+// known yet. After a skipped step it does nothing. state is NULL at the start of a run.
 void gpu_announce_scales(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
 
-// Delayed scaling, once an optimizer step, after the decision: enters the amaxes into the history
-// and renews the scales; after a skipped step forgets the amaxes of activations and gradients.
+// Delayed scaling, once an optimizer step, after gpu_decide_step: enters the step's amaxes into the
+// history and computes the new scales. If the step is skipped, it only sets the amaxes of
+// activations and gradients to 0.
 void gpu_fp8_update(Gpu *gpu, const Fp8Table *table, const StepState *state);
 // Before a micro-step: sets every amax to 0.
 void gpu_fp8_clear_amaxes(Gpu *gpu, const Fp8Table *table);
@@ -368,11 +379,12 @@ void gpu_fp8_clear_amaxes(Gpu *gpu, const Fp8Table *table);
 // input of the Newton-Schulz steps.
 void gpu_muon_momentum(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
 
-// Matrices of n elements each, a multiple of 8, among the gradients.
+// Matrices in the gradient buffer, of n elements each; n is a multiple of 8.
 typedef struct {
     void *gradients;
     GpuType type;
-    const int64_t *places; // [count] where each begins: on the device, multiples of 8
+    const int64_t
+        *places; // [count] index of each matrix's first element, a multiple of 8; on the device
     int count;
     int64_t n;
 } MuonMatrices;
@@ -385,10 +397,10 @@ void gpu_muon_store(Gpu *gpu, MuonMatrices m, const Bf16 *x);
 void gpu_to_bf16(Gpu *gpu, Bf16 *out, const float *x, int64_t n);
 
 // ---- hash.cu ----
-// *nanoseconds = the device's time. Names no family.
+// *nanoseconds = the device's time. This launcher names no kernel family.
 void gpu_stamp(Gpu *gpu, uint64_t *nanoseconds);
-// *sum += the hash of the data (hash_words in base/rng.h), a multiple of 8 bytes, whose first word
-// is number `first`.
+// *sum += the hash of the data (hash_words in base/rng.h). bytes is a multiple of 8; `first` is the
+// number of the data's first 8-byte word.
 void gpu_hash(Gpu *gpu, uint64_t *sum, const void *data, int64_t bytes, int64_t first);
 
 END_C

@@ -9,7 +9,7 @@
 // update computes with the exact moments, and only what is stored is rounded:
 //   c = floor(place + random), place = sign(m) (|m| / unit)^(1/3) or (sqrt(v) / unit)^(1/3)
 // The GPU computes places by approximate logarithms, with a relative error of about 1e-6, so that
-// of a thousand codes one at most is the next one to the definition's.
+// at most one code of a thousand differs from the definition's, by 1.
 //
 // Rounding sqrt(v) can leave v too small for its m, and an update m / sqrt(v) then explodes. Exact
 // moments satisfy v >= floor m^2 (moment_floor), so v is raised to that when it is read.
@@ -29,8 +29,9 @@ HOST_DEVICE static inline int moment_most(Moment which) {
     return which == MOMENT_FIRST ? 127 : 255;
 }
 
-// The scale of a block whose largest |m| or v is given: the least BF16 number that is not below it,
-// for v by its square. root: the largest |m|, or sqrt(v) to within 1 unit in the last place.
+// The scale of a block. m: the least BF16 number that is not below `largest`, the largest |m|. v:
+// the least BF16 number whose square is not below `largest`, the largest v. root: the largest |m|,
+// or the root of the largest v to within 1 unit in the last place.
 HOST_DEVICE static inline uint16_t moment_scale(float largest, float root, Moment which) {
     uint32_t scale = float_bits(root) >> 16, finite = 0x7f7fu;
     float below = bf16_decode((uint16_t)scale);
@@ -43,7 +44,7 @@ HOST_DEVICE static inline float moment_unit(uint16_t scale, Moment which) {
     return bf16_decode(scale) * (1.0f / (most * most * most));
 }
 
-// m or v at a place among the codes, between two of them too.
+// The m or v of a place, which is a code or lies between two codes.
 HOST_DEVICE static inline float moment_level(float place, float unit, Moment which) {
     float level = place * place * place * unit;
     return which == MOMENT_FIRST ? level : level * level;

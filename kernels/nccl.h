@@ -2,7 +2,7 @@
 // build or to run. The names, types and values are those of NCCL's API reference ("NCCL API" in
 // NVIDIA's NCCL user guide: communicator creation, collective communication functions, group calls,
 // types), which have not changed since 2.10; test/test_gpu_comm.cu compares them with nccl.h where
-// there is one.
+// it is installed.
 #pragma once
 
 #include "../base/common.h"

@@ -1,17 +1,18 @@
-// Code that all kernels which write FP8 share: codes and scales; tiles that are transposed in
-// shared memory; and one pass over a tensor [M,N], whose values a source computes or reads. By job:
+// What all kernels that write FP8 share: codes and scales; tiles that are transposed in shared
+// memory; and kernels that pass once over a tensor [M,N], whose values a source object computes or
+// reads:
 //   encode        single values to codes
 //   quantize      a source to the FP8 forms, as it is and transposed
 //   write_bf16    a source to BF16
 //   sum_columns   a source to its column sums, and to BF16
 //   produce       a source to an operand, in the forms that are requested, by the three above
 //
-// A source is copied by each thread. It has
-//   vectors                   of 8 columns in a row
-//   OUTPUTS                   tensors side by side, each N wide
-//   GRADIENT                  0: an operand of forward products, E4M3 wherever it is fused
-//   WAITS                     its scale may be measured
-//   begin(row, vector)        takes its place: 8 columns, from row `row` on
+// Each thread has a copy of the source. A source has
+//   vectors                   how many vectors of 8 columns a row has
+//   OUTPUTS                   how many tensors it computes, side by side, each N wide
+//   GRADIENT                  0: its values are operands of forward products, E4M3 if fused
+//   WAITS                     1: its scale may be a measured one (SCALE_MEASURED)
+//   begin(row, vector)        goes to the 8 columns of `vector`, from row `row` on
 //   fetch(i)                  loads what row + i needs
 //   compute(i, raw, values)   8 values of each output
 #pragma once
@@ -49,8 +50,8 @@ template <Fp8Type TYPE> __device__ __forceinline__ uint2 encode8(const Floats8 &
     return make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
 }
 
-// The scale that follows from the measured amax. One thread of the launch (announces) writes it
-// where the products read it.
+// The scale that follows from the measured amax. The one thread of the launch with `announces`
+// writes it where matrix products read it.
 __device__ __forceinline__ float measured_scale(Fp8Scale *s, float target, bool announces) {
     float scale = fp8_scale(s->amax, target, 1.0f);
     if (announces) {
@@ -82,7 +83,7 @@ __device__ __forceinline__ void transpose4(uint32_t &a, uint32_t &b, uint32_t &c
     d = __byte_perm(ab_high, cd_high, 0x7632);
 }
 
-// A thread's codes, four rows of 8 columns from `column` on.
+// Puts a thread's codes into the tile: four rows of 8 columns from `column` on.
 template <int ROWS>
 __device__ __forceinline__ void put_codes(uint32_t *tile, uint2 (&codes)[4], int column, int slot) {
     transpose4(codes[0].x, codes[1].x, codes[2].x, codes[3].x);
@@ -93,8 +94,8 @@ __device__ __forceinline__ void put_codes(uint32_t *tile, uint2 (&codes)[4], int
     }
 }
 
-// Writes the tile's columns to out, [columns,M] from the tile's first row on. From there on the
-// tensor has `limit` columns and `rows` rows. Each of `lanes` threads calls it with its number.
+// Writes the tile's columns to out: column c at out + c * M. Only `limit` columns and `rows` rows
+// of the tile lie inside the tensor. Each of `lanes` threads calls it with its number `lane`.
 template <int ROWS>
 __device__ __forceinline__ void write_columns(uint8_t *out, const uint32_t *tile, int columns,
                                               int limit, int rows, int M, int lane, int lanes) {
@@ -115,7 +116,7 @@ __device__ __forceinline__ uint4 raw8(const Bf16 *x, int64_t i) {
     return reinterpret_cast<const uint4 *>(x)[i];
 }
 
-// A source's place in a tensor [M,N] of contiguous rows.
+// A source's position in a tensor [M,N] of contiguous rows.
 struct Place {
     enum { OUTPUTS = 1, GRADIENT = 0, WAITS = 0 };
     int vectors;
@@ -204,7 +205,7 @@ template <int COLUMNS> __device__ __forceinline__ void put_sums(float *shared, F
     if (lane < LANES) { store_floats8(shared + warp * COLUMNS, lane, mine); }
 }
 
-// Then the sum of column c over all warps.
+// The second step, after the barrier: the sum of column c over all warps.
 template <int THREADS, int COLUMNS>
 __device__ __forceinline__ float take_sum(const float *shared, int c) {
     float total = shared[c];
@@ -212,8 +213,8 @@ __device__ __forceinline__ float take_sum(const float *shared, int c) {
     return total;
 }
 
-// Writes a block's tiles, one of each output, to the transposed form; the outputs lie N columns
-// apart.
+// Writes a thread block's tiles, one for each output, to the transposed form. The outputs lie N
+// columns apart.
 template <int ROWS, int COLUMNS, int THREADS, int OUTPUTS, int WORDS>
 __device__ __forceinline__ void write_tiles(uint8_t *out, const uint32_t (&tiles)[OUTPUTS][WORDS],
                                             int first_row, int first_column, int M, int N) {
@@ -284,13 +285,13 @@ __global__ void __launch_bounds__(TILE_THREADS)
 
 // ---- to FP8 by blocks: a tile is 128 x 128, of which a thread takes 4 rows x 8 columns ----------
 //
-// The values are rounded to BF16, from which both forms are encoded, each by its own scales. Ranges
-// are found on packed pairs of BF16: the bits of magnitudes order as the magnitudes do, and NaN is
-// the largest.
+// The values are rounded to BF16, from which both forms are encoded, each by its own scales. A
+// range is a largest magnitude. Ranges are found on packed pairs of BF16: the bits of magnitudes
+// order as the magnitudes do, and NaN is the largest.
 
 enum { SQUARE_THREADS = FP8_BLOCK / THREAD_ROWS * FP8_BLOCK / VEC };
 
-// The largest of each half of the magnitudes of four pairs.
+// The largest magnitude of the lower halves of four pairs of BF16, and that of the upper halves.
 __device__ __forceinline__ uint32_t range_of_pairs(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
     return __vmaxu2(__vimax3_u16x2(a & 0x7fff7fffu, b & 0x7fff7fffu, c & 0x7fff7fffu),
                     d & 0x7fff7fffu);
@@ -493,7 +494,7 @@ static void quantize_to(const SOURCE &source, const Operand &out, float *partial
 }
 
 // Writes the source's values, M x N for each output, to the FP8 forms. SUMS: also column sums, for
-// which each tile of rows leaves partial sums.
+// which each row of tiles writes partial sums.
 template <bool SUMS, typename SOURCE>
 static void quantize(const char *name, const SOURCE &source, const Operand &out, Gradient sums,
                      Scratch scratch, int M, int N, cudaStream_t stream) {
@@ -508,7 +509,8 @@ static void quantize(const char *name, const SOURCE &source, const Operand &out,
     if (SUMS) { sum_partials({{sums}, scratch.data, divide_up(M, TILE_ROWS), N}, stream); }
 }
 
-// ---- to BF16: a thread a vector -----------------------------------------------------------------
+// ---- to BF16: one vector per thread
+// -----------------------------------------------------------------
 
 // amax: receives the amax of the BF16 values, unless NULL.
 template <typename SOURCE>
@@ -535,13 +537,11 @@ __global__ void __launch_bounds__(256, 8)
 
 // ---- to column sums -----------------------------------------------------------------------------
 
-// columns of a block, whose threads are 32 vectors wide and 8 rows high
-enum {
-    SUM_COLUMNS = WARP * VEC
-}; // columns of a block: its threads are 32 vectors wide, 8 rows high
+// Columns of a thread block, whose threads are 32 vectors wide and 8 rows high.
+enum { SUM_COLUMNS = WARP * VEC };
 
-// A block adds up columns over a part of the rows: partials[blockIdx.y][N]. WRITES: it sums the
-// values rounded to BF16, and writes these to out and their amax to amax.
+// A thread block adds up columns over a part of the rows, into partials[blockIdx.y][N]. WRITES: it
+// sums the values rounded to BF16, and writes these to out and their amax to amax.
 template <typename SOURCE, bool WRITES>
 __global__ void __launch_bounds__(WARP *ROW_LANES)
     column_sums_kernel(SOURCE source, Bf16 *out, float *amax, float *partials, int M, int N) {
@@ -585,8 +585,9 @@ static void sum_columns(const char *name, const SOURCE &source, Bf16 *out, float
     sum_partials({{sums}, scratch.data, (int)grid.y, N}, stream);
 }
 
-// The two passes of gpu_quantize, as parts of another launcher's work: the amax of out.bf16 [M,N],
-// if the tensor records it for a measured scale; and the FP8 forms and column sums.
+// The two passes of gpu_quantize, for other launchers. measure_bf16 measures the amax of out.bf16
+// [M,N], with SCALE_MEASURED and if out.records. quantize_bf16 writes the FP8 forms and column
+// sums.
 void measure_bf16(Operand out, int M, int N, cudaStream_t stream);
 void quantize_bf16(Operand out, Gradient sums, Scratch scratch, int M, int N, cudaStream_t stream);
 
@@ -600,7 +601,8 @@ static void produce(const char *name, const SOURCE &source, Operand out, Gradien
     int count = (int)((int64_t)M * N / VEC);
     check_operand(name, &out, M, (int64_t)SOURCE::OUTPUTS * N);
     for (const Bf16 *x : source.x) { check_aligned(name, {x}); }
-    // if the first output ends within a block, both outputs share blocks of scales
+    // if the first output ends within a block of 128 columns, that block and its scale belong to
+    // both outputs
     bool shared_blocks = fp8_by_blocks(out.scaling) && SOURCE::OUTPUTS > 1 && N % FP8_BLOCK != 0;
     if (out.fused && !shared_blocks) {
         quantize<SUMS>(name, source, out, sums, scratch, M, N, stream);

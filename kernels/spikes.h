@@ -10,8 +10,8 @@
 
 enum { SPIKE_WINDOW = 128 };
 
-// Losses and norms of the last steps that were not skipped. The next step's go to place count %
-// SPIKE_WINDOW.
+// Losses and norms of the last steps that were not skipped. Those of the next step are written at
+// index count % SPIKE_WINDOW.
 typedef struct {
     int64_t count;
     double loss[SPIKE_WINDOW], norm[SPIKE_WINDOW];
@@ -29,8 +29,8 @@ HOST_DEVICE static inline bool spike_above(const double *window, double sigma, d
     return x > mean + sigma * sqrt(squares);
 }
 
-// Why the step is skipped; if it is not, it enters the window. No step counts as a spike where
-// sigma is 0, or before the window is full.
+// Returns why the step is skipped; if it is not, adds its loss and norm to the window. No step
+// counts as a spike where sigma is 0, or before the window is full.
 HOST_DEVICE static inline SkipReason step_skip(SpikeWindow *w, double sigma, bool asked,
                                                double loss, double norm) {
     if (asked) { return SKIP_ASKED; }
