@@ -1,9 +1,9 @@
-// The optimizer's step: the gradients' norm, the decision whether the step counts, AdamW
-// (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019) and the parts of Muon
-// (cpu.h) that are not matrix products; and the FP8 scales, which it renews. The new weights are
-// written as products read them, in BF16 or FP8. The kernels ignore rows and columns, since a
-// rank's part of a matrix may begin anywhere (ZeRO-1). FP8 weights are transposed later, once a
-// rank has the whole weight.
+// The optimizer's step: the gradients' norm, the decision whether the step is skipped, AdamW
+// (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019), the parts of Muon (cpu.h)
+// that are not matrix products, and the new FP8 scales. The new weights are written in the type
+// that matrix products read, BF16 or FP8. The kernels ignore rows and columns, since a rank's part
+// of a matrix may begin anywhere (ZeRO-1). FP8 weights are transposed later, once a rank has the
+// whole weight.
 #include "../base/rng.h"
 #include "cpu.h" // Muon's constants
 #include "quantize.cuh"
@@ -15,7 +15,7 @@ __device__ __forceinline__ float squares8(const Floats8 &x) {
     return sum;
 }
 
-// One block per part.
+// One thread block per part of the gradients.
 __global__ void sum_of_squares_kernel(double *partials, const void *gradients, GpuType type,
                                       const GradientPart *parts) {
     __shared__ double shared[WARP];
@@ -69,9 +69,9 @@ void gpu_decide_step(Gpu *gpu, StepState *state, const StepInput *input, double 
 
 // ---- AdamW --------------------------------------------------------------------------------------
 
-// BF16 by stochastic rounding: up or down at random, the nearer neighbour more often in proportion.
-// So a change that is too small for a BF16 moment still moves it on average. Where the result would
-// not be finite, it rounds to nearest.
+// Rounds x to BF16 stochastically: up or down at random, to the nearer neighbour proportionally
+// more often. So a change that is too small for a BF16 moment still moves it on average. Where the
+// result would not be finite, it rounds to nearest.
 __device__ __forceinline__ Bf16 stochastic_bf16(float x, uint32_t random16) {
     uint32_t bits = __float_as_uint(x);
     bool finite = (bits & 0x7f800000u) != 0x7f800000u;
@@ -117,9 +117,9 @@ __device__ __forceinline__ float range4(float range, const Floats4 &x) {
     return range;
 }
 
-// Where a block's parameters lie. Quads are counted from here in 32 bits: with three 64-bit places
-// for each quad, registers were spilled to stay below 48, and AdamW was 9% slower (256M parameters,
-// one H200).
+// Where a thread block's parameters lie. Quads are indexed from there in 32 bits: with three 64-bit
+// addresses for each quad, registers were spilled to stay below 48, and AdamW was 9% slower (256M
+// parameters, one H200).
 struct AdamWPlace {
     int64_t first; // element of the parameter space
     const void *gradients;
@@ -151,7 +151,7 @@ __device__ __forceinline__ void store_moments(void *out, GpuType type, int i, co
     static_cast<uint2 *>(out)[i] = packed;
 }
 
-// Both within 2 units in the last place. Numbers below FLT_MIN count as 0.
+// root and quotient are within 2 units in the last place. Numbers below FLT_MIN count as 0.
 __device__ __forceinline__ float root(float x) {
     float y;
     asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -167,7 +167,7 @@ __device__ __forceinline__ float quotient(float x, float y) {
 // Factors that are the same for all parameters of a segment.
 struct AdamWFactors {
     float lr, gradient_scale, correction1, correction2;
-    uint32_t key1, key2; // for the moments' stochastic rounding; 8-bit ones share the first
+    uint32_t key1, key2; // for the moments' stochastic rounding; 8-bit moments share key1
 };
 
 // bias1, bias2: the binary logarithms of the betas.
@@ -216,8 +216,9 @@ __device__ __forceinline__ Floats4 adamw_quad(const AdamWUpdate &u, const AdamWF
 
 enum { MOMENT_LANES = MOMENT_BLOCK / QUAD }; // lanes that share a block
 
-// Number J of four codes: the byte's sign, or zeros, are in the bytes above it. (A cast of the byte
-// is one instruction, which takes four times as long; __byte_perm has no signs.)
+// Code J of four, as a float. prmt extends the byte to 32 bits, by its sign (first moment) or by
+// zeros. (A cast of the byte is one instruction, which takes four times as long; __byte_perm cannot
+// extend by the sign.)
 template <Moment WHICH, int J> __device__ __forceinline__ float moment_place(uint32_t codes) {
     int place;
     asm("prmt.b32 %0, %1, 0, %2;"
@@ -232,13 +233,14 @@ __device__ __forceinline__ float log2_about(float x) {
     return y;
 }
 
-// The logarithm of a place is that of m divided by 3, or of v divided by 6, and this.
+// The logarithm of a place is log2(|m|) / 3 or log2(v) / 6, plus this.
 __device__ __forceinline__ float moment_shift(float unit) {
     return log2_about(fmaxf(unit, FLT_MIN)) * (-1.0f / 3.0f);
 }
 
-// The code of x (moments.h) in byte 2; m's is 128 too large. least: of v's code. Floats of 256 to
-// 511 count in steps of 2^-15, so that the sum's bits hold the place as a fixed-point number.
+// Returns the code of x (moments.h) in byte 2; a code of m is 128 too large. least: the least code
+// of v. Floats from 256 to 511 have a spacing of 2^-15, so the bits of `place` + 256 hold the place
+// as a fixed-point number.
 template <Moment WHICH>
 __device__ __forceinline__ uint32_t moment_write(float x, float shift, float least, uint32_t bits) {
     constexpr float power = WHICH == MOMENT_FIRST ? 1.0f / 3.0f : 1.0f / 6.0f;
@@ -321,8 +323,9 @@ __device__ __forceinline__ Factors8 factors8(const AdamWUpdate &u, const AdamWFa
             f.key1};
 }
 
-// adamw_quad for moments in 8 bits, from what was read before. scales: of this block's moments, m's
-// in the lower half. Whole warps call it: a lane that has no quad of its own writes nothing.
+// adamw_quad for moments in 8 bits. q: what load_quad8 has read. scales: those of this thread
+// block's moments, m's in the lower 16 bits. All lanes of a warp call it; a lane whose `mine` is
+// false writes nothing.
 __device__ __forceinline__ Floats4 adamw_quad8(const AdamWUpdate &u, const Factors8 &f,
                                                const AdamWPlace &at, int i, bool mine,
                                                const Quad8 &q, uint32_t *scales) {
@@ -359,7 +362,7 @@ __device__ __forceinline__ Floats4 adamw_quad8(const AdamWUpdate &u, const Facto
     return w;
 }
 
-// The same for Muon, whose update is in the gradient buffer.
+// adamw_quad for Muon: the gradient buffer holds the update.
 __device__ __forceinline__ Floats4 muon_quad(const AdamWUpdate &u, const AdamWFactors &f,
                                              const AdamWPlace &at, int i) {
     Floats4 update = load4(at.gradients, u.gradient_type, i);
@@ -392,26 +395,27 @@ __device__ __forceinline__ int segment_of_block(const AdamWSegment *segments, in
     return begin;
 }
 
-// What a launch does. Each update has its own kernels: with Muon's code in them, AdamW's took 64
-// registers instead of 57.
+// What a launch of adamw_kernel does. AdamW and Muon have separate kernels: with Muon's code in it,
+// AdamW's kernel took 64 registers instead of 57.
 enum WeightsJob {
-    // These update the master weights and write BF16 weights. Of FP8 weights they measure the
-    // amax; with SCALE_GIVEN they write the codes too.
+    // The next three update the master weights and write BF16 weights. They measure the amax of FP8
+    // weights, and with SCALE_GIVEN write the codes, too.
     JOB_ADAMW,
     JOB_ADAMW8, // with moments in 8 bits
     JOB_MUON,
     JOB_MEASURE, // measures the amax of FP8 weights
-    // writes codes by the scales that have been announced; for squares, by their amaxes
+    // writes codes by the scales of gpu_announce_scales; with SCALE_SQUARES, by the blocks' amaxes
     JOB_QUANTIZE
 };
 
-// The place of an element's square among the scales of a weight.
+// The index of the scale of an element's 128 x 128 block among the scales of a weight.
 __device__ __forceinline__ int64_t square_of(const Fp8Weight &w, uint32_t element) {
     uint32_t row = element / (uint32_t)w.columns, column = element - row * (uint32_t)w.columns;
     return fp8_scale_index(SCALE_SQUARES, w.rows, w.columns, (int)row, (int)column);
 }
 
-// *amax = max(*amax, range) for each lane's own amax; lanes with the same address do it together.
+// *amax = max(*amax, range) for each lane's own amax; lanes with the same address share one atomic
+// operation.
 __device__ __forceinline__ void lanes_amax(float *amax, float range) {
     uint32_t peers = __match_any_sync(__activemask(), (unsigned long long)amax);
     uint32_t bits = __reduce_max_sync(peers, __float_as_uint(range));
@@ -420,9 +424,9 @@ __device__ __forceinline__ void lanes_amax(float *amax, float range) {
     if (first && bits > __ldcg(largest)) { atomicMax(largest, bits); }
 }
 
-// A block takes ADAMW_QUADS quads of a segment, and a launch all blocks of the update's segments.
-// state NULL: at the start of a run, not after a step. (8-bit moments: three blocks per SM, since
-// with four registers spill, and AdamW takes 3% longer.)
+// A thread block takes ADAMW_QUADS quads of a segment, and a launch has the blocks of all the
+// update's segments. state is NULL at the start of a run. (With 8-bit moments three blocks run on
+// each SM: with four, registers spill, and AdamW takes 3% longer.)
 template <WeightsJob JOB, Scaling SCALING>
 __global__ void __launch_bounds__(ADAMW_THREADS, JOB == JOB_ADAMW8 ? 3 : 0)
     adamw_kernel(const AdamWUpdate u, const StepState *state, float bias1, float bias2) {
@@ -461,13 +465,13 @@ __global__ void __launch_bounds__(ADAMW_THREADS, JOB == JOB_ADAMW8 ? 3 : 0)
     Fp8Weight blocks = {};
     if (squares && !bf16) { blocks = *weight; }
     if (!squares && !bf16 && writes) { scale = weight->scale->scale; }
-    // Blocks of moments take half a warp, and the last quads of a segment may fill only half a
+    // A block of 64 moments takes half a warp, so the last quads of a segment may fill only half a
     // warp.
     int count = small ? (quads + WARP - 1) / WARP * WARP : quads;
-    // The next quad is read before this one is updated: few bytes are on their way otherwise.
+    // The next quad is read before this one is updated; otherwise too few loads are in flight.
     Quad8 next = {};
-    // Scales are read and written together: with two bytes at a time, written by each half-warp,
-    // AdamW took 27% longer (256M parameters, one H200).
+    // A thread block's scales are read and written together: when each half-warp wrote two bytes at
+    // a time, AdamW took 27% longer (256M parameters, one H200).
     enum { SCALES = small ? ADAMW_QUADS / MOMENT_LANES : 1 };
     __shared__ uint32_t scales[SCALES]; // m's in the lower half
     for (int k = threadIdx.x; small && k < quads / MOMENT_LANES; k += ADAMW_THREADS) {
@@ -511,7 +515,7 @@ __global__ void __launch_bounds__(ADAMW_THREADS, JOB == JOB_ADAMW8 ? 3 : 0)
 
 template <WeightsJob JOB>
 static void launch_adamw(const AdamWUpdate *u, const StepState *state, cudaStream_t stream) {
-    // also for given scales, if weights are not updated
+    // this kernel also serves SCALE_GIVEN, if weights are not updated
     auto kernel = adamw_kernel<JOB, SCALE_MEASURED>;
     if (u->scaling == SCALE_SQUARES) { kernel = adamw_kernel<JOB, SCALE_SQUARES>; }
     if constexpr (JOB <= JOB_MUON) {

@@ -26,10 +26,11 @@ enum {
     UID_SCALE,   // passed by value
     UID_MASKED,  // passed by value
     UID_ONE,     // passed by value
-    UID_VIRTUAL, // the first one that no call binds
+    UID_VIRTUAL, // the first number of virtual tensors, which no call binds
 };
 
-// A piece of a call: some sequences, some key/value heads with their query heads.
+// The part of the batch that one call of cuDNN computes: how many sequences, and how many key/value
+// heads with their query heads.
 typedef struct {
     int sequences, groups;
 } Piece;
@@ -103,7 +104,7 @@ typedef struct {
 // A finalized descriptor with these attributes.
 #define DESCRIBE(g, name, ...) \
     describe(g, CUDNN_BACKEND_##name##_DESCRIPTOR, (const Attribute[]){__VA_ARGS__, {0}})
-// The same for an operation, which joins the graph.
+// A finalized operation, which is added to the graph.
 #define OPERATION(g, name, ...) \
     ((g)->ops[(g)->num_ops++] = DESCRIBE(g, OPERATION_##name, __VA_ARGS__))
 
@@ -126,7 +127,7 @@ static Desc describe(Graph *g, cudnnBackendDescriptorType_t type, const Attribut
     return d;
 }
 
-// uid 0: virtual.
+// uid 0: a virtual tensor.
 static Desc tensor(Graph *g, int64_t uid, cudnnDataType_t type, Dims dims, Dims strides) {
     int64_t alignment = uid == UID_STARTS ? sizeof(int) : 16, own = uid != 0 ? uid : g->next_uid++;
     bool yes = true, by_value = uid == UID_SCALE || uid == UID_MASKED || uid == UID_ONE;
@@ -151,7 +152,7 @@ static Desc value(Graph *g, int64_t uid) {
     return tensor(g, uid, F32, (Dims){{1, 1, 1, 1}}, (Dims){{1, 1, 1, 1}});
 }
 
-// Each operation returns its result.
+// Each of these adds an operation to the graph and returns the operation's result.
 
 // y = mode(x, b) or, with t, where(t, x, b); axis is for GEN_INDEX.
 static Desc pointwise(Graph *g, cudnnPointwiseMode_t mode, Desc x, Desc b, Desc t, Desc y,
@@ -195,7 +196,7 @@ static Desc apply(Graph *g, cudnnPointwiseMode_t mode, Desc x, Desc b, Dims dims
     return pointwise(g, mode, x, b, NULL, inner(g, F32, dims), 0);
 }
 
-// The place of each score along an axis: its query, 2, or its key, 3.
+// The index of each score along an axis: 2 is its query, 3 its key.
 static Desc place(Graph *g, Desc x, int64_t axis) {
     return pointwise(g, CUDNN_POINTWISE_GEN_INDEX, x, NULL, NULL,
                      inner(g, CUDNN_DATA_INT32, g->scores), axis);
@@ -209,9 +210,9 @@ static Desc mask_unless(Graph *g, Desc a, Desc b, Desc x) {
                      inner(g, F32, g->scores), 0);
 }
 
-// Hides the keys before the query's document and those after the query. In this order, and with
-// places of the tensor that is masked, cuDNN's engine knows the second mask as the causal one, and
-// skips tiles above the diagonal.
+// Hides the keys before the query's document and those after the query. If the masks come in this
+// order, and each takes the indices of the tensor that it masks, cuDNN's engine recognises the
+// second one as the causal mask and skips tiles above the diagonal.
 static Desc mask(Graph *g, Desc x) {
     if (g->documents) {
         Dims starts = {{g->row.d[0], 1, g->row.d[2], 1}};
@@ -415,7 +416,7 @@ static size_t dq_sum_bytes(const AttentionShape *s, Piece p) {
     return s->deterministic ? 0 : sum_bytes(s, p) * (size_t)s->D;
 }
 
-// Bytes that a backward piece is expected to need: cuDNN's part by how it is known to grow, and
+// Bytes that a piece of the backward pass is expected to need: an estimate of what cuDNN needs, and
 // some reserve. test/cudnn_plans.c compares them with cuDNN's plans for several kinds of device.
 static size_t expected_bytes(const AttentionShape *s, Piece p) {
     int64_t heads = (int64_t)p.sequences * p.groups * (s->H / s->G);
@@ -427,8 +428,8 @@ static size_t expected_bytes(const AttentionShape *s, Piece p) {
     return sum_bytes(s, p) + dq_sum_bytes(s, p) + (size_t)(scores + per_head + dq) + (8u << 20);
 }
 
-// Halves the number of sequences, or of groups where there is one sequence. False: there is no
-// smaller piece.
+// Halves the number of sequences or, if that is 1, of groups. Returns false if there is no smaller
+// piece.
 static bool shrink(Piece *p) {
     int *n = p->sequences > 1 ? &p->sequences : &p->groups;
     bool can = *n > 1;
@@ -526,8 +527,8 @@ static void check_operands(const AttentionShape *s, const void *const operands[]
     }
 }
 
-// The forward pass in one piece; where d_out is not NULL, the backward pass in as many as the
-// workspace requires.
+// Runs the forward pass in one piece or, if d_out is not NULL, the backward pass in as many pieces
+// as the workspace requires.
 static void run(Gpu *gpu, AttentionShape s, const Bf16 *qkv, const Bf16 *out, const float *lse,
                 const Bf16 *d_out, const Bf16 *d_qkv) {
     float scale = 1.0f / sqrtf((float)s.D), masked = -1e9f, one = 1.0f;

@@ -1,17 +1,17 @@
 // The gradients of keys and values of causal attention inside documents, for heads of 128 on
-// Hopper. attention_queries.cu has the queries' gradient, and delta, before.
+// Hopper. Before this kernel, one of attention_queries.cu computes the queries' gradient and delta.
 //
 //   S = QK' / sqrt(128)    P = exp(S - lse)    dP = dO V'    dS = P (dP + delta)
 //   dV = P' dO             dK = dS' Q / sqrt(128)
 //
 // P and dS are rounded to BF16 for their products; all else is FP32.
 //
-// A block computes a run of pieces, one after another. A piece is 128 keys of a key/value head, 64
-// for each of two warpgroups. Of every query head that shares them, the queries from the diagonal
-// to the end of the piece's last document pass in tiles of 64, loaded by TMA for both. A warpgroup
-// computes S' and dP' by WGMMA, whose results are P' and dS' in the layout of operands in
-// registers, and sums dV and dK in registers: over the queries of a head, then over the heads. So
-// no sum lies with two blocks.
+// A thread block computes several consecutive pieces of the work. A piece is 128 keys of a
+// key/value head, 64 for each of two warpgroups. From every query head that uses these keys, the
+// queries from the diagonal to the end of the piece's last document are loaded by TMA, in tiles of
+// 64 that both warpgroups read. A warpgroup computes S' and dP' by WGMMA. WGMMA's results have the
+// register layout of its operands, so P' and dS' stay in registers. dV and dK are summed in
+// registers: over the queries of a head, then over the heads. So one block computes each sum alone.
 #include "attention.h"
 #include "hopper.cuh"
 
@@ -51,7 +51,7 @@ struct Parameters {
     const float *lse, *delta;
     const int *ends, *cuts; // attention.h
     int T, H, G;
-    int tiles; // of keys, in a head
+    int tiles; // tiles of keys in a head
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -61,8 +61,8 @@ __device__ __forceinline__ int end_of(const Parameters &p, int b, int key) {
     return __ldg(p.ends + (int64_t)b * p.T + min(key, p.T - 1));
 }
 
-// What a block computes: for each of its pieces begin(piece), step(piece, head, tile of queries)
-// for all that it meets, and end(piece).
+// A thread block's work: for each of its pieces it calls begin(piece), then step(piece, head, tile)
+// for each tile of queries that sees keys of the piece, then end(piece).
 struct Piece {
     int b, g, tile;
 };
@@ -116,7 +116,7 @@ __device__ __forceinline__ void load(Shared &s, const Parameters &p) {
         [&](Piece) { pieces++; });
 }
 
-// One warp loads what belongs to the tiles' rows. Rows beyond T get such that P is 0.
+// One warp loads lse and delta of the tiles' rows. For rows beyond T, lse is such that P is 0.
 __device__ __forceinline__ void load_rows(Shared &s, const Parameters &p) {
     const int lane = threadIdx.x % WARP;
     Stage<STAGES> stage = 0;
@@ -153,11 +153,11 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
     const float root = 0.08838834764831845f, scale = root * 1.4426950408889634f;
 
     float scores[32], dp[32], dv[PARTS][32], dk[PARTS][32];
-    uint32_t probabilities[16], ds[16]; // A of WGMMAs
+    uint32_t probabilities[16], ds[16]; // operands A of WGMMAs
     Stage<STAGES> stage = 0;
     uint32_t pieces = 0; // so far
-    int ends[2] = {},
-        last = 0; // where the documents of the thread's keys end, and of the warpgroup's last
+    // where the documents of the thread's two keys end, and that of the warpgroup's last key
+    int ends[2] = {}, last = 0;
 
     auto multiply = [&](float(&sums)[32], const uint8_t *keys, const void *queries) {
         const uint64_t a = wgmma_operand(keys + w * TILE), b = wgmma_operand(queries);
@@ -213,7 +213,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
                               scores[2 * i + 1] * (dp[2 * i + 1] + delta.y));
         }
     };
-    // Where the keys have been.
+    // Stores sums * factor to shared memory, over the keys or values.
     auto store = [&](uint8_t(&to)[PARTS][2 * TILE], const float(&sums)[PARTS][32], float factor) {
 #pragma unroll
         for (int i = 0; i < 4 * PARTS; i++) {
@@ -243,7 +243,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
             auto &keys = s.keys[pieces % 2];
             auto &from = s.stages[stage.at];
             barrier_wait(&s.full[stage.at], stage.round);
-            if (tile >= own && tile * QUERIES < last) { // some see these keys
+            if (tile >= own && tile * QUERIES < last) { // some queries see these keys
                 wgmma_fence();
                 multiply(scores, keys.k[0], from.q);
                 multiply(dp, keys.v[0], from.d_out);

@@ -6,21 +6,22 @@
 //
 // P and dS are rounded to BF16 for their products; all else is FP32.
 //
-// A block computes whole heads, one after another. A head's keys are cut into tiles of 128, which
-// stay while the queries from the diagonal on pass in pairs of tiles of 64. Each of two warpgroups
-// has 64 of the keys: it computes S' and dP' by WGMMA, whose results are P' and dS' in the layout
-// of operands in registers, and sums dV and dK in registers. For dQ both write dS' to shared
-// memory; when a pair is complete, each warpgroup multiplies one of its two tiles by the 128 keys.
-// dQ is summed over the tiles of keys in the order of the keys, each element by one thread: it
-// stores a sum to memory, loads it again long before the next product, which adds to it, and writes
-// BF16 after the last tile, on the diagonal.
+// A thread block computes whole heads, one after another. A head's keys are cut into tiles of 128.
+// While a tile of keys stays in shared memory, the queries from the diagonal on are loaded in pairs
+// of tiles of 64. Each of two warpgroups has 64 of the keys. It computes S' and dP' by WGMMA, whose
+// results have the register layout of its operands, so that P' and dS' stay in registers; and it
+// sums dV and dK in registers. For dQ, both warpgroups write dS' to shared memory; when dS' of a
+// pair is complete, each warpgroup multiplies one of the pair's tiles by the 128 keys. Each element
+// of dQ is summed by one thread over the tiles of keys, in their order. After a tile of keys the
+// thread stores the sum to global memory. It loads the sum again long before the next WGMMA adds to
+// it, and writes BF16 after the last tile of keys, on the diagonal.
 //
-// The first warpgroup's first warp loads tiles by TMA; its others compute the rows' statistics of
-// the next head. What is left when every block has had as many whole heads as all can have is
-// shared at tiles of keys: sums of such a head lie with several blocks, and a second kernel adds
-// them up. Of documents that are packed into a sequence, a tile of keys meets the queries up to the
-// end of its last document; all heads are then shared so, in parts of about equal cost, which the
-// host cuts.
+// The first warp of the first warpgroup loads tiles by TMA; the other warps of that warpgroup
+// compute lse and delta of the next head's rows. All blocks compute the same number of whole heads.
+// The heads that are left are divided among the blocks by tiles of keys: several blocks then have
+// sums of one head's dQ, and a second kernel adds them up. With documents, a tile of keys needs
+// only the queries up to the end of its last document; all heads are then divided by tiles of keys,
+// in parts of about equal cost, which the host determines.
 #include "attention.h"
 #include "hopper.cuh"
 
@@ -67,32 +68,34 @@ struct Parameters {
     const Bf16 *dout, *out;
     const float *lse;
     const int *starts, *ends, *document_cuts; // attention.h; NULL without documents
-    float *sums; // [block][2][T, whole tiles of 128][64], in an order of its own
+    float *sums; // sums_of: [block][2][T, rounded up to 128][64], a tile in its threads' order
     int T, H, N; // N: values in a row of the packed buffer
     int tiles;   // tiles of keys in a head
     int blocks;
-    int whole; // how many whole heads every block has
-    // Where each block's part of the other heads' tiles of keys begins, counted over all these
-    // heads.
+    int whole; // how many whole heads each block computes
+    // The tiles of keys of the other heads are numbered together: where each block's part of them
+    // begins.
     uint16_t cuts[MOST_BLOCKS + 1];
 
     template <bool DOCUMENTS> __device__ int cut(int block) const {
         return DOCUMENTS ? __ldg(document_cuts + block) : cuts[block];
     }
-    // The first tile of keys that a pair of tiles of queries meets.
+    // The first tile of keys that a pair of tiles of queries sees.
     template <bool DOCUMENTS> __device__ int first_keys(int head, int pair) const {
         return DOCUMENTS ? __ldg(starts + (int64_t)(head / H) * T + pair * KEYS) / KEYS : 0;
     }
 };
 
-// Where a block has its sums of dQ. part 0: the sums of its whole heads, and of the first head of
-// which it has only a part; 1: the sums of a second such head. With documents, part 1 is of all
-// heads but its first one: of these only the last can be a part.
+// Where a thread block keeps its sums of dQ. Part 0 has the sums of its whole heads and of the
+// first head that it shares with other blocks; part 1 has those of a second shared head. With
+// documents, part 0 is for the block's first head, and part 1 for all its other heads, of which
+// only the last can be shared.
 __device__ __forceinline__ float4 *sums_of(const Parameters &p, int block, int part) {
     return reinterpret_cast<float4 *>(p.sums) + (block * 2 + part) * 2ll * p.tiles * (SUMS / 4);
 }
 
-// Writes a tile of dQ; a thread has two rows and twice two columns of every 16.
+// Writes a tile of dQ to d_qkv. A thread has two rows, and two pairs of adjacent columns of every
+// 16.
 __device__ __forceinline__ void write_tile(const Parameters &p, int head, int tile,
                                            const float (&dq)[SUMS / GROUP]) {
     const int thread = threadIdx.x % GROUP, lane = thread % WARP;
@@ -117,7 +120,7 @@ __device__ __forceinline__ int end_of(const Parameters &p, int head, int key) {
     return __ldg(p.ends + (int64_t)(head / p.H) * p.T + min(key, p.T - 1));
 }
 
-// The end of the pairs of tiles of queries that a tile of keys meets.
+// One past the last pair of tiles of queries that see keys of tile j.
 template <bool DOCUMENTS>
 __device__ __forceinline__ int pairs_end(const Parameters &p, int head, int j) {
     return DOCUMENTS ? (end_of(p, head, j * KEYS + KEYS - 1) - 1) / KEYS + 1 : p.tiles;
@@ -125,8 +128,8 @@ __device__ __forceinline__ int pairs_end(const Parameters &p, int head, int j) {
 
 // ---- the kernel ---------------------------------------------------------------------------------
 
-// Piece `number` of a block's work: a head's tiles of keys from first to before last; none: the
-// work is done.
+// Piece `number` of a thread block's work: tiles first to last - 1 of a head's keys. none(): the
+// block has no more work.
 template <bool DOCUMENTS> struct Work {
     int head, first, last;
     __device__ Work(const Parameters &p, int number) {
@@ -150,7 +153,7 @@ template <bool DOCUMENTS> struct Work {
 // One lane loads the tiles in the order of their use.
 template <bool DOCUMENTS> __device__ __forceinline__ void load(Shared &s, const Parameters &p) {
     Stage<STAGES> stage = 0;
-    int blocks = 0; // blocks of keys so far
+    int blocks = 0; // tiles of keys so far
     for (int number = 0;; number++) {
         const Work<DOCUMENTS> work(p, number);
         if (work.none()) { return; }
@@ -175,9 +178,9 @@ template <bool DOCUMENTS> __device__ __forceinline__ void load(Shared &s, const 
     }
 }
 
-// One of several warps computes the statistics of its share of the piece's tiles of queries, a row
-// by 8 lanes. Rows beyond T get statistics with which P and dS are 0. UNROLL: how many rows are
-// loaded at a time; the warp needs registers for them.
+// One of `warps` warps computes lse and delta for its share of the piece's tiles of queries, with 8
+// lanes for a row. For rows beyond T, lse and delta are such that P and dS are 0. UNROLL: how many
+// rows are loaded at a time; the warp needs registers for them.
 template <int UNROLL, bool DOCUMENTS>
 __device__ __forceinline__ void summarise(Shared &s, const Parameters &p,
                                           const Work<DOCUMENTS> &work, int number, int warp,
@@ -189,12 +192,12 @@ __device__ __forceinline__ void summarise(Shared &s, const Parameters &p,
     for (int tile = warp; tile < 2 * p.tiles; tile += warps) {
         const bool met = tile >= 2 * work.first &&
                          p.first_keys<DOCUMENTS>(work.head, tile / 2) < work.last;
-        // Without documents, no piece follows in this memory.
+        // Without documents, no later piece uses this memory.
         if (!DOCUMENTS && !met) { continue; }
-        // The wait is here, because nobody waits for a warp without a tile, which could come two
-        // phases late.
+        // The wait is inside the loop: no one waits for a warp without a tile, so such a warp could
+        // reach the barrier two phases late.
         barrier_wait(&s.rows_empty[at], number / 2 + 1);
-        if (!met) { // the barrier counts pieces all the same
+        if (!met) { // the barrier completes a phase for each piece
             __syncwarp();
             barrier_arrive(&s.rows_full[at][tile], lane == 0);
             continue;
@@ -255,7 +258,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
     auto release = [&] { // releases the previous tile
         barrier_arrive(&s.empty[(steps - 1) % STAGES], lane == 0);
     };
-    auto multiply_scores = [&] { // S' and dP', a group each
+    auto multiply_scores = [&] { // S' and dP', one commit group each
         auto &from = s.stages[steps % STAGES];
         barrier_wait(&s.full[steps % STAGES], steps / STAGES);
         const uint64_t q = wgmma_operand(from.q), d_out = wgmma_operand(from.d_out);
@@ -301,7 +304,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
         const Work<DOCUMENTS> work(p, number);
         if (work.none()) { break; }
         const int at = number % 2;
-        // lane i: the first tile of keys that pair i meets
+        // lane i has the first tile of keys that pair i of tiles of queries sees
         const int firsts = p.first_keys<DOCUMENTS>(work.head, min(lane, p.tiles - 1));
         auto first_keys = [&](int pair) { return DOCUMENTS ? __shfl_sync(~0u, firsts, pair) : 0; };
 
@@ -355,7 +358,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
                 }
             }
         };
-        auto share = [&](int half) { // dS' of a pair's tile
+        auto share = [&](int half) { // writes dS' of one of a pair's tiles
             barrier_wait(&s.ds_empty[half], steps / 2 + 1);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
@@ -370,7 +373,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
             const int tile = pair * 2 + w;
             return sums_of(p, blockIdx.x, number > p.whole) + tile * (SUMS / 4) + thread;
         };
-        // Whether earlier tiles of keys have left sums of a pair.
+        // Whether earlier tiles of keys have stored sums of a pair's dQ.
         auto adds = [&](int j, int pair) { return j > max(work.first, first_keys(pair)); };
         // Called long before the product that adds to the sums.
         auto load_queries = [&](int j, int pair) {
@@ -400,8 +403,8 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
             }
         };
 
-        // A pair of tiles of queries. FIRST: those on the diagonal, whose first half the second
-        // half of the keys follows.
+        // Works on a pair of tiles of queries. FIRST: the pair on the diagonal, whose first tile
+        // does not see the second 64 keys.
         auto multiply_pair = [&](int j, int pair, auto first) {
             constexpr bool FIRST = decltype(first)::value;
             turn_wait(w);
@@ -435,7 +438,8 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
             share(0);
             steps++;
 
-            constexpr bool DONE = !FIRST || w == 0; // this warpgroup has had the pair's first tile
+            constexpr bool DONE = !FIRST ||
+                                  w == 0; // this warpgroup has worked on the pair's first tile
             turn_wait(w);
             if constexpr (DONE) { multiply_gradients(!FIRST); }
             multiply_scores();
@@ -499,8 +503,8 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
                 stores_commit();
             }
         }
-        // Also waits for tiles that the piece does not meet: no warp with rows may fall two pieces
-        // behind.
+        // Also waits for tiles that see none of the piece's keys, so that no warp in summarise
+        // falls two pieces behind.
         for (int tile = 0; DOCUMENTS && tile < 2 * p.tiles; tile++) {
             barrier_wait(&s.rows_full[at][tile], number / 2);
         }
@@ -560,17 +564,18 @@ __global__ void __launch_bounds__(THREADS, 1)
 #endif
 }
 
-// Adds up dQ of the heads that several blocks have, in the keys' order. A block of this kernel adds
-// up one tile of the head that the part of a block of the other kernel begins within.
+// Adds up dQ of the heads that several blocks have computed, in the order of the keys. A thread
+// block of this kernel adds up one tile of dQ, of a head within which a part of the first kernel's
+// work begins.
 template <bool DOCUMENTS>
 __global__ void __launch_bounds__(GROUP) add_parts_kernel(const __grid_constant__ Parameters p) {
     int block = blockIdx.x / (2 * p.tiles);
     const int tile = blockIdx.x % (2 * p.tiles), within = p.cut<DOCUMENTS>(block + 1);
     const int other = within / p.tiles, first = other * p.tiles;
-    // the part begins with a head, or another one before begins within the same head
+    // the part begins where a head begins, or an earlier part begins within the same head
     if (within == first || p.cut<DOCUMENTS>(block) > first) { return; }
     const int head = p.whole * p.blocks + other;
-    // where the keys that the tile meets begin
+    // where the keys that the tile sees begin
     const int begin = first + p.first_keys<DOCUMENTS>(head, tile / 2);
     const int end = first + tile / 2 + 1;
     while (p.cut<DOCUMENTS>(block + 1) <= begin) { block++; }
@@ -578,7 +583,7 @@ __global__ void __launch_bounds__(GROUP) add_parts_kernel(const __grid_constant_
     float dq[SUMS / GROUP] = {};
     for (; block < p.blocks && p.cut<DOCUMENTS>(block) < end; block++) {
         if (p.cut<DOCUMENTS>(block + 1) == p.cut<DOCUMENTS>(block)) { continue; }
-        // it also has a part of an earlier head
+        // whether this block also has a part of an earlier head
         const bool second = p.cut<DOCUMENTS>(block) < first;
         const float4 *from = sums_of(p, block, second) + tile * (SUMS / 4) + threadIdx.x;
 #pragma unroll
@@ -595,13 +600,14 @@ __global__ void __launch_bounds__(GROUP) add_parts_kernel(const __grid_constant_
 
 // ---- who computes what --------------------------------------------------------------------------
 
-// Whether the heads that are left are shared.
+// Plans the blocks' work. Returns whether the heads that are left after the whole ones are divided
+// among blocks.
 bool plan_work(Parameters *p, int heads, int blocks) {
     enum { ADDING = 12 }; // what adding up parts costs, like a tile of keys
     const int others = heads % blocks, whole = p->tiles * (p->tiles + 2);
     p->blocks = blocks;
     p->whole = heads / blocks;
-    // a tile of keys costs as much as the queries' tiles that it meets, and one more
+    // a tile of keys costs 1 for each tile of queries that sees its keys, and 1 more
     auto cost = [&](int unit) { return 2 * (p->tiles - unit % p->tiles) + 1; };
     if (others > 0 && share_units(p->cuts, others * p->tiles, blocks, cost) + ADDING < whole) {
         return true;

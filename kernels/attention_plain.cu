@@ -8,7 +8,7 @@
 enum { HEAD_LANES = MOST_HEAD_SIZE / WARP }; // elements of a head that a lane holds
 
 struct Shape {
-    int T, H, G, D, N; // N: row of the packed buffer
+    int T, H, G, D, N; // N: values in a row of the packed buffer
     float scale;
     const int *starts; // NULL: a query sees all keys up to it
 
@@ -54,7 +54,7 @@ __device__ __forceinline__ void add_scaled(Head &y, float a, const Head &x) {
     for (int i = 0; i < HEAD_LANES; i++) { y.v[i] += a * x.v[i]; }
 }
 
-// Warp w of the grid: head w % heads of token w / heads.
+// The warp's number w in the grid. Warp w computes head w % heads of token w / heads.
 __device__ __forceinline__ int64_t warp_of_grid() {
     return ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / WARP;
 }
@@ -82,7 +82,8 @@ __global__ void attention_forward_kernel(Bf16 *out, float *lse, const Bf16 *qkv,
 }
 
 // dQ of a query, from the keys that it sees. With KEYS: dK and dV of a key, from the queries that
-// see it, in the heads of its group. What is the same for all of them is loaded once.
+// see it, in the heads of its group. What all these keys, or queries, have in common is loaded
+// once.
 template <bool KEYS>
 __global__ void attention_backward_kernel(Bf16 *d_qkv, const Bf16 *d_out, const Bf16 *out,
                                           const float *lse, const Bf16 *qkv, int64_t tokens,

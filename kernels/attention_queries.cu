@@ -1,25 +1,26 @@
-// Causal attention on Hopper, by queries: the forward pass for heads of 64 and of 128, and the
-// queries' gradient for heads of 128. Heads of 128 are for documents alone.
+// Causal attention on Hopper, in kernels whose warpgroups each take some queries: the forward pass
+// for heads of 64 and of 128, and the queries' gradient for heads of 128. Heads of 128 are computed
+// only with documents.
 //
 //   S = QK' / sqrt(size)    lse = log(rowsum(exp(S)))    O = exp(S - lse) V
 //   dP = dO V'              delta = -rowsum(dO O)        dS = exp(S - lse) (dP + delta)
 //   dQ = dS K / sqrt(size)
 //
 // exp(S - m) is rounded to BF16 for its product with V, and dS for its product with K; all else is
-// FP32. m is the row's maximum over the first tile of keys, and follows the maximum only where
-// exponentials become large, so that most tiles need no maximum. A row's sums have the order of its
-// keys.
+// FP32. m is the row's maximum over the first tile of keys. Later it is raised to the maximum only
+// if exponentials become large, so that most tiles need no maximum. A row's sums are added in the
+// order of the keys.
 //
-// A block computes a run of pieces, one after another. A piece is some tiles of 64 of a head's
-// queries, one for each of two to four warpgroups, which take turns in having the last one: it
-// meets most keys. The keys up to the diagonal pass in tiles of 64, loaded by TMA for all. A
-// warpgroup computes a tile's scores, and adds the product of the tile before, by WGMMA. While it
-// computes exponentials, the others have the tensor cores. Of documents that are packed into a
-// sequence, tiles of keys before the piece's first document do not pass, and a warpgroup passes by
-// those before its own first one; all blocks then have parts of about equal cost, which the host
-// cuts. (For heads of 64, two or three warpgroups with the queries in registers, and the next
-// scores computed beside the exponentials, were slower on an H200: 0.26 to 0.31 ms against 0.24 at
-// 64 x 1024 and 12 heads.)
+// A thread block computes several consecutive pieces of the work. A piece is two to four tiles of
+// 64 of a head's queries, one for each computing warpgroup. The warpgroups take turns in having the
+// piece's last tile, because it sees the most keys. The keys up to the diagonal are loaded by TMA,
+// in tiles of 64 that all warpgroups read. A warpgroup computes the scores of a tile of keys by
+// WGMMA, and adds the previous tile's product. While it computes exponentials, the other warpgroups
+// use the tensor cores. With documents, tiles of keys before the piece's first document are not
+// loaded, and a warpgroup skips the tiles before its own first document; all blocks then have parts
+// of about equal cost, which the host determines. (For heads of 64, two or three warpgroups with
+// the queries in registers, and the next scores computed beside the exponentials, were slower on an
+// H200: 0.26 to 0.31 ms against 0.24 at 64 x 1024 and 12 heads.)
 #include "attention.h"
 #include "hopper.cuh"
 
@@ -40,7 +41,7 @@ template <int SIZE_, bool DOCUMENTS_, bool GRADIENT_> struct Kind {
         SIZE = SIZE_,
         DOCUMENTS = DOCUMENTS_,
         GRADIENT = GRADIENT_,
-        PARTS = SIZE / 64, // tiles that 64 rows take
+        PARTS = SIZE / 64, // tiles of 64 channels that a row takes
         GROUPS = SIZE == 64 ? 4
                  : GRADIENT ? 2
                             : 3, // warpgroups that compute
@@ -74,7 +75,7 @@ struct Parameters {
     int T, H, heads;          // heads: of all sequences
     int tiles, pieces;        // in a head: tiles of 64 queries or keys, pieces of some tiles
     int G;
-    // of the gradient
+    // for the gradient
     CUtensorMap d_out;
     const Bf16 *dout, *out;
     float *delta; // [heads,T]: -rowsum(dO O), which the keys' gradients need, too
@@ -82,16 +83,18 @@ struct Parameters {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-// A block's pieces, one after another.
+// A thread block's position in its run of pieces.
 template <typename K> struct Work {
     int tiles, pieces; // in a head
     int head, piece, left;
-    int number; // how many pieces this block has had before
+    int number; // how many pieces this block has finished
 
-    // The number of the first piece of a block. All blocks have about as many tiles of keys.
+    // The number of a block's first piece. All blocks have about equally many tiles of keys.
     static __device__ int first_of(const Parameters &p, int block) {
         if (K::DOCUMENTS) { return __ldg(p.cuts + block); }
-        const auto cost = [&](int i) { return (i + 1) * p.tiles / p.pieces + 2; }; // 2: to begin
+        const auto cost = [&](int i) {
+            return (i + 1) * p.tiles / p.pieces + 2;
+        }; // + 2: to begin a piece
         int all = 0, at = 0;
         for (int i = 0; i < p.pieces; i++) { all += cost(i); }
         const int64_t before = (int64_t)all * p.heads * block / gridDim.x;
@@ -105,16 +108,16 @@ template <typename K> struct Work {
         piece = first % pieces;
         left = first_of(p, blockIdx.x + 1) - first;
     }
-    // The tiles of keys that the piece meets, which end where its tiles of queries do.
+    // One past the last tile of keys that the piece sees, and one past its last tile of queries.
     __device__ int keys(void) const {
         return (piece + 1) * tiles / pieces;
     }
-    // The first tile of keys that a tile of queries meets.
+    // The first tile of keys that a tile of queries sees.
     __device__ int first(const Parameters &p, int tile) const {
         return K::DOCUMENTS ? __ldg(p.starts + (int64_t)(head / p.H) * p.T + tile * ROWS) / KEYS
                             : 0;
     }
-    // The first tile of keys that the piece meets.
+    // The first tile of keys that the piece sees.
     __device__ int first(const Parameters &p) const {
         return first(p, piece * tiles / pieces);
     }
@@ -133,7 +136,7 @@ template <typename K> struct Work {
     }
 };
 
-// One lane loads what the warpgroups need, in the order of its use.
+// One lane loads what the warpgroups need, in the order in which they use it.
 template <typename K>
 __device__ __forceinline__ void load(typename K::Shared &s, const Parameters &p) {
     constexpr int SIZE = K::SIZE;
@@ -180,16 +183,16 @@ __device__ __forceinline__ void compute(typename K::Shared &s, const Parameters 
     constexpr bool DOCUMENTS = K::DOCUMENTS;
     const int warp = threadIdx.x % GROUP / WARP, lane = threadIdx.x % WARP;
     const int row = warp * 16 + lane / 4, column = lane % 4 * 2;
-    const float root = K::SIZE == 64 ? 0.125f : 0.08838834764831845f; // of 1 / SIZE
+    const float root = K::SIZE == 64 ? 0.125f : 0.08838834764831845f; // 1 / sqrt(SIZE)
     const float scale = root * 1.4426950408889634f;
     enum { LARGE = 1 << 12 }; // limit for the sum of a thread's exponentials in a row of a tile
 
-    // The lane's 16 bytes of 16 x 16 BF16 of the warp's rows.
+    // Where the lane's 16 bytes begin: of the warp's 16 rows, in the 16 columns from 16 i on.
     auto place = [&](uint8_t *rows, int i) {
         return rows + (warp * 16 + lane % 16) * FULL_ROW + ((i * 2 + lane / 16) ^ lane % 8) * 16;
     };
     float scores[32], dp[32], out[PARTS][32], m[2] = {}, sums[2], delta[2];
-    uint32_t probabilities[16]; // A of WGMMAs; of the gradient: dS
+    uint32_t probabilities[16]; // operand A of WGMMAs; GRADIENT: dS
     Stage<K::STAGES> stage = 0;
     uint32_t queries = 0; // how many tiles this warpgroup has begun
 
@@ -214,7 +217,7 @@ __device__ __forceinline__ void compute(typename K::Shared &s, const Parameters 
         }
         wgmma_commit();
     };
-    auto multiply_values = [&](int at) { // by keys for their gradient
+    auto multiply_values = [&](int at) { // GRADIENT: multiplies by K
         const uint64_t v = wgmma_transposed(K::GRADIENT ? s.stages[at].k : s.stages[at].v);
         wgmma_fence();
 #pragma unroll
@@ -281,8 +284,8 @@ __device__ __forceinline__ void compute(typename K::Shared &s, const Parameters 
                                          y * (dp[2 * i + 1] + delta[r]));
         }
     };
-    // Reads and computes what the gradient needs of a tile's rows. Beyond T it is 0, as Q and dO
-    // are.
+    // For the gradient: reads lse to m and computes delta, for a tile's rows. For rows beyond T,
+    // both are 0, as Q and dO are.
     auto summarise = [&](int head, int tile) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -306,7 +309,8 @@ __device__ __forceinline__ void compute(typename K::Shared &s, const Parameters 
             if (inside && lane % 4 == 0) { p.delta[at] = -sum; }
         }
     };
-    // Where results lie with queries: lane 0 has seen the stores of the tile before.
+    // If results lie where queries have been: frees the memory of the previous tile, after lane 0
+    // has waited for its stores.
     auto free_results = [&] {
         __syncwarp();
         if (queries > 0) { barrier_arrive(&s.q_empty[(queries - 1) % 2][w], lane == 0); }
@@ -314,12 +318,12 @@ __device__ __forceinline__ void compute(typename K::Shared &s, const Parameters 
 
     for (Work<K> work(p); work.left > 0; work.next()) {
         const int tile = work.tile(w), keys = work.keys();
-        const int own = tile < keys ? tile + 1 : 0; // the end of its tiles of keys
+        const int own = tile < keys ? tile + 1 : 0; // one past the last tile of keys that it sees
         int j = work.first(p);
-        auto pass_by = [&](int end) { // passes by tiles that are not for these queries
+        auto pass_by = [&](int end) { // skips tiles of keys that the queries do not see
             for (; j < end; j++, stage.advance(1)) {
                 barrier_wait(&s.full[stage.at], stage.round);
-                __syncwarp(); // no lane comes to the barrier when it is two phases on
+                __syncwarp(); // or a lane could reach the barrier two phases late
                 release(stage.at);
             }
         };
@@ -335,7 +339,8 @@ __device__ __forceinline__ void compute(typename K::Shared &s, const Parameters 
             pass_by(begin);
             barrier_wait(&s.q_full[queries % 2][w], queries / 2);
             if constexpr (!K::GRADIENT) {
-                // Finite, so that exponentials are 0 as long as a row has met no key that it sees.
+                // With documents m is finite, so that a row's exponentials are 0 before the first
+                // key that it sees.
                 m[0] = m[1] = DOCUMENTS ? -1e30f : -CUDART_INF_F;
                 sums[0] = sums[1] = 0.0f;
             }
@@ -360,7 +365,7 @@ __device__ __forceinline__ void compute(typename K::Shared &s, const Parameters 
                 bool follows = j == begin;
                 if (DOCUMENTS) { // where the document of the warp's last row begins
                     const int last = __shfl_sync(~0u, starts[1], WARP - 1);
-                    follows = last >= j * KEYS; // some row meets its first key
+                    follows = last >= j * KEYS; // some row sees its first key here
                     if (last > j * KEYS) { mask_documents(j); }
                 }
                 if constexpr (K::GRADIENT) {
@@ -414,7 +419,7 @@ __device__ __forceinline__ void compute(typename K::Shared &s, const Parameters 
         if constexpr (K::OUT_IS_Q) {
             group_barrier(w, GROUP); // all warps have multiplied by the queries
         } else {
-            if (lane == 0) { stores_wait_read<0>(); } // the piece before has been stored
+            if (lane == 0) { stores_wait_read<0>(); } // TMA has read the previous piece's results
             __syncwarp();
         }
 #pragma unroll
@@ -503,16 +508,17 @@ void launch_queries(const Gpu *gpu, AttentionShape s, const Bf16 *qkv, Parameter
 
 namespace {
 
-// What a head's pieces cost in the forward pass, or for the queries' gradient, in a sequence with
-// these starts.
+// The cost of each piece of a head, in the forward pass or for the queries' gradient, in a sequence
+// with these starts.
 void cost_pieces(int T, int pieces, const int *starts, int *costs) {
     const int tiles = divide_up(T, KEYS);
-    for (int i = 0; i < pieces; i++) { // + 2: what a piece costs to begin
+    for (int i = 0; i < pieces; i++) { // + 2: to begin a piece
         costs[i] = (i + 1) * tiles / pieces - starts[i * tiles / pieces * ROWS] / KEYS + 2;
     }
 }
 
-// What its tiles of 128 keys cost in the backward pass.
+// The cost of each tile of 128 keys of a head in the backward pass, in a sequence with these
+// starts.
 void cost_keys(int tiles, const int *starts, int *costs) {
     for (int j = 0, end = 0; j < tiles; j++) {
         end = max(end, j + 1);
@@ -524,7 +530,8 @@ void cost_keys(int tiles, const int *starts, int *costs) {
 } // namespace
 
 size_t attention_own_workspace(AttentionShape s) {
-    if (s.D == 64 && s.H == s.G && s.T <= ATTENTION64_MOST_T) { // two parts of sums of dQ a block
+    if (s.D == 64 && s.H == s.G &&
+        s.T <= ATTENTION64_MOST_T) { // each block has two parts of dQ sums
         return 2 * ATTENTION_BLOCKS * (size_t)round_up64(s.T, 128) * 64 * sizeof(float);
     }
     const bool in_domain = s.D == 128 && s.H % s.G == 0 && s.T <= ATTENTION128_MOST_T;
@@ -555,7 +562,7 @@ void attention_share_work(const Gpu *gpu, AttentionShape s, int *documents) {
         const int t = (int)(i % s.T);
         ends[i] = t == s.T - 1 || documents[i + 1] != documents[i] ? t + 1 : ends[i + 1];
     }
-    // pieces: of each of a sequence's `heads` heads
+    // pieces: how many each of a sequence's `heads` heads has
     auto share = [&](AttentionCuts kind, int heads, int pieces, auto costs_of) {
         int *costs = static_cast<int *>(calloc_or_die((size_t)s.B * pieces, sizeof(int)));
         int *cuts = documents + attention_cuts_at(s, kind), units = s.B * heads * pieces;

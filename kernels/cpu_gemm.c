@@ -94,7 +94,7 @@ static inline void multiply_panels(int k, const float *a, const float *b, float 
     }
 }
 
-// Writes a tile, or adds it once an earlier part of k has been written.
+// Writes a tile to C if it is of the first part of k; otherwise adds it to C.
 static void store_tile(const CpuGemm *g, const float *tile, int row, int rows, int col, int cols,
                        bool first) {
     for (int i = 0; i < rows; i++) {
@@ -113,7 +113,8 @@ static void store_tile(const CpuGemm *g, const float *tile, int row, int rows, i
     }
 }
 
-// One tile of C, [rows,cols] at (row, col), over all of k. a_pack and b_pack are this thread's.
+// Computes one block of C, [rows,cols] at (row, col), over all of k. a_pack and b_pack are this
+// thread's.
 static void multiply_block(const CpuGemm *g, int row, int rows, int col, int cols, float *a_pack,
                            float *b_pack) {
     _Alignas(64) float tile[MR * NR];

@@ -1,23 +1,24 @@
-// GPT-2's two FP8 products before and after GELU, on Hopper, with GELU or its derivative in their
-// epilogue. One kernel does what a product (gemm.h) and a pass over its result (activation.cu) do,
-// with a scale that is given.
+// The two FP8 matrix products next to GPT-2's GELU, on Hopper, with GELU or its derivative in their
+// epilogue. One kernel does the work of a product (gemm.h) and of a pass over its result
+// (activation.cu), with SCALE_GIVEN.
 //
 //   forward    x = A B' rounded to BF16, which is written; GELU's output y = gelu(x + bias)
 //   backward   dx = (A B' rounded to BF16) gelu'(x + bias), from the x that was written; and the
 //              column sums of dx
 //
-// A [M,K] and B [N,K] are codes; y and dx become codes and transposed codes, with their amax. The
-// roundings are those of the two-kernel path, so that results differ only where the sums do.
+// A [M,K] and B [N,K] are FP8 codes; y and dx are written as codes and transposed codes, and their
+// amax is recorded. Values are rounded as by the two separate kernels, so that results differ only
+// where the product's sums do.
 //
-// A block computes tiles of 128 x 128, one after another: a run of tiles down a panel of 128
-// columns, then down the next. Of its three warpgroups the first only moves data, by TMA: a warp
-// loads A, one loads B, and two store what the others have converted. Each of the other two
-// computes 64 rows of every tile by WGMMA (sums in FP32 registers) and converts them. While one
-// converts, the other uses the tensor cores: they take turns, and A is loaded for both into one
+// A thread block computes consecutive tiles of 128 x 128, down a panel of 128 columns and then down
+// the next. Of its three warpgroups the first only moves data, by TMA: one warp loads A, one loads
+// B, and two store results. Each of the other two warpgroups computes 64 rows of every tile by
+// WGMMA (sums in FP32 registers), applies the epilogue and encodes the results. While one warpgroup
+// does that, the other uses the tensor cores: they take turns, and A is loaded for both into one
 // ring, in the order of their turns. The panel's part of B stays in shared memory from tile to
-// tile, so that each tile only loads A. (Shared memory delivers 128 bytes a cycle. A warpgroup with
-// 64 x 128 sums takes 96 of them for its WGMMAs, which leaves too little for loading B again and
-// again.)
+// tile, so that only A is loaded for each tile. (Shared memory delivers 128 bytes a cycle. A
+// warpgroup with 64 x 128 sums takes 96 of them for its WGMMAs, which leaves too little for loading
+// B again and again.)
 //
 // TMA reads A and B with the rows inside each block of 16 in an order that gives each thread 2
 // adjacent rows x 4 adjacent columns of the product: four codes are then a word of a row, and two
@@ -76,12 +77,12 @@ struct Parameters {
 
 // ---- the kernel ---------------------------------------------------------------------------------
 
-// A block's tiles, one after another.
+// A thread block's position in its run of tiles.
 struct Work {
     int M, steps;      // steps: parts of K, DEPTH each
     int row, column;   // where this tile begins
-    int left;          // tiles, with this one
-    int number, panel; // how many tiles, and panels, this block has had before
+    int left;          // how many tiles are left, this one included
+    int number, panel; // how many tiles, and panels, this block has finished
     __device__ Work(const Parameters &p) {
         int down = (p.M + TILE - 1) / TILE;
         int64_t tiles = (int64_t)down * ((p.N + TILE - 1) / TILE);
@@ -126,7 +127,7 @@ __device__ __forceinline__ void load(Shared &s, const Parameters &p, int warp) {
     }
     for (Work work(p); warp == 1 && work.left > 0; work.next()) {
         Stage<B_STAGES> b = work.b_before();
-        if (work.number > 0 && work.row > 0) { continue; } // loaded
+        if (work.number > 0 && work.row > 0) { continue; } // the panel is in shared memory
         for (int k = 0; k < work.steps; k++, b.advance(1)) {
             barrier_wait(&s.b_empty[b.at], b.round + 1);
             barrier_expect(&s.b_full[b.at], TILE * DEPTH);
@@ -169,8 +170,8 @@ __device__ __forceinline__ void store(Shared &s, const Parameters &p, int w) {
     stores_wait();
 }
 
-// TYPE: the format of A, and of the codes that are written. SPLIT: the tensor cores, which keep
-// some 14 bits, sum over DEPTH of K at a time, and these sums are added up in FP32.
+// TYPE: the format of A, and of the codes that are written. SPLIT: tensor cores keep only about 14
+// bits of a sum, so they sum over DEPTH values of K at a time, and these sums are added up in FP32.
 template <Fp8Type TYPE, bool BACKWARD, bool SPLIT>
 __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
     const int warp = threadIdx.x % GROUP / WARP, lane = threadIdx.x % WARP;
@@ -219,8 +220,9 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
             for (int i = 0; i < 64; i++) { sums[i] += d[i]; }
             pin(sums);
         };
-        // An even number of steps. Each step's sums are added while the next step runs, which ptxas
-        // only allows without a loop: GPT-2's 768 channels are 6 steps.
+        // Computes an even number of steps. A step's sums are added up while the WGMMAs of the next
+        // step run. ptxas allows that only in unrolled code, so `count` is a constant: 6 steps for
+        // GPT-2's 768 channels.
         auto split = [&](auto count, bool ends) {
             constexpr int STEPS = decltype(count)::value;
             float first[64], second[64];
@@ -337,8 +339,8 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
                 const int place = pair * 16 + lane; // WGMMA's column
                 store_matrices<true>(
                     staging.codes_t + place * HALF_ROW + (warp ^ place / 2 % 4) * 16, units);
-                // x is not read earlier: ptxas would then begin every block before it ends any, and
-                // MUFU, which takes longest, would be idle at first.
+                // x is not read earlier: ptxas would then begin all blocks of 16 columns before it
+                // ends one, and MUFU, which takes longest, would be idle at first.
                 if (BACKWARD && pair + 4 < BLOCKS) { read_x(pair + 4); }
             }
         } else { // rows and columns beyond the product

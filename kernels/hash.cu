@@ -1,9 +1,9 @@
-// Hashes of buffers, which every single wrong bit changes, and the device's clock: checked steps
-// and timing use them.
+// Hashes of buffers, for checked steps (every single wrong bit changes the hash), and the device's
+// clock, for timing.
 #include "../base/rng.h"
 #include "device.cuh"
 
-// The terms are added up in any order: sums of integers do not depend on it.
+// The terms may be added up in any order: a sum of integers does not depend on the order.
 __global__ void hash_kernel(uint64_t *sum, const uint64_t *words, int64_t n, int64_t first) {
     uint64_t mine = 0;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n;

@@ -6,7 +6,7 @@
 #include <cuda_fp16.h>
 #include <cuda_pipeline.h>
 
-// All threads of a block call it, once in a kernel, and get the same result.
+// Combines x over a thread block. All threads call it, once in a kernel, and get the same result.
 __device__ MaxSum block_max_sum(MaxSum x, MaxSum *shared) {
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     for (int offset = WARP / 2; offset > 0; offset /= 2) {
@@ -25,7 +25,7 @@ __device__ __forceinline__ void subtract_onehot(Floats8 &v, int at, float scale)
     for (int j = 0; j < VEC; j++) { v.v[j] -= j == at ? scale : 0.0f; }
 }
 
-// A logit as the softmax sees it: cap tanh(x / cap), to 2^-22 of the cap.
+// A logit as the softmax sees it: cap tanh(x / cap), to within 2^-22 of the cap.
 template <bool CAPS> __device__ __forceinline__ float capped(float x, float cap) {
     const float log2e = 1.4426950408889634f;
     return CAPS ? cap * fmaf(2.0f, sigmoid2(x * (2.0f * log2e / cap)), -1.0f) : x;
@@ -164,10 +164,10 @@ __global__ void __launch_bounds__(512)
 #endif
 }
 
-// One block per row, which it reads once, several vectors of each thread at a time. Where `rows` is
-// not NULL, it stores there the numbers that the gradient needs; for a left-out row, numbers that
-// make its softmax 0. GRADIENT: reads the row a second time, from L2 at best, and writes the
-// gradient in place. The kernel works on every device, for rows of any length.
+// One block per row, which it reads once, several vectors of each thread at a time. If `rows` is
+// not NULL, it stores there the row's RowLoss; for a row that is left out, one that makes its
+// softmax 0. GRADIENT: reads the row a second time, from L2 at best, and writes the gradient in
+// place. The kernel works on every device, for rows of any length.
 template <bool GRADIENT, bool CAPS>
 __global__ void __launch_bounds__(512)
     cross_entropy_kernel(float *losses, RowLoss *rows, Bf16 *logits, const int *targets, int V,
@@ -219,9 +219,9 @@ __global__ void __launch_bounds__(512)
     }
 }
 
-// Computes the losses without a gradient and a cap, from the maxima and sums [tiles][M] that the
-// product has left. A block takes 32 rows; each of its 8 warps combines every 8th tile of these
-// rows.
+// Computes the losses without a gradient and a cap, from the maxima and sums [tiles][M] that
+// gpu_product_max_sums has written. A block takes 32 rows; each of its 8 warps combines every 8th
+// tile of these rows.
 enum { COMBINING_WARPS = 8 };
 __global__ void __launch_bounds__(COMBINING_WARPS *WARP)
     row_losses_kernel(float *losses, RowLoss *rows, const MaxSum *max_sums, const Bf16 *logits,

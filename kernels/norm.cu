@@ -1,8 +1,8 @@
-// LayerNorm and RMSNorm. Forward to BF16 keeps a row in the registers of one warp, or of several
-// where the row is long. Forward to FP8 and backward work on several rows at a time, each thread on
-// 8 columns of them, so that the rows wait together for their sums; meanwhile the next rows are
-// fetched into shared memory. If a block's shared memory is too small for that, a second pass
-// writes the FP8 forms.
+// LayerNorm and RMSNorm. The forward kernel that writes BF16 keeps a row in the registers of one
+// warp, or of several warps if the row is long. The forward kernel that writes FP8 and the backward
+// kernel work on several rows at a time, each thread on 8 columns of these rows, so that one wait
+// serves the sums of all of them; meanwhile the next rows are fetched into shared memory. If a
+// block's shared memory is too small for that, a second pass writes the FP8 forms.
 #include "quantize.cuh"
 
 #include <cuda_pipeline.h>
@@ -32,7 +32,7 @@ static void check_norm(const char *name, Operand *out, int M, int C, bool statis
 
 enum { WARPS = 8 };
 
-// The same sum in every lane of the W warps that share a row. buffer: [W]
+// The sum of x over the W warps that share a row, in every lane. buffer: [W]
 template <int W>
 __device__ __forceinline__ float row_sum(float x, float *buffer, int group, int lane) {
     x = warp_sum(x);
@@ -45,8 +45,8 @@ __device__ __forceinline__ float row_sum(float x, float *buffer, int group, int 
     return sum;
 }
 
-// W warps take a row, V vectors of 8 a lane. inverse: 1 / C. out NULL: the statistics alone. amax:
-// receives the amax of the output, unless NULL.
+// W warps share a row; a lane has V vectors of 8 columns. inverse: 1 / C. out NULL: only the
+// statistics are written. amax: receives the amax of the output, unless NULL.
 template <int W, int V, bool LAYERNORM>
 __global__ void __launch_bounds__(WARPS *WARP, 3)
     norm_forward_kernel(NormForward n, Bf16 *out, float *amax, float inverse) {
@@ -131,7 +131,7 @@ struct Division {
 };
 
 // The sums of N numbers over the group, in every lane, in a fixed order. buffer: [warps of a
-// group][N]; the next call needs another one.
+// group][N]; the next call needs another buffer.
 template <int N>
 __device__ __forceinline__ void group_sums(float (&v)[N], float *buffer, int group, int lanes) {
     static_assert(N <= 8 && (N & (N - 1)) == 0, "halves go each way");
@@ -304,7 +304,7 @@ __global__ void __launch_bounds__(MOST_THREADS)
     if (out.records) { block_amax(&out.scale->amax, range); }
 }
 
-// The norm's output, by statistics that have been computed.
+// A source (quantize.cuh) of the norm's output, from statistics that are known.
 struct NormSource : Place {
     struct Raw {
         uint4 x;

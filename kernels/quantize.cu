@@ -1,5 +1,5 @@
-// From BF16 to FP8 operands of products, with their amax and column sums; codes that are counted
-// and transposed; and the second launch of every sum over rows.
+// Quantises BF16 tensors to FP8 operands of matrix products, with their amax and column sums;
+// counts and transposes codes; and has the second launch of every sum over rows.
 #include "quantize.cuh"
 
 __global__ void amax_kernel(float *amax, const Bf16 *x, int64_t vectors) {
@@ -100,7 +100,7 @@ void gpu_transpose_codes(Gpu *gpu, uint8_t *out, const uint8_t *x, int N, int C)
     launch(transpose_codes_kernel, tile_grid(N, C), TILE_THREADS, gpu->stream, out, x, N, C);
 }
 
-// A block takes 32 columns of one kind, with 32 threads a column.
+// A thread block adds up 32 columns of one kind of PartialSums, with 32 threads per column.
 __global__ void sum_partials_kernel(PartialSums s) {
     __shared__ float shared[WARP][WARP + 1];
     Gradient out = s.outs[blockIdx.y];

@@ -35,14 +35,14 @@ __device__ __forceinline__ void turn(Pairs &p, const float *cosine, int half, fl
     turn<WIDTH>(p, load_some<WIDTH>(cosine), load_some<WIDTH>(cosine + half), direction);
 }
 
-// `lanes` threads share a head, each with WIDTH pairs of it at a time: 8, or 1 where half a head is
-// not whole vectors. The most turns of a thread in a normalised head:
+// `lanes` threads share a head; each takes WIDTH pairs of it at a time: 8, or 1 if half a head is
+// not whole vectors. norm_turns: the most times that a thread does so in a normalised head.
 template <int WIDTH> __host__ __device__ constexpr int norm_turns() {
     return WIDTH == VEC ? 1 : MOST_HEAD_SIZE / 2 / WARP;
 }
 
-// The same sum in each of the `lanes` threads that share a head, a power of two; mask: these
-// threads.
+// The sum of x over the `lanes` threads that share a head, in each of them. lanes is a power of
+// two; mask has the bits of these threads.
 __device__ __forceinline__ float head_sum(float x, int lanes, unsigned mask) {
     for (int offset = lanes / 2; offset > 0; offset /= 2) { x += __shfl_xor_sync(mask, x, offset); }
     return x;
@@ -54,7 +54,8 @@ __device__ __forceinline__ unsigned head_mask(int lanes) {
 }
 
 // Rotates the queries and keys, the first H + G of a row's heads. NORM: they are normalised first.
-// heads: how many of a row the kernel visits; those that are neither queries nor keys are copied.
+// heads: how many heads of a row the kernel visits; those that are neither queries nor keys are
+// copied.
 template <int WIDTH, bool NORM>
 __global__ void __launch_bounds__(ROPE_THREADS, NORM ? 4 : 8)
     rope_kernel(Bf16 *out, const Bf16 *qkv, Rotary r, unsigned heads, unsigned lanes,
@@ -151,7 +152,7 @@ void gpu_rope_forward(Gpu *gpu, Bf16 *out, const Bf16 *qkv, Rotary r) {
 // ---- backward -----------------------------------------------------------------------------------
 
 // Turns the gradient of rotated and normalised queries (blockIdx.y 0) or keys (1) into the gradient
-// of x, in place. Each block leaves its partial sums of the weights' gradients:
+// of x, in place. Each thread block writes its partial sums of the weights' gradients:
 // partials[gridDim.y][gridDim.x][D].
 template <int WIDTH>
 __global__ void __launch_bounds__(ROPE_THREADS, 2)

@@ -1,26 +1,27 @@
-// Forward FP8 products on Hopper, with fast accumulation, and a second step that works on the
-// result while it still lies in shared memory. One kernel does the work of a product (gemm.h) and
-// of a pass over its result.
+// Forward FP8 matrix products on Hopper, with fast accumulation, and a second step that works on
+// the result while it still lies in shared memory. One kernel does the work of a product (gemm.h)
+// and of a pass over its result.
 //
-// The product is A B', of codes A [M,K] and B [N,K], rounded to BF16. The steps after it:
+// The product is A B', of FP8 codes A [M,K] and B [N,K], rounded to BF16. The second step is one
+// of:
 //
-// - SWIGLU, of Llama's fc1: the product is gate and up, and N is 2F. It is written; and
-//   y = up silu(gate) [M,F] (activation.cu) as codes and transposed codes, by a given scale, with
-//   their amax.
-// - MAX_SUMS, of the head: N is the padded vocabulary, of which the first V columns count. The
-//   product is written; and of each row, the maximum and the sum of exponentials in every tile
-//   (loss.cu).
-// - ROTARY, of Llama's QKV: N is (H + 2G) D. Queries and keys are rotated (rope.cu), and then all
-//   is written.
+// - SWIGLU, for Llama's fc1: the product is gate and up, and N is 2F. The product is written, and
+//   y = up silu(gate) [M,F] (activation.cu) is written as codes and transposed codes, by a given
+//   scale; the amax of y is recorded.
+// - MAX_SUMS, for the head: N is the padded vocabulary, of which the first V columns count. The
+//   product is written, and each row's maximum and sum of exponentials in each tile (loss.cu).
+// - ROTARY, for Llama's QKV: N is (H + 2G) D. Queries and keys are rotated (rope.cu), and then the
+//   product is written.
 //
-// A block computes tiles of 128 rows and 256 columns: 128 of gate and the same of up, or 256 that
-// are adjacent: of QKV, whole heads. Two blocks form a cluster; their tiles have the same
-// columns, so that each loads a half of B's part for both. Of a block's three warpgroups two
-// compute 64 rows each by WGMMA, with 64 x 256 sums, and only write these, rounded, to shared
-// memory. One warp of the first warpgroup loads A and B, by TMA, stage by stage; the other three
-// store the result and work on it, an eighth of a tile at a time, while the WGMMAs of the next tile
-// run. (Codes made by the computing warps themselves were 6% slower on an H200: the WGMMAs then
-// wait for them. A fourth warpgroup would leave a thread 128 registers, too few for its sums.)
+// A thread block computes tiles of 128 rows and 256 columns. With SWIGLU these are 128 columns of
+// gate and the matching 128 of up; otherwise they are adjacent, and with ROTARY they are whole
+// heads. Two blocks form a cluster; their tiles have the same columns, so that each block loads
+// half of the tile's part of B for both. Of a block's three warpgroups two compute 64 rows each by
+// WGMMA, with 64 x 256 sums, and only write these sums, rounded, to shared memory. One warp of the
+// first warpgroup loads A and B, by TMA, stage by stage; the other three store the result and work
+// on it, an eighth of a tile at a time, while the WGMMAs of the next tile run. (With the encoding
+// in the computing warps, the kernel was 6% slower on an H200, because WGMMAs waited for it. A
+// fourth warpgroup would leave a thread 128 registers, too few for its sums.)
 //
 // The order of rows is fused_product.cu's: a thread has 2 adjacent rows x 4 adjacent columns of
 // each block of 16 x 16.
@@ -42,7 +43,7 @@ enum {
     PART_ROWS = 32,    // SwiGLU: rows of a part
     PART_COLUMNS = 64, // SwiGLU: columns of a part, which are a row of BF16 in shared memory
     STRIP_ROWS = 16,   // other epilogues: a part is 16 whole rows of the tile
-    // how many tiles of clusters down the matrix come before the next column, for the L2 cache
+    // clusters take this many tiles down the matrix before the next column, for the L2 cache
     TOGETHER = 8,
     BUSY_REGISTERS = 200, // registers of a thread
     OTHER_REGISTERS = 104
@@ -68,9 +69,9 @@ struct Parameters {
     CUtensorMap a, b[2], x[2], codes, codes_t;
     const float *scale_a, *scale_b;
     Operand out;
-    MaxSum *max_sums; // [columns of tiles][M]
+    MaxSum *max_sums; // [tiles across][M]
     int M, K, V;
-    int down, across, tiles; // the clusters' tiles, 256 rows each
+    int down, across, tiles; // clusters' tiles of 256 rows: down, across, all
     Rotary rotary;
 };
 
@@ -108,11 +109,12 @@ template <Epilogue EPILOGUE> __device__ __forceinline__ void load(Shared &s, con
     }
 }
 
-// A warp works on every third part of the tiles, once the part is staged, by calling work(the
-// tile's corner, warpgroup, part of its rows).
+// Each of the three working warps takes every third part of the tiles. Once the part is in shared
+// memory, it calls work(the tile's corner, the warpgroup that computed the part, the part's number
+// among that warpgroup's).
 template <Epilogue EPILOGUE, typename WORK>
 __device__ __forceinline__ void each_part(Shared &s, const Parameters &p, int worker, WORK work) {
-    int number = 0; // how many tiles this block has had before
+    int number = 0; // how many tiles this block has finished
     for (int tile = blockIdx.x / 2; tile < p.tiles; tile += gridDim.x / 2, number++) {
         const Corner begin = corner<EPILOGUE>(p, tile);
 #pragma unroll 1
@@ -126,7 +128,7 @@ __device__ __forceinline__ void each_part(Shared &s, const Parameters &p, int wo
     if (threadIdx.x % WARP == 0) { stores_wait(); }
 }
 
-// Stores gate and up, and makes the codes.
+// Stores gate and up, and encodes and stores y.
 __device__ __forceinline__ void encode(Shared &s, const Parameters &p, int worker) {
     const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const float scale = p.out.scale->scale;
@@ -193,8 +195,8 @@ __device__ __forceinline__ void encode(Shared &s, const Parameters &p, int worke
     record_range(p.out, range);
 }
 
-// Stores a strip of a tile, from row `down` of warpgroup w's part, as it is now. column, m: where
-// the strip begins in the result.
+// Stores a strip of 16 rows of a tile as it is in shared memory, from row `down` of warpgroup w's
+// rows on. column, m: where the strip begins in the result.
 __device__ __forceinline__ void store_strip(const Shared &s, const Parameters &p, int w, int down,
                                             int column, int m) {
 #pragma unroll
@@ -257,9 +259,9 @@ __device__ __forceinline__ void sum_up(Shared &s, const Parameters &p, int worke
 }
 
 // Rotates queries and keys in shared memory, and stores the result. A row has 16 pairs of 16-byte
-// pieces of a head's two halves, one for a lane, so that a warp takes two rows at a time. The
-// pieces of eight lanes are read together. The latter four of these lanes take their pair in the
-// opposite order, so that all eight pieces lie in different banks.
+// vectors, whose two vectors lie in the two halves of a head. A lane takes one pair, so that a warp
+// takes two rows at a time. Shared memory is read for eight lanes at a time. The last four of these
+// lanes take their pair in the opposite order, so that the eight vectors lie in different banks.
 __device__ __forceinline__ void rotate(Shared &s, const Parameters &p, int worker) {
     enum { PAIRS = TILE / VEC, AT_ONCE = WARP / PAIRS, TIMES = 4 };
     const Rotary &r = p.rotary;
@@ -280,7 +282,7 @@ __device__ __forceinline__ void rotate(Shared &s, const Parameters &p, int worke
         for (int i = down + row; i < last; i += TIMES * AT_ONCE) {
             Floats8 cosines[TIMES], sines[TIMES];
 #pragma unroll
-            // all loads are on their way before the first one is needed
+            // all loads are in flight before the first one is needed
             for (int k = 0; k < TIMES; k++) {
                 cosines[k] = load_floats8(table + t * r.D, TYPE_F32, 0);
                 sines[k] = load_floats8(table + t * r.D + r.D / 2, TYPE_F32, 0);
@@ -406,7 +408,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 namespace {
 
-// columns: of the result; for SwiGLU, of its output.
+// columns: how many the product has; with SWIGLU, how many y has.
 template <Epilogue EPILOGUE>
 void launch_wide(const Gpu *gpu, const Gemm &g, Parameters p, int columns) {
     p.a = map_like_rows(static_cast<const uint8_t *>(g.a), g.m, g.k, FULL_ROW, TILE);
