@@ -365,8 +365,8 @@ static float round_operand(Trainer *t, const CpuLinear *l, OperandId operand, Nu
 // Rounds a weight as products read it. This is done once in each optimizer step.
 static void linear_round_weight(Trainer *t, CpuLinear *l) {
     if (t->rounded == NULL) { return; }
-    round_to_bf16(l->rounded, l->weight,
-                  (int64_t)l->N * l->C); // FP8 is made from BF16, as on the GPU
+    // an FP8 weight is made from the BF16 weight, as on the GPU
+    round_to_bf16(l->rounded, l->weight, (int64_t)l->N * l->C);
     if (l->number == NUMBER_FP8) {
         round_operand(t, l, OPERAND_W, l->number, FOR_TRAINING, l->rounded, l->rounded, l->N);
     }

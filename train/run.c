@@ -201,7 +201,7 @@ bool run_restore(Run *run, Checkpoint *checkpoint) {
         warn("the weights are random: no checkpoint is loaded (--load, --resume)");
     }
     if (run->group.rank == 0 && options_save(o) && goes_on) { save_folder_begin(run, checkpoint); }
-    // a record of this start would declare the records of later steps void
+    // a record of this start would make the records of later steps void (metrics.c)
     if (options_train(o) && !goes_on) {
         metrics_close(&run->metrics);
         run->metrics.path[0] = '\0';

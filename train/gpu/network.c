@@ -116,7 +116,7 @@ static void plan_head(Network *n, Plan *plan, int64_t M) {
     linear_plan(head, n->params, lp, plan);
     int64_t P = head->N, C = head->C, rows = M;
     int64_t row_bytes = 2 * P + (fp8 ? P : 0) + (head->wgrad_fp8 ? P : 0);
-    int64_t most_bytes = min64(enough + (enough >> 4), 2 * P * M); // all logits in BF16
+    int64_t most_bytes = min64(enough + (enough >> 4), 2 * P * M); // 2 P M: all logits in BF16
     while (rows > 128 && rows * row_bytes > most_bytes) { rows = (rows + 1) / 2; }
     if (test_rows != NULL) { rows = max64(1, atoll(test_rows)); }
     rows = min64(M, round_up64(rows, 16));

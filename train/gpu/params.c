@@ -44,7 +44,7 @@ static int64_t kept_elements(const OptimizerState *s, int n) {
     return last->kept + last->end - last->begin;
 }
 
-// Cuts range i in two, after this many elements.
+// Cuts range i in two, after its first `elements` elements.
 static void cut_range(OptimizerState *s, int i, int64_t elements) {
     s->ranges = realloc_or_die(s->ranges, (size_t)(s->num_ranges + 1) * sizeof(ZeroRange));
     ZeroRange *r = &s->ranges[i];

@@ -115,9 +115,9 @@ void params_start(Params *p, Gpu *gpu, Comm *comm);
 // calibrated (model/precision.h).
 bool params_restore(Params *p, const Checkpoint *checkpoint);
 
-// The address of a parameter's weights: FP8 codes where *codes becomes true, otherwise Bf16 (codes
-// may be NULL if the parameter is never in FP8). Returns NULL if the model has no such parameter.
-// layer is ignored for parameters outside the blocks.
+// Returns the address of a parameter's weights. Sets *codes to whether they are FP8 codes;
+// otherwise they are Bf16. codes may be NULL if the parameter is never in FP8. Returns NULL if the
+// model has no such parameter. layer is ignored for parameters outside the blocks.
 void *params_weights(const Params *p, TensorId id, int layer, bool *codes);
 // Where a parameter's gradient is written; its data is NULL if the model has no such parameter.
 Gradient params_gradient(const Params *p, TensorId id, int layer);

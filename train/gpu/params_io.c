@@ -81,9 +81,10 @@ static void restore_arrays(Params *p, const Checkpoint *c) {
     free(host);
 }
 
-// Sets the scales: to the checkpoint's if it has them, otherwise to 1; and the fixed scales.
-// Returns whether the run must be calibrated: it trains, and nothing is known of some tensor. A run
-// that does not train has no batch for that, so the scales of such tensors are measured.
+// Sets fixed scales to their values, and the others to the checkpoint's or, if it has none, to 1.
+// Returns whether the run must be calibrated, because it trains and nothing is known of some
+// tensor. A run that does not train has no batch to calibrate with: it measures the scales of such
+// tensors in each pass.
 static bool restore_scaling(Params *p, const Checkpoint *c) {
     const Precision *precision = &p->run->precision;
     int n = p->fp8.count;
