@@ -580,7 +580,7 @@ void gpu_muon_momentum(Gpu *gpu, const AdamWUpdate *u, const StepState *state) {
     launch(muon_momentum_kernel, u->segment_blocks, ADAMW_THREADS, gpu->stream, *u, state);
 }
 
-// Part blockIdx.x of the sum of squares of matrix blockIdx.y.
+// Computes part blockIdx.x of the sum of squares of matrix blockIdx.y.
 __global__ void muon_norm_kernel(double *partials, const MuonMatrices m) {
     __shared__ double shared[WARP];
     int64_t first = m.places[blockIdx.y] / VEC;

@@ -217,7 +217,7 @@ __device__ __forceinline__ void summarise(Shared &s, const Parameters &p,
         }
 #pragma unroll UNROLL
         for (int row = lane / 8; row < QUERIES; row += WARP / 8) {
-            const bool inside = begin + row < p.T; // else the first row, for loads without a branch
+            const bool inside = begin + row < p.T; // else the first row is loaded: no branch
             const int vector = (inside ? row * step / VEC : 0) + lane % 8;
             const Floats8 x = load8(p.dout + from, vector), y = load8(p.out + from, vector);
             float sum = 0.0f;
@@ -603,7 +603,7 @@ __global__ void __launch_bounds__(GROUP) add_parts_kernel(const __grid_constant_
 // Plans the blocks' work. Returns whether the heads that are left after the whole ones are divided
 // among blocks.
 bool plan_work(Parameters *p, int heads, int blocks) {
-    enum { ADDING = 12 }; // what adding up parts costs, like a tile of keys
+    enum { ADDING = 12 }; // what add_parts_kernel costs, in the unit of cost()
     const int others = heads % blocks, whole = p->tiles * (p->tiles + 2);
     p->blocks = blocks;
     p->whole = heads / blocks;

@@ -81,9 +81,9 @@ __global__ void attention_forward_kernel(Bf16 *out, float *lse, const Bf16 *qkv,
     if (threadIdx.x % WARP == 0) { lse[(token / s.T * s.H + h) * s.T + t] = max + logf(sum); }
 }
 
-// dQ of a query, from the keys that it sees. With KEYS: dK and dV of a key, from the queries that
-// see it, in the heads of its group. What all these keys, or queries, have in common is loaded
-// once.
+// A warp computes dQ of a query, from the keys that the query sees. With KEYS it computes dK and dV
+// of a key, from the queries that see the key, in all query heads of its group. What does not
+// change from key to key, or from query to query, is loaded once.
 template <bool KEYS>
 __global__ void attention_backward_kernel(Bf16 *d_qkv, const Bf16 *d_out, const Bf16 *out,
                                           const float *lse, const Bf16 *qkv, int64_t tokens,

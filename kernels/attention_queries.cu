@@ -72,7 +72,7 @@ struct Parameters {
     CUtensorMap qkv, result; // boxes of 64 and of 16 rows
     float *lse;
     const int *starts, *cuts; // attention.h; NULL without documents
-    int T, H, heads;          // heads: of all sequences
+    int T, H, heads;          // heads: query heads of all sequences
     int tiles, pieces;        // in a head: tiles of 64 queries or keys, pieces of some tiles
     int G;
     // for the gradient
@@ -92,9 +92,8 @@ template <typename K> struct Work {
     // The number of a block's first piece. All blocks have about equally many tiles of keys.
     static __device__ int first_of(const Parameters &p, int block) {
         if (K::DOCUMENTS) { return __ldg(p.cuts + block); }
-        const auto cost = [&](int i) {
-            return (i + 1) * p.tiles / p.pieces + 2;
-        }; // + 2: to begin a piece
+        // + 2: to begin a piece
+        const auto cost = [&](int i) { return (i + 1) * p.tiles / p.pieces + 2; };
         int all = 0, at = 0;
         for (int i = 0; i < p.pieces; i++) { all += cost(i); }
         const int64_t before = (int64_t)all * p.heads * block / gridDim.x;
@@ -121,7 +120,7 @@ template <typename K> struct Work {
     __device__ int first(const Parameters &p) const {
         return first(p, piece * tiles / pieces);
     }
-    // The tile of queries of warpgroup w, which has none once this reaches keys().
+    // The tile of queries of warpgroup w. If it is keys() or above, the warpgroup has none.
     __device__ int tile(int w) const {
         return piece * tiles / pieces + (w + number) % K::GROUPS;
     }
@@ -374,7 +373,7 @@ __device__ __forceinline__ void compute(typename K::Shared &s, const Parameters 
                     float more[2];
                     if (!follows) {
                         exponentiate(more);
-                        // or NaN
+                        // large, or NaN
                         follows = __any_sync(~0u, !(fmaxf(more[0], more[1]) < LARGE));
                     }
                     if (follows) {

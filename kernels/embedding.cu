@@ -1,4 +1,4 @@
-// Token and position embeddings, forward and backward; the backward adds in a fixed order.
+// Token and position embeddings, forward and backward; the backward pass adds in a fixed order.
 #include "device.cuh"
 
 __global__ void embedding_forward_kernel(Bf16 *out, const int *tokens, const int *starts,
@@ -38,8 +38,8 @@ __device__ __forceinline__ Floats8 sum_rows(const Bf16 *dout, const int *rows, i
     return sum;
 }
 
-// A warp takes a short run. A block takes 32 vectors of columns of a long run, and adds its warps'
-// sums in order.
+// A warp sums a short run (TokenRuns). A thread block sums 32 vectors of columns of a long run, and
+// adds the sums of its warps in order.
 __global__ void __launch_bounds__(EMBEDDING_THREADS)
     embedding_backward_kernel(Gradient dwte, const Bf16 *dout, const int *tokens, TokenRuns sorted,
                               int per_row) {

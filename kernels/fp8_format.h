@@ -169,8 +169,8 @@ typedef struct {
     int count; // how many amaxes have entered the history
 } Fp8Scale;
 
-// What the codes of a tensor are: how many there are, and how many of them are the format's largest
-// magnitude, zero, and subnormal but not zero.
+// Counts of a tensor's codes: of all codes, and of those that are the format's largest magnitude,
+// zero, and subnormal but not zero.
 typedef struct {
     unsigned long long elements, largest, zero, subnormal;
 } Fp8Counts;

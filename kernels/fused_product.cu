@@ -38,7 +38,7 @@ enum {
     TILE = 128,
     DEPTH = 128, // FP8 values of K in a step; a row of them in shared memory has as many bytes
     THREADS = 3 * GROUP,
-    A_STAGES = 8, // shared by both warpgroups; enough for 2048 cycles of WGMMAs
+    A_STAGES = 8, // shared by both computing warpgroups; enough for 2048 cycles of WGMMAs
     B_STAGES = 6,
     BLOCKS = TILE / 16,     // blocks of 16 columns in a tile
     LOADING_REGISTERS = 40, // registers of a thread
@@ -79,7 +79,7 @@ struct Parameters {
 
 // A thread block's position in its run of tiles.
 struct Work {
-    int M, steps;      // steps: parts of K, DEPTH each
+    int M, steps;      // steps: parts of K, of DEPTH values each
     int row, column;   // where this tile begins
     int left;          // how many tiles are left, this one included
     int number, panel; // how many tiles, and panels, this block has finished
@@ -104,7 +104,7 @@ struct Work {
             panel++;
         }
     }
-    // Whether the next tile needs another B.
+    // Whether the next tile, if any, is in another panel.
     __device__ bool ends_panel(void) const {
         return left == 1 || row + TILE >= M;
     }
@@ -266,7 +266,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
             arrived();
             for (int k = 0; k <= last; k++) {
                 multiply(sums, k);
-                if (k < last) { arrived(); } // while the next step runs
+                if (k < last) { arrived(); } // while the WGMMAs of step k run
                 if (k == last && passes) { turn_pass(w); }
                 if (k > 0) {
                     wgmma_wait<1>();
@@ -343,7 +343,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
                 // ends one, and MUFU, which takes longest, would be idle at first.
                 if (BACKWARD && pair + 4 < BLOCKS) { read_x(pair + 4); }
             }
-        } else { // rows and columns beyond the product
+        } else { // rows beyond M
 #pragma unroll
             for (float &sum : columns) { sum = 0.0f; }
         }

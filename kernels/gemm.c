@@ -76,7 +76,7 @@ void gemm_check_apart(const Gemm *g, const char *name, const void *to, int64_t b
 }
 
 // The bytes from each operand of a batch to the next, combined by `or`: a power of two divides the
-// result exactly where it divides each of them. (Operands are BF16 or FP32.)
+// result if and only if it divides each of them. (Operands are BF16 or FP32.)
 static uintptr_t batch_strides(const Gemm *g) {
     int64_t m = g->m, n = g->n, k = g->k;
     return (uintptr_t)(m * k | k * n | m * n) * sizeof(Bf16);
@@ -156,7 +156,7 @@ static cublasLtMatrixLayout_t layout_new(GpuType type, int rows, int cols, int b
     BLAS_CHECK(cublasLtMatmulDescSetAttribute(op, CUBLASLT_MATMUL_DESC_##attribute, &(value), \
                                               sizeof(value)))
 
-// Sets the pointers that belong to the description instead of the call.
+// Sets the pointers that cuBLASLt takes from the plan's descriptor, not from the call.
 static void plan_point(GemmPlan *p, const Gemm *g) {
     if (g->bias != NULL) { SET(p->op, BIAS_POINTER, g->bias); }
     if (g->aux != NULL) { SET(p->op, EPILOGUE_AUX_POINTER, g->aux); }
@@ -201,9 +201,9 @@ static void plan_describe(GemmPlan *p, const Gemm *g) {
     BLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_##attribute, \
                                                     &(value), sizeof(value)))
 
-// Takes the first algorithm that the heuristic proposes; false where there is none. The benchmarks
-// were measured with the first of this many candidates: if fewer are requested, another may come
-// first.
+// Takes the first algorithm that the heuristic proposes; false if there is none. CANDIDATES stays
+// 16, because another algorithm may come first if fewer are requested: the benchmarks were measured
+// with 16.
 static bool plan_algorithm(Gpu *gpu, GemmPlan *p) {
     enum { CANDIDATES = 16 };
     cublasLtMatmulPreference_t preference;

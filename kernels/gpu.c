@@ -208,8 +208,8 @@ static void touch(void *context, int64_t i) {
     memset(h->memory + begin, 0, left < TOUCHED ? left : TOUCHED);
 }
 
-// All cores touch the pages, and the system is asked for large ones: pinning 96 GB of small pages
-// in one thread takes a minute.
+// All cores touch the pages first, and the system is asked for huge pages: pinning 96 GB of small
+// pages in one thread takes a minute.
 void *gpu_host_memory(int64_t bytes, bool mapped) {
     char size[32];
     int same = 0, device = 0;

@@ -58,13 +58,13 @@ typedef struct {
     // workspaces for matrix products and for attention, which the caller of gpu_open provides
     void *workspace, *attention_workspace;
     size_t workspace_bytes, attention_bytes;
-    GemmCache *gemms;           // gemm.c's plans, until gemm_close; NULL: none yet
-    AttentionCache *attentions; // attention.c's plans, until attention_close
+    GemmCache *gemms;           // plans of gemm.c, until gemm_close; NULL: none yet
+    AttentionCache *attentions; // plans of attention.c, until attention_close
     GpuProfile *profile;        // NULL: not profiling
 } Gpu;
 
-// Opens device number `device`; the caller sets the workspaces. Fails with one line where there is
-// no such device, or it is older than sm_80.
+// Opens device number `device`; the caller sets the workspaces. Fails, with one line, if there is
+// no such device or if it is older than sm_80.
 bool gpu_open(Gpu *gpu, int device);
 // Call gemm_close and attention_close first.
 void gpu_close(Gpu *gpu);

@@ -222,8 +222,8 @@ __device__ __forceinline__ void wgmma(float (&d)[32], uint64_t a, uint64_t b, bo
                  : "l"(a), "l"(b), "r"((int)adds), "n"((int)TRANSPOSED_A), "n"((int)TRANSPOSED_B));
 }
 
-// This takes A in registers: a thread has two pairs of adjacent columns of two rows. The registers
-// must not change before wgmma_wait, so pin them after it.
+// This wgmma takes A in registers: a thread has two pairs of adjacent columns in each of two rows.
+// The registers must not change before wgmma_wait, so pin them after it.
 template <bool TRANSPOSED_B>
 __device__ __forceinline__ void wgmma(float (&d)[32], const uint32_t *a, uint64_t b, bool adds) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
@@ -404,8 +404,8 @@ static inline EncodeTensorMap encode_tensor_map(void) {
     return function;
 }
 
-// Whether kernels such as this one can run here. Kernels built for sm_90 instead of sm_90a are
-// empty and take few registers. The kernel's code is examined only once.
+// Whether this kernel, and others built like it, can run on the device. Kernels built for sm_90
+// instead of sm_90a are empty and take few registers. The kernel's attributes are read only once.
 template <typename KERNEL> static bool runs_on_hopper(const Gpu *gpu, KERNEL *kernel) {
     static cudaFuncAttributes code = {};
     if (gpu->capability != 90 || encode_tensor_map() == NULL) { return false; }

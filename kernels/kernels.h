@@ -239,10 +239,10 @@ static inline bool gpu_product_rotates(int D) {
 // Writes the losses[M] of the rows of logits.bf16 [M,P]. A row whose target is -1 has loss and
 // gradient 0. If terms.gradient_scale > 0, the gradient of the logits (cpu.h) is written too: it
 // replaces logits.bf16, or, if the tensor is fused, is written only to the FP8 forms. Only a fused
-// tensor needs scratch.
-// max_sums: what gpu_product_max_sums() has written, only without a softcap; data NULL: this
-// computes maxima and sums from the logits. max_sums is read before the FP8 forms are written, so
-// it may lie in their memory.
+// tensor needs scratch. max_sums: what gpu_product_max_sums() has written; allowed only if the
+// gradient goes to a fused tensor and there is no softcap. data NULL: maxima and sums are computed
+// from the logits. max_sums is read before the FP8 forms are written, so it may lie in their
+// memory.
 void gpu_cross_entropy(Gpu *gpu, float *losses, Operand logits, Scratch scratch, Scratch max_sums,
                        const int *targets, int M, int V, int P, LossTerms terms);
 static inline int64_t loss_scratch_floats(int64_t M) {
@@ -383,8 +383,8 @@ void gpu_muon_momentum(Gpu *gpu, const AdamWUpdate *update, const StepState *sta
 typedef struct {
     void *gradients;
     GpuType type;
-    const int64_t
-        *places; // [count] index of each matrix's first element, a multiple of 8; on the device
+    // [count] on the device: the index of each matrix's first element, a multiple of 8
+    const int64_t *places;
     int count;
     int64_t n;
 } MuonMatrices;

@@ -31,7 +31,8 @@ template <bool CAPS> __device__ __forceinline__ float capped(float x, float cap)
     return CAPS ? cap * fmaf(2.0f, sigmoid2(x * (2.0f * log2e / cap)), -1.0f) : x;
 }
 
-// 8 logits from `column` on. Past the vocabulary's end they are minus infinity, and stay so.
+// 8 logits from `column` on, capped. Those past the vocabulary's end are minus infinity, and stay
+// so.
 template <bool CAPS>
 __device__ __forceinline__ Floats8 capped8(uint4 logits, int column, int V, float cap) {
     Floats8 v = unpack8(logits);
@@ -81,10 +82,10 @@ __device__ __forceinline__ void leave_out(float *loss, Bf16 *x, int begin, int e
 }
 
 // One cluster of blocks per row. Each block has its part of the row in shared memory, so that the
-// row is read once. A thread works on what it copied itself, which needs no barrier. It turns its
-// logits into exp(logit - its own maximum), kept in FP16 (whose 11 bits are finer than the BF16
-// result's 8), so that the exponential is taken once; capped logits are kept as they are, since the
-// cap's slope needs them.
+// row is read once. A thread works only on values that it copied itself, so that no barrier is
+// needed. It replaces its logits by exp(logit - the maximum of the thread's logits), in FP16 (whose
+// 11 bits are finer than the BF16 result's 8), so that the exponential is taken once; capped logits
+// are kept as they are, since the cap's slope needs them.
 template <bool CAPS>
 __global__ void __launch_bounds__(512)
     cross_entropy_cluster_kernel(float *losses, Bf16 *logits, const int *targets, int V, int P,
@@ -219,9 +220,9 @@ __global__ void __launch_bounds__(512)
     }
 }
 
-// Computes the losses without a gradient and a cap, from the maxima and sums [tiles][M] that
-// gpu_product_max_sums has written. A block takes 32 rows; each of its 8 warps combines every 8th
-// tile of these rows.
+// Computes the losses and each row's RowLoss, for logits without a cap, from the maxima and sums
+// [tiles][M] that gpu_product_max_sums has written. A block takes 32 rows; each of its 8 warps
+// combines every 8th tile of these rows.
 enum { COMBINING_WARPS = 8 };
 __global__ void __launch_bounds__(COMBINING_WARPS *WARP)
     row_losses_kernel(float *losses, RowLoss *rows, const MaxSum *max_sums, const Bf16 *logits,
@@ -275,9 +276,9 @@ template <bool CAPS> struct LossSource : Place {
     }
 };
 
-// How many blocks of a cluster share a row, so that two or more blocks fit a multiprocessor at a
-// time. 0: the row is too long, or there are no clusters: code compiled for an older device has no
-// clusters, whatever device it runs on.
+// How many blocks of a cluster share a row, so that at least two blocks fit on an SM at a time. 0:
+// the row is too long, or there are no clusters: code compiled for an older device has no clusters,
+// whatever device it runs on.
 static int cluster_blocks(int P) {
     int device, bytes;
     cudaFuncAttributes code;

@@ -120,7 +120,7 @@ static void norm_forward_bf16(const NormForward &n, Bf16 *out, float *amax, cuda
     launches[i](n, out, amax, stream);
 }
 
-// ---- several rows at a time: a group of threads a row, 8 columns a thread ----
+// ---- several rows at a time: a group of threads per row, 8 columns per thread ----
 
 enum { CHUNK_ROWS = 32, BLOCKS = PARTIALS / 2 };
 
@@ -162,10 +162,10 @@ __device__ __forceinline__ void group_sums(float (&v)[N], float *buffer, int gro
     for (int i = 0; i < N; i++) { v[i] = __shfl_sync(~0u, sum, i); }
 }
 
-// Takes as many groups as fill a multiprocessor's registers, at most four (over which the usual
-// numbers of rows divide most evenly), that fit in the dynamic shared memory of a block: 220 KB on
-// Hopper. slot_bytes: bytes that a thread fetches ahead. Tests set the device's limit by
-// LLM8_TEST_SHARED_KIB.
+// Chooses the number of groups: as many as fit in the registers of an SM and in the dynamic shared
+// memory of a block, which is 220 KB on Hopper; but at most four, over which the usual numbers of
+// rows divide most evenly. slot_bytes: bytes that a thread fetches ahead. Tests set the device's
+// limit by LLM8_TEST_SHARED_KIB.
 static Division divide(int C, bool codes, size_t slot_bytes) {
     const char *test = getenv("LLM8_TEST_SHARED_KIB");
     int device, most_bytes;
@@ -187,10 +187,11 @@ __device__ __forceinline__ void fetch_ahead(uint4 *slot, const Bf16 *x, int vect
     __pipeline_memcpy_async(slot, from, sizeof(uint4), inside ? 0 : sizeof(uint4));
 }
 
-// Leads a group of threads over its rows, chunk after chunk, R rows at a time. CODES: the tile of
-// each chunk's codes is written to `columns`, unless that is NULL. fetch(row, turn) begins to fetch
-// R rows into slots. rows(row, next, turn, codes) works on the rows that have been fetched, from
-// `row` on; once it has read their slots, it calls fetch(next, !turn), if next is a row.
+// Goes through the rows of a group of threads, in chunks of CHUNK_ROWS rows, R rows at a time. turn
+// alternates between 0 and 1. CODES: the tile of each chunk's codes is written to `columns`, unless
+// that is NULL. fetch(row, turn) begins to fetch R rows into slots. rows(row, next, turn, codes)
+// works on the rows that have been fetched, from `row` on; once it has read their slots, it calls
+// fetch(next, !turn), if next is below M.
 template <int R, bool CODES, typename FETCH, typename ROWS>
 __device__ __forceinline__ void sweep(int M, int C, const Division &d, uint32_t *tile,
                                       uint8_t *columns, FETCH fetch, ROWS rows) {
@@ -220,7 +221,7 @@ __device__ __forceinline__ void sweep(int M, int C, const Division &d, uint32_t 
     }
 }
 
-// How many blocks sweep over M rows.
+// How many thread blocks sweep() over M rows needs.
 static int sweep_blocks(int M, const Division &d) {
     return min((int)BLOCKS, divide_up(M, d.groups * CHUNK_ROWS));
 }
@@ -360,7 +361,7 @@ void gpu_norm_forward(Gpu *gpu, Operand out, NormForward n) {
     if (!one_pass) { quantize<false>(name, NormSource(n), out, {}, {}, n.M, n.C, gpu->stream); }
 }
 
-// ---- backward: one thread keeps the sums of its columns in registers ----
+// ---- backward: each thread keeps the sums of its columns in registers ----
 
 // The slots of 16 bytes into which a thread fetches R rows ahead: x, dout, and two for the residual
 // gradient, which is read last.
@@ -496,8 +497,8 @@ void gpu_norm_backward(Gpu *gpu, Operand out, NormBackward n) {
     bool several = n.C <= WIDE;
     check_norm(name, &out, n.M, n.C, n.rstd != NULL, {n.dout, n.x, n.weight});
     if (out.bf16 == NULL) { die("%s: no residual gradient", name); }
-    // models with RMSNorm have no biases; if column sums are requested, a separate pass computes
-    // them
+    // models with RMSNorm have no biases, so its kernels have no column sums; if these are
+    // requested, a separate pass computes them
     Gradient sums = {};
     if (n.mean == NULL) {
         sums = n.column_sums;

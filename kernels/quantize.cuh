@@ -67,8 +67,8 @@ __device__ __forceinline__ float measured_scale(Fp8Scale *s, float target, bool 
 // there the columns are written, 16 bytes at a time.
 
 // Where word `slot` (rows 4 slot to 4 slot + 3) of a column lies, padded against bank conflicts
-// both when it is written and when it is read. For the column after the last, slot 0: the number of
-// words of a tile.
+// both when it is written and when it is read. tile_word(columns, 0) is the number of words of a
+// tile with that many columns.
 template <int ROWS> __host__ __device__ constexpr int tile_word(int column, int slot) {
     return column * (ROWS / 4) + column / VEC * 4 + slot;
 }

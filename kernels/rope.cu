@@ -1,5 +1,5 @@
-// Queries and keys before attention, and their gradient after it: each head's RMSNorm, where the
-// model has one (QK norm), and the rotary embedding, in one pass. The angles are a table [T,D]
+// Each head's RMSNorm, if the model has one (QK norm), and the rotary embedding of queries and
+// keys, in one pass; and their backward pass. Cosines and sines of the angles are in a table [T,D]
 // (rope.h).
 #include "quantize.cuh"
 
@@ -151,9 +151,9 @@ void gpu_rope_forward(Gpu *gpu, Bf16 *out, const Bf16 *qkv, Rotary r) {
 
 // ---- backward -----------------------------------------------------------------------------------
 
-// Turns the gradient of rotated and normalised queries (blockIdx.y 0) or keys (1) into the gradient
-// of x, in place. Each thread block writes its partial sums of the weights' gradients:
-// partials[gridDim.y][gridDim.x][D].
+// Replaces the gradient of normalised and rotated queries (blockIdx.y 0) or keys (1) by the
+// gradient of the queries or keys before the norm. Each thread block writes its partial sums of the
+// weights' gradients: partials[gridDim.y][gridDim.x][D].
 template <int WIDTH>
 __global__ void __launch_bounds__(ROPE_THREADS, 2)
     rope_norm_backward_kernel(Bf16 *d_qkv, const Bf16 *qkv, Rotary r, unsigned lanes,

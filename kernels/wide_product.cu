@@ -38,7 +38,7 @@ enum {
     DEPTH = 128, // FP8 values of K in a step; a row of them in shared memory has as many bytes
     THREADS = 3 * GROUP,
     STAGES = 3,
-    WORKERS = 3,       // warps that take tiles over from the warpgroups
+    WORKERS = 3,       // warps that work on the tiles that warpgroups have computed
     PARTS = 8,         // a warp works on one part of a tile at a time
     PART_ROWS = 32,    // SwiGLU: rows of a part
     PART_COLUMNS = 64, // SwiGLU: columns of a part, which are a row of BF16 in shared memory
@@ -65,7 +65,7 @@ static_assert(sizeof(Shared) <= 232448, "a block's shared memory");
 static_assert(registers_suffice(OTHER_REGISTERS, BUSY_REGISTERS), "a block's registers");
 
 struct Parameters {
-    // b, x: for gate and for up; other epilogues use the first
+    // b, x: SWIGLU has [0] for gate and [1] for up; other epilogues use only [0]
     CUtensorMap a, b[2], x[2], codes, codes_t;
     const float *scale_a, *scale_b;
     Operand out;
@@ -110,8 +110,8 @@ template <Epilogue EPILOGUE> __device__ __forceinline__ void load(Shared &s, con
 }
 
 // Each of the three working warps takes every third part of the tiles. Once the part is in shared
-// memory, it calls work(the tile's corner, the warpgroup that computed the part, the part's number
-// among that warpgroup's).
+// memory, the warp calls work(the tile's corner, the warpgroup that computed the part, the part's
+// number among the parts of that warpgroup).
 template <Epilogue EPILOGUE, typename WORK>
 __device__ __forceinline__ void each_part(Shared &s, const Parameters &p, int worker, WORK work) {
     int number = 0; // how many tiles this block has finished
@@ -239,7 +239,8 @@ __device__ __forceinline__ void sum_up(Shared &s, const Parameters &p, int worke
         float sums[VEC] = {};
 #pragma unroll
         for (int i = 0; i < PIECES; i++) {
-            if (i == PIECES / 2 && lane == 0) { // TMA has read by now what the lanes have written
+            if (i == PIECES / 2 &&
+                lane == 0) { // TMA has read the strip by now, so the wait is short
                 stores_wait_read<0>();
                 barrier_arrive(&s.freed[w], true);
             }
