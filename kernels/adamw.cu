@@ -214,7 +214,7 @@ __device__ __forceinline__ Floats4 adamw_quad(const AdamWUpdate &u, const AdamWF
 
 // ---- moments in 8 bits (moments.h) --------------------------------------------------------------
 
-enum { MOMENT_LANES = MOMENT_BLOCK / QUAD }; // lanes that share a block
+enum { MOMENT_LANES = MOMENT_BLOCK / QUAD }; // lanes that share a block of moments
 
 // Code J of four, as a float. prmt extends the byte to 32 bits, by its sign (first moment) or by
 // zeros. (A cast of the byte is one instruction, which takes four times as long; __byte_perm cannot
@@ -373,7 +373,7 @@ __device__ __forceinline__ Floats4 muon_quad(const AdamWUpdate &u, const AdamWFa
     return w;
 }
 
-// threads of a block; quads of a block
+// threads, and quads, of a thread block
 enum { ADAMW_THREADS = 256, ADAMW_QUADS = 8 * ADAMW_THREADS };
 
 int gpu_adamw_blocks(int64_t n) {
@@ -521,7 +521,7 @@ static void launch_adamw(const AdamWUpdate *u, const StepState *state, cudaStrea
     if constexpr (JOB <= JOB_MUON) {
         if (u->scaling == SCALE_GIVEN) { kernel = adamw_kernel<JOB, SCALE_GIVEN>; }
     }
-    if (u->segment_blocks == 0) { return; } // this rank keeps nothing of the bucket
+    if (u->segment_blocks == 0) { return; } // this rank has no segment of the bucket
     launch(kernel, u->segment_blocks, ADAMW_THREADS, stream, *u, state, log2f(u->beta1),
            log2f(u->beta2));
 }
@@ -650,7 +650,7 @@ __global__ void announce_scales_kernel(const AdamWUpdate u, const StepState *sta
     measured_scale(w.scale, w.target, true);
 }
 
-// One block per weight.
+// One thread block per weight.
 __global__ void announce_squares_kernel(const AdamWUpdate u, const StepState *state) {
     if (state != nullptr && state->skipped) { return; }
     const Fp8Weight w = u.weights[blockIdx.x];

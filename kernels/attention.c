@@ -78,7 +78,7 @@ typedef struct {
 
 typedef struct {
     int num_made, num_ops;
-    Desc made[DESCRIPTORS], ops[OPS]; // all descriptors, to be destroyed; those that are operations
+    Desc made[DESCRIPTORS], ops[OPS]; // all descriptors, to be destroyed; the operations
     int64_t next_uid;
     cudnnStatus_t status; // the first status that was not success
     // dimensions: [b,h,T,D], [b,g,T,D], its transpose, [b,h,T,T], [b,h,T,1]
@@ -242,8 +242,8 @@ static void build_forward(Graph *g) {
     matmul(g, p, v, out);
 }
 
-// The gradient of K or V: the transposed scores times the rows, a product per query head, summed
-// over the heads that share the group.
+// The gradient of K (scores dS, rows Q) or of V (scores P, rows dO): scores' rows, one product per
+// query head, summed over the query heads of a group.
 static void group_gradient(Graph *g, Desc scores, Desc rows, int64_t uid) {
     Dims t = packed(g->scores);
     t.d[2] = 1;
@@ -404,7 +404,7 @@ static const AttentionPlan *plan_for(Gpu *gpu, AttentionShape s, Piece piece, bo
 
 // ---- running ------------------------------------------------------------------------------------
 
-// Before cuDNN 9.6 its engine adds to what is in the accumulator of dQ; newer ones zero it.
+// Before cuDNN 9.6 its engine adds to what is in the accumulator of dQ; newer versions zero it.
 enum { OWN_ALIGN = 256, ZEROES_DQ_SUM = 90600 };
 
 static size_t sum_bytes(const AttentionShape *s, Piece p) {

@@ -45,7 +45,8 @@ static inline size_t attention_cuts_at(AttentionShape s, int kind) {
 static inline size_t attention_documents_size(AttentionShape s) { // how many int32
     return attention_cuts_at(s, CUT_KINDS);
 }
-// On the host: writes what follows the starts in `documents`. s.documents is not read.
+// On the host: writes what follows the starts in `documents`, if our kernels for Hopper compute the
+// shape with documents. s.documents is not read.
 void attention_share_work(const Gpu *gpu, AttentionShape s, int *documents);
 
 void attention_forward_gpu(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv);

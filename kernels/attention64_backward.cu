@@ -438,8 +438,8 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
             share(0);
             steps++;
 
-            constexpr bool DONE = !FIRST ||
-                                  w == 0; // this warpgroup has worked on the pair's first tile
+            // whether this warpgroup has worked on the pair's first tile
+            constexpr bool DONE = !FIRST || w == 0;
             turn_wait(w);
             if constexpr (DONE) { multiply_gradients(!FIRST); }
             multiply_scores();

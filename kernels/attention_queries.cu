@@ -7,9 +7,9 @@
 //   dQ = dS K / sqrt(size)
 //
 // exp(S - m) is rounded to BF16 for its product with V, and dS for its product with K; all else is
-// FP32. m is the row's maximum over the first tile of keys. Later it is raised to the maximum only
-// if exponentials become large, so that most tiles need no maximum. A row's sums are added in the
-// order of the keys.
+// FP32. m is the row's maximum over the first tile of keys that it sees. Later it is raised to the
+// maximum only if exponentials become large, so that most tiles need no maximum. A row's sums are
+// added in the order of the keys.
 //
 // A thread block computes several consecutive pieces of the work. A piece is two to four tiles of
 // 64 of a head's queries, one for each computing warpgroup. The warpgroups take turns in having the

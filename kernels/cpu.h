@@ -155,7 +155,7 @@ double sum_of_squares(const float *x, int64_t n);
 // The largest |x|: NaN when there is one, else infinity when there is one.
 float tensor_amax(const float *x, int64_t n);
 
-// out = the FP8 value nearest to x * scale, saturated; it is not divided by scale again.
+// out = the FP8 value nearest to x * scale, saturated; the value is not divided by scale again.
 void round_to_fp8(float *out, const float *x, int64_t n, float scale, Fp8Type type);
 // Counts the codes of x * scale.
 void count_fp8(Fp8Counts *counts, const float *x, int64_t n, float scale, Fp8Type type);

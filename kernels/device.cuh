@@ -229,8 +229,8 @@ __device__ __forceinline__ float range8(float range, const Floats8 &x) {
     return range;
 }
 
-// *amax = max(*amax, the block's range), compared by their bits: non-negative floats order as their
-// bits do, and NaN is the largest. All threads call it.
+// *amax = max(*amax, the largest `range` of the block), compared by their bits: non-negative floats
+// order as their bits do, and NaN is the largest. All threads call it.
 __device__ __forceinline__ void block_amax(float *amax, float range) {
     __shared__ uint32_t shared[WARP];
     int thread = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;

@@ -55,7 +55,7 @@ void gemm_check_apart(const Gemm *g, const char *name, const void *to, int64_t b
 // Whether cuBLASLt has an algorithm for the product; if not, error_text() is the reason.
 bool gemm_supported(Gpu *gpu, Gemm g);
 
-// Frees the plans.
+// Frees all plans.
 void gemm_close(Gpu *gpu);
 
 END_C

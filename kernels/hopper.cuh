@@ -53,7 +53,7 @@ __device__ __forceinline__ void barrier_arrive(Barrier *b, bool arrives) {
                  : "memory");
 }
 
-// Arrives at this barrier in block `block` of the cluster.
+// Arrives at barrier b of block `block` of the cluster, which has b at the same shared address.
 __device__ __forceinline__ void barrier_arrive_in(Barrier *b, uint32_t block) {
     asm volatile("{\n.reg .b32 r;\nmapa.shared::cluster.u32 r, %0, %1;\n"
                  "mbarrier.arrive.shared::cluster.b64 _, [r];\n}" ::"r"(shared_address(b)),
@@ -106,8 +106,8 @@ __device__ __forceinline__ void tma_load(void *to, const CUtensorMap &map, Barri
 #undef TMA_LOAD
 }
 
-// Loads the box of a tensor of 5 dimensions to this place in both blocks of a cluster of two; each
-// block has its own barrier `full`.
+// Loads the box of a tensor of 5 dimensions to address `to` in both blocks of a cluster of two;
+// each block has its own barrier `full`.
 __device__ __forceinline__ void tma_load_both(void *to, const CUtensorMap &map, Barrier *full,
                                               int first, int last) {
     asm volatile(

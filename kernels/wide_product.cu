@@ -239,8 +239,8 @@ __device__ __forceinline__ void sum_up(Shared &s, const Parameters &p, int worke
         float sums[VEC] = {};
 #pragma unroll
         for (int i = 0; i < PIECES; i++) {
-            if (i == PIECES / 2 &&
-                lane == 0) { // TMA has read the strip by now, so the wait is short
+            // TMA has read the strip by now, so the wait is short
+            if (i == PIECES / 2 && lane == 0) {
                 stores_wait_read<0>();
                 barrier_arrive(&s.freed[w], true);
             }
