@@ -2,8 +2,8 @@
 //
 // There are two kinds of failure. A fault of the user or the system (a bad option, a damaged file,
 // a full disk) is reported in one line that says what is wrong, with which value, and what to do. A
-// function that can meet one calls fail(), which keeps the text for this thread, and returns false;
-// or_die() ends the program with that text. A fault of the programmer is an assert.
+// function that finds such a fault calls fail(), which stores this text for the thread, and returns
+// false; or_die() ends the program with the stored text. A fault of the programmer is an assert.
 #pragma once
 
 #include <stdbool.h>
@@ -11,7 +11,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-// These stand around declarations that C and CUDA C++ share.
+// BEGIN_C and END_C enclose the declarations that C and CUDA C++ share.
 #ifdef __cplusplus
 #define BEGIN_C extern "C" {
 #define END_C }
@@ -34,15 +34,15 @@ BEGIN_C
 #define PRINTF_LIKE(text, first) __attribute__((format(printf, text, first)))
 
 // Copies a text, which may come from a file, as one printable line: what a terminal would act on
-// (control characters, new lines, marks of direction) and what is not UTF-8 becomes \n or \x1b. As
-// long as it fits; returns out.
+// (control characters, new lines, marks of direction) and what is not UTF-8 is replaced by an
+// escape such as \n or \x1b. Cuts off what does not fit into `room` bytes. Returns out.
 const char *printable(char *out, size_t room, const char *text);
 
 // Writes a word of a command that a user may type: in quotes where a shell would change it.
 enum { SHELL_WORD = 4096 + 8 }; // room for any path
 const char *shell_word(char out[SHELL_WORD], const char *word);
 
-// The end of a noun after its number: 1 step, 2 steps.
+// The plural ending of a noun after a count: 1 step, 2 steps.
 static inline const char *plural(int64_t count) {
     return count == 1 ? "" : "s";
 }
@@ -81,7 +81,7 @@ void die_with(void (*words)(const char *error));
 void warn(const char *format, ...) PRINTF_LIKE(1, 2);
 void warnings_mute(bool mute);
 
-// From here on, errors and warnings begin with "rank N: ".
+// After this call, errors and warnings begin with "rank N: ".
 void errors_name_rank(int rank);
 
 // Exit statuses besides 0 and 1. ranks/launch.c and scripts/restart.sh treat them differently.
@@ -98,14 +98,15 @@ enum { PATH_LENGTH = 1024 };
 const char *path_format(char path[PATH_LENGTH], const char *format, ...) PRINTF_LIKE(2, 3);
 const char *path_name(const char *path); // the part after the last slash
 
-// These never return NULL: without memory they die with a message that has the size. calloc_or_die
-// returns zeroed memory. cJSON allocates by malloc_or_die too, so its results need no checks.
+// These functions never return NULL: if memory runs out, they die with a message that has the size.
+// calloc_or_die returns zeroed memory. cJSON allocates with malloc_or_die too, so its results need
+// no checks.
 void *malloc_or_die(size_t bytes);
 void *calloc_or_die(size_t count, size_t size);
 void *realloc_or_die(void *old, size_t bytes);
 char *strdup_or_die(const char *text);
 
-// Ends a program that has printed its answer. It is an error if the output could not be written.
+// Ends a program that has printed its answer; dies if the output could not be written.
 void exit_answered(void) __attribute__((noreturn));
 // Flushes a stream; fails if something could not be written.
 bool output_flush(FILE *out);

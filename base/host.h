@@ -18,8 +18,8 @@ int host_cores(const char *root);
 // or / if that is not set.
 double host_memory(const char *root);
 
-// Sets the number of threads of OpenMP and of threads_for: OMP_NUM_THREADS where it is set, else
-// the host's cores divided by this number of processes.
+// Sets the number of threads of OpenMP and of threads_for: OMP_NUM_THREADS if it is set, else the
+// host's cores divided by `processes`.
 void threads_divide(int processes);
 
 // Calls task(context, i) for each i below count, on several threads, in no fixed order. It returns

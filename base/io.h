@@ -30,18 +30,18 @@ bool file_write(FileWriter *w, const char *path, const void *data, size_t bytes)
 // name in an open folder, even if the folder's path now leads elsewhere.
 int file_open(const char *path, size_t *bytes);
 int file_open_in(int folder, const char *path, size_t *bytes);
-// Fails if the file is shorter by now, or its disk fails.
+// Reads `bytes` bytes from offset `at` on. Fails if the file has become shorter, or its disk fails.
 bool file_read_at(int file, const char *path, void *out, size_t bytes, int64_t at);
-// Computes the CRC-32 of parts of a file, one after another: a part of `part` bytes begins every
-// `stride` bytes, from `begin` on, and none reaches past `end`.
+// Computes one CRC-32 over parts of a file. A part of `part` bytes begins every `stride` bytes,
+// from offset `begin` on; the last part is cut off at `end`.
 bool file_sum(int file, const char *path, int64_t begin, int64_t end, int64_t part, int64_t stride,
               uint32_t *crc);
 // Computes the CRC-32 of the first `bytes` bytes. Several threads read a large file.
 bool file_checksum(int file, const char *path, int64_t bytes, uint32_t *crc);
 
-// Takes the lock of an open file, which the process has until it closes the file anywhere; or only
-// asks whether it could. LOCK_HELD: another process has it. LOCK_NONE: errno says why there is
-// none.
+// take: locks an open file, until the process closes any descriptor of the file. Otherwise only
+// tests whether the lock is free. LOCK_HELD: another process has the lock. LOCK_NONE: the file
+// cannot be locked, and errno says why.
 typedef enum { LOCK_OURS, LOCK_HELD, LOCK_NONE } Lock;
 Lock file_lock(int file, bool take);
 
@@ -55,8 +55,8 @@ bool folder_make(const char *path); // makes its parents too; the folder may exi
 bool folder_sync(const char *path); // so that renames in it survive a power cut
 // Deletes a folder with everything in it, or a file. Links are deleted, not followed.
 bool folder_remove(const char *path);
-// Returns the names in a folder, one after another, each with its NUL, and an empty name at the
-// end. The caller frees them. NULL: error_text() and errno say why.
+// Returns the names in a folder as one string: each name ends with a NUL, and an empty name ends
+// the list. The caller frees the string. NULL: error_text() and errno say why.
 char *folder_list(const char *path);
 // Identifies a folder independently of its path. All zero: there is no folder.
 typedef struct {
@@ -65,9 +65,10 @@ typedef struct {
 FolderId folder_id(const char *path);
 bool is_folder(const char *path, FolderId id); // false for a path that leads nowhere
 bool path_exists(const char *path);            // true for a dangling link
-// Finds the file that a path names, or else those that it matches as a glob pattern (which may have
-// braces), in the order of their names. Folders at its beginning that exist under these names are
-// no patterns: in "run [1]/train_*.bin" only the last part is one. Returns glob()'s result.
+// Finds the file with the path `pattern`. If there is none, finds the files that match it as a glob
+// pattern, with braces, sorted by name. Its leading folders that exist by their literal names are
+// not read as patterns: in "run [1]/train_*.bin", if "run [1]" exists, only train_*.bin is a
+// pattern. Returns glob()'s result.
 int pattern_files(const char *pattern, glob_t *found);
 // Appends n characters to a pattern that has `used` characters. exact: special characters are
 // escaped, so that they match themselves. Returns the new length; PATH_LENGTH: there is no room.

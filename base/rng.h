@@ -20,13 +20,13 @@ HOST_DEVICE static inline uint64_t rng_bits(uint64_t key, uint64_t counter) {
     return rng_mix(rng_mix(key + 0x9e3779b97f4a7c15ull) ^ (counter * 0x9e3779b97f4a7c15ull + 1));
 }
 
-// One term of a hash of 8-byte words. The hash is the sum of all terms, in any order. Two buffers
-// that differ in exactly one word never have the same hash.
+// One word's term in a hash of 8-byte words. The hash is the sum of all terms, in any order.
+// Buffers that differ in exactly one word never have the same hash.
 HOST_DEVICE static inline uint64_t hash_word(uint64_t word, int64_t place) {
     return rng_mix(word + (uint64_t)(place + 1) * 0x9e3779b97f4a7c15ull);
 }
 
-// The hash of data whose first word is number `first`, without bytes after the last whole word.
+// The hash of the complete 8-byte words in `data`, the first of which is at place `first`.
 static inline uint64_t hash_words(const void *data, int64_t bytes, int64_t first) {
     uint64_t sum = 0, word;
     for (int64_t i = 0; i < bytes / 8; i++) {

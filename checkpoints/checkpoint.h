@@ -3,10 +3,10 @@
 // Under --save DIR:
 //   step_00000250/          one checkpoint; a folder of this name is complete
 //     meta.json             see below
-//     model.safetensors     the weights under Hugging Face's names, and
-//     config.json           with it, so that `transformers` opens the folder, together with
+//     model.safetensors     the weights under Hugging Face's names
+//     config.json           lets `transformers` open the folder, as do the next four files, each of
+//                           which is there if the run has its content:
 //     tokenizer.json, tokenizer_config.json, chat_template.jinja, generation_config.json
-//                           as far as they are known
 //     tokenizer.bin         so that the trainers can print and read text
 //     optimizer-R-of-N.safetensors   rank R's part: "master", "exp_avg", "exp_avg_sq", flat; its
 //                           metadata "ranges" says which elements of the parameter space they are,
@@ -32,28 +32,29 @@
 // config.txt has; not in 1.0), "files" (name, bytes, CRC-32), and last "crc32", the CRC-32 of the
 // file itself with that field's eight digits as zeros.
 //
-// What is newest and what is best follows from the step folders, each time that it is asked for.
+// The newest and the best checkpoint are looked up among the step folders whenever they are needed.
 // The newest checkpoint is the highest step. The best one has the lowest validation loss, of those
 // with the same validation data as the newest that was evaluated. A path that ends in `latest` or
-// `best` means that one (checkpoint_follow), whatever has the name; where no step is beside it, the
-// path counts as it stands. If --resume PATH begins a run in an empty folder, the step of PATH is a
-// link there.
+// `best` means the newest or the best of the steps beside it, whatever file or link has that name
+// (checkpoint_follow); without any step beside it, the path is taken literally. If --resume PATH
+// begins a run in an empty --save folder, that folder gets a link to PATH, named by its step.
 //
 // Crash safety rests on five rules:
 // 1. A checkpoint is written as .tmp-step_..., synced, read back and verified, and then renamed. So
-//    a folder with the name of a step is whole; damage comes later, and checksums find it.
-// 2. The rename makes it the newest: steps that are not older were set aside before. One rename
-//    decides, so that a kill leaves the checkpoint before it or the new one.
+//    a folder with the name of a step is complete; checksums find damage that comes later.
+// 2. The rename makes it the newest checkpoint, because steps that are not older were set aside
+//    before. So after a kill the newest is either the previous checkpoint or the new one.
 // 3. Older checkpoints are deleted after that rename. Each is renamed to .old-step_... first, so
 //    that a half-deleted one does not count.
-// 4. A run that goes back sets later steps aside, the newest of them last. So a kill leaves the
-//    newest one the newest, or the one that was gone back to.
+// 4. A run that goes back to an earlier checkpoint sets later steps aside, the newest of them last.
+//    So after a kill the newest checkpoint is the one that was, or the one that the run went back
+//    to.
 // 5. The links are written last. A kill may leave older ones, which the next start corrects.
-// What else a kill leaves has a name that starts with a dot; the next start deletes it.
+// Anything else that a kill leaves has a name that starts with a dot; the next start deletes it.
 //
 // With several ranks, each writes its optimizer file and rank 0 writes everything else. Rank 0
-// renames the folder once every rank has its file on the disk. If one fails, the folder is removed,
-// and all ranks get the reason.
+// renames the folder once every rank has its file on the disk. If a rank fails, the folder is
+// removed, and all ranks get the reason.
 #pragma once
 
 #include "../kernels/moments.h"
@@ -77,7 +78,7 @@ typedef struct {
     double loss, valid_loss;  // valid_loss is of the weights at this step; NaN: not evaluated
     double best_valid_loss;   // the lowest of all evaluations; NaN: none yet
     double level, best_level; // the loss, averaged over steps; the lowest such average
-    int64_t proven;    // the newest checkpoint known healthy: a usual loss followed it; -1: none
+    int64_t proven;    // step of the newest healthy checkpoint: a usual loss followed it; -1: none
     int64_t eval_left; // how many parts of the evaluation after this step are still to be made
     SpikeWindow window;
 } Progress;
@@ -112,18 +113,18 @@ enum {
     STATE_ARRAYS
 };
 extern const char *const state_names[STATE_ARRAYS];
-// How many scales the file has for this many 8-bit moments: one a block, rounded up to whole words
-// for the hash.
+// The number of scales in the file for so many 8-bit moments: one for each MOMENT_BLOCK of them,
+// rounded up to complete 8-byte words, which the hash needs.
 static inline int64_t state_scales(int64_t moments) {
     return round_up64((moments + MOMENT_BLOCK - 1) / MOMENT_BLOCK, 4);
 }
 
-// One of these arrays, as it is saved: the elements of the ranges, one range after another.
+// An array of an optimizer file: the elements of the rank's ranges, one range after another.
 typedef struct {
     Dtype dtype;
     int64_t count; // 0: the file does not have it, unless it is one of the first three
     const void *data;
-    uint64_t hash; // hash_words, taken before it was copied
+    uint64_t hash; // hash_words of the array before it was copied
 } SavedArray;
 
 // What to save. The caller owns the buffers and must not change them until the save has ended.
@@ -153,8 +154,8 @@ typedef struct {
 bool checkpoint_save(const Snapshot *snapshot);
 
 // For a step whose checkpoint was saved before its evaluation was made: writes the progress and the
-// validation data into its meta.json. Of the snapshot it reads these and the options. Rank 0 calls
-// it, while nothing is being saved.
+// validation data into its meta.json. Of the snapshot it reads only these and the options. Rank 0
+// calls it, while nothing is being saved.
 bool checkpoint_evaluated(const Snapshot *snapshot);
 
 // Saves in a separate thread, one checkpoint at a time.
@@ -184,8 +185,8 @@ bool checkpoint_claim(const Options *options);
 // The message if --save is not the same folder on every rank.
 #define NOT_SHARED "the folder must be on a file system that all ranks share"
 
-// Elements begin..end of the parameter space are in rank's optimizer file, from its element `at`
-// on.
+// Elements begin..end of the parameter space are in the optimizer file of `rank`: in each of its
+// arrays, from element `at` on.
 typedef struct {
     int64_t begin, end, at;
     int rank;
@@ -210,7 +211,7 @@ typedef struct Checkpoint {
     int64_t data_windows, valid_tokens, layout_size;
     int ranks;                       // 0: a folder of Hugging Face's
     struct cJSON *meta, *options;    // meta.json, and the object of option texts in it
-    const char *precision, *created; // texts in meta
+    const char *precision, *created; // texts that meta owns
     const char *data, *valid_data;   // the shards' identities; "": not known
     SafeTensors model, scaling;
     SafeTensors *optimizer; // [ranks]
@@ -251,15 +252,16 @@ void checkpoint_close(Checkpoint *c);
 bool checkpoint_resume(Checkpoint *c, const Options *options);
 
 // Makes the checkpoint that a run resumes the newest one under --save: checkpoints of later steps
-// are set aside under other names. If it is in another folder and --save has none, a link of its
-// step leads to it. c->path is "": the run begins, and --save has no checkpoint.
+// are set aside under other names. If c is in another folder and --save has no checkpoint, --save
+// gets a link to c, named by its step. If c->path is "", the run begins anew, and --save must have
+// no checkpoint.
 bool checkpoint_go_back(const Options *options, const Checkpoint *c);
 
 // Refuses the checkpoint of another model. Prints other options that differ from the saved ones.
 bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLayout *layout);
 
-// Sets `was` to the options of the checkpoint that a run takes (option_is_inherited): with
-// SOURCE_FILE those that were given to its run, the others with SOURCE_CHECKPOINT.
+// Sets `was` to the options that a run takes from the checkpoint (option_is_inherited). Options
+// that were given to the checkpoint's run have SOURCE_FILE, the others SOURCE_CHECKPOINT.
 bool checkpoint_options(const Checkpoint *c, const Options *continues, Options *was);
 
 // Reads elements begin..end of the parameter space from the files of the ranks that have them.
@@ -284,14 +286,14 @@ bool checkpoint_list(const char *save);
 // Lists the steps of the checkpoints in a folder, newest first; the caller frees the list. Returns
 // how many there are: 0 if there is no folder, -1 if it cannot be read.
 int checkpoint_steps(const char *save, int64_t **steps);
-// Puts into `path` the folder that a path to a checkpoint leads to, through symbolic links. If it
-// ends in `latest` or `best` and steps are beside it, that is the newest or the best of them,
-// whatever has that name. False: the steps cannot be read.
+// Puts into `path` the folder that a path to a checkpoint leads to, through symbolic links. If the
+// path ends in `latest` or `best` and steps are beside it, that is the newest or the best step,
+// whatever file or link has that name. False: the steps cannot be read.
 bool checkpoint_follow(char path[PATH_LENGTH], const char *from);
 // A step below 0: there is no such checkpoint; or a file that would tell which one it is cannot be
 // read, and may be undamaged.
 enum { STEP_NONE = -1, STEP_UNREADABLE = -2 };
-// The newest step before this one.
+// The newest step below `before`.
 int64_t checkpoint_newest(const char *save, int64_t before);
 // The step with the lowest validation loss, among those of the same validation data as the newest
 // one that was evaluated.

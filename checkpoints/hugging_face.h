@@ -9,29 +9,28 @@
 BEGIN_C
 
 // Lists a model's tensors as Hugging Face has them, in the order of model.safetensors, for
-// safetensors_write(). data points into `weights`, which have that dtype and this layout; if
-// weights is NULL, data is NULL. Until they are written, begin is a tensor's first element in the
-// parameter space. Returns how many there are; the caller frees *tensors.
+// safetensors_write(). Each entry's data points into `weights`, which have this dtype and layout;
+// if weights is NULL, so is data. Until safetensors_write(), an entry's begin is the tensor's first
+// element in the parameter space. Returns the number of tensors; the caller frees *tensors.
 // DTYPE_F8_E4M3: each linear layer's weight of the blocks is in FP8, and its scales follow it, as
 // in DeepSeek-V3's files: WEIGHT_scale_inv, by which the codes are multiplied, one for each block
-// of 128 x 128. All other tensors are in BF16. Only for ARCH_LLAMA and without weights.
+// of 128 x 128. All other tensors are in BF16. It needs ARCH_LLAMA, and weights must be NULL.
 int hf_tensors(const ParamLayout *layout, Dtype dtype, const void *weights, TensorEntry **tensors);
 
 // Prints the name and the shape of each tensor.
 void hf_list(const ParamLayout *layout, FILE *out);
 
-// Reads elements begin..end of a model's weights as FP32; FP8 codes times their scales. Elements
-// that the file does not have (gaps, the vocabulary's padding) become zero.
+// Reads elements begin..end of a model's weights as FP32; FP8 codes are multiplied by their scales.
+// Elements that the file does not have (gaps, the vocabulary's padding) become zero.
 bool hf_read(const SafeTensors *st, const ParamLayout *layout, int64_t begin, int64_t end,
              float *out);
 
 // Refuses a file with a tensor that is none of the model's: a bias or a norm would be left out.
 bool hf_knows_all(const SafeTensors *st, const ParamLayout *layout);
 
-// Returns the text of config.json for weights of a type as hf_tensors has it, which the caller
-// frees. start: the config.json of the model that the run started from; its tokens at the beginning
-// and the end of a text are kept. If start is NULL, they are begin_of_text and end_of_text (-1: not
-// known).
+// Returns the text of config.json for weights of this dtype (see hf_tensors); the caller frees it.
+// start: the config.json of the model that the run started from, whose tokens for the beginning and
+// the end of a text are kept. NULL: these are begin_of_text and end_of_text (-1: not known).
 char *hf_config(const Options *options, Dtype dtype, int begin_of_text, int end_of_text,
                 const char *start, size_t start_bytes);
 

@@ -57,17 +57,18 @@ struct cJSON *json_parse(const char *text, size_t bytes);
 // The value of a JSON number that is a whole number from 0 to below 2^53, which a double can hold
 // exactly; -1: it is something else, or NULL.
 int64_t json_count(const struct cJSON *item);
-// The number or text with a name in an object; `otherwise`: there is none.
+// Return the number or the text with a name in an object; if there is none, `otherwise`.
 double json_number(const struct cJSON *object, const char *name, double otherwise);
 const char *json_text(const struct cJSON *object, const char *name, const char *otherwise);
 
 bool safetensors_open(SafeTensors *st, const char *path);
-// Reads an open file, which safetensors_close closes. False: the file is closed already.
+// Reads an open file, which safetensors_close closes. If it returns false, the file is closed.
 bool safetensors_open_file(SafeTensors *st, int file, size_t bytes, const char *path);
 void safetensors_close(SafeTensors *st);
 const TensorEntry *safetensors_find(const SafeTensors *st, const char *name);
 
-// Reads elements begin..begin+n of a tensor; the second converts F32, BF16 or F16 ones to FP32.
+// Reads elements begin..begin+n of a tensor. safetensors_read_floats converts F32, BF16 or F16 to
+// FP32.
 bool safetensors_read(const SafeTensors *st, const TensorEntry *entry, int64_t begin, int64_t n,
                       void *out);
 bool safetensors_read_floats(const SafeTensors *st, const TensorEntry *entry, int64_t begin,

@@ -3,8 +3,8 @@
 //
 // Layout: a token file (loader.h) with magic 20240522; version 1 is llm.c's evaluation format,
 // version 2 the same in uint32. Header [2] is the count of questions, [3] the bytes of the longest,
-// [5] how they are written: 0, as the fields of their rows; 1, as lm-eval writes HellaSwag's.
-// The numbers are the questions one after another. A question is:
+// [5] the wording: 0, that of the rows' fields; 1, the one that lm-eval gives HellaSwag's.
+// After the header, the questions follow one after another. A question is:
 //   65535; the bytes of the question, from that 65535 to its last number; its index in the set; the
 //   index of the right answer; the number of answers A; the length of the context, and its tokens;
 //   then for each of the A answers its length and its tokens
@@ -28,7 +28,7 @@ typedef struct {
 typedef struct {
     TokenFile file;
     char name[64];     // the file's name without its folder and .bin
-    bool lm_eval;      // the text is lm-eval's
+    bool lm_eval;      // the wording is lm-eval's
     uint32_t *numbers; // all numbers of the file
     int count;
     Question *questions;

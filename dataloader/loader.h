@@ -1,4 +1,4 @@
-// Makes batches of token shards; reads files of numbers, as shards and multiple-choice sets are.
+// Makes batches of token shards; reads token files, the format of shards and multiple-choice sets.
 //
 // A token file, little-endian:
 //   bytes 0..1023   256 int32: [0] the magic number of its kind, [1] version, 1: the numbers are
@@ -17,9 +17,9 @@
 // Number i has a bit for each of the tokens from 16 i on, the lowest bit first; 1: the token
 // counts. Bits past the last token are 0.
 //
-// SHARD.starts says in the same way, with magic 20261128, where a document begins. In a shard
-// without it a document begins at each end-of-text token. A shard's first token always begins one,
-// and so does a window's.
+// SHARD.starts has the format of a mask, with magic 20261128; a bit is 1 where a document begins.
+// In a shard without SHARD.starts a document begins at each end-of-text token. The first token of a
+// shard always begins a document, and so does the first of a window.
 //
 // A data set is the tokens of its shards, in the order of the shards' names, as one stream. Window
 // w of the stream has the inputs [wT, wT+T) and the targets [wT+1, wT+T+1). So every token is a
@@ -33,7 +33,7 @@
 // position of a run is one number, the samples it has consumed. In micro-batch m of a step, rank r
 // of R reads B samples from consumed + (m R + r) B on. So a run can be resumed with another R or B.
 // In a mixture of data sets (mixture.h) the number of a sample also says its data set (blend.h) and
-// its number among the samples of that one, which has epochs of its own.
+// its number among the samples of that data set, which has epochs of its own.
 #pragma once
 
 #include "../base/io.h"
@@ -45,11 +45,11 @@ enum {
     SHARD_MAGIC = 20240520,
     SHARD_HEADER_BYTES = 1024,
     SHARD_TOKENIZER = 4,
-    SHARD_MASKED,  // 1: there is a mask
-    SHARD_STARTED, // 1: there is SHARD.starts
+    SHARD_MASKED,  // 1: the shard has a mask
+    SHARD_STARTED, // 1: the shard has SHARD.starts
     MASK_MAGIC = 20261124,
     STARTS_MAGIC = 20261128,
-    MASK_SHARD = 4, // places in the header of either
+    MASK_SHARD = 4, // places in the header of a mask or SHARD.starts
     MASK_SUM,
     MASK_WINDOW,
     MASK_TEMPLATE,
@@ -82,8 +82,9 @@ bool token_file_read(const TokenFile *f, int64_t begin, int64_t n, uint32_t *out
 // As token_file_open; also refuses a shard without tokens, or whose size differs from its header.
 bool shard_open(TokenFile *shard, const char *path);
 
-// The tokenizer's mark in the first shard that a glob pattern matches, or in the first that has a
-// mask, whose path it writes. 0: there is none, or the shard cannot be read.
+// Returns the tokenizer's mark in the first shard that a glob pattern matches (masked: in the first
+// one with a mask), and writes that shard's path. 0: there is no mark, or no such shard that can be
+// read.
 uint32_t shards_mark(const char *pattern, bool masked, char path[PATH_LENGTH]);
 
 // Whether a shard that a glob pattern matches says where conversations begin: it has SHARD.starts,
@@ -96,18 +97,18 @@ void shard_header(int32_t header[SHARD_HEADER_BYTES / 4], int token_bytes, int64
 // Lists the files that a glob pattern matches; refuses a pattern that matches none, or a folder.
 bool token_files_find(glob_t *found, const char *pattern, TokenFileKind kind);
 
-// How it is known where a shard's documents begin.
+// How the loader finds where a shard's documents begin.
 typedef struct {
     enum {
         DOCUMENTS_BY_TOKEN, // by the end-of-text token, if the run knows which one it is
         DOCUMENTS_BY_FILE,  // by SHARD.starts
-        // no SHARD.starts, but conversations, whose turns may end with that token
+        // not at all: conversations without SHARD.starts; a turn may end with that token
         DOCUMENTS_UNKNOWN
     } known;
     int32_t sum; // SHARD.starts: the CRC-32 of its numbers
 } Documents;
 
-// A window that has targets which count.
+// A window in which some targets count.
 typedef struct {
     int64_t window;
     int targets;
@@ -120,13 +121,13 @@ typedef struct {
     Documents *documents;    // [num_shards]
     int64_t tokens, windows; // windows: in an epoch
     int64_t targets;         // targets that count in an epoch
-    MaskedWindow *with_targets; // [windows] those with targets that count; NULL: all have such
+    MaskedWindow *with_targets; // [windows] those in which targets count; NULL: all windows
     int cuts; // length of the packed windows that this set's windows cut; 0: none is cut
     int32_t chat_template;      // chat template of the first mask that has one; 0: none has
-    const char *other_template; // the first shard with another template; NULL: none has
+    const char *other_template; // the first shard with another template; NULL: no shard has
     int seq_length, vocab;
     int end_of_text;    // the token; -1: not known
-    bool masks_ends;    // targets after it do not count
+    bool masks_ends;    // a target right after it does not count
     uint32_t tokenizer; // the mark that the shards carry; 0: not known
     char *identity;     // a line for each shard: "CRC-32 NAME", with ? for control characters; the
                         // CRC-32 includes the mask's and that of SHARD.starts
@@ -140,13 +141,13 @@ void dataset_close(Dataset *data);
 // tokens.
 bool dataset_set_end(Dataset *data, int end_of_text, bool masks_ends);
 
-// Refuses shards whose checksums differ from those of `identity`, or are in another order, and
-// names the first. Folders and names may differ. The checksum of a shard above 4 MiB is that of 64
-// parts of it. whose: for the message: "... that WHOSE read".
+// Refuses shards whose checksums differ from those of `identity`, or are in another order; the
+// error names the first such shard. Folders and names may differ. The checksum of a shard above 4
+// MiB is that of 64 parts of it. whose: for the message: "... that WHOSE read".
 bool dataset_match(const Dataset *data, const char *identity, const char *whose);
-// The same for the lines at the beginning of an identity; moves *identity past these lines.
+// As dataset_match, for the first lines of an identity; moves *identity past these lines.
 bool dataset_match_next(const Dataset *data, const char **identity, const char *whose);
-// Whether an identity's next line has the checksum of a line; moves it past the line if so.
+// Whether the next line of *identity has the checksum of `line`; if so, moves *identity past it.
 bool identity_next(const char *line, const char **identity);
 // The first shard of `other` that `data` has too, under any name; NULL: there is none.
 const char *dataset_shares(const Dataset *data, const Dataset *other);
@@ -154,13 +155,13 @@ const char *dataset_shares(const Dataset *data, const Dataset *other);
 const char *identity_sum(const char *identity, char out[9]);
 
 typedef struct {
-    const Dataset *data; // one for each source of a mixture
+    const Dataset *data; // an array: one for each source of a mixture
     uint64_t seed;
     bool shuffle;
     const Blend *blend; // NULL: there is one source
 } Loader;
 
-// Which window of its source a sample is.
+// The window that a sample is in its source.
 int64_t loader_window(const Loader *loader, int64_t sample);
 
 // The number of targets that count in `count` samples from `sample` on.

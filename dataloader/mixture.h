@@ -1,9 +1,9 @@
 // Several data sets in one run, by weights: "0.7 web/*.bin 0.3 code/*.bin" (Megatron-LM's blend).
 //
-// Such a text is words between blanks; a word that is a number is the weight of the pattern after
-// it, which may have blanks. A backslash keeps a blank, as in code\ 2/x.bin, from ending a word. A
-// text that does not begin with a weight and a blank is one pattern, and so is one that as a whole
-// matches files. Then the mixture has one source, and is its data set.
+// The text of a mixture has words between blanks. A word that is a number is the weight of the
+// pattern after it; a pattern may be several words. A backslash keeps a blank, as in code\ 2/x.bin,
+// from ending a word. A text that does not begin with a weight and a blank is a single pattern, and
+// so is a text that matches files as it stands. The mixture then has one source.
 //
 // Samples are drawn from the sources by blend.h; each source is shuffled and repeated by itself. An
 // epoch of the mixture is as many samples as all sources have windows together.
@@ -29,7 +29,7 @@ typedef struct {
     int count;       // 0: there are no data
     Source *sources; // [count]
     Dataset *data;   // [count]
-    Blend blend;     // from which data set each sample is
+    Blend blend;     // which source each sample is from
     int num_shards;  // this and the next three: sums over all sources
     int64_t tokens, windows, targets;
     bool masked;        // a source has masks
@@ -37,13 +37,13 @@ typedef struct {
     char *identity;     // several sources: a line with the source's share precedes its lines
 } Mixture;
 
-// Opens the data sets of a mixture's text, as dataset_open does one. Refuses sources of different
+// Opens the data sets of a mixture's text, as dataset_open opens one. Refuses sources of different
 // tokenizers.
 bool mixture_open(Mixture *m, const char *text, int seq_length, int vocab);
 void mixture_close(Mixture *m);
 // As dataset_set_end, for each source.
 bool mixture_set_end(Mixture *m, int end_of_text, bool masks_ends);
-// As dataset_match; refuses other shares too.
+// As dataset_match; also refuses other shares of the sources.
 bool mixture_match(const Mixture *m, const char *identity, const char *whose);
 const char *mixture_shares(const Mixture *m, const Mixture *other); // like dataset_shares
 

@@ -1,5 +1,6 @@
-// Decodes token ids to bytes, and encodes text to ids, with a tokenizer.bin: of bytes, or the byte-
-// pair encodings of GPT-2 and Llama 3 (tiktoken's r50k_base and cl100k_base cut text as these do).
+// Decodes token ids to bytes, and encodes text to ids, with a tokenizer.bin. Its tokens are bytes,
+// or those of a byte-pair encoding that cuts text as GPT-2 or Llama 3 do (tiktoken's r50k_base and
+// cl100k_base).
 //
 // The format is llm.c's tokenizer.bin; what an encoder needs besides is in fields and bytes that
 // llm.c ignores. Layout, little-endian: 256 int32: [0] magic 20240328, [1] version 2, [2]
@@ -11,7 +12,7 @@
 // for no text and have length 0.
 //
 // The mark of a tokenizer is the CRC-32 of its tokens, from the first length to the last byte.
-// Token shards and multiple-choice sets have it in their headers (loader.h), so that files of
+// Token shards and multiple-choice sets have the mark in their headers (loader.h), so that files of
 // different tokenizers are not mixed.
 #pragma once
 
@@ -43,7 +44,7 @@ typedef struct {
     size_t bytes;
     size_t *at; // [vocab] where an id's length is in the file
     int num_ranges;
-    // place in the file, in ascending order; a character outside them is CLASS_OTHER
+    // where the ranges are in the file, in ascending order; any other character is CLASS_OTHER
     size_t ranges_at;
 } Tokenizer;
 

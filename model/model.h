@@ -1,4 +1,4 @@
-// What a model is made of: its dimensions, and the one table of its tensors.
+// The dimensions of a model, and the table of its tensors.
 //
 // All parameters of a model lie in one flat space of elements. Weights, gradients and both moments
 // are arrays over this space, so that an optimizer, a checkpoint or a collective works on ranges.
@@ -71,9 +71,9 @@ typedef enum {
 } TensorId;
 
 typedef enum { PLACE_EMBEDDING, PLACE_BLOCK, PLACE_FINAL } TensorPlace;
-// Which models have a tensor.
+// The models that have a tensor.
 typedef enum { IN_ALL, IN_GPT2, IN_QKV_BIAS, IN_QK_NORM, IN_UNTIED } TensorIn;
-typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL } TensorInit; // residual: / sqrt(2L)
+typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL } TensorInit; // as model_init says
 
 // A dimension of a tensor, as a function of the configuration.
 typedef enum {
@@ -104,8 +104,8 @@ typedef struct {
 
 const TensorRow *tensor_row(TensorId id);
 int dim_size(const ModelConfig *config, Dim dim);
-// Lists the rows of the parts that are packed in a dimension: query, key and value; or gate and up.
-// Any other dimension is one part. Returns how many parts there are.
+// Writes the rows of each part that is packed in a dimension: query, key and value; or gate and up.
+// Any other dimension is one part. Returns the number of parts.
 int dim_parts(const ModelConfig *config, Dim dim, int rows[HF_PARTS]);
 
 typedef struct {
@@ -144,11 +144,11 @@ static inline int64_t param_size(const Param *p) {
 // The weight decay of a parameter: --weight-decay for a matrix, 0 for a vector.
 float param_decay(const Param *p, const Options *options);
 
-// What the learning rate is multiplied by for a parameter: --embedding-lr-mult, --head-lr-mult or
+// The factor of the learning rate for a parameter: --embedding-lr-mult, --head-lr-mult or
 // --vector-lr-mult; 1 for a matrix of a block.
 float param_lr_mult(const Param *p, const Options *options);
 
-// Returns dim_parts of a block's matrix; 0 for vectors and outside the blocks.
+// Returns dim_parts of the rows of a block's matrix; 0 for vectors and outside the blocks.
 int param_matrices(const ModelConfig *config, const Param *p, int rows[HF_PARTS]);
 
 // Computes elements begin..end of the initial weights, which depend only on configuration and seed:

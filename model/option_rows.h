@@ -1,5 +1,5 @@
-// Every option of both trainers, one row each, under the heading (GROUP) that --help shows.
-// options.h makes the enums and the fields of Options from it, option_table.c the table. A row is
+// Every option of both trainers, one row each, under the heading (GROUP) that --help shows. From
+// these rows options.h makes the enums and the fields of Options, option_table.c the table. A row:
 //   TYPE("name", field, "default", bounds or choices or placeholder, "help")
 // and a CHOICE has the name of its enum before the default; N(CONSTANT, "text") is one choice.
 // An OptionEffect follows if the option changes something else than the results, and

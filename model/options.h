@@ -1,9 +1,11 @@
-// The options of both trainers. One table has a row for each: parsing, --help, --config, the echo,
-// the checks and the saved options all read its rows. A new option is one row in option_rows.h.
+// The options of both trainers. One table has a row for each option: parsing, --help, --config, the
+// echo, the checks and the saved options all read these rows. A new option is one row in
+// option_rows.h.
 //
-// An option has Megatron-LM's name if Megatron-LM has such an option. options_read() reads what is
-// given, and options_resolve() sets all others, once; then the options of a process change no more.
-// An option that is given may not change the shape of the checkpoint's tensors.
+// An option has Megatron-LM's name if Megatron-LM has such an option. options_read() reads the
+// options that are given, and options_resolve() sets all others, once. After that, a process's
+// options do not change. If a run starts from a checkpoint, a given option must not change the
+// shape of the checkpoint's tensors.
 #pragma once
 
 #include "../kernels/rope.h"
@@ -30,7 +32,7 @@ BEGIN_C
 typedef enum {
     SOURCE_DEFAULT,    // the default in option_rows.h
     SOURCE_DERIVED,    // the preset of --model, the data's tokenizer, or other options
-    SOURCE_CHECKPOINT, // the checkpoint at the start: its model; if the run continues, nearly all
+    SOURCE_CHECKPOINT, // the checkpoint that the run starts from (option_is_inherited)
     SOURCE_FILE,       // a file of --config; if several set it, the last one wins
     SOURCE_COMMAND     // the command line
 } OptionSource;
@@ -48,7 +50,7 @@ enum { OPTIONS_MAX = 128, RANKS_MAX = 4096 };
 typedef struct {
 #include "option_rows.h"
     unsigned char source[OPTIONS_MAX]; // OptionSource of each row
-    bool repeated[OPTIONS_MAX];        // one file, or the command line, gives it more than once
+    bool repeated[OPTIONS_MAX];        // given more than once in a file or on the command line
     char origin[PATH_LENGTH];          // path of the checkpoint that the run starts from; "": none
     bool resumes;                      // `origin` is the checkpoint of --resume
     const char *program;               // argv[0]
@@ -63,7 +65,7 @@ typedef enum {
     OPTION_CHOICE
 } OptionType;
 
-// What changes with the value of an option. metrics.jsonl has it in its run record, for the Python
+// What an option's value affects. The run record in metrics.jsonl has these effects, for the Python
 // scripts. An action tells this process what to do; it is neither echoed nor saved with the run.
 typedef enum {
     EFFECT_RESULTS,    // what is learned
@@ -73,7 +75,7 @@ typedef enum {
     EFFECT_PRECISION,  // how results are rounded, on purpose
     EFFECT_EVALUATION, // which tokens an evaluation sees, or what is before them
     EFFECT_SPEED,      // time and memory; results only by rounding
-    EFFECT_NOTHING,    // none of these: what is printed, kept, or waited for
+    EFFECT_NOTHING,    // only what is printed, kept, or waited for
     EFFECT_ACTION
 } OptionEffect;
 
@@ -97,8 +99,8 @@ typedef struct {
 } Preset;
 
 typedef struct {
-    const char *ours;  // an option; its value or a remark may follow
-    const char *names; // the words, without their two hyphens; if there is one hyphen, it is kept
+    const char *ours;  // our option; its value or a remark may follow
+    const char *names; // their options, without "--"; a single hyphen is kept
 } ForeignName;
 
 // option_table.c
@@ -152,19 +154,19 @@ void options_parse(Options *options, int argc, char **argv);
 // Sets the options of the preset that --model names.
 bool options_preset(Options *options);
 
-// What the options of a run follow from, besides those that are given.
+// The facts, besides the given options, from which the other options are derived.
 typedef struct {
-    // the options of options->origin, read by checkpoint_options(); or NULL
+    // those of options->origin, read by checkpoint_options(); NULL: no checkpoint
     const Options *checkpoint;
     int ranks;            // 0: one
-    int64_t step, tokens; // how much a resumed run has done
+    int64_t step, tokens; // steps and tokens that a resumed run has done
     // These functions are called once the options on which they depend are set; NULL: not needed.
     bool (*data)(void *context, Options *options); // sets what follows from the data
     int64_t (*windows)(void *context);             // number of sequences in an epoch
     void *context;
 } OptionFacts;
 
-// Sets all options that are not given, and checks all. facts NULL: there are none.
+// Sets all options that are not given, and checks all options. facts NULL: all facts are zero.
 bool options_resolve(Options *options, const OptionFacts *facts);
 
 // Whether the run takes all options of its checkpoint, and not only those of the model.
@@ -172,17 +174,17 @@ static inline bool options_continue(const Options *o) {
     return !o->sample_only && (o->resumes || o->eval_only);
 }
 
-// Whether models that differ in this option have other tensors.
+// Whether models that differ in this option have tensors of other shapes.
 bool option_is_shape(const OptionRow *row, Arch arch);
 
 // Whether a run takes an option that is not given from the checkpoint that it starts from.
-// continues: the run's options, if it continues the run of the checkpoint. Then it takes all
-// options; if it only evaluates, those on which an evaluation depends. It never takes options of
-// the machine (its GPUs and memory), nor where files go. NULL: the run takes only the model's
-// options.
+// continues: NULL if the run starts anew; it takes only the model's options. Otherwise the options
+// of the run, which continues the checkpoint's run: it takes all options, or, if it only evaluates,
+// those on which an evaluation depends. It never takes options of the machine (its GPUs and
+// memory), nor where files go.
 bool option_is_inherited(const OptionRow *row, const Options *continues);
 
-// " (of the checkpoint PATH)" if the value of an option comes from there; otherwise "".
+// " (of the checkpoint PATH)" if an option's value comes from a checkpoint; otherwise "".
 const char *option_from_checkpoint(const Options *options, const char *name, char out[PATH_LENGTH]);
 
 // Whether the run trains, and does not only evaluate, sample or export; whether it also saves.
@@ -207,7 +209,8 @@ struct cJSON *options_given(const Options *options);
 // and one for those that are given more than once.
 void options_note_idle(const Options *options, bool gpu);
 
-// Prints options by group, as on a command line: all, or those given or not at their defaults.
+// Prints options by group, as on a command line: all options, or only those that are given or
+// differ from their defaults.
 void options_print(const Options *options, bool all, FILE *out);
 
 // Writes a file for --config, with the options that the command line, a config file or a checkpoint

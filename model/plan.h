@@ -1,6 +1,7 @@
-// Memory is planned, then allocated once. Each buffer is requested here with a name, in a section.
-// plan_print shows the list, and plan_assign gives every buffer its place in one allocation.
-// Nothing is allocated after that, so evaluation, sampling and saving cannot run out of memory.
+// Memory is planned, then allocated once. Each buffer is requested with a name and belongs to a
+// section. plan_print prints the list of buffers, and plan_assign gives every buffer its place in
+// one allocation. Nothing is allocated afterwards, so evaluation, sampling and saving cannot run
+// out of memory.
 //
 // LLM8_GUARD=1 is for tests. A write past the end of a buffer hits its neighbour in the same
 // allocation, which compute-sanitizer and AddressSanitizer do not notice. With LLM8_GUARD=1, phases
@@ -51,9 +52,9 @@ typedef struct {
     PlanRow *rows;
     const char *category; // category and phase of the next buffers
     PlanPhase phase;
-    int64_t phase_bytes[PHASE_COUNT]; // what each phase's buffers need
+    int64_t phase_bytes[PHASE_COUNT]; // sum of each phase's buffers
     int64_t bytes;                    // the size of the allocation
-    PlanMemory memory;                // host memory: the functions are NULL
+    PlanMemory memory;                // the functions are NULL for host memory
 } Plan;
 
 // Sets the category and the phase of the buffers that are requested next.

@@ -1,5 +1,5 @@
 // Decides the precision of each linear layer: the number formats of its operands, and the reason.
-// The trainers fill their layers from this at start-up, and the printed table shows the same.
+// The trainers set up their layers from this decision at start-up; precision_print prints it.
 //
 // A linear layer has three products. With X [M,C] the input, W [N,C] the weight and dY [M,N] the
 // output's gradient: forward X W', input gradient dY W, weight gradient dY' X.
@@ -40,8 +40,8 @@ typedef struct {
     TensorId bias;       // [N]; TENSOR_COUNT: the head has none
     Number number;       // format of the operands of two products: forward, and input gradient
     Number wgrad;        // format of the operands of the weight-gradient product
-    Fp8Type type[OPERAND_COUNT]; // if they are in FP8
-    float target[OPERAND_COUNT]; // if the operands are in FP8
+    Fp8Type type[OPERAND_COUNT]; // the FP8 type of each operand that is in FP8
+    float target[OPERAND_COUNT]; // amax * scale of each operand that is in FP8
     const char *reason;          // why a product is not in FP8, or ""
 } LinearPrecision;
 
@@ -50,13 +50,13 @@ typedef struct {
     Fp8Format format;
     Fp8Recipe recipe;
     int margin, e5m2_margin, history_length; // E5M2 has the sum of both margins
-    bool power_of_two;                       // E5M2's margin is the sum of both
+    bool power_of_two;                       // scales by blocks are powers of two
     bool fast_forward, fast_backward; // partial sums stay in the tensor cores' narrower registers
     bool possible;                    // the device has FP8, or emulates it
     bool used;                        // some layer is in FP8
-    double step_tokens;               // tokens of an optimizer step: every dY is divided by them
-    int count;                        // linear layers: 4 L + 1
-    LinearPrecision *linear;          // [count] by linear_index
+    double step_tokens;      // tokens of an optimizer step; each dY is divided by this number
+    int count;               // linear layers: 4 L + 1
+    LinearPrecision *linear; // [count] by linear_index
 } Precision;
 
 // What the device offers.
@@ -97,7 +97,7 @@ typedef struct {
     const char *linear;
     int first, blocks; // the head has 0 blocks
     int outputs, inputs;
-    const char *type[OPERAND_COUNT]; // the head is no block: 0
+    const char *type[OPERAND_COUNT]; // "E4M3", "E5M2", "BF16", "FP32"
     const char *wgrad;               // "FP8", "BF16", "FP32"
     double flops_share;              // share of the linear layers' operations
     const char *reason;
@@ -122,16 +122,17 @@ static inline float fp8_slot_target(const Precision *p, int slot) {
     return p->linear[slot / OPERAND_COUNT].target[slot % OPERAND_COUNT];
 }
 
-// Whether a slot's scale is fixed. This holds for the head's output gradient, (softmax - onehot) *
-// factor: its largest magnitude is the factor (the z-loss multiplies the softmax; a soft cap
-// multiplies all by at most 1), so its scale needs no measuring. With scales by blocks the scales
-// are measured, because a block's magnitudes can be much smaller.
+// Whether a slot's scale is fixed. Only that of the head's output gradient, (softmax - onehot) *
+// factor, is: the gradient's largest magnitude is the factor (the z-loss multiplies the softmax; a
+// soft cap multiplies the gradient by at most 1), so its scale needs no measuring. Scales by blocks
+// are measured, because the magnitudes in a block can be much smaller.
 static inline bool fp8_slot_is_fixed(const Precision *p, int slot) {
     return p->recipe != FP8_RECIPE_BLOCKWISE &&
            slot == fp8_slot_index(p->config, LINEAR_HEAD, 0, OPERAND_DY);
 }
 
-// Whether the slot's tensor is quantised; and whether its scale follows the tensor's range.
+// fp8_slot_in_use: whether the slot's tensor is quantised. fp8_slot_follows: whether its scale also
+// follows the tensor's range.
 static inline bool fp8_slot_in_use(const Precision *p, int slot) {
     return p->linear[slot / OPERAND_COUNT].number == NUMBER_FP8;
 }
@@ -149,15 +150,16 @@ static inline Scaling fp8_slot_scaling(const Precision *p, int slot) {
 // Sets the fixed slot, if the head is in FP8.
 void fp8_fix_slot(const Precision *precision, const Options *options, Fp8Scale *slots);
 
-// Calibration: a run with delayed scaling in which nothing is known of some tensors (from scratch,
-// --load, a checkpoint without their scales) runs the forward and backward pass of its first
-// micro-batch FP8_CALIBRATIONS times before its first step, without an update. Amaxes are taken
-// before values are encoded, so each pass corrects what scales of the pass before have cut off.
+// Calibration: a run with delayed scaling may begin with tensors that have no scale yet (from
+// scratch, --load, a checkpoint without their scales). Then it runs the forward and backward pass
+// of its first micro-batch FP8_CALIBRATIONS times before its first step, without an update. Amaxes
+// are taken before values are encoded, so each pass corrects the scales with which the previous
+// pass cut off values.
 enum { FP8_CALIBRATIONS = 3 };
-// Whether the run has tensors of which nothing is known.
+// Whether the run has tensors without a scale.
 bool fp8_is_uncalibrated(const Precision *precision, const Fp8Scale *slots);
-// Called before the first of these passes and after each one: sets the scales of slots without a
-// history by the amaxes of the pass, or by a guess, and forgets the amaxes of activations and
+// Called before the first calibration pass and after each one: sets the scales of slots without a
+// history, by a guess or by the amaxes of the pass, and clears the amaxes of activations and
 // gradients.
 void fp8_calibrate(const Precision *precision, Fp8Scale *slots);
 

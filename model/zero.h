@@ -1,14 +1,15 @@
-// ZeRO-1: which elements of the parameter space a rank keeps, as pure functions of the layout.
+// ZeRO-1: decides which elements of the parameter space each rank keeps, from the layout alone.
 //
-// A bucket (the embeddings, a block, the final norm with the head) is cut into segments by how its
-// parameters are gathered (as FP8 codes or not) and by their optimizer (AdamW or Muon). The
-// parameters of a segment lie one after another. The segment is padded at the end to a multiple of
-// ranks * PARAM_ALIGN elements, and rank r keeps the r-th of its equal parts. So each segment needs
-// one reduce-scatter and one all-gather with equal counts, which work in place: in the gradients,
-// in the BF16 copies, in the codes. The price is that a rank's part can begin and end inside a
-// matrix, at a multiple of PARAM_ALIGN. Therefore kernels that work on parts go by elements, not by
-// tiles, and transposed copies are made after the gathering. Muon's Newton-Schulz steps need whole
-// matrices, so each matrix has an owner among the ranks during these steps (ZeroMatrix).
+// A bucket (the embeddings, a block, the final norm with the head) is cut into segments. The
+// parameters of a segment are gathered in one way (as FP8 codes or not) and have one optimizer
+// (AdamW or Muon). They lie one after another. The segment is padded at the end to a multiple of
+// ranks * PARAM_ALIGN elements, and divided into equal parts; rank r keeps the r-th part. So each
+// segment needs one reduce-scatter and one all-gather with equal counts, which work in place: in
+// the gradients, in the BF16 copies, in the codes. The price is that a rank's part can begin and
+// end inside a matrix, at a multiple of PARAM_ALIGN. Therefore kernels that work on parts go by
+// elements, not by tiles, and transposed copies are made after the gathering. Muon's Newton-Schulz
+// steps need whole matrices, so each matrix has an owner among the ranks during these steps
+// (ZeroMatrix).
 //
 // The order of the segments is called the arranged space: it is the parameter space with the
 // segments of each bucket together, and padding between them. The padding stays zero, belongs to no
@@ -20,7 +21,7 @@
 
 BEGIN_C
 
-// The kinds of parameters that a bucket is cut by.
+// Bits by which the parameters of a bucket are divided into segments. ZERO_KINDS: combinations.
 enum { ZERO_CODES = 1, ZERO_MUON = 2, ZERO_KINDS = 4 };
 
 typedef struct {
@@ -36,7 +37,7 @@ typedef struct {
     int ranks;
     int count; // segments, in order of bucket and of begin
     ZeroSegment *segments;
-    int *first;     // [num_buckets + 1] each bucket's first segment; last: the count of segments
+    int *first;     // [num_buckets + 1] each bucket's first segment; the last entry is `count`
     int64_t *place; // [layout->count] where a parameter begins in the arranged space
     int *segment;   // [layout->count] which segment it is in
     int64_t size;   // elements of the arranged space, in which the gradients lie
@@ -70,8 +71,8 @@ typedef struct {
 } ZeroMatrix;
 
 // Lists all matrices, those of the same shape together. Returns how many there are; the caller
-// frees *matrices. In turn, largest first, each goes to the rank with the least work so far; so no
-// rank has more than the mean plus one matrix.
+// frees *matrices. Their owners are chosen one by one, from the largest matrix on: the owner is the
+// rank with the least work so far. So no rank has more work than the mean plus one matrix.
 int zero_matrices(const ZeroLayout *z, ZeroMatrix **matrices);
 
 // Floating-point operations of a matrix's Newton-Schulz steps.
