@@ -13,9 +13,9 @@
 #include <time.h>
 #include <unistd.h>
 
-// This runs before main() in every program. If standard input, output or error were closed, an
-// opened file could get their number, and printed text would go into a checkpoint. The limit of
-// open files is set as high as allowed, because shards and the files of a checkpoint stay open.
+// Runs before main() in every program. If standard input, output or error were closed, an opened
+// file could get their number, and printed text would go into a checkpoint. The limit of open files
+// is set as high as allowed, because shards and the files of a checkpoint stay open.
 __attribute__((constructor)) static void open_standard_files(void) {
     struct rlimit files;
     int file = 0;
@@ -75,7 +75,7 @@ const char *shell_word(char out[SHELL_WORD], const char *word) {
 static _Thread_local Error failure;
 
 static bool set_failure(bool refused, const char *format, va_list args) {
-    Error next = {.refused = refused}; // a copy, as the old text may be one of the arguments
+    Error next = {.refused = refused}; // apart from the old text, a possible argument
     char text[sizeof(next.text)];
     vsnprintf(text, sizeof(text), format, args);
     printable(next.text, sizeof(next.text), text);
@@ -115,7 +115,7 @@ void or_die(bool ok) {
     if (!ok) { die("%s", failure.text); }
 }
 
-static char rank_tag[24]; // global: those who call die() do not know the rank
+static char rank_tag[24]; // global, because callers of die() do not know the rank
 
 void errors_name_rank(int rank) {
     snprintf(rank_tag, sizeof(rank_tag), "rank %d: ", rank);

@@ -19,8 +19,8 @@ static bool lists(const char *names, const char *name) {
     return false;
 }
 
-// The number after `key` at the start of a line of a file, divided by a second number if there is
-// one. `otherwise`: there is no number, or a negative one, which means no limit.
+// Returns the number after `key`, which begins a line of a file, divided by a second number if one
+// follows. Returns `otherwise` if there is no number, or a negative one, which means no limit.
 static double read_number(const char *folder, const char *name, const char *key, double otherwise) {
     char path[3 * PATH_LENGTH], line[256];
     size_t n = strlen(key);
@@ -35,10 +35,10 @@ static double read_number(const char *folder, const char *name, const char *key,
     return found && number >= 0 && unit > 0 ? number / unit : otherwise;
 }
 
-// What a control group allows its processes. second: the group is of version 2.
+// Returns what a control group allows its processes. second: cgroup version 2, not 1.
 typedef double Limit(const char *group, bool second);
 
-// The lowest such limit of this process' groups, from its own up to the root.
+// Returns the lowest limit_of() of this process's groups, from its own up to the root.
 static double lowest(const char *root, const char *controller, Limit *limit_of) {
     char path[2 * PATH_LENGTH + 64], line[PATH_LENGTH];
     double limit = INFINITY;
@@ -76,7 +76,7 @@ double cgroup_cores(const char *root) {
 
 int host_cores(const char *root) {
     double quota = cgroup_cores(root);
-    int cores = omp_get_num_procs(); // the cores in this process' affinity
+    int cores = omp_get_num_procs(); // the cores in this process's affinity
     return quota < cores ? (int)fmax(1, ceil(quota)) : cores;
 }
 
@@ -100,7 +100,8 @@ double host_memory(const char *root) {
 
 // ---- threads ------------------------------------------------------------------------------------
 
-// Kept here, because OpenMP's number is each thread's own: a thread that saves would have another.
+// Kept here, because OpenMP keeps its number for each thread: a saving thread would see another
+// one.
 static int threads; // 0: threads_divide has not been called
 
 void threads_divide(int processes) {
@@ -145,8 +146,8 @@ void threads_for(int64_t count, void (*task)(void *context, int64_t i), void *co
 }
 
 void threads_spin_briefly(char **argv) {
-    // the first two say how threads wait; with the others libgomp has bound this thread to a core,
-    // which the new program would inherit
+    // the first two already say how threads wait; with one of the others, libgomp has bound this
+    // thread to a core, and the new program would inherit that
     static const char *const set[] = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_PROC_BIND",
                                       "OMP_PLACES", "GOMP_CPU_AFFINITY"};
     char self[PATH_LENGTH];

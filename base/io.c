@@ -12,7 +12,7 @@
 #include <unistd.h>
 #include <zlib.h>
 
-// A missing file, or a folder or pipe in its place, is damage. With other errors it may be
+// A missing file, or a folder or pipe in its place, is damage. After another error the file may be
 // undamaged.
 static bool fail_path(const char *path, int why) {
     bool damage = why == ENOENT || why == EISDIR || why == EINVAL;
@@ -27,7 +27,7 @@ bool writer_open(FileWriter *w, const char *path) {
 }
 
 void writer_write(FileWriter *w, const void *data, size_t bytes) {
-    if (bytes == 0) { return; } // data may be NULL, which crc32_z takes for a new beginning
+    if (bytes == 0) { return; } // with NULL, crc32_z would return its initial value
     w->crc = (uint32_t)crc32_z(w->crc, data, bytes);
     w->bytes += (int64_t)bytes;
     bool ok = w->error != 0 || fwrite(data, 1, bytes, w->file) == bytes;
@@ -154,7 +154,7 @@ static bool fresh_name(char fresh[PATH_LENGTH], const char *path) {
     return unlink(fresh) == 0 || errno == ENOENT || fail_path(fresh, errno);
 }
 
-// Deletes a file that could not be written or renamed; the error stays.
+// Deletes a file that could not be written or renamed. Keeps the error of that failure.
 static bool abandon(const char *fresh) {
     Error why = error_kept();
     unlink(fresh);
@@ -269,7 +269,7 @@ static int compare_names(const void *a, const void *b) {
 
 int pattern_files(const char *pattern, glob_t *found) {
     char text[PATH_LENGTH];
-    size_t names = strlen(pattern); // length of the beginning that exists as it stands
+    size_t names = strlen(pattern); // length of the leading part of the path that exists literally
     path_format(text, "%s", pattern);
     while (names > 0 && !path_exists(text)) {
         char *slash = strrchr(text, '/');

@@ -11,7 +11,7 @@
 
 // ---- tensors ------------------------------------------------------------------------------------
 
-// The scales of a weight in FP8: one, by which its codes are multiplied, for each block.
+// The entry of an FP8 weight's scales: one for each block of 128 x 128, which multiplies its codes.
 static TensorEntry scales_of(const TensorEntry *weight) {
     TensorEntry scales = {.dtype = DTYPE_F32, .dims = 2, .begin = weight->begin};
     for (int d = 0; d < 2; d++) { scales.shape[d] = (weight->shape[d] - 1) / FP8_BLOCK + 1; }
@@ -71,8 +71,9 @@ void hf_list(const ParamLayout *layout, FILE *out) {
 
 static const char head_name[] = "lm_head.weight";
 
-// Finds a tensor in a file. In a file of the bare model, saved without the class that has the head,
-// names lack the first word. is_head: an embedding that is also the head may have the head's name.
+// Finds a tensor in a file. In a file that was saved from transformers' class without a head, the
+// names lack their first word. is_head: the tensor is an embedding that is also the head, and may
+// have the head's name.
 static const TensorEntry *entry_of(const SafeTensors *st, const TensorEntry *t, bool is_head) {
     const TensorEntry *e = safetensors_find(st, t->name);
     const char *dot = strchr(t->name, '.');
@@ -106,7 +107,7 @@ static bool read_fp8(const SafeTensors *st, const TensorEntry *e, int64_t begin,
     return ok;
 }
 
-// Reads elements begin..end of a tensor. e: its entry in the file; NULL: it has none.
+// Reads elements begin..end of a tensor. e: its entry in the file; NULL: the file lacks the tensor.
 static bool read_tensor(const SafeTensors *st, const TensorEntry *e, const TensorEntry *t,
                         int64_t begin, int64_t end, float *out) {
     if (e == NULL) { return fail("%s: tensor '%s' is missing", st->path, t->name); }
@@ -152,7 +153,7 @@ static bool head_is(const SafeTensors *st, const float *embedding, int64_t begin
                         st->path);
 }
 
-// For a model without tied embeddings: refuses a file that has only one of embedding and head.
+// For a model without tied embeddings: refuses a file that has only an embedding or only a head.
 static bool has_both(const SafeTensors *st, const TensorEntry *embedding) {
     bool head = safetensors_find(st, head_name) != NULL;
     bool both = head == (entry_of(st, embedding, false) != NULL);
@@ -199,7 +200,7 @@ bool hf_knows_all(const SafeTensors *st, const ParamLayout *layout) {
     for (int n = 0; ok && n < st->count; n++) {
         const char *name = st->entries[n].name;
         known[n] |= strcmp(name, head_name) == 0;
-        for (size_t i = 0; i < sizeof(ignored) / sizeof(*ignored); i++) { // masks and tables
+        for (size_t i = 0; i < sizeof(ignored) / sizeof(*ignored); i++) { // masks, tables
             size_t length = strlen(name), end = strlen(ignored[i]);
             known[n] |= length >= end && strcmp(name + length - end, ignored[i]) == 0;
         }
@@ -213,8 +214,8 @@ bool hf_knows_all(const SafeTensors *st, const ParamLayout *layout) {
 
 // ---- config.json --------------------------------------------------------------------------------
 
-// Families of models by their names in transformers, and how they differ here. A model is written
-// as the first family that it fits; a family without a class is only read.
+// Families of models, by their names in transformers. A model is written as the first family that
+// it fits; a family without a class is only read.
 enum { GPT2, LLAMA, QWEN2, QWEN3, MISTRAL, FAMILIES };
 static const struct {
     const char *type, *class;
@@ -239,7 +240,7 @@ static int family_of(const Options *o) {
     return i;
 }
 
-// What the trainers lack for other families.
+// What the trainers would need for other families.
 #define EXPERTS "mixture of experts"
 #define GEMMA "norms that multiply by 1 + weight, GeGLU, "
 #define SIDE_BY_SIDE "blocks whose attention and feed-forward run side by side"
@@ -266,16 +267,16 @@ static const struct {
     {"mamba2", "state-space layers"},
 };
 
-// Where config.json has a number: beside the other keys (TOP), in the rotary embedding's object
-// (ROPE), or in both. BOTH_NAMES: GPT-2 also reads it under the other families' name.
+// Where config.json has a number: at its top level (TOP), in the rotary embedding's object (ROPE),
+// or in both places. BOTH_NAMES: for GPT-2, the Llama name is read too.
 enum { TOP = 1, ROPE = 2, BOTH_NAMES = 4 };
 
-// The numbers of config.json: the option of each, its names, and the value that transformers uses
-// if the name is missing (NAN: it must be there; 0: it is derived from others, or there is none).
+// The numbers of config.json: the option of each, its names, and the default of transformers (NAN:
+// the number must be given; 0: it is derived from others, or absent).
 static const struct {
     int where;
-    RopeScaling from;                  // the first kind of scaling that has it
-    const char *option, *gpt2, *llama; // NULL: not written, and the default is read
+    RopeScaling from;                  // the first kind of scaling that has the number
+    const char *option, *gpt2, *llama; // NULL: not written; the default is used in reading
     double gpt2_default, llama_default;
 } numbers[] = {
     {TOP | BOTH_NAMES, 0, "num-layers", "n_layer", "num_hidden_layers", NAN, NAN},
@@ -289,7 +290,7 @@ static const struct {
     {TOP, 0, "vocab-size", "vocab_size", "vocab_size", NAN, NAN},
     {TOP, 0, "norm-epsilon", "layer_norm_epsilon", "rms_norm_eps", 1e-5, 1e-6},
     {TOP, 0, "init-method-std", "initializer_range", "initializer_range", 0.02, 0.02},
-    // Gemma 2's name for it: transformers' other classes leave the cap out
+    // Gemma 2's key: transformers' classes of these families apply no cap
     {TOP, 0, "logit-softcap", "final_logit_softcapping", "final_logit_softcapping", 0, 0},
     {TOP | ROPE, 0, "rope-theta", NULL, "rope_theta", 1e4, 1e4},
     {ROPE, ROPE_LINEAR, "rope-scaling-factor", NULL, "factor", NAN, NAN},
@@ -300,9 +301,9 @@ static const struct {
 };
 enum { NUMBERS = sizeof(numbers) / sizeof(numbers[0]) };
 
-// Other keys of config.json for the families in `of`. As JSON: the value that is written (NULL:
-// none), and another value that means the same. Any other value is refused, and the error says what
-// the trainers lack.
+// Other keys of config.json, for the families in `of`. Each has, as JSON, the value that is written
+// (NULL: not written) and another value with the same meaning. Any other value is refused, and the
+// error says what the trainers lack.
 #define ALL (~0u)
 #define LLAMAS (ALL ^ 1 << GPT2)
 #define SCALES "that scale"
@@ -312,7 +313,7 @@ enum { NUMBERS = sizeof(numbers) / sizeof(numbers[0]) };
     "\"weight_block_size\":[128,128],\"modules_to_not_convert\":[\"lm_head\"]}"
 static const struct {
     unsigned of;
-    bool null; // null means that the key is missing
+    bool null; // the value null counts as a missing key
     const char *key, *written, *other, *lacks;
 } features[] = {
     {1 << GPT2, false, "activation_function", "\"gelu_new\"", "\"gelu_pytorch_tanh\"",
@@ -415,7 +416,8 @@ char *hf_config(const Options *o, Dtype dtype, int begin_of_text, int end_of_tex
     for (int i = 0; gpt2 && i < 3; i++) { cJSON_AddNumberToObject(json, dropouts[i], 0); }
     // read by llama.cpp
     if (gpt2) { cJSON_AddNumberToObject(json, "n_ctx", o->max_position_embeddings); }
-    // without a tokenizer, the end of text is known for GPT-2's vocabulary and for bytes
+    // without a tokenizer, the vocabulary's size gives the end of text of GPT-2's tokenizer and of
+    // bytes
     int known = o->vocab_size == 50257 ? 50256 : (o->vocab_size == 257 ? 256 : -1);
     const int ids[] = {begin_of_text, end_of_text};
     for (int i = 0; start == NULL && i < 2; i++) {
@@ -454,7 +456,7 @@ static int types_of(const cJSON *value) {
     return !isfinite(number) ? 0 : whole ? JSON_REAL | JSON_WHOLE : JSON_REAL;
 }
 
-// Fails with a key and its value as JSON, which is one line.
+// Fails with a text that names a key and its value, as JSON in one line.
 static bool fail_value(const cJSON *item, const char *format, ...) PRINTF_LIKE(2, 3);
 static bool fail_value(const cJSON *item, const char *format, ...) {
     char why[256], *value = cJSON_PrintUnformatted(item);
@@ -468,9 +470,9 @@ static bool fail_value(const cJSON *item, const char *format, ...) {
     return false;
 }
 
-// Every key is read by this. If an object has the key, *item becomes its value, unless that is null
-// or *item has a value already, from another name or place that transformers prefers. Refuses a
-// value of another type than `types`, and a key that is there twice.
+// Reads a key; all keys are read by this function. If the object has the key, *item becomes its
+// value, unless the value is null or *item was already set, from a name or place that transformers
+// prefers. Refuses a value of a type that is not in `types`, and a key that is there twice.
 static bool take(const cJSON *object, const char *key, int types, const cJSON **item) {
     const cJSON *at, *found = NULL;
     cJSON_ArrayForEach(at, object) {
@@ -536,7 +538,7 @@ static bool read_rope(const cJSON *rope, int family, Options *o) {
         !option_set(o, "rope-scaling", unscaled ? none : name, SOURCE_CHECKPOINT)) {
         return fail_value(type, "is not supported; must be one of default, linear, llama3");
     }
-    cJSON_ArrayForEach(item, rope) { // every key has an effect
+    cJSON_ArrayForEach(item, rope) { // refuses keys that are not known
         bool known = strcmp(item->string, "rope_type") == 0 || strcmp(item->string, "type") == 0;
         for (int n = 0; n < NUMBERS; n++) {
             known |= (numbers[n].where & ROPE) != 0 && (int)numbers[n].from <= o->rope_scaling &&
@@ -561,8 +563,7 @@ static bool is_value(const cJSON *item, const char *text) {
     return same;
 }
 
-// Whether a quantization_config describes weights that read_fp8 can read. Its other keys do not
-// matter.
+// Whether a quantization_config describes weights that read_fp8 can read. Only these keys matter.
 static bool is_fp8(const cJSON *how) {
     const cJSON *size = cJSON_GetObjectItemCaseSensitive(how, "weight_block_size");
     return strcmp(json_text(how, "quant_method", ""), "fp8") == 0 && is_value(size, "[128,128]");
@@ -587,8 +588,8 @@ static bool has_features(const cJSON *json, const cJSON *rope, int family) {
     return true;
 }
 
-// Refuses a model in which the attention of a layer has a sliding window, by the rules of
-// transformers. layers: a list of what each layer has; NULL: none.
+// Refuses a model in which transformers would give some layer's attention a sliding window. layers:
+// the list of the layers' kinds of attention; NULL: there is no list.
 static bool has_no_windows(const cJSON *json, const cJSON *layers, int family) {
     static const char lacks[] = "is not supported: what is missing is attention within a window";
     const cJSON *window = cJSON_GetObjectItemCaseSensitive(json, "sliding_window"), *layer;
@@ -629,7 +630,7 @@ static bool fail_family(const cJSON *json, const char *type) {
 }
 
 static bool read_config(const cJSON *json, Options *o) {
-    enum { LONGEST_SEQUENCE = 8192 }; // unless --seq-length says more
+    enum { LONGEST_SEQUENCE = 8192 }; // tokens; --seq-length may be larger
     enum { QWEN3_HEAD = 128 };        // where head_dim is missing
     const cJSON *items[KEYS] = {NULL}, *type = NULL;
     if (!take(json, "model_type", JSON_ANY, &type)) { return false; }

@@ -1,4 +1,4 @@
-// Finding a checkpoint, verifying it, and reading it back into a run.
+// Finds a checkpoint, verifies it, and reads it back into a run.
 #include "../base/host.h"
 #include "../base/rng.h"
 #include "../dataloader/loader.h"
@@ -67,7 +67,7 @@ const ProgressField progress_fields[PROGRESS_FIELDS] = {
     {"level", offsetof(Progress, level), false},
     {"best_level", offsetof(Progress, best_level), false},
     {"proven", offsetof(Progress, proven), true},
-    // older files lack it: -1, which counts as 0
+    // meta.json of an older version lacks it; then it is -1, which counts as 0
     {"eval_left", offsetof(Progress, eval_left), true},
 };
 
@@ -75,8 +75,8 @@ static int64_t count_of(const cJSON *json, const char *name) {
     return json_count(cJSON_GetObjectItemCaseSensitive(json, name));
 }
 
-// Reads the values of a window that `count` steps have entered. False: there is another number of
-// values, or one is not finite.
+// Reads the values of a spike window after `count` steps entered it. False: the number of values is
+// wrong, or one is not finite.
 static bool read_window(const cJSON *meta, const char *name, int64_t count, double *values) {
     const cJSON *value, *list = cJSON_GetObjectItemCaseSensitive(meta, name);
     int n = 0;
@@ -172,7 +172,7 @@ bool checkpoint_verify(const Checkpoint *c) {
     return true;
 }
 
-// Opens a file in a checkpoint's folder. listed: its entry in meta.json; NULL: it has none.
+// Opens a file in a checkpoint's folder. listed: the file's entry in meta.json; NULL: no entry.
 static bool add_file(Checkpoint *c, int folder, const char *name, const cJSON *listed) {
     char path[PATH_LENGTH];
     if (name[0] == '\0' || strlen(name) >= TENSOR_NAME || strchr(name, '/') != NULL) {
@@ -188,7 +188,7 @@ static bool add_file(Checkpoint *c, int folder, const char *name, const cJSON *l
     return f->file >= 0;
 }
 
-// Opens the files that meta.json lists. state: also those that only a resumed run reads.
+// Opens the files that meta.json lists. state: also those that only a resuming run reads.
 static bool add_listed(Checkpoint *c, int folder, const cJSON *files, bool state) {
     const cJSON *file;
     if (!cJSON_IsArray(files)) { return fail("%s/meta.json: no list of files", c->path); }
@@ -214,8 +214,8 @@ static bool add_others(Checkpoint *c, int folder) {
     return true;
 }
 
-// If a path ends in `latest` or `best`, and steps are beside it, replaces that name by the newest
-// or the best of them.
+// If a path ends in `latest` or `best`, and steps are beside it, replaces that name by that of the
+// newest or the best step.
 static bool resolve_name(char path[PATH_LENGTH]) {
     char folder[PATH_LENGTH];
     const char *name = path_name(path);
@@ -245,8 +245,8 @@ bool checkpoint_follow(char path[PATH_LENGTH], const char *from) {
     return true;
 }
 
-// Reads meta.json and opens the files. A folder without meta.json is one of Hugging Face's, unless
-// `state` is set.
+// Reads meta.json and opens the files. A folder without meta.json is taken for one of Hugging
+// Face's, unless `state` is set.
 static bool open_files(Checkpoint *c, int folder, bool state) {
     char path[PATH_LENGTH];
     bool ok = true, ours = state || faccessat(folder, "meta.json", F_OK, 0) == 0;
@@ -265,8 +265,9 @@ static bool open_files(Checkpoint *c, int folder, bool state) {
     return ok && (state || add_others(c, folder));
 }
 
-// Opens the files of the folder that a path leads to. If that fails and the path leads to another
-// folder by now (a run has saved the next checkpoint and deleted this one), it opens that instead.
+// Opens the files of the folder that a path leads to. If that fails, and the path leads to another
+// folder by now (a run has saved the next checkpoint and deleted this one), opens that folder
+// instead.
 static bool open_folder(Checkpoint *c, const char *path, bool state) {
     char leads_to[PATH_LENGTH];
     bool moved;
@@ -302,8 +303,8 @@ static bool open_tensors(const Checkpoint *c, const char *name, SafeTensors *st)
                      : refuse("%s: %s", path, strerror(errno));
 }
 
-// Adds the ranges "begin:end,begin:end" of a rank to c->ranges. Returns how many elements they
-// have, or -1 if the text is wrong.
+// Adds a rank's ranges, "begin:end,begin:end", to c->ranges. Returns their number of elements; -1:
+// the text is wrong.
 static int64_t add_ranges(Checkpoint *c, int rank, const char *text) {
     int64_t elements = 0;
     size_t most = (size_t)c->num_ranges + strlen(text) / 4 + 1;
@@ -328,7 +329,7 @@ static int compare_ranges(const void *a, const void *b) {
     return x->begin < y->begin ? -1 : x->begin > y->begin;
 }
 
-enum { HASHED = 1 << 20 }; // elements at a time
+enum { HASHED = 1 << 20 }; // elements that a thread hashes at a time
 
 typedef struct {
     const SafeTensors *st;
@@ -352,8 +353,8 @@ static void hash_part(void *context, int64_t i) {
     free(part);
 }
 
-// Compares the arrays of an optimizer file with the hashes that were computed where they were
-// trained. This finds changes that happened before the file's checksum was computed.
+// Compares the arrays of an optimizer file with the hashes that were computed before the arrays
+// were copied. This finds changes that happened before the file's checksum was computed.
 static bool verify_hashes(const SafeTensors *st, const char *hashes) {
     bool ok = true;
     // older files have no hashes
@@ -373,14 +374,14 @@ static bool verify_hashes(const SafeTensors *st, const char *hashes) {
     return ok;
 }
 
-// Whether an array is flat and has this number of elements of this type.
+// Whether an array has one dimension, and this number of elements of this type.
 static bool has_array(const SafeTensors *st, int kind, int64_t elements, Dtype dtype) {
     const TensorEntry *e = safetensors_find(st, state_names[kind]);
     return e != NULL && e->dims == 1 && e->shape[0] == elements && e->dtype == dtype;
 }
 
-// Checks the arrays of an optimizer file for this number of elements. *moments8: its moments are in
-// 8 bits.
+// Checks the types and sizes of an optimizer file's arrays. elements: how many its ranges have.
+// *moments8: whether its moments are in 8 bits.
 static bool check_arrays(const SafeTensors *st, int64_t elements, bool *moments8) {
     const TensorEntry *arrays[STATE_EXP_AVG_SQ + 1];
     for (int kind = 0; kind <= STATE_EXP_AVG_SQ; kind++) {
@@ -405,7 +406,8 @@ static bool check_arrays(const SafeTensors *st, int64_t elements, bool *moments8
            fail("%s: its moments in 8 bits are not whole", st->path);
 }
 
-// Opens every rank's file. Their ranges must have every element of the parameter space once.
+// Opens every rank's optimizer file. All ranges together must have each element of the parameter
+// space once.
 static bool open_optimizer(Checkpoint *c, bool verify) {
     c->optimizer = calloc_or_die((size_t)c->ranks, sizeof(SafeTensors));
     for (int r = 0; r < c->ranks; r++) {
@@ -475,7 +477,7 @@ static int newest_first(const void *a, const void *b) {
     return x < y ? 1 : (x > y ? -1 : 0);
 }
 
-// The step in the name of a checkpoint; -1: it is another name.
+// The step in the name of a checkpoint's folder; -1: the name is not of this form.
 static int64_t step_of(const char *name) {
     char exact[40];
     long long step = strncmp(name, "step_", 5) == 0 ? strtoll(name + 5, NULL, 10) : -1;
@@ -491,7 +493,7 @@ int checkpoint_steps(const char *save, int64_t **steps) {
     if (names == NULL) { return errno == ENOENT ? 0 : -1; }
     for (const char *name = names; *name != '\0'; name += strlen(name) + 1) {
         path_format(path, "%s/%s", save, name);
-        // a folder, or its type cannot be read
+        // also true if its type cannot be read
         bool folder = stat(path, &info) != 0 || S_ISDIR(info.st_mode);
         if (!folder || step_of(name) < 0) { continue; }
         *steps = realloc_or_die(*steps, (size_t)(count + 1) * sizeof(int64_t));
@@ -521,7 +523,7 @@ int64_t checkpoint_best(const char *save) {
         size_t bytes;
         char *text = file_read(path, &bytes);
         cJSON *meta = text != NULL ? parse_meta(text, bytes, path) : NULL;
-        readable = text != NULL || !error_kept().refused; // stops, because this one may be the best
+        readable = text != NULL || !error_kept().refused; // false ends the loop: it may be the best
         double loss = json_number(meta, "valid_loss", NAN);
         identity_sum(text_of(meta, "valid_data"), of);
         if (best < 0) { // the newest one that was evaluated
@@ -558,15 +560,15 @@ bool checkpoint_options(const Checkpoint *c, const Options *continues, Options *
             ok = option_set(was, row->name, value,
                             given[row - option_table] ? SOURCE_FILE : SOURCE_CHECKPOINT) ||
                  refuse("%s: %s", path, error_text());
-        } else if (continues == NULL) { // a continuing run: checkpoint_match() reports it
+        } else if (continues == NULL) { // for a continuing run, checkpoint_match() reports this
             warn("%s does not set --%s: the default is used", path, row->name);
         }
     }
     return ok;
 }
 
-// Opens a folder without its optimizer files, reads the options that a run takes from it, verifies
-// its tokenizer.
+// Opens a checkpoint without its optimizer files, reads the options that a run takes from it, and
+// verifies its tokenizer.
 static bool open_model(Checkpoint *c, const char *folder, const Options *o, Options *was) {
     options_default(was);
     if (checkpoint_newest(folder, INT64_MAX) >= 0) {
@@ -589,14 +591,14 @@ static bool open_model(Checkpoint *c, const char *folder, const Options *o, Opti
     return ok;
 }
 
-// Opens the newest checkpoint under --save that is not damaged: only its model if `was` is set,
-// which receives its options; all of it if `was` is NULL. If there is none, c->path is "".
+// Opens the newest undamaged checkpoint under --save. was: receives its options, and only its model
+// is opened; NULL: the whole checkpoint is opened. If there is no checkpoint, c->path is "".
 static bool open_newest(Checkpoint *c, const Options *o, Options *was, bool warns) {
     const char *save = o->save;
     char path[PATH_LENGTH];
     int64_t step, damaged = INT64_MAX; // this step and newer ones are damaged
     *c = (Checkpoint){0};
-    // listed again each time, as a run that saves there may have deleted the one tried
+    // lists the steps anew each time: a run that saves there may have deleted the step just tried
     while ((step = checkpoint_newest(save, damaged)) >= 0) {
         checkpoint_path(path, save, step);
         if (was != NULL ? open_model(c, path, o, was) : checkpoint_open(c, path, true)) {
@@ -612,7 +614,7 @@ static bool open_newest(Checkpoint *c, const Options *o, Options *was, bool warn
         damaged = step;
     }
     if (step == STEP_UNREADABLE) { return fail("--resume latest: %s", error_text()); }
-    if (damaged < INT64_MAX && !warns) { // if no checkpoint is whole, each is named
+    if (damaged < INT64_MAX && !warns) { // if all are damaged, again, with a warning for each
         return open_newest(c, o, was, true);
     }
     if (damaged < INT64_MAX) {
@@ -632,7 +634,7 @@ bool checkpoint_resume(Checkpoint *c, const Options *o) {
         return checkpoint_open(c, o->resume, true) || fail(RESUME_FAULT, error_text());
     }
     if (!open_newest(c, o, NULL, true)) { return false; }
-    // a run's folder that was moved: its config.txt still names the old place
+    // perhaps the run's folder was moved, and its config.txt still names the old place
     path_format(path, "%s", o->config);
     const char *place = dirname(path);
     bool moved = c->path[0] == '\0' && option_source(o, "save") == SOURCE_FILE &&
@@ -693,7 +695,7 @@ bool checkpoint_weights(Checkpoint *c, const ParamLayout *layout, int64_t begin,
                         float *out) {
     return (c->model.path[0] != '\0' || open_tensors(c, "model.safetensors", &c->model)) &&
            hf_read(&c->model, layout, begin, end, out) &&
-           (begin > 0 || hf_knows_all(&c->model, layout)); // once, with the first part
+           (begin > 0 || hf_knows_all(&c->model, layout)); // checked once, in the first call
 }
 
 static double bytes_of(const Checkpoint *c) {
@@ -736,7 +738,8 @@ bool checkpoint_list(const char *save) {
 // ---- reading into a run -------------------------------------------------------------------------
 
 bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLayout *layout) {
-    // the newest one's optimizer is damaged, or another run has saved one since
+    // the options came from another checkpoint: its optimizer state is damaged, or a newer one was
+    // saved since
     bool elsewhere = options->resumes && strcmp(c->path, options->origin) != 0;
     for (int i = 0; i < option_table_count; i++) {
         const OptionRow *row = &option_table[i];
@@ -771,7 +774,7 @@ bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLa
                 (long long)c->layout_size, (long long)layout->size);
 }
 
-// Reads the scales of `count` blocks of a moment in 8 bits. Refuses one that is not finite.
+// Reads the scales of `count` blocks of a moment in 8 bits. Refuses a scale that is not finite.
 static bool read_scales(const SafeTensors *st, int kind, int64_t first, int64_t count,
                         uint16_t *scales) {
     const TensorEntry *e = safetensors_find(
@@ -785,7 +788,7 @@ static bool read_scales(const SafeTensors *st, int kind, int64_t first, int64_t 
     return ok;
 }
 
-// Reads n elements of a moment in 8 bits as the floats that they stand for.
+// Reads n elements of a moment in 8 bits, decoded to floats.
 static bool decode_moment(const SafeTensors *st, int kind, int64_t at, int64_t n, float *out) {
     int64_t first = at / MOMENT_BLOCK, count = (at + n - 1) / MOMENT_BLOCK - first + 1;
     uint8_t *codes = malloc_or_die((size_t)n);
@@ -799,8 +802,7 @@ static bool decode_moment(const SafeTensors *st, int kind, int64_t at, int64_t n
     return ok;
 }
 
-// Where elements are read to: floats; or, if that pointer is NULL, codes of 8 bits and their
-// scales.
+// Where elements are read to: `floats`; or, if that is NULL, `codes` and `scales`.
 typedef struct {
     float *floats;
     uint8_t *codes;
@@ -867,7 +869,7 @@ bool checkpoint_read_codes(const Checkpoint *c, Moment which, int64_t begin, int
     return read_ranges(c, kind, begin, end, (Elements){.codes = codes, .scales = scales});
 }
 
-// Tokens of an optimizer step of the checkpoint's run; 0: its options do not say.
+// The number of tokens in a step of the checkpoint's run; 0: its options do not say.
 static double tokens_of_a_step(const Checkpoint *c) {
     return atof(text_of(c->options, "global-batch-size")) * atof(text_of(c->options, "seq-length"));
 }
@@ -906,7 +908,7 @@ bool checkpoint_read_scaling(const Checkpoint *c, const Precision *precision, Fp
         float was, target = fp8_slot_target(precision, i);
         float growth = 1.0f; // how the changed options scale the tensor's values
         int32_t count;
-        // a slot not in use: its state would be stale later
+        // skips a slot that is not in use, because its state would be out of date later
         if (!fp8_slot_in_use(precision, i)) { continue; }
         if (!safetensors_read(&c->scaling, e[COUNT], i, 1, &count) ||
             !safetensors_read(&c->scaling, e[SCALE], i, 1, &slot->scale) ||

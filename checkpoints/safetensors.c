@@ -11,7 +11,7 @@
 
 enum { HEADER_MAX = 100 << 20 };
 
-// By Dtype. Tensors of the types after F8_E4M3 may be in a file, but are not read.
+// By Dtype. A file may have tensors of the types after F8_E4M3, but they are not read.
 static const struct {
     const char *name;
     int bytes;
@@ -58,7 +58,7 @@ const char *json_text(const cJSON *object, const char *name, const char *otherwi
     return cJSON_IsString(item) ? item->valuestring : otherwise;
 }
 
-// Returns DTYPES for a name that is none.
+// Returns the dtype with a name; DTYPES: no dtype has it.
 static int dtype_of(const char *name) {
     int type = 0;
     while (type < DTYPES && strcmp(name, dtypes[type].name) != 0) { type++; }
@@ -106,7 +106,7 @@ static bool fail_entry(const SafeTensors *st, const cJSON *item) {
     return fail("%s: tensor '%.100s': dtype %.20s is not read", st->path, item->string, dtype);
 }
 
-// Sorts the entries. Their data must fill the file, one after the other.
+// Sorts the entries by begin. Fails unless their data fill the file, without gaps or overlaps.
 static bool check_places(SafeTensors *st, int64_t data_bytes) {
     int64_t end = 0;
     int i = 0;
@@ -238,7 +238,7 @@ TensorEntry tensor_entry(const char *name, Dtype dtype, int64_t rows, int64_t co
     return t;
 }
 
-// Writes data [cols,rows] as [rows,cols], some rows at a time.
+// Writes data [cols,rows] as [rows,cols], STRIP rows at a time.
 static void write_transposed(FileWriter *w, const TensorEntry *t) {
     enum { STRIP = 64 };
     int64_t rows = t->shape[0], cols = t->shape[1];

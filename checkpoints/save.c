@@ -1,4 +1,4 @@
-// Writing a checkpoint, in a thread beside the training.
+// Writes a checkpoint, in a thread beside the training.
 #include "checkpoint.h"
 #include "hugging_face.h"
 
@@ -17,7 +17,7 @@
 
 // ---- files --------------------------------------------------------------------------------------
 
-enum { FILES_OF_RANK_0 = 3 + COMPANIONS_MAX }; // besides its optimizer file, at most
+enum { FILES_OF_RANK_0 = 3 + COMPANIONS_MAX }; // at most, besides its optimizer file
 
 static bool write_scaling(const Snapshot *s, const char *folder, FileWriter *w) {
     char path[PATH_LENGTH];
@@ -42,7 +42,7 @@ static bool write_scaling(const Snapshot *s, const char *folder, FileWriter *w) 
     return ok;
 }
 
-// Writes what only rank 0 writes, except meta.json.
+// Writes the files that only rank 0 writes, except meta.json.
 static bool write_shared(const Snapshot *s, const char *folder, FileWriter *files, int *count) {
     char path[PATH_LENGTH];
     TensorEntry *tensors;
@@ -100,8 +100,8 @@ static const char *utc_now(char out[32]) {
     return out;
 }
 
-// Adds a number, or replaces it, with all its digits, which cJSON itself does not print. JSON has
-// no NaN.
+// Sets a number with 17 digits, because cJSON itself prints fewer. NaN, which JSON lacks, becomes
+// null.
 static void add_number(cJSON *json, const char *name, double value) {
     char digits[40];
     snprintf(digits, sizeof(digits), isfinite(value) ? "%.17g" : "null", value);
@@ -119,7 +119,7 @@ static void add_numbers(cJSON *json, const char *name, const double *values, int
     }
 }
 
-// Adds, or replaces, what checkpoint_evaluated writes again.
+// Sets the fields that checkpoint_evaluated may write again.
 static void add_progress(cJSON *meta, const Snapshot *s) {
     const SpikeWindow *window = &s->progress.window;
     int entries = (int)min64(window->count, SPIKE_WINDOW);
@@ -207,8 +207,8 @@ static bool set_aside(const char *path) {
     return true;
 }
 
-// Sets aside every checkpoint from a step on. The newest one is the last, so that an interruption
-// leaves it the newest, or all of them set aside.
+// Sets aside every checkpoint from a step on. The newest is set aside last: an interruption leaves
+// it in place as the newest checkpoint, or all of them are set aside.
 static bool set_aside_from(const char *save, int64_t step) {
     char path[PATH_LENGTH];
     int64_t *steps;
@@ -221,8 +221,8 @@ static bool set_aside_from(const char *save, int64_t step) {
     return ok;
 }
 
-// Lets a link in `save` lead to a target. "": deletes the link. If a file or folder has the link's
-// name, it stays.
+// Makes or changes a link in `save`, so that it leads to a target. Target "": deletes the link. A
+// file or folder with the link's name stays as it is.
 static bool link_to(const char *save, const char *name, const char *target) {
     char link[PATH_LENGTH], now[PATH_LENGTH] = "", fresh[PATH_LENGTH];
     path_format(link, "%s/%s", save, name);
@@ -235,7 +235,7 @@ static bool link_to(const char *save, const char *name, const char *target) {
     return ok || fail("%s: the link could not be written: %s", link, strerror(errno));
 }
 
-// For other programs: the links to the newest and the best checkpoint. Returns the best step.
+// Makes the links `latest` and `best`, which are for other programs. Returns the best step.
 static int64_t link_steps(const char *save, int64_t newest) {
     static bool warned;
     int64_t best = checkpoint_best(save);
@@ -251,7 +251,7 @@ static int64_t link_steps(const char *save, int64_t newest) {
     return best;
 }
 
-// Makes a link in the run's folder to the checkpoint, elsewhere, that the run begins with.
+// Makes the link `path`, in the run's folder, to the checkpoint elsewhere that the run starts from.
 static bool link_start(const char *path, const char *start) {
     char *real = realpath(start, NULL), word[SHELL_WORD];
     if (real == NULL) { return fail("%s: %s", start, strerror(errno)); }
@@ -293,15 +293,15 @@ static bool publish(const Snapshot *s, const char *fresh) {
     return folder_sync(save);
 }
 
-// Deletes all checkpoints except the newest --keep, the best and the proven one (or the one before
-// it, if the proven one could not be saved).
+// Deletes all checkpoints except the newest --keep, the best, and the proven one (or the newest
+// before it, if the proven one could not be saved).
 static void prune(const Snapshot *s, int64_t best) {
     const char *save = s->options->save;
     int64_t *steps = NULL;
     int count = best != STEP_UNREADABLE ? checkpoint_steps(save, &steps) : -1;
     int keep = s->options->keep, kept = 0;
     char path[PATH_LENGTH], doomed[PATH_LENGTH];
-    bool proven = false; // one of the steps seen so far is kept as the proven one
+    bool proven = false; // a newer step is already kept as the proven one
     if (count < 0) { warn("older checkpoints could not be deleted: %s", error_text()); }
     for (int i = 0; keep > 0 && i < count; i++) {
         checkpoint_path(path, save, steps[i]);
@@ -321,8 +321,8 @@ static void prune(const Snapshot *s, int64_t best) {
     free(steps);
 }
 
-// Makes the folder of the new checkpoint, but not --save: if that was moved or deleted, train/run.c
-// makes it again before the next save.
+// Makes the folder of the new checkpoint, but not the --save folder: if that was moved or deleted,
+// train/run.c makes it before the next save.
 static bool make_fresh(const char *fresh) {
     return (!path_exists(fresh) || folder_remove(fresh)) &&
            (mkdir(fresh, 0755) == 0 ||
@@ -411,14 +411,15 @@ static bool await_lock(const Options *o, int file, bool take) {
 bool checkpoint_await(const Options *o) {
     char path[PATH_LENGTH];
     int file = open(path_format(path, "%s/.lock", o->save), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-    bool ok = file < 0 || await_lock(o, file, false); // checkpoint_claim says what is wrong
+    bool ok = file < 0 || await_lock(o, file, false); // checkpoint_claim reports a failure
     if (file >= 0) { close(file); }
     return ok;
 }
 
-// Locks the folder. The kernel or the NFS server holds the lock, until the process ends. The file
-// is not closed, because that would release the lock, and is never deleted. Its text says who holds
-// the lock. *own: the text is this process's, because the folder is a copy of the one it holds.
+// Locks the folder. The kernel or the NFS server keeps the lock until the process ends. The file
+// .lock is not closed, because that would release the lock, and is never deleted. Its text says who
+// holds the lock. *own: the text names this process, because the folder is a copy of one that this
+// process holds.
 static bool lock_folder(const Options *o, bool *own) {
     static char text[HOLDER];
     char path[PATH_LENGTH], host[256] = "", since[32], holder[HOLDER];
@@ -470,7 +471,7 @@ static bool check_owner(const Options *o) {
     FolderId save = folder_id(o->save);
     bool missing = !checkpoint_follow(leads_to, o->resume) || folder_id(leads_to).inode == 0;
     checkpoint_path(path, o->save, newest);
-    // reported when the checkpoint is opened
+    // a missing checkpoint is reported when it is opened
     if (missing || is_folder(path, folder_id(leads_to))) { return true; }
     path_format(path, "%s", o->resume);
     return is_folder(dirname(path), save) || is_folder(dirname(leads_to), save) ||

@@ -3,8 +3,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-// How far the nearest whole parts of a period are from the weights, in units of their sum;
-// infinite: the parts do not add up to the period, or a source gets none.
+// Rounds each weight to a whole number of a period's samples. Returns the largest error, as a share
+// of the period; infinity: the numbers do not add up to the period, or a source gets no sample.
 static double distance(const double *weights, double sum, int count, int period) {
     double worst = 0;
     int64_t parts = 0;
@@ -17,14 +17,14 @@ static double distance(const double *weights, double sum, int count, int period)
     return parts == period ? worst : INFINITY;
 }
 
-// Lists the turns of a period. All numbers are in units of 1/period of a sample, and whole.
+// Lists the turns of a period. `behind` is in units of 1/period of a sample, so it is whole.
 static void take_turns(Blend *b) {
     int64_t scale = b->count > 1 ? 2 * b->count - 2 : 1, period = b->period;
     int64_t *behind = calloc_or_die((size_t)b->count, sizeof(int64_t));
     int *taken = calloc_or_die((size_t)b->count, sizeof(int));
     for (int64_t n = 0; n < period; n++) {
         int next = -1;
-        int64_t slack = 0; // how far `next` is from being a sample off, times `scale`
+        int64_t slack = 0; // how far `next` is from being a sample behind, times `scale`
         for (int i = 0; i < b->count; i++) {
             behind[i] += b->parts[i];
             int64_t own = (scale - 1) * period - scale * behind[i];

@@ -7,8 +7,8 @@
 static const TokenFileKind set_kind = {CHOICES_MAGIC, "multiple-choice set",
                                        "scripts/prepare_choices makes them"};
 
-// Skips a length and that many tokens. False: they reach past `end`, or one is outside the
-// vocabulary, or there are none.
+// Skips a length and that many tokens. False: the length is 0, or the tokens reach past `end`, or
+// one is outside the vocabulary.
 static bool skip_tokens(const uint32_t *numbers, int64_t *at, int64_t end, int vocab) {
     if (*at >= end) { return false; }
     int64_t count = numbers[(*at)++];
@@ -40,7 +40,7 @@ static bool read_question(const ChoiceSet *set, Question *q, int64_t *at, int vo
 }
 
 static bool read_questions(ChoiceSet *set, int vocab) {
-    enum { SHORTEST = 9 }; // numbers of a question
+    enum { SHORTEST = 9 }; // numbers of the shortest possible question
     const TokenFile *f = &set->file;
     int32_t count = f->header[2];
     int64_t most = f->count / SHORTEST, at = 0;

@@ -87,11 +87,11 @@ bool shard_open(TokenFile *f, const char *path) {
     return ok;
 }
 
-// A file beside a shard, with a bit for each of its tokens.
+// A kind of file beside a shard, with a bit for each of the shard's tokens.
 typedef struct {
     TokenFileKind file;
     const char *ending, *word;
-    int said; // where the shard's header says whether there is one
+    int said; // place in the shard's header that says whether the shard has such a file
     const char *why;
 } BitFile;
 
@@ -113,7 +113,7 @@ static bool ends_in(const char *path, const char *ending) {
     return length >= n && strcmp(path + length - n, ending) == 0;
 }
 
-// Whether a file that a pattern matches is read with its shard.
+// Whether a file belongs to a shard and is read with it: a mask or SHARD.starts.
 static bool is_beside(const char *path) {
     return ends_in(path, mask_file.ending) || ends_in(path, starts_file.ending);
 }
@@ -148,7 +148,7 @@ bool shards_have_chats(const char *pattern) {
         path_format(path, "%s%s", found.gl_pathv[i], starts_file.ending);
         if (is_beside(found.gl_pathv[i]) || !path_exists(path) ||
             !token_file_open(&starts, path, starts_file.file)) {
-            continue; // opening the shards will report what is wrong
+            continue; // an unreadable file is reported when the shards are opened
         }
         chats = starts.header[MASK_TEMPLATE] != 0;
         token_file_close(&starts);
@@ -165,7 +165,7 @@ void shard_header(int32_t header[SHARD_HEADER_BYTES / 4], int token_bytes, int64
     header[3] = (int32_t)(uint32_t)(count >> 32);
 }
 
-// The CRC-32 of a shard. If the shard is larger than 4 MiB: the CRC-32 of 64 parts of it.
+// Computes the CRC-32 of a shard, or of 64 parts of it if the shard is larger than 4 MiB.
 static bool shard_sum(const TokenFile *shard, uint32_t *crc) {
     enum { PARTS = 64, PART_BYTES = 1 << 16 };
     int64_t bytes = (int64_t)shard->bytes;
@@ -196,7 +196,7 @@ static bool bits_fit(const TokenFile *f, const char *word, const TokenFile *shar
             fail("%s: not what its checksum says; it is damaged", f->path));
 }
 
-// Opens the file of bits beside a shard, and adds its CRC-32 to *crc. bits->file -1: there is none.
+// Opens a file of bits beside a shard, and adds its CRC-32 to *crc. bits->file -1: no such file.
 static bool open_bits(TokenFile *bits, const BitFile *kind, const TokenFile *shard,
                       uint32_t shard_crc, uint32_t *crc) {
     char path[PATH_LENGTH];
@@ -243,7 +243,7 @@ static bool read_mask(Dataset *data, uint32_t shard_crc, uint32_t *crc) {
     return ok;
 }
 
-// Checks SHARD.starts of the last shard, if it has one. Batches read what they need of it.
+// Checks SHARD.starts of the last shard, if it has one. loader_batch reads the bits that it needs.
 static bool check_starts(Dataset *data, uint32_t shard_crc, uint32_t *crc) {
     int last = data->num_shards - 1;
     TokenFile starts;
@@ -272,9 +272,9 @@ static bool identify(Dataset *data, const TokenFile *shard) {
     return true;
 }
 
-// Counts which of the tokens [begin, begin + n) of the stream count as targets, and returns their
-// number. Sets the others to -1 in `targets`, if that is not NULL. inputs: the tokens before them;
-// read if the data set masks_ends.
+// Returns how many of the tokens [begin, begin + n) of the stream count as targets. Sets the others
+// to -1 in targets[n], unless that is NULL. inputs[n]: the token before each; used only if the data
+// set masks_ends.
 static int leave_out(const Dataset *data, int64_t begin, int64_t n, const int *inputs,
                      int *targets) {
     int s = 0, counted = 0;
@@ -289,14 +289,14 @@ static int leave_out(const Dataset *data, int64_t begin, int64_t n, const int *i
     return counted;
 }
 
-// The number of targets of the window at `begin`. A window at the end of the stream may lack one.
+// The number of targets of the window at `begin`. The last window of the stream may lack one.
 static int64_t targets_after(const Dataset *data, int64_t begin) {
     return min64(data->seq_length, data->tokens - begin - 1);
 }
 
 static bool read_stream(const Dataset *data, int64_t begin, int64_t n, int *out);
 
-// Lists the windows that have a target which counts.
+// Lists the windows in which some target counts.
 static bool list_windows(Dataset *data) {
     int T = data->seq_length;
     int64_t all = data->tokens / T;
@@ -332,7 +332,7 @@ bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab)
         if (!ok) { break; }
         data->num_shards++;
         data->tokens += shard->count;
-        // a shard without a mark is accepted beside any other
+        // a shard without a mark is accepted beside shards of any tokenizer
         if (data->tokenizer == 0) { data->tokenizer = shard->tokenizer; }
         ok = shard->tokenizer == 0 || shard->tokenizer == data->tokenizer ||
              fail("%s: made with another tokenizer than the shards before it (%s first); give "
@@ -481,7 +481,7 @@ static bool find_starts(const Dataset *data, int64_t begin, const int *inputs, i
     return ok;
 }
 
-// The source of a sample, and its window there.
+// Finds the source of a sample, and the sample's window in it.
 static const Dataset *find_window(const Loader *loader, int64_t sample, MaskedWindow *window) {
     int source = loader->blend != NULL ? blend_draw(loader->blend, sample, &sample) : 0;
     const Dataset *data = &loader->data[source];

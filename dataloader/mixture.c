@@ -15,7 +15,7 @@ bool is_weight(const char *word, size_t n) {
     return *end == '\0';
 }
 
-// The length of a word; a blank after a backslash belongs to it.
+// The length of a word; a blank after a backslash belongs to the word.
 static size_t word_length(const char *word) {
     size_t n = strcspn(word, BLANKS);
     while (n > 0 && word[n] != '\0' && word[n - 1] == '\\') {
@@ -68,7 +68,8 @@ int sources_read(const char *text, Source **sources) {
     return 0;
 }
 
-// The line in the identity for a source's share. Like a shard's line it begins with a checksum.
+// Writes a source's share as a line of the identity, which begins with a checksum as a shard's
+// does.
 static const char *share_line(const Mixture *m, int source, char line[64]) {
     char share[40];
     int n = snprintf(share, sizeof(share), "%d/%d of the samples", m->blend.parts[source],
@@ -88,7 +89,7 @@ static void identify(Mixture *m) {
     fclose(file);
 }
 
-// Sums up the sources.
+// Computes the sums over the sources.
 static void add_up(Mixture *m) {
     m->num_shards = 0;
     m->tokens = m->windows = m->targets = 0;

@@ -1,8 +1,8 @@
 // Makes token shards from text files, without Python:
 // ./tokenize --output-prefix data/mine notes.txt book.txt
-// writes data/mine_train.bin, data/mine_val.bin and data/mine_tokenizer.bin. Each file is a
-// document: an end-of-text token, then its text; the last part of each goes to the validation
-// shard. The tokens are bytes, or those of --tokenizer, which must say how text is cut.
+// writes data/mine_train.bin, data/mine_val.bin and data/mine_tokenizer.bin. Each text file becomes
+// a document: an end-of-text token, then the text; the last part of each text goes to the
+// validation shard. The tokens are bytes, or those of --tokenizer, which must say how text is cut.
 #include "loader.h"
 #include "tokenizer.h"
 
@@ -39,7 +39,7 @@ static void put_token(Output *out, int token) {
     out->tokens++;
 }
 
-enum { PART = 1 << 20 }; // a text is encoded in parts of at least this many bytes
+enum { PART = 1 << 20 }; // bytes; a text is encoded in parts of at least this size
 
 // The end of a part of a text: a line break between two visible ASCII characters, because no
 // tokenizer has a word across such a line break.
@@ -73,7 +73,7 @@ static void put_text(Output *out, const Text *text, size_t begin, size_t end) {
         size_t n = end - begin < room ? end - begin : room;
         read_text(text, bytes, n, begin);
         size_t part = part_end(bytes, n);
-        if (part == n && n < end - begin) { // no such line break yet
+        if (part == n && n < end - begin) { // no line break that ends a part yet
             room *= 2;
             bytes = realloc_or_die(bytes, room);
             continue;
@@ -94,9 +94,9 @@ static void remove_unfinished(void) {
     }
 }
 
-// Opens the file that is renamed to the shard when it is complete. Its lock keeps out other
-// processes with the same prefix until this process ends, because a second descriptor stays open.
-// The header is written at the end, because it has the count of tokens.
+// Opens the file that is renamed to the shard when it is complete. The lock of this file keeps out
+// other processes with the same prefix. It lasts until this process ends, because a second
+// descriptor stays open. The header is written at the end, because it has the count of tokens.
 static void open_output(Output *out, const char *prefix, const char *part) {
     char fresh[PATH_LENGTH];
     struct stat own, named;
@@ -158,7 +158,7 @@ static Text open_text(const char *path) {
     return text;
 }
 
-// Returns where the next line after `at` begins; `at`: none begins before `end`.
+// Returns where the next line after `at` begins; returns `at` if no line begins before `end`.
 static size_t next_line(const Text *text, size_t at, size_t end) {
     char piece[4096];
     for (size_t from = at, n; from < end; from += n) {
@@ -180,7 +180,7 @@ static void tokenize_file(const char *path, Output *train, Output *valid) {
     close(text.file);
 }
 
-// Opens the tokenizer, and puts it beside the shards.
+// Opens the tokenizer, and writes it to `path`, beside the shards. given: the file of --tokenizer.
 static void open_tokenizer(const char *path, const char *given) {
     const char *from = given != NULL ? given : path;
     if (given == NULL && !tokenizer_write_bytes(path)) { die("%s", error_text()); }

@@ -110,8 +110,9 @@ bool tokenizer_write_bytes(const char *path) {
     return file_replace(path, file, sizeof(file));
 }
 
-// In the files of GPT-2's byte-level tokenizers, each byte is written as a character: the same one
-// if it is visible in Latin-1, else one from 256 on. There are no merges.
+// In the files of GPT-2's byte-level tokenizers, each byte is written as a character: the byte's
+// own character if that is visible in Latin-1, else a code point from 256 on. The list of merges is
+// empty.
 char *tokenizer_json(const Tokenizer *t) {
     static const char level[] = "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,"
                                 "\"trim_offsets\":true,\"use_regex\":false}";
@@ -210,7 +211,7 @@ bool encoder_open(Encoder *e, const Tokenizer *t) {
             e->class_of[c] = (unsigned char)r.class_id;
         }
     }
-    e->class_of[' '] = CLASS_SPACE; // assumed below, even if the file says otherwise
+    e->class_of[' '] = CLASS_SPACE; // the functions below assume it, whatever the file says
     return true;
 }
 
@@ -249,7 +250,7 @@ static Character character_at(const Encoder *e, const unsigned char *p, const un
 
 // ---- words --------------------------------------------------------------------------------------
 
-// Returns the end of the characters of one class from p on, at most `most` of them.
+// Skips characters of a class, at most `most` of them, and returns where they end.
 static const unsigned char *skip_class(const Encoder *e, const unsigned char *p,
                                        const unsigned char *end, CharacterClass class_id,
                                        int64_t most) {
@@ -337,7 +338,7 @@ static Merge heap_pop(Encoder *e) {
     return top;
 }
 
-// Puts the merge of the token at `left` and the next one on the heap, if together they are a token.
+// Puts the merge of the token at `left` and the next token on the heap, if their bytes are a token.
 static void offer(Encoder *e, const unsigned char *word, int n, int left) {
     int middle = left >= 0 ? e->end[left] : n;
     if (middle >= n) { return; }
@@ -356,7 +357,7 @@ static int64_t encode_word(Encoder *e, const unsigned char *word, int n, int *to
         e->room = 2 * (size_t)n;
         e->end = realloc_or_die(e->end, e->room * sizeof(int));
         e->before = realloc_or_die(e->before, e->room * sizeof(int));
-        // each merge adds at most two
+        // each merge adds at most two candidates
         e->heap = realloc_or_die(e->heap, 3 * e->room * sizeof(Merge));
     }
     e->heap_count = 0;

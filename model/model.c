@@ -52,8 +52,8 @@ static const TensorRow table[TENSOR_COUNT] = {
 };
 // clang-format on
 
-// The number of tensors of a layer in the keys of random numbers. It must not change, or runs would
-// start with other weights. The tensors after these are norms, which have no random values.
+// Tensors of a layer that have keys of random numbers. This number must not change, or runs would
+// start with other weights. The tensors after TENSOR_HEAD_WEIGHT are norms, without random values.
 enum { RANDOM_TENSORS = TENSOR_HEAD_WEIGHT + 1 };
 
 const TensorRow *tensor_row(TensorId id) {
@@ -186,7 +186,7 @@ int param_matrices(const ModelConfig *c, const Param *p, int rows[HF_PARTS]) {
     return matrix ? dim_parts(c, row->rows, rows) : 0;
 }
 
-// The initial weights that the threads compute.
+// The initial weights that several threads compute.
 typedef struct {
     const ParamLayout *layout;
     int64_t begin, end; // elements of the parameter space

@@ -1,5 +1,5 @@
-// What follows from the given options: the values of a preset and of a checkpoint, and derived
-// values. Also the checks that refuse options.
+// Sets the options that are not given, from a preset, a checkpoint, or other options. Also has the
+// checks that refuse options.
 #include "options.h"
 
 #include <ctype.h>
@@ -27,7 +27,7 @@ bool options_preset(Options *options) {
                           : fail("--model %s: must be one of %s", options->model, names);
 }
 
-// Resets a value of a preset that does not fit the given options, so that it is derived again.
+// Resets a preset's value that does not fit the given options, so that it is derived again.
 static void yield(const Options *o, const char *name, int *value, bool fits) {
     if (*value != 0 && !fits && option_source(o, name) < SOURCE_CHECKPOINT) { *value = 0; }
 }
@@ -58,8 +58,8 @@ static void derive_model(Options *o) {
     }
 }
 
-// If `value`, given or default, equals `asks`, it stands for the derived value. config.txt then
-// omits it.
+// If *value, given or default, equals `asks`, replaces it by `derived`. config.txt then omits the
+// option.
 static void derive_iters(Options *o, const char *name, int64_t *value, int64_t asks,
                          int64_t derived) {
     if (*value != asks) { return; }
@@ -67,8 +67,8 @@ static void derive_iters(Options *o, const char *name, int64_t *value, int64_t a
     option_set_source(o, name, SOURCE_DERIVED);
 }
 
-// Decides between --train-iters and --epochs: the one from the stronger source counts. The steps
-// that follow from --epochs are not known yet.
+// Decides between --train-iters and --epochs: the one from the stronger source counts. If --epochs
+// counts, the number of steps is not known yet.
 static bool settle_steps(Options *o) {
     OptionSource steps = option_source(o, "train-iters"), epochs = option_source(o, "epochs");
     if (o->epochs == 0) { return true; }
@@ -90,7 +90,7 @@ static bool needs_steps(const Options *o) {
     return o->epochs > 0 && o->train_iters == 0;
 }
 
-// The learning rates' factors are measured in docs/muon.md.
+// docs/muon.md has the measurements behind the factors of the learning rates.
 static void derive_run(Options *o) {
     bool muon = o->optimizer == OPTIMIZER_MUON, loads = o->load[0] != '\0';
     if (!needs_steps(o)) {
@@ -141,8 +141,8 @@ static bool copy(Options *to, const Options *from, const OptionRow *row, OptionS
     return option_set(to, row->name, option_text(from, row, value), source);
 }
 
-// Whether a value of the checkpoint equals the one that this run's preset, data and defaults give
-// for the checkpoint's other values. Such a value is not taken, but derived again for this run.
+// Whether a value of the checkpoint is the one that this run would derive (from its preset, data
+// and defaults, and the checkpoint's other values). Such a value is not taken, but derived again.
 static bool follows(const Options *o, const Options *was, const OptionRow *row) {
     int i = (int)(row - option_table);
     Options again = *was;
@@ -152,7 +152,7 @@ static bool follows(const Options *o, const Options *was, const OptionRow *row) 
     return option_same(&again, was, row);
 }
 
-// Takes the checkpoint's options that are not given: of the model or of the run.
+// Takes from the checkpoint the options that are not given: those of the model, or all others.
 static bool inherit(Options *o, const Options *was, bool model) {
     EACH_OPTION (row) {
         int source = was->source[row - option_table];
@@ -175,8 +175,8 @@ static bool keep_load(Options *o, const Options *was) {
     return copy(o, was, option_row("load"), *was->load ? SOURCE_CHECKPOINT : SOURCE_DEFAULT);
 }
 
-// Takes the options of the checkpoint's run. A longer run would derive a longer warm-up; it keeps
-// the warm-up with which it began.
+// Takes the options of the checkpoint's run. The warm-up stays as it was, although a run that is
+// now longer would derive a longer one.
 static bool inherit_run(Options *o, const Options *was) {
     if (!inherit(o, was, false)) { return false; }
     const OptionRow *warmup = option_row("lr-warmup-iters");
@@ -187,15 +187,16 @@ static bool inherit_run(Options *o, const Options *was) {
            option_same(&derived, was, warmup) || copy(o, was, warmup, SOURCE_CHECKPOINT);
 }
 
-// Takes the options of the checkpoint's model. Refuses another shape. Warns if a given preset has
-// another one, and if an option differs from what the weights of --load were trained with. (With
-// --resume, every option that differs is printed when the run opens the checkpoint.)
+// Takes the options of the checkpoint's model. Refuses given options that change the shape. Warns
+// if a given preset has another shape, and if an option differs from what the weights of --load
+// were trained with. (With --resume, every option that differs is printed when the run opens the
+// checkpoint.)
 static bool inherit_model(Options *o, Options was) {
     const OptionRow *positions = option_row("max-position-embeddings");
     bool named = option_source(o, "model") >= SOURCE_FILE, llama = was.arch == ARCH_LLAMA;
     char now[OPTION_TEXT], then[OPTION_TEXT], shape[256] = "";
     const Options preset = *o;
-    option_set_source(&was, "model", SOURCE_DEFAULT); // was resolved already
+    option_set_source(&was, "model", SOURCE_DEFAULT); // its values are already in `was`
     derive_model(&was);
     if (!inherit(o, &was, true)) { return false; }
     derive_model(o);
@@ -241,7 +242,7 @@ static bool inherit_model(Options *o, Options was) {
 
 // ---- checks -------------------------------------------------------------------------------------
 
-// Takes one entry from the front of a list of steps: "4200-4300," or "5000,"; the last has no
+// Takes the first entry from a list of steps: "4200-4300," or "5000,"; the list's last entry has no
 // comma.
 static bool next_steps(const char **list, int64_t *first, int64_t *last) {
     char *end;
@@ -372,7 +373,8 @@ static bool settle_batch(Options *o, int ranks) {
                     o->global_batch_size, option_from_checkpoint(o, "global-batch-size", from),
                     o->micro_batch_size, ranks, plural(ranks));
     }
-    // a resumed run keeps the batch on other ranks; if they derive the same, config.txt lacks it
+    // a resumed run keeps its batch on other ranks; if one micro-batch a rank gives it, config.txt
+    // omits it
     if (o->global_batch_size == whole &&
         option_source(o, "global-batch-size") == SOURCE_CHECKPOINT) {
         option_set_source(o, "global-batch-size", SOURCE_DERIVED);
@@ -380,15 +382,16 @@ static bool settle_batch(Options *o, int ranks) {
     return true;
 }
 
-// The steps of --epochs: as many as it takes to see each window N times, so the last step may begin
-// another epoch. A resumed run adds to its step the steps for the windows that it has not seen.
+// Sets the steps of --epochs N: as many as it takes to see each window N times, so the last step
+// may begin another epoch. A resumed run adds to its steps those for the windows that it has not
+// seen.
 static void count_steps(Options *o, const OptionFacts *facts) {
     double windows = (double)facts->windows(facts->context), seen = facts->tokens / o->seq_length;
     double all = o->epochs * windows * (1 - 1e-12); // the product may have been rounded up
     o->train_iters = facts->step + (int64_t)ceil(fmax(0, all - seen) / o->global_batch_size);
 }
 
-// Sets --model: the checkpoint's preset, if this version has it; "": no preset.
+// Sets --model, unless it is given, to the checkpoint's preset, if this version has it; else to "".
 static bool settle_preset(Options *o, const Options *was) {
     if (was != NULL && option_source(o, "model") < SOURCE_FILE) {
         bool known = option_source(was, "model") > SOURCE_DEFAULT &&

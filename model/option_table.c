@@ -2,7 +2,7 @@
 // trainers.
 #include "options.h"
 
-// A row's arguments after `choices`: the help text and, where it is not RESULTS, the effect.
+// The arguments after `choices`: the help text and, unless the effect is RESULTS, the effect.
 #define ROW(name, type, field, fallback, min, max, choices, ...) \
     {name, type, offsetof(Options, field), fallback, min, max, choices, GROUP, .help = __VA_ARGS__},
 #define INT(name, field, fallback, min, max, ...) \
@@ -29,7 +29,7 @@
 #define NOTHING EFFECT_NOTHING
 #define ACTION EFFECT_ACTION
 
-// The largest bound that a double holds exactly. It is far beyond any count here.
+// The largest bound that a double holds exactly (2^53). It is far above any option's useful values.
 #define COUNT_MAX 9007199254740992.0
 
 const OptionRow option_table[] = {
@@ -44,7 +44,7 @@ const char *const option_effects[] = {
 const int option_table_count = sizeof(option_table) / sizeof(option_table[0]);
 _Static_assert(sizeof(option_table) / sizeof(option_table[0]) <= OPTIONS_MAX, "raise OPTIONS_MAX");
 
-// Names in llm.c, nanoGPT, nanochat and Hugging Face, and in Megatron-LM if ours differs.
+// Our options' names in llm.c, nanoGPT, nanochat and Hugging Face; in Megatron-LM if ours differs.
 const ForeignName foreign_names[] = {
     {"arch llama", "swiglu normalization position-embedding-type"},
     {"num-layers", "n-layer depth num-hidden-layers"},
@@ -113,8 +113,8 @@ const ForeignName foreign_names[] = {
     {NULL, NULL},
 };
 
-// A preset leaves out values that are derived from its other values, so that they are derived again
-// when one of these is given on the command line.
+// A preset leaves out a value that follows from its other values, so that the value is derived
+// again when one of those is given on the command line.
 #define GPT2 "arch gpt2 vocab-size 50257 seq-length 1024 "
 #define LLAMA3 \
     "arch llama vocab-size 128256 rope-theta 500000 untie-embeddings-and-output-weights true "

@@ -20,7 +20,7 @@ cJSON *options_json(const Options *options) {
     return json;
 }
 
-// Whether an option is in config.txt: it was given, or a checkpoint gave it.
+// Whether config.txt has an option: it was given, or comes from a checkpoint.
 static bool is_given(const Options *options, const OptionRow *row) {
     return row->effect != EFFECT_ACTION && options->source[row - option_table] >= SOURCE_CHECKPOINT;
 }
@@ -33,7 +33,7 @@ cJSON *options_given(const Options *options) {
     return names;
 }
 
-// Prints a heading, once for each group; returns whether it did.
+// Prints the heading of a row's group before its first row; returns whether it printed one.
 static bool print_group(FILE *out, const char **group, const OptionRow *row, const char *format) {
     bool next = *group == NULL || strcmp(*group, row->group) != 0;
     if (next) { fprintf(out, format, row->group); }
@@ -41,8 +41,8 @@ static bool print_group(FILE *out, const char **group, const OptionRow *row, con
     return next;
 }
 
-// Prints a word behind the last one, or on a new line if it would end beyond column 100. *column:
-// where the last one ended; `indent` at the begin of a line.
+// Prints a word after the previous one, or on a new line if it would end beyond column 100.
+// *column: where the previous word ended; at the beginning of a line, `indent`.
 static void print_word(FILE *out, int *column, int indent, const char *word, int length) {
     enum { WIDTH = 100 };
     if (*column > indent && *column + 1 + length > WIDTH) {
@@ -106,7 +106,7 @@ void options_print(const Options *options, bool all, FILE *out) {
                   option_source(options, "arch") <= SOURCE_DERIVED;
     EACH_OPTION (row) {
         bool named = row->offset == offsetof(Options, model);
-        bool prints = named ? preset // false: the model is not the preset's
+        bool prints = named ? preset // false: no preset describes the model
                             : all || is_given(options, row) || !is_default(options, row);
         if (row->effect == EFFECT_ACTION || !prints || *option_text(options, row, value) == '\0') {
             continue;
@@ -135,8 +135,8 @@ void options_help(const Options *options, FILE *out, const char *program) {
             shell_word(called, program));
     EACH_OPTION (row) {
         print_group(out, &group, row, "\n%s\n");
-        // a default is printed as in the row: 6e-4, not 0.0006; actions, such as --help itself, are
-        // shown as off
+        // a default is printed as its row has it: 6e-4, not 0.0006; an action, such as --help
+        // itself, is shown with its default
         bool own = shown.source[row - option_table] == SOURCE_DEFAULT ||
                    row->effect == EFFECT_ACTION;
         const char *text = own ? row->fallback : option_text(&shown, row, value);

@@ -25,7 +25,7 @@ const OptionRow *option_row(const char *name) {
     return NULL;
 }
 
-// A whole number does not go through double, which cannot hold 2^53 + 1.
+// A whole number is not read as a double, because a double cannot hold 2^53 + 1.
 static bool parse_number(void *field, const OptionRow *row, const char *value) {
     bool whole = row->type != OPTION_DOUBLE;
     char *end;
@@ -111,7 +111,7 @@ void option_set_source(Options *options, const char *name, OptionSource source) 
 bool option_set(Options *options, const char *name, const char *value, OptionSource source) {
     const OptionRow *row = option_row(name);
     if (row == NULL) { return fail("unknown option --%s", name); }
-    // a copy, so that a weaker source's value is checked too, and not kept
+    // a copy, so that a weaker source's value is checked, but not stored
     Options parsed = *options;
     if (!parse_value((char *)&parsed + row->offset, row, value)) { return false; }
     if (source < options->source[row - option_table]) { return true; }

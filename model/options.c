@@ -18,13 +18,13 @@
 #define BLANK " \t\r\n"
 #define BYTE_ORDER_MARK "\xef\xbb\xbf" // some editors begin UTF-8 with it
 
-// Whether a name begins with "no-".
+// Whether a name begins with "no-" or "no_".
 static bool is_negated(const char *name) {
     return strncmp(name, "no", 2) == 0 && (name[2] == '-' || name[2] == '_');
 }
 
-// The option with this name, or with the name after its "no-", which *negated then says. (The
-// caller refuses "no-" before an option that is not a flag.) NULL: there is none.
+// The option with this name; or *negated: the option with the name after "no-". (The caller refuses
+// "no-" before an option that is not a flag.) NULL: no option has the name.
 static const OptionRow *find_option(const char *name, bool *negated) {
     const OptionRow *row = option_row(name);
     *negated = row == NULL && is_negated(name);
@@ -78,7 +78,7 @@ static bool fail_unknown(const char *name) {
 // The command line, or a file of --config, while it is read.
 typedef struct {
     OptionSource source;
-    int depth;              // a file that this one names: how many files lead to it
+    int depth;              // how many files lead to a file that this place names
     bool told;              // error_text() already names a file and a line
     bool sets[OPTIONS_MAX]; // the rows that this place has set so far
     const char **files;     // the command line: the files that --config names, in order
@@ -87,8 +87,8 @@ typedef struct {
 
 static bool read_config(Options *options, const char *path, int depth, bool *told);
 
-// Sets the option of a name, which may be a flag's with "no-" before it. value NULL: none is given.
-// The last value wins.
+// Sets the option with a name; a flag's name may have "no-" before it. value NULL: no value is
+// given. The last value wins.
 static bool set_named(Options *options, Place *place, const char *name, const char *value) {
     bool negated;
     const OptionRow *row = find_option(name, &negated);
@@ -115,8 +115,8 @@ static bool set_named(Options *options, Place *place, const char *name, const ch
     return true;
 }
 
-// The option that an argument names, as --name or --name=value; *name becomes that name. NULL: it
-// names none.
+// The option that an argument names, as --name or --name=value; copies the name to `name`. NULL:
+// the argument names no option.
 static const OptionRow *named_option(const char *arg, char name[PATH_LENGTH], bool *negated) {
     size_t length = strcspn(arg, "=");
     if (strncmp(arg, "--", 2) != 0) { return NULL; }
@@ -136,7 +136,7 @@ static bool read_argument(Options *options, Place *place, int argc, char **argv,
     const OptionRow *row = named_option(arg, name, &negated);
     const char *equals = strchr(arg, '='), *value = equals != NULL ? equals + 1 : NULL;
     bool separate = row != NULL && row->type != OPTION_BOOL && !negated && value == NULL;
-    // an option is no value: in `--save --quiet` the value is missing
+    // an option's name is not taken as a value: in `--save --quiet` the value is missing
     if (separate && *i + 1 < argc && named_option(argv[*i + 1], other, &ignored) == NULL) {
         value = argv[++*i];
         const char *next = *i + 1 < argc ? argv[*i + 1] : "-";
@@ -189,7 +189,7 @@ static bool read_line(Options *options, Place *place, char *line) {
 }
 
 // depth: how many files lead to this one. *told: the error is in a line of a file, and error_text()
-// names both.
+// names that file and line.
 static bool read_config(Options *options, const char *path, int depth, bool *told) {
     enum { DEEPEST = 16 };
     Place place = {.source = SOURCE_FILE, .depth = depth + 1};

@@ -5,8 +5,8 @@
 
 enum { ZONE_BYTE = 0x5a, POISON_BYTE = 0xff }; // 0xff...: NaN in FP32, BF16, E4M3 and E5M2
 
-// The limit of every sum. No machine has as much memory. Without the limit, sums for the largest
-// model that options can describe would overflow.
+// The limit of every sum, above any machine's memory. Without it, the sums for the largest model
+// that options can describe would overflow.
 static const int64_t most_bytes = 1ll << 60;
 
 static bool guarded(void) {
@@ -44,7 +44,7 @@ void plan_buffer(Plan *plan, const char *name, int64_t bytes, void **pointer) {
     }
 }
 
-// The buffers of one name, as one line.
+// A line of the printed plan: all buffers of one name.
 typedef struct {
     const char *name, *category;
     int count;

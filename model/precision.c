@@ -16,7 +16,7 @@ static const struct {
     {"head", TENSOR_HEAD_WEIGHT, TENSOR_COUNT},
 };
 
-// Why a layer is not FP8, or NULL when it is.
+// Why a layer is not in FP8; NULL: it is in FP8.
 static const char *reason_against_fp8(const Options *o, const ModelConfig *c,
                                       const NumberSupport *support, const LinearPrecision *lp) {
     bool head = lp->linear == LINEAR_HEAD;
@@ -72,8 +72,8 @@ Precision precision_decide(const Options *o, const ModelConfig *config, NumberSu
         lp->number = lp->wgrad = lp->reason == NULL ? NUMBER_FP8 : support.plain;
         p.used |= lp->number == NUMBER_FP8;
         if (lp->number == NUMBER_FP8) {
-            // the head's dY has values from -1 to the probabilities of a large vocabulary: one
-            // scale for all needs the range of E5M2
+            // the head's dY has values as large as 1 and as small as a large vocabulary's
+            // probabilities: with one scale for all, they need the range of E5M2
             bool wide = p.format != FP8_FORMAT_E4M3 || (head && !blocks);
             lp->type[OPERAND_X] = p.format == FP8_FORMAT_E5M2 ? FP8_E5M2 : FP8_E4M3;
             lp->type[OPERAND_W] = FP8_E4M3;
@@ -184,8 +184,8 @@ void precision_print(const Precision *p) {
            p->fast_backward ? "fast" : "split");
 }
 
-// The largest log-sum-exp of a row of logits that the fixed scale allows for. The z-loss keeps it
-// near 0; if it is larger, gradients saturate.
+// The largest log-sum-exp of a token's logits for which the fixed scale has room. The z-loss keeps
+// log-sum-exps near 0; with a larger one, gradients saturate.
 enum { LARGEST_LSE = 100 };
 
 void fp8_fix_slot(const Precision *p, const Options *o, Fp8Scale *slots) {
@@ -205,7 +205,8 @@ bool fp8_is_uncalibrated(const Precision *p, const Fp8Scale *slots) {
     return unknown;
 }
 
-// The scale before a tensor's first amax. Gradients are divided by the tokens of a step.
+// A guess of a tensor's scale before its first amax. Gradients are divided by a step's tokens, so
+// their scale is multiplied by them.
 static float first_scale(const Precision *p, int slot) {
     OperandId operand = (OperandId)(slot % OPERAND_COUNT);
     return operand == OPERAND_X   ? 0.5f
@@ -214,7 +215,7 @@ static float first_scale(const Precision *p, int slot) {
 }
 
 void fp8_calibrate(const Precision *p, Fp8Scale *slots) {
-    // the next micro-batches' amaxes may be larger; weights are known exactly
+    // amaxes of the next micro-batches may be larger; those of the weights are exact
     const float room = 2.0f;
     for (int i = 0; i < fp8_slot_count(p->config); i++) {
         Fp8Scale *s = &slots[i];
@@ -222,7 +223,7 @@ void fp8_calibrate(const Precision *p, Fp8Scale *slots) {
         if (fp8_slot_follows(p, i) && s->count == 0) {
             if (!fp8_scale_known(s)) { s->scale = first_scale(p, i); }
             fp8_rescale(s, weight ? s->amax : room * s->amax, fp8_slot_target(p, i));
-            if (s->scale == 1.0f) { // scale 1 says that nothing is known
+            if (s->scale == 1.0f) { // scale 1 means that the scale is unknown
                 s->scale = nextafterf(1.0f, 0.0f);
                 s->scale_inv = 1.0f / s->scale;
             }

@@ -1,5 +1,6 @@
-// Writes the corpus of the quick start: plain English about one village. It is made from a grammar,
-// so that the repository contains no text of others. It is the same on every machine.
+// Writes the corpus of the quick start: plain English about one village. The text is made from a
+// grammar, so that the repository contains no text of others. For one seed it is the same on every
+// machine.
 //
 //   ./make_corpus --bytes 1500000 --seed 1 > corpus.txt
 //
@@ -24,7 +25,7 @@ enum { LISTS = 100, SCENES = 200, NAMES = 4, TEXT = 8192 };
 
 typedef struct {
     char *names[NAMES];
-    int columns, rows, cell_count; // rows: without the head
+    int columns, rows, cell_count; // the head is not counted in rows
     char **cells; // one row after another. The head is first: the list's names, then the columns'
 } List;
 
@@ -35,7 +36,7 @@ typedef struct {
 
 static struct {
     const char *path;
-    int line; // the line that is read, or the line of the scene that is told
+    int line; // the line that is being read, or that of the scene being told
     int list_count, scene_count;
     List lists[LISTS];
     Scene scenes[SCENES];
@@ -44,7 +45,7 @@ static struct {
 // A scene while it is told.
 typedef struct {
     uint64_t key;    // key of its random numbers
-    int splices;     // how many so far
+    int splices;     // how many marks were replaced so far
     char text[TEXT]; // begins with a newline, which is not printed
 } Story;
 
@@ -111,7 +112,7 @@ static void read_grammar(const char *path) {
 
 // ---- words --------------------------------------------------------------------------------------
 
-// The first cell of the row that a name stands for in this story; NULL: no list has the name.
+// The first cell of the row that a name stands for in this story; NULL: the name is in no list.
 static const char *drawn(const Story *s, const char *name) {
     for (int l = 0; l < grammar.list_count; l++) {
         const List *list = &grammar.lists[l];
@@ -167,7 +168,8 @@ static void tell_choice(Story *s, char *at) {
     splice(s, at, from, "");
 }
 
-// $day, $A.home: a cell replaces it. In $7.words no list has the name 7, so 7 itself is the word.
+// $day, $A.home: a cell replaces it. In $7.words, 7 is no list's name, so 7 itself is the word to
+// look up.
 static void tell_name(Story *s, char *at) {
     char word[32], *end = at;
     const char *value = NULL;
@@ -206,9 +208,8 @@ static void tell_sum(Story *s, char *open, const char *close) {
     splice(s, open, close + 1, text);
 }
 
-// Changes "a" to "an" before a vowel, and writes the first letter of a sentence as a capital. ?"
-// and
-// !" do not end a sentence, because "asked Mila" may follow.
+// Changes "a" to "an" before a vowel, and makes the first letter of a sentence a capital. A ! or ?
+// before a closing quotation mark does not end a sentence, because "asked Mila" may follow.
 static void tell_letter(Story *s, char *at) {
     const char *before = at - 1;
     int quotes = 0;
