@@ -72,7 +72,7 @@ MODELS = {
     "llama-1b": "--model llama-1b --micro-batch-size 16",
     "llama-3-8b-8-layers": "--model llama-3-8b --num-layers 8 --micro-batch-size 2",
     "llama-3-8b": "--model llama-3-8b --micro-batch-size 1 --adam-dtype bf16",
-    # as GPUS=4 scripts/run_llama3_8b_finetune.sh
+    # the options of GPUS=4 scripts/run_llama3_8b_finetune.sh
     "llama-3-8b-finetune": "--model llama-3-8b --seq-length 4096 --micro-batch-size 4 "
                            "--global-batch-size 128 --recompute block --grad-accum-dtype bf16 "
                            "--gpus 4",
@@ -93,7 +93,7 @@ def chosen(name, choices):
 
 
 def output_of(command):
-    """Returns what a command prints; None where it cannot run or fails."""
+    """Returns what a command prints; None if it cannot run or fails."""
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
                               cwd=ROOT, check=False)
@@ -107,7 +107,7 @@ def library_version(code):
 
 
 def machine_of(trainer):
-    """Checks the machine by the trainer's own --verify, and names it."""
+    """Checks the machine by the trainer's --verify, and returns its description."""
     done = subprocess.run([trainer, "--verify"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                           text=True, check=False)
     if done.returncode != 0:
@@ -152,7 +152,7 @@ def commit_of_tree():
 
 def shard_for(model, folder):
     """Writes a token shard that fits a model's vocabulary. The tokens' frequencies fall as those
-    of words do (Zipf's law), so that the embedding's gradient takes as long as on text."""
+    of words do (Zipf's law), so that the embedding's gradient takes as long as it does on text."""
     vocabulary = 50257 if model.startswith("gpt2") else 128256
     path = os.path.join(folder, f"tokens_{vocabulary}.bin")
     if not os.path.exists(path):
@@ -178,7 +178,7 @@ def busy_host():
 
 
 def measure(command, folder):
-    """Runs the trainer; returns the run, or None and the reason."""
+    """Runs the trainer. Returns its Run and None, or None and the reason of its failure."""
     metrics, log = (os.path.join(folder, name) for name in ("metrics.jsonl", "log"))
     if os.path.exists(metrics):
         os.remove(metrics)
@@ -203,9 +203,10 @@ def distance(ratio):
 
 
 def beside(run, bf16):
-    """Ratios of the gradient norms and of the losses. The first two steps have almost the same
-    weights, so that a wrong product shows; step 2 is the first one with delayed scaling's scales.
-    Later steps may part at a spike, which a median passes over."""
+    """Returns the ratios of the gradient norms and of the losses. In the first two steps both runs
+    have almost the same weights, so that a wrong product shows; step 2 is the first one whose
+    scales come from delayed scaling. In later steps a spike may drive the runs apart; a median is
+    not affected."""
     def ratios(name):
         return [a / b if b > 0 else math.inf
                 for a, b in zip(run.column(name)[1], bf16.column(name)[1])]
@@ -219,9 +220,9 @@ def judged(record):
     """Returns in words whether the run trained as BF16 does, and whether to refuse it. Measured on
     H200s, without a warm-up: GPT-2 124M in sound FP8 had norms within 4% in the first two steps,
     10% in the median, and losses within 0.2%; Llama-3-8B norms within 13% and 16%, and losses 10%
-    away in step 2, after an update at the whole learning rate, and 1% in the median; cut to 8
-    layers 27% and 4.4% in the median. A product that read spoilt activations made norms 2.0 and 2.1
-    times as large in step 2. Later steps hardly show it (emulated on the CPU)."""
+    away in step 2, after an update at the full learning rate, and 1% in the median; cut to 8
+    layers, losses 27% away, and 4.4% in the median. A product that read spoilt activations made
+    norms 2.0 and 2.1 times as large in step 2. Later steps hardly show it (emulated on the CPU)."""
     ratios = record["beside_bf16"]
     if ratios is None:
         return "-" if record["precision"] == "bf16" else "not judged", False
@@ -239,7 +240,8 @@ def gib(number_of_bytes):
 
 
 def record_of(place, model, command, measured, bf16):
-    """Returns a run's record. place: machine and commit. bf16: the call's run in BF16, or None."""
+    """Returns a run's record. place: the machine and the commit. bf16: this program's run of the
+    model in BF16, or None."""
     run, options, device = measured.start, measured.start["options"], place["machine"]["gpu"]
     gpus, seconds = int(run["ranks"]), statistics.median(measured.column("seconds")[1][WARM_UP:])
     families = measured.profile and {name: value for name, value in measured.profile.items()
@@ -320,7 +322,7 @@ def main():
             models.remove(model)
     print_cells("model", "precision", ("tokens/s", "x BF16", "TFLOP/s", "MFU", "floor", "GiB",
                                        "start", "loss", "  beside BF16"))
-    count, failed, bf16 = 0, [], {} # bf16: model -> its rate and run
+    count, failed, bf16 = 0, [], {} # bf16: model -> tokens/s and Run
     with tempfile.TemporaryDirectory() as folder:
         for model, precision in itertools.product(models, precisions):
             command = [trainer, *MODELS[model].split(), *PRECISIONS[precision],

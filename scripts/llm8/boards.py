@@ -1,9 +1,9 @@
 """Writes runs for the programs in which people look at them: TensorBoard's event files, Weights &
 Biases.
 
-A board takes the records of one run as they come. Both survive a resume: TensorBoard can forget the
-steps from a given one on; W&B cannot, so the steps that are done again become a run of their own,
-in the same group as the first."""
+A board takes the records of one run as they come. Both boards can follow a resume from an earlier
+step: TensorBoard can forget the steps after it; W&B cannot, so the steps that are done again become
+another W&B run, in the group of the first."""
 
 import glob
 import hashlib
@@ -20,7 +20,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from . import environment, metrics
 
-SUFFIX = ".llm8" # of our event files: what another program wrote there stays
+SUFFIX = ".llm8" # of our event files; other programs' files stay
 TAGS = {"step": {"loss": "train/loss", "lr": "train/lr", "norm": "train/norm",
                  "skipped": "train/skipped", "tokens": "train/tokens",
                  "tokens_per_s": "speed/tokens_per_s", "seconds": "speed/step_seconds"},
@@ -58,7 +58,7 @@ def hyper_parameters(start):
 
 class Board:
     """What both boards do: start(record) begins a run or goes back to an earlier step,
-    write(record, step) adds one, close() ends what was begun."""
+    write(record, step) adds a record, close() ends the run."""
 
     def __init__(self, where, run):
         self.where, self.run, self.last = where, run, 0
@@ -66,7 +66,7 @@ class Board:
 
     def take(self, records):
         for record in records:
-            if record["kind"] == "restart": # everything is read again
+            if record["kind"] == "restart": # all records come again
                 self.close()
                 self.__init__(self.where, self.run)
                 continue
@@ -76,13 +76,13 @@ class Board:
         self.flush()
 
     def flush(self):
-        """Does nothing: W&B sends by itself."""
+        """Does nothing, because W&B sends its records by itself."""
 
 
 class TensorBoard(Board):
     def open(self):
         """Replaces what an earlier monitor wrote of this run, because all records are read again.
-        If another run has the same name, it keeps its folder, and this run gets another one."""
+        If another run with this name has a folder, this run gets a folder with another name."""
         key = digest(os.path.abspath(self.run.path))
         folder, suffix = os.path.join(self.where, self.run.name), f".{key}{SUFFIX}"
         if any(not path.endswith(suffix) for path in
@@ -94,7 +94,7 @@ class TensorBoard(Board):
         self.flush, self.close = self.writer.flush, self.writer.close
 
     def add(self, step, **words):
-        """Writes values with their time: the start of the run plus the seconds of its steps."""
+        """Writes values with their time: the run's start plus the seconds of the steps so far."""
         self.writer.add_event(Event(wall_time=self.now or time.time(), step=step, **words))
 
     def start(self, record, step):
@@ -122,8 +122,8 @@ class Wandb(Board):
         self.init, self.session, self.part = wandb.init, None, 0
 
     def start(self, record, step):
-        """Starts a run whose identity follows from the file, so that a second monitor continues
-        it."""
+        """Starts a W&B run whose identity follows from the path of the metrics, so that a second
+        monitor continues the same W&B run."""
         if self.session is not None and step < self.last:
             self.close()
             self.part += 1

@@ -17,7 +17,7 @@ TOKENS = re.compile(r"(\d+ )+")
 
 
 def listen(command, ends):
-    """Runs the trainer until it writes one of the tokens `ends`. Returns its exit status, its
+    """Runs the trainer until it writes one of the tokens `ends`. Returns the exit status, the
     output, and whether such a token came."""
     said = ""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
@@ -46,7 +46,7 @@ class Model:
         if not self.vocabulary.templates:
             die(f"{folder}: no chat template, so its data were no conversations; {program} --load "
                 f"{folder} --sample-only --sample-prompt TEXT continues a text")
-        self.warned = set() # each turn has the doubts of those before
+        self.warned = set() # each turn repeats the doubts about earlier turns
         with self.faults():
             self.template = ChatTemplate(self.vocabulary)
         self.ends = {*self.vocabulary.specials.values(), *self.template.ends()}
@@ -63,7 +63,7 @@ class Model:
         with self.faults():
             prompt, doubts = self.template.prompt(Conversation({"messages": messages}))
         for warning in warnings_of(doubts):
-            what = warning.partition(": ")[2] # after the counts
+            what = warning.partition(": ")[2] # without the counts
             if what not in self.warned:
                 warn(warning)
             self.warned.add(what)
@@ -86,7 +86,7 @@ class Model:
 
 
 def turns():
-    """Yields the user's lines, one at a time, until /exit or the end of input."""
+    """Yields the user's lines, until /exit or the end of the input."""
     asks = sys.stdin.isatty()
     if asks:
         with contextlib.suppress(ImportError):

@@ -1,4 +1,4 @@
-"""A command line whose faults are one line, as all errors are here."""
+"""Parses command lines. An error is one line, as in all our programs."""
 
 import argparse
 import difflib
@@ -9,7 +9,7 @@ from .environment import die
 
 
 def guess(word, known):
-    """Returns the end of an error message: the known word that an unknown one may have meant."""
+    """Returns the end of an error message: the known word that may have been meant."""
     near = difflib.get_close_matches(word, known, 1, 0.7)
     return f"; did you mean {near[0]}?" if near else ""
 
@@ -23,7 +23,7 @@ class Parser(argparse.ArgumentParser):
                          **words)
 
     def parse_args(self, arguments=None, intermixed=False):
-        """intermixed: arguments may stand between options."""
+        """intermixed: whether arguments may stand between options."""
         found, unknown = (self.parse_known_intermixed_args if intermixed
                           else self.parse_known_args)(arguments)
         if unknown:

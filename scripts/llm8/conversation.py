@@ -1,12 +1,12 @@
-"""Conversations as a tokenizer's own chat template writes them, and which of their tokens the
+"""Writes conversations by a tokenizer's own chat template, and finds which of their tokens the
 model is to learn.
 
-The template is rendered as transformers' apply_chat_template (5.23) does it, but without the day's
-date (strftime_now): what is prepared shall not depend on it. An answer's tokens count from the end
-of the prompt, which is the text that the template gives the model to answer from
-(add_generation_prompt), to the token that ends the answer; or {% generation %} in the template
-marks what counts. Spaces that end a prompt belong to the answer: tokenizers join them to the
-next word.
+The template is rendered as transformers' apply_chat_template (5.23) does it, but without today's
+date (strftime_now), so that prepared data do not depend on the date. An answer's tokens count from
+the end of the prompt, which is the text that the template gives the model to answer from
+(add_generation_prompt), to the token that ends the answer, unless {% generation %} in the template
+marks the tokens that count. Spaces that end a prompt belong to the answer, because tokenizers join
+them to the next word.
 
 What a template leaves out of a conversation is counted, for warnings.
 """
@@ -32,7 +32,7 @@ from .vocabulary import encodable
 BEGIN, END, CONTENT = "\ufdd0", "\ufdd1", "\ufdd2"
 # fields of a message that say whether it counts: OpenAI's, axolotl's, ms-swift's
 MARKS = ("weight", "train", "training", "train_on_turn", "loss")
-REASONING = ("reasoning_content", "thinking", "reasoning")  # different names of the same thing
+REASONING = ("reasoning_content", "thinking", "reasoning")  # different names of one field
 READ = {"role", "content", "tool_calls", "tool_call_id", "id", *MARKS, *REASONING}
 DOUBTS = {  # key: (what is counted, its description)
     "restored": ("answers", "the chat template leaves out a part of them, such as what is before "
@@ -70,11 +70,12 @@ class Generation(Extension):
 
 
 class BadTemplate(Exception):
-    """The template can write no conversation; the text says why."""
+    """The template can write no conversation; the exception's text says why."""
 
 
 class UndefinedName(Exception):
-    """A template writes a name that is not defined; transformers would write an empty text."""
+    """A template writes a name that is not defined; transformers would write an empty text for
+    it."""
 
 
 class Unknown(Undefined):
@@ -125,8 +126,8 @@ def text_of(message):
 
 
 def message_of(held):
-    """Returns a message in the form that templates get: without nulls, with a text as its content,
-    and with the reasoning under the names that templates read."""
+    """Returns a message as templates get it: without nulls, with a text as its content, and with
+    the reasoning under each name that templates read."""
     held = {key: value for key, value in (held | {"content": text_of(held)}).items()
             if value is not None}
     reasoning = next((held[key] for key in REASONING if key in held), None)
@@ -144,7 +145,8 @@ def counts(message):
 
 
 def objects_of(row, field):
-    """Returns the list of objects in a field; sets in .parquet often have tools as JSON."""
+    """Returns the list of objects in a field; a data set in .parquet often has its tools as a JSON
+    text."""
     held = row.get(field)
     if isinstance(held, str):
         try:
@@ -208,8 +210,8 @@ def squeezed(text):
 
 
 def written(value, text, least=0):
-    """Returns whether a text contains a value, plainly or as JSON, that ends after at least this
-    many letters other than white space."""
+    """Returns whether a text contains a value, plainly or as JSON, so that the value ends after at
+    least `least` letters other than white space."""
     forms = [value, *(json.dumps(value, ensure_ascii=ascii)[1:-1] for ascii in (False, True))] \
         if isinstance(value, str) else [json.dumps(value), str(value)]
     for form in set(map(squeezed, forms)):
@@ -229,7 +231,7 @@ def leaves(value):
 
 
 def calls_of(message):
-    """Yields the name of each tool that a message calls, and its arguments."""
+    """Yields, for each tool call of a message, the tool's name and the arguments."""
     calls = message.get("tool_calls") or []
     for call in calls if isinstance(calls, list) else [calls]:
         held = call.get("function", call) if isinstance(call, dict) else call
@@ -246,7 +248,7 @@ def doubts_of_calls(message, text, least):
             except (ValueError, RecursionError):
                 pass
             else:
-                # the JSON text appears as a JSON string, in quotes; an empty one needs no quotes
+                # the arguments appear as a JSON string, in quotes; empty arguments need no quotes
                 if squeezed(json.dumps(given, ensure_ascii=False)) in text or \
                         squeezed(json.dumps(given)) in text:
                     yield "quoted"
@@ -276,8 +278,8 @@ GENERATES = re.compile(r"{%[-+]?\s*generation\b")
 
 class Form:
     """One of a tokenizer's templates. lists: the template takes a content only as a list of parts.
-    end: the token that ends an answer; None: the template writes none. after: what the template
-    writes after that token."""
+    end: the token that ends an answer; None: the template writes none. after: the text that the
+    template writes after this token."""
 
     def __init__(self, environment, source):
         names = environment.parse(source).find_all(nodes.Name)
@@ -338,7 +340,8 @@ class ChatTemplate:
                     form, [*first, *messages], asks, tools)) for messages, asks in (
                         ([ask], True), ([ask, answer], False)))
                 tail = text.rpartition(CONTENT)[2]
-                # the same end of a prompt, whatever is asked, may be the header of an answer
+                # if the prompt ends with the text after an answer, that text may be an answer's
+                # header
                 header = tail.strip() and prompt.endswith(tail)
                 more = self.write(form, [*first, ask, answer, ask], False, tools) if header else ""
             except UndefinedName as name:
@@ -358,7 +361,7 @@ class ChatTemplate:
         form.lists = False
 
     def foreign(self):
-        """Returns what the templates write that looks like a special token but is not in the
+        """Returns the texts in the templates that look like special tokens but are not in the
         vocabulary."""
         source = "\n".join(form.source for form in self.forms.values())
         named = [text for key, text in self.specials.items() if key in source]
@@ -423,8 +426,8 @@ class ChatTemplate:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def around(self, conversation, messages):
-        """Returns the text before and the text after the last message's content, and the marks; or
-        None if the place of the content is not clear."""
+        """Returns the text before and the text after the last message's content, and the marked
+        parts; None if the place of the content is not clear."""
         text, marks = self.render(conversation, [*messages[:-1], messages[-1] |
                                                  {"content": CONTENT}], False)
         parts = text.split(CONTENT)
@@ -457,7 +460,7 @@ class ChatTemplate:
             opening = common(prompt, before)
             history, _ = self.render(conversation, messages[:-1], False)
             if opening == before or opening.startswith(history):
-                # they differ by what opens an answer only in prompts, as <think>
+                # they differ by a text that opens an answer in prompts only, such as <think>
                 doubts["unprompted"] += 1
             else:
                 text, marks = self.behind(prompt, messages[-2], text, before, marks)
@@ -469,7 +472,7 @@ class ChatTemplate:
             counted, least = "".join(text[at:end] for at, end in spans), 0
         else:
             spans = [(begin, self.end_of(form, text, begin, content.strip(), doubts))]
-            counted = text[:spans[0][1]]  # with what the prompt has opened, such as <think>
+            counted = text[:spans[0][1]]  # the prompt may open the answer, with <think>
         counted = squeezed(counted)
         doubts["answers"] += 1
         doubts["content"] += not (kept and written(content, counted, least))
@@ -519,7 +522,7 @@ class ChatTemplate:
             if getattr(conversation, field):
                 try:
                     other, _ = self.render(conversation.without(field), messages, False)
-                except ValueError:  # the template cannot be rendered without them
+                except ValueError:  # the template cannot be rendered without this field
                     continue
                 doubts[field] += squeezed(other) == squeezed(self.render(
                     conversation, messages, False)[0])
@@ -547,7 +550,7 @@ class ChatTemplate:
         return found
 
     def samples(self, conversation):
-        """Yields (ids, whether each id counts), once or several times."""
+        """Yields (ids, whether each id counts) for each text of the conversation."""
         for text, spans in self.texts(conversation):
             held = self.tokenizer.encode(text, add_special_tokens=False)
             if not held.ids:

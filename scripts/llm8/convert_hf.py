@@ -1,9 +1,9 @@
-"""What scripts/convert_hf does: imports a Hugging Face model, from a folder or the Hub, as a start,
-which the trainers take with --load.
+"""What scripts/convert_hf does: imports a Hugging Face model, from a folder or the Hub, as a start:
+a folder that the trainers take with --load.
 
-A start has config.json, model.safetensors (one file, the trainers' names) and, where the source has
-a tokenizer, its files and tokenizer.bin. The trainer itself judges config.json and says which
-tensors there must be (--list-tensors).
+A start has config.json, model.safetensors (one file, with the trainers' names of tensors) and, if
+the source has a tokenizer, the tokenizer's files and tokenizer.bin. The trainer itself judges
+config.json and says which tensors there must be (--list-tensors).
 """
 
 import codecs
@@ -25,13 +25,13 @@ from .command_line import Parser
 from .environment import built, checkpoint, die, named_by
 from .vocabulary import NAMED_TEMPLATES, TOKENIZER_FILES, open_vocabulary
 
-# what files of these models hold besides weights
+# tensors in files of these models that are no weights
 IGNORED = re.compile(r"(\.attn\.(bias|masked_bias)|rotary_emb\.inv_freq)$")
 COPIED = ["generation_config.json", "config.json"]
 HEAD = "lm_head.weight"
 TOKEN_IDS = ["bos_token_id", "eos_token_id", "pad_token_id"]
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-# FP8 weights: codes, and a scale for each block of them
+# FP8 weights: codes, and a scale for each block of 128 x 128 codes
 FP8, BLOCK, SCALES = "F8_E4M3", 128, "_scale_inv"
 
 
@@ -60,8 +60,8 @@ def read_object(path, what):
 
 
 def expected_tensors(folder):
-    """Returns {name: shape} of the tensors that the trainer expects by config.json. What the
-    trainer refuses is refused."""
+    """Returns {name: shape} of the tensors that the trainer expects by config.json. Ends the
+    program if the trainer refuses the folder."""
     done = subprocess.run([built("train_gpt"), "--load", folder, "--list-tensors"],
                           capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -72,8 +72,8 @@ def expected_tensors(folder):
 
 
 def tensors_of(path):
-    """Returns {name: Tensor} of a file. The package safetensors cannot give numpy BF16, but it
-    checks the header."""
+    """Returns {name: Tensor} of a file. The package safetensors checks the header, but cannot
+    return BF16 as numpy arrays."""
     try:
         with safetensors.safe_open(path, "np"), open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -119,7 +119,7 @@ def match(folder, expected, held):
     left, chosen, missing = dict(held), {}, []
     embedding, tied = next(iter(expected)), HEAD not in expected
     for name, shape in expected.items():
-        # the second name: in a model saved without the class of the head
+        # the second name: if the model was saved from transformers' class without a head
         names = [name, name.split(".", 1)[1]]
         if tied and name == embedding:
             names.append(HEAD)
@@ -160,7 +160,7 @@ def match(folder, expected, held):
 
 
 def verify(folder, names):
-    """Ends the program if a file of our checkpoint is not what meta.json says."""
+    """Ends the program if a file of our checkpoint differs from its checksum in meta.json."""
     meta = os.path.join(folder, "meta.json")
     if not os.path.exists(meta):
         return
@@ -183,7 +183,7 @@ def import_model(folder, output):
             "the Hub (OWNER/NAME)")
     if os.path.exists(output) and (not os.path.isdir(output) or os.listdir(output)):
         die(f"--output {output} exists already; give another one, or remove it")
-    given, folder = folder, os.path.realpath(folder) # once: `latest` of a run that saves moves on
+    given, folder = folder, os.path.realpath(folder) # once: a run that saves moves `latest`
     verify(folder, ["model.safetensors", *COPIED, *TOKENIZER_FILES])
     copied = {name: os.path.join(folder, name) for name in COPIED}
     if not os.path.exists(copied["config.json"]):

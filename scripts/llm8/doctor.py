@@ -21,21 +21,21 @@ from .command_line import Parser
 from .text import counted, duration, fixed, many, shown
 
 OK, NOTE, WRONG = "ok", "note", "WRONG"
-SILENT_SECONDS = 600 # then a run that has not ended is dead, or hangs
+SILENT_SECONDS = 600 # after this, a run without an end is dead, or hangs
 SKIPS_ALLOWED = 0.01 # of the steps
 ENOUGH_STEPS = 50    # losses are not judged in shorter runs
-FIRST_STEPS = 5      # in these the losses may jump
+FIRST_STEPS = 5      # losses may jump in these
 RISE_ALLOWED = 0.10  # rise of the loss, above its lowest value
-# standard errors: by chance alone the lowest of 20 means is far below the last one
+# standard errors: even by chance, the lowest of 20 means is far below the last one
 NOISE_ALLOWED = 5
-SPIKE = 1.5          # times the lowest loss so far, and
-SPIKE_NOISES = 12    # above it, in changes from step to step (test/doctor_tests.py)
-GUESS_ALLOWED = 1.02 # times the loss of guessing, and
-FAR_ABOVE_GUESS = 1.5 # also after few steps
+SPIKE = 1.5          # a spike is above the lowest loss so far times this,
+SPIKE_NOISES = 12    # and by so many usual changes between steps (test/doctor_tests.py)
+GUESS_ALLOWED = 1.02 # times the loss of guessing: above this, nothing was learned
+FAR_ABOVE_GUESS = 1.5 # the same factor, if there are few steps
 LARGE_NORM = 100     # healthy runs of all presets stay below 75 after their first steps
 OVERFITTED = 1.05    # times the lowest validation loss, at the last two evaluations
-IDLE_ALLOWED = 0.05  # share of the steps that may come last with a learning rate of 0
-FAR_TOO_SMALL = 30   # how many times below the usual learning rate
+IDLE_ALLOWED = 0.05  # share of the steps, at the end, that may have a learning rate of 0
+FAR_TOO_SMALL = 30   # a learning rate so many times below the usual one is noted
 LARGE_VOCABULARY = 1.1 # times the tokenizer's
 SATURATED = 0.01     # share of a tensor's values
 VANISHED = 0.25
@@ -49,7 +49,7 @@ class Finding(NamedTuple):
     level: str
     about: str
     text: str
-    remedy: str = "" # what to do
+    remedy: str = "" # what the user can do
 
 
 well, note, wrong = (partial(Finding, level) for level in (OK, NOTE, WRONG))
@@ -274,7 +274,7 @@ def fp8_ranges(run):
     found = []
     for name, high, low in shares:
         for share, limit, what, remedy in (
-                # with other recipes the scales fit
+                # other recipes take the scales from the tensor itself
                 (high, SATURATED if run.option("fp8-recipe") == "delayed" else 1, "the largest",
                  "--fp8-margin 1"),
                 (low, VANISHED, "zero", "a shorter --fp8-amax-history-len (an old spike keeps the "
@@ -306,7 +306,7 @@ def changes(before, after):
             for name, (old, new) in changed.items()]
     other_order = set(changed) & set(metrics.changing_options(after, "data"))
     sums = before.get("data_crc32"), after.get("data_crc32")
-    if sums[0] == sums[1] is not None: # the same shards elsewhere
+    if sums[0] == sums[1] is not None: # the same shards in another folder
         other_order -= {"data"}
     elif None not in sums:
         text.insert(0, "--data is of other shards or weights")
@@ -358,7 +358,7 @@ def unreadable(run):
 
 
 def counted_tokens(run):
-    """Checks that every step adds its tokens to those before it."""
+    """Checks that each step's count of tokens includes those of all earlier steps."""
     order, missing = sorted(run.steps), 0
     for before, step in zip(order, order[1:]):
         if step != before + 1:
@@ -386,8 +386,8 @@ def counted_tokens(run):
 
 
 def option_costs(run):
-    """Names the options that cost speed on a GPU: a note where the default is faster, ok where the
-    losses must decide."""
+    """Reports the options that cost speed on a GPU: as a note if the default is faster, as ok if
+    the losses must decide."""
     batch, micro, length, interval = (int(run.option(name, 0)) for name in (
         "global-batch-size", "micro-batch-size", "seq-length", "fp8-stats-interval"))
     steps = batch // (micro * run.ranks) if micro else 1

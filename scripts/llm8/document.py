@@ -1,4 +1,5 @@
-"""A report is Markdown; page() makes one HTML page of it, page.html, that needs nothing else."""
+"""Makes a report, which is Markdown, into one HTML page by the template page.html. The page needs
+no other file."""
 
 import base64
 import html
@@ -28,8 +29,8 @@ class Picture:
 
 
 def page(blocks, refresh=None):
-    """blocks: texts in Markdown, the first its heading, and pictures. refresh: seconds after which
-    the page loads itself again, for a run in progress."""
+    """Returns the page. blocks: texts in Markdown, of which the first is the heading, and pictures.
+    refresh: seconds after which the page loads itself again, for a run in progress."""
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(
         "\n\n".join(map(str, blocks)))
     for picture in blocks:

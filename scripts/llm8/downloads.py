@@ -1,7 +1,8 @@
-"""Data sets, tokenizers and models by name. They come from Hugging Face's Hub through its library,
-with its cache, and from a revision of the repository where NAME@REVISION pins one; HF_TOKEN opens
-gated ones. Tiny Shakespeare comes from GitHub. --mirror replaces both hosts. ./make_corpus writes
-the village, which needs none. The library is imported where it is used: that takes half a second.
+"""Fetches data sets, tokenizers and models by name. They come from Hugging Face's Hub, through
+huggingface_hub and its cache. NAME@REVISION names a revision of the repository; HF_TOKEN opens
+gated repositories. Tiny Shakespeare comes from GitHub. --mirror replaces both hosts. ./make_corpus
+writes the set `village`, without a download. huggingface_hub is imported only where it is used,
+because the import takes half a second.
 """
 
 import fnmatch
@@ -24,7 +25,7 @@ SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2d
 
 @dataclass(frozen=True)
 class KnownSet:
-    """A known data set: files of a Hub repository, given by patterns."""
+    """A known data set. train, valid: patterns of file names in a repository of the Hub."""
     about: str
     repository: str = ""
     train: str = ""
@@ -71,7 +72,8 @@ def status_of(error):
 
 
 def again_where_it_may_pass(action):
-    """Tries action() again after a fault of the server. What was fetched before is kept."""
+    """Calls action(), and again after an error of the server. What was fetched before the error is
+    kept."""
     for wait in (1, 2, 4, None):
         try:
             return action()
@@ -82,14 +84,14 @@ def again_where_it_may_pass(action):
 
 
 def refuse(what, where, error):
-    """Ends the program with why a request failed, and what to do."""
+    """Ends the program with a message that says why a request failed, and what to do."""
     code = status_of(error)
     if what == where:
         where = "no such folder here, and on the Hub it"
     if code == 403 or is_gated(cause_of(error)):
         die(f"{what}: {where} is gated ({code}): accept its licence on huggingface.co, then set "
             "HF_TOKEN to a token of yours; or give files that you have")
-    if code in (401, 404): # the Hub says 401 of what does not exist to those without a token
+    if code in (401, 404): # without a token, the Hub answers 401 for what does not exist
         die(f"{what}: {where} is not shown to you ({code}): it was renamed or removed, or it is "
             "private; look for it in a browser and give files that you have, or set HF_TOKEN")
     error = cause_of(error)
@@ -137,11 +139,11 @@ def from_hub(what, repository, kind, patterns, words, most=0):
             refuse(what, asked, error)
         fresh = set()
         names = matching(glob.glob("**", root_dir=folder, recursive=True))
-    except (OSError, ValueError) as error: # its errors are both
+    except (OSError, ValueError) as error: # the library raises both
         refuse(what, asked, error)
     for name in fresh & set(sum(names, [])):
         path = os.path.join(folder, name)
-        blob = os.path.basename(os.path.realpath(path)) # that of a large file is its SHA-256
+        blob = os.path.basename(os.path.realpath(path)) # a large file's name is its SHA-256
         if len(blob) == 64 and shards.sha256_of(path) != blob:
             refuse_damage(what, name, path)
     return [[os.path.join(folder, name) for name in part] for part in names]
@@ -168,7 +170,7 @@ def village(words):
     done = subprocess.run([program, "--bytes", "10000000"], capture_output=True, check=False)
     if done.returncode != 0:
         die(f"village: {program}: {done.stderr.decode(errors='replace').strip()}")
-    # an existing file is not changed: shards remember the date of their source
+    # an equal file is not written again, because shards remember the date of their source
     if not os.path.exists(path) or os.path.getsize(path) != len(done.stdout) or \
             shards.sha256_of(path) != hashlib.sha256(done.stdout).hexdigest():
         shards.write_durably(path, [done.stdout])
@@ -176,7 +178,7 @@ def village(words):
 
 
 def place_of(name, words):
-    """Returns where a set of one file is kept, and makes its folder."""
+    """Returns the path where a data set of one file is kept, and makes its folder."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     path = os.path.join(words["downloads"] or HF_HUB_CACHE, name, "input.txt")

@@ -1,7 +1,8 @@
-"""Where a script finds its packages: in .venv, which `make scripts` makes from pyproject.toml.
+"""Finds a script's packages: they are in .venv, which `make scripts` makes from pyproject.toml.
 
-scripts/NAME calls start(), so that it works from any shell: where the environment exists the script
-starts again under its Python. Without one, the Python at hand serves, if it has the packages.
+scripts/NAME calls start(), so that it works from any shell: if .venv exists, the script starts
+again under the Python in it. Otherwise the script stays with the Python that runs it, which must
+have the packages.
 """
 
 import contextlib
@@ -51,7 +52,7 @@ def built(name):
 
 @contextlib.contextmanager
 def named_by(option):
-    """Reports an error of the file system in this block as an error of the option's value."""
+    """Reports an error of the file system in the `with` block as an error of the option's value."""
     try:
         yield
     except OSError as error:
@@ -89,7 +90,7 @@ def best_of(folder, names):
 
 def matching(pattern):
     """Returns the path if it exists, or else the paths that match it as a glob pattern, in order.
-    Folders at its beginning that exist under these names are no patterns (base/io.h)."""
+    Leading folders that exist by their literal names are not read as patterns (base/io.h)."""
     exact = pattern
     while exact and not os.path.lexists(exact):
         exact = os.path.dirname(exact)
@@ -98,8 +99,8 @@ def matching(pattern):
 
 
 def follow(path):
-    """Returns the folder that a path to a checkpoint leads to. If it ends in `latest` or `best`,
-    that is the newest or the best of the steps beside it, as in checkpoints/checkpoint.h."""
+    """Returns the folder that a path to a checkpoint leads to. A path that ends in `latest` or
+    `best` means the newest or the best of the steps beside it, as in checkpoints/checkpoint.h."""
     folder, name = os.path.split(path.rstrip("/"))
     if name in ("latest", "best") and (names := steps(folder)):
         step = names[0] if name == "latest" else best_of(folder, names)
@@ -124,7 +125,7 @@ def start(module):
         die(f"{sys.executable} is Python {sys.version.split()[0]}; "
             f"{'.'.join(map(str, OLDEST))} or newer is needed")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    sys.stdout.reconfigure(errors="replace") # a letter that the terminal lacks ends nothing
+    sys.stdout.reconfigure(errors="replace") # so that a letter that the terminal lacks is no error
     try:
         status = importlib.import_module("llm8." + module).main() or 0
         sys.stdout.flush()
@@ -137,7 +138,7 @@ def start(module):
         status = 0
     except OSError as error: # no room, no permission, a file where a folder should be
         die(f"{error.filename}: {error.strerror}" if error.filename else error.strerror)
-    except Exception: # a fault of ours: not the status of a verdict
+    except Exception: # a bug of ours; 1 would be a verdict
         traceback.print_exc()
         status = 2
     sys.exit(status)

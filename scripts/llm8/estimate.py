@@ -1,5 +1,6 @@
-"""What a training would take: parameters and FLOPs from the CPU trainer's --plan, memory from the
-GPU trainer's, speed from the recorded benchmarks. What scripts/estimate does; it needs no packages.
+"""Estimates what a training run would take, for scripts/estimate: parameters and FLOPs from the CPU
+trainer's --plan, memory from the GPU trainer's --plan, speed from the recorded benchmarks. It needs
+no packages.
 """
 
 import collections
@@ -28,8 +29,8 @@ LEAST, FRONT = ("gpt2-124m", "llama-1b"), ("bf16", "fp8", "fp8-head")
 KEYS = ("model", "gpus", "precision", "recipe", "lm_head", "tokens_per_s", "tflops", "date",
         "micro_batch", "seq_length", "machine")
 TOO_SMALL = 20 # times fewer FLOPs a token than the nearest model that was measured
-# the share of the blocks' work that is done twice: a third of the time of norms and activations
-# (1% to 9% by the records); or most of the forward pass, which is a third
+# the share of the blocks' work that is done twice. activations: a third of the time of norms and
+# activations (1% to 9% by the records). block: most of the forward pass, a third of the work
 RECOMPUTED = {"none": 0, "activations": 0.04, "block": 0.25}
 UNITS = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
@@ -111,8 +112,8 @@ def gpus_of_records(records):
 
 
 def read_records(path, device=""):
-    """Returns the records of plain training on one kind of GPU: the kind whose name contains the
-    device's, or the kind with the most records."""
+    """Returns the records of plain training on one kind of GPU: the kind whose name contains
+    `device`, or the kind with the most records."""
     if not os.path.exists(path):
         return []
     records = [record for record in json_lines(path, KEYS) if not record.get("arguments")
@@ -151,29 +152,29 @@ def front_commit(records):
 
 
 def newest(records, precision, gpus):
-    """Returns {model: the last record of a precision on this number of GPUs}. Records of the front
-    page come first."""
+    """Returns {model: its newest record in a precision on this number of GPUs}; a record of the
+    front page is preferred."""
     found = [record for record in sorted(records, key=lambda r: (r["front"], r["date"]))
              if precision_of(record) == precision and record["gpus"] == gpus]
     return {record["model"]: record for record in found}
 
 
 def alone(records, record):
-    """Returns the newest record of the same run on one GPU, by the same commit and kind of GPU,
-    because these differ in speed; or None."""
+    """Returns the newest record of the same run on one GPU, of the same commit and kind of GPU, or
+    None. Other commits and kinds of GPU differ in speed."""
     same = [past for past in records if past.get("commit") == record.get("commit")]
     return newest(same, precision_of(record), 1).get(record["model"])
 
 
 def nearest(found, flops):
-    """Returns the record of the model whose FLOPs per token are nearest to these, by their
+    """Returns the record of the model whose FLOPs per token are nearest to `flops`, by their
     ratio."""
     return min(found.values(), key=lambda r: abs(math.log(r["flops_per_token"] / flops)))
 
 
 def scaling(records, precision, gpus, flops):
-    """Returns the share of its speed that a GPU keeps among this number of GPUs, as far as was
-    measured, and the source of that number."""
+    """Returns the share of its speed that a GPU keeps when this number of GPUs work together, or
+    the largest number below it that was measured; and the source of the share."""
     counts = {record["gpus"] for record in records if 1 < record["gpus"] <= gpus}
     for count in sorted(counts, reverse=True):
         together = {name: record for name, record in newest(records, precision, count).items()
@@ -187,8 +188,8 @@ def scaling(records, precision, gpus, flops):
 
 def speed(records, precision, gpus, flops):
     """Returns (TFLOP/s per GPU, the source, the record, whether the record is of this model on this
-    number of GPUs); None if nothing was measured. It takes the nearest model, if need be on one
-    GPU, because models differ in speed more than numbers of GPUs do."""
+    number of GPUs); None if nothing was measured. It takes the nearest model, if need be from a run
+    on one GPU, because speed depends more on the model than on the number of GPUs."""
     found = newest(records, precision, 1) | newest(records, precision, gpus)
     factor, note = 1.0, ""
     if not found:
@@ -203,7 +204,7 @@ def speed(records, precision, gpus, flops):
 
 
 def other_options(record, plan, names):
-    """Returns which of these options have other values in a record, as a text."""
+    """Returns a text for each of these options whose value differs in the record."""
     theirs = {"recompute": "none", "optimizer": "adamw", "seq-length": record["seq_length"],
               "micro-batch-size": record["micro_batch"]}
     counted = {"recompute": f"; its {100 * more_work(plan):.0f}% more work is counted"}
@@ -225,13 +226,13 @@ def row_of(records, precision, gpus, options, plan, tokens):
     """Returns the cells of a row, the source of its speed, the GPU hours, and notes on the row."""
     _, flops = size_of(plan)
     found = newest(records, precision, 1)
-    # a GPU waits for the starts of so small a model's kernels, not for its FLOPs
+    # the time of so small a model is that of its kernels' launches, not of its FLOPs
     small = bool(found) and nearest(found, flops)["flops_per_token"] > TOO_SMALL * flops
     measured = None if small else speed(records, precision, gpus, flops)
     words, compared = [*options, *PRECISIONS[precision]], ["recompute", "optimizer", "seq-length"]
     if "--micro-batch-size" in " ".join(options):
         compared.append("micro-batch-size")
-    elif measured: # one that is not given is the record's
+    elif measured: # if not given, it is that of the record
         words += ["--micro-batch-size", str(measured[2]["micro_batch"])]
     memory, note = memory_of(words, gpus)
     notes = [note] if note else []

@@ -1,4 +1,5 @@
-"""What compare runs: variants of one training run, each with every seed, one after the other.
+"""Runs what scripts/compare compares: variants of one training run, each with every seed, one after
+the other.
 
 Under the folder of the comparison, VARIANT/seed-N/ is the --save folder of a run, with console.log
 and command.json (the trainer's arguments) beside what the trainer writes; variants.json has the
@@ -20,7 +21,7 @@ from .command_line import shell_words
 from .metrics import SKIPPED_TOO_OFTEN, STOPPED_BY_SIGNAL, open_run
 
 DEFAULT_VARIANTS = ["bf16: --bf16", "fp8: --bf16 --fp8-format hybrid"]
-# the trainer's options that compare itself sets -> the options of compare in their place
+# the trainer's options that compare itself sets -> the options of compare to give instead
 OURS = {"seed": "--seeds", "save": "--out", "metrics": "--no-checkpoints", "resume": None}
 COMMAND, VARIANTS = "command.json", "variants.json"
 
@@ -30,7 +31,7 @@ class Task:
     variant: str
     seed: str
     folder: str
-    command: list # what tells one run from another; where it writes comes on top
+    command: list # all that the run depends on; the options of where it writes are not in it
 
     @property
     def name(self):
@@ -38,8 +39,8 @@ class Task:
 
 
 def options_of(words):
-    """Splits a command into options and their values; the words before the first only start the
-    program."""
+    """Splits a command into texts of one option with its values. Leaves out the words before the
+    first option, which only start the program."""
     words = itertools.dropwhile(lambda word: not word.startswith("--"), words)
     return re.split(" (?=--[a-z])", " ".join(words))
 
@@ -79,8 +80,8 @@ def parse_seeds(text):
 
 
 def make_tasks(program, variants, seeds, common, folder):
-    """Lists the tasks seed by seed, so that a comparison that is stopped half-way has whole
-    pairs."""
+    """Lists the tasks seed by seed, so that a comparison that is stopped early has complete pairs
+    of runs."""
     refuse_ours(common, "after --")
     if len({name for name, _ in variants}) < len(variants):
         environment.die("--variant: each needs a name of its own")
@@ -122,7 +123,7 @@ def read_list(folder, name):
 
 
 def write_list(folder, name, words):
-    """Replaces a list of words in one step, so that the file is whole at any time."""
+    """Replaces a list of words in one step, so that the file is complete at any time."""
     fresh = os.path.join(folder, name + ".new")
     with open(fresh, "w") as file:
         json.dump(words, file)
@@ -148,7 +149,7 @@ def prepare(task):
                         "another --out, or remove that folder to run it anew")
     os.makedirs(task.folder, exist_ok=True)
     write_list(task.folder, COMMAND, task.command)
-    return not run.over # one that gave up on NaN would do so again
+    return not run.over # a run that gave up on NaN would give up again
 
 
 def drop_checkpoints(folder):
@@ -167,9 +168,9 @@ def run_all(tasks, folder, checkpoints, held):
         plan, complaint = trainer.plan_of(task.command)
         if plan is None:
             environment.die(f"{task.variant}: {complaint}")
-    # all are prepared before the first one starts: a refusal should not come after hours
+    # all tasks are prepared before the first one starts, so that no refusal comes after hours
     left = [prepare(task) for task in tasks]
-    # these variants come first; the variants of earlier commands keep their order
+    # this command's variants come first; those of earlier commands follow in their order
     names = [os.path.relpath(task.folder, folder).split(os.sep)[0] for task in tasks]
     write_list(folder, VARIANTS, list(dict.fromkeys(names + read_list(folder, VARIANTS))))
     with trainer.Signals() as signals:
@@ -178,7 +179,7 @@ def run_all(tasks, folder, checkpoints, held):
             if not to_do:
                 print(f"{label} | has ended already ({open_run(task.folder).state})", flush=True)
                 continue
-            # without checkpoints: no folder for them, even if --config names one
+            # "none": no folder for checkpoints, even if --config names one
             where = ["--save", task.folder, "--resume", "latest"]
             if checkpoints == "none":
                 where = ["--save", "", "--resume", "", "--metrics",

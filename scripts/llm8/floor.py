@@ -1,22 +1,23 @@
-"""The floor of a training step: the time below which a device cannot do its work, by kernel family.
+"""Computes the floor of a training step: the least time in which a device can do its work, by
+kernel family.
 
 A product takes at least its operations over the measured rate of its number format, or the bytes of
-its operands and result over the measured bandwidth, whichever is more. Everything else takes the
-bytes that one pass of it must move, over the same bandwidth. Families follow each other, so the
-floor of a step is their sum; `floor share` is that sum over the measured step. Recomputation is not
-counted, so --recompute lowers the share.
+its operands and result over the measured bandwidth, whichever is more. Any other kernel takes at
+least the bytes that one pass must move, over the measured bandwidth. Families run one after
+another, so the floor of a step is their sum; `floor share` is that sum over the measured step.
+Recomputation is not counted, so --recompute lowers the share.
 
 Shapes as in train_gpt.cu: B sequences of T tokens, M = B T, C channels, L layers, H heads, G
 key/value heads, D head size, N = (H + 2 G) D, F feed-forward, F1 = F or (Llama) 2 F, P padded
-vocabulary. An element is 2 bytes in BF16, and 2 as FP8 code and transposed code. With delayed and
-blockwise scaling the kernel that computes a tensor can write its codes; blockwise scales, 1/32 of
-the codes' bytes, are left out.
+vocabulary. An element takes 2 bytes in BF16, and 2 in FP8: a code, and the code in the transposed
+copy. With delayed and blockwise scaling the kernel that computes a tensor can write its codes;
+blockwise scales, 1/32 of the codes' bytes, are left out.
 """
 
 # The best rates seen on the device. A device that is not in this table has no floor.
 RATES = {"NVIDIA H200": {"bf16": 825e12, "fp8": 1530e12, "bytes": 4.3e12,
                          "blocks": 1289e12, "blocks, weight gradient": 1048e12}}
-FUSED = ("delayed", "blockwise") # recipes by which the kernel that computes a tensor writes codes
+FUSED = ("delayed", "blockwise") # recipes with which the kernel that computes a tensor writes codes
 
 
 class Shape:
@@ -42,8 +43,8 @@ class Shape:
 
 
 def product_seconds(rates, kind, m, n, k, extra=0):
-    """Returns the least seconds for D[m,n] = A[m,k] B[k,n] with a result in BF16. kind: which of
-    the rates applies. extra: how many other BF16 elements are read or written."""
+    """Returns the least seconds for D[m,n] = A[m,k] B[k,n] with a result in BF16. kind: the name of
+    its rate in RATES. extra: how many other BF16 elements are read or written."""
     operands = (2 if kind == "bf16" else 1) * (m * k + n * k)
     moved = operands + 2 * (m * n + extra)
     return max(2 * m * n * k / rates[kind], moved / rates["bytes"])
@@ -58,15 +59,16 @@ def linear_seconds(rates, kind, s, outputs, inputs, forward_extra=0, input_extra
 
 
 def activation_rides(s, recipe):
-    """Whether fc1's forward product can also apply the activation: with delayed scaling, when it
-    writes codes and its result; and GPT-2's in BF16. Then fc2's input gradient can also apply
-    GELU's derivative: in FP8 it reads fc1's result and writes only codes."""
+    """Whether fc1's forward product can also apply the activation: it can with delayed scaling,
+    where it writes codes beside its result, and for GPT-2 in BF16. Then fc2's input-gradient
+    product can also apply GELU's derivative: in FP8 it reads fc1's result and writes only codes."""
     return recipe == "delayed" or (recipe == "bf16" and not s.llama)
 
 
 def rope_rides(s, recipe):
-    """Whether Llama's QKV forward product rotates queries and keys: in FP8 with one scale per
-    tensor, where heads have neither norm nor bias, and a tile of 256 columns is whole heads."""
+    """Whether Llama's QKV forward product rotates queries and keys: it does in FP8 with one scale
+    per tensor, if heads have neither norm nor bias, and a tile of 256 columns contains complete
+    heads."""
     return (recipe in ("delayed", "tensorwise") and not s.qk_norm and not s.qkv_bias
             and s.D % 16 == 0 and 256 % s.D == 0)
 
@@ -94,9 +96,9 @@ def attention(rates, s):
 
 
 def activation_bytes(s, recipe):
-    """Returns the bytes for a token and layer. Llama: SwiGLU (6F forward, 10F backward), RoPE, in
-    the forward pass if the product does not rotate, and in the backward pass, which writes dQKV's
-    codes if it can; and the QK norm's input, which is read again. GPT-2: GELU (4F forward, 6F
+    """Returns the bytes per token and layer. Llama: SwiGLU (6F forward, 10F backward); RoPE, in the
+    forward pass unless the product rotates, and in the backward pass, which with FUSED recipes also
+    writes dQKV's codes; and the QK norm's input, which is read again. GPT-2: GELU (4F forward, 6F
     backward), or in BF16 the gradients of biases."""
     heads = (s.H + s.G) * s.D
     if s.llama:
@@ -110,8 +112,8 @@ def activation_bytes(s, recipe):
 
 
 def quantize_bytes(s, recipe):
-    """Returns the bytes for a token and layer: of attention's output, and of GPT-2's dQKV; with
-    tensorwise scaling, of the four linear layers' X (C, HD, C, F) and dY (N, C, F1, C)."""
+    """Returns the bytes per token and layer for quantising attention's output and GPT-2's dQKV;
+    with tensorwise scaling, the four linear layers' X (C, HD, C, F) and dY (N, C, F1, C)."""
     if recipe == "bf16":
         return 0
     if recipe in FUSED:
@@ -121,9 +123,9 @@ def quantize_bytes(s, recipe):
 
 def muon_seconds(rates, s, gradient, moment):
     """Returns the least seconds that Muon needs for the blocks' matrices, beyond AdamW's time.
-    gradient, moment: bytes of an element. The matrices have one moment, of two bytes at least;
-    their gradient, which becomes the update in place, is moved three more times, and five
-    Newton-Schulz steps of three products follow, on the smaller side's square."""
+    gradient, moment: bytes of an element. A matrix has one moment, of at least two bytes an
+    element. Its gradient, which becomes the update in place, is moved three more times. Then come
+    five Newton-Schulz steps with three products each, on the square of the smaller side."""
     shapes = [(s.H * s.D, s.C), (s.G * s.D, s.C), (s.G * s.D, s.C), (s.C, s.H * s.D), (s.C, s.F)]
     shapes += [(s.F, s.C)] * (2 if s.llama else 1)
     elements = sum(rows * columns for rows, columns in shapes)
@@ -153,7 +155,7 @@ def floor_ms(device, options, parameters):
     def moved(count):
         return count / rates["bytes"]
 
-    codes = 4 if recipe in FUSED else 0 # of dY, beside the residual's gradient
+    codes = 4 if recipe in FUSED else 0 # bytes of dY's codes, beside the residual's gradient
     kind = {"bf16": "bf16", "blockwise": "blocks"}.get(recipe, "fp8")
     seconds = {
         "products": products(rates, kind, s, recipe),

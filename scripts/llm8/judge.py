@@ -1,9 +1,9 @@
-"""Whether variants of one training run agree: their runs in pairs of equal seed, and a judgement on
-each thing that has a limit.
+"""Judges whether variants of one training run agree: pairs their runs by seed, and judges each
+quantity that has a limit.
 
 A loss is judged by the mean of the pairs' differences and its standard error. Its noise is half of
-the 95% confidence interval: the standard error times Student's t. There is a verdict only where the
-noise is not above the limit, and all of that interval on one side of it.
+the 95% confidence interval: the standard error times Student's t. There is a verdict only if the
+noise is at most the limit, and the interval lies on one side of the limit.
 """
 
 import itertools
@@ -20,12 +20,13 @@ from .metrics import changing_options, number
 
 LOSSES = ("training loss", "validation loss")
 PASS, FAIL, UNSURE, OPEN = "pass", "FAIL", "cannot tell", "not judged"
-# Percent between first losses of equal weights and data. From random weights, BF16 and FP8 are at
-# most 0.04% apart (llama-tiny on 128 tokens; GPT-2 124M: 0.013%); from trained ones (--load), more.
+# Limit, in percent, between the first losses of runs with equal weights and data. From random
+# weights, BF16 and FP8 are at most 0.04% apart (llama-tiny on 128 tokens; GPT-2 124M: 0.013%); from
+# trained weights (--load), further.
 ROUNDING = 0.5
-# What the run record says of the shards, by their checksums.
+# option -> the field of the run record that has the checksum of its shards
 DATA = {"data": "data_crc32", "valid-data": "valid_data_crc32"}
-# Student's t at 97.5%, for 2, 3, ... pairs; beyond these, 1.96 + 2.6 / (pairs - 1)
+# Student's t at 97.5%, for 2, 3, ... pairs; for more pairs, 1.96 + 2.6 / (pairs - 1)
 T = [12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23]
 
 
@@ -33,9 +34,9 @@ T = [12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23]
 class Limits:
     train: float = 1.0     # percent
     valid: float = 2.0     # percent
-    speed: float = 1.0     # the ratio must be above
+    speed: float = 1.0     # the ratio to the baseline's speed must be above this
     memory: float = None   # most memory, as a ratio to the baseline's; None: not judged
-    time: float = None     # the same for the time to the baseline's last validation loss
+    time: float = None     # most time to the baseline's last validation loss, as a ratio
 
 
 @dataclass
@@ -101,8 +102,8 @@ def seed_of(run):
 
 
 def more_seeds(comparison):
-    """Returns the --seeds that would allow a judgement of the losses: at least four, or twice as
-    many as now."""
+    """Returns the value of --seeds that would allow a judgement of the losses: at least four seeds,
+    or twice as many as now."""
     have = [seed for seed in comparison.baseline.seeds() if seed.isdigit()]
     if comparison.verdict != UNSURE or not have:
         return ""
@@ -127,8 +128,8 @@ def differences(found, name, kind, width):
 
 
 def window_of(last):
-    """Returns how many steps' mean is the final training loss: a twentieth of the run, at least
-    10."""
+    """Returns the number of steps whose mean is the final training loss: a twentieth of the run,
+    but at least 10."""
     return min(last, max(10, last // 20))
 
 
@@ -142,8 +143,8 @@ def percent(value, baseline):
 
 
 def parts_of(run, at=None):
-    """Returns the starts (of the run and its resumes) whose steps the run consists of. at: only the
-    start of this step."""
+    """Returns the starts (of the run and its resumes) after which the run's steps were made. at:
+    only the start before this step."""
     return [run.part_of(at)] if at else \
         [part for part in run.parts if part["step"] < run.last_step] or run.parts[-1:]
 
@@ -158,8 +159,8 @@ def in_turn(parts, values):
 
 def values_of(runs, name, at=None):
     """Returns an option's value in each run. at: for each run, the step at which the value counts.
-    The same data may lie in other places under other names, so data are compared by their checksum;
-    runs of other programs have none, and the file's name is compared."""
+    Equal data may have other paths, so data are compared by their checksum; a run of another
+    program has no checksum, so there the pattern of the files is compared."""
     rows = [parts_of(run, step) for run, step in zip(runs, at or [None] * len(runs))]
     values = [[str(part["options"].get(name, "-" if run.foreign else None)) for part in parts]
               for run, parts in zip(runs, rows)]
@@ -206,7 +207,8 @@ def error_of(changes):
 
 
 def judge_loss(name, what, ours, theirs, limit, note):
-    """Judges a loss. ours, theirs: the final losses, pair by pair."""
+    """Judges a loss. ours, theirs: the final losses of the variant and of the baseline, pair by
+    pair."""
     changes = [percent(a, b) for a, b in zip(ours, theirs)]
     change, doubt = mean(changes), ""
     error = error_of(changes) if math.isfinite(change) else math.nan
@@ -260,9 +262,9 @@ def judge_valid(found, limits, name):
 
 
 def judge_ratio(name, what, values, good, limit, note="", why_not=""):
-    """Judges a ratio. values: those of each pair's runs; 0: not known. The ratio is that of the two
-    means shown, because a mean of the pairs' ratios would be too high by their noise. why_not: why
-    there is no verdict."""
+    """Judges a ratio. values: for each pair, the two runs' values; 0: not known. The ratio is that
+    of the two means, which the report shows; a mean of the pairs' ratios would be too high, because
+    of noise. why_not: why there is no verdict."""
     ours, theirs = map(mean, zip(*values))
     ratio = ours / theirs if all(map(all, values)) else math.nan
     result = OPEN if why_not or not limit else PASS if good(ratio) else FAIL

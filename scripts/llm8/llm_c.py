@@ -1,10 +1,11 @@
 """Turns the output of llm.c's trainer into records of metrics.jsonl, so that its runs are drawn and
-compared as ours are. Its log is named as a run is: scripts/plot run/mine llmc.log."""
+compared as ours are. A script takes the path of such a log in place of a run's: scripts/plot
+run/mine llmc.log."""
 
 import re
 
 PROGRAM = "llm.c"
-DECAY = "cosine" # its default
+DECAY = "cosine" # llm.c's default
 ROW = re.compile(r"\| (\S.*?) +\| (.*?) *\|$")
 STEP = re.compile(r"step +(\d+)/\d+ \| loss +(\S+) .*?\| norm +(\S+) .*?\| lr +(\S+) \| +(\S+) ms")
 
@@ -22,12 +23,13 @@ class Log:
         self.table, self.start, self.step = {}, None, 0
 
     def record(self, line):
-        """Returns a line's record; None if it has none. ValueError: this is not a log of llm.c."""
+        """Returns the record of a line; None if the line gives none. Raises ValueError if this is
+        not a log of llm.c."""
         text = line.decode(errors="replace").rstrip()
         row, step = ROW.match(text), STEP.match(text)
         if row:
             self.table[row[1]] = row[2]
-            if row[1] == "num_processes": # the table's last but one
+            if row[1] == "num_processes": # the table's last row but one
                 self.start = self._start()
                 return self.start
         elif self.start is None:
@@ -62,7 +64,7 @@ class Log:
                    "min-lr": f"{rate * float(table['final LR fraction']):g}",
                    "weight-decay": f"{float(table['weight decay']):g}",
                    "data": table["train data pattern"], "valid-data": table["val data pattern"]}
-        model = table.get("weight init method", table.get("load_filename")) # of older versions
+        model = table.get("weight init method", table.get("load_filename")) # older versions
         if model and model != "intermediate checkpoint":
             options["model"] = model
         return {"kind": "run", "step": self.step, "program": PROGRAM, "device": table["device"],

@@ -1,11 +1,12 @@
-"""metrics.jsonl, read while it is being written. train/metrics.c says what the trainers write.
+"""Reads metrics.jsonl, also while it is being written. train/metrics.c says what the trainers
+write.
 
-A Run has the records that are valid: after a resume at step N, what came after N is forgotten, and
-the steps done again take its place. The file may end in a torn line (a run in progress, or a killed
-one): the line is not read until it is whole. Lines that are not records are counted and passed
-over.
+A Run has the valid records: after a resume at step N, the earlier records of steps after N are
+forgotten, and the steps done again take their place. The file may end in a torn line (a run in
+progress, or a killed one): that line is not read until it is complete. Lines that are not records
+are counted and passed over.
 
-A log of llm.c's trainer will do as well (llm_c.py).
+A log of llm.c's trainer is read in the same way (llm_c.py).
 
 Besides the records of metrics.c a "fp8" record may hold {"step", "tensors": {name: {"elements",
 "largest", "zero", "subnormal"}}}: FP8 codes of one step.
@@ -25,7 +26,7 @@ from . import environment, llm_c
 from .text import counted, duration, fixed, printable, shown
 
 FLOCK = "hhqqi0q" # struct flock: l_type, l_whence, l_start, l_len, l_pid
-LARGEST = 1e100 # what is beyond is as good as infinite
+LARGEST = 1e100 # larger values count as infinite
 SKIPPED_TOO_OFTEN = 3
 WRONG_RESULTS = 5
 STOPPED_BY_SIGNAL = 75
@@ -78,8 +79,9 @@ def named_runs(paths):
 
 
 def follow(runs, seconds, once=False, each=None):
-    """Yields {run: its new records} once, and then every `seconds` until all runs are over.
-    each(run, record): called when the run has taken in that record, and none after it."""
+    """Yields {run: its new records} at once, and then every `seconds` until all runs are over.
+    each(run, record): called for each record, when the run has taken in this record but no later
+    one."""
     while True:
         yield {run: run.poll(each) for run in runs}
         if once or all(run.over for run in runs):
@@ -94,8 +96,8 @@ def number(record, name):
 
 
 # The types of the values with which the scripts compute: in records, in rows of linear_layers and
-# in counts of a tensor; and the options that are whole numbers. WHOLE: whole numbers within these
-# bounds.
+# in counts of a tensor; and the options that are whole numbers. WHOLE: the whole numbers, with
+# their bounds.
 NUMBERS = set("""step status time parameters flops_per_token fp8_flops_share peak_flops
     memory_bytes ranks slowest valid_sequences tokenizer_vocabulary loss lr norm skipped seconds
     tokens tokens_per_s valid_loss first_block blocks outputs inputs flops_share elements largest
@@ -194,14 +196,14 @@ class Run:
 
     def _forget(self):
         self.starts, self.steps, self.evals, self.fp8, self.end = [], {}, {}, {}, None
-        self.saves = {} # those that have failed, too
-        self.parts = [] # the starts that a later one has not made void
-        self.ranks_at = {} # how long each computes, at each line
+        self.saves = {} # also failed saves
+        self.parts = [] # the starts that no later start has replaced
+        self.ranks_at = {} # step -> the record of how long each rank computes
         # replaced: earlier records of each step that was done again; profile: the record of
         # --profile
         self.replaced, self.profile = {}, None
         self.bad_lines = self.rewinds = self._lines = 0
-        self.first_bad = None # its number, and what is wrong with it
+        self.first_bad = None # the first bad line's number, and what is wrong with it
         self._offset, self._inode, self._log = 0, None, llm_c.Log()
 
     def poll(self, each=None):
@@ -209,7 +211,7 @@ class Run:
         has been replaced, the first record has the kind "restart", and the records of the old file
         are forgotten. each(run, record): called with each record other than "restart" when it is
         taken in."""
-        self._unlocked = self._is_unlocked() # first: a run writes its end before it lets go
+        self._unlocked = self._is_unlocked() # asked first: a run unlocks after its end
         try:
             file = open(self.path, "rb")
         except FileNotFoundError:
@@ -238,7 +240,7 @@ class Run:
 
     def _take(self, line):
         try:
-            # paths of the run may be of another encoding; other programs write NaN for null
+            # paths in a record may not be UTF-8; other programs write NaN for null
             record = (json.loads(line.decode("utf-8", "replace"), parse_constant=lambda _: None)
                       if line[:1] == b"{" else self._log.record(line))
             if record is None:
@@ -246,14 +248,14 @@ class Run:
             if b"\\" in line or not line.isascii():
                 record = cleaned(record)
             kind = record.get("kind")
-            if kind == "profile": # of no step, and nothing to follow
+            if kind == "profile": # it belongs to no step
                 self.profile = record
                 return None
             fault = fault_of(record)
         except json.JSONDecodeError as error:
             fault = f"not JSON from column {error.colno} on"
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError,
-                RecursionError): # whatever a line that is no record makes of the above
+                RecursionError): # all errors of a line that is no record
             fault = "no record"
         if fault:
             self.bad_lines += 1
@@ -316,13 +318,13 @@ class Run:
 
     @property
     def unsaved(self):
-        """The record of the newest save, if that save failed; else None."""
+        """Returns the record of the newest save, if that save failed; else None."""
         newest = self.saves.get(max(self.saves, default=0), {})
         return newest if "error" in newest else None
 
     @property
     def foreign(self):
-        """Whether another program made the run: its weights and its order of data are its own."""
+        """Whether another program made the run, with its own initial weights and order of data."""
         return self.start.get("program") == llm_c.PROGRAM
 
     @property
@@ -335,25 +337,26 @@ class Run:
         return ranks_of(self.start)
 
     def _is_unlocked(self):
-        """Whether nobody holds the lock of the run's folder; None where that is unknown. It only
-        asks and does not lock: a run that starts meanwhile would find its folder in use."""
+        """Whether nobody holds the lock of the run's folder; None if that is not known. This only
+        tests the lock; if it took the lock, a run that starts meanwhile would find its folder in
+        use."""
         asked = struct.pack(FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
         try:
             with open(os.path.join(os.path.dirname(self.path), ".lock"), "rb") as file:
                 found = fcntl.fcntl(file, fcntl.F_GETLK, asked)
-        except OSError: # no lock, or a file system without any
+        except OSError: # no .lock, or a file system without locks
             return None
         return struct.unpack(FLOCK, found)[0] == fcntl.F_UNLCK
 
     @property
     def died(self):
         """Whether a signal or an error ended the run: it has no record of its end, and nobody held
-        its lock when it was last read. None if that is not known."""
+        its lock when its records were last read. None if that is not known."""
         return self.end is None if self._unlocked else self._unlocked
 
     def silent(self, seconds):
-        """How long nothing was written, if that is longer than these seconds and than 20 steps;
-        else 0."""
+        """Returns for how many seconds nothing was written, if that is more than `seconds` and
+        longer than 20 steps; else 0."""
         try:
             silence = time.time() - os.path.getmtime(self.path)
         except OSError:
@@ -390,7 +393,7 @@ class Run:
         return statistics.median(values) if values else math.nan
 
     def sources(self):
-        """Returns, for each source of a mixture, its glob, and how many tokens and epochs of it
+        """Returns, for each source of a mixture, its pattern, and how many of its tokens and epochs
         were read."""
         newest = self.steps.get(self.last_step, {})
         lists = [row.get("data", "?") for row in self.start.get("sources", [])], \
@@ -399,7 +402,8 @@ class Run:
                 for name, *read in zip(*lists)]
 
     def source_losses(self):
-        """Returns, for each source of a mixture's validation data, its glob and its newest loss."""
+        """Returns, for each source of a mixture's validation data, its pattern and its newest
+        loss."""
         newest = self.evals.get(max(self.evals, default=0), {}).get("source_losses", [])
         return [(row.get("data", "?"), math.nan if loss is None else float(loss))
                 for row, loss in zip(self.start.get("valid_sources", []), newest)]
@@ -454,7 +458,7 @@ def time_left(run):
 
 def state_of(run):
     """Returns the state of a run as a text. If the run goes on, the text also says whether its last
-    save failed, and for how long it has been silent, if that is long."""
+    save failed, and for how long it has written nothing, if that is unusually long."""
     if run.end is not None or not run.starts or run.died:
         return run.state
     silent = run.silent(60)
@@ -464,7 +468,7 @@ def state_of(run):
 
 
 def cells(run):
-    """Returns the texts of a run's line: {column: text}."""
+    """Returns a run's line of the table: {column: text}."""
     return {"run": run.name, "step": f"{run.last_step:,}/{run.train_iters:,}",
             "loss": fixed(run.recent("loss")), "valid": fixed(run.last("valid_loss", "evals")),
             "lr": shown(run.last("lr"), ".2e"), "norm": fixed(run.recent("norm"), 3),

@@ -21,13 +21,13 @@ from . import metrics
 from .command_line import Parser, number
 from .text import counted, fixed, many, memory
 
-LETTERS = "*ox+#@" # of the curves, one a run
-DROPPED = ["norm", "lr", "skipped", "valid", "left", "tok/s", "loss"] # where it is narrow, in order
+LETTERS = "*ox+#@" # the letters of the curves, one for each run
+DROPPED = ["norm", "lr", "skipped", "valid", "left", "tok/s", "loss"] # if narrow, in this order
 
 
 def chart(runs, width, height):
-    """Draws the losses as points, one for the mean in each column. The axis leaves out the first
-    twentieth of the run."""
+    """Draws the losses as points: in each column of letters, one for the mean. The axis leaves out
+    the first twentieth of the run."""
     steps = [step for run in runs for step in run.steps]
     first, last, curves = min(steps), max(steps), []
     for run in runs:
@@ -66,7 +66,7 @@ def table(runs, width):
 
 
 def details(run):
-    """Yields further lines about a run that is shown alone."""
+    """Yields more lines about a run, if it is the only one shown."""
     start, speed = run.start, run.recent("tokens_per_s")
     flops = speed * metrics.number(start, "flops_per_token")
     peak = metrics.number(start, "peak_flops") * run.ranks
@@ -147,8 +147,8 @@ def print_line(run, record):
 
 
 def print_trouble(run, records, told):
-    """Reports once that a run has died, or that it is silent, when it should have written
-    something. told: {run: which of the two was reported since the run last wrote}."""
+    """Reports once that a run has died, or is silent although it should have written something.
+    told: {run: "died" or "silent", if that was reported since the run last wrote}."""
     what = "died" if run.died else "silent" if run.silent(60) else None
     if records or not run.starts or run.end is not None:
         told.pop(run, None)
@@ -167,7 +167,7 @@ def watch(options, runs, boards):
         width, height = shutil.get_terminal_size((120, 30))
         if options.once:
             print(frame(runs, min(width, 160), 30))
-        elif live: # from the top of the terminal, what was below it cleared
+        elif live: # moves to the terminal's top and clears it
             print("\033[H\033[J" + frame(runs, min(width, 160), height), flush=True)
         else:
             for run, records in news.items():

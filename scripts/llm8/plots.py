@@ -1,18 +1,18 @@
-"""The pictures of runs. A variant is a name and its runs, of several seeds in a comparison, one in
-scripts/plot; each function draws variants on a figure, which style.draw passes."""
+"""Draws the pictures of runs. A variant is a name and its runs: one for each seed in a comparison,
+a single one in scripts/plot. Each function draws variants on a figure, which style.draw makes."""
 
 import numpy
 
 from . import judge, series, style, text
 
 SIZE_RUNS = (9.6, 6.4)
-SIZE_PAIR = (8.6, 6.4) # curves above, their difference below
+SIZE_PAIR = (8.6, 6.4) # two curves, and their difference below them
 SIZE_WIDE = (8.6, 3.4)
 
 
 def final_range(axes, curves):
     """Limits the axis to the values after the first twentieth of the run, because losses at the
-    start are far higher; and to earlier spikes, which are rises by more than a tenth of the curve's
+    start are far higher. Earlier spikes stay visible: rises by more than a tenth of the curve's
     fall."""
     shown = [curve[len(curve) // 20:] for curve in curves]
     for curve in filter(len, curves):
@@ -88,7 +88,7 @@ def draw_difference(axes, variants, name, kind, width, limit):
         axes.axhline(side, color=style.QUIET, linewidth=1, linestyle=(0, (2, 2)),
                      label=f"limit {limit:g}%" if side > 0 else None)
     style.written(axes.yaxis, lambda value: f"{value:+.3g}%" if value else "0")
-    # the bands count too, but not at the start of the run, where losses vary widely
+    # bands count too, but not those at the start of the run, where losses vary widely
     edges = [line.get_ydata() for line in axes.get_lines() if len(line.get_ydata()) > 2]
     edges += [path.vertices[:, 1] for band in axes.collections for path in band.get_paths()]
     finite = [numpy.abs(values[numpy.isfinite(values)]) for values in map(numpy.asarray, edges)]
@@ -125,7 +125,7 @@ def time_figure(figure, variants):
     final_range(both[0], [mean[len(mean) // 8:] for mean in means])
     both[0].set(ylabel="loss (nats/token)", title="Validation loss")
     style.legend_above(both[0])
-    both[0].get_legend().set_in_layout(False) # wider than its axes: it shall not make them narrow
+    both[0].get_legend().set_in_layout(False) # or a wide legend would narrow the axes
 
 
 def over_steps(axes, **words):

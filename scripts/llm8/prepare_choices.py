@@ -1,4 +1,4 @@
-"""Multiple-choice sets for the trainers' --eval-choices: what scripts/prepare_choices does.
+"""Makes multiple-choice sets for the trainers' --eval-choices, for scripts/prepare_choices.
 dataloader/choices.h has the format."""
 
 import itertools
@@ -17,7 +17,7 @@ from .vocabulary import add_options, open_vocabulary, words_of
 
 MAGIC, START = 20240522, 65535
 HELLASWAG = "Rowan/hellaswag", "dataset", ["data/validation-*.parquet"]
-# the names under which published sets have a question, its answers and the right one
+# field names in published sets: of the question, of its answers, and of the right answer
 CONTEXTS = ["ctx", "context", "question", "question_stem", "query", "prompt", "goal", "sentence",
             "passage", "article"]
 ANSWERS = ["endings", "choices", "options", "answers"]
@@ -30,21 +30,21 @@ def find(row, wanted, usual, what):
     if not names:
         raise ValueError(f"no {what} under {wanted or ', '.join(usual)}; it has {', '.join(row)} "
                          "(--context-field, --choices-field, --label-field)")
-    if usual is CONTEXTS and len(names) > 1:  # such as a passage and the question about it
+    if usual is CONTEXTS and len(names) > 1:  # perhaps a passage and the question about it
         raise ValueError(f"both '{names[0]}' and '{names[1]}'; write the whole question into one "
                          "field, and name that one (--context-field)")
     return row[names[0]]
 
 
 def cleaned(text):
-    """Returns a text of HellaSwag as lm-eval writes it, without WikiHow's marks."""
+    """Returns a text of HellaSwag in lm-eval's wording, without WikiHow's marks."""
     marked = text.strip().replace(" [title]", ". ")
     return re.sub(r"\[.*?\]", "", marked).replace("  ", " ")
 
 
 def lm_evals_text(row, o):
-    """Returns the question in a row of HellaSwag as lm-eval writes it; None for other sets'
-    rows."""
+    """Returns the question in a row of HellaSwag in lm-eval's wording; None for rows of other
+    sets."""
     parts = [row.get(name) for name in ("activity_label", "ctx_a", "ctx_b")]
     if o.context_field or not all(isinstance(part, str) for part in parts):
         return None
@@ -54,8 +54,8 @@ def lm_evals_text(row, o):
 
 def read_row(row, o):
     """Returns (context, answers, which answer is right) from a row in any usual form; a doubt about
-    which answer is right, or None; and whether the text is lm-eval's. White space between context
-    and answer belongs to the answer. Raises ValueError if the row is not a question."""
+    which answer is right, or None; and whether the wording is lm-eval's. White space between
+    context and answer belongs to the answer. Raises ValueError if the row is not a question."""
     context = lm_evals_text(row, o)
     of_lm_eval = context is not None
     if not of_lm_eval:
@@ -87,16 +87,16 @@ def read_row(row, o):
 
 
 def spaced(end, answer):
-    """Returns an answer with white space before it: its own; else the white space at the end of the
-    question; else a space."""
+    """Returns an answer with white space before it: the answer's own, else that at the end of the
+    question, else a space."""
     return answer if answer[0].isspace() and not end.strip(" ") else (end or " ") + answer
 
 
 def encode_row(vocabulary, context, answers, label, before):
     """Returns the numbers of a question after its first two, and whether a token crosses from the
-    context into an answer. As in lm-eval, context and answer are encoded together, and the answer's
-    tokens are those after as many as the context alone has, because some tokenizers write a space
-    before a text."""
+    context into an answer. As in lm-eval, context and answer are encoded together, because some
+    tokenizers write a space before a text. Of these tokens, the answer's are those after the first
+    n, if the context alone has n."""
     head, crosses = vocabulary.encode(context), False
     numbers = [label, len(answers), len(before) + len(head), *before, *head]
     for answer in answers:
@@ -117,7 +117,8 @@ def begin_of(vocabulary):
 
 
 def write_set(path, source, questions, dtype, mark, of_lm_eval):
-    """Writes a set. questions: rows of numbers from encode_row, made from the file `source`."""
+    """Writes a set. questions: lists of numbers from encode_row. source: the file that they were
+    made from."""
     parts, longest = [], 0
     for place, numbers in enumerate(questions):
         size = (3 + len(numbers)) * dtype.itemsize

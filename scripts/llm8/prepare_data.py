@@ -1,13 +1,13 @@
-"""From text or conversations to shuffled, tokenized shards, by scripts/prepare_data.
+"""Turns text or conversations into shuffled, tokenized shards, for scripts/prepare_data.
 
-First the units of the input are tokenized into files in OUT/.work, whose names follow from their
-content. Then the shards are put together from these files, in an order that depends only on the
-seed. Both parts run in parallel. A unit's file has its name only when it is whole, so a run that
-was stopped resumes with the other units. The shards move to OUT when all are whole; manifest.json
-is the last file to be written.
+First the units of the input (sources.py) are tokenized into files in OUT/.work, whose names depend
+on the input and the settings. Then the shards are put together from these files, in an order that
+depends only on the seed. Each of the two stages runs in several processes. A unit's file gets its
+name only when it is complete, so a run that was stopped resumes with the other units. The shards
+move to OUT when all are complete; manifest.json is the last file to be written.
 
-Beside a shard is a list of where its documents begin. Conversations also have masks there, and are
-packed into windows: the pieces of a shard are then the windows, not the documents.
+Beside a shard is a list of where its documents begin. Shards of conversations also have masks, and
+their conversations are packed into windows, which no shard boundary cuts.
 """
 
 import contextlib
@@ -42,18 +42,18 @@ from .vocabulary import add_options, open_vocabulary, words_of
 
 VERSION = 2
 UNITS = 4  # increased when the content of a unit's files changes
-OF_CONVERSATIONS = ("chat_template", "special_tokens")  # settings on which texts do not depend
+OF_CONVERSATIONS = ("chat_template", "special_tokens")  # settings for conversations only
 COUNT = number(int, 1, sys.maxsize, "a whole number from 1 on")
 LONG_TEXT = 1 << 20
-VALID_BYTES = 1 << 20  # some 200,000 tokens: an evaluation of 20 batches, 8 x 1024 tokens each
+VALID_BYTES = 1 << 20  # some 200,000 tokens; an evaluation takes 20 batches of 8 x 1024
 FEW_TOKENS = 20 * 1024
 CHAT_WINDOW = 2048
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 ANEW = "remove the folder {}, then prepare the data again"
 DOCUMENT = numpy.dtype([("unit", "<i4"), ("offset", "<i8"), ("length", "<i8"), ("hash", "<u8"),
                         ("valid", "?"), ("chat", "?"), ("padding", "<i8")])
-# offset, length: in the unit's tokens; padding: the tokens after it that fill its window
-# where a line ends between two visible ASCII characters, no word of any tokenizer here continues
+# offset, length: in the unit's tokens; padding: how many tokens after the document fill its window
+# no tokenizer here has a word across a line's end between two visible ASCII characters
 BREAK = re.compile(r"(?<=[!-~]\n)(?=[!-~])")
 
 
@@ -90,7 +90,8 @@ class Worker:
 
 
 def start_process(*what):
-    # if the parent is killed, this process is killed too: it would write where the next run resumes
+    # if the parent is killed, this process is killed too, or it would write into the files of a run
+    # that resumes
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
     if os.getppid() != parent_process().pid:  # the parent was killed before the call above
         os._exit(1)
@@ -112,8 +113,8 @@ def pieces(text):
 
 
 def tokens_of(vocabulary, text):
-    """Yields the tokens of a text, part by part. Later parts are encoded after a line of their own,
-    because some tokenizers write a space before a text."""
+    """Yields the tokens of a text, part by part. Each part but the first is encoded after a line
+    "a", whose tokens are removed, because some tokenizers write a space before a text."""
     first, *others = pieces(text)
     yield vocabulary.encode(first)
     lead = vocabulary.encode("a\n") if others else []
@@ -123,8 +124,8 @@ def tokens_of(vocabulary, text):
 
 
 def split_tail(text, fraction):
-    """Cuts a text into a part for training and a part for validation. The latter starts at the
-    beginning of a line, unless it would lose more than half by that."""
+    """Cuts a text into a part for training and a part for validation. The part for validation
+    starts at the beginning of a line, unless that would make it less than half as long."""
     at = len(text) - int(len(text) * fraction)
     line = text.find(b"\n" if isinstance(text, bytes) else "\n", at, at + (len(text) - at) // 2)
     at = line + 1 if line >= 0 else at
@@ -136,7 +137,8 @@ def short_hash(text):
 
 
 def unit_name(settings, unit):
-    """Returns a name that changes with everything on which the unit's tokens depend."""
+    """Returns a name for the unit's files, which changes with everything that the unit's tokens
+    depend on."""
     return "unit_" + short_hash(json.dumps([
         UNITS, unit.__dict__, stamps(unit.files),
         {key: settings[key] for key in settings if not key.endswith("sources")}]))
@@ -182,7 +184,7 @@ def tokenize_unit(name, unit):
 
     base, content = os.path.join(Worker.work, name), io.BytesIO()
     shards.write_durably(base + ".tokens", parts())
-    shards.write_durably(base + ".counted", counted)  # conversations: a byte for each token
+    shards.write_durably(base + ".counted", counted)  # a byte a token, if a conversation
     numpy.savez(content, documents=numpy.array(found, DOCUMENT), skipped=list(map(str, skipped)),
                 unread=json.dumps(+Worker.unread), doubts=json.dumps(Worker.doubts))
     shards.write_durably(base + ".npz", [content.getvalue()])
@@ -192,8 +194,8 @@ def tokenize_unit(name, unit):
 
 
 def read_units(work, names):
-    """Returns the documents of all units, what was left out, how many rows had fields that were not
-    read, and how many conversations have which doubts."""
+    """Returns the documents of all units, what was left out, the numbers of rows by field that was
+    not read, and of conversations by kind of doubt."""
     tables, skipped, unread, doubts = [numpy.zeros(0, DOCUMENT)], [], Counter(), Counter()
     for number_of, name in enumerate(names):
         with numpy.load(os.path.join(work, name + ".npz")) as held:
@@ -206,9 +208,9 @@ def read_units(work, names):
 
 
 def choose_valid(documents, fraction, seed):
-    """Decides which documents are for validation: in the order of the hashes of their texts, until
-    they have this share of the tokens. Equal texts or conversations are all on one side. A document
-    longer than the whole share is for training, if there are others."""
+    """Chooses documents for validation, in the order of hashes of their texts, until they have this
+    fraction of all tokens. Equal documents are all for validation or all for training. A document
+    longer than that share is for training, unless there is no other."""
     _, key = numpy.unique(shards.mixed(documents["hash"] ^ seed), return_inverse=True)
     length = numpy.bincount(key, documents["length"])  # tokens of all documents with the same hash
     share = fraction * length.sum()
@@ -231,10 +233,10 @@ def split_documents(settings, documents):
 def pack(documents, window):
     """Packs documents into windows of `window` tokens: the longest first, each into the window in
     which it leaves the least room. A document longer than a window begins one and fills several.
-    Windows, and documents in them, keep their order; `padding` follows the last document of
-    each."""
+    Windows, and the documents in each, keep their order; the last document of each window gets its
+    `padding`."""
     length = documents["length"]
-    last = (length - 1) % window + 1  # tokens in the last window
+    last = (length - 1) % window + 1  # tokens in the last window that the document needs
     # rooms: bit n is set if some window has room for n tokens
     bins, with_room, rooms = [], [[] for _ in range(window + 1)], 0
     for place in numpy.lexsort((-last, length <= window)).tolist():
@@ -264,7 +266,7 @@ def pack(documents, window):
 
 
 def cut_shards(documents, most, window):
-    """Yields the documents of each shard: about `most` tokens, in whole windows."""
+    """Yields the documents of each shard, about `most` tokens. A shard ends where a window ends."""
     ends, begin, base = numpy.cumsum(documents["length"] + documents["padding"]), 0, 0
     cuts = numpy.flatnonzero(ends % window == 0) + 1  # a shard may end before these documents
     while begin < len(documents):
@@ -276,7 +278,7 @@ def cut_shards(documents, most, window):
 
 
 def contents(documents, names, ending, dtype, padding):
-    """Yields, for each document, its part of the unit's file with this ending, and then its
+    """Yields, for each document, its part of its unit's file with this ending, and then its
     padding."""
     held = {unit: numpy.memmap(os.path.join(Worker.work, names[unit] + ending), dtype, "r")
             for unit in numpy.unique(documents["unit"])}
@@ -295,15 +297,15 @@ def starts_of(documents, count):
 
 
 def write_shard(name, documents, names, window):
-    """Writes one shard from the units of these names, the list of where its documents begin and, if
-    it has windows, its mask. Returns its row of the manifest. Runs in a worker."""
+    """Writes one shard, the list of where its documents begin and, if it has windows, its mask.
+    names: the units' names. Returns its row of the manifest. Runs in a worker."""
     vocabulary, path = Worker.vocabulary, os.path.join(Worker.work, name)
     dtype = shards.token_type(vocabulary.size)
     count = int((documents["length"] + documents["padding"]).sum())
 
     def parts():
         yield shard_header.header(dtype.itemsize, count, vocabulary.mark(), window > 1,
-                                  window > 1)  # texts can be read without this list
+                                  window > 1)  # shards of texts do not need this list
         for part in contents(documents, names, ".tokens", dtype, vocabulary.end_of_text):
             yield part.tobytes()
 
@@ -327,7 +329,7 @@ def write_shard(name, documents, names, window):
 
 
 def open_pool(jobs, *what):
-    if jobs == 1:  # with little to do, a pool would take longer
+    if jobs == 1:  # without a pool, which costs more time than it saves
         Worker.start(*what)
         return contextlib.nullcontext()
     return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"),
@@ -418,7 +420,7 @@ def window_of(settings, documents, vocabulary):
 
 def publish(output, work, vocabulary, manifest):
     for name in filter(OWN_SHARD.fullmatch, os.listdir(output)):
-        # files of a preparation that was stopped while it moved them
+        # deletes files of a preparation that was stopped while it moved them
         os.remove(os.path.join(output, name))
     for name, _, _ in files_of(manifest):
         os.rename(os.path.join(work, name), os.path.join(output, name))
@@ -438,7 +440,7 @@ def publish(output, work, vocabulary, manifest):
 
 def files_of(manifest):
     """Yields (name, bytes, SHA-256) of the manifest's files: each shard, after the files beside it;
-    and the tokenizer's files, which older manifests do not name."""
+    and the tokenizer's files, which manifests of older versions lack."""
     for row in manifest["shards"] + manifest.get("tokenizer_files", []):
         for ending in shards.BESIDE:
             if checksum := row.get(ending[1:] + "_sha256"):
@@ -580,13 +582,13 @@ def check_files_made(folder, manifest, checksums):
 
 
 def is_made(output, settings):
-    """Returns whether the folder has the result of this preparation. Ends the program if it has the
-    result of another one, or only a part."""
+    """Returns whether the folder has the complete result of these settings. Ends the program if it
+    has the result of other settings, or only a part of a result."""
     path = os.path.join(output, "manifest.json")
     if not os.path.exists(path):
         return False
     manifest = read_manifest(output)
-    # folders older than this option lack it
+    # manifests of older versions lack seq_length
     before = {"seq_length": 0} | manifest.get("settings", {})
     different = [key for key in settings if before.get(key) != settings[key] and not (
         key in OF_CONVERSATIONS and (key not in before or manifest.get("window", 1) == 1))]
@@ -681,7 +683,7 @@ def main():
         if not os.path.isdir(work) and is_made(o.output, settings):
             return  # takes no lock: the folder may be another user's
         lock(o.output)
-        if is_made(o.output, settings):  # the process that this one has waited for has made it
+        if is_made(o.output, settings):  # another process has made it while this one waited
             with contextlib.suppress(FileNotFoundError):
                 shutil.rmtree(work)  # of a preparation that was stopped after it wrote the manifest
         else:

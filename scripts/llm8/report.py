@@ -1,4 +1,4 @@
-"""The report of a comparison: its Markdown, its pictures, and the same figures as JSON."""
+"""Writes the report of a comparison: Markdown, pictures, and the same numbers as JSON."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from .metrics import number
 from .shards import write_durably
 from .text import counted, duration, fixed, many, memory, table
 
-# how the values of judgements on ratios are written; other judgements are on losses
+# functions that write the values of a judgement on a ratio; other judgements are on losses
 RATIOS = {"speed-up": lambda speed: counted(speed) + " tok/s", "memory": memory,
           "time to loss": lambda seconds: fixed(seconds, 1, ",") + " s"}
 
@@ -164,7 +164,7 @@ def precision_blocks(comparison):
 
 def option_rows(comparison):
     """Returns {name: the values in each variant's runs} for options that are not equal in all runs.
-    Seeds differ within a variant anyway."""
+    The seed is left out if all variants have the same seeds."""
     rows = {}
     for name, values in judge.differing_options(comparison.runs).items():
         left = iter(values)
@@ -195,7 +195,7 @@ def setting_blocks(comparison, commands):
 
 
 def figures_of_runs(comparison):
-    """Returns the figures of each run that the reports show."""
+    """Returns the numbers of each run that the reports show."""
     return [{"variant": variant.name, "seed": judge.seed_of(run),
              "folder": os.path.dirname(run.path), "steps": run.last_step, "state": run.state,
              "loss": series.window_mean(run, run.last_step, judge.window_of(run.last_step)),
@@ -226,7 +226,8 @@ def build(comparison, commands=()):
 
 
 def curve(variant):
-    """Returns the means over the seeds, at each evaluation that all seeds have."""
+    """Returns the mean, lowest and highest loss over the seeds, at each evaluation that all seeds
+    have."""
     steps, loss, low, high = plots.curve_of(variant, "valid_loss", "evals")
     places = {axis: series.mean_positions(variant.runs, axis, steps)
               for axis in ("tokens", "seconds")}

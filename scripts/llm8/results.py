@@ -44,7 +44,7 @@ EVERY = ("date", "machine", "commit", "precision", "model", "seq_length", "micro
 FIELDS = {"bench.jsonl": (*EVERY, "gpus", "recipe", "lm_head", "tflops", "mfu", "floor_share",
                           "peak_memory_gib", "planned_memory_gib"),
           "peers.jsonl": (*EVERY, "program"), "offload.jsonl": (*EVERY, "global_batch")}
-JOB = "llama-3-8b-finetune" # of scripts/bench: the recipe on four GPUs
+JOB = "llama-3-8b-finetune" # a model of scripts/bench: the recipe's job on four GPUs
 MODELS = {"gpt2-124m": "GPT-2 124M", "gpt2-1558m": "GPT-2 1558M", "llama-1b": "Llama 1B",
           "llama-3-8b": "Llama 3 8B", JOB: "Llama 3 8B fine-tuning", "qwen2.5-7b": "Qwen2.5 7B",
           "qwen2.5-14b": "Qwen2.5 14B"}
@@ -56,8 +56,8 @@ VARIANTS = {"bf16": "BF16", "delayed": "FP8 delayed", "tensorwise": "FP8 tensorw
 HALF = "muon-half"
 RACERS = {"llm.c": "llm.c BF16", "bf16": "AdamW BF16", "fp8": "AdamW FP8", "muon": "Muon FP8",
           HALF: "Muon FP8, half the steps"}
-# Where a racer's name stands beside the end of its curve, in points, and how it is aligned. Look at
-# the figure after another race.
+# The offset of a racer's name from the end of its curve, in points, and how it is aligned. After
+# another race, look at the figure and adjust these.
 ENDS = {"llm.c": (0, 11, "left"), "bf16": (8, -2, "left"), "fp8": (-12, -24, "right"),
         "muon": (8, -4, "left"), HALF: (-17, -11, "center")}
 
@@ -105,8 +105,8 @@ class Records:
                          for r in self.bench}
 
     def like(self, r, **other):
-        """Returns the record of the same commit and kind of GPU that differs from this one in these
-        fields only; or None."""
+        """Returns the record of the same commit and kind of GPU that differs from r only in the
+        fields of `other`; or None."""
         return self.of_place.get((r["commit"], r["machine"]["gpu"], r["model"],
                                   other.get("gpus", r["gpus"]), other.get("name", name_of(r))))
 
@@ -135,7 +135,7 @@ class Records:
 
 
 def table(head, rows, words=(0,)):
-    """Leaves out a column in which no row has a value."""
+    """Returns a table in Markdown, without the columns in which no row has a value."""
     kept = [i for i in range(len(head)) if any(row[i] != "-" for row in rows)]
     head, *rows = [[row[i] for i in kept] for row in (head, *rows)]
     return text.table(head, rows, [kept.index(i) for i in words if i in kept], str) + "\n"
@@ -168,8 +168,9 @@ def label_of(r):
 
 
 def steps(records, rows, whole=True):
-    """Writes the rows, and where and when they were measured. Those of other programs are counted
-    in our FLOPs, by the same peak. whole: with what is known of ours alone."""
+    """Returns a table of records, and where and when they were measured. For other programs'
+    records, FLOP/s are computed from our FLOPs and peak. whole: also the columns that only our
+    records have."""
     lines, ours = [], [r for r in rows if "program" not in r]
     several = any(r.get("gpus", 1) > 1 for r in rows)
     for r in rows:
@@ -230,7 +231,8 @@ def jobs(records):
 
 
 def beside_bf16(records, r):
-    """Returns how many times as fast a run is as the same run in BF16, if there is one."""
+    """Returns how many times as fast a run is as the same run in BF16; None if that was not
+    measured."""
     alike = ("commit", "model", "seq_length", "global_batch", "adam_dtype", "offload")
     return next((r["tokens_per_s"] / b["tokens_per_s"] for b in records.offload
                  if b["precision"] == "BF16" and b["machine"]["gpu"] == r["machine"]["gpu"]
@@ -392,8 +394,9 @@ def older(records):
 
 
 def figure(records):
-    """Draws tokens a second, other programs in grey, ours by precision in colours. Where there
-    is a race: its curves, each with its name at its end, and the time to llm.c's last loss."""
+    """Draws tokens a second, other programs in grey, ours by precision in colours. If there
+    is a race: also its curves, each with its name at the end, and the times to llm.c's last
+    loss."""
     import numpy
 
     from . import plots, series, style
@@ -402,7 +405,7 @@ def figure(records):
         ours = program.startswith("llm8.c ")
         return style.color("FP8" in program) if ours else style.QUIET
 
-    # above and below, blue is ours in BF16 and orange ours in FP8; Muon has colours of its own
+    # in both rows of the figure, our BF16 is blue and our FP8 orange; Muon has other colours
     racing = {name: {**style.line(i - 1 if i else 0), **({} if i else {"color": style.QUIET})}
               for i, name in enumerate(RACERS)}
 
@@ -426,8 +429,8 @@ def figure(records):
                                   "shrinkA": 0, "shrinkB": 2} if abs(y) > 20 else None)
         plots.final_range(axes, [loss[len(loss) // 4:] for loss in curves.values()])
         low, high = axes.get_ylim()
-        axes.set_ylim(low - 0.1 * (high - low), high) # names stand below the ends
-        axes.set_xlim(0, 1.22 * axes.get_xlim()[1]) # and beside them
+        axes.set_ylim(low - 0.1 * (high - low), high) # leaves room for names below the curves' ends
+        axes.set_xlim(0, 1.22 * axes.get_xlim()[1]) # and beside the ends
         axes.set(title="GPT-2 124M, validation loss (nats/token)",
                  xlabel=f"{series.AXES['seconds']}, {device}")
         style.written(axes.xaxis)
@@ -465,7 +468,7 @@ def command_of(path, gpus):
     """Returns the options that a recipe passes to the trainer on this number of GPUs, without
     --gpus."""
     words_of = {**os.environ, "DRY": "1", "GPUS": str(gpus), "PRECISION": "bf16", "SMOKE": "0",
-                "LAUNCH": "self", "DATA": "none"} # whose vocabulary is not the data set's
+                "LAUNCH": "self", "DATA": "none"} # a data set could set the vocabulary
     done = subprocess.run([path], capture_output=True, text=True, check=False, env=words_of)
     _, program, words = done.stdout.partition("/train_gptcu ")
     if done.returncode != 0 or not program:

@@ -1,13 +1,13 @@
-"""What a row of a set holds: a text, or a conversation in one of the forms that people publish,
-which is converted to OpenAI's messages.
+"""Reads a row of a data set: a text, or a conversation in one of the published forms, which is
+converted to OpenAI's messages.
 
 Other content is never dropped silently: fields that belong to the row's form are used,
-contradictory ones are refused, and other fields that look like content are counted."""
+contradictory fields are refused, and other fields that look like content are counted."""
 
 import json
 
-# The fields that are read: {fields that a form needs: fields that it may have}. The first form
-# whose fields a row has is read.
+# {fields that a form needs: fields that it may have}. A row has the first form whose needed fields
+# it has.
 OPTIONAL = ("system", "tools", "documents", "chat_template_kwargs")
 FORMS = {
     ("messages",): OPTIONAL,
@@ -65,10 +65,10 @@ def text_of(row, name):
 
 
 def read_row(row, wanted, unread):
-    """Returns the text of a row, or its conversation: 'messages', or 'prompt' and 'completion', all
-    lists of messages, and the other values that the template gets. Raises ValueError if the row has
-    neither. wanted: the text field that the user named, or "". unread: counts the fields that were
-    not read."""
+    """Returns the text of a row, or its conversation: an object with 'messages', or with 'prompt'
+    and 'completion', all lists of messages, and with the other values that the template gets.
+    Raises ValueError if the row has neither text nor conversation. wanted: the text field that the
+    user named, or "". unread: counts the fields that were not read."""
     if wanted:
         if wanted not in row:
             raise ValueError(no_text(list(row), wanted))
@@ -106,7 +106,7 @@ def refuse_preferences(found):
 
 
 def as_messages(held, role):
-    """Returns a list of messages, from such a list or, if a role is given, from the content of one
+    """Returns a list of messages. held: such a list or, if a role is given, the content of one
     message."""
     if not isinstance(held, list) or not all(
             isinstance(message, dict) and message.keys() & {"role", "from"} for message in held):

@@ -1,8 +1,8 @@
-"""Arithmetic on the series of runs: smoothing, seeds side by side, steady throughput."""
+"""Computes with the values of runs by step: smoothing, seeds side by side, steady throughput."""
 
 import numpy
 
-WARM_UP_STEPS = 3 # after each start: caches, graphs and clocks settle
+WARM_UP_STEPS = 3 # after each start, until caches, graphs and clocks have settled
 
 
 def arrays(run, name, kind="steps"):
@@ -17,15 +17,16 @@ def finite(run, name, kind="steps"):
 
 
 def learned(run, name):
-    """Returns the same without skipped steps, some of which (spikes) have a finite loss."""
+    """Returns the same as finite(), without skipped steps; some of them (spikes) have a finite
+    loss."""
     steps, values = finite(run, name)
     done = numpy.array([not run.steps[int(step)].get("skipped") for step in steps], bool)
     return steps[done], values[done]
 
 
 def smooth(values, width):
-    """Returns for each value the mean over `width` values around it, fewer at the ends; NaN and
-    infinity are left out."""
+    """Returns, for each value, the mean of the `width` values around it (at the ends, of fewer);
+    NaN and infinity are left out."""
     if width == 1 or not len(values):
         return numpy.where(numpy.isfinite(values), values, numpy.nan)
     good = numpy.isfinite(values)
@@ -45,8 +46,8 @@ def difference_width(runs):
 
 
 def side_by_side(runs, name, kind="steps", width=1):
-    """Returns the steps that all runs have, and the smoothed values there, in a row for each
-    run."""
+    """Returns the steps that all runs have, and the smoothed values at these steps, one row for
+    each run."""
     columns = [arrays(run, name, kind) for run in runs]
     common = columns[0][0]
     for steps, _ in columns[1:]:

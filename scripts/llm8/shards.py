@@ -13,7 +13,7 @@ from . import shard_header
 MASK, STARTS = ".mask", ".starts"
 # magic numbers of the files that have a bit for each token
 BESIDE = {MASK: 20261124, STARTS: 20261128}
-BITS = 16  # tokens for which one number has bits
+BITS = 16  # tokens for which one number of the file has bits
 
 
 def token_type(vocabulary_size):
@@ -25,9 +25,9 @@ def bits_bytes(count):
 
 
 def bits(ending, held, of_shard, window=0, template=""):
-    """Returns the parts of a file beside a shard, which ends in `ending` and has a bit for each
-    token: whether the token counts, or begins a document. window: the length of packed windows.
-    template: the chat template that wrote the documents."""
+    """Returns the parts of a file beside a shard. The file's name ends in `ending`. It has a bit
+    for each token: whether the token counts, or begins a document. window: the length of packed
+    windows. template: the chat template that wrote the documents."""
     numbers = numpy.packbits(held, bitorder="little").tobytes()
     numbers = numbers.ljust(bits_bytes(len(held)) - shard_header.BYTES, b"\0")
     words = numpy.zeros(shard_header.BYTES // 4, dtype="<u4")

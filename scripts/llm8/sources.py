@@ -1,5 +1,5 @@
-"""Where text comes from: .txt, .md, .jsonl, .json (both also .gz, .zst) and .parquet files, folders
-and globs of them. Files are cut into units, which workers read one at a time.
+"""Reads text from .txt, .md, .jsonl, .json (these two also as .gz, .zst) and .parquet files, and
+from folders and globs of such files. Files are cut into units, which workers read one at a time.
 """
 
 import contextlib
@@ -23,13 +23,13 @@ KINDS = {".txt": "text", ".md": "text", ".jsonl": "lines", ".jsonl.gz": "lines",
          ".parquet": "parquet"}
 LOST = "lost+found"  # a folder at the root of a disk, which only root can read
 UNIT_BYTES = 16 << 20
-# packed bytes that are unpacked at a time: a frame may hold 30,000 times as many
+# packed bytes that are unpacked at a time; they may unpack to 30,000 times as many
 PACKED_BYTES = 1 << 12
 BLANK = b" \t\r\n\xef\xbb\xbf"  # the blank bytes of a line; the last three are a byte-order mark
 
 
 class BadSource(Exception):
-    """The error for a source that cannot be read: what is wrong, and the remedy."""
+    """A source cannot be read. The text says what is wrong, and the remedy."""
 
 
 @dataclass
@@ -147,9 +147,9 @@ def units_of(files, valid, wanted, skip_bad):
 
 def documents(unit, take, raw=False, skip=None):
     """Yields the texts of a unit's files, or what take(row) returns for each of its rows; take
-    raises ValueError for a bad row. raw: yields text files as bytes, whatever they contain. If
-    something cannot be read, this raises BadSource; or, if skip is not None, passes the error to
-    skip and leaves that part out."""
+    raises ValueError for a bad row. raw: yields text files as bytes, whatever they contain. If a
+    text or row cannot be read, raises BadSource; or, if skip is not None, passes the error to skip
+    and leaves this text or row out."""
     texts = read_texts(unit, raw) if unit.kind == "text" else \
         {"lines": read_lines, "json": read_json, "parquet": read_parquet}[unit.kind](unit, take)
     while True:
@@ -182,8 +182,8 @@ def read_texts(unit, raw):
 
 
 class Unpacked(io.RawIOBase):
-    """The content of a .zst file. Raises EOFError if its last frame has no end, where zstandard's
-    own stream just ends."""
+    """The content of a .zst file. Raises EOFError if its last frame is not complete; zstandard's
+    own stream would just end."""
 
     def __init__(self, path):
         super().__init__()
@@ -221,7 +221,7 @@ class Unpacked(io.RawIOBase):
 
 def open_lines(path):
     if path.endswith(".gz"):
-        if not os.path.getsize(path):  # gzip accepts an empty file as a whole one
+        if not os.path.getsize(path):  # gzip would accept an empty file as complete
             raise EOFError("the file is empty")
         return gzip.open(path, "rb")
     if path.endswith(".zst"):
@@ -281,12 +281,12 @@ def first_lines(path):
 
 
 def has_lines(lines):
-    """Whether a .json with these first lines has one object per line, like a .jsonl."""
+    """Whether a .json file with these first lines has one object per line, as a .jsonl has."""
     return len(lines) == 2 and lines[0][:1] + lines[0][-1:] == b"{}"
 
 
 def holds_rows(path):
-    """Whether a .json holds more than one object, or cannot be read."""
+    """Whether a .json file has more than one object, or cannot be read."""
     try:
         with reading(path):
             lines = first_lines(path)

@@ -1,6 +1,6 @@
-"""How our pictures and pages look: SVG that changes to dark colours on a dark page, in colours that
-people of any colour vision can tell apart (Okabe and Ito's), each with a dash pattern of its own,
-for print."""
+"""Sets how our pictures and pages look. An SVG changes to dark colours on a dark page. People of
+any colour vision can tell the curves' colours apart (Okabe and Ito's), and each has a dash pattern
+of its own, for print."""
 
 import io
 import re
@@ -24,9 +24,9 @@ SETTINGS = {
     "axes.linewidth": 0.8, "axes.grid": True, "grid.color": GRID, "grid.linewidth": 0.7,
     "axes.axisbelow": True, "axes.xmargin": 0.01, "xtick.color": QUIET, "ytick.color": QUIET,
     "legend.frameon": False, "lines.linewidth": 1.6, "lines.solid_capstyle": "round",
-    "svg.hashsalt": "llm8.c", "svg.fonttype": "none", # the same bytes each time
+    "svg.hashsalt": "llm8.c", "svg.fonttype": "none", # so that the file's bytes are always the same
 }
-LEGEND_LETTERS = 120 # in a row of a legend
+LEGEND_LETTERS = 120 # the most letters in a row of a legend
 
 
 def color(index):
@@ -100,7 +100,7 @@ def step_axis(axis):
 
 
 def log_axis(axis):
-    """Sets ticks at decades, or also between them if there are few decades; they are written as
+    """Sets ticks at decades, and also between them if there are few decades. Ticks are written as
     plain numbers."""
     axis.axes.set_yscale("log")
     low, high = axis.get_view_interval()

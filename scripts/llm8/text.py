@@ -1,4 +1,4 @@
-"""Numbers and tables as people read them."""
+"""Writes numbers and tables for people to read."""
 
 import math
 import re

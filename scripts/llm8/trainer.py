@@ -24,7 +24,7 @@ def refuse_missing(program, option):
 
 def trainer_command(text):
     """Returns the words that start the trainer: those of --trainer, which may be a launcher with
-    arguments; without it the GPU trainer if it is built and there is a GPU, else the CPU
+    arguments. Without --trainer: the GPU trainer if it is built and there is a GPU, else the CPU
     trainer."""
     command, gpu = shell_words(text or "", f"--trainer {text}"), \
         environment.trainer("train_gptcu")
@@ -57,8 +57,8 @@ class Signals:
 
 
 def show_progress(label, run, last=False):
-    """Prints the line of a run's progress: on a terminal again and again, elsewhere once at the
-    end. A run that never started leaves no line, because its error is enough."""
+    """Prints the line of a run's progress: on a terminal each time, elsewhere once at the end. A
+    run that never started leaves no line, because its error is enough."""
     live = sys.stdout.isatty()
     if live or last:
         run.poll()
@@ -99,7 +99,7 @@ def run_trainer(command, folder, label, signals, keep_open):
                                    stdin=subprocess.DEVNULL, start_new_session=True,
                                    pass_fds=keep_open)
         signals.process = process
-        if signals.received: # it came before there was a trainer
+        if signals.received: # a signal came before the trainer was started
             process.send_signal(signals.received)
         while process.poll() is None:
             time.sleep(POLL_SECONDS)
@@ -110,8 +110,8 @@ def run_trainer(command, folder, label, signals, keep_open):
 
 
 def plan_of(command):
-    """Returns the output of the trainer's --plan, or None if it fails; and the trainer's last
-    words."""
+    """Returns the output of the trainer's --plan, or None if that fails; and the trainer's last
+    line or error."""
     with environment.named_by("--trainer"):
         done = subprocess.run([*command, "--plan"], capture_output=True, text=True,
                               errors="replace", stdin=subprocess.DEVNULL, check=False)

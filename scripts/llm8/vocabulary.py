@@ -1,9 +1,9 @@
-"""Tokenizers by name or file, all of Hugging Face's `tokenizers`: bytes, those of the Hub (GPT-2's,
-OpenAI's, Llama's), any tokenizer.json, GPT-2's two files.
+"""Opens tokenizers by name or file, with Hugging Face's library `tokenizers`: the tokenizer of
+bytes, those on the Hub (GPT-2's, OpenAI's, Llama's), any tokenizer.json, or GPT-2's two files.
 
-Beside the shards a tokenizer leaves tokenizer.bin, which the C programs read (its format is in
-dataloader/tokenizer.h), and a tokenizer.json, which goes into checkpoints. Worker processes open
-the tokenizer again by the same options."""
+A tokenizer is saved beside the shards: as tokenizer.bin, which the C programs read (its format is
+in dataloader/tokenizer.h), and as tokenizer.json, which goes into checkpoints. Worker processes
+open the tokenizer again by the same options."""
 
 import functools
 import glob
@@ -30,10 +30,9 @@ HUB_TOKENIZERS = {
     "o200k_base": "Xenova/gpt-4o", "o200k_harmony": "openai/gpt-oss-20b"}
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
 NAMED_TEMPLATES = "additional_chat_templates/*.jinja"
-# the files that say which other special tokens there are; a checkpoint has all of it in
-# TOKENIZER_FILES
+# files that may name more special tokens; in a checkpoint, TOKENIZER_FILES name all of them
 SPECIALS_FILES = ["special_tokens_map.json", "config.json", "added_tokens.json"]
-# the special tokens of transformers' classes (5.23), if no file names others
+# the special tokens of transformers' classes (5.23), used if no file names others
 CLASSES_OF_MODELS = {"gpt2": "GPT2Tokenizer", "qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer"}
 CLASS_TOKENS = {
     "GPT2Tokenizer": {"bos": ENDS_OF_TEXT[0], "eos": ENDS_OF_TEXT[0], "unk": ENDS_OF_TEXT[0]},
@@ -46,7 +45,7 @@ CLASS_TOKENS = {
                        "mask": "<mask>"},
     "CohereTokenizer": {"bos": "<BOS_TOKEN>", "eos": "<|END_OF_TURN_TOKEN|>", "unk": "<UNK>",
                         "sep": "<SEP>", "pad": "<PAD>", "cls": "<CLS>", "mask": "<MASK_TOKEN>"}}
-# bytes of a token in tokenizer.bin; 255: the first 255 of a token with that many or more
+# most bytes of a complete token in tokenizer.bin; 255 bytes are the beginning of a token
 LONGEST = 254
 
 
@@ -60,7 +59,7 @@ class Vocabulary:
     end_of_text), cut, tokens (the bytes of each id), specials {text: id}, added (the texts of
     specials and of other added tokens), templates {name: chat template}, and json, the text of its
     tokenizer.json. lacking: texts of tokens that only other files list. configured, config: the
-    content of its tokenizer_config.json, or of one that contains all that the folder's files
+    object and the text of its tokenizer_config.json, or of one with all that the folder's files
     say."""
 
     def __init__(self, name, tokenizer, end_of_text=None, text="", folder=""):
@@ -137,8 +136,8 @@ class Vocabulary:
         return zlib.crc32(self.entries())
 
     def tokenizer_bin(self, begin_of_text=None):
-        """Returns the bytes of tokenizer.bin. begin_of_text: the token that texts begin with, if it
-        is not the tokenizer's own."""
+        """Returns the bytes of tokenizer.bin. begin_of_text: the token that texts begin with; None:
+        the tokenizer's."""
         begin = self.begin_of_text if begin_of_text is None else begin_of_text
         ranges = character_ranges() if self.cut in (CUT_GPT2, CUT_LLAMA3) else []
         header = struct.pack("<7i", 20240328, 2, self.size, self.end_of_text, self.cut,
@@ -151,7 +150,7 @@ class Vocabulary:
 def character_ranges():
     """Returns (first, last, class) for all ranges of letters, numbers and white space, as the
     library classes them."""
-    step, ranges = 0x800, []  # the surrogates fill whole steps of this length
+    step, ranges = 0x800, []  # the surrogates begin and end at multiples of this step
     kinds = [(kind, pre_tokenizers.Split(Regex(pattern), "removed", invert=True))
              for kind, pattern in CLASSES]
     for start in [*range(0, 0xD800, step), *range(0xE000, 0x110000, step)]:
@@ -208,8 +207,8 @@ def token_bytes(tokenizer):
 
 def same_without_merge(text, model):
     """Whether our encoder treats an entry of the vocabulary that no merge produces as the library
-    does. Ours takes whole words from the vocabulary, and merges any two tokens whose joined text is
-    a token."""
+    does. Our encoder takes a word that is a token as it stands, and merges any two tokens whose
+    joined text is a token."""
     return model.get("ignore_merges") and not any(
         text[:at] in model["vocab"] and text[at:] in model["vocab"] for at in range(1, len(text)))
 
@@ -263,8 +262,8 @@ def token_text(value):
 
 
 def named_specials(configured):
-    """Returns the special tokens that a chat template is given by name; None for a token that is
-    null, which means that there is none."""
+    """Returns the special tokens that a chat template is given by name; the value None means that
+    there is no such token."""
     extra = configured.get("extra_special_tokens")
     extra = extra if isinstance(extra, dict) else {}
     held = configured | extra
@@ -328,13 +327,13 @@ def class_of(folder, configured, vocabulary):
     try:
         with open(os.path.join(folder, SPECIALS_FILES[1]), encoding="utf-8-sig") as file:
             config = dict(json.load(file))
-    # whoever reads the model judges config.json
+    # a damaged config.json is reported by what reads the model
     except (OSError, ValueError, TypeError, RecursionError):
         config = {}
     kind = config.get("model_type")
     named = configured.get("tokenizer_class") or config.get("tokenizer_class") or \
         CLASSES_OF_MODELS.get(kind)
-    if kind == "qwen2":  # some of these configurations name another class, which transformers knows
+    if kind == "qwen2":  # transformers knows that some of these files name another class
         named = CLASSES_OF_MODELS[kind]
     if not named and vocabulary.cut == CUT_GPT2 and list(vocabulary.specials) == ENDS_OF_TEXT[:1]:
         named = CLASSES_OF_MODELS["gpt2"]
