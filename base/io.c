@@ -106,7 +106,7 @@ bool file_sum(int file, const char *path, int64_t begin, int64_t end, int64_t pa
     return ok;
 }
 
-// A part of a file, whose checksum one thread computes.
+// The bytes begin..end of a file, and their checksum, which one thread computes.
 typedef struct {
     int file;
     const char *path;

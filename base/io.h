@@ -1,5 +1,5 @@
-// Files and folders. A file is written whole or not at all, and survives a power cut. A read that
-// fails is an error and never a signal, since no file is mapped into memory.
+// Files and folders. A file is written completely or not at all, and survives a power cut. A read
+// that fails is an error and never a signal, since no file is mapped into memory.
 #pragma once
 
 #include "common.h"

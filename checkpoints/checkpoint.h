@@ -150,7 +150,8 @@ typedef struct {
 } Snapshot;
 
 // Writes a checkpoint, verifies it and gives it its name. Then it deletes all checkpoints except
-// the newest --keep, the best and progress.proven. Every rank calls it and gets the same answer.
+// the newest --keep, the best and progress.proven. All ranks call this function together, and all
+// get the same result.
 bool checkpoint_save(const Snapshot *snapshot);
 
 // For a step whose checkpoint was saved before its evaluation was made: writes the progress and the
@@ -182,7 +183,7 @@ bool checkpoint_await(const Options *options);
 // checkpoints (but not a copy of the folder that this process holds). Deletes what interrupted
 // saves left.
 bool checkpoint_claim(const Options *options);
-// The message if --save is not the same folder on every rank.
+// The error message for a --save that is not the same folder on every rank.
 #define NOT_SHARED "the folder must be on a file system that all ranks share"
 
 // Elements begin..end of the parameter space are in the optimizer file of `rank`: in each of its

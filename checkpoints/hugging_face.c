@@ -563,7 +563,8 @@ static bool is_value(const cJSON *item, const char *text) {
     return same;
 }
 
-// Whether a quantization_config describes weights that read_fp8 can read. Only these keys matter.
+// Whether a quantization_config describes weights that read_fp8 can read. Its other keys do not
+// matter.
 static bool is_fp8(const cJSON *how) {
     const cJSON *size = cJSON_GetObjectItemCaseSensitive(how, "weight_block_size");
     return strcmp(json_text(how, "quant_method", ""), "fp8") == 0 && is_value(size, "[128,128]");

@@ -124,7 +124,7 @@ static bool read_meta(Checkpoint *c) {
     return cJSON_IsObject(c->options) || fail("%s/meta.json: no options", c->path);
 }
 
-// Returns the open file with a name; NULL: there is none.
+// Returns the checkpoint's open file with a name; NULL: no file has it.
 static const CheckpointFile *find_file(const Checkpoint *c, const char *name) {
     for (int i = 0; i < c->num_files; i++) {
         if (strcmp(c->files[i].name, name) == 0) { return &c->files[i]; }

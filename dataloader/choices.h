@@ -1,9 +1,9 @@
 // Multiple-choice sets: questions with several answers, one of which is right, as in HellaSwag. An
 // answer's score is the probability that the model gives to its tokens after the context.
 //
-// Layout: a token file (loader.h) with magic 20240522; version 1 is llm.c's evaluation format,
-// version 2 the same in uint32. Header [2] is the count of questions, [3] the bytes of the longest,
-// [5] the wording: 0, that of the rows' fields; 1, the one that lm-eval gives HellaSwag's.
+// Layout: a token file (loader.h) with magic 20240522; version 1 is llm.c's evaluation format, in
+// uint16; version 2 has uint32 instead. Header [2] is the count of questions, [3] the bytes of the
+// longest, [5] the wording: 0, that of the rows' fields; 1, the one that lm-eval gives HellaSwag's.
 // After the header, the questions follow one after another. A question is:
 //   65535; the bytes of the question, from that 65535 to its last number; its index in the set; the
 //   index of the right answer; the number of answers A; the length of the context, and its tokens;

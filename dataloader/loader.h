@@ -63,7 +63,7 @@ typedef struct {
     int32_t header[MASK_TEMPLATE + 1];
     int token_bytes;    // bytes of a number: 2 or 4
     int64_t count;      // numbers in the file
-    uint32_t tokenizer; // the mark; 0: not known
+    uint32_t tokenizer; // the tokenizer's mark; 0: not known
 } TokenFile;
 
 // A kind of token file, and the words for it in messages: "... not a NAME ...; REMEDY".
@@ -126,7 +126,7 @@ typedef struct {
     int32_t chat_template;      // chat template of the first mask that has one; 0: none has
     const char *other_template; // the first shard with another template; NULL: no shard has
     int seq_length, vocab;
-    int end_of_text;    // the token; -1: not known
+    int end_of_text;    // the end-of-text token; -1: not known
     bool masks_ends;    // a target right after it does not count
     uint32_t tokenizer; // the mark that the shards carry; 0: not known
     char *identity;     // a line for each shard: "CRC-32 NAME", with ? for control characters; the
@@ -151,7 +151,7 @@ bool dataset_match_next(const Dataset *data, const char **identity, const char *
 bool identity_next(const char *line, const char **identity);
 // The first shard of `other` that `data` has too, under any name; NULL: there is none.
 const char *dataset_shares(const Dataset *data, const Dataset *other);
-// Writes the CRC-32 of an identity's checksums: the same for the same shards in the same order.
+// Writes the CRC-32 of an identity's checksums. It is equal for equal shards in the same order.
 const char *identity_sum(const char *identity, char out[9]);
 
 typedef struct {

@@ -172,7 +172,7 @@ static size_t next_line(const Text *text, size_t at, size_t end) {
 
 static void tokenize_file(const char *path, Output *train, Output *valid) {
     Text text = open_text(path);
-    // the validation part starts at a line, unless less than half of it would be left
+    // the validation text starts at a line, unless less than half of that text would be left
     size_t split = text.bytes - (size_t)((double)text.bytes * valid_fraction);
     split = next_line(&text, split, split + (text.bytes - split) / 2);
     put_text(train, &text, 0, split);

@@ -40,7 +40,7 @@ typedef struct {
     int vocab, begin_of_text, end_of_text;
     uint32_t mark;
     Cut cut;
-    unsigned char *data; // the whole file
+    unsigned char *data; // the content of the file
     size_t bytes;
     size_t *at; // [vocab] where an id's length is in the file
     int num_ranges;

@@ -85,7 +85,7 @@ static bool settle_steps(Options *o) {
     return true;
 }
 
-// Whether the steps follow from --epochs, and are not known yet.
+// Whether the number of steps follows from --epochs, and is not known yet.
 static bool needs_steps(const Options *o) {
     return o->epochs > 0 && o->train_iters == 0;
 }

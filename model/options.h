@@ -125,7 +125,7 @@ const OptionRow *option_row(const char *name); // NULL: no option has the name
 
 // Writes the value of a row as text that option_set can read.
 const char *option_text(const Options *options, const OptionRow *row, char out[OPTION_TEXT]);
-// Whether an option has the same value in both.
+// Whether an option has the same value in a and b.
 bool option_same(const Options *a, const Options *b, const OptionRow *row);
 
 // The source of an option's value. The option must exist.
@@ -195,7 +195,7 @@ static inline bool options_save(const Options *o) {
     return options_train(o) && o->save[0] != '\0';
 }
 
-// The first step from `step` on (from 1) that --iterations-to-skip names; INT64_MAX: there is none.
+// The first step, from `step` (1 or more) on, that --iterations-to-skip names; INT64_MAX: none.
 int64_t options_next_skip(const Options *o, int64_t step);
 
 // ---- option_text.c ----

@@ -29,7 +29,7 @@ typedef struct {
     bool codes;    // gathered as FP8 codes
     bool muon;     // updated by Muon
     int64_t begin; // place in the arranged space
-    int64_t part;  // elements for a rank: a multiple of PARAM_ALIGN
+    int64_t part;  // elements that each rank keeps: a multiple of PARAM_ALIGN
 } ZeroSegment;
 
 typedef struct {
@@ -58,7 +58,7 @@ typedef struct {
     int param;
 } ZeroRange;
 
-// Lists a rank's ranges by `kept`: AdamW's, then Muon's. Returns how many; the caller frees
+// Lists a rank's ranges by `kept`: AdamW's, then Muon's. Returns their number; the caller frees
 // *ranges.
 int zero_ranges(const ZeroLayout *z, int rank, ZeroRange **ranges);
 
