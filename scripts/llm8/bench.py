@@ -80,8 +80,8 @@ MODELS = {
 
 
 def chosen(name, choices):
-    """Returns the values that an environment variable lists, each of them checked; all known values
-    if the variable is not set."""
+    """Returns the values that an environment variable lists; all of `choices` if the variable is
+    not set. Ends the program at a value that is none of these."""
     wanted = os.environ.get(name, "").replace(",", " ").split()
     for item in wanted:
         if item not in choices:

@@ -20,7 +20,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from . import environment, metrics
 
-SUFFIX = ".llm8" # of our event files; other programs' files stay
+SUFFIX = ".llm8" # ends our event files; other programs' files stay
 TAGS = {"step": {"loss": "train/loss", "lr": "train/lr", "norm": "train/norm",
                  "skipped": "train/skipped", "tokens": "train/tokens",
                  "tokens_per_s": "speed/tokens_per_s", "seconds": "speed/step_seconds"},

@@ -59,7 +59,8 @@ class Model:
             die(f"{self.folder}: {error}")
 
     def answer(self, messages):
-        """Prints the answer and returns it. If there is none, returns None and the exit status."""
+        """Prints the answer and returns it. If the trainer gave no answer, returns None and the
+        exit status."""
         with self.faults():
             prompt, doubts = self.template.prompt(Conversation({"messages": messages}))
         for warning in warnings_of(doubts):

@@ -15,7 +15,8 @@ def guess(word, known):
 
 
 class Parser(argparse.ArgumentParser):
-    """unknown: the message for an option that is not ours and does not resemble one of ours."""
+    """unknown: the message for an option that this parser lacks and that resembles none of its
+    options."""
 
     def __init__(self, unknown="", **words):
         self.unknown = unknown
@@ -46,7 +47,7 @@ def split_words(arguments):
 
 
 def shell_words(text, said):
-    """Returns the words of a text as a shell reads them. `said`: the beginning of the error
+    """Returns the words of a text as a shell reads them. said: the beginning of the error
     message."""
     try:
         return shlex.split(text)
@@ -60,7 +61,7 @@ def several(read):
 
 
 def one_of(known):
-    """Returns a type for add_argument: one of the known words."""
+    """Returns a type for add_argument: one of the words in `known`."""
     def read(text):
         if text not in known:
             raise argparse.ArgumentTypeError(f"{text}: must be of {', '.join(known)}")

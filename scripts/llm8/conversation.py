@@ -30,7 +30,7 @@ from .vocabulary import encodable
 
 # code points that are no characters, so that no text contains them
 BEGIN, END, CONTENT = "\ufdd0", "\ufdd1", "\ufdd2"
-# fields of a message that say whether it counts: OpenAI's, axolotl's, ms-swift's
+# fields that say whether a message counts: OpenAI's, axolotl's, ms-swift's
 MARKS = ("weight", "train", "training", "train_on_turn", "loss")
 REASONING = ("reasoning_content", "thinking", "reasoning")  # different names of one field
 READ = {"role", "content", "tool_calls", "tool_call_id", "id", *MARKS, *REASONING}
@@ -529,9 +529,9 @@ class ChatTemplate:
         return doubts
 
     def texts(self, conversation):
-        """Returns a list of [text, [(begin, end) of what the model writes]]. It has one entry; or,
-        if the template changes earlier turns once there are later ones, one entry for each answer,
-        whose text ends with the answer."""
+        """Returns a list of [text, [(begin, end) of what the model writes]]. It has one entry for
+        the conversation; or, if the template writes a turn differently when later turns follow, one
+        entry for each answer, whose text ends with the answer."""
         found, doubts = [], Counter()
         answers = [place for place, message in enumerate(conversation.messages)
                    if message["role"] == "assistant" and place >= max(1, conversation.counted)]
@@ -558,7 +558,7 @@ class ChatTemplate:
             first, behind = numpy.array(held.offsets).T
             which = numpy.zeros(len(first), bool)
             for begin, end in spans:
-                which |= (first < end) & (behind > begin)  # also a token that crosses into the span
+                which |= (first < end) & (behind > begin)  # also if only a part is in the span
                 self.doubts["joined"] += bool(((first < begin) & (behind > begin)).any())
             which[0] = False  # no token precedes the first one, so nothing predicts it
             yield held.ids, which.tolist()

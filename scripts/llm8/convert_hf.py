@@ -164,7 +164,7 @@ def verify(folder, names):
     meta = os.path.join(folder, "meta.json")
     if not os.path.exists(meta):
         return
-    expected_tensors(folder) # refuses a meta.json that is damaged or another program's
+    expected_tensors(folder) # ends if meta.json is damaged or another program's
     with open(meta) as file:
         listed = {row["name"]: row for row in json.load(file)["files"]}
     for name in filter(listed.get, names):

@@ -22,27 +22,27 @@ from .text import counted, duration, fixed, many, shown
 
 OK, NOTE, WRONG = "ok", "note", "WRONG"
 SILENT_SECONDS = 600 # after this, a run without an end is dead, or hangs
-SKIPS_ALLOWED = 0.01 # of the steps
+SKIPS_ALLOWED = 0.01 # share of the steps
 ENOUGH_STEPS = 50    # losses are not judged in shorter runs
 FIRST_STEPS = 5      # losses may jump in these
-RISE_ALLOWED = 0.10  # rise of the loss, above its lowest value
+RISE_ALLOWED = 0.10  # rise of the loss above its lowest value, as a share of that value
 # standard errors: even by chance, the lowest of 20 means is far below the last one
 NOISE_ALLOWED = 5
 SPIKE = 1.5          # a spike is above the lowest loss so far times this,
 SPIKE_NOISES = 12    # and by so many usual changes between steps (test/doctor_tests.py)
 GUESS_ALLOWED = 1.02 # times the loss of guessing: above this, nothing was learned
 FAR_ABOVE_GUESS = 1.5 # the same factor, if there are few steps
-LARGE_NORM = 100     # healthy runs of all presets stay below 75 after their first steps
+LARGE_NORM = 100     # norms of healthy runs of all presets stay below 75 after the first steps
 OVERFITTED = 1.05    # times the lowest validation loss, at the last two evaluations
 IDLE_ALLOWED = 0.05  # share of the steps, at the end, that may have a learning rate of 0
 FAR_TOO_SMALL = 30   # a learning rate so many times below the usual one is noted
 LARGE_VOCABULARY = 1.1 # times the tokenizer's
 SATURATED = 0.01     # share of a tensor's values
 VANISHED = 0.25
-EVALUATION_ALLOWED = 0.10 # of the time
-UNEVEN = 1.5         # every twentieth step takes longer than this many medians
-SLOW_LINES = 20      # the newest lines: if most of them name a rank as slow,
-LEAST_SLOW = 5       # and at least this many: two lines of three may do so by chance
+EVALUATION_ALLOWED = 0.10 # share of the time
+UNEVEN = 1.5         # warns if a twentieth of the steps takes longer than so many medians
+SLOW_LINES = 20      # how many of the newest lines are read: if most of them name one rank as slow,
+LEAST_SLOW = 5       # and at least so many do, it is slow; two lines of three may name it by chance
 
 
 class Finding(NamedTuple):

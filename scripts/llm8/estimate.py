@@ -17,7 +17,7 @@ from .environment import ROOT, built, die, trainer
 from .trainer import plan_of
 
 PRECISIONS = {
-    "bf16": ["--bf16"], # first: scripts/bench compares the others with it
+    "bf16": ["--bf16"], # the first, because scripts/bench compares the others with it
     "fp8": ["--fp8-format", "hybrid", "--fp8-recipe", "delayed"],
     "fp8-head": ["--fp8-format", "hybrid", "--fp8-recipe", "delayed", "--fp8-lm-head"],
     "fp8-tensorwise": ["--fp8-format", "hybrid", "--fp8-recipe", "tensorwise"],
@@ -28,7 +28,7 @@ PRECISIONS = {
 LEAST, FRONT = ("gpt2-124m", "llama-1b"), ("bf16", "fp8", "fp8-head")
 KEYS = ("model", "gpus", "precision", "recipe", "lm_head", "tokens_per_s", "tflops", "date",
         "micro_batch", "seq_length", "machine")
-TOO_SMALL = 20 # times fewer FLOPs a token than the nearest model that was measured
+TOO_SMALL = 20 # so many times fewer FLOPs a token than the nearest measured model: no speed
 # the share of the blocks' work that is done twice. activations: a third of the time of norms and
 # activations (1% to 9% by the records). block: most of the forward pass, a third of the work
 RECOMPUTED = {"none": 0, "activations": 0.04, "block": 0.25}
@@ -232,7 +232,7 @@ def row_of(records, precision, gpus, options, plan, tokens):
     words, compared = [*options, *PRECISIONS[precision]], ["recompute", "optimizer", "seq-length"]
     if "--micro-batch-size" in " ".join(options):
         compared.append("micro-batch-size")
-    elif measured: # if not given, it is that of the record
+    elif measured: # if not given, the record's size
         words += ["--micro-batch-size", str(measured[2]["micro_batch"])]
     memory, note = memory_of(words, gpus)
     notes = [note] if note else []

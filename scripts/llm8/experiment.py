@@ -201,8 +201,8 @@ def run_all(tasks, folder, checkpoints, held):
 
 def runs_under(folder):
     """Returns {variant: folders of its runs that have begun} in a folder that make_tasks has laid
-    out. The variants have the order of the commands that ran them; if it is not known, they are
-    sorted by name."""
+    out. The variants have the order of the commands that ran them; variants without a known order
+    are sorted by name."""
     found, order = {}, read_list(folder, VARIANTS)
     runs = [match.groups() for name in glob.glob("*/seed-*", root_dir=folder)
             if (match := re.fullmatch(r"(.+)/seed-(\d+)", name))]

@@ -32,7 +32,7 @@ class Shape:
         self.M = self.B * self.T
         self.C, self.L = number("hidden-size"), number("num-layers")
         self.H, self.G = number("num-attention-heads"), number("num-query-groups")
-        self.D = int(options.get("kv-channels", 0)) or self.C // self.H # older records lack it
+        self.D = int(options.get("kv-channels", 0)) or self.C // self.H # older records lack D
         self.qk_norm = options.get("qk-layernorm") == "true"
         self.qkv_bias = options.get("add-qkv-bias") == "true"
         self.N = (self.H + 2 * self.G) * self.D
@@ -74,7 +74,7 @@ def rope_rides(s, recipe):
 
 
 def products(rates, kind, s, recipe):
-    # BF16: GELU's input is kept and read again. FP8: that input is the result, and codes are
+    # BF16: the product also stores GELU's input. FP8: that input is its result, and codes are
     # written too
     rides = s.M * s.F if activation_rides(s, recipe) else 0
     residual = s.M * s.C

@@ -102,7 +102,7 @@ NUMBERS = set("""step status time parameters flops_per_token fp8_flops_share pea
     memory_bytes ranks slowest valid_sequences tokenizer_vocabulary loss lr norm skipped seconds
     tokens tokens_per_s valid_loss first_block blocks outputs inputs flops_share elements largest
     zero subnormal share sequences""".split())
-LISTS = {"source_tokens", "source_epochs", "source_losses"} # of numbers, one for each source
+LISTS = {"source_tokens", "source_epochs", "source_losses"} # lists of numbers, one for each source
 TEXTS = set("""kind program device precision data data_crc32 valid_data_crc32 linear x w dy wgrad
     reason error host""".split())
 WHOLE = {"step": 0, "ranks": 1, "first_block": 0, "blocks": 0, "outputs": 0, "inputs": 0,
@@ -114,7 +114,7 @@ LAYER = ("linear", "x", "w", "dy", "wgrad", "reason", "first_block", "blocks", "
 
 
 def fault_of_values(record):
-    """Returns what is wrong with the values of a record or of one of its rows; "" for nothing. A
+    """Returns what is wrong with the values of a record or of one of its rows; "": nothing is. A
     number may be null, which stands for NaN."""
     for name, value in record.items():
         expected = ""
@@ -175,7 +175,7 @@ def cleaned(value):
 
 
 def ranks_of(start):
-    return int(max(1, number(start, "ranks")))  # NaN: not known
+    return int(max(1, number(start, "ranks")))  # NaN, if not known, gives 1
 
 
 def changing_options(start, *effects):

@@ -22,7 +22,7 @@ from .command_line import Parser, number
 from .text import counted, fixed, many, memory
 
 LETTERS = "*ox+#@" # the letters of the curves, one for each run
-DROPPED = ["norm", "lr", "skipped", "valid", "left", "tok/s", "loss"] # if narrow, in this order
+DROPPED = ["norm", "lr", "skipped", "valid", "left", "tok/s", "loss"] # columns dropped if narrow
 
 
 def chart(runs, width, height):

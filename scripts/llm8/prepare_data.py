@@ -41,7 +41,7 @@ from .text import many, printable
 from .vocabulary import add_options, open_vocabulary, words_of
 
 VERSION = 2
-UNITS = 4  # increased when the content of a unit's files changes
+UNITS = 4  # increased when this script writes other content into units' files
 OF_CONVERSATIONS = ("chat_template", "special_tokens")  # settings for conversations only
 COUNT = number(int, 1, sys.maxsize, "a whole number from 1 on")
 LONG_TEXT = 1 << 20
@@ -232,9 +232,9 @@ def split_documents(settings, documents):
 
 def pack(documents, window):
     """Packs documents into windows of `window` tokens: the longest first, each into the window in
-    which it leaves the least room. A document longer than a window begins one and fills several.
-    Windows, and the documents in each, keep their order; the last document of each window gets its
-    `padding`."""
+    which it leaves the least room. A document longer than a window begins at the start of a window
+    and fills several. Windows, and the documents in each, keep their order; the last document of
+    each window gets its `padding`."""
     length = documents["length"]
     last = (length - 1) % window + 1  # tokens in the last window that the document needs
     # rooms: bit n is set if some window has room for n tokens
@@ -685,7 +685,7 @@ def main():
         lock(o.output)
         if is_made(o.output, settings):  # another process has made it while this one waited
             with contextlib.suppress(FileNotFoundError):
-                shutil.rmtree(work)  # of a preparation that was stopped after it wrote the manifest
+                shutil.rmtree(work)  # if a preparation was stopped after it wrote the manifest
         else:
             report(o.output, prepare(o.output, settings, units, words, vocabulary, o.jobs))
     except sources.BadSource as bad:

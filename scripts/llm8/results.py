@@ -152,7 +152,7 @@ def memory(r):
 
 
 def programs_of(machine):
-    """Returns the known versions of driver and libraries."""
+    """Returns the versions of driver and libraries that a record's machine has."""
     names = {"driver": "driver", "cublaslt": "cuBLASLt", "cudnn": "cuDNN"}
     return ", ".join(f"{name} {machine[key]}" for key, name in names.items() if machine[key])
 
@@ -204,8 +204,8 @@ def results(records):
 
 
 def bench(records):
-    """Writes what the front page shows of one kind of GPU, of every kind; then the newest record of
-    each kind that is not among these, a table a commit and GPU."""
+    """Writes, for every kind of GPU, the records that the front page shows for one kind. Then
+    writes the newest records of other kinds of run, in a table for each commit and kind of GPU."""
     newest = {(r["machine"]["gpu"], r["model"], r["gpus"], name_of(r)): r for r in records.bench}
     shown_there = [r for rows in records.fronts() for r in rows]
     rows = [r for _, r in sorted(newest.items()) if r not in shown_there]
@@ -360,7 +360,7 @@ def last_losses(report, variant):
 def fp8(records, front=True):
     """Writes the mean of the differences between runs of equal seeds; for several seeds also its
     standard error."""
-    from . import judge  # judge needs packages, as the figure does; the recipes' costs need none
+    from . import judge  # imported here: judge needs packages, the recipes' costs none
 
     reports = {name: r for name, r in records.reports.items()
                if (len(last_losses(r, "bf16")) >= FRONT_SEEDS) == front}

@@ -32,7 +32,7 @@ ROLES = {"system": "system", "human": "user", "user": "user", "gpt": "assistant"
 
 
 def form_of(names):
-    """Returns the fields that the form of a row or table needs; None: it has no known form."""
+    """Returns the fields that the form of a row or table needs; None: these names fit no form."""
     return next((needed for needed in FORMS if set(needed) <= set(names)), None)
 
 

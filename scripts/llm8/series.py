@@ -75,8 +75,8 @@ def mean_positions(runs, axis, steps):
 
 
 def reach(run, loss, axis):
-    """Returns the place on the axis where the validation loss falls to this loss, interpolated
-    between two evaluations; NaN if it never does."""
+    """Returns the place on the axis where the validation loss falls to `loss`, interpolated between
+    two evaluations; NaN if it never falls so far."""
     steps, values = finite(run, "valid_loss", "evals")
     places, low = positions(run, axis, steps), numpy.flatnonzero(values <= loss)
     if len(low) == 0:

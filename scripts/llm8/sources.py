@@ -121,7 +121,7 @@ def units_of(files, valid, wanted, skip_bad):
                 units.append(Unit("text", batch, valid))
                 batch, batch_size = [], 0
             continue
-        cuts, end = 1, size  # a compressed file is one unit
+        cuts, end = 1, size  # 1: a compressed file is one unit
         if path.endswith(".jsonl"):
             cuts = max(1, -(-size // UNIT_BYTES))
         elif kind == "parquet":
@@ -320,9 +320,9 @@ def read_json(unit, take):
 
 
 def rows_in(held, path, wanted):
-    """Returns the rows in the content of a .json: the elements of an array; or, if an object has
-    one list of objects and otherwise single values and is not a row itself, that list; else the
-    object as the only row."""
+    """Returns the rows in the content of a .json. An array: its elements. An object that is not a
+    row itself, with one list of objects and otherwise single values: that list. Any other object:
+    it is the only row."""
     if not isinstance(held, dict):
         return held if isinstance(held, list) else [held]
     lists = [name for name, value in held.items() if isinstance(value, list) and value and

@@ -6,7 +6,7 @@ import re
 
 def printable(text):
     """Returns a text, which may come from a file, as one line that a terminal can print, as in
-    base/common.c: other characters become \\n or \\x1b."""
+    base/common.c: characters that cannot be printed become escapes such as \\n or \\x1b."""
     return "".join(letter if letter.isprintable() else
                    letter.encode("unicode_escape").decode() for letter in str(text))
 

@@ -65,7 +65,7 @@ class Vocabulary:
     def __init__(self, name, tokenizer, end_of_text=None, text="", folder=""):
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        # a document cannot end itself by containing the text of the end-of-text token
+        # a document that contains the text "<|endoftext|>" must not get the end-of-text token
         tokenizer.encode_special_tokens = True
         self.name, self.tokenizer = name, tokenizer
         self.json, held = text or tokenizer.to_str(), json.loads(tokenizer.to_str())
@@ -94,7 +94,7 @@ class Vocabulary:
         self.templates = self.template_files = read_templates(folder)
         if not self.templates:
             self.templates = named_templates(self.configured)
-        elif list(self.templates) != ["default"]:  # several templates go into one file
+        elif list(self.templates) != ["default"]:  # several templates go into tokenizer_config.json
             self.configured["chat_template"] = [{"name": name, "template": template}
                                                 for name, template in self.templates.items()]
             self.template_files = {}
