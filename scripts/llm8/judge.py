@@ -159,8 +159,8 @@ def in_turn(parts, values):
 
 def values_of(runs, name, at=None):
     """Returns an option's value in each run. at: for each run, the step at which the value counts.
-    Equal data may have other paths, so data are compared by their checksum; a run of another
-    program has no checksum, so there the pattern of the files is compared."""
+    Equal data may have other paths, so data are compared by their checksum; if a run lacks it, as
+    another program's does, by the files' names without folders."""
     rows = [parts_of(run, step) for run, step in zip(runs, at or [None] * len(runs))]
     values = [[str(part["options"].get(name, "-" if run.foreign else None)) for part in parts]
               for run, parts in zip(runs, rows)]
