@@ -267,8 +267,9 @@ static const struct {
     {"mamba2", "state-space layers"},
 };
 
-// Where config.json has a number: at its top level (TOP), in the rotary embedding's object (ROPE),
-// or in both places. BOTH_NAMES: for GPT-2, the Llama name is read too.
+// For the table of numbers below. TOP, ROPE: config.json may have the number at its top level, in
+// the rotary embedding's object, or in both. BOTH_NAMES: a GPT-2 config.json may also use the name
+// that Llama's has.
 enum { TOP = 1, ROPE = 2, BOTH_NAMES = 4 };
 
 // The numbers of config.json: the option of each, its names, and the default of transformers (NAN:

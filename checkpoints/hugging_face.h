@@ -34,8 +34,8 @@ bool hf_knows_all(const SafeTensors *st, const ParamLayout *layout);
 char *hf_config(const Options *options, Dtype dtype, int begin_of_text, int end_of_text,
                 const char *start, size_t start_bytes);
 
-// Sets the options that describe the model of a config.json, as any version of transformers writes
-// it, with SOURCE_CHECKPOINT. Refuses features that the trainers do not have.
+// Sets the model's options from a config.json of any version of transformers. Their source becomes
+// SOURCE_CHECKPOINT. Refuses features that the trainers do not have.
 bool hf_options(const char *text, size_t bytes, Options *options);
 
 END_C

@@ -37,7 +37,7 @@ typedef struct {
     int dims;
     int64_t shape[TENSOR_DIMS];
     const void *data;   // used in writing: the elements
-    bool transposed;    // used in writing 2 dimensions: data is [shape[1],shape[0]]
+    bool transposed;    // used in writing a matrix: data is [shape[1],shape[0]]
     int64_t begin, end; // bytes after the header
 } TensorEntry;
 

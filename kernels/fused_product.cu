@@ -1,6 +1,6 @@
 // The two FP8 matrix products next to GPT-2's GELU, on Hopper, with GELU or its derivative in their
 // epilogue. One kernel does the work of a product (gemm.h) and of a pass over its result
-// (activation.cu), with SCALE_GIVEN.
+// (activation.cu). The scales of y and dx are known before their values are (SCALE_GIVEN).
 //
 //   forward    x = A B' rounded to BF16, which is written; GELU's output y = gelu(x + bias)
 //   backward   dx = (A B' rounded to BF16) gelu'(x + bias), from the x that was written; and the
@@ -14,15 +14,16 @@
 // the next. Of its three warpgroups the first only moves data, by TMA: one warp loads A, one loads
 // B, and two store results. Each of the other two warpgroups computes 64 rows of every tile by
 // WGMMA (sums in FP32 registers), applies the epilogue and encodes the results. While one warpgroup
-// does that, the other uses the tensor cores: they take turns, and A is loaded for both into one
-// ring, in the order of their turns. The panel's part of B stays in shared memory from tile to
-// tile, so that only A is loaded for each tile. (Shared memory delivers 128 bytes a cycle. A
-// warpgroup with 64 x 128 sums takes 96 of them for its WGMMAs, which leaves too little for loading
-// B again and again.)
+// runs its epilogue, the other uses the tensor cores: they take turns, and A is loaded for both
+// into one ring, in the order of their turns. The panel's part of B stays in shared memory from
+// tile to tile, so that only A is loaded for each tile. (Shared memory delivers 128 bytes a cycle.
+// A warpgroup with 64 x 128 sums takes 96 of them for its WGMMAs, which leaves too little for
+// loading B again and again.)
 //
-// TMA reads A and B with the rows inside each block of 16 in an order that gives each thread 2
-// adjacent rows x 4 adjacent columns of the product: four codes are then a word of a row, and two
-// codes a 16-bit unit of a transposed row, as stmatrix stores it. With lane = 4 g + t:
+// TMA permutes the rows of A and of B inside each block of 16, so that a thread gets 2 adjacent
+// rows x 4 adjacent columns of the product. Its four codes of a row then make a 32-bit word, and
+// its two codes of a column the 16-bit unit that stmatrix stores. With lane = 4 g + t (g < 8, t <
+// 4) and p, h, e in {0, 1}:
 //
 //   WGMMA's row    16 i + 8 p + g          is row 16 i + 2 g + p of A
 //   WGMMA's column 16 j + 8 h + 2 t + e    is row 16 j + 4 t + 2 h + e of B

@@ -228,8 +228,9 @@ static inline int max_sums_tiles(int64_t N) {
 static inline int64_t max_sums_floats(int64_t M, int64_t N) {
     return 2 * M * max_sums_tiles(N);
 }
-// For Llama's QKV: g.d [M,(H+2G)D] = gpu_rope_forward() of the product rounded to BF16, with the
-// same bits. M is r.B * r.T. There is no QK norm, and gpu_product_rotates(D) is true.
+// For Llama's QKV: g.d [M,(H+2G)D] = the product, rounded to BF16 and then rotated, with the bits
+// that gpu_rope_forward() makes of it. Requires M = r.B * r.T, no QK norm and
+// gpu_product_rotates(D).
 void gpu_product_rope(Gpu *gpu, Gemm g, Rotary r);
 static inline bool gpu_product_rotates(int D) {
     return D > 0 && D % 16 == 0 && WIDE_PRODUCT_COLUMNS % D == 0;

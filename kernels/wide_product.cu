@@ -91,7 +91,8 @@ __device__ __forceinline__ Corner corner(const Parameters &p, int tile) {
     return {((first + within % rows) * 2 + block) * TILE, within / rows * columns};
 }
 
-// One lane loads the block's rows of A, and its half of B for both blocks.
+// One lane loads this block's rows of A, and half of the tile's rows of B for both blocks of the
+// cluster.
 template <Epilogue EPILOGUE> __device__ __forceinline__ void load(Shared &s, const Parameters &p) {
     const int half = blockIdx.x % 2;
     Stage<STAGES> stage = 0;

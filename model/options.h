@@ -34,7 +34,7 @@ typedef enum {
     SOURCE_DERIVED,    // the preset of --model, the data's tokenizer, or other options
     SOURCE_CHECKPOINT, // the checkpoint that the run starts from (option_is_inherited)
     SOURCE_FILE,       // a file of --config; if several set it, the last one wins
-    SOURCE_COMMAND     // the command line
+    SOURCE_COMMAND     // the command line, which overrides all others
 } OptionSource;
 
 enum { OPTIONS_MAX = 128, RANKS_MAX = 4096 };

@@ -35,8 +35,8 @@ typedef struct {
 typedef struct {
     const ParamLayout *layout;
     int ranks;
-    int count; // segments, in order of bucket and of begin
-    ZeroSegment *segments;
+    int count;
+    ZeroSegment *segments; // [count], in order of bucket, then of begin
     int *first;     // [num_buckets + 1] each bucket's first segment; the last entry is `count`
     int64_t *place; // [layout->count] where a parameter begins in the arranged space
     int *segment;   // [layout->count] which segment it is in

@@ -322,8 +322,8 @@ static Message *read_message(const Watch *w, Peer *p) {
 
 // ---- the watchdog -------------------------------------------------------------------------------
 
-// Ends this process; on the hub, all processes. The mutex is held, so that only one thread says
-// why.
+// Prints the reason and ends this process; on the hub, all processes. The caller holds the watch's
+// mutex, so that only one thread prints a reason.
 __attribute__((noreturn)) PRINTF_LIKE(2, 3) static void end_run(Watch *w, const char *format, ...) {
     Error why = {0};
     va_list args;
@@ -758,7 +758,7 @@ static bool reach(Part *part) {
     return true;
 }
 
-// What else may be wrong, for a message. "": nothing.
+// Returns a hint at the likely cause, for the end of an error message, or "".
 static const char *hint(const Part *part) {
     if (part->whose == LOOPBACK && part->group->local_ranks != part->mine.ranks) {
         return "; each machine has that address itself: if the ranks are on several machines, set "

@@ -31,7 +31,7 @@ def includes(path):
 
 
 def upward(files):
-    """Includes of a room above, or of a program by a room."""
+    """Returns a fault for each include of a file in a higher room, or of a program's in a room."""
     return [f"{path}:{number}: {target} is above {path.split('/')[0]}/"
             for path in files for number, target in includes(path)
             if floor(target) > floor(path)]

@@ -28,7 +28,8 @@ typedef struct {
 // nowhere.
 void console_open(Console *c, bool trains, bool quiet);
 
-// Flushes the answers. If that fails, a run that trains warns and continues; others die.
+// Flushes what goes to standard output. If that fails, a run that trains warns and continues; other
+// runs die, since their output is their result.
 void console_flush(Console *c, bool trains);
 
 // Prints a line that stays or, on a terminal, a live line, which the next line overwrites. Leaves

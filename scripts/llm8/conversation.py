@@ -79,9 +79,9 @@ class UndefinedName(Exception):
 
 
 class Unknown(Undefined):
-    """A name that is not defined. A template may test for any name. It may write a field that a
-    message lacks, or a name that the template itself sets in some cases (own), but no other
-    undefined name."""
+    """The value of an undefined name. A template may test it. Printing it gives an empty text if it
+    is a field that a message lacks, or a name in `own`, which the template sets in some cases;
+    otherwise it raises UndefinedName."""
     __slots__ = ()
     own = frozenset()
 

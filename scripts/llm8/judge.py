@@ -20,9 +20,9 @@ from .metrics import changing_options, number
 
 LOSSES = ("training loss", "validation loss")
 PASS, FAIL, UNSURE, OPEN = "pass", "FAIL", "cannot tell", "not judged"
-# Limit, in percent, between the first losses of runs with equal weights and data. From random
-# weights, BF16 and FP8 are at most 0.04% apart (llama-tiny on 128 tokens; GPT-2 124M: 0.013%); from
-# trained weights (--load), further.
+# If the first losses of two runs differ by more than this, in percent, their weights or data
+# differ. Rounding explains less: BF16 and FP8 differ by at most 0.04% when training starts from
+# random weights (llama-tiny on 128 tokens; GPT-2 124M: 0.013%), and by more from trained ones.
 ROUNDING = 0.5
 # option -> the field of the run record that has the checksum of its shards
 DATA = {"data": "data_crc32", "valid-data": "valid_data_crc32"}

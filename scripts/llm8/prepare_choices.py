@@ -93,10 +93,10 @@ def spaced(end, answer):
 
 
 def encode_row(vocabulary, context, answers, label, before):
-    """Returns the numbers of a question after its first two, and whether a token crosses from the
-    context into an answer. As in lm-eval, context and answer are encoded together, because some
-    tokenizers write a space before a text. Of these tokens, the answer's are those after the first
-    n, if the context alone has n."""
+    """Returns a question's record (dataloader/choices.h) from its label on, and whether some token
+    spans the end of the context and the begin of an answer. As in lm-eval, context and answer are
+    encoded together, because some tokenizers write a space before a text. If the context alone has
+    n tokens, the answer's tokens are those after the first n."""
     head, crosses = vocabulary.encode(context), False
     numbers = [label, len(answers), len(before) + len(head), *before, *head]
     for answer in answers:

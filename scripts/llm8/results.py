@@ -360,7 +360,7 @@ def last_losses(report, variant):
 def fp8(records, front=True):
     """Writes the mean of the differences between runs of equal seeds; for several seeds also its
     standard error."""
-    from . import judge  # imported here: judge needs packages, the recipes' costs none
+    from . import judge  # imported here: judge needs packages that the recipes' costs do not
 
     reports = {name: r for name, r in records.reports.items()
                if (len(last_losses(r, "bf16")) >= FRONT_SEEDS) == front}

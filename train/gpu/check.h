@@ -42,7 +42,7 @@ typedef struct {
 void check_plan(Check *c, const Network *net, Plan *plan);
 void check_close(Check *c);
 
-// Sets the rows of hashes after pass number `pass`, counted from 0.
+// Called after each pass of the micro-step: hashes what pass number `pass`, from 0, has computed.
 void check_hash(Check *c, int pass);
 // Whether the first two passes left the same hashes, on all ranks. Waits for the device.
 bool check_repeats(Check *c);
@@ -51,7 +51,8 @@ bool check_repeats(Check *c);
 // third pass; check_agrees waits for its hashes.
 bool check_agrees(Check *c, int64_t step);
 
-// Hashes the state. next false: after a checked step's update; true: before the following update.
+// Hashes master weights, moments and FP8 scales: with `next` false after a checked step's update,
+// with `next` true before the following update.
 void check_hash_state(Check *c, bool next);
 // Whether, before the update of `step`, every rank's state still has the bits that the previous
 // update left. All ranks call it.
