@@ -162,7 +162,8 @@ def refusals_say_what_to_do():
     Server.faults = {INFO: ["gated", "gated"]}
     refused(prepared("x", "tinystories", "--downloads", "gated"), "gated (401)", "HF_TOKEN")
     refused(call(convert_hf, "import", "Qwen/Qwen9", "--output", "x", "--mirror", HOST),
-            "Qwen/Qwen9: no such folder here, and on the Hub it is not shown to you (404)", "renamed")
+            "Qwen/Qwen9: no such folder here, and on the Hub it is not shown to you (404)",
+            "renamed")
     Server.files["/some/one/resolve/" + COMMITS["main"] + "/readme.md"] = b""
     refused(call(convert_hf, "import", "some/one", "--output", "x", "--mirror", HOST),
             "some/one: no config.json", "not a model's")
