@@ -494,11 +494,15 @@ static int64_t share_units(CUT *cuts, int units, int blocks, COST cost) {
         while (block < blocks) { cuts[++block] = (CUT)units; }
         return true;
     };
-    int64_t low = 0, high = 0; // too little for the most costly unit; enough for all
+    int64_t all = 0, most_costly = 0;
     for (int unit = 0; unit < units; unit++) {
-        low = max(low, (int64_t)cost(unit) - 1);
-        high += cost(unit);
+        most_costly = max(most_costly, (int64_t)cost(unit));
+        all += cost(unit);
     }
+    // `low` is too little for the most costly unit, or for the mean share. `high` is enough: a
+    // block that has no room for its next unit then has more than the mean share.
+    const int64_t mean = (all + blocks - 1) / blocks;
+    int64_t low = max(most_costly, mean) - 1, high = mean + most_costly;
     while (low + 1 < high) {
         const int64_t middle = (low + high) / 2;
         (fits(middle) ? high : low) = middle;
