@@ -108,7 +108,7 @@ const ForeignName foreign_names[] = {
     {"gpus (ZeRO-1, overlap and gathers in FP8 are always on)",
      "-z use-distributed-optimizer overlap-grad-reduce overlap-param-gather fp8-param-gather"},
     {"log-interval", "logging-steps"},
-    {"metrics (scripts/monitor shows them in TensorBoard and W&B)",
+    {"metrics (scripts/monitor writes them for TensorBoard)",
      "wandb wandb-log wandb-project report-to tensorboard-dir"},
     {NULL, NULL},
 };

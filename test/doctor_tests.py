@@ -12,7 +12,6 @@ from unittest import mock
 import numpy
 from check import ROOT, call, main, read, refused, run, write
 from llm8 import doctor, metrics
-from test_scripts import llm_c_log
 
 COMMON = ("--model", "llama-tiny", "--data", "d/x_train.bin", "--valid-data", "d/x_val.bin",
           "--eval-interval", 20, "--eval-iters", 1, "--micro-batch-size", 2, "--lr-warmup-iters", 5,
@@ -473,13 +472,6 @@ def options_that_cost_are_named():
     assert "is forced" not in blockwise, blockwise
 
 
-def logs_of_llm_c_are_looked_at():
-    """Its operations are not counted, and its first line is no part of the table."""
-    write("llmc.log", llm_c_log())
-    text = expect("llmc.log", 0, "ok speed 64 tok/s", "0 wrong")
-    assert "nan" not in text and "could not be read" not in text, text
-
-
 def bad_words_are_refused():
     refused(call(doctor.main, "nowhere"), "nowhere: no such run", "--save")
     refused(call(doctor.main, "r/fp8", "--loud"), "--loud", "scripts/doctor --help")
@@ -494,4 +486,4 @@ if __name__ == "__main__":
           spikes_that_were_skipped_do_not_count, spikes_are_named, recorded_runs_are_told_apart,
           noise_is_no_rise, models_are_named_by_their_shape, fp8_that_is_not_on,
           resumes_that_change_the_run, every_repeat_is_compared, options_that_cost_are_named,
-          logs_of_llm_c_are_looked_at, bad_words_are_refused])
+          bad_words_are_refused])

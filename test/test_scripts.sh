@@ -173,20 +173,6 @@ test_first_variant_given_is_the_baseline() {
     expect_said 3 "plain, all against half" compare --report-only --out o
 }
 
-# A run of ours beside what llm.c's trainer prints.
-test_another_program_is_compared() {
-    PYTHONPATH=$root/test "$python" -c 'import test_scripts; print(test_scripts.llm_c_log(last=4))' >llmc.log ||
-        fail "no log"
-    mkdir -p other && cp d/x_train.bin other/d.bin && cp d/x_val.bin other/v.bin
-    expect_status 0 train_gpt --model gpt2-tiny --seq-length 16 --data other/d.bin --valid-data other/v.bin \
-        --train-iters 10 --eval-interval 2 --eval-iters 7 --save other/run || return
-    expect_said 1 "FAIL        bf16: time to loss (at most 1e-09)" compare --report-only --out beside \
-        --run llm.c:llmc.log --run bf16:other/run --time-limit 1e-9
-    has beside/report.md "another program" || fail "$(head beside/report.md)"
-    is_svg beside/time.svg
-    expect_said 0 "other/run finished" plot llmc.log other/run --x minutes --out both.png
-}
-
 has_steps() {
     [[ $(grep -c '"kind":"step"' "$1/metrics.jsonl") -ge $2 ]]
 }
@@ -287,9 +273,6 @@ test_terminal_shows_runs() {
     expect_said 0 "12/12" monitor --once resumed c/bf16/seed-2
     has log "c/bf16/seed-2" || fail "$(cat log)"
     ! has log $'\033' || fail "escapes where there is no terminal"
-    if ! "$python" -c 'import wandb' 2>/dev/null; then
-        expect_said 2 "wandb is not installed" monitor --once resumed --wandb p
-    fi
     script -qec "stty columns 70 rows 20; $root/scripts/monitor resumed" /dev/null >terminal
     has terminal $'\033[H\033[J' || fail "no terminal: $(cat terminal)"
     has terminal "12/12" || fail "on a terminal: $(cat terminal)"

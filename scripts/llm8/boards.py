@@ -1,16 +1,10 @@
-"""Writes runs for the programs in which people look at them: TensorBoard's event files, Weights &
-Biases.
-
-A board takes the records of one run as they come. Both boards can follow a resume from an earlier
-step: TensorBoard can forget the steps after it; W&B cannot, so the steps that are done again become
-another W&B run, in the group of the first."""
+"""Writes runs as TensorBoard's event files, which other programs read too: `wandb sync
+--sync-tensorboard DIR` sends them to Weights & Biases."""
 
 import glob
 import hashlib
-import json
 import math
 import os
-import shlex
 import time
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -18,17 +12,13 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams import summary_v2
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from . import environment, metrics
+from . import metrics
 
 SUFFIX = ".llm8" # ends our event files; other programs' files stay
 TAGS = {"step": {"loss": "train/loss", "lr": "train/lr", "norm": "train/norm",
                  "skipped": "train/skipped", "tokens": "train/tokens",
                  "tokens_per_s": "speed/tokens_per_s", "seconds": "speed/step_seconds"},
         "eval": {"valid_loss": "valid/loss"}}
-
-
-def digest(*words):
-    return hashlib.sha1(json.dumps(words).encode()).hexdigest()[:12]
 
 
 def scalars(record):
@@ -56,13 +46,23 @@ def hyper_parameters(start):
             "parameters": metrics.number(start, "parameters")}
 
 
-class Board:
-    """What both boards do: start(record) begins a run or goes back to an earlier step,
-    write(record, step) adds a record, close() ends the run."""
+class TensorBoard:
+    """The event files of one run, which take its records as they come. After a resume from an
+    earlier step TensorBoard forgets the steps after it."""
 
     def __init__(self, where, run):
-        self.where, self.run, self.last = where, run, 0
-        self.open()
+        """Replaces what an earlier monitor wrote of this run, because all records are read again.
+        If another run with this name has a folder, this run gets a folder with another name."""
+        self.where, self.run, self.last, self.now = where, run, 0, 0.0
+        key = hashlib.sha1(os.path.abspath(run.path).encode()).hexdigest()[:12]
+        folder, suffix = os.path.join(where, run.name), f".{key}{SUFFIX}"
+        if any(not path.endswith(suffix) for path in
+               glob.glob(os.path.join(glob.escape(folder), "*" + SUFFIX))):
+            folder += "-" + key
+        for path in glob.glob(os.path.join(glob.escape(folder), "*" + suffix)):
+            os.unlink(path)
+        self.writer = EventFileWriter(folder, filename_suffix=suffix)
+        self.close = self.writer.close
 
     def take(self, records):
         for record in records:
@@ -73,25 +73,7 @@ class Board:
             step = int(record["step"])
             (self.start if record["kind"] == "run" else self.write)(record, step)
             self.last = step
-        self.flush()
-
-    def flush(self):
-        """Does nothing, because W&B sends its records by itself."""
-
-
-class TensorBoard(Board):
-    def open(self):
-        """Replaces what an earlier monitor wrote of this run, because all records are read again.
-        If another run with this name has a folder, this run gets a folder with another name."""
-        key = digest(os.path.abspath(self.run.path))
-        folder, suffix = os.path.join(self.where, self.run.name), f".{key}{SUFFIX}"
-        if any(not path.endswith(suffix) for path in
-               glob.glob(os.path.join(glob.escape(folder), "*" + SUFFIX))):
-            folder += "-" + key
-        for path in glob.glob(os.path.join(glob.escape(folder), "*" + suffix)):
-            os.unlink(path)
-        self.writer, self.now = EventFileWriter(folder, filename_suffix=suffix), 0.0
-        self.flush, self.close = self.writer.flush, self.writer.close
+        self.writer.flush()
 
     def add(self, step, **words):
         """Writes values with their time: the run's start plus the seconds of the steps so far."""
@@ -109,48 +91,3 @@ class TensorBoard(Board):
         self.now += seconds if math.isfinite(seconds) else 0.0
         self.add(step, summary=Summary(value=[Summary.Value(tag=tag, simple_value=value)
                                               for tag, value in scalars(record).items()]))
-
-
-class Wandb(Board):
-    def open(self):
-        try:
-            import wandb
-        except ImportError:
-            pip = shlex.quote(os.path.join(environment.VENV, "bin", "pip"))
-            environment.die(f"--wandb {self.where}: the package wandb is not installed here: "
-                            f"{pip} install wandb, then wandb login")
-        self.init, self.session, self.part = wandb.init, None, 0
-
-    def start(self, record, step):
-        """Starts a W&B run whose identity follows from the path of the metrics, so that a second
-        monitor continues the same W&B run."""
-        if self.session is not None and step < self.last:
-            self.close()
-            self.part += 1
-        if self.session is None:
-            key = digest(os.path.abspath(self.run.path), self.run.starts[0].get("time"))
-            identity = f"{key}-{self.part}"
-            self.session = self.init(
-                project=self.where, id=identity, resume="allow", group=self.run.name,
-                name=self.run.name + (f" from step {step}" if self.part else ""),
-                config=hyper_parameters(record))
-
-    def write(self, record, step):
-        values = {tag: value for tag, value in scalars(record).items() if math.isfinite(value)}
-        if values and self.session is not None:
-            self.session.log(values, step=step)
-
-    def close(self):
-        if self.session is not None:
-            self.session.finish()
-        self.session = None
-
-
-def open_boards(run, tensorboard, wandb):
-    boards = []
-    for option, board, where in (("--tensorboard", TensorBoard, tensorboard),
-                                 ("--wandb", Wandb, wandb)):
-        if where:
-            with environment.named_by(option):
-                boards.append(board(where, run))
-    return boards

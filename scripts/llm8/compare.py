@@ -10,7 +10,6 @@ is the baseline of the others. Options after -- are the trainer's own, for all v
       --variant 'tensorwise: --fp8-format hybrid --fp8-recipe tensorwise' -- --model ...
   scripts/compare --report-only --out run/compare                  (runs made elsewhere)
   scripts/compare --report-only --out report --run bf16:run/a --run fp8:run/b
-  scripts/compare --report-only --out report --run llm.c:llmc.log --run bf16:run/a --time-limit 0.5
 
 Runs one after the other, so that each has the machine to itself. The same command again goes on
 where it stopped, and runs nothing that has ended. In the folder: report.html (one page that needs
@@ -18,7 +17,7 @@ nothing else), report.md with its pictures, report.json, and VARIANT/seed-N/ wit
 
 Losses are judged by the differences of equal seeds beside their noise: one seed, the default, is a
 first look at speed, memory and curves, and a verdict needs several (--seeds 1234,1,2,3 after it
-runs the three that are missing). Another program's losses are shown and not judged.
+runs the three that are missing).
 
 Exit status: 0 every limit held, 1 one did not, 2 it could not be done, 3 the seeds cannot tell, 75
 stopped by a signal (the same command goes on).
@@ -59,8 +58,8 @@ def parse(arguments):
     p.add_argument("--report-only", action="store_true", help="run nothing; report on what is "
                    "under --out, or on the runs that --run names")
     p.add_argument("--run", metavar="NAME:FOLDER", action="append", default=[],
-                   help="with --report-only: a run of a variant, or the log of llm.c's trainer; "
-                   "any number, the baseline first")
+                   help="with --report-only: a run of a variant; any number, the baseline "
+                   "first")
     p.add_argument("--train-limit", metavar="PERCENT", type=PERCENT, default=1.0,
                    help="how far the final training loss, the mean of the last twentieth of the "
                    "run's steps and of 10 at least, may be from the baseline's (1%%)")

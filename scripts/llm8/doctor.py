@@ -446,7 +446,7 @@ def speed(run):
     text += f", MFU {mfu:.1f}%" if math.isfinite(mfu) else ""
     text += "" if run.on_gpu else ", on a CPU, where FP8 and BF16 are emulated"
     yield well("speed", text)
-    if run.on_gpu and not run.foreign:
+    if run.on_gpu:
         yield from option_costs(run)
     seconds = series.finite(run, "seconds")[1]
     if len(seconds) < 20:

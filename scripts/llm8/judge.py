@@ -112,10 +112,9 @@ def more_seeds(comparison):
 
 
 def pairs(baseline, variant):
-    """Returns the pairs of runs with equal seeds. Runs of another program are paired with all
-    runs."""
+    """Returns the pairs of runs with equal seeds."""
     return [Pair(run, base) for run in variant.runs for base in baseline.runs
-            if seed_of(run) == seed_of(base) or run.foreign or base.foreign]
+            if seed_of(run) == seed_of(base)]
 
 
 def differences(found, name, kind, width):
@@ -159,11 +158,10 @@ def in_turn(parts, values):
 
 def values_of(runs, name, at=None):
     """Returns an option's value in each run. at: for each run, the step at which the value counts.
-    Equal data may have other paths, so data are compared by their checksum; if a run lacks it, as
-    another program's does, by the files' names without folders."""
+    Equal data may have other paths, so data are compared by their checksum; if a run lacks it,
+    as older ones do, by the files' names without folders."""
     rows = [parts_of(run, step) for run, step in zip(runs, at or [None] * len(runs))]
-    values = [[str(part["options"].get(name, "-" if run.foreign else None)) for part in parts]
-              for run, parts in zip(runs, rows)]
+    values = [[str(part["options"].get(name)) for part in parts] for parts in rows]
     if key := DATA.get(name):
         sums = [[part.get(key) for part in parts] for parts in rows]
         values = [[f"shards {found}" for found in row] for row in sums] if all(map(all, sums)) \
@@ -173,10 +171,9 @@ def values_of(runs, name, at=None):
 
 def differing_options(runs, *effects, at=None):
     """Returns {name: the runs' values} for the options with these effects that differ."""
-    known = next((run for run in runs if run.start.get("effects")),
-                 next((run for run in runs if not run.foreign), runs[0]))
+    known = next((run for run in runs if run.start.get("effects")), runs[0])
     values = {name: values_of(runs, name, at) for name in changing_options(known.start, *effects)}
-    return {name: row for name, row in values.items() if len({*row} - {"-"}) > 1}
+    return {name: row for name, row in values.items() if len({*row}) > 1}
 
 
 def other_samples(runs, at=None):
@@ -354,8 +351,7 @@ def judge_end(baseline, variant):
            for run in group.runs if not run.finished]
     bad += [f"seed {seed_of(run)} has no run of {other.name}"
             for group, other in ((baseline, variant), (variant, baseline)) for run in group.runs
-            if not run.foreign and not any(seed_of(run) == seed_of(one) or one.foreign
-                                           for one in other.runs)]
+            if seed_of(run) not in other.seeds()]
     return Judgement(variant.name, "every run finished", FAIL if bad else PASS,
                      note="; ".join(bad))
 
@@ -370,11 +366,5 @@ def judge(comparison):
             out += [judge_start(found, variant.name)]
             out += [one(found, limits, variant.name) for one in (
                 judge_train, judge_valid, judge_speed, judge_memory, judge_time)]
-        if any(run.foreign for pair in found for run in pair):
-            for j in out:
-                if j.what == "same start" and not j.note.startswith("not the same: ") or \
-                        j.what in LOSSES and math.isfinite(j.change):
-                    j.result, j.doubt, j.limit, j.error = OPEN, "", "", math.nan
-                    j.note = "another program: its weights and order of data are its own"
         comparison.judgements += out
     return comparison

@@ -6,8 +6,6 @@ forgotten, and the steps done again take their place. The file may end in a torn
 progress, or a killed one): that line is not read until it is complete. Lines that are not records
 are counted and passed over.
 
-A log of llm.c's trainer is read in the same way (llm_c.py).
-
 Besides the records of metrics.c a "fp8" record may hold {"step", "tensors": {name: {"elements",
 "largest", "zero", "subnormal"}}}: FP8 codes of one step.
 """
@@ -22,7 +20,7 @@ import struct
 import sys
 import time
 
-from . import environment, llm_c
+from . import environment
 from .text import counted, duration, fixed, printable, shown
 
 FLOCK = "hhqqi0q" # struct flock: l_type, l_whence, l_start, l_len, l_pid
@@ -64,8 +62,7 @@ def refuse_others(path, option=""):
             environment.die(f"{option}{path}: no run (no metrics.jsonl); did you mean "
                             f"{' or '.join(near[:3])}?")
     elif (run := open_run(path)).bad_lines > 1 and not run.starts:
-        environment.die(f"{option}{path}: neither a run's metrics.jsonl nor a log of llm.c "
-                        f"({run.complaint})")
+        environment.die(f"{option}{path}: not a run's metrics.jsonl ({run.complaint})")
 
 
 def named_runs(paths):
@@ -204,7 +201,7 @@ class Run:
         self.replaced, self.profile = {}, None
         self.bad_lines = self.rewinds = self._lines = 0
         self.first_bad = None # the first bad line's number, and what is wrong with it
-        self._offset, self._inode, self._log = 0, None, llm_c.Log()
+        self._offset, self._inode = 0, None
 
     def poll(self, each=None):
         """Takes in what was written since the last call, and returns the new records. If the file
@@ -241,10 +238,7 @@ class Run:
     def _take(self, line):
         try:
             # paths in a record may not be UTF-8; other programs write NaN for null
-            record = (json.loads(line.decode("utf-8", "replace"), parse_constant=lambda _: None)
-                      if line[:1] == b"{" else self._log.record(line))
-            if record is None:
-                return None
+            record = json.loads(line.decode("utf-8", "replace"), parse_constant=lambda _: None)
             if b"\\" in line or not line.isascii():
                 record = cleaned(record)
             kind = record.get("kind")
@@ -296,9 +290,8 @@ class Run:
 
     @property
     def complaint(self):
-        """Returns a text that says what could not be read; "" if everything could, or if another
-        program wrote the file, which may have other lines."""
-        if not self.bad_lines or self.foreign:
+        """Returns a text that says what could not be read; "" if everything could."""
+        if not self.bad_lines:
             return ""
         line, fault = self.first_bad
         more = f"; {self.bad_lines:,} lines could not be read" if self.bad_lines > 1 else ""
@@ -321,11 +314,6 @@ class Run:
         """Returns the record of the newest save, if that save failed; else None."""
         newest = self.saves.get(max(self.saves, default=0), {})
         return newest if "error" in newest else None
-
-    @property
-    def foreign(self):
-        """Whether another program made the run, with its own initial weights and order of data."""
-        return self.start.get("program") == llm_c.PROGRAM
 
     @property
     def on_gpu(self):

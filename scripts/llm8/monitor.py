@@ -1,10 +1,9 @@
-"""Watches runs: on the terminal (losses, throughput, time left, the curve), in TensorBoard, in
-Weights & Biases.
+"""Watches runs: on the terminal (losses, throughput, time left, the curve) and in TensorBoard.
 
   scripts/monitor run/gpt2
   scripts/monitor run/bf16 run/fp8 --once               one look
   scripts/monitor run/gpt2 --tensorboard run/tb         then: .venv/bin/tensorboard --logdir run/tb
-  nohup scripts/monitor run/gpt2 --wandb my-project &   no terminal: a line now and then
+  nohup scripts/monitor run/gpt2 &                      no terminal: a line now and then
 
 A run is the folder that --save names, or a metrics.jsonl. The whole file is read, and then what is
 added; a run that stops and is resumed is followed on, and steps that it does again take the place
@@ -17,7 +16,7 @@ import statistics
 import sys
 import textwrap
 
-from . import metrics
+from . import environment, metrics
 from .command_line import Parser, number
 from .text import counted, fixed, many, memory
 
@@ -162,8 +161,8 @@ def watch(options, runs, boards):
     each = None if options.once or live else print_line
     for news in metrics.follow(runs, options.interval, options.once, each):
         for run, records in news.items():
-            for board in boards[run]:
-                board.take(records)
+            if boards:
+                boards[run].take(records)
         width, height = shutil.get_terminal_size((120, 30))
         if options.once:
             print(frame(runs, min(width, 160), 30))
@@ -183,16 +182,15 @@ def main():
                    help="time between two looks (2)")
     p.add_argument("--tensorboard", metavar="DIR", help="write TensorBoard's event files, a folder "
                    "a run")
-    p.add_argument("--wandb", metavar="PROJECT", help="send to Weights & Biases (needs its "
-                   "package)")
     options = p.parse_args()
     runs = metrics.named_runs(options.runs)
-    boards = {run: [] for run in runs}
-    if options.tensorboard or options.wandb:
-        from .boards import open_boards
-        boards = {run: open_boards(run, options.tensorboard, options.wandb) for run in runs}
+    boards = {}
+    if options.tensorboard:
+        from .boards import TensorBoard
+        with environment.named_by("--tensorboard"):
+            boards = {run: TensorBoard(options.tensorboard, run) for run in runs}
     try:
         watch(options, runs, boards)
     finally:
-        for board in sum(boards.values(), []):
+        for board in boards.values():
             board.close()

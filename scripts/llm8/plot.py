@@ -3,8 +3,8 @@
   scripts/plot run/gpt2                                   writes run/gpt2/plot.png
   scripts/plot run/bf16 run/fp8 --out both.html --follow  a page that keeps itself up to date
 
-A run is the folder that --save names, a metrics.jsonl, or the log of llm.c's trainer. Steps
-that a resumed run does again take the place of the earlier ones.
+A run is the folder that --save names, or a metrics.jsonl. Steps that a resumed run does again take
+the place of the earlier ones.
 """
 
 import os
