@@ -92,7 +92,7 @@ test_records_what_was_measured() {
         'all(5 < x["loss"] < 15 for x in r) and r[0]["beside_bf16"] is None' \
         'all(abs(ratio - 1) < 0.03 for x in r[1:] for part in ("first", "timed")
         for ratio in x["beside_bf16"][part])' 'r[1]["loss"] != r[0]["loss"]'
-    says '!not judged' '!IN DOUBT'
+    says '!not judged'
     grep -qE '^gpt2-124m +fp8-head +320 +1\.00 ' log || fail "no row: $(cat log)"
     grep -qE ' products 61\.50 / [0-9.]+; optimizer 20\.25 / ' log || fail "no families: $(cat log)"
     ! passes expect bench.jsonl 'r[0]["tokens_per_s"] == 321' || fail "the checker passes anything"
@@ -163,7 +163,7 @@ test_losses_are_judged_beside_bf16() {
         grep -qE "^gpt2-124m +fp8 .*$said\$" log || fail "$spoil: $(cat log)"
         expect judged.jsonl "len(r) == $count"
     done 3<<'END'
-1.3,1,0 2 steps 1-2 norm x1\.[23][0-9], loss [-+]0\.0[0-9]%; median norm x1\.0.*; IN DOUBT
+1.3,1,0 2 steps 1-2 norm x1\.[23][0-9], loss [-+]0\.0[0-9]%; median norm x1\.0[0-9], loss [-+]0\.0[0-9]%
 2.1,1.007,0 1 FAILED: it does not train as BF16 does: steps 1-2 norm x2\.[01].*, last loss [0-9.]+
 10,1,5 1 FAILED: it does not train as BF16 does: .* median norm x(9|10)\.[0-9]+, loss .*
 END
@@ -187,20 +187,16 @@ class Run:
     def column(self, name):
         return None, self.columns[name]
 
-sound, OK, DOUBT, FAR = Run(norm=(1, 1), loss=(1, 1)), "", "IN DOUBT", "far"
-for norm, loss, said in (
-        ((1, 1), (1, 1), OK), ((1.24, 1.24), (1.019, 0.981), OK), ((0.81, 0.81), (1, 1), OK),
-        ((1.26, 1), (1, 1), DOUBT), ((0.79, 1), (1, 1), DOUBT), ((1, 1.26), (1, 1), DOUBT),
-        ((1, 1), (1.021, 1), DOUBT), ((1, 1), (0.979, 1), DOUBT), ((1, 1), (1, 1.021), DOUBT),
-        ((1.74, 1), (1.04, 1), DOUBT), ((1, 2.9), (1, 1.04), DOUBT), ((1, 1), (0.96, 1), DOUBT),
-        ((1.76, 1), (1, 1), FAR), ((0.56, 1), (1, 1), FAR), ((0, 1), (1, 1), FAR),
-        ((1, 1), (1.06, 1), FAR), ((1, 1), (0.94, 1), FAR),
-        ((1, 3.1), (1, 1), FAR), ((1, 0.3), (1, 1), FAR), ((1, 0), (1, 1), FAR),
-        ((1, 1), (1, 1.06), FAR), ((1, 1), (1, 0.94), FAR)):
+sound = Run(norm=(1, 1), loss=(1, 1))
+for norm, loss, far in (
+        ((1, 1), (1, 1), False), ((1.74, 1), (1.04, 1), False), ((0.58, 2.9), (1, 0.96), False),
+        ((1.76, 1), (1, 1), True), ((0.56, 1), (1, 1), True), ((0, 1), (1, 1), True),
+        ((1, 1), (1.06, 1), True), ((1, 1), (0.94, 1), True),
+        ((1, 3.1), (1, 1), True), ((1, 0.3), (1, 1), True), ((1, 0), (1, 1), True),
+        ((1, 1), (1, 1.06), True), ((1, 1), (1, 0.94), True)):
     record = {"precision": "fp8", "beside_bf16": bench.beside(Run(norm=norm, loss=loss), sound)}
-    words, far = bench.judged(record)
-    found = FAR if far else DOUBT if words.endswith("; IN DOUBT") else OK
-    assert found == said, (norm, loss, words, found)
+    words, found = bench.judged(record)
+    assert found == far, (norm, loss, words)
 wild = Run(norm=(1, 1), loss=(1, 1))
 wild.columns["norm"][6:15], wild.columns["loss"][6:15] = [900] * 9, [3] * 9 # spikes of both
 assert bench.judged({"beside_bf16": bench.beside(wild, sound)})[1] is False
@@ -238,15 +234,6 @@ both = sum(share / rate for share, rate in zip((4, 2), blocks.values()))
 blockwise = floor_of(llama, delayed, {"fp8-recipe": "blockwise"}, head)
 check(blockwise["products"], M * weights * both)
 check(blockwise["head products"], M * P * C * both)
-assert all(blockwise[name] == fp8_head[name] for name in fp8
-           if "products" not in name and name != "activations")
-# SwiGLU and RoPE are in products, whose operations take longer than their bytes
-heads = (H + G) * D
-check(blockwise["activations"] - fp8["activations"], (6 * F + 4 * heads) * M * L / rates["bytes"])
-normed, biased = (floor_of(llama, delayed, {option: "true"})["activations"] - fp8["activations"]
-                  for option in ("qk-layernorm", "add-qkv-bias"))
-check(normed, 6 * heads * M * L / rates["bytes"]) # the norm's input again, too
-check(biased, 4 * heads * M * L / rates["bytes"])
 check(fp8["head products"], 6 * M * P * C / rates["bf16"])
 check(fp8_head["head products"], 6 * M * P * C / rates["fp8"])
 check(bf16["attention"], L * 7 * B * H * T * T * D / rates["bf16"])
@@ -254,24 +241,14 @@ check(bf16["optimizer"], 30 * parameters / rates["bytes"])
 check(floor_of(llama, {"adam-dtype": "bf16"})["optimizer"], 22 * parameters / rates["bytes"])
 check(floor_of(llama, {"adam-dtype": "8bit"})["optimizer"], 18.125 * parameters / rates["bytes"])
 check(bf16["loss"], 4 * M * P / rates["bytes"])
-fused = floor_of(gpt2, delayed)
-last_norm = 10 * M * C / rates["bytes"]
-passes = 1e-3 * (fused["norms"] + fused["activations"] + fused["quantize"]) - last_norm
-check(1e3 * passes, 44 * C * M * L / rates["bytes"]) # GELU is in the products
-# narrow: GELU is in the FP8 products around it, whose bytes then take longer than their operations
-small = dict(gpt2, **{"hidden-size": 512, "num-attention-heads": 8, "num-query-groups": 8,
-                      "ffn-hidden-size": 2048})
-with_gelu, apart = (floor_of(small, delayed, {"fp8-recipe": r}) for r in ("delayed", "tensorwise"))
-check(apart["activations"], 10 * 2048 * M * L / rates["bytes"])
-assert with_gelu["activations"] == 0
-moved = (512 + 4 * 2048) * M + 512 * 2048
-check(with_gelu["products"] - apart["products"],
-      2 * L * (moved / rates["bytes"] - max(2 * M * 512 * 2048 / rates["fp8"],
-                                            (moved - 2 * 2048 * M) / rates["bytes"])))
-wide = floor_of(llama, {"kv-channels": 2 * D, "qk-layernorm": "true"})
+check(bf16["norms"], (24 * L + 10) * M * C / rates["bytes"])
+# narrow: a product's bytes take longer than its operations
+small = floor_of(gpt2, delayed, {"hidden-size": 512, "num-attention-heads": 8,
+                                 "num-query-groups": 8, "ffn-hidden-size": 512})
+assert small["products"] > 1e3 * 6 * M * L * 6 * 512 * 512 / rates["fp8"]
+wide = floor_of(llama, {"kv-channels": 2 * D})
 check(wide["attention"], 2 * L * 7 * B * H * T * T * D / rates["bf16"])
 check(wide["products"], 6 * M * L * (2 * C * N + 2 * C * C + 3 * C * F) / rates["bf16"])
-check(wide["activations"], M * L * (16 * F + 20 * (H + G) * D) / rates["bytes"])
 assert floor.floor_ms("NVIDIA H100", llama, parameters) is None
 try:
     check(1.0001 * bf16["loss"], 4 * M * P / rates["bytes"])
@@ -527,7 +504,7 @@ END
     shows benchmarks '| Muon FP8 | 2 | 2.0000 | 80.0 s | 36.0 s | 0.45 |' \
         '| Muon FP8, half the steps | 0 | 6.0000 | 40.0 s | 20.0 s | 0.25 |' '| AdamW FP8 | 0 | - | 80.0 s | - | - |'
     # a colour means the same above and below: orange is ours in FP8, blue in BF16, which nobody is here
-    shows figure.svg 'seconds of training' '>Muon FP8 2.00<' '>llm.c BF16 2.00<' '>AdamW FP8 2.50<' \
+    shows figure.svg 'seconds of training' '>Muon FP8<' '>llm.c BF16<' '>AdamW FP8<' \
         "Seconds to llm.c's last loss" '>llm8.c Muon FP8<' '>36<' 'stroke: #d55e00;' 'stroke: #009e73;' \
         '!stroke: #0072b2;'
     rm -r other/race # and without the record nothing of it is left

@@ -8,7 +8,6 @@ ITERS (25)          steps of a run; the median is of those after the first 5, at
 RESULTS             the file to append to (test/results/bench.jsonl)
 LLM8_BIN            the folder of train_gptcu (the top of the tree)
 COMMIT              what to record as the commit, where there is no git
-BUSY=1              every core of the host computes something else meanwhile
 
 A run is plain training: the real optimizer step, no accumulation, on tokens that this script makes
 up. llama-3-8b-finetune is the recipe's job on four GPUs, with accumulation and recomputation; it is
@@ -19,12 +18,11 @@ scripts/results writes the pages from them.
 A run in FP8 is compared with the call's run of the same model in BF16, which has the same weights
 and tokens; the learning rate warms up throughout, so that they stay near each other. It is FAILED,
 and not recorded, where the gradient norm is 1.75 times as large (or as small) in the first two
-steps, or 3 times in the median of the timed ones, or the loss is 5% away in either. Where a norm is
-1.25 times as large or a loss 2% away, it is in doubt. Without a run in BF16 it is not judged.
+steps, or 3 times in the median of the timed ones, or the loss is 5% away in either. Without a run
+in BF16 it is not judged.
 
   date, machine {gpu, driver, cublaslt, cudnn}, commit, command
-  arguments: those that went on to the trainer, without --gpus, and BUSY=1 before them; "" for
-    plain training
+  arguments: those that went on to the trainer, without --gpus; "" for plain training
   model, seq_length, micro_batch, global_batch, gpus, recompute none|activations|block,
     precision bf16|fp8, recipe (null in BF16), lm_head bf16|fp8
   fp8_flops_share: of the linear layers' operations
@@ -40,7 +38,6 @@ steps, or 3 times in the median of the timed ones, or the loss is 5% away in eit
     first two steps the one further away, of the others the median; null where there are none
 """
 
-import contextlib
 import datetime
 import itertools
 import json
@@ -64,7 +61,6 @@ from .trainer import last_error
 
 WARM_UP, LEAST_TIMED = 5, 20
 NO_GPU = 77  # exit status if nothing was measured
-BUSY = ["BUSY=1"] if os.environ.get("BUSY") == "1" else []
 
 MODELS = {
     "gpt2-124m": "--model gpt2-124m --micro-batch-size 64",
@@ -164,25 +160,12 @@ def shard_for(model, folder):
     return path
 
 
-@contextlib.contextmanager
-def busy_host():
-    """With BUSY=1, keeps every core busy with other work."""
-    spin = [sys.executable, "-c", "while True: pass"]
-    others = [subprocess.Popen(spin) for _ in range((os.cpu_count() or 1) if BUSY else 0)]
-    try:
-        yield
-    finally:
-        for other in others:
-            other.kill()
-            other.wait()
-
-
 def measure(command, folder):
     """Runs the trainer. Returns its Run and None, or None and the reason of its failure."""
     metrics, log = (os.path.join(folder, name) for name in ("metrics.jsonl", "log"))
     if os.path.exists(metrics):
         os.remove(metrics)
-    with open(log, "w", encoding="utf-8") as file, busy_host():
+    with open(log, "w", encoding="utf-8") as file:
         status = subprocess.run([*command, "--metrics", metrics], stdout=file, check=False,
                                 stderr=subprocess.STDOUT).returncode
     if status != 0:
@@ -229,10 +212,9 @@ def judged(record):
     (norm, loss), (median_norm, median_loss) = (map(distance, ratios[part])
                                                 for part in ("first", "timed"))
     far = norm >= 0.75 or median_norm >= 2 or max(loss, median_loss) >= 0.05
-    doubt = max(norm, median_norm) >= 0.25 or max(loss, median_loss) >= 0.02
     said = "; ".join(f"{what} norm x{ratios[part][0]:.2f}, loss {100 * ratios[part][1] - 100:+.2f}%"
                      for part, what in (("first", "steps 1-2"), ("timed", "median")))
-    return said + ("; IN DOUBT" if doubt and not far else ""), far
+    return said, far
 
 
 def gib(number_of_bytes):
@@ -254,7 +236,7 @@ def record_of(place, model, command, measured, bf16):
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         **place,
         "command": shlex.join([os.path.basename(command[0]), *command[1:]]),
-        "arguments": re.sub(r" *--gpus[ =]\d+", "", shlex.join([*BUSY, *sys.argv[1:]])).strip(),
+        "arguments": re.sub(r" *--gpus[ =]\d+", "", shlex.join(sys.argv[1:])).strip(),
         "model": model,
         "seq_length": int(options["seq-length"]),
         "micro_batch": int(options["micro-batch-size"]),

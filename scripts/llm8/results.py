@@ -56,10 +56,6 @@ VARIANTS = {"bf16": "BF16", "delayed": "FP8 delayed", "tensorwise": "FP8 tensorw
 HALF = "muon-half"
 RACERS = {"llm.c": "llm.c BF16", "bf16": "AdamW BF16", "fp8": "AdamW FP8", "muon": "Muon FP8",
           HALF: "Muon FP8, half the steps"}
-# The offset of a racer's name from the end of its curve, in points, and how it is aligned. After
-# another race, look at the figure and adjust these.
-ENDS = {"llm.c": (0, 11, "left"), "bf16": (8, -2, "left"), "fp8": (-12, -24, "right"),
-        "muon": (8, -4, "left"), HALF: (-17, -11, "center")}
 
 
 # ---- records ------------------------------------------------------------------------------------
@@ -76,15 +72,20 @@ def read_report(path):
 
 
 def name_of(r):
-    if "program" in r:
-        return f"{r['program']} {r['precision']}"
+    """Returns the precision of a record as the tables show it: of ours with the recipe, and with
+    the options that differ from plain training."""
+    if "lm_head" not in r:
+        return r["precision"]
     recipe = "" if r["recipe"] in (None, "delayed") else f" {r['recipe']}"
     head = ", FP8 head" if r["lm_head"] == "fp8" else ""
     return r["precision"].upper() + recipe + head + (r["arguments"] and f", {r['arguments']}")
 
 
-def program_of(r):
-    return ("" if "program" in r else "llm8.c ") + name_of(r)
+def kind_of(r):
+    """Returns what two records of the same kind of run have in common, besides the commit."""
+    state = ("seq_length", "global_batch", "adam_dtype", "offload") if "offload" in r else ()
+    return (r["machine"]["gpu"], r.get("program"), r["model"], r["gpus"], r["name"],
+            *(r[key] for key in state))
 
 
 class Records:
@@ -92,40 +93,50 @@ class Records:
 
     def __init__(self, folder):
         self.path = os.path.join(folder, "bench.jsonl")
-        bench, self.peers, self.offload = (
+        self.bench, self.peers, self.offload = (
             sorted(estimate.json_lines(path, fields), key=lambda r: r["date"])
             if os.path.exists(path := os.path.join(folder, name)) or path == self.path else []
             for name, fields in FIELDS.items())
-        self.bench = [{"arguments": "", **r} for r in bench] or \
+        for r in self.bench + self.peers + self.offload:
+            r.update({"arguments": "", "gpus": 1, **r})
+            r["name"] = name_of(r)
+        if not self.bench:
             die(f"{self.path}: no records; make bench")
         self.reports = {path.parent.name: read_report(path)
                         for path in sorted(Path(folder).glob("*/report.json"))}
         self.race = self.reports.pop("race", None)
-        self.of_place = {(r["commit"], r["machine"]["gpu"], r["model"], r["gpus"], name_of(r)): r
-                         for r in self.bench}
+        self.of_place = {(r["commit"], kind_of(r)): r
+                         for r in [*self.bench, *reversed(self.offload)]}
 
-    def like(self, r, **other):
-        """Returns the record of the same commit and kind of GPU that differs from r only in the
-        fields of `other`; or None."""
-        return self.of_place.get((r["commit"], r["machine"]["gpu"], r["model"],
-                                  other.get("gpus", r["gpus"]), other.get("name", name_of(r))))
+    def gain(self, r, **other):
+        """Returns how many times as fast a run is as the run of the same commit and kind of GPU
+        that differs from it only in the fields of `other`; None if that was not measured."""
+        like = self.of_place.get((r.get("beside", r["commit"]), kind_of({**r, **other})))
+        return like and r["tokens_per_s"] / like["tokens_per_s"]
+
+    def beside_bf16(self, r):
+        return self.gain(r, program=None, name="BF16")
 
     def fronts(self):
         """Returns, for each kind of GPU, the front page's records, sorted by model; other programs'
-        records come first."""
+        records come first, with FLOP/s computed from our FLOPs and peak."""
         found = []
         for gpu in estimate.gpus_of_records(self.bench):
-            plain = [r for r in self.bench if r["machine"]["gpu"] == gpu and not r["arguments"]]
-            commit = estimate.front_commit(plain)
-            whole = [r for r in plain if r["commit"] == commit]
-            newest = {(r["program"], r["precision"], r["model"]): r for r in self.peers
-                      if r["machine"]["gpu"] == gpu}
+            commit = estimate.front_commit([r for r in self.bench if r["machine"]["gpu"] == gpu
+                                            and not r["arguments"]])
+            ours = {(r["model"], r["name"]): r for r in self.bench if r["gpus"] == 1
+                    and (r["machine"]["gpu"], r["commit"]) == (gpu, commit)}
+            newest = {kind_of(r): r for r in self.peers if r["machine"]["gpu"] == gpu}
             rows = []
-            for model in MODELS if whole else ():
-                ours = [self.like({**whole[-1], "model": model}, gpus=1, name=name)
-                        for name in FRONT]
-                rows += [r for r in newest.values() if any(ours) and r["model"] == model]
-                rows += filter(None, ours)
+            for model in MODELS:
+                held = [ours[model, name] for name in FRONT if (model, name) in ours]
+                for r in newest.values():
+                    if held and r["model"] == model:
+                        faster = r["tokens_per_s"] / held[0]["tokens_per_s"]
+                        rows.append({**r, "beside": commit, **{
+                            key: held[0][key] and held[0][key] * faster
+                            for key in ("tflops", "mfu")}})
+                rows += held
             found += [rows] if rows else []
         return found or die(f"{self.path}: no commit has all of {' and '.join(LEAST)} in BF16, FP8 "
                             "and FP8 with an FP8 head; make bench")
@@ -145,10 +156,26 @@ def listed(values):
     return ", ".join(sorted(set(values)))
 
 
+def label_of(r):
+    """Returns the model, its GPUs and batch, of a record."""
+    passes = r.get("global_batch", 0) // (r["gpus"] * r["micro_batch"])
+    again = " recomputed" if r.get("recompute", "none") != "none" else ""
+    return ", ".join([MODELS.get(r["model"], r["model"])] + [f"{r['gpus']} GPUs"] *
+                     (r["gpus"] > 1) + [(f"{passes} x " if passes > 1 else "") +
+                                        f"{r['micro_batch']} x {r['seq_length']}{again}"])
+
+
+def program_of(r):
+    moments = f", {r['adam_dtype'].upper()} moments" if "adam_dtype" in r else ""
+    moments += " and gradients" if r.get("grad_accum_dtype") == "bf16" else ""
+    apart = ", another card" if r["commit"] != r.get("beside", r["commit"]) else ""
+    return f"{r.get('program', 'llm8.c')} {r['name']}{moments}{apart}"
+
+
 def memory(r):
     """Returns the memory in use at the run's end; older records have only the planned memory."""
     used = shown(r.get("peak_memory_gib"), ".1f", 1, " GiB")
-    return shown(r["planned_memory_gib"], ".1f", 1, " GiB planned") if used == "-" else used
+    return shown(r.get("planned_memory_gib"), ".1f", 1, " GiB planned") if used == "-" else used
 
 
 def programs_of(machine):
@@ -157,69 +184,57 @@ def programs_of(machine):
     return ", ".join(f"{name} {machine[key]}" for key, name in names.items() if machine[key])
 
 
-def label_of(r):
-    """Returns the model, its GPUs and batch, of a record."""
-    gpus = r.get("gpus", 1)
-    cells = [MODELS.get(r["model"], r["model"])] + [f"{gpus} GPUs"] * (gpus > 1)
-    passes = r.get("global_batch", 0) // (gpus * r["micro_batch"])
-    again = " recomputed" if r.get("recompute", "none") != "none" else ""
-    return ", ".join([*cells, (f"{passes} x " if passes > 1 else "") +
-                      f"{r['micro_batch']} x {r['seq_length']}{again}"])
+COLUMNS = { # what a table shows of a record r among the records a
+    "model, batch": lambda r, a: label_of(r),
+    "program": lambda r, a: program_of(r),
+    "tokens/s": lambda r, a: f"{r['tokens_per_s']:,.0f}",
+    "x BF16": lambda r, a: shown(a.beside_bf16(r), ".2f"),
+    "x 1 GPU": lambda r, a: shown(a.gain(r, gpus=1), ".2f"),
+    "TFLOP/s": lambda r, a: shown(r.get("tflops"), ".0f"),
+    "MFU": lambda r, a: shown(r.get("mfu"), ".1f", 100, "%"),
+    "of the roofline": lambda r, a: shown(r.get("floor_share"), ".0f", 100, "%"),
+    "memory": lambda r, a: memory(r),
+    "of the host": lambda r, a: shown(r.get("host_memory_gib") or None, ".1f", 1, " GiB"),
+    "start": lambda r, a: shown(r.get("start_seconds"), ".0f", 1, " s")}
+OF_STATE = ("of the host", "start")
 
 
-def steps(records, rows, whole=True):
-    """Returns a table of records, and where and when they were measured. For other programs'
-    records, FLOP/s are computed from our FLOPs and peak. whole: also the columns that only our
-    records have."""
-    lines, ours = [], [r for r in rows if "program" not in r]
-    several = any(r.get("gpus", 1) > 1 for r in rows)
-    for r in rows:
-        name, mine = program_of(r), r in ours
-        base = r if mine else next(o for o in ours if o["model"] == r["model"])
-        bf16, one = records.like(base, name="BF16"), records.like(r, gpus=1) if several else None
-        gains = [shown(other and r["tokens_per_s"] / other["tokens_per_s"], ".2f")
-                 for other in (bf16, one)]
-        faster = r["tokens_per_s"] / base["tokens_per_s"]
-        cells = [*gains, f"{faster * base['tflops']:.0f}",
-                 shown(base["mfu"], ".1f", 100 * faster, "%")]
-        if whole:
-            cells += [shown(r["floor_share"], ".0f", 100, "%"), memory(r)] if mine else "--"
-        if not mine and r["commit"] != ours[0]["commit"]:
-            name += ", another card"
-        lines.append([label_of(r), name, f"{r['tokens_per_s']:,.0f}", *cells])
-    head = ["model, batch", "program", "tokens/s", "x BF16", "x 1 GPU", "TFLOP/s", "MFU",
-            "of the roofline", "memory"][:9 if whole else 7]
-    machines = listed(f"{machine['gpu']} ({programs_of(machine)})"
-                      for machine in (r["machine"] for r in ours))
-    return table(head, lines, (0, 1)) + (
+def steps(records, rows, without=OF_STATE):
+    """Returns a table of records, and where and when ours were measured. without: columns that are
+    left out."""
+    if all(r["gpus"] == 1 for r in rows):
+        without = (*without, "x 1 GPU")
+    head = [title for title in COLUMNS if title not in without]
+    ours = [r for r in rows if "program" not in r]
+    machines = listed(f"{r['machine']['gpu']} ({programs_of(r['machine'])})" for r in ours)
+    return table(head, [[COLUMNS[title](r, records) for title in head] for r in rows], (0, 1)) + (
         f"\nMedians of {listed(str(r['steps']) for r in ours)} steps on {machines}; "
         f"{listed(r['date'][:10] for r in ours)}; commit {listed(r['commit'] for r in ours)}.\n")
 
 
 def results(records):
     rows = records.fronts()[0]
-    peak = next(r["tflops"] / r["mfu"] for r in rows if "mfu" in r)
-    return steps(records, rows, whole=False) + (
+    peak = next(r["tflops"] / r["mfu"] for r in rows)
+    return steps(records, rows, (*OF_STATE, "of the roofline", "memory")) + (
         f"MFU is by NVIDIA's dense BF16 peak, {peak:.0f} TFLOP/s, in FP8 too.\n")
 
 
 def bench(records):
     """Writes, for every kind of GPU, the records that the front page shows for one kind. Then
     writes the newest records of other kinds of run, in a table for each commit and kind of GPU."""
-    newest = {(r["machine"]["gpu"], r["model"], r["gpus"], name_of(r)): r for r in records.bench}
+    newest = {(r["machine"]["gpu"], r["model"], r["gpus"], r["name"]): r for r in records.bench}
     shown_there = [r for rows in records.fronts() for r in rows]
     rows = [r for _, r in sorted(newest.items()) if r not in shown_there]
-    places = {}
+    places = collections.defaultdict(list)
     for r in sorted(rows, key=lambda r: r["date"][:10], reverse=True):
-        places.setdefault((r["commit"], r["machine"]["gpu"]), []).append(r)
-    return "\n".join(steps(records, group)
-                     for group in [*records.fronts(), *places.values()])
+        places[r["commit"], r["machine"]["gpu"]].append(r)
+    return "\n".join(steps(records, group) for group in [*records.fronts(), *places.values()])
 
 
 def scaling(records):
     """Writes what several GPUs gain over one, of the newest commit with records of both; and the
     recipe's job on four, where it was measured."""
-    both = [r for r in records.bench if r["gpus"] > 1 and records.like(r, gpus=1)]
+    both = [r for r in records.bench if r["gpus"] > 1 and records.gain(r, gpus=1)]
     tables = [[r for r in rows if (r["commit"], r["machine"]) == (rows[-1]["commit"],
                                                                   rows[-1]["machine"])]
               for rows in (both, jobs(records))]
@@ -227,72 +242,112 @@ def scaling(records):
 
 
 def jobs(records):
-    return [r for r in records.bench if r["model"] == JOB and name_of(r) in FRONT]
-
-
-def beside_bf16(records, r):
-    """Returns how many times as fast a run is as the same run in BF16; None if that was not
-    measured."""
-    alike = ("commit", "model", "seq_length", "global_batch", "adam_dtype", "offload")
-    return next((r["tokens_per_s"] / b["tokens_per_s"] for b in records.offload
-                 if b["precision"] == "BF16" and b["machine"]["gpu"] == r["machine"]["gpu"]
-                 and all(b.get(k) == r.get(k) for k in alike)), None)
+    return [r for r in records.bench if r["model"] == JOB and r["name"] in FRONT]
 
 
 def offload(records):
     """Writes a table for each kind of GPU."""
-    tables = []
-    for gpu in dict.fromkeys(r["machine"]["gpu"] for r in records.offload):
-        of_gpu = [r for r in records.offload if r["machine"]["gpu"] == gpu]
-        rows = []
-        for r in of_gpu:
-            program = f"{r['program']} {r['precision']}" if "program" in r else \
-                f"llm8.c {r['precision']}, {r['adam_dtype'].upper()} moments"
-            if r.get("grad_accum_dtype") == "bf16":
-                program += " and gradients"
-            rows.append([
-                f"{MODELS[r['model']]}, {r['micro_batch']} x {r['seq_length']}",
-                f"{r['global_batch'] * r['seq_length']:,}", program, f"{r['tokens_per_s']:,.0f}",
-                shown(beside_bf16(records, r), ".2f"),
-                shown(r.get("peak_memory_gib"), ".1f", 1, " GiB"),
-                shown(r.get("host_memory_gib") or None, ".1f", 1, " GiB"),
-                shown(r.get("start_seconds"), ".0f", 1, " s")])
-        head = ["model, micro-batch", "tokens a step", "program", "tokens/s", "x BF16",
-                "of the GPU", "of the host", "start"]
-        tables.append(table(head, rows, (0, 2)) + (
-            f"\nOn {gpu}; {listed(r['date'] for r in of_gpu)}; commit "
-            f"{listed(r['commit'] for r in of_gpu)}.\n"))
-    return "\n".join(tables)
+    return "\n".join(steps(records, [r for r in records.offload if r["machine"]["gpu"] == gpu], ())
+                     for gpu in dict.fromkeys(r["machine"]["gpu"] for r in records.offload))
 
 
-def card(records):
-    """Writes a sentence on the recipe's job on four GPUs, where it was measured, and one on the
-    fastest of Llama 3 8B on a card of 80 GB."""
-    gains = {i: beside_bf16(records, r) for i, r in enumerate(records.offload)
-             if r.get("offload") and r["precision"] != "BF16" and r["model"] == "llama-3-8b"}
-    best = max((i for i in gains if gains[i]),
-               key=lambda i: records.offload[i]["tokens_per_s"], default=None)
-    said = job(records)
-    if best is None:
-        return said
-    r = records.offload[best]
-    return said + (f"Llama 3 8B can be fully fine-tuned on one 80 GB GPU, in "
-            f"{math.ceil(r['peak_memory_gib'])} GiB, with {r['host_memory_gib']:.0f} GiB of "
-            f"optimizer state in host memory: {r['tokens_per_s']:,.0f} tokens/s in FP8, "
-            f"{gains[best]:.2f} times as fast as in BF16, at "
-            f"{r['global_batch'] * r['seq_length']:,} tokens a step (measured on one "
-            f"{r['machine']['gpu']}).\n")
+def race(records):
+    held = records.race
+    if not held:
+        return "Not measured yet.\n"
+    seeds, times = collections.Counter(run["variant"] for run in held["runs"]), times_of(records)
+    lines = []
+    for name, curve in held["curves"].items():
+        end = curve["seconds"][-1]
+        j = times.get(name, {"value": end, "change": 1})
+        lines.append((RACERS.get(name, name), seeds[name], shown(curve["loss"][-1], ".4f"),
+                      f"{end:,.1f} s", shown(j["value"], ",.1f", 1, " s"),
+                      shown(j["change"], ".2f")))
+    head = ("run", "seeds", "last validation loss", "all steps", "to llm.c's last loss", "x llm.c")
+    tokens = held["curves"]["llm.c"]["tokens"][-1] / 1e6
+    return (table(head, lines) + f"\nGPT-2 124M, {tokens:.1f} million tokens each (with half the "
+            f"steps: half), on one {held['device']}; seconds are those of training steps. [The "
+            "report](../test/results/race/report.md).\n")
 
 
-def job(records):
-    r = max((r for r in jobs(records) if r["precision"] == "fp8" and records.like(r, name="BF16")),
-            key=lambda r: (r["date"][:10], r["tokens_per_s"]), default=None)
-    if not r:
-        return ""
-    bf16 = records.like(r, name="BF16")
-    return (f"{label_of(r)}: on {r['gpus']} {r['machine']['gpu']}s {r['tokens_per_s']:,.0f} "
-            f"tokens/s in {name_of(r)}, {r['tokens_per_s'] / bf16['tokens_per_s']:.2f} times as "
-            "fast as in BF16.\n")
+def times_of(records):
+    """Returns {variant: the judgement on its time to the loss at which llm.c ends}."""
+    return {j["variant"]: j for j in (records.race or {"judgements": []})["judgements"]
+            if j["what"] == "time to loss" and j["variant"] in RACERS}
+
+
+def size_of(report):
+    name = {"gpt2": "GPT-2", "llama": "Llama"}.get(report["arch"], report["arch"])
+    return f"{name} {report['parameters'] / 1e6:.0f}M"
+
+
+def last_losses(report, variant):
+    """Returns {seed: the last validation loss}."""
+    return {run["seed"]: run["valid_loss"] for run in report["runs"]
+            if run["variant"] == variant and run["state"] == "finished"}
+
+
+def fp8(records, front=True):
+    """Writes the mean of the differences between runs of equal seeds; for several seeds also its
+    standard error."""
+    from . import judge  # imported here: judge needs packages that the recipes' costs do not
+
+    reports = {name: r for name, r in records.reports.items()
+               if (len(last_losses(r, "bf16")) >= FRONT_SEEDS) == front}
+    cells, lines = collections.defaultdict(dict), []
+    for name, r in reports.items():
+        base = last_losses(r, "bf16")
+        for variant in r["curves"]:
+            changes = [judge.percent(loss, base[seed])
+                       for seed, loss in last_losses(r, variant).items()]
+            error = shown(judge.error_of(changes), ".2f")
+            cells[variant][name] = f"{judge.mean(changes):+.2f}%" + f" ± {error}" * (error != "-")
+        apart = max(base.values()) / min(base.values()) - 1
+        seeds = f"its {len(base)} seeds {apart:.2%} apart" if len(base) > 1 else "one seed"
+        page = f"{'' if front else '../'}test/results/{name}/report.md"
+        lines.append(f"- [{size_of(r)}, {r['steps']:,} steps]({page}): BF16 ends at "
+                     f"{judge.mean(base.values()):.4f}, {seeds}. {r['said'].split(':')[0]}, by a "
+                     f"limit of {r['limits']['valid']:g}%, on {r['device'].split(',')[0]}.\n")
+    rows = [[VARIANTS.get(variant, variant), *(cells[variant].get(name, "-") for name in reports)]
+            for variant in {**VARIANTS, **cells} if variant in cells and variant != "bf16"]
+    head = ["validation loss beside BF16's"] + [
+        f"{size_of(r)}, {r['steps']:,} steps of {r['batch']} tokens" for r in reports.values()]
+    return table(head, rows) + "\n" + "".join(lines) if reports else "Not measured yet.\n"
+
+
+def older(records):
+    return fp8(records, front=False)
+
+
+def options(_):
+    """Writes tables from --help, which has headings in column 1 and under each some rows: an option
+    in column 3, and its text from column 37 on, in the same line or below."""
+    said = subprocess.run([built("train_gpt"), "--help"], capture_output=True, text=True,
+                          check=True).stdout
+    tables, rows = {}, []
+    for line in said[:said.index("\nExit status")].splitlines():
+        if line[:1].isupper():
+            rows = tables[line] = []
+        elif re.match("  [^ ]", line):
+            at = 35 if line[35:36] == " " else len(line)
+            rows.append([f"`{line[2:at].rstrip()}`", line[at:].strip()])
+        elif line.strip() and rows:
+            rows[-1][1] = f"{rows[-1][1]} {line.strip()}".strip()
+    out = ""
+    for heading, rows in tables.items():
+        rows = [[cell.replace("|", r"\|") for cell in row] for row in rows]
+        head = ["preset", "what"]
+        if not heading.startswith("Presets"):
+            head = ["option", "what", "default"]
+            rows = [[name, *re.fullmatch(r"(.*?)(?: \[([^][]*)\])?", what).groups("")]
+                    for name, what in rows]
+            rows = [[name, what, default or ("on" if "[no-]" in name else "")]
+                    for name, what, default in rows]
+        out += f"\n**{heading}**\n\n" + table(head, rows, range(3)) if rows else ""
+    return out
+
+
+# ---- the front page -----------------------------------------------------------------------------
 
 
 def number(records):
@@ -322,141 +377,72 @@ def number(records):
     return said + "\n"
 
 
-def times_of(records):
-    """Returns {variant: the judgement on its time to the loss at which llm.c ends}."""
-    return {j["variant"]: j for j in (records.race or {"judgements": []})["judgements"]
-            if j["what"] == "time to loss" and j["variant"] in RACERS}
-
-
-def race(records):
-    held, lines = records.race, []
-    if not held:
-        return "Not measured yet.\n"
-    seeds = collections.Counter(run["variant"] for run in held["runs"])
-    for name, curve in held["curves"].items():
-        end = curve["seconds"][-1]
-        j = times_of(records).get(name, {"value": end, "change": 1})
-        lines.append((RACERS.get(name, name), seeds[name], shown(curve["loss"][-1], ".4f"),
-                      f"{end:,.1f} s", shown(j["value"], ",.1f", 1, " s"),
-                      shown(j["change"], ".2f")))
-    head = ("run", "seeds", "last validation loss", "all steps", "to llm.c's last loss", "x llm.c")
-    tokens = held["curves"]["llm.c"]["tokens"][-1] / 1e6
-    return (table(head, lines) + f"\nGPT-2 124M, {tokens:.1f} million tokens each (with half the "
-            f"steps: half), on one {held['device']}; seconds are those of training steps. [The "
-            "report](../test/results/race/report.md).\n")
-
-
-def size_of(report):
-    name = {"gpt2": "GPT-2", "llama": "Llama"}.get(report["arch"], report["arch"])
-    return f"{name} {report['parameters'] / 1e6:.0f}M"
-
-
-def last_losses(report, variant):
-    """Returns {seed: the last validation loss}."""
-    return {run["seed"]: run["valid_loss"] for run in report["runs"]
-            if run["variant"] == variant and run["state"] == "finished"}
-
-
-def fp8(records, front=True):
-    """Writes the mean of the differences between runs of equal seeds; for several seeds also its
-    standard error."""
-    from . import judge  # imported here: judge needs packages that the recipes' costs do not
-
-    reports = {name: r for name, r in records.reports.items()
-               if (len(last_losses(r, "bf16")) >= FRONT_SEEDS) == front}
-    cells, lines = collections.defaultdict(dict), []
-    for name, r in reports.items():
-        base = last_losses(r, "bf16")
-        for variant in r["curves"]:
-            changes = [judge.percent(loss, base[seed])
-                       for seed, loss in last_losses(r, variant).items()]
-            error = judge.error_of(changes)
-            cells[variant][name] = f"{judge.mean(changes):+.2f}%" + \
-                (f" ± {error:.2f}" if error == error else "")
-        apart = max(base.values()) / min(base.values()) - 1
-        seeds = f"its {len(base)} seeds {apart:.2%} apart" if len(base) > 1 else "one seed"
-        page = f"{'' if front else '../'}test/results/{name}/report.md"
-        lines.append(f"- [{size_of(r)}, {r['steps']:,} steps]({page}): BF16 ends at "
-                     f"{judge.mean(base.values()):.4f}, {seeds}. {r['said'].split(':')[0]}, by a "
-                     f"limit of {r['limits']['valid']:g}%, on {r['device'].split(',')[0]}.\n")
-    rows = [[VARIANTS.get(variant, variant), *(cells[variant].get(name, "-") for name in reports)]
-            for variant in {**VARIANTS, **cells} if variant in cells and variant != "bf16"]
-    head = ["validation loss beside BF16's"] + [
-        f"{size_of(r)}, {r['steps']:,} steps of {r['batch']} tokens" for r in reports.values()]
-    return table(head, rows) + "\n" + "".join(lines) if reports else "Not measured yet.\n"
-
-
-def older(records):
-    return fp8(records, front=False)
-
-
-# ---- the figure ---------------------------------------------------------------------------------
+def card(records):
+    """Writes a sentence on the recipe's job on four GPUs, where it was measured, and one on the
+    fastest of Llama 3 8B on a card of 80 GB."""
+    r = max((r for r in jobs(records) if r["precision"] == "fp8" and records.beside_bf16(r)),
+            key=lambda r: (r["date"][:10], r["tokens_per_s"]), default=None)
+    said = r and (f"{label_of(r)}: on {r['gpus']} {r['machine']['gpu']}s {r['tokens_per_s']:,.0f} "
+                  f"tokens/s in {r['name']}, {records.beside_bf16(r):.2f} times as fast as in "
+                  "BF16.\n")
+    r = max((r for r in records.offload if r.get("offload") and r["precision"] != "BF16"
+             and r["model"] == "llama-3-8b" and records.beside_bf16(r)),
+            key=lambda r: r["tokens_per_s"], default=None)
+    return (said or "") + (r and (
+        f"Llama 3 8B can be fully fine-tuned on one 80 GB GPU, in "
+        f"{math.ceil(r['peak_memory_gib'])} GiB, with {r['host_memory_gib']:.0f} GiB of "
+        f"optimizer state in host memory: {r['tokens_per_s']:,.0f} tokens/s in FP8, "
+        f"{records.beside_bf16(r):.2f} times as fast as in BF16, at "
+        f"{r['global_batch'] * r['seq_length']:,} tokens a step (measured on one "
+        f"{r['machine']['gpu']}).\n") or "")
 
 
 def figure(records):
-    """Draws tokens a second, other programs in grey, ours by precision in colours. If there
-    is a race: also its curves, each with its name at the end, and the times to llm.c's last
-    loss."""
+    """Draws tokens a second, other programs in grey, ours by precision in colours. If there is a
+    race: also its curves, and the times to llm.c's last loss."""
     import numpy
 
     from . import plots, series, style
 
-    def color(program):
-        ours = program.startswith("llm8.c ")
-        return style.color("FP8" in program) if ours else style.QUIET
-
     # in both rows of the figure, our BF16 is blue and our FP8 orange; Muon has other colours
-    racing = {name: {**style.line(i - 1 if i else 0), **({} if i else {"color": style.QUIET})}
+    racing = {name: {**style.line(i - 1), **({} if i else {"color": style.QUIET})}
               for i, name in enumerate(RACERS)}
 
-    device = records.race and f"one {records.race['device'].split(',')[0]}"
+    def color(program):
+        return style.color("FP8" in program) if program.startswith("llm8.c ") else style.QUIET
 
-    def draw_curves(axes):
-        curves = {name: numpy.array(curve["loss"], float)
-                  for name, curve in records.race["curves"].items() if name in RACERS}
-        for name, loss in curves.items():
-            seconds = records.race["curves"][name]["seconds"]
-            axes.plot(seconds, loss, **racing[name])
-            x, y, side = ENDS[name]
-            last = numpy.flatnonzero(numpy.isfinite(loss))[-1:]
-            for i in last:
-                color = racing[name]["color"]
-                axes.plot(seconds[i], loss[i], "o", markersize=4, color=color)
-                axes.annotate(f"{RACERS[name]} {loss[i]:.2f}", (seconds[i], loss[i]), (x, y),
-                              textcoords="offset points", ha=side, va="center", fontsize=8.5,
-                              color=color, arrowprops={
-                                  "arrowstyle": "-", "color": color, "linewidth": 0.8,
-                                  "shrinkA": 0, "shrinkB": 2} if abs(y) > 20 else None)
-        plots.final_range(axes, [loss[len(loss) // 4:] for loss in curves.values()])
-        low, high = axes.get_ylim()
-        axes.set_ylim(low - 0.1 * (high - low), high) # leaves room for names below the curves' ends
-        axes.set_xlim(0, 1.22 * axes.get_xlim()[1]) # and beside the ends
+    def draw_race(axes, bars):
+        curves = {name: records.race["curves"][name] for name in RACERS
+                  if name in records.race["curves"]}
+        for name, curve in curves.items():
+            axes.plot(curve["seconds"], numpy.array(curve["loss"], float), label=RACERS[name],
+                      **racing[name])
+        plots.final_range(axes, [line.get_ydata()[len(line.get_ydata()) // 4:]
+                                 for line in axes.get_lines()])
+        device = f"one {records.race['device'].split(',')[0]}"
         axes.set(title="GPT-2 124M, validation loss (nats/token)",
                  xlabel=f"{series.AXES['seconds']}, {device}")
         style.written(axes.xaxis)
-
-    def draw_times(axes):
+        axes.set_xlim(0, 1.4 * axes.get_xlim()[1]) # leaves room for the names
+        axes.legend(loc="upper right", handlelength=2.8, fontsize=8.5)
         judged = {name: j["value"] for name, j in times_of(records).items() if j["value"]}
-        times = {"llm.c": records.race["curves"]["llm.c"]["seconds"][-1], **judged}
+        times = {"llm.c": curves["llm.c"]["seconds"][-1], **judged}
         times = {name: times[name] for name in RACERS if name in times}
         names = [("" if name == "llm.c" else "llm8.c ") + RACERS[name] for name in times]
-        plots.draw_bars(axes, names, [[t] for t in times.values()],
-                        "Seconds to llm.c's last loss", device,
-                        "{:,.0f}".format, [racing[name]["color"] for name in times])
+        plots.draw_bars(bars, names, [[t] for t in times.values()], "Seconds to llm.c's last loss",
+                        device, "{:,.0f}".format, [racing[name]["color"] for name in times])
 
     def draw(figure):
         # each row has a layout of its own, because the names in the upper one are long
         rows_of = figure.subfigures(2 if records.race else 1, squeeze=False)[:, 0]
         for axes, model in zip(rows_of[0].subplots(1, 2), LEAST):
             rows = [r for r in records.fronts()[0] if r["model"] == model]
-            names = [*map(program_of, rows)]
+            names = [f"{r.get('program', 'llm8.c')} {r['name']}" for r in rows]
             plots.draw_bars(axes, names, [[r["tokens_per_s"]] for r in rows],
                             f"{MODELS[model]}, tokens/s", f"one {rows[0]['machine']['gpu']}",
                             "{:,.0f}".format, [*map(color, names)])
         if records.race:
-            left, right = rows_of[1].subplots(1, 2, width_ratios=(3, 2))
-            draw_curves(left)
-            draw_times(right)
+            draw_race(*rows_of[1].subplots(1, 2, width_ratios=(3, 2)))
 
     return style.draw(draw, (9.6, 5.8 if records.race else 2.9)).decode()
 
@@ -504,34 +490,6 @@ def recipe_costs(path, page, records):
 
 
 # ---- pages --------------------------------------------------------------------------------------
-
-
-def options(_):
-    """Writes tables from --help, which has headings in column 1 and under each some rows: an option
-    in column 3, and its text from column 37 on, in the same line or below."""
-    said = subprocess.run([built("train_gpt"), "--help"], capture_output=True, text=True,
-                          check=True).stdout
-    tables, rows = {}, []
-    for line in said[:said.index("\nExit status")].splitlines():
-        if line[:1].isupper():
-            rows = tables[line] = []
-        elif re.match("  [^ ]", line):
-            at = 35 if line[35:36] == " " else len(line)
-            rows.append([f"`{line[2:at].rstrip()}`", line[at:].strip()])
-        elif line.strip() and rows:
-            rows[-1][1] = f"{rows[-1][1]} {line.strip()}".strip()
-    out = ""
-    for heading, rows in tables.items():
-        rows = [[cell.replace("|", r"\|") for cell in row] for row in rows]
-        head = ["preset", "what"]
-        if not heading.startswith("Presets"):
-            head = ["option", "what", "default"]
-            rows = [[name, *re.fullmatch(r"(.*?)(?: \[([^][]*)\])?", what).groups("")]
-                    for name, what in rows]
-            rows = [[name, what, default or ("on" if "[no-]" in name else "")]
-                    for name, what, default in rows]
-        out += f"\n**{heading}**\n\n" + table(head, rows, range(3)) if rows else ""
-    return out
 
 
 BLOCKS = {made.__name__: made for made in (number, results, card, fp8, older, bench, offload,
