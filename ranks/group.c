@@ -2,6 +2,7 @@
 
 #include "group.h"
 
+#include <arpa/inet.h>
 #include <assert.h>
 #include <errno.h>
 #include <math.h>
@@ -23,7 +24,6 @@
 
 enum {
     HOST = 64,           // most characters of a machine's name
-    TEXT = 768,          // most bytes of the reason for which a meeting fails
     CALL_MOST = 1 << 26, // most bytes of a message
 };
 
@@ -52,7 +52,6 @@ typedef struct {
     int rank, file; // file: the connection; -1: none
     char host[HOST];
     bool left, closed; // left: the peer has said goodbye; closed: its connection has ended
-    bool broken;       // the connection was closed for an invalid message
     double heard;
     Beat beat;
     Message *coming; // being received: `got` bytes so far, counted from head
@@ -63,9 +62,7 @@ typedef struct {
 
 struct Watch {
     int rank, ranks;
-    bool hub;  // this process is the hub
-    int count; // peers: the hub has one for each rank (its own is unused); the other ranks have
-               // one, the hub
+    int count; // peers: rank 0 has one for each rank (its own is unused), the others have rank 0
     double limit, tick;
     Peer *peers;          // [count]
     struct pollfd *polls; // one for each peer, and one for `quit`
@@ -109,9 +106,13 @@ static void set_option(int file, int level, int name, int value) {
     setsockopt(file, level, name, &value, sizeof(value)); // a failure here does no harm
 }
 
-// Sets the timeouts of connect and send, and of recv. 0: none.
-static void set_timeouts(int file, int sends, int receives) {
-    struct timeval most[] = {{.tv_sec = sends}, {.tv_sec = receives}};
+// Sets the timeouts of connect and send, and of recv, in seconds. 0: none.
+static void set_timeouts(int file, double sends, double receives) {
+    struct timeval most[2];
+    for (int i = 0; i < 2; i++) {
+        double seconds = i == 0 ? sends : receives, whole = floor(seconds);
+        most[i] = (struct timeval){(time_t)whole, (suseconds_t)(1e6 * (seconds - whole))};
+    }
     setsockopt(file, SOL_SOCKET, SO_SNDTIMEO, &most[0], sizeof(most[0]));
     setsockopt(file, SOL_SOCKET, SO_RCVTIMEO, &most[1], sizeof(most[1]));
 }
@@ -121,18 +122,12 @@ static void close_file(int *file) {
     *file = -1;
 }
 
-static bool is_loopback(const struct sockaddr *a) {
-    return a->sa_family == AF_INET6
-               ? IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)a)->sin6_addr)
-               : ntohl(((const struct sockaddr_in *)a)->sin_addr.s_addr) >> 24 == 127;
-}
-
 // -1: errno says why.
-static int listen_on(const struct sockaddr *address, socklen_t length) {
-    int file = socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+static int listen_on(const void *address, int family, socklen_t length) {
+    int file = socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (file < 0) { return -1; }
     set_option(file, SOL_SOCKET, SO_REUSEADDR, 1);
-    if (address->sa_family == AF_INET6) { set_option(file, IPPROTO_IPV6, IPV6_V6ONLY, 0); }
+    if (family == AF_INET6) { set_option(file, IPPROTO_IPV6, IPV6_V6ONLY, 0); }
     if (bind(file, address, length) == 0 && listen(file, SOMAXCONN) == 0) { return file; }
     int why = errno;
     close(file);
@@ -140,70 +135,22 @@ static int listen_on(const struct sockaddr *address, socklen_t length) {
     return -1;
 }
 
-static int listen_on_all(int port) {
-    struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port)};
-    struct sockaddr_in four = {.sin_family = AF_INET, .sin_port = six.sin6_port};
-    int file = listen_on((struct sockaddr *)&six, sizeof(six));
-    bool no_ipv6 = file < 0 && errno != EADDRINUSE;
-    return no_ipv6 ? listen_on((struct sockaddr *)&four, sizeof(four)) : file;
-}
-
-// Whose address a host is, as this machine sees it.
-typedef enum {
-    ELSEWHERE, // another machine's, or no machine's
-    HERE,
-    LOOPBACK, // every machine's own: 127.0.0.1
-} Whose;
-
-// Listens if the address is of this machine; a loopback address only if `loopback` is set. If a
-// name has several addresses, the first one that is not a loopback address counts; if all are
-// loopback addresses, the socket listens on all addresses. -1: errno says why.
-static int listen_here(const char *host, int port, bool loopback, Whose *whose) {
-    struct addrinfo *found = NULL;
-    if (strcmp(host, "localhost") == 0) { host = "127.0.0.1"; }
-    bool number = resolve(host, port, AI_NUMERICHOST, &found) == 0, names_itself = false;
-    if (!number && resolve(host, port, 0, &found) != 0) { found = NULL; }
-    int file = -1;
-    *whose = ELSEWHERE;
-    for (const struct addrinfo *a = found; a != NULL && *whose == ELSEWHERE; a = a->ai_next) {
-        bool own = is_loopback(a->ai_addr);
-        names_itself = names_itself || (own && !number);
-        if (own) { *whose = number ? LOOPBACK : ELSEWHERE; }
-        if (own && (!number || !loopback)) { continue; }
-        file = listen_on(a->ai_addr, a->ai_addrlen);
-        bool ours = file >= 0 || errno == EADDRINUSE || errno == EACCES;
-        if (ours && !own) { *whose = HERE; }
-    }
-    int why = errno;
-    if (found != NULL) { freeaddrinfo(found); }
-    errno = why;
-    if (*whose != ELSEWHERE || !names_itself) { return file; }
-    *whose = HERE;
-    return listen_on_all(port);
-}
-
-static bool cannot_listen(const char *host, int port) {
-    return fail("rank 0 cannot listen on %s port %d: %s", host, port,
-                errno == EADDRINUSE ? "another process has the port; set MASTER_PORT to a free one"
-                                    : strerror(errno));
-}
-
-// Rank 0's socket: it listens at the meeting place. If that may be an address of this machine that
-// the machine itself does not know, it listens on all addresses. -1: errno says why.
-static int listen_first(const char *host, int port, Whose *whose) {
-    int file = listen_here(host, port, true, whose);
-    return *whose == ELSEWHERE ? listen_on_all(port) : file;
-}
-
 int group_listen(const char *host, int *port) {
-    Whose whose;
-    struct sockaddr_in6 address = {0}; // sockaddr_in has its port at the same place
-    socklen_t length = sizeof(address);
-    int file = listen_first(host, *port, &whose);
+    struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)*port)};
+    struct sockaddr_in four = {.sin_family = AF_INET, .sin_port = six.sin6_port};
+    socklen_t length = sizeof(six);
+    bool own = strcmp(host, "::1") == 0, local = strncmp(host, "127.", 4) == 0;
+    if (own) { six.sin6_addr = in6addr_loopback; }
+    local = local && inet_pton(AF_INET, host, &four.sin_addr) == 1;
+    int file = local ? -1 : listen_on(&six, AF_INET6, sizeof(six));
+    bool no_ipv6 = file < 0 && !own && errno != EADDRINUSE;
+    if (local || no_ipv6) { file = listen_on(&four, AF_INET, sizeof(four)); }
     if (file < 0) {
-        cannot_listen(host, *port);
-    } else if (getsockname(file, (struct sockaddr *)&address, &length) == 0) {
-        *port = ntohs(address.sin6_port);
+        fail("rank 0 cannot listen on port %d: %s", *port,
+             errno == EADDRINUSE ? "another process has the port; set MASTER_PORT to a free one"
+                                 : strerror(errno));
+    } else if (getsockname(file, (struct sockaddr *)&six, &length) == 0) {
+        *port = ntohs(six.sin6_port); // sockaddr_in has its port at the same place
     }
     return file;
 }
@@ -221,8 +168,7 @@ static int connect_once(const char *host, int port, const char **why) {
         set_timeouts(file, 2, 2);
         if (file < 0 || connect(file, a->ai_addr, a->ai_addrlen) != 0) {
             *why = strerror(errno == EINPROGRESS ? ETIMEDOUT : errno);
-            if (file >= 0) { close(file); }
-            file = -1;
+            close_file(&file);
         }
     }
     freeaddrinfo(found);
@@ -267,32 +213,18 @@ static void send_all(Watch *w, int kind, const void *data, size_t bytes) {
     for (int r = 0; r < w->count; r++) { send_message(&w->peers[r], false, kind, data, bytes); }
 }
 
-// Whether a message of this kind may arrive now. The hub leaves last, and only the hub says which
-// rank is lost.
-static bool check_header(const Watch *w, const Header *h) {
+// Whether a rank may send such a message.
+static bool check_header(const Header *h) {
     switch (h->kind) {
     case KIND_BEAT: return h->bytes == sizeof(Beat);
-    case KIND_BYE: return h->bytes == 0 && (w->hub || w->leaving);
-    case KIND_LOST: return h->bytes == sizeof(Error) && !w->hub;
+    case KIND_BYE: return h->bytes == 0;
+    case KIND_LOST: return h->bytes == sizeof(Error);
     default: return h->kind >= 0 && h->kind < CHANNELS && h->bytes <= CALL_MOST;
     }
 }
 
-#define ENDS(text) ((text)[sizeof(text) - 1] == '\0')
-
-// Whether the fields are valid: texts end with a NUL, and numbers are in range.
-static bool check_content(const Message *m) {
-    const Beat *b = (const Beat *)m->data;
-    switch (m->head.kind) {
-    case KIND_BEAT: return ENDS(b->what) && b->doing >= 0 && b->doing <= DOING_PAUSE && b->age >= 0;
-    case KIND_LOST: return ENDS(((const Error *)m->data)->text);
-    default: return true;
-    }
-}
-
 // Returns the next complete message of a peer, which the caller frees. NULL: it has not arrived
-// completely, or the connection has ended, or read_message has ended it because the message is
-// invalid.
+// completely, or the connection has ended; a message that no rank sends ends it, too.
 static Message *read_message(const Watch *w, Peer *p) {
     while (!p->closed) {
         if (p->coming == NULL) { p->coming = calloc_or_die(1, sizeof(Message)); }
@@ -306,23 +238,20 @@ static Message *read_message(const Watch *w, Peer *p) {
         p->heard = w->now;
         p->got += (size_t)n;
         if (p->got < due) { continue; }
-        bool whole = !header || m->head.bytes == 0;
-        p->broken = (header && !check_header(w, &m->head)) || (whole && !check_content(m));
-        p->closed = p->broken;
-        if (p->broken) { return NULL; }
-        if (whole) {
+        p->closed = !check_header(&m->head);
+        if (!p->closed && (!header || m->head.bytes == 0)) {
             p->coming = NULL;
             p->got = 0;
             return m;
         }
-        p->coming = realloc_or_die(m, sizeof(Message) + m->head.bytes);
+        p->coming = realloc_or_die(m, sizeof(Message) + (p->closed ? 0 : m->head.bytes));
     }
     return NULL;
 }
 
 // ---- the watchdog -------------------------------------------------------------------------------
 
-// Prints the reason and ends this process; on the hub, all processes. The caller holds the watch's
+// Prints the reason and ends this process; in rank 0, all processes. The caller holds the watch's
 // mutex, so that only one thread prints a reason.
 __attribute__((noreturn)) PRINTF_LIKE(2, 3) static void end_run(Watch *w, const char *format, ...) {
     Error why = {0};
@@ -330,7 +259,7 @@ __attribute__((noreturn)) PRINTF_LIKE(2, 3) static void end_run(Watch *w, const 
     va_start(args, format);
     vsnprintf(why.text, sizeof(why.text), format, args);
     va_end(args);
-    if (w->hub) { send_all(w, KIND_LOST, &why, sizeof(why)); }
+    if (w->rank == 0) { send_all(w, KIND_LOST, &why, sizeof(why)); }
     complain("%s; this rank ends at step %lld (exit status %d)", why.text, (long long)w->mine.step,
              EXIT_LOST_RANK);
     _exit(EXIT_LOST_RANK); // the main thread may hang, and exit() would hang with it
@@ -355,9 +284,12 @@ void watch_lost(Watch *w, const char *fallback) {
 static void read_peer(Watch *w, Peer *p) {
     for (Message *m, **last; (m = read_message(w, p)) != NULL;) {
         switch (m->head.kind) {
-        case KIND_BEAT: memcpy(&p->beat, m->data, sizeof(Beat)); break;
+        case KIND_BEAT:
+            memcpy(&p->beat, m->data, sizeof(Beat));
+            p->beat.what[sizeof(p->beat.what) - 1] = '\0';
+            break;
         case KIND_BYE: p->left = true, w->left = p->heard; break;
-        case KIND_LOST: end_run(w, "%s", ((const Error *)m->data)->text);
+        case KIND_LOST: end_run(w, "%.*s", (int)sizeof(Error), m->data);
         default:
             for (last = &p->first[m->head.kind]; *last != NULL; last = &(*last)->next) {}
             *last = m;
@@ -366,7 +298,6 @@ static void read_peer(Watch *w, Peer *p) {
         free(m);
         pthread_cond_broadcast(&w->changed);
     }
-    if (p->broken) { end_for(w, p, "has sent what no rank sends", 0); }
     if (!p->closed || p->left) { return; }
     // all ranks may be ending with the same fault: this pause lets the main thread of this rank
     // report it
@@ -376,10 +307,10 @@ static void read_peer(Watch *w, Peer *p) {
     end_for(w, p, "has ended without a goodbye", 0);
 }
 
-// Ends the run if a rank is lost. The ranks other than the hub only watch whether the hub is
-// silent, with a slightly longer limit, so that the hub's message arrives first.
+// Ends the run if a rank is lost. The other ranks only watch whether rank 0 is silent, with a
+// slightly longer limit, so that rank 0's message arrives first.
 static void judge(Watch *w, double now) {
-    double limit = w->limit + (w->hub ? 0 : 2 * w->tick), longest = 0;
+    double limit = w->limit + (w->rank == 0 ? 0 : 2 * w->tick), longest = 0;
     const Peer *stuck = NULL, *behind = NULL;
     // the others may have waited for a rank that has just said goodbye
     bool all_wait = now - w->left > limit + 2 * w->tick;
@@ -396,7 +327,7 @@ static void judge(Watch *w, double now) {
         all_wait = all_wait && b->doing == DOING_WAIT && b->age > limit + w->tick;
         if (behind == NULL || b->step < behind->beat.step) { behind = p; }
     }
-    if (!w->hub) { return; }
+    if (w->rank > 0) { return; }
     if (stuck != NULL) { end_for(w, stuck, "has made no progress for %.1f s", longest); }
     if (!all_wait || behind == NULL) { return; }
     end_for(w, behind, "waits, as all ranks do, for %.1f s: a GPU or the network hangs", limit);
@@ -412,8 +343,8 @@ static void *watch_thread(void *argument) {
         if (now >= next) {
             next = now + w->tick;
             w->mine.age = now - w->since;
-            if (w->hub) { w->peers[w->rank].beat = w->mine, w->peers[w->rank].heard = now; }
-            bool said = w->leaving && !w->hub; // a goodbye is the last message
+            if (w->rank == 0) { w->peers[0].beat = w->mine, w->peers[0].heard = now; }
+            bool said = w->leaving && w->rank > 0; // a goodbye is the last message
             if (!said) { send_all(w, KIND_BEAT, &w->mine, sizeof(w->mine)); }
             judge(w, now);
         }
@@ -501,30 +432,22 @@ static void receive_call(Watch *w, int peer, Channel channel, void *data, size_t
 void group_broadcast(const Group *g, Channel channel, void *data, size_t bytes) {
     Watch *w = g->watch;
     if (w == NULL) { return; }
-    // peers[0] is rank 0 if this rank is the hub, and else the hub
-    if (g->rank != 0) { receive_call(w, 0, channel, data, bytes); }
-    for (int r = w->hub ? 1 : 0; r < w->count && (w->hub || g->rank == 0); r++) {
+    if (g->rank > 0) { receive_call(w, 0, channel, data, bytes); }
+    for (int r = 1; r < w->count; r++) {
         send_message(&w->peers[r], true, (int)channel, data, bytes);
     }
 }
 
 void group_gather(const Group *g, Channel channel, const void *mine, size_t bytes, void *all) {
     Watch *w = g->watch;
-    size_t whole = (size_t)g->ranks * bytes;
-    char *part = w != NULL && w->hub && g->rank != 0 ? malloc_or_die(whole) : all;
-    if (w != NULL && !w->hub) { send_message(&w->peers[0], true, (int)channel, mine, bytes); }
-    for (int r = 0; (w == NULL || w->hub) && r < g->ranks; r++) {
-        if (r == g->rank) {
-            memcpy(part + (size_t)r * bytes, mine, bytes);
-        } else {
-            receive_call(w, r, channel, part + (size_t)r * bytes, bytes);
-        }
+    if (g->rank > 0) {
+        send_message(&w->peers[0], true, (int)channel, mine, bytes);
+        return;
     }
-    if (part != all) { // the hub passes the bytes on
-        send_message(&w->peers[0], true, (int)channel, part, whole);
-        free(part);
+    memcpy(all, mine, bytes);
+    for (int r = 1; r < g->ranks; r++) {
+        receive_call(w, r, channel, (char *)all + (size_t)r * bytes, bytes);
     }
-    if (w != NULL && !w->hub && g->rank == 0) { receive_call(w, 0, channel, all, whole); }
 }
 
 bool group_agree(const Group *g, Channel channel, bool ok) {
@@ -546,318 +469,177 @@ bool group_agree(const Group *g, Channel channel, bool ok) {
 
 // ---- the meeting --------------------------------------------------------------------------------
 
-// What the hub answers to a rank's hello.
-typedef enum {
-    HELLO,
-    ANSWER_AGAIN, // another run meets here: come again later
-    ANSWER_WAIT,  // wait until all ranks have come
-    ANSWER_END,   // the meeting is over. text: why it failed, or ""
-} Answer;
-
+// A rank sends it to rank 0, and rank 0 answers with one, once the meeting has ended.
 typedef struct {
-    uint64_t process; // random: by it a process notices that it has connected to itself
-    int32_t answer, rank, ranks;
-    char host[HOST], run[RUN_NAME], secret[SECRET];
-    char text[TEXT];
+    uint32_t magic;
+    int32_t rank, ranks;
+    char host[HOST], token[TOKEN];
+    char text[sizeof(Error)]; // in the answer: why the meeting has failed; "": all ranks have come
 } Hello;
+enum { MAGIC = 0x4c384334 };
 
-// One rank's part in a meeting.
 typedef struct {
     Watch *w;
-    const Group *group;
     const Meeting *meeting;
     Hello mine;
-    char place[320], why[TEXT]; // where the hub is; why it cannot be reached
-    int file, listener;         // the connection to the hub; this rank's listening socket; -1: none
-    enum { SEEKS, WAITS, IS_HUB, HAS_MET } stage;
-    Whose whose;     // whose address the meeting place has
-    bool strange;    // a rank of another run has come
-    double answered; // when another run last answered
-    double asked;    // when `file` was opened
-    int seated;      // how many ranks have connected to this hub
+    char place[320], within[64]; // where, and within which time
+    double limit;
 } Part;
-
-static void draw(void *number, size_t bytes) {
-    if (getrandom(number, bytes, 0) != (ssize_t)bytes) {
-        die("no random numbers: %s", strerror(errno));
-    }
-}
 
 void group_draw(Meeting *meeting) {
     uint64_t number[2];
-    draw(number, sizeof(number));
-    snprintf(meeting->secret, sizeof(meeting->secret), "%016lx%016lx", number[0], number[1]);
-}
-
-static const char *name_of(const char *run) {
-    return *run != '\0' ? run : "a run without a number";
-}
-
-static void say(const Part *part, int file, Answer answer, const char *text) {
-    Hello h = part->mine;
-    h.answer = (int32_t)answer;
-    if (answer != HELLO) { memset(h.secret, 0, sizeof(h.secret)); }
-    snprintf(h.text, sizeof(h.text), "%s", text);
-    send_frame(file, 0, KIND_HELLO, &h, sizeof(h));
-}
-
-typedef enum { HEARD, NOTHING, NOISE } Heard;
-
-// Reads a message that has begun to arrive.
-static Heard hear(int file, Hello *h) {
-    Header head;
-    errno = 0;
-    ssize_t n = recv(file, &head, sizeof(head), MSG_WAITALL);
-    if (n <= 0) { return NOTHING; }
-    bool whole = n == sizeof(head) && head.kind == KIND_HELLO && head.bytes == sizeof(*h) &&
-                 recv(file, h, sizeof(*h), MSG_WAITALL) == sizeof(*h);
-    return whole && ENDS(h->host) && ENDS(h->run) && ENDS(h->secret) && ENDS(h->text) ? HEARD
-                                                                                      : NOISE;
-}
-
-// Counts the ranks that have not come to this hub, or have died since, and lists them: "2, 3, 5".
-static int list_missing(Part *part, char *text, size_t room) {
-    int count = 0;
-    size_t used = 0;
-    for (int r = 0; r < part->w->ranks; r++) {
-        int *file = &part->w->peers[r].file;
-        char byte;
-        bool there = *file >= 0 && recv(*file, &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0;
-        if (r == part->w->rank || (there && errno == EAGAIN)) { continue; }
-        close_file(file);
-        if (used + 20 < room) {
-            const char *format = used + 40 < room ? "%s%d" : "%s...";
-            used += (size_t)snprintf(text + used, room - used, format, count > 0 ? ", " : "", r);
-        }
-        count++;
+    if (getrandom(number, sizeof(number), 0) != sizeof(number)) {
+        die("no random numbers: %s", strerror(errno));
     }
-    part->seated = part->w->ranks - 1 - count;
+    snprintf(meeting->token, sizeof(meeting->token), "%016lx%016lx", number[0], number[1]);
+}
+
+// Returns whether a hello has come within some seconds. *bytes: how many bytes have come.
+static bool hear(int file, double seconds, Hello *h, ssize_t *bytes) {
+    set_timeouts(file, 2, seconds);
+    *bytes = recv(file, h, sizeof(*h), MSG_WAITALL);
+    h->host[HOST - 1] = h->token[TOKEN - 1] = h->text[sizeof(h->text) - 1] = '\0';
+    return *bytes == sizeof(*h) && h->magic == MAGIC;
+}
+
+static void answer(const Part *part, int file, const char *text) {
+    Hello h = part->mine;
+    memset(h.token, 0, sizeof(h.token));
+    snprintf(h.text, sizeof(h.text), "%s", text);
+    send(file, &h, sizeof(h), MSG_NOSIGNAL);
+}
+
+static bool has_ended(int file) {
+    char byte;
+    return file < 0 || recv(file, &byte, 1, MSG_PEEK | MSG_DONTWAIT) >= 0 || errno != EAGAIN;
+}
+
+// Gives a connection to the rank that has opened it, or closes it. False: the meeting fails.
+static bool seat(Part *part, int file) {
+    const double PATIENCE = 0.5; // a rank that was slower connects again
+    const Watch *w = part->w;
+    Hello h;
+    ssize_t bytes;
+    bool heard = hear(file, PATIENCE, &h, &bytes), ok = true;
+    Peer *p = heard && h.rank > 0 && h.rank < w->ranks ? &w->peers[h.rank] : NULL;
+    if (!heard) {
+        warn("a connection to %s is ignored: it is not from a rank", part->place);
+    } else if (strcmp(h.token, part->mine.token) != 0) {
+        warn("rank %d on %s is not let in at %s: it is of another run, or has another LLM8_SECRET",
+             h.rank, h.host, part->place);
+    } else if (p == NULL || h.ranks != w->ranks) {
+        ok = fail("rank %d on %s was started as one of %d ranks, rank 0 as one of %d", h.rank,
+                  h.host, h.ranks, w->ranks);
+    } else if (!has_ended(p->file)) {
+        ok = fail("two processes say that they are rank %d: one on %s, one on %s", h.rank, p->host,
+                  h.host);
+    } else {
+        close_file(&p->file); // its process has died
+        p->file = file;
+        memcpy(p->host, h.host, HOST);
+        return true;
+    }
+    if (!ok) { answer(part, file, error_text()); }
+    close(file);
+    return ok;
+}
+
+// Counts the ranks that have not come, and sets error_text() to a list of them.
+static int count_missing(const Part *part, const char *verb, const char *within) {
+    char text[600] = "";
+    int count = 0;
+    for (int r = 1; r < part->w->ranks; r++) {
+        size_t used = strlen(text), room = sizeof(text) - used;
+        if (part->w->peers[r].file >= 0 || ++count == 0 || room < 20) { continue; }
+        snprintf(text + used, room, room < 40 ? "%s..." : "%s%d", count > 1 ? ", " : "", r);
+    }
+    fail("rank%s %s of %d %s to %s%s", plural(count), text, part->w->ranks, verb, part->place,
+         within);
     return count;
 }
 
-// Assigns a new connection to the rank that its hello names. False: there is no such rank, or that
-// rank is connected already.
-static bool seat(Part *part, int file, const Hello *h) {
-    Watch *w = part->w;
-    char missing[64];
-    if (h->ranks != w->ranks || h->rank < 0 || h->rank >= w->ranks) {
-        return fail("rank %d on %s was started as one of %d ranks, rank %d as one of %d", h->rank,
-                    h->host, h->ranks, w->rank, w->ranks);
-    }
-    Peer *p = &w->peers[h->rank];
-    // the process that connected as this rank may have died
-    if (p->file >= 0) { list_missing(part, missing, sizeof(missing)); }
-    if (h->rank == w->rank || p->file >= 0) {
-        return fail("two processes say that they are rank %d: one on %s, one on %s", h->rank,
-                    p->host, h->host);
-    }
-    p->file = file;
-    memcpy(p->host, h->host, HOST);
-    part->seated++;
-    part->stage = IS_HUB;
-    say(part, file, ANSWER_WAIT, "");
-    return true;
-}
-
-// Answers the process that has connected. False: the meeting fails.
-static bool answer_guest(Part *part, int file) {
-    const char *run = part->mine.run;
-    Hello h;
-    bool ok = true, seated = false;
-    if (part->stage == WAITS) {
-        // the hub is elsewhere: the connection is closed, so that the rank looks for the hub again
-    } else if (hear(file, &h) != HEARD || h.answer != HELLO) {
-        warn("a connection to %s is ignored: it is not from a rank", part->place);
-    } else if (h.process == part->mine.process) {
-        part->stage = IS_HUB; // this rank has reached itself, by an address not known as its own
-    } else if (strcmp(h.run, run) != 0) {
-        say(part, file, ANSWER_AGAIN, "");
-        if (!part->strange) {
-            warn("rank %d of another run came to %s, and has to wait: %s, here %s", h.rank,
-                 part->place, name_of(h.run), name_of(run));
-        }
-        part->strange = true;
-    } else if (strcmp(h.secret, part->mine.secret) != 0) {
-        say(part, file, ANSWER_END,
-            "who listens at MASTER_ADDR and MASTER_PORT has another LLM8_SECRET than this rank");
-        warn("rank %d on %s is not let in at %s: it has another LLM8_SECRET", h.rank, h.host,
-             part->place);
-    } else {
-        ok = seated = seat(part, file, &h);
-        if (!ok) { say(part, file, ANSWER_END, error_text()); }
-    }
-    if (!seated) { close(file); }
-    return ok;
-}
-
-// Takes the hub's answer. False: the meeting has failed.
-static bool take_answer(Part *part) {
-    Peer *hub = &part->w->peers[0];
-    Hello h = {0};
-    Heard heard = hear(part->file, &h);
-    const char *how = errno == 0 ? "it closed the connection" : strerror(errno);
-    // a socket may connect to itself (TCP's simultaneous open) if nobody listens
-    bool own = heard == HEARD && h.process == part->mine.process, waits = part->stage == WAITS;
-    if (heard == NOISE || (heard == HEARD && h.answer == HELLO && !own)) {
-        return fail("what answers at %s is not rank 0 of an llm8.c run: are MASTER_ADDR and "
-                    "MASTER_PORT right?",
-                    part->place);
-    }
-    if (heard == NOTHING && waits) {
-        return fail("who listens at %s gave no answer before all ranks had come: %s", part->place,
-                    how);
-    }
-    if (heard == HEARD && h.answer == ANSWER_WAIT) {
-        part->stage = WAITS;
-        hub->rank = h.rank;
-        memcpy(hub->host, h.host, HOST);
-        return true;
-    }
-    if (heard == HEARD && h.answer == ANSWER_END && (waits || h.text[0] != '\0')) {
-        part->stage = HAS_MET;
-        return h.text[0] == '\0' || fail("%s", h.text);
-    }
-    if (heard == HEARD && h.answer == ANSWER_AGAIN) {
-        part->answered = wall_seconds();
-        snprintf(part->why, sizeof(part->why), "another run meets there: %s, here %s",
-                 name_of(h.run), name_of(part->mine.run));
-    } else {
-        snprintf(part->why, sizeof(part->why), "%s", how);
-    }
-    close_file(&part->file);
-    return true;
-}
-
-// Becomes the hub, or says hello to it. False: the meeting fails.
-static bool reach(Part *part) {
-    const Meeting *m = part->meeting;
-    const char *why = part->why;
-    bool first = part->mine.rank == 0;
-    if (first && part->listener < 0) {
-        part->listener = listen_first(m->host, m->port, &part->whose);
-        bool here = part->whose != ELSEWHERE, busy = errno == EADDRINUSE;
-        // the port may be that of another run, whose ranks may soon have met
-        bool waits = busy && wall_seconds() < part->answered + 10;
-        if (part->listener < 0 && here && !waits) { return cannot_listen(m->host, m->port); }
-        if (part->listener >= 0 && here) {
-            part->stage = IS_HUB;
-            return true;
-        }
-    }
-    part->file = connect_once(m->host, m->port, &why);
-    part->asked = wall_seconds();
-    if (part->file >= 0) {
-        say(part, part->file, HELLO, "");
-        why = "it said nothing";
-    } else if (!first && part->group->local_rank == 0) {
-        // this machine's first rank is not rank 0, which is therefore on another machine
-        part->listener = listen_here(m->host, m->port, false, &part->whose);
-        if (part->listener >= 0) { part->stage = IS_HUB; }
-    }
-    if (why != part->why) { snprintf(part->why, sizeof(part->why), "%s", why); }
-    return true;
-}
-
-// Returns a hint at the likely cause, for the end of an error message, or "".
-static const char *hint(const Part *part) {
-    if (part->whose == LOOPBACK && part->group->local_ranks != part->mine.ranks) {
-        return "; each machine has that address itself: if the ranks are on several machines, set "
-               "MASTER_ADDR to rank 0's";
-    }
-    if (part->mine.rank == 0 && part->stage == SEEKS && part->whose == ELSEWHERE) {
-        return "; rank 0's machine does not have that address, and no rank on the machine that has "
-               "it has come: set MASTER_ADDR to rank 0's machine";
-    }
-    return "";
-}
-
-// Reports which ranks are missing. fails: as the reason why the meeting fails; otherwise as a
-// warning.
-static bool tell(Part *part, double limit, bool fails) {
-    char missing[600], within[64] = "";
-    if (fails) {
-        snprintf(within, sizeof(within), " within %.0f s (--distributed-timeout)", limit);
-    }
-    if (part->stage == IS_HUB) {
-        int count = list_missing(part, missing, sizeof(missing));
-        fail("%s %s of %d %s to %s%s%s", count > 1 ? "ranks" : "rank", missing, part->mine.ranks,
-             fails ? "did not connect" : "must still connect", part->place, within, hint(part));
-    } else if (part->stage == WAITS) {
-        fail("who listens at %s gave no answer before all ranks had come: it said nothing",
-             part->place);
-    } else {
-        fail("%s was not reached at %s%s: %s%s; are MASTER_ADDR and MASTER_PORT those of rank 0, "
-             "and does it run?",
-             part->mine.rank == 0 ? "another rank" : "rank 0", part->place, within, part->why,
-             hint(part));
-    }
-    if (!fails) { warn("waiting: %s", error_text()); }
-    return !fails;
-}
-
-// Meets the other ranks. It waits for all connections together, so that a silent one delays nobody;
-// if too many are silent, the oldest one is closed. False: the meeting has failed.
-static bool meet(Part *part, double limit) {
-    enum { OWN, LISTENER, GUESTS, ALL = 64 };
-    struct pollfd polls[ALL];
-    const double start = wall_seconds();
-    double warning = start + 2, next = start, pause = 0.01;
-    int oldest = GUESTS;
-    char missing[64];
+// Rank 0: waits until all ranks have come, and answers them. False: the meeting has failed.
+static bool receive_ranks(Part *part, int listener) {
+    const double start = wall_seconds(), until = start + part->limit;
+    double warning = start + 10;
+    int port = part->meeting->port;
     bool ok = true;
-    for (int i = 0; i < ALL; i++) { polls[i] = (struct pollfd){.fd = -1, .events = POLLIN}; }
-    part->answered = start;
-    while (ok && part->stage != HAS_MET) {
-        double now = wall_seconds();
-        // a rank that waits for the hub has a longer limit, so that the hub ends first and says why
-        double until = start + (part->stage == WAITS ? 1.125 * limit + 5 : limit);
-        bool early = now < start + 10;
-        if (part->seated == part->mine.ranks - 1 &&
-            list_missing(part, missing, sizeof(missing)) == 0) {
-            break;
-        }
-        if (now >= until) {
-            ok = tell(part, limit, true);
-            break;
-        }
-        if (now >= warning) {
-            if (part->stage != WAITS && (!early || *hint(part) != '\0')) {
-                tell(part, limit, false);
-            }
-            warning = early ? start + 10 : now + 60;
-        }
-        // who listens at the meeting place has not answered this rank's hello, and may be no rank:
-        // closes the connection, so that this rank tries again
-        if (part->stage != WAITS && now > part->asked + 2) { close_file(&part->file); }
-        bool seeks = part->stage == SEEKS && part->file < 0;
-        if (seeks && now >= next) {
-            ok = reach(part);
-            now = wall_seconds();
-            next = now + pause;
-            pause = fmin(2 * pause, 0.5);
-        }
-        polls[OWN].fd = part->file;
-        polls[LISTENER].fd = part->listener;
-        double again = part->stage != SEEKS ? until : part->file < 0 ? next : part->asked + 2;
-        int wait = (int)ceil(1e3 * fmax(0, fmin(again, fmin(until, warning)) - now));
-        if (!ok || poll(polls, ALL, wait) <= 0) { continue; }
-        if (polls[OWN].revents != 0) { ok = take_answer(part); }
-        for (int i = GUESTS; i < ALL && ok; i++) {
-            if (polls[i].fd < 0 || polls[i].revents == 0) { continue; }
-            ok = answer_guest(part, polls[i].fd);
-            polls[i].fd = -1;
-        }
-        int file = polls[LISTENER].revents != 0 ? accept4(part->listener, NULL, NULL, SOCK_CLOEXEC)
-                                                : -1;
-        if (file < 0) { continue; }
-        set_timeouts(file, 10, 2);
-        close_file(&polls[oldest].fd);
-        polls[oldest].fd = file;
-        oldest = oldest + 1 < ALL ? oldest + 1 : GUESTS;
+    // the port may be that of another run, whose ranks may soon have met
+    while (listener < 0 && (listener = group_listen(part->meeting->host, &port)) < 0) {
+        if (wall_seconds() > fmin(until, start + 10)) { return false; }
+        nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
     }
-    for (int i = GUESTS; i < ALL; i++) { close_file(&polls[i].fd); }
-    close_file(&part->listener);
-    return ok;
+    while (ok && count_missing(part, "did not connect", part->within) > 0) {
+        double now = wall_seconds();
+        struct pollfd waits = {.fd = listener, .events = POLLIN};
+        if (now >= until) {
+            ok = false;
+        } else if (now >= warning) {
+            count_missing(part, "must still connect", "");
+            warn("waiting: %s", error_text());
+            warning = now + 60;
+        } else if (poll(&waits, 1, (int)ceil(1e3 * (fmin(until, warning) - now))) > 0) {
+            int file = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+            ok = file < 0 || seat(part, file);
+        }
+    }
+    Error why = error_kept();
+    close(listener);
+    for (int r = 1; r < part->w->ranks; r++) {
+        if (part->w->peers[r].file >= 0) {
+            answer(part, part->w->peers[r].file, ok ? "" : why.text);
+        }
+    }
+    return ok || fail_again(why);
+}
+
+// The other ranks: connects to rank 0, again and again until it answers. False: the meeting has
+// failed.
+static bool reach_rank_0(Part *part) {
+    const Meeting *m = part->meeting;
+    const double start = wall_seconds();
+    double warning = start + 10, pause = 0.01;
+    for (;;) {
+        const char *why = "";
+        Hello h = {0};
+        ssize_t bytes;
+        int file = connect_once(m->host, m->port, &why);
+        if (file >= 0) {
+            // rank 0 must end first, which says why
+            double patience = part->limit * 1.125 + 5 - (wall_seconds() - start);
+            send(file, &part->mine, sizeof(part->mine), MSG_NOSIGNAL);
+            bool heard = hear(file, fmax(1, patience), &h, &bytes);
+            // nobody listens: the socket has connected to itself (TCP's simultaneous open)
+            bool itself = heard && h.rank == part->mine.rank;
+            if (heard && !itself && h.text[0] == '\0') {
+                part->w->peers[0].file = file;
+                memcpy(part->w->peers[0].host, h.host, HOST);
+                return true;
+            }
+            close(file);
+            if (heard && !itself) { return fail("%s", h.text); }
+            if (bytes > 0 && !itself) {
+                return fail("what answers at %s is not rank 0 of an llm8.c run: are MASTER_ADDR "
+                            "and MASTER_PORT right?",
+                            part->place);
+            }
+            why = bytes < 0 ? "it said nothing"
+                            : "it closed the connection; is it of another run, or has another "
+                              "LLM8_SECRET?";
+        }
+        double now = wall_seconds();
+        bool ends = now >= start + part->limit;
+        if (ends || now >= warning) {
+            fail("rank 0 was not reached at %s%s: %s; are MASTER_ADDR and MASTER_PORT those of "
+                 "rank 0, and does it run?",
+                 part->place, ends ? part->within : "", why);
+            if (ends) { return false; }
+            warn("waiting: %s", error_text());
+            warning = now + 60;
+        }
+        nanosleep(&(struct timespec){.tv_nsec = (long)(1e9 * pause)}, NULL);
+        pause = fmin(2 * pause, 0.5);
+    }
 }
 
 // Whether this rank runs what rank 0 runs.
@@ -896,26 +678,20 @@ bool group_open(Group *g, const Meeting *meeting, int listener, const char *iden
     for (int r = 0; r < g->ranks; r++) {
         w->peers[r] = (Peer){.rank = r, .file = -1, .sending = PTHREAD_MUTEX_INITIALIZER};
     }
-    Part part = {w, g, meeting, {.rank = g->rank, .ranks = g->ranks}, .file = -1, .whose = HERE};
-    part.listener = listener;
-    part.stage = listener >= 0 ? IS_HUB : SEEKS;
+    Part part = {w, meeting, {MAGIC, g->rank, g->ranks, "", "", ""}, .limit = seconds};
     snprintf(part.place, sizeof(part.place), "%s port %d", meeting->host, meeting->port);
-    draw(&part.mine.process, sizeof(part.mine.process));
+    snprintf(part.within, sizeof(part.within), " within %.0f s (--distributed-timeout)", seconds);
     if (gethostname(part.mine.host, HOST - 1) != 0) { strcpy(part.mine.host, "?"); }
-    memcpy(part.mine.run, meeting->run, sizeof(meeting->run));
-    memcpy(part.mine.secret, meeting->secret, sizeof(meeting->secret));
+    memcpy(part.mine.token, meeting->token, sizeof(meeting->token));
     memcpy(w->peers[g->rank].host, part.mine.host, HOST);
-    bool ok = meet(&part, seconds);
-    w->hub = part.stage == IS_HUB;
-    w->count = w->hub ? g->ranks : 1;
+    w->count = g->rank == 0 ? g->ranks : 1;
+    bool ok = g->rank == 0 ? receive_ranks(&part, listener) : reach_rank_0(&part);
     Error verdict = {0};
     if (!ok) { verdict = error_kept(); }
-    if (!w->hub) { w->peers[0].file = part.file; }
     w->read = wall_seconds();
     set_doing(w, DOING_WORK, "starting");
     for (int r = 0; r < w->count; r++) {
         Peer *p = &w->peers[r];
-        if (w->hub && p->file >= 0) { say(&part, p->file, ANSWER_END, verdict.text); }
         p->closed = p->file < 0;
         p->beat = (Beat){.doing = DOING_PAUSE, .what = "starting"};
         set_timeouts(p->file, 0, 0);
@@ -942,12 +718,12 @@ void group_close(Group *g) {
         pthread_mutex_lock(&w->mutex);
         w->leaving = true;
         set_doing(w, DOING_WAIT, "ending"); // waits for ranks that still save
-        if (!w->hub) { send_all(w, KIND_BYE, NULL, 0); }
+        if (w->rank > 0) { send_all(w, KIND_BYE, NULL, 0); }
         for (int r = 0; r < w->count; r++) {
             Peer *p = &w->peers[r];
             while (p->file >= 0 && !p->left) { pthread_cond_wait(&w->changed, &w->mutex); }
         }
-        if (w->hub) { send_all(w, KIND_BYE, NULL, 0); }
+        if (w->rank == 0) { send_all(w, KIND_BYE, NULL, 0); }
         pthread_mutex_unlock(&w->mutex);
         eventfd_write(w->quit, 1);
         pthread_join(w->thread, NULL);

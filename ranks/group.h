@@ -1,23 +1,20 @@
 // The ranks of a run: how the processes meet over TCP, what they agree on, and the watchdog. What
 // the GPUs exchange is in train/gpu/comm.h.
 //
-// The ranks know one place to meet, MASTER_ADDR and MASTER_PORT. One rank, the hub, listens at this
-// place: rank 0, or the first rank on the machine that has the address if rank 0 runs elsewhere
-// (torchrun may do that). Every other rank connects to the hub and says which rank it is, of which
-// run. The group is complete when all have come. Then all compare their options with rank 0's. If
-// there is a secret, only a rank that has it may take part. Nothing is encrypted, so the port must
-// be reachable only inside the cluster. A message that no rank would send ends the run. If two runs
-// meet at one place, both notice it, and the later run waits.
+// Rank 0 listens at MASTER_ADDR and MASTER_PORT. Every other rank connects to it, again and again
+// until it answers, and says which rank it is, of which run. Rank 0 answers when all have come.
+// Then all compare their options with rank 0's. A rank with another token than rank 0's (of another
+// run, or without its secret) is not let in. Nothing is encrypted, so the port must be reachable
+// only inside the cluster.
 //
-// In each rank a thread, the watchdog, reads the connections. Four times a second it tells the hub
+// In each rank a thread, the watchdog, reads the connections. Four times a second it tells rank 0
 // which step its rank has reached, and it ends the process when a rank is lost. (NCCL's own error
-// query does not notice a rank that hangs.) The hub decides which rank is lost: one whose
-// connection closes without a goodbye (it died); one that has been silent for --distributed-timeout
-// (it is stopped, or its machine is gone); or one whose main thread has worked on one thing for
-// that time (a file system hangs). If all ranks wait for each other for that time, a GPU or the
-// network hangs. The hub then tells every rank which rank is lost and at which step; each prints
-// that and exits with EXIT_LOST_RANK. Time in which the watching process itself was stopped does
-// not count.
+// query does not notice a rank that hangs.) Rank 0 decides which rank is lost: one whose connection
+// closes without a goodbye (it died); one that has been silent for --distributed-timeout (it is
+// stopped, or its machine is gone); or one whose main thread has worked on one thing for that time
+// (a file system hangs). If all ranks wait for each other for that time, a GPU or the network
+// hangs. Rank 0 then tells every rank which rank is lost and at which step; each prints that and
+// exits with EXIT_LOST_RANK. Time in which the watching process itself was stopped does not count.
 #pragma once
 
 #include "../base/common.h"
@@ -33,26 +30,23 @@ typedef struct {
 } Group;
 
 // Where the ranks of a run meet, and how they recognise each other.
-enum { RUN_NAME = 256, SECRET = 65 };
+enum { TOKEN = 512 };
 typedef struct {
     char host[256]; // MASTER_ADDR
     int port;
-    char run[RUN_NAME];  // the launcher's name for this run, which no other run has; "": none
-    char secret[SECRET]; // "": none
+    char token[TOKEN]; // the same text in all ranks of a run
 } Meeting;
 
-// Opens a socket that listens on the given address, or on the address of the given name, alone. If
-// this machine does not have the address, or the name leads to a loopback address (Debian gives a
-// machine's own name 127.0.1.1), other machines know this machine by another address, and the
-// socket listens on all addresses. If *port is 0, a free port is chosen and stored there. -1:
+// Opens rank 0's socket. On a loopback address it listens on this address alone, else on all
+// addresses of this machine. If *port is 0, a free port is chosen and stored there. -1:
 // error_text() says why.
 int group_listen(const char *host, int *port);
 
-// Sets the meeting's secret to a random one.
+// Sets the meeting's token to a random one.
 void group_draw(Meeting *meeting);
 
 // Meets the other ranks within `seconds`, which is the watchdog's time limit from then on. g: its
-// numbers of ranks are set already. listener: the hub's socket if it is open already, else -1.
+// numbers of ranks are set already. listener: rank 0's socket if it is open already, else -1.
 // identity: lines of text that say what a rank runs, the same on every rank. On failure every
 // connected rank gets the reason, which names the ranks that are missing or differ.
 bool group_open(Group *g, const Meeting *meeting, int listener, const char *identity,

@@ -24,8 +24,7 @@ enum {
 // The variables of a launcher. NULL: it has none
 typedef struct {
     const char *name, *rank, *ranks, *local_rank, *local_ranks;
-    const char *node, *tasks, *hosts; // node: this node's number; the others are lists: the
-                                      // number of tasks on each node, and the nodes' names
+    const char *tasks, *hosts; // lists: the number of tasks on each node, and the nodes' names
     // variables that number the run: the same on all its ranks, and different for every other run
     const char *run[NUMBERS];
 } Launcher;
@@ -48,7 +47,6 @@ static const Launcher launchers[] = {
      .rank = "SLURM_PROCID",
      .ranks = "SLURM_STEP_NUM_TASKS",
      .local_rank = "SLURM_LOCALID",
-     .node = "SLURM_NODEID",
      .tasks = "SLURM_STEP_TASKS_PER_NODE",
      .hosts = "SLURM_STEP_NODELIST",
      .run = {"SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"}},
@@ -75,35 +73,17 @@ static bool read_int(const char *name, int min, int max, int *value) {
     return true;
 }
 
-// Reads Slurm's list of the tasks on each node, as "2(x3),1", and returns the number on node
-// `node`; 0: the list does not say.
-static int tasks_of_node(const char *list, int node) {
-    while (list != NULL && *list != '\0') {
-        char *end;
-        long tasks = strtol(list, &end, 10), nodes = 1;
-        if (end == list || tasks < 1 || tasks > RANKS_MAX) { break; }
-        if (strncmp(end, "(x", 2) == 0) { nodes = strtol(end + 2, &end, 10); }
-        if (node < nodes) { return (int)tasks; }
-        node -= (int)nodes;
-        list = strchr(end, ',') != NULL ? strchr(end, ',') + 1 : NULL;
-    }
-    return 0;
-}
-
 static bool read_rank(Ranks *r, const Launcher *l) {
-    int rank = -1, local = -1, local_ranks = 0, node = 0, ranks;
+    int rank = -1, local = -1;
+    const char *tasks = variable(l->tasks); // as "8(x2),4"
     bool counted = variable(l->ranks) != NULL;
-    if (!read_int(l->ranks, 1, RANKS_MAX, &r->group.ranks) ||
-        !read_int(l->node, 0, RANKS_MAX, &node)) {
-        return false;
-    }
-    ranks = r->group.ranks;
+    if (!read_int(l->ranks, 1, RANKS_MAX, &r->group.ranks)) { return false; }
+    int ranks = r->group.ranks, most = counted ? ranks : RANKS_MAX;
     if (variable(l->rank) == NULL && ranks == 1 && counted) { return true; }
-    int most = counted ? ranks : RANKS_MAX;
-    local_ranks = tasks_of_node(variable(l->tasks), node);
+    int local_ranks = tasks != NULL ? (int)min64(most, max64(0, atoi(tasks))) : 0;
     if (!read_int(l->rank, 0, most - 1, &rank) ||
         !read_int(l->local_ranks, 1, most, &local_ranks) ||
-        !read_int(l->local_rank, 0, (local_ranks > 0 ? local_ranks : most) - 1, &local)) {
+        !read_int(l->local_rank, 0, most - 1, &local)) {
         return false;
     }
     if (ranks == 1) { local = 0; }
@@ -112,25 +92,6 @@ static bool read_rank(Ranks *r, const Launcher *l) {
            fail("%s, %s and %s say which of how many ranks this is, and which GPU of its "
                 "machine it takes: set all three",
                 l->rank, l->ranks, l->local_rank);
-}
-
-// The starter's name for this run, such as "SLURM_JOB_ID=7 SLURM_STEP_ID=0". It is used only if the
-// starter has started all ranks of the run, so that all of them have the same name.
-static bool read_run(Ranks *r) {
-    Meeting *m = &r->meeting;
-    size_t used = 0;
-    for (int i = 0; i < LAUNCHERS * NUMBERS; i++) {
-        const Launcher *l = &launchers[i / NUMBERS];
-        const char *name = l->run[i % NUMBERS], *value = variable(name);
-        int ranks = 0;
-        if (variable(l->ranks) == NULL || value == NULL) { continue; }
-        if (!read_int(l->ranks, 0, INT32_MAX, &ranks)) { return false; }
-        if (ranks != r->group.ranks) { continue; }
-        used += (size_t)snprintf(m->run + used, sizeof(m->run) - used, "%s%s=%s",
-                                 used > 0 ? " " : "", name, value);
-        if (used >= sizeof(m->run)) { return true; }
-    }
-    return true;
 }
 
 // Sets host to the first of Slurm's list: to node03-ib for "node[03-05,9]-ib,other".
@@ -143,23 +104,24 @@ static void take_first(char host[256], const char *list) {
              bracket ? (int)strcspn(number, "-,]") : 0, number, (int)strcspn(rest, ","), rest);
 }
 
-// Reads where several ranks meet, and the name of their run. hosts: a list of the machines, or
-// NULL.
-static bool read_meeting(Ranks *r, const char *hosts) {
+// Reads where several ranks meet, and their token: the launcher's numbers of the run and the
+// secret, as "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SECRET". l: NULL if --gpus starts them.
+static bool read_meeting(Ranks *r, const Launcher *l) {
     const char *host = variable("MASTER_ADDR"), *secret = variable("LLM8_SECRET");
+    const char *hosts = l != NULL ? variable(l->hosts) : NULL;
     Meeting *m = &r->meeting;
-    size_t length = secret != NULL ? strlen(secret) : 0;
-    if (secret != NULL && (length < 16 || length >= sizeof(m->secret))) {
-        return fail("LLM8_SECRET: must be 16 to %zu characters, as openssl rand -hex 16 prints "
-                    "them, on every rank the same",
-                    sizeof(m->secret) - 1);
+    size_t used = 0, room = sizeof(m->token);
+    for (int i = 0; l != NULL && i < NUMBERS; i++) {
+        const char *value = variable(l->run[i]);
+        if (value == NULL || used >= room) { continue; }
+        used += (size_t)snprintf(m->token + used, room - used, "%s=%s ", l->run[i], value);
     }
-    snprintf(m->secret, sizeof(m->secret), "%s", secret != NULL ? secret : "");
-    if (!read_run(r)) { return false; }
     m->port = DEFAULT_PORT;
-    if (m->run[0] != '\0') { // so that two runs on one machine meet at different ports
-        m->port = 20000 + (int)(crc32(0, (const Bytef *)m->run, (uInt)strlen(m->run)) % 10000);
+    if (used > 0) { // so that two runs on one machine meet at different ports
+        uint32_t sum = (uint32_t)crc32_z(0, (const Bytef *)m->token, strlen(m->token));
+        m->port = 20000 + (int)(sum % 10000);
     }
+    if (secret != NULL && used < room) { snprintf(m->token + used, room - used, "%s", secret); }
     if (!read_int("MASTER_PORT", 1, 65535, &m->port)) { return false; }
     const char *agent = variable("TORCHELASTIC_USE_AGENT_STORE");
     if (agent != NULL && strcmp(agent, "True") == 0) { // torchrun listens on MASTER_PORT itself
@@ -220,7 +182,7 @@ bool ranks_read(Ranks *r, const Options *options) {
                     "start one process",
                     gpus, r->group.ranks, l->ranks, variable(l->ranks));
     }
-    return read_meeting(r, variable(l->hosts));
+    return read_meeting(r, l);
 }
 
 bool ranks_device(const Group *g, int visible, int *device) {
@@ -359,12 +321,6 @@ void launch(Group *group, const Options *o) {
         }
     }
     fclose(file);
-    if (group->rank == 0 && !o->quiet && r.meeting.secret[0] == '\0') {
-        printf("note: LLM8_SECRET is not set: who reaches %s port %d while the ranks meet can take "
-               "part\n",
-               r.meeting.host, r.meeting.port);
-        fflush(stdout);
-    }
     or_die(group_open(group, &r.meeting, listener, identity, o->distributed_timeout));
     free(identity);
 }

@@ -13,9 +13,9 @@
 // port is higher by 2 if torchrun itself listens on that port: TORCHELASTIC_USE_AGENT_STORE is
 // True.) MASTER_ADDR may be unset if all ranks are on one machine, and under Slurm, where the
 // step's first host is used. If MASTER_PORT is unset, the port is computed from the starter's
-// number of the run, or is 29500 without such a number. Ranks of two runs with different numbers
-// never take each other for one run. LLM8_SECRET is the ranks' secret (group.h). Variables that
-// contradict each other are refused, by name.
+// number of the run, or is 29500 without such a number. This number and LLM8_SECRET, which may be
+// any text, are the ranks' token (group.h). Variables that contradict each other are refused, by
+// name.
 //
 // With --gpus N, if none of these variables is set, this process is the starter: it draws a secret,
 // forks N ranks and waits. On several machines, one starter runs on each, and needs NNODES,

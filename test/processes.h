@@ -69,7 +69,7 @@ typedef struct {
     const char *host;
     double seconds;
     const int *numbers;
-    const char *run, *secret; // NULL: none
+    const char *token; // NULL: none
 } Place;
 
 static inline Place place_at(const char *host, int ranks, double seconds) {
@@ -89,8 +89,7 @@ static inline Group *join(const Place *p, int number, const char *identity) {
     g = (Group){.rank = rank, .ranks = p->ranks};
     Meeting m = {.port = p->port};
     snprintf(m.host, sizeof(m.host), "%s", p->host);
-    snprintf(m.run, sizeof(m.run), "%s", p->run != NULL ? p->run : "");
-    snprintf(m.secret, sizeof(m.secret), "%s", p->secret != NULL ? p->secret : "");
+    snprintf(m.token, sizeof(m.token), "%s", p->token != NULL ? p->token : "");
     or_die(group_open(&g, &m, rank == 0 ? p->listener : -1, identity, p->seconds));
     return &g;
 }

@@ -1,15 +1,9 @@
 // Ranks are processes that meet over TCP and then agree on things. Tests every address family,
 // every way in which the meeting can fail, and which rank gets which message.
-#define _GNU_SOURCE // RTLD_NEXT
-
 #include "../base/rng.h"
 #include "processes.h"
 
 #include <arpa/inet.h>
-#include <dlfcn.h>
-#include <ifaddrs.h>
-#include <net/if.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
@@ -82,60 +76,23 @@ TEST(ranks_meet_and_agree) {
     }
 }
 
-// Replaces the meaning of the names in the test below; other names keep theirs.
-static char own_address[INET_ADDRSTRLEN];
-int getaddrinfo(const char *host, const char *service, const struct addrinfo *hints,
-                struct addrinfo **found) {
-    static const char *const names[][2] = {{"here.test", own_address},
-                                           {"loopback.test", "127.0.1.1"},
-                                           {"elsewhere.test", "192.0.2.77"}};
-    bool name = (hints->ai_flags & AI_NUMERICHOST) == 0;
-    for (int i = 0; i < 3; i++) {
-        if (name && strcmp(host, names[i][0]) == 0) { host = names[i][1]; }
-    }
-    return ((__typeof__(getaddrinfo) *)dlsym(RTLD_NEXT, "getaddrinfo"))(host, service, hints,
-                                                                        found);
-}
-
-// An address of this machine that is no loopback one; "": there is no network.
-static void find_own_address(void) {
-    struct ifaddrs *list = NULL;
-    CHECK_EQUAL(getifaddrs(&list), 0);
-    for (const struct ifaddrs *i = list; i != NULL; i = i->ifa_next) {
-        const struct sockaddr_in *in = (const struct sockaddr_in *)i->ifa_addr;
-        bool ours = in != NULL && in->sin_family == AF_INET && !(i->ifa_flags & IFF_LOOPBACK);
-        if (ours) { inet_ntop(AF_INET, &in->sin_addr, own_address, sizeof(own_address)); }
-    }
-    freeifaddrs(list);
-}
-
-// Rank 0 listens on the address of its name; or on all, if others cannot reach that address.
-TEST(names_are_listened_on) {
+// Rank 0 listens on a loopback address alone, and else on all addresses.
+TEST(loopback_addresses_are_listened_on_alone) {
     static const struct {
         const char *name;
-        bool alone;
-    } rows[] = {{"here.test", true},
-                {"127.0.0.9", true},
-                {"::1", true},
-                {"localhost", true},
-                {"loopback.test", false},
-                {"elsewhere.test", false},
-                {"192.0.2.77", false},
-                {"a name that nobody knows", false}};
-    find_own_address();
+        int heard;
+    } rows[] = {{"127.0.0.9", 1}, {"::1", 1}, {"127.0.0.1", 1}, {"a name that nobody knows", 3}};
+    static const char *const ways[] = {"127.0.0.1", "127.0.0.9", "::1"};
     EACH (row, rows) {
         fail("%s", "");
-        int port = 0, heard = 0;
-        const char *ways[] = {own_address, "127.0.0.1", "127.0.0.9", "::1"};
-        if (row == rows && own_address[0] == '\0') { continue; } // no network here
-        int listener = group_listen(row->name, &port);
+        int port = 0, heard = 0, listener = group_listen(row->name, &port);
         CHECK_TEXT(error_text(), "");
-        for (int i = own_address[0] == '\0'; i < 4; i++) {
+        for (int i = 0; i < 3; i++) {
             int file = connect_to(ways[i], port);
             heard += file >= 0;
             if (file >= 0) { close(file); }
         }
-        CHECK_EQUAL(heard, row->alone ? 1 : 3 + (own_address[0] != '\0'));
+        CHECK_EQUAL(heard, row->heard);
         close(listener);
     }
 }
@@ -161,9 +118,9 @@ static int of_another_size(int rank, void *argument) {
     return join_as_told(rank, &p);
 }
 
-static int with_another_secret(int rank, void *argument) {
+static int with_another_token(int rank, void *argument) {
     Place p = *(const Place *)argument;
-    p.secret = rank == 0 ? "0123456789abcdef" : "0123456789abcdeg";
+    p.token = rank == 0 ? "JOB=7 secret" : "JOB=7 other";
     return join_as_told(rank, &p);
 }
 
@@ -225,9 +182,9 @@ static const struct {
             "was started as one of 5 ranks, rank 0 as one of 3"),
     MEETING(join_as_told, 3, 3, (0, 1, 1), (1, 1, ANY), "rank 0: error: ", "rank 1: error: ",
             "two processes say that they are rank 1: one on "),
-    MEETING(with_another_secret, 2, 0.4, (0, 1), (1, 1),
+    MEETING(with_another_token, 2, 0.4, (0, 1), (1, 1),
             "rank 0: error: rank 1 of 2 did not connect to 127.0.0.1 port ",
-            "rank 1: error: who listens at ", " has another LLM8_SECRET than this rank"),
+            "rank 1: error: rank 0 was not reached at ", "rank 0: warning: rank 1 on "),
     MEETING(strangers, 2, 10, (0, 1, 2, 3, 4), (0, 0, 0, 0, 0), NULL),
     MEETING(dies_and_comes_again, 3, 10, (0, 1, 1, 2), (0, 128 + SIGALRM, 0, 0), NULL),
 };
@@ -250,18 +207,18 @@ TEST(meetings_end_as_they_should) {
     }
 }
 
-// Any number of silent connections must not delay a rank, and must not take the place of a missing
-// rank.
+// A silent connection delays the others for a short time only, and does not take the place of a
+// missing rank.
 TEST(silent_strangers_hold_up_nobody) {
-    enum { SILENT = 100 };
+    enum { SILENT = 3 };
     for (int present = 2; present <= 3; present++) {
-        Place p = place_at("127.0.0.1", 3, 2);
+        Place p = place_at("127.0.0.1", 3, 3);
         Processes run;
         int files[SILENT];
         double begin = wall_seconds();
         for (int i = 0; i < SILENT; i++) { files[i] = connect_to(p.host, p.port); }
         FREED char *log = processes_meet(&run, present, join_as_told, &p);
-        CHECK(wall_seconds() - begin < 4);
+        CHECK(wall_seconds() - begin < 6);
         for (int r = 0; r < present; r++) { CHECK_EQUAL(run.status[r], present == 3 ? 0 : 1); }
         if (present == 2) {
             CHECK_CONTAINS(log, "rank 0: error: rank 2 of 3 did not connect to 127.0.0.1 port ");
@@ -274,7 +231,6 @@ TEST(silent_strangers_hold_up_nobody) {
 // Where several processes come to one port, one after another: with a letter for the run and a
 // digit for the rank, "a0 b1".
 static const char *comers;
-static bool dies; // rank 0, when all have met
 
 static int come(int number, void *argument) {
     Place p = *(const Place *)argument;
@@ -282,19 +238,17 @@ static int come(int number, void *argument) {
     int rank = comers[3 * number + 1] - '0', numbers[PROCESSES];
     numbers[number] = rank;
     p.numbers = numbers;
-    p.run = run;
+    p.token = run;
     usleep(200000 * (unsigned)number);
     Group *g = join(&p, number, "");
     group_broadcast(g, CHANNEL_MAIN, &heard, sizeof(heard));
-    if (dies && rank == 0) { raise(SIGKILL); }
-    if (dies) { pause(); }
     int wrong = make_calls(g);
     group_close(g);
     return wrong + (heard != run[0]);
 }
 
-static void all_meet(const char *host, int ranks, const char *order) {
-    Place p = place_at(host, ranks, 8);
+static void all_meet(const char *order) {
+    Place p = place_at("127.0.0.1", 2, 8);
     Processes run;
     int count = (int)(strlen(order) + 1) / 3;
     close(p.listener);
@@ -310,29 +264,7 @@ static void all_meet(const char *host, int ranks, const char *order) {
 TEST(two_runs_meet_at_one_port) {
     static const char *const orders[] = {"a0 b1 b0 a1", "a0 b0 b1 a1", "b1 a1 a0 b0",
                                          "a0 b0 a1 b1"};
-    for (int i = 0; i < 4; i++) { all_meet("127.0.0.1", 2, orders[i]); }
-}
-
-// If rank 0 comes later than another machine's first rank (as all are here), that rank listens
-// where they meet, and passes on what rank 0 sends and receives. It watches the others.
-TEST(rank_0_may_be_elsewhere) {
-    static const char *const orders[] = {"a1 a0 a2", "a1 a2 a0", "a0 a1 a2"};
-    find_own_address();
-    for (int i = 0; i < 3 && own_address[0] != '\0'; i++) { all_meet(own_address, 3, orders[i]); }
-    if (own_address[0] != '\0') { all_meet(own_address, 2, "a1 b0 a0 b1"); }
-    if (own_address[0] == '\0') { return; }
-    Place p = place_at(own_address, 3, 8);
-    Processes run;
-    close(p.listener);
-    p.listener = -1;
-    comers = "a1 a0 a2";
-    dies = true;
-    FREED char *log = processes_meet(&run, 3, come, &p);
-    CHECK_EQUAL(run.status[0], EXIT_LOST_RANK);
-    CHECK_EQUAL(run.status[1], 128 + SIGKILL);
-    CHECK_EQUAL(run.status[2], EXIT_LOST_RANK);
-    CHECK_CONTAINS(log, "rank 1: error: rank 0 on ");
-    CHECK_CONTAINS(log, "rank 2: error: rank 0 on ");
+    for (int i = 0; i < 4; i++) { all_meet(orders[i]); }
 }
 
 // A port that another program keeps: rank 0 says so soon, and does not wait for all of its time.
@@ -352,7 +284,7 @@ TEST(a_kept_port_is_not_waited_for) {
 }
 
 TEST(a_wrong_place_is_named) {
-    static const int only_one[] = {1}, only_rank_0[] = {0};
+    static const int only_one[] = {1};
     Processes run;
     Place p = place_at("127.0.0.1", 2, 0.3);
     close(p.listener); // nobody listens any more
@@ -368,10 +300,6 @@ TEST(a_wrong_place_is_named) {
     p.host = "a host with spaces";
     log = processes_meet(&run, 1, join_as_told, &p);
     CHECK_CONTAINS(log, "not reached at a host with spaces port ");
-    p.numbers = only_rank_0;
-    free(log);
-    log = processes_meet(&run, 1, join_as_told, &p);
-    CHECK_CONTAINS(log, "rank 0's machine does not have that address");
     CHECK_CONTAINS(log, "MASTER_ADDR");
 }
 
@@ -380,7 +308,7 @@ TEST(a_taken_port_is_named) {
     static const int only_one[] = {1};
     int port = 0, other = group_listen("127.0.0.1", &port);
     CHECK(group_listen("127.0.0.1", &port) < 0);
-    CHECK_CONTAINS(error_text(), "rank 0 cannot listen on 127.0.0.1 port ");
+    CHECK_CONTAINS(error_text(), "rank 0 cannot listen on port ");
     CHECK_CONTAINS(error_text(), "another process has the port; set MASTER_PORT");
     Place p = {.listener = -1, .port = port, .ranks = 2, .host = "127.0.0.1", .seconds = 2};
     p.numbers = only_one;
@@ -402,7 +330,7 @@ TEST(a_taken_port_is_named) {
 // ---- messages -----------------------------------------------------------------------------------
 
 // Messages of one of two ranks after the meeting, which the other must refuse.
-enum { BEAT = CHANNELS, BYE, LOST, HELLO = 0x4c384333 }; // as ranks/group.c numbers them
+enum { BEAT = CHANNELS, BYE, LOST, HELLO = 0x4c384334 }; // as ranks/group.c numbers them
 static const struct {
     int sender, kind;
     uint32_t bytes;
@@ -416,13 +344,8 @@ static const struct {
     {1, HELLO, 200, 0, 0, 0},
     {1, BEAT, 0, 0, 0, 0},
     {0, BEAT, 63, 0, 0, 0},
-    {1, BEAT, 64, 0xff, 8, 16}, // not a number of seconds
-    {1, BEAT, 64, 3, 16, 17},   // not a value of Doing
-    {1, BEAT, 64, 0xff, 19, 20},
-    {1, BEAT, 64, 'x', 20, 64}, // a text without end
     {1, BYE, 4, 0, 0, 0},
-    {0, BYE, 0, 0, 0, 0},  // it leaves last
-    {1, LOST, 4, 0, 0, 0}, // only rank 0 may say that
+    {1, LOST, 4, 0, 0, 0},
     {0, LOST, 0, 0, 0, 0},
     {0, LOST, 4, 'x', 0, 0},
     {0, LOST, 8000, 0, 0, 0},
@@ -513,7 +436,7 @@ TEST(junk_of_a_rank_harms_nobody) {
         int status = j->run.status[1 - j->sender];
         bool crashed = status >= 128 || strstr(log, "Sanitizer") || strstr(log, "runtime error");
         bool told = j->number >= TABLE || junk[j->number].bytes == sizeof(Error) ||
-                    strstr(log, " has sent what no rank sends, last heard at step 0 (") != NULL;
+                    strstr(log, " has ended without a goodbye, last heard at step 0 (") != NULL;
         if (crashed || !told) {
             test_fail(__FILE__, __LINE__, "junk %d: status %d: %.2000s", j->number, status, log);
         }

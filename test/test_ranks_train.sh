@@ -8,7 +8,6 @@ children=() # by their ranks
 
 test_only_rank_0_speaks() {
     train by_gpus --gpus 3 --train-iters 4 || return
-    says '!LLM8_SECRET' # which the starter has
     is "$(grep -c '^step .*3/4 ' log)" 1
     is "$(grep -oE '"kind":"(step|run)"' by_gpus/metrics.jsonl | sort | uniq -c | xargs)" '1 kind:run 4 kind:step'
     is "$(find by_gpus/latest/ -name 'optimizer-*' | wc -l)" 3
@@ -34,7 +33,6 @@ ended_well() {
 # And have made what --gpus makes.
 started_well() {
     ended_well "$1"
-    is "$(grep -c '^note: LLM8_SECRET is not set' out.0)" "${2:-1}"
     same_end by_gpus started || fail "$1: another result"
     rm -rf started
 }
@@ -50,7 +48,7 @@ test_every_starter_starts() {
             OMPI_COMM_WORLD_LOCAL_SIZE=3 MASTER_PORT=$((port + 1)) \
             LLM8_SECRET=0123456789abcdef0123456789abcdef
     done
-    started_well mpirun 0
+    started_well mpirun
     for r in 0 1 2; do
         start_rank $r SLURM_PROCID=$r SLURM_STEP_NUM_TASKS=3 SLURM_LOCALID=$r SLURM_NTASKS=3 \
             SLURM_JOB_ID=77 "SLURM_STEP_NODELIST=$(uname -n)" MASTER_PORT=$((port + 2))
@@ -81,6 +79,10 @@ test_ranks_keep_documents_apart() {
     is "$(losses_of again)" "$(losses_of apart.1 | tail -n 3)"
     train together "${of[@]}" --no-reset-attention-mask --gpus 2 || return
     [[ $(losses_of together) != "$(losses_of apart.1)" ]] || fail "nothing is apart"
+}
+
+listens() { # port
+    grep -qi ":$(printf %04x "$1") 0*:0000 0A" /proc/net/tcp /proc/net/tcp6
 }
 
 has_open() { # pid, a part of a file's name
@@ -119,7 +121,7 @@ test_ranks_start_from_one_checkpoint() {
     for r in 0 1; do
         start_rank $r RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=$port
         if [[ $r -eq 0 ]]; then
-            wait_until grep -q 'LLM8_SECRET is not set' out.0
+            wait_until listens $port
             train young --train-iters 5 || return
         fi
     done
@@ -161,7 +163,7 @@ test_across_network_namespaces() {
     ip -n $name-b link set $name-y up
     ip -n $name-b link set lo up
     local host r places=("$name-a" "$name-b" "$name-b")
-    for host in 10.99.0.1 fd99::1 10.99.0.2 fd99::2; do # rank 0 has the address, or the others
+    for host in 10.99.0.1 fd99::1; do
         for r in 0 1 2; do
             start_rank $r RANK=$r WORLD_SIZE=3 LOCAL_RANK=0 MASTER_ADDR=$host \
                 MASTER_PORT=29500 TORCHELASTIC_USE_AGENT_STORE=True ip netns exec "${places[r]}"
