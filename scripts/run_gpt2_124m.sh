@@ -5,8 +5,8 @@
 # are not tried.
 # scripts/recipe.sh says how a recipe is called; scripts/results writes the lines marked `cost`.
 # cost: 10 billion tokens, 7.98e+18 FLOPs
-# cost: BF16: 1 GPU ~4.2 hours, 8 GPUs ~33 min
-# cost: FP8: 1 GPU ~3.4 hours, 8 GPUs ~26 min
+# cost: BF16: 1 GPU ~4.2 hours, 8 GPUs ~32 min
+# cost: FP8: 1 GPU ~3.4 hours, 8 GPUs ~25 min
 # cost: on NVIDIA H200, by test/results/bench.jsonl; ~: by other models, options or counts of GPUs
 # shellcheck disable=SC2034 # recipe.sh uses what is set here
 here=$(dirname "$0")

@@ -4,8 +4,8 @@
 # tokenizer.json.
 # scripts/recipe.sh says how a recipe is called; scripts/results writes the lines marked `cost`.
 # cost: 21 billion tokens, 1.06e+20 FLOPs
-# cost: BF16: 1 GPU 2.1 days, 8 GPUs ~6.3 hours
-# cost: FP8: 1 GPU 37.8 hours, 8 GPUs ~4.8 hours
+# cost: BF16: 1 GPU 2.1 days, 8 GPUs ~6.2 hours
+# cost: FP8: 1 GPU 37.8 hours, 8 GPUs ~4.7 hours
 # cost: on NVIDIA H200, by test/results/bench.jsonl; ~: by other models, options or counts of GPUs
 # shellcheck disable=SC2034 # recipe.sh uses what is set here
 here=$(dirname "$0")

@@ -28,7 +28,7 @@ PRECISIONS = {
 LEAST, FRONT = ("gpt2-124m", "llama-1b"), ("bf16", "fp8", "fp8-head")
 KEYS = ("model", "gpus", "precision", "recipe", "lm_head", "tokens_per_s", "tflops", "date",
         "micro_batch", "seq_length", "machine")
-TOO_SMALL = 20 # so many times fewer FLOPs a token than the nearest measured model: no speed
+TOO_SMALL = 20 # no speed for a model of so many times fewer FLOPs a token than a measured one
 # the share of the blocks' work that is done twice. activations: a third of the time of norms and
 # activations (1% to 9% by the records). block: most of the forward pass, a third of the work
 RECOMPUTED = {"none": 0, "activations": 0.04, "block": 0.25}
@@ -151,56 +151,16 @@ def front_commit(records):
                default=(None, None))[1]
 
 
-def newest(records, precision, gpus):
-    """Returns {model: its newest record in a precision on this number of GPUs}; a record of the
-    front page is preferred."""
-    found = [record for record in sorted(records, key=lambda r: (r["front"], r["date"]))
-             if precision_of(record) == precision and record["gpus"] == gpus]
-    return {record["model"]: record for record in found}
-
-
-def alone(records, record):
-    """Returns the newest record of the same run on one GPU, of the same commit and kind of GPU, or
-    None. Other commits and kinds of GPU differ in speed."""
-    same = [past for past in records if past.get("commit") == record.get("commit")]
-    return newest(same, precision_of(record), 1).get(record["model"])
-
-
-def nearest(found, flops):
-    """Returns the record of the model whose FLOPs per token are nearest to `flops`, by their
-    ratio."""
-    return min(found.values(), key=lambda r: abs(math.log(r["flops_per_token"] / flops)))
-
-
-def scaling(records, precision, gpus, flops):
-    """Returns the share of its speed that a GPU keeps when this number of GPUs work together, or
-    the largest number below it that was measured; and the source of the share."""
-    counts = {record["gpus"] for record in records if 1 < record["gpus"] <= gpus}
-    for count in sorted(counts, reverse=True):
-        together = {name: record for name, record in newest(records, precision, count).items()
-                    if alone(records, record)}
-        if together:
-            record = nearest(together, flops)
-            kept = record["tflops"] / alone(records, record)["tflops"]
-            return kept, f"{100 * kept:.0f}% of one GPU's each, as {record['model']} on {count}"
-    return 1.0, f"{gpus} times one GPU's"
-
-
-def speed(records, precision, gpus, flops):
-    """Returns (TFLOP/s per GPU, the source, the record, whether the record is of this model on this
-    number of GPUs); None if nothing was measured. It takes the nearest model, if need be from a run
-    on one GPU, because speed depends more on the model than on the number of GPUs."""
-    found = newest(records, precision, 1) | newest(records, precision, gpus)
-    factor, note = 1.0, ""
-    if not found:
-        return None
-    record = nearest(found, flops)
-    if record["gpus"] != gpus:
-        factor, note = scaling(records, precision, gpus, flops)
-    same = abs(record["flops_per_token"] / flops - 1) < 0.005
-    source = f"{record['model']} measured" if same else f"by the TFLOP/s of {record['model']}"
-    where = f"{source} {record['date'][:10]}" + (f", {note}" if note else "")
-    return record["tflops"] * factor, where, record, same and not note
+def measured(records, precision, gpus, flops):
+    """Returns the record that tells most of a run: of the model whose FLOPs per token are nearest,
+    on this number of GPUs or else on fewer; a record of the front page is preferred, then the
+    newest. None: there is none, or only of far larger models, because the time of so small a model
+    is that of its kernels' launches, not of its FLOPs."""
+    found = [r for r in records if precision_of(r) == precision and r["gpus"] <= gpus]
+    best = max(found, default=None, key=lambda r: (
+        -round(abs(math.log(r["flops_per_token"] / flops)), 2), r["gpus"] == gpus, r["front"],
+        r["date"], r["gpus"]))
+    return best if best and best["flops_per_token"] <= TOO_SMALL * flops else None
 
 
 def other_options(record, plan, names):
@@ -225,24 +185,22 @@ def duration(hours):
 def row_of(records, precision, gpus, options, plan, tokens):
     """Returns the cells of a row, the source of its speed, the GPU hours, and notes on the row."""
     _, flops = size_of(plan)
-    found = newest(records, precision, 1)
-    # the time of so small a model is that of its kernels' launches, not of its FLOPs
-    small = bool(found) and nearest(found, flops)["flops_per_token"] > TOO_SMALL * flops
-    measured = None if small else speed(records, precision, gpus, flops)
+    record = measured(records, precision, gpus, flops)
     words, compared = [*options, *PRECISIONS[precision]], ["recompute", "optimizer", "seq-length"]
     if "--micro-batch-size" in " ".join(options):
         compared.append("micro-batch-size")
-    elif measured: # if not given, the record's size
-        words += ["--micro-batch-size", str(measured[2]["micro_batch"])]
+    elif record: # if not given, the record's size
+        words += ["--micro-batch-size", str(record["micro_batch"])]
     memory, note = memory_of(words, gpus)
     notes = [note] if note else []
-    if not measured:
-        why = "nothing so small was measured" if small else "no such record: make bench"
-        return [precision, str(gpus), *"----", memory], why, 0, notes
-    each, where, record, exact = measured
+    if not record:
+        return [precision, str(gpus), *"----", memory], "no such record: make bench", 0, notes
     other = other_options(record, plan, compared)
-    each /= 1 + more_work(plan)
-    mark = "" if exact and not other else "~"
+    same = abs(record["flops_per_token"] / flops - 1) < 0.005
+    source = f"{record['model']} measured" if same else f"by the TFLOP/s of {record['model']}"
+    where = f"{source} {record['date'][:10]}" + f" on {record['gpus']}" * (record["gpus"] != gpus)
+    mark = "" if same and record["gpus"] == gpus and not other else "~"
+    each = record["tflops"] / (1 + more_work(plan))
     rate = each * 1e12 * gpus / flops
     hours = tokens / rate / 3600
     notes += [f"~: not as measured: {', '.join(other)}"] if other else []

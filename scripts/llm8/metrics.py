@@ -17,7 +17,6 @@ import os
 import re
 import statistics
 import struct
-import sys
 import time
 
 from . import environment
@@ -87,88 +86,25 @@ def follow(runs, seconds, once=False, each=None):
 
 
 def number(record, name):
-    """Returns a number; NaN for null, which the trainers write for NaN and infinity."""
+    """Returns a number; NaN for null, which the trainers write for NaN and infinity, and for what
+    is no number."""
     value = record.get(name)
-    return float(value) if value is not None and abs(value) < LARGEST else math.nan
-
-
-# The types of the values with which the scripts compute: in records, in rows of linear_layers and
-# in counts of a tensor; and the options that are whole numbers. WHOLE: the whole numbers, with
-# their bounds.
-NUMBERS = set("""step status time parameters flops_per_token fp8_flops_share peak_flops
-    memory_bytes ranks slowest valid_sequences tokenizer_vocabulary loss lr norm skipped seconds
-    tokens tokens_per_s valid_loss first_block blocks outputs inputs flops_share elements largest
-    zero subnormal share sequences""".split())
-LISTS = {"source_tokens", "source_epochs", "source_losses"} # lists of numbers, one for each source
-TEXTS = set("""kind program device precision data data_crc32 valid_data_crc32 linear x w dy wgrad
-    reason error host""".split())
-WHOLE = {"step": 0, "ranks": 1, "first_block": 0, "blocks": 0, "outputs": 0, "inputs": 0,
-         "valid_sequences": 0, "parameters": 0, "slowest": 0, "memory_bytes": 0}
-COUNTS = """train-iters eval-iters global-batch-size micro-batch-size seq-length
-    vocab-size fp8-stats-interval""".split()
-LAYER = ("linear", "x", "w", "dy", "wgrad", "reason", "first_block", "blocks", "outputs", "inputs",
-         "flops_share")
-
-
-def fault_of_values(record):
-    """Returns what is wrong with the values of a record or of one of its rows; "": nothing is. A
-    number may be null, which stands for NaN."""
-    for name, value in record.items():
-        expected = ""
-        if name in TEXTS:
-            expected = "" if isinstance(value, str) else "a text"
-        elif name in LISTS:
-            if not all(one is None or type(one) in (int, float) for one in value):
-                expected = "a list of numbers"
-        elif name in NUMBERS and value is not None:
-            if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
-                expected = "a number"
-            elif name in WHOLE and not (WHOLE[name] <= value < 2**53 and value == int(value)):
-                expected = f"a whole number from {WHOLE[name]}"
-        if expected:
-            return f"{name} is {json.dumps(value)[:40]}, not {expected}"
-    return ""
-
-
-def fault_of_start(record):
-    options = record["options"]
-    for name, value in [*options.items(), *record.get("effects", {}).items()]:
-        if not isinstance(value, str):
-            return f"{name} is {json.dumps(value)[:40]}, not a text"
-    for name in COUNTS:
-        if not re.fullmatch(r"\d{1,15}", options.get(name, "0"), re.ASCII):
-            return f"option {name} is {options[name][:40]}, not a whole number"
-    if not abs(float(options.get("lr", 0))) < LARGEST:
-        return f"option lr is {options['lr'][:40]}"
-    for row in record.get("linear_layers", []):
-        lacks = [name for name in LAYER if row.get(name) is None]
-        if lacks:
-            return f"a row of linear_layers lacks {lacks[0]}"
-    return ""
+    return float(value) if isinstance(value, int | float) and abs(value) < LARGEST else math.nan
 
 
 def fault_of(record):
-    """Returns what is wrong with a record, compared with what the trainers write; "" if nothing
-    is."""
-    for part in (record, *(row for name in ("linear_layers", "sources", "valid_sources")
-                           for row in record.get(name, [])), *record.get("tensors", {}).values()):
-        if fault := fault_of_values(part):
-            return fault
-    for name in ("kind", "step"):
-        if record.get(name) is None:
-            return f"it has no {name}"
-    if record["kind"] == "step" and record["step"] < 1:
-        return "step is 0: the first one is 1"
-    return fault_of_start(record) if record["kind"] == "run" else ""
-
-
-def cleaned(value):
-    """Returns a value of JSON whose texts are printable."""
-    if isinstance(value, str):
-        return printable(value)
-    if isinstance(value, dict):
-        return {printable(name): cleaned(one) for name, one in value.items()}
-    return list(map(cleaned, value)) if isinstance(value, list) else value
+    """Returns what keeps a record from being read; "" if nothing does."""
+    if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
+        return "no record"
+    step, options = record.get("step"), record.get("options")
+    if record["kind"] == "profile": # it belongs to no step
+        return ""
+    if type(step) is not int or step < (record["kind"] == "step"):
+        return f"step is {json.dumps(step)[:40]}, not a whole number"
+    if record["kind"] == "run" and not (isinstance(options, dict) and
+                                        all(isinstance(text, str) for text in options.values())):
+        return "its options are no texts"
+    return ""
 
 
 def ranks_of(start):
@@ -236,26 +172,21 @@ class Run:
         return records
 
     def _take(self, line):
-        try:
-            # paths in a record may not be UTF-8; other programs write NaN for null
+        try: # paths in a record may not be UTF-8; other programs write NaN for null
             record = json.loads(line.decode("utf-8", "replace"), parse_constant=lambda _: None)
-            if b"\\" in line or not line.isascii():
-                record = cleaned(record)
-            kind = record.get("kind")
-            if kind == "profile": # it belongs to no step
-                self.profile = record
-                return None
             fault = fault_of(record)
         except json.JSONDecodeError as error:
             fault = f"not JSON from column {error.colno} on"
-        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError,
-                RecursionError): # all errors of a line that is no record
+        except RecursionError:
             fault = "no record"
         if fault:
             self.bad_lines += 1
             self.first_bad = self.first_bad or (self._lines, fault)
             return None
-        step = int(record["step"])
+        kind, step = record["kind"], record.get("step")
+        if kind == "profile":
+            self.profile = record
+            return None
         if kind == "run":
             self._start(record, step)
         elif kind in ("step", "eval", "fp8", "ranks", "save"):
