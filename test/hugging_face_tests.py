@@ -14,7 +14,6 @@ import tokenizers
 from check import call, fails, main, read, refused, run, write
 from hub import COMMITS, Server, serve
 from llm8 import convert_hf as conversion
-from llm8 import environment
 from llm8.convert_hf import main as convert_hf
 
 SHAPES = {
@@ -99,16 +98,13 @@ def what_was_saved_comes_back():
         result = call(convert_hf, "import", folder, "--output", f"{name}_start")
         assert result.status == 0 and f"--load {name}_start" in result.out, result.err
         # the same data: a new run begins at the first batch, the resumed one went on from there
-        os.remove(f"{name}_run/latest") # the links are for other programs
-        result = call(convert_hf, "import", f"{name}_run/latest/", "--output", f"{name}_linked")
-        assert result.status == 0, result.err
+        refused(call(convert_hf, "import", f"{name}_run/latest/", "--output", "no"),
+                f"{name}_run/latest/: a checkpoint of ours, which --load takes")
         again = gradients(f"{name}.a", "--load", f"{name}_start")
         direct = gradients(f"{name}.b", *shape, "--load", f"{name}_run/latest")
-        os.symlink(os.path.basename(environment.follow(f"{name}_run/latest")), f"{name}_run/latest")
         assert again == direct and again != fresh, f"{name}: other weights"
         held = unpack(f"{name}_start/model.safetensors")
         assert held == unpack(f"{name}_run/latest/model.safetensors")
-        assert held == unpack(f"{name}_linked/model.safetensors")
         file = f"{name}_start/model.safetensors"
         refused(call(convert_hf, "import", file, "--output", "no"), f"{file}: no such folder")
 
@@ -185,46 +181,6 @@ def a_start_is_readable_by_whom_the_umask_lets():
 def what_is_said_can_be_pasted():
     out = call(convert_hf, "import", "llama_hf", "--output", "it's a start").out
     assert shlex.split(out.splitlines()[-1])[-4:] == ["--load", "it's a start", "--data", "..."]
-
-
-def a_checkpoint_is_one_while_a_run_saves():
-    """`latest` moves on, and the older checkpoint's names go, once its header is read."""
-    old, new = "saves/step_00000001", "saves/step_00000002"
-    shutil.copytree("llama_run/latest", old)
-    shutil.copytree("llama_start", "saves/fresh")
-    held = conversion.source_tensors
-
-    def source_tensors(folder):
-        tensors = held(folder)
-        os.rename("saves/fresh", new)
-        write(f"{new}/model.safetensors", bytes(10))
-        os.replace(f"{new}/model.safetensors", f"{old}/model.safetensors")
-        return tensors
-
-    conversion.source_tensors = source_tensors
-    result = call(convert_hf, "import", "saves/latest", "--output", "saves/start")
-    conversion.source_tensors = held
-    assert result.status == 0, result.err
-    assert unpack("saves/start/model.safetensors") == unpack("llama_start/model.safetensors")
-    assert os.path.exists("saves/start/tokenizer.bin")
-
-
-def damage_of_a_checkpoint_is_found():
-    """A bit of any file that is copied, meta.json, or a file cut short."""
-    names = [name for name in os.listdir("llama_run/latest") if not name.startswith("optimizer")]
-    assert {"model.safetensors", "config.json", "tokenizer.json", "meta.json"} <= set(names)
-    for name in names:
-        shutil.rmtree("damaged", ignore_errors=True)
-        shutil.copytree("llama_run/latest", "damaged")
-        held = bytearray(read(f"damaged/{name}"))
-        held[len(held) * 3 // 4] ^= 1
-        write(f"damaged/{name}", bytes(held))
-        bad("damaged", f"damaged/{name}: damaged", "its checksum")
-    shutil.copytree("llama_run/latest", "damaged", dirs_exist_ok=True)
-    write("damaged/model.safetensors", read("llama_run/latest/model.safetensors")[:-1])
-    bad("damaged", "damaged/model.safetensors: damaged")
-    bad("llama_run", "llama_run: a run's folder; give one of its checkpoints, such as "
-        "llama_run/latest")
 
 
 def options_of(folder):
@@ -396,7 +352,7 @@ def incomplete_models_are_refused():
     write("m/pytorch_model.bin", "x")
     bad("m", "its weights are pickled", "save_pretrained")
     os.remove("m/config.json")
-    bad("m", f"error: m: {os.path.realpath('m')}/config.json: No such file")
+    bad("m", "error: m/config.json: No such file")
     bad("nowhere", "nowhere: no such folder", "OWNER/NAME")
     bad("owner/name", "owner/name: no such folder here", "cannot be reached", "network",
         words=("--mirror", "http://127.0.0.1:9"))
@@ -669,8 +625,6 @@ if __name__ == "__main__":
                    a_byte_order_mark_is_read,
                    a_start_is_readable_by_whom_the_umask_lets,
                    what_is_said_can_be_pasted,
-                   a_checkpoint_is_one_while_a_run_saves,
-                   damage_of_a_checkpoint_is_found,
                    older_names_mean_the_same,
                    tied_weights_may_have_the_heads_name,
                    another_head_than_the_tied_embedding_is_refused,

@@ -107,12 +107,6 @@ test_ended_runs_are_not_run_again() {
         "${common[@]}" --train-iters 10 || return
     [[ $(grep -c '"kind":"step"' again/fp8/seed-2/metrics.jsonl) -eq 10 ]] || fail "not anew"
     [[ ! -e again/fp8/seed-2/latest ]] || fail "a checkpoint"
-    rm -r again/*/seed-2
-    expect_status 0 compare --out again --seeds 2 --drop-checkpoints --run-only -- \
-        "${common[@]}" --train-iters 2 || return
-    [[ -e again/fp8/seed-2/config.txt ]] || fail "no run"
-    [[ ! -e again/fp8/seed-2/step_00000002 ]] || fail "not dropped"
-    [[ -e again/fp8/seed-3/latest ]] || fail "dropped what it did not run"
     rm -r again
 }
 
@@ -223,9 +217,8 @@ test_resumed_run() {
 test_runs_are_drawn() {
     expect_status 0 plot resumed || return
     is_png resumed/plot.png
-    expect_status 0 plot resumed c/fp8/seed-2 --out both.html --x hours || return
-    has both.html "12/12" || fail "no table"
-    stands_alone both.html
+    expect_status 0 plot resumed c/fp8/seed-2 --out both.svg --x hours || return
+    is_svg both.svg
 }
 
 # The file grows under them: half of it, with a torn line, then the rest, resume and all.
@@ -234,16 +227,12 @@ test_running_files_are_followed() {
     local half
     half=$(($(grep -bm 1 '"step":8,' first.jsonl | cut -d : -f 1) + 20))
     head -c $half first.jsonl >live/metrics.jsonl
-    plot live --out live.html --follow 1 >plot.log 2>&1 &
-    local plot=$! status=0
     monitor live --interval 0.1 --tensorboard tb >monitor.log 2>&1 &
-    local monitor=$!
-    wait_until grep -q "http-equiv" live.html || return
+    local monitor=$! status=0
     wait_until has monitor.log "starts at step 0" || return
     tail -c +$((half + 1)) resumed/metrics.jsonl >>live/metrics.jsonl
-    wait $plot || status=$?
     wait $monitor || status=$?
-    [[ $status -eq 0 ]] || fail "status $status: $(cat plot.log monitor.log)"
+    [[ $status -eq 0 ]] || fail "status $status: $(cat monitor.log)"
     has monitor.log "live | starts at step 5/12" || fail "$(cat monitor.log)"
     has monitor.log "12/12 | finished" || fail "$(cat monitor.log)"
     "$python" - live/metrics.jsonl monitor.log <<'END' >log 2>&1 || fail "$(cat log monitor.log)"
@@ -255,8 +244,6 @@ for r in evals: # each its own loss
     line = f"live | step {r['step']}/12 | valid {r['valid_loss']:.4f}"
     assert line in said, line
 END
-    has live.html "12/12" || fail "the last page is not the last"
-    ! has live.html "http-equiv" || fail "the last page loads itself again"
     "$python" - resumed/metrics.jsonl >tb.log 2>&1 <<'END' || fail "$(tail -n 1 tb.log)"
 import json, sys
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

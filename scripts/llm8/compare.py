@@ -48,10 +48,7 @@ def parse(arguments):
                    "1,2,3 (1234: a first look, which cannot tell)")
     p.add_argument("--trainer", metavar="PROGRAM", help="train_gpt, train_gptcu, or a command "
                    "that starts them (the one for this machine)")
-
-    p.add_argument("--drop-checkpoints", dest="checkpoints", action="store_const", const="drop",
-                   default="keep", help="remove a run's checkpoints when it has ended")
-    p.add_argument("--no-checkpoints", dest="checkpoints", action="store_const", const="none",
+    p.add_argument("--no-checkpoints", dest="checkpoints", action="store_false",
                    help="write none: a run that is cut off starts from its first step")
     p.add_argument("--run-only", action="store_true",
                    help="no report (needs no Python packages); --report-only makes it later")

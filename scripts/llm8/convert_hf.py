@@ -14,7 +14,6 @@ import re
 import shlex
 import subprocess
 import sys
-import zlib
 from dataclasses import dataclass
 
 import numpy
@@ -159,23 +158,6 @@ def match(folder, expected, held):
     return chosen
 
 
-def verify(folder, names):
-    """Ends the program if a file of our checkpoint differs from its checksum in meta.json."""
-    meta = os.path.join(folder, "meta.json")
-    if not os.path.exists(meta):
-        return
-    expected_tensors(folder) # ends if meta.json is damaged or another program's
-    with open(meta) as file:
-        listed = {row["name"]: row for row in json.load(file)["files"]}
-    for name in filter(listed.get, names):
-        path, total = os.path.join(folder, name), 0
-        with open(path, "rb") as file:
-            while part := file.read(1 << 20):
-                total = zlib.crc32(part, total)
-        if f"{total:08x}" != listed[name]["crc32"]:
-            die(f"{path}: damaged: its checksum is {total:08x}, not {listed[name]['crc32']}")
-
-
 def import_model(folder, output):
     """Writes the start; returns its architecture, its tensors and whether it has a tokenizer."""
     if not os.path.isdir(folder):
@@ -183,12 +165,11 @@ def import_model(folder, output):
             "the Hub (OWNER/NAME)")
     if os.path.exists(output) and (not os.path.isdir(output) or os.listdir(output)):
         die(f"--output {output} exists already; give another one, or remove it")
-    given, folder = folder, os.path.realpath(folder) # once: a run that saves moves `latest`
-    verify(folder, ["model.safetensors", *COPIED, *TOKENIZER_FILES])
+    if os.path.exists(os.path.join(folder, "meta.json")):
+        die(f"{folder}: a checkpoint of ours, which --load takes as it is")
     copied = {name: os.path.join(folder, name) for name in COPIED}
     if not os.path.exists(copied["config.json"]):
-        die(f"{given}: {copied['config.json']}: No such file; give the folder of a Hugging Face "
-            "model")
+        die(f"{copied['config.json']}: No such file; give the folder of a Hugging Face model")
     tensors = match(folder, expected_tensors(folder), source_tensors(folder))
     said = {name: read_object(path, f"a {name}") for name, path in copied.items()
             if os.path.exists(path)}

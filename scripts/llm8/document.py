@@ -28,9 +28,8 @@ class Picture:
         return f"![{self.title}]({self.file})"
 
 
-def page(blocks, refresh=None):
-    """Returns the page. blocks: texts in Markdown, of which the first is the heading, and pictures.
-    refresh: seconds after which the page loads itself again, for a run in progress."""
+def page(blocks):
+    """Returns the page. blocks: texts in Markdown, the first is the heading, and pictures."""
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(
         "\n\n".join(map(str, blocks)))
     for picture in blocks:
@@ -41,9 +40,8 @@ def page(blocks, refresh=None):
     # colours verdicts, which are cells or the first paragraph of a report
     body = re.sub(rf"<(td[^>]*|p)>((?:<strong>)?({VERDICTS})(?:: |</td>))",
                   lambda m: f'<{m[1]} class="{CLASSES[m[3]]}">{m[2]}', body)
-    again = f'<meta http-equiv="refresh" content="{refresh:g}">\n' if refresh else ""
     colours = {f"{name}{form}": colour for name, pair in style.THEME.items()
                for form, colour in zip(("", "_dark"), pair)}
     with open(TEMPLATE, encoding="utf-8") as file:
         return Template(file.read()).substitute(
-            colours, title=html.escape(str(blocks[0]).lstrip("# ")), refresh=again, body=body)
+            colours, title=html.escape(str(blocks[0]).lstrip("# ")), body=body)

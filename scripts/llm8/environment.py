@@ -8,9 +8,7 @@ have the packages.
 import contextlib
 import glob
 import importlib
-import json
 import os
-import re
 import signal
 import sys
 import traceback
@@ -20,7 +18,6 @@ from .text import printable
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 VENV = os.path.join(ROOT, ".venv")
 OLDEST = (3, 11)
-STEP = re.compile(r"step_(\d{8}|[1-9]\d{8,})") # a checkpoint's name in its run's folder
 
 
 def die(message):
@@ -59,35 +56,6 @@ def named_by(option):
         die(f"{option}{f' {error.filename}' if error.filename else ''}: {error.strerror}")
 
 
-def steps(folder):
-    """Returns the checkpoints' names in a run's folder, the newest first."""
-    try:
-        names = os.listdir(folder or ".")
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    found = [name for name in names if STEP.fullmatch(name)
-             and not os.path.isfile(os.path.join(folder, name))]
-    return sorted(found, key=lambda name: int(name[5:]), reverse=True)
-
-
-def best_of(folder, names):
-    """Returns the checkpoint with the lowest validation loss, among those with the same validation
-    data as the newest evaluated one; if several have the same loss, the oldest. None: no checkpoint
-    was evaluated."""
-    best = lowest = data = None
-    for name in names:
-        try:
-            with open(os.path.join(folder, name, "meta.json")) as file:
-                meta = json.load(file)
-            loss, lines = meta["valid_loss"], meta.get("valid_data", "").splitlines()
-            of = [line[:8] for line in lines], meta.get("valid_tokens")
-        except (FileNotFoundError, ValueError, LookupError): # deleted meanwhile, or damaged
-            continue
-        if loss is not None and (data is None or (of == data and loss <= lowest)):
-            best, lowest, data = name, loss, of
-    return best
-
-
 def matching(pattern):
     """Returns the path if it exists, or else the paths that match it as a glob pattern, in order.
     Leading folders that exist by their literal names are not read as patterns (base/io.h)."""
@@ -98,22 +66,12 @@ def matching(pattern):
     return sorted(found or glob.glob(pattern, recursive=True))
 
 
-def follow(path):
-    """Returns the folder that a path to a checkpoint leads to. A path that ends in `latest` or
-    `best` means the newest or the best of the steps beside it, as in checkpoints/checkpoint.h."""
-    folder, name = os.path.split(path.rstrip("/"))
-    if name in ("latest", "best") and (names := steps(folder)):
-        step = names[0] if name == "latest" else best_of(folder, names)
-        path = os.path.join(folder, step) if step else path
-    return path
-
-
 def checkpoint(path):
-    """Returns the folder that a path to a checkpoint or a start leads to."""
-    if steps(path):
+    """Returns the path of a checkpoint or a start. Ends the program if it is a run's folder."""
+    if glob.glob(os.path.join(glob.escape(path), "step_*")):
         die(f"{path}: a run's folder; give one of its checkpoints, such as "
             f"{os.path.join(path, 'latest')}")
-    return follow(path)
+    return path
 
 
 def start(module):

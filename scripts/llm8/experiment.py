@@ -13,7 +13,6 @@ import itertools
 import json
 import os
 import re
-import shutil
 from dataclasses import dataclass
 
 from . import environment, trainer
@@ -152,18 +151,9 @@ def prepare(task):
     return not run.over # a run that gave up on NaN would give up again
 
 
-def drop_checkpoints(folder):
-    for name in os.listdir(folder):
-        path = os.path.join(folder, name)
-        if name in ("latest", "best") and (os.path.islink(path) or os.path.isfile(path)):
-            os.unlink(path)
-        elif re.fullmatch(r"step_\d+(\.aside-\d+)?", name) and os.path.isdir(path):
-            shutil.rmtree(path)
-
-
 def run_all(tasks, folder, checkpoints, held):
-    """Runs all tasks. checkpoints: "keep"; "drop" when a run has ended; or "none". held: the
-    folder's lock. Returns 0, or 75 if a signal ended a run."""
+    """Runs all tasks. checkpoints: whether the runs write them. held: the folder's lock. Returns 0,
+    or 75 if a signal ended a run."""
     for task in {task.variant: task for task in reversed(tasks)}.values():
         plan, complaint = trainer.plan_of(task.command)
         if plan is None:
@@ -179,9 +169,8 @@ def run_all(tasks, folder, checkpoints, held):
             if not to_do:
                 print(f"{label} | has ended already ({open_run(task.folder).state})", flush=True)
                 continue
-            # "none": no folder for checkpoints, even if --config names one
             where = ["--save", task.folder, "--resume", "latest"]
-            if checkpoints == "none":
+            if not checkpoints: # no folder for them, even if --config names one
                 where = ["--save", "", "--resume", "", "--metrics",
                          os.path.join(task.folder, "metrics.jsonl")]
             status = trainer.run_trainer([*task.command, *where], task.folder, label, signals,
@@ -194,8 +183,6 @@ def run_all(tasks, folder, checkpoints, held):
                 console = os.path.join(task.folder, "console.log")
                 environment.die(f"{task.name}: the trainer ended with {how}: "
                                 f"{trainer.last_error(console)} ({console})")
-            if checkpoints == "drop":
-                drop_checkpoints(task.folder)
     return 0
 
 

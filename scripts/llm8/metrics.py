@@ -74,17 +74,6 @@ def named_runs(paths):
     return [Run(path, name) for path, name in zip(paths, names)]
 
 
-def follow(runs, seconds, once=False, each=None):
-    """Yields {run: its new records} at once, and then every `seconds` until all runs are over.
-    each(run, record): called for each record, when the run has taken in this record but no later
-    one."""
-    while True:
-        yield {run: run.poll(each) for run in runs}
-        if once or all(run.over for run in runs):
-            return
-        time.sleep(seconds)
-
-
 def number(record, name):
     """Returns a number; NaN for null, which the trainers write for NaN and infinity, and for what
     is no number."""

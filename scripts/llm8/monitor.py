@@ -7,14 +7,14 @@
 
 A run is the folder that --save names, or a metrics.jsonl. The whole file is read, and then what is
 added; a run that stops and is resumed is followed on, and steps that it does again take the place
-of the earlier ones. Ends when every run has finished; Ctrl-C ends it before. In a browser:
-scripts/plot --follow."""
+of the earlier ones. Ends when every run has finished; Ctrl-C ends it before."""
 
 import math
 import shutil
 import statistics
 import sys
 import textwrap
+import time
 
 from . import environment, metrics
 from .command_line import Parser, number
@@ -159,7 +159,8 @@ def print_trouble(run, records, told):
 def watch(options, runs, boards):
     live, told = sys.stdout.isatty(), {}
     each = None if options.once or live else print_line
-    for news in metrics.follow(runs, options.interval, options.once, each):
+    while True:
+        news = {run: run.poll(each) for run in runs}
         for run, records in news.items():
             if boards:
                 boards[run].take(records)
@@ -171,6 +172,9 @@ def watch(options, runs, boards):
         else:
             for run, records in news.items():
                 print_trouble(run, records, told)
+        if options.once or all(run.over for run in runs):
+            return
+        time.sleep(options.interval)
 
 
 def main():
