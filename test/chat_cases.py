@@ -176,16 +176,10 @@ def mapped(**tokens):
     return {"special_tokens_map.json": json.dumps(tokens)}
 
 
-def model(kind):
-    return {"config.json": json.dumps({"model_type": kind})}
-
-
 OBJECT = {"content": "</s>", "lstrip": False, "normalized": False, "rstrip": False,
           "single_word": False}
 LISTED = {"added_tokens_decoder": {"1": OBJECT | {"special": True}}}
-GPT2, LLAMA, ALL = ["<|endoftext|>"], ["<s>", "</s>", "<unk>"], ["<|endoftext|>", "<s>", "</s>"]
-GPT2_NAMES = {f"{key}_token": "<|endoftext|>" for key in ("bos", "eos", "unk")}
-QWEN_NAMES = {f"{key}_token": "<|endoftext|>" for key in ("eos", "unk", "pad")}
+LLAMA = ["<s>", "</s>", "<unk>"]
 # the special tokens, the files beside tokenizer.json, and which it has by which name
 FOLDERS = [
     (LLAMA, configured(bos_token="<s>", eos_token=OBJECT | {"__type": "AddedToken"}),
@@ -200,14 +194,4 @@ FOLDERS = [
      {"eos_token": "</s>", "image_token": "<s>", "eoi": "<unk>"}),
     (LLAMA, configured(tokenizer_class="PreTrainedTokenizerFast"), {}),
     (LLAMA, configured(tokenizer_class="LlamaTokenizer"), {}),  # byte tokens, as in Llama 3's
-    (GPT2, configured(model_max_length=1024) | model("gpt2"), GPT2_NAMES),
-    (GPT2, model("gpt2"), GPT2_NAMES),
-    (ALL, configured(tokenizer_class="GPT2TokenizerFast", bos_token="<s>"),
-     GPT2_NAMES | {"bos_token": "<s>"}),
-    (ALL, configured(tokenizer_class="GPT2Tokenizer", bos_token=None),
-     {key: text for key, text in GPT2_NAMES.items() if key != "bos_token"}),
-    (ALL, configured(tokenizer_class="Qwen2Tokenizer"), QWEN_NAMES),
-    (ALL, configured(tokenizer_class="PreTrainedTokenizerFast") | model("qwen2"), QWEN_NAMES),
-    (ALL, configured() | model("qwen3"), QWEN_NAMES),
-    (ALL, configured() | model("llama"), {}),
 ]

@@ -360,8 +360,8 @@ NAMELESS = "{% for m in messages %}{{ bos_token }}{{ m.content }}{% endfor %}"
 
 
 def special_tokens_are_transformers():
-    """FOLDERS: whatever file names them, or the class; what is prepared, or imported, says it all
-    in its tokenizer_config.json."""
+    """FOLDERS: whatever file names them; what is prepared, or imported, says it all in its
+    tokenizer_config.json."""
     write("hi.jsonl", lines([{"prompt": "Hi", "completion": "A"}]))
     for place, (specials, files, names) in enumerate(FOLDERS):
         path = chat_folder("named", files | {"chat_template.jinja": WRITES}, specials)

@@ -2,7 +2,6 @@
 GitHub: listings by the page, interrupted downloads, damage, pins, refusals, no network at all.
 """
 
-import hashlib
 import io
 import json
 import os
@@ -60,6 +59,7 @@ def encoded(texts):
 def a_set_comes_whole_over_a_bad_line():
     first = STORIES + "data/train-00000-of-00003-0abc.parquet"
     Server.faults = {first: ["cut", 503], TREE: [500]}
+    refused(prepared("stories", "tinystories", "--downloads", "kept"), "(status 503)")
     result = prepared("stories", "tinystories", "--downloads", "kept")
     assert result.status == 0, result.err
     assert sorted(byte_documents("stories", "train")) == encoded(sum(TRAIN, []))
@@ -111,12 +111,6 @@ def tokenizers_come_by_name():
 
 
 def damage_is_noticed():
-    name = STORIES + "data/train-00001-of-00003-0abc.parquet"
-    Server.sums[name] = hashlib.sha256(b"other").hexdigest()
-    refused(prepared("d", "tinystories", "--downloads", "damaged"), "tinystories",
-            os.path.basename(name), "arrived damaged", "run the same command again")
-    Server.sums.clear()
-    assert prepared("d", "tinystories", "--downloads", "damaged").status == 0
     Server.files[SHAKESPEARE] = b"To be\n"
     refused(prepared("d2", "tinyshakespeare"), "tinyshakespeare", "arrived damaged")
 

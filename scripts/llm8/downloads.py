@@ -11,7 +11,6 @@ import hashlib
 import os
 import subprocess
 import sys
-import time
 import urllib.request
 from dataclasses import dataclass
 
@@ -55,55 +54,20 @@ def add_options(parser):
                         help="a host that has what the Hub and GitHub have")
 
 
-def is_gated(error):
-    return type(error).__name__ == "GatedRepoError"
-
-
-def cause_of(error):
-    while error.__cause__ is not None and not is_gated(error):
-        error = error.__cause__
-    return error
-
-
-def status_of(error):
-    """Returns the HTTP status that caused an error; 0 if there is none."""
-    error = cause_of(error)
-    return getattr(getattr(error, "response", error), "status_code", getattr(error, "code", 0))
-
-
-def again_where_it_may_pass(action):
-    """Calls action(), and again after an error of the server. What was fetched before the error is
-    kept."""
-    for wait in (1, 2, 4, None):
-        try:
-            return action()
-        except (OSError, ValueError) as error:
-            if wait is None or status_of(error) < 500:
-                raise
-            time.sleep(wait)
-
-
 def refuse(what, where, error):
     """Ends the program with a message that says why a request failed, and what to do."""
-    code = status_of(error)
-    if what == where:
-        where = "no such folder here, and on the Hub it"
-    if code == 403 or is_gated(cause_of(error)):
+    while error.__cause__ is not None and type(error).__name__ != "GatedRepoError":
+        error = error.__cause__
+    code = getattr(getattr(error, "response", error), "status_code", getattr(error, "code", 0))
+    if code == 403 or type(error).__name__ == "GatedRepoError":
         die(f"{what}: {where} is gated ({code}): accept its licence on huggingface.co, then set "
             "HF_TOKEN to a token of yours; or give files that you have")
     if code in (401, 404): # without a token, the Hub answers 401 for what does not exist
         die(f"{what}: {where} is not shown to you ({code}): it was renamed or removed, or it is "
             "private; look for it in a browser and give files that you have, or set HF_TOKEN")
-    error = cause_of(error)
     reason = f"status {code}" if code else (str(error) or type(error).__name__).splitlines()[0]
     die(f"{what}: {where} cannot be reached ({reason}); this machine needs a network, or --mirror "
         "URL, or download the files elsewhere and give their paths")
-
-
-def refuse_damage(what, where, path):
-    os.remove(os.path.realpath(path))
-    die(f"{what}: {where} arrived damaged (its checksum is not what it should be); run the same "
-        "command again")
 
 
 def from_hub(what, repository, kind, patterns, words, most=0):
@@ -117,36 +81,25 @@ def from_hub(what, repository, kind, patterns, words, most=0):
     logging.set_verbosity_error()
     if not sys.stderr.isatty():
         disable_progress_bars()
-    asked, (repository, _, revision) = repository, repository.partition("@")
-    where = {"repo_type": kind, "cache_dir": words["downloads"] or None,
+    name, _, revision = repository.partition("@")
+    words = {"repo_type": kind, "cache_dir": words["downloads"] or None,
              "endpoint": words["mirror"] or None, "revision": revision or None}
-
-    def matching(names):
-        found = [sorted(fnmatch.filter(names, pattern)) for pattern in patterns]
-        return [found[0][:most or None], *found[1:]]
-
+    wanted = patterns
     try:
-        planned = snapshot_download(repository, allow_patterns=patterns, dry_run=True, **where)
-        fresh = {row.filename for row in planned if row.will_download}
-        names = matching([row.filename for row in planned])
-        where["revision"] = planned[0].commit_hash if planned else where["revision"]
-        folder = again_where_it_may_pass(lambda: snapshot_download(
-            repository, allow_patterns=sum(names, []), **where))
-    except DryRunError as error:
-        try:
-            folder = snapshot_download(repository, allow_patterns=patterns, **where)
-        except (OSError, ValueError):
-            refuse(what, asked, error)
-        fresh = set()
-        names = matching(glob.glob("**", root_dir=folder, recursive=True))
+        if most:
+            try:
+                listed = snapshot_download(name, allow_patterns=patterns[:1], dry_run=True, **words)
+                wanted = sorted(row.filename for row in listed)[:most] + patterns[1:]
+            except DryRunError: # without a network
+                pass
+        folder = snapshot_download(name, allow_patterns=wanted, **words)
     except (OSError, ValueError) as error: # the library raises both
-        refuse(what, asked, error)
-    for name in fresh & set(sum(names, [])):
-        path = os.path.join(folder, name)
-        blob = os.path.basename(os.path.realpath(path)) # a large file's name is its SHA-256
-        if len(blob) == 64 and shards.sha256_of(path) != blob:
-            refuse_damage(what, name, path)
-    return [[os.path.join(folder, name) for name in part] for part in names]
+        refuse(what, repository if what != repository else
+               "no such folder here, and on the Hub it", error)
+    held = glob.glob("**", root_dir=folder, recursive=True)
+    found = [sorted(fnmatch.filter(held, pattern)) for pattern in patterns]
+    found[0] = found[0][:most or None]
+    return [[os.path.join(folder, path) for path in part] for part in found]
 
 
 def fetch_known_set(name, words, most):
@@ -195,7 +148,7 @@ def shakespeare(words):
                 content = answer.read()
         except OSError as error:
             refuse("tinyshakespeare", SHAKESPEARE, error)
-        shards.write_durably(path, [content])
         if hashlib.sha256(content).hexdigest() != SHAKESPEARE_SHA256:
-            refuse_damage("tinyshakespeare", SHAKESPEARE, path)
+            die(f"tinyshakespeare: {SHAKESPEARE} arrived damaged; run the same command again")
+        shards.write_durably(path, [content])
     return path

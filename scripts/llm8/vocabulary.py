@@ -30,21 +30,8 @@ HUB_TOKENIZERS = {
     "o200k_base": "Xenova/gpt-4o", "o200k_harmony": "openai/gpt-oss-20b"}
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
 NAMED_TEMPLATES = "additional_chat_templates/*.jinja"
-# files that may name more special tokens; in a checkpoint, TOKENIZER_FILES name all of them
-SPECIALS_FILES = ["special_tokens_map.json", "config.json", "added_tokens.json"]
-# the special tokens of transformers' classes (5.23), used if no file names others
-CLASSES_OF_MODELS = {"gpt2": "GPT2Tokenizer", "qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer"}
-CLASS_TOKENS = {
-    "GPT2Tokenizer": {"bos": ENDS_OF_TEXT[0], "eos": ENDS_OF_TEXT[0], "unk": ENDS_OF_TEXT[0]},
-    "GPTNeoXTokenizer": {"bos": ENDS_OF_TEXT[0], "eos": ENDS_OF_TEXT[0], "unk": ENDS_OF_TEXT[0],
-                         "pad": "<|padding|>"},
-    "Qwen2Tokenizer": {"eos": ENDS_OF_TEXT[0], "unk": ENDS_OF_TEXT[0], "pad": ENDS_OF_TEXT[0]},
-    "LlamaTokenizer": {"bos": "<s>", "eos": "</s>", "unk": "<unk>"},
-    "CodeLlamaTokenizer": {"bos": "<s>", "eos": "</s>", "unk": "<unk>"},
-    "GemmaTokenizer": {"bos": "<bos>", "eos": "<eos>", "unk": "<unk>", "pad": "<pad>",
-                       "mask": "<mask>"},
-    "CohereTokenizer": {"bos": "<BOS_TOKEN>", "eos": "<|END_OF_TURN_TOKEN|>", "unk": "<UNK>",
-                        "sep": "<SEP>", "pad": "<PAD>", "cls": "<CLS>", "mask": "<MASK_TOKEN>"}}
+# older files: of special tokens by name, and of added tokens
+SPECIALS_FILES = ["special_tokens_map.json", "added_tokens.json"]
 # most bytes of a complete token in tokenizer.bin; 255 bytes are the beginning of a token
 LONGEST = 254
 
@@ -74,11 +61,9 @@ class Vocabulary:
         self.added = [row["content"] for row in held["added_tokens"]]
         self.tokens = token_bytes(held)
         self.size, self.cut = len(self.tokens), cut_of(held, self.tokens)
-        self.byte_level = any(step["type"] == "ByteLevel" for step in steps_of(
-            held["pre_tokenizer"]))
         self.config, said = read_config(os.path.join(folder, TOKENIZER_FILES[1])) \
             if folder else ("", None)
-        self.configured = settings_of(folder, said, self) if folder else {}
+        self.configured = settings_of(folder, said) if folder else {}
         self.lacking = [text for text in listed_tokens(folder, self.configured)
                         if tokenizer.token_to_id(text) is None]
         usual = [text for text in ENDS_OF_TEXT if text in self.specials] or ["(none given)"]
@@ -285,7 +270,7 @@ def listed_tokens(folder, configured):
     """Returns the texts that transformers adds as tokens if tokenizer.json lacks them."""
     if "added_tokens_decoder" in configured:
         return [token_text(row) for row in configured["added_tokens_decoder"].values()]
-    return list(read_object(os.path.join(folder, SPECIALS_FILES[2]))[1] or {}) if folder else []
+    return list(read_object(os.path.join(folder, SPECIALS_FILES[1]))[1] or {}) if folder else []
 
 
 def read_templates(folder):
@@ -322,43 +307,17 @@ def read_config(path):
     return text, configured
 
 
-def class_of(folder, configured, vocabulary):
-    """Returns the name of the class that transformers opens a tokenizer as."""
+def settings_of(folder, said):
+    """Returns the settings in a folder's files, combined as transformers 5.23 does:
+    special_tokens_map.json overrides tokenizer_config.json, unless this lists its added tokens."""
+    said, mapped = said or {}, os.path.join(folder, SPECIALS_FILES[0])
     try:
-        with open(os.path.join(folder, SPECIALS_FILES[1]), encoding="utf-8-sig") as file:
-            config = dict(json.load(file))
-    # a damaged config.json is reported by what reads the model
-    except (OSError, ValueError, TypeError, RecursionError):
-        config = {}
-    kind = config.get("model_type")
-    named = configured.get("tokenizer_class") or config.get("tokenizer_class") or \
-        CLASSES_OF_MODELS.get(kind)
-    if kind == "qwen2":  # transformers knows that some of these files name another class
-        named = CLASSES_OF_MODELS[kind]
-    if not named and vocabulary.cut == CUT_GPT2 and list(vocabulary.specials) == ENDS_OF_TEXT[:1]:
-        named = CLASSES_OF_MODELS["gpt2"]
-    named = str(named).removesuffix("Fast")
-    # Llama 3's tokenizer, whose tokens are bytes, is opened as the general class
-    return "" if named == "LlamaTokenizer" and vocabulary.byte_level else named
-
-
-def settings_of(folder, said, vocabulary):
-    """Returns the settings in a folder's files, combined as transformers 5.23 does. The special
-    tokens of the tokenizer's class, as far as the vocabulary has them, come first;
-    tokenizer_config.json overrides them; special_tokens_map.json overrides both, unless
-    tokenizer_config.json lists its added tokens."""
-    configured, mapped = dict(said or {}), os.path.join(folder, SPECIALS_FILES[0])
-    if "added_tokens_decoder" not in configured:
-        held = read_object(mapped)[1] or {}
-        try:
-            configured |= {key: token_text(value) if isinstance(value, dict) and "content" in value
-                           else value for key, value in held.items()}
-            named_specials(configured)  # raises an error if the values do not have the right types
-        except (TypeError, KeyError, AttributeError):
-            die(f"{mapped}: damaged, or no {SPECIALS_FILES[0]}; download it again")
-    named = class_of(folder, configured, vocabulary)
-    return {f"{key}_token": text for key, text in CLASS_TOKENS.get(named, {}).items()
-            if text in vocabulary.specials} | configured
+        held = {key: token_text(value) if isinstance(value, dict) and "content" in value else value
+                for key, value in (read_object(mapped)[1] or {}).items()}
+        named_specials(held)  # raises an error if the values do not have the right types
+    except (TypeError, KeyError, AttributeError):
+        die(f"{mapped}: damaged, or no {SPECIALS_FILES[0]}; download it again")
+    return said if "added_tokens_decoder" in said else said | held
 
 
 def byte_level(model, specials, use_regex):
