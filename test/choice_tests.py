@@ -12,8 +12,8 @@ import sys
 
 import pyarrow
 import pyarrow.parquet
-import zstandard
 from check import ROOT, SHARED, Skip, call, main, read, refused, run, write
+from llm8 import sources
 from llm8.prepare_choices import main as prepare_choices
 from llm8.prepare_data import main as prepare_data
 from tokenizers import AddedToken, Tokenizer, models, normalizers, processors
@@ -311,7 +311,7 @@ def bad_sets_are_refused():
     bad(write("x.jsonl", "[1]\n"), "x.jsonl, line 1: no JSON object")
     bad(write("x.jsonl", "\n"), "x.jsonl: no questions")
     bad(write("x.parquet", "PAR1"), "x.parquet: damaged or cut short")
-    bad(write("x.jsonl.zst", zstandard.compress(lines([row]).encode())[:-1]),
+    bad(write("x.jsonl.zst", sources.zstd.compress(lines([row]).encode())[:-1]),
         "x.jsonl.zst: damaged or cut short")
     bad(write("x.jsonl", "[" * 100000), "x.jsonl, line 1: no JSON object")
     bad(write("x.jsonl", lines([{**row, "ctx": "a" * 40000}])), "x.jsonl: question 0 has",

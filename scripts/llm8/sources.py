@@ -4,8 +4,6 @@ from folders and globs of such files. Files are cut into units, which workers re
 
 import contextlib
 import gzip
-import io
-import itertools
 import json
 import os
 import zlib
@@ -13,18 +11,20 @@ from dataclasses import dataclass
 
 import pyarrow
 import pyarrow.parquet
-import zstandard
 
 from .environment import die, matching
-from .rows import columns_of, form_of
+from .rows import columns_of
+
+try:
+    from compression import zstd  # from Python 3.14 on
+except ImportError:
+    from backports import zstd
 
 KINDS = {".txt": "text", ".md": "text", ".jsonl": "lines", ".jsonl.gz": "lines",
          ".jsonl.zst": "lines", ".json": "json", ".json.gz": "json", ".json.zst": "json",
          ".parquet": "parquet"}
 LOST = "lost+found"  # a folder at the root of a disk, which only root can read
 UNIT_BYTES = 16 << 20
-# packed bytes that are unpacked at a time; they may unpack to 30,000 times as many
-PACKED_BYTES = 1 << 12
 BLANK = b" \t\r\n\xef\xbb\xbf"  # the blank bytes of a line; the last three are a byte-order mark
 
 
@@ -66,13 +66,12 @@ def files_in(folder, what):
 
 def expand(patterns, what):
     """Returns the files that the arguments name, each once, in order; and how many files of other
-    kinds were in folders. A .json without rows, such as config.json, counts as another kind."""
+    kinds were in folders. There a .json, such as config.json, counts as another kind."""
     files, others = [], 0
     for pattern in patterns:
         if os.path.isdir(pattern):
             inside = files_in(pattern, what)
-            found = sorted(path for path in inside if kind_of(path) and (
-                kind_of(path) != "json" or holds_rows(path)))
+            found = sorted(path for path in inside if kind_of(path) not in (None, "json"))
             others += len(inside) - len(found)
         else:
             found = matching(pattern)
@@ -96,7 +95,7 @@ def reading(path):
     try:
         yield
     except (pyarrow.ArrowException, OSError, EOFError, UnicodeError, zlib.error,
-            zstandard.ZstdError) as error:
+            zstd.ZstdError) as error:
         why = str(error).splitlines()[0][:90] if str(error) else type(error).__name__
         raise BadSource(f"{path}: damaged or cut short ({why}); download it again") from None
 
@@ -181,51 +180,13 @@ def read_texts(unit, raw):
                             "-t utf-8)")
 
 
-class Unpacked(io.RawIOBase):
-    """The content of a .zst file. Raises EOFError if its last frame is not complete; zstandard's
-    own stream would just end."""
-
-    def __init__(self, path):
-        super().__init__()
-        self.packed, self.held = open(path, "rb"), b""
-        self.parts = self.unpack()
-
-    def unpack(self):
-        frames = zstandard.ZstdDecompressor()
-        frame, rest = frames.decompressobj(), b""
-        while part := rest or self.packed.read(PACKED_BYTES):
-            if frame.eof:
-                frame = frames.decompressobj()
-            yield frame.decompress(part)
-            rest = frame.unused_data
-        if not frame.eof:
-            raise EOFError("the file ends before its last frame does")
-
-    def readable(self):
-        return True
-
-    def readinto(self, buffer):
-        while not self.held:
-            part = next(self.parts, None)
-            if part is None:
-                return 0
-            self.held = memoryview(part)
-        count = min(len(buffer), len(self.held))
-        buffer[:count], self.held = self.held[:count], self.held[count:]
-        return count
-
-    def close(self):
-        self.packed.close()
-        super().close()
-
-
 def open_lines(path):
     if path.endswith(".gz"):
         if not os.path.getsize(path):  # gzip would accept an empty file as complete
             raise EOFError("the file is empty")
         return gzip.open(path, "rb")
     if path.endswith(".zst"):
-        return io.BufferedReader(Unpacked(path), 1 << 20)
+        return zstd.open(path)
     return open(path, "rb")
 
 
@@ -273,66 +234,27 @@ def object_of(line):
     return row
 
 
-def first_lines(path):
-    """Returns up to two lines of a file, without blank ones."""
-    with open_lines(path) as file:
-        lines = (line.strip(BLANK) for line in iter(file.readline, b""))
-        return list(itertools.islice(filter(None, lines), 2))
-
-
-def has_lines(lines):
-    """Whether a .json file with these first lines has one object per line, as a .jsonl has."""
-    return len(lines) == 2 and lines[0][:1] + lines[0][-1:] == b"{}"
-
-
-def holds_rows(path):
-    """Whether a .json file has more than one object, or cannot be read."""
-    try:
-        with reading(path):
-            lines = first_lines(path)
-    except BadSource:
-        return True
-    return has_lines(lines) or lines and lines[0][:1] != b"{"
-
-
 def read_json(unit, take):
-    """Reads a .json: an array of rows, one object with such an array, one row, or one object per
-    line."""
+    """Reads a .json: an array of rows, one row, or one object per line."""
     path = unit.files[0]
-    if has_lines(first_lines(path)):
-        yield from read_lines(unit, take)
-        return
     with open_lines(path) as file:
         content = file.read()
     try:
         held = json.loads(content)
     except (ValueError, RecursionError) as error:
+        if str(error).startswith("Extra data"):
+            yield from read_lines(unit, take)
+            return
         why = " ".join(str(error).split())[:90]
         raise BadSource(f"{path}: no JSON ({why}); mend it, or download it again") from None
     del content
-    for place, row in enumerate(rows_in(held, path, unit.field)):
+    for place, row in enumerate(held if isinstance(held, list) else [held]):
         try:
             if not isinstance(row, dict):
                 raise ValueError(f"no JSON object: {str(row)[:40]!r}; mend it")
             yield take(row)
         except ValueError as error:
             yield BadSource(f"{path}, row {place}: {error}")
-
-
-def rows_in(held, path, wanted):
-    """Returns the rows in the content of a .json. An array: its elements. An object that is not a
-    row itself, with one list of objects and otherwise single values: that list. Any other object:
-    it is the only row."""
-    if not isinstance(held, dict):
-        return held if isinstance(held, list) else [held]
-    lists = [name for name, value in held.items() if isinstance(value, list) and value and
-             all(isinstance(row, dict) for row in value)]
-    if not lists or wanted and wanted in held or form_of(held):
-        return [held]
-    if len(lists) > 1 or any(isinstance(held[name], list | dict) for name in held.keys() - lists):
-        raise BadSource(f"{path}: an object with {', '.join(held)}, and no list of rows alone; "
-                        "write the rows into a file of their own, an array")
-    return held[lists[0]]
 
 
 def read_parquet(unit, take):
