@@ -156,12 +156,16 @@ void cpu_gemm(CpuGemm g) {
             break;
         }
     }
+    // floats of the largest packed block of A and of B, of whole cache lines
+    const size_t line = 64 / sizeof(float), depth = (size_t)round_up(min_int(KC, g.k), (int)line);
+    const size_t a_size = (size_t)min_int(MC, row_step) * depth, b_size = (size_t)col_step * depth;
 #pragma omp parallel
     {
-        float *a_pack = aligned_alloc(64, sizeof(float) * MC * KC);
-        float *b_pack = aligned_alloc(64, sizeof(float) * NC * KC);
+        float *a_pack = aligned_alloc(64, a_size * sizeof(float));
+        float *b_pack = aligned_alloc(64, b_size * sizeof(float));
         if (a_pack == NULL || b_pack == NULL) {
-            die("out of memory: %zu bytes could not be allocated", sizeof(float) * (MC + NC) * KC);
+            die("out of memory: %zu bytes could not be allocated",
+                (a_size + b_size) * sizeof(float));
         }
 #pragma omp for schedule(dynamic)
         for (int block = 0; block < row_blocks * col_blocks; block++) {
