@@ -144,6 +144,8 @@ bench:
 # ---- tests: every test/test_NAME.c is a program --------------------------------------------------
 
 SANITIZE := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+# half the time of the programs that compute much, for a second of compilation
+$(call objects,asan,$(CPU)) $(call objects,fuzzer,$(CPU)): SANITIZE += -O2
 # what test_NAME.c is linked with; test_train_*.c include train_gpt.c
 LIBRARY := $(COMMON) $(CPU)
 
@@ -252,9 +254,10 @@ GPU_ON_STANDIN := $(filter-out kernels/attention%,$(GPU_C)) \
 # variables that nobody has set hold 0xfe, never by luck 0 (gcc 12, clang 8)
 UNSET := -ftrivial-auto-var-init=pattern
 UNSET := $(shell $(CC) $(UNSET) -E -x c /dev/null >/dev/null 2>&1 && echo $(UNSET))
+STANDIN_H := -isystem test/standin -DGEMM_WORKSPACE_BYTES=4096 -DRESTORE_PIECE=16384
 STANDIN_CXX := -x c++ -std=c++17 -fopenmp -fno-exceptions -Wall -Wextra -Wno-missing-field-initializers \
                $(filter -Werror,$(WARN)) \
-               $(UNSET) -isystem test/standin -MD -MP
+               $(UNSET) $(STANDIN_H) -MD -MP
 $(BUILD)/plain/standin/%.cu.o: %.cu $(BUILD)/c.flags
 	@mkdir -p $(@D)
 	$(CXX) $(CFLAGS) $(NATIVE) $(STANDIN_CXX) -c $< -o $@
@@ -281,10 +284,10 @@ $(BUILD)/asan/standin_trainer $(asan_standins): $(call standin_objects,asan)
 	$(CC) $(SANITIZE) $(BASE) $^ -o $@ $(LDLIBS) $(FAULT_HOOKS) $(TEST_LDFLAGS) -lstdc++
 $(BUILD)/plain/standin/%.c.o: %.c $(BUILD)/c.flags
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(NATIVE) $(BASE) $(UNSET) -isystem test/standin -MD -MP -c $< -o $@
+	$(CC) $(CFLAGS) $(NATIVE) $(BASE) $(UNSET) $(STANDIN_H) -MD -MP -c $< -o $@
 $(BUILD)/asan/standin/%.c.o: %.c $(BUILD)/c.flags
 	@mkdir -p $(@D)
-	$(CC) $(SANITIZE) $(NATIVE) $(BASE) $(UNSET) -isystem test/standin -MD -MP -c $< -o $@
+	$(CC) $(SANITIZE) $(NATIVE) $(BASE) $(UNSET) $(STANDIN_H) -MD -MP -c $< -o $@
 
 # the kernels over kernels/hopper.cuh on an emulated multiprocessor. Without UNSET: gcc 12 then
 # clears bytes of what a lambda has captured. Threads change places by longjmp, which glibc's

@@ -15,6 +15,12 @@
 
 BEGIN_C
 
+// Of gpu->workspace, which a run plans. The Makefile sets less for the stand-ins, which use none of
+// it, but fill it with NaN before each step.
+#ifndef GEMM_WORKSPACE_BYTES
+#define GEMM_WORKSPACE_BYTES ((size_t)64 << 20)
+#endif
+
 typedef enum {
     EPILOGUE_NONE,
     EPILOGUE_BIAS, // + bias[n]

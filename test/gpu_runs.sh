@@ -15,7 +15,6 @@ if [[ -n ${LLM8_BIN:-} ]]; then
 else
     trainer=$root/build/plain/standin_trainer graphs=--no-cuda-graphs
     export MALLOC_PERTURB_=128 # what is read before it is written is about 3.4e38, never by luck 0
-    export GLIBC_TUNABLES=glibc.malloc.hugetlb=1 # the plan's 70 MB are touched in half the time
 fi
 check() { # name, command...
     local name=$1

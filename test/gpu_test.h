@@ -416,7 +416,7 @@ static inline int check_or_time(int argc, char **argv) {
 // Opens the GPU with workspaces; where there is none, the program ends as one skipped test.
 static inline void open_test_gpu(size_t attention_workspace) {
     if (!gpu_open(&gpu, 0)) { test_skip_all(error_text()); }
-    gpu.workspace_bytes = (size_t)64 << 20;
+    gpu.workspace_bytes = GEMM_WORKSPACE_BYTES;
     gpu.attention_bytes = attention_workspace;
     CUDA_CHECK(cudaMalloc(&gpu.workspace, gpu.workspace_bytes));
     CUDA_CHECK(cudaMalloc(&gpu.attention_workspace, gpu.attention_bytes));

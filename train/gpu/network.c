@@ -173,7 +173,7 @@ void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan) {
     plan_form(n, plan, "d residual, FP8, transposed", C, d_rows, &n->d_residual.columns);
 
     AttentionShape shape = attention_shape_of(run, run->options.micro_batch_size, c->seq_length);
-    gpu->workspace_bytes = (size_t)64 << 20;
+    gpu->workspace_bytes = GEMM_WORKSPACE_BYTES;
     // enough for the scores of the deterministic backward pass, for a sequence of 8192 tokens and
     // 32 heads
     gpu->attention_bytes = attention_workspace(shape, (size_t)4608 << 20);

@@ -9,7 +9,12 @@
 
 // ---- from a checkpoint --------------------------------------------------------------------------
 
-enum { PIECE = 1 << 24 }; // elements that are restored at a time
+// Elements that are restored at a time. The Makefile sets fewer for the stand-ins, so that small
+// models have several pieces.
+#ifndef RESTORE_PIECE
+#define RESTORE_PIECE (1 << 24)
+#endif
+enum { PIECE = RESTORE_PIECE };
 
 typedef struct {
     float values[PIECE];

@@ -184,7 +184,7 @@ int fp8_self_check(Gpu *gpu, const Options *o, NumberSupport support) {
     Precision precision = precision_decide(o, &config, support);
     void *workspace = gpu->workspace;
     size_t bytes = gpu->workspace_bytes;
-    gpu->workspace_bytes = (size_t)32 << 20;
+    gpu->workspace_bytes = GEMM_WORKSPACE_BYTES / 2;
     CUDA_CHECK(cudaMalloc(&gpu->workspace, gpu->workspace_bytes)); // the run has no workspace yet
     int tried = check_products(gpu, &precision);
     CUDA_CHECK(cudaFree(gpu->workspace));

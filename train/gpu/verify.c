@@ -171,7 +171,7 @@ int verify(const Options *options) {
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
     row("memory", free_bytes > ((size_t)2 << 30), "%s free of %s",
         format_bytes(free_text, (double)free_bytes), format_bytes(all_text, (double)all_bytes));
-    gpu.workspace_bytes = (size_t)64 << 20;
+    gpu.workspace_bytes = GEMM_WORKSPACE_BYTES;
     CUDA_CHECK(cudaMalloc(&gpu.workspace, gpu.workspace_bytes));
     check_product(&gpu);
     check_attention(&gpu, (AttentionShape){16, 1024, 16, 4, 128, true, NULL}); // as in Llama
