@@ -12,10 +12,11 @@ import sys
 
 import pyarrow
 import pyarrow.parquet
-from check import ROOT, SHARED, Skip, call, main, read, refused, run, write
+from check import ROOT, call, main, read, refused, run, write
 from llm8 import sources
 from llm8.prepare_choices import main as prepare_choices
 from llm8.prepare_data import main as prepare_data
+from shard_tools import gpt2_tokenizer
 from tokenizers import AddedToken, Tokenizer, models, normalizers, processors
 
 LIKES = {"Anna": "boats", "Ben": "apples", "Clara": "houses", "David": "kites"}
@@ -218,13 +219,9 @@ def labels_that_are_texts_are_doubted():
 
 
 def gpt2_numbers_are_gpt2s():
-    vocab, merges = (os.path.join(SHARED, name) for name in ("gpt2_vocab.json", "gpt2_merges.txt"))
-    if not os.path.exists(vocab):
-        raise Skip("no GPT-2 vocabulary in ../shared/data")
     write("g.jsonl", lines([{"ctx": "A man is sitting on a roof. he", "label": 1,
                              "endings": ["is using wrap.", "starts pulling up roofing."]}]))
-    call(prepare_choices, "g.jsonl", "--output", "g.bin", "--vocab-file", vocab, "--merge-file",
-         merges)
+    call(prepare_choices, "g.jsonl", "--output", "g.bin", "--tokenizer", gpt2_tokenizer())
     (label, context, answers), = numbers_of("g.bin")
     assert label == 1 and context == [32, 582, 318, 5586, 319, 257, 9753, 13, 339]
     assert answers[0] == [318, 1262, 14441, 13]

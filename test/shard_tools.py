@@ -6,7 +6,8 @@ import os
 import random
 import struct
 
-from check import read
+import tokenizers
+from check import SHARED, Skip, read, write
 
 
 def tokens_of(path):
@@ -81,3 +82,15 @@ def sentences(seed, count):
     words.append("“Ünïcode”")
     return ["".join(rng.choice(words) + rng.choice([" ", " ", "\n"])
                     for _ in range(rng.randrange(5, 60))) + f"#{place}" for place in range(count)]
+
+
+def gpt2_tokenizer():
+    """Writes gpt2/tokenizer.json of GPT-2's vocabulary and merges, and returns its path."""
+    vocab, merges = (os.path.join(SHARED, name) for name in ("gpt2_vocab.json", "gpt2_merges.txt"))
+    if not os.path.exists(vocab):
+        raise Skip("no GPT-2 vocabulary in ../shared/data")
+    held = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(vocab, merges))
+    held.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    held.decoder = tokenizers.decoders.ByteLevel()
+    held.add_special_tokens(["<|endoftext|>"])
+    return write("gpt2/tokenizer.json", held.to_str())

@@ -12,10 +12,10 @@ import unicodedata
 import zlib
 
 import tokenizers
-from check import SHARED, Skip, call, fails, main, read, refused, run, write
+from check import SHARED, call, fails, main, read, refused, run, write
 from llm8.prepare_data import main as prepare_data
 from llm8.vocabulary import LLAMA3_PATTERN, character_ranges, open_vocabulary
-from shard_tools import cut, sentences, stream, tokens_of
+from shard_tools import cut, gpt2_tokenizer, sentences, stream, tokens_of
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 END = "<|endoftext|>"
@@ -140,13 +140,6 @@ def tokens_too_long_for_the_file_are_unknown():
             "has 255 bytes or more", "scripts/prepare_data")
 
 
-def gpt2_words():
-    vocab, merges = (os.path.join(SHARED, name) for name in ("gpt2_vocab.json", "gpt2_merges.txt"))
-    if not os.path.exists(vocab):
-        raise Skip("no GPT-2 vocabulary in ../shared/data")
-    return {"tokenizer": "gpt2", "vocab_file": vocab, "merge_file": merges}
-
-
 def checksum(vocabulary):
     """Returns a checksum of the ids of fixed texts, and how many they are."""
     rng = random.Random(9)
@@ -157,7 +150,7 @@ def checksum(vocabulary):
 
 def gpt2_is_tiktokens():
     """tiktoken 0.14.0 gave these with GPT-2's ranks, cut as GPT-2 does and as Llama 3 does."""
-    vocabulary = open_vocabulary(gpt2_words())
+    vocabulary = open_vocabulary({"tokenizer": gpt2_tokenizer()})
     assert vocabulary.size == 50257 and vocabulary.end_of_text == 50256
     assert checksum(vocabulary) == (36492, 531232895)
     same_in_c(vocabulary, vocabulary.encode, "gpt2")
@@ -188,7 +181,7 @@ def characters_are_the_librarys():
 
 
 def long_texts_are_cut_where_words_end():
-    words = gpt2_words() if os.path.exists(SHARED) else None
+    words = {"tokenizer": gpt2_tokenizer()} if os.path.exists(SHARED) else None
     vocabulary = open_vocabulary(words or {"tokenizer": save(byte_level(), "long")})
     from llm8 import prepare_data as prepare
 
@@ -427,13 +420,7 @@ def wrong_tokenizers_are_refused():
         refused(run("scripts/chat", "configured", "x", check=False), f"{config}: damaged")
     write(config, '{"eos_token": "<none>"}')
     wrong(path, "eos_token in tokenizer_config.json <none>: no special token of configured")
-    wrong("plain", "--tokenizer plain", "a folder without tokenizer.json")
-    wrong("gpt2", "--vocab-file and --merge-file", words=("--vocab-file", "x"))
-    wrong("gpt2", "--vocab-file nowhere, --merge-file nowhere: not", "No such file",
-          words=("--vocab-file", "nowhere", "--merge-file", "nowhere"))
-    write("v.json", json.dumps({"a": 0, "b": 1, "ab": 2, END: 3}))
-    wrong("gpt2", "--merge-file m.txt: not a vocabulary and its merges",
-          words=("--vocab-file", "v.json", "--merge-file", write("m.txt", "#version\na c\n")))
+    wrong("plain", "plain/tokenizer.json: No such file")
     result = run("scripts/prepare_data", "--output", "o", "plain", "--tokenizer", "cl100k_base",
                  "--mirror", "http://127.0.0.1:9", "--downloads", "no", check=False)
     refused(result, "--tokenizer cl100k_base", "cannot be reached", "--mirror")

@@ -1,5 +1,5 @@
 """Opens tokenizers by name or file, with Hugging Face's library `tokenizers`: the tokenizer of
-bytes, those on the Hub (GPT-2's, OpenAI's, Llama's), any tokenizer.json, or GPT-2's two files.
+bytes, those on the Hub (GPT-2's, OpenAI's, Llama's), or any tokenizer.json.
 
 A tokenizer is saved beside the shards: as tokenizer.bin, which the C programs read (its format is
 in dataloader/tokenizer.h), and as tokenizer.json, which goes into checkpoints. Worker processes
@@ -320,31 +320,13 @@ def settings_of(folder, said):
     return said if "added_tokens_decoder" in said else said | held
 
 
-def byte_level(model, specials, use_regex):
-    """Makes a byte-level tokenizer, which encodes GPT-2's words or the whole text."""
-    tokenizer = Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False)
-                                  for text in specials])
-    return tokenizer
-
-
 def open_bytes():
     vocab = {character: byte for byte, character in byte_characters().items()}
-    return Vocabulary("byte", byte_level(models.BPE(vocab | {ENDS_OF_TEXT[0]: 256}, []),
-                                         ENDS_OF_TEXT[:1], False))
-
-
-def open_gpt2_files(vocab_file, merge_file, end_of_text):
-    """Opens GPT-2's encoder.json (vocab.json) and vocab.bpe (merges.txt)."""
-    try:
-        model = models.BPE.from_file(vocab_file, merge_file)
-    except Exception as error:  # tokenizers raises plain Exception
-        die(f"--vocab-file {vocab_file}, --merge-file {merge_file}: not a vocabulary and its "
-            f"merges ({error})")
-    specials = [text for text in ENDS_OF_TEXT if model.token_to_id(text) is not None]
-    return Vocabulary("gpt2", byte_level(model, specials, True), end_of_text)
+    tokenizer = Tokenizer(models.BPE(vocab | {ENDS_OF_TEXT[0]: 256}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(ENDS_OF_TEXT[0], special=True, normalized=False)])
+    return Vocabulary("byte", tokenizer)
 
 
 def open_json(path, end_of_text, name=None):
@@ -356,23 +338,10 @@ def open_json(path, end_of_text, name=None):
     return Vocabulary(name or os.path.basename(folder), tokenizer, end_of_text, text, folder)
 
 
-def open_file(path, end_of_text):
-    if not os.path.isdir(path):
-        return open_json(path, end_of_text)
-    inside = {name: os.path.join(path, name) for name in os.listdir(path)}
-    if "tokenizer.json" in inside:
-        return open_json(inside["tokenizer.json"], end_of_text)
-    if "vocab.json" in inside and "merges.txt" in inside:
-        return open_gpt2_files(inside["vocab.json"], inside["merges.txt"], end_of_text)
-    die(f"--tokenizer {path}: a folder without tokenizer.json, or vocab.json with merges.txt")
-
-
 def add_options(parser):
     """Adds the options that name the tokenizer."""
     parser.add_argument("--tokenizer", default="gpt2", metavar="NAME|FILE",
                         help=f"{', '.join(['byte', *HUB_TOKENIZERS])}, or a tokenizer.json [gpt2]")
-    parser.add_argument("--vocab-file", metavar="FILE", help="GPT-2's vocab.json, with no network")
-    parser.add_argument("--merge-file", metavar="FILE", help="GPT-2's merges.txt, with it")
     parser.add_argument("--end-of-text", metavar="TOKEN", help="the special token that ends a "
                         "document [the tokenizer's own]")
     downloads.add_options(parser)
@@ -380,20 +349,17 @@ def add_options(parser):
 
 def words_of(options):
     """Returns the arguments of open_vocabulary from the options of add_options."""
-    return {key: getattr(options, key) for key in ("tokenizer", "vocab_file", "merge_file",
-                                                   "end_of_text", "downloads", "mirror")}
+    return {key: getattr(options, key) for key in ("tokenizer", "end_of_text", "downloads",
+                                                   "mirror")}
 
 
 def open_vocabulary(words):
     name, end_of_text = words["tokenizer"], words.get("end_of_text")
     if name == "byte":
         return open_bytes()
-    if words.get("vocab_file") or words.get("merge_file"):
-        if name != "gpt2" or not (words["vocab_file"] and words["merge_file"]):
-            die("--vocab-file and --merge-file: go together, with --tokenizer gpt2")
-        return open_gpt2_files(words["vocab_file"], words["merge_file"], end_of_text)
     if os.path.exists(name):
-        return open_file(name, end_of_text)
+        inside = os.path.join(name, TOKENIZER_FILES[0])
+        return open_json(inside if os.path.isdir(name) else name, end_of_text)
     bare, at, revision = name.partition("@")
     if bare not in HUB_TOKENIZERS:
         die(f"--tokenizer {name}: must be one of {', '.join(['byte', *HUB_TOKENIZERS])}, or the "
