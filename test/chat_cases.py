@@ -136,9 +136,6 @@ SPANS = [
     ("settings of the row", "{% if brief is defined %}{{ brief }}{% endif %}" + AS_OBJECTS,
      turns(says("A"), chat_template_kwargs={"brief": "Be", "more": 1}), [
          "Be<|user|>Hi<|end|><|assistant|>[[A<|end|>]]"], "field more"),
-    ("contents in lists alone", EACH + "<|{{ m.role }}|>{% for part in m.content %}{{ part.text }}"
-     "{% endfor %}<|end|>{% endfor %}" + PROMPTS, turns(says("A")), [
-         "<|user|>Hi<|end|><|assistant|>[[A<|end|>]]"], ""),
     ("one answer after another", AS_OBJECTS, {"messages": [ASKS, says("A"), says("")]}, [
         "<|user|>Hi<|end|><|assistant|>[[A<|end|>]]<|assistant|>[[<|end|>]]"], ""),
     ("names that it asks for", "{% if x is defined %}{{ x }}{% endif %}{% if y %}{{ y }}{% endif %}"

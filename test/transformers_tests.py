@@ -269,12 +269,8 @@ def conversations_are_theirs():
     for name, source, row, texts, doubts in SPANS:
         folder = os.path.dirname(chat_folder("small", {
             "chat_template.jinja": source, "tokenizer_config.json": json.dumps(NAMED)}))
-        messages = row["messages"]
-        if "lists" in name:
-            messages = [message | {"content": [{"type": "text", "text": message["content"]}]}
-                        for message in messages]
         text = transformers.AutoTokenizer.from_pretrained(f"./{folder}").apply_chat_template(
-            messages, tools=row.get("tools"), documents=row.get("documents"), tokenize=False,
+            row["messages"], tools=row.get("tools"), documents=row.get("documents"), tokenize=False,
             **row.get("chat_template_kwargs", {}))
         differs = text != texts[-1].replace("[[[", "@[").replace("[[", "").replace(
             "]]", "").replace("@[", "[")

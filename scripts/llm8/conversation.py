@@ -277,9 +277,8 @@ GENERATES = re.compile(r"{%[-+]?\s*generation\b")
 
 
 class Form:
-    """One of a tokenizer's templates. lists: the template takes a content only as a list of parts.
-    end: the token that ends an answer; None: the template writes none. after: the text that the
-    template writes after this token."""
+    """One of a tokenizer's templates. end: the token that ends an answer; None: the template writes
+    none. after: the text that the template writes after this token."""
 
     def __init__(self, environment, source):
         names = environment.parse(source).find_all(nodes.Name)
@@ -288,7 +287,7 @@ class Form:
         self.source = source
         self.template = environment.overlay(undefined=unknown).from_string(source)
         self.generates = bool(GENERATES.search(source))
-        self.lists, self.end, self.after = False, None, ""
+        self.end, self.after = None, ""
 
 
 class ChatTemplate:
@@ -333,8 +332,8 @@ class ChatTemplate:
     def look(self, form, is_default):
         """Finds by an example how a template writes an answer and its end."""
         ask, answer = {"role": "user", "content": "x"}, {"role": "assistant", "content": CONTENT}
-        for first, tools, form.lists in itertools.product(
-                ([], [{"role": "system", "content": "x"}]), (None, TOOLS), (False, True)):
+        for first, tools in itertools.product(
+                ([], [{"role": "system", "content": "x"}]), (None, TOOLS)):
             try:
                 prompt, text = (re.sub(f"[{BEGIN}{END}]", "", self.write(
                     form, [*first, *messages], asks, tools)) for messages, asks in (
@@ -358,7 +357,6 @@ class ChatTemplate:
                 elif header:
                     form.after = tail
                 return
-        form.lists = False
 
     def foreign(self):
         """Returns the texts in the templates that look like special tokens but are not in the
@@ -382,9 +380,6 @@ class ChatTemplate:
                          f"{', '.join(self.forms)}")
 
     def write(self, form, messages, asks, tools=None, documents=None, settings=None):
-        if form.lists:
-            messages = [message | {"content": [{"type": "text", "text": message["content"]}]}
-                        if "content" in message else message for message in messages]
         nulls = {name: Undefined(name=name) for name, text in self.named.items() if text is None}
         return encodable(form.template.render(
             messages=messages, tools=tools, documents=documents, add_generation_prompt=asks,

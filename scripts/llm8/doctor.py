@@ -235,17 +235,12 @@ def fp8_layers(run):
     """Reports where FP8 is on, in what share of the operations, and why not elsewhere."""
     if run.option("fp8-format", "none") == "none":
         return [well("precision", f"{run.start.get('precision', '?')}; FP8 is not requested")]
-    share, places, others = 100 * metrics.number(run.start, "fp8_flops_share"), {}, {}
+    share, others = 100 * metrics.number(run.start, "fp8_flops_share"), {}
     for row in run.start.get("linear_layers", []):
         first, last = row["first_block"], row["first_block"] + row["blocks"] - 1
         blocks = f" of block {first}" if last == first else f" of blocks {first}-{last}"
-        name = (row["linear"] + blocks if row["blocks"] else
-                "LM head" if row["linear"] == "head" else row["linear"])
-        if row["x"].startswith("E"):
-            more = "" if row["wgrad"] == "FP8" else f", weight gradient in {row['wgrad']}"
-            formats = f"X {row['x']}, W {row['w']}, dY {row['dy']}{more}"
-            places.setdefault(formats, []).append(name)
-        else:
+        if not row["x"].startswith("E"):
+            name = row["linear"] + blocks * (row["blocks"] > 0)
             others.setdefault(row["reason"] or "not requested", []).append(f"{name} in {row['x']}")
     sides = "make --seq-length, --hidden-size, --ffn-hidden-size and (for the head) " \
         "--make-vocab-size-divisible-by multiples of 16"
@@ -255,9 +250,8 @@ def fp8_layers(run):
                       f"and no layer is in FP8: {why}", sides if "multiple of 16" in why else
                       "a GPU of compute capability 8.9 or newer (train_gptcu --verify); "
                       "--fp8-required makes a run end instead")]
-    where = "; ".join(f"{', '.join(names)} ({formats})" for formats, names in places.items())
     found = [well("precision", f"FP8, {run.option('fp8-recipe', '?')} scaling, in {share:.1f}% of "
-                  f"the linear layers' operations: {where}")]
+                  "the linear layers' operations")]
     for why, names in others.items():
         level, *remedy = (note, sides) if "multiple of 16" in why else (well,)
         found.append(level("precision", f"{', '.join(names)}: {why}", *remedy))
@@ -386,41 +380,26 @@ def counted_tokens(run):
 
 
 def option_costs(run):
-    """Reports the options that cost speed on a GPU: as a note if the default is faster, as ok if
-    the losses must decide."""
-    batch, micro, length, interval = (int(run.option(name, 0)) for name in (
-        "global-batch-size", "micro-batch-size", "seq-length", "fp8-stats-interval"))
+    """Reports the options that most often cost speed on a GPU: as a note if the default is faster,
+    as ok if the losses must decide."""
+    batch, micro, length = (int(run.option(name, 0)) for name in (
+        "global-batch-size", "micro-batch-size", "seq-length"))
     steps = batch // (micro * run.ranks) if micro else 1
-    fp8, recipe = is_fp8(run), run.option("fp8-recipe")
     kept = run.option("grad-accum-dtype", "auto")
-    return [(*level, note)[0]("speed", what, remedy) for costs, what, remedy, *level in (
-        (run.option("fp8-format", "none") == "none", "FP8 is not used", "--fp8-format hybrid"),
-        (fp8 and recipe in ("tensorwise", "blockwise"), f"--fp8-recipe {recipe} is slower than "
-         "delayed scaling", "--fp8-recipe delayed, where the losses allow it"),
-        (fp8 and run.option("fp8-lm-head") == "false", "the LM head is in BF16",
-         "--fp8-lm-head, where the losses allow it (scripts/compare)", well),
-        (fp8 and (run.option("fp8-wgrad") == "false" or run.option("fp8-format") == "e5m2"),
-         "the weight gradients' products, a third of the operations, are in BF16",
-         "--fp8-format hybrid, without --no-fp8-wgrad"),
-        (fp8 and recipe != "blockwise" and run.option("fp8-fast-accumulation") == "none",
-         "--fp8-fast-accumulation none: exact accumulation is forced in the forward pass too",
-         "leave it out: forward is the default"),
-        (fp8 and 0 < interval < 10, f"--fp8-stats-interval {interval} counts every {interval} "
-         "steps, which takes time", "--fp8-stats-interval 100"),
-        (run.option("recompute", "none") != "none", f"--recompute {run.option('recompute')} does a "
-         "part of the forward pass twice", "--recompute none: --plan says whether it fits"),
-        (run.option("cuda-graphs") == "false", "--no-cuda-graphs leaves gaps between the kernels",
-         "leave it out"),
-        (kept == "fp32" and steps <= 1, "--grad-accum-dtype fp32, and a step is one micro-batch: "
-         "its gradients take twice the memory traffic", "--grad-accum-dtype auto"),
-        (steps > 1 and micro * length < 8192, f"a step is {steps} micro-batches of {micro} x "
-         f"{length} tokens, small ones for a GPU", "a larger --micro-batch-size: --plan says what "
-         "fits"),
-        # auto means FP32 if a step sums over micro-batches, as in train/gpu/params.c
-        (run.ranks > 1 and (kept == "fp32" or kept == "auto" and steps > 1),
-         "gradients are accumulated in FP32 and travel between the GPUs in FP32, twice the bytes "
-         "of BF16", "--grad-accum-dtype bf16, where the losses allow it",
-         note if kept == "fp32" else well)) if costs]
+    if run.option("fp8-format", "none") == "none":
+        yield note("speed", "FP8 is not used", "--fp8-format hybrid")
+    elif run.option("fp8-recipe") != "blockwise" and \
+            run.option("fp8-fast-accumulation") == "none":
+        yield note("speed", "--fp8-fast-accumulation none: exact accumulation is forced in the "
+                   "forward pass too", "leave it out: forward is the default")
+    if steps > 1 and micro * length < 8192:
+        yield note("speed", f"a step is {steps} micro-batches of {micro} x {length} tokens, small "
+                   "ones for a GPU", "a larger --micro-batch-size: --plan says what fits")
+    # auto means FP32 if a step sums over micro-batches, as in train/gpu/params.c
+    if run.ranks > 1 and (kept == "fp32" or kept == "auto" and steps > 1):
+        yield (note if kept == "fp32" else well)(
+            "speed", "gradients are accumulated in FP32 and travel between the GPUs in FP32, twice "
+            "the bytes of BF16", "--grad-accum-dtype bf16, where the losses allow it")
 
 
 def slow_rank(run):

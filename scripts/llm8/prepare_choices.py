@@ -53,9 +53,9 @@ def lm_evals_text(row, o):
 
 
 def read_row(row, o):
-    """Returns (context, answers, which answer is right) from a row in any usual form; a doubt about
-    which answer is right, or None; and whether the wording is lm-eval's. White space between
-    context and answer belongs to the answer. Raises ValueError if the row is not a question."""
+    """Returns (context, answers, which answer is right) from a row in any usual form, and whether
+    the wording is lm-eval's. White space between context and answer belongs to the answer. Raises
+    ValueError if the row is not a question."""
     context = lm_evals_text(row, o)
     of_lm_eval = context is not None
     if not of_lm_eval:
@@ -70,20 +70,17 @@ def read_row(row, o):
     if not isinstance(answers, list) or len(answers) < 2 or not all(
             isinstance(answer, str) and answer.strip() for answer in answers):
         raise ValueError("the answers are no list of texts")
-    given, names = bool(names), [str(name) for name in names or range(len(answers))]
+    names = [str(name) for name in names or range(len(answers))]
     label = str(label).strip()
     letter = ord(label) - ord("A") if len(label) == 1 and "A" <= label <= "Z" else len(answers)
     right = names.index(label) if label in names else letter
     if right >= len(answers):
         raise ValueError(f"the right answer is {label}, none of {', '.join(names)}")
-    texts = [answer.strip() for answer in answers]
-    as_text = label in texts and texts[right] != label and not (given and label in names)
-    doubt = f"{label} as {texts[right][:40]!r}" if as_text else None
     bare = context.rstrip()
     end = context[len(bare):]
     answers = [f"{end} {cleaned(answer)}" for answer in answers] if of_lm_eval else \
         [spaced(end, answer) for answer in answers]
-    return bare, answers, right, doubt, of_lm_eval
+    return (bare, answers, right), of_lm_eval
 
 
 def spaced(end, answer):
@@ -162,12 +159,11 @@ def main():
     vocabulary = open_vocabulary(words_of(o))
     before = begin_of(vocabulary) if o.before is None else \
         [] if o.before == "none" else [vocabulary.special(o.before, "--before")]
-    doubts, crossed, of_lm_eval = [], [], []
+    crossed, of_lm_eval = [], []
 
     def take(row):
-        *question, doubt, lm_evals = read_row(row, o)
+        question, lm_evals = read_row(row, o)
         numbers, crosses = encode_row(vocabulary, *question, before)
-        doubts.extend(filter(None, [doubt]))
         crossed.extend([question[0]] * crosses)
         of_lm_eval.append(lm_evals)
         return numbers
@@ -183,10 +179,6 @@ def main():
         die(f"{path}: {sum(of_lm_eval):,} of {many(len(questions), 'question')} have HellaSwag's "
             "activity_label, ctx_a and ctx_b, of which lm-eval makes its text, and the others do "
             "not; name one field (--context-field ctx)")
-    if doubts:
-        warn(f"in {len(doubts):,} of {many(len(questions), 'question')} the right answer is given "
-             f"by a number or letter that is the text of another answer; the first was read "
-             f"{doubts[0]}; if texts are meant, write their numbers from 0")
     if crossed:
         warn(f"in {len(crossed):,} of {many(len(questions), 'question')} a token belongs to both "
              "the question and an answer; it is not scored, as in lm-eval; the first: "
