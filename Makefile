@@ -10,7 +10,7 @@
 # For those who change it:
 #   make lint            layout, includes, defects; needs clang-format-14, cppcheck, shellcheck
 #   make fuzz            SECONDS=600 JOBS=16 RUNS=10000000 SEED=2; make fuzz-carry: for elsewhere
-#   make readme          tables, figure and costs in the pages, from records and --help
+#   make readme          tables and figure in the pages, from records and --help
 #   make golden          the values that tests compare with, by PyTorch and transformers
 #   make cuda            what nvcc alone can check; make gpu-programs: what make test-gpu runs
 # Variables, with any of them; what is built with others is built anew:

@@ -182,7 +182,8 @@ recipe() {
     if [[ ${PREPARE:-0} == 1 ]]; then return; fi
     build_command "$@"
     if [[ $smoke != 1 ]]; then
-        "$scripts/results" --print "$scripts/run_$name.sh" || echo "going on without costs"
+        "$scripts/estimate" --gpus "$gpus" "${model[@]}" "${training[@]}" "$@" ||
+            echo "going on without an estimate"
     fi
     exec "${command[@]}"
 }

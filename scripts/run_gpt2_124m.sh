@@ -3,11 +3,7 @@
 # validation loss 3.28, HellaSwag 29.9%). Optimizer, rate, decay and FP8 head are those that won
 # a race of 200 million tokens at an eighth of this batch (docs/benchmarks.md). At this length they
 # are not tried.
-# scripts/recipe.sh says how a recipe is called; scripts/results writes the lines marked `cost`.
-# cost: 10 billion tokens, 7.98e+18 FLOPs
-# cost: BF16: 1 GPU ~4.2 hours, 8 GPUs ~32 min
-# cost: FP8: 1 GPU ~3.4 hours, 8 GPUs ~25 min
-# cost: on NVIDIA H200, by test/results/bench.jsonl; ~: by other models, options or counts of GPUs
+# scripts/recipe.sh says how a recipe is called.
 # shellcheck disable=SC2034 # recipe.sh uses what is set here
 here=$(dirname "$0")
 if [[ ! -e $here/recipe.sh ]]; then here=${SLURM_SUBMIT_DIR:-.}/scripts; fi # sbatch runs a copy

@@ -1,10 +1,6 @@
 #!/usr/bin/env bash
 # GPT-2 1558M (XL) from nothing, on 33.6 billion tokens of FineWeb-Edu, as llm.c reproduced it.
-# scripts/recipe.sh says how a recipe is called; scripts/results writes the lines marked `cost`.
-# cost: 33.6 billion tokens, 3.29e+20 FLOPs
-# cost: BF16: 1 GPU ~6.8 days, 8 GPUs ~20.3 hours
-# cost: FP8: 1 GPU ~5.0 days, 8 GPUs ~15.0 hours
-# cost: on NVIDIA H200, by test/results/bench.jsonl; ~: by other models, options or counts of GPUs
+# scripts/recipe.sh says how a recipe is called.
 # shellcheck disable=SC2034 # recipe.sh uses what is set here
 here=$(dirname "$0")
 if [[ ! -e $here/recipe.sh ]]; then here=${SLURM_SUBMIT_DIR:-.}/scripts; fi # sbatch runs a copy

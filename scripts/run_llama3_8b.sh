@@ -3,11 +3,7 @@
 #   START=DIR DATA=DIR scripts/run_llama3_8b.sh           fine-tune: DIR is what
 #       scripts/convert_hf import meta-llama/Meta-Llama-3-8B --output DIR   has made, the data what
 #       scripts/prepare_data has made of your text with --tokenizer DIR/tokenizer.json
-# scripts/recipe.sh says how a recipe is called; scripts/results writes the lines marked `cost`.
-# cost: 101 billion tokens, 5.18e+21 FLOPs
-# cost: BF16: 1 GPU ~108.2 days, 8 GPUs ~13.5 days
-# cost: FP8: 1 GPU ~77.4 days, 8 GPUs ~9.7 days
-# cost: on NVIDIA H200, by test/results/bench.jsonl; ~: by other models, options or counts of GPUs
+# scripts/recipe.sh says how a recipe is called.
 # shellcheck disable=SC2034 # recipe.sh uses what is set here
 here=$(dirname "$0")
 if [[ ! -e $here/recipe.sh ]]; then here=${SLURM_SUBMIT_DIR:-.}/scripts; fi # sbatch runs a copy

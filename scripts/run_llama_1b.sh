@@ -2,11 +2,7 @@
 # A Llama of 1.06 billion parameters from nothing, on 21 billion tokens of FineWeb-Edu (20 tokens a
 # parameter), with Llama 3's tokenizer: its files are gated, so set HF_TOKEN, or TOKENIZER to a
 # tokenizer.json.
-# scripts/recipe.sh says how a recipe is called; scripts/results writes the lines marked `cost`.
-# cost: 21 billion tokens, 1.06e+20 FLOPs
-# cost: BF16: 1 GPU 2.1 days, 8 GPUs ~6.2 hours
-# cost: FP8: 1 GPU 37.8 hours, 8 GPUs ~4.7 hours
-# cost: on NVIDIA H200, by test/results/bench.jsonl; ~: by other models, options or counts of GPUs
+# scripts/recipe.sh says how a recipe is called.
 # shellcheck disable=SC2034 # recipe.sh uses what is set here
 here=$(dirname "$0")
 if [[ ! -e $here/recipe.sh ]]; then here=${SLURM_SUBMIT_DIR:-.}/scripts; fi # sbatch runs a copy

@@ -158,6 +158,12 @@ def other_options_than_the_records_are_marked():
     assert longer[0][0] == "~" and "--seq-length 4096 (measured: 2048)\n" in longer[2], longer
 
 
+def tokens_are_those_of_the_steps():
+    out = call(estimate, *LLAMA, "--bench", "bench.jsonl", "--train-iters", 1000,
+               "--global-batch-size", 512).out
+    assert f"training   {1000 * 512 * 2048:,} tokens" in out, out
+
+
 def tiny_models_have_no_speed():
     row = rows(call(estimate, "--model", "llama-tiny", "--tokens", "1B", "--bench", "bench.jsonl"))
     assert row["bf16", 1][2:6] == ["-"] * 4 and "no such record" in row["bf16", 1][7], row
@@ -200,4 +206,5 @@ if __name__ == "__main__":
     prepare()
     sys.exit(main([measured_models_are_as_measured, other_counts_scale_as_measured,
                    other_models_go_by_the_nearest, other_options_than_the_records_are_marked,
-                   tiny_models_have_no_speed, without_records_it_says_so, faults_are_named]))
+                   tokens_are_those_of_the_steps, tiny_models_have_no_speed,
+                   without_records_it_says_so, faults_are_named]))

@@ -1,7 +1,6 @@
 """The parts of scripts/llm8: reading a metrics.jsonl under way, smoothing, judging, writing pages,
 drawing on a terminal, the boards. test_scripts.sh runs it, and the programs as a whole."""
 
-import contextlib
 import fcntl
 import functools
 import glob
@@ -688,74 +687,6 @@ class Terminal(Folder):
             run = self.run_of(f"r{len(records)}", *records)
             shown = monitor.frame([run], 80, 24)
             self.assertTrue("0/" in shown and "nan" not in shown, shown)
-
-
-def followed(path, *later):
-    """The lines of scripts/monitor without a terminal; later: calls between its looks."""
-    waits = iter(later)
-
-    def wait(_):
-        step = next(waits, None)
-        if step is None:
-            raise KeyboardInterrupt
-        step()
-
-    def main():
-        with contextlib.suppress(KeyboardInterrupt):
-            monitor.main()
-    with unittest.mock.patch.object(monitor.time, "sleep", wait):
-        return call(main, path).out.splitlines()
-
-
-class Lines(Folder):
-    def test_lines_say_what_was_so_then(self):
-        """However much later they are read."""
-        records = [start(), step_record(1, 4.0), {**step_record(2, 3.0), "skipped": 1},
-                   {"kind": "eval", "step": 2, "valid_loss": 5.0},
-                   {"kind": "save", "step": 1}, {"kind": "save", "step": 2, "error": "no room"},
-                   {"kind": "end", "step": 2, "status": 75},
-                   start(2, **{"train-iters": "4"}), {**step_record(3, 2.0), "skipped": 1},
-                   step_record(4, 2.0), {"kind": "end", "step": 4, "status": 0},
-                   start(4, **{"train-iters": "3"}), {"kind": "end", "step": 4, "status": 0}]
-        wanted = ["r | starts at step 0/10",
-                  "r | step 2/10 | valid 5.0000 | loss 3.5000 | 100 tok/s | 4 s left",
-                  "r | step 2/10 | the save failed: no room",
-                  "r | step 2/10 | stopped by a signal | 1 skipped",
-                  "r | starts at step 2/4", "r | step 4/4 | finished | 2 skipped",
-                  "r | starts at step 4/3", "r | step 4/3 | finished | 2 skipped"]
-        run = self.run_of("r", *records)
-        self.assertEqual(followed(os.path.dirname(run.path)), wanted)
-        self.assertIn("\n100.0%  ", monitor.frame([run], 100, 30))
-        run = self.run_of("one/r")
-        self.path = run.path # and one by one
-        said = followed(os.path.dirname(run.path), *(
-            functools.partial(self.append, lines(record)) for record in records[:11]))
-        self.assertEqual(said, wanted[:6])
-
-    def test_a_run_that_died_is_told_once(self):
-        def nothing():
-            pass
-
-        run = self.run_of("r", start(), step_record(1))
-        self.path, folder = run.path, os.path.dirname(run.path)
-        open(os.path.join(folder, ".lock"), "w").close()
-        self.assertEqual(
-            followed(folder, *[nothing] * 3, lambda: self.append(lines(start(1), step_record(2))),
-                     *[nothing] * 3),
-            ["r | starts at step 0/10", "r | step 1/10 | died", "r | starts at step 1/10",
-             "r | step 2/10 | died"])
-
-    def test_a_silent_run_is_told_once(self):
-        """Where no lock says whether it died."""
-        def nothing():
-            pass
-
-        run = self.run_of("r", start(), step_record(1))
-        os.utime(run.path, (1e9, 1e9))
-        said = followed(os.path.dirname(run.path), *[nothing] * 3)
-        self.assertEqual(said[0], "r | starts at step 0/10")
-        self.assertRegex(said[1], r"^r \| step 1/10 \| running, silent for [\d,]+ d")
-        self.assertEqual(len(said), 2)
 
 
 class Boards(Folder):

@@ -217,8 +217,8 @@ def main():
                "  scripts/estimate --model llama-1b --tokens 20B --gpus 1,8\n"
                "  scripts/estimate --model llama-3-8b --num-layers 16 --tokens 100B --gpus 8 "
                "--recompute block")
-    p.add_argument("--tokens", required=True, metavar="N", type=count,
-                   help="to train on: 300e6, 10B, 1.5T")
+    p.add_argument("--tokens", metavar="N", type=count,
+                   help="to train on: 300e6, 10B, 1.5T [those of --train-iters steps]")
     p.add_argument("--gpus", default="1", metavar="LIST", help="how many, as in 1,4,8 [1]",
                    type=several(number(int, 1, 4096, "a whole number from 1 to 4096")))
     p.add_argument("--precision", default="bf16,fp8", metavar="LIST",
@@ -234,15 +234,17 @@ def main():
     records = read_records(o.bench, o.device)
     plan = planned(options)
     size = size_of(plan)
+    tokens = o.tokens or math.prod(int(option_of(plan, name)) for name in (
+        "train-iters", "global-batch-size", "seq-length"))
     print(f"model      {size[0]:,} parameters, {size[1]:.3g} FLOPs a token to train")
-    print(f"training   {o.tokens:,.0f} tokens, {o.tokens * size[1]:.3g} FLOPs, "
-          f"{o.tokens / size[0]:.1f} tokens a parameter\n")
+    print(f"training   {tokens:,.0f} tokens, {tokens * size[1]:.3g} FLOPs, "
+          f"{tokens / size[0]:.1f} tokens a parameter\n")
     head = ["precision", "GPUs", "tokens/s", "TFLOP/s each", "time", "GPU hours", "memory each"]
     form = "{:19}{:>5}{:>12}{:>14}{:>13}{:>11}{:>20}"
     print(form.format(*head) + ("       cost" if o.price else "") + "  speed from")
     notes = []
     for precision, gpus in itertools.product(o.precision, o.gpus):
-        cells, source, hours, said = row_of(records, precision, gpus, options, plan, o.tokens)
+        cells, source, hours, said = row_of(records, precision, gpus, options, plan, tokens)
         cost = f"{hours * o.price:>11,.0f}" if o.price else ""
         print(form.format(*cells) + cost + "  " + source)
         notes += [note for note in said if note not in notes]

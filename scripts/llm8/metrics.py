@@ -128,11 +128,10 @@ class Run:
         self.first_bad = None # the first bad line's number, and what is wrong with it
         self._offset, self._inode = 0, None
 
-    def poll(self, each=None):
+    def poll(self):
         """Takes in what was written since the last call, and returns the new records. If the file
         has been replaced, the first record has the kind "restart", and the records of the old file
-        are forgotten. each(run, record): called with each record other than "restart" when it is
-        taken in."""
+        are forgotten."""
         self._unlocked = self._is_unlocked() # asked first: a run unlocks after its end
         try:
             file = open(self.path, "rb")
@@ -154,10 +153,7 @@ class Run:
         records = [{"kind": "restart"}] * restarted
         for line in text.split(b"\n")[:-1]:
             self._lines += 1
-            if (record := self._take(line)) is not None:
-                records.append(record)
-                if each:
-                    each(self, record)
+            records += filter(None, [self._take(line)])
         return records
 
     def _take(self, line):

@@ -3,11 +3,11 @@
   scripts/monitor run/gpt2
   scripts/monitor run/bf16 run/fp8 --once               one look
   scripts/monitor run/gpt2 --tensorboard run/tb         then: .venv/bin/tensorboard --logdir run/tb
-  nohup scripts/monitor run/gpt2 &                      no terminal: a line now and then
 
 A run is the folder that --save names, or a metrics.jsonl. The whole file is read, and then what is
 added; a run that stops and is resumed is followed on, and steps that it does again take the place
-of the earlier ones. Ends when every run has finished; Ctrl-C ends it before."""
+of the earlier ones. Ends when every run has finished; Ctrl-C ends it before. Without a terminal it
+prints the state once, at the end."""
 
 import math
 import shutil
@@ -118,61 +118,20 @@ def frame(runs, width, height):
     return "\n".join(line[:width] for line in lines)
 
 
-def step_of(run, step):
-    return f"step {step:,}/{run.train_iters:,}"
-
-
-def log_line(run, record):
-    """Returns the line for a start, an evaluation, a failed save or the end, for an output that is
-    not a terminal; None for other records. The run is in the state that it had when it wrote the
-    record."""
-    step, kind = step_of(run, int(record["step"])), record["kind"]
-    if kind == "eval":
-        step += (f" | valid {fixed(metrics.number(record, 'valid_loss'))}"
-                 f" | loss {fixed(run.recent('loss'))}"
-                 f" | {counted(run.recent('tokens_per_s'))} tok/s | {metrics.time_left(run)} left")
-    elif kind == "save" and "error" in record:
-        step += f" | the save failed: {record['error']}"
-    elif kind == "end":
-        step += f" | {run.state} | {run.skipped} skipped"
-    elif kind != "run":
-        return None
-    return f"{run.name} | " + ("starts at " if kind == "run" else "") + step
-
-
-def print_line(run, record):
-    if line := log_line(run, record):
-        print(line, flush=True)
-
-
-def print_trouble(run, records, told):
-    """Reports once that a run has died, or is silent although it should have written something.
-    told: {run: "died" or "silent", if that was reported since the run last wrote}."""
-    what = "died" if run.died else "silent" if run.silent(60) else None
-    if records or not run.starts or run.end is not None:
-        told.pop(run, None)
-    elif what and told.get(run) != what:
-        told[run] = what
-        print(f"{run.name} | {step_of(run, run.last_step)} | {metrics.state_of(run)}", flush=True)
-
-
 def watch(options, runs, boards):
-    live, told = sys.stdout.isatty(), {}
-    each = None if options.once or live else print_line
+    live = sys.stdout.isatty() and not options.once
     while True:
-        news = {run: run.poll(each) for run in runs}
-        for run, records in news.items():
+        for run in runs:
+            records = run.poll()
             if boards:
                 boards[run].take(records)
-        width, height = shutil.get_terminal_size((120, 30))
-        if options.once:
-            print(frame(runs, min(width, 160), 30))
-        elif live: # moves to the terminal's top and clears it
-            print("\033[H\033[J" + frame(runs, min(width, 160), height), flush=True)
-        else:
-            for run, records in news.items():
-                print_trouble(run, records, told)
-        if options.once or all(run.over for run in runs):
+        over = options.once or all(run.over for run in runs)
+        if live or over:
+            width, height = shutil.get_terminal_size((120, 30))
+            # a live one moves to the terminal's top and clears it
+            print("\033[H\033[J" * live + frame(runs, min(width, 160), height if live else 30),
+                  flush=True)
+        if over:
             return
         time.sleep(options.interval)
 

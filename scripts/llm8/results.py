@@ -1,8 +1,7 @@
 """Writes all that is generated: the tables of README.md, docs/benchmarks.md and docs/options.md
-between <!-- NAME --> and <!-- /NAME -->, the front page's figure, docs/results.svg, and the lines
-marked `# cost:` at the top of the recipes, scripts/run_*.sh.
+between <!-- NAME --> and <!-- /NAME -->, and the front page's figure, docs/results.svg.
 
-  scripts/results [--check | --print] [--records FOLDER] [PAGE...]
+  scripts/results [--check] [--records FOLDER] [PAGE...]
 
 The options are those of ./train_gpt --help. FOLDER (test/results) has the records:
 
@@ -20,25 +19,22 @@ The front page shows, of the first kind of GPU, the newest commit that has GPT-2
 in BF16, FP8 and FP8 with an FP8 head, the newest record of each other program, and the FP8 reports
 of four seeds and more. docs/benchmarks.md has the same for other kinds of GPU, the newest record of
 every other kind, and the other reports. --check changes nothing, and fails if a page differs from
-the records; --print shows the generated parts of the pages, and changes nothing either."""
+the records."""
 
 import collections
-import glob
 import json
 import math
 import os
 import re
-import shlex
 import subprocess
 from pathlib import Path
 
-from . import estimate, text
+from . import estimate, judge, text
 from .command_line import Parser
 from .environment import ROOT, built, die
-from .text import many, shown
+from .text import shown
 
-PAGES = ("README.md", "docs/benchmarks.md", "docs/options.md", "docs/results.svg",
-         "scripts/run_*.sh")
+PAGES = ("README.md", "docs/benchmarks.md", "docs/options.md", "docs/results.svg")
 EVERY = ("date", "machine", "commit", "precision", "model", "seq_length", "micro_batch",
          "tokens_per_s", "steps")
 FIELDS = {"bench.jsonl": (*EVERY, "gpus", "recipe", "lm_head", "tflops", "mfu", "floor_share",
@@ -290,8 +286,6 @@ def last_losses(report, variant):
 def fp8(records, front=True):
     """Writes the mean of the differences between runs of equal seeds; for several seeds also its
     standard error."""
-    from . import judge  # imported here: judge needs packages that the recipes' costs do not
-
     reports = {name: r for name, r in records.reports.items()
                if (len(last_losses(r, "bf16")) >= FRONT_SEEDS) == front}
     cells, lines = collections.defaultdict(dict), []
@@ -447,48 +441,6 @@ def figure(records):
     return style.draw(draw, (9.6, 5.8 if records.race else 2.9)).decode()
 
 
-# ---- what the recipes cost ----------------------------------------------------------------------
-
-
-def command_of(path, gpus):
-    """Returns the options that a recipe passes to the trainer on this number of GPUs, without
-    --gpus."""
-    words_of = {**os.environ, "DRY": "1", "GPUS": str(gpus), "PRECISION": "bf16", "SMOKE": "0",
-                "LAUNCH": "self", "DATA": "none"} # a data set could set the vocabulary
-    done = subprocess.run([path], capture_output=True, text=True, check=False, env=words_of)
-    _, program, words = done.stdout.partition("/train_gptcu ")
-    if done.returncode != 0 or not program:
-        die(f"{path}: prints no command with DRY=1: {done.stderr.strip()[:100]}")
-    words = shlex.split(words)
-    at = words.index("--gpus")
-    return words[:at] + words[at + 2:]
-
-
-def recipe_costs(path, page, records):
-    """Returns the lines on costs for the top of a recipe, and the recipe with these lines after its
-    first comment. FLOPs are counted by the trainer; hours follow from the newest records of make
-    bench."""
-    records = estimate.read_records(records)
-    commands = {gpus: command_of(os.path.abspath(path), gpus) for gpus in (1, 8)}
-    plans = {gpus: estimate.planned(command) for gpus, command in commands.items()}
-    tokens = math.prod(int(estimate.option_of(plans[1], name))
-                       for name in ("train-iters", "global-batch-size", "seq-length"))
-    lines = [f"{tokens / 1e9:.3g} billion tokens, {tokens * estimate.size_of(plans[1])[1]:.2e} "
-             "FLOPs"]
-    for precision in ("bf16", "fp8") if records else ():
-        hours = [many(gpus, "GPU") + " " + estimate.row_of(
-            records, precision, gpus, commands[gpus], plan, tokens)[0][4]
-            for gpus, plan in plans.items()]
-        lines.append(f"{precision.upper()}: {', '.join(hours)}")
-    lines.append(f"on {records[0]['machine']['gpu']}, by test/results/bench.jsonl; ~: by other "
-                 "models, options or counts of GPUs" if records else
-                 "no speed is recorded yet: make bench, then scripts/results")
-    made = "".join(f"# cost: {line}\n" for line in lines)
-    bare = re.sub(r"(?m)^# cost:.*\n", "", page)
-    head = re.match(r"(#.*\n)+?(?=# shellcheck|[^#])", bare).end()
-    return made, bare[:head] + made + bare[head:]
-
-
 # ---- pages --------------------------------------------------------------------------------------
 
 
@@ -497,40 +449,33 @@ BLOCKS = {made.__name__: made for made in (number, results, card, fp8, older, be
 
 
 def fresh(path, page, folder):
-    """Returns the generated parts of a page, and the page with these parts."""
+    """Returns the page with its generated parts as they are now."""
     if path.endswith(".svg"):
-        return (figure(Records(folder)),) * 2
-    if path.endswith(".sh"):
-        return recipe_costs(path, page, os.path.join(folder, "bench.jsonl"))
+        return figure(Records(folder))
     found = [name for name in BLOCKS if f"<!-- {name} -->" in page] or \
         die(f"{path}: has none of <!-- {' -->, <!-- '.join(BLOCKS)} -->")
-    records, made = Records(folder), []
+    records = Records(folder)
     for name in found:
         begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
         before, *after = re.split(f"{begin}|{end}", page)
         if len(after) != 2 or page.index(begin) > page.index(end):
             die(f"{path}: needs one {begin} and, after it, one {end}")
-        made.append(BLOCKS[name](records))
-        page = f"{before}{begin}\n{made[-1]}{end}{after[1]}"
-    return "".join(made), page
+        page = f"{before}{begin}\n{BLOCKS[name](records)}{end}{after[1]}"
+    return page
 
 
 def main():
     p = Parser(prog="scripts/results", description=__doc__)
     p.add_argument("pages", metavar="PAGE", nargs="*",
-                   default=[path for page in PAGES
-                            for path in sorted(glob.glob(os.path.join(ROOT, page)))])
+                   default=[os.path.join(ROOT, page) for page in PAGES])
     p.add_argument("--check", action="store_true")
-    p.add_argument("--print", action="store_true")
     p.add_argument("--records", metavar="FOLDER",
                    default=os.path.join(ROOT, "test", "results"))
     o = p.parse_args()
     for page in map(Path, o.pages):
         old = page.read_text(encoding="utf-8") if page.exists() or page.suffix != ".svg" else ""
-        made, new = fresh(str(page), old, o.records)
-        if o.print:
-            print(made, end="")
-        elif new != old and o.check:
+        new = fresh(str(page), old, o.records)
+        if new != old and o.check:
             die(f"{page}: not what the records in {o.records} say; run scripts/results")
-        elif new != old:
+        if new != old:
             page.write_text(new, encoding="utf-8")
