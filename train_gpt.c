@@ -782,26 +782,25 @@ static void begin_rounding(Trainer *t) {
 // Sets the initial weights, or the state of the checkpoint that --resume names.
 static void trainer_restore(Trainer *t) {
     Run *run = &t->run;
-    Checkpoint c;
     int64_t size = run->layout.size, learned = t->exp_avg != NULL ? size : 0;
-    if (!run_restore(run, &c)) {
+    if (!run_restore(run)) {
         run_first_weights(run, 0, size, t->weights);
     } else {
-        run_read_state(run, &c, state_names[STATE_MASTER], 0, size, t->weights);
-        run_read_state(run, &c, state_names[STATE_EXP_AVG], 0, learned, t->exp_avg);
+        run_read_state(run, state_names[STATE_MASTER], 0, size, t->weights);
+        run_read_state(run, state_names[STATE_EXP_AVG], 0, learned, t->exp_avg);
         for (int i = 0; i < run->layout.count && learned > 0; i++) {
             const Param *p = &run->layout.params[i];
             if (run_by_muon(run, p)) { continue; } // Muon has no second moment
-            run_read_state(run, &c, state_names[STATE_EXP_AVG_SQ], p->offset,
-                           p->offset + param_size(p), t->exp_avg_sq + p->offset);
+            run_read_state(run, state_names[STATE_EXP_AVG_SQ], p->offset, p->offset + param_size(p),
+                           t->exp_avg_sq + p->offset);
         }
         if (t->amax_history != NULL &&
-            !checkpoint_read_scaling(&c, &run->precision, t->slots, t->amax_history)) {
+            !checkpoint_read_scaling(&run->start, &run->precision, t->slots, t->amax_history)) {
             die("%s", error_text());
         }
         fp8_fix_slot(&t->run.precision, &t->run.options, t->slots);
     }
-    run_restored(run, &c);
+    checkpoint_close(&run->start);
     begin_rounding(t);
 }
 

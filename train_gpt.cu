@@ -896,11 +896,10 @@ static void calibrate(Trainer *t) {
 
 // Sets the initial weights, or the state of the checkpoint that --resume names.
 static void trainer_restore(Trainer *t) {
-    Checkpoint c;
-    bool resumed = run_restore(&t->run, &c);
-    bool uncalibrated = params_restore(&t->params, resumed ? &c : NULL);
+    bool resumed = run_restore(&t->run);
+    bool uncalibrated = params_restore(&t->params, resumed ? &t->run.start : NULL);
     network_start(&t->net);
-    run_restored(&t->run, &c);
+    checkpoint_close(&t->run.start);
     t->first = t->run.enqueued = t->run.progress.step;
     if (uncalibrated) { calibrate(t); }
 }

@@ -74,28 +74,15 @@ const char *shell_word(char out[SHELL_WORD], const char *word) {
 
 static _Thread_local Error failure;
 
-static bool set_failure(bool refused, const char *format, va_list args) {
-    Error next = {.refused = refused}; // apart from the old text, a possible argument
+bool fail(const char *format, ...) {
+    Error next = {0}; // apart from the old text, a possible argument
     char text[sizeof(next.text)];
+    va_list args;
+    va_start(args, format);
     vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
     printable(next.text, sizeof(next.text), text);
     return fail_again(next);
-}
-
-bool fail(const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    set_failure(false, format, args);
-    va_end(args);
-    return false;
-}
-
-bool refuse(const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    set_failure(true, format, args);
-    va_end(args);
-    return false;
 }
 
 const char *error_text(void) {

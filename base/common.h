@@ -53,14 +53,9 @@ bool fail(const char *format, ...) PRINTF_LIKE(1, 2);
 // The text of the last fail() in this thread.
 const char *error_text(void);
 
-// As fail(), for a file that may be undamaged: the system does not let this process read it (no
-// permission, too many open files, a disk error), or another version of this program wrote it.
-bool refuse(const char *format, ...) PRINTF_LIKE(1, 2);
-
 // An error that is stored for later, or comes from another thread or rank.
 typedef struct {
     char text[768];
-    bool refused; // set by refuse()
 } Error;
 Error error_kept(void);       // a copy of this thread's last error
 bool fail_again(Error error); // makes it this thread's last error; returns false

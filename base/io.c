@@ -12,11 +12,8 @@
 #include <unistd.h>
 #include <zlib.h>
 
-// A missing file, or a folder or pipe in its place, is damage. After another error the file may be
-// undamaged.
 static bool fail_path(const char *path, int why) {
-    bool damage = why == ENOENT || why == EISDIR || why == EINVAL;
-    return (damage ? fail : refuse)("%s: %s", path, strerror(why));
+    return fail("%s: %s", path, strerror(why));
 }
 
 bool writer_open(FileWriter *w, const char *path) {

@@ -100,6 +100,7 @@ typedef struct {
 } Companion;
 
 enum { COMPANIONS_MAX = 5 };
+extern const char *const companion_names[COMPANIONS_MAX]; // the first is the tokenizer
 
 // The arrays of an optimizer file; state_names are their names in the file. The momentum, which is
 // Muon's in BF16, and the two scales exist only if AdamW's moments are in 8 bits.
@@ -175,17 +176,6 @@ bool saver_ended(const Saver *saver);
 // Waits for a save that is under way. False: the last save failed, and saver->why says why.
 bool saver_wait(Saver *saver);
 
-// Waits up to --lock-timeout while another run holds the lock of the --save folder, and takes
-// nothing. A process that calls it must not hold the lock.
-bool checkpoint_await(const Options *options);
-// Claims the --save folder for this run: creates it, and locks it until the process ends. If
-// another run holds the lock, it waits up to --lock-timeout. Refuses a folder with another run's
-// checkpoints (but not a copy of the folder that this process holds). Deletes what interrupted
-// saves left.
-bool checkpoint_claim(const Options *options);
-// The error message for a --save that is not the same folder on every rank.
-#define NOT_SHARED "the folder must be on a file system that all ranks share"
-
 // Elements begin..end of the parameter space are in the optimizer file of `rank`: in each of its
 // arrays, from element `at` on.
 typedef struct {
@@ -193,21 +183,9 @@ typedef struct {
     int rank;
 } SavedRange;
 
-typedef struct {
-    char name[TENSOR_NAME];
-    int file;
-    size_t bytes;
-    int64_t listed; // its length in meta.json; -1: not listed
-    char crc[16];   // its checksum in meta.json
-} CheckpointFile;
-
-// A checkpoint is opened once, and its files stay open, because the folder may be deleted while it
-// is read. Its path is the folder that the name led to.
+// A checkpoint that is read. Its path is the folder that the name led to.
 typedef struct Checkpoint {
     char path[PATH_LENGTH];
-    uint32_t seal; // the checksum of meta.json, or of config.json if there is no meta.json
-    int num_files;
-    CheckpointFile *files;
     Progress progress;
     int64_t data_windows, valid_tokens, layout_size;
     int ranks;                       // 0: a folder of Hugging Face's
@@ -221,41 +199,43 @@ typedef struct Checkpoint {
     bool moments8;      // the moments are in 8 bits
 } Checkpoint;
 
-// Opens the checkpoint of --resume or --load as *start, without the optimizer's files. Sets
+// Opens the checkpoint of --resume or --load as *start, as checkpoint_open_meta does. Sets
 // options->origin and options->resumes, and `was` to the options that the run takes from there. If
 // there is no checkpoint, start->path and options->origin are empty. A folder without meta.json is
-// one of Hugging Face's; a run does not start from one whose weights are in several files. For
-// `latest` it takes the newest checkpoint whose model can be read; checkpoint_resume later says
-// which ones are damaged. If there are some, and none can be read, it says so and fails.
+// one of Hugging Face's; a run does not start from one whose weights are in several files.
 bool checkpoint_model(Checkpoint *start, Options *options, Options *was);
 // Opens rank 0's checkpoint on every other rank, in place of its own. A path "": rank 0 has none.
 bool checkpoint_share(Checkpoint *c, const Group *group);
 // Reads elements begin..end of the weights in model.safetensors. Refuses tensors of other shapes.
 bool checkpoint_weights(Checkpoint *c, const ParamLayout *layout, int64_t begin, int64_t end,
                         float *out);
-bool checkpoint_has(const Checkpoint *c, const char *name);
-// Reads a file, which the caller frees. NULL: there is no such file, or it cannot be read.
-char *checkpoint_file(const Checkpoint *c, const char *name, size_t *bytes);
-
 // Writes the checksum of a meta.json into its text. Returns whether the text had that checksum.
 bool meta_seal(char *text, size_t bytes);
 
-// Opens a checkpoint with all its files. verify: reads and verifies every byte. Without it, only
-// the headers are read, because rank 0 has verified the checkpoint.
+// Reads meta.json, if the folder has one.
+bool checkpoint_open_meta(Checkpoint *c, const char *path);
+// Opens the files of tensors besides. verify: compares every byte with the checksums. Without it,
+// only the headers are read, because rank 0 has verified the checkpoint.
+bool checkpoint_complete(Checkpoint *c, bool verify);
+// Does both.
 bool checkpoint_open(Checkpoint *c, const char *path, bool verify);
-// Compares every open file with its length and checksum in meta.json.
+// Compares the files with their lengths and checksums in meta.json, if there is one.
 bool checkpoint_verify(const Checkpoint *c);
 void checkpoint_close(Checkpoint *c);
 
-// Opens and verifies the checkpoint that --resume names. For `latest` this is the newest undamaged
-// one under --save. It warns of each damaged checkpoint that it skips; one that cannot be read for
-// another reason is an error. If there is no checkpoint at all, it returns true, and c->path is "".
-bool checkpoint_resume(Checkpoint *c, const Options *options);
+// Waits up to --lock-timeout while another run holds the lock of the --save folder, and takes
+// nothing. A process that calls it must not hold the lock.
+bool checkpoint_await(const Options *options);
+// Claims the --save folder for this run: creates it, and locks it until the process ends. If
+// another run holds the lock, it waits up to --lock-timeout. Refuses a folder with checkpoints if
+// `start`, which the run resumes, is not one of them. Deletes what interrupted saves left.
+bool checkpoint_claim(const Options *options, const Checkpoint *start);
+// The error message for a --save that is not the same folder on every rank.
+#define NOT_SHARED "the folder must be on a file system that all ranks share"
 
 // Makes the checkpoint that a run resumes the newest one under --save: checkpoints of later steps
-// are set aside under other names. If c is in another folder and --save has no checkpoint, --save
-// gets a link to c, named by its step. If c->path is "", the run begins anew, and --save must have
-// no checkpoint.
+// are set aside under other names. If c is in another folder, --save has no checkpoint, and gets a
+// link to c, named by its step. c->path "": the run begins anew.
 bool checkpoint_go_back(const Options *options, const Checkpoint *c);
 
 // Refuses the checkpoint of another model. Prints other options that differ from the saved ones.
@@ -274,10 +254,9 @@ bool checkpoint_read_codes(const Checkpoint *c, Moment which, int64_t begin, int
                            uint8_t *codes, uint16_t *scales);
 
 // Reads the scaling state of the tensors that the run quantises, if the checkpoint has one and the
-// run uses delayed scaling; otherwise slots[] and history[] do not change. If the history has
-// another length, its newest entries are used. If a slot's target differs (another format or
-// margin), its scale is adapted. The gradients dY are proportional to 1 / (tokens of a step): if
-// that differs, their scales and history are adapted too.
+// run uses delayed scaling. A slot starts anew, as slots[] and history[] have it, if its format,
+// its margin or the history's length differ; and that of a gradient dY, which is proportional to 1
+// / (tokens of a step), if these tokens do.
 bool checkpoint_read_scaling(const Checkpoint *c, const Precision *precision, Fp8Scale *slots,
                              float *history);
 
@@ -287,9 +266,9 @@ bool checkpoint_list(const char *save);
 // Lists the steps of the checkpoints in a folder, newest first; the caller frees the list. Returns
 // how many there are: 0 if there is no folder, -1 if it cannot be read.
 int checkpoint_steps(const char *save, int64_t **steps);
-// Puts into `path` the folder that a path to a checkpoint leads to, through symbolic links. If the
-// path ends in `latest` or `best` and steps are beside it, that is the newest or the best step,
-// whatever file or link has that name. False: the steps cannot be read.
+// Puts into `path` the folder that a path to a checkpoint leads to. If it ends in `latest` or
+// `best` and steps are beside it, that is the newest or the best step, whatever file or link has
+// that name. False: the steps cannot be read.
 bool checkpoint_follow(char path[PATH_LENGTH], const char *from);
 // A step below 0: there is no such checkpoint; or a file that would tell which one it is cannot be
 // read, and may be undamaged.

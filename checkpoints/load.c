@@ -9,7 +9,6 @@
 #include <assert.h>
 #include <cjson/cJSON.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <libgen.h>
 #include <math.h>
 #include <stdio.h>
@@ -18,6 +17,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
+
+const char *const companion_names[] = {"tokenizer.bin", "tokenizer.json", "tokenizer_config.json",
+                                       "chat_template.jinja", "generation_config.json"};
 
 // ---- opening ------------------------------------------------------------------------------------
 
@@ -44,10 +46,9 @@ static cJSON *parse_meta(char *text, size_t bytes, const char *path) {
     if (!cJSON_IsObject(meta)) {
         fail("%s: damaged (its checksum does not match)", path);
     } else if (strcmp(text_of(meta, "format"), "llm8.c checkpoint") != 0) {
-        refuse("%s: not an llm8.c checkpoint", path);
+        fail("%s: not an llm8.c checkpoint", path);
     } else if (version != CHECKPOINT_VERSION) {
-        refuse("%s: checkpoint version %g; this program reads %d", path, version,
-               CHECKPOINT_VERSION);
+        fail("%s: checkpoint version %g; this program reads %d", path, version, CHECKPOINT_VERSION);
     } else {
         return meta;
     }
@@ -124,100 +125,48 @@ static bool read_meta(Checkpoint *c) {
     return cJSON_IsObject(c->options) || fail("%s/meta.json: no options", c->path);
 }
 
-// Returns the checkpoint's open file with a name; NULL: no file has it.
-static const CheckpointFile *find_file(const Checkpoint *c, const char *name) {
-    for (int i = 0; i < c->num_files; i++) {
-        if (strcmp(c->files[i].name, name) == 0) { return &c->files[i]; }
+// Returns a file's entry in the list of meta.json; NULL: there is none.
+static const cJSON *find_listed(const Checkpoint *c, const char *name) {
+    const cJSON *file;
+    cJSON_ArrayForEach(file, cJSON_GetObjectItemCaseSensitive(c->meta, "files")) {
+        if (strcmp(text_of(file, "name"), name) == 0) { return file; }
     }
     return NULL;
 }
 
-bool checkpoint_has(const Checkpoint *c, const char *name) {
-    return find_file(c, name) != NULL;
-}
-
-char *checkpoint_file(const Checkpoint *c, const char *name, size_t *bytes) {
-    char path[PATH_LENGTH];
-    const CheckpointFile *f = find_file(c, name);
-    path_format(path, "%s/%s", c->path, name);
-    if (f == NULL) {
-        fail("%s: No such file or directory", path);
-        return NULL;
-    }
-    *bytes = f->bytes;
-    char *data = malloc_or_die(f->bytes);
-    if (file_read_at(f->file, path, data, f->bytes, 0)) { return data; }
-    free(data);
-    return NULL;
-}
-
-static bool verify_file(const Checkpoint *c, const CheckpointFile *f) {
+// Compares a file with its length and checksum in meta.json.
+static bool verify_file(const Checkpoint *c, const cJSON *listed) {
     char path[PATH_LENGTH], computed[16];
+    const char *name = text_of(listed, "name"), *crc = text_of(listed, "crc32");
+    int64_t due = count_of(listed, "bytes");
     uint32_t sum;
-    if (f->listed < 0) { return true; }
-    path_format(path, "%s/%s", c->path, f->name);
-    if ((int64_t)f->bytes != f->listed) {
-        return fail("%s: damaged: %zu bytes, not %lld", path, f->bytes, (long long)f->listed);
-    }
-    if (!file_checksum(f->file, path, f->listed, &sum)) { return false; }
-    snprintf(computed, sizeof(computed), "%08x", sum);
-    return strcmp(computed, f->crc) == 0 ||
-           fail("%s: damaged: its checksum is %s, not %s", path, computed, f->crc);
-}
-
-bool checkpoint_verify(const Checkpoint *c) {
-    for (int i = 0; i < c->num_files; i++) {
-        if (!verify_file(c, &c->files[i])) { return false; }
-    }
-    return true;
-}
-
-// Opens a file in a checkpoint's folder. listed: the file's entry in meta.json; NULL: no entry.
-static bool add_file(Checkpoint *c, int folder, const char *name, const cJSON *listed) {
-    char path[PATH_LENGTH];
+    size_t bytes;
     if (name[0] == '\0' || strlen(name) >= TENSOR_NAME || strchr(name, '/') != NULL) {
         return fail("%s/meta.json: a file named '%.80s'", c->path, name);
     }
-    c->files = realloc_or_die(c->files, (size_t)(c->num_files + 1) * sizeof(CheckpointFile));
-    CheckpointFile *f = &c->files[c->num_files];
-    *f = (CheckpointFile){.listed = listed != NULL ? max64(0, count_of(listed, "bytes")) : -1};
-    strcpy(f->name, name);
-    snprintf(f->crc, sizeof(f->crc), "%s", text_of(listed, "crc32"));
-    f->file = file_open_in(folder, path_format(path, "%s/%s", c->path, name), &f->bytes);
-    c->num_files += f->file >= 0;
-    return f->file >= 0;
+    int file = file_open(path_format(path, "%s/%s", c->path, name), &bytes);
+    if (file < 0) { return false; }
+    bool whole = (int64_t)bytes == due, ok = whole && file_checksum(file, path, due, &sum);
+    close(file);
+    if (!whole) { return fail("%s: damaged: %zu bytes, not %lld", path, bytes, (long long)due); }
+    snprintf(computed, sizeof(computed), "%08x", ok ? sum : 0);
+    return ok && (strcmp(computed, crc) == 0 ||
+                  fail("%s: damaged: its checksum is %s, not %s", path, computed, crc));
 }
 
-// Opens the files that meta.json lists. state: also those that only a resuming run reads.
-static bool add_listed(Checkpoint *c, int folder, const cJSON *files, bool state) {
-    const cJSON *file;
-    if (!cJSON_IsArray(files)) { return fail("%s/meta.json: no list of files", c->path); }
+bool checkpoint_verify(const Checkpoint *c) {
+    const cJSON *file, *files = cJSON_GetObjectItemCaseSensitive(c->meta, "files");
     cJSON_ArrayForEach(file, files) {
-        const char *name = text_of(file, "name");
-        bool skipped = !state && (strncmp(name, "optimizer-", 10) == 0 ||
-                                  strcmp(name, "scaling.safetensors") == 0);
-        if (!skipped && !add_file(c, folder, name, file)) { return false; }
+        if (!verify_file(c, file)) { return false; }
     }
-    return true;
+    return c->meta == NULL || cJSON_IsArray(files) ||
+           fail("%s/meta.json: no list of files", c->path);
 }
 
-// Opens other files that a run may read: those of a Hugging Face folder, or files that somebody
-// added to a checkpoint.
-static bool add_others(Checkpoint *c, int folder) {
-    static const char *const names[] = {"model.safetensors",      "tokenizer.bin",
-                                        "generation_config.json", "tokenizer.json",
-                                        "tokenizer_config.json",  "chat_template.jinja"};
-    for (int i = c->options != NULL; i < (int)(sizeof(names) / sizeof(names[0])); i++) {
-        bool there = faccessat(folder, names[i], F_OK, 0) == 0 && !checkpoint_has(c, names[i]);
-        if (there && !add_file(c, folder, names[i], NULL)) { return false; }
-    }
-    return true;
-}
-
-// If a path ends in `latest` or `best`, and steps are beside it, replaces that name by that of the
-// newest or the best step.
-static bool resolve_name(char path[PATH_LENGTH]) {
+bool checkpoint_follow(char path[PATH_LENGTH], const char *from) {
     char folder[PATH_LENGTH];
+    path_format(path, "%s", from);
+    for (size_t n = strlen(path); n > 1 && path[n - 1] == '/'; n--) { path[n - 1] = '\0'; }
     const char *name = path_name(path);
     bool best = strcmp(name, "best") == 0;
     if (!best && strcmp(name, "latest") != 0) { return true; }
@@ -229,78 +178,29 @@ static bool resolve_name(char path[PATH_LENGTH]) {
     return true;
 }
 
-bool checkpoint_follow(char path[PATH_LENGTH], const char *from) {
-    enum { LINKS = 40 };
-    char target[PATH_LENGTH], beside[PATH_LENGTH];
-    path_format(path, "%s", from);
-    for (int i = 0; i < LINKS; i++) {
-        for (size_t n = strlen(path); n > 1 && path[n - 1] == '/'; n--) { path[n - 1] = '\0'; }
-        if (!resolve_name(path)) { return false; }
-        ssize_t length = readlink(path, target, PATH_LENGTH - 1);
-        if (length < 0) { break; }
-        target[length] = '\0';
-        *(target[0] == '/' ? path : (char *)path_name(path)) = '\0';
-        strcpy(path, path_format(beside, "%s%s", path, target));
-    }
-    return true;
-}
-
-// Reads meta.json and opens the files. A folder without meta.json is taken for one of Hugging
-// Face's, unless `state` is set.
-static bool open_files(Checkpoint *c, int folder, bool state) {
-    char path[PATH_LENGTH];
-    bool ok = true, ours = state || faccessat(folder, "meta.json", F_OK, 0) == 0;
-    const char *name = ours ? "meta.json" : "config.json";
+bool checkpoint_open_meta(Checkpoint *c, const char *path) {
+    char meta[PATH_LENGTH];
     size_t bytes;
-    if (!add_file(c, folder, name, NULL)) { return false; }
-    char *text = checkpoint_file(c, name, &bytes);
-    if (text == NULL) { return false; }
-    c->seal = (uint32_t)crc32_z(0, (const Bytef *)text, bytes);
-    if (ours) {
-        c->meta = parse_meta(text, bytes, path_format(path, "%s/%s", c->path, name));
-        ok = c->meta != NULL && read_meta(c) &&
-             add_listed(c, folder, cJSON_GetObjectItemCaseSensitive(c->meta, "files"), state);
-    }
+    *c = (Checkpoint){0};
+    if (!checkpoint_follow(c->path, path)) { return false; }
+    path_format(meta, "%s/meta.json", c->path);
+    if (!path_exists(meta) && folder_id(c->path).inode != 0) { return true; }
+    char *text = path_exists(c->path) ? file_read(meta, &bytes) : NULL;
+    if (text == NULL && !path_exists(c->path)) { fail("%s: no such folder", c->path); }
+    c->meta = text != NULL ? parse_meta(text, bytes, meta) : NULL;
     free(text);
-    return ok && (state || add_others(c, folder));
-}
-
-// Opens the files of the folder that a path leads to. If that fails, and the path leads to another
-// folder by now (a run has saved the next checkpoint and deleted this one), opens that folder
-// instead.
-static bool open_folder(Checkpoint *c, const char *path, bool state) {
-    char leads_to[PATH_LENGTH];
-    bool moved;
-    do {
-        *c = (Checkpoint){0};
-        if (!checkpoint_follow(c->path, path)) { return false; }
-        int folder = open(c->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-        if (folder < 0) {
-            refuse("%s: %s", c->path, errno == ENOENT ? "no such folder" : strerror(errno));
-        }
-        bool ok = folder >= 0 && open_files(c, folder, state);
-        if (folder >= 0) { close(folder); }
-        if (ok) { return true; }
-        Error why = error_kept();
-        moved = checkpoint_follow(leads_to, path) && strcmp(leads_to, c->path) != 0;
-        checkpoint_close(c);
-        fail_again(why);
-    } while (moved);
+    if (c->meta != NULL && read_meta(c)) { return true; }
+    checkpoint_close(c);
     return false;
 }
 
-// Opens a file of tensors, which must be among the checkpoint's files.
+// Opens a file of tensors, which meta.json must list.
 static bool open_tensors(const Checkpoint *c, const char *name, SafeTensors *st) {
     char path[PATH_LENGTH];
-    const CheckpointFile *f = find_file(c, name);
-    if (f == NULL) {
-        return c->options != NULL ? fail("%s/meta.json: its list of files lacks %s", c->path, name)
-                                  : fail("%s/%s: No such file or directory", c->path, name);
+    if (c->meta != NULL && find_listed(c, name) == NULL) {
+        return fail("%s/meta.json: its list of files lacks %s", c->path, name);
     }
-    int file = fcntl(f->file, F_DUPFD_CLOEXEC, 0);
-    path_format(path, "%s/%s", c->path, name);
-    return file >= 0 ? safetensors_open_file(st, file, f->bytes, path)
-                     : refuse("%s: %s", path, strerror(errno));
+    return safetensors_open(st, path_format(path, "%s/%s", c->path, name));
 }
 
 // Adds a rank's ranges, "begin:end,begin:end", to c->ranges. Returns their number of elements; -1:
@@ -374,36 +274,38 @@ static bool verify_hashes(const SafeTensors *st, const char *hashes) {
     return ok;
 }
 
-// Whether an array has one dimension, and this number of elements of this type.
-static bool has_array(const SafeTensors *st, int kind, int64_t elements, Dtype dtype) {
-    const TensorEntry *e = safetensors_find(st, state_names[kind]);
-    return e != NULL && e->dims == 1 && e->shape[0] == elements && e->dtype == dtype;
-}
-
 // Checks the types and sizes of an optimizer file's arrays. elements: how many its ranges have.
 // *moments8: whether its moments are in 8 bits.
 static bool check_arrays(const SafeTensors *st, int64_t elements, bool *moments8) {
-    const TensorEntry *arrays[STATE_EXP_AVG_SQ + 1];
-    for (int kind = 0; kind <= STATE_EXP_AVG_SQ; kind++) {
-        const TensorEntry *e = arrays[kind] = safetensors_find(st, state_names[kind]);
-        bool codes = e != NULL && ((kind == STATE_EXP_AVG && e->dtype == DTYPE_I8) ||
-                                   (kind == STATE_EXP_AVG_SQ && e->dtype == DTYPE_U8));
-        bool ends = codes || kind == STATE_EXP_AVG_SQ; // the array ends before Muon's elements
-        if (e == NULL || e->dims != 1 || !(codes || e->dtype <= DTYPE_F16) ||
-            !(e->shape[0] == elements || (ends && e->shape[0] < elements))) {
-            return fail("%s: '%s' is missing or not %lld floating-point numbers", st->path,
-                        state_names[kind], (long long)elements);
+    const TensorEntry *first = safetensors_find(st, state_names[STATE_EXP_AVG]);
+    const TensorEntry *second = safetensors_find(st, state_names[STATE_EXP_AVG_SQ]);
+    bool codes = first != NULL && first->dtype == DTYPE_I8;
+    int64_t n = second != NULL ? min64(second->shape[0], elements) : 0; // Muon's have none
+    int64_t scales = codes ? state_scales(n) : 0;
+    const struct {
+        Dtype dtype; // F32: any floating-point type
+        int64_t count;
+    } due[STATE_ARRAYS] = {
+        [STATE_MASTER] = {DTYPE_F32, elements},
+        [STATE_EXP_AVG] = {codes ? DTYPE_I8 : DTYPE_F32, codes ? n : elements},
+        [STATE_EXP_AVG_SQ] = {codes ? DTYPE_U8 : DTYPE_F32, n},
+        [STATE_MOMENTUM] = {DTYPE_BF16, codes ? elements - n : 0},
+        [STATE_EXP_AVG_SCALE] = {DTYPE_BF16, scales},
+        [STATE_EXP_AVG_SQ_SCALE] = {DTYPE_BF16, scales},
+    };
+    *moments8 = codes;
+    for (int kind = 0; kind < STATE_ARRAYS; kind++) {
+        const TensorEntry *e = safetensors_find(st, state_names[kind]);
+        bool absent = e == NULL && due[kind].count == 0 && kind > STATE_EXP_AVG_SQ;
+        bool right = e != NULL && e->dims == 1 && e->shape[0] == due[kind].count &&
+                     (e->dtype == due[kind].dtype ||
+                      (due[kind].dtype == DTYPE_F32 && e->dtype <= DTYPE_F16));
+        if (!absent && !right) {
+            return fail("%s: '%s' is missing or not %lld numbers of its type", st->path,
+                        state_names[kind], (long long)due[kind].count);
         }
-        *moments8 = codes;
     }
-    int64_t n = arrays[STATE_EXP_AVG_SQ]->shape[0], scales = state_scales(n);
-    bool whole = !*moments8 ||
-                 (has_array(st, STATE_EXP_AVG, n, DTYPE_I8) &&
-                  (n == 0 || (has_array(st, STATE_EXP_AVG_SCALE, scales, DTYPE_BF16) &&
-                              has_array(st, STATE_EXP_AVG_SQ_SCALE, scales, DTYPE_BF16))) &&
-                  (n == elements || has_array(st, STATE_MOMENTUM, elements - n, DTYPE_BF16)));
-    return (whole && *moments8 == (arrays[STATE_EXP_AVG]->dtype == DTYPE_I8)) ||
-           fail("%s: its moments in 8 bits are not whole", st->path);
+    return true;
 }
 
 // Opens every rank's optimizer file. All ranges together must have each element of the parameter
@@ -440,12 +342,17 @@ static bool open_optimizer(Checkpoint *c, bool verify) {
                 (long long)covered, (long long)c->layout_size);
 }
 
+bool checkpoint_complete(Checkpoint *c, bool verify) {
+    return (c->meta != NULL || fail("%s/meta.json: No such file or directory", c->path)) &&
+           (!verify || checkpoint_verify(c)) && open_optimizer(c, verify) &&
+           (c->model.path[0] != '\0' || open_tensors(c, "model.safetensors", &c->model)) &&
+           (find_listed(c, "scaling.safetensors") == NULL ||
+            open_tensors(c, "scaling.safetensors", &c->scaling));
+}
+
 bool checkpoint_open(Checkpoint *c, const char *path, bool verify) {
-    if (!open_folder(c, path, true)) { return false; }
-    bool ok = (!verify || checkpoint_verify(c)) && open_optimizer(c, verify) &&
-              open_tensors(c, "model.safetensors", &c->model) &&
-              (!checkpoint_has(c, "scaling.safetensors") ||
-               open_tensors(c, "scaling.safetensors", &c->scaling));
+    if (!checkpoint_open_meta(c, path)) { return false; }
+    bool ok = checkpoint_complete(c, verify);
     if (!ok) { checkpoint_close(c); }
     return ok;
 }
@@ -454,8 +361,6 @@ void checkpoint_close(Checkpoint *c) {
     for (int r = 0; c->optimizer != NULL && r < c->ranks; r++) {
         safetensors_close(&c->optimizer[r]);
     }
-    for (int i = 0; i < c->num_files; i++) { close(c->files[i].file); }
-    free(c->files);
     free(c->optimizer);
     free(c->ranges);
     safetensors_close(&c->model);
@@ -465,8 +370,6 @@ void checkpoint_close(Checkpoint *c) {
 }
 
 // ---- finding ------------------------------------------------------------------------------------
-
-#define RESUME_FAULT "--resume %s; --list-checkpoints shows which are whole"
 
 const char *checkpoint_path(char path[PATH_LENGTH], const char *save, int64_t step) {
     return path_format(path, "%s/step_%08lld", save, (long long)step);
@@ -523,7 +426,7 @@ int64_t checkpoint_best(const char *save) {
         size_t bytes;
         char *text = file_read(path, &bytes);
         cJSON *meta = text != NULL ? parse_meta(text, bytes, path) : NULL;
-        readable = text != NULL || !error_kept().refused; // false ends the loop: it may be the best
+        readable = text != NULL || !path_exists(path); // false ends the loop: it may be the best
         double loss = json_number(meta, "valid_loss", NAN);
         identity_sum(text_of(meta, "valid_data"), of);
         if (best < 0) { // the newest one that was evaluated
@@ -559,7 +462,7 @@ bool checkpoint_options(const Checkpoint *c, const Options *continues, Options *
         if (value != NULL) {
             ok = option_set(was, row->name, value,
                             given[row - option_table] ? SOURCE_FILE : SOURCE_CHECKPOINT) ||
-                 refuse("%s: %s", path, error_text());
+                 fail("%s: %s", path, error_text());
         } else if (continues == NULL) { // for a continuing run, checkpoint_match() reports this
             warn("%s does not set --%s: the default is used", path, row->name);
         }
@@ -570,125 +473,81 @@ bool checkpoint_options(const Checkpoint *c, const Options *continues, Options *
 // Opens a checkpoint without its optimizer files, reads the options that a run takes from it, and
 // verifies its tokenizer.
 static bool open_model(Checkpoint *c, const char *folder, const Options *o, Options *was) {
+    char path[PATH_LENGTH], index[PATH_LENGTH];
     options_default(was);
     if (checkpoint_newest(folder, INT64_MAX) >= 0) {
         return fail("%s: a run's folder; give one of its checkpoints, such as %s/latest", folder,
                     folder);
     }
-    if (!open_folder(c, folder, false)) { return false; }
-    const CheckpointFile *tokenizer = find_file(c, "tokenizer.bin");
+    if (!checkpoint_open_meta(c, folder)) { return false; }
+    const cJSON *tokenizer = find_listed(c, "tokenizer.bin");
     bool ok = tokenizer == NULL || verify_file(c, tokenizer);
-    if (ok && c->options != NULL) {
+    if (ok && c->meta != NULL) {
         ok = checkpoint_options(c, options_continue(o) ? o : NULL, was);
     } else if (ok) {
         size_t bytes;
-        char *text = checkpoint_file(c, "config.json", &bytes);
-        ok = text != NULL &&
-             (hf_options(text, bytes, was) || fail("%s/config.json: %s", c->path, error_text()));
+        char *text = file_read(path_format(path, "%s/config.json", c->path), &bytes);
+        ok = text != NULL && (hf_options(text, bytes, was) || fail("%s: %s", path, error_text()));
         free(text);
+    }
+    path_format(path, "%s/model.safetensors", c->path);
+    path_format(index, "%s.index.json", path);
+    if (ok && !o->plan && !o->list_tensors && !path_exists(path) && path_exists(index)) {
+        ok = fail("%s: its weights are in several files; scripts/convert_hf import makes them one",
+                  c->path);
     }
     if (!ok) { checkpoint_close(c); }
     return ok;
 }
 
-// Opens the newest undamaged checkpoint under --save. was: receives its options, and only its model
-// is opened; NULL: the whole checkpoint is opened. If there is no checkpoint, c->path is "".
-static bool open_newest(Checkpoint *c, const Options *o, Options *was, bool warns) {
-    const char *save = o->save;
-    char path[PATH_LENGTH];
-    int64_t step, damaged = INT64_MAX; // this step and newer ones are damaged
-    *c = (Checkpoint){0};
-    // lists the steps anew each time: a run that saves there may have deleted the step just tried
-    while ((step = checkpoint_newest(save, damaged)) >= 0) {
-        checkpoint_path(path, save, step);
-        if (was != NULL ? open_model(c, path, o, was) : checkpoint_open(c, path, true)) {
-            return true;
-        }
-        if (!path_exists(path)) { continue; }
-        if (error_kept().refused) {
-            return fail("--resume latest: %s; this is no damage, so that no earlier checkpoint is "
-                        "taken: mend it, or name one by --resume PATH",
-                        error_text());
-        }
-        if (warns) { warn("%s; trying an earlier checkpoint", error_text()); }
-        damaged = step;
-    }
-    if (step == STEP_UNREADABLE) { return fail("--resume latest: %s", error_text()); }
-    if (damaged < INT64_MAX && !warns) { // if all are damaged, again, with a warning for each
-        return open_newest(c, o, was, true);
-    }
-    if (damaged < INT64_MAX) {
-        return fail("--resume latest: no whole checkpoint under %s; to start afresh, use another "
-                    "--save or move the damaged ones away",
-                    save);
-    }
-    return !path_exists(path_format(path, "%s/latest", save)) ||
-           fail("--resume latest: no step_... is beside %s: resume what that is by --resume PATH; "
-                "to start afresh, delete it",
-                path);
-}
-
-bool checkpoint_resume(Checkpoint *c, const Options *o) {
-    char path[PATH_LENGTH];
-    if (strcmp(o->resume, "latest") != 0) {
-        return checkpoint_open(c, o->resume, true) || fail(RESUME_FAULT, error_text());
-    }
-    if (!open_newest(c, o, NULL, true)) { return false; }
-    // perhaps the run's folder was moved, and its config.txt still names the old place
+// Whether the run's folder was moved: its config.txt still names the old place, where nothing is.
+// Then error_text() says so.
+static bool was_moved(const Options *o) {
+    char path[PATH_LENGTH], word[SHELL_WORD];
     path_format(path, "%s", o->config);
     const char *place = dirname(path);
-    bool moved = c->path[0] == '\0' && option_source(o, "save") == SOURCE_FILE &&
+    bool moved = option_source(o, "save") == SOURCE_FILE &&
                  checkpoint_newest(place, INT64_MAX) >= 0;
-    char word[SHELL_WORD];
-    return !moved || fail("--resume latest: %s, which %s names, has no checkpoint, and %s has: "
+    return moved && !fail("--resume latest: %s, which %s names, has no checkpoint, and %s has: "
                           "give --save %s",
                           o->save, o->config, place, shell_word(word, place));
 }
 
-static bool in_one_file(const Checkpoint *c) {
-    char index[PATH_LENGTH];
-    path_format(index, "%s/model.safetensors.index.json", c->path);
-    return checkpoint_has(c, "model.safetensors") || !path_exists(index) ||
-           fail("%s: its weights are in several files; scripts/convert_hf import makes them one",
-                c->path);
-}
-
 bool checkpoint_model(Checkpoint *start, Options *o, Options *was) {
-    bool latest = strcmp(o->resume, "latest") == 0;
+    bool latest = strcmp(o->resume, "latest") == 0 && o->save[0] != '\0';
+    int64_t newest = latest ? checkpoint_newest(o->save, INT64_MAX) : STEP_NONE;
+    char path[PATH_LENGTH];
     *start = (Checkpoint){0};
-    o->resumes = o->resume[0] != '\0';
-    if (latest && o->save[0] != '\0' && !open_newest(start, o, was, false)) { return false; }
-    bool found = start->path[0] != '\0';
-    o->resumes = found || (o->resumes && !latest);
-    const char *from = o->resumes ? o->resume : o->load;
-    if (!found && *from == '\0') { return true; }
-    bool starts = !o->resumes && !o->plan && !o->list_tensors;
-    if (!found && (!open_model(start, from, o, was) || (starts && !in_one_file(start)))) {
-        return o->resumes ? fail(RESUME_FAULT, error_text()) : fail("--load %s", error_text());
+    if (newest == STEP_UNREADABLE) { return fail("--resume latest: %s", error_text()); }
+    if (latest && newest == STEP_NONE && was_moved(o)) { return false; }
+    o->resumes = newest >= 0 || (o->resume[0] != '\0' && strcmp(o->resume, "latest") != 0);
+    path_format(path, "%s", o->resumes ? o->resume : o->load);
+    if (newest >= 0) { checkpoint_path(path, o->save, newest); }
+    if (path[0] == '\0') { return true; }
+    bool ok = open_model(start, path, o, was);
+    if (ok && o->resumes && start->meta == NULL) {
+        ok = fail("%s/meta.json: No such file or directory", start->path);
+        checkpoint_close(start);
     }
-    path_format(o->origin, "%s", o->resumes ? start->path : o->load);
+    if (!ok) {
+        return o->resumes
+                   ? fail("--resume %s; --list-checkpoints shows which are whole", error_text())
+                   : fail("--load %s", error_text());
+    }
+    path_format(o->origin, "%s", start->path);
     return true;
 }
 
 bool checkpoint_share(Checkpoint *c, const Group *group) {
-    struct {
-        char path[PATH_LENGTH];
-        uint32_t seal;
-        bool whole;
-    } first = {.seal = c->seal, .whole = c->optimizer != NULL};
-    bool ok = true;
-    path_format(first.path, "%s", c->path);
-    group_broadcast(group, CHANNEL_MAIN, &first, sizeof(first));
-    if (strcmp(first.path, c->path) != 0 || first.seal != c->seal) {
+    char first[PATH_LENGTH];
+    path_format(first, "%s", c->path);
+    group_broadcast(group, CHANNEL_MAIN, first, sizeof(first));
+    bool ok = strcmp(first, c->path) == 0;
+    if (!ok) {
         checkpoint_close(c);
-        if (first.path[0] != '\0') {
-            ok = first.whole ? checkpoint_open(c, first.path, false)
-                             : open_folder(c, first.path, false);
-            ok = ok && (c->seal == first.seal ||
-                        fail("%s: not the one that rank 0 has opened; start again", first.path));
-        }
+        ok = first[0] == '\0' || checkpoint_open_meta(c, first);
     }
-    return group_agree(group, CHANNEL_MAIN, ok) || fail("%s", error_text());
+    return group_agree(group, CHANNEL_MAIN, ok);
 }
 
 bool checkpoint_weights(Checkpoint *c, const ParamLayout *layout, int64_t begin, int64_t end,
@@ -700,7 +559,10 @@ bool checkpoint_weights(Checkpoint *c, const ParamLayout *layout, int64_t begin,
 
 static double bytes_of(const Checkpoint *c) {
     double sum = 0;
-    for (int i = 0; i < c->num_files; i++) { sum += fmax(0, (double)c->files[i].listed); }
+    const cJSON *file;
+    cJSON_ArrayForEach(file, cJSON_GetObjectItemCaseSensitive(c->meta, "files")) {
+        sum += json_number(file, "bytes", 0);
+    }
     return sum;
 }
 
@@ -727,8 +589,7 @@ bool checkpoint_list(const char *save) {
                    mark);
             checkpoint_close(&c);
         } else {
-            printf("%10lld  %s%s: %s\n", (long long)steps[i],
-                   error_kept().refused ? "unreadable" : "damaged", mark, error_text());
+            printf("%10lld  damaged%s: %s\n", (long long)steps[i], mark, error_text());
         }
     }
     free(steps);
@@ -738,9 +599,6 @@ bool checkpoint_list(const char *save) {
 // ---- reading into a run -------------------------------------------------------------------------
 
 bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLayout *layout) {
-    // the options came from another checkpoint: its optimizer state is damaged, or a newer one was
-    // saved since
-    bool elsewhere = options->resumes && strcmp(c->path, options->origin) != 0;
     for (int i = 0; i < option_table_count; i++) {
         const OptionRow *row = &option_table[i];
         const char *name = row->name, *was = text_of(c->options, name);
@@ -749,11 +607,6 @@ bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLa
         bool moves = strcmp(name, "save") == 0 || (options->source[i] == SOURCE_DERIVED &&
                                                    row->type == OPTION_STRING); // the tokenizer
         if (moves || row->effect == EFFECT_ACTION || strcmp(was, now) == 0) { continue; }
-        if (elsewhere && options->source[i] == SOURCE_CHECKPOINT) {
-            return fail("--resume latest: the options are those of %s, the state that can be read "
-                        "is that of %s, where --%s is %s; name one by --resume PATH",
-                        options->origin, c->path, name, *was ? was : "not set");
-        }
         if (strcmp(name, "optimizer") == 0 && options_train(options)) {
             return fail("%s: its moments are those of --optimizer %s, this run's is %s; resume "
                         "with its optimizer, or start a new run from its weights by --load",
@@ -788,67 +641,51 @@ static bool read_scales(const SafeTensors *st, int kind, int64_t first, int64_t 
     return ok;
 }
 
-// Reads n elements of a moment in 8 bits, decoded to floats.
-static bool decode_moment(const SafeTensors *st, int kind, int64_t at, int64_t n, float *out) {
-    int64_t first = at / MOMENT_BLOCK, count = (at + n - 1) / MOMENT_BLOCK - first + 1;
-    uint8_t *codes = malloc_or_die((size_t)n);
-    uint16_t *scales = malloc_or_die((size_t)count * sizeof(uint16_t));
-    Moment which = kind == STATE_EXP_AVG ? MOMENT_FIRST : MOMENT_SECOND;
-    bool ok = safetensors_read(st, safetensors_find(st, state_names[kind]), at, n, codes) &&
-              read_scales(st, kind, first, count, scales);
-    if (ok) { moment_decode(out, which, codes, scales, (int)(at % MOMENT_BLOCK), n); }
-    free(codes);
-    free(scales);
-    return ok;
-}
-
-// Where elements are read to: `floats`; or, if that is NULL, `codes` and `scales`.
-typedef struct {
-    float *floats;
-    uint8_t *codes;
-    uint16_t *scales;
-} Elements;
-
-// Reads n elements of an array from element `at` of a rank's file on.
-static bool read_array(const SafeTensors *st, int kind, int64_t at, int64_t n, Elements to) {
+// Reads n elements of an array from element `at` of a rank's file on: to `floats`; or, if that is
+// NULL, as codes and scales.
+static bool read_array(const SafeTensors *st, int kind, int64_t at, int64_t n, float *floats,
+                       uint8_t *codes, uint16_t *scales) {
     const TensorEntry *e = safetensors_find(st, state_names[kind]);
-    bool codes = e->dtype == DTYPE_I8 || e->dtype == DTYPE_U8;
-    if (codes && kind == STATE_EXP_AVG && at >= e->shape[0]) { // Muon's elements have no codes
+    bool coded = e->dtype == DTYPE_I8 || e->dtype == DTYPE_U8;
+    if (coded && kind == STATE_EXP_AVG && at >= e->shape[0]) { // Muon's elements have no codes
         at -= e->shape[0];
         e = safetensors_find(st, state_names[STATE_MOMENTUM]);
-        codes = false;
+        coded = false;
     }
-    if (e == NULL || at + n > e->shape[0] || (to.floats == NULL && !codes)) {
+    if (e == NULL || at + n > e->shape[0] || (floats == NULL && !coded)) {
         return fail("%s: elements %lld to %lld have no '%s'", st->path, (long long)at,
                     (long long)(at + n), state_names[kind]);
     }
-    if (to.floats == NULL) {
-        return safetensors_read(st, e, at, n, to.codes) &&
-               read_scales(st, kind, at / MOMENT_BLOCK, n / MOMENT_BLOCK, to.scales);
+    if (!coded) { return safetensors_read_floats(st, e, at, n, floats); }
+    int64_t first = at / MOMENT_BLOCK, blocks = (at + n - 1) / MOMENT_BLOCK - first + 1;
+    bool decodes = floats != NULL;
+    if (decodes) {
+        codes = malloc_or_die((size_t)n);
+        scales = malloc_or_die((size_t)blocks * sizeof(uint16_t));
     }
-    return codes ? decode_moment(st, kind, at, n, to.floats)
-                 : safetensors_read_floats(st, e, at, n, to.floats);
+    bool ok = safetensors_read(st, e, at, n, codes) && read_scales(st, kind, first, blocks, scales);
+    if (decodes) {
+        Moment which = kind == STATE_EXP_AVG ? MOMENT_FIRST : MOMENT_SECOND;
+        if (ok) { moment_decode(floats, which, codes, scales, (int)(at % MOMENT_BLOCK), n); }
+        free(codes);
+        free(scales);
+    }
+    return ok;
 }
 
 // Reads elements begin..end from the ranks' files.
-static bool read_ranges(const Checkpoint *c, int kind, int64_t begin, int64_t end, Elements to) {
+static bool read_ranges(const Checkpoint *c, int kind, int64_t begin, int64_t end, float *floats,
+                        uint8_t *codes, uint16_t *scales) {
     if (begin < 0 || end > c->layout_size) {
         return fail("%s: elements %lld to %lld of '%s' are not all in its files", c->path,
                     (long long)begin, (long long)end, state_names[kind]);
     }
-    for (int i = 0; i < c->num_ranges; i++) {
-        const SavedRange *r = &c->ranges[i];
+    for (const SavedRange *r = c->ranges; r < c->ranges + c->num_ranges; r++) {
         int64_t from = max64(begin, r->begin), until = min64(end, r->end), at = from - begin;
-        if (from >= until) { continue; }
-        Elements part = {0};
-        if (to.floats != NULL) {
-            part.floats = to.floats + at;
-        } else {
-            part.codes = to.codes + at;
-            part.scales = to.scales + at / MOMENT_BLOCK;
-        }
-        if (!read_array(&c->optimizer[r->rank], kind, r->at + from - r->begin, until - from,
-                        part)) {
+        if (from < until &&
+            !read_array(&c->optimizer[r->rank], kind, r->at + from - r->begin, until - from,
+                        floats != NULL ? floats + at : NULL, codes != NULL ? codes + at : NULL,
+                        scales != NULL ? scales + at / MOMENT_BLOCK : NULL)) {
             return false;
         }
     }
@@ -860,13 +697,13 @@ bool checkpoint_read(const Checkpoint *c, const char *kind, int64_t begin, int64
     int i = STATE_MASTER;
     while (i < STATE_EXP_AVG_SQ && strcmp(kind, state_names[i]) != 0) { i++; }
     assert(strcmp(kind, state_names[i]) == 0);
-    return read_ranges(c, i, begin, end, (Elements){.floats = out});
+    return read_ranges(c, i, begin, end, out, NULL, NULL);
 }
 
 bool checkpoint_read_codes(const Checkpoint *c, Moment which, int64_t begin, int64_t end,
                            uint8_t *codes, uint16_t *scales) {
     int kind = which == MOMENT_FIRST ? STATE_EXP_AVG : STATE_EXP_AVG_SQ;
-    return read_ranges(c, kind, begin, end, (Elements){.codes = codes, .scales = scales});
+    return read_ranges(c, kind, begin, end, NULL, codes, scales);
 }
 
 // The number of tokens in a step of the checkpoint's run; 0: its options do not say.
@@ -877,60 +714,38 @@ static double tokens_of_a_step(const Checkpoint *c) {
 bool checkpoint_read_scaling(const Checkpoint *c, const Precision *precision, Fp8Scale *slots,
                              float *history) {
     enum { SCALE, TARGET, COUNT, AMAX, TENSORS };
-    static const struct {
-        const char *name;
-        Dtype dtype;
-        int dims;
-    } rows[TENSORS] = {{"scale", DTYPE_F32, 1},
-                       {"target", DTYPE_F32, 1},
-                       {"count", DTYPE_I32, 1},
-                       {"amax_history", DTYPE_F32, 2}};
-    const TensorEntry *e[TENSORS];
+    static const char *const names[TENSORS] = {"scale", "target", "count", "amax_history"};
+    const SafeTensors *st = &c->scaling;
     int n = fp8_slot_count(precision->config), length = precision->history_length;
-    double step_tokens = tokens_of_a_step(c);
-    if (c->scaling.count == 0 || precision->recipe != FP8_RECIPE_DELAYED) { return true; }
-    bool ok = true;
-    for (int i = 0; i < TENSORS; i++) {
-        e[i] = safetensors_find(&c->scaling, rows[i].name);
-        ok = ok && e[i] != NULL && e[i]->dtype == rows[i].dtype && e[i]->dims == rows[i].dims &&
-             e[i]->shape[0] == n;
+    bool other_step = tokens_of_a_step(c) != precision->step_tokens, ok = true;
+    void *data[TENSORS] = {NULL};
+    if (st->count == 0 || precision->recipe != FP8_RECIPE_DELAYED) { return true; }
+    for (int i = 0; ok && i < TENSORS; i++) {
+        const TensorEntry *e = safetensors_find(st, names[i]);
+        ok = (e != NULL && e->dtype == (i == COUNT ? DTYPE_I32 : DTYPE_F32) &&
+              e->dims == 1 + (i == AMAX) && e->shape[0] == n) ||
+             fail("%s: not the scaling state of %d tensors", st->path, n);
+        int64_t elements = ok ? n * (i == AMAX ? e->shape[1] : 1) : 0;
+        bool fits = i < AMAX || elements == (int64_t)n * length;
+        if (!ok || !fits) { continue; }
+        data[i] = malloc_or_die((size_t)elements * sizeof(float));
+        ok = safetensors_read(st, e, 0, elements, data[i]);
     }
-    if (!ok || e[AMAX]->shape[1] < 1 || e[AMAX]->shape[1] > INT32_MAX) {
-        return fail("%s: not the scaling state of %d tensors", c->scaling.path, n);
-    }
-    if (!(step_tokens > 0)) {
-        return fail("%s/meta.json: no --global-batch-size or --seq-length", c->path);
-    }
-    int saved_length = (int)e[AMAX]->shape[1];
-    float *saved = malloc_or_die((size_t)saved_length * sizeof(float));
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; ok && i < n; i++) {
         Fp8Scale *slot = &slots[i];
-        float was, target = fp8_slot_target(precision, i);
-        float growth = 1.0f; // how the changed options scale the tensor's values
-        int32_t count;
+        bool other = data[AMAX] == NULL || (other_step && i % OPERAND_COUNT == OPERAND_DY) ||
+                     ((float *)data[TARGET])[i] != fp8_slot_target(precision, i);
         // skips a slot that is not in use, because its state would be out of date later
-        if (!fp8_slot_in_use(precision, i)) { continue; }
-        if (!safetensors_read(&c->scaling, e[COUNT], i, 1, &count) ||
-            !safetensors_read(&c->scaling, e[SCALE], i, 1, &slot->scale) ||
-            !safetensors_read(&c->scaling, e[TARGET], i, 1, &was) ||
-            !safetensors_read(&c->scaling, e[AMAX], (int64_t)i * saved_length, saved_length,
-                              saved)) {
-            free(saved);
-            return false;
-        }
-        if (i % OPERAND_COUNT == OPERAND_DY) {
-            growth = (float)(step_tokens / precision->step_tokens);
-        }
-        slot->count = count;
-        ok = ok && count >= 0 && count <= c->progress.step;
-        if (!fp8_scale_known(slot)) { continue; }
-        fp8_rescale(slot, was / target * growth, slot->scale);
-        // both histories are rings: entry k is at k % length
-        int known = ok ? (int)min64(count, min64(saved_length, length)) : 0;
-        for (int k = count - known; k < count; k++) {
-            history[(int64_t)i * length + k % length] = saved[k % saved_length] * growth;
-        }
+        if (!fp8_slot_in_use(precision, i) || other) { continue; }
+        slot->count = ((int32_t *)data[COUNT])[i];
+        slot->scale = ((float *)data[SCALE])[i];
+        ok = (slot->count >= 0 && slot->count <= c->progress.step) ||
+             fail("%s: damaged: a scale has more steps than the run", st->path);
+        if (!ok || !fp8_scale_known(slot)) { continue; }
+        fp8_rescale(slot, 1.0f, slot->scale);
+        memcpy(history + (int64_t)i * length, (float *)data[AMAX] + (int64_t)i * length,
+               (size_t)length * sizeof(float));
     }
-    free(saved);
-    return ok || fail("%s: damaged: a scale has more steps than the run", c->scaling.path);
+    for (int i = 0; i < TENSORS; i++) { free(data[i]); }
+    return ok;
 }

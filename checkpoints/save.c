@@ -183,15 +183,8 @@ static bool write_meta(const Snapshot *s, const char *folder, const FileWriter *
 
 #define FRESH_LINK ".tmp-link" // a link before it has its name
 
-static bool is_link(const char *path) {
-    char target[1];
-    return readlink(path, target, sizeof(target)) >= 0;
-}
-
-// Deletes a complete or incomplete checkpoint. Deletes a link but not its target, and nothing
-// outside --save.
+// Deletes a complete or incomplete checkpoint. Deletes a link but not its target.
 static void discard(const char *path, const char *known_as) {
-    if (is_link(path)) { printf("%s was a link; what it led to stays\n", known_as); }
     if (!folder_remove(path)) { warn("%s could not be deleted: %s", known_as, error_text()); }
 }
 
@@ -265,14 +258,10 @@ static bool link_start(const char *path, const char *start) {
 
 bool checkpoint_go_back(const Options *o, const Checkpoint *c) {
     char path[PATH_LENGTH];
-    int64_t newest = checkpoint_newest(o->save, INT64_MAX), step = c->progress.step;
-    if (newest == STEP_UNREADABLE || c->path[0] == '\0') { return newest == STEP_NONE; }
+    int64_t step = c->progress.step;
+    if (c->path[0] == '\0') { return true; }
     checkpoint_path(path, o->save, step);
-    if (newest == STEP_NONE && !link_start(path, c->path)) { return false; }
-    if (newest >= 0 && !is_folder(path, folder_id(c->path))) {
-        return fail("--resume %s: not under the name of its step; %s %s, or give another --save",
-                    c->path, path_exists(path) ? "resume" : "rename it to", path);
-    }
+    if (!is_folder(path, folder_id(c->path)) && !link_start(path, c->path)) { return false; }
     bool ok = set_aside_from(o->save, step + 1);
     if (ok && path_exists(path)) { link_steps(o->save, step); }
     return ok;
@@ -308,12 +297,10 @@ static void prune(const Snapshot *s, int64_t best) {
         bool good = !proven && steps[i] <= s->progress.proven;
         proven = proven || good;
         if (steps[i] == best || kept++ < keep || good) { continue; }
-        // renamed first, so that an interrupted deletion does not leave a damaged checkpoint;
-        // EXDEV: a folder of a container's image cannot be renamed
+        // renamed first, so that an interrupted deletion does not leave a damaged checkpoint
         path_format(doomed, "%s/.old-step_%08lld", save, (long long)steps[i]);
-        bool renamed = rename(path, doomed) == 0;
-        if (renamed || errno == EXDEV) {
-            discard(renamed ? doomed : path, path);
+        if (rename(path, doomed) == 0) {
+            discard(doomed, path);
         } else {
             warn("%s could not be deleted: %s", path, strerror(errno));
         }
@@ -363,9 +350,7 @@ bool checkpoint_evaluated(const Snapshot *s) {
     const char *save = s->options->save;
     char path[PATH_LENGTH];
     Checkpoint c;
-    if (!checkpoint_open(&c, checkpoint_path(path, save, s->progress.step), false)) {
-        return false;
-    }
+    if (!checkpoint_open_meta(&c, checkpoint_path(path, save, s->progress.step))) { return false; }
     add_progress(c.meta, s);
     bool ok = write_sealed(c.meta, path);
     checkpoint_close(&c);
@@ -418,77 +403,61 @@ bool checkpoint_await(const Options *o) {
 
 // Locks the folder. The kernel or the NFS server keeps the lock until the process ends. The file
 // .lock is not closed, because that would release the lock, and is never deleted. Its text says who
-// holds the lock. *own: the text names this process, because the folder is a copy of one that this
-// process holds.
-static bool lock_folder(const Options *o, bool *own) {
-    static char text[HOLDER];
-    char path[PATH_LENGTH], host[256] = "", since[32], holder[HOLDER];
+// holds the lock.
+static bool lock_folder(const Options *o) {
+    char path[PATH_LENGTH], host[256] = "", since[32];
     path_format(path, "%s/.lock", o->save);
-    int file;
-    struct stat info, there;
-    for (bool replaced = false;;) {
-        file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
-        if (file < 0) {
-            return fail("%s: %s", path,
-                        errno == ELOOP ? "a link; delete it, and let metrics.jsonl be no link"
-                                       : strerror(errno));
-        }
-        bool ok = await_lock(o, file, true) &&
-                  (fstat(file, &info) == 0 || fail("%s: %s", path, strerror(errno)));
-        bool there_still = ok && stat(path, &there) == 0 && there.st_ino == info.st_ino;
-        if (there_still && (replaced || info.st_nlink <= 1)) { break; }
-        // cp -al: this copy and the folder that it was copied from share the file
-        if (there_still) {
-            read_holder(file, holder);
-            replaced = ok = file_replace(path, holder, strlen(holder));
-        }
-        close(file);
-        if (!ok) { return false; }
+    int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
+    if (file < 0) {
+        return fail("%s: %s", path,
+                    errno == ELOOP ? "a link; delete it, and let metrics.jsonl be no link"
+                                   : strerror(errno));
     }
-    read_holder(file, holder);
-    *own = text[0] != '\0' && strcmp(holder, text) == 0;
+    if (!await_lock(o, file, true)) {
+        close(file);
+        return false;
+    }
     gethostname(host, sizeof(host) - 1);
-    snprintf(text, sizeof(text), "host %s, pid %d, since %s", host, (int)getpid(), utc_now(since));
-    if (ftruncate(file, 0) != 0 || dprintf(file, "%s", text) < 0 || fsync(file) != 0) {
+    if (ftruncate(file, 0) != 0 ||
+        dprintf(file, "host %s, pid %d, since %s", host, (int)getpid(), utc_now(since)) < 0 ||
+        fsync(file) != 0) {
         warn("%s: %s", path, strerror(errno));
     }
     return true;
 }
 
-// Refuses a folder with checkpoints of a run that is not the resumed one.
-static bool check_owner(const Options *o) {
-    char path[PATH_LENGTH], leads_to[PATH_LENGTH], up_to[40] = "";
-    int64_t newest = checkpoint_newest(o->save, INT64_MAX);
+// Refuses a folder with checkpoints, unless the run resumes one of them.
+static bool check_owner(const Options *o, const Checkpoint *start) {
+    char path[PATH_LENGTH];
+    int64_t newest = checkpoint_newest(o->save, INT64_MAX), step = start->progress.step;
+    bool latest = strcmp(o->resume, "latest") == 0;
     if (newest == STEP_UNREADABLE) { return false; }
-    bool none = newest < 0 && !path_exists(path_format(path, "%s/latest", o->save));
-    if (none || strcmp(o->resume, "latest") == 0) { return true; }
-    if (o->resume[0] == '\0') {
-        if (newest >= 0) { snprintf(up_to, sizeof(up_to), " up to step %lld", (long long)newest); }
-        return fail("%s: a run has saved there%s; resume it with --resume latest, or give another "
-                    "--save",
-                    o->save, up_to);
+    if (latest && newest != (o->resumes ? step : STEP_NONE)) {
+        return fail("%s: another run has changed its checkpoints while this one started; start "
+                    "again",
+                    o->save);
     }
-    FolderId save = folder_id(o->save);
-    bool missing = !checkpoint_follow(leads_to, o->resume) || folder_id(leads_to).inode == 0;
-    checkpoint_path(path, o->save, newest);
-    // a missing checkpoint is reported when it is opened
-    if (missing || is_folder(path, folder_id(leads_to))) { return true; }
-    path_format(path, "%s", o->resume);
-    return is_folder(dirname(path), save) || is_folder(dirname(leads_to), save) ||
+    if (newest == STEP_NONE) { return true; }
+    if (o->resume[0] == '\0') {
+        return fail("%s: a run has saved there up to step %lld; resume it with --resume latest, or "
+                    "give another --save",
+                    o->save, (long long)newest);
+    }
+    checkpoint_path(path, o->save, step);
+    return is_folder(path, folder_id(start->path)) ||
            fail("%s: holds checkpoints of another run than --resume %s; give another --save, or "
-                "--load to start a new run from its weights",
-                o->save, o->resume);
+                "--load to start a new run from its weights; if it is this run's, rename it to %s",
+                o->save, o->resume, path_name(path));
 }
 
-bool checkpoint_claim(const Options *o) {
+bool checkpoint_claim(const Options *o, const Checkpoint *start) {
     // room for /.tmp-step_9007199254740992/optimizer-4095-of-4096.safetensors
     enum { LONGEST = PATH_LENGTH - 64 };
     char path[PATH_LENGTH], *names;
-    bool own = false;
     if (strlen(o->save) > LONGEST) {
         return fail("%.40s...: longer than %d characters", o->save, LONGEST);
     }
-    if (!folder_make(o->save) || !lock_folder(o, &own) || (!own && !check_owner(o)) ||
+    if (!folder_make(o->save) || !lock_folder(o) || !check_owner(o, start) ||
         (names = folder_list(o->save)) == NULL) {
         return false;
     }

@@ -230,7 +230,7 @@ TEXT("load", load, "", "DIR",
     "their model's shape", START)
 TEXT("resume", resume, "", "latest|PATH",
     "continue from a checkpoint, which gives the options that are not given here; latest: the "
-    "newest whole one under --save, if any", ACTION)
+    "newest one under --save, if any", ACTION)
 FLAG("list-checkpoints", list_checkpoints, "false",
     "list the checkpoints under --save, whole or damaged, and exit", ACTION)
 

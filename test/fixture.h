@@ -96,6 +96,15 @@ static inline bool read_start(Options *options, Options *model) {
     return ok;
 }
 
+// Claims the folder of --save, as a run with these options does.
+static inline bool claim(Options options) {
+    static Options was;
+    Checkpoint start;
+    bool ok = checkpoint_model(&start, &options, &was) && checkpoint_claim(&options, &start);
+    checkpoint_close(&start);
+    return ok;
+}
+
 // Resolves the options of a run with this number of ranks. was: the options of the checkpoint that
 // it starts from.
 static inline bool resolve_run(Options *options, const Options *was, int ranks) {

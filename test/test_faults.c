@@ -73,22 +73,15 @@ WRAP(FILE *, fopen, NULL, true, (const char *path, const char *mode), (path, mod
 WRAP(int, fflush, EOF, true, (FILE * file), (file))
 WRAP(int, fclose, EOF, false, (FILE * file), (file))
 
+WRAP(int, rename, -1, false, (const char *from, const char *to), (from, to))
 WRAP(ssize_t, readlink, -1, false, (const char *path, char *out, size_t n), (path, out, n))
 
-static bool no_links;     // as on FAT and some network disks
-static const char *image; // a folder of a container's image, which overlayfs cannot rename
+static bool no_links; // as on FAT and some network disks
 
 int __real_symlink(const char *to, const char *path);
 int __wrap_symlink(const char *to, const char *path) {
     if (no_links) { errno = EPERM; }
     return no_links || fails("symlink", true) ? -1 : __real_symlink(to, path);
-}
-
-int __real_rename(const char *from, const char *to);
-int __wrap_rename(const char *from, const char *to) {
-    bool across = image != NULL && strcmp(from, image) == 0;
-    if (across) { errno = EXDEV; }
-    return across || fails("rename", false) ? -1 : __real_rename(from, to);
 }
 
 int __real_open(const char *path, int flags, mode_t mode);
@@ -221,8 +214,12 @@ static bool holds(const char *path, int64_t step) {
 }
 
 static int64_t resumed_step(void) {
+    static Options o, was;
     CLOSED(checkpoint_close) Checkpoint c;
-    if (!checkpoint_resume(&c, &fixture.options) || c.path[0] == '\0') { return -1; }
+    o = fixture.options;
+    if (!checkpoint_model(&c, &o, &was) || !o.resumes || !checkpoint_complete(&c, true)) {
+        return -1;
+    }
     int64_t step = c.progress.step;
     char path[PATH_LENGTH];
     checkpoint_path(path, "s", step);
@@ -289,7 +286,7 @@ static const char *trouble(Cycle *c, bool (*save)(int64_t), bool again) {
     if (again && !holds_3()) { return "neither the old nor the new step 3 is whole"; }
     int64_t step = resumed_step();
     if (step < 2 || (saved && step != 3)) { return "a wrong step is resumed"; }
-    if (!checkpoint_claim(&fixture.options) || leftovers() > 0) { return "leftovers stay"; }
+    if (!claim(fixture.options) || leftovers() > 0) { return "leftovers stay"; }
     if (!go_back(step) || checkpoint_best("s") != step) { return "the best step is another"; }
     if (!links_lead_to(step)) { return "links"; }
     if (!save_step(3) || resumed_step() != 3) { return "the next save fails"; }
@@ -359,8 +356,7 @@ TEST(carelessness_is_caught) {
     fixture_close(&fixture);
 }
 
-// A disk without symbolic links; and a folder of a container's image, which cannot be renamed: it
-// is deleted under its own name, and cannot be set aside.
+// A disk without symbolic links.
 TEST(disks_without_links_are_saved_to) {
     Cycle none = {0};
     no_links = true;
@@ -372,11 +368,6 @@ TEST(disks_without_links_are_saved_to) {
     CHECK(!path_exists("s/latest") && !path_exists("s/best"));
     no_links = false;
     CHECK(save_step(3) && links_lead_to(3));
-    image = "s/step_00000003";
-    CHECK(!go_back(2) && resumed_step() == 3);
-    CHECK(save_step(4) && save_step(5));
-    CHECK(!path_exists("s/step_00000003"));
-    image = NULL;
     fixture_close(&fixture);
 }
 
@@ -417,9 +408,11 @@ TEST(unreadable_folders_are_no_empty_ones) {
     begin("", 1);
     CHECK(unlink("made/latest") == 0); // nor does the link say so
     CYCLES(c, FAIL_ONCE) {
+        static Options o, was;
         CLOSED(checkpoint_close) Checkpoint found;
+        o = fixture.options;
         arm(FAIL_ONCE, c.n);
-        bool ok = checkpoint_resume(&found, &fixture.options);
+        bool ok = checkpoint_model(&found, &o, &was);
         c.fired = disarm();
         CHECK(!ok || found.path[0] != '\0');
         refused += !ok;
@@ -428,35 +421,32 @@ TEST(unreadable_folders_are_no_empty_ones) {
     CYCLES(c, FAIL_ONCE) {
         CHECK(folder_make("s/.tmp-step_00000009/inner"));
         arm(FAIL_ONCE, c.n);
-        bool ok = checkpoint_claim(&fixture.options);
+        bool ok = claim(fixture.options);
         c.fired = disarm();
         CHECK(ok || strcmp(c.fired, "unlink") + strcmp(c.fired, "rmdir") != 0);
         left += ok && path_exists("s/.tmp-step_00000009");
-        CHECK(checkpoint_claim(&fixture.options) && !path_exists("s/.tmp-step_00000009"));
+        CHECK(claim(fixture.options) && !path_exists("s/.tmp-step_00000009"));
     }
     CHECK(left > 1);
     fixture_close(&fixture);
 }
 
-// A checkpoint that the system refuses to read is not damaged: no older one is taken instead.
+// A checkpoint that cannot be read is not passed over for an older one.
 TEST(an_unreadable_checkpoint_is_not_passed_over) {
     int refused = 0;
     begin(FP8 "--keep 0", 2);
     CYCLES(c, FAIL_ONCE) {
         static Options o, model;
-        CLOSED(checkpoint_close) Checkpoint found = {0};
         CLOSED(checkpoint_close) Checkpoint start;
         o = fixture.options;
         arm(FAIL_ONCE, c.n);
-        bool models = checkpoint_model(&start, &o, &model);
-        bool ok = models && checkpoint_resume(&found, &o);
+        bool ok = checkpoint_model(&start, &o, &model) && checkpoint_complete(&start, true);
         c.fired = disarm();
-        CHECK(ok ? found.progress.step == 2 : c.fired != NULL);
-        CHECK(!models || start.progress.step == 2);
+        CHECK(ok ? start.progress.step == 2 : c.fired != NULL);
         if (!ok) { CHECK_CONTAINS(error_text(), "Input/output error"); }
         refused += !ok;
     }
-    CHECK(refused > 30);
+    CHECK(refused > 15);
     fixture_close(&fixture);
 }
 
@@ -526,12 +516,12 @@ static int lost_by_kills(bool (*save)(int64_t)) {
     CYCLES(c, FAIL_ONCE) {
         kill_at(&c, save, 3);
         bool named = path_exists("s/step_00000003");
-        CHECK(checkpoint_claim(&fixture.options) && !path_exists("s/.tmp-link"));
+        bool claimed = claim(fixture.options);
         int64_t step = resumed_step();
-        CHECK(step == 3 || step == 2);
         lost += named && step != 3;
         if (lost > 0) { break; }
-        CHECK(links_lead_to(step));
+        CHECK(claimed && !path_exists("s/.tmp-link"));
+        CHECK((step == 3 || step == 2) && links_lead_to(step));
     }
     fixture_close(&fixture);
     return lost;
@@ -575,7 +565,7 @@ TEST(an_evaluation_is_made_or_left) {
             } else {
                 kill_at(&c, evaluate_step, 2);
             }
-            CHECK(checkpoint_claim(&fixture.options) && go_back(2));
+            CHECK(claim(fixture.options) && go_back(2));
             CHECK(checkpoint_open(&opened, "s/step_00000002", true));
             bool made = opened.progress.eval_left == 0;
             CHECK(made == (opened.progress.valid_loss == 8));
@@ -593,7 +583,7 @@ TEST(a_killed_run_has_gone_back_or_not) {
     begin("--keep 0", 4);
     CYCLES(c, FAIL_ONCE) {
         kill_at(&c, go_back, 2);
-        CHECK(checkpoint_claim(&fixture.options));
+        CHECK(claim(fixture.options));
         int64_t step = resumed_step();
         CHECK(step == 2 || step == 4);
         seen[step]++;
@@ -622,8 +612,8 @@ static void save_second(void) {
     CHECK(save_all_of(2));
 }
 
-// Reads the state in several pieces, and returns the step that all are from; 0: reading failed, or
-// they are from several steps.
+// Reads the state in several pieces, and returns the step that all are from; 0: reading failed,
+// because the checkpoint was deleted.
 static int64_t read_while_saving(bool load, float *out) {
     static Options o, model;
     CLOSED(checkpoint_close) Checkpoint c = {0};
@@ -642,7 +632,7 @@ static int64_t read_while_saving(bool load, float *out) {
         step = (int64_t)out[size - 1]; // zeros are the vocabulary's padding
         ok = ok && is_all(out, size, (double)step);
     } else {
-        ok = checkpoint_resume(&c, &o) && c.path[0] != '\0';
+        ok = checkpoint_model(&c, &o, &model) && checkpoint_complete(&c, true);
         step = c.progress.step;
         for (int part = 0; ok && part < 6; part++) {
             ok = checkpoint_read(&c, kinds[part / 2], part % 2 * half, (part % 2 + 1) * half,
@@ -650,12 +640,12 @@ static int64_t read_while_saving(bool load, float *out) {
                  is_all(out, half, (double)step);
         }
     }
-    if (!ok) { test_fail(__FILE__, __LINE__, "step %lld: %s", (long long)step, error_text()); }
+    if (!ok) { CHECK_CONTAINS(error_text(), "o such f"); } // file, folder
     return ok ? step : 0;
 }
 
 // During each call of a reader in turn, a run saves its next checkpoint and deletes the one before.
-// The reader must get exactly one of the two.
+// The reader must get exactly one of the two, or fail.
 TEST(a_checkpoint_is_one_while_a_run_saves) {
     static const char *const ways[] = {"--resume= --load s/latest", "--resume s/latest", ""};
     static float out[1 << 15];
@@ -672,7 +662,7 @@ TEST(a_checkpoint_is_one_while_a_run_saves) {
             fault.meanwhile = NULL;
             c.fired = disarm();
         }
-        CHECK(seen[0] == 0 && seen[1] > 5 && seen[2] > 5);
+        CHECK(seen[0] > 1 && seen[1] > 1 && seen[2] > 1);
         fixture_close(&fixture);
     }
     no_links = false;

@@ -193,9 +193,9 @@ test_tokenizers_of_starts() {
     check_rows <<ROWS
 0|train_gpt ${data[*]} --load unread|$unread
 0|train_gpt ${data[*]} --load theirs|!is not compared
-1|train_gpt ${data[*]} --data o/y_train.bin --load s/latest|o/y_train.bin: made with another tokenizer than s/latest/tokenizer.bin
+1|train_gpt ${data[*]} --data o/y_train.bin --load s/latest|o/y_train.bin: made with another tokenizer than s/step_00000004/tokenizer.bin
 0|train_gpt ${data[*]} --data o/y_train.bin --load s/latest --tokenizer o/y_tokenizer.bin|
-1|train_gpt --load old/latest --sample-only --sample-prompt AB|no tokenizer.bin in old/latest to encode it with (--tokenizer)
+1|train_gpt --load old/latest --sample-only --sample-prompt AB|no tokenizer.bin in old/step_00000004 to encode it with (--tokenizer)
 1|train_gpt --load unread --sample-only --sample-prompt AB|no tokenizer.bin in unread to encode it with (scripts/convert_hf
 0|train_gpt --resume latest --save old --sample-only --data d/x_train.bin --sample-prompt AB|AB
 0|train_gpt --load old/latest --sample-only --sample-length 4|

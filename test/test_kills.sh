@@ -16,7 +16,7 @@ test_sanitized_runs_survive_kills() {
 test_faults_are_seen() {
     expect_said 1 ', and before [' python3 "$root/test/kills.py" --kills 1000 --kinds cpu \
         --plant order
-    expect_said 1 'trying an earlier checkpoint' python3 "$root/test/kills.py" --kills 1000 \
+    expect_said 1 'damaged: its checksum is' python3 "$root/test/kills.py" --kills 1000 \
         --kinds cpu-fp8 --plant damage
 }
 

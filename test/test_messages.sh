@@ -74,8 +74,8 @@ test_refusals() {
 1|eval 'cd s && tiny --data ../d/x_train.bin --save .'|--save .: a run has saved there up to step 3; resume it 
 1|train --save s --resume odd/latest|holds checkpoints of another run than --resume odd/latest
 1|train --save s --resume odd/../odd/latest|holds checkpoints of another run than --resume odd/../odd/latest
-1|from --resume latest --save broken|error: --resume latest: no whole checkpoint under broken; to start afresh|broken/step_00000003/meta.json: damaged|broken/step_00000002/meta.json: damaged
-1|from --resume latest --save broken --plan|no whole checkpoint under broken
+1|from --resume latest --save broken|error: --resume broken/step_00000003/meta.json: damaged|--list-checkpoints shows which
+1|from --resume latest --save broken --plan|error: --resume broken/step_00000003/meta.json: damaged
 1|train_gpt --resume latest --save mistyped --model llama-tiny|which shards to train on; there is no checkpoint under mistyped that would
 1|train --save text|--save text: the folder could not be made: a file of that name is in the way
 1|train --save taken|--save taken/metrics.jsonl: Is a directory
@@ -145,7 +145,7 @@ ROWS
     check_rows <<'ROWS'
 0|from --load odd/latest --seq-length 16 --plan|--seq-length 16|!warning:
 0|from --load odd/latest --seq-length 64 --plan|!warning:
-0|from --load odd/latest --seq-length 128 --plan|warning: --seq-length 128: the weights of the checkpoint odd/latest were trained with at most 64
+0|from --load odd/latest --seq-length 128 --plan|warning: --seq-length 128: the weights of the checkpoint odd/step_00000003 were trained with at most 64
 0|from --load odd/latest --seq-length 128 --plan --max-position-embeddings 256|warning: --seq-length 128: the weights |--seq-length 128
 0|from --load odd/latest --rope-theta 1000 --plan|--rope-theta 1000 
 0|from --load capped/latest --logit-softcap 0 --plan|warning: --logit-softcap 0: the weights

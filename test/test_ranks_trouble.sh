@@ -178,7 +178,7 @@ test_notes_on_options_are_rank_0s() {
     torchrun --data notes/x.bin --load start/latest --lr 1e-4 --train-iters 1 --save noted
     [[ "${statuses[*]}" == "0 0" ]] || fail "$(cat err.0 err.1)"
     for says in 'notes/tokenizer.bin: ' 'no tokenizer.bin beside notes/x.bin has its mark' \
-        '--model llama-tiny: the checkpoint start/latest has another shape, which is used instead'; do
+        '--model llama-tiny: the checkpoint start/step_00000001 has another shape, which is used instead'; do
         [[ $(grep -cF -- "$says" err.0) -eq 1 ]] || fail "rank 0, '$says': $(cat err.0)"
     done
     [[ ! -s err.1 ]] || fail "rank 1: $(cat err.1)"

@@ -58,18 +58,18 @@ static bool write_others(const Run *run, const char *folder, Dtype dtype) {
     char path[PATH_LENGTH], *config = NULL;
     size_t bytes;
     bool ok = true;
-    for (int i = 0; ok && i < run->start.num_files; i++) {
-        const char *name = run->start.files[i].name;
-        if (strncmp(name, "model.", 6) == 0 || strcmp(name, "meta.json") == 0) { continue; }
-        char *data = checkpoint_file(&run->start, name, &bytes);
+    for (int i = 0; ok && i < COMPANIONS_MAX; i++) {
+        path_format(path, "%s/%s", run->start.path, companion_names[i]);
+        if (!path_exists(path)) { continue; }
+        char *data = file_read(path, &bytes);
         if (data == NULL) { return false; }
-        if (strcmp(name, "config.json") == 0) {
-            config = hf_config(&run->options, dtype, -1, -1, data, bytes);
-        } else {
-            ok = file_replace(path_format(path, "%s/%s", folder, name), data, bytes);
-        }
+        ok = file_replace(path_format(path, "%s/%s", folder, companion_names[i]), data, bytes);
         free(data);
     }
+    char *text = file_read(path_format(path, "%s/config.json", run->start.path), &bytes);
+    if (text == NULL) { return false; }
+    config = hf_config(&run->options, dtype, -1, -1, text, bytes);
+    free(text);
     path_format(path, "%s/config.json", folder);
     ok = ok && file_replace(path, config, strlen(config));
     free(config);

@@ -89,29 +89,20 @@ void run_start(Run *run, const char *device) {
     }
 }
 
-// The lock was free when the options were resolved, and is taken only now: another run may have
-// saved or deleted checkpoints meanwhile.
-static bool is_as_resolved(const Options *o, const Checkpoint *c) {
-    return strcmp(o->resume, "latest") != 0 || o->resumes == (c->path[0] != '\0') ||
-           fail("--save %s: another run has changed its checkpoints while this one started; start "
-                "again",
-                o->save);
-}
-
-// Reads run->progress from the checkpoint that --resume names. Rank 0 finds and verifies it.
-static bool restore(Run *run, Checkpoint *checkpoint) {
+// Reads run->progress from the checkpoint that --resume names. Rank 0 verifies it.
+static bool restore(Run *run) {
     const Options *o = &run->options;
-    bool finds = run->group.rank == 0 && o->resume[0] != '\0';
-    *checkpoint = (Checkpoint){0};
-    run_beat(run, DOING_PAUSE, "reading the checkpoint");
-    if ((finds && !(checkpoint_resume(checkpoint, o) && is_as_resolved(o, checkpoint))) ||
-        !checkpoint_share(checkpoint, &run->group)) {
-        die("%s", error_text());
-    }
-    if (checkpoint->path[0] == '\0') {
-        if (finds) { printf("no checkpoint under %s yet: starting from step 0\n", o->save); }
+    Checkpoint *checkpoint = &run->start;
+    if (!o->resumes) {
+        if (o->resume[0] != '\0') {
+            printf("no checkpoint under %s yet: starting from step 0\n", o->save);
+        }
         return false;
     }
+    run_beat(run, DOING_PAUSE, "reading the checkpoint");
+    bool whole = checkpoint_complete(checkpoint, run->group.rank == 0) ||
+                 fail("--resume %s; --list-checkpoints shows which are whole", error_text());
+    or_die(group_agree(&run->group, CHANNEL_MAIN, whole));
     run->progress = checkpoint->progress;
     run->diverged = options_train(o) && run->progress.skipped_in_row >= o->max_skipped;
     run->saves.step = checkpoint->progress.step;
@@ -186,9 +177,9 @@ static int64_t parts_left(const Run *run) {
 
 // config.txt and the record of the start are written when it is certain that the run can start, and
 // has something to train or to evaluate. Until then, the files of an earlier run do not change.
-bool run_restore(Run *run, Checkpoint *checkpoint) {
+bool run_restore(Run *run) {
     const Options *o = &run->options;
-    bool restored = restore(run, checkpoint);
+    bool restored = restore(run);
     // an evaluation or a sample of --load's weights has their checkpoint's step; a run that trains
     // them counts from 0
     if (!restored && !options_train(o)) { run->progress.step = run->start.progress.step; }
@@ -200,7 +191,7 @@ bool run_restore(Run *run, Checkpoint *checkpoint) {
     } else if (!restored && !options_train(o) && run->group.rank == 0) {
         warn("the weights are random: no checkpoint is loaded (--load, --resume)");
     }
-    if (run->group.rank == 0 && options_save(o) && goes_on) { save_folder_begin(run, checkpoint); }
+    if (run->group.rank == 0 && options_save(o) && goes_on) { save_folder_begin(run); }
     // a record of this start would make the records of later steps void (metrics.c)
     if (options_train(o) && !goes_on) {
         metrics_close(&run->metrics);
@@ -210,11 +201,6 @@ bool run_restore(Run *run, Checkpoint *checkpoint) {
     recorded = run;
     die_with(record_error);
     return restored;
-}
-
-void run_restored(Run *run, Checkpoint *checkpoint) {
-    checkpoint_close(checkpoint);
-    checkpoint_close(&run->start);
 }
 
 // Fails with the name of the first tensor that has NaN, or a value above `most`, in elements
@@ -236,9 +222,9 @@ static bool check_values(const Run *run, int64_t begin, int64_t end, const float
 
 // Bad values only cause a warning here, because the checkpoint of a run that diverges may have
 // them. The run is resumed, and its steps are skipped.
-void run_read_state(const Run *run, const Checkpoint *c, const char *kind, int64_t begin,
-                    int64_t end, float *out) {
+void run_read_state(const Run *run, const char *kind, int64_t begin, int64_t end, float *out) {
     static bool said;
+    const Checkpoint *c = &run->start;
     or_die(checkpoint_read(c, kind, begin, end, out));
     if (said || check_values(run, begin, end, out, FLT_MAX)) { return; }
     warn("%s: %s (%s); resume with an earlier checkpoint", c->path, error_text(), kind);

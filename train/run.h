@@ -20,15 +20,12 @@ void run_export(Run *run);
 // device: the device's name in these lines and in metrics.jsonl. All ranks must read the same data
 // and see the same save folder.
 void run_start(Run *run, const char *device);
-// Opens the checkpoint that --resume names and takes over its progress; returns false if there is
-// no checkpoint. Records the start in metrics.jsonl.
-bool run_restore(Run *run, Checkpoint *checkpoint);
-// Called after the weights have been read: closes the checkpoint and run->start.
-void run_restored(Run *run, Checkpoint *checkpoint);
+// Verifies the checkpoint that the run resumes, run->start, and takes over its progress; returns
+// false if there is none. Records the start in metrics.jsonl.
+bool run_restore(Run *run);
 // Reads elements begin..end of an array of the checkpoint's optimizer state. kind: the array's
 // name, from state_names.
-void run_read_state(const Run *run, const Checkpoint *checkpoint, const char *kind, int64_t begin,
-                    int64_t end, float *out);
+void run_read_state(const Run *run, const char *kind, int64_t begin, int64_t end, float *out);
 // Called if no checkpoint is resumed: reads elements begin..end of the weights of --load, or
 // without --load draws random ones.
 void run_first_weights(Run *run, int64_t begin, int64_t end, float *out);

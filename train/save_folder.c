@@ -20,13 +20,14 @@ void save_folder_open(Run *run) {
     bool saves = options_save(o);
     char lock[PATH_LENGTH];
     run_beat(run, DOING_PAUSE, "waiting for the lock of --save");
-    if (run->group.rank == 0 && saves && !checkpoint_claim(o)) { die("--save %s", error_text()); }
+    if (run->group.rank == 0 && saves && !checkpoint_claim(o, &run->start)) {
+        die("--save %s", error_text());
+    }
     group_agree(&run->group, CHANNEL_MAIN, true); // a barrier: now every rank must see the lock
     if (saves && !path_exists(path_format(lock, "%s/.lock", o->save))) {
         die("--save %s: this rank does not see what rank 0 writes there: " NOT_SHARED, o->save);
     }
     if (run->group.rank > 0) { return; }
-    if (saves) { run->saves.id = folder_id(o->save); }
     or_die(open_metrics(run));
     if (saves && run->has_valid && o->save_interval % o->eval_interval != 0) {
         printf("  note: --save-interval %lld is not a multiple of --eval-interval %lld: a "
@@ -48,8 +49,8 @@ static bool save_config(const Options *o) {
     return ok;
 }
 
-void save_folder_begin(Run *run, const Checkpoint *resumed) {
-    or_die(checkpoint_go_back(&run->options, resumed));
+void save_folder_begin(const Run *run) {
+    if (run->options.resumes) { or_die(checkpoint_go_back(&run->options, &run->start)); }
     if (!save_config(&run->options)) { die("--save %s", error_text()); }
 }
 
@@ -102,29 +103,6 @@ void save_folder_evaluated(Run *run) {
     run_beat(run, DOING_WAIT, "after a save");
 }
 
-// If the folder of --save has been moved or deleted, makes it and the run's files in it again. If
-// the path of --save now leads to a copy of the folder, or by a link to the folder's new place, the
-// run saves there.
-static void make_folder_anew(Run *run) {
-    const Options *o = &run->options;
-    if (is_folder(o->save, run->saves.id)) { return; }
-    warn("--save %s: the folder was moved or deleted; from step %lld on the run saves to a "
-         "folder of that name again",
-         o->save, (long long)run->progress.step);
-    if (!folder_make(o->save)) {
-        warn("--save %s", error_text());
-        return;
-    }
-    // the folder belongs to another run now
-    if (!checkpoint_claim(o)) { die("--save %s", error_text()); }
-    if (!save_config(o)) { warn("--save %s", error_text()); }
-    run->saves.id = folder_id(o->save);
-    if (o->metrics[0] != '\0') { return; }
-    metrics_close(&run->metrics);
-    if (!open_metrics(run)) { warn("%s", error_text()); }
-    run_record_start(run);
-}
-
 bool run_wait_for_save(Run *run) {
     run_beat(run, DOING_PAUSE, "waiting for the last save");
     save_folder_report(run);
@@ -136,9 +114,11 @@ void run_save(Run *run, const Snapshot *snapshot) {
     Snapshot s = *snapshot;
     Progress *p = &run->progress;
     run_beat(run, DOING_PAUSE, "starting a save");
-    // a save must have ended before make_folder_anew(), which would delete its files
     save_folder_report(run);
-    if (run->group.rank == 0) { make_folder_anew(run); }
+    if (run->group.rank == 0 && folder_id(run->options.save).inode == 0) {
+        warn("--save %s: the folder was moved or deleted; it is made again", run->options.save);
+        if (!folder_make(run->options.save)) { warn("--save %s", error_text()); }
+    }
     if (is_usual(p->valid_loss, p->best_valid_loss)) { p->proven = p->step; }
     describe(run, &s);
     run->saves.step = p->step;

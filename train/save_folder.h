@@ -1,5 +1,5 @@
 // The folder of --save during a run: it is locked for the run at the start, receives the run's
-// checkpoints, and is made again if it is moved.
+// checkpoints, and is made again if it is gone.
 #pragma once
 
 #include "state.h"
@@ -13,7 +13,7 @@ BEGIN_C
 void save_folder_open(Run *run);
 // Called on rank 0 when the run is certain to start: makes the resumed checkpoint the newest one of
 // the folder (checkpoint_go_back), and writes config.txt.
-void save_folder_begin(Run *run, const Checkpoint *resumed);
+void save_folder_begin(const Run *run);
 
 // Whether a loss is usual: at most half a nat above `best`, which is the lowest moving average of
 // the loss (over about 10 steps) or the lowest validation loss so far. Most batches of a healthy

@@ -26,26 +26,6 @@ static void find_beside(glob_t *found, const char *shards) {
     globfree(&files);
 }
 
-// Whether a path is a file of the checkpoint that the run starts from. That checkpoint is open
-// already.
-static bool is_of_start(const Run *run, const char *path) {
-    const Options *o = &run->options;
-    size_t folder = strlen(o->origin);
-    return folder > 0 && strncmp(path, o->origin, folder) == 0 &&
-           path + folder + 1 == path_name(path);
-}
-
-static char *read_part(const Run *run, const char *path, size_t *bytes) {
-    return is_of_start(run, path) ? checkpoint_file(&run->start, path_name(path), bytes)
-                                  : file_read(path, bytes);
-}
-
-static bool open_part(Tokenizer *t, const Run *run, const char *path) {
-    size_t bytes = 0;
-    char *data = read_part(run, path, &bytes);
-    return tokenizer_open_bytes(t, data, bytes, path);
-}
-
 // How many characters two paths have in common at their beginning.
 static size_t common_length(const char *a, const char *b) {
     size_t n = 0;
@@ -148,19 +128,21 @@ static bool has_chats(const Options *o) {
 // Opens the tokenizer that --tokenizer names; or the checkpoint's; or else the one beside the
 // shards. False: there is none (its path is empty), or it cannot be opened, which
 // run_open_tokenizer reports.
-static bool find_tokenizer(Tokenizer *t, const Run *run, char path[PATH_LENGTH]) {
-    const Options *o = &run->options;
+static bool find_tokenizer(Tokenizer *t, const Options *o, char path[PATH_LENGTH]) {
     const char *shards = o->data[0] != '\0' ? o->data : o->valid_data;
     bool others = false, opened;
     path_format(path, "%s", o->tokenizer);
-    if (option_source(o, "tokenizer") >= SOURCE_CHECKPOINT) { return open_part(t, run, path); }
+    if (option_source(o, "tokenizer") >= SOURCE_CHECKPOINT) { return tokenizer_open(t, path); }
+    bool starts = o->origin[0] != '\0';
     path_format(path, "%s/tokenizer.bin", o->origin);
-    if (checkpoint_has(&run->start, "tokenizer.bin")) {
-        opened = open_part(t, run, path);
+    if (starts && path_exists(path)) {
+        opened = tokenizer_open(t, path);
     } else {
+        path_format(path, "%s/tokenizer.json", o->origin);
+        bool json = starts && path_exists(path);
         path[0] = '\0';
         opened = shards[0] != '\0' && find_of_sources(t, o, path, &others);
-        if (shards[0] != '\0' && checkpoint_has(&run->start, "tokenizer.json")) {
+        if (shards[0] != '\0' && json) {
             warn("%s/tokenizer.json is not compared with the tokens of %s: scripts/convert_hf "
                  "import makes a start with a tokenizer.bin",
                  o->origin, shards);
@@ -176,15 +158,12 @@ static bool find_tokenizer(Tokenizer *t, const Run *run, char path[PATH_LENGTH])
 
 // Reads a file, and drops its byte-order mark, because Hugging Face's transformers refuses one.
 // bytes NULL: there is no such file. name: the name that the file will have in a checkpoint.
-static Companion read_companion(const Run *run, const char *path, const char *name) {
+static Companion read_companion(const char *path, const char *name) {
     static const char mark[] = "\xef\xbb\xbf";
     enum { MARK = sizeof(mark) - 1 };
     Companion c = {.name = name};
-    if (!(is_of_start(run, path) ? checkpoint_has(&run->start, path_name(path))
-                                 : path_exists(path))) {
-        return c;
-    }
-    c.bytes = read_part(run, path, &c.size);
+    if (!path_exists(path)) { return c; }
+    c.bytes = file_read(path, &c.size);
     if (c.bytes == NULL) { die("%s", error_text()); }
     if (c.size >= MARK && memcmp(c.bytes, mark, MARK) == 0) {
         memmove(c.bytes, c.bytes + MARK, c.size -= MARK);
@@ -204,22 +183,21 @@ static bool add_companion(Run *run, Companion c) {
 // Also reads that checkpoint's config.json.
 static void read_companions(Run *run) {
     const Options *o = &run->options;
-    static const char *const theirs[] = {"tokenizer.json", "tokenizer_config.json",
-                                         "chat_template.jinja"};
+    const char *const *theirs = companion_names + 1;
     char path[PATH_LENGTH];
     const char *name = path_name(o->tokenizer), *end = strstr(name, "tokenizer.bin");
     if (o->origin[0] != '\0') {
         path_format(path, "%s/generation_config.json", o->origin);
-        add_companion(run, read_companion(run, path, "generation_config.json"));
+        add_companion(run, read_companion(path, "generation_config.json"));
         path_format(path, "%s/config.json", o->origin);
-        run->saves.start_config = read_companion(run, path, "config.json");
+        run->saves.start_config = read_companion(path, "config.json");
     }
     if (!run->has_tokenizer) { return; }
-    add_companion(run, read_companion(run, o->tokenizer, "tokenizer.bin"));
+    add_companion(run, read_companion(o->tokenizer, "tokenizer.bin"));
     bool known = end != NULL;
     for (int i = 0; i < 3 && known; i++) { // if the first file is missing, the others are not read
         path_format(path, "%.*s%s", (int)(end - o->tokenizer), o->tokenizer, theirs[i]);
-        known = add_companion(run, read_companion(run, path, theirs[i])) || i > 0;
+        known = add_companion(run, read_companion(path, theirs[i])) || i > 0;
     }
     if (known || run->tokenizer.cut != CUT_BYTES) { return; }
     char *text[] = {tokenizer_json(&run->tokenizer), tokenizer_config_json()};
@@ -231,7 +209,7 @@ static void read_companions(Run *run) {
 void run_open_tokenizer(Run *run) {
     const Options *o = &run->options;
     run->has_tokenizer = o->tokenizer[0] != '\0';
-    if (run->has_tokenizer && !open_part(&run->tokenizer, run, o->tokenizer)) {
+    if (run->has_tokenizer && !tokenizer_open(&run->tokenizer, o->tokenizer)) {
         die("--tokenizer %s", error_text());
     }
     int vocab = run->config.vocab, tokens = run->has_tokenizer ? run->tokenizer.vocab : vocab;
@@ -254,7 +232,7 @@ static bool set_by_data(void *context, Options *o) {
     Run *run = context;
     Tokenizer t;
     char path[PATH_LENGTH];
-    bool opened = find_tokenizer(&t, run, path);
+    bool opened = find_tokenizer(&t, o, path);
     bool ok = option_set(o, "tokenizer", path, SOURCE_DERIVED);
     run->end_of_text = -1;
     if (ok && opened) {

@@ -21,7 +21,6 @@ typedef struct {
 
 // The folder of --save.
 typedef struct {
-    FolderId id;  // by which a moved folder is noticed
     int64_t step; // the step of the newest checkpoint; -1: none
     Saver saver;
     Companion companions[COMPANIONS_MAX]; // files that are saved with the model
@@ -36,7 +35,7 @@ typedef struct {
     ParamLayout layout;
     Precision precision;
     Progress progress;
-    // the checkpoint of --load or --resume, without its optimizer; closed by run_restored()
+    // the checkpoint of --load or --resume; the trainer closes it once the weights have been read
     Checkpoint start;
 
     Mixture train_data, valid_data;

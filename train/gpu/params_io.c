@@ -46,7 +46,7 @@ static void restore_piece(Params *p, const Checkpoint *c, int array, int64_t beg
         or_die(checkpoint_read_codes(c, which, begin, end, host->codes, host->scales));
     } else {
         const char *name = state_names[array == STATE_MOMENTUM ? STATE_EXP_AVG : array];
-        run_read_state(p->run, c, name, begin, end, host->values);
+        run_read_state(p->run, name, begin, end, host->values);
         if (codes) { moment_encode(host->codes, host->scales, which, host->values, n, NULL); }
     }
     if (codes) {
