@@ -128,11 +128,6 @@ SPANS = [
          '<|user|>Hi<|end|>.<|assistant|>[[[CALL]clock {"zone": "CET", "n": 3}</s>]].'], ""),
     ("tools are lost", AS_OBJECTS, turns(says("A"), tools=TOOLS), [
         "<|user|>Hi<|end|><|assistant|>[[A<|end|>]]"], "tools"),
-    ("documents are written", "{% for d in documents or [] %}{{ d.text }}{% endfor %}" + AS_OBJECTS,
-     turns(says("A"), documents=[{"title": "t", "text": "T"}]), [
-         "T<|user|>Hi<|end|><|assistant|>[[A<|end|>]]"], ""),
-    ("documents are lost", AS_OBJECTS, turns(says("A"), documents=[{"title": "t", "text": "T"}]), [
-        "<|user|>Hi<|end|><|assistant|>[[A<|end|>]]"], "documents"),
     ("settings of the row", "{% if brief is defined %}{{ brief }}{% endif %}" + AS_OBJECTS,
      turns(says("A"), chat_template_kwargs={"brief": "Be", "more": 1}), [
          "Be<|user|>Hi<|end|><|assistant|>[[A<|end|>]]"], "field more"),

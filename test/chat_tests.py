@@ -508,7 +508,6 @@ def bad_rows_are_refused():
     assert manifest("left")["skipped"] == 1 and manifest("left")["documents"] == 2
     write("a.txt", "text\n" * 50)
     for name, words, said in (
-            ("talks.jsonl", ("--split", "tails"), "--split tails: conversations are not cut"),
             ("a.txt", ("--seq-length", 64), "--seq-length: of conversations"),
             ("talks.jsonl", ("--before", "none"), "--before, --after: of texts"),
             ("talks.jsonl", ("--after", "<|im_end|>"), "--before, --after: of texts")):

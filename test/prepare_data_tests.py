@@ -156,8 +156,7 @@ def rows_are_read_in_every_form():
             ({"prompt": "a", "completion": "b"}, pair), (pair, pair),
             ({"prompt": [asked], "completion": [told], "system": "s", "tools": [5]},
              pair | {"prompt": [system, *said("a")], "tools": [5]}),
-            (messages | {"system": "s", "documents": []},
-             {"messages": [system, *said("a", "b")], "documents": []}),
+            (messages | {"system": "s", "documents": []}, {"messages": [system, *said("a", "b")]}),
             ({"messages": [system, *said("a")], "system": "s"}, {"messages": [system, *said("a")]}),
             ({"conversations": [told | {"weight": 0}, {"from": "observation", "value": "c"},
                                 {"from": "function_call", "value": json.dumps(call_of)}]},
@@ -172,11 +171,12 @@ def rows_are_read_in_every_form():
     unread = Counter()
     for row in (messages | {"prompt": "a", "text": "t"}, {"text": "a", "system": "s"},
                 messages | {"conversations": [asked]}, messages | {"images": ["x"]},
+                messages | {"documents": [{"text": "x"}]},
                 alpaca | {"text": "a", "response": "r"}):
         read_row(row, "", unread)
         assert read_row(row | {"text": "t"}, "text", Counter()) == "t"
     assert unread == {"prompt": 1, "text": 2, "system": 1, "conversations": 1, "images": 1,
-                      "response": 1}, unread
+                      "documents": 1, "response": 1}, unread
     for row, *parts in (
             ({"text": "a", "content": "b"}, "'text' and 'content'", "--text-field"),
             (messages | {"messages": [system, *said("a")], "system": "other"}, "'system'"),

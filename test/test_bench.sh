@@ -436,7 +436,7 @@ test_pages_are_what_the_records_say() {
     cp "$root/README.md" page
     expect_status 0 "$results" --records other page || return
     shows page 'PASS, by a limit of 7%' '| FP8 delayed, FP8 head | +0.87% ± 0.33 | -0.79% ± 0.63 |'
-    change_report fp8_gpt2_124m_seeds 'del held["curves"]'
+    change_report fp8_gpt2_124m_seeds 'del held["runs"]'
     expect_said 2 'report.json: not a report of this scripts/compare' "$results" --records other page
 }
 

@@ -270,7 +270,7 @@ def conversations_are_theirs():
         folder = os.path.dirname(chat_folder("small", {
             "chat_template.jinja": source, "tokenizer_config.json": json.dumps(NAMED)}))
         text = transformers.AutoTokenizer.from_pretrained(f"./{folder}").apply_chat_template(
-            row["messages"], tools=row.get("tools"), documents=row.get("documents"), tokenize=False,
+            row["messages"], tools=row.get("tools"), tokenize=False,
             **row.get("chat_template_kwargs", {}))
         differs = text != texts[-1].replace("[[[", "@[").replace("[[", "").replace(
             "]]", "").replace("@[", "[")

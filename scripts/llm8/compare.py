@@ -64,8 +64,6 @@ def parse(arguments):
                    help="how far the last validation loss may be (2%%)")
     p.add_argument("--speed-limit", metavar="RATIO", type=RATIO, default=1.0,
                    help="what the speed-up must be above, on GPUs (1)")
-    p.add_argument("--memory-limit", metavar="RATIO", type=RATIO,
-                   help="what the memory's ratio may be at most (not judged)")
     p.add_argument("--time-limit", metavar="RATIO", type=RATIO,
                    help="what the time to the baseline's last validation loss may be at most, "
                    "beside the baseline's (not judged)")
@@ -130,7 +128,7 @@ def report_on(options, folders):
         environment.die("nothing to report yet: not every run has a step")
     metrics.warn_of_bad_lines(run for variant in variants for run in variant.runs)
     limits = judge.Limits(options.train_limit, options.valid_limit, options.speed_limit,
-                          options.memory_limit, options.time_limit)
+                          options.time_limit)
     comparison = judge.judge(judge.Comparison(variants, limits))
     commands = [["scripts/compare", *sys.argv[1:]]]
     commands += [experiment.read_list(os.path.dirname(variant.runs[0].path), experiment.COMMAND)

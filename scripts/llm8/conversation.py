@@ -11,6 +11,7 @@ them to the next word.
 What a template leaves out of a conversation is counted, for warnings.
 """
 
+import contextlib
 import copy
 import itertools
 import json
@@ -54,8 +55,7 @@ DOUBTS = {  # key: (what is counted, its description)
                "asked with the prompt alone"),
     "context": ("conversations", "the chat template does not write all messages before the answer"),
     "tools": ("conversations", "the chat template writes nothing of their tools; take one that "
-              "knows tools"),
-    "documents": ("conversations", "the chat template writes nothing of their documents")}
+              "knows tools")}
 
 
 class Generation(Extension):
@@ -144,24 +144,24 @@ def counts(message):
     return all(marks.values())
 
 
-def objects_of(row, field):
-    """Returns the list of objects in a field; a data set in .parquet often has its tools as a JSON
+def tools_of(row):
+    """Returns a row's tools, a list of objects; a data set in .parquet often has them as a JSON
     text."""
-    held = row.get(field)
+    held = row.get("tools")
     if isinstance(held, str):
         try:
             held = json.loads(held)
         except (ValueError, RecursionError):
-            raise ValueError(f"its {field} are no JSON: {held[:40]!r}") from None
+            raise ValueError(f"its tools are no JSON: {held[:40]!r}") from None
     if held is not None and not (isinstance(held, list) and
                                  all(isinstance(one, dict) for one in held)):
-        raise ValueError(f"its {field} are no list of objects: {str(held)[:40]!r}")
+        raise ValueError(f"its tools are no list of objects: {str(held)[:40]!r}")
     return held
 
 
 class Conversation:
     """A row's messages, the place of the first answer that counts, and what the template gets
-    besides the messages: tools, documents and settings by name."""
+    besides the messages: tools and settings by name."""
 
     def __init__(self, row):
         """Raises ValueError if the row holds no conversation."""
@@ -176,7 +176,7 @@ class Conversation:
                 message.get("role"), str) for message in messages):
             raise ValueError("its messages are no list of objects with a role")
         self.messages = list(map(message_of, messages))
-        self.tools, self.documents = objects_of(row, "tools"), objects_of(row, "documents")
+        self.tools = tools_of(row)
         self.settings = row.get("chat_template_kwargs") or {}
         if not isinstance(self.settings, dict):
             raise ValueError("its chat_template_kwargs are no object")
@@ -186,14 +186,9 @@ class Conversation:
 
     def text(self):
         """Returns a text that identifies the conversation."""
-        more = [held for held in (self.documents, self.settings) if held]
+        more = [self.settings] if self.settings else []
         return json.dumps([self.messages, self.tools, *more], ensure_ascii=False, sort_keys=True,
                           default=str)
-
-    def without(self, field):
-        other = copy.copy(self)
-        setattr(other, field, None)
-        return other
 
 
 # ---- whether a text has what it should have ------------------------------------------------------
@@ -379,10 +374,10 @@ class ChatTemplate:
         raise ValueError(f"the tokenizer has no chat template named default, only "
                          f"{', '.join(self.forms)}")
 
-    def write(self, form, messages, asks, tools=None, documents=None, settings=None):
+    def write(self, form, messages, asks, tools=None, settings=None):
         nulls = {name: Undefined(name=name) for name, text in self.named.items() if text is None}
         return encodable(form.template.render(
-            messages=messages, tools=tools, documents=documents, add_generation_prompt=asks,
+            messages=messages, tools=tools, documents=None, add_generation_prompt=asks,
             **(self.specials | nulls | (settings or {}))))
 
     def render(self, conversation, messages, asks):
@@ -391,7 +386,7 @@ class ChatTemplate:
         try:
             parts = re.split(f"([{BEGIN}{END}])", self.write(
                 self.form_of(conversation), messages, asks, conversation.tools,
-                conversation.documents, conversation.settings))
+                conversation.settings))
         except UndefinedName as name:
             raise self.undefined(name) from None
         except Exception as error:  # a template is a program, which may raise any exception
@@ -513,14 +508,12 @@ class ChatTemplate:
         source = self.form_of(conversation).source
         for field in fields:
             doubts[f"field {field}"] += not re.search(rf"\b{re.escape(field)}\b", source)
-        for field in ("tools", "documents"):
-            if getattr(conversation, field):
-                try:
-                    other, _ = self.render(conversation.without(field), messages, False)
-                except ValueError:  # the template cannot be rendered without this field
-                    continue
-                doubts[field] += squeezed(other) == squeezed(self.render(
-                    conversation, messages, False)[0])
+        if conversation.tools:
+            without = copy.copy(conversation)
+            without.tools = None
+            with contextlib.suppress(ValueError):  # some templates need the tools
+                doubts["tools"] += squeezed(self.render(without, messages, False)[0]) == \
+                    squeezed(self.render(conversation, messages, False)[0])
         return doubts
 
     def texts(self, conversation):

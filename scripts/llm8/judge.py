@@ -35,7 +35,6 @@ class Limits:
     train: float = 1.0     # percent
     valid: float = 2.0     # percent
     speed: float = 1.0     # the ratio to the baseline's speed must be above this
-    memory: float = None   # most memory, as a ratio to the baseline's; None: not judged
     time: float = None     # most time to the baseline's last validation loss, as a ratio
 
 
@@ -288,10 +287,8 @@ def at_most(limit):
     return "" if limit is None else f"at most {limit:g}"
 
 
-def judge_memory(found, limits, name):
-    return judge_ratio(name, "memory", [list(map(memory_of, pair)) for pair in found],
-                       lambda ratio: ratio <= limits.memory, at_most(limits.memory),
-                       "" if limits.memory else "no limit given")
+def judge_memory(found, _, name):
+    return judge_ratio(name, "memory", [list(map(memory_of, pair)) for pair in found], None, "")
 
 
 def judge_time(found, limits, name):

@@ -408,8 +408,6 @@ def window_of(settings, documents, vocabulary):
     if chat.any() != chat.all():
         die("the sources hold texts and conversations; prepare each into a folder of its own, and "
             "train on both with --data 'DIR/{one,other}/train_*.bin'")
-    if chat.any() and settings["split"] == "tails":
-        die("--split tails: conversations are not cut; give --split documents")
     if settings["seq_length"] and not chat.any():
         die("--seq-length: of conversations; the sources hold texts, which a run cuts itself")
     if chat.any() and (settings["before"], settings["after"]) != ([vocabulary.end_of_text], []):
@@ -476,10 +474,8 @@ def parser():
                    help="validate on these, instead of on a part of the sources")
     p.add_argument("--valid-fraction", metavar="X",
                    type=number(float, 0, 1 - 1e-9, "a number from 0 to below 1"),
-                   help="of the text, for validation [0.01; of less than 100 MB more, up to 0.1]")
-    p.add_argument("--split", choices=["auto", "documents", "tails"], default="auto",
-                   help="validate on whole documents, or on the end of each; auto: on ends where "
-                        "there are fewer than 100 documents, all .txt or .md [auto]")
+                   help="of the text, for validation [0.01; of less than 100 MB more, up to 0.1]: "
+                   "whole documents, or, of fewer than 100 .txt and .md files, the end of each")
     p.add_argument("--shard-tokens", type=COUNT, default=100_000_000, metavar="N",
                    help="about this many tokens a shard [100000000]")
     p.add_argument("--seq-length", type=number(int, 2, 1 << 20, "a whole number from 2 on"),
@@ -548,7 +544,7 @@ def make_settings(o, vocabulary, files, valid_files):
         "tokenizer_json": short_hash(vocabulary.json),
         "before": special(o.before or vocabulary.end_of_text_name, "--before"),
         "after": special(o.after, "--after"),
-        "split": ("tails" if few else "documents") if o.split == "auto" else o.split,
+        "split": "tails" if few else "documents",
         "valid_fraction": 0.0 if valid_files else fraction, "seed": o.seed,
         "shuffle": not o.no_shuffle, "shard_tokens": o.shard_tokens, "skip_bad": o.skip_bad,
         "text_field": o.text_field, "sources": stamps(files),

@@ -225,15 +225,6 @@ def build(comparison, commands=()):
     return [*blocks, *precision_blocks(comparison), "## The runs", run_table(comparison)]
 
 
-def curve(variant):
-    """Returns the mean, lowest and highest loss over the seeds, at each evaluation that all seeds
-    have."""
-    steps, loss, low, high = plots.curve_of(variant, "valid_loss", "evals")
-    places = {axis: series.mean_positions(variant.runs, axis, steps)
-              for axis in ("tokens", "seconds")}
-    return {"steps": steps, **places, "loss": loss, "low": low, "high": high}
-
-
 def figures(comparison):
     run = comparison.runs[0]
     return {
@@ -241,15 +232,14 @@ def figures(comparison):
         "arch": run.option("arch"), "parameters": run.start.get("parameters"),
         "steps": run.last_step, "device": run.start.get("device"),
         "batch": f"{run.option('global-batch-size')} x {run.option('seq-length')}",
-        "curves": {variant.name: curve(variant) for variant in comparison.variants},
         "limits": asdict(comparison.limits), "judgements": list(map(asdict, comparison.judgements)),
         "runs": figures_of_runs(comparison)}
 
 
 def write(comparison, folder, commands=()):
     blocks = build(comparison, commands)
-    held = json.dumps(figures(comparison), default=lambda values: values.tolist())
-    held = json.loads(held, parse_constant=lambda _: None) # JSON has no NaN
+    held = json.loads(json.dumps(figures(comparison)),
+                      parse_constant=lambda _: None) # JSON has no NaN
     os.makedirs(folder, exist_ok=True)
     for name, data in (
             *((block.file, block.data) for block in blocks if isinstance(block, Picture)),

@@ -61,7 +61,7 @@ def read_report(path):
     """Reads the report.json of a comparison."""
     try:
         held = json.loads(path.read_text(encoding="utf-8"))
-        held["said"], held["curves"]
+        held["said"], held["runs"]
     except (ValueError, KeyError):
         die(f"{path}: not a report of this scripts/compare; --report-only writes it again")
     return held
@@ -291,7 +291,7 @@ def fp8(records, front=True):
     cells, lines = collections.defaultdict(dict), []
     for name, r in reports.items():
         base = last_losses(r, "bf16")
-        for variant in r["curves"]:
+        for variant in dict.fromkeys(run["variant"] for run in r["runs"]):
             changes = [judge.percent(loss, base[seed])
                        for seed, loss in last_losses(r, variant).items()]
             error = shown(judge.error_of(changes), ".2f")

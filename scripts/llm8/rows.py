@@ -8,7 +8,7 @@ import json
 
 # {fields that a form needs: fields that it may have}. A row has the first form whose needed fields
 # it has.
-OPTIONAL = ("system", "tools", "documents", "chat_template_kwargs")
+OPTIONAL = ("system", "tools", "chat_template_kwargs")
 FORMS = {
     ("messages",): OPTIONAL,
     ("conversations",): OPTIONAL,  # ShareGPT
@@ -20,10 +20,9 @@ FORMS = {
 TEXT_FIELDS = ["text", "content"]
 PREFERENCES = ("chosen", "rejected", "rejected_response")
 # other fields that look like content
-OTHERS = ("response", "question", "answer", "query", "context", "problem", "solution", "inputs",
-          "target", "targets", "summary", "rationale", "reasoning", "reasoning_content", "thinking",
-          "system_prompt", "system_message", "functions", "image", "images", "audio", "audios",
-          "video", "videos")
+OTHERS = tuple("""response question answer query context problem solution inputs target targets
+    summary rationale reasoning reasoning_content thinking system_prompt system_message functions documents
+    image images audio audios video videos""".split())
 FIELDS = {*PREFERENCES, *OTHERS, "label", "kto_tag",
           *(name for needed, optional in FORMS.items() for name in needed + optional)}
 ROLES = {"system": "system", "human": "user", "user": "user", "gpt": "assistant",
