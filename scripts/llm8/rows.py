@@ -21,8 +21,8 @@ TEXT_FIELDS = ["text", "content"]
 PREFERENCES = ("chosen", "rejected", "rejected_response")
 # other fields that look like content
 OTHERS = tuple("""response question answer query context problem solution inputs target targets
-    summary rationale reasoning reasoning_content thinking system_prompt system_message functions documents
-    image images audio audios video videos""".split())
+    summary rationale reasoning reasoning_content thinking system_prompt system_message functions
+    documents image images audio audios video videos""".split())
 FIELDS = {*PREFERENCES, *OTHERS, "label", "kto_tag",
           *(name for needed, optional in FORMS.items() for name in needed + optional)}
 ROLES = {"system": "system", "human": "user", "user": "user", "gpt": "assistant",
