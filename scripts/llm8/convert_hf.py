@@ -1,9 +1,9 @@
 """What scripts/convert_hf does: imports a Hugging Face model, from a folder or the Hub, as a start:
 a folder that the trainers take with --load.
 
-A start has config.json, model.safetensors (one file, with the trainers' names of tensors) and, if
-the source has a tokenizer, the tokenizer's files and tokenizer.bin. The trainer itself judges
-config.json and says which tensors there must be (--list-tensors).
+A start has config.json, model.safetensors (one file) and, if the source has a tokenizer, the
+tokenizer's files and tokenizer.bin. The trainer itself judges config.json and says which tensors
+there must be (--list-tensors).
 """
 
 import codecs
@@ -29,9 +29,8 @@ IGNORED = re.compile(r"(\.attn\.(bias|masked_bias)|rotary_emb\.inv_freq)$")
 COPIED = ["generation_config.json", "config.json"]
 HEAD = "lm_head.weight"
 TOKEN_IDS = ["bos_token_id", "eos_token_id", "pad_token_id"]
-DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-# FP8 weights: codes, and a scale for each block of 128 x 128 codes
-FP8, BLOCK, SCALES = "F8_E4M3", 128, "_scale_inv"
+DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F8_E4M3": "float8_e4m3fn"}
+SCALES = "_scale_inv" # ends the names of FP8 weights' scales
 
 
 @dataclass
@@ -113,49 +112,27 @@ def source_tensors(folder):
     return tensors
 
 
-def match(folder, expected, held):
-    """Returns the tensors to write, in the trainer's order and under the trainer's names."""
-    left, chosen, missing = dict(held), {}, []
-    embedding, tied = next(iter(expected)), HEAD not in expected
-    for name, shape in expected.items():
-        # the second name: if the model was saved from transformers' class without a head
-        names = [name, name.split(".", 1)[1]]
-        if tied and name == embedding:
-            names.append(HEAD)
-        found = next((key for key in names if key in left), None)
-        if found is None:
-            missing.append(name)
-            continue
-        tensor = chosen[name] = left.pop(found)
-        if tensor.shape != shape:
-            die(f"{tensor.file}: tensor '{found}' has shape {tensor.shape}, config.json means "
-                f"{shape}; they are not of one model")
-        if tensor.dtype == FP8 and len(shape) == 2:
-            scales, grid = left.pop(found + SCALES, None), [-(-size // BLOCK) for size in shape]
-            if not scales or scales.shape != grid or scales.dtype not in DTYPES:
-                said = f"{scales.dtype} {scales.shape}" if scales else "missing"
-                die(f"{tensor.file}: tensor '{found}' is in FP8, and '{found + SCALES}' is {said}; "
-                    f"it must be {grid}, a scale for each 128 x 128 codes")
-            chosen[name + SCALES] = scales
-        elif tensor.dtype not in DTYPES:
-            die(f"{tensor.file}: tensor '{found}' is {tensor.dtype}; must be one of "
-                f"{', '.join(DTYPES)}, or FP8 with scales of 128 x 128: give the original, "
-                "unquantized model")
-    if missing in ([HEAD], [embedding]) and not tied:
+def weights_of(folder, expected):
+    """Returns the tensors to write, under their own names. Ends the program if one is missing; the
+    trainer checks shapes, types and scales when it reads them."""
+    held = {name: tensor for name, tensor in source_tensors(folder).items()
+            if not IGNORED.search(name)}
+    embedding = next(iter(expected))
+    # a model may be saved from transformers' class without a head, whose names lack the first word;
+    # an embedding that is also the head may have the head's name
+    missing = [name for name in expected if not held.keys() & {
+        name, name.split(".", 1)[1], HEAD if name == embedding and HEAD not in expected else name}]
+    if missing in ([HEAD], [embedding]):
         die(f"{folder}: tensor '{missing[0]}' is missing, and config.json does not tie embedding "
             "and head; if they are one tensor, set tie_word_embeddings to true there")
     if missing:
         die(f"{folder}: {len(missing)} of {len(expected)} tensors are missing, the first "
             f"'{missing[0]}'; the download is not complete")
-    head, same = left.pop(HEAD, None), chosen[embedding]
-    if head and not (head.dtype == same.dtype and numpy.array_equal(head.bytes, same.bytes)):
-        die(f"{head.file}: its lm_head.weight is not the embedding, which is the head by "
-            "config.json; to use it, set tie_word_embeddings to false there")
-    strange = [name for name in left if not IGNORED.search(name)]
-    if strange:
-        die(f"{folder}: tensor '{strange[0]}' is none of the model that config.json means; "
-            "docs/fine_tune.md lists the architectures that are supported")
-    return chosen
+    for name, tensor in held.items():
+        if tensor.dtype not in DTYPES:
+            die(f"{tensor.file}: tensor '{name}' is {tensor.dtype}; must be one of "
+                f"{', '.join(DTYPES)}: give the original, unquantized model")
+    return held
 
 
 def import_model(folder, output):
@@ -170,21 +147,21 @@ def import_model(folder, output):
     copied = {name: os.path.join(folder, name) for name in COPIED}
     if not os.path.exists(copied["config.json"]):
         die(f"{copied['config.json']}: No such file; give the folder of a Hugging Face model")
-    tensors = match(folder, expected_tensors(folder), source_tensors(folder))
+    expected = expected_tensors(folder)
+    tensors = weights_of(folder, expected)
     said = {name: read_object(path, f"a {name}") for name, path in copied.items()
             if os.path.exists(path)}
     config = said["config.json"]
     tokenizer = os.path.join(folder, "tokenizer.json")
     vocabulary = open_vocabulary({"tokenizer": tokenizer}) if os.path.exists(tokenizer) else None
-    rows = next(iter(tensors.values())).shape[0]  # rows of the embedding
+    rows = next(iter(expected.values()))[0]  # rows of the embedding
     if vocabulary and vocabulary.size > rows:
         die(f"{tokenizer}: has {vocabulary.size:,} tokens, the model {rows:,}; give the model's "
             "own, or enlarge the model by transformers' resize_token_embeddings")
     with named_by("--output"):
         os.makedirs(output, exist_ok=True)
-    types = DTYPES | {FP8: "float8_e4m3fn"}
     specs = {name: safetensors.TensorSpec(
-        dtype=types[tensor.dtype], shape=tensor.shape, data_ptr=tensor.bytes.ctypes.data,
+        dtype=DTYPES[tensor.dtype], shape=tensor.shape, data_ptr=tensor.bytes.ctypes.data,
         data_len=tensor.bytes.nbytes) for name, tensor in tensors.items()}
     weights = os.path.join(output, "model.safetensors")
     try:
