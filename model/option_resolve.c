@@ -405,13 +405,6 @@ bool options_resolve(Options *o, const OptionFacts *facts) {
     static const OptionFacts none;
     if (facts == NULL) { facts = &none; }
     const Options *was = facts->checkpoint;
-    EACH_OPTION (row) {
-        if (o->repeated[row - option_table] && strcmp(row->choices, "GLOB") == 0) {
-            warn("--%s is given more than once; the last one counts: %s (a pattern names several "
-                 "files)",
-                 row->name, (const char *)o + row->offset);
-        }
-    }
     if (was != NULL &&
         ((o->resumes && !keep_load(o, was)) || (options_continue(o) && !inherit_run(o, was)))) {
         return false;

@@ -78,13 +78,6 @@ void options_write_config(const Options *options, FILE *out) {
 }
 
 void options_note_idle(const Options *options, bool gpu) {
-    const char *before = "  note: given more than once, so that the last value counts: ";
-    EACH_OPTION (row) {
-        if (!options->repeated[row - option_table]) { continue; }
-        printf("%s--%s", before, row->name);
-        before = ", ";
-    }
-    if (*before == ',') { printf("\n"); }
     EACH_OPTION (row) {
         const OptionRow *needed = row->needs != NULL ? option_row(row->needs) : NULL;
         bool given = options->source[row - option_table] >= SOURCE_FILE;

@@ -78,10 +78,9 @@ static bool fail_unknown(const char *name) {
 // The command line, or a file of --config, while it is read.
 typedef struct {
     OptionSource source;
-    int depth;              // how many files lead to a file that this place names
-    bool told;              // error_text() already names a file and a line
-    bool sets[OPTIONS_MAX]; // the rows that this place has set so far
-    const char **files;     // the command line: the files that --config names, in order
+    int depth;          // how many files lead to a file that this place names
+    bool told;          // error_text() already names a file and a line
+    const char **files; // the command line: the files that --config names, in order
     int num_files;
 } Place;
 
@@ -100,18 +99,12 @@ static bool set_named(Options *options, Place *place, const char *name, const ch
     } else if (value == NULL) {
         return fail("--%s needs a value (%s)", name, row->choices);
     }
-    Options before = *options;
     if (!option_set(options, row->name, value, place->source)) { return false; }
-    bool *set = &place->sets[row - option_table];
-    if (row->offset == offsetof(Options, config)) {
-        if (place->source == SOURCE_FILE) {
-            return read_config(options, value, place->depth, &place->told);
-        }
-        place->files[place->num_files++] = value;
-    } else if (*set && !option_same(&before, options, row)) {
-        options->repeated[row - option_table] = row->effect != EFFECT_ACTION;
+    if (row->offset != offsetof(Options, config)) { return true; }
+    if (place->source == SOURCE_FILE) {
+        return read_config(options, value, place->depth, &place->told);
     }
-    *set = true;
+    place->files[place->num_files++] = value;
     return true;
 }
 

@@ -50,7 +50,6 @@ enum { OPTIONS_MAX = 128, RANKS_MAX = 4096 };
 typedef struct {
 #include "option_rows.h"
     unsigned char source[OPTIONS_MAX]; // OptionSource of each row
-    bool repeated[OPTIONS_MAX];        // given more than once in a file or on the command line
     char origin[PATH_LENGTH];          // path of the checkpoint that the run starts from; "": none
     bool resumes;                      // `origin` is the checkpoint of --resume
     const char *program;               // argv[0]
@@ -205,8 +204,7 @@ struct cJSON *options_json(const Options *options);
 // Makes a JSON array with the names of the options that options_write_config writes.
 struct cJSON *options_given(const Options *options);
 
-// Prints a note for each given option that has no effect without a GPU, or without another option,
-// and one for those that are given more than once.
+// Prints a note for each given option that has no effect without a GPU, or without another option.
 void options_note_idle(const Options *options, bool gpu);
 
 // Prints options by group, as on a command line: all options, or only those that are given or

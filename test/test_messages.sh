@@ -217,7 +217,6 @@ test_starts() {
 0|train --fp8-lm-head|note: --fp8-lm-head has no effect without --fp8-format|!note: --fp8-recipe has no effect
 0|train --rope-scaling-factor 4|note: --rope-scaling-factor has no effect without --rope-scaling
 0|train --recompute block --no-fp8-lm-head|note: --recompute is for the GPU trainer; it has no effect here|!--fp8-lm-head has no effect
-0|train --train-iters 1|note: given more than once|: --train-iters
 0|train --embedding-lr-mult 3 --head-lr-mult 0.5|note: --head-lr-mult has no effect without --untie-embeddings-and-output-weights| --embedding-lr-mult 3 --head-lr-mult 0.5|!embedding-lr-mult has
 0|train --untie-embeddings-and-output-weights --head-lr-mult 0.5|!no effect
 0|train --fp8-lm-head --fp8-format hybrid --fp8-recipe tensorwise|!no effect

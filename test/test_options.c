@@ -265,35 +265,6 @@ TEST(config_files_are_layers) {
                "--config nowhere: No such file or directory");
 }
 
-// The last value counts, and a warning names the option. It is no warning where a place overrides
-// another one.
-TEST(repeated_options_are_told) {
-    text_write("a", "num-layers 5\n");
-    text_write("b", "num-layers 6\nnum-layers 7\n");
-    static const struct {
-        const char *given, *repeated;
-    } rows[] = {
-        {"--data a --data b", "data"},
-        {"--data a --data a", NULL},
-        {"--seed 1 --lr 1 --seed=2", "seed"},
-        {"--shuffle --no-shuffle", "shuffle"},
-        {"--config a --num-layers 4", NULL},
-        {"--config a --config b", "num-layers"},
-        {"--config b --num-layers 4", NULL},
-        {"--config b --config a", "num-layers"},
-        {"--resume x --resume latest --save s", NULL},
-    };
-    EACH (row, rows) {
-        Options o;
-        CHECK(read_given(&o, row->given));
-        for (int i = 0; i < option_table_count; i++) {
-            bool told = row->repeated != NULL && strcmp(option_table[i].name, row->repeated) == 0;
-            CHECK_EQUAL(o.repeated[i], told);
-        }
-    }
-    CHECK_TEXT(options_of("--data a --data b").data, "b");
-}
-
 TEST(config_files_say_it_in_any_way) {
     text_write("c", "# a comment\n\n  num-layers 5\nhidden-size=96\n\tseq-length = 32  # T\n"
                     "--bf16\nshuffle no\r\ndata a#b/c d  #x#y\nsave  = \nlr\t1e-2\nseed 7");

@@ -333,11 +333,9 @@ test_torn_metrics_are_mended() {
         is "$(steps_of torn | wc -l)" 7
     done
     # another file is not mended, nor appended to
-    run=$(head -n 1 torn/metrics.jsonl)'\n'
     for text in 'a note\nwithout an end' 'a note\nwith one\n' '\0\0\0\0\0\0\0\0\0\0\0\1' \
         '{"kind":"run"}\na note' '{"kind":"Pod"}' '{"kind":"Pod"}\n' '{"kind":"run"}' \
-        '{\n  "kind": "step"\n}\n' '{"kind": "save", "of": 1}\n{"ki' "$run{\"kind\":\"Pod\"}" \
-        "$run{\"kind\":\"step\",\"at\""; do
+        '{\n  "kind": "step"\n}\n' '{"kind": "save", "of": 1}\n{"ki'; do
         printf '%b' "$text" >note && cp note notes
         expect_said 1 'error: --metrics notes: not metrics: ' run --metrics notes --train-iters 1
         cmp -s note notes || fail "notes: $(cat notes)"

@@ -25,40 +25,20 @@ void metrics_close(Metrics *m) {
     m->file = NULL;
 }
 
-// Whether a text begins with another. torn: the text is cut off, so a match of its beginning is
-// enough.
-static bool begins(const char *text, const char *with, bool torn) {
-    size_t n = strlen(with), length = strlen(text);
-    return strncmp(text, with, torn && length < n ? length : n) == 0;
-}
-
-// Whether the line at a place in the file is a record. It must begin with a kind and the field that
-// follows that kind, because other programs' files may have a "kind" too. If the line is cut off by
-// the end of the file or by zeros, a part of this beginning is enough.
-static bool is_record(FILE *file, off_t at) {
-    static const char first[] = "{\"kind\":\"";
-    char line[80]; // without blanks, which other programs may add
-    size_t used = 0;
-    int letter;
-    if (fseeko(file, at, SEEK_SET) != 0) { return false; }
-    while ((letter = fgetc(file)) > 0 && letter != '\n') {
-        if (letter != ' ' && used < sizeof(line) - 1) { line[used++] = (char)letter; }
-    }
-    line[used] = '\0';
-    bool torn = letter != '\n';
-    while (letter == 0) { letter = fgetc(file); }
-    if (torn && letter != EOF) { return false; }
-    if (!begins(line, first, torn)) { return false; }
-    const char *kind = line + min64((int64_t)used, (int64_t)strlen(first));
-    const char *end = kind + strspn(kind, "abcdefghijklmnopqrstuvwxyz0123456789");
-    bool run = strncmp(kind, "run\"", 4) == 0, profile = strncmp(kind, "profile\"", 8) == 0;
-    return begins(end, run ? "\",\"program\":\"llm8.c" : profile ? "\",\"" : "\",\"step\":", torn);
+// Whether the file has a trainer's records. Other programs' files may begin with a "kind", too. If
+// the first line is cut off, it must be the record of a start.
+static bool has_records(FILE *file, bool torn) {
+    static const char start[] = "{\"kind\":\"run\",\"program\":\"llm8.c";
+    char line[sizeof(start)] = "", kind[16], next;
+    if (fseeko(file, 0, SEEK_SET) != 0) { return false; }
+    size_t n = fread(line, 1, sizeof(line) - 1, file);
+    bool record = sscanf(line, "{\"kind\":\"%15[a-z0-9]\",\"%c", kind, &next) == 2;
+    return torn ? strncmp(line, start, n) == 0 : record;
 }
 
 // Finds where the last complete line ends: what follows is an incomplete line, which a killed run
-// or a full disk may leave, or zeros, which a power cut may leave. *ours is false if the first line
-// is no record, or if what follows the last complete line is not the beginning of a record: then
-// this is some other program's file, and is not changed.
+// or a full disk may leave, or zeros, which a power cut may leave. *ours: whether the file is a
+// trainer's; any other file is not changed.
 static bool find_whole(FILE *file, off_t *whole, off_t *end, bool *ours) {
     *ours = true;
     if (fseeko(file, 0, SEEK_END) != 0) { return false; }
@@ -67,7 +47,7 @@ static bool find_whole(FILE *file, off_t *whole, off_t *end, bool *ours) {
         if (fseeko(file, *whole - 1, SEEK_SET) != 0) { return false; }
         if (fgetc(file) == '\n') { break; }
     }
-    *ours = *end == 0 || (is_record(file, 0) && is_record(file, *whole));
+    *ours = *end == 0 || has_records(file, *whole == 0);
     return *ours && fseeko(file, 0, SEEK_END) == 0;
 }
 
@@ -109,7 +89,7 @@ bool metrics_open(Metrics *m, const char *path) {
     }
     fail("%s: %s", path,
          taken             ? "another run writes to it; give each run its own"
-         : !ours           ? "not metrics: its first or last line is no record"
+         : !ours           ? "not metrics: its first line is no record"
          : errno == ESPIPE ? "a pipe or a terminal; metrics need a file"
                            : strerror(errno));
     metrics_close(m);
