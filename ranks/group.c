@@ -3,7 +3,6 @@
 #include "group.h"
 
 #include <arpa/inet.h>
-#include <assert.h>
 #include <errno.h>
 #include <math.h>
 #include <netdb.h>
@@ -22,42 +21,25 @@
 #include <time.h>
 #include <unistd.h>
 
-enum {
-    HOST = 64,           // most characters of a machine's name
-    CALL_MOST = 1 << 26, // most bytes of a message
-};
+// Two ranks that are connected have a connection for each channel, and one for the watchdogs.
+enum { WATCHDOGS = CHANNELS, CONNECTIONS, HOST = 64 }; // HOST: most characters of a machine's name
 
-// Kinds of messages other than data on a channel, whose kind is the channel's number.
-enum { KIND_BEAT = CHANNELS, KIND_BYE, KIND_LOST, KIND_HELLO = 0x4c384333 };
-
+// What the watchdogs send each other.
 typedef struct {
-    int32_t kind;
-    uint32_t bytes;
-} Header;
-
-typedef struct Message {
-    struct Message *next;
-    Header head;
-    char data[]; // [head.bytes]
-} Message;
-
-typedef struct {
-    int64_t step;
-    double age; // seconds since the rank began what it is doing
+    enum { BEAT, GOODBYE, LOST } kind;
     int32_t doing;
-    char what[44];
-} Beat;
+    int64_t step;
+    double age;               // seconds since the rank began what it is doing
+    char text[sizeof(Error)]; // what it is doing; of LOST: which rank is lost
+} Note;
 
 typedef struct {
-    int rank, file; // file: the connection; -1: none
+    int rank, files[CONNECTIONS]; // -1: none
     char host[HOST];
     bool left, closed; // left: the peer has said goodbye; closed: its connection has ended
     double heard;
-    Beat beat;
-    Message *coming; // being received: `got` bytes so far, counted from head
+    Note beat, coming; // coming: is being received, `got` bytes so far
     size_t got;
-    Message *first[CHANNELS];
-    pthread_mutex_t sending; // held for a whole message, because several threads send
 } Peer;
 
 struct Watch {
@@ -71,12 +53,12 @@ struct Watch {
     pthread_t thread, probe_thread;
     WatchProbe *probe;
     void *argument;
-    pthread_mutex_t mutex;  // protects the fields below, and the peers except `sending`
-    pthread_cond_t changed; // a message or a goodbye has arrived
+    pthread_mutex_t mutex;  // protects the fields below, and the peers except `files`
+    pthread_cond_t changed; // a peer has said goodbye
     // The watchdog's clock: `now` counts the seconds in which this process ran, and `read` is the
     // time of its last reading. heard, since and left are readings of it, so no age is negative.
     double now, read;
-    Beat mine;
+    Note mine;
     double since; // when `mine` began
     double left;  // when a peer last said goodbye
     bool leaving;
@@ -175,78 +157,38 @@ static int connect_once(const char *host, int port, const char **why) {
     return file;
 }
 
-// ---- messages -----------------------------------------------------------------------------------
+// ---- notes --------------------------------------------------------------------------------------
 
-// flags: MSG_DONTWAIT sends only what can be sent at once. Nothing may follow an incomplete
-// message, so after one the connection is closed for sending.
-static void send_frame(int file, int flags, int kind, const void *data, size_t size) {
-    Header head = {kind, (uint32_t)size};
-    size_t sent = 0, bytes = sizeof(head) + size;
-    assert(size <= CALL_MOST);
-    char *frame = malloc_or_die(bytes);
-    memcpy(frame, &head, sizeof(head));
-    if (size > 0) { memcpy(frame + sizeof(head), data, size); }
-    while (sent < bytes) {
-        ssize_t n = send(file, frame + sent, bytes - sent, MSG_NOSIGNAL | flags);
-        if (n < 0 && errno == EINTR) { continue; }
-        if (n <= 0) { break; }
-        sent += (size_t)n;
-    }
-    if (sent > 0 && sent < bytes) { shutdown(file, SHUT_WR); }
-    free(frame);
-}
-
-// wait: blocks until the peer has taken the message. Without it, the message is dropped if the peer
-// takes no more; judge() notices that peer by its silence.
-static void send_message(Peer *p, bool wait, int kind, const void *data, size_t size) {
-    if (p->file < 0) { return; }
-    if (wait) {
-        pthread_mutex_lock(&p->sending);
-    } else if (pthread_mutex_trylock(&p->sending) != 0) {
-        return;
-    }
-    send_frame(p->file, wait ? 0 : MSG_DONTWAIT, kind, data, size);
-    pthread_mutex_unlock(&p->sending);
-}
-
-static void send_all(Watch *w, int kind, const void *data, size_t bytes) {
-    for (int r = 0; r < w->count; r++) { send_message(&w->peers[r], false, kind, data, bytes); }
-}
-
-// Whether a rank may send such a message.
-static bool check_header(const Header *h) {
-    switch (h->kind) {
-    case KIND_BEAT: return h->bytes == sizeof(Beat);
-    case KIND_BYE: return h->bytes == 0;
-    case KIND_LOST: return h->bytes == sizeof(Error);
-    default: return h->kind >= 0 && h->kind < CHANNELS && h->bytes <= CALL_MOST;
+// Sends only what can be sent at once: if a peer takes no more, the note is dropped, and judge()
+// notices that peer by its silence. Nothing may follow an incomplete note, so after one the
+// connection is closed for sending.
+static void send_notes(Watch *w, int kind, const char *text) {
+    Note note = w->mine;
+    note.kind = kind;
+    snprintf(note.text, sizeof(note.text), "%s", text);
+    for (const Peer *p = w->peers; p < w->peers + w->count; p++) {
+        int file = p->files[WATCHDOGS];
+        ssize_t n = file < 0 ? 0 : send(file, &note, sizeof(note), MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (n > 0 && n < (ssize_t)sizeof(note)) { shutdown(file, SHUT_WR); }
     }
 }
 
-// Returns the next complete message of a peer, which the caller frees. NULL: it has not arrived
-// completely, or the connection has ended; a message that no rank sends ends it, too.
-static Message *read_message(const Watch *w, Peer *p) {
+// Whether p->coming is the next complete note of a peer. False: it has not arrived completely, or
+// the connection has ended.
+static bool receive_note(const Watch *w, Peer *p) {
     while (!p->closed) {
-        if (p->coming == NULL) { p->coming = calloc_or_die(1, sizeof(Message)); }
-        Message *m = p->coming;
-        bool header = p->got < sizeof(Header);
-        size_t due = sizeof(Header) + (header ? 0 : m->head.bytes);
-        ssize_t n = recv(p->file, (char *)&m->head + p->got, due - p->got, MSG_DONTWAIT);
-        if (n < 0 && (errno == EAGAIN || errno == EINTR)) { return NULL; }
+        ssize_t n = recv(p->files[WATCHDOGS], (char *)&p->coming + p->got, sizeof(Note) - p->got,
+                         MSG_DONTWAIT);
+        if (n < 0 && (errno == EAGAIN || errno == EINTR)) { return false; }
         p->closed = n <= 0;
-        if (p->closed) { return NULL; }
+        if (p->closed) { return false; }
         p->heard = w->now;
-        p->got += (size_t)n;
-        if (p->got < due) { continue; }
-        p->closed = !check_header(&m->head);
-        if (!p->closed && (!header || m->head.bytes == 0)) {
-            p->coming = NULL;
-            p->got = 0;
-            return m;
-        }
-        p->coming = realloc_or_die(m, sizeof(Message) + (p->closed ? 0 : m->head.bytes));
+        p->got = (p->got + (size_t)n) % sizeof(Note);
+        if (p->got > 0) { continue; }
+        p->coming.text[sizeof(p->coming.text) - 1] = '\0';
+        return true;
     }
-    return NULL;
+    return false;
 }
 
 // ---- the watchdog -------------------------------------------------------------------------------
@@ -259,7 +201,7 @@ __attribute__((noreturn)) PRINTF_LIKE(2, 3) static void end_run(Watch *w, const 
     va_start(args, format);
     vsnprintf(why.text, sizeof(why.text), format, args);
     va_end(args);
-    if (w->rank == 0) { send_all(w, KIND_LOST, &why, sizeof(why)); }
+    if (w->rank == 0) { send_notes(w, LOST, why.text); }
     complain("%s; this rank ends at step %lld (exit status %d)", why.text, (long long)w->mine.step,
              EXIT_LOST_RANK);
     _exit(EXIT_LOST_RANK); // the main thread may hang, and exit() would hang with it
@@ -271,7 +213,7 @@ __attribute__((noreturn)) static void end_for(Watch *w, const Peer *p, const cha
     char text[128];
     snprintf(text, sizeof(text), reason, seconds);
     end_run(w, "rank %d on %s %s, last heard at step %lld (%s)", p->rank, p->host, text,
-            (long long)p->beat.step, p->beat.what);
+            (long long)p->beat.step, p->beat.text);
 }
 
 void watch_lost(Watch *w, const char *fallback) {
@@ -280,22 +222,14 @@ void watch_lost(Watch *w, const char *fallback) {
     end_run(w, "%s", fallback);
 }
 
-// Reads the messages of a rank, and notices when it ends.
+// Reads the notes of a rank, and notices when it ends.
 static void read_peer(Watch *w, Peer *p) {
-    for (Message *m, **last; (m = read_message(w, p)) != NULL;) {
-        switch (m->head.kind) {
-        case KIND_BEAT:
-            memcpy(&p->beat, m->data, sizeof(Beat));
-            p->beat.what[sizeof(p->beat.what) - 1] = '\0';
-            break;
-        case KIND_BYE: p->left = true, w->left = p->heard; break;
-        case KIND_LOST: end_run(w, "%.*s", (int)sizeof(Error), m->data);
-        default:
-            for (last = &p->first[m->head.kind]; *last != NULL; last = &(*last)->next) {}
-            *last = m;
-            m = NULL;
-        }
-        free(m);
+    while (receive_note(w, p)) {
+        if (p->coming.kind == LOST) { end_run(w, "%s", p->coming.text); }
+        if (p->coming.kind == BEAT) { p->beat = p->coming; }
+        if (p->coming.kind != GOODBYE) { continue; }
+        p->left = true;
+        w->left = p->heard;
         pthread_cond_broadcast(&w->changed);
     }
     if (!p->closed || p->left) { return; }
@@ -316,7 +250,7 @@ static void judge(Watch *w, double now) {
     bool all_wait = now - w->left > limit + 2 * w->tick;
     for (int r = 0; r < w->count; r++) {
         const Peer *p = &w->peers[r];
-        const Beat *b = &p->beat;
+        const Note *b = &p->beat;
         if (p->left) { continue; }
         if (now - p->heard > limit) { end_for(w, p, "has been silent for %.1f s", now - p->heard); }
         // only a reported age counts: a rank that is not heard from may be doing something else by
@@ -345,12 +279,13 @@ static void *watch_thread(void *argument) {
             w->mine.age = now - w->since;
             if (w->rank == 0) { w->peers[0].beat = w->mine, w->peers[0].heard = now; }
             bool said = w->leaving && w->rank > 0; // a goodbye is the last message
-            if (!said) { send_all(w, KIND_BEAT, &w->mine, sizeof(w->mine)); }
+            if (!said) { send_notes(w, BEAT, w->mine.text); }
             judge(w, now);
         }
         for (int r = 0; r < w->count; r++) {
             const Peer *p = &w->peers[r];
-            w->polls[r] = (struct pollfd){.fd = p->closed ? -1 : p->file, .events = POLLIN};
+            w->polls[r] = (struct pollfd){.fd = p->closed ? -1 : p->files[WATCHDOGS],
+                                          .events = POLLIN};
         }
         w->polls[w->count] = (struct pollfd){.fd = w->quit, .events = POLLIN};
         pthread_mutex_unlock(&w->mutex);
@@ -367,7 +302,7 @@ static void *watch_thread(void *argument) {
 
 static void set_doing(Watch *w, Doing doing, const char *what) {
     w->mine.doing = (int32_t)doing;
-    snprintf(w->mine.what, sizeof(w->mine.what), "%s", what);
+    snprintf(w->mine.text, sizeof(w->mine.text), "%s", what);
     w->since = read_clock(w);
 }
 
@@ -409,44 +344,54 @@ void watch_probe(Watch *w, WatchProbe *probe, void *argument) {
 
 // ---- what ranks agree on ------------------------------------------------------------------------
 
-// Receives the next message of a peer. Meanwhile the main thread counts as waiting.
-static void receive_call(Watch *w, int peer, Channel channel, void *data, size_t bytes) {
-    Message **first = &w->peers[peer].first[channel], *m;
-    pthread_mutex_lock(&w->mutex);
-    Beat before = w->mine;
-    bool waits = *first == NULL && channel == CHANNEL_MAIN;
-    if (waits) { set_doing(w, DOING_WAIT, before.what); }
-    while (*first == NULL) { pthread_cond_wait(&w->changed, &w->mutex); }
-    if (waits) { set_doing(w, (Doing)before.doing, before.what); }
-    m = *first;
-    *first = m->next;
-    pthread_mutex_unlock(&w->mutex);
-    if (m->head.bytes != bytes) {
-        die("rank %d is at another point of the program: it sent %u bytes instead of %zu",
-            w->peers[peer].rank, m->head.bytes, bytes);
+// Sends or receives bytes; if the peer has ended, the watchdog ends this process.
+static void move_bytes(Watch *w, int file, bool sends, void *data, size_t bytes) {
+    for (size_t done = 0; done < bytes;) {
+        char *at = (char *)data + done;
+        ssize_t n = sends ? send(file, at, bytes - done, MSG_NOSIGNAL)
+                          : recv(file, at, bytes - done, MSG_WAITALL);
+        if (n < 0 && errno == EINTR) { continue; }
+        if (n <= 0) { watch_lost(w, "a connection to another rank has ended"); }
+        done += (size_t)n;
     }
-    memcpy(data, m->data, bytes);
-    free(m);
+}
+
+// Sends bytes to a peer, or receives its next ones. Meanwhile the main thread counts as waiting.
+static void exchange(Watch *w, const Peer *p, Channel channel, bool sends, void *data,
+                     size_t bytes) {
+    uint64_t size = bytes;
+    Note before;
+    pthread_mutex_lock(&w->mutex);
+    before = w->mine;
+    if (channel == CHANNEL_MAIN) { set_doing(w, DOING_WAIT, before.text); }
+    pthread_mutex_unlock(&w->mutex);
+    move_bytes(w, p->files[channel], sends, &size, sizeof(size));
+    if (size != bytes) {
+        die("rank %d is at another point of the program: it sent %zu bytes instead of %zu", p->rank,
+            (size_t)size, bytes);
+    }
+    move_bytes(w, p->files[channel], sends, data, bytes);
+    pthread_mutex_lock(&w->mutex);
+    if (channel == CHANNEL_MAIN) { set_doing(w, (Doing)before.doing, before.text); }
+    pthread_mutex_unlock(&w->mutex);
 }
 
 void group_broadcast(const Group *g, Channel channel, void *data, size_t bytes) {
     Watch *w = g->watch;
     if (w == NULL) { return; }
-    if (g->rank > 0) { receive_call(w, 0, channel, data, bytes); }
-    for (int r = 1; r < w->count; r++) {
-        send_message(&w->peers[r], true, (int)channel, data, bytes);
-    }
+    if (g->rank > 0) { exchange(w, &w->peers[0], channel, false, data, bytes); }
+    for (int r = 1; r < w->count; r++) { exchange(w, &w->peers[r], channel, true, data, bytes); }
 }
 
 void group_gather(const Group *g, Channel channel, const void *mine, size_t bytes, void *all) {
     Watch *w = g->watch;
     if (g->rank > 0) {
-        send_message(&w->peers[0], true, (int)channel, mine, bytes);
+        exchange(w, &w->peers[0], channel, true, (void *)mine, bytes);
         return;
     }
     memcpy(all, mine, bytes);
     for (int r = 1; r < g->ranks; r++) {
-        receive_call(w, r, channel, (char *)all + (size_t)r * bytes, bytes);
+        exchange(w, &w->peers[r], channel, false, (char *)all + (size_t)r * bytes, bytes);
     }
 }
 
@@ -469,14 +414,15 @@ bool group_agree(const Group *g, Channel channel, bool ok) {
 
 // ---- the meeting --------------------------------------------------------------------------------
 
-// A rank sends it to rank 0, and rank 0 answers with one, once the meeting has ended.
+// A rank sends it to rank 0 on each connection. Once the meeting has ended, rank 0 answers with one
+// on that of the watchdogs.
 typedef struct {
     uint32_t magic;
-    int32_t rank, ranks;
+    int32_t rank, ranks, connection;
     char host[HOST], token[TOKEN];
     char text[sizeof(Error)]; // in the answer: why the meeting has failed; "": all ranks have come
 } Hello;
-enum { MAGIC = 0x4c384334 };
+enum { MAGIC = 0x4c384335 };
 
 typedef struct {
     Watch *w;
@@ -484,6 +430,7 @@ typedef struct {
     Hello mine;
     char place[320], within[64]; // where, and within which time
     double limit;
+    bool told; // that a rank is not let in
 } Part;
 
 void group_draw(Meeting *meeting) {
@@ -521,21 +468,28 @@ static bool seat(Part *part, int file) {
     Hello h;
     ssize_t bytes;
     bool heard = hear(file, PATIENCE, &h, &bytes), ok = true;
-    Peer *p = heard && h.rank > 0 && h.rank < w->ranks ? &w->peers[h.rank] : NULL;
+    bool known = heard && h.rank > 0 && h.rank < w->ranks && h.connection >= 0 &&
+                 h.connection < CONNECTIONS;
+    Peer *p = known ? &w->peers[h.rank] : NULL;
+    int *place = known ? &p->files[h.connection] : NULL;
     if (!heard) {
         warn("a connection to %s is ignored: it is not from a rank", part->place);
     } else if (strcmp(h.token, part->mine.token) != 0) {
-        warn("rank %d on %s is not let in at %s: it is of another run, or has another LLM8_SECRET",
-             h.rank, h.host, part->place);
+        if (!part->told) {
+            warn("rank %d on %s is not let in at %s: it is of another run, or has another "
+                 "LLM8_SECRET",
+                 h.rank, h.host, part->place);
+        }
+        part->told = true; // it comes again and again
     } else if (p == NULL || h.ranks != w->ranks) {
         ok = fail("rank %d on %s was started as one of %d ranks, rank 0 as one of %d", h.rank,
                   h.host, h.ranks, w->ranks);
-    } else if (!has_ended(p->file)) {
+    } else if (!has_ended(*place)) {
         ok = fail("two processes say that they are rank %d: one on %s, one on %s", h.rank, p->host,
                   h.host);
     } else {
-        close_file(&p->file); // its process has died
-        p->file = file;
+        close_file(place); // its process has died
+        *place = file;
         memcpy(p->host, h.host, HOST);
         return true;
     }
@@ -550,7 +504,9 @@ static int count_missing(const Part *part, const char *verb, const char *within)
     int count = 0;
     for (int r = 1; r < part->w->ranks; r++) {
         size_t used = strlen(text), room = sizeof(text) - used;
-        if (part->w->peers[r].file >= 0 || ++count == 0 || room < 20) { continue; }
+        bool there = true;
+        for (int i = 0; i < CONNECTIONS; i++) { there &= part->w->peers[r].files[i] >= 0; }
+        if (there || ++count == 0 || room < 20) { continue; }
         snprintf(text + used, room, room < 40 ? "%s..." : "%s%d", count > 1 ? ", " : "", r);
     }
     fail("rank%s %s of %d %s to %s%s", plural(count), text, part->w->ranks, verb, part->place,
@@ -586,9 +542,8 @@ static bool receive_ranks(Part *part, int listener) {
     Error why = error_kept();
     close(listener);
     for (int r = 1; r < part->w->ranks; r++) {
-        if (part->w->peers[r].file >= 0) {
-            answer(part, part->w->peers[r].file, ok ? "" : why.text);
-        }
+        int file = part->w->peers[r].files[WATCHDOGS];
+        if (file >= 0) { answer(part, file, ok ? "" : why.text); }
     }
     return ok || fail_again(why);
 }
@@ -603,20 +558,24 @@ static bool reach_rank_0(Part *part) {
         const char *why = "";
         Hello h = {0};
         ssize_t bytes;
-        int file = connect_once(m->host, m->port, &why);
-        if (file >= 0) {
+        int *files = part->w->peers[0].files, connected = 0;
+        for (bool ok = true; ok && connected < CONNECTIONS; connected += ok) {
+            close_file(&files[connected]);
+            files[connected] = connect_once(m->host, m->port, &why);
+            part->mine.connection = connected;
+            ok = files[connected] >= 0 && send(files[connected], &part->mine, sizeof(part->mine),
+                                               MSG_NOSIGNAL) == sizeof(part->mine);
+        }
+        if (connected == CONNECTIONS) {
             // rank 0 must end first, which says why
             double patience = part->limit * 1.125 + 5 - (wall_seconds() - start);
-            send(file, &part->mine, sizeof(part->mine), MSG_NOSIGNAL);
-            bool heard = hear(file, fmax(1, patience), &h, &bytes);
+            bool heard = hear(files[WATCHDOGS], fmax(1, patience), &h, &bytes);
             // nobody listens: the socket has connected to itself (TCP's simultaneous open)
             bool itself = heard && h.rank == part->mine.rank;
             if (heard && !itself && h.text[0] == '\0') {
-                part->w->peers[0].file = file;
                 memcpy(part->w->peers[0].host, h.host, HOST);
                 return true;
             }
-            close(file);
             if (heard && !itself) { return fail("%s", h.text); }
             if (bytes > 0 && !itself) {
                 return fail("what answers at %s is not rank 0 of an llm8.c run: are MASTER_ADDR "
@@ -676,9 +635,11 @@ bool group_open(Group *g, const Meeting *meeting, int listener, const char *iden
     w->peers = calloc_or_die((size_t)g->ranks, sizeof(Peer));
     w->polls = calloc_or_die((size_t)g->ranks + 1, sizeof(struct pollfd));
     for (int r = 0; r < g->ranks; r++) {
-        w->peers[r] = (Peer){.rank = r, .file = -1, .sending = PTHREAD_MUTEX_INITIALIZER};
+        w->peers[r] = (Peer){.rank = r, .beat = {.doing = DOING_PAUSE, .text = "starting"}};
+        for (int i = 0; i < CONNECTIONS; i++) { w->peers[r].files[i] = -1; }
     }
-    Part part = {w, meeting, {MAGIC, g->rank, g->ranks, "", "", ""}, .limit = seconds};
+    Part part = {
+        w, meeting, {.magic = MAGIC, .rank = g->rank, .ranks = g->ranks}, .limit = seconds};
     snprintf(part.place, sizeof(part.place), "%s port %d", meeting->host, meeting->port);
     snprintf(part.within, sizeof(part.within), " within %.0f s (--distributed-timeout)", seconds);
     if (gethostname(part.mine.host, HOST - 1) != 0) { strcpy(part.mine.host, "?"); }
@@ -692,11 +653,12 @@ bool group_open(Group *g, const Meeting *meeting, int listener, const char *iden
     set_doing(w, DOING_WORK, "starting");
     for (int r = 0; r < w->count; r++) {
         Peer *p = &w->peers[r];
-        p->closed = p->file < 0;
-        p->beat = (Beat){.doing = DOING_PAUSE, .what = "starting"};
-        set_timeouts(p->file, 0, 0);
-        set_option(p->file, IPPROTO_TCP, TCP_NODELAY, 1); // sends small messages without delay
-        set_option(p->file, SOL_SOCKET, SO_KEEPALIVE, 1);
+        p->closed = p->files[WATCHDOGS] < 0;
+        for (int i = 0; i < CONNECTIONS; i++) {
+            set_timeouts(p->files[i], 0, 0);
+            set_option(p->files[i], IPPROTO_TCP, TCP_NODELAY, 1); // sends small data without delay
+            set_option(p->files[i], SOL_SOCKET, SO_KEEPALIVE, 1);
+        }
     }
     if (ok) {
         w->quit = eventfd(0, EFD_CLOEXEC);
@@ -718,20 +680,21 @@ void group_close(Group *g) {
         pthread_mutex_lock(&w->mutex);
         w->leaving = true;
         set_doing(w, DOING_WAIT, "ending"); // waits for ranks that still save
-        if (w->rank > 0) { send_all(w, KIND_BYE, NULL, 0); }
+        if (w->rank > 0) { send_notes(w, GOODBYE, ""); }
         for (int r = 0; r < w->count; r++) {
             Peer *p = &w->peers[r];
-            while (p->file >= 0 && !p->left) { pthread_cond_wait(&w->changed, &w->mutex); }
+            while (p->files[WATCHDOGS] >= 0 && !p->left) {
+                pthread_cond_wait(&w->changed, &w->mutex);
+            }
         }
-        if (w->rank == 0) { send_all(w, KIND_BYE, NULL, 0); }
+        if (w->rank == 0) { send_notes(w, GOODBYE, ""); }
         pthread_mutex_unlock(&w->mutex);
         eventfd_write(w->quit, 1);
         pthread_join(w->thread, NULL);
         close(w->quit);
     }
     for (int r = 0; r < w->ranks; r++) {
-        close_file(&w->peers[r].file);
-        free(w->peers[r].coming);
+        for (int i = 0; i < CONNECTIONS; i++) { close_file(&w->peers[r].files[i]); }
     }
     free(w->peers);
     free(w->polls);

@@ -2,12 +2,12 @@
 // the GPUs exchange is in train/gpu/comm.h.
 //
 // Rank 0 listens at MASTER_ADDR and MASTER_PORT. Every other rank connects to it, again and again
-// until it answers, and says which rank it is, of which run. Rank 0 answers when all have come.
-// Then all compare their options with rank 0's. A rank with another token than rank 0's (of another
-// run, or without its secret) is not let in. Nothing is encrypted, so the port must be reachable
-// only inside the cluster.
+// until it answers, and says which rank it is, of which run: a connection for each channel, and one
+// for the watchdogs. Rank 0 answers when all have come. Then all compare their options with rank
+// 0's. A rank with another token than rank 0's (of another run, or without its secret) is not let
+// in. Nothing is encrypted, so the port must be reachable only inside the cluster.
 //
-// In each rank a thread, the watchdog, reads the connections. Four times a second it tells rank 0
+// In each rank a thread, the watchdog, reads its connections. Four times a second it tells rank 0
 // which step its rank has reached, and it ends the process when a rank is lost. (NCCL's own error
 // query does not notice a rank that hangs.) Rank 0 decides which rank is lost: one whose connection
 // closes without a goodbye (it died); one that has been silent for --distributed-timeout (it is
