@@ -503,8 +503,8 @@ static Piece backward_piece(Gpu *gpu, const AttentionShape *s) {
 bool attention_is_fast(Gpu *gpu, AttentionShape s) {
     bool has_plans;
     Piece p = {s.B, s.G};
-    return attention_own_serves(gpu, s) ||
-           (serves(gpu, &s, p, false, &has_plans) && backward_piece(gpu, &s).sequences > 0);
+    return (attention_own_serves(gpu, s, false) || serves(gpu, &s, p, false, &has_plans)) &&
+           (attention_own_serves(gpu, s, true) || backward_piece(gpu, &s).sequences > 0);
 }
 
 bool attention_start(Gpu *gpu, AttentionShape s) {
@@ -580,7 +580,7 @@ void attention_forward_gpu(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, co
     check_operands(&s, (const void *[]){out, lse, qkv}, 3);
     if (!attention_start(gpu, s)) {
         attention_plain_forward(gpu, s, out, lse, qkv);
-    } else if (attention_own_serves(gpu, s)) {
+    } else if (attention_own_serves(gpu, s, false)) {
         attention_own_forward(gpu, s, out, lse, qkv);
     } else {
         run(gpu, s, qkv, out, lse, NULL, NULL);
@@ -593,7 +593,7 @@ void attention_backward_gpu(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 
     check_operands(&s, (const void *[]){d_qkv, d_out, out, lse, qkv}, 5);
     if (!attention_start(gpu, s)) {
         attention_plain_backward(gpu, s, d_qkv, d_out, out, lse, qkv);
-    } else if (attention_own_serves(gpu, s)) {
+    } else if (attention_own_serves(gpu, s, true)) {
         attention_own_backward(gpu, s, d_qkv, d_out, out, lse, qkv);
     } else {
         run(gpu, s, qkv, out, lse, d_out, d_qkv);

@@ -14,10 +14,11 @@
 //
 // cuDNN's flash attention does the work, through its C backend API; where it has no engine for a
 // shape (a head size that is not a multiple of 8, say), a plain kernel of our own takes its place.
-// On Hopper, kernels of our own compute heads of size 64, and heads of size 128 if the shape has
-// documents. (If every sequence is one document, cuDNN is faster at heads of size 128. But with
-// documents our kernels always compute them, because the documents' lengths are not known when the
-// kernels are chosen.)
+// On Hopper, kernels of our own compute heads of size 64 and 128: the forward pass, and the
+// backward pass of heads of 64 with as many key/value heads as query heads, and of heads of 128
+// with documents. (Where every sequence is one document, cuDNN's backward pass is faster at heads
+// of 128. But with documents our kernels always compute it, because the documents' lengths are not
+// known when the kernels are chosen.)
 //
 // cuDNN's backward pass sums dQ in the order in which thread blocks finish. Its deterministic path
 // writes dQ directly, but needs about 2 H T^2 bytes of workspace per sequence. So that path runs on
@@ -60,15 +61,14 @@ void attention_plain_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf1
                               const Bf16 *out, const float *lse, const Bf16 *qkv);
 
 // Our kernels for Hopper (only compute capability 9.0): attention_queries.cu,
-// attention64_backward.cu and attention128_keys.cu. Heads of 64 need as many key/value heads as
-// query heads, heads of 128 need documents. All sums have a fixed order. The backward pass needs
-// workspace.
-// attention_own_check ends the program if these kernels cannot compute the shape or the workspace
-// has less than `bytes`.
-enum { ATTENTION64_MOST_T = 2048, ATTENTION128_MOST_T = 131072 };
-bool attention_own_serves(const Gpu *gpu, AttentionShape s);
-void attention_own_check(const Gpu *gpu, AttentionShape s, size_t bytes);
-size_t attention_own_workspace(AttentionShape s); // in bytes, for any documents
+// attention64_backward.cu and attention128_keys.cu. All sums have a fixed order.
+// attention_own_serves: whether they compute the forward or the backward pass of the shape.
+// attention_own_check ends the program if they do not, or if the workspace is too small.
+// attention_own_workspace: bytes that the backward pass needs, for any documents.
+enum { ATTENTION_MOST_T = 131072, ATTENTION64_MOST_T = 2048 }; // the latter: backward
+bool attention_own_serves(const Gpu *gpu, AttentionShape s, bool backward);
+void attention_own_check(const Gpu *gpu, AttentionShape s, bool backward);
+size_t attention_own_workspace(AttentionShape s);
 void attention_own_forward(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv);
 void attention_own_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
                             const Bf16 *out, const float *lse, const Bf16 *qkv);

@@ -1,6 +1,5 @@
 // Causal attention on Hopper, in kernels whose warpgroups each take some queries: the forward pass
-// for heads of 64 and of 128, and the queries' gradient for heads of 128. Heads of 128 are computed
-// only with documents.
+// for heads of 64 and of 128, and the queries' gradient for heads of 128 with documents.
 //
 //   S = QK' / sqrt(size)    lse = log(rowsum(exp(S)))    O = exp(S - lse) V
 //   dP = dO V'              delta = -rowsum(dO O)        dS = exp(S - lse) (dP + delta)
@@ -143,7 +142,7 @@ __device__ __forceinline__ void load(typename K::Shared &s, const Parameters &p)
     uint32_t queries[K::GROUPS] = {};
     for (Work<K> work(p); work.left > 0; work.next()) {
         const int b = work.head / p.H, h = work.head % p.H;
-        const int G = SIZE == 64 ? p.H : p.G, g = SIZE == 64 ? h : h / (p.H / G);
+        const int g = h / (p.H / p.G);
 #pragma unroll
         for (int w = 0; w < K::GROUPS; w++) {
             if (work.tile(w) >= work.keys()) { continue; }
@@ -168,7 +167,7 @@ __device__ __forceinline__ void load(typename K::Shared &s, const Parameters &p)
 #pragma unroll
             for (int i = 0; i < K::PARTS; i++) {
                 tma_load_at(to.k[i], p.qkv, full, (p.H + g) * SIZE + i * 64, j * KEYS, b);
-                tma_load_at(to.v[i], p.qkv, full, (p.H + G + g) * SIZE + i * 64, j * KEYS, b);
+                tma_load_at(to.v[i], p.qkv, full, (p.H + p.G + g) * SIZE + i * 64, j * KEYS, b);
             }
         }
     }
@@ -533,20 +532,23 @@ size_t attention_own_workspace(AttentionShape s) {
         s.T <= ATTENTION64_MOST_T) { // each block has two parts of dQ sums
         return 2 * ATTENTION_BLOCKS * (size_t)round_up64(s.T, 128) * 64 * sizeof(float);
     }
-    const bool in_domain = s.D == 128 && s.H % s.G == 0 && s.T <= ATTENTION128_MOST_T;
-    return in_domain ? (size_t)s.B * s.H * s.T * sizeof(float) : 0; // delta
+    return s.D == 128 ? (size_t)s.B * s.H * s.T * sizeof(float) : 0; // delta
 }
 
-bool attention_own_serves(const Gpu *gpu, AttentionShape s) {
-    return attention_own_workspace(s) > 0 && (s.D == 64 || s.documents != nullptr) &&
+bool attention_own_serves(const Gpu *gpu, AttentionShape s, bool backward) {
+    const bool forward = (s.D == 64 || s.D == 128) && s.H % s.G == 0 && s.T <= ATTENTION_MOST_T;
+    const bool both = attention_own_workspace(s) > 0 && (s.D == 64 || s.documents != nullptr);
+    return forward && (both || !backward) &&
            runs_on_hopper(gpu, attention_queries_kernel<Kind<64, false, false>>);
 }
 
-void attention_own_check(const Gpu *gpu, AttentionShape s, size_t bytes) {
-    if (!attention_own_serves(gpu, s)) {
-        die("attention: no kernel of our own for T %d, %d/%d heads of %d%s on this device", s.T,
-            s.H, s.G, s.D, s.documents != nullptr ? ", documents," : "");
+void attention_own_check(const Gpu *gpu, AttentionShape s, bool backward) {
+    if (!attention_own_serves(gpu, s, backward)) {
+        die("attention: no %s kernel of our own for T %d, %d/%d heads of %d%s on this device",
+            backward ? "backward" : "forward", s.T, s.H, s.G, s.D,
+            s.documents != nullptr ? ", documents," : "");
     }
+    const size_t bytes = backward ? attention_own_workspace(s) : 0;
     if (gpu->attention_bytes < bytes) {
         die("attention: %zu bytes of workspace, it needs %zu", gpu->attention_bytes, bytes);
     }
@@ -555,7 +557,7 @@ void attention_own_check(const Gpu *gpu, AttentionShape s, size_t bytes) {
 void attention_share_work(const Gpu *gpu, AttentionShape s, int *documents) {
     const int blocks = min(gpu->sms, (int)ATTENTION_BLOCKS), key_heads = s.D == 64 ? s.H : s.G;
     s.documents = documents;
-    if (!attention_own_serves(gpu, s)) { return; }
+    if (!attention_own_serves(gpu, s, false)) { return; }
     int *ends = documents + (int64_t)s.B * s.T;
     for (int64_t i = (int64_t)s.B * s.T - 1; i >= 0; i--) {
         const int t = (int)(i % s.T);
@@ -579,36 +581,34 @@ void attention_share_work(const Gpu *gpu, AttentionShape s, int *documents) {
         share(kind, s.H, pieces,
               [&](const int *starts, int *costs) { cost_pieces(s.T, pieces, starts, costs); });
     };
-    const int tiles = divide_up(s.T, 128);
-    share(CUTS_KEYS, key_heads, tiles,
-          [&](const int *starts, int *costs) { cost_keys(tiles, starts, costs); });
     if (s.D == 64) {
         share_queries(CUTS_FORWARD, Kind<64, true, false>::QUERIES);
     } else {
         share_queries(CUTS_FORWARD, Kind<128, true, false>::QUERIES);
-        share_queries(CUTS_QUERIES, Kind<128, true, true>::QUERIES);
     }
+    if (!attention_own_serves(gpu, s, true)) { return; }
+    const int tiles = divide_up(s.T, 128);
+    share(CUTS_KEYS, key_heads, tiles,
+          [&](const int *starts, int *costs) { cost_keys(tiles, starts, costs); });
+    if (s.D == 128) { share_queries(CUTS_QUERIES, Kind<128, true, true>::QUERIES); }
 }
 
 // ---- launchers ----------------------------------------------------------------------------------
 
 void attention_own_forward(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv) {
-    attention_own_check(gpu, s, 0);
+    attention_own_check(gpu, s, false);
     Parameters p = {};
     p.result = map_sequences(out, s.B, s.T, (int64_t)s.H * s.D, 16);
     p.lse = lse;
-    if (s.D == 128) {
-        launch_queries<128, true, false>(gpu, s, qkv, p);
-    } else if (s.documents != nullptr) {
-        launch_queries<64, true, false>(gpu, s, qkv, p);
-    } else {
-        launch_queries<64, false, false>(gpu, s, qkv, p);
-    }
+    const bool documents = s.documents != nullptr;
+    auto of_64 = documents ? launch_queries<64, true, false> : launch_queries<64, false, false>;
+    auto of_128 = documents ? launch_queries<128, true, false> : launch_queries<128, false, false>;
+    (s.D == 64 ? of_64 : of_128)(gpu, s, qkv, p);
 }
 
 void attention_own_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
                             const Bf16 *out, const float *lse, const Bf16 *qkv) {
-    attention_own_check(gpu, s, attention_own_workspace(s));
+    attention_own_check(gpu, s, true);
     if (s.D == 64) {
         attention64_backward(gpu, s, d_qkv, d_out, out, lse, qkv);
         return;

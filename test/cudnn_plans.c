@@ -82,8 +82,8 @@ void attention_own_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 
 
 static bool own; // whether the kernels for Hopper serve every shape, and their workspace
 static size_t own_bytes;
-bool attention_own_serves(const Gpu *gpu, AttentionShape s) {
-    (void)gpu, (void)s;
+bool attention_own_serves(const Gpu *gpu, AttentionShape s, bool backward) {
+    (void)gpu, (void)s, (void)backward;
     return own;
 }
 size_t attention_own_workspace(AttentionShape s) {

@@ -321,12 +321,11 @@ static void attention(int B, int T, int H, int G, int D, bool deterministic, int
         timed("attention backward", shape, 2.5 * floor, backward);
         const size_t all = gpu.attention_bytes;
         const int capability = gpu.capability;
-        const bool own = attention_own_serves(&gpu, s);
+        const bool own[] = {attention_own_serves(&gpu, s, false),
+                            attention_own_serves(&gpu, s, true)};
         gpu.capability = 80; // then cuDNN computes all heads
-        if (own) {
-            timed("attention forward cuDNN", shape, floor, forward);
-            timed("attention backward cuDNN", shape, 2.5 * floor, backward);
-        }
+        if (own[0]) { timed("attention forward cuDNN", shape, floor, forward); }
+        if (own[1]) { timed("attention backward cuDNN", shape, 2.5 * floor, backward); }
         s.deterministic = true;
         for (int gib : {0, 1, 4}) { // 0: a half
             gpu.attention_bytes = (size_t)(gib == 0 ? 576 : 1152 * gib) << 20;
@@ -337,16 +336,24 @@ static void attention(int B, int T, int H, int G, int D, bool deterministic, int
         gpu.capability = capability;
         return;
     }
+    const int capability = gpu.capability;
+    gpu.capability = 80; // none of our kernels for Hopper
     if (!plain && !on_stand_ins()) {
         fail("%s", "");
         bool served = attention_is_fast(&gpu, s);
         if (!served) { printf("  measured: by the plain kernel: %s\n", error_text()); }
         CHECK(served || s.T < 64); // the lengths that people train on
     }
-    forward();
-    // k: one rounding of the output in the plain kernel; cuDNN also rounds the probabilities
-    CHECK_BF16(get_floats(out), c.out, plain ? 1.05 : 2.5);
-    CHECK_ERROR(lse.get().data(), c.lse.data(), (int64_t)c.lse.size(), 1e-4);
+    for (int kernels : {80, capability}) { // cuDNN's backward pass follows either forward pass
+        gpu.capability = kernels;
+        out.poison();
+        lse.poison();
+        forward();
+        // k: one rounding of the output in the plain kernel; the others also round probabilities
+        CHECK_BF16(get_floats(out), c.out, plain ? 1.05 : 2.5);
+        CHECK_ERROR(lse.get().data(), c.lse.data(), (int64_t)c.lse.size(), 1e-4);
+    }
+    gpu.capability = 80;
     for (int repeat = 0; repeat < 2; repeat++) {
         Floats first = repeat ? get_floats(dqkv) : Floats();
         dqkv.poison();
@@ -355,6 +362,7 @@ static void attention(int B, int T, int H, int G, int D, bool deterministic, int
         CHECK_BF16(get_floats(dqkv), c.dqkv, plain ? 1.5 : 3.0);
         if (repeat && s.deterministic) { CHECK(same_bits(get_floats(dqkv), first)); }
     }
+    gpu.capability = capability;
 }
 
 ROW(attention_by_library) { // B, T, H, G, D, deterministic, documents, plain
@@ -369,7 +377,10 @@ ROW(attention_by_library) { // B, T, H, G, D, deterministic, documents, plain
     row(attention, TIMING,
         {{64, 1024, 12, 12, 64},
          {16, 2048, 16, 4, 128},
+         {16, 2048, 16, 16, 128},
          {2, 8192, 32, 8, 128},
+         {16, 2048, 32, 8, 64},
+         {2, 8192, 32, 8, 64},
          {64, 1024, 12, 12, 64, 0, 500},
          {16, 2048, 16, 4, 128, 0, 500},
          {16, 2048, 16, 4, 128, 0, 800},
@@ -401,6 +412,7 @@ static void own_attention(int B, int T, int H, int G, int D, int size, int docum
     first[first.size() / 2] += 64.0f; // planted: one wrong value
     CHECK(CAUGHT(CHECK_BF16(first, c.out, 2.0)));
     CHECK_ERROR(first_lse.data(), c.lse.data(), (int64_t)c.lse.size(), 1e-5);
+    if (!attention_own_serves(&gpu, s, true)) { return; }
     put_floats(out, c.rounded);
     lse.put(c.lse.data());
     auto columns = [&](const Floats &all, int which) { // of the queries, the keys or the values
@@ -430,10 +442,10 @@ static void own_attention(int B, int T, int H, int G, int D, int size, int docum
 }
 
 // B, T, H, G, D, size, documents: heads fewer than the GPU's blocks, as many as 132 and more; tiles
-// of 128 keys and 64 queries, whole and cut.
+// of 128 keys and 64 queries, whole and cut. of_forward: cuDNN computes the backward pass.
 ROW(own_attention_kernels) {
     if (mode != CHECKING || sanitizing()) { return; }
-    if (!attention_own_serves(&gpu, {1, 64, 1, 1, 64, true, NULL})) {
+    if (!attention_own_serves(&gpu, {1, 64, 1, 1, 64, true, NULL}, true)) {
         test_skip("kernels of our own need compute capability 9.0");
         return;
     }
@@ -454,16 +466,24 @@ ROW(own_attention_kernels) {
         {1, 2048, 8, 2, 128, 6, 1},   {3, 2048, 4, 1, 128, 1, 300},  {1, 2100, 4, 4, 128, 1, -2100},
         {7, 384, 32, 8, 128, 1, 1},   {1, 8192, 4, 1, 128, 1, 500},  {2, 4100, 2, 1, 128, 1, -4100},
         {1, 32768, 2, 1, 128, 1, 500}};
+    static const int of_forward[][7] = {
+        {1, 64, 1, 1, 128, 1},     {1, 17, 4, 1, 128, 6},     {3, 200, 5, 5, 128, 1},
+        {2, 1000, 16, 4, 128, 1},  {1, 2100, 8, 2, 128, 6},   {7, 384, 32, 8, 128, 1},
+        {1, 8192, 2, 2, 128, 1},   {1, 100, 6, 2, 64, 1},     {7, 384, 32, 8, 64, 1},
+        {2, 2100, 4, 4, 64, 6},    {1, 8192, 2, 2, 64, 1},    {2, 1000, 8, 2, 64, 1, 1},
+        {1, 4100, 2, 2, 64, 1, 1}, {3, 251, 6, 3, 64, 6, -65}};
     row(own_attention, CHECKING, of_64);
     row(own_attention, CHECKING, of_128);
+    row(own_attention, CHECKING, of_forward);
 }
 
 TEST(own_attention_is_for_some_shapes) {
     static const int documents = 0;
     const AttentionShape good = {2, 128, 4, 4, 64, true},
                          large = {2, 128, 4, 2, 128, true, &documents};
-    const bool here = attention_own_serves(&gpu, good);
-    AttentionShape others[] = {good, good, good, good, large, large};
+    const bool here = attention_own_serves(&gpu, good, true);
+    AttentionShape others[] = {good, good, good, large, good, good, large};
+    const int neither = 4; // of the others, our kernels compute only the forward pass
     Gpu old = gpu, newer = gpu, little = gpu;
     auto backward = [](Gpu *on, AttentionShape s) {
         attention_own_backward(on, s, (Bf16 *)4096, (Bf16 *)4096, (Bf16 *)4096, (float *)4096,
@@ -472,24 +492,29 @@ TEST(own_attention_is_for_some_shapes) {
     auto forward = [](Gpu *on, AttentionShape s) {
         attention_own_forward(on, s, (Bf16 *)4096, (float *)4096, (Bf16 *)4096);
     };
-    others[0].G = 2;
-    others[1].D = 72;
-    others[2].D = 32;
-    others[3].T = ATTENTION64_MOST_T + 1;
-    others[4].documents = NULL;
-    others[5].T = ATTENTION128_MOST_T + 1;
-    for (const AttentionShape &s : others) {
-        CHECK(!attention_own_serves(&gpu, s));
-        CHECK_DIES("attention: no kernel of our own for T ", forward(&gpu, s));
-        CHECK_DIES("attention: no kernel of our own for T ", backward(&gpu, s));
+    others[0].D = 72;
+    others[1].D = 32;
+    others[2].G = 3;
+    others[3].T = ATTENTION_MOST_T + 1;
+    others[4].G = 2;
+    others[5].T = ATTENTION64_MOST_T + 1;
+    others[6].documents = NULL;
+    for (int i = 0; i < 7; i++) {
+        const AttentionShape s = others[i];
+        CHECK(!attention_own_serves(&gpu, s, true));
+        CHECK(attention_own_serves(&gpu, s, false) == (here && i >= neither));
+        if (i < neither) {
+            CHECK_DIES("attention: no forward kernel of our own for T ", forward(&gpu, s));
+        }
+        CHECK_DIES("attention: no backward kernel of our own for T ", backward(&gpu, s));
     }
     old.capability = 80;
     newer.capability = 100;
-    CHECK(!attention_own_serves(&old, good) && !attention_own_serves(&newer, good));
+    CHECK(!attention_own_serves(&old, good, false) && !attention_own_serves(&newer, good, false));
     CHECK_DIES("for T 128, 4/4 heads of 64 on this device", forward(&old, good));
     CHECK_DIES("for T 128, 4/2 heads of 128, documents, on this device", backward(&old, large));
     if (!here) { return; }
-    CHECK(attention_own_serves(&gpu, large));
+    CHECK(attention_own_serves(&gpu, large, true));
     little.attention_bytes = 1 << 20;
     CHECK_DIES("1048576 bytes of workspace, it needs 10485760", backward(&little, good));
 }

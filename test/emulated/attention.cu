@@ -150,7 +150,9 @@ TEST(forward) {
                                    {1, 1, 1, 1, 128, 1, MANY, 1},   {3, 17, 2, 1, 128, 1, ONE, 1},
                                    {2, 300, 2, 1, 128, 3, MANY, 6}, {1, 200, 8, 1, 128, 2, MANY, 1},
                                    {1, 129, 2, 2, 128, 8, MANY, 1}, {1, 450, 2, 1, 128, 2, ONE, 6},
-                                   {1, 640, 1, 1, 128, 2, MANY, 1}};
+                                   {1, 640, 1, 1, 128, 2, MANY, 1}, {2, 200, 6, 2, 64, 3, NONE, 1},
+                                   {2, 300, 4, 1, 64, 2, MANY, 6},  {1, 450, 4, 2, 128, 3, NONE, 6},
+                                   {2, 129, 2, 2, 128, 2, NONE, 1}, {1, 17, 1, 1, 128, 2, NONE, 1}};
     for (const Shape &s : shapes) {
         const Problem p = problem(s);
         Floats lse, found(p.expected_out.size());
@@ -195,6 +197,7 @@ TEST(planted_faults_forward) {
 
 TEST(planted_faults_forward_128) {
     check_forward_faults(Problem(1, 300, 4, 2, 128, 1, MANY), own_rows);
+    check_forward_faults(Problem(1, 300, 4, 2, 128, 1, NONE), own_rows);
 }
 
 TEST(planted_faults) {
