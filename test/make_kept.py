@@ -14,7 +14,7 @@ import tempfile
 import numpy
 from check import call, run, write
 from kept_tests import KEPT, STANDIN, VERSION, loaded, options_of, records, resumed, train
-from llm8 import prepare_choices, shard_header, shards
+from llm8 import environment, prepare_choices, shard_header, shards
 from shard_tools import sentences, tokens_of
 
 COMMON = """--num-layers 1 --hidden-size 16 --num-attention-heads 2 --ffn-hidden-size 32
@@ -57,9 +57,9 @@ def make_data():
     shutil.copy("data/tokenizer.bin", "wide")
     for name in ("train.bin", "val.bin"):
         tokens, mark = tokens_of(f"data/{name}")
-        shards.write_durably(f"wide/{name}", [shard_header.header(4, len(tokens), mark, True),
+        environment.write_durably(f"wide/{name}", [shard_header.header(4, len(tokens), mark, True),
                                               numpy.array(tokens, wide).tobytes()])
-        shards.write_durably(f"wide/{name}{shards.MASK}", shards.bits(
+        environment.write_durably(f"wide/{name}{shards.MASK}", shards.bits(
             shards.MASK, numpy.arange(len(tokens)) % 50 < 20, shards.checksum(f"wide/{name}"), 0))
 
 

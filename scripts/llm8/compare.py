@@ -87,7 +87,9 @@ def run(options, common):
     if len(seeds) == 1:
         print("one seed: a first look at speed, memory and curves; the same command with more "
               "(--seeds) later adds what a verdict on the losses takes", flush=True)
-    held = experiment.lock(options.out)
+    with environment.named_by("--out"):
+        os.makedirs(options.out, exist_ok=True)
+    held = environment.lock(options.out, "--out")
     status = experiment.run_all(tasks, options.out, options.checkpoints, held)
     os.close(held)
     folders = {name: [task.folder for task in tasks if task.variant == name]

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 import numpy
 import safetensors
 
-from . import downloads, shards
+from . import downloads
 from .command_line import Parser
-from .environment import built, checkpoint, die, named_by
-from .vocabulary import NAMED_TEMPLATES, TOKENIZER_FILES, open_vocabulary
+from .environment import built, checkpoint, die, named_by, write_durably
+from .vocabulary import NAMED_TEMPLATES, TOKENIZER_FILES, open_vocabulary, read_object
 
 # tensors in files of these models that are no weights
 IGNORED = re.compile(r"(\.attn\.(bias|masked_bias)|rotary_emb\.inv_freq)$")
@@ -41,20 +41,6 @@ class Tensor:
     dtype: str
     shape: list
     bytes: numpy.ndarray
-
-
-def read_object(path, what):
-    """Returns the JSON object in a file. Like the trainer, it accepts a byte-order mark and bytes
-    that are not UTF-8."""
-    try:
-        with open(path, encoding="utf-8-sig", errors="replace") as file:
-            held = json.load(file, strict=False)
-    except OSError as error:
-        die(f"{path}: {error.strerror}")
-    except (ValueError, RecursionError):
-        held = None
-    return held if isinstance(held, dict) else \
-        die(f"{path}: not {what} (an object of JSON, in UTF-8); download it again")
 
 
 def expected_tensors(folder):
@@ -95,11 +81,10 @@ def source_tensors(folder):
         die(f"{folder}: no model.safetensors" + (
             "; its weights are pickled: save them with transformers' save_pretrained" if pickled
             else " nor model.safetensors.index.json; download them"))
-    kind = "an index of safetensors"
     try:
-        names = sorted(map(os.path.basename, set(read_object(index, kind)["weight_map"].values())))
+        names = sorted(map(os.path.basename, set(read_object(index)[1]["weight_map"].values())))
     except (LookupError, TypeError, AttributeError):
-        die(f"{index}: not {kind}; download it again")
+        die(f"{index}: damaged, or no index; download it again")
     tensors = {}
     for name in names:
         path = os.path.join(folder, name)
@@ -149,8 +134,7 @@ def import_model(folder, output):
         die(f"{copied['config.json']}: No such file; give the folder of a Hugging Face model")
     expected = expected_tensors(folder)
     tensors = weights_of(folder, expected)
-    said = {name: read_object(path, f"a {name}") for name, path in copied.items()
-            if os.path.exists(path)}
+    said = {name: read_object(path)[1] for name, path in copied.items() if os.path.exists(path)}
     config = said["config.json"]
     tokenizer = os.path.join(folder, "tokenizer.json")
     vocabulary = open_vocabulary({"tokenizer": tokenizer}) if os.path.exists(tokenizer) else None
@@ -173,14 +157,14 @@ def import_model(folder, output):
     if vocabulary:
         files = {name: text.encode() for name, text in vocabulary.files().items()}
         for name, content in (files | {"tokenizer.bin": vocabulary.tokenizer_bin()}).items():
-            shards.write_durably(os.path.join(output, name), [content])
+            write_durably(os.path.join(output, name), [content])
     for name in said:
         with open(copied[name], "rb") as file:
-            shards.write_durably(os.path.join(output, name),
+            write_durably(os.path.join(output, name),
                                  [file.read().removeprefix(codecs.BOM_UTF8)])
     ids = {key: config[key] for key in TOKEN_IDS if config.get(key) is not None}
     if ids and COPIED[0] not in said:
-        shards.write_durably(os.path.join(output, COPIED[0]),
+        write_durably(os.path.join(output, COPIED[0]),
                              [(json.dumps(ids, indent=2) + "\n").encode()])
     return config["model_type"], tensors, vocabulary is not None
 

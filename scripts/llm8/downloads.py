@@ -14,8 +14,7 @@ import sys
 import urllib.request
 from dataclasses import dataclass
 
-from . import shards
-from .environment import built, die
+from .environment import built, die, sha256_of, write_durably
 
 RAW = "https://raw.githubusercontent.com"
 SHAKESPEARE = RAW + "/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -125,8 +124,8 @@ def village(words):
         die(f"village: {program}: {done.stderr.decode(errors='replace').strip()}")
     # an equal file is not written again, because shards remember the date of their source
     if not os.path.exists(path) or os.path.getsize(path) != len(done.stdout) or \
-            shards.sha256_of(path) != hashlib.sha256(done.stdout).hexdigest():
-        shards.write_durably(path, [done.stdout])
+            sha256_of(path) != hashlib.sha256(done.stdout).hexdigest():
+        write_durably(path, [done.stdout])
     return path
 
 
@@ -150,5 +149,5 @@ def shakespeare(words):
             refuse("tinyshakespeare", SHAKESPEARE, error)
         if hashlib.sha256(content).hexdigest() != SHAKESPEARE_SHA256:
             die(f"tinyshakespeare: {SHAKESPEARE} arrived damaged; run the same command again")
-        shards.write_durably(path, [content])
+        write_durably(path, [content])
     return path

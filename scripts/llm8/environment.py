@@ -6,10 +6,13 @@ have the packages.
 """
 
 import contextlib
+import fcntl
 import glob
+import hashlib
 import importlib
 import os
 import signal
+import socket
 import sys
 import traceback
 
@@ -64,6 +67,47 @@ def matching(pattern):
         exact = os.path.dirname(exact)
     found = glob.glob(glob.escape(exact) + pattern[len(exact):], recursive=True) if exact else []
     return sorted(found or glob.glob(pattern, recursive=True))
+
+
+def write_durably(path, parts):
+    """Writes a file under a temporary name, which only this process uses, syncs it, and renames it.
+    Returns its SHA-256."""
+    fresh, digest = f"{path}.{socket.gethostname()}.{os.getpid()}.new", hashlib.sha256()
+    try:
+        with open(fresh, "wb") as file:
+            for part in parts:
+                digest.update(part)
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(fresh, path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from None
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(fresh)
+    return digest.hexdigest()
+
+
+def sha256_of(path):
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def lock(folder, option, waits=False):
+    """Locks a folder for as long as this program, or one that inherits the file, lives; returns the
+    file. If another program holds the lock, waits or ends this program."""
+    file = os.open(os.path.join(folder, ".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        if not waits:
+            die(f"{option} {folder}: another one is at work there, or a trainer that one has left "
+                "behind")
+        print(f"{option} {folder}: another one works there; waiting for its end", file=sys.stderr,
+              flush=True)
+        fcntl.flock(file, fcntl.LOCK_EX)
+    return file
 
 
 def checkpoint(path):

@@ -7,7 +7,6 @@ order of the variants, the baseline first. A run that has ended is not run again
 stopped goes on from its newest checkpoint.
 """
 
-import fcntl
 import glob
 import itertools
 import json
@@ -91,19 +90,6 @@ def make_tasks(program, variants, seeds, common, folder):
             for seed in seeds for name, words in variants]
 
 
-def lock(folder):
-    """Locks a folder for as long as this program, or a trainer that it started, lives."""
-    with environment.named_by("--out"):
-        os.makedirs(folder, exist_ok=True)
-    file = os.open(os.path.join(folder, ".lock"), os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        environment.die(f"--out {folder}: another compare is at work there, or a trainer that "
-                        "one has left behind")
-    return file
-
-
 def read_list(folder, name):
     """Returns the list of words in a .json file; an empty list if there is no file."""
     path = os.path.join(folder, name)
@@ -122,13 +108,7 @@ def read_list(folder, name):
 
 
 def write_list(folder, name, words):
-    """Replaces a list of words in one step, so that the file is complete at any time."""
-    fresh = os.path.join(folder, name + ".new")
-    with open(fresh, "w") as file:
-        json.dump(words, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, os.path.join(folder, name))
+    environment.write_durably(os.path.join(folder, name), [json.dumps(words).encode()])
 
 
 def changed_options(task):

@@ -124,7 +124,7 @@ class Run:
         # replaced: earlier records of each step that was done again; profile: the record of
         # --profile
         self.replaced, self.profile = {}, None
-        self.bad_lines = self.rewinds = self._lines = 0
+        self.bad_lines = self._lines = 0
         self.first_bad = None # the first bad line's number, and what is wrong with it
         self._offset, self._inode = 0, None
 
@@ -183,7 +183,6 @@ class Run:
         return record
 
     def _start(self, record, step):
-        self.rewinds += any(later > step for later in self.steps)
         for later in (other for other in self.steps if other > step):
             self.replaced.setdefault(later, []).append(self.steps[later])
         for held in (self.steps, self.evals, self.fp8, self.ranks_at, self.saves):

@@ -12,7 +12,6 @@ import os
 from . import environment, metrics
 from .command_line import Parser
 from .series import AXES
-from .shards import write_durably
 
 
 def main():
@@ -34,8 +33,9 @@ def main():
     from . import judge, plots, style  # matplotlib takes a second to start
 
     variants = [judge.Variant(run.name, [run]) for run in runs]
+    drawn = style.draw(plots.draw_runs, plots.SIZE_RUNS, variants, options.x,
+                       form=out.rpartition(".")[2])
     with environment.named_by("--out"):
-        write_durably(out, [style.draw(plots.draw_runs, plots.SIZE_RUNS, variants, options.x,
-                                       form=out.rpartition(".")[2])])
+        environment.write_durably(out, [drawn])
     metrics.warn_of_bad_lines(runs)
     print(f"{out}: {', '.join(f'{run.name} {run.state}' for run in runs)}")

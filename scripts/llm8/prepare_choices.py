@@ -11,7 +11,7 @@ import numpy
 
 from . import downloads, shards, sources
 from .command_line import Parser
-from .environment import die, named_by, warn
+from .environment import die, named_by, warn, write_durably
 from .text import many
 from .vocabulary import add_options, open_vocabulary, words_of
 
@@ -127,7 +127,7 @@ def write_set(path, source, questions, dtype, mark, of_lm_eval):
         parts.append(numpy.array(row, dtype=dtype).tobytes())
     header = struct.pack("<4iIi", MAGIC, dtype.itemsize // 2, len(parts), longest, mark,
                          of_lm_eval)
-    shards.write_durably(path, [header.ljust(1024, b"\0"), *parts])
+    write_durably(path, [header.ljust(1024, b"\0"), *parts])
 
 
 def main():

@@ -12,7 +12,6 @@ their conversations are packed into windows, which no shard boundary cuts.
 
 import contextlib
 import ctypes
-import fcntl
 import hashlib
 import io
 import itertools
@@ -35,7 +34,7 @@ from tqdm import tqdm
 from . import downloads, shard_header, shards, sources
 from .command_line import Parser, guess, number
 from .conversation import BadTemplate, ChatTemplate, Conversation, warnings_of
-from .environment import die, matching, named_by, warn
+from .environment import die, lock, matching, named_by, sha256_of, warn, write_durably
 from .rows import read_row
 from .text import many, printable
 from .vocabulary import add_options, open_vocabulary, words_of
@@ -183,11 +182,11 @@ def tokenize_unit(name, unit):
                     yield tokens
 
     base, content = os.path.join(Worker.work, name), io.BytesIO()
-    shards.write_durably(base + ".tokens", parts())
-    shards.write_durably(base + ".counted", counted)  # a byte a token, if a conversation
+    write_durably(base + ".tokens", parts())
+    write_durably(base + ".counted", counted)  # a byte a token, if a conversation
     numpy.savez(content, documents=numpy.array(found, DOCUMENT), skipped=list(map(str, skipped)),
                 unread=json.dumps(+Worker.unread), doubts=json.dumps(Worker.doubts))
-    shards.write_durably(base + ".npz", [content.getvalue()])
+    write_durably(base + ".npz", [content.getvalue()])
 
 
 # ---- putting shards together ---------------------------------------------------------------------
@@ -311,11 +310,11 @@ def write_shard(name, documents, names, window):
 
     row = {"name": name, "tokens": count, "documents": len(documents),
            "bytes": shard_header.BYTES + count * dtype.itemsize,
-           "sha256": shards.write_durably(path, parts())}
+           "sha256": write_durably(path, parts())}
     of_chats = (window, vocabulary.chat_template()) if window > 1 else ()
 
     def write_beside(ending, held):
-        return shards.write_durably(path + ending, shards.bits(
+        return write_durably(path + ending, shards.bits(
             ending, held, shards.checksum(path), *of_chats))
 
     row["starts_sha256"] = write_beside(shards.STARTS, starts_of(documents, count))
@@ -429,9 +428,9 @@ def publish(output, work, vocabulary, manifest):
              *((name, text.encode()) for name, text in vocabulary.files().items())]
     manifest["tokenizer_files"] = [
         {"name": name, "bytes": len(content),
-         "sha256": shards.write_durably(os.path.join(output, name), [content])}
+         "sha256": write_durably(os.path.join(output, name), [content])}
         for name, content in files]
-    shards.write_durably(os.path.join(output, "manifest.json"),
+    write_durably(os.path.join(output, "manifest.json"),
                          [(json.dumps(manifest, indent=1) + "\n").encode()])
     shutil.rmtree(work)
 
@@ -573,7 +572,7 @@ def check_files_made(folder, manifest, checksums):
         path = os.path.join(folder, name)
         if not os.path.exists(path):
             die(f"{path}: missing; {ANEW.format(folder)}")
-        if os.path.getsize(path) != size or checksums and shards.sha256_of(path) != checksum:
+        if os.path.getsize(path) != size or checksums and sha256_of(path) != checksum:
             die(f"{path}: damaged: not what the manifest says; {ANEW.format(folder)}")
 
 
@@ -594,20 +593,6 @@ def is_made(output, settings):
     check_files_made(output, manifest, False)
     print(f"{output}: made already, from the same sources and settings")
     return True
-
-
-def lock(folder):
-    """Waits until no other process works in the folder. The lock ends with this process."""
-    path = os.path.join(folder, ".lock")
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        print(f"--output {folder}: another prepare_data works there; waiting for its end",
-              file=sys.stderr, flush=True)
-        fcntl.lockf(file, fcntl.LOCK_EX)
-    except OSError as error:
-        warn(f"{path}: no lock ({error.strerror}): nothing keeps another prepare_data out")
 
 
 def check_shards(folder):
@@ -678,12 +663,12 @@ def main():
         work = os.path.join(o.output, ".work")
         if not os.path.isdir(work) and is_made(o.output, settings):
             return  # takes no lock: the folder may be another user's
-        lock(o.output)
-        if is_made(o.output, settings):  # another process has made it while this one waited
-            with contextlib.suppress(FileNotFoundError):
-                shutil.rmtree(work)  # if a preparation was stopped after it wrote the manifest
-        else:
-            report(o.output, prepare(o.output, settings, units, words, vocabulary, o.jobs))
+        with os.fdopen(lock(o.output, "--output", waits=True)):
+            if is_made(o.output, settings):  # another process has made it while this one waited
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.rmtree(work)  # if a preparation was stopped after it wrote the manifest
+            else:
+                report(o.output, prepare(o.output, settings, units, words, vocabulary, o.jobs))
     except sources.BadSource as bad:
         die(f"{bad}, or give --skip-bad to leave it out")
     except BadTemplate as bad:

@@ -7,8 +7,8 @@ from dataclasses import asdict
 
 from . import document, judge, plots, series, style
 from .document import Picture
+from .environment import write_durably
 from .metrics import number
-from .shards import write_durably
 from .text import counted, duration, fixed, many, memory, table
 
 # functions that write the values of a judgement on a ratio; other judgements are on losses

@@ -1,9 +1,7 @@
 """Token shards (dataloader/loader.h has the format), and the numbers that decide their order."""
 
-import contextlib
 import hashlib
 import os
-import socket
 import zlib
 
 import numpy
@@ -45,31 +43,6 @@ def checksum(path):
             file.seek(at)
             total = zlib.crc32(file.read(part), total)
     return total
-
-
-def write_durably(path, parts):
-    """Writes a file under a temporary name, which only this process uses, syncs it, and renames it.
-    Returns its SHA-256."""
-    fresh, digest = f"{path}.{socket.gethostname()}.{os.getpid()}.new", hashlib.sha256()
-    try:
-        with open(fresh, "wb") as file:
-            for part in parts:
-                digest.update(part)
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, path)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, path) from None
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(fresh)
-    return digest.hexdigest()
-
-
-def sha256_of(path):
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def mixed(values):
