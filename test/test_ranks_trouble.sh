@@ -31,7 +31,7 @@ nan 1 3|0 8|^rank 1: warning: step 4 is skipped: the loss of this rank.s sequenc
 term 1 3|75 4|stopped by a signal to another rank after step 4; saved
 disk 1 3|1 2|warning: saving the checkpoint of step 4 failed: rank 1: .*optimizer-1-of-3|earlier checkpoints are as they were|of step 8 failed: rank 1:
 disk 0 3|1 2|of step 4 failed: rank 0: .*could not be written
-stall 1 2 --optimizer-cpu-offload --device-memory-gib 1.19|4 2|error: rank [012] on .* waits, as all ranks do, for .* s: a GPU or the network hangs|with state of the optimizer
+stall 1 2 --optimizer-cpu-offload --device-memory-gib 1.1725|4 2|error: rank [012] on .* waits, as all ranks do, for .* s: a GPU or the network hangs|with state of the optimizer
 none 0 3|0 8|'
 
 test_faults_end_every_rank() {
