@@ -258,6 +258,8 @@ STANDIN_H := -isystem test/standin -DGEMM_WORKSPACE_BYTES=4096 -DRESTORE_PIECE=1
 STANDIN_CXX := -x c++ -std=c++17 -fopenmp -fno-exceptions -Wall -Wextra -Wno-missing-field-initializers \
                $(filter -Werror,$(WARN)) \
                $(UNSET) $(STANDIN_H) -MD -MP
+# these are compiled for longer than they run
+$(BUILD)/plain/standin/test/%.cu.o $(BUILD)/plain/emulated/%.cu.o: private CFLAGS := -O1 -g
 $(BUILD)/plain/standin/%.cu.o: %.cu $(BUILD)/c.flags
 	@mkdir -p $(@D)
 	$(CXX) $(CFLAGS) $(NATIVE) $(STANDIN_CXX) -c $< -o $@

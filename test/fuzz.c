@@ -333,7 +333,7 @@ static int run_again(const char *name, const char *path) {
 }
 
 int main(int argc, char **argv) {
-    double seconds = argc > 1 ? strtod(argv[1], NULL) : 60;
+    double seconds = argc > 1 ? strtod(argv[1], NULL) : 15;
     long processors = sysconf(_SC_NPROCESSORS_ONLN);
     int jobs = (int)max64(1, argc > 2 ? strtol(argv[2], NULL, 10) : processors);
     int64_t most = argc > 3 ? strtoll(argv[3], NULL, 10) : INT64_MAX;

@@ -267,43 +267,55 @@ struct Product {
     bool transposed_a, transposed_b, adds;
 };
 
-inline float decode(const uint8_t *x, GpuType type) {
-    static const std::vector<float> codes = [] {
-        std::vector<float> all;
-        for (int i = 0; i < 512; i++) {
-            all.push_back(fp8_decode((uint8_t)i, i < 256 ? FP8_E4M3 : FP8_E5M2));
-        }
-        return all;
-    }();
-    return type == TYPE_BF16 ? bf16_decode((uint16_t)(x[0] | x[1] << 8))
-                             : codes[(size_t)(*x + (type == TYPE_E5M2 ? 256 : 0))];
-}
+// The values of FP8 codes: E4M3's, then E5M2's.
+inline const std::array<float, 512> fp8_values = [] {
+    std::array<float, 512> all;
+    for (size_t i = 0; i < all.size(); i++) {
+        all[i] = fp8_decode((uint8_t)i, i < 256 ? FP8_E4M3 : FP8_E5M2);
+    }
+    return all;
+}();
 
-// Element k of a row of an operand in shared memory.
-inline float operand(Block &block, uint64_t where, GpuType type, bool transposed, int row, int k) {
-    const int bytes = gpu_type_bytes(type);
-    const int at = transposed ? k * FULL_ROW + row * bytes : row * FULL_ROW + k * bytes;
-    return decode(block.shared(swizzled(where * 16 + (size_t)at, FULL_ROW)), type);
+typedef float Rows[32][256]; // [k][row] of an operand
+
+// Rows first, first + 1 ... of an operand in shared memory, of which 16 bytes lie together.
+inline void read_operand(Rows &rows, Block &block, uint64_t where, GpuType type, bool transposed,
+                         int first, int count) {
+    const int bytes = gpu_type_bytes(type), depth = 32 / bytes, unit = 16 / bytes;
+    const float *values = &fp8_values[type == TYPE_E5M2 ? 256 : 0];
+    for (int i = 0; i < count * depth; i += unit) {
+        const int row = transposed ? i % count : i / depth, k = transposed ? i / count : i % depth;
+        const int at = transposed ? k * FULL_ROW + (first + row) * bytes
+                                  : (first + row) * FULL_ROW + k * bytes;
+        const uint8_t *x = block.shared(swizzled(where * 16 + (size_t)at, FULL_ROW));
+        float *to = &rows[k][row];
+        const size_t step = transposed ? 1 : sizeof(rows[0]) / sizeof(float);
+        for (int j = 0; j < unit; j++, x += bytes, to += step) {
+            *to = type == TYPE_BF16 ? bf16_decode((uint16_t)(x[0] | x[1] << 8)) : values[*x];
+        }
+    }
 }
 
 // lanes: all of the warp's; first: its rows in A.
 inline void multiply_lanes(Block &block, const std::array<Product, LANES> &lanes, int first) {
     const Product &p = lanes[0];
     const int depth = 32 / gpu_type_bytes(p.type_a);
-    float sums[16][256] = {}, b[256]; // b: row k of B'
-    for (int k = 0; k < depth; k++) {
-        for (int n = 0; n < p.columns; n++) {
-            b[n] = operand(block, p.b, p.type_b, p.transposed_b, n, k);
-        }
-        for (int row = 0; row < 16; row++) {
-            float a;
-            if (p.registers == NULL) {
-                a = operand(block, p.a, p.type_a, p.transposed_a, first + row, k);
-            } else { // two columns of rows g and g + 8; then 8 columns further
-                const uint32_t *from = lanes[(size_t)(row % 8 * 4 + k % 8 / 2)].registers;
-                a = bf16_decode((uint16_t)(from[row / 8 + k / 8 * 2] >> k % 2 * 16));
-            }
-            for (int n = 0; n < p.columns; n++) { sums[row][n] += a * b[n]; }
+    float sums[16][256] = {};
+    Rows a, b;
+    read_operand(b, block, p.b, p.type_b, p.transposed_b, 0, p.columns);
+    if (p.registers == NULL) {
+        read_operand(a, block, p.a, p.type_a, p.transposed_a, first, 16);
+    }
+    for (int i = 0; i < 16 * depth && p.registers != NULL; i++) {
+        // two columns of rows g and g + 8; then 8 columns further
+        const int row = i % 16, k = i / 16;
+        const uint32_t *from = lanes[(size_t)(row % 8 * 4 + k % 8 / 2)].registers;
+        a[k][row] = bf16_decode((uint16_t)(from[row / 8 + k / 8 * 2] >> k % 2 * 16));
+    }
+    for (int row = 0; row < 16; row++) {
+        for (int k = 0; k < depth; k++) {
+#pragma omp simd
+            for (int n = 0; n < p.columns; n++) { sums[row][n] += a[k][row] * b[k][n]; }
         }
     }
     for (int lane = 0; lane < LANES; lane++) {
