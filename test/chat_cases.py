@@ -74,7 +74,7 @@ SPANS = [
     ("marks of a thought that is cut", EACH + "<|{{ m.role }}|>{% if m.role == 'assistant' %}"
      "{% generation %}{{ m.content.split('</think>')[-1] }}<|end|>{% endgeneration %}."
      "{% else %}{{ m.content }}{% endif %}{% endfor %}" + PROMPTS, turns(says(THOUGHT)), [
-         f"<|user|>Hi<|assistant|>[[{THOUGHT}<|end|>]]."], "restored"),
+         "<|user|>Hi<|assistant|>[[\n\nB<|end|>]]."], "content"),
     ("no special end", EACH + "{{ m.role }}: {{ m.content }}\n{% endfor %}{% if "
      "add_generation_prompt %}assistant: {% endif %}", turns(says("A <|end|> x")), [
          "user: Hi\nassistant:[[ A <|end|> x\n]]"], "unended"),

@@ -415,14 +415,6 @@ class ChatTemplate:
     def encode(self, text):
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
-    def around(self, conversation, messages):
-        """Returns the text before and the text after the last message's content, and the marked
-        parts; None if the place of the content is not clear."""
-        text, marks = self.render(conversation, [*messages[:-1], messages[-1] |
-                                                 {"content": CONTENT}], False)
-        parts = text.split(CONTENT)
-        return (*parts, marks) if len(parts) == 2 else None
-
     def answered(self, conversation, place, doubts):
         """Returns the text that ends with the answer at a place, and [(begin, end)] of the parts of
         the answer that count."""
@@ -431,59 +423,56 @@ class ChatTemplate:
         prompt, _ = self.render(conversation, messages[:-1], True)
         text, marks = self.render(conversation, messages, False)
         shared = common(prompt, text)
-        kept = written(content, squeezed(text), len(squeezed(shared)))
-        around = None if kept and text.startswith(prompt) else self.around(conversation, messages)
-        if around and not kept:
-            before, after, its_marks = around
-            middle = text[len(before):len(text) - len(after)]
-            if before + middle + after == text and squeezed(middle) in squeezed(content):
-                text, kept, grown = before + content + after, True, len(content) - len(CONTENT)
-                marks = [tuple(at + grown * (at > len(before)) for at in mark)
-                         for mark in its_marks]
-                doubts["restored"] += 1
-        opening = prompt
-        if not text.startswith(prompt):
-            before = around[0] if around else None
-            if before is None or not text.startswith(before):
-                raise ValueError("the chat template does not write an answer after what it gives "
-                                 "to answer from")
-            opening = common(prompt, before)
-            history, _ = self.render(conversation, messages[:-1], False)
-            if opening == before or opening.startswith(history):
-                # they differ by a text that opens an answer in prompts only, such as <think>
-                doubts["unprompted"] += 1
-            else:
-                text, marks = self.behind(prompt, messages[-2], text, before, marks)
-                opening = prompt
-                doubts["asked"] += 1
-        begin, least = len(opening.rstrip(" ")), len(squeezed(common(shared, text)))
         if form.generates:
-            spans = [(len(text[:at].rstrip(" ")), end) for at, end in marks if end > begin]
+            spans = [(len(text[:at].rstrip(" ")), end) for at, end in marks
+                     if end > len(shared.rstrip(" "))]
             counted, least = "".join(text[at:end] for at, end in spans), 0
         else:
+            text, begin = self.behind(conversation, messages, prompt, text, doubts)
             spans = [(begin, self.end_of(form, text, begin, content.strip(), doubts))]
             counted = text[:spans[0][1]]  # the prompt may open the answer, with <think>
+            least = len(squeezed(common(shared, text)))
         counted = squeezed(counted)
         doubts["answers"] += 1
-        doubts["content"] += not (kept and written(content, counted, least))
+        doubts["content"] += not written(content, counted, least)
         doubts["reasoning"] += not written(answer.get("reasoning_content", ""), counted, least)
         for doubt in set(doubts_of_calls(answer, counted, least)):
             doubts[doubt] += 1
         return text, spans
 
-    def behind(self, prompt, last, text, before, marks):
-        """Replaces the text before an answer by the prompt, if the template writes the two
-        differently. last: the message before the answer. before: the text before that message's
-        content."""
-        held = last.get("content", "").strip()
-        ending = prompt[prompt.rindex(held):] if held and held in prompt else None
-        at = before.rfind(ending) if ending else -1
-        if at < 0:
-            raise ValueError("the chat template does not write an answer after what it gives to "
-                             "answer from")
-        at += len(ending)
-        return prompt + text[at:], [tuple(place + len(prompt) - at for place in mark)
-                                    for mark in marks]
+    def behind(self, conversation, messages, prompt, text, doubts):
+        """Returns the text with all of the last message's content, behind the prompt if that can
+        be, and where the answer begins in it."""
+        content = messages[-1].get("content", "")
+        kept = written(content, squeezed(text), len(squeezed(common(prompt, text))))
+        if not (kept and text.startswith(prompt)):
+            # what stands around the content, if its place is clear
+            parts = self.render(conversation, [*messages[:-1], messages[-1] |
+                                               {"content": CONTENT}], False)[0].split(CONTENT)
+            before, after = parts if len(parts) == 2 else (None, "")
+            middle = text[len(before or ""):len(text) - len(after)]
+            if before is not None and not kept and before + middle + after == text and \
+                    squeezed(middle) in squeezed(content):
+                text = before + content + after
+                doubts["restored"] += 1
+        if text.startswith(prompt):
+            return text, len(prompt.rstrip(" "))
+        if before is not None and text.startswith(before):
+            opening = common(prompt, before)
+            history, _ = self.render(conversation, messages[:-1], False)
+            if opening == before or opening.startswith(history):
+                # they differ by a text that opens an answer in prompts only, such as <think>
+                doubts["unprompted"] += 1
+                return text, len(opening.rstrip(" "))
+            # the prompt takes the place of what the template writes otherwise before the answer
+            last = messages[-2].get("content", "").strip()
+            ending = prompt[prompt.rindex(last):] if last and last in prompt else None
+            if ending and ending in before:
+                doubts["asked"] += 1
+                at = before.rindex(ending) + len(ending)
+                return prompt + text[at:], len(prompt.rstrip(" "))
+        raise ValueError("the chat template does not write an answer after what it gives to answer "
+                         "from")
 
     def end_of(self, form, text, begin, content, doubts):
         """Returns where an answer ends: after the token that ends answers, and before the header of
