@@ -786,12 +786,12 @@ static void trainer_restore(Trainer *t) {
     if (!run_restore(run)) {
         run_first_weights(run, 0, size, t->weights);
     } else {
-        run_read_state(run, state_names[STATE_MASTER], 0, size, t->weights);
-        run_read_state(run, state_names[STATE_EXP_AVG], 0, learned, t->exp_avg);
+        run_read_state(run, STATE_MASTER, 0, size, t->weights);
+        run_read_state(run, STATE_EXP_AVG, 0, learned, t->exp_avg);
         for (int i = 0; i < run->layout.count && learned > 0; i++) {
             const Param *p = &run->layout.params[i];
             if (run_by_muon(run, p)) { continue; } // Muon has no second moment
-            run_read_state(run, state_names[STATE_EXP_AVG_SQ], p->offset, p->offset + param_size(p),
+            run_read_state(run, STATE_EXP_AVG_SQ, p->offset, p->offset + param_size(p),
                            t->exp_avg_sq + p->offset);
         }
         if (t->amax_history != NULL &&

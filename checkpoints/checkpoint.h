@@ -246,12 +246,11 @@ bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLa
 bool checkpoint_options(const Checkpoint *c, const Options *continues, Options *was);
 
 // Reads elements begin..end of the parameter space from the files of the ranks that have them.
-// kind: "master", "exp_avg" (for Muon's elements the momentum) or "exp_avg_sq".
-bool checkpoint_read(const Checkpoint *c, const char *kind, int64_t begin, int64_t end, float *out);
-// Reads moments in 8 bits without decoding them: codes, and a scale for each block. begin and end
-// are multiples of MOMENT_BLOCK.
-bool checkpoint_read_codes(const Checkpoint *c, Moment which, int64_t begin, int64_t end,
-                           uint8_t *codes, uint16_t *scales);
+// array: STATE_MASTER, STATE_EXP_AVG (for Muon's elements the momentum) or STATE_EXP_AVG_SQ. floats
+// NULL: reads moments in 8 bits without decoding them, as codes and a scale for each block; begin
+// and end are then multiples of MOMENT_BLOCK.
+bool checkpoint_read(const Checkpoint *c, int array, int64_t begin, int64_t end, float *floats,
+                     uint8_t *codes, uint16_t *scales);
 
 // Reads the scaling state of the tensors that the run quantises, if the checkpoint has one and the
 // run uses delayed scaling. A slot starts anew, as slots[] and history[] have it, if its format,

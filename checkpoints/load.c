@@ -6,7 +6,6 @@
 #include "checkpoint.h"
 #include "hugging_face.h"
 
-#include <assert.h>
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <libgen.h>
@@ -539,14 +538,13 @@ bool checkpoint_model(Checkpoint *start, Options *o, Options *was) {
 }
 
 bool checkpoint_share(Checkpoint *c, const Group *group) {
-    char first[PATH_LENGTH];
-    path_format(first, "%s", c->path);
-    group_broadcast(group, CHANNEL_MAIN, first, sizeof(first));
+    char *first = group_text(group, c->path);
     bool ok = strcmp(first, c->path) == 0;
     if (!ok) {
         checkpoint_close(c);
         ok = first[0] == '\0' || checkpoint_open_meta(c, first);
     }
+    free(first);
     return group_agree(group, CHANNEL_MAIN, ok);
 }
 
@@ -673,37 +671,22 @@ static bool read_array(const SafeTensors *st, int kind, int64_t at, int64_t n, f
     return ok;
 }
 
-// Reads elements begin..end from the ranks' files.
-static bool read_ranges(const Checkpoint *c, int kind, int64_t begin, int64_t end, float *floats,
-                        uint8_t *codes, uint16_t *scales) {
+bool checkpoint_read(const Checkpoint *c, int array, int64_t begin, int64_t end, float *floats,
+                     uint8_t *codes, uint16_t *scales) {
     if (begin < 0 || end > c->layout_size) {
         return fail("%s: elements %lld to %lld of '%s' are not all in its files", c->path,
-                    (long long)begin, (long long)end, state_names[kind]);
+                    (long long)begin, (long long)end, state_names[array]);
     }
     for (const SavedRange *r = c->ranges; r < c->ranges + c->num_ranges; r++) {
         int64_t from = max64(begin, r->begin), until = min64(end, r->end), at = from - begin;
         if (from < until &&
-            !read_array(&c->optimizer[r->rank], kind, r->at + from - r->begin, until - from,
+            !read_array(&c->optimizer[r->rank], array, r->at + from - r->begin, until - from,
                         floats != NULL ? floats + at : NULL, codes != NULL ? codes + at : NULL,
                         scales != NULL ? scales + at / MOMENT_BLOCK : NULL)) {
             return false;
         }
     }
     return true;
-}
-
-bool checkpoint_read(const Checkpoint *c, const char *kind, int64_t begin, int64_t end,
-                     float *out) {
-    int i = STATE_MASTER;
-    while (i < STATE_EXP_AVG_SQ && strcmp(kind, state_names[i]) != 0) { i++; }
-    assert(strcmp(kind, state_names[i]) == 0);
-    return read_ranges(c, i, begin, end, out, NULL, NULL);
-}
-
-bool checkpoint_read_codes(const Checkpoint *c, Moment which, int64_t begin, int64_t end,
-                           uint8_t *codes, uint16_t *scales) {
-    int kind = which == MOMENT_FIRST ? STATE_EXP_AVG : STATE_EXP_AVG_SQ;
-    return read_ranges(c, kind, begin, end, NULL, codes, scales);
 }
 
 // The number of tokens in a step of the checkpoint's run; 0: its options do not say.

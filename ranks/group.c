@@ -395,6 +395,16 @@ void group_gather(const Group *g, Channel channel, const void *mine, size_t byte
     }
 }
 
+char *group_text(const Group *g, const char *mine) {
+    size_t bytes = strlen(mine) + 1;
+    group_broadcast(g, CHANNEL_MAIN, &bytes, sizeof(bytes));
+    char *text = calloc_or_die(bytes, 1);
+    if (g->rank == 0) { memcpy(text, mine, bytes); }
+    group_broadcast(g, CHANNEL_MAIN, text, bytes);
+    text[bytes - 1] = '\0';
+    return text;
+}
+
 bool group_agree(const Group *g, Channel channel, bool ok) {
     Error verdict = {0}; // "": ok
     if (g->watch == NULL) { return ok; }
@@ -603,11 +613,7 @@ static bool reach_rank_0(Part *part) {
 
 // Whether this rank runs what rank 0 runs.
 static bool agree_on(const Group *g, const char *host, const char *identity) {
-    uint32_t bytes = (uint32_t)strlen(identity);
-    group_broadcast(g, CHANNEL_MAIN, &bytes, sizeof(bytes));
-    char *of_first = calloc_or_die((size_t)bytes + 1, 1);
-    if (g->rank == 0) { memcpy(of_first, identity, bytes); }
-    group_broadcast(g, CHANNEL_MAIN, of_first, bytes);
+    char *of_first = group_text(g, identity);
     size_t line = 0, at = 0;
     for (; identity[at] == of_first[at] && identity[at] != '\0'; at++) {
         if (identity[at] == '\n') { line = at + 1; }

@@ -55,7 +55,7 @@ bool group_open(Group *g, const Meeting *meeting, int listener, const char *iden
 // waits until all ranks have said goodbye.
 void group_close(Group *g);
 
-// All ranks make the following three calls (group_agree to group_gather) in the same order, and on
+// All ranks make the following calls (group_agree to group_text) in the same order, and on
 // each channel from one thread. If another rank ends, the calls do not return: the watchdog ends
 // this process too.
 typedef enum { CHANNEL_MAIN, CHANNEL_SAVE, CHANNELS } Channel;
@@ -67,6 +67,8 @@ bool group_agree(const Group *g, Channel channel, bool ok);
 // `all` [ranks * bytes] on rank 0.
 void group_broadcast(const Group *g, Channel channel, void *data, size_t bytes);
 void group_gather(const Group *g, Channel channel, const void *mine, size_t bytes, void *all);
+// Returns rank 0's text on all ranks, on the main channel; the caller frees it.
+char *group_text(const Group *g, const char *mine);
 
 typedef enum {
     DOING_WORK,  // must end within the time limit

@@ -22,14 +22,13 @@ static void save_steps(const char *options, int first, int last, int best) {
 
 // Reads the state in `parts` pieces and compares it with the fixture's.
 static void check_state(const Checkpoint *c, const Fixture *f, int parts) {
-    static const char *const kinds[] = {"master", "exp_avg", "exp_avg_sq"};
     int64_t n = f->layout.size;
     FREED float *out = malloc_or_die((size_t)n * sizeof(float));
     for (int kind = 0; kind < 3; kind++) {
         memset(out, 0xff, (size_t)n * sizeof(float));
         for (int i = 0; i < parts; i++) {
             int64_t begin = n * i / parts, end = n * (i + 1) / parts;
-            CHECK(checkpoint_read(c, kinds[kind], begin, end, out + begin));
+            CHECK(checkpoint_read(c, kind, begin, end, out + begin, NULL, NULL));
         }
         CHECK_BITS(out, f->state + kind * n, (size_t)n * sizeof(float));
     }
@@ -63,7 +62,7 @@ TEST(state_comes_back) {
     CHECK_TEXT(cJSON_GetObjectItem(c.options, "num-layers")->valuestring, "2");
     for (int parts = 1; parts < 20; parts++) { check_state(&c, &f, parts); }
     float other;
-    CHECK(!checkpoint_read(&c, "master", f.layout.size, f.layout.size + 1, &other));
+    CHECK(!checkpoint_read(&c, STATE_MASTER, f.layout.size, f.layout.size + 1, &other, NULL, NULL));
 }
 
 // A bit changes between the training and the copy that is written, so that the file's checksum is
@@ -120,10 +119,10 @@ TEST(second_moments_may_end_early) {
     FREED float *out = malloc_or_die((size_t)n * sizeof(float));
     CHECK(fixture_save(&f, 1));
     CHECK(checkpoint_open(&c, "s/step_00000001", true));
-    CHECK(checkpoint_read(&c, "exp_avg_sq", 0, known, out));
+    CHECK(checkpoint_read(&c, STATE_EXP_AVG_SQ, 0, known, out, NULL, NULL));
     CHECK_BITS(out, f.state + 2 * n, (size_t)known * sizeof(float));
-    CHECK(checkpoint_read(&c, "exp_avg", 0, n, out));
-    CHECK_REFUSED(checkpoint_read(&c, "exp_avg_sq", known - 64, known + 1, out),
+    CHECK(checkpoint_read(&c, STATE_EXP_AVG, 0, n, out, NULL, NULL));
+    CHECK_REFUSED(checkpoint_read(&c, STATE_EXP_AVG_SQ, known - 64, known + 1, out, NULL, NULL),
                   "have no 'exp_avg_sq'");
 }
 
@@ -144,8 +143,9 @@ TEST(a_rank_may_have_no_elements_of_adamw) {
         }
         CHECK(fixture_save(&f, 1 + codes));
         CHECK(checkpoint_open(&c, codes ? "s/step_00000002" : "s/step_00000001", true));
-        CHECK(checkpoint_read(&c, "exp_avg", 0, n, out));
-        CHECK_REFUSED(checkpoint_read(&c, "exp_avg_sq", 0, 64, out), "have no 'exp_avg_sq'");
+        CHECK(checkpoint_read(&c, STATE_EXP_AVG, 0, n, out, NULL, NULL));
+        CHECK_REFUSED(checkpoint_read(&c, STATE_EXP_AVG_SQ, 0, 64, out, NULL, NULL),
+                      "have no 'exp_avg_sq'");
     }
 }
 
@@ -179,20 +179,21 @@ TEST(moments_in_8_bits_come_back) {
     for (Moment which = MOMENT_FIRST; which <= MOMENT_SECOND; which++) {
         const uint8_t *from = codes + (which == MOMENT_SECOND ? known : 0);
         const uint16_t *with = numbers + (which == MOMENT_SECOND ? scales : 0);
-        const char *name = state_names[STATE_EXP_AVG + (which == MOMENT_SECOND)];
+        int array = STATE_EXP_AVG + (which == MOMENT_SECOND);
         moment_decode(expected, which, from, with, 0, known);
-        CHECK(checkpoint_read(&c, name, 0, known, out));
+        CHECK(checkpoint_read(&c, array, 0, known, out, NULL, NULL));
         CHECK_BITS(out, expected, (size_t)known * sizeof(float));
-        CHECK(checkpoint_read(&c, name, 100, 300, out));
+        CHECK(checkpoint_read(&c, array, 100, 300, out, NULL, NULL));
         CHECK_BITS(out, expected + 100, 200 * sizeof(float));
-        CHECK(checkpoint_read_codes(&c, which, 64, 320, read, read_scales));
+        CHECK(checkpoint_read(&c, array, 64, 320, NULL, read, read_scales));
         CHECK_BITS(read, from + 64, 256);
         CHECK_BITS(read_scales, with + 1, 4 * sizeof(uint16_t));
     }
-    CHECK(checkpoint_read(&c, "exp_avg", known, n, out));
+    CHECK(checkpoint_read(&c, STATE_EXP_AVG, known, n, out, NULL, NULL));
     CHECK(out[0] == -60.0f && out[127] == 67.0f);
-    CHECK_REFUSED(checkpoint_read(&c, "exp_avg_sq", known, n, out), "have no 'exp_avg_sq'");
-    CHECK_REFUSED(checkpoint_read_codes(&c, MOMENT_FIRST, known, n, read, read_scales),
+    CHECK_REFUSED(checkpoint_read(&c, STATE_EXP_AVG_SQ, known, n, out, NULL, NULL),
+                  "have no 'exp_avg_sq'");
+    CHECK_REFUSED(checkpoint_read(&c, STATE_EXP_AVG, known, n, NULL, read, read_scales),
                   "have no 'exp_avg'");
 
     // hashed, each of them
@@ -222,7 +223,8 @@ TEST(moments_in_8_bits_come_back) {
     CHECK(fixture_save(&f, 40));
     checkpoint_close(&c);
     CHECK(checkpoint_open(&c, "s/step_00000040", true));
-    CHECK_REFUSED(checkpoint_read(&c, "exp_avg", 64, 128, out), "'exp_avg_scale' has inf");
+    CHECK_REFUSED(checkpoint_read(&c, STATE_EXP_AVG, 64, 128, out, NULL, NULL),
+                  "'exp_avg_scale' has inf");
 }
 
 // A checkpoint of another optimizer is refused, because its moments mean something else. A run that

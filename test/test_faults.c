@@ -208,7 +208,7 @@ static bool holds(const char *path, int64_t step) {
     CLOSED(checkpoint_close) Checkpoint c;
     float first = 0;
     if (!checkpoint_open(&c, path, true)) { return false; }
-    bool ok = checkpoint_read(&c, "master", 0, 1, &first) && first == (float)step &&
+    bool ok = checkpoint_read(&c, STATE_MASTER, 0, 1, &first, NULL, NULL) && first == (float)step &&
               c.progress.step == step;
     return ok;
 }
@@ -467,7 +467,7 @@ TEST(unreadable_checkpoints_are_errors) {
         bool ok = checkpoint_model(&start, &o, &model) && checkpoint_verify(&start) &&
                   checkpoint_weights(&start, &fixture.layout, 0, size, weights) &&
                   checkpoint_open(&opened, "s/step_00000100", true) &&
-                  checkpoint_read(&opened, "master", 0, size, weights) &&
+                  checkpoint_read(&opened, STATE_MASTER, 0, size, weights, NULL, NULL) &&
                   checkpoint_read_scaling(&opened, &fixture.precision, fixture.slots,
                                           fixture.history);
         c.fired = disarm();
@@ -617,7 +617,6 @@ static void save_second(void) {
 static int64_t read_while_saving(bool load, float *out) {
     static Options o, model;
     CLOSED(checkpoint_close) Checkpoint c = {0};
-    static const char *const kinds[] = {"master", "exp_avg", "exp_avg_sq"};
     const int64_t size = fixture.layout.size / 128 * 128, half = size / 2;
     bool ok = true;
     o = fixture.options;
@@ -635,8 +634,8 @@ static int64_t read_while_saving(bool load, float *out) {
         ok = checkpoint_model(&c, &o, &model) && checkpoint_complete(&c, true);
         step = c.progress.step;
         for (int part = 0; ok && part < 6; part++) {
-            ok = checkpoint_read(&c, kinds[part / 2], part % 2 * half, (part % 2 + 1) * half,
-                                 out) &&
+            ok = checkpoint_read(&c, part / 2, part % 2 * half, (part % 2 + 1) * half, out, NULL,
+                                 NULL) &&
                  is_all(out, half, (double)step);
         }
     }

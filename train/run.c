@@ -222,12 +222,13 @@ static bool check_values(const Run *run, int64_t begin, int64_t end, const float
 
 // Bad values only cause a warning here, because the checkpoint of a run that diverges may have
 // them. The run is resumed, and its steps are skipped.
-void run_read_state(const Run *run, const char *kind, int64_t begin, int64_t end, float *out) {
+void run_read_state(const Run *run, int array, int64_t begin, int64_t end, float *out) {
     static bool said;
     const Checkpoint *c = &run->start;
-    or_die(checkpoint_read(c, kind, begin, end, out));
+    or_die(checkpoint_read(c, array, begin, end, out, NULL, NULL));
     if (said || check_values(run, begin, end, out, FLT_MAX)) { return; }
-    warn("%s: %s (%s); resume with an earlier checkpoint", c->path, error_text(), kind);
+    warn("%s: %s (%s); resume with an earlier checkpoint", c->path, error_text(),
+         state_names[array]);
     said = true;
 }
 

@@ -23,9 +23,8 @@ void run_start(Run *run, const char *device);
 // Verifies the checkpoint that the run resumes, run->start, and takes over its progress; returns
 // false if there is none. Records the start in metrics.jsonl.
 bool run_restore(Run *run);
-// Reads elements begin..end of an array of the checkpoint's optimizer state. kind: the array's
-// name, from state_names.
-void run_read_state(const Run *run, const char *kind, int64_t begin, int64_t end, float *out);
+// Reads elements begin..end of an array of the checkpoint's optimizer state (checkpoint_read).
+void run_read_state(const Run *run, int array, int64_t begin, int64_t end, float *out);
 // Called if no checkpoint is resumed: reads elements begin..end of the weights of --load, or
 // without --load draws random ones.
 void run_first_weights(Run *run, int64_t begin, int64_t end, float *out);

@@ -171,11 +171,7 @@ static void check_ranks(const Run *run) {
     const Mixture *sets[] = {&run->train_data, &run->valid_data};
     for (int i = 0; run->group.ranks > 1 && i < 2; i++) {
         const char *own = sets[i]->identity != NULL ? sets[i]->identity : "";
-        size_t bytes = strlen(own) + 1;
-        group_broadcast(&run->group, CHANNEL_MAIN, &bytes, sizeof(bytes));
-        char *first = calloc_or_die(bytes, 1);
-        if (run->group.rank == 0) { memcpy(first, own, bytes); }
-        group_broadcast(&run->group, CHANNEL_MAIN, first, bytes);
+        char *first = group_text(&run->group, own);
         if (!mixture_match(sets[i], first, "rank 0")) {
             die("--%s %s; every rank needs the same shards", names[i], error_text());
         }

@@ -75,16 +75,18 @@ static int read_sources(const char *text, const char *option, Source **sources) 
     return count;
 }
 
-// Calls find_made for each source, until one has a tokenizer.
-static bool find_of_sources(Tokenizer *t, const Options *o, char path[PATH_LENGTH], bool *others) {
+// Calls find_made for each source, until one has a tokenizer. chats: for those with conversations.
+static bool find_of_sources(Tokenizer *t, const Options *o, bool chats, char path[PATH_LENGTH],
+                            bool *others) {
     bool trains = o->data[0] != '\0', opened = false;
-    char first[PATH_LENGTH];
+    char shard[PATH_LENGTH];
     Source *sources;
     int count = read_sources(trains ? o->data : o->valid_data, trains ? "data" : "valid-data",
                              &sources);
     for (int i = 0; i < count && !opened; i++) {
-        const char *shards = sources[i].pattern;
-        opened = find_made(t, shards, shards_mark(shards, false, first), path, others);
+        uint32_t mark = shards_mark(sources[i].pattern, chats, shard);
+        opened = (mark != 0 || !chats) &&
+                 find_made(t, chats ? shard : sources[i].pattern, mark, path, others);
     }
     free(sources);
     return opened;
@@ -93,19 +95,12 @@ static bool find_of_sources(Tokenizer *t, const Options *o, char path[PATH_LENGT
 // If the run trains on conversations and the same tokenizer also lies beside their shards, opens
 // that one instead, because its chat template has written the conversations.
 static void prefer_chat(Tokenizer *t, const Options *o, char path[PATH_LENGTH]) {
-    char shard[PATH_LENGTH], beside[PATH_LENGTH], json[PATH_LENGTH];
+    char beside[PATH_LENGTH], json[PATH_LENGTH];
     Tokenizer same;
-    Source *sources;
     bool others;
-    uint32_t mark = 0;
-    int count = read_sources(o->data, "data", &sources);
-    for (int i = 0; i < count && mark == 0; i++) {
-        mark = shards_mark(sources[i].pattern, true, shard);
-    }
-    free(sources);
-    if (mark == 0 || mark != t->mark || !find_made(&same, shard, mark, beside, &others)) { return; }
+    if (!find_of_sources(&same, o, true, beside, &others)) { return; }
     path_format(json, "%.*sjson", (int)strlen(beside) - (int)strlen("bin"), beside);
-    if (path_exists(json)) {
+    if (same.mark == t->mark && path_exists(json)) {
         tokenizer_close(t);
         *t = same;
         path_format(path, "%s", beside);
@@ -141,7 +136,7 @@ static bool find_tokenizer(Tokenizer *t, const Options *o, char path[PATH_LENGTH
         path_format(path, "%s/tokenizer.json", o->origin);
         bool json = starts && path_exists(path);
         path[0] = '\0';
-        opened = shards[0] != '\0' && find_of_sources(t, o, path, &others);
+        opened = shards[0] != '\0' && find_of_sources(t, o, false, path, &others);
         if (shards[0] != '\0' && json) {
             warn("%s/tokenizer.json is not compared with the tokens of %s: scripts/convert_hf "
                  "import makes a start with a tokenizer.bin",

@@ -43,10 +43,10 @@ static void restore_piece(Params *p, const Checkpoint *c, int array, int64_t beg
     if (c == NULL) {
         run_first_weights(p->run, begin, end, host->values);
     } else if (codes && c->moments8) {
-        or_die(checkpoint_read_codes(c, which, begin, end, host->codes, host->scales));
+        or_die(checkpoint_read(c, array, begin, end, NULL, host->codes, host->scales));
     } else {
-        const char *name = state_names[array == STATE_MOMENTUM ? STATE_EXP_AVG : array];
-        run_read_state(p->run, name, begin, end, host->values);
+        int saved = array == STATE_MOMENTUM ? STATE_EXP_AVG : array;
+        run_read_state(p->run, saved, begin, end, host->values);
         if (codes) { moment_encode(host->codes, host->scales, which, host->values, n, NULL); }
     }
     if (codes) {
