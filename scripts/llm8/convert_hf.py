@@ -82,7 +82,7 @@ def source_tensors(folder):
             "; its weights are pickled: save them with transformers' save_pretrained" if pickled
             else " nor model.safetensors.index.json; download them"))
     try:
-        names = sorted(map(os.path.basename, set(read_object(index)[1]["weight_map"].values())))
+        names = sorted(map(os.path.basename, set(read_object(index)["weight_map"].values())))
     except (LookupError, TypeError, AttributeError):
         die(f"{index}: damaged, or no index; download it again")
     tensors = {}
@@ -134,7 +134,7 @@ def import_model(folder, output):
         die(f"{copied['config.json']}: No such file; give the folder of a Hugging Face model")
     expected = expected_tensors(folder)
     tensors = weights_of(folder, expected)
-    said = {name: read_object(path)[1] for name, path in copied.items() if os.path.exists(path)}
+    said = {name: read_object(path) for name, path in copied.items() if os.path.exists(path)}
     config = said["config.json"]
     tokenizer = os.path.join(folder, "tokenizer.json")
     vocabulary = open_vocabulary({"tokenizer": tokenizer}) if os.path.exists(tokenizer) else None

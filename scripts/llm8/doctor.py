@@ -39,8 +39,6 @@ FAR_TOO_SMALL = 30   # a learning rate so many times below the usual one is note
 LARGE_VOCABULARY = 1.1 # times the tokenizer's
 SATURATED = 0.01     # share of a tensor's values
 VANISHED = 0.25
-EVALUATION_ALLOWED = 0.10 # share of the time
-UNEVEN = 1.5         # warns if a twentieth of the steps takes longer than so many medians
 SLOW_LINES = 20      # how many of the newest lines are read: if most of them name one rank as slow,
 LEAST_SLOW = 5       # and at least so many do, it is slow; two lines of three may name it by chance
 
@@ -266,16 +264,17 @@ def fp8_ranges(run):
         return [well("FP8 range", "what saturates or underflows is not counted",
                      "--fp8-stats-interval 100 counts it, at little cost")]
     found = []
-    for name, high, low in shares:
-        for share, limit, what, remedy in (
-                # other recipes take the scales from the tensor itself
-                (high, SATURATED if run.option("fp8-recipe") == "delayed" else 1, "the largest",
-                 "--fp8-margin 1"),
-                (low, VANISHED, "zero", "a shorter --fp8-amax-history-len (an old spike keeps the "
-                 "scale low)")):
-            if share > limit:
-                found.append(wrong("FP8 range", f"{name}: {100 * share:.3g}% of its codes are "
-                                   f"{what} at step {step:,}", finer(run, remedy)))
+    for place, limit, what, remedy in (
+            # other recipes take the scales from the tensor itself
+            (1, SATURATED if run.option("fp8-recipe") == "delayed" else 1, "the largest",
+             "--fp8-margin 1"),
+            (2, VANISHED, "zero", "a shorter --fp8-amax-history-len (an old spike keeps the scale "
+             "low)")):
+        bad = sorted((row[place], row[0]) for row in shares if row[place] > limit)
+        if bad:
+            others = f", and too many of {many(len(bad) - 1, 'other tensor')}" * (len(bad) > 1)
+            found.append(wrong("FP8 range", f"{bad[-1][1]}: {100 * bad[-1][0]:.3g}% of its codes "
+                               f"are {what} at step {step:,}{others}", finer(run, remedy)))
     worst = max(shares, key=lambda row: max(row[1:]), default=("", 0, 0))
     return found or [well("FP8 range", f"of {len(shares)} tensors at step {step:,}, the worst is "
                           f"{worst[0]}: {100 * worst[1]:.2g}% largest codes, {100 * worst[2]:.2g}% "
@@ -427,20 +426,7 @@ def speed(run):
     yield well("speed", text)
     if run.on_gpu:
         yield from option_costs(run)
-    seconds = series.finite(run, "seconds")[1]
-    if len(seconds) < 20:
-        return
-    evaluating = float(numpy.nansum(series.arrays(run, "seconds", "evals")[1]))
-    share = evaluating / (evaluating + float(seconds.sum()) or 1)
-    if share > EVALUATION_ALLOWED:
-        yield note("speed", f"{100 * share:.0f}% of the time went into evaluations",
-                   "a longer --eval-interval, or fewer --eval-iters")
     yield from slow_rank(run)
-    median, slow = (float(numpy.quantile(seconds, q)) for q in (0.5, 0.95))
-    if run.on_gpu and slow > UNEVEN * median:
-        yield note("speed", f"one step in twenty takes over {1e3 * slow:.0f} ms, where the median "
-                   f"is {1e3 * median:.0f} ms",
-                   "is another program on this GPU, or the disk of --data or --save slow?")
 
 
 # ---- the program --------------------------------------------------------------------------------

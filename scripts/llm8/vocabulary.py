@@ -45,9 +45,8 @@ class Vocabulary:
     """name, size, end_of_text (an id), begin_of_text (what the tokenizer writes before a text, else
     end_of_text), cut, tokens (the bytes of each id), specials {text: id}, added (the texts of
     specials and of other added tokens), templates {name: chat template}, and json, the text of its
-    tokenizer.json. lacking: texts of tokens that only other files list. configured, config: the
-    object and the text of its tokenizer_config.json, or of one with all that the folder's files
-    say."""
+    tokenizer.json. lacking: texts of tokens that only other files list. configured: the object of a
+    tokenizer_config.json with all that the folder's files say."""
 
     def __init__(self, name, tokenizer, end_of_text=None, text="", folder=""):
         tokenizer.no_truncation()
@@ -61,11 +60,9 @@ class Vocabulary:
         self.added = [row["content"] for row in held["added_tokens"]]
         self.tokens = token_bytes(held)
         self.size, self.cut = len(self.tokens), cut_of(held, self.tokens)
-        self.config, said = read_config(os.path.join(folder, TOKENIZER_FILES[1])) \
-            if folder else ("", None)
-        self.configured = settings_of(folder, said) if folder else {}
-        self.lacking = [text for text in listed_tokens(folder, self.configured)
-                        if tokenizer.token_to_id(text) is None]
+        said = read_object(os.path.join(folder, TOKENIZER_FILES[1])) if folder else None
+        self.configured, listed = settings_of(folder, said or {}) if folder else ({}, [])
+        self.lacking = [text for text in listed if tokenizer.token_to_id(text) is None]
         usual = [text for text in ENDS_OF_TEXT if text in self.specials] or ["(none given)"]
         self.end_of_text_name = end_of_text or self.named_specials().get("eos_token") or usual[0]
         self.end_of_text = self.special(self.end_of_text_name, "--end-of-text" if end_of_text else
@@ -83,12 +80,11 @@ class Vocabulary:
             self.configured["chat_template"] = [{"name": name, "template": template}
                                                 for name, template in self.templates.items()]
             self.template_files = {}
-        if self.configured != said:
-            self.config = json.dumps(self.configured, indent=2, ensure_ascii=False) + "\n"
 
     def files(self):
         """Returns {name: text} of the tokenizer's files for Hugging Face's libraries."""
-        texts = self.json, self.config, self.template_files.get("default")
+        config = json.dumps(self.configured, indent=2, ensure_ascii=False) + "\n"
+        texts = self.json, config, self.template_files.get("default")
         return {name: text for name, text in zip(TOKENIZER_FILES, texts) if text}
 
     def chat_template(self):
@@ -266,13 +262,6 @@ def named_templates(configured):
     return {"default": "" + held} if held else {}
 
 
-def listed_tokens(folder, configured):
-    """Returns the texts that transformers adds as tokens if tokenizer.json lacks them."""
-    if "added_tokens_decoder" in configured:
-        return [token_text(row) for row in configured["added_tokens_decoder"].values()]
-    return list(read_object(os.path.join(folder, SPECIALS_FILES[1]))[1] or {}) if folder else []
-
-
 def read_templates(folder):
     """Returns {name: template} of the chat templates that have files of their own in a folder."""
     paths = {"default": os.path.join(folder, TOKENIZER_FILES[2])} | {
@@ -283,41 +272,37 @@ def read_templates(folder):
 
 
 def read_object(path):
-    """Returns the text of a JSON file and its object; "", None: there is none."""
+    """Returns the object in a JSON file; None: there is no file."""
     if not os.path.exists(path):
-        return "", None
-    text = read_text(path)
+        return None
     try:
-        held = json.loads(text)
+        held = json.loads(read_text(path))
     except (ValueError, RecursionError):
         held = None
-    if not isinstance(held, dict):
-        die(f"{path}: damaged, or no {os.path.basename(path)}; download it again")
-    return text, held
+    return held if isinstance(held, dict) else refuse_damage(path)
 
 
-def read_config(path):
-    """Returns the text of a tokenizer_config.json and its object; "", None: there is none."""
-    text, configured = read_object(path)
-    try:
-        held = configured or {}  # fails below if values do not have the right types
-        named_specials(held), named_templates(held), listed_tokens("", held)
-    except (TypeError, KeyError, AttributeError):
-        die(f"{path}: damaged, or no tokenizer_config.json; download it again")
-    return text, configured
+def refuse_damage(path):
+    die(f"{path}: damaged, or no {os.path.basename(path)}; download it again")
 
 
 def settings_of(folder, said):
-    """Returns the settings in a folder's files, combined as transformers 5.23 does:
-    special_tokens_map.json overrides tokenizer_config.json, unless this lists its added tokens."""
-    said, mapped = said or {}, os.path.join(folder, SPECIALS_FILES[0])
-    try:
-        held = {key: token_text(value) if isinstance(value, dict) and "content" in value else value
-                for key, value in (read_object(mapped)[1] or {}).items()}
-        named_specials(held)  # raises an error if the values do not have the right types
+    """Returns the settings in a folder's files, combined as transformers 5.23 does
+    (special_tokens_map.json overrides tokenizer_config.json, unless this lists its added tokens),
+    and the texts of the tokens that it adds if tokenizer.json lacks them. said: the object of
+    tokenizer_config.json."""
+    path = os.path.join(folder, TOKENIZER_FILES[1])
+    try: # fails if values do not have the right types
+        named_specials(said), named_templates(said)
+        if "added_tokens_decoder" in said:
+            return said, [token_text(row) for row in said["added_tokens_decoder"].values()]
+        path, added = (os.path.join(folder, name) for name in SPECIALS_FILES)
+        mapped = {key: token_text(value) if isinstance(value, dict) and "content" in value else
+                  value for key, value in (read_object(path) or {}).items()}
+        named_specials(mapped)
     except (TypeError, KeyError, AttributeError):
-        die(f"{mapped}: damaged, or no {SPECIALS_FILES[0]}; download it again")
-    return said if "added_tokens_decoder" in said else said | held
+        refuse_damage(path)
+    return said | mapped, list(read_object(added) or {})
 
 
 def open_bytes():
