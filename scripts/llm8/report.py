@@ -229,7 +229,8 @@ def figures(comparison):
     run = comparison.runs[0]
     return {
         "verdict": comparison.verdict.lower(), "said": verdict_line(comparison),
-        "arch": run.option("arch"), "parameters": run.start.get("parameters"),
+        "arch": run.option("arch"), "optimizer": run.option("optimizer"),
+        "parameters": run.start.get("parameters"),
         "steps": run.last_step, "device": run.start.get("device"),
         "batch": f"{run.option('global-batch-size')} x {run.option('seq-length')}",
         "limits": asdict(comparison.limits), "judgements": list(map(asdict, comparison.judgements)),

@@ -16,10 +16,9 @@ The options are those of ./train_gpt --help. FOLDER (test/results) has the recor
   race/report.json   llm.c, and ours by AdamW and Muon, where it was measured (docs/benchmarks.md)
 
 The front page shows, of the first kind of GPU, the newest commit that has GPT-2 124M and Llama 1B
-in BF16, FP8 and FP8 with an FP8 head, the newest record of each other program, and the FP8 reports
-of four seeds and more. docs/benchmarks.md has the same for other kinds of GPU, the newest record of
-every other kind, and the other reports. --check changes nothing, and fails if a page differs from
-the records."""
+in BF16, FP8 and FP8 with an FP8 head, the newest record of each other program, and the FP8 reports.
+docs/benchmarks.md has the same for other kinds of GPU, and the newest record of every other kind.
+--check changes nothing, and fails if a page differs from the records."""
 
 import collections
 import json
@@ -45,10 +44,10 @@ MODELS = {"gpt2-124m": "GPT-2 124M", "gpt2-1558m": "GPT-2 1558M", "llama-1b": "L
           "llama-3-8b": "Llama 3 8B", JOB: "Llama 3 8B fine-tuning", "qwen2.5-7b": "Qwen2.5 7B",
           "qwen2.5-14b": "Qwen2.5 14B"}
 LEAST, FRONT = estimate.LEAST, ("BF16", "FP8", "FP8, FP8 head")
-FRONT_SEEDS = 4
-VARIANTS = {"bf16": "BF16", "delayed": "FP8 delayed", "tensorwise": "FP8 tensorwise",
-            "head": "FP8 delayed, FP8 head", "blockhead": "FP8 blockwise, FP8 head",
-            "firstlast": "FP8 delayed, first and last block BF16"}
+VARIANTS = {"head": "FP8, FP8 head", "ends": "the same, first and last block in BF16",
+            "blockhead": "FP8 blockwise, FP8 head"}
+ARCHITECTURES = {"gpt2": "GPT-2", "llama": "Llama"}
+OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon"}
 HALF = "muon-half"
 RACERS = {"llm.c": "llm.c BF16", "bf16": "AdamW BF16", "fp8": "AdamW FP8", "muon": "Muon FP8",
           HALF: "Muon FP8, half the steps"}
@@ -272,45 +271,28 @@ def times_of(records):
             if j["what"] == "time to loss" and j["variant"] in RACERS}
 
 
-def size_of(report):
-    name = {"gpt2": "GPT-2", "llama": "Llama"}.get(report["arch"], report["arch"])
-    return f"{name} {report['parameters'] / 1e6:.0f}M"
-
-
 def last_losses(report, variant):
     """Returns {seed: the last validation loss}."""
     return {run["seed"]: run["valid_loss"] for run in report["runs"]
             if run["variant"] == variant and run["state"] == "finished"}
 
 
-def fp8(records, front=True):
-    """Writes the mean of the differences between runs of equal seeds; for several seeds also its
-    standard error."""
-    reports = {name: r for name, r in records.reports.items()
-               if (len(last_losses(r, "bf16")) >= FRONT_SEEDS) == front}
-    cells, lines = collections.defaultdict(dict), []
-    for name, r in reports.items():
+def fp8(records):
+    """Writes the mean of the differences between runs of equal seeds, and its standard error."""
+    cells, head = collections.defaultdict(dict), ["validation loss beside BF16's"]
+    for name, r in records.reports.items():
         base = last_losses(r, "bf16")
+        head.append(f"[{ARCHITECTURES[r['arch']]} {r['parameters'] / 1e6:.0f}M by "
+                    f"{OPTIMIZERS[r['optimizer']]}](test/results/{name}/report.md), {r['steps']:,} "
+                    f"steps of {r['batch']} tokens, {len(base)} seeds")
         for variant in dict.fromkeys(run["variant"] for run in r["runs"]):
             changes = [judge.percent(loss, base[seed])
                        for seed, loss in last_losses(r, variant).items()]
-            error = shown(judge.error_of(changes), ".2f")
-            cells[variant][name] = f"{judge.mean(changes):+.2f}%" + f" ± {error}" * (error != "-")
-        apart = max(base.values()) / min(base.values()) - 1
-        seeds = f"its {len(base)} seeds {apart:.2%} apart" if len(base) > 1 else "one seed"
-        page = f"{'' if front else '../'}test/results/{name}/report.md"
-        lines.append(f"- [{size_of(r)}, {r['steps']:,} steps]({page}): BF16 ends at "
-                     f"{judge.mean(base.values()):.4f}, {seeds}. {r['said'].split(':')[0]}, by a "
-                     f"limit of {r['limits']['valid']:g}%, on {r['device'].split(',')[0]}.\n")
-    rows = [[VARIANTS.get(variant, variant), *(cells[variant].get(name, "-") for name in reports)]
-            for variant in {**VARIANTS, **cells} if variant in cells and variant != "bf16"]
-    head = ["validation loss beside BF16's"] + [
-        f"{size_of(r)}, {r['steps']:,} steps of {r['batch']} tokens" for r in reports.values()]
-    return table(head, rows) + "\n" + "".join(lines) if reports else "Not measured yet.\n"
-
-
-def older(records):
-    return fp8(records, front=False)
+            cells[variant][name] = (f"{judge.mean(changes):+.2f}% ± "
+                                    f"{shown(judge.error_of(changes), '.2f')}")
+    rows = [[words, *(cells[variant].get(name, "-") for name in records.reports)]
+            for variant, words in VARIANTS.items() if variant in cells]
+    return table(head, rows) if rows else "Not measured yet.\n"
 
 
 def options(_):
@@ -357,8 +339,8 @@ def number(records):
             "timed on another such card"
         said += (f" That is {best / peer['tokens_per_s']:.2f} times as fast as {peer['program']}, "
                  f"the fastest other program, {where}.")
-    times = {name: j["change"] for name, j in times_of(records).items() if j["change"]}
-    half = times.pop(HALF, None)
+    judged = times_of(records)
+    times = {name: j["change"] for name, j in judged.items() if j["change"] and name != HALF}
     if times:
         name = min(times, key=times.get)
         curve = records.race["curves"]["llm.c"]
@@ -367,28 +349,37 @@ def number(records):
                  f"{curve['tokens'][-1] / 1e6:.0f} million tokens of Debian's prose on one "
                  f"{records.race['device'].split(',')[0]} (llm.c: "
                  f"{curve['seconds'][-1] / 60:.1f} minutes)")
-        said += f"; with a schedule of half as many tokens, in {half:.0%}." if half else "."
+        if HALF in judged:
+            said += (f"; a schedule of {curve['tokens'][-1] / 2e6:.0f} million tokens gets there "
+                     f"in {judged[HALF]['value']:.0f} seconds")
+        said += "."
     return said + "\n"
 
 
-def card(records):
-    """Writes a sentence on the recipe's job on four GPUs, where it was measured, and one on the
-    fastest of Llama 3 8B on a card of 80 GB."""
+def job(records):
+    """Writes the newest record of the recipe's job on four GPUs."""
     r = max((r for r in jobs(records) if r["precision"] == "fp8" and records.beside_bf16(r)),
             key=lambda r: (r["date"][:10], r["tokens_per_s"]), default=None)
-    said = r and (f"{label_of(r)}: on {r['gpus']} {r['machine']['gpu']}s {r['tokens_per_s']:,.0f} "
-                  f"tokens/s in {r['name']}, {records.beside_bf16(r):.2f} times as fast as in "
-                  "BF16.\n")
+    return r and (
+        f"**Llama 3 8B trains at {r['tokens_per_s']:,.0f} tokens/s on {r['gpus']} "
+        f"{r['machine']['gpu']}s in FP8, {records.beside_bf16(r):.2f} times as fast as in BF16**: "
+        f"{r['micro_batch']} x {r['seq_length']:,} tokens a GPU, accumulated to "
+        f"{r['global_batch'] * r['seq_length']:,} a step, with recomputation and ZeRO-1, in "
+        f"{math.ceil(r['peak_memory_gib'])} GiB a GPU.\n") or ""
+
+
+def card(records):
+    """Writes a sentence on the fastest of Llama 3 8B on a card of 80 GB."""
     r = max((r for r in records.offload if r.get("offload") and r["precision"] != "BF16"
              and r["model"] == "llama-3-8b" and records.beside_bf16(r)),
             key=lambda r: r["tokens_per_s"], default=None)
-    return (said or "") + (r and (
+    return r and (
         f"Llama 3 8B can be fully fine-tuned on one 80 GB GPU, in "
         f"{math.ceil(r['peak_memory_gib'])} GiB, with {r['host_memory_gib']:.0f} GiB of "
         f"optimizer state in host memory: {r['tokens_per_s']:,.0f} tokens/s in FP8, "
         f"{records.beside_bf16(r):.2f} times as fast as in BF16, at "
         f"{r['global_batch'] * r['seq_length']:,} tokens a step (measured on one "
-        f"{r['machine']['gpu']}).\n") or "")
+        f"{r['machine']['gpu']}).\n") or ""
 
 
 def figure(records):
@@ -444,7 +435,7 @@ def figure(records):
 # ---- pages --------------------------------------------------------------------------------------
 
 
-BLOCKS = {made.__name__: made for made in (number, results, card, fp8, older, bench, offload,
+BLOCKS = {made.__name__: made for made in (job, number, card, results, fp8, bench, offload,
                                            race, scaling, options)}
 
 
