@@ -731,13 +731,6 @@ class Boards(Folder):
         self.assertEqual(list(map(len, held.values())), [2, 1], held)
         self.assertRegex(" ".join(held), "^seed-1 seed-1-[0-9a-f]{12}$")
 
-    def test_tensorboard_gets_hyper_parameters(self):
-        found = self.board_of(lines(start(), step_record(1)))
-        plugin = found.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
-        self.assertIn(b"num-layers", plugin)
-        self.assertNotIn(b"save", plugin)
-        self.assertEqual(boards.hyper_parameters(start())["lr"], 0.1)
-
 
 class Odd(Folder):
     def test_what_is_passed_over_is_named(self):

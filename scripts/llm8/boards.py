@@ -9,7 +9,6 @@ import time
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.plugins.hparams import summary_v2
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from . import metrics
@@ -32,18 +31,6 @@ def scalars(record):
                   for name, counts in record.get("tensors", {}).items()
                   for what in ("largest", "zero", "subnormal")}
     return values
-
-
-def hyper_parameters(start):
-    """Returns a description of the run and its options; numbers stay numbers."""
-    values = metrics.changing_options(start)
-    for name, text in values.items():
-        try:
-            values[name] = float(text)
-        except ValueError:
-            continue
-    return {**values, "precision": str(start.get("precision")),
-            "parameters": metrics.number(start, "parameters")}
 
 
 class TensorBoard:
@@ -83,8 +70,6 @@ class TensorBoard:
         self.now = max(self.now, metrics.number(record, "time"))
         if step < self.last:
             self.add(step + 1, session_log=SessionLog(status=SessionLog.START))
-        self.add(step, summary=summary_v2.hparams_pb(
-            hyper_parameters(record), trial_id=self.run.name, start_time_secs=self.now))
 
     def write(self, record, step):
         seconds = metrics.number(record, "seconds")

@@ -81,20 +81,10 @@ def last_error(console):
         return last_words(file)
 
 
-def open_console(folder):
-    """Opens folder/console.log, to add to it. If the folder is a copy by hard links, the copy gets
-    a file of its own."""
-    path = os.path.join(folder, "console.log")
-    if os.path.exists(path) and (os.path.islink(path) or os.stat(path).st_nlink > 1):
-        shutil.copyfile(path, path + ".new")
-        os.replace(path + ".new", path)
-    return open(path, "ab")
-
-
 def run_trainer(command, folder, label, signals, keep_open):
     """Runs the trainer and returns its exit status. Its output is added to folder/console.log."""
     run = Run(folder)
-    with open_console(folder) as console:
+    with open(os.path.join(folder, "console.log"), "ab") as console:
         process = subprocess.Popen(command, stdout=console, stderr=subprocess.STDOUT,
                                    stdin=subprocess.DEVNULL, start_new_session=True,
                                    pass_fds=keep_open)
