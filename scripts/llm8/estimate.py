@@ -14,6 +14,7 @@ from argparse import ArgumentTypeError
 
 from .command_line import Parser, number, one_of, several
 from .environment import ROOT, built, die, trainer
+from .text import duration
 from .trainer import plan_of
 
 PRECISIONS = {
@@ -175,13 +176,6 @@ def other_options(record, plan, names):
 # ---- the table -----------------------------------------------------------------------------------
 
 
-def duration(hours):
-    for size, form in ((24, "{:.1f} days"), (1, "{:.1f} hours"), (1 / 60, "{:.0f} min")):
-        if hours >= 2 * size:
-            return form.format(hours / size)
-    return f"{3600 * hours:.0f} s"
-
-
 def row_of(records, precision, gpus, options, plan, tokens):
     """Returns the cells of a row, the source of its speed, the GPU hours, and notes on the row."""
     _, flops = size_of(plan)
@@ -204,9 +198,9 @@ def row_of(records, precision, gpus, options, plan, tokens):
     rate = each * 1e12 * gpus / flops
     hours = tokens / rate / 3600
     notes += [f"~: not as measured: {', '.join(other)}"] if other else []
-    return [precision, str(gpus), f"{mark}{rate:,.0f}", f"{each:.0f}", mark + duration(hours),
-            f"{hours * gpus:,.{0 if hours * gpus >= 10 else 2}f}", memory], where, \
-        hours * gpus, notes
+    return [precision, str(gpus), f"{mark}{rate:,.0f}", f"{each:.0f}",
+            mark + duration(3600 * hours), f"{hours * gpus:,.{0 if hours * gpus >= 10 else 2}f}",
+            memory], where, hours * gpus, notes
 
 
 def main():
