@@ -7,6 +7,8 @@ set -um # -m: a job gets SIGINT as a program does that is started from a shell
 root=$(cd "$(dirname "$0")/.." && pwd)
 export LLM8_ROOT=$root
 export OMP_WAIT_POLICY=passive # threads that spin cost minutes where the cores are busy
+# freed memory that is kept out of use: 256 MB of it, the default, would be copied at each fork
+export ASAN_OPTIONS=${ASAN_OPTIONS:-quarantine_size_mb=16}
 if [[ $(head -c 2 "$(command -v python3)") == '#!' ]]; then # pyenv's looks for Python at every call
     PATH=$(python3 -c 'import sys; print(sys.base_exec_prefix)')/bin:$PATH
 fi

@@ -1,7 +1,7 @@
 // Random bits are flipped in the GPU trainer's memory in the middle of a checked micro-batch: bits
 // of weights, gradients, activations, FP8 codes and scales. Each flip that changes a bit of the
 // loss or of a gradient must be found, by the two passes or by the hashes that ranks compare; and
-// no check may find anything where nothing was flipped. LLM8_FLIPS (250) and LLM8_CHECKS (200): how
+// no check may find anything where nothing was flipped. LLM8_FLIPS (100) and LLM8_CHECKS (50): how
 // many of each, for every model.
 #include "gpu_trainer.h"
 
@@ -172,7 +172,7 @@ TEST(every_flip_is_found) {
     static Trainer t;
     for (int m = 0; m < 4; m++) {
         open_model(&t, models[m]);
-        flips_are_found(&t, number_of("LLM8_FLIPS", 250), m);
+        flips_are_found(&t, number_of("LLM8_FLIPS", 100), m);
         trainer_close(&t);
     }
 }
@@ -210,7 +210,7 @@ TEST(no_check_finds_what_is_not) {
     static Trainer t;
     for (int m = 0; m < 4; m++) {
         open_model(&t, models[m]);
-        int checks = number_of("LLM8_CHECKS", 200);
+        int checks = number_of("LLM8_CHECKS", 50);
         for (int i = 0; i < checks; i++) {
             replay_micro_step(&t, MICRO_FIRST);
             check_hash(&t.check, 0);

@@ -5,11 +5,11 @@ source "$(dirname "$0")/lib.sh"
 command -v python3 >/dev/null || skip_all "no python3"
 
 test_killed_runs_end_as_others_do() {
-    expect_said 0 ' 0 wrong, ' python3 "$root/test/kills.py" --kills 30 --jobs 2
+    expect_said 0 ' 0 wrong, ' python3 "$root/test/kills.py" --kills 20 --jobs 2
 }
 
 test_sanitized_runs_survive_kills() {
-    expect_said 0 ' 0 wrong, ' python3 "$root/test/kills.py" --kills 4 --steps 10 --jobs 2 \
+    expect_said 0 ' 0 wrong, ' python3 "$root/test/kills.py" --kills 3 --steps 10 --jobs 2 \
         --kinds cpu --bin "$root/build/asan"
 }
 

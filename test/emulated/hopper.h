@@ -303,9 +303,7 @@ inline void multiply_lanes(Block &block, const std::array<Product, LANES> &lanes
     float sums[16][256] = {};
     Rows a, b;
     read_operand(b, block, p.b, p.type_b, p.transposed_b, 0, p.columns);
-    if (p.registers == NULL) {
-        read_operand(a, block, p.a, p.type_a, p.transposed_a, first, 16);
-    }
+    if (p.registers == NULL) { read_operand(a, block, p.a, p.type_a, p.transposed_a, first, 16); }
     for (int i = 0; i < 16 * depth && p.registers != NULL; i++) {
         // two columns of rows g and g + 8; then 8 columns further
         const int row = i % 16, k = i / 16;
