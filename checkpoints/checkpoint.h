@@ -272,8 +272,8 @@ bool checkpoint_follow(char path[PATH_LENGTH], const char *from);
 // A step below 0: there is no such checkpoint; or a file that would tell which one it is cannot be
 // read, and may be undamaged.
 enum { STEP_NONE = -1, STEP_UNREADABLE = -2 };
-// The newest step below `before`.
-int64_t checkpoint_newest(const char *save, int64_t before);
+// The highest step.
+int64_t checkpoint_newest(const char *save);
 // The step with the lowest validation loss, among those of the same validation data as the newest
 // one that was evaluated.
 int64_t checkpoint_best(const char *save);

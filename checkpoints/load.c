@@ -170,7 +170,7 @@ bool checkpoint_follow(char path[PATH_LENGTH], const char *from) {
     bool best = strcmp(name, "best") == 0;
     if (!best && strcmp(name, "latest") != 0) { return true; }
     path_format(folder, "%.*s.", (int)(name - path), path);
-    int64_t step = best ? checkpoint_best(folder) : checkpoint_newest(folder, INT64_MAX);
+    int64_t step = best ? checkpoint_best(folder) : checkpoint_newest(folder);
     if (step < 0) { return step == STEP_NONE; }
     path_format(folder, "%.*sstep_%08lld", (int)(name - path), path, (long long)step);
     strcpy(path, folder);
@@ -341,9 +341,11 @@ static bool open_optimizer(Checkpoint *c, bool verify) {
                 (long long)covered, (long long)c->layout_size);
 }
 
+#define NO_META "%s/meta.json: No such file or directory"
+
 bool checkpoint_complete(Checkpoint *c, bool verify) {
-    return (c->meta != NULL || fail("%s/meta.json: No such file or directory", c->path)) &&
-           (!verify || checkpoint_verify(c)) && open_optimizer(c, verify) &&
+    return (c->meta != NULL || fail(NO_META, c->path)) && (!verify || checkpoint_verify(c)) &&
+           open_optimizer(c, verify) &&
            (c->model.path[0] != '\0' || open_tensors(c, "model.safetensors", &c->model)) &&
            (find_listed(c, "scaling.safetensors") == NULL ||
             open_tensors(c, "scaling.safetensors", &c->scaling));
@@ -406,12 +408,12 @@ int checkpoint_steps(const char *save, int64_t **steps) {
     return count;
 }
 
-int64_t checkpoint_newest(const char *save, int64_t before) {
-    int64_t *steps, newest = STEP_NONE;
+int64_t checkpoint_newest(const char *save) {
+    int64_t *steps;
     int count = checkpoint_steps(save, &steps);
-    for (int i = count - 1; i >= 0; i--) { newest = steps[i] < before ? steps[i] : newest; }
+    int64_t newest = count > 0 ? steps[0] : count == 0 ? STEP_NONE : STEP_UNREADABLE;
     free(steps);
-    return count < 0 ? STEP_UNREADABLE : newest;
+    return newest;
 }
 
 int64_t checkpoint_best(const char *save) {
@@ -474,13 +476,14 @@ bool checkpoint_options(const Checkpoint *c, const Options *continues, Options *
 static bool open_model(Checkpoint *c, const char *folder, const Options *o, Options *was) {
     char path[PATH_LENGTH], index[PATH_LENGTH];
     options_default(was);
-    if (checkpoint_newest(folder, INT64_MAX) >= 0) {
+    if (checkpoint_newest(folder) >= 0) {
         return fail("%s: a run's folder; give one of its checkpoints, such as %s/latest", folder,
                     folder);
     }
     if (!checkpoint_open_meta(c, folder)) { return false; }
     const cJSON *tokenizer = find_listed(c, "tokenizer.bin");
-    bool ok = tokenizer == NULL || verify_file(c, tokenizer);
+    bool ok = (c->meta != NULL || !o->resumes || fail(NO_META, c->path)) &&
+              (tokenizer == NULL || verify_file(c, tokenizer));
     if (ok && c->meta != NULL) {
         ok = checkpoint_options(c, options_continue(o) ? o : NULL, was);
     } else if (ok) {
@@ -505,8 +508,7 @@ static bool was_moved(const Options *o) {
     char path[PATH_LENGTH], word[SHELL_WORD];
     path_format(path, "%s", o->config);
     const char *place = dirname(path);
-    bool moved = option_source(o, "save") == SOURCE_FILE &&
-                 checkpoint_newest(place, INT64_MAX) >= 0;
+    bool moved = option_source(o, "save") == SOURCE_FILE && checkpoint_newest(place) >= 0;
     return moved && !fail("--resume latest: %s, which %s names, has no checkpoint, and %s has: "
                           "give --save %s",
                           o->save, o->config, place, shell_word(word, place));
@@ -514,7 +516,7 @@ static bool was_moved(const Options *o) {
 
 bool checkpoint_model(Checkpoint *start, Options *o, Options *was) {
     bool latest = strcmp(o->resume, "latest") == 0 && o->save[0] != '\0';
-    int64_t newest = latest ? checkpoint_newest(o->save, INT64_MAX) : STEP_NONE;
+    int64_t newest = latest ? checkpoint_newest(o->save) : STEP_NONE;
     char path[PATH_LENGTH];
     *start = (Checkpoint){0};
     if (newest == STEP_UNREADABLE) { return fail("--resume latest: %s", error_text()); }
@@ -523,12 +525,7 @@ bool checkpoint_model(Checkpoint *start, Options *o, Options *was) {
     path_format(path, "%s", o->resumes ? o->resume : o->load);
     if (newest >= 0) { checkpoint_path(path, o->save, newest); }
     if (path[0] == '\0') { return true; }
-    bool ok = open_model(start, path, o, was);
-    if (ok && o->resumes && start->meta == NULL) {
-        ok = fail("%s/meta.json: No such file or directory", start->path);
-        checkpoint_close(start);
-    }
-    if (!ok) {
+    if (!open_model(start, path, o, was)) {
         return o->resumes
                    ? fail("--resume %s; --list-checkpoints shows which are whole", error_text())
                    : fail("--load %s", error_text());

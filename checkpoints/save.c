@@ -429,7 +429,7 @@ static bool lock_folder(const Options *o) {
 // Refuses a folder with checkpoints, unless the run resumes one of them.
 static bool check_owner(const Options *o, const Checkpoint *start) {
     char path[PATH_LENGTH];
-    int64_t newest = checkpoint_newest(o->save, INT64_MAX), step = start->progress.step;
+    int64_t newest = checkpoint_newest(o->save), step = start->progress.step;
     bool latest = strcmp(o->resume, "latest") == 0;
     if (newest == STEP_UNREADABLE) { return false; }
     if (latest && newest != (o->resumes ? step : STEP_NONE)) {
@@ -468,7 +468,7 @@ bool checkpoint_claim(const Options *o, const Checkpoint *start) {
         if (strcmp(name, FRESH_LINK) == 0) { folder_remove(path); }
     }
     free(names);
-    int64_t newest = checkpoint_newest(o->save, INT64_MAX);
+    int64_t newest = checkpoint_newest(o->save);
     // a save may have ended before it made the links
     if (newest >= 0) { link_steps(o->save, newest); }
     return newest != STEP_UNREADABLE;

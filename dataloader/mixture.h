@@ -18,9 +18,6 @@ typedef struct {
     char pattern[PATH_LENGTH];
 } Source;
 
-// Whether a word of n characters is a number, as a weight is.
-bool is_weight(const char *word, size_t n);
-
 // Reads the text of a mixture into *sources, which the caller frees. Returns the number of sources;
 // 0: the text is wrong.
 int sources_read(const char *text, Source **sources);

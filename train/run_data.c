@@ -77,15 +77,6 @@ void run_open_train_data(Run *run) {
     run->train = (Loader){m->data, (uint64_t)o->seed, o->shuffle, &m->blend};
 }
 
-// Prints a note if a text that looks like a mixture is not one, because files have that name.
-static void note_name(const Mixture *m, const char *option, const char *text) {
-    size_t n = strcspn(text, " ");
-    if (m->count == 1 && is_weight(text, n) && strcmp(m->sources->pattern, text) == 0) {
-        printf("  note: --%s %s: files have this name, so %.*s is no weight\n", option, text,
-               (int)n, text);
-    }
-}
-
 static void announce_train_data(const Run *run) {
     const Options *o = &run->options;
     const Mixture *m = &run->train_data;
@@ -96,7 +87,6 @@ static void announce_train_data(const Run *run) {
             o->global_batch_size);
     }
     char counted[64];
-    note_name(m, "data", o->data);
     printf("  training    %lld tokens in %d shard%s, %s%lld sequence%s an epoch\n",
            (long long)m->tokens, m->num_shards, plural(m->num_shards),
            say_counted(counted, m->masked, m->targets), (long long)m->windows, plural(m->windows));
@@ -192,7 +182,6 @@ void run_open_data(Run *run) {
         }
         run->has_valid = true;
         char counted[64];
-        note_name(valid, "valid-data", o->valid_data);
         int64_t samples = run_eval_all_samples(run);
         printf("  validation  %lld tokens, %s%lld sequence%s an evaluation\n",
                (long long)valid->tokens, say_counted(counted, valid->masked, valid->targets),
