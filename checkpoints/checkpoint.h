@@ -155,11 +155,6 @@ typedef struct {
 // get the same result.
 bool checkpoint_save(const Snapshot *snapshot);
 
-// For a step whose checkpoint was saved before its evaluation was made: writes the progress and the
-// validation data into its meta.json. Of the snapshot it reads only these and the options. Rank 0
-// calls it, while nothing is being saved.
-bool checkpoint_evaluated(const Snapshot *snapshot);
-
 // Saves in a separate thread, one checkpoint at a time.
 typedef struct {
     pthread_t thread;

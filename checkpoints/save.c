@@ -100,17 +100,15 @@ static const char *utc_now(char out[32]) {
     return out;
 }
 
-// Sets a number with 17 digits, because cJSON itself prints fewer. NaN, which JSON lacks, becomes
+// Adds a number with 17 digits, because cJSON itself prints fewer. NaN, which JSON lacks, becomes
 // null.
 static void add_number(cJSON *json, const char *name, double value) {
     char digits[40];
     snprintf(digits, sizeof(digits), isfinite(value) ? "%.17g" : "null", value);
-    cJSON_DeleteItemFromObjectCaseSensitive(json, name);
     cJSON_AddRawToObject(json, name, digits);
 }
 
 static void add_numbers(cJSON *json, const char *name, const double *values, int n) {
-    cJSON_DeleteItemFromObjectCaseSensitive(json, name);
     cJSON *list = cJSON_AddArrayToObject(json, name);
     char digits[32];
     for (int i = 0; i < n; i++) {
@@ -119,10 +117,18 @@ static void add_numbers(cJSON *json, const char *name, const double *values, int
     }
 }
 
-// Sets the fields that checkpoint_evaluated may write again.
-static void add_progress(cJSON *meta, const Snapshot *s) {
+// Writes meta.json, whose own checksum is last.
+static bool write_meta(const Snapshot *s, const char *folder, const FileWriter *files, int count) {
+    char created[32], digits[16], path[PATH_LENGTH];
     const SpikeWindow *window = &s->progress.window;
     int entries = (int)min64(window->count, SPIKE_WINDOW);
+    cJSON *meta = cJSON_CreateObject();
+    cJSON_AddStringToObject(meta, "format", "llm8.c checkpoint");
+    cJSON_AddStringToObject(meta, "program", LLM8_VERSION);
+    cJSON_AddStringToObject(meta, "created", utc_now(created));
+    cJSON_AddStringToObject(meta, "precision", precision_name(s->precision));
+    if (s->data != NULL) { cJSON_AddStringToObject(meta, "data", s->data); }
+    add_number(meta, "version", CHECKPOINT_VERSION);
     for (const ProgressField *f = progress_fields; f < progress_fields + PROGRESS_FIELDS; f++) {
         const void *field = (const char *)&s->progress + f->offset;
         add_number(meta, f->name,
@@ -131,35 +137,8 @@ static void add_progress(cJSON *meta, const Snapshot *s) {
     add_number(meta, "window_count", (double)window->count);
     add_numbers(meta, "window_loss", window->loss, entries);
     add_numbers(meta, "window_norm", window->norm, entries);
-    if (s->valid_data != NULL) {
-        cJSON_DeleteItemFromObjectCaseSensitive(meta, "valid_data");
-        cJSON_AddStringToObject(meta, "valid_data", s->valid_data);
-    }
+    if (s->valid_data != NULL) { cJSON_AddStringToObject(meta, "valid_data", s->valid_data); }
     add_number(meta, "valid_tokens", (double)s->valid_tokens);
-}
-
-// Writes meta.json, whose own checksum is last.
-static bool write_sealed(cJSON *meta, const char *folder) {
-    char path[PATH_LENGTH];
-    cJSON_DeleteItemFromObjectCaseSensitive(meta, "crc32");
-    cJSON_AddStringToObject(meta, "crc32", "00000000");
-    char *text = cJSON_Print(meta);
-    meta_seal(text, strlen(text));
-    bool ok = file_replace(path_format(path, "%s/meta.json", folder), text, strlen(text));
-    cJSON_free(text);
-    return ok;
-}
-
-static bool write_meta(const Snapshot *s, const char *folder, const FileWriter *files, int count) {
-    char created[32], digits[16];
-    cJSON *meta = cJSON_CreateObject();
-    cJSON_AddStringToObject(meta, "format", "llm8.c checkpoint");
-    cJSON_AddStringToObject(meta, "program", LLM8_VERSION);
-    cJSON_AddStringToObject(meta, "created", utc_now(created));
-    cJSON_AddStringToObject(meta, "precision", precision_name(s->precision));
-    if (s->data != NULL) { cJSON_AddStringToObject(meta, "data", s->data); }
-    add_number(meta, "version", CHECKPOINT_VERSION);
-    add_progress(meta, s);
     add_number(meta, "ranks", s->group->ranks);
     add_number(meta, "layout_size", (double)s->layout->size);
     add_number(meta, "data_windows", (double)s->data_windows);
@@ -174,7 +153,11 @@ static bool write_meta(const Snapshot *s, const char *folder, const FileWriter *
         cJSON_AddStringToObject(file, "crc32", digits);
         cJSON_AddItemToArray(list, file);
     }
-    bool ok = write_sealed(meta, folder);
+    cJSON_AddStringToObject(meta, "crc32", "00000000");
+    char *text = cJSON_Print(meta);
+    meta_seal(text, strlen(text));
+    bool ok = file_replace(path_format(path, "%s/meta.json", folder), text, strlen(text));
+    cJSON_free(text);
     cJSON_Delete(meta);
     return ok;
 }
@@ -344,18 +327,6 @@ bool checkpoint_save(const Snapshot *s) {
     }
     if (first) { prune(s, link_steps(s->options->save, s->progress.step)); }
     return true;
-}
-
-bool checkpoint_evaluated(const Snapshot *s) {
-    const char *save = s->options->save;
-    char path[PATH_LENGTH];
-    Checkpoint c;
-    if (!checkpoint_open_meta(&c, checkpoint_path(path, save, s->progress.step))) { return false; }
-    add_progress(c.meta, s);
-    bool ok = write_sealed(c.meta, path);
-    checkpoint_close(&c);
-    if (ok) { link_steps(save, s->progress.step); }
-    return ok;
 }
 
 // ---- one run per folder -------------------------------------------------------------------------

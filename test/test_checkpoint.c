@@ -727,44 +727,6 @@ TEST(leftovers_are_swept) {
     CHECK(!path_exists("s/step_00000004/of a save that failed"));
 }
 
-// A checkpoint is saved before its evaluation is made. With the evaluation added it equals one that
-// was saved afterwards. `best` moves to it, if it is.
-TEST(an_evaluation_may_follow) {
-    static const struct {
-        double loss;
-        int best;
-    } rows[] = {{0.1 + 0.2, 2}, {98.5, 2}, {99.5, 1}, {INFINITY, 1}};
-    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        CLOSED(fixture_close) Fixture f;
-        CLOSED(checkpoint_close) Checkpoint c;
-        folder_remove("s");
-        fixture_open(&f, SAVED "--keep 0");
-        f.snapshot.valid_data = "0123abcd a\n";
-        f.snapshot.valid_tokens = 7;
-        f.snapshot.progress.valid_loss = 99;
-        CHECK(fixture_save(&f, 1));
-        Progress *p = &f.snapshot.progress;
-        p->valid_loss = NAN;
-        p->eval_left = 2;
-        p->window.count = 1;
-        p->window.loss[0] = 1 / 3.0;
-        CHECK(fixture_save(&f, 2));
-        CHECK_TEXT(shown(), "1 2 latest 2, best 1");
-        p->valid_loss = p->best_valid_loss = rows[i].loss;
-        p->eval_left = 0;
-        CHECK(checkpoint_evaluated(&f.snapshot));
-        CHECK_TEXT(shown(), text_of("1 2 latest 2, best %d", rows[i].best));
-        CHECK(checkpoint_open(&c, "s/step_00000002", true));
-        CHECK(c.progress.eval_left == 0 && c.progress.window.loss[0] == 1 / 3.0);
-        CHECK(isinf(rows[i].loss) ? isnan(c.progress.valid_loss)
-                                  : c.progress.valid_loss == rows[i].loss);
-        CHECK_TEXT(c.valid_data, "0123abcd a\n");
-        check_state(&c, &f, 3);
-        strcpy(f.options.save, "none");
-        CHECK(!checkpoint_evaluated(&f.snapshot));
-    }
-}
-
 TEST(saving_goes_on_in_a_thread) {
     CLOSED(fixture_close) Fixture f;
     Saver saver = {0};

@@ -535,49 +535,6 @@ TEST(a_killed_save_counts_once_it_has_its_name) {
     no_links = false;
 }
 
-static bool evaluate_step(int64_t step) {
-    Progress *p = &fixture.snapshot.progress;
-    p->valid_loss = 10.0 - (double)step;
-    p->eval_left = 0;
-    return checkpoint_evaluated(&fixture.snapshot);
-}
-
-// An evaluation that follows its checkpoint is in it, or still left, whichever call fails or is the
-// last before a kill; and `best` is right after the next start.
-TEST(an_evaluation_is_made_or_left) {
-    int seen[2] = {0};
-    Progress *p = &fixture.snapshot.progress;
-    begin("--keep 0", 1);
-    p->valid_loss = NAN;
-    p->eval_left = 1;
-    CHECK(fixture_save(&fixture, 2));
-    keep_as_made();
-    Progress left = *p;
-    for (Mode way = FAIL_ONCE; way <= MODES; way++) {
-        CYCLES(c, way) {
-            CLOSED(checkpoint_close) Checkpoint opened;
-            bool ok = false;
-            *p = left;
-            if (way < MODES) {
-                arm(way, c.n);
-                ok = evaluate_step(2);
-                c.fired = disarm();
-            } else {
-                kill_at(&c, evaluate_step, 2);
-            }
-            CHECK(claim(fixture.options) && go_back(2));
-            CHECK(checkpoint_open(&opened, "s/step_00000002", true));
-            bool made = opened.progress.eval_left == 0;
-            CHECK(made == (opened.progress.valid_loss == 8));
-            CHECK(made || !(ok || c.fired == NULL));
-            CHECK(leads_to("s/best", made ? 2 : 1));
-            seen[made]++;
-        }
-    }
-    CHECK(seen[0] > 10 && seen[1] > 10);
-    fixture_close(&fixture);
-}
-
 TEST(a_killed_run_has_gone_back_or_not) {
     int seen[5] = {0};
     begin("--keep 0", 4);

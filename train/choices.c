@@ -130,6 +130,6 @@ void run_score_choices(Run *run, ChoiceModel model) {
         metrics_number(r, "accuracy_norm", mean);
         metrics_number(r, "seconds", seconds);
         metrics_end(&run->metrics, r);
-        run_end_part(run);
+        run->progress.eval_left--;
     }
 }

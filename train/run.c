@@ -387,11 +387,6 @@ bool run_part_is_whole(Run *run) {
     return whole;
 }
 
-void run_end_part(Run *run) {
-    run->progress.eval_left--;
-    save_folder_evaluated(run);
-}
-
 void run_report_eval(Run *run, const double *losses, double seconds) {
     Progress *p = &run->progress;
     const Mixture *valid = &run->valid_data;
@@ -425,7 +420,7 @@ void run_report_eval(Run *run, const double *losses, double seconds) {
     if (valid->count > 1) { metrics_numbers(r, "source_losses", losses, valid->count); }
     metrics_number(r, "seconds", seconds);
     metrics_end(&run->metrics, r);
-    run_end_part(run);
+    run->progress.eval_left--;
 }
 
 bool run_counts_fp8(const Run *run, int64_t step) {

@@ -68,9 +68,6 @@ void run_report_eval(Run *run, const double *losses, double seconds);
 // Then the run ends after this step, and the evaluation goes on from this part when the run is
 // resumed.
 bool run_part_is_whole(Run *run);
-// Called after run_part_is_whole and after the part's record is written: counts the part as made.
-void run_end_part(Run *run);
-
 // Whether step number `step` counts saturated and underflowed FP8 values (--fp8-stats-interval).
 bool run_counts_fp8(const Run *run, int64_t step);
 

@@ -87,22 +87,6 @@ static void describe(const Run *run, Snapshot *s) {
     s->end_of_text = run->has_tokenizer ? run->tokenizer.end_of_text : -1;
 }
 
-void save_folder_evaluated(Run *run) {
-    Progress *p = &run->progress;
-    char path[PATH_LENGTH];
-    bool saved = options_save(&run->options) && run->saves.step == p->step && run->group.rank == 0;
-    if (!saved || !path_exists(checkpoint_path(path, run->options.save, p->step))) { return; }
-    Snapshot s = {0};
-    run_beat(run, DOING_PAUSE, "saving an evaluation");
-    if (is_usual(p->valid_loss, p->best_valid_loss)) { p->proven = p->step; }
-    describe(run, &s);
-    if (!checkpoint_evaluated(&s)) {
-        warn("the checkpoint of step %lld lacks its evaluation: %s", (long long)p->step,
-             error_text());
-    }
-    run_beat(run, DOING_WAIT, "after a save");
-}
-
 bool run_wait_for_save(Run *run) {
     run_beat(run, DOING_PAUSE, "waiting for the last save");
     save_folder_report(run);

@@ -30,10 +30,6 @@ bool run_wait_for_save(Run *run);
 // Waits for the previous save, and starts this one, which a thread writes. The trainer sets the
 // snapshot's arrays; run_save sets its other fields.
 void run_save(Run *run, const Snapshot *snapshot);
-// Called after each part of an evaluation: if this step's checkpoint is saved already, adds the
-// part's result to it.
-void save_folder_evaluated(Run *run);
-
 // Prints the command that resumes a saved run.
 void save_folder_print_resume(const Run *run);
 
