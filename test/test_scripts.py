@@ -25,7 +25,6 @@ from check import call
 from llm8 import (
     boards,
     doctor,
-    document,
     environment,
     experiment,
     judge,
@@ -319,7 +318,7 @@ class Judging(Folder):
             judge.Variant("b", [run("b", "1", 2.02, 3.03, 120, 256),
                                 run("b", "2", 2.142, 3.1, 132, 256)])], judge.Limits()))
         blocks = [*report.verdict_blocks(comparison), report.spread_text(comparison)]
-        html = re.sub("</td>\\s*<td[^>]*>", " | ", document.page(blocks))
+        html = re.sub("</td>\\s*<td[^>]*>", " | ", report.page(blocks))
         for row in ("training loss | 2.0500 | 2.0810 | +1.500% ± 0.500% | 2",
                     "validation loss | 3.0500 | 3.0650 | +0.500% ± 0.500% | 2",
                     "speed-up | 105 tok/s | 126 tok/s | 1.200x | -",
@@ -584,8 +583,8 @@ class Pages(Folder):
     def test_html_is_escaped_and_alone(self):
         blocks = ["# a <b> & c", "`x<y` **bold**", "**FAIL: x**", "```sh\na && b > c\n```",
                   text.table(["h"], [["FAIL"], ["<script>"]]),
-                  document.Picture("p.svg", b"drawn", 'a "title"'), "words"]
-        page = document.page(blocks)
+                  report.Picture("p.svg", b"drawn", 'a "title"'), "words"]
+        page = report.page(blocks)
         self.assertIn("<h1>a &lt;b&gt; &amp; c</h1>", page)
         self.assertIn("<title>a &lt;b&gt; &amp; c</title>", page)
         self.assertIn("<code>x&lt;y</code> <strong>bold</strong>", page)

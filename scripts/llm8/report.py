@@ -1,19 +1,39 @@
-"""Writes the report of a comparison: Markdown, pictures, and the same numbers as JSON."""
+"""Writes the report of a comparison: Markdown, pictures, and the same numbers as JSON; and one HTML
+page by the template page.html, which needs no other file."""
 
+import base64
+import html
 import json
 import math
 import os
-from dataclasses import asdict
+import re
+from dataclasses import asdict, dataclass
+from string import Template
 
-from . import document, judge, plots, series, style
-from .document import Picture
+from markdown_it import MarkdownIt
+
+from . import judge, plots, series, style
 from .environment import write_durably
 from .metrics import number
 from .text import counted, duration, fixed, many, memory, table
 
+TEMPLATE = os.path.join(os.path.dirname(__file__), "page.html")
+CLASSES = {"pass": "pass", "PASS": "pass", "FAIL": "fail", "cannot tell": "open",
+           "CANNOT TELL": "open"}
+VERDICTS = "|".join(CLASSES)
 # functions that write the values of a judgement on a ratio; other judgements are on losses
 RATIOS = {"speed-up": lambda speed: counted(speed) + " tok/s", "memory": memory,
           "time to loss": lambda seconds: fixed(seconds, 1, ",") + " s"}
+
+
+@dataclass
+class Picture:
+    file: str      # the picture's file, beside the Markdown
+    data: bytes    # SVG
+    title: str
+
+    def __str__(self):
+        return f"![{self.title}]({self.file})"
 
 
 def write_value(judgement, value):
@@ -237,6 +257,25 @@ def figures(comparison):
         "runs": figures_of_runs(comparison)}
 
 
+def page(blocks):
+    """Returns the page. blocks: texts in Markdown, the first is the heading, and pictures."""
+    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(
+        "\n\n".join(map(str, blocks)))
+    for picture in blocks:
+        if isinstance(picture, Picture):
+            data = base64.b64encode(picture.data).decode()
+            body = body.replace(f'src="{picture.file}"', f'src="data:image/svg+xml;base64,{data}"')
+
+    # colours verdicts, which are cells or the first paragraph of a report
+    body = re.sub(rf"<(td[^>]*|p)>((?:<strong>)?({VERDICTS})(?:: |</td>))",
+                  lambda m: f'<{m[1]} class="{CLASSES[m[3]]}">{m[2]}', body)
+    colours = {f"{name}{form}": colour for name, pair in style.THEME.items()
+               for form, colour in zip(("", "_dark"), pair)}
+    with open(TEMPLATE, encoding="utf-8") as file:
+        return Template(file.read()).substitute(
+            colours, title=html.escape(str(blocks[0]).lstrip("# ")), body=body)
+
+
 def write(comparison, folder, commands=()):
     blocks = build(comparison, commands)
     held = json.loads(json.dumps(figures(comparison)),
@@ -245,7 +284,7 @@ def write(comparison, folder, commands=()):
     for name, data in (
             *((block.file, block.data) for block in blocks if isinstance(block, Picture)),
             ("report.md", ("\n\n".join(map(str, blocks)) + "\n").encode()),
-            ("report.html", document.page(blocks).encode()),
+            ("report.html", page(blocks).encode()),
             ("report.json", json.dumps(held, indent=1).encode())):
         write_durably(os.path.join(folder, name), [data])
 
