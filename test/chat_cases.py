@@ -171,7 +171,8 @@ def mapped(**tokens):
 OBJECT = {"content": "</s>", "lstrip": False, "normalized": False, "rstrip": False,
           "single_word": False}
 LISTED = {"added_tokens_decoder": {"1": OBJECT | {"special": True}}}
-LLAMA = ["<s>", "</s>", "<unk>"]
+LLAMA, GPT2 = ["<s>", "</s>", "<unk>"], ["<|endoftext|>"]
+GPT2_NAMES = {f"{key}_token": "<|endoftext|>" for key in ("bos", "eos", "unk")}
 # the special tokens, the files beside tokenizer.json, and which it has by which name
 FOLDERS = [
     (LLAMA, configured(bos_token="<s>", eos_token=OBJECT | {"__type": "AddedToken"}),
@@ -186,4 +187,7 @@ FOLDERS = [
      {"eos_token": "</s>", "image_token": "<s>", "eoi": "<unk>"}),
     (LLAMA, configured(tokenizer_class="PreTrainedTokenizerFast"), {}),
     (LLAMA, configured(tokenizer_class="LlamaTokenizer"), {}),  # byte tokens, as in Llama 3's
+    (GPT2, configured(model_max_length=1024), GPT2_NAMES),
+    (GPT2, configured(bos_token=None),
+     {key: text for key, text in GPT2_NAMES.items() if key != "bos_token"}),
 ]

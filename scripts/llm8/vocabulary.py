@@ -62,6 +62,10 @@ class Vocabulary:
         self.size, self.cut = len(self.tokens), cut_of(held, self.tokens)
         said = read_object(os.path.join(folder, TOKENIZER_FILES[1])) if folder else None
         self.configured, listed = settings_of(folder, said or {}) if folder else ({}, [])
+        if said is not None and list(self.specials) == ENDS_OF_TEXT[:1]:
+            # GPT-2's folder names no special token; transformers knows them by the class
+            self.configured = dict.fromkeys(("bos_token", "eos_token", "unk_token"),
+                                            ENDS_OF_TEXT[0]) | self.configured
         self.lacking = [text for text in listed if tokenizer.token_to_id(text) is None]
         usual = [text for text in ENDS_OF_TEXT if text in self.specials] or ["(none given)"]
         self.end_of_text_name = end_of_text or self.named_specials().get("eos_token") or usual[0]
