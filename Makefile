@@ -144,8 +144,11 @@ bench:
 # ---- tests: every test/test_NAME.c is a program --------------------------------------------------
 
 SANITIZE := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
-# half the time of the programs that compute much, for a second of compilation
+# half the time of the programs that compute much, for a second of compilation; tests themselves take
+# longer to compile than to run
 $(call objects,asan,$(CPU)) $(call objects,fuzzer,$(CPU)): SANITIZE += -O2
+$(BUILD)/asan/test/%.c.o: private SANITIZE += -O0
+$(BUILD)/plain/test/%.c.o: private CFLAGS := -O1 -g
 # what test_NAME.c is linked with; test_train_*.c include train_gpt.c
 LIBRARY := $(COMMON) $(CPU)
 
