@@ -13,7 +13,7 @@ The options are those of ./train_gpt --help. FOLDER (test/results) has the recor
                    offload, device_memory_gib (the limit), host_memory_gib, start_seconds,
                    and grad_accum_dtype where it is known
   */report.json      BF16 and FP8 side by side, by scripts/compare
-  race/report.json   llm.c, and ours by AdamW and Muon, where it was measured (docs/benchmarks.md)
+  race/report.json   llm.c, and ours by AdamW and Muon, with their curves, as of 2026-11-26
 
 The front page shows, of the first kind of GPU, the newest commit that has GPT-2 124M and Llama 1B
 in BF16, FP8 and FP8 with an FP8 head, the newest record of each other program, and the FP8 reports.
