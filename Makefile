@@ -200,7 +200,7 @@ fuzz-carry: $(BUILD)/asan/fuzz
 	    $(BUILD)/fuzz-carry
 
 # test_faults.c makes each of these calls fail
-FAULTS := open openat fopen fwrite fflush fclose fsync close rename mkdir symlink unlink rmdir \
+FAULTS := open fopen fwrite fflush fclose fsync close rename mkdir symlink unlink rmdir \
           pread readlink opendir readdir malloc calloc realloc aligned_alloc
 $(BUILD)/plain/test_faults $(BUILD)/asan/test_faults: TEST_LDFLAGS = $(FAULTS:%=-Wl,--wrap=%)
 

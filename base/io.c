@@ -45,14 +45,9 @@ bool file_write(FileWriter *w, const char *path, const void *data, size_t bytes)
 }
 
 int file_open(const char *path, size_t *bytes) {
-    return file_open_in(AT_FDCWD, path, bytes);
-}
-
-int file_open_in(int folder, const char *path, size_t *bytes) {
     struct stat info;
-    const char *name = folder == AT_FDCWD ? path : path_name(path);
     // O_NONBLOCK: a pipe is refused at once, without waiting for its writer
-    int file = openat(folder, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     int why = file < 0 || fstat(file, &info) != 0 ? errno : 0;
     if (why == 0 && !S_ISREG(info.st_mode)) { why = S_ISDIR(info.st_mode) ? EISDIR : EINVAL; }
     if (why == 0) {

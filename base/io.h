@@ -26,10 +26,8 @@ bool writer_close(FileWriter *w);
 // Opens, writes and closes a file.
 bool file_write(FileWriter *w, const char *path, const void *data, size_t bytes);
 
-// Opens a regular file for reading; -1: it cannot be opened. file_open_in opens the file with that
-// name in an open folder, even if the folder's path now leads elsewhere.
+// Opens a regular file for reading; -1: it cannot be opened.
 int file_open(const char *path, size_t *bytes);
-int file_open_in(int folder, const char *path, size_t *bytes);
 // Reads `bytes` bytes from offset `at` on. Fails if the file has become shorter, or its disk fails.
 bool file_read_at(int file, const char *path, void *out, size_t bytes, int64_t at);
 // Computes one CRC-32 over parts of a file. A part of `part` bytes begins every `stride` bytes,

@@ -194,7 +194,7 @@ typedef struct Checkpoint {
     bool moments8;      // the moments are in 8 bits
 } Checkpoint;
 
-// Opens the checkpoint of --resume or --load as *start, as checkpoint_open_meta does. Sets
+// Opens the meta.json of --resume's or --load's checkpoint as *start. Sets
 // options->origin and options->resumes, and `was` to the options that the run takes from there. If
 // there is no checkpoint, start->path and options->origin are empty. A folder without meta.json is
 // one of Hugging Face's; a run does not start from one whose weights are in several files.
@@ -207,12 +207,10 @@ bool checkpoint_weights(Checkpoint *c, const ParamLayout *layout, int64_t begin,
 // Writes the checksum of a meta.json into its text. Returns whether the text had that checksum.
 bool meta_seal(char *text, size_t bytes);
 
-// Reads meta.json, if the folder has one.
-bool checkpoint_open_meta(Checkpoint *c, const char *path);
-// Opens the files of tensors besides. verify: compares every byte with the checksums. Without it,
-// only the headers are read, because rank 0 has verified the checkpoint.
+// Opens a checkpoint's files of tensors besides its meta.json. verify: compares every byte with the
+// checksums. Without it, only the headers are read, because rank 0 has verified the checkpoint.
 bool checkpoint_complete(Checkpoint *c, bool verify);
-// Does both.
+// Opens a checkpoint with all its files.
 bool checkpoint_open(Checkpoint *c, const char *path, bool verify);
 // Compares the files with their lengths and checksums in meta.json, if there is one.
 bool checkpoint_verify(const Checkpoint *c);

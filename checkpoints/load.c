@@ -177,7 +177,8 @@ bool checkpoint_follow(char path[PATH_LENGTH], const char *from) {
     return true;
 }
 
-bool checkpoint_open_meta(Checkpoint *c, const char *path) {
+// Reads meta.json, if the folder has one.
+static bool open_meta(Checkpoint *c, const char *path) {
     char meta[PATH_LENGTH];
     size_t bytes;
     *c = (Checkpoint){0};
@@ -352,7 +353,7 @@ bool checkpoint_complete(Checkpoint *c, bool verify) {
 }
 
 bool checkpoint_open(Checkpoint *c, const char *path, bool verify) {
-    if (!checkpoint_open_meta(c, path)) { return false; }
+    if (!open_meta(c, path)) { return false; }
     bool ok = checkpoint_complete(c, verify);
     if (!ok) { checkpoint_close(c); }
     return ok;
@@ -480,7 +481,7 @@ static bool open_model(Checkpoint *c, const char *folder, const Options *o, Opti
         return fail("%s: a run's folder; give one of its checkpoints, such as %s/latest", folder,
                     folder);
     }
-    if (!checkpoint_open_meta(c, folder)) { return false; }
+    if (!open_meta(c, folder)) { return false; }
     const cJSON *tokenizer = find_listed(c, "tokenizer.bin");
     bool ok = (c->meta != NULL || !o->resumes || fail(NO_META, c->path)) &&
               (tokenizer == NULL || verify_file(c, tokenizer));
@@ -539,7 +540,7 @@ bool checkpoint_share(Checkpoint *c, const Group *group) {
     bool ok = strcmp(first, c->path) == 0;
     if (!ok) {
         checkpoint_close(c);
-        ok = first[0] == '\0' || checkpoint_open_meta(c, first);
+        ok = first[0] == '\0' || open_meta(c, first);
     }
     free(first);
     return group_agree(group, CHANNEL_MAIN, ok);

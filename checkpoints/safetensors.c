@@ -167,13 +167,8 @@ static bool read_header(SafeTensors *st, size_t bytes) {
 
 bool safetensors_open(SafeTensors *st, const char *path) {
     size_t bytes;
-    *st = (SafeTensors){0};
-    int file = file_open(path, &bytes);
-    return file >= 0 && safetensors_open_file(st, file, bytes, path);
-}
-
-bool safetensors_open_file(SafeTensors *st, int file, size_t bytes, const char *path) {
-    *st = (SafeTensors){.file = file};
+    *st = (SafeTensors){.file = file_open(path, &bytes)};
+    if (st->file < 0) { return false; }
     path_format(st->path, "%s", path);
     if (read_header(st, bytes)) { return true; }
     safetensors_close(st);

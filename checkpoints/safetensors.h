@@ -62,8 +62,6 @@ double json_number(const struct cJSON *object, const char *name, double otherwis
 const char *json_text(const struct cJSON *object, const char *name, const char *otherwise);
 
 bool safetensors_open(SafeTensors *st, const char *path);
-// Reads an open file, which safetensors_close closes. If it returns false, the file is closed.
-bool safetensors_open_file(SafeTensors *st, int file, size_t bytes, const char *path);
 void safetensors_close(SafeTensors *st);
 const TensorEntry *safetensors_find(const SafeTensors *st, const char *name);
 

@@ -73,10 +73,6 @@ static bool parse_file(Tokenizer *t, const char *path) {
 bool tokenizer_open(Tokenizer *t, const char *path) {
     size_t size = 0;
     char *bytes = file_read(path, &size);
-    return tokenizer_open_bytes(t, bytes, size, path);
-}
-
-bool tokenizer_open_bytes(Tokenizer *t, char *bytes, size_t size, const char *path) {
     *t = (Tokenizer){.data = (unsigned char *)bytes, .bytes = size};
     if (parse_file(t, path)) { return true; }
     tokenizer_close(t);

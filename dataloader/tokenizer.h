@@ -49,9 +49,6 @@ typedef struct {
 } Tokenizer;
 
 bool tokenizer_open(Tokenizer *tokenizer, const char *path);
-// Opens a tokenizer from the bytes of a file. tokenizer_close frees the bytes; if this returns
-// false, they are freed already. bytes NULL: they could not be read.
-bool tokenizer_open_bytes(Tokenizer *tokenizer, char *bytes, size_t size, const char *path);
 void tokenizer_close(Tokenizer *tokenizer);
 
 // Returns the bytes of an id. *length is 0 for the end of text and for ids outside the vocabulary.

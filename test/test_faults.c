@@ -89,11 +89,6 @@ int __wrap_open(const char *path, int flags, mode_t mode) {
     return fails("open", (flags & O_CREAT) != 0) ? -1 : __real_open(path, flags, mode);
 }
 
-int __real_openat(int folder, const char *path, int flags, mode_t mode);
-int __wrap_openat(int folder, const char *path, int flags, mode_t mode) {
-    return fails("openat", false) ? -1 : __real_openat(folder, path, flags, mode);
-}
-
 // Half of the data is written before the disk is full. Small writes go to a buffer and do not fail.
 size_t __real_fwrite(const void *bytes, size_t size, size_t count, FILE *file);
 size_t __wrap_fwrite(const void *bytes, size_t size, size_t count, FILE *file) {
