@@ -967,8 +967,8 @@ def a_model_that_was_tuned_answers():
     refused(run("scripts/chat", "d", "x", "--gpu", check=False), "not built")
     refused(run("scripts/chat", "nowhere", "x", check=False), "nowhere: no such folder")
     refused(run("scripts/chat", ".", "x", check=False), ".: without a tokenizer.json")
-    refused(run("scripts/chat", "saved", "x", check=False), "error: saved: a run's folder; give "
-            "one of its checkpoints, such as saved/latest")
+    refused(run("scripts/chat", "saved", "x", check=False), "saved: without a tokenizer.json; give "
+            "a checkpoint, such as RUN/best")
 
 
 def bad_tokens_to_continue_are_refused():

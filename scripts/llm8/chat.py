@@ -10,7 +10,7 @@ import tempfile
 
 from .command_line import Parser, split_words
 from .conversation import BadTemplate, ChatTemplate, Conversation, warnings_of
-from .environment import built, checkpoint, die, warn
+from .environment import built, die, warn
 from .vocabulary import open_vocabulary
 
 TOKENS = re.compile(r"(\d+ )+")
@@ -36,12 +36,11 @@ class Model:
     def __init__(self, folder, program, options):
         self.folder, self.options = folder, options
         self.command = [program, "--load", folder, "--sample-only", "--quiet"]
-        if not os.path.isdir(checkpoint(folder)):
-            die(f"{folder}: no such folder; give a checkpoint, such as RUN/best")
-        tokenizer = os.path.join(checkpoint(folder), "tokenizer.json")
+        tokenizer = os.path.join(folder, "tokenizer.json")
         if not os.path.exists(tokenizer):
-            die(f"{folder}: without a tokenizer.json; give a checkpoint of a run whose data have "
-                "one")
+            missing = "without a tokenizer.json" if os.path.isdir(folder) else "no such folder"
+            die(f"{folder}: {missing}; give a checkpoint, such as RUN/best, of a run whose data "
+                "have one")
         self.vocabulary = open_vocabulary({"tokenizer": tokenizer})
         if not self.vocabulary.templates:
             die(f"{folder}: no chat template, so its data were no conversations; {program} --load "

@@ -21,7 +21,7 @@ import safetensors
 
 from . import downloads
 from .command_line import Parser
-from .environment import built, checkpoint, die, named_by, write_durably
+from .environment import built, die, named_by, write_durably
 from .vocabulary import NAMED_TEMPLATES, TOKENIZER_FILES, open_vocabulary, read_object
 
 # tensors in files of these models that are no weights
@@ -186,7 +186,7 @@ def main():
     one.add_argument("--output", required=True, metavar="DIR", help="where the start goes")
     downloads.add_options(one)
     o = p.parse_args()
-    folder = checkpoint(o.model)
+    folder = o.model
     if not os.path.exists(folder) and folder.count("/") == 1 and not folder.startswith((".", "/")):
         _, files, *_ = downloads.from_hub(o.model, o.model, "model", [
             "model*.safetensors", "*.json", TOKENIZER_FILES[2], NAMED_TEMPLATES], vars(o))

@@ -110,14 +110,6 @@ def lock(folder, option, waits=False):
     return file
 
 
-def checkpoint(path):
-    """Returns the path of a checkpoint or a start. Ends the program if it is a run's folder."""
-    if glob.glob(os.path.join(glob.escape(path), "step_*")):
-        die(f"{path}: a run's folder; give one of its checkpoints, such as "
-            f"{os.path.join(path, 'latest')}")
-    return path
-
-
 def start(module):
     """Runs main() of one of our modules, and exits with the status that it returns."""
     python = os.path.join(VENV, "bin", "python")

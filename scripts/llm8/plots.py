@@ -128,18 +128,12 @@ def time_figure(figure, variants):
     both[0].get_legend().set_in_layout(False) # or a wide legend would narrow the axes
 
 
-def over_steps(axes, **words):
-    """Gives axes a logarithmic vertical axis, and steps on the horizontal one."""
-    axes.set(xlabel="step", **words)
-    style.log_axis(axes.yaxis)
-    style.step_axis(axes.xaxis)
-    style.legend_above(axes)
-
-
 def norm_figure(figure, variants, width):
     axes = figure.subplots()
     draw_norms(axes, variants, width)
-    over_steps(axes, title="Gradient norm, before clipping", ylabel="norm")
+    axes.set(title="Gradient norm, before clipping", ylabel="norm", xlabel="step")
+    style.step_axis(axes.xaxis)
+    style.legend_above(axes)
 
 
 def draw_bars(axes, names, groups, title, label, write, colors=style.LINES):
@@ -177,7 +171,7 @@ def speed_figure(figure, variants):
 
 
 def draw_runs(figure, variants, axis):
-    width = series.smoothing_width([variant.runs[0] for variant in variants])
+    width = series.width_of([variant.runs[0] for variant in variants], 100)
     grid = figure.add_gridspec(2, 3, height_ratios=[1.6, 1])
     loss = figure.add_subplot(grid[0, :])
     rate, norm, speed = (figure.add_subplot(grid[1, i]) for i in range(3))

@@ -127,7 +127,7 @@ def pictures(comparison):
     """Yields, for each section with a picture: its heading, the file, the text below it, the
     function of plots that draws it, its size, and the function's arguments."""
     runs, variants, limits = comparison.runs, comparison.variants, comparison.limits
-    width, wide = series.smoothing_width(runs), series.difference_width(runs)
+    width, wide = series.width_of(runs, 100), series.width_of(runs, 30) # differences are small
     means = many(width, "step")
     bands = "" if len(runs) == len(variants) else \
         " Bands reach from the lowest to the highest seed."

@@ -35,14 +35,9 @@ def smooth(values, width):
     return numpy.divide(sums, counts, where=counts > 0, out=numpy.full(len(values), numpy.nan))
 
 
-def smoothing_width(runs):
-    """Returns the width for smoothing the curves of runs, by their number of steps. Differences are
-    small beside their noise, so they get a larger width."""
-    return max(1, round(max(len(run.steps) for run in runs) / 100))
-
-
-def difference_width(runs):
-    return max(1, round(max(len(run.steps) for run in runs) / 30))
+def width_of(runs, parts):
+    """Returns the width for smoothing the curves of runs, as a part of their number of steps."""
+    return max(1, round(max(len(run.steps) for run in runs) / parts))
 
 
 def side_by_side(runs, name, kind="steps", width=1):
