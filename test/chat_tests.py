@@ -13,6 +13,7 @@ import shutil
 import struct
 import sys
 import zlib
+from collections import Counter
 
 import numpy
 import pyarrow
@@ -25,6 +26,7 @@ from llm8.conversation import ChatTemplate, Conversation, warnings_of
 from llm8.convert_hf import main as convert_hf
 from llm8.prepare_data import DOCUMENT, pack
 from llm8.prepare_data import main as prepare_data
+from llm8.rows import read_row
 from llm8.vocabulary import open_vocabulary
 from safetensors.numpy import load_file
 from shard_tools import bits_of, listed_documents, manifest, tokens_of
@@ -319,7 +321,7 @@ def spaces_that_end_a_prompt_are_the_answers():
     """Tokenizers join them to the word behind them; the model is asked without them."""
     spaced = template("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}:  {% else %}"
                       "{{ m.content }}<|im_end|>{% endif %}{% endfor %}")
-    row = Conversation({"prompt": "the", "completion": "Anna sees"})
+    row = Conversation(read_row({"prompt": "the", "completion": "Anna sees"}, "", None))
     [(ids, which)] = spaced.samples(row)
     counted = [spaced.tokenizer.id_to_token(token) for token, yes in zip(ids, which) if yes]
     assert "".join(counted) == "ĠĠAnnaĠsees<|im_end|>", counted
@@ -803,7 +805,7 @@ GOLDEN = os.path.join(ROOT, "test", "golden", "chat")
 def templates_write_what_transformers_says():
     """test/golden.py: its ids, and what {% generation %} marks."""
     with open(os.path.join(ROOT, "scripts", "chat.jsonl")) as file:
-        rows = [Conversation(json.loads(line)) for line in file]
+        rows = [Conversation(read_row(json.loads(line), "", Counter())) for line in file]
     vocabulary = open_vocabulary({"tokenizer": os.path.join(GOLDEN, "tokenizer.json")})
     for name, held in json.loads(read(f"{GOLDEN}/templates.json")).items():
         vocabulary.templates = {"default": held["template"]}
@@ -937,7 +939,8 @@ def a_model_that_was_tuned_answers():
     ask = ("scripts/chat", "heart/latest")
     exact = ("--", "--sample-temperature", 0, "--sample-length", 60)
     with open(os.path.join(ROOT, "scripts", "chat.jsonl")) as file:
-        known = [Conversation(json.loads(line)).messages[:2] for line in file]
+        known = [Conversation(read_row(json.loads(line), "", Counter())).messages[:2]
+                 for line in file]
     right = [run(*ask, question["content"], *exact).out == answer["content"] + "\n"
              for question, answer in known if question["role"] == "user"]
     assert all(right) and len(right) > 20, f"{sum(right)} of {len(right)} answers"

@@ -160,18 +160,14 @@ def tools_of(row):
 
 
 class Conversation:
-    """A row's messages, the place of the first answer that counts, and what the template gets
-    besides the messages: tools and settings by name."""
+    """The messages of a row as rows.py returns it, the place of the first answer that counts, and
+    what the template gets besides the messages: tools and settings by name."""
 
     def __init__(self, row):
         """Raises ValueError if the row holds no conversation."""
         messages, self.counted = row.get("messages"), 0
-        prompt, completion = row.get("prompt"), row.get("completion")
-        if messages is None and isinstance(prompt, list) and isinstance(completion, list):
-            messages, self.counted = prompt + completion, len(prompt)
-        elif messages is None:
-            messages = [{"role": "user", "content": prompt},
-                        {"role": "assistant", "content": completion}]
+        if messages is None:
+            messages, self.counted = row["prompt"] + row["completion"], len(row["prompt"])
         if not isinstance(messages, list) or not all(isinstance(message, dict) and isinstance(
                 message.get("role"), str) for message in messages):
             raise ValueError("its messages are no list of objects with a role")
