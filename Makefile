@@ -148,7 +148,7 @@ SANITIZE := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-o
 # longer to compile than to run
 $(call objects,asan,$(CPU)) $(call objects,fuzzer,$(CPU)): SANITIZE += -O2
 $(BUILD)/asan/test/%.c.o: private SANITIZE += -O0
-$(BUILD)/plain/test/%.c.o: private CFLAGS := -O1 -g
+$(BUILD)/plain/test/%.c.o: private CFLAGS := -O1
 # what test_NAME.c is linked with; test_train_*.c include train_gpt.c
 LIBRARY := $(COMMON) $(CPU)
 
@@ -262,7 +262,7 @@ STANDIN_CXX := -x c++ -std=c++17 -fopenmp -fno-exceptions -Wall -Wextra -Wno-mis
                $(filter -Werror,$(WARN)) \
                $(UNSET) $(STANDIN_H) -MD -MP
 # these are compiled for longer than they run
-$(BUILD)/plain/standin/test/%.cu.o $(BUILD)/plain/emulated/%.cu.o: private CFLAGS := -O1 -g
+$(BUILD)/plain/standin/test/%.cu.o $(BUILD)/plain/emulated/%.cu.o: private CFLAGS := -O1
 $(BUILD)/plain/standin/%.cu.o: %.cu $(BUILD)/c.flags
 	@mkdir -p $(@D)
 	$(CXX) $(CFLAGS) $(NATIVE) $(STANDIN_CXX) -c $< -o $@
