@@ -131,28 +131,6 @@ bool file_checksum(int file, const char *path, int64_t bytes, uint32_t *crc) {
     return true;
 }
 
-// Renames `fresh` to `path`, in the same folder, and syncs the folder.
-static bool rename_synced(const char *fresh, const char *path) {
-    char copy[PATH_LENGTH];
-    path_format(copy, "%s", path);
-    if (rename(fresh, path) != 0) { return fail_path(path, errno); }
-    return folder_sync(dirname(copy));
-}
-
-// Builds the name beside `path` under which its successor is written. Deletes what has that name
-// already, because writing would follow a link.
-static bool fresh_name(char fresh[PATH_LENGTH], const char *path) {
-    path_format(fresh, "%s.new", path);
-    return unlink(fresh) == 0 || errno == ENOENT || fail_path(fresh, errno);
-}
-
-// Deletes a file that could not be written or renamed. Keeps the error of that failure.
-static bool abandon(const char *fresh) {
-    Error why = error_kept();
-    unlink(fresh);
-    return fail_again(why);
-}
-
 Lock file_lock(int file, bool take) {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     int status;
@@ -164,10 +142,18 @@ Lock file_lock(int file, bool take) {
 }
 
 bool file_replace(const char *path, const void *data, size_t bytes) {
-    char fresh[PATH_LENGTH];
+    char fresh[PATH_LENGTH], copy[PATH_LENGTH];
     FileWriter w;
-    return fresh_name(fresh, path) &&
-           ((file_write(&w, fresh, data, bytes) && rename_synced(fresh, path)) || abandon(fresh));
+    path_format(fresh, "%s.new", path);
+    path_format(copy, "%s", path);
+    // what has that name already is deleted, because writing would follow a link
+    if (unlink(fresh) != 0 && errno != ENOENT) { return fail_path(fresh, errno); }
+    if (file_write(&w, fresh, data, bytes) &&
+        (rename(fresh, path) == 0 || fail_path(path, errno))) {
+        return folder_sync(dirname(copy));
+    }
+    unlink(fresh);
+    return false;
 }
 
 bool folder_make(const char *path) {

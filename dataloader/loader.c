@@ -118,43 +118,19 @@ static bool is_beside(const char *path) {
     return ends_in(path, mask_file.ending) || ends_in(path, starts_file.ending);
 }
 
-uint32_t shards_mark(const char *pattern, bool masked, char path[PATH_LENGTH]) {
-    glob_t found;
-    uint32_t mark = 0;
-    bool open = token_files_find(&found, pattern, shard_kind), chosen = false;
-    for (size_t i = 0; open && !chosen && i < found.gl_pathc; i++) {
-        TokenFile shard;
-        if (is_beside(found.gl_pathv[i])) { continue; }
-        open = shard_open(&shard, found.gl_pathv[i]);
-        if (!open) { break; }
-        chosen = !masked || shard.header[SHARD_MASKED] != 0;
-        if (chosen) {
-            mark = shard.tokenizer;
-            path_format(path, "%s", shard.path);
-        }
-        token_file_close(&shard);
+bool shards_find(const char *pattern, int place, TokenFile *shard) {
+    glob_t files;
+    bool ok = token_files_find(&files, pattern, shard_kind), found = false;
+    for (size_t i = 0; ok && !found && i < files.gl_pathc; i++) {
+        if (is_beside(files.gl_pathv[i])) { continue; }
+        ok = shard_open(shard, files.gl_pathv[i]);
+        if (!ok) { break; }
+        found = shard->header[place] != 0;
+        close(shard->file);
+        shard->file = -1;
     }
-    globfree(&found);
-    return mark;
-}
-
-bool shards_have_chats(const char *pattern) {
-    glob_t found;
-    bool chats = false;
-    if (pattern_files(pattern, &found) != 0) { return false; }
-    for (size_t i = 0; !chats && i < found.gl_pathc; i++) {
-        char path[PATH_LENGTH];
-        TokenFile starts;
-        path_format(path, "%s%s", found.gl_pathv[i], starts_file.ending);
-        if (is_beside(found.gl_pathv[i]) || !path_exists(path) ||
-            !token_file_open(&starts, path, starts_file.file)) {
-            continue; // an unreadable file is reported when the shards are opened
-        }
-        chats = starts.header[MASK_TEMPLATE] != 0;
-        token_file_close(&starts);
-    }
-    globfree(&found);
-    return chats;
+    globfree(&files);
+    return found;
 }
 
 void shard_header(int32_t header[SHARD_HEADER_BYTES / 4], int token_bytes, int64_t count) {
@@ -221,8 +197,8 @@ static bool bit_of(const uint32_t *numbers, int64_t i) {
 
 // Reads the mask of the last shard, if it has one.
 static bool read_mask(Dataset *data, uint32_t shard_crc, uint32_t *crc) {
-    int last = data->num_shards - 1;
-    const TokenFile *shard = &data->shards[last];
+    const TokenFile *shard = &data->shards[data->num_shards - 1];
+    Beside *beside = &data->beside[data->num_shards - 1];
     TokenFile mask;
     bool ok = open_bits(&mask, &mask_file, shard, shard_crc, crc);
     if (ok && mask.file >= 0) {
@@ -231,27 +207,11 @@ static bool read_mask(Dataset *data, uint32_t shard_crc, uint32_t *crc) {
         if (packed > 0 && (data->seq_length % packed != 0 || begin % packed != 0)) {
             data->cuts = packed;
         }
-        int32_t template = mask.header[MASK_TEMPLATE];
-        if (data->chat_template == 0) { data->chat_template = template; }
-        bool other = template != 0 && template != data->chat_template;
-        if (other && data->other_template == NULL) { data->other_template = shard->path; }
-        if (template != 0) { data->documents[last].known = DOCUMENTS_UNKNOWN; }
-        data->masks[last] = malloc_or_die((size_t)mask.count * sizeof(uint32_t));
-        ok = token_file_read(&mask, 0, mask.count, data->masks[last]);
+        beside->chat_template = mask.header[MASK_TEMPLATE];
+        beside->mask = malloc_or_die((size_t)mask.count * sizeof(uint32_t));
+        ok = token_file_read(&mask, 0, mask.count, beside->mask);
     }
     token_file_close(&mask);
-    return ok;
-}
-
-// Checks SHARD.starts of the last shard, if it has one. loader_batch reads the bits that it needs.
-static bool check_starts(Dataset *data, uint32_t shard_crc, uint32_t *crc) {
-    int last = data->num_shards - 1;
-    TokenFile starts;
-    bool ok = open_bits(&starts, &starts_file, &data->shards[last], shard_crc, crc);
-    if (ok && starts.file >= 0) {
-        data->documents[last] = (Documents){DOCUMENTS_BY_FILE, starts.header[MASK_SUM]};
-    }
-    token_file_close(&starts);
     return ok;
 }
 
@@ -261,7 +221,10 @@ static bool identify(Dataset *data, const TokenFile *shard) {
     uint32_t own, crc;
     if (!shard_sum(shard, &own)) { return false; }
     crc = own;
-    if (!read_mask(data, own, &crc) || !check_starts(data, own, &crc)) { return false; }
+    TokenFile *starts = &data->beside[data->num_shards - 1].starts; // loader_batch reads its bits
+    if (!read_mask(data, own, &crc) || !open_bits(starts, &starts_file, shard, own, &crc)) {
+        return false;
+    }
     size_t used = data->identity != NULL ? strlen(data->identity) : 0;
     size_t room = used + strlen(name) + sizeof("01234567 \n");
     data->identity = realloc_or_die(data->identity, room);
@@ -280,7 +243,7 @@ static int leave_out(const Dataset *data, int64_t begin, int64_t n, const int *i
     int s = 0, counted = 0;
     for (int64_t i = 0; i < n; i++, begin++) {
         for (; begin >= data->shards[s].count; s++) { begin -= data->shards[s].count; }
-        const uint32_t *mask = data->masks[s];
+        const uint32_t *mask = data->beside[s].mask;
         bool ends = data->masks_ends && inputs[i] == data->end_of_text;
         bool counts = !ends && (mask == NULL || bit_of(mask, begin));
         counted += counts;
@@ -322,15 +285,15 @@ bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab)
     glob_t found;
     if (!token_files_find(&found, pattern, shard_kind)) { return false; }
     data->shards = calloc_or_die(found.gl_pathc, sizeof(TokenFile));
-    data->masks = calloc_or_die(found.gl_pathc, sizeof(uint32_t *));
-    data->documents = calloc_or_die(found.gl_pathc, sizeof(Documents));
+    data->beside = calloc_or_die(found.gl_pathc, sizeof(Beside));
     bool ok = true, masked = false;
     for (size_t i = 0; ok && i < found.gl_pathc; i++) {
         TokenFile *shard = &data->shards[data->num_shards];
         if (is_beside(found.gl_pathv[i])) { continue; }
         ok = shard_open(shard, found.gl_pathv[i]);
         if (!ok) { break; }
-        data->num_shards++;
+        Beside *beside = &data->beside[data->num_shards++];
+        beside->starts.file = -1;
         data->tokens += shard->count;
         // a shard without a mark is accepted beside shards of any tokenizer
         if (data->tokenizer == 0) { data->tokenizer = shard->tokenizer; }
@@ -339,7 +302,7 @@ bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab)
                   "those of one tokenizer",
                   shard->path, data->shards[0].path);
         ok = ok && identify(data, shard);
-        masked = masked || data->masks[data->num_shards - 1] != NULL;
+        masked = masked || beside->mask != NULL;
     }
     globfree(&found);
     data->windows = (data->tokens - !masked) / seq_length;
@@ -357,11 +320,11 @@ bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab)
 void dataset_close(Dataset *data) {
     for (int i = 0; i < data->num_shards; i++) {
         token_file_close(&data->shards[i]);
-        free(data->masks[i]);
+        token_file_close(&data->beside[i].starts);
+        free(data->beside[i].mask);
     }
     free(data->shards);
-    free(data->masks);
-    free(data->documents);
+    free(data->beside);
     free(data->with_targets);
     free(data->identity);
     *data = (Dataset){0};
@@ -395,7 +358,7 @@ bool identity_next(const char *line, const char **identity) {
     return true;
 }
 
-bool dataset_match_next(const Dataset *data, const char **identity, const char *whose) {
+bool dataset_match(const Dataset *data, const char **identity, const char *whose) {
     const char *own = data->identity;
     for (int i = 0; i < data->num_shards; i++, own += strcspn(own, "\n") + 1) {
         const char *theirs = *identity;
@@ -405,12 +368,6 @@ bool dataset_match_next(const Dataset *data, const char **identity, const char *
                     *theirs != '\0' ? theirs : "none");
     }
     return true;
-}
-
-bool dataset_match(const Dataset *data, const char *identity, const char *whose) {
-    int n = data->num_shards;
-    return dataset_match_next(data, &identity, whose) &&
-           (*identity == '\0' || fail("%d shard%s, and %s read more", n, plural(n), whose));
 }
 
 const char *dataset_shares(const Dataset *data, const Dataset *other) {
@@ -444,20 +401,6 @@ static bool read_stream(const Dataset *data, int64_t begin, int64_t n, int *out)
     return true;
 }
 
-// Reads numbers [begin, begin + n) of a shard's SHARD.starts, which must not have changed since the
-// run began.
-static bool read_starts(const Dataset *data, int shard, int64_t begin, int64_t n, uint32_t *out) {
-    char path[PATH_LENGTH];
-    TokenFile f;
-    path_format(path, "%s%s", data->shards[shard].path, starts_file.ending);
-    if (!token_file_open(&f, path, starts_file.file)) { return false; }
-    bool ok = (f.header[MASK_SUM] == data->documents[shard].sum && begin + n <= f.count) ||
-              fail("%s: another file than when the run began", path);
-    ok = ok && token_file_read(&f, begin, n, out);
-    token_file_close(&f);
-    return ok;
-}
-
 // Finds the documents of the window at `begin`, as loader_batch returns them.
 static bool find_starts(const Dataset *data, int64_t begin, const int *inputs, int *starts) {
     int T = data->seq_length, s = 0;
@@ -465,12 +408,12 @@ static bool find_starts(const Dataset *data, int64_t begin, const int *inputs, i
     bool ok = true;
     for (; begin >= data->shards[s].count; s++) { begin -= data->shards[s].count; }
     for (int t = 0; ok && t < T; s++, begin = 0) {
-        const Documents documents = data->documents[s];
-        bool listed = documents.known == DOCUMENTS_BY_FILE;
-        bool by_token = documents.known == DOCUMENTS_BY_TOKEN;
+        const Beside *beside = &data->beside[s];
+        bool listed = beside->starts.file >= 0;
+        bool by_token = !listed && beside->chat_template == 0;
         int64_t end = begin + min64(T - t, data->shards[s].count - begin);
         int64_t first = begin / MASK_BITS, numbers = (end - 1) / MASK_BITS + 1 - first;
-        ok = !listed || read_starts(data, s, first, numbers, bits);
+        ok = !listed || token_file_read(&beside->starts, first, numbers, bits);
         for (int64_t i = begin; ok && i < end; i++, t++) {
             bool starts_one = t == 0 || i == 0 || (by_token && inputs[t] == data->end_of_text) ||
                               (listed && bit_of(bits, i - first * MASK_BITS));

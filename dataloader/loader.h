@@ -46,7 +46,7 @@ enum {
     SHARD_HEADER_BYTES = 1024,
     SHARD_TOKENIZER = 4,
     SHARD_MASKED,  // 1: the shard has a mask
-    SHARD_STARTED, // 1: the shard has SHARD.starts
+    SHARD_STARTED, // 1: the shard has conversations, and SHARD.starts
     MASK_MAGIC = 20261124,
     STARTS_MAGIC = 20261128,
     MASK_SHARD = 4, // places in the header of a mask or SHARD.starts
@@ -82,14 +82,10 @@ bool token_file_read(const TokenFile *f, int64_t begin, int64_t n, uint32_t *out
 // As token_file_open; also refuses a shard without tokens, or whose size differs from its header.
 bool shard_open(TokenFile *shard, const char *path);
 
-// Returns the tokenizer's mark in the first shard that a glob pattern matches (masked: in the first
-// one with a mask), and writes that shard's path. 0: there is no mark, or no such shard that can be
-// read.
-uint32_t shards_mark(const char *pattern, bool masked, char path[PATH_LENGTH]);
-
-// Whether a shard that a glob pattern matches says where conversations begin: it has SHARD.starts,
-// with the chat template that wrote them.
-bool shards_have_chats(const char *pattern);
+// Finds the first shard that a glob pattern matches whose header has another number than 0 at
+// `place`: 0, any shard; SHARD_MASKED or SHARD_STARTED, one with conversations. The shard is not left
+// open. False: there is none, or one before it cannot be read.
+bool shards_find(const char *pattern, int place, TokenFile *shard);
 
 // Makes the header of a shard, without a tokenizer's mark.
 void shard_header(int32_t header[SHARD_HEADER_BYTES / 4], int token_bytes, int64_t count);
@@ -97,16 +93,13 @@ void shard_header(int32_t header[SHARD_HEADER_BYTES / 4], int token_bytes, int64
 // Lists the files that a glob pattern matches; refuses a pattern that matches none, or a folder.
 bool token_files_find(glob_t *found, const char *pattern, TokenFileKind kind);
 
-// How the loader finds where a shard's documents begin.
+// The files beside a shard. Without SHARD.starts, documents begin at end-of-text tokens; but it is
+// not known where conversations begin, because a turn may end with that token.
 typedef struct {
-    enum {
-        DOCUMENTS_BY_TOKEN, // by the end-of-text token, if the run knows which one it is
-        DOCUMENTS_BY_FILE,  // by SHARD.starts
-        // not at all: conversations without SHARD.starts; a turn may end with that token
-        DOCUMENTS_UNKNOWN
-    } known;
-    int32_t sum; // SHARD.starts: the CRC-32 of its numbers
-} Documents;
+    uint32_t *mask;        // the numbers of SHARD.mask; NULL: all tokens count
+    int32_t chat_template; // of the mask; not 0: the shard has conversations
+    TokenFile starts;      // SHARD.starts, open; file -1: there is none
+} Beside;
 
 // A window in which some targets count.
 typedef struct {
@@ -117,14 +110,11 @@ typedef struct {
 typedef struct {
     int num_shards;
     TokenFile *shards;
-    uint32_t **masks;        // [num_shards] the numbers of a shard's mask; NULL: all tokens count
-    Documents *documents;    // [num_shards]
+    Beside *beside;          // [num_shards]
     int64_t tokens, windows; // windows: in an epoch
     int64_t targets;         // targets that count in an epoch
     MaskedWindow *with_targets; // [windows] those in which targets count; NULL: all windows
     int cuts; // length of the packed windows that this set's windows cut; 0: none is cut
-    int32_t chat_template;      // chat template of the first mask that has one; 0: none has
-    const char *other_template; // the first shard with another template; NULL: no shard has
     int seq_length, vocab;
     int end_of_text;    // the end-of-text token; -1: not known
     bool masks_ends;    // a target right after it does not count
@@ -141,12 +131,11 @@ void dataset_close(Dataset *data);
 // tokens.
 bool dataset_set_end(Dataset *data, int end_of_text, bool masks_ends);
 
-// Refuses shards whose checksums differ from those of `identity`, or are in another order; the
-// error names the first such shard. Folders and names may differ. The checksum of a shard above 4
-// MiB is that of 64 parts of it. whose: for the message: "... that WHOSE read".
-bool dataset_match(const Dataset *data, const char *identity, const char *whose);
-// As dataset_match, for the first lines of an identity; moves *identity past these lines.
-bool dataset_match_next(const Dataset *data, const char **identity, const char *whose);
+// Refuses shards whose checksums differ from those of the first lines of *identity, or are in
+// another order; the error names the first such shard. Moves *identity past these lines. Folders and
+// names may differ. The checksum of a shard above 4 MiB is that of 64 parts of it. whose: for the
+// message: "... that WHOSE read".
+bool dataset_match(const Dataset *data, const char **identity, const char *whose);
 // Whether the next line of *identity has the checksum of `line`; if so, moves *identity past it.
 bool identity_next(const char *line, const char **identity);
 // The first shard of `other` that `data` has too, under any name; NULL: there is none.

@@ -158,17 +158,17 @@ void mixture_close(Mixture *m) {
 
 bool mixture_match(const Mixture *m, const char *identity, const char *whose) {
     char line[64];
-    if (m->count == 1) { return dataset_match(m->data, identity, whose); }
     for (int i = 0; i < m->count; i++) {
-        if (!identity_next(share_line(m, i, line), &identity)) {
+        if (m->count > 1 && !identity_next(share_line(m, i, line), &identity)) {
             return fail("%s: %d/%d of the samples, and not what %s read in its place (%.*s)",
                         m->sources[i].pattern, m->blend.parts[i], m->blend.period, whose,
                         *identity != '\0' ? (int)strcspn(identity, "\n") : 4,
                         *identity != '\0' ? identity : "none");
         }
-        if (!dataset_match_next(&m->data[i], &identity, whose)) { return false; }
+        if (!dataset_match(&m->data[i], &identity, whose)) { return false; }
     }
-    return *identity == '\0' || fail("%d sources, and %s read more", m->count, whose);
+    return *identity == '\0' ||
+           fail("%d shard%s, and %s read more", m->num_shards, plural(m->num_shards), whose);
 }
 
 const char *mixture_shares(const Mixture *m, const Mixture *other) {

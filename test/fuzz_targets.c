@@ -375,7 +375,8 @@ static bool accepts_file(const uint8_t *data, size_t size) {
     if (!opened) { return false; }
     int64_t end = min64(c.layout_size, f->layout.size);
     sink = checkpoint_match(&c, &f->options, &f->layout);
-    sink = dataset_match(&shards, c.data, "the checkpoint's run");
+    const char *identity = c.data;
+    sink = dataset_match(&shards, &identity, "the checkpoint's run");
     sink = checkpoint_read(&c, STATE_MASTER, 0, end, f->state, NULL, NULL);
     sink = checkpoint_read(&c, STATE_EXP_AVG_SQ, end / 2, end, f->state, NULL, NULL);
     sink = checkpoint_read_scaling(&c, &f->precision, f->slots, f->history);

@@ -95,6 +95,10 @@ TEST(bad_data_sets_are_refused) {
     refuse_dataset("stream_*.bin", 8, 1000, "stream_4.bin: a shard without tokens");
 }
 
+static bool matches(const Dataset *data, const char *identity) {
+    return dataset_match(data, &identity, "this run") && *identity == '\0';
+}
+
 // A file's name may be a pattern that does not match the file, and may have line breaks.
 TEST(any_name_is_a_shard_s) {
     static const char *const names[] = {"br[1]_x.bin", "{x,y}?.bin", "a\\*b.bin",
@@ -106,7 +110,7 @@ TEST(any_name_is_a_shard_s) {
         CHECK(dataset_open(&data, *name, 4, 1000));
         CHECK_TEXT(error_text(), "");
         CHECK_EQUAL(data.tokens, 20);
-        CHECK(data.identity != NULL && dataset_match(&data, data.identity, "this run"));
+        CHECK(data.identity != NULL && matches(&data, data.identity));
     }
 }
 
@@ -376,17 +380,17 @@ TEST(a_mask_changes_what_a_run_has_read) {
     CLOSED(dataset_close) Dataset masked = open_masked(4);
     CLOSED(dataset_close) Dataset all; // the pattern matches the masks, too
     or_die(dataset_open(&all, "stream_*", 4, 1000));
-    CHECK(dataset_match(&all, masked.identity, "this run"));
+    CHECK(matches(&all, masked.identity));
     CHECK(all.num_shards == masked.num_shards && all.targets == masked.targets);
     for (int i = 0; i < 8; i++) { remove(text_of("stream_%d.bin.mask", i)); }
     CLOSED(dataset_close) Dataset plain = open_stream(4);
-    CHECK(dataset_match(&masked, masked.identity, "this run"));
-    CHECK_REFUSED(dataset_match(&plain, masked.identity, "this run"), "stream_0.bin: not the");
+    CHECK(matches(&masked, masked.identity));
+    CHECK_REFUSED(matches(&plain, masked.identity), "stream_0.bin: not the");
     write_mask("stream_0.bin", 12, 0);
     CLOSED(dataset_close) Dataset other;
     or_die(dataset_open(&other, "stream_*.bin", 4, 1000));
-    CHECK_REFUSED(dataset_match(&other, masked.identity, "this run"), "stream_0.bin: not the");
-    CHECK_REFUSED(dataset_match(&other, plain.identity, "this run"), "stream_0.bin: not the");
+    CHECK_REFUSED(matches(&other, masked.identity), "stream_0.bin: not the");
+    CHECK_REFUSED(matches(&other, plain.identity), "stream_0.bin: not the");
 }
 
 // Documents that were packed into windows of 8 are cut by windows of another length, and by windows
@@ -464,7 +468,7 @@ TEST(documents_begin_where_the_files_say) {
         CLOSED(dataset_close) Dataset data = open_documents(T);
         for (int B = 1; B <= 4; B++) { CHECK_EQUAL(starts_wrongly(&data, B, 0), 0); }
         CHECK(T == 1 || starts_wrongly(&data, 2, 1) > 0);
-        CHECK(data.documents[TEMPLATED].known == DOCUMENTS_UNKNOWN);
+        CHECK(data.beside[TEMPLATED].chat_template == 9);
     }
 }
 
@@ -512,17 +516,10 @@ TEST(runs_get_the_starts_of_their_samples) {
 }
 
 TEST(document_starts_that_do_not_fit_are_refused) {
-    int inputs[8], targets[8], starts[8];
     CLOSED(dataset_close) Dataset data = open_documents(8);
-    Loader loader = {.data = &data};
-    CHECK(loader_batch(&loader, 0, 1, INT64_MAX, inputs, targets, starts));
-    poke("stream_2.bin.starts", 4 * MASK_SUM, 1); // since it was opened
-    CHECK(loader_batch(&loader, 0, 1, INT64_MAX, inputs, targets, NULL));
-    CHECK_REFUSED(loader_batch(&loader, 0, 1, INT64_MAX, inputs, targets, starts),
-                  "stream_2.bin.starts: another file than when the run began");
+    poke("stream_2.bin.starts", 4 * MASK_SUM, 1);
+    refuse_dataset("stream_*.bin", 4, 1000, "stream_2.bin.starts: not what its checksum says");
     remove("stream_2.bin.starts");
-    CHECK_REFUSED(loader_batch(&loader, 0, 1, INT64_MAX, inputs, targets, starts),
-                  "stream_2.bin.starts: No such file");
     poke("stream_2.bin", 4 * SHARD_STARTED, 1);
     refuse_dataset("stream_*.bin", 4, 1000, "stream_2.bin.starts: missing; it says where");
 }
@@ -532,17 +529,20 @@ TEST(document_starts_change_what_a_run_has_read) {
     remove("stream_6.bin.starts");
     CLOSED(dataset_close) Dataset other;
     or_die(dataset_open(&other, "stream_*.bin", 4, 1000));
-    CHECK(dataset_match(&listed, listed.identity, "this run"));
-    CHECK_REFUSED(dataset_match(&other, listed.identity, "this run"), "stream_6.bin: not the");
+    CHECK(matches(&listed, listed.identity));
+    CHECK_REFUSED(matches(&other, listed.identity), "stream_6.bin: not the");
 }
 
 TEST(data_of_conversations_are_known) {
     Dataset data = open_documents(4);
-    CHECK(!shards_have_chats("stream_*.bin")); // one has a template, and no starts
-    CHECK(!shards_have_chats("no_*.bin"));
-    write_bits("stream_2.bin", STARTS_MAGIC, begins, 6, 0, 9);
-    CHECK(shards_have_chats("stream_*.bin") && shards_have_chats("stream_*"));
-    CHECK(!shards_have_chats("stream_1.bin"));
+    TokenFile shard;
+    CHECK(!shards_find("stream_*.bin", SHARD_STARTED, &shard));
+    CHECK(!shards_find("no_*.bin", SHARD_STARTED, &shard));
+    poke("stream_2.bin", 4 * SHARD_STARTED, 1);
+    CHECK(shards_find("stream_*.bin", SHARD_STARTED, &shard));
+    CHECK_TEXT(shard.path, "stream_2.bin");
+    CHECK(shards_find("stream_*", SHARD_STARTED, &shard)); // all files
+    CHECK(!shards_find("stream_1.bin", SHARD_STARTED, &shard));
     dataset_close(&data);
     for (int i = 0; i < 8; i++) { remove(text_of("stream_%d.bin.starts", i)); }
     remove("stream_5.bin.mask");

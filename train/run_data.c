@@ -32,12 +32,20 @@ static void warn_of_cuts(const Run *run, const char *option, const Dataset *data
 }
 
 // Warns if the data were written with several chat templates, because samples and checkpoints use
-// only one. shard: the first with a second template; NULL: there is none.
-static void warn_of_templates(const Run *run, const char *option, const char *shard) {
-    if (shard == NULL || run->group.rank > 0) { return; }
-    warn("--%s: %s: another chat template wrote its conversations than those before it; prepare "
-         "all with one",
-         option, shard);
+// only one.
+static void warn_of_templates(const Run *run, const char *option, const Mixture *m) {
+    int32_t first = 0;
+    for (const Dataset *data = m->data; data < m->data + m->count; data++) {
+        for (int i = 0; i < data->num_shards; i++) {
+            int32_t template = data->beside[i].chat_template;
+            if (first == 0) { first = template; }
+            if (template == 0 || template == first || run->group.rank > 0) { continue; }
+            warn("--%s: %s: another chat template wrote its conversations than those before it; "
+                 "prepare all with one",
+                 option, data->shards[i].path);
+            return;
+        }
+    }
 }
 
 // Opens the data of --`option`, and warns of cut documents and of several chat templates.
@@ -53,13 +61,8 @@ static void open_mixture(Run *run, Mixture *m, const char *option, const char *t
     if (!mixture_set_end(m, run->end_of_text, o->eod_mask_loss)) {
         die("--%s %s", option, error_text());
     }
-    int32_t template = 0;
-    for (const Dataset *data = m->data; data < m->data + m->count; data++) {
-        if (template == 0) { template = data->chat_template; }
-        bool other = data->chat_template != 0 && data->chat_template != template;
-        warn_of_cuts(run, option, data);
-        warn_of_templates(run, option, other ? data->shards[0].path : data->other_template);
-    }
+    for (int i = 0; i < m->count; i++) { warn_of_cuts(run, option, &m->data[i]); }
+    warn_of_templates(run, option, m);
 }
 
 // A run that does not train needs no training data, but may use the tokenizer beside them.
@@ -109,19 +112,22 @@ static void announce_documents(const Run *run) {
                                          "attention and positions begin anew at each"};
     const Options *o = &run->options;
     const Mixture *sets[] = {&run->train_data, &run->valid_data};
-    int shards[DOCUMENTS_UNKNOWN + 1] = {0};
+    int chats = 0, texts = 0; // shards without SHARD.starts
     char how[80] = "";
     for (int i = 0; i < 2; i++) {
         for (const Dataset *data = sets[i]->data; data < sets[i]->data + sets[i]->count; data++) {
-            for (int k = 0; k < data->num_shards; k++) { shards[data->documents[k].known]++; }
+            for (const Beside *b = data->beside; b < data->beside + data->num_shards; b++) {
+                chats += b->starts.file < 0 && b->chat_template != 0;
+                texts += b->starts.file < 0 && b->chat_template == 0;
+            }
         }
     }
     bool token = run->end_of_text >= 0;
-    int undivided = shards[DOCUMENTS_UNKNOWN] + (token ? 0 : shards[DOCUMENTS_BY_TOKEN]);
-    if (run_resets(run) && token && shards[DOCUMENTS_BY_TOKEN] > 0) {
+    int undivided = chats + (token ? 0 : texts);
+    if (run_resets(run) && token && texts > 0) {
         snprintf(how, sizeof(how), "; without SHARD.starts they begin at token %d",
                  run->end_of_text);
-    } else if (!run_resets(run) && shards[DOCUMENTS_UNKNOWN] > 0) {
+    } else if (!run_resets(run) && chats > 0) {
         snprintf(how, sizeof(how), "; conversations that are prepared again are");
     }
     printf("  documents   %s%s%s\n", resets[o->reset_attention_mask + 2 * o->reset_position_ids],

@@ -68,25 +68,27 @@ static bool find_made(Tokenizer *t, const char *shards, uint32_t mark, char path
     return path[0] != '\0' && tokenizer_open(t, path);
 }
 
-// Reads the sources in the text of --data or --valid-data; ends the program if it is wrong.
-static int read_sources(const char *text, const char *option, Source **sources) {
-    int count = sources_read(text, sources);
-    if (count == 0) { die("--%s %s", option, error_text()); }
+// Reads the sources of --data, or of --valid-data without it; ends the program if they are wrong.
+static int read_sources(const Options *o, Source **sources) {
+    bool trains = o->data[0] != '\0';
+    int count = sources_read(trains ? o->data : o->valid_data, sources);
+    if (count == 0) { die("--%s %s", trains ? "data" : "valid-data", error_text()); }
     return count;
 }
 
 // Calls find_made for each source, until one has a tokenizer. chats: for those with conversations.
 static bool find_of_sources(Tokenizer *t, const Options *o, bool chats, char path[PATH_LENGTH],
                             bool *others) {
-    bool trains = o->data[0] != '\0', opened = false;
-    char shard[PATH_LENGTH];
+    bool opened = false;
     Source *sources;
-    int count = read_sources(trains ? o->data : o->valid_data, trains ? "data" : "valid-data",
-                             &sources);
+    int count = read_sources(o, &sources);
     for (int i = 0; i < count && !opened; i++) {
-        uint32_t mark = shards_mark(sources[i].pattern, chats, shard);
+        const char *pattern = sources[i].pattern;
+        TokenFile shard;
+        bool found = shards_find(pattern, chats ? SHARD_MASKED : 0, &shard);
+        uint32_t mark = found ? shard.tokenizer : 0;
         opened = (mark != 0 || !chats) &&
-                 find_made(t, chats ? shard : sources[i].pattern, mark, path, others);
+                 find_made(t, chats ? shard.path : pattern, mark, path, others);
     }
     free(sources);
     return opened;
@@ -111,11 +113,13 @@ static void prefer_chat(Tokenizer *t, const Options *o, char path[PATH_LENGTH]) 
 
 // Whether the run's data have conversations that say where they begin.
 static bool has_chats(const Options *o) {
-    bool trains = o->data[0] != '\0', chats = false;
-    const char *option = trains ? "data" : "valid-data";
+    bool chats = false;
+    TokenFile shard;
     Source *sources;
-    int count = read_sources(trains ? o->data : o->valid_data, option, &sources);
-    for (int i = 0; i < count && !chats; i++) { chats = shards_have_chats(sources[i].pattern); }
+    int count = read_sources(o, &sources);
+    for (int i = 0; i < count && !chats; i++) {
+        chats = shards_find(sources[i].pattern, SHARD_STARTED, &shard);
+    }
     free(sources);
     return chats;
 }
