@@ -83,8 +83,8 @@ bool token_file_read(const TokenFile *f, int64_t begin, int64_t n, uint32_t *out
 bool shard_open(TokenFile *shard, const char *path);
 
 // Finds the first shard that a glob pattern matches whose header has another number than 0 at
-// `place`: 0, any shard; SHARD_MASKED or SHARD_STARTED, one with conversations. The shard is not left
-// open. False: there is none, or one before it cannot be read.
+// `place`: 0, any shard; SHARD_MASKED or SHARD_STARTED, one with conversations. The shard is not
+// left open. False: there is none, or one before it cannot be read.
 bool shards_find(const char *pattern, int place, TokenFile *shard);
 
 // Makes the header of a shard, without a tokenizer's mark.
@@ -110,9 +110,9 @@ typedef struct {
 typedef struct {
     int num_shards;
     TokenFile *shards;
-    Beside *beside;          // [num_shards]
-    int64_t tokens, windows; // windows: in an epoch
-    int64_t targets;         // targets that count in an epoch
+    Beside *beside;             // [num_shards]
+    int64_t tokens, windows;    // windows: in an epoch
+    int64_t targets;            // targets that count in an epoch
     MaskedWindow *with_targets; // [windows] those in which targets count; NULL: all windows
     int cuts; // length of the packed windows that this set's windows cut; 0: none is cut
     int seq_length, vocab;
@@ -132,9 +132,9 @@ void dataset_close(Dataset *data);
 bool dataset_set_end(Dataset *data, int end_of_text, bool masks_ends);
 
 // Refuses shards whose checksums differ from those of the first lines of *identity, or are in
-// another order; the error names the first such shard. Moves *identity past these lines. Folders and
-// names may differ. The checksum of a shard above 4 MiB is that of 64 parts of it. whose: for the
-// message: "... that WHOSE read".
+// another order; the error names the first such shard. Moves *identity past these lines. Folders
+// and names may differ. The checksum of a shard above 4 MiB is that of 64 parts of it. whose: for
+// the message: "... that WHOSE read".
 bool dataset_match(const Dataset *data, const char **identity, const char *whose);
 // Whether the next line of *identity has the checksum of `line`; if so, moves *identity past it.
 bool identity_next(const char *line, const char **identity);
