@@ -717,7 +717,7 @@ static void validate(Trainer *t) {
 }
 
 static void evaluate(Trainer *t) {
-    if (run_should_validate(&t->run)) { validate(t); }
+    if (t->run.valid_data.count > 0) { validate(t); }
     run_score_choices(&t->run, (ChoiceModel){.trainer = t, .losses = choice_losses});
 }
 

@@ -837,7 +837,7 @@ static void sum_counts(void *trainer, int64_t *counts, int n) {
 
 static void evaluate(Trainer *t) {
     ChoiceModel model = {t, choice_losses, sum_counts};
-    if (run_should_validate(&t->run)) { validate(t); }
+    if (t->run.valid_data.count > 0) { validate(t); }
     run_score_choices(&t->run, model);
     guard_check(t);
 }

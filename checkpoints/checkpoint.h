@@ -79,7 +79,7 @@ typedef struct {
     double best_valid_loss;   // the lowest of all evaluations; NaN: none yet
     double level, best_level; // the loss, averaged over steps; the lowest such average
     int64_t proven;    // step of the newest healthy checkpoint: a usual loss followed it; -1: none
-    int64_t eval_left; // how many parts of the evaluation after this step are still to be made
+    int64_t eval_left; // not 0: the evaluation after this step is still to be made
     SpikeWindow window;
 } Progress;
 

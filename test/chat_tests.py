@@ -659,7 +659,7 @@ def the_trainer_reads_the_masks():
         write(f"both/{os.path.basename(path)}", read(path))
     write("both/a.bin", shard_header.header(2, 50) + bytes(100))
     result = run(*evaluates, "both/*.bin")
-    assert f"{packed}, but a shard before them ends within a sequence" in result.err, result.err
+    assert f"{packed}; --seq-length 96, after a shard that ends within" in result.err, result.err
     os.rename("both/a.bin", "both/z.bin")
     assert not run(*evaluates, "both/*.bin").err
 

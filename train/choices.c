@@ -103,10 +103,8 @@ void run_score_set(Run *run, const ChoiceSet *set, ChoiceModel model, int64_t co
 }
 
 void run_score_choices(Run *run, ChoiceModel model) {
-    // first < 0: a signal ended the validation, so that it is still to be done; the sets are then
-    // scored after a resume
-    int64_t first = run->choices.count - run->progress.eval_left;
-    for (int64_t i = first; i >= 0 && i < run->choices.count; i++) {
+    if (run->stopping) { return; } // a signal has cut the validation
+    for (int i = 0; i < run->choices.count; i++) {
         const ChoiceSet *set = &run->choices.sets[i];
         int64_t counts[3] = {0};
         double begin = wall_seconds();
@@ -130,6 +128,6 @@ void run_score_choices(Run *run, ChoiceModel model) {
         metrics_number(r, "accuracy_norm", mean);
         metrics_number(r, "seconds", seconds);
         metrics_end(&run->metrics, r);
-        run->progress.eval_left--;
     }
+    run->progress.eval_left = false;
 }

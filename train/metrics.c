@@ -222,13 +222,15 @@ void run_record_start(Run *run) {
     if (run->train_data.windows > 0) {
         metrics_text(r, "data_crc32", identity_sum(run->train_data.identity, sum));
     }
-    if (run->has_valid) {
+    if (run->valid_data.count > 0) {
         metrics_text(r, "valid_data_crc32", identity_sum(run->valid_data.identity, sum));
         metrics_number(r, "valid_sequences", (double)run_eval_all_samples(run));
     }
     add_sources(r, "sources", &run->train_data);
     add_sources(r, "valid_sources", &run->valid_data);
-    if (run->has_tokenizer) { metrics_number(r, "tokenizer_vocabulary", run->tokenizer.vocab); }
+    if (run->tokenizer.vocab > 0) {
+        metrics_number(r, "tokenizer_vocabulary", run->tokenizer.vocab);
+    }
     add_precision(r, &run->precision);
     add_options(r, &run->options);
     metrics_end(&run->metrics, r);

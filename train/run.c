@@ -104,7 +104,6 @@ static bool restore(Run *run) {
                  fail("--resume %s; --list-checkpoints shows which are whole", error_text());
     or_die(group_agree(&run->group, CHANNEL_MAIN, whole));
     run->progress = checkpoint->progress;
-    run->diverged = options_train(o) && run->progress.skipped_in_row >= o->max_skipped;
     run->saves.step = checkpoint->progress.step;
     printf("resuming from %s: step %lld, %lld tokens\n", checkpoint->path,
            (long long)run->progress.step, (long long)run->progress.tokens);
@@ -162,17 +161,14 @@ static void record_error(const char *error) {
     record_end(recorded, EXIT_FAILURE, error);
 }
 
-// The parts of an evaluation: the validation loss, and the score of each set.
-static int64_t eval_parts(const Run *run) {
-    return run->has_valid + run->choices.count;
+// Whether --max-skipped steps in a row were skipped.
+static bool has_diverged(const Run *run) {
+    const Options *o = &run->options;
+    return options_train(o) && run->progress.skipped_in_row >= o->max_skipped;
 }
 
-// How many parts of an evaluation a run has to make before its first step: those that are left if
-// the checkpoint's evaluation ended early. The sets may have changed since then.
-static int64_t parts_left(const Run *run) {
-    int64_t all = eval_parts(run), left = max64(0, min64(run->progress.eval_left, all));
-    bool first = left > 0 && run->has_valid && isnan(run->progress.valid_loss);
-    return first || !options_train(&run->options) ? all : left;
+static bool can_eval(const Run *run) {
+    return run->valid_data.count > 0 || run->choices.count > 0;
 }
 
 // config.txt and the record of the start are written when it is certain that the run can start, and
@@ -183,9 +179,11 @@ bool run_restore(Run *run) {
     // an evaluation or a sample of --load's weights has their checkpoint's step; a run that trains
     // them counts from 0
     if (!restored && !options_train(o)) { run->progress.step = run->start.progress.step; }
-    run->progress.eval_left = parts_left(run);
-    bool goes_on = !restored || run->progress.eval_left > 0 ||
-                   (run->progress.step < o->train_iters && !run->diverged);
+    // a signal may have cut the checkpoint's evaluation
+    Progress *p = &run->progress;
+    p->eval_left = can_eval(run) && (p->eval_left > 0 || !options_train(o));
+    bool goes_on = !restored || p->eval_left ||
+                   (run->progress.step < o->train_iters && !has_diverged(run));
     if (!restored && o->load[0] != '\0') {
         verify_load(run);
     } else if (!restored && !options_train(o) && run->group.rank == 0) {
@@ -264,12 +262,12 @@ bool run_has_steps(const Run *run) {
 }
 
 bool run_goes_on(const Run *run) {
-    return run_has_steps(run) && !is_stopping(run) && !run->diverged;
+    return run_has_steps(run) && !is_stopping(run) && !has_diverged(run);
 }
 
 bool run_needs_result(const Run *run, int64_t step) {
     const Options *o = &run->options;
-    return (eval_is_due(o, step) && eval_parts(run) > 0) || sample_is_due(o, step) ||
+    return (eval_is_due(o, step) && can_eval(run)) || sample_is_due(o, step) ||
            save_is_due(o, step) || step >= o->train_iters || is_stopping(run) ||
            run->progress.skipped_in_row > 0;
 }
@@ -279,11 +277,7 @@ static bool is_in_flight(const Run *run) {
 }
 
 bool run_should_eval(const Run *run) {
-    return !is_in_flight(run) && run->progress.eval_left > 0;
-}
-
-bool run_should_validate(const Run *run) {
-    return run->has_valid && run->progress.eval_left == eval_parts(run);
+    return !is_in_flight(run) && run->progress.eval_left;
 }
 
 bool run_should_sample(const Run *run) {
@@ -320,18 +314,17 @@ void run_report(Run *run, StepResult s) {
     p->tokens += tokens;
     p->loss = s.loss;
     p->valid_loss = NAN;
-    p->eval_left = eval_is_due(o, p->step) ? eval_parts(run) : 0;
+    p->eval_left = eval_is_due(o, p->step) && can_eval(run);
     p->skipped += s.skipped != SKIP_NONE;
     // once the run has diverged, skipped_in_row does not change, so that a resumed run ends again:
     // the GPU trainer still has a step in flight, which may be a good one and would reset it
-    bool counts = !run->diverged && s.skipped != SKIP_ASKED;
+    bool counts = !has_diverged(run) && s.skipped != SKIP_ASKED;
     if (counts) { p->skipped_in_row = s.skipped ? p->skipped_in_row + 1 : 0; }
     if (!s.skipped && is_usual(s.loss, p->best_level)) {
         p->level = isnan(p->level) ? s.loss : p->level + 0.1 * (s.loss - p->level);
         p->best_level = fmin(p->best_level, p->level);
         p->proven = run->saves.step;
     }
-    run->diverged = p->skipped_in_row >= run->options.max_skipped;
     run->stopping = run->stopping || s.stop;
     if (s.skipped && run->group.ranks > 1 && !isfinite(s.own_loss)) {
         char loss[32];
@@ -420,7 +413,6 @@ void run_report_eval(Run *run, const double *losses, double seconds) {
     if (valid->count > 1) { metrics_numbers(r, "source_losses", losses, valid->count); }
     metrics_number(r, "seconds", seconds);
     metrics_end(&run->metrics, r);
-    run->progress.eval_left--;
 }
 
 bool run_counts_fp8(const Run *run, int64_t step) {
@@ -468,13 +460,13 @@ static void print_sources(const Run *run) {
 int run_close(Run *run) {
     bool saved = run_wait_for_save(run);
     const Progress *p = &run->progress;
-    bool stopped = is_stopping(run) && (p->step < run->options.train_iters || p->eval_left > 0);
+    bool stopped = is_stopping(run) && (p->step < run->options.train_iters || p->eval_left);
     bool read = agree_on_data(run);
     Error why = error_kept();
-    int status = !saved || !read ? EXIT_FAILURE // this status has precedence over the others
-                 : run->diverged ? EXIT_TOO_MANY_SKIPPED
-                 : stopped       ? EXIT_STOPPED_BY_SIGNAL
-                                 : EXIT_SUCCESS;
+    int status = !saved || !read     ? EXIT_FAILURE // this status has precedence over the others
+                 : has_diverged(run) ? EXIT_TOO_MANY_SKIPPED
+                 : stopped           ? EXIT_STOPPED_BY_SIGNAL
+                                     : EXIT_SUCCESS;
     die_with(NULL);
     record_end(run, status, !read ? why.text : !saved ? run->saves.saver.why.text : NULL);
     if (!read || stopped) {
@@ -487,7 +479,7 @@ int run_close(Run *run) {
                read ? "" : ": ", read ? "" : why.text);
         if (options_save(&run->options) && saved) { save_folder_print_resume(run); }
         printf("\n");
-    } else if (run->diverged) {
+    } else if (has_diverged(run)) {
         printf("%sstopped: %d steps in a row were skipped (--max-skipped)%s\n",
                line_start(STDOUT_FILENO), run->options.max_skipped,
                options_save(&run->options)
@@ -499,7 +491,7 @@ int run_close(Run *run) {
     mixture_close(&run->train_data);
     mixture_close(&run->valid_data);
     choice_sets_close(&run->choices);
-    if (run->has_tokenizer) { tokenizer_close(&run->tokenizer); }
+    tokenizer_close(&run->tokenizer);
     for (int i = 0; i < run->saves.num_companions; i++) { free(run->saves.companions[i].bytes); }
     free(run->saves.start_config.bytes);
     free(run->prompt);

@@ -41,8 +41,7 @@ bool run_goes_on(const Run *run);   // whether the run continues after this step
 // Whether step number `step` (counted from 1, as progress.step) must be reported before the next
 // step is enqueued, because an evaluation, a sample, a save or the end of the run may follow it.
 bool run_needs_result(const Run *run, int64_t step);
-bool run_should_eval(const Run *run);     // also before the first step, if a stop cut an evaluation
-bool run_should_validate(const Run *run); // the first part of an evaluation: the validation loss
+bool run_should_eval(const Run *run); // also before the first step, if a stop cut an evaluation
 bool run_should_sample(const Run *run);
 bool run_should_save(const Run *run);
 
@@ -65,8 +64,7 @@ void run_report_eval(Run *run, const double *losses, double seconds);
 
 // Whether all ranks have completed a part of an evaluation: the validation loss, or the score of a
 // set. All ranks call it at the part's end. False: some rank has received a signal or lacks data.
-// Then the run ends after this step, and the evaluation goes on from this part when the run is
-// resumed.
+// Then the run ends after this step, and makes the evaluation again when it is resumed.
 bool run_part_is_whole(Run *run);
 // Whether step number `step` counts saturated and underflowed FP8 values (--fp8-stats-interval).
 bool run_counts_fp8(const Run *run, int64_t step);

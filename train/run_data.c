@@ -19,16 +19,11 @@ static const char *say_counted(char out[64], bool masked, int64_t targets) {
 // beginnings.
 static void warn_of_cuts(const Run *run, const char *option, const Dataset *data) {
     if (data->cuts == 0 || run->group.rank > 0) { return; }
-    if (data->seq_length % data->cuts != 0) {
-        warn("--%s: documents were packed into sequences of %d tokens; --seq-length %d cuts some "
-             "of them",
-             option, data->cuts, data->seq_length);
-        return;
-    }
-    warn("--%s: documents were packed into sequences of %d tokens, but a shard before them ends "
-         "within a sequence, so some of them are cut; rename the packed shards so that they sort "
-         "first",
-         option, data->cuts);
+    bool length = data->seq_length % data->cuts != 0;
+    warn("--%s: documents were packed into sequences of %d tokens; --seq-length %d%s cuts some of "
+         "them",
+         option, data->cuts, data->seq_length,
+         length ? "" : ", after a shard that ends within a sequence,");
 }
 
 // Warns if the data were written with several chat templates, because samples and checkpoints use
@@ -140,24 +135,25 @@ static void announce_documents(const Run *run) {
     }
 }
 
-// Dies unless all files were made by one tokenizer. Each file has that tokenizer's mark, or 0 if it
-// has none.
-static void check_marks(const Run *run) {
-    uint32_t mark = run->has_tokenizer ? run->tokenizer.mark : run->train_data.tokenizer;
-    const char *other = NULL;
-    if (mark == 0) { mark = run->valid_data.tokenizer; }
-    for (int i = 0; i < run->choices.count; i++) {
-        uint32_t set = run->choices.sets[i].file.tokenizer;
-        if (mark == 0) { mark = set; }
-        if (set != 0 && set != mark) { other = run->choices.sets[i].file.path; }
-    }
-    uint32_t valid = run->valid_data.tokenizer, train = run->train_data.tokenizer;
-    if (valid != 0 && valid != mark) { other = run->options.valid_data; }
-    if (train != 0 && train != mark) { other = run->options.data; }
-    if (other != NULL) {
+// Dies unless a file has the mark of the files before it, or none (0).
+static void check_mark(const Run *run, uint32_t *mark, uint32_t own, const char *path) {
+    if (*mark == 0) { *mark = own; }
+    if (own != 0 && own != *mark) {
         die("%s: made with another tokenizer than %s; give data, validation data, choices and "
             "--tokenizer of one tokenizer",
-            other, run->has_tokenizer ? run->options.tokenizer : "the other files of this run");
+            path,
+            run->tokenizer.vocab > 0 ? run->options.tokenizer : "the other files of this run");
+    }
+}
+
+// Dies unless all files were made by one tokenizer.
+static void check_marks(const Run *run) {
+    uint32_t mark = run->tokenizer.mark;
+    check_mark(run, &mark, run->train_data.tokenizer, run->options.data);
+    check_mark(run, &mark, run->valid_data.tokenizer, run->options.valid_data);
+    for (int i = 0; i < run->choices.count; i++) {
+        const TokenFile *set = &run->choices.sets[i].file;
+        check_mark(run, &mark, set->tokenizer, set->path);
     }
 }
 
@@ -186,7 +182,6 @@ void run_open_data(Run *run) {
         if (both != NULL && run->group.rank == 0) {
             warn("--valid-data: %s is also in --data: its loss says nothing of unseen text", both);
         }
-        run->has_valid = true;
         char counted[64];
         int64_t samples = run_eval_all_samples(run);
         printf("  validation  %lld tokens, %s%lld sequence%s an evaluation\n",
@@ -224,7 +219,7 @@ static const char whose[] = "the checkpoint's run";
 // does not say what was read.
 static bool match_valid_data(const Run *run, const Checkpoint *c) {
     int64_t tokens = run_eval_all_samples(run) * run->options.seq_length;
-    if (!run->has_valid || c->valid_data[0] == '\0') { return true; }
+    if (run->valid_data.count == 0 || c->valid_data[0] == '\0') { return true; }
     if (!mixture_match(&run->valid_data, c->valid_data, whose)) {
         return fail("--valid-data changed: %s", error_text());
     }

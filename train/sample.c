@@ -48,10 +48,11 @@ static bool encode_prompt(Run *run) {
     const char *text = run->options.sample_prompt;
     size_t bytes = strlen(text);
     run->prompt = malloc_or_die((bytes + 1) * sizeof(int));
-    run->prompt[0] = run->has_tokenizer ? run->tokenizer.begin_of_text : run->config.vocab - 1;
+    bool tokenizer = run->tokenizer.vocab > 0;
+    run->prompt[0] = tokenizer ? run->tokenizer.begin_of_text : run->config.vocab - 1;
     run->prompt_length = 1;
     if (bytes == 0) { return true; }
-    if (!run->has_tokenizer) {
+    if (!tokenizer) {
         const Options *o = &run->options;
         bool starts = o->origin[0] != '\0', theirs = starts && run->start.options == NULL;
         return fail("--sample-prompt: there is no tokenizer.bin %s%s to encode it with (%s)",
@@ -164,7 +165,7 @@ void run_sample(Run *run, NextLogits next_logits, void *trainer) {
         float *logits = next_logits(trainer, tokens + count - n, n);
         for (int v = 0; v < V && cap > 0; v++) { logits[v] = cap * tanhf(logits[v] / cap); }
         int token = tokens[count] = sample_token(o, logits, scratch, V, i);
-        if (run->has_tokenizer && o->sample_tokens[0] == '\0') {
+        if (run->tokenizer.vocab > 0 && o->sample_tokens[0] == '\0') {
             if (token == run->tokenizer.end_of_text) { break; }
             const unsigned char *bytes = tokenizer_decode(&run->tokenizer, token, &length);
             print_bytes(run, bytes, (size_t)length, &before);

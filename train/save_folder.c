@@ -29,7 +29,7 @@ void save_folder_open(Run *run) {
     }
     if (run->group.rank > 0) { return; }
     or_die(open_metrics(run));
-    if (saves && run->has_valid && o->save_interval % o->eval_interval != 0) {
+    if (saves && run->valid_data.count > 0 && o->save_interval % o->eval_interval != 0) {
         printf("  note: --save-interval %lld is not a multiple of --eval-interval %lld: a "
                "checkpoint without an evaluation cannot become `best`\n",
                (long long)o->save_interval, (long long)o->eval_interval);
@@ -83,8 +83,8 @@ static void describe(const Run *run, Snapshot *s) {
     s->companions = run->saves.companions;
     s->num_companions = run->saves.num_companions;
     s->start_config = run->saves.start_config;
-    s->begin_of_text = run->has_tokenizer ? run->tokenizer.begin_of_text : -1;
-    s->end_of_text = run->has_tokenizer ? run->tokenizer.end_of_text : -1;
+    s->begin_of_text = run->tokenizer.vocab > 0 ? run->tokenizer.begin_of_text : -1;
+    s->end_of_text = run->tokenizer.vocab > 0 ? run->tokenizer.end_of_text : -1;
 }
 
 bool run_wait_for_save(Run *run) {

@@ -191,7 +191,7 @@ static void read_companions(Run *run) {
         path_format(path, "%s/config.json", o->origin);
         run->saves.start_config = read_companion(path, "config.json");
     }
-    if (!run->has_tokenizer) { return; }
+    if (run->tokenizer.vocab == 0) { return; }
     add_companion(run, read_companion(o->tokenizer, "tokenizer.bin"));
     bool known = end != NULL;
     for (int i = 0; i < 3 && known; i++) { // if the first file is missing, the others are not read
@@ -207,16 +207,15 @@ static void read_companions(Run *run) {
 
 void run_open_tokenizer(Run *run) {
     const Options *o = &run->options;
-    run->has_tokenizer = o->tokenizer[0] != '\0';
-    if (run->has_tokenizer && !tokenizer_open(&run->tokenizer, o->tokenizer)) {
+    if (o->tokenizer[0] != '\0' && !tokenizer_open(&run->tokenizer, o->tokenizer)) {
         die("--tokenizer %s", error_text());
     }
-    int vocab = run->config.vocab, tokens = run->has_tokenizer ? run->tokenizer.vocab : vocab;
+    int vocab = run->config.vocab, tokens = run->tokenizer.vocab;
     if (tokens > vocab) {
         die("--tokenizer %s: vocabulary %d, larger than the model's %d (--vocab-size)",
             o->tokenizer, tokens, vocab);
     }
-    if (vocab >= 2 * tokens && o->origin[0] == '\0') {
+    if (tokens > 0 && vocab >= 2 * tokens && o->origin[0] == '\0') {
         printf("  note: --vocab-size %d is far above the %d tokens of %s: leave it out, or give "
                "--vocab-size %d\n",
                vocab, tokens, o->tokenizer, tokens);

@@ -38,10 +38,9 @@ typedef struct {
     // the checkpoint of --load or --resume; the trainer closes it once the weights have been read
     Checkpoint start;
 
-    Mixture train_data, valid_data;
+    Mixture train_data, valid_data; // count 0: there are none
     Loader train;
-    bool has_valid, has_tokenizer;
-    Tokenizer tokenizer;
+    Tokenizer tokenizer;        // vocab 0: there is none
     int end_of_text;            // the token that ends a text; -1: not known
     int *prompt, prompt_length; // the tokens that every sample starts with
     ChoiceSets choices;         // --eval-choices
@@ -62,7 +61,6 @@ typedef struct {
     // The number of steps enqueued on the device so far. Those above progress.step are in flight:
     // until they are reported, no evaluation, sample or save may begin.
     int64_t enqueued;
-    bool diverged; // --max-skipped steps in a row were skipped
     bool stopping; // several ranks have agreed to end
 } Run;
 
