@@ -22,7 +22,9 @@
 #include <unistd.h>
 
 // Two ranks that are connected have a connection for each channel, and one for the watchdogs.
-enum { WATCHDOGS = CHANNELS, CONNECTIONS, HOST = 64 }; // HOST: most characters of a machine's name
+// A connection to a doorman on which rank 0 says where it listens has the number DOOR.
+enum { WATCHDOGS = CHANNELS, CONNECTIONS, DOOR = CONNECTIONS };
+enum { HOST = 64 }; // most characters of a machine's name
 
 // What the watchdogs send each other.
 typedef struct {
@@ -135,6 +137,20 @@ int group_listen(const char *host, int *port) {
         *port = ntohs(six.sin6_port); // sockaddr_in has its port at the same place
     }
     return file;
+}
+
+// Whether the host's address is one of this machine.
+static bool is_here(const char *host) {
+    struct addrinfo *found;
+    bool here = false;
+    if (resolve(host, 0, 0, &found) != 0) { return false; }
+    for (const struct addrinfo *a = found; a != NULL && !here; a = a->ai_next) {
+        int file = listen_on(a->ai_addr, a->ai_family, a->ai_addrlen);
+        here = file >= 0;
+        close_file(&file);
+    }
+    freeaddrinfo(found);
+    return here;
 }
 
 // Tries each address of the host once, for two seconds. *why: why the last one failed.
@@ -425,20 +441,25 @@ bool group_agree(const Group *g, Channel channel, bool ok) {
 // ---- the meeting --------------------------------------------------------------------------------
 
 // A rank sends it to rank 0 on each connection. Once the meeting has ended, rank 0 answers with one
-// on that of the watchdogs.
+// on that of the watchdogs. What rank 0 says to a doorman, and what a doorman answers, has the
+// connection DOOR.
 typedef struct {
     uint32_t magic;
     int32_t rank, ranks, connection;
+    int32_t port; // of DOOR: where rank 0 listens; 0: the doorman has not been told
     char host[HOST], token[TOKEN];
-    char text[sizeof(Error)]; // in the answer: why the meeting has failed; "": all ranks have come
+    // in rank 0's answer: why the meeting has failed; "": all ranks have come. In a doorman's: the
+    // address of rank 0's machine; "": the doorman is on the same machine
+    char text[sizeof(Error)];
 } Hello;
-enum { MAGIC = 0x4c384335 };
+enum { MAGIC = 0x4c384336 };
+static const double PATIENCE = 0.5; // with a new connection; a rank that was slower connects again
 
 typedef struct {
     Watch *w;
     const Meeting *meeting;
     Hello mine;
-    char place[320], within[64]; // where, and within which time
+    char place[400], within[64]; // where, and within which time
     double limit;
     bool told; // that a rank is not let in
 } Part;
@@ -473,7 +494,6 @@ static bool has_ended(int file) {
 
 // Gives a connection to the rank that has opened it, or closes it. False: the meeting fails.
 static bool seat(Part *part, int file) {
-    const double PATIENCE = 0.5; // a rank that was slower connects again
     const Watch *w = part->w;
     Hello h;
     ssize_t bytes;
@@ -491,6 +511,8 @@ static bool seat(Part *part, int file) {
                  h.rank, h.host, part->place);
         }
         part->told = true; // it comes again and again
+    } else if (h.connection == DOOR) {
+        // rank 0 has reached itself, by an address that its machine does not know
     } else if (p == NULL || h.ranks != w->ranks) {
         ok = fail("rank %d on %s was started as one of %d ranks, rank 0 as one of %d", h.rank,
                   h.host, h.ranks, w->ranks);
@@ -524,19 +546,76 @@ static int count_missing(const Part *part, const char *verb, const char *within)
     return count;
 }
 
+// Where rank 0 is elsewhere: the first rank on the machine that has the meeting's address.
+typedef struct {
+    Part part;
+    int listener; // -1: this rank is not the doorman
+    pthread_t thread;
+} Doorman;
+
+// The doorman's thread, until its socket is shut down: tells every rank of this run that asks where
+// rank 0 listens, once rank 0 has said it.
+static void *keep_door(void *argument) {
+    Doorman *d = argument;
+    char address[128] = "";
+    d->part.mine.connection = DOOR;
+    for (;;) {
+        struct sockaddr_storage from;
+        socklen_t length = sizeof(from);
+        int file = accept4(d->listener, (struct sockaddr *)&from, &length, SOCK_CLOEXEC);
+        if (file < 0 && errno == EINVAL) { return NULL; }
+        Hello h;
+        ssize_t bytes;
+        bool ours = file >= 0 && hear(file, PATIENCE, &h, &bytes) &&
+                    strcmp(h.token, d->part.mine.token) == 0;
+        if (ours && h.connection == DOOR) {
+            d->part.mine.port = h.port;
+            getnameinfo((struct sockaddr *)&from, length, address, sizeof(address), NULL, 0,
+                        NI_NUMERICHOST);
+            if (is_here(address)) { *address = '\0'; }
+        }
+        bool four = strncmp(address, "::ffff:", 7) == 0; // an IPv4 address, for a socket of IPv6
+        if (ours) { answer(&d->part, file, address + (four ? 7 : 0)); }
+        close_file(&file);
+    }
+}
+
+// Rank 0: tells the doorman where it listens. False: *place says why not.
+static bool tell_doorman(Part *part, int port) {
+    const Meeting *m = part->meeting;
+    const char *why = "it gives no answer; has it another LLM8_SECRET?";
+    Hello h = part->mine;
+    ssize_t bytes;
+    h.connection = DOOR;
+    h.port = port;
+    int file = connect_once(m->host, m->port, &why);
+    bool told = file >= 0 && send(file, &h, sizeof(h), MSG_NOSIGNAL) == sizeof(h) &&
+                hear(file, 2, &h, &bytes) && h.connection == DOOR;
+    close_file(&file);
+    if (told) {
+        snprintf(part->place, sizeof(part->place), "%s port %d", part->mine.host, port);
+    } else {
+        snprintf(part->place, sizeof(part->place),
+                 "%s port %d (rank 0 reaches no other rank there: %s)", m->host, m->port, why);
+    }
+    return told;
+}
+
 // Rank 0: waits until all ranks have come, and answers them. False: the meeting has failed.
 static bool receive_ranks(Part *part, int listener) {
+    const Meeting *m = part->meeting;
     const double start = wall_seconds(), until = start + part->limit;
     double warning = start + 10;
-    int port = part->meeting->port;
-    bool ok = true;
+    int port = m->port;
+    bool ok = true, tells = m->elsewhere && !is_here(m->host);
     // the port may be that of another run, whose ranks may soon have met
-    while (listener < 0 && (listener = group_listen(part->meeting->host, &port)) < 0) {
+    while (listener < 0 && (listener = group_listen(m->host, &port)) < 0) {
         if (wall_seconds() > fmin(until, start + 10)) { return false; }
+        if (m->elsewhere) { tells = true, port = 0; } // it may be the doorman's
         nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
     }
     while (ok && count_missing(part, "did not connect", part->within) > 0) {
-        double now = wall_seconds();
+        double now = wall_seconds(), next = tells ? now + 0.1 : warning;
         struct pollfd waits = {.fd = listener, .events = POLLIN};
         if (now >= until) {
             ok = false;
@@ -544,9 +623,11 @@ static bool receive_ranks(Part *part, int listener) {
             count_missing(part, "must still connect", "");
             warn("waiting: %s", error_text());
             warning = now + 60;
-        } else if (poll(&waits, 1, (int)ceil(1e3 * (fmin(until, warning) - now))) > 0) {
+        } else if (poll(&waits, 1, (int)ceil(1e3 * (fmin(until, next) - now))) > 0) {
             int file = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
             ok = file < 0 || seat(part, file);
+        } else if (tells) {
+            tells = !tell_doorman(part, port);
         }
     }
     Error why = error_kept();
@@ -564,14 +645,17 @@ static bool reach_rank_0(Part *part) {
     const Meeting *m = part->meeting;
     const double start = wall_seconds();
     double warning = start + 10, pause = 0.01;
+    Meeting at = *m;
+    bool sent = false; // by the doorman, to where rank 0 is
     for (;;) {
         const char *why = "";
         Hello h = {0};
         ssize_t bytes;
         int *files = part->w->peers[0].files, connected = 0;
+        snprintf(part->place, sizeof(part->place), "%s port %d", at.host, at.port);
         for (bool ok = true; ok && connected < CONNECTIONS; connected += ok) {
             close_file(&files[connected]);
-            files[connected] = connect_once(m->host, m->port, &why);
+            files[connected] = connect_once(at.host, at.port, &why);
             part->mine.connection = connected;
             ok = files[connected] >= 0 && send(files[connected], &part->mine, sizeof(part->mine),
                                                MSG_NOSIGNAL) == sizeof(part->mine);
@@ -580,21 +664,29 @@ static bool reach_rank_0(Part *part) {
             // rank 0 must end first, which says why
             double patience = part->limit * 1.125 + 5 - (wall_seconds() - start);
             bool heard = hear(files[WATCHDOGS], fmax(1, patience), &h, &bytes);
-            // nobody listens: the socket has connected to itself (TCP's simultaneous open)
-            bool itself = heard && h.rank == part->mine.rank;
-            if (heard && !itself && h.text[0] == '\0') {
+            bool door = heard && h.connection == DOOR;
+            if (door && h.port > 0 && !sent) {
+                sent = true;
+                at.port = h.port;
+                if (h.text[0] != '\0') { snprintf(at.host, sizeof(at.host), "%.255s", h.text); }
+                continue;
+            }
+            // if nobody listens, the socket may connect to itself (TCP's simultaneous open)
+            bool rank_0 = heard && !door && h.rank != part->mine.rank;
+            if (rank_0 && h.text[0] == '\0') {
                 memcpy(part->w->peers[0].host, h.host, HOST);
                 return true;
             }
-            if (heard && !itself) { return fail("%s", h.text); }
-            if (bytes > 0 && !itself) {
+            if (rank_0) { return fail("%s", h.text); }
+            if (bytes > 0 && !heard) {
                 return fail("what answers at %s is not rank 0 of an llm8.c run: are MASTER_ADDR "
                             "and MASTER_PORT right?",
                             part->place);
             }
-            why = bytes < 0 ? "it said nothing"
-                            : "it closed the connection; is it of another run, or has another "
-                              "LLM8_SECRET?";
+            why = door        ? "it has not yet come there to say where it listens"
+                  : bytes < 0 ? "it said nothing"
+                              : "it closed the connection; is it of another run, or has another "
+                                "LLM8_SECRET?";
         }
         double now = wall_seconds();
         bool ends = now >= start + part->limit;
@@ -606,6 +698,8 @@ static bool reach_rank_0(Part *part) {
             warn("waiting: %s", error_text());
             warning = now + 60;
         }
+        at = *m;
+        sent = false;
         nanosleep(&(struct timespec){.tv_nsec = (long)(1e9 * pause)}, NULL);
         pause = fmin(2 * pause, 0.5);
     }
@@ -652,9 +746,22 @@ bool group_open(Group *g, const Meeting *meeting, int listener, const char *iden
     memcpy(part.mine.token, meeting->token, sizeof(meeting->token));
     memcpy(w->peers[g->rank].host, part.mine.host, HOST);
     w->count = g->rank == 0 ? g->ranks : 1;
+    Doorman door = {.part = part, .listener = -1};
+    int port = meeting->port;
+    if (meeting->elsewhere && g->rank > 0 && g->local_rank == 0 && is_here(meeting->host)) {
+        door.listener = group_listen(meeting->host, &port); // -1: another rank listens there
+        if (door.listener >= 0 && pthread_create(&door.thread, NULL, keep_door, &door) != 0) {
+            die("the doorman's thread cannot be started: %s", strerror(errno));
+        }
+    }
     bool ok = g->rank == 0 ? receive_ranks(&part, listener) : reach_rank_0(&part);
     Error verdict = {0};
     if (!ok) { verdict = error_kept(); }
+    if (door.listener >= 0) {
+        shutdown(door.listener, SHUT_RD);
+        pthread_join(door.thread, NULL);
+        close(door.listener);
+    }
     w->read = wall_seconds();
     set_doing(w, DOING_WORK, "starting");
     for (int r = 0; r < w->count; r++) {

@@ -5,7 +5,10 @@
 // until it answers, and says which rank it is, of which run: a connection for each channel, and one
 // for the watchdogs. Rank 0 answers when all have come. Then all compare their options with rank
 // 0's. A rank with another token than rank 0's (of another run, or without its secret) is not let
-// in. Nothing is encrypted, so the port must be reachable only inside the cluster.
+// in. If rank 0 is on another machine than MASTER_ADDR, it listens on its own machine, and the
+// first rank on the machine of MASTER_ADDR is the doorman: it listens there while the ranks meet,
+// rank 0 tells it where rank 0 listens, and it tells every rank that asks. Nothing is encrypted, so
+// the port must be reachable only inside the cluster.
 //
 // In each rank a thread, the watchdog, reads its connections. Four times a second it tells rank 0
 // which step its rank has reached, and it ends the process when a rank is lost. (NCCL's own error
@@ -34,6 +37,7 @@ enum { TOKEN = 512 };
 typedef struct {
     char host[256]; // MASTER_ADDR
     int port;
+    bool elsewhere;    // rank 0 may be on another machine than `host`
     char token[TOKEN]; // the same text in all ranks of a run
 } Meeting;
 

@@ -124,7 +124,9 @@ static bool read_meeting(Ranks *r, const Launcher *l) {
     if (secret != NULL && used < room) { snprintf(m->token + used, room - used, "%s", secret); }
     if (!read_int("MASTER_PORT", 1, 65535, &m->port)) { return false; }
     const char *agent = variable("TORCHELASTIC_USE_AGENT_STORE");
-    if (agent != NULL && strcmp(agent, "True") == 0) { // torchrun listens on MASTER_PORT itself
+    if (agent != NULL && strcmp(agent, "True") == 0) {
+        // torchrun itself listens there, on the machine of its rendezvous
+        m->elsewhere = true;
         m->port += m->port + AGENT_STEP <= 65535 ? AGENT_STEP : -AGENT_STEP;
     }
     if (host != NULL && strlen(host) >= sizeof(m->host)) {

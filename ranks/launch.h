@@ -9,13 +9,13 @@
 //   Slurm        SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID
 //                the run: SLURM_JOB_ID SLURM_STEP_ID SLURM_RESTART_COUNT
 //
-// The first row whose variables are set counts. The ranks meet at MASTER_ADDR:MASTER_PORT. (The
-// port is higher by 2 if torchrun itself listens on that port: TORCHELASTIC_USE_AGENT_STORE is
-// True.) MASTER_ADDR may be unset if all ranks are on one machine, and under Slurm, where the
-// step's first host is used. If MASTER_PORT is unset, the port is computed from the starter's
-// number of the run, or is 29500 without such a number. This number and LLM8_SECRET, which may be
-// any text, are the ranks' token (group.h). Variables that contradict each other are refused, by
-// name.
+// The first row whose variables are set counts. The ranks meet at MASTER_ADDR:MASTER_PORT. (If
+// TORCHELASTIC_USE_AGENT_STORE is True, torchrun itself listens on that port: the ranks' port is
+// higher by 2, and rank 0 may be on another machine.) MASTER_ADDR may be unset if all ranks are on
+// one machine, and under Slurm, where the step's first host is used. If MASTER_PORT is unset, the
+// port is computed from the starter's number of the run, or is 29500 without such a number. This
+// number and LLM8_SECRET, which may be any text, are the ranks' token (group.h). Variables that
+// contradict each other are refused, by name.
 //
 // With --gpus N, if none of these variables is set, this process is the starter: it draws a secret,
 // forks N ranks and waits. On several machines, one starter runs on each, and needs NNODES,

@@ -70,6 +70,7 @@ typedef struct {
     double seconds;
     const int *numbers;
     const char *token; // NULL: none
+    bool elsewhere;
 } Place;
 
 static inline Place place_at(const char *host, int ranks, double seconds) {
@@ -87,7 +88,7 @@ static inline Group *join(const Place *p, int number, const char *identity) {
     errors_name_rank(rank);
     if (rank != 0 && p->listener >= 0) { close(p->listener); }
     g = (Group){.rank = rank, .ranks = p->ranks};
-    Meeting m = {.port = p->port};
+    Meeting m = {.port = p->port, .elsewhere = p->elsewhere};
     snprintf(m.host, sizeof(m.host), "%s", p->host);
     snprintf(m.token, sizeof(m.token), "%s", p->token != NULL ? p->token : "");
     or_die(group_open(&g, &m, rank == 0 ? p->listener : -1, identity, p->seconds));

@@ -247,12 +247,13 @@ static int come(int number, void *argument) {
     return wrong + (heard != run[0]);
 }
 
-static void all_meet(const char *order) {
-    Place p = place_at("127.0.0.1", 2, 8);
+static void all_meet(const char *order, int ranks, bool elsewhere) {
+    Place p = place_at("127.0.0.1", ranks, 8);
     Processes run;
     int count = (int)(strlen(order) + 1) / 3;
     close(p.listener);
     p.listener = -1;
+    p.elsewhere = elsewhere;
     comers = order;
     FREED char *log = processes_meet(&run, count, come, &p);
     for (int i = 0; i < count; i++) {
@@ -264,7 +265,13 @@ static void all_meet(const char *order) {
 TEST(two_runs_meet_at_one_port) {
     static const char *const orders[] = {"a0 b1 b0 a1", "a0 b0 b1 a1", "b1 a1 a0 b0",
                                          "a0 b0 a1 b1"};
-    for (int i = 0; i < 4; i++) { all_meet(orders[i]); }
+    for (int i = 0; i < 4; i++) { all_meet(orders[i], 2, false); }
+}
+
+// A rank that comes before rank 0 has the port, so rank 0 listens on another one.
+TEST(a_doorman_sends_ranks_to_rank_0) {
+    static const char *const orders[] = {"a1 a0 a2", "a1 a2 a0", "a2 a0 a1", "a0 a1 a2"};
+    for (int i = 0; i < 4; i++) { all_meet(orders[i], 3, true); }
 }
 
 // A port that another program keeps: rank 0 says so soon, and does not wait for all of its time.
@@ -301,6 +308,32 @@ TEST(a_wrong_place_is_named) {
     log = processes_meet(&run, 1, join_as_told, &p);
     CHECK_CONTAINS(log, "not reached at a host with spaces port ");
     CHECK_CONTAINS(log, "MASTER_ADDR");
+}
+
+// Where rank 0 may be elsewhere: without rank 0, and without a doorman.
+TEST(who_does_not_come_to_the_door_is_named) {
+    static const int numbers[] = {1, 0};
+    static const struct {
+        const char *host, *says;
+    } rows[] = {
+        {"127.0.0.1", "rank 1: error: rank 0 was not reached at 127.0.0.1 port %d within 0 s "
+                      "(--distributed-timeout): it has not yet come there to say where it listens"},
+        {"a host with spaces", "rank 0: error: rank 1 of 2 did not connect to a host with spaces "
+                               "port %d (rank 0 reaches no other rank there: "},
+    };
+    EACH (row, rows) {
+        Processes run;
+        Place p = place_at("127.0.0.1", 2, 0.3);
+        close(p.listener);
+        p.listener = -1;
+        p.host = row->host;
+        p.elsewhere = true;
+        p.numbers = &numbers[row - rows];
+        FREED char *log = processes_meet(&run, 1, join_as_told, &p);
+        CHECK_EQUAL(run.status[0], 1);
+        CHECK_CONTAINS(log, text_of(row->says, p.port));
+        CHECK_CONTAINS(log, " within 0 s (--distributed-timeout)");
+    }
 }
 
 // Another program has the port: it answers what no rank would answer, or listens in rank 0's place.

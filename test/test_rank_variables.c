@@ -80,6 +80,7 @@ TEST(starters_are_understood) {
         CHECK_EQUAL(r.group.local_ranks, row->local_ranks);
         CHECK_EQUAL(r.meeting.port, row->port);
         CHECK_EQUAL(r.starts, row->starts);
+        CHECK_EQUAL(r.meeting.elsewhere, strstr(row->environment, "STORE=True") != NULL);
     }
 }
 

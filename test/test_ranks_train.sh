@@ -159,7 +159,7 @@ test_across_network_namespaces() {
     ip -n $name-b link set $name-y up
     ip -n $name-b link set lo up
     local host r places=("$name-a" "$name-b" "$name-b")
-    for host in 10.99.0.1 fd99::1; do
+    for host in 10.99.0.1 fd99::1 10.99.0.2 fd99::2; do # rank 0 has the address, or the others
         for r in 0 1 2; do
             start_rank $r RANK=$r WORLD_SIZE=3 LOCAL_RANK=0 MASTER_ADDR=$host \
                 MASTER_PORT=29500 TORCHELASTIC_USE_AGENT_STORE=True ip netns exec "${places[r]}"
