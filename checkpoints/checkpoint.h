@@ -27,7 +27,7 @@
 //   .lock                   the run that saves here holds it; its text says which run that is
 //
 // meta.json is one object: "format", "version" (CHECKPOINT_VERSION), the fields of Progress,
-// "ranks", "precision", "layout_size", "data_windows", "valid_tokens", "data" and "valid_data" (the
+// "ranks", "precision", "layout_size", "valid_tokens", "data" and "valid_data" (the
 // shards, dataloader/loader.h), "options" (every option's text), "given" (the names of those that
 // config.txt has; not in 1.0), "files" (name, bytes, CRC-32), and last "crc32", the CRC-32 of the
 // file itself with that field's eight digits as zeros.
@@ -135,8 +135,8 @@ typedef struct {
     const ParamLayout *layout;
     const Precision *precision;
     Progress progress;
-    int64_t data_windows, valid_tokens; // windows to train on; tokens of an evaluation
-    const char *data, *valid_data;      // the shards' identities; NULL: none
+    int64_t valid_tokens;          // of an evaluation
+    const char *data, *valid_data; // the shards' identities; NULL: none
     Dtype model_dtype;
     const void *model; // all weights, for model.safetensors; read on rank 0 only
     int num_companions;
@@ -182,7 +182,7 @@ typedef struct {
 typedef struct Checkpoint {
     char path[PATH_LENGTH];
     Progress progress;
-    int64_t data_windows, valid_tokens, layout_size;
+    int64_t valid_tokens, layout_size;
     int ranks;                       // 0: a folder of Hugging Face's
     struct cJSON *meta, *options;    // meta.json, and the object of option texts in it
     const char *precision, *created; // texts that meta owns

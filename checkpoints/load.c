@@ -100,7 +100,6 @@ static bool read_meta(Checkpoint *c) {
         }
     }
     int64_t ranks = count_of(meta, "ranks");
-    c->data_windows = count_of(meta, "data_windows");
     c->valid_tokens = count_of(meta, "valid_tokens");
     c->layout_size = count_of(meta, "layout_size");
     if (p->samples < 0 || p->tokens < 0 || p->skipped_in_row < 0 ||

@@ -141,7 +141,6 @@ static bool write_meta(const Snapshot *s, const char *folder, const FileWriter *
     add_number(meta, "valid_tokens", (double)s->valid_tokens);
     add_number(meta, "ranks", s->group->ranks);
     add_number(meta, "layout_size", (double)s->layout->size);
-    add_number(meta, "data_windows", (double)s->data_windows);
     cJSON_AddItemToObject(meta, "options", options_json(s->options));
     cJSON_AddItemToObject(meta, "given", options_given(s->options));
     cJSON *list = cJSON_AddArrayToObject(meta, "files");

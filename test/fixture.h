@@ -174,7 +174,6 @@ static inline void fixture_open(Fixture *f, const char *options) {
                      .loss = 4.1,
                      .valid_loss = NAN,
                      .best_valid_loss = NAN},
-        .data_windows = 77,
         .valid_tokens = 64,
         .valid_data = "0123abcd valid.bin\n",
         .end_of_text = -1,

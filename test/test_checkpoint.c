@@ -55,7 +55,6 @@ TEST(state_comes_back) {
     CHECK(isnan(q->level) && q->best_level == p->best_level && q->proven == p->proven);
     CHECK(q->eval_left == p->eval_left);
     CHECK_BITS(&q->window, &p->window, sizeof(p->window));
-    CHECK_EQUAL(c.data_windows, 77);
     CHECK_EQUAL(c.layout_size, f.layout.size);
     CHECK_EQUAL(c.ranks, 1);
     CHECK_TEXT(c.precision, "FP32");

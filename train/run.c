@@ -109,13 +109,6 @@ static bool restore(Run *run) {
            (long long)run->progress.step, (long long)run->progress.tokens);
     or_die(checkpoint_match(checkpoint, o, &run->layout));
     run->progress.samples = run->progress.tokens / o->seq_length; // by this run's --seq-length
-    if (run->train_data.windows > 0 && checkpoint->data_windows != run->train_data.windows &&
-        o->shuffle) {
-        printf("  --data has %lld sequence%s, had %lld in the checkpoint: they come in another "
-               "order\n",
-               (long long)run->train_data.windows, plural(run->train_data.windows),
-               (long long)checkpoint->data_windows);
-    }
     if (o->iterations_to_skip[0] != '\0' &&
         options_next_skip(o, run->progress.step + 1) > o->train_iters) {
         printf("  --iterations-to-skip %s: none of these steps is left to train\n",

@@ -76,7 +76,6 @@ static void describe(const Run *run, Snapshot *s) {
     s->layout = &run->layout;
     s->precision = &run->precision;
     s->progress = run->progress;
-    s->data_windows = run->train_data.windows;
     s->data = run->train_data.identity;
     s->valid_tokens = run_eval_all_samples(run) * run->options.seq_length;
     s->valid_data = run->valid_data.identity;

@@ -44,17 +44,7 @@ void warn_of_jump(const Options *o, const Options *was, int64_t step) {
     double next = learning_rate(o, step);
     bool rises = is_above(next, fmax(last, planned)), falls = is_above(fmin(last, planned), next);
     if (!rises && !falls) { return; }
-    int64_t same = 0; // how many first steps have about equal rates with both options
-    char remedy[128] = "";
-    while (!is_above(learning_rate(was, same), learning_rate(o, same)) &&
-           !is_above(learning_rate(o, same), learning_rate(was, same))) {
-        same++;
-    }
-    if (same > 1) {
-        snprintf(remedy, sizeof(remedy), "; a checkpoint of step %lld or earlier goes on smoothly",
-                 (long long)same - 1);
-    }
     warn("the learning rate %s from %.3g to %.3g at step %lld, by options that differ from the "
-         "checkpoint's%s",
-         rises ? "rises" : "falls", last, next, (long long)step + 1, remedy);
+         "checkpoint's",
+         rises ? "rises" : "falls", last, next, (long long)step + 1);
 }
