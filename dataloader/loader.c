@@ -266,7 +266,6 @@ static bool list_windows(Dataset *data) {
     int *inputs = malloc_or_die((size_t)T * sizeof(int));
     bool ok = true;
     data->windows = data->targets = 0;
-    free(data->with_targets);
     data->with_targets = malloc_or_die((size_t)max64(1, all) * sizeof(MaskedWindow));
     for (int64_t w = 0; ok && w < all; w++) {
         int64_t begin = w * T;
@@ -280,8 +279,12 @@ static bool list_windows(Dataset *data) {
     return ok;
 }
 
-bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab) {
-    *data = (Dataset){.seq_length = seq_length, .vocab = vocab, .end_of_text = -1};
+bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab, int end_of_text,
+                  bool masks_ends) {
+    *data = (Dataset){.seq_length = seq_length,
+                      .vocab = vocab,
+                      .end_of_text = end_of_text,
+                      .masks_ends = masks_ends};
     glob_t found;
     if (!token_files_find(&found, pattern, shard_kind)) { return false; }
     data->shards = calloc_or_die(found.gl_pathc, sizeof(TokenFile));
@@ -295,13 +298,7 @@ bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab)
         Beside *beside = &data->beside[data->num_shards++];
         beside->starts.file = -1;
         data->tokens += shard->count;
-        // a shard without a mark is accepted beside shards of any tokenizer
-        if (data->tokenizer == 0) { data->tokenizer = shard->tokenizer; }
-        ok = shard->tokenizer == 0 || shard->tokenizer == data->tokenizer ||
-             fail("%s: made with another tokenizer than the shards before it (%s first); give "
-                  "those of one tokenizer",
-                  shard->path, data->shards[0].path);
-        ok = ok && identify(data, shard);
+        ok = identify(data, shard);
         masked = masked || beside->mask != NULL;
     }
     globfree(&found);
@@ -310,9 +307,10 @@ bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab)
     ok = ok && (data->windows > 0 ||
                 fail("%s: %lld tokens, fewer than one sequence of %d (--seq-length) and its target",
                      pattern, (long long)data->tokens, seq_length));
-    ok = ok && (!masked || list_windows(data));
-    ok = ok && (data->windows > 0 || fail("%s: by the masks beside them none of %lld tokens counts",
-                                          pattern, (long long)data->tokens));
+    ok = ok && (!(masked || masks_ends) || list_windows(data));
+    ok = ok && (data->windows > 0 ||
+                fail("%s: none of %lld tokens counts, by the masks beside them%s", pattern,
+                     (long long)data->tokens, masks_ends ? " and --eod-mask-loss" : ""));
     if (!ok) { dataset_close(data); }
     return ok;
 }
@@ -328,15 +326,6 @@ void dataset_close(Dataset *data) {
     free(data->with_targets);
     free(data->identity);
     *data = (Dataset){0};
-}
-
-bool dataset_set_end(Dataset *data, int end_of_text, bool masks_ends) {
-    data->end_of_text = end_of_text;
-    data->masks_ends = masks_ends;
-    return !masks_ends ||
-           (list_windows(data) &&
-            (data->windows > 0 || fail("%s: no token counts that does not follow an end of text",
-                                       data->shards[0].path)));
 }
 
 enum { CRC_DIGITS = 8 };
@@ -368,17 +357,6 @@ bool dataset_match(const Dataset *data, const char **identity, const char *whose
                     *theirs != '\0' ? theirs : "none");
     }
     return true;
-}
-
-const char *dataset_shares(const Dataset *data, const Dataset *other) {
-    const char *line = other->identity;
-    for (int i = 0; data->identity != NULL && i < other->num_shards; i++) {
-        for (const char *own = data->identity; *own != '\0'; own += strcspn(own, "\n") + 1) {
-            if (strncmp(own, line, CRC_DIGITS) == 0) { return other->shards[i].path; }
-        }
-        line += strcspn(line, "\n") + 1;
-    }
-    return NULL;
 }
 
 // ---- windows and batches ------------------------------------------------------------------------

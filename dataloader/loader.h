@@ -116,20 +116,18 @@ typedef struct {
     MaskedWindow *with_targets; // [windows] those in which targets count; NULL: all windows
     int cuts; // length of the packed windows that this set's windows cut; 0: none is cut
     int seq_length, vocab;
-    int end_of_text;    // the end-of-text token; -1: not known
-    bool masks_ends;    // a target right after it does not count
-    uint32_t tokenizer; // the mark that the shards carry; 0: not known
-    char *identity;     // a line for each shard: "CRC-32 NAME", with ? for control characters; the
-                        // CRC-32 includes the mask's and that of SHARD.starts
+    int end_of_text; // the end-of-text token; -1: not known
+    bool masks_ends; // a target right after it does not count
+    char *identity;  // a line for each shard: "CRC-32 NAME", with ? for control characters; the
+                     // CRC-32 includes the mask's and that of SHARD.starts
 } Dataset;
 
 // Opens and checks every shard that a glob pattern matches, and its mask; the pattern may match the
-// masks too. Refuses shards of different tokenizers, and a mask that belongs to another shard.
-bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab);
+// masks too. Refuses a mask that belongs to another shard.
+// With masks_ends it reads all tokens.
+bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab, int end_of_text,
+                  bool masks_ends);
 void dataset_close(Dataset *data);
-// Sets which token is the end of text, and whether targets after it are left out. Then it reads all
-// tokens.
-bool dataset_set_end(Dataset *data, int end_of_text, bool masks_ends);
 
 // Refuses shards whose checksums differ from those of the first lines of *identity, or are in
 // another order; the error names the first such shard. Moves *identity past these lines. Folders
@@ -138,8 +136,6 @@ bool dataset_set_end(Dataset *data, int end_of_text, bool masks_ends);
 bool dataset_match(const Dataset *data, const char **identity, const char *whose);
 // Whether the next line of *identity has the checksum of `line`; if so, moves *identity past it.
 bool identity_next(const char *line, const char **identity);
-// The first shard of `other` that `data` has too, under any name; NULL: there is none.
-const char *dataset_shares(const Dataset *data, const Dataset *other);
 // Writes the CRC-32 of an identity's checksums. It is equal for equal shards in the same order.
 const char *identity_sum(const char *identity, char out[9]);
 

@@ -92,9 +92,6 @@ static void identify(Mixture *m) {
 
 // Computes the sums over the sources.
 static void add_up(Mixture *m) {
-    m->num_shards = 0;
-    m->tokens = m->windows = m->targets = 0;
-    m->masked = false;
     for (const Dataset *data = m->data; data < m->data + m->count; data++) {
         m->num_shards += data->num_shards;
         m->tokens += data->tokens;
@@ -104,7 +101,8 @@ static void add_up(Mixture *m) {
     }
 }
 
-bool mixture_open(Mixture *m, const char *text, int seq_length, int vocab) {
+bool mixture_open(Mixture *m, const char *text, int seq_length, int vocab, int end_of_text,
+                  bool masks_ends) {
     *m = (Mixture){0};
     int count = sources_read(text, &m->sources);
     double *weights = calloc_or_die((size_t)count + 1, sizeof(double));
@@ -119,15 +117,9 @@ bool mixture_open(Mixture *m, const char *text, int seq_length, int vocab) {
                                  weights[least], m->sources[least].pattern));
     m->data = calloc_or_die((size_t)count + 1, sizeof(Dataset));
     for (int i = 0; ok && i < count; i++) {
-        Dataset *data = &m->data[i];
-        ok = dataset_open(data, m->sources[i].pattern, seq_length, vocab);
-        if (!ok) { break; }
-        m->count++;
-        if (m->tokenizer == 0) { m->tokenizer = data->tokenizer; }
-        ok = data->tokenizer == 0 || data->tokenizer == m->tokenizer ||
-             fail("%s: made with another tokenizer than the sources before it; give those of one "
-                  "tokenizer",
-                  m->sources[i].pattern);
+        ok = dataset_open(&m->data[i], m->sources[i].pattern, seq_length, vocab, end_of_text,
+                          masks_ends);
+        m->count += ok;
     }
     free(weights);
     if (ok) {
@@ -137,14 +129,6 @@ bool mixture_open(Mixture *m, const char *text, int seq_length, int vocab) {
         mixture_close(m);
     }
     return ok;
-}
-
-bool mixture_set_end(Mixture *m, int end_of_text, bool masks_ends) {
-    for (int i = 0; i < m->count; i++) {
-        if (!dataset_set_end(&m->data[i], end_of_text, masks_ends)) { return false; }
-    }
-    add_up(m);
-    return true;
 }
 
 void mixture_close(Mixture *m) {
@@ -172,9 +156,14 @@ bool mixture_match(const Mixture *m, const char *identity, const char *whose) {
 }
 
 const char *mixture_shares(const Mixture *m, const Mixture *other) {
-    const char *both = NULL;
-    for (int i = 0; i < m->count * other->count && both == NULL; i++) {
-        both = dataset_shares(&m->data[i / other->count], &other->data[i % other->count]);
+    for (const Dataset *data = other->data; data < other->data + other->count; data++) {
+        const char *line = data->identity;
+        for (int i = 0; i < data->num_shards; i++, line += strcspn(line, "\n") + 1) {
+            for (const char *own = m->identity; own != NULL && *own != '\0';) {
+                if (identity_next(line, &own)) { return data->shards[i].path; }
+                own += strcspn(own, "\n") + 1;
+            }
+        }
     }
-    return both;
+    return NULL;
 }

@@ -29,17 +29,14 @@ typedef struct {
     Blend blend;     // which source each sample is from
     int num_shards;  // this and the next three: sums over all sources
     int64_t tokens, windows, targets;
-    bool masked;        // a source has masks
-    uint32_t tokenizer; // as in Dataset
-    char *identity;     // several sources: a line with the source's share precedes its lines
+    bool masked;    // a source has masks
+    char *identity; // several sources: a line with the source's share precedes its lines
 } Mixture;
 
-// Opens the data sets of a mixture's text, as dataset_open opens one. Refuses sources of different
-// tokenizers.
-bool mixture_open(Mixture *m, const char *text, int seq_length, int vocab);
+// Opens the data sets of a mixture's text, as dataset_open opens one.
+bool mixture_open(Mixture *m, const char *text, int seq_length, int vocab, int end_of_text,
+                  bool masks_ends);
 void mixture_close(Mixture *m);
-// As dataset_set_end, for each source.
-bool mixture_set_end(Mixture *m, int end_of_text, bool masks_ends);
 // As dataset_match; also refuses other shares of the sources.
 bool mixture_match(const Mixture *m, const char *identity, const char *whose);
 const char *mixture_shares(const Mixture *m, const Mixture *other); // like dataset_shares

@@ -53,7 +53,7 @@ static bool accepts_shard(const uint8_t *data, size_t size) {
     Dataset set;
     int inputs[3], targets[3];
     put_input("input.bin", data, size);
-    if (!dataset_open(&set, "input.bin", 3, 1000)) { return false; }
+    if (!dataset_open(&set, "input.bin", 3, 1000, -1, false)) { return false; }
     for (int64_t w = 0; w < set.windows; w++) {
         sink = loader_batch(&(Loader){.data = &set}, w, 1, INT64_MAX, inputs, targets, NULL);
     }
@@ -98,7 +98,7 @@ static bool accepts_mask(const uint8_t *data, size_t size) {
     put_input(lists ? "masked.bin.starts" : "masked.bin.mask", mask, size);
     if (access("masked.bin", F_OK) != 0) { blob_write("masked.bin", &shard, sizeof(shard)); }
     free(mask);
-    bool ok = dataset_open(&set, "masked.bin", T, 1000);
+    bool ok = dataset_open(&set, "masked.bin", T, 1000, -1, false);
     for (int64_t s = 0; ok && s < set.windows; s++) {
         Loader loader = {.data = &set};
         int64_t counted = 0;
@@ -349,7 +349,9 @@ static Fixture *make_checkpoint(void) {
         header[SHARD_HEADER_BYTES / 4] = i;
         blob_write(i == 0 ? "shard_0.bin" : "shard_1.bin", header, sizeof(header));
     }
-    if (!dataset_open(&shards, "shard_?.bin", 2, 4)) { die("shard_?.bin: cannot be read"); }
+    if (!dataset_open(&shards, "shard_?.bin", 2, 4, -1, false)) {
+        die("shard_?.bin: cannot be read");
+    }
     f.snapshot.data = shards.identity;
     if (!fixture_save(&f, 100)) { die("%s: cannot be made", folder); }
     return &f;

@@ -74,7 +74,7 @@ static void write_files(void) {
         return ok;                       \
     }
 OPENS(opens_shard, TokenFile, token_file_close, shard_open(&it, path))
-OPENS(opens_data, Dataset, dataset_close, dataset_open(&it, "a.bin", 4, 1000))
+OPENS(opens_data, Dataset, dataset_close, dataset_open(&it, "a.bin", 4, 1000, -1, false))
 OPENS(opens_tokenizer, Tokenizer, tokenizer_close, tokenizer_open(&it, path))
 OPENS(opens_choices, ChoiceSet, choices_close, choices_open(&it, path, 50))
 OPENS(opens_safetensors, SafeTensors, safetensors_close, safetensors_open(&it, path))

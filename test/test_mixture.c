@@ -113,11 +113,10 @@ TEST(texts_are_weights_and_patterns) {
 // ---- several sources in a run -------------------------------------------------------------------
 
 // Writes a shard whose token i is first + i.
-static void write_tokens(const char *path, int first, int count, uint32_t mark) {
+static void write_tokens(const char *path, int first, int count) {
     int32_t header[SHARD_HEADER_BYTES / 4];
     FREED char *file = malloc_or_die(SHARD_HEADER_BYTES + 2 * (size_t)count);
     shard_header(header, 2, count);
-    header[SHARD_TOKENIZER] = (int32_t)mark;
     memcpy(file, header, sizeof(header));
     for (int i = 0; i < count; i++) {
         uint16_t token = (uint16_t)(first + i);
@@ -131,10 +130,10 @@ static const char three[] = "0.5 a_*.bin 0.3 b.bin 0.2 c.bin";
 
 // Sources of 12, 25 and 5 windows.
 static void write_sources(void) {
-    write_tokens("a_0.bin", FIRST_A, 30, 0);
-    write_tokens("a_1.bin", FIRST_A + 30, 20, 0);
-    write_tokens("b.bin", FIRST_B, 103, 0);
-    write_tokens("c.bin", FIRST_C, 21, 0);
+    write_tokens("a_0.bin", FIRST_A, 30);
+    write_tokens("a_1.bin", FIRST_A + 30, 20);
+    write_tokens("b.bin", FIRST_B, 103);
+    write_tokens("c.bin", FIRST_C, 21);
 }
 
 // Reads 3 epochs as run.c does, on `ranks` ranks, from any sample on. Counts samples that differ
@@ -181,14 +180,14 @@ static int64_t misread(const Mixture *m, int ranks, int B, int micro_batches) {
 TEST(each_source_has_its_own_epochs_on_any_ranks) {
     CLOSED(mixture_close) Mixture m;
     write_sources();
-    CHECK(mixture_open(&m, three, T, 3000));
+    CHECK(mixture_open(&m, three, T, 3000, -1, false));
     CHECK(m.count == 3 && m.windows == 42 && m.num_shards == 4 && m.tokens == 174 && !m.masked);
     for (int ranks = 1; ranks <= 4; ranks++) {
         for (int B = 1; B <= 3; B++) { CHECK_EQUAL(misread(&m, ranks, B, 2), 0); }
     }
     // equal sources are not in one order
     CLOSED(mixture_close) Mixture twins;
-    CHECK(mixture_open(&twins, "1 b.bin 1 b.bin", T, 3000));
+    CHECK(mixture_open(&twins, "1 b.bin 1 b.bin", T, 3000, -1, false));
     Loader loader = {twins.data, 42, true, &twins.blend};
     int same = 0;
     for (int i = 0; i < 25; i++) {
@@ -204,8 +203,9 @@ TEST(one_source_stays_what_it_is) {
     CLOSED(dataset_close) Dataset data;
     int own[T], as_ever[T], targets[T];
     write_sources();
-    CHECK(mixture_open(&m, "a_*.bin", T, 3000) && dataset_open(&data, "a_*.bin", T, 3000));
-    CHECK(mixture_open(&weighted, "3 a_*.bin", T, 3000));
+    CHECK(mixture_open(&m, "a_*.bin", T, 3000, -1, false) &&
+          dataset_open(&data, "a_*.bin", T, 3000, -1, false));
+    CHECK(mixture_open(&weighted, "3 a_*.bin", T, 3000, -1, false));
     CHECK_TEXT(m.identity, data.identity);
     CHECK_TEXT(weighted.identity, data.identity);
     CHECK_EQUAL(m.windows, data.windows);
@@ -229,10 +229,10 @@ TEST(other_shares_or_shards_are_other_data) {
     };
     CLOSED(mixture_close) Mixture m;
     write_sources();
-    or_die(mixture_open(&m, three, T, 3000));
+    or_die(mixture_open(&m, three, T, 3000, -1, false));
     EACH (row, rows) {
         Mixture other;
-        or_die(mixture_open(&other, row->given, T, 3000));
+        or_die(mixture_open(&other, row->given, T, 3000, -1, false));
         bool same = mixture_match(&other, m.identity, "this run");
         if (*row->expected == '\0') { CHECK(same); }
         if (*row->expected != '\0') { CHECK(!same); }
@@ -244,7 +244,7 @@ TEST(other_shares_or_shards_are_other_data) {
         mixture_close(&other);
     }
     CLOSED(mixture_close) Mixture two;
-    or_die(mixture_open(&two, "1 c.bin", T, 3000));
+    or_die(mixture_open(&two, "1 c.bin", T, 3000, -1, false));
     CHECK_TEXT(mixture_shares(&m, &two), "c.bin");
 }
 
@@ -254,19 +254,16 @@ TEST(bad_mixtures_are_refused) {
         {"0.5 a_*.bin 0.5", "0.5: a weight without a path after it"},
         {"0 a_*.bin 0 b.bin", "0 a_*.bin: a weight must be above 0"},
         {"1 a_*.bin 1e-9 b.bin", "1e-09 b.bin: a weight below a millionth of the sum"},
-        {"0.5 first.bin 0.5 other.bin", "other.bin: made with another tokenizer than the sources"},
     };
     write_sources();
-    write_tokens("first.bin", 0, 50, 1);
-    write_tokens("other.bin", 0, 50, 2);
     EACH (row, rows) {
         Mixture m;
-        CHECK_REFUSED(mixture_open(&m, row->given, T, 3000), row->expected);
+        CHECK_REFUSED(mixture_open(&m, row->given, T, 3000, -1, false), row->expected);
         CHECK(m.count == 0 && m.identity == NULL);
     }
     CLOSED(mixture_close) Mixture m; // c.bin's tokens are beyond this vocabulary
     int inputs[10 * T], targets[10 * T];
-    CHECK(mixture_open(&m, three, T, 2000));
+    CHECK(mixture_open(&m, three, T, 2000, -1, false));
     Loader loader = {m.data, 1, true, &m.blend};
     CHECK_REFUSED(loader_batch(&loader, 0, 10, INT64_MAX, inputs, targets, NULL),
                   "outside the vocabulary of 2000");
@@ -279,7 +276,7 @@ TEST(evaluations_have_a_share_of_each_source) {
     } rows[] = {{0, {12, 25, 5}}, {1, {4, 2, 2}}, {3, {12, 7, 5}}, {1000, {12, 25, 5}}};
     Run run = {.group = {.ranks = 1}};
     write_sources();
-    or_die(mixture_open(&run.valid_data, three, T, 3000));
+    or_die(mixture_open(&run.valid_data, three, T, 3000, -1, false));
     run.options.global_batch_size = 8;
     run.options.micro_batch_size = 4;
     EACH (row, rows) {

@@ -9,6 +9,8 @@
 
 // ---- opening ------------------------------------------------------------------------------------
 
+static const char *const data_options[] = {"data", "valid-data"};
+
 // Returns a text that says how many tokens count, or "" if the data have no masks.
 static const char *say_counted(char out[64], bool masked, int64_t targets) {
     snprintf(out, 64, "%lld of them counted, ", (long long)targets);
@@ -47,14 +49,11 @@ static void warn_of_templates(const Run *run, const char *option, const Mixture 
 static void open_mixture(Run *run, Mixture *m, const char *option, const char *text) {
     const Options *o = &run->options;
     char from[PATH_LENGTH];
-    if (!mixture_open(m, text, o->seq_length, o->vocab_size)) {
-        die("--%s%s %s", option, option_from_checkpoint(o, option, from), error_text());
-    }
     if (o->eod_mask_loss && run->end_of_text < 0) {
         die("--eod-mask-loss: it is not known which token ends a text; give --tokenizer");
     }
-    if (!mixture_set_end(m, run->end_of_text, o->eod_mask_loss)) {
-        die("--%s %s", option, error_text());
+    if (!mixture_open(m, text, o->seq_length, o->vocab_size, run->end_of_text, o->eod_mask_loss)) {
+        die("--%s%s %s", option, option_from_checkpoint(o, option, from), error_text());
     }
     for (int i = 0; i < m->count; i++) { warn_of_cuts(run, option, &m->data[i]); }
     warn_of_templates(run, option, m);
@@ -135,37 +134,46 @@ static void announce_documents(const Run *run) {
     }
 }
 
-// Dies unless a file has the mark of the files before it, or none (0).
-static void check_mark(const Run *run, uint32_t *mark, uint32_t own, const char *path) {
-    if (*mark == 0) { *mark = own; }
-    if (own != 0 && own != *mark) {
-        die("%s: made with another tokenizer than %s; give data, validation data, choices and "
+// A tokenizer's mark, and the file that has it.
+typedef struct {
+    uint32_t mark; // 0: not known
+    const char *path;
+} Marked;
+
+// Dies unless a file of --`option` has the first file's mark, or none.
+static void check_mark(Marked *first, const char *option, const TokenFile *file) {
+    if (first->mark == 0) { *first = (Marked){file->tokenizer, file->path}; }
+    if (file->tokenizer != 0 && file->tokenizer != first->mark) {
+        die("--%s %s: made with another tokenizer than %s; give data, validation data, choices and "
             "--tokenizer of one tokenizer",
-            path,
-            run->tokenizer.vocab > 0 ? run->options.tokenizer : "the other files of this run");
+            option, file->path, first->path);
     }
 }
 
 // Dies unless all files were made by one tokenizer.
 static void check_marks(const Run *run) {
-    uint32_t mark = run->tokenizer.mark;
-    check_mark(run, &mark, run->train_data.tokenizer, run->options.data);
-    check_mark(run, &mark, run->valid_data.tokenizer, run->options.valid_data);
+    Marked first = {run->tokenizer.mark, run->options.tokenizer};
+    for (int i = 0; i < 2; i++) {
+        const Mixture *m = i == 0 ? &run->train_data : &run->valid_data;
+        for (const Dataset *data = m->data; data < m->data + m->count; data++) {
+            for (const TokenFile *f = data->shards; f < data->shards + data->num_shards; f++) {
+                check_mark(&first, data_options[i], f);
+            }
+        }
+    }
     for (int i = 0; i < run->choices.count; i++) {
-        const TokenFile *set = &run->choices.sets[i].file;
-        check_mark(run, &mark, set->tokenizer, set->path);
+        check_mark(&first, "eval-choices", &run->choices.sets[i].file);
     }
 }
 
 // Refuses data that are not the same on every rank.
 static void check_ranks(const Run *run) {
-    static const char *const names[] = {"data", "valid-data"};
     const Mixture *sets[] = {&run->train_data, &run->valid_data};
     for (int i = 0; run->group.ranks > 1 && i < 2; i++) {
         const char *own = sets[i]->identity != NULL ? sets[i]->identity : "";
         char *first = group_text(&run->group, own);
         if (!mixture_match(sets[i], first, "rank 0")) {
-            die("--%s %s; every rank needs the same shards", names[i], error_text());
+            die("--%s %s; every rank needs the same shards", data_options[i], error_text());
         }
         free(first);
     }
