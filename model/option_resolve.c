@@ -194,7 +194,8 @@ static bool inherit_run(Options *o, const Options *was) {
 static bool inherit_model(Options *o, Options was) {
     const OptionRow *positions = option_row("max-position-embeddings");
     bool named = option_source(o, "model") >= SOURCE_FILE, llama = was.arch == ARCH_LLAMA;
-    char now[OPTION_TEXT], then[OPTION_TEXT], shape[256] = "";
+    bool reshaped = false; // the preset has another shape
+    char now[OPTION_TEXT], then[OPTION_TEXT];
     const Options preset = *o;
     option_set_source(&was, "model", SOURCE_DEFAULT); // its values are already in `was`
     derive_model(&was);
@@ -206,11 +207,8 @@ static bool inherit_model(Options *o, Options was) {
         if (!of_model(row) || was.source[i] == SOURCE_DEFAULT) { continue; }
         option_text(o, row, now);
         option_text(&was, row, then);
-        if (named && is_shape && preset.source[i] == SOURCE_DERIVED &&
-            !option_same(&preset, &was, row)) {
-            size_t used = strlen(shape);
-            snprintf(shape + used, sizeof(shape) - used, " --%s %.40s", row->name, then);
-        }
+        reshaped |= named && is_shape && preset.source[i] == SOURCE_DERIVED &&
+                    !option_same(&preset, &was, row);
         if (strcmp(now, then) == 0) { continue; }
         if (is_shape && given) {
             return fail("--%s %s: it is %s in the checkpoint %s; leave the option out", row->name,
@@ -222,9 +220,9 @@ static bool inherit_model(Options *o, Options was) {
                  o->origin, then);
         }
     }
-    if (shape[0] != '\0') {
-        warn("--model %s: the checkpoint %s has another shape, which is used instead:%s", o->model,
-             o->origin, shape);
+    if (reshaped) {
+        warn("--model %s: the checkpoint %s has another shape, which is used instead", o->model,
+             o->origin);
     }
     // Llama's number of positions is no tensor's shape, so it may grow with the sequences
     int trained = was.max_position_embeddings;
