@@ -737,10 +737,6 @@ static void maybe_save(Trainer *t) {
     if (!run_should_save(run)) { return; }
     run_wait_for_save(run);
     size_t size = (size_t)run->layout.size, bytes = size * sizeof(float);
-    int64_t n = (int64_t)bytes;
-    memcpy(t->snapshot, t->weights, bytes);
-    memcpy(t->snapshot + size, t->exp_avg, bytes);
-    memcpy(t->snapshot + 2 * size, t->exp_avg_sq, bytes);
     if (t->snapshot_slots != NULL) {
         size_t slots = (size_t)fp8_slot_count(&run->config);
         size_t history = slots * (size_t)run->precision.history_length;
@@ -755,8 +751,9 @@ static void maybe_save(Trainer *t) {
                   .amax_history = t->snapshot_history};
     const float *const arrays[] = {t->weights, t->exp_avg, t->exp_avg_sq};
     for (int i = STATE_MASTER; i <= STATE_EXP_AVG_SQ; i++) {
-        s.state[i] = (SavedArray){DTYPE_F32, run->layout.size, t->snapshot + (size_t)i * size,
-                                  hash_words(arrays[i], n, 0)};
+        float *copy = memcpy(t->snapshot + (size_t)i * size, arrays[i], bytes);
+        s.state[i] = (SavedArray){DTYPE_F32, run->layout.size, copy,
+                                  hash_words(arrays[i], (int64_t)bytes, 0)};
     }
     run_save(run, &s);
 }

@@ -419,21 +419,18 @@ void run_maybe_dump(Run *run, float *gradients, double loss) {
     TensorEntry *tensors;
     FileWriter w;
     if (path[0] == '\0') { return; }
-    if (run->group.rank > 0) {
-        group_close(&run->group);
-        exit(EXIT_SUCCESS);
+    if (run->group.rank == 0) {
+        float factor = (float)(run->precision.step_tokens / (double)run_step_targets(run, 0));
+        for (int64_t i = 0; i < run->layout.size; i++) { gradients[i] *= factor; }
+        int count = hf_tensors(&run->layout, DTYPE_F32, gradients, &tensors);
+        tensors = realloc_or_die(tensors, (size_t)(count + 1) * sizeof(TensorEntry));
+        tensors[count++] = tensor_entry("loss", DTYPE_F32, 1, 0, &value);
+        if (!safetensors_write(&w, path, tensors, count, NULL)) {
+            die("--dump-gradients %s", error_text());
+        }
+        free(tensors);
+        printf("loss %.6f; gradients in %s\n", loss, path);
     }
-    float factor = (float)(run->precision.step_tokens / (double)run_step_targets(run, 0));
-    for (int64_t i = 0; i < run->layout.size; i++) { gradients[i] *= factor; }
-    int count = hf_tensors(&run->layout, DTYPE_F32, gradients, &tensors);
-    tensors = realloc_or_die(tensors, (size_t)(count + 1) * sizeof(TensorEntry));
-    memmove(tensors + 1, tensors, (size_t)count * sizeof(TensorEntry));
-    tensors[0] = tensor_entry("loss", DTYPE_F32, 1, 0, &value);
-    if (!safetensors_write(&w, path, tensors, count + 1, NULL)) {
-        die("--dump-gradients %s", error_text());
-    }
-    free(tensors);
-    printf("loss %.6f; gradients in %s\n", loss, path);
     group_close(&run->group); // returns when all ranks have called it
     exit(EXIT_SUCCESS);
 }
