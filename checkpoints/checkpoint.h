@@ -219,9 +219,11 @@ void checkpoint_close(Checkpoint *c);
 // Waits up to --lock-timeout while another run holds the lock of the --save folder, and takes
 // nothing. A process that calls it must not hold the lock.
 bool checkpoint_await(const Options *options);
-// Claims the --save folder for this run: creates it, and locks it until the process ends. If
-// another run holds the lock, it waits up to --lock-timeout. Refuses a folder with checkpoints if
-// `start`, which the run resumes, is not one of them. Deletes what interrupted saves left.
+// Creates the --save folder, and locks it until the process ends. If another run holds the lock, it
+// waits up to --lock-timeout.
+bool checkpoint_lock(const Options *options);
+// Claims the --save folder for this run: calls checkpoint_lock, refuses a folder with checkpoints
+// if `start`, which the run resumes, is not one of them, and deletes what interrupted saves left.
 bool checkpoint_claim(const Options *options, const Checkpoint *start);
 // The error message for a --save that is not the same folder on every rank.
 #define NOT_SHARED "the folder must be on a file system that all ranks share"

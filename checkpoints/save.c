@@ -374,9 +374,10 @@ bool checkpoint_await(const Options *o) {
 // Locks the folder. The kernel or the NFS server keeps the lock until the process ends. The file
 // .lock is not closed, because that would release the lock, and is never deleted. Its text says who
 // holds the lock.
-static bool lock_folder(const Options *o) {
+bool checkpoint_lock(const Options *o) {
     char path[PATH_LENGTH], host[256] = "", since[32];
     path_format(path, "%s/.lock", o->save);
+    if (!folder_make(o->save)) { return false; }
     int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
     if (file < 0) {
         return fail("%s: %s", path,
@@ -402,6 +403,12 @@ static bool check_owner(const Options *o, const Checkpoint *start) {
     int64_t newest = checkpoint_newest(o->save), step = start->progress.step;
     bool latest = strcmp(o->resume, "latest") == 0;
     if (newest == STEP_UNREADABLE) { return false; }
+    checkpoint_path(path, o->save, step);
+    if (latest && o->resumes && strcmp(path_name(start->path), path_name(path)) != 0) {
+        return fail("%s: has the checkpoint of step %lld under another name; rename it to %s, or "
+                    "remove it",
+                    start->path, (long long)step, path_name(path));
+    }
     if (latest && newest != (o->resumes ? step : STEP_NONE)) {
         return fail("%s: another run has changed its checkpoints while this one started; start "
                     "again",
@@ -413,7 +420,6 @@ static bool check_owner(const Options *o, const Checkpoint *start) {
                     "give another --save",
                     o->save, (long long)newest);
     }
-    checkpoint_path(path, o->save, step);
     return is_folder(path, folder_id(start->path)) ||
            fail("%s: holds checkpoints of another run than --resume %s; give another --save, or "
                 "--load to start a new run from its weights; if it is this run's, rename it to %s",
@@ -427,8 +433,7 @@ bool checkpoint_claim(const Options *o, const Checkpoint *start) {
     if (strlen(o->save) > LONGEST) {
         return fail("%.40s...: longer than %d characters", o->save, LONGEST);
     }
-    if (!folder_make(o->save) || !lock_folder(o) || !check_owner(o, start) ||
-        (names = folder_list(o->save)) == NULL) {
+    if (!checkpoint_lock(o) || !check_owner(o, start) || (names = folder_list(o->save)) == NULL) {
         return false;
     }
     for (const char *name = names; *name != '\0'; name += strlen(name) + 1) {

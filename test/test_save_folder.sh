@@ -348,6 +348,16 @@ test_other_names_are_no_checkpoints() {
     is "$(wc -l <log)" 3
 }
 
+# A checkpoint's name is its step's.
+test_another_name_is_refused() {
+    train named 2 || return
+    cp -r named/step_00000002 named/step_00000009
+    expect_said 1 'step_00000009: has the checkpoint of step 2 under another name; rename it to step_00000002, or remove it' \
+        train_gpt --save named --resume latest --train-iters 4
+    rm -r named/step_00000009
+    expect_status 0 train_gpt --save named --resume latest --train-iters 4
+}
+
 # A run follows from its folders: what somebody has deleted there is no part of it.
 test_a_deleted_step_is_gone() {
     train gone 6 --save-interval 2 --keep 3 && rm -r gone/step_00000006 || return

@@ -189,19 +189,32 @@ test_a_reader_that_leaves_ends_no_run() {
     is "$(grep -c '^warning: the standard output could not be written' err)" 1
 }
 
-# Moved, deleted, or another one in its place: what is saved from then on is a run's to resume.
+saves_more() {
+    [[ $(readlink moved/latest) > $newest ]]
+}
+
+# Moved (a link may lead there), deleted, or another one in its place: what is saved from then on is
+# a whole run's folder, which no other run can take.
 test_a_folder_that_is_moved_is_made_anew() {
-    local how trainer hows=('while ! rm -r moved; do :; done 2>/dev/null' 'mv moved gone; mkdir moved' 'mv moved gone')
+    # shellcheck disable=SC2016 # for eval
+    local how trainer newest='' hows=('while ! rm -r moved; do :; done 2>/dev/null' 'mv moved gone; mkdir moved'
+        'kill -STOP $started; newest=$(readlink moved/latest); cp -a moved away; mv moved gone
+            ln -s away moved; kill -CONT $started; wait_until saves_more' 'mv moved gone')
     while read -ra trainer; do
         for how in "${hows[@]}"; do
-            rm -rf gone moved
+            rm -rf gone moved away
             start log "${trainer[@]}" "${common[@]}" "${on[@]}" --save moved --save-interval 20
             wait_until test -e moved/latest/
             eval "$how"
             wait_until test -e moved/latest/
+            "${trainer[@]}" --save moved --resume latest --lock-timeout 0 >second 2>&1
+            is $? 1 && grep -q 'in use by another run' second || fail "$how: $(cat second)"
             stop TERM 75
-            [[ $how == *mkdir* ]] || says 'warning: --save moved: the folder was moved or deleted'
-            expect_status 0 "${trainer[@]}" --save moved --resume latest --train-iters 1
+            says 'warning: --save moved: the folder was moved or deleted'
+            [[ -s moved/config.txt ]] || fail "$how: no config.txt"
+            # a copy lacks the steps until the save that finds it
+            [[ -L moved ]] || records_of moved >records
+            expect_status 0 "${trainer[@]}" --config moved/config.txt --resume latest --train-iters 1
         done
         records_of gone >records
         hows=('mv moved gone')

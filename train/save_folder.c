@@ -28,6 +28,7 @@ void save_folder_open(Run *run) {
         die("--save %s: this rank does not see what rank 0 writes there: " NOT_SHARED, o->save);
     }
     if (run->group.rank > 0) { return; }
+    if (saves) { run->saves.id = folder_id(o->save); }
     or_die(open_metrics(run));
     if (saves && run->valid_data.count > 0 && o->save_interval % o->eval_interval != 0) {
         printf("  note: --save-interval %lld is not a multiple of --eval-interval %lld: a "
@@ -86,6 +87,27 @@ static void describe(const Run *run, Snapshot *s) {
     s->end_of_text = run->tokenizer.vocab > 0 ? run->tokenizer.end_of_text : -1;
 }
 
+// If the path of --save no longer leads to the folder that the run has locked (it was moved or
+// deleted), the run takes the folder to which the path leads now, or makes one.
+static void take_folder_again(Run *run) {
+    const Options *o = &run->options;
+    if (is_folder(o->save, run->saves.id)) { return; }
+    warn("--save %s: the folder was moved or deleted; from step %lld on the run saves to a "
+         "folder of that name again",
+         o->save, (long long)run->progress.step);
+    if (!folder_make(o->save)) {
+        warn("--save %s", error_text());
+        return;
+    }
+    if (!checkpoint_lock(o)) { die("--save %s", error_text()); } // another run has it
+    if (!save_config(o)) { warn("--save %s", error_text()); }
+    run->saves.id = folder_id(o->save);
+    if (o->metrics[0] != '\0') { return; }
+    metrics_close(&run->metrics);
+    if (!open_metrics(run)) { warn("%s", error_text()); }
+    run_record_start(run);
+}
+
 bool run_wait_for_save(Run *run) {
     run_beat(run, DOING_PAUSE, "waiting for the last save");
     save_folder_report(run);
@@ -98,10 +120,7 @@ void run_save(Run *run, const Snapshot *snapshot) {
     Progress *p = &run->progress;
     run_beat(run, DOING_PAUSE, "starting a save");
     save_folder_report(run);
-    if (run->group.rank == 0 && folder_id(run->options.save).inode == 0) {
-        warn("--save %s: the folder was moved or deleted; it is made again", run->options.save);
-        if (!folder_make(run->options.save)) { warn("--save %s", error_text()); }
-    }
+    if (run->group.rank == 0) { take_folder_again(run); }
     if (is_usual(p->valid_loss, p->best_valid_loss)) { p->proven = p->step; }
     describe(run, &s);
     run->saves.step = p->step;

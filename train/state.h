@@ -22,6 +22,7 @@ typedef struct {
 // The folder of --save.
 typedef struct {
     int64_t step; // the step of the newest checkpoint; -1: none
+    FolderId id;  // of the folder that this run has locked
     Saver saver;
     Companion companions[COMPANIONS_MAX]; // files that are saved with the model
     int num_companions;
