@@ -525,7 +525,7 @@ def find_files(o):
     valid_files, valid_others = sources.expand(valid + o.valid, "--valid")
     if others + valid_others:
         print(f"left out: {many(others + valid_others, 'file')} of other kinds than "
-              f"{' '.join(sources.KINDS)}")
+              f"{' '.join(sources.IN_FOLDERS)}")
     return files, valid_files
 
 

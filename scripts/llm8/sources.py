@@ -23,6 +23,8 @@ except ImportError:
 KINDS = {".txt": "text", ".md": "text", ".jsonl": "lines", ".jsonl.gz": "lines",
          ".jsonl.zst": "lines", ".json": "json", ".json.gz": "json", ".json.zst": "json",
          ".parquet": "parquet"}
+# what is read in a folder; a .json there, such as config.json, must be named itself
+IN_FOLDERS = tuple(ending for ending, kind in KINDS.items() if kind != "json")
 LOST = "lost+found"  # a folder at the root of a disk, which only root can read
 UNIT_BYTES = 16 << 20
 BLANK = b" \t\r\n\xef\xbb\xbf"  # the blank bytes of a line; the last three are a byte-order mark
@@ -66,12 +68,12 @@ def files_in(folder, what):
 
 def expand(patterns, what):
     """Returns the files that the arguments name, each once, in order; and how many files of other
-    kinds were in folders. There a .json, such as config.json, counts as another kind."""
+    kinds were in folders (IN_FOLDERS)."""
     files, others = [], 0
     for pattern in patterns:
         if os.path.isdir(pattern):
             inside = files_in(pattern, what)
-            found = sorted(path for path in inside if kind_of(path) not in (None, "json"))
+            found = sorted(path for path in inside if path.endswith(IN_FOLDERS))
             others += len(inside) - len(found)
         else:
             found = matching(pattern)
@@ -81,7 +83,8 @@ def expand(patterns, what):
             if not os.path.isfile(path):
                 die(f"{what} {path}: not a regular file; copy what it holds into one")
         if not found:
-            die(f"{what} {pattern}: no such file, nor a folder with any ({' '.join(KINDS)})")
+            die(f"{what} {pattern}: no such file, nor a folder with any ({' '.join(IN_FOLDERS)}); "
+                "a .json must be named itself")
         files += found
     once = {}
     for path in files:
