@@ -208,7 +208,8 @@ test_a_folder_that_is_moved_is_made_anew() {
             eval "$how"
             wait_until test -e moved/latest/
             "${trainer[@]}" --save moved --resume latest --lock-timeout 0 >second 2>&1
-            is $? 1 && grep -q 'in use by another run' second || fail "$how: $(cat second)"
+            is $? 1
+            grep -q 'in use by another run' second || fail "$how: $(cat second)"
             stop TERM 75
             says 'warning: --save moved: the folder was moved or deleted'
             [[ -s moved/config.txt ]] || fail "$how: no config.txt"
