@@ -502,16 +502,18 @@ static bool open_model(Checkpoint *c, const char *folder, const Options *o, Opti
     return ok;
 }
 
-// Whether the run's folder was moved: its config.txt still names the old place, where nothing is.
-// Then error_text() says so.
-static bool was_moved(const Options *o) {
-    char path[PATH_LENGTH], word[SHELL_WORD];
+// Whether the run's folder was moved or copied: its config.txt still names the other one. Then
+// error_text() says so.
+static bool is_elsewhere(const Options *o) {
+    char path[PATH_LENGTH], words[2][SHELL_WORD];
     path_format(path, "%s", o->config);
     const char *place = dirname(path);
-    bool moved = option_source(o, "save") == SOURCE_FILE && checkpoint_newest(place) >= 0;
-    return moved && !fail("--resume latest: %s, which %s names, has no checkpoint, and %s has: "
-                          "give --save %s",
-                          o->save, o->config, place, shell_word(word, place));
+    bool elsewhere = option_source(o, "save") == SOURCE_FILE && checkpoint_newest(place) >= 0 &&
+                     !is_folder(place, folder_id(o->save));
+    return elsewhere &&
+           !fail("--resume latest: %s names --save %s, but its own folder has "
+                 "checkpoints, too: give --save %s or --save %s",
+                 o->config, o->save, shell_word(words[0], place), shell_word(words[1], o->save));
 }
 
 bool checkpoint_model(Checkpoint *start, Options *o, Options *was) {
@@ -520,7 +522,7 @@ bool checkpoint_model(Checkpoint *start, Options *o, Options *was) {
     char path[PATH_LENGTH];
     *start = (Checkpoint){0};
     if (newest == STEP_UNREADABLE) { return fail("--resume latest: %s", error_text()); }
-    if (latest && newest == STEP_NONE && was_moved(o)) { return false; }
+    if (latest && is_elsewhere(o)) { return false; }
     o->resumes = newest >= 0 || (o->resume[0] != '\0' && strcmp(o->resume, "latest") != 0);
     path_format(path, "%s", o->resumes ? o->resume : o->load);
     if (newest >= 0) { checkpoint_path(path, o->save, newest); }

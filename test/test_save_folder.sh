@@ -183,12 +183,17 @@ test_a_killed_start_is_the_same_run() {
 }
 
 test_a_moved_folder_is_no_new_run() {
+    local said='there/config.txt names --save here, but its own folder has checkpoints, too: give --save there or --save here'
     train here 4 && mv here there || return
-    check_rows <<'ROWS'
-1|train_gpt --config there/config.txt --resume latest --train-iters 6|here, which there/config.txt names, has no checkpoint, and there has: give --save there
-0|train_gpt --config there/config.txt --resume latest --train-iters 6 --save there|resuming from there/step_00000004
-ROWS
+    expect_said 1 "$said" train_gpt --config there/config.txt --resume latest --train-iters 6
     [[ ! -e here/latest ]] || fail "$(ls here)"
+    cp -r there here # a copied run does not go on in the other folder
+    expect_said 1 "$said" train_gpt --config there/config.txt --resume latest --train-iters 6
+    ln -s here way_here
+    check_rows <<'ROWS'
+0|train_gpt --config there/config.txt --resume latest --train-iters 6 --save there|resuming from there/step_00000004
+0|train_gpt --config way_here/config.txt --resume latest --train-iters 6|resuming from here/step_00000004
+ROWS
 }
 
 # What too few files may be open to read is whole.
