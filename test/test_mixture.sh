@@ -93,7 +93,8 @@ test_other_ranks_go_on() {
     while read -r count until killed; do
         words=("${ranks[@]}" --gpus "$count" --resume latest)
         expect_status 0 "${words[@]}" --train-iters "$until" --lr-decay-iters 63 --save clean || return
-        words+=(--epochs 2 --save killed --save-interval 10)
+        # 20: a kill that comes late still comes before the next save
+        words+=(--epochs 2 --save killed --save-interval 20)
         if [[ -n $killed ]]; then
             stopped KILL "^step +$killed/63 " "${words[@]}" || return
         else
