@@ -536,9 +536,9 @@ size_t attention_own_workspace(AttentionShape s) {
 }
 
 bool attention_own_serves(const Gpu *gpu, AttentionShape s, bool backward) {
-    const bool forward = (s.D == 64 || s.D == 128) && s.H % s.G == 0 && s.T <= ATTENTION_MOST_T;
-    const bool both = attention_own_workspace(s) > 0 && (s.D == 64 || s.documents != nullptr);
-    return forward && (both || !backward) &&
+    const bool in_domain = (s.D == 64 || s.D == 128) && s.H % s.G == 0 && s.T <= ATTENTION_MOST_T;
+    const bool gradient = attention_own_workspace(s) > 0 && (s.D == 64 || s.documents != nullptr);
+    return in_domain && (gradient || !backward) &&
            runs_on_hopper(gpu, attention_queries_kernel<Kind<64, false, false>>);
 }
 

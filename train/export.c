@@ -55,7 +55,7 @@ static void read_tensor(Run *run, TensorEntry *t) {
 // Copies what a run keeps beside the weights: the tokenizer's files, generation_config.json. Writes
 // config.json last, because no program opens the folder without it.
 static bool write_others(const Run *run, const char *folder, Dtype dtype) {
-    char path[PATH_LENGTH], *config = NULL;
+    char path[PATH_LENGTH];
     size_t bytes;
     bool ok = true;
     for (int i = 0; ok && i < COMPANIONS_MAX; i++) {
@@ -68,7 +68,7 @@ static bool write_others(const Run *run, const char *folder, Dtype dtype) {
     }
     char *text = file_read(path_format(path, "%s/config.json", run->start.path), &bytes);
     if (text == NULL) { return false; }
-    config = hf_config(&run->options, dtype, -1, -1, text, bytes);
+    char *config = hf_config(&run->options, dtype, -1, -1, text, bytes);
     free(text);
     path_format(path, "%s/config.json", folder);
     ok = ok && file_replace(path, config, strlen(config));

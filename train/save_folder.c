@@ -95,7 +95,7 @@ static void take_folder_again(Run *run) {
     warn("--save %s: the folder was moved or deleted; from step %lld on the run saves to a "
          "folder of that name again",
          o->save, (long long)run->progress.step);
-    if (!folder_make(o->save)) {
+    if (!folder_make(o->save)) { // the disk may be back at the next save
         warn("--save %s", error_text());
         return;
     }

@@ -290,8 +290,9 @@ def fp8(records):
                        for seed, loss in last_losses(r, variant).items()]
             cells[variant][name] = (f"{judge.mean(changes):+.2f}% ± "
                                     f"{shown(judge.error_of(changes), '.2f')}")
-    rows = [[words, *(cells[variant].get(name, "-") for name in records.reports)]
-            for variant, words in VARIANTS.items() if variant in cells]
+    rows = [[VARIANTS.get(variant, variant),
+             *(cells[variant].get(name, "-") for name in records.reports)]
+            for variant in {**VARIANTS, **cells} if variant in cells and variant != "bf16"]
     return table(head, rows) if rows else "Not measured yet.\n"
 
 
