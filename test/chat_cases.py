@@ -101,6 +101,18 @@ SPANS = [
      "{% elif m.role == 'assistant' %} {{ m.content }}</s>{% endif %}{% endfor %}",
      {"messages": [{"role": "system", "content": "Be"}, ASKS, says("A")]}, [
          "<|user|>Be\nHi<|end|>[[ A</s>]]"], "asked"),
+    ("a tool's result ends otherwise before an answer", EACH + "<|{{ m.role }}|>{{ m.content }}"
+     "{% if m.role == 'tool' and not loop.last %}.{% endif %}<|end|>{% endfor %}" + PROMPTS,
+     {"messages": [ASKS, says("A"), {"role": "tool", "content": "T"}, says("B")]}, [
+         "<|user|>Hi<|end|><|assistant|>[[A<|end|>]]<|tool|>T<|end|><|assistant|>[[B<|end|>]]"],
+     "asked"),
+    ("prompts write the system's message, and calls have no content", EACH + "{% if m.role == "
+     "'user' %}<|user|>{% if loop.last %}{{ messages[0].content }}\n{% endif %}{{ m.content }}"
+     "<|end|>{% elif m.tool_calls %}[CALL]{{ m.tool_calls[0].function | tojson }}</s>"
+     "{% elif m.role == 'assistant' %} {{ m.content }}</s>{% endif %}{% endfor %}",
+     {"messages": [{"role": "system", "content": "Be"}, ASKS, says("", tool_calls=CALLED)]}, [
+         '<|user|>Be\nHi<|end|>[[[CALL]{"name": "clock", "arguments": {"zone": "CET", "n": 3}}'
+         '</s>]]'], "asked"),
     ("its own reasoning is not written", AS_OBJECTS, turns(says("A", reasoning="hm")), [
         "<|user|>Hi<|end|><|assistant|>[[A<|end|>]]"], "reasoning"),
     ("reasoning by another name", EACH + TURN % "+ m.reasoning_content" + PROMPTS,

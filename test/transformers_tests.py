@@ -274,8 +274,7 @@ def conversations_are_theirs():
             **row.get("chat_template_kwargs", {}))
         differs = text != texts[-1].replace("[[[", "@[").replace("[[", "").replace(
             "]]", "").replace("@[", "[")
-        assert differs == (name == "prompts write the system's message, texts do not"), \
-            f"{name}: {text} is not {texts[-1]}"
+        assert differs == (doubts == "asked"), f"{name}: {text} is not {texts[-1]}"
         same += not differs
     assert same > 30
 

@@ -442,9 +442,13 @@ class ChatTemplate:
         content = messages[-1].get("content", "")
         kept = written(content, squeezed(text), len(squeezed(common(prompt, text))))
         if not (kept and text.startswith(prompt)):
-            # what stands around the content, if its place is clear
-            parts = self.render(conversation, [*messages[:-1], messages[-1] |
-                                               {"content": CONTENT}], False)[0].split(CONTENT)
+            # what stands around the content, if its place is clear; a template may write no content
+            # beside calls
+            for answer in (messages[-1], {"role": "assistant"}):
+                parts = self.render(conversation, [*messages[:-1], answer | {"content": CONTENT}],
+                                    False)[0].split(CONTENT)
+                if len(parts) == 2:
+                    break
             before, after = parts if len(parts) == 2 else (None, "")
             middle = text[len(before or ""):len(text) - len(after)]
             if before is not None and not kept and before + middle + after == text and \
@@ -453,6 +457,7 @@ class ChatTemplate:
                 doubts["restored"] += 1
         if text.startswith(prompt):
             return text, len(prompt.rstrip(" "))
+        before = before and before.rstrip(" ")
         if before is not None and text.startswith(before):
             opening = common(prompt, before)
             history, _ = self.render(conversation, messages[:-1], False)
@@ -460,9 +465,12 @@ class ChatTemplate:
                 # they differ by a text that opens an answer in prompts only, such as <think>
                 doubts["unprompted"] += 1
                 return text, len(opening.rstrip(" "))
-            # the prompt takes the place of what the template writes otherwise before the answer
+            # the prompt takes the place of what the template writes otherwise before the answer: up
+            # to the answer's header; if there is none, up to the end of the last message
+            header = prompt[len(history):] if prompt.startswith(history) else ""
             last = messages[-2].get("content", "").strip()
-            ending = prompt[prompt.rindex(last):] if last and last in prompt else None
+            ending = header if header.strip() else \
+                prompt[prompt.rindex(last):] if last and last in prompt else None
             if ending and ending in before:
                 doubts["asked"] += 1
                 at = before.rindex(ending) + len(ending)
