@@ -286,10 +286,6 @@ static void trainer_open(Trainer *t) {
     resolve(t);
     const ModelConfig *c = &t->run.config;
     rope_table(t->rope, c->seq_length, c->head_size, &c->rope);
-    for (int i = 0; i < fp8_slot_count(c); i++) {
-        t->slots[i].scale = t->slots[i].scale_inv = 1.0f;
-    }
-    fp8_fix_slot(&t->run.precision, &t->run.options, t->slots);
 }
 
 static int trainer_close(Trainer *t) {
@@ -780,7 +776,8 @@ static void begin_rounding(Trainer *t) {
 static void trainer_restore(Trainer *t) {
     Run *run = &t->run;
     int64_t size = run->layout.size, learned = t->exp_avg != NULL ? size : 0;
-    if (!run_restore(run)) {
+    run_restore(run);
+    if (!run->options.resumes) {
         run_first_weights(run, 0, size, t->weights);
     } else {
         run_read_state(run, STATE_MASTER, 0, size, t->weights);
@@ -791,12 +788,8 @@ static void trainer_restore(Trainer *t) {
             run_read_state(run, STATE_EXP_AVG_SQ, p->offset, p->offset + param_size(p),
                            t->exp_avg_sq + p->offset);
         }
-        if (t->amax_history != NULL &&
-            !checkpoint_read_scaling(&run->start, &run->precision, t->slots, t->amax_history)) {
-            die("%s", error_text());
-        }
-        fp8_fix_slot(&t->run.precision, &t->run.options, t->slots);
     }
+    run_read_scaling(run, t->slots, t->amax_history);
     checkpoint_close(&run->start);
     begin_rounding(t);
 }

@@ -67,7 +67,9 @@ typedef struct {
 
     Replay micro[MICRO_PLACES];
     Pending *pending; // [RESULTS], pinned
-    int64_t first;    // the first step of this process
+    // the first step of this process; the number of steps enqueued so far, of which those from
+    // progress.step on are in flight
+    int64_t first, enqueued;
 } Trainer;
 
 // ---- memory -----------------------------------------------------------------------------------
@@ -767,11 +769,11 @@ static void enqueue(Trainer *t, int64_t n) {
     if (is_checked(t, n)) { check_hash_state(&t->check, false); }
     gpu_fetch(&t->gpu, &p->state, t->params.optimizer.state, sizeof(StepState));
     CUDA_CHECK(cudaEventRecord(p->end, stream));
-    run->enqueued = n + 1;
+    t->enqueued = n + 1;
 }
 
 static void train_step(Trainer *t) {
-    const int64_t n = t->run.enqueued;
+    const int64_t n = t->enqueued;
     // reports the previous step first, because the check may end the run
     if (is_checked(t, n)) { collect(t, n - 1); }
     if (run_counts_fp8(&t->run, n + 1)) {
@@ -896,11 +898,11 @@ static void calibrate(Trainer *t) {
 
 // Sets the initial weights, or the state of the checkpoint that --resume names.
 static void trainer_restore(Trainer *t) {
-    bool resumed = run_restore(&t->run);
-    bool uncalibrated = params_restore(&t->params, resumed ? &t->run.start : NULL);
+    run_restore(&t->run);
+    bool uncalibrated = params_restore(&t->params);
     network_start(&t->net);
     checkpoint_close(&t->run.start);
-    t->first = t->run.enqueued = t->run.progress.step;
+    t->first = t->enqueued = t->run.progress.step;
     if (uncalibrated) { calibrate(t); }
 }
 
@@ -955,11 +957,12 @@ int main(int argc, char **argv) {
     if (run_should_eval(&t.run)) { evaluate(&t); }
     while (run_goes_on(&t.run)) {
         train_step(&t);
+        if (t.enqueued > t.run.progress.step) { continue; } // the step is in flight
         if (run_should_eval(&t.run)) { evaluate(&t); }
         if (run_should_sample(&t.run)) { run_sample(&t.run, next_logits, &t); }
         maybe_save(&t);
     }
-    collect(&t, t.run.enqueued - 1);
+    collect(&t, t.enqueued - 1);
     maybe_save(&t);
     profile_step(&t);
     return trainer_close(&t);

@@ -35,7 +35,7 @@ static inline void open_trainer(Trainer *t, const Options *options) {
 
 static inline void train(Trainer *t, int steps) {
     for (int i = 0; i < steps; i++) { train_step(t); }
-    collect(t, t->run.enqueued - 1);
+    collect(t, t->enqueued - 1);
 }
 
 // Ends the program as one skipped test where the device has no FP8.

@@ -112,7 +112,7 @@ static double end_of_run(const Row &row, Fault fault, int seed) {
     planted = fault;
     open_trainer(&t, &options);
     while (run_goes_on(&t.run)) { train_step(&t); }
-    collect(&t, t.run.enqueued - 1);
+    collect(&t, t.enqueued - 1);
     validate(&t);
     double loss = t.run.progress.valid_loss;
     trainer_close(&t);

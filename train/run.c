@@ -90,15 +90,9 @@ void run_start(Run *run, const char *device) {
 }
 
 // Reads run->progress from the checkpoint that --resume names. Rank 0 verifies it.
-static bool restore(Run *run) {
+static void restore(Run *run) {
     const Options *o = &run->options;
     Checkpoint *checkpoint = &run->start;
-    if (!o->resumes) {
-        if (o->resume[0] != '\0') {
-            printf("no checkpoint under %s yet: starting from step 0\n", o->save);
-        }
-        return false;
-    }
     run_beat(run, DOING_PAUSE, "reading the checkpoint");
     bool whole = checkpoint_complete(checkpoint, run->group.rank == 0) ||
                  fail("--resume %s; --list-checkpoints shows which are whole", error_text());
@@ -124,7 +118,6 @@ static bool restore(Run *run) {
         or_die(checkpoint_options(checkpoint, o, &was));
         warn_of_jump(o, &was, run->progress.step);
     }
-    return true;
 }
 
 // Verifies the checkpoint that --load names. A folder of Hugging Face's has no checksums.
@@ -166,20 +159,23 @@ static bool can_eval(const Run *run) {
 
 // config.txt and the record of the start are written when it is certain that the run can start, and
 // has something to train or to evaluate. Until then, the files of an earlier run do not change.
-bool run_restore(Run *run) {
+void run_restore(Run *run) {
     const Options *o = &run->options;
-    bool restored = restore(run);
+    Progress *p = &run->progress;
+    if (o->resumes) {
+        restore(run);
+    } else if (o->resume[0] != '\0') {
+        printf("no checkpoint under %s yet: starting from step 0\n", o->save);
+    }
     // an evaluation or a sample of --load's weights has their checkpoint's step; a run that trains
     // them counts from 0
-    if (!restored && !options_train(o)) { run->progress.step = run->start.progress.step; }
+    if (!o->resumes && !options_train(o)) { p->step = run->start.progress.step; }
     // a signal may have cut the checkpoint's evaluation
-    Progress *p = &run->progress;
     p->eval_left = can_eval(run) && (p->eval_left > 0 || !options_train(o));
-    bool goes_on = !restored || p->eval_left ||
-                   (run->progress.step < o->train_iters && !has_diverged(run));
-    if (!restored && o->load[0] != '\0') {
+    bool goes_on = !o->resumes || p->eval_left || (p->step < o->train_iters && !has_diverged(run));
+    if (!o->resumes && o->load[0] != '\0') {
         verify_load(run);
-    } else if (!restored && !options_train(o) && run->group.rank == 0) {
+    } else if (!o->resumes && !options_train(o) && run->group.rank == 0) {
         warn("the weights are random: no checkpoint is loaded (--load, --resume)");
     }
     if (run->group.rank == 0 && options_save(o) && goes_on) { save_folder_begin(run); }
@@ -191,7 +187,6 @@ bool run_restore(Run *run) {
     run_record_start(run);
     recorded = run;
     die_with(record_error);
-    return restored;
 }
 
 // Fails with the name of the first tensor that has NaN, or a value above `most`, in elements
@@ -221,6 +216,17 @@ void run_read_state(const Run *run, int array, int64_t begin, int64_t end, float
     warn("%s: %s (%s); resume with an earlier checkpoint", c->path, error_text(),
          state_names[array]);
     said = true;
+}
+
+void run_read_scaling(const Run *run, Fp8Scale *scales, float *history) {
+    const Precision *p = &run->precision;
+    for (int i = 0; i < fp8_slot_count(&run->config); i++) {
+        scales[i] = (Fp8Scale){.scale_inv = 1.0f, .scale = 1.0f};
+    }
+    if (run->options.resumes && history != NULL) {
+        or_die(checkpoint_read_scaling(&run->start, p, scales, history));
+    }
+    fp8_fix_slot(p, &run->options, scales);
 }
 
 void run_first_weights(Run *run, int64_t begin, int64_t end, float *out) {
@@ -265,24 +271,18 @@ bool run_needs_result(const Run *run, int64_t step) {
            run->progress.skipped_in_row > 0;
 }
 
-static bool is_in_flight(const Run *run) {
-    return run->enqueued > run->progress.step;
-}
-
 bool run_should_eval(const Run *run) {
-    return !is_in_flight(run) && run->progress.eval_left;
+    return run->progress.eval_left;
 }
 
 bool run_should_sample(const Run *run) {
-    return !is_in_flight(run) && run->group.rank == 0 && !run_stop_signal() && !is_stopping(run) &&
+    return run->group.rank == 0 && !run_stop_signal() && !is_stopping(run) &&
            sample_is_due(&run->options, run->progress.step);
 }
 
 bool run_should_save(const Run *run) {
     int64_t step = run->progress.step;
-    if (is_in_flight(run) || run->options.save[0] == '\0' || step == run->saves.step) {
-        return false;
-    }
+    if (run->options.save[0] == '\0' || step == run->saves.step) { return false; }
     return save_is_due(&run->options, step) || !run_goes_on(run);
 }
 

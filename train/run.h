@@ -20,14 +20,19 @@ void run_export(Run *run);
 // device: the device's name in these lines and in metrics.jsonl. All ranks must read the same data
 // and see the same save folder.
 void run_start(Run *run, const char *device);
-// Verifies the checkpoint that the run resumes, run->start, and takes over its progress; returns
-// false if there is none. Records the start in metrics.jsonl.
-bool run_restore(Run *run);
-// Reads elements begin..end of an array of the checkpoint's optimizer state (checkpoint_read).
+// Verifies the checkpoint that the run starts from, run->start. If the run resumes it, takes over
+// its progress. Records the start in metrics.jsonl.
+void run_restore(Run *run);
+// For a run that resumes: reads elements begin..end of an array of the checkpoint's optimizer state
+// (checkpoint_read).
 void run_read_state(const Run *run, int array, int64_t begin, int64_t end, float *out);
-// Called if no checkpoint is resumed: reads elements begin..end of the weights of --load, or
-// without --load draws random ones.
+// For a run that does not resume: reads elements begin..end of the weights of --load, or without
+// --load draws random ones.
 void run_first_weights(Run *run, int64_t begin, int64_t end, float *out);
+// Sets every slot of `scales` (fp8_slot_index): a fixed scale to its value, the others to those of
+// the resumed checkpoint or, if there are none, to 1. history: [slots, precision.history_length],
+// zeros; receives the checkpoint's amaxes. NULL: the run has no delayed scaling.
+void run_read_scaling(const Run *run, Fp8Scale *scales, float *history);
 // Waits for the last save, frees all, and returns the exit status.
 int run_close(Run *run);
 // Ends the run with error_text(), because a GPU computes wrongly. All ranks call it. It waits for a
@@ -41,6 +46,7 @@ bool run_goes_on(const Run *run);   // whether the run continues after this step
 // Whether step number `step` (counted from 1, as progress.step) must be reported before the next
 // step is enqueued, because an evaluation, a sample, a save or the end of the run may follow it.
 bool run_needs_result(const Run *run, int64_t step);
+// These three are asked once the latest step is reported.
 bool run_should_eval(const Run *run); // also before the first step, if a stop cut an evaluation
 bool run_should_sample(const Run *run);
 bool run_should_save(const Run *run);

@@ -59,9 +59,6 @@ typedef struct {
     // timed
     double own_seconds, own_steps;
     char device[128];
-    // The number of steps enqueued on the device so far. Those above progress.step are in flight:
-    // until they are reported, no evaluation, sample or save may begin.
-    int64_t enqueued;
     bool stopping; // several ranks have agreed to end
 } Run;
 

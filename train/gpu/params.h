@@ -110,10 +110,10 @@ int64_t params_host_bytes(const Params *p, const Plan *host, int ranks);
 // Sends tables and flags to the device, once the plans have their memory.
 void params_start(Params *p, Gpu *gpu, Comm *comm);
 
-// Fills the state on the device, and the weights, from a checkpoint or with initial weights
-// (checkpoint NULL). Decides how FP8 operands get their scales. Returns whether the run has to be
+// Fills the state on the device, and the weights, from the checkpoint that the run resumes, or with
+// initial weights. Decides how FP8 operands get their scales. Returns whether the run has to be
 // calibrated (model/precision.h).
-bool params_restore(Params *p, const Checkpoint *checkpoint);
+bool params_restore(Params *p);
 
 // Returns the address of a parameter's weights. Sets *codes to whether they are FP8 codes;
 // otherwise they are Bf16. codes may be NULL if the parameter is never in FP8. Returns NULL if the

@@ -33,14 +33,15 @@ static void put(Params *p, const StateArray *a, int64_t kept, const void *from, 
 }
 
 // Fills elements begin..end of the parameter space in an array of the optimizer's state, in which
-// they start at kept element `kept`. c NULL: with initial weights.
-static void restore_piece(Params *p, const Checkpoint *c, int array, int64_t begin, int64_t end,
-                          int64_t kept, Piece *host) {
+// they start at kept element `kept`.
+static void restore_piece(Params *p, int array, int64_t begin, int64_t end, int64_t kept,
+                          Piece *host) {
+    const Checkpoint *c = &p->run->start;
     const StateArray *a = &p->optimizer.arrays[array];
     int64_t n = end - begin;
     bool codes = a->type == TYPE_MOMENT8;
     Moment which = array == STATE_EXP_AVG ? MOMENT_FIRST : MOMENT_SECOND;
-    if (c == NULL) {
+    if (!p->run->options.resumes) {
         run_first_weights(p->run, begin, end, host->values);
     } else if (codes && c->moments8) {
         or_die(checkpoint_read(c, array, begin, end, NULL, host->codes, host->scales));
@@ -65,43 +66,36 @@ static void restore_piece(Params *p, const Checkpoint *c, int array, int64_t beg
 }
 
 // Fills an array of the optimizer's state.
-static void restore_array(Params *p, const Checkpoint *c, int array, Piece *host) {
+static void restore_array(Params *p, int array, Piece *host) {
     const OptimizerState *s = &p->optimizer;
     for (const ZeroRange *r = s->ranges; r < s->ranges + s->num_ranges; r++) {
         if (state_address(&s->arrays[array], r->kept) == NULL) { continue; }
         for (int64_t begin = r->begin; begin < r->end; begin += PIECE) {
-            restore_piece(p, c, array, begin, min64(begin + PIECE, r->end),
-                          r->kept + begin - r->begin, host);
+            restore_piece(p, array, begin, min64(begin + PIECE, r->end), r->kept + begin - r->begin,
+                          host);
         }
     }
 }
 
-// Fills all arrays of the state. c NULL: only the master weights, with initial weights.
-static void restore_arrays(Params *p, const Checkpoint *c) {
+// Fills all arrays of the state; without a checkpoint, only the master weights.
+static void restore_arrays(Params *p) {
+    int last = p->run->options.resumes ? STATE_MOMENTUM : STATE_MASTER;
     Piece *host = malloc_or_die(sizeof(Piece));
-    restore_array(p, c, STATE_MASTER, host);
-    for (int i = STATE_EXP_AVG; i <= STATE_MOMENTUM && c != NULL; i++) {
-        restore_array(p, c, i, host);
-    }
+    for (int i = STATE_MASTER; i <= last; i++) { restore_array(p, i, host); }
     free(host);
 }
 
-// Sets fixed scales to their values, and the others to the checkpoint's or, if it has none, to 1.
 // Returns whether the run must be calibrated, because it trains and nothing is known of some
 // tensor. A run that does not train has no batch to calibrate with: it measures the scales of such
 // tensors in each pass.
-static bool restore_scaling(Params *p, const Checkpoint *c) {
+static bool restore_scaling(Params *p) {
     const Precision *precision = &p->run->precision;
     int n = p->fp8.count;
     size_t history = (size_t)n * (size_t)p->fp8.length;
     Fp8Scale *scales = malloc_or_die((size_t)n * sizeof(Fp8Scale));
     float *amax = calloc_or_die(history, sizeof(float));
-    for (int i = 0; i < n; i++) { scales[i] = (Fp8Scale){1.0f, 1.0f, 0.0f, 0}; }
-    if (history > 0 && c != NULL) {
-        or_die(checkpoint_read_scaling(c, precision, scales, amax));
-        gpu_send(p->gpu, p->fp8.history, amax, history * sizeof(float));
-    }
-    fp8_fix_slot(precision, &p->run->options, scales);
+    run_read_scaling(p->run, scales, amax);
+    if (history > 0) { gpu_send(p->gpu, p->fp8.history, amax, history * sizeof(float)); }
     gpu_send(p->gpu, p->fp8.scales, scales, (size_t)n * sizeof(Fp8Scale));
     bool unknown = fp8_is_uncalibrated(precision, scales), calibrates = run_has_steps(p->run);
     for (int i = 0; i < n && unknown && !calibrates; i++) {
@@ -114,13 +108,13 @@ static bool restore_scaling(Params *p, const Checkpoint *c) {
     return unknown && calibrates;
 }
 
-bool params_restore(Params *p, const Checkpoint *checkpoint) {
+bool params_restore(Params *p) {
     const Run *run = p->run;
     StepState state = {.updates = run->progress.step - run->progress.skipped,
                        .window = run->progress.window};
     gpu_send(p->gpu, p->optimizer.state, &state, sizeof(state));
-    restore_arrays(p, checkpoint);
-    bool uncalibrated = p->fp8.count > 0 && restore_scaling(p, checkpoint);
+    restore_arrays(p);
+    bool uncalibrated = p->fp8.count > 0 && restore_scaling(p);
     run_beat(run, DOING_WAIT, "publishing the weights");
     params_publish(p);
     return uncalibrated;
