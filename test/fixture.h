@@ -121,6 +121,18 @@ static inline Options options_of(const char *text) {
     return options;
 }
 
+// Checks the values of some options of a command: "name value, name value".
+static inline void check_values(const Options *o, const char *command, const char *expected) {
+    char value[OPTION_TEXT];
+    for (const char *at = expected, *end = at; *end != '\0'; at = end + strspn(end, ", ")) {
+        end = strstr(at, ", ") != NULL ? strstr(at, ", ") : strchr(at, '\0');
+        const char *name = text_of("%.*s", (int)strcspn(at, " "), at);
+        option_text(o, option_row(name), value);
+        CHECK_TEXT(text_of("%s: %s %s", command, name, value),
+                   text_of("%s: %.*s", command, (int)(end - at), at));
+    }
+}
+
 // A model small enough that a checkpoint of it is a few kilobytes.
 #define TINY                                                                                     \
     "--arch llama --num-layers 2 --hidden-size 32 --num-attention-heads 2 --num-query-groups 1 " \

@@ -65,7 +65,7 @@ TEST(help_lists_every_option_and_preset) {
 }
 
 // The default in --help is the value without the option; or 0 or -1, if the help text says what
-// that means. With --model, it is the preset's value.
+// that means.
 TEST(help_shows_what_is_in_effect) {
     Options o = options_of("");
     char text[OPTION_TEXT], fallback[OPTION_TEXT];
@@ -77,20 +77,6 @@ TEST(help_shows_what_is_in_effect) {
         bool worked_out = number && strstr(row->help, text_of(" %s: ", row->fallback)) != NULL;
         if (worked_out) { continue; }
         CHECK_TEXT(option_text(&o, row, text), option_text(&d, row, fallback));
-    }
-    static const Says rows[] = {
-        {"--help", "(C) [768]"},
-        {"--help", " --max-position-embeddings N"},
-        {"--help --model llama-1b", "(C) [2048]"},
-        {"--model llama-1b --help", "--[no-]untie-embeddings-and-output-weights"},
-        {"--model llama-1b --help --seq-length 77", "(T) [77]"},
-        {"--help --model nonsense", "(C) [768]"},
-    };
-    EACH (row, rows) {
-        o = options_of(row->given);
-        FREED char *help = printed(print_help, &o);
-        CHECK_CONTAINS(help, row->expected);
-        CHECK(strstr(help, "[no-]help") == NULL);
     }
 }
 
@@ -132,38 +118,42 @@ TEST(echo_parses_back) {
         back.lr = nextafter(back.lr, 1);
         CHECK_TEXT(difference(&o, &back), "lr");
     }
-    // the default preset is printed if the architecture is the preset's
-    static const Says rows[] = {
-        {"", "Model\n  --model gpt2-124m --arch gpt2 "},
-        {"--arch llama", "Model\n  --arch llama --num-layers 12 "},
-        {"--model gpt2-124m --arch llama", "Model\n  --model gpt2-124m --arch llama "},
-    };
-    EACH (row, rows) {
-        Options o = options_of(row->given);
-        char *echo = printed(print_all, &o);
-        CHECK_CONTAINS(echo, row->expected);
-        free(echo);
-    }
 }
 
-// The echo at the start has options that are given, even at their defaults, and options that are
-// not at their defaults.
-TEST(a_start_shows_its_own_options) {
-    static const Says rows[] = {
-        {"", "Model\n  --model gpt2-124m --num-attention-heads 12 --num-query-groups 12 "
-             "--kv-channels 64\n  --ffn-hidden-size 3072 --max-position-embeddings 1024 "
-             "--init-method-std 0.02\nTraining\n  --global-batch-size 4\n"
-             "Optimizer and learning rate\n  --embedding-lr-mult 4 --vector-lr-mult 4 "
-             "--lr-warmup-iters 100 --lr-decay-iters 1000\n  --lr-wsd-decay-iters 400\n"
-             "The other options have their defaults (--plan prints all)\n"},
-        {"--lr 6e-4 --no-shuffle", "\nData\n  --no-shuffle\n"},
-        {"--lr 6e-4 --no-shuffle", "\n  --lr 0.0006 "},
-        {"--model llama-tiny", "Model\n  --model llama-tiny --arch llama --num-layers 2 "},
+// --help shows what is in effect. The echo at the start has options that are given, even at their
+// defaults, and options that are not at their defaults; the default preset, if the architecture is
+// the preset's.
+TEST(prints_have_what_is_in_effect) {
+    static const struct {
+        void (*print)(const Options *, FILE *);
+        const char *command, *expected;
+    } rows[] = {
+        {print_help, "--help", "(C) [768]"},
+        {print_help, "--help", " --max-position-embeddings N"},
+        {print_help, "--help --model llama-1b", "(C) [2048]"},
+        {print_help, "--model llama-1b --help", "--[no-]untie-embeddings-and-output-weights"},
+        {print_help, "--model llama-1b --help --seq-length 77", "(T) [77]"},
+        {print_help, "--help --model nonsense", "(C) [768]"},
+        {print_all, "", "Model\n  --model gpt2-124m --arch gpt2 "},
+        {print_all, "--arch llama", "Model\n  --arch llama --num-layers 12 "},
+        {print_all, "--model gpt2-124m --arch llama", "Model\n  --model gpt2-124m --arch llama "},
+        {print_own, "",
+         "Model\n  --model gpt2-124m --num-attention-heads 12 --num-query-groups 12 "
+         "--kv-channels 64\n  --ffn-hidden-size 3072 --max-position-embeddings 1024 "
+         "--init-method-std 0.02\nTraining\n  --global-batch-size 4\n"
+         "Optimizer and learning rate\n  --embedding-lr-mult 4 --vector-lr-mult 4 "
+         "--lr-warmup-iters 100 --lr-decay-iters 1000\n  --lr-wsd-decay-iters 400\n"
+         "The other options have their defaults (--plan prints all)\n"},
+        {print_own, "--lr 6e-4 --no-shuffle", "\nData\n  --no-shuffle\n"},
+        {print_own, "--lr 6e-4 --no-shuffle", "\n  --lr 0.0006 "},
+        {print_own, "--model llama-tiny",
+         "Model\n  --model llama-tiny --arch llama --num-layers 2 "},
     };
     EACH (row, rows) {
-        Options o = options_of(row->given);
-        FREED char *echo = printed(print_own, &o);
-        CHECK_CONTAINS(echo, row->expected);
+        Options o = options_of(row->command);
+        FREED char *text = printed(row->print, &o);
+        CHECK_CONTAINS(text, row->expected);
+        CHECK(strstr(text, "[no-]help") == NULL);
     }
 }
 
