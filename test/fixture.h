@@ -133,6 +133,12 @@ static inline void check_values(const Options *o, const char *command, const cha
     }
 }
 
+static inline ParamLayout layout_of(const char *options) {
+    Options o = options_of(options);
+    ModelConfig c = model_config(&o);
+    return param_layout(&c);
+}
+
 // A model small enough that a checkpoint of it is a few kilobytes.
 #define TINY                                                                                     \
     "--arch llama --num-layers 2 --hidden-size 32 --num-attention-heads 2 --num-query-groups 1 " \

@@ -22,43 +22,42 @@ static void place(const char *path, const char *text) {
     text_write(at, text);
 }
 
+// One file after another; of all groups the lowest limit counts.
 TEST(limits_of_either_version_of_control_groups_count) {
+    static const struct {
+        const char *path, *text;
+        double cores, memory;
+    } rows[] = {
+        {"proc/self/cgroup", "0::/a/b\n", INFINITY, INFINITY},
+        {"sys/fs/cgroup/a/b/cpu.max", "max 100000\n", INFINITY, INFINITY},
+        {"sys/fs/cgroup/a/cpu.max", "250000 100000\n", 2.5, INFINITY},
+        {"sys/fs/cgroup/cpu.max", "50000 100000\n", 0.5, INFINITY},
+        {"sys/fs/cgroup/a/b/memory.max", "1073741824\n", 0.5, 0x1p30},
+        {"sys/fs/cgroup/a/memory.max", "5000000\n", 0.5, 5000000},
+        {"sys/fs/cgroup/a/memory.current", "4000000\n", 0.5, 1000000},
+        // file pages can be freed
+        {"sys/fs/cgroup/a/memory.stat", "anon 7\ninactive_file 10\nactive_file 200\n", 0.5,
+         1000210},
+        {"sys/fs/cgroup/a/memory.current", "5000300\n", 0.5, 0}, // more than the limit
+        {"sys/fs/cgroup/a/memory.max", "max\n", 0.5, 0x1p30},
+        {"proc/meminfo", "MemTotal:  8 kB\nMemFree:  1 kB\nMemAvailable:   3 kB\n", 0.5, 3072},
+        {"proc/meminfo", "", 0.5, 0x1p30},
+        {"proc/self/cgroup", "5:cpuset:/c\n3:cpuacct,cpu:/c\n2:memory:/m/n\n", INFINITY, INFINITY},
+        {"sys/fs/cgroup/cpu/c/cpu.cfs_quota_us", "-1\n", INFINITY, INFINITY},
+        {"sys/fs/cgroup/cpu/c/cpu.cfs_period_us", "50000\n", INFINITY, INFINITY},
+        {"sys/fs/cgroup/cpu/c/cpu.cfs_quota_us", "150000\n", 3, INFINITY},
+        {"sys/fs/cgroup/memory/memory.limit_in_bytes", "4096\n", 3, 4096}, // in a container
+        {"sys/fs/cgroup/memory/memory.usage_in_bytes", "4000\n", 3, 96},
+        {"sys/fs/cgroup/memory/memory.stat", "active_file 50\ntotal_active_file 100\n", 3, 196},
+        {"proc/self/cgroup", "no group\n:\n", INFINITY, INFINITY},
+    };
     CHECK(isinf(cgroup_cores("root")) && isinf(host_memory("root"))); // no such file
-    place("proc/self/cgroup", "0::/a/b\n");
-    place("sys/fs/cgroup/a/b/cpu.max", "max 100000\n");
-    CHECK(isinf(cgroup_cores("root")));
-    place("sys/fs/cgroup/a/cpu.max", "250000 100000\n");
-    CHECK(cgroup_cores("root") == 2.5);
-    place("sys/fs/cgroup/cpu.max", "50000 100000\n"); // the lowest limit of all groups counts
-    CHECK(cgroup_cores("root") == 0.5);
-    CHECK_EQUAL(host_cores("root"), 1);
-    place("sys/fs/cgroup/a/b/memory.max", "1073741824\n");
-    CHECK(host_memory("root") == 0x1p30);
-    place("sys/fs/cgroup/a/memory.max", "5000000\n"); // of these, file pages can be freed
-    place("sys/fs/cgroup/a/memory.current", "4000000\n");
-    place("sys/fs/cgroup/a/memory.stat", "anon 7\ninactive_file 10\nactive_file 200\n");
-    CHECK(host_memory("root") == 1000210);
-    place("sys/fs/cgroup/a/memory.current", "5000300\n"); // more than the limit
-    CHECK(host_memory("root") == 0);
-    place("sys/fs/cgroup/a/memory.max", "max\n");
-    place("proc/meminfo", "MemTotal:  8 kB\nMemFree:  1 kB\nMemAvailable:   3 kB\n");
-    CHECK(host_memory("root") == 3072);
-    place("proc/meminfo", "");
-
-    place("proc/self/cgroup", "5:cpuset:/c\n3:cpuacct,cpu:/c\n2:memory:/m/n\n");
-    CHECK(isinf(cgroup_cores("root")) && isinf(host_memory("root")));
-    place("sys/fs/cgroup/cpu/c/cpu.cfs_quota_us", "-1\n");
-    CHECK(isinf(cgroup_cores("root")));
-    place("sys/fs/cgroup/cpu/c/cpu.cfs_quota_us", "150000\n");
-    place("sys/fs/cgroup/cpu/c/cpu.cfs_period_us", "50000\n");
-    CHECK(cgroup_cores("root") == 3);
-    place("sys/fs/cgroup/memory/memory.limit_in_bytes", "4096\n"); // in a container
-    CHECK(host_memory("root") == 4096);
-    place("sys/fs/cgroup/memory/memory.usage_in_bytes", "4000\n");
-    place("sys/fs/cgroup/memory/memory.stat", "active_file 50\ntotal_active_file 100\n");
-    CHECK(host_memory("root") == 196);
-    place("proc/self/cgroup", "no group\n:\n");
-    CHECK(isinf(cgroup_cores("root")));
+    EACH (row, rows) {
+        place(row->path, row->text);
+        CHECK_TEXT(text_of("%s %.17g %.17g", row->path, cgroup_cores("root"), host_memory("root")),
+                   text_of("%s %.17g %.17g", row->path, row->cores, row->memory));
+        if (row->cores < 1) { CHECK_EQUAL(host_cores("root"), 1); }
+    }
     double machine = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
     CHECK(host_memory(NULL) > 0 && host_memory(NULL) < machine);
 }

@@ -1,7 +1,7 @@
 // Mixtures: which source a sample is from, the text of weights and patterns, several sources in one
 // run, and the steps of --epochs.
 #include "../train/run_data.h"
-#include "fixture.h"
+#include "shard_file.h"
 
 #include <math.h>
 #include <sys/stat.h>
@@ -112,28 +112,15 @@ TEST(texts_are_weights_and_patterns) {
 
 // ---- several sources in a run -------------------------------------------------------------------
 
-// Writes a shard whose token i is first + i.
-static void write_tokens(const char *path, int first, int count) {
-    int32_t header[SHARD_HEADER_BYTES / 4];
-    FREED char *file = malloc_or_die(SHARD_HEADER_BYTES + 2 * (size_t)count);
-    shard_header(header, 2, count);
-    memcpy(file, header, sizeof(header));
-    for (int i = 0; i < count; i++) {
-        uint16_t token = (uint16_t)(first + i);
-        memcpy(file + SHARD_HEADER_BYTES + 2 * i, &token, 2);
-    }
-    blob_write(path, file, SHARD_HEADER_BYTES + 2 * (size_t)count);
-}
-
 enum { T = 4, FIRST_A = 0, FIRST_B = 1000, FIRST_C = 2000 };
 static const char three[] = "0.5 a_*.bin 0.3 b.bin 0.2 c.bin";
 
 // Sources of 12, 25 and 5 windows.
 static void write_sources(void) {
-    write_tokens("a_0.bin", FIRST_A, 30);
-    write_tokens("a_1.bin", FIRST_A + 30, 20);
-    write_tokens("b.bin", FIRST_B, 103);
-    write_tokens("c.bin", FIRST_C, 21);
+    write_shard("a_0.bin", 2, FIRST_A, 30);
+    write_shard("a_1.bin", 2, FIRST_A + 30, 20);
+    write_shard("b.bin", 2, FIRST_B, 103);
+    write_shard("c.bin", 2, FIRST_C, 21);
 }
 
 // Reads 3 epochs as run.c does, on `ranks` ranks, from any sample on. Counts samples that differ

@@ -5,35 +5,31 @@
 
 // ---- sizes ------------------------------------------------------------------------------------
 
-static int64_t count_of(const char *options) {
-    Options o = options_of(options);
-    ModelConfig c = model_config(&o);
-    CLOSED(param_layout_free) ParamLayout layout = param_layout(&c);
-    int64_t count = layout.num_parameters;
-    return count;
-}
-
-// The counts of their publishers.
+// The counts of their publishers. Llama 3.2 1B and Llama 2 7B by their published dimensions.
 TEST(known_models_have_their_size) {
-    CHECK_EQUAL(count_of("--model gpt2-124m"), 124439808);
-    CHECK_EQUAL(count_of("--model gpt2-350m"), 354823168);
-    CHECK_EQUAL(count_of("--model gpt2-774m"), 774030080);
-    CHECK_EQUAL(count_of("--model gpt2-1558m"), 1557611200);
-    CHECK_EQUAL(count_of("--model llama-3-8b"), 8030261248);
-    CHECK_EQUAL(count_of("--model qwen3-0.6b"), 596049920);
-    CHECK_EQUAL(count_of("--model qwen2.5-0.5b"), 494032768);
-    CHECK_EQUAL(count_of("--model smollm2-135m"), 134515008);
-}
-
-// Llama 3.2 1B and Llama 2 7B, by their published dimensions.
-TEST(other_models_have_their_size) {
-    CHECK_EQUAL(count_of("--arch llama --num-layers 16 --hidden-size 2048 --num-attention-heads 32 "
-                         "--num-query-groups 8 --ffn-hidden-size 8192 --vocab-size 128256"),
-                1235814400);
-    CHECK_EQUAL(count_of("--arch llama --num-layers 32 --hidden-size 4096 --num-attention-heads 32 "
-                         "--ffn-hidden-size 11008 --vocab-size 32000 "
-                         "--untie-embeddings-and-output-weights"),
-                6738415616);
+    static const struct {
+        const char *options;
+        int64_t parameters;
+    } rows[] = {
+        {"--model gpt2-124m", 124439808},
+        {"--model gpt2-350m", 354823168},
+        {"--model gpt2-774m", 774030080},
+        {"--model gpt2-1558m", 1557611200},
+        {"--model llama-3-8b", 8030261248},
+        {"--model qwen3-0.6b", 596049920},
+        {"--model qwen2.5-0.5b", 494032768},
+        {"--model smollm2-135m", 134515008},
+        {"--arch llama --num-layers 16 --hidden-size 2048 --num-attention-heads 32 "
+         "--num-query-groups 8 --ffn-hidden-size 8192 --vocab-size 128256",
+         1235814400},
+        {"--arch llama --num-layers 32 --hidden-size 4096 --num-attention-heads 32 "
+         "--ffn-hidden-size 11008 --vocab-size 32000 --untie-embeddings-and-output-weights",
+         6738415616},
+    };
+    EACH (row, rows) {
+        CLOSED(param_layout_free) ParamLayout layout = layout_of(row->options);
+        CHECK_EQUAL(layout.num_parameters, row->parameters);
+    }
 }
 
 // ---- the parameter space ----------------------------------------------------------------------
@@ -53,12 +49,6 @@ static const char *const models[] = {
     "--model qwen2.5-0.5b",
 };
 enum { MODELS = 7 };
-
-static ParamLayout layout_of(const char *options) {
-    Options o = options_of(options);
-    ModelConfig c = model_config(&o);
-    return param_layout(&c);
-}
 
 static bool model_should_have(const ModelConfig *c, int id) {
     bool gpt2 = c->arch == ARCH_GPT2;

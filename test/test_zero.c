@@ -17,12 +17,6 @@ enum { MODELS = COUNT(models) };
 static const int rank_counts[] = {1, 2, 3, 4, 5, 7, 8, 61, 512, RANKS_MAX};
 enum { COUNTS = COUNT(rank_counts) };
 
-static ParamLayout layout_of(int model) {
-    Options o = options_of(models[model]);
-    ModelConfig c = model_config(&o);
-    return param_layout(&c);
-}
-
 // Chooses which matrices are codes, and which of a block's are Muon's, by random bits; seed 0:
 // none.
 static uint8_t *some_kinds(const ParamLayout *layout, uint64_t seed) {
@@ -79,7 +73,7 @@ static Findings walk(const ZeroLayout *z, const uint8_t *kinds) {
 
 TEST(every_element_has_one_place) {
     for (int model = 0; model < MODELS; model++) {
-        CLOSED(param_layout_free) ParamLayout layout = layout_of(model);
+        CLOSED(param_layout_free) ParamLayout layout = layout_of(models[model]);
         for (int i = 0; i < COUNTS; i++) {
             for (uint64_t seed = 0; seed < 4; seed++) {
                 FREED uint8_t *kinds = some_kinds(&layout, seed);
@@ -98,7 +92,7 @@ TEST(every_element_has_one_place) {
 
 TEST(segments_tile_the_arranged_space) {
     for (int model = 0; model < MODELS; model++) {
-        CLOSED(param_layout_free) ParamLayout layout = layout_of(model);
+        CLOSED(param_layout_free) ParamLayout layout = layout_of(models[model]);
         for (int i = 0; i < COUNTS; i++) {
             FREED uint8_t *kinds = some_kinds(&layout, 7);
             CLOSED(zero_free) ZeroLayout z = zero_layout(&layout, rank_counts[i], kinds);
@@ -121,7 +115,7 @@ TEST(segments_tile_the_arranged_space) {
 
 // A one-GPU run works on the parameter space itself, and its checkpoint has one range.
 TEST(one_rank_changes_nothing) {
-    CLOSED(param_layout_free) ParamLayout layout = layout_of(0);
+    CLOSED(param_layout_free) ParamLayout layout = layout_of(models[0]);
     CLOSED(zero_free) ZeroLayout z = zero_layout(&layout, 1, NULL);
     for (int i = 0; i < layout.count; i++) { CHECK_EQUAL(z.place[i], layout.params[i].offset); }
     CHECK_EQUAL(z.size, layout.size);
@@ -129,7 +123,7 @@ TEST(one_rank_changes_nothing) {
 
 // A walk must find faults in a wrong layout.
 TEST(faults_are_found) {
-    CLOSED(param_layout_free) ParamLayout layout = layout_of(1);
+    CLOSED(param_layout_free) ParamLayout layout = layout_of(models[1]);
     FREED uint8_t *kinds = some_kinds(&layout, 2);
     CLOSED(zero_free) ZeroLayout z = zero_layout(&layout, 3, kinds);
     int64_t place = z.place[3]; // 2 and 3: the weight and bias of a norm
@@ -171,7 +165,8 @@ TEST(large_models_are_cut_evenly) {
 TEST(matrices_are_the_parameters) {
     for (int i = 0; i < COUNTS; i++) {
         for (uint64_t seed = 1; seed < 4; seed++) {
-            ParamLayout layout = layout_of(0); // 2 heads of 16 and 1 for keys and for values
+            ParamLayout layout = layout_of(
+                models[0]); // 2 heads of 16 and 1 for keys and for values
             FREED uint8_t *kinds = some_kinds(&layout, seed);
             CLOSED(zero_free) ZeroLayout z = zero_layout(&layout, rank_counts[i], kinds);
             ZeroMatrix *m;
