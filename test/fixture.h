@@ -96,6 +96,17 @@ static inline bool read_start(Options *options, Options *model) {
     return ok;
 }
 
+// The step that --resume latest finds; 0: there is none yet; -1: it is refused.
+static inline int64_t resumed(Options options) {
+    static Options was;
+    Checkpoint c;
+    bool ok = checkpoint_model(&c, &options, &was);
+    int64_t step = !ok ? -1 : options.resumes ? c.progress.step : 0;
+    if (step > 0 && !checkpoint_complete(&c, true)) { step = -1; }
+    checkpoint_close(&c);
+    return step;
+}
+
 // Claims the folder of --save, as a run with these options does.
 static inline bool claim(Options options) {
     static Options was;

@@ -517,16 +517,6 @@ TEST(paths_are_resolved) {
     folder_remove("alone");
 }
 
-// The step that --resume latest starts from in the folder t; 0: there is none yet; -1: it is
-// refused.
-static int64_t begins(void) {
-    CLOSED(checkpoint_close) Checkpoint c;
-    Options o = options_of(TINY "--save t --resume latest"), model;
-    if (!checkpoint_model(&c, &o, &model)) { return -1; }
-    if (!o.resumes) { return 0; }
-    return checkpoint_complete(&c, true) ? c.progress.step : -1;
-}
-
 // A run that saves in a new folder starts again from the same checkpoint until its first save: a
 // link of that step leads there.
 TEST(a_run_begins_again_where_it_began) {
@@ -537,16 +527,16 @@ TEST(a_run_begins_again_where_it_began) {
     folder_remove("s");
     folder_remove("t");
     save_steps(SAVED "--keep 0", 1, 3, 0);
-    CHECK(folder_make("t") && begins() == 0);
+    CHECK(folder_make("t") && resumed(o) == 0);
     CHECK(checkpoint_open(&c, "s/step_00000002", true) && checkpoint_go_back(&o, &c));
-    CHECK(begins() == 2 && lstat("t/step_00000002", &link) == 0 && S_ISLNK(link.st_mode));
+    CHECK(resumed(o) == 2 && lstat("t/step_00000002", &link) == 0 && S_ISLNK(link.st_mode));
     CHECK(checkpoint_go_back(&o, &c)); // nothing changes: scripts/restart.sh relies on that
-    CHECK(begins() == 2 && lstat("t/step_00000002", &same) == 0 && same.st_ino == link.st_ino);
+    CHECK(resumed(o) == 2 && lstat("t/step_00000002", &same) == 0 && same.st_ino == link.st_ino);
     // if it is lost or damaged, nothing else is taken
-    CHECK(rename("s/step_00000002", "s/lost") == 0 && begins() == -1);
+    CHECK(rename("s/step_00000002", "s/lost") == 0 && resumed(o) == -1);
     CHECK_CONTAINS(error_text(), "t/step_00000002/meta.json: No such file or directory");
-    CHECK(rename("s/lost", "s/step_00000002") == 0 && begins() == 2);
-    CHECK(rename("s/step_00000002/config.json", "s/config.json") == 0 && begins() == -1);
+    CHECK(rename("s/lost", "s/step_00000002") == 0 && resumed(o) == 2);
+    CHECK(rename("s/step_00000002/config.json", "s/config.json") == 0 && resumed(o) == -1);
     CHECK_CONTAINS(error_text(), "t/step_00000002/config.json: No such file or directory");
     CHECK(rename("s/config.json", "s/step_00000002/config.json") == 0);
     // it is that run's, and no other's
@@ -556,7 +546,7 @@ TEST(a_run_begins_again_where_it_began) {
                   "t: holds checkpoints of another run than --resume");
     CHECK(claim(options_of(TINY "--save t --resume s/step_00000002")));
     fixture_open(&f, TINY "--save t --keep 1");
-    CHECK(fixture_save(&f, 5) && begins() == 5);
+    CHECK(fixture_save(&f, 5) && resumed(o) == 5);
     CHECK(!path_exists("t/step_00000002") && path_exists("s/step_00000002/meta.json"));
     folder_remove("t");
 }

@@ -21,17 +21,6 @@ static void save_steps(int last) {
     for (int step = 1; step <= last; step++) { CHECK(fixture_save(&f, step)); }
 }
 
-// The step that --resume latest finds; 0: there is none yet; -1: it is refused.
-static int64_t resumed(const char *options) {
-    static Options was;
-    Options o = options_of(options);
-    CLOSED(checkpoint_close) Checkpoint c;
-    if (!checkpoint_model(&c, &o, &was)) { return -1; }
-    if (!o.resumes) { return 0; }
-    int64_t step = c.progress.step; // c is closed before it is returned
-    return checkpoint_complete(&c, true) ? step : -1;
-}
-
 // ---- a file of each kind, and what opens it -----------------------------------------------------
 
 static bool has(int64_t token) {
@@ -83,7 +72,7 @@ OPENS(opens_checkpoint, Checkpoint, checkpoint_close, checkpoint_open(&it, path,
 // The newest of two checkpoints, which --resume latest means. It takes no other.
 static bool opens_newest(const char *path) {
     (void)path;
-    return resumed(SAVED) == 2;
+    return resumed(options_of(SAVED)) == 2;
 }
 
 enum { CHECKPOINT, SHARD, MASK, STARTS, TOKENIZER, RANGES, CHOICES, CHOICES16, SAFETENSORS };
@@ -394,17 +383,17 @@ static void damage(int step) {
 
 TEST(resume_finds_what_latest_means) {
     save_steps(4);
-    CHECK_EQUAL(resumed(SAVED), 4);
+    CHECK_EQUAL(resumed(options_of(SAVED)), 4);
     CHECK(unlink("s/latest") == 0 && symlink("step_00000002", "s/latest") == 0);
-    CHECK_EQUAL(resumed(SAVED), 4); // wherever the link leads
+    CHECK_EQUAL(resumed(options_of(SAVED)), 4); // wherever the link leads
     CHECK(rename("s/step_00000004", "s/step_00000004.aside-1") == 0);
-    CHECK_EQUAL(resumed(SAVED), 3);
+    CHECK_EQUAL(resumed(options_of(SAVED)), 3);
     CHECK(rename("s/step_00000004.aside-1", "s/step_00000004") == 0);
     damage(4);
-    CHECK_EQUAL(resumed(SAVED), -1);
+    CHECK_EQUAL(resumed(options_of(SAVED)), -1);
     CHECK_CONTAINS(error_text(), "s/step_00000004/config.json: damaged: 2 bytes, not ");
-    CHECK_EQUAL(resumed(SAVED "--resume s/step_00000001"), 1);
-    CHECK_EQUAL(resumed(SAVED "--save nowhere"), 0);
-    CHECK_EQUAL(resumed(SAVED "--resume s/step_9"), -1);
+    CHECK_EQUAL(resumed(options_of(SAVED "--resume s/step_00000001")), 1);
+    CHECK_EQUAL(resumed(options_of(SAVED "--save nowhere")), 0);
+    CHECK_EQUAL(resumed(options_of(SAVED "--resume s/step_9")), -1);
     CHECK_CONTAINS(error_text(), "--resume s/step_9: no such folder; --list-checkpoints shows");
 }

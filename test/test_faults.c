@@ -209,16 +209,9 @@ static bool holds(const char *path, int64_t step) {
 }
 
 static int64_t resumed_step(void) {
-    static Options o, was;
-    CLOSED(checkpoint_close) Checkpoint c;
-    o = fixture.options;
-    if (!checkpoint_model(&c, &o, &was) || !o.resumes || !checkpoint_complete(&c, true)) {
-        return -1;
-    }
-    int64_t step = c.progress.step;
+    int64_t step = resumed(fixture.options);
     char path[PATH_LENGTH];
-    checkpoint_path(path, "s", step);
-    return holds(path, step) ? step : -1;
+    return step > 0 && holds(checkpoint_path(path, "s", step), step) ? step : -1;
 }
 
 static int leftovers(void) {
