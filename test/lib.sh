@@ -122,6 +122,14 @@ train_gpt() {
     "$root/train_gpt" "$@"
 }
 
+# Both trainers with their words, a line each; the GPU trainer over the stand-ins, where it is built.
+trainers() {
+    echo "$root/train_gpt"
+    if [[ -x $root/build/plain/standin_trainer ]]; then
+        echo "$root/build/plain/standin_trainer --no-cuda-graphs --gpus 2 --distributed-timeout 20"
+    fi
+}
+
 # The Python environment of `make scripts`, made by one test at a time.
 make_scripts() {
     mkdir -p "$root/build" && flock "$root/build/scripts.lock" \

@@ -13,14 +13,6 @@ run() {
     train_gpt "${common[@]}" "$@"
 }
 
-# Both trainers, where the stand-ins are built.
-trainers() {
-    echo "$root/train_gpt"
-    if [[ -x $standin ]]; then
-        echo "$standin --gpus 2 --global-batch-size 8 --no-cuda-graphs --distributed-timeout 20"
-    fi
-}
-
 tokenize() {
     expect_status 0 "$root/tokenize" --output-prefix "$@"
 }
@@ -82,7 +74,7 @@ ROWS
     [[ -x $standin ]] || { skip "no C++ compiler, so no stand-in trainer"; return; }
     local ranks
     read -ra ranks < <(trainers | tail -n 1)
-    ranks+=("${common[@]}" --save s)
+    ranks+=("${common[@]}" --global-batch-size 8 --save s)
     rm -rf s
     expect_status 0 "${ranks[@]}" --data 'd/*_train.bin' --train-iters 4 || return
     ranks+=(--data 'swapped/*_train.bin' --train-iters 8 --resume latest)
@@ -146,13 +138,12 @@ test_newer_options_are_said() {
 
 # ---- while a run reads --------------------------------------------------------------------------
 
-# Token 2000 is first read by step 32, or by step 8 of two ranks that accumulate, and is not in the
-# vocabulary: the run ends and has saved what a run of whole data has; a restart says it at once, and
-# goes on once the data are mended.
+# Token 2000 is first read by step 8, and is not in the vocabulary: the run ends and has saved what a
+# run of whole data has; a restart says it at once, and goes on once the data are mended.
 test_bad_tokens_are_named_and_the_run_saved() {
     local trainer step says='error: --data bad.bin: token 2000 is 65535, outside the vocabulary of 257'
     while read -ra trainer; do
-        trainer+=("${common[@]}" --no-shuffle --train-iters 40 --lr-decay-iters 40)
+        trainer+=("${common[@]}" --no-shuffle --global-batch-size 8 --train-iters 40 --lr-decay-iters 40)
         rm -rf s straight
         cp d/a_train.bin bad.bin && poke bad.bin $((1024 + 2 * 2000)) '\377\377'
         expect_said 1 "$says" "${trainer[@]}" --data bad.bin --save s || return
@@ -172,7 +163,7 @@ test_bad_tokens_are_named_and_the_run_saved() {
 test_shards_cut_in_use_are_named_and_the_run_saved() {
     local trainer option step
     while read -ra trainer; do
-        trainer+=("${common[@]}" --data d/a_train.bin --save s)
+        trainer+=("${common[@]}" --global-batch-size 8 --data d/a_train.bin --save s)
         for option in --data --valid-data; do
             rm -rf s
             cp d/a_train.bin cut.bin

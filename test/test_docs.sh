@@ -2,8 +2,7 @@
 # The pages: every block of ```sh in them is run as it stands, page by page, in a tree of
 # its own, but for those whose paragraph says **On a GPU or **With a network. The trainer there is
 # a script that takes presets for tiny models and a hundredth of the steps. Read in one tree, pages
-# do not stop each other: what two of them write, they write by the same command. Links must lead
-# somewhere.
+# do not stop each other: what two of them write, they write by the same command.
 # shellcheck source=test/lib.sh
 source "$(dirname "$0")/lib.sh"
 python=$root/.venv/bin/python
@@ -183,66 +182,6 @@ test_faults_are_seen() {
     [[ $(cat a/*.sh) == $'./train_gpt --version\nfalse' ]] || fail "other blocks: $(cat a/*.sh)"
     ! passes run_page a.md trees/a || fail "a command that fails is not seen"
     has complaints 'a.md, line 0022' || fail "$(cat complaints)"
-}
-
-# Files and headings that a page links to.
-broken_links() {
-    local page=$1 target file anchor
-    grep -oE '\]\([^)]+\)' "$page" | sed 's/^](//; s/)$//' | while IFS= read -r target; do
-        if [[ $target == http* ]]; then continue; fi
-        file=${target%%#*} anchor=
-        if [[ $target == *'#'* ]]; then anchor=${target#*#}; fi
-        if [[ -z $file ]]; then file=$page; else file=$(dirname "$page")/$file; fi
-        if [[ ! -e $file ]]; then
-            echo "$target"
-        elif [[ -n $anchor ]] && ! anchors "$file" | grep -qxF "$anchor"; then
-            echo "$target"
-        fi
-    done
-}
-
-anchors() {
-    grep -E '^#+ ' "$1" | sed -E 's/^#+ //' | tr 'A-Z ' 'a-z-' | tr -cd 'a-z0-9\n_-'
-}
-
-test_every_link_leads_somewhere() {
-    local page wrong
-    for page in "$root"/*.md "$root"/docs/*.md; do
-        wrong=$(broken_links "$page")
-        [[ -z $wrong ]] || fail "$(basename "$page"): $(tr '\n' ' ' <<<"$wrong")"
-    done
-    printf '# A Title: x\n[a](#a-title-x) [b](#b) [c](none.md)\n' >links.md
-    [[ $(broken_links links.md) == $'#b\nnone.md' ]] || fail "$(broken_links links.md)"
-}
-
-# The first column of a table of error messages: what our sources do not say, … being anything.
-unsaid_messages() {
-    git -C "$root" ls-files -- '*.c' '*.h' '*.cu' | sed "s#^#$root/#" | xargs cat |
-        sed -z 's/"[ \t]*\n[ \t]*"//g' >sources
-    sed -n '/^## Error messages/,$p' "$1" | grep -oE '^\| `[^`]+`' | sed 's/^| `//; s/`$//' |
-        sed 's/ *… */\n/g' | while IFS= read -r part; do
-        grep -qF -- "$part" sources || echo "$part"
-    done
-}
-
-test_messages_are_ours() {
-    local wrong
-    wrong=$(unsaid_messages "$root/docs/troubleshooting.md")
-    [[ -z $wrong ]] || fail "no source says: $wrong"
-    printf '## Error messages\n| `a run has saved there … --resume latest` | x |\n' >said.md
-    [[ -z $(unsaid_messages said.md) ]] || fail "$(unsaid_messages said.md)"
-    printf '| `a run has slept there` | x |\n' >>said.md
-    [[ $(unsaid_messages said.md) == 'a run has slept there' ]] || fail "another text is not seen"
-}
-
-test_every_page_is_listed() {
-    local page
-    for page in "$root"/docs/*.md; do
-        page=$(basename "$page")
-        if [[ $page != README.md ]]; then
-            has "$root/docs/README.md" "]($page)" || fail "docs/README.md does not list $page"
-        fi
-    done
 }
 
 have_packages || skip_all "Python lacks packages: $(tail -n 1 scripts.log)"

@@ -2,8 +2,9 @@
 # The README and docs/ against the tree: the table of docs/architecture.md's rooms has a row for
 # every folder with sources and none for what does not exist; every source or its header begins by
 # saying what it is; every `make TARGET` and --option that a page names exists, and every file that
-# a page or a source names by its folder; the tables of docs/options.md are those of
-# --help, and the table of metrics in docs/formats.md has the fields that a run writes.
+# a page or a source names by its folder; links lead somewhere; the error messages of
+# docs/troubleshooting.md are ours; the tables of docs/options.md are those of --help, and the table
+# of metrics in docs/formats.md has the fields that a run writes.
 # shellcheck source=test/lib.sh
 source "$(dirname "$0")/lib.sh"
 architecture=$root/docs/architecture.md
@@ -118,6 +119,39 @@ stale_options() {
     diff shown tables | grep '^[<>]' | head -n 3
 }
 
+anchors() {
+    grep -E '^#+ ' "$1" | sed -E 's/^#+ //' | tr 'A-Z ' 'a-z-' | tr -cd 'a-z0-9\n_-'
+}
+
+# Files and headings that a page links to, and that are not there.
+broken_links() {
+    local target file anchor
+    grep -oE '\]\([^)]+\)' "$1" | sed 's/^](//; s/)$//' | grep -v '^http' | while IFS= read -r target; do
+        file=$(dirname "$1")/${target%%#*} anchor=${target#"${target%%#*}"}
+        if [[ $target == '#'* ]]; then file=$1; fi
+        if [[ ! -e $file ]] || { [[ -n $anchor ]] && ! anchors "$file" | grep -qxF "${anchor#'#'}"; }; then
+            echo "$target"
+        fi
+    done
+}
+
+# The first column of a table of error messages: what our sources do not say, … being anything.
+unsaid_messages() {
+    sources | grep -E '\.(c|h|cu)$' | sed "s#^#$root/#" | xargs cat | sed -z 's/"[ \t]*\n[ \t]*"//g' >said
+    sed -n '/^## Error messages/,$p' "$1" | grep -oE '^\| `[^`]+`' | sed 's/^| `//; s/`$//' |
+        sed 's/ *… */\n/g' | while IFS= read -r part; do
+        grep -qF -- "$part" said || echo "$part"
+    done
+}
+
+unlisted_pages() {
+    local page
+    for page in "$root"/docs/*.md; do
+        page=${page##*/}
+        [[ $page == README.md ]] || grep -qF "]($page)" "$1" || echo "$page"
+    done
+}
+
 # "kind field" of every record: in the table of the section "Metrics", and in the records of a run.
 shown_fields() {
     sed -n '/^#* *Metrics/,/^#/p' "$1" | awk -F '|' '$2 ~ /^ `[a-z]+` $/ {
@@ -165,6 +199,9 @@ test_every_file_exists() {
 test_every_target_exists() { check unknown_targets 'not a target of the Makefile' "${pages[@]}"; }
 test_every_option_exists() { check unknown_options 'not an option' "${pages[@]}"; }
 test_names_of_other_trainers_are_answered() { check unanswered_names 'not answered with ours' "${pages[@]}"; }
+test_every_link_leads_somewhere() { check broken_links 'leads nowhere' "${pages[@]}"; }
+test_messages_are_ours() { check unsaid_messages 'no source says' "$root/docs/troubleshooting.md"; }
+test_every_page_is_listed() { check unlisted_pages 'not listed' "$root/docs/README.md"; }
 test_options_are_those_of_help() {
     check stale_options 'not as in --help (make readme)' "$root/docs/options.md"
 }
@@ -202,8 +239,12 @@ test_faults_are_seen() {
         printf '    --no-shuffle --no-bf16 --save=x  # --nonsense\ngit clone --depth 1 x\n```\n'
         printf 'x\n| other | here |\n| --- | --- |\n| -i, --max_steps; n_layer of a_b(X) | x |\n\n'
         printf '| `no` | `z` |\n## Metrics\n| `step` | `a`, `b` |\n| `step` | the `f` and `g` |\n'
+        printf '## A Title: x\n[a](#a-title-x)\n'
+        (cd "$root/docs" && printf '[x](%s)\n' *.md)
         echo '## y' && sed -n '/^<!-- options -->$/,/^<!-- \/options -->$/p' "$root/docs/options.md"
+        printf '## Error messages\n| `a run has saved there … --resume latest` | x |\n'
     } >right.md
+    ln -s "$root"/docs/*.md .
     sees missing_rows '/base\//d' 'base/ '
     sees stale_rows 's/^| `train\/gpu\/`/| `trains\/`/' 'trains/ '
     sees missing_files '$s,$, base/io.h model/x.h,' 'model/x.h '
@@ -217,6 +258,10 @@ test_faults_are_seen() {
     sees stale_options 's/peak learning rate/the learning rate/' '< *learning rate* > *learning rate*'
     sees stale_options '/--bf16/d' '*--bf16*'
     sees wrong_fields 's/`a`/`h`/' 'step a step h '
+    sees broken_links 's/(#a-title-x)/(#b)/' '#b '
+    sees broken_links 's/(fp8.md)/(none.md)/' 'none.md '
+    sees unsaid_messages 's/has saved there/has slept there/' 'a run has slept there '
+    sees unlisted_pages '/(fp8.md)/d' 'fp8.md '
     mkdir -p silent/base
     echo '#include "rng.h"' >silent/base/io.c
     echo '#ifndef RNG' >silent/base/io.h
