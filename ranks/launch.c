@@ -18,7 +18,10 @@
 enum {
     NUMBERS = 3,
     DEFAULT_PORT = 29500,
-    AGENT_STEP = 2, // not 1: the kernel gives listening sockets every second port
+    // How far the ranks' port is from torchrun's. Not 1: of two neighbouring ports, Linux prefers
+    // one for sockets that listen and the other for outgoing connections, which may have it
+    // already.
+    PAST_AGENT = 2,
 };
 
 // The variables of a launcher. NULL: it has none
@@ -127,7 +130,7 @@ static bool read_meeting(Ranks *r, const Launcher *l) {
     if (agent != NULL && strcmp(agent, "True") == 0) {
         // torchrun itself listens there, on the machine of its rendezvous
         m->elsewhere = true;
-        m->port += m->port + AGENT_STEP <= 65535 ? AGENT_STEP : -AGENT_STEP;
+        m->port += m->port + PAST_AGENT <= 65535 ? PAST_AGENT : -PAST_AGENT;
     }
     if (host != NULL && strlen(host) >= sizeof(m->host)) {
         return fail("MASTER_ADDR: longer than %zu characters", sizeof(m->host) - 1);

@@ -68,8 +68,9 @@ typedef struct {
     // product may write `activated` while it reads `input`. Their BF16 forms share the bytes of
     // d_qkv.
     Operand input, activated; // [M,C] or [M,H*D]; [M,F]
-    Operand d_fc1, d_qkv;     // [M, the widest], also in their FP8 forms
-    Bf16 *d_activated;        // [M,F], which GPT-2's d_fc1 replaces in place
+    // [M,F], Llama [M,2F]; [M,N]. Also in their FP8 forms. Llama's d_fc1 in BF16 replaces fc1_out.
+    Operand d_fc1, d_qkv;
+    Bf16 *d_activated; // [M,F], in the bytes of d_qkv, too: GPT-2's d_fc1 replaces it in place
     Scratch partial_sums;
     int chunk_rows; // rows that the LM head computes at a time: head.dy is [chunk_rows,P] in all
                     // forms
