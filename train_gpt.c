@@ -751,7 +751,7 @@ static void maybe_save(Trainer *t) {
         s.state[i] = (SavedArray){DTYPE_F32, run->layout.size, copy,
                                   hash_words(arrays[i], (int64_t)bytes, 0)};
     }
-    run_save(run, &s);
+    run_save(run, s);
 }
 
 // Rounds the weights that a run begins with, and calibrates the scales of FP8 tensors of which

@@ -878,7 +878,7 @@ static void maybe_save(Trainer *t) {
     run_wait_for_save(run);
     Snapshot s = {};
     params_snapshot(&t->params, &s);
-    run_save(run, &s);
+    run_save(run, s);
 }
 
 // Sets the scales of FP8 tensors of which nothing is known (model/precision.h).

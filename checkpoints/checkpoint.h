@@ -99,8 +99,15 @@ typedef struct {
     size_t size;
 } Companion;
 
-enum { COMPANIONS_MAX = 5 };
-extern const char *const companion_names[COMPANIONS_MAX]; // the first is the tokenizer
+enum {
+    SAVED_TOKENIZER,
+    SAVED_TOKENIZER_JSON,
+    SAVED_TOKENIZER_CONFIG,
+    SAVED_CHAT_TEMPLATE,
+    SAVED_GENERATION_CONFIG,
+    COMPANIONS_MAX
+};
+extern const char *const companion_names[COMPANIONS_MAX];
 
 // The arrays of an optimizer file; state_names are their names in the file. The momentum, which is
 // Muon's in BF16, and the two scales exist only if AdamW's moments are in 8 bits.
@@ -164,7 +171,7 @@ typedef struct {
     Error why;
 } Saver;
 
-// Waits for the previous save, then starts this one.
+// Starts a save. The caller has waited for the previous one.
 void saver_start(Saver *saver, const Snapshot *snapshot);
 // Whether a save was started, and saver_wait would not wait for it.
 bool saver_ended(const Saver *saver);
@@ -183,10 +190,9 @@ typedef struct Checkpoint {
     char path[PATH_LENGTH];
     Progress progress;
     int64_t valid_tokens, layout_size;
-    int ranks;                       // 0: a folder of Hugging Face's
-    struct cJSON *meta, *options;    // meta.json, and the object of option texts in it
-    const char *precision, *created; // texts that meta owns
-    const char *data, *valid_data;   // the shards' identities; "": not known
+    int ranks;                     // 0: a folder of Hugging Face's
+    struct cJSON *meta, *options;  // meta.json, and the object of option texts in it
+    const char *data, *valid_data; // the shards' identities; "": not known
     SafeTensors model, scaling;
     SafeTensors *optimizer; // [ranks]
     int num_ranges;
@@ -219,11 +225,11 @@ void checkpoint_close(Checkpoint *c);
 // Waits up to --lock-timeout while another run holds the lock of the --save folder, and takes
 // nothing. A process that calls it must not hold the lock.
 bool checkpoint_await(const Options *options);
-// Creates the --save folder, and locks it until the process ends. If another run holds the lock, it
-// waits up to --lock-timeout.
+// Locks the --save folder until the process ends. If another run holds the lock, it waits up to
+// --lock-timeout.
 bool checkpoint_lock(const Options *options);
-// Claims the --save folder for this run: calls checkpoint_lock, refuses a folder with checkpoints
-// if `start`, which the run resumes, is not one of them, and deletes what interrupted saves left.
+// Claims the --save folder for this run: makes and locks it, refuses a folder with checkpoints if
+// `start`, which the run resumes, is not one of them, and deletes what interrupted saves left.
 bool checkpoint_claim(const Options *options, const Checkpoint *start);
 // The error message for a --save that is not the same folder on every rank.
 #define NOT_SHARED "the folder must be on a file system that all ranks share"

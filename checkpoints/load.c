@@ -2,6 +2,7 @@
 #include "../base/host.h"
 #include "../base/rng.h"
 #include "../dataloader/loader.h"
+#include "../dataloader/tokenizer.h"
 #include "../kernels/cpu.h"
 #include "checkpoint.h"
 #include "hugging_face.h"
@@ -17,7 +18,7 @@
 #include <unistd.h>
 #include <zlib.h>
 
-const char *const companion_names[] = {"tokenizer.bin", "tokenizer.json", "tokenizer_config.json",
+const char *const companion_names[] = {TOKENIZER_FILE, "tokenizer.json", "tokenizer_config.json",
                                        "chat_template.jinja", "generation_config.json"};
 
 // ---- opening ------------------------------------------------------------------------------------
@@ -115,8 +116,6 @@ static bool read_meta(Checkpoint *c) {
         return fail("%s/meta.json: the window of losses and norms is wrong", c->path);
     }
     c->ranks = (int)ranks;
-    c->precision = text_of(meta, "precision");
-    c->created = text_of(meta, "created");
     c->data = text_of(meta, "data");
     c->valid_data = text_of(meta, "valid_data");
     c->options = cJSON_GetObjectItemCaseSensitive(meta, "options");
@@ -481,7 +480,7 @@ static bool open_model(Checkpoint *c, const char *folder, const Options *o, Opti
                     folder);
     }
     if (!open_meta(c, folder)) { return false; }
-    const cJSON *tokenizer = find_listed(c, "tokenizer.bin");
+    const cJSON *tokenizer = find_listed(c, TOKENIZER_FILE);
     bool ok = (c->meta != NULL || !o->resumes || fail(NO_META, c->path)) &&
               (tokenizer == NULL || verify_file(c, tokenizer));
     if (ok && c->meta != NULL) {
@@ -581,9 +580,9 @@ bool checkpoint_list(const char *save) {
             format_number(valid_loss, c.progress.valid_loss);
             printf("%10lld  %10s  %10s  %-9s %5d  %10s  %-20s  whole%s\n", (long long)steps[i],
                    format_number(loss, c.progress.loss), evaluated ? valid_loss : "-",
-                   printable(precision, sizeof(precision), c.precision), c.ranks,
-                   format_bytes(size, bytes_of(&c)), printable(created, sizeof(created), c.created),
-                   mark);
+                   printable(precision, sizeof(precision), text_of(c.meta, "precision")), c.ranks,
+                   format_bytes(size, bytes_of(&c)),
+                   printable(created, sizeof(created), text_of(c.meta, "created")), mark);
             checkpoint_close(&c);
         } else {
             printf("%10lld  damaged%s: %s\n", (long long)steps[i], mark, error_text());

@@ -2,6 +2,7 @@
 #include "checkpoint.h"
 #include "hugging_face.h"
 
+#include <assert.h>
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -291,7 +292,7 @@ static void prune(const Snapshot *s, int64_t best) {
 }
 
 // Makes the folder of the new checkpoint, but not the --save folder: if that was moved or deleted,
-// train/run.c makes it before the next save.
+// the run makes it again before the next save.
 static bool make_fresh(const char *fresh) {
     return (!path_exists(fresh) || folder_remove(fresh)) &&
            (mkdir(fresh, 0755) == 0 ||
@@ -377,7 +378,6 @@ bool checkpoint_await(const Options *o) {
 bool checkpoint_lock(const Options *o) {
     char path[PATH_LENGTH], host[256] = "", since[32];
     path_format(path, "%s/.lock", o->save);
-    if (!folder_make(o->save)) { return false; }
     int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
     if (file < 0) {
         return fail("%s: %s", path,
@@ -433,7 +433,8 @@ bool checkpoint_claim(const Options *o, const Checkpoint *start) {
     if (strlen(o->save) > LONGEST) {
         return fail("%.40s...: longer than %d characters", o->save, LONGEST);
     }
-    if (!checkpoint_lock(o) || !check_owner(o, start) || (names = folder_list(o->save)) == NULL) {
+    if (!folder_make(o->save) || !checkpoint_lock(o) || !check_owner(o, start) ||
+        (names = folder_list(o->save)) == NULL) {
         return false;
     }
     for (const char *name = names; *name != '\0'; name += strlen(name) + 1) {
@@ -460,7 +461,7 @@ static void *save_in_thread(void *argument) {
 }
 
 void saver_start(Saver *saver, const Snapshot *snapshot) {
-    saver_wait(saver);
+    assert(!saver->pending);
     saver->snapshot = *snapshot;
     saver->pending = true;
     saver->ended = false;

@@ -233,7 +233,7 @@ int main(int argc, char **argv) {
     for (int i = optind; i < argc; i++) { // checks all files before anything is written
         close(open_text(argv[i]).file);
     }
-    path_format(path, "%s_tokenizer.bin", prefix);
+    path_format(path, "%s_" TOKENIZER_FILE, prefix);
     path_format(copy, "%s", path);
     or_die(folder_make(dirname(copy)));
     atexit(remove_unfinished);

@@ -20,6 +20,8 @@
 
 BEGIN_C
 
+#define TOKENIZER_FILE "tokenizer.bin" // the file's name; beside shards a prefix may precede it
+
 enum {
     TOKENIZER_MAGIC = 20240328,
     GPT2_VOCAB = 50257,

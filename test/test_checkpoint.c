@@ -57,7 +57,7 @@ TEST(state_comes_back) {
     CHECK_BITS(&q->window, &p->window, sizeof(p->window));
     CHECK_EQUAL(c.layout_size, f.layout.size);
     CHECK_EQUAL(c.ranks, 1);
-    CHECK_TEXT(c.precision, "FP32");
+    CHECK_TEXT(json_text(c.meta, "precision", ""), "FP32");
     CHECK_TEXT(cJSON_GetObjectItem(c.options, "num-layers")->valuestring, "2");
     for (int parts = 1; parts < 20; parts++) { check_state(&c, &f, parts); }
     float other;
@@ -105,7 +105,7 @@ TEST(bf16_moments_come_back) {
     CHECK(checkpoint_open(&c, "s/step_00000001", true));
     check_state(&c, &f, 3);
     CHECK_EQUAL(c.model.entries[0].dtype, DTYPE_BF16);
-    CHECK_TEXT(c.precision, "BF16");
+    CHECK_TEXT(json_text(c.meta, "precision", ""), "BF16");
 }
 
 // Muon's elements, the last ones here, have no second moments: reading them is refused.
@@ -715,6 +715,7 @@ TEST(saving_goes_on_in_a_thread) {
     CHECK(folder_make("s"));
     for (int step = 1; step <= 5; step++) {
         f.snapshot.progress.step = step;
+        CHECK(saver_wait(&saver));
         saver_start(&saver, &f.snapshot);
     }
     while (!saver_ended(&saver)) { nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL); }

@@ -299,7 +299,7 @@ static const char *const skip_texts[][2] = {
 void run_report(Run *run, StepResult s) {
     Progress *p = &run->progress;
     const Options *o = &run->options;
-    if (saver_ended(&run->saves.saver)) { save_folder_report(run); }
+    if (saver_ended(&run->saves.saver)) { run_wait_for_save(run); }
     int64_t tokens = (int64_t)o->global_batch_size * o->seq_length;
     int64_t targets = run_step_targets(run, 0);
     p->step++;

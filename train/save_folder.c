@@ -55,9 +55,9 @@ void save_folder_begin(const Run *run) {
     if (!save_config(&run->options)) { die("--save %s", error_text()); }
 }
 
-void save_folder_report(Run *run) {
+// Joins the thread of a save, and records the save.
+static void end_save(Run *run) {
     Saver *saver = &run->saves.saver;
-    if (!saver->pending) { return; }
     bool saved = saver_wait(saver);
     int64_t step = saver->snapshot.progress.step;
     MetricsRecord *r = metrics_begin("save");
@@ -110,22 +110,20 @@ static void take_folder_again(Run *run) {
 
 bool run_wait_for_save(Run *run) {
     run_beat(run, DOING_PAUSE, "waiting for the last save");
-    save_folder_report(run);
+    if (run->saves.saver.pending) { end_save(run); }
     run_beat(run, DOING_WAIT, "after a save"); // the time limit applies again
     return !run->saves.saver.failed;
 }
 
-void run_save(Run *run, const Snapshot *snapshot) {
-    Snapshot s = *snapshot;
+void run_save(Run *run, Snapshot snapshot) {
     Progress *p = &run->progress;
     run_beat(run, DOING_PAUSE, "starting a save");
-    save_folder_report(run);
     if (run->group.rank == 0) { take_folder_again(run); }
     if (is_usual(p->valid_loss, p->best_valid_loss)) { p->proven = p->step; }
-    describe(run, &s);
+    describe(run, &snapshot);
     run->saves.step = p->step;
     metrics_sync(&run->metrics); // before the checkpoint, the records of its steps are on the disk
-    saver_start(&run->saves.saver, &s);
+    saver_start(&run->saves.saver, &snapshot);
     run_beat(run, DOING_WAIT, "after a save");
 }
 

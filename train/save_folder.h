@@ -23,13 +23,13 @@ static inline bool is_usual(double loss, double best) {
     return isfinite(loss) && !(loss > best + 0.5);
 }
 
-// Waits until a save that is under way has ended, and records it in metrics.jsonl.
-void save_folder_report(Run *run);
-// Calls save_folder_report. Returns false if the last save failed.
+// Waits until a save that is under way has ended, and records it in metrics.jsonl. Returns false if
+// the last save failed.
 bool run_wait_for_save(Run *run);
-// Waits for the previous save, and starts this one, which a thread writes. The trainer sets the
-// snapshot's arrays; run_save sets its other fields.
-void run_save(Run *run, const Snapshot *snapshot);
+// Starts a save, which a thread writes. The trainer has called run_wait_for_save, because the
+// previous save read the same memory. It sets the snapshot's arrays; run_save sets the other
+// fields.
+void run_save(Run *run, Snapshot snapshot);
 // Prints the command that resumes a saved run.
 void save_folder_print_resume(const Run *run);
 

@@ -11,13 +11,14 @@
 
 // Adds the files *tokenizer.bin in the folders of the shards that a pattern matches.
 static void find_beside(glob_t *found, const char *shards) {
+    static const char ending[] = "*" TOKENIZER_FILE;
     char beside[PATH_LENGTH], last[PATH_LENGTH] = "/";
     glob_t files = {0};
     pattern_files(shards, &files);
     for (size_t i = 0; i < files.gl_pathc; i++) {
         const char *path = files.gl_pathv[i];
         size_t used = pattern_add(beside, 0, path, (size_t)(path_name(path) - path), true);
-        used = pattern_add(beside, used, "*tokenizer.bin", 14, false);
+        used = pattern_add(beside, used, ending, sizeof(ending) - 1, false);
         if (used < PATH_LENGTH && strcmp(beside, last) != 0) {
             glob(beside, GLOB_APPEND, NULL, found);
         }
@@ -50,7 +51,7 @@ static bool find_made(Tokenizer *t, const char *shards, uint32_t mark, char path
             warn("%s", error_text());
             continue;
         }
-        bool made = mark != 0 ? t->mark == mark : strcmp(path_name(beside), "tokenizer.bin") == 0;
+        bool made = mark != 0 ? t->mark == mark : strcmp(path_name(beside), TOKENIZER_FILE) == 0;
         if (made && path[0] != '\0' && t->mark != chosen) {
             warn("%s: other tokens than %s, and the shards do not say which they have; give those "
                  "of one tokenizer",
@@ -133,7 +134,7 @@ static bool find_tokenizer(Tokenizer *t, const Options *o, char path[PATH_LENGTH
     path_format(path, "%s", o->tokenizer);
     if (option_source(o, "tokenizer") >= SOURCE_CHECKPOINT) { return tokenizer_open(t, path); }
     bool starts = o->origin[0] != '\0';
-    path_format(path, "%s/tokenizer.bin", o->origin);
+    path_format(path, "%s/" TOKENIZER_FILE, o->origin);
     if (starts && path_exists(path)) {
         opened = tokenizer_open(t, path);
     } else {
@@ -170,8 +171,9 @@ static Companion read_companion(const char *path, const char *name) {
     return c;
 }
 
-// Adds a file, if it is there, to those that go into every checkpoint.
-static bool add_companion(Run *run, Companion c) {
+// Adds a file, if it is there, to those that go into every checkpoint. place: in companion_names.
+static bool add_companion(Run *run, int place, const char *path) {
+    Companion c = read_companion(path, companion_names[place]);
     if (c.bytes != NULL) { run->saves.companions[run->saves.num_companions++] = c; }
     return c.bytes != NULL;
 }
@@ -182,26 +184,27 @@ static bool add_companion(Run *run, Companion c) {
 // Also reads that checkpoint's config.json.
 static void read_companions(Run *run) {
     const Options *o = &run->options;
-    const char *const *theirs = companion_names + 1;
+    SaveFolder *saves = &run->saves;
     char path[PATH_LENGTH];
-    const char *name = path_name(o->tokenizer), *end = strstr(name, "tokenizer.bin");
+    const char *name = path_name(o->tokenizer), *end = strstr(name, TOKENIZER_FILE);
     if (o->origin[0] != '\0') {
-        path_format(path, "%s/generation_config.json", o->origin);
-        add_companion(run, read_companion(path, "generation_config.json"));
-        path_format(path, "%s/config.json", o->origin);
-        run->saves.start_config = read_companion(path, "config.json");
+        path_format(path, "%s/%s", o->origin, companion_names[SAVED_GENERATION_CONFIG]);
+        add_companion(run, SAVED_GENERATION_CONFIG, path);
+        saves->start_config = read_companion(path_format(path, "%s/config.json", o->origin), NULL);
     }
     if (run->tokenizer.vocab == 0) { return; }
-    add_companion(run, read_companion(o->tokenizer, "tokenizer.bin"));
+    add_companion(run, SAVED_TOKENIZER, o->tokenizer);
     bool known = end != NULL;
-    for (int i = 0; i < 3 && known; i++) { // if the first file is missing, the others are not read
-        path_format(path, "%.*s%s", (int)(end - o->tokenizer), o->tokenizer, theirs[i]);
-        known = add_companion(run, read_companion(path, theirs[i])) || i > 0;
+    for (int i = SAVED_TOKENIZER_JSON; i <= SAVED_CHAT_TEMPLATE && known; i++) {
+        path_format(path, "%.*s%s", (int)(end - o->tokenizer), o->tokenizer, companion_names[i]);
+        // without tokenizer.json, the others are not read
+        known = add_companion(run, i, path) || i > SAVED_TOKENIZER_JSON;
     }
     if (known || run->tokenizer.cut != CUT_BYTES) { return; }
     char *text[] = {tokenizer_json(&run->tokenizer), tokenizer_config_json()};
     for (int i = 0; i < 2; i++) {
-        add_companion(run, (Companion){theirs[i], text[i], strlen(text[i])});
+        saves->companions[saves->num_companions++] = (Companion){
+            companion_names[SAVED_TOKENIZER_JSON + i], text[i], strlen(text[i])};
     }
 }
 
