@@ -25,6 +25,7 @@ typedef struct {
     double eps, theta;
     float z_loss, softcap;
     bool positions;    // the embedding has positions
+    bool layernorm;    // else RMSNorm
     const int *tokens; // [B,T], also the targets of the loss
     const int *starts; // [B,T] of documents; NULL: each sequence is one
 } Shape;
@@ -70,44 +71,27 @@ static void run_embedding(float *out, float **g, float **in, const float *dout, 
     embedding_backward(g[0], d, dout, s->tokens, s->starts, s->B, s->T, s->C);
 }
 
-// in: x [M,C], weight [C], bias [C]
-static void reference_layernorm(double *out, double *const *in, const Shape *s) {
+// in: x [M,C], weight [C], and for LayerNorm bias [C]; else RMSNorm
+static void reference_norm(double *out, double *const *in, const Shape *s) {
     for (int row = 0; row < shape_rows(s); row++) {
         const double *x = in[0] + row * s->C;
         double mean = 0, variance = 0;
-        for (int c = 0; c < s->C; c++) { mean += x[c] / s->C; }
+        for (int c = 0; c < s->C && s->layernorm; c++) { mean += x[c] / s->C; }
         for (int c = 0; c < s->C; c++) { variance += (x[c] - mean) * (x[c] - mean) / s->C; }
         for (int c = 0; c < s->C; c++) {
-            out[row * s->C + c] = (x[c] - mean) / sqrt(variance + s->eps) * in[1][c] + in[2][c];
+            double bias = s->layernorm ? in[2][c] : 0;
+            out[row * s->C + c] = (x[c] - mean) / sqrt(variance + s->eps) * in[1][c] + bias;
         }
     }
 }
 
-static void run_layernorm(float *out, float **g, float **in, const float *dout, const Shape *s) {
+static void run_norm(float *out, float **g, float **in, const float *dout, const Shape *s) {
     int M = shape_rows(s);
-    float *mean = new_floats(2 * M, NAN), *rstd = mean + M;
-    cpu_norm_forward(out, mean, rstd, in[0], in[1], in[2], M, s->C, (float)s->eps);
-    cpu_norm_backward(g[0], g[1], g[2], dout, in[0], in[1], mean, rstd, M, s->C);
-    free(mean);
-}
-
-// in: x [M,C], weight [C]
-static void reference_rmsnorm(double *out, double *const *in, const Shape *s) {
-    for (int row = 0; row < shape_rows(s); row++) {
-        const double *x = in[0] + row * s->C;
-        double square = 0;
-        for (int c = 0; c < s->C; c++) { square += x[c] * x[c] / s->C; }
-        for (int c = 0; c < s->C; c++) {
-            out[row * s->C + c] = x[c] / sqrt(square + s->eps) * in[1][c];
-        }
-    }
-}
-
-static void run_rmsnorm(float *out, float **g, float **in, const float *dout, const Shape *s) {
-    int M = shape_rows(s);
-    FREED float *rstd = new_floats(M, NAN);
-    cpu_norm_forward(out, NULL, rstd, in[0], in[1], NULL, M, s->C, (float)s->eps);
-    cpu_norm_backward(g[0], g[1], NULL, dout, in[0], in[1], NULL, rstd, M, s->C);
+    FREED float *rstd = new_floats(2 * M, NAN);
+    float *mean = s->layernorm ? rstd + M : NULL, *bias = s->layernorm ? in[2] : NULL;
+    cpu_norm_forward(out, mean, rstd, in[0], in[1], bias, M, s->C, (float)s->eps);
+    cpu_norm_backward(g[0], g[1], bias != NULL ? g[2] : NULL, dout, in[0], in[1], mean, rstd, M,
+                      s->C);
 }
 
 // in: qkv [M,N]. Pair (i, i + D/2) of a query or key turns by t theta^(-2i/D).
@@ -287,8 +271,7 @@ typedef struct {
         }                                                                   \
     }
 static const Operation embedding = OPERATION(embedding, false, 0, "MC", "VC", "PC");
-static const Operation layernorm = OPERATION(layernorm, false, 0, "MC", "MC", "C", "C");
-static const Operation rmsnorm = OPERATION(rmsnorm, false, 0, "MC", "MC", "C");
+static const Operation norm = OPERATION(norm, false, 0, "MC", "MC", "C", "B");
 static const Operation rope = OPERATION(rope, true, 0, "MN", "MN");
 static const Operation qk_norm = OPERATION(qk_norm, false, 0, "MN", "MN", "D", "D");
 static const Operation attention = OPERATION(attention, true, 0, "MA", "MN");
@@ -300,6 +283,7 @@ static const Operation cross_entropy_loss = OPERATION(cross_entropy, true, 0.37f
 static int size_of(const char *sides, const Shape *s) {
     const int size['Z'] = {['2'] = 2,
                            ['A'] = s->H * s->D,
+                           ['B'] = s->layernorm ? s->C : 0,
                            ['C'] = s->C,
                            ['D'] = s->D,
                            ['F'] = s->F,
@@ -458,12 +442,12 @@ static const struct {
       .positions = true,
       .tokens = token_list,
       .starts = start_list}},
-    {&layernorm, {.B = 1, .T = 7, .C = 67, .eps = 1e-5}},
-    {&layernorm, {.B = 3, .T = 5, .C = 3, .eps = 0.1}},
-    {&layernorm, {.B = 1, .T = 1, .C = 130, .eps = 1e-5}},
-    {&rmsnorm, {.B = 1, .T = 7, .C = 67, .eps = 1e-5}},
-    {&rmsnorm, {.B = 3, .T = 5, .C = 3, .eps = 0.1}},
-    {&rmsnorm, {.B = 1, .T = 1, .C = 130, .eps = 1e-5}},
+    {&norm, {.B = 1, .T = 7, .C = 67, .eps = 1e-5, .layernorm = true}},
+    {&norm, {.B = 3, .T = 5, .C = 3, .eps = 0.1, .layernorm = true}},
+    {&norm, {.B = 1, .T = 1, .C = 130, .eps = 1e-5, .layernorm = true}},
+    {&norm, {.B = 1, .T = 7, .C = 67, .eps = 1e-5}},
+    {&norm, {.B = 3, .T = 5, .C = 3, .eps = 0.1}},
+    {&norm, {.B = 1, .T = 1, .C = 130, .eps = 1e-5}},
     {&rope, {.B = 2, .T = 5, .H = 6, .G = 2, .D = 10, .theta = 10000}},
     {&rope, {.B = 1, .T = 13, .H = 1, .G = 1, .D = 2, .theta = 500}},
     {&qk_norm, {.B = 2, .T = 5, .H = 6, .G = 2, .D = 10, .eps = 1e-6}},
