@@ -52,3 +52,12 @@ static inline void choice_file_write(const ChoiceFile *f, const char *path) {
     blob_write(path, file, sizeof(header) + bytes);
     free(file);
 }
+
+// Three questions with 2, 3 and 2 answers, in a vocabulary of 50.
+static inline void choice_file_fill(ChoiceFile *f, int number_bytes) {
+    static const int lengths[] = {1, 4, 2}, vocab = 50;
+    *f = (ChoiceFile){.number_bytes = number_bytes, .mark = 0xabcdef01};
+    put_question(f, 1, 3, 2, lengths, vocab);
+    put_question(f, 0, 1, 3, lengths, vocab);
+    put_question(f, 1, 20, 2, lengths, vocab);
+}

@@ -4,11 +4,10 @@
 
 #define TEST_OWN_MAIN
 #include "../checkpoints/hugging_face.h"
-#include "../dataloader/loader.h"
-#include "../dataloader/tokenizer.h"
 #include "choice_file.h"
-#include "fixture.h"
 #include "fuzz.h"
+#include "shard_file.h"
+#include "tokenizer_file.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -62,14 +61,9 @@ static bool accepts_shard(const uint8_t *data, size_t size) {
 }
 
 static void seed_shards(void) {
-    struct {
-        int32_t header[SHARD_HEADER_BYTES / 4];
-        uint16_t tokens[20];
-    } file;
     for (int token_bytes = 2; token_bytes <= 4; token_bytes += 2) {
-        shard_header(file.header, token_bytes, 40 / token_bytes);
-        for (int i = 0; i < 20; i++) { file.tokens[i] = (uint16_t)(token_bytes == 2 ? 60 * i : 0); }
-        fuzz_seed(&file, sizeof(file));
+        write_shard("s.bin", token_bytes, 60, 40 / token_bytes);
+        seed_file("s.bin");
     }
 }
 
@@ -164,16 +158,11 @@ static bool accepts_tokenizer(const uint8_t *data, size_t size) {
 }
 
 static void seed_tokenizers(void) {
+    static const CharacterRange space = {32, 32, CLASS_SPACE};
     tokenizer_write_bytes("t.bin");
     seed_file("t.bin");
-    Blob b = blob_read("t.bin");
-    static const CharacterRange space = {32, 32, CLASS_SPACE};
-    b.bytes[4 * 4] = CUT_GPT2;
-    b.bytes[4 * 5] = 1;
-    b.bytes = realloc_or_die(b.bytes, b.size + sizeof(space));
-    memcpy(b.bytes + b.size, &space, sizeof(space));
-    fuzz_seed(b.bytes, b.size + sizeof(space));
-    free(b.bytes);
+    tokenizer_file_write((TokenizerFile){CUT_GPT2, NULL, 0, &space, 1}, -1, "t.bin");
+    seed_file("t.bin");
 }
 
 // Encodes a text with each way of cutting. It is accepted if it has a token of several bytes.
@@ -192,24 +181,14 @@ static bool accepts_text(const uint8_t *data, size_t size) {
 }
 
 static void seed_texts(void) {
-    static const char *const merges[] = {"\x02th",   "\x03the", "\x02 t",
-                                         "\x02\n\n", "\x02  ",  "\x02\xc3\xa9"};
+    static const char *const merges[] = {"th", "the", " t", "\n\n", "  ", "\xc3\xa9"};
     static const CharacterRange ranges[] = {{9, 13, CLASS_SPACE},
                                             {32, 32, CLASS_SPACE},
                                             {'0', '9', CLASS_NUMBER},
                                             {'A', 'z', CLASS_LETTER},
                                             {0xe0, 0x2fff, CLASS_LETTER}};
-    enum { MERGES = COUNT(merges), RANGES = COUNT(ranges) };
-    tokenizer_write_bytes("t.bin");
-    Blob b = blob_read("t.bin");
-    FILE *file = fopen("text.bin", "wb");
-    b.bytes[4 * 2] += MERGES;
-    b.bytes[4 * 5] = RANGES;
-    fwrite(b.bytes, 1, b.size, file);
-    for (int i = 0; i < MERGES; i++) { fwrite(merges[i], 1, strlen(merges[i]), file); }
-    fwrite(ranges, sizeof(ranges), 1, file);
-    fclose(file);
-    free(b.bytes);
+    tokenizer_file_write((TokenizerFile){CUT_BYTES, merges, COUNT(merges), ranges, COUNT(ranges)},
+                         -1, "text.bin");
     static const char text[] = "the thing's 12345\n\n  \xc3\xa9\xff\xf0\x9f\x98\x80 the";
     fuzz_seed(text, sizeof(text));
 }
@@ -234,11 +213,8 @@ static bool accepts_choices(const uint8_t *data, size_t size) {
 
 static void seed_choices(void) {
     static ChoiceFile f;
-    static const int lengths[] = {1, 4, 2};
     for (int number_bytes = 2; number_bytes <= 4; number_bytes += 2) {
-        f = (ChoiceFile){.number_bytes = number_bytes};
-        put_question(&f, 1, 3, 2, lengths, 50);
-        put_question(&f, 0, 12, 3, lengths, 50);
+        choice_file_fill(&f, number_bytes);
         choice_file_write(&f, "t.bin");
         seed_file("t.bin");
     }

@@ -6,21 +6,12 @@
 
 enum { VOCAB = 50, MOST = 9 };
 
-// Three questions: of 2, 3 and 2 answers.
-static void fill(ChoiceFile *f, int number_bytes) {
-    static const int lengths[] = {1, 4, 2};
-    *f = (ChoiceFile){.number_bytes = number_bytes, .mark = 0xabcdef01};
-    put_question(f, 1, 3, 2, lengths, VOCAB);
-    put_question(f, 0, 1, 3, lengths, VOCAB);
-    put_question(f, 1, 20, 2, lengths, VOCAB);
-}
-
 TEST(what_was_written_is_read) {
     static ChoiceFile f;
     for (int number_bytes = 2; number_bytes <= 4; number_bytes += 2) {
         CLOSED(choices_close) ChoiceSet set;
         int tokens[MOST], answer;
-        fill(&f, number_bytes);
+        choice_file_fill(&f, number_bytes);
         mkdir("sets", 0755);
         choice_file_write(&f, "sets/one_val.bin");
         CHECK(choices_open(&set, "sets/one_val.bin", VOCAB));
@@ -45,7 +36,7 @@ TEST(what_was_written_is_read) {
 TEST(globs_open_all) {
     static ChoiceFile f;
     ChoiceSets sets;
-    fill(&f, 4);
+    choice_file_fill(&f, 4);
     choice_file_write(&f, "sets/two.bin");
     CHECK(choice_sets_open(&sets, "sets/*.bin", VOCAB));
     CHECK_EQUAL(sets.count, 2);

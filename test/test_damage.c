@@ -2,9 +2,9 @@
 // Then checkpoints whose meta.json is sealed and lies, and what `latest` means.
 #define _GNU_SOURCE // memmem
 
-#include "../dataloader/tokenizer.h"
 #include "choice_file.h"
 #include "shard_file.h"
+#include "tokenizer_file.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -31,23 +31,15 @@ static bool has(int64_t token) {
 // characters, three questions, two checkpoints, a safetensors file without tensors.
 static void write_files(void) {
     static const CharacterRange ranges[] = {{1, 2, 1}, {3, UINT32_MAX, 2}};
-    static const int lengths[] = {1, 4, 2};
     static ChoiceFile f;
     write_shard("a.bin", 2, 36, 10);
     write_bits("a.bin", MASK_MAGIC, has, 36, 0, 0);
     write_bits("a.bin", STARTS_MAGIC, has, 36, 0, 0);
     tokenizer_write_bytes("t.bin");
-    Blob b = blob_read("t.bin");
-    b.bytes = realloc_or_die(b.bytes, b.size + sizeof(ranges));
-    b.bytes[4 * 5] = COUNT(ranges);
-    memcpy(b.bytes + b.size, ranges, sizeof(ranges));
-    blob_write("ranges.bin", b.bytes, b.size + sizeof(ranges));
-    free(b.bytes);
+    tokenizer_file_write((TokenizerFile){.ranges = ranges, .num_ranges = COUNT(ranges)}, -1,
+                         "ranges.bin");
     for (int bytes = 2; bytes <= 4; bytes += 2) {
-        f = (ChoiceFile){.number_bytes = bytes};
-        put_question(&f, 1, 3, 2, lengths, 50);
-        put_question(&f, 0, 1, 3, lengths, 50);
-        put_question(&f, 1, 20, 2, lengths, 50);
+        choice_file_fill(&f, bytes);
         choice_file_write(&f, bytes == 2 ? "c16.bin" : "c.bin");
     }
     blob_write("e.st", "\2\0\0\0\0\0\0\0{}", 10);
@@ -114,7 +106,7 @@ enum {
     BYTES = 2 * 256 + 14
 };
 #define NUMBER(n) (HEADER + 4 * (n)) // number n of a set of choices
-#define RANGE(n, field) (HEADER + BYTES + 4 * (3 * (n) + (field)))
+#define RANGE(n, field) (HEADER + 2 * 256 + 1 + 4 * (3 * (n) + (field)))
 #define IS_CUT "the file holds 10; it is damaged or cut short"
 #define LIES "the header says it is "
 #define QUESTION "question 0 of 3 is damaged or has a token outside the vocabulary of 50 (--vocab"

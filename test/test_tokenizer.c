@@ -2,8 +2,7 @@
 // test/tokenizer_tests.py compares cutting and merging with the libraries of GPT-2's and Llama 3's
 // tokenizers.
 #include "../base/rng.h"
-#include "../dataloader/tokenizer.h"
-#include "fixture.h"
+#include "tokenizer_file.h"
 
 #include <unistd.h>
 
@@ -68,12 +67,11 @@ TEST(marks_tell_tokenizers_apart) {
 
 // ---- text to tokens -----------------------------------------------------------------------------
 
-enum { END = 256, HEADER_INTS = 256, MOST = 4096 };
+enum { MOST = 4096 };
 
 // The first merges of a vocabulary; ids from 257 on.
 static const char *const merges[] = {"th", "the", " t",   " the", "in", "ing", "aa",
                                      "12", "123", "\n\n", "  ",   "'s", "é",   " a"};
-enum { MERGES = COUNT(merges) };
 
 static const CharacterRange ranges[] = {
     {9, 13, CLASS_SPACE},       {32, 32, CLASS_SPACE},      {'0', '9', CLASS_NUMBER},
@@ -81,27 +79,9 @@ static const CharacterRange ranges[] = {
     {0xb2, 0xb3, CLASS_NUMBER}, {0xe0, 0xf6, CLASS_LETTER}, {0x4e00, 0x9fff, CLASS_LETTER},
 };
 
-// Writes that tokenizer, with `dropped` of its bytes left without a token (-1: none).
 static void write_tokenizer(const char *path, Cut cut, int dropped) {
-    unsigned char file[MOST] = {0};
-    int32_t header[HEADER_INTS] = {TOKENIZER_MAGIC, 2, END + 1 + MERGES, END, (int32_t)cut,
-                                   COUNT(ranges)};
-    size_t at = sizeof(header);
-    memcpy(file, header, sizeof(header));
-    for (int byte = 0; byte < 256; byte++) {
-        file[at] = byte != dropped;
-        file[at + 1] = (unsigned char)byte;
-        at += 1 + file[at];
-    }
-    file[at++] = 0; // the end of text
-    for (int i = 0; i < MERGES; i++) {
-        size_t n = strlen(merges[i]);
-        file[at++] = (unsigned char)n;
-        memcpy(file + at, merges[i], n);
-        at += n;
-    }
-    memcpy(file + at, ranges, sizeof(ranges));
-    blob_write(path, file, at + sizeof(ranges));
+    tokenizer_file_write((TokenizerFile){cut, merges, COUNT(merges), ranges, COUNT(ranges)},
+                         dropped, path);
 }
 
 typedef struct {
