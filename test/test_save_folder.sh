@@ -194,23 +194,6 @@ test_a_moved_folder_is_no_new_run() {
 ROWS
 }
 
-# What too few files may be open to read is whole.
-test_what_cannot_be_opened_is_not_passed_over() {
-    local files got refused=0
-    train open 4 --save-interval 2 --keep 0 || return
-    for files in 4 5 6 7 8 9 10 11 12 14 16 20 24 39; do
-        got=0
-        (ulimit -n "$files" && exec "$root/train_gpt" "${common[@]}" --save open --train-iters 4 \
-            --resume latest) >log 2>&1 || got=$?
-        if [[ $got -eq 0 ]]; then says 'resuming from open/step_00000004'; fi
-        if [[ $got -eq 1 ]] && has log 'Too many open files'; then refused=$((refused + 1)); fi
-        is "$(readlink open/latest)" step_00000004
-    done
-    [[ $refused -gt 2 && -d open/step_00000002 && -z $(compgen -G 'open/*aside*') ]] ||
-        fail "$refused $(ls open)"
-    says 'resuming from open/step_00000004'
-}
-
 # The trainer's place is taken by one that goes back, begins elsewhere or saves, and fails.
 test_restarts_begin_where_they_are_told() {
     local restart=(env PATH="$PWD/fake:$PATH" "$root/scripts/restart.sh" --pause 0)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Spikes, in both trainers and over two ranks: a stretch of other data, which --skip-spikes skips, also
-# in a run that is killed and resumed; and which docs/resume.md's recipe leaves out afterwards.
+# Spikes, in both trainers and over two ranks: a stretch of other data, which --skip-spikes skips, and
+# which docs/resume.md's recipe leaves out afterwards.
 # shellcheck source=test/lib.sh
 source "$(dirname "$0")/lib.sh"
 export LD_LIBRARY_PATH=$root/build/standin
@@ -44,24 +44,6 @@ test_spikes_are_skipped() {
         # shellcheck disable=SC2086
         expect_said 0 '!SKIPPED' $words "${common[@]}" --save "$name.all" || return
         ! same_checkpoint {"$name","$name.all"}/latest || fail "$name: spikes change nothing"
-    done < <(trainers)
-}
-
-# Killed between two spikes, after the save of step 141.
-test_a_killed_run_skips_the_same() {
-    local name words
-    while read -r name words; do
-        # shellcheck disable=SC2086
-        start killed.log $words "${common[@]}" --skip-spikes 5 --save "$name.killed"
-        wait_until test -e "$name.killed/step_00000141" || return
-        stop KILL 137
-        rm -rf "$name.killed/"step_*150
-        ln -sfn step_00000141 "$name.killed/latest"
-        # shellcheck disable=SC2086
-        expect_said 0 'step 141, ' $words "${common[@]}" --skip-spikes 5 --save "$name.killed" \
-            --resume latest || return
-        is "$(skipped_for "$name.killed" spike)" "$bad"
-        same_checkpoint {"$name","$name.killed"}/latest || fail "$name: another end"
     done < <(trainers)
 }
 

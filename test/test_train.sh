@@ -387,27 +387,6 @@ test_checkpoints_are_listed() {
     is "$(wc -l <log)" 4
 }
 
-# Learns, then is resumed with a rate that spoils it: the best checkpoint is an old one, and stays.
-test_best_is_the_lowest_validation_loss() {
-    local options=(--eval-interval 3 --save-interval 3 --save best --keep 1) lowest
-    expect_status 0 run "${options[@]}" || return
-    expect_status 0 run "${options[@]}" --lr 3 --lr-decay-style constant --train-iters 24 --resume latest || return
-    records_of best >records
-    lowest=$(awk '/^eval/ { if (low == "" || $5 < low) { low = $5; at = $3 } } END { print at }' records)
-    [[ $lowest -le $steps ]] || fail "the rate spoils nothing: $(grep eval records)"
-    is "$(readlink best/best)" "$(printf step_%08d "$lowest")"
-    expect_status 0 train_gpt --save best --list-checkpoints
-    grep -qE "^ +$lowest .* whole, best$" log || fail "not listed as the best: $(cat log)"
-    is "$(grep -c best log) $(find best/ -name 'step_*' -type d | wc -l)" '1 2'
-    # an evaluation that is not saved sets no bar
-    expect_status 0 run "${options[@]}" --save bar --save-interval 6 --lr 0.3 --embedding-lr-mult 1 \
-        --vector-lr-mult 1 --lr-warmup-iters 24 --lr-decay-iters 1000 || return
-    records_of bar >records
-    awk '/^eval/ { loss[$3] = $5 } END { exit !(loss[3] < loss[6] && loss[6] < loss[12]) }' records ||
-        fail "not the lowest at step 3, then at 6: $(grep eval records)"
-    is "$(readlink bar/best)" step_00000006
-}
-
 # docs/resume.md's command: more --train-iters stretch the decay, so that no step's rate is 0.
 test_saved_config_starts_or_extends_a_run() {
     grep -v lr-decay-iters fp32/config.txt | sed 's/^save .*/save again/' >config
