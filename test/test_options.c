@@ -303,7 +303,7 @@ static int64_t windows(void *count) {
 static int64_t epoch = 103; // windows
 
 // The options of a run that continues another one's checkpoint, and is given more.
-static Options resumed(const Options *before, const char *more) {
+static Options continued(const Options *before, const char *more) {
     char value[OPTION_TEXT];
     Options o, was = {0};
     CHECK(read_given(&o, more));
@@ -349,16 +349,16 @@ TEST(resumed_runs_derive_again) {
     }
     EACH (r, rows) {
         const OptionRow *row = option_row(r->option);
-        Options first = options_of(r->before), again = resumed(&first, ""),
-                changed = resumed(&again, r->then);
+        Options first = options_of(r->before), again = continued(&first, ""),
+                changed = continued(&again, r->then);
         CHECK_TEXT(option_text(&again, row, value), text_of("%s", option_text(&first, row, value)));
         CHECK(option_source(&again, r->option) < SOURCE_CHECKPOINT);
         CHECK_TEXT(option_text(&changed, row, value), r->derived);
         bool fixed = strcmp(r->option, "check-interval") == 0; // must be 0 there
         if (!fixed) { first = options_of(text_of("%s --%s %s", r->before, r->option, r->given)); }
         if (fixed) { first = options_of(text_of("--%s %s", r->option, r->given)); }
-        again = resumed(&first, "");
-        changed = resumed(&again, r->then);
+        again = continued(&first, "");
+        changed = continued(&again, r->then);
         CHECK_TEXT(option_text(&changed, row, value), r->given);
     }
 }
@@ -387,7 +387,7 @@ TEST(epochs_are_steps) {
         CHECK(read_given(&o, text_of("%s --global-batch-size 8 --lr-decay-style wsd", row->first)));
         CHECK(options_resolve(&o, &facts));
         for (int i = 0; i < 3; i++) {
-            if (i > 0) { o = resumed(&o, i == 1 ? row->then : ""); }
+            if (i > 0) { o = continued(&o, i == 1 ? row->then : ""); }
             CHECK_EQUAL(o.train_iters, row->steps[i > 0]);
             CHECK_EQUAL(o.lr_decay_iters, o.train_iters); // the schedule follows
             CHECK_EQUAL(o.lr_wsd_decay_iters, 2 * o.train_iters / 5);
