@@ -6,7 +6,6 @@ tokenizer's files and tokenizer.bin. The trainer itself judges config.json and s
 there must be (--list-tensors).
 """
 
-import codecs
 import json
 import math
 import os
@@ -22,7 +21,7 @@ import safetensors
 from . import downloads
 from .command_line import Parser
 from .environment import built, die, named_by, write_durably
-from .vocabulary import NAMED_TEMPLATES, TOKENIZER_FILES, open_vocabulary, read_object
+from .vocabulary import NAMED_TEMPLATES, TOKENIZER_FILES, open_vocabulary, read_object, read_text
 
 # tensors in files of these models that are no weights
 IGNORED = re.compile(r"(\.attn\.(bias|masked_bias)|rotary_emb\.inv_freq)$")
@@ -154,18 +153,14 @@ def import_model(folder, output):
         die(f"{weights}: could not be written: {error}")
     os.umask(mask := os.umask(0))
     os.chmod(weights, 0o666 & ~mask)  # the package makes the file readable for its owner alone
-    if vocabulary:
-        files = {name: text.encode() for name, text in vocabulary.files().items()}
-        for name, content in (files | {"tokenizer.bin": vocabulary.tokenizer_bin()}).items():
-            write_durably(os.path.join(output, name), [content])
-    for name in said:
-        with open(copied[name], "rb") as file:
-            write_durably(os.path.join(output, name),
-                                 [file.read().removeprefix(codecs.BOM_UTF8)])
     ids = {key: config[key] for key in TOKEN_IDS if config.get(key) is not None}
-    if ids and COPIED[0] not in said:
-        write_durably(os.path.join(output, COPIED[0]),
-                             [(json.dumps(ids, indent=2) + "\n").encode()])
+    texts = {COPIED[0]: json.dumps(ids, indent=2) + "\n"} if ids else {}
+    texts |= {name: read_text(copied[name]) for name in said}
+    if vocabulary:
+        write_durably(os.path.join(output, "tokenizer.bin"), [vocabulary.tokenizer_bin()])
+        texts |= vocabulary.files()
+    for name, text in texts.items():
+        write_durably(os.path.join(output, name), [text.encode()])
     return config["model_type"], tensors, vocabulary is not None
 
 

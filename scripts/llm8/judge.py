@@ -49,7 +49,6 @@ class Variant:
 
 @dataclass
 class Judgement:
-    variant: str
     what: str
     result: str
     baseline: float = math.nan
@@ -60,6 +59,7 @@ class Judgement:
     pairs: int = 0
     error: float = math.nan  # standard error of the change of a loss
     doubt: str = ""          # why there is no verdict
+    variant: str = ""
 
     @property
     def noise(self):
@@ -202,9 +202,9 @@ def error_of(changes):
     return statistics.stdev(changes) / math.sqrt(count) if count > 1 else math.nan
 
 
-def judge_loss(name, what, ours, theirs, limit, note):
-    """Judges a loss. ours, theirs: the final losses of the variant and of the baseline, pair by
-    pair."""
+def judge_loss(what, finals, limit, note):
+    """Judges a loss. finals: for each pair, the final losses of the variant and of the baseline."""
+    ours, theirs = zip(*finals)
     changes = [percent(a, b) for a, b in zip(ours, theirs)]
     change, doubt = mean(changes), ""
     error = error_of(changes) if math.isfinite(change) else math.nan
@@ -219,63 +219,65 @@ def judge_loss(name, what, ours, theirs, limit, note):
         doubt = f"the noise of {noise:.2g}% reaches across the limit of {limit:g}%"
     else:
         result = PASS if abs(change) <= limit else FAIL
-    return Judgement(name, what, UNSURE if doubt else result, mean(theirs), mean(ours), change,
+    return Judgement(what, UNSURE if doubt else result, mean(theirs), mean(ours), change,
                      f"within {limit:g}%", note, len(changes), error, doubt)
 
 
-def judge_train(found, limits, name):
+def judge_train(found, limits):
     finals = [[series.window_mean(run, pair.last, window_of(pair.last)) for run in pair]
               for pair in found]
     window = window_of(min(pair.last for pair in found))
-    return judge_loss(name, "training loss", *zip(*finals), limits.train,
-                      f"mean of the last {window} steps")
+    return judge_loss("training loss", finals, limits.train, f"mean of the last {window} steps")
+
+
+def runs_of(found):
+    return [run for pair in found for run in pair]
 
 
 def no_evaluation(found):
     """Returns a text that says why some run has no evaluation; "": all have one."""
-    lacking = [run for pair in found for run in pair if not run.evals]
+    lacking = [run for run in runs_of(found) if not run.evals]
     if not lacking:
         return ""
     return "no evaluation (--valid-data)" if not all(run.option("valid-data") for run in lacking) \
         else "no evaluation: a run ends before its first (--eval-interval)"
 
 
-def judge_valid(found, limits, name):
+def judge_valid(found, limits):
     what, limit = "validation loss", f"within {limits.valid:g}%"
     common = [set(pair.baseline.evals) & set(pair.run.evals) for pair in found]
     if not all(common):
-        return Judgement(name, what, OPEN, limit=limit,
+        return Judgement(what, OPEN, limit=limit,
                          note=no_evaluation(found) or "no evaluation after the same step")
     last = [max(steps) for steps in common]
-    wrong = other_samples([run for pair in found for run in pair],
-                          [step for step in last for _ in range(2)])
+    wrong = other_samples(runs_of(found), [step for step in last for _ in range(2)])
     if wrong:
-        return Judgement(name, what, FAIL, limit=limit, note=wrong)
+        return Judgement(what, FAIL, limit=limit, note=wrong)
     finals = [[number(run.evals[step], "valid_loss") for run in pair]
               for pair, step in zip(found, last)]
-    return judge_loss(name, what, *zip(*finals), limits.valid, "after step " +
-                      " and ".join(str(step) for step in sorted(set(last))))
+    return judge_loss(what, finals, limits.valid,
+                      "after step " + " and ".join(map(str, sorted(set(last)))))
 
 
-def judge_ratio(name, what, values, good, limit, note="", why_not=""):
+def judge_ratio(what, values, good, limit, note="", why_not=""):
     """Judges a ratio. values: for each pair, the two runs' values; 0: not known. The ratio is that
     of the two means, which the report shows; a mean of the pairs' ratios would be too high, because
     of noise. why_not: why there is no verdict."""
     ours, theirs = map(mean, zip(*values))
     ratio = ours / theirs if all(map(all, values)) else math.nan
     result = OPEN if why_not or not limit else PASS if good(ratio) else FAIL
-    return Judgement(name, what, result, theirs, ours, ratio, limit, why_not or note)
+    return Judgement(what, result, theirs, ours, ratio, limit, why_not or note)
 
 
-def judge_speed(found, limits, name):
-    runs, why_not = [run for pair in found for run in pair], ""
+def judge_speed(found, limits):
+    runs, why_not = runs_of(found), ""
     devices = {str(part.get("device")) for run in runs for part in parts_of(run)}
     if not all(run.on_gpu for run in runs):
         why_not = "on a CPU the rounding is emulated, which costs time by its nature"
     elif len(devices) > 1:
         why_not = "not on the same device: " + "; ".join(sorted(devices))
     speeds = [list(map(series.steady_throughput, pair)) for pair in found]
-    return judge_ratio(name, "speed-up", speeds, lambda ratio: ratio > limits.speed,
+    return judge_ratio("speed-up", speeds, lambda ratio: ratio > limits.speed,
                        f"above {limits.speed:g}", "median over steps", why_not)
 
 
@@ -283,42 +285,37 @@ def memory_of(run):
     return max((float(part.get("memory_bytes") or 0) for part in run.parts), default=0.0)
 
 
-def at_most(limit):
-    return "" if limit is None else f"at most {limit:g}"
+def judge_memory(found, _):
+    return judge_ratio("memory", [list(map(memory_of, pair)) for pair in found], None, "")
 
 
-def judge_memory(found, _, name):
-    return judge_ratio(name, "memory", [list(map(memory_of, pair)) for pair in found], None, "")
-
-
-def judge_time(found, limits, name):
+def judge_time(found, limits):
     """Judges how soon the variant reaches the loss at which the baseline ends."""
-    if why := no_evaluation(found) or other_samples([run for pair in found for run in pair]):
-        return Judgement(name, "time to loss", OPEN, note=why)
+    what, limit = "time to loss", "" if limits.time is None else f"at most {limits.time:g}"
+    if why := no_evaluation(found) or other_samples(runs_of(found)):
+        return Judgement(what, OPEN, note=why)
     targets = [pair.baseline.last("valid_loss", "evals") for pair in found]
     if not all(map(math.isfinite, targets)):
-        return Judgement(name, "time to loss", FAIL if limits.time else OPEN,
-                         limit=at_most(limits.time),
+        return Judgement(what, FAIL if limit else OPEN, limit=limit,
                          note="the baseline's last validation loss is NaN or infinite")
-    times = [[series.reach(run, target, "seconds") for run in pair]
-             for pair, target in zip(found, targets)]
-    missed = sum(not all(map(math.isfinite, pair)) for pair in times)
+    times, missed = [], 0
+    for pair, target in zip(found, targets):
+        reached = [series.reach(run, target, "seconds") for run in pair]
+        missed += not all(map(math.isfinite, reached))
+        times.append([time if math.isfinite(time) else
+                      float(series.positions(run, "seconds", run.last_step))
+                      for run, time in zip(pair, reached)])
     note = f"seconds of steps to {mean(targets):.4f}, the baseline's last validation loss"
     if missed:
         note += (f"; {missed} of {len(times)} pairs miss it, and count with the whole time of "
                  "their runs: it takes longer than shown")
-    whole = [[float(series.positions(run, "seconds", run.last_step)) for run in pair]
-             for pair in found]
-    times = [[time if math.isfinite(time) else all_of_it for time, all_of_it in zip(*both)]
-             for both in zip(times, whole)]
-    judged = judge_ratio(name, "time to loss", times,
-                         lambda ratio: ratio <= limits.time and not missed, at_most(limits.time),
+    judged = judge_ratio(what, times, lambda ratio: ratio <= limits.time and not missed, limit,
                          note)
     judged.pairs = len(times)
     return judged
 
 
-def judge_start(found, name):
+def judge_start(found, _):
     """Judges whether weights and data are equal, by the options and the first step's loss."""
     what, limit, result = "same start", "equal weights and data", FAIL
     wrong = set()
@@ -326,10 +323,9 @@ def judge_start(found, name):
         differing = differing_options(pair[::-1], "shape", "start", "data")
         wrong |= {f"--{option} ({' and '.join(row)})" for option, row in differing.items()}
     if wrong:
-        return Judgement(name, what, FAIL, limit=limit,
-                         note="not the same: " + " ".join(sorted(wrong)))
+        return Judgement(what, FAIL, limit=limit, note="not the same: " + " ".join(sorted(wrong)))
     if any(min(pair.run.steps) != min(pair.baseline.steps) for pair in found):
-        return Judgement(name, what, FAIL, limit=limit, note="not the same first step")
+        return Judgement(what, FAIL, limit=limit, note="not the same first step")
     ours, theirs = zip(*([run.column("loss")[1][0] for run in pair] for pair in found))
     apart = [abs(percent(a, b)) for a, b in zip(ours, theirs)]
     if not all(map(math.isfinite, ours + theirs)):
@@ -339,8 +335,8 @@ def judge_start(found, name):
                 f"({ROUNDING:g}%): other weights or data")
     else:
         result, note = PASS, "loss of the first step: apart by rounding only"
-    return Judgement(name, what, result, mean(theirs), mean(ours),
-                     percent(mean(ours), mean(theirs)), limit, note)
+    return Judgement(what, result, mean(theirs), mean(ours), percent(mean(ours), mean(theirs)),
+                     limit, note)
 
 
 def judge_end(baseline, variant):
@@ -349,19 +345,16 @@ def judge_end(baseline, variant):
     bad += [f"seed {seed_of(run)} has no run of {other.name}"
             for group, other in ((baseline, variant), (variant, baseline)) for run in group.runs
             if seed_of(run) not in other.seeds()]
-    return Judgement(variant.name, "every run finished", FAIL if bad else PASS,
-                     note="; ".join(bad))
+    return Judgement("every run finished", FAIL if bad else PASS, note="; ".join(bad))
 
 
 def judge(comparison):
-    limits = comparison.limits
     for variant in comparison.variants[1:]:
-        found = pairs(comparison.baseline, variant)
-        out = [judge_end(comparison.baseline, variant)]
-        found = [pair for pair in found if pair.last > 0]
-        if found:
-            out += [judge_start(found, variant.name)]
-            out += [one(found, limits, variant.name) for one in (
-                judge_train, judge_valid, judge_speed, judge_memory, judge_time)]
-        comparison.judgements += out
+        found = [judge_end(comparison.baseline, variant)]
+        if begun := [pair for pair in pairs(comparison.baseline, variant) if pair.last > 0]:
+            found += [one(begun, comparison.limits) for one in (
+                judge_start, judge_train, judge_valid, judge_speed, judge_memory, judge_time)]
+        for judgement in found:
+            judgement.variant = variant.name
+        comparison.judgements += found
     return comparison

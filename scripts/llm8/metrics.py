@@ -22,6 +22,7 @@ import time
 from . import environment
 from .text import counted, duration, fixed, printable, shown
 
+KEPT = ("step", "eval", "fp8", "ranks", "save") # the kinds of records that a Run keeps by step
 FLOCK = "hhqqi0q" # struct flock: l_type, l_whence, l_start, l_len, l_pid
 LARGEST = 1e100 # larger values count as infinite
 SKIPPED_TOO_OFTEN = 3
@@ -117,15 +118,14 @@ class Run:
         self._forget()
 
     def _forget(self):
-        self.starts, self.steps, self.evals, self.fp8, self.end = [], {}, {}, {}, None
-        self.saves = {} # also failed saves
+        self._kept = {kind: {} for kind in KEPT}
+        # saves: failed ones too; ranks_at: how long each rank computes
+        self.steps, self.evals, self.fp8, self.ranks_at, self.saves = self._kept.values()
+        self.starts, self.end, self.profile = [], None, None
         self.parts = [] # the starts that no later start has replaced
-        self.ranks_at = {} # step -> the record of how long each rank computes
-        # replaced: earlier records of each step that was done again; profile: the record of
-        # --profile
-        self.replaced, self.profile = {}, None
+        self.replaced = {} # step -> its earlier records, if it was done again
         self.bad_lines = self._lines = 0
-        self.first_bad = None # the first bad line's number, and what is wrong with it
+        self._first_bad = "" # the first bad line's number, and what is wrong with it
         self._offset, self._inode = 0, None
 
     def poll(self):
@@ -166,7 +166,7 @@ class Run:
             fault = "no record"
         if fault:
             self.bad_lines += 1
-            self.first_bad = self.first_bad or (self._lines, fault)
+            self._first_bad = self._first_bad or f"line {self._lines}: {printable(fault)}"
             return None
         kind, step = record["kind"], record.get("step")
         if kind == "profile":
@@ -174,9 +174,8 @@ class Run:
             return None
         if kind == "run":
             self._start(record, step)
-        elif kind in ("step", "eval", "fp8", "ranks", "save"):
-            {"step": self.steps, "eval": self.evals, "fp8": self.fp8,
-             "ranks": self.ranks_at, "save": self.saves}[kind][step] = record
+        elif kind in KEPT:
+            self._kept[kind][step] = record
             self.end = None
         elif kind == "end":
             self.end = record
@@ -185,7 +184,7 @@ class Run:
     def _start(self, record, step):
         for later in (other for other in self.steps if other > step):
             self.replaced.setdefault(later, []).append(self.steps[later])
-        for held in (self.steps, self.evals, self.fp8, self.ranks_at, self.saves):
+        for held in self._kept.values():
             for later in [other for other in held if other > step]:
                 del held[later]
         self.starts.append(record)
@@ -206,11 +205,8 @@ class Run:
     @property
     def complaint(self):
         """Returns a text that says what could not be read; "" if everything could."""
-        if not self.bad_lines:
-            return ""
-        line, fault = self.first_bad
         more = f"; {self.bad_lines:,} lines could not be read" if self.bad_lines > 1 else ""
-        return f"{self.path}, line {line}: {printable(fault)}{more}"
+        return self._first_bad and f"{self.path}, {self._first_bad}{more}"
 
     @property
     def last_step(self):
@@ -334,8 +330,8 @@ class Run:
         return ([math.nan] + self.column(name, kind)[1])[-1]
 
 
-def open_run(path, name=None):
-    run = Run(path, name)
+def open_run(path):
+    run = Run(path)
     run.poll()
     return run
 
