@@ -11,7 +11,6 @@ import random
 import re
 import shutil
 import struct
-import sys
 import zlib
 from collections import Counter
 
@@ -20,7 +19,21 @@ import pyarrow
 import pyarrow.parquet
 import tokenizers
 from chat_cases import AS_OBJECTS, EACH, FOLDERS, NAMED, SPANS, chat_folder, marked
-from check import ROOT, Skip, call, fails, main, read, refused, run, write
+from check import (
+    ROOT,
+    STANDIN,
+    Skip,
+    call,
+    done,
+    fails,
+    lines,
+    main,
+    read,
+    records,
+    refused,
+    run,
+    write,
+)
 from llm8 import shard_header, shards
 from llm8.conversation import ChatTemplate, Conversation, warnings_of
 from llm8.convert_hf import main as convert_hf
@@ -71,14 +84,8 @@ def make_tokenizer(folder, template, beside=False):
     return write(f"{folder}/tokenizer.json", tokenizer.to_str())
 
 
-def lines(rows):
-    return "".join(json.dumps(row) + "\n" for row in rows)
-
-
 def prepared(output, tokenizer, *words):
-    result = call(prepare_data, "--output", output, "--tokenizer", tokenizer, "--jobs", 1, *words)
-    assert result.status == 0, result.err
-    return result
+    return done(prepare_data, "--output", output, "--tokenizer", tokenizer, "--jobs", 1, *words)
 
 
 def mask_of(path):
@@ -101,7 +108,7 @@ def answers_in(folder, split, tokenizer):
     return sorted(texts)
 
 
-def the_answers_count():
+def test_the_answers_count():
     tokenizer = make_tokenizer("plain", PLAIN)
     write("talks.jsonl", lines({"messages": held} for held in TALKS))
     prepared("d", tokenizer, "talks.jsonl", "--seq-length", 96, "--shard-tokens", 1000)
@@ -116,7 +123,7 @@ def the_answers_count():
     assert held["documents"] == 120 and held["window"] == 96
 
 
-def the_template_may_lie_beside():
+def test_the_template_may_lie_beside():
     tokenizer = make_tokenizer("beside", PLAIN, beside=True)
     prepared("e", tokenizer, "talks.jsonl", "--seq-length", 96, "--shard-tokens", 1000)
     for row in manifest("d")["shards"]:
@@ -125,7 +132,7 @@ def the_template_may_lie_beside():
     assert read("e/chat_template.jinja") == PLAIN.encode()
 
 
-def what_the_texts_depend_on_is_remembered():
+def test_what_the_texts_depend_on_is_remembered():
     """A folder of conversations remembers the template and the tokens that it is given; a folder of
     texts remembers neither."""
     words, config = ("--valid-fraction", 0), "again/tokenizer_config.json"
@@ -155,7 +162,7 @@ def what_the_texts_depend_on_is_remembered():
     assert "made already" in prepared("again_talks.jsonl", tokenizer, "talks.jsonl", *words).out
 
 
-def tokens_that_are_none_are_named():
+def test_tokens_that_are_none_are_named():
     make_tokenizer("strange", PLAIN.replace("im_start", "header"))
     write("few.jsonl", lines({"messages": held} for held in TALKS[:9]))
     assert "warning: the chat template writes <|header|>, which is no token" in prepared(
@@ -186,7 +193,7 @@ def windows_of(folder, split):
     return found
 
 
-def none_is_cut_that_fits():
+def test_none_is_cut_that_fits():
     long = [*talk(1, 900), {"role": "user", "content": words(200, 201)},
             {"role": "assistant", "content": words(150, 151)}]
     write("long.jsonl", lines({"messages": held} for held in [*TALKS, long]))
@@ -231,7 +238,7 @@ def packed_as_it_should(lengths, window, order=None):
     return at
 
 
-def packing_keeps_documents_whole():
+def test_packing_keeps_documents_whole():
     for seed in range(30):
         rng = numpy.random.default_rng(seed)
         window = int(rng.integers(2, 40))
@@ -251,7 +258,7 @@ def write_rows(name, rows):
     return name
 
 
-def rows_of_every_form_are_one():
+def test_rows_of_every_form_are_one():
     """The same conversations as OpenAI, ShareGPT, Alpaca and others write them, in files of each
     kind."""
     pairs, talks = [], []
@@ -296,14 +303,14 @@ def template(source):
     return ChatTemplate(open_vocabulary({"tokenizer": "other/tokenizer.json"}))
 
 
-def answers_in_a_prompt_do_not_count():
+def test_answers_in_a_prompt_do_not_count():
     held = talk(3, 1)
     row = Conversation({"prompt": held[:-1], "completion": held[-1:]})
     (text, turns), = template(PLAIN).texts(row)
     assert [text[slice(*turn)] for turn in turns] == [held[-1]["content"] + "<|im_end|>"]
 
 
-def earlier_turns_may_change():
+def test_earlier_turns_may_change():
     held = Conversation({"messages": talk(3, 1)})
     assert len(template(PLAIN).texts(held)) == 1
     texts = template(THINKS).texts(held)
@@ -317,7 +324,7 @@ def earlier_turns_may_change():
     assert splits[0] and splits[1] and not splits[0] & splits[1], "one is on both sides"
 
 
-def spaces_that_end_a_prompt_are_the_answers():
+def test_spaces_that_end_a_prompt_are_the_answers():
     """Tokenizers join them to the word behind them; the model is asked without them."""
     spaced = template("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}:  {% else %}"
                       "{{ m.content }}<|im_end|>{% endif %}{% endfor %}")
@@ -329,7 +336,7 @@ def spaces_that_end_a_prompt_are_the_answers():
     assert asked == ids[:which.index(True)], "the model is asked at another place"
 
 
-def what_templates_use_is_there():
+def test_what_templates_use_is_there():
     uses = template("{{ eos_token }}{% generation %}a{% endgeneration %}{{ messages | tojson }}"
                     "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}"
                     "{{ m.content }}{% endfor %}{{ tools is none }}")
@@ -343,7 +350,7 @@ def opened(path):
     return ChatTemplate(open_vocabulary({"tokenizer": path}))
 
 
-def what_counts_is_what_the_model_writes():
+def test_what_counts_is_what_the_model_writes():
     """SPANS: for each way in which templates differ the texts, what counts of them, and what is
     warned of."""
     for name, source, row, texts, doubts in SPANS:
@@ -361,7 +368,7 @@ WRITES = EACH + "{{ m.content }}{{ eos_token }}{% endfor %}"
 NAMELESS = "{% for m in messages %}{{ bos_token }}{{ m.content }}{% endfor %}"
 
 
-def special_tokens_are_transformers():
+def test_special_tokens_are_transformers():
     """FOLDERS: whatever file names them; what is prepared, or imported, says it all in its
     tokenizer_config.json."""
     write("hi.jsonl", lines([{"prompt": "Hi", "completion": "A"}]))
@@ -394,7 +401,7 @@ def of_others(checkpoint):
     return "others"
 
 
-def templates_have_names():
+def test_templates_have_names():
     """With tools the one named tool_use is taken, as by transformers, from tokenizer_config.json or
     from files; it goes along into what is prepared, imported and saved."""
     tools = "TOOLS {% for tool in tools %}{{ tool | tojson }}{% endfor %}" + AS_OBJECTS
@@ -426,7 +433,7 @@ def templates_have_names():
                  "tools.jsonl", "--jobs", 1), "no chat template named default, only rag")
 
 
-def what_is_lost_is_told():
+def test_what_is_lost_is_told():
     """With how many answers lose what; the manifest keeps it."""
     path = make_tokenizer("loses", PLAIN)
     asks = {"role": "user", "content": "Hi"}
@@ -477,7 +484,7 @@ BAD_TEMPLATES = (  # the line, and what the error says
     ("{% if false %}x{% endif %}", "line 1", "the chat template writes nothing"))
 
 
-def bad_rows_are_refused():
+def test_bad_rows_are_refused():
     def bad(name, *parts, tokenizer="plain/tokenizer.json", words=()):
         refused(call(prepare_data, "--output", "bad", "--tokenizer", tokenizer, "--jobs", 1, name,
                      *words), *parts)
@@ -535,7 +542,7 @@ def texts_of(rows, name="rows.parquet"):
     return text[:text.rindex(end)] + end
 
 
-def calls_of_tools_are_written_as_they_are():
+def test_calls_of_tools_are_written_as_they_are():
     """Tools may be JSON; nothing that a row lacks is written, as a column of structs has it."""
     asks = [{"role": "user", "content": "a"}]
     calls = {"messages": [*asks, {"role": "assistant", "tool_calls": [CALL]}],
@@ -554,7 +561,7 @@ def calls_of_tools_are_written_as_they_are():
     assert '"arguments": {"to": null}' in texts_of([{"messages": empty}], "rows.jsonl")
 
 
-def odd_rows_are_one_fault_each():
+def test_odd_rows_are_one_fault_each():
     """What is not UTF-8 in a batch of rows; what is no JSON; surrogates, which have no bytes."""
     good = [{"prompt": held[0]["content"], "completion": held[1]["content"]} for held in TALKS]
     good[3]["completion"] = "~badbad~"
@@ -582,7 +589,7 @@ def odd_rows_are_one_fault_each():
                  "--jobs", 1, "when.parquet"), "when.parquet", "row 0", "not JSON serializable")
 
 
-def one_conversation_is_on_one_side():
+def test_one_conversation_is_on_one_side():
     """Where its answers make texts of their own; one longer than the share is trained on."""
     rows = [{"messages": talk(12, place)} for place in range(12)]
     write("each.jsonl", lines([*rows, *[{"messages": talk(1, place)} for place in range(20, 60)]]))
@@ -595,7 +602,7 @@ def one_conversation_is_on_one_side():
         assert train and valid and not train & valid, (train, valid)
 
 
-def damage_of_a_mask_is_found():
+def test_damage_of_a_mask_is_found():
     check = ("scripts/prepare_data", "--check", "d")
     assert "shards as the manifest says" in run(*check).out
     path = "d/train_00000.bin.mask"
@@ -609,15 +616,9 @@ def damage_of_a_mask_is_found():
     write(path, content)
 
 
-STANDIN = "build/plain/standin_trainer"
-LINKS = {"LD_LIBRARY_PATH": os.path.join(ROOT, "build", "standin")}
 TINY = ("--model", "llama-tiny", "--vocab-size", 300, "--seq-length", 96, "--global-batch-size", 4,
         "--lr", 1e-3, "--seed", 3)
 DATA = ("--data", "d/train_*.bin", "--valid-data", "d/val_*.bin")
-
-
-def records(path, kind):
-    return [row for row in map(json.loads, read(path).decode().splitlines()) if row["kind"] == kind]
 
 
 def steps_of(name, *words):
@@ -626,7 +627,7 @@ def steps_of(name, *words):
     return records(name, "step")
 
 
-def the_trainer_reads_the_masks():
+def test_the_trainer_reads_the_masks():
     result = run("train_gpt", *TINY, *DATA, "--train-iters", 6, "--micro-batch-size", 2,
                  "--eval-interval", 3, "--metrics", "m.jsonl", "--save", "saved")
     counted = {split: sum(row["counted"] for row in manifest("d")["shards"]
@@ -664,15 +665,14 @@ def the_trainer_reads_the_masks():
     assert not run(*evaluates, "both/*.bin").err
 
 
-def dumped_gradients_are_of_the_mean():
+def test_dumped_gradients_are_of_the_mean():
     """Of both trainers: their norm is the step's."""
     [step] = steps_of("norm.jsonl", "--micro-batch-size", 2)[:1]
     words = (*TINY, *DATA, "--micro-batch-size", 2, "--train-iters", 6, "--dump-gradients")
     for program, near in (("train_gpt", 1e-5), (STANDIN, 0.05)):
         if not os.path.exists(os.path.join(ROOT, program)):
             continue  # there is no C++ compiler
-        run(program, *words, "g.safetensors", *(
-            ("--no-cuda-graphs",) if program == STANDIN else ()), env=LINKS)
+        run(program, *words, "g.safetensors", *["--no-cuda-graphs"] * (program == STANDIN))
         held = load_file("g.safetensors")
         assert abs(held.pop("loss").item() - step["loss"]) < near * step["loss"]
         norm = sum(float((part.astype(float) ** 2).sum()) for part in held.values()) ** 0.5
@@ -680,7 +680,7 @@ def dumped_gradients_are_of_the_mean():
     assert step["targets"] < 0.7 * 4 * 96, "without the targets' share the norm is hardly another"
 
 
-def other_masks_are_other_data():
+def test_other_masks_are_other_data():
     """A resume refuses data whose masks have changed."""
     saved = ("train_gpt", *TINY, *DATA, "--micro-batch-size", 2, "--save", "saved", "--resume",
              "latest", "--train-iters", 8)
@@ -701,7 +701,7 @@ APART = "  documents   attention and positions begin anew at each\n"
 TOGETHER = "  documents   not kept apart in a sequence"
 
 
-def conversations_are_apart():
+def test_conversations_are_apart():
     """Where the data say where they begin; not in a run that began before they did."""
     words = ("train_gpt", *TINY, "--micro-batch-size", 2, "--eval-interval", 3)
     assert APART in run(*words, *DATA, "--train-iters", 1).out
@@ -749,7 +749,7 @@ def conversations_are_apart():
         assert abs(float(re.search("valid loss ([0-9.]+)", said)[1]) - valid) < 1e-4, said
 
 
-def checkpoints_carry_the_template():
+def test_checkpoints_carry_the_template():
     """A checkpoint has the template of the data, which wrote them, whatever a start or another
     folder says; for texts, the template of the start."""
     def saved(name, data, *words):
@@ -780,7 +780,7 @@ def checkpoints_carry_the_template():
     assert saved("based", "e/train_*.bin", *start) == PLAIN.encode()
 
 
-def two_templates_are_noticed():
+def test_two_templates_are_noticed():
     """The run has one; data that do not say, and texts, have none."""
     prepared("thinks_d", make_tokenizer("thinks", THINKS), "talks.jsonl", "--seq-length", 96)
     shutil.copytree("d", "silent_d")
@@ -802,7 +802,7 @@ def two_templates_are_noticed():
 GOLDEN = os.path.join(ROOT, "test", "golden", "chat")
 
 
-def templates_write_what_transformers_says():
+def test_templates_write_what_transformers_says():
     """test/golden.py: its ids, and what {% generation %} marks."""
     with open(os.path.join(ROOT, "scripts", "chat.jsonl")) as file:
         rows = [Conversation(read_row(json.loads(line), "", Counter())) for line in file]
@@ -840,7 +840,7 @@ def off_from_pytorch(expected, name, data, *words):
         expected["losses"] + [expected["valid_loss"]], strict=True))
 
 
-def the_loss_is_pytorch_s():
+def test_the_loss_is_pytorch_s():
     """Over the tokens that count, for 20 steps and an evaluation, to 4 decimals."""
     expected = json.loads(read(f"{GOLDEN}/losses.json"))
     for batch in (1, 2, 4):
@@ -862,12 +862,11 @@ def the_loss_is_pytorch_s():
 
 
 def gpu_steps(name, *words):
-    run(STANDIN, *TINY, *DATA, "--no-cuda-graphs", "--metrics", name, "--eval-interval", 3, *words,
-        env=LINKS)
+    run(STANDIN, *TINY, *DATA, "--no-cuda-graphs", "--metrics", name, "--eval-interval", 3, *words)
     return records(name, "step") + records(name, "eval")
 
 
-def ranks_count_together():
+def test_ranks_count_together():
     """The GPU trainer over stand-ins: the same losses and gradient norms however a step is split;
     those of the CPU trainer as far as BF16 goes; a resumed run is bit for bit the same."""
     if not os.path.exists(os.path.join(ROOT, STANDIN)):
@@ -893,7 +892,7 @@ def ranks_count_together():
     assert read("parts/latest/model.safetensors") == whole, "resumed, it is another run"
 
 
-def large_shards_have_the_same_checksum():
+def test_large_shards_have_the_same_checksum():
     """Above 4 MiB, parts of them."""
     tokens = numpy.random.default_rng(1).integers(0, 300, 5 << 20)
     path = write("large/x.bin", shard_header.header(2, len(tokens)) +
@@ -931,7 +930,7 @@ def talk_takes_turns(ask, known, exact):
     assert run(*ask, "--", "--no-such-option", given=f"{first}\n", check=False).status == 1
 
 
-def a_model_that_was_tuned_answers():
+def test_a_model_that_was_tuned_answers():
     """After it has learned the example by heart: wherever in a window a conversation stands."""
     run("train_gpt", "--load", GOLDEN, "--data", f"{GOLDEN}/data/*.bin", "--seq-length", 128,
         "--global-batch-size", 9, "--micro-batch-size", 9, "--lr", 1e-2, "--weight-decay", 0,
@@ -974,7 +973,7 @@ def a_model_that_was_tuned_answers():
             "a checkpoint, such as RUN/best")
 
 
-def bad_tokens_to_continue_are_refused():
+def test_bad_tokens_to_continue_are_refused():
     words = ("train_gpt", "--load", GOLDEN, "--sample-only", "--quiet", "--sample-length",
              4)
     for text, part in (("1 2 x", "'x' is no token"), ("1 400000 2", "'400000 2' is no token"),
@@ -1000,19 +999,4 @@ def bad_tokens_to_continue_are_refused():
 
 
 if __name__ == "__main__":
-    sys.exit(main([
-        the_answers_count, the_template_may_lie_beside, what_the_texts_depend_on_is_remembered,
-        tokens_that_are_none_are_named, none_is_cut_that_fits,
-        packing_keeps_documents_whole,
-        calls_of_tools_are_written_as_they_are, odd_rows_are_one_fault_each,
-        one_conversation_is_on_one_side,
-        answers_in_a_prompt_do_not_count, earlier_turns_may_change,
-        spaces_that_end_a_prompt_are_the_answers, what_templates_use_is_there,
-        what_counts_is_what_the_model_writes, special_tokens_are_transformers,
-        templates_have_names, what_is_lost_is_told, rows_of_every_form_are_one,
-        bad_rows_are_refused, damage_of_a_mask_is_found, the_trainer_reads_the_masks,
-        dumped_gradients_are_of_the_mean, other_masks_are_other_data, conversations_are_apart,
-        checkpoints_carry_the_template, two_templates_are_noticed,
-        large_shards_have_the_same_checksum, templates_write_what_transformers_says,
-        the_loss_is_pytorch_s, ranks_count_together, a_model_that_was_tuned_answers,
-        bad_tokens_to_continue_are_refused]))
+    main()

@@ -1,9 +1,11 @@
-"""What the Python tests share, as test.h is for the C ones: functions that are tests, run by
-main(), which fail by an assertion or skip by raising Skip. They run in an empty folder.
+"""What the Python tests share, as lib.sh is for the shell ones: functions that are tests, called
+test_..., run by main(), which fail by an assertion or skip by raising Skip. They run in an empty
+folder.
 """
 
 import contextlib
 import io
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import traceback
 
 ROOT = os.environ.get("LLM8_ROOT") or os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SHARED = os.path.join(ROOT, "..", "shared", "data")
+STANDIN = "build/plain/standin_trainer"  # the GPU trainer, without a GPU
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
 os.environ["HF_HOME"] = os.path.abspath("hf_home")  # what is downloaded stays in the test's folder
 
@@ -38,13 +41,34 @@ def call(main, *words):
     return Result(status, out.getvalue(), err.getvalue())
 
 
+def done(main, *words):
+    """call() of what must succeed."""
+    result = call(main, *words)
+    assert result.status == 0, f"{words}: {result.status} {result.err}"
+    return result
+
+
 def run(*words, env=None, check=True, given=None):
     """A program of the repository, as a user runs it. given: its standard input."""
     command = [os.path.join(ROOT, words[0]), *map(str, words[1:])]
+    links = {"LD_LIBRARY_PATH": os.path.join(ROOT, "build", "standin")} if words[0] == STANDIN \
+        else {}
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False,
-                          input=given, env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})})
+                          input=given, env=os.environ | {"OMP_NUM_THREADS": "1"} | links |
+                          (env or {}))
     assert not check or done.returncode == 0, f"{words}: {done.returncode} {done.stderr[-500:]}"
     return Result(done.returncode, done.stdout, done.stderr)
+
+
+def same(found, expected, *about):
+    assert found == expected, f"{found!r}, not {expected!r}; {about}"
+
+
+def says(text, *parts):
+    """It has all of these parts; a part after a `!` must not be there."""
+    for part in parts:
+        wanted = part.removeprefix("!")
+        assert (wanted in text) == (wanted == part), f"{part!r}: {text!r}"
 
 
 def refused(result, *parts):
@@ -52,8 +76,7 @@ def refused(result, *parts):
     assert result.status != 0, f"it was accepted: {result.out}"
     lines = result.err.splitlines()
     assert len(lines) == 1 and lines[0].startswith("error: "), f"not one line: {result.err}"
-    for part in parts:
-        assert part in result.err, f"no {part!r} in {result.err!r}"
+    says(result.err, *parts)
 
 
 def fails(function, *words):
@@ -77,9 +100,26 @@ def read(path):
         return file.read()
 
 
-def main(tests):
-    counts = {"passed": 0, "failed": 0, "skipped": 0}
-    for test in tests:
+def lines(rows):
+    """A .jsonl of these rows, as the trainers write it."""
+    return "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
+
+
+def records(path, kind=None):
+    """The rows of a .jsonl, or those of a kind."""
+    rows = [json.loads(line) for line in read(path).splitlines()]
+    return [row for row in rows if kind in (None, row.get("kind"))]
+
+
+def main(tests=None, apart=False):
+    """Runs the program's functions test_..., in the order in which they stand, or these tests.
+    apart: each in an empty folder of its own."""
+    counts, top = {"passed": 0, "failed": 0, "skipped": 0}, os.getcwd()
+    for test in tests or [held for name, held in vars(sys.modules["__main__"]).items()
+                          if name.startswith("test_")]:
+        if apart:
+            os.mkdir(os.path.join(top, test.__name__))
+            os.chdir(os.path.join(top, test.__name__))
         try:
             test()
             counts["passed"] += 1

@@ -8,11 +8,10 @@ import os
 import random
 import shlex
 import struct
-import sys
 
 import pyarrow
 import pyarrow.parquet
-from check import ROOT, call, main, read, refused, run, write
+from check import ROOT, STANDIN, call, done, lines, main, read, records, refused, run, write
 from llm8 import sources
 from llm8.prepare_choices import main as prepare_choices
 from llm8.prepare_data import main as prepare_data
@@ -38,10 +37,6 @@ def questions(count):
         answers = rng.sample(THINGS, len(THINGS))
         rows.append((context, [f"{answer} now." for answer in answers], answers.index(thing)))
     return rows
-
-
-def lines(rows):
-    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def numbers_of(path):
@@ -73,60 +68,47 @@ def expected(rows):
 
 
 def prepared(output, source, *words):
-    result = call(prepare_choices, source, "--output", output, *BYTE, *words)
-    assert result.status == 0, result.err
+    done(prepare_choices, source, "--output", output, *BYTE, *words)
     return numbers_of(output)
 
 
-def every_form_is_read():
+def test_every_form_is_read():
     rows = questions(7)
     want = expected(rows)
-    hellaswag = [{"ind": 1, "ctx": c, "endings": a, "label": i} for c, a, i in rows]
-    write("h.jsonl", lines(hellaswag))
-    assert prepared("sets/h.bin", "h.jsonl") == want
-    write("h.jsonl.gz", gzip.compress(lines(hellaswag).encode()))
-    assert prepared("sets/h2.bin", "h.jsonl.gz") == want
+    plain = [{"ind": 1, "ctx": c, "endings": a, "label": i} for c, a, i in rows]
     arc = [{"id": "x", "question": c, "choices": {"text": a, "label": list("ABCD")},
             "answerKey": "ABCD"[i]} for c, a, i in rows]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(arc), "arc.parquet")
-    assert prepared("sets/arc.bin", "arc.parquet") == want
-    numbered = [{**row, "choices": {**row["choices"], "label": list("1234")},
-                 "answerKey": "1234"["ABCD".index(row["answerKey"])]} for row in arc]
-    write("arc.jsonl", lines(numbered))
-    assert prepared("sets/arc2.bin", "arc.jsonl") == want
-    mixed = [{**row, "answerKey": "ABCD"[int(row["answerKey"]) - 1]} for row in numbered]
-    write("mixed.jsonl", lines(mixed))
-    assert prepared("sets/arc3.bin", "mixed.jsonl") == want, "a letter is not the answer's place"
+    numbered = [row | {"choices": row["choices"] | {"label": list("1234")},
+                       "answerKey": "1234"["ABCD".index(row["answerKey"])]} for row in arc]
     mmlu = [{"question": c, "choices": a, "answer": i} for c, a, i in rows]
-    write("mmlu.jsonl", lines(mmlu))
-    assert prepared("sets/mmlu.bin", "mmlu.jsonl") == want
-    own = [{"stem": c, "list": a, "right": "ABCD"[i]} for c, a, i in rows]
-    write("own.jsonl", lines(own))
+    spaced = [{"ctx": c, "endings": [" " + a[0], *a[1:]], "label": i} for c, a, i in rows]
     fields = ("--context-field", "stem", "--choices-field", "list", "--label-field", "right")
-    assert prepared("sets/own.bin", "own.jsonl", *fields) == want
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(arc), "arc.parquet")
+    assert prepared("sets/arc.parquet.bin", "arc.parquet") == want
+    for name, held, *words in (
+            ("plain.jsonl", lines(plain)), ("plain.json", json.dumps(plain, indent=1)),
+            ("plain.jsonl.gz", gzip.compress(lines(plain).encode())),
+            ("numbered.jsonl", lines(numbered)), ("mmlu.jsonl", lines(mmlu)),
+            # a letter is not the answer's place
+            ("mixed.jsonl", lines(row | {"answerKey": "ABCD"[int(row["answerKey"]) - 1]}
+                                  for row in numbered)),
+            ("openbook.jsonl", lines({"question_stem": row["question"], "choices": row["choices"],
+                                      "answerKey": row["answerKey"]} for row in arc)),
+            ("own.jsonl", lines({"stem": c, "list": a, "right": "ABCD"[i]} for c, a, i in rows),
+             *fields),
+            # one space before an answer; the one after a question stays there
+            ("spaced.jsonl", lines(spaced)),
+            ("ended.jsonl", lines(row | {"ctx": row["ctx"] + " "} for row in spaced)),
+            ("asked.jsonl", lines(row | {"context": "a passage"} for row in mmlu),
+             "--context-field", "question"),
+            ("bare.jsonl", lines(row | {"context": empty}  # an empty passage is none
+                                 for row, empty in zip(mmlu, ["", None] * 4)))):
+        assert prepared(f"sets/{name}.bin", write(name, held), *words) == want, name
     said = call(prepare_choices, "own.jsonl", "--output", "it's own.bin", *BYTE, *fields).out
     assert "it's own.bin," in shlex.split(said.splitlines()[-1]), said
-    spaced = [{"ctx": c, "endings": [" " + a[0], *a[1:]], "label": i} for c, a, i in rows]
-    write("spaced.jsonl", lines(spaced))
-    assert prepared("sets/s.bin", "spaced.jsonl") == want, "two spaces before an answer"
-    ended = [{**row, "ctx": row["ctx"] + " "} for row in spaced]
-    write("ended.jsonl", lines(ended))
-    assert prepared("sets/e.bin", "ended.jsonl") == want, "the space after a question stays there"
     write("line.jsonl", lines([{"ctx": "a:\n", "endings": ["b", "  c"], "label": 1}]))
     assert prepared("sets/l.bin", "line.jsonl") == [(1, [*b"a:"], [[*b"\nb"], [*b"\n  c"]])]
-    stems = [{**{key: row[key] for key in row if key != "question"}, "answerKey": row["answerKey"],
-              "question_stem": row["question"]} for row in arc]
-    write("openbook.jsonl", lines(stems))
-    assert prepared("sets/openbook.bin", "openbook.jsonl") == want
-    write("array.json", json.dumps(hellaswag, indent=1))
-    assert prepared("sets/array.bin", "array.json") == want
-    asked = [{**row, "context": "a passage"} for row in mmlu]
-    write("asked.jsonl", lines(asked))
-    assert prepared("sets/asked.bin", "asked.jsonl", "--context-field", "question") == want
-    write("bare.jsonl", lines([{**row, "context": empty} for row, empty in zip(
-        mmlu, ["", None] * 4)]))
-    assert prepared("sets/bare.bin", "bare.jsonl") == want, "an empty passage is one"
-    before = prepared("sets/b.bin", "h.jsonl", "--before", "<|endoftext|>")
+    before = prepared("sets/b.bin", "plain.jsonl", "--before", "<|endoftext|>")
     assert before == [(i, [256, *c], a) for i, c, a in want]
     assert want != expected(questions(8))[1:]
     write("lone.jsonl", lines([{"ctx": "a\ud800", "endings": ["b", "\udfffc"], "label": 1}]))
@@ -136,7 +118,7 @@ def every_form_is_read():
     assert len(numbers_of("sets/lone2.bin")) == 1
 
 
-def hellaswag_is_written_as_by_lm_eval():
+def test_hellaswag_is_written_as_by_lm_eval():
     """The texts that lm-eval 0.4.13 itself makes of these rows."""
     context = "A woman sits on the quay. [title] Lay the net flat [step] Find the hole."
     rows = [{"activity_label": "Mending a net", "ctx_a": context, "ctx_b": "she IS",
@@ -179,7 +161,7 @@ def sentencepiece(path):
     return tokenizer.token_to_id
 
 
-def answers_are_cut_from_the_whole_text():
+def test_answers_are_cut_from_the_whole_text():
     """As lm-eval does: the tokens after as many as the question alone has."""
     token = sentencepiece("piece/tokenizer.json")
     words = ("piece.jsonl", "--output", "piece.bin", "--tokenizer", "piece/tokenizer.json",
@@ -200,7 +182,7 @@ def answers_are_cut_from_the_whole_text():
     refused(call(prepare_choices, *words), "piece.jsonl, line 1: ", "no token of its own")
 
 
-def gpt2_numbers_are_gpt2s():
+def test_gpt2_numbers_are_gpt2s():
     write("g.jsonl", lines([{"ctx": "A man is sitting on a roof. he", "label": 1,
                              "endings": ["is using wrap.", "starts pulling up roofing."]}]))
     call(prepare_choices, "g.jsonl", "--output", "g.bin", "--tokenizer", gpt2_tokenizer())
@@ -220,12 +202,11 @@ def scores(out, name):
     return [float(row.split("| ")[1].split("%")[0]) for row in rows]
 
 
-def a_model_learns_to_answer():
+def test_a_model_learns_to_answer():
     rng = random.Random(1)
     text = "".join("{} {} now.\n".format(*sentence(rng)) for _ in range(4000))
     write("learn.txt", text)
-    result = call(prepare_data, "--output", "learn", *BYTE, "--jobs", 1, "learn.txt")
-    assert result.status == 0, result.err
+    done(prepare_data, "--output", "learn", *BYTE, "--jobs", 1, "learn.txt")
     write("quiz.jsonl", lines([{"ctx": c, "endings": a, "label": i} for c, a, i in questions(80)]))
     prepared("quiz.bin", "quiz.jsonl")
     words = (*TINY, "--train-iters", 300, "--lr", "3e-3", "--lr-warmup-iters", 20, "--save", "run",
@@ -236,8 +217,7 @@ def a_model_learns_to_answer():
     assert "choices     quiz, 80 questions\n" in run_out and "of 80 |" in run_out
     assert len(during) == 3 and during[-1] > 90, f"right: {during}"
     assert "perplexity" in run_out
-    records = [json.loads(line) for line in read("run/metrics.jsonl").splitlines()]
-    scored = [row for row in records if row["kind"] == "choices"]
+    scored = records("run/metrics.jsonl", "choices")
     assert [row["step"] for row in scored] == [100, 200, 300]
     assert abs(100 * scored[-1]["accuracy"] - during[-1]) < 0.01
     assert scored[-1]["name"] == "quiz" and scored[-1]["questions"] == 80
@@ -255,10 +235,9 @@ def a_model_learns_to_answer():
               "--eval-choices", "hub.bin").out
     assert "of 2, lm-eval's text |" in hub, hub
     for precision in ((), ("--fp8-format", "hybrid", "--fp8-lm-head")):
-        gpu = "build/plain/standin_trainer"
-        if not os.path.exists(os.path.join(ROOT, gpu)):
+        if not os.path.exists(os.path.join(ROOT, STANDIN)):
             break  # there is no C++ compiler
-        alone = run(gpu, *TINY, *precision, "--no-cuda-graphs", "--load", "run/latest",
+        alone = run(STANDIN, *TINY, *precision, "--no-cuda-graphs", "--load", "run/latest",
                     "--eval-only", "--eval-choices", "quiz.bin", env=GUARDED).out
         assert abs(scores(alone, "quiz")[0] - during[-1]) < 4, (precision, alone)
     untrained = run("train_gpt", "--model", "llama-tiny", "--eval-only", "--eval-choices",
@@ -267,7 +246,7 @@ def a_model_learns_to_answer():
     assert sorted(os.listdir("run")) == before
 
 
-def bad_sets_are_refused():
+def test_bad_sets_are_refused():
     def bad(source, *parts, words=()):
         refused(call(prepare_choices, source, "--output", "bad.bin", *BYTE, *words), *parts)
         assert not os.path.exists("bad.bin")
@@ -303,7 +282,7 @@ def bad_sets_are_refused():
     bad("hellaswag", "hellaswag", "cannot be reached", words=("--mirror", "http://127.0.0.1:9"))
 
 
-def wrong_sets_are_refused():
+def test_wrong_sets_are_refused():
     tiny = ("train_gpt", *TINY, "--train-iters", 1)
     refused(run(*tiny, "--eval-choices", "none*.bin", check=False), "--eval-choices none*.bin",
             "prepare_choices")
@@ -321,7 +300,4 @@ def wrong_sets_are_refused():
 
 
 if __name__ == "__main__":
-    sys.exit(main([every_form_is_read, hellaswag_is_written_as_by_lm_eval,
-                   answers_are_cut_from_the_whole_text,
-                   gpt2_numbers_are_gpt2s, a_model_learns_to_answer,
-                   bad_sets_are_refused, wrong_sets_are_refused]))
+    main()

@@ -10,7 +10,7 @@ import time
 from unittest import mock
 
 import numpy
-from check import ROOT, call, main, read, refused, run, write
+from check import ROOT, STANDIN, call, lines, main, read, records, refused, run, says, write
 from llm8 import doctor, metrics
 
 COMMON = ("--model", "llama-tiny", "--data", "d/x_train.bin", "--valid-data", "d/x_val.bin",
@@ -31,19 +31,14 @@ def train(folder, *options, steps=60, check=True):
                check=check)
 
 
-def records(folder):
-    return [json.loads(line) for line in read(f"{folder}/metrics.jsonl").splitlines()]
-
-
 def planted(name, change, of="r/fp8"):
     """A copy of a run whose every record went through change(), which drops those it returns None
     for."""
     folder = f"planted/{name}/{name}"  # with nothing beside it
     shutil.rmtree(f"planted/{name}", ignore_errors=True)
     shutil.copytree(of, folder, symlinks=True)
-    rows = [change(record) for record in records(of)]
-    write(f"{folder}/metrics.jsonl", "".join(
-        json.dumps(row, separators=(",", ":")) + "\n" for row in rows if row))
+    rows = map(change, records(f"{of}/metrics.jsonl"))
+    write(f"{folder}/metrics.jsonl", lines(filter(None, rows)))
     return folder
 
 
@@ -113,8 +108,7 @@ def said(folder, *words):
 def expect(folder, status, *parts, words=()):
     got, text = said(folder, *words)
     assert got == status, f"{folder}: status {got}, not {status}\n{text}"
-    for part in parts:
-        assert part in text, f"no {part!r} in\n{text}"
+    says(text, *parts)
     return text
 
 
@@ -130,7 +124,7 @@ def prepare():
 # ---- runs that are well ------------------------------------------------------------------------
 
 
-def a_run_that_is_well():
+def test_a_run_that_is_well():
     text = expect("r/fp8", 0, "finished, step 60 of 60", "none was skipped",
                   "FP8, delayed scaling, in 80.0% of the linear layers' operations",
                   "head in BF16: --fp8-lm-head not given", "of 24 tensors at step 60",
@@ -145,33 +139,30 @@ def a_run_that_is_well():
     assert max(map(len, as_program.out.splitlines())) <= 60, as_program.out
 
 
-def resumed_runs_are_one_run():
+def test_resumed_runs_are_one_run():
     shutil.copytree("r/fp8", "r/again/x", symlinks=True)
     train("r/again/x", *FP8, "--resume", "r/again/x/step_00000040")
     expect("r/again/x", 0, "at step 40, with the same options and data",
            "steps 41 to 60 were done again, with the same losses to the last bit")
 
 
-def ranks_may_change():
+def test_ranks_may_change():
     """The GPU trainer as ranks, over the stand-ins."""
     words = (*COMMON, "--global-batch-size", 12, "--train-iters", 30, "--save", "r/ranks/x",
              "--seq-length", 32, "--no-cuda-graphs")
-    links = {"LD_LIBRARY_PATH": os.path.join(ROOT, "build", "standin")}
-    run("build/plain/standin_trainer", *words, "--gpus", 2, env=links)
-    run("build/plain/standin_trainer", *words, "--gpus", 3, "--resume", "r/ranks/x/step_00000020",
-        env=links)
+    run(STANDIN, *words, "--gpus", 2)
+    run(STANDIN, *words, "--gpus", 3, "--resume", "r/ranks/x/step_00000020")
     expect("r/ranks/x", 0, "at step 20, on 3 ranks instead of 2, with the same options and data",
            "0 wrong, ")
 
 
-def slow_ranks_are_named():
+def test_slow_ranks_are_named():
     """By the clock of the stand-ins; and a rank that is slow at half of the lines alone, or at few
     lines, is not."""
-    links = {"LD_LIBRARY_PATH": os.path.join(ROOT, "build", "standin")}
     for slow in (1, 7):
-        run("build/plain/standin_trainer", *COMMON, "--global-batch-size", 12, "--train-iters", 40,
+        run(STANDIN, *COMMON, "--global-batch-size", 12, "--train-iters", 40,
             "--save", f"r/slow{slow}/x", "--seq-length", 32, "--no-cuda-graphs", "--gpus", 3,
-            "--log-interval", 4, env={**links, "SLOW_RANK": str(slow)})
+            "--log-interval", 4, env={"SLOW_RANK": str(slow)})
     expect("r/slow1/x", 1, "WRONG speed", "rank 1 on ", "at 10 of the last 10 lines",
            "-> look at that GPU's clocks")
     assert "rank 1" not in expect("r/slow7/x", 0, "0 wrong")
@@ -238,12 +229,12 @@ PLANTED = (
 )
 
 
-def each_fault_is_named():
+def test_each_fault_is_named():
     for of, fault, status, *parts in PLANTED:
         expect(planted("fault", fault, of), status, *parts)
 
 
-def ends_are_named():
+def test_ends_are_named():
     folder = planted("killed", without("end"))
     expect(folder, 1, "WRONG state", "no process holds its folder: it was killed, or another "
            "rank was lost", "-> read the end of its standard error", "--resume latest")
@@ -271,7 +262,7 @@ def run_of(losses):
     return run
 
 
-def lowest_loss_is_named_by_its_step():
+def test_lowest_loss_is_named_by_its_step():
     """The mean of steps 31 to 40 is the one of step 35, also where steps were skipped."""
     for skipped in (0, 5):
         run = run_of([None] * skipped + [5.0] * (30 - skipped) + [2.0] * 10 + [5.0] * 40)
@@ -279,7 +270,7 @@ def lowest_loss_is_named_by_its_step():
         assert found.level == "WRONG" and "it was 2.0000 at step 35: it rises" in found.text, found
 
 
-def spikes_that_were_skipped_do_not_count():
+def test_spikes_that_were_skipped_do_not_count():
     """One just before the end is no rise."""
     run = run_of([2.0] * 60)
     for step in (*range(42, 46), *range(56, 61)):
@@ -290,7 +281,7 @@ def spikes_that_were_skipped_do_not_count():
     assert doctor.losses(run).level == "WRONG"
 
 
-def spikes_are_named():
+def test_spikes_are_named():
     """A note where the loss came back, wrong where it stays up; at first any loss may jump."""
     calm = [3.0, 3.1] * 40
     run = run_of(calm)
@@ -326,7 +317,7 @@ def recorded():
         yield row["kind"], row["options"], {one.about for one in found if one.level != "ok"}
 
 
-def recorded_runs_are_told_apart():
+def test_recorded_runs_are_told_apart():
     """No healthy one is called sick. One that is sick is missed: it spikes by less than noise."""
     rows, missed = list(recorded()), []
     for kind, words, found in rows:
@@ -341,7 +332,7 @@ def recorded_runs_are_told_apart():
         assert any(found for kind, _, found in recorded() if kind == "healthy")
 
 
-def noise_is_no_rise():
+def test_noise_is_no_rise():
     """Losses that fall, or have fallen, over few steps of little data; and rises in losses with as
     much noise, which are found if they are large compared with it, also after a spike."""
     rng = numpy.random.default_rng(1)
@@ -357,7 +348,7 @@ def noise_is_no_rise():
         assert all("it rises" in one.text for one in found), (noise, found)
 
 
-def models_are_named_by_their_shape():
+def test_models_are_named_by_their_shape():
     run("train_gpt", *COMMON, "--num-layers", 1, "--vocab-size", 5000, "--train-iters", 2, "--save",
         "r/large/x")
     expect("r/large/x", 0, "llama, 1 layers x 64,", "note vocabulary the model's has 5,000 tokens, "
@@ -368,7 +359,7 @@ def models_are_named_by_their_shape():
 # ---- faults in precision -----------------------------------------------------------------------
 
 
-def fp8_that_is_not_on():
+def test_fp8_that_is_not_on():
     train("r/odd/x", *FP8, "--seq-length", 40, "--max-position-embeddings", 40, steps=3)
     expect("r/odd/x", 1, "WRONG precision", "no layer is in FP8: --seq-length is not a multiple "
            "of 16", "-> make --seq-length, --hidden-size,")
@@ -380,7 +371,7 @@ def fp8_that_is_not_on():
 # ---- faults in resumes -------------------------------------------------------------------------
 
 
-def resumes_that_change_the_run():
+def test_resumes_that_change_the_run():
     def resumed(name, *options):
         folder = planted(name, lambda r: r)
         train(folder, *FP8, *options, "--resume", f"{folder}/step_00000040")
@@ -411,26 +402,24 @@ def resumes_that_change_the_run():
     leap = changed("step", more("loss", 1), after=40)
     expect(planted("leap", leap, "r/again/x"), 1, "WRONG loss", "the same losses to the last bit")
     folder = planted("differ", changed("end", time=1, step=40), "r/again/x")
-    lines = read(f"{folder}/metrics.jsonl").decode().splitlines()
-    at = max(i for i, line in enumerate(lines) if '"step":50,' in line and "tokens_per" in line)
-    record = json.loads(lines[at])
-    lines[at] = json.dumps({**record, "loss": record["loss"] + 1e-6})
-    write(f"{folder}/metrics.jsonl", "\n".join(lines) + "\n")
+    rows = records(f"{folder}/metrics.jsonl")
+    [row for row in rows if row["kind"] == "step" and row["step"] == 50][-1]["loss"] += 1e-6
+    write(f"{folder}/metrics.jsonl", lines(rows))
     expect(folder, 1, "1 have another loss, first step 50", "--verify")
 
 
-def every_repeat_is_compared():
+def test_every_repeat_is_compared():
     """Steps 1 to 3; steps 2 and 3 again, with another loss; once more with that one, or killed
     before it."""
-    head = {**records("r/bf16")[0], "step": 0}
+    head = {**records("r/bf16/metrics.jsonl")[0], "step": 0}
 
     def rows(*losses):
         return [{"kind": "step", "step": step, "loss": loss} for step, loss in losses]
     parts = [[head, *rows((1, 4.0), (2, 3.0), (3, 2.0))]]
     parts += 2 * [[{**head, "step": 1}, *rows((2, 3.0), (3, 2.5))]]
-    for end in (3, 2):
-        lines = [json.dumps(row) + "\n" for row in sum(parts, [])]
-        write("thrice/metrics.jsonl", "".join(lines[:-1] if end == 2 else lines))
+    repeats = sum(parts, [])
+    for held in (repeats, repeats[:-1]):
+        write("thrice/metrics.jsonl", lines(held))
         found, = doctor.done_again(metrics.open_run("thrice"))
         assert found.level == "WRONG" and found.text == (
             "of steps 2 to 3, which were done again, 1 have another loss, first step 3: 2.000000, "
@@ -440,7 +429,7 @@ def every_repeat_is_compared():
 # ---- what costs speed --------------------------------------------------------------------------
 
 
-def options_that_cost_are_named():
+def test_options_that_cost_are_named():
     def costs(of="r/fp8", **changes):
         return expect(planted("costs", on_gpu(7e14, **changes), of),
                       int("global_batch_size" in changes)) # the tokens do not fit another batch
@@ -458,7 +447,7 @@ def options_that_cost_are_named():
     assert "is forced" not in blockwise, blockwise
 
 
-def bad_words_are_refused():
+def test_bad_words_are_refused():
     refused(call(doctor.main, "nowhere"), "nowhere: no such run", "--save")
     refused(call(doctor.main, "r/fp8", "--loud"), "--loud", "scripts/doctor --help")
     write("empty/metrics.jsonl", "")
@@ -467,9 +456,4 @@ def bad_words_are_refused():
 
 if __name__ == "__main__":
     prepare()
-    main([a_run_that_is_well, resumed_runs_are_one_run, ranks_may_change, slow_ranks_are_named,
-          each_fault_is_named, ends_are_named, lowest_loss_is_named_by_its_step,
-          spikes_that_were_skipped_do_not_count, spikes_are_named, recorded_runs_are_told_apart,
-          noise_is_no_rise, models_are_named_by_their_shape, fp8_that_is_not_on,
-          resumes_that_change_the_run, every_repeat_is_compared, options_that_cost_are_named,
-          bad_words_are_refused])
+    main()

@@ -6,13 +6,12 @@ import io
 import json
 import os
 import socket
-import sys
 
 import numpy
 import pyarrow
 import pyarrow.parquet
 import tokenizers
-from check import SHARED, Skip, call, main, read, refused, run, write
+from check import SHARED, Skip, call, done, main, read, refused, run, write
 from hub import COMMITS, Server, serve
 from huggingface_hub import constants
 from llm8.convert_hf import main as convert_hf
@@ -47,21 +46,20 @@ def serve_sets():
 HOST = serve_sets()
 
 
-def prepared(output, *words):
-    return call(prepare_data, "--output", output, "--tokenizer", "byte", "--jobs", 1, "--mirror",
-                HOST, *words)
+def into(output, *words):
+    return (prepare_data, "--output", output, "--tokenizer", "byte", "--jobs", 1, "--mirror", HOST,
+            *words)
 
 
 def encoded(texts):
     return sorted(text.encode() for text in texts)
 
 
-def a_set_comes_whole_over_a_bad_line():
+def test_a_set_comes_whole_over_a_bad_line():
     first = STORIES + "data/train-00000-of-00003-0abc.parquet"
     Server.faults = {first: ["cut", 503], TREE: [500]}
-    refused(prepared("stories", "tinystories", "--downloads", "kept"), "(status 503)")
-    result = prepared("stories", "tinystories", "--downloads", "kept")
-    assert result.status == 0, result.err
+    refused(call(*into("stories", "tinystories", "--downloads", "kept")), "(status 503)")
+    done(*into("stories", "tinystories", "--downloads", "kept"))
     assert sorted(byte_documents("stories", "train")) == encoded(sum(TRAIN, []))
     assert sorted(byte_documents("stories", "val")) == encoded(VALID)
     asked = [span for method, path, span, _ in Server.log if path == first and method == "GET"]
@@ -70,9 +68,9 @@ def a_set_comes_whole_over_a_bad_line():
     first_source = manifest("stories")["settings"]["sources"][0][0]
     assert COMMITS["main"] in first_source, "no revision is recorded"
     count = len(Server.log)
-    again = prepared("stories2", "tinystories", "--downloads", "kept")
+    done(*into("stories2", "tinystories", "--downloads", "kept"))
     fetched = [path for method, path, *_ in Server.log[count:] if method == "GET"]
-    assert again.status == 0 and not [path for path in fetched if ".parquet" in path], fetched
+    assert not [path for path in fetched if ".parquet" in path], fetched
     # and with no network at all
     offline = call(prepare_data, "--output", "stories3", "--tokenizer", "byte", "--jobs", 1,
                    "--mirror", "http://127.0.0.1:9", "--downloads", "kept", "tinystories")
@@ -80,21 +78,19 @@ def a_set_comes_whole_over_a_bad_line():
     assert sorted(byte_documents("stories3", "train")) == encoded(sum(TRAIN, []))
 
 
-def some_files_are_enough():
-    result = prepared("some", "tinystories", "--download-files", 1, "--downloads", "some_files")
-    assert result.status == 0, result.err
+def test_some_files_are_enough():
+    done(*into("some", "tinystories", "--download-files", 1, "--downloads", "some_files"))
     assert sorted(byte_documents("some", "train")) == encoded(TRAIN[0])
     assert sorted(byte_documents("some", "val")) == encoded(VALID)
 
 
-def revisions_are_pinned():
-    result = prepared("pinned", "tinystories@old", "--valid-fraction", 0)
-    assert result.status == 0, result.err
+def test_revisions_are_pinned():
+    done(*into("pinned", "tinystories@old", "--valid-fraction", 0))
     assert sorted(byte_documents("pinned", "train")) == encoded(TRAIN[1])
-    refused(prepared("x", "tinystories@none"), "TinyStories@none is not shown to you (404)")
+    refused(call(*into("x", "tinystories@none")), "TinyStories@none is not shown to you (404)")
 
 
-def tokenizers_come_by_name():
+def test_tokenizers_come_by_name():
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "<eos>": 1}, "a"))
     tokenizer.add_special_tokens(["<eos>"])
     at = "/openai-community/gpt2/resolve/" + COMMITS["old"]
@@ -102,26 +98,24 @@ def tokenizers_come_by_name():
     Server.files[at + "/tokenizer_config.json"] = b'{"eos_token": "<eos>"}'
     write("a.txt", "a")
     for name in ("gpt2@old", "gpt2@" + COMMITS["old"]):
-        result = call(prepare_data, "--output", f"{name}.out", "--tokenizer", name, "--mirror",
-                      HOST, "--valid-fraction", 0, "a.txt")
-        assert result.status == 0, result.err
+        done(prepare_data, "--output", f"{name}.out", "--tokenizer", name, "--mirror", HOST,
+             "--valid-fraction", 0, "a.txt")
         assert stream(f"{name}.out", "train") == [1, 0]
         assert manifest(f"{name}.out")["settings"]["tokenizer"] == "gpt2"
         assert json.loads(read(f"{name}.out/tokenizer_config.json")) == {"eos_token": "<eos>"}
 
 
-def damage_is_noticed():
+def test_damage_is_noticed():
     Server.files[SHAKESPEARE] = b"To be\n"
-    refused(prepared("d2", "tinyshakespeare"), "tinyshakespeare", "arrived damaged")
+    refused(call(*into("d2", "tinyshakespeare")), "tinyshakespeare", "arrived damaged")
 
 
-def the_village_needs_no_network():
+def test_the_village_needs_no_network():
     def made(output):
         return call(prepare_data, "village", "--output", output, "--tokenizer", "byte", "--jobs", 1,
                     "--mirror", "http://127.0.0.1:9", "--downloads", "kept")
 
-    result = made("made")
-    assert result.status == 0, result.err
+    assert made("made").status == 0
     path = "kept/village/input.txt"
     text = read(path)
     assert 10_000_000 <= len(text) < 10_001_000
@@ -136,25 +130,24 @@ def the_village_needs_no_network():
     del os.environ["LLM8_BIN"]
 
 
-def tinyshakespeare_is_what_it_was():
+def test_tinyshakespeare_is_what_it_was():
     path = os.path.join(SHARED, "tinyshakespeare.txt")
     if not os.path.exists(path):
         raise Skip("no tinyshakespeare.txt in ../shared/data")
     Server.files[SHAKESPEARE] = read(path)
-    result = prepared("shakespeare", "tinyshakespeare", "--valid-fraction", 0)
-    assert result.status == 0, result.err
+    done(*into("shakespeare", "tinyshakespeare", "--valid-fraction", 0))
     assert byte_documents("shakespeare", "train") == [read(path)]
 
 
-def refusals_say_what_to_do():
+def test_refusals_say_what_to_do():
     # a name that is wrong, or has changed: the Hub answers 404, and 401 to those without a token
-    refused(prepared("x", "fineweb"), "fineweb: HuggingFaceFW/fineweb is not shown to you (404)",
+    refused(call(*into("x", "fineweb")), "fineweb: HuggingFaceFW/fineweb is not shown to you (404)",
             "renamed", "give files")
     Server.faults = {INFO: [401, 401]}
-    refused(prepared("x", "tinystories", "--downloads", "gated"), "not shown to you (401)",
+    refused(call(*into("x", "tinystories", "--downloads", "gated")), "not shown to you (401)",
             "renamed", "HF_TOKEN")
     Server.faults = {INFO: ["gated", "gated"]}
-    refused(prepared("x", "tinystories", "--downloads", "gated"), "gated (401)", "HF_TOKEN")
+    refused(call(*into("x", "tinystories", "--downloads", "gated")), "gated (401)", "HF_TOKEN")
     refused(call(convert_hf, "import", "Qwen/Qwen9", "--output", "x", "--mirror", HOST),
             "Qwen/Qwen9: no such folder here, and on the Hub it is not shown to you (404)",
             "renamed")
@@ -170,14 +163,14 @@ def refusals_say_what_to_do():
             "--tokenizer llama3", "gated (403)", "accept its licence", "HF_TOKEN")
     os.environ["HF_TOKEN"] = "secret"
     Server.faults = {INFO: [401, 401]}
-    prepared("x", "tinystories", "--downloads", "gated")
+    call(*into("x", "tinystories", "--downloads", "gated"))
     del os.environ["HF_TOKEN"]
     assert Server.log[-1][3] == "Bearer secret"
     Server.files["/datasets/DKYoon/SlimPajama-6B/resolve/" + COMMITS["main"] + "/data/x"] = b""
-    refused(prepared("x", "slimpajama"), "slimpajama", "no data files", "DKYoon/SlimPajama-6B")
+    refused(call(*into("x", "slimpajama")), "slimpajama", "no data files", "DKYoon/SlimPajama-6B")
 
 
-def without_a_network_it_says_so():
+def test_without_a_network_it_says_so():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -190,7 +183,4 @@ def without_a_network_it_says_so():
 
 if __name__ == "__main__":
     constants.DOWNLOAD_CHUNK_SIZE = 1000  # as much as a torn line may lose
-    sys.exit(main([a_set_comes_whole_over_a_bad_line, some_files_are_enough, revisions_are_pinned,
-                   tokenizers_come_by_name, damage_is_noticed, the_village_needs_no_network,
-                   tinyshakespeare_is_what_it_was, refusals_say_what_to_do,
-                   without_a_network_it_says_so]))
+    main()

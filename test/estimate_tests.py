@@ -3,9 +3,8 @@
 import json
 import os
 import re
-import sys
 
-from check import ROOT, call, fails, main, refused, run, write
+from check import ROOT, call, fails, lines, main, refused, run, write
 from llm8.estimate import main as estimate
 
 PLAN = """#!/bin/sh
@@ -80,10 +79,10 @@ def prepare():
     write("bin/train_gptcu", PLAN)
     os.chmod("bin/train_gptcu", 0o755)
     os.environ["LLM8_BIN"] = "bin"
-    write("bench.jsonl", "".join(json.dumps(row) + "\n" for row in RECORDS))
+    write("bench.jsonl", lines(RECORDS))
 
 
-def measured_models_are_as_measured():
+def test_measured_models_are_as_measured():
     result = call(estimate, *LLAMA, "--tokens", "20B", "--bench", "bench.jsonl", "--price", 3)
     found = rows(result)
     assert f"{PARAMETERS:,} parameters" in result.out and "20,000,000,000 tokens" in result.out
@@ -102,13 +101,12 @@ def measured_models_are_as_measured():
              for rate, precision, head in ((110000, "bf16", "bf16"), (1, "fp8", "bf16"),
                                            (2, "fp8", "fp8"))]
     for left_out, rate in ((0, 110000), (1, 120000)):
-        write("front.jsonl", "".join(json.dumps(row) + "\n" for row in
-                                     [*whole[left_out:], RECORDS[1] | {"date": "2026-11-21"}]))
+        write("front.jsonl", lines([*whole[left_out:], RECORDS[1] | {"date": "2026-11-21"}]))
         found = rows(call(estimate, *LLAMA, "--tokens", "20B", "--bench", "front.jsonl"))
         close(number(found["bf16", 1][2]), rate)
 
 
-def other_counts_scale_as_measured():
+def test_other_counts_scale_as_measured():
     found = rows(call(estimate, *LLAMA, "--tokens", "1e9", "--bench", "bench.jsonl", "--gpus",
                       "4,8"))
     close(number(found["bf16", 4][2]), 456000)
@@ -116,16 +114,15 @@ def other_counts_scale_as_measured():
     close(number(found["bf16", 8][2]), 2 * 456000)
     assert found["bf16", 8][2][0] == "~" and "2026-11-20 on 4" in found["bf16", 8][7]
     # the model's own speed, and not another's on as many GPUs
-    write("others.jsonl", "".join(json.dumps(row) + "\n" for row in (
-        record("llama-1b", 1, 120000, at(120000)),
-        record("gpt2-1558m", 2, 99000, 486.0, micro_batch=32))))
+    write("others.jsonl", lines([record("llama-1b", 1, 120000, at(120000)),
+                                 record("gpt2-1558m", 2, 99000, 486.0, micro_batch=32)]))
     row = rows(call(estimate, *LLAMA, "--tokens", "1e9", "--bench", "others.jsonl", "--gpus", "2",
                     "--precision", "bf16"))["bf16", 2]
     assert row[2] == "~240,000" and "llama-1b measured" in row[7], row
     assert row[6] == "22.00 GiB", "not the micro-batch of the model's record"
 
 
-def other_models_go_by_the_nearest():
+def test_other_models_go_by_the_nearest():
     for options, name in ((("--model", "gpt2-124m", "--num-layers", "6"), "gpt2-124m"),
                           (("--model", "llama-3-8b"), "llama-1b")):
         _, flops = sizes(options)
@@ -135,7 +132,7 @@ def other_models_go_by_the_nearest():
         close(number(row[2]), by * 1e12 / flops)
 
 
-def other_options_than_the_records_are_marked():
+def test_other_options_than_the_records_are_marked():
     def rate_of(*options):
         result = call(estimate, *LLAMA, "--tokens", "1B", "--bench", "bench.jsonl", "--precision",
                       "bf16", *options)
@@ -158,20 +155,20 @@ def other_options_than_the_records_are_marked():
     assert longer[0][0] == "~" and "--seq-length 4096 (measured: 2048)\n" in longer[2], longer
 
 
-def tokens_are_those_of_the_steps():
+def test_tokens_are_those_of_the_steps():
     out = call(estimate, *LLAMA, "--bench", "bench.jsonl", "--train-iters", 1000,
                "--global-batch-size", 512).out
     assert f"training   {1000 * 512 * 2048:,} tokens" in out, out
 
 
-def tiny_models_have_no_speed():
+def test_tiny_models_have_no_speed():
     row = rows(call(estimate, "--model", "llama-tiny", "--tokens", "1B", "--bench", "bench.jsonl"))
     assert row["bf16", 1][2:6] == ["-"] * 4 and "no such record" in row["bf16", 1][7], row
     short = rows(call(estimate, *LLAMA, "--tokens", "10M", "--bench", "bench.jsonl"))["bf16", 1]
     assert short[4] == "1 min" and short[5] == "0.02", short
 
 
-def without_records_it_says_so():
+def test_without_records_it_says_so():
     result = call(estimate, *LLAMA, "--tokens", "1B", "--bench", "none.jsonl")
     row = rows(result)["bf16", 1]
     assert row[2:6] == ["-"] * 4 and row[6] == "42.00 GiB" and "make bench" in row[7]
@@ -180,7 +177,7 @@ def without_records_it_says_so():
     os.rename("bin/away", "bin/train_gptcu")
 
 
-def faults_are_named():
+def test_faults_are_named():
     good = (*LLAMA, "--bench", "bench.jsonl")
     refused(call(estimate, *good, "--tokens", "20Q"), "--tokens 20Q", "10B")
     refused(call(estimate, *good, "--tokens", "0"), "--tokens 0")
@@ -204,7 +201,4 @@ def faults_are_named():
 
 if __name__ == "__main__":
     prepare()
-    sys.exit(main([measured_models_are_as_measured, other_counts_scale_as_measured,
-                   other_models_go_by_the_nearest, other_options_than_the_records_are_marked,
-                   tokens_are_those_of_the_steps, tiny_models_have_no_speed,
-                   without_records_it_says_so, faults_are_named]))
+    main()

@@ -7,11 +7,10 @@ import os
 import shlex
 import shutil
 import struct
-import sys
 
 import numpy
 import tokenizers
-from check import call, fails, main, read, refused, run, write
+from check import call, done, fails, main, read, refused, run, says, write
 from hub import COMMITS, Server, serve
 from llm8 import convert_hf as conversion
 from llm8.convert_hf import main as convert_hf
@@ -86,7 +85,11 @@ def split(folder, parts):
     write(f"{folder}/model.safetensors.index.json", json.dumps({"weight_map": weight_map}))
 
 
-def what_was_saved_comes_back():
+def imported(folder, start, *words):
+    return done(convert_hf, "import", folder, "--output", start, *words)
+
+
+def test_what_was_saved_comes_back():
     for name, shape in SHAPES.items():
         straight = gradients(f"{name}.g", *shape, "--resume", f"{name}_run/latest",
                              "--train-iters", 9)
@@ -95,8 +98,7 @@ def what_was_saved_comes_back():
         folder = model_folder(f"{name}_hf", name)
         if name == "llama":
             split(folder, 3)
-        result = call(convert_hf, "import", folder, "--output", f"{name}_start")
-        assert result.status == 0 and f"--load {name}_start" in result.out, result.err
+        says(imported(folder, f"{name}_start").out, f"--load {name}_start")
         # the same data: a new run begins at the first batch, the resumed one went on from there
         refused(call(convert_hf, "import", f"{name}_run/latest/", "--output", "no"),
                 f"{name}_run/latest/: a checkpoint of ours, which --load takes")
@@ -114,7 +116,7 @@ def ids_of(path):
     return {key: config[key] for key in conversion.TOKEN_IDS if key in config}
 
 
-def ends_of_an_answer_go_along():
+def test_ends_of_an_answer_go_along():
     """Several, and the padding, into a run's checkpoints, whether the model was imported or not,
     and though its tokenizer names others; but not over a generation_config.json."""
     tokenizer = read("llama_run/latest/tokenizer.json")
@@ -127,7 +129,7 @@ def ends_of_an_answer_go_along():
         write("ends/tokenizer.json", tokenizer)
         if own:
             write("ends/generation_config.json", json.dumps(own))
-        assert call(convert_hf, "import", "ends", "--output", f"ends_{place}").status == 0
+        imported("ends", f"ends_{place}")
         known = {key: value for key, value in ids.items() if value is not None}
         for folder in (f"ends_{place}", "ends"):
             save = f"{folder}_run_{place}"
@@ -140,7 +142,7 @@ def ends_of_an_answer_go_along():
             assert (json.loads(read(path)) if os.path.exists(path) else {}) == (own or known), path
 
 
-def a_byte_order_mark_is_read():
+def test_a_byte_order_mark_is_read():
     """One answer from both readers; and no file of a start or a checkpoint has it."""
     mark = b"\xef\xbb\xbf"
     split(model_folder("mark", rope_theta=600.0), 2)
@@ -149,8 +151,7 @@ def a_byte_order_mark_is_read():
     write("mark/generation_config.json", '{"temperature": 0.6}')
     for name in filter(lambda name: name.endswith(".json"), os.listdir("mark")):
         write(f"mark/{name}", mark + read(f"mark/{name}"))
-    result = call(convert_hf, "import", "mark", "--output", "mark_start")
-    assert result.status == 0, result.err
+    imported("mark", "mark_start")
     assert "--rope-theta 600" in run("train_gpt", "--load", "mark", "--rope-theta", 5,
                                      "--plan").err.replace("trained with", "--rope-theta")
     assert options_of("mark") == options_of("mark_start")
@@ -167,19 +168,18 @@ def a_byte_order_mark_is_read():
         refused(run("train_gpt", "--load", "m", "--plan", check=False), "not JSON in UTF-8")
 
 
-def a_start_is_readable_by_whom_the_umask_lets():
+def test_a_start_is_readable_by_whom_the_umask_lets():
     for mask, mode in ((0o022, 0o644), (0o027, 0o640)):
         before = os.umask(mask)
-        result = call(convert_hf, "import", "llama_hf", "--output", f"start_{mode}")
+        imported("llama_hf", f"start_{mode}")
         os.umask(before)
-        assert result.status == 0, result.err
         modes = {name: os.stat(f"start_{mode}/{name}").st_mode & 0o777
                  for name in os.listdir(f"start_{mode}")}
         assert "model.safetensors" in modes and set(modes.values()) == {mode}, modes
 
 
-def what_is_said_can_be_pasted():
-    out = call(convert_hf, "import", "llama_hf", "--output", "it's a start").out
+def test_what_is_said_can_be_pasted():
+    out = imported("llama_hf", "it's a start").out
     assert shlex.split(out.splitlines()[-1])[-4:] == ["--load", "it's a start", "--data", "..."]
 
 
@@ -188,7 +188,7 @@ def options_of(folder):
     return run("train_gpt", "--load", folder, "--plan").out.split("\nData\n")[0]
 
 
-def older_names_mean_the_same():
+def test_older_names_mean_the_same():
     """transformers 4's and 5's ways to write the rotary embedding; buffers and tied heads."""
     scaling = json.loads(read("llama_run/latest/config.json"))["rope_scaling"]
     tensors = unpack("llama_run/latest/model.safetensors")
@@ -200,25 +200,24 @@ def older_names_mean_the_same():
             {"rope_parameters": five, "rope_theta": "drop", "rope_scaling": "drop"},
             {"rope_scaling": four, "hidden_act": "swish", "head_dim": "drop"}]):
         model_folder("old_hf", "llama", tensors, **changes)
-        assert call(convert_hf, "import", "old_hf", "--output", f"old_{place}").status == 0
+        imported("old_hf", f"old_{place}")
         assert options_of(f"old_{place}") == want
         run("train_gpt", *DATA, "--load", f"old_{place}", "--train-iters", 1)
     # what contradicts the values that are read, by import and by a run
     model_folder("twice", rope_theta=600.0, rope_scaling={**scaling, "rope_theta": 500.0})
-    result = call(convert_hf, "import", "twice", "--output", "twice_start")
-    for told in (result, run("train_gpt", "--load", "twice", "--plan")):
-        assert told.status == 0 and "warning: config.json: rope_theta 600" in told.err, told.err
+    for told in (imported("twice", "twice_start"), run("train_gpt", "--load", "twice", "--plan")):
+        says(told.err, "warning: config.json: rope_theta 600")
     assert options_of("twice") == want
     tensors = unpack("gpt2_run/latest/model.safetensors")
     tensors["lm_head.weight"] = tensors["transformer.wte.weight"]
     tensors["transformer.h.0.attn.bias"] = ("U8", [1, 1, 64, 64], bytes(4096))
     model_folder("old_hf", "gpt2", tensors, n_inner=None, tie_word_embeddings="drop",
                  activation_function="gelu_pytorch_tanh")
-    assert call(convert_hf, "import", "old_hf", "--output", "old_gpt2").status == 0
+    imported("old_hf", "old_gpt2")
     assert gradients("old.g", "--load", "old_gpt2") == read("gpt2.a")
 
 
-def tied_weights_may_have_the_heads_name():
+def test_tied_weights_may_have_the_heads_name():
     """As safetensors' save_model leaves them: of two names it keeps the first one."""
     for name in ("qwen2", "gpt2"):
         held = unpack(f"{name}_run/latest/model.safetensors")
@@ -232,8 +231,7 @@ def tied_weights_may_have_the_heads_name():
             assert gradients("tied.g", "--load", "m") == expected, name
             shutil.rmtree("tied_start", ignore_errors=True)
             split("m", 2)
-            result = call(convert_hf, "import", "m", "--output", "tied_start")
-            assert result.status == 0, result.err
+            imported("m", "tied_start")
             assert unpack("tied_start/model.safetensors") == changes, name
             assert gradients("tied.g", "--load", "tied_start") == expected, name
         for absent, there in ((embedding, "lm_head.weight"), ("lm_head.weight", embedding)):
@@ -246,7 +244,7 @@ def tied_weights_may_have_the_heads_name():
                     "set tie_word_embeddings to true")
 
 
-def another_head_than_the_tied_embedding_is_refused():
+def test_another_head_than_the_tied_embedding_is_refused():
     """config.json ties the two, and the file has both: as transformers saves models of before."""
     tensors = unpack("qwen2_run/latest/model.safetensors")
     dtype, shape, embedding = tensors["model.embed_tokens.weight"]
@@ -259,11 +257,11 @@ def another_head_than_the_tied_embedding_is_refused():
     unfit(model_folder("m", "qwen2", tensors=tensors), "lm_head.weight is not the embedding")
     tensors["lm_head.weight"] = (dtype, shape, embedding)
     split(model_folder("m", "qwen2", tensors=tensors), 2)
-    assert call(convert_hf, "import", "m", "--output", "same_head").status == 0
+    imported("m", "same_head")
     gradients("same_head.g", "--load", "same_head")
 
 
-def resume_is_stronger_than_load():
+def test_resume_is_stronger_than_load():
     words = (*DATA, "--load", "llama_start", "--save", "tune", "--resume", "latest")
     first = run("train_gpt", *words, "--train-iters", 2)
     assert "starting from the weights of" in first.out
@@ -281,7 +279,7 @@ def unfit(folder, *parts):
     refused(run("train_gpt", "--load", folder, *DATA, check=False), *parts)
 
 
-def other_models_are_refused():
+def test_other_models_are_refused():
     all_of_them = "supported are gpt2, llama (Llama 1 to 3.3, SmolLM), mistral (without a sliding"
     for family, changes, lacks in (
             ("gemma2", {}, ": what is missing is norms that multiply by 1 + weight, GeGLU"),
@@ -309,7 +307,7 @@ def other_models_are_refused():
     unfit(model_folder("m", tensors=extra), "q_norm.weight' is none of the model that config.json")
 
 
-def incomplete_models_are_refused():
+def test_incomplete_models_are_refused():
     tensors = unpack("llama_run/latest/model.safetensors")
     some = {name: row for name, row in tensors.items() if "layers.1.mlp" not in name}
     bad(model_folder("m", tensors=some), "m: 3 of 21 tensors are missing", "layers.1.mlp.gate_proj")
@@ -372,7 +370,7 @@ def incomplete_models_are_refused():
             "--output a_file/start: Not a directory")
 
 
-def loads_that_do_not_fit_are_refused():
+def test_loads_that_do_not_fit_are_refused():
     tiny = ("train_gpt", *DATA, *SHAPES["llama"])
 
     def load(folder, *parts, words=()):
@@ -419,7 +417,7 @@ def cuts_into_bytes(path):
     assert sorted(tokenizer.get_vocab().values()) == list(range(257))
 
 
-def byte_checkpoints_have_a_tokenizer_json():
+def test_byte_checkpoints_have_a_tokenizer_json():
     """The trainer writes it where ./tokenize has made the data."""
     cuts_into_bytes("llama_run/latest/tokenizer.json")
     config = json.loads(read("llama_run/latest/tokenizer_config.json"))
@@ -428,14 +426,12 @@ def byte_checkpoints_have_a_tokenizer_json():
     assert fails(cuts_into_bytes, write("other.json", other.replace(b":0,", b":195,", 1)))
 
 
-def a_model_comes_from_the_hub():
+def test_a_model_comes_from_the_hub():
     split(model_folder("hub"), 2)
     write("hub/readme.md", "x")
     for name in os.listdir("hub"):
         Server.files[f"/some/model/resolve/{COMMITS['main']}/{name}"] = read(f"hub/{name}")
-    result = call(convert_hf, "import", "some/model", "--output", "hub_start", "--downloads", "got",
-                  "--mirror", serve())
-    assert result.status == 0, result.err
+    imported("some/model", "hub_start", "--downloads", "got", "--mirror", serve())
     assert unpack("hub_start/model.safetensors") == unpack("llama_start/model.safetensors")
     got = os.listdir(f"got/models--some--model/snapshots/{COMMITS['main']}")
     assert sorted(got) == sorted(set(os.listdir("hub")) - {"readme.md"})
@@ -489,7 +485,7 @@ def export(folder, output, *words):
     return run("train_gpt", "--load", folder, "--export", output, *words)
 
 
-def exported_weights_are_the_trained_ones():
+def test_exported_weights_are_the_trained_ones():
     """Codes and scales by their definition, also where a block is not whole; all else in BF16."""
     run("train_gpt", *WIDE, *DATA, "--train-iters", 4, "--lr", "1e-2", "--save", "wide_run")
     said = export("wide_run/latest", "wide_fp8", "--export-fp8")
@@ -522,7 +518,7 @@ def exported_weights_are_the_trained_ones():
         assert read(f"wide_fp8/{name}") == read(f"wide_run/latest/{name}")
 
 
-def what_was_exported_comes_back():
+def test_what_was_exported_comes_back():
     """Codes times scales are the weights, of --load and of an import; exported again they give the
     same bytes, in one file and in several."""
     for name in ("llama", "qwen2", "qwen3"):
@@ -545,8 +541,7 @@ def what_was_exported_comes_back():
         refused(run("train_gpt", "--load", "parts", *DATA, check=False),
                 "scripts/convert_hf import")
         shutil.rmtree("again_start", ignore_errors=True)
-        result = call(convert_hf, "import", "parts", "--output", "again_start")
-        assert result.status == 0 and "BF16, F8_E4M3" in result.out, result
+        says(imported("parts", "again_start").out, "BF16, F8_E4M3")
         for folder in ("one", "again_start"):
             export(folder, "again", "--export-fp8")
             for file in ("model.safetensors", "config.json"):
@@ -568,7 +563,7 @@ def what_was_exported_comes_back():
         assert want != gradients("fp8.h", "--load", f"{name}_run/latest", *cap)
 
 
-def fp8_without_its_scales_is_refused():
+def test_fp8_without_its_scales_is_refused():
     export("llama_run/latest", "one", "--export-fp8")
     held = unpack("one/model.safetensors")
     weight = "model.layers.1.mlp.down_proj.weight"
@@ -590,7 +585,7 @@ def fp8_without_its_scales_is_refused():
         bad(model_folder("m", quantization_config=how | other), "quantization_config", "128 x 128")
 
 
-def models_that_are_not_served_are_refused():
+def test_models_that_are_not_served_are_refused():
     def export_of(folder, *words):
         return run("train_gpt", "--load", folder, "--export", "no", *words, check=False)
 
@@ -622,16 +617,4 @@ def models_that_are_not_served_are_refused():
 
 if __name__ == "__main__":
     prepare()
-    sys.exit(main([what_was_saved_comes_back, ends_of_an_answer_go_along,
-                   a_byte_order_mark_is_read,
-                   a_start_is_readable_by_whom_the_umask_lets,
-                   what_is_said_can_be_pasted,
-                   older_names_mean_the_same,
-                   tied_weights_may_have_the_heads_name,
-                   another_head_than_the_tied_embedding_is_refused,
-                   resume_is_stronger_than_load, other_models_are_refused,
-                   incomplete_models_are_refused, loads_that_do_not_fit_are_refused,
-                   byte_checkpoints_have_a_tokenizer_json,
-                   a_model_comes_from_the_hub, exported_weights_are_the_trained_ones,
-                   what_was_exported_comes_back, fp8_without_its_scales_is_refused,
-                   models_that_are_not_served_are_refused]))
+    main()

@@ -10,7 +10,7 @@ import shutil
 import sys
 import zlib
 
-from check import ROOT, call, fails, main, read, run, write
+from check import ROOT, call, fails, main, read, records, run, write
 from llm8 import compare, doctor, monitor, plot
 
 # How far losses and norms may be apart, as parts of them. Threads changed nothing. Compilers' flags
@@ -22,13 +22,8 @@ FIELDS = {"step": ("step", "loss", "norm", "lr", "tokens", "skipped", "reason",
                    "targets"),
           "eval": ("step", "valid_loss"), "choices": ("step", "accuracy", "accuracy_norm")}
 NORM = 3  # its place in numbers()
-STANDIN = "build/plain/standin_trainer"
 KEPT, HERE = os.path.join(ROOT, "test/kept"), os.getcwd()
 VERSION = run("train_gpt", "--version").out.split()[-1]
-
-
-def records(path):
-    return [json.loads(line) for line in read(path).splitlines()]
 
 
 def numbers(rows):
@@ -37,8 +32,7 @@ def numbers(rows):
 
 
 def train(trainer, *words):
-    run(trainer, *words, env={"LLM8_TEST_SMALL_FP8": "1",
-                              "LD_LIBRARY_PATH": os.path.join(ROOT, "build/standin")})
+    run(trainer, *words, env={"LLM8_TEST_SMALL_FP8": "1"})
 
 
 def resumed(trainer, name):
@@ -118,13 +112,13 @@ def runs():
                 print(f"  skipped: {name}, as there is no {of_run['trainer']}")
 
 
-def runs_are_read():
+def test_runs_are_read():
     for name, expected, apart in runs():
         check(loaded, name, expected, apart)
         check(resumed, name, expected, apart)
 
 
-def options_are_taken():
+def test_options_are_taken():
     for expected in versions():
         all_kept(options_of("train_gpt"), expected["options"])
         for name in expected["runs"]:  # config.txt has them all, so that no later default counts
@@ -143,7 +137,7 @@ def newest_step(folder):
     return max(glob.glob(f"{folder}/step_*"))
 
 
-def changed_files_are_noticed():
+def test_changed_files_are_noticed():
     for expected in versions():
         step = newest_step("fp8")
         for path, place, reads in (
@@ -164,7 +158,7 @@ def changed_files_are_noticed():
         check(resumed, "fp8", expected["runs"]["fp8"], ROUNDED)
 
 
-def a_later_option_is_no_fault():
+def test_a_later_option_is_no_fault():
     """A model's option that came later is not in the checkpoint, and has its default."""
     for name, expected, apart in runs():
         path = os.path.join(newest_step(name), "meta.json")
@@ -187,7 +181,7 @@ def scripts_read(folder):
         assert found.status == 0 and not found.err, f"{words}: {found.out}{found.err}"
 
 
-def scripts_read_metrics():
+def test_scripts_read_metrics():
     for expected in versions():
         for name in expected["runs"]:
             scripts_read(name)
@@ -203,5 +197,4 @@ def scripts_read_metrics():
 
 
 if __name__ == "__main__":
-    main([runs_are_read, options_are_taken, changed_files_are_noticed, a_later_option_is_no_fault,
-          scripts_read_metrics])
+    main()

@@ -12,8 +12,8 @@ import sys
 import tempfile
 
 import numpy
-from check import call, run, write
-from kept_tests import KEPT, STANDIN, VERSION, loaded, options_of, records, resumed, train
+from check import STANDIN, call, records, run, write
+from kept_tests import KEPT, VERSION, loaded, options_of, resumed, train
 from llm8 import environment, prepare_choices, shard_header, shards
 from shard_tools import sentences, tokens_of
 

@@ -10,14 +10,13 @@ import resource
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 
 import check
 import pyarrow
 import pyarrow.parquet
-from check import call, fails, main, read, refused, run, write
+from check import call, done, fails, lines, main, read, records, refused, run, write
 from llm8 import sources
 from llm8.prepare_data import main as prepare_data
 from llm8.rows import read_row
@@ -29,13 +28,11 @@ TEXTS = sentences(1, 300)
 
 
 def prepared(output, *words):
-    result = call(prepare_data, "--output", output, *BYTE, *words)
-    assert result.status == 0, result.err
-    return result
+    return done(prepare_data, "--output", output, *BYTE, *words)
 
 
 def lines_of(texts, key="text"):
-    return "".join(json.dumps({"id": 1, key: text}) + "\n" for text in texts)
+    return lines({"id": 1, key: text} for text in texts)
 
 
 def write_parquet(path, texts, key="text"):
@@ -57,7 +54,7 @@ def same_documents(folder, texts):
     assert sorted(held) == sorted(text.encode() for text in texts)
 
 
-def every_kind_is_read():
+def test_every_kind_is_read():
     write_sources()
     prepared("all", "texts", "[ab].jsonl*", "c.jsonl.zst", "d.parquet", "--valid-fraction", 0.2)
     same_documents("all", TEXTS)
@@ -69,7 +66,7 @@ def every_kind_is_read():
     assert len(held["settings"]["sources"]) == 24
 
 
-def documents_are_listed():
+def test_documents_are_listed():
     """Whatever stands around them. A run that is to keep them apart takes the list, and where it is
     missing the end-of-text token, which stands before each."""
     for name, around, before, after in (
@@ -88,9 +85,8 @@ def documents_are_listed():
         run("train_gpt", "--model", "llama-tiny", "--data", "all/train_*.bin", "--valid-data",
             "all/val_*.bin", "--eval-iters", 1, "--train-iters", 3, "--metrics", "steps.jsonl",
             *words)
-        steps.append([(row.get("loss"), row.get("valid_loss")) for row in map(
-            json.loads, read("steps.jsonl").decode().splitlines()) if row["kind"] in (
-                "step", "eval")])
+        steps.append([(row.get("loss"), row.get("valid_loss")) for row in records("steps.jsonl")
+                      if row["kind"] in ("step", "eval")])
         os.remove("steps.jsonl")
         if not words:
             for path in lists:
@@ -100,7 +96,7 @@ def documents_are_listed():
         os.rename(path + ".aside", path)
 
 
-def rows_of_json_are_read():
+def test_rows_of_json_are_read():
     """An array, an object, or an object a line; packed, with a byte-order mark, in UTF-16. In
     folders they are left out, because many are no rows."""
     texts = TEXTS[:30]
@@ -138,7 +134,7 @@ def said(*words):
     return [{"role": role, "content": text} for role, text in zip(("user", "assistant") * 9, words)]
 
 
-def rows_are_read_in_every_form():
+def test_rows_are_read_in_every_form():
     asked, told = {"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}
     alpaca, system = {"instruction": "a", "output": "b"}, {"role": "system", "content": "s"}
     call_of = {"name": "f", "arguments": {"x": 1}}
@@ -205,7 +201,7 @@ def rows_are_read_in_every_form():
     assert not prepared("named", "two.parquet", "--text-field", "text").err
 
 
-def folders_are_read_whole():
+def test_folders_are_read_whole():
     """Linked folders too, each once; nothing that is hidden; none is passed over in silence."""
     for path, text in (("far/f.txt", "far"), ("walk/sub/s.md", "sub"), ("walk/.git/g.txt", "git"),
                        ("walk/.h.txt", "hidden"), ("walk/lost+found/l.txt", "lost"),
@@ -238,7 +234,7 @@ def folders_are_read_whole():
         os.scandir = scandir
 
 
-def the_c_tokenizer_agrees():
+def test_the_c_tokenizer_agrees():
     text = "".join(sentences(2, 200)) + "\x00\xff end"
     write("one.txt", text.encode("latin-1", "replace"))  # not UTF-8, which bytes need not be
     run("tokenize", "--output-prefix", "c/one", "--valid-fraction", 0.1, "one.txt")
@@ -249,7 +245,7 @@ def the_c_tokenizer_agrees():
     assert read("p/tokenizer.bin") == read("c/one_tokenizer.bin")
 
 
-def the_order_is_the_seeds():
+def test_the_order_is_the_seeds():
     small = ("--shard-tokens", 2000, "--valid-fraction", 0.1)
     prepared("s1", "d.parquet", "a.jsonl", *small)
     prepared("s2", "d.parquet", "a.jsonl", *small, "--seed", 2)
@@ -272,7 +268,7 @@ def the_order_is_the_seeds():
     assert max(sizes) <= 2000 and min(sizes[:-1]) > 2000 - long
 
 
-def the_split_follows_the_text():
+def test_the_split_follows_the_text():
     write("twice.jsonl", lines_of(TEXTS + TEXTS))
     prepared("twice", "twice.jsonl", "--valid-fraction", 0.3)
     train, valid = byte_documents("twice", "train"), byte_documents("twice", "val")
@@ -290,7 +286,7 @@ def the_split_follows_the_text():
     assert not glob.glob("none/val*")
 
 
-def what_is_printed_can_be_typed():
+def test_what_is_printed_can_be_typed():
     train = ["train_gpt", "--model", "llama-tiny", "--seq-length", 8, "--train-iters", 1]
     for folder in ("run [v2]/d", "{a,b} *?", "-x", "q'\"\\#$x"):
         made = call(prepare_data, "a.jsonl", *BYTE, "--output=" + folder)
@@ -298,7 +294,7 @@ def what_is_printed_can_be_typed():
         assert " tokens in 1 shard," in run(*train, *shlex.split(said)).out, said
 
 
-def text_on_both_sides_is_noted():
+def test_text_on_both_sides_is_noted():
     os.symlink("a.jsonl", "same.jsonl")
     write("half.jsonl", lines_of(TEXTS[50:80]))
     write("own.txt", TEXTS[0])
@@ -312,7 +308,7 @@ def text_on_both_sides_is_noted():
         assert "trained on" not in prepared(f"both_{name}", name, "--valid-fraction", 0.3).out
 
 
-def small_sets_are_validated_too():
+def test_small_sets_are_validated_too():
     """A tenth of a small set, by whole documents; a document that is most of it is trained on."""
     texts = sentences(7, 183)
     write_parquet("rows20.parquet", texts[:20])
@@ -331,7 +327,7 @@ def small_sets_are_validated_too():
         assert few == (valid < 20 * 1024), out
 
 
-def lines_are_read_once_in_any_cut():
+def test_lines_are_read_once_in_any_cut():
     unit = sources.UNIT_BYTES
     for sources.UNIT_BYTES in (1, 7, 100, 997, 5000):
         units = sources.units_of(["a.jsonl"], False, "", False)
@@ -374,7 +370,7 @@ def kill_and_resume(output, words, condition, kill=os.killpg):
     return killed, done.stdout
 
 
-def a_killed_run_resumes():
+def test_a_killed_run_resumes():
     for place in range(12):
         content = lines_of(sentences(100 + place, 2000)).encode()
         write(f"many/{place:02}.jsonl.gz", gzip.compress(content, 1))
@@ -394,7 +390,7 @@ def a_killed_run_resumes():
     assert call(prepare_data, "--check", "r1").status == 0
 
 
-def several_at_once_make_one():
+def test_several_at_once_make_one():
     command = [PROGRAM, "many", "--tokenizer", "byte", "--jobs", "2", "--shard-tokens", "30000",
                "--output", "race"]
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
@@ -407,7 +403,7 @@ def several_at_once_make_one():
         assert name == "manifest.json" or read(f"race/{name}") == read(f"straight/{name}"), name
 
 
-def a_full_disk_is_named():
+def test_a_full_disk_is_named():
     """What is written is below this many bytes; the largest file is beyond it."""
     write("full.txt", TEXTS[0] * 3000)
     command, limit = [PROGRAM, "full.txt", "--output", "full", *BYTE], (100000, 100000)
@@ -418,7 +414,7 @@ def a_full_disk_is_named():
     assert not glob.glob("full/.work/*")
 
 
-def files_of_others_stay():
+def test_files_of_others_stay():
     os.makedirs("mixed/.work")  # as a run that was stopped leaves
     write("mixed/corpus_2_train.bin", "x")
     refused(call(prepare_data, "--output", "mixed", *BYTE, "b.jsonl.gz"), "corpus_2_train.bin",
@@ -426,7 +422,7 @@ def files_of_others_stay():
     assert read("mixed/corpus_2_train.bin") == b"x"
 
 
-def a_finished_run_is_left_alone():
+def test_a_finished_run_is_left_alone():
     before = os.stat("straight/train_00000.bin").st_mtime_ns
     words = ("many", "--tokenizer", "byte", "--shard-tokens", 30000)
     again = call(prepare_data, "--output", "straight", *words)
@@ -437,8 +433,7 @@ def a_finished_run_is_left_alone():
     assert "made already" in call(prepare_data, "--output", "straight", *words).out
     assert not os.path.exists("straight/.work")
     # another text of the same files, or the same file on the other side, is another preparation
-    write("two.jsonl", "".join(json.dumps({"text": text, "title": text[:9]}) + "\n"
-                               for text in TEXTS[:20]))
+    write("two.jsonl", lines({"text": text, "title": text[:9]} for text in TEXTS[:20]))
     two = ("two.jsonl", "a.jsonl", "--valid-fraction", 0)
     prepared("two", *two)
     assert "made already" in prepared("two", *two).out
@@ -452,7 +447,7 @@ def a_finished_run_is_left_alone():
             "--output foreign/x_train.bin/x: Not a directory")
 
 
-def a_finished_run_that_lacks_a_file_is_not_taken_for_whole():
+def test_a_finished_run_that_lacks_a_file_is_not_taken_for_whole():
     words = ("--output", "lacks", *BYTE, "a.jsonl")
     prepared("lacks", "a.jsonl")
     names = {"train_00000.bin", "train_00000.bin.starts", "val_00000.bin", "val_00000.bin.starts",
@@ -479,7 +474,7 @@ def a_finished_run_that_lacks_a_file_is_not_taken_for_whole():
     assert "made already" in call(prepare_data, *words).out
 
 
-def a_mended_source_is_enough():
+def test_a_mended_source_is_enough():
     """After a fault, what was tokenized before it is kept, and no older shard is left."""
     write("m/a.jsonl", lines_of(TEXTS[:50]))
     write("m/b.jsonl", "{oops}\n")
@@ -492,7 +487,7 @@ def a_mended_source_is_enough():
     assert not os.path.exists("mend/train_00009.bin")
 
 
-def damage_is_found():
+def test_damage_is_found():
     assert "as the manifest says" in call(prepare_data, "--check", "s1").out
     content = bytearray(read("s1/train_00001.bin"))
     content[2000] ^= 1
@@ -515,7 +510,7 @@ def damage_is_found():
             "--check texts/manifest.json: No")
 
 
-def bad_sources_are_refused():
+def test_bad_sources_are_refused():
     def bad(name, *parts):
         refused(call(prepare_data, "--output", "bad", *BYTE, name), name, *parts)
         refused_once.append(name)
@@ -563,7 +558,7 @@ def read_unpacked(path):
         return file.read()
 
 
-def a_cut_zst_is_seen():
+def test_a_cut_zst_is_seen():
     """Wherever it is cut; what was read before the cut stays with --skip-bad."""
     texts = sentences(11, 4000)
     parts = [lines_of(texts[at:at + 1000]).encode() for at in range(0, 4000, 1000)]
@@ -598,14 +593,14 @@ def a_cut_zst_is_seen():
                 f"{name}: damaged or cut short")
 
 
-def empty_sources_are_refused():
+def test_empty_sources_are_refused():
     write("empty.jsonl", "\n\n")
     refused(call(prepare_data, "--output", "empty", *BYTE, "empty.jsonl"), "no text at all")
     os.makedirs("bare", exist_ok=True)
     refused(call(prepare_data, "--output", "empty", *BYTE, "bare"), "bare", "no such file")
 
 
-def missing_files_are_named_before_the_network_is_needed():
+def test_missing_files_are_named_before_the_network_is_needed():
     words = ("--output", "o", "--mirror", "http://127.0.0.1:9", "--downloads", "none")
     refused(call(prepare_data, *words, "typo.txt"), "SOURCE typo.txt: no such file")
     refused(call(prepare_data, *words, "tinystory"), "did you mean tinystories?")
@@ -614,7 +609,7 @@ def missing_files_are_named_before_the_network_is_needed():
     refused(call(prepare_data, *words, "a.jsonl"), "--tokenizer gpt2", "needs a network")
 
 
-def bad_parts_can_be_left_out():
+def test_bad_parts_can_be_left_out():
     nested = '{"text": ' + "[" * 100000 + "\n"
     write("mixed.jsonl", lines_of(TEXTS[:5]) + "{oops}\n" + lines_of(TEXTS[5:9]) + "[]\n" + nested)
     write_parquet("odd.parquet", [*TEXTS[9:12], "~badbad~"])
@@ -632,7 +627,7 @@ def bad_parts_can_be_left_out():
         refused(call(prepare_data, "--output", "bad", *BYTE, name), name, "--skip-bad to leave it")
 
 
-def bad_options_are_refused():
+def test_bad_options_are_refused():
     good = ("--output", "o", *BYTE, "a.jsonl")
     refused(call(prepare_data, *good, "--valid-fraction", 1), "--valid-fraction 1: must", "below 1")
     refused(call(prepare_data, *good, "--shard-tokens", 0), "--shard-tokens 0", "from 1 on")
@@ -650,17 +645,4 @@ def bad_options_are_refused():
 
 
 if __name__ == "__main__":
-    sys.exit(main([every_kind_is_read, documents_are_listed, rows_of_json_are_read,
-                   rows_are_read_in_every_form,
-                   folders_are_read_whole, the_c_tokenizer_agrees,
-                   the_order_is_the_seeds, the_split_follows_the_text,
-                   what_is_printed_can_be_typed,
-                   text_on_both_sides_is_noted, small_sets_are_validated_too,
-                   lines_are_read_once_in_any_cut, a_killed_run_resumes, several_at_once_make_one,
-                   a_full_disk_is_named, files_of_others_stay,
-                   a_finished_run_is_left_alone,
-                   a_finished_run_that_lacks_a_file_is_not_taken_for_whole,
-                   a_mended_source_is_enough, damage_is_found, bad_sources_are_refused,
-                   a_cut_zst_is_seen, empty_sources_are_refused,
-                   missing_files_are_named_before_the_network_is_needed,
-                   bad_parts_can_be_left_out, bad_options_are_refused]))
+    main()

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The Python around the trainers: compare, plot, monitor. Their parts: test_scripts.py.
+# The Python around the trainers: compare, plot, monitor. Their parts: scripts_tests.py.
 # shellcheck source=test/lib.sh
 source "$(dirname "$0")/lib.sh"
 python=$root/.venv/bin/python
@@ -33,10 +33,7 @@ stands_alone() {
     ! grep -qE '(src|href|srcset)="[^d]|https?:|@import' "$1" || fail "$1 makes a request"
 }
 
-test_parts_work() {
-    expect_status 0 "$python" "$root/test/test_scripts.py" || cat log
-    ! has log "Ran 0 tests" || fail "no tests"
-}
+
 
 test_every_script_explains_itself() {
     local file

@@ -7,12 +7,11 @@ import json
 import os
 import random
 import struct
-import sys
 import unicodedata
 import zlib
 
 import tokenizers
-from check import SHARED, call, fails, main, read, refused, run, write
+from check import SHARED, call, done, fails, main, read, refused, run, write
 from llm8.prepare_data import main as prepare_data
 from llm8.vocabulary import LLAMA3_PATTERN, character_ranges, open_vocabulary
 from shard_tools import cut, gpt2_tokenizer, sentences, stream, tokens_of
@@ -78,7 +77,7 @@ def same_in_c(vocabulary, encode, name):
     assert vocabulary.end_of_text not in sum(theirs, []), "a text that names the end has ended"
 
 
-def the_c_encoder_is_the_librarys():
+def test_the_c_encoder_is_the_librarys():
     for name, pattern in (("gpt2-like", None), ("llama3-like", LLAMA3_PATTERN)):
         tokenizer = byte_level(pattern)
         path = save(tokenizer, name)
@@ -88,7 +87,7 @@ def the_c_encoder_is_the_librarys():
     assert fails(same_in_c, vocabulary, lambda text: tokenizer.encode(text + " ").ids, "fault")
 
 
-def what_the_c_encoder_would_cut_otherwise_is_unknown():
+def test_what_the_c_encoder_would_cut_otherwise_is_unknown():
     """Words that the library cuts out of a text, or makes of whole words alone."""
     def cut_with(tokenizer, words=(), ignored=False):
         """The tokenizer with entries of the vocabulary that no merge makes."""
@@ -119,7 +118,7 @@ def what_the_c_encoder_would_cut_otherwise_is_unknown():
     assert whole.encode("zqz") == [whole.size - 1]
 
 
-def tokens_too_long_for_the_file_are_unknown():
+def test_tokens_too_long_for_the_file_are_unknown():
     """A length is one byte in tokenizer.bin: of a longer token our encoder would take the head."""
     rng = random.Random(6)
     word = "".join(rng.choice("abcdefgh") for _ in range(300))
@@ -148,7 +147,7 @@ def checksum(vocabulary):
     return len(ids), zlib.crc32(struct.pack(f"<{len(ids)}I", *ids))
 
 
-def gpt2_is_tiktokens():
+def test_gpt2_is_tiktokens():
     """tiktoken 0.14.0 gave these with GPT-2's ranks, cut as GPT-2 does and as Llama 3 does."""
     vocabulary = open_vocabulary({"tokenizer": gpt2_tokenizer()})
     assert vocabulary.size == 50257 and vocabulary.end_of_text == 50256
@@ -170,7 +169,7 @@ def gpt2_is_tiktokens():
             assert exported.encode(text).ids == one.encode(text)
 
 
-def characters_are_the_librarys():
+def test_characters_are_the_librarys():
     """The classes in tokenizer.bin, character by character, newer ones than Python's included."""
     classes = {code: kind for first, last, kind in character_ranges()
                for code in range(first, last + 1)}
@@ -180,7 +179,7 @@ def characters_are_the_librarys():
             assert bool(split.pre_tokenize_str(chr(code))) == (classes.get(code) == kind), hex(code)
 
 
-def long_texts_are_cut_where_words_end():
+def test_long_texts_are_cut_where_words_end():
     words = {"tokenizer": gpt2_tokenizer()} if os.path.exists(SHARED) else None
     vocabulary = open_vocabulary(words or {"tokenizer": save(byte_level(), "long")})
     from llm8 import prepare_data as prepare
@@ -195,8 +194,7 @@ def long_texts_are_cut_where_words_end():
 
 
 def prepared(output, *words):
-    result = call(prepare_data, "--output", output, "--jobs", 1, *words)
-    assert result.status == 0, result.err
+    done(prepare_data, "--output", output, "--jobs", 1, *words)
 
 
 def decoded(tokenizer_bin, tokens):
@@ -231,7 +229,7 @@ def unigram():
     return tokenizer
 
 
-def every_kind_of_tokenizer_reads_back():
+def test_every_kind_of_tokenizer_reads_back():
     text = "Anna counts 12 boats. Ben sees three"
     write("plain/a.txt", text)
     for name, tokenizer in (("bpe", byte_level()), ("sp", sentencepiece()),
@@ -248,7 +246,7 @@ def every_kind_of_tokenizer_reads_back():
     refused(result, "--tokenizer kind_sp/tokenizer.bin", "does not say how text is cut")
 
 
-def other_rules_of_the_same_tokens_are_another_tokenizer():
+def test_other_rules_of_the_same_tokens_are_another_tokenizer():
     """Token bytes are the same with another normalizer: the folder is refused, and a stopped run
     tokenizes anew."""
     tokenizer = byte_level()
@@ -274,7 +272,7 @@ def other_rules_of_the_same_tokens_are_another_tokenizer():
     assert after[1:] == tokenizer.encode("ANNA COUNTS").ids and after != before, (before, after)
 
 
-def large_vocabularies_have_wide_shards():
+def test_large_vocabularies_have_wide_shards():
     vocab = {f"w{place}": place for place in range(70000)} | {END: 70000}
     tokenizer = tokenizers.Tokenizer(models.WordLevel(vocab, "w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -290,7 +288,7 @@ def large_vocabularies_have_wide_shards():
             "larger than the model's 257", "--vocab-size")
 
 
-def documents_are_bounded_as_asked():
+def test_documents_are_bounded_as_asked():
     path = save(byte_level(), "bounds")
     texts = [{"text": f"one {END} two"}, {"text": "b"}]
     write("named/a.jsonl", "\n".join(map(json.dumps, texts)))
@@ -306,7 +304,7 @@ def documents_are_bounded_as_asked():
             "--end-of-text x", "no special token", END)
 
 
-def texts_without_tokens_are_left_out():
+def test_texts_without_tokens_are_left_out():
     strips = byte_level()
     strips.normalizer = tokenizers.normalizers.Strip()
     path = save(strips, "strips")
@@ -322,7 +320,7 @@ TINY = ("--model", "llama-tiny", "--micro-batch-size", 1, "--train-iters", 1, "-
         "--sample-only", "--quiet")
 
 
-def samples_go_on_from_a_prompt():
+def test_samples_go_on_from_a_prompt():
     path = save(byte_level(), "prompt")
     write("prompt_text/a.txt", "".join(TEXTS))
     prepared("prompt_out", "prompt_text", "--tokenizer", path)
@@ -349,7 +347,7 @@ def decoded_output(content):
     return io.TextIOWrapper(io.BytesIO(content), errors="replace").read()
 
 
-def samples_begin_as_texts_do():
+def test_samples_begin_as_texts_do():
     """With the token that the tokenizer itself writes before a text, or that prepare_data wrote."""
     tokenizer = byte_level()
     tokenizer.add_special_tokens([BEGIN])
@@ -385,7 +383,7 @@ def samples_begin_as_texts_do():
     assert (config["bos_token_id"], config["eos_token_id"]) == (begin, end)
 
 
-def mixed_tokenizers_are_refused():
+def test_mixed_tokenizers_are_refused():
     write("mixed_text/a.txt", "".join(TEXTS))
     prepared("mixed_a", "mixed_text", "--tokenizer", save(byte_level(), "prompt"))
     prepared("mixed_b", "mixed_text", "--tokenizer", "byte")
@@ -402,7 +400,7 @@ def mixed_tokenizers_are_refused():
     run(*tiny, "--data", "mixed/t_0.bin", "--tokenizer", "mixed_a/tokenizer.bin")
 
 
-def wrong_tokenizers_are_refused():
+def test_wrong_tokenizers_are_refused():
     def wrong(name, *parts, words=()):
         refused(call(prepare_data, "--output", "o", "plain", "--tokenizer", name, *words), *parts)
 
@@ -427,12 +425,4 @@ def wrong_tokenizers_are_refused():
 
 
 if __name__ == "__main__":
-    sys.exit(main([the_c_encoder_is_the_librarys, what_the_c_encoder_would_cut_otherwise_is_unknown,
-                   tokens_too_long_for_the_file_are_unknown, gpt2_is_tiktokens,
-                   characters_are_the_librarys, long_texts_are_cut_where_words_end,
-                   every_kind_of_tokenizer_reads_back,
-                   other_rules_of_the_same_tokens_are_another_tokenizer,
-                   large_vocabularies_have_wide_shards, documents_are_bounded_as_asked,
-                   texts_without_tokens_are_left_out,
-                   samples_go_on_from_a_prompt, samples_begin_as_texts_do,
-                   mixed_tokenizers_are_refused, wrong_tokenizers_are_refused]))
+    main()

@@ -34,8 +34,7 @@ def scalars(record):
 
 
 class TensorBoard:
-    """The event files of one run, which take its records as they come. After a resume from an
-    earlier step TensorBoard forgets the steps after it."""
+    """One run's event files. After a resume TensorBoard forgets the steps that are done again."""
 
     def __init__(self, where, run):
         """Replaces what an earlier monitor wrote of this run, because all records are read again.

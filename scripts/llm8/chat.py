@@ -17,8 +17,7 @@ TOKENS = re.compile(r"(\d+ )+")
 
 
 def listen(command, ends):
-    """Runs the trainer until it writes one of the tokens `ends`. Returns the exit status, the
-    output, and whether such a token came."""
+    """Runs the trainer until it writes a token of `ends`: its status, output, and if it did."""
     said = ""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
         for letter in iter(lambda: trainer.stdout.read(1), ""):
@@ -58,8 +57,7 @@ class Model:
             die(f"{self.folder}: {error}")
 
     def answer(self, messages):
-        """Prints the answer and returns it. If the trainer gave no answer, returns None and the
-        exit status."""
+        """Prints and returns the answer, or None, and the trainer's exit status."""
         with self.faults():
             prompt, doubts = self.template.prompt(Conversation({"messages": messages}))
         for warning in warnings_of(doubts):

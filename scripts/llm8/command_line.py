@@ -15,8 +15,7 @@ def guess(word, known):
 
 
 class Parser(argparse.ArgumentParser):
-    """unknown: the message for an option that this parser lacks and that resembles none of its
-    options."""
+    """unknown: what an error adds for an unknown option that resembles none of this parser's."""
 
     def __init__(self, unknown="", **words):
         self.unknown = unknown
@@ -47,8 +46,7 @@ def split_words(arguments):
 
 
 def shell_words(text, said):
-    """Returns the words of a text as a shell reads them. said: the beginning of the error
-    message."""
+    """Splits a text into words as a shell does. said: the beginning of the error message."""
     try:
         return shlex.split(text)
     except ValueError as error:

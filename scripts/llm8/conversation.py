@@ -74,8 +74,7 @@ class BadTemplate(Exception):
 
 
 class UndefinedName(Exception):
-    """A template writes a name that is not defined; transformers would write an empty text for
-    it."""
+    """A template writes an undefined name, for which transformers would write an empty text."""
 
 
 class Unknown(Undefined):
@@ -113,8 +112,7 @@ def as_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=F
 
 
 def text_of(message):
-    """Returns the content of a message, which may be a list of texts; None if there are only tool
-    calls."""
+    """Returns a message's content as one text (it may be a list); None: only tool calls."""
     content = message.get("content")
     if isinstance(content, list):
         parts = [part.get("text") for part in content if isinstance(part, dict)]
@@ -145,8 +143,7 @@ def counts(message):
 
 
 def tools_of(row):
-    """Returns a row's tools, a list of objects; a data set in .parquet often has them as a JSON
-    text."""
+    """Returns a row's tools, a list of objects, which .parquet files often have as a JSON text."""
     held = row.get("tools")
     if isinstance(held, str):
         try:
@@ -350,8 +347,7 @@ class ChatTemplate:
                 return
 
     def foreign(self):
-        """Returns the texts in the templates that look like special tokens but are not in the
-        vocabulary."""
+        """Returns texts in the templates that look like special tokens but are no tokens."""
         source = "\n".join(form.source for form in self.forms.values())
         named = [text for key, text in self.specials.items() if key in source]
         return [text for text in [*LIKE_SPECIAL.findall(source), *named]
@@ -412,8 +408,7 @@ class ChatTemplate:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def answered(self, conversation, place, doubts):
-        """Returns the text that ends with the answer at a place, and [(begin, end)] of the parts of
-        the answer that count."""
+        """Returns the text up to an answer's end, and [(begin, end)] of the parts that count."""
         messages, form = conversation.messages[:place + 1], self.form_of(conversation)
         answer, content = messages[-1], messages[-1].get("content", "")
         prompt, _ = self.render(conversation, messages[:-1], True)

@@ -34,8 +34,7 @@ SCALES = "_scale_inv" # ends the names of FP8 weights' scales
 
 @dataclass
 class Tensor:
-    """A tensor in a file. `bytes` is mapped into memory, so that a model larger than memory can be
-    imported."""
+    """A tensor in a file, which is mapped into memory: a model may be larger than that."""
     file: str
     dtype: str
     shape: list
@@ -55,8 +54,7 @@ def expected_tensors(folder):
 
 
 def tensors_of(path):
-    """Returns {name: Tensor} of a file. The package safetensors checks the header, but cannot
-    return BF16 as numpy arrays."""
+    """Returns {name: Tensor} of a file. safetensors checks it, but has no BF16 for numpy."""
     try:
         with safetensors.safe_open(path, "np"), open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")

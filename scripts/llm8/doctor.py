@@ -58,8 +58,7 @@ def is_fp8(run):
 
 
 def finer(run, delayed):
-    """Returns the remedy for an FP8 run that loses too much. delayed: the remedy for delayed
-    scaling."""
+    """Returns the remedy if an FP8 run loses too much. delayed: that for delayed scaling."""
     recipes = {"delayed": f"{delayed}, --fp8-recipe tensorwise or blockwise, or ",
                "tensorwise": "--fp8-recipe blockwise, or "}
     return recipes.get(run.option("fp8-recipe"), "") + "--first-last-layers-bf16"
@@ -319,8 +318,7 @@ def changes(before, after):
 
 
 def done_again(run):
-    """Compares the losses of steps that were done again after a resume with their earlier
-    losses."""
+    """Compares the losses of steps that were done again after a resume with the earlier ones."""
     losses = {step: [record.get("loss") for record in (*earlier, run.steps.get(step)) if record]
               for step, earlier in run.replaced.items()}
     losses = {step: row for step, row in losses.items() if len(row) > 1}
@@ -379,8 +377,7 @@ def counted_tokens(run):
 
 
 def option_costs(run):
-    """Reports the options that most often cost speed on a GPU: as a note if the default is faster,
-    as ok if the losses must decide."""
+    """Reports options that cost speed on a GPU: a note, or ok where the losses must decide."""
     batch, micro, length = (int(run.option(name, 0)) for name in (
         "global-batch-size", "micro-batch-size", "seq-length"))
     steps = batch // (micro * run.ranks) if micro else 1

@@ -102,8 +102,7 @@ def from_hub(what, repository, kind, patterns, words, most=0):
 
 
 def fetch_known_set(name, words, most):
-    """Downloads a set; returns the paths to train on and those to validate on. most: how many files
-    to train on, 0 for all."""
+    """Downloads a set, at most `most` files to train on (0: all); returns (train, valid) paths."""
     bare, at, revision = name.partition("@")
     known = KNOWN_SETS[bare]
     if not known.repository:

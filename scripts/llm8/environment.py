@@ -70,8 +70,7 @@ def matching(pattern):
 
 
 def write_durably(path, parts):
-    """Writes a file under a temporary name, which only this process uses, syncs it, and renames it.
-    Returns its SHA-256."""
+    """Writes a file under a temporary name, syncs it, and renames it. Returns its SHA-256."""
     fresh, digest = f"{path}.{socket.gethostname()}.{os.getpid()}.new", hashlib.sha256()
     try:
         with open(fresh, "wb") as file:

@@ -77,8 +77,7 @@ def more_work(plan):
 
 
 def memory_of(options, gpus):
-    """Returns the memory that the GPU trainer plans, as the trainer prints it; or "-" and the
-    reason why it plans none."""
+    """Returns the memory that the GPU trainer plans, as it prints it; or "-" and the reason."""
     if not os.path.exists(trainer("train_gptcu")):
         return "-", "memory: build train_gptcu, which plans it (make train_gptcu)"
     if gpus > 1:
@@ -142,8 +141,7 @@ def precision_of(record):
 
 
 def front_commit(records):
-    """Returns the front page's commit: the newest commit that has all records that the page
-    shows."""
+    """Returns the newest commit that has all the records that the front page shows."""
     held = collections.defaultdict(set)
     for r in records:
         held[r.get("commit")].add((r["model"], precision_of(r), r["gpus"]))

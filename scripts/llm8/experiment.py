@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from . import environment, trainer
 from .command_line import shell_words
 from .metrics import SKIPPED_TOO_OFTEN, STOPPED_BY_SIGNAL, open_run
+from .text import from_json
 
 DEFAULT_VARIANTS = ["bf16: --bf16", "fp8: --bf16 --fp8-format hybrid"]
 # the trainer's options that compare itself sets -> the options of compare to give instead
@@ -78,8 +79,7 @@ def parse_seeds(text):
 
 
 def make_tasks(program, variants, seeds, common, folder):
-    """Lists the tasks seed by seed, so that a comparison that is stopped early has complete pairs
-    of runs."""
+    """Lists the tasks seed by seed: a comparison that is stopped early has complete pairs."""
     refuse_ours(common, "after --")
     if len({name for name, _ in variants}) < len(variants):
         environment.die("--variant: each needs a name of its own")
@@ -94,12 +94,10 @@ def read_list(folder, name):
     """Returns the list of words in a .json file; an empty list if there is no file."""
     path = os.path.join(folder, name)
     try:
-        with open(path) as file:
-            words = json.load(file)
+        with open(path, "rb") as file:
+            words = from_json(file.read())
     except FileNotFoundError:
         return []
-    except ValueError:
-        words = None
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         remedy = "remove it" if name != COMMAND else \
             "remove it to report on the run, its folder to run it anew"

@@ -20,8 +20,7 @@ RATES = {"NVIDIA H200": {"bf16": 825e12, "fp8": 1530e12, "bytes": 4.3e12,
 
 
 def product_seconds(rates, kind, m, n, k):
-    """Returns the least seconds for D[m,n] = A[m,k] B[k,n] with a result in BF16. kind: the name of
-    its rate in RATES."""
+    """Returns the least seconds for D[m,n] = A[m,k] B[k,n], D in BF16. kind: a name in RATES."""
     moved = (2 if kind == "bf16" else 1) * (m * k + n * k) + 2 * m * n
     return max(2 * m * n * k / rates[kind], moved / rates["bytes"])
 

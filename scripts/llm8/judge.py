@@ -117,8 +117,7 @@ def pairs(baseline, variant):
 
 
 def differences(found, name, kind, width):
-    """Returns the steps, and by how many percent the variant is above the baseline, in a row for
-    each seed."""
+    """Returns the steps, and the variant's losses above the baseline's in percent, a row a seed."""
     runs = [pair.baseline for pair in found] + [pair.run for pair in found]
     steps, rows = series.side_by_side(runs, name, kind, width)
     ours, base = rows[len(found):], rows[:len(found)]
@@ -126,8 +125,7 @@ def differences(found, name, kind, width):
 
 
 def window_of(last):
-    """Returns the number of steps whose mean is the final training loss: a twentieth of the run,
-    but at least 10."""
+    """Returns over how many steps the final training loss is a mean: a twentieth, at least 10."""
     return min(last, max(10, last // 20))
 
 

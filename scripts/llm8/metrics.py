@@ -33,8 +33,7 @@ NAMES = {0: "finished", SKIPPED_TOO_OFTEN: "gave up: step after step was skipped
 
 
 def metrics_path(path):
-    """Returns the path of the metrics.jsonl of a run, which is named by its folder or by that
-    file."""
+    """Returns the path of a run's metrics.jsonl; the run is named by its folder or by that file."""
     return os.path.join(path, "metrics.jsonl") if os.path.isdir(path) else path
 
 
@@ -76,8 +75,7 @@ def named_runs(paths):
 
 
 def number(record, name):
-    """Returns a number; NaN for null, which the trainers write for NaN and infinity, and for what
-    is no number."""
+    """Returns a number; NaN for null (the trainers' NaN and infinity) and what is no number."""
     value = record.get(name)
     return float(value) if isinstance(value, int | float) and abs(value) < LARGEST else math.nan
 
@@ -254,8 +252,7 @@ class Run:
         return self.end is None if self._unlocked else self._unlocked
 
     def silent(self, seconds):
-        """Returns for how many seconds nothing was written, if that is more than `seconds` and
-        longer than 20 steps; else 0."""
+        """Returns for how many seconds nothing was written; 0: at most `seconds`, or 20 steps."""
         try:
             silence = time.time() - os.path.getmtime(self.path)
         except OSError:
@@ -292,8 +289,7 @@ class Run:
         return statistics.median(values) if values else math.nan
 
     def sources(self):
-        """Returns, for each source of a mixture, its pattern, and how many of its tokens and epochs
-        were read."""
+        """Returns for each source of a mixture its pattern, tokens read and epochs read."""
         newest = self.steps.get(self.last_step, {})
         lists = [row.get("data", "?") for row in self.start.get("sources", [])], \
             newest.get("source_tokens", []), newest.get("source_epochs", [])
@@ -301,8 +297,7 @@ class Run:
                 for name, *read in zip(*lists)]
 
     def source_losses(self):
-        """Returns, for each source of a mixture's validation data, its pattern and its newest
-        loss."""
+        """Returns for each source of a mixture's validation data its pattern and newest loss."""
         newest = self.evals.get(max(self.evals, default=0), {}).get("source_losses", [])
         return [(row.get("data", "?"), math.nan if loss is None else float(loss))
                 for row, loss in zip(self.start.get("valid_sources", []), newest)]

@@ -98,8 +98,7 @@ def details(run):
 
 
 def legend(runs, width):
-    """Returns the lines above the curves; no lines if there is only one curve without skipped
-    steps."""
+    """Returns the lines above the curves; none for a single curve without skipped steps."""
     skipped = [f", {many(run.skipped, 'step')} skipped" if run.skipped else "" for run in runs]
     shown = len(runs) > 1 or skipped[0]
     return textwrap.wrap("   ".join(f"{letter} {run.name}{more}" for letter, run, more in zip(

@@ -112,8 +112,7 @@ def loss_figure(figure, variants, name, kind, widths, limit, title):
 
 
 def time_figure(figure, variants):
-    """Draws validation losses over tokens and over time, with a line at the loss at which the
-    baseline ends."""
+    """Draws validation losses over tokens and over time; a line marks the baseline's last loss."""
     ends = [series.positions(run, "minutes", run.last_step) for variant in variants
             for run in variant.runs]
     both = figure.subplots(1, 2, sharey=True)
@@ -137,8 +136,7 @@ def norm_figure(figure, variants, width):
 
 
 def draw_bars(axes, names, groups, title, label, write, colors=style.LINES):
-    """Draws a bar for each variant, as high as its runs' mean; if there are several runs, also a
-    dot for each."""
+    """Draws a bar for each variant, its runs' mean, and a dot for each of several runs."""
     axes.grid(False)
     for i, values in enumerate(groups):
         mean = judge.mean(values)

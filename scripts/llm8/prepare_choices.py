@@ -43,8 +43,7 @@ def cleaned(text):
 
 
 def lm_evals_text(row, o):
-    """Returns the question in a row of HellaSwag in lm-eval's wording; None for rows of other
-    sets."""
+    """Returns a HellaSwag question in lm-eval's wording; None for rows of other sets."""
     parts = [row.get(name) for name in ("activity_label", "ctx_a", "ctx_b")]
     if o.context_field or not all(isinstance(part, str) for part in parts):
         return None
@@ -84,8 +83,7 @@ def read_row(row, o):
 
 
 def spaced(end, answer):
-    """Returns an answer with white space before it: the answer's own, else that at the end of the
-    question, else a space."""
+    """Returns an answer with a space before it: its own, else the question's last, or " "."""
     return answer if answer[0].isspace() and not end.strip(" ") else (end or " ") + answer
 
 
@@ -114,8 +112,7 @@ def begin_of(vocabulary):
 
 
 def write_set(path, source, questions, dtype, mark, of_lm_eval):
-    """Writes a set. questions: lists of numbers from encode_row. source: the file that they were
-    made from."""
+    """Writes a set. questions: lists of numbers by encode_row. source: the file they come from."""
     parts, longest = [], 0
     for place, numbers in enumerate(questions):
         size = (3 + len(numbers)) * dtype.itemsize

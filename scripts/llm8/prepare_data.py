@@ -10,6 +10,7 @@ Beside a shard is a list of where its documents begin. Shards of conversations a
 their conversations are packed into windows, which no shard boundary cuts.
 """
 
+import bisect
 import contextlib
 import ctypes
 import hashlib
@@ -40,7 +41,7 @@ from .text import many, printable
 from .vocabulary import add_options, open_vocabulary, words_of
 
 VERSION = 2
-UNITS = 4  # increased when this script writes other content into units' files
+UNITS = 5  # increased when this script writes other content into units' files
 OF_CONVERSATIONS = ("chat_template", "special_tokens")  # settings for conversations only
 COUNT = number(int, 1, sys.maxsize, "a whole number from 1 on")
 LONG_TEXT = 1 << 20
@@ -73,8 +74,7 @@ class Worker:
 
     @classmethod
     def take(cls, row):
-        """Returns the text of a row; for a conversation, its text and [its ids, whether each id
-        counts]."""
+        """Returns a row's text; of a conversation, its text and [(ids, whether each counts)]."""
         held = read_row(row, cls.settings["text_field"], cls.unread)
         if isinstance(held, str):
             return held
@@ -136,8 +136,7 @@ def short_hash(text):
 
 
 def unit_name(settings, unit):
-    """Returns a name for the unit's files, which changes with everything that the unit's tokens
-    depend on."""
+    """Returns a name for a unit's files, which depends on everything that its tokens depend on."""
     return "unit_" + short_hash(json.dumps([
         UNITS, unit.__dict__, stamps(unit.files),
         {key: settings[key] for key in settings if not key.endswith("sources")}]))
@@ -184,8 +183,8 @@ def tokenize_unit(name, unit):
     base, content = os.path.join(Worker.work, name), io.BytesIO()
     write_durably(base + ".tokens", parts())
     write_durably(base + ".counted", counted)  # a byte a token, if a conversation
-    numpy.savez(content, documents=numpy.array(found, DOCUMENT), skipped=list(map(str, skipped)),
-                unread=json.dumps(+Worker.unread), doubts=json.dumps(Worker.doubts))
+    numpy.savez(content, documents=numpy.array(found, DOCUMENT), notes=json.dumps(
+        [list(map(str, skipped)), Worker.unread, Worker.doubts]))
     write_durably(base + ".npz", [content.getvalue()])
 
 
@@ -199,10 +198,11 @@ def read_units(work, names):
     for number_of, name in enumerate(names):
         with numpy.load(os.path.join(work, name + ".npz")) as held:
             tables.append(held["documents"])
-            skipped += held["skipped"].tolist()
-            unread.update(json.loads(str(held["unread"])))
-            doubts.update(json.loads(str(held["doubts"])))
+            notes = json.loads(str(held["notes"]))
         tables[-1]["unit"] = number_of
+        skipped += notes[0]
+        unread.update(notes[1])
+        doubts.update(notes[2])
     return numpy.concatenate(tables), skipped, dict(sorted(unread.items())), doubts
 
 
@@ -236,24 +236,24 @@ def pack(documents, window):
     each window gets its `padding`."""
     length = documents["length"]
     last = (length - 1) % window + 1  # tokens in the last window that the document needs
-    # rooms: bit n is set if some window has room for n tokens
-    bins, with_room, rooms = [], [[] for _ in range(window + 1)], 0
+    # with_room: the windows by the tokens they have room for; rooms: those numbers, in order
+    bins, with_room, rooms = [], [[] for _ in range(window + 1)], []
     for place in numpy.lexsort((-last, length <= window)).tolist():
-        size, fits = int(last[place]), 0
-        if length[place] <= window:
-            fits = rooms >> size
-        if fits:
-            room = size + (fits & -fits).bit_length() - 1
+        size = int(last[place])
+        least = bisect.bisect_left(rooms, size) if length[place] <= window else len(rooms)
+        if least < len(rooms):
+            room = rooms[least]
             held = with_room[room].pop()
             if not with_room[room]:
-                rooms ^= 1 << room
+                del rooms[least]
         else:
             room, held = window, len(bins)
             bins.append([])
         bins[held].append(place)
         room -= size
+        if not with_room[room]:
+            bisect.insort(rooms, room)
         with_room[room].append(held)
-        rooms |= 1 << room
     order, padding = [], numpy.zeros(len(documents), numpy.int64)
     for held in sorted((sorted(held, key=lambda place: (length[place] <= window, place))
                         for held in bins), key=min):
@@ -277,8 +277,7 @@ def cut_shards(documents, most, window):
 
 
 def contents(documents, names, ending, dtype, padding):
-    """Yields, for each document, its part of its unit's file with this ending, and then its
-    padding."""
+    """Yields each document's part of its unit's file with this ending, and then its padding."""
     held = {unit: numpy.memmap(os.path.join(Worker.work, names[unit] + ending), dtype, "r")
             for unit in numpy.unique(documents["unit"])}
     for row in documents:
@@ -287,8 +286,7 @@ def contents(documents, names, ending, dtype, padding):
 
 
 def starts_of(documents, count):
-    """Returns for each token of a shard whether it begins a document. Padding is a document of its
-    own."""
+    """Returns whether each token of a shard begins a document. Padding is a document too."""
     ends = numpy.cumsum(documents["length"] + documents["padding"])
     starts = numpy.zeros(count + 1, bool)
     starts[[0, *ends]] = starts[ends - documents["padding"]] = True

@@ -50,8 +50,7 @@ def write_change(judgement):
 
 
 def effect(judgement):
-    """Returns a sentence on how a variant changes a loss, and whether the change is more than
-    noise."""
+    """Returns a sentence on a variant's change of a loss, and whether that is more than noise."""
     if judgement.result != judge.PASS or judgement.what not in judge.LOSSES:
         return ""
     beside = "beyond" if abs(judgement.change) > judgement.noise else "within"

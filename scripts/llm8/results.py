@@ -67,8 +67,7 @@ def read_report(path):
 
 
 def name_of(r):
-    """Returns the precision of a record as the tables show it: of ours with the recipe, and with
-    the options that differ from plain training."""
+    """Returns a record's precision as the tables show it, with recipe and unusual options."""
     if "lm_head" not in r:
         return r["precision"]
     recipe = "" if r["recipe"] in (None, "delayed") else f" {r['recipe']}"
@@ -195,8 +194,7 @@ OF_STATE = ("of the host", "start")
 
 
 def steps(records, rows, without=OF_STATE):
-    """Returns a table of records, and where and when ours were measured. without: columns that are
-    left out."""
+    """Returns a table of records, but for the columns `without`, and where ours were measured."""
     if all(r["gpus"] == 1 for r in rows):
         without = (*without, "x 1 GPU")
     head = [title for title in COLUMNS if title not in without]
@@ -215,8 +213,7 @@ def results(records):
 
 
 def bench(records):
-    """Writes, for every kind of GPU, the records that the front page shows for one kind. Then
-    writes the newest records of other kinds of run, in a table for each commit and kind of GPU."""
+    """Writes a table for each GPU as on the front page; then the newest of all other runs."""
     newest = {(r["machine"]["gpu"], r["model"], r["gpus"], r["name"]): r for r in records.bench}
     shown_there = [r for rows in records.fronts() for r in rows]
     rows = [r for _, r in sorted(newest.items()) if r not in shown_there]
@@ -227,8 +224,7 @@ def bench(records):
 
 
 def scaling(records):
-    """Writes what several GPUs gain over one, of the newest commit with records of both; and the
-    recipe's job on four, where it was measured."""
+    """Writes what several GPUs gain, by the newest commit with one and more; the job on four."""
     both = [r for r in records.bench if r["gpus"] > 1 and records.gain(r, gpus=1)]
     tables = [[r for r in rows if (r["commit"], r["machine"]) == (rows[-1]["commit"],
                                                                   rows[-1]["machine"])]

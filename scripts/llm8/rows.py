@@ -4,7 +4,7 @@ converted to OpenAI's messages.
 Other content is never dropped silently: fields that belong to the row's form are used,
 contradictory fields are refused, and other fields that look like content are counted."""
 
-import json
+from .text import from_json
 
 # {fields that a form needs: fields that it may have}. A row has the first form whose needed fields
 # it has.
@@ -105,8 +105,7 @@ def refuse_preferences(found):
 
 
 def as_messages(held, role):
-    """Returns a list of messages. held: such a list or, if a role is given, the content of one
-    message."""
+    """Returns a list of messages. held: such a list or, with a role, one message's content."""
     if not isinstance(held, list) or not all(
             isinstance(message, dict) and message.keys() & {"role", "from"} for message in held):
         if role:
@@ -129,10 +128,7 @@ def of_sharegpt(message):
 
 def calls_of(value):
     """Converts a function_call, which is JSON of one call or of a list of calls, to tool_calls."""
-    try:
-        calls = json.loads(value)
-    except (TypeError, ValueError, RecursionError):
-        calls = None
+    calls = from_json(value)
     calls = calls if isinstance(calls, list) else [calls]
     if not calls or not all(isinstance(call, dict) and "name" in call for call in calls):
         raise ValueError(f"a function_call is no JSON with a name: {str(value)[:40]!r}")

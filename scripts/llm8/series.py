@@ -17,8 +17,7 @@ def finite(run, name, kind="steps"):
 
 
 def learned(run, name):
-    """Returns the same as finite(), without skipped steps; some of them (spikes) have a finite
-    loss."""
+    """Returns the same as finite(), without skipped steps, whose loss may be finite (spikes)."""
     steps, values = finite(run, name)
     done = numpy.array([not run.steps[int(step)].get("skipped") for step in steps], bool)
     return steps[done], values[done]
@@ -41,8 +40,7 @@ def width_of(runs, parts):
 
 
 def side_by_side(runs, name, kind="steps", width=1):
-    """Returns the steps that all runs have, and the smoothed values at these steps, one row for
-    each run."""
+    """Returns the steps that all runs have, and the smoothed values there, a row for each run."""
     columns = [arrays(run, name, kind) for run in runs]
     common = columns[0][0]
     for steps, _ in columns[1:]:
@@ -91,8 +89,7 @@ def steady_throughput(run):
 
 
 def window_mean(run, last, width, name="loss"):
-    """Returns the mean over the `width` steps that end with step `last`; skipped steps are left
-    out."""
+    """Returns the mean over the `width` steps up to step `last`, without skipped steps."""
     steps, values = learned(run, name)
     inside = values[(steps > last - width) & (steps <= last)]
     return float(inside.mean()) if len(inside) else float("nan")

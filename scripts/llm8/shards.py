@@ -35,8 +35,7 @@ def bits(ending, held, of_shard, window=0, template=""):
 
 
 def checksum(path):
-    """Returns the same CRC-32 as dataloader/loader.c: for a shard above 4 MiB, the CRC-32 of 64
-    parts."""
+    """Returns dataloader/loader.c's CRC-32: of 64 parts, for a shard above 4 MiB."""
     parts, part, size, total = 64, 1 << 16, os.path.getsize(path), 0
     with open(path, "rb") as file:
         for at in range(0, size, max(part, size // parts)):

@@ -14,6 +14,7 @@ import pyarrow.parquet
 
 from .environment import die, matching
 from .rows import columns_of
+from .text import from_json
 
 try:
     from compression import zstd  # from Python 3.14 on
@@ -36,8 +37,7 @@ class BadSource(Exception):
 
 @dataclass
 class Unit:
-    """A part of the input: some text files, a range of bytes in a .jsonl, or some row groups of a
-    .parquet."""
+    """A part of the input: text files, a range of a .jsonl's bytes, or a .parquet's row groups."""
     kind: str
     files: list
     valid: bool = False  # the files were given for validation
@@ -67,8 +67,7 @@ def files_in(folder, what):
 
 
 def expand(patterns, what):
-    """Returns the files that the arguments name, each once, in order; and how many files of other
-    kinds were in folders (IN_FOLDERS)."""
+    """Returns the files that the arguments name, each once; and how many others were in folders."""
     files, others = [], 0
     for pattern in patterns:
         if os.path.isdir(pattern):
@@ -194,8 +193,7 @@ def open_lines(path):
 
 
 def read_lines(unit, take):
-    """Reads the lines that begin in [begin, end). A compressed file is one unit and is read to its
-    end."""
+    """Reads the lines that begin in [begin, end); a compressed file to its end."""
     path, place, number, before = unit.files[0], unit.begin, 0, None
     whole = not path.endswith(".jsonl")
     with open_lines(path) as file:
@@ -226,10 +224,7 @@ def lines_before(path, place):
 
 
 def object_of(line):
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        row = None
+    row = from_json(line)
     if not isinstance(row, dict):
         array = line.lstrip(BLANK)[:1] == b"["
         raise ValueError(f"no JSON object: {line[:40]!r}; mend the line" +

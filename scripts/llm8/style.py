@@ -39,14 +39,12 @@ def line(index):
 
 
 def to_hundredths(path):
-    """Returns the text of a matched SVG path with its numbers cut to hundredths; matplotlib writes
-    millionths."""
+    """Cuts the numbers of a matched SVG path to hundredths; matplotlib writes millionths."""
     return re.sub(rb"(\.\d\d)\d+", rb"\1", path[0])
 
 
 def draw(function, size, *arguments, form="svg"):
-    """Returns the bytes of the SVG or PNG that function(figure, *arguments) draws. size: in
-    inches."""
+    """Returns the SVG or PNG that function(figure, *arguments) draws. size: in inches."""
     out = io.BytesIO()
     with matplotlib.rc_context(SETTINGS):
         figure = Figure(figsize=size, dpi=150, layout="constrained")
@@ -62,8 +60,7 @@ def draw(function, size, *arguments, form="svg"):
 
 
 def legend_above(axes, *others):
-    """Puts the legend between the title and the axes, never over a line. others: axes whose labels
-    the legend has too."""
+    """Puts the legend, of the other axes' labels too, between title and axes, over no line."""
     known = {}
     for one in (axes, *others):
         for handle, label in zip(*one.get_legend_handles_labels()):
@@ -78,8 +75,7 @@ def legend_above(axes, *others):
 
 
 def short(value):
-    """Returns a number as "850k" or "1.2M", for the ticks of axes, which may be close to each other
-    and far from 0."""
+    """Returns a number as "850k" or "1.2M". Ticks may be close together and far from 0."""
     if abs(value) >= 1e12:
         return f"{value:g}"
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -100,8 +96,7 @@ def step_axis(axis):
 
 
 def log_axis(axis):
-    """Sets ticks at decades, and also between them if there are few decades. Ticks are written as
-    plain numbers."""
+    """Sets ticks at decades, and between them if they are few. Ticks are plain numbers."""
     axis.axes.set_yscale("log")
     low, high = axis.get_view_interval()
     axis.set_major_locator(MaxNLocator(6) if high < 3 * low else

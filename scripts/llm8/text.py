@@ -1,7 +1,16 @@
-"""Writes numbers and tables for people to read."""
+"""Writes numbers and tables for people to read; reads JSON."""
 
+import json
 import math
 import re
+
+
+def from_json(text):
+    """Returns what a JSON text holds; None if it holds null, or is no JSON."""
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError, RecursionError):
+        return None
 
 
 def printable(text):
@@ -12,8 +21,7 @@ def printable(text):
 
 
 def fixed(value, digits=4, group=""):
-    """Returns a number with these decimals; a number with more than fifteen digits as
-    "1.23e+20"."""
+    """Returns a number with these decimals; "1.23e+20" if it has more than fifteen digits."""
     if not math.isfinite(value):
         return "-"
     return f"{value:{group}.{digits}f}" if abs(value) < 1e15 else f"{value:.3g}"

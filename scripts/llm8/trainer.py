@@ -100,8 +100,7 @@ def run_trainer(command, folder, label, signals, keep_open):
 
 
 def plan_of(command):
-    """Returns the output of the trainer's --plan, or None if that fails; and the trainer's last
-    line or error."""
+    """Returns the trainer's --plan (None if that fails), and its last line of output or error."""
     with environment.named_by("--trainer"):
         done = subprocess.run([*command, "--plan"], capture_output=True, text=True,
                               errors="replace", stdin=subprocess.DEVNULL, check=False)

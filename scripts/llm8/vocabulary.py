@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from . import downloads
 from .environment import die
+from .text import from_json
 
 CUT_UNKNOWN, CUT_BYTES, CUT_GPT2, CUT_LLAMA3 = range(4)
 CLASSES = [(1, r"\p{L}+"), (2, r"\p{N}+"), (3, r"\p{White_Space}+")]
@@ -121,8 +122,7 @@ class Vocabulary:
         return zlib.crc32(self.entries())
 
     def tokenizer_bin(self, begin_of_text=None):
-        """Returns the bytes of tokenizer.bin. begin_of_text: the token that texts begin with; None:
-        the tokenizer's."""
+        """Returns tokenizer.bin. begin_of_text: what texts begin with [as the tokenizer says]."""
         begin = self.begin_of_text if begin_of_text is None else begin_of_text
         ranges = character_ranges() if self.cut in (CUT_GPT2, CUT_LLAMA3) else []
         header = struct.pack("<7i", 20240328, 2, self.size, self.end_of_text, self.cut,
@@ -133,8 +133,7 @@ class Vocabulary:
 
 @functools.cache
 def character_ranges():
-    """Returns (first, last, class) for all ranges of letters, numbers and white space, as the
-    library classes them."""
+    """Returns (first, last, class) for all ranges of letters, numbers and white space."""
     step, ranges = 0x800, []  # the surrogates begin and end at multiples of this step
     kinds = [(kind, pre_tokenizers.Split(Regex(pattern), "removed", invert=True))
              for kind, pattern in CLASSES]
@@ -149,8 +148,7 @@ def character_ranges():
 
 
 def byte_characters():
-    """Returns, for each byte, the character that stands for it in the files of byte-level
-    tokenizers."""
+    """Returns for each byte the character that byte-level tokenizers' files have for it."""
     plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]
     return {byte: chr(byte) for byte in plain} | \
@@ -247,8 +245,7 @@ def token_text(value):
 
 
 def named_specials(configured):
-    """Returns the special tokens that a chat template is given by name; the value None means that
-    there is no such token."""
+    """Returns the special tokens that chat templates get, by name; None: no such token."""
     extra = configured.get("extra_special_tokens")
     extra = extra if isinstance(extra, dict) else {}
     held = configured | extra
@@ -279,10 +276,7 @@ def read_object(path):
     """Returns the object in a JSON file; None: there is no file."""
     if not os.path.exists(path):
         return None
-    try:
-        held = json.loads(read_text(path))
-    except (ValueError, RecursionError):
-        held = None
+    held = from_json(read_text(path))
     return held if isinstance(held, dict) else refuse_damage(path)
 
 
