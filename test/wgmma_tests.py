@@ -99,7 +99,7 @@ def check(listing):
     return count
 
 
-def faults_are_seen():
+def test_faults_are_seen():
     product = "HGMMA.64x64x16.F32.BF16 R24, R4, gdesc[UR8], R24, gsb0"
     wait, jump = "WARPGROUP.DEPBAR.LE gsb0, 0x0", "@P0 BRA `(.L_x_0)"
 
@@ -122,7 +122,7 @@ def faults_are_seen():
     assert fails(check, code_of("L", "MOV R4, R60", product, jump)), "by way of a loop"
 
 
-def kernels_wait_for_their_products():
+def test_kernels_wait_for_their_products():
     nvdisasm = shutil.which("nvdisasm", path=f"{CUDA}/bin:{os.environ['PATH']}")
     if nvdisasm is None or not os.path.exists(f"{CUDA}/bin/nvcc"):
         raise Skip("no nvcc with nvdisasm here")
@@ -138,4 +138,4 @@ def kernels_wait_for_their_products():
         assert fails(check, without), f"{file}: nothing found where waits are missing"
 
 
-main([faults_are_seen, kernels_wait_for_their_products])
+main()

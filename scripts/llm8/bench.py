@@ -222,7 +222,8 @@ def gib(number_of_bytes):
 
 
 def record_of(place, model, command, measured, bf16):
-    """Returns a run's record. place: machine and commit. bf16: the model's run in BF16, or None."""
+    """Returns a run's record. place: the machine and the commit. bf16: this program's run of the
+    model in BF16, or None."""
     run, options, device = measured.start, measured.start["options"], place["machine"]["gpu"]
     gpus, seconds = int(run["ranks"]), statistics.median(measured.column("seconds")[1][WARM_UP:])
     families = measured.profile and {name: value for name, value in measured.profile.items()
