@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 void console_open(Console *c, bool trains, bool quiet) {
+    c->answers = stdout;
     if (trains && !quiet) { return; }
     fflush(stdout);
     int rest = quiet ? open("/dev/null", O_WRONLY | O_CLOEXEC) : STDERR_FILENO;

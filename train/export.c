@@ -1,7 +1,7 @@
 // --export: the weights of --load as a folder for programs that serve models.
 #include "../checkpoints/hugging_face.h"
 #include "../kernels/cpu.h"
-#include "run.h"
+#include "start.h"
 
 #include <cjson/cJSON.h>
 #include <stdio.h>

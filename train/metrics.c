@@ -201,6 +201,12 @@ void run_record_sources(const Run *run, MetricsRecord *r) {
     }
 }
 
+static Run *recorded; // the run whose metrics have a record of its start, and none of its end
+
+static void record_error(const char *error) {
+    run_record_end(recorded, EXIT_FAILURE, error);
+}
+
 void run_record_start(Run *run) {
     MetricsRecord *r = metrics_begin("run");
     metrics_text(r, "program", "llm8.c " LLM8_VERSION);
@@ -233,6 +239,19 @@ void run_record_start(Run *run) {
     }
     add_precision(r, &run->precision);
     add_options(r, &run->options);
+    metrics_end(&run->metrics, r);
+    recorded = run;
+    die_with(record_error);
+}
+
+void run_record_end(Run *run, int status, const char *error) {
+    die_with(NULL);
+    MetricsRecord *r = metrics_begin("end");
+    metrics_number(r, "step", (double)run->progress.step);
+    metrics_number(r, "status", status);
+    if (error != NULL) { metrics_text(r, "error", error); }
+    if (run->used_bytes > 0) { metrics_number(r, "memory_used_bytes", run->used_bytes); }
+    run_record_sources(run, r);
     metrics_end(&run->metrics, r);
 }
 

@@ -1,253 +1,14 @@
 #include "run.h"
 #include "../checkpoints/hugging_face.h"
-#include "../ranks/launch.h"
 #include "metrics.h"
 #include "run_data.h"
 #include "save_folder.h"
 #include "start.h"
 
-#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-// ---- start --------------------------------------------------------------------------------------
-
-void run_announce(Run *run) {
-    const Options *o = &run->options;
-    const Precision *p = &run->precision;
-    if (o->list_checkpoints) {
-        or_die(checkpoint_list(o->save));
-        exit_answered();
-    }
-    if (o->list_tensors) {
-        hf_list(&run->layout, stdout);
-        exit_answered();
-    }
-    if (o->export_to[0] != '\0') {
-        run_export(run);
-        exit_answered();
-    }
-    if (run->group.rank == 0 && !o->plan) {
-        console_open(&run->console, options_train(o), o->quiet);
-    }
-    options_print(o, o->plan, stdout);
-    precision_print(p);
-    bool no_fp8 = p->format != FP8_FORMAT_NONE && p->possible && precision_fp8_share(p) == 0;
-    if (no_fp8 && run->group.rank == 0) {
-        if (o->fp8_required) {
-            die("--fp8-required: no linear layer is in FP8; the table above says why");
-        }
-        warn("no linear layer is in FP8: the table above says why; the run continues without FP8");
-    }
-    if (o->plan) { // scripts/estimate reads these lines
-        printf("Model\n  parameters    %lld\n  FLOPs a token %.6g\n",
-               (long long)run->layout.num_parameters, flops_per_token(&run->config));
-    }
-}
-
-// Whether every rank could read its data. If not, error_text() is the error of the first rank that
-// could not.
-static bool agree_on_data(const Run *run) {
-    const char *fault = run->data_fault.text;
-    return group_agree(&run->group, CHANNEL_MAIN, fault[0] == '\0' || fail("%s", fault));
-}
-
-void run_start(Run *run, const char *device) {
-    const Options *o = &run->options;
-    snprintf(run->device, sizeof(run->device), "%s", device);
-    printf("Run\n  device      %s\n  model       %lld parameters, %s, %.3g FLOPs a token\n", device,
-           (long long)run->layout.num_parameters, precision_name(&run->precision),
-           flops_per_token(&run->config));
-    or_die(checkpoint_share(&run->start, &run->group));
-    run_beat(run, DOING_WORK, "opening the data");
-    run_open_data(run);
-    run_open_tokenizer(run);
-    run_check_data(run);
-    save_folder_open(run);
-    if (options_train(o)) { run_catch_signals(); } // other runs have nothing to save
-    if (run->train_data.windows == 0) { return; }
-    int micro_batches = run_micro_batches(run) * run->group.ranks;
-    if (run->group.ranks > 1) { printf("  ranks       %d\n", run->group.ranks); }
-    printf("  schedule    %lld step%s of %lld tokens (%d x %d micro-batch%s), %.2f epochs\n",
-           (long long)o->train_iters, plural(o->train_iters),
-           (long long)o->global_batch_size * o->seq_length, micro_batches,
-           o->micro_batch_size * o->seq_length, micro_batches > 1 ? "es" : "",
-           (double)o->train_iters * o->global_batch_size / (double)run->train_data.windows);
-    if (options_save(o)) {
-        printf("  saves       every %lld step%s to %s\n", (long long)o->save_interval,
-               plural(o->save_interval), o->save);
-    } else if (options_train(o)) {
-        printf("  saves       nothing: no --save\n");
-    }
-    fflush(stdout);
-    if (run->group.rank > 0) { return; }
-    if (options_train(o)) { warn_of_schedule(o); }
-    if (options_train(o) && o->resumes && !options_save(o)) {
-        warn("--resume %s without --save: nothing is saved from here on", o->resume);
-    }
-}
-
-// Reads run->progress from the checkpoint that --resume names. Rank 0 verifies it.
-static void restore(Run *run) {
-    const Options *o = &run->options;
-    Checkpoint *checkpoint = &run->start;
-    run_beat(run, DOING_PAUSE, "reading the checkpoint");
-    bool whole = checkpoint_complete(checkpoint, run->group.rank == 0) ||
-                 fail("--resume %s; --list-checkpoints shows which are whole", error_text());
-    or_die(group_agree(&run->group, CHANNEL_MAIN, whole));
-    run->progress = checkpoint->progress;
-    run->saves.step = checkpoint->progress.step;
-    printf("resuming from %s: step %lld, %lld tokens\n", checkpoint->path,
-           (long long)run->progress.step, (long long)run->progress.tokens);
-    or_die(checkpoint_match(checkpoint, o, &run->layout));
-    run->progress.samples = run->progress.tokens / o->seq_length; // by this run's --seq-length
-    if (o->iterations_to_skip[0] != '\0' &&
-        options_next_skip(o, run->progress.step + 1) > o->train_iters) {
-        printf("  --iterations-to-skip %s: none of these steps is left to train\n",
-               o->iterations_to_skip);
-    }
-    if (options_train(o) && run->progress.step >= o->train_iters) {
-        printf("nothing to train: step %lld is done, and --train-iters is %lld\n",
-               (long long)run->progress.step, (long long)o->train_iters);
-    }
-    run_match_data(run, checkpoint);
-    if (run->group.rank == 0) {
-        Options was;
-        or_die(checkpoint_options(checkpoint, o, &was));
-        warn_of_jump(o, &was, run->progress.step);
-    }
-}
-
-// Verifies the checkpoint that --load names. A folder of Hugging Face's has no checksums.
-static void verify_load(const Run *run) {
-    const Checkpoint *c = &run->start;
-    bool ok = run->group.rank > 0 || checkpoint_verify(c) || fail("--load %s", error_text());
-    or_die(group_agree(&run->group, CHANNEL_MAIN, ok));
-    printf("starting from the weights of %s%s\n", c->path,
-           c->options != NULL ? ""
-                              : " (it has no checksums: names, shapes and values are checked)");
-}
-
-static Run *recorded; // the run whose metrics have a record of its start, and none of its end
-
-// error: why the run has failed; NULL: it has not.
-static void record_end(Run *run, int status, const char *error) {
-    MetricsRecord *r = metrics_begin("end");
-    metrics_number(r, "step", (double)run->progress.step);
-    metrics_number(r, "status", status);
-    if (error != NULL) { metrics_text(r, "error", error); }
-    if (run->used_bytes > 0) { metrics_number(r, "memory_used_bytes", run->used_bytes); }
-    run_record_sources(run, r);
-    metrics_end(&run->metrics, r);
-}
-
-static void record_error(const char *error) {
-    record_end(recorded, EXIT_FAILURE, error);
-}
-
-// Whether --max-skipped steps in a row were skipped.
-static bool has_diverged(const Run *run) {
-    const Options *o = &run->options;
-    return options_train(o) && run->progress.skipped_in_row >= o->max_skipped;
-}
-
-static bool can_eval(const Run *run) {
-    return run->valid_data.count > 0 || run->choices.count > 0;
-}
-
-// config.txt and the record of the start are written when it is certain that the run can start, and
-// has something to train or to evaluate. Until then, the files of an earlier run do not change.
-void run_restore(Run *run) {
-    const Options *o = &run->options;
-    Progress *p = &run->progress;
-    if (o->resumes) {
-        restore(run);
-    } else if (o->resume[0] != '\0') {
-        printf("no checkpoint under %s yet: starting from step 0\n", o->save);
-    }
-    // an evaluation or a sample of --load's weights has their checkpoint's step; a run that trains
-    // them counts from 0
-    if (!o->resumes && !options_train(o)) { p->step = run->start.progress.step; }
-    // a signal may have cut the checkpoint's evaluation
-    p->eval_left = can_eval(run) && (p->eval_left > 0 || !options_train(o));
-    bool goes_on = !o->resumes || p->eval_left || (p->step < o->train_iters && !has_diverged(run));
-    if (!o->resumes && o->load[0] != '\0') {
-        verify_load(run);
-    } else if (!o->resumes && !options_train(o) && run->group.rank == 0) {
-        warn("the weights are random: no checkpoint is loaded (--load, --resume)");
-    }
-    if (run->group.rank == 0 && options_save(o) && goes_on) { save_folder_begin(run); }
-    // a record of this start would make the records of later steps void (metrics.c)
-    if (options_train(o) && !goes_on) {
-        metrics_close(&run->metrics);
-        run->metrics.path[0] = '\0';
-    }
-    run_record_start(run);
-    recorded = run;
-    die_with(record_error);
-}
-
-// Fails with the name of the first tensor that has NaN, or a value above `most`, in elements
-// begin..end of the parameter space.
-static bool check_values(const Run *run, int64_t begin, int64_t end, const float *values,
-                         float most) {
-    for (const Param *p = run->layout.params; p < run->layout.params + run->layout.count; p++) {
-        int64_t from = max64(begin, p->offset), to = min64(end, p->offset + param_size(p));
-        int64_t wrong = 0;
-        for (int64_t i = from; i < to; i++) { wrong += !(fabsf(values[i - begin]) <= most); }
-        if (wrong == 0) { continue; }
-        char place[32] = "";
-        if (p->layer >= 0) { snprintf(place, sizeof(place), " of block %d", p->layer); }
-        return fail("%s%s has %lld %s", tensor_row(p->id)->name, place, (long long)wrong,
-                    most < FLT_MAX ? "enormous values" : "NaN or infinite values");
-    }
-    return true;
-}
-
-// Bad values only cause a warning here, because the checkpoint of a run that diverges may have
-// them. The run is resumed, and its steps are skipped.
-void run_read_state(const Run *run, int array, int64_t begin, int64_t end, float *out) {
-    static bool said;
-    const Checkpoint *c = &run->start;
-    or_die(checkpoint_read(c, array, begin, end, out, NULL, NULL));
-    if (said || check_values(run, begin, end, out, FLT_MAX)) { return; }
-    warn("%s: %s (%s); resume with an earlier checkpoint", c->path, error_text(),
-         state_names[array]);
-    said = true;
-}
-
-void run_read_scaling(const Run *run, Fp8Scale *scales, float *history) {
-    const Precision *p = &run->precision;
-    for (int i = 0; i < fp8_slot_count(&run->config); i++) {
-        scales[i] = (Fp8Scale){.scale_inv = 1.0f, .scale = 1.0f};
-    }
-    if (run->options.resumes && history != NULL) {
-        or_die(checkpoint_read_scaling(&run->start, p, scales, history));
-    }
-    fp8_fix_slot(p, &run->options, scales);
-}
-
-void run_first_weights(Run *run, int64_t begin, int64_t end, float *out) {
-    const float FP16_MOST = 65504; // weights of a trained model are far smaller
-    static bool said;
-    const Options *o = &run->options;
-    if (o->load[0] == '\0') {
-        model_init(&run->layout, begin, end, out, (uint64_t)o->seed);
-        return;
-    }
-    if (!checkpoint_weights(&run->start, &run->layout, begin, end, out)) {
-        die("--load %s", error_text());
-    }
-    if (!check_values(run, begin, end, out, FLT_MAX)) {
-        die("--load %s: %s", run->start.path, error_text());
-    }
-    // a wrong bit in an exponent gives a value above FP16_MOST
-    if (said || check_values(run, begin, end, out, FP16_MOST)) { return; }
-    warn("--load %s: %s: is the file damaged?", run->start.path, error_text());
-    said = true;
-}
 
 // ---- schedule -----------------------------------------------------------------------------------
 
@@ -261,12 +22,12 @@ bool run_has_steps(const Run *run) {
 }
 
 bool run_goes_on(const Run *run) {
-    return run_has_steps(run) && !is_stopping(run) && !has_diverged(run);
+    return run_has_steps(run) && !is_stopping(run) && !run_has_diverged(run);
 }
 
 bool run_needs_result(const Run *run, int64_t step) {
     const Options *o = &run->options;
-    return (eval_is_due(o, step) && can_eval(run)) || sample_is_due(o, step) ||
+    return (eval_is_due(o, step) && run_can_eval(run)) || sample_is_due(o, step) ||
            save_is_due(o, step) || step >= o->train_iters || is_stopping(run) ||
            run->progress.skipped_in_row > 0;
 }
@@ -307,11 +68,11 @@ void run_report(Run *run, StepResult s) {
     p->tokens += tokens;
     p->loss = s.loss;
     p->valid_loss = NAN;
-    p->eval_left = eval_is_due(o, p->step) && can_eval(run);
+    p->eval_left = eval_is_due(o, p->step) && run_can_eval(run);
     p->skipped += s.skipped != SKIP_NONE;
     // once the run has diverged, skipped_in_row does not change, so that a resumed run ends again:
     // the GPU trainer still has a step in flight, which may be a good one and would reset it
-    bool counts = !has_diverged(run) && s.skipped != SKIP_ASKED;
+    bool counts = !run_has_diverged(run) && s.skipped != SKIP_ASKED;
     if (counts) { p->skipped_in_row = s.skipped ? p->skipped_in_row + 1 : 0; }
     if (!s.skipped && is_usual(s.loss, p->best_level)) {
         p->level = isnan(p->level) ? s.loss : p->level + 0.1 * (s.loss - p->level);
@@ -435,6 +196,15 @@ void run_maybe_dump(Run *run, float *gradients, double loss) {
     exit(EXIT_SUCCESS);
 }
 
+// ---- end ----------------------------------------------------------------------------------------
+
+// Whether every rank could read its data. If not, error_text() is the error of the first rank that
+// could not.
+static bool agree_on_data(const Run *run) {
+    const char *fault = run->data_fault.text;
+    return group_agree(&run->group, CHANNEL_MAIN, fault[0] == '\0' || fail("%s", fault));
+}
+
 // Prints what the run has read of each source of a mixture, in all its steps so far.
 static void print_sources(const Run *run) {
     const Mixture *m = &run->train_data;
@@ -453,23 +223,24 @@ int run_close(Run *run) {
     bool stopped = is_stopping(run) && (p->step < run->options.train_iters || p->eval_left);
     bool read = agree_on_data(run);
     Error why = error_kept();
-    int status = !saved || !read     ? EXIT_FAILURE // this status has precedence over the others
-                 : has_diverged(run) ? EXIT_TOO_MANY_SKIPPED
-                 : stopped           ? EXIT_STOPPED_BY_SIGNAL
-                                     : EXIT_SUCCESS;
-    die_with(NULL);
-    record_end(run, status, !read ? why.text : !saved ? run->saves.saver.why.text : NULL);
+    int status = !saved || !read ? EXIT_FAILURE // this status has precedence over the others
+                 : run_has_diverged(run) ? EXIT_TOO_MANY_SKIPPED
+                 : stopped               ? EXIT_STOPPED_BY_SIGNAL
+                                         : EXIT_SUCCESS;
+    run_record_end(run, status, !read ? why.text : !saved ? run->saves.saver.why.text : NULL);
     if (!read || stopped) {
-        char by[40] = "";
-        if (read) { strcpy(by, " by a signal to another rank"); }
-        if (read && run_stop_signal() != 0) {
-            snprintf(by, sizeof(by), " by signal %d", run_stop_signal());
+        const long long step = p->step;
+        printf("%s", line_start(STDOUT_FILENO));
+        if (!read) {
+            printf("stopped after step %lld: %s", step, why.text);
+        } else if (run_stop_signal() != 0) {
+            printf("stopped by signal %d after step %lld", run_stop_signal(), step);
+        } else {
+            printf("stopped by a signal to another rank after step %lld", step);
         }
-        printf("%sstopped%s after step %lld%s%s", line_start(STDOUT_FILENO), by, (long long)p->step,
-               read ? "" : ": ", read ? "" : why.text);
         if (options_save(&run->options) && saved) { save_folder_print_resume(run); }
         printf("\n");
-    } else if (has_diverged(run)) {
+    } else if (run_has_diverged(run)) {
         printf("%sstopped: %d steps in a row were skipped (--max-skipped)%s\n",
                line_start(STDOUT_FILENO), run->options.max_skipped,
                options_save(&run->options)
@@ -495,7 +266,7 @@ void run_end_wrong(Run *run) {
     Error why = error_kept();
     run_wait_for_save(run);
     if (run->group.rank == 0) { complain("%s", why.text); }
-    record_end(run, EXIT_WRONG_RESULTS, why.text);
+    run_record_end(run, EXIT_WRONG_RESULTS, why.text);
     group_close(&run->group);
     exit(EXIT_WRONG_RESULTS);
 }

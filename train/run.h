@@ -1,5 +1,5 @@
-// What both trainers do besides the model's mathematics: start-up, schedule, the line of a step,
-// when to evaluate, sample and save, and the end of a run.
+// What both trainers do besides the model's mathematics, once a run has started (start.h): when to
+// evaluate, sample and save, the line of a step, and the end.
 #pragma once
 
 #include "save_folder.h"
@@ -8,36 +8,6 @@
 #include <math.h>
 
 BEGIN_C
-
-// ---- start and end ------------------------------------------------------------------------------
-
-// Prints what run_configure has decided; or answers --list-checkpoints, --list-tensors
-// or --export and exits.
-void run_announce(Run *run);
-// Writes the folder of --export, and prints a summary of it (export.c).
-void run_export(Run *run);
-// Opens the data and the save folder, catches signals, and prints the lines that describe the run.
-// device: the device's name in these lines and in metrics.jsonl. All ranks must read the same data
-// and see the same save folder.
-void run_start(Run *run, const char *device);
-// Verifies the checkpoint that the run starts from, run->start. If the run resumes it, takes over
-// its progress. Records the start in metrics.jsonl.
-void run_restore(Run *run);
-// For a run that resumes: reads elements begin..end of an array of the checkpoint's optimizer state
-// (checkpoint_read).
-void run_read_state(const Run *run, int array, int64_t begin, int64_t end, float *out);
-// For a run that does not resume: reads elements begin..end of the weights of --load, or without
-// --load draws random ones.
-void run_first_weights(Run *run, int64_t begin, int64_t end, float *out);
-// Sets every slot of `scales` (fp8_slot_index): a fixed scale to its value, the others to those of
-// the resumed checkpoint or, if there are none, to 1. history: [slots, precision.history_length],
-// zeros; receives the checkpoint's amaxes. NULL: the run has no delayed scaling.
-void run_read_scaling(const Run *run, Fp8Scale *scales, float *history);
-// Waits for the last save, frees all, and returns the exit status.
-int run_close(Run *run);
-// Ends the run with error_text(), because a GPU computes wrongly. All ranks call it. It waits for a
-// save that is under way, and saves nothing more.
-void run_end_wrong(Run *run) __attribute__((noreturn));
 
 // ---- schedule -----------------------------------------------------------------------------------
 
@@ -78,5 +48,13 @@ bool run_counts_fp8(const Run *run, int64_t step);
 // For --dump-gradients: writes the step's mean loss over its targets and the gradients of that mean
 // (FP32, laid out as the parameters), and exits. Without that option it does nothing.
 void run_maybe_dump(Run *run, float *gradients, double loss);
+
+// ---- end ----------------------------------------------------------------------------------------
+
+// Waits for the last save, frees all, and returns the exit status.
+int run_close(Run *run);
+// Ends the run with error_text(), because a GPU computes wrongly. All ranks call it. It waits for a
+// save that is under way, and saves nothing more.
+void run_end_wrong(Run *run) __attribute__((noreturn));
 
 END_C

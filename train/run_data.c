@@ -1,7 +1,6 @@
 // Opens the data that a run reads (shards, validation shards, multiple-choice sets), and says which
 // sequences a rank reads in a step and in an evaluation.
 #include "run_data.h"
-#include "sample.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -217,7 +216,6 @@ void run_open_data(Run *run) {
 
 void run_check_data(Run *run) {
     check_marks(run);
-    or_die(run_encode_prompt(run));
     check_ranks(run);
 }
 

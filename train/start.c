@@ -1,252 +1,19 @@
-// Resolves once, at start-up: the options that are not given, the tokenizer, and the model.
 #include "start.h"
+#include "../checkpoints/hugging_face.h"
 #include "../ranks/launch.h"
+#include "metrics.h"
 #include "run_data.h"
+#include "run_tokenizer.h"
+#include "sample.h"
+#include "save_folder.h"
+#include "schedule.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-// ---- the tokenizer ------------------------------------------------------------------------------
-
-// Adds the files *tokenizer.bin in the folders of the shards that a pattern matches.
-static void find_beside(glob_t *found, const char *shards) {
-    static const char ending[] = "*" TOKENIZER_FILE;
-    char beside[PATH_LENGTH], last[PATH_LENGTH] = "/";
-    glob_t files = {0};
-    pattern_files(shards, &files);
-    for (size_t i = 0; i < files.gl_pathc; i++) {
-        const char *path = files.gl_pathv[i];
-        size_t used = pattern_add(beside, 0, path, (size_t)(path_name(path) - path), true);
-        used = pattern_add(beside, used, ending, sizeof(ending) - 1, false);
-        if (used < PATH_LENGTH && strcmp(beside, last) != 0) {
-            glob(beside, GLOB_APPEND, NULL, found);
-        }
-        path_format(last, "%s", beside);
-    }
-    globfree(&files);
-}
-
-// How many characters two paths have in common at their beginning.
-static size_t common_length(const char *a, const char *b) {
-    size_t n = 0;
-    while (a[n] != '\0' && a[n] == b[n]) { n++; }
-    return n;
-}
-
-// Opens one of the tokenizers beside shards (tokenizer.bin, PREFIX_tokenizer.bin): one that has the
-// shards' mark; if there are several, the one with the shards' prefix; for shards without a mark,
-// tokenizer.bin. False: none fits. *others: whether there are tokenizers that do not fit.
-static bool find_made(Tokenizer *t, const char *shards, uint32_t mark, char path[PATH_LENGTH],
-                      bool *others) {
-    glob_t found = {0};
-    size_t closest = 0;
-    uint32_t chosen = 0;
-    find_beside(&found, shards);
-    path[0] = '\0';
-    for (size_t i = 0; i < found.gl_pathc; i++) {
-        const char *beside = found.gl_pathv[i];
-        size_t length = common_length(beside, shards);
-        if (!tokenizer_open(t, beside)) {
-            warn("%s", error_text());
-            continue;
-        }
-        bool made = mark != 0 ? t->mark == mark : strcmp(path_name(beside), TOKENIZER_FILE) == 0;
-        if (made && path[0] != '\0' && t->mark != chosen) {
-            warn("%s: other tokens than %s, and the shards do not say which they have; give those "
-                 "of one tokenizer",
-                 beside, path);
-        }
-        if (made && (path[0] == '\0' || length > closest)) {
-            path_format(path, "%s", beside);
-            closest = length;
-            chosen = t->mark;
-        }
-        tokenizer_close(t);
-    }
-    *others = path[0] == '\0' && found.gl_pathc > 0;
-    globfree(&found);
-    return path[0] != '\0' && tokenizer_open(t, path);
-}
-
-// Reads the sources of --data, or of --valid-data without it; ends the program if they are wrong.
-static int read_sources(const Options *o, Source **sources) {
-    bool trains = o->data[0] != '\0';
-    int count = sources_read(trains ? o->data : o->valid_data, sources);
-    if (count == 0) { die("--%s %s", trains ? "data" : "valid-data", error_text()); }
-    return count;
-}
-
-// Calls find_made for each source, until one has a tokenizer. chats: for those with conversations.
-static bool find_of_sources(Tokenizer *t, const Options *o, bool chats, char path[PATH_LENGTH],
-                            bool *others) {
-    bool opened = false;
-    Source *sources;
-    int count = read_sources(o, &sources);
-    for (int i = 0; i < count && !opened; i++) {
-        const char *pattern = sources[i].pattern;
-        TokenFile shard;
-        bool found = shards_find(pattern, chats ? SHARD_MASKED : 0, &shard);
-        uint32_t mark = found ? shard.tokenizer : 0;
-        opened = (mark != 0 || !chats) &&
-                 find_made(t, chats ? shard.path : pattern, mark, path, others);
-    }
-    free(sources);
-    return opened;
-}
-
-// If the run trains on conversations and the same tokenizer also lies beside their shards, opens
-// that one instead, because its chat template has written the conversations.
-static void prefer_chat(Tokenizer *t, const Options *o, char path[PATH_LENGTH]) {
-    char beside[PATH_LENGTH], json[PATH_LENGTH];
-    Tokenizer same;
-    bool others;
-    if (!find_of_sources(&same, o, true, beside, &others)) { return; }
-    path_format(json, "%.*sjson", (int)strlen(beside) - (int)strlen("bin"), beside);
-    if (same.mark == t->mark && path_exists(json)) {
-        tokenizer_close(t);
-        *t = same;
-        path_format(path, "%s", beside);
-    } else {
-        tokenizer_close(&same);
-    }
-}
-
-// Whether the run's data have conversations that say where they begin.
-static bool has_chats(const Options *o) {
-    bool chats = false;
-    TokenFile shard;
-    Source *sources;
-    int count = read_sources(o, &sources);
-    for (int i = 0; i < count && !chats; i++) {
-        chats = shards_find(sources[i].pattern, SHARD_STARTED, &shard);
-    }
-    free(sources);
-    return chats;
-}
-
-// Opens the tokenizer that --tokenizer names; or the checkpoint's; or else the one beside the
-// shards. False: there is none (its path is empty), or it cannot be opened, which
-// run_open_tokenizer reports.
-static bool find_tokenizer(Tokenizer *t, const Options *o, char path[PATH_LENGTH]) {
-    const char *shards = o->data[0] != '\0' ? o->data : o->valid_data;
-    bool others = false, opened;
-    path_format(path, "%s", o->tokenizer);
-    if (option_source(o, "tokenizer") >= SOURCE_CHECKPOINT) { return tokenizer_open(t, path); }
-    bool starts = o->origin[0] != '\0';
-    path_format(path, "%s/" TOKENIZER_FILE, o->origin);
-    if (starts && path_exists(path)) {
-        opened = tokenizer_open(t, path);
-    } else {
-        path_format(path, "%s/tokenizer.json", o->origin);
-        bool json = starts && path_exists(path);
-        path[0] = '\0';
-        opened = shards[0] != '\0' && find_of_sources(t, o, false, path, &others);
-        if (shards[0] != '\0' && json) {
-            warn("%s/tokenizer.json is not compared with the tokens of %s: scripts/convert_hf "
-                 "import makes a start with a tokenizer.bin",
-                 o->origin, shards);
-        }
-    }
-    if (others) {
-        warn("no tokenizer.bin beside %s has its mark: samples are numbers (--tokenizer names one)",
-             shards);
-    }
-    if (opened && o->data[0] != '\0') { prefer_chat(t, o, path); }
-    return opened;
-}
-
-// Reads a file, and drops its byte-order mark, because Hugging Face's transformers refuses one.
-// bytes NULL: there is no such file. name: the name that the file will have in a checkpoint.
-static Companion read_companion(const char *path, const char *name) {
-    static const char mark[] = "\xef\xbb\xbf";
-    enum { MARK = sizeof(mark) - 1 };
-    Companion c = {.name = name};
-    if (!path_exists(path)) { return c; }
-    c.bytes = file_read(path, &c.size);
-    if (c.bytes == NULL) { die("%s", error_text()); }
-    if (c.size >= MARK && memcmp(c.bytes, mark, MARK) == 0) {
-        memmove(c.bytes, c.bytes + MARK, c.size -= MARK);
-    }
-    return c;
-}
-
-// Adds a file, if it is there, to those that go into every checkpoint. place: in companion_names.
-static bool add_companion(Run *run, int place, const char *path) {
-    Companion c = read_companion(path, companion_names[place]);
-    if (c.bytes != NULL) { run->saves.companions[run->saves.num_companions++] = c; }
-    return c.bytes != NULL;
-}
-
-// Reads the files that go into every checkpoint, so that it can be used without other files: the
-// tokenizer, Hugging Face's files for it (PREFIX_tokenizer.json beside PREFIX_tokenizer.bin; for
-// bytes we make them), and the generation_config.json of the checkpoint that the run starts from.
-// Also reads that checkpoint's config.json.
-static void read_companions(Run *run) {
-    const Options *o = &run->options;
-    SaveFolder *saves = &run->saves;
-    char path[PATH_LENGTH];
-    const char *name = path_name(o->tokenizer), *end = strstr(name, TOKENIZER_FILE);
-    if (o->origin[0] != '\0') {
-        path_format(path, "%s/%s", o->origin, companion_names[SAVED_GENERATION_CONFIG]);
-        add_companion(run, SAVED_GENERATION_CONFIG, path);
-        saves->start_config = read_companion(path_format(path, "%s/config.json", o->origin), NULL);
-    }
-    if (run->tokenizer.vocab == 0) { return; }
-    add_companion(run, SAVED_TOKENIZER, o->tokenizer);
-    bool known = end != NULL;
-    for (int i = SAVED_TOKENIZER_JSON; i <= SAVED_CHAT_TEMPLATE && known; i++) {
-        path_format(path, "%.*s%s", (int)(end - o->tokenizer), o->tokenizer, companion_names[i]);
-        // without tokenizer.json, the others are not read
-        known = add_companion(run, i, path) || i > SAVED_TOKENIZER_JSON;
-    }
-    if (known || run->tokenizer.cut != CUT_BYTES) { return; }
-    char *text[] = {tokenizer_json(&run->tokenizer), tokenizer_config_json()};
-    for (int i = 0; i < 2; i++) {
-        saves->companions[saves->num_companions++] = (Companion){
-            companion_names[SAVED_TOKENIZER_JSON + i], text[i], strlen(text[i])};
-    }
-}
-
-void run_open_tokenizer(Run *run) {
-    const Options *o = &run->options;
-    if (o->tokenizer[0] != '\0' && !tokenizer_open(&run->tokenizer, o->tokenizer)) {
-        die("--tokenizer %s", error_text());
-    }
-    int vocab = run->config.vocab, tokens = run->tokenizer.vocab;
-    if (tokens > vocab) {
-        die("--tokenizer %s: vocabulary %d, larger than the model's %d (--vocab-size)",
-            o->tokenizer, tokens, vocab);
-    }
-    if (tokens > 0 && vocab >= 2 * tokens && o->origin[0] == '\0') {
-        printf("  note: --vocab-size %d is far above the %d tokens of %s: leave it out, or give "
-               "--vocab-size %d\n",
-               vocab, tokens, o->tokenizer, tokens);
-    }
-    if (options_save(o) && run->group.rank == 0) { read_companions(run); }
-}
-
 // ---- options and model --------------------------------------------------------------------------
-
-// Sets the options that follow from the data and from their tokenizer.
-static bool set_by_data(void *context, Options *o) {
-    Run *run = context;
-    Tokenizer t;
-    char path[PATH_LENGTH];
-    bool opened = find_tokenizer(&t, o, path);
-    bool ok = option_set(o, "tokenizer", path, SOURCE_DERIVED);
-    run->end_of_text = -1;
-    if (ok && opened) {
-        ok = options_set(o, SOURCE_DERIVED, "vocab-size %d", t.vocab);
-        run->end_of_text = t.end_of_text;
-        tokenizer_close(&t);
-    }
-    // a run that resumes or evaluates a checkpoint treats documents as the checkpoint's run did
-    bool continues = run->start.options != NULL && (o->resumes || o->eval_only);
-    return ok &&
-           (continues || !has_chats(o) ||
-            options_set(o, SOURCE_DERIVED, "reset-attention-mask true reset-position-ids true"));
-}
 
 // Without a tokenizer: guesses the token that ends a text, which is the last token of GPT-2's
 // vocabulary and of bytes.
@@ -268,7 +35,7 @@ void run_resolve_options(Run *run) {
     static Options was;
     Options *o = &run->options;
     Ranks r;
-    OptionFacts facts = {.context = run, .data = set_by_data};
+    OptionFacts facts = {.context = run, .data = run_set_by_data};
     if (!o->verify) {
         or_die(ranks_read(&r, o));
         warnings_mute(r.group.rank > 0);
@@ -291,7 +58,6 @@ void run_resolve_options(Run *run) {
 }
 
 void run_configure(Run *run, NumberSupport support) {
-    run->console.answers = stdout;
     run->progress = (Progress){.loss = NAN,
                                .valid_loss = NAN,
                                .best_valid_loss = NAN,
@@ -307,4 +73,211 @@ void run_configure(Run *run, NumberSupport support) {
 void run_free_configuration(Run *run) {
     precision_free(&run->precision);
     param_layout_free(&run->layout);
+}
+
+// ---- data and save folder -----------------------------------------------------------------------
+
+void run_announce(Run *run) {
+    const Options *o = &run->options;
+    const Precision *p = &run->precision;
+    if (o->list_checkpoints) {
+        or_die(checkpoint_list(o->save));
+        exit_answered();
+    }
+    if (o->list_tensors) {
+        hf_list(&run->layout, stdout);
+        exit_answered();
+    }
+    if (o->export_to[0] != '\0') {
+        run_export(run);
+        exit_answered();
+    }
+    if (!o->plan) {
+        console_open(&run->console, options_train(o), o->quiet || run->group.rank > 0);
+    }
+    options_print(o, o->plan, stdout);
+    precision_print(p);
+    bool no_fp8 = p->format != FP8_FORMAT_NONE && p->possible && precision_fp8_share(p) == 0;
+    if (no_fp8 && run->group.rank == 0) {
+        if (o->fp8_required) {
+            die("--fp8-required: no linear layer is in FP8; the table above says why");
+        }
+        warn("no linear layer is in FP8: the table above says why; the run continues without FP8");
+    }
+    if (o->plan) { // scripts/estimate reads these lines
+        printf("Model\n  parameters    %lld\n  FLOPs a token %.6g\n",
+               (long long)run->layout.num_parameters, flops_per_token(&run->config));
+    }
+}
+
+void run_start(Run *run, const char *device) {
+    const Options *o = &run->options;
+    snprintf(run->device, sizeof(run->device), "%s", device);
+    printf("Run\n  device      %s\n  model       %lld parameters, %s, %.3g FLOPs a token\n", device,
+           (long long)run->layout.num_parameters, precision_name(&run->precision),
+           flops_per_token(&run->config));
+    or_die(checkpoint_share(&run->start, &run->group));
+    run_beat(run, DOING_WORK, "opening the data");
+    run_open_data(run);
+    run_open_tokenizer(run);
+    run_check_data(run);
+    or_die(run_encode_prompt(run));
+    save_folder_open(run);
+    if (options_train(o)) { run_catch_signals(); } // other runs have nothing to save
+    if (run->train_data.windows == 0) { return; }
+    int micro_batches = run_micro_batches(run) * run->group.ranks;
+    if (run->group.ranks > 1) { printf("  ranks       %d\n", run->group.ranks); }
+    printf("  schedule    %lld step%s of %lld tokens (%d x %d micro-batch%s), %.2f epochs\n",
+           (long long)o->train_iters, plural(o->train_iters),
+           (long long)o->global_batch_size * o->seq_length, micro_batches,
+           o->micro_batch_size * o->seq_length, micro_batches > 1 ? "es" : "",
+           (double)o->train_iters * o->global_batch_size / (double)run->train_data.windows);
+    if (options_save(o)) {
+        printf("  saves       every %lld step%s to %s\n", (long long)o->save_interval,
+               plural(o->save_interval), o->save);
+    } else if (options_train(o)) {
+        printf("  saves       nothing: no --save\n");
+    }
+    fflush(stdout);
+    if (run->group.rank > 0) { return; }
+    if (options_train(o)) { warn_of_schedule(o); }
+    if (options_train(o) && o->resumes && !options_save(o)) {
+        warn("--resume %s without --save: nothing is saved from here on", o->resume);
+    }
+}
+
+// ---- the checkpoint -----------------------------------------------------------------------------
+
+// Reads run->progress from the checkpoint that --resume names. Rank 0 verifies it.
+static void restore(Run *run) {
+    const Options *o = &run->options;
+    Checkpoint *checkpoint = &run->start;
+    run_beat(run, DOING_PAUSE, "reading the checkpoint");
+    bool whole = checkpoint_complete(checkpoint, run->group.rank == 0) ||
+                 fail("--resume %s; --list-checkpoints shows which are whole", error_text());
+    or_die(group_agree(&run->group, CHANNEL_MAIN, whole));
+    run->progress = checkpoint->progress;
+    run->saves.step = checkpoint->progress.step;
+    printf("resuming from %s: step %lld, %lld tokens\n", checkpoint->path,
+           (long long)run->progress.step, (long long)run->progress.tokens);
+    or_die(checkpoint_match(checkpoint, o, &run->layout));
+    run->progress.samples = run->progress.tokens / o->seq_length; // by this run's --seq-length
+    if (o->iterations_to_skip[0] != '\0' &&
+        options_next_skip(o, run->progress.step + 1) > o->train_iters) {
+        printf("  --iterations-to-skip %s: none of these steps is left to train\n",
+               o->iterations_to_skip);
+    }
+    if (options_train(o) && run->progress.step >= o->train_iters) {
+        printf("nothing to train: step %lld is done, and --train-iters is %lld\n",
+               (long long)run->progress.step, (long long)o->train_iters);
+    }
+    run_match_data(run, checkpoint);
+    if (run->group.rank == 0) {
+        Options was;
+        or_die(checkpoint_options(checkpoint, o, &was));
+        warn_of_jump(o, &was, run->progress.step);
+    }
+}
+
+// Verifies the checkpoint that --load names. A folder of Hugging Face's has no checksums.
+static void verify_load(const Run *run) {
+    const Checkpoint *c = &run->start;
+    bool ok = run->group.rank > 0 || checkpoint_verify(c) || fail("--load %s", error_text());
+    or_die(group_agree(&run->group, CHANNEL_MAIN, ok));
+    printf("starting from the weights of %s%s\n", c->path,
+           c->options != NULL ? ""
+                              : " (it has no checksums: names, shapes and values are checked)");
+}
+
+// config.txt and the record of the start are written when it is certain that the run can start, and
+// has something to train or to evaluate. Until then, the files of an earlier run do not change.
+void run_restore(Run *run) {
+    const Options *o = &run->options;
+    Progress *p = &run->progress;
+    if (o->resumes) {
+        restore(run);
+    } else if (o->resume[0] != '\0') {
+        printf("no checkpoint under %s yet: starting from step 0\n", o->save);
+    }
+    // an evaluation or a sample of --load's weights has their checkpoint's step; a run that trains
+    // them counts from 0
+    if (!o->resumes && !options_train(o)) { p->step = run->start.progress.step; }
+    // a signal may have cut the checkpoint's evaluation
+    p->eval_left = run_can_eval(run) && (p->eval_left > 0 || !options_train(o));
+    bool goes_on = !o->resumes || p->eval_left ||
+                   (p->step < o->train_iters && !run_has_diverged(run));
+    if (!o->resumes && o->load[0] != '\0') {
+        verify_load(run);
+    } else if (!o->resumes && !options_train(o) && run->group.rank == 0) {
+        warn("the weights are random: no checkpoint is loaded (--load, --resume)");
+    }
+    if (run->group.rank == 0 && options_save(o) && goes_on) { save_folder_begin(run); }
+    // a record of this start would make the records of later steps void (metrics.c)
+    if (options_train(o) && !goes_on) {
+        metrics_close(&run->metrics);
+        run->metrics.path[0] = '\0';
+    }
+    run_record_start(run);
+}
+
+// ---- weights and state --------------------------------------------------------------------------
+
+// Fails with the name of the first tensor that has NaN, or a value above `most`, in elements
+// begin..end of the parameter space.
+static bool check_values(const Run *run, int64_t begin, int64_t end, const float *values,
+                         float most) {
+    for (const Param *p = run->layout.params; p < run->layout.params + run->layout.count; p++) {
+        int64_t from = max64(begin, p->offset), to = min64(end, p->offset + param_size(p));
+        int64_t wrong = 0;
+        for (int64_t i = from; i < to; i++) { wrong += !(fabsf(values[i - begin]) <= most); }
+        if (wrong == 0) { continue; }
+        char place[32] = "";
+        if (p->layer >= 0) { snprintf(place, sizeof(place), " of block %d", p->layer); }
+        return fail("%s%s has %lld %s", tensor_row(p->id)->name, place, (long long)wrong,
+                    most < FLT_MAX ? "enormous values" : "NaN or infinite values");
+    }
+    return true;
+}
+
+// Bad values only cause a warning here, because the checkpoint of a run that diverges may have
+// them. The run is resumed, and its steps are skipped.
+void run_read_state(const Run *run, int array, int64_t begin, int64_t end, float *out) {
+    static bool said;
+    const Checkpoint *c = &run->start;
+    or_die(checkpoint_read(c, array, begin, end, out, NULL, NULL));
+    if (said || check_values(run, begin, end, out, FLT_MAX)) { return; }
+    warn("%s: %s (%s); resume with an earlier checkpoint", c->path, error_text(),
+         state_names[array]);
+    said = true;
+}
+
+void run_read_scaling(const Run *run, Fp8Scale *scales, float *history) {
+    const Precision *p = &run->precision;
+    for (int i = 0; i < fp8_slot_count(&run->config); i++) {
+        scales[i] = (Fp8Scale){.scale_inv = 1.0f, .scale = 1.0f};
+    }
+    if (run->options.resumes && history != NULL) {
+        or_die(checkpoint_read_scaling(&run->start, p, scales, history));
+    }
+    fp8_fix_slot(p, &run->options, scales);
+}
+
+void run_first_weights(Run *run, int64_t begin, int64_t end, float *out) {
+    const float FP16_MOST = 65504; // weights of a trained model are far smaller
+    static bool said;
+    const Options *o = &run->options;
+    if (o->load[0] == '\0') {
+        model_init(&run->layout, begin, end, out, (uint64_t)o->seed);
+        return;
+    }
+    if (!checkpoint_weights(&run->start, &run->layout, begin, end, out)) {
+        die("--load %s", error_text());
+    }
+    if (!check_values(run, begin, end, out, FLT_MAX)) {
+        die("--load %s: %s", run->start.path, error_text());
+    }
+    // a wrong bit in an exponent gives a value above FP16_MOST
+    if (said || check_values(run, begin, end, out, FP16_MOST)) { return; }
+    warn("--load %s: %s: is the file damaged?", run->start.path, error_text());
+    said = true;
 }

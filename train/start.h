@@ -1,4 +1,5 @@
-// What a run resolves once, at start-up.
+// The start of a run, in the order of the calls: options and model, data and save folder, the
+// checkpoint, weights and state.
 #pragma once
 
 #include "state.h"
@@ -14,8 +15,27 @@ void run_resolve_options(Run *run);
 void run_configure(Run *run, NumberSupport support);
 void run_free_configuration(Run *run);
 
-// Opens the tokenizer of --tokenizer. In a run that saves, rank 0 also reads the files that are
-// copied into every checkpoint (run->saves.companions).
-void run_open_tokenizer(Run *run);
+// Prints what run_configure has decided; or answers --list-checkpoints, --list-tensors or --export,
+// and exits.
+void run_announce(Run *run);
+// Writes the folder of --export, and prints a summary of it (export.c).
+void run_export(Run *run);
+// Opens the data and the save folder, catches signals, and prints the lines that describe the run.
+// device: the device's name in these lines and in metrics.jsonl. All ranks must read the same data
+// and see the same save folder.
+void run_start(Run *run, const char *device);
+// Verifies the checkpoint that the run starts from, run->start. If the run resumes it, takes over
+// its progress. Records the start in metrics.jsonl.
+void run_restore(Run *run);
+// For a run that resumes: reads elements begin..end of an array of the checkpoint's optimizer state
+// (checkpoint_read).
+void run_read_state(const Run *run, int array, int64_t begin, int64_t end, float *out);
+// For a run that does not resume: reads elements begin..end of the weights of --load, or without
+// --load draws random ones.
+void run_first_weights(Run *run, int64_t begin, int64_t end, float *out);
+// Sets every slot of `scales` (fp8_slot_index): a fixed scale to its value, the others to those of
+// the resumed checkpoint or, if there are none, to 1. history: [slots, precision.history_length],
+// zeros; receives the checkpoint's amaxes. NULL: the run has no delayed scaling.
+void run_read_scaling(const Run *run, Fp8Scale *scales, float *history);
 
 END_C

@@ -68,6 +68,17 @@ static inline bool run_by_muon(const Run *run, const Param *p) {
     return run->options.optimizer == OPTIMIZER_MUON && param_matrices(&run->config, p, rows) > 0;
 }
 
+// Whether --max-skipped steps in a row were skipped.
+static inline bool run_has_diverged(const Run *run) {
+    const Options *o = &run->options;
+    return options_train(o) && run->progress.skipped_in_row >= o->max_skipped;
+}
+
+// Whether there is something to evaluate.
+static inline bool run_can_eval(const Run *run) {
+    return run->valid_data.count > 0 || run->choices.count > 0;
+}
+
 // Tells the watchdog (ranks/group.h) what the main thread begins to do. The functions of train/
 // call run_beat themselves; other code that may take long must call it. what: a string literal.
 void run_beat(const Run *run, Doing doing, const char *what);

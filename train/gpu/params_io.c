@@ -2,6 +2,7 @@
 // checkpoint.
 #include "../../kernels/cpu.h"
 #include "../run.h"
+#include "../start.h"
 #include "params.h"
 
 #include <stdlib.h>

@@ -1,0 +1,244 @@
+#include "run_tokenizer.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+// ---- finding ------------------------------------------------------------------------------------
+
+// Adds the files *tokenizer.bin in the folders of the shards that a pattern matches.
+static void find_beside(glob_t *found, const char *shards) {
+    static const char ending[] = "*" TOKENIZER_FILE;
+    char beside[PATH_LENGTH], last[PATH_LENGTH] = "/";
+    glob_t files = {0};
+    pattern_files(shards, &files);
+    for (size_t i = 0; i < files.gl_pathc; i++) {
+        const char *path = files.gl_pathv[i];
+        size_t used = pattern_add(beside, 0, path, (size_t)(path_name(path) - path), true);
+        used = pattern_add(beside, used, ending, sizeof(ending) - 1, false);
+        if (used < PATH_LENGTH && strcmp(beside, last) != 0) {
+            glob(beside, GLOB_APPEND, NULL, found);
+        }
+        path_format(last, "%s", beside);
+    }
+    globfree(&files);
+}
+
+// How many characters two paths have in common at their beginning.
+static size_t common_length(const char *a, const char *b) {
+    size_t n = 0;
+    while (a[n] != '\0' && a[n] == b[n]) { n++; }
+    return n;
+}
+
+// Opens one of the tokenizers beside shards (tokenizer.bin, PREFIX_tokenizer.bin): one that has the
+// shards' mark; if there are several, the one with the shards' prefix; for shards without a mark,
+// tokenizer.bin. False: none fits. *others: whether there are tokenizers that do not fit.
+static bool find_made(Tokenizer *t, const char *shards, uint32_t mark, char path[PATH_LENGTH],
+                      bool *others) {
+    glob_t found = {0};
+    size_t closest = 0;
+    uint32_t chosen = 0;
+    find_beside(&found, shards);
+    path[0] = '\0';
+    for (size_t i = 0; i < found.gl_pathc; i++) {
+        const char *beside = found.gl_pathv[i];
+        size_t length = common_length(beside, shards);
+        if (!tokenizer_open(t, beside)) {
+            warn("%s", error_text());
+            continue;
+        }
+        bool made = mark != 0 ? t->mark == mark : strcmp(path_name(beside), TOKENIZER_FILE) == 0;
+        if (made && path[0] != '\0' && t->mark != chosen) {
+            warn("%s: other tokens than %s, and the shards do not say which they have; give those "
+                 "of one tokenizer",
+                 beside, path);
+        }
+        if (made && (path[0] == '\0' || length > closest)) {
+            path_format(path, "%s", beside);
+            closest = length;
+            chosen = t->mark;
+        }
+        tokenizer_close(t);
+    }
+    *others = path[0] == '\0' && found.gl_pathc > 0;
+    globfree(&found);
+    return path[0] != '\0' && tokenizer_open(t, path);
+}
+
+// Reads the sources of --data, or of --valid-data without it; ends the program if they are wrong.
+static int read_sources(const Options *o, Source **sources) {
+    bool trains = o->data[0] != '\0';
+    int count = sources_read(trains ? o->data : o->valid_data, sources);
+    if (count == 0) { die("--%s %s", trains ? "data" : "valid-data", error_text()); }
+    return count;
+}
+
+// Calls find_made for each source, until one has a tokenizer. chats: for those with conversations.
+static bool find_of_sources(Tokenizer *t, const Options *o, bool chats, char path[PATH_LENGTH],
+                            bool *others) {
+    bool opened = false;
+    Source *sources;
+    int count = read_sources(o, &sources);
+    for (int i = 0; i < count && !opened; i++) {
+        const char *pattern = sources[i].pattern;
+        TokenFile shard;
+        bool found = shards_find(pattern, chats ? SHARD_MASKED : 0, &shard);
+        uint32_t mark = found ? shard.tokenizer : 0;
+        opened = (mark != 0 || !chats) &&
+                 find_made(t, chats ? shard.path : pattern, mark, path, others);
+    }
+    free(sources);
+    return opened;
+}
+
+// If the run trains on conversations and the same tokenizer also lies beside their shards, opens
+// that one instead, because its chat template has written the conversations.
+static void prefer_chat(Tokenizer *t, const Options *o, char path[PATH_LENGTH]) {
+    char beside[PATH_LENGTH], json[PATH_LENGTH];
+    Tokenizer same;
+    bool others;
+    if (!find_of_sources(&same, o, true, beside, &others)) { return; }
+    path_format(json, "%.*sjson", (int)strlen(beside) - (int)strlen("bin"), beside);
+    if (same.mark == t->mark && path_exists(json)) {
+        tokenizer_close(t);
+        *t = same;
+        path_format(path, "%s", beside);
+    } else {
+        tokenizer_close(&same);
+    }
+}
+
+// Whether the run's data have conversations that say where they begin.
+static bool has_chats(const Options *o) {
+    bool chats = false;
+    TokenFile shard;
+    Source *sources;
+    int count = read_sources(o, &sources);
+    for (int i = 0; i < count && !chats; i++) {
+        chats = shards_find(sources[i].pattern, SHARD_STARTED, &shard);
+    }
+    free(sources);
+    return chats;
+}
+
+// Opens the tokenizer that --tokenizer names; or the checkpoint's; or else the one beside the
+// shards. False: there is none (its path is empty), or it cannot be opened, which
+// run_open_tokenizer reports.
+static bool find_tokenizer(Tokenizer *t, const Options *o, char path[PATH_LENGTH]) {
+    const char *shards = o->data[0] != '\0' ? o->data : o->valid_data;
+    bool others = false, opened;
+    path_format(path, "%s", o->tokenizer);
+    if (option_source(o, "tokenizer") >= SOURCE_CHECKPOINT) { return tokenizer_open(t, path); }
+    bool starts = o->origin[0] != '\0';
+    path_format(path, "%s/" TOKENIZER_FILE, o->origin);
+    if (starts && path_exists(path)) {
+        opened = tokenizer_open(t, path);
+    } else {
+        path_format(path, "%s/tokenizer.json", o->origin);
+        bool json = starts && path_exists(path);
+        path[0] = '\0';
+        opened = shards[0] != '\0' && find_of_sources(t, o, false, path, &others);
+        if (shards[0] != '\0' && json) {
+            warn("%s/tokenizer.json is not compared with the tokens of %s: scripts/convert_hf "
+                 "import makes a start with a tokenizer.bin",
+                 o->origin, shards);
+        }
+    }
+    if (others) {
+        warn("no tokenizer.bin beside %s has its mark: samples are numbers (--tokenizer names one)",
+             shards);
+    }
+    if (opened && o->data[0] != '\0') { prefer_chat(t, o, path); }
+    return opened;
+}
+
+bool run_set_by_data(void *context, Options *o) {
+    Run *run = context;
+    Tokenizer t;
+    char path[PATH_LENGTH];
+    bool opened = find_tokenizer(&t, o, path);
+    bool ok = option_set(o, "tokenizer", path, SOURCE_DERIVED);
+    run->end_of_text = -1;
+    if (ok && opened) {
+        ok = options_set(o, SOURCE_DERIVED, "vocab-size %d", t.vocab);
+        run->end_of_text = t.end_of_text;
+        tokenizer_close(&t);
+    }
+    // a run that resumes or evaluates a checkpoint treats documents as the checkpoint's run did
+    bool continues = run->start.options != NULL && (o->resumes || o->eval_only);
+    return ok &&
+           (continues || !has_chats(o) ||
+            options_set(o, SOURCE_DERIVED, "reset-attention-mask true reset-position-ids true"));
+}
+
+// ---- opening, and what is saved with the model --------------------------------------------------
+
+// Reads a file, and drops its byte-order mark, because Hugging Face's transformers refuses one.
+// bytes NULL: there is no such file. name: the name that the file will have in a checkpoint.
+static Companion read_companion(const char *path, const char *name) {
+    static const char mark[] = "\xef\xbb\xbf";
+    enum { MARK = sizeof(mark) - 1 };
+    Companion c = {.name = name};
+    if (!path_exists(path)) { return c; }
+    c.bytes = file_read(path, &c.size);
+    if (c.bytes == NULL) { die("%s", error_text()); }
+    if (c.size >= MARK && memcmp(c.bytes, mark, MARK) == 0) {
+        memmove(c.bytes, c.bytes + MARK, c.size -= MARK);
+    }
+    return c;
+}
+
+// Adds a file, if it is there, to those that go into every checkpoint. place: in companion_names.
+static bool add_companion(Run *run, int place, const char *path) {
+    Companion c = read_companion(path, companion_names[place]);
+    if (c.bytes != NULL) { run->saves.companions[run->saves.num_companions++] = c; }
+    return c.bytes != NULL;
+}
+
+// Reads the files that go into every checkpoint, so that it can be used without other files: the
+// tokenizer, Hugging Face's files for it (PREFIX_tokenizer.json beside PREFIX_tokenizer.bin; for
+// bytes we make them), and the generation_config.json of the checkpoint that the run starts from.
+// Also reads that checkpoint's config.json.
+static void read_companions(Run *run) {
+    const Options *o = &run->options;
+    SaveFolder *saves = &run->saves;
+    char path[PATH_LENGTH];
+    const char *name = path_name(o->tokenizer), *end = strstr(name, TOKENIZER_FILE);
+    if (o->origin[0] != '\0') {
+        path_format(path, "%s/%s", o->origin, companion_names[SAVED_GENERATION_CONFIG]);
+        add_companion(run, SAVED_GENERATION_CONFIG, path);
+        saves->start_config = read_companion(path_format(path, "%s/config.json", o->origin), NULL);
+    }
+    if (run->tokenizer.vocab == 0) { return; }
+    add_companion(run, SAVED_TOKENIZER, o->tokenizer);
+    bool known = end != NULL;
+    for (int i = SAVED_TOKENIZER_JSON; i <= SAVED_CHAT_TEMPLATE && known; i++) {
+        path_format(path, "%.*s%s", (int)(end - o->tokenizer), o->tokenizer, companion_names[i]);
+        // without tokenizer.json, the others are not read
+        known = add_companion(run, i, path) || i > SAVED_TOKENIZER_JSON;
+    }
+    if (known || run->tokenizer.cut != CUT_BYTES) { return; }
+    char *text[] = {tokenizer_json(&run->tokenizer), tokenizer_config_json()};
+    for (int i = 0; i < 2; i++) {
+        saves->companions[saves->num_companions++] = (Companion){
+            companion_names[SAVED_TOKENIZER_JSON + i], text[i], strlen(text[i])};
+    }
+}
+
+void run_open_tokenizer(Run *run) {
+    const Options *o = &run->options;
+    if (o->tokenizer[0] != '\0' && !tokenizer_open(&run->tokenizer, o->tokenizer)) {
+        die("--tokenizer %s", error_text());
+    }
+    int vocab = run->config.vocab, tokens = run->tokenizer.vocab;
+    if (tokens > vocab) {
+        die("--tokenizer %s: vocabulary %d, larger than the model's %d (--vocab-size)",
+            o->tokenizer, tokens, vocab);
+    }
+    if (tokens > 0 && vocab >= 2 * tokens && o->origin[0] == '\0') {
+        printf("  note: --vocab-size %d is far above the %d tokens of %s: leave it out, or give "
+               "--vocab-size %d\n",
+               vocab, tokens, o->tokenizer, tokens);
+    }
+    if (options_save(o) && run->group.rank == 0) { read_companions(run); }
+}

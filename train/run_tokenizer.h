@@ -1,0 +1,17 @@
+// The tokenizer of a run: which one it is, and the files that are saved with the model.
+#pragma once
+
+#include "state.h"
+
+BEGIN_C
+
+// Sets the options that follow from the data and from their tokenizer (OptionFacts.data), and
+// run->end_of_text. Finds the tokenizer that --tokenizer names; or the checkpoint's; or else the
+// one beside the shards.
+bool run_set_by_data(void *run, Options *options);
+
+// Opens the tokenizer of --tokenizer. In a run that saves, rank 0 also reads the files that are
+// copied into every checkpoint (run->saves.companions).
+void run_open_tokenizer(Run *run);
+
+END_C
