@@ -155,6 +155,12 @@ static Text open_text(const char *path) {
     text.file = file_open(path, &text.bytes);
     if (text.file < 0) { die("%s", error_text()); }
     if (text.bytes == 0) { die("%s: an empty file", path); }
+    int32_t magic = 0;
+    if (text.bytes >= sizeof(magic)) { read_text(&text, &magic, sizeof(magic), 0); }
+    // such as a pattern finds in a folder where this program has been before
+    if (magic == SHARD_MAGIC || magic == TOKENIZER_MAGIC) {
+        die("%s: a shard or a tokenizer, no text; name the texts alone", path);
+    }
     return text;
 }
 

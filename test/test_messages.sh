@@ -86,6 +86,8 @@ test_refusals() {
 1|tokenize --output-prefix e/x|no text files given|--help
 1|tokenize --output-prefix e/x nothing.txt|nothing.txt: No such file
 1|tokenize --output-prefix e/x text empty.txt|empty.txt: an empty file
+1|tokenize --output-prefix d/x text d/x_train.bin|d/x_train.bin: a shard or a tokenizer|name the texts alone
+1|tokenize --output-prefix d/x text d/x_tokenizer.bin|d/x_tokenizer.bin: a shard or a tokenizer
 1|tokenize --output-prefix e/x --valid-fraction 1 text|--valid-fraction 1: must be a number from 0 to below 1
 1|tokenize --prefix e/x text|--prefix: no such option|--help
 1|tokenize --output-prefix|--output-prefix: |its value is missing|--help
