@@ -27,6 +27,7 @@ enum {
 // The variables of a launcher. NULL: it has none
 typedef struct {
     const char *name, *rank, *ranks, *local_rank, *local_ranks;
+    const char *sign;          // set in every rank that it starts; NULL: rank or ranks
     const char *tasks, *hosts; // lists: the number of tasks on each node, and the nodes' names
     // variables that number the run: the same on all its ranks, and different for every other run
     const char *run[NUMBERS];
@@ -46,7 +47,14 @@ static const Launcher launchers[] = {
      .local_rank = "OMPI_COMM_WORLD_LOCAL_RANK",
      .local_ranks = "OMPI_COMM_WORLD_LOCAL_SIZE",
      .run = {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}},
+    {.name = "MPICH",
+     .sign = "MPI_LOCALRANKID", // PMI_RANK is also srun's
+     .rank = "PMI_RANK",
+     .ranks = "PMI_SIZE",
+     .local_rank = "MPI_LOCALRANKID",
+     .local_ranks = "MPI_LOCALNRANKS"},
     {.name = "Slurm",
+     .sign = "SLURM_STEP_NUM_TASKS", // a batch script before it calls srun has SLURM_PROCID too
      .rank = "SLURM_PROCID",
      .ranks = "SLURM_STEP_NUM_TASKS",
      .local_rank = "SLURM_LOCALID",
@@ -173,8 +181,8 @@ bool ranks_read(Ranks *r, const Options *options) {
     const Launcher *l = NULL;
     for (int i = 0; i < LAUNCHERS && l == NULL; i++) {
         const Launcher *one = &launchers[i];
-        // a Slurm batch script has SLURM_PROCID set, although srun has started no rank yet
-        bool set = variable(one->ranks) != NULL || (!one->tasks && variable(one->rank) != NULL);
+        bool set = one->sign != NULL ? variable(one->sign) != NULL
+                                     : variable(one->rank) != NULL || variable(one->ranks) != NULL;
         if (set) { l = one; }
     }
     if (l != NULL && !read_rank(r, l)) { return false; }

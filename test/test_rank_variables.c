@@ -21,6 +21,9 @@ static void set_environment(const char *text) {
     " OMPI_COMM_WORLD_LOCAL_RANK=" #local " OMPI_COMM_WORLD_LOCAL_SIZE=" #local_size " "
 #define TORCH(rank, size, local, local_size) \
     "RANK=" #rank " WORLD_SIZE=" #size " LOCAL_RANK=" #local " LOCAL_WORLD_SIZE=" #local_size " "
+#define HYDRA(rank, size, local, local_size)                        \
+    "PMI_RANK=" #rank " PMI_SIZE=" #size " MPI_LOCALRANKID=" #local \
+    " MPI_LOCALNRANKS=" #local_size " "
 #define SLURM(rank, size, local)                                                  \
     "SLURM_PROCID=" #rank " SLURM_STEP_NUM_TASKS=" #size " SLURM_LOCALID=" #local \
     " SLURM_JOB_ID=1234567 "
@@ -56,7 +59,13 @@ TEST(starters_are_understood) {
         {OMPI(3, 4, 3, 4), "", "127.0.0.1", 3, 4, 3, 4, 29500, false},
         {OMPI(3, 4, 1, 2) MASTER, "", "node1", 3, 4, 1, 2, 1234, false},
         {OMPI(3, 4, 3, 4) TORCH(1, 2, 1, 2), "", "127.0.0.1", 1, 2, 1, 2, 29500, false},
+        {HYDRA(3, 4, 3, 4), "", "127.0.0.1", 3, 4, 3, 4, 29500, false},
+        // mpiexec starts its proxies by srun, one a node
+        {HYDRA(3, 4, 1, 2) SLURM(1, 2, 0) MASTER, "", "node1", 3, 4, 1, 2, 1234, false},
+        {HYDRA(0, 1, 0, 1), "--gpus 2", "127.0.0.1", 0, 2, 0, 2, 0, true},
         {SLURM(2, 4, 0) "SLURM_STEP_NODELIST=n[3-5,8]", "", "n3", 2, 4, 0, 0, 27335, false},
+        {SLURM(1, 2, 1) "PMI_RANK=1 PMI_SIZE=2 " MASTER, "", "node1", 1, 2, 1, 0, 1234,
+         false}, // srun --mpi=pmi2
         {SLURM(2, 4, 0) "SLURM_STEP_NODELIST=n[3-5,8] " MASTER, "", "node1", 2, 4, 0, 0, 1234,
          false},
         {SLURM(2, 7, 0) "SLURM_STEP_TASKS_PER_NODE=2(x3),1 " MASTER, "", "node1", 2, 7, 0, 2, 1234,
@@ -172,6 +181,7 @@ TEST(what_does_not_fit_is_refused) {
         {"OMPI_COMM_WORLD_RANK=1", "",
          "OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE and OMPI_COMM_WORLD_LOCAL_RANK"},
         {OMPI(1, 4, 1, 2), "", "MASTER_ADDR is not set"},
+        {HYDRA(1, 4, 1, 2), "", "MASTER_ADDR is not set"},
         {SLURM(1, 4, 0), "", "MASTER_ADDR is not set"},
         {SLURM(4, 4, 0) MASTER, "", "SLURM_PROCID=4: must be"},
         {"NNODES=2", "--gpus 2", "NNODES=2 also needs NODE_RANK, MASTER_ADDR and MASTER_PORT"},
