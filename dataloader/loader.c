@@ -62,8 +62,8 @@ bool token_files_find(glob_t *found, const char *pattern, TokenFileKind kind) {
     char inside[PATH_LENGTH], files[PATH_LENGTH], word[SHELL_WORD];
     if (path_exists(path_format(inside, "%s/.", found->gl_pathv[0]))) {
         globfree(found);
-        return fail("%s: a folder; give its files, such as %s", pattern,
-                    shell_word(word, path_format(files, "%s/*.bin", pattern)));
+        return fail("%s: a folder; give a pattern that only its %ss match, such as %s", pattern,
+                    kind.name, shell_word(word, path_format(files, "%s/*train*.bin", pattern)));
     }
     return true;
 }

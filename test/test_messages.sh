@@ -49,7 +49,8 @@ test_refusals() {
     files >before
     check_rows <<'ROWS'
 1|tiny --data 'missing_*.bin'|--data missing_*.bin: no such file|make shards with ./tokenize
-1|tiny --data d|--data d: a folder; give its files, such as 'd/*.bin'
+1|tiny --data d|--data d: a folder; give a pattern that only its token shards match, such as 'd/*train*.bin'
+0|tiny --data 'd/*train*.bin'|
 1|tiny --data cut.bin|--data cut.bin: the header says|the file holds 238|damaged or cut short
 1|tiny --data alone.bin --vocab-size 100|--data alone.bin: token |outside the vocabulary of 100|--vocab-size
 1|train --global-batch-size 500|--data d/x_train.bin: |sequences of 64 tokens, fewer than|--global-batch-size 500
