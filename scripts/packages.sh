@@ -20,7 +20,8 @@ has_header() {
 }
 
 needed() {
-    command -v "${CC:-cc}" >/dev/null || echo gcc
+    compiler=${CC:-cc} # it may be several words, as "ccache gcc"
+    command -v "${compiler%% *}" >/dev/null || echo gcc
     command -v make >/dev/null || echo make
     has_header stdlib.h || echo libc6-dev
     has_header cjson/cJSON.h || echo libcjson-dev

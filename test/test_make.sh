@@ -114,7 +114,7 @@ test_missing_packages_are_named() {
     chmod +x bin/*
     local path=$PWD/bin:$PATH missing='missing: libc6-dev libcjson-dev zlib1g-dev'
     PATH=$path expect_said 2 "error: $missing. Type this once, then make again:" \
-        make -C tree CC=no-headers
+        make -C tree CC='no-headers -g' # such as "ccache gcc"
     says 'apt-get install -y libc6-dev libcjson-dev zlib1g-dev'
     PATH=$path expect_said 2 'missing: gcc libc6-dev' make -C tree CC=no-such-compiler
     PATH=$path expect_said 2 "error: $missing. Type this once, then make test again:" \
