@@ -61,6 +61,11 @@ static const Launcher launchers[] = {
      .tasks = "SLURM_STEP_TASKS_PER_NODE",
      .hosts = "SLURM_STEP_NODELIST",
      .run = {"SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"}},
+    {.name = "PMI", // Cray's PALS; others that set the first two are told what they lack
+     .rank = "PMI_RANK",
+     .ranks = "PMI_SIZE",
+     .local_rank = "PMI_LOCAL_RANK",
+     .local_ranks = "PMI_LOCAL_SIZE"},
 };
 enum { LAUNCHERS = sizeof(launchers) / sizeof(launchers[0]) };
 

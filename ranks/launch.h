@@ -9,6 +9,7 @@
 //   MPICH        PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS; also Intel MPI
 //   Slurm        SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID
 //                the run: SLURM_JOB_ID SLURM_STEP_ID SLURM_RESTART_COUNT
+//   Cray's PALS  PMI_RANK PMI_SIZE PMI_LOCAL_RANK PMI_LOCAL_SIZE
 //
 // The first row whose variables are set counts. The ranks meet at MASTER_ADDR:MASTER_PORT. (If
 // TORCHELASTIC_USE_AGENT_STORE is True, torchrun itself listens on that port: the ranks' port is

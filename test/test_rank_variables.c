@@ -66,6 +66,8 @@ TEST(starters_are_understood) {
         {SLURM(2, 4, 0) "SLURM_STEP_NODELIST=n[3-5,8]", "", "n3", 2, 4, 0, 0, 27335, false},
         {SLURM(1, 2, 1) "PMI_RANK=1 PMI_SIZE=2 " MASTER, "", "node1", 1, 2, 1, 0, 1234,
          false}, // srun --mpi=pmi2
+        {"PMI_RANK=1 PMI_SIZE=2 PMI_LOCAL_RANK=1 PMI_LOCAL_SIZE=2", "", "127.0.0.1", 1, 2, 1, 2,
+         29500, false},
         {SLURM(2, 4, 0) "SLURM_STEP_NODELIST=n[3-5,8] " MASTER, "", "node1", 2, 4, 0, 0, 1234,
          false},
         {SLURM(2, 7, 0) "SLURM_STEP_TASKS_PER_NODE=2(x3),1 " MASTER, "", "node1", 2, 7, 0, 2, 1234,
@@ -182,6 +184,7 @@ TEST(what_does_not_fit_is_refused) {
          "OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE and OMPI_COMM_WORLD_LOCAL_RANK"},
         {OMPI(1, 4, 1, 2), "", "MASTER_ADDR is not set"},
         {HYDRA(1, 4, 1, 2), "", "MASTER_ADDR is not set"},
+        {"PMI_RANK=1 PMI_SIZE=2", "", "PMI_RANK, PMI_SIZE and PMI_LOCAL_RANK say which"},
         {SLURM(1, 4, 0), "", "MASTER_ADDR is not set"},
         {SLURM(4, 4, 0) MASTER, "", "SLURM_PROCID=4: must be"},
         {"NNODES=2", "--gpus 2", "NNODES=2 also needs NODE_RANK, MASTER_ADDR and MASTER_PORT"},
