@@ -57,7 +57,6 @@ typedef struct {
     Comm comm;
     Plan plan, host_plan;
     void *memory, *host_memory;
-    char lacks_fp8[SUPPORT_REASON]; // why the device has no FP8
     Params params;
     Network net;
     Check check;
@@ -206,7 +205,7 @@ static void print_plan(Trainer *t) {
     if (memory == 0 && cudaMemGetInfo(&free_bytes, &memory) != cudaSuccess) {
         memory = (size_t)80 << 30; // no GPU here: plans for a GPU of 80 GB
     }
-    NumberSupport support = support_of(0, t->lacks_fp8);
+    NumberSupport support = support_of(0);
     or_die(trainer_plan(t, support, (int64_t)memory));
     options_print(&t->run.options, true, stdout);
     precision_print(&t->run.precision);
@@ -292,7 +291,7 @@ static void trainer_open(Trainer *t) {
     char device[320], size[32];
     if (options->plan) { print_plan(t); }
     open_device(t);
-    NumberSupport support = support_find(&t->gpu, options, &t->run.group, t->lacks_fp8);
+    NumberSupport support = support_find(&t->gpu, options, &t->run.group);
     size_t free_bytes, all_bytes;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
     int64_t memory = device_memory(options, free_bytes);

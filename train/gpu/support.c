@@ -11,7 +11,10 @@
 // 2026-11-21): at 3.2e9 FP8 took between 0.3% less and 3% more time, at 7.2e9 3% less.
 static const double fp8_gains_from = 5e9;
 
-NumberSupport support_of(int capability, char reason[SUPPORT_REASON]) {
+// Why the device has no FP8. Static, because the precision table points to it.
+static char reason[64];
+
+NumberSupport support_of(int capability) {
     // For tests: LLM8_TEST_CAPABILITY=80 treats the GPU as an older one; LLM8_TEST_SMALL_FP8=1
     // allows FP8 in models too small to gain from it.
     const char *assumed = getenv("LLM8_TEST_CAPABILITY"), *small = getenv("LLM8_TEST_SMALL_FP8");
@@ -21,20 +24,19 @@ NumberSupport support_of(int capability, char reason[SUPPORT_REASON]) {
     bool always = small != NULL && strcmp(small, "1") == 0;
     NumberSupport support = {NUMBER_BF16, NULL, always ? 0 : fp8_gains_from};
     if (capability > 0 && capability < FP8_CAPABILITY) {
-        snprintf(reason, SUPPORT_REASON, "compute capability %d.%d is below %d.%d", capability / 10,
+        snprintf(reason, sizeof(reason), "compute capability %d.%d is below %d.%d", capability / 10,
                  capability % 10, FP8_CAPABILITY / 10, FP8_CAPABILITY % 10);
         support.lacks_fp8 = reason;
     }
     return support;
 }
 
-NumberSupport support_find(Gpu *gpu, const Options *o, const Group *group,
-                           char reason[SUPPORT_REASON]) {
-    NumberSupport support = support_of(gpu->capability, reason);
+NumberSupport support_find(Gpu *gpu, const Options *o, const Group *group) {
+    NumberSupport support = support_of(gpu->capability);
     if (o->fp8_format == FP8_FORMAT_NONE) { return support; }
     if (support.lacks_fp8 == NULL && fp8_self_check(gpu, o, support) < 0) {
         bool blocks = o->fp8_recipe == FP8_RECIPE_BLOCKWISE;
-        snprintf(reason, SUPPORT_REASON, "%s",
+        snprintf(reason, sizeof(reason), "%s",
                  blocks ? "no products by blocks; try --fp8-recipe delayed"
                         : "the FP8 self-check failed");
         warn("%s", error_text());
@@ -43,7 +45,7 @@ NumberSupport support_find(Gpu *gpu, const Options *o, const Group *group,
     // where one of several ranks has no FP8, none uses it
     bool has = support.lacks_fp8 == NULL || fail("%s", support.lacks_fp8);
     if (!group_agree(group, CHANNEL_MAIN, has)) {
-        snprintf(reason, SUPPORT_REASON, "%.*s", SUPPORT_REASON - 1, error_text());
+        snprintf(reason, sizeof(reason), "%.*s", (int)sizeof(reason) - 1, error_text());
         support.lacks_fp8 = reason;
     }
     if (support.lacks_fp8 == NULL) { return support; }

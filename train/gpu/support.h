@@ -9,16 +9,12 @@
 
 BEGIN_C
 
-enum { SUPPORT_REASON = 64 };
-
 // The number formats that a device has by its compute capability alone (90 for 9.0; 0: not known).
-// reason: memory for the text that support.lacks_fp8 points to.
-NumberSupport support_of(int capability, char reason[SUPPORT_REASON]);
+NumberSupport support_of(int capability);
 
 // The number formats after a test of FP8 products. If FP8 is requested but not available on some
 // rank, no rank uses it: all ranks warn, or with --fp8-required end. All ranks call it.
-NumberSupport support_find(Gpu *gpu, const Options *o, const Group *group,
-                           char reason[SUPPORT_REASON]);
+NumberSupport support_find(Gpu *gpu, const Options *o, const Group *group);
 
 // Whether the device computes a product D [n,n] = A B' of operands [n,k] exactly in FP32, and has
 // the product g itself (its type of D, epilogue and accumulation). The operands have g's types and

@@ -125,8 +125,7 @@ static void check_attention(Gpu *gpu, AttentionShape s) {
 // Checks the FP8 products of the options' model. A device without products by blocks passes,
 // because few devices have them.
 static void check_fp8(Gpu *gpu, const Options *options) {
-    char reason[SUPPORT_REASON];
-    NumberSupport support = support_of(gpu->capability, reason);
+    NumberSupport support = support_of(gpu->capability);
     Options o = *options;
     if (support.lacks_fp8 != NULL) { return; }
     support.fp8_gains_from = 0;
