@@ -70,6 +70,12 @@ BEGIN_C
 
 enum { CHECKPOINT_VERSION = 2 }; // meta.json's; no other is written or read
 
+// Formats of names: of a step's folder, and of files in it (rank, ranks).
+#define STEP_FOLDER "step_%08lld"
+#define OPTIMIZER_FILE "optimizer-%d-of-%d.safetensors"
+#define MODEL_FILE "model.safetensors"
+#define SCALING_FILE "scaling.safetensors"
+
 typedef struct {
     int64_t step;    // optimizer steps done, skipped ones included
     int64_t samples; // sequences consumed
@@ -126,6 +132,10 @@ extern const char *const state_names[STATE_ARRAYS];
 static inline int64_t state_scales(int64_t moments) {
     return round_up64((moments + MOMENT_BLOCK - 1) / MOMENT_BLOCK, 4);
 }
+
+// The tensors of scaling.safetensors, and their names.
+enum { SCALING_SCALE, SCALING_TARGET, SCALING_COUNT, SCALING_HISTORY, SCALING_TENSORS };
+extern const char *const scaling_names[SCALING_TENSORS];
 
 // An array of an optimizer file: the elements of the rank's ranges, one range after another.
 typedef struct {

@@ -417,14 +417,10 @@ char *hf_config(const Options *o, Dtype dtype, int begin_of_text, int end_of_tex
     for (int i = 0; gpt2 && i < 3; i++) { cJSON_AddNumberToObject(json, dropouts[i], 0); }
     // read by llama.cpp
     if (gpt2) { cJSON_AddNumberToObject(json, "n_ctx", o->max_position_embeddings); }
-    // without a tokenizer, the vocabulary's size gives the end of text of GPT-2's tokenizer and of
-    // bytes
-    int known = o->vocab_size == 50257 ? 50256 : (o->vocab_size == 257 ? 256 : -1);
     const int ids[] = {begin_of_text, end_of_text};
     for (int i = 0; start == NULL && i < 2; i++) {
-        int id = ids[i] >= 0 ? ids[i] : known;
         cJSON_AddItemToObject(json, keys[TOKEN_IDS + i].key,
-                              id < 0 ? cJSON_CreateNull() : cJSON_CreateNumber(id));
+                              ids[i] < 0 ? cJSON_CreateNull() : cJSON_CreateNumber(ids[i]));
     }
     cJSON *was = start != NULL ? json_parse(start, start_bytes) : NULL;
     for (int i = TOKEN_IDS; i < KEYS; i++) {

@@ -170,7 +170,7 @@ bool checkpoint_follow(char path[PATH_LENGTH], const char *from) {
     path_format(folder, "%.*s.", (int)(name - path), path);
     int64_t step = best ? checkpoint_best(folder) : checkpoint_newest(folder);
     if (step < 0) { return step == STEP_NONE; }
-    path_format(folder, "%.*sstep_%08lld", (int)(name - path), path, (long long)step);
+    path_format(folder, "%.*s" STEP_FOLDER, (int)(name - path), path, (long long)step);
     strcpy(path, folder);
     return true;
 }
@@ -181,10 +181,10 @@ static bool open_meta(Checkpoint *c, const char *path) {
     size_t bytes;
     *c = (Checkpoint){0};
     if (!checkpoint_follow(c->path, path)) { return false; }
+    if (!path_exists(c->path)) { return fail("%s: no such folder", c->path); }
     path_format(meta, "%s/meta.json", c->path);
     if (!path_exists(meta) && folder_id(c->path).inode != 0) { return true; }
-    char *text = path_exists(c->path) ? file_read(meta, &bytes) : NULL;
-    if (text == NULL && !path_exists(c->path)) { fail("%s: no such folder", c->path); }
+    char *text = file_read(meta, &bytes);
     c->meta = text != NULL ? parse_meta(text, bytes, meta) : NULL;
     free(text);
     if (c->meta != NULL && read_meta(c)) { return true; }
@@ -313,7 +313,7 @@ static bool open_optimizer(Checkpoint *c, bool verify) {
     for (int r = 0; r < c->ranks; r++) {
         SafeTensors *st = &c->optimizer[r];
         char name[64];
-        snprintf(name, sizeof(name), "optimizer-%d-of-%d.safetensors", r, c->ranks);
+        snprintf(name, sizeof(name), OPTIMIZER_FILE, r, c->ranks);
         if (!open_tensors(c, name, st)) { return false; }
         cJSON *metadata = cJSON_Parse(st->metadata);
         int64_t elements = add_ranges(c, r, text_of(metadata, "ranges"));
@@ -345,9 +345,8 @@ static bool open_optimizer(Checkpoint *c, bool verify) {
 bool checkpoint_complete(Checkpoint *c, bool verify) {
     return (c->meta != NULL || fail(NO_META, c->path)) && (!verify || checkpoint_verify(c)) &&
            open_optimizer(c, verify) &&
-           (c->model.path[0] != '\0' || open_tensors(c, "model.safetensors", &c->model)) &&
-           (find_listed(c, "scaling.safetensors") == NULL ||
-            open_tensors(c, "scaling.safetensors", &c->scaling));
+           (c->model.path[0] != '\0' || open_tensors(c, MODEL_FILE, &c->model)) &&
+           (find_listed(c, SCALING_FILE) == NULL || open_tensors(c, SCALING_FILE, &c->scaling));
 }
 
 bool checkpoint_open(Checkpoint *c, const char *path, bool verify) {
@@ -372,7 +371,7 @@ void checkpoint_close(Checkpoint *c) {
 // ---- finding ------------------------------------------------------------------------------------
 
 const char *checkpoint_path(char path[PATH_LENGTH], const char *save, int64_t step) {
-    return path_format(path, "%s/step_%08lld", save, (long long)step);
+    return path_format(path, "%s/" STEP_FOLDER, save, (long long)step);
 }
 
 static int newest_first(const void *a, const void *b) {
@@ -384,7 +383,7 @@ static int newest_first(const void *a, const void *b) {
 static int64_t step_of(const char *name) {
     char exact[40];
     long long step = strncmp(name, "step_", 5) == 0 ? strtoll(name + 5, NULL, 10) : -1;
-    snprintf(exact, sizeof(exact), "step_%08lld", step);
+    snprintf(exact, sizeof(exact), STEP_FOLDER, step);
     return strcmp(name, exact) == 0 ? step : -1;
 }
 
@@ -422,7 +421,7 @@ int64_t checkpoint_best(const char *save) {
     char data[9] = "", path[PATH_LENGTH], of[9];
     bool readable = count >= 0;
     for (int i = 0; i < count && readable; i++) {
-        path_format(path, "%s/step_%08lld/meta.json", save, (long long)steps[i]);
+        path_format(path, "%s/" STEP_FOLDER "/meta.json", save, (long long)steps[i]);
         size_t bytes;
         char *text = file_read(path, &bytes);
         cJSON *meta = text != NULL ? parse_meta(text, bytes, path) : NULL;
@@ -491,7 +490,7 @@ static bool open_model(Checkpoint *c, const char *folder, const Options *o, Opti
         ok = text != NULL && (hf_options(text, bytes, was) || fail("%s: %s", path, error_text()));
         free(text);
     }
-    path_format(path, "%s/model.safetensors", c->path);
+    path_format(path, "%s/" MODEL_FILE, c->path);
     path_format(index, "%s.index.json", path);
     if (ok && !o->plan && !o->list_tensors && !path_exists(path) && path_exists(index)) {
         ok = fail("%s: its weights are in several files; scripts/convert_hf import makes them one",
@@ -501,18 +500,18 @@ static bool open_model(Checkpoint *c, const char *folder, const Options *o, Opti
     return ok;
 }
 
-// Whether the run's folder was moved or copied: its config.txt still names the other one. Then
-// error_text() says so.
-static bool is_elsewhere(const Options *o) {
+// Refuses --resume latest if the run's folder was moved or copied, and its config.txt still names
+// the other one.
+static bool check_place(const Options *o) {
     char path[PATH_LENGTH], words[2][SHELL_WORD];
     path_format(path, "%s", o->config);
     const char *place = dirname(path);
     bool elsewhere = option_source(o, "save") == SOURCE_FILE && checkpoint_newest(place) >= 0 &&
                      !is_folder(place, folder_id(o->save));
-    return elsewhere &&
-           !fail("--resume latest: %s names --save %s, but its own folder has "
-                 "checkpoints, too: give --save %s or --save %s",
-                 o->config, o->save, shell_word(words[0], place), shell_word(words[1], o->save));
+    return !elsewhere ||
+           fail("--resume latest: %s names --save %s, but its own folder has "
+                "checkpoints, too: give --save %s or --save %s",
+                o->config, o->save, shell_word(words[0], place), shell_word(words[1], o->save));
 }
 
 bool checkpoint_model(Checkpoint *start, Options *o, Options *was) {
@@ -521,7 +520,7 @@ bool checkpoint_model(Checkpoint *start, Options *o, Options *was) {
     char path[PATH_LENGTH];
     *start = (Checkpoint){0};
     if (newest == STEP_UNREADABLE) { return fail("--resume latest: %s", error_text()); }
-    if (latest && is_elsewhere(o)) { return false; }
+    if (latest && !check_place(o)) { return false; }
     o->resumes = newest >= 0 || (o->resume[0] != '\0' && strcmp(o->resume, "latest") != 0);
     path_format(path, "%s", o->resumes ? o->resume : o->load);
     if (newest >= 0) { checkpoint_path(path, o->save, newest); }
@@ -548,7 +547,7 @@ bool checkpoint_share(Checkpoint *c, const Group *group) {
 
 bool checkpoint_weights(Checkpoint *c, const ParamLayout *layout, int64_t begin, int64_t end,
                         float *out) {
-    return (c->model.path[0] != '\0' || open_tensors(c, "model.safetensors", &c->model)) &&
+    return (c->model.path[0] != '\0' || open_tensors(c, MODEL_FILE, &c->model)) &&
            hf_read(&c->model, layout, begin, end, out) &&
            (begin > 0 || hf_knows_all(&c->model, layout)); // checked once, in the first call
 }
@@ -694,39 +693,39 @@ static double tokens_of_a_step(const Checkpoint *c) {
 
 bool checkpoint_read_scaling(const Checkpoint *c, const Precision *precision, Fp8Scale *slots,
                              float *history) {
-    enum { SCALE, TARGET, COUNT, AMAX, TENSORS };
-    static const char *const names[TENSORS] = {"scale", "target", "count", "amax_history"};
     const SafeTensors *st = &c->scaling;
     int n = fp8_slot_count(precision->config), length = precision->history_length;
     bool other_step = tokens_of_a_step(c) != precision->step_tokens, ok = true;
-    void *data[TENSORS] = {NULL};
+    void *data[SCALING_TENSORS] = {NULL};
     if (st->count == 0 || precision->recipe != FP8_RECIPE_DELAYED) { return true; }
-    for (int i = 0; ok && i < TENSORS; i++) {
-        const TensorEntry *e = safetensors_find(st, names[i]);
-        ok = (e != NULL && e->dtype == (i == COUNT ? DTYPE_I32 : DTYPE_F32) &&
-              e->dims == 1 + (i == AMAX) && e->shape[0] == n) ||
+    for (int i = 0; ok && i < SCALING_TENSORS; i++) {
+        const TensorEntry *e = safetensors_find(st, scaling_names[i]);
+        bool counts = i == SCALING_COUNT, amaxes = i == SCALING_HISTORY;
+        ok = (e != NULL && e->dtype == (counts ? DTYPE_I32 : DTYPE_F32) && e->dims == 1 + amaxes &&
+              e->shape[0] == n) ||
              fail("%s: not the scaling state of %d tensors", st->path, n);
-        int64_t elements = ok ? n * (i == AMAX ? e->shape[1] : 1) : 0;
-        bool fits = i < AMAX || elements == (int64_t)n * length;
+        int64_t elements = ok ? n * (amaxes ? e->shape[1] : 1) : 0;
+        bool fits = !amaxes || elements == (int64_t)n * length;
         if (!ok || !fits) { continue; }
         data[i] = malloc_or_die((size_t)elements * sizeof(float));
         ok = safetensors_read(st, e, 0, elements, data[i]);
     }
+    const float *amaxes = data[SCALING_HISTORY]; // NULL: of another length
     for (int i = 0; ok && i < n; i++) {
         Fp8Scale *slot = &slots[i];
-        bool other = data[AMAX] == NULL || (other_step && i % OPERAND_COUNT == OPERAND_DY) ||
-                     ((float *)data[TARGET])[i] != fp8_slot_target(precision, i);
+        bool other = amaxes == NULL || (other_step && i % OPERAND_COUNT == OPERAND_DY) ||
+                     ((float *)data[SCALING_TARGET])[i] != fp8_slot_target(precision, i);
         // skips a slot that is not in use, because its state would be out of date later
         if (!fp8_slot_in_use(precision, i) || other) { continue; }
-        slot->count = ((int32_t *)data[COUNT])[i];
-        slot->scale = ((float *)data[SCALE])[i];
+        slot->count = ((int32_t *)data[SCALING_COUNT])[i];
+        slot->scale = ((float *)data[SCALING_SCALE])[i];
         ok = (slot->count >= 0 && slot->count <= c->progress.step) ||
              fail("%s: damaged: a scale has more steps than the run", st->path);
         if (!ok || !fp8_scale_known(slot)) { continue; }
         fp8_rescale(slot, 1.0f, slot->scale);
-        memcpy(history + (int64_t)i * length, (float *)data[AMAX] + (int64_t)i * length,
+        memcpy(history + (int64_t)i * length, amaxes + (int64_t)i * length,
                (size_t)length * sizeof(float));
     }
-    for (int i = 0; i < TENSORS; i++) { free(data[i]); }
+    for (int i = 0; i < SCALING_TENSORS; i++) { free(data[i]); }
     return ok;
 }

@@ -20,6 +20,8 @@
 
 enum { FILES_OF_RANK_0 = 3 + COMPANIONS_MAX }; // at most, besides its optimizer file
 
+const char *const scaling_names[] = {"scale", "target", "count", "amax_history"};
+
 static bool write_scaling(const Snapshot *s, const char *folder, FileWriter *w) {
     char path[PATH_LENGTH];
     int n = fp8_slot_count(s->precision->config);
@@ -30,14 +32,16 @@ static bool write_scaling(const Snapshot *s, const char *folder, FileWriter *w) 
         targets[i] = fp8_slot_target(s->precision, i);
         counts[i] = s->slots[i].count;
     }
-    TensorEntry tensors[] = {
-        tensor_entry("scale", DTYPE_F32, n, 0, scales),
-        tensor_entry("target", DTYPE_F32, n, 0, targets),
-        tensor_entry("count", DTYPE_I32, n, 0, counts),
-        tensor_entry("amax_history", DTYPE_F32, n, s->precision->history_length, s->amax_history),
+    const char *const *names = scaling_names;
+    TensorEntry tensors[SCALING_TENSORS] = {
+        [SCALING_SCALE] = tensor_entry(names[SCALING_SCALE], DTYPE_F32, n, 0, scales),
+        [SCALING_TARGET] = tensor_entry(names[SCALING_TARGET], DTYPE_F32, n, 0, targets),
+        [SCALING_COUNT] = tensor_entry(names[SCALING_COUNT], DTYPE_I32, n, 0, counts),
+        [SCALING_HISTORY] = tensor_entry(names[SCALING_HISTORY], DTYPE_F32, n,
+                                         s->precision->history_length, s->amax_history),
     };
-    path_format(path, "%s/scaling.safetensors", folder);
-    bool ok = safetensors_write(w, path, tensors, 4, NULL);
+    path_format(path, "%s/" SCALING_FILE, folder);
+    bool ok = safetensors_write(w, path, tensors, SCALING_TENSORS, NULL);
     free(scales);
     free(counts);
     return ok;
@@ -51,7 +55,7 @@ static bool write_shared(const Snapshot *s, const char *folder, FileWriter *file
     int n = hf_tensors(s->layout, s->model_dtype, s->model, &tensors);
     char *config = hf_config(s->options, s->model_dtype, s->begin_of_text, s->end_of_text,
                              s->start_config.bytes, s->start_config.size);
-    path_format(path, "%s/model.safetensors", folder);
+    path_format(path, "%s/" MODEL_FILE, folder);
     bool ok = safetensors_write(w++, path, tensors, n, "{\"format\":\"pt\"}");
     path_format(path, "%s/config.json", folder);
     ok = ok && file_write(w++, path, config, strlen(config));
@@ -88,7 +92,7 @@ static bool write_optimizer(const Snapshot *s, const char *folder, FileWriter *w
         tensors[count++] = tensor_entry(state_names[i], a->dtype, a->count, 0, a->data);
     }
     snprintf(metadata + used, room - used, "\"}");
-    path_format(path, "%s/optimizer-%d-of-%d.safetensors", folder, s->group->rank, s->group->ranks);
+    path_format(path, "%s/" OPTIMIZER_FILE, folder, s->group->rank, s->group->ranks);
     bool ok = safetensors_write(w, path, tensors, count, metadata);
     free(metadata);
     return ok;
@@ -281,7 +285,7 @@ static void prune(const Snapshot *s, int64_t best) {
         proven = proven || good;
         if (steps[i] == best || kept++ < keep || good) { continue; }
         // renamed first, so that an interrupted deletion does not leave a damaged checkpoint
-        path_format(doomed, "%s/.old-step_%08lld", save, (long long)steps[i]);
+        path_format(doomed, "%s/.old-" STEP_FOLDER, save, (long long)steps[i]);
         if (rename(path, doomed) == 0) {
             discard(doomed, path);
         } else {
@@ -305,7 +309,7 @@ bool checkpoint_save(const Snapshot *s) {
     char fresh[PATH_LENGTH];
     int count = 0, ranks = group->ranks;
     FileWriter own, *files = calloc_or_die((size_t)(FILES_OF_RANK_0 + ranks), sizeof(own));
-    path_format(fresh, "%s/.tmp-step_%08lld", s->options->save, (long long)s->progress.step);
+    path_format(fresh, "%s/.tmp-" STEP_FOLDER, s->options->save, (long long)s->progress.step);
     bool ok = !first || make_fresh(fresh);
     ok = group_agree(group, CHANNEL_SAVE, ok);
     if (ok) {

@@ -73,9 +73,14 @@ bool token_files_find(glob_t *found, const char *pattern, TokenFileKind kind) {
 static const TokenFileKind shard_kind = {SHARD_MAGIC, "token shard",
                                          "make shards with ./tokenize, and match no other files"};
 
+// The number of a shard's tokens that the header of the shard or of a file beside it says.
+static uint64_t header_count(const TokenFile *f) {
+    return (uint64_t)(uint32_t)f->header[3] << 32 | (uint32_t)f->header[2];
+}
+
 bool shard_open(TokenFile *f, const char *path) {
     if (!token_file_open(f, path, shard_kind)) { return false; }
-    uint64_t count = (uint64_t)(uint32_t)f->header[3] << 32 | (uint32_t)f->header[2];
+    uint64_t count = header_count(f);
     bool whole = (f->bytes - SHARD_HEADER_BYTES) % (size_t)f->token_bytes == 0;
     bool ok = (whole && count == (uint64_t)f->count) ||
               fail("%s: the header says %llu tokens, the file holds %llu%s; it is damaged or cut "
@@ -153,7 +158,7 @@ static bool shard_sum(const TokenFile *shard, uint32_t *crc) {
 static bool bits_fit(const TokenFile *f, const char *word, const TokenFile *shard, uint32_t crc) {
     enum { PIECE = 1 << 20 };
     const int32_t *header = f->header;
-    int64_t count = (int64_t)((uint64_t)(uint32_t)header[3] << 32 | (uint32_t)header[2]);
+    int64_t count = (int64_t)header_count(f);
     int64_t bytes = (shard->count + MASK_BITS - 1) / MASK_BITS * (MASK_BITS / 8);
     uint32_t sum;
     if (count != shard->count || (uint32_t)header[MASK_SHARD] != crc) {

@@ -112,7 +112,7 @@ void run_export(Run *run) {
     // the tensors of one file are in memory at a time
     for (int file = 0; ok && file < files; file++) {
         TensorEntry *begin = tensors + starts[file], *end = tensors + starts[file + 1];
-        const char *form = files > 1 ? "model-%05d-of-%05d.safetensors" : "model.safetensors";
+        const char *form = files > 1 ? "model-%05d-of-%05d.safetensors" : MODEL_FILE;
         snprintf(name, sizeof(name), form, file + 1, files);
         for (TensorEntry *t = begin; t < end; t++) {
             if (t->data == NULL) { read_tensor(run, t); }

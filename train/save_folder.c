@@ -83,8 +83,8 @@ static void describe(const Run *run, Snapshot *s) {
     s->companions = run->saves.companions;
     s->num_companions = run->saves.num_companions;
     s->start_config = run->saves.start_config;
-    s->begin_of_text = run->tokenizer.vocab > 0 ? run->tokenizer.begin_of_text : -1;
-    s->end_of_text = run->tokenizer.vocab > 0 ? run->tokenizer.end_of_text : -1;
+    s->begin_of_text = run->tokenizer.vocab > 0 ? run->tokenizer.begin_of_text : run->end_of_text;
+    s->end_of_text = run->end_of_text;
 }
 
 // If the path of --save no longer leads to the folder that the run has locked (it was moved or
