@@ -44,6 +44,7 @@ MODELS = {"gpt2-124m": "GPT-2 124M", "gpt2-1558m": "GPT-2 1558M", "llama-1b": "L
           "llama-3-8b": "Llama 3 8B", JOB: "Llama 3 8B fine-tuning", "qwen2.5-7b": "Qwen2.5 7B",
           "qwen2.5-14b": "Qwen2.5 14B"}
 LEAST, FRONT = estimate.LEAST, ("BF16", "FP8", "FP8, FP8 head")
+MOMENTS = {"fp32": "FP32", "bf16": "BF16", "8bit": "8-bit"}
 VARIANTS = {"head": "FP8, FP8 head", "ends": "the same, first and last block in BF16",
             "blockhead": "FP8 blockwise, FP8 head"}
 ARCHITECTURES = {"gpt2": "GPT-2", "llama": "Llama"}
@@ -160,7 +161,7 @@ def label_of(r):
 
 
 def program_of(r):
-    moments = f", {r['adam_dtype'].upper()} moments" if "adam_dtype" in r else ""
+    moments = f", {MOMENTS[r['adam_dtype']]} moments" if "adam_dtype" in r else ""
     moments += " and gradients" if r.get("grad_accum_dtype") == "bf16" else ""
     apart = ", another card" if r["commit"] != r.get("beside", r["commit"]) else ""
     return f"{r.get('program', 'llm8.c')} {r['name']}{moments}{apart}"
