@@ -178,25 +178,22 @@ def test_without_records_it_says_so():
 
 
 def test_faults_are_named():
-    good = (*LLAMA, "--bench", "bench.jsonl")
-    refused(call(estimate, *good, "--tokens", "20Q"), "--tokens 20Q", "10B")
-    refused(call(estimate, *good, "--tokens", "0"), "--tokens 0")
-    refused(call(estimate, *good, "--tokens", "1B", "--gpus", "1,x"), "--gpus x", "1 to 4096")
-    refused(call(estimate, *good, "--tokens", "1B", "--gpus", "²"), "--gpus ²", "1 to 4096")
-    for price in ("-3", "nan", "inf"):
-        refused(call(estimate, *good, "--tokens", "1B", "--price", price),
-                f"--price {price}: must be a number from 0 on")
-    refused(call(estimate, *good, "--tokens", "1B", "--precision", "fp4"), "--precision fp4",
-            "bf16, fp8")
-    refused(call(estimate, "--model", "gpt5", "--tokens", "1B"), "--model gpt5: must be one of")
-    refused(call(estimate, *good, "--tokens", "1B", "--device", "A100"),
-            "--device A100: bench.jsonl has records of NVIDIA H200 only")
-    assert rows(call(estimate, *good, "--tokens", "1B", "--device", "h200"))["bf16", 1][3] != "-"
+    good = (*LLAMA, "--bench", "bench.jsonl", "--tokens", "1B")
     write("bad.jsonl", json.dumps(RECORDS[0]) + "\n{}\n")
-    refused(call(estimate, *LLAMA, "--tokens", "1B", "--bench", "bad.jsonl"), "bad.jsonl, line 2",
-            "not a record: without model, gpus")
+    for words, *parts in (
+            (("--tokens", "20Q"), "--tokens 20Q", "10B"), (("--tokens", "0"), "--tokens 0"),
+            (("--gpus", "1,x"), "--gpus x", "1 to 4096"),
+            (("--gpus", "²"), "--gpus ²", "1 to 4096"),
+            *((("--price", price), f"--price {price}: must be a number from 0 on")
+              for price in ("-3", "nan", "inf")),
+            (("--precision", "fp4"), "--precision fp4", "bf16, fp8"),
+            (("--model", "gpt5"), "--model gpt5: must be one of"),
+            (("--device", "A100"), "--device A100: bench.jsonl has records of NVIDIA H200 only"),
+            (("--bench", "bad.jsonl"), "bad.jsonl, line 2", "not a record: without model, gpus")):
+        refused(call(estimate, *good, *words), *parts)
+    assert rows(call(estimate, *good, "--device", "h200"))["bf16", 1][3] != "-"
     os.environ["LLM8_BIN"] = "nowhere"
-    refused(call(estimate, *good, "--tokens", "1B"), "nowhere/train_gpt is not built: run make")
+    refused(call(estimate, *good), "nowhere/train_gpt is not built: run make")
 
 
 if __name__ == "__main__":

@@ -117,8 +117,8 @@ def weights_of(folder, expected):
     return held
 
 
-def import_model(folder, output):
-    """Writes the start; returns its architecture, its tensors and whether it has a tokenizer."""
+def refuse_others(folder, output):
+    """Ends the program if the folder is no model, or the output is taken."""
     if not os.path.isdir(folder):
         die(f"{folder}: no such folder; give the folder of a Hugging Face model, or its name on "
             "the Hub (OWNER/NAME)")
@@ -126,13 +126,31 @@ def import_model(folder, output):
         die(f"--output {output} exists already; give another one, or remove it")
     if os.path.exists(os.path.join(folder, "meta.json")):
         die(f"{folder}: a checkpoint of ours, which --load takes as it is")
-    copied = {name: os.path.join(folder, name) for name in COPIED}
-    if not os.path.exists(copied["config.json"]):
-        die(f"{copied['config.json']}: No such file; give the folder of a Hugging Face model")
+    config = os.path.join(folder, "config.json")
+    if not os.path.exists(config):
+        die(f"{config}: No such file; give the folder of a Hugging Face model")
+
+
+def write_weights(path, tensors):
+    specs = {name: safetensors.TensorSpec(
+        dtype=DTYPES[tensor.dtype], shape=tensor.shape, data_ptr=tensor.bytes.ctypes.data,
+        data_len=tensor.bytes.nbytes) for name, tensor in tensors.items()}
+    try:
+        safetensors.serialize_file(specs, path, {"format": "pt"})
+    except (OSError, safetensors.SafetensorError) as error:
+        die(f"{path}: could not be written: {error}")
+    os.umask(mask := os.umask(0))
+    os.chmod(path, 0o666 & ~mask)  # the package makes the file readable for its owner alone
+
+
+def import_model(folder, output):
+    """Writes the start; returns its architecture, its tensors and whether it has a tokenizer."""
+    refuse_others(folder, output)
     expected = expected_tensors(folder)
     tensors = weights_of(folder, expected)
-    said = {name: read_object(path) for name, path in copied.items() if os.path.exists(path)}
-    config = said["config.json"]
+    copied = {name: path for name in COPIED
+              if os.path.exists(path := os.path.join(folder, name))}
+    said = {name: read_object(path) for name, path in copied.items()}
     tokenizer = os.path.join(folder, "tokenizer.json")
     vocabulary = open_vocabulary({"tokenizer": tokenizer}) if os.path.exists(tokenizer) else None
     rows = next(iter(expected.values()))[0]  # rows of the embedding
@@ -141,19 +159,11 @@ def import_model(folder, output):
             "own, or enlarge the model by transformers' resize_token_embeddings")
     with named_by("--output"):
         os.makedirs(output, exist_ok=True)
-    specs = {name: safetensors.TensorSpec(
-        dtype=DTYPES[tensor.dtype], shape=tensor.shape, data_ptr=tensor.bytes.ctypes.data,
-        data_len=tensor.bytes.nbytes) for name, tensor in tensors.items()}
-    weights = os.path.join(output, "model.safetensors")
-    try:
-        safetensors.serialize_file(specs, weights, {"format": "pt"})
-    except (OSError, safetensors.SafetensorError) as error:
-        die(f"{weights}: could not be written: {error}")
-    os.umask(mask := os.umask(0))
-    os.chmod(weights, 0o666 & ~mask)  # the package makes the file readable for its owner alone
+    write_weights(os.path.join(output, "model.safetensors"), tensors)
+    config = said["config.json"]
     ids = {key: config[key] for key in TOKEN_IDS if config.get(key) is not None}
     texts = {COPIED[0]: json.dumps(ids, indent=2) + "\n"} if ids else {}
-    texts |= {name: read_text(copied[name]) for name in said}
+    texts |= {name: read_text(path) for name, path in copied.items()}
     if vocabulary:
         write_durably(os.path.join(output, "tokenizer.bin"), [vocabulary.tokenizer_bin()])
         texts |= vocabulary.files()

@@ -127,35 +127,9 @@ def write_set(path, source, questions, dtype, mark, of_lm_eval):
     write_durably(path, [header.ljust(1024, b"\0"), *parts])
 
 
-def main():
-    p = Parser(
-        prog="scripts/prepare_choices",
-        description="Turns a multiple-choice set into the file that the trainers score with "
-                    "--eval-choices.",
-        epilog="A row is a question (ctx, question, ...), a list of answers (endings, choices, ...)"
-               "\nand which is right (label, answerKey, ...: its number from 0, or its letter),\n"
-               "as HellaSwag, ARC and others publish them. Give --tokenizer the tokenizer.json\n"
-               "that prepare_data left beside the shards, so that the tokens are the same.")
-    p.add_argument("source", metavar="SOURCE", help="a .jsonl or .parquet file, or hellaswag")
-    p.add_argument("--output", required=True, metavar="FILE", help="as data/hellaswag.bin")
-    add_options(p)
-    p.add_argument("--before", metavar="TOKEN", help="put before each question; none: nothing "
-                   "[what the tokenizer writes before a text, as lm-eval does]")
-    p.add_argument("--context-field", default="", metavar="NAME", help="where the question stands "
-                   "[the usual names; for HellaSwag lm-eval's text, of several fields]")
-    p.add_argument("--choices-field", default="", metavar="NAME", help="where the answers stand")
-    p.add_argument("--label-field", default="", metavar="NAME", help="where the right one stands")
-    o = p.parse_args()
-    path = o.source
-    if path == "hellaswag" and not os.path.exists(path):
-        [[path]] = downloads.from_hub(path, *HELLASWAG, vars(o))
-    if not os.path.isfile(path):
-        die(f"{path}: no such file; give one, or hellaswag")
-    if sources.kind_of(path) in (None, "text"):
-        die(f"{path}: must be .jsonl, .json (also .gz, .zst) or .parquet")
-    vocabulary = open_vocabulary(words_of(o))
-    before = begin_of(vocabulary) if o.before is None else \
-        [] if o.before == "none" else [vocabulary.special(o.before, "--before")]
+def read_questions(path, vocabulary, before, o):
+    """Returns the questions of a file, as encode_row writes them, the contexts whose end is within
+    a token, and whether the wording is lm-eval's."""
     crossed, of_lm_eval = [], []
 
     def take(row):
@@ -176,6 +150,43 @@ def main():
         die(f"{path}: {sum(of_lm_eval):,} of {many(len(questions), 'question')} have HellaSwag's "
             "activity_label, ctx_a and ctx_b, of which lm-eval makes its text, and the others do "
             "not; name one field (--context-field ctx)")
+    return questions, crossed, of_lm_eval[0]
+
+
+def parser():
+    p = Parser(
+        prog="scripts/prepare_choices",
+        description="Turns a multiple-choice set into the file that the trainers score with "
+                    "--eval-choices.",
+        epilog="A row is a question (ctx, question, ...), a list of answers (endings, choices, ...)"
+               "\nand which is right (label, answerKey, ...: its number from 0, or its letter),\n"
+               "as HellaSwag, ARC and others publish them. Give --tokenizer the tokenizer.json\n"
+               "that prepare_data left beside the shards, so that the tokens are the same.")
+    p.add_argument("source", metavar="SOURCE", help="a .jsonl or .parquet file, or hellaswag")
+    p.add_argument("--output", required=True, metavar="FILE", help="as data/hellaswag.bin")
+    add_options(p)
+    p.add_argument("--before", metavar="TOKEN", help="put before each question; none: nothing "
+                   "[what the tokenizer writes before a text, as lm-eval does]")
+    p.add_argument("--context-field", default="", metavar="NAME", help="where the question stands "
+                   "[the usual names; for HellaSwag lm-eval's text, of several fields]")
+    p.add_argument("--choices-field", default="", metavar="NAME", help="where the answers stand")
+    p.add_argument("--label-field", default="", metavar="NAME", help="where the right one stands")
+    return p
+
+
+def main():
+    o = parser().parse_args()
+    path = o.source
+    if path == "hellaswag" and not os.path.exists(path):
+        [[path]] = downloads.from_hub(path, *HELLASWAG, vars(o))
+    if not os.path.isfile(path):
+        die(f"{path}: no such file; give one, or hellaswag")
+    if sources.kind_of(path) in (None, "text"):
+        die(f"{path}: must be .jsonl, .json (also .gz, .zst) or .parquet")
+    vocabulary = open_vocabulary(words_of(o))
+    before = begin_of(vocabulary) if o.before is None else \
+        [] if o.before == "none" else [vocabulary.special(o.before, "--before")]
+    questions, crossed, of_lm_eval = read_questions(path, vocabulary, before, o)
     if crossed:
         warn(f"in {len(crossed):,} of {many(len(questions), 'question')} a token belongs to both "
              "the question and an answer; it is not scored, as in lm-eval; the first: "
@@ -183,11 +194,11 @@ def main():
     with named_by("--output"):
         os.makedirs(os.path.dirname(os.path.abspath(o.output)), exist_ok=True)
         write_set(o.output, path, questions, shards.token_type(vocabulary.size), vocabulary.mark(),
-                  of_lm_eval[0])
+                  of_lm_eval)
     begin = " ".join(map(vocabulary.tokenizer.id_to_token, before))
     print(f"{o.output}: {many(len(questions), 'question')}, tokenizer {vocabulary.name}"
           f"{', each after ' + begin if begin else ''}")
-    print("text: as lm-eval writes HellaSwag; --context-field ctx takes llm.c's" if of_lm_eval[0]
+    print("text: as lm-eval writes HellaSwag; --context-field ctx takes llm.c's" if of_lm_eval
           else "text: the question's field as it stands")
     print(f"score them with --eval-choices {shlex.quote(o.output)}, during a run or with "
           "--eval-only")

@@ -148,37 +148,41 @@ def stamps(paths):
     return [[path, stat.st_size, stat.st_mtime_ns] for path, stat in zip(paths, stats)]
 
 
-def tokenize_unit(name, unit):
-    """Writes a unit's tokens, then its documents. Runs in a worker."""
+def samples_of(unit, skip):
+    """Yields for each sample of a unit its text, whether it is for validation, its ids, and which
+    of them count (None: it is no conversation). skip: as for sources.documents."""
     vocabulary, settings = Worker.vocabulary, Worker.settings
     dtype = shards.token_type(vocabulary.size)
-    before, after = (numpy.array(settings[key], dtype).tobytes() for key in ("before", "after"))
-    found, skipped, counted, offset = [], [], [], 0
+    tails = settings["split"] == "tails" and not unit.valid
+    for held in sources.documents(unit, Worker.take, vocabulary.name == "byte", skip):
+        if isinstance(held, tuple):
+            text, samples = held
+            for ids, counts in samples:
+                yield text, unit.valid, numpy.array(ids, dtype), numpy.array(counts, bool)
+            continue
+        for text, valid in (split_tail(held, settings["valid_fraction"]) if tails
+                            else [(held, unit.valid)]):
+            ids = numpy.concatenate([numpy.array(part, dtype) for part in (
+                settings["before"], *tokens_of(vocabulary, text), settings["after"])])
+            if text and len(ids):
+                yield text, valid, ids, None
+
+
+def tokenize_unit(name, unit):
+    """Writes a unit's tokens, then its documents. Runs in a worker."""
+    found, skipped, counted = [], [], []
     Worker.unread.clear()
     Worker.doubts.clear()
 
-    def add(length, text, valid, chat):
-        nonlocal offset
-        found.append((0, offset, length, shards.content_hash(text), valid, chat, 0))
-        offset += length
-
     def parts():
-        tails = settings["split"] == "tails" and not unit.valid
-        for text in sources.documents(unit, Worker.take, vocabulary.name == "byte",
-                                      skipped.append if settings["skip_bad"] else None):
-            if isinstance(text, tuple):
-                for ids, counts in text[1]:
-                    add(len(ids), text[0], unit.valid, True)
-                    counted.append(numpy.array(counts, bool).tobytes())
-                    yield numpy.array(ids, dtype).tobytes()
-                continue
-            for part, valid in (split_tail(text, settings["valid_fraction"]) if tails
-                                else [(text, unit.valid)]):
-                tokens = before + b"".join(numpy.array(held, dtype).tobytes()
-                                           for held in tokens_of(vocabulary, part)) + after
-                if part and tokens:
-                    add(len(tokens) // dtype.itemsize, part, valid, False)
-                    yield tokens
+        offset, skip = 0, skipped.append if Worker.settings["skip_bad"] else None
+        for text, valid, ids, counts in samples_of(unit, skip):
+            chat = counts is not None
+            found.append((0, offset, len(ids), shards.content_hash(text), valid, chat, 0))
+            offset += len(ids)
+            if chat:
+                counted.append(counts.tobytes())
+            yield ids.tobytes()
 
     base, content = os.path.join(Worker.work, name), io.BytesIO()
     write_durably(base + ".tokens", parts())
@@ -266,6 +270,7 @@ def pack(documents, window):
 
 def cut_shards(documents, most, window):
     """Yields the documents of each shard, about `most` tokens. A shard ends where a window ends."""
+    documents = pack(documents, window) if window > 1 else documents
     ends, begin, base = numpy.cumsum(documents["length"] + documents["padding"]), 0, 0
     cuts = numpy.flatnonzero(ends % window == 0) + 1  # a shard may end before these documents
     while begin < len(documents):
@@ -342,15 +347,34 @@ def run_all(pool, function, tasks, what):
 OWN_SHARD = re.compile(r"(train|val)_\d{5,}\.bin(\.mask|\.starts)?")
 
 
-def prepare(output, settings, units, words, vocabulary, jobs):
-    """Makes the shards, and returns the manifest."""
-    begin, work = time.time(), os.path.join(output, ".work")
-    resumes = os.path.isdir(work)
+def refuse_others_shards(output, resumes):
     held = [name for name in os.listdir(output) if name.endswith(".bin") and not (
         resumes and (OWN_SHARD.fullmatch(name) or name == "tokenizer.bin"))]
     if held:
         die(f"--output {output}: holds {held[0]} from elsewhere; give an empty folder, so that "
             "shards of two kinds are not mixed")
+
+
+def warn_of_losses(unread, vocabulary, foreign):
+    """Warns of fields that were not read, and of special tokens that are cut as text. foreign:
+    those that the chat template writes."""
+    if unread:
+        found = ", ".join(f"'{name}' in {many(count, 'row')}" for name, count in unread.items())
+        warn(f"not read: {found}; write it into what is read, or name the one field that is "
+             "meant (--text-field)")
+    for what, texts, do in (
+            ("the chat template writes", foreign, "give a template of the model's family"),
+            ("the tokenizer's files list", vocabulary.lacking,
+             "save the tokenizer again by transformers' save_pretrained")):
+        if texts:
+            warn(f"{what} {texts[0]}, which is no token of the tokenizer {vocabulary.name}: it "
+                 f"is cut as text; {do}")
+
+
+def prepare(output, settings, units, words, vocabulary, jobs):
+    """Makes the shards, and returns the manifest."""
+    begin, work = time.time(), os.path.join(output, ".work")
+    refuse_others_shards(output, os.path.isdir(work))
     os.makedirs(work, exist_ok=True)
     names = [unit_name(settings, unit) for unit in units]
     left = [(name, unit) for name, unit in zip(names, units)
@@ -366,25 +390,12 @@ def prepare(output, settings, units, words, vocabulary, jobs):
                 else ""))
         window = window_of(settings, documents, vocabulary)
         splits = split_documents(settings, documents)
-        in_both = numpy.isin(splits["val"]["hash"], splits["train"]["hash"])
         tasks = [(f"{split}_{place:05d}.bin", part, names, window)
                  for split, rows in splits.items()
-                 for place, part in enumerate(cut_shards(
-                     pack(rows, window) if window > 1 else rows, settings["shard_tokens"],
-                     window))]
+                 for place, part in enumerate(cut_shards(rows, settings["shard_tokens"], window))]
         rows = run_all(pool, write_shard, tasks, "shards")
-        if unread:
-            found = ", ".join(f"'{name}' in {many(count, 'row')}" for name, count in unread.items())
-            warn(f"not read: {found}; write it into what is read, or name the one field that is "
-                 "meant (--text-field)")
-        for what, texts, do in (
-                ("the chat template writes", ChatTemplate(vocabulary).foreign() if window > 1 else
-                 [], "give a template of the model's family"),
-                ("the tokenizer's files list", vocabulary.lacking,
-                 "save the tokenizer again by transformers' save_pretrained")):
-            if texts:
-                warn(f"{what} {texts[0]}, which is no token of the tokenizer {vocabulary.name}: it "
-                     f"is cut as text; {do}")
+    warn_of_losses(unread, vocabulary, ChatTemplate(vocabulary).foreign() if window > 1 else [])
+    in_both = numpy.isin(splits["val"]["hash"], splits["train"]["hash"])
     manifest = {
         "format": "llm8.c prepared data", "vocabulary": vocabulary.size,
         "end_of_text": vocabulary.end_of_text, "window": window, "documents": len(documents),
