@@ -121,8 +121,8 @@ static void flips_are_found(Trainer *t, int wanted, int salt) {
     int calls = flip.calls, changed = 0, twice = 0, weights = 0;
     pass(t, 1, &first);
     CHECK(calls > 4 && check_repeats(c) && same_result(t, &right, &first));
-    size_t rows = (size_t)(c->rows - c->params) * sizeof(uint64_t),
-           unlike = (size_t)(1 + c->params);
+    size_t rows = (size_t)c->first[ROWS_KEPT] * sizeof(uint64_t),
+           unlike = (size_t)c->first[ROWS_WEIGHTS];
     uint64_t *hashes = (uint64_t *)malloc_or_die(rows); // as other ranks have them
     memcpy(hashes, c->host, rows);
     for (int i = 0; changed < wanted && i < 40 * wanted; i++) {

@@ -10,9 +10,12 @@ void check_plan(Check *c, const Network *net, Plan *plan) {
     const Run *run = net->run;
     *c = (Check){.net = net};
     if (!options_train(&run->options) || run->options.check_interval == 0) { return; }
-    c->params = run->layout.count;
-    c->linears = run->precision.count;
-    c->rows = 1 + 2 * c->params + c->linears + 1 + c->params;
+    const int params = run->layout.count;
+    const int counts[ROW_KINDS] = {1, params, params, run->precision.count, 1, params};
+    for (int kind = 0; kind < ROW_KINDS; kind++) {
+        c->first[kind] = c->rows;
+        c->rows += counts[kind];
+    }
     plan_section(plan, "checked steps", PHASE_ALWAYS);
     PLAN(plan, "hashes", CHECK_PASSES * c->rows, c->hashes);
     PLAN(plan, "hashes of the state", 1, c->states);
@@ -32,21 +35,22 @@ void check_hash(Check *c, int pass) {
     const Run *run = net->run;
     Params *p = net->params;
     Gpu *gpu = net->gpu;
-    uint64_t *row = c->hashes + pass * c->rows;
-    gpu_clear(gpu, FAMILY_OPTIMIZER, row, (size_t)c->rows * sizeof(*row));
-    gpu_hash(gpu, row++, net->loss_sum, sizeof(double), 0);
-    for (int i = 0; i < c->params; i++, row++) {
+    uint64_t *rows = c->hashes + pass * c->rows, *row;
+    gpu_clear(gpu, FAMILY_OPTIMIZER, rows, (size_t)c->rows * sizeof(*rows));
+    gpu_hash(gpu, rows + c->first[ROWS_LOSS], net->loss_sum, sizeof(double), 0);
+    for (int i = 0; i < run->layout.count; i++) {
         const Param *q = &run->layout.params[i];
         bool codes;
         Gradient g = params_gradient(p, q->id, q->layer);
         const void *weights = params_weights(p, q->id, q->layer, &codes);
         // rounded up, because the hash reads whole words; zeros follow the tensor
         int64_t n = round_up64(param_size(q), 8);
-        gpu_hash(gpu, row, g.data, n * gpu_type_bytes(g.type), 0);
-        gpu_hash(gpu, row + c->params, weights, n * (codes ? 1 : (int64_t)sizeof(Bf16)), 0);
+        gpu_hash(gpu, rows + c->first[ROWS_GRADIENTS] + i, g.data, n * gpu_type_bytes(g.type), 0);
+        gpu_hash(gpu, rows + c->first[ROWS_WEIGHTS] + i, weights,
+                 n * (codes ? 1 : (int64_t)sizeof(Bf16)), 0);
     }
-    row += c->params;
-    for (int i = 0; i < c->linears; i++, row++) {
+    row = rows + c->first[ROWS_CODES];
+    for (int i = 0; i < run->precision.count; i++, row++) {
         const LinearPrecision *lp = &run->precision.linear[i];
         const LinearLayer *l = linear_of(net, lp);
         const Fp8Scale *slots =
@@ -61,11 +65,12 @@ void check_hash(Check *c, int pass) {
             gpu_hash(gpu, row, &slots[o], offsetof(Fp8Scale, amax), 0);
         }
     }
+    row = rows + c->first[ROWS_TABLES];
     int64_t table = (int64_t)run->config.seq_length * run->config.head_size;
     gpu_hash(gpu, row, net->rope, table * (int64_t)sizeof(float), 0);
     gpu_hash(gpu, row, p->weights.square_inverse,
              2 * p->weights.num_squares * (int64_t)sizeof(float), 0);
-    row++;
+    row = rows + c->first[ROWS_KEPT];
     for (const ZeroRange *r = p->optimizer.ranges;
          r < p->optimizer.ranges + p->optimizer.num_ranges; r++) {
         const Param *q = &run->layout.params[r->param];
@@ -76,19 +81,15 @@ void check_hash(Check *c, int pass) {
     }
 }
 
-// The number of the first row that hashes this rank's part of a gradient.
-static int kept_rows(const Check *c) {
-    return c->rows - c->params;
-}
-
 static void fetch(Check *c) {
     size_t bytes = (size_t)(CHECK_PASSES * c->rows) * sizeof(uint64_t);
     gpu_fetch(c->net->gpu, c->host, c->hashes, bytes);
     CUDA_CHECK(cudaStreamSynchronize(c->net->gpu->stream));
     // hashes of parts add up to the hash of the whole, so this leaves the other ranks' parts
     for (int pass = 0; pass < CHECK_PASSES; pass++) {
-        uint64_t *row = c->host + pass * c->rows;
-        for (int i = 0; i < c->params; i++) { row[1 + i] -= row[kept_rows(c) + i]; }
+        uint64_t *whole = c->host + pass * c->rows + c->first[ROWS_GRADIENTS];
+        const uint64_t *kept = c->host + pass * c->rows + c->first[ROWS_KEPT];
+        for (int i = 0; i < c->net->run->layout.count; i++) { whole[i] -= kept[i]; }
     }
 }
 
@@ -106,21 +107,28 @@ bool check_repeats(Check *c) {
 }
 
 static const char *row_name(const Check *c, int row, char out[96]) {
-    static const char *const kinds[] = {"the gradient of", "the weights of"};
+    static const char *const kinds[ROW_KINDS] = {
+        [ROWS_LOSS] = "the loss",
+        [ROWS_GRADIENTS] = "the gradient of",
+        [ROWS_WEIGHTS] = "the weights of",
+        [ROWS_CODES] = "the FP8 codes of",
+        [ROWS_TABLES] = "the rotary table or the scales of blocks",
+        [ROWS_KEPT] = "the gradient of"};
     const Run *run = c->net->run;
-    const int kept = kept_rows(c);
-    const Param *p = &run->layout.params[(row < kept ? row - 1 : row - kept) % c->params];
-    const char *kind = row < kept  ? kinds[(row - 1) / c->params % 2]
-                       : c->summed ? "the sum over the ranks of the gradient of"
-                                   : kinds[0];
-    if (row == 0) { return strcpy(out, "the loss"); }
-    if (row + 1 == kept) { return strcpy(out, "the rotary table or the scales of blocks"); }
-    if (row > 2 * c->params && row < kept) {
-        const LinearPrecision *lp = &run->precision.linear[row - 1 - 2 * c->params];
+    int kind = ROWS_KEPT;
+    while (row < c->first[kind]) { kind--; }
+    row -= c->first[kind];
+    if (kind == ROWS_LOSS || kind == ROWS_TABLES) { return strcpy(out, kinds[kind]); }
+    const Param *p;
+    if (kind == ROWS_CODES) {
+        const LinearPrecision *lp = &run->precision.linear[row];
         p = param_find(&run->layout, lp->weight, lp->layer);
-        kind = "the FP8 codes of";
+    } else {
+        p = &run->layout.params[row];
     }
-    int used = snprintf(out, 96, "%s %s", kind, tensor_row(p->id)->name);
+    bool sum = kind == ROWS_KEPT && c->summed;
+    int used = snprintf(out, 96, "%s%s %s", sum ? "the sum over the ranks of " : "", kinds[kind],
+                        tensor_row(p->id)->name);
     if (p->layer >= 0) { snprintf(out + used, 96 - (size_t)used, " of block %d", p->layer); }
     return out;
 }
@@ -158,9 +166,9 @@ static bool weights_agree(const Check *c, const char *all, size_t bytes, int64_t
     int ranks = c->net->run->group.ranks, differs = 0, odd = 0, fewest = ranks;
     char name[96];
 #define ROWS(rank) ((const Mine *)(all + (size_t)(rank)*bytes))->rows
-    int row = 0, end = kept_rows(c);
+    int row = 0, end = c->first[ROWS_KEPT];
     for (int r = 1; r < ranks && differs == 0; r++) {
-        row = first_difference(ROWS(0), ROWS(r), 1 + c->params, end);
+        row = first_difference(ROWS(0), ROWS(r), c->first[ROWS_WEIGHTS], end);
         differs = row < end ? r : 0;
     }
     if (differs == 0) { return true; }
@@ -187,9 +195,9 @@ bool check_agrees(Check *c, int64_t step) {
     // a wrong gradient also makes the sum wrong on the rank that keeps the sum. So gradients are
     // compared first, and the rank that computed the wrong one is reported
     bool ok = group_agree(&run->group, CHANNEL_MAIN,
-                          passes_agree(c, mine->place, step, 0, kept_rows(c))) &&
+                          passes_agree(c, mine->place, step, 0, c->first[ROWS_KEPT])) &&
               group_agree(&run->group, CHANNEL_MAIN,
-                          passes_agree(c, mine->place, step, kept_rows(c), c->rows));
+                          passes_agree(c, mine->place, step, c->first[ROWS_KEPT], c->rows));
     if (ok && run->group.ranks > 1) {
         memcpy(mine->rows, c->host, rows);
         group_gather(&run->group, CHANNEL_MAIN, mine, bytes, all);

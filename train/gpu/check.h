@@ -25,17 +25,23 @@ typedef struct {
     uint64_t rows[2][CHECK_STATES];
 } StateHashes;
 
+// The kinds of rows, in their order.
+enum {
+    ROWS_LOSS,      // one row
+    ROWS_GRADIENTS, // each parameter's gradient, without the part that this rank keeps
+    ROWS_WEIGHTS,   // each parameter's
+    ROWS_CODES,     // each linear layer's
+    ROWS_TABLES,    // one row: the rotary table and the scales of weights' blocks
+    ROWS_KEPT,      // the part of each parameter's gradient that this rank keeps
+    ROW_KINDS
+};
+
 typedef struct {
     const Network *net;
-    int params, linears;
-    // the number of rows, which are in this order: the loss; each parameter's gradient, without the
-    // part that this rank keeps; each parameter's weights; each linear layer's codes; the rotary
-    // table with the scales of weights' blocks; the part of each parameter's gradient that this
-    // rank keeps
-    int rows;
-    bool summed;             // the last `params` rows are of sums over the ranks
-    uint64_t *hashes, *host; // [CHECK_PASSES, rows], on the device and on the host
-    StateHashes *states;     // on the device
+    int rows, first[ROW_KINDS]; // the number of rows, and the first row of each kind
+    bool summed;                // ROWS_KEPT are of sums over the ranks
+    uint64_t *hashes, *host;    // [CHECK_PASSES, rows], on the device and on the host
+    StateHashes *states;        // on the device
 } Check;
 
 // In a run without checked steps it plans nothing, and c->rows is 0.
