@@ -216,9 +216,8 @@ SHELL_TESTS := $(wildcard test/test_*.sh) $(wildcard test/*_tests.py)
 # the GPU trainer without a GPU, where there is a C++ compiler
 ifneq ($(shell command -v $(CXX)),)
 STANDIN_TRAINERS := $(BUILD)/plain/standin_trainer $(BUILD)/asan/standin_trainer
-STANDIN_TESTS := $(BUILD)/plain/standin_spikes $(BUILD)/asan/standin_spikes $(BUILD)/plain/standin_large \
-                 $(BUILD)/plain/standin_muon $(BUILD)/plain/standin_kernels \
-                 $(BUILD)/plain/standin_flips
+STANDIN_TESTS := $(BUILD)/asan/standin_spikes \
+                 $(addprefix $(BUILD)/plain/standin_,large muon kernels flips)
 EMULATED_TESTS := $(BUILD)/plain/emulated_attention $(BUILD)/plain/emulated_fused
 endif
 # cuDNN's plans without a GPU, where it is installed
