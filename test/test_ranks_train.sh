@@ -37,27 +37,22 @@ started_well() {
     rm -rf started
 }
 
+# The variables of rank % by each starter; nodes: three machines, as far as the program can see.
 test_every_starter_starts() {
-    local r port=$((20000 + RANDOM % 9000)) of=(--train-iters 4 --save started)
-    for r in 2 1 0; do
-        start_rank $r RANK=$r WORLD_SIZE=3 LOCAL_RANK=$r MASTER_ADDR=localhost MASTER_PORT=$port
-    done
-    started_well torchrun
-    for r in 0 1 2; do
-        start_rank $r OMPI_COMM_WORLD_RANK=$r OMPI_COMM_WORLD_SIZE=3 OMPI_COMM_WORLD_LOCAL_RANK=$r \
-            OMPI_COMM_WORLD_LOCAL_SIZE=3 MASTER_PORT=$((port + 1)) \
-            LLM8_SECRET=0123456789abcdef0123456789abcdef
-    done
-    started_well mpirun
-    for r in 0 1 2; do
-        start_rank $r SLURM_PROCID=$r SLURM_STEP_NUM_TASKS=3 SLURM_LOCALID=$r SLURM_NTASKS=3 \
-            SLURM_JOB_ID=77 "SLURM_STEP_NODELIST=$(uname -n)" MASTER_PORT=$((port + 2))
-    done
-    started_well srun
-    for r in 0 1 2; do # three machines, as far as the program can see
-        start_rank $r NNODES=3 NODE_RANK=$r "MASTER_ADDR=[::1]" MASTER_PORT=$((port + 3))
-    done
-    started_well nodes
+    local r name words port=$((20000 + RANDOM % 9000)) of=(--train-iters 4 --save started)
+    while read -r name words; do
+        for r in 2 1 0; do
+            # shellcheck disable=SC2086 # words
+            start_rank $r MASTER_PORT=$port ${words//%/$r}
+        done
+        started_well "$name"
+        port=$((port + 1))
+    done <<ROWS
+torchrun RANK=% WORLD_SIZE=3 LOCAL_RANK=% MASTER_ADDR=localhost
+mpirun OMPI_COMM_WORLD_RANK=% OMPI_COMM_WORLD_SIZE=3 OMPI_COMM_WORLD_LOCAL_RANK=% OMPI_COMM_WORLD_LOCAL_SIZE=3 LLM8_SECRET=0123456789abcdef0123456789abcdef
+srun SLURM_PROCID=% SLURM_STEP_NUM_TASKS=3 SLURM_LOCALID=% SLURM_NTASKS=3 SLURM_JOB_ID=77 SLURM_STEP_NODELIST=$(uname -n)
+nodes NNODES=3 NODE_RANK=% MASTER_ADDR=[::1]
+ROWS
 }
 
 # Prints the loss of every step in a run's folder.
