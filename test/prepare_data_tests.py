@@ -12,6 +12,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
+from unittest import mock
 
 import check
 import pyarrow
@@ -402,6 +403,12 @@ def test_several_at_once_make_one():
     assert sorted(os.listdir("race")) == sorted(os.listdir("straight"))
     for name in os.listdir("straight"):
         assert name == "manifest.json" or read(f"race/{name}") == read(f"straight/{name}"), name
+
+
+def test_a_file_system_without_locks_is_taken():
+    """Such as Lustre, mounted without flock."""
+    with mock.patch("fcntl.flock", side_effect=OSError(errno.ENOSYS, "Function not implemented")):
+        assert "warning: --output no_locks: no lock (Function not" in prepared("no_locks", "many").err
 
 
 def test_a_full_disk_is_named():

@@ -95,17 +95,20 @@ def sha256_of(path):
 
 def lock(folder, option, waits=False):
     """Locks a folder for as long as this program, or one that inherits the file, lives; returns the
-    file. If another program holds the lock, waits or ends this program."""
+    file. If another program holds the lock, waits or ends this program. If the file system has no
+    locks, such as some mounts of Lustre, warns."""
     file = os.open(os.path.join(folder, ".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         if not waits:
             die(f"{option} {folder}: another one is at work there, or a trainer that one has left "
                 "behind")
         print(f"{option} {folder}: another one works there; waiting for its end", file=sys.stderr,
               flush=True)
         fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError as error:
+        warn(f"{option} {folder}: no lock ({error.strerror}): a second one could write here, too")
     return file
 
 
