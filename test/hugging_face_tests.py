@@ -320,6 +320,9 @@ def test_incomplete_models_are_refused():
         model_folder("m")
         write("m/model.safetensors", damaged)
         bad("m", "m/model.safetensors: not a whole safetensors file", "download it again")
+    os.remove("m/model.safetensors")
+    os.symlink("/proc/self/status", "m/model.safetensors") # cannot be mapped
+    bad("m", "m/model.safetensors: No such device")
     split(model_folder("m"), 2)
     second = unpack("m/model-00002-of-00002.safetensors")
     write("m/model-00002-of-00002.safetensors",

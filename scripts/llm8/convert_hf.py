@@ -62,6 +62,8 @@ def tensors_of(path):
             content = numpy.memmap(file, mode="r")[8 + length:]
     except safetensors.SafetensorError:
         die(f"{path}: not a whole safetensors file; download it again")
+    except OSError as error: # such as a file system without mmap
+        die(f"{path}: {error.strerror or error}")
     header.pop("__metadata__", None)
     return {name: Tensor(path, row["dtype"], row["shape"], content[slice(*row["data_offsets"])])
             for name, row in header.items()}

@@ -133,7 +133,8 @@ def start(module):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0
     except OSError as error: # no room, no permission, a file where a folder should be
-        die(f"{error.filename}: {error.strerror}" if error.filename else error.strerror)
+        why = error.strerror or error # libraries raise some with a text alone
+        die(f"{error.filename}: {why}" if error.filename else why)
     except Exception: # a bug of ours; 1 would be a verdict
         traceback.print_exc()
         status = 2
