@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import struct
+from unittest import mock
 
 import numpy
 import tokenizers
@@ -176,6 +177,9 @@ def test_a_start_is_readable_by_whom_the_umask_lets():
         modes = {name: os.stat(f"start_{mode}/{name}").st_mode & 0o777
                  for name in os.listdir(f"start_{mode}")}
         assert "model.safetensors" in modes and set(modes.values()) == {mode}, modes
+    # gcsfuse, Azure's files and others have no modes
+    with mock.patch("os.chmod", side_effect=PermissionError(1, "Operation not permitted")):
+        assert "start_modeless" in imported("llama_hf", "start_modeless").out
 
 
 def test_what_is_said_can_be_pasted():

@@ -6,6 +6,7 @@ tokenizer's files and tokenizer.bin. The trainer itself judges config.json and s
 there must be (--list-tensors).
 """
 
+import contextlib
 import json
 import math
 import os
@@ -142,7 +143,8 @@ def write_weights(path, tensors):
     except (OSError, safetensors.SafetensorError) as error:
         die(f"{path}: could not be written: {error}")
     os.umask(mask := os.umask(0))
-    os.chmod(path, 0o666 & ~mask)  # the package makes the file readable for its owner alone
+    with contextlib.suppress(PermissionError):  # some file systems have no modes
+        os.chmod(path, 0o666 & ~mask)  # the package makes the file readable for its owner alone
 
 
 def import_model(folder, output):
