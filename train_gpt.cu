@@ -495,7 +495,7 @@ static void block_backward(Trainer *t, const Block *b, int B, int T, bool accumu
 
 // ---- forward, loss, backward --------------------------------------------------------------------
 
-// Computes norm_out from the batch's inputs [B,T].
+// Computes the output of the final norm from the batch's inputs [B,T].
 static void model_forward(Trainer *t, int B, int T, Pass pass) {
     const ModelConfig *c = &t->run.config;
     Network *net = &t->net;
@@ -517,8 +517,8 @@ static void model_forward(Trainer *t, int B, int T, Pass pass) {
     norm_forward(t, &net->final_norm, x, B * T);
 }
 
-// Computes the logits of some rows of norm_out, from `row` on, and their max_sums if max_sums.data
-// is not NULL. Returns these rows in the form in which the LM head reads them.
+// Computes the logits of some rows of the final norm's output, from `row` on, and their max_sums if
+// max_sums.data is not NULL. Returns these rows in the form in which the LM head reads them.
 static Operand head_forward(Trainer *t, int row, int rows, Scratch max_sums, Pass pass) {
     const LinearLayer *head = &t->net.head;
     Operand x = linear_input(head, pass);
@@ -557,7 +557,7 @@ static void head_loss(Trainer *t, int M, float gradient_scale, bool accumulate, 
     gpu_sum_losses(&t->gpu, net->loss_sum, net->losses, M, accumulate);
 }
 
-// Goes backward from d_norm, the gradient of norm_out, down to the embeddings.
+// Goes backward from d_norm, the gradient of the final norm's output, down to the embeddings.
 static void model_backward(Trainer *t, int B, int T, int place) {
     const ModelConfig *c = &t->run.config;
     Network *net = &t->net;
@@ -715,8 +715,8 @@ static void report_counts(Trainer *t, int64_t n) {
     free(counts);
 }
 
-// Waits for a save: the checkpoint is written from the state in host memory, which must not change
-// until then.
+// Called before an update, which changes the state in host memory: waits for the save that is still
+// written from there.
 static void wait_for_save(Trainer *t) {
     double begin = wall_seconds();
     if (!params_offloaded(&t->params) || !t->run.saves.saver.pending) { return; }
@@ -844,8 +844,9 @@ static void evaluate(Trainer *t) {
 }
 
 // Returns the logits after tokens[0..n). The sequence is padded to a power of two, so that few
-// attention plans serve all lengths; what follows a position does not change it. FP8 takes 16 rows
-// at a time.
+// attention plans serve all lengths; attention is causal, so the padding changes nothing before it.
+// The head computes the 16 rows that include the last token's, because FP8 products take multiples
+// of 16.
 static float *next_logits(void *trainer, const int *tokens, int n) {
     Trainer *t = (Trainer *)trainer;
     const ModelConfig *c = &t->run.config;

@@ -57,74 +57,92 @@ static const char *const skip_texts[][2] = {
     {"requested", "SKIPPED: requested"},
 };
 
-void run_report(Run *run, StepResult s) {
+// Takes a step over into the progress of the run.
+static void count_step(Run *run, const StepResult *s) {
     Progress *p = &run->progress;
     const Options *o = &run->options;
-    if (saver_ended(&run->saves.saver)) { run_wait_for_save(run); }
-    int64_t tokens = (int64_t)o->global_batch_size * o->seq_length;
-    int64_t targets = run_step_targets(run, 0);
     p->step++;
     p->samples += o->global_batch_size;
-    p->tokens += tokens;
-    p->loss = s.loss;
+    p->tokens += (int64_t)run->precision.step_tokens;
+    p->loss = s->loss;
     p->valid_loss = NAN;
     p->eval_left = eval_is_due(o, p->step) && run_can_eval(run);
-    p->skipped += s.skipped != SKIP_NONE;
+    p->skipped += s->skipped != SKIP_NONE;
     // once the run has diverged, skipped_in_row does not change, so that a resumed run ends again:
     // the GPU trainer still has a step in flight, which may be a good one and would reset it
-    bool counts = !run_has_diverged(run) && s.skipped != SKIP_ASKED;
-    if (counts) { p->skipped_in_row = s.skipped ? p->skipped_in_row + 1 : 0; }
-    if (!s.skipped && is_usual(s.loss, p->best_level)) {
-        p->level = isnan(p->level) ? s.loss : p->level + 0.1 * (s.loss - p->level);
+    bool counts = !run_has_diverged(run) && s->skipped != SKIP_ASKED;
+    if (counts) { p->skipped_in_row = s->skipped ? p->skipped_in_row + 1 : 0; }
+    if (!s->skipped && is_usual(s->loss, p->best_level)) {
+        p->level = isnan(p->level) ? s->loss : p->level + 0.1 * (s->loss - p->level);
         p->best_level = fmin(p->best_level, p->level);
         p->proven = run->saves.step;
     }
-    run->stopping = run->stopping || s.stop;
-    if (s.skipped && run->group.ranks > 1 && !isfinite(s.own_loss)) {
-        char loss[32];
-        warn("step %lld is skipped: the loss of this rank's sequences is %s", (long long)p->step,
-             format_number(loss, s.own_loss));
-    }
+    run->stopping = run->stopping || s->stop;
+}
+
+// start_seconds: of the first step of this process, the seconds since its start; of others 0.
+static void print_step(Run *run, const StepResult *s, double start_seconds) {
+    const Options *o = &run->options;
     Console *c = &run->console;
-    bool first = c->step_seconds == 0; // the first step of this process
-    double start_seconds = first ? process_seconds() : 0, speed = (double)tokens / s.seconds;
-    c->step_seconds += (first ? 1.0 : 0.05) * (s.seconds - c->step_seconds);
+    int64_t step = run->progress.step;
+    bool first = start_seconds > 0;
+    double speed = run->precision.step_tokens / s->seconds;
     double peak = run->peak_flops * run->group.ranks;
+    c->step_seconds += (first ? 1.0 : 0.05) * (s->seconds - c->step_seconds);
     StepLine line = {
-        .step = p->step,
+        .step = step,
         .steps = o->train_iters,
-        .loss = s.loss,
-        .norm = s.norm,
-        .lr = s.lr,
-        .seconds = s.seconds,
+        .loss = s->loss,
+        .norm = s->norm,
+        .lr = s->lr,
+        .seconds = s->seconds,
         .tokens_per_s = speed,
         .use = peak > 0 ? speed * flops_per_token(&run->config) / peak : 0,
         .start_seconds = start_seconds,
-        .skipped = skip_texts[s.skipped][1],
-        .whole = first || s.skipped || p->step % o->log_interval == 0 || p->step == o->train_iters,
+        .skipped = skip_texts[s->skipped][1],
+        .whole = first || s->skipped || step % o->log_interval == 0 || step == o->train_iters,
     };
     console_step(c, &line);
     run_flush(run);
+}
 
+static void record_step(Run *run, const StepResult *s, double start_seconds) {
     MetricsRecord *r = metrics_begin("step");
-    metrics_number(r, "step", (double)p->step);
-    metrics_number(r, "tokens", (double)p->tokens);
-    if (run->train_data.masked) { metrics_number(r, "targets", (double)targets); }
+    metrics_number(r, "step", (double)run->progress.step);
+    metrics_number(r, "tokens", (double)run->progress.tokens);
+    if (run->train_data.masked) {
+        metrics_number(r, "targets", (double)run_step_targets(run, -1)); // of the step just counted
+    }
     run_record_sources(run, r);
-    metrics_number(r, "loss", s.loss);
-    metrics_number(r, "norm", s.norm);
-    metrics_number(r, "lr", s.lr);
-    metrics_number(r, "seconds", s.seconds);
-    metrics_number(r, "tokens_per_s", speed);
-    metrics_number(r, "skipped", s.skipped != SKIP_NONE);
-    if (s.skipped) { metrics_text(r, "reason", skip_texts[s.skipped][0]); }
-    if (first) { metrics_number(r, "start_seconds", start_seconds); }
+    metrics_number(r, "loss", s->loss);
+    metrics_number(r, "norm", s->norm);
+    metrics_number(r, "lr", s->lr);
+    metrics_number(r, "seconds", s->seconds);
+    metrics_number(r, "tokens_per_s", run->precision.step_tokens / s->seconds);
+    metrics_number(r, "skipped", s->skipped != SKIP_NONE);
+    if (s->skipped) { metrics_text(r, "reason", skip_texts[s->skipped][0]); }
+    if (start_seconds > 0) { metrics_number(r, "start_seconds", start_seconds); }
     metrics_end(&run->metrics, r);
+}
+
+void run_report(Run *run, StepResult s) {
+    bool first = run->console.step_seconds == 0; // the first step of this process
+    double start_seconds = first ? process_seconds() : 0;
+    if (saver_ended(&run->saves.saver)) { run_wait_for_save(run); }
+    count_step(run, &s);
+    int64_t step = run->progress.step;
+    if (s.skipped && run->group.ranks > 1 && !isfinite(s.own_loss)) {
+        char loss[32];
+        warn("step %lld is skipped: the loss of this rank's sequences is %s", (long long)step,
+             format_number(loss, s.own_loss));
+    }
+    print_step(run, &s, start_seconds);
+    record_step(run, &s, start_seconds);
     // the first step also loads and plans, so its time does not count
     bool timed = !first && !isnan(s.own_seconds);
     run->own_seconds += timed ? s.own_seconds : 0;
     run->own_steps += timed;
-    bool due = p->step % o->log_interval == 0 && run->own_steps > 0;
+    bool due = step % run->options.log_interval == 0 && run->own_steps > 0;
     if (run->group.ranks > 1 && due) { run_record_ranks(run); }
 }
 

@@ -158,7 +158,7 @@ void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan) {
     plan_head(n, plan, M);
     plan_section(plan, "activations", PHASE_STEP);
     PLAN(plan, "last residual", M * C, n->residual_out);
-    PLAN(plan, "last norm", M * C, n->norm_out);
+    PLAN(plan, "last norm", M * C, n->head.x.bf16);
     PLAN(plan, "last norm's mean", c->arch == ARCH_GPT2 ? M : 0, n->final_norm.forward.mean);
     PLAN(plan, "last norm's rstd", M, n->final_norm.forward.rstd);
     PLAN(plan, "losses", M, n->losses);
@@ -278,7 +278,6 @@ static void start_head(Network *n) {
     const Run *run = n->run;
     LinearLayer *head = &n->head;
     linear_start(head, n->params);
-    head->x.bf16 = n->norm_out;
     if (!has_wide_product(n, head) || !head->dy.fused) { return; }
     if (run->config.loss.softcap > 0.0f) { return; }
     n->max_sums.data = (float *)head->dy.rows.codes;

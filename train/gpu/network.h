@@ -52,9 +52,8 @@ typedef struct {
     Gradient dwte, dwpe;
     Block *blocks, shared; // [L]; the buffers that all blocks share
     NormLayer final_norm;
-    LinearLayer head;
+    LinearLayer head;   // head.x.bf16 [M,C] is the final norm's output
     Bf16 *residual_out; // [M,C] after the last block
-    Bf16 *norm_out;     // [M,C]
     float *losses;      // [M]
     double *loss_sum;   // sum of the losses of the step's micro-batches so far
     float *rope;        // [T,D]
