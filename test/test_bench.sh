@@ -354,10 +354,15 @@ test_pages_are_what_the_records_say() {
     expect_said 2 'report.json: not a report of this scripts/compare' "$results" --records other page
 }
 
+# That of the records on the front page.
+front_commit() {
+    sed -n '/<!-- results -->/,$s/^Medians.*commit \([0-9a-f]*\)\.$/\1/p;T;q' "$root/README.md"
+}
+
 # Other programs stand beside ours, and a note says if they were not timed in the same call.
 test_peers_of_another_call_are_named_so() {
     local commit peer
-    commit=$(sed -n '/<!-- results -->/,$s/^Medians.*commit \([0-9a-f]*\)\.$/\1/p;T;q' "$root/README.md")
+    commit=$(front_commit)
     peer='{"date": "2026-11-22T05:00:00Z", "machine": {"gpu": "NVIDIA H200"}, "commit":
         "'$commit'", "program": "peer", "precision": "BF16", "model": "gpt2-124m", "seq_length":
         1024, "micro_batch": 64, "tokens_per_s": 500000, "steps": 20}'
@@ -384,8 +389,8 @@ test_each_gpu_has_a_table() {
     cp "$root/README.md" front
     cp "$root/docs/benchmarks.md" one
     expect_status 0 "$results" --records other front one || return
-    sed -n '/"gpus": 1,/{s/"date": "2026/"date": "2099/; s/NVIDIA H200/NVIDIA H100/
-        s/"tokens_per_s": [0-9]*/"tokens_per_s": 111/p}' other/bench.jsonl | tail -n 40 >newer
+    sed -n "/\"$(front_commit)\".*\"gpus\": 1,/"'{s/"date": "2026/"date": "2099/; s/NVIDIA H200/NVIDIA H100/
+        s/"tokens_per_s": [0-9.]*/"tokens_per_s": 111/p}' other/bench.jsonl >newer
     cat newer >>other/bench.jsonl
     cp one both
     expect_status 0 "$results" --records other both || return

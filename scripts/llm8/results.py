@@ -21,6 +21,7 @@ docs/benchmarks.md has the same for other kinds of GPU, and the newest record of
 --check changes nothing, and fails if a page differs from the records."""
 
 import collections
+import functools
 import json
 import math
 import os
@@ -79,8 +80,7 @@ def name_of(r):
 def kind_of(r):
     """Returns what two records of the same kind of run have in common, besides the commit."""
     state = ("seq_length", "global_batch", "adam_dtype", "offload") if "offload" in r else ()
-    return (r["machine"]["gpu"], r.get("program"), r["model"], r["gpus"], r["name"],
-            *(r[key] for key in state))
+    return r["gpu"], r.get("program"), r["model"], r["gpus"], r["name"], *map(r.get, state)
 
 
 class Records:
@@ -93,7 +93,7 @@ class Records:
             if os.path.exists(path := os.path.join(folder, name)) or path == self.path else []
             for name, fields in FIELDS.items())
         for r in self.bench + self.peers + self.offload:
-            r.update({"arguments": "", "gpus": 1, **r})
+            r.update({"arguments": "", "gpus": 1, **r, "gpu": r["machine"]["gpu"]})
             r["name"] = name_of(r)
         if not self.bench:
             die(f"{self.path}: no records; make bench")
@@ -112,16 +112,17 @@ class Records:
     def beside_bf16(self, r):
         return self.gain(r, program=None, name="BF16")
 
+    @functools.cached_property
     def fronts(self):
         """Returns, for each kind of GPU, the front page's records, sorted by model; other programs'
         records come first, with FLOP/s computed from our FLOPs and peak."""
         found = []
         for gpu in estimate.gpus_of_records(self.bench):
-            commit = estimate.front_commit([r for r in self.bench if r["machine"]["gpu"] == gpu
-                                            and not r["arguments"]])
-            ours = {(r["model"], r["name"]): r for r in self.bench if r["gpus"] == 1
-                    and (r["machine"]["gpu"], r["commit"]) == (gpu, commit)}
-            newest = {kind_of(r): r for r in self.peers if r["machine"]["gpu"] == gpu}
+            here = [r for r in self.bench if r["gpu"] == gpu]
+            commit = estimate.front_commit([r for r in here if not r["arguments"]])
+            ours = {(r["model"], r["name"]): r for r in here
+                    if (r["gpus"], r["commit"]) == (1, commit)}
+            newest = {kind_of(r): r for r in self.peers if r["gpu"] == gpu}
             rows = []
             for model in MODELS:
                 held = [ours[model, name] for name in FRONT if (model, name) in ours]
@@ -200,14 +201,14 @@ def steps(records, rows, without=OF_STATE):
         without = (*without, "x 1 GPU")
     head = [title for title in COLUMNS if title not in without]
     ours = [r for r in rows if "program" not in r]
-    machines = listed(f"{r['machine']['gpu']} ({programs_of(r['machine'])})" for r in ours)
+    machines = listed(f"{r['gpu']} ({programs_of(r['machine'])})" for r in ours)
     return table(head, [[COLUMNS[title](r, records) for title in head] for r in rows], (0, 1)) + (
         f"\nMedians of {listed(str(r['steps']) for r in ours)} steps on {machines}; "
         f"{listed(r['date'][:10] for r in ours)}; commit {listed(r['commit'] for r in ours)}.\n")
 
 
 def results(records):
-    rows = records.fronts()[0]
+    rows = records.fronts[0]
     peak = next(r["tflops"] / r["mfu"] for r in rows)
     return steps(records, rows, (*OF_STATE, "of the roofline", "memory")) + (
         f"MFU is by NVIDIA's dense BF16 peak, {peak:.0f} TFLOP/s, in FP8 too.\n")
@@ -215,13 +216,13 @@ def results(records):
 
 def bench(records):
     """Writes a table for each GPU as on the front page; then the newest of all other runs."""
-    newest = {(r["machine"]["gpu"], r["model"], r["gpus"], r["name"]): r for r in records.bench}
-    shown_there = [r for rows in records.fronts() for r in rows]
+    newest = {(r["gpu"], r["model"], r["gpus"], r["name"]): r for r in records.bench}
+    shown_there = [r for rows in records.fronts for r in rows]
     rows = [r for _, r in sorted(newest.items()) if r not in shown_there]
     places = collections.defaultdict(list)
     for r in sorted(rows, key=lambda r: r["date"][:10], reverse=True):
-        places[r["commit"], r["machine"]["gpu"]].append(r)
-    return "\n".join(steps(records, group) for group in [*records.fronts(), *places.values()])
+        places[r["commit"], r["gpu"]].append(r)
+    return "\n".join(steps(records, group) for group in [*records.fronts, *places.values()])
 
 
 def scaling(records):
@@ -239,8 +240,8 @@ def jobs(records):
 
 def offload(records):
     """Writes a table for each kind of GPU."""
-    return "\n".join(steps(records, [r for r in records.offload if r["machine"]["gpu"] == gpu], ())
-                     for gpu in dict.fromkeys(r["machine"]["gpu"] for r in records.offload))
+    return "\n".join(steps(records, [r for r in records.offload if r["gpu"] == gpu], ())
+                     for gpu in dict.fromkeys(r["gpu"] for r in records.offload))
 
 
 def race(records):
@@ -325,13 +326,12 @@ def options(_):
 
 
 def number(records):
-    rows = [r for r in records.fronts()[0] if r["model"] == LEAST[0]]
+    rows = [r for r in records.fronts[0] if r["model"] == LEAST[0]]
     rates = {name_of(r): r["tokens_per_s"] for r in rows if "program" not in r}
     peer = max((r for r in rows if "program" in r), key=lambda r: r["tokens_per_s"], default=None)
     best = rates[FRONT[-1]]
-    said = (f"**{MODELS[LEAST[0]]} trains at {best:,.0f} tokens/s on one "
-            f"{rows[-1]['machine']['gpu']} in FP8, {best / rates['BF16']:.2f} times as fast as in "
-            "BF16.**")
+    said = (f"**{MODELS[LEAST[0]]} trains at {best:,.0f} tokens/s on one {rows[-1]['gpu']} in FP8, "
+            f"{best / rates['BF16']:.2f} times as fast as in BF16.**")
     if peer:
         where = "timed right beside it" if peer["commit"] == rows[-1]["commit"] else \
             "timed on another such card"
@@ -359,8 +359,8 @@ def job(records):
     r = max((r for r in jobs(records) if r["precision"] == "fp8" and records.beside_bf16(r)),
             key=lambda r: (r["date"][:10], r["tokens_per_s"]), default=None)
     return r and (
-        f"**Llama 3 8B trains at {r['tokens_per_s']:,.0f} tokens/s on {r['gpus']} "
-        f"{r['machine']['gpu']}s in FP8, {records.beside_bf16(r):.2f} times as fast as in BF16**: "
+        f"**Llama 3 8B trains at {r['tokens_per_s']:,.0f} tokens/s on {r['gpus']} {r['gpu']}s in "
+        f"FP8, {records.beside_bf16(r):.2f} times as fast as in BF16**: "
         f"{r['micro_batch']} x {r['seq_length']:,} tokens a GPU, accumulated to "
         f"{r['global_batch'] * r['seq_length']:,} a step, with recomputation and ZeRO-1, in "
         f"{math.ceil(r['peak_memory_gib'])} GiB a GPU.\n") or ""
@@ -376,8 +376,8 @@ def card(records):
         f"{math.ceil(r['peak_memory_gib'])} GiB, with {r['host_memory_gib']:.0f} GiB of "
         f"optimizer state in host memory: {r['tokens_per_s']:,.0f} tokens/s in FP8, "
         f"{records.beside_bf16(r):.2f} times as fast as in BF16, at "
-        f"{r['global_batch'] * r['seq_length']:,} tokens a step (measured on one "
-        f"{r['machine']['gpu']}).\n") or ""
+        f"{r['global_batch'] * r['seq_length']:,} tokens a step (measured on one {r['gpu']}).\n"
+    ) or ""
 
 
 def figure(records):
@@ -419,10 +419,10 @@ def figure(records):
         # each row has a layout of its own, because the names in the upper one are long
         rows_of = figure.subfigures(2 if records.race else 1, squeeze=False)[:, 0]
         for axes, model in zip(rows_of[0].subplots(1, 2), LEAST):
-            rows = [r for r in records.fronts()[0] if r["model"] == model]
+            rows = [r for r in records.fronts[0] if r["model"] == model]
             names = [f"{r.get('program', 'llm8.c')} {r['name']}" for r in rows]
             plots.draw_bars(axes, names, [[r["tokens_per_s"]] for r in rows],
-                            f"{MODELS[model]}, tokens/s", f"one {rows[0]['machine']['gpu']}",
+                            f"{MODELS[model]}, tokens/s", f"one {rows[0]['gpu']}",
                             "{:,.0f}".format, [*map(color, names)])
         if records.race:
             draw_race(*rows_of[1].subplots(1, 2, width_ratios=(3, 2)))
@@ -437,13 +437,12 @@ BLOCKS = {made.__name__: made for made in (job, number, card, results, fp8, benc
                                            race, scaling, options)}
 
 
-def fresh(path, page, folder):
+def fresh(path, page, records):
     """Returns the page with its generated parts as they are now."""
     if path.endswith(".svg"):
-        return figure(Records(folder))
+        return figure(records)
     found = [name for name in BLOCKS if f"<!-- {name} -->" in page] or \
         die(f"{path}: has none of <!-- {' -->, <!-- '.join(BLOCKS)} -->")
-    records = Records(folder)
     for name in found:
         begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
         before, *after = re.split(f"{begin}|{end}", page)
@@ -461,9 +460,10 @@ def main():
     p.add_argument("--records", metavar="FOLDER",
                    default=os.path.join(ROOT, "test", "results"))
     o = p.parse_args()
+    records = Records(o.records)
     for page in map(Path, o.pages):
         old = page.read_text(encoding="utf-8") if page.exists() or page.suffix != ".svg" else ""
-        new = fresh(str(page), old, o.records)
+        new = fresh(str(page), old, records)
         if new != old and o.check:
             die(f"{page}: not what the records in {o.records} say; run scripts/results")
         if new != old:
