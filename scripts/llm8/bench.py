@@ -38,6 +38,7 @@ in BF16 it is not judged.
     first two steps the one further away, of the others the median; null where there are none
 """
 
+import collections
 import datetime
 import itertools
 import json
@@ -127,13 +128,16 @@ def machine_of(trainer):
     }
 
 
-def gpus_here():
-    return len((output_of(["nvidia-smi", "-L"]) or "").splitlines())
-
-
-def gpus_of(model):
-    found = re.search(r"--gpus (\d+)", MODELS[model])
-    return int(found[1]) if found else 1
+def fitting(models):
+    """Returns the models for which there are enough GPUs, and names the others."""
+    here, found = len((output_of(["nvidia-smi", "-L"]) or "").splitlines()), []
+    for model in models:
+        gpus = int((re.search(r"--gpus (\d+)", MODELS[model]) or [0, 1])[1])
+        if gpus <= max(here, 1):
+            found.append(model)
+        else:
+            print(f"{model}: left out: it takes {gpus} GPUs, and nvidia-smi lists {here}")
+    return found
 
 
 def commit_of_tree():
@@ -144,6 +148,10 @@ def commit_of_tree():
 
 
 # ---- a run --------------------------------------------------------------------------------------
+
+
+class Failed(Exception):
+    """Why a run leaves no record."""
 
 
 def shard_for(model, folder):
@@ -161,7 +169,7 @@ def shard_for(model, folder):
 
 
 def measure(command, folder):
-    """Runs the trainer. Returns its Run and None, or None and the reason of its failure."""
+    """Runs the trainer and returns its Run."""
     metrics, log = (os.path.join(folder, name) for name in ("metrics.jsonl", "log"))
     if os.path.exists(metrics):
         os.remove(metrics)
@@ -169,15 +177,15 @@ def measure(command, folder):
         status = subprocess.run([*command, "--metrics", metrics], stdout=file, check=False,
                                 stderr=subprocess.STDOUT).returncode
     if status != 0:
-        return None, f"exit status {status}: {last_error(log)}"
+        raise Failed(f"exit status {status}: {last_error(log)}")
     run = open_run(metrics)
     if run.option("fp8-format") != "none" and not run.start["fp8_flops_share"] > 0:
-        return None, "FP8 was requested, but no layer was in FP8"
+        raise Failed("FP8 was requested, but no layer was in FP8")
     bad = [str(step) for step, record in run.steps.items()
            if record["skipped"] or record["loss"] is None]
     if bad:
-        return None, f"the loss or norm of step {', '.join(bad)} is not finite"
-    return run, None
+        raise Failed(f"the loss or norm of step {', '.join(bad)} is not finite")
+    return run
 
 
 def distance(ratio):
@@ -262,6 +270,16 @@ def record_of(place, model, command, measured, bf16):
     }
 
 
+def timed(place, model, command, folder, bf16):
+    """Returns a run, its record, and in words whether it trained as the run in BF16 did."""
+    run = measure(command, folder)
+    record = record_of(place, model, command, run, bf16)
+    said, far = judged(record)
+    if far:
+        raise Failed(f"it does not train as BF16 does: {said}, last loss {record['loss']:.4f}")
+    return run, record, said
+
+
 # ---- what it prints -----------------------------------------------------------------------------
 
 
@@ -269,8 +287,14 @@ def print_cells(model, precision, cells):
     print(f"{model:20} {precision:19}" + "".join(f"{cell:>10}" for cell in cells), flush=True)
 
 
-def print_families(record):
-    """Prints the profiled step beside its floor."""
+def print_record(precision, record, base, said):
+    """Prints a run, and its profiled step beside its floor. base: the record in BF16, or None."""
+    rate = record["tokens_per_s"]
+    print_cells(record["model"], precision, (
+        f"{rate:,.0f}", f"{rate / base['tokens_per_s']:.2f}" if base else "-",
+        f"{record['tflops']:.0f}", shown(record["mfu"], ".1f", 100, "%"),
+        shown(record["floor_share"], ".1f", 100, "%"), shown(record["peak_memory_gib"], ".1f"),
+        f"{record['start_seconds']:.1f} s", f"{record['loss']:.4f}", "  " + said))
     floors = record["floors_ms"] or {}
     parts = [f"{family} {took:.2f} / {shown(floors.get(family), '.2f')}"
              for family, took in (record["families_ms"] or {}).items()]
@@ -297,44 +321,28 @@ def main():
     print(f"{machine['gpu']}, driver {machine['driver']}, cuBLASLt {machine['cublaslt']}, cuDNN "
           f"{machine['cudnn']}; commit {commit}; the median of {int(steps) - WARM_UP} steps")
     if not os.environ.get("MODELS"):
-        here = gpus_here()
-        for model in [model for model in models if gpus_of(model) > max(here, 1)]:
-            print(f"{model}: left out: it takes {gpus_of(model)} GPUs, and nvidia-smi lists {here}")
-            models.remove(model)
+        models = fitting(models)
     print_cells("model", "precision", ("tokens/s", "x BF16", "TFLOP/s", "MFU", "floor", "GiB",
                                        "start", "loss", "  beside BF16"))
-    count, failed, bf16 = 0, [], {} # bf16: model -> tokens/s and Run
+    count, failed, bf16 = 0, [], collections.defaultdict(lambda: (None, None)) # Run, record
     with tempfile.TemporaryDirectory() as folder:
         for model, precision in itertools.product(models, precisions):
             command = [trainer, *MODELS[model].split(), *PRECISIONS[precision],
                        "--data", shard_for(model, folder), "--train-iters", steps,
                        "--lr", "1e-5", "--lr-warmup-iters", steps,
                        "--log-interval", "5", "--profile", *sys.argv[1:]]
-            measured, why = measure(command, folder)
-            if measured:
-                base_rate, base = bf16.get(model, (None, None))
-                record = record_of({"machine": machine, "commit": commit}, model, command,
-                                   measured, base)
-                said, far = judged(record)
-                if far:
-                    why = f"it does not train as BF16 does: {said}, last loss {record['loss']:.4f}"
-            if why:
+            try:
+                run, record, said = timed({"machine": machine, "commit": commit}, model, command,
+                                          folder, bf16[model][0])
+            except Failed as why:
                 print(f"{model:20} {precision:19} FAILED: {why}", flush=True)
                 failed.append(f"{model} {precision}")
                 continue
-            rate = record["tokens_per_s"]
             if precision == "bf16":
-                base_rate = rate
-                bf16[model] = rate, measured
-            print_cells(model, precision, (
-                f"{rate:,.0f}", f"{rate / base_rate:.2f}" if base_rate else "-",
-                f"{record['tflops']:.0f}", shown(record["mfu"], ".1f", 100, "%"),
-                shown(record["floor_share"], ".1f", 100, "%"),
-                shown(record["peak_memory_gib"], ".1f"), f"{record['start_seconds']:.1f} s",
-                f"{record['loss']:.4f}", "  " + said))
+                bf16[model] = run, record
             with open(results, "a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
-            print_families(record)
+            print_record(precision, record, bf16[model][1], said)
             count += 1
     print(f"\n{many(count, 'record')} appended to {results}"
           + (f"; FAILED: {', '.join(failed)}" if failed else ""))
