@@ -464,7 +464,9 @@ NO_ANSWER, PAIR = "no message of the assistant's that answers one", {"prompt": "
 BAD_ROWS = (  # what the second line is, and what the error says
     ({"messages": "no"}, NO_ROLES), ({"messages": [{"content": "x"}]}, NO_ROLES),
     ({"messages": None}, NO_ROLES), ({"messages": TALKS[0][:1]}, NO_ANSWER),
-    ({"messages": TALKS[0][1:]}, NO_ANSWER),
+    ({"messages": TALKS[0][1:]}, NO_ANSWER), ({"messages": []}, NO_ANSWER + " (roles: none)"),
+    ({"messages": [{"role": role, "content": "x"} for role in ("human", "gpt", "human")]},
+     NO_ANSWER + " (roles: human, gpt)"),
     *((row, NO_TEXT) for content in (None, True, 5, [1], [{"type": "image", "image": "x"}],
                                      {"text": "x"})
       for row in ({"messages": [TALKS[0][0], {"role": "assistant", "content": content}]},

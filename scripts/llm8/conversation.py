@@ -519,8 +519,10 @@ class ChatTemplate:
                 spans = found.pop()[1] + spans
             found.append((text, spans))
         if not found:
+            roles = dict.fromkeys(message["role"] for message in conversation.messages)
             raise ValueError("no message of the assistant's that answers one" + (
-                " counts: each is marked as 0" if answers else ""))
+                " counts: each is marked as 0" if answers else
+                f" (roles: {', '.join(roles) or 'none'})"))
         self.doubts += doubts + self.doubts_of_context(
             conversation, conversation.messages[:places[-1] + 1], found[-1][0])
         return found
