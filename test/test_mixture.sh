@@ -96,7 +96,10 @@ test_other_ranks_go_on() {
         # 20: a kill that comes late still comes before the next save
         words+=(--epochs 2 --save killed --save-interval 20)
         if [[ -n $killed ]]; then
-            stopped KILL "^step +$killed/63 " "${words[@]}" || return
+            start log "${words[@]}"
+            wait_until grep -qE "^step +$killed/63 " log
+            wait_until test -d "killed/step_000000$until" # a thread writes it
+            stop KILL 137 || return
         else
             expect_status 0 "${words[@]}" || return
         fi
