@@ -937,5 +937,21 @@ def test_variants_and_seeds():
             same(call(functools.partial(read, words)).status, 2, words)
 
 
+def test_cores_are_those_of_affinity_and_quotas():
+    """Of 64 that the machine has; one file after another, as test_host.c has them."""
+    with mock.patch("os.sched_getaffinity", return_value=set(range(64))):
+        for path, content, cores in (
+                ("none", "", 64), ("proc/self/cgroup", "0::/a/b\n", 64),
+                ("sys/fs/cgroup/a/b/cpu.max", "max 100000\n", 64),
+                ("sys/fs/cgroup/a/cpu.max", "250000 100000\n", 3),
+                ("sys/fs/cgroup/cpu.max", "50000 100000\n", 1),
+                ("proc/self/cgroup", "5:cpuset:/c\n3:cpuacct,cpu:/c\n", 64),
+                ("sys/fs/cgroup/cpu/c/cpu.cfs_quota_us", "-1\n", 64),
+                ("sys/fs/cgroup/cpu/c/cpu.cfs_period_us", "50000\n", 64),
+                ("sys/fs/cgroup/cpu/c/cpu.cfs_quota_us", "150000\n", 3)):
+            check.write(f"root/{path}", content)
+            same(environment.cores("root"), cores, path)
+
+
 if __name__ == "__main__":
     main(apart=True)

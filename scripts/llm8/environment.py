@@ -112,6 +112,35 @@ def lock(folder, option, waits=False):
     return file
 
 
+def words_in(*paths):
+    """Returns the words in these files, in order; a file that cannot be read has none."""
+    words = []
+    for path in paths:
+        with contextlib.suppress(OSError), open(path, encoding="utf-8") as file:
+            words += file.read().split()
+    return words
+
+
+def cores(root=""):
+    """Returns how many cores this process may use, by its affinity and by the quotas of its control
+    groups and those above them, as the trainers do (base/host.c)."""
+    most = len(os.sched_getaffinity(0))
+    for line in words_in(f"{root}/proc/self/cgroup"):  # ID:controllers:/group; version 2 names none
+        _, controllers, group = (line + "::").split(":")[:3]
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        while True:
+            folder = f"{root}/sys/fs/cgroup{'/cpu' * bool(controllers)}{group}"
+            quota = words_in(f"{folder}/cpu.max") or \
+                words_in(f"{folder}/cpu.cfs_quota_us", f"{folder}/cpu.cfs_period_us")
+            if len(quota) == 2 and quota[0].isdigit():
+                most = min(most, -(-int(quota[0]) // int(quota[1])))
+            if not group:
+                break
+            group = group.rpartition("/")[0]
+    return most
+
+
 def start(module):
     """Runs main() of one of our modules, and exits with the status that it returns."""
     python = os.path.join(VENV, "bin", "python")

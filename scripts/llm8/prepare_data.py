@@ -35,7 +35,7 @@ from tqdm import tqdm
 from . import downloads, shard_header, shards, sources
 from .command_line import Parser, guess, number
 from .conversation import BadTemplate, ChatTemplate, Conversation, warnings_of
-from .environment import die, lock, matching, named_by, sha256_of, warn, write_durably
+from .environment import cores, die, lock, matching, named_by, sha256_of, warn, write_durably
 from .rows import read_row
 from .text import many, printable
 from .vocabulary import add_options, open_vocabulary, words_of
@@ -497,8 +497,8 @@ def parser():
                    help="the text of a row, and nothing else of it [text, or content]")
     p.add_argument("--skip-bad", action="store_true",
                    help="leave out lines and files that cannot be read; the manifest lists them")
-    p.add_argument("--jobs", type=COUNT, default=os.cpu_count(), metavar="N",
-                   help="processes at a time [one a core]")
+    p.add_argument("--jobs", type=COUNT, default=cores(), metavar="N",
+                   help="processes at a time [one a core that this process may use]")
     p.add_argument("--download-files", default=0, metavar="N",
                    type=number(int, 0, sys.maxsize, "a whole number from 0 on"),
                    help="only the first N files of a known set [0: all]")
