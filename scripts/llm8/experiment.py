@@ -132,15 +132,15 @@ def prepare(task):
 def run_all(tasks, folder, checkpoints, held):
     """Runs all tasks. checkpoints: whether the runs write them. held: the folder's lock. Returns 0,
     or 75 if a signal ended a run."""
-    for task in {task.variant: task for task in reversed(tasks)}.values():
+    for task in [task for task in tasks if task.seed == tasks[0].seed]:
         plan, complaint = trainer.plan_of(task.command)
         if plan is None:
             environment.die(f"{task.variant}: {complaint}")
     # all tasks are prepared before the first one starts, so that no refusal comes after hours
     left = [prepare(task) for task in tasks]
     # this command's variants come first; those of earlier commands follow in their order
-    names = [os.path.relpath(task.folder, folder).split(os.sep)[0] for task in tasks]
-    write_list(folder, VARIANTS, list(dict.fromkeys(names + read_list(folder, VARIANTS))))
+    names = [task.variant for task in tasks] + read_list(folder, VARIANTS)
+    write_list(folder, VARIANTS, list(dict.fromkeys(names)))
     with trainer.Signals() as signals:
         for number, (task, to_do) in enumerate(zip(tasks, left), 1):
             label = f"[{number}/{len(tasks)}] {task.name}"

@@ -135,8 +135,6 @@ class Run:
             file = open(self.path, "rb")
         except FileNotFoundError:
             return []
-        except OSError as error:
-            environment.die(f"{self.path}: {error.strerror}")
         with file:
             found = os.fstat(file.fileno())
             restarted = self._offset > 0 and (found.st_ino != self._inode or
@@ -158,10 +156,8 @@ class Run:
         try: # paths in a record may not be UTF-8; other programs write NaN for null
             record = json.loads(line.decode("utf-8", "replace"), parse_constant=lambda _: None)
             fault = fault_of(record)
-        except json.JSONDecodeError as error:
-            fault = f"not JSON from column {error.colno} on"
-        except RecursionError:
-            fault = "no record"
+        except (json.JSONDecodeError, RecursionError) as error: # the latter: nested too deeply
+            fault = f"not JSON from column {getattr(error, 'colno', 1)} on"
         if fault:
             self.bad_lines += 1
             self._first_bad = self._first_bad or f"line {self._lines}: {printable(fault)}"

@@ -111,36 +111,40 @@ def open_parquet(path, wanted):
         raise BadSource(f"{path}: {error}") from None
 
 
+def parts_of(path, wanted, skip_bad):
+    """Returns [(begin, end)] of a file's units: of its bytes; of a .parquet, of its row groups."""
+    end = os.path.getsize(path)
+    cuts = max(1, -(-end // UNIT_BYTES))
+    if path.endswith(".parquet"):
+        try:
+            with reading(path):
+                file, _ = open_parquet(path, wanted)
+                end = file.metadata.num_row_groups
+        except BadSource:
+            if not skip_bad:
+                raise
+            end = 1  # the worker finds the same error, and reports it
+        cuts = min(cuts, end)
+    elif not path.endswith(".jsonl"):  # what is packed, or an array, is read as a whole
+        cuts = 1
+    places = [end * cut // max(cuts, 1) for cut in range(cuts + 1)]
+    return zip(places, places[1:])
+
+
 def units_of(files, valid, wanted, skip_bad):
+    """Cuts files into units of about UNIT_BYTES."""
     units, batch, batch_size = [], [], 0
     for path in files:
-        kind, size = kind_of(path), os.path.getsize(path)
-        if kind == "text":
-            batch.append(path)
-            batch_size += size
-            if batch_size >= UNIT_BYTES:
-                units.append(Unit("text", batch, valid))
-                batch, batch_size = [], 0
+        if kind_of(path) != "text":
+            units += [Unit(kind_of(path), [path], valid, begin, end, wanted)
+                      for begin, end in parts_of(path, wanted, skip_bad)]
             continue
-        cuts, end = 1, size  # 1: a compressed file is one unit
-        if path.endswith(".jsonl"):
-            cuts = max(1, -(-size // UNIT_BYTES))
-        elif kind == "parquet":
-            try:
-                with reading(path):
-                    file, _ = open_parquet(path, wanted)
-                    end = file.metadata.num_row_groups
-            except BadSource:
-                if not skip_bad:
-                    raise
-                end = 1  # the worker finds the same error, and reports it
-            cuts = min(end, max(1, -(-size // UNIT_BYTES)))
-        places = [end * cut // max(cuts, 1) for cut in range(cuts + 1)]
-        units += [Unit(kind, [path], valid, begin, after, wanted)
-                  for begin, after in zip(places, places[1:])]
-    if batch:
-        units.append(Unit("text", batch, valid))
-    return units
+        batch.append(path)
+        batch_size += os.path.getsize(path)
+        if batch_size >= UNIT_BYTES:
+            units.append(Unit("text", batch, valid))
+            batch, batch_size = [], 0
+    return units + [Unit("text", batch, valid)] * bool(batch)
 
 
 # ---- documents -----------------------------------------------------------------------------------
