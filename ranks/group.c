@@ -721,10 +721,9 @@ static bool agree_on(const Group *g, const char *host, const char *identity) {
     return group_agree(g, CHANNEL_MAIN, ok);
 }
 
-bool group_open(Group *g, const Meeting *meeting, int listener, const char *identity,
-                double seconds) {
-    if (g->ranks == 1) { return true; }
-    Watch *w = g->watch = calloc_or_die(1, sizeof(Watch));
+// The watch of a rank that is not connected yet.
+static Watch *make_watch(const Group *g, double seconds) {
+    Watch *w = calloc_or_die(1, sizeof(Watch));
     *w = (Watch){.rank = g->rank,
                  .ranks = g->ranks,
                  .tick = fmin(0.25, seconds / 16),
@@ -732,12 +731,20 @@ bool group_open(Group *g, const Meeting *meeting, int listener, const char *iden
                  .mutex = PTHREAD_MUTEX_INITIALIZER,
                  .changed = PTHREAD_COND_INITIALIZER};
     w->limit = seconds - 3 * w->tick; // so that all ranks have ended within `seconds`
+    w->count = g->rank == 0 ? g->ranks : 1;
     w->peers = calloc_or_die((size_t)g->ranks, sizeof(Peer));
     w->polls = calloc_or_die((size_t)g->ranks + 1, sizeof(struct pollfd));
     for (int r = 0; r < g->ranks; r++) {
         w->peers[r] = (Peer){.rank = r, .beat = {.doing = DOING_PAUSE, .text = "starting"}};
         for (int i = 0; i < CONNECTIONS; i++) { w->peers[r].files[i] = -1; }
     }
+    return w;
+}
+
+bool group_open(Group *g, const Meeting *meeting, int listener, const char *identity,
+                double seconds) {
+    if (g->ranks == 1) { return true; }
+    Watch *w = g->watch = make_watch(g, seconds);
     Part part = {
         w, meeting, {.magic = MAGIC, .rank = g->rank, .ranks = g->ranks}, .limit = seconds};
     snprintf(part.place, sizeof(part.place), "%s port %d", meeting->host, meeting->port);
@@ -745,7 +752,6 @@ bool group_open(Group *g, const Meeting *meeting, int listener, const char *iden
     if (gethostname(part.mine.host, HOST - 1) != 0) { strcpy(part.mine.host, "?"); }
     memcpy(part.mine.token, meeting->token, sizeof(meeting->token));
     memcpy(w->peers[g->rank].host, part.mine.host, HOST);
-    w->count = g->rank == 0 ? g->ranks : 1;
     Doorman door = {.part = part, .listener = -1};
     int port = meeting->port;
     if (meeting->elsewhere && g->rank > 0 && g->local_rank == 0 && is_here(meeting->host)) {

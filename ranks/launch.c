@@ -303,12 +303,34 @@ static void start_ranks(Ranks *r, int *listener) {
     await_ranks(r, ids, &signals);
 }
 
-void launch(Group *group, const Options *o) {
-    Ranks r;
-    char *identity = NULL, value[OPTION_TEXT];
-    int listener = -1;
+// Lists what must be the same on every rank: the program's bytes, and the options. The caller frees
+// the text.
+static char *list_identity(const Options *o) {
+    char *text = NULL, value[OPTION_TEXT];
     size_t bytes, size = 0;
     uint32_t crc = 0;
+    FILE *file = open_memstream(&text, &bytes);
+    if (file == NULL) { die("out of memory"); }
+    int program = file_open("/proc/self/exe", &size);
+    if (program >= 0) {
+        file_checksum(program, "", (int64_t)size, &crc);
+        close(program);
+    }
+    fprintf(file, "program llm8.c %s, %zu bytes, checksum %08x\n", LLM8_VERSION, size, crc);
+    EACH_OPTION (row) {
+        // all ranks later read the tokenizer from rank 0's checkpoint (checkpoint_share)
+        bool shared = o->source[row - option_table] == SOURCE_DERIVED && row->type == OPTION_STRING;
+        if (row->effect != EFFECT_ACTION && !shared) {
+            fprintf(file, "%s %s\n", row->name, option_text(o, row, value));
+        }
+    }
+    fclose(file);
+    return text;
+}
+
+void launch(Group *group, const Options *o) {
+    Ranks r;
+    int listener = -1;
     ignore_write_signals();
     or_die(ranks_read(&r, o));
     bool alone = o->plan || o->list_checkpoints || o->verify || o->sample_only;
@@ -322,23 +344,7 @@ void launch(Group *group, const Options *o) {
     if (group->rank > 0 && freopen("/dev/null", "w", stdout) == NULL) {
         die("/dev/null: %s", strerror(errno));
     }
-    // what must be the same on every rank: the program's bytes and the options
-    FILE *file = open_memstream(&identity, &bytes);
-    if (file == NULL) { die("out of memory"); }
-    int program = file_open("/proc/self/exe", &size);
-    if (program >= 0) {
-        file_checksum(program, "", (int64_t)size, &crc);
-        close(program);
-    }
-    fprintf(file, "program llm8.c %s, %zu bytes, checksum %08x\n", LLM8_VERSION, size, crc);
-    for (const OptionRow *row = option_table; row < option_table + option_table_count; row++) {
-        // all ranks later read the tokenizer from rank 0's checkpoint (checkpoint_share)
-        bool shared = o->source[row - option_table] == SOURCE_DERIVED && row->type == OPTION_STRING;
-        if (row->effect != EFFECT_ACTION && !shared) {
-            fprintf(file, "%s %s\n", row->name, option_text(o, row, value));
-        }
-    }
-    fclose(file);
+    char *identity = list_identity(o);
     or_die(group_open(group, &r.meeting, listener, identity, o->distributed_timeout));
     free(identity);
 }

@@ -172,6 +172,28 @@ static void plan_fp8(Params *p, Plan *plan) {
     PLAN(plan, "weights' scales", 2 * w->num_squares, w->square_inverse);
 }
 
+// What every update of the run has in common.
+static AdamWUpdate update_settings(const Run *run) {
+    static const GpuType moment_types[] = {
+        [STATE_FP32] = TYPE_F32, [STATE_BF16] = TYPE_BF16, [STATE_8BIT] = TYPE_MOMENT8};
+    const Options *o = &run->options;
+    bool codes = o->adam_dtype == STATE_8BIT;
+    // gradients are in FP32 if that is requested or, by default, if several micro-batches add to
+    // them
+    bool wide = o->grad_accum_dtype == GRADIENT_FP32 ||
+                (o->grad_accum_dtype == GRADIENT_AUTO && run_micro_batches(run) > 1);
+    return (AdamWUpdate){
+        .gradient_type = wide ? TYPE_F32 : TYPE_BF16,
+        .moment_type = moment_types[o->adam_dtype],
+        .momentum = (float)o->muon_momentum,
+        .beta1 = (float)o->adam_beta1,
+        .beta2 = (float)o->adam_beta2,
+        .eps = (float)o->adam_eps,
+        .floor = codes ? (float)moment_floor(o->adam_beta1, o->adam_beta2) : 0.0f,
+        .seed = (uint64_t)o->seed,
+    };
+}
+
 void params_plan(Params *p, Run *run, Plan *plan, Plan *host, int64_t offload) {
     const Options *o = &run->options;
     const ParamLayout *layout = &run->layout;
@@ -194,23 +216,7 @@ void params_plan(Params *p, Run *run, Plan *plan, Plan *host, int64_t offload) {
     }
     s->updates = calloc_or_die((size_t)layout->num_buckets, sizeof(AdamWUpdate));
     p->weights.arriving = calloc_or_die((size_t)layout->num_buckets, sizeof(bool));
-    // gradients are in FP32 if that is requested or, by default, if several micro-batches add to
-    // them
-    bool wide = o->grad_accum_dtype == GRADIENT_FP32 ||
-                (o->grad_accum_dtype == GRADIENT_AUTO && run_micro_batches(run) > 1);
-    s->adamw.gradient_type = wide ? TYPE_F32 : TYPE_BF16;
-    static const GpuType moment_types[] = {
-        [STATE_FP32] = TYPE_F32, [STATE_BF16] = TYPE_BF16, [STATE_8BIT] = TYPE_MOMENT8};
-    s->adamw.moment_type = moment_types[o->adam_dtype];
-    s->adamw.momentum = (float)o->muon_momentum;
-    s->adamw.beta1 = (float)o->adam_beta1;
-    s->adamw.beta2 = (float)o->adam_beta2;
-    s->adamw.eps = (float)o->adam_eps;
-    if (s->adamw.moment_type == TYPE_MOMENT8) {
-        s->adamw.floor = (float)moment_floor(o->adam_beta1, o->adam_beta2);
-    }
-    s->adamw.seed = (uint64_t)o->seed;
-
+    s->adamw = update_settings(run);
     plan_section(plan, "weights", PHASE_ALWAYS);
     int64_t gradient_bytes = trains ? p->zero.size * gpu_type_bytes(s->adamw.gradient_type) : 0;
     int64_t largest_codes = 0;
