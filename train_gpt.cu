@@ -120,104 +120,10 @@ static double host_bytes(const Trainer *t) {
     return (double)params_host_bytes(&t->params, &t->host_plan, local);
 }
 
-// What a run plans on a device with this much memory.
-typedef struct {
-    int64_t device; // bytes
-    double host;    // bytes, for all ranks of this machine
-} PlannedMemory;
-
-static PlannedMemory planned_memory(const Options *options, const Group *group,
-                                    NumberSupport support, int64_t memory) {
-    Trainer *t = (Trainer *)calloc_or_die(1, sizeof(Trainer));
-    t->run.options = *options;
-    t->run.group = *group;
-    PlannedMemory m = {INT64_MAX, 0};
-    if (trainer_plan(t, support, memory)) { m = {t->plan.bytes, host_bytes(t)}; }
-    run_free_configuration(&t->run);
-    trainer_free_plan(t);
-    free(t);
-    return m;
-}
-
-// Sets a micro-batch size, and rounds the requested global batch size up to a multiple of size *
-// ranks. The global batch size matters because the gradients' type depends on whether a step has
-// several micro-batches.
-static void set_micro_batch(Options *o, const Run *run, int size) {
-    o->micro_batch_size = size;
-    o->global_batch_size = (int)round_up64(run->options.global_batch_size,
-                                           (int64_t)size * run->group.ranks);
-}
-
-// Returns 0 if not even one sequence fits.
-static int largest_micro_batch(Options o, const Run *run, NumberSupport support, int64_t memory) {
-    int fits = 0;
-    for (int step = 1 << 12; step > 0; step /= 2) {
-        set_micro_batch(&o, run, fits + step);
-        bool countable = (int64_t)o.micro_batch_size * o.seq_length <= INT32_MAX;
-        if (countable && planned_memory(&o, &run->group, support, memory).device <=
-                             memory - FIT_OVERHEAD_BYTES) {
-            fits += step;
-        }
-    }
-    return fits;
-}
-
-// Prints the largest micro-batch for every way to save memory. Each way is a variant of the run's
-// options.
-static void print_fits(const Run *run, NumberSupport support, int64_t memory) {
-    enum { MOMENTS = STATE_8BIT + 1, LEVELS = RECOMPUTE_BLOCK + 1, WAYS = 2 * MOMENTS * LEVELS };
-    const OptionRow *recompute = option_row("recompute"), *moments = option_row("adam-dtype");
-    char size[32], words[2][OPTION_TEXT];
-    printf("What fits %s\n", format_bytes(size, (double)memory));
-    for (int way = 0; way < WAYS; way++) {
-        Options o = run->options;
-        o.recompute = way % LEVELS;
-        o.adam_dtype = way / LEVELS % MOMENTS;
-        o.optimizer_cpu_offload = way >= WAYS / 2;
-        int micro = largest_micro_batch(o, run, support, memory);
-        o.deterministic = false;
-        int any_order = largest_micro_batch(o, run, support, memory);
-        o.deterministic = micro > 0 && run->options.deterministic;
-        set_micro_batch(&o, run, (int)max64(1, micro > 0 ? micro : any_order));
-        double host = planned_memory(&o, &run->group, support, memory).host;
-        printf("  --recompute %-11s --adam-dtype %s %s  ", option_text(&o, recompute, words[0]),
-               option_text(&o, moments, words[1]),
-               o.optimizer_cpu_offload ? "--optimizer-cpu-offload" : "");
-        printf(micro > 0 ? "--micro-batch-size %d" : "no micro-batch", micro);
-        if (any_order > micro) { printf("; %d with --no-deterministic", any_order); }
-        if (any_order > 0 && o.optimizer_cpu_offload) {
-            printf("; %s of host memory", format_bytes(size, host));
-        }
-        printf("\n");
-    }
-}
-
 // Bytes that a plan may take of the device: the free memory, but no more than --device-memory-gib.
 static int64_t device_memory(const Options *options, size_t free_bytes) {
     double most = options->device_memory_gib * 0x1p30;
     return most > 0 && most < (double)free_bytes ? (int64_t)most : (int64_t)free_bytes;
-}
-
-// --plan, which needs no GPU.
-static void print_plan(Trainer *t) {
-    char size[32];
-    size_t free_bytes, memory = (size_t)(t->run.options.device_memory_gib * 0x1p30);
-    if (memory == 0 && cudaMemGetInfo(&free_bytes, &memory) != cudaSuccess) {
-        memory = (size_t)80 << 30; // no GPU here: plans for a GPU of 80 GB
-    }
-    NumberSupport support = support_of(0);
-    or_die(trainer_plan(t, support, (int64_t)memory));
-    options_print(&t->run.options, true, stdout);
-    precision_print(&t->run.precision);
-    plan_print(&t->plan, "Memory plan", stdout);
-    muon_print(&t->params.optimizer.muon, t->params.optimizer.adamw.gradient_type, stdout);
-    if (t->host_plan.bytes > 0) {
-        plan_print(&t->host_plan, "Host memory", stdout);
-        printf("  %-34s %12s\n", "all ranks of a machine", format_bytes(size, host_bytes(t)));
-        printf("  %-34s %12s\n", "available here", format_bytes(size, host_memory(NULL)));
-    }
-    print_fits(&t->run, support, (int64_t)memory);
-    exit_answered();
 }
 
 // Dies if the plan does not fit. Called before anything is allocated or read.
@@ -289,7 +195,6 @@ static void open_device(Trainer *t) {
 static void trainer_open(Trainer *t) {
     const Options *options = &t->run.options;
     char device[320], size[32];
-    if (options->plan) { print_plan(t); }
     open_device(t);
     NumberSupport support = support_find(&t->gpu, options, &t->run.group);
     size_t free_bytes, all_bytes;
@@ -906,6 +811,102 @@ static void trainer_restore(Trainer *t) {
     if (uncalibrated) { calibrate(t); }
 }
 
+// ---- --plan: what fits --------------------------------------------------------------------------
+
+// What a run plans on a device with this much memory.
+typedef struct {
+    int64_t device; // bytes
+    double host;    // bytes, for all ranks of this machine
+} PlannedMemory;
+
+static PlannedMemory planned_memory(const Options *options, const Group *group,
+                                    NumberSupport support, int64_t memory) {
+    Trainer *t = (Trainer *)calloc_or_die(1, sizeof(Trainer));
+    t->run.options = *options;
+    t->run.group = *group;
+    PlannedMemory m = {INT64_MAX, 0};
+    if (trainer_plan(t, support, memory)) { m = {t->plan.bytes, host_bytes(t)}; }
+    run_free_configuration(&t->run);
+    trainer_free_plan(t);
+    free(t);
+    return m;
+}
+
+// Sets a micro-batch size, and rounds the requested global batch size up to a multiple of size *
+// ranks. The global batch size matters because the gradients' type depends on whether a step has
+// several micro-batches.
+static void set_micro_batch(Options *o, const Run *run, int size) {
+    o->micro_batch_size = size;
+    o->global_batch_size = (int)round_up64(run->options.global_batch_size,
+                                           (int64_t)size * run->group.ranks);
+}
+
+// Returns 0 if not even one sequence fits.
+static int largest_micro_batch(Options o, const Run *run, NumberSupport support, int64_t memory) {
+    int fits = 0;
+    for (int step = 1 << 12; step > 0; step /= 2) {
+        set_micro_batch(&o, run, fits + step);
+        bool countable = (int64_t)o.micro_batch_size * o.seq_length <= INT32_MAX;
+        if (countable && planned_memory(&o, &run->group, support, memory).device <=
+                             memory - FIT_OVERHEAD_BYTES) {
+            fits += step;
+        }
+    }
+    return fits;
+}
+
+// Prints the largest micro-batch for every way to save memory. Each way is a variant of the run's
+// options.
+static void print_fits(const Run *run, NumberSupport support, int64_t memory) {
+    enum { MOMENTS = STATE_8BIT + 1, LEVELS = RECOMPUTE_BLOCK + 1, WAYS = 2 * MOMENTS * LEVELS };
+    const OptionRow *recompute = option_row("recompute"), *moments = option_row("adam-dtype");
+    char size[32], words[2][OPTION_TEXT];
+    printf("What fits %s\n", format_bytes(size, (double)memory));
+    for (int way = 0; way < WAYS; way++) {
+        Options o = run->options;
+        o.recompute = way % LEVELS;
+        o.adam_dtype = way / LEVELS % MOMENTS;
+        o.optimizer_cpu_offload = way >= WAYS / 2;
+        int micro = largest_micro_batch(o, run, support, memory);
+        o.deterministic = false;
+        int any_order = largest_micro_batch(o, run, support, memory);
+        o.deterministic = micro > 0 && run->options.deterministic;
+        set_micro_batch(&o, run, (int)max64(1, micro > 0 ? micro : any_order));
+        double host = planned_memory(&o, &run->group, support, memory).host;
+        printf("  --recompute %-11s --adam-dtype %s %s  ", option_text(&o, recompute, words[0]),
+               option_text(&o, moments, words[1]),
+               o.optimizer_cpu_offload ? "--optimizer-cpu-offload" : "");
+        printf(micro > 0 ? "--micro-batch-size %d" : "no micro-batch", micro);
+        if (any_order > micro) { printf("; %d with --no-deterministic", any_order); }
+        if (any_order > 0 && o.optimizer_cpu_offload) {
+            printf("; %s of host memory", format_bytes(size, host));
+        }
+        printf("\n");
+    }
+}
+
+// Answers --plan, which needs no GPU, and exits.
+static void print_plan(Trainer *t) {
+    char size[32];
+    size_t free_bytes, memory = (size_t)(t->run.options.device_memory_gib * 0x1p30);
+    if (memory == 0 && cudaMemGetInfo(&free_bytes, &memory) != cudaSuccess) {
+        memory = (size_t)80 << 30; // no GPU here: plans for a GPU of 80 GB
+    }
+    NumberSupport support = support_of(0);
+    or_die(trainer_plan(t, support, (int64_t)memory));
+    options_print(&t->run.options, true, stdout);
+    precision_print(&t->run.precision);
+    plan_print(&t->plan, "Memory plan", stdout);
+    muon_print(&t->params.optimizer.muon, t->params.optimizer.adamw.gradient_type, stdout);
+    if (t->host_plan.bytes > 0) {
+        plan_print(&t->host_plan, "Host memory", stdout);
+        printf("  %-34s %12s\n", "all ranks of a machine", format_bytes(size, host_bytes(t)));
+        printf("  %-34s %12s\n", "available here", format_bytes(size, host_memory(NULL)));
+    }
+    print_fits(&t->run, support, (int64_t)memory);
+    exit_answered();
+}
+
 // ---- the loop ---------------------------------------------------------------------------------
 
 // Times one more step by kernel family. It is launched kernel by kernel, with a learning rate of 0.
@@ -947,6 +948,7 @@ int main(int argc, char **argv) {
         return status;
     }
     launch(&t.run.group, options);
+    if (options->plan) { print_plan(&t); }
     trainer_open(&t);
     trainer_restore(&t);
     if (!options_train(options)) {

@@ -201,6 +201,11 @@ static bool open_tensors(const Checkpoint *c, const char *name, SafeTensors *st)
     return safetensors_open(st, path_format(path, "%s/%s", c->path, name));
 }
 
+// Opens model.safetensors, unless it is open.
+static bool open_weights(Checkpoint *c) {
+    return c->model.path[0] != '\0' || open_tensors(c, MODEL_FILE, &c->model);
+}
+
 // Adds a rank's ranges, "begin:end,begin:end", to c->ranges. Returns their number of elements; -1:
 // the text is wrong.
 static int64_t add_ranges(Checkpoint *c, int rank, const char *text) {
@@ -344,8 +349,7 @@ static bool open_optimizer(Checkpoint *c, bool verify) {
 
 bool checkpoint_complete(Checkpoint *c, bool verify) {
     return (c->meta != NULL || fail(NO_META, c->path)) && (!verify || checkpoint_verify(c)) &&
-           open_optimizer(c, verify) &&
-           (c->model.path[0] != '\0' || open_tensors(c, MODEL_FILE, &c->model)) &&
+           open_optimizer(c, verify) && open_weights(c) &&
            (find_listed(c, SCALING_FILE) == NULL || open_tensors(c, SCALING_FILE, &c->scaling));
 }
 
@@ -547,8 +551,7 @@ bool checkpoint_share(Checkpoint *c, const Group *group) {
 
 bool checkpoint_weights(Checkpoint *c, const ParamLayout *layout, int64_t begin, int64_t end,
                         float *out) {
-    return (c->model.path[0] != '\0' || open_tensors(c, MODEL_FILE, &c->model)) &&
-           hf_read(&c->model, layout, begin, end, out) &&
+    return open_weights(c) && hf_read(&c->model, layout, begin, end, out) &&
            (begin > 0 || hf_knows_all(&c->model, layout)); // checked once, in the first call
 }
 

@@ -39,6 +39,7 @@ bool mixture_open(Mixture *m, const char *text, int seq_length, int vocab, int e
 void mixture_close(Mixture *m);
 // As dataset_match; also refuses other shares of the sources.
 bool mixture_match(const Mixture *m, const char *identity, const char *whose);
-const char *mixture_shares(const Mixture *m, const Mixture *other); // like dataset_shares
+// The path of the first shard of `other` that is also in m, by its checksum; NULL: there is none.
+const char *mixture_shares(const Mixture *m, const Mixture *other);
 
 END_C

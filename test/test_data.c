@@ -165,7 +165,7 @@ TEST(tokens_outside_the_vocabulary_are_named) {
                   "max.bin: token 0 is 4294967294, outside the vocabulary");
 }
 
-// Reads two epochs as run.c does, on `ranks` ranks. The samples of a step do not depend on the
+// Reads two epochs as run_batch does, on `ranks` ranks. The samples of a step do not depend on the
 // ranks and micro-batches: returns how many tokens were not those of the expected sample, plus how
 // many targets did not come exactly once in an epoch. planted: one rank reads another rank's
 // samples.
