@@ -123,9 +123,9 @@ static void write_sources(void) {
     write_shard("c.bin", 2, FIRST_C, 21);
 }
 
-// Reads 3 epochs as run_batch does, on `ranks` ranks, from any sample on. Counts samples that differ
-// from one rank's, and windows that an epoch of their source has not exactly once. planted: all
-// sources have the shuffle of the first.
+// Reads 3 epochs as run_batch does, on `ranks` ranks, from any sample on. Counts samples that
+// differ from one rank's, and windows that an epoch of their source has not exactly once. planted:
+// all sources have the shuffle of the first.
 static int64_t misread(const Mixture *m, int ranks, int B, int micro_batches) {
     Run run = {.train = {m->data, 42, true, &m->blend}, .group = {.ranks = ranks}};
     Loader plain = run.train;
