@@ -255,47 +255,43 @@ def test_ends_are_named():
     assert state == "running, the save of step 60 failed", state
 
 
-def run_of(losses):
+def run_of(losses, skipped=()):
+    """A run with these losses, some of whose steps were skipped."""
     run = metrics.Run("nowhere")
     run.starts = [{"step": 0, "options": {"vocab-size": "50257"}}]
-    run.steps = {step: {"loss": loss} for step, loss in enumerate(losses, 1)}
+    run.steps = {step: {"loss": loss, "skipped": step in skipped}
+                 for step, loss in enumerate(losses, 1)}
     return run
 
 
-def test_lowest_loss_is_named_by_its_step():
-    """The mean of steps 31 to 40 is the one of step 35, also where steps were skipped."""
-    for skipped in (0, 5):
-        run = run_of([None] * skipped + [5.0] * (30 - skipped) + [2.0] * 10 + [5.0] * 40)
-        found = doctor.losses(run)
-        assert found.level == "WRONG" and "it was 2.0000 at step 35: it rises" in found.text, found
+CALM = [3.0, 3.1] * 40
+JUMPS = CALM[:2] + [30.0] + CALM[3:29] + [9.0] + CALM[30:]
+LATE_SPIKES = [2.0] * 41 + [9.0] * 4 + [2.0] * 10 + [9.0] * 5
+# losses, the steps that were skipped, the level of what the doctor says, and a part of it
+LOSSES = (
+    # the mean of steps 31 to 40 is the one of step 35, also where steps were skipped
+    ([5.0] * 30 + [2.0] * 10 + [5.0] * 40, (), "WRONG", "it was 2.0000 at step 35: it rises"),
+    ([None] * 5 + [5.0] * 25 + [2.0] * 10 + [5.0] * 40, (), "WRONG", "2.0000 at step 35: it rises"),
+    (LATE_SPIKES, (*range(42, 46), *range(56, 61)), "ok", "the lowest so far 2.0000"),
+    (LATE_SPIKES, (), "WRONG", "it rises"),
+    # a note where the loss came back; at first any loss may jump
+    (JUMPS, (), "note", "1 step spiked, up to 9.0000 at step 30, from 3.0000"),
+    (CALM[:30] + [9.0] * 50, (), "WRONG", "it rises"),
+    # guessing pays 10.8
+    ([30.0] * 20, (), "WRONG", "which guessing pays"),
+    ([12.0] * 20, (), "ok", "too few to judge"),
+    ([9.0] * 20, (), "ok", "too few to judge: 20 of 50"),
+)
 
 
-def test_spikes_that_were_skipped_do_not_count():
-    """One just before the end is no rise."""
-    run = run_of([2.0] * 60)
-    for step in (*range(42, 46), *range(56, 61)):
-        run.steps[step].update(loss=9.0, skipped=1)
-    assert doctor.losses(run).level == "ok", doctor.losses(run)
-    for record in run.steps.values():
-        record["skipped"] = 0
-    assert doctor.losses(run).level == "WRONG"
-
-
-def test_spikes_are_named():
-    """A note where the loss came back, wrong where it stays up; at first any loss may jump."""
-    calm = [3.0, 3.1] * 40
-    run = run_of(calm)
-    run.steps[30]["loss"], run.steps[3]["loss"] = 9.0, 30.0
-    found = doctor.losses(run)
-    assert found.level == "note" and "1 step spiked, up to 9.0000 at step 30, from 3.0000" in \
-        found.text and found.remedy.startswith("--init-method-std 0 "), found
+def test_losses_are_judged():
+    for losses, skipped, level, text in LOSSES:
+        found = doctor.losses(run_of(losses, skipped))
+        assert found.level == level and text in found.text, (losses, skipped, found)
+    run = run_of(JUMPS)
+    assert doctor.losses(run).remedy.startswith("--init-method-std 0 "), doctor.losses(run)
     run.start["options"]["load"] = "/start"
     assert doctor.losses(run).remedy.startswith("a lower --lr"), doctor.losses(run)
-    found = doctor.losses(run_of(calm[:30] + [9.0] * 50))
-    assert found.level == "WRONG" and "it rises" in found.text, found
-    for loss, level in ((30.0, "WRONG"), (12.0, "ok")): # guessing pays 10.8
-        assert doctor.losses(run_of([loss] * 20)).level == level, (loss, level)
-    assert "too few to judge: 20 of 50" in doctor.losses(run_of([9.0] * 20)).text
 
 
 def recorded():

@@ -111,7 +111,7 @@ def gpus_of_records(records):
     return [gpu for gpu, _ in counted.most_common()]
 
 
-def read_records(path, device=""):
+def read_records(path, device):
     """Returns the records of plain training on one kind of GPU: the kind whose name contains
     `device`, or the kind with the most records."""
     if not os.path.exists(path):

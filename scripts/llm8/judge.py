@@ -44,7 +44,7 @@ class Variant:
     runs: list
 
     def seeds(self):
-        return [seed_of(run) for run in self.runs]
+        return [run.seed for run in self.runs]
 
 
 @dataclass
@@ -96,10 +96,6 @@ class Comparison:
         return next((result for result in (FAIL, UNSURE) if result in found), PASS)
 
 
-def seed_of(run):
-    return str(run.option("seed", "?"))
-
-
 def more_seeds(comparison):
     """Returns the value of --seeds that would allow a judgement of the losses: at least four seeds,
     or twice as many as now."""
@@ -113,7 +109,7 @@ def more_seeds(comparison):
 def pairs(baseline, variant):
     """Returns the pairs of runs with equal seeds."""
     return [Pair(run, base) for run in variant.runs for base in baseline.runs
-            if seed_of(run) == seed_of(base)]
+            if run.seed == base.seed]
 
 
 def differences(found, name, kind, width):
@@ -138,11 +134,14 @@ def percent(value, baseline):
     return 100 * (value / baseline - 1) if baseline else math.nan
 
 
-def parts_of(run, at=None):
-    """Returns the starts (of the run and its resumes) after which the run's steps were made. at:
-    only the start before this step."""
-    return [run.part_of(at)] if at else \
-        [part for part in run.parts if part["step"] < run.last_step] or run.parts[-1:]
+def parts_of(run):
+    """Returns the starts (of the run and its resumes) after which the run's steps were made."""
+    return [part for part in run.parts if part["step"] < run.last_step] or run.parts[-1:]
+
+
+def parts_at(runs, at):
+    """Returns parts_of() each run; or, if `at` has a step for each, only the start before it."""
+    return [[run.part_of(step)] for run, step in zip(runs, at)] if at else list(map(parts_of, runs))
 
 
 def in_turn(parts, values):
@@ -153,11 +152,10 @@ def in_turn(parts, values):
     return ", then ".join(found)
 
 
-def values_of(runs, name, at=None):
-    """Returns an option's value in each run. at: for each run, the step at which the value counts.
-    Equal data may have other paths, so data are compared by their checksum; if a run lacks it,
-    as older ones do, by the files' names without folders."""
-    rows = [parts_of(run, step) for run, step in zip(runs, at or [None] * len(runs))]
+def values_of(rows, name):
+    """Returns an option's value in each run. rows: its parts. Equal data may have other paths, so
+    data are compared by their checksum; if a run lacks it, as older ones do, by the files' names
+    without folders."""
     values = [[str(part["options"].get(name)) for part in parts] for parts in rows]
     if key := DATA.get(name):
         sums = [[part.get(key) for part in parts] for parts in rows]
@@ -169,7 +167,8 @@ def values_of(runs, name, at=None):
 def differing_options(runs, *effects, at=None):
     """Returns {name: the runs' values} for the options with these effects that differ."""
     known = next((run for run in runs if run.start.get("effects")), runs[0])
-    values = {name: values_of(runs, name, at) for name in changing_options(known.start, *effects)}
+    rows = parts_at(runs, at)
+    values = {name: values_of(rows, name) for name in changing_options(known.start, *effects)}
     return {name: row for name, row in values.items() if len({*row}) > 1}
 
 
@@ -177,8 +176,7 @@ def other_samples(runs, at=None):
     """Returns a text that names the options by which the runs' evaluations see different samples;
     "": there are none. at: for each run, the step after which the evaluation was made."""
     wrong = {*differing_options(runs, "evaluation", at=at)} - {"eval-iters"}
-    parts = [part for run, step in zip(runs, at or [None] * len(runs))
-             for part in parts_of(run, step)]
+    parts = sum(parts_at(runs, at), [])
     options = [part["options"] for part in parts]
     # older records lack the number of sequences; 0: all
     counts = {int(part.get("valid_sequences") or int(one["eval-iters"]) *
@@ -338,11 +336,11 @@ def judge_start(found, _):
 
 
 def judge_end(baseline, variant):
-    bad = [f"{group.name} seed {seed_of(run)}: {run.state}" for group in (baseline, variant)
+    bad = [f"{group.name} seed {run.seed}: {run.state}" for group in (baseline, variant)
            for run in group.runs if not run.finished]
-    bad += [f"seed {seed_of(run)} has no run of {other.name}"
+    bad += [f"seed {run.seed} has no run of {other.name}"
             for group, other in ((baseline, variant), (variant, baseline)) for run in group.runs
-            if seed_of(run) not in other.seeds()]
+            if run.seed not in other.seeds()]
     return Judgement("every run finished", FAIL if bad else PASS, note="; ".join(bad))
 
 

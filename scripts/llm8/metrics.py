@@ -229,6 +229,10 @@ class Run:
     def ranks(self):
         return ranks_of(self.start)
 
+    @property
+    def seed(self):
+        return str(self.option("seed", "?"))
+
     def _is_unlocked(self):
         """Whether nobody holds the lock of the run's folder; None if that is not known. This only
         tests the lock; if it took the lock, a run that starts meanwhile would find its folder in
@@ -278,9 +282,9 @@ class Run:
         gave_up = self.end is not None and self.end.get("status") == SKIPPED_TOO_OFTEN
         return self.finished or gave_up
 
-    def recent(self, name, count=20):
-        """Returns the median over the newest steps; NaN and infinity are left out."""
-        values = [number(self.steps[step], name) for step in sorted(self.steps)[-count:]]
+    def recent(self, name):
+        """Returns the median over the newest 20 steps; NaN and infinity are left out."""
+        values = [number(self.steps[step], name) for step in sorted(self.steps)[-20:]]
         values = list(filter(math.isfinite, values))
         return statistics.median(values) if values else math.nan
 

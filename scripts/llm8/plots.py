@@ -25,7 +25,7 @@ def final_range(axes, curves):
         axes.set_ylim(late.min() - room, late.max() + room)
 
 
-def curve_of(variant, name, kind="steps", width=1):
+def curve_of(variant, name, kind, width):
     """Returns the steps, and the mean, lowest and highest values of the runs."""
     steps, rows = series.side_by_side(variant.runs, name, kind, width)
     return steps, rows.mean(axis=0), rows.min(axis=0), rows.max(axis=0)

@@ -215,7 +215,7 @@ def setting_blocks(comparison, commands):
 
 def figures_of_runs(comparison):
     """Returns the numbers of each run that the reports show."""
-    return [{"variant": variant.name, "seed": judge.seed_of(run),
+    return [{"variant": variant.name, "seed": run.seed,
              "folder": os.path.dirname(run.path), "steps": run.last_step, "state": run.state,
              "loss": series.window_mean(run, run.last_step, judge.window_of(run.last_step)),
              "valid_loss": run.last("valid_loss", "evals"), "skipped": run.skipped,

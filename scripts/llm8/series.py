@@ -39,7 +39,7 @@ def width_of(runs, parts):
     return max(1, round(max(len(run.steps) for run in runs) / parts))
 
 
-def side_by_side(runs, name, kind="steps", width=1):
+def side_by_side(runs, name, kind, width):
     """Returns the steps that all runs have, and the smoothed values there, a row for each run."""
     columns = [arrays(run, name, kind) for run in runs]
     common = columns[0][0]
@@ -88,8 +88,8 @@ def steady_throughput(run):
     return float(numpy.median(steady)) if len(steady) else float("nan")
 
 
-def window_mean(run, last, width, name="loss"):
-    """Returns the mean over the `width` steps up to step `last`, without skipped steps."""
-    steps, values = learned(run, name)
+def window_mean(run, last, width):
+    """Returns the mean loss of the `width` steps up to step `last`, without skipped ones."""
+    steps, values = learned(run, "loss")
     inside = values[(steps > last - width) & (steps <= last)]
     return float(inside.mean()) if len(inside) else float("nan")
