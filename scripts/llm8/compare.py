@@ -121,17 +121,17 @@ def report_on(options, folders):
 
     variants = [judge.Variant(name, [metrics.open_started(path, "--run ") for path in paths])
                 for name, paths in folders.items()]
+    comparison = judge.Comparison(variants, judge.Limits(
+        options.train_limit, options.valid_limit, options.speed_limit, options.time_limit))
     for variant in variants:
         seeds = variant.seeds()
         if len(set(seeds)) < len(seeds):
             environment.die(f"{variant.name}: two of its runs have the same seed "
                             f"({', '.join(seeds)})")
-    if not all(run.steps for variant in variants for run in variant.runs):
+    if not all(run.steps for run in comparison.runs):
         environment.die("nothing to report yet: not every run has a step")
-    metrics.warn_of_bad_lines(run for variant in variants for run in variant.runs)
-    limits = judge.Limits(options.train_limit, options.valid_limit, options.speed_limit,
-                          options.time_limit)
-    comparison = judge.judge(judge.Comparison(variants, limits))
+    metrics.warn_of_bad_lines(comparison.runs)
+    judge.judge(comparison)
     commands = [["scripts/compare", *sys.argv[1:]]]
     commands += [experiment.read_list(os.path.dirname(variant.runs[0].path), experiment.COMMAND)
                  for variant in variants]

@@ -17,21 +17,17 @@ from .metrics import Run, cells
 POLL_SECONDS = 0.2
 
 
-def refuse_missing(program, option):
-    if not shutil.which(program):
-        environment.die(f"{option} {program}: no such program")
-
-
 def trainer_command(text):
     """Returns the words that start the trainer: those of --trainer, which may be a launcher with
     arguments. Without --trainer: the GPU trainer if it is built and there is a GPU, else the CPU
     trainer."""
-    command, gpu = shell_words(text or "", f"--trainer {text}"), \
-        environment.trainer("train_gptcu")
+    command = shell_words(text or "", f"--trainer {text}")
     if not command:
+        gpu = environment.trainer("train_gptcu")
         has_device = os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/dxg")
         command = [gpu if has_device and os.path.exists(gpu) else environment.built("train_gpt")]
-    refuse_missing(command[0], "--trainer")
+    if not shutil.which(command[0]):
+        environment.die(f"--trainer {command[0]}: no such program")
     return command
 
 
