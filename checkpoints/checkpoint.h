@@ -210,8 +210,9 @@ typedef struct Checkpoint {
     bool moments8;      // the moments are in 8 bits
 } Checkpoint;
 
-// Opens the meta.json of --resume's or --load's checkpoint as *start. Sets
-// options->origin and options->resumes, and `was` to the options that the run takes from there. If
+// Opens the meta.json of --resume's or --load's checkpoint as *start. Sets options->origin and
+// options->resumes, and `was` to the options that the run takes from there (option_is_inherited):
+// those that were given to the checkpoint's run have SOURCE_FILE, the others SOURCE_CHECKPOINT. If
 // there is no checkpoint, start->path and options->origin are empty. A folder without meta.json is
 // one of Hugging Face's; a run does not start from one whose weights are in several files.
 bool checkpoint_model(Checkpoint *start, Options *options, Options *was);
@@ -251,10 +252,6 @@ bool checkpoint_go_back(const Options *options, const Checkpoint *c);
 
 // Refuses the checkpoint of another model. Prints other options that differ from the saved ones.
 bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLayout *layout);
-
-// Sets `was` to the options that a run takes from the checkpoint (option_is_inherited). Options
-// that were given to the checkpoint's run have SOURCE_FILE, the others SOURCE_CHECKPOINT.
-bool checkpoint_options(const Checkpoint *c, const Options *continues, Options *was);
 
 // Reads elements begin..end of the parameter space from the files of the ranks that have them.
 // array: STATE_MASTER, STATE_EXP_AVG (for Muon's elements the momentum) or STATE_EXP_AVG_SQ. floats

@@ -448,7 +448,8 @@ int64_t checkpoint_best(const char *save) {
     return readable ? best : STEP_UNREADABLE;
 }
 
-bool checkpoint_options(const Checkpoint *c, const Options *continues, Options *was) {
+// Sets `was` to the options that a run takes from the checkpoint (checkpoint_model).
+static bool take_options(const Checkpoint *c, const Options *continues, Options *was) {
     char path[PATH_LENGTH];
     bool ok = true, given[OPTIONS_MAX] = {false};
     const cJSON *name; // checkpoints of 1.0 do not have the list
@@ -487,7 +488,7 @@ static bool open_model(Checkpoint *c, const char *folder, const Options *o, Opti
     bool ok = (c->meta != NULL || !o->resumes || fail(NO_META, c->path)) &&
               (tokenizer == NULL || verify_file(c, tokenizer));
     if (ok && c->meta != NULL) {
-        ok = checkpoint_options(c, options_continue(o) ? o : NULL, was);
+        ok = take_options(c, options_continue(o) ? o : NULL, was);
     } else if (ok) {
         size_t bytes;
         char *text = file_read(path_format(path, "%s/config.json", c->path), &bytes);

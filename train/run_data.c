@@ -223,7 +223,8 @@ static const char whose[] = "the checkpoint's run";
 
 // Whether an evaluation reads the same data as in the checkpoint's run. Also true if the checkpoint
 // does not say what was read.
-static bool match_valid_data(const Run *run, const Checkpoint *c) {
+static bool match_valid_data(const Run *run) {
+    const Checkpoint *c = &run->start;
     int64_t tokens = run_eval_all_samples(run) * run->options.seq_length;
     if (run->valid_data.count == 0 || c->valid_data[0] == '\0') { return true; }
     if (!mixture_match(&run->valid_data, c->valid_data, whose)) {
@@ -234,10 +235,10 @@ static bool match_valid_data(const Run *run, const Checkpoint *c) {
                 (long long)tokens, (long long)c->valid_tokens);
 }
 
-void run_match_data(Run *run, const Checkpoint *checkpoint) {
-    const char *train = checkpoint->data;
+void run_match_data(Run *run) {
+    const char *train = run->start.data;
     if (!options_train(&run->options)) { return; }
-    if (!match_valid_data(run, checkpoint)) {
+    if (!match_valid_data(run)) {
         printf("  %s; the best loss so far is not of these\n", error_text());
         run->progress.best_valid_loss = NAN;
     }

@@ -23,9 +23,9 @@ static inline bool run_resets(const Run *run) {
 // that step need. So data that cannot be read, or a bad token, are found before a step needs them:
 // the run finishes the steps that are under way, saves, and ends.
 void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets, int *starts);
-// Refuses --data that differ from a checkpoint's, unless --accept-data-change is given. If the
-// validation data differ, the best loss so far is forgotten.
-void run_match_data(Run *run, const Checkpoint *checkpoint);
+// Refuses --data that differ from those of the checkpoint run->start, unless --accept-data-change
+// is given. If the validation data differ, the best loss so far is forgotten.
+void run_match_data(Run *run);
 int run_micro_batches(const Run *run); // micro-batches in a step on each rank
 // The number of targets that count (those that no mask excludes), over all ranks, in the step that
 // is `ahead` steps after the present one. The step's loss and gradient are divided by this number,

@@ -30,9 +30,10 @@ static int64_t count_windows(void *context) {
     return run->train_data.windows;
 }
 
+static Options was; // what the run takes from the checkpoint that it starts from
+
 // If another program has started the ranks, all of them call this function, and only rank 0 warns.
 void run_resolve_options(Run *run) {
-    static Options was;
     Options *o = &run->options;
     Ranks r;
     OptionFacts facts = {.context = run, .data = run_set_by_data};
@@ -75,8 +76,6 @@ void run_free_configuration(Run *run) {
     param_layout_free(&run->layout);
 }
 
-// ---- data and save folder -----------------------------------------------------------------------
-
 void run_announce(Run *run) {
     const Options *o = &run->options;
     const Precision *p = &run->precision;
@@ -109,6 +108,8 @@ void run_announce(Run *run) {
                (long long)run->layout.num_parameters, flops_per_token(&run->config));
     }
 }
+
+// ---- data and save folder -----------------------------------------------------------------------
 
 void run_start(Run *run, const char *device) {
     const Options *o = &run->options;
@@ -149,7 +150,7 @@ void run_start(Run *run, const char *device) {
 // ---- the checkpoint -----------------------------------------------------------------------------
 
 // Reads run->progress from the checkpoint that --resume names. Rank 0 verifies it.
-static void restore(Run *run) {
+static void resume(Run *run) {
     const Options *o = &run->options;
     Checkpoint *checkpoint = &run->start;
     run_beat(run, DOING_PAUSE, "reading the checkpoint");
@@ -171,22 +172,30 @@ static void restore(Run *run) {
         printf("nothing to train: step %lld is done, and --train-iters is %lld\n",
                (long long)run->progress.step, (long long)o->train_iters);
     }
-    run_match_data(run, checkpoint);
-    if (run->group.rank == 0) {
-        Options was;
-        or_die(checkpoint_options(checkpoint, o, &was));
-        warn_of_jump(o, &was, run->progress.step);
-    }
+    run_match_data(run);
+    if (run->group.rank == 0) { warn_of_jump(o, &was, run->progress.step); }
 }
 
-// Verifies the checkpoint that --load names. A folder of Hugging Face's has no checksums.
-static void verify_load(const Run *run) {
+// Starts from the weights of --load, or from random ones. A folder of Hugging Face's has no
+// checksums.
+static void start_anew(Run *run) {
+    const Options *o = &run->options;
     const Checkpoint *c = &run->start;
-    bool ok = run->group.rank > 0 || checkpoint_verify(c) || fail("--load %s", error_text());
-    or_die(group_agree(&run->group, CHANNEL_MAIN, ok));
-    printf("starting from the weights of %s%s\n", c->path,
-           c->options != NULL ? ""
-                              : " (it has no checksums: names, shapes and values are checked)");
+    if (o->resume[0] != '\0') {
+        printf("no checkpoint under %s yet: starting from step 0\n", o->save);
+    }
+    // an evaluation or a sample of --load's weights has their checkpoint's step; a run that trains
+    // them counts from 0
+    if (!options_train(o)) { run->progress.step = c->progress.step; }
+    if (o->load[0] != '\0') {
+        bool ok = run->group.rank > 0 || checkpoint_verify(c) || fail("--load %s", error_text());
+        or_die(group_agree(&run->group, CHANNEL_MAIN, ok));
+        printf("starting from the weights of %s%s\n", c->path,
+               c->options != NULL ? ""
+                                  : " (it has no checksums: names, shapes and values are checked)");
+    } else if (!options_train(o) && run->group.rank == 0) {
+        warn("the weights are random: no checkpoint is loaded (--load, --resume)");
+    }
 }
 
 // config.txt and the record of the start are written when it is certain that the run can start, and
@@ -195,22 +204,14 @@ void run_restore(Run *run) {
     const Options *o = &run->options;
     Progress *p = &run->progress;
     if (o->resumes) {
-        restore(run);
-    } else if (o->resume[0] != '\0') {
-        printf("no checkpoint under %s yet: starting from step 0\n", o->save);
+        resume(run);
+    } else {
+        start_anew(run);
     }
-    // an evaluation or a sample of --load's weights has their checkpoint's step; a run that trains
-    // them counts from 0
-    if (!o->resumes && !options_train(o)) { p->step = run->start.progress.step; }
     // a signal may have cut the checkpoint's evaluation
     p->eval_left = run_can_eval(run) && (p->eval_left > 0 || !options_train(o));
     bool goes_on = !o->resumes || p->eval_left ||
                    (p->step < o->train_iters && !run_has_diverged(run));
-    if (!o->resumes && o->load[0] != '\0') {
-        verify_load(run);
-    } else if (!o->resumes && !options_train(o) && run->group.rank == 0) {
-        warn("the weights are random: no checkpoint is loaded (--load, --resume)");
-    }
     if (run->group.rank == 0 && options_save(o) && goes_on) { save_folder_begin(run); }
     // a record of this start would make the records of later steps void (metrics.c)
     if (options_train(o) && !goes_on) {
