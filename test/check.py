@@ -51,11 +51,11 @@ def done(main, *words):
 def run(*words, env=None, check=True, given=None):
     """A program of the repository, as a user runs it. given: its standard input."""
     command = [os.path.join(ROOT, words[0]), *map(str, words[1:])]
-    links = {"LD_LIBRARY_PATH": os.path.join(ROOT, "build", "standin")} if words[0] == STANDIN \
-        else {}
+    env = os.environ | {"OMP_NUM_THREADS": "1"} | (env or {})
+    if words[0] == STANDIN:
+        env["LD_LIBRARY_PATH"] = os.path.join(ROOT, "build", "standin")
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False,
-                          input=given, env=os.environ | {"OMP_NUM_THREADS": "1"} | links |
-                          (env or {}))
+                          input=given, env=env)
     assert not check or done.returncode == 0, f"{words}: {done.returncode} {done.stderr[-500:]}"
     return Result(done.returncode, done.stdout, done.stderr)
 
@@ -115,8 +115,10 @@ def main(tests=None, apart=False):
     """Runs the program's functions test_..., in the order in which they stand, or these tests.
     apart: each in an empty folder of its own."""
     counts, top = {"passed": 0, "failed": 0, "skipped": 0}, os.getcwd()
-    for test in tests or [held for name, held in vars(sys.modules["__main__"]).items()
-                          if name.startswith("test_")]:
+    tests = tests or [held for name, held in vars(sys.modules["__main__"]).items()
+                      if name.startswith("test_")]
+    assert tests, "no tests"
+    for test in tests:
         if apart:
             os.mkdir(os.path.join(top, test.__name__))
             os.chdir(os.path.join(top, test.__name__))

@@ -188,43 +188,42 @@ def token_bytes(tokenizer):
     return tokens
 
 
-def same_without_merge(text, model):
-    """Whether our encoder treats an entry of the vocabulary that no merge produces as the library
-    does. Our encoder takes a word that is a token as it stands, and merges any two tokens whose
-    joined text is a token."""
-    return model.get("ignore_merges") and not any(
-        text[:at] in model["vocab"] and text[at:] in model["vocab"] for at in range(1, len(text)))
+def merges_are_ours(model, added):
+    """Whether our encoder makes the tokens of a word as the library does. Ours takes a word that is
+    a token as it stands, and merges any two tokens whose joined text is a token."""
+    vocab = model["vocab"]
+    made = [vocab.get("".join(pair.split() if isinstance(pair, str) else pair))
+            for pair in model["merges"]]
+    if None in made or made != sorted(made):
+        return False
+    alone = set(vocab.values()) - set(made) - {row["id"] for row in added}  # no merge makes them
+    return all(len(text) == 1 or model.get("ignore_merges") and not any(
+        text[:at] in vocab and text[at:] in vocab for at in range(1, len(text)))
+        for text, token in vocab.items() if token in alone)
 
 
 def cut_of(tokenizer, tokens):
     """Returns how text is cut (Cut in dataloader/tokenizer.h) if our encoder can do what this
     tokenizer does; otherwise CUT_UNKNOWN. Added tokens that are not special, such as Qwen's
     <tool_call>, are recognised in any text, which our encoder cannot do."""
-    model, pre = tokenizer["model"], steps_of(tokenizer["pre_tokenizer"])
-    added = tokenizer["added_tokens"]
-    plain = (model["type"] == "BPE" and tokenizer["normalizer"] is None and
-             not model.get("dropout") and
-             all(row["special"] and not row["lstrip"] and not row["rstrip"] for row in added))
-    if not plain or any(bytes([byte]) not in tokens for byte in range(256)) or \
-            max(map(len, tokens)) > LONGEST:
+    model, steps = tokenizer["model"], steps_of(tokenizer["pre_tokenizer"])
+    added, last = tokenizer["added_tokens"], steps[-1] if steps else {"type": "none"}
+    if model["type"] != "BPE" or tokenizer["normalizer"] is not None or model.get("dropout"):
         return CUT_UNKNOWN
-    vocab = model["vocab"]
-    made = [vocab.get("".join(pair.split() if isinstance(pair, str) else pair))
-            for pair in model["merges"]]
-    if None in made or made != sorted(made) or not pre or pre[-1]["type"] != "ByteLevel":
+    if not all(row["special"] and not row["lstrip"] and not row["rstrip"] for row in added):
         return CUT_UNKNOWN
-    alone = set(vocab.values()) - set(made) - {row["id"] for row in added}
-    if pre[-1]["add_prefix_space"] or not all(
-            len(text) == 1 or same_without_merge(text, model)
-            for text, token in vocab.items() if token in alone):
+    if not {bytes([byte]) for byte in range(256)} <= set(tokens) or max(map(len, tokens)) > LONGEST:
         return CUT_UNKNOWN
-    if len(pre) == 1:
-        return CUT_GPT2 if pre[0]["use_regex"] else CUT_UNKNOWN if made else CUT_BYTES
-    split = pre[0].get("pattern") == {"Regex": LLAMA3_PATTERN} and len(pre) == 2
+    if last["type"] != "ByteLevel" or last["add_prefix_space"] or not merges_are_ours(model, added):
+        return CUT_UNKNOWN
+    if len(steps) == 1:
+        return CUT_GPT2 if last["use_regex"] else CUT_UNKNOWN if model["merges"] else CUT_BYTES
+    first = steps[0]
+    split = len(steps) == 2 and first.get("pattern") == {"Regex": LLAMA3_PATTERN}
     # the pattern matches all of a text, so nothing is lost if only the matches are kept
-    whole = (pre[0].get("behavior"), bool(pre[0].get("invert"))) in (("Isolated", False),
-                                                                    ("Removed", True))
-    return CUT_LLAMA3 if split and whole and not pre[1]["use_regex"] else CUT_UNKNOWN
+    whole = (first.get("behavior"), bool(first.get("invert"))) in (("Isolated", False),
+                                                                   ("Removed", True))
+    return CUT_LLAMA3 if split and whole and not last["use_regex"] else CUT_UNKNOWN
 
 
 # ---- by name or file -----------------------------------------------------------------------------
