@@ -951,5 +951,12 @@ def test_cores_are_those_of_affinity_and_quotas():
             same(environment.cores("root"), cores, path)
 
 
+def test_noise_of_a_long_run_is_drawn():
+    """More in one line than matplotlib's rasterizer takes at once."""
+    noise = numpy.random.default_rng(1).random(300000)
+    picture = style.draw(lambda figure: figure.subplots().plot(noise), (10, 20), form="png")
+    assert picture.startswith(b"\x89PNG")
+
+
 if __name__ == "__main__":
     main(apart=True)

@@ -24,6 +24,7 @@ SETTINGS = {
     "axes.linewidth": 0.8, "axes.grid": True, "grid.color": GRID, "grid.linewidth": 0.7,
     "axes.axisbelow": True, "axes.xmargin": 0.01, "xtick.color": QUIET, "ytick.color": QUIET,
     "legend.frameon": False, "lines.linewidth": 1.6, "lines.solid_capstyle": "round",
+    "agg.path.chunksize": 10000, # points at once: too many at once are an error
     "svg.hashsalt": "llm8.c", "svg.fonttype": "none", # so that the file's bytes are always the same
 }
 LEGEND_LETTERS = 120 # the most letters in a row of a legend
