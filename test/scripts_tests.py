@@ -130,11 +130,6 @@ def test_lines_that_are_no_records():
         same((run.bad_lines, sorted(run.steps), len(run.starts)), (bad, [1], 1))
 
 
-def test_null_is_not_a_number():
-    append(lines(start()) + '{"kind":"step","step":1,"loss":null,"nonfinite":true}\n')
-    assert math.isnan(metrics.open_run(".").column("loss")[1][0])
-
-
 def test_states():
     same(run_of("a").state, "nothing yet")
     same(run_of("b", start()).state, "running, or died")
@@ -687,18 +682,31 @@ def test_runs_without_a_step():
         says(shown, "0/", "!nan")
 
 
-def board_of(*parts):
-    """TensorBoard's own reading of what a board wrote, given the file in parts."""
+def events_of(*steps):
+    """TensorBoard's own reading of what a board wrote, given metrics.jsonl after each of the steps,
+    which are called."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     run = metrics.Run(".", "r")
     board = boards.TensorBoard("tb", run)
-    for part in parts:
-        append(part)
+    for step in steps:
+        step()
         board.take(run.poll())
     board.close()
     found = EventAccumulator("tb/r", {"scalars": 0})
     found.Reload()
     return found
+
+
+def losses_of(events):
+    return [(event.step, event.value) for event in events.Scalars("train/loss")]
+
+
+def test_tensorboard_begins_again_with_another_file():
+    others = lines(start(), step_record(1, 7.0))
+    found = events_of(
+        lambda: append(lines(start(), step_record(1), step_record(2))),
+        lambda: os.replace(check.write("new", others), "metrics.jsonl"))
+    same(losses_of(found), [(1, 7.0)])
 
 
 def test_tensorboard_forgets_what_is_done_again():
@@ -708,9 +716,8 @@ def test_tensorboard_forgets_what_is_done_again():
     for parts in ((first, again), (first + again,)):
         if os.path.exists("metrics.jsonl"):
             os.unlink("metrics.jsonl")
-        found = board_of(*parts)
-        same([(e.step, e.value) for e in found.Scalars("train/loss")],
-             [(i, 5.0 if i < 4 else 4.0) for i in range(1, 9)])
+        found = events_of(*(functools.partial(append, part) for part in parts))
+        same(losses_of(found), [(i, 5.0 if i < 4 else 4.0) for i in range(1, 9)])
         assert abs(found.Scalars("valid/perplexity")[0].value - math.e) < 1e-6
         same(found.Scalars("train/loss")[1].wall_time, 1e9 + 1.0)
         same(len(glob.glob("tb/r/*")), 1)

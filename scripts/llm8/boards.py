@@ -37,24 +37,30 @@ class TensorBoard:
     """One run's event files. After a resume TensorBoard forgets the steps that are done again."""
 
     def __init__(self, where, run):
+        self.where, self.run = where, run
+        self.begin()
+
+    def begin(self):
         """Replaces what an earlier monitor wrote of this run, because all records are read again.
         If another run with this name has a folder, this run gets a folder with another name."""
-        self.where, self.run, self.last, self.now = where, run, 0, 0.0
-        key = hashlib.sha1(os.path.abspath(run.path).encode()).hexdigest()[:12]
-        folder, suffix = os.path.join(where, run.name), f".{key}{SUFFIX}"
+        self.last, self.now = 0, 0.0
+        key = hashlib.sha1(os.path.abspath(self.run.path).encode()).hexdigest()[:12]
+        folder, suffix = os.path.join(self.where, self.run.name), f".{key}{SUFFIX}"
         if any(not path.endswith(suffix) for path in
                glob.glob(os.path.join(glob.escape(folder), "*" + SUFFIX))):
             folder += "-" + key
         for path in glob.glob(os.path.join(glob.escape(folder), "*" + suffix)):
             os.unlink(path)
         self.writer = EventFileWriter(folder, filename_suffix=suffix)
-        self.close = self.writer.close
+
+    def close(self):
+        self.writer.close()
 
     def take(self, records):
         for record in records:
             if record["kind"] == "restart": # all records come again
                 self.close()
-                self.__init__(self.where, self.run)
+                self.begin()
                 continue
             step = int(record["step"])
             (self.start if record["kind"] == "run" else self.write)(record, step)
