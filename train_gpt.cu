@@ -813,23 +813,20 @@ static void trainer_restore(Trainer *t) {
 
 // ---- --plan: what fits --------------------------------------------------------------------------
 
-// What a run plans on a device with this much memory.
-typedef struct {
-    int64_t device; // bytes
-    double host;    // bytes, for all ranks of this machine
-} PlannedMemory;
-
-static PlannedMemory planned_memory(const Options *options, const Group *group,
-                                    NumberSupport support, int64_t memory) {
+// The bytes that a run plans on a device with this much memory. host: receives the bytes of host
+// memory for all ranks of this machine; NULL: not wanted.
+static int64_t planned_memory(const Options *options, const Group *group, NumberSupport support,
+                              int64_t memory, double *host) {
     Trainer *t = (Trainer *)calloc_or_die(1, sizeof(Trainer));
     t->run.options = *options;
     t->run.group = *group;
-    PlannedMemory m = {INT64_MAX, 0};
-    if (trainer_plan(t, support, memory)) { m = {t->plan.bytes, host_bytes(t)}; }
+    bool possible = trainer_plan(t, support, memory);
+    int64_t device = possible ? t->plan.bytes : INT64_MAX;
+    if (host != NULL) { *host = possible ? host_bytes(t) : 0; }
     run_free_configuration(&t->run);
     trainer_free_plan(t);
     free(t);
-    return m;
+    return device;
 }
 
 // Sets a micro-batch size, and rounds the requested global batch size up to a multiple of size *
@@ -847,8 +844,8 @@ static int largest_micro_batch(Options o, const Run *run, NumberSupport support,
     for (int step = 1 << 12; step > 0; step /= 2) {
         set_micro_batch(&o, run, fits + step);
         bool countable = (int64_t)o.micro_batch_size * o.seq_length <= INT32_MAX;
-        if (countable && planned_memory(&o, &run->group, support, memory).device <=
-                             memory - FIT_OVERHEAD_BYTES) {
+        if (countable &&
+            planned_memory(&o, &run->group, support, memory, NULL) <= memory - FIT_OVERHEAD_BYTES) {
             fits += step;
         }
     }
@@ -872,7 +869,8 @@ static void print_fits(const Run *run, NumberSupport support, int64_t memory) {
         int any_order = largest_micro_batch(o, run, support, memory);
         o.deterministic = micro > 0 && run->options.deterministic;
         set_micro_batch(&o, run, (int)max64(1, micro > 0 ? micro : any_order));
-        double host = planned_memory(&o, &run->group, support, memory).host;
+        double host;
+        planned_memory(&o, &run->group, support, memory, &host);
         printf("  --recompute %-11s --adam-dtype %s %s  ", option_text(&o, recompute, words[0]),
                option_text(&o, moments, words[1]),
                o.optimizer_cpu_offload ? "--optimizer-cpu-offload" : "");

@@ -98,22 +98,20 @@ typedef struct {
 enum { PROGRESS_FIELDS = 12 };
 extern const ProgressField progress_fields[PROGRESS_FIELDS];
 
-// A file that is saved with the model, unchanged.
-typedef struct {
-    const char *name; // in the checkpoint; a literal
-    char *bytes;
-    size_t size;
-} Companion;
-
+// Files that are saved with the model, unchanged, in this order.
 enum {
+    SAVED_GENERATION_CONFIG,
     SAVED_TOKENIZER,
     SAVED_TOKENIZER_JSON,
     SAVED_TOKENIZER_CONFIG,
     SAVED_CHAT_TEMPLATE,
-    SAVED_GENERATION_CONFIG,
-    COMPANIONS_MAX
+    COMPANIONS
 };
-extern const char *const companion_names[COMPANIONS_MAX];
+typedef struct {
+    char *bytes; // NULL: there is no such file
+    size_t size;
+} Companion;
+extern const char *const companion_names[COMPANIONS];
 
 // The arrays of an optimizer file; state_names are their names in the file. The momentum, which is
 // Muon's in BF16, and the two scales exist only if AdamW's moments are in 8 bits.
@@ -155,12 +153,11 @@ typedef struct {
     int64_t valid_tokens;          // of an evaluation
     const char *data, *valid_data; // the shards' identities; NULL: none
     Dtype model_dtype;
-    const void *model; // all weights, for model.safetensors; read on rank 0 only
-    int num_companions;
-    const Companion *companions;
+    const void *model;              // all weights, for model.safetensors; read on rank 0 only
+    const Companion *companions;    // [COMPANIONS]; NULL: none
     int begin_of_text, end_of_text; // -1: not known
-    Companion start_config; // config.json of the model that the run started from; bytes NULL: none
-    int num_ranges;         // parts of the parameter space that this rank holds
+    Companion start_config;         // config.json of the model that the run started from
+    int num_ranges;                 // parts of the parameter space that this rank holds
     const Bucket *ranges;
     SavedArray state[STATE_ARRAYS];
     const Fp8Scale *slots;     // NULL without delayed scaling

@@ -18,8 +18,8 @@
 #include <unistd.h>
 #include <zlib.h>
 
-const char *const companion_names[] = {TOKENIZER_FILE, "tokenizer.json", "tokenizer_config.json",
-                                       "chat_template.jinja", "generation_config.json"};
+const char *const companion_names[] = {"generation_config.json", TOKENIZER_FILE, "tokenizer.json",
+                                       "tokenizer_config.json", "chat_template.jinja"};
 
 // ---- opening ------------------------------------------------------------------------------------
 

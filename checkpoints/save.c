@@ -18,7 +18,7 @@
 
 // ---- files --------------------------------------------------------------------------------------
 
-enum { FILES_OF_RANK_0 = 3 + COMPANIONS_MAX }; // at most, besides its optimizer file
+enum { FILES_OF_RANK_0 = 3 + COMPANIONS }; // at most, besides its optimizer file
 
 const char *const scaling_names[] = {"scale", "target", "count", "amax_history"};
 
@@ -59,8 +59,10 @@ static bool write_shared(const Snapshot *s, const char *folder, FileWriter *file
     bool ok = safetensors_write(w++, path, tensors, n, "{\"format\":\"pt\"}");
     path_format(path, "%s/config.json", folder);
     ok = ok && file_write(w++, path, config, strlen(config));
-    for (const Companion *c = s->companions; ok && c < s->companions + s->num_companions; c++) {
-        ok = file_write(w++, path_format(path, "%s/%s", folder, c->name), c->bytes, c->size);
+    for (int i = 0; ok && s->companions != NULL && i < COMPANIONS; i++) {
+        const Companion *c = &s->companions[i];
+        path_format(path, "%s/%s", folder, companion_names[i]);
+        ok = c->bytes == NULL || file_write(w++, path, c->bytes, c->size);
     }
     if (ok && s->slots != NULL) { ok = write_scaling(s, folder, w++); }
     *count = (int)(w - files);

@@ -16,8 +16,7 @@ static void save_steps(int last) {
     CLOSED(fixture_close) Fixture f;
     folder_remove("s");
     fixture_open(&f, SAVED);
-    f.snapshot.companions = &(Companion){"tokenizer.bin", "some bytes", 10};
-    f.snapshot.num_companions = 1;
+    f.snapshot.companions = (Companion[COMPANIONS]){[SAVED_TOKENIZER] = {"some bytes", 10}};
     for (int step = 1; step <= last; step++) { CHECK(fixture_save(&f, step)); }
 }
 

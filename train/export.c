@@ -58,7 +58,7 @@ static bool write_others(const Run *run, const char *folder, Dtype dtype) {
     char path[PATH_LENGTH];
     size_t bytes;
     bool ok = true;
-    for (int i = 0; ok && i < COMPANIONS_MAX; i++) {
+    for (int i = 0; ok && i < COMPANIONS; i++) {
         path_format(path, "%s/%s", run->start.path, companion_names[i]);
         if (!path_exists(path)) { continue; }
         char *data = file_read(path, &bytes);

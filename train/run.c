@@ -271,7 +271,7 @@ int run_close(Run *run) {
     mixture_close(&run->valid_data);
     choice_sets_close(&run->choices);
     tokenizer_close(&run->tokenizer);
-    for (int i = 0; i < run->saves.num_companions; i++) { free(run->saves.companions[i].bytes); }
+    for (int i = 0; i < COMPANIONS; i++) { free(run->saves.companions[i].bytes); }
     free(run->saves.start_config.bytes);
     free(run->prompt);
     free(run->held);

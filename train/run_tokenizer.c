@@ -173,12 +173,12 @@ bool run_set_by_data(void *context, Options *o) {
 
 // ---- opening, and what is saved with the model --------------------------------------------------
 
-// Reads a file, and drops its byte-order mark, because Hugging Face's transformers refuses one.
-// bytes NULL: there is no such file. name: the name that the file will have in a checkpoint.
-static Companion read_companion(const char *path, const char *name) {
+// Reads a file, if it is there, and drops its byte-order mark, because Hugging Face's transformers
+// refuses one.
+static Companion read_companion(const char *path) {
     static const char mark[] = "\xef\xbb\xbf";
     enum { MARK = sizeof(mark) - 1 };
-    Companion c = {.name = name};
+    Companion c = {0};
     if (!path_exists(path)) { return c; }
     c.bytes = file_read(path, &c.size);
     if (c.bytes == NULL) { die("%s", error_text()); }
@@ -188,41 +188,33 @@ static Companion read_companion(const char *path, const char *name) {
     return c;
 }
 
-// Adds a file, if it is there, to those that go into every checkpoint. place: in companion_names.
-static bool add_companion(Run *run, int place, const char *path) {
-    Companion c = read_companion(path, companion_names[place]);
-    if (c.bytes != NULL) { run->saves.companions[run->saves.num_companions++] = c; }
-    return c.bytes != NULL;
-}
-
 // Reads the files that go into every checkpoint, so that it can be used without other files: the
 // tokenizer, Hugging Face's files for it (PREFIX_tokenizer.json beside PREFIX_tokenizer.bin; for
 // bytes we make them), and the generation_config.json of the checkpoint that the run starts from.
 // Also reads that checkpoint's config.json.
 static void read_companions(Run *run) {
     const Options *o = &run->options;
-    SaveFolder *saves = &run->saves;
+    Companion *saved = run->saves.companions;
     char path[PATH_LENGTH];
     const char *name = path_name(o->tokenizer), *end = strstr(name, TOKENIZER_FILE);
     if (o->origin[0] != '\0') {
         path_format(path, "%s/%s", o->origin, companion_names[SAVED_GENERATION_CONFIG]);
-        add_companion(run, SAVED_GENERATION_CONFIG, path);
-        saves->start_config = read_companion(path_format(path, "%s/config.json", o->origin), NULL);
+        saved[SAVED_GENERATION_CONFIG] = read_companion(path);
+        path_format(path, "%s/config.json", o->origin);
+        run->saves.start_config = read_companion(path);
     }
     if (run->tokenizer.vocab == 0) { return; }
-    add_companion(run, SAVED_TOKENIZER, o->tokenizer);
+    saved[SAVED_TOKENIZER] = read_companion(o->tokenizer);
     bool known = end != NULL;
     for (int i = SAVED_TOKENIZER_JSON; i <= SAVED_CHAT_TEMPLATE && known; i++) {
         path_format(path, "%.*s%s", (int)(end - o->tokenizer), o->tokenizer, companion_names[i]);
-        // without tokenizer.json, the others are not read
-        known = add_companion(run, i, path) || i > SAVED_TOKENIZER_JSON;
+        saved[i] = read_companion(path);
+        known = saved[SAVED_TOKENIZER_JSON].bytes != NULL; // without it, the others are not read
     }
     if (known || run->tokenizer.cut != CUT_BYTES) { return; }
-    char *text[] = {tokenizer_json(&run->tokenizer), tokenizer_config_json()};
-    for (int i = 0; i < 2; i++) {
-        saves->companions[saves->num_companions++] = (Companion){
-            companion_names[SAVED_TOKENIZER_JSON + i], text[i], strlen(text[i])};
-    }
+    char *json = tokenizer_json(&run->tokenizer), *config = tokenizer_config_json();
+    saved[SAVED_TOKENIZER_JSON] = (Companion){json, strlen(json)};
+    saved[SAVED_TOKENIZER_CONFIG] = (Companion){config, strlen(config)};
 }
 
 void run_open_tokenizer(Run *run) {

@@ -81,7 +81,6 @@ static void describe(const Run *run, Snapshot *s) {
     s->valid_tokens = run_eval_all_samples(run) * run->options.seq_length;
     s->valid_data = run->valid_data.identity;
     s->companions = run->saves.companions;
-    s->num_companions = run->saves.num_companions;
     s->start_config = run->saves.start_config;
     s->begin_of_text = run->tokenizer.vocab > 0 ? run->tokenizer.begin_of_text : run->end_of_text;
     s->end_of_text = run->end_of_text;

@@ -24,9 +24,8 @@ typedef struct {
     int64_t step; // the step of the newest checkpoint; -1: none
     FolderId id;  // of the folder that this run has locked
     Saver saver;
-    Companion companions[COMPANIONS_MAX]; // files that are saved with the model
-    int num_companions;
-    Companion start_config; // config.json of --load or --resume; bytes NULL: the run has neither
+    Companion companions[COMPANIONS]; // files that are saved with the model
+    Companion start_config;           // config.json of --load or --resume
 } SaveFolder;
 
 typedef struct {
