@@ -48,13 +48,7 @@ TEST(state_comes_back) {
     }
     CHECK(fixture_save(&f, 123456789012));
     CHECK(checkpoint_open(&c, "s/step_123456789012", true));
-    const Progress *q = &c.progress;
-    CHECK(q->step == p->step && q->samples == p->samples && q->tokens == p->tokens);
-    CHECK(q->skipped == p->skipped && q->skipped_in_row == p->skipped_in_row);
-    CHECK(q->loss == p->loss && isnan(q->valid_loss) && q->best_valid_loss == p->best_valid_loss);
-    CHECK(isnan(q->level) && q->best_level == p->best_level && q->proven == p->proven);
-    CHECK(q->eval_left == p->eval_left);
-    CHECK_BITS(&q->window, &p->window, sizeof(p->window));
+    CHECK_BITS(&c.progress, p, sizeof(*p));
     CHECK_EQUAL(c.layout_size, f.layout.size);
     CHECK_EQUAL(c.ranks, 1);
     CHECK_TEXT(json_text(c.meta, "precision", ""), "FP32");

@@ -168,16 +168,6 @@ test_a_killed_start_is_the_same_run() {
         is "$(readlink $way/latest)" step_00000009
     done
     ! same_checkpoint {resume,load}/latest || fail "--load is --resume"
-    # it is no other run's folder
-    killed other --resume origin/latest
-    refused 'other: a run has saved there up to step 4; resume it' other 5 --seed 7
-    # where it began is gone
-    killed lost --resume origin/latest
-    mv origin elsewhere
-    expect_said 1 "lost/step_00000004/meta.json: No such file or directory" \
-        train_gpt --config lost/config.txt --resume latest --train-iters 5
-    mv elsewhere origin
-    again lost 5
 }
 
 test_a_moved_folder_is_no_new_run() {
