@@ -588,60 +588,6 @@ TEST(attention_survives_large_scores) {
     for (int i = 0; i < T * N; i++) { CHECK(isfinite(dqkv[i])); }
 }
 
-// Runs forward and backward with documents in sequences of 7. Counts the bits that change in rows
-// of another document than rows 3 and 4 of the first sequence, when these change. hides: attention
-// is told of the documents.
-static int64_t seen_from_elsewhere(bool hides) {
-    enum { B = 3, T = 7, H = 4, G = 2, D = 5, N = (H + 2 * G) * D, M = B * T };
-    float qkv[M * N], out[2][M * H * D], lse[M * H], dout[M * H * D], dqkv[2][M * N];
-    const int *starts = hides ? start_list : NULL;
-    int64_t wrong = 0;
-    fill_random(qkv, M * N, 1.0f, 1);
-    fill_random(dout, M * H * D, 1.0f, 2);
-    for (int i = 0; i < 2; i++) {
-        attention_forward(out[i], lse, qkv, starts, B, T, H, G, D);
-        attention_backward(dqkv[i], dout, out[i], lse, qkv, starts, B, T, H, G, D);
-        for (int j = 3 * N; j < 5 * N; j++) { qkv[j] = 3 - 2 * qkv[j]; }
-        for (int j = 3 * H * D; j < 5 * H * D; j++) { dout[j] += 1; }
-    }
-    for (int row = 0; row < M; row++) {
-        bool changed = row == 3 || row == 4;
-        int same = memcmp(out[0] + row * H * D, out[1] + row * H * D, H * D * sizeof(float)) == 0;
-        same += memcmp(dqkv[0] + row * N, dqkv[1] + row * N, N * sizeof(float)) == 0;
-        wrong += changed ? same : 2 - same;
-    }
-    return wrong;
-}
-
-TEST(documents_do_not_see_each_other) {
-    CHECK_EQUAL(seen_from_elsewhere(true), 0);
-    CHECK(seen_from_elsewhere(false) > 0);
-}
-
-TEST(a_document_that_is_the_sequence_changes_no_bit) {
-    enum { B = 2, T = 9, C = 6, H = 3, D = 4, N = 3 * H * D, M = B * T };
-    static const int starts[M]; // zeros
-    float in[M * N], out[2][M * C], x[2][M * H * D], lse[2][M * H], dout[M * H * D];
-    float dx[2][M * N], d[2][T * C] = {{0}}, unused[11 * C];
-    int tokens[M];
-    for (int i = 0; i < M; i++) { tokens[i] = i * 7 % 11; }
-    fill_random(in, M * N, 1.0f, 1);
-    fill_random(dout, M * H * D, 1.0f, 2);
-    for (int i = 0; i < 2; i++) {
-        const int *given = i == 0 ? NULL : starts;
-        embedding_forward(out[i], tokens, given, in, in + 11 * C, B, T, C);
-        memset(unused, 0, sizeof(unused));
-        embedding_backward(unused, d[i], dout, tokens, given, B, T, C);
-        attention_forward(x[i], lse[i], in, given, B, T, H, H, D);
-        attention_backward(dx[i], dout, x[i], lse[i], in, given, B, T, H, H, D);
-    }
-    CHECK_BITS(out[0], out[1], sizeof(out[0]));
-    CHECK_BITS(d[0], d[1], sizeof(d[0]));
-    CHECK_BITS(x[0], x[1], sizeof(x[0]));
-    CHECK_BITS(lse[0], lse[1], sizeof(lse[0]));
-    CHECK_BITS(dx[0], dx[1], sizeof(dx[0]));
-}
-
 // ---- cross-entropy ----------------------------------------------------------------------------
 
 enum { ROWS = 3, V = 13, P = 16 };

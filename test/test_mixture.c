@@ -258,7 +258,7 @@ TEST(bad_mixtures_are_refused) {
 TEST(evaluations_have_a_share_of_each_source) {
     static const struct {
         int iters, samples[3];
-    } rows[] = {{0, {12, 25, 5}}, {1, {4, 2, 2}}, {3, {12, 7, 5}}, {1000, {12, 25, 5}}};
+    } rows[] = {{0, {12, 25, 5}}, {1, {4, 2, 2}}, {1000, {12, 25, 5}}, {3, {12, 7, 5}}};
     Run run = {.group = {.ranks = 1}};
     write_sources();
     or_die(mixture_open(&run.valid_data, three, T, 3000, -1, false));
@@ -275,9 +275,10 @@ TEST(evaluations_have_a_share_of_each_source) {
         CHECK_EQUAL(run_eval_all_samples(&run), all);
     }
     int inputs[4 * T], targets[4 * T];
-    run_eval_batch(&run, 2, 4, inputs, targets, NULL); // the last window of the third, and padding
+    run_eval_batch(&run, 1, 4, inputs, targets, NULL); // three samples of the second, and padding
     for (int i = 0; i < 4 * T; i++) {
-        CHECK_EQUAL(targets[i], i < T ? FIRST_C + 4 * T + i + 1 : -1);
+        CHECK_EQUAL(inputs[i], i < 3 * T ? FIRST_B + 4 * T + i : 0);
+        CHECK_EQUAL(targets[i], i < 3 * T ? FIRST_B + 4 * T + i + 1 : -1);
     }
     mixture_close(&run.valid_data);
 }

@@ -8,8 +8,6 @@ enum { V = 61, T = 16, B = 4, M = B * T, LAYERS = 4 };
 #define GPT2 SMALL_GPT2 "--num-layers 4 "
 #define LLAMA SMALL_LLAMA "--num-layers 4 "
 
-static const char *const formats[] = {"hybrid", "e4m3", "e5m2"};
-
 // ---- the products of one layer ----------------------------------------------------------------
 
 enum { LAYER = 1, N = 160, C = 48 }; // fc1 of LLAMA
@@ -215,14 +213,13 @@ TEST(precisions_are_near_fp32) {
 
 // Before its first step a run has scales that leave about half of the range, and has not moved on.
 TEST(first_steps_are_calibrated) {
+    static const char *const options[] = {"--fp8-lm-head --fp8-format hybrid",
+                                          "--fp8-lm-head --fp8-format e4m3",
+                                          "--fp8-lm-head --fp8-format e5m2"};
     for (int f = 0; f < 3; f++) {
-        char options[256];
         CLOSED(trainer_close) Trainer a, b;
-        snprintf(options, sizeof(options), "--fp8-lm-head --fp8-format %s", formats[f]);
-        first_step(&a, LLAMA, options);
-        snprintf(options, sizeof(options), "--fp8-lm-head --fp8-format %s --fp8-recipe tensorwise",
-                 formats[f]);
-        first_step(&b, LLAMA, options);
+        first_step(&a, LLAMA, options[f]);
+        first_step(&b, LLAMA, text_of("%s --fp8-recipe tensorwise", options[f]));
         CHECK(fabs(a.run.progress.loss / b.run.progress.loss - 1) < 5e-3);
         CHECK_EQUAL(a.run.progress.samples, 0);
         for (int i = 0; i < fp8_slot_count(&a.run.config); i++) {

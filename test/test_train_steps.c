@@ -407,12 +407,11 @@ TEST(spikes_are_told_from_usual_steps) {
         {2, 3.21, 1, false, SKIP_SPIKE},
         {6, 3.61, 1, true, SKIP_ASKED},
     };
-    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+    EACH (row, rows) {
         SpikeWindow w = window_of(3, 1), before = w;
-        CHECK_EQUAL(step_skip(&w, rows[i].sigma, rows[i].asked, rows[i].loss, rows[i].norm),
-                    rows[i].expected);
+        CHECK_EQUAL(step_skip(&w, row->sigma, row->asked, row->loss, row->norm), row->expected);
         bool same = memcmp(&w, &before, sizeof(w)) == 0;
-        CHECK_EQUAL(same, rows[i].expected != SKIP_NONE);
+        CHECK_EQUAL(same, row->expected != SKIP_NONE);
     }
     SpikeWindow w = window_of(3, 1);
     w.count--; // not full yet
