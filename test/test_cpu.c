@@ -496,11 +496,14 @@ TEST(reductions_do_not_depend_on_threads) {
         CHECK(sums[threads] == sums[1]);
         CHECK(tensor_amax(x, N) == amax);
     }
-    x[N - 1] = NAN;
+    x[N - 1] = -NAN;
     CHECK(isnan(sum_of_squares(x, N)) && isnan(tensor_amax(x, N)));
+    x[N - 1] = -INFINITY;
+    CHECK(isinf(sum_of_squares(x, N)) && isinf(tensor_amax(x, N)));
     x[N - 1] = 1e30f; // its square is too large for FP32, but not for double
     CHECK_CLOSE(sum_of_squares(x, N), 1e60, 1e53);
-    CHECK(tensor_amax(x, N) == 1e30f);
+    x[0] = -2e30f;
+    CHECK(tensor_amax(x, N) == 2e30f && tensor_amax(x + 1, N - 1) == 1e30f);
 }
 
 // ---- activations over the whole range ---------------------------------------------------------

@@ -346,22 +346,6 @@ TEST(updates_reach_the_products) {
     }
 }
 
-// Only the weight gradients differ. The gradients of activations, and so the norms' weight
-// gradients, have the same bits.
-TEST(wgrad_changes_weight_gradients_only) {
-    CLOSED(trainer_close) Trainer a, b;
-    first_step(&a, LLAMA, "--fp8-format hybrid");
-    first_step(&b, LLAMA, "--fp8-format hybrid --no-fp8-wgrad");
-    CHECK(a.run.progress.loss == b.run.progress.loss);
-    for (int i = 0; i < a.run.layout.count; i++) {
-        const Param *p = &a.run.layout.params[i];
-        size_t bytes = (size_t)param_size(p) * sizeof(float);
-        bool same = memcmp(a.gradients + p->offset, b.gradients + p->offset, bytes) == 0;
-        bool linear = tensor_row(p->id)->place == PLACE_BLOCK && p->cols > 1;
-        CHECK(same != linear);
-    }
-}
-
 // The loss of the present batch in a pass without backward.
 static double loss_in(Trainer *t, Pass pass) {
     model_forward(t, B, T, pass);
