@@ -149,10 +149,6 @@ TEST(faults_in_the_space_are_seen) {
     "--make-vocab-size-divisible-by 8 --seq-length 30 --untie-embeddings-and-output-weights " \
     "--init-method-std 0.02 "
 
-static double expected_std(const ParamLayout *layout, const TensorRow *row) {
-    return row->init == INIT_RESIDUAL ? 0.02 / sqrt(2.0 * layout->config.num_layers) : 0.02;
-}
-
 // Whether n values can be from N(0, std): the mean, the standard deviation and the share within one
 // deviation are within five standard errors, and no value is beyond six deviations.
 static bool looks_normal(const float *w, int64_t n, double std) {
@@ -176,42 +172,39 @@ static float *initial_weights(const ParamLayout *layout, uint64_t seed) {
     return w;
 }
 
-TEST(weights_start_as_published) {
-    CLOSED(param_layout_free) ParamLayout layout = layout_of(INIT_MODEL);
-    FREED float *w = initial_weights(&layout, 1);
-    int matrices = 0, errors = 0;
-    for (int i = 0; i < layout.count; i++) {
-        const Param *p = &layout.params[i];
-        const TensorRow *row = tensor_row(p->id);
-        float *x = w + p->offset;
-        int64_t n = (int64_t)(row->rows == DIM_VOCAB ? 301 : p->rows) * p->cols;
-        int64_t end = i + 1 < layout.count ? p[1].offset : layout.size;
-        for (int64_t j = n; j < end - p->offset; j++) { errors += x[j] != 0; }
-        bool weight = strstr(row->name, "weight") != NULL, norm = strstr(row->name, "norm") != NULL;
-        if (weight && !norm) {
-            double std = expected_std(&layout, row);
-            matrices++;
-            CHECK(looks_normal(x, n, std));
-            CHECK(!looks_normal(x, n, 1.2 * std) && !looks_normal(x, n, 0.8 * std));
-        } else {
-            for (int64_t j = 0; j < n; j++) { errors += x[j] != (weight ? 1.0f : 0.0f); }
-        }
-    }
-    CHECK_EQUAL(errors, 0);
-    CHECK_EQUAL(matrices, 3 + 3 * 4);
-}
-
 // Residual projections are smaller in a deeper model; --init-method-std scales all weights.
-TEST(options_scale_the_start) {
-    CLOSED(param_layout_free)
-    ParamLayout layout = layout_of(INIT_MODEL " --num-layers 8 --init-method-std 0.1");
-    FREED float *w = initial_weights(&layout, 1);
-    const Param *out = param_find(&layout, TENSOR_ATTENTION_OUT_WEIGHT, 7);
-    const Param *fc2 = param_find(&layout, TENSOR_FC2_WEIGHT, 0);
-    const Param *fc1 = param_find(&layout, TENSOR_FC1_WEIGHT, 0);
-    CHECK(looks_normal(w + out->offset, param_size(out), 0.1 / 4));
-    CHECK(looks_normal(w + fc2->offset, param_size(fc2), 0.1 / 4));
-    CHECK(looks_normal(w + fc1->offset, param_size(fc1), 0.1));
+TEST(weights_start_as_published) {
+    static const struct {
+        const char *options;
+        int layers;
+        double std;
+    } rows[] = {{INIT_MODEL, 3, 0.02}, {INIT_MODEL "--num-layers 8 --init-method-std 0.1", 8, 0.1}};
+    EACH (o, rows) {
+        CLOSED(param_layout_free) ParamLayout layout = layout_of(o->options);
+        FREED float *w = initial_weights(&layout, 1);
+        int matrices = 0, errors = 0;
+        for (int i = 0; i < layout.count; i++) {
+            const Param *p = &layout.params[i];
+            const TensorRow *row = tensor_row(p->id);
+            float *x = w + p->offset;
+            int64_t n = (int64_t)(row->rows == DIM_VOCAB ? 301 : p->rows) * p->cols;
+            int64_t end = i + 1 < layout.count ? p[1].offset : layout.size;
+            for (int64_t j = n; j < end - p->offset; j++) { errors += x[j] != 0; }
+            bool weight = strstr(row->name, "weight") != NULL,
+                 norm = strstr(row->name, "norm") != NULL;
+            if (weight && !norm) {
+                bool residual = p->id == TENSOR_ATTENTION_OUT_WEIGHT || p->id == TENSOR_FC2_WEIGHT;
+                double std = residual ? o->std / sqrt(2.0 * o->layers) : o->std;
+                matrices++;
+                CHECK(looks_normal(x, n, std));
+                CHECK(!looks_normal(x, n, 1.2 * std) && !looks_normal(x, n, 0.8 * std));
+            } else {
+                for (int64_t j = 0; j < n; j++) { errors += x[j] != (weight ? 1.0f : 0.0f); }
+            }
+        }
+        CHECK_EQUAL(errors, 0);
+        CHECK_EQUAL(matrices, 3 + o->layers * 4);
+    }
 }
 
 // The correlation of the first n values of two tensors.

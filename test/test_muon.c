@@ -179,24 +179,6 @@ TEST(every_matrix_is_updated_by_itself) {
     check_steps(SMALL_GPT2, gpt2_parts, 6);
 }
 
-// The comparison above must notice a parameter that is treated as one matrix, or cut at other rows.
-TEST(other_cuts_are_seen) {
-    static const Part whole[] = {{TENSOR_QKV_WEIGHT, 0, 80}};
-    static const Part cut[] = {{TENSOR_QKV_WEIGHT, 0, 47}, {TENSOR_QKV_WEIGHT, 47, 17}};
-    for (int i = 0; i < 2; i++) {
-        CLOSED(trainer_close) Trainer t;
-        open_trainer(&t, SMALL_LLAMA "--num-layers 1 --clip-grad 0.1 --optimizer muon");
-        const Param *p = param_find(&t.run.layout, TENSOR_QKV_WEIGHT, 0);
-        FREED float *w = malloc_or_die((size_t)t.run.layout.size * sizeof(float));
-        FREED float *m = calloc_or_die((size_t)t.run.layout.size, sizeof(float));
-        copy(w, t.weights, t.run.layout.size);
-        follow(&t, i == 0 ? whole : cut, i + 1, w, m);
-        train(&t, 1);
-        CHECK_ERROR(m + p->offset, t.exp_avg + p->offset, 47 * p->cols, 0);
-        CHECK(CAUGHT(CHECK_ERROR(w + p->offset, t.weights + p->offset, 47 * p->cols, 1e-6)));
-    }
-}
-
 SETUP() {
     prepare_trainer();
     write_tokens("train.bin", 2000, 61, 1);
