@@ -50,12 +50,6 @@ def count(text):
 # ---- what the trainers say -----------------------------------------------------------------------
 
 
-def planned(options):
-    """Returns the output of the CPU trainer's --plan."""
-    plan, refusal = plan_of([built("train_gpt"), *options])
-    return die(refusal) if plan is None else plan
-
-
 def size_of(plan):
     """Returns the parameters, and the FLOPs to train on a token."""
     parameters = re.search(r"^  parameters +(\d+)$", plan, re.MULTILINE)
@@ -224,7 +218,9 @@ def main():
                    metavar="FILE", help="what make bench recorded [test/results/bench.jsonl]")
     o, options = p.parse_known_args()
     records = read_records(o.bench, o.device)
-    plan = planned(options)
+    plan, refusal = plan_of([built("train_gpt"), *options])
+    if plan is None:
+        die(refusal)
     size = size_of(plan)
     tokens = o.tokens or math.prod(int(option_of(plan, name)) for name in (
         "train-iters", "global-batch-size", "seq-length"))

@@ -345,11 +345,6 @@ def warn_of_bad_lines(runs):
             environment.warn(f"{run.complaint}; passed over")
 
 
-def time_left(run):
-    return "-" if run.over else duration(
-        max(0, run.train_iters - run.last_step) * run.recent("seconds"))
-
-
 def state_of(run):
     """Returns the state of a run as a text. If the run goes on, the text also says whether its last
     save failed, and for how long it has written nothing, if that is unusually long."""
@@ -363,8 +358,10 @@ def state_of(run):
 
 def cells(run):
     """Returns a run's line of the table: {column: text}."""
+    left = max(0, run.train_iters - run.last_step) * run.recent("seconds")
     return {"run": run.name, "step": f"{run.last_step:,}/{run.train_iters:,}",
             "loss": fixed(run.recent("loss")), "valid": fixed(run.last("valid_loss", "evals")),
             "lr": shown(run.last("lr"), ".2e"), "norm": fixed(run.recent("norm"), 3),
-            "tok/s": counted(run.recent("tokens_per_s")), "left": time_left(run),
-            "skipped": str(run.skipped), "state": state_of(run)}
+            "tok/s": counted(run.recent("tokens_per_s")),
+            "left": "-" if run.over else duration(left), "skipped": str(run.skipped),
+            "state": state_of(run)}

@@ -45,7 +45,7 @@ def draw_curves(axes, variants, name, kind="steps", width=1, axis="step", **word
     means = []
     for i, variant in enumerate(variants):
         steps, mean, low, high = curve_of(variant, name, kind, width)
-        places = series.mean_positions(variant.runs, axis, steps)
+        places = numpy.mean([series.positions(run, axis, steps) for run in variant.runs], axis=0)
         draw_band(axes, variants, i, places, mean, low, high,
                   **{"marker": "o" if kind == "evals" else None, **words})
         means.append(mean)

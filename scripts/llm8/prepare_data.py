@@ -604,14 +604,6 @@ def is_made(output, settings):
     return True
 
 
-def check_shards(folder):
-    """Does what --check does: compares every file with the manifest."""
-    manifest = read_manifest(folder)
-    check_files_made(folder, manifest, True)
-    print(f"{folder}: {many(len(manifest['shards']), 'shard')} as the manifest says, "
-          f"{sum(row['tokens'] for row in manifest['shards']):,} tokens")
-
-
 def report(output, manifest):
     counts, documents = {}, {}
     for split in ("train", "val"):
@@ -653,7 +645,11 @@ def main():
     o = parser().parse_args()
     if o.check:
         with named_by("--check"):
-            return check_shards(o.check)
+            manifest = read_manifest(o.check)
+            check_files_made(o.check, manifest, True)
+        print(f"{o.check}: {many(len(manifest['shards']), 'shard')} as the manifest says, "
+              f"{sum(row['tokens'] for row in manifest['shards']):,} tokens")
+        return
     if not o.sources or not o.output:
         die("SOURCE and --output are needed (--help)" if not o.sources else
             "--output is missing: where the shards go (--help)")

@@ -63,10 +63,6 @@ def positions(run, axis, steps):
     return numpy.interp(steps, [0, *known], [0, *values])
 
 
-def mean_positions(runs, axis, steps):
-    return numpy.mean([positions(run, axis, steps) for run in runs], axis=0)
-
-
 def reach(run, loss, axis):
     """Returns the place on the axis where the validation loss falls to `loss`, interpolated between
     two evaluations; NaN if it never falls so far."""

@@ -39,11 +39,6 @@ def line(index):
     return {"color": color(index), "linestyle": DASHES[index % len(DASHES)]}
 
 
-def to_hundredths(path):
-    """Cuts the numbers of a matched SVG path to hundredths; matplotlib writes millionths."""
-    return re.sub(rb"(\.\d\d)\d+", rb"\1", path[0])
-
-
 def draw(function, size, *arguments, form="svg"):
     """Returns the SVG or PNG that function(figure, *arguments) draws. size: in inches."""
     out = io.BytesIO()
@@ -57,7 +52,10 @@ def draw(function, size, *arguments, form="svg"):
     rules = "".join(f'[style*="{what}: {light}"]{{{what}:{dark} !important}}'
                     for what in ("fill", "stroke") for light, dark in DARK.items())
     dark = f"@media (prefers-color-scheme: dark){{{rules}}}</style>".encode()
-    return re.sub(rb' d="[^"]*"', to_hundredths, out.getvalue()).replace(b"</style>", dark, 1)
+    # the numbers of paths are cut to hundredths; matplotlib writes millionths
+    drawn = re.sub(rb' d="[^"]*"', lambda path: re.sub(rb"(\.\d\d)\d+", rb"\1", path[0]),
+                   out.getvalue())
+    return drawn.replace(b"</style>", dark, 1)
 
 
 def legend_above(axes, *others):
