@@ -39,6 +39,16 @@ static void put_token(Output *out, int token) {
     out->tokens++;
 }
 
+// Whether a text contains the name of the end-of-text token, which is encoded as any text.
+static bool names_end(const unsigned char *text, size_t n) {
+    const unsigned char *name = tokenizer.data + tokenizer.at[tokenizer.end_of_text];
+    size_t length = *name++;
+    for (size_t at = 0; length > 0 && at + length <= n; at++) {
+        if (memcmp(text + at, name, length) == 0) { return true; }
+    }
+    return false;
+}
+
 enum { PART = 1 << 20 }; // bytes; a text is encoded in parts of at least this size
 
 // The end of a part of a text: a line break between two visible ASCII characters, because no
@@ -64,8 +74,9 @@ static void read_text(const Text *text, void *out, size_t bytes, size_t at) {
     or_die(file_read_at(text->file, text->path, out, bytes, (int64_t)at));
 }
 
-// Writes bytes begin..end of a text as a document.
-static void put_text(Output *out, const Text *text, size_t begin, size_t end) {
+// Writes bytes begin..end of a text as a document. Returns whether they name the end of text.
+static bool put_text(Output *out, const Text *text, size_t begin, size_t end) {
+    bool named = false;
     size_t room = 2 * PART;
     unsigned char *bytes = malloc_or_die(room);
     put_token(out, tokenizer.begin_of_text);
@@ -78,6 +89,7 @@ static void put_text(Output *out, const Text *text, size_t begin, size_t end) {
             bytes = realloc_or_die(bytes, room);
             continue;
         }
+        named = named || names_end(bytes, part);
         int *tokens = malloc_or_die(part * sizeof(int));
         int64_t count = encoder_encode(&encoder, bytes, part, tokens);
         for (int64_t i = 0; i < count; i++) { put_token(out, tokens[i]); }
@@ -85,6 +97,7 @@ static void put_text(Output *out, const Text *text, size_t begin, size_t end) {
         begin += part;
     }
     free(bytes);
+    return named;
 }
 
 // Deletes incomplete files when the program ends for any reason.
@@ -181,8 +194,13 @@ static void tokenize_file(const char *path, Output *train, Output *valid) {
     // the validation text starts at a line, unless less than half of that text would be left
     size_t split = text.bytes - (size_t)((double)text.bytes * valid_fraction);
     split = next_line(&text, split, split + (text.bytes - split) / 2);
-    put_text(train, &text, 0, split);
-    if (split < text.bytes) { put_text(valid, &text, split, text.bytes); }
+    bool named = put_text(train, &text, 0, split);
+    if (split < text.bytes) { named = put_text(valid, &text, split, text.bytes) || named; }
+    if (named) {
+        warn("%s: it contains the end-of-text token's name, which is cut as any text: it is one "
+             "document; give its parts as files",
+             path);
+    }
     close(text.file);
 }
 

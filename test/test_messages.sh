@@ -19,6 +19,7 @@ prepare() {
     head -c 1500 d/x_train.bin >cut.bin
     cp d/x_train.bin alone.bin # without a tokenizer beside it
     : >empty.txt
+    printf 'one\n<|endoftext|>\ntwo, which is longer\n' >named
     mkdir -p taken/metrics.jsonl
     mkfifo pipe
 }
@@ -244,6 +245,8 @@ test_starts() {
 0|from --load odd/latest --train-iters 2 --sample-interval 2 --sample-prompt 'Anna '|!warning
 0|train --vocab-size 5000|note: --vocab-size 5000 is far above the 257 tokens of d/x_tokenizer.bin: leave it out, or give --vocab-size 257
 0|train --vocab-size 300|!far above
+0|tokenize --output-prefix e/named named|warning: named: it contains the end-of-text token's name
+0|tokenize --output-prefix e/text text|!warning
 0|train --valid-data d/x_train.bin|warning: --valid-data: d/x_train.bin is also in --data
 0|train --valid-data d/x_val.bin|!is also in
 0|eval 'OMP_NUM_THREADS=99999999 train'|OMP_NUM_THREADS

@@ -194,7 +194,7 @@ def test_long_texts_are_cut_where_words_end():
 
 
 def prepared(output, *words):
-    done(prepare_data, "--output", output, "--jobs", 1, *words)
+    return done(prepare_data, "--output", output, "--jobs", 1, *words)
 
 
 def decoded(tokenizer_bin, tokens):
@@ -292,7 +292,9 @@ def test_documents_are_bounded_as_asked():
     path = save(byte_level(), "bounds")
     texts = [{"text": f"one {END} two"}, {"text": "b"}]
     write("named/a.jsonl", "\n".join(map(json.dumps, texts)))
-    prepared("bounds_out", "named", "--tokenizer", path, "--valid-fraction", 0, "--no-shuffle")
+    result = prepared("bounds_out", "named", "--tokenizer", path, "--valid-fraction", 0,
+                      "--no-shuffle")
+    assert "warning: 1 of 2 texts: they contain the end-of-text token's name" in result.err
     tokens = stream("bounds_out", "train")
     assert tokens[0] == 0 and tokens.count(0) == 2, "a document ended by naming the end"
     prepared("bounds_after", "named", "--tokenizer", path, "--valid-fraction", 0, "--no-shuffle",

@@ -53,6 +53,8 @@ DOUBTS = {  # key: (what is counted, its description)
               "there; they are trained behind what the model is asked with"),
     "joined": ("answers", "they begin within a token of the prompt's, which counts; the model is "
                "asked with the prompt alone"),
+    "named_ends": ("texts", "they contain the end-of-text token's name, which is cut as any text: "
+                   "each is one document; give its parts as rows, or as files"),
     "context": ("conversations", "the chat template does not write all messages before the answer"),
     "tools": ("conversations", "the chat template writes nothing of their tools; take one that "
               "knows tools")}

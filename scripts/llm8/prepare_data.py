@@ -64,7 +64,7 @@ class Worker:
     """What a process of the pool keeps between its tasks."""
 
     vocabulary = settings = work = template = unread = None
-    doubts = Counter()  # doubts about the unit's conversations
+    doubts = Counter()  # doubts about the unit's texts and conversations
 
     @classmethod
     def start(cls, words, settings, work):
@@ -160,6 +160,9 @@ def samples_of(unit, skip):
             for ids, counts in samples:
                 yield text, unit.valid, numpy.array(ids, dtype), numpy.array(counts, bool)
             continue
+        end = vocabulary.end_of_text_name
+        Worker.doubts["texts"] += 1
+        Worker.doubts["named_ends"] += (end.encode() if isinstance(held, bytes) else end) in held
         for text, valid in (split_tail(held, settings["valid_fraction"]) if tails
                             else [(held, unit.valid)]):
             ids = numpy.concatenate([numpy.array(part, dtype) for part in (
