@@ -661,7 +661,7 @@ static void train_step(Trainer *t) {
     StepResult result = {.loss = loss / targets,
                          .norm = sqrt(squares * factor * factor),
                          .lr = learning_rate(o, run->progress.step)};
-    run_maybe_dump(run, t->gradients, result.loss);
+    if (o->dump_gradients[0] != '\0') { run_dump(run, t->gradients, result.loss); }
     int64_t step = run->progress.step + 1;
     result.skipped = step_skip(&run->progress.window, o->skip_spikes,
                                options_next_skip(o, step) == step, result.loss, result.norm);

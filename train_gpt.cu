@@ -564,13 +564,12 @@ static void checked_micro_step(Trainer *t, int place, int64_t step) {
 static void dump_gradients(Trainer *t) {
     Run *run = &t->run;
     Params *p = &t->params;
-    if (run->options.dump_gradients[0] == '\0') { return; }
     float *gradients = (float *)calloc_or_die((size_t)run->layout.size, sizeof(float));
     double loss;
     params_sum(p, t->net.loss_sum, 1);
     gpu_fetch(&t->gpu, &loss, t->net.loss_sum, sizeof(loss));
     params_fetch_gradients(p, gradients);
-    run_maybe_dump(run, gradients, loss / (double)run_step_targets(run, 0));
+    run_dump(run, gradients, loss / (double)run_step_targets(run, 0));
 }
 
 // Whether step n makes its first micro-step twice. Step n + 1 then checks whether the state has
@@ -614,7 +613,6 @@ static void report_counts(Trainer *t, int64_t n) {
     size_t bytes = (size_t)fp8_slot_count(&t->run.config) * sizeof(Fp8Counts);
     Fp8Counts *counts = (Fp8Counts *)malloc_or_die(bytes);
     params_fetch_counts(&t->params, counts);
-    t->params.counting = false;
     collect(t, n);
     run_report_fp8(&t->run, counts);
     free(counts);
@@ -652,7 +650,7 @@ static void enqueue(Trainer *t, int64_t n) {
             replay_micro_step(t, place);
         }
     }
-    dump_gradients(t);
+    if (o->dump_gradients[0] != '\0') { dump_gradients(t); }
     // set after the batches are read, because a fault in the data requests the run's end
     p->input = {learning_rate(o, n),
                 n,
@@ -680,10 +678,7 @@ static void train_step(Trainer *t) {
     const int64_t n = t->enqueued;
     // reports the previous step first, because the check may end the run
     if (is_checked(t, n)) { collect(t, n - 1); }
-    if (run_counts_fp8(&t->run, n + 1)) {
-        params_clear_counts(&t->params);
-        t->params.counting = true;
-    }
+    if (run_counts_fp8(&t->run, n + 1)) { params_start_counts(&t->params); }
     enqueue(t, n);
     collect(t, n - 1); // while step n runs
     if (t->params.counting) { report_counts(t, n); }

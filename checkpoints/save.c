@@ -32,14 +32,13 @@ static bool write_scaling(const Snapshot *s, const char *folder, FileWriter *w) 
         targets[i] = fp8_slot_target(s->precision, i);
         counts[i] = s->slots[i].count;
     }
-    const char *const *names = scaling_names;
-    TensorEntry tensors[SCALING_TENSORS] = {
-        [SCALING_SCALE] = tensor_entry(names[SCALING_SCALE], DTYPE_F32, n, 0, scales),
-        [SCALING_TARGET] = tensor_entry(names[SCALING_TARGET], DTYPE_F32, n, 0, targets),
-        [SCALING_COUNT] = tensor_entry(names[SCALING_COUNT], DTYPE_I32, n, 0, counts),
-        [SCALING_HISTORY] = tensor_entry(names[SCALING_HISTORY], DTYPE_F32, n,
-                                         s->precision->history_length, s->amax_history),
-    };
+    const void *data[SCALING_TENSORS] = {scales, targets, counts, s->amax_history};
+    TensorEntry tensors[SCALING_TENSORS];
+    for (int i = 0; i < SCALING_TENSORS; i++) {
+        Dtype dtype = i == SCALING_COUNT ? DTYPE_I32 : DTYPE_F32;
+        int length = i == SCALING_HISTORY ? s->precision->history_length : 0;
+        tensors[i] = tensor_entry(scaling_names[i], dtype, n, length, data[i]);
+    }
     path_format(path, "%s/" SCALING_FILE, folder);
     bool ok = safetensors_write(w, path, tensors, SCALING_TENSORS, NULL);
     free(scales);

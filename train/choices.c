@@ -118,7 +118,7 @@ void run_score_choices(Run *run, ChoiceModel model) {
                 line_start(fileno(run->console.answers)), set->name, (long long)run->progress.step,
                 100 * sum, 100 * mean, (long long)counts[0], set->lm_eval ? ", lm-eval's text" : "",
                 seconds);
-        run_flush(run);
+        console_flush(&run->console);
         MetricsRecord *r = metrics_begin("choices");
         metrics_number(r, "step", (double)run->progress.step);
         metrics_text(r, "name", set->name);

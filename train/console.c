@@ -8,6 +8,7 @@
 
 void console_open(Console *c, bool trains, bool quiet) {
     c->answers = stdout;
+    c->trains = trains;
     if (trains && !quiet) { return; }
     fflush(stdout);
     int rest = quiet ? open("/dev/null", O_WRONLY | O_CLOEXEC) : STDERR_FILENO;
@@ -17,9 +18,9 @@ void console_open(Console *c, bool trains, bool quiet) {
     }
 }
 
-void console_flush(Console *c, bool trains) {
+void console_flush(Console *c) {
     if (output_flush(c->answers)) { return; }
-    or_die(trains); // in a run that does not train, the answers are all that was requested
+    or_die(c->trains); // in a run that does not train, the answers are all that was requested
     if (!c->mute) { warn("%s; the run continues", error_text()); }
     c->mute = true;
 }

@@ -9,6 +9,7 @@ BEGIN_C
 
 typedef struct {
     FILE *answers;       // receives evaluations and samples; all else is printed to stdout
+    bool trains;         // as console_open was told
     bool mute;           // answers could not be written, and the run has warned
     double last_line;    // when the live line was last drawn
     double step_seconds; // moving average of a step's time, for the ETA; 0 at first
@@ -30,7 +31,7 @@ void console_open(Console *c, bool trains, bool quiet);
 
 // Flushes what goes to standard output. If that fails, a run that trains warns and continues; other
 // runs die, since their output is their result.
-void console_flush(Console *c, bool trains);
+void console_flush(Console *c);
 
 // Prints a line that stays or, on a terminal, a live line, which the next line overwrites. Leaves
 // out fields of a line that is longer than 100 columns, or of a live line that is wider than the

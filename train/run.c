@@ -103,7 +103,7 @@ static void print_step(Run *run, const StepResult *s, double start_seconds) {
         .whole = first || s->skipped || step % o->log_interval == 0 || step == o->train_iters,
     };
     console_step(c, &line);
-    run_flush(run);
+    console_flush(c);
 }
 
 static void record_step(Run *run, const StepResult *s, double start_seconds) {
@@ -177,7 +177,7 @@ void run_report_eval(Run *run, const double *losses, double seconds) {
         fprintf(run->console.answers, "  valid loss %s of %s\n", format_number(text, losses[i]),
                 valid->sources[i].pattern);
     }
-    run_flush(run);
+    console_flush(&run->console);
     MetricsRecord *r = metrics_begin("eval");
     metrics_number(r, "step", (double)p->step);
     metrics_number(r, "valid_loss", loss);
@@ -192,12 +192,11 @@ bool run_counts_fp8(const Run *run, int64_t step) {
     return interval > 0 && step % interval == 0 && precision_fp8_share(&run->precision) > 0;
 }
 
-void run_maybe_dump(Run *run, float *gradients, double loss) {
+void run_dump(Run *run, float *gradients, double loss) {
     const char *path = run->options.dump_gradients;
     float value = (float)loss;
     TensorEntry *tensors;
     FileWriter w;
-    if (path[0] == '\0') { return; }
     if (run->group.rank == 0) {
         float factor = (float)(run->precision.step_tokens / (double)run_step_targets(run, 0));
         for (int64_t i = 0; i < run->layout.size; i++) { gradients[i] *= factor; }
@@ -216,13 +215,6 @@ void run_maybe_dump(Run *run, float *gradients, double loss) {
 
 // ---- end ----------------------------------------------------------------------------------------
 
-// Whether every rank could read its data. If not, error_text() is the error of the first rank that
-// could not.
-static bool agree_on_data(const Run *run) {
-    const char *fault = run->data_fault.text;
-    return group_agree(&run->group, CHANNEL_MAIN, fault[0] == '\0' || fail("%s", fault));
-}
-
 // Prints what the run has read of each source of a mixture, in all its steps so far.
 static void print_sources(const Run *run) {
     const Mixture *m = &run->train_data;
@@ -239,7 +231,9 @@ int run_close(Run *run) {
     bool saved = run_wait_for_save(run);
     const Progress *p = &run->progress;
     bool stopped = is_stopping(run) && (p->step < run->options.train_iters || p->eval_left);
-    bool read = agree_on_data(run);
+    const char *fault = run->data_fault.text;
+    // the error is that of the first rank that could not read its data
+    bool read = group_agree(&run->group, CHANNEL_MAIN, fault[0] == '\0' || fail("%s", fault));
     Error why = error_kept();
     int status = !saved || !read ? EXIT_FAILURE // this status has precedence over the others
                  : run_has_diverged(run) ? EXIT_TOO_MANY_SKIPPED

@@ -46,8 +46,8 @@ bool run_part_is_whole(Run *run);
 bool run_counts_fp8(const Run *run, int64_t step);
 
 // For --dump-gradients: writes the step's mean loss over its targets and the gradients of that mean
-// (FP32, laid out as the parameters), and exits. Without that option it does nothing.
-void run_maybe_dump(Run *run, float *gradients, double loss);
+// (FP32, laid out as the parameters), and exits.
+void run_dump(Run *run, float *gradients, double loss) __attribute__((noreturn));
 
 // ---- end ----------------------------------------------------------------------------------------
 

@@ -172,10 +172,10 @@ void run_sample(Run *run, NextLogits next_logits, void *trainer) {
         } else {
             fprintf(out, "%d ", token);
         }
-        run_flush(run);
+        console_flush(&run->console);
     }
     fputs("\n", out);
-    run_flush(run);
+    console_flush(&run->console);
     free(tokens);
     free(scratch);
 }

@@ -92,8 +92,4 @@ int run_stop_signal(void);
 // the end of the run after the present step, and ends an evaluation early.
 void run_end_by_data(Run *run, const char *option);
 
-static inline void run_flush(Run *run) {
-    console_flush(&run->console, options_train(&run->options));
-}
-
 END_C

@@ -436,13 +436,15 @@ void params_clear_measured(const Params *p) {
     if (p->measures) { gpu_fp8_clear_amaxes(p->gpu, &p->fp8); }
 }
 
-void params_clear_counts(Params *p) {
+void params_start_counts(Params *p) {
     size_t bytes = (size_t)p->fp8.count * sizeof(Fp8Counts);
+    p->counting = true;
     gpu_clear(p->gpu, FAMILY_QUANTIZE, p->counts, bytes);
 }
 
 void params_fetch_counts(Params *p, Fp8Counts *host) {
     enum { COUNTS = sizeof(Fp8Counts) / sizeof(int64_t) };
+    p->counting = false;
     gpu_fetch(p->gpu, host, p->counts, (size_t)p->fp8.count * sizeof(Fp8Counts));
     CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
     for (int i = OPERAND_W; i < p->fp8.count && p->run->group.rank > 0; i += OPERAND_COUNT) {

@@ -126,9 +126,10 @@ Gradient params_gradient(const Params *p, TensorId id, int layer);
 void params_clear_measured(const Params *p);
 // Calls fp8_calibrate with the amaxes of all ranks. Waits for the device.
 void params_calibrate(Params *p);
-// Counts of FP8 codes, indexed by fp8_slot_index (--fp8-stats-interval). params_clear_counts sets
-// them to 0; params_fetch_counts fetches their sums over all ranks, and waits for the device.
-void params_clear_counts(Params *p);
+// Counts of FP8 codes, indexed by fp8_slot_index (--fp8-stats-interval). They begin at 0 with
+// params_start_counts. params_fetch_counts ends the counting, fetches the sums over all ranks, and
+// waits for the device.
+void params_start_counts(Params *p);
 void params_fetch_counts(Params *p, Fp8Counts *host);
 
 // Called in the last micro-batch's backward pass when the bucket's gradients are complete: starts
