@@ -39,16 +39,6 @@ static void put_token(Output *out, int token) {
     out->tokens++;
 }
 
-// Whether a text contains the name of the end-of-text token, which is encoded as any text.
-static bool names_end(const unsigned char *text, size_t n) {
-    const unsigned char *name = tokenizer.data + tokenizer.at[tokenizer.end_of_text];
-    size_t length = *name++;
-    for (size_t at = 0; length > 0 && at + length <= n; at++) {
-        if (memcmp(text + at, name, length) == 0) { return true; }
-    }
-    return false;
-}
-
 enum { PART = 1 << 20 }; // bytes; a text is encoded in parts of at least this size
 
 // The end of a part of a text: a line break between two visible ASCII characters, because no
@@ -89,7 +79,7 @@ static bool put_text(Output *out, const Text *text, size_t begin, size_t end) {
             bytes = realloc_or_die(bytes, room);
             continue;
         }
-        named = named || names_end(bytes, part);
+        named = named || tokenizer_names_end(&tokenizer, bytes, part);
         int *tokens = malloc_or_die(part * sizeof(int));
         int64_t count = encoder_encode(&encoder, bytes, part, tokens);
         for (int64_t i = 0; i < count; i++) { put_token(out, tokens[i]); }

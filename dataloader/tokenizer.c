@@ -92,6 +92,15 @@ const unsigned char *tokenizer_decode(const Tokenizer *t, int id, int *length) {
     return entry + known;
 }
 
+bool tokenizer_names_end(const Tokenizer *t, const unsigned char *text, size_t bytes) {
+    const unsigned char *name = t->data + t->at[t->end_of_text];
+    size_t length = *name++;
+    for (size_t at = 0; length > 0 && at + length <= bytes; at++) {
+        if (memcmp(text + at, name, length) == 0) { return true; }
+    }
+    return false;
+}
+
 bool tokenizer_write_bytes(const char *path) {
     static const char end_of_text[] = "\x0d" END_OF_TEXT;
     const int32_t header[HEADER_INTS] = {TOKENIZER_MAGIC, 2, BYTE_VOCAB, BYTE_END_OF_TEXT,

@@ -56,6 +56,9 @@ void tokenizer_close(Tokenizer *tokenizer);
 // Returns the bytes of an id. *length is 0 for the end of text and for ids outside the vocabulary.
 const unsigned char *tokenizer_decode(const Tokenizer *tokenizer, int id, int *length);
 
+// Whether a text contains the name of the end-of-text token, which is encoded as any text.
+bool tokenizer_names_end(const Tokenizer *tokenizer, const unsigned char *text, size_t bytes);
+
 // Writes the tokenizer of bytes: ids 0..255 are bytes, 256 is the end of text.
 bool tokenizer_write_bytes(const char *path);
 

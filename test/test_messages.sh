@@ -242,6 +242,7 @@ test_starts() {
 0|from --load odd/latest --sample-only --sample-prompt 'Anna ' --seed 2|!warning
 0|from --load odd/latest --sample-only --sample-prompt 'Anna ' --sample-length 59 --seq-length 64|!warning
 0|from --load odd/latest --sample-only|!warning
+0|from --load odd/latest --sample-only --sample-length 2 --sample-prompt $'<\x7cendoftext\x7c>A'|warning: --sample-prompt: it contains the end-of-text token's name
 0|from --load odd/latest --train-iters 2 --sample-interval 2 --sample-prompt 'Anna '|!warning
 0|train --vocab-size 5000|note: --vocab-size 5000 is far above the 257 tokens of d/x_tokenizer.bin: leave it out, or give --vocab-size 257
 0|train --vocab-size 300|!far above

@@ -60,6 +60,11 @@ static bool encode_prompt(Run *run) {
                     theirs ? "scripts/convert_hf import makes one of a tokenizer.json"
                            : "--tokenizer");
     }
+    if (run->group.rank == 0 &&
+        tokenizer_names_end(&run->tokenizer, (const unsigned char *)text, bytes)) {
+        warn("--sample-prompt: it contains the end-of-text token's name, which is cut as any text; "
+             "--sample-tokens takes tokens, and scripts/chat writes those of a conversation");
+    }
     Encoder e;
     if (!encoder_open(&e, &run->tokenizer)) {
         return fail("--sample-prompt: the tokenizer %s: %s", run->options.tokenizer, error_text());
