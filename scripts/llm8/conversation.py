@@ -266,6 +266,15 @@ LIKE_SPECIAL = re.compile(r"<[|\uff5c][^|\uff5c<>\s]+[|\uff5c]>")  # texts such 
 GENERATES = re.compile(r"{%[-+]?\s*generation\b")
 
 
+def jinja_environment():
+    """Returns what templates are rendered in, as by transformers."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"])
+    environment.filters["tojson"] = as_json
+    environment.globals["raise_exception"] = refuse
+    return environment
+
+
 class Form:
     """One of a tokenizer's templates. end: the token that ends an answer; None: the template writes
     none. after: the text that the template writes after this token."""
@@ -291,11 +300,6 @@ class ChatTemplate:
                               f"{vocabulary.name} has no chat template; put the "
                               "chat_template.jinja of a model that has one beside its "
                               "tokenizer.json, or take that model's tokenizer")
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True,
-            extensions=[Generation, "jinja2.ext.loopcontrols"])
-        environment.filters["tojson"] = as_json
-        environment.globals["raise_exception"] = refuse
         self.named = vocabulary.named_specials()
         self.specials = {name: text for name, text in self.named.items() if text is not None}
         self.tokenizer = Tokenizer.from_str(vocabulary.json)
@@ -305,7 +309,7 @@ class ChatTemplate:
         self.special, self.added = (re.compile("|".join(
             [*map(re.escape, sorted(filter(None, held), key=len, reverse=True)),
              LIKE_SPECIAL.pattern])) for held in (texts, [*texts, *vocabulary.added]))
-        self.forms = {}
+        self.forms, environment = {}, jinja_environment()
         for name, source in vocabulary.templates.items():
             try:
                 self.forms[name] = Form(environment, source)

@@ -68,16 +68,25 @@ class Vocabulary:
             self.configured = dict.fromkeys(("bos_token", "eos_token", "unk_token"),
                                             ENDS_OF_TEXT[0]) | self.configured
         self.lacking = [text for text in listed if tokenizer.token_to_id(text) is None]
-        usual = [text for text in ENDS_OF_TEXT if text in self.specials] or ["(none given)"]
-        self.end_of_text_name = end_of_text or self.named_specials().get("eos_token") or usual[0]
-        self.end_of_text = self.special(self.end_of_text_name, "--end-of-text" if end_of_text else
-                                        "eos_token in tokenizer_config.json")
-        self.begin_of_text = [*tokenizer.encode("").ids, self.end_of_text][0]
+        self.find_ends(end_of_text)
         if said is None:
             self.configured = {
                 "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": self.end_of_text_name,
                 "eos_token": self.end_of_text_name, "model_max_length": 1 << 30,
                 "add_bos_token": False, "clean_up_tokenization_spaces": False} | self.configured
+        self.find_templates(folder)
+
+    def find_ends(self, wanted):
+        """Finds the tokens that end and begin a text. wanted: the text of the end that the user
+        named, or None."""
+        usual = [text for text in ENDS_OF_TEXT if text in self.specials] or ["(none given)"]
+        self.end_of_text_name = wanted or self.named_specials().get("eos_token") or usual[0]
+        self.end_of_text = self.special(self.end_of_text_name, "--end-of-text" if wanted else
+                                        "eos_token in tokenizer_config.json")
+        self.begin_of_text = [*self.tokenizer.encode("").ids, self.end_of_text][0]
+
+    def find_templates(self, folder):
+        """Finds the chat templates: in files of their own, or else in tokenizer_config.json."""
         self.templates = self.template_files = read_templates(folder)
         if not self.templates:
             self.templates = named_templates(self.configured)
