@@ -3,6 +3,7 @@
 #include <math.h>
 #include <omp.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -119,19 +120,25 @@ void threads_divide(int processes) {
 }
 
 typedef struct {
-    void (*task)(void *context, int64_t i);
+    Task *task;
     void *context;
     int64_t count;
     _Atomic int64_t next;
+    _Atomic bool failed;
+    Error why; // of the first task that failed
 } Work;
 
 static void *take_tasks(void *work) {
     Work *w = work;
-    for (int64_t i; (i = w->next++) < w->count;) { w->task(w->context, i); }
+    for (int64_t i; (i = w->next++) < w->count;) {
+        if (!w->task(w->context, i) && !atomic_exchange(&w->failed, true)) {
+            w->why = error_kept();
+        }
+    }
     return NULL;
 }
 
-void threads_for(int64_t count, void (*task)(void *context, int64_t i), void *context) {
+bool threads_for(int64_t count, Task *task, void *context) {
     Work w = {.task = task, .context = context, .count = count};
     int most = threads > 0 ? threads : omp_get_max_threads(), started = 0;
     int others = (int)min64(most, count) - 1;
@@ -143,6 +150,7 @@ void threads_for(int64_t count, void (*task)(void *context, int64_t i), void *co
     take_tasks(&w);
     for (int i = 0; i < started; i++) { pthread_join(helpers[i], NULL); }
     free(helpers);
+    return !w.failed || fail_again(w.why);
 }
 
 void threads_spin_briefly(char **argv) {

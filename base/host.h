@@ -23,8 +23,10 @@ double host_memory(const char *root);
 void threads_divide(int processes);
 
 // Calls task(context, i) for each i below count, on several threads, in no fixed order. It returns
-// when all calls have returned. Waiting threads sleep.
-void threads_for(int64_t count, void (*task)(void *context, int64_t i), void *context);
+// when all calls have returned: whether all returned true; if not, error_text() is that of one that
+// failed. Waiting threads sleep.
+typedef bool Task(void *context, int64_t i);
+bool threads_for(int64_t count, Task *task, void *context);
 
 // Lets OpenMP's waiting threads spin for some 50 microseconds before they sleep, unless
 // OMP_WAIT_POLICY or GOMP_SPINCOUNT is set, or threads are bound to cores. Longer spinning takes

@@ -104,15 +104,12 @@ typedef struct {
     const char *path;
     int64_t begin, end;
     uint32_t crc;
-    bool ok;
-    Error why;
 } Part;
 
-static void sum_part(void *parts, int64_t i) {
+static bool sum_part(void *parts, int64_t i) {
     enum { PIECE = 1 << 20 };
     Part *p = (Part *)parts + i;
-    p->ok = file_sum(p->file, p->path, p->begin, p->end, PIECE, PIECE, &p->crc);
-    p->why = error_kept();
+    return file_sum(p->file, p->path, p->begin, p->end, PIECE, PIECE, &p->crc);
 }
 
 bool file_checksum(int file, const char *path, int64_t bytes, uint32_t *crc) {
@@ -122,13 +119,12 @@ bool file_checksum(int file, const char *path, int64_t bytes, uint32_t *crc) {
     for (int i = 0; i < n; i++) {
         parts[i] = (Part){file, path, .begin = bytes * i / n, .end = bytes * (i + 1) / n};
     }
-    threads_for(n, sum_part, parts);
+    bool ok = threads_for(n, sum_part, parts);
     *crc = 0;
-    for (Part *p = parts; p < parts + n; p++) {
-        if (!p->ok) { return fail_again(p->why); }
+    for (const Part *p = parts; p < parts + n; p++) {
         *crc = (uint32_t)crc32_combine(*crc, p->crc, p->end - p->begin);
     }
-    return true;
+    return ok;
 }
 
 Lock file_lock(int file, bool take) {

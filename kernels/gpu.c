@@ -202,10 +202,11 @@ typedef struct {
     size_t bytes;
 } HostMemory;
 
-static void touch(void *context, int64_t i) {
+static bool touch(void *context, int64_t i) {
     const HostMemory *h = context;
     size_t begin = (size_t)i * TOUCHED, left = h->bytes - begin;
     memset(h->memory + begin, 0, left < TOUCHED ? left : TOUCHED);
+    return true;
 }
 
 // All cores touch the pages first, and the system is asked for huge pages: pinning 96 GB of small

@@ -212,7 +212,7 @@ static void init_param(const InitialWeights *w, const Param *p, int64_t begin, i
     }
 }
 
-static void init_chunk(void *weights, int64_t i) {
+static bool init_chunk(void *weights, int64_t i) {
     const InitialWeights *w = weights;
     const ParamLayout *layout = w->layout;
     int64_t begin = w->begin + i * INIT_CHUNK, end = min64(begin + INIT_CHUNK, w->end);
@@ -220,6 +220,7 @@ static void init_chunk(void *weights, int64_t i) {
     for (const Param *p = layout->params; p < layout->params + layout->count; p++) {
         init_param(w, p, begin, end);
     }
+    return true;
 }
 
 void model_init(const ParamLayout *layout, int64_t begin, int64_t end, float *out, uint64_t seed) {

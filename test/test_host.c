@@ -90,9 +90,10 @@ TEST(processes_of_a_host_divide_its_cores) {
     CHECK_EQUAL(omp_get_max_threads(), 7);
 }
 
-static void note_thread(void *ids, int64_t i) {
+static bool note_thread(void *ids, int64_t i) {
     ((pthread_t *)ids)[i] = pthread_self();
     usleep(1000);
+    return true;
 }
 
 enum { NOTED = 16 };
@@ -120,9 +121,10 @@ static void set_threads(int threads) {
     threads_divide(1);
 }
 
-static void count_task(void *counts, int64_t i) {
+static bool count_task(void *counts, int64_t i) {
     ((int *)counts)[i]++;
     if (i == 0) { usleep(20000); } // the others are done in this time
+    return i != TASKS / 2 || fail("task %d has failed", (int)i);
 }
 
 TEST(every_task_is_done_once) {
@@ -130,25 +132,26 @@ TEST(every_task_is_done_once) {
     for (int threads = 1; threads <= 5; threads += 2) {
         memset(counts, 0, sizeof(counts));
         set_threads(threads);
-        threads_for(TASKS, count_task, counts);
+        CHECK_REFUSED(threads_for(TASKS, count_task, counts), "task 5000 has failed");
         int once = 0;
         for (int i = 0; i < TASKS; i++) { once += counts[i] == 1; }
         CHECK_EQUAL(once, TASKS);
     }
-    threads_for(0, count_task, NULL);
+    CHECK(threads_for(0, count_task, NULL));
 }
 
 // Two tasks that wait for each other can end only if two threads run them.
-static void meet_task(void *arrived, int64_t i) {
+static bool meet_task(void *arrived, int64_t i) {
     volatile int *at = arrived;
     at[i] = 1;
     for (int wait = 0; !at[1 - i] && wait < 20000; wait++) { usleep(1000); }
     if (at[1 - i]) { at[2 + i] = 1; }
+    return true;
 }
 
 TEST(tasks_run_beside_each_other) {
     int arrived[4] = {0};
     set_threads(2);
-    threads_for(2, meet_task, arrived);
+    CHECK(threads_for(2, meet_task, arrived));
     CHECK(arrived[2] && arrived[3]);
 }
