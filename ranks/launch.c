@@ -333,7 +333,7 @@ void launch(Group *group, const Options *o) {
     int listener = -1;
     ignore_write_signals();
     or_die(ranks_read(&r, o));
-    bool alone = o->plan || o->list_checkpoints || o->verify || o->sample_only;
+    bool alone = o->plan || o->list_checkpoints || o->sample_only;
     threads_divide(alone ? 1 : r.group.local_ranks > 0 ? r.group.local_ranks : r.group.ranks);
     if (alone) { r.group.rank = 0; }
     if (alone && !o->plan) { r.group.ranks = 1; }
