@@ -183,19 +183,20 @@ static void allocate(Trainer *t) {
     t->sample_logits = (float *)malloc_or_die((size_t)t->run.config.vocab * sizeof(float));
 }
 
-// The GPU of this rank.
-static void open_device(Trainer *t) {
+// Opens the GPU of this rank. Returns how many GPUs this process sees.
+static int open_device(Trainer *t) {
     int visible = 0, device = 0;
     cudaGetDeviceCount(&visible); // if there is no GPU, gpu_open reports it
     if (visible > 0) { or_die(ranks_device(&t->run.group, visible, &device)); }
     or_die(gpu_open(&t->gpu, device));
+    return visible;
 }
 
 // t: zero, except for its options and group.
 static void trainer_open(Trainer *t) {
     const Options *options = &t->run.options;
     char device[320], size[32];
-    open_device(t);
+    int visible = open_device(t);
     NumberSupport support = support_find(&t->gpu, options, &t->run.group);
     size_t free_bytes, all_bytes;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
@@ -211,6 +212,9 @@ static void trainer_open(Trainer *t) {
     t->run.peak_flops = gpu_peak_flops(&t->gpu);
     t->run.memory_bytes = (double)t->plan.bytes;
     run_start(&t->run, device);
+    if (t->run.group.ranks == 1 && visible > 1 && options_train(options)) {
+        printf("  GPUs        1 of the %d here (--gpus %d takes all)\n", visible, visible);
+    }
     printf("  memory      %s planned (--plan lists it)\n",
            format_bytes(size, (double)t->plan.bytes));
     if (options->optimizer_cpu_offload) {

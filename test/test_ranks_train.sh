@@ -6,9 +6,14 @@ source "$(dirname "$0")/ranks.sh"
 
 children=() # by their ranks
 
+test_one_of_several_gpus_is_named() {
+    train alone --train-iters 1 || return
+    says 'GPUs        1 of the 64 here (--gpus 64 takes all)'
+}
+
 test_only_rank_0_speaks() {
     train by_gpus --gpus 3 --train-iters 4 || return
-    is "$(grep -c '^step .*3/4 ' log)" 1
+    is "$(grep -c '^step .*3/4 ' log) $(grep -c 'GPUs   ' log)" '1 0'
     is "$(grep -oE '"kind":"(step|run)"' by_gpus/metrics.jsonl | sort | uniq -c | xargs)" '1 kind:run 4 kind:step'
     is "$(find by_gpus/latest/ -name 'optimizer-*' | wc -l)" 3
 }
