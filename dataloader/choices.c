@@ -4,8 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const TokenFileKind set_kind = {CHOICES_MAGIC, "multiple-choice set",
-                                       "scripts/prepare_choices makes them"};
+static const TokenFileKind set_kind = {CHOICES_MAGIC,
+                                       "multiple-choice set",
+                                       "scripts/prepare_choices makes them",
+                                       {"hellaswag*.bin", "quiz*.bin"}};
 
 // Skips a length and that many tokens. False: the length is 0, or the tokens reach past `end`, or
 // one is outside the vocabulary.

@@ -59,19 +59,24 @@ bool token_files_find(glob_t *found, const char *pattern, TokenFileKind kind) {
     int status = pattern_files(pattern, found);
     const char *why = status == GLOB_NOMATCH ? "no such file" : "the files cannot be listed";
     if (status != 0) { return fail("%s: %s; %s", pattern, why, kind.remedy); }
-    char inside[PATH_LENGTH], files[PATH_LENGTH], word[SHELL_WORD];
-    if (path_exists(path_format(inside, "%s/.", found->gl_pathv[0]))) {
+    char path[PATH_LENGTH], words[2][SHELL_WORD];
+    if (path_exists(path_format(path, "%s/.", found->gl_pathv[0]))) {
         globfree(found);
-        return fail("%s: a folder; give a pattern that only its %ss match, such as %s", pattern,
-                    kind.name, shell_word(word, path_format(files, "%s/*train*.bin", pattern)));
+        for (int i = 0; i < 2; i++) {
+            shell_word(words[i], path_format(path, "%s/%s", pattern, kind.examples[i]));
+        }
+        return fail("%s: a folder; give a pattern that only its %ss match, such as %s or %s",
+                    pattern, kind.name, words[0], words[1]);
     }
     return true;
 }
 
 // ---- shards -------------------------------------------------------------------------------------
 
-static const TokenFileKind shard_kind = {SHARD_MAGIC, "token shard",
-                                         "make shards with ./tokenize, and match no other files"};
+static const TokenFileKind shard_kind = {SHARD_MAGIC,
+                                         "token shard",
+                                         "make shards with ./tokenize, and match no other files",
+                                         {"*train*.bin", "*val*.bin"}};
 
 // The number of a shard's tokens that the header of the shard or of a file beside it says.
 static uint64_t header_count(const TokenFile *f) {
@@ -101,13 +106,13 @@ typedef struct {
 } BitFile;
 
 static const BitFile mask_file = {
-    {MASK_MAGIC, "mask of a token shard", "scripts/prepare_data makes them"},
+    {MASK_MAGIC, "mask of a token shard", "scripts/prepare_data makes them", {NULL}},
     ".mask",
     "mask",
     SHARD_MASKED,
     "not all tokens of its shard count"};
 static const BitFile starts_file = {
-    {STARTS_MAGIC, "document list", "scripts/prepare_data makes them"},
+    {STARTS_MAGIC, "document list", "scripts/prepare_data makes them", {NULL}},
     ".starts",
     "document list",
     SHARD_STARTED,

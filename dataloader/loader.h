@@ -66,10 +66,11 @@ typedef struct {
     uint32_t tokenizer; // the tokenizer's mark; 0: not known
 } TokenFile;
 
-// A kind of token file, and the words for it in messages: "... not a NAME ...; REMEDY".
+// A kind of token file, and the words for it in messages: "... not a NAME ...; REMEDY". examples:
+// patterns of the files' names, for a kind that an option names.
 typedef struct {
     int32_t magic;
-    const char *name, *remedy;
+    const char *name, *remedy, *examples[2];
 } TokenFileKind;
 
 // Opens a file. Refuses one that is missing, too short, or has another magic number or version.

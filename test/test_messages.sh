@@ -51,6 +51,8 @@ test_refusals() {
     check_rows <<'ROWS'
 1|tiny --data 'missing_*.bin'|--data missing_*.bin: no such file|make shards with ./tokenize
 1|tiny --data d|--data d: a folder; give a pattern that only its token shards match, such as 'd/*train*.bin'
+1|train --valid-data d|--valid-data d: a folder; give a pattern| or 'd/*val*.bin'
+1|train --eval-choices d|--eval-choices d: a folder; give a pattern that only its multiple-choice sets match, such as 'd/hellaswag*.bin'
 0|tiny --data 'd/*train*.bin'|
 1|tiny --data cut.bin|--data cut.bin: the header says|the file holds 238|damaged or cut short
 1|tiny --data alone.bin --vocab-size 100|--data alone.bin: token |outside the vocabulary of 100|--vocab-size
