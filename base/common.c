@@ -75,7 +75,7 @@ const char *shell_word(char out[SHELL_WORD], const char *word) {
 static _Thread_local Error failure;
 
 bool fail(const char *format, ...) {
-    Error next = {0}; // apart from the old text, a possible argument
+    Error next = {0}; // not `failure` itself, because its text may be one of the arguments
     char text[sizeof(next.text)];
     va_list args;
     va_start(args, format);

@@ -58,7 +58,7 @@ typedef struct {
     char text[768];
 } Error;
 Error error_kept(void);       // a copy of this thread's last error
-bool fail_again(Error error); // makes it this thread's last error; returns false
+bool fail_again(Error error); // makes `error` this thread's last error; returns false
 
 // Prints "error: ..." on stderr, in one write, so that lines of several processes do not mix.
 void complain(const char *format, ...) PRINTF_LIKE(1, 2);
@@ -68,8 +68,8 @@ void die(const char *format, ...) PRINTF_LIKE(1, 2) __attribute__((noreturn));
 // Dies with error_text() unless ok.
 void or_die(bool ok);
 
-// die() calls this function once, with its text, before it exits; but only in the thread that has
-// called die_with(), and not in a forked process. NULL: die() calls nothing.
+// Sets a function that die() calls once, with the error's text, before it exits; but only in the
+// thread that has called die_with(), and not in a forked process. NULL: die() calls nothing.
 void die_with(void (*words)(const char *error));
 
 // Prints "warning: ..." on stderr, unless warnings are muted.

@@ -101,8 +101,8 @@ double host_memory(const char *root) {
 
 // ---- threads ------------------------------------------------------------------------------------
 
-// Kept here, because OpenMP keeps its number for each thread: a saving thread would see another
-// one.
+// OpenMP keeps a number of threads for each thread, so a thread that saves would not see the number
+// that the main thread has set. Therefore the number is here, too.
 static int threads; // 0: threads_divide has not been called
 
 void threads_divide(int processes) {
@@ -154,8 +154,8 @@ bool threads_for(int64_t count, Task *task, void *context) {
 }
 
 void threads_spin_briefly(char **argv) {
-    // the first two already say how threads wait; with one of the others, libgomp has bound this
-    // thread to a core, and the new program would inherit that
+    // if one of the first two is set, the user has decided how threads wait; if one of the others
+    // is set, libgomp has bound this thread to a core, and the new program would inherit that
     static const char *const set[] = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_PROC_BIND",
                                       "OMP_PLACES", "GOMP_CPU_AFFINITY"};
     char self[PATH_LENGTH];

@@ -22,9 +22,9 @@ double host_memory(const char *root);
 // host's cores divided by `processes`.
 void threads_divide(int processes);
 
-// Calls task(context, i) for each i below count, on several threads, in no fixed order. It returns
-// when all calls have returned: whether all returned true; if not, error_text() is that of one that
-// failed. Waiting threads sleep.
+// Calls task(context, i) for each i below count, on several threads, in no fixed order, and waits
+// for all calls. Returns whether all calls returned true. If not, error_text() is the error of one
+// call that failed. Waiting threads sleep.
 typedef bool Task(void *context, int64_t i);
 bool threads_for(int64_t count, Task *task, void *context);
 

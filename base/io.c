@@ -142,7 +142,7 @@ bool file_replace(const char *path, const void *data, size_t bytes) {
     FileWriter w;
     path_format(fresh, "%s.new", path);
     path_format(copy, "%s", path);
-    // what has that name already is deleted, because writing would follow a link
+    // deletes a file or link that has the name already: writing would follow the link
     if (unlink(fresh) != 0 && errno != ENOENT) { return fail_path(fresh, errno); }
     if (file_write(&w, fresh, data, bytes) &&
         (rename(fresh, path) == 0 || fail_path(path, errno))) {

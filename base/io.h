@@ -64,9 +64,9 @@ FolderId folder_id(const char *path);
 bool is_folder(const char *path, FolderId id); // false for a path that leads nowhere
 bool path_exists(const char *path);            // true for a dangling link
 // Finds the file with the path `pattern`. If there is none, finds the files that match it as a glob
-// pattern, with braces, sorted by name. Its leading folders that exist by their literal names are
-// not read as patterns: in "run [1]/train_*.bin", if "run [1]" exists, only train_*.bin is a
-// pattern. Returns glob()'s result.
+// pattern, with braces, sorted by name. Leading folders of the pattern that exist by their literal
+// names are not read as patterns: in "run [1]/train_*.bin", if "run [1]" exists, only train_*.bin
+// is a pattern. Returns glob()'s result.
 int pattern_files(const char *pattern, glob_t *found);
 // Appends n characters to a pattern that has `used` characters. exact: special characters are
 // escaped, so that they match themselves. Returns the new length; PATH_LENGTH: there is no room.

@@ -4,14 +4,14 @@
 //   step_00000250/          one checkpoint; a folder of this name is complete
 //     meta.json             see below
 //     model.safetensors     the weights under Hugging Face's names
-//     config.json           lets `transformers` open the folder, as do the next four files, each of
-//                           which is there if the run has its content:
+//     config.json           lets `transformers` open the folder; for the same purpose, if the run
+//                           has their content:
 //     tokenizer.json, tokenizer_config.json, chat_template.jinja, generation_config.json
 //     tokenizer.bin         so that the trainers can print and read text
 //     optimizer-R-of-N.safetensors   rank R's part: "master", "exp_avg", "exp_avg_sq", flat; its
 //                           metadata "ranges" says which elements of the parameter space they are,
-//                           as "begin:end,begin:end", and "hashes" the hash_words (base/rng.h)
-//                           of the arrays, computed before they were copied. "exp_avg_sq" is
+//                           as "begin:end,begin:end"; "hashes" has the arrays' hash_words
+//                           (base/rng.h), computed before the arrays were copied. "exp_avg_sq" is
 //                           shorter if the last ranges are Muon's (docs/muon.md), which has no
 //                           second moment. Moments in 8 bits (kernels/moments.h) are codes, I8 and
 //                           U8, with "exp_avg_scale" and "exp_avg_sq_scale", BF16, a scale for
@@ -68,7 +68,7 @@
 
 BEGIN_C
 
-enum { CHECKPOINT_VERSION = 2 }; // meta.json's; no other is written or read
+enum { CHECKPOINT_VERSION = 2 }; // of meta.json; other versions are neither written nor read
 
 // Formats of names: of a step's folder, and of files in it (rank, ranks).
 #define STEP_FOLDER "step_%08lld"
@@ -85,7 +85,7 @@ typedef struct {
     double best_valid_loss;   // the lowest of all evaluations; NaN: none yet
     double level, best_level; // the loss, averaged over steps; the lowest such average
     int64_t proven;    // step of the newest healthy checkpoint: a usual loss followed it; -1: none
-    int64_t eval_left; // not 0: the evaluation after this step is still to be made
+    int64_t eval_left; // not 0: the evaluation after this step has not been made yet
     SpikeWindow window;
 } Progress;
 
@@ -125,7 +125,7 @@ enum {
     STATE_ARRAYS
 };
 extern const char *const state_names[STATE_ARRAYS];
-// The number of scales in the file for so many 8-bit moments: one for each MOMENT_BLOCK of them,
+// How many scales the file has for a number of 8-bit moments: one for each MOMENT_BLOCK moments,
 // rounded up to complete 8-byte words, which the hash needs.
 static inline int64_t state_scales(int64_t moments) {
     return round_up64((moments + MOMENT_BLOCK - 1) / MOMENT_BLOCK, 4);
@@ -138,7 +138,7 @@ extern const char *const scaling_names[SCALING_TENSORS];
 // An array of an optimizer file: the elements of the rank's ranges, one range after another.
 typedef struct {
     Dtype dtype;
-    int64_t count; // 0: the file does not have it, unless it is one of the first three
+    int64_t count; // 0: the file lacks this array; but it always has the first three arrays
     const void *data;
     uint64_t hash; // hash_words of the array before it was copied
 } SavedArray;
@@ -146,11 +146,11 @@ typedef struct {
 // What to save. The caller owns the buffers and must not change them until the save has ended.
 typedef struct {
     const Options *options;
-    const Group *group; // which rank this is, and the others
+    const Group *group; // this rank, and the connections to the others
     const ParamLayout *layout;
     const Precision *precision;
     Progress progress;
-    int64_t valid_tokens;          // of an evaluation
+    int64_t valid_tokens;          // tokens that an evaluation reads
     const char *data, *valid_data; // the shards' identities; NULL: none
     Dtype model_dtype;
     const void *model;              // all weights, for model.safetensors; read on rank 0 only
@@ -172,7 +172,7 @@ bool checkpoint_save(const Snapshot *snapshot);
 // Saves in a separate thread, one checkpoint at a time.
 typedef struct {
     pthread_t thread;
-    bool pending, in_thread, ended; // ended: the thread has only to be joined
+    bool pending, in_thread, ended; // ended: the save is done; the thread must only be joined
     Snapshot snapshot;
     bool failed; // the last save that ended has failed
     Error why;
@@ -180,7 +180,7 @@ typedef struct {
 
 // Starts a save. The caller has waited for the previous one.
 void saver_start(Saver *saver, const Snapshot *snapshot);
-// Whether a save was started, and saver_wait would not wait for it.
+// Whether a save was started and has ended, so that saver_wait returns at once.
 bool saver_ended(const Saver *saver);
 // Waits for a save that is under way. False: the last save failed, and saver->why says why.
 bool saver_wait(Saver *saver);
@@ -192,7 +192,7 @@ typedef struct {
     int rank;
 } SavedRange;
 
-// A checkpoint that is read. Its path is the folder that the name led to.
+// A checkpoint that is read. path: its folder, as checkpoint_follow() has found it.
 typedef struct Checkpoint {
     char path[PATH_LENGTH];
     Progress progress;
@@ -208,10 +208,10 @@ typedef struct Checkpoint {
 } Checkpoint;
 
 // Opens the meta.json of --resume's or --load's checkpoint as *start. Sets options->origin and
-// options->resumes, and `was` to the options that the run takes from there (option_is_inherited):
-// those that were given to the checkpoint's run have SOURCE_FILE, the others SOURCE_CHECKPOINT. If
-// there is no checkpoint, start->path and options->origin are empty. A folder without meta.json is
-// one of Hugging Face's; a run does not start from one whose weights are in several files.
+// options->resumes. Sets `was` to the options that the run takes from the checkpoint
+// (option_is_inherited): those that were given to the checkpoint's run have SOURCE_FILE, the others
+// SOURCE_CHECKPOINT. If there is no checkpoint, start->path and options->origin are empty. A folder
+// without meta.json is one of Hugging Face's; if its weights are in several files, it is refused.
 bool checkpoint_model(Checkpoint *start, Options *options, Options *was);
 // Opens rank 0's checkpoint on every other rank, in place of its own. A path "": rank 0 has none.
 bool checkpoint_share(Checkpoint *c, const Group *group);
@@ -230,8 +230,8 @@ bool checkpoint_open(Checkpoint *c, const char *path, bool verify);
 bool checkpoint_verify(const Checkpoint *c);
 void checkpoint_close(Checkpoint *c);
 
-// Waits up to --lock-timeout while another run holds the lock of the --save folder, and takes
-// nothing. A process that calls it must not hold the lock.
+// Waits up to --lock-timeout while another run holds the lock of the --save folder, but does not
+// take the lock. A process that calls this function must not hold the lock.
 bool checkpoint_await(const Options *options);
 // Locks the --save folder until the process ends. If another run holds the lock, it waits up to
 // --lock-timeout.
@@ -258,9 +258,9 @@ bool checkpoint_read(const Checkpoint *c, int array, int64_t begin, int64_t end,
                      uint8_t *codes, uint16_t *scales);
 
 // Reads the scaling state of the tensors that the run quantises, if the checkpoint has one and the
-// run uses delayed scaling. A slot starts anew, as slots[] and history[] have it, if its format,
-// its margin or the history's length differ; and that of a gradient dY, which is proportional to 1
-// / (tokens of a step), if these tokens do.
+// run uses delayed scaling. A slot keeps the values in slots[] and history[] if its format, its
+// margin or the history's length differs from the checkpoint's. The slot of a gradient dY also
+// keeps them if the tokens of a step differ, because dY is proportional to 1 / (these tokens).
 bool checkpoint_read_scaling(const Checkpoint *c, const Precision *precision, Fp8Scale *slots,
                              float *history);
 
@@ -274,8 +274,8 @@ int checkpoint_steps(const char *save, int64_t **steps);
 // `best` and steps are beside it, that is the newest or the best step, whatever file or link has
 // that name. False: the steps cannot be read.
 bool checkpoint_follow(char path[PATH_LENGTH], const char *from);
-// A step below 0: there is no such checkpoint; or a file that would tell which one it is cannot be
-// read, and may be undamaged.
+// Results in place of a step. STEP_NONE: there is no such checkpoint. STEP_UNREADABLE: a file that
+// decides which checkpoint it is cannot be read, but may be undamaged.
 enum { STEP_NONE = -1, STEP_UNREADABLE = -2 };
 // The highest step.
 int64_t checkpoint_newest(const char *save);

@@ -415,7 +415,7 @@ char *hf_config(const Options *o, Dtype dtype, int begin_of_text, int end_of_tex
     }
     static const char *const dropouts[] = {"resid_pdrop", "embd_pdrop", "attn_pdrop"};
     for (int i = 0; gpt2 && i < 3; i++) { cJSON_AddNumberToObject(json, dropouts[i], 0); }
-    // read by llama.cpp
+    // llama.cpp reads n_ctx
     if (gpt2) { cJSON_AddNumberToObject(json, "n_ctx", o->max_position_embeddings); }
     const int ids[] = {begin_of_text, end_of_text};
     for (int i = 0; start == NULL && i < 2; i++) {

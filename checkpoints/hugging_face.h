@@ -14,7 +14,7 @@ BEGIN_C
 // element in the parameter space. Returns the number of tensors; the caller frees *tensors.
 // DTYPE_F8_E4M3: each linear layer's weight of the blocks is in FP8, and its scales follow it, as
 // in DeepSeek-V3's files: WEIGHT_scale_inv, by which the codes are multiplied, one for each block
-// of 128 x 128. All other tensors are in BF16. It needs ARCH_LLAMA, and weights must be NULL.
+// of 128 x 128. All other tensors are in BF16. This dtype needs ARCH_LLAMA and weights NULL.
 int hf_tensors(const ParamLayout *layout, Dtype dtype, const void *weights, TensorEntry **tensors);
 
 // Prints the name and the shape of each tensor.

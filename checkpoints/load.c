@@ -68,7 +68,7 @@ const ProgressField progress_fields[PROGRESS_FIELDS] = {
     {"level", offsetof(Progress, level), false},
     {"best_level", offsetof(Progress, best_level), false},
     {"proven", offsetof(Progress, proven), true},
-    // meta.json of an older version lacks it; then it is -1, which counts as 0
+    // a meta.json of an older version lacks eval_left, which then becomes -1 and counts as 0
     {"eval_left", offsetof(Progress, eval_left), true},
 };
 
@@ -277,7 +277,8 @@ static bool check_arrays(const SafeTensors *st, int64_t elements, bool *moments8
     const TensorEntry *first = safetensors_find(st, state_names[STATE_EXP_AVG]);
     const TensorEntry *second = safetensors_find(st, state_names[STATE_EXP_AVG_SQ]);
     bool codes = first != NULL && first->dtype == DTYPE_I8;
-    int64_t n = second != NULL ? min64(second->shape[0], elements) : 0; // Muon's have none
+    // Muon's elements have no second moment
+    int64_t n = second != NULL ? min64(second->shape[0], elements) : 0;
     int64_t scales = codes ? state_scales(n) : 0;
     const struct {
         Dtype dtype; // F32: any floating-point type
@@ -423,7 +424,7 @@ int64_t checkpoint_best(const char *save) {
         size_t bytes;
         char *text = file_read(path, &bytes);
         cJSON *meta = text != NULL ? parse_meta(text, bytes, path) : NULL;
-        readable = text != NULL || !path_exists(path); // false ends the loop: it may be the best
+        readable = text != NULL || !path_exists(path); // false ends the loop: step may be the best
         double loss = json_number(meta, "valid_loss", NAN);
         identity_sum(text_of(meta, "valid_data"), of);
         if (best < 0) { // the newest one that was evaluated
@@ -499,8 +500,8 @@ static bool open_model(Checkpoint *c, const char *folder, const Options *o, Opti
     return ok;
 }
 
-// Refuses --resume latest if the run's folder was moved or copied, and its config.txt still names
-// the other one.
+// Refuses --resume latest if the run's folder was moved or copied and its config.txt still names
+// the old path.
 static bool check_place(const Options *o) {
     char path[PATH_LENGTH], words[2][SHELL_WORD];
     path_format(path, "%s", o->config);
@@ -708,7 +709,7 @@ bool checkpoint_read_scaling(const Checkpoint *c, const Precision *precision, Fp
         data[i] = malloc_or_die((size_t)elements * sizeof(float));
         ok = safetensors_read(st, e, 0, elements, data[i]);
     }
-    const float *amaxes = data[SCALING_HISTORY]; // NULL: of another length
+    const float *amaxes = data[SCALING_HISTORY]; // NULL: the history's length differs
     for (int i = 0; ok && i < n; i++) {
         Fp8Scale *slot = &slots[i];
         bool other = amaxes == NULL || (other_step && i % OPERAND_COUNT == OPERAND_DY) ||

@@ -169,7 +169,7 @@ static bool write_meta(const Snapshot *s, const char *folder, const FileWriter *
 
 // ---- from files to a checkpoint -----------------------------------------------------------------
 
-#define FRESH_LINK ".tmp-link" // a link before it has its name
+#define FRESH_LINK ".tmp-link" // the name of a new link, before it is renamed
 
 // Deletes a complete or incomplete checkpoint. Deletes a link but not its target.
 static void discard(const char *path, const char *known_as) {
@@ -188,8 +188,8 @@ static bool set_aside(const char *path) {
     return true;
 }
 
-// Sets aside every checkpoint from a step on. The newest is set aside last: an interruption leaves
-// it in place as the newest checkpoint, or all of them are set aside.
+// Sets aside every checkpoint from a step on, the newest one last. So after an interruption it is
+// still the newest checkpoint, or all of these checkpoints are set aside.
 static bool set_aside_from(const char *save, int64_t step) {
     char path[PATH_LENGTH];
     int64_t *steps;
@@ -372,7 +372,7 @@ static bool await_lock(const Options *o, int file, bool take) {
 bool checkpoint_await(const Options *o) {
     char path[PATH_LENGTH];
     int file = open(path_format(path, "%s/.lock", o->save), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-    bool ok = file < 0 || await_lock(o, file, false); // checkpoint_claim reports a failure
+    bool ok = file < 0 || await_lock(o, file, false); // checkpoint_claim reports that open failed
     if (file >= 0) { close(file); }
     return ok;
 }

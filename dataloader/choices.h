@@ -3,7 +3,7 @@
 //
 // Layout: a token file (loader.h) with magic 20240522; version 1 is llm.c's evaluation format, in
 // uint16; version 2 has uint32 instead. Header [2] is the count of questions, [3] the bytes of the
-// longest, [5] the wording: 0, that of the rows' fields; 1, the one that lm-eval gives HellaSwag's.
+// longest question, [5] the wording: 0: as in the data set's fields; 1: lm-eval's for HellaSwag.
 // After the header, the questions follow one after another. A question is:
 //   65535; the bytes of the question, from that 65535 to its last number; its index in the set; the
 //   index of the right answer; the number of answers A; the length of the context, and its tokens;

@@ -78,7 +78,7 @@ static const TokenFileKind shard_kind = {SHARD_MAGIC,
                                          "make shards with ./tokenize, and match no other files",
                                          {"*train*.bin", "*val*.bin"}};
 
-// The number of a shard's tokens that the header of the shard or of a file beside it says.
+// The count of a shard's tokens, from the header of the shard or of a file beside it.
 static uint64_t header_count(const TokenFile *f) {
     return (uint64_t)(uint32_t)f->header[3] << 32 | (uint32_t)f->header[2];
 }

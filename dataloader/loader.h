@@ -83,19 +83,20 @@ bool token_file_read(const TokenFile *f, int64_t begin, int64_t n, uint32_t *out
 // As token_file_open; also refuses a shard without tokens, or whose size differs from its header.
 bool shard_open(TokenFile *shard, const char *path);
 
-// Finds the first shard that a glob pattern matches whose header has another number than 0 at
-// `place`: 0, any shard; SHARD_MASKED or SHARD_STARTED, one with conversations. The shard is not
-// left open. False: there is none, or one before it cannot be read.
+// Of the shards that a glob pattern matches, finds the first one whose header is not 0 at `place`:
+// at SHARD_MASKED or SHARD_STARTED, a shard with conversations; at 0, where every header has the
+// magic number, any shard. The shard is closed. False: no shard fits, or one before it cannot be
+// read.
 bool shards_find(const char *pattern, int place, TokenFile *shard);
 
-// Makes the header of a shard, without a tokenizer's mark.
+// Makes the header of a shard. The number that marks the tokenizer stays 0.
 void shard_header(int32_t header[SHARD_HEADER_BYTES / 4], int token_bytes, int64_t count);
 
 // Lists the files that a glob pattern matches; refuses a pattern that matches none, or a folder.
 bool token_files_find(glob_t *found, const char *pattern, TokenFileKind kind);
 
-// The files beside a shard. Without SHARD.starts, documents begin at end-of-text tokens; but it is
-// not known where conversations begin, because a turn may end with that token.
+// The files beside a shard. Without SHARD.starts, a document begins at each end-of-text token.
+// Where conversations begin is then not known, because a turn may end with that token, too.
 typedef struct {
     uint32_t *mask;        // the numbers of SHARD.mask; NULL: all tokens count
     int32_t chat_template; // of the mask; not 0: the shard has conversations
@@ -115,25 +116,24 @@ typedef struct {
     int64_t tokens, windows;    // windows: in an epoch
     int64_t targets;            // targets that count in an epoch
     MaskedWindow *with_targets; // [windows] those in which targets count; NULL: all windows
-    int cuts; // length of the packed windows that this set's windows cut; 0: none is cut
+    int cuts; // not 0: documents were packed into windows of this length, and ours cut some of them
     int seq_length, vocab;
     int end_of_text; // the end-of-text token; -1: not known
-    bool masks_ends; // a target right after it does not count
+    bool masks_ends; // a target right after an end-of-text token does not count
     char *identity;  // a line for each shard: "CRC-32 NAME", with ? for control characters; the
                      // CRC-32 includes the mask's and that of SHARD.starts
 } Dataset;
 
 // Opens and checks every shard that a glob pattern matches, and its mask; the pattern may match the
-// masks too. Refuses a mask that belongs to another shard.
-// With masks_ends it reads all tokens.
+// masks too. Refuses a mask that belongs to another shard. With masks_ends, reads all tokens.
 bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab, int end_of_text,
                   bool masks_ends);
 void dataset_close(Dataset *data);
 
-// Refuses shards whose checksums differ from those of the first lines of *identity, or are in
-// another order; the error names the first such shard. Moves *identity past these lines. Folders
-// and names may differ. The checksum of a shard above 4 MiB is that of 64 parts of it. whose: for
-// the message: "... that WHOSE read".
+// Compares the shards' checksums with those in the first lines of *identity, in their order, and
+// moves *identity past these lines. The error names the first shard that differs. Folders and names
+// may differ. The checksum of a shard above 4 MiB is that of 64 parts of it. whose: a word for the
+// error: "... that WHOSE read".
 bool dataset_match(const Dataset *data, const char **identity, const char *whose);
 // Whether the next line of *identity has the checksum of `line`; if so, moves *identity past it.
 bool identity_next(const char *line, const char **identity);
@@ -147,7 +147,7 @@ typedef struct {
     const Blend *blend; // NULL: there is one source
 } Loader;
 
-// The window that a sample is in its source.
+// The number of the window that a sample reads, in the sample's source.
 int64_t loader_window(const Loader *loader, int64_t sample);
 
 // The number of targets that count in `count` samples from `sample` on.

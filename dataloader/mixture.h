@@ -30,7 +30,7 @@ typedef struct {
     int num_shards;  // this and the next three: sums over all sources
     int64_t tokens, windows, targets;
     bool masked;    // a source has masks
-    char *identity; // several sources: a line with the source's share precedes its lines
+    char *identity; // of several sources, each has a line with its share before its shards' lines
 } Mixture;
 
 // Opens the data sets of a mixture's text, as dataset_open opens one.

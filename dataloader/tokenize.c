@@ -53,7 +53,6 @@ static size_t part_end(const unsigned char *text, size_t n) {
     return n;
 }
 
-// An open text file.
 typedef struct {
     const char *path;
     int file;
@@ -64,7 +63,8 @@ static void read_text(const Text *text, void *out, size_t bytes, size_t at) {
     or_die(file_read_at(text->file, text->path, out, bytes, (int64_t)at));
 }
 
-// Writes bytes begin..end of a text as a document. Returns whether they name the end of text.
+// Writes bytes begin..end of a text as a document. Returns whether they contain the name of the
+// end-of-text token.
 static bool put_text(Output *out, const Text *text, size_t begin, size_t end) {
     bool named = false;
     size_t room = 2 * PART;
@@ -160,7 +160,7 @@ static Text open_text(const char *path) {
     if (text.bytes == 0) { die("%s: an empty file", path); }
     int32_t magic = 0;
     if (text.bytes >= sizeof(magic)) { read_text(&text, &magic, sizeof(magic), 0); }
-    // such as a pattern finds in a folder where this program has been before
+    // a shell's pattern finds such files in a folder to which this program has written before
     if (magic == SHARD_MAGIC || magic == TOKENIZER_MAGIC) {
         die("%s: a shard or a tokenizer, no text; name the texts alone", path);
     }

@@ -46,7 +46,8 @@ typedef struct {
     size_t bytes;
     size_t *at; // [vocab] where an id's length is in the file
     int num_ranges;
-    // where the ranges are in the file, in ascending order; any other character is CLASS_OTHER
+    // where the ranges of characters begin in the file; they ascend. A character in no range is
+    // CLASS_OTHER
     size_t ranges_at;
 } Tokenizer;
 
@@ -56,7 +57,7 @@ void tokenizer_close(Tokenizer *tokenizer);
 // Returns the bytes of an id. *length is 0 for the end of text and for ids outside the vocabulary.
 const unsigned char *tokenizer_decode(const Tokenizer *tokenizer, int id, int *length);
 
-// Whether a text contains the name of the end-of-text token, which is encoded as any text.
+// Whether a text contains the name of the end-of-text token. The name is encoded like other text.
 bool tokenizer_names_end(const Tokenizer *tokenizer, const unsigned char *text, size_t bytes);
 
 // Writes the tokenizer of bytes: ids 0..255 are bytes, 256 is the end of text.

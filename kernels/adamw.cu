@@ -233,7 +233,7 @@ __device__ __forceinline__ float log2_about(float x) {
     return y;
 }
 
-// The logarithm of a place is log2(|m|) / 3 or log2(v) / 6, plus this.
+// The logarithm of a moment's place (moments.h) is log2(|m|) / 3 or log2(v) / 6, plus this shift.
 __device__ __forceinline__ float moment_shift(float unit) {
     return log2_about(fmaxf(unit, FLT_MIN)) * (-1.0f / 3.0f);
 }
@@ -439,7 +439,7 @@ __global__ void __launch_bounds__(ADAMW_THREADS, JOB == JOB_ADAMW8 ? 3 : 0)
     constexpr bool writes = JOB == JOB_QUANTIZE || (updates && SCALING == SCALE_GIVEN);
     constexpr bool squares = SCALING == SCALE_SQUARES;
     if (updates && s.muon != (JOB == JOB_MUON)) { return; }
-    if (small && threadIdx.x == 0) { // once a block: about 200 instructions
+    if (small && threadIdx.x == 0) { // by one thread, because it takes about 200 instructions
         f8 = factors8(u, adamw_factors(u, state, s.lr_mult, bias1, bias2), s.weight_decay);
     } else if (updates && !small) {
         f = adamw_factors(u, state, s.lr_mult, bias1, bias2);

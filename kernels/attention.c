@@ -50,7 +50,7 @@ typedef struct {
 struct AttentionCache {
     int count;
     AttentionPlan *plans;
-    bool said; // the user was warned that the plain kernel is used
+    bool said; // a warning has said that the plain kernel is used
 };
 
 static AttentionCache *cache_of(Gpu *gpu) {
@@ -242,8 +242,8 @@ static void build_forward(Graph *g) {
     matmul(g, p, v, out);
 }
 
-// The gradient of K (scores dS, rows Q) or of V (scores P, rows dO): scores' rows, one product per
-// query head, summed over the query heads of a group.
+// The gradient of K (scores dS, rows Q) or of V (scores P, rows dO): the transpose of scores, times
+// rows, for each query head; then the sum over the query heads of a group.
 static void group_gradient(Graph *g, Desc scores, Desc rows, int64_t uid) {
     Dims t = packed(g->scores);
     t.d[2] = 1;
@@ -319,8 +319,8 @@ static bool repeats(Desc config) {
     return well;
 }
 
-// Builds the graph, and takes the first engine configuration of those the heuristics propose that
-// can be finalized; in a deterministic run, the first whose engine is deterministic.
+// Builds the graph. Of the engine configurations that the heuristics propose, takes the first one
+// that can be finalized; in a deterministic run, the first one whose engine is deterministic, too.
 static void make_plan(Gpu *gpu, AttentionPlan *plan) {
     enum { CONFIGS = 8 };
     const AttentionShape *s = &plan->shape;

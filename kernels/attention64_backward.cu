@@ -68,13 +68,13 @@ struct Parameters {
     const Bf16 *dout, *out;
     const float *lse;
     const int *starts, *ends, *document_cuts; // attention.h; NULL without documents
-    float *sums; // sums_of: [block][2][T, rounded up to 128][64], a tile in its threads' order
+    float *sums; // see sums_of: [block][2][T, rounded up to 128][64], tiles in their threads' order
     int T, H, N; // N: values in a row of the packed buffer
     int tiles;   // tiles of keys in a head
     int blocks;
     int whole; // how many whole heads each block computes
-    // The tiles of keys of the other heads are numbered together: where each block's part of them
-    // begins.
+    // The tiles of keys of all other heads are numbered together. A block's part of them begins at
+    // tile cuts[block].
     uint16_t cuts[MOST_BLOCKS + 1];
 
     template <bool DOCUMENTS> __device__ int cut(int block) const {
@@ -217,7 +217,7 @@ __device__ __forceinline__ void summarise(Shared &s, const Parameters &p,
         }
 #pragma unroll UNROLL
         for (int row = lane / 8; row < QUERIES; row += WARP / 8) {
-            const bool inside = begin + row < p.T; // else the first row is loaded: no branch
+            const bool inside = begin + row < p.T; // if not, the first row is loaded: no branch
             const int vector = (inside ? row * step / VEC : 0) + lane % 8;
             const Floats8 x = load8(p.dout + from, vector), y = load8(p.out + from, vector);
             float sum = 0.0f;
@@ -234,16 +234,16 @@ __device__ __forceinline__ void summarise(Shared &s, const Parameters &p,
     }
 }
 
-// The work of computing warpgroup w. The two take turns: one has the tensor cores while the other
-// computes P' and dS'.
+// The work of computing warpgroup w. The two computing warpgroups take turns: one has the tensor
+// cores while the other computes P' and dS'.
 template <bool DOCUMENTS, int w>
 __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
     const int thread = threadIdx.x % GROUP, warp = thread / WARP, lane = thread % WARP;
     const int t = lane % 4;
     const float scale = 0.125f * 1.4426950408889634f;
-    // Of the 16 x 16 BF16 values that a warp loads or stores at a time, a lane has 16 bytes:
-    // place(tile, i) is where, in a tile of 64 swizzled rows. The asm hides the number from the
-    // compiler, which would else keep a register for every address.
+    // Of the 16 x 16 BF16 values that a warp loads or stores at a time, a lane has 16 bytes.
+    // place(tile, i) is their address in a tile of 64 swizzled rows. The asm hides the number i
+    // from the compiler, which would otherwise keep a register for every address.
     const uint32_t first_place = (warp * 16 + lane % 16) * FULL_ROW + (lane / 16 ^ lane % 8) * 16;
     auto place = [&](uint8_t *tile, int i) {
         uint32_t at = first_place;
@@ -330,7 +330,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
             if (diagonal) {
                 const int key = warp * 16 + lane / 4 - t * 2;
 #pragma unroll
-                for (int i = 0; i < 32; i++) { // column i / 4 * 8 + i % 2 of the thread's
+                for (int i = 0; i < 32; i++) { // query t * 2 + i / 4 * 8 + i % 2 of the tile
                     if (key + i / 2 % 2 * 8 > i / 4 * 8 + i % 2) { scores[i] = 0.0f; }
                 }
             }

@@ -282,7 +282,7 @@ __device__ __forceinline__ void compute(typename K::Shared &s, const Parameters 
                                          y * (dp[2 * i + 1] + delta[r]));
         }
     };
-    // For the gradient: reads lse to m and computes delta, for a tile's rows. For rows beyond T,
+    // For the gradient: reads a tile's lse into m, and computes delta of the tile's rows. Beyond T
     // both are 0, as Q and dO are.
     auto summarise = [&](int head, int tile) {
 #pragma unroll

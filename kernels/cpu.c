@@ -511,7 +511,8 @@ void round_blocks_to_fp8(float *out, const float *x, Fp8Blocks b, Fp8Counts *cou
                 float range = float_from_bits(b.width == 1 ? amax[i] : largest);
                 scale[i] = fp8_block_scale(range, fp8_max(b.type), b.power_of_two);
             }
-            // a scale at its limit, or the 1 of zeros, does not follow from an amax
+            // usually the factor follows from the amax; but if the scale is at its limit, or is 1
+            // because the block is all zeros, the factor is the scale's inverse
             if (b.codes != NULL) {
                 float factor = float_from_bits(largest) / fp8_max(b.type);
                 bool usual = factor >= FLT_MIN && factor <= FLT_MAX;

@@ -144,7 +144,8 @@ static inline int64_t muon_scratch(int rows, int columns) {
     int64_t side = rows < columns ? rows : columns;
     return (int64_t)rows * columns + 2 * side * side;
 }
-// The scale that gives an update of any shape the root mean square `factor`, like AdamW's.
+// The scale with which an update of any shape has the root mean square `factor`. (AdamW's updates
+// have a root mean square that does not depend on the shape.)
 float muon_scale(float factor, int rows, int columns);
 
 // weights -= lr (update + weight_decay weights)

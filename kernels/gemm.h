@@ -15,8 +15,8 @@
 
 BEGIN_C
 
-// Of gpu->workspace, which a run plans. The Makefile sets less for the stand-ins, which use none of
-// it, but fill it with NaN before each step.
+// Bytes of gpu->workspace, which a run plans. The Makefile sets less for tests without a GPU: there
+// no product uses the workspace, but it is filled with NaN before each step.
 #ifndef GEMM_WORKSPACE_BYTES
 #define GEMM_WORKSPACE_BYTES ((size_t)64 << 20)
 #endif

@@ -195,7 +195,7 @@ void gpu_clear(Gpu *gpu, GpuFamily family, void *device, size_t bytes) {
 
 // ---- host memory --------------------------------------------------------------------------------
 
-enum { HUGE_PAGE = 2 << 20, TOUCHED = 32 * HUGE_PAGE }; // bytes that a task touches
+enum { HUGE_PAGE = 2 << 20, TOUCHED = 32 * HUGE_PAGE }; // TOUCHED: bytes that a task touches
 
 typedef struct {
     char *memory;

@@ -343,8 +343,8 @@ __device__ __forceinline__ void prefetch(const void *x) {
 
 #endif
 
-// The byte at which 4 columns begin in swizzled rows of 64 BF16: of columns 16 j to 16 j + 15,
-// those that lane 4 g + t has.
+// The byte at which columns 16 j + 4 t to 16 j + 4 t + 3 begin, in swizzled rows of 64 BF16. (Lane
+// 4 g + t has these columns.)
 __device__ __forceinline__ int place_of_four(int row, int j, int t) {
     return row * FULL_ROW + ((j * 2 + t / 2) ^ row % 8) * 16 + t % 2 * 8;
 }
@@ -444,9 +444,9 @@ static inline CUtensorMap tensor_map(const void *data, CUtensorMapDataType type,
 }
 
 // map_like_rows and map_like_columns make maps of codes [rows,columns], with boxes of `box` rows of
-// `row` bytes, whose rows are in an order that gives a thread 2 adjacent rows and 4 adjacent
-// columns of the product (fused_product.cu). map_like_rows: row 16 i + 2 g + p is WGMMA's row 16 i
-// + 8 p + g. Dimensions: column, g, p, block of 16 rows.
+// `row` bytes. The order of a box's rows gives a thread 2 adjacent rows and 4 adjacent columns of
+// the product (fused_product.cu). map_like_rows: row 16 i + 2 g + p is WGMMA's row 16 i + 8 p + g.
+// Dimensions: column, g, p, block of 16 rows.
 static inline CUtensorMap map_like_rows(const uint8_t *x, int64_t rows, int64_t columns, int row,
                                         int box) {
     return tensor_map(x, CU_TENSOR_MAP_DATA_TYPE_UINT8, row,

@@ -376,8 +376,8 @@ void gpu_fp8_update(Gpu *gpu, const Fp8Table *table, const StepState *state);
 // Before a micro-step: sets every amax to 0.
 void gpu_fp8_clear_amaxes(Gpu *gpu, const Fp8Table *table);
 
-// muon_momentum (cpu.h) on Muon's segments, unless the step is skipped: their gradients become the
-// input of the Newton-Schulz steps.
+// muon_momentum (cpu.h) on Muon's segments, unless the step is skipped: the gradients of these
+// segments become the input of the Newton-Schulz steps.
 void gpu_muon_momentum(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
 
 // Matrices in the gradient buffer, of n elements each; n is a multiple of 8.

@@ -165,10 +165,10 @@ __global__ void __launch_bounds__(512)
 #endif
 }
 
-// One block per row, which it reads once, several vectors of each thread at a time. If `rows` is
-// not NULL, it stores there the row's RowLoss; for a row that is left out, one that makes its
-// softmax 0. GRADIENT: reads the row a second time, from L2 at best, and writes the gradient in
-// place. The kernel works on every device, for rows of any length.
+// One block per row. The block reads the row once, several vectors of each thread at a time. If
+// `rows` is not NULL, the row's RowLoss is stored there; that of a row that is left out makes the
+// row's softmax 0. GRADIENT: reads the row a second time, from L2 at best, and writes the gradient
+// in place. The kernel works on every device, for rows of any length.
 template <bool GRADIENT, bool CAPS>
 __global__ void __launch_bounds__(512)
     cross_entropy_kernel(float *losses, RowLoss *rows, Bf16 *logits, const int *targets, int V,

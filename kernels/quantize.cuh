@@ -50,8 +50,8 @@ template <Fp8Type TYPE> __device__ __forceinline__ uint2 encode8(const Floats8 &
     return make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
 }
 
-// The scale that follows from the measured amax. The one thread of the launch with `announces`
-// writes it where matrix products read it.
+// The scale that follows from the measured amax. announces, true in one thread of the launch: also
+// writes the scale where matrix products read it.
 __device__ __forceinline__ float measured_scale(Fp8Scale *s, float target, bool announces) {
     float scale = fp8_scale(s->amax, target, 1.0f);
     if (announces) {
@@ -138,7 +138,7 @@ struct Function {
 
 template <typename FUNCTION> struct Elementwise : Place, FUNCTION {
     enum { INPUTS = FUNCTION::INPUTS, WIDE = FUNCTION::WIDE, ROW = FUNCTION::ROW };
-    // the inputs' rows differ in width
+    // whether the inputs' rows differ in width
     enum { NEEDS_ROW = (int)WIDE < (int)INPUTS || (int)ROW < (int)INPUTS };
     enum { OUTPUTS = FUNCTION::OUTPUTS, GRADIENT = FUNCTION::GRADIENT, WAITS = FUNCTION::WAITS };
     struct Raw {
@@ -509,8 +509,7 @@ static void quantize(const char *name, const SOURCE &source, const Operand &out,
     if (SUMS) { sum_partials({{sums}, scratch.data, divide_up(M, TILE_ROWS), N}, stream); }
 }
 
-// ---- to BF16: one vector per thread
-// -----------------------------------------------------------------
+// ---- to BF16: one vector per thread -------------------------------------------------------------
 
 // amax: receives the amax of the BF16 values, unless NULL.
 template <typename SOURCE>

@@ -71,7 +71,7 @@ struct Parameters {
     Operand out;
     MaxSum *max_sums; // [tiles across][M]
     int M, K, V;
-    int down, across, tiles; // clusters' tiles of 256 rows: down, across, all
+    int down, across, tiles; // how many tiles of 256 rows the clusters have: down, across, all
     Rotary rotary;
 };
 
@@ -215,7 +215,7 @@ __device__ __forceinline__ void sum_up(Shared &s, const Parameters &p, int worke
     const float log2e = 1.4426950408889634f;
     each_part<MAX_SUMS>(s, p, worker, [&](Corner begin, int w, int part) {
         const int down = part * STRIP_ROWS, m = begin.row + w * ROWS + down;
-        // the lane's columns from this one on are not in the vocabulary
+        // the lane's first `count` columns are in the vocabulary
         const int count = p.V - begin.column - half * TILE;
         if (lane == 0) { store_strip(s, p, w, down, begin.column, m); }
         __syncwarp();

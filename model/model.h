@@ -134,7 +134,7 @@ typedef struct {
 ParamLayout param_layout(const ModelConfig *config);
 void param_layout_free(ParamLayout *layout);
 
-// NULL: the model has no such tensor, as for TENSOR_COUNT. `layer` is used only inside the blocks.
+// NULL: the model has no such tensor, or id is TENSOR_COUNT. layer is ignored outside the blocks.
 const Param *param_find(const ParamLayout *layout, TensorId id, int layer);
 
 static inline int64_t param_size(const Param *p) {

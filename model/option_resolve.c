@@ -53,7 +53,7 @@ static void derive_model(Options *o) {
         o->ffn_hidden_size = gpt2 ? 4 * C : (int)round_up64((8 * C + 2) / 3, 128);
     }
     if (o->max_position_embeddings == 0) { o->max_position_embeddings = o->seq_length; }
-    if (o->init_method_std == 0) { // narrow models diverge with 0.02; to four places: 0.0267
+    if (o->init_method_std == 0) { // narrow models diverge with 0.02; four decimals: 0.0267
         o->init_method_std = fmin(0.06, fmax(0.02, round(153600.0 / C) / 1e4));
     }
 }
@@ -359,7 +359,7 @@ static bool check_values(const Options *o) {
     return true;
 }
 
-// Sets or checks --global-batch-size. A run that does not train may have any.
+// Sets or checks --global-batch-size. A run that does not train may have any size.
 static bool settle_batch(Options *o, int ranks) {
     char from[PATH_LENGTH];
     int64_t whole = (int64_t)o->micro_batch_size * ranks;
@@ -371,8 +371,8 @@ static bool settle_batch(Options *o, int ranks) {
                     o->global_batch_size, option_from_checkpoint(o, "global-batch-size", from),
                     o->micro_batch_size, ranks, plural(ranks));
     }
-    // a resumed run keeps its batch on other ranks; if one micro-batch a rank gives it, config.txt
-    // omits it
+    // a resumed run keeps its batch size, even with another number of ranks. But config.txt omits a
+    // size that is one micro-batch per rank
     if (o->global_batch_size == whole &&
         option_source(o, "global-batch-size") == SOURCE_CHECKPOINT) {
         option_set_source(o, "global-batch-size", SOURCE_DERIVED);

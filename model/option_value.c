@@ -50,7 +50,7 @@ static bool parse_value(void *field, const OptionRow *row, const char *value) {
             return fail("--%s: longer than %d characters", row->name, PATH_LENGTH - 1);
         }
         bool path = strcmp(row->choices, "DIR") == 0 || strcmp(row->choices, "FILE") == 0;
-        if (path && strncmp(value, "~/", 2) == 0) { // it would be a folder named ~
+        if (path && strncmp(value, "~/", 2) == 0) { // would name a folder "~"
             return fail("--%s=%s: no shell has replaced ~ here; write --%s %s, or the whole path",
                         row->name, value, row->name, value);
         }

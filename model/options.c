@@ -78,7 +78,7 @@ static bool fail_unknown(const char *name) {
 // The command line, or a file of --config, while it is read.
 typedef struct {
     OptionSource source;
-    int depth;          // how many files lead to a file that this place names
+    int depth;          // how many files of --config lead to a file that is named here
     bool told;          // error_text() already names a file and a line
     const char **files; // the command line: the files that --config names, in order
     int num_files;
@@ -181,8 +181,8 @@ static bool read_line(Options *options, Place *place, char *line) {
     return set_named(options, place, name, flag ? NULL : value);
 }
 
-// depth: how many files lead to this one. *told: the error is in a line of a file, and error_text()
-// names that file and line.
+// depth: how many files of --config lead to this one. *told: the error is in a line of a file, and
+// error_text() names that file and line.
 static bool read_config(Options *options, const char *path, int depth, bool *told) {
     enum { DEEPEST = 16 };
     Place place = {.source = SOURCE_FILE, .depth = depth + 1};

@@ -136,7 +136,6 @@ bool option_set(Options *options, const char *name, const char *value, OptionSou
 // Sets several options from "name value name value", formatted as by printf. No value has a blank.
 bool options_set(Options *options, OptionSource source, const char *format, ...) PRINTF_LIKE(3, 4);
 
-// Sets every option to its default.
 void options_default(Options *options);
 
 // ---- options.c ----

@@ -205,8 +205,8 @@ bool fp8_is_uncalibrated(const Precision *p, const Fp8Scale *slots) {
     return unknown;
 }
 
-// A guess of a tensor's scale before its first amax. Gradients are divided by a step's tokens, so
-// their scale is multiplied by them.
+// A guess of a tensor's scale before its first amax. Gradients are divided by the number of a
+// step's tokens, so their scale is multiplied by this number.
 static float first_scale(const Precision *p, int slot) {
     OperandId operand = (OperandId)(slot % OPERAND_COUNT);
     return operand == OPERAND_X   ? 0.5f

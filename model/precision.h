@@ -122,10 +122,10 @@ static inline float fp8_slot_target(const Precision *p, int slot) {
     return p->linear[slot / OPERAND_COUNT].target[slot % OPERAND_COUNT];
 }
 
-// Whether a slot's scale is fixed. Only that of the head's output gradient, (softmax - onehot) *
-// factor, is: the gradient's largest magnitude is the factor (the z-loss multiplies the softmax; a
-// soft cap multiplies the gradient by at most 1), so its scale needs no measuring. Scales by blocks
-// are measured, because the magnitudes in a block can be much smaller.
+// Whether a slot's scale is fixed. Only one is: the scale of the head's output gradient, (softmax -
+// onehot) * factor. The gradient's largest magnitude is the factor (the z-loss multiplies the
+// softmax; a soft cap multiplies the gradient by at most 1), so its scale needs no measuring. But
+// scales by blocks are measured, because the magnitudes in a block can be much smaller.
 static inline bool fp8_slot_is_fixed(const Precision *p, int slot) {
     return p->recipe != FP8_RECIPE_BLOCKWISE &&
            slot == fp8_slot_index(p->config, LINEAR_HEAD, 0, OPERAND_DY);

@@ -57,7 +57,7 @@ int zero_ranges(const ZeroLayout *z, int rank, ZeroRange **ranges) {
     int count = 0;
     int64_t kept = 0;
     *ranges = calloc_or_die((size_t)layout->count, sizeof(ZeroRange));
-    for (int turn = 0; turn < 2 * z->count; turn++) { // AdamW's, then Muon's
+    for (int turn = 0; turn < 2 * z->count; turn++) { // AdamW's segments, then Muon's
         int s = turn % z->count;
         const ZeroSegment *segment = &z->segments[s];
         int64_t begin = segment->begin + rank * segment->part, end = begin + segment->part;

@@ -21,7 +21,8 @@
 
 BEGIN_C
 
-// Bits by which the parameters of a bucket are divided into segments. ZERO_KINDS: combinations.
+// Bits by which the parameters of a bucket are divided into segments. ZERO_KINDS: how many
+// combinations of them there are.
 enum { ZERO_CODES = 1, ZERO_MUON = 2, ZERO_KINDS = 4 };
 
 typedef struct {
@@ -39,7 +40,7 @@ typedef struct {
     ZeroSegment *segments; // [count], in order of bucket, then of begin
     int *first;     // [num_buckets + 1] each bucket's first segment; the last entry is `count`
     int64_t *place; // [layout->count] where a parameter begins in the arranged space
-    int *segment;   // [layout->count] which segment it is in
+    int *segment;   // [layout->count] which segment a parameter is in
     int64_t size;   // elements of the arranged space, in which the gradients lie
 } ZeroLayout;
 

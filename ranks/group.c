@@ -21,8 +21,8 @@
 #include <time.h>
 #include <unistd.h>
 
-// Two ranks that are connected have a connection for each channel, and one for the watchdogs.
-// A connection to a doorman on which rank 0 says where it listens has the number DOOR.
+// Two ranks that are connected have a connection for each channel, and one for the watchdogs. DOOR
+// is the number of the connection on which rank 0 tells a doorman (group.h) where rank 0 listens.
 enum { WATCHDOGS = CHANNELS, CONNECTIONS, DOOR = CONNECTIONS };
 enum { HOST = 64 }; // most characters of a machine's name
 
@@ -40,13 +40,13 @@ typedef struct {
     char host[HOST];
     bool left, closed; // left: the peer has said goodbye; closed: its connection has ended
     double heard;
-    Note beat, coming; // coming: is being received, `got` bytes so far
+    Note beat, coming; // coming: the note that is being received; `got` of its bytes have come
     size_t got;
 } Peer;
 
 struct Watch {
     int rank, ranks;
-    int count; // peers: rank 0 has one for each rank (its own is unused), the others have rank 0
+    int count; // peers: in rank 0 one for each rank (its own is unused), in the others only rank 0
     double limit, tick;
     Peer *peers;          // [count]
     struct pollfd *polls; // one for each peer, and one for `quit`
@@ -106,7 +106,7 @@ static void close_file(int *file) {
     *file = -1;
 }
 
-// -1: errno says why.
+// Returns a socket that listens; -1: errno says why not.
 static int listen_on(const void *address, int family, socklen_t length) {
     int file = socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (file < 0) { return -1; }
@@ -440,28 +440,28 @@ bool group_agree(const Group *g, Channel channel, bool ok) {
 
 // ---- the meeting --------------------------------------------------------------------------------
 
-// A rank sends it to rank 0 on each connection. Once the meeting has ended, rank 0 answers with one
-// on that of the watchdogs. What rank 0 says to a doorman, and what a doorman answers, has the
-// connection DOOR.
+// The first message on a connection. A rank sends a Hello to rank 0 on each of its connections.
+// Once the meeting has ended, rank 0 answers with a Hello on the watchdogs' connection. A Hello
+// from rank 0 to a doorman, or from a doorman, has the connection DOOR.
 typedef struct {
     uint32_t magic;
     int32_t rank, ranks, connection;
-    int32_t port; // of DOOR: where rank 0 listens; 0: the doorman has not been told
+    int32_t port; // with DOOR: where rank 0 listens; 0: the doorman does not know it yet
     char host[HOST], token[TOKEN];
     // in rank 0's answer: why the meeting has failed; "": all ranks have come. In a doorman's: the
     // address of rank 0's machine; "": the doorman is on the same machine
     char text[sizeof(Error)];
 } Hello;
 enum { MAGIC = 0x4c384336 };
-static const double PATIENCE = 0.5; // with a new connection; a rank that was slower connects again
+static const double PATIENCE = 0.5; // seconds for a Hello; a rank that is slower connects again
 
 typedef struct {
     Watch *w;
     const Meeting *meeting;
     Hello mine;
-    char place[400], within[64]; // where, and within which time
+    char place[400], within[64]; // for messages: where ranks meet, and within which time
     double limit;
-    bool told; // that a rank is not let in
+    bool told; // a warning has said that a rank is not let in
 } Part;
 
 void group_draw(Meeting *meeting) {
@@ -472,7 +472,7 @@ void group_draw(Meeting *meeting) {
     snprintf(meeting->token, sizeof(meeting->token), "%016lx%016lx", number[0], number[1]);
 }
 
-// Returns whether a hello has come within some seconds. *bytes: how many bytes have come.
+// Returns whether a Hello has come within some seconds. *bytes: how many bytes have come.
 static bool hear(int file, double seconds, Hello *h, ssize_t *bytes) {
     set_timeouts(file, 2, seconds);
     *bytes = recv(file, h, sizeof(*h), MSG_WAITALL);
@@ -510,7 +510,7 @@ static bool seat(Part *part, int file) {
                  "LLM8_SECRET",
                  h.rank, h.host, part->place);
         }
-        part->told = true; // it comes again and again
+        part->told = true; // the rank connects again and again
     } else if (h.connection == DOOR) {
         // rank 0 has reached itself, by an address that its machine does not know
     } else if (p == NULL || h.ranks != w->ranks) {
@@ -520,7 +520,7 @@ static bool seat(Part *part, int file) {
         ok = fail("two processes say that they are rank %d: one on %s, one on %s", h.rank, p->host,
                   h.host);
     } else {
-        close_file(place); // its process has died
+        close_file(place); // if the rank connects again: its earlier connection has ended
         *place = file;
         memcpy(p->host, h.host, HOST);
         return true;
@@ -546,7 +546,7 @@ static int count_missing(const Part *part, const char *verb, const char *within)
     return count;
 }
 
-// Where rank 0 is elsewhere: the first rank on the machine that has the meeting's address.
+// The doorman (group.h): where rank 0 is elsewhere, the first rank on the machine of MASTER_ADDR.
 typedef struct {
     Part part;
     int listener; // -1: this rank is not the doorman
@@ -611,7 +611,7 @@ static bool receive_ranks(Part *part, int listener) {
     // the port may be that of another run, whose ranks may soon have met
     while (listener < 0 && (listener = group_listen(m->host, &port)) < 0) {
         if (wall_seconds() > fmin(until, start + 10)) { return false; }
-        if (m->elsewhere) { tells = true, port = 0; } // it may be the doorman's
+        if (m->elsewhere) { tells = true, port = 0; } // the doorman may have the port
         nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
     }
     while (ok && count_missing(part, "did not connect", part->within) > 0) {
@@ -646,7 +646,7 @@ static bool reach_rank_0(Part *part) {
     const double start = wall_seconds();
     double warning = start + 10, pause = 0.01;
     Meeting at = *m;
-    bool sent = false; // by the doorman, to where rank 0 is
+    bool sent = false; // a doorman has said where rank 0 is
     for (;;) {
         const char *why = "";
         Hello h = {0};
@@ -661,7 +661,7 @@ static bool reach_rank_0(Part *part) {
                                                MSG_NOSIGNAL) == sizeof(part->mine);
         }
         if (connected == CONNECTIONS) {
-            // rank 0 must end first, which says why
+            // waits longer than rank 0, so that rank 0 can still say why the meeting has failed
             double patience = part->limit * 1.125 + 5 - (wall_seconds() - start);
             bool heard = hear(files[WATCHDOGS], fmax(1, patience), &h, &bytes);
             bool door = heard && h.connection == DOOR;

@@ -24,10 +24,10 @@ enum {
     PAST_AGENT = 2,
 };
 
-// The variables of a launcher. NULL: it has none
+// The variables of a launcher. NULL: the launcher has no such variable.
 typedef struct {
     const char *name, *rank, *ranks, *local_rank, *local_ranks;
-    const char *sign;          // set in every rank that it starts; NULL: rank or ranks
+    const char *sign;          // set in every rank of this launcher; NULL: `rank` or `ranks` is
     const char *tasks, *hosts; // lists: the number of tasks on each node, and the nodes' names
     // variables that number the run: the same on all its ranks, and different for every other run
     const char *run[NUMBERS];
@@ -61,7 +61,7 @@ static const Launcher launchers[] = {
      .tasks = "SLURM_STEP_TASKS_PER_NODE",
      .hosts = "SLURM_STEP_NODELIST",
      .run = {"SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"}},
-    {.name = "PMI", // Cray's PALS; others that set the first two are told what they lack
+    {.name = "PMI", // Cray's PALS; if only the first two are set, an error asks for the third
      .rank = "PMI_RANK",
      .ranks = "PMI_SIZE",
      .local_rank = "PMI_LOCAL_RANK",

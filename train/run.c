@@ -80,7 +80,7 @@ static void count_step(Run *run, const StepResult *s) {
     run->stopping = run->stopping || s->stop;
 }
 
-// start_seconds: of the first step of this process, the seconds since its start; of others 0.
+// start_seconds: in the first step of this process, the seconds since its start; in later steps 0.
 static void print_step(Run *run, const StepResult *s, double start_seconds) {
     const Options *o = &run->options;
     Console *c = &run->console;
@@ -111,7 +111,7 @@ static void record_step(Run *run, const StepResult *s, double start_seconds) {
     metrics_number(r, "step", (double)run->progress.step);
     metrics_number(r, "tokens", (double)run->progress.tokens);
     if (run->train_data.masked) {
-        metrics_number(r, "targets", (double)run_step_targets(run, -1)); // of the step just counted
+        metrics_number(r, "targets", (double)run_step_targets(run, -1)); // of the reported step
     }
     run_record_sources(run, r);
     metrics_number(r, "loss", s->loss);

@@ -73,7 +73,8 @@ static int read_sources(const Options *o, Source **sources) {
     return count;
 }
 
-// Calls find_made for each source, until one has a tokenizer. chats: for those with conversations.
+// Calls find_made for each source, until one has a tokenizer. chats: only with shards that have
+// conversations.
 static bool find_of_sources(Tokenizer *t, const Options *o, bool chats, char path[PATH_LENGTH],
                             bool *others) {
     bool opened = false;

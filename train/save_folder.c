@@ -98,7 +98,7 @@ static void take_folder_again(Run *run) {
         warn("--save %s", error_text());
         return;
     }
-    if (!checkpoint_lock(o)) { die("--save %s", error_text()); } // another run has it
+    if (!checkpoint_lock(o)) { die("--save %s", error_text()); } // another run has the folder
     if (!save_config(o)) { warn("--save %s", error_text()); }
     run->saves.id = folder_id(o->save);
     if (o->metrics[0] != '\0') { return; }

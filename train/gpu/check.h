@@ -29,8 +29,8 @@ typedef struct {
 enum {
     ROWS_LOSS,      // one row
     ROWS_GRADIENTS, // each parameter's gradient, without the part that this rank keeps
-    ROWS_WEIGHTS,   // each parameter's
-    ROWS_CODES,     // each linear layer's
+    ROWS_WEIGHTS,   // each parameter's weights
+    ROWS_CODES,     // each linear layer's FP8 codes
     ROWS_TABLES,    // one row: the rotary table and the scales of weights' blocks
     ROWS_KEPT,      // the part of each parameter's gradient that this rank keeps
     ROW_KINDS
@@ -39,7 +39,7 @@ enum {
 typedef struct {
     const Network *net;
     int rows, first[ROW_KINDS]; // the number of rows, and the first row of each kind
-    bool summed;                // ROWS_KEPT are of sums over the ranks
+    bool summed;                // the gradients in ROWS_KEPT have been summed over the ranks
     uint64_t *hashes, *host;    // [CHECK_PASSES, rows], on the device and on the host
     StateHashes *states;        // on the device
 } Check;

@@ -62,10 +62,10 @@ typedef struct {
     // Scratch. Buffers named in one line share the same bytes, because they are never needed at the
     // same time.
     Bf16 *d_norm, *d_attention; // [M,C], [M,H*D]
-    // Inputs of linear layers, where they are not kept, in the forms that the layers read:
-    // `activated` is fc2's input, `input` that of the other layers. They are apart because fc1's
-    // product may write `activated` while it reads `input`. Their BF16 forms share the bytes of
-    // d_qkv.
+    // For linear layers that do not keep their inputs: the inputs in the forms that the layers
+    // read. `activated` is fc2's input, `input` that of the other layers. The two share no bytes,
+    // because fc1's product may write `activated` while it reads `input`. Their BF16 forms share
+    // the bytes of d_qkv.
     Operand input, activated; // [M,C] or [M,H*D]; [M,F]
     // [M,F], Llama [M,2F]; [M,N]. Also in their FP8 forms. Llama's d_fc1 in BF16 replaces fc1_out.
     Operand d_fc1, d_qkv;

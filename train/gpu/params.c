@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// About how many parts the sum for the gradients' norm has: so many thread blocks fill any device.
+// About how many parts the sum for the gradients' norm has: enough thread blocks for any device.
 enum { NORM_PARTS = 1024 };
 
 // ---- planning -----------------------------------------------------------------------------------
@@ -93,8 +93,8 @@ static int64_t state_bytes(const OptimizerState *s, int64_t kept) {
     return bytes;
 }
 
-// Plans the state's arrays. In host memory is the state of the first kept elements, of as many as
-// make at least `offload` bytes. Scales of moments are always on the device.
+// Plans the state's arrays. The state of the first kept elements is in host memory: of as many
+// elements as make at least `offload` bytes. Scales of moments are always on the device.
 static void plan_state(Params *p, Plan *plan, Plan *host, int64_t offload) {
     static const char *const titles[] = {"master weights",
                                          "first moment",

@@ -30,7 +30,7 @@ typedef struct {
     GpuType type;
     int64_t first, count;
     int span;          // 1, or MOMENT_BLOCK: scales of 8-bit moments
-    int64_t offloaded; // so many first elements are in host memory, the others on the device
+    int64_t offloaded; // how many elements, the first ones, are in host memory, not on the device
     void *device;
     void *host; // in a run that saves: memory for all elements, from which a checkpoint is written
 } StateArray;

@@ -10,8 +10,8 @@
 
 // ---- from a checkpoint --------------------------------------------------------------------------
 
-// Elements that are restored at a time. The Makefile sets fewer for the stand-ins, so that small
-// models have several pieces.
+// Elements that are restored at a time. The Makefile sets fewer for tests without a GPU, so that
+// small models have several pieces.
 #ifndef RESTORE_PIECE
 #define RESTORE_PIECE (1 << 24)
 #endif

@@ -16,10 +16,11 @@ NumberSupport support_of(int capability);
 // rank, no rank uses it: all ranks warn, or with --fp8-required end. All ranks call it.
 NumberSupport support_find(Gpu *gpu, const Options *o, const Group *group);
 
-// Whether the device computes a product D [n,n] = A B' of operands [n,k] exactly in FP32, and has
-// the product g itself (its type of D, epilogue and accumulation). The operands have g's types and
-// scalings and are small whole numbers; support_product sets g's pointers. The first `rows` rows
-// are compared with the CPU's result. ms: NULL, or receives the milliseconds of one product.
+// Whether the device has the product g, D [n,n] = A B' of operands [n,k], with its type of D,
+// epilogue and accumulation; and whether it computes the plain product exactly in FP32. The
+// operands have g's types and scalings and are small whole numbers; support_product sets g's
+// pointers. The first `rows` rows are compared with the CPU's result. ms: NULL, or receives the
+// milliseconds of one product.
 bool support_product(Gpu *gpu, Gemm g, int rows, float *ms);
 
 // Tests each kind of FP8 product that a run with these options takes, by a small product with
@@ -40,7 +41,7 @@ int verify(const Options *options);
 
 typedef enum { NCCL_WELL, NCCL_BAD, NCCL_NOT_TESTED } NcclVerdict;
 
-// Checks NCCL by an all-reduce of so many FP32 elements. A check that takes longer than `seconds`
+// Checks NCCL by an all-reduce of `elements` FP32 numbers. A check that takes longer than `seconds`
 // ends the program with a line that says so. text: receives the row's text. Not tested: there is
 // one GPU, or no usable NCCL.
 NcclVerdict nccl_self_check(int gpus, int64_t elements, unsigned seconds, char *text, size_t room);
