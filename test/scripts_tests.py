@@ -15,6 +15,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import warnings
 from unittest import mock
 
 import check
@@ -521,6 +522,9 @@ def test_an_axis_shows_spikes():
         plots.final_range(axes, [curve])
         low, top = axes.get_ylim()
         assert low < 1 and high <= top < 1.1 * high, (place, low, top)
+    with warnings.catch_warnings(action="error"): # a run whose evaluations are all NaN
+        plots.final_range(axes, [numpy.full(3, math.nan), curve])
+    same(axes.get_ylim(), (low, top))
 
 
 def test_time_to_a_loss():
@@ -596,6 +600,16 @@ def test_messages_are_one_printable_line():
     shown = r"a\n\x1b[2J\x9b\u202e\u2028\udc80\n é"
     for say, tag in ((environment.warn, "warning"), (environment.die, "error")):
         same(call(functools.partial(say, odd)).err, f"{tag}: {shown}\n")
+
+
+def test_errors_of_a_librarys_may_have_no_number():
+    def write(error):
+        with environment.named_by("--out"):
+            raise error
+
+    for error, said in ((OSError(28, "No space left", "a"), "--out a: No space left"),
+                        (OSError("not all was written"), "--out: not all was written")):
+        same(call(functools.partial(write, error)).err, f"error: {said}\n")
 
 
 def test_what_exists_is_no_pattern():

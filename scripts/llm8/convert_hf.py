@@ -21,7 +21,7 @@ import safetensors
 
 from . import downloads
 from .command_line import Parser
-from .environment import built, die, named_by, write_durably
+from .environment import built, die, named_by, why, write_durably
 from .vocabulary import NAMED_TEMPLATES, TOKENIZER_FILES, open_vocabulary, read_object, read_text
 
 # tensors in files of these models that are no weights
@@ -64,7 +64,7 @@ def tensors_of(path):
     except safetensors.SafetensorError:
         die(f"{path}: not a whole safetensors file; download it again")
     except OSError as error: # such as a file system without mmap
-        die(f"{path}: {error.strerror or error}")
+        die(f"{path}: {why(error)}")
     header.pop("__metadata__", None)
     return {name: Tensor(path, row["dtype"], row["shape"], content[slice(*row["data_offsets"])])
             for name, row in header.items()}

@@ -50,13 +50,18 @@ def built(name):
     return path
 
 
+def why(error):
+    """Returns what an error of the file system says; libraries raise some with a text alone."""
+    return error.strerror or str(error)
+
+
 @contextlib.contextmanager
 def named_by(option):
     """Reports an error of the file system in the `with` block as an error of the option's value."""
     try:
         yield
     except OSError as error:
-        die(f"{option}{f' {error.filename}' if error.filename else ''}: {error.strerror}")
+        die(f"{option}{f' {error.filename}' if error.filename else ''}: {why(error)}")
 
 
 def matching(pattern):
@@ -81,7 +86,7 @@ def write_durably(path, parts):
             os.fsync(file.fileno())
         os.replace(fresh, path)
     except OSError as error:
-        raise OSError(error.errno, error.strerror, path) from None
+        raise OSError(error.errno, why(error), path) from None
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.remove(fresh)
@@ -162,8 +167,7 @@ def start(module):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0
     except OSError as error: # no room, no permission, a file where a folder should be
-        why = error.strerror or error # libraries raise some with a text alone
-        die(f"{error.filename}: {why}" if error.filename else why)
+        die(f"{error.filename}: {why(error)}" if error.filename else why(error))
     except Exception: # a bug of ours; 1 would be a verdict
         traceback.print_exc()
         status = 2

@@ -16,8 +16,8 @@ def final_range(axes, curves):
     fall."""
     shown = [curve[len(curve) // 20:] for curve in curves]
     for curve in filter(len, curves):
-        rises = curve - numpy.fmin.accumulate(curve)
-        shown.append(curve[rises > 0.1 * (curve[0] - numpy.nanmin(curve))])
+        lowest = numpy.fmin.accumulate(curve)
+        shown.append(curve[curve - lowest > 0.1 * (curve[0] - lowest[-1])])
     late = numpy.concatenate([[], *shown])
     late = late[numpy.isfinite(late)]
     if len(late):
