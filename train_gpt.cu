@@ -66,7 +66,7 @@ typedef struct {
 
     Replay micro[MICRO_PLACES];
     Pending *pending; // [RESULTS], pinned
-    // the first step of this process; the number of steps enqueued so far, of which those from
+    // the first step of this process; the number of steps enqueued so far. The steps from
     // progress.step on are in flight
     int64_t first, enqueued;
 } Trainer;

@@ -14,9 +14,9 @@
 //                           (base/rng.h), computed before the arrays were copied. "exp_avg_sq" is
 //                           shorter if the last ranges are Muon's (docs/muon.md), which has no
 //                           second moment. Moments in 8 bits (kernels/moments.h) are codes, I8 and
-//                           U8, with "exp_avg_scale" and "exp_avg_sq_scale", BF16, a scale for
-//                           each block of the file's elements; both moments then end before
-//                           Muon's ranges, whose first moment is "momentum", BF16
+//                           U8. Each block of the file's elements then has a scale in
+//                           "exp_avg_scale" and in "exp_avg_sq_scale", BF16. Both moments then end
+//                           before Muon's ranges, whose first moment is "momentum", BF16
 //     scaling.safetensors   of runs with delayed FP8 scaling, by slot (model/precision.h):
 //                           "scale" [S], "target" [S] (of amax * scale), "count" [S] and
 //                           "amax_history" [S,length], a ring: the next amax goes to place
@@ -24,20 +24,21 @@
 //   step_00000300.aside-1/  set aside by a run that went back to an earlier checkpoint
 //   latest, best            symbolic links for other programs, where they can be made
 //   metrics.jsonl, config.txt
-//   .lock                   the run that saves here holds it; its text says which run that is
+//   .lock                   locked by the run that saves here; the text says which run it is
 //
 // meta.json is one object: "format", "version" (CHECKPOINT_VERSION), the fields of Progress,
 // "ranks", "precision", "layout_size", "valid_tokens", "data" and "valid_data" (the
-// shards, dataloader/loader.h), "options" (every option's text), "given" (the names of those that
-// config.txt has; not in 1.0), "files" (name, bytes, CRC-32), and last "crc32", the CRC-32 of the
-// file itself with that field's eight digits as zeros.
+// shards, dataloader/loader.h), "options" (every option's text), "given" (the names of the options
+// in config.txt; version 1.0 has no such list), "files" (name, bytes, CRC-32), and last "crc32",
+// the CRC-32 of meta.json itself with the eight digits of "crc32" as zeros.
 //
 // The newest and the best checkpoint are looked up among the step folders whenever they are needed.
-// The newest checkpoint is the highest step. The best one has the lowest validation loss, of those
-// with the same validation data as the newest that was evaluated. A path that ends in `latest` or
-// `best` means the newest or the best of the steps beside it, whatever file or link has that name
-// (checkpoint_follow); without any step beside it, the path is taken literally. If --resume PATH
-// begins a run in an empty --save folder, that folder gets a link to PATH, named by its step.
+// The newest checkpoint is the highest step. The best one has the lowest validation loss among the
+// checkpoints with the same validation data as the newest evaluated checkpoint. A path that ends in
+// `latest` or `best` means the newest or the best of the steps in the same folder, whatever file or
+// link has that name (checkpoint_follow). In a folder without steps, the path is taken literally.
+// If --resume PATH begins a run in an empty --save folder, that folder gets a link to PATH, named
+// by its step.
 //
 // Crash safety rests on five rules:
 // 1. A checkpoint is written as .tmp-step_..., synced, read back and verified, and then renamed. So
@@ -47,8 +48,7 @@
 // 3. Older checkpoints are deleted after that rename. Each is renamed to .old-step_... first, so
 //    that a half-deleted one does not count.
 // 4. A run that goes back to an earlier checkpoint sets later steps aside, the newest of them last.
-//    So after a kill the newest checkpoint is the one that was, or the one that the run went back
-//    to.
+//    So after a kill the newest checkpoint is still the same, or the one that the run went back to.
 // 5. The links are written last. A kill may leave older ones, which the next start corrects.
 // Anything else that a kill leaves has a name that starts with a dot; the next start deletes it.
 //
@@ -279,8 +279,8 @@ bool checkpoint_follow(char path[PATH_LENGTH], const char *from);
 enum { STEP_NONE = -1, STEP_UNREADABLE = -2 };
 // The highest step.
 int64_t checkpoint_newest(const char *save);
-// The step with the lowest validation loss, among those of the same validation data as the newest
-// one that was evaluated.
+// The best step: the one with the lowest validation loss. Only steps with the same validation data
+// as the newest evaluated step are compared.
 int64_t checkpoint_best(const char *save);
 const char *checkpoint_path(char path[PATH_LENGTH], const char *save, int64_t step);
 

@@ -6,9 +6,9 @@
 // padded with spaces to a multiple of 8; then the tensors' bytes, row-major, little-endian. Offsets
 // count from the end of the header.
 //
-// The reader refuses a header that is longer than the file or than 100 MiB, or not JSON, and a
-// tensor with an unknown dtype, more than 4 dimensions, a byte count other than its shape's, or
-// bytes outside the file or inside another tensor.
+// The reader refuses a header that is not JSON, or is longer than the file or than 100 MiB. It also
+// refuses a tensor with an unknown dtype, with more than 4 dimensions, with a byte count that does
+// not fit its shape, or with bytes outside the file or inside another tensor.
 #pragma once
 
 #include "../base/io.h"

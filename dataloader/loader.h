@@ -32,8 +32,8 @@
 // an epoch visits every window once, in an order that depends only on (seed, epoch). So the
 // position of a run is one number, the samples it has consumed. In micro-batch m of a step, rank r
 // of R reads B samples from consumed + (m R + r) B on. So a run can be resumed with another R or B.
-// In a mixture of data sets (mixture.h) the number of a sample also says its data set (blend.h) and
-// its number among the samples of that data set, which has epochs of its own.
+// In a mixture of data sets (mixture.h) the number of a sample also determines its data set
+// (blend.h) and its number in that data set. Each data set has epochs of its own.
 #pragma once
 
 #include "../base/io.h"
@@ -121,7 +121,7 @@ typedef struct {
     int end_of_text; // the end-of-text token; -1: not known
     bool masks_ends; // a target right after an end-of-text token does not count
     char *identity;  // a line for each shard: "CRC-32 NAME", with ? for control characters; the
-                     // CRC-32 includes the mask's and that of SHARD.starts
+                     // CRC-32 also covers the shard's mask and SHARD.starts
 } Dataset;
 
 // Opens and checks every shard that a glob pattern matches, and its mask; the pattern may match the
@@ -132,7 +132,7 @@ void dataset_close(Dataset *data);
 
 // Compares the shards' checksums with those in the first lines of *identity, in their order, and
 // moves *identity past these lines. The error names the first shard that differs. Folders and names
-// may differ. The checksum of a shard above 4 MiB is that of 64 parts of it. whose: a word for the
+// may differ. The checksum of a shard above 4 MiB covers only 64 parts of it. whose: a word for the
 // error: "... that WHOSE read".
 bool dataset_match(const Dataset *data, const char **identity, const char *whose);
 // Whether the next line of *identity has the checksum of `line`; if so, moves *identity past it.

@@ -80,7 +80,8 @@ typedef struct {
     int byte_id[256];
     unsigned char *class_of; // [0x110000] the class of each character
     size_t room;             // bytes of the longest word that the buffers below can take
-    int *end, *before;       // for the token at a byte: its end; the start of the token before it
+    int *end, *before;       // for the token that begins at a byte: where it ends; where the token
+                             // before it begins
     Merge *heap;
     size_t heap_count;
 } Encoder;

@@ -1,6 +1,6 @@
-// The optimizer's step: the gradients' norm, the decision whether the step is skipped, AdamW
-// (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019), the parts of Muon (cpu.h)
-// that are not matrix products, and the new FP8 scales. The new weights are written in the type
+// The optimizer's step: the gradients' norm; the decision whether the step is skipped; AdamW
+// (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019); the parts of Muon (cpu.h)
+// that are not matrix products; and the new FP8 scales. The new weights are written in the type
 // that matrix products read, BF16 or FP8. The kernels ignore rows and columns, since a rank's part
 // of a matrix may begin anywhere (ZeRO-1). FP8 weights are transposed later, once a rank has the
 // whole weight.
@@ -323,9 +323,9 @@ __device__ __forceinline__ Factors8 factors8(const AdamWUpdate &u, const AdamWFa
             f.key1};
 }
 
-// adamw_quad for moments in 8 bits. q: what load_quad8 has read. scales: those of this thread
-// block's moments, m's in the lower 16 bits. All lanes of a warp call it; a lane whose `mine` is
-// false writes nothing.
+// adamw_quad for moments in 8 bits. q: what load_quad8 has read. scales: the scales of this thread
+// block's moments, m's in the lower 16 bits. All lanes of a warp call this function; a lane whose
+// `mine` is false writes nothing.
 __device__ __forceinline__ Floats4 adamw_quad8(const AdamWUpdate &u, const Factors8 &f,
                                                const AdamWPlace &at, int i, bool mine,
                                                const Quad8 &q, uint32_t *scales) {

@@ -156,7 +156,8 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
     uint32_t probabilities[16], ds[16]; // operands A of WGMMAs
     Stage<STAGES> stage = 0;
     uint32_t pieces = 0; // so far
-    // where the documents of the thread's two keys end, and that of the warpgroup's last key
+    // where the documents of the thread's two keys end, and the document of the warpgroup's last
+    // key
     int ends[2] = {}, last = 0;
 
     auto multiply = [&](float(&sums)[32], const uint8_t *keys, const void *queries) {

@@ -8,10 +8,10 @@
 //
 // A thread block computes whole heads, one after another. A head's keys are cut into tiles of 128.
 // While a tile of keys stays in shared memory, the queries from the diagonal on are loaded in pairs
-// of tiles of 64. Each of two warpgroups has 64 of the keys. It computes S' and dP' by WGMMA, whose
-// results have the register layout of its operands, so that P' and dS' stay in registers; and it
-// sums dV and dK in registers. For dQ, both warpgroups write dS' to shared memory; when dS' of a
-// pair is complete, each warpgroup multiplies one of the pair's tiles by the 128 keys. Each element
+// of tiles of 64. Each of two warpgroups has 64 of the keys. A warpgroup computes S' and dP' by
+// WGMMA. WGMMA's results have the register layout of its operands, so P' and dS' stay in registers.
+// dV and dK are also summed in registers. For dQ, both warpgroups write dS' to shared memory; when
+// dS' of a pair is complete, each multiplies one of the pair's tiles by the 128 keys. Each element
 // of dQ is summed by one thread over the tiles of keys, in their order. After a tile of keys the
 // thread stores the sum to global memory. It loads the sum again long before the next WGMMA adds to
 // it, and writes BF16 after the last tile of keys, on the diagonal.
@@ -87,9 +87,9 @@ struct Parameters {
 };
 
 // Where a thread block keeps its sums of dQ. Part 0 has the sums of its whole heads and of the
-// first head that it shares with other blocks; part 1 has those of a second shared head. With
-// documents, part 0 is for the block's first head, and part 1 for all its other heads, of which
-// only the last can be shared.
+// first head that it shares with other blocks; part 1 has the sums of a second shared head. With
+// documents, part 0 is for the block's first head, and part 1 for all its other heads. Only the
+// last of these can be shared.
 __device__ __forceinline__ float4 *sums_of(const Parameters &p, int block, int part) {
     return reinterpret_cast<float4 *>(p.sums) + (block * 2 + part) * 2ll * p.tiles * (SUMS / 4);
 }

@@ -6,20 +6,20 @@
 //   dQ = dS K / sqrt(size)
 //
 // exp(S - m) is rounded to BF16 for its product with V, and dS for its product with K; all else is
-// FP32. m is the row's maximum over the first tile of keys that it sees. Later it is raised to the
-// maximum only if exponentials become large, so that most tiles need no maximum. A row's sums are
-// added in the order of the keys.
+// FP32. At first, m is a row's maximum over the first tile of keys that the row sees. Later m is
+// raised to the maximum only if exponentials become large, so that most tiles need no maximum. A
+// row's sums are added in the order of the keys.
 //
 // A thread block computes several consecutive pieces of the work. A piece is two to four tiles of
 // 64 of a head's queries, one for each computing warpgroup. The warpgroups take turns in having the
 // piece's last tile, because it sees the most keys. The keys up to the diagonal are loaded by TMA,
-// in tiles of 64 that all warpgroups read. A warpgroup computes the scores of a tile of keys by
-// WGMMA, and adds the previous tile's product. While it computes exponentials, the other warpgroups
-// use the tensor cores. With documents, tiles of keys before the piece's first document are not
-// loaded, and a warpgroup skips the tiles before its own first document; all blocks then have parts
-// of about equal cost, which the host determines. (For heads of 64, two or three warpgroups with
-// the queries in registers, and the next scores computed beside the exponentials, were slower on an
-// H200: 0.26 to 0.31 ms against 0.24 at 64 x 1024 and 12 heads.)
+// in tiles of 64 that all warpgroups read. By WGMMA, a warpgroup computes the scores of a tile of
+// keys, and adds the product of the previous tile to its sums. While it computes exponentials, the
+// other warpgroups use the tensor cores. With documents, tiles of keys before the piece's first
+// document are not loaded, and a warpgroup skips the tiles before its own first document. The host
+// then divides the work in parts of about equal cost. (For heads of 64, two or three warpgroups
+// with the queries in registers, and the next scores computed beside the exponentials, were slower
+// on an H200: 0.26 to 0.31 ms against 0.24 at 64 x 1024 and 12 heads.)
 #include "attention.h"
 #include "hopper.cuh"
 

@@ -348,8 +348,8 @@ uint32_t moment_key(uint64_t seed, int64_t step, Moment which) {
     return (uint32_t)rng_mix(seed + 2 * (uint64_t)step + (which == MOMENT_SECOND));
 }
 
-// The code of x, rounded stochastically: random is in [0, 1). For a uniform random number the
-// code's mean is the place of x.
+// The code of x, rounded stochastically: random is in [0, 1). If it is uniform, the mean of the
+// codes is the place of x (moments.h).
 static int moment_code(float x, uint16_t scale, Moment which, double random) {
     double size = which == MOMENT_FIRST ? fabs(x) : sqrt(x), unit = moment_unit(scale, which);
     double place = unit > 0.0 ? fmin(cbrt(size / unit), moment_most(which)) : 0.0;

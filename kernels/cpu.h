@@ -130,10 +130,10 @@ void moment_round_bf16(float *x, int64_t n, MomentRounding rounding);
 // m = momentum m + g, gradients = g + momentum m (Nesterov's look-ahead), for the scaled gradient g
 void muon_momentum(float *gradients, float *m, int64_t n, float momentum, float gradient_scale);
 
-// x [rows,columns] becomes scale U S V', where x = U Z V' is its singular value decomposition and
-// five Newton-Schulz steps by MUON_A, _B and _C bring the singular values S near 1: those that are
-// at least 0.0015 of x's Frobenius norm end between 0.68 and 1.21. scratch: [muon_scratch(rows,
-// columns)]
+// x [rows,columns], with the singular value decomposition x = U Z V', becomes scale U S V'. Five
+// Newton-Schulz steps by MUON_A, _B and _C bring the singular values S near 1: if a value in Z is
+// at least 0.0015 of x's Frobenius norm, its value in S is between 0.68 and 1.21. scratch:
+// [muon_scratch(rows, columns)]
 #define MUON_A 3.4445f
 #define MUON_B (-4.7750f)
 #define MUON_C 2.0315f

@@ -31,7 +31,7 @@ template <bool CAPS> __device__ __forceinline__ float capped(float x, float cap)
     return CAPS ? cap * fmaf(2.0f, sigmoid2(x * (2.0f * log2e / cap)), -1.0f) : x;
 }
 
-// 8 logits from `column` on, capped. Those past the vocabulary's end are minus infinity, and stay
+// 8 logits from `column` on, capped. Logits past the vocabulary's end are minus infinity, and stay
 // so.
 template <bool CAPS>
 __device__ __forceinline__ Floats8 capped8(uint4 logits, int column, int V, float cap) {
@@ -83,9 +83,9 @@ __device__ __forceinline__ void leave_out(float *loss, Bf16 *x, int begin, int e
 
 // One cluster of blocks per row. Each block has its part of the row in shared memory, so that the
 // row is read once. A thread works only on values that it copied itself, so that no barrier is
-// needed. It replaces its logits by exp(logit - the maximum of the thread's logits), in FP16 (whose
-// 11 bits are finer than the BF16 result's 8), so that the exponential is taken once; capped logits
-// are kept as they are, since the cap's slope needs them.
+// needed. It replaces its logits by exp(logit - the maximum of the thread's logits), so that the
+// exponential is taken once. These values are FP16, whose 11 bits are finer than the 8 bits of the
+// BF16 result. Capped logits are kept as they are, since the cap's slope needs them.
 template <bool CAPS>
 __global__ void __launch_bounds__(512)
     cross_entropy_cluster_kernel(float *losses, Bf16 *logits, const int *targets, int V, int P,

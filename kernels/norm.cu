@@ -1,8 +1,9 @@
 // LayerNorm and RMSNorm. The forward kernel that writes BF16 keeps a row in the registers of one
 // warp, or of several warps if the row is long. The forward kernel that writes FP8 and the backward
-// kernel work on several rows at a time, each thread on 8 columns of these rows, so that one wait
-// serves the sums of all of them; meanwhile the next rows are fetched into shared memory. If a
-// block's shared memory is too small for that, a second pass writes the FP8 forms.
+// kernel work on several rows at a time, each thread on 8 columns of these rows. So the threads
+// wait for each other once for the sums of all these rows. Meanwhile the next rows are fetched into
+// shared memory. If a block's shared memory is too small for that, a second pass writes the FP8
+// forms.
 #include "quantize.cuh"
 
 #include <cuda_pipeline.h>
@@ -163,9 +164,9 @@ __device__ __forceinline__ void group_sums(float (&v)[N], float *buffer, int gro
 }
 
 // Chooses the number of groups: as many as fit in the registers of an SM and in the dynamic shared
-// memory of a block, which is 220 KB on Hopper; but at most four, over which the usual numbers of
-// rows divide most evenly. slot_bytes: bytes that a thread fetches ahead. Tests set the device's
-// limit by LLM8_TEST_SHARED_KIB.
+// memory of a block, which is 220 KB on Hopper. But there are at most four, because usual numbers
+// of rows divide most evenly by four. slot_bytes: bytes that a thread fetches ahead. Tests set the
+// device's limit by LLM8_TEST_SHARED_KIB.
 static Division divide(int C, bool codes, size_t slot_bytes) {
     const char *test = getenv("LLM8_TEST_SHARED_KIB");
     int device, most_bytes;

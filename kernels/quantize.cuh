@@ -129,9 +129,9 @@ struct Place {
     }
 };
 
-// An elementwise function of INPUTS inputs. The inputs are tensors with rows as wide as an
-// output's; from the WIDE-th input on, rows are twice as wide; from the ROW-th on, the input is one
-// row [N], which every row reads. apply(in, out) computes 8 values of each output.
+// An elementwise function of INPUTS inputs. The first inputs are tensors [M,N], as the outputs are.
+// Inputs from index WIDE on are tensors [M,2N]. Inputs from index ROW on are one row [N], which is
+// used for every row. apply(in, out) computes 8 values of each output.
 struct Function {
     enum { WIDE = 99, ROW = 99, OUTPUTS = 1, GRADIENT = 0, WAITS = 0 };
 };

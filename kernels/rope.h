@@ -2,11 +2,11 @@
 // once on the host, in double, and kept as a table.
 //
 // Pair i of a head of size D turns by theta^(-2i/D) radians a position. Scaling stretches a model
-// to longer sequences than it was first trained on: linear divides every angle by factor (Chen et
-// al., "Extending Context Window of Large Language Models via Positional Interpolation", 2023);
-// llama3 (Llama 3.1) divides only the angles of pairs that turn fewer than low_factor times over
-// original_length positions, keeps those of pairs that turn more than high_factor times, and
-// interpolates between the two.
+// to longer sequences than it was first trained on. Kind `linear` divides every angle by factor
+// (Chen et al., "Extending Context Window of Large Language Models via Positional Interpolation",
+// 2023). Kind `llama3` (Llama 3.1) counts how many times a pair turns over original_length
+// positions: below low_factor turns it divides the angle by factor, above high_factor turns it
+// keeps the angle, and in between it interpolates.
 #pragma once
 
 #include "../base/common.h"

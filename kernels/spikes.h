@@ -1,7 +1,7 @@
-// Which steps are skipped, in both trainers: those whose loss or gradient norm is not finite, or
-// far above what it was in the last steps (--skip-spikes; Groeneveld et al., "OLMo", 2024, do so),
-// and those that are requested (--iterations-to-skip; Chowdhery et al., "PaLM", 2022, section 5.1,
-// leave out the data around a spike).
+// Which steps are skipped, in both trainers. A step is skipped if its loss or gradient norm is not
+// finite, or is far above that of the last steps (--skip-spikes; as Groeneveld et al., "OLMo",
+// 2024). A step is also skipped on request (--iterations-to-skip; Chowdhery et al., "PaLM", 2022,
+// section 5.1, leave out the data around a spike).
 #pragma once
 
 #include "../base/common.h"
@@ -10,8 +10,8 @@
 
 enum { SPIKE_WINDOW = 128 };
 
-// Losses and norms of the last steps that were not skipped. Those of the next step are written at
-// index count % SPIKE_WINDOW.
+// Losses and norms of the last steps that were not skipped. The next step's loss and norm are
+// written at index count % SPIKE_WINDOW.
 typedef struct {
     int64_t count;
     double loss[SPIKE_WINDOW], norm[SPIKE_WINDOW];

@@ -154,7 +154,7 @@ bool options_preset(Options *options);
 
 // The facts, besides the given options, from which the other options are derived.
 typedef struct {
-    // those of options->origin, as checkpoint_model() sets them; NULL: no checkpoint
+    // the options of options->origin, as checkpoint_model() sets them; NULL: no checkpoint
     const Options *checkpoint;
     int ranks;            // 0: one
     int64_t step, tokens; // steps and tokens that a resumed run has done

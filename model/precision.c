@@ -215,7 +215,7 @@ static float first_scale(const Precision *p, int slot) {
 }
 
 void fp8_calibrate(const Precision *p, Fp8Scale *slots) {
-    // amaxes of the next micro-batches may be larger; those of the weights are exact
+    // room for larger amaxes in the next micro-batches; the amaxes of weights need no room
     const float room = 2.0f;
     for (int i = 0; i < fp8_slot_count(p->config); i++) {
         Fp8Scale *s = &slots[i];

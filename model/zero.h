@@ -1,8 +1,8 @@
 // ZeRO-1: decides which elements of the parameter space each rank keeps, from the layout alone.
 //
 // A bucket (the embeddings, a block, the final norm with the head) is cut into segments. The
-// parameters of a segment are gathered in one way (as FP8 codes or not) and have one optimizer
-// (AdamW or Muon). They lie one after another. The segment is padded at the end to a multiple of
+// parameters of a segment are gathered in one way (as FP8 codes or not), have one optimizer (AdamW
+// or Muon), and lie one after another. The segment is padded at the end to a multiple of
 // ranks * PARAM_ALIGN elements, and divided into equal parts; rank r keeps the r-th part. So each
 // segment needs one reduce-scatter and one all-gather with equal counts, which work in place: in
 // the gradients, in the BF16 copies, in the codes. The price is that a rank's part can begin and

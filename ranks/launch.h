@@ -51,9 +51,9 @@ bool ranks_read(Ranks *r, const Options *options);
 bool ranks_device(const Group *g, int visible, int *device);
 
 // Starts the ranks if this process is the starter; in the starter it does not return. In each rank
-// it returns when all ranks have met; if they do not meet, each rank dies with one line. From here
+// it returns when all ranks have met; if they do not meet, each rank dies with one line. From then
 // on, ranks other than 0 print only errors. --list-checkpoints, --sample-only and --plan need no
-// other rank and stay one process; the group of --plan has the number of ranks that it plans for.
+// other rank and stay one process. With --plan, *group has the number of ranks to plan for.
 void launch(Group *group, const Options *options);
 
 // For a program that is always one process: sets *group, or dies if it is one of several ranks.

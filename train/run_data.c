@@ -264,8 +264,8 @@ int64_t run_step_targets(const Run *run, int64_t ahead) {
 // A rank's micro-batches are `stride` samples apart, even across the border between two steps.
 void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets, int *starts) {
     // If a rank cannot read its data, the others learn of it only when all ranks have enqueued one
-    // more step. That step needs its data, so a fault must be found two steps before the step it is
-    // in.
+    // more step, which also needs its data. So a fault in the data of a step must be found two
+    // steps before that step.
     enum { STEPS_AHEAD = 2 };
     const Options *o = &run->options;
     int B = o->micro_batch_size;

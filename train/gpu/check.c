@@ -85,7 +85,7 @@ static void fetch(Check *c) {
     size_t bytes = (size_t)(CHECK_PASSES * c->rows) * sizeof(uint64_t);
     gpu_fetch(c->net->gpu, c->host, c->hashes, bytes);
     CUDA_CHECK(cudaStreamSynchronize(c->net->gpu->stream));
-    // hashes of parts add up to the hash of the whole: the difference is that of the other parts
+    // the hash of the whole is the sum of its parts' hashes, so this removes the part that is kept
     for (int pass = 0; pass < CHECK_PASSES; pass++) {
         uint64_t *whole = c->host + pass * c->rows + c->first[ROWS_GRADIENTS];
         const uint64_t *kept = c->host + pass * c->rows + c->first[ROWS_KEPT];

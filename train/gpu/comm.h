@@ -1,14 +1,13 @@
 // What the GPUs of a run exchange: collectives over NCCL, on a stream of their own.
 //
 // A collective is enqueued between comm_begin and comm_end. It starts when the compute stream has
-// finished the work that was enqueued before comm_begin, and runs beside the work that is enqueued
-// after it; comm_wait makes the compute stream wait for it. All collectives between a comm_begin
-// and its comm_end are enqueued as one NCCL group. comm_end gives the group a slot, a number by
-// which comm_wait names what it waits for. The collectives and the waits never make the host wait.
-// They can be captured into a CUDA graph, on all ranks or on none. A collective that begins in a
-// capture must be joined in the same capture (comm_join). A captured comm_wait for a collective
-// that was enqueued before the capture waits, in every replay, for the latest collective of that
-// slot.
+// finished the work that was enqueued before comm_begin. It runs beside the work that is enqueued
+// later, until comm_wait makes the compute stream wait for the collective. All collectives between
+// a comm_begin and its comm_end are enqueued as one NCCL group. comm_end gives the group a slot, a
+// number by which comm_wait names the group. Collectives and waits never make the host wait. They
+// can be captured into a CUDA graph, on all ranks or on none. A collective that begins in a capture
+// must be joined in the same capture (comm_join). A captured comm_wait for a collective that was
+// enqueued before the capture waits, in every replay, for the latest collective of that slot.
 //
 // Every rank makes the same calls in the same order. With one rank nothing happens.
 #pragma once

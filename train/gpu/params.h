@@ -24,13 +24,14 @@ BEGIN_C
 // agree on; SLOT_WEIGHTS + b: the new weights of bucket b.
 enum { SLOT_SUMS, SLOT_AGREEMENT, SLOT_WEIGHTS };
 
-// An array of the optimizer's state. It has `count` elements: one for every `span` of the elements
-// that this rank keeps, from kept element number `first` on (ZeroRange.kept).
+// An array of the optimizer's state, with `count` elements. The elements of the parameter space
+// that this rank keeps are numbered (ZeroRange.kept). From number `first` on, the array has one
+// element for every `span` of them.
 typedef struct {
     GpuType type;
     int64_t first, count;
     int span;          // 1, or MOMENT_BLOCK: scales of 8-bit moments
-    int64_t offloaded; // how many elements, the first ones, are in host memory, not on the device
+    int64_t offloaded; // how many of the first elements are in host memory; the rest on the device
     void *device;
     void *host; // in a run that saves: memory for all elements, from which a checkpoint is written
 } StateArray;

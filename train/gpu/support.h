@@ -16,11 +16,11 @@ NumberSupport support_of(int capability);
 // rank, no rank uses it: all ranks warn, or with --fp8-required end. All ranks call it.
 NumberSupport support_find(Gpu *gpu, const Options *o, const Group *group);
 
-// Whether the device has the product g, D [n,n] = A B' of operands [n,k], with its type of D,
-// epilogue and accumulation; and whether it computes the plain product exactly in FP32. The
-// operands have g's types and scalings and are small whole numbers; support_product sets g's
-// pointers. The first `rows` rows are compared with the CPU's result. ms: NULL, or receives the
-// milliseconds of one product.
+// Tests a product g, D [n,n] = A B' of operands [n,k]. The device must compute it exactly if D is
+// FP32 and there is no epilogue; and cuBLASLt must have the product with g's type of D, epilogue
+// and accumulation. The operands are small whole numbers, in g's types and scalings. This function
+// sets g's pointers. The first `rows` rows are compared with the CPU's result. ms: NULL, or
+// receives the milliseconds of one product.
 bool support_product(Gpu *gpu, Gemm g, int rows, float *ms);
 
 // Tests each kind of FP8 product that a run with these options takes, by a small product with
