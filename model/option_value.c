@@ -51,7 +51,8 @@ static bool parse_value(void *field, const OptionRow *row, const char *value) {
         }
         bool path = strcmp(row->choices, "DIR") == 0 || strcmp(row->choices, "FILE") == 0;
         if (path && strncmp(value, "~/", 2) == 0) { // would name a folder "~"
-            return fail("--%s=%s: no shell has replaced ~ here; write --%s %s, or the whole path",
+            return fail("--%s=%s: no shell has replaced ~ here; give the whole path, or --%s %s "
+                        "in a shell",
                         row->name, value, row->name, value);
         }
         strcpy(field, value);

@@ -481,7 +481,9 @@ TEST(what_is_wrong_is_named) {
          "must divide --hidden"},
         {"--embedding-lr-mult -0.5", "--embedding-lr-mult -0.5: must be -1, 0 or more"},
         {"--vector-lr-mult -0.5", "--vector-lr-mult -0.5: must be -1, 0 or more"},
-        {"--save=~/x", "--save=~/x: no shell has replaced ~ here; write --save ~/x"},
+        {"--save=~/x",
+         "--save=~/x: no shell has replaced ~ here; give the whole path, or --save ~/x in "
+         "a shell"},
         {"--lr 1e-4 --min-lr 1e-3", "--min-lr 0.001: must be at most --lr 0.0001"},
         {"--fp8-recipe blockwise --fp8-fast-accumulation all",
          "--fp8-fast-accumulation all: must be none with --fp8-recipe blockwise"},
