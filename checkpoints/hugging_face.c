@@ -11,7 +11,7 @@
 
 // ---- tensors ------------------------------------------------------------------------------------
 
-// The entry of an FP8 weight's scales: one for each block of 128 x 128, which multiplies its codes.
+// The entry of an FP8 weight's scales: one for each block of 128 x 128, a factor of its codes.
 static TensorEntry scales_of(const TensorEntry *weight) {
     TensorEntry scales = {.dtype = DTYPE_F32, .dims = 2, .begin = weight->begin};
     for (int d = 0; d < 2; d++) { scales.shape[d] = (weight->shape[d] - 1) / FP8_BLOCK + 1; }
@@ -291,7 +291,7 @@ static const struct {
     {TOP, 0, "vocab-size", "vocab_size", "vocab_size", NAN, NAN},
     {TOP, 0, "norm-epsilon", "layer_norm_epsilon", "rms_norm_eps", 1e-5, 1e-6},
     {TOP, 0, "init-method-std", "initializer_range", "initializer_range", 0.02, 0.02},
-    // Gemma 2's key: transformers' classes of these families apply no cap
+    // the key is Gemma 2's; for the families here, transformers applies no cap
     {TOP, 0, "logit-softcap", "final_logit_softcapping", "final_logit_softcapping", 0, 0},
     {TOP | ROPE, 0, "rope-theta", NULL, "rope_theta", 1e4, 1e4},
     {ROPE, ROPE_LINEAR, "rope-scaling-factor", NULL, "factor", NAN, NAN},

@@ -52,7 +52,8 @@ typedef struct {
 
 struct cJSON;
 
-// Parses a text that is JSON and nothing else. NULL: it is not. The caller deletes it.
+// Parses a text that is JSON and nothing else; NULL: the text is not. The caller deletes the
+// result.
 struct cJSON *json_parse(const char *text, size_t bytes);
 // The value of a JSON number that is a whole number from 0 to below 2^53, which a double can hold
 // exactly; -1: it is something else, or NULL.

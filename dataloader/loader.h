@@ -89,7 +89,7 @@ bool shard_open(TokenFile *shard, const char *path);
 // read.
 bool shards_find(const char *pattern, int place, TokenFile *shard);
 
-// Makes the header of a shard. The number that marks the tokenizer stays 0.
+// Makes the header of a shard, in which the mark of the tokenizer is 0.
 void shard_header(int32_t header[SHARD_HEADER_BYTES / 4], int token_bytes, int64_t count);
 
 // Lists the files that a glob pattern matches; refuses a pattern that matches none, or a folder.

@@ -404,7 +404,7 @@ static const AttentionPlan *plan_for(Gpu *gpu, AttentionShape s, Piece piece, bo
 
 // ---- running ------------------------------------------------------------------------------------
 
-// Before cuDNN 9.6 its engine adds to what is in the accumulator of dQ; newer versions zero it.
+// Before version 9.6, cuDNN's engine does not zero the accumulator of dQ before it adds to it.
 enum { OWN_ALIGN = 256, ZEROES_DQ_SUM = 90600 };
 
 static size_t sum_bytes(const AttentionShape *s, Piece p) {

@@ -565,8 +565,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 }
 
 // Adds up dQ of the heads that several blocks have computed, in the order of the keys. A thread
-// block of this kernel adds up one tile of dQ, of a head within which a part of the first kernel's
-// work begins.
+// block of this kernel adds up one tile of dQ. The first part of the first kernel's work that
+// begins within a head stands for this head.
 template <bool DOCUMENTS>
 __global__ void __launch_bounds__(GROUP) add_parts_kernel(const __grid_constant__ Parameters p) {
     int block = blockIdx.x / (2 * p.tiles);

@@ -153,7 +153,7 @@ void muon_update(float *weights, const float *update, int64_t n, float lr, float
 
 double sum_of_squares(const float *x, int64_t n);
 
-// The largest |x|: NaN when there is one, else infinity when there is one.
+// The largest |x|. NaN counts as larger than infinity.
 float tensor_amax(const float *x, int64_t n);
 
 // out = the FP8 value nearest to x * scale, saturated; the value is not divided by scale again.

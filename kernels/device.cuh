@@ -187,8 +187,8 @@ struct Pairs {
     Floats8 a, b;
 };
 
-// Rotates the first WIDTH pairs. direction: 1, or -1 to rotate back; the opposite if a and b are
-// exchanged.
+// Rotates the first WIDTH pairs. direction: 1, or -1 to rotate back. If a and b are exchanged, the
+// direction is the opposite.
 template <int WIDTH>
 __device__ __forceinline__ void turn(Pairs &p, const Floats8 &cosine, const Floats8 &sine,
                                      float direction) {

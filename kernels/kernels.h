@@ -241,9 +241,9 @@ static inline bool gpu_product_rotates(int D) {
 // gradient 0. If terms.gradient_scale > 0, the gradient of the logits (cpu.h) is written too: it
 // replaces logits.bf16, or, if the tensor is fused, is written only to the FP8 forms. Only a fused
 // tensor needs scratch. max_sums: what gpu_product_max_sums() has written; allowed only if the
-// gradient goes to a fused tensor and there is no softcap. data NULL: maxima and sums are computed
-// from the logits. max_sums is read before the FP8 forms are written, so it may lie in their
-// memory.
+// gradient goes to a fused tensor and there is no softcap. If max_sums.data is NULL, maxima and
+// sums are computed from the logits. max_sums is read before the FP8 forms are written, so it may
+// lie in their memory.
 void gpu_cross_entropy(Gpu *gpu, float *losses, Operand logits, Scratch scratch, Scratch max_sums,
                        const int *targets, int M, int V, int P, LossTerms terms);
 static inline int64_t loss_scratch_floats(int64_t M) {
@@ -263,8 +263,8 @@ typedef struct {
     double stop;          // above 0: the run should end
     double own_loss_sum;  // the loss_sum of this rank alone
     float gradient_scale; // factor of the gradients: clipping, and tokens / targets
-    int skipped;          // a SkipReason; unless it is SKIP_NONE, nothing is updated
-    int64_t updates;      // how many AdamW steps were made, this one included unless skipped
+    int skipped;          // a SkipReason: SKIP_NONE, or why nothing is updated
+    int64_t updates;      // how many AdamW steps were made, with this one if it is not skipped
     SpikeWindow window;   // losses and norms of the previous steps
     // nanoseconds (gpu_stamp): when this rank began the step, and when it had computed its last
     // gradient
@@ -277,7 +277,7 @@ typedef struct {
     double lr;
     int64_t step;
     double stop;    // 1: the run should end
-    double targets; // number of the step's unmasked targets, over all ranks
+    double targets; // number of the step's targets that count (no mask), over all ranks
     double sigma;   // --skip-spikes
     bool skip;      // --iterations-to-skip names the step
 } StepInput;

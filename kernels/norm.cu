@@ -190,9 +190,9 @@ __device__ __forceinline__ void fetch_ahead(uint4 *slot, const Bf16 *x, int vect
 
 // Goes through the rows of a group of threads, in chunks of CHUNK_ROWS rows, R rows at a time. turn
 // alternates between 0 and 1. CODES: the tile of each chunk's codes is written to `columns`, unless
-// that is NULL. fetch(row, turn) begins to fetch R rows into slots. rows(row, next, turn, codes)
-// works on the rows that have been fetched, from `row` on; once it has read their slots, it calls
-// fetch(next, !turn), if next is below M.
+// that is NULL. fetch(row, turn) begins to fetch R rows into the threads' slots of shared memory.
+// rows(row, next, turn, codes) works on the rows that have been fetched, from `row` on; once it has
+// read their slots, it calls fetch(next, !turn), if next is below M.
 template <int R, bool CODES, typename FETCH, typename ROWS>
 __device__ __forceinline__ void sweep(int M, int C, const Division &d, uint32_t *tile,
                                       uint8_t *columns, FETCH fetch, ROWS rows) {

@@ -1,11 +1,12 @@
 // What all kernels that write FP8 share: codes and scales; tiles that are transposed in shared
 // memory; and kernels that pass once over a tensor [M,N], whose values a source object computes or
 // reads:
-//   encode        single values to codes
-//   quantize      a source to the FP8 forms, as it is and transposed
-//   write_bf16    a source to BF16
-//   sum_columns   a source to its column sums, and to BF16
-//   produce       a source to an operand, in the forms that are requested, by the three above
+//   encode2, encode4, encode8   values to codes
+//   quantize                    a source to the FP8 forms, as it is and transposed
+//   write_bf16_kernel           a source to BF16
+//   sum_columns                 a source to its column sums, and to BF16
+//   produce                     a source to the forms of an operand that are requested, by the
+//                               three above
 //
 // Each thread has a copy of the source. A source has
 //   vectors                   how many vectors of 8 columns a row has
@@ -138,7 +139,7 @@ struct Function {
 
 template <typename FUNCTION> struct Elementwise : Place, FUNCTION {
     enum { INPUTS = FUNCTION::INPUTS, WIDE = FUNCTION::WIDE, ROW = FUNCTION::ROW };
-    // whether the inputs' rows differ in width
+    // 0: all tensors have equally wide rows, so write_bf16_kernel takes them as one long row
     enum { NEEDS_ROW = (int)WIDE < (int)INPUTS || (int)ROW < (int)INPUTS };
     enum { OUTPUTS = FUNCTION::OUTPUTS, GRADIENT = FUNCTION::GRADIENT, WAITS = FUNCTION::WAITS };
     struct Raw {

@@ -35,8 +35,9 @@ __device__ __forceinline__ void turn(Pairs &p, const float *cosine, int half, fl
     turn<WIDTH>(p, load_some<WIDTH>(cosine), load_some<WIDTH>(cosine + half), direction);
 }
 
-// `lanes` threads share a head; each takes WIDTH pairs of it at a time: 8, or 1 if half a head is
-// not whole vectors. norm_turns: the most times that a thread does so in a normalised head.
+// `lanes` threads share a head; each takes WIDTH pairs of the head at a time: 8, or 1 if half a
+// head is not whole vectors. norm_turns: the most times that a thread takes pairs of a normalised
+// head.
 template <int WIDTH> __host__ __device__ constexpr int norm_turns() {
     return WIDTH == VEC ? 1 : MOST_HEAD_SIZE / 2 / WARP;
 }

@@ -152,7 +152,7 @@ static bool follows(const Options *o, const Options *was, const OptionRow *row) 
     return option_same(&again, was, row);
 }
 
-// Takes from the checkpoint the options that are not given: those of the model, or all others.
+// Takes options that are not given from the checkpoint: only the model's (`model`), or all others.
 static bool inherit(Options *o, const Options *was, bool model) {
     EACH_OPTION (row) {
         int source = was->source[row - option_table];
@@ -389,7 +389,8 @@ static void count_steps(Options *o, const OptionFacts *facts) {
     o->train_iters = facts->step + (int64_t)ceil(fmax(0, all - seen) / o->global_batch_size);
 }
 
-// Sets --model, unless it is given, to the checkpoint's preset, if this version has it; else to "".
+// If --model is not given, sets it to the checkpoint's preset; to "" if this version lacks that
+// preset. Then sets the preset's options.
 static bool settle_preset(Options *o, const Options *was) {
     if (was != NULL && option_source(o, "model") < SOURCE_FILE) {
         bool known = option_source(was, "model") > SOURCE_DEFAULT &&

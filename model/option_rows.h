@@ -2,8 +2,8 @@
 // these rows options.h makes the enums and the fields of Options, option_table.c the table. A row:
 //   TYPE("name", field, "default", bounds or choices or placeholder, "help")
 // and a CHOICE has the name of its enum before the default; N(CONSTANT, "text") is one choice.
-// An OptionEffect follows if the option changes something else than the results, and
-// NEEDS("another") if the option has no effect while that other option is at its default.
+// An OptionEffect follows if it is not EFFECT_RESULTS, and NEEDS("another") if the option has no
+// effect while that other option is at its default.
 // clang-format off
 #define GROUP "Model"
 TEXT("model", model, "gpt2-124m", "PRESET",

@@ -65,7 +65,7 @@ void group_close(Group *g);
 typedef enum { CHANNEL_MAIN, CHANNEL_SAVE, CHANNELS } Channel;
 
 // Whether `ok` is true on every rank. If not, error_text() on every rank becomes the text of the
-// first rank that failed, with its number in front. It is also a barrier.
+// first rank that failed, with its number in front. The call is also a barrier.
 bool group_agree(const Group *g, Channel channel, bool ok);
 // group_broadcast copies rank 0's bytes to all ranks. group_gather copies every rank's bytes into
 // `all` [ranks * bytes] on rank 0.

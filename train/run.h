@@ -29,7 +29,7 @@ typedef struct {
     SkipReason skipped;
     bool stop;          // several ranks: one of them has received a signal to stop
     double own_loss;    // several ranks: mean loss over this rank's sequences
-    double own_seconds; // several ranks: of this rank's passes; NaN: not known on any rank
+    double own_seconds; // several ranks: time of this rank's passes; NaN: not known on any rank
 } StepResult;
 
 // Counts the step and its tokens, prints its line, and writes its record.

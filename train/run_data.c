@@ -139,7 +139,7 @@ typedef struct {
     const char *path;
 } Marked;
 
-// Dies unless a file of --`option` has the first file's mark, or none.
+// Dies if a file of --`option` has another tokenizer's mark than the first file.
 static void check_mark(Marked *first, const char *option, const TokenFile *file) {
     if (first->mark == 0) { *first = (Marked){file->tokenizer, file->path}; }
     if (file->tokenizer != 0 && file->tokenizer != first->mark) {

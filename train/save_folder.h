@@ -27,7 +27,7 @@ static inline bool is_usual(double loss, double best) {
 // the last save failed.
 bool run_wait_for_save(Run *run);
 // Starts a save, which a thread writes. The trainer has called run_wait_for_save, because the
-// previous save read the same memory. It sets the snapshot's arrays; run_save sets the other
+// previous save read the same memory. The trainer sets the snapshot's arrays, run_save the other
 // fields.
 void run_save(Run *run, Snapshot snapshot);
 // Prints the command that resumes a saved run.

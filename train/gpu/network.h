@@ -14,7 +14,7 @@ BEGIN_C
 typedef struct {
     NormForward forward;
     NormBackward backward;
-    Operand d_residual; // in the form in which the layer that writes the norm's input reads it
+    Operand d_residual; // in the forms that the layer below, which writes the norm's input, reads
 } NormLayer;
 
 // A transformer block. Its linear layers hold their inputs: the outputs of the norms, of attention
