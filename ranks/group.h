@@ -10,14 +10,15 @@
 // rank 0 tells it where rank 0 listens, and it tells every rank that asks. Nothing is encrypted, so
 // the port must be reachable only inside the cluster.
 //
-// In each rank a thread, the watchdog, reads its connections. Four times a second it tells rank 0
-// which step its rank has reached, and it ends the process when a rank is lost. (NCCL's own error
-// query does not notice a rank that hangs.) Rank 0 decides which rank is lost: one whose connection
-// closes without a goodbye (it died); one that has been silent for --distributed-timeout (it is
-// stopped, or its machine is gone); or one whose main thread has worked on one thing for that time
-// (a file system hangs). If all ranks wait for each other for that time, a GPU or the network
-// hangs. Rank 0 then tells every rank which rank is lost and at which step; each prints that and
-// exits with EXIT_LOST_RANK. Time in which the watching process itself was stopped does not count.
+// In each rank a thread, the watchdog, reads its connections. At least four times a second it tells
+// rank 0 which step its rank has reached, and it ends the process when a rank is lost. (NCCL's own
+// error query does not notice a rank that hangs.) Rank 0 decides which is lost: one whose
+// connection closes without a goodbye (it died); one that has been silent for --distributed-timeout
+// (it is stopped, or its machine is gone); or one whose main thread has worked on one thing for
+// that time (a file system hangs). If all ranks wait for each other for that time, a GPU or the
+// network hangs. Rank 0 then tells every rank which rank is lost and at which step; each prints
+// that and exits with EXIT_LOST_RANK. Time in which the watching process itself was stopped does
+// not count.
 #pragma once
 
 #include "../base/common.h"
@@ -83,9 +84,9 @@ typedef enum {
 // Reports what the main thread begins to do, and at which step. what: a short text. w may be NULL.
 void watch_beat(Watch *w, int64_t step, Doing doing, const char *what);
 
-// Sets a function that is called four times a second in a thread of its own, where it may block.
-// The run ends if it returns false (for NCCL's asynchronous errors). NULL: stops these calls, and
-// waits for one that is under way.
+// Sets a function that is called at least four times a second in a thread of its own, where it may
+// block. The run ends if it returns false (for NCCL's asynchronous errors). NULL: stops these
+// calls, and waits for one that is under way.
 typedef bool WatchProbe(void *argument);
 void watch_probe(Watch *w, WatchProbe *probe, void *argument);
 

@@ -223,7 +223,8 @@ static void ignore_write_signals(void) {
 
 // ---- the starter --------------------------------------------------------------------------------
 
-// Waits for the ranks, and exits with the status of the first one that failed.
+// Waits for the ranks, and exits with the status of the first rank that failed. EXIT_LOST_RANK
+// counts only if no rank fails in another way. If none fails, the status is that of ids[0].
 __attribute__((noreturn)) static void await_ranks(const Ranks *r, pid_t *ids,
                                                   const sigset_t *signals) {
     const double GRACE = 1.5; // seconds in which the others may end by themselves
