@@ -277,7 +277,7 @@ typedef struct {
     double lr;
     int64_t step;
     double stop;    // 1: the run should end
-    double targets; // number of the step's targets that count (no mask), over all ranks
+    double targets; // number of the step's targets that no mask excludes, over all ranks
     double sigma;   // --skip-spikes
     bool skip;      // --iterations-to-skip names the step
 } StepInput;

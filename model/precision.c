@@ -223,7 +223,7 @@ void fp8_calibrate(const Precision *p, Fp8Scale *slots) {
         if (fp8_slot_follows(p, i) && s->count == 0) {
             if (!fp8_scale_known(s)) { s->scale = first_scale(p, i); }
             fp8_rescale(s, weight ? s->amax : room * s->amax, fp8_slot_target(p, i));
-            if (s->scale == 1.0f) { // scale 1 means that the scale is unknown
+            if (s->scale == 1.0f) { // 1 would mean that the scale is unknown
                 s->scale = nextafterf(1.0f, 0.0f);
                 s->scale_inv = 1.0f / s->scale;
             }

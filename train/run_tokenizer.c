@@ -189,10 +189,11 @@ static Companion read_companion(const char *path) {
     return c;
 }
 
-// Reads the files that go into every checkpoint, so that it can be used without other files: the
-// tokenizer, Hugging Face's files for it (PREFIX_tokenizer.json beside PREFIX_tokenizer.bin; for
-// bytes we make them), and the generation_config.json of the checkpoint that the run starts from.
-// Also reads that checkpoint's config.json.
+// Reads the files that go into every checkpoint, so that a checkpoint can be used without other
+// files: the tokenizer; Hugging Face's files for it (PREFIX_tokenizer.json beside
+// PREFIX_tokenizer.bin; for the tokenizer of bytes, this program makes them); and the
+// generation_config.json of the checkpoint that the run starts from. Also reads that checkpoint's
+// config.json.
 static void read_companions(Run *run) {
     const Options *o = &run->options;
     Companion *saved = run->saves.companions;
