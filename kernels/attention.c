@@ -423,7 +423,8 @@ static size_t expected_bytes(const AttentionShape *s, Piece p) {
     int64_t tiles = round_up64(s->T, 128);
     int64_t scores = s->deterministic ? 2 * heads * tiles * tiles : 0;
     int64_t per_head = s->H != s->G ? 2 * heads * tiles * s->D * 2 : 0; // dK, dV before their sum
-    // below compute capability 9.0, and from 12.0 on, cuDNN sums dQ in memory of its own
+    // cuDNN needs these below compute capability 9.0 and from 12.0 on, to sum dQ; on other devices
+    // they are reserve
     int64_t dq = s->deterministic ? 0 : 4 * heads * tiles * s->D;
     return sum_bytes(s, p) + dq_sum_bytes(s, p) + (size_t)(scores + per_head + dq) + (8u << 20);
 }
