@@ -4,6 +4,7 @@ import contextlib
 import errno
 import glob
 import gzip
+import itertools
 import json
 import os
 import resource
@@ -331,10 +332,14 @@ def test_small_sets_are_validated_too():
 
 def test_lines_are_read_once_in_any_cut():
     unit = sources.UNIT_BYTES
-    for sources.UNIT_BYTES in (1, 7, 100, 997, 5000):
-        units = sources.units_of(["a.jsonl"], False, "", False)
+    write("cut.jsonl.gz", gzip.compress(read("a.jsonl")))  # a packed file is one unit
+    write("cut.json", read("a.jsonl"))
+    for name, size in itertools.product(("a.jsonl", "cut.jsonl.gz", "cut.json"),
+                                        (1, 7, 100, 997, 5000)):
+        sources.UNIT_BYTES = size
+        units = sources.units_of([name], False, "", False)
         texts = [row["text"] for part in units for row in sources.documents(part, dict)]
-        assert texts == TEXTS[20:60], f"units of {sources.UNIT_BYTES} bytes"
+        assert texts == TEXTS[20:60], f"{name} in units of {size} bytes"
     sources.UNIT_BYTES = unit
 
 

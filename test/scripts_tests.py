@@ -767,6 +767,8 @@ def test_what_is_passed_over_is_named():
         assert re.search(f"metrics.jsonl, line 4: .*{expected}", run.complaint), run.complaint
         for program, *words in ((monitor.main, "--once"), (doctor.main,)):
             says(" ".join(call(program, "metrics.jsonl", *words).out.split()), "line 4: ")
+    check.write("metrics.jsonl", lines(*good, 3, step_record(0)))
+    says(metrics.open_run(".").complaint, "line 4: no record; 2 lines could not be read")
     os.unlink("metrics.jsonl")
     odd = {**step_record(3), "loss": "2.5", "lr": 10**400, "norm": [1]}
     append(lines({**good[0], "ranks": math.nan}, *good[1:], odd) + '{"kind":"st')
