@@ -89,7 +89,8 @@ typedef struct {
     SpikeWindow window;
 } Progress;
 
-// The fields as meta.json has them. Whole numbers are int64_t, others double; NaN becomes null.
+// The fields of Progress that meta.json has. Whole numbers are int64_t, others double, whose NaN
+// becomes null.
 typedef struct {
     const char *name;
     size_t offset;

@@ -635,8 +635,8 @@ static bool read_scales(const SafeTensors *st, int kind, int64_t first, int64_t 
     return ok;
 }
 
-// Reads n elements of an array from element `at` of a rank's file on: to `floats`; or, if that is
-// NULL, as codes and scales.
+// Reads n elements of an array in a rank's file, beginning with element `at`. They go to `floats`.
+// If that is NULL, their codes and scales go to `codes` and `scales`.
 static bool read_array(const SafeTensors *st, int kind, int64_t at, int64_t n, float *floats,
                        uint8_t *codes, uint16_t *scales) {
     const TensorEntry *e = safetensors_find(st, state_names[kind]);

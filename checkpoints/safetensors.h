@@ -66,8 +66,8 @@ bool safetensors_open(SafeTensors *st, const char *path);
 void safetensors_close(SafeTensors *st);
 const TensorEntry *safetensors_find(const SafeTensors *st, const char *name);
 
-// Reads elements begin..begin+n of a tensor. safetensors_read_floats converts F32, BF16 or F16 to
-// FP32.
+// Reads elements [begin, begin + n) of a tensor. safetensors_read_floats converts F32, BF16 or F16
+// to FP32.
 bool safetensors_read(const SafeTensors *st, const TensorEntry *entry, int64_t begin, int64_t n,
                       void *out);
 bool safetensors_read_floats(const SafeTensors *st, const TensorEntry *entry, int64_t begin,

@@ -83,7 +83,7 @@ typedef struct {
     cudnnStatus_t status; // the first status that was not success
     // dimensions: [b,h,T,D], [b,g,T,D], its transpose, [b,h,T,T], [b,h,T,1]
     Dims head, group, group_t, scores, row;
-    // strides: in the packed buffer, and transposed; of the output; of the rows' statistics
+    // strides: of the packed buffer, of its transpose, of the output, of the rows' statistics
     Dims qkv, qkv_t, out, lse;
     bool documents;
 } Graph;

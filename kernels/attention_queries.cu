@@ -106,7 +106,8 @@ template <typename K> struct Work {
         piece = first % pieces;
         left = first_of(p, blockIdx.x + 1) - first;
     }
-    // One past the last tile of keys that the piece sees, and one past its last tile of queries.
+    // One past the piece's last tile of queries. Attention is causal, so this is also one past the
+    // last tile of keys that they see.
     __device__ int keys(void) const {
         return (piece + 1) * tiles / pieces;
     }

@@ -208,7 +208,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
             a_at.advance(1);
             b_at.advance(1);
         };
-        auto release = [&] { // frees the oldest step's operands that are not free yet
+        auto release = [&] { // frees A's oldest stage that is in use; B's if B is reloaded
             barrier_arrive(&s.a_empty[a_done.at], lane == 0);
             barrier_arrive(&s.b_empty[b_done.at], lane == 0 && releases_b);
             a_done.advance(1);
@@ -276,7 +276,8 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
             }
         }
 
-        // 2 rows x 4 columns in each block of 16 columns
+        // A thread has 2 rows x 4 columns of each block of 16 columns. Where row i of its part of
+        // block j is staged:
         auto x_at = [&](int j, int i) {
             int at = place_of_four(warp * 16 + g * 2 + i, j % 4, t);
             return reinterpret_cast<uint2 *>(staging.x[j / 4] + at);

@@ -195,7 +195,7 @@ typedef struct {
     float eps;
     int B, T, H, G, D;
 } Rotary;
-// out may be qkv. If it is another buffer, the values are copied into it.
+// out may be qkv. If it is another buffer, V, which is not rotated, is copied into it.
 void gpu_rope_forward(Gpu *gpu, Bf16 *out, const Bf16 *qkv, Rotary r);
 
 // d_qkv.bf16 [M,(H+2G)D] is the gradient of the forward pass's output; the gradient of the forward

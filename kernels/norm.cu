@@ -392,7 +392,7 @@ template <int R, bool LAYERNORM, bool CODES, Fp8Type TYPE>
 __global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
     norm_backward_kernel(NormBackward n, Operand out, float *amax, Division division,
                          float inverse) {
-    extern __shared__ uint4 dynamic[]; // slots, then the groups' tiles; at the end the groups' sums
+    extern __shared__ uint4 dynamic[]; // slots, then tiles; after the last row, sums
     __shared__ float buffers[2][2 * MOST_THREADS / WARP * 2 * R];
     typedef Slot<R> At;
     int lanes = division.lanes, group = threadIdx.x / lanes, vector = threadIdx.x % lanes;
@@ -498,8 +498,9 @@ void gpu_norm_backward(Gpu *gpu, Operand out, NormBackward n) {
     bool several = n.C <= WIDE;
     check_norm(name, &out, n.M, n.C, n.rstd != NULL, {n.dout, n.x, n.weight});
     if (out.bf16 == NULL) { die("%s: no residual gradient", name); }
-    // models with RMSNorm have no biases, so its kernels have no column sums; if these are
-    // requested, a separate pass computes them
+    // The column sums are the gradient of the bias of the layer that writes x. In models with
+    // RMSNorm that layer has no bias, so the kernels of RMSNorm compute no column sums. If a caller
+    // requests them, a separate pass computes them.
     Gradient sums = {};
     if (n.mean == NULL) {
         sums = n.column_sums;

@@ -90,7 +90,7 @@ static bool needs_steps(const Options *o) {
     return o->epochs > 0 && o->train_iters == 0;
 }
 
-// docs/muon.md has the measurements behind the factors of the learning rates.
+// Derives the options of the run that are not given.
 static void derive_run(Options *o) {
     bool muon = o->optimizer == OPTIMIZER_MUON, loads = o->load[0] != '\0';
     if (!needs_steps(o)) {
@@ -101,6 +101,7 @@ static void derive_run(Options *o) {
         }
         derive_iters(o, "lr-warmup-iters", &o->lr_warmup_iters, -1, min64(*decay / 10, 1000));
     }
+    // docs/muon.md has the measurements behind these factors
     if (o->embedding_lr_mult == -1) { o->embedding_lr_mult = loads ? 1 : muon ? 2 : 4; }
     if (o->vector_lr_mult == -1) { o->vector_lr_mult = loads || muon ? 1 : 4; }
     bool asked = option_source(o, "check-interval") >= SOURCE_CHECKPOINT;

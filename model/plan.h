@@ -21,7 +21,7 @@ enum { PLAN_ALIGN = 256, PLAN_GUARD_BYTES = 4096 };
 // PHASE_STEP never overlap in time, so their buffers share memory.
 typedef enum {
     PHASE_ALWAYS,
-    PHASE_STEP,      // written anew in every forward pass, and read until the end of the step
+    PHASE_STEP,      // written anew in every micro-batch, and read until its end
     PHASE_FORWARD,   // a block's forward products, and the kernels that produce their inputs
     PHASE_BACKWARD,  // a block's backward products, and the kernels that produce outputs' gradients
     PHASE_ATTENTION, // the attention of a block

@@ -257,8 +257,8 @@ static void read_peer(Watch *w, Peer *p) {
     end_for(w, p, "has ended without a goodbye", 0);
 }
 
-// Ends the run if a rank is lost. The other ranks only watch whether rank 0 is silent, with a
-// slightly longer limit, so that rank 0's message arrives first.
+// Ends the run if a rank is lost. Rank 0 judges all ranks. The other ranks only watch whether rank
+// 0 is silent. Their limit is slightly longer, so that rank 0's message arrives first.
 static void judge(Watch *w, double now) {
     double limit = w->limit + (w->rank == 0 ? 0 : 2 * w->tick), longest = 0;
     const Peer *stuck = NULL, *behind = NULL;
@@ -438,7 +438,7 @@ bool group_agree(const Group *g, Channel channel, bool ok) {
     return verdict.text[0] == '\0' || fail("%s", verdict.text);
 }
 
-// ---- the meeting --------------------------------------------------------------------------------
+// ---- the meeting (rendezvous) -------------------------------------------------------------------
 
 // The first message on a connection. A rank sends a Hello to rank 0 on each of its connections.
 // Once the meeting has ended, rank 0 answers with a Hello on the watchdogs' connection. A Hello
@@ -510,7 +510,7 @@ static bool seat(Part *part, int file) {
                  "LLM8_SECRET",
                  h.rank, h.host, part->place);
         }
-        part->told = true; // the rank connects again and again
+        part->told = true; // once is enough: the rank connects again and again
     } else if (h.connection == DOOR) {
         // rank 0 has reached itself, by an address that its machine does not know
     } else if (p == NULL || h.ranks != w->ranks) {

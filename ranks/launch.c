@@ -27,7 +27,7 @@ enum {
 // The variables of a launcher. NULL: the launcher has no such variable.
 typedef struct {
     const char *name, *rank, *ranks, *local_rank, *local_ranks;
-    const char *sign;          // set in every rank of this launcher; NULL: `rank` or `ranks` is
+    const char *sign;          // this launcher sets it; NULL: it sets `rank` or `ranks`
     const char *tasks, *hosts; // lists: the number of tasks on each node, and the nodes' names
     // variables that number the run: the same on all its ranks, and different for every other run
     const char *run[NUMBERS];

@@ -27,7 +27,7 @@ typedef struct {
     bool has_documents, has_positions;
     Batch device;                    // its arrays lie in one buffer, which begins at device.inputs
     Batch staging[BATCH_SLOTS];      // pinned
-    cudaEvent_t staged[BATCH_SLOTS]; // recorded when the device has read a staging buffer
+    cudaEvent_t staged[BATCH_SLOTS]; // completes when the device has read this buffer
     int turn;
     int *counts; // [max(T,V)+1], host: scratch of the counting sort of tokens or positions
 } Batches;
