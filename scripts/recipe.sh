@@ -53,8 +53,10 @@ check_environment() {
     trainer=$root/train_gptcu
     if [[ $smoke == 1 ]]; then gpus=1 trainer=$root/train_gpt; fi
     [[ $gpus =~ ^[0-9]+$ ]] || die "GPUS=$gpus: must be a whole number"
-    if [[ $gpus -eq 0 && ${DRY:-0} != 1 && ${PREPARE:-0} != 1 ]]; then
-        die "no GPU here (nvidia-smi lists none); GPUS=N says how many, SMOKE=1 tries it on the CPU"
+    if [[ $gpus -eq 0 ]]; then
+        [[ ${DRY:-0} == 1 || ${PREPARE:-0} == 1 ]] || die "no GPU here (nvidia-smi lists none);" \
+            "GPUS=N says how many, SMOKE=1 tries it on the CPU"
+        gpus=1 # of the machine that will train
     fi
     data=${DATA:-$root/data/$name} out=${OUT:-$root/run/${name}_$precision}
     if [[ $smoke == 1 ]]; then

@@ -129,6 +129,7 @@ copied() {
 test_launchers_start_the_same_training() {
     check_rows <<'ROWS'
 0|dry llama_1b|/train_gptcu --model llama-1b |--gpus 8 |--fp8-format hybrid|--save /o
+0|dry GPUS=0 llama_1b|--gpus 1 |!--gpus 0
 0|dry PRECISION=bf16 llama_1b| --bf16 |!fp8
 0|dry LAUNCH=torchrun llama_1b|torchrun --standalone --nproc-per-node 8 --no-python |/train_gptcu |!--gpus
 0|dry LAUNCH=torchrun TORCHRUN='--nnodes 2 --rdzv-endpoint a:29500' llama_1b|torchrun --nnodes 2 --rdzv-endpoint a:29500 --nproc
