@@ -1,3 +1,5 @@
+#define _GNU_SOURCE // memmem
+
 #include "tokenizer.h"
 
 #include <stdio.h>
@@ -95,10 +97,7 @@ const unsigned char *tokenizer_decode(const Tokenizer *t, int id, int *length) {
 bool tokenizer_names_end(const Tokenizer *t, const unsigned char *text, size_t bytes) {
     const unsigned char *name = t->data + t->at[t->end_of_text];
     size_t length = *name++;
-    for (size_t at = 0; length > 0 && at + length <= bytes; at++) {
-        if (memcmp(text + at, name, length) == 0) { return true; }
-    }
-    return false;
+    return length > 0 && memmem(text, bytes, name, length) != NULL;
 }
 
 bool tokenizer_write_bytes(const char *path) {

@@ -125,8 +125,7 @@ bool option_is_shape(const OptionRow *row, Arch arch) {
 bool option_is_inherited(const OptionRow *row, const Options *continues) {
     bool load = row->offset == offsetof(Options, load);
     if (continues == NULL || of_model(row) || load) { return of_model(row) || load; }
-    bool place = row->type == OPTION_STRING && row->effect == EFFECT_NOTHING &&
-                 (strcmp(row->choices, "DIR") == 0 || strcmp(row->choices, "FILE") == 0);
+    bool place = row->effect == EFFECT_NOTHING && option_is_path(row);
     bool evaluates = row->effect == EFFECT_PRECISION || row->effect == EFFECT_EVALUATION ||
                      row->offset == offsetof(Options, global_batch_size) ||
                      row->offset == offsetof(Options, micro_batch_size);

@@ -25,6 +25,11 @@ const OptionRow *option_row(const char *name) {
     return NULL;
 }
 
+bool option_is_path(const OptionRow *row) {
+    return row->type == OPTION_STRING &&
+           (strcmp(row->choices, "DIR") == 0 || strcmp(row->choices, "FILE") == 0);
+}
+
 // A whole number is not read as a double, because a double cannot hold 2^53 + 1.
 static bool parse_number(void *field, const OptionRow *row, const char *value) {
     bool whole = row->type != OPTION_DOUBLE;
@@ -49,8 +54,7 @@ static bool parse_value(void *field, const OptionRow *row, const char *value) {
         if (strlen(value) >= PATH_LENGTH) {
             return fail("--%s: longer than %d characters", row->name, PATH_LENGTH - 1);
         }
-        bool path = strcmp(row->choices, "DIR") == 0 || strcmp(row->choices, "FILE") == 0;
-        if (path && strncmp(value, "~/", 2) == 0) { // would name a folder "~"
+        if (option_is_path(row) && strncmp(value, "~/", 2) == 0) { // would name a folder "~"
             return fail("--%s=%s: no shell has replaced ~ here; give the whole path, or --%s %s "
                         "in a shell",
                         row->name, value, row->name, value);

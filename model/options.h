@@ -122,6 +122,9 @@ int option_word(const char *list, char separator, const char *word);
 
 const OptionRow *option_row(const char *name); // NULL: no option has the name
 
+// Whether an option's value is the path of a file or folder.
+bool option_is_path(const OptionRow *row);
+
 // Writes the value of a row as text that option_set can read.
 const char *option_text(const Options *options, const OptionRow *row, char out[OPTION_TEXT]);
 // Whether an option has the same value in a and b.
