@@ -250,7 +250,11 @@ TEST(commands_have_their_values) {
          ""},
         {"--arch llama --hidden-size 96", "ffn-hidden-size 256", ""}, // 8 * 96 / 3: of 128
         {"--arch llama --hidden-size 120", "ffn-hidden-size 384", ""},
-        {"", RATES(4, 4) ", " START(0.02, 100), ""},
+        {"", RATES(4, 4) ", " START(0.0099, 100), ""},
+        {"--model gpt2-124m --train-iters 9", START(0.02, 0), ""},
+        {"--model llama-1b --train-iters 9", START(0.014, 0), ""},
+        {"--hidden-size 1000 --train-iters 9", START(0.02, 0), ""},
+        {"--hidden-size 16 --train-iters 9", START(0.06, 0), ""},
         {"--optimizer muon", RATES(2, 1), ""},
         {"--load x", RATES(1, 1), ""},
         {"--load x --optimizer muon", RATES(1, 1), ""},
