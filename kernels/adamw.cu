@@ -1,9 +1,9 @@
-// The optimizer's step: the gradients' norm; the decision whether the step is skipped; AdamW
-// (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019); the parts of Muon (cpu.h)
-// that are not matrix products; and the new FP8 scales. The new weights are written in the type
-// that matrix products read, BF16 or FP8. The kernels ignore rows and columns, since a rank's part
-// of a matrix may begin anywhere (ZeRO-1). FP8 weights are transposed later, once a rank has the
-// whole weight.
+// The optimizer's step: the gradients' norm, the decision whether the step is skipped, AdamW
+// (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019), the parts of Muon (cpu.h)
+// that are not matrix products, and the new FP8 scales. The new weights are written in the type
+// that matrix products read, BF16 or FP8.
+// With ZeRO-1 a rank's part of a matrix may begin anywhere, so the kernels ignore rows and columns.
+// FP8 weights are transposed later, once a rank has the whole weight.
 #include "../base/rng.h"
 #include "cpu.h" // Muon's constants
 #include "quantize.cuh"
@@ -70,8 +70,8 @@ void gpu_decide_step(Gpu *gpu, StepState *state, const StepInput *input, double 
 // ---- AdamW --------------------------------------------------------------------------------------
 
 // Rounds x to BF16 stochastically: up or down at random, to the nearer neighbour proportionally
-// more often. So a change that is too small for a BF16 moment still moves it on average. Where the
-// result would not be finite, it rounds to nearest.
+// more often. So a change that is too small for a BF16 moment still moves the moment on average. If
+// the result would not be finite, x is rounded to nearest.
 __device__ __forceinline__ Bf16 stochastic_bf16(float x, uint32_t random16) {
     uint32_t bits = __float_as_uint(x);
     bool finite = (bits & 0x7f800000u) != 0x7f800000u;
@@ -100,7 +100,7 @@ __device__ __forceinline__ uint2 pack4(const Floats4 &x) {
     return packed;
 }
 
-// Quad i of an array.
+// Loads quad i of an array.
 __device__ __forceinline__ Floats4 load4(const void *x, GpuType type, int i) {
     if (type == TYPE_BF16) { return unpack4(static_cast<const uint2 *>(x)[i]); }
     float4 a = static_cast<const float4 *>(x)[i];
@@ -117,11 +117,11 @@ __device__ __forceinline__ float range4(float range, const Floats4 &x) {
     return range;
 }
 
-// Where a thread block's parameters lie. Quads are indexed from there in 32 bits: with three 64-bit
-// addresses for each quad, registers were spilled to stay below 48, and AdamW was 9% slower (256M
-// parameters, one H200).
-struct AdamWPlace {
-    int64_t first; // element of the parameter space
+// The addresses of a thread block's first parameters. Quads are indexed from there in 32 bits. With
+// three 64-bit addresses for each quad, registers were spilled to stay below 48, and AdamW was 9%
+// slower (256M parameters, one H200).
+struct AdamWPointers {
+    int64_t first; // index of the first element in the parameter space
     const void *gradients;
     void *master, *exp_avg, *exp_avg_sq;
     Bf16 *exp_avg_scales, *exp_avg_sq_scales;
@@ -133,7 +133,8 @@ __device__ __forceinline__ char *element(const void *x, GpuType type, int64_t i)
     return static_cast<char *>(const_cast<void *>(x)) + i * (type == TYPE_BF16 ? 2 : 4);
 }
 
-// key: for the stochastic rounding; first: the quad's first element.
+// Stores a quad of moments. key: for the stochastic rounding; first: index of the quad's first
+// element.
 __device__ __forceinline__ void store_moments(void *out, GpuType type, int i, const Floats4 &x,
                                               uint32_t key, int64_t first) {
     if (type == TYPE_F32) {
@@ -170,7 +171,7 @@ struct AdamWFactors {
     uint32_t key1, key2; // for the moments' stochastic rounding; 8-bit moments share key1
 };
 
-// bias1, bias2: the binary logarithms of the betas.
+// bias1 and bias2 are log2(beta1) and log2(beta2).
 __device__ __forceinline__ AdamWFactors adamw_factors(const AdamWUpdate &u, const StepState *state,
                                                       float lr_mult, float bias1, float bias2) {
     float updates = (float)state->updates;
@@ -194,9 +195,9 @@ __device__ __forceinline__ float adamw_element(const AdamWUpdate &u, const AdamW
     return w - f.lr * (step + weight_decay * w);
 }
 
-// Updates master and moments of quad i; returns the new weights.
+// Updates the master weights and moments of quad i, and returns the new weights.
 __device__ __forceinline__ Floats4 adamw_quad(const AdamWUpdate &u, const AdamWFactors &f,
-                                              const AdamWPlace &at, int i) {
+                                              const AdamWPointers &at, int i) {
     Floats4 g = load4(at.gradients, u.gradient_type, i);
     Floats4 w = load4(at.master, TYPE_F32, i);
     Floats4 m = load4(at.exp_avg, u.moment_type, i);
@@ -216,15 +217,15 @@ __device__ __forceinline__ Floats4 adamw_quad(const AdamWUpdate &u, const AdamWF
 
 enum { MOMENT_LANES = MOMENT_BLOCK / QUAD }; // lanes that share a block of moments
 
-// Code J of four, as a float. prmt extends the byte to 32 bits, by its sign (first moment) or by
-// zeros. (A cast of the byte is one instruction, which takes four times as long; __byte_perm cannot
-// extend by the sign.)
-template <Moment WHICH, int J> __device__ __forceinline__ float moment_place(uint32_t codes) {
-    int place;
+// Returns code J of four as a float. prmt extends the byte to 32 bits, by its sign for the first
+// moment, or by zeros. (A cast of the byte is one instruction, which takes four times as long;
+// __byte_perm cannot extend by the sign.)
+template <Moment WHICH, int J> __device__ __forceinline__ float moment_code(uint32_t codes) {
+    int code;
     asm("prmt.b32 %0, %1, 0, %2;"
-        : "=r"(place)
+        : "=r"(code)
         : "r"(codes), "n"((WHICH == MOMENT_FIRST ? 0x8880 + 0x1110 * J : 0x4440) + J));
-    return (float)place;
+    return (float)code;
 }
 
 __device__ __forceinline__ float log2_about(float x) {
@@ -233,22 +234,23 @@ __device__ __forceinline__ float log2_about(float x) {
     return y;
 }
 
-// The logarithm of a moment's place (moments.h) is log2(|m|) / 3 or log2(v) / 6, plus this shift.
+// The binary logarithm of an unrounded code (moments.h) is log2(|m|) / 3 or log2(v) / 6, plus this
+// shift.
 __device__ __forceinline__ float moment_shift(float unit) {
     return log2_about(fmaxf(unit, FLT_MIN)) * (-1.0f / 3.0f);
 }
 
 // Returns the code of x (moments.h) in byte 2; a code of m is 128 too large. least: the least code
-// of v. Floats from 256 to 511 have a spacing of 2^-15, so the bits of `place` + 256 hold the place
-// as a fixed-point number.
+// of v. Floats from 256 to 511 have a spacing of 2^-15, so the bits of `code` + 256 hold the
+// unrounded code as a fixed-point number.
 template <Moment WHICH>
 __device__ __forceinline__ uint32_t moment_write(float x, float shift, float least, uint32_t bits) {
     constexpr float power = WHICH == MOMENT_FIRST ? 1.0f / 3.0f : 1.0f / 6.0f;
-    float place = exp2_fast(log2_about(fabsf(x)) * power + shift);
-    place = fminf(place, moment_most(WHICH));
-    place = WHICH == MOMENT_FIRST ? copysignf(place, x) : fmaxf(place, least);
-    place = __fadd_rz(place, WHICH == MOMENT_FIRST ? 256.0f + 128.0f : 256.0f);
-    return (__float_as_uint(place) << 1) + (WHICH == MOMENT_FIRST ? bits & 0xffffu : bits >> 16);
+    float code = exp2_fast(log2_about(fabsf(x)) * power + shift);
+    code = fminf(code, moment_most(WHICH));
+    code = WHICH == MOMENT_FIRST ? copysignf(code, x) : fmaxf(code, least);
+    code = __fadd_rz(code, WHICH == MOMENT_FIRST ? 256.0f + 128.0f : 256.0f);
+    return (__float_as_uint(code) << 1) + (WHICH == MOMENT_FIRST ? bits & 0xffffu : bits >> 16);
 }
 
 // The largest value of the lanes that share a block of moments.
@@ -261,7 +263,7 @@ __device__ __forceinline__ float block_largest(float x) {
 }
 
 struct Packed8 {
-    uint32_t codes; // of four elements
+    uint32_t codes; // codes of four elements
     Bf16 scale;
 };
 
@@ -280,15 +282,14 @@ __device__ __forceinline__ Packed8 moments_write(const Floats4 &x, uint32_t hash
             scale};
 }
 
-// What a quad's update reads, as it lies in memory. It is not converted here, because a conversion
-// waits for the load.
+// What a quad's update reads, before any conversion, because a conversion would wait for the load.
 struct Quad8 {
     uint4 g; // two words of BF16, or four of FP32
     Floats4 w;
     uint32_t m, v; // codes
 };
 
-__device__ __forceinline__ Quad8 load_quad8(const AdamWUpdate &u, const AdamWPlace &at, int i) {
+__device__ __forceinline__ Quad8 load_quad8(const AdamWUpdate &u, const AdamWPointers &at, int i) {
     uint4 g = {};
     if (u.gradient_type == TYPE_BF16) {
         uint2 half = static_cast<const uint2 *>(at.gradients)[i];
@@ -324,10 +325,10 @@ __device__ __forceinline__ Factors8 factors8(const AdamWUpdate &u, const AdamWFa
 }
 
 // adamw_quad for moments in 8 bits. q: what load_quad8 has read. scales: the scales of this thread
-// block's moments, m's in the lower 16 bits. All lanes of a warp call this function; a lane whose
-// `mine` is false writes nothing.
+// block's moments, with the scale of m in the lower 16 bits. All lanes of a warp call this
+// function; a lane whose `mine` is false writes nothing.
 __device__ __forceinline__ Floats4 adamw_quad8(const AdamWUpdate &u, const Factors8 &f,
-                                               const AdamWPlace &at, int i, bool mine,
+                                               const AdamWPointers &at, int i, bool mine,
                                                const Quad8 &q, uint32_t *scales) {
     Floats4 w = q.w, g = {{__uint_as_float(q.g.x), __uint_as_float(q.g.y), __uint_as_float(q.g.z),
                            __uint_as_float(q.g.w)}};
@@ -335,10 +336,10 @@ __device__ __forceinline__ Floats4 adamw_quad8(const AdamWUpdate &u, const Facto
     const uint32_t old = scales[i / MOMENT_LANES];
     const float m_unit = moment_unit((Bf16)old, MOMENT_FIRST) * f.beta1;
     const float v_unit = moment_unit((Bf16)(old >> 16), MOMENT_SECOND) * f.root_beta2;
-    Floats4 m = {{moment_place<MOMENT_FIRST, 0>(q.m), moment_place<MOMENT_FIRST, 1>(q.m),
-                  moment_place<MOMENT_FIRST, 2>(q.m), moment_place<MOMENT_FIRST, 3>(q.m)}};
-    Floats4 v = {{moment_place<MOMENT_SECOND, 0>(q.v), moment_place<MOMENT_SECOND, 1>(q.v),
-                  moment_place<MOMENT_SECOND, 2>(q.v), moment_place<MOMENT_SECOND, 3>(q.v)}};
+    Floats4 m = {{moment_code<MOMENT_FIRST, 0>(q.m), moment_code<MOMENT_FIRST, 1>(q.m),
+                  moment_code<MOMENT_FIRST, 2>(q.m), moment_code<MOMENT_FIRST, 3>(q.m)}};
+    Floats4 v = {{moment_code<MOMENT_SECOND, 0>(q.v), moment_code<MOMENT_SECOND, 1>(q.v),
+                  moment_code<MOMENT_SECOND, 2>(q.v), moment_code<MOMENT_SECOND, 3>(q.v)}};
 #pragma unroll
     for (int j = 0; j < QUAD; j++) {
         const float old_m = moment_level(m.v[j], m_unit, MOMENT_FIRST);
@@ -364,7 +365,7 @@ __device__ __forceinline__ Floats4 adamw_quad8(const AdamWUpdate &u, const Facto
 
 // adamw_quad for Muon: the gradient buffer holds the update.
 __device__ __forceinline__ Floats4 muon_quad(const AdamWUpdate &u, const AdamWFactors &f,
-                                             const AdamWPlace &at, int i) {
+                                             const AdamWPointers &at, int i) {
     Floats4 update = load4(at.gradients, u.gradient_type, i);
     Floats4 w = load4(at.master, TYPE_F32, i);
 #pragma unroll
@@ -380,7 +381,7 @@ int gpu_adamw_blocks(int64_t n) {
     return divide_up(n / QUAD, ADAMW_QUADS);
 }
 
-// The last segment whose first_block is not after `block`.
+// Returns the last segment whose first_block is not after `block`.
 __device__ __forceinline__ int segment_of_block(const AdamWSegment *segments, int count,
                                                 int block) {
     int begin = 0, end = count;
@@ -414,8 +415,7 @@ __device__ __forceinline__ int64_t square_of(const Fp8Weight &w, uint32_t elemen
     return fp8_scale_index(SCALE_SQUARES, w.rows, w.columns, (int)row, (int)column);
 }
 
-// *amax = max(*amax, range) for each lane's own amax; lanes with the same address share one atomic
-// operation.
+// Raises each lane's *amax to its `range`. Lanes with the same address share one atomic operation.
 __device__ __forceinline__ void lanes_amax(float *amax, float range) {
     uint32_t peers = __match_any_sync(__activemask(), (unsigned long long)amax);
     uint32_t bits = __reduce_max_sync(peers, __float_as_uint(range));
@@ -439,7 +439,8 @@ __global__ void __launch_bounds__(ADAMW_THREADS, JOB == JOB_ADAMW8 ? 3 : 0)
     constexpr bool writes = JOB == JOB_QUANTIZE || (updates && SCALING == SCALE_GIVEN);
     constexpr bool squares = SCALING == SCALE_SQUARES;
     if (updates && s.muon != (JOB == JOB_MUON)) { return; }
-    if (small && threadIdx.x == 0) { // by one thread, because it takes about 200 instructions
+    // one thread computes the factors, because that takes about 200 instructions
+    if (small && threadIdx.x == 0) {
         f8 = factors8(u, adamw_factors(u, state, s.lr_mult, bias1, bias2), s.weight_decay);
     } else if (updates && !small) {
         f = adamw_factors(u, state, s.lr_mult, bias1, bias2);
@@ -449,17 +450,17 @@ __global__ void __launch_bounds__(ADAMW_THREADS, JOB == JOB_ADAMW8 ? 3 : 0)
     int64_t begin = (int64_t)(blockIdx.x - s.first_block) * (ADAMW_QUADS * QUAD);
     int quads = (int)min((int64_t)ADAMW_QUADS, (s.n - begin) / QUAD);
     const int64_t block = begin / MOMENT_BLOCK;
-    const AdamWPlace at = {s.first + begin,
-                           element(u.gradients, u.gradient_type, s.gradient + begin),
-                           s.master + begin,
-                           small ? static_cast<char *>(s.exp_avg) + begin
-                                 : element(s.exp_avg, u.moment_type, begin),
-                           small ? static_cast<char *>(s.exp_avg_sq) + begin
-                                 : element(s.exp_avg_sq, u.moment_type, begin),
-                           small ? s.exp_avg_scales + block : nullptr,
-                           small ? s.exp_avg_sq_scales + block : nullptr,
-                           bf16 ? static_cast<void *>(s.bf16 + begin) : s.fp8 + begin,
-                           s.weight_decay};
+    const AdamWPointers at = {s.first + begin,
+                              element(u.gradients, u.gradient_type, s.gradient + begin),
+                              s.master + begin,
+                              small ? static_cast<char *>(s.exp_avg) + begin
+                                    : element(s.exp_avg, u.moment_type, begin),
+                              small ? static_cast<char *>(s.exp_avg_sq) + begin
+                                    : element(s.exp_avg_sq, u.moment_type, begin),
+                              small ? s.exp_avg_scales + block : nullptr,
+                              small ? s.exp_avg_sq_scales + block : nullptr,
+                              bf16 ? static_cast<void *>(s.bf16 + begin) : s.fp8 + begin,
+                              s.weight_decay};
     const Fp8Weight *weight = u.weights + s.weight;
     float scale = 0.0f, amax = 0.0f;
     Fp8Weight blocks = {};
@@ -473,7 +474,7 @@ __global__ void __launch_bounds__(ADAMW_THREADS, JOB == JOB_ADAMW8 ? 3 : 0)
     // A thread block's scales are read and written together: when each half-warp wrote two bytes at
     // a time, AdamW took 27% longer (256M parameters, one H200).
     enum { SCALES = small ? ADAMW_QUADS / MOMENT_LANES : 1 };
-    __shared__ uint32_t scales[SCALES]; // m's in the lower half
+    __shared__ uint32_t scales[SCALES]; // the scale of m in the lower half
     for (int k = threadIdx.x; small && k < quads / MOMENT_LANES; k += ADAMW_THREADS) {
         scales[k] = at.exp_avg_scales[k] | (uint32_t)at.exp_avg_sq_scales[k] << 16;
     }
@@ -658,9 +659,9 @@ __global__ void announce_squares_kernel(const AdamWUpdate u, const StepState *st
     int down = (w.rows + FP8_BLOCK - 1) / FP8_BLOCK;
     for (int i = threadIdx.x; i < down * across; i += blockDim.x) {
         int row = i / across * FP8_BLOCK, column = i % across * FP8_BLOCK;
-        int64_t place = fp8_scale_index(SCALE_SQUARES, w.rows, w.columns, row, column);
-        float inverse = 1.0f / fp8_block_scale(w.amax[place], w.target, w.power_of_two);
-        w.inverse[place] = inverse;
+        int64_t index = fp8_scale_index(SCALE_SQUARES, w.rows, w.columns, row, column);
+        float inverse = 1.0f / fp8_block_scale(w.amax[index], w.target, w.power_of_two);
+        w.inverse[index] = inverse;
         w.inverse_t[fp8_scale_index(SCALE_SQUARES, w.columns, w.rows, column, row)] = inverse;
     }
 }

@@ -78,7 +78,7 @@ typedef struct {
 
 typedef struct {
     int num_made, num_ops;
-    Desc made[DESCRIPTORS], ops[OPS]; // all descriptors, to be destroyed; the operations
+    Desc made[DESCRIPTORS], ops[OPS]; // made: all descriptors, to be destroyed; ops: the operations
     int64_t next_uid;
     cudnnStatus_t status; // the first status that was not success
     // dimensions: [b,h,T,D], [b,g,T,D], its transpose, [b,h,T,T], [b,h,T,1]
@@ -93,13 +93,13 @@ static const cudnnDataType_t F32 = CUDNN_DATA_FLOAT, BF16 = CUDNN_DATA_BFLOAT16;
 typedef struct {
     cudnnBackendAttributeName_t name;
     cudnnBackendAttributeType_t type;
-    int64_t count; // 0: it is not set
+    int64_t count; // 0: the attribute is not set
     const void *values;
 } Attribute;
 
 #define ATTRIBUTE(name, type, count, values) \
     { CUDNN_ATTR_##name, CUDNN_TYPE_##type, count, values }
-// An attribute that is a descriptor; NULL: it is not set.
+// An attribute whose value is a descriptor. It is not set if the descriptor is NULL.
 #define PART(name, part) ATTRIBUTE(name, BACKEND_DESCRIPTOR, (part) != NULL, &(part))
 // A finalized descriptor with these attributes.
 #define DESCRIBE(g, name, ...) \
@@ -197,7 +197,7 @@ static Desc apply(Graph *g, cudnnPointwiseMode_t mode, Desc x, Desc b, Dims dims
 }
 
 // The index of each score along an axis: 2 is its query, 3 its key.
-static Desc place(Graph *g, Desc x, int64_t axis) {
+static Desc index_along(Graph *g, Desc x, int64_t axis) {
     return pointwise(g, CUDNN_POINTWISE_GEN_INDEX, x, NULL, NULL,
                      inner(g, CUDNN_DATA_INT32, g->scores), axis);
 }
@@ -216,10 +216,10 @@ static Desc mask_unless(Graph *g, Desc a, Desc b, Desc x) {
 static Desc mask(Graph *g, Desc x) {
     if (g->documents) {
         Dims starts = {{g->row.d[0], 1, g->row.d[2], 1}};
-        x = mask_unless(g, place(g, x, 3),
+        x = mask_unless(g, index_along(g, x, 3),
                         tensor(g, UID_STARTS, CUDNN_DATA_INT32, starts, packed(starts)), x);
     }
-    return mask_unless(g, place(g, x, 2), place(g, x, 3), x);
+    return mask_unless(g, index_along(g, x, 2), index_along(g, x, 3), x);
 }
 
 static void build_forward(Graph *g) {
@@ -242,8 +242,9 @@ static void build_forward(Graph *g) {
     matmul(g, p, v, out);
 }
 
-// The gradient of K (scores dS, rows Q) or of V (scores P, rows dO): the transpose of scores, times
-// rows, for each query head; then the sum over the query heads of a group.
+// Computes the gradient of K (from scores dS and rows Q) or of V (from scores P and rows dO): for
+// each query head, the transpose of the scores times the rows; then the sum over the query heads of
+// a group.
 static void group_gradient(Graph *g, Desc scores, Desc rows, int64_t uid) {
     Dims t = packed(g->scores);
     t.d[2] = 1;
@@ -297,7 +298,7 @@ static void build_backward(Graph *g, bool deterministic) {
 // ---- plans --------------------------------------------------------------------------------------
 
 // Whether cuDNN calls the engine of a configuration deterministic.
-static bool repeats(Desc config) {
+static bool is_deterministic(Desc config) {
     Graph g = {.status = CUDNN_STATUS_SUCCESS};
     Desc engine = make(&g, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
     cudnnBackendNumericalNote_t notes[CUDNN_NUMERICAL_NOTE_TYPE_COUNT] = {0};
@@ -358,7 +359,7 @@ static void make_plan(Gpu *gpu, AttentionPlan *plan) {
                                  CUDNN_TYPE_BACKEND_DESCRIPTOR, CONFIGS, &found, configs);
     }
     for (int i = 0; i < found && i < CONFIGS && !plan->usable; i++) {
-        if (s->deterministic && !repeats(configs[i])) {
+        if (s->deterministic && !is_deterministic(configs[i])) {
             others++;
             continue;
         }
@@ -422,7 +423,8 @@ static size_t expected_bytes(const AttentionShape *s, Piece p) {
     int64_t heads = (int64_t)p.sequences * p.groups * (s->H / s->G);
     int64_t tiles = round_up64(s->T, 128);
     int64_t scores = s->deterministic ? 2 * heads * tiles * tiles : 0;
-    int64_t per_head = s->H != s->G ? 2 * heads * tiles * s->D * 2 : 0; // dK, dV before their sum
+    // each query head's dK and dV
+    int64_t per_head = s->H != s->G ? 2 * heads * tiles * s->D * 2 : 0;
     // cuDNN needs these below compute capability 9.0 and from 12.0 on, to sum dQ; on other devices
     // they are reserve
     int64_t dq = s->deterministic ? 0 : 4 * heads * tiles * s->D;
@@ -450,7 +452,8 @@ size_t attention_workspace(AttentionShape s, size_t most) {
     return own > cudnn ? own : cudnn;
 }
 
-// bound: where each tensor lies, on the device or, by value, on the host; NULL: not in the graph.
+// bound: the address of each tensor, on the device or, for a tensor by value, on the host; NULL for
+// a tensor that is not in the graph.
 static void execute(Gpu *gpu, const AttentionPlan *plan, const void *const bound[UID_VIRTUAL],
                     void *workspace) {
     Graph call = {.status = CUDNN_STATUS_SUCCESS};
@@ -491,7 +494,8 @@ static bool serves(Gpu *gpu, const AttentionShape *s, Piece p, bool backward, bo
     return true;
 }
 
-// The largest pieces of a backward pass whose plans fit into the workspace; {0, 0}: there are none.
+// Returns the largest pieces of a backward pass whose plans fit into the workspace, or {0, 0} if
+// there are none.
 static Piece backward_piece(Gpu *gpu, const AttentionShape *s) {
     Piece p = piece_for(s, gpu->attention_bytes);
     bool has_plans;

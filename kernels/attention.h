@@ -43,7 +43,7 @@ typedef enum { CUTS_FORWARD, CUTS_KEYS, CUTS_QUERIES, CUT_KINDS } AttentionCuts;
 static inline size_t attention_cuts_at(AttentionShape s, int kind) {
     return 2 * (size_t)s.B * (size_t)s.T + (size_t)kind * (ATTENTION_BLOCKS + 1);
 }
-static inline size_t attention_documents_size(AttentionShape s) { // how many int32
+static inline size_t attention_documents_size(AttentionShape s) { // counted in int32
     return attention_cuts_at(s, CUT_KINDS);
 }
 // On the host: writes what follows the starts in `documents`, if our kernels for Hopper compute the
@@ -65,7 +65,7 @@ void attention_plain_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf1
 // attention_own_serves: whether they compute the forward or the backward pass of the shape.
 // attention_own_check ends the program if they do not, or if the workspace is too small.
 // attention_own_workspace: bytes that the backward pass needs, for any documents.
-enum { ATTENTION_MOST_T = 131072, ATTENTION64_MOST_T = 2048 }; // 64: attention64_backward
+enum { ATTENTION_MOST_T = 131072, ATTENTION64_MOST_T = 2048 }; // the second: attention64_backward
 bool attention_own_serves(const Gpu *gpu, AttentionShape s, bool backward);
 void attention_own_check(const Gpu *gpu, AttentionShape s, bool backward);
 size_t attention_own_workspace(AttentionShape s);

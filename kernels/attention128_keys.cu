@@ -27,19 +27,20 @@ enum {
     TILE = 64 * FULL_ROW, // bytes of 64 rows and 64 channels
     STAGES = 3,
     THREADS = 3 * GROUP,
+    // registers of a thread
     COMPUTING_REGISTERS = 240,
-    LOADING_REGISTERS = 24 // a thread's
+    LOADING_REGISTERS = 24
 };
 
 struct Shared {
     struct {
         uint8_t k[PARTS][2 * TILE], v[PARTS][2 * TILE];
-    } keys[2]; // of this piece and of the next; then their gradients
+    } keys[2]; // keys and values of this piece and of the next; at a piece's end, their gradients
     struct {
         uint8_t q[PARTS][TILE], d_out[PARTS][TILE];
     } stages[STAGES];
     struct {
-        float lse[QUERIES], delta[QUERIES]; // lse: -lse / log 2
+        float lse[QUERIES], delta[QUERIES]; // lse is multiplied by -1 / log 2
     } rows[STAGES];
     Barrier full[STAGES], empty[STAGES], keys_full[2], keys_empty[2];
 };
@@ -49,7 +50,7 @@ static_assert(registers_suffice(LOADING_REGISTERS, COMPUTING_REGISTERS), "a bloc
 struct Parameters {
     CUtensorMap q, kv, d_out, d_kv; // boxes of 64, 128, 64 and 64 rows
     const float *lse, *delta;
-    const int *ends, *cuts; // attention.h
+    const int *ends, *cuts; // see attention.h
     int T, H, G;
     int tiles; // tiles of keys in a head
 };
@@ -61,8 +62,8 @@ __device__ __forceinline__ int end_of(const Parameters &p, int b, int key) {
     return __ldg(p.ends + (int64_t)b * p.T + min(key, p.T - 1));
 }
 
-// A thread block's work: for each of its pieces it calls begin(piece), then step(piece, head, tile)
-// for each tile of queries that sees keys of the piece, then end(piece).
+// Goes through a thread block's work. For each of the block's pieces, it calls begin(piece), then
+// step(piece, head, tile) for each tile of queries that sees keys of the piece, then end(piece).
 struct Piece {
     int b, g, tile;
 };
@@ -73,27 +74,27 @@ __device__ __forceinline__ void work(const Parameters &p, BEGIN begin, STEP step
     for (int unit = __ldg(p.cuts + blockIdx.x); unit < last; unit++) {
         const int group = unit / p.tiles;
         const Piece piece = {group / p.G, group % p.G, unit % p.tiles};
-        const int met = (end_of(p, piece.b, piece.tile * KEYS + KEYS - 1) - 1) / QUERIES + 1;
+        const int tiles_end = (end_of(p, piece.b, piece.tile * KEYS + KEYS - 1) - 1) / QUERIES + 1;
         begin(piece);
 #pragma unroll 1
         for (int h = piece.g * heads; h < (piece.g + 1) * heads; h++) {
 #pragma unroll 1
-            for (int i = 2 * piece.tile; i < met; i++) { step(piece, h, i); }
+            for (int i = 2 * piece.tile; i < tiles_end; i++) { step(piece, h, i); }
         }
         end(piece);
     }
 }
 
-// One lane loads the tiles in the order of their use.
+// Loads the tiles in the order of their use. One lane runs this function.
 __device__ __forceinline__ void load(Shared &s, const Parameters &p) {
     Stage<STAGES> stage = 0;
-    uint32_t pieces = 0; // so far
+    uint32_t pieces_done = 0;
     work(
         p,
         [&](Piece piece) {
-            auto &to = s.keys[pieces % 2];
-            Barrier *full = &s.keys_full[pieces % 2];
-            barrier_wait(&s.keys_empty[pieces % 2], pieces / 2 + 1);
+            auto &to = s.keys[pieces_done % 2];
+            Barrier *full = &s.keys_full[pieces_done % 2];
+            barrier_wait(&s.keys_empty[pieces_done % 2], pieces_done / 2 + 1);
             barrier_expect(full, sizeof(to));
             for (int i = 0; i < PARTS; i++) {
                 tma_load_at(to.k[i], p.kv, full, (p.H + piece.g) * SIZE + i * 64, piece.tile * KEYS,
@@ -113,10 +114,11 @@ __device__ __forceinline__ void load(Shared &s, const Parameters &p) {
             }
             stage.advance(1);
         },
-        [&](Piece) { pieces++; });
+        [&](Piece) { pieces_done++; });
 }
 
-// One warp loads lse and delta of the tiles' rows. For rows beyond T, lse is such that P is 0.
+// Loads lse and delta of the tiles' rows. One warp runs this function. For rows beyond T, lse has a
+// value that makes P 0.
 __device__ __forceinline__ void load_rows(Shared &s, const Parameters &p) {
     const int lane = threadIdx.x % WARP;
     Stage<STAGES> stage = 0;
@@ -155,9 +157,8 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
     float scores[32], dp[32], dv[PARTS][32], dk[PARTS][32];
     uint32_t probabilities[16], ds[16]; // operands A of WGMMAs
     Stage<STAGES> stage = 0;
-    uint32_t pieces = 0; // so far
-    // where the documents of the thread's two keys end, and the document of the warpgroup's last
-    // key
+    uint32_t pieces_done = 0;
+    // ends of the documents of the thread's two keys, and of the warpgroup's last key
     int ends[2] = {}, last = 0;
 
     auto multiply = [&](float(&sums)[32], const uint8_t *keys, const void *queries) {
@@ -193,7 +194,8 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
                 scores[i] = earlier ? 0.0f : scores[i];
             }
         }
-        if (__any_sync(~0u, ends[0] < (tile + 1) * QUERIES)) { // some queries do not see a key
+        // some queries are in a later document than a key
+        if (__any_sync(~0u, ends[0] < (tile + 1) * QUERIES)) {
 #pragma unroll
             for (int i = 0; i < 32; i++) {
                 const bool later = tile * QUERIES + i / 4 * 8 + t * 2 + i % 2 >= ends[i / 2 % 2];
@@ -214,7 +216,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
                               scores[2 * i + 1] * (dp[2 * i + 1] + delta.y));
         }
     };
-    // Stores sums * factor to shared memory, over the keys or values.
+    // Stores sums * factor to shared memory, in place of the keys or values.
     auto store = [&](uint8_t(&to)[PARTS][2 * TILE], const float(&sums)[PARTS][32], float factor) {
 #pragma unroll
         for (int i = 0; i < 4 * PARTS; i++) {
@@ -237,11 +239,11 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
             last = end_of(p, piece.b, key + 63);
 #pragma unroll
             for (int i = 0; i < 32 * PARTS; i++) { dv[i / 32][i % 32] = dk[i / 32][i % 32] = 0.0f; }
-            barrier_wait(&s.keys_full[pieces % 2], pieces / 2);
+            barrier_wait(&s.keys_full[pieces_done % 2], pieces_done / 2);
         },
         [&](Piece piece, int, int tile) {
             const int own = piece.tile * 2 + w;
-            auto &keys = s.keys[pieces % 2];
+            auto &keys = s.keys[pieces_done % 2];
             auto &from = s.stages[stage.at];
             barrier_wait(&s.full[stage.at], stage.round);
             if (tile >= own && tile * QUERIES < last) { // some queries see these keys
@@ -270,7 +272,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
             stage.advance(1);
         },
         [&](Piece piece) {
-            auto &keys = s.keys[pieces % 2];
+            auto &keys = s.keys[pieces_done % 2];
             const int key = piece.tile * KEYS + w * 64;
             group_barrier(w, GROUP); // all warps have multiplied by the keys
             store(keys.k, dk, root);
@@ -288,8 +290,8 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
                 stores_wait_read<0>();
             }
             __syncwarp();
-            barrier_arrive(&s.keys_empty[pieces % 2], thread == 0);
-            pieces++;
+            barrier_arrive(&s.keys_empty[pieces_done % 2], thread == 0);
+            pieces_done++;
         });
     if (thread == 0) { stores_wait(); }
 }

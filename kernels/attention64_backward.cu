@@ -41,8 +41,9 @@ enum {
     MOST_TILES = MOST_T / KEYS, // tiles of keys, or pairs of tiles of queries
     MOST_BLOCKS = ATTENTION_BLOCKS,
     SUMS = QUERIES * SIZE, // floats of a tile of dQ
+    // registers of a thread
     COMPUTING_REGISTERS = 240,
-    LOADING_REGISTERS = 24 // registers of a thread
+    LOADING_REGISTERS = 24
 };
 
 struct Shared {
@@ -54,7 +55,7 @@ struct Shared {
     } stages[STAGES];
     uint8_t ds[2][KEYS * FULL_ROW];                  // dS' of a pair of tiles: [keys][queries]
     uint8_t out[2][2][KEYS / 2 * FULL_ROW];          // [warpgroup][dV, dK]
-    float2 lse[2][MOST_T / 2], delta[2][MOST_T / 2]; // for a piece: -lse / log 2, -rowsum(dO O)
+    float2 lse[2][MOST_T / 2], delta[2][MOST_T / 2]; // of a piece: -lse / log 2, -rowsum(dO O)
     Barrier full[STAGES], empty[STAGES], keys_full[2], keys_empty[2];
     Barrier ds_full[2], ds_empty[2];
     Barrier rows_full[2][2 * MOST_TILES], rows_empty[2];
@@ -67,14 +68,16 @@ struct Parameters {
     Bf16 *d_qkv;
     const Bf16 *dout, *out;
     const float *lse;
-    const int *starts, *ends, *document_cuts; // attention.h; NULL without documents
-    float *sums; // see sums_of: [block][2][T, rounded up to 128][64], tiles in their threads' order
-    int T, H, N; // N: values in a row of the packed buffer
+    const int *starts, *ends, *document_cuts; // see attention.h; NULL without documents
+    // [block][2][T, rounded up to 128][64], see sums_of; a tile's sums have the order of the
+    // threads that add them up
+    float *sums;
+    int T, H, N; // N: values in a row of QKV
     int tiles;   // tiles of keys in a head
     int blocks;
     int whole; // how many whole heads each block computes
-    // The tiles of keys of all other heads are numbered together. A block's part of them begins at
-    // tile cuts[block].
+    // The heads that are left after the whole ones are divided by tiles of keys, which are numbered
+    // through all these heads. Block i computes tiles cuts[i] to cuts[i + 1] - 1.
     uint16_t cuts[MOST_BLOCKS + 1];
 
     template <bool DOCUMENTS> __device__ int cut(int block) const {
@@ -86,12 +89,12 @@ struct Parameters {
     }
 };
 
-// Where a thread block keeps its sums of dQ. Part 0 has the sums of its whole heads and of the
-// first head that it shares with other blocks; part 1 has the sums of a second shared head. With
-// documents, part 0 is for the block's first head, and part 1 for all its other heads. Only the
-// last of these can be shared.
-__device__ __forceinline__ float4 *sums_of(const Parameters &p, int block, int part) {
-    return reinterpret_cast<float4 *>(p.sums) + (block * 2 + part) * 2ll * p.tiles * (SUMS / 4);
+// Returns the address of a block's sums of dQ, of which there are two sets. Set 0 is for the
+// block's whole heads and for the first head that it shares with other blocks, set 1 for a second
+// shared head. With documents, set 0 is for the block's first head, and set 1 for all its other
+// heads. Only the last of these can be shared.
+__device__ __forceinline__ float4 *sums_of(const Parameters &p, int block, int set) {
+    return reinterpret_cast<float4 *>(p.sums) + (block * 2 + set) * 2ll * p.tiles * (SUMS / 4);
 }
 
 // Writes a tile of dQ to d_qkv. A thread has two rows, and two pairs of adjacent columns of every
@@ -120,7 +123,7 @@ __device__ __forceinline__ int end_of(const Parameters &p, int head, int key) {
     return __ldg(p.ends + (int64_t)(head / p.H) * p.T + min(key, p.T - 1));
 }
 
-// One past the last pair of tiles of queries that see keys of tile j.
+// Returns one past the last pair of tiles of queries that see a key of tile j.
 template <bool DOCUMENTS>
 __device__ __forceinline__ int pairs_end(const Parameters &p, int head, int j) {
     return DOCUMENTS ? (end_of(p, head, j * KEYS + KEYS - 1) - 1) / KEYS + 1 : p.tiles;
@@ -128,15 +131,16 @@ __device__ __forceinline__ int pairs_end(const Parameters &p, int head, int j) {
 
 // ---- the kernel ---------------------------------------------------------------------------------
 
-// Piece `number` of a thread block's work: tiles first to last - 1 of a head's keys. none(): the
-// block has no more work.
+// Piece `number` of a thread block's work: tiles first to last - 1 of a head's keys. none() is true
+// if the block has no more work.
 template <bool DOCUMENTS> struct Work {
     int head, first, last;
     __device__ Work(const Parameters &p, int number) {
         head = number * p.blocks + blockIdx.x;
         first = 0;
         last = p.tiles;
-        if (DOCUMENTS || number >= p.whole) { // without documents, up to two pieces
+        // a piece of a shared head; without documents a block has up to two
+        if (DOCUMENTS || number >= p.whole) {
             const int begin = p.cut<DOCUMENTS>(blockIdx.x);
             const int end = p.cut<DOCUMENTS>(blockIdx.x + 1);
             const int other = begin / p.tiles + number - p.whole;
@@ -150,19 +154,19 @@ template <bool DOCUMENTS> struct Work {
     }
 };
 
-// One lane loads the tiles in the order of their use.
+// Loads the tiles in the order of their use. One lane runs this function.
 template <bool DOCUMENTS> __device__ __forceinline__ void load(Shared &s, const Parameters &p) {
     Stage<STAGES> stage = 0;
-    int blocks = 0; // tiles of keys so far
+    int key_tiles = 0;
     for (int number = 0;; number++) {
         const Work<DOCUMENTS> work(p, number);
         if (work.none()) { return; }
         const int b = work.head / p.H, h = work.head % p.H;
-        for (int j = work.first; j < work.last; j++, blocks++) {
-            auto &keys = s.keys[blocks % 2];
-            Barrier *keys_full = &s.keys_full[blocks % 2];
+        for (int j = work.first; j < work.last; j++, key_tiles++) {
+            auto &keys = s.keys[key_tiles % 2];
+            Barrier *keys_full = &s.keys_full[key_tiles % 2];
             const int end = 2 * pairs_end<DOCUMENTS>(p, work.head, j);
-            barrier_wait(&s.keys_empty[blocks % 2], blocks / 2 + 1);
+            barrier_wait(&s.keys_empty[key_tiles % 2], key_tiles / 2 + 1);
             barrier_expect(keys_full, sizeof(keys));
             tma_load_at(keys.k, p.kv, keys_full, (p.H + h) * SIZE, j * KEYS, b);
             tma_load_at(keys.v, p.kv, keys_full, (2 * p.H + h) * SIZE, j * KEYS, b);
@@ -178,26 +182,27 @@ template <bool DOCUMENTS> __device__ __forceinline__ void load(Shared &s, const 
     }
 }
 
-// One of `warps` warps computes lse and delta for its share of the piece's tiles of queries, with 8
-// lanes for a row. For rows beyond T, lse and delta are such that P and dS are 0. UNROLL: how many
-// rows are loaded at a time; the warp needs registers for them.
+// Computes lse and delta of the piece's queries, with 8 lanes for a row. Each of `warps` warps
+// takes its share of the tiles. For rows beyond T, lse and delta have values that make P and dS 0.
+// UNROLL: how many rows are loaded at a time, which takes registers.
 template <int UNROLL, bool DOCUMENTS>
-__device__ __forceinline__ void summarise(Shared &s, const Parameters &p,
-                                          const Work<DOCUMENTS> &work, int number, int warp,
-                                          int warps) {
+__device__ __forceinline__ void compute_delta(Shared &s, const Parameters &p,
+                                              const Work<DOCUMENTS> &work, int number, int warp,
+                                              int warps) {
     const int lane = threadIdx.x % WARP, at = number % 2;
     float *lse = reinterpret_cast<float *>(s.lse[at]),
           *delta = reinterpret_cast<float *>(s.delta[at]);
-    const int step = p.H * SIZE; // from row to row
+    const int step = p.H * SIZE; // distance from one row to the next
     for (int tile = warp; tile < 2 * p.tiles; tile += warps) {
-        const bool met = tile >= 2 * work.first &&
-                         p.first_keys<DOCUMENTS>(work.head, tile / 2) < work.last;
-        // Without documents, no later piece uses this memory.
-        if (!DOCUMENTS && !met) { continue; }
-        // The wait is inside the loop: no one waits for a warp without a tile, so such a warp could
+        const bool needed = tile >= 2 * work.first &&
+                            p.first_keys<DOCUMENTS>(work.head, tile / 2) < work.last;
+        // Without documents, no later piece waits at this tile's barrier.
+        if (!DOCUMENTS && !needed) { continue; }
+        // The wait is inside the loop. Nobody waits for a warp without a tile, so such a warp could
         // reach the barrier two phases late.
         barrier_wait(&s.rows_empty[at], number / 2 + 1);
-        if (!met) { // the barrier completes a phase for each piece
+        // The barrier completes a phase for each piece, whether or not the piece needs the tile.
+        if (!needed) {
             __syncwarp();
             barrier_arrive(&s.rows_full[at][tile], lane == 0);
             continue;
@@ -217,7 +222,7 @@ __device__ __forceinline__ void summarise(Shared &s, const Parameters &p,
         }
 #pragma unroll UNROLL
         for (int row = lane / 8; row < QUERIES; row += WARP / 8) {
-            const bool inside = begin + row < p.T; // if not, the first row is loaded: no branch
+            const bool inside = begin + row < p.T; // otherwise the first row is loaded
             const int vector = (inside ? row * step / VEC : 0) + lane % 8;
             const Floats8 x = load8(p.dout + from, vector), y = load8(p.out + from, vector);
             float sum = 0.0f;
@@ -241,28 +246,28 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
     const int thread = threadIdx.x % GROUP, warp = thread / WARP, lane = thread % WARP;
     const int t = lane % 4;
     const float scale = 0.125f * 1.4426950408889634f;
-    // Of the 16 x 16 BF16 values that a warp loads or stores at a time, a lane has 16 bytes.
-    // place(tile, i) is their address in a tile of 64 swizzled rows. The asm hides the number i
+    // A warp loads or stores 16 x 16 BF16 values at a time, of which a lane has 16 bytes.
+    // address(tile, i) is their address in a tile of 64 swizzled rows. The asm hides the number i
     // from the compiler, which would otherwise keep a register for every address.
-    const uint32_t first_place = (warp * 16 + lane % 16) * FULL_ROW + (lane / 16 ^ lane % 8) * 16;
-    auto place = [&](uint8_t *tile, int i) {
-        uint32_t at = first_place;
+    const uint32_t first_offset = (warp * 16 + lane % 16) * FULL_ROW + (lane / 16 ^ lane % 8) * 16;
+    auto address = [&](uint8_t *tile, int i) {
+        uint32_t at = first_offset;
         asm volatile("" : "+r"(at));
         return tile + (at ^ i * 32);
     };
 
     float scores[32], dp[32], dv[32], dk[32], dq[32];
     uint32_t keys[16], probabilities[16], ds[16]; // operands A of WGMMAs
-    uint32_t blocks = 0, steps = 0;               // tiles of keys and of queries so far
+    uint32_t key_tiles = 0, query_tiles = 0;      // counted over all pieces
 
-    auto release = [&] { // releases the previous tile
-        barrier_arrive(&s.empty[(steps - 1) % STAGES], lane == 0);
+    auto release = [&] { // frees the stage of the previous tile of queries
+        barrier_arrive(&s.empty[(query_tiles - 1) % STAGES], lane == 0);
     };
-    auto multiply_scores = [&] { // S' and dP', one commit group each
-        auto &from = s.stages[steps % STAGES];
-        barrier_wait(&s.full[steps % STAGES], steps / STAGES);
+    auto multiply_scores = [&] { // computes S' and dP', with one commit group each
+        auto &from = s.stages[query_tiles % STAGES];
+        barrier_wait(&s.full[query_tiles % STAGES], query_tiles / STAGES);
         const uint64_t q = wgmma_operand(from.q), d_out = wgmma_operand(from.d_out);
-        const uint64_t v = wgmma_operand(s.keys[blocks % 2].v + w * (KEYS / 2) * FULL_ROW);
+        const uint64_t v = wgmma_operand(s.keys[key_tiles % 2].v + w * (KEYS / 2) * FULL_ROW);
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < 4; i++) { wgmma<false>(scores, keys + 4 * i, q + 2 * i, i > 0); }
@@ -271,8 +276,8 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
         for (int i = 0; i < 4; i++) { wgmma<false, false>(dp, v + 2 * i, d_out + 2 * i, i > 0); }
         wgmma_commit();
     };
-    auto multiply_gradients = [&](bool adds) { // products for dV and dK
-        auto &from = s.stages[(steps - 1) % STAGES];
+    auto multiply_gradients = [&](bool adds) { // adds products of the previous tile to dV and dK
+        auto &from = s.stages[(query_tiles - 1) % STAGES];
         const uint64_t q = wgmma_transposed(from.q), d_out = wgmma_transposed(from.d_out);
         wgmma_fence();
 #pragma unroll
@@ -288,9 +293,9 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
         pin(ds);
         release();
     };
-    auto multiply_queries = [&](bool adds) { // products for dQ of the previous pair
-        barrier_wait(&s.ds_full[w], steps / 2 - 1);
-        const uint64_t a = wgmma_transposed(s.ds[w]), b = wgmma_transposed(s.keys[blocks % 2].k);
+    auto multiply_queries = [&](bool adds) { // adds products to dQ of the previous pair
+        barrier_wait(&s.ds_full[w], query_tiles / 2 - 1);
+        const uint64_t a = wgmma_transposed(s.ds[w]), b = wgmma_transposed(s.keys[key_tiles % 2].k);
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < 8; i++) {
@@ -309,7 +314,8 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
         auto first_keys = [&](int pair) { return DOCUMENTS ? __shfl_sync(~0u, firsts, pair) : 0; };
 
         auto exponentiate = [&](int j, int tile, bool diagonal) {
-            int ends[2]; // where the documents of the thread's two keys end, from the tile's begin
+            // ends of the documents of the thread's two keys, relative to the tile's first query
+            int ends[2];
 #pragma unroll
             for (int r = 0; DOCUMENTS && r < 2; r++) {
                 const int key = j * KEYS + w * (KEYS / 2) + warp * 16 + lane / 4 + r * 8;
@@ -327,14 +333,16 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
                     x[1] = exp2_fast(fmaf(x[1], scale, l.y));
                 }
             }
+            // scores[i] is of query t * 2 + i / 4 * 8 + i % 2 of the tile
             if (diagonal) {
                 const int key = warp * 16 + lane / 4 - t * 2;
 #pragma unroll
-                for (int i = 0; i < 32; i++) { // query t * 2 + i / 4 * 8 + i % 2 of the tile
+                for (int i = 0; i < 32; i++) {
                     if (key + i / 2 % 2 * 8 > i / 4 * 8 + i % 2) { scores[i] = 0.0f; }
                 }
             }
-            if (DOCUMENTS && __any_sync(~0u, ends[0] < QUERIES)) { // some queries do not see a key
+            // some queries are in a later document than a key
+            if (DOCUMENTS && __any_sync(~0u, ends[0] < QUERIES)) {
 #pragma unroll
                 for (int i = 0; i < 32; i++) {
                     if (t * 2 + i / 4 * 8 + i % 2 >= ends[i / 2 % 2]) { scores[i] = 0.0f; }
@@ -358,24 +366,25 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
                 }
             }
         };
-        auto share = [&](int half) { // writes dS' of one of a pair's tiles
-            barrier_wait(&s.ds_empty[half], steps / 2 + 1);
+        auto write_ds = [&](int half) { // writes dS' of one tile of a pair to shared memory
+            barrier_wait(&s.ds_empty[half], query_tiles / 2 + 1);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const uint32_t units[4] = {ds[4 * i], ds[4 * i + 1], ds[4 * i + 2], ds[4 * i + 3]};
-                store_matrices<false>(place(s.ds[half] + w * (KEYS / 2) * FULL_ROW, i), units);
+                store_matrices<false>(address(s.ds[half] + w * (KEYS / 2) * FULL_ROW, i), units);
             }
             show_to_tma();
             __syncwarp();
             barrier_arrive(&s.ds_full[half], lane == 0);
         };
-        auto sums_at = [&](int pair) { // where the warpgroup's tile of dQ is
+        auto sums_at = [&](int pair) { // the thread's sums of the warpgroup's tile of dQ
             const int tile = pair * 2 + w;
             return sums_of(p, blockIdx.x, number > p.whole) + tile * (SUMS / 4) + thread;
         };
-        // Whether earlier tiles of keys have stored sums of a pair's dQ.
+        // Returns whether earlier tiles of keys have stored sums of a pair's dQ.
         auto adds = [&](int j, int pair) { return j > max(work.first, first_keys(pair)); };
-        // Called long before the product that adds to the sums.
+        // Loads the sums of a pair's dQ, if there are any, long before the product that adds to
+        // them.
         auto load_queries = [&](int j, int pair) {
             const float4 *from = sums_at(pair);
             const bool loads = adds(j, pair);
@@ -403,15 +412,15 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
             }
         };
 
-        // Works on a pair of tiles of queries. FIRST: the pair on the diagonal, whose first tile
+        // Computes a pair of tiles of queries. FIRST: the pair on the diagonal, whose first tile
         // does not see the second 64 keys.
         auto multiply_pair = [&](int j, int pair, auto first) {
             constexpr bool FIRST = decltype(first)::value;
             turn_wait(w);
             if constexpr (FIRST && w == 1) {
                 turn_pass(w);
-                barrier_wait(&s.full[steps % STAGES], steps / STAGES);
-                barrier_arrive(&s.empty[steps % STAGES], lane == 0);
+                barrier_wait(&s.full[query_tiles % STAGES], query_tiles / STAGES);
+                barrier_arrive(&s.empty[query_tiles % STAGES], lane == 0);
 #pragma unroll
                 for (uint32_t &zero : ds) { zero = 0; }
                 load_queries(j, pair);
@@ -435,10 +444,10 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
                 load_queries(j, pair);
                 differentiate(pair * 2);
             }
-            share(0);
-            steps++;
+            write_ds(0);
+            query_tiles++;
 
-            // whether this warpgroup has worked on the pair's first tile
+            // whether this warpgroup has computed the pair's first tile
             constexpr bool DONE = !FIRST || w == 0;
             turn_wait(w);
             if constexpr (DONE) { multiply_gradients(!FIRST); }
@@ -453,15 +462,15 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
             pin(dp);
             pin(keys);
             differentiate(pair * 2 + 1);
-            share(1);
-            steps++;
+            write_ds(1);
+            query_tiles++;
         };
-        for (int j = work.first; j < work.last; j++, blocks++) {
-            barrier_wait(&s.keys_full[blocks % 2], blocks / 2);
+        for (int j = work.first; j < work.last; j++, key_tiles++) {
+            barrier_wait(&s.keys_full[key_tiles % 2], key_tiles / 2);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 load_matrices(keys + 4 * i,
-                              place(s.keys[blocks % 2].k + w * (KEYS / 2) * FULL_ROW, i));
+                              address(s.keys[key_tiles % 2].k + w * (KEYS / 2) * FULL_ROW, i));
             }
             multiply_pair(j, j, std::true_type());
             const int end = pairs_end<DOCUMENTS>(p, work.head, j);
@@ -477,7 +486,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
             group_barrier(w, GROUP);
             wgmma_wait<0>();
             gradients_done();
-            barrier_arrive(&s.keys_empty[blocks % 2], lane == 0);
+            barrier_arrive(&s.keys_empty[key_tiles % 2], lane == 0);
             store_queries(j, end - 1);
             pin(dv);
             pin(dk);
@@ -490,8 +499,8 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
                     units[0][n] = bf16_pair(x[0], x[1]);
                     units[1][n] = bf16_pair(y[0] * 0.125f, y[1] * 0.125f);
                 }
-                store_matrices<false>(place(s.out[w][0], i), units[0]);
-                store_matrices<false>(place(s.out[w][1], i), units[1]);
+                store_matrices<false>(address(s.out[w][0], i), units[0]);
+                store_matrices<false>(address(s.out[w][1], i), units[1]);
             }
             show_to_tma();
             group_barrier(w, GROUP);
@@ -503,8 +512,8 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
                 stores_commit();
             }
         }
-        // Also waits for tiles that see none of the piece's keys, so that no warp in summarise
-        // falls two pieces behind.
+        // Also waits for the tiles that see none of the piece's keys, so that no warp in
+        // compute_delta falls two pieces behind.
         for (int tile = 0; DOCUMENTS && tile < 2 * p.tiles; tile++) {
             barrier_wait(&s.rows_full[at][tile], number / 2);
         }
@@ -542,8 +551,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     typedef Work<DOCUMENTS> Piece;
     if (Piece(p, 0).none()) { return; }
-    if (threadIdx.x >= WARP) { // one warp loads already
-        summarise<4>(s, p, Piece(p, 0), 0, threadIdx.x / WARP - 1, THREADS / WARP - 1);
+    if (threadIdx.x >= WARP) { // the first warp loads tiles already
+        compute_delta<4>(s, p, Piece(p, 0), 0, threadIdx.x / WARP - 1, THREADS / WARP - 1);
     }
     if (group == 0) {
         set_registers<LOADING_REGISTERS, false>();
@@ -552,7 +561,7 @@ __global__ void __launch_bounds__(THREADS, 1)
             for (int number = 1;; number++) {
                 const Work<DOCUMENTS> work(p, number);
                 if (work.none()) { return; }
-                summarise<1>(s, p, work, number, warp - 1, HELPERS);
+                compute_delta<1>(s, p, work, number, warp - 1, HELPERS);
             }
         } else if (threadIdx.x == 0) {
             load<DOCUMENTS>(s, p);
@@ -565,25 +574,24 @@ __global__ void __launch_bounds__(THREADS, 1)
 }
 
 // Adds up dQ of the heads that several blocks have computed, in the order of the keys. A thread
-// block of this kernel adds up one tile of dQ. The first part of the first kernel's work that
-// begins within a head stands for this head.
+// block adds up one tile of dQ. The first cut that lies inside a shared head stands for this head.
 template <bool DOCUMENTS>
 __global__ void __launch_bounds__(GROUP) add_parts_kernel(const __grid_constant__ Parameters p) {
     int block = blockIdx.x / (2 * p.tiles);
     const int tile = blockIdx.x % (2 * p.tiles), within = p.cut<DOCUMENTS>(block + 1);
     const int other = within / p.tiles, first = other * p.tiles;
-    // the part begins where a head begins, or an earlier part begins within the same head
+    // the cut lies between two heads, or is not the first one inside its head
     if (within == first || p.cut<DOCUMENTS>(block) > first) { return; }
     const int head = p.whole * p.blocks + other;
-    // where the keys that the tile sees begin
+    // tiles begin to end - 1 of keys are those that the tile of queries sees
     const int begin = first + p.first_keys<DOCUMENTS>(head, tile / 2);
     const int end = first + tile / 2 + 1;
     while (p.cut<DOCUMENTS>(block + 1) <= begin) { block++; }
-    if (p.cut<DOCUMENTS>(block + 1) >= end) { return; } // one block has computed all of them
+    if (p.cut<DOCUMENTS>(block + 1) >= end) { return; } // one block has computed all of dQ
     float dq[SUMS / GROUP] = {};
     for (; block < p.blocks && p.cut<DOCUMENTS>(block) < end; block++) {
         if (p.cut<DOCUMENTS>(block + 1) == p.cut<DOCUMENTS>(block)) { continue; }
-        // whether this block also has a part of an earlier head
+        // whether this block has computed a part of an earlier head, too
         const bool second = p.cut<DOCUMENTS>(block) < first;
         const float4 *from = sums_of(p, block, second) + tile * (SUMS / 4) + threadIdx.x;
 #pragma unroll
@@ -598,12 +606,12 @@ __global__ void __launch_bounds__(GROUP) add_parts_kernel(const __grid_constant_
     write_tile(p, head, tile, dq);
 }
 
-// ---- who computes what --------------------------------------------------------------------------
+// ---- the division of the work -------------------------------------------------------------------
 
 // Plans the blocks' work. Returns whether the heads that are left after the whole ones are divided
 // among blocks.
 bool plan_work(Parameters *p, int heads, int blocks) {
-    enum { ADDING = 12 }; // what add_parts_kernel costs, in the unit of cost()
+    enum { ADDING = 12 }; // cost of add_parts_kernel, in the unit of cost()
     const int others = heads % blocks, whole = p->tiles * (p->tiles + 2);
     p->blocks = blocks;
     p->whole = heads / blocks;

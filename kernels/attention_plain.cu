@@ -12,7 +12,8 @@ struct Shape {
     float scale;
     const int *starts; // NULL: a query sees all keys up to it
 
-    // The first key that the query in this row of the micro-batch sees, in its sequence.
+    // Returns the first key that the query in this row of the micro-batch sees, counted from the
+    // beginning of its sequence.
     __device__ int first_key(int64_t row) const {
         return starts != nullptr ? starts[row] : 0;
     }

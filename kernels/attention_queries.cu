@@ -31,7 +31,7 @@ enum {
     ROWS = 64, // queries of a warpgroup
     KEYS = 64,
     TILE = ROWS * FULL_ROW, // bytes of 64 rows and 64 channels
-    LOADING_REGISTERS = 24  // registers of a thread
+    LOADING_REGISTERS = 24
 };
 
 // A kernel for heads of SIZE channels.
@@ -52,13 +52,14 @@ template <int SIZE_, bool DOCUMENTS_, bool GRADIENT_> struct Kind {
         COMPUTING_REGISTERS = SIZE == 64 ? 112
                               : GRADIENT ? 240
                                          : 160,
-        OUT_IS_Q = SIZE > 64 // results lie where the piece's queries have been
+        OUT_IS_Q = SIZE > 64 // results take the memory of the piece's queries
     };
     struct Shared {
         struct {
             uint8_t k[PARTS][TILE], v[PARTS][TILE];
         } stages[STAGES];
-        // queries, and their outputs' gradients, of this piece and of the next; results
+        // The queries, with GRADIENT also dO, of this piece and of the next. The results are in
+        // q[2] or, with OUT_IS_Q, in place of the queries.
         uint8_t q[OUT_IS_Q ? 2 : 3][GROUPS][GRADIENT ? 2 * PARTS : PARTS][TILE];
         Barrier full[STAGES], empty[STAGES], q_full[2][GROUPS], q_empty[2][GROUPS];
     };
@@ -70,28 +71,29 @@ template <int SIZE_, bool DOCUMENTS_, bool GRADIENT_> struct Kind {
 struct Parameters {
     CUtensorMap qkv, result; // boxes of 64 and of 16 rows
     float *lse;
-    const int *starts, *cuts; // attention.h; NULL without documents
+    const int *starts, *cuts; // see attention.h; NULL without documents
     int T, H, heads;          // heads: query heads of all sequences
-    int tiles, pieces;        // in a head: tiles of 64 queries or keys, pieces of some tiles
+    int tiles, pieces; // of a head: tiles of 64 queries or keys; pieces, which are several tiles
     int G;
-    // for the gradient
+    // only with GRADIENT:
     CUtensorMap d_out;
     const Bf16 *dout, *out;
-    float *delta; // [heads,T]: -rowsum(dO O), which the keys' gradients need, too
+    float *delta; // [heads,T]: -rowsum(dO O); the kernel of the keys' gradients also reads it
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-// A thread block's position in its run of pieces.
+// The piece that a thread block computes. A block computes consecutive pieces.
 template <typename K> struct Work {
     int tiles, pieces; // in a head
-    int head, piece, left;
+    int head, piece, pieces_left;
     int number; // how many pieces this block has finished
 
-    // The number of a block's first piece. All blocks have about equally many tiles of keys.
+    // Returns the number of a block's first piece. All blocks load about equally many tiles of
+    // keys.
     static __device__ int first_of(const Parameters &p, int block) {
         if (K::DOCUMENTS) { return __ldg(p.cuts + block); }
-        // + 2: to begin a piece
+        // 2 is the cost of beginning a piece
         const auto cost = [&](int i) { return (i + 1) * p.tiles / p.pieces + 2; };
         int all = 0, at = 0;
         for (int i = 0; i < p.pieces; i++) { all += cost(i); }
@@ -104,7 +106,7 @@ template <typename K> struct Work {
         const int first = first_of(p, blockIdx.x);
         head = first / pieces;
         piece = first % pieces;
-        left = first_of(p, blockIdx.x + 1) - first;
+        pieces_left = first_of(p, blockIdx.x + 1) - first;
     }
     // One past the piece's last tile of queries. Attention is causal, so this is also one past the
     // last tile of keys that they see.
@@ -125,7 +127,7 @@ template <typename K> struct Work {
         return piece * tiles / pieces + (w + number) % K::GROUPS;
     }
     __device__ void next(void) {
-        left--;
+        pieces_left--;
         number++;
         piece++;
         if (piece == pieces) {
@@ -135,13 +137,13 @@ template <typename K> struct Work {
     }
 };
 
-// One lane loads what the warpgroups need, in the order in which they use it.
+// Loads queries, keys and values in the order of their use. One lane runs this function.
 template <typename K>
 __device__ __forceinline__ void load(typename K::Shared &s, const Parameters &p) {
     constexpr int SIZE = K::SIZE;
     Stage<K::STAGES> stage = 0;
     uint32_t queries[K::GROUPS] = {};
-    for (Work<K> work(p); work.left > 0; work.next()) {
+    for (Work<K> work(p); work.pieces_left > 0; work.next()) {
         const int b = work.head / p.H, h = work.head % p.H;
         const int g = h / (p.H / p.G);
 #pragma unroll
@@ -184,16 +186,17 @@ __device__ __forceinline__ void compute(typename K::Shared &s, const Parameters 
     const int row = warp * 16 + lane / 4, column = lane % 4 * 2;
     const float root = K::SIZE == 64 ? 0.125f : 0.08838834764831845f; // 1 / sqrt(SIZE)
     const float scale = root * 1.4426950408889634f;
-    enum { LARGE = 1 << 12 }; // limit for the sum of a thread's exponentials in a row of a tile
-
-    // Where the lane's 16 bytes begin: of the warp's 16 rows, in the 16 columns from 16 i on.
-    auto place = [&](uint8_t *rows, int i) {
+    // m is raised when the sum of a thread's exponentials in a row of a tile is not below this
+    enum { LARGE = 1 << 12 };
+    // The address of the lane's 16 bytes when a warp stores 16 rows and the 16 columns from 16 i
+    // on.
+    auto address = [&](uint8_t *rows, int i) {
         return rows + (warp * 16 + lane % 16) * FULL_ROW + ((i * 2 + lane / 16) ^ lane % 8) * 16;
     };
     float scores[32], dp[32], out[PARTS][32], m[2] = {}, sums[2], delta[2];
-    uint32_t probabilities[16]; // operand A of WGMMAs; GRADIENT: dS
+    uint32_t probabilities[16]; // operand A of WGMMAs; with GRADIENT it is dS
     Stage<K::STAGES> stage = 0;
-    uint32_t queries = 0; // how many tiles this warpgroup has begun
+    uint32_t queries = 0; // how many tiles this warpgroup has finished
 
     auto release = [&](int at) { barrier_arrive(&s.empty[at], lane == 0); };
     auto multiply_scores = [&] {
@@ -216,7 +219,7 @@ __device__ __forceinline__ void compute(typename K::Shared &s, const Parameters 
         }
         wgmma_commit();
     };
-    auto multiply_values = [&](int at) { // GRADIENT: multiplies by K
+    auto multiply_values = [&](int at) { // with GRADIENT, multiplies by K instead of V
         const uint64_t v = wgmma_transposed(K::GRADIENT ? s.stages[at].k : s.stages[at].v);
         wgmma_fence();
 #pragma unroll
@@ -245,7 +248,7 @@ __device__ __forceinline__ void compute(typename K::Shared &s, const Parameters 
             scores[i] = before ? -CUDART_INF_F : scores[i];
         }
     };
-    auto follow = [&] { // m becomes the maximum
+    auto raise_m = [&] { // raises m to the rows' maxima, and rescales the sums
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             float most = m[r];
@@ -273,7 +276,7 @@ __device__ __forceinline__ void compute(typename K::Shared &s, const Parameters 
             probabilities[i] = bf16_pair(x, y);
         }
     };
-    auto differentiate = [&] { // m: the rows' log-sum-exp, of base 2
+    auto differentiate = [&] { // here m is the rows' lse / log 2
 #pragma unroll
         for (int i = 0; i < 16; i++) {
             const int r = i % 2;
@@ -283,9 +286,9 @@ __device__ __forceinline__ void compute(typename K::Shared &s, const Parameters 
                                          y * (dp[2 * i + 1] + delta[r]));
         }
     };
-    // For the gradient: reads a tile's lse into m, and computes delta of the tile's rows. Beyond T
-    // both are 0, as Q and dO are.
-    auto summarise = [&](int head, int tile) {
+    // With GRADIENT: reads lse of a tile's rows into m, and computes their delta. Both are 0 beyond
+    // T, where Q and dO are 0, too.
+    auto compute_delta = [&](int head, int tile) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const int query = tile * ROWS + row + r * 8;
@@ -308,21 +311,21 @@ __device__ __forceinline__ void compute(typename K::Shared &s, const Parameters 
             if (inside && lane % 4 == 0) { p.delta[at] = -sum; }
         }
     };
-    // If results lie where queries have been: frees the memory of the previous tile, after lane 0
-    // has waited for its stores.
+    // With OUT_IS_Q: frees the memory of the previous tile, after lane 0 has waited for that tile's
+    // stores.
     auto free_results = [&] {
         __syncwarp();
         if (queries > 0) { barrier_arrive(&s.q_empty[(queries - 1) % 2][w], lane == 0); }
     };
 
-    for (Work<K> work(p); work.left > 0; work.next()) {
+    for (Work<K> work(p); work.pieces_left > 0; work.next()) {
         const int tile = work.tile(w), keys = work.keys();
-        const int own = tile < keys ? tile + 1 : 0; // one past the last tile of keys that it sees
+        const int own = tile < keys ? tile + 1 : 0; // one past the last tile of keys it sees
         int j = work.first(p);
         auto pass_by = [&](int end) { // skips tiles of keys that the queries do not see
             for (; j < end; j++, stage.advance(1)) {
                 barrier_wait(&s.full[stage.at], stage.round);
-                __syncwarp(); // or a lane could reach the barrier two phases late
+                __syncwarp(); // otherwise a lane could reach the barrier two phases late
                 release(stage.at);
             }
         };
@@ -352,7 +355,7 @@ __device__ __forceinline__ void compute(typename K::Shared &s, const Parameters 
                 multiply_scores();
                 if (j > begin) { multiply_values(before); }
                 if constexpr (K::GRADIENT) {
-                    if (j == begin) { summarise(work.head, tile); }
+                    if (j == begin) { compute_delta(work.head, tile); }
                 }
                 wgmma_wait<0>();
                 pin(scores);
@@ -361,23 +364,23 @@ __device__ __forceinline__ void compute(typename K::Shared &s, const Parameters 
                 pin(probabilities);
                 if (j > begin) { release(before); }
                 if (j == tile) { mask(); }
-                bool follows = j == begin;
-                if (DOCUMENTS) { // where the document of the warp's last row begins
+                bool raises_m = j == begin;
+                if (DOCUMENTS) {
                     const int last = __shfl_sync(~0u, starts[1], WARP - 1);
-                    follows = last >= j * KEYS; // some row sees its first key here
+                    raises_m = last >= j * KEYS; // some row sees its first key in this tile
                     if (last > j * KEYS) { mask_documents(j); }
                 }
                 if constexpr (K::GRADIENT) {
                     differentiate();
                 } else {
                     float more[2];
-                    if (!follows) {
+                    if (!raises_m) {
                         exponentiate(more);
-                        // large, or NaN
-                        follows = __any_sync(~0u, !(fmaxf(more[0], more[1]) < LARGE));
+                        // the sum is too large, or NaN
+                        raises_m = __any_sync(~0u, !(fmaxf(more[0], more[1]) < LARGE));
                     }
-                    if (follows) {
-                        follow();
+                    if (raises_m) {
+                        raise_m();
                         exponentiate(more);
                     }
                     sums[0] += more[0];
@@ -429,7 +432,7 @@ __device__ __forceinline__ void compute(typename K::Shared &s, const Parameters 
                 const float *x = out[i / 4] + i % 4 * 8 + n * 2;
                 units[n] = bf16_pair(x[0] * sums[n % 2], x[1] * sums[n % 2]);
             }
-            store_matrices<false>(place(results[i / 4], i % 4), units);
+            store_matrices<false>(address(results[i / 4], i % 4), units);
         }
         show_to_tma();
         __syncwarp();
@@ -503,21 +506,21 @@ void launch_queries(const Gpu *gpu, AttentionShape s, const Bf16 *qkv, Parameter
 
 } // namespace
 
-// ---- who computes what --------------------------------------------------------------------------
+// ---- the division of the work -------------------------------------------------------------------
 
 namespace {
 
-// The cost of each piece of a head, in the forward pass or for the queries' gradient, in a sequence
-// with these starts.
+// Computes the cost of each piece of a head's queries, in a sequence whose tokens have documents
+// that begin at `starts`.
 void cost_pieces(int T, int pieces, const int *starts, int *costs) {
     const int tiles = divide_up(T, KEYS);
-    for (int i = 0; i < pieces; i++) { // + 2: to begin a piece
+    for (int i = 0; i < pieces; i++) { // 2 is the cost of beginning a piece
         costs[i] = (i + 1) * tiles / pieces - starts[i * tiles / pieces * ROWS] / KEYS + 2;
     }
 }
 
-// The cost of each tile of 128 keys of a head in the backward pass, in a sequence with these
-// starts.
+// Computes the cost of each tile of 128 keys of a head in the backward pass, in a sequence whose
+// tokens have documents that begin at `starts`.
 void cost_keys(int tiles, const int *starts, int *costs) {
     for (int j = 0, end = 0; j < tiles; j++) {
         end = max(end, j + 1);
@@ -530,7 +533,7 @@ void cost_keys(int tiles, const int *starts, int *costs) {
 
 size_t attention_own_workspace(AttentionShape s) {
     if (s.D == 64 && s.H == s.G &&
-        s.T <= ATTENTION64_MOST_T) { // each block has two parts of dQ sums
+        s.T <= ATTENTION64_MOST_T) { // each block has two sets of sums of dQ
         return 2 * ATTENTION_BLOCKS * (size_t)round_up64(s.T, 128) * 64 * sizeof(float);
     }
     return s.D == 128 ? (size_t)s.B * s.H * s.T * sizeof(float) : 0; // delta
@@ -564,7 +567,7 @@ void attention_share_work(const Gpu *gpu, AttentionShape s, int *documents) {
         const int t = (int)(i % s.T);
         ends[i] = t == s.T - 1 || documents[i + 1] != documents[i] ? t + 1 : ends[i + 1];
     }
-    // pieces: how many each of a sequence's `heads` heads has
+    // Each sequence has `heads` heads of `pieces` pieces.
     auto share = [&](AttentionCuts kind, int heads, int pieces, auto costs_of) {
         int *costs = static_cast<int *>(calloc_or_die((size_t)s.B * pieces, sizeof(int)));
         int *cuts = documents + attention_cuts_at(s, kind), units = s.B * heads * pieces;

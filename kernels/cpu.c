@@ -44,7 +44,7 @@ static inline void axpy(float *__restrict__ y, float a, const float *__restrict_
     for (int i = 0; i < n; i++) { y[i] += a * x[i]; }
 }
 
-// At which position of its document a row's token is.
+// Returns the position of a row's token in its document.
 static int position_of(const int *starts, int row, int T) {
     return row % T - (starts != NULL ? starts[row] : 0);
 }
@@ -306,7 +306,7 @@ void cross_entropy(float *losses, float *logits, const int *targets, int M, int 
             for (int i = 0; i < V; i++) { y[i] = terms.softcap * tanhf(x[i] / terms.softcap); }
         }
         float max = y[0];
-        double sum = 0.0; // a sum of a million values would keep five digits in FP32
+        double sum = 0.0; // in FP32, a sum of a million values would keep five digits
         for (int i = 0; i < V; i++) { max = y[i] > max ? y[i] : max; }
 #pragma omp simd reduction(+ : sum)
         for (int i = 0; i < V; i++) { sum += exp_simd(y[i] - max); }
@@ -348,13 +348,13 @@ uint32_t moment_key(uint64_t seed, int64_t step, Moment which) {
     return (uint32_t)rng_mix(seed + 2 * (uint64_t)step + (which == MOMENT_SECOND));
 }
 
-// The code of x, rounded stochastically: random is in [0, 1). If it is uniform, the mean of the
-// codes is the place of x (moments.h).
+// Returns the code of x, rounded stochastically: random is in [0, 1). If it is uniform, the mean of
+// the codes is the unrounded code (moments.h).
 static int moment_code(float x, uint16_t scale, Moment which, double random) {
     double size = which == MOMENT_FIRST ? fabs(x) : sqrt(x), unit = moment_unit(scale, which);
-    double place = unit > 0.0 ? fmin(cbrt(size / unit), moment_most(which)) : 0.0;
-    if (which == MOMENT_SECOND && scale > 0) { place = fmax(place, 1.0); }
-    return (int)floor(copysign(place, x) + random);
+    double unrounded = unit > 0.0 ? fmin(cbrt(size / unit), moment_most(which)) : 0.0;
+    if (which == MOMENT_SECOND && scale > 0) { unrounded = fmax(unrounded, 1.0); }
+    return (int)floor(copysign(unrounded, x) + random);
 }
 
 void moment_encode(uint8_t *codes, uint16_t *scales, Moment which, const float *x, int64_t n,
@@ -397,8 +397,8 @@ void moment_round(float *x, Moment which, int64_t n, MomentRounding rounding) {
     free(scales);
 }
 
-// Two neighbours share a random number. A value whose result would not be finite is rounded to
-// nearest.
+// Two neighbouring values share a random number. A value whose result would not be finite is
+// rounded to nearest.
 void moment_round_bf16(float *x, int64_t n, MomentRounding rounding) {
 #pragma omp parallel for
     for (int64_t i = 0; i < n; i++) {
@@ -419,8 +419,8 @@ void muon_momentum(float *gradients, float *m, int64_t n, float momentum, float 
     }
 }
 
-// A step: X becomes (a I + b G + c G^2) X, where G = X X'; or, if X' X is smaller,
-// X (a I + b G + c G^2), where G = X' X.
+// A Newton-Schulz step replaces X by (a I + b G + c G^2) X, where G = X X'. If X' X is smaller, G
+// is X' X, and the step replaces X by X (a I + b G + c G^2).
 void muon_orthogonalize(float *x, int rows, int columns, float scale, float *scratch) {
     bool tall = rows > columns;
     int side = tall ? columns : rows;

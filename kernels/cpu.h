@@ -37,7 +37,7 @@ void cpu_gemm(CpuGemm g);
 // out[M,C] = wte[token] (+ wpe[position], when wpe is not NULL); positions count from starts.
 void embedding_forward(float *out, const int *tokens, const int *starts, const float *wte,
                        const float *wpe, int B, int T, int C);
-// dwte += , dwpe += (when not NULL)
+// Adds to dwte and, if dwpe is not NULL, to dwpe.
 void embedding_backward(float *dwte, float *dwpe, const float *dout, const int *tokens,
                         const int *starts, int B, int T, int C);
 
@@ -45,7 +45,7 @@ void embedding_backward(float *dwte, float *dwpe, const float *dout, const int *
 // Mean Square Layer Normalization" (2019), which uses no mean. mean, rstd: [M], kept for backward.
 void cpu_norm_forward(float *out, float *mean, float *rstd, const float *x, const float *weight,
                       const float *bias, int M, int C, float eps);
-// dx += , dweight += , dbias +=
+// Adds to dx, dweight and dbias.
 void cpu_norm_backward(float *dx, float *dweight, float *dbias, const float *dout, const float *x,
                        const float *weight, const float *mean, const float *rstd, int M, int C);
 
@@ -54,7 +54,8 @@ void cpu_norm_backward(float *dx, float *dweight, float *dbias, const float *dou
 // all queries, one for all keys. rstd: [M,H+G], kept for backward.
 void qk_norm_forward(float *out, float *rstd, const float *qkv, const float *query_weight,
                      const float *key_weight, int M, int H, int G, int D, float eps);
-// dqkv [M,N], the gradient of out, becomes the gradient of qkv. dquery_weight += , dkey_weight +=
+// Replaces the gradient of out in dqkv [M,N] by the gradient of qkv. Adds to dquery_weight and
+// dkey_weight.
 void qk_norm_backward(float *dqkv, float *dquery_weight, float *dkey_weight, const float *qkv,
                       const float *query_weight, const float *key_weight, const float *rstd, int M,
                       int H, int G, int D);
@@ -81,10 +82,10 @@ void gelu_backward(float *dx, const float *dout, const float *x, int64_t n); // 
 void swiglu_forward(float *out, const float *x, int M, int F);
 void swiglu_backward(float *dx, const float *dout, const float *x, int M, int F); // overwrites dx
 
-// Softmax cross-entropy over the first V of each row's P columns. losses[M]; rows whose target is
-// negative are left out: their loss is 0. With terms.gradient_scale > 0 the logits become the
-// gradient of the loss that training minimises (loss_terms.h), zero in left-out rows and in the
-// columns from V on:
+// Softmax cross-entropy over the first V of each row's P columns. losses[M]; a row whose target is
+// negative is left out, with loss 0. With terms.gradient_scale > 0 the logits become the gradient
+// of the loss that training minimises (loss_terms.h). It is 0 in rows that are left out and in
+// columns from V on. Elsewhere it is
 //   ((1 + 2 z_loss lse) softmax - onehot) * gradient_scale * (1 - (y / softcap)^2)
 void cross_entropy(float *losses, float *logits, const int *targets, int M, int V, int P,
                    LossTerms terms);
@@ -109,17 +110,17 @@ typedef struct {
     uint32_t key;
 } MomentRounding;
 
-// The key of an optimizer step. Each BF16 moment has a key of its own; 8-bit moments share the
-// first moment's.
+// Returns the key of an optimizer step. Each BF16 moment has its own key; 8-bit moments share the
+// key of the first moment.
 uint32_t moment_key(uint64_t seed, int64_t step, Moment which);
-// Codes [n] and scales [ceil(n / MOMENT_BLOCK)] of a moment (moments.h); m's codes are in two's
-// complement. rounding NULL: each place (moments.h) is rounded to the nearest code.
+// Encodes a moment (moments.h) to codes [n] and scales [ceil(n / MOMENT_BLOCK)]. Codes of m are in
+// two's complement. If rounding is NULL, each value is rounded to the nearest code.
 void moment_encode(uint8_t *codes, uint16_t *scales, Moment which, const float *x, int64_t n,
                    const MomentRounding *rounding);
-// Decodes codes [n] to the moment x. `skip` elements of the first code's block come before it.
+// Decodes codes [n] to the moment x. The first code is element `skip` of its block.
 void moment_decode(float *x, Moment which, const uint8_t *codes, const uint16_t *scales, int skip,
                    int64_t n);
-// x becomes what would be read back if it were stored in 8 bits, or in BF16.
+// Replaces x by what is read back after x is stored in 8 bits, or in BF16.
 void moment_round(float *x, Moment which, int64_t n, MomentRounding rounding);
 void moment_round_bf16(float *x, int64_t n, MomentRounding rounding);
 

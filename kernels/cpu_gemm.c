@@ -94,7 +94,7 @@ static inline void multiply_panels(int k, const float *a, const float *b, float 
     }
 }
 
-// Writes a tile to C if it is of the first part of k; otherwise adds it to C.
+// Writes a tile to C if `first`, which means the first part of k; otherwise adds the tile to C.
 static void store_tile(const CpuGemm *g, const float *tile, int row, int rows, int col, int cols,
                        bool first) {
     for (int i = 0; i < rows; i++) {
@@ -113,8 +113,8 @@ static void store_tile(const CpuGemm *g, const float *tile, int row, int rows, i
     }
 }
 
-// Computes one block of C, [rows,cols] at (row, col), over all of k. a_pack and b_pack are this
-// thread's.
+// Computes one block of C, [rows,cols] at (row, col), over all of k. a_pack and b_pack are buffers
+// of this thread.
 static void multiply_block(const CpuGemm *g, int row, int rows, int col, int cols, float *a_pack,
                            float *b_pack) {
     _Alignas(64) float tile[MR * NR];
@@ -144,7 +144,7 @@ void cpu_gemm(CpuGemm g) {
     assert(g.m > 0 && g.n > 0 && g.k > 0);
     int row_step = min_int(4 * MC, round_up(g.m, MR)), col_step = min_int(NC, round_up(g.n, NR));
     int row_blocks, col_blocks;
-    for (;;) { // smaller blocks, until there are enough for the threads
+    for (;;) { // makes blocks smaller until there are enough for the threads
         row_blocks = (g.m + row_step - 1) / row_step;
         col_blocks = (g.n + col_step - 1) / col_step;
         if ((long)row_blocks * col_blocks >= 4 * omp_get_max_threads()) { break; }

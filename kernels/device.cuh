@@ -10,7 +10,8 @@
 #include <limits.h>
 #include <math_constants.h>
 
-enum { WARP = 32, VEC = 8 }; // VEC: BF16 values in 16 bytes; nvcc unrolls loops over it by itself
+// A vector is VEC BF16 values, which are 16 bytes. nvcc unrolls loops over VEC by itself.
+enum { WARP = 32, VEC = 8 };
 
 #ifdef __CUDACC__ // otherwise test/emulated/ has these functions
 
@@ -28,7 +29,7 @@ __device__ __forceinline__ float reciprocal_fast(float x) {
     return y;
 }
 
-// The larger of range and |x|; NaN when either is.
+// Returns the larger of `range` and |x|, or NaN if either is NaN.
 __device__ __forceinline__ float range_of(float range, float x) {
     float larger;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(range), "f"(fabsf(x)));
@@ -58,8 +59,8 @@ struct Floats8 {
     float v[VEC];
 };
 
-// The lower or the upper of two BF16 in a 32-bit word, in one instruction each. CUDA's own
-// conversion takes three for both.
+// Return the lower or the upper of two BF16 values in a 32-bit word. Each takes one instruction,
+// while CUDA's own conversion of both takes three.
 __device__ __forceinline__ float low_bf16(uint32_t pair) {
     return __uint_as_float(pair << 16);
 }
@@ -83,7 +84,7 @@ __device__ __forceinline__ uint4 pack8(const Floats8 &x) {
     return packed;
 }
 
-// Vector i, of 8 values, of a BF16 array.
+// Loads vector i of a BF16 array; a vector has 8 values.
 __device__ __forceinline__ Floats8 load8(const Bf16 *x, int64_t i) {
     return unpack8(reinterpret_cast<const uint4 *>(x)[i]);
 }
@@ -138,7 +139,7 @@ __device__ __forceinline__ float gelu_slope(float x) {
     return s + (s - s * s) * (x * slope_of_2u);
 }
 
-// up silu(gate)
+// Returns up * silu(gate).
 __device__ __forceinline__ float swiglu(float gate, float up) {
     return up * (gate * sigmoid(gate));
 }
@@ -150,12 +151,12 @@ struct MaxSum {
 
 __device__ __forceinline__ MaxSum combine(MaxSum a, MaxSum b) {
     float max = fmaxf(a.max, b.max);
-    if (max == -CUDART_INF_F) { return {max, a.sum + b.sum}; } // nothing seen yet on either side
+    if (max == -CUDART_INF_F) { return {max, a.sum + b.sum}; } // neither a nor b has seen a value
     return {max, a.sum * __expf(a.max - max) + b.sum * __expf(b.max - max)};
 }
 
-// a and b hold two BF16 each: the larger of their lower halves and of their upper halves; NaN where
-// either is NaN.
+// Each of a and b holds two BF16 values. Returns the larger of the two lower halves and the larger
+// of the two upper halves; a half is NaN if either is NaN.
 __device__ __forceinline__ uint32_t max_pair(uint32_t a, uint32_t b) {
     const __nv_bfloat162 m = __hmax2_nan(*reinterpret_cast<const __nv_bfloat162 *>(&a),
                                          *reinterpret_cast<const __nv_bfloat162 *>(&b));
@@ -168,27 +169,27 @@ __device__ __forceinline__ float max8(uint4 packed) {
     return low_bf16(max_pair(m, __byte_perm(m, m, 0x1032)));
 }
 
-// The first `count` of 8 packed BF16 values; minus infinity for the others.
+// Replaces all but the first `count` of 8 packed BF16 values by minus infinity.
 __device__ __forceinline__ uint4 cut_off(uint4 packed, int count) {
     Bf16 *values = reinterpret_cast<Bf16 *>(&packed);
     for (int j = 0; j < VEC; j++) { values[j] = j < count ? values[j] : 0xff80; }
     return packed;
 }
 
-// One element of a rotated pair: x cos + partner sin. For the first element of the pair, `sine` is
-// -sin.
+// Returns one element of a rotated pair: x cos + partner sin. For the first element of the pair,
+// the caller passes -sin as `sine`.
 __device__ __forceinline__ float rotated(float x, float partner, float cosine, float sine) {
     return fmaf(x, cosine, partner * sine);
 }
 
-// a: elements of a head's first half; b: their partners in the second half. WIDTH of them are used:
-// 8, or only the first.
+// `a` has elements of a head's first half, `b` their partners in the second half. Either all 8
+// pairs are used, or only the first.
 struct Pairs {
     Floats8 a, b;
 };
 
-// Rotates the first WIDTH pairs. direction: 1, or -1 to rotate back. If a and b are exchanged, the
-// direction is the opposite.
+// Rotates the first WIDTH pairs. direction: 1, or -1 to rotate back. A caller that exchanges a and
+// b passes the opposite direction.
 template <int WIDTH>
 __device__ __forceinline__ void turn(Pairs &p, const Floats8 &cosine, const Floats8 &sine,
                                      float direction) {
@@ -200,7 +201,7 @@ __device__ __forceinline__ void turn(Pairs &p, const Floats8 &cosine, const Floa
     }
 }
 
-// The sum of x over the warp, in every lane, in an order that does not depend on timing.
+// Returns the sum of x over the warp in every lane. The order of the additions is fixed.
 template <typename T> __device__ __forceinline__ T warp_sum(T x) {
     for (int offset = WARP / 2; offset > 0; offset /= 2) { x += __shfl_xor_sync(~0u, x, offset); }
     return x;
@@ -213,11 +214,12 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-// The sum of x over the block, in every thread. All threads call it. shared: one T per warp.
+// Returns the sum of x over the block in every thread. All threads must call it. `shared` has room
+// for one T per warp.
 template <typename T> __device__ __forceinline__ T block_sum(T x, T *shared) {
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     x = warp_sum(x);
-    __syncthreads(); // shared may still be read for the previous call
+    __syncthreads(); // a previous call may still read `shared`
     if (lane == 0) { shared[warp] = x; }
     __syncthreads();
     x = lane < warps ? shared[lane] : T(0);
@@ -229,8 +231,9 @@ __device__ __forceinline__ float range8(float range, const Floats8 &x) {
     return range;
 }
 
-// *amax = max(*amax, the largest `range` of the block), compared by their bits: non-negative floats
-// order as their bits do, and NaN is the largest. All threads call it.
+// Sets *amax to the larger of *amax and the largest `range` of the block. Floats are compared by
+// their bits: non-negative floats have the order of their bits, and NaN is the largest. All threads
+// must call it.
 __device__ __forceinline__ void block_amax(float *amax, float range) {
     __shared__ uint32_t shared[WARP];
     int thread = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
@@ -281,8 +284,9 @@ enum {
     PRODUCT_ROWS = 64 // rows of one partial sum of fused_product.cu
 };
 
-// Partial sums of up to three kinds: [kind][count][columns]. Each kind's `count` partial sums are
-// added up in their order into its out; a kind whose out has no data is not read.
+// Up to three kinds of partial sums, [kind][count][columns]. For each kind, sum_partials adds up
+// the `count` partial sums in their order and writes the result to the kind's `outs`. It does not
+// read a kind whose `outs` has no data.
 struct PartialSums {
     Gradient outs[3];
     const float *partials;
@@ -298,7 +302,7 @@ static void launch(KERNEL kernel, dim3 blocks, dim3 threads, cudaStream_t stream
     launch_with_shared(kernel, blocks, threads, 0, stream, arguments...);
 }
 
-// ---- what launchers check; `name` is the launcher's ----
+// ---- checks by launchers; `name` is the launcher's name ----
 
 static inline void check_aligned(const char *name, std::initializer_list<const void *> pointers) {
     for (const void *p : pointers) {
@@ -306,7 +310,7 @@ static inline void check_aligned(const char *name, std::initializer_list<const v
     }
 }
 
-// Checks tensors [M,N].
+// Checks that the kernels can process tensors [M,N] at these addresses.
 static inline void check_tensors(const char *name, int64_t M, int64_t N,
                                  std::initializer_list<const void *> pointers) {
     check_aligned(name, pointers);
@@ -347,7 +351,8 @@ static inline bool check_operand(const char *name, const Operand *t, int64_t M, 
     return codes;
 }
 
-// Where a kernel that writes t.bf16 also writes its amax; NULL: nowhere.
+// Returns the address to which a kernel that writes t.bf16 also writes its amax; NULL if the amax
+// is not measured.
 static inline float *measured_amax(const Operand &t) {
     return t.scaling == SCALE_MEASURED && t.records ? &t.scale->amax : NULL;
 }

@@ -27,7 +27,8 @@ void gpu_embedding_forward(Gpu *gpu, Bf16 *out, const int *tokens, const int *st
 
 enum { EMBEDDING_THREADS = 256 };
 
-// The sum of vector `column` over rows[begin], rows[begin + step] and so on, before rows[end].
+// Returns the sum of vector `column` of rows[begin], rows[begin + step] and so on, before
+// rows[end].
 __device__ __forceinline__ Floats8 sum_rows(const Bf16 *dout, const int *rows, int begin, int end,
                                             int step, int per_row, int column) {
     Floats8 sum = {};

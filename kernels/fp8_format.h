@@ -1,14 +1,15 @@
-// The two 8-bit formats, BF16, and the one rule from amax to scale, in portable C that also
-// compiles for the device: everything that quantises, on host and device, follows this file.
+// The two FP8 formats, BF16, and the rule from amax to scale, in portable C that also compiles for
+// the device. All code that quantises, on host and device, uses this file.
 //
 // E4M3 (Micikevicius et al., "FP8 Formats for Deep Learning", 2022): 1 sign, 4 exponent bits (bias
 // 7), 3 mantissa bits; no infinity, NaN only as 0x7f and 0xff; largest 448, smallest 2^-9.
-// E5M2: 1, 5 (bias 15), 2; infinities 0x7c and 0xfc, NaN above; largest 57344, smallest 2^-16.
+// E5M2: 1 sign, 5 exponent bits (bias 15), 2 mantissa bits; infinities 0x7c and 0xfc, NaN above
+// them; largest 57344, smallest 2^-16.
 //
 // Encoding rounds to nearest, ties to even, and saturates: finite values above the largest one
-// become that. Infinities and NaN become NaN, 0x7f, so that FP8 hides no infinity that BF16 shows:
-// the loss or the gradients' norm becomes NaN, and the step is skipped. (The GPU's cvt.rn.satfinite
-// saturates infinities too.)
+// become the largest one. Infinities and NaN become NaN, 0x7f, so that FP8 hides no infinity that
+// BF16 shows: the loss or the gradients' norm becomes NaN, and the step is skipped. (The GPU's
+// cvt.rn.satfinite saturates infinities too.)
 #pragma once
 
 #include "../base/common.h"
@@ -34,9 +35,9 @@ HOST_DEVICE static inline float float_from_bits(uint32_t bits) {
     return x;
 }
 
-// The nearest value of the format, as a float; NaN for infinities and NaN. Adding and subtracting
-// 1.5 * 2^23 times the spacing between the format's values near x rounds x to a multiple of that
-// spacing.
+// Returns the nearest value of the format as a float, or NaN for infinities and NaN. Adding and
+// subtracting 1.5 * 2^23 times the spacing between the format's values near x rounds x to a
+// multiple of that spacing.
 HOST_DEVICE static inline float fp8_round(float x, Fp8Type type) {
     uint32_t mantissa_bits = type == FP8_E4M3 ? 3 : 2;
     uint32_t smallest_normal = (uint32_t)(type == FP8_E4M3 ? 127 - 6 : 127 - 14) << 23;
@@ -81,7 +82,7 @@ HOST_DEVICE static inline float fp8_decode(uint8_t code, Fp8Type type) {
     return float_from_bits(sign | ((magnitude << (23 - mantissa_bits)) + ((127 - bias) << 23)));
 }
 
-// BF16, round to nearest even; NaN stays NaN.
+// Encodes x as BF16, rounded to nearest even; NaN stays NaN.
 HOST_DEVICE static inline uint16_t bf16_encode(float x) {
     uint32_t bits = float_bits(x);
     if (x != x) { return (uint16_t)(bits >> 16 | 0x40u); }
@@ -92,8 +93,8 @@ HOST_DEVICE static inline float bf16_decode(uint16_t code) {
     return float_from_bits((uint32_t)code << 16);
 }
 
-// The largest magnitude that a scaled tensor should have: the format's largest, divided by
-// 2^margin.
+// Returns the largest magnitude that a scaled tensor should have: the format's largest value,
+// divided by 2^margin.
 HOST_DEVICE static inline float fp8_target(Fp8Type type, int margin) {
     float target = fp8_max(type);
     for (int i = 0; i < margin; i++) { target *= 0.5f; }
@@ -101,8 +102,8 @@ HOST_DEVICE static inline float fp8_target(Fp8Type type, int margin) {
     return target;
 }
 
-// The scale that brings amax to the target. An amax of zero, infinity or NaN says nothing about the
-// tensor: then the previous scale is kept.
+// Returns the scale that brings amax to the target. An amax of zero, infinity or NaN tells nothing
+// about the tensor, so the previous scale is kept.
 HOST_DEVICE static inline float fp8_scale(float amax, float target, float previous) {
     if (!(amax > 0.0f && amax <= FLT_MAX)) { return previous; }
     float scale = target / amax;
@@ -117,15 +118,16 @@ HOST_DEVICE static inline float fp8_scale(float amax, float target, float previo
 
 enum { FP8_BLOCK = 128 };
 
-// How a tensor is scaled, in all steps of a run. SCALE_GIVEN, SCALE_MEASURED: it has one scale.
-// SCALE_VECTORS, SCALE_SQUARES: each block has a scale, from the block's own values, rounded to
-// BF16; the scales have the layout that cuBLASLt reads.
+// How a tensor is scaled, in all steps of a run. With SCALE_GIVEN and SCALE_MEASURED, it has one
+// scale. With SCALE_VECTORS and SCALE_SQUARES, each block has a scale, which follows from the
+// block's values rounded to BF16. The scales have the layout that cuBLASLt reads.
 typedef enum {
-    SCALE_GIVEN,    // the scale is known before the values are: delayed scaling
-    SCALE_MEASURED, // the scale follows from the tensor's amax: tensorwise scaling; also, in a run
-                    // that does not train, tensors of delayed scaling without a known scale
-    SCALE_VECTORS,  // blocks of 1 x 128: [ceil(k/128)][rows, rounded up to 4]
-    SCALE_SQUARES   // blocks of 128 x 128: [ceil(rows/128)][ceil(k/128), rounded up to 4]
+    SCALE_GIVEN, // the scale is known before the values are: delayed scaling
+    // the scale follows from the tensor's amax: tensorwise scaling; in a run that does not train,
+    // also tensors of delayed scaling without a known scale
+    SCALE_MEASURED,
+    SCALE_VECTORS, // blocks of 1 x 128: [ceil(k/128)][rows, rounded up to 4]
+    SCALE_SQUARES  // blocks of 128 x 128: [ceil(rows/128)][ceil(k/128), rounded up to 4]
 } Scaling;
 
 HOST_DEVICE static inline int fp8_by_blocks(Scaling scaling) {
@@ -142,7 +144,7 @@ HOST_DEVICE static inline int64_t fp8_scale_index(Scaling scaling, int rows, int
     return (int64_t)(row / FP8_BLOCK) * ((blocks + 3) / 4 * 4) + column / FP8_BLOCK;
 }
 
-// How many scales an operand has, padding included.
+// Returns how many scales an operand has, padding included.
 HOST_DEVICE static inline int64_t fp8_scale_count(Scaling scaling, int rows, int k) {
     int down = (rows + FP8_BLOCK - 1) / FP8_BLOCK, across = (k + FP8_BLOCK - 1) / FP8_BLOCK;
     if (!fp8_by_blocks(scaling)) { return 1; }
@@ -150,9 +152,9 @@ HOST_DEVICE static inline int64_t fp8_scale_count(Scaling scaling, int rows, int
     return (int64_t)down * ((across + 3) / 4 * 4);
 }
 
-// A block's scale. power_of_two: it is rounded down to a power of two, so that multiplying by it
-// and by its inverse is exact; the smallest scale, FP32's smallest normal number, is a power of
-// two.
+// Returns a block's scale. If power_of_two, the scale is rounded down to a power of two, so that
+// multiplying by it and by its inverse is exact. (The smallest scale, FP32's smallest normal
+// number, is a power of two.)
 HOST_DEVICE static inline float fp8_block_scale(float amax, float target, int power_of_two) {
     float scale = fp8_scale(amax, target, 1.0f);
     return power_of_two ? float_from_bits(float_bits(scale) & 0x7f800000u) : scale;
@@ -160,10 +162,10 @@ HOST_DEVICE static inline float fp8_block_scale(float amax, float target, int po
 
 // ---- scaling state ----
 
-// The scale of a tensor that has only one. `amax` is the largest magnitude of this step so far,
-// until fp8_scale_update. Before any amax is known, scale is 1 and count is 0.
+// The scale of a tensor that has only one scale. `amax` is the largest magnitude of this step so
+// far, until fp8_scale_enter. Before any amax is known, scale is 1 and count is 0.
 typedef struct {
-    float scale_inv; // first in 16 bytes: cuBLASLt needs a 16-byte aligned address
+    float scale_inv; // the first field, because cuBLASLt needs a 16-byte aligned address
     float scale;
     float amax;
     int count; // how many amaxes have entered the history
@@ -188,16 +190,16 @@ HOST_DEVICE static inline void fp8_rescale(Fp8Scale *s, float amax, float target
     s->scale_inv = 1.0f / s->scale;
 }
 
-// Whether the scale follows from values of the tensor: there is a history, or calibration has set
-// it (model/precision.h).
+// Returns whether the scale follows from values of the tensor: from a history, or from calibration
+// (model/precision.h).
 HOST_DEVICE static inline int fp8_scale_known(const Fp8Scale *s) {
     return s->count > 0 || s->scale != 1.0f;
 }
 
 // A scale changes once an optimizer step, by the next two functions, on the host and on the device.
 
-// The largest amax of the history, a ring of `length`, as if this step's amax had entered it. Looks
-// at entries first, first + step and so on.
+// Returns the largest amax of the history, a ring of `length`, as if this step's amax were already
+// in it. Reads only entries first, first + step and so on.
 HOST_DEVICE static inline float fp8_scale_largest(const Fp8Scale *s, const float *history,
                                                   int length, int first, int step) {
     int newest = s->count % length, known = s->count < length ? s->count + 1 : length;

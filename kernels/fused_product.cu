@@ -41,14 +41,14 @@ enum {
     THREADS = 3 * GROUP,
     A_STAGES = 8, // shared by both computing warpgroups; enough for 2048 cycles of WGMMAs
     B_STAGES = 6,
-    BLOCKS = TILE / 16,     // blocks of 16 columns in a tile
-    LOADING_REGISTERS = 40, // registers of a thread
+    BLOCKS = TILE / 16, // blocks of 16 columns in a tile
+    LOADING_REGISTERS = 40,
     COMPUTING_REGISTERS = 232
 };
 
 // Shared memory for a warpgroup's part of a tile, between registers and global memory.
 struct Staging {
-    uint8_t x[2][ROWS * FULL_ROW]; // BF16, 64 columns each; rows in their order
+    uint8_t x[2][ROWS * FULL_ROW]; // BF16, in two halves of 64 columns
     uint8_t codes[ROWS * FULL_ROW];
     uint8_t codes_t[TILE * HALF_ROW];
 };
@@ -78,25 +78,25 @@ struct Parameters {
 
 // ---- the kernel ---------------------------------------------------------------------------------
 
-// A thread block's position in its run of tiles.
+// The tile that a thread block computes. A block computes consecutive tiles.
 struct Work {
-    int M, steps;      // steps: parts of K, of DEPTH values each
-    int row, column;   // where this tile begins
-    int left;          // how many tiles are left, this one included
+    int M, steps;    // a tile's product is computed in steps, each over DEPTH values of K
+    int row, column; // where this tile begins
+    int tiles_left;
     int number, panel; // how many tiles, and panels, this block has finished
     __device__ Work(const Parameters &p) {
         int down = (p.M + TILE - 1) / TILE;
         int64_t tiles = (int64_t)down * ((p.N + TILE - 1) / TILE);
         int first = (int)(tiles * blockIdx.x / gridDim.x);
         M = p.M;
-        steps = (p.K + 2 * DEPTH - 1) / (2 * DEPTH) * 2; // A and B are 0 beyond K
+        steps = (p.K + 2 * DEPTH - 1) / (2 * DEPTH) * 2; // an even number; A and B are 0 beyond K
         row = first % down * TILE;
         column = first / down * TILE;
-        left = (int)(tiles * (blockIdx.x + 1) / gridDim.x) - first;
+        tiles_left = (int)(tiles * (blockIdx.x + 1) / gridDim.x) - first;
         number = panel = 0;
     }
     __device__ void next(void) {
-        left--;
+        tiles_left--;
         number++;
         row += TILE;
         if (row >= M) {
@@ -105,9 +105,9 @@ struct Work {
             panel++;
         }
     }
-    // Whether the next tile, if any, is in another panel.
+    // Returns whether the next tile, if any, is in another panel.
     __device__ bool ends_panel(void) const {
-        return left == 1 || row + TILE >= M;
+        return tiles_left == 1 || row + TILE >= M;
     }
     // How many stages of B the block has used before this tile.
     __device__ int b_before(void) const {
@@ -115,10 +115,11 @@ struct Work {
     }
 };
 
-// Two warps load A and B in the order of their use; one lane of each works.
+// Loads A in warp 0 or B in warp 1, in the order of their use. One lane of each warp runs this
+// function.
 __device__ __forceinline__ void load(Shared &s, const Parameters &p, int warp) {
     Stage<A_STAGES> a = 0;
-    for (Work work(p); warp == 0 && work.left > 0; work.next()) {
+    for (Work work(p); warp == 0 && work.tiles_left > 0; work.next()) {
         for (int i = 0; i < 2 * work.steps; i++, a.advance(1)) {
             int w = i >= work.steps, k = i - w * work.steps;
             barrier_wait(&s.a_empty[a.at], a.round + 1);
@@ -126,9 +127,9 @@ __device__ __forceinline__ void load(Shared &s, const Parameters &p, int warp) {
             tma_load<4>(s.a[a.at], p.a, &s.a_full[a.at], k * DEPTH, (work.row + w * ROWS) / 16);
         }
     }
-    for (Work work(p); warp == 1 && work.left > 0; work.next()) {
+    for (Work work(p); warp == 1 && work.tiles_left > 0; work.next()) {
         Stage<B_STAGES> b = work.b_before();
-        if (work.number > 0 && work.row > 0) { continue; } // the panel is in shared memory
+        if (work.number > 0 && work.row > 0) { continue; } // the panel is already in shared memory
         for (int k = 0; k < work.steps; k++, b.advance(1)) {
             barrier_wait(&s.b_empty[b.at], b.round + 1);
             barrier_expect(&s.b_full[b.at], TILE * DEPTH);
@@ -137,13 +138,13 @@ __device__ __forceinline__ void load(Shared &s, const Parameters &p, int warp) {
     }
 }
 
-// One warp for each computing warpgroup: its one working lane stores the tile that the warpgroup
-// has staged, and loads x for the next tile.
+// Stores the tiles that warpgroup w has staged, and loads x for the next tile. One lane runs this
+// function.
 template <bool BACKWARD>
 __device__ __forceinline__ void store(Shared &s, const Parameters &p, int w) {
     Staging &staging = s.staging[w];
     auto fetch_x = [&](const Work &tile) {
-        if (!BACKWARD || tile.left == 0) { return; }
+        if (!BACKWARD || tile.tiles_left == 0) { return; }
         barrier_expect(&s.x_full[w], sizeof(staging.x));
         for (int half = 0; half < 2; half++) {
             tma_load<2>(staging.x[half], p.x, &s.x_full[w], tile.column + half * 64,
@@ -152,7 +153,7 @@ __device__ __forceinline__ void store(Shared &s, const Parameters &p, int w) {
     };
     Work tile(p);
     fetch_x(tile);
-    while (tile.left > 0) {
+    while (tile.tiles_left > 0) {
         const int m = tile.row + w * ROWS, n = tile.column;
         barrier_wait(&s.staged[w], tile.number);
         tile.next();
@@ -171,8 +172,9 @@ __device__ __forceinline__ void store(Shared &s, const Parameters &p, int w) {
     stores_wait();
 }
 
-// TYPE: the format of A, and of the codes that are written. SPLIT: tensor cores keep only about 14
-// bits of a sum, so they sum over DEPTH values of K at a time, and these sums are added up in FP32.
+// TYPE is the format of A, and of the codes that are written. With SPLIT, tensor cores sum over
+// only DEPTH values of K at a time, because they keep only about 14 bits of a sum. These sums are
+// added up in FP32.
 template <Fp8Type TYPE, bool BACKWARD, bool SPLIT>
 __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
     const int warp = threadIdx.x % GROUP / WARP, lane = threadIdx.x % WARP;
@@ -182,12 +184,12 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
     float range = 0.0f;
 
     Work tile(p);
-    while (tile.left > 0) {
+    while (tile.tiles_left > 0) {
         const int m = tile.row + w * ROWS, n = tile.column, number = tile.number;
         const int last = tile.steps - 1;
         const bool releases_b = tile.ends_panel();
         const bool waits = w == 1 || number > 0;
-        const bool passes = w == 0 || tile.left > 1;
+        const bool passes = w == 0 || tile.tiles_left > 1;
         Stage<A_STAGES> a_at = (number * 2 + w) * tile.steps;
         Stage<A_STAGES> a_done = a_at;
         Stage<B_STAGES> b_at = tile.b_before(), b_done = b_at;
@@ -208,7 +210,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
             a_at.advance(1);
             b_at.advance(1);
         };
-        auto release = [&] { // frees A's oldest stage that is in use; B's if B is reloaded
+        auto release = [&] { // frees the oldest used stage of A, and of B if another panel follows
             barrier_arrive(&s.a_empty[a_done.at], lane == 0);
             barrier_arrive(&s.b_empty[b_done.at], lane == 0 && releases_b);
             a_done.advance(1);
@@ -267,7 +269,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
             arrived();
             for (int k = 0; k <= last; k++) {
                 multiply(sums, k);
-                if (k < last) { arrived(); } // while the WGMMAs of step k run
+                if (k < last) { arrived(); } // waits while the WGMMAs of step k run
                 if (k == last && passes) { turn_pass(w); }
                 if (k > 0) {
                     wgmma_wait<1>();
@@ -276,10 +278,10 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
             }
         }
 
-        // A thread has 2 rows x 4 columns of each block of 16 columns. Where row i of its part of
-        // block j is staged:
+        // A thread has 2 rows x 4 columns of each block of 16 columns. x_at(j, i) is where row i of
+        // its part of block j is staged.
         auto x_at = [&](int j, int i) {
-            int at = place_of_four(warp * 16 + g * 2 + i, j % 4, t);
+            int at = offset_of_four(warp * 16 + g * 2 + i, j % 4, t);
             return reinterpret_cast<uint2 *>(staging.x[j / 4] + at);
         };
         uint2 before[BLOCKS][2]; // GELU's input without the bias
@@ -295,7 +297,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
             read_x(0);
             read_x(2);
         }
-        // waits until the tile staged before has been stored
+        // waits until the previous tile has been stored
         barrier_wait(&s.stored[w], number + 1);
         if (!SPLIT) {
             wgmma_wait<0>();
@@ -313,8 +315,8 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
                     uint32_t codes[2];
 #pragma unroll
                     for (int i = 0; i < 2; i++) {
-                        const float *d = sums + j * 8 + i * 2; // d[0], d[1], d[4] and d[5] are used
-                        const int place = warp * 16 + i * 8 + g; // WGMMA's row
+                        const float *d = sums + j * 8 + i * 2;
+                        const int wgmma_row = warp * 16 + i * 8 + g;
                         uint2 rounded = {bf16_pair(d[0] * product_scale, d[1] * product_scale),
                                          bf16_pair(d[4] * product_scale, d[5] * product_scale)};
                         if (!BACKWARD) { before[j][i] = *x_at(j, i) = rounded; }
@@ -332,24 +334,25 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
                             sum = i > 0 ? sum + values[k] : values[k];
                         }
                         codes[i] = encode4<TYPE>(values, scale);
-                        *reinterpret_cast<uint32_t *>(staging.codes + place * FULL_ROW +
+                        *reinterpret_cast<uint32_t *>(staging.codes + wgmma_row * FULL_ROW +
                                                       (j ^ g) * 16 + t * 4) = codes[i];
                     }
                     units[(j - pair) * 2] = __byte_perm(codes[0], codes[1], 0x5140);
                     units[(j - pair) * 2 + 1] = __byte_perm(codes[0], codes[1], 0x7362);
                 }
-                const int place = pair * 16 + lane; // WGMMA's column
-                store_matrices<true>(
-                    staging.codes_t + place * HALF_ROW + (warp ^ place / 2 % 4) * 16, units);
-                // x is not read earlier: ptxas would then begin all blocks of 16 columns before it
-                // ends one, and MUFU, which takes longest, would be idle at first.
+                const int wgmma_column = pair * 16 + lane;
+                store_matrices<true>(staging.codes_t + wgmma_column * HALF_ROW +
+                                         (warp ^ wgmma_column / 2 % 4) * 16,
+                                     units);
+                // x is not read earlier, because ptxas would then begin all blocks of 16 columns
+                // before it ends one. The MUFU, which takes longest, would be idle at first.
                 if (BACKWARD && pair + 4 < BLOCKS) { read_x(pair + 4); }
             }
         } else { // rows beyond M
 #pragma unroll
             for (float &sum : columns) { sum = 0.0f; }
         }
-        float totals[4] = {}; // added up in four chains
+        float totals[4] = {}; // four sums, so that an addition does not wait for the one before it
         const int column = threadIdx.x % GROUP;
         if (BACKWARD) { // adds up the threads' sums of 2 rows each, in the memory of x
             float(*rows)[TILE] = reinterpret_cast<float(*)[TILE]>(staging.x);
@@ -372,7 +375,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
                                                                  (totals[2] + totals[3]);
         }
     }
-    record_range(p.out, range);
+    raise_amax(p.out, range);
 }
 
 #endif

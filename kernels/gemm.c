@@ -10,8 +10,8 @@
 
 enum { LEAST_ALIGNMENT = 16, MOST_ALIGNMENT = 256 };
 
-// What a plan depends on; compared as bytes. alignment: a power of two that divides the addresses
-// of a, b, c and d; algorithms may need up to MOST_ALIGNMENT bytes.
+// What a plan depends on. Keys are compared as bytes. alignment: a power of two that divides the
+// addresses of a, b, c and d; algorithms may need up to MOST_ALIGNMENT bytes.
 typedef struct {
     int32_t alignment, shape[3], types[3], trans[2];
     int32_t epilogue, has_c, in_place, fast_accumulation, scales[2], batch;

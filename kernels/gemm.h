@@ -1,4 +1,4 @@
-// Matrix products through cuBLASLt: one Gemm in, one call out.
+// Matrix products through cuBLASLt.
 //
 // Row-major D[m,n] = alpha * op(A)[m,k] * op(B)[k,n] (+ beta * C), where op transposes if trans_a
 // or trans_b is set. FP8 operands must both have k contiguous: trans_a is false and trans_b is true
@@ -46,7 +46,7 @@ typedef struct {
     // on the device: the inverse scales, by which the codes of FP8 operands are multiplied
     const float *scale_a, *scale_b;
     Scaling scaling_a, scaling_b;
-    bool fast_accumulation; // FP8: keep partial sums in the tensor cores; not with blocks
+    bool fast_accumulation; // FP8 with one scale a tensor: keep partial sums in the tensor cores
     GpuFamily family;       // FAMILY_PRODUCTS unless it is set
 } Gemm;
 

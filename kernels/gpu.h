@@ -74,23 +74,24 @@ void gpu_close(Gpu *gpu);
 void gpu_send(const Gpu *gpu, void *device, const void *host, size_t bytes);
 // Enqueues a copy to the host.
 void gpu_fetch(const Gpu *gpu, void *host, const void *device, size_t bytes);
-// Enqueues writing zeros to device memory; the time counts to the family.
+// Enqueues writing zeros to device memory. Profiling counts the time to `family`.
 void gpu_clear(Gpu *gpu, GpuFamily family, void *device, size_t bytes);
 
-// Host memory, zeroed, page-locked where the system allows it; NULL for 0 bytes. mapped: kernels
-// can use it at the same address; if that is not possible, the program ends.
+// Returns zeroed host memory, page-locked if the system allows it, or NULL for 0 bytes. If
+// `mapped`, kernels can use the memory at the same address, or the program ends.
 void *gpu_host_memory(int64_t bytes, bool mapped);
 void gpu_host_free(void *memory);
 
-// Milliseconds that the device takes for what is enqueued between the two calls; gpu_timer_end
-// waits for the device.
+// The time of what is enqueued between the two calls. gpu_timer_end waits for the device and
+// returns milliseconds.
 typedef struct {
     cudaEvent_t begin, end;
 } GpuTimer;
 GpuTimer gpu_timer_begin(const Gpu *gpu);
 float gpu_timer_end(const Gpu *gpu, GpuTimer timer);
 
-// The time of what is enqueued from here on counts to the family. Does nothing unless profiling.
+// Makes profiling count the time of what is enqueued from here on to `family`. Without profiling it
+// does nothing.
 void gpu_family(Gpu *gpu, GpuFamily family);
 const char *gpu_family_name(GpuFamily family);
 void gpu_profile_begin(Gpu *gpu);

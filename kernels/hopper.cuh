@@ -1,6 +1,6 @@
-// Hopper's instructions for our kernels over WGMMA: TMA, WGMMA and their barriers; the tensor maps
-// that TMA reads; and what the products' launchers check. PTX ISA: wgmma.mma_async (fragments,
-// descriptors), cp.async.bulk.tensor, mbarrier, setmaxnreg.
+// Wrappers of Hopper's instructions (TMA, WGMMA and their barriers), the tensor maps that TMA
+// reads, and checks for the launchers of fused products. See the PTX ISA on wgmma.mma_async
+// (fragments, descriptors), cp.async.bulk.tensor, mbarrier and setmaxnreg.
 #pragma once
 
 #include "device.cuh"
@@ -10,18 +10,19 @@
 enum {
     WARPS = 4, // warps of a warpgroup
     GROUP = WARPS * WARP,
-    TURN_BARRIERS = 3, // named barriers 3 and 4; group_barrier takes 1 and 2
+    TURN_BARRIERS = 3, // the turns use named barriers 3 and 4; group_barrier uses 1 and 2
+    // bytes of a row of a swizzled tile
     FULL_ROW = 128,
     HALF_ROW = 64,
-    QUARTER_ROW = 32 // bytes of swizzled rows
+    QUARTER_ROW = 32
 };
 
 typedef uint64_t Barrier; // an mbarrier
 
-// A block's warpgroups begin with equal shares of the multiprocessor's 65536 registers, a multiple
-// of 8 for each thread. Then setmaxnreg lowers each thread of the first warpgroup to `first`
-// registers, and raises each thread of the others to `others`. If the others need more registers
-// than the first warpgroup gives back, the kernel hangs.
+// Returns whether a multiprocessor has enough registers. A block's warpgroups begin with equal
+// shares of its 65536 registers, a multiple of 8 for each thread. Then setmaxnreg lowers each
+// thread of the first warpgroup to `first` registers, and raises each thread of the others to
+// `others`. With too few registers the kernel would hang.
 constexpr bool registers_suffice(int first, int others, int other_groups = 2) {
     return first + other_groups * others <=
            (other_groups + 1) * (65536 / ((other_groups + 1) * GROUP) / 8 * 8);
@@ -39,13 +40,14 @@ __device__ __forceinline__ void barrier_init(Barrier *b, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(arrivals));
 }
 
-// After this, TMA may use the barriers initialised so far; other threads may after __syncthreads().
+// After this call TMA may use the barriers that are initialised so far. Other threads may use them
+// after __syncthreads().
 __device__ __forceinline__ void barriers_ready(void) {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Arrives if `arrives`: by a predicate, because a branch would let the warp diverge before the next
-// WGMMA.
+// Arrives at the barrier if `arrives` is true. It uses a predicate, because a branch would let the
+// warp diverge before the next WGMMA.
 __device__ __forceinline__ void barrier_arrive(Barrier *b, bool arrives) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n"
                  "@p mbarrier.arrive.shared::cta.b64 _, [%0];\n}" ::"r"(shared_address(b)),
@@ -53,7 +55,8 @@ __device__ __forceinline__ void barrier_arrive(Barrier *b, bool arrives) {
                  : "memory");
 }
 
-// Arrives at barrier b of block `block` of the cluster, which has b at the same shared address.
+// Arrives at barrier b of block `block` of the cluster. Every block has b at the same shared
+// address.
 __device__ __forceinline__ void barrier_arrive_in(Barrier *b, uint32_t block) {
     asm volatile("{\n.reg .b32 r;\nmapa.shared::cluster.u32 r, %0, %1;\n"
                  "mbarrier.arrive.shared::cluster.b64 _, [r];\n}" ::"r"(shared_address(b)),
@@ -67,15 +70,15 @@ __device__ __forceinline__ void cluster_barrier(void) {
     asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
 
-// Arrives, and makes the barrier also wait for this many bytes.
+// Arrives at the barrier and makes it also wait for this many bytes.
 __device__ __forceinline__ void barrier_expect(Barrier *b, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)),
                  "r"(bytes)
                  : "memory");
 }
 
-// Waits until the barrier's phase number `phase` is complete. The barrier may be one phase further,
-// but no more.
+// Waits until phase number `phase` of the barrier is complete. Only the parity of phases is
+// compared, so this must be called before the next phase is complete, too.
 __device__ __forceinline__ void barrier_wait(Barrier *b, uint32_t phase) {
     uint32_t done = 0;
     while (!done) {
@@ -88,8 +91,7 @@ __device__ __forceinline__ void barrier_wait(Barrier *b, uint32_t phase) {
     }
 }
 
-// Loads the box of a tensor with these first and last coordinates; the coordinates between them are
-// 0.
+// Loads the box of a tensor that has these first and last coordinates. Its other coordinates are 0.
 template <int RANK>
 __device__ __forceinline__ void tma_load(void *to, const CUtensorMap &map, Barrier *full, int first,
                                          int last) {
@@ -150,10 +152,10 @@ __device__ __forceinline__ void tma_store(const CUtensorMap &map, const void *fr
 #undef TMA_STORE
 }
 
-// Describes an operand in shared memory: rows of 128 bytes whose 16-byte pieces are swizzled over
-// groups of 8 rows: the layout of a TMA box with CU_TENSOR_MAP_SWIZZLE_128B that begins at a
-// multiple of 1024. Fields of the descriptor: at bit 62, that swizzle; at bit 32, bytes from one
-// group of 8 rows to the next, divided by 16; at bit 16, a field that this swizzle does not use.
+// Returns WGMMA's descriptor of an operand in shared memory: rows of 128 bytes, in the layout of a
+// TMA box with CU_TENSOR_MAP_SWIZZLE_128B that begins at a multiple of 1024. Fields of the
+// descriptor: at bit 62, that swizzle; at bit 32, the distance between groups of 8 rows, divided by
+// 16; at bit 16, a field that this swizzle does not use.
 __device__ __forceinline__ uint64_t wgmma_operand(const void *tile) {
     return (uint64_t)(shared_address(tile) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
@@ -182,7 +184,7 @@ __device__ __forceinline__ uint64_t wgmma_operand(const void *tile) {
                  : __VA_ARGS__                                                                    \
                  : "l"(a), "l"(b), "r"((int)adds))
 
-// d (+)= A B', with M x N x K = 64 x 128 x 32.
+// d = A B', or d += A B' if `adds`, with M x N x K = 64 x 128 x 32.
 template <Fp8Type TYPE_A>
 __device__ __forceinline__ void wgmma(float (&d)[64], uint64_t a, uint64_t b, bool adds) {
     if constexpr (TYPE_A == FP8_E4M3) {
@@ -192,7 +194,7 @@ __device__ __forceinline__ void wgmma(float (&d)[64], uint64_t a, uint64_t b, bo
     }
 }
 
-// The product of 64 x 256 x 32, with both operands in E4M3.
+// The same product with M x N x K = 64 x 256 x 32 and both operands in E4M3.
 __device__ __forceinline__ void wgmma(float (&d)[128], uint64_t a, uint64_t b, bool adds) {
     WGMMA("n256", "e4m3.e4m3", NAMES128, "%128, %129", "%130", SUMS64(0), SUMS64(64));
 }
@@ -201,15 +203,16 @@ __device__ __forceinline__ void wgmma(float (&d)[128], uint64_t a, uint64_t b, b
 #undef NAMES64
 #undef SUMS64
 
-// An operand that lies transposed in shared memory: each index of the summed dimension has a row of
-// 128 bytes. Both offset fields are 1024 bytes, which is 8 rows, so it does not matter which one
-// the hardware uses. The next WGMMA's 16 rows begin 2048 bytes further.
+// Returns the descriptor of an operand that lies transposed in shared memory: each index of the
+// summed dimension has a row of 128 bytes. Both offset fields are 1024 bytes, which is 8 rows, so
+// it does not matter which one the hardware uses. The operand of the next WGMMA begins 16 rows
+// (2048 bytes) further.
 __device__ __forceinline__ uint64_t wgmma_transposed(const void *tile) {
     return wgmma_operand(tile) | 64ull << 16;
 }
 
-// d (+)= A B' in BF16, with M x N x K = 64 x 64 x 16. A transposed operand is one of
-// wgmma_transposed.
+// d = A B', or d += A B' if `adds`, in BF16, with M x N x K = 64 x 64 x 16. The descriptor of a
+// transposed operand comes from wgmma_transposed.
 #define NAMES32                                                              \
     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15," \
     " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
@@ -222,8 +225,8 @@ __device__ __forceinline__ void wgmma(float (&d)[32], uint64_t a, uint64_t b, bo
                  : "l"(a), "l"(b), "r"((int)adds), "n"((int)TRANSPOSED_A), "n"((int)TRANSPOSED_B));
 }
 
-// This wgmma takes A in registers: a thread has two pairs of adjacent columns in each of two rows.
-// The registers must not change before wgmma_wait, so pin them after it.
+// The same product with A in registers: a thread has two pairs of adjacent columns in each of two
+// rows. The registers must not change before wgmma_wait, so the caller pins them after it.
 template <bool TRANSPOSED_B>
 __device__ __forceinline__ void wgmma(float (&d)[32], const uint32_t *a, uint64_t b, bool adds) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
@@ -252,14 +255,14 @@ template <int N> __device__ __forceinline__ void hold(const uint32_t (&pairs)[N]
     if (__any_sync(~0u, all == ~0u)) { __nanosleep(1); }
 }
 
-// Makes the compiler finish d before this point and read it after it: the compiler does not know
-// that d is valid only after a wait.
+// Makes the compiler finish writing d before this point and read d only after it. The compiler does
+// not know that results of WGMMA are valid only after a wait.
 template <int N> __device__ __forceinline__ void pin(float (&d)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) { asm volatile("" : "+f"(d[i])::"memory"); }
 }
 
-// Pins an operand in registers, which an unfinished WGMMA reads.
+// The same for an operand in registers, which an unfinished WGMMA reads.
 template <int N> __device__ __forceinline__ void pin(uint32_t (&a)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) { asm volatile("" : "+r"(a[i])::"memory"); }
@@ -273,7 +276,7 @@ __device__ __forceinline__ void wgmma_commit(void) {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// Makes the thread's TMA stores since the last commit a group.
+// Groups the thread's TMA stores since the last commit.
 __device__ __forceinline__ void stores_commit(void) {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
@@ -293,7 +296,7 @@ __device__ __forceinline__ void show_to_tma(void) {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Warpgroup w waits until the other has passed the tensor cores to it.
+// Makes warpgroup w wait until the other one has passed the tensor cores to it.
 __device__ __forceinline__ void turn_wait(int w) {
     asm volatile("bar.sync %0, %1;" ::"r"((int)TURN_BARRIERS + w), "r"(2 * (int)GROUP) : "memory");
 }
@@ -311,8 +314,8 @@ template <int REGISTERS, bool MORE> __device__ __forceinline__ void set_register
     }
 }
 
-// Stores four 8 x 8 matrices of 16-bit units, as they are or transposed: lane i gives the address
-// of row i % 8 of matrix i / 8.
+// Stores four 8 x 8 matrices of 16-bit units to shared memory, as they are or transposed. In lane
+// i, `row` is the address of row i % 8 of matrix i / 8.
 template <bool TRANSPOSED>
 __device__ __forceinline__ void store_matrices(void *row, const uint32_t (&units)[4]) {
 #define STORE_MATRICES(how)                                                        \
@@ -328,7 +331,7 @@ __device__ __forceinline__ void store_matrices(void *row, const uint32_t (&units
 #undef STORE_MATRICES
 }
 
-// Loads four 8 x 8 matrices, not transposed; lanes give addresses as in store_matrices.
+// Loads four 8 x 8 matrices of 16-bit units. `row` is as in store_matrices.
 __device__ __forceinline__ void load_matrices(uint32_t *units, const void *row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(units[0]), "=r"(units[1]), "=r"(units[2]), "=r"(units[3])
@@ -336,16 +339,16 @@ __device__ __forceinline__ void load_matrices(uint32_t *units, const void *row) 
                  : "memory");
 }
 
-// Fetches what is at this address into the L2 cache.
+// Fetches the cache line at this address into the L2 cache.
 __device__ __forceinline__ void prefetch(const void *x) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(x));
 }
 
 #endif
 
-// The byte at which columns 16 j + 4 t to 16 j + 4 t + 3 begin, in swizzled rows of 64 BF16. (Lane
-// 4 g + t has these columns.)
-__device__ __forceinline__ int place_of_four(int row, int j, int t) {
+// Returns the offset in bytes of columns 16 j + 4 t to 16 j + 4 t + 3 in a tile of swizzled rows of
+// 64 BF16. Lane 4 g + t has these columns.
+__device__ __forceinline__ int offset_of_four(int row, int j, int t) {
     return row * FULL_ROW + ((j * 2 + t / 2) ^ row % 8) * 16 + t % 2 * 8;
 }
 
@@ -354,16 +357,16 @@ __device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
     return *reinterpret_cast<uint32_t *>(&pair);
 }
 
-// Records the largest `range` of a warp's lanes in the amax, if out.records. All lanes call it.
-__device__ __forceinline__ void record_range(const Operand &out, float range) {
+// Raises the amax to the largest `range` of a warp's lanes, if out.records. All lanes must call it.
+__device__ __forceinline__ void raise_amax(const Operand &out, float range) {
     uint32_t bits = __reduce_max_sync(~0u, __float_as_uint(range));
     if (threadIdx.x % WARP == 0 && out.records) {
         atomicMax(reinterpret_cast<uint32_t *>(&out.scale->amax), bits);
     }
 }
 
-// A thread's position in a ring of STAGES buffers, after it has used `used` of them: the buffer's
-// index, and how many rounds are complete.
+// A thread's position in a ring of STAGES buffers, after it has used `used` buffers: the index of
+// the next buffer, and how many rounds are complete.
 template <int STAGES> struct Stage {
     int at;
     uint32_t round;
@@ -397,15 +400,16 @@ static inline EncodeTensorMap find_encode_tensor_map(void) {
     return found ? reinterpret_cast<EncodeTensorMap>(entry) : NULL;
 }
 
-// The driver's function, which the trainer is not linked with; NULL: this driver has no such
-// function. It is looked up only once.
+// Returns the driver's function, with which the trainer is not linked, or NULL if this driver does
+// not have it. The function is looked up only once.
 static inline EncodeTensorMap encode_tensor_map(void) {
     static const EncodeTensorMap function = find_encode_tensor_map();
     return function;
 }
 
-// Whether this kernel, and others built like it, can run on the device. Kernels built for sm_90
-// instead of sm_90a are empty and take few registers. The kernel's attributes are read only once.
+// Returns whether the device can run this kernel, and so all kernels of the same build. A kernel
+// built for sm_90 instead of sm_90a is empty and takes few registers. The kernel's attributes are
+// read only once.
 template <typename KERNEL> static bool runs_on_hopper(const Gpu *gpu, KERNEL *kernel) {
     static cudaFuncAttributes code = {};
     if (gpu->capability != 90 || encode_tensor_map() == NULL) { return false; }
@@ -419,8 +423,8 @@ struct Dimension {
     int box;
 };
 
-// The map of a tensor whose first dimension is contiguous; an empty map if data is NULL. swizzle:
-// bytes of a box's rows.
+// Returns the map of a tensor whose first dimension is contiguous, or an empty map if data is NULL.
+// swizzle: the bytes of a box's row.
 static inline CUtensorMap tensor_map(const void *data, CUtensorMapDataType type, int swizzle,
                                      std::initializer_list<Dimension> dimensions) {
     CUtensorMap map = {};
@@ -444,9 +448,10 @@ static inline CUtensorMap tensor_map(const void *data, CUtensorMapDataType type,
 }
 
 // map_like_rows and map_like_columns make maps of codes [rows,columns], with boxes of `box` rows of
-// `row` bytes. The order of a box's rows gives a thread 2 adjacent rows and 4 adjacent columns of
-// the product (fused_product.cu). map_like_rows: row 16 i + 2 g + p is WGMMA's row 16 i + 8 p + g.
-// Dimensions: column, g, p, block of 16 rows.
+// `row` bytes. They permute a box's rows so that a thread has 2 adjacent rows and 4 adjacent
+// columns of the product (fused_product.cu).
+// In map_like_rows, row 16 i + 2 g + p of the tensor becomes WGMMA's row 16 i + 8 p + g. The map's
+// dimensions are column, g, p, block of 16 rows.
 static inline CUtensorMap map_like_rows(const uint8_t *x, int64_t rows, int64_t columns, int row,
                                         int box) {
     return tensor_map(x, CU_TENSOR_MAP_DATA_TYPE_UINT8, row,
@@ -456,8 +461,8 @@ static inline CUtensorMap map_like_rows(const uint8_t *x, int64_t rows, int64_t 
                        {rows / 16, 16 * columns, box / 16}});
 }
 
-// map_like_columns: row 16 j + 4 t + 2 h + e is WGMMA's column 16 j + 8 h + 2 t + e, which lane 4 g
-// + t has. Dimensions: column, e, t, h, block of 16 rows.
+// In map_like_columns, row 16 j + 4 t + 2 h + e of the tensor becomes WGMMA's column 16 j + 8 h + 2
+// t + e, which lane 4 g + t has. The map's dimensions are column, e, t, h, block of 16 rows.
 static inline CUtensorMap map_like_columns(const uint8_t *x, int64_t rows, int64_t columns, int row,
                                            int box) {
     return tensor_map(x, CU_TENSOR_MAP_DATA_TYPE_UINT8, row,
@@ -468,15 +473,15 @@ static inline CUtensorMap map_like_columns(const uint8_t *x, int64_t rows, int64
                        {rows / 16, 16 * columns, box / 16}});
 }
 
-// The map of BF16 [B,T,columns], in boxes of `rows` tokens of a sequence and 64 columns. Beyond the
-// sequence's end a box reads 0 and writes nothing.
+// Returns the map of BF16 [B,T,columns], with boxes of `rows` tokens of a sequence and 64 columns.
+// Beyond the end of the sequence, a load gives 0 and a store writes nothing.
 static inline CUtensorMap map_sequences(const Bf16 *x, int B, int T, int64_t columns, int rows) {
     return tensor_map(x, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, FULL_ROW,
                       {{columns, 2, 64}, {T, 2 * columns, rows}, {B, 2 * columns * T, 1}});
 }
 
 // Divides units of work among thread blocks, in the order of the units: block i gets units cuts[i]
-// to cuts[i + 1] - 1. The largest share costs as little as the order allows; returns its cost.
+// to cuts[i + 1] - 1. Makes the largest share as cheap as the order allows, and returns its cost.
 template <typename CUT, typename COST>
 static int64_t share_units(CUT *cuts, int units, int blocks, COST cost) {
     auto fits = [&](int64_t most) {
@@ -499,8 +504,8 @@ static int64_t share_units(CUT *cuts, int units, int blocks, COST cost) {
         most_costly = max(most_costly, (int64_t)cost(unit));
         all += cost(unit);
     }
-    // `low` is too little for the most costly unit, or for the mean share. `high` is enough: a
-    // block that has no room for its next unit then has more than the mean share.
+    // A limit of `low` is too small for the most costly unit or for the mean share. A limit of
+    // `high` suffices: a block without room for its next unit then has more than the mean share.
     const int64_t mean = (all + blocks - 1) / blocks;
     int64_t low = max(most_costly, mean) - 1, high = mean + most_costly;
     while (low + 1 < high) {
@@ -511,7 +516,7 @@ static int64_t share_units(CUT *cuts, int units, int blocks, COST cost) {
     return high;
 }
 
-// Checks what every fused product requires: the operands are codes with one scale each, and alpha,
+// Checks what every fused product requires: both operands are codes with one scale each, and alpha,
 // c, batch and epilogue are not used.
 static inline void check_fused_operands(const char *name, const Gpu *gpu, const Gemm &g,
                                         GpuType type_a,

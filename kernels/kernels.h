@@ -34,8 +34,8 @@ static inline bool gpu_rotary_fits(int64_t M, int64_t N) {
     return M > 0 && N > 0 && M * (N / 2) <= INT32_MAX;
 }
 
-// Where a gradient of weights is written, in FP32 or BF16. accumulate: it is added to what `data`
-// holds; otherwise it overwrites that.
+// The buffer of a gradient of weights, in FP32 or BF16. With accumulate, a kernel adds the gradient
+// to the buffer; otherwise it overwrites the buffer.
 typedef struct {
     void *data; // NULL: not requested
     GpuType type;
@@ -68,17 +68,17 @@ typedef struct {
     int count, length;
 } Fp8Table;
 
-// An FP8 form of a tensor: its codes, and the factors that turn codes back into values: the inverse
-// of the tensor's scale, or the inverse scales of its blocks. codes NULL: the form is not
-// requested.
+// An FP8 form of a tensor: its codes, and the factors that turn codes back into values, which are
+// the inverse of the tensor's scale or the inverse scales of its blocks. codes is NULL if the form
+// is not requested.
 typedef struct {
     uint8_t *codes;
     float *inverse;
 } Fp8Form;
 
 // A tensor [M,N] that matrix products read: its forms, and how it is quantised. Without codes it is
-// BF16. With SCALE_MEASURED the codes are computed from bf16, once its amax is known, so the tensor
-// cannot be fused. With the other scalings it can.
+// BF16. With SCALE_MEASURED the codes are computed from `bf16` once its amax is known, so such a
+// tensor cannot be fused. With the other scalings a tensor can be fused.
 typedef struct {
     Bf16 *bf16;            // [M,N]; NULL: not requested
     Fp8Form rows, columns; // [M,N], [N,M]
@@ -86,8 +86,8 @@ typedef struct {
     Fp8Type type;
     float target; // what amax * scale should be, unless the scale is given
     Scaling scaling;
-    bool fused;        // kernels write only the FP8 forms, because no product reads BF16
-    bool records;      // the amax is written to scale->amax: for the history, or for SCALE_MEASURED
+    bool fused;   // kernels write only the FP8 forms, because no product reads BF16
+    bool records; // kernels write the amax to scale->amax, for the history or for SCALE_MEASURED
     bool power_of_two; // the scales of blocks are rounded down to powers of two
 } Operand;
 
@@ -102,10 +102,9 @@ static inline Operand operand_bf16(Bf16 *bf16) {
 // scale->amax; a second kernel then writes the FP8 forms from bf16. The fused output of a forward
 // pass is E4M3.
 
-// Writes the FP8 forms from out.bf16 [M,N]. With SCALE_MEASURED, a pass before that measures the
-// amax if out.records. sums: receives the column sums of out.bf16, even if no FP8 form is
-// requested. The time counts to FAMILY_QUANTIZE, or to FAMILY_ACTIVATIONS if only columns are
-// summed.
+// Writes the FP8 forms from out.bf16 [M,N]. With SCALE_MEASURED and out.records, it first measures
+// the amax. sums receives the column sums of out.bf16, even if no FP8 form is requested. The time
+// counts to FAMILY_QUANTIZE, or to FAMILY_ACTIVATIONS if only columns are summed.
 void gpu_quantize(Gpu *gpu, Operand out, Gradient sums, Scratch scratch, int M, int N);
 // Adds n FP8 codes to the counts; n is a multiple of 16.
 void gpu_count_codes(Gpu *gpu, Fp8Counts *counts, const uint8_t *codes, int64_t n, Fp8Type type);
@@ -117,9 +116,9 @@ void gpu_transpose_codes(Gpu *gpu, uint8_t *out, const uint8_t *x, int N, int C)
 void gpu_embedding_forward(Gpu *gpu, Bf16 *out, const int *tokens, const int *starts,
                            const Bf16 *wte, const Bf16 *wpe, int B, int T, int C);
 
-// The rows 0..M-1 of a batch, sorted by token: run i is rows[starts[i]] to rows[starts[i+1] - 1],
-// all of one token. runs[0] is the number of runs, runs[1] the number of long ones, and the indices
-// of the long runs follow.
+// The rows 0 to M-1 of a batch, sorted by token. Run i is rows[starts[i]] to rows[starts[i+1] - 1],
+// which all have one token. runs[0] is the number of runs, runs[1] the number of long runs. The
+// indices of the long runs follow.
 typedef struct {
     int *rows, *starts, *runs; // [M], [M+1], [embedding_runs_size(M)]
 } TokenRuns;
@@ -146,9 +145,9 @@ typedef struct {
 } NormForward;
 void gpu_norm_forward(Gpu *gpu, Operand out, NormForward n);
 
-// out.bf16 is d_residual [M,C]. The norm's input gradient is added to it in place, and the FP8
-// forms are written from the sum. column_sums: the column sums of the new d_residual, which are the
-// bias gradient of the linear layer that wrote x.
+// out.bf16 is d_residual [M,C]. The norm's input gradient is added to d_residual in place, and the
+// FP8 forms are written from the sum. column_sums receives the column sums of the new d_residual,
+// which are the bias gradient of the linear layer that wrote x.
 typedef struct {
     Gradient dweight, dbias, column_sums;
     const Bf16 *dout, *x, *weight;
@@ -161,20 +160,20 @@ void gpu_norm_backward(Gpu *gpu, Operand out, NormBackward n);
 // ---- activation.cu ----
 // out = gelu(x + bias) of x [M,F] and bias [F], which may be NULL.
 void gpu_gelu_forward(Gpu *gpu, Operand out, const Bf16 *x, const Bf16 *bias, int M, int F);
-// dx = dout gelu'(x + bias); column_sums: those of dx. dx.bf16 may be dout.
+// dx = dout gelu'(x + bias); column_sums receives the column sums of dx. dx.bf16 may be dout.
 void gpu_gelu_backward(Gpu *gpu, Operand dx, Gradient column_sums, const Bf16 *dout, const Bf16 *x,
                        const Bf16 *bias, Scratch scratch, int M, int F);
-// x: [M,2F], gate and up; out [M,F]
+// out [M,F] = SwiGLU of x [M,2F], which has the columns of gate, then those of up.
 void gpu_swiglu_forward(Gpu *gpu, Operand out, const Bf16 *x, int M, int F);
 // dx [M,2F]; dx.bf16 may be x.
 void gpu_swiglu_backward(Gpu *gpu, Operand dx, const Bf16 *dout, const Bf16 *x, int M, int F);
 
 // ---- fused_product.cu ----
 // FP8 matrix products with an activation in their epilogue. The activation's output is fused, with
-// SCALE_GIVEN. Values are rounded as by gemm() and the activation's kernel after it. M, N and K are
-// multiples of 16.
-// gpu_has_fused_products: whether this driver and this build can run them on this GPU, which must
-// have compute capability 9.0.
+// SCALE_GIVEN. Values are rounded as if gemm() and then the activation's kernel computed them. M, N
+// and K are multiples of 16.
+// gpu_has_fused_products returns whether this driver and this build can run them on this GPU, which
+// must have compute capability 9.0.
 bool gpu_has_fused_products(const Gpu *gpu);
 // For GPT-2: fc1's forward product with GELU, and fc2's input gradient with GELU's derivative.
 
@@ -183,7 +182,8 @@ bool gpu_has_fused_products(const Gpu *gpu);
 enum { GELU_PRODUCT_MOST_K = 768 };
 // g.d [M,N] = the product; out = gelu(g.d + g.bias).
 void gpu_product_gelu(Gpu *gpu, Gemm g, Operand out);
-// dx = the product times gelu'(g.aux + g.bias); column_sums: those of dx. g.d is not written.
+// dx = the product times gelu'(g.aux + g.bias); column_sums receives the column sums of dx. g.d is
+// not written.
 void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Operand dx, Gradient column_sums, Scratch scratch);
 
 // ---- rope.cu ----
@@ -198,9 +198,10 @@ typedef struct {
 // out may be qkv. If it is another buffer, V, which is not rotated, is copied into it.
 void gpu_rope_forward(Gpu *gpu, Bf16 *out, const Bf16 *qkv, Rotary r);
 
-// d_qkv.bf16 [M,(H+2G)D] is the gradient of the forward pass's output; the gradient of the forward
-// pass's input replaces it. But if d_qkv is fused, D is a multiple of 16 and there is no QK norm,
-// then the input's gradient is written only to the FP8 forms, and d_qkv.bf16 does not change.
+// d_qkv.bf16 [M,(H+2G)D] has the gradient of the forward pass's output, and the gradient of the
+// forward pass's input replaces it. One case differs: if d_qkv is fused, D is a multiple of 16 and
+// there is no QK norm, then the input's gradient is written only to the FP8 forms, and d_qkv.bf16
+// does not change.
 typedef struct {
     Rotary rotary;
     const Bf16 *qkv; // QK norm: the input of the forward pass
@@ -211,9 +212,9 @@ typedef struct {
 void gpu_rope_backward(Gpu *gpu, Operand d_qkv, RotaryBackward b);
 
 // ---- wide_product.cu ----
-// FP8 matrix products of E4M3 operands with fast accumulation; otherwise like those of
-// fused_product.cu. g.d has the same bits as from gemm(), if gemm() sums in the order of K. A tile
-// has WIDE_PRODUCT_COLUMNS columns.
+// FP8 matrix products of E4M3 operands with fast accumulation. In all else they are like the
+// products of fused_product.cu. g.d has the same bits as from gemm(), if gemm() sums in the order
+// of K. A tile has WIDE_PRODUCT_COLUMNS columns.
 enum { WIDE_PRODUCT_COLUMNS = 256 };
 // For Llama: g.d [M,2F] (gate and up) = fc1's forward product; out [M,F] = SwiGLU of g.d, with the
 // same bits as from gpu_swiglu_forward(). F is a multiple of 16, too.
@@ -228,9 +229,8 @@ static inline int max_sums_tiles(int64_t N) {
 static inline int64_t max_sums_floats(int64_t M, int64_t N) {
     return 2 * M * max_sums_tiles(N);
 }
-// For Llama's QKV: g.d [M,(H+2G)D] = the product, rounded to BF16 and then rotated, with the bits
-// that gpu_rope_forward() makes of it. Requires M = r.B * r.T, no QK norm and
-// gpu_product_rotates(D).
+// For Llama's QKV: g.d [M,(H+2G)D] = the product, rounded to BF16 and then rotated, with the same
+// bits as from gpu_rope_forward(). Requires M = r.B * r.T, no QK norm and gpu_product_rotates(D).
 void gpu_product_rope(Gpu *gpu, Gemm g, Rotary r);
 static inline bool gpu_product_rotates(int D) {
     return D > 0 && D % 16 == 0 && WIDE_PRODUCT_COLUMNS % D == 0;
@@ -238,18 +238,19 @@ static inline bool gpu_product_rotates(int D) {
 
 // ---- loss.cu ----
 // Writes the losses[M] of the rows of logits.bf16 [M,P]. A row whose target is -1 has loss and
-// gradient 0. If terms.gradient_scale > 0, the gradient of the logits (cpu.h) is written too: it
-// replaces logits.bf16, or, if the tensor is fused, is written only to the FP8 forms. Only a fused
-// tensor needs scratch. max_sums: what gpu_product_max_sums() has written; allowed only if the
-// gradient goes to a fused tensor and there is no softcap. If max_sums.data is NULL, maxima and
-// sums are computed from the logits. max_sums is read before the FP8 forms are written, so it may
-// lie in their memory.
+// gradient 0.
+// If terms.gradient_scale > 0, the gradient of the logits (cpu.h) is written, too. If the tensor is
+// fused, the gradient is written only to the FP8 forms, and scratch is needed. Otherwise the
+// gradient replaces logits.bf16.
+// max_sums has what gpu_product_max_sums() has written. It is allowed only if the gradient goes to
+// a fused tensor and there is no softcap. It is read before the FP8 forms are written, so it may
+// lie in their memory. If max_sums.data is NULL, maxima and sums are computed from the logits.
 void gpu_cross_entropy(Gpu *gpu, float *losses, Operand logits, Scratch scratch, Scratch max_sums,
                        const int *targets, int M, int V, int P, LossTerms terms);
 static inline int64_t loss_scratch_floats(int64_t M) {
     return 2 * M;
 }
-// *sum (+)= the losses' sum
+// Sets *sum to the sum of the losses; with accumulate, adds the sum to *sum.
 void gpu_sum_losses(Gpu *gpu, double *sum, const float *losses, int M, bool accumulate);
 
 // ---- adamw.cu ----
@@ -278,7 +279,7 @@ typedef struct {
     int64_t step;
     double stop;    // 1: the run should end
     double targets; // number of the step's targets that no mask excludes, over all ranks
-    double sigma;   // --skip-spikes
+    double sigma;   // the value of --skip-spikes
     bool skip;      // --iterations-to-skip names the step
 } StepInput;
 
@@ -288,35 +289,36 @@ typedef struct {
     int64_t first, n;
 } GradientPart;
 
-// state->norm_squared = the sum of squares of parts[count], which is on the device; state->stop =
-// input->stop; state->loss_sum and own_loss_sum = *loss_sum. scratch[count]
+// Computes the gradients' norm, and fills in what gpu_decide_step reads: state->norm_squared = the
+// sum of squares of parts[count], which is on the device; state->stop = input->stop;
+// state->loss_sum = state->own_loss_sum = *loss_sum. scratch: [count].
 void gpu_sum_of_squares(Gpu *gpu, StepState *state, const StepInput *input, const double *loss_sum,
                         double *scratch, const void *gradients, GpuType type,
                         const GradientPart *parts, int count);
 // Decides by the loss per target and by the gradients' norm whether the step is skipped, and sets
-// skipped, updates and window. The backward pass divided the loss by `tokens`, but the update needs
-// the gradients of the loss divided by input->targets. So norm_squared is multiplied by (tokens /
-// targets)^2, and gradient_scale is tokens / targets, times clip / norm if clip > 0 and the norm is
-// above clip.
+// skipped, updates and window. The backward pass has divided the loss by `tokens`, but the update
+// needs the gradients of the loss divided by input->targets. So norm_squared is multiplied by
+// (tokens / targets)^2, and gradient_scale is tokens / targets. If clip > 0 and the norm is above
+// clip, gradient_scale is also multiplied by clip / norm.
 void gpu_decide_step(Gpu *gpu, StepState *state, const StepInput *input, double tokens, float clip);
 
 // A contiguous range of parameters, and where their new weights are written. A segment may be a
 // part of a matrix, and may begin anywhere in the matrix.
 typedef struct {
     int64_t first, n; // elements of the parameter space, multiples of PARAM_ALIGN
-    int64_t gradient; // index of its first gradient in AdamWUpdate.gradients
+    int64_t gradient; // index of the segment's first gradient in AdamWUpdate.gradients
     // the segment's master weights and moments, on the device or in pinned host memory
     float *master;
     void *exp_avg, *exp_avg_sq; // their type is AdamWUpdate.moment_type
     Bf16 *bf16;                 // the segment's BF16 weights; NULL: the weights are FP8
     uint8_t *fp8;               // the segment's FP8 weights
     int weight;                 // FP8: the segment belongs to this row of AdamWUpdate.weights
-    int64_t within;             // FP8: where in that weight the segment begins
-    // number of its first thread block; the blocks of all segments are numbered together
+    int64_t within;             // FP8: the index in that weight of the segment's first element
+    // number of the segment's first thread block; the blocks of all segments are numbered together
     int first_block;
     float lr_mult; // factor of StepInput.lr
     float weight_decay;
-    bool muon; // Muon's: exp_avg is the momentum, and there is no exp_avg_sq
+    bool muon; // updated by Muon: exp_avg is the momentum, and there is no exp_avg_sq
     Bf16 *exp_avg_scales, *exp_avg_sq_scales; // scales of 8-bit moments, on the device
 } AdamWSegment;
 int gpu_adamw_blocks(int64_t n); // thread blocks for a segment of n elements
@@ -326,7 +328,7 @@ typedef struct {
     int rows, columns;
     float target;               // what amax * scale should be
     Fp8Scale *scale;            // NULL with SCALE_SQUARES
-    bool power_of_two;          // this and what follows: only with SCALE_SQUARES
+    bool power_of_two;          // this and the fields below: only with SCALE_SQUARES
     float *amax;                // the amax of each block of 128 x 128, at the index of its scale
     float *inverse, *inverse_t; // inverse scales of the weight, and of its transpose (fp8_format.h)
 } Fp8Weight;
@@ -354,10 +356,10 @@ HOST_DEVICE static inline GpuType momentum_type(GpuType moment_type) {
 
 // FP8 weights are quantised from the master weights rounded to BF16.
 
-// The optimizer's step on all segments, unless the step is skipped. For Muon's segments the
-// gradient buffer already holds the update. With SCALE_GIVEN, FP8 weights are written by the given
-// scales. Otherwise only gpu_quantize_weights writes them. The amaxes of the new weights go to
-// Fp8Weight.scale->amax or, with SCALE_SQUARES, to Fp8Weight.amax.
+// Makes the optimizer's step on all segments, unless the step is skipped. The gradient buffer
+// already holds the update of Muon's segments. With SCALE_GIVEN, FP8 weights are written by the
+// given scales; otherwise only gpu_quantize_weights writes them. The amaxes of the new weights go
+// to Fp8Weight.scale->amax or, with SCALE_SQUARES, to Fp8Weight.amax.
 void gpu_adamw(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
 // These two launchers read the master weights. gpu_measure_weights measures the amaxes of FP8
 // weights; gpu_quantize_weights writes the FP8 weights by the scales that follow from these amaxes.
@@ -369,14 +371,14 @@ void gpu_quantize_weights(Gpu *gpu, const AdamWUpdate *update, const StepState *
 // known yet. After a skipped step it does nothing. state is NULL at the start of a run.
 void gpu_announce_scales(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
 
-// Delayed scaling, once an optimizer step, after gpu_decide_step: enters the step's amaxes into the
-// history and computes the new scales. If the step is skipped, it only sets the amaxes of
-// activations and gradients to 0.
+// Updates the scales of delayed scaling once an optimizer step, after gpu_decide_step. It enters
+// the step's amaxes into the history and computes the new scales. If the step is skipped, it only
+// sets the amaxes of activations and gradients to 0.
 void gpu_fp8_update(Gpu *gpu, const Fp8Table *table, const StepState *state);
-// Before a micro-step: sets every amax to 0.
+// Sets every amax to 0, before a micro-step.
 void gpu_fp8_clear_amaxes(Gpu *gpu, const Fp8Table *table);
 
-// muon_momentum (cpu.h) on Muon's segments, unless the step is skipped: the gradients of these
+// Runs muon_momentum (cpu.h) on Muon's segments, unless the step is skipped. The gradients of these
 // segments become the input of the Newton-Schulz steps.
 void gpu_muon_momentum(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
 
@@ -390,7 +392,8 @@ typedef struct {
     int64_t n;
 } MuonMatrices;
 enum { MUON_PARTS = 128 }; // parts into which the sum of a matrix's squares is cut
-// x [count,n] = each matrix divided by its Frobenius norm. partials: [count, MUON_PARTS] scratch.
+// Sets x [count,n] to the matrices, each divided by its Frobenius norm. partials is scratch [count,
+// MUON_PARTS].
 void gpu_muon_normalize(Gpu *gpu, Bf16 *x, double *partials, MuonMatrices m);
 // Copies the matrices of x back to their places among the gradients.
 void gpu_muon_store(Gpu *gpu, MuonMatrices m, const Bf16 *x);

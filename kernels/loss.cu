@@ -20,19 +20,18 @@ __device__ MaxSum block_max_sum(MaxSum x, MaxSum *shared) {
     return x;
 }
 
-// Subtracts scale from element `at`, the target, if it is one of the 8.
+// Subtracts scale from element `at`, the target's, if that is one of the 8.
 __device__ __forceinline__ void subtract_onehot(Floats8 &v, int at, float scale) {
     for (int j = 0; j < VEC; j++) { v.v[j] -= j == at ? scale : 0.0f; }
 }
 
-// A logit as the softmax sees it: cap tanh(x / cap), to within 2^-22 of the cap.
+// Returns a logit for the softmax: with CAPS, cap tanh(x / cap) to within 2^-22 of the cap.
 template <bool CAPS> __device__ __forceinline__ float capped(float x, float cap) {
     const float log2e = 1.4426950408889634f;
     return CAPS ? cap * fmaf(2.0f, sigmoid2(x * (2.0f * log2e / cap)), -1.0f) : x;
 }
 
-// 8 logits from `column` on, capped. Logits past the vocabulary's end are minus infinity, and stay
-// so.
+// Returns 8 logits from `column` on, capped. Logits past the vocabulary's end stay minus infinity.
 template <bool CAPS>
 __device__ __forceinline__ Floats8 capped8(uint4 logits, int column, int V, float cap) {
     Floats8 v = unpack8(logits);
@@ -46,7 +45,7 @@ __device__ __forceinline__ Floats8 capped8(uint4 logits, int column, int V, floa
 
 // The numbers of a row that the gradient of its logits needs.
 struct RowLoss {
-    float lse, scale; // log-sum-exp; the factor of the softmax
+    float lse, scale; // lse: the row's log-sum-exp; scale: the factor of its softmax
 };
 
 __device__ __forceinline__ RowLoss row_loss(float lse, const LossTerms &terms) {
@@ -54,7 +53,7 @@ __device__ __forceinline__ RowLoss row_loss(float lse, const LossTerms &terms) {
     return {lse, terms.z_loss > 0.0f ? scale * fmaf(2.0f * terms.z_loss, lse, 1.0f) : scale};
 }
 
-// The gradient of 8 logits (cpu.h); 0 past the vocabulary.
+// Returns the gradient of 8 logits (cpu.h), which is 0 past the vocabulary's end.
 template <bool CAPS>
 __device__ __forceinline__ Floats8 loss_gradient(uint4 logits, RowLoss row, int column, int V,
                                                  int target, const LossTerms &terms) {
@@ -136,7 +135,8 @@ __global__ void __launch_bounds__(512)
     MaxSum all = block_max_sum({max, sum}, shared);
     if (blocks > 1) {
         if (threadIdx.x == 0) { block_result = all; }
-        cluster.sync(); // the barrier also orders the target's read before the in-place write
+        // this barrier also makes the target's logit be read before it is overwritten
+        cluster.sync();
         all = *cluster.map_shared_rank(&block_result, 0);
         for (int i = 1; i < blocks; i++) {
             all = combine(all, *cluster.map_shared_rank(&block_result, i));
@@ -166,9 +166,9 @@ __global__ void __launch_bounds__(512)
 }
 
 // One block per row. The block reads the row once, several vectors of each thread at a time. If
-// `rows` is not NULL, the row's RowLoss is stored there; that of a row that is left out makes the
-// row's softmax 0. GRADIENT: reads the row a second time, from L2 at best, and writes the gradient
-// in place. The kernel works on every device, for rows of any length.
+// `rows` is not NULL, the row's RowLoss is stored there. A row that is left out gets a RowLoss that
+// makes its softmax 0. With GRADIENT, the block reads the row a second time, from L2 at best, and
+// writes the gradient in place. The kernel works on every device, for rows of any length.
 template <bool GRADIENT, bool CAPS>
 __global__ void __launch_bounds__(512)
     cross_entropy_kernel(float *losses, RowLoss *rows, Bf16 *logits, const int *targets, int V,
@@ -276,9 +276,9 @@ template <bool CAPS> struct LossSource : Place {
     }
 };
 
-// How many blocks of a cluster share a row, so that at least two blocks fit on an SM at a time. 0:
-// the row is too long, or there are no clusters: code compiled for an older device has no clusters,
-// whatever device it runs on.
+// Returns how many blocks of a cluster share a row, so that at least two blocks fit on an SM at a
+// time. Returns 0 if the row is too long, or if the code was compiled for an older device: such
+// code has no clusters on any device.
 static int cluster_blocks(int P) {
     int device, bytes;
     cudaFuncAttributes code;

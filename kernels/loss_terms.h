@@ -8,6 +8,6 @@
 
 typedef struct {
     float gradient_scale; // factor of the gradient; 0: no gradient is requested
-    float z_loss;         // 0: none
-    float softcap;        // 0: the logits as they are
+    float z_loss;         // factor of lse^2; 0: the loss lacks this term
+    float softcap;        // 0: the logits are not capped
 } LossTerms;

@@ -10,11 +10,11 @@
 
 enum {
     MOST_THREADS = 512,
-    WIDE = MOST_THREADS * VEC // most channels for which registers hold several rows at a time
+    WIDE = MOST_THREADS * VEC // with more channels, registers do not hold several rows at a time
 };
 static_assert(MOST_CHANNELS == 2 * WIDE, "the kernels hold two vectors a thread");
 
-// One normalised value. x: the value less the row's mean (RMSNorm: the value).
+// Returns one normalised value. x: the value minus the row's mean or, in RMSNorm, the value.
 __device__ __forceinline__ float normalised(float x, float rstd, float weight, float bias) {
     return fmaf(x * rstd, weight, bias);
 }
@@ -131,8 +131,8 @@ struct Division {
     size_t shared;     // bytes of shared memory
 };
 
-// The sums of N numbers over the group, in every lane, in a fixed order. buffer: [warps of a
-// group][N]; the next call needs another buffer.
+// Replaces N numbers by their sums over the group, in every lane and in a fixed order. buffer:
+// [warps of a group][N]; the next call needs another buffer.
 template <int N>
 __device__ __forceinline__ void group_sums(float (&v)[N], float *buffer, int group, int lanes) {
     static_assert(N <= 8 && (N & (N - 1)) == 0, "halves go each way");
@@ -182,17 +182,17 @@ static Division divide(int C, bool codes, size_t slot_bytes) {
     return {lanes, groups, (size_t)(groups * group_bytes)};
 }
 
-// Fetches vector `vector` of x; zeros if `inside` is false.
+// Fetches vector `vector` of x, or zeros if `inside` is false.
 __device__ __forceinline__ void fetch_ahead(uint4 *slot, const Bf16 *x, int vector, bool inside) {
     const uint4 *from = reinterpret_cast<const uint4 *>(x) + (inside ? vector : 0);
     __pipeline_memcpy_async(slot, from, sizeof(uint4), inside ? 0 : sizeof(uint4));
 }
 
-// Goes through the rows of a group of threads, in chunks of CHUNK_ROWS rows, R rows at a time. turn
-// alternates between 0 and 1. CODES: the tile of each chunk's codes is written to `columns`, unless
-// that is NULL. fetch(row, turn) begins to fetch R rows into the threads' slots of shared memory.
-// rows(row, next, turn, codes) works on the rows that have been fetched, from `row` on; once it has
-// read their slots, it calls fetch(next, !turn), if next is below M.
+// Goes through the rows of a group of threads in chunks of CHUNK_ROWS rows, R rows at a time.
+// fetch(row, turn) begins to fetch R rows into the threads' slots of shared memory; turn alternates
+// between 0 and 1. rows(row, next, turn, codes) computes the R fetched rows from `row` on. Once it
+// has read their slots, it calls fetch(next, !turn), if next is below M.
+// With CODES, the codes of each chunk are written to `columns`, unless that is NULL.
 template <int R, bool CODES, typename FETCH, typename ROWS>
 __device__ __forceinline__ void sweep(int M, int C, const Division &d, uint32_t *tile,
                                       uint8_t *columns, FETCH fetch, ROWS rows) {
@@ -208,7 +208,7 @@ __device__ __forceinline__ void sweep(int M, int C, const Division &d, uint32_t 
             for (int i = 0; i < 4; i += R, turn ^= 1) {
                 int done = slot * 4 + i + R;
                 int next = done < CHUNK_ROWS ? chunk + done : chunk + stride;
-                if (!CODES && chunk + done - R >= M) { break; } // no rows have been fetched
+                if (!CODES && chunk + done - R >= M) { break; } // these rows were not fetched
                 rows(chunk + done - R, next, turn, codes + i);
             }
             if (CODES && columns != nullptr && vector < C / VEC) {
@@ -306,7 +306,7 @@ __global__ void __launch_bounds__(MOST_THREADS)
     if (out.records) { block_amax(&out.scale->amax, range); }
 }
 
-// A source (quantize.cuh) of the norm's output, from statistics that are known.
+// A source (quantize.cuh) of the norm's output, from known statistics.
 struct NormSource : Place {
     struct Raw {
         uint4 x;
@@ -385,14 +385,15 @@ __device__ void write_partial(float *partials, float *sums, const Floats8 &sum, 
     }
 }
 
-// Takes R rows at a time. LAYERNORM: also sums for the bias and for the columns of the new residual
-// gradient. CODES: the new residual gradient is also written to the FP8 forms, in TYPE; M is a
-// multiple of 4. amax: receives the amax of the new residual gradient, unless NULL or CODES.
+// Computes R rows at a time. With LAYERNORM it also sums for the bias and for the columns of the
+// new residual gradient. With CODES it also writes the new residual gradient to the FP8 forms, in
+// TYPE; M is then a multiple of 4. Without CODES, amax receives the amax of the new residual
+// gradient, unless amax is NULL.
 template <int R, bool LAYERNORM, bool CODES, Fp8Type TYPE>
 __global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
     norm_backward_kernel(NormBackward n, Operand out, float *amax, Division division,
                          float inverse) {
-    extern __shared__ uint4 dynamic[]; // slots, then tiles; after the last row, sums
+    extern __shared__ uint4 dynamic[]; // slots and tiles; after the last row, sums
     __shared__ float buffers[2][2 * MOST_THREADS / WARP * 2 * R];
     typedef Slot<R> At;
     int lanes = division.lanes, group = threadIdx.x / lanes, vector = threadIdx.x % lanes;
@@ -421,9 +422,9 @@ __global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
     };
     auto rows = [&](int row, int next, int turn, uint2 *codes) {
         float *buffer = buffers[turn] + group * (lanes / WARP) * 2 * R;
-        // both: two sums for each row: of g, and of g times the normalised x
-        float mean[R], rstd[R], both[2 * R];
-        Floats8 g[R], hat[R]; // g: the gradient with respect to the normalised x; hat: that x
+        // two sums for each row: of g, and of g times the normalised x
+        float mean[R], rstd[R], row_sums[2 * R];
+        Floats8 g[R], hat[R]; // hat: the normalised x; g: the gradient with respect to it
         __pipeline_wait_prior(0);
         Floats8 w = unpack8(weight);
 #pragma unroll
@@ -442,17 +443,17 @@ __global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
                 }
                 projected = fmaf(g[i].v[j], hat[i].v[j], projected);
             }
-            both[i] = sum;
-            both[R + i] = projected;
+            row_sums[i] = sum;
+            row_sums[R + i] = projected;
         }
         if (next < n.M) { fetch(next, turn ^ 1); } // the slots of x and dout have been read
-        group_sums(both, buffer, group, lanes);
+        group_sums(row_sums, buffer, group, lanes);
         int at = row * vectors + vector;
 #pragma unroll
         for (int i = 0; i < R; i++, at += vectors) {
             Floats8 value = unpack8(slot_of(At::RESIDUAL + turn * R + i));
-            float down = -rstd[i] * (both[i] * inverse);
-            float along = -rstd[i] * (both[R + i] * inverse);
+            float down = -rstd[i] * (row_sums[i] * inverse);
+            float along = -rstd[i] * (row_sums[R + i] * inverse);
             for (int j = 0; j < VEC; j++) {
                 float rest = LAYERNORM ? value.v[j] + down : value.v[j];
                 value.v[j] = fmaf(hat[i].v[j], along, fmaf(g[i].v[j], rstd[i], rest));

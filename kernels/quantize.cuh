@@ -25,13 +25,14 @@
 
 // ---- codes and scales ---------------------------------------------------------------------------
 
-// The scaled value; NaN in place of an infinity, which the conversion would saturate.
+// Returns x * scale, but NaN instead of an infinity, which the conversion to FP8 would saturate.
 __device__ __forceinline__ float scaled(float x, float scale) {
     float y = x * scale;
     return fmaf(y, 0.0f, y);
 }
 
-// Two values, times the scale, to two codes (fp8_encode), the first in the lower byte.
+// Encodes two values, multiplied by the scale, to two codes (fp8_encode). The first is in the lower
+// byte.
 template <Fp8Type TYPE> __device__ __forceinline__ uint32_t encode2(float a, float b, float scale) {
     const __nv_fp8_interpretation_t format = TYPE == FP8_E4M3 ? __NV_E4M3 : __NV_E5M2;
     float2 both = make_float2(scaled(a, scale), scaled(b, scale));
@@ -51,8 +52,8 @@ template <Fp8Type TYPE> __device__ __forceinline__ uint2 encode8(const Floats8 &
     return make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
 }
 
-// The scale that follows from the measured amax. announces, true in one thread of the launch: also
-// writes the scale where matrix products read it.
+// Returns the scale that follows from the measured amax. The one thread of the launch that
+// `announces` also writes the scale where matrix products read it.
 __device__ __forceinline__ float measured_scale(Fp8Scale *s, float target, bool announces) {
     float scale = fp8_scale(s->amax, target, 1.0f);
     if (announces) {
@@ -67,14 +68,14 @@ __device__ __forceinline__ float measured_scale(Fp8Scale *s, float target, bool 
 // The codes of ROWS rows are collected in shared memory, four rows of a column in a word. From
 // there the columns are written, 16 bytes at a time.
 
-// Where word `slot` (rows 4 slot to 4 slot + 3) of a column lies, padded against bank conflicts
-// both when it is written and when it is read. tile_word(columns, 0) is the number of words of a
-// tile with that many columns.
+// Returns the index of word `slot` (rows 4 slot to 4 slot + 3) of a column. Words are padded
+// against bank conflicts both when they are written and when they are read. tile_word(columns, 0)
+// is the number of words of a tile with that many columns.
 template <int ROWS> __host__ __device__ constexpr int tile_word(int column, int slot) {
     return column * (ROWS / 4) + column / VEC * 4 + slot;
 }
 
-// From four rows of four codes to four columns of four.
+// Transposes four rows of four codes.
 __device__ __forceinline__ void transpose4(uint32_t &a, uint32_t &b, uint32_t &c, uint32_t &d) {
     uint32_t ab_low = __byte_perm(a, b, 0x5140), ab_high = __byte_perm(a, b, 0x7362);
     uint32_t cd_low = __byte_perm(c, d, 0x5140), cd_high = __byte_perm(c, d, 0x7362);
@@ -84,7 +85,7 @@ __device__ __forceinline__ void transpose4(uint32_t &a, uint32_t &b, uint32_t &c
     d = __byte_perm(ab_high, cd_high, 0x7632);
 }
 
-// Puts a thread's codes into the tile: four rows of 8 columns from `column` on.
+// Writes a thread's codes, four rows of 8 columns from `column` on, to the tile.
 template <int ROWS>
 __device__ __forceinline__ void put_codes(uint32_t *tile, uint2 (&codes)[4], int column, int slot) {
     transpose4(codes[0].x, codes[1].x, codes[2].x, codes[3].x);
@@ -190,9 +191,9 @@ enum {
     TILE_WORDS = tile_word<TILE_ROWS>(TILE_COLUMNS, 0)
 };
 
-// Column sums of a tile, in a fixed order, in two steps with a barrier between them. COLUMNS / VEC
-// neighbouring lanes share a group of rows. First each warp's sums of its rows go to
-// shared[warp][COLUMNS]. All threads call it.
+// The first of two steps, with a barrier between them, that compute the column sums of a tile in a
+// fixed order. Each warp writes the sums of its rows to shared[warp][COLUMNS]. COLUMNS / VEC
+// neighbouring lanes have the same rows. All threads must call it.
 template <int COLUMNS> __device__ __forceinline__ void put_sums(float *shared, Floats8 mine) {
     enum { LANES = COLUMNS / VEC };
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -206,7 +207,7 @@ template <int COLUMNS> __device__ __forceinline__ void put_sums(float *shared, F
     if (lane < LANES) { store_floats8(shared + warp * COLUMNS, lane, mine); }
 }
 
-// The second step, after the barrier: the sum of column c over all warps.
+// The second step: returns the sum of column c over all warps.
 template <int THREADS, int COLUMNS>
 __device__ __forceinline__ float take_sum(const float *shared, int c) {
     float total = shared[c];
@@ -292,14 +293,15 @@ __global__ void __launch_bounds__(TILE_THREADS)
 
 enum { SQUARE_THREADS = FP8_BLOCK / THREAD_ROWS * FP8_BLOCK / VEC };
 
-// The largest magnitude of the lower halves of four pairs of BF16, and that of the upper halves.
+// Returns the largest magnitude of the lower halves of four pairs of BF16, and that of the upper
+// halves.
 __device__ __forceinline__ uint32_t range_of_pairs(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
     return __vmaxu2(__vimax3_u16x2(a & 0x7fff7fffu, b & 0x7fff7fffu, c & 0x7fff7fffu),
                     d & 0x7fff7fffu);
 }
 
-// The ranges of a thread's 4 rows, over the FP8_BLOCK / VEC lanes that share these rows. The lower
-// half of these lanes gets the ranges of rows 0 and 1, the upper half those of rows 2 and 3.
+// Returns the ranges of a thread's 4 rows, over the FP8_BLOCK / VEC lanes that share these rows: of
+// rows 0 and 1 in the lower half of these lanes, of rows 2 and 3 in the upper half.
 __device__ __forceinline__ uint32_t range_of_rows(const uint4 (&rows)[THREAD_ROWS]) {
     enum { HALF = FP8_BLOCK / VEC / 2 };
     uint32_t range[THREAD_ROWS];
@@ -320,7 +322,7 @@ __device__ __forceinline__ uint32_t range_of_rows(const uint4 (&rows)[THREAD_ROW
     return low;
 }
 
-// The ranges of a thread's 8 columns, over its warp's rows.
+// Returns the ranges of a thread's 8 columns over the rows of its warp.
 __device__ __forceinline__ uint4 range_of_columns(const uint4 (&rows)[THREAD_ROWS]) {
     uint4 range = {range_of_pairs(rows[0].x, rows[1].x, rows[2].x, rows[3].x),
                    range_of_pairs(rows[0].y, rows[1].y, rows[2].y, rows[3].y),
@@ -378,7 +380,7 @@ __global__ void __launch_bounds__(SQUARE_THREADS, SOURCE::OUTPUTS == 1 ? 3 : 2)
                 source.compute(first + i, raw[i], x);
 #pragma unroll
                 for (int k = 0; k < OUTPUTS; k++) { values[k][first + i] = pack8(x[k]); }
-                // BF16 values are taken as they are
+                // the inputs of a cast are BF16 values, which need no rounding
                 if constexpr (std::is_same_v<SOURCE, CastSource>) {
                     values[0][first + i] = raw[i].x[0];
                 }
@@ -403,7 +405,7 @@ __global__ void __launch_bounds__(SQUARE_THREADS, SOURCE::OUTPUTS == 1 ? 3 : 2)
     }
     if (SUMS) { put_sums<FP8_BLOCK>(sums, sum); }
     __syncthreads();
-    // one thread per row and one per column of each output, and one per column sum
+    // each row and each column of each output has a thread, and so has each column sum
     const int c = threadIdx.x % FP8_BLOCK, part = threadIdx.x / FP8_BLOCK, output = part / 2;
     if (output < OUTPUTS) {
         TileRanges &mine = ranges[output];
@@ -440,7 +442,7 @@ __global__ void __launch_bounds__(SQUARE_THREADS, SOURCE::OUTPUTS == 1 ? 3 : 2)
         float row_scales[THREAD_ROWS] = {rows.x, rows.y, rows.z, rows.w};
         uint32_t codes[2][THREAD_ROWS];
 #pragma unroll
-        for (int half = 0; half < 2; half++) { // 4 columns
+        for (int half = 0; half < 2; half++) { // each half has 4 columns
             float4 columns = reinterpret_cast<const float4 *>(ranges[k].column_scales +
                                                               within)[half];
             float column_scales[4] = {columns.x, columns.y, columns.z, columns.w};
@@ -494,8 +496,8 @@ static void quantize_to(const SOURCE &source, const Operand &out, float *partial
     launch(kernel, grid, threads, stream, source, out, partials, M, N);
 }
 
-// Writes the source's values, M x N for each output, to the FP8 forms. SUMS: also column sums, for
-// which each row of tiles writes partial sums.
+// Writes the source's values, M x N for each output, to the FP8 forms. With SUMS it also computes
+// column sums, from partial sums that each row of tiles writes.
 template <bool SUMS, typename SOURCE>
 static void quantize(const char *name, const SOURCE &source, const Operand &out, Gradient sums,
                      Scratch scratch, int M, int N, cudaStream_t stream) {
@@ -540,8 +542,8 @@ __global__ void __launch_bounds__(256, 8)
 // Columns of a thread block, whose threads are 32 vectors wide and 8 rows high.
 enum { SUM_COLUMNS = WARP * VEC };
 
-// A thread block adds up columns over a part of the rows, into partials[blockIdx.y][N]. WRITES: it
-// sums the values rounded to BF16, and writes these to out and their amax to amax.
+// A thread block adds up columns over a part of the rows, into partials[blockIdx.y][N]. With WRITES
+// it first rounds the values to BF16, and writes them to `out` and their amax to `amax`.
 template <typename SOURCE, bool WRITES>
 __global__ void __launch_bounds__(WARP *ROW_LANES)
     column_sums_kernel(SOURCE source, Bf16 *out, float *amax, float *partials, int M, int N) {
@@ -566,7 +568,8 @@ __global__ void __launch_bounds__(WARP *ROW_LANES)
     }
     for (int j = 0; j < VEC; j++) { shared[threadIdx.y][threadIdx.x * VEC + j] = sum.v[j]; }
     __syncthreads();
-    int column = threadIdx.y * WARP + threadIdx.x; // 256 threads, 256 columns
+    // each of the 256 threads adds up one of the 256 columns
+    int column = threadIdx.y * WARP + threadIdx.x;
     float total = shared[0][column];
     for (int lane = 1; lane < ROW_LANES; lane++) { total += shared[lane][column]; }
     int64_t at = (int64_t)blockIdx.x * SUM_COLUMNS + column;
@@ -593,8 +596,9 @@ void quantize_bf16(Operand out, Gradient sums, Scratch scratch, int M, int N, cu
 
 // ---- to an operand ------------------------------------------------------------------------------
 
-// Writes the source's values, M x N for each output, to the operand: where it is fused, to the FP8
-// forms alone; otherwise to BF16, and from BF16 to the FP8 forms. SUMS: also column sums.
+// Writes the source's values, M x N for each output, to the operand. A fused operand gets only its
+// FP8 forms. Any other operand gets BF16, from which its FP8 forms are made. With SUMS, column sums
+// are computed, too.
 template <bool SUMS, typename SOURCE>
 static void produce(const char *name, const SOURCE &source, Operand out, Gradient sums,
                     Scratch scratch, int M, int N, cudaStream_t stream) {

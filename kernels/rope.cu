@@ -5,7 +5,7 @@
 
 enum { ROPE_THREADS = 256 };
 
-// WIDTH elements of an array: 8 or 1.
+// Loads WIDTH elements of an array, which are 8 or 1.
 template <int WIDTH> __device__ __forceinline__ Floats8 load_some(const Bf16 *x) {
     return WIDTH == VEC ? load8(x, 0) : Floats8{{to_float(*x)}};
 }
@@ -29,21 +29,21 @@ __device__ __forceinline__ void store_pairs(Bf16 *x, int half, const Pairs &p) {
     store_some<WIDTH>(x + half, p.b);
 }
 
-// cosine: the cosines of the pairs' angles; their sines lie half a head further.
+// `cosine` has the cosines of the pairs' angles; the sines lie half a head further.
 template <int WIDTH>
 __device__ __forceinline__ void turn(Pairs &p, const float *cosine, int half, float direction) {
     turn<WIDTH>(p, load_some<WIDTH>(cosine), load_some<WIDTH>(cosine + half), direction);
 }
 
-// `lanes` threads share a head; each takes WIDTH pairs of the head at a time: 8, or 1 if half a
-// head is not whole vectors. norm_turns: the most times that a thread takes pairs of a normalised
-// head.
+// `lanes` threads share a head. Each takes WIDTH pairs of the head at a time, which are 8, or 1 if
+// half a head is not a multiple of 8. norm_turns: how often a thread takes pairs of a normalised
+// head, at most.
 template <int WIDTH> __host__ __device__ constexpr int norm_turns() {
     return WIDTH == VEC ? 1 : MOST_HEAD_SIZE / 2 / WARP;
 }
 
-// The sum of x over the `lanes` threads that share a head, in each of them. lanes is a power of
-// two; mask has the bits of these threads.
+// Returns the sum of x over the `lanes` threads that share a head, in each of these threads. lanes
+// is a power of two; mask has the bits of these threads.
 __device__ __forceinline__ float head_sum(float x, int lanes, unsigned mask) {
     for (int offset = lanes / 2; offset > 0; offset /= 2) { x += __shfl_xor_sync(mask, x, offset); }
     return x;
@@ -54,9 +54,9 @@ __device__ __forceinline__ unsigned head_mask(int lanes) {
     return all << (threadIdx.x % WARP / lanes * lanes);
 }
 
-// Rotates the queries and keys, the first H + G of a row's heads. NORM: they are normalised first.
-// heads: how many heads of a row the kernel visits; those that are neither queries nor keys are
-// copied.
+// Rotates the queries and keys, which are the first H + G heads of a row. With NORM, it first
+// normalises them. The kernel visits the first `heads` heads of a row, and copies those that are
+// neither queries nor keys.
 template <int WIDTH, bool NORM>
 __global__ void __launch_bounds__(ROPE_THREADS, NORM ? 4 : 8)
     rope_kernel(Bf16 *out, const Bf16 *qkv, Rotary r, unsigned heads, unsigned lanes,
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(ROPE_THREADS, NORM ? 4 : 8)
     const unsigned i = blockIdx.x * blockDim.x + threadIdx.x, row = i / lanes;
     const unsigned token = row / heads, head = row % heads, lane = i % lanes, half = r.D / 2;
     const unsigned at = (token * (r.H + 2 * r.G) + head) * r.D;
-    if (token >= (unsigned)r.B * r.T) { return; } // then all threads of that head return
+    if (token >= (unsigned)r.B * r.T) { return; } // all threads of a head return together
     Pairs p[TURNS];
     float squares = 0.0f;
 #pragma unroll
@@ -238,7 +238,8 @@ static void rotate_and_norm_backward(Bf16 *d_qkv, const RotaryBackward &b, cudaS
     sum_partials({{b.dquery_weight, b.dkey_weight}, b.scratch.data, blocks, r.D}, stream);
 }
 
-// Rotates queries and keys back; values stay as they are. Half a head is whole vectors.
+// A source (quantize.cuh) that rotates queries and keys back, and copies values. Half a head is a
+// multiple of 8.
 struct RopeBackwardSource : Place {
     enum { GRADIENT = 1 };
     struct Raw {
@@ -247,13 +248,14 @@ struct RopeBackwardSource : Place {
     const Bf16 *x;
     const float *table;
     int T, rotated_vectors, head_vectors;
-    int partner;  // vectors from here to the pairs' other halves; 0: not rotated
-    int position; // position of the first row
+    // distance in vectors to the other half of the pairs; 0: values, which are not rotated
+    int partner;
+    int first_position;
     __device__ void begin(int row, int vector) {
         int half = head_vectors / 2, at = vector % head_vectors;
         bool first = at < half;
         partner = vector >= rotated_vectors ? 0 : (first ? half : -half);
-        position = row % T;
+        first_position = row % T;
         table += (first ? at : at - half) * VEC;
         Place::begin(row, vector);
     }
@@ -263,7 +265,7 @@ struct RopeBackwardSource : Place {
     __device__ void compute(int i, const Raw &raw, Floats8 *values) const {
         values[0] = unpack8(raw.x);
         if (partner == 0) { return; }
-        int t = position + i < T ? position + i : (position + i) % T;
+        int t = first_position + i < T ? first_position + i : (first_position + i) % T;
         const float *cosine = table + (int64_t)t * head_vectors * VEC;
         Floats8 c = load_floats8(cosine, TYPE_F32, 0), other = unpack8(raw.partner);
         Floats8 s = load_floats8(cosine + head_vectors / 2 * VEC, TYPE_F32, 0);

@@ -19,7 +19,7 @@ typedef struct {
 
 typedef enum { SKIP_NONE, SKIP_NONFINITE, SKIP_SPIKE, SKIP_ASKED } SkipReason;
 
-// Whether x lies more than `sigma` standard deviations above the mean.
+// Returns whether x lies more than `sigma` standard deviations above the mean.
 HOST_DEVICE static inline bool spike_above(const double *window, double sigma, double x) {
     double mean = 0.0, squares = 0.0;
     for (int i = 0; i < SPIKE_WINDOW; i++) { mean += window[i] / SPIKE_WINDOW; }
@@ -29,8 +29,8 @@ HOST_DEVICE static inline bool spike_above(const double *window, double sigma, d
     return x > mean + sigma * sqrt(squares);
 }
 
-// Returns why the step is skipped; if it is not, adds its loss and norm to the window. No step
-// counts as a spike where sigma is 0, or before the window is full.
+// Returns why the step is skipped, or SKIP_NONE. If it is not skipped, its loss and norm are added
+// to the window. No step counts as a spike if sigma is 0, or before the window is full.
 HOST_DEVICE static inline SkipReason step_skip(SpikeWindow *w, double sigma, bool asked,
                                                double loss, double norm) {
     if (asked) { return SKIP_ASKED; }

@@ -23,8 +23,8 @@
 // in the computing warps, the kernel was 6% slower on an H200, because WGMMAs waited for it. A
 // fourth warpgroup would leave a thread 128 registers, too few for its sums.)
 //
-// The order of rows is fused_product.cu's: a thread has 2 adjacent rows x 4 adjacent columns of
-// each block of 16 x 16.
+// Rows are permuted as in fused_product.cu, so that a thread has 2 adjacent rows x 4 adjacent
+// columns of each block of 16 x 16.
 #include "hopper.cuh"
 #include "quantize.cuh"
 
@@ -45,7 +45,8 @@ enum {
     STRIP_ROWS = 16,   // other epilogues: a part is 16 whole rows of the tile
     // clusters take this many tiles down the matrix before the next column, for the L2 cache
     TOGETHER = 8,
-    BUSY_REGISTERS = 200, // registers of a thread
+    // registers of a thread
+    BUSY_REGISTERS = 200,
     OTHER_REGISTERS = 104
 };
 
@@ -58,7 +59,8 @@ struct Shared {
         uint8_t codes[PART_ROWS * HALF_ROW], codes_t[PART_COLUMNS * QUARTER_ROW];
     } staging[WORKERS];
     Barrier full[STAGES], empty[STAGES];
-    Barrier staged[2], freed[2]; // each warpgroup's part of x is written, or read
+    // staged: a warpgroup has written its part of x; freed: it has been read
+    Barrier staged[2], freed[2];
 };
 static_assert(2 * TILE == WIDE_PRODUCT_COLUMNS, "what a tile is to the loss, and to heads");
 static_assert(sizeof(Shared) <= 232448, "a block's shared memory");
@@ -71,7 +73,8 @@ struct Parameters {
     Operand out;
     MaxSum *max_sums; // [tiles across][M]
     int M, K, V;
-    int down, across, tiles; // how many tiles of 256 rows the clusters have: down, across, all
+    // tiles of 256 rows, one for each cluster: down the result, across it, and in all
+    int down, across, tiles;
     Rotary rotary;
 };
 
@@ -91,8 +94,8 @@ __device__ __forceinline__ Corner corner(const Parameters &p, int tile) {
     return {((first + within % rows) * 2 + block) * TILE, within / rows * columns};
 }
 
-// One lane loads this block's rows of A, and half of the tile's rows of B for both blocks of the
-// cluster.
+// Loads this block's rows of A, and half of the tile's rows of B for both blocks of the cluster.
+// One lane runs this function.
 template <Epilogue EPILOGUE> __device__ __forceinline__ void load(Shared &s, const Parameters &p) {
     const int half = blockIdx.x % 2;
     Stage<STAGES> stage = 0;
@@ -110,8 +113,8 @@ template <Epilogue EPILOGUE> __device__ __forceinline__ void load(Shared &s, con
     }
 }
 
-// Each of the three working warps takes every third part of the tiles. Once the part is in shared
-// memory, the warp calls work(the tile's corner, the warpgroup that computed the part, the part's
+// Takes every third part of the tiles, for one of the three working warps. Once the part is in
+// shared memory, it calls work(the tile's corner, the warpgroup that computed the part, the part's
 // number among the parts of that warpgroup).
 template <Epilogue EPILOGUE, typename WORK>
 __device__ __forceinline__ void each_part(Shared &s, const Parameters &p, int worker, WORK work) {
@@ -156,7 +159,7 @@ __device__ __forceinline__ void encode(Shared &s, const Parameters &p, int worke
                     uint32_t *codes = units + j * 2; // codes of two rows
 #pragma unroll
                     for (int r = 0; r < 2; r++) {
-                        const int at = place_of_four(i * 16 + g * 2 + r, pair + j, t);
+                        const int at = offset_of_four(i * 16 + g * 2 + r, pair + j, t);
                         const uint2 gates = *reinterpret_cast<const uint2 *>(gate + at);
                         const uint2 ups = *reinterpret_cast<const uint2 *>(up + at);
                         const float values[4] = {swiglu(low_bf16(gates.x), low_bf16(ups.x)),
@@ -193,11 +196,11 @@ __device__ __forceinline__ void encode(Shared &s, const Parameters &p, int worke
         }
         __syncwarp();
     });
-    record_range(p.out, range);
+    raise_amax(p.out, range);
 }
 
-// Stores a strip of 16 rows of a tile as it is in shared memory, from row `down` of warpgroup w's
-// rows on. column, m: where the strip begins in the result.
+// Stores 16 rows of a tile from shared memory. In shared memory they begin at row `down` of
+// warpgroup w's rows, in the result at row m and column `column`.
 __device__ __forceinline__ void store_strip(const Shared &s, const Parameters &p, int w, int down,
                                             int column, int m) {
 #pragma unroll
@@ -353,8 +356,8 @@ __device__ __forceinline__ void multiply(Shared &s, const Parameters &p, int w) 
         for (int j = 0; j < 2 * TILE / 16; j++) { // blocks of 16 columns, of gate and then of up
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                const float *d = sums + j * 8 + r * 2; // d[0], d[1], d[4] and d[5] are used
-                const int at = place_of_four(warp * 16 + g * 2 + r, j % 4, t);
+                const float *d = sums + j * 8 + r * 2;
+                const int at = offset_of_four(warp * 16 + g * 2 + r, j % 4, t);
                 *reinterpret_cast<uint2 *>(s.x[w][j / 8][j / 4 % 2] + at) = {
                     bf16_pair(d[0] * scale, d[1] * scale), bf16_pair(d[4] * scale, d[5] * scale)};
             }
@@ -410,7 +413,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 namespace {
 
-// columns: how many the product has; with SWIGLU, how many y has.
+// columns: the columns of the product or, with SWIGLU, of y.
 template <Epilogue EPILOGUE>
 void launch_wide(const Gpu *gpu, const Gemm &g, Parameters p, int columns) {
     p.a = map_like_rows(static_cast<const uint8_t *>(g.a), g.m, g.k, FULL_ROW, TILE);
