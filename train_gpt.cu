@@ -32,7 +32,7 @@ typedef struct {
     StepInput input;
     StepState state;
     cudaEvent_t begin, end;
-    // the event from which the step's time counts: its own begin, or the previous step's end
+    // the event at which the step's time begins: the step's own begin, or the previous step's end
     cudaEvent_t from;
     StateHashes hashes;
 } Pending;
@@ -48,7 +48,7 @@ typedef struct {
 // reads them. In the last one, gradients are added up over the ranks once they are complete.
 enum { MICRO_FIRST = 1, MICRO_LAST = 2, MICRO_PLACES = 4 };
 
-// how many steps' events are needed at a time: those of the step in flight and the two before it
+// how many steps need their events at a time: the step in flight and the two before it
 enum { RESULTS = 3 };
 
 typedef struct {
@@ -62,7 +62,7 @@ typedef struct {
     Check check;
 
     Batches batches;
-    float *sample_logits; // [V], host: of the next token of a sample
+    float *sample_logits; // [V] on the host: the logits of a sample's next token
 
     Replay micro[MICRO_PLACES];
     Pending *pending; // [RESULTS], pinned
@@ -99,7 +99,8 @@ static void trainer_free_plan(Trainer *t) {
 #define FIT_OVERHEAD_BYTES ((int64_t)1200 << 20)
 
 // Makes the whole plan of a run from its options and the device's number formats. memory: the
-// device's bytes, into which --optimizer-cpu-offload fits the plan. False: error_text() says why.
+// device's bytes, into which --optimizer-cpu-offload fits the plan. Returns false, with
+// error_text(), if the plan is not possible.
 static bool trainer_plan(Trainer *t, NumberSupport support, int64_t memory) {
     run_configure(&t->run, support);
     int tokens = (int)t->run.options.micro_batch_size * t->run.config.seq_length;
@@ -136,8 +137,8 @@ static void check_memory(const Trainer *t, int64_t memory) {
     }
 }
 
-// Checks the memory that all ranks of this host take together. No rank takes any before all have
-// checked.
+// Checks the memory that all ranks of this host need together. No rank allocates memory before all
+// ranks have checked.
 static void check_host_memory(const Trainer *t) {
     char need[32], have[32];
     double bytes = host_bytes(t), available = host_memory(NULL);
@@ -323,7 +324,8 @@ static Operand fc1_forward(Trainer *t, const Block *b, Operand x, int M, Pass pa
 }
 
 // Computes `out`, the next block's residual, from b->residual. PASS_AGAIN, before the backward
-// pass, computes again what was not kept, by the same kernels and so with the same bits.
+// pass, computes the tensors again that were not kept, by the same kernels and so with the same
+// bits.
 static void block_forward(Trainer *t, const Block *b, Bf16 *out, int B, int T, Pass pass) {
     Gpu *gpu = &t->gpu;
     const int M = B * T;
@@ -684,7 +686,7 @@ static void train_step(Trainer *t) {
     if (is_checked(t, n)) { collect(t, n - 1); }
     if (run_counts_fp8(&t->run, n + 1)) { params_start_counts(&t->params); }
     enqueue(t, n);
-    collect(t, n - 1); // while step n runs
+    collect(t, n - 1); // step n runs meanwhile
     if (t->params.counting) { report_counts(t, n); }
     if (run_needs_result(&t->run, n + 1)) { collect(t, n); }
 }
@@ -717,7 +719,7 @@ static void validate(Trainer *t) {
     double *losses = (double *)calloc_or_die((size_t)sources, sizeof(double));
     for (int i = 0; i < sources; i++) {
         int64_t samples = run_eval_samples(run, i), stride = run_eval_stride(run);
-        gpu_clear(&t->gpu, FAMILY_LOSS, loss, sizeof(double)); // a rank may have no sample
+        gpu_clear(&t->gpu, FAMILY_LOSS, loss, sizeof(double)); // a rank without samples adds 0
         // a rank that a signal stops early still joins the sum, because the other ranks wait for it
         for (int64_t sample = run_eval_first(run); sample < samples && run_stop_signal() == 0;
              sample += stride) {
@@ -785,7 +787,7 @@ static void maybe_save(Trainer *t) {
     run_save(run, s);
 }
 
-// Sets the scales of FP8 tensors of which nothing is known (model/precision.h).
+// Sets the scales of FP8 tensors whose scales are not known (model/precision.h).
 static void calibrate(Trainer *t) {
     run_beat(&t->run, DOING_WAIT, "calibrating FP8 scales");
     // weights that are sent in BF16 are quantised, and so measured, when they are received
@@ -906,7 +908,8 @@ static void print_plan(Trainer *t) {
 
 // ---- the loop ---------------------------------------------------------------------------------
 
-// Times one more step by kernel family. It is launched kernel by kernel, with a learning rate of 0.
+// Times one more step by kernel family. The step is launched kernel by kernel, with a learning rate
+// of 0.
 static void profile_step(Trainer *t) {
     Run *run = &t->run;
     double ms[FAMILY_COUNT], all = 0;

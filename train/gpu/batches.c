@@ -5,26 +5,26 @@
 #include <stdlib.h>
 #include <string.h>
 
-// Memory for numbers, from which arrays are taken one after another. ints NULL: the numbers are
+// Memory from which arrays of numbers are taken one after another. If ints is NULL, the numbers are
 // only counted.
 typedef struct {
     int *ints;
     int64_t count;
-} Room;
+} Arena;
 
-static int *take(Room *room, int64_t n) {
+static int *take(Arena *room, int64_t n) {
     int *array = room->ints != NULL ? room->ints + room->count : NULL;
     room->count += n;
     return array;
 }
 
-static void take_runs(Room *room, TokenRuns *runs, int M) {
+static void take_runs(Arena *room, TokenRuns *runs, int M) {
     runs->rows = take(room, M);
     runs->starts = take(room, M + 1);
     runs->runs = take(room, embedding_runs_size(M));
 }
 
-static Batch batch_in(const Batches *b, Room *room) {
+static Batch batch_in(const Batches *b, Arena *room) {
     Batch batch = {.inputs = take(room, b->tokens)};
     batch.targets = take(room, b->tokens);
     take_runs(room, &batch.runs, b->tokens);
@@ -39,7 +39,7 @@ static Batch batch_in(const Batches *b, Room *room) {
 }
 
 static size_t batch_bytes(const Batches *b) {
-    Room room = {0};
+    Arena room = {0};
     batch_in(b, &room);
     return (size_t)room.count * sizeof(int);
 }
@@ -59,12 +59,12 @@ void batches_plan(Batches *b, const Run *run, Plan *plan) {
 
 void batches_start(Batches *b, Gpu *gpu) {
     b->gpu = gpu;
-    b->device = batch_in(b, &(Room){b->device.inputs, 0});
+    b->device = batch_in(b, &(Arena){b->device.inputs, 0});
     for (int i = 0; i < BATCH_SLOTS; i++) {
         int *ints;
         CUDA_CHECK(cudaMallocHost((void **)&ints, batch_bytes(b)));
         memset(ints, 0, batch_bytes(b));
-        b->staging[i] = batch_in(b, &(Room){ints, 0});
+        b->staging[i] = batch_in(b, &(Arena){ints, 0});
         CUDA_CHECK(cudaEventCreateWithFlags(&b->staged[i], cudaEventDisableTiming));
     }
     b->counts = calloc_or_die((size_t)max64(b->vocab, b->shape.T) + 1, sizeof(int));

@@ -37,7 +37,7 @@ void batches_plan(Batches *b, const Run *run, Plan *plan);
 void batches_start(Batches *b, Gpu *gpu);
 void batches_close(Batches *b);
 
-// The buffer to fill next; waits until the device has read what was in it.
+// Returns the buffer to fill next, once the device has read the buffer's old content.
 Batch *batches_next(Batches *b);
 // Enqueues the copy of that buffer to the device; B sequences of T tokens are used.
 void batches_send(Batches *b, int B, int T);

@@ -85,7 +85,8 @@ static void fetch(Check *c) {
     size_t bytes = (size_t)(CHECK_PASSES * c->rows) * sizeof(uint64_t);
     gpu_fetch(c->net->gpu, c->host, c->hashes, bytes);
     CUDA_CHECK(cudaStreamSynchronize(c->net->gpu->stream));
-    // the hash of the whole is the sum of its parts' hashes, so this removes the part that is kept
+    // the hash of a gradient is the sum of its parts' hashes, so this leaves out the part that the
+    // rank keeps
     for (int pass = 0; pass < CHECK_PASSES; pass++) {
         uint64_t *whole = c->host + pass * c->rows + c->first[ROWS_GRADIENTS];
         const uint64_t *kept = c->host + pass * c->rows + c->first[ROWS_KEPT];
@@ -93,7 +94,7 @@ static void fetch(Check *c) {
     }
 }
 
-// The number of the first row, of rows from..end-1, in which a and b differ; `end` if none does.
+// Returns the first of the rows from..end-1 in which a and b differ, or `end` if none does.
 static int first_difference(const uint64_t *a, const uint64_t *b, int from, int end) {
     int row = from;
     while (row < end && a[row] == b[row]) { row++; }
@@ -139,11 +140,11 @@ static void place_of(const Check *c, char *out, size_t room) {
     snprintf(out, room, "%s, %s", host, c->net->gpu->uuid);
 }
 
-// What a rank sends to rank 0: its place, and its hashes.
+// What a rank sends to rank 0: where the rank runs, and its hashes.
 typedef struct {
     char place[128]; // host and GPU
     uint64_t rows[];
-} Mine;
+} RankHashes;
 
 static bool passes_agree(const Check *c, const char *place, int64_t step, int from, int end) {
     const uint64_t *first = c->host, *second = first + c->rows, *third = second + c->rows;
@@ -160,12 +161,12 @@ static bool passes_agree(const Check *c, const char *place, int64_t step, int fr
                         : "a third differs again");
 }
 
-// On rank 0: whether all ranks have the same weights. If not, the rank whose hash the fewest ranks
-// have is taken to be wrong.
+// On rank 0: returns whether all ranks have the same weights. If not, it reports the rank whose
+// hash the fewest ranks have.
 static bool weights_agree(const Check *c, const char *all, size_t bytes, int64_t step) {
     int ranks = c->net->run->group.ranks, differs = 0, odd = 0, fewest = ranks;
     char name[96];
-#define ROWS(rank) ((const Mine *)(all + (size_t)(rank)*bytes))->rows
+#define ROWS(rank) ((const RankHashes *)(all + (size_t)(rank)*bytes))->rows
     int row = 0, end = c->first[ROWS_KEPT];
     for (int r = 1; r < ranks && differs == 0; r++) {
         row = first_difference(ROWS(0), ROWS(r), c->first[ROWS_WEIGHTS], end);
@@ -179,15 +180,15 @@ static bool weights_agree(const Check *c, const char *all, size_t bytes, int64_t
     }
 #undef ROWS
     return fail("step %lld: rank %d on %s has other values than %s in %s", (long long)step, odd,
-                ((const Mine *)(all + (size_t)odd * bytes))->place,
+                ((const RankHashes *)(all + (size_t)odd * bytes))->place,
                 2 * fewest < ranks ? "most ranks" : "the other half of the ranks",
                 row_name(c, row, name));
 }
 
 bool check_agrees(Check *c, int64_t step) {
     const Run *run = c->net->run;
-    size_t rows = (size_t)c->rows * sizeof(uint64_t), bytes = sizeof(Mine) + rows;
-    Mine *mine = calloc_or_die(1, bytes);
+    size_t rows = (size_t)c->rows * sizeof(uint64_t), bytes = sizeof(RankHashes) + rows;
+    RankHashes *mine = calloc_or_die(1, bytes);
     char *all = run->group.rank == 0 ? malloc_or_die(bytes * (size_t)run->group.ranks) : NULL;
     place_of(c, mine->place, sizeof(mine->place));
     // the third pass's rows are not on the host yet
@@ -218,7 +219,7 @@ void check_hash_state(Check *c, bool next) {
     if (s->length == 0) { return; } // only delayed scaling keeps scales between steps
     int64_t history = (int64_t)s->count * s->length * (int64_t)sizeof(float) / 8 * 8;
     gpu_hash(p->gpu, row + CHECK_SCALES, s->history, history, 0);
-    for (int i = 0; i < s->count; i++) { // without the amaxes, which a step collects
+    for (int i = 0; i < s->count; i++) { // leaves out the amaxes, because a step collects them
         gpu_hash(p->gpu, row + CHECK_SCALES, &s->scales[i], offsetof(Fp8Scale, amax),
                  history / 8 + i);
     }

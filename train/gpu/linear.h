@@ -1,6 +1,6 @@
-// The linear layers on the GPU, resolved at the start of a run: what their three products read and
-// write, in the precision that the policy (model/precision.h) gives each layer. After that nothing
-// is looked up, and only these structs say which precision a layer has.
+// The linear layers on the GPU, which are set up at the start of a run: what their three products
+// read and write, in the precision that the policy (model/precision.h) gives each layer. After that
+// nothing is looked up, and only these structs say which precision a layer has.
 #pragma once
 
 #include "params.h"
@@ -42,11 +42,11 @@ static inline bool linear_runs(const LinearLayer *l, Pass pass) {
     return pass != PASS_AGAIN || l->product_recomputed;
 }
 
-// The input in the forms that a pass requests from its producer.
+// Returns the layer's input, in the forms that a pass requests from the kernel that writes it.
 Operand linear_input(const LinearLayer *l, Pass pass);
 
-// Makes the forms that products read from the weight that has been received: from FP8 codes the
-// transposed codes, from BF16 both FP8 forms.
+// Makes the forms of the received weight that products read: from FP8 codes the transposed codes,
+// from BF16 both FP8 forms.
 void linear_receive(Gpu *gpu, const LinearLayer *l);
 
 // Returns the forward product y [M,N] = x W', which gemm() or one of our own products (kernels.h)

@@ -1,11 +1,11 @@
 // Muon on the GPU: replaces the gradients of the transformer blocks' matrices by their updates,
 // after gpu_muon_momentum has applied the momentum and before gpu_adamw makes the new weights.
 //
-// Newton-Schulz steps need whole matrices, while a rank keeps a part of each (ZeRO-1,
+// Newton-Schulz steps need whole matrices, while a rank keeps only a part of each matrix (ZeRO-1,
 // model/zero.h). So each matrix has an owner, which receives the other ranks' parts, takes the
-// steps, and sends their parts back. So every element is moved twice, in the gradients' type. A
-// part has the same place in every rank's buffer of gradients. On the owner it overwrites gradients
-// of elements that another rank keeps; the owner no longer needs these. With one rank nothing is
+// steps, and sends the parts back. Every element is moved twice, in the gradients' type. A part has
+// the same place in every rank's buffer of gradients. On the owner it overwrites gradients of
+// elements that another rank keeps, which the owner no longer needs. With one rank nothing is
 // moved.
 //
 // The owner takes the steps for several matrices of one shape at a time: a single matrix is too
@@ -23,10 +23,10 @@ BEGIN_C
 
 typedef struct {
     const ZeroLayout *zero;
-    float factor;               // --muon-extra-scale-factor
-    int num_matrices, num_own;  // all ranks', this rank's; num_matrices 0: AdamW only
+    float factor;               // the value of --muon-extra-scale-factor
+    int num_matrices, num_own;  // of all ranks, of this rank; num_matrices 0: AdamW only
     ZeroMatrix *matrices, *own; // [num_matrices] all; [num_own] this rank's
-    // [num_own] on the device: where this rank's matrices lie among the gradients
+    // [num_own] on the device: the index of each matrix's first element among the gradients
     int64_t *places;
     Bf16 *x, *next;          // matrices that are computed together
     Bf16 *gram, *polynomial; // [side,side] for each of them; side = min(rows, columns)

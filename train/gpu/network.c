@@ -19,7 +19,8 @@ typedef struct {
 
 enum { BLOCK_BUFFERS = 22 };
 
-// b: its layers must be set up, because they say in which forms their inputs are kept.
+// Lists the buffers of block b, whose layers must be set up: they say in which forms their inputs
+// are kept.
 static void list_block_buffers(const Run *run, const Block *b, int64_t M,
                                BlockBuffer list[BLOCK_BUFFERS]) {
     const ModelConfig *c = &run->config;
@@ -28,7 +29,8 @@ static void list_block_buffers(const Run *run, const Block *b, int64_t M,
     int64_t heads = M * c->num_heads * c->head_size, C = M * c->channels, F = M * c->ffn;
     int64_t N = M * qkv_rows(c), statistic = 4 * M, mean = c->arch == ARCH_GPT2 ? statistic : 0;
     bool blockwise = run->precision.recipe == FP8_RECIPE_BLOCKWISE;
-    // a linear layer's input, n values, as its weight gradient reads it: BF16, or codes and scales
+    // the bytes of a linear layer's input, of n values, in the form that its weight gradient reads:
+    // BF16, or codes and scales
 #define BF16(layer, n) (b->layer.wgrad_fp8 ? 0 : 2 * (n))
 #define SCALES(layer) \
     (b->layer.wgrad_fp8 && blockwise ? 4 * fp8_scale_count(SCALE_VECTORS, b->layer.C, (int)M) : 0)
@@ -233,12 +235,12 @@ static bool in_fp8(const LinearLayer *l) {
     return l->precision->number == NUMBER_FP8;
 }
 
-// Sets up a block's linear layer. x: where the layer's input is, if it is not kept. dy: where the
-// gradient of its output is.
+// Sets up a block's linear layer. x: the buffer of the layer's input, if the input is not kept. dy:
+// the buffer of the gradient of the layer's output.
 static void start_linear(Network *n, LinearLayer *l, const Operand *x, const Operand *dy) {
     const int recompute = n->run->options.recompute;
-    // not in the last block, whose inputs are still in the shared buffers when its backward pass
-    // begins
+    // the last block's inputs are not recomputed: they are still in the shared buffers when its
+    // backward pass begins
     l->recomputed = recompute != RECOMPUTE_NONE &&
                     l->precision->layer + 1 < n->run->config.num_layers;
     // fc2's output is the next block's input, which is kept

@@ -1,5 +1,5 @@
-// The model on the GPU: its layers, resolved at the start of a run, and every buffer of a
-// micro-batch, planned from the table that also says which buffers --recompute recomputes.
+// The model on the GPU: its layers, which are set up at the start of a run, and the plan of every
+// buffer of a micro-batch. The plan's table also says which buffers --recompute recomputes.
 //
 // Shapes are train_gpt.cu's: M = B * T tokens, C channels, N = (H + 2G) * D, F feed-forward, V
 // vocabulary, P padded vocabulary.
@@ -38,9 +38,9 @@ typedef struct {
     Bf16 *gelu_bias;
     Bf16 *residual;     // [M,C] the block's input
     Bf16 *qkv_out;      // [M,N]
-    Bf16 *rotated;      // [M,N] as attention reads it: qkv_out itself, except with QK norm
+    Bf16 *rotated;      // [M,N] what attention reads: qkv_out itself, except with QK norm
     float *lse;         // [B,H,T] attention's log-sum-exp
-    Bf16 *residual_mid; // [M,C] after attention
+    Bf16 *residual_mid; // [M,C] the residual after attention
     Bf16 *fc1_out;      // [M,F], Llama [M,2F]
 } Block;
 
@@ -50,10 +50,10 @@ typedef struct {
     Params *params;
     Bf16 *wte, *wpe; // [P,C], [positions,C]; wpe NULL: the model has none
     Gradient dwte, dwpe;
-    Block *blocks, shared; // [L]; the buffers that all blocks share
+    Block *blocks, shared; // [L]; `shared` has the buffers that all blocks share
     NormLayer final_norm;
     LinearLayer head;   // head.x.bf16 [M,C] is the final norm's output
-    Bf16 *residual_out; // [M,C] after the last block
+    Bf16 *residual_out; // [M,C] the residual after the last block
     float *losses;      // [M]
     double *loss_sum;   // sum of the losses of the step's micro-batches so far
     float *rope;        // [T,D]
@@ -73,10 +73,10 @@ typedef struct {
     Scratch partial_sums;
     int chunk_rows; // rows that the LM head computes at a time: head.dy is [chunk_rows,P] in all
                     // forms
-    Scratch loss_scratch; // the loss's, for chunk_rows rows
-    // In training, the head's product leaves maxima and sums here, so that the loss reads the
-    // logits only once. They lie in the memory of the codes of the logits' gradient, which the loss
-    // writes later. max_sums.data NULL: the product leaves nothing.
+    Scratch loss_scratch; // scratch of the loss, for chunk_rows rows
+    // In training, the head's product writes the rows' maxima and sums here, so that the loss reads
+    // the logits only once. They lie in the memory of the codes of the logits' gradient, which the
+    // loss writes later. If max_sums.data is NULL, the product writes no maxima and sums.
     Scratch max_sums;
 } Network;
 

@@ -10,8 +10,9 @@ enum { NORM_PARTS = 1024 };
 
 // ---- planning -----------------------------------------------------------------------------------
 
-// ZERO_CODES for each parameter whose segment holds FP8 weights, ZERO_MUON for each that Muon
-// updates. A tied embedding is not in FP8, since its rows are looked up.
+// Returns the kinds of all parameters: ZERO_CODES if the parameter's segment holds FP8 weights,
+// ZERO_MUON if Muon updates the parameter. A tied embedding is not in FP8, since its rows are
+// looked up.
 static uint8_t *find_kinds(const Run *run) {
     uint8_t *kinds = calloc_or_die((size_t)run->layout.count, sizeof(uint8_t));
     for (int i = 0; i < run->layout.count; i++) {
@@ -64,7 +65,7 @@ static void set_arrays(Params *p) {
     OptimizerState *s = &p->optimizer;
     const GpuType moments = s->adamw.moment_type;
     const bool codes = moments == TYPE_MOMENT8;
-    int ranges = 0; // how many ranges AdamW updates: the first ones
+    int ranges = 0; // how many ranges AdamW updates; they come first
     while (ranges < s->num_ranges && !p->zero.segments[s->ranges[ranges].segment].muon) {
         ranges++;
     }
@@ -93,8 +94,8 @@ static int64_t state_bytes(const OptimizerState *s, int64_t kept) {
     return bytes;
 }
 
-// Plans the state's arrays. The state of the first kept elements is in host memory: of as many
-// elements as make at least `offload` bytes. Scales of moments are always on the device.
+// Plans the state's arrays. The state of the first kept elements is in host memory: of so many
+// elements that it takes at least `offload` bytes. Scales of moments are always on the device.
 static void plan_state(Params *p, Plan *plan, Plan *host, int64_t offload) {
     static const char *const titles[] = {"master weights",
                                          "first moment",
@@ -172,7 +173,7 @@ static void plan_fp8(Params *p, Plan *plan) {
     PLAN(plan, "weights' scales", 2 * w->num_squares, w->square_inverse);
 }
 
-// What every update of the run has in common.
+// Returns the settings that all updates of the run share.
 static AdamWUpdate update_settings(const Run *run) {
     static const GpuType moment_types[] = {
         [STATE_FP32] = TYPE_F32, [STATE_BF16] = TYPE_BF16, [STATE_8BIT] = TYPE_MOMENT8};
@@ -293,12 +294,12 @@ static void send_norm_parts(Params *p) {
 }
 
 // Finds where each FP8 weight's scales lie, and sends the table of the weights that are gathered as
-// codes. Sets number [layout.count] to each parameter's place in that table.
+// codes. Sets number [layout.count] to the index of each parameter in that table.
 static void send_weights(Params *p, int *number) {
     const Run *run = p->run;
     AdamWUpdate *u = &p->optimizer.adamw;
     Fp8Weight *weights = calloc_or_die((size_t)run->precision.count, sizeof(Fp8Weight));
-    int64_t at = 0; // next place in the amaxes, and in both halves of the inverse scales
+    int64_t at = 0; // next index in the amaxes, and in both halves of the inverse scales
     for (int i = 0; i < run->precision.count; i++) {
         const LinearPrecision *lp = &run->precision.linear[i];
         Fp8Weight *w = &p->weights.fp8[i];
@@ -403,7 +404,7 @@ void params_start(Params *p, Gpu *gpu, Comm *comm) {
     free(number);
 }
 
-// ---- resolving, at the start --------------------------------------------------------------------
+// ---- addresses of weights and gradients ---------------------------------------------------------
 
 void *params_weights(const Params *p, TensorId id, int layer, bool *codes) {
     const Param *q = param_find(&p->run->layout, id, layer);
@@ -503,7 +504,7 @@ void params_sum(Params *p, double *values, int n) {
 }
 
 void params_sum_counts(Params *p, int64_t *counts, int n) {
-    double values[NORM_PARTS]; // norm_scratch has as many elements, or more
+    double values[NORM_PARTS]; // norm_scratch has room for at least as many numbers
     for (; n > 0; counts += NORM_PARTS, n -= NORM_PARTS) {
         int part = min_int(n, NORM_PARTS);
         size_t bytes = (size_t)part * sizeof(double);
@@ -531,8 +532,8 @@ static void gather_weights(Params *p, int bucket) {
 }
 
 // Replaces each tensor's amax by the largest over all ranks. The maximum is taken over every 32-bit
-// word of the Fp8Scale structs, as integers, because non-negative floats order as their bits do.
-// The words other than amax are equal on all ranks, except scales of measured activations, which
+// word of the Fp8Scale structs, as integers: non-negative floats have the order of their bits.
+// Words other than amax are equal on all ranks, except the scales of measured activations, which
 // are measured again before they are read.
 static void agree_amaxes(Params *p) {
     int64_t words = p->fp8.count * (int64_t)(sizeof(Fp8Scale) / sizeof(uint32_t));

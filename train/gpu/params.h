@@ -30,24 +30,24 @@ enum { SLOT_SUMS, SLOT_AGREEMENT, SLOT_WEIGHTS };
 typedef struct {
     GpuType type;
     int64_t first, count;
-    int span;          // 1, or MOMENT_BLOCK: scales of 8-bit moments
+    int span;          // 1, or MOMENT_BLOCK for the scales of 8-bit moments
     int64_t offloaded; // how many of the first elements are in host memory; the rest on the device
     void *device;
     void *host; // in a run that saves: memory for all elements, from which a checkpoint is written
 } StateArray;
 
-// The address of the array's element that belongs to kept element number `kept`; kernels can use
-// it, also if it is in host memory. NULL: the array has no such element.
+// Returns the address of the array's element that belongs to kept element number `kept`, or NULL if
+// the array has no such element. Kernels can use the address, even if it is in host memory.
 void *state_address(const StateArray *a, int64_t kept);
 
 // The weights that products read.
 typedef struct {
     void **segments; // [zero.count] BF16 or FP8
     bool *arriving;  // [num_buckets] whether new weights are on their way; params_receive resets it
-    // fp8: [precision.count] in host memory, a row for each linear layer's weight; zero if the
-    // layer is in BF16. With blockwise scaling the rows point into the two arrays on the device:
-    // square_amax has the amaxes of the weights' blocks of 128 x 128, square_inverse the blocks'
-    // inverse scales, first for the weights and then for the transposed weights.
+    // fp8 [precision.count], in host memory, has a row for each linear layer's weight, which is
+    // zero if the layer is in BF16. With blockwise scaling the rows point into two arrays on the
+    // device: square_amax has the amaxes of the weights' blocks of 128 x 128, square_inverse the
+    // blocks' inverse scales, first for the weights and then for the transposed weights.
     Fp8Weight *fp8;
     float *square_amax, *square_inverse; // [num_squares], [2, num_squares]
     int64_t num_squares;
@@ -60,8 +60,8 @@ typedef struct {
     // at all
     ZeroRange *ranges;
     int num_ranges;
-    AdamWUpdate adamw;      // gradients: [zero.size]; weights: those that are gathered as codes
-    AdamWUpdate *updates;   // [num_buckets] adamw with the segments of each bucket
+    AdamWUpdate adamw;      // `gradients` has zero.size elements; `weights` are gathered as codes
+    AdamWUpdate *updates;   // [num_buckets] copies of adamw, each with the segments of one bucket
     AdamWSegment *segments; // on the device, [num_ranges]
     GradientPart *parts;    // on the device, [num_parts]: parts of the sum for the gradients' norm
     int num_parts;
@@ -70,7 +70,7 @@ typedef struct {
     Muon muon;
 } OptimizerState;
 
-// What a checkpoint is written from, besides the optimizer's arrays.
+// The buffers from which a checkpoint is written, besides the optimizer's arrays.
 typedef struct {
     Bucket *ranges; // [num_ranges] the elements that this rank saves
     int num_ranges;
@@ -120,7 +120,8 @@ bool params_restore(Params *p);
 // otherwise they are Bf16. codes may be NULL if the parameter is never in FP8. Returns NULL if the
 // model has no such parameter. layer is ignored for parameters outside the blocks.
 void *params_weights(const Params *p, TensorId id, int layer, bool *codes);
-// Where a parameter's gradient is written; its data is NULL if the model has no such parameter.
+// Returns the buffer of a parameter's gradient. Its data is NULL if the model has no such
+// parameter.
 Gradient params_gradient(const Params *p, TensorId id, int layer);
 
 // Called before a micro-batch's forward pass: forgets the amaxes that were measured for scales.
@@ -140,7 +141,7 @@ void params_reduce(Params *p, int bucket);
 // to skip the step, the FP8 scales, Muon and AdamW. It also starts to send the new weights to all
 // ranks. loss_sum: the sum of this rank's losses, on the device.
 void params_update(Params *p, const double *loss_sum);
-// Waits for the bucket's new weights. False: they have been received before.
+// Waits for the bucket's new weights. Returns false if they have been received before.
 bool params_receive(Params *p, int bucket);
 // Sets whether the next params_receive of every bucket waits. A captured graph contains its own
 // waits, which happen in every replay.

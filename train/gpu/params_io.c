@@ -86,8 +86,8 @@ static void restore_arrays(Params *p) {
     free(host);
 }
 
-// Returns whether the run must be calibrated, because it trains and nothing is known of some
-// tensor. A run that does not train has no batch to calibrate with: it measures the scales of such
+// Returns whether the run must be calibrated: it trains, and the scale of some tensor is not known.
+// A run that does not train has no batch to calibrate with, so it measures the scales of such
 // tensors in each pass.
 static bool restore_scaling(Params *p) {
     const Precision *precision = &p->run->precision;

@@ -42,7 +42,7 @@ NumberSupport support_find(Gpu *gpu, const Options *o, const Group *group) {
         warn("%s", error_text());
         support.lacks_fp8 = reason;
     }
-    // where one of several ranks has no FP8, none uses it
+    // if one of several ranks has no FP8, no rank uses it
     bool has = support.lacks_fp8 == NULL || fail("%s", support.lacks_fp8);
     if (!group_agree(group, CHANNEL_MAIN, has)) {
         snprintf(reason, sizeof(reason), "%.*s", (int)sizeof(reason) - 1, error_text());
@@ -54,9 +54,9 @@ NumberSupport support_find(Gpu *gpu, const Options *o, const Group *group) {
     return support;
 }
 
-// Fills an operand [rows,k] with small whole numbers, and its inverse scales with powers of two:
-// sums of their products are exact in FP32, in any order. values: the numbers that codes and scales
-// represent.
+// Fills an operand [rows,k] with small whole numbers, and its inverse scales with powers of two, so
+// that sums of their products are exact in FP32, in any order. `values` receives the numbers that
+// codes and scales represent.
 static void fill_operand(int side, GpuType type, Scaling scaling, int rows, int k, void *codes,
                          float *inverse, float *values) {
     const int64_t n = (int64_t)rows * k;
@@ -82,7 +82,8 @@ bool support_product(Gpu *gpu, Gemm g, int rows, float *ms) {
     const size_t values = (size_t)g.n * (size_t)g.k, results = (size_t)(rows * g.n);
     const size_t codes = values * sizeof(Bf16), side = codes + values / FP8_BLOCK * sizeof(float);
     const size_t d_bytes = (size_t)g.m * (size_t)g.n * sizeof(float);
-    char *host = calloc_or_die(1, 2 * side + d_bytes), *device; // codes and scales of A and B; D
+    // codes and scales of A and of B, then D
+    char *host = calloc_or_die(1, 2 * side + d_bytes), *device;
     float *a = malloc_or_die((2 * values + results) * sizeof(float)), *b = a + values;
     float *expected = b + values, *found = (float *)(host + 2 * side);
     int wrong = 0;
@@ -162,7 +163,7 @@ static bool check_product(Gpu *gpu, const Precision *p, const LinearPrecision *l
                 fp8_by_blocks(g.scaling_a) ? " by blocks" : "", error_text());
 }
 
-// Returns how many kinds of products it has checked; -1: one is wrong.
+// Returns how many kinds of products it has checked, or -1 if one is wrong.
 static int check_products(Gpu *gpu, const Precision *p) {
     bool checked[PRODUCTS][2][2] = {0}; // indexed by the operands' types
     int tried = 0;

@@ -23,27 +23,26 @@ NumberSupport support_find(Gpu *gpu, const Options *o, const Group *group);
 // receives the milliseconds of one product.
 bool support_product(Gpu *gpu, Gemm g, int rows, float *ms);
 
-// Tests each kind of FP8 product that a run with these options takes, by a small product with
-// scales, whose result must be exact. Returns how many kinds there are; -1: one is missing or
-// wrong.
+// Tests each kind of FP8 product that a run with these options computes, by a small product whose
+// result must be exact. Returns how many kinds there are, or -1 if one is missing or wrong.
 int fp8_self_check(Gpu *gpu, const Options *o, NumberSupport support);
 
 // Whether the kernels can take the model's sizes, with this number of tokens in a micro-batch.
 bool support_shapes(const ModelConfig *config, int64_t tokens);
 
-// Checks versions and memory; a product and two attentions, which are compared with the CPU's and
-// timed; small FP8 products; NCCL. Prints a table, and returns an exit status.
+// Checks versions, memory, a product and two attentions, small FP8 products, and NCCL. The product
+// and the attentions are compared with the CPU's results, and timed. Prints a table, and returns an
+// exit status.
 int verify(const Options *options);
 
-// NCCL between the GPUs that this process sees: an all-reduce, whose sums are checked, and timed.
-// The environment (NCCL_*) decides how NCCL does it, as in a training.
 #define NCCL_ROW "NCCL between GPUs"
 
 typedef enum { NCCL_WELL, NCCL_BAD, NCCL_NOT_TESTED } NcclVerdict;
 
-// Checks NCCL by an all-reduce of `elements` FP32 numbers. A check that takes longer than `seconds`
-// ends the program with a line that says so. text: receives the row's text. Not tested: there is
-// one GPU, or no usable NCCL.
+// Checks and times an all-reduce of `elements` FP32 numbers between the GPUs that this process
+// sees. NCCL follows the environment (NCCL_*), as in a training. A check that takes longer than
+// `seconds` ends the program with a line that says so. text: receives the row's text. Not tested:
+// there is one GPU, or no usable NCCL.
 NcclVerdict nccl_self_check(int gpus, int64_t elements, unsigned seconds, char *text, size_t room);
 
 END_C

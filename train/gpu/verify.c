@@ -1,5 +1,5 @@
-// --verify: is this machine fit to train on? Checks versions and memory; a product and two
-// attentions, which are compared with the CPU's and timed; small FP8 products; NCCL.
+// --verify: is this machine fit to train on? Checks versions, memory, a product and two attentions,
+// small FP8 products, and NCCL.
 #include "../../base/rng.h"
 #include "../../kernels/attention.h"
 #include "../../kernels/cpu.h"
@@ -32,7 +32,7 @@ static void version_row(const char *what, long compiled, long running) {
         running);
 }
 
-// n random BF16 values, on the host as floats and on the device.
+// Returns n random BF16 values as floats. *device receives the same values on the device.
 static float *random_pair(const Gpu *gpu, int64_t n, uint64_t key, Bf16 **device) {
     float *host = malloc_or_die((size_t)n * sizeof(float));
     Bf16 *codes = malloc_or_die((size_t)n * sizeof(Bf16));
@@ -65,7 +65,7 @@ static void result_row(const char *what, const Gpu *gpu, const Bf16 *device, con
     free(codes);
 }
 
-// A large product, of which a few rows are checked.
+// Checks a few rows of a large product.
 static void check_product(Gpu *gpu) {
     enum { N = 4096, CHECKED = 8 };
     float ms = NAN;
@@ -74,8 +74,8 @@ static void check_product(Gpu *gpu) {
         exact ? "exact" : error_text());
 }
 
-// Attention for several sequences, forward and backward; the first sequence is checked. The
-// workspace is planned as for a run.
+// Checks attention for several sequences, forward and backward. Only the first sequence is
+// compared. The workspace is planned as for a run.
 static void check_attention(Gpu *gpu, AttentionShape s) {
     int64_t tokens = (int64_t)s.B * s.T, width = s.H * s.D, packed = (s.H + 2 * s.G) * s.D;
     double flops = 2.0 * s.B * s.H * (double)s.T * s.T * s.D;
@@ -122,8 +122,8 @@ static void check_attention(Gpu *gpu, AttentionShape s) {
     CUDA_CHECK(cudaFree(d_qkv));
 }
 
-// Checks the FP8 products of the options' model. A device without products by blocks passes,
-// because few devices have them.
+// Checks the FP8 products of the options' model. Few devices have products of operands with a scale
+// for each block, so a device without them passes.
 static void check_fp8(Gpu *gpu, const Options *options) {
     NumberSupport support = support_of(gpu->capability);
     Options o = *options;
