@@ -32,8 +32,8 @@ typedef struct {
     const float *weight, *bias; // [N,C], [N]; bias NULL: none
     float *rounded;             // [N,C] the weight as products read it; in FP32 `weight` itself
     float *dweight, *dbias;
-    // number: format of the operands of the forward product and the input gradient; wgrad: of the
-    // weight gradient
+    // number: format of the operands of the forward product and of the input gradient; wgrad:
+    // format of the operands of the weight gradient
     Number number, wgrad;
     const Fp8Type *type; // [OPERAND_COUNT]
     int slot;            // index of X's scaling state; the states of W and dY follow
@@ -47,7 +47,7 @@ typedef struct {
     float *mean, *rstd; // [M]
 } CpuNorm;
 
-// The layers of a block, and what it keeps for its backward pass.
+// The layers of a block, and the tensors that its backward pass needs.
 typedef struct {
     CpuNorm norm1, norm2;
     union {
@@ -60,11 +60,11 @@ typedef struct {
     float *dquery_norm, *dkey_norm;
     float *residual;     // [M,C] the block's input
     float *qkv_out;      // [M,N]
-    float *rotated;      // [M,N] as attention reads it; without QK norm this is qkv_out
+    float *rotated;      // [M,N] what attention reads; without QK norm this is qkv_out
     float *qk_rstd;      // [M,H+G] QK norm
     float *attention;    // [M,H*D]
     float *lse;          // [B,H,T]
-    float *residual_mid; // [M,C] after attention
+    float *residual_mid; // [M,C] the residual after attention
     float *fc1_out;      // [M,F], Llama [M,2F]
     float *activated;    // [M,F]
 } CpuBlock;
@@ -75,7 +75,7 @@ typedef struct {
     void *memory;
 
     float *weights, *gradients, *exp_avg, *exp_avg_sq; // [layout.size]
-    float *rounded;                                    // the weights as the linear layers see them
+    float *rounded;                                    // the weights as the linear layers read them
     Fp8Scale *slots;                                   // [fp8_slot_count]
     float *amax_history;                               // [fp8_slot_count, history_length]
     Fp8Counts *counts;                                 // [fp8_slot_count]
@@ -90,7 +90,7 @@ typedef struct {
     CpuBlock *blocks; // [L]
     CpuNorm final_norm;
     CpuLinear head;
-    float *residual_out; // [M,C] after the last block
+    float *residual_out; // [M,C] the residual after the last block
     float *logits;       // [chunk_rows,P]
     float *losses;       // [M]
     float *rope;         // [T,D]
@@ -301,13 +301,13 @@ static int trainer_close(Trainer *t) {
 // Why an operand is rounded.
 typedef enum {
     FOR_TRAINING,   // for a product that sums over its columns
-    FOR_EVALUATION, // like FOR_TRAINING, but the range is not recorded
+    FOR_EVALUATION, // like FOR_TRAINING, but the amax is not recorded
     FOR_WGRAD // for the weight gradient, which sums over its rows, with the scale of FOR_TRAINING
 } Purpose;
 
 // Returns the one scale of x. With delayed scaling it is the slot's scale. With tensorwise scaling,
-// or if nothing is known of the tensor yet, it follows from x's own amax. In training the scale is
-// stored in the slot; with delayed scaling, x's amax is too, for the history.
+// or if the slot has no known scale yet, it follows from x's own amax. In training the scale is
+// stored in the slot, with delayed scaling also x's amax, for the history.
 static float fp8_scale_for(Trainer *t, int slot_index, Purpose purpose, const float *x, int64_t n) {
     const Precision *p = &t->run.precision;
     Fp8Scale *slot = &t->slots[slot_index];
@@ -439,7 +439,8 @@ static void activation_forward(Trainer *t, const CpuBlock *b, int M) {
     }
 }
 
-// The starts of documents for attention, and for positions.
+// Return the starts of documents for attention and for positions, or NULL if attention or positions
+// do not begin anew at documents.
 static const int *attention_starts(const Trainer *t) {
     return t->run.options.reset_attention_mask ? t->starts : NULL;
 }
@@ -616,7 +617,7 @@ static void round_moments(Trainer *t, const Param *p) {
     }
 }
 
-// factor: what the gradients are to be multiplied by. norm: their norm after that.
+// factor: the factor of the gradients. norm: the norm of the gradients times this factor.
 static void model_update(Trainer *t, double norm, double factor, double lr) {
     const Run *run = &t->run;
     AdamW adamw = adamw_settings(run, norm, factor);
@@ -754,8 +755,8 @@ static void maybe_save(Trainer *t) {
     run_save(run, s);
 }
 
-// Rounds the weights that a run begins with, and calibrates the scales of FP8 tensors of which
-// nothing is known (model/precision.h).
+// Rounds the weights that a run begins with, and calibrates the scales of FP8 tensors whose scales
+// are not known (model/precision.h).
 static void begin_rounding(Trainer *t) {
     const Precision *p = &t->run.precision;
     int B = t->run.options.micro_batch_size, T = t->run.options.seq_length;

@@ -12,8 +12,9 @@
 enum { SHORTEST = 64 };
 
 typedef struct {
-    int question, answer_index, length, answer; // length, answer: tokens of the row, of its answer
-    double loss;                                // sum over the answer's tokens
+    // length: tokens of the row; answer: tokens of the row's answer
+    int question, answer_index, length, answer;
+    double loss; // sum over the answer's tokens
 } Row;
 
 // Lists this rank's rows: every answer of its questions.
@@ -103,7 +104,7 @@ void run_score_set(Run *run, const ChoiceSet *set, ChoiceModel model, int64_t co
 }
 
 void run_score_choices(Run *run, ChoiceModel model) {
-    if (run->stopping) { return; } // a signal has cut the validation
+    if (run->stopping) { return; } // a signal has interrupted the validation
     for (int i = 0; i < run->choices.count; i++) {
         const ChoiceSet *set = &run->choices.sets[i];
         int64_t counts[3] = {0};

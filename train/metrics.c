@@ -266,10 +266,10 @@ void run_record_ranks(Run *run) {
     typedef struct {
         double seconds;
         char host[64];
-    } Mine;
-    const double BEHIND = 1.05; // times the median
+    } RankTime;
+    const double BEHIND = 1.05; // a rank is behind if its time is above this many times the median
     size_t n = (size_t)run->group.ranks;
-    Mine mine = {.seconds = run->own_seconds}, *all = calloc_or_die(n, sizeof(Mine));
+    RankTime mine = {.seconds = run->own_seconds}, *all = calloc_or_die(n, sizeof(RankTime));
     double *seconds = calloc_or_die(2 * n, sizeof(double)), *sorted = seconds + n;
     gethostname(mine.host, sizeof(mine.host) - 1);
     group_gather(&run->group, CHANNEL_MAIN, &mine, sizeof(mine), all);
@@ -282,7 +282,7 @@ void run_record_ranks(Run *run) {
     MetricsRecord *r = metrics_begin("ranks");
     metrics_number(r, "step", (double)run->progress.step);
     cJSON_AddItemToObject(r, "compute_seconds", cJSON_CreateDoubleArray(seconds, run->group.ranks));
-    // compared with the median; of two ranks, with the faster one
+    // the slowest rank is compared with the median rank or, of two ranks, with the faster one
     if (seconds[slowest] > BEHIND * sorted[(n - 1) / 2]) {
         metrics_number(r, "slowest", slowest);
         metrics_text(r, "host", all[slowest].host);

@@ -69,7 +69,8 @@ static void count_step(Run *run, const StepResult *s) {
     p->eval_left = eval_is_due(o, p->step) && run_can_eval(run);
     p->skipped += s->skipped != SKIP_NONE;
     // once the run has diverged, skipped_in_row does not change, so that a resumed run ends again:
-    // the GPU trainer still has a step in flight, which may be a good one and would reset it
+    // the GPU trainer still has a step in flight, which may be a good one and would reset
+    // skipped_in_row
     bool counts = !run_has_diverged(run) && s->skipped != SKIP_ASKED;
     if (counts) { p->skipped_in_row = s->skipped ? p->skipped_in_row + 1 : 0; }
     if (!s->skipped && is_usual(s->loss, p->best_level)) {
@@ -111,7 +112,8 @@ static void record_step(Run *run, const StepResult *s, double start_seconds) {
     metrics_number(r, "step", (double)run->progress.step);
     metrics_number(r, "tokens", (double)run->progress.tokens);
     if (run->train_data.masked) {
-        metrics_number(r, "targets", (double)run_step_targets(run, -1)); // of the reported step
+        // targets of the reported step
+        metrics_number(r, "targets", (double)run_step_targets(run, -1));
     }
     run_record_sources(run, r);
     metrics_number(r, "loss", s->loss);

@@ -16,8 +16,9 @@ bool run_goes_on(const Run *run);   // whether the run continues after this step
 // Whether step number `step` (counted from 1, as progress.step) must be reported before the next
 // step is enqueued, because an evaluation, a sample, a save or the end of the run may follow it.
 bool run_needs_result(const Run *run, int64_t step);
-// These three are asked once the latest step is reported.
-bool run_should_eval(const Run *run); // also before the first step, if a stop cut an evaluation
+// A trainer calls these three after it has reported the latest step.
+// also before the first step, if a stop interrupted an evaluation
+bool run_should_eval(const Run *run);
 bool run_should_sample(const Run *run);
 bool run_should_save(const Run *run);
 
@@ -39,8 +40,8 @@ void run_report(Run *run, StepResult result);
 void run_report_eval(Run *run, const double *losses, double seconds);
 
 // Whether all ranks have completed a part of an evaluation: the validation loss, or the score of a
-// set. All ranks call it at the part's end. False: some rank has received a signal or lacks data.
-// Then the run ends after this step, and makes the evaluation again when it is resumed.
+// set. All ranks call it at the part's end. Returns false if some rank has received a signal or
+// lacks data. Then the run ends after this step, and makes the evaluation again when it is resumed.
 bool run_part_is_whole(Run *run);
 // Whether step number `step` counts saturated and underflowed FP8 values (--fp8-stats-interval).
 bool run_counts_fp8(const Run *run, int64_t step);

@@ -16,8 +16,8 @@ static const char *say_counted(char out[64], bool masked, int64_t targets) {
     return masked ? out : "";
 }
 
-// Warns if this run's windows cut documents that were packed into windows of other lengths or
-// beginnings.
+// Warns if this run's windows cut documents that were packed into windows. Such windows have
+// another length than the run's, or begin elsewhere.
 static void warn_of_cuts(const Run *run, const char *option, const Dataset *data) {
     if (data->cuts == 0 || run->group.rank > 0) { return; }
     bool length = data->seq_length % data->cuts != 0;
@@ -247,7 +247,8 @@ void run_match_data(Run *run) {
         die("--data %s; --accept-data-change resumes with it", error_text());
     }
     printf("  --data changed: %s\n", error_text());
-    run->progress.level = run->progress.best_level = NAN; // these levels were of other data
+    // these levels were computed from other data
+    run->progress.level = run->progress.best_level = NAN;
 }
 
 // ---- batches ------------------------------------------------------------------------------------

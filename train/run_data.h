@@ -18,10 +18,11 @@ static inline bool run_resets(const Run *run) {
     return run->options.reset_attention_mask || run->options.reset_position_ids;
 }
 // Copies out the inputs, targets and starts [B,T] (loader_batch) of micro-batch number `micro` of
-// the step that is `ahead` steps after the present one. starts NULL: they are not wanted; without
-// run_resets() it must be NULL. The function also reads, in advance, what the next two steps after
-// that step need. So data that cannot be read, or a bad token, are found before a step needs them:
-// the run finishes the steps that are under way, saves, and ends.
+// the step that is `ahead` steps after the present one. starts may be NULL, and must be NULL
+// without run_resets().
+// The function also reads the data of the next two steps after that step. So data that cannot be
+// read, or a bad token, are found before a step needs them: the run finishes the steps that are
+// under way, saves, and ends.
 void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets, int *starts);
 // Refuses --data that differ from those of the checkpoint run->start, unless --accept-data-change
 // is given. If the validation data differ, the best loss so far is forgotten.

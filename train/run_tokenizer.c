@@ -30,9 +30,10 @@ static size_t common_length(const char *a, const char *b) {
     return n;
 }
 
-// Opens one of the tokenizers beside shards (tokenizer.bin, PREFIX_tokenizer.bin): one that has the
-// shards' mark; if there are several, the one with the shards' prefix; for shards without a mark,
-// tokenizer.bin. False: none fits. *others: whether there are tokenizers that do not fit.
+// Opens one of the tokenizers beside shards (tokenizer.bin, PREFIX_tokenizer.bin). For shards with
+// a mark it opens a tokenizer with the same mark; if there are several, the one with the shards'
+// prefix. For shards without a mark it opens tokenizer.bin. Returns false if none fits. Sets
+// *others to whether there are tokenizers that do not fit.
 static bool find_made(Tokenizer *t, const char *shards, uint32_t mark, char path[PATH_LENGTH],
                       bool *others) {
     glob_t found = {0};
@@ -73,8 +74,8 @@ static int read_sources(const Options *o, Source **sources) {
     return count;
 }
 
-// Calls find_made for each source, until one has a tokenizer. chats: only with shards that have
-// conversations.
+// Calls find_made for each source, until one has a tokenizer. chats: only for sources whose shards
+// have conversations.
 static bool find_of_sources(Tokenizer *t, const Options *o, bool chats, char path[PATH_LENGTH],
                             bool *others) {
     bool opened = false;
@@ -122,8 +123,8 @@ static bool has_chats(const Options *o) {
     return chats;
 }
 
-// Opens the tokenizer that --tokenizer names; or the checkpoint's; or else the one beside the
-// shards. False: there is none (its path is empty), or it cannot be opened, which
+// Opens the tokenizer that --tokenizer names, else the checkpoint's, else the one beside the
+// shards. Returns false if there is none, with an empty path, or if it cannot be opened, which
 // run_open_tokenizer reports.
 static bool find_tokenizer(Tokenizer *t, const Options *o, char path[PATH_LENGTH]) {
     const char *shards = o->data[0] != '\0' ? o->data : o->valid_data;

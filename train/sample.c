@@ -94,10 +94,10 @@ static int compare_descending(const void *a, const void *b) {
     return x < y ? 1 : (x > y ? -1 : 0);
 }
 
-// Chooses the next token by temperature and top-k. scratch: [V]. place: the token's number in the
-// sample.
+// Chooses the next token by temperature and top-k. scratch: [V]. position: the token's number in
+// the sample.
 static int sample_token(const Options *o, const float *logits, float *scratch, int V,
-                        int64_t place) {
+                        int64_t position) {
     int top = 0;
     for (int i = 1; i < V; i++) {
         if (logits[i] > logits[top]) { top = i; }
@@ -115,7 +115,7 @@ static int sample_token(const Options *o, const float *logits, float *scratch, i
         scratch[i] = logits[i] >= threshold ? (float)exp(above) : 0.0f;
         sum += scratch[i];
     }
-    double chosen = sum * rng_uniform((uint64_t)o->seed, (uint64_t)place);
+    double chosen = sum * rng_uniform((uint64_t)o->seed, (uint64_t)position);
     for (int i = 0; i < V; i++) {
         chosen -= scratch[i];
         if (chosen < 0) { return i; }
@@ -138,15 +138,15 @@ static void print_bytes(const Run *run, const void *from, size_t n, unsigned cha
     }
 }
 
-// Warns when, at the sample's token `place`, the first token of the prompt leaves the model's
-// window.
-static void warn_of_window(const Run *run, int place) {
+// Warns that, from token number `position` of the sample on, the model no longer sees the first
+// token of the prompt.
+static void warn_of_window(const Run *run, int position) {
     const Options *o = &run->options;
     if (isatty(fileno(run->console.answers))) { fputs("\n", run->console.answers); }
     fflush(run->console.answers);
     warn("--sample-length %d: from token %d of the sample on, the model does not see the beginning "
          "of the prompt: a sequence is %d (--seq-length, at most %d)",
-         o->sample_length, place, o->seq_length, o->max_position_embeddings);
+         o->sample_length, position, o->seq_length, o->max_position_embeddings);
 }
 
 void run_sample(Run *run, NextLogits next_logits, void *trainer) {

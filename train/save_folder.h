@@ -26,8 +26,8 @@ static inline bool is_usual(double loss, double best) {
 // Waits until a save that is under way has ended, and records it in metrics.jsonl. Returns false if
 // the last save failed.
 bool run_wait_for_save(Run *run);
-// Starts a save, which a thread writes. The trainer has called run_wait_for_save, because the
-// previous save read the same memory. The trainer sets the snapshot's arrays, run_save the other
+// Starts a save, which a thread writes. The trainer must call run_wait_for_save first, because the
+// previous save reads the same memory. The trainer sets the snapshot's arrays, run_save the other
 // fields.
 void run_save(Run *run, Snapshot snapshot);
 // Prints the command that resumes a saved run.

@@ -6,11 +6,12 @@
 BEGIN_C
 
 // The learning rate of optimizer step `step`, counted from 0. In the first lr-warmup-iters steps it
-// rises linearly, from lr / lr-warmup-iters to lr. What follows depends on lr-decay-style.
-// `constant`: lr. `cosine` and `linear`: it falls from lr to min-lr, which it reaches at step
-// lr-decay-iters and then keeps. `wsd`: it stays lr, and falls linearly to min-lr only in the last
-// lr-wsd-decay-iters steps before lr-decay-iters, or in as many of these steps as the warm-up
-// leaves.
+// rises linearly, from lr / lr-warmup-iters to lr. After that it depends on lr-decay-style:
+//   constant          it stays lr
+//   cosine, linear    it falls from lr to min-lr, which it reaches at step lr-decay-iters and keeps
+//   wsd               it stays lr, and falls linearly to min-lr in the last lr-wsd-decay-iters
+// steps
+//                     before lr-decay-iters, or in fewer steps if the warm-up leaves fewer
 double learning_rate(const Options *options, int64_t step);
 
 // Whether an evaluation (or a sample, a save) follows step number `step`, counted from 1; 0 is the

@@ -30,7 +30,7 @@ static int64_t count_windows(void *context) {
     return run->train_data.windows;
 }
 
-static Options was; // what the run takes from the checkpoint that it starts from
+static Options was; // the options that the run takes from the checkpoint that it starts from
 
 // If another program has started the ranks, all of them call this function, and only rank 0 warns.
 void run_resolve_options(Run *run) {
@@ -162,7 +162,8 @@ static void resume(Run *run) {
     printf("resuming from %s: step %lld, %lld tokens\n", checkpoint->path,
            (long long)run->progress.step, (long long)run->progress.tokens);
     or_die(checkpoint_match(checkpoint, o, &run->layout));
-    run->progress.samples = run->progress.tokens / o->seq_length; // by this run's --seq-length
+    // samples have this run's --seq-length
+    run->progress.samples = run->progress.tokens / o->seq_length;
     if (o->iterations_to_skip[0] != '\0' &&
         options_next_skip(o, run->progress.step + 1) > o->train_iters) {
         printf("  --iterations-to-skip %s: none of these steps is left to train\n",
@@ -208,7 +209,7 @@ void run_restore(Run *run) {
     } else {
         start_anew(run);
     }
-    // a signal may have cut the checkpoint's evaluation
+    // a signal may have interrupted the evaluation at the checkpoint's step
     p->eval_left = run_can_eval(run) && (p->eval_left > 0 || !options_train(o));
     bool goes_on = !o->resumes || p->eval_left ||
                    (p->step < o->train_iters && !run_has_diverged(run));

@@ -33,9 +33,10 @@ void run_read_state(const Run *run, int array, int64_t begin, int64_t end, float
 // For a run that does not resume: reads elements begin..end of the weights of --load, or without
 // --load draws random ones.
 void run_first_weights(Run *run, int64_t begin, int64_t end, float *out);
-// Sets every slot of `scales` (fp8_slot_index): a fixed scale to its value, another scale to the
-// resumed checkpoint's or, if it has none, to 1. history: [slots, precision.history_length], zeros;
-// receives the checkpoint's amaxes. NULL: the run has no delayed scaling.
+// Sets every slot of `scales` (fp8_slot_index): a slot with a fixed scale to that scale, any other
+// slot to its state in the resumed checkpoint or, if the checkpoint has none, to a scale of 1.
+// history [slots, precision.history_length] must be zeros, and receives the checkpoint's amaxes. It
+// is NULL if the run has no delayed scaling.
 void run_read_scaling(const Run *run, Fp8Scale *scales, float *history);
 
 END_C

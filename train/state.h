@@ -22,7 +22,7 @@ typedef struct {
 // The folder of --save.
 typedef struct {
     int64_t step; // the step of the newest checkpoint; -1: none
-    FolderId id;  // of the folder that this run has locked
+    FolderId id;  // identifies the folder that this run has locked
     Saver saver;
     Companion companions[COMPANIONS]; // files that are saved with the model
     Companion start_config;           // config.json of --load or --resume
@@ -52,7 +52,7 @@ typedef struct {
     Metrics metrics;
     SaveFolder saves;
     double peak_flops;   // peak FLOP/s of one device; 0: not known
-    double memory_bytes; // planned bytes
+    double memory_bytes; // bytes of the plan
     double used_bytes;   // device memory in use at the end; 0: not known
     // since the last "ranks" record: the seconds of this rank's passes, and the number of steps
     // timed
