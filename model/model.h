@@ -73,7 +73,7 @@ typedef enum {
 typedef enum { PLACE_EMBEDDING, PLACE_BLOCK, PLACE_FINAL } TensorPlace;
 // The models that have a tensor.
 typedef enum { IN_ALL, IN_GPT2, IN_QKV_BIAS, IN_QK_NORM, IN_UNTIED } TensorIn;
-typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL } TensorInit; // as model_init says
+typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL } TensorInit; // see model_init
 
 // A dimension of a tensor, as a function of the configuration.
 typedef enum {
@@ -134,7 +134,8 @@ typedef struct {
 ParamLayout param_layout(const ModelConfig *config);
 void param_layout_free(ParamLayout *layout);
 
-// NULL: the model has no such tensor, or id is TENSOR_COUNT. layer is ignored outside the blocks.
+// Returns NULL if the model has no such tensor, or if id is TENSOR_COUNT. layer is ignored outside
+// the blocks.
 const Param *param_find(const ParamLayout *layout, TensorId id, int layer);
 
 static inline int64_t param_size(const Param *p) {

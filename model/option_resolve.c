@@ -377,8 +377,8 @@ static bool settle_batch(Options *o, int ranks) {
                     o->global_batch_size, option_from_checkpoint(o, "global-batch-size", from),
                     o->micro_batch_size, ranks, plural(ranks));
     }
-    // a resumed run keeps its batch size, even with another number of ranks. But config.txt omits a
-    // size that is one micro-batch per rank
+    // config.txt omits a size that is one micro-batch per rank. It has any other size of the
+    // checkpoint, so that a resumed run keeps it even with another number of ranks
     if (o->global_batch_size == whole &&
         option_source(o, "global-batch-size") == SOURCE_CHECKPOINT) {
         option_set_source(o, "global-batch-size", SOURCE_DERIVED);

@@ -44,7 +44,8 @@ const char *const option_effects[] = {
 const int option_table_count = sizeof(option_table) / sizeof(option_table[0]);
 _Static_assert(sizeof(option_table) / sizeof(option_table[0]) <= OPTIONS_MAX, "raise OPTIONS_MAX");
 
-// Our options' names in llm.c, nanoGPT, nanochat and Hugging Face; in Megatron-LM if ours differs.
+// The names of our options in llm.c, nanoGPT, nanochat and Hugging Face. Megatron-LM's name is
+// listed if it differs from ours.
 const ForeignName foreign_names[] = {
     {"arch llama", "swiglu normalization position-embedding-type"},
     {"num-layers", "n-layer depth num-hidden-layers"},

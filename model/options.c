@@ -78,17 +78,17 @@ static bool fail_unknown(const char *name) {
 // The command line, or a file of --config, while it is read.
 typedef struct {
     OptionSource source;
-    int depth;          // how many files of --config lead to a file that is named here
+    int depth;          // nesting depth of the files of --config; 0 on the command line
     bool told;          // error_text() already names a file and a line
     const char **files; // the command line: the files that --config names, in order
     int num_files;
-} Place;
+} Reading;
 
 static bool read_config(Options *options, const char *path, int depth, bool *told);
 
 // Sets the option with a name; a flag's name may have "no-" before it. value NULL: no value is
 // given. The last value wins.
-static bool set_named(Options *options, Place *place, const char *name, const char *value) {
+static bool set_named(Options *options, Reading *reading, const char *name, const char *value) {
     bool negated;
     const OptionRow *row = find_option(name, &negated);
     if (row == NULL) { return fail_unknown(name); }
@@ -99,12 +99,12 @@ static bool set_named(Options *options, Place *place, const char *name, const ch
     } else if (value == NULL) {
         return fail("--%s needs a value (%s)", name, row->choices);
     }
-    if (!option_set(options, row->name, value, place->source)) { return false; }
+    if (!option_set(options, row->name, value, reading->source)) { return false; }
     if (row->offset != offsetof(Options, config)) { return true; }
-    if (place->source == SOURCE_FILE) {
-        return read_config(options, value, place->depth, &place->told);
+    if (reading->source == SOURCE_FILE) {
+        return read_config(options, value, reading->depth, &reading->told);
     }
-    place->files[place->num_files++] = value;
+    reading->files[reading->num_files++] = value;
     return true;
 }
 
@@ -118,7 +118,7 @@ static const OptionRow *named_option(const char *arg, char name[PATH_LENGTH], bo
 }
 
 // Reads argv[*i], and its value if that is a separate argument. Moves *i to the last argument read.
-static bool read_argument(Options *options, Place *place, int argc, char **argv, int *i) {
+static bool read_argument(Options *options, Reading *reading, int argc, char **argv, int *i) {
     const char *arg = strcmp(argv[*i], "-h") == 0 ? "--help" : argv[*i];
     char name[PATH_LENGTH] = "", near[160], other[PATH_LENGTH];
     if (strncmp(arg, "--", 2) != 0 || arg[2] == '\0') {
@@ -139,7 +139,7 @@ static bool read_argument(Options *options, Place *place, int argc, char **argv,
                         row->name, value, next);
         }
     }
-    return set_named(options, place, name, value);
+    return set_named(options, reading, name, value);
 }
 
 // ---- the configuration file ---------------------------------------------------------------------
@@ -159,7 +159,7 @@ static bool unquote(char *value) {
 }
 
 // Reads "  --name = value  # comment".
-static bool read_line(Options *options, Place *place, char *line) {
+static bool read_line(Options *options, Reading *reading, char *line) {
     char *name = line + strspn(line, BLANK);
     if (*name == '#') { return true; }
     if (strncmp(name, "--", 2) == 0) { name += 2; }
@@ -178,14 +178,14 @@ static bool read_line(Options *options, Place *place, char *line) {
     bool negated;
     const OptionRow *row = find_option(name, &negated);
     bool flag = row != NULL && row->type == OPTION_BOOL && *value == '\0';
-    return set_named(options, place, name, flag ? NULL : value);
+    return set_named(options, reading, name, flag ? NULL : value);
 }
 
 // depth: how many files of --config lead to this one. *told: the error is in a line of a file, and
 // error_text() names that file and line.
 static bool read_config(Options *options, const char *path, int depth, bool *told) {
     enum { DEEPEST = 16 };
-    Place place = {.source = SOURCE_FILE, .depth = depth + 1};
+    Reading reading = {.source = SOURCE_FILE, .depth = depth + 1};
     FILE *file = depth < DEEPEST ? fopen(path, "r") : NULL;
     if (depth == DEEPEST) { return fail("--config %s: %d files lead to it", path, depth); }
     if (file == NULL) { return fail("--config %s: %s", path, strerror(errno)); }
@@ -195,9 +195,9 @@ static bool read_config(Options *options, const char *path, int depth, bool *tol
     bool ok = true;
     for (int number = 1; ok && (length = getline(&line, &room, file)) >= 0; number++) {
         if (number == 1 && strncmp(line, BYTE_ORDER_MARK, 3) == 0) { memset(line, ' ', 3); }
-        ok = strlen(line) == (size_t)length ? read_line(options, &place, line)
+        ok = strlen(line) == (size_t)length ? read_line(options, &reading, line)
                                             : fail("a NUL byte; options are text");
-        if (!ok && !place.told) { fail("%s, line %d: %s", path, number, error_text()); }
+        if (!ok && !reading.told) { fail("%s, line %d: %s", path, number, error_text()); }
         *told = !ok;
     }
     if (ok && ferror(file)) { ok = fail("--config %s: %s", path, strerror(errno)); }
@@ -207,16 +207,17 @@ static bool read_config(Options *options, const char *path, int depth, bool *tol
 }
 
 bool options_read(Options *options, int argc, char **argv) {
-    Place place = {.source = SOURCE_COMMAND, .files = calloc_or_die((size_t)argc, sizeof(char *))};
+    Reading reading = {.source = SOURCE_COMMAND,
+                       .files = calloc_or_die((size_t)argc, sizeof(char *))};
     bool ok = true;
     options_default(options);
     options->program = argv[0];
-    for (int i = 1; ok && i < argc; i++) { ok = read_argument(options, &place, argc, argv, &i); }
+    for (int i = 1; ok && i < argc; i++) { ok = read_argument(options, &reading, argc, argv, &i); }
     bool answers = options->help || options->version || options->completion;
-    for (int i = 0; ok && !answers && i < place.num_files; i++) {
-        ok = read_config(options, place.files[i], 0, &place.told);
+    for (int i = 0; ok && !answers && i < reading.num_files; i++) {
+        ok = read_config(options, reading.files[i], 0, &reading.told);
     }
-    free(place.files);
+    free(reading.files);
     return ok;
 }
 

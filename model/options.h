@@ -73,7 +73,7 @@ typedef enum {
     EFFECT_DATA,       // which tokens come, or in which order
     EFFECT_PRECISION,  // how results are rounded, on purpose
     EFFECT_EVALUATION, // which tokens an evaluation sees, or what is before them
-    EFFECT_SPEED,      // time and memory; results only by rounding
+    EFFECT_SPEED,      // time and memory; results change only by rounding
     EFFECT_NOTHING,    // only what is printed, kept, or waited for
     EFFECT_ACTION
 } OptionEffect;
@@ -117,7 +117,7 @@ extern const ForeignName foreign_names[]; // other trainers' names; NULL is the 
 
 enum { OPTION_TEXT = PATH_LENGTH };
 
-// The index of a word in a list, -1: it is not there. An underscore in the word matches a hyphen.
+// Returns the index of a word in a list, or -1. An underscore in the word matches a hyphen.
 int option_word(const char *list, char separator, const char *word);
 
 const OptionRow *option_row(const char *name); // NULL: no option has the name
@@ -159,7 +159,7 @@ bool options_preset(Options *options);
 typedef struct {
     // the options of options->origin, as checkpoint_model() sets them; NULL: no checkpoint
     const Options *checkpoint;
-    int ranks;            // 0: one
+    int ranks;            // 0: one rank
     int64_t step, tokens; // steps and tokens that a resumed run has done
     // These functions are called once the options on which they depend are set; NULL: not needed.
     bool (*data)(void *context, Options *options); // sets what follows from the data
@@ -178,11 +178,11 @@ static inline bool options_continue(const Options *o) {
 // Whether models that differ in this option have tensors of other shapes.
 bool option_is_shape(const OptionRow *row, Arch arch);
 
-// Whether a run takes an option that is not given from the checkpoint that it starts from.
-// continues: NULL if the run starts anew; it takes only the model's options. Otherwise the options
-// of the run, which continues the checkpoint's run: it takes all options, or, if it only evaluates,
-// those on which an evaluation depends. It never takes options of the machine (its GPUs and
-// memory), nor where files go.
+// Whether a run takes an option that is not given from the checkpoint that it starts from. A run
+// that starts anew, for which `continues` is NULL, takes only the model's options. A run that
+// continues the checkpoint's run has the options `continues`, and takes all options or, if it only
+// evaluates, those on which an evaluation depends. No run takes options of the machine (its GPUs
+// and memory), nor where files go.
 bool option_is_inherited(const OptionRow *row, const Options *continues);
 
 // " (of the checkpoint PATH)" if an option's value comes from a checkpoint; otherwise "".

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ZONE_BYTE = 0x5a, POISON_BYTE = 0xff }; // 0xff...: NaN in FP32, BF16, E4M3 and E5M2
+enum { ZONE_BYTE = 0x5a, POISON_BYTE = 0xff }; // bytes of 0xff are NaN in FP32, BF16, E4M3 and E5M2
 
 // The limit of every sum, above any machine's memory. Without it, the sums for the largest model
 // that options can describe would overflow.

@@ -79,7 +79,7 @@ void plan_free(Plan *plan);
 
 // These do nothing unless LLM8_GUARD=1.
 void plan_guard_poison(const Plan *plan); // before a step
-// Called after a step. False: a zone was written, and error_text() names its buffer.
+// Called after a step. Returns false if a zone was written; error_text() names the zone's buffer.
 bool plan_guard_check(const Plan *plan);
 
 END_C

@@ -16,7 +16,7 @@ static const struct {
     {"head", TENSOR_HEAD_WEIGHT, TENSOR_COUNT},
 };
 
-// Why a layer is not in FP8; NULL: it is in FP8.
+// Returns why a layer is not in FP8, or NULL if it is.
 static const char *reason_against_fp8(const Options *o, const ModelConfig *c,
                                       const NumberSupport *support, const LinearPrecision *lp) {
     bool head = lp->linear == LINEAR_HEAD;
@@ -40,7 +40,7 @@ static const char *reason_against_fp8(const Options *o, const ModelConfig *c,
 
 Precision precision_decide(const Options *o, const ModelConfig *config, NumberSupport support) {
     bool delayed = o->fp8_recipe == FP8_RECIPE_DELAYED;
-    // products by blocks have no fast accumulation
+    // products of operands in blocks have no fast accumulation
     bool blocks = o->fp8_recipe == FP8_RECIPE_BLOCKWISE;
     Precision p = {
         .config = config,
@@ -184,7 +184,7 @@ void precision_print(const Precision *p) {
            p->fast_backward ? "fast" : "split");
 }
 
-// The largest log-sum-exp of a token's logits for which the fixed scale has room. The z-loss keeps
+// The largest log-sum-exp of a token's logits that the fixed scale allows for. The z-loss keeps
 // log-sum-exps near 0; with a larger one, gradients saturate.
 enum { LARGEST_LSE = 100 };
 
@@ -215,14 +215,14 @@ static float first_scale(const Precision *p, int slot) {
 }
 
 void fp8_calibrate(const Precision *p, Fp8Scale *slots) {
-    // room for larger amaxes in the next micro-batches; the amaxes of weights need no room
-    const float room = 2.0f;
+    // a factor for larger amaxes in the next micro-batches; the amaxes of weights need none
+    const float headroom = 2.0f;
     for (int i = 0; i < fp8_slot_count(p->config); i++) {
         Fp8Scale *s = &slots[i];
         bool weight = i % OPERAND_COUNT == OPERAND_W;
         if (fp8_slot_follows(p, i) && s->count == 0) {
             if (!fp8_scale_known(s)) { s->scale = first_scale(p, i); }
-            fp8_rescale(s, weight ? s->amax : room * s->amax, fp8_slot_target(p, i));
+            fp8_rescale(s, weight ? s->amax : headroom * s->amax, fp8_slot_target(p, i));
             if (s->scale == 1.0f) { // 1 would mean that the scale is unknown
                 s->scale = nextafterf(1.0f, 0.0f);
                 s->scale_inv = 1.0f / s->scale;

@@ -27,7 +27,7 @@ typedef enum { NUMBER_FP32, NUMBER_BF16, NUMBER_FP8 } Number;
 typedef enum {
     PASS_TRAIN,
     PASS_AGAIN,    // recomputation, with the scales of the first pass
-    PASS_EVAL,     // ranges are not recorded in the history
+    PASS_EVAL,     // amaxes are not recorded in the history
     PASS_EVAL_BF16 // like PASS_EVAL, but no product is in FP8
 } Pass;
 
@@ -49,8 +49,8 @@ typedef struct {
     const ModelConfig *config;
     Fp8Format format;
     Fp8Recipe recipe;
-    int margin, e5m2_margin, history_length; // E5M2 has the sum of both margins
-    bool power_of_two;                       // scales by blocks are powers of two
+    int margin, e5m2_margin, history_length; // E5M2's margin is the sum of both margins
+    bool power_of_two;                       // the scales of blocks are powers of two
     bool fast_forward, fast_backward; // partial sums stay in the tensor cores' narrower registers
     bool possible;                    // the device has FP8, or emulates it
     bool used;                        // some layer is in FP8
@@ -125,14 +125,14 @@ static inline float fp8_slot_target(const Precision *p, int slot) {
 // Whether a slot's scale is fixed. Only one is: the scale of the head's output gradient, (softmax -
 // onehot) * factor. The gradient's largest magnitude is the factor (the z-loss multiplies the
 // softmax; a soft cap multiplies the gradient by at most 1), so its scale needs no measuring. But
-// scales by blocks are measured, because the magnitudes in a block can be much smaller.
+// the scales of blocks are measured, because the magnitudes in a block can be much smaller.
 static inline bool fp8_slot_is_fixed(const Precision *p, int slot) {
     return p->recipe != FP8_RECIPE_BLOCKWISE &&
            slot == fp8_slot_index(p->config, LINEAR_HEAD, 0, OPERAND_DY);
 }
 
-// fp8_slot_in_use: whether the slot's tensor is quantised. fp8_slot_follows: whether its scale also
-// follows the tensor's range.
+// fp8_slot_in_use: whether the slot's tensor is quantised. fp8_slot_follows: whether the scale also
+// follows the tensor's amax.
 static inline bool fp8_slot_in_use(const Precision *p, int slot) {
     return p->linear[slot / OPERAND_COUNT].number == NUMBER_FP8;
 }

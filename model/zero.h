@@ -29,7 +29,7 @@ typedef struct {
     int bucket;
     bool codes;    // gathered as FP8 codes
     bool muon;     // updated by Muon
-    int64_t begin; // place in the arranged space
+    int64_t begin; // index of the segment's first element in the arranged space
     int64_t part;  // elements that each rank keeps: a multiple of PARAM_ALIGN
 } ZeroSegment;
 
@@ -52,8 +52,8 @@ void zero_free(ZeroLayout *z);
 // arranged space, and in the rank's own arrays.
 typedef struct {
     int64_t begin, end; // elements of the parameter space
-    int64_t place;      // place of `begin` in the arranged space
-    // place of `begin` among the elements that the rank keeps, range after range
+    int64_t place;      // index of `begin` in the arranged space
+    // index of `begin` among the elements that the rank keeps, range after range
     int64_t kept;
     int segment;
     int param;
@@ -66,7 +66,7 @@ int zero_ranges(const ZeroLayout *z, int rank, ZeroRange **ranges);
 // A matrix that Muon updates, and the rank that computes its Newton-Schulz steps.
 typedef struct {
     int rows, columns;
-    int64_t place; // place in the arranged space
+    int64_t place; // index of the first element in the arranged space
     int segment;
     int owner;
 } ZeroMatrix;
