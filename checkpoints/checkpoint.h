@@ -83,8 +83,8 @@ typedef struct {
     int64_t skipped, skipped_in_row;
     double loss, valid_loss;  // valid_loss is of the weights at this step; NaN: not evaluated
     double best_valid_loss;   // the lowest of all evaluations; NaN: none yet
-    double level, best_level; // the loss, averaged over steps; the lowest such average
-    int64_t proven;    // step of the newest healthy checkpoint: a usual loss followed it; -1: none
+    double level, best_level; // level: the loss averaged over steps; best_level: the lowest level
+    int64_t proven;    // step of the newest checkpoint that was followed by a usual loss; -1: none
     int64_t eval_left; // not 0: the evaluation after this step has not been made yet
     SpikeWindow window;
 } Progress;
@@ -158,7 +158,7 @@ typedef struct {
     const Companion *companions;    // [COMPANIONS]; NULL: none
     int begin_of_text, end_of_text; // -1: not known
     Companion start_config;         // config.json of the model that the run started from
-    int num_ranges;                 // parts of the parameter space that this rank holds
+    int num_ranges;                 // ranges of the parameter space that this rank holds
     const Bucket *ranges;
     SavedArray state[STATE_ARRAYS];
     const Fp8Scale *slots;     // NULL without delayed scaling
@@ -183,7 +183,7 @@ typedef struct {
 void saver_start(Saver *saver, const Snapshot *snapshot);
 // Whether a save was started and has ended, so that saver_wait returns at once.
 bool saver_ended(const Saver *saver);
-// Waits for a save that is under way. False: the last save failed, and saver->why says why.
+// Waits for a save that is under way. Returns false if the last save failed; saver->why says why.
 bool saver_wait(Saver *saver);
 
 // Elements begin..end of the parameter space are in the optimizer file of `rank`: in each of its
@@ -214,7 +214,8 @@ typedef struct Checkpoint {
 // SOURCE_CHECKPOINT. If there is no checkpoint, start->path and options->origin are empty. A folder
 // without meta.json is one of Hugging Face's; if its weights are in several files, it is refused.
 bool checkpoint_model(Checkpoint *start, Options *options, Options *was);
-// Opens rank 0's checkpoint on every other rank, in place of its own. A path "": rank 0 has none.
+// Opens rank 0's checkpoint on every other rank, in place of its own. If the path is "", rank 0 has
+// none.
 bool checkpoint_share(Checkpoint *c, const Group *group);
 // Reads elements begin..end of the weights in model.safetensors. Refuses tensors of other shapes.
 bool checkpoint_weights(Checkpoint *c, const ParamLayout *layout, int64_t begin, int64_t end,
@@ -222,8 +223,9 @@ bool checkpoint_weights(Checkpoint *c, const ParamLayout *layout, int64_t begin,
 // Writes the checksum of a meta.json into its text. Returns whether the text had that checksum.
 bool meta_seal(char *text, size_t bytes);
 
-// Opens a checkpoint's files of tensors besides its meta.json. verify: compares every byte with the
-// checksums. Without it, only the headers are read, because rank 0 has verified the checkpoint.
+// Opens a checkpoint's files of tensors besides its meta.json. With `verify`, every byte is
+// compared with the checksums. Otherwise only the headers are read, because rank 0 has verified the
+// checkpoint.
 bool checkpoint_complete(Checkpoint *c, bool verify);
 // Opens a checkpoint with all its files.
 bool checkpoint_open(Checkpoint *c, const char *path, bool verify);
@@ -271,12 +273,12 @@ bool checkpoint_list(const char *save);
 // Lists the steps of the checkpoints in a folder, newest first; the caller frees the list. Returns
 // how many there are: 0 if there is no folder, -1 if it cannot be read.
 int checkpoint_steps(const char *save, int64_t **steps);
-// Puts into `path` the folder that a path to a checkpoint leads to. If it ends in `latest` or
-// `best` and steps are beside it, that is the newest or the best step, whatever file or link has
-// that name. False: the steps cannot be read.
+// Puts into `path` the folder that a path to a checkpoint leads to. If `from` ends in `latest` or
+// `best`, and steps are beside it, the folder is the newest or the best step, whatever file or link
+// has that name. Returns false if the steps cannot be read.
 bool checkpoint_follow(char path[PATH_LENGTH], const char *from);
-// Results in place of a step. STEP_NONE: there is no such checkpoint. STEP_UNREADABLE: a file that
-// decides which checkpoint it is cannot be read, but may be undamaged.
+// Results in place of a step. STEP_NONE: there is no such checkpoint. STEP_UNREADABLE: the
+// checkpoint cannot be determined, because a file cannot be read.
 enum { STEP_NONE = -1, STEP_UNREADABLE = -2 };
 // The highest step.
 int64_t checkpoint_newest(const char *save);

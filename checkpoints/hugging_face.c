@@ -11,7 +11,8 @@
 
 // ---- tensors ------------------------------------------------------------------------------------
 
-// The entry of an FP8 weight's scales: one for each block of 128 x 128, a factor of its codes.
+// Returns the entry of an FP8 weight's scales. There is one scale for each block of 128 x 128, and
+// codes are multiplied by it.
 static TensorEntry scales_of(const TensorEntry *weight) {
     TensorEntry scales = {.dtype = DTYPE_F32, .dims = 2, .begin = weight->begin};
     for (int d = 0; d < 2; d++) { scales.shape[d] = (weight->shape[d] - 1) / FP8_BLOCK + 1; }
@@ -167,7 +168,8 @@ bool hf_read(const SafeTensors *st, const ParamLayout *layout, int64_t begin, in
              float *out) {
     TensorEntry *tensors;
     int num_tensors = hf_tensors(layout, DTYPE_F32, NULL, &tensors);
-    bool ok = layout->config.tied_head || has_both(st, &tensors[0]); // the embedding is the first
+    // the first tensor is the embedding
+    bool ok = layout->config.tied_head || has_both(st, &tensors[0]);
     memset(out, 0, (size_t)(end - begin) * sizeof(float));
     for (const TensorEntry *t = tensors; ok && t < tensors + num_tensors; t++) {
         int64_t size = t->shape[0] * (t->dims > 1 ? t->shape[1] : 1);
@@ -200,7 +202,8 @@ bool hf_knows_all(const SafeTensors *st, const ParamLayout *layout) {
     for (int n = 0; ok && n < st->count; n++) {
         const char *name = st->entries[n].name;
         known[n] |= strcmp(name, head_name) == 0;
-        for (size_t i = 0; i < sizeof(ignored) / sizeof(*ignored); i++) { // masks, tables
+        // the ignored tensors are masks and tables
+        for (size_t i = 0; i < sizeof(ignored) / sizeof(*ignored); i++) {
             size_t length = strlen(name), end = strlen(ignored[i]);
             known[n] |= length >= end && strcmp(name + length - end, ignored[i]) == 0;
         }
@@ -291,7 +294,7 @@ static const struct {
     {TOP, 0, "vocab-size", "vocab_size", "vocab_size", NAN, NAN},
     {TOP, 0, "norm-epsilon", "layer_norm_epsilon", "rms_norm_eps", 1e-5, 1e-6},
     {TOP, 0, "init-method-std", "initializer_range", "initializer_range", 0.02, 0.02},
-    // the key is Gemma 2's; for the families here, transformers applies no cap
+    // Gemma 2 has this key; transformers applies no cap in the families that we support
     {TOP, 0, "logit-softcap", "final_logit_softcapping", "final_logit_softcapping", 0, 0},
     {TOP | ROPE, 0, "rope-theta", NULL, "rope_theta", 1e4, 1e4},
     {ROPE, ROPE_LINEAR, "rope-scaling-factor", NULL, "factor", NAN, NAN},
@@ -629,7 +632,7 @@ static bool fail_family(const cJSON *json, const char *type) {
 
 static bool read_config(const cJSON *json, Options *o) {
     enum { LONGEST_SEQUENCE = 8192 }; // tokens; --seq-length may be larger
-    enum { QWEN3_HEAD = 128 };        // where head_dim is missing
+    enum { QWEN3_HEAD = 128 };        // the head size if head_dim is missing
     const cJSON *items[KEYS] = {NULL}, *type = NULL;
     if (!take(json, "model_type", JSON_ANY, &type)) { return false; }
     int family = 0;

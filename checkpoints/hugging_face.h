@@ -25,7 +25,8 @@ void hf_list(const ParamLayout *layout, FILE *out);
 bool hf_read(const SafeTensors *st, const ParamLayout *layout, int64_t begin, int64_t end,
              float *out);
 
-// Refuses a file with a tensor that is none of the model's: a bias or a norm would be left out.
+// Refuses a file with a tensor that the model lacks, such as a bias or a norm, because that tensor
+// would be left out.
 bool hf_knows_all(const SafeTensors *st, const ParamLayout *layout);
 
 // Returns the text of config.json for weights of this dtype (see hf_tensors); the caller frees it.

@@ -76,8 +76,8 @@ static int64_t count_of(const cJSON *json, const char *name) {
     return json_count(cJSON_GetObjectItemCaseSensitive(json, name));
 }
 
-// Reads the values of a spike window after `count` steps entered it. False: the number of values is
-// wrong, or one is not finite.
+// Reads the values of a spike window after `count` steps entered it. Returns false if the number of
+// values is wrong, or if a value is not finite.
 static bool read_window(const cJSON *meta, const char *name, int64_t count, double *values) {
     const cJSON *value, *list = cJSON_GetObjectItemCaseSensitive(meta, name);
     int n = 0;
@@ -424,7 +424,8 @@ int64_t checkpoint_best(const char *save) {
         size_t bytes;
         char *text = file_read(path, &bytes);
         cJSON *meta = text != NULL ? parse_meta(text, bytes, path) : NULL;
-        readable = text != NULL || !path_exists(path); // false ends the loop: step may be the best
+        // if not, the loop ends, because this step may be the best
+        readable = text != NULL || !path_exists(path);
         double loss = json_number(meta, "valid_loss", NAN);
         identity_sum(text_of(meta, "valid_data"), of);
         if (best < 0) { // the newest one that was evaluated
@@ -599,7 +600,8 @@ bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLa
         char now[OPTION_TEXT];
         option_text(options, row, now);
         bool moves = strcmp(name, "save") == 0 || (options->source[i] == SOURCE_DERIVED &&
-                                                   row->type == OPTION_STRING); // the tokenizer
+                                                   // this is the tokenizer's path
+                                                   row->type == OPTION_STRING);
         if (moves || row->effect == EFFECT_ACTION || strcmp(was, now) == 0) { continue; }
         if (strcmp(name, "optimizer") == 0 && options_train(options)) {
             return fail("%s: its moments are those of --optimizer %s, this run's is %s; resume "

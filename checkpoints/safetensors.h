@@ -52,13 +52,14 @@ typedef struct {
 
 struct cJSON;
 
-// Parses a text that is JSON and nothing else; NULL: the text is not. The caller deletes the
-// result.
+// Parses a text that must be JSON and nothing else; returns NULL if it is not. The caller deletes
+// the result.
 struct cJSON *json_parse(const char *text, size_t bytes);
-// The value of a JSON number that is a whole number from 0 to below 2^53, which a double can hold
-// exactly; -1: it is something else, or NULL.
+// Returns the value of a JSON number that is whole, from 0 to below 2^53, which a double can hold
+// exactly. Returns -1 for anything else.
 int64_t json_count(const struct cJSON *item);
-// Return the number or the text with a name in an object; if there is none, `otherwise`.
+// Return the number or the text with a name in an object, or `otherwise` if the object has no such
+// entry.
 double json_number(const struct cJSON *object, const char *name, double otherwise);
 const char *json_text(const struct cJSON *object, const char *name, const char *otherwise);
 

@@ -18,7 +18,7 @@
 
 // ---- files --------------------------------------------------------------------------------------
 
-enum { FILES_OF_RANK_0 = 3 + COMPANIONS }; // at most, besides its optimizer file
+enum { FILES_OF_RANK_0 = 3 + COMPANIONS }; // the most files of rank 0, besides its optimizer file
 
 const char *const scaling_names[] = {"scale", "target", "count", "amax_history"};
 

@@ -29,13 +29,15 @@ typedef struct {
     BlendTurn *turns; // [period]
 } Blend;
 
-// False: a weight is below a millionth of the sum, so that its source may get no sample.
+// Fails if a weight is below a millionth of the sum of weights, because its source might get no
+// sample.
 bool blend_make(Blend *blend, const double *weights, int count);
 void blend_free(Blend *blend);
 
-// The source of a sample, and how many samples of that source come before it.
+// Returns the source of a sample. Sets *place to how many samples of that source come before it.
 int blend_draw(const Blend *blend, int64_t sample, int64_t *place);
-// How many of the first n samples come from a source: also the number of its next sample.
+// Returns how many of the first n samples come from a source. This is also the number of the
+// source's next sample.
 int64_t blend_count(const Blend *blend, int source, int64_t n);
 static inline double blend_share(const Blend *blend, int source) {
     return (double)blend->parts[source] / blend->period;

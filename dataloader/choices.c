@@ -9,8 +9,8 @@ static const TokenFileKind set_kind = {CHOICES_MAGIC,
                                        "scripts/prepare_choices makes them",
                                        {"hellaswag*.bin", "quiz*.bin"}};
 
-// Skips a length and that many tokens. False: the length is 0, or the tokens reach past `end`, or
-// one is outside the vocabulary.
+// Skips a length and that many tokens. Returns false if the length is 0, if the tokens reach past
+// `end`, or if a token is outside the vocabulary.
 static bool skip_tokens(const uint32_t *numbers, int64_t *at, int64_t end, int vocab) {
     if (*at >= end) { return false; }
     int64_t count = numbers[(*at)++];
@@ -42,7 +42,7 @@ static bool read_question(const ChoiceSet *set, Question *q, int64_t *at, int vo
 }
 
 static bool read_questions(ChoiceSet *set, int vocab) {
-    enum { SHORTEST = 9 }; // numbers of the shortest possible question
+    enum { SHORTEST = 9 }; // how many numbers the shortest possible question has
     const TokenFile *f = &set->file;
     int32_t count = f->header[2];
     int64_t most = f->count / SHORTEST, at = 0;

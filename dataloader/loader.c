@@ -101,7 +101,7 @@ bool shard_open(TokenFile *f, const char *path) {
 typedef struct {
     TokenFileKind file;
     const char *ending, *word;
-    int said; // place in the shard's header that says whether the shard has such a file
+    int said; // index in the shard's header of a number that says whether the shard has such a file
     const char *why;
 } BitFile;
 
@@ -182,7 +182,8 @@ static bool bits_fit(const TokenFile *f, const char *word, const TokenFile *shar
             fail("%s: not what its checksum says; it is damaged", f->path));
 }
 
-// Opens a file of bits beside a shard, and adds its CRC-32 to *crc. bits->file -1: no such file.
+// Opens a file of bits beside a shard, and adds its CRC-32 to *crc. bits->file is -1 if there is no
+// such file.
 static bool open_bits(TokenFile *bits, const BitFile *kind, const TokenFile *shard,
                       uint32_t shard_crc, uint32_t *crc) {
     char path[PATH_LENGTH];

@@ -49,7 +49,7 @@ enum {
     SHARD_STARTED, // 1: the shard has conversations, and SHARD.starts
     MASK_MAGIC = 20261124,
     STARTS_MAGIC = 20261128,
-    MASK_SHARD = 4, // places in the header of a mask or SHARD.starts
+    MASK_SHARD = 4, // indices in the header of a mask or SHARD.starts, from here on
     MASK_SUM,
     MASK_WINDOW,
     MASK_TEMPLATE,
@@ -80,13 +80,14 @@ void token_file_close(TokenFile *f);
 // Reads numbers [begin, begin + n) of the file.
 bool token_file_read(const TokenFile *f, int64_t begin, int64_t n, uint32_t *out);
 
-// As token_file_open; also refuses a shard without tokens, or whose size differs from its header.
+// Opens a shard as token_file_open does. Also refuses a shard without tokens, and one whose size
+// differs from its header.
 bool shard_open(TokenFile *shard, const char *path);
 
-// Of the shards that a glob pattern matches, finds the first one whose header is not 0 at `place`:
-// at SHARD_MASKED or SHARD_STARTED, a shard with conversations; at 0, where every header has the
-// magic number, any shard. The shard is closed. False: no shard fits, or one before it cannot be
-// read.
+// Finds the first of the shards that a glob pattern matches whose header has a number other than 0
+// at index `place`. At SHARD_MASKED or SHARD_STARTED this is a shard with conversations; at 0, the
+// magic number, it is any shard. The shard is closed. Returns false if no shard fits, or if a shard
+// before it cannot be read.
 bool shards_find(const char *pattern, int place, TokenFile *shard);
 
 // Makes the header of a shard, in which the mark of the tokenizer is 0.
@@ -98,9 +99,10 @@ bool token_files_find(glob_t *found, const char *pattern, TokenFileKind kind);
 // The files beside a shard. Without SHARD.starts, a document begins at each end-of-text token.
 // Where conversations begin is then not known, because a turn may end with that token, too.
 typedef struct {
-    uint32_t *mask;        // the numbers of SHARD.mask; NULL: all tokens count
-    int32_t chat_template; // of the mask; not 0: the shard has conversations
-    TokenFile starts;      // SHARD.starts, open; file -1: there is none
+    uint32_t *mask; // the numbers of SHARD.mask; NULL: all tokens count
+    // CRC-32 of the chat template, from the mask; not 0: the shard has conversations
+    int32_t chat_template;
+    TokenFile starts; // SHARD.starts, open; file -1: there is none
 } Beside;
 
 // A window in which some targets count.
@@ -113,10 +115,11 @@ typedef struct {
     int num_shards;
     TokenFile *shards;
     Beside *beside;             // [num_shards]
-    int64_t tokens, windows;    // windows: in an epoch
+    int64_t tokens, windows;    // windows: how many an epoch has
     int64_t targets;            // targets that count in an epoch
-    MaskedWindow *with_targets; // [windows] those in which targets count; NULL: all windows
-    int cuts; // not 0: documents were packed into windows of this length, and ours cut some of them
+    MaskedWindow *with_targets; // [windows] the windows in which targets count; NULL: all windows
+    // the length of windows into which documents were packed, if our windows cut documents; else 0
+    int cuts;
     int seq_length, vocab;
     int end_of_text; // the end-of-text token; -1: not known
     bool masks_ends; // a target right after an end-of-text token does not count

@@ -37,9 +37,9 @@ typedef struct {
 bool mixture_open(Mixture *m, const char *text, int seq_length, int vocab, int end_of_text,
                   bool masks_ends);
 void mixture_close(Mixture *m);
-// As dataset_match; also refuses other shares of the sources.
+// Does for all sources what dataset_match does for one; also refuses other shares of the sources.
 bool mixture_match(const Mixture *m, const char *identity, const char *whose);
-// The path of the first shard of `other` that is also in m, by its checksum; NULL: there is none.
+// Returns the path of the first shard of `other` whose checksum a shard of m has, or NULL.
 const char *mixture_shares(const Mixture *m, const Mixture *other);
 
 END_C

@@ -39,7 +39,7 @@ static void put_token(Output *out, int token) {
     out->tokens++;
 }
 
-enum { PART = 1 << 20 }; // bytes; a text is encoded in parts of at least this size
+enum { PART = 1 << 20 }; // a text is encoded in parts of at least this many bytes
 
 // The end of a part of a text: a line break between two visible ASCII characters, because no
 // tokenizer has a word across such a line break.
@@ -74,7 +74,7 @@ static bool put_text(Output *out, const Text *text, size_t begin, size_t end) {
         size_t n = end - begin < room ? end - begin : room;
         read_text(text, bytes, n, begin);
         size_t part = part_end(bytes, n);
-        if (part == n && n < end - begin) { // no line break that ends a part yet
+        if (part == n && n < end - begin) { // no line break that ends a part has been read yet
             room *= 2;
             bytes = realloc_or_die(bytes, room);
             continue;

@@ -215,7 +215,7 @@ bool encoder_open(Encoder *e, const Tokenizer *t) {
             e->class_of[c] = (unsigned char)r.class_id;
         }
     }
-    e->class_of[' '] = CLASS_SPACE; // the functions below assume it, whatever the file says
+    e->class_of[' '] = CLASS_SPACE; // the functions below assume that a blank is white space
     return true;
 }
 
