@@ -36,10 +36,12 @@ static double read_number(const char *folder, const char *name, const char *key,
     return found && number >= 0 && unit > 0 ? number / unit : otherwise;
 }
 
-// Returns what a control group allows its processes. second: cgroup version 2, not 1.
+// Returns a limit that a control group sets for its processes. second: the group is of cgroup
+// version 2, not 1.
 typedef double Limit(const char *group, bool second);
 
-// Returns the lowest limit_of() of this process's groups, from its own up to the root.
+// Returns the lowest limit of this process's control group and of the groups around it, up to the
+// root.
 static double lowest(const char *root, const char *controller, Limit *limit_of) {
     char path[2 * PATH_LENGTH + 64], line[PATH_LENGTH];
     double limit = INFINITY;
@@ -51,9 +53,9 @@ static double lowest(const char *root, const char *controller, Limit *limit_of) 
         char *names = strchr(line, ':'), *group = names != NULL ? strchr(names + 1, ':') : NULL;
         if (group == NULL) { continue; }
         *group++ = '\0';
-        bool second = names[1] == '\0'; // version 2 names no controllers
+        bool second = names[1] == '\0'; // a line of version 2 names no controllers
         if (!second && !lists(names + 1, controller)) { continue; }
-        for (char *slash = group; slash != NULL;) { // up to the root
+        for (char *slash = group; slash != NULL;) { // the group and then its ancestors
             snprintf(path, sizeof(path), "%s/sys/fs/cgroup%s%s%s", root, second ? "" : "/",
                      second ? "" : controller, group);
             limit = fmin(limit, limit_of(path, second));
@@ -125,7 +127,7 @@ typedef struct {
     int64_t count;
     _Atomic int64_t next;
     _Atomic bool failed;
-    Error why; // of the first task that failed
+    Error why; // the error of the first task that failed
 } Work;
 
 static void *take_tasks(void *work) {
@@ -154,8 +156,8 @@ bool threads_for(int64_t count, Task *task, void *context) {
 }
 
 void threads_spin_briefly(char **argv) {
-    // if one of the first two is set, the user has decided how threads wait; if one of the others
-    // is set, libgomp has bound this thread to a core, and the new program would inherit that
+    // with one of the first two, the user has decided how threads wait. With one of the others,
+    // libgomp has bound this thread to a core, and the new program would inherit the binding
     static const char *const set[] = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_PROC_BIND",
                                       "OMP_PLACES", "GOMP_CPU_AFFINITY"};
     char self[PATH_LENGTH];

@@ -50,7 +50,7 @@ char *file_read(const char *path, size_t *bytes);
 bool file_replace(const char *path, const void *data, size_t bytes);
 
 bool folder_make(const char *path); // makes its parents too; the folder may exist already
-bool folder_sync(const char *path); // so that renames in it survive a power cut
+bool folder_sync(const char *path); // makes renames in the folder survive a power cut
 // Deletes a folder with everything in it, or a file. Links are deleted, not followed.
 bool folder_remove(const char *path);
 // Returns the names in a folder as one string: each name ends with a NUL, and an empty name ends

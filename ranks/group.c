@@ -32,11 +32,11 @@ typedef struct {
     int32_t doing;
     int64_t step;
     double age;               // seconds since the rank began what it is doing
-    char text[sizeof(Error)]; // what it is doing; of LOST: which rank is lost
+    char text[sizeof(Error)]; // what the rank is doing; in a LOST note: which rank is lost
 } Note;
 
 typedef struct {
-    int rank, files[CONNECTIONS]; // -1: none
+    int rank, files[CONNECTIONS]; // a file is -1 if there is no connection
     char host[HOST];
     bool left, closed; // left: the peer has said goodbye; closed: its connection has ended
     double heard;
@@ -46,7 +46,8 @@ typedef struct {
 
 struct Watch {
     int rank, ranks;
-    int count; // peers: in rank 0 one for each rank (its own is unused), in the others only rank 0
+    // number of peers: on rank 0 one for each rank (its own is unused), elsewhere only rank 0
+    int count;
     double limit, tick;
     Peer *peers;          // [count]
     struct pollfd *polls; // one for each peer, and one for `quit`
@@ -58,7 +59,8 @@ struct Watch {
     pthread_mutex_t mutex;  // protects the fields below, and the peers except `files`
     pthread_cond_t changed; // a peer has said goodbye
     // The watchdog's clock: `now` counts the seconds in which this process ran, and `read` is the
-    // time of its last reading. heard, since and left are readings of it, so no age is negative.
+    // time of its last reading. heard, since and left are readings of this clock, so no age is
+    // negative.
     double now, read;
     Note mine;
     double since; // when `mine` began
@@ -139,7 +141,7 @@ int group_listen(const char *host, int *port) {
     return file;
 }
 
-// Whether the host's address is one of this machine.
+// Whether the host's address is an address of this machine.
 static bool is_here(const char *host) {
     struct addrinfo *found;
     bool here = false;
@@ -153,7 +155,7 @@ static bool is_here(const char *host) {
     return here;
 }
 
-// Tries each address of the host once, for two seconds. *why: why the last one failed.
+// Tries each address of the host once, for two seconds. *why: why the last attempt failed.
 static int connect_once(const char *host, int port, const char **why) {
     struct addrinfo *found;
     int file = -1, status = resolve(host, port, 0, &found);
@@ -189,8 +191,8 @@ static void send_notes(Watch *w, int kind, const char *text) {
     }
 }
 
-// Whether p->coming is the next complete note of a peer. False: it has not arrived completely, or
-// the connection has ended.
+// Whether p->coming is the next complete note of a peer. Returns false if the note has not arrived
+// completely, or if the connection has ended.
 static bool receive_note(const Watch *w, Peer *p) {
     while (!p->closed) {
         ssize_t n = recv(p->files[WATCHDOGS], (char *)&p->coming + p->got, sizeof(Note) - p->got,
@@ -446,14 +448,16 @@ bool group_agree(const Group *g, Channel channel, bool ok) {
 typedef struct {
     uint32_t magic;
     int32_t rank, ranks, connection;
-    int32_t port; // with DOOR: where rank 0 listens; 0: the doorman does not know it yet
+    // in a Hello with DOOR: the port on which rank 0 listens; 0: the doorman does not know it yet
+    int32_t port;
     char host[HOST], token[TOKEN];
-    // in rank 0's answer: why the meeting has failed; "": all ranks have come. In a doorman's: the
-    // address of rank 0's machine; "": the doorman is on the same machine
+    // in rank 0's answer: why the meeting has failed, or "" if all ranks have come. In a doorman's
+    // answer: the address of rank 0's machine, or "" if rank 0 is on the doorman's machine
     char text[sizeof(Error)];
 } Hello;
 enum { MAGIC = 0x4c384336 };
-static const double PATIENCE = 0.5; // seconds for a Hello; a rank that is slower connects again
+// seconds in which a Hello must come; a slower rank connects again
+static const double PATIENCE = 0.5;
 
 typedef struct {
     Watch *w;
@@ -462,7 +466,7 @@ typedef struct {
     char place[400], within[64]; // for messages: where ranks meet, and within which time
     double limit;
     bool told; // a warning has said that a rank is not let in
-} Part;
+} Attempt;
 
 void group_draw(Meeting *meeting) {
     uint64_t number[2];
@@ -480,7 +484,7 @@ static bool hear(int file, double seconds, Hello *h, ssize_t *bytes) {
     return *bytes == sizeof(*h) && h->magic == MAGIC;
 }
 
-static void answer(const Part *part, int file, const char *text) {
+static void answer(const Attempt *part, int file, const char *text) {
     Hello h = part->mine;
     memset(h.token, 0, sizeof(h.token));
     snprintf(h.text, sizeof(h.text), "%s", text);
@@ -492,8 +496,9 @@ static bool has_ended(int file) {
     return file < 0 || recv(file, &byte, 1, MSG_PEEK | MSG_DONTWAIT) >= 0 || errno != EAGAIN;
 }
 
-// Gives a connection to the rank that has opened it, or closes it. False: the meeting fails.
-static bool seat(Part *part, int file) {
+// Gives a connection to the rank that has opened it, or closes it. Returns false if the meeting
+// fails.
+static bool seat(Attempt *part, int file) {
     const Watch *w = part->w;
     Hello h;
     ssize_t bytes;
@@ -520,7 +525,7 @@ static bool seat(Part *part, int file) {
         ok = fail("two processes say that they are rank %d: one on %s, one on %s", h.rank, p->host,
                   h.host);
     } else {
-        close_file(place); // if the rank connects again: its earlier connection has ended
+        close_file(place); // the earlier connection of this rank has ended
         *place = file;
         memcpy(p->host, h.host, HOST);
         return true;
@@ -531,7 +536,7 @@ static bool seat(Part *part, int file) {
 }
 
 // Counts the ranks that have not come, and sets error_text() to a list of them.
-static int count_missing(const Part *part, const char *verb, const char *within) {
+static int count_missing(const Attempt *part, const char *verb, const char *within) {
     char text[600] = "";
     int count = 0;
     for (int r = 1; r < part->w->ranks; r++) {
@@ -546,15 +551,16 @@ static int count_missing(const Part *part, const char *verb, const char *within)
     return count;
 }
 
-// The doorman (group.h): where rank 0 is elsewhere, the first rank on the machine of MASTER_ADDR.
+// The doorman (group.h): the first rank on the machine of MASTER_ADDR, if rank 0 is on another
+// machine.
 typedef struct {
-    Part part;
+    Attempt part;
     int listener; // -1: this rank is not the doorman
     pthread_t thread;
 } Doorman;
 
-// The doorman's thread, until its socket is shut down: tells every rank of this run that asks where
-// rank 0 listens, once rank 0 has said it.
+// The doorman's thread, until its socket is shut down. Rank 0 says where it listens, and then the
+// doorman tells this to every rank of the run that asks.
 static void *keep_door(void *argument) {
     Doorman *d = argument;
     char address[128] = "";
@@ -580,8 +586,8 @@ static void *keep_door(void *argument) {
     }
 }
 
-// Rank 0: tells the doorman where it listens. False: *place says why not.
-static bool tell_doorman(Part *part, int port) {
+// Rank 0: tells the doorman on which port rank 0 listens. If that fails, part->place says why.
+static bool tell_doorman(Attempt *part, int port) {
     const Meeting *m = part->meeting;
     const char *why = "it gives no answer; has it another LLM8_SECRET?";
     Hello h = part->mine;
@@ -601,8 +607,9 @@ static bool tell_doorman(Part *part, int port) {
     return told;
 }
 
-// Rank 0: waits until all ranks have come, and answers them. False: the meeting has failed.
-static bool receive_ranks(Part *part, int listener) {
+// Rank 0: waits until all ranks have come, and answers them. Returns false if the meeting has
+// failed.
+static bool receive_ranks(Attempt *part, int listener) {
     const Meeting *m = part->meeting;
     const double start = wall_seconds(), until = start + part->limit;
     double warning = start + 10;
@@ -639,9 +646,9 @@ static bool receive_ranks(Part *part, int listener) {
     return ok || fail_again(why);
 }
 
-// The other ranks: connects to rank 0, again and again until it answers. False: the meeting has
-// failed.
-static bool reach_rank_0(Part *part) {
+// The other ranks: connects to rank 0, again and again until rank 0 answers. Returns false if the
+// meeting has failed.
+static bool reach_rank_0(Attempt *part) {
     const Meeting *m = part->meeting;
     const double start = wall_seconds();
     double warning = start + 10, pause = 0.01;
@@ -745,7 +752,7 @@ bool group_open(Group *g, const Meeting *meeting, int listener, const char *iden
                 double seconds) {
     if (g->ranks == 1) { return true; }
     Watch *w = g->watch = make_watch(g, seconds);
-    Part part = {
+    Attempt part = {
         w, meeting, {.magic = MAGIC, .rank = g->rank, .ranks = g->ranks}, .limit = seconds};
     snprintf(part.place, sizeof(part.place), "%s port %d", meeting->host, meeting->port);
     snprintf(part.within, sizeof(part.within), " within %.0f s (--distributed-timeout)", seconds);

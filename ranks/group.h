@@ -28,8 +28,9 @@ BEGIN_C
 typedef struct Watch Watch; // the connections, and the thread that reads them
 
 typedef struct {
-    int rank, ranks;             // this process's number; how many processes all machines run
-    int local_rank, local_ranks; // its number on this machine; how many run on it, 0: not known
+    int rank, ranks; // number of this process, and of the processes of all machines
+    // number of this process on its machine, and of the machine's processes (0: not known)
+    int local_rank, local_ranks;
     Watch *watch; // NULL: no other rank is connected, and the calls below return at once
 } Group;
 
@@ -43,17 +44,17 @@ typedef struct {
 } Meeting;
 
 // Opens rank 0's socket. On a loopback address it listens on this address alone, else on all
-// addresses of this machine. If *port is 0, a free port is chosen and stored there. -1:
-// error_text() says why.
+// addresses of this machine. If *port is 0, a free port is chosen and stored there. Returns -1 if
+// it fails; error_text() says why.
 int group_listen(const char *host, int *port);
 
 // Sets the meeting's token to a random one.
 void group_draw(Meeting *meeting);
 
-// Meets the other ranks within `seconds`, which is the watchdog's time limit from then on. g: its
-// numbers of ranks are set already. listener: rank 0's socket if it is open already, else -1.
-// identity: lines of text that say what a rank runs, the same on every rank. On failure every
-// connected rank gets the reason, which names the ranks that are missing or differ.
+// Meets the other ranks within `seconds`, which is the watchdog's time limit from then on. The
+// numbers of ranks in *g must be set. listener: rank 0's socket if it is open already, else -1.
+// identity: lines of text that say what a rank runs, and must be the same on every rank. On failure
+// every connected rank gets the reason, which names the ranks that are missing or differ.
 bool group_open(Group *g, const Meeting *meeting, int listener, const char *identity,
                 double seconds);
 // Says goodbye to the other ranks, so that they do not treat the end of this rank as a loss. It

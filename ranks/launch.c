@@ -18,16 +18,17 @@
 enum {
     NUMBERS = 3,
     DEFAULT_PORT = 29500,
-    // How far the ranks' port is from torchrun's. Not 1: of two neighbouring ports, Linux prefers
-    // one for sockets that listen and the other for outgoing connections, which may have it
-    // already.
+    // How far the ranks' port is from torchrun's. It is not 1, because Linux prefers one of two
+    // neighbouring ports for sockets that listen, and the other for outgoing connections, which may
+    // have it already.
     PAST_AGENT = 2,
 };
 
 // The variables of a launcher. NULL: the launcher has no such variable.
 typedef struct {
     const char *name, *rank, *ranks, *local_rank, *local_ranks;
-    const char *sign;          // this launcher sets it; NULL: it sets `rank` or `ranks`
+    // the variable that shows this launcher; NULL: `rank` or `ranks` does
+    const char *sign;
     const char *tasks, *hosts; // lists: the number of tasks on each node, and the nodes' names
     // variables that number the run: the same on all its ranks, and different for every other run
     const char *run[NUMBERS];
@@ -61,7 +62,7 @@ static const Launcher launchers[] = {
      .tasks = "SLURM_STEP_TASKS_PER_NODE",
      .hosts = "SLURM_STEP_NODELIST",
      .run = {"SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"}},
-    {.name = "PMI", // Cray's PALS; if only the first two are set, an error asks for the third
+    {.name = "PMI", // Cray's PALS, where the third variable is required
      .rank = "PMI_RANK",
      .ranks = "PMI_SIZE",
      .local_rank = "PMI_LOCAL_RANK",
@@ -121,7 +122,7 @@ static void take_first(char host[256], const char *list) {
 }
 
 // Reads where several ranks meet, and their token: the launcher's numbers of the run and the
-// secret, as "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SECRET". l: NULL if --gpus starts them.
+// secret, as "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SECRET". l is NULL if --gpus starts the ranks.
 static bool read_meeting(Ranks *r, const Launcher *l) {
     const char *host = variable("MASTER_ADDR"), *secret = variable("LLM8_SECRET");
     const char *hosts = l != NULL ? variable(l->hosts) : NULL;
@@ -141,7 +142,7 @@ static bool read_meeting(Ranks *r, const Launcher *l) {
     if (!read_int("MASTER_PORT", 1, 65535, &m->port)) { return false; }
     const char *agent = variable("TORCHELASTIC_USE_AGENT_STORE");
     if (agent != NULL && strcmp(agent, "True") == 0) {
-        // torchrun itself listens there, on the machine of its rendezvous
+        // torchrun itself listens on this port, on the machine of its rendezvous
         m->elsewhere = true;
         m->port += m->port + PAST_AGENT <= 65535 ? PAST_AGENT : -PAST_AGENT;
     }
@@ -227,7 +228,7 @@ static void ignore_write_signals(void) {
 // counts only if no rank fails in another way. If none fails, the status is that of ids[0].
 __attribute__((noreturn)) static void await_ranks(const Ranks *r, pid_t *ids,
                                                   const sigset_t *signals) {
-    const double GRACE = 1.5; // seconds in which the others may end by themselves
+    const double GRACE = 1.5; // seconds in which the other ranks may end by themselves
     pid_t group = ids[0];
     int running = r->group.local_ranks, result = 0;
     double failed = 0;
@@ -319,7 +320,8 @@ static char *list_identity(const Options *o) {
     }
     fprintf(file, "program llm8.c %s, %zu bytes, checksum %08x\n", LLM8_VERSION, size, crc);
     EACH_OPTION (row) {
-        // all ranks later read the tokenizer from rank 0's checkpoint (checkpoint_share)
+        // a derived path is that of the tokenizer, which may differ between ranks: later all ranks
+        // read the tokenizer of rank 0's checkpoint (checkpoint_share)
         bool shared = o->source[row - option_table] == SOURCE_DERIVED && row->type == OPTION_STRING;
         if (row->effect != EFFECT_ACTION && !shared) {
             fprintf(file, "%s %s\n", row->name, option_text(o, row, value));

@@ -46,8 +46,8 @@ typedef struct {
 
 bool ranks_read(Ranks *r, const Options *options);
 
-// The GPU of this rank, of `visible` GPUs that the process sees. If it sees only one, the starter
-// has chosen it (srun --gpus-per-task 1, CUDA_VISIBLE_DEVICES).
+// The GPU of this rank, of `visible` GPUs that the process sees. If the process sees only one GPU,
+// the starter has chosen this GPU (srun --gpus-per-task 1, CUDA_VISIBLE_DEVICES).
 bool ranks_device(const Group *g, int visible, int *device);
 
 // Starts the ranks if this process is the starter; in the starter it does not return. In each rank

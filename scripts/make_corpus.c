@@ -26,7 +26,8 @@ enum { LISTS = 100, SCENES = 200, NAMES = 4, TEXT = 8192 };
 typedef struct {
     char *names[NAMES];
     int columns, rows, cell_count; // the head is not counted in rows
-    char **cells; // one row after another. The head is first: the list's names, then the columns'
+    // one row after another. The head is first: the list's names, and then the columns' names
+    char **cells;
 } List;
 
 typedef struct {
@@ -45,7 +46,7 @@ static struct {
 // A scene while it is told.
 typedef struct {
     uint64_t key;    // key of its random numbers
-    int splices;     // how many marks were replaced so far
+    int splices;     // how many marks ($name, [sum], (choice)) of the text were replaced so far
     char text[TEXT]; // begins with a newline, which is not printed
 } Story;
 
