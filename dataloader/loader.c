@@ -21,8 +21,9 @@ bool token_file_open(TokenFile *f, const char *path, TokenFileKind kind) {
                     f->bytes, kind.name, SHARD_HEADER_BYTES, kind.remedy)) &&
               file_read_at(f->file, path, f->header, sizeof(f->header), 0) &&
               (f->header[0] == kind.magic ||
-               fail("%s: magic number %d, not a %s's %d; %s", path, f->header[0], kind.name,
-                    kind.magic, kind.remedy)) &&
+               fail("%s: magic number %d, not a %s's %d; %s%s", path, f->header[0], kind.name,
+                    kind.magic, kind.remedy,
+                    kind.examples[0] == NULL ? "" : "; a pattern must match nothing else")) &&
               (f->header[1] == 1 || f->header[1] == 2 ||
                fail("%s: %s version %d; this program reads 1 (uint16) and 2 (uint32)", path,
                     kind.name, f->header[1]));
@@ -73,10 +74,8 @@ bool token_files_find(glob_t *found, const char *pattern, TokenFileKind kind) {
 
 // ---- shards -------------------------------------------------------------------------------------
 
-static const TokenFileKind shard_kind = {SHARD_MAGIC,
-                                         "token shard",
-                                         "make shards with ./tokenize, and match no other files",
-                                         {"*train*.bin", "*val*.bin"}};
+static const TokenFileKind shard_kind = {
+    SHARD_MAGIC, "token shard", "make shards with ./tokenize", {"*train*.bin", "*val*.bin"}};
 
 // The count of a shard's tokens, from the header of the shard or of a file beside it.
 static uint64_t header_count(const TokenFile *f) {

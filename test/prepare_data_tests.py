@@ -515,7 +515,7 @@ def test_damaged_manifests_are_found():
             refused(call(prepare_data, *words), "s2/manifest.json: not a manifest of prepare_data",
                     "remove the folder")
     refused(run("scripts/prepare_data", "--check", "texts", check=False),
-            "--check texts/manifest.json: No")
+            "texts/manifest.json: no such file; give a folder that prepare_data --output")
 
 
 def test_bad_sources_are_refused():

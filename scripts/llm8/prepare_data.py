@@ -572,6 +572,8 @@ def read_manifest(folder):
         with open(path) as file:
             manifest = json.load(file)
         list(files_of(manifest)), manifest["format"], manifest.get("settings", {}).get("version")
+    except FileNotFoundError:
+        die(f"{path}: no such file; give a folder that prepare_data --output has made")
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         die(f"{path}: not a manifest of prepare_data, or damaged; {ANEW.format(folder)}")
     return manifest
