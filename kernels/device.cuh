@@ -13,6 +13,14 @@
 // A vector is VEC BF16 values, which are 16 bytes. nvcc unrolls loops over VEC by itself.
 enum { WARP = 32, VEC = 8 };
 
+// The threads that one SM holds.
+#if defined(__CUDA_ARCH__) && \
+    ((__CUDA_ARCH__ > 800 && __CUDA_ARCH__ < 900) || __CUDA_ARCH__ >= 1200)
+enum { SM_THREADS = 1536 };
+#else
+enum { SM_THREADS = 2048 };
+#endif
+
 #ifdef __CUDACC__ // otherwise test/emulated/ has these functions
 
 // 2^x within 2 units in the last place; results and arguments below 2^-126 count as 0.

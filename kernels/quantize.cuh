@@ -516,7 +516,7 @@ static void quantize(const char *name, const SOURCE &source, const Operand &out,
 
 // amax: receives the amax of the BF16 values, unless NULL.
 template <typename SOURCE>
-__global__ void __launch_bounds__(256, 8)
+__global__ void __launch_bounds__(256, SM_THREADS / 256)
     write_bf16_kernel(SOURCE source, Bf16 *out, float *amax, int count) {
     enum { OUTPUTS = SOURCE::OUTPUTS };
     int i = blockIdx.x * blockDim.x + threadIdx.x;

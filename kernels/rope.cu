@@ -58,7 +58,7 @@ __device__ __forceinline__ unsigned head_mask(int lanes) {
 // normalises them. The kernel visits the first `heads` heads of a row, and copies those that are
 // neither queries nor keys.
 template <int WIDTH, bool NORM>
-__global__ void __launch_bounds__(ROPE_THREADS, NORM ? 4 : 8)
+__global__ void __launch_bounds__(ROPE_THREADS, NORM ? 4 : SM_THREADS / ROPE_THREADS)
     rope_kernel(Bf16 *out, const Bf16 *qkv, Rotary r, unsigned heads, unsigned lanes,
                 float direction) {
     enum { TURNS = NORM ? norm_turns<WIDTH>() : 1 };
