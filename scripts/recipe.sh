@@ -1,8 +1,5 @@
 #!/usr/bin/env bash
-# What the training recipes (run_*.sh) share: the programs, the data, one command for any launcher,
-# and the restart loop. A recipe sets name, data_set, tokenizer, model=() and training=(), perhaps
-# data_files (of the set), data_options=() of scripts/prepare_data, fp8_options=() of the run in FP8,
-# default_precision and adapt() (once the GPUs are counted), then calls recipe "$@".
+# How a recipe (run_*.sh) is called:
 #   scripts/run_gpt2_124m.sh                              all GPUs of this machine, in FP8
 #   GPUS=1 PRECISION=bf16 scripts/run_gpt2_124m.sh        one GPU, in BF16
 #   sbatch --nodes 2 --gpus-per-node 8 scripts/run_gpt2_124m.sh
@@ -19,6 +16,11 @@
 #   PREPARE=1      prepare the data and leave       DRY=1    print the command and leave
 #   SMOKE=1        a tiny model on the CPU, in seconds, over a text of our own: does it work?
 # Arguments go to the trainer, after the recipe's.
+
+# What the recipes share: the programs, the data, one command for any launcher, and the restart loop. A
+# recipe sets name, data_set, tokenizer, model=() and training=(), perhaps data_files (of the set),
+# data_options=() of scripts/prepare_data, fp8_options=() of the run in FP8, default_precision and
+# adapt() (once the GPUs are counted), then calls recipe "$@".
 set -u
 scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(dirname "$scripts")
@@ -165,7 +167,7 @@ build_command() {
 
 recipe() {
     if [[ ${1:-} == --help || ${1:-} == -h ]]; then
-        sed -sn '2,/^[^#]/s/^# \{0,1\}//p' "$0" "${BASH_SOURCE[0]}" | grep -v ^shellcheck
+        sed -sn '2,/^\([^#]\|$\)/s/^# \{0,1\}//p' "$0" "${BASH_SOURCE[0]}" | grep -v ^shellcheck
         exit
     fi
     check_environment

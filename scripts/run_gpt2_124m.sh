@@ -3,7 +3,6 @@
 # validation loss 3.28, HellaSwag 29.9%). Optimizer, rate, decay and FP8 head are those that won
 # a race of 200 million tokens at an eighth of this batch (docs/benchmarks.md). At this length they
 # are not tried.
-# scripts/recipe.sh says how a recipe is called.
 # shellcheck disable=SC2034 # recipe.sh uses what is set here
 here=$(dirname "$0")
 if [[ ! -e $here/recipe.sh ]]; then here=${SLURM_SUBMIT_DIR:-.}/scripts; fi # sbatch runs a copy

@@ -3,7 +3,6 @@
 #   START=DIR DATA=DIR scripts/run_llama3_8b.sh           fine-tune: DIR is what
 #       scripts/convert_hf import meta-llama/Meta-Llama-3-8B --output DIR   has made, the data what
 #       scripts/prepare_data has made of your text with --tokenizer DIR/tokenizer.json
-# scripts/recipe.sh says how a recipe is called.
 # shellcheck disable=SC2034 # recipe.sh uses what is set here
 here=$(dirname "$0")
 if [[ ! -e $here/recipe.sh ]]; then here=${SLURM_SUBMIT_DIR:-.}/scripts; fi # sbatch runs a copy

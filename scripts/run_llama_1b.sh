@@ -2,7 +2,6 @@
 # A Llama of 1.06 billion parameters from nothing, on 21 billion tokens of FineWeb-Edu (20 tokens a
 # parameter), with Llama 3's tokenizer: its files are gated, so set HF_TOKEN, or TOKENIZER to a
 # tokenizer.json.
-# scripts/recipe.sh says how a recipe is called.
 # shellcheck disable=SC2034 # recipe.sh uses what is set here
 here=$(dirname "$0")
 if [[ ! -e $here/recipe.sh ]]; then here=${SLURM_SUBMIT_DIR:-.}/scripts; fi # sbatch runs a copy

@@ -139,7 +139,7 @@ test_launchers_start_the_same_training() {
 0|dry llama3_8b|--recompute activations --optimizer-cpu-offload|!adam-dtype
 0|dry GPUS=1 START=s llama3_8b_finetune|compare --out /o --trainer|--micro-batch-size 2 --global-batch-size 16|--load s|--optimizer-cpu-offload|--adam-dtype 8bit|bf16:\ --bf16|fp8:\ --fp8-format|--gpus 1|!--save 
 0|dry GPUS=4 START=s llama3_8b_finetune|--micro-batch-size 4 --global-batch-size 128 |--recompute block|--seq-length 4096|--gpus 4|!adam-dtype
-0|recipe llama_1b --help|PREPARE=1      prepare the data and leave|sbatch --nodes 2
+0|recipe llama_1b --help|PREPARE=1      prepare the data and leave|sbatch --nodes 2|!model=()|!recipe.sh
 ROWS
     env DRY=1 GPUS=8 SLURM_JOB_ID=7 "$root/scripts/run_llama_1b.sh" --lr 1 >log 2>&1
     grep -qE '^srun .*/train_gptcu .* --lr 1 ' log || fail "options are not handed on: $(<log)"
