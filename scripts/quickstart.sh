@@ -169,6 +169,7 @@ print_summary() {
     took=$(($(date +%s) - begin))
     config="$trainer --config $folder/config.txt"
     twice=$((2 * steps))
+    early=$folder/step_$(printf %08d "$third")
     title "done in $((took / 60)) min $((took % 60)) s"
     printf '    %-72s %.4f\n' \
         "unigram baseline: guessing each byte by its frequency" "$entropy" \
@@ -183,8 +184,8 @@ print_summary() {
 Try next
   another sample, more daring
     $config --resume latest --sample-only --sample-temperature 1 --seed 2
-  train on from here to twice as many steps
-    $config --resume $folder/latest --save run/longer --train-iters $twice --lr-decay-iters $twice --lr 1e-3
+  train on to twice as many steps, from the checkpoint before the learning rate fell
+    $config --resume $early --save run/longer --train-iters $twice --lr-decay-iters $twice
   $in_fp8
     $config --save run/fp8 --fp8-format hybrid$larger
   a larger model

@@ -67,8 +67,9 @@ test_suggestions_work() {
     sed '1,/^Try next/d' trained | grep '^    \./' >commands
     while IFS= read -r command; do
         steps=3
-        if [[ $command == *--resume* ]]; then steps=47; fi # from step 45 on
+        if [[ $command == *--resume* ]]; then steps=17; fi # from step 15 on
         FEWER="--train-iters $steps" expect_status 0 bash -c "cd tree && $command"
+        ! has log 'warning: ' || fail "$command: $(grep 'warning: ' log)"
         count=$((count + 1))
     done <commands
     is $count 5
