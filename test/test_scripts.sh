@@ -218,6 +218,16 @@ test_runs_are_drawn() {
     is_svg both.svg
 }
 
+# Standard streams that are closed are as /dev/null.
+test_streams_may_be_closed() {
+    local closed
+    for closed in '<&-' '>&-' '2>&-' '<&- >&- 2>&-'; do
+        rm -f closed.png
+        eval 'plot resumed --out closed.png' "$closed" || fail "$closed"
+        is_png closed.png
+    done
+}
+
 # The file grows under them: half of it, with a torn line, then the rest, resume and all.
 test_running_files_are_followed() {
     mkdir -p live

@@ -148,6 +148,10 @@ def cores(root=""):
 
 def start(module):
     """Runs main() of one of our modules, and exits with the status that it returns."""
+    if None in (sys.stdin, sys.stdout, sys.stderr):  # closed: the next file would get its number
+        while (file := os.open(os.devnull, os.O_RDWR)) <= 2:
+            os.set_inheritable(file, True)
+        os.execv(sys.executable, [sys.executable, *sys.argv])
     python = os.path.join(VENV, "bin", "python")
     if os.path.realpath(sys.prefix) != os.path.realpath(VENV) and os.path.exists(python):
         os.execv(python, [python, *sys.argv])
