@@ -279,8 +279,14 @@ def bad(folder, *parts, words=()):
 
 
 def unfit(folder, *parts):
-    """What the trainer alone checks, when it reads the weights."""
+    """What the trainer refuses when it reads the weights."""
     refused(run("train_gpt", "--load", folder, *DATA, check=False), *parts)
+
+
+def unfit_both(folder, *parts):
+    """What both refuse in the same words."""
+    bad(folder, *parts)
+    unfit(folder, *parts)
 
 
 def test_other_models_are_refused():
@@ -305,18 +311,21 @@ def test_other_models_are_refused():
             ({"model_type": "qwen2"}, "6 of 27 tensors", "q_proj.bias"),
             ({"model_type": "qwen3"}, "q_norm.weight")):
         bad(model_folder("m", **changes), *parts)
-    unfit(model_folder("m", head_dim=32), "[64, 64], not a floating-point [128, 64]")
+    unfit_both(model_folder("m", head_dim=32), "[64, 64], not a floating-point [128, 64]")
     tensors = unpack("llama_run/latest/model.safetensors")
     extra = {**tensors, "model.layers.0.self_attn.q_norm.weight": ("F32", [4], bytes(16))}
-    unfit(model_folder("m", tensors=extra), "q_norm.weight' is none of the model that config.json")
+    unfit_both(model_folder("m", tensors=extra),
+               "q_norm.weight' is none of the model that config.json")
+    compiled = {f"_orig_mod.{name}": row for name, row in tensors.items()}  # by torch.compile
+    bad(model_folder("m", tensors=compiled), "tensor '_orig_mod.", "' is none of the model that")
 
 
 def test_incomplete_models_are_refused():
     tensors = unpack("llama_run/latest/model.safetensors")
     some = {name: row for name, row in tensors.items() if "layers.1.mlp" not in name}
     bad(model_folder("m", tensors=some), "m: 3 of 21 tensors are missing", "layers.1.mlp.gate_proj")
-    unfit(model_folder("m", intermediate_size=200), "model.safetensors: tensor 'model.layers.0.mlp",
-          "[192, 64], not a floating-point [200, 64]")
+    unfit_both(model_folder("m", intermediate_size=200), "model.safetensors: tensor 'model.layers",
+               "[192, 64], not a floating-point [200, 64]")
     eighth = {name: ("I8", row[1], row[2][::4]) for name, row in tensors.items()}
     bad(model_folder("m", tensors=eighth), "is I8; must be one of F32, BF16, F16", "unquantized")
     content = read("llama_run/latest/model.safetensors")

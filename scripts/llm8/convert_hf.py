@@ -98,15 +98,22 @@ def source_tensors(folder):
 
 
 def weights_of(folder, expected):
-    """Returns the tensors to write, under their own names. Ends the program if one is missing; the
-    trainer checks shapes, types and scales when it reads them."""
+    """Returns the tensors to write, under their own names. Ends the program if one is missing, has
+    another shape, or is none of the model; the trainer checks scales and values when it reads
+    them."""
     held = {name: tensor for name, tensor in source_tensors(folder).items()
             if not IGNORED.search(name)}
     embedding = next(iter(expected))
     # a model may be saved from transformers' class without a head, whose names lack the first word;
     # an embedding that is also the head may have the head's name
-    missing = [name for name in expected if not held.keys() & {
-        name, name.split(".", 1)[1], HEAD if name == embedding and HEAD not in expected else name}]
+    names = {name: {name, name.split(".", 1)[1]} for name in expected}
+    if HEAD not in expected:
+        names[embedding].add(HEAD)
+    shapes = {name: expected[key] for key in names for name in names[key]}
+    for name, tensor in held.items():
+        if name.removesuffix(SCALES) not in shapes:
+            die(f"{tensor.file}: tensor '{name}' is none of the model that config.json means")
+    missing = [key for key in names if not held.keys() & names[key]]
     if missing in ([HEAD], [embedding]):
         die(f"{folder}: tensor '{missing[0]}' is missing, and config.json does not tie embedding "
             "and head; if they are one tensor, set tie_word_embeddings to true there")
@@ -117,6 +124,9 @@ def weights_of(folder, expected):
         if tensor.dtype not in DTYPES:
             die(f"{tensor.file}: tensor '{name}' is {tensor.dtype}; must be one of "
                 f"{', '.join(DTYPES)}: give the original, unquantized model")
+        if tensor.shape != shapes.get(name, tensor.shape):
+            die(f"{tensor.file}: tensor '{name}' is {tensor.dtype} {tensor.shape}, not a "
+                f"floating-point {shapes[name]}")
     return held
 
 
