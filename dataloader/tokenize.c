@@ -57,16 +57,15 @@ typedef struct {
     const char *path;
     int file;
     size_t bytes;
+    bool names_end, has_nul; // what put_text has found in it: the end-of-text token's name, NUL
 } Text;
 
 static void read_text(const Text *text, void *out, size_t bytes, size_t at) {
     or_die(file_read_at(text->file, text->path, out, bytes, (int64_t)at));
 }
 
-// Writes bytes begin..end of a text as a document. Returns whether they contain the name of the
-// end-of-text token.
-static bool put_text(Output *out, const Text *text, size_t begin, size_t end) {
-    bool named = false;
+// Writes bytes begin..end of a text as a document.
+static void put_text(Output *out, Text *text, size_t begin, size_t end) {
     size_t room = 2 * PART;
     unsigned char *bytes = malloc_or_die(room);
     put_token(out, tokenizer.begin_of_text);
@@ -79,7 +78,8 @@ static bool put_text(Output *out, const Text *text, size_t begin, size_t end) {
             bytes = realloc_or_die(bytes, room);
             continue;
         }
-        named = named || tokenizer_names_end(&tokenizer, bytes, part);
+        text->names_end |= tokenizer_names_end(&tokenizer, bytes, part);
+        text->has_nul |= memchr(bytes, '\0', part) != NULL;
         int *tokens = malloc_or_die(part * sizeof(int));
         int64_t count = encoder_encode(&encoder, bytes, part, tokens);
         for (int64_t i = 0; i < count; i++) { put_token(out, tokens[i]); }
@@ -87,7 +87,6 @@ static bool put_text(Output *out, const Text *text, size_t begin, size_t end) {
         begin += part;
     }
     free(bytes);
-    return named;
 }
 
 // Deletes incomplete files when the program ends for any reason.
@@ -184,9 +183,14 @@ static void tokenize_file(const char *path, Output *train, Output *valid) {
     // the validation text starts at a line, unless less than half of that text would be left
     size_t split = text.bytes - (size_t)((double)text.bytes * valid_fraction);
     split = next_line(&text, split, split + (text.bytes - split) / 2);
-    bool named = put_text(train, &text, 0, split);
-    if (split < text.bytes) { named = put_text(valid, &text, split, text.bytes) || named; }
-    if (named) {
+    put_text(train, &text, 0, split);
+    if (split < text.bytes) { put_text(valid, &text, split, text.bytes); }
+    if (text.has_nul) {
+        warn("%s: it has NUL bytes, so it is no text in UTF-8, but packed, or UTF-16; unpack or "
+             "convert it",
+             path);
+    }
+    if (text.names_end) {
         warn("%s: it contains the end-of-text token's name, which is cut as any text: it is one "
              "document; give its parts as files",
              path);

@@ -20,6 +20,7 @@ prepare() {
     cp d/x_train.bin alone.bin # without a tokenizer beside it
     : >empty.txt
     printf 'one\n<|endoftext|>\ntwo, which is longer\n' >named
+    printf 'o\0n\0e\0' >utf16
     mkdir -p taken/metrics.jsonl
     mkfifo pipe
 }
@@ -250,6 +251,7 @@ test_starts() {
 0|train --vocab-size 5000|note: --vocab-size 5000 is far above the 257 tokens of d/x_tokenizer.bin: leave it out, or give --vocab-size 257
 0|train --vocab-size 300|!far above
 0|tokenize --output-prefix e/named named|warning: named: it contains the end-of-text token's name
+0|tokenize --output-prefix e/utf16 utf16|warning: utf16: it has NUL bytes, so it is no text in UTF-8
 0|tokenize --output-prefix e/text text|!warning
 0|train --valid-data d/x_train.bin|warning: --valid-data: d/x_train.bin is also in --data
 0|train --valid-data d/x_val.bin|!is also in

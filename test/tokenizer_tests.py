@@ -11,7 +11,7 @@ import unicodedata
 import zlib
 
 import tokenizers
-from check import SHARED, call, done, fails, main, read, refused, run, write
+from check import SHARED, call, done, fails, main, read, refused, run, says, write
 from llm8.prepare_data import main as prepare_data
 from llm8.vocabulary import LLAMA3_PATTERN, character_ranges, open_vocabulary
 from shard_tools import cut, gpt2_tokenizer, sentences, stream, tokens_of
@@ -286,6 +286,27 @@ def test_large_vocabularies_have_wide_shards():
     assert "--vocab-size 70001" in run(*words).out
     refused(run(*words, "--vocab-size", 257, check=False), "tokenizer.bin", "vocabulary 70001",
             "larger than the model's 257", "--vocab-size")
+
+
+def test_what_a_tokenizer_does_not_know_is_counted():
+    """Words without a token; letters whose bytes the tokenizer never saw; and no text at all."""
+    write("odd/a.jsonl", "\n".join(json.dumps({"text": text}) for text in ("a é", "a a", "\0 a")))
+    words = tokenizers.Tokenizer(models.WordLevel({END: 0, "?": 1, "a": 2}, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.add_special_tokens([END])
+    few = tokenizers.Tokenizer(models.BPE())
+    few.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    few.train_from_iterator(["a a"], trainers.BpeTrainer(special_tokens=[END], show_progress=False))
+    for name, tokenizer, *warned in (
+            ("words", words, "2 of 9 tokens: they are the tokenizer's unknown token",
+             "1 of 3 texts: they have NUL bytes"),
+            ("few", few, "2 of 3 texts: the tokenizer has no token for some of their characters"),
+            ("all", byte_level(), "!unknown", "!no token for")):
+        says(prepared(f"odd_{name}", "odd", "--tokenizer", save(tokenizer, f"odd_t_{name}"),
+                      "--valid-fraction", 0).err, *warned)
+    write("odd.txt", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4\n")
+    refused(call(prepare_data, "--output", "odd_lfs", "--tokenizer", "byte", "odd.txt"),
+            "odd.txt: a pointer of Git LFS")
 
 
 def test_documents_are_bounded_as_asked():

@@ -55,6 +55,12 @@ DOUBTS = {  # key: (what is counted, its description)
                "asked with the prompt alone"),
     "named_ends": ("texts", "they contain the end-of-text token's name, which is cut as any text: "
                    "each is one document; give its parts as rows, or as files"),
+    "nuls": ("texts", "they have NUL bytes, so they are no text in UTF-8, but packed, or UTF-16; "
+             "unpack or convert them"),
+    "dropped": ("texts", "the tokenizer has no token for some of their characters, and leaves them "
+                "out; take one that has all 256 bytes"),
+    "unknown": ("tokens", "they are the tokenizer's unknown token, in place of words or characters "
+                "that it does not know; take a tokenizer that knows them"),
     "context": ("conversations", "the chat template does not write all messages before the answer"),
     "tools": ("conversations", "the chat template writes nothing of their tools; take one that "
               "knows tools")}

@@ -41,7 +41,7 @@ from .text import many, printable
 from .vocabulary import add_options, open_vocabulary, words_of
 
 VERSION = 2
-UNITS = 5  # increased when this script writes other content into units' files
+UNITS = 6  # increased when this script writes other content into units' files
 OF_CONVERSATIONS = ("chat_template", "special_tokens")  # settings for conversations only
 COUNT = number(int, 1, sys.maxsize, "a whole number from 1 on")
 LONG_TEXT = 1 << 20
@@ -162,7 +162,9 @@ def samples_of(unit, skip):
             continue
         end = vocabulary.end_of_text_name
         Worker.doubts["texts"] += 1
-        Worker.doubts["named_ends"] += (end.encode() if isinstance(held, bytes) else end) in held
+        for doubt, mark in (("named_ends", end), ("nuls", "\0")):
+            Worker.doubts[doubt] += (mark.encode() if isinstance(held, bytes) else mark) in held
+        Worker.doubts["dropped"] += vocabulary.drops(held)
         for text, valid in (split_tail(held, settings["valid_fraction"]) if tails
                             else [(held, unit.valid)]):
             ids = numpy.concatenate([numpy.array(part, dtype) for part in (
@@ -181,6 +183,8 @@ def tokenize_unit(name, unit):
         offset, skip = 0, skipped.append if Worker.settings["skip_bad"] else None
         for text, valid, ids, counts in samples_of(unit, skip):
             chat = counts is not None
+            Worker.doubts["tokens"] += len(ids)
+            Worker.doubts["unknown"] += int((ids == Worker.vocabulary.unknown).sum())
             found.append((0, offset, len(ids), shards.content_hash(text), valid, chat, 0))
             offset += len(ids)
             if chat:

@@ -178,7 +178,11 @@ def read_texts(unit, raw):
         try:
             with open(path, "rb") as file:
                 content = file.read()
-            yield content if raw else content.decode("utf-8-sig")
+            if content.startswith(b"version https://git-lfs.github.com/spec/"):
+                yield BadSource(f"{path}: a pointer of Git LFS, not the text; fetch it (git lfs "
+                                "pull)")
+            else:
+                yield content if raw else content.decode("utf-8-sig")
         except OSError as error:
             yield BadSource(f"{path}: {error.strerror}; make it readable")
         except UnicodeDecodeError as error:

@@ -18,6 +18,7 @@ from . import downloads
 from .environment import die
 from .text import from_json
 
+BYTES = [bytes([byte]) for byte in range(256)]
 CUT_UNKNOWN, CUT_BYTES, CUT_GPT2, CUT_LLAMA3 = range(4)
 CLASSES = [(1, r"\p{L}+"), (2, r"\p{N}+"), (3, r"\p{White_Space}+")]
 LLAMA3_PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -46,8 +47,9 @@ class Vocabulary:
     """name, size, end_of_text (an id), begin_of_text (what the tokenizer writes before a text, else
     end_of_text), cut, tokens (the bytes of each id), specials {text: id}, added (the texts of
     specials and of other added tokens), templates {name: chat template}, and json, the text of its
-    tokenizer.json. lacking: texts of tokens that only other files list. configured: the object of a
-    tokenizer_config.json with all that the folder's files say."""
+    tokenizer.json. knows_all: every text has tokens. unknown: the id for what has none of its own;
+    -1: there is no such id. lacking: texts of tokens that only other files list. configured: the
+    object of a tokenizer_config.json with all that the folder's files say."""
 
     def __init__(self, name, tokenizer, end_of_text=None, text="", folder=""):
         tokenizer.no_truncation()
@@ -61,6 +63,10 @@ class Vocabulary:
         self.added = [row["content"] for row in held["added_tokens"]]
         self.tokens = token_bytes(held)
         self.size, self.cut = len(self.tokens), cut_of(held, self.tokens)
+        self.knows_all = set(BYTES) <= set(self.tokens)
+        name = held["model"].get("unk_token")
+        token = held["model"].get("unk_id") if name is None else tokenizer.token_to_id(name)
+        self.unknown = -1 if self.knows_all or token is None else token
         said = read_object(os.path.join(folder, TOKENIZER_FILES[1])) if folder else None
         self.configured, listed = settings_of(folder, said or {}) if folder else ({}, [])
         if said is not None and list(self.specials) == ENDS_OF_TEXT[:1]:
@@ -119,6 +125,11 @@ class Vocabulary:
         if self.cut == CUT_BYTES:
             return list(text if isinstance(text, bytes) else text.encode("utf-8", "replace"))
         return self.tokenizer.encode(encodable(text), add_special_tokens=False).ids
+
+    def drops(self, text):
+        """Returns whether some characters of a text have no token, not even the unknown one."""
+        return not self.knows_all and self.unknown < 0 and any(
+            not self.encode(letter) for letter in set(text) if not letter.isspace())
 
     def entries(self):
         """Returns the tokens of tokenizer.bin. A token longer than LONGEST is cut there, so it is
@@ -221,7 +232,7 @@ def cut_of(tokenizer, tokens):
         return CUT_UNKNOWN
     if not all(row["special"] and not row["lstrip"] and not row["rstrip"] for row in added):
         return CUT_UNKNOWN
-    if not {bytes([byte]) for byte in range(256)} <= set(tokens) or max(map(len, tokens)) > LONGEST:
+    if not set(BYTES) <= set(tokens) or max(map(len, tokens)) > LONGEST:
         return CUT_UNKNOWN
     if last["type"] != "ByteLevel" or last["add_prefix_space"] or not merges_are_ours(model, added):
         return CUT_UNKNOWN
