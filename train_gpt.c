@@ -253,7 +253,7 @@ static void resolve(Trainer *t) {
     t->head = resolve_linear(t, LINEAR_HEAD, 0);
 }
 
-// t: zero, except for its options and group.
+// All of *t except its options and group must be zero.
 static void trainer_open(Trainer *t) {
     const Options *options = &t->run.options;
     bool rounds = options->bf16 || options->fp8_format != FP8_FORMAT_NONE;
@@ -300,9 +300,9 @@ static int trainer_close(Trainer *t) {
 
 // Why an operand is rounded.
 typedef enum {
-    FOR_TRAINING,   // for a product that sums over its columns
-    FOR_EVALUATION, // like FOR_TRAINING, but the amax is not recorded
-    FOR_WGRAD // for the weight gradient, which sums over its rows, with the scale of FOR_TRAINING
+    FOR_TRAINING,   // the product sums over the operand's columns
+    FOR_EVALUATION, // like FOR_TRAINING, but the amax does not enter the history
+    FOR_WGRAD       // the weight gradient sums over the operand's rows, with FOR_TRAINING's scale
 } Purpose;
 
 // Returns the one scale of x. With delayed scaling it is the slot's scale. With tensorwise scaling,
@@ -566,7 +566,8 @@ static void scaling_update(Trainer *t, bool skipped) {
     }
 }
 
-// AdamW's settings except the learning rate and the weight decay, which depend on the tensor.
+// Returns AdamW's settings except the learning rate and the weight decay, which depend on the
+// tensor.
 static AdamW adamw_settings(const Run *run, double norm, double factor) {
     const Options *o = &run->options;
     bool clipped = o->clip_grad > 0 && norm > o->clip_grad;
@@ -617,7 +618,7 @@ static void round_moments(Trainer *t, const Param *p) {
     }
 }
 
-// factor: the factor of the gradients. norm: the norm of the gradients times this factor.
+// `factor` multiplies the gradients. `norm` is the norm of the gradients times this factor.
 static void model_update(Trainer *t, double norm, double factor, double lr) {
     const Run *run = &t->run;
     AdamW adamw = adamw_settings(run, norm, factor);

@@ -73,7 +73,7 @@ typedef struct {
 
 // ---- memory -----------------------------------------------------------------------------------
 
-// Attention over B sequences of T tokens of the batch on the device.
+// Returns the shape of attention over B sequences of T tokens of the batch on the device.
 static AttentionShape attention_shape(const Trainer *t, int B, int T) {
     AttentionShape s = attention_shape_of(&t->run, B, T);
     if (t->run.options.reset_attention_mask) { s.documents = t->batches.device.documents; }
@@ -153,7 +153,8 @@ static void check_host_memory(const Trainer *t) {
     or_die(group_agree(&t->run.group, CHANNEL_MAIN, fits));
 }
 
-// LLM8_GUARD=1 (model/plan.h): how the plan writes and reads its guard zones and poison.
+// With LLM8_GUARD=1 (model/plan.h) the plan fills and reads its guard zones by the next two
+// functions.
 static void guard_fill(void *gpu, void *to, int byte, int64_t bytes) {
     CUDA_CHECK(cudaMemsetAsync(to, byte, (size_t)bytes, ((const Gpu *)gpu)->stream));
 }
@@ -193,7 +194,7 @@ static int open_device(Trainer *t) {
     return visible;
 }
 
-// t: zero, except for its options and group.
+// All of *t except its options and group must be zero.
 static void trainer_open(Trainer *t) {
     const Options *options = &t->run.options;
     char device[320], size[32];
@@ -270,7 +271,7 @@ static void norm_forward(Trainer *t, const NormLayer *norm, Operand out, int M) 
     gpu_norm_forward(&t->gpu, out, n);
 }
 
-// Adds the norm's input gradient, from d_norm, to d_residual, which the linear layer below reads as
+// Adds the gradient of the norm's input to d_residual. The linear layer below reads d_residual as
 // the gradient of its output.
 static void norm_backward(Trainer *t, const NormLayer *norm, int M, bool accumulate) {
     NormBackward n = norm->backward;
@@ -624,8 +625,8 @@ static void report_counts(Trainer *t, int64_t n) {
     free(counts);
 }
 
-// Called before an update, which changes the state in host memory: waits for the save that is still
-// written from there.
+// Waits for the save that still reads the state in host memory, which the update will change.
+// Called before an update.
 static void wait_for_save(Trainer *t) {
     double begin = wall_seconds();
     if (!params_offloaded(&t->params) || !t->run.saves.saver.pending) { return; }
@@ -814,8 +815,8 @@ static void trainer_restore(Trainer *t) {
 
 // ---- --plan: what fits --------------------------------------------------------------------------
 
-// The bytes that a run plans on a device with this much memory. host: receives the bytes of host
-// memory for all ranks of this machine; NULL: not wanted.
+// Returns the bytes that a run plans on a device with this much memory. *host becomes the bytes of
+// host memory for all ranks of this machine; NULL: not wanted.
 static int64_t planned_memory(const Options *options, const Group *group, NumberSupport support,
                               int64_t memory, double *host) {
     Trainer *t = (Trainer *)calloc_or_die(1, sizeof(Trainer));

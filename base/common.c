@@ -27,7 +27,8 @@ __attribute__((constructor)) static void open_standard_files(void) {
     }
 }
 
-// The bytes of the printable character at the beginning of a text; 0: it is not printable.
+// Returns the bytes of the printable character at the beginning of a text, or 0 if it is not
+// printable.
 static int printable_bytes(const char *text) {
     const unsigned char *s = (const unsigned char *)text;
     int more = s[0] < 0x80 ? 0 : s[0] >= 0xf0 ? 3 : s[0] >= 0xe0 ? 2 : 1;
@@ -212,7 +213,7 @@ char *strdup_or_die(const char *text) {
     return memcpy(malloc_or_die(bytes), text, bytes);
 }
 
-// cJSON leaves items out when it gets no memory. With checked memory that cannot happen.
+// cJSON leaves items out when malloc() fails. malloc_or_die() never returns NULL.
 __attribute__((constructor)) static void check_memory_of_cjson(void) {
     cJSON_InitHooks(&(cJSON_Hooks){malloc_or_die, free});
 }

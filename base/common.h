@@ -42,7 +42,7 @@ const char *printable(char *out, size_t room, const char *text);
 enum { SHELL_WORD = 4096 + 8 }; // room for any path
 const char *shell_word(char out[SHELL_WORD], const char *word);
 
-// The plural ending of a noun after a count: 1 step, 2 steps.
+// Returns the plural ending of a noun after a count: 1 step, 2 steps.
 static inline const char *plural(int64_t count) {
     return count == 1 ? "" : "s";
 }
@@ -50,7 +50,7 @@ static inline const char *plural(int64_t count) {
 // Sets this thread's error text and returns false, so that a function can `return fail(...)`. The
 // previous error text may be one of the arguments. Errors and warnings are made printable.
 bool fail(const char *format, ...) PRINTF_LIKE(1, 2);
-// The text of the last fail() in this thread.
+// Returns the text of the last fail() in this thread.
 const char *error_text(void);
 
 // An error that is stored for later, or comes from another thread or rank.
@@ -114,7 +114,8 @@ const char *format_bytes(char out[32], double bytes);
 const char *format_duration(char out[32], double seconds);
 // Writes a loss or a norm, as "3.4568", "4.15e+14" or "nan".
 const char *format_number(char out[32], double x);
-// The text that each line of output begins with: on a terminal, it clears the live line of a step.
+// Returns the text that each line of output begins with. On a terminal it clears the live line of a
+// step.
 const char *line_start(int file);
 
 static inline int64_t round_up64(int64_t x, int64_t multiple) {

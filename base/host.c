@@ -167,7 +167,7 @@ void threads_spin_briefly(char **argv) {
     ssize_t length = readlink("/proc/self/exe", self, sizeof(self) - 1);
     if (length <= 0 || length == sizeof(self) - 1) { return; }
     self[length] = '\0';
-    // false: a loader or valgrind runs this program
+    // a loader or valgrind may run this program; then `self` is the path of that tool
     bool ours = argv[0] != NULL && strcmp(path_name(argv[0]), path_name(self)) == 0;
     if (!ours || setenv("GOMP_SPINCOUNT", "1000", 1) != 0) { return; }
     execv(self, argv); // on failure the program goes on, and threads spin longer

@@ -10,7 +10,8 @@ BEGIN_C
 // Infinity: no group sets a limit. root: the folder that a test has in place of /; else "".
 double cgroup_cores(const char *root);
 
-// The cores that this process may use by its affinity and its container's quota, at least 1.
+// Returns how many cores this process may use by its affinity and its container's quota, at least
+// 1.
 int host_cores(const char *root);
 
 // The bytes of memory that this process can still take from the machine and its container, without

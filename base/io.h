@@ -37,10 +37,14 @@ bool file_sum(int file, const char *path, int64_t begin, int64_t end, int64_t pa
 // Computes the CRC-32 of the first `bytes` bytes. Several threads read a large file.
 bool file_checksum(int file, const char *path, int64_t bytes, uint32_t *crc);
 
-// take: locks an open file, until the process closes any descriptor of the file. Otherwise only
-// tests whether the lock is free. LOCK_HELD: another process has the lock. LOCK_NONE: the file
-// cannot be locked, and errno says why.
-typedef enum { LOCK_OURS, LOCK_HELD, LOCK_NONE } Lock;
+typedef enum {
+    LOCK_OURS, // this process has the lock, or could take it
+    LOCK_HELD, // another process has the lock
+    LOCK_NONE  // the file cannot be locked, and errno says why
+} Lock;
+
+// Locks an open file until the process closes any descriptor of the file. Without `take` the
+// function only tests whether the lock is free.
 Lock file_lock(int file, bool take);
 
 // Returns the content of a file, which the caller frees; NULL: it cannot be read.

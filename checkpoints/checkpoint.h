@@ -68,7 +68,7 @@
 
 BEGIN_C
 
-enum { CHECKPOINT_VERSION = 2 }; // of meta.json; other versions are neither written nor read
+enum { CHECKPOINT_VERSION = 2 }; // the only version of meta.json that is written or read
 
 // Formats of names: of a step's folder, and of files in it (rank, ranks).
 #define STEP_FOLDER "step_%08lld"
@@ -126,8 +126,8 @@ enum {
     STATE_ARRAYS
 };
 extern const char *const state_names[STATE_ARRAYS];
-// How many scales the file has for a number of 8-bit moments: one for each MOMENT_BLOCK moments,
-// rounded up to complete 8-byte words, which the hash needs.
+// Returns how many scales the file has for a number of 8-bit moments: one for each MOMENT_BLOCK
+// moments, rounded up to complete 8-byte words, which the hash needs.
 static inline int64_t state_scales(int64_t moments) {
     return round_up64((moments + MOMENT_BLOCK - 1) / MOMENT_BLOCK, 4);
 }
@@ -280,10 +280,10 @@ bool checkpoint_follow(char path[PATH_LENGTH], const char *from);
 // Results in place of a step. STEP_NONE: there is no such checkpoint. STEP_UNREADABLE: the
 // checkpoint cannot be determined, because a file cannot be read.
 enum { STEP_NONE = -1, STEP_UNREADABLE = -2 };
-// The highest step.
+// Returns the highest step.
 int64_t checkpoint_newest(const char *save);
-// The best step: the one with the lowest validation loss. Only steps with the same validation data
-// as the newest evaluated step are compared.
+// Returns the step with the lowest validation loss. Only steps with the same validation data as the
+// newest evaluated step are compared.
 int64_t checkpoint_best(const char *save);
 const char *checkpoint_path(char path[PATH_LENGTH], const char *save, int64_t step);
 

@@ -135,7 +135,7 @@ static bool read_tensor(const SafeTensors *st, const TensorEntry *e, const Tenso
     return ok;
 }
 
-// For a model with tied embeddings: whether the file has no head, or a head whose elements
+// Returns whether the file of a model with tied embeddings has no head, or a head whose elements
 // begin..end equal those of the embedding. The embedding has `size` elements.
 static bool head_is(const SafeTensors *st, const float *embedding, int64_t begin, int64_t end,
                     int64_t size) {
@@ -154,7 +154,7 @@ static bool head_is(const SafeTensors *st, const float *embedding, int64_t begin
                         st->path);
 }
 
-// For a model without tied embeddings: refuses a file that has only an embedding or only a head.
+// Refuses a file that has only an embedding or only a head, for a model without tied embeddings.
 static bool has_both(const SafeTensors *st, const TensorEntry *embedding) {
     bool head = safetensors_find(st, head_name) != NULL;
     bool both = head == (entry_of(st, embedding, false) != NULL);
@@ -470,9 +470,9 @@ static bool fail_value(const cJSON *item, const char *format, ...) {
     return false;
 }
 
-// Reads a key; all keys are read by this function. If the object has the key, *item becomes its
-// value, unless the value is null or *item was already set, from a name or place that transformers
-// prefers. Refuses a value of a type that is not in `types`, and a key that is there twice.
+// Reads a key of the object. *item becomes the key's value, unless the value is null or *item is
+// already set: callers read first the key that transformers prefers. Refuses a value of a type that
+// is not in `types`, and a key that the object has twice.
 static bool take(const cJSON *object, const char *key, int types, const cJSON **item) {
     const cJSON *at, *found = NULL;
     cJSON_ArrayForEach(at, object) {

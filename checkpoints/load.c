@@ -378,7 +378,7 @@ static int newest_first(const void *a, const void *b) {
     return x < y ? 1 : (x > y ? -1 : 0);
 }
 
-// The step in the name of a checkpoint's folder; -1: the name is not of this form.
+// Returns the step in the name of a checkpoint's folder, or -1 if the name is not of this form.
 static int64_t step_of(const char *name) {
     char exact[40];
     long long step = strncmp(name, "step_", 5) == 0 ? strtoll(name + 5, NULL, 10) : -1;
@@ -687,7 +687,7 @@ bool checkpoint_read(const Checkpoint *c, int array, int64_t begin, int64_t end,
     return true;
 }
 
-// The number of tokens in a step of the checkpoint's run; 0: its options do not say.
+// Returns the number of tokens in a step of the checkpoint's run, or 0 if its options do not say.
 static double tokens_of_a_step(const Checkpoint *c) {
     return atof(text_of(c->options, "global-batch-size")) * atof(text_of(c->options, "seq-length"));
 }

@@ -77,7 +77,7 @@ bool token_files_find(glob_t *found, const char *pattern, TokenFileKind kind) {
 static const TokenFileKind shard_kind = {
     SHARD_MAGIC, "token shard", "make shards with ./tokenize", {"*train*.bin", "*val*.bin"}};
 
-// The count of a shard's tokens, from the header of the shard or of a file beside it.
+// Returns the count of a shard's tokens, from the header of the shard or of a file beside it.
 static uint64_t header_count(const TokenFile *f) {
     return (uint64_t)(uint32_t)f->header[3] << 32 | (uint32_t)f->header[2];
 }
@@ -262,7 +262,8 @@ static int leave_out(const Dataset *data, int64_t begin, int64_t n, const int *i
     return counted;
 }
 
-// The number of targets of the window at `begin`. The last window of the stream may lack one.
+// Returns the number of targets of the window at `begin`. The last window of the stream may lack
+// one.
 static int64_t targets_after(const Dataset *data, int64_t begin) {
     return min64(data->seq_length, data->tokens - begin - 1);
 }

@@ -150,10 +150,10 @@ typedef struct {
     const Blend *blend; // NULL: there is one source
 } Loader;
 
-// The number of the window that a sample reads, in the sample's source.
+// Returns the number of the window that a sample reads, in the sample's source.
 int64_t loader_window(const Loader *loader, int64_t sample);
 
-// The number of targets that count in `count` samples from `sample` on.
+// Returns the number of targets that count in `count` samples from `sample` on.
 int64_t loader_targets(const Loader *loader, int64_t sample, int64_t count);
 
 // Reads `count` samples from `sample` on into inputs and targets [count,T]. Samples from `end` on

@@ -16,7 +16,7 @@ static bool is_weight(const char *word, size_t n) {
     return *end == '\0';
 }
 
-// The length of a word; a blank after a backslash belongs to the word.
+// Returns the length of a word. A blank after a backslash belongs to the word.
 static size_t word_length(const char *word) {
     size_t n = strcspn(word, BLANKS);
     while (n > 0 && word[n] != '\0' && word[n - 1] == '\\') {

@@ -27,10 +27,11 @@ typedef struct {
     Source *sources; // [count]
     Dataset *data;   // [count]
     Blend blend;     // which source each sample is from
-    int num_shards;  // this and the next three: sums over all sources
+    // sums over all sources
+    int num_shards;
     int64_t tokens, windows, targets;
     bool masked;    // a source has masks
-    char *identity; // of several sources, each has a line with its share before its shards' lines
+    char *identity; // each of several sources has a line with its share before its shards' lines
 } Mixture;
 
 // Opens the data sets of a mixture's text, as dataset_open opens one.

@@ -41,8 +41,8 @@ static void put_token(Output *out, int token) {
 
 enum { PART = 1 << 20 }; // a text is encoded in parts of at least this many bytes
 
-// The end of a part of a text: a line break between two visible ASCII characters, because no
-// tokenizer has a word across such a line break.
+// Returns where a part of a text ends: at a line break between two visible ASCII characters,
+// because no tokenizer has a word across such a line break.
 static size_t part_end(const unsigned char *text, size_t n) {
     for (size_t at = PART; at < n; at++) {
         if (text[at - 1] == '\n' && text[at] > ' ' && text[at] < 127 && text[at - 2] > ' ' &&

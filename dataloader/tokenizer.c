@@ -114,9 +114,8 @@ bool tokenizer_write_bytes(const char *path) {
     return file_replace(path, file, sizeof(file));
 }
 
-// In the files of GPT-2's byte-level tokenizers, each byte is written as a character: the byte's
-// own character if that is visible in Latin-1, else a code point from 256 on. The list of merges is
-// empty.
+// GPT-2's byte-level tokenizers write each byte as a character: the byte's own character if that is
+// visible in Latin-1, else a code point from 256 on.
 char *tokenizer_json(const Tokenizer *t) {
     static const char level[] = "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,"
                                 "\"trim_offsets\":true,\"use_regex\":false}";

@@ -2,14 +2,20 @@
 // or those of a byte-pair encoding that cuts text as GPT-2 or Llama 3 do (tiktoken's r50k_base and
 // cl100k_base).
 //
-// The format is llm.c's tokenizer.bin; what an encoder needs besides is in fields and bytes that
-// llm.c ignores. Layout, little-endian: 256 int32: [0] magic 20240328, [1] version 2, [2]
-// vocabulary size, [3] the end-of-text token, [4] how text is cut into words (Cut), [5] how many
-// ranges of characters follow the tokens, [6] one more than the token that a text begins with (0:
-// the end-of-text token), the rest 0; then for each id one byte of length and that many bytes (of a
-// token of 255 or more bytes, the first 255); then the ranges, each 3 uint32: the first and the
-// last code point, and the class (CharacterClass). Special tokens, except the end of text, stand
-// for no text and have length 0.
+// The format is llm.c's tokenizer.bin. llm.c ignores the fields and bytes that only an encoder
+// needs. All numbers are little-endian. A file has three sections:
+// - A header of 256 int32; those that are not listed are 0:
+//   [0] magic 20240328
+//   [1] version 2
+//   [2] vocabulary size
+//   [3] the end-of-text token
+//   [4] how text is cut into words (Cut)
+//   [5] the number of character ranges
+//   [6] 1 + the token that a text begins with, or 0 if that is the end-of-text token
+// - The tokens in the order of their ids: a byte with the length, then the bytes. Of a token of 255
+//   or more bytes, the first 255 are stored. Special tokens stand for no text and have length 0,
+//   except the end of text.
+// - The character ranges, each 3 uint32: first code point, last code point, CharacterClass.
 //
 // The mark of a tokenizer is the CRC-32 of its tokens, from the first length to the last byte.
 // Token shards and multiple-choice sets have the mark in their headers (loader.h), so that files of
@@ -80,8 +86,8 @@ typedef struct {
     int byte_id[256];
     unsigned char *class_of; // [0x110000] the class of each character
     size_t room;             // bytes of the longest word that the buffers below can take
-    int *end, *before;       // for the token that begins at a byte: where it ends; where the token
-                             // before it begins
+    int *end;                // where the token ends that begins at a byte
+    int *before;             // where the token begins that is before the token at a byte
     Merge *heap;
     size_t heap_count;
 } Encoder;

@@ -15,7 +15,7 @@ __device__ __forceinline__ float squares8(const Floats8 &x) {
     return sum;
 }
 
-// One thread block per part of the gradients.
+// Each thread block takes one part of the gradients.
 __global__ void sum_of_squares_kernel(double *partials, const void *gradients, GpuType type,
                                       const GradientPart *parts) {
     __shared__ double shared[WARP];
@@ -253,7 +253,7 @@ __device__ __forceinline__ uint32_t moment_write(float x, float shift, float lea
     return (__float_as_uint(code) << 1) + (WHICH == MOMENT_FIRST ? bits & 0xffffu : bits >> 16);
 }
 
-// The largest value of the lanes that share a block of moments.
+// Returns the largest value of the lanes that share a block of moments.
 __device__ __forceinline__ float block_largest(float x) {
 #pragma unroll
     for (int step = MOMENT_LANES / 2; step > 0; step /= 2) {
@@ -324,9 +324,9 @@ __device__ __forceinline__ Factors8 factors8(const AdamWUpdate &u, const AdamWFa
             f.key1};
 }
 
-// adamw_quad for moments in 8 bits. q: what load_quad8 has read. scales: the scales of this thread
-// block's moments, with the scale of m in the lower 16 bits. All lanes of a warp call this
-// function; a lane whose `mine` is false writes nothing.
+// Does what adamw_quad does, for moments in 8 bits. q is what load_quad8 has read. scales has the
+// scales of this thread block's moments, with the scale of m in the lower 16 bits. All lanes of a
+// warp call this function; a lane whose `mine` is false writes nothing.
 __device__ __forceinline__ Floats4 adamw_quad8(const AdamWUpdate &u, const Factors8 &f,
                                                const AdamWPointers &at, int i, bool mine,
                                                const Quad8 &q, uint32_t *scales) {
@@ -363,7 +363,7 @@ __device__ __forceinline__ Floats4 adamw_quad8(const AdamWUpdate &u, const Facto
     return w;
 }
 
-// adamw_quad for Muon: the gradient buffer holds the update.
+// Does what adamw_quad does, for Muon: the gradient buffer holds the update.
 __device__ __forceinline__ Floats4 muon_quad(const AdamWUpdate &u, const AdamWFactors &f,
                                              const AdamWPointers &at, int i) {
     Floats4 update = load4(at.gradients, u.gradient_type, i);
@@ -409,7 +409,7 @@ enum WeightsJob {
     JOB_QUANTIZE
 };
 
-// The index of the scale of an element's 128 x 128 block among the scales of a weight.
+// Returns the index of the scale of an element's 128 x 128 block among the scales of a weight.
 __device__ __forceinline__ int64_t square_of(const Fp8Weight &w, uint32_t element) {
     uint32_t row = element / (uint32_t)w.columns, column = element - row * (uint32_t)w.columns;
     return fp8_scale_index(SCALE_SQUARES, w.rows, w.columns, (int)row, (int)column);
@@ -651,7 +651,7 @@ __global__ void announce_scales_kernel(const AdamWUpdate u, const StepState *sta
     measured_scale(w.scale, w.target, true);
 }
 
-// One thread block per weight.
+// Each thread block takes one weight.
 __global__ void announce_squares_kernel(const AdamWUpdate u, const StepState *state) {
     if (state != nullptr && state->skipped) { return; }
     const Fp8Weight w = u.weights[blockIdx.x];
@@ -676,7 +676,7 @@ void gpu_announce_scales(Gpu *gpu, const AdamWUpdate *u, const StepState *state)
     }
 }
 
-// One warp per scale.
+// Each warp takes one scale.
 __global__ void fp8_update_kernel(Fp8Table t, const StepState *state) {
     int i = blockIdx.x;
     Fp8Scale *scale = &t.scales[i];

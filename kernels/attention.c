@@ -127,7 +127,7 @@ static Desc describe(Graph *g, cudnnBackendDescriptorType_t type, const Attribut
     return d;
 }
 
-// uid 0: a virtual tensor.
+// A tensor with uid 0 is virtual: it is not in memory.
 static Desc tensor(Graph *g, int64_t uid, cudnnDataType_t type, Dims dims, Dims strides) {
     int64_t alignment = uid == UID_STARTS ? sizeof(int) : 16, own = uid != 0 ? uid : g->next_uid++;
     bool yes = true, by_value = uid == UID_SCALE || uid == UID_MASKED || uid == UID_ONE;
@@ -196,7 +196,7 @@ static Desc apply(Graph *g, cudnnPointwiseMode_t mode, Desc x, Desc b, Dims dims
     return pointwise(g, mode, x, b, NULL, inner(g, F32, dims), 0);
 }
 
-// The index of each score along an axis: 2 is its query, 3 its key.
+// Returns the index of each score along an axis: axis 2 is the queries', axis 3 the keys'.
 static Desc index_along(Graph *g, Desc x, int64_t axis) {
     return pointwise(g, CUDNN_POINTWISE_GEN_INDEX, x, NULL, NULL,
                      inner(g, CUDNN_DATA_INT32, g->scores), axis);
@@ -440,7 +440,7 @@ static bool shrink(Piece *p) {
     return can;
 }
 
-// The largest piece that is expected to fit.
+// Returns the largest piece that is expected to fit.
 static Piece piece_for(const AttentionShape *s, size_t bytes) {
     Piece p = {s->B, s->G};
     while (expected_bytes(s, p) > bytes && shrink(&p)) {}
@@ -452,8 +452,8 @@ size_t attention_workspace(AttentionShape s, size_t most) {
     return own > cudnn ? own : cudnn;
 }
 
-// bound: the address of each tensor, on the device or, for a tensor by value, on the host; NULL for
-// a tensor that is not in the graph.
+// Runs a plan. bound has each tensor's address on the device or, if cuDNN takes the tensor by
+// value, on the host; it is NULL for a tensor that is not in the graph.
 static void execute(Gpu *gpu, const AttentionPlan *plan, const void *const bound[UID_VIRTUAL],
                     void *workspace) {
     Graph call = {.status = CUDNN_STATUS_SUCCESS};

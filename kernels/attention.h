@@ -46,8 +46,8 @@ static inline size_t attention_cuts_at(AttentionShape s, int kind) {
 static inline size_t attention_documents_size(AttentionShape s) { // counted in int32
     return attention_cuts_at(s, CUT_KINDS);
 }
-// On the host: writes what follows the starts in `documents`, if our kernels for Hopper compute the
-// shape with documents. s.documents is not read.
+// Writes, on the host, what follows the starts in `documents`, if our kernels for Hopper compute
+// the shape with documents. s.documents is not read.
 void attention_share_work(const Gpu *gpu, AttentionShape s, int *documents);
 
 void attention_forward_gpu(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv);
@@ -55,24 +55,24 @@ void attention_forward_gpu(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, co
 void attention_backward_gpu(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
                             const Bf16 *out, const float *lse, const Bf16 *qkv);
 
-// The plain kernel: heads of up to MOST_HEAD_SIZE (kernels.h).
+// The plain kernels take heads of up to MOST_HEAD_SIZE (kernels.h).
 void attention_plain_forward(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv);
 void attention_plain_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
                               const Bf16 *out, const float *lse, const Bf16 *qkv);
 
 // Our kernels for Hopper (only compute capability 9.0): attention_queries.cu,
 // attention64_backward.cu and attention128_keys.cu. All sums have a fixed order.
-// attention_own_serves: whether they compute the forward or the backward pass of the shape.
-// attention_own_check ends the program if they do not, or if the workspace is too small.
-// attention_own_workspace: bytes that the backward pass needs, for any documents.
 enum { ATTENTION_MOST_T = 131072, ATTENTION64_MOST_T = 2048 }; // the second: attention64_backward
+// Whether these kernels can compute the forward or the backward pass of the shape.
 bool attention_own_serves(const Gpu *gpu, AttentionShape s, bool backward);
+// Ends the program if they cannot, or if the workspace is too small.
 void attention_own_check(const Gpu *gpu, AttentionShape s, bool backward);
+// Returns the bytes of workspace that the backward pass needs, for any documents.
 size_t attention_own_workspace(AttentionShape s);
 void attention_own_forward(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv);
 void attention_own_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
                             const Bf16 *out, const float *lse, const Bf16 *qkv);
-// The parts of attention_own_backward, which has checked their arguments. delta [B,H,T] =
+// These are the parts of attention_own_backward, which has checked their arguments. delta [B,H,T] =
 // -rowsum(dO O): attention128_queries writes it, and attention128_keys reads it.
 void attention64_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
                           const Bf16 *out, const float *lse, const Bf16 *qkv);
@@ -89,7 +89,7 @@ size_t attention_workspace(AttentionShape s, size_t most);
 // Whether cuDNN or the kernels for Hopper compute the shape; if not, the plain kernel does.
 bool attention_is_fast(Gpu *gpu, AttentionShape s);
 
-// At the start of a run: makes cuDNN's plans for the shape. Returns false, with one warning in a
+// Makes cuDNN's plans for the shape, at the start of a run. Returns false, with one warning in a
 // run, if the plain kernel computes the shape.
 bool attention_start(Gpu *gpu, AttentionShape s);
 

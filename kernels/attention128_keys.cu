@@ -57,7 +57,7 @@ struct Parameters {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-// Where the document of a key ends.
+// Returns where the document of a key ends.
 __device__ __forceinline__ int end_of(const Parameters &p, int b, int key) {
     return __ldg(p.ends + (int64_t)b * p.T + min(key, p.T - 1));
 }
@@ -147,8 +147,8 @@ __device__ __forceinline__ void load_rows(Shared &s, const Parameters &p) {
         [](Piece) {});
 }
 
-// The work of computing warpgroup w. A thread has two of its warp's 16 keys, lane / 4 and
-// lane / 4 + 8, and two of every 8 queries or channels.
+// Does the work of computing warpgroup w. A thread has two of its warp's 16 keys, lane / 4 and lane
+// / 4 + 8, and two of every 8 queries or channels.
 __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
     const int thread = threadIdx.x % GROUP, warp = thread / WARP, lane = thread % WARP;
     const int t = lane % 4, row = warp * 16 + lane / 4;

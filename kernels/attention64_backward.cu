@@ -53,9 +53,10 @@ struct Shared {
     struct {
         uint8_t q[QUERIES * FULL_ROW], d_out[QUERIES * FULL_ROW];
     } stages[STAGES];
-    uint8_t ds[2][KEYS * FULL_ROW];                  // dS' of a pair of tiles: [keys][queries]
-    uint8_t out[2][2][KEYS / 2 * FULL_ROW];          // [warpgroup][dV, dK]
-    float2 lse[2][MOST_T / 2], delta[2][MOST_T / 2]; // of a piece: -lse / log 2, -rowsum(dO O)
+    uint8_t ds[2][KEYS * FULL_ROW];         // dS' of a pair of tiles: [keys][queries]
+    uint8_t out[2][2][KEYS / 2 * FULL_ROW]; // [warpgroup][dV, dK]
+    // -lse / log 2 and -rowsum(dO O) of the queries of a piece
+    float2 lse[2][MOST_T / 2], delta[2][MOST_T / 2];
     Barrier full[STAGES], empty[STAGES], keys_full[2], keys_empty[2];
     Barrier ds_full[2], ds_empty[2];
     Barrier rows_full[2][2 * MOST_TILES], rows_empty[2];
@@ -118,7 +119,7 @@ __device__ __forceinline__ void write_tile(const Parameters &p, int head, int ti
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-// Where the document of a key ends.
+// Returns where the document of a key ends.
 __device__ __forceinline__ int end_of(const Parameters &p, int head, int key) {
     return __ldg(p.ends + (int64_t)(head / p.H) * p.T + min(key, p.T - 1));
 }
@@ -239,8 +240,8 @@ __device__ __forceinline__ void compute_delta(Shared &s, const Parameters &p,
     }
 }
 
-// The work of computing warpgroup w. The two computing warpgroups take turns: one has the tensor
-// cores while the other computes P' and dS'.
+// Does the work of a computing warpgroup. The two computing warpgroups take turns: one has the
+// tensor cores while the other computes P' and dS'.
 template <bool DOCUMENTS, int w>
 __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
     const int thread = threadIdx.x % GROUP, warp = thread / WARP, lane = thread % WARP;

@@ -19,7 +19,7 @@ struct Shape {
     }
 };
 
-// Where a head starts in the packed buffer.
+// Returns where a head starts in the packed buffer.
 __device__ __forceinline__ const Bf16 *packed_row(const Bf16 *qkv, const Shape &s, int64_t token,
                                                   int head) {
     return qkv + token * s.N + (int64_t)head * s.D;
@@ -55,7 +55,7 @@ __device__ __forceinline__ void add_scaled(Head &y, float a, const Head &x) {
     for (int i = 0; i < HEAD_LANES; i++) { y.v[i] += a * x.v[i]; }
 }
 
-// The warp's number w in the grid. Warp w computes head w % heads of token w / heads.
+// Returns the warp's number w in the grid. Warp w computes head w % heads of token w / heads.
 __device__ __forceinline__ int64_t warp_of_grid() {
     return ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / WARP;
 }

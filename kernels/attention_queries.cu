@@ -72,8 +72,10 @@ struct Parameters {
     CUtensorMap qkv, result; // boxes of 64 and of 16 rows
     float *lse;
     const int *starts, *cuts; // see attention.h; NULL without documents
-    int T, H, heads;          // heads: query heads of all sequences
-    int tiles, pieces; // of a head: tiles of 64 queries or keys; pieces, which are several tiles
+    int T, H;
+    int heads;  // query heads of all sequences
+    int tiles;  // tiles of 64 queries or keys in a head
+    int pieces; // pieces, which are several tiles, in a head
     int G;
     // only with GRADIENT:
     CUtensorMap d_out;
@@ -85,7 +87,7 @@ struct Parameters {
 
 // The piece that a thread block computes. A block computes consecutive pieces.
 template <typename K> struct Work {
-    int tiles, pieces; // in a head
+    int tiles, pieces; // tiles and pieces in a head
     int head, piece, pieces_left;
     int number; // how many pieces this block has finished
 
@@ -176,8 +178,8 @@ __device__ __forceinline__ void load(typename K::Shared &s, const Parameters &p)
     }
 }
 
-// The work of warpgroup w. A thread has two of its warp's 16 rows, lane / 4 and lane / 4 + 8, and
-// two of every 8 columns.
+// Does the work of warpgroup w. A thread has two of its warp's 16 rows, lane / 4 and lane / 4 + 8,
+// and two of every 8 columns.
 template <typename K>
 __device__ __forceinline__ void compute(typename K::Shared &s, const Parameters &p, int w) {
     constexpr int PARTS = K::PARTS;

@@ -9,8 +9,9 @@
 
 enum { COLUMN_CHUNK = 64 }; // columns a thread owns when it sums over rows
 
-// exp by range reduction and a polynomial (Cephes' coefficients), within 2 units in the last place;
-// written so that loops over it vectorise. Outside [-87.3, 88.3] it is clamped; NaN stays NaN.
+// Computes exp by range reduction and a polynomial (Cephes' coefficients), within 2 units in the
+// last place. Loops over this function vectorise. Outside [-87.3, 88.3] it is clamped; NaN stays
+// NaN.
 static inline float exp_simd(float x) {
     x = x < -87.3f ? -87.3f : (x > 88.3f ? 88.3f : x);
     const float magic = 12582912.0f; // 1.5 * 2^23: adding it rounds to a whole number

@@ -61,15 +61,15 @@ void qk_norm_backward(float *dqkv, float *dquery_weight, float *dkey_weight, con
                       int H, int G, int D);
 
 // Rotates queries and keys of qkv [M,N] in place by the angles of rope_table, in Hugging Face's
-// order: element i of a head is paired with i + D/2. inverse: rotates back, which computes the
-// gradient.
+// order: element i of a head is paired with i + D/2. With `inverse` it rotates back, which
+// computes the gradient.
 void rope_apply(float *qkv, const float *table, int B, int T, int H, int G, int D, bool inverse);
 
 // Causal attention inside documents, with grouped keys and values, softmax(QK'/sqrt(D))V.
-// out: [M,H*D], lse: [B,H,T] the log of each row's sum of exponentials, kept for backward.
+// out is [M,H*D]. lse [B,H,T], the log of each row's sum of exponentials, is for the backward pass.
 void attention_forward(float *out, float *lse, const float *qkv, const int *starts, int B, int T,
                        int H, int G, int D);
-// dqkv [M,N] is overwritten.
+// Overwrites dqkv [M,N].
 void attention_backward(float *dqkv, const float *dout, const float *out, const float *lse,
                         const float *qkv, const int *starts, int B, int T, int H, int G, int D);
 
@@ -145,8 +145,8 @@ static inline int64_t muon_scratch(int rows, int columns) {
     int64_t side = rows < columns ? rows : columns;
     return (int64_t)rows * columns + 2 * side * side;
 }
-// The scale with which an update of any shape has the root mean square `factor`. (AdamW's updates
-// have a root mean square that does not depend on the shape.)
+// Returns the scale with which an update of any shape has the root mean square `factor`. (AdamW's
+// updates have a root mean square that does not depend on the shape.)
 float muon_scale(float factor, int rows, int columns);
 
 // weights -= lr (update + weight_decay weights)
@@ -154,7 +154,7 @@ void muon_update(float *weights, const float *update, int64_t n, float lr, float
 
 double sum_of_squares(const float *x, int64_t n);
 
-// The largest |x|. NaN counts as larger than infinity.
+// Returns the largest |x|. NaN counts as larger than infinity.
 float tensor_amax(const float *x, int64_t n);
 
 // out = the FP8 value nearest to x * scale, saturated; the value is not divided by scale again.

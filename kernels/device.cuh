@@ -23,14 +23,14 @@ enum { SM_THREADS = 2048 };
 
 #ifdef __CUDACC__ // otherwise test/emulated/ has these functions
 
-// 2^x within 2 units in the last place; results and arguments below 2^-126 count as 0.
+// Returns 2^x within 2 units in the last place. Results and arguments below 2^-126 count as 0.
 __device__ __forceinline__ float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-// 1 / x, with the same accuracy; results and arguments below 2^-126 count as 0.
+// Returns 1 / x, with the same accuracy. Results and arguments below 2^-126 count as 0.
 __device__ __forceinline__ float reciprocal_fast(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -44,7 +44,7 @@ __device__ __forceinline__ float range_of(float range, float x) {
     return larger;
 }
 
-// A barrier for a group of `lanes` threads, which are whole warps; a block has up to 15 groups.
+// Is a barrier for a group of `lanes` threads, which are whole warps. A block has up to 15 groups.
 __device__ __forceinline__ void group_barrier(int group, int lanes) {
     asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(lanes) : "memory");
 }
@@ -122,7 +122,7 @@ __device__ __forceinline__ Bf16 to_bf16(float x) {
     return __bfloat16_as_ushort(__float2bfloat16_rn(x));
 }
 
-// sigmoid(x log 2), from exp2_fast and reciprocal_fast
+// Returns sigmoid(x log 2), from exp2_fast and reciprocal_fast.
 __device__ __forceinline__ float sigmoid2(float x) {
     return reciprocal_fast(1.0f + exp2_fast(-x));
 }
@@ -139,7 +139,7 @@ __device__ __forceinline__ float gelu(float x) {
     return x * sigmoid2(x * (GELU_1 + GELU_3 * (x * x)));
 }
 
-// The derivative of gelu(x).
+// Returns the derivative of gelu(x).
 __device__ __forceinline__ float gelu_slope(float x) {
     const float log2 = 0.6931471806f;
     float square = x * x, s = sigmoid2(x * (GELU_1 + GELU_3 * square));
@@ -171,7 +171,7 @@ __device__ __forceinline__ uint32_t max_pair(uint32_t a, uint32_t b) {
     return *reinterpret_cast<const uint32_t *>(&m);
 }
 
-// The largest of 8 packed BF16 values.
+// Returns the largest of 8 packed BF16 values.
 __device__ __forceinline__ float max8(uint4 packed) {
     const uint32_t m = max_pair(max_pair(packed.x, packed.y), max_pair(packed.z, packed.w));
     return low_bf16(max_pair(m, __byte_perm(m, m, 0x1032)));

@@ -62,7 +62,7 @@ HOST_DEVICE static inline uint8_t fp8_encode(float x, Fp8Type type) {
         uint32_t code = (bits & 0x7fffffffu) >> (23 - mantissa_bits);
         return (uint8_t)(sign | (code - ((127 - bias) << mantissa_bits)));
     }
-    // subnormal: a multiple of the smallest value
+    // a subnormal code is the number of smallest values in x
     float smallest = float_from_bits((smallest_normal - mantissa_bits) << 23);
     return (uint8_t)(sign | (uint32_t)(float_from_bits(bits & 0x7fffffffu) / smallest));
 }

@@ -427,7 +427,7 @@ void launch_product(const Gpu *gpu, const Gemm &g, const Parameters &p) {
     launch_with_shared(kernel, blocks, THREADS, sizeof(Shared), gpu->stream, p);
 }
 
-// The parameters that both kernels share. x: GELU's input without the bias.
+// Returns the parameters that both kernels share. x is GELU's input without the bias.
 Parameters parameters(const char *name, const Gpu *gpu, const Gemm &g, Bf16 *x, Operand out) {
     if (g.k > GELU_PRODUCT_MOST_K) {
         die("%s: K is %d, more than %d", name, g.k, GELU_PRODUCT_MOST_K);

@@ -50,7 +50,7 @@ typedef struct {
     GpuFamily family;       // FAMILY_PRODUCTS unless it is set
 } Gemm;
 
-// A product of BF16 into BF16, without transposition, addition or epilogue.
+// Returns a product of BF16 into BF16, without transposition, addition or epilogue.
 Gemm gemm_plain(int m, int n, int k, const Bf16 *a, const Bf16 *b, void *d);
 
 void gemm(Gpu *gpu, Gemm g);

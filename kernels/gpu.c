@@ -161,7 +161,8 @@ static bool has_words(const char *name, const char *part) {
 }
 
 double gpu_peak_flops(const Gpu *gpu) {
-    // the first entry whose words the name contains; from data sheets, without sparsity
+    // TFLOP/s from data sheets, without sparsity. The device's name may contain several of these
+    // names; the first one is used.
     static const struct {
         const char *name;
         double tflops;

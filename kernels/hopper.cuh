@@ -153,9 +153,9 @@ __device__ __forceinline__ void tma_store(const CUtensorMap &map, const void *fr
 }
 
 // Returns WGMMA's descriptor of an operand in shared memory: rows of 128 bytes, in the layout of a
-// TMA box with CU_TENSOR_MAP_SWIZZLE_128B that begins at a multiple of 1024. Fields of the
-// descriptor: at bit 62, that swizzle; at bit 32, the distance between groups of 8 rows, divided by
-// 16; at bit 16, a field that this swizzle does not use.
+// TMA box with CU_TENSOR_MAP_SWIZZLE_128B that begins at a multiple of 1024. The descriptor has the
+// swizzle at bit 62, and at bit 32 the distance between groups of 8 rows, divided by 16. The
+// swizzle does not use the field at bit 16.
 __device__ __forceinline__ uint64_t wgmma_operand(const void *tile) {
     return (uint64_t)(shared_address(tile) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
@@ -424,7 +424,7 @@ struct Dimension {
 };
 
 // Returns the map of a tensor whose first dimension is contiguous, or an empty map if data is NULL.
-// swizzle: the bytes of a box's row.
+// A box's row has `swizzle` bytes.
 static inline CUtensorMap tensor_map(const void *data, CUtensorMapDataType type, int swizzle,
                                      std::initializer_list<Dimension> dimensions) {
     CUtensorMap map = {};

@@ -112,7 +112,8 @@ void gpu_count_codes(Gpu *gpu, Fp8Counts *counts, const uint8_t *codes, int64_t 
 void gpu_transpose_codes(Gpu *gpu, uint8_t *out, const uint8_t *x, int N, int C);
 
 // ---- embedding.cu ----
-// starts: as in cpu.h; NULL: positions count from each sequence's beginning.
+// A token's position counts from its document's start (cpu.h) or, if starts is NULL, from the
+// beginning of its sequence.
 void gpu_embedding_forward(Gpu *gpu, Bf16 *out, const int *tokens, const int *starts,
                            const Bf16 *wte, const Bf16 *wpe, int B, int T, int C);
 
@@ -326,9 +327,10 @@ int gpu_adamw_blocks(int64_t n); // thread blocks for a segment of n elements
 // An FP8 weight [rows,columns], of which a rank may update parts. Its codes are E4M3.
 typedef struct {
     int rows, columns;
-    float target;               // what amax * scale should be
-    Fp8Scale *scale;            // NULL with SCALE_SQUARES
-    bool power_of_two;          // this and the fields below: only with SCALE_SQUARES
+    float target;    // what amax * scale should be
+    Fp8Scale *scale; // NULL with SCALE_SQUARES
+    // only with SCALE_SQUARES:
+    bool power_of_two;
     float *amax;                // the amax of each block of 128 x 128, at the index of its scale
     float *inverse, *inverse_t; // inverse scales of the weight, and of its transpose (fp8_format.h)
 } Fp8Weight;
@@ -337,7 +339,7 @@ typedef struct {
     GpuType moment_type; // type of AdamW's moments; Muon's momentum has momentum_type()
     void *gradients;     // only gpu_muon_momentum writes them
     GpuType gradient_type;
-    const AdamWSegment *segments; // on the device, as are weights and input
+    const AdamWSegment *segments; // in device memory, as are weights and input
     int segment_count, segment_blocks;
     bool muon;          // some segments are Muon's
     Fp8Weight *weights; // the weights of FP8 segments

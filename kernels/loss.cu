@@ -248,7 +248,7 @@ __global__ void __launch_bounds__(COMBINING_WARPS *WARP)
     }
 }
 
-template <bool CAPS> struct LossSource : Place {
+template <bool CAPS> struct LossSource : Position {
     enum { GRADIENT = 1 };
     struct Raw {
         uint4 logits;
@@ -264,12 +264,12 @@ template <bool CAPS> struct LossSource : Place {
         rows += row;
         targets += row;
         column = vector * VEC;
-        Place::begin(row, vector);
+        Position::begin(row, vector);
     }
     // a row that is left out is read as zeros: its softmax is 0, but 0 times NaN would be NaN
     __device__ Raw fetch(int i) const {
         int target = targets[i];
-        return {target < 0 ? uint4{} : raw8(logits, place(i)), rows[i], target};
+        return {target < 0 ? uint4{} : raw8(logits, index(i)), rows[i], target};
     }
     __device__ void compute(int, const Raw &raw, Floats8 *values) const {
         values[0] = loss_gradient<CAPS>(raw.logits, raw.row, column, V, raw.target, terms);

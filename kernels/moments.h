@@ -25,7 +25,7 @@ enum { MOMENT_BLOCK = 64 };
 
 typedef enum { MOMENT_FIRST, MOMENT_SECOND } Moment;
 
-// The largest code.
+// Returns the largest code.
 HOST_DEVICE static inline int moment_most(Moment which) {
     return which == MOMENT_FIRST ? 127 : 255;
 }

@@ -33,7 +33,7 @@ static void check_norm(const char *name, Operand *out, int M, int C, bool statis
 
 enum { WARPS = 8 };
 
-// The sum of x over the W warps that share a row, in every lane. buffer: [W]
+// Returns, in every lane, the sum of x over the W warps that share a row. buffer is [W].
 template <int W>
 __device__ __forceinline__ float row_sum(float x, float *buffer, int group, int lane) {
     x = warp_sum(x);
@@ -222,7 +222,7 @@ __device__ __forceinline__ void sweep(int M, int C, const Division &d, uint32_t 
     }
 }
 
-// How many thread blocks sweep() over M rows needs.
+// Returns how many thread blocks sweep() over M rows needs.
 static int sweep_blocks(int M, const Division &d) {
     return min((int)BLOCKS, divide_up(M, d.groups * CHUNK_ROWS));
 }
@@ -307,7 +307,7 @@ __global__ void __launch_bounds__(MOST_THREADS)
 }
 
 // A source (quantize.cuh) of the norm's output, from known statistics.
-struct NormSource : Place {
+struct NormSource : Position {
     struct Raw {
         uint4 x;
         float mean, rstd;
@@ -316,7 +316,7 @@ struct NormSource : Place {
     const float *mean, *rstd;
     Floats8 w, b;
     NormSource(const NormForward &n)
-        : Place{n.C / VEC}, x(n.x), weight(n.weight), bias(n.bias), mean(n.mean), rstd(n.rstd) {
+        : Position{n.C / VEC}, x(n.x), weight(n.weight), bias(n.bias), mean(n.mean), rstd(n.rstd) {
     }
     __device__ void begin(int row, int vector) {
         if (vector < vectors) {
@@ -325,10 +325,10 @@ struct NormSource : Place {
         }
         mean += row;
         rstd += row;
-        Place::begin(row, vector);
+        Position::begin(row, vector);
     }
     __device__ Raw fetch(int i) const {
-        return {raw8(x, place(i)), bias != nullptr ? mean[i] : 0.0f, rstd[i]};
+        return {raw8(x, index(i)), bias != nullptr ? mean[i] : 0.0f, rstd[i]};
     }
     __device__ void compute(int, const Raw &raw, Floats8 *values) const {
         Floats8 v = unpack8(raw.x);

@@ -119,14 +119,14 @@ __device__ __forceinline__ uint4 raw8(const Bf16 *x, int64_t i) {
 }
 
 // A source's position in a tensor [M,N] of contiguous rows.
-struct Place {
+struct Position {
     enum { OUTPUTS = 1, GRADIENT = 0, WAITS = 0 };
     int vectors;
     int64_t at;
     __device__ void begin(int row, int vector) {
         at = row * (int64_t)vectors + vector;
     }
-    __device__ int64_t place(int i) const {
+    __device__ int64_t index(int i) const {
         return at + i * vectors;
     }
 };
@@ -138,9 +138,9 @@ struct Function {
     enum { WIDE = 99, ROW = 99, OUTPUTS = 1, GRADIENT = 0, WAITS = 0 };
 };
 
-template <typename FUNCTION> struct Elementwise : Place, FUNCTION {
+template <typename FUNCTION> struct Elementwise : Position, FUNCTION {
     enum { INPUTS = FUNCTION::INPUTS, WIDE = FUNCTION::WIDE, ROW = FUNCTION::ROW };
-    // 0: all tensors have equally wide rows, so write_bf16_kernel takes them as one long row
+    // If no input is of the kinds WIDE and ROW, write_bf16_kernel treats each tensor as one row.
     enum { NEEDS_ROW = (int)WIDE < (int)INPUTS || (int)ROW < (int)INPUTS };
     enum { OUTPUTS = FUNCTION::OUTPUTS, GRADIENT = FUNCTION::GRADIENT, WAITS = FUNCTION::WAITS };
     struct Raw {
@@ -150,10 +150,10 @@ template <typename FUNCTION> struct Elementwise : Place, FUNCTION {
     int64_t wide_at;
     int vector;
     template <typename... POINTERS>
-    Elementwise(int N, POINTERS... inputs) : Place{N / VEC}, x{inputs...} {
+    Elementwise(int N, POINTERS... inputs) : Position{N / VEC}, x{inputs...} {
     }
     __device__ void begin(int row, int vector) {
-        Place::begin(row, vector);
+        Position::begin(row, vector);
         wide_at = row * (int64_t)(2 * vectors) + vector;
         this->vector = vector;
     }
@@ -162,7 +162,7 @@ template <typename FUNCTION> struct Elementwise : Place, FUNCTION {
         for (int k = 0; k < INPUTS; k++) {
             raw.x[k] = raw8(x[k], k >= ROW    ? vector
                                   : k >= WIDE ? wide_at + i * 2 * vectors
-                                              : place(i));
+                                              : index(i));
         }
         return raw;
     }
@@ -191,8 +191,8 @@ enum {
     TILE_WORDS = tile_word<TILE_ROWS>(TILE_COLUMNS, 0)
 };
 
-// The first of two steps, with a barrier between them, that compute the column sums of a tile in a
-// fixed order. Each warp writes the sums of its rows to shared[warp][COLUMNS]. COLUMNS / VEC
+// Is the first of two steps, with a barrier between them, that compute the column sums of a tile in
+// a fixed order. Each warp writes the sums of its rows to shared[warp][COLUMNS]. COLUMNS / VEC
 // neighbouring lanes have the same rows. All threads must call it.
 template <int COLUMNS> __device__ __forceinline__ void put_sums(float *shared, Floats8 mine) {
     enum { LANES = COLUMNS / VEC };
@@ -207,7 +207,7 @@ template <int COLUMNS> __device__ __forceinline__ void put_sums(float *shared, F
     if (lane < LANES) { store_floats8(shared + warp * COLUMNS, lane, mine); }
 }
 
-// The second step: returns the sum of column c over all warps.
+// Is the second step: returns the sum of column c over all warps.
 template <int THREADS, int COLUMNS>
 __device__ __forceinline__ float take_sum(const float *shared, int c) {
     float total = shared[c];
@@ -342,7 +342,7 @@ struct TileRanges {
     float row_scales[FP8_BLOCK], column_scales[FP8_BLOCK];
 };
 
-// The largest of the rows' ranges.
+// Returns the largest of the rows' ranges.
 __device__ __forceinline__ uint32_t largest_row(const TileRanges &tile) {
     const uint32_t *pairs = reinterpret_cast<const uint32_t *>(tile.rows);
     uint32_t range = __vmaxu2(pairs[threadIdx.x % WARP], pairs[threadIdx.x % WARP + WARP]);
@@ -514,7 +514,7 @@ static void quantize(const char *name, const SOURCE &source, const Operand &out,
 
 // ---- to BF16: one vector per thread -------------------------------------------------------------
 
-// amax: receives the amax of the BF16 values, unless NULL.
+// Unless amax is NULL, it receives the amax of the BF16 values.
 template <typename SOURCE>
 __global__ void __launch_bounds__(256, SM_THREADS / 256)
     write_bf16_kernel(SOURCE source, Bf16 *out, float *amax, int count) {

@@ -240,7 +240,7 @@ static void rotate_and_norm_backward(Bf16 *d_qkv, const RotaryBackward &b, cudaS
 
 // A source (quantize.cuh) that rotates queries and keys back, and copies values. Half a head is a
 // multiple of 8.
-struct RopeBackwardSource : Place {
+struct RopeBackwardSource : Position {
     enum { GRADIENT = 1 };
     struct Raw {
         uint4 x, partner;
@@ -257,10 +257,10 @@ struct RopeBackwardSource : Place {
         partner = vector >= rotated_vectors ? 0 : (first ? half : -half);
         first_position = row % T;
         table += (first ? at : at - half) * VEC;
-        Place::begin(row, vector);
+        Position::begin(row, vector);
     }
     __device__ Raw fetch(int i) const {
-        return {raw8(x, place(i)), raw8(x, place(i) + partner)};
+        return {raw8(x, index(i)), raw8(x, index(i) + partner)};
     }
     __device__ void compute(int i, const Raw &raw, Floats8 *values) const {
         values[0] = unpack8(raw.x);

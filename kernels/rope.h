@@ -26,10 +26,10 @@ typedef struct {
     int original_length;
 } Rope;
 
-// The angle of pair i < D/2, in radians a position.
+// Returns by how many radians pair i < D/2 is rotated for each position.
 double rope_frequency(int i, int D, const Rope *rope);
 
-// table: [T,D], for each position the cosines of its D/2 angles, then the sines.
+// Fills the table [T,D]: for each position the cosines of its D/2 angles, then the sines.
 void rope_table(float *table, int T, int D, const Rope *rope);
 
 END_C

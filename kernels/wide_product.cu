@@ -38,11 +38,13 @@ enum {
     DEPTH = 128, // FP8 values of K in a step; a row of them in shared memory has as many bytes
     THREADS = 3 * GROUP,
     STAGES = 3,
-    WORKERS = 3,       // warps that work on the tiles that warpgroups have computed
-    PARTS = 8,         // a warp works on one part of a tile at a time
-    PART_ROWS = 32,    // SwiGLU: rows of a part
-    PART_COLUMNS = 64, // SwiGLU: columns of a part, which are a row of BF16 in shared memory
-    STRIP_ROWS = 16,   // other epilogues: a part is 16 whole rows of the tile
+    WORKERS = 3, // warps that work on the tiles that warpgroups have computed
+    // A tile has 8 parts, and a warp works on one part at a time. With SwiGLU a part has PART_ROWS
+    // rows and PART_COLUMNS columns, with the other epilogues STRIP_ROWS whole rows of the tile.
+    PARTS = 8,
+    PART_ROWS = 32,
+    PART_COLUMNS = 64, // as BF16 they fill a row of shared memory
+    STRIP_ROWS = 16,
     // clusters take this many tiles down the matrix before the next column, for the L2 cache
     TOGETHER = 8,
     // registers of a thread
@@ -59,8 +61,8 @@ struct Shared {
         uint8_t codes[PART_ROWS * HALF_ROW], codes_t[PART_COLUMNS * QUARTER_ROW];
     } staging[WORKERS];
     Barrier full[STAGES], empty[STAGES];
-    // staged: a warpgroup has written its part of x; freed: it has been read
-    Barrier staged[2], freed[2];
+    Barrier staged[2]; // a warpgroup has written its half of x
+    Barrier freed[2];  // workers have read a warpgroup's half of x
 };
 static_assert(2 * TILE == WIDE_PRODUCT_COLUMNS, "what a tile is to the loss, and to heads");
 static_assert(sizeof(Shared) <= 232448, "a block's shared memory");
@@ -413,7 +415,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 namespace {
 
-// columns: the columns of the product or, with SWIGLU, of y.
+// `columns` are those of the product or, with SWIGLU, of y.
 template <Epilogue EPILOGUE>
 void launch_wide(const Gpu *gpu, const Gemm &g, Parameters p, int columns) {
     p.a = map_like_rows(static_cast<const uint8_t *>(g.a), g.m, g.k, FULL_ROW, TILE);

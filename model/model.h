@@ -142,10 +142,10 @@ static inline int64_t param_size(const Param *p) {
     return (int64_t)p->rows * p->cols;
 }
 
-// The weight decay of a parameter: --weight-decay for a matrix, 0 for a vector.
+// Returns the weight decay of a parameter: --weight-decay for a matrix, 0 for a vector.
 float param_decay(const Param *p, const Options *options);
 
-// The factor of the learning rate for a parameter: --embedding-lr-mult, --head-lr-mult or
+// Returns the factor of a parameter's learning rate: --embedding-lr-mult, --head-lr-mult or
 // --vector-lr-mult; 1 for a matrix of a block.
 float param_lr_mult(const Param *p, const Options *options);
 
@@ -156,11 +156,11 @@ int param_matrices(const ModelConfig *config, const Param *p, int rows[HF_PARTS]
 // N(0, init_std), divided by sqrt(2L) in residual projections; norms 1, biases and gaps 0.
 void model_init(const ParamLayout *layout, int64_t begin, int64_t end, float *out, uint64_t seed);
 
-// The number of weights that multiply activations: with the head, without the embeddings.
+// Returns the number of weights that multiply activations: with the head, without the embeddings.
 int64_t matmul_weights(const ModelConfig *config);
 
-// The FLOPs to train on one token: 6 for each weight that multiplies activations, and 6 L H D T for
-// causal attention (two products forward, four backward, half of each is masked).
+// Returns the FLOPs to train on one token: 6 for each weight that multiplies activations, and 6 L H
+// D T for causal attention (two products forward, four backward, half of each is masked).
 double flops_per_token(const ModelConfig *config);
 
 END_C

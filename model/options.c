@@ -23,15 +23,16 @@ static bool is_negated(const char *name) {
     return strncmp(name, "no", 2) == 0 && (name[2] == '-' || name[2] == '_');
 }
 
-// The option with this name; or *negated: the option with the name after "no-". (The caller refuses
-// "no-" before an option that is not a flag.) NULL: no option has the name.
+// Returns the option with this name or, and then *negated is true, the option with the name after
+// "no-". (The caller refuses "no-" before an option that is not a flag.) NULL: no option has the
+// name.
 static const OptionRow *find_option(const char *name, bool *negated) {
     const OptionRow *row = option_row(name);
     *negated = row == NULL && is_negated(name);
     return *negated ? option_row(name + 3) : row;
 }
 
-// The number of characters to insert, delete or replace between two names (Levenshtein).
+// Returns how many characters to insert, delete or replace between two names (Levenshtein).
 static int edit_distance(const char *a, const char *b) {
     enum { LONGEST = 64 };
     int d[LONGEST + 1][LONGEST + 1], m = (int)strlen(a), n = (int)strlen(b);
@@ -108,8 +109,8 @@ static bool set_named(Options *options, Reading *reading, const char *name, cons
     return true;
 }
 
-// The option that an argument names, as --name or --name=value; copies the name to `name`. NULL:
-// the argument names no option.
+// Returns the option that an argument names, as --name or --name=value, and copies the name to
+// `name`. NULL: the argument names no option.
 static const OptionRow *named_option(const char *arg, char name[PATH_LENGTH], bool *negated) {
     size_t length = strcspn(arg, "=");
     if (strncmp(arg, "--", 2) != 0) { return NULL; }
@@ -181,8 +182,8 @@ static bool read_line(Options *options, Reading *reading, char *line) {
     return set_named(options, reading, name, flag ? NULL : value);
 }
 
-// depth: how many files of --config lead to this one. *told: the error is in a line of a file, and
-// error_text() names that file and line.
+// Reads a file of --config, to which `depth` other such files lead. *told becomes true if the error
+// is in a line of a file, because error_text() then names that file and line.
 static bool read_config(Options *options, const char *path, int depth, bool *told) {
     enum { DEEPEST = 16 };
     Reading reading = {.source = SOURCE_FILE, .depth = depth + 1};

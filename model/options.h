@@ -67,10 +67,10 @@ typedef enum {
 // What an option's value affects. The run record in metrics.jsonl has these effects, for the Python
 // scripts. An action tells this process what to do; it is neither echoed nor saved with the run.
 typedef enum {
-    EFFECT_RESULTS,    // what is learned
+    EFFECT_RESULTS,    // what the model learns
     EFFECT_SHAPE,      // the model's tensors
     EFFECT_START,      // the weights of the first step, or how many sequences it sees
-    EFFECT_DATA,       // which tokens come, or in which order
+    EFFECT_DATA,       // which tokens training sees, or in which order
     EFFECT_PRECISION,  // how results are rounded, on purpose
     EFFECT_EVALUATION, // which tokens an evaluation sees, or what is before them
     EFFECT_SPEED,      // time and memory; results change only by rounding
@@ -130,7 +130,7 @@ const char *option_text(const Options *options, const OptionRow *row, char out[O
 // Whether an option has the same value in a and b.
 bool option_same(const Options *a, const Options *b, const OptionRow *row);
 
-// The source of an option's value. The option must exist.
+// Returns the source of an option's value. The option must exist.
 OptionSource option_source(const Options *options, const char *name);
 void option_set_source(Options *options, const char *name, OptionSource source);
 
@@ -185,7 +185,7 @@ bool option_is_shape(const OptionRow *row, Arch arch);
 // and memory), nor where files go.
 bool option_is_inherited(const OptionRow *row, const Options *continues);
 
-// " (of the checkpoint PATH)" if an option's value comes from a checkpoint; otherwise "".
+// Returns " (of the checkpoint PATH)" if an option's value comes from a checkpoint, otherwise "".
 const char *option_from_checkpoint(const Options *options, const char *name, char out[PATH_LENGTH]);
 
 // Whether the run trains, and does not only evaluate, sample or export; whether it also saves.
@@ -196,7 +196,8 @@ static inline bool options_save(const Options *o) {
     return options_train(o) && o->save[0] != '\0';
 }
 
-// The first step, from `step` (1 or more) on, that --iterations-to-skip names; INT64_MAX: none.
+// Returns the first step, from `step` (1 or more) on, that --iterations-to-skip names; INT64_MAX:
+// none.
 int64_t options_next_skip(const Options *o, int64_t step);
 
 // ---- option_text.c ----

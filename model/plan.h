@@ -77,9 +77,10 @@ void plan_print(const Plan *plan, const char *title, FILE *out);
 void plan_assign(Plan *plan, void *base);
 void plan_free(Plan *plan);
 
-// These do nothing unless LLM8_GUARD=1.
+// The functions below do nothing unless LLM8_GUARD=1.
 void plan_guard_poison(const Plan *plan); // before a step
-// Called after a step. Returns false if a zone was written; error_text() names the zone's buffer.
+// Must be called after a step. Returns false if a zone was written; error_text() names the zone's
+// buffer.
 bool plan_guard_check(const Plan *plan);
 
 END_C

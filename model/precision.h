@@ -81,7 +81,7 @@ static inline const LinearPrecision *precision_of(const Precision *p, Linear lin
     return &p->linear[linear_index(p->config, linear, layer)];
 }
 
-// The share of the linear layers' floating-point operations that are in FP8, 0 to 1.
+// Returns the share of the linear layers' floating-point operations that are in FP8, 0 to 1.
 double precision_fp8_share(const Precision *precision);
 
 // Whether some layer is in FP8 and scaled by this recipe.
@@ -117,7 +117,7 @@ static inline int fp8_slot_count(const ModelConfig *config) {
     return (config->num_layers * LINEAR_HEAD + 1) * OPERAND_COUNT;
 }
 
-// The value that amax * scale of a slot should have.
+// Returns the value that amax * scale of a slot should have.
 static inline float fp8_slot_target(const Precision *p, int slot) {
     return p->linear[slot / OPERAND_COUNT].target[slot % OPERAND_COUNT];
 }
@@ -131,8 +131,8 @@ static inline bool fp8_slot_is_fixed(const Precision *p, int slot) {
            slot == fp8_slot_index(p->config, LINEAR_HEAD, 0, OPERAND_DY);
 }
 
-// fp8_slot_in_use: whether the slot's tensor is quantised. fp8_slot_follows: whether the scale also
-// follows the tensor's amax.
+// fp8_slot_in_use returns whether the slot's tensor is quantised, fp8_slot_follows whether the
+// scale also follows the tensor's amax.
 static inline bool fp8_slot_in_use(const Precision *p, int slot) {
     return p->linear[slot / OPERAND_COUNT].number == NUMBER_FP8;
 }
@@ -140,7 +140,7 @@ static inline bool fp8_slot_follows(const Precision *p, int slot) {
     return fp8_slot_in_use(p, slot) && !fp8_slot_is_fixed(p, slot);
 }
 
-// How the slot's tensor gets its scales.
+// Returns how the slot's tensor gets its scales.
 static inline Scaling fp8_slot_scaling(const Precision *p, int slot) {
     bool weight = slot % OPERAND_COUNT == OPERAND_W, fixed = fp8_slot_is_fixed(p, slot);
     if (p->recipe == FP8_RECIPE_BLOCKWISE) { return weight ? SCALE_SQUARES : SCALE_VECTORS; }
@@ -158,9 +158,8 @@ void fp8_fix_slot(const Precision *precision, const Options *options, Fp8Scale *
 enum { FP8_CALIBRATIONS = 3 };
 // Whether the run has tensors without a scale.
 bool fp8_is_uncalibrated(const Precision *precision, const Fp8Scale *slots);
-// Called before the first calibration pass and after each one: sets the scales of slots without a
-// history, by a guess or by the amaxes of the pass, and clears the amaxes of activations and
-// gradients.
+// Sets the scales of slots without a history, by a guess before the first calibration pass and by
+// the amaxes of the pass after each one. Clears the amaxes of activations and gradients.
 void fp8_calibrate(const Precision *precision, Fp8Scale *slots);
 
 // Writes a slot's name, as "blocks.3.qkv.x", into out, and returns it.
@@ -171,7 +170,7 @@ static inline bool pass_trains(Pass pass) {
     return pass == PASS_TRAIN || pass == PASS_AGAIN;
 }
 
-// The pass that evaluations and samples use.
+// Returns the pass that evaluations and samples use.
 static inline Pass eval_pass(const Options *o) {
     return o->eval_precision == EVAL_BF16 ? PASS_EVAL_BF16 : PASS_EVAL;
 }

@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-// The elements that a parameter takes in the parameter space, with the gap after it.
+// Returns the elements that a parameter takes in the parameter space, with the gap after it.
 static int64_t extent(const Param *p) {
     return round_up64(param_size(p), PARAM_ALIGN);
 }

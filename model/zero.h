@@ -44,7 +44,7 @@ typedef struct {
     int64_t size;   // elements of the arranged space, in which the gradients lie
 } ZeroLayout;
 
-// kinds: [layout->count] ZERO_CODES and ZERO_MUON of each parameter; NULL: none.
+// kinds [layout->count] has each parameter's flags, ZERO_CODES and ZERO_MUON; NULL: no flags.
 ZeroLayout zero_layout(const ParamLayout *layout, int ranks, const uint8_t *kinds);
 void zero_free(ZeroLayout *z);
 
@@ -76,7 +76,7 @@ typedef struct {
 // rank with the least work so far. So no rank has more work than the mean plus one matrix.
 int zero_matrices(const ZeroLayout *z, ZeroMatrix **matrices);
 
-// Floating-point operations of a matrix's Newton-Schulz steps.
+// Returns the floating-point operations of a matrix's Newton-Schulz steps.
 double zero_matrix_flops(const ZeroMatrix *m);
 
 END_C

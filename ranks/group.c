@@ -463,7 +463,7 @@ typedef struct {
     Watch *w;
     const Meeting *meeting;
     Hello mine;
-    char place[400], within[64]; // for messages: where ranks meet, and within which time
+    char address[400], within[64]; // for messages: where ranks meet, and within which time
     double limit;
     bool told; // a warning has said that a rank is not let in
 } Attempt;
@@ -484,8 +484,8 @@ static bool hear(int file, double seconds, Hello *h, ssize_t *bytes) {
     return *bytes == sizeof(*h) && h->magic == MAGIC;
 }
 
-static void answer(const Attempt *part, int file, const char *text) {
-    Hello h = part->mine;
+static void answer(const Attempt *attempt, int file, const char *text) {
+    Hello h = attempt->mine;
     memset(h.token, 0, sizeof(h.token));
     snprintf(h.text, sizeof(h.text), "%s", text);
     send(file, &h, sizeof(h), MSG_NOSIGNAL);
@@ -498,8 +498,8 @@ static bool has_ended(int file) {
 
 // Gives a connection to the rank that has opened it, or closes it. Returns false if the meeting
 // fails.
-static bool seat(Attempt *part, int file) {
-    const Watch *w = part->w;
+static bool seat(Attempt *attempt, int file) {
+    const Watch *w = attempt->w;
     Hello h;
     ssize_t bytes;
     bool heard = hear(file, PATIENCE, &h, &bytes), ok = true;
@@ -508,14 +508,14 @@ static bool seat(Attempt *part, int file) {
     Peer *p = known ? &w->peers[h.rank] : NULL;
     int *place = known ? &p->files[h.connection] : NULL;
     if (!heard) {
-        warn("a connection to %s is ignored: it is not from a rank", part->place);
-    } else if (strcmp(h.token, part->mine.token) != 0) {
-        if (!part->told) {
+        warn("a connection to %s is ignored: it is not from a rank", attempt->address);
+    } else if (strcmp(h.token, attempt->mine.token) != 0) {
+        if (!attempt->told) {
             warn("rank %d on %s is not let in at %s: it is of another run, or has another "
                  "LLM8_SECRET",
-                 h.rank, h.host, part->place);
+                 h.rank, h.host, attempt->address);
         }
-        part->told = true; // once is enough: the rank connects again and again
+        attempt->told = true; // once is enough: the rank connects again and again
     } else if (h.connection == DOOR) {
         // rank 0 has reached itself, by an address that its machine does not know
     } else if (p == NULL || h.ranks != w->ranks) {
@@ -530,41 +530,41 @@ static bool seat(Attempt *part, int file) {
         memcpy(p->host, h.host, HOST);
         return true;
     }
-    if (!ok) { answer(part, file, error_text()); }
+    if (!ok) { answer(attempt, file, error_text()); }
     close(file);
     return ok;
 }
 
 // Counts the ranks that have not come, and sets error_text() to a list of them.
-static int count_missing(const Attempt *part, const char *verb, const char *within) {
+static int count_missing(const Attempt *attempt, const char *verb, const char *within) {
     char text[600] = "";
     int count = 0;
-    for (int r = 1; r < part->w->ranks; r++) {
+    for (int r = 1; r < attempt->w->ranks; r++) {
         size_t used = strlen(text), room = sizeof(text) - used;
         bool there = true;
-        for (int i = 0; i < CONNECTIONS; i++) { there &= part->w->peers[r].files[i] >= 0; }
+        for (int i = 0; i < CONNECTIONS; i++) { there &= attempt->w->peers[r].files[i] >= 0; }
         if (there || ++count == 0 || room < 20) { continue; }
         snprintf(text + used, room, room < 40 ? "%s..." : "%s%d", count > 1 ? ", " : "", r);
     }
-    fail("rank%s %s of %d %s to %s%s", plural(count), text, part->w->ranks, verb, part->place,
-         within);
+    fail("rank%s %s of %d %s to %s%s", plural(count), text, attempt->w->ranks, verb,
+         attempt->address, within);
     return count;
 }
 
 // The doorman (group.h): the first rank on the machine of MASTER_ADDR, if rank 0 is on another
 // machine.
 typedef struct {
-    Attempt part;
+    Attempt attempt;
     int listener; // -1: this rank is not the doorman
     pthread_t thread;
 } Doorman;
 
-// The doorman's thread, until its socket is shut down. Rank 0 says where it listens, and then the
-// doorman tells this to every rank of the run that asks.
+// Runs in the doorman's thread until the doorman's socket is shut down. Rank 0 says where it
+// listens, and then the doorman tells this to every rank of the run that asks.
 static void *keep_door(void *argument) {
     Doorman *d = argument;
     char address[128] = "";
-    d->part.mine.connection = DOOR;
+    d->attempt.mine.connection = DOOR;
     for (;;) {
         struct sockaddr_storage from;
         socklen_t length = sizeof(from);
@@ -573,24 +573,24 @@ static void *keep_door(void *argument) {
         Hello h;
         ssize_t bytes;
         bool ours = file >= 0 && hear(file, PATIENCE, &h, &bytes) &&
-                    strcmp(h.token, d->part.mine.token) == 0;
+                    strcmp(h.token, d->attempt.mine.token) == 0;
         if (ours && h.connection == DOOR) {
-            d->part.mine.port = h.port;
+            d->attempt.mine.port = h.port;
             getnameinfo((struct sockaddr *)&from, length, address, sizeof(address), NULL, 0,
                         NI_NUMERICHOST);
             if (is_here(address)) { *address = '\0'; }
         }
         bool four = strncmp(address, "::ffff:", 7) == 0; // an IPv4 address, for a socket of IPv6
-        if (ours) { answer(&d->part, file, address + (four ? 7 : 0)); }
+        if (ours) { answer(&d->attempt, file, address + (four ? 7 : 0)); }
         close_file(&file);
     }
 }
 
-// Rank 0: tells the doorman on which port rank 0 listens. If that fails, part->place says why.
-static bool tell_doorman(Attempt *part, int port) {
-    const Meeting *m = part->meeting;
+// Rank 0: tells the doorman on which port rank 0 listens. If that fails, attempt->address says why.
+static bool tell_doorman(Attempt *attempt, int port) {
+    const Meeting *m = attempt->meeting;
     const char *why = "it gives no answer; has it another LLM8_SECRET?";
-    Hello h = part->mine;
+    Hello h = attempt->mine;
     ssize_t bytes;
     h.connection = DOOR;
     h.port = port;
@@ -599,9 +599,10 @@ static bool tell_doorman(Attempt *part, int port) {
                 hear(file, 2, &h, &bytes) && h.connection == DOOR;
     close_file(&file);
     if (told) {
-        snprintf(part->place, sizeof(part->place), "%s port %d", part->mine.host, port);
+        snprintf(attempt->address, sizeof(attempt->address), "%s port %d", attempt->mine.host,
+                 port);
     } else {
-        snprintf(part->place, sizeof(part->place),
+        snprintf(attempt->address, sizeof(attempt->address),
                  "%s port %d (rank 0 reaches no other rank there: %s)", m->host, m->port, why);
     }
     return told;
@@ -609,9 +610,9 @@ static bool tell_doorman(Attempt *part, int port) {
 
 // Rank 0: waits until all ranks have come, and answers them. Returns false if the meeting has
 // failed.
-static bool receive_ranks(Attempt *part, int listener) {
-    const Meeting *m = part->meeting;
-    const double start = wall_seconds(), until = start + part->limit;
+static bool receive_ranks(Attempt *attempt, int listener) {
+    const Meeting *m = attempt->meeting;
+    const double start = wall_seconds(), until = start + attempt->limit;
     double warning = start + 10;
     int port = m->port;
     bool ok = true, tells = m->elsewhere && !is_here(m->host);
@@ -621,35 +622,35 @@ static bool receive_ranks(Attempt *part, int listener) {
         if (m->elsewhere) { tells = true, port = 0; } // the doorman may have the port
         nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
     }
-    while (ok && count_missing(part, "did not connect", part->within) > 0) {
+    while (ok && count_missing(attempt, "did not connect", attempt->within) > 0) {
         double now = wall_seconds(), next = tells ? now + 0.1 : warning;
         struct pollfd waits = {.fd = listener, .events = POLLIN};
         if (now >= until) {
             ok = false;
         } else if (now >= warning) {
-            count_missing(part, "must still connect", "");
+            count_missing(attempt, "must still connect", "");
             warn("waiting: %s", error_text());
             warning = now + 60;
         } else if (poll(&waits, 1, (int)ceil(1e3 * (fmin(until, next) - now))) > 0) {
             int file = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-            ok = file < 0 || seat(part, file);
+            ok = file < 0 || seat(attempt, file);
         } else if (tells) {
-            tells = !tell_doorman(part, port);
+            tells = !tell_doorman(attempt, port);
         }
     }
     Error why = error_kept();
     close(listener);
-    for (int r = 1; r < part->w->ranks; r++) {
-        int file = part->w->peers[r].files[WATCHDOGS];
-        if (file >= 0) { answer(part, file, ok ? "" : why.text); }
+    for (int r = 1; r < attempt->w->ranks; r++) {
+        int file = attempt->w->peers[r].files[WATCHDOGS];
+        if (file >= 0) { answer(attempt, file, ok ? "" : why.text); }
     }
     return ok || fail_again(why);
 }
 
 // The other ranks: connects to rank 0, again and again until rank 0 answers. Returns false if the
 // meeting has failed.
-static bool reach_rank_0(Attempt *part) {
-    const Meeting *m = part->meeting;
+static bool reach_rank_0(Attempt *attempt) {
+    const Meeting *m = attempt->meeting;
     const double start = wall_seconds();
     double warning = start + 10, pause = 0.01;
     Meeting at = *m;
@@ -658,18 +659,19 @@ static bool reach_rank_0(Attempt *part) {
         const char *why = "";
         Hello h = {0};
         ssize_t bytes;
-        int *files = part->w->peers[0].files, connected = 0;
-        snprintf(part->place, sizeof(part->place), "%s port %d", at.host, at.port);
+        int *files = attempt->w->peers[0].files, connected = 0;
+        snprintf(attempt->address, sizeof(attempt->address), "%s port %d", at.host, at.port);
         for (bool ok = true; ok && connected < CONNECTIONS; connected += ok) {
             close_file(&files[connected]);
             files[connected] = connect_once(at.host, at.port, &why);
-            part->mine.connection = connected;
-            ok = files[connected] >= 0 && send(files[connected], &part->mine, sizeof(part->mine),
-                                               MSG_NOSIGNAL) == sizeof(part->mine);
+            attempt->mine.connection = connected;
+            ok = files[connected] >= 0 &&
+                 send(files[connected], &attempt->mine, sizeof(attempt->mine), MSG_NOSIGNAL) ==
+                     sizeof(attempt->mine);
         }
         if (connected == CONNECTIONS) {
             // waits longer than rank 0, so that rank 0 can still say why the meeting has failed
-            double patience = part->limit * 1.125 + 5 - (wall_seconds() - start);
+            double patience = attempt->limit * 1.125 + 5 - (wall_seconds() - start);
             bool heard = hear(files[WATCHDOGS], fmax(1, patience), &h, &bytes);
             bool door = heard && h.connection == DOOR;
             if (door && h.port > 0 && !sent) {
@@ -679,16 +681,16 @@ static bool reach_rank_0(Attempt *part) {
                 continue;
             }
             // if nobody listens, the socket may connect to itself (TCP's simultaneous open)
-            bool rank_0 = heard && !door && h.rank != part->mine.rank;
+            bool rank_0 = heard && !door && h.rank != attempt->mine.rank;
             if (rank_0 && h.text[0] == '\0') {
-                memcpy(part->w->peers[0].host, h.host, HOST);
+                memcpy(attempt->w->peers[0].host, h.host, HOST);
                 return true;
             }
             if (rank_0) { return fail("%s", h.text); }
             if (bytes > 0 && !heard) {
                 return fail("what answers at %s is not rank 0 of an llm8.c run: are MASTER_ADDR "
                             "and MASTER_PORT right?",
-                            part->place);
+                            attempt->address);
             }
             why = door        ? "it has not yet come there to say where it listens"
                   : bytes < 0 ? "it said nothing"
@@ -696,11 +698,11 @@ static bool reach_rank_0(Attempt *part) {
                                 "LLM8_SECRET?";
         }
         double now = wall_seconds();
-        bool ends = now >= start + part->limit;
+        bool ends = now >= start + attempt->limit;
         if (ends || now >= warning) {
             fail("rank 0 was not reached at %s%s: %s; are MASTER_ADDR and MASTER_PORT those of "
                  "rank 0, and does it run?",
-                 part->place, ends ? part->within : "", why);
+                 attempt->address, ends ? attempt->within : "", why);
             if (ends) { return false; }
             warn("waiting: %s", error_text());
             warning = now + 60;
@@ -728,7 +730,7 @@ static bool agree_on(const Group *g, const char *host, const char *identity) {
     return group_agree(g, CHANNEL_MAIN, ok);
 }
 
-// The watch of a rank that is not connected yet.
+// Returns the watch of a rank that is not connected yet.
 static Watch *make_watch(const Group *g, double seconds) {
     Watch *w = calloc_or_die(1, sizeof(Watch));
     *w = (Watch){.rank = g->rank,
@@ -752,14 +754,15 @@ bool group_open(Group *g, const Meeting *meeting, int listener, const char *iden
                 double seconds) {
     if (g->ranks == 1) { return true; }
     Watch *w = g->watch = make_watch(g, seconds);
-    Attempt part = {
+    Attempt attempt = {
         w, meeting, {.magic = MAGIC, .rank = g->rank, .ranks = g->ranks}, .limit = seconds};
-    snprintf(part.place, sizeof(part.place), "%s port %d", meeting->host, meeting->port);
-    snprintf(part.within, sizeof(part.within), " within %.0f s (--distributed-timeout)", seconds);
-    if (gethostname(part.mine.host, HOST - 1) != 0) { strcpy(part.mine.host, "?"); }
-    memcpy(part.mine.token, meeting->token, sizeof(meeting->token));
-    memcpy(w->peers[g->rank].host, part.mine.host, HOST);
-    Doorman door = {.part = part, .listener = -1};
+    snprintf(attempt.address, sizeof(attempt.address), "%s port %d", meeting->host, meeting->port);
+    snprintf(attempt.within, sizeof(attempt.within), " within %.0f s (--distributed-timeout)",
+             seconds);
+    if (gethostname(attempt.mine.host, HOST - 1) != 0) { strcpy(attempt.mine.host, "?"); }
+    memcpy(attempt.mine.token, meeting->token, sizeof(meeting->token));
+    memcpy(w->peers[g->rank].host, attempt.mine.host, HOST);
+    Doorman door = {.attempt = attempt, .listener = -1};
     int port = meeting->port;
     if (meeting->elsewhere && g->rank > 0 && g->local_rank == 0 && is_here(meeting->host)) {
         door.listener = group_listen(meeting->host, &port); // -1: another rank listens there
@@ -767,7 +770,7 @@ bool group_open(Group *g, const Meeting *meeting, int listener, const char *iden
             die("the doorman's thread cannot be started: %s", strerror(errno));
         }
     }
-    bool ok = g->rank == 0 ? receive_ranks(&part, listener) : reach_rank_0(&part);
+    bool ok = g->rank == 0 ? receive_ranks(&attempt, listener) : reach_rank_0(&attempt);
     Error verdict = {0};
     if (!ok) { verdict = error_kept(); }
     if (door.listener >= 0) {
@@ -791,7 +794,7 @@ bool group_open(Group *g, const Meeting *meeting, int listener, const char *iden
         if (w->quit < 0 || pthread_create(&w->thread, NULL, watch_thread, w) != 0) {
             die("the watchdog's thread cannot be started: %s", strerror(errno));
         }
-        ok = agree_on(g, part.mine.host, identity);
+        ok = agree_on(g, attempt.mine.host, identity);
         verdict = error_kept();
     }
     if (!ok) { group_close(g); }

@@ -52,9 +52,9 @@ int group_listen(const char *host, int *port);
 void group_draw(Meeting *meeting);
 
 // Meets the other ranks within `seconds`, which is the watchdog's time limit from then on. The
-// numbers of ranks in *g must be set. listener: rank 0's socket if it is open already, else -1.
-// identity: lines of text that say what a rank runs, and must be the same on every rank. On failure
-// every connected rank gets the reason, which names the ranks that are missing or differ.
+// numbers of ranks in *g must be set. listener is rank 0's socket if it is open already, else -1.
+// identity is text that says what a rank runs, and must be the same on every rank. On failure every
+// connected rank gets the reason, which names the ranks that are missing or differ.
 bool group_open(Group *g, const Meeting *meeting, int listener, const char *identity,
                 double seconds);
 // Says goodbye to the other ranks, so that they do not treat the end of this rank as a loss. It

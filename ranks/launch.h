@@ -46,8 +46,8 @@ typedef struct {
 
 bool ranks_read(Ranks *r, const Options *options);
 
-// The GPU of this rank, of `visible` GPUs that the process sees. If the process sees only one GPU,
-// the starter has chosen this GPU (srun --gpus-per-task 1, CUDA_VISIBLE_DEVICES).
+// Finds the GPU of this rank, of `visible` GPUs that the process sees. If the process sees only one
+// GPU, the starter has chosen this GPU (srun --gpus-per-task 1, CUDA_VISIBLE_DEVICES).
 bool ranks_device(const Group *g, int visible, int *device);
 
 // Starts the ranks if this process is the starter; in the starter it does not return. In each rank
@@ -56,7 +56,7 @@ bool ranks_device(const Group *g, int visible, int *device);
 // other rank and stay one process. With --plan, *group has the number of ranks to plan for.
 void launch(Group *group, const Options *options);
 
-// For a program that is always one process: sets *group, or dies if it is one of several ranks.
+// Sets *group in a program that is always one process. Dies if the process is one of several ranks.
 void launch_refuse(Group *group, const Options *options);
 
 END_C

@@ -113,7 +113,8 @@ static void read_grammar(const char *path) {
 
 // ---- words --------------------------------------------------------------------------------------
 
-// The first cell of the row that a name stands for in this story; NULL: the name is in no list.
+// Returns the first cell of the row that a name stands for in this story, or NULL if the name is in
+// no list.
 static const char *drawn(const Story *s, const char *name) {
     for (int l = 0; l < grammar.list_count; l++) {
         const List *list = &grammar.lists[l];

@@ -12,9 +12,9 @@
 enum { SHORTEST = 64 };
 
 typedef struct {
-    // length: tokens of the row; answer: tokens of the row's answer
-    int question, answer_index, length, answer;
-    double loss; // sum over the answer's tokens
+    int question, answer_index;
+    int length, answer; // tokens of the whole row, and of the answer alone
+    double loss;        // sum over the answer's tokens
 } Row;
 
 // Lists this rank's rows: every answer of its questions.

@@ -25,7 +25,7 @@ void console_flush(Console *c) {
     c->mute = true;
 }
 
-// The columns of the terminal; 0: the standard output is not a terminal.
+// Returns the columns of the terminal, or 0 if the standard output is not a terminal.
 static int terminal_columns(void) {
     struct winsize size;
     if (!isatty(STDOUT_FILENO)) { return 0; }

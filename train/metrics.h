@@ -18,8 +18,8 @@ void metrics_number(MetricsRecord *r, const char *name, double value);
 void metrics_numbers(MetricsRecord *r, const char *name, const double *values, int count);
 void metrics_text(MetricsRecord *r, const char *name, const char *value);
 void metrics_end(Metrics *m, MetricsRecord *r);
-// The records of the start and the end. error: why the run has failed; NULL: it has not. If the run
-// dies between the two calls, die() records the end.
+// Write the records of the start and the end. `error` is why the run has failed, or NULL. If the
+// run dies between the two calls, die() writes the end's record.
 void run_record_start(Run *run);
 void run_record_end(Run *run, int status, const char *error);
 void run_record_sources(const Run *run, MetricsRecord *r);

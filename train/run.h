@@ -35,8 +35,8 @@ typedef struct {
 
 // Counts the step and its tokens, prints its line, and writes its record.
 void run_report(Run *run, StepResult result);
-// losses: one for each source of --valid-data. Their mean, weighted by the sources' shares, is the
-// validation loss.
+// Reports an evaluation. There is a loss for each source of --valid-data. Their mean, weighted by
+// the sources' shares, is the validation loss.
 void run_report_eval(Run *run, const double *losses, double seconds);
 
 // Whether all ranks have completed a part of an evaluation: the validation loss, or the score of a
@@ -46,8 +46,8 @@ bool run_part_is_whole(Run *run);
 // Whether step number `step` counts saturated and underflowed FP8 values (--fp8-stats-interval).
 bool run_counts_fp8(const Run *run, int64_t step);
 
-// For --dump-gradients: writes the step's mean loss over its targets and the gradients of that mean
-// (FP32, laid out as the parameters), and exits.
+// Writes, for --dump-gradients, the step's mean loss over its targets and the gradients of that
+// mean (FP32, laid out as the parameters), and exits.
 void run_dump(Run *run, float *gradients, double loss) __attribute__((noreturn));
 
 // ---- end ----------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ BEGIN_C
 void run_open_train_data(Run *run);
 // Opens shards and multiple-choice sets; run_start calls it.
 void run_open_data(Run *run);
-// Called once data and tokenizer are open: refuses data of another tokenizer, or data that differ
-// between ranks.
+// Refuses data of another tokenizer, or data that differ between ranks. Called once data and
+// tokenizer are open.
 void run_check_data(Run *run);
 // Whether attention or positions begin anew at each document, so that batches need `starts`.
 static inline bool run_resets(const Run *run) {

@@ -23,7 +23,7 @@ static void find_beside(glob_t *found, const char *shards) {
     globfree(&files);
 }
 
-// How many characters two paths have in common at their beginning.
+// Returns how many characters two paths have in common at their beginning.
 static size_t common_length(const char *a, const char *b) {
     size_t n = 0;
     while (a[n] != '\0' && a[n] == b[n]) { n++; }
@@ -93,8 +93,8 @@ static bool find_of_sources(Tokenizer *t, const Options *o, bool chats, char pat
     return opened;
 }
 
-// If the run trains on conversations and the same tokenizer also lies beside their shards, opens
-// that one instead, because its chat template has written the conversations.
+// Prefers the copy of the tokenizer that lies beside the shards of conversations, if the run trains
+// on them, because that copy's chat template has written the conversations.
 static void prefer_chat(Tokenizer *t, const Options *o, char path[PATH_LENGTH]) {
     char beside[PATH_LENGTH], json[PATH_LENGTH];
     Tokenizer same;
@@ -190,11 +190,12 @@ static Companion read_companion(const char *path) {
     return c;
 }
 
-// Reads the files that go into every checkpoint, so that a checkpoint can be used without other
-// files: the tokenizer; Hugging Face's files for it (PREFIX_tokenizer.json beside
-// PREFIX_tokenizer.bin; for the tokenizer of bytes, this program makes them); and the
-// generation_config.json of the checkpoint that the run starts from. Also reads that checkpoint's
-// config.json.
+// Reads the files that go into every checkpoint, so that a checkpoint can be used without others:
+// - the tokenizer;
+// - Hugging Face's files for the tokenizer, such as PREFIX_tokenizer.json beside
+//   PREFIX_tokenizer.bin; for the tokenizer of bytes this program makes them;
+// - the generation_config.json of the checkpoint that the run starts from.
+// Also reads that checkpoint's config.json.
 static void read_companions(Run *run) {
     const Options *o = &run->options;
     Companion *saved = run->saves.companions;

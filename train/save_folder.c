@@ -70,7 +70,7 @@ static void end_save(Run *run) {
     if (run->group.rank == 0) { warn("%s", saver->why.text); }
 }
 
-// The fields of a snapshot that do not depend on the trainer.
+// Fills in the fields of a snapshot that do not depend on the trainer.
 static void describe(const Run *run, Snapshot *s) {
     s->options = &run->options;
     s->group = &run->group;

@@ -11,8 +11,8 @@ BEGIN_C
 // Locks the folder for this run (checkpoint_claim), and opens the folder's metrics.jsonl or the
 // file of --metrics. All ranks call it.
 void save_folder_open(Run *run);
-// Called on rank 0 when the run is certain to start: makes the resumed checkpoint the newest one of
-// the folder (checkpoint_go_back), and writes config.txt.
+// Makes the resumed checkpoint the newest one of the folder (checkpoint_go_back), and writes
+// config.txt. Called on rank 0 when the run is certain to start.
 void save_folder_begin(const Run *run);
 
 // Whether a loss is usual: at most half a nat above `best`, which is the lowest moving average of

@@ -15,7 +15,7 @@
 
 // ---- options and model --------------------------------------------------------------------------
 
-// Without a tokenizer: guesses the token that ends a text, which is the last token of GPT-2's
+// Guesses, without a tokenizer, the token that ends a text. This is the last token of GPT-2's
 // vocabulary and of bytes.
 static void guess_end(Run *run) {
     const Options *o = &run->options;

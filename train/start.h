@@ -6,8 +6,8 @@
 
 BEGIN_C
 
-// Called once, after options_parse: sets the options that are not given. It opens the checkpoint
-// that the run starts from, and with --epochs the data.
+// Sets the options that are not given. It opens the checkpoint that the run starts from, and with
+// --epochs the data. Called once, after options_parse.
 void run_resolve_options(Run *run);
 
 // Sets run->config, layout and precision from run->options and what the device supports. Before the
@@ -21,17 +21,17 @@ void run_announce(Run *run);
 // Writes the folder of --export, and prints a summary of it (export.c).
 void run_export(Run *run);
 // Opens the data and the save folder, catches signals, and prints the lines that describe the run.
-// device: the device's name in these lines and in metrics.jsonl. All ranks must read the same data
-// and see the same save folder.
+// These lines and metrics.jsonl call the device `device`. All ranks must read the same data and see
+// the same save folder.
 void run_start(Run *run, const char *device);
 // Verifies the checkpoint that the run starts from, run->start. If the run resumes it, takes over
 // its progress. Records the start in metrics.jsonl.
 void run_restore(Run *run);
-// For a run that resumes: reads elements begin..end of an array of the checkpoint's optimizer state
-// (checkpoint_read).
+// Reads elements begin..end of an array of the optimizer state in the checkpoint that the run
+// resumes (checkpoint_read).
 void run_read_state(const Run *run, int array, int64_t begin, int64_t end, float *out);
-// For a run that does not resume: reads elements begin..end of the weights of --load, or without
-// --load draws random ones.
+// Reads elements begin..end of the weights of --load, or without --load draws random ones. Called
+// in a run that does not resume.
 void run_first_weights(Run *run, int64_t begin, int64_t end, float *out);
 // Sets every slot of `scales` (fp8_slot_index): a slot with a fixed scale to that scale, any other
 // slot to its state in the resumed checkpoint or, if the checkpoint has none, to a scale of 1.

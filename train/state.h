@@ -82,14 +82,14 @@ static inline bool run_can_eval(const Run *run) {
 // call run_beat themselves; other code that may take long must call it. what: a string literal.
 void run_beat(const Run *run, Doing doing, const char *what);
 
-// From now on, the first signal requests the end of the run.
+// Makes the first signal from now on request the end of the run.
 void run_catch_signals(void);
-// The signal that has requested the end of this process; 0: none; -1: run_end_by_data was called.
-// With several ranks, the next step carries the request to the others (StepResult.stop), so that
-// all end after the same step.
+// Returns the signal that has requested the end of this process; 0: none; -1: run_end_by_data was
+// called. With several ranks, the next step carries the request to the others (StepResult.stop), so
+// that all end after the same step.
 int run_stop_signal(void);
-// Called if data of --`option` cannot be read and error_text() says why: as a signal does, requests
-// the end of the run after the present step, and ends an evaluation early.
+// Requests, as a signal does, the end of the run after the present step, and ends an evaluation
+// early. Called if data of --`option` cannot be read and error_text() says why.
 void run_end_by_data(Run *run, const char *option);
 
 END_C

@@ -33,7 +33,7 @@ typedef struct {
 } Batches;
 
 void batches_plan(Batches *b, const Run *run, Plan *plan);
-// Called once the plan has its memory.
+// Must be called once the plan has its memory.
 void batches_start(Batches *b, Gpu *gpu);
 void batches_close(Batches *b);
 

@@ -161,7 +161,7 @@ static bool passes_agree(const Check *c, const char *place, int64_t step, int fr
                         : "a third differs again");
 }
 
-// On rank 0: returns whether all ranks have the same weights. If not, it reports the rank whose
+// Returns, on rank 0, whether all ranks have the same weights. If not, it reports the rank whose
 // hash the fewest ranks have.
 static bool weights_agree(const Check *c, const char *all, size_t bytes, int64_t step) {
     int ranks = c->net->run->group.ranks, differs = 0, odd = 0, fewest = ranks;

@@ -48,7 +48,7 @@ typedef struct {
 void check_plan(Check *c, const Network *net, Plan *plan);
 void check_close(Check *c);
 
-// Called after each pass of the micro-step: hashes what pass number `pass`, from 0, has computed.
+// Hashes what pass number `pass` of the micro-step, from 0, has computed. Called after each pass.
 void check_hash(Check *c, int pass);
 // Whether the first two passes left the same hashes, on all ranks. Waits for the device.
 bool check_repeats(Check *c);

@@ -26,15 +26,14 @@ typedef struct {
     // *counting is true. NULL: they are never made.
     Fp8Counts *counts;
     const bool *counting;
-    // recomputed: the input is not kept, but computed again before the backward pass.
-    // product_recomputed: the layer's forward product is computed again too.
-    bool recomputed, product_recomputed;
+    bool recomputed;         // the input is not kept, but computed again before the backward pass
+    bool product_recomputed; // the layer's forward product is computed again too
 } LinearLayer;
 
 // Sets up the layer. For an FP8 layer, plans the buffer of the transposed FP8 weight and, if every
 // rank makes the FP8 weight from the BF16 weight, the FP8 weight's buffer too.
 void linear_plan(LinearLayer *l, const Params *p, const LinearPrecision *lp, Plan *plan);
-// Called once the plan has its memory.
+// Must be called once the plan has its memory.
 void linear_start(LinearLayer *l, const Params *p);
 
 // Whether a pass computes the layer's product. A product that was kept is not computed again.

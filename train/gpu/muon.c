@@ -13,7 +13,7 @@ static int64_t square_of(const ZeroMatrix *m) {
     return side * side;
 }
 
-// How many of this rank's matrices, from number `first` on, are computed together.
+// Returns how many of this rank's matrices, from number `first` on, are computed together.
 static int batch_from(const Muon *m, int first) {
     const int64_t most_bytes = (int64_t)512 << 20;
     const ZeroMatrix *own = &m->own[first];
@@ -69,7 +69,7 @@ typedef struct {
     int from, to;
 } Move;
 
-// The move of rank `rank`'s part of a matrix to the owner, or back.
+// Returns the move of rank `rank`'s part of a matrix to the owner, or back.
 static Move move_of(const ZeroLayout *z, const ZeroMatrix *matrix, int rank, bool back) {
     const ZeroSegment *s = &z->segments[matrix->segment];
     int64_t begin = s->begin + rank * s->part;

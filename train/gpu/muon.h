@@ -23,9 +23,11 @@ BEGIN_C
 
 typedef struct {
     const ZeroLayout *zero;
-    float factor;               // the value of --muon-extra-scale-factor
-    int num_matrices, num_own;  // of all ranks, of this rank; num_matrices 0: AdamW only
-    ZeroMatrix *matrices, *own; // [num_matrices] all; [num_own] this rank's
+    float factor;         // the value of --muon-extra-scale-factor
+    int num_matrices;     // the matrices of all ranks; 0: AdamW updates all parameters
+    int num_own;          // the matrices that this rank updates
+    ZeroMatrix *matrices; // [num_matrices]
+    ZeroMatrix *own;      // [num_own]
     // [num_own] on the device: the index of each matrix's first element among the gradients
     int64_t *places;
     Bf16 *x, *next;          // matrices that are computed together
@@ -37,7 +39,7 @@ typedef struct {
 void muon_plan(Muon *m, const Run *run, const ZeroLayout *zero, Plan *plan);
 void muon_start(Muon *m, Gpu *gpu);
 void muon_free_plan(Muon *m);
-// For --plan: prints work and traffic.
+// Prints Muon's work and traffic, for --plan.
 void muon_print(const Muon *m, GpuType gradient_type, FILE *out);
 
 // Makes the matrices among the gradients orthogonal, and scales them. slot: the slot of the moves

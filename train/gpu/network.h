@@ -14,7 +14,7 @@ BEGIN_C
 typedef struct {
     NormForward forward;
     NormBackward backward;
-    Operand d_residual; // in the forms that the layer below, which writes the norm's input, reads
+    Operand d_residual; // has the forms that the layer that writes the norm's input reads
 } NormLayer;
 
 // A transformer block. Its linear layers hold their inputs: the outputs of the norms, of attention
@@ -29,10 +29,10 @@ typedef struct {
         LinearLayer linear[LINEAR_HEAD];
     };
     RotaryBackward rope; // each call sets B and T; table NULL: no rotary embedding
-    // In training passes: product_rotates: QKV's forward product also rotates queries and keys;
-    // product_activates: fc1's forward product also applies the activation; product_derives: the
-    // product of fc2's input gradient also applies GELU's derivative.
-    bool product_rotates, product_activates, product_derives;
+    // for training passes
+    bool product_rotates;   // QKV's forward product also rotates queries and keys
+    bool product_activates; // fc1's forward product also applies the activation
+    bool product_derives;   // the product of fc2's input gradient also applies GELU's derivative
     // [F] fc1's bias, if GELU adds it and not fc1's product; else NULL. GELU adds it if fc1 or fc2
     // is in FP8, because cuBLASLt's epilogue with a bias makes a wide FP8 product a quarter slower.
     Bf16 *gelu_bias;
@@ -84,7 +84,7 @@ AttentionShape attention_shape_of(const Run *run, int B, int T);
 
 // Plans the network. Also decides the sizes of the Gpu's workspaces, and plans them.
 void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan);
-// Called once the plan has its memory and the parameters are started.
+// Must be called once the plan has its memory and the parameters are started.
 void network_start(Network *n);
 
 // Waits for a bucket's new weights, and makes the forms that products read. Every reader of weights

@@ -31,14 +31,14 @@ static int64_t segment_size(const Params *p, int segment) {
     return p->zero.segments[segment].part * p->zero.ranks;
 }
 
-// How many floats the scales of a weight, or of its transpose, take: one for each block of 128 x
-// 128, and padding.
+// Returns how many floats the scales of a weight, or of its transpose, take: one for each block of
+// 128 x 128, and padding.
 static int64_t squares_room(const Fp8Weight *w) {
     return max64(fp8_scale_count(SCALE_SQUARES, w->rows, w->columns),
                  fp8_scale_count(SCALE_SQUARES, w->columns, w->rows));
 }
 
-// The number of elements in the first n ranges that this rank keeps.
+// Returns the number of elements in the first n ranges that this rank keeps.
 static int64_t kept_elements(const OptimizerState *s, int n) {
     if (n == 0) { return 0; }
     const ZeroRange *last = &s->ranges[n - 1];
@@ -416,7 +416,7 @@ void *params_weights(const Params *p, TensorId id, int layer, bool *codes) {
     return (char *)p->weights.segments[s] + within * (is_codes ? 1 : (int64_t)sizeof(Bf16));
 }
 
-// The address of the gradients at this place in the arranged space.
+// Returns the address of the gradients at an index of the arranged space.
 static Gradient gradients_from(const Params *p, int64_t place) {
     const AdamWUpdate *u = &p->optimizer.adamw;
     return (Gradient){(char *)u->gradients + place * gpu_type_bytes(u->gradient_type),

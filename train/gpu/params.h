@@ -124,7 +124,7 @@ void *params_weights(const Params *p, TensorId id, int layer, bool *codes);
 // parameter.
 Gradient params_gradient(const Params *p, TensorId id, int layer);
 
-// Called before a micro-batch's forward pass: forgets the amaxes that were measured for scales.
+// Forgets the amaxes that were measured for scales. Called before a micro-batch's forward pass.
 void params_clear_measured(const Params *p);
 // Calls fp8_calibrate with the amaxes of all ranks. Waits for the device.
 void params_calibrate(Params *p);
@@ -134,8 +134,9 @@ void params_calibrate(Params *p);
 void params_start_counts(Params *p);
 void params_fetch_counts(Params *p, Fp8Counts *host);
 
-// Called in the last micro-batch's backward pass when the bucket's gradients are complete: starts
-// to add them up over the ranks, while the pass continues. comm_join waits for all buckets.
+// Starts to add up the bucket's gradients over the ranks, while the backward pass continues. Called
+// in the last micro-batch's backward pass when these gradients are complete. comm_join waits for
+// all buckets.
 void params_reduce(Params *p, int bucket);
 // Enqueues the optimizer's step, with the StepInput on the device: the norm, the decision whether
 // to skip the step, the FP8 scales, Muon and AdamW. It also starts to send the new weights to all
@@ -161,7 +162,7 @@ void params_snapshot(Params *p, Snapshot *snapshot);
 // device.
 void params_fetch_gradients(Params *p, float *host);
 
-// Called by params_restore: makes the weights that products read from the master weights, at the
+// Makes the weights that products read from the master weights. params_restore calls it at the
 // start of a run.
 void params_publish(Params *p);
 

@@ -9,11 +9,12 @@
 
 BEGIN_C
 
-// The number formats that a device has by its compute capability alone (90 for 9.0; 0: not known).
+// Returns the number formats that a device has by its compute capability alone (90 for 9.0; 0: not
+// known).
 NumberSupport support_of(int capability);
 
-// The number formats after a test of FP8 products. If FP8 is requested but not available on some
-// rank, no rank uses it: all ranks warn, or with --fp8-required end. All ranks call it.
+// Returns the number formats after a test of FP8 products. If FP8 is requested but not available on
+// some rank, no rank uses it: all ranks warn, or with --fp8-required end. All ranks call it.
 NumberSupport support_find(Gpu *gpu, const Options *o, const Group *group);
 
 // Tests a product g, D [n,n] = A B' of operands [n,k]. The device must compute it exactly if D is
