@@ -250,7 +250,7 @@ TEST(commands_have_their_values) {
          ""},
         {"--arch llama --hidden-size 96", "ffn-hidden-size 256", ""}, // 8 * 96 / 3: of 128
         {"--arch llama --hidden-size 120", "ffn-hidden-size 384", ""},
-        {"", RATES(4, 4) ", " START(0.0099, 100), ""},
+        {"", RATES(4, 4) ", " START(0.02, 100), ""},
         {"--model gpt2-124m --train-iters 9", START(0.02, 0), ""},
         {"--model llama-1b --train-iters 9", START(0.014, 0), ""},
         {"--hidden-size 1000 --train-iters 9", START(0.02, 0), ""},
@@ -266,7 +266,7 @@ TEST(commands_have_their_values) {
         {"--hidden-size 256 --train-iters 10000", START(0.06, 1000), ""},
         {"--hidden-size 384 --train-iters 500000 --optimizer muon", START(0.04, 1000), ""},
         {"--model smollm2-135m --lr-decay-style constant --train-iters 55", START(0.0267, 5), ""},
-        {"--model llama-3-8b --lr-warmup-iters -1 --init-method-std 0", START(0.02, 100), ""},
+        {"--model llama-3-8b --lr-warmup-iters -1 --init-method-std 0", START(0.0099, 100), ""},
         {"--init-method-std 0.01 --lr-warmup-iters 0", START(0.01, 0), ""},
         {"--model llama-tiny --init-method-std 0.02 --lr-warmup-iters 5000", START(0.02, 5000), ""},
         // a preset has no derived values; what does not fit what is given is derived again
