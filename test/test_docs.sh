@@ -91,7 +91,7 @@ prepare_run() {
             --train-iters 1000 --micro-batch-size 2 --bf16 --save run/bf16 &&
         ./train_gpt --model llama-tiny --data data/mine_train.bin --valid-data data/mine_val.bin \
             --train-iters 1000 --micro-batch-size 2 --lr 1e-4 --bf16 --fp8-format hybrid \
-            --save run/mine # so few steps at a usual rate double activations
+            --save run/mine --save-interval 100 --keep 0 # so few steps at a usual rate double activations
 }
 
 # An imported model, with a tokenizer.json and a chat template of its own.
