@@ -80,8 +80,13 @@ void options_write_config(const Options *options, FILE *out) {
 void options_note_idle(const Options *options, bool gpu) {
     EACH_OPTION (row) {
         const OptionRow *needed = row->needs != NULL ? option_row(row->needs) : NULL;
-        bool given = options->source[row - option_table] >= SOURCE_FILE;
-        if (!given || is_default(options, row)) { continue; }
+        OptionSource source = (OptionSource)options->source[row - option_table];
+        char value[OPTION_TEXT];
+        if (source == SOURCE_COMMAND && *option_text(options, row, value) == '\0') {
+            // as of a variable that is not set: --load "$START"
+            printf("  note: --%s is empty, which is as if it were not given\n", row->name);
+        }
+        if (source < SOURCE_FILE || is_default(options, row)) { continue; }
         if (!gpu && strstr(row->group, "GPU") != NULL) {
             printf("  note: --%s is for the GPU trainer; it has no effect here\n", row->name);
         } else if (needed != NULL && is_default(options, needed)) {

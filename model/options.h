@@ -207,7 +207,8 @@ struct cJSON *options_json(const Options *options);
 // Makes a JSON array with the names of the options that options_write_config writes.
 struct cJSON *options_given(const Options *options);
 
-// Prints a note for each given option that has no effect without a GPU, or without another option.
+// Prints a note for each given option that has no effect without a GPU, or without another option,
+// or because its text is empty.
 void options_note_idle(const Options *options, bool gpu);
 
 // Prints options by group, as on a command line: all options, or only those that are given or
