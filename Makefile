@@ -226,8 +226,9 @@ CUDNN_TESTS := $(BUILD)/plain/cudnn_plans
 endif
 # the longest first, so that no core waits at the end
 ALL_TESTS := $(SHELL_TESTS) $(TEST_PROGRAMS) $(STANDIN_TESTS) $(EMULATED_TESTS) $(CUDNN_TESTS) $(BUILD)/asan/fuzz
-# those that wait for time limits to pass: busy cores would make other limits pass
-TIMED_TESTS := $(filter %trouble.sh %ranks_train.sh %/test_watch %/test_meet %/test_ranks,$(ALL_TESTS))
+# Those that wait for time limits to pass, and sleep most of the time: the others' computation would
+# make other limits pass. The shortest and the longest first.
+TIMED_TESTS := $(addprefix $(BUILD)/asan/,test_watch test_meet) test/test_ranks_trouble.sh test/test_ranks_train.sh
 JOBS ?= $(shell nproc) # test programs at the same time
 
 .PHONY: run-tests
@@ -238,7 +239,7 @@ run-tests: $(PROGRAMS) $(BUILD)/asan/train_gpt $(BUILD)/asan/fuzz \
       $(BUILD)/standin/libnccl.so.2 \
       $(STANDIN_TRAINERS) $(BUILD)/plain/logits_tool $(BUILD)/plain/compare_tensors \
       $(TEST_PROGRAMS) $(STANDIN_TESTS) $(EMULATED_TESTS) $(CUDNN_TESTS)
-	JOBS=$(JOBS) test/run.sh $(filter-out $(TIMED_TESTS),$(ALL_TESTS)) -- $(TIMED_TESTS)
+	JOBS=$(JOBS) JOBS_LAST=2 test/run.sh $(filter-out $(TIMED_TESTS),$(ALL_TESTS)) -- $(TIMED_TESTS)
 
 lint: scripts
 	@scripts/lint.sh

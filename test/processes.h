@@ -27,6 +27,7 @@ static inline void processes_start(Processes *p, int count, const char *log, Bod
     *p = (Processes){.count = count};
     snprintf(p->log, sizeof(p->log), "%s", log);
     fflush(stdout);
+    unlink(log);
     for (int i = 0; i < count; i++) {
         p->ids[i] = fork();
         if (p->ids[i] < 0) { die("fork"); }
@@ -47,7 +48,6 @@ static inline void processes_wait(Processes *p) {
 }
 
 static inline void processes_run(Processes *p, int count, Body *body, void *argument) {
-    unlink("said");
     processes_start(p, count, "said", body, argument);
     processes_wait(p);
 }
@@ -97,7 +97,6 @@ static inline Group *join(const Place *p, int number, const char *identity) {
 
 // Runs the ranks, and returns what they have written; the caller frees it.
 static inline char *processes_meet(Processes *run, int count, Body *body, Place *p) {
-    unlink("said");
     processes_start(run, count, "said", body, p);
     if (p->listener >= 0) { close(p->listener); }
     processes_wait(run);

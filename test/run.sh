@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Runs test programs, each in an empty folder of its own, and adds up their last lines:
 #   test/run.sh PROGRAM... [-- PROGRAM...]     a path from the top of the tree, or an absolute one
-# JOBS (1): how many run at the same time; what comes after -- runs alone, on all cores. A program
-# that does not end with a summary (a crash, a sanitizer's report) counts as one failure.
+# JOBS (1): how many run at the same time; what comes after -- begins when those before it have ended,
+# JOBS_LAST (1) at the same time, on all cores. A program that does not end with a summary (a crash, a
+# sanitizer's report) counts as one failure.
 set -um # -m: a job gets SIGINT as a program does that is started from a shell
 root=$(cd "$(dirname "$0")/.." && pwd)
 export LLM8_ROOT=$root
@@ -14,10 +15,13 @@ if [[ $(head -c 2 "$(command -v python3)") == '#!' ]]; then # pyenv's looks for 
 fi
 results=$(mktemp -d)
 : >"$results/counts"
-# The folders of C programs are in memory, where it has room: most of their time is a disk's fsync.
+# The programs' folders are in memory, where it has room and programs may run: most of the time of
+# some is a disk's fsync.
 memory=$results
 if [[ $(df --output=avail /dev/shm 2>/dev/null | tail -n 1) -gt $((2 << 20)) ]]; then # KiB
     memory=$(mktemp -d -p /dev/shm)
+    printf '#!/bin/sh\n' >"$memory/runs" && chmod +x "$memory/runs"
+    "$memory/runs" 2>/dev/null || { rm -rf "$memory" && memory=$results; }
 fi
 trap 'rm -rf "$results" "$memory"' EXIT
 # shellcheck disable=SC2046 # a word for each job
@@ -26,10 +30,7 @@ trap 'kill -- $(jobs -p | sed "s/^/-/"); exit 130' INT TERM
 # Its report goes to standard output as a whole, its counts to the file $results/counts.
 run_one() {
     local program=$1 folder name begin log status took summary p f s command
-    case $program in
-    *.sh | *.py) folder=$(mktemp -d -p "$results") ;;
-    *) folder=$(mktemp -d -p "$memory") ;;
-    esac
+    folder=$(mktemp -d -p "$memory")
     # their many short parallel regions take longer to share than to compute
     case $program in */standin_* | */emulated_*) export OMP_NUM_THREADS=1 ;; esac
     name=${program#"$root/"} name=${name#build/}
@@ -61,7 +62,7 @@ run_one() {
 for program in "$@"; do
     if [[ $program == -- ]]; then
         wait
-        JOBS=1
+        JOBS=${JOBS_LAST:-1}
         unset OMP_NUM_THREADS
         continue
     fi

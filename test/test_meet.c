@@ -192,8 +192,6 @@ static const struct {
             "rank 1: error: rank 0 was not reached at ", "rank 0: warning: rank 1 on "),
     MEETING(strangers, 2, 10, (0, 1, 2, 3, 4), (0, 0, 0, 0, 0), NULL),
     MEETING(dies_and_comes_again, 3, 10, (0, 1, 1, 2), (0, 128 + SIGALRM, 0, 0), NULL),
-    // a kept port is not waited for to the end
-    ALONE(0, TAKEN, NULL, 30, "another process has the port; set MASTER_PORT"),
     ALONE(1, NOBODY, NULL, 0.3,
           "rank 1: error: rank 0 was not reached at 127.0.0.1 port %d within 0 s",
           "Connection refused"),
@@ -206,31 +204,47 @@ static const struct {
           "rank 0: error: rank 1 of 2 did not connect to a host with spaces port %d (rank 0 "
           "reaches no other rank there: ",
           " within 0 s (--distributed-timeout)"),
+    // a kept port is not waited for to the end
+    ALONE(0, TAKEN, NULL, 30, "another process has the port; set MASTER_PORT"),
 };
 
+// All at the same time. A port that another program has is waited for 10 seconds, by the last.
 TEST(meetings_end_as_they_should) {
-    EACH (m, meetings) {
-        Place p = place_at("127.0.0.1", m->ranks, m->seconds);
+    static struct {
+        Place place;
         Processes run;
-        double begin = wall_seconds();
-        int listener = p.listener;
+        int listener;
+    } all[COUNT(meetings)];
+    double begin = wall_seconds();
+    EACH (m, meetings) {
+        int i = (int)(m - meetings);
+        Place p = place_at("127.0.0.1", m->ranks, m->seconds);
+        all[i].listener = p.listener;
         if (m->port != LISTENS) { p.listener = -1; }
-        if (m->port > TAKEN) { close(listener); }
+        if (m->port > TAKEN) { close(all[i].listener); }
         if (m->host != NULL) { p.host = m->host; }
         p.elsewhere = m->port == DOOR;
         p.numbers = m->numbers;
-        FREED char *log = processes_meet(&run, m->processes, m->body, &p);
-        for (int i = 0; i < m->processes; i++) {
-            CHECK(m->status[i] == ANY || m->status[i] == run.status[i]);
+        all[i].place = p;
+        processes_start(&all[i].run, m->processes, text_of("said.%d", i), m->body, &all[i].place);
+        if (m->port == LISTENS) { close(all[i].listener); }
+    }
+    EACH (m, meetings) {
+        int i = (int)(m - meetings);
+        Processes *run = &all[i].run;
+        processes_wait(run);
+        FREED char *log = processes_log(run);
+        CHECK(wall_seconds() - begin < (m->port == TAKEN ? 20 : 5));
+        for (int n = 0; n < m->processes; n++) {
+            CHECK(m->status[n] == ANY || m->status[n] == run->status[n]);
         }
-        for (int i = 0; i < TOLD && m->says[i] != NULL; i++) {
-            CHECK_CONTAINS(log, text_of(m->says[i], p.port));
+        for (int n = 0; n < TOLD && m->says[n] != NULL; n++) {
+            CHECK_CONTAINS(log, text_of(m->says[n], all[i].place.port));
         }
         bool late = m->seconds < 1; // the other cases end at once, before the time limit
         CHECK_EQUAL(strstr(log, " within 0 s") != NULL, late);
         CHECK(late || strstr(log, "did not connect") == NULL);
-        CHECK(wall_seconds() - begin < (m->port == TAKEN ? 20 : 5));
-        if (m->port == TAKEN) { close(listener); }
+        if (m->port == TAKEN) { close(all[i].listener); }
     }
 }
 
@@ -238,21 +252,31 @@ TEST(meetings_end_as_they_should) {
 // missing rank.
 TEST(silent_strangers_hold_up_nobody) {
     enum { SILENT = 3 };
-    for (int present = 2; present <= 3; present++) {
-        Place p = place_at("127.0.0.1", 3, 3);
-        Processes run;
-        int files[SILENT];
-        double begin = wall_seconds();
-        for (int i = 0; i < SILENT; i++) { files[i] = connect_to(p.host, p.port); }
-        FREED char *log = processes_meet(&run, present, join_as_told, &p);
-        CHECK(wall_seconds() - begin < 6);
-        for (int r = 0; r < present; r++) { CHECK_EQUAL(run.status[r], present == 3 ? 0 : 1); }
-        if (present == 2) {
-            CHECK_CONTAINS(log, "rank 0: error: rank 2 of 3 did not connect to 127.0.0.1 port ");
-            CHECK_CONTAINS(log, "rank 1: error: rank 2 of 3 did not connect to 127.0.0.1 port ");
+    static Place places[2];
+    static Processes runs[2];
+    int files[2][SILENT];
+    double begin = wall_seconds();
+    for (int i = 0; i < 2; i++) {
+        places[i] = place_at("127.0.0.1", 3, 3);
+        for (int n = 0; n < SILENT; n++) {
+            files[i][n] = connect_to(places[i].host, places[i].port);
         }
-        for (int i = 0; i < SILENT; i++) { close(files[i]); }
+        processes_start(&runs[i], 2 + i, text_of("said.%d", i), join_as_told, &places[i]);
+        close(places[i].listener);
     }
+    for (int i = 0; i < 2; i++) {
+        bool all_came = i == 1;
+        processes_wait(&runs[i]);
+        FREED char *log = processes_log(&runs[i]);
+        for (int r = 0; r < runs[i].count; r++) { CHECK_EQUAL(runs[i].status[r], !all_came); }
+        for (int r = 0; r < 2 && !all_came; r++) {
+            CHECK_CONTAINS(log, text_of("rank %d: error: rank 2 of 3 did not connect to 127.0.0.1 "
+                                        "port ",
+                                        r));
+        }
+        for (int n = 0; n < SILENT; n++) { close(files[i][n]); }
+    }
+    CHECK(wall_seconds() - begin < 6);
 }
 
 // Where several processes come to one port, one after another: with a letter for the run and a
@@ -274,31 +298,40 @@ static int come(int number, void *argument) {
     return wrong + (heard != run[0]);
 }
 
-static void all_meet(const char *order, int ranks, bool elsewhere) {
-    Place p = place_at("127.0.0.1", ranks, 8);
-    Processes run;
-    int count = (int)(strlen(order) + 1) / 3;
-    close(p.listener);
-    p.listener = -1;
-    p.elsewhere = elsewhere;
-    comers = order;
-    FREED char *log = processes_meet(&run, count, come, &p);
-    for (int i = 0; i < count; i++) {
-        if (run.status[i] != 0) { test_fail(__FILE__, __LINE__, "%s: %s", order, log); }
+enum { ORDERS = 4 };
+
+static void all_meet(const char *const orders[ORDERS], int ranks, bool elsewhere) {
+    static Place places[ORDERS];
+    static Processes runs[ORDERS];
+    for (int i = 0; i < ORDERS; i++) {
+        int count = (int)(strlen(orders[i]) + 1) / 3;
+        places[i] = place_at("127.0.0.1", ranks, 8);
+        close(places[i].listener);
+        places[i].listener = -1;
+        places[i].elsewhere = elsewhere;
+        comers = orders[i]; // each run has what it was at its start
+        processes_start(&runs[i], count, text_of("said.%d", i), come, &places[i]);
+    }
+    for (int i = 0; i < ORDERS; i++) {
+        processes_wait(&runs[i]);
+        FREED char *log = processes_log(&runs[i]);
+        for (int n = 0; n < runs[i].count; n++) {
+            if (runs[i].status[n] != 0) { test_fail(__FILE__, __LINE__, "%s: %s", orders[i], log); }
+        }
     }
 }
 
 // Two runs of equal options at one port: no rank takes part in the other run, and both meet.
 TEST(two_runs_meet_at_one_port) {
-    static const char *const orders[] = {"a0 b1 b0 a1", "a0 b0 b1 a1", "b1 a1 a0 b0",
-                                         "a0 b0 a1 b1"};
-    for (int i = 0; i < 4; i++) { all_meet(orders[i], 2, false); }
+    static const char *const orders[ORDERS] = {"a0 b1 b0 a1", "a0 b0 b1 a1", "b1 a1 a0 b0",
+                                               "a0 b0 a1 b1"};
+    all_meet(orders, 2, false);
 }
 
 // A rank that comes before rank 0 has the port, so rank 0 listens on another one.
 TEST(a_doorman_sends_ranks_to_rank_0) {
-    static const char *const orders[] = {"a1 a0 a2", "a1 a2 a0", "a2 a0 a1", "a0 a1 a2"};
-    for (int i = 0; i < 4; i++) { all_meet(orders[i], 3, true); }
+    static const char *const orders[ORDERS] = {"a1 a0 a2", "a1 a2 a0", "a2 a0 a1", "a0 a1 a2"};
+    all_meet(orders, 3, true);
 }
 
 // Another program has the port: it answers what no rank would answer, or listens in rank 0's place.
@@ -311,7 +344,6 @@ TEST(a_taken_port_is_named) {
     Place p = {.listener = -1, .port = port, .ranks = 2, .host = "127.0.0.1", .seconds = 2};
     p.numbers = only_one;
     Processes run;
-    unlink("said");
     processes_start(&run, 1, "said", join_as_told, &p);
     int files[3];
     char noise[2000];
