@@ -5,6 +5,7 @@ the trainers make of it.
 import datetime
 import glob
 import hashlib
+import io
 import json
 import os
 import random
@@ -13,6 +14,7 @@ import shutil
 import struct
 import zlib
 from collections import Counter
+from unittest import mock
 
 import numpy
 import pyarrow
@@ -34,7 +36,7 @@ from check import (
     run,
     write,
 )
-from llm8 import shard_header, shards
+from llm8 import chat, shard_header, shards
 from llm8.conversation import ChatTemplate, Conversation, warnings_of
 from llm8.convert_hf import main as convert_hf
 from llm8.prepare_data import DOCUMENT, pack
@@ -909,14 +911,20 @@ def test_large_shards_have_the_same_checksum():
     refused(run(*tiny, check=False), "the mask of another shard")
 
 
+def answer_of(*words, given=""):
+    """What scripts/chat prints in this process, where no Python starts for each answer."""
+    with mock.patch("sys.stdin", io.TextIOWrapper(io.BytesIO(given.encode()))):
+        return done(chat.main, *words).out
+
+
 def talk_takes_turns(ask, known, exact):
     """Each line is answered after those before it: the first as alone, the next as the talk so far
     demands; empty lines and what comes after /exit are nothing."""
     first, second = known[0][0]["content"], known[1][0]["content"]
-    alone = run(*ask, first, *exact).out
-    assert run(*ask, *exact, given=f"{first}\n/exit\n{second}\n").out == alone
-    assert run(*ask, *exact, given="\n  \n").out == ""
-    said = run(*ask, *exact, given=f"{first}\n\n{second}\n").out
+    alone = answer_of(*ask, first, *exact)
+    assert answer_of(*ask, *exact, given=f"{first}\n/exit\n{second}\n") == alone
+    assert answer_of(*ask, *exact, given="\n  \n") == ""
+    said = run("scripts/chat", *ask, *exact, given=f"{first}\n\n{second}\n").out
     assert said.startswith(alone) and len(said) > len(alone)
     whole = [{"role": "user", "content": first}, {"role": "assistant", "content": alone.strip()},
              {"role": "user", "content": second}]
@@ -929,7 +937,8 @@ def talk_takes_turns(ask, known, exact):
     ends = {*template.ends(), *vocabulary.specials.values()}
     end = next((i for i, token in enumerate(ids) if token in ends), len(ids))
     assert said == alone + vocabulary.tokenizer.decode(ids[:end]).strip() + "\n"
-    assert run(*ask, "--", "--no-such-option", given=f"{first}\n", check=False).status == 1
+    assert run("scripts/chat", *ask, "--", "--no-such-option", given=f"{first}\n",
+               check=False).status == 1
 
 
 def test_a_model_that_was_tuned_answers():
@@ -937,42 +946,46 @@ def test_a_model_that_was_tuned_answers():
     run("train_gpt", "--load", GOLDEN, "--data", f"{GOLDEN}/data/*.bin", "--seq-length", 128,
         "--global-batch-size", 9, "--micro-batch-size", 9, "--lr", 1e-2, "--weight-decay", 0,
         "--train-iters", 150, "--lr-warmup-iters", 0, "--save", "heart", "--sample-length", 1)
-    ask = ("scripts/chat", "heart/latest")
+    ask, program = ("heart/latest",), "scripts/chat"
     exact = ("--", "--sample-temperature", 0, "--sample-length", 60)
     with open(os.path.join(ROOT, "scripts", "chat.jsonl")) as file:
         known = [Conversation(read_row(json.loads(line), "", Counter())).messages[:2]
                  for line in file]
-    right = [run(*ask, question["content"], *exact).out == answer["content"] + "\n"
+    right = [answer_of(*ask, question["content"], *exact) == answer["content"] + "\n"
              for question, answer in known if question["role"] == "user"]
     assert all(right) and len(right) > 20, f"{sum(right)} of {len(right)} answers"
     asked = known[0][0]["content"]
-    assert run(*ask, asked, *exact).out != run(*ask, asked, "--system", "No.", *exact).out
-    run(*ask, "\udce9t\udce9", *exact)  # an argument that is no UTF-8
-    assert run(*ask, "-", *exact, given=f"{asked}\n").out == run(*ask, asked, *exact).out
-    assert run(*ask, "-", *exact, given=f"-{asked[::-1]}").out != run(*ask, asked, *exact).out
+    answer = answer_of(*ask, asked, *exact)
+    with_system = answer_of(*ask, asked, "--system", "No.", *exact)
+    assert answer != with_system
+    run(program, *ask, "\udce9t\udce9", *exact)  # an argument that is no UTF-8
+    assert run(program, *ask, "-", *exact, given=f"{asked}\n").out == answer
+    assert answer_of(*ask, "-", *exact, given=f"-{asked[::-1]}") != answer
     short = ("--", "--sample-length", 4)
     for word in ("-why", "--why"):
-        refused(run(*ask, word, *short, check=False), f"unknown option {word}; those of the "
+        refused(call(chat.main, *ask, word, *short), f"unknown option {word}; those of the "
                 "trainer go behind --, and a message that begins with - through standard input")
-    for words in ((asked, "--system", "No."), ("--system", "No.", asked)):
-        assert run(*ask, *words, *exact).out == run(
-            "scripts/chat", "--system", "No.", ask[1], asked, *exact).out, "its place matters"
+    for words in ((*ask, "--system", "No.", asked), ("--system", "No.", *ask, asked)):
+        assert answer_of(*words, *exact) == with_system, "its place matters"
     talk_takes_turns(ask, known, exact)
-    long = run(*ask, asked + " no?" * 1000, *short)  # in ids more than an option's text may have
+    # in ids more than an option's text may have
+    long = run(program, *ask, asked + " no?" * 1000, *short)
     assert "tokens, more than a sequence of 128 (--seq-length, at most" in long.err
-    assert run(*ask, asked, *short).err == \
+    assert call(chat.main, *ask, asked, *short).err == \
         "note: cut off after 4 tokens; -- --sample-length N sets another number\n"
-    endless = run(*ask, asked, "--", "--sample-temperature", 0, "--sample-length", 10 ** 6)
-    assert endless.out == run(*ask, asked, *exact).out and not endless.err, "it went on"
+    endless = run(program, *ask, asked, "--", "--sample-temperature", 0, "--sample-length", 10 ** 6)
+    assert endless.out == answer and not endless.err, "it went on"
     for option, part in (("--help", "--sample-tokens"), ("--version", "1.0"),
                          ("--plan", "--load"), ("--list-tensors", "model.norm.weight")):
-        assert part in run(*ask, "x", "--", option).out, option
-    refused(run(*ask, "x", "--no-such-option", check=False), "unknown option --no-such-option")
-    refused(run("scripts/chat", "d", "x", "--gpu", check=False), "not built")
-    refused(run("scripts/chat", "nowhere", "x", check=False), "nowhere: no such folder")
-    refused(run("scripts/chat", ".", "x", check=False), ".: without a tokenizer.json")
-    refused(run("scripts/chat", "saved", "x", check=False), "saved: without a tokenizer.json; give "
-            "a checkpoint, such as RUN/best")
+        assert part in answer_of(*ask, "x", "--", option), option
+    refused(run(program, *ask, "x", "--no-such-option", check=False),
+            "unknown option --no-such-option")
+    for words, said in ((("d", "x", "--gpu"), "not built"),
+                        (("nowhere", "x"), "nowhere: no such folder"),
+                        ((".", "x"), ".: without a tokenizer.json"),
+                        (("saved", "x"), "saved: without a tokenizer.json; give a checkpoint, such "
+                         "as RUN/best")):
+        refused(call(chat.main, *words), said)
 
 
 def test_bad_tokens_to_continue_are_refused():

@@ -33,7 +33,7 @@ def call(main, *words):
     before, sys.argv = sys.argv, ["script", *map(str, words)]
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            main()
+            status = main() or 0
     except SystemExit as end:
         status = end.code or 0
     finally:
