@@ -18,7 +18,6 @@ from . import downloads
 from .environment import die
 from .text import from_json
 
-BYTES = [bytes([byte]) for byte in range(256)]
 CUT_UNKNOWN, CUT_BYTES, CUT_GPT2, CUT_LLAMA3 = range(4)
 CLASSES = [(1, r"\p{L}+"), (2, r"\p{N}+"), (3, r"\p{White_Space}+")]
 LLAMA3_PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -62,11 +61,13 @@ class Vocabulary:
                          if row["special"]}
         self.added = [row["content"] for row in held["added_tokens"]]
         self.tokens = token_bytes(held)
-        self.size, self.cut = len(self.tokens), cut_of(held, self.tokens)
-        self.knows_all = set(BYTES) <= set(self.tokens)
-        name = held["model"].get("unk_token")
-        token = held["model"].get("unk_id") if name is None else tokenizer.token_to_id(name)
+        self.size = len(self.tokens)
+        self.knows_all = {bytes([byte]) for byte in range(256)} <= set(self.tokens)
+        self.cut = cut_of(held, self.tokens) if self.knows_all else CUT_UNKNOWN
+        unknown = held["model"].get("unk_token")
+        token = held["model"].get("unk_id") if unknown is None else tokenizer.token_to_id(unknown)
         self.unknown = -1 if self.knows_all or token is None else token
+        self.is_dropped = {}  # {character: whether it has no token}, of those that drops() has met
         said = read_object(os.path.join(folder, TOKENIZER_FILES[1])) if folder else None
         self.configured, listed = settings_of(folder, said or {}) if folder else ({}, [])
         if said is not None and list(self.specials) == ENDS_OF_TEXT[:1]:
@@ -128,8 +129,12 @@ class Vocabulary:
 
     def drops(self, text):
         """Returns whether some characters of a text have no token, not even the unknown one."""
-        return not self.knows_all and self.unknown < 0 and any(
-            not self.encode(letter) for letter in set(text) if not letter.isspace())
+        if self.knows_all or self.unknown >= 0:
+            return False
+        letters = set(text)
+        for letter in letters - self.is_dropped.keys():
+            self.is_dropped[letter] = not letter.isspace() and not self.encode(letter)
+        return any(self.is_dropped[letter] for letter in letters)
 
     def entries(self):
         """Returns the tokens of tokenizer.bin. A token longer than LONGEST is cut there, so it is
@@ -224,7 +229,7 @@ def merges_are_ours(model, added):
 
 def cut_of(tokenizer, tokens):
     """Returns how text is cut (Cut in dataloader/tokenizer.h) if our encoder can do what this
-    tokenizer does; otherwise CUT_UNKNOWN. Added tokens that are not special, such as Qwen's
+    tokenizer, which has a token for each byte, does; otherwise CUT_UNKNOWN. Added tokens that are not special, such as Qwen's
     <tool_call>, are recognised in any text, which our encoder cannot do."""
     model, steps = tokenizer["model"], steps_of(tokenizer["pre_tokenizer"])
     added, last = tokenizer["added_tokens"], steps[-1] if steps else {"type": "none"}
@@ -232,7 +237,7 @@ def cut_of(tokenizer, tokens):
         return CUT_UNKNOWN
     if not all(row["special"] and not row["lstrip"] and not row["rstrip"] for row in added):
         return CUT_UNKNOWN
-    if not set(BYTES) <= set(tokens) or max(map(len, tokens)) > LONGEST:
+    if max(map(len, tokens)) > LONGEST:
         return CUT_UNKNOWN
     if last["type"] != "ByteLevel" or last["add_prefix_space"] or not merges_are_ours(model, added):
         return CUT_UNKNOWN
