@@ -229,8 +229,9 @@ def merges_are_ours(model, added):
 
 def cut_of(tokenizer, tokens):
     """Returns how text is cut (Cut in dataloader/tokenizer.h) if our encoder can do what this
-    tokenizer, which has a token for each byte, does; otherwise CUT_UNKNOWN. Added tokens that are not special, such as Qwen's
-    <tool_call>, are recognised in any text, which our encoder cannot do."""
+    tokenizer, which has a token for each byte, does; otherwise CUT_UNKNOWN. Added tokens that are
+    not special, such as Qwen's <tool_call>, are recognised in any text, which our encoder cannot
+    do."""
     model, steps = tokenizer["model"], steps_of(tokenizer["pre_tokenizer"])
     added, last = tokenizer["added_tokens"], steps[-1] if steps else {"type": "none"}
     if model["type"] != "BPE" or tokenizer["normalizer"] is not None or model.get("dropout"):
