@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
 
@@ -150,22 +151,37 @@ void shard_header(int32_t header[SHARD_HEADER_BYTES / 4], int token_bytes, int64
     header[3] = (int32_t)(uint32_t)(count >> 32);
 }
 
+static int64_t modification_time(const TokenFile *f) {
+    struct stat info;
+    return fstat(f->file, &info) == 0 ? info.st_mtim.tv_sec * 1000000000LL + info.st_mtim.tv_nsec
+                                      : 0;
+}
+
 // Computes the CRC-32 of a shard, or of 64 parts of it if the shard is larger than 4 MiB.
-static bool shard_sum(const TokenFile *shard, uint32_t *crc) {
+static bool shard_sum(TokenFile *shard, uint32_t *crc) {
     enum { PARTS = 64, PART_BYTES = 1 << 16 };
     int64_t bytes = (int64_t)shard->bytes;
+    shard->changed = modification_time(shard);
     return file_sum(shard->file, shard->path, 0, bytes, PART_BYTES,
                     max64(PART_BYTES, bytes / PARTS), crc);
 }
 
+// Whether a shard's bytes are those that were opened. A new time alone (touch) changes none.
+static bool shard_unchanged(TokenFile *shard) {
+    uint32_t crc = shard->crc;
+    if (modification_time(shard) == shard->changed) { return true; }
+    return shard_sum(shard, &crc) &&
+           (crc == shard->crc || fail("%s: overwritten while it was read", shard->path));
+}
+
 // Whether a file of bits is undamaged and belongs to this shard.
-static bool bits_fit(const TokenFile *f, const char *word, const TokenFile *shard, uint32_t crc) {
+static bool bits_fit(const TokenFile *f, const char *word, const TokenFile *shard) {
     enum { PIECE = 1 << 20 };
     const int32_t *header = f->header;
     int64_t count = (int64_t)header_count(f);
     int64_t bytes = (shard->count + MASK_BITS - 1) / MASK_BITS * (MASK_BITS / 8);
     uint32_t sum;
-    if (count != shard->count || (uint32_t)header[MASK_SHARD] != crc) {
+    if (count != shard->count || (uint32_t)header[MASK_SHARD] != shard->crc) {
         return fail("%s: the %s of another shard, not of the one beside it; prepare the data again",
                     f->path, word);
     }
@@ -183,8 +199,7 @@ static bool bits_fit(const TokenFile *f, const char *word, const TokenFile *shar
 
 // Opens a file of bits beside a shard, and adds its CRC-32 to *crc. bits->file is -1 if there is no
 // such file.
-static bool open_bits(TokenFile *bits, const BitFile *kind, const TokenFile *shard,
-                      uint32_t shard_crc, uint32_t *crc) {
+static bool open_bits(TokenFile *bits, const BitFile *kind, const TokenFile *shard, uint32_t *crc) {
     char path[PATH_LENGTH];
     path_format(path, "%s%s", shard->path, kind->ending);
     *bits = (TokenFile){.file = -1};
@@ -193,7 +208,7 @@ static bool open_bits(TokenFile *bits, const BitFile *kind, const TokenFile *sha
                fail("%s: missing; %s, so it must be copied along", path, kind->why);
     }
     if (!token_file_open(bits, path, kind->file)) { return false; }
-    if (!bits_fit(bits, kind->word, shard, shard_crc)) {
+    if (!bits_fit(bits, kind->word, shard)) {
         token_file_close(bits);
         return false;
     }
@@ -206,11 +221,11 @@ static bool bit_of(const uint32_t *numbers, int64_t i) {
 }
 
 // Reads the mask of the last shard, if it has one.
-static bool read_mask(Dataset *data, uint32_t shard_crc, uint32_t *crc) {
+static bool read_mask(Dataset *data, uint32_t *crc) {
     const TokenFile *shard = &data->shards[data->num_shards - 1];
     Beside *beside = &data->beside[data->num_shards - 1];
     TokenFile mask;
-    bool ok = open_bits(&mask, &mask_file, shard, shard_crc, crc);
+    bool ok = open_bits(&mask, &mask_file, shard, crc);
     if (ok && mask.file >= 0) {
         int packed = mask.header[MASK_WINDOW];
         int64_t begin = data->tokens - shard->count;
@@ -226,15 +241,12 @@ static bool read_mask(Dataset *data, uint32_t shard_crc, uint32_t *crc) {
 }
 
 // Appends a shard's line to data->identity.
-static bool identify(Dataset *data, const TokenFile *shard) {
+static bool identify(Dataset *data, TokenFile *shard) {
     const char *name = path_name(shard->path);
-    uint32_t own, crc;
-    if (!shard_sum(shard, &own)) { return false; }
-    crc = own;
+    if (!shard_sum(shard, &shard->crc)) { return false; }
+    uint32_t crc = shard->crc;
     TokenFile *starts = &data->beside[data->num_shards - 1].starts; // loader_batch reads its bits
-    if (!read_mask(data, own, &crc) || !open_bits(starts, &starts_file, shard, own, &crc)) {
-        return false;
-    }
+    if (!read_mask(data, &crc) || !open_bits(starts, &starts_file, shard, &crc)) { return false; }
     size_t used = data->identity != NULL ? strlen(data->identity) : 0;
     size_t room = used + strlen(name) + sizeof("01234567 \n");
     data->identity = realloc_or_die(data->identity, room);
@@ -374,11 +386,13 @@ bool dataset_match(const Dataset *data, const char **identity, const char *whose
 
 // Reads tokens [begin, begin + n) of the stream, across shards.
 static bool read_stream(const Dataset *data, int64_t begin, int64_t n, int *out) {
-    const TokenFile *s = data->shards;
+    TokenFile *s = data->shards;
     for (; begin >= s->count; s++) { begin -= s->count; }
     for (; n > 0; s++, begin = 0) {
         int64_t part = min64(n, s->count - begin);
-        if (!token_file_read(s, begin, part, (uint32_t *)out)) { return false; }
+        if (!token_file_read(s, begin, part, (uint32_t *)out) || !shard_unchanged(s)) {
+            return false;
+        }
         for (int64_t i = 0; i < part; i++) {
             if ((uint32_t)out[i] < (uint32_t)data->vocab) { continue; }
             return fail("%s: token %lld is %u, outside the vocabulary of %d (--vocab-size)",

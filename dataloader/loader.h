@@ -64,6 +64,8 @@ typedef struct {
     int token_bytes;    // bytes of a number: 2 or 4
     int64_t count;      // numbers in the file
     uint32_t tokenizer; // the tokenizer's mark; 0: not known
+    int64_t changed;    // of a Dataset's shard: its modification time in ns, and its CRC-32
+    uint32_t crc;
 } TokenFile;
 
 // A kind of token file, and the words for it in messages: "... not a NAME ...; REMEDY". examples:
@@ -159,7 +161,8 @@ int64_t loader_targets(const Loader *loader, int64_t sample, int64_t count);
 // Reads `count` samples from `sample` on into inputs and targets [count,T]. Samples from `end` on
 // (INT64_MAX: there is no end) get inputs 0 and targets -1, which the loss ignores, and are one
 // document. starts [count,T]: for each token, the place in the window where its document begins;
-// NULL: not wanted. Refuses a token outside the vocabulary, and says where it is.
+// NULL: not wanted. Refuses a token outside the vocabulary, and says where it is; and a shard that
+// was overwritten since it was opened.
 bool loader_batch(const Loader *loader, int64_t sample, int count, int64_t end, int *inputs,
                   int *targets, int *starts);
 

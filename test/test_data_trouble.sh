@@ -187,6 +187,24 @@ test_shards_cut_in_use_are_named_and_the_run_saved() {
     done < <(trainers)
 }
 
+# A shard's time alone (touch, as against the purge of a scratch disk) is no change; other bytes are.
+test_shards_overwritten_in_use_are_named_and_the_run_saved() {
+    local step
+    rm -rf s
+    cp d/a_train.bin over.bin
+    start log run --data over.bin --train-iters 1000000 --save-interval 1000000 --save s
+    wait_until grep -q '^step .* 20/' log
+    touch over.bin
+    step=$(grep -c ^step log)
+    wait_until eval '[[ $(grep -c ^step log) -gt $((step + 20)) ]]'
+    cat d/b_train.bin 1<>over.bin
+    await_end "$started"
+    is "$status" 1
+    says 'error: --data over.bin: overwritten while it was read' 'stopped after step'
+    expect_said 1 'error: --data over.bin: not the shard that ' resume over.bin
+    expect_said 0 '!damaged' train_gpt --save s --list-checkpoints
+}
+
 # As many shards as a process may have files open by default, and more.
 test_many_shards_are_read() {
     local i
