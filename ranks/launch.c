@@ -214,7 +214,7 @@ bool ranks_device(const Group *g, int visible, int *device) {
 
 // ---- signals ------------------------------------------------------------------------------------
 
-const int stop_signals[STOP_SIGNALS] = {SIGTERM, SIGINT, SIGUSR1, SIGHUP, SIGXCPU};
+const int stop_signals[STOP_SIGNALS] = {SIGTERM, SIGINT, SIGUSR1, SIGUSR2, SIGHUP, SIGXCPU};
 
 // A write to a pipe without a reader, or beyond the limit of file sizes, must fail, not kill.
 static void ignore_write_signals(void) {

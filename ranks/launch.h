@@ -33,7 +33,7 @@
 BEGIN_C
 
 // The signals after which a run finishes the present step, saves, and ends.
-enum { STOP_SIGNALS = 5 };
+enum { STOP_SIGNALS = 6 };
 extern const int stop_signals[STOP_SIGNALS];
 
 // What the environment and --gpus say about the ranks, before they meet.

@@ -7,9 +7,9 @@
 #
 # It goes on after a crash, a lost rank or a kill, and gives up when N runs in a row (3) have failed
 # with no new checkpoint between them; it does not start again what is done (0), was asked to end
-# (75), or has skipped too many steps (3). SIGTERM, SIGINT, SIGUSR1 and SIGHUP are passed on. Its
-# exit status is the last run's. On several machines each rank, or each --gpus, has a loop of its
-# own: when one rank fails all end, and all meet again, within --distributed-timeout.
+# (75), or has skipped too many steps (3). SIGTERM, SIGINT, SIGUSR1, SIGUSR2 and SIGHUP are passed
+# on. Its exit status is the last run's. On several machines each rank, or each --gpus, has a loop of
+# its own: when one rank fails all end, and all meet again, within --distributed-timeout.
 set -u
 
 failures=3
@@ -84,7 +84,7 @@ pass_on() {
     if [[ -n $child ]]; then kill -"$1" "$child" 2>/dev/null; else early=$1; fi
 }
 # shellcheck disable=SC2064 # each signal has its own name in it
-for name in TERM INT USR1 HUP; do trap "pass_on $name" "$name"; done
+for name in TERM INT USR1 USR2 HUP; do trap "pass_on $name" "$name"; done
 
 # The command is a process group of its own (-m), so that ^C comes from here, once. A signal ends
 # `wait` early, and so may one from just before it: the child has ended when it is no more. bash

@@ -72,7 +72,7 @@ test_every_checkpoint_goes_on() {
 # A signal to the starter reaches every rank; the run saves, and says so.
 test_signals_save() {
     local signal
-    for signal in TERM INT USR1 HUP; do
+    for signal in TERM INT USR1 USR2 HUP; do
         train_on $signal --gpus 3
         stop $signal 75
         has $signal.out "stopped by signal $(kill -l $signal) after step $(newest_step $signal); saved" ||

@@ -170,16 +170,22 @@ has_steps() {
 
 test_interrupted_comparison_goes_on() {
     local command=(compare --out i -- "${common[@]}" --train-iters 150 --save-interval 20)
-    "${command[@]}" >i.log 2>&1 &
-    local pid=$! trainer status=0
-    wait_until has_steps i/fp8/seed-1234 2 || return
-    kill -INT $pid
-    wait $pid || status=$?
-    [[ $status -eq 75 ]] || fail "status $status: $(cat i.log)"
-    has i.log "the same command resumes here" || fail "$(cat i.log)"
-    [[ $(head -n 1 i.log) == "one seed: a first look"* ]] || fail "$(cat i.log)"
-    has i/fp8/seed-1234/metrics.jsonl '"status":75' || fail "the trainer was not asked to stop"
+    local pid trainer status signal ended=0 steps=0
+    for signal in INT USR2; do
+        "${command[@]}" >i.log 2>&1 &
+        pid=$! status=0
+        wait_until has_steps i/fp8/seed-1234 $((steps + 2)) || return
+        kill -$signal $pid
+        wait $pid || status=$?
+        [[ $status -eq 75 ]] || fail "$signal: status $status: $(cat i.log)"
+        has i.log "the same command resumes here" || fail "$(cat i.log)"
+        [[ $(head -n 1 i.log) == "one seed: a first look"* ]] || fail "$(cat i.log)"
+        ended=$((ended + 1)) steps=$(grep -c '"kind":"step"' i/fp8/seed-1234/metrics.jsonl)
+        [[ $(grep -c '"status":75' i/fp8/seed-1234/metrics.jsonl) -eq $ended ]] ||
+            fail "the trainer was not asked to stop"
+    done
     # killed outright, it leaves its trainer behind: nobody else may write there meanwhile
+    : >i/fp8/seed-1234/console.log
     "${command[@]}" >i.log 2>&1 &
     pid=$!
     wait_until has i/fp8/seed-1234/console.log resuming || return
@@ -195,7 +201,7 @@ test_interrupted_comparison_goes_on() {
     grep -q '^Speed, memory .* --seeds 1234,1,2,3 runs those that are missing: 6 runs, about' \
         i.log || fail "no advice: $(cat i.log)"
     [[ $(grep -c '"kind":"run"' i/bf16/seed-1234/metrics.jsonl) -eq 1 ]] || fail "bf16 run again"
-    [[ $(grep -c '"kind":"run"' i/fp8/seed-1234/metrics.jsonl) -eq 3 ]] || fail "fp8 not resumed"
+    [[ $(grep -c '"kind":"run"' i/fp8/seed-1234/metrics.jsonl) -eq 4 ]] || fail "fp8 not resumed"
     "$root/test/metrics_tool.py" i/fp8/seed-1234/metrics.jsonl >steps || fail "its metrics"
     [[ $(grep -c ^step steps) -eq 150 ]] || fail "not 150 steps"
 }

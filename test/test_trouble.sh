@@ -17,7 +17,7 @@ run() {
 
 test_signals_save_and_say_so() {
     local signal step again ends
-    for signal in TERM INT USR1 HUP XCPU; do
+    for signal in TERM INT USR1 USR2 HUP XCPU; do
         start log env --default-signal=HUP "$root/train_gpt" "${common[@]}" "${on[@]}" --save $signal \
             --save-interval 7
         wait_until grep -q '^step ' log
@@ -124,12 +124,15 @@ test_a_signal_breaks_a_sample_off() {
     stop TERM 143
 }
 
-# A terminal's end reaches scripts/restart.sh alone, whose run is a process group of its own. nohup has
-# it ignored, and so does the run.
-test_a_hangup_reaches_a_restarted_run() {
-    stopped HUP '^step ' env --default-signal=HUP "$root/scripts/restart.sh" "$root/train_gpt" \
-        "${common[@]}" "${on[@]}" --save restarted
-    says 'stopped by signal 1 after step'
+# A terminal's end reaches scripts/restart.sh alone, whose run is a process group of its own; so does
+# a scheduler's signal. nohup has HUP ignored, and so does the run.
+test_signals_reach_a_restarted_run() {
+    local signal
+    for signal in HUP USR2; do
+        stopped $signal '^step ' env --default-signal=HUP "$root/scripts/restart.sh" \
+            "$root/train_gpt" "${common[@]}" "${on[@]}" --save restarted-$signal
+        says "stopped by signal $(kill -l $signal) after step"
+    done
     start log env --ignore-signal=HUP "$root/train_gpt" "${common[@]}" "${on[@]}" --save nohup
     wait_until grep -q '^step ' log
     kill -HUP "$started"

@@ -32,14 +32,15 @@ def trainer_command(text):
 
 
 class Signals:
-    """While this context lasts, SIGINT and SIGTERM are passed to the trainer, if one runs."""
+    """While this context lasts, signals to stop are passed to the trainer, if one runs."""
 
     def __init__(self):
         self.received, self.process = None, None
 
     def __enter__(self):
         self._old = {number: signal.signal(number, self._handle)
-                     for number in (signal.SIGINT, signal.SIGTERM)}
+                     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1,
+                                    signal.SIGUSR2)}
         return self
 
     def __exit__(self, *_):
