@@ -657,6 +657,17 @@ def test_frame_tells_what_matters():
     assert len(shown.splitlines()) < 30
 
 
+def test_names_and_texts_of_a_run_are_printable():
+    """What a terminal would act on, in the name of a folder and in the texts of metrics.jsonl."""
+    odd, shown = "\x1b[31mx\ny\r", r"\x1b[31mx\ny\r"
+    runs = [run_of(name, start(device=odd), step_record(1), step_record(2),
+                   {"kind": "end", "step": 2, "status": 1, "error": odd}) for name in (odd, "b")]
+    for said in (monitor.frame(runs, 200, 30), monitor.frame(runs[:1], 200, 30),
+                 call(doctor.main, odd).out):
+        says(said, shown, "!\x1b", "!\r", "!x\ny")
+    says(monitor.frame(runs, 200, 30), f"\n{shown} ", f"\n* {shown} ")
+
+
 def test_legends_name_runs_and_skipped_steps():
     a, b = (whole_run(name, [3.0, 2.5, 2.0]) for name in "ab")
     says(monitor.frame([a], 100, 30), "!* a")

@@ -18,7 +18,7 @@ import numpy
 
 from . import metrics, series
 from .command_line import Parser
-from .text import counted, duration, fixed, many, shown
+from .text import counted, duration, fixed, many, printable, shown
 
 OK, NOTE, WRONG = "ok", "note", "WRONG"
 SILENT_SECONDS = 600 # after this, a run without an end is dead, or hangs
@@ -435,8 +435,9 @@ def show(finding, width):
     for text, first, rest in ((finding.text, start, margin),
                               (finding.remedy, margin + "-> ", margin + "   ")):
         if text:
-            print(textwrap.fill(text, width, initial_indent=first, subsequent_indent=rest,
-                                break_on_hyphens=False, break_long_words=False))
+            print(textwrap.fill(printable(text), width, initial_indent=first,
+                                subsequent_indent=rest, break_on_hyphens=False,
+                                break_long_words=False))
 
 
 def main():
@@ -446,10 +447,10 @@ def main():
     words = p.parse_args()
     run = metrics.open_started(words.run)
     width = max(50, min(100, shutil.get_terminal_size((100, 24)).columns))
-    print(textwrap.fill(
+    print(textwrap.fill(printable(
         f"{words.run}: {run.option('arch', '?')}, {run.option('num-layers', '?')} layers x "
         f"{run.option('hidden-size', '?')}, {counted(metrics.number(run.start, 'parameters'))} "
-        f"parameters, {run.start.get('device', '?')}, {run.start.get('program', '?')}", width,
+        f"parameters, {run.start.get('device', '?')}, {run.start.get('program', '?')}"), width,
         break_on_hyphens=False, break_long_words=False))
     found = [state(run), *saves(run), skips(run), losses(run), *norms(run), *validation(run),
              *learning_rate(run), *vocabulary(run), *fp8_layers(run), *fp8_ranges(run)]

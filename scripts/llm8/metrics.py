@@ -111,7 +111,7 @@ def changing_options(start, *effects):
 class Run:
     def __init__(self, path, name=None):
         self.path = metrics_path(path)
-        self.name = name or short_names([path])[0]
+        self.name = printable(name or short_names([path])[0])
         self._unlocked = None
         self._forget()
 
@@ -269,7 +269,7 @@ class Run:
         if status == 0 and self.last_step < self.train_iters:
             return f"ended at step {self.last_step} of {self.train_iters}"
         error = self.end.get("error")
-        return NAMES.get(status, f"error: {error}" if error else
+        return NAMES.get(status, f"error: {printable(error)}" if error else
                          f"failed with status {shown(status, 'g')}")
 
     @property

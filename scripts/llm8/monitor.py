@@ -18,7 +18,7 @@ import time
 
 from . import environment, metrics
 from .command_line import Parser, number
-from .text import counted, fixed, many, memory
+from .text import counted, fixed, many, memory, printable
 
 LETTERS = "*ox+#@" # the letters of the curves, one for each run
 DROPPED = ["norm", "lr", "skipped", "valid", "left", "tok/s", "loss"] # columns dropped if narrow
@@ -114,7 +114,7 @@ def frame(runs, width, height):
     room = height - len(lines) - len(above) - 3
     if all(run.steps for run in runs) and room >= 6:
         lines += ["", *above, *chart(runs, width - 12, min(room, 24))]
-    return "\n".join(line[:width] for line in lines)
+    return "\n".join(printable(line)[:width] for line in lines)
 
 
 def watch(options, runs, boards):
