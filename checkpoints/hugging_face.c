@@ -385,6 +385,10 @@ static const struct {
 };
 enum { KEYS = sizeof(keys) / sizeof(keys[0]) };
 
+// The first three are GPT-2's.
+static const char *const dropouts[] = {"resid_pdrop", "embd_pdrop", "attn_pdrop",
+                                       "attention_dropout"};
+
 char *hf_config(const Options *o, Dtype dtype, int begin_of_text, int end_of_text,
                 const char *start, size_t start_bytes) {
     bool gpt2 = o->arch == ARCH_GPT2;
@@ -416,7 +420,6 @@ char *hf_config(const Options *o, Dtype dtype, int begin_of_text, int end_of_tex
         if ((features[i].of >> family & 1) == 0 || features[i].written == NULL) { continue; }
         cJSON_AddRawToObject(json, features[i].key, features[i].written);
     }
-    static const char *const dropouts[] = {"resid_pdrop", "embd_pdrop", "attn_pdrop"};
     for (int i = 0; gpt2 && i < 3; i++) { cJSON_AddNumberToObject(json, dropouts[i], 0); }
     // llama.cpp reads n_ctx
     if (gpt2) { cJSON_AddNumberToObject(json, "n_ctx", o->max_position_embeddings); }
@@ -675,12 +678,23 @@ static bool read_config(const cJSON *json, Options *o) {
                        (int)min64(o->max_position_embeddings, LONGEST_SEQUENCE));
 }
 
+// Warns if a model was trained with dropout.
+static void warn_of_dropout(const cJSON *json) {
+    for (size_t i = 0; i < sizeof(dropouts) / sizeof(*dropouts); i++) {
+        double p = json_number(json, dropouts[i], 0);
+        if (!(p > 0)) { continue; }
+        warn("config.json: %s %g is not used: training here is without dropout", dropouts[i], p);
+        return;
+    }
+}
+
 bool hf_options(const char *text, size_t bytes, Options *options) {
     cJSON *json = json_parse(text, bytes);
     bool ok = json == NULL ? fail("not JSON in UTF-8; download it again")
               : cJSON_IsObject(json)
                   ? read_config(json, options)
                   : fail("not a model's configuration, which is an object; download it again");
+    if (ok) { warn_of_dropout(json); }
     cJSON_Delete(json);
     return ok;
 }
