@@ -399,38 +399,6 @@ test_each_gpu_has_a_table() {
     expect_status 0 "$results" --check --records other front || fail "another kind is on the front page"
 }
 
-# Minutes to a loss, where they were measured: in the front page's sentence and figure, and a table.
-test_races_are_shown() {
-    rm -rf other && cp -r "$root/test/results" other && mkdir -p other/race
-    python3 - >other/race/report.json <<'END'
-import json
-curve = {axis: [scale * i for i in range(1, 9)] for axis, scale in
-         (("tokens", 1e6), ("seconds", 10), ("steps", 100))}
-curve["loss"] = [9 - i for i in range(8)]
-other = dict(curve, loss=[8.5 - i for i in range(7)] + [None])
-judged = {"what": "time to loss", "baseline": 80, "value": 36, "change": 0.45, "variant": "muon"}
-half = {axis: numbers[:4] for axis, numbers in curve.items()}
-print(json.dumps({"device": "NVIDIA H200, 141 GiB", "said": "PASS",
-                  "curves": {"llm.c": curve, "muon": curve, "muon-half": half, "fp8": other},
-                  "judgements": [judged, dict(judged, variant="fp8", value=None, change=None),
-                                 dict(judged, variant="muon-half", value=20, change=0.25)],
-                  "runs": [{"variant": "llm.c"}, {"variant": "muon"}, {"variant": "muon"}]}))
-END
-    cp "$root/README.md" page
-    cp "$root/docs/benchmarks.md" benchmarks
-    expect_status 0 "$results" --records other page benchmarks figure.svg || return
-    shows page "Trained by Muon in FP8 it reaches llm.c's final loss in 45% of llm.c's time, in a race of 8 million tokens of Debian's prose on one NVIDIA H200 (llm.c: 1.3 minutes); a schedule of 4 million tokens gets there in 20 seconds."
-    shows benchmarks '| Muon FP8 | 2 | 2.0000 | 80.0 s | 36.0 s | 0.45 |' \
-        '| Muon FP8, half the steps | 0 | 6.0000 | 40.0 s | 20.0 s | 0.25 |' '| AdamW FP8 | 0 | - | 80.0 s | - | - |'
-    # a colour means the same above and below: orange is ours in FP8, blue in BF16, which nobody is here
-    shows figure.svg 'seconds of training' '>Muon FP8<' '>llm.c BF16<' '>AdamW FP8<' \
-        "Seconds to llm.c's last loss" '>llm8.c Muon FP8<' '>36<' 'stroke: #d55e00;' 'stroke: #009e73;' \
-        '!stroke: #0072b2;'
-    rm -r other/race # and without the record nothing of it is left
-    expect_status 0 "$results" --records other page figure.svg
-    shows figure.svg '!Muon'
-}
-
 make_scripts || skip_all "no .venv, and make scripts fails: $(tail -n 1 scripts.log)"
 write_stand_ins
 run_tests

@@ -12,8 +12,7 @@ The options are those of ./train_gpt --help. FOLDER (test/results) has the recor
                    bench.jsonl, with precision as shown, global_batch, adam_dtype, recompute,
                    offload, device_memory_gib (the limit), host_memory_gib, start_seconds,
                    and grad_accum_dtype where it is known
-  */report.json      BF16 and FP8 side by side, by scripts/compare
-  race/report.json   llm.c, and ours by AdamW and Muon, with their curves, as of 2026-11-26
+  fp8_*/report.json  BF16 and FP8 side by side, by scripts/compare
 
 The front page shows, of the first kind of GPU, the newest commit that has GPT-2 124M and Llama 1B
 in BF16, FP8 and FP8 with an FP8 head, the newest record of each other program, and the FP8 reports.
@@ -50,9 +49,6 @@ VARIANTS = {"head": "FP8, FP8 head", "ends": "the same, first and last block in 
             "blockhead": "FP8 blockwise, FP8 head"}
 ARCHITECTURES = {"gpt2": "GPT-2", "llama": "Llama"}
 OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon"}
-HALF = "muon-half"
-RACERS = {"llm.c": "llm.c BF16", "bf16": "AdamW BF16", "fp8": "AdamW FP8", "muon": "Muon FP8",
-          HALF: "Muon FP8, half the steps"}
 
 
 # ---- records ------------------------------------------------------------------------------------
@@ -98,8 +94,7 @@ class Records:
         if not self.bench:
             die(f"{self.path}: no records; make bench")
         self.reports = {path.parent.name: read_report(path)
-                        for path in sorted(Path(folder).glob("*/report.json"))}
-        self.race = self.reports.pop("race", None)
+                        for path in sorted(Path(folder).glob("fp8_*/report.json"))}
         self.of_place = {(r["commit"], kind_of(r)): r
                          for r in [*self.bench, *reversed(self.offload)]}
 
@@ -244,31 +239,6 @@ def offload(records):
                      for gpu in dict.fromkeys(r["gpu"] for r in records.offload))
 
 
-def race(records):
-    held = records.race
-    if not held:
-        return "Not measured yet.\n"
-    seeds, times = collections.Counter(run["variant"] for run in held["runs"]), times_of(records)
-    lines = []
-    for name, curve in held["curves"].items():
-        end = curve["seconds"][-1]
-        j = times.get(name, {"value": end, "change": 1})
-        lines.append((RACERS.get(name, name), seeds[name], shown(curve["loss"][-1], ".4f"),
-                      f"{end:,.1f} s", shown(j["value"], ",.1f", 1, " s"),
-                      shown(j["change"], ".2f")))
-    head = ("run", "seeds", "last validation loss", "all steps", "to llm.c's last loss", "x llm.c")
-    tokens = held["curves"]["llm.c"]["tokens"][-1] / 1e6
-    return (table(head, lines) + f"\nGPT-2 124M, {tokens:.1f} million tokens each (with half the "
-            f"steps: half), on one {held['device']}; seconds are those of training steps. [The "
-            "report](../test/results/race/report.md).\n")
-
-
-def times_of(records):
-    """Returns {variant: the judgement on its time to the loss at which llm.c ends}."""
-    return {j["variant"]: j for j in (records.race or {"judgements": []})["judgements"]
-            if j["what"] == "time to loss" and j["variant"] in RACERS}
-
-
 def last_losses(report, variant):
     """Returns {seed: the last validation loss}."""
     return {run["seed"]: run["valid_loss"] for run in report["runs"]
@@ -337,20 +307,6 @@ def number(records):
             "timed on another such card"
         said += (f" That is {best / peer['tokens_per_s']:.2f} times as fast as {peer['program']}, "
                  f"the fastest other program, {where}.")
-    judged = times_of(records)
-    times = {name: j["change"] for name, j in judged.items() if j["change"] and name != HALF}
-    if times:
-        name = min(times, key=times.get)
-        curve = records.race["curves"]["llm.c"]
-        said += (f" Trained by {RACERS[name].replace(' ', ' in ')} it reaches llm.c's final "
-                 f"loss in {times[name]:.0%} of llm.c's time, in a race of "
-                 f"{curve['tokens'][-1] / 1e6:.0f} million tokens of Debian's prose on one "
-                 f"{records.race['device'].split(',')[0]} (llm.c: "
-                 f"{curve['seconds'][-1] / 60:.1f} minutes)")
-        if HALF in judged:
-            said += (f"; a schedule of {curve['tokens'][-1] / 2e6:.0f} million tokens gets there "
-                     f"in {judged[HALF]['value']:.0f} seconds")
-        said += "."
     return said + "\n"
 
 
@@ -381,60 +337,28 @@ def card(records):
 
 
 def figure(records):
-    """Draws tokens a second, other programs in grey, ours by precision in colours. If there is a
-    race: also its curves, and the times to llm.c's last loss."""
-    import numpy
-
-    from . import plots, series, style
-
-    # in both rows of the figure, our BF16 is blue and our FP8 orange; Muon has other colours
-    racing = {name: {**style.line(i - 1), **({} if i else {"color": style.QUIET})}
-              for i, name in enumerate(RACERS)}
+    """Draws tokens a second: other programs in grey, ours in BF16 in blue, in FP8 in orange."""
+    from . import plots, style
 
     def color(program):
         return style.color("FP8" in program) if program.startswith("llm8.c ") else style.QUIET
 
-    def draw_race(axes, bars):
-        curves = {name: records.race["curves"][name] for name in RACERS
-                  if name in records.race["curves"]}
-        for name, curve in curves.items():
-            axes.plot(curve["seconds"], numpy.array(curve["loss"], float), label=RACERS[name],
-                      **racing[name])
-        plots.final_range(axes, [line.get_ydata()[len(line.get_ydata()) // 4:]
-                                 for line in axes.get_lines()])
-        device = f"one {records.race['device'].split(',')[0]}"
-        axes.set(title="GPT-2 124M, validation loss (nats/token)",
-                 xlabel=f"{series.AXES['seconds']}, {device}")
-        style.written(axes.xaxis)
-        axes.set_xlim(0, 1.4 * axes.get_xlim()[1]) # leaves room for the names
-        axes.legend(loc="upper right", handlelength=2.8, fontsize=8.5)
-        judged = {name: j["value"] for name, j in times_of(records).items() if j["value"]}
-        times = {"llm.c": curves["llm.c"]["seconds"][-1], **judged}
-        times = {name: times[name] for name in RACERS if name in times}
-        names = [("" if name == "llm.c" else "llm8.c ") + RACERS[name] for name in times]
-        plots.draw_bars(bars, names, [[t] for t in times.values()], "Seconds to llm.c's last loss",
-                        device, "{:,.0f}".format, [racing[name]["color"] for name in times])
-
     def draw(figure):
-        # each row has a layout of its own, because the names in the upper one are long
-        rows_of = figure.subfigures(2 if records.race else 1, squeeze=False)[:, 0]
-        for axes, model in zip(rows_of[0].subplots(1, 2), LEAST):
+        for axes, model in zip(figure.subplots(1, 2), LEAST):
             rows = [r for r in records.fronts[0] if r["model"] == model]
             names = [f"{r.get('program', 'llm8.c')} {r['name']}" for r in rows]
             plots.draw_bars(axes, names, [[r["tokens_per_s"]] for r in rows],
                             f"{MODELS[model]}, tokens/s", f"one {rows[0]['gpu']}",
                             "{:,.0f}".format, [*map(color, names)])
-        if records.race:
-            draw_race(*rows_of[1].subplots(1, 2, width_ratios=(3, 2)))
 
-    return style.draw(draw, (9.6, 5.8 if records.race else 2.9)).decode()
+    return style.draw(draw, (9.6, 2.9)).decode()
 
 
 # ---- pages --------------------------------------------------------------------------------------
 
 
 BLOCKS = {made.__name__: made for made in (job, number, card, results, fp8, bench, offload,
-                                           race, scaling, options)}
+                                           scaling, options)}
 
 
 def fresh(path, page, records):
