@@ -27,6 +27,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import missing
 from tokenizers import Tokenizer
 
+from .text import from_json
 from .vocabulary import encodable
 
 # code points that are no characters, so that no text contains them
@@ -237,17 +238,13 @@ def calls_of(message):
 def doubts_of_calls(message, text, least):
     """Yields the doubts about how a text shows a message's tool calls. All texts are squeezed."""
     for name, given in calls_of(message):
-        arguments = given
-        if isinstance(given, str):
-            try:
-                arguments = json.loads(given)
-            except (ValueError, RecursionError):
-                pass
-            else:
-                # the arguments appear as a JSON string, in quotes; empty arguments need no quotes
-                if squeezed(json.dumps(given, ensure_ascii=False)) in text or \
-                        squeezed(json.dumps(given)) in text:
-                    yield "quoted"
+        arguments = from_json(given)
+        if arguments is None: # no text, or a text that is no JSON
+            arguments = given
+        # the arguments appear as a JSON string, in quotes; empty arguments need no quotes
+        elif any(squeezed(json.dumps(given, ensure_ascii=ascii)) in text
+                 for ascii in (False, True)):
+            yield "quoted"
         if not all(written(leaf, text, least) for leaf in leaves([name, arguments])):
             yield "tool_calls"
 

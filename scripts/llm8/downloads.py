@@ -122,8 +122,7 @@ def village(words):
     if done.returncode != 0:
         die(f"village: {program}: {done.stderr.decode(errors='replace').strip()}")
     # an equal file is not written again, because shards remember the date of their source
-    if not os.path.exists(path) or os.path.getsize(path) != len(done.stdout) or \
-            sha256_of(path) != hashlib.sha256(done.stdout).hexdigest():
+    if not os.path.exists(path) or sha256_of(path) != hashlib.sha256(done.stdout).hexdigest():
         write_durably(path, [done.stdout])
     return path
 

@@ -25,30 +25,24 @@ def final_range(axes, curves):
         axes.set_ylim(late.min() - room, late.max() + room)
 
 
-def curve_of(variant, name, kind, width):
-    """Returns the steps, and the mean, lowest and highest values of the runs."""
-    steps, rows = series.side_by_side(variant.runs, name, kind, width)
-    return steps, rows.mean(axis=0), rows.min(axis=0), rows.max(axis=0)
-
-
-def draw_band(axes, variants, index, places, mean, low, high, **words):
-    """Draws the curve of a variant, and a band from the lowest to the highest seed."""
-    axes.plot(places, mean, label=variants[index].name,
+def draw_band(axes, variants, index, places, rows, **words):
+    """Draws the mean of a variant's rows, one of each seed, and a band from lowest to highest."""
+    axes.plot(places, rows.mean(axis=0), label=variants[index].name,
               **{"markersize": 3.5, **style.line(index), **words})
     if len(variants[index].runs) > 1:
-        axes.fill_between(places, low, high, color=style.color(index), linewidth=0,
-                          alpha=0.2 if len(variants) <= 2 else 0.11)
+        axes.fill_between(places, rows.min(axis=0), rows.max(axis=0), color=style.color(index),
+                          linewidth=0, alpha=0.2 if len(variants) <= 2 else 0.11)
 
 
 def draw_curves(axes, variants, name, kind="steps", width=1, axis="step", **words):
     """Draws the curve of each variant; returns the means."""
     means = []
     for i, variant in enumerate(variants):
-        steps, mean, low, high = curve_of(variant, name, kind, width)
+        steps, rows = series.side_by_side(variant.runs, name, kind, width)
         places = numpy.mean([series.positions(run, axis, steps) for run in variant.runs], axis=0)
-        draw_band(axes, variants, i, places, mean, low, high,
+        draw_band(axes, variants, i, places, rows,
                   **{"marker": "o" if kind == "evals" else None, **words})
-        means.append(mean)
+        means.append(rows.mean(axis=0))
     return means
 
 
@@ -73,16 +67,16 @@ def draw_norms(axes, variants, width, axis="step"):
 def draw_difference(axes, variants, name, kind, width, limit):
     base = variants[0]
     if len(base.runs) > 1:
-        steps, mean, low, high = curve_of(base, name, kind, width)
-        axes.fill_between(steps, 100 * (low / mean - 1), 100 * (high / mean - 1),
-                          color=style.QUIET, alpha=0.22, linewidth=0,
+        steps, rows = series.side_by_side(base.runs, name, kind, width)
+        apart = 100 * (rows / rows.mean(axis=0) - 1)
+        axes.fill_between(steps, apart.min(axis=0), apart.max(axis=0), color=style.QUIET,
+                          alpha=0.22, linewidth=0,
                           label=f"{base.name}: lowest to highest seed")
     for i, variant in enumerate(variants[1:], 1):
         found = judge.pairs(base, variant)
         if found:
             steps, rows = judge.differences(found, name, kind, width)
-            draw_band(axes, variants, i, steps, rows.mean(axis=0), rows.min(axis=0),
-                      rows.max(axis=0), marker="o" if kind == "evals" else None)
+            draw_band(axes, variants, i, steps, rows, marker="o" if kind == "evals" else None)
     axes.axhline(0, color=style.INK, linewidth=0.8)
     for side in (-limit, limit):
         axes.axhline(side, color=style.QUIET, linewidth=1, linestyle=(0, (2, 2)),
