@@ -229,7 +229,8 @@ bool meta_seal(char *text, size_t bytes);
 bool checkpoint_complete(Checkpoint *c, bool verify);
 // Opens a checkpoint with all its files.
 bool checkpoint_open(Checkpoint *c, const char *path, bool verify);
-// Compares the files with their lengths and checksums in meta.json, if there is one.
+// Compares the files with their lengths and checksums in meta.json, if there is one. Optimizer
+// files may be missing: the weights alone can be used without them.
 bool checkpoint_verify(const Checkpoint *c);
 void checkpoint_close(Checkpoint *c);
 

@@ -99,11 +99,10 @@ static void remove_unfinished(void) {
 // Opens the file that is renamed to the shard when it is complete. The lock of this file keeps out
 // other processes with the same prefix. It lasts until this process ends, because a second
 // descriptor stays open. The header is written at the end, because it has the count of tokens.
-static void open_output(Output *out, const char *prefix, const char *part) {
+static void open_output(Output *out) {
     char fresh[PATH_LENGTH];
     struct stat own, named;
     int file = -1;
-    path_format(out->path, "%s_%s.bin", prefix, part);
     path_format(fresh, "%s.new", out->path);
     do { // again, if another process has renamed the file meanwhile
         if (file >= 0) { close(file); }
@@ -229,7 +228,8 @@ int main(int argc, char **argv) {
         case 't': given = optarg; break;
         case 'f':
             valid_fraction = strtod(optarg, &end);
-            if (*optarg == '\0' || *end != '\0' || !(valid_fraction >= 0 && valid_fraction < 1)) {
+            if (*optarg == '\0' || *end != '\0' || strpbrk(optarg, "xX") != NULL ||
+                !(valid_fraction >= 0 && valid_fraction < 1)) {
                 die("--valid-fraction %s: must be a number from 0 to below 1", optarg);
             }
             break;
@@ -248,15 +248,24 @@ int main(int argc, char **argv) {
     if (optind >= argc) { die("no text files given (--help)"); }
     Output *train = &outputs[0], *valid = &outputs[1];
     char path[PATH_LENGTH], copy[PATH_LENGTH];
+    path_format(train->path, "%s_train.bin", prefix);
+    path_format(valid->path, "%s_val.bin", prefix);
+    path_format(path, "%s_" TOKENIZER_FILE, prefix);
+    const char *written[] = {train->path, valid->path, path};
     for (int i = optind; i < argc; i++) { // checks all files before anything is written
         close(open_text(argv[i]).file);
+        for (int w = 0; w < 3; w++) {
+            if (is_folder(argv[i], folder_id(written[w]))) {
+                die("%s: a text, which --output-prefix %s would overwrite; give another prefix",
+                    argv[i], prefix);
+            }
+        }
     }
-    path_format(path, "%s_" TOKENIZER_FILE, prefix);
     path_format(copy, "%s", path);
     or_die(folder_make(dirname(copy)));
     atexit(remove_unfinished);
-    open_output(train, prefix, "train");
-    open_output(valid, prefix, "val");
+    open_output(train);
+    open_output(valid);
     open_tokenizer(path, given);
     for (int i = optind; i < argc; i++) { tokenize_file(argv[i], train, valid); }
     close_output(train);

@@ -37,7 +37,8 @@ static bool parse_number(void *field, const OptionRow *row, const char *value) {
     errno = 0;
     int64_t count = whole ? strtoll(value, &end, 10) : 0;
     double number = whole ? 0 : strtod(value, &end);
-    bool plain = isdigit((unsigned char)*value) || (*value != '\0' && strchr("+-.", *value));
+    bool plain = (isdigit((unsigned char)*value) || (*value != '\0' && strchr("+-.", *value))) &&
+                 strpbrk(value, "xX") == NULL; // strtod also reads hexadecimal numbers
     bool within = whole ? count >= (int64_t)row->min && count <= (int64_t)row->max
                         : number >= row->min && number <= row->max;
     switch (row->type) {
@@ -52,7 +53,9 @@ static bool parse_value(void *field, const OptionRow *row, const char *value) {
     char allowed[160];
     if (row->type == OPTION_STRING) {
         if (strlen(value) >= PATH_LENGTH) {
-            return fail("--%s: longer than %d characters", row->name, PATH_LENGTH - 1);
+            return fail("--%s: longer than %d characters%s", row->name, PATH_LENGTH - 1,
+                        strcmp(row->choices, "TEXT") == 0 ? "; --sample-tokens @FILE takes more"
+                                                          : "");
         }
         if (option_is_path(row) && strncmp(value, "~/", 2) == 0) { // would name a folder "~"
             return fail("--%s=%s: no shell has replaced ~ here; give the whole path, or --%s %s "

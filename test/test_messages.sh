@@ -16,6 +16,8 @@ prepare() {
     cp -r s/step_00000003 whole
     cp -r s/step_00000003 bad && poke bad/optimizer-0-of-1.safetensors 5000 '\252'
     cp -r s broken && for step in broken/step_*; do : >"$step/meta.json"; done
+    cp -r whole weights && rm weights/optimizer-*
+    cp text own_val.bin
     head -c 1500 d/x_train.bin >cut.bin
     cp d/x_train.bin alone.bin # without a tokenizer beside it
     : >empty.txt
@@ -66,6 +68,8 @@ test_refusals() {
 1|train --tokenizer d/x_tokenizer.bin --vocab-size 250|--tokenizer d/x_tokenizer.bin: vocabulary 257|the model's 250 (--vocab-size)
 1|train --resume bad|--resume bad/optimizer-0-of-1.safetensors: damaged: its checksum is|--list-checkpoints shows which
 1|train --resume whole --hidden-size 32|--hidden-size 32: it is 64 in the checkpoint whole|leave the option out
+1|train --resume weights|--resume weights/optimizer-0-of-1.safetensors: No such file or directory|--list-checkpoints shows which
+0|from --load weights --train-iters 1|starting from the weights of weights
 1|train --resume nowhere|--resume nowhere: no such folder|--list-checkpoints shows which
 1|train --resume s/step_00000005|error: --resume s/step_00000005: no such folder; --list
 1|train --resume latest|--resume latest: needs --save DIR
@@ -95,6 +99,10 @@ test_refusals() {
 1|tokenize --output-prefix d/x text d/x_train.bin|d/x_train.bin: a shard or a tokenizer|name the texts alone
 1|tokenize --output-prefix d/x text d/x_tokenizer.bin|d/x_tokenizer.bin: a shard or a tokenizer
 1|tokenize --output-prefix e/x --valid-fraction 1 text|--valid-fraction 1: must be a number from 0 to below 1
+1|tokenize --output-prefix e/x --valid-fraction 0x0.1 text|--valid-fraction 0x0.1: must be a number from 0 to below 1
+1|tokenize --output-prefix own text own_val.bin|own_val.bin: a text, which --output-prefix own would overwrite; give another prefix
+1|train --lr 0x10|--lr 0x10: must be a number from 0 to 100
+1|train --sample-prompt "$(head -c 1100 text)"|--sample-prompt: longer than 1023 characters; --sample-tokens @FILE takes more
 1|tokenize --prefix e/x text|--prefix: no such option|--help
 1|tokenize --output-prefix|--output-prefix: |its value is missing|--help
 1|tokenize --output-prefix text/x text|text: the folder could not be made
