@@ -34,6 +34,7 @@ from check import (
     records,
     refused,
     run,
+    says,
     write,
 )
 from llm8 import chat, shard_header, shards
@@ -577,11 +578,13 @@ def test_odd_rows_are_one_fault_each():
     assert (held["documents"], held["skipped"]) == (119, 1), held
     assert "row 3: " in held["first_skipped"][0]
     write("lone.jsonl", lines([{"prompt": "\ud800", "completion": "x\udfffy"}] * 2))
-    prepared("lone", "plain/tokenizer.json", "lone.jsonl", "--valid-fraction", 0)
+    says(prepared("lone", "plain/tokenizer.json", "lone.jsonl", "--valid-fraction", 0).err,
+         "2 of 2 conversations: they have halves of surrogate pairs")
     assert answers_in("lone", "train", "plain/tokenizer.json") == ["x?y<|im_end|>"] * 2
     write("lone_texts.jsonl", lines([{"text": "x\udfffy"}]))
     for tokenizer in ("plain/tokenizer.json", "byte"):
-        prepared(f"lone_{tokenizer[:4]}", tokenizer, "lone_texts.jsonl", "--valid-fraction", 0)
+        says(prepared(f"lone_{tokenizer[:4]}", tokenizer, "lone_texts.jsonl", "--valid-fraction",
+                      0).err, "1 of 1 texts: they have halves of surrogate pairs")
     assert tokens_of("lone_byte/train_00000.bin")[0] == [256, *b"x?y"]
     when = [{"role": role, "content": "a", "at": datetime.datetime(2020, 1, 2), "raw": b"\xff"}
             for role in ("user", "assistant")]

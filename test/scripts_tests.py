@@ -768,6 +768,8 @@ def test_what_is_passed_over_is_named():
     for record, expected in (
             ({**good[0], "options": {**OPTIONS, "lr": 1}}, "its options are no texts"),
             ({**good[0], "options": None}, "its options are no texts"),
+            (start(**{"train-iters": "many"}), "its train-iters is no whole number"),
+            (start(lr="fast"), "its lr is no number"),
             (step_record(0), "step is 0, not"),
             ({**step_record(3), "step": 2.5}, "step is 2.5"),
             ({**step_record(3), "step": None}, "step is null"),

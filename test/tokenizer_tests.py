@@ -297,10 +297,13 @@ def test_what_a_tokenizer_does_not_know_is_counted():
     few = tokenizers.Tokenizer(models.BPE())
     few.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     few.train_from_iterator(["a a"], trainers.BpeTrainer(special_tokens=[END], show_progress=False))
+    random = byte_level()
+    random.model.dropout = 0.5
     for name, tokenizer, *warned in (
             ("words", words, "2 of 9 tokens: they are the tokenizer's unknown token",
              "1 of 3 texts: they have NUL bytes"),
             ("few", few, "2 of 3 texts: the tokenizer has no token for some of their characters"),
+            ("drops", random, "the tokenizer's dropout of 0.5 is not used"),
             ("all", byte_level(), "!unknown", "!no token for")):
         says(prepared(f"odd_{name}", "odd", "--tokenizer", save(tokenizer, f"odd_t_{name}"),
                       "--valid-fraction", 0).err, *warned)

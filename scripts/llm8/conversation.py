@@ -36,6 +36,7 @@ BEGIN, END, CONTENT = "\ufdd0", "\ufdd1", "\ufdd2"
 MARKS = ("weight", "train", "training", "train_on_turn", "loss")
 REASONING = ("reasoning_content", "thinking", "reasoning")  # different names of one field
 READ = {"role", "content", "tool_calls", "tool_call_id", "id", *MARKS, *REASONING}
+HALVES = "they have halves of surrogate pairs, which are no characters and become ?"
 DOUBTS = {  # key: (what is counted, its description)
     "restored": ("answers", "the chat template leaves out a part of them, such as what is before "
                  "</think>; they are trained whole, as the rows have them"),
@@ -58,6 +59,8 @@ DOUBTS = {  # key: (what is counted, its description)
                    "each is one document; give its parts as rows, or as files"),
     "nuls": ("texts", "they have NUL bytes, so they are no text in UTF-8, but packed, or UTF-16; "
              "unpack or convert them"),
+    "halves": ("texts", HALVES),
+    "halved": ("conversations", HALVES),
     "dropped": ("texts", "the tokenizer has no token for some of their characters, and leaves them "
                 "out; take one that has all 256 bytes"),
     "unknown": ("tokens", "they are the tokenizer's unknown token, in place of words or characters "
@@ -499,6 +502,8 @@ class ChatTemplate:
         doubts, text = Counter(conversations=1), squeezed(text)
         doubts["context"] += not all(written(message.get("content", ""), text)
                                      for message in messages if message["role"] != "assistant")
+        doubts["halved"] += any(encodable(held) != held for message in messages
+                                if isinstance(held := message.get("content"), str))
         fields = set().union(*messages) - READ | conversation.settings.keys() | {
             f"{mark} of {message['role']}" for message in messages for mark in MARKS
             if message.get(mark) and message["role"] != "assistant"}

@@ -23,6 +23,9 @@ from . import environment
 from .text import counted, duration, fixed, printable, shown
 
 KEPT = ("step", "eval", "fp8", "ranks", "save") # the kinds of records that a Run keeps by step
+# options that are read as whole numbers
+WHOLE = ("train-iters", "global-batch-size", "micro-batch-size", "seq-length", "vocab-size",
+         "eval-iters")
 FLOCK = "hhqqi0q" # struct flock: l_type, l_whence, l_start, l_len, l_pid
 LARGEST = 1e100 # larger values count as infinite
 SKIPPED_TOO_OFTEN = 3
@@ -89,9 +92,17 @@ def fault_of(record):
         return ""
     if type(step) is not int or step < (record["kind"] == "step"):
         return f"step is {json.dumps(step)[:40]}, not a whole number"
-    if record["kind"] == "run" and not (isinstance(options, dict) and
-                                        all(isinstance(text, str) for text in options.values())):
+    if record["kind"] != "run":
+        return ""
+    if not isinstance(options, dict) or not all(isinstance(text, str)
+                                                for text in options.values()):
         return "its options are no texts"
+    for kind, convert, names in (("whole number", int, WHOLE), ("number", float, ["lr"])):
+        for name in filter(options.get, names):
+            try:
+                convert(options[name])
+            except ValueError:
+                return f"its {name} is no {kind}"
     return ""
 
 

@@ -38,7 +38,7 @@ from .conversation import BadTemplate, ChatTemplate, Conversation, warnings_of
 from .environment import cores, die, lock, matching, named_by, sha256_of, warn, write_durably
 from .rows import read_row
 from .text import many, printable
-from .vocabulary import add_options, open_vocabulary, words_of
+from .vocabulary import add_options, encodable, open_vocabulary, words_of
 
 VERSION = 2
 UNITS = 6  # increased when this script writes other content into units' files
@@ -164,6 +164,7 @@ def samples_of(unit, skip):
         Worker.doubts["texts"] += 1
         for doubt, mark in (("named_ends", end), ("nuls", "\0")):
             Worker.doubts[doubt] += (mark.encode() if isinstance(held, bytes) else mark) in held
+        Worker.doubts["halves"] += isinstance(held, str) and encodable(held) != held
         Worker.doubts["dropped"] += vocabulary.drops(held)
         for text, valid in (split_tail(held, settings["valid_fraction"]) if tails
                             else [(held, unit.valid)]):
@@ -363,12 +364,15 @@ def refuse_others_shards(output, resumes):
 
 
 def warn_of_losses(unread, vocabulary, foreign):
-    """Warns of fields that were not read, and of special tokens that are cut as text. foreign:
-    those that the chat template writes."""
+    """Warns of fields that were not read, of a tokenizer's dropout, and of special tokens that are
+    cut as text. foreign: those that the chat template writes."""
     if unread:
         found = ", ".join(f"'{name}' in {many(count, 'row')}" for name, count in unread.items())
         warn(f"not read: {found}; write it into what is read, or name the one field that is "
              "meant (--text-field)")
+    if vocabulary.dropout:
+        warn(f"the tokenizer's dropout of {vocabulary.dropout:g} is not used: a text has the same "
+             "tokens each time")
     for what, texts, do in (
             ("the chat template writes", foreign, "give a template of the model's family"),
             ("the tokenizer's files list", vocabulary.lacking,

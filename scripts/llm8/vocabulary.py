@@ -56,6 +56,9 @@ class Vocabulary:
         # a document that contains the text "<|endoftext|>" must not get the end-of-text token
         tokenizer.encode_special_tokens = True
         self.name, self.tokenizer = name, tokenizer
+        self.dropout = getattr(tokenizer.model, "dropout", None)  # not used: it cuts at random
+        if self.dropout:
+            tokenizer.model.dropout = None
         self.json, held = text or tokenizer.to_str(), json.loads(tokenizer.to_str())
         self.specials = {row["content"]: row["id"] for row in held["added_tokens"]
                          if row["special"]}
@@ -234,7 +237,7 @@ def cut_of(tokenizer, tokens):
     do."""
     model, steps = tokenizer["model"], steps_of(tokenizer["pre_tokenizer"])
     added, last = tokenizer["added_tokens"], steps[-1] if steps else {"type": "none"}
-    if model["type"] != "BPE" or tokenizer["normalizer"] is not None or model.get("dropout"):
+    if model["type"] != "BPE" or tokenizer["normalizer"] is not None:
         return CUT_UNKNOWN
     if not all(row["special"] and not row["lstrip"] and not row["rstrip"] for row in added):
         return CUT_UNKNOWN
