@@ -134,11 +134,10 @@ def pictures(comparison):
            "Differences are taken between runs of equal seed, which see equal data.",
            plots.loss_figure, plots.SIZE_PAIR, variants, "loss", "steps", (width, wide),
            limits.train, "Training loss")
-    if all(run.evals for run in runs):
+    if all(len(run.evals) > 1 for run in runs):
         yield ("Validation loss", "validation", "Over the same samples each time." + bands,
                plots.loss_figure, plots.SIZE_PAIR, variants, "valid_loss", "evals", (1, 1),
                limits.valid, "Validation loss")
-    if all(len(run.evals) > 1 for run in runs):
         yield ("Time to a loss", "time", f"Means over the seeds. Dashes: where {variants[0].name} "
                "ends. Evaluations and saves take no time here.", plots.time_figure,
                plots.SIZE_WIDE, variants)
