@@ -156,9 +156,11 @@ def test_other_options_than_the_records_are_marked():
 
 
 def test_tokens_are_those_of_the_steps():
-    out = call(estimate, *LLAMA, "--bench", "bench.jsonl", "--train-iters", 1000,
-               "--global-batch-size", 512).out
-    assert f"training   {1000 * 512 * 2048:,} tokens" in out, out
+    for words, steps in (((), 1000), (("--train-iters", 3000), 3000), (("--tokens", "1B"), None)):
+        out = call(estimate, *LLAMA, "--bench", "bench.jsonl", "--global-batch-size", 512,
+                   *words).out
+        assert (f"training   {steps * 512 * 2048:,} tokens in {steps:,} steps (--train-iters or"
+                if steps else "training   1,000,000,000 tokens, ") in out, out
 
 
 def test_tiny_models_have_no_speed():

@@ -14,7 +14,7 @@ from argparse import ArgumentTypeError
 
 from .command_line import Parser, number, one_of, several
 from .environment import ROOT, built, die, trainer
-from .text import duration
+from .text import duration, many
 from .trainer import plan_of
 
 PRECISIONS = {
@@ -222,10 +222,12 @@ def main():
     if plan is None:
         die(refusal)
     size = size_of(plan)
-    tokens = o.tokens or math.prod(int(option_of(plan, name)) for name in (
+    steps, batch, length = (int(option_of(plan, name)) for name in (
         "train-iters", "global-batch-size", "seq-length"))
+    tokens = o.tokens or steps * batch * length
     print(f"model      {size[0]:,} parameters, {size[1]:.3g} FLOPs a token to train")
-    print(f"training   {tokens:,.0f} tokens, {tokens * size[1]:.3g} FLOPs, "
+    by = "" if o.tokens else f" in {many(steps, 'step')} (--train-iters or --tokens sets it)"
+    print(f"training   {tokens:,.0f} tokens{by}, {tokens * size[1]:.3g} FLOPs, "
           f"{tokens / size[0]:.1f} tokens a parameter\n")
     head = ["precision", "GPUs", "tokens/s", "TFLOP/s each", "time", "GPU hours", "memory each"]
     form = "{:19}{:>5}{:>12}{:>14}{:>13}{:>11}{:>20}"
