@@ -435,7 +435,9 @@ static Operand head_forward(Trainer *t, int row, int rows, Scratch max_sums, Pas
     const LinearLayer *head = &t->net.head;
     Operand x = linear_input(head, pass);
     x.bf16 += (size_t)row * head->C;
-    if (x.scaling == SCALE_MEASURED) { x.records = false; } // the final norm has measured all rows
+    if (x.scaling == SCALE_MEASURED) {
+        x.writes_amax = false;
+    } // the final norm has measured all rows
     gpu_quantize(&t->gpu, x, no_sums, t->net.partial_sums, rows, head->C);
     if (max_sums.data != NULL) {
         Gemm g = linear_product(&t->gpu, head, head->dy.bf16, &x, rows, pass);

@@ -84,7 +84,7 @@ typedef struct {
     double loss, valid_loss;  // valid_loss is of the weights at this step; NaN: not evaluated
     double best_valid_loss;   // the lowest of all evaluations; NaN: none yet
     double level, best_level; // level: the loss averaged over steps; best_level: the lowest level
-    int64_t proven;    // step of the newest checkpoint that was followed by a usual loss; -1: none
+    int64_t proven;    // the newest checkpoint after which the loss was usual (is_usual); -1: none
     int64_t eval_left; // not 0: the evaluation after this step has not been made yet
     SpikeWindow window;
 } Progress;
@@ -139,7 +139,7 @@ extern const char *const scaling_names[SCALING_TENSORS];
 // An array of an optimizer file: the elements of the rank's ranges, one range after another.
 typedef struct {
     Dtype dtype;
-    int64_t count; // 0: the file lacks this array; but it always has the first three arrays
+    int64_t count; // 0: the file lacks this array; the first three arrays are in every file
     const void *data;
     uint64_t hash; // hash_words of the array before it was copied
 } SavedArray;
@@ -173,7 +173,7 @@ bool checkpoint_save(const Snapshot *snapshot);
 // Saves in a separate thread, one checkpoint at a time.
 typedef struct {
     pthread_t thread;
-    bool pending, in_thread, ended; // ended: the save is done; the thread must only be joined
+    bool pending, in_thread, ended; // ended: the save is done, and its thread can be joined
     Snapshot snapshot;
     bool failed; // the last save that ended has failed
     Error why;

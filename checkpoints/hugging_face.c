@@ -72,9 +72,9 @@ void hf_list(const ParamLayout *layout, FILE *out) {
 
 static const char head_name[] = "lm_head.weight";
 
-// Finds a tensor in a file. In a file that was saved from transformers' class without a head, the
-// names lack their first word. is_head: the tensor is an embedding that is also the head, and may
-// have the head's name.
+// Finds a tensor in a file. Names in a file of GPT2Model or LlamaModel, which have no LM head, lack
+// the prefix "transformer." or "model.". is_head: the tensor is a tied embedding, which the file
+// may have under the head's name.
 static const TensorEntry *entry_of(const SafeTensors *st, const TensorEntry *t, bool is_head) {
     const TensorEntry *e = safetensors_find(st, t->name);
     const char *dot = strchr(t->name, '.');
@@ -202,7 +202,7 @@ bool hf_knows_all(const SafeTensors *st, const ParamLayout *layout) {
     for (int n = 0; ok && n < st->count; n++) {
         const char *name = st->entries[n].name;
         known[n] |= strcmp(name, head_name) == 0;
-        // the ignored tensors are masks and tables
+        // ignores attention masks and rotary tables
         for (size_t i = 0; i < sizeof(ignored) / sizeof(*ignored); i++) {
             size_t length = strlen(name), end = strlen(ignored[i]);
             known[n] |= length >= end && strcmp(name + length - end, ignored[i]) == 0;
@@ -243,7 +243,7 @@ static int family_of(const Options *o) {
     return i;
 }
 
-// What the trainers would need for other families.
+// Families that are refused, and the features that the trainers lack for them.
 #define EXPERTS "mixture of experts"
 #define GEMMA "norms that multiply by 1 + weight, GeGLU, "
 #define SIDE_BY_SIDE "blocks whose attention and feed-forward run side by side"
@@ -279,8 +279,8 @@ enum { TOP = 1, ROPE = 2, BOTH_NAMES = 4 };
 // the number must be given; 0: it is derived from others, or absent).
 static const struct {
     int where;
-    RopeScaling from;                  // the first kind of scaling that has the number
-    const char *option, *gpt2, *llama; // NULL: not written; the default is used in reading
+    RopeScaling from;                  // only for this kind of RoPE scaling and those after it
+    const char *option, *gpt2, *llama; // names; NULL: not in config.json, so the default is used
     double gpt2_default, llama_default;
 } numbers[] = {
     {TOP | BOTH_NAMES, 0, "num-layers", "n_layer", "num_hidden_layers", NAN, NAN},

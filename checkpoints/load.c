@@ -398,7 +398,7 @@ int checkpoint_steps(const char *save, int64_t **steps) {
     if (names == NULL) { return errno == ENOENT ? 0 : -1; }
     for (const char *name = names; *name != '\0'; name += strlen(name) + 1) {
         path_format(path, "%s/%s", save, name);
-        // also true if its type cannot be read
+        // a path whose type cannot be read counts as a folder
         bool folder = stat(path, &info) != 0 || S_ISDIR(info.st_mode);
         if (!folder || step_of(name) < 0) { continue; }
         *steps = realloc_or_die(*steps, (size_t)(count + 1) * sizeof(int64_t));
@@ -428,11 +428,11 @@ int64_t checkpoint_best(const char *save) {
         size_t bytes;
         char *text = file_read(path, &bytes);
         cJSON *meta = text != NULL ? parse_meta(text, bytes, path) : NULL;
-        // if not, the loop ends, because this step may be the best
+        // ends the loop if meta.json exists but cannot be read: this step may be the best
         readable = text != NULL || !path_exists(path);
         double loss = json_number(meta, "valid_loss", NAN);
         identity_sum(text_of(meta, "valid_data"), of);
-        if (best < 0) { // the newest one that was evaluated
+        if (best < 0) { // the newest evaluated checkpoint
             memcpy(data, of, sizeof(data));
             tokens = count_of(meta, "valid_tokens");
         }
@@ -448,11 +448,11 @@ int64_t checkpoint_best(const char *save) {
     return readable ? best : STEP_UNREADABLE;
 }
 
-// Sets `was` to the options that a run takes from the checkpoint (checkpoint_model).
+// Sets `was` to the checkpoint's options that a run inherits (option_is_inherited).
 static bool take_options(const Checkpoint *c, const Options *continues, Options *was) {
     char path[PATH_LENGTH];
     bool ok = true, given[OPTIONS_MAX] = {false};
-    const cJSON *name; // checkpoints of 1.0 do not have the list
+    const cJSON *name; // checkpoints of version 1.0 have no list "given"
     cJSON_ArrayForEach(name, cJSON_GetObjectItemCaseSensitive(c->meta, "given")) {
         const OptionRow *row = cJSON_IsString(name) ? option_row(name->valuestring) : NULL;
         if (row != NULL) { given[row - option_table] = true; }
@@ -641,8 +641,8 @@ static bool read_scales(const SafeTensors *st, int kind, int64_t first, int64_t 
     return ok;
 }
 
-// Reads n elements of an array in a rank's file, beginning with element `at`. They go to `floats`.
-// If that is NULL, their codes and scales go to `codes` and `scales`.
+// Reads n elements of an array in a rank's file, from element `at` on, into `floats`. If `floats`
+// is NULL, 8-bit moments are read into `codes` and `scales` without decoding.
 static bool read_array(const SafeTensors *st, int kind, int64_t at, int64_t n, float *floats,
                        uint8_t *codes, uint16_t *scales) {
     const TensorEntry *e = safetensors_find(st, state_names[kind]);
@@ -720,7 +720,7 @@ bool checkpoint_read_scaling(const Checkpoint *c, const Precision *precision, Fp
         Fp8Scale *slot = &slots[i];
         bool other = amaxes == NULL || (other_step && i % OPERAND_COUNT == OPERAND_DY) ||
                      ((float *)data[SCALING_TARGET])[i] != fp8_slot_target(precision, i);
-        // skips a slot that is not in use, because its state would be out of date later
+        // the scale of a slot that is not in use would be out of date when it is used again
         if (!fp8_slot_in_use(precision, i) || other) { continue; }
         slot->count = ((int32_t *)data[SCALING_COUNT])[i];
         slot->scale = ((float *)data[SCALING_SCALE])[i];

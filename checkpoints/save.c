@@ -188,8 +188,8 @@ static bool set_aside(const char *path) {
     return true;
 }
 
-// Sets aside every checkpoint from a step on, the newest one last. So after an interruption it is
-// still the newest checkpoint, or all of these checkpoints are set aside.
+// Sets aside every checkpoint from a step on, the newest one last. If this is interrupted, the
+// newest checkpoint is still in place.
 static bool set_aside_from(const char *save, int64_t step) {
     char path[PATH_LENGTH];
     int64_t *steps;
@@ -278,7 +278,7 @@ static void prune(const Snapshot *s, int64_t best) {
     int count = best != STEP_UNREADABLE ? checkpoint_steps(save, &steps) : -1;
     int keep = s->options->keep, kept = 0;
     char path[PATH_LENGTH], doomed[PATH_LENGTH];
-    bool proven = false; // a newer step is already kept as the proven one
+    bool proven = false; // the proven checkpoint, or the newest before it, has been kept
     if (count < 0) { warn("older checkpoints could not be deleted: %s", error_text()); }
     for (int i = 0; keep > 0 && i < count; i++) {
         checkpoint_path(path, save, steps[i]);
@@ -327,7 +327,7 @@ bool checkpoint_save(const Snapshot *s) {
     free(files);
     if (!ok) {
         Error why = error_kept();
-        if (first) { folder_remove(fresh); } // frees its space on a full disk
+        if (first) { folder_remove(fresh); } // frees space on a full disk
         return fail("%s; earlier checkpoints are as they were", why.text);
     }
     if (first) { prune(s, link_steps(s->options->save, s->progress.step)); }
@@ -372,7 +372,7 @@ static bool await_lock(const Options *o, int file, bool take) {
 bool checkpoint_await(const Options *o) {
     char path[PATH_LENGTH];
     int file = open(path_format(path, "%s/.lock", o->save), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-    bool ok = file < 0 || await_lock(o, file, false); // checkpoint_claim reports that open failed
+    bool ok = file < 0 || await_lock(o, file, false); // checkpoint_claim reports a failed open
     if (file >= 0) { close(file); }
     return ok;
 }

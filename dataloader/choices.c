@@ -21,7 +21,7 @@ static bool skip_tokens(const uint32_t *numbers, int64_t *at, int64_t end, int v
     return true;
 }
 
-// Reads the question at *at and moves *at behind it.
+// Reads the question at index *at, and moves *at past the question.
 static bool read_question(const ChoiceSet *set, Question *q, int64_t *at, int vocab) {
     enum { NUMBERS = 5, ANSWERS_MAX = 1000 };
     const uint32_t *numbers = set->numbers, *head = numbers + *at;

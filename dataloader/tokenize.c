@@ -158,7 +158,7 @@ static Text open_text(const char *path) {
     if (text.bytes == 0) { die("%s: an empty file", path); }
     int32_t magic = 0;
     if (text.bytes >= sizeof(magic)) { read_text(&text, &magic, sizeof(magic), 0); }
-    // a shell's pattern finds such files in a folder to which this program has written before
+    // a glob such as data/* also matches the outputs of an earlier run of this program
     if (magic == SHARD_MAGIC || magic == TOKENIZER_MAGIC) {
         die("%s: a shard or a tokenizer, no text; name the texts alone", path);
     }

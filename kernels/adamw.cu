@@ -498,7 +498,8 @@ __global__ void __launch_bounds__(ADAMW_THREADS, JOB == JOB_ADAMW8 ? 3 : 0)
         }
         Floats4 w = unpack4(packed);
         if (squares) {
-            float *range = blocks.amax + square_of(blocks, (uint32_t)(s.within + begin) + i * QUAD);
+            float *range = blocks.amax +
+                           square_of(blocks, (uint32_t)(s.weight_offset + begin) + i * QUAD);
             if (measures) { lanes_amax(range, range4(0.0f, w)); }
             if (writes) { scale = fp8_block_scale(*range, blocks.target, blocks.power_of_two); }
         } else if (measures) {
@@ -584,7 +585,7 @@ void gpu_muon_momentum(Gpu *gpu, const AdamWUpdate *u, const StepState *state) {
 // Computes part blockIdx.x of the sum of squares of matrix blockIdx.y.
 __global__ void muon_norm_kernel(double *partials, const MuonMatrices m) {
     __shared__ double shared[WARP];
-    int64_t first = m.places[blockIdx.y] / VEC;
+    int64_t first = m.offsets[blockIdx.y] / VEC;
     double mine = 0.0;
     for (int64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < m.n / VEC;
          i += MUON_PARTS * blockDim.x) {
@@ -601,7 +602,7 @@ __global__ void muon_normalize_kernel(Bf16 *x, const double *partials, const Muo
     __shared__ float inverse;
     if (threadIdx.x == 0) { inverse = 1.0f / ((float)sqrt(square) + MUON_EPSILON); }
     __syncthreads();
-    int64_t first = m.places[blockIdx.y] / VEC;
+    int64_t first = m.offsets[blockIdx.y] / VEC;
     int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
     if (i >= m.n / VEC) { return; }
     Floats8 g = load_floats8(m.gradients, m.type, first + i);
@@ -614,7 +615,7 @@ __global__ void muon_store_kernel(const MuonMatrices m, const Bf16 *x) {
     int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
     if (i >= m.n / VEC) { return; }
     Floats8 g = load_floats8(x, TYPE_BF16, (int64_t)blockIdx.y * (m.n / VEC) + i);
-    gradient_store8({m.gradients, m.type, false}, m.places[blockIdx.y] / VEC + i, g);
+    gradient_store8({m.gradients, m.type, false}, m.offsets[blockIdx.y] / VEC + i, g);
 }
 
 static void check_matrices(const MuonMatrices &m) {

@@ -152,7 +152,7 @@ static Desc value(Graph *g, int64_t uid) {
     return tensor(g, uid, F32, (Dims){{1, 1, 1, 1}}, (Dims){{1, 1, 1, 1}});
 }
 
-// Each of these adds an operation to the graph and returns the operation's result.
+// Each function of this section adds an operation to the graph and returns the operation's result.
 
 // y = mode(x, b) or, with t, where(t, x, b); axis is for GEN_INDEX.
 static Desc pointwise(Graph *g, cudnnPointwiseMode_t mode, Desc x, Desc b, Desc t, Desc y,

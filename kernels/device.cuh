@@ -362,5 +362,5 @@ static inline bool check_operand(const char *name, const Operand *t, int64_t M, 
 // Returns the address to which a kernel that writes t.bf16 also writes its amax; NULL if the amax
 // is not measured.
 static inline float *measured_amax(const Operand &t) {
-    return t.scaling == SCALE_MEASURED && t.records ? &t.scale->amax : NULL;
+    return t.scaling == SCALE_MEASURED && t.writes_amax ? &t.scale->amax : NULL;
 }

@@ -86,8 +86,8 @@ typedef struct {
     Fp8Type type;
     float target; // what amax * scale should be, unless the scale is given
     Scaling scaling;
-    bool fused;   // kernels write only the FP8 forms, because no product reads BF16
-    bool records; // kernels write the amax to scale->amax, for the history or for SCALE_MEASURED
+    bool fused;        // kernels write only the FP8 forms, because no product reads BF16
+    bool writes_amax;  // kernels write the amax to scale->amax (delayed scaling, SCALE_MEASURED)
     bool power_of_two; // the scales of blocks are rounded down to powers of two
 } Operand;
 
@@ -102,9 +102,9 @@ static inline Operand operand_bf16(Bf16 *bf16) {
 // scale->amax; a second kernel then writes the FP8 forms from bf16. The fused output of a forward
 // pass is E4M3.
 
-// Writes the FP8 forms from out.bf16 [M,N]. With SCALE_MEASURED and out.records, it first measures
-// the amax. sums receives the column sums of out.bf16, even if no FP8 form is requested. The time
-// counts to FAMILY_QUANTIZE, or to FAMILY_ACTIVATIONS if only columns are summed.
+// Writes the FP8 forms from out.bf16 [M,N]. With SCALE_MEASURED and out.writes_amax, it first
+// measures the amax. sums receives the column sums of out.bf16, even if no FP8 form is requested.
+// The time counts to FAMILY_QUANTIZE, or to FAMILY_ACTIVATIONS if only columns are summed.
 void gpu_quantize(Gpu *gpu, Operand out, Gradient sums, Scratch scratch, int M, int N);
 // Adds n FP8 codes to the counts; n is a multiple of 16.
 void gpu_count_codes(Gpu *gpu, Fp8Counts *counts, const uint8_t *codes, int64_t n, Fp8Type type);
@@ -314,7 +314,7 @@ typedef struct {
     Bf16 *bf16;                 // the segment's BF16 weights; NULL: the weights are FP8
     uint8_t *fp8;               // the segment's FP8 weights
     int weight;                 // FP8: the segment belongs to this row of AdamWUpdate.weights
-    int64_t within;             // FP8: the index in that weight of the segment's first element
+    int64_t weight_offset;      // FP8: index in that weight of the segment's first element
     // number of the segment's first thread block; the blocks of all segments are numbered together
     int first_block;
     float lr_mult; // factor of StepInput.lr
@@ -389,7 +389,7 @@ typedef struct {
     void *gradients;
     GpuType type;
     // [count] on the device: the index of each matrix's first element, a multiple of 8
-    const int64_t *places;
+    const int64_t *offsets;
     int count;
     int64_t n;
 } MuonMatrices;

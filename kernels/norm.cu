@@ -303,7 +303,7 @@ __global__ void __launch_bounds__(MOST_THREADS)
         }
     };
     sweep<ROWS, true>(n.M, n.C, division, tile, out.columns.codes, fetch, rows);
-    if (out.records) { block_amax(&out.scale->amax, range); }
+    if (out.writes_amax) { block_amax(&out.scale->amax, range); }
 }
 
 // A source (quantize.cuh) of the norm's output, from known statistics.
@@ -469,7 +469,7 @@ __global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
         }
     };
     sweep<R, CODES>(n.M, n.C, division, tile, CODES ? out.columns.codes : nullptr, fetch, rows);
-    if (CODES && out.records) { block_amax(&out.scale->amax, range); }
+    if (CODES && out.writes_amax) { block_amax(&out.scale->amax, range); }
     if (!CODES && amax != nullptr) { block_amax(amax, range); }
     float *sums = reinterpret_cast<float *>(dynamic), *partials = n.scratch.data;
     int64_t kind = (int64_t)gridDim.x * n.C;

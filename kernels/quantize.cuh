@@ -282,7 +282,7 @@ __global__ void __launch_bounds__(TILE_THREADS)
         write_tiles<TILE_ROWS, TILE_COLUMNS, TILE_THREADS>(out.columns.codes, tiles, first_row,
                                                            first_column, M, N);
     }
-    if (!measured && out.records) { block_amax(&out.scale->amax, range); }
+    if (!measured && out.writes_amax) { block_amax(&out.scale->amax, range); }
 }
 
 // ---- to FP8 by blocks: a tile is 128 x 128, of which a thread takes 4 rows x 8 columns ----------
@@ -589,7 +589,7 @@ static void sum_columns(const char *name, const SOURCE &source, Bf16 *out, float
 }
 
 // The two passes of gpu_quantize, for other launchers. measure_bf16 measures the amax of out.bf16
-// [M,N], with SCALE_MEASURED and if out.records. quantize_bf16 writes the FP8 forms and column
+// [M,N], with SCALE_MEASURED and if out.writes_amax. quantize_bf16 writes the FP8 forms and column
 // sums.
 void measure_bf16(Operand out, int M, int N, cudaStream_t stream);
 void quantize_bf16(Operand out, Gradient sums, Scratch scratch, int M, int N, cudaStream_t stream);

@@ -131,8 +131,8 @@ static inline bool fp8_slot_is_fixed(const Precision *p, int slot) {
            slot == fp8_slot_index(p->config, LINEAR_HEAD, 0, OPERAND_DY);
 }
 
-// fp8_slot_in_use returns whether the slot's tensor is quantised, fp8_slot_follows whether the
-// scale also follows the tensor's amax.
+// fp8_slot_in_use: whether the slot's tensor is quantised. fp8_slot_follows: whether its scale also
+// follows the tensor's amax.
 static inline bool fp8_slot_in_use(const Precision *p, int slot) {
     return p->linear[slot / OPERAND_COUNT].number == NUMBER_FP8;
 }
@@ -158,8 +158,9 @@ void fp8_fix_slot(const Precision *precision, const Options *options, Fp8Scale *
 enum { FP8_CALIBRATIONS = 3 };
 // Whether the run has tensors without a scale.
 bool fp8_is_uncalibrated(const Precision *precision, const Fp8Scale *slots);
-// Sets the scales of slots without a history, by a guess before the first calibration pass and by
-// the amaxes of the pass after each one. Clears the amaxes of activations and gradients.
+// Sets the scales of slots without a history: to a guess when it is called before the first
+// calibration pass, and from the pass's amaxes when it is called after a calibration pass. Clears
+// the amaxes of activations and gradients.
 void fp8_calibrate(const Precision *precision, Fp8Scale *slots);
 
 // Writes a slot's name, as "blocks.3.qkv.x", into out, and returns it.

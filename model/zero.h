@@ -38,10 +38,10 @@ typedef struct {
     int ranks;
     int count;
     ZeroSegment *segments; // [count], in order of bucket, then of begin
-    int *first;     // [num_buckets + 1] each bucket's first segment; the last entry is `count`
-    int64_t *place; // [layout->count] where a parameter begins in the arranged space
-    int *segment;   // [layout->count] which segment a parameter is in
-    int64_t size;   // elements of the arranged space, in which the gradients lie
+    int *first; // [num_buckets + 1] each bucket's first segment; the last entry is `count`
+    int64_t *arranged_offset; // [layout->count] where a parameter begins in the arranged space
+    int *segment;             // [layout->count] which segment a parameter is in
+    int64_t size;             // elements of the arranged space, in which the gradients lie
 } ZeroLayout;
 
 // kinds [layout->count] has each parameter's flags, ZERO_CODES and ZERO_MUON; NULL: no flags.
@@ -51,8 +51,8 @@ void zero_free(ZeroLayout *z);
 // The elements of one parameter that a rank keeps. They lie together in the parameter space, in the
 // arranged space, and in the rank's own arrays.
 typedef struct {
-    int64_t begin, end; // elements of the parameter space
-    int64_t place;      // index of `begin` in the arranged space
+    int64_t begin, end;      // elements of the parameter space
+    int64_t arranged_offset; // index of `begin` in the arranged space
     // index of `begin` among the elements that the rank keeps, range after range
     int64_t kept;
     int segment;
@@ -66,7 +66,7 @@ int zero_ranges(const ZeroLayout *z, int rank, ZeroRange **ranges);
 // A matrix that Muon updates, and the rank that computes its Newton-Schulz steps.
 typedef struct {
     int rows, columns;
-    int64_t place; // index of the first element in the arranged space
+    int64_t arranged_offset; // index of the first element in the arranged space
     int segment;
     int owner;
 } ZeroMatrix;

@@ -21,9 +21,9 @@
 #include <time.h>
 #include <unistd.h>
 
-// Two ranks that are connected have a connection for each channel, and one for the watchdogs. DOOR
-// is the number of the connection on which rank 0 tells a doorman (group.h) where rank 0 listens.
-enum { WATCHDOGS = CHANNELS, CONNECTIONS, DOOR = CONNECTIONS };
+// Two ranks that are connected have a connection for each channel, and one for the watchdogs.
+// REDIRECT: a connection on which a redirector (group.h) learns or tells where rank 0 listens.
+enum { WATCHDOGS = CHANNELS, CONNECTIONS, REDIRECT = CONNECTIONS };
 enum { HOST = 64 }; // most characters of a machine's name
 
 // What the watchdogs send each other.
@@ -271,8 +271,7 @@ static void judge(Watch *w, double now) {
         const Note *b = &p->beat;
         if (p->left) { continue; }
         if (now - p->heard > limit) { end_for(w, p, "has been silent for %.1f s", now - p->heard); }
-        // only a reported age counts: a rank that is not heard from may be doing something else by
-        // now
+        // uses the age in the last note: since then a silent rank may have begun something else
         if (b->doing == DOING_WORK && b->age > fmax(limit, longest)) {
             stuck = p, longest = b->age;
         }
@@ -296,7 +295,7 @@ static void *watch_thread(void *argument) {
             next = now + w->tick;
             w->mine.age = now - w->since;
             if (w->rank == 0) { w->peers[0].beat = w->mine, w->peers[0].heard = now; }
-            bool said = w->leaving && w->rank > 0; // a goodbye is the last message
+            bool said = w->leaving && w->rank > 0; // nothing is sent after a goodbye
             if (!said) { send_notes(w, BEAT, w->mine.text); }
             judge(w, now);
         }
@@ -444,15 +443,15 @@ bool group_agree(const Group *g, Channel channel, bool ok) {
 
 // The first message on a connection. A rank sends a Hello to rank 0 on each of its connections.
 // Once the meeting has ended, rank 0 answers with a Hello on the watchdogs' connection. A Hello
-// from rank 0 to a doorman, or from a doorman, has the connection DOOR.
+// from rank 0 to a redirector, or from a redirector, has the connection REDIRECT.
 typedef struct {
     uint32_t magic;
     int32_t rank, ranks, connection;
-    // in a Hello with DOOR: the port on which rank 0 listens; 0: the doorman does not know it yet
+    // in a Hello with REDIRECT: the port on which rank 0 listens; 0: not known yet
     int32_t port;
     char host[HOST], token[TOKEN];
-    // in rank 0's answer: why the meeting has failed, or "" if all ranks have come. In a doorman's
-    // answer: the address of rank 0's machine, or "" if rank 0 is on the doorman's machine
+    // rank 0's answer: why the meeting has failed, or "" if all ranks have come. A redirector's
+    // answer: the address of rank 0's machine, or "" if rank 0 is on the same machine
     char text[sizeof(Error)];
 } Hello;
 enum { MAGIC = 0x4c384336 };
@@ -465,7 +464,7 @@ typedef struct {
     Hello mine;
     char address[400], within[64]; // for messages: where ranks meet, and within which time
     double limit;
-    bool told; // a warning has said that a rank is not let in
+    bool told; // has warned that a rank was refused
 } Attempt;
 
 void group_draw(Meeting *meeting) {
@@ -476,7 +475,7 @@ void group_draw(Meeting *meeting) {
     snprintf(meeting->token, sizeof(meeting->token), "%016lx%016lx", number[0], number[1]);
 }
 
-// Returns whether a Hello has come within some seconds. *bytes: how many bytes have come.
+// Returns whether a Hello arrives within `seconds`. *bytes: how many bytes have arrived.
 static bool hear(int file, double seconds, Hello *h, ssize_t *bytes) {
     set_timeouts(file, 2, seconds);
     *bytes = recv(file, h, sizeof(*h), MSG_WAITALL);
@@ -496,8 +495,8 @@ static bool has_ended(int file) {
     return file < 0 || recv(file, &byte, 1, MSG_PEEK | MSG_DONTWAIT) >= 0 || errno != EAGAIN;
 }
 
-// Gives a connection to the rank that has opened it, or closes it. Returns false if the meeting
-// fails.
+// Assigns a new connection to the rank that opened it, or closes the connection. Returns false if
+// the meeting fails.
 static bool seat(Attempt *attempt, int file) {
     const Watch *w = attempt->w;
     Hello h;
@@ -515,8 +514,8 @@ static bool seat(Attempt *attempt, int file) {
                  "LLM8_SECRET",
                  h.rank, h.host, attempt->address);
         }
-        attempt->told = true; // once is enough: the rank connects again and again
-    } else if (h.connection == DOOR) {
+        attempt->told = true; // warns once, although the rank connects again and again
+    } else if (h.connection == REDIRECT) {
         // rank 0 has reached itself, by an address that its machine does not know
     } else if (p == NULL || h.ranks != w->ranks) {
         ok = fail("rank %d on %s was started as one of %d ranks, rank 0 as one of %d", h.rank,
@@ -551,20 +550,18 @@ static int count_missing(const Attempt *attempt, const char *verb, const char *w
     return count;
 }
 
-// The doorman (group.h): the first rank on the machine of MASTER_ADDR, if rank 0 is on another
-// machine.
+// The redirector (group.h), which tells ranks where rank 0 listens.
 typedef struct {
     Attempt attempt;
-    int listener; // -1: this rank is not the doorman
+    int listener; // -1: this rank is no redirector
     pthread_t thread;
-} Doorman;
+} Redirector;
 
-// Runs in the doorman's thread until the doorman's socket is shut down. Rank 0 says where it
-// listens, and then the doorman tells this to every rank of the run that asks.
-static void *keep_door(void *argument) {
-    Doorman *d = argument;
+// The redirector's thread, which ends when its socket is shut down.
+static void *redirect_ranks(void *argument) {
+    Redirector *d = argument;
     char address[128] = "";
-    d->attempt.mine.connection = DOOR;
+    d->attempt.mine.connection = REDIRECT;
     for (;;) {
         struct sockaddr_storage from;
         socklen_t length = sizeof(from);
@@ -574,7 +571,7 @@ static void *keep_door(void *argument) {
         ssize_t bytes;
         bool ours = file >= 0 && hear(file, PATIENCE, &h, &bytes) &&
                     strcmp(h.token, d->attempt.mine.token) == 0;
-        if (ours && h.connection == DOOR) {
+        if (ours && h.connection == REDIRECT) {
             d->attempt.mine.port = h.port;
             getnameinfo((struct sockaddr *)&from, length, address, sizeof(address), NULL, 0,
                         NI_NUMERICHOST);
@@ -586,17 +583,17 @@ static void *keep_door(void *argument) {
     }
 }
 
-// Rank 0: tells the doorman on which port rank 0 listens. If that fails, attempt->address says why.
-static bool tell_doorman(Attempt *attempt, int port) {
+// Rank 0: tells the redirector rank 0's port. If that fails, attempt->address says why.
+static bool tell_redirector(Attempt *attempt, int port) {
     const Meeting *m = attempt->meeting;
     const char *why = "it gives no answer; has it another LLM8_SECRET?";
     Hello h = attempt->mine;
     ssize_t bytes;
-    h.connection = DOOR;
+    h.connection = REDIRECT;
     h.port = port;
     int file = connect_once(m->host, m->port, &why);
     bool told = file >= 0 && send(file, &h, sizeof(h), MSG_NOSIGNAL) == sizeof(h) &&
-                hear(file, 2, &h, &bytes) && h.connection == DOOR;
+                hear(file, 2, &h, &bytes) && h.connection == REDIRECT;
     close_file(&file);
     if (told) {
         snprintf(attempt->address, sizeof(attempt->address), "%s port %d", attempt->mine.host,
@@ -616,10 +613,10 @@ static bool receive_ranks(Attempt *attempt, int listener) {
     double warning = start + 10;
     int port = m->port;
     bool ok = true, tells = m->elsewhere && !is_here(m->host);
-    // the port may be that of another run, whose ranks may soon have met
+    // tries again, because another run may use the port only until its ranks have met
     while (listener < 0 && (listener = group_listen(m->host, &port)) < 0) {
         if (wall_seconds() > fmin(until, start + 10)) { return false; }
-        if (m->elsewhere) { tells = true, port = 0; } // the doorman may have the port
+        if (m->elsewhere) { tells = true, port = 0; } // the redirector may have the port
         nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
     }
     while (ok && count_missing(attempt, "did not connect", attempt->within) > 0) {
@@ -635,7 +632,7 @@ static bool receive_ranks(Attempt *attempt, int listener) {
             int file = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
             ok = file < 0 || seat(attempt, file);
         } else if (tells) {
-            tells = !tell_doorman(attempt, port);
+            tells = !tell_redirector(attempt, port);
         }
     }
     Error why = error_kept();
@@ -654,7 +651,7 @@ static bool reach_rank_0(Attempt *attempt) {
     const double start = wall_seconds();
     double warning = start + 10, pause = 0.01;
     Meeting at = *m;
-    bool sent = false; // a doorman has said where rank 0 is
+    bool sent = false; // a redirector has said where rank 0 is
     for (;;) {
         const char *why = "";
         Hello h = {0};
@@ -673,15 +670,15 @@ static bool reach_rank_0(Attempt *attempt) {
             // waits longer than rank 0, so that rank 0 can still say why the meeting has failed
             double patience = attempt->limit * 1.125 + 5 - (wall_seconds() - start);
             bool heard = hear(files[WATCHDOGS], fmax(1, patience), &h, &bytes);
-            bool door = heard && h.connection == DOOR;
-            if (door && h.port > 0 && !sent) {
+            bool redirects = heard && h.connection == REDIRECT;
+            if (redirects && h.port > 0 && !sent) {
                 sent = true;
                 at.port = h.port;
                 if (h.text[0] != '\0') { snprintf(at.host, sizeof(at.host), "%.255s", h.text); }
                 continue;
             }
             // if nobody listens, the socket may connect to itself (TCP's simultaneous open)
-            bool rank_0 = heard && !door && h.rank != attempt->mine.rank;
+            bool rank_0 = heard && !redirects && h.rank != attempt->mine.rank;
             if (rank_0 && h.text[0] == '\0') {
                 memcpy(attempt->w->peers[0].host, h.host, HOST);
                 return true;
@@ -692,7 +689,7 @@ static bool reach_rank_0(Attempt *attempt) {
                             "and MASTER_PORT right?",
                             attempt->address);
             }
-            why = door        ? "it has not yet come there to say where it listens"
+            why = redirects   ? "it has not yet come there to say where it listens"
                   : bytes < 0 ? "it said nothing"
                               : "it closed the connection; is it of another run, or has another "
                                 "LLM8_SECRET?";
@@ -730,7 +727,7 @@ static bool agree_on(const Group *g, const char *host, const char *identity) {
     return group_agree(g, CHANNEL_MAIN, ok);
 }
 
-// Returns the watch of a rank that is not connected yet.
+// Returns the watchdog's state of a rank that is not connected yet.
 static Watch *make_watch(const Group *g, double seconds) {
     Watch *w = calloc_or_die(1, sizeof(Watch));
     *w = (Watch){.rank = g->rank,
@@ -762,21 +759,22 @@ bool group_open(Group *g, const Meeting *meeting, int listener, const char *iden
     if (gethostname(attempt.mine.host, HOST - 1) != 0) { strcpy(attempt.mine.host, "?"); }
     memcpy(attempt.mine.token, meeting->token, sizeof(meeting->token));
     memcpy(w->peers[g->rank].host, attempt.mine.host, HOST);
-    Doorman door = {.attempt = attempt, .listener = -1};
+    Redirector redirector = {.attempt = attempt, .listener = -1};
     int port = meeting->port;
     if (meeting->elsewhere && g->rank > 0 && g->local_rank == 0 && is_here(meeting->host)) {
-        door.listener = group_listen(meeting->host, &port); // -1: another rank listens there
-        if (door.listener >= 0 && pthread_create(&door.thread, NULL, keep_door, &door) != 0) {
-            die("the doorman's thread cannot be started: %s", strerror(errno));
+        redirector.listener = group_listen(meeting->host, &port); // -1: another rank listens there
+        if (redirector.listener >= 0 &&
+            pthread_create(&redirector.thread, NULL, redirect_ranks, &redirector) != 0) {
+            die("the redirector's thread cannot be started: %s", strerror(errno));
         }
     }
     bool ok = g->rank == 0 ? receive_ranks(&attempt, listener) : reach_rank_0(&attempt);
     Error verdict = {0};
     if (!ok) { verdict = error_kept(); }
-    if (door.listener >= 0) {
-        shutdown(door.listener, SHUT_RD);
-        pthread_join(door.thread, NULL);
-        close(door.listener);
+    if (redirector.listener >= 0) {
+        shutdown(redirector.listener, SHUT_RD);
+        pthread_join(redirector.thread, NULL);
+        close(redirector.listener);
     }
     w->read = wall_seconds();
     set_doing(w, DOING_WORK, "starting");

@@ -6,9 +6,9 @@
 // for the watchdogs. Rank 0 answers when all have come. Then all compare their options with rank
 // 0's. A rank with another token than rank 0's (of another run, or without its secret) is not let
 // in. If rank 0 is on another machine than MASTER_ADDR, it listens on its own machine, and the
-// first rank on the machine of MASTER_ADDR is the doorman: it listens there while the ranks meet,
-// rank 0 tells it where rank 0 listens, and it tells every rank that asks. Nothing is encrypted, so
-// the port must be reachable only inside the cluster.
+// first rank on the machine of MASTER_ADDR is the redirector: it listens there while the ranks
+// meet, learns from rank 0 where rank 0 listens, and tells this to every rank that asks. Nothing is
+// encrypted, so the port must be reachable only inside the cluster.
 //
 // In each rank a thread, the watchdog, reads its connections. At least four times a second it tells
 // rank 0 which step its rank has reached, and it ends the process when a rank is lost. (NCCL's own
@@ -25,7 +25,7 @@
 
 BEGIN_C
 
-typedef struct Watch Watch; // the connections, and the thread that reads them
+typedef struct Watch Watch; // the watchdog: the connections, and the thread that reads them
 
 typedef struct {
     int rank, ranks; // number of this process, and of the processes of all machines

@@ -113,8 +113,8 @@ static void read_grammar(const char *path) {
 
 // ---- words --------------------------------------------------------------------------------------
 
-// Returns the first cell of the row that a name stands for in this story, or NULL if the name is in
-// no list.
+// Returns the first cell of the row that this story has drawn at random for a name. NULL: no list
+// has the name.
 static const char *drawn(const Story *s, const char *name) {
     for (int l = 0; l < grammar.list_count; l++) {
         const List *list = &grammar.lists[l];
@@ -145,8 +145,8 @@ static const char *find(const char *column, const char *word) {
 }
 
 // ---- texts --------------------------------------------------------------------------------------
-// A text is told in place, from left to right. The text that a mark stands for replaces the mark,
-// and is told next. The text to the left of `at` is complete.
+// Marks are expanded in place, from left to right. A mark is replaced by its text, which is
+// expanded next. The text to the left of `at` is complete.
 
 static void splice(Story *s, char *at, const char *end, const char *text) {
     size_t n = strlen(text), rest = strlen(end) + 1;
@@ -157,7 +157,7 @@ static void splice(Story *s, char *at, const char *end, const char *text) {
     memcpy(at, text, n);
 }
 
-// (one|two): keeps one alternative.
+// Replaces (one|two) by one of the alternatives, drawn at random.
 static void tell_choice(Story *s, char *at) {
     char *from = at + 1, *end = from + strcspn(from, "()");
     uint64_t count = 1;
@@ -170,8 +170,8 @@ static void tell_choice(Story *s, char *at) {
     splice(s, at, from, "");
 }
 
-// $day, $A.home: a cell replaces it. In $7.words, 7 is no list's name, so 7 itself is the word to
-// look up.
+// Replaces $day or $A.home by a cell. In $7.words, 7 is not the name of a list, so the row that
+// begins with 7 is looked up.
 static void tell_name(Story *s, char *at) {
     char word[32], *end = at;
     const char *value = NULL;
@@ -187,7 +187,8 @@ static void tell_name(Story *s, char *at) {
     splice(s, at, end, value);
 }
 
-// [5+4*2]: the result in words; [5+4*2#]: in digits. The text inside has been told already.
+// Replaces [5+4*2] by the result in words, or [5+4*2#] by the result in digits. Marks inside the
+// brackets have been replaced already.
 static void tell_sum(Story *s, char *open, const char *close) {
     const char *end = close[-1] == '#' ? close - 1 : close, *at = open;
     char text[64], sign = '+';

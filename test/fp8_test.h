@@ -49,7 +49,7 @@ struct Quantised {
         Operand t = tensor(kind, fused);
         t.rows.inverse = scales.data;
         t.columns.inverse = scales_t.data;
-        t.records = false;
+        t.writes_amax = false;
         t.scale = NULL;
         t.power_of_two = true;
         return t;

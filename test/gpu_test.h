@@ -427,7 +427,7 @@ static inline Operand given_tensor(Fp8Type type, Fp8Scale *scale) {
     Operand t = operand_bf16(NULL);
     t.type = type;
     t.target = fp8_max(type);
-    t.fused = t.records = true;
+    t.fused = t.writes_amax = true;
     t.scale = scale;
     return t;
 }

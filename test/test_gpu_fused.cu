@@ -592,7 +592,7 @@ TEST(forms) {
         Results all(p);
         for (int forms = 0; forms < 4; forms++) {
             Operand t = p.tensor();
-            t.records = false;
+            t.writes_amax = false;
             if (!(forms & 1)) { t.rows.codes = NULL; }
             if (!(forms & 2)) { t.columns.codes = NULL; }
             p.reset();

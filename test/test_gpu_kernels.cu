@@ -755,7 +755,7 @@ static void adamw(int64_t n, GpuType gradient_type, GpuType moment_type, bool fp
         set_state(s, u, ends[i], (float *)memory, exp_avg, exp_avg_sq, scales);
         s.bf16 = fp8 ? NULL : weights.data + ends[i];
         s.fp8 = fp8 ? q.fp8.data + ends[i] : NULL;
-        s.within = ends[i];
+        s.weight_offset = ends[i];
         s.lr_mult = i == 1 ? 0.5f : 1.0f;
         s.weight_decay = i == 1 ? 0.0f : 0.1f;
         s.first_block = u.segment_blocks;
@@ -1084,14 +1084,14 @@ TEST(refusals) {
     const int *tokens = (const int *)4096;
     Fp8Scale *slot = (Fp8Scale *)4096;
     Operand plain = operand_bf16(x), given = with_forms(given_tensor(FP8_E4M3, slot), x, fp8, fp8);
-    given.fused = given.records = false;
+    given.fused = given.writes_amax = false;
     Operand fused = given, e5m2 = given, waits = given;
     fused.fused = e5m2.fused = waits.fused = true;
     e5m2.type = FP8_E5M2;
     waits.scaling = SCALE_MEASURED;
     Operand measured = with_forms(waits, odd, NULL, NULL);
     measured.fused = false;
-    measured.records = true;
+    measured.writes_amax = true;
     Gradient sums = {f, TYPE_F32, false};
     Scratch little = {f, 100092}, enough = {f, 1 << 30};
     NormForward norm = {f, f, x, x, NULL, 1e-5f, 64, 64};

@@ -107,7 +107,7 @@ static std::vector<AdamWSegment> segments_of(const State &s, const AdamWUpdate &
         segment.weight_decay = k != 1 ? 0.1f : 0.0f;
         segment.muon = k == 0;
         segment.weight = k;
-        segment.within = from - space.first[k];
+        segment.weight_offset = from - space.first[k];
         segment.first_block = blocks;
         blocks += gpu_adamw_blocks(segment.n);
         list.push_back(segment);

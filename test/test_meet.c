@@ -329,7 +329,7 @@ TEST(two_runs_meet_at_one_port) {
 }
 
 // A rank that comes before rank 0 has the port, so rank 0 listens on another one.
-TEST(a_doorman_sends_ranks_to_rank_0) {
+TEST(a_redirector_sends_ranks_to_rank_0) {
     static const char *const orders[ORDERS] = {"a1 a0 a2", "a1 a2 a0", "a2 a0 a1", "a0 a1 a2"};
     all_meet(orders, 3, true);
 }

@@ -66,7 +66,7 @@ static bool find_made(Tokenizer *t, const char *shards, uint32_t mark, char path
     return path[0] != '\0' && tokenizer_open(t, path);
 }
 
-// Reads the sources of --data, or of --valid-data without it; ends the program if they are wrong.
+// Reads the sources of --data or, if --data is not given, of --valid-data. Dies on a fault.
 static int read_sources(const Options *o, Source **sources) {
     bool trains = o->data[0] != '\0';
     int count = sources_read(trains ? o->data : o->valid_data, sources);

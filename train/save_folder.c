@@ -121,7 +121,7 @@ void run_save(Run *run, Snapshot snapshot) {
     if (is_usual(p->valid_loss, p->best_valid_loss)) { p->proven = p->step; }
     describe(run, &snapshot);
     run->saves.step = p->step;
-    metrics_sync(&run->metrics); // before the checkpoint, the records of its steps are on the disk
+    metrics_sync(&run->metrics); // the metrics of a saved step are on the disk before the save
     saver_start(&run->saves.saver, &snapshot);
     run_beat(run, DOING_WAIT, "after a save");
 }

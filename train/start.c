@@ -15,8 +15,8 @@
 
 // ---- options and model --------------------------------------------------------------------------
 
-// Guesses, without a tokenizer, the token that ends a text. This is the last token of GPT-2's
-// vocabulary and of bytes.
+// Without a tokenizer, guesses the end-of-text token from the vocabulary's size: in GPT-2's
+// vocabulary and in the byte tokenizer's it is the last token.
 static void guess_end(Run *run) {
     const Options *o = &run->options;
     bool last = o->vocab_size == GPT2_VOCAB || o->vocab_size == BYTE_VOCAB;

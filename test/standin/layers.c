@@ -29,7 +29,7 @@ static void column_sums(Gradient sums, const float *x, Scratch scratch, int M, i
 }
 
 void gpu_quantize(Gpu *gpu, Operand out, Gradient sums, Scratch scratch, int M, int N) {
-    bool measures = out.scaling == SCALE_MEASURED && out.records;
+    bool measures = out.scaling == SCALE_MEASURED && out.writes_amax;
     bool codes = out.rows.codes != NULL || out.columns.codes != NULL || measures;
     if (codes || sums.data != NULL) {
         gpu_family(gpu, codes ? FAMILY_QUANTIZE : FAMILY_ACTIVATIONS);

@@ -136,7 +136,7 @@ void gpu_muon_momentum(Gpu *gpu, const AdamWUpdate *u, const StepState *state) {
 void gpu_muon_normalize(Gpu *gpu, Bf16 *x, double *partials, MuonMatrices m) {
     gpu_family(gpu, FAMILY_OPTIMIZER);
     for (int i = 0; i < m.count; i++) {
-        FREED float *g = values_read(element(m.gradients, m.type, m.places[i]), m.type, m.n);
+        FREED float *g = values_read(element(m.gradients, m.type, m.offsets[i]), m.type, m.n);
         partials[i * MUON_PARTS] = sum_of_squares(g, m.n);
         float inverse = 1.0f / ((float)sqrt(partials[i * MUON_PARTS]) + MUON_EPSILON);
         for (int64_t k = 0; k < m.n; k++) { g[k] *= inverse; }
@@ -148,7 +148,7 @@ void gpu_muon_store(Gpu *gpu, MuonMatrices m, const Bf16 *x) {
     gpu_family(gpu, FAMILY_OPTIMIZER);
     for (int i = 0; i < m.count; i++) {
         FREED float *g = bf16_read(x + i * m.n, m.n);
-        values_write(element(m.gradients, m.type, m.places[i]), m.type, g, m.n);
+        values_write(element(m.gradients, m.type, m.offsets[i]), m.type, g, m.n);
     }
 }
 
@@ -166,7 +166,8 @@ static void write_fp8(const AdamWUpdate *u, const AdamWSegment *s, bool measures
     round_to_bf16(values, values, s->n);
     for (int64_t i = 0; i < s->n && u->scaling == SCALE_SQUARES; i++) {
         // one element at a time: a segment may begin anywhere
-        int row = (int)((s->within + i) / w->columns), column = (int)((s->within + i) % w->columns);
+        int row = (int)((s->weight_offset + i) / w->columns),
+            column = (int)((s->weight_offset + i) % w->columns);
         float *amax = w->amax + fp8_scale_index(SCALE_SQUARES, w->rows, w->columns, row, column);
         float scale = fp8_block_scale(*amax, w->target, w->power_of_two);
         if (measures) { values_amax(amax, values + i, 1); }

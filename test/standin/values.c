@@ -124,12 +124,12 @@ void values_to_fp8(Operand out, const float *x, int M, int N) {
     if (out.scaling == SCALE_MEASURED) { values_announce_scale(out.scale, out.target); }
     values_encode(codes, out.type, out.scale->scale, x, M * N);
     if (out.columns.codes != NULL) { transpose(out.columns.codes, codes, M, N); }
-    if (out.scaling == SCALE_GIVEN && out.records) { values_amax(&out.scale->amax, x, M * N); }
+    if (out.scaling == SCALE_GIVEN && out.writes_amax) { values_amax(&out.scale->amax, x, M * N); }
 }
 
 void values_produce(Operand out, float *values, int M, int N) {
     if (!out.fused) {
-        bool measured = out.scaling == SCALE_MEASURED && out.records;
+        bool measured = out.scaling == SCALE_MEASURED && out.writes_amax;
         values_round(out.bf16, TYPE_BF16, values, M * N);
         values_amax(measured ? &out.scale->amax : NULL, values, M * N);
     }

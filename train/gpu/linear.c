@@ -33,7 +33,7 @@ static void scale_operand(const LinearLayer *l, const Params *p, OperandId opera
     o->fused = l->wgrad_fp8 && o->scaling != SCALE_MEASURED && o->scaling != SCALE_SQUARES;
     o->power_of_two = precision->power_of_two;
     if (fp8_by_blocks(o->scaling)) { return; }
-    o->records = fp8_slot_follows(precision, slot);
+    o->writes_amax = fp8_slot_follows(precision, slot);
     o->scale = &p->fp8.scales[slot];
     o->rows.inverse = o->columns.inverse = &o->scale->scale_inv;
 }
@@ -73,7 +73,7 @@ Operand linear_input(const LinearLayer *l, Pass pass) {
     // a recomputation uses the scale of the forward pass, and an evaluation records no amax for a
     // given scale
     if (pass == PASS_AGAIN || (pass != PASS_TRAIN && x.scaling == SCALE_GIVEN)) {
-        x.records = false;
+        x.writes_amax = false;
     }
     return x;
 }

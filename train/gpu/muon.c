@@ -42,7 +42,7 @@ void muon_plan(Muon *m, const Run *run, const ZeroLayout *zero, Plan *plan) {
         square = max64(square, n * square_of(&m->own[i]));
     }
     plan_section(plan, "optimizer", PHASE_ALWAYS);
-    PLAN(plan, "places of matrices", m->num_own, m->places);
+    PLAN(plan, "places of matrices", m->num_own, m->offsets);
     plan_section(plan, "scratch of the optimizer", PHASE_UPDATE);
     PLAN(plan, "matrices in BF16", x, m->x);
     PLAN(plan, "matrices in BF16", x, m->next);
@@ -52,10 +52,12 @@ void muon_plan(Muon *m, const Run *run, const ZeroLayout *zero, Plan *plan) {
 }
 
 void muon_start(Muon *m, Gpu *gpu) {
-    int64_t *places = calloc_or_die((size_t)m->num_own, sizeof(int64_t));
-    for (int i = 0; i < m->num_own; i++) { places[i] = m->own[i].place; }
-    if (m->num_own > 0) { gpu_send(gpu, m->places, places, (size_t)m->num_own * sizeof(int64_t)); }
-    free(places);
+    int64_t *offsets = calloc_or_die((size_t)m->num_own, sizeof(int64_t));
+    for (int i = 0; i < m->num_own; i++) { offsets[i] = m->own[i].arranged_offset; }
+    if (m->num_own > 0) {
+        gpu_send(gpu, m->offsets, offsets, (size_t)m->num_own * sizeof(int64_t));
+    }
+    free(offsets);
 }
 
 void muon_free_plan(Muon *m) {
@@ -73,8 +75,8 @@ typedef struct {
 static Move move_of(const ZeroLayout *z, const ZeroMatrix *matrix, int rank, bool back) {
     const ZeroSegment *s = &z->segments[matrix->segment];
     int64_t begin = s->begin + rank * s->part;
-    return (Move){max64(matrix->place, begin),
-                  min64(matrix->place + elements_of(matrix), begin + s->part),
+    return (Move){max64(matrix->arranged_offset, begin),
+                  min64(matrix->arranged_offset + elements_of(matrix), begin + s->part),
                   back ? matrix->owner : rank, back ? rank : matrix->owner};
 }
 
@@ -111,7 +113,7 @@ static void exchange(const Muon *m, Comm *comm, int slot, char *gradients, GpuTy
     comm_begin(comm);
     for (const ZeroMatrix *matrix = m->matrices; matrix < m->matrices + m->num_matrices; matrix++) {
         const ZeroSegment *s = &z->segments[matrix->segment];
-        int rank = (int)((matrix->place - s->begin) / s->part);
+        int rank = (int)((matrix->arranged_offset - s->begin) / s->part);
         for (Move v = move_of(z, matrix, rank, back); rank < z->ranks && v.begin < v.end;
              v = move_of(z, matrix, ++rank, back)) {
             comm_move(comm, gradients + v.begin * gpu_type_bytes(type), (CommType)type,
@@ -162,7 +164,7 @@ void muon_orthogonalize_all(const Muon *m, Gpu *gpu, Comm *comm, int slot, void 
     exchange(m, comm, slot, gradients, type, false);
     for (int i = 0, n; i < m->num_own; i += n) {
         n = batch_from(m, i);
-        MuonMatrices matrices = {gradients, type, m->places + i, n, elements_of(&m->own[i])};
+        MuonMatrices matrices = {gradients, type, m->offsets + i, n, elements_of(&m->own[i])};
         gpu_muon_normalize(gpu, m->x, m->partials, matrices);
         gpu_muon_store(gpu, matrices, newton_schulz(m, gpu, &m->own[i], n));
     }

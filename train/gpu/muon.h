@@ -29,7 +29,7 @@ typedef struct {
     ZeroMatrix *matrices; // [num_matrices]
     ZeroMatrix *own;      // [num_own]
     // [num_own] on the device: the index of each matrix's first element among the gradients
-    int64_t *places;
+    int64_t *offsets;
     Bf16 *x, *next;          // matrices that are computed together
     Bf16 *gram, *polynomial; // [side,side] for each of them; side = min(rows, columns)
     double *partials;        // partial sums of the matrices' norms

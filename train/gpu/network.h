@@ -62,10 +62,9 @@ typedef struct {
     // Scratch. Buffers named in one line share the same bytes, because they are never needed at the
     // same time.
     Bf16 *d_norm, *d_attention; // [M,C], [M,H*D]
-    // For linear layers that do not keep their inputs: the inputs in the forms that the layers
-    // read. `activated` is fc2's input, `input` that of the other layers. Their BF16 forms share
-    // the bytes of d_qkv. But their FP8 forms share no bytes, because fc1's product may write
-    // `activated` while it reads `input`.
+    // Inputs of linear layers that do not keep their inputs: `activated` is fc2's input, `input`
+    // that of the other layers. Both BF16 forms share the bytes of d_qkv. The FP8 forms share no
+    // bytes, because fc1's product may write `activated` while it reads `input`.
     Operand input, activated; // [M,C] or [M,H*D]; [M,F]
     // [M,F], Llama [M,2F]; [M,N]. Also in their FP8 forms. Llama's d_fc1 in BF16 replaces fc1_out.
     Operand d_fc1, d_qkv;

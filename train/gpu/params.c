@@ -53,7 +53,7 @@ static void cut_range(OptimizerState *s, int i, int64_t elements) {
     s->num_ranges++;
     r->end = r->begin + elements;
     r[1].begin += elements;
-    r[1].place += elements;
+    r[1].arranged_offset += elements;
     r[1].kept += elements;
 }
 
@@ -84,7 +84,8 @@ static void set_arrays(Params *p) {
         .type = TYPE_BF16, .count = scales, .span = MOMENT_BLOCK};
 }
 
-// Bytes of the state of kept element number `kept`, without the scales of its MOMENT_BLOCK.
+// Bytes of the optimizer's state for one element, without the scales of moments. kept: the
+// element's index among those that this rank keeps.
 static int64_t state_bytes(const OptimizerState *s, int64_t kept) {
     int64_t bytes = 0;
     for (const StateArray *a = s->arrays; a < s->arrays + STATE_ARRAYS; a++) {
@@ -94,8 +95,8 @@ static int64_t state_bytes(const OptimizerState *s, int64_t kept) {
     return bytes;
 }
 
-// Plans the state's arrays. The state of the first kept elements is in host memory: of so many
-// elements that it takes at least `offload` bytes. Scales of moments are always on the device.
+// Plans the state's arrays. The first kept elements have their state in host memory, at least
+// `offload` bytes of it. Scales of moments are always on the device.
 static void plan_state(Params *p, Plan *plan, Plan *host, int64_t offload) {
     static const char *const titles[] = {"master weights",
                                          "first moment",
@@ -330,22 +331,22 @@ static AdamWSegment segment_of(const Params *p, const ZeroRange *range, const in
     const StateArray *arrays = p->optimizer.arrays;
     const Param *param = &p->run->layout.params[range->param];
     void *exp_avg = state_address(&arrays[STATE_EXP_AVG], range->kept);
-    int64_t within = range->place - segment->begin;
+    int64_t offset = range->arranged_offset - segment->begin;
     void *weights = p->weights.segments[range->segment];
     bool codes = segment->codes;
     return (AdamWSegment){
         .first = range->begin,
         .n = range->end - range->begin,
-        .gradient = range->place,
+        .gradient = range->arranged_offset,
         .master = state_address(&arrays[STATE_MASTER], range->kept),
         .exp_avg = exp_avg != NULL ? exp_avg : state_address(&arrays[STATE_MOMENTUM], range->kept),
         .exp_avg_sq = state_address(&arrays[STATE_EXP_AVG_SQ], range->kept),
         .exp_avg_scales = state_address(&arrays[STATE_EXP_AVG_SCALE], range->kept),
         .exp_avg_sq_scales = state_address(&arrays[STATE_EXP_AVG_SQ_SCALE], range->kept),
-        .bf16 = codes ? NULL : (Bf16 *)weights + within,
-        .fp8 = codes ? (uint8_t *)weights + within : NULL,
+        .bf16 = codes ? NULL : (Bf16 *)weights + offset,
+        .fp8 = codes ? (uint8_t *)weights + offset : NULL,
         .weight = number[range->param],
-        .within = range->begin - param->offset,
+        .weight_offset = range->begin - param->offset,
         .lr_mult = param_lr_mult(param, &p->run->options),
         .weight_decay = param_decay(param, &p->run->options),
         .muon = segment->muon,
@@ -411,15 +412,15 @@ void *params_weights(const Params *p, TensorId id, int layer, bool *codes) {
     if (q == NULL) { return NULL; }
     int i = (int)(q - p->run->layout.params), s = p->zero.segment[i];
     bool is_codes = p->zero.segments[s].codes;
-    int64_t within = p->zero.place[i] - p->zero.segments[s].begin;
+    int64_t offset = p->zero.arranged_offset[i] - p->zero.segments[s].begin;
     if (codes != NULL) { *codes = is_codes; }
-    return (char *)p->weights.segments[s] + within * (is_codes ? 1 : (int64_t)sizeof(Bf16));
+    return (char *)p->weights.segments[s] + offset * (is_codes ? 1 : (int64_t)sizeof(Bf16));
 }
 
-// Returns the address of the gradients at an index of the arranged space.
-static Gradient gradients_from(const Params *p, int64_t place) {
+// Returns the address of the gradients from an offset of the arranged space on.
+static Gradient gradients_from(const Params *p, int64_t arranged_offset) {
     const AdamWUpdate *u = &p->optimizer.adamw;
-    return (Gradient){(char *)u->gradients + place * gpu_type_bytes(u->gradient_type),
+    return (Gradient){(char *)u->gradients + arranged_offset * gpu_type_bytes(u->gradient_type),
                       u->gradient_type, false};
 }
 
@@ -428,7 +429,7 @@ Gradient params_gradient(const Params *p, TensorId id, int layer) {
     if (q == NULL || p->optimizer.adamw.gradients == NULL) {
         return (Gradient){NULL, p->optimizer.adamw.gradient_type, false};
     }
-    return gradients_from(p, p->zero.place[q - p->run->layout.params]);
+    return gradients_from(p, p->zero.arranged_offset[q - p->run->layout.params]);
 }
 
 // ---- amaxes and counts of a step ----------------------------------------------------------------
@@ -483,7 +484,7 @@ void params_fetch_gradients(Params *p, float *host) {
     CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
     for (int i = 0; i < layout->count; i++) {
         float *to = host + layout->params[i].offset;
-        int64_t from = z->place[i], n = param_size(&layout->params[i]);
+        int64_t from = z->arranged_offset[i], n = param_size(&layout->params[i]);
         for (int64_t k = 0; k < n; k++) {
             to[k] = g.type == TYPE_F32 ? ((const float *)all)[from + k]
                                        : bf16_decode(((const Bf16 *)all)[from + k]);

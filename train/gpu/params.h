@@ -24,9 +24,9 @@ BEGIN_C
 // agree on; SLOT_WEIGHTS + b: the new weights of bucket b.
 enum { SLOT_SUMS, SLOT_AGREEMENT, SLOT_WEIGHTS };
 
-// An array of the optimizer's state, with `count` elements. The elements of the parameter space
-// that this rank keeps are numbered (ZeroRange.kept). From number `first` on, the array has one
-// element for every `span` of them.
+// An array of the optimizer's state, with `count` elements. Element i belongs to the `span` kept
+// elements from index first + i * span on. A kept element's index (ZeroRange.kept) counts only the
+// elements of the parameter space that this rank keeps.
 typedef struct {
     GpuType type;
     int64_t first, count;
@@ -36,7 +36,7 @@ typedef struct {
     void *host; // in a run that saves: memory for all elements, from which a checkpoint is written
 } StateArray;
 
-// Returns the address of the array's element that belongs to kept element number `kept`, or NULL if
+// Returns the address of the array's element for the kept element with index `kept`, or NULL if
 // the array has no such element. Kernels can use the address, even if it is in host memory.
 void *state_address(const StateArray *a, int64_t kept);
 

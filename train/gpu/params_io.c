@@ -33,8 +33,8 @@ static void put(Params *p, const StateArray *a, int64_t kept, const void *from, 
     }
 }
 
-// Fills elements begin..end of the parameter space in an array of the optimizer's state, in which
-// they start at kept element `kept`.
+// Fills elements begin..end of the parameter space in an array of the optimizer's state. kept: the
+// index of `begin` among the elements that this rank keeps.
 static void restore_piece(Params *p, int array, int64_t begin, int64_t end, int64_t kept,
                           Piece *host) {
     const Checkpoint *c = &p->run->start;
@@ -66,7 +66,7 @@ static void restore_piece(Params *p, int array, int64_t begin, int64_t end, int6
     put(p, a, kept, host->values, n);
 }
 
-// Fills an array of the optimizer's state.
+// Fills an array of the optimizer's state from the checkpoint.
 static void restore_array(Params *p, int array, Piece *host) {
     const OptimizerState *s = &p->optimizer;
     for (const ZeroRange *r = s->ranges; r < s->ranges + s->num_ranges; r++) {
@@ -136,7 +136,7 @@ static void fetch_model(Params *p, Bf16 *to) {
             for (const ZeroRange *r = p->optimizer.ranges;
                  r < p->optimizer.ranges + p->optimizer.num_ranges; r++) {
                 if (r->segment != s) { continue; }
-                gpu_to_bf16(p->gpu, weights + r->place - segment->begin,
+                gpu_to_bf16(p->gpu, weights + r->arranged_offset - segment->begin,
                             state_address(&p->optimizer.arrays[STATE_MASTER], r->kept),
                             r->end - r->begin);
             }
@@ -148,7 +148,7 @@ static void fetch_model(Params *p, Bf16 *to) {
         for (int i = 0; i < layout->count && p->run->group.rank == 0; i++) {
             if (p->zero.segment[i] != s) { continue; }
             gpu_fetch(p->gpu, to + layout->params[i].offset,
-                      weights + p->zero.place[i] - segment->begin,
+                      weights + p->zero.arranged_offset[i] - segment->begin,
                       (size_t)param_size(&layout->params[i]) * sizeof(Bf16));
         }
     }
