@@ -319,7 +319,7 @@ static float fp8_scale_for(Trainer *t, int slot_index, Purpose purpose, const fl
     }
     float amax = tensor_amax(x, n);
     if (!known) { scale = fp8_scale(amax, fp8_slot_target(p, slot_index), 1.0f); }
-    // compared by their bits, so that NaN counts as the largest and is recorded
+    // compares bits, in which NaN is larger than any number
     if (record && delayed && float_bits(amax) > float_bits(slot->amax)) { slot->amax = amax; }
     if (record) {
         slot->scale = scale;

@@ -27,7 +27,7 @@
 #include <string.h>
 #include <unistd.h>
 
-// A step's input from the host, and its results on their way back.
+// A step's input from the host, and its results, which are copied back to the host.
 typedef struct {
     StepInput input;
     StepState state;
@@ -48,7 +48,7 @@ typedef struct {
 // reads them. In the last one, gradients are added up over the ranks once they are complete.
 enum { MICRO_FIRST = 1, MICRO_LAST = 2, MICRO_PLACES = 4 };
 
-// how many steps need their events at a time: the step in flight and the two before it
+// how many steps have events in use: the step in flight, and the two steps before it
 enum { RESULTS = 3 };
 
 typedef struct {

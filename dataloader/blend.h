@@ -20,7 +20,7 @@ enum { BLEND_PERIOD = 1 << 20 };
 
 typedef struct {
     int source;
-    int place; // how many samples of the source come before this one in the period
+    int place; // how many samples of this source come before the turn in the period
 } BlendTurn;
 
 typedef struct {

@@ -78,7 +78,7 @@ bool token_files_find(glob_t *found, const char *pattern, TokenFileKind kind) {
 static const TokenFileKind shard_kind = {
     SHARD_MAGIC, "token shard", "make shards with ./tokenize", {"*train*.bin", "*val*.bin"}};
 
-// Returns the count of a shard's tokens, from the header of the shard or of a file beside it.
+// Returns the number of tokens that the header of a shard, a mask or SHARD.starts gives.
 static uint64_t header_count(const TokenFile *f) {
     return (uint64_t)(uint32_t)f->header[3] << 32 | (uint32_t)f->header[2];
 }
@@ -166,7 +166,8 @@ static bool shard_sum(TokenFile *shard, uint32_t *crc) {
                     max64(PART_BYTES, bytes / PARTS), crc);
 }
 
-// Whether a shard's bytes are those that were opened. A new time alone (touch) changes none.
+// Whether a shard has the bytes that it had when it was opened. Only if its modification time
+// differs, the checksum is computed again.
 static bool shard_unchanged(TokenFile *shard) {
     uint32_t crc = shard->crc;
     if (modification_time(shard) == shard->changed) { return true; }

@@ -86,8 +86,8 @@ typedef struct {
     int byte_id[256];
     unsigned char *class_of; // [0x110000] the class of each character
     size_t room;             // bytes of the longest word that the buffers below can take
-    int *end;                // where the token ends that begins at a byte
-    int *before;             // where the token begins that is before the token at a byte
+    int *end;                // for a token that begins at a byte: where it ends
+    int *before;             // for a token that begins at a byte: where the token before it begins
     Merge *heap;
     size_t heap_count;
 } Encoder;

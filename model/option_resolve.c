@@ -27,7 +27,7 @@ bool options_preset(Options *options) {
                           : fail("--model %s: must be one of %s", options->model, names);
 }
 
-// Resets a preset's value that does not fit the given options, so that it is derived again.
+// Resets a preset's value that contradicts the given options, so that the value is derived again.
 static void yield(const Options *o, const char *name, int *value, bool fits) {
     if (*value != 0 && !fits && option_source(o, name) < SOURCE_CHECKPOINT) { *value = 0; }
 }
@@ -64,8 +64,8 @@ static void derive_model(Options *o) {
     if (o->init_method_std == 0) { o->init_method_std = std_of_width(C); }
 }
 
-// If *value, given or default, equals `asks`, replaces it by `derived`. config.txt then omits the
-// option.
+// If *value equals `asks`, the number that asks for a derived value, replaces it by `derived`.
+// config.txt then omits the option.
 static void derive_iters(Options *o, const char *name, int64_t *value, int64_t asks,
                          int64_t derived) {
     if (*value != asks) { return; }
@@ -203,7 +203,7 @@ static bool inherit_model(Options *o, Options was) {
     bool reshaped = false; // the preset has another shape
     char now[OPTION_TEXT], then[OPTION_TEXT];
     const Options preset = *o;
-    option_set_source(&was, "model", SOURCE_DEFAULT); // its values are already in `was`
+    option_set_source(&was, "model", SOURCE_DEFAULT); // `was` already has the preset's values
     derive_model(&was);
     if (!inherit(o, &was, true)) { return false; }
     derive_model(o);
@@ -246,8 +246,7 @@ static bool inherit_model(Options *o, Options was) {
 
 // ---- checks -------------------------------------------------------------------------------------
 
-// Takes the first entry from a list of steps: "4200-4300," or "5000,"; the list's last entry has no
-// comma.
+// Takes the first entry off a list of steps such as "4200-4300,5000".
 static bool next_steps(const char **list, int64_t *first, int64_t *last) {
     char *end;
     if (!isdigit((unsigned char)**list)) { return false; }
@@ -386,9 +385,8 @@ static bool settle_batch(Options *o, int ranks) {
     return true;
 }
 
-// Sets the steps of --epochs N: as many as it takes to see each window N times, so the last step
-// may begin another epoch. A resumed run adds to its steps those for the windows that it has not
-// seen.
+// Sets --train-iters so that the run sees each window --epochs times. The last step may begin
+// another epoch. A resumed run adds the steps for windows not seen yet to the steps it has done.
 static void count_steps(Options *o, const OptionFacts *facts) {
     double windows = (double)facts->windows(facts->context), seen = facts->tokens / o->seq_length;
     double all = o->epochs * windows * (1 - 1e-12); // the product may have been rounded up

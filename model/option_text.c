@@ -83,7 +83,7 @@ void options_note_idle(const Options *options, bool gpu) {
         OptionSource source = (OptionSource)options->source[row - option_table];
         char value[OPTION_TEXT];
         if (source == SOURCE_COMMAND && *option_text(options, row, value) == '\0') {
-            // as of a variable that is not set: --load "$START"
+            // such as --load "$START" if the shell variable START is not set
             printf("  note: --%s is empty, which is as if it were not given\n", row->name);
         }
         if (source < SOURCE_FILE || is_default(options, row)) { continue; }
@@ -128,7 +128,7 @@ void options_help(const Options *options, FILE *out, const char *program) {
     const char *group = NULL;
     char value[OPTION_TEXT], called[SHELL_WORD];
     Options shown = *options;
-    options_preset(&shown); // if there is a preset of that name
+    options_preset(&shown); // has no effect if no preset has this name
     fprintf(out, "%s\nUsage: %s --data 'train_*.bin' [options]\n", OPTIONS_TITLE,
             shell_word(called, program));
     EACH_OPTION (row) {

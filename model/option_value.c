@@ -124,7 +124,7 @@ void option_set_source(Options *options, const char *name, OptionSource source) 
 bool option_set(Options *options, const char *name, const char *value, OptionSource source) {
     const OptionRow *row = option_row(name);
     if (row == NULL) { return fail("unknown option --%s", name); }
-    // a copy, so that a weaker source's value is checked, but not stored
+    // sets a copy first: the value of a weaker source is only checked, and not stored
     Options parsed = *options;
     if (!parse_value((char *)&parsed + row->offset, row, value)) { return false; }
     if (source < options->source[row - option_table]) { return true; }

@@ -72,7 +72,7 @@ typedef enum {
     EFFECT_START,      // the weights of the first step, or how many sequences it sees
     EFFECT_DATA,       // which tokens training sees, or in which order
     EFFECT_PRECISION,  // how results are rounded, on purpose
-    EFFECT_EVALUATION, // which tokens an evaluation sees, or what is before them
+    EFFECT_EVALUATION, // which tokens an evaluation sees, or the context before them
     EFFECT_SPEED,      // time and memory; results change only by rounding
     EFFECT_NOTHING,    // only what is printed, kept, or waited for
     EFFECT_ACTION
@@ -98,8 +98,8 @@ typedef struct {
 } Preset;
 
 typedef struct {
-    const char *ours;  // our option; its value or a remark may follow
-    const char *names; // their options, without "--"; a single hyphen is kept
+    const char *ours;  // our option, perhaps followed by its value or a remark
+    const char *names; // the foreign options, without "--"; a single hyphen is kept
 } ForeignName;
 
 // option_table.c

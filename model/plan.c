@@ -5,8 +5,8 @@
 
 enum { ZONE_BYTE = 0x5a, POISON_BYTE = 0xff }; // bytes of 0xff are NaN in FP32, BF16, E4M3 and E5M2
 
-// The limit of every sum, above any machine's memory. Without it, the sums for the largest model
-// that options can describe would overflow.
+// Sums stop at this limit, which is above any machine's memory, because the sums for the largest
+// model that options can describe would overflow.
 static const int64_t most_bytes = 1ll << 60;
 
 static bool guarded(void) {

@@ -215,7 +215,7 @@ static float first_scale(const Precision *p, int slot) {
 }
 
 void fp8_calibrate(const Precision *p, Fp8Scale *slots) {
-    // a factor for larger amaxes in the next micro-batches; the amaxes of weights need none
+    // room for larger amaxes in the next micro-batches; the amaxes of weights are exact
     const float headroom = 2.0f;
     for (int i = 0; i < fp8_slot_count(p->config); i++) {
         Fp8Scale *s = &slots[i];

@@ -21,8 +21,7 @@
 
 BEGIN_C
 
-// Bits by which the parameters of a bucket are divided into segments. ZERO_KINDS: how many
-// combinations of them there are.
+// Flags of a parameter. A bucket has a segment for each combination, of which there are ZERO_KINDS.
 enum { ZERO_CODES = 1, ZERO_MUON = 2, ZERO_KINDS = 4 };
 
 typedef struct {
@@ -44,7 +43,7 @@ typedef struct {
     int64_t size;             // elements of the arranged space, in which the gradients lie
 } ZeroLayout;
 
-// kinds [layout->count] has each parameter's flags, ZERO_CODES and ZERO_MUON; NULL: no flags.
+// kinds [layout->count]: the flags of each parameter; NULL: no parameter has flags.
 ZeroLayout zero_layout(const ParamLayout *layout, int ranks, const uint8_t *kinds);
 void zero_free(ZeroLayout *z);
 

@@ -18,9 +18,8 @@
 enum {
     NUMBERS = 3,
     DEFAULT_PORT = 29500,
-    // How far the ranks' port is from torchrun's. It is not 1, because Linux prefers one of two
-    // neighbouring ports for sockets that listen, and the other for outgoing connections, which may
-    // have it already.
+    // How far the ranks' port is above torchrun's. Ports of the other parity may be in use, because
+    // Linux prefers them for outgoing connections.
     PAST_AGENT = 2,
 };
 
@@ -30,7 +29,7 @@ typedef struct {
     // the variable that shows this launcher; NULL: `rank` or `ranks` does
     const char *sign;
     const char *tasks, *hosts; // lists: the number of tasks on each node, and the nodes' names
-    // variables that number the run: the same on all its ranks, and different for every other run
+    // variables that identify the run: the same on all its ranks, but not in another run
     const char *run[NUMBERS];
 } Launcher;
 
@@ -70,7 +69,7 @@ static const Launcher launchers[] = {
 };
 enum { LAUNCHERS = sizeof(launchers) / sizeof(launchers[0]) };
 
-// A variable with an empty value counts as not set.
+// Returns NULL for a variable that is not set or empty.
 static const char *variable(const char *name) {
     const char *value = name != NULL ? getenv(name) : NULL;
     return value != NULL && *value != '\0' ? value : NULL;
@@ -265,8 +264,8 @@ __attribute__((noreturn)) static void await_ranks(const Ranks *r, pid_t *ids,
     exit(result);
 }
 
-// Forks the ranks of this machine. It returns in each rank; the starter exits here. *listener: if
-// all ranks are on this machine, rank 0's socket, on a free port that no other process can take.
+// Forks the ranks of this machine. The function returns in each rank; the starter exits in it. If
+// all ranks are on this machine, *listener becomes rank 0's socket, on a free port.
 static void start_ranks(Ranks *r, int *listener) {
     static pid_t ids[RANKS_MAX];
     pid_t starter = getpid();

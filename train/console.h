@@ -10,7 +10,7 @@ BEGIN_C
 typedef struct {
     FILE *answers;       // receives evaluations and samples; all else is printed to stdout
     bool trains;         // the run trains (console_open)
-    bool mute;           // answers could not be written, and the run has warned
+    bool mute;           // the run has warned that answers could not be written
     double last_line;    // when the live line was last drawn
     double step_seconds; // moving average of a step's time, for the ETA; 0 at first
 } Console;

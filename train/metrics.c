@@ -25,8 +25,8 @@ void metrics_close(Metrics *m) {
     m->file = NULL;
 }
 
-// Whether the file has a trainer's records. Other programs' files may begin with a "kind", too. If
-// the first line is cut off, it must be the record of a start.
+// Whether the file has records of a trainer. (A file of another program may begin with a "kind",
+// too.) torn: the first line is cut off; it must then begin like the record "run".
 static bool has_records(FILE *file, bool torn) {
     static const char start[] = "{\"kind\":\"run\",\"program\":\"llm8.c";
     char line[sizeof(start)] = "", kind[16], next;

@@ -57,7 +57,7 @@ static const char *const skip_texts[][2] = {
     {"requested", "SKIPPED: requested"},
 };
 
-// Takes a step over into the progress of the run.
+// Adds a step to the run's progress.
 static void count_step(Run *run, const StepResult *s) {
     Progress *p = &run->progress;
     const Options *o = &run->options;
@@ -68,9 +68,8 @@ static void count_step(Run *run, const StepResult *s) {
     p->valid_loss = NAN;
     p->eval_left = eval_is_due(o, p->step) && run_can_eval(run);
     p->skipped += s->skipped != SKIP_NONE;
-    // once the run has diverged, skipped_in_row does not change, so that a resumed run ends again:
-    // the GPU trainer still has a step in flight, which may be a good one and would reset
-    // skipped_in_row
+    // After divergence skipped_in_row stays as it is, so that a resumed run ends again. A good step
+    // that the GPU trainer still has in flight would reset skipped_in_row.
     bool counts = !run_has_diverged(run) && s->skipped != SKIP_ASKED;
     if (counts) { p->skipped_in_row = s->skipped ? p->skipped_in_row + 1 : 0; }
     if (!s->skipped && is_usual(s->loss, p->best_level)) {
@@ -234,7 +233,7 @@ int run_close(Run *run) {
     const Progress *p = &run->progress;
     bool stopped = is_stopping(run) && (p->step < run->options.train_iters || p->eval_left);
     const char *fault = run->data_fault.text;
-    // the error is that of the first rank that could not read its data
+    // reports the error of the first rank that could not read its data
     bool read = group_agree(&run->group, CHANNEL_MAIN, fault[0] == '\0' || fail("%s", fault));
     Error why = error_kept();
     int status = !saved || !read ? EXIT_FAILURE // this status has precedence over the others

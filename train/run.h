@@ -16,8 +16,8 @@ bool run_goes_on(const Run *run);   // whether the run continues after this step
 // Whether step number `step` (counted from 1, as progress.step) must be reported before the next
 // step is enqueued, because an evaluation, a sample, a save or the end of the run may follow it.
 bool run_needs_result(const Run *run, int64_t step);
-// A trainer calls these three after it has reported the latest step.
-// also before the first step, if a stop interrupted an evaluation
+// A trainer calls these three functions after it has reported the latest step, and run_should_eval
+// also before the first step, because a signal may have interrupted an evaluation.
 bool run_should_eval(const Run *run);
 bool run_should_sample(const Run *run);
 bool run_should_save(const Run *run);

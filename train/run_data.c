@@ -97,7 +97,7 @@ static void announce_train_data(const Run *run) {
     }
 }
 
-// Prints how the model treats documents, and how it is known where they begin.
+// Prints how the model treats documents, and what marks their beginnings.
 static void announce_documents(const Run *run) {
     static const char *const resets[] = {"not kept apart in a sequence",
                                          "attention begins anew at each",
@@ -247,7 +247,7 @@ void run_match_data(Run *run) {
         die("--data %s; --accept-data-change resumes with it", error_text());
     }
     printf("  --data changed: %s\n", error_text());
-    // these levels were computed from other data
+    // both levels are losses on the earlier data
     run->progress.level = run->progress.best_level = NAN;
 }
 
@@ -264,9 +264,8 @@ int64_t run_step_targets(const Run *run, int64_t ahead) {
 
 // A rank's micro-batches are `stride` samples apart, even across the border between two steps.
 void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets, int *starts) {
-    // If a rank cannot read its data, the others learn of it only when all ranks have enqueued one
-    // more step, which also needs its data. So a fault in the data of a step must be found two
-    // steps before that step.
+    // If a rank cannot read its data, the other ranks learn of the fault only after one more step,
+    // for which all ranks need their data. So data are read two steps in advance.
     enum { STEPS_AHEAD = 2 };
     const Options *o = &run->options;
     int B = o->micro_batch_size;

@@ -9,13 +9,11 @@ BEGIN_C
 // rises linearly, from lr / lr-warmup-iters to lr. After that it depends on lr-decay-style:
 //   constant          it stays lr
 //   cosine, linear    it falls from lr to min-lr, which it reaches at step lr-decay-iters and keeps
-//   wsd               it stays lr, and falls linearly to min-lr in the last lr-wsd-decay-iters
-// steps
+//   wsd               it stays lr, and falls linearly to min-lr in the lr-wsd-decay-iters steps
 //                     before lr-decay-iters, or in fewer steps if the warm-up leaves fewer
 double learning_rate(const Options *options, int64_t step);
 
-// Whether an evaluation (or a sample, a save) follows step number `step`, counted from 1; 0 is the
-// start.
+// Whether an evaluation (a sample, a save) is due after `step` steps; 0: before the first step.
 static inline bool eval_is_due(const Options *o, int64_t step) {
     return step % o->eval_interval == 0 || step == o->train_iters;
 }

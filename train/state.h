@@ -44,7 +44,7 @@ typedef struct {
     int end_of_text;            // the token that ends a text; -1: not known
     int *prompt, prompt_length; // the tokens that every sample starts with
     ChoiceSets choices;         // --eval-choices
-    int *held;                  // this rank's next batches, read in advance (run_batch)
+    int *held;                  // batches that this rank has read in advance (run_batch)
     int64_t held_end;           // the first sample of the next batch to read
     Error data_fault;           // the error, if data could not be read; "": none
 
@@ -54,8 +54,7 @@ typedef struct {
     double peak_flops;   // peak FLOP/s of one device; 0: not known
     double memory_bytes; // bytes of the plan
     double used_bytes;   // device memory in use at the end; 0: not known
-    // since the last "ranks" record: the seconds of this rank's passes, and the number of steps
-    // timed
+    // since the last "ranks" record: the seconds of this rank's passes, and how many steps they are
     double own_seconds, own_steps;
     char device[128];
     bool stopping; // several ranks have agreed to end

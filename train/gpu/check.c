@@ -43,7 +43,7 @@ void check_hash(Check *c, int pass) {
         bool codes;
         Gradient g = params_gradient(p, q->id, q->layer);
         const void *weights = params_weights(p, q->id, q->layer, &codes);
-        // rounded up, because the hash reads whole words; zeros follow the tensor
+        // rounded up, because the hash reads whole words; the padding after a tensor is 0
         int64_t n = round_up64(param_size(q), 8);
         gpu_hash(gpu, rows + c->first[ROWS_GRADIENTS] + i, g.data, n * gpu_type_bytes(g.type), 0);
         gpu_hash(gpu, rows + c->first[ROWS_WEIGHTS] + i, weights,

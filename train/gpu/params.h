@@ -20,8 +20,8 @@
 
 BEGIN_C
 
-// Slots of collectives (comm.h). SLOT_SUMS: the sums of gradients; SLOT_AGREEMENT: what all ranks
-// agree on; SLOT_WEIGHTS + b: the new weights of bucket b.
+// Slots of collectives (comm.h). SLOT_SUMS: reduce-scatters of gradients; SLOT_WEIGHTS + b:
+// all-gathers of bucket b's new weights; SLOT_AGREEMENT: all others.
 enum { SLOT_SUMS, SLOT_AGREEMENT, SLOT_WEIGHTS };
 
 // An array of the optimizer's state, with `count` elements. Element i belongs to the `span` kept
