@@ -266,14 +266,6 @@ def test_another_head_than_the_tied_embedding_is_refused():
     gradients("same_head.g", "--load", "same_head")
 
 
-def test_resume_is_stronger_than_load():
-    words = (*DATA, "--load", "llama_start", "--save", "tune", "--resume", "latest")
-    first = run("train_gpt", *words, "--train-iters", 2)
-    assert "starting from the weights of" in first.out
-    second = run("train_gpt", *words, "--train-iters", 4)
-    assert "resuming from tune/step_00000002" in second.out and "starting from" not in second.out
-
-
 def bad(folder, *parts, words=()):
     refused(call(convert_hf, "import", folder, "--output", "bad_start", *words), *parts)
     assert not os.path.exists("bad_start"), "half a start is left"

@@ -262,7 +262,7 @@ test_starts() {
 0|tokenize --output-prefix e/named named|warning: named: it contains the end-of-text token's name
 0|tokenize --output-prefix e/utf16 utf16|warning: utf16: it has NUL bytes, so it is no text in UTF-8
 0|tokenize --output-prefix e/text text|!warning
-0|train --valid-data d/x_train.bin|warning: --valid-data: d/x_train.bin is also in --data
+0|train --valid-data alone.bin|warning: --valid-data: alone.bin is also in --data
 0|train --valid-data d/x_val.bin|!is also in
 0|eval 'OMP_NUM_THREADS=99999999 train'|OMP_NUM_THREADS
 ROWS

@@ -170,16 +170,6 @@ TEST(hostile_headers_are_refused) {
     safetensors_close(&st);
 }
 
-// JSON that is nested deeper than the stack of a parser.
-TEST(deep_nesting_is_refused) {
-    enum { DEPTH = 200000 };
-    FREED char *text = malloc_or_die(DEPTH + 1);
-    memset(text, '[', DEPTH);
-    text[DEPTH] = '\0';
-    write_raw(DEPTH, text, 0);
-    refuses("not JSON");
-}
-
 static void save_model(const char *path, Fixture *f) {
     TensorEntry *tensors;
     FileWriter w;
