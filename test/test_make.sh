@@ -192,6 +192,18 @@ container_builds() {
     (cd image && sh -c "$(lines_of "$1" CMD)") >log 2>&1 && has log 'asked --verify'
 }
 
+# Misspelt ones would leave their default in use, in silence; what make help lists is known.
+test_unknown_variables_are_refused() {
+    local unknown given
+    while read -r unknown given; do
+        # shellcheck disable=SC2086 # words
+        expect_said 2 "no variable of this Makefile: $unknown (make help)" make -n -C tree quickstart $given
+    done <<<$'data data=x\nARCH ARCH=90a\nSPETS DATA=x SPETS=2'
+    for given in $(make -s -C tree help | grep -oE '\b[A-Z_0-9]+=' | sort -u) CC= CXX= CFLAGS= STEPS= GPU= JOBS=; do
+        expect_status 0 make -n -C tree help "${given}1"
+    done
+}
+
 test_the_container_builds() {
     git -C "$root" ls-files >tracked 2>&1 || { skip "not a git checkout"; return; }
     printf '#!/bin/sh\necho "$*" >>%q\n' "$PWD/apt" >bin/apt-get
