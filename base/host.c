@@ -103,8 +103,8 @@ double host_memory(const char *root) {
 
 // ---- threads ------------------------------------------------------------------------------------
 
-// OpenMP keeps a number of threads for each thread, so a thread that saves would not see the number
-// that the main thread has set. Therefore the number is here, too.
+// omp_set_num_threads() affects only the calling thread. So that a thread that saves also sees the
+// number of threads, the number is kept here, too.
 static int threads; // 0: threads_divide has not been called
 
 void threads_divide(int processes) {

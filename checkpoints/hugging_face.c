@@ -217,8 +217,8 @@ bool hf_knows_all(const SafeTensors *st, const ParamLayout *layout) {
 
 // ---- config.json --------------------------------------------------------------------------------
 
-// Families of models, by their names in transformers. A model is written as the first family that
-// it fits; a family without a class is only read.
+// Families of models, by their names in transformers. A model is exported as the first family that
+// it fits; a family without a class is only imported.
 enum { GPT2, LLAMA, QWEN2, QWEN3, MISTRAL, FAMILIES };
 static const struct {
     const char *type, *class;

@@ -26,7 +26,7 @@ static int token_bytes;
 typedef struct {
     char path[PATH_LENGTH];
     FileWriter writer;
-    int64_t *counts; // [vocab] how often each token was written
+    int64_t *counts; // [vocab] occurrences of each token
     int64_t tokens;
 } Output;
 

@@ -363,7 +363,7 @@ __device__ __forceinline__ Floats4 adamw_quad8(const AdamWUpdate &u, const Facto
     return w;
 }
 
-// Does what adamw_quad does, for Muon: the gradient buffer holds the update.
+// Does what adamw_quad does, for Muon, whose update is in the gradient buffer.
 __device__ __forceinline__ Floats4 muon_quad(const AdamWUpdate &u, const AdamWFactors &f,
                                              const AdamWPointers &at, int i) {
     Floats4 update = load4(at.gradients, u.gradient_type, i);
@@ -517,7 +517,7 @@ __global__ void __launch_bounds__(ADAMW_THREADS, JOB == JOB_ADAMW8 ? 3 : 0)
 
 template <WeightsJob JOB>
 static void launch_adamw(const AdamWUpdate *u, const StepState *state, cudaStream_t stream) {
-    // this kernel also serves SCALE_GIVEN, if weights are not updated
+    // jobs that update no weights have one kernel for SCALE_MEASURED and SCALE_GIVEN
     auto kernel = adamw_kernel<JOB, SCALE_MEASURED>;
     if (u->scaling == SCALE_SQUARES) { kernel = adamw_kernel<JOB, SCALE_SQUARES>; }
     if constexpr (JOB <= JOB_MUON) {

@@ -62,7 +62,7 @@ void attention_plain_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf1
 
 // Our kernels for Hopper (only compute capability 9.0): attention_queries.cu,
 // attention64_backward.cu and attention128_keys.cu. All sums have a fixed order.
-enum { ATTENTION_MOST_T = 131072, ATTENTION64_MOST_T = 2048 }; // the second: attention64_backward
+enum { ATTENTION_MOST_T = 131072, ATTENTION64_MOST_T = 2048 }; // 2048: for attention64_backward
 // Whether these kernels can compute the forward or the backward pass of the shape.
 bool attention_own_serves(const Gpu *gpu, AttentionShape s, bool backward);
 // Ends the program if they cannot, or if the workspace is too small.

@@ -191,8 +191,8 @@ enum {
     TILE_WORDS = tile_word<TILE_ROWS>(TILE_COLUMNS, 0)
 };
 
-// Is the first of two steps, with a barrier between them, that compute the column sums of a tile in
-// a fixed order. Each warp writes the sums of its rows to shared[warp][COLUMNS]. COLUMNS / VEC
+// The first of two steps, with a barrier between them, that compute the column sums of a tile in a
+// fixed order. Each warp writes the sums of its rows to shared[warp][COLUMNS]. COLUMNS / VEC
 // neighbouring lanes have the same rows. All threads must call it.
 template <int COLUMNS> __device__ __forceinline__ void put_sums(float *shared, Floats8 mine) {
     enum { LANES = COLUMNS / VEC };
@@ -207,7 +207,7 @@ template <int COLUMNS> __device__ __forceinline__ void put_sums(float *shared, F
     if (lane < LANES) { store_floats8(shared + warp * COLUMNS, lane, mine); }
 }
 
-// Is the second step: returns the sum of column c over all warps.
+// The second step: returns the sum of column c over all warps.
 template <int THREADS, int COLUMNS>
 __device__ __forceinline__ float take_sum(const float *shared, int c) {
     float total = shared[c];
@@ -605,8 +605,7 @@ static void produce(const char *name, const SOURCE &source, Operand out, Gradien
     int count = (int)((int64_t)M * N / VEC);
     check_operand(name, &out, M, (int64_t)SOURCE::OUTPUTS * N);
     for (const Bf16 *x : source.x) { check_aligned(name, {x}); }
-    // if the first output ends within a block of 128 columns, that block and its scale belong to
-    // both outputs
+    // a block of 128 columns in which the first output ends has one scale for both outputs
     bool shared_blocks = fp8_by_blocks(out.scaling) && SOURCE::OUTPUTS > 1 && N % FP8_BLOCK != 0;
     if (out.fused && !shared_blocks) {
         quantize<SUMS>(name, source, out, sums, scratch, M, N, stream);

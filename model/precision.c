@@ -40,7 +40,7 @@ static const char *reason_against_fp8(const Options *o, const ModelConfig *c,
 
 Precision precision_decide(const Options *o, const ModelConfig *config, NumberSupport support) {
     bool delayed = o->fp8_recipe == FP8_RECIPE_DELAYED;
-    // products of operands in blocks have no fast accumulation
+    // products with blockwise scales have no fast accumulation
     bool blocks = o->fp8_recipe == FP8_RECIPE_BLOCKWISE;
     Precision p = {
         .config = config,

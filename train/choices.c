@@ -104,7 +104,7 @@ void run_score_set(Run *run, const ChoiceSet *set, ChoiceModel model, int64_t co
 }
 
 void run_score_choices(Run *run, ChoiceModel model) {
-    if (run->stopping) { return; } // a signal has interrupted the validation
+    if (run->stopping) { return; } // a signal interrupted the evaluation of the validation loss
     for (int i = 0; i < run->choices.count; i++) {
         const ChoiceSet *set = &run->choices.sets[i];
         int64_t counts[3] = {0};

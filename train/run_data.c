@@ -133,7 +133,7 @@ static void announce_documents(const Run *run) {
     }
 }
 
-// A tokenizer's mark, and the file that has it.
+// The mark of a tokenizer (tokenizer.h), and a file with this mark.
 typedef struct {
     uint32_t mark; // 0: not known
     const char *path;

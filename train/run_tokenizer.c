@@ -213,7 +213,7 @@ static void read_companions(Run *run) {
     for (int i = SAVED_TOKENIZER_JSON; i <= SAVED_CHAT_TEMPLATE && known; i++) {
         path_format(path, "%.*s%s", (int)(end - o->tokenizer), o->tokenizer, companion_names[i]);
         saved[i] = read_companion(path);
-        known = saved[SAVED_TOKENIZER_JSON].bytes != NULL; // without it, the others are not read
+        known = saved[SAVED_TOKENIZER_JSON].bytes != NULL; // the others need tokenizer.json
     }
     if (known || run->tokenizer.cut != CUT_BYTES) { return; }
     char *json = tokenizer_json(&run->tokenizer), *config = tokenizer_config_json();

@@ -68,7 +68,7 @@ typedef struct {
     Operand input, activated; // [M,C] or [M,H*D]; [M,F]
     // [M,F], Llama [M,2F]; [M,N]. Also in their FP8 forms. Llama's d_fc1 in BF16 replaces fc1_out.
     Operand d_fc1, d_qkv;
-    Bf16 *d_activated; // [M,F], in the bytes of d_qkv, too: GPT-2's d_fc1 replaces it in place
+    Bf16 *d_activated; // [M,F], shares the bytes of d_qkv; in GPT-2, d_fc1 overwrites d_activated
     Scratch partial_sums;
     int chunk_rows; // rows that the LM head computes at a time: head.dy is [chunk_rows,P] in all
                     // forms

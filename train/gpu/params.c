@@ -541,8 +541,8 @@ static void agree_amaxes(Params *p) {
     all_reduce(p, p->fp8.scales, COMM_U32, COMM_MAX, words);
 }
 
-// Quantises the FP8 weights by measured scales, and sends them. A scale follows from the largest
-// amax over all ranks. state: NULL at the start of a run.
+// Quantises the FP8 weights by scales that follow from the largest amaxes over all ranks, and sends
+// the weights. state: NULL at the start of a run.
 static void publish_measured(Params *p, const StepState *state) {
     const AdamWUpdate *u = &p->optimizer.adamw;
     if (u->weight_count > 0) {
@@ -606,7 +606,7 @@ void params_update(Params *p, const double *loss_sum) {
     }
     muon_orthogonalize_all(&s->muon, gpu, p->comm, SLOT_AGREEMENT, s->adamw.gradients,
                            s->adamw.gradient_type);
-    // with given scales, gpu_adamw also writes the FP8 weights
+    // with SCALE_GIVEN, gpu_adamw also writes the FP8 weights
     const bool given = s->adamw.scaling == SCALE_GIVEN;
     for (int b = 0; b < p->run->layout.num_buckets; b++) {
         gpu_adamw(gpu, &s->updates[b], s->state);
