@@ -691,7 +691,7 @@ bool checkpoint_read(const Checkpoint *c, int array, int64_t begin, int64_t end,
     return true;
 }
 
-// Returns the number of tokens in a step of the checkpoint's run, or 0 if its options do not say.
+// Returns the number of tokens in a step of the checkpoint's run; 0: not known.
 static double tokens_of_a_step(const Checkpoint *c) {
     return atof(text_of(c->options, "global-batch-size")) * atof(text_of(c->options, "seq-length"));
 }

@@ -50,7 +50,7 @@ typedef struct {
 struct AttentionCache {
     int count;
     AttentionPlan *plans;
-    bool said; // a warning has said that the plain kernel is used
+    bool said; // has warned that the plain kernel is used
 };
 
 static AttentionCache *cache_of(Gpu *gpu) {

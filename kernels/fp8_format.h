@@ -102,8 +102,8 @@ HOST_DEVICE static inline float fp8_target(Fp8Type type, int margin) {
     return target;
 }
 
-// Returns the scale that brings amax to the target. An amax of zero, infinity or NaN tells nothing
-// about the tensor, so the previous scale is kept.
+// Returns the scale with amax * scale = target. If amax is zero, infinite or NaN, the previous
+// scale is kept.
 HOST_DEVICE static inline float fp8_scale(float amax, float target, float previous) {
     if (!(amax > 0.0f && amax <= FLT_MAX)) { return previous; }
     float scale = target / amax;

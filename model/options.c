@@ -182,8 +182,8 @@ static bool read_line(Options *options, Reading *reading, char *line) {
     return set_named(options, reading, name, flag ? NULL : value);
 }
 
-// Reads a file of --config, to which `depth` other such files lead. *told becomes true if the error
-// is in a line of a file, because error_text() then names that file and line.
+// Reads a file of --config that is nested `depth` files deep. *told becomes true if error_text()
+// already names the file and the line of the error.
 static bool read_config(Options *options, const char *path, int depth, bool *told) {
     enum { DEEPEST = 16 };
     Reading reading = {.source = SOURCE_FILE, .depth = depth + 1};

@@ -605,7 +605,7 @@ static bool tell_redirector(Attempt *attempt, int port) {
     return told;
 }
 
-// Rank 0: waits until all ranks have come, and answers them. Returns false if the meeting has
+// Rank 0: waits until all ranks have connected, and answers them. Returns false if the meeting has
 // failed.
 static bool receive_ranks(Attempt *attempt, int listener) {
     const Meeting *m = attempt->meeting;

@@ -1,11 +1,11 @@
 // The ranks of a run: how the processes meet over TCP, what they agree on, and the watchdog. What
 // the GPUs exchange is in train/gpu/comm.h.
 //
-// Rank 0 listens at MASTER_ADDR and MASTER_PORT. Every other rank connects to it, again and again
-// until it answers, and says which rank it is, of which run: a connection for each channel, and one
-// for the watchdogs. Rank 0 answers when all have come. Then all compare their options with rank
-// 0's. A rank with another token than rank 0's (of another run, or without its secret) is not let
-// in. If rank 0 is on another machine than MASTER_ADDR, it listens on its own machine, and the
+// Rank 0 listens at MASTER_ADDR and MASTER_PORT. Every other rank connects to rank 0 until it
+// answers, with a connection for each channel and one for the watchdogs, and sends its rank and the
+// run's token. Rank 0 answers once all ranks have connected. Then all ranks compare their options
+// with rank 0's. A rank whose token differs (of another run, or without its secret) is refused. If
+// rank 0 is on another machine than MASTER_ADDR, it listens on its own machine, and the
 // first rank on the machine of MASTER_ADDR is the redirector: it listens there while the ranks
 // meet, learns from rank 0 where rank 0 listens, and tells this to every rank that asks. Nothing is
 // encrypted, so the port must be reachable only inside the cluster.

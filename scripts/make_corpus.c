@@ -37,13 +37,13 @@ typedef struct {
 
 static struct {
     const char *path;
-    int line; // the line that is being read, or that of the scene being told
+    int line; // for messages: the line that is read, or that of the scene that is expanded
     int list_count, scene_count;
     List lists[LISTS];
     Scene scenes[SCENES];
 } grammar;
 
-// A scene while it is told.
+// A scene whose marks are being expanded.
 typedef struct {
     uint64_t key;    // key of its random numbers
     int splices;     // how many marks ($name, [sum], (choice)) of the text were replaced so far

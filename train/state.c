@@ -27,8 +27,8 @@ void run_end_by_data(Run *run, const char *option) {
 
 // The first signal of a kind requests the end after the present step; a second one ends the process
 // at once. But SIGHUP may come from both the shell and the terminal, and SIGXCPU comes every
-// second, so these two never end the process at once. If nohup has set SIGHUP to be ignored, it
-// stays ignored.
+// second, so these two never end the process at once. If nohup has made the process ignore SIGHUP,
+// SIGHUP stays ignored.
 void run_catch_signals(void) {
     for (int i = 0; i < STOP_SIGNALS; i++) {
         int number = stop_signals[i];

@@ -12,10 +12,10 @@ enum { BATCH_SLOTS = 2 };
 typedef struct {
     int *inputs, *targets; // [M]
     TokenRuns runs;        // runs of equal inputs, for the embedding's gradient
-    // NULL unless attention or positions begin anew at each document.
+    // NULL unless attention or positions restart at each document.
     int *documents; // the documents' starts [M], 0 unless the caller sets them; after them, what
                     // attention.h lists
-    // NULL unless positions begin anew at each document and the model has a table of positions.
+    // NULL unless positions restart at each document and the model has a table of positions.
     int *positions; // [M]
     TokenRuns position_runs;
 } Batch;
