@@ -2,8 +2,8 @@
 // (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019), the parts of Muon (cpu.h)
 // that are not matrix products, and the new FP8 scales. The new weights are written in the type
 // that matrix products read, BF16 or FP8.
-// With ZeRO-1 a rank's part of a matrix may begin anywhere, so the kernels ignore rows and columns.
-// FP8 weights are transposed later, once a rank has the whole weight.
+// With ZeRO-1 a rank's part of a matrix may begin anywhere, so the kernels process a matrix as an
+// array of elements. FP8 weights are transposed later, once a rank has the whole weight.
 #include "../base/rng.h"
 #include "cpu.h" // Muon's constants
 #include "quantize.cuh"
@@ -80,9 +80,9 @@ __device__ __forceinline__ Bf16 stochastic_bf16(float x, uint32_t random16) {
     return finite && !overflows ? (Bf16)(rounded >> 16) : to_bf16(x);
 }
 
-// A lane takes four numbers, which are 16 bytes in FP32, so that each access of a warp reads whole
-// lines of memory. With eight numbers a lane, which take two accesses, AdamW was 16% slower (GPT-2
-// 124M, one H200).
+// A lane processes a quad: four consecutive elements. In FP32 a quad is 16 bytes, so that each
+// access of a warp reads whole cache lines. With eight elements a lane, which take two accesses,
+// AdamW was 16% slower (GPT-2 124M, one H200).
 enum { QUAD = 4 };
 
 struct Floats4 {
@@ -117,9 +117,9 @@ __device__ __forceinline__ float range4(float range, const Floats4 &x) {
     return range;
 }
 
-// The addresses of a thread block's first parameters. Quads are indexed from there in 32 bits. With
-// three 64-bit addresses for each quad, registers were spilled to stay below 48, and AdamW was 9%
-// slower (256M parameters, one H200).
+// The addresses of a thread block's first parameters. The block finds its quads by 32-bit indices
+// from these addresses. When the kernel computed 64-bit addresses of each quad, registers were
+// spilled to memory, and AdamW was 9% slower (256M parameters, one H200).
 struct AdamWPointers {
     int64_t first; // index of the first element in the parameter space
     const void *gradients;
@@ -152,7 +152,8 @@ __device__ __forceinline__ void store_moments(void *out, GpuType type, int i, co
     static_cast<uint2 *>(out)[i] = packed;
 }
 
-// root and quotient are within 2 units in the last place. Numbers below FLT_MIN count as 0.
+// The results of root and quotient are within 2 units in the last place. Numbers below FLT_MIN
+// count as 0.
 __device__ __forceinline__ float root(float x) {
     float y;
     asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -217,9 +218,9 @@ __device__ __forceinline__ Floats4 adamw_quad(const AdamWUpdate &u, const AdamWF
 
 enum { MOMENT_LANES = MOMENT_BLOCK / QUAD }; // lanes that share a block of moments
 
-// Returns code J of four as a float. prmt extends the byte to 32 bits, by its sign for the first
-// moment, or by zeros. (A cast of the byte is one instruction, which takes four times as long;
-// __byte_perm cannot extend by the sign.)
+// Returns byte J of four codes as a float. prmt extends the byte to 32 bits, by its sign for the
+// first moment, or by zeros. (A cast of the byte is one instruction, which takes four times as
+// long; __byte_perm cannot extend by the sign.)
 template <Moment WHICH, int J> __device__ __forceinline__ float moment_code(uint32_t codes) {
     int code;
     asm("prmt.b32 %0, %1, 0, %2;"
@@ -282,7 +283,7 @@ __device__ __forceinline__ Packed8 moments_write(const Floats4 &x, uint32_t hash
             scale};
 }
 
-// What a quad's update reads, before any conversion, because a conversion would wait for the load.
+// What a quad's update reads. Nothing is converted yet: a conversion would wait for the load.
 struct Quad8 {
     uint4 g; // two words of BF16, or four of FP32
     Floats4 w;
@@ -399,8 +400,8 @@ __device__ __forceinline__ int segment_of_block(const AdamWSegment *segments, in
 // What a launch of adamw_kernel does. AdamW and Muon have separate kernels: with Muon's code in it,
 // AdamW's kernel took 64 registers instead of 57.
 enum WeightsJob {
-    // The next three update the master weights and write BF16 weights. They measure the amax of FP8
-    // weights, and with SCALE_GIVEN write the codes, too.
+    // The next three jobs update the master weights and write BF16 weights. They measure the amax
+    // of FP8 weights, and with SCALE_GIVEN write the codes, too.
     JOB_ADAMW,
     JOB_ADAMW8, // with moments in 8 bits
     JOB_MUON,
@@ -415,7 +416,8 @@ __device__ __forceinline__ int64_t square_of(const Fp8Weight &w, uint32_t elemen
     return fp8_scale_index(SCALE_SQUARES, w.rows, w.columns, (int)row, (int)column);
 }
 
-// Raises each lane's *amax to its `range`. Lanes with the same address share one atomic operation.
+// Raises each lane's *amax to at least the lane's `range`. Lanes with the same address share one
+// atomic operation.
 __device__ __forceinline__ void lanes_amax(float *amax, float range) {
     uint32_t peers = __match_any_sync(__activemask(), (unsigned long long)amax);
     uint32_t bits = __reduce_max_sync(peers, __float_as_uint(range));

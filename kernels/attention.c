@@ -4,8 +4,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-// cuDNN finds its flash-attention engine by the shape of an operation graph; the graphs below are
-// the ones it knows (B.H.T.T score matrices are "virtual": they exist inside the engine only).
+// cuDNN selects its flash-attention engine by the structure of an operation graph. It recognises
+// the graphs below. Their score matrices [B,H,T,T] are "virtual": they exist only in the engine.
 
 typedef cudnnBackendDescriptor_t Desc;
 
@@ -50,7 +50,7 @@ typedef struct {
 struct AttentionCache {
     int count;
     AttentionPlan *plans;
-    bool said; // has warned that the plain kernel is used
+    bool said; // a warning has said that the plain kernel is used
 };
 
 static AttentionCache *cache_of(Gpu *gpu) {
@@ -116,7 +116,7 @@ static Desc make(Graph *g, cudnnBackendDescriptorType_t type) {
     return d;
 }
 
-// After the first failure cuDNN is not called any more, so that its last error is the reason.
+// After the first failure cuDNN is not called any more, so that cuDNN's last error is that failure.
 static Desc describe(Graph *g, cudnnBackendDescriptorType_t type, const Attribute *a) {
     Desc d = make(g, type);
     for (; a->values != NULL; a++) {
@@ -405,7 +405,7 @@ static const AttentionPlan *plan_for(Gpu *gpu, AttentionShape s, Piece piece, bo
 
 // ---- running ------------------------------------------------------------------------------------
 
-// Before version 9.6, cuDNN's engine does not zero the accumulator of dQ before it adds to it.
+// Before version 9.6, cuDNN's engine does not zero the FP32 accumulator of dQ.
 enum { OWN_ALIGN = 256, ZEROES_DQ_SUM = 90600 };
 
 static size_t sum_bytes(const AttentionShape *s, Piece p) {
@@ -440,7 +440,7 @@ static bool shrink(Piece *p) {
     return can;
 }
 
-// Returns the largest piece that is expected to fit.
+// Returns the largest piece that is expected to need at most `bytes`, or else the smallest piece.
 static Piece piece_for(const AttentionShape *s, size_t bytes) {
     Piece p = {s->B, s->G};
     while (expected_bytes(s, p) > bytes && shrink(&p)) {}
@@ -474,8 +474,9 @@ static void execute(Gpu *gpu, const AttentionPlan *plan, const void *const bound
     DNN_CHECK(cudnnBackendDestroyDescriptor(pack));
 }
 
-// Whether a pass can run in pieces of this size: there are plans for them and for the smaller
-// pieces at the ends, and the workspace is large enough. *has_plans: whether there are plans.
+// Returns whether a pass can run in pieces of this size: cuDNN must have plans for them and for the
+// smaller pieces at the ends, and the workspace must be large enough. *has_plans is false if a plan
+// is missing.
 static bool serves(Gpu *gpu, const AttentionShape *s, Piece p, bool backward, bool *has_plans) {
     const int sequences[] = {p.sequences, s->B % p.sequences},
               groups[] = {p.groups, s->G % p.groups};

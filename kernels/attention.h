@@ -5,9 +5,9 @@
 //
 // Every address is a multiple of 16 bytes, and G divides H.
 //
-// A sequence may hold several documents. If the shape has `documents`, they do not see each other:
-// query t sees the keys from starts[t], where its document begins, to t. `documents` is an array of
-// int32. It begins with the starts [B,T], which never decrease within a sequence.
+// A sequence may hold several documents. If the shape has `documents`, attention stays inside each
+// document: query t sees the keys from starts[t], where its document begins, to t. `documents` is
+// an array of int32. It begins with the starts [B,T], which never decrease within a sequence.
 // attention_share_work then writes what our kernels for Hopper need: the ends [B,T] (one past the
 // last token of each token's document), and which part of the work each thread block does. If
 // documents are short, these kernels skip tiles; cuDNN does not.
@@ -17,8 +17,8 @@
 // On Hopper, kernels of our own compute heads of size 64 and 128: the forward pass, and the
 // backward pass of heads of 64 with as many key/value heads as query heads, and of heads of 128
 // with documents. (Where every sequence is one document, cuDNN's backward pass is faster at heads
-// of 128. But with documents our kernels always compute it, because the documents' lengths are not
-// known when the kernels are chosen.)
+// of 128. But with documents our kernels always compute that pass, because the documents' lengths
+// are not known when the kernels are chosen.)
 //
 // cuDNN's backward pass sums dQ in the order in which thread blocks finish. Its deterministic path
 // writes dQ directly, but needs about 2 H T^2 bytes of workspace per sequence. So that path runs on
@@ -65,7 +65,7 @@ void attention_plain_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf1
 enum { ATTENTION_MOST_T = 131072, ATTENTION64_MOST_T = 2048 }; // 2048: for attention64_backward
 // Whether these kernels can compute the forward or the backward pass of the shape.
 bool attention_own_serves(const Gpu *gpu, AttentionShape s, bool backward);
-// Ends the program if they cannot, or if the workspace is too small.
+// Ends the program if these kernels cannot compute the pass, or if the workspace is too small.
 void attention_own_check(const Gpu *gpu, AttentionShape s, bool backward);
 // Returns the bytes of workspace that the backward pass needs, for any documents.
 size_t attention_own_workspace(AttentionShape s);

@@ -1,5 +1,5 @@
 // The gradients of keys and values of causal attention inside documents, for heads of 128 on
-// Hopper. Before this kernel, one of attention_queries.cu computes the queries' gradient and delta.
+// Hopper. A kernel of attention_queries.cu computes the queries' gradient and delta beforehand.
 //
 //   S = QK' / sqrt(128)    P = exp(S - lse)    dP = dO V'    dS = P (dP + delta)
 //   dV = P' dO             dK = dS' Q / sqrt(128)
@@ -48,7 +48,7 @@ static_assert(sizeof(Shared) <= 232448, "a block's shared memory");
 static_assert(registers_suffice(LOADING_REGISTERS, COMPUTING_REGISTERS), "a block's registers");
 
 struct Parameters {
-    CUtensorMap q, kv, d_out, d_kv; // boxes of 64, 128, 64 and 64 rows
+    CUtensorMap q, kv, d_out, d_kv; // their boxes have 64, 128, 64 and 64 rows
     const float *lse, *delta;
     const int *ends, *cuts; // see attention.h
     int T, H, G;

@@ -18,10 +18,10 @@
 //
 // The first warp of the first warpgroup loads tiles by TMA; the other warps of that warpgroup
 // compute lse and delta of the next head's rows. All blocks compute the same number of whole heads.
-// The heads that are left are divided among the blocks by tiles of keys: several blocks then have
-// sums of one head's dQ, and a second kernel adds them up. With documents, a tile of keys needs
-// only the queries up to the end of its last document; all heads are then divided by tiles of keys,
-// in parts of about equal cost, which the host determines.
+// The remaining heads are shared: they are divided among the blocks by tiles of keys. Several
+// blocks then have sums of one head's dQ, and a second kernel adds up these sums. With documents, a
+// tile of keys needs only the queries up to the end of its last document; all heads are then
+// divided by tiles of keys, in parts of about equal cost, which the host determines.
 #include "attention.h"
 #include "hopper.cuh"
 
@@ -65,20 +65,20 @@ static_assert(sizeof(Shared) <= 232448, "a block's shared memory");
 static_assert(registers_suffice(LOADING_REGISTERS, COMPUTING_REGISTERS), "a block's registers");
 
 struct Parameters {
-    CUtensorMap q, kv, d_out, d_kv; // boxes of 64, 128, 64 and 64 rows
+    CUtensorMap q, kv, d_out, d_kv; // their boxes have 64, 128, 64 and 64 rows
     Bf16 *d_qkv;
     const Bf16 *dout, *out;
     const float *lse;
     const int *starts, *ends, *document_cuts; // see attention.h; NULL without documents
-    // [block][2][T, rounded up to 128][64], see sums_of; a tile's sums have the order of the
+    // [block][2][T, rounded up to 128][64], see sums_of; a tile's sums lie in the order of the
     // threads that add them up
     float *sums;
     int T, H, N; // N: values in a row of QKV
     int tiles;   // tiles of keys in a head
     int blocks;
     int whole; // how many whole heads each block computes
-    // The heads that are left after the whole ones are divided by tiles of keys, which are numbered
-    // through all these heads. Block i computes tiles cuts[i] to cuts[i + 1] - 1.
+    // The shared heads are divided by tiles of keys, which are numbered through all shared heads.
+    // Block i computes tiles cuts[i] to cuts[i + 1] - 1.
     uint16_t cuts[MOST_BLOCKS + 1];
 
     template <bool DOCUMENTS> __device__ int cut(int block) const {
@@ -93,7 +93,7 @@ struct Parameters {
 // Returns the address of a block's sums of dQ, of which there are two sets. Set 0 is for the
 // block's whole heads and for the first head that it shares with other blocks, set 1 for a second
 // shared head. With documents, set 0 is for the block's first head, and set 1 for all its other
-// heads. Only the last of these can be shared.
+// heads. Only the last of these heads can be shared.
 __device__ __forceinline__ float4 *sums_of(const Parameters &p, int block, int set) {
     return reinterpret_cast<float4 *>(p.sums) + (block * 2 + set) * 2ll * p.tiles * (SUMS / 4);
 }
@@ -140,7 +140,7 @@ template <bool DOCUMENTS> struct Work {
         head = number * p.blocks + blockIdx.x;
         first = 0;
         last = p.tiles;
-        // a piece of a shared head; without documents a block has up to two
+        // a piece of a shared head; without documents a block has at most two such pieces
         if (DOCUMENTS || number >= p.whole) {
             const int begin = p.cut<DOCUMENTS>(blockIdx.x);
             const int end = p.cut<DOCUMENTS>(blockIdx.x + 1);
@@ -185,7 +185,7 @@ template <bool DOCUMENTS> __device__ __forceinline__ void load(Shared &s, const 
 
 // Computes lse and delta of the piece's queries, with 8 lanes for a row. Each of `warps` warps
 // takes its share of the tiles. For rows beyond T, lse and delta have values that make P and dS 0.
-// UNROLL: how many rows are loaded at a time, which takes registers.
+// UNROLL: how many rows are loaded at a time; more rows take more registers.
 template <int UNROLL, bool DOCUMENTS>
 __device__ __forceinline__ void compute_delta(Shared &s, const Parameters &p,
                                               const Work<DOCUMENTS> &work, int number, int warp,
@@ -199,8 +199,8 @@ __device__ __forceinline__ void compute_delta(Shared &s, const Parameters &p,
                             p.first_keys<DOCUMENTS>(work.head, tile / 2) < work.last;
         // Without documents, no later piece waits at this tile's barrier.
         if (!DOCUMENTS && !needed) { continue; }
-        // The wait is inside the loop. Nobody waits for a warp without a tile, so such a warp could
-        // reach the barrier two phases late.
+        // Only a warp with a tile may wait: nothing waits for a warp without a tile, so such a warp
+        // could reach the barrier two phases late.
         barrier_wait(&s.rows_empty[at], number / 2 + 1);
         // The barrier completes a phase for each piece, whether or not the piece needs the tile.
         if (!needed) {
@@ -248,8 +248,9 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
     const int t = lane % 4;
     const float scale = 0.125f * 1.4426950408889634f;
     // A warp loads or stores 16 x 16 BF16 values at a time, of which a lane has 16 bytes.
-    // address(tile, i) is their address in a tile of 64 swizzled rows. The asm hides the number i
-    // from the compiler, which would otherwise keep a register for every address.
+    // address(tile, i) is the address of the lane's bytes of columns 16 i to 16 i + 15, in a tile
+    // of 64 swizzled rows. The asm hides the offset from the compiler, which would otherwise keep a
+    // register for every address.
     const uint32_t first_offset = (warp * 16 + lane % 16) * FULL_ROW + (lane / 16 ^ lane % 8) * 16;
     auto address = [&](uint8_t *tile, int i) {
         uint32_t at = first_offset;
@@ -334,7 +335,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
                     x[1] = exp2_fast(fmaf(x[1], scale, l.y));
                 }
             }
-            // scores[i] is of query t * 2 + i / 4 * 8 + i % 2 of the tile
+            // scores[i] belongs to query t * 2 + i / 4 * 8 + i % 2 of the tile
             if (diagonal) {
                 const int key = warp * 16 + lane / 4 - t * 2;
 #pragma unroll
@@ -513,8 +514,8 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
                 stores_commit();
             }
         }
-        // Also waits for the tiles that see none of the piece's keys, so that no warp in
-        // compute_delta falls two pieces behind.
+        // The warpgroup also waits for the tiles that see none of the piece's keys, so that no warp
+        // in compute_delta falls two pieces behind.
         for (int tile = 0; DOCUMENTS && tile < 2 * p.tiles; tile++) {
             barrier_wait(&s.rows_full[at][tile], number / 2);
         }
@@ -552,7 +553,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     typedef Work<DOCUMENTS> Piece;
     if (Piece(p, 0).none()) { return; }
-    if (threadIdx.x >= WARP) { // the first warp loads tiles already
+    if (threadIdx.x >= WARP) { // the first warp already loads tiles
         compute_delta<4>(s, p, Piece(p, 0), 0, threadIdx.x / WARP - 1, THREADS / WARP - 1);
     }
     if (group == 0) {
@@ -575,7 +576,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 }
 
 // Adds up dQ of the heads that several blocks have computed, in the order of the keys. A thread
-// block adds up one tile of dQ. The first cut that lies inside a shared head stands for this head.
+// block belongs to a cut and a tile of dQ. If the cut is the first one inside a shared head, the
+// block adds up this head's tile; otherwise it does nothing.
 template <bool DOCUMENTS>
 __global__ void __launch_bounds__(GROUP) add_parts_kernel(const __grid_constant__ Parameters p) {
     int block = blockIdx.x / (2 * p.tiles);
@@ -609,8 +611,8 @@ __global__ void __launch_bounds__(GROUP) add_parts_kernel(const __grid_constant_
 
 // ---- the division of the work -------------------------------------------------------------------
 
-// Plans the blocks' work. Returns whether the heads that are left after the whole ones are divided
-// among blocks.
+// Plans the work of all thread blocks. Each block computes heads / blocks whole heads. Returns
+// whether the remaining heads are shared; otherwise some blocks compute one more whole head.
 bool plan_work(Parameters *p, int heads, int blocks) {
     enum { ADDING = 12 }; // cost of add_parts_kernel, in the unit of cost()
     const int others = heads % blocks, whole = p->tiles * (p->tiles + 2);

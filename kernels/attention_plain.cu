@@ -10,7 +10,7 @@ enum { HEAD_LANES = MOST_HEAD_SIZE / WARP }; // elements of a head that a lane h
 struct Shape {
     int T, H, G, D, N; // N: values in a row of the packed buffer
     float scale;
-    const int *starts; // NULL: a query sees all keys up to it
+    const int *starts; // NULL: a query sees all keys up to its own position
 
     // Returns the first key that the query in this row of the micro-batch sees, counted from the
     // beginning of its sequence.
@@ -19,7 +19,8 @@ struct Shape {
     }
 };
 
-// Returns where a head starts in the packed buffer.
+// Returns the address of a token's head in the packed buffer. `head` counts through the heads of
+// queries, keys and values.
 __device__ __forceinline__ const Bf16 *packed_row(const Bf16 *qkv, const Shape &s, int64_t token,
                                                   int head) {
     return qkv + token * s.N + (int64_t)head * s.D;
@@ -83,8 +84,8 @@ __global__ void attention_forward_kernel(Bf16 *out, float *lse, const Bf16 *qkv,
 }
 
 // A warp computes dQ of a query, from the keys that the query sees. With KEYS it computes dK and dV
-// of a key, from the queries that see the key, in all query heads of its group. What does not
-// change from key to key, or from query to query, is loaded once.
+// of a key, from the queries that see the key, in all query heads of its group. The warp loads its
+// own query or key only once.
 template <bool KEYS>
 __global__ void attention_backward_kernel(Bf16 *d_qkv, const Bf16 *d_out, const Bf16 *out,
                                           const float *lse, const Bf16 *qkv, int64_t tokens,
@@ -137,7 +138,7 @@ static Shape shape_of(const AttentionShape &s) {
     return {s.T, s.H, s.G, s.D, (s.H + 2 * s.G) * s.D, 1.0f / sqrtf((float)s.D), s.documents};
 }
 
-// Blocks of 128 threads, with one warp per token and head.
+// Returns the number of thread blocks of 128 threads that have a warp for each head of each token.
 static int blocks_of(const AttentionShape &s, int heads) {
     return divide_up((int64_t)s.B * s.T * heads * WARP, 128);
 }

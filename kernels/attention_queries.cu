@@ -11,15 +11,15 @@
 // row's sums are added in the order of the keys.
 //
 // A thread block computes several consecutive pieces of the work. A piece is two to four tiles of
-// 64 of a head's queries, one for each computing warpgroup. The warpgroups take turns in having the
-// piece's last tile, because it sees the most keys. The keys up to the diagonal are loaded by TMA,
-// in tiles of 64 that all warpgroups read. By WGMMA, a warpgroup computes the scores of a tile of
-// keys, and adds the product of the previous tile to its sums. While it computes exponentials, the
-// other warpgroups use the tensor cores. With documents, tiles of keys before the piece's first
-// document are not loaded, and a warpgroup skips the tiles before its own first document. The host
-// then divides the work in parts of about equal cost. (For heads of 64, two or three warpgroups
-// with the queries in registers, and the next scores computed beside the exponentials, were slower
-// on an H200: 0.26 to 0.31 ms against 0.24 at 64 x 1024 and 12 heads.)
+// 64 queries of a head, one for each computing warpgroup. The warpgroups take turns in computing
+// the piece's last tile, because that tile sees the most keys. The keys up to the diagonal are
+// loaded by TMA, in tiles of 64 that all warpgroups read. By WGMMA, a warpgroup computes the scores
+// of a tile of keys, and adds the product of the previous tile to its sums. While it computes
+// exponentials, the other warpgroups use the tensor cores. With documents, tiles of keys before the
+// piece's first document are not loaded, and a warpgroup skips the tiles before its own first
+// document. The host then divides the work in parts of about equal cost. (For heads of 64, two or
+// three warpgroups with the queries in registers, and the next scores computed beside the
+// exponentials, were slower on an H200: 0.26 to 0.31 ms against 0.24 at 64 x 1024 and 12 heads.)
 #include "attention.h"
 #include "hopper.cuh"
 
@@ -69,13 +69,13 @@ template <int SIZE_, bool DOCUMENTS_, bool GRADIENT_> struct Kind {
 };
 
 struct Parameters {
-    CUtensorMap qkv, result; // boxes of 64 and of 16 rows
+    CUtensorMap qkv, result; // their boxes have 64 and 16 rows
     float *lse;
     const int *starts, *cuts; // see attention.h; NULL without documents
     int T, H;
     int heads;  // query heads of all sequences
     int tiles;  // tiles of 64 queries or keys in a head
-    int pieces; // pieces, which are several tiles, in a head
+    int pieces; // pieces in a head; a piece has several tiles
     int G;
     // only with GRADIENT:
     CUtensorMap d_out;
@@ -111,7 +111,7 @@ template <typename K> struct Work {
         pieces_left = first_of(p, blockIdx.x + 1) - first;
     }
     // One past the piece's last tile of queries. Attention is causal, so this is also one past the
-    // last tile of keys that they see.
+    // last tile of keys that the piece sees.
     __device__ int keys(void) const {
         return (piece + 1) * tiles / pieces;
     }
@@ -124,7 +124,8 @@ template <typename K> struct Work {
     __device__ int first(const Parameters &p) const {
         return first(p, piece * tiles / pieces);
     }
-    // The tile of queries of warpgroup w. If it is keys() or above, the warpgroup has none.
+    // The tile of queries of warpgroup w. If the result is keys() or above, the warpgroup has no
+    // tile.
     __device__ int tile(int w) const {
         return piece * tiles / pieces + (w + number) % K::GROUPS;
     }
@@ -188,7 +189,7 @@ __device__ __forceinline__ void compute(typename K::Shared &s, const Parameters 
     const int row = warp * 16 + lane / 4, column = lane % 4 * 2;
     const float root = K::SIZE == 64 ? 0.125f : 0.08838834764831845f; // 1 / sqrt(SIZE)
     const float scale = root * 1.4426950408889634f;
-    // m is raised when the sum of a thread's exponentials in a row of a tile is not below this
+    // m is raised if a thread's exponentials in a row of a tile add up to this or more
     enum { LARGE = 1 << 12 };
     // The address of the lane's 16 bytes when a warp stores 16 rows and the 16 columns from 16 i
     // on.
@@ -322,7 +323,8 @@ __device__ __forceinline__ void compute(typename K::Shared &s, const Parameters 
 
     for (Work<K> work(p); work.pieces_left > 0; work.next()) {
         const int tile = work.tile(w), keys = work.keys();
-        const int own = tile < keys ? tile + 1 : 0; // one past the last tile of keys it sees
+        // one past the last tile of keys that this tile of queries sees; 0: the warpgroup is idle
+        const int own = tile < keys ? tile + 1 : 0;
         int j = work.first(p);
         auto pass_by = [&](int end) { // skips tiles of keys that the queries do not see
             for (; j < end; j++, stage.advance(1)) {
@@ -343,8 +345,8 @@ __device__ __forceinline__ void compute(typename K::Shared &s, const Parameters 
             pass_by(begin);
             barrier_wait(&s.q_full[queries % 2][w], queries / 2);
             if constexpr (!K::GRADIENT) {
-                // With documents m is finite, so that a row's exponentials are 0 before the first
-                // key that it sees.
+                // With documents m is finite, so that a row's exponentials are 0 before the row's
+                // first key.
                 m[0] = m[1] = DOCUMENTS ? -1e30f : -CUDART_INF_F;
                 sums[0] = sums[1] = 0.0f;
             }
@@ -512,8 +514,8 @@ void launch_queries(const Gpu *gpu, AttentionShape s, const Bf16 *qkv, Parameter
 
 namespace {
 
-// Computes the cost of each piece of a head's queries, in a sequence whose tokens have documents
-// that begin at `starts`.
+// Computes the cost of each piece of a head's queries. starts[t] is where the document of the
+// sequence's token t begins.
 void cost_pieces(int T, int pieces, const int *starts, int *costs) {
     const int tiles = divide_up(T, KEYS);
     for (int i = 0; i < pieces; i++) { // 2 is the cost of beginning a piece
@@ -521,8 +523,8 @@ void cost_pieces(int T, int pieces, const int *starts, int *costs) {
     }
 }
 
-// Computes the cost of each tile of 128 keys of a head in the backward pass, in a sequence whose
-// tokens have documents that begin at `starts`.
+// Computes the cost of each tile of 128 keys of a head in the backward pass. starts[t] is where the
+// document of the sequence's token t begins.
 void cost_keys(int tiles, const int *starts, int *costs) {
     for (int j = 0, end = 0; j < tiles; j++) {
         end = max(end, j + 1);

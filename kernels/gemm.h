@@ -16,8 +16,8 @@
 
 BEGIN_C
 
-// Bytes of gpu->workspace, which a run plans. The Makefile sets less for tests without a GPU: there
-// no product uses the workspace, but it is filled with NaN before each step.
+// Bytes of gpu->workspace. The Makefile sets fewer for tests without a GPU: their products do not
+// use the workspace, but each step fills it with NaN.
 #ifndef GEMM_WORKSPACE_BYTES
 #define GEMM_WORKSPACE_BYTES ((size_t)64 << 20)
 #endif
@@ -38,7 +38,7 @@ typedef struct {
     const void *a, *b;
     const void *c; // added with factor beta: D itself, or another buffer of D's shape
     void *d;
-    GpuType type_a, type_b, type_d; // C is of D's type
+    GpuType type_a, type_b, type_d; // C has D's type
     bool trans_a, trans_b;
     float alpha, beta;
     GemmEpilogue epilogue;

@@ -1,6 +1,7 @@
-// The device a trainer runs on: handles, streams, workspace, and the checks around every call.
+// The device on which a trainer runs: its handles, stream and workspaces, and the checks of every
+// library call.
 //
-// Everything that takes a Gpu enqueues on gpu->stream and returns; nothing waits for the device
+// Every function that takes a Gpu enqueues on gpu->stream and returns; nothing waits for the device
 // unless its comment says so. BF16 values have the type Bf16 in host code and in device code.
 #pragma once
 
@@ -58,13 +59,13 @@ typedef struct {
     // workspaces for matrix products and for attention, which the caller of gpu_open provides
     void *workspace, *attention_workspace;
     size_t workspace_bytes, attention_bytes;
-    GemmCache *gemms;           // plans of gemm.c, until gemm_close; NULL: none yet
-    AttentionCache *attentions; // plans of attention.c, until attention_close
+    GemmCache *gemms;           // plans of gemm.c, which gemm_close frees; NULL: no plans yet
+    AttentionCache *attentions; // plans of attention.c, which attention_close frees
     GpuProfile *profile;        // NULL: not profiling
 } Gpu;
 
-// Opens device number `device`; the caller sets the workspaces. Fails, with one line, if there is
-// no such device or if it is older than sm_80.
+// Opens device number `device`; the caller sets the workspaces. Returns false, with the reason in
+// error_text(), if there is no such device or if the device is older than sm_80.
 bool gpu_open(Gpu *gpu, int device);
 // gemm_close and attention_close must be called first.
 void gpu_close(Gpu *gpu);
@@ -78,12 +79,13 @@ void gpu_fetch(const Gpu *gpu, void *host, const void *device, size_t bytes);
 void gpu_clear(Gpu *gpu, GpuFamily family, void *device, size_t bytes);
 
 // Returns zeroed host memory, page-locked if the system allows it, or NULL for 0 bytes. If
-// `mapped`, kernels can use the memory at the same address, or the program ends.
+// `mapped`, kernels can use the memory at the same address; if that is impossible, the program
+// ends.
 void *gpu_host_memory(int64_t bytes, bool mapped);
 void gpu_host_free(void *memory);
 
-// The time of what is enqueued between the two calls. gpu_timer_end waits for the device and
-// returns milliseconds.
+// Measure the time of what is enqueued between the two calls. gpu_timer_end waits for the device
+// and returns milliseconds.
 typedef struct {
     cudaEvent_t begin, end;
 } GpuTimer;

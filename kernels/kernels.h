@@ -4,8 +4,8 @@
 // Pointers are 16-byte aligned and channel counts (C, F, D, P) multiples of 8; a tensor that is
 // written in FP8 has rows and columns in multiples of 16.
 //
-// A launcher first names the kernel family that its time counts to (gpu_family). If it also
-// quantises its output, that time counts to the same family.
+// A launcher first calls gpu_family to name the kernel family to which profiling counts its time.
+// The time of quantising the launcher's output counts to the same family.
 //
 // Sums have one fixed order, so that a repeated call gives the same bits. A kernel that sums over
 // rows (weight and bias gradients) leaves partial sums in scratch and adds them up in a second
@@ -56,13 +56,13 @@ size_t partial_sums_bytes(int64_t M, int64_t columns);
 // Hopper's FP8 tensor cores take both operands with the summed dimension contiguous, so a tensor
 // [M,N] is written twice in one pass: as it is, and transposed.
 
-// The scales of all FP8 tensors, on the device. SLOT_FOLLOWS: the scale follows the amax of its
-// tensor. SLOT_WEIGHT: the tensor is a weight, and a skipped step keeps its amax, since the weight
-// does not change.
+// The scales of all FP8 tensors, on the device. SLOT_FOLLOWS: each step updates the scale from the
+// history of amaxes. SLOT_WEIGHT: the tensor is a weight. A skipped step keeps the amax of a
+// weight, because the weight does not change.
 enum { SLOT_FOLLOWS = 1, SLOT_WEIGHT = 2 };
 typedef struct {
     Fp8Scale *scales;
-    float *history; // [count, length] delayed scaling: a ring of each scale's last amaxes
+    float *history; // [count, length] delayed scaling: a ring buffer of each tensor's last amaxes
     float *targets; // [count] what amax * scale should be
     uint8_t *kinds; // [count] SLOT_FOLLOWS, SLOT_WEIGHT
     int count, length;
@@ -77,8 +77,8 @@ typedef struct {
 } Fp8Form;
 
 // A tensor [M,N] that matrix products read: its forms, and how it is quantised. Without codes it is
-// BF16. With SCALE_MEASURED the codes are computed from `bf16` once its amax is known, so such a
-// tensor cannot be fused. With the other scalings a tensor can be fused.
+// BF16. Of a fused tensor, kernels write only the FP8 forms. A tensor with SCALE_MEASURED cannot be
+// fused, because its codes are computed from `bf16` once the amax is known.
 typedef struct {
     Bf16 *bf16;            // [M,N]; NULL: not requested
     Fp8Form rows, columns; // [M,N], [N,M]
@@ -86,7 +86,7 @@ typedef struct {
     Fp8Type type;
     float target; // what amax * scale should be, unless the scale is given
     Scaling scaling;
-    bool fused;        // kernels write only the FP8 forms, because no product reads BF16
+    bool fused;        // kernels write no BF16, because no product reads it
     bool writes_amax;  // kernels write the amax to scale->amax (delayed scaling, SCALE_MEASURED)
     bool power_of_two; // the scales of blocks are rounded down to powers of two
 } Operand;
@@ -106,7 +106,7 @@ static inline Operand operand_bf16(Bf16 *bf16) {
 // measures the amax. sums receives the column sums of out.bf16, even if no FP8 form is requested.
 // The time counts to FAMILY_QUANTIZE, or to FAMILY_ACTIVATIONS if only columns are summed.
 void gpu_quantize(Gpu *gpu, Operand out, Gradient sums, Scratch scratch, int M, int N);
-// Adds n FP8 codes to the counts; n is a multiple of 16.
+// Adds to *counts how many of n FP8 codes are zero, subnormal and so on; n is a multiple of 16.
 void gpu_count_codes(Gpu *gpu, Fp8Counts *counts, const uint8_t *codes, int64_t n, Fp8Type type);
 // out [C,N] = the transpose of the FP8 codes x [N,C]; N and C are multiples of 16.
 void gpu_transpose_codes(Gpu *gpu, uint8_t *out, const uint8_t *x, int N, int C);
@@ -118,8 +118,8 @@ void gpu_embedding_forward(Gpu *gpu, Bf16 *out, const int *tokens, const int *st
                            const Bf16 *wte, const Bf16 *wpe, int B, int T, int C);
 
 // The rows 0 to M-1 of a batch, sorted by token. Run i is rows[starts[i]] to rows[starts[i+1] - 1],
-// which all have one token. runs[0] is the number of runs, runs[1] the number of long runs. The
-// indices of the long runs follow.
+// which all hold the same token. runs[0] is the number of runs, runs[1] the number of long runs.
+// The indices of the long runs follow.
 typedef struct {
     int *rows, *starts, *runs; // [M], [M+1], [embedding_runs_size(M)]
 } TokenRuns;
@@ -134,7 +134,7 @@ static inline int embedding_runs_size(int M) {
 void gpu_embedding_backward(Gpu *gpu, Gradient dwte, const Bf16 *dout, const int *tokens,
                             TokenRuns runs, int M, int C);
 void gpu_position_backward(Gpu *gpu, Gradient dwpe, const Bf16 *dout, int B, int T, int C);
-// Sorts on the host (embedding.c): tokens [M], all below V; counts is scratch [V+1].
+// Sorts rows by token, on the host (embedding.c). tokens [M] are below V; counts is scratch [V+1].
 void embedding_sort_tokens(TokenRuns out, const int *tokens, int M, int V, int *counts);
 
 // ---- norm.cu ----
@@ -170,11 +170,11 @@ void gpu_swiglu_forward(Gpu *gpu, Operand out, const Bf16 *x, int M, int F);
 void gpu_swiglu_backward(Gpu *gpu, Operand dx, const Bf16 *dout, const Bf16 *x, int M, int F);
 
 // ---- fused_product.cu ----
-// FP8 matrix products with an activation in their epilogue. The activation's output is fused, with
-// SCALE_GIVEN. Values are rounded as if gemm() and then the activation's kernel computed them. M, N
-// and K are multiples of 16.
-// gpu_has_fused_products returns whether this driver and this build can run them on this GPU, which
-// must have compute capability 9.0.
+// FP8 matrix products with an activation in their epilogue. The activation's output is a fused
+// Operand with SCALE_GIVEN: it is written only in FP8. Values are rounded as if gemm() and then the
+// activation's kernel computed them. M, N and K are multiples of 16. gpu_has_fused_products returns
+// whether this driver and this build can run them on this GPU, which must have compute capability
+// 9.0.
 bool gpu_has_fused_products(const Gpu *gpu);
 // For GPT-2: fc1's forward product with GELU, and fc2's input gradient with GELU's derivative.
 
@@ -199,10 +199,10 @@ typedef struct {
 // out may be qkv. If it is another buffer, V, which is not rotated, is copied into it.
 void gpu_rope_forward(Gpu *gpu, Bf16 *out, const Bf16 *qkv, Rotary r);
 
-// d_qkv.bf16 [M,(H+2G)D] has the gradient of the forward pass's output, and the gradient of the
-// forward pass's input replaces it. One case differs: if d_qkv is fused, D is a multiple of 16 and
-// there is no QK norm, then the input's gradient is written only to the FP8 forms, and d_qkv.bf16
-// does not change.
+// d_qkv.bf16 [M,(H+2G)D] holds the gradient of the forward pass's output. The launcher replaces it
+// by the gradient of the forward pass's input, with one exception: if d_qkv.fused is set, D is a
+// multiple of 16 and there is no QK norm, then the input's gradient is written only to the FP8
+// forms, and d_qkv.bf16 does not change.
 typedef struct {
     Rotary rotary;
     const Bf16 *qkv; // QK norm: the input of the forward pass
@@ -266,7 +266,7 @@ typedef struct {
     double own_loss_sum;  // the loss_sum of this rank alone
     float gradient_scale; // factor of the gradients: clipping, and tokens / targets
     int skipped;          // a SkipReason: SKIP_NONE, or why nothing is updated
-    int64_t updates;      // how many AdamW steps were made, with this one if it is not skipped
+    int64_t updates;      // number of AdamW steps so far, including this step unless it is skipped
     SpikeWindow window;   // losses and norms of the previous steps
     // nanoseconds (gpu_stamp): when this rank began the step, and when it had computed its last
     // gradient
@@ -363,14 +363,14 @@ HOST_DEVICE static inline GpuType momentum_type(GpuType moment_type) {
 // given scales; otherwise only gpu_quantize_weights writes them. The amaxes of the new weights go
 // to Fp8Weight.scale->amax or, with SCALE_SQUARES, to Fp8Weight.amax.
 void gpu_adamw(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
-// These two launchers read the master weights. gpu_measure_weights measures the amaxes of FP8
-// weights; gpu_quantize_weights writes the FP8 weights by the scales that follow from these amaxes.
-// After a skipped step both do nothing. state is NULL at the start of a run; gpu_quantize_weights
-// then writes the BF16 weights, too.
+// gpu_measure_weights and gpu_quantize_weights read the master weights. gpu_measure_weights
+// measures the amaxes of FP8 weights. gpu_quantize_weights writes the FP8 weights by the scales
+// that are computed from these amaxes. After a skipped step both do nothing. state is NULL at the
+// start of a run; gpu_quantize_weights then writes the BF16 weights, too.
 void gpu_measure_weights(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
 void gpu_quantize_weights(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
 // Sets the scales of all weights by their amaxes; with SCALE_GIVEN, only the scales that are not
-// known yet. After a skipped step it does nothing. state is NULL at the start of a run.
+// known yet. After a skipped step nothing is done. state is NULL at the start of a run.
 void gpu_announce_scales(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
 
 // Updates the scales of delayed scaling once an optimizer step, after gpu_decide_step. It enters
@@ -397,16 +397,16 @@ enum { MUON_PARTS = 128 }; // parts into which the sum of a matrix's squares is 
 // Sets x [count,n] to the matrices, each divided by its Frobenius norm. partials is scratch [count,
 // MUON_PARTS].
 void gpu_muon_normalize(Gpu *gpu, Bf16 *x, double *partials, MuonMatrices m);
-// Copies the matrices of x back to their places among the gradients.
+// Copies the matrices of x back into the gradient buffer.
 void gpu_muon_store(Gpu *gpu, MuonMatrices m, const Bf16 *x);
 
 void gpu_to_bf16(Gpu *gpu, Bf16 *out, const float *x, int64_t n);
 
 // ---- hash.cu ----
-// *nanoseconds = the device's time. This launcher names no kernel family.
+// *nanoseconds = the device's time. This launcher does not call gpu_family.
 void gpu_stamp(Gpu *gpu, uint64_t *nanoseconds);
 // *sum += the hash of the data (hash_words in base/rng.h). bytes is a multiple of 8; `first` is the
-// number of the data's first 8-byte word.
+// index that hash_words gives to the data's first 8-byte word.
 void gpu_hash(Gpu *gpu, uint64_t *sum, const void *data, int64_t bytes, int64_t first);
 
 END_C

@@ -1,8 +1,9 @@
-// AdamW's moments in eight bits (--adam-dtype 8bit): what a code stands for, for both trainers.
+// AdamW's moments in eight bits (--adam-dtype 8bit), for both trainers: the meaning of a code.
 //
-// A block of MOMENT_BLOCK consecutive elements of the parameter space has a BF16 scale of each
-// moment: its largest |m|, and its largest sqrt(v), rounded up (blocks: Dettmers et al., "8-bit
-// Optimizers via Block-wise Quantization", 2022). The levels are cubes, which lie densest at 0:
+// A block of MOMENT_BLOCK consecutive elements of the parameter space has two BF16 scales, one for
+// each moment: the block's largest |m| and largest sqrt(v), both rounded up (blocks: Dettmers et
+// al., "8-bit Optimizers via Block-wise Quantization", 2022). The levels are cubes, which lie
+// densest at 0:
 //   m = sign(c) level(|c|), c = -127 to 127      sqrt(v) = level(c), c = 1 to 255; 0 if v is 0
 //   level(c) = c^3 * unit, unit = scale / most^3, most = 127 or 255
 // In most steps a moment changes by less than a level, so codes are rounded stochastically. An
@@ -13,7 +14,7 @@
 // so that at most one code of a thousand differs from the definition's, by 1.
 //
 // Rounding sqrt(v) can leave v too small for its m, and an update m / sqrt(v) then explodes. Exact
-// moments satisfy v >= floor m^2 (moment_floor), so v is raised to that when it is read.
+// moments satisfy v >= floor m^2 (moment_floor), so v is raised to floor m^2 when it is read.
 #pragma once
 
 #include "../base/rng.h"
@@ -52,7 +53,8 @@ HOST_DEVICE static inline float moment_level(float code, float unit, Moment whic
 }
 
 // Returns an element's random bits: the lower 16 are for the first moment, the upper 16 for the
-// second. Four elements share a hash, which is multiplied by another odd number for each of them.
+// second. Four elements share a hash, which is multiplied by a different odd number for each
+// element.
 HOST_DEVICE static inline uint32_t moment_bits(uint32_t hash, int element) {
     for (int i = 0; i < element % 4; i++) { hash *= 0x9e3779b1u; }
     return hash;
@@ -62,9 +64,9 @@ HOST_DEVICE static inline uint32_t moment_hash(uint32_t key, int64_t element) {
     return rng_bits32(key, (uint64_t)element / 4);
 }
 
-// Returns the least v / m^2 of exact moments, or 0 if there is no such bound. It follows from the
-// Cauchy-Schwarz inequality: m is a sum of gradients with weights (1 - beta1) beta1^k, v a sum of
-// their squares with weights (1 - beta2) beta2^k.
+// Returns the least v / m^2 of exact moments, or 0 if there is no such bound. The bound follows
+// from the Cauchy-Schwarz inequality: m is a sum of gradients with weights (1 - beta1) beta1^k, v a
+// sum of their squares with weights (1 - beta2) beta2^k.
 static inline double moment_floor(double beta1, double beta2) {
     double ratio = beta2 > 0.0 ? beta1 * beta1 / beta2 : 1.0;
     return ratio < 1.0 ? (1.0 - beta2) * (1.0 - ratio) / ((1.0 - beta1) * (1.0 - beta1)) : 0.0;
