@@ -4,8 +4,8 @@
 // same order.
 //
 // The linear layers can round their operands to BF16 or FP8 as the GPU does (model/precision.h);
-// their products and everything else stay FP32. So this file is the reference for the GPU's
-// numerics, and shows FP8's effect on a loss curve without a GPU.
+// the products of the rounded operands and all else stay FP32. So this file is the reference for
+// the GPU's numerics, and shows the effect of FP8 on a loss curve without a GPU.
 //
 // Shapes: B sequences of T tokens, M = B * T, C channels, L blocks, H heads, G key/value heads, D
 // head size, N = (H + 2G) * D, F feed-forward, V vocabulary, P padded vocabulary.
@@ -30,7 +30,7 @@
 typedef struct {
     int N, C;
     const float *weight, *bias; // [N,C], [N]; bias NULL: none
-    float *rounded;             // [N,C] the weight as products read it; in FP32 `weight` itself
+    float *rounded;             // [N,C] the weight, rounded for products; in FP32 `weight` itself
     float *dweight, *dbias;
     // number: format of the operands of the forward product and of the input gradient; wgrad:
     // format of the operands of the weight gradient
@@ -75,15 +75,15 @@ typedef struct {
     void *memory;
 
     float *weights, *gradients, *exp_avg, *exp_avg_sq; // [layout.size]
-    float *rounded;                                    // the weights as the linear layers read them
+    float *rounded;                                    // the weights, rounded for products
     Fp8Scale *slots;                                   // [fp8_slot_count]
     float *amax_history;                               // [fp8_slot_count, history_length]
     Fp8Counts *counts;                                 // [fp8_slot_count]
-    // the present step counts FP8 values (--fp8-stats-interval)
+    // whether the present step counts FP8 codes (--fp8-stats-interval)
     bool counting;
 
     int *inputs, *targets; // [B,T]
-    // [B,T] where documents begin; NULL: neither attention nor positions begin anew at a document
+    // [B,T] where each token's document begins (kernels/cpu.h); NULL: documents are not kept apart
     int *starts;
     const float *wte, *wpe; // [P,C], [positions,C]; wpe NULL: the model has none
     float *dwte, *dwpe;
@@ -99,7 +99,7 @@ typedef struct {
     float *d_residual, *d_norm, *d_qkv, *d_attention, *d_fc1, *d_activated;
     float *operand_a, *operand_b; // rounded operands of one product
     float *muon;                  // scratch of muon_orthogonalize
-    Bucket whole;                 // the whole parameter space, which this rank keeps
+    Bucket whole;                 // all parameters, because there is one rank
     float *snapshot;              // [3, layout.size] copies that a save in the background reads
     Fp8Scale *snapshot_slots;
     float *snapshot_history;
@@ -170,7 +170,7 @@ static void plan_activations(Trainer *t) {
     t->blocks = calloc_or_die((size_t)c->num_layers, sizeof(CpuBlock));
     t->chunk_rows = (int)min64(M, max64(1, LOGITS / c->padded_vocab));
     if (precision_of(&t->run.precision, LINEAR_HEAD, 0)->number == NUMBER_FP8) {
-        t->chunk_rows = (int)M; // a scale follows from all rows of a tensor, so there is one chunk
+        t->chunk_rows = (int)M; // a scale depends on all rows of a tensor, so there is one chunk
     }
     int64_t logits = (int64_t)t->chunk_rows * c->padded_vocab;
     plan_section(plan, "data", PHASE_ALWAYS);
@@ -305,9 +305,9 @@ typedef enum {
     FOR_WGRAD       // the weight gradient sums over the operand's rows, with FOR_TRAINING's scale
 } Purpose;
 
-// Returns the one scale of x. With delayed scaling it is the slot's scale. With tensorwise scaling,
-// or if the slot has no known scale yet, it follows from x's own amax. In training the scale is
-// stored in the slot, with delayed scaling also x's amax, for the history.
+// Returns the scale of the whole tensor x. With delayed scaling it is the slot's scale. With
+// tensorwise scaling, or if the slot's scale is not known yet, it follows from the amax of x. In
+// training the scale is stored in the slot; with delayed scaling so is the amax, for the history.
 static float fp8_scale_for(Trainer *t, int slot_index, Purpose purpose, const float *x, int64_t n) {
     const Precision *p = &t->run.precision;
     Fp8Scale *slot = &t->slots[slot_index];
@@ -319,7 +319,7 @@ static float fp8_scale_for(Trainer *t, int slot_index, Purpose purpose, const fl
     }
     float amax = tensor_amax(x, n);
     if (!known) { scale = fp8_scale(amax, fp8_slot_target(p, slot_index), 1.0f); }
-    // compares bits, in which NaN is larger than any number
+    // amaxes are compared as integers, so that NaN is larger than any number
     if (record && delayed && float_bits(amax) > float_bits(slot->amax)) { slot->amax = amax; }
     if (record) {
         slot->scale = scale;
@@ -358,10 +358,10 @@ static float round_operand(Trainer *t, const CpuLinear *l, OperandId operand, Nu
     return 1.0f / scale;
 }
 
-// Rounds a weight as products read it. This is done once in each optimizer step.
+// Rounds a weight for the products. This is done once in each optimizer step.
 static void linear_round_weight(Trainer *t, CpuLinear *l) {
     if (t->rounded == NULL) { return; }
-    // an FP8 weight is made from the BF16 weight, as on the GPU
+    // the FP8 weight is rounded from the BF16 weight, as on the GPU
     round_to_bf16(l->rounded, l->weight, (int64_t)l->N * l->C);
     if (l->number == NUMBER_FP8) {
         round_operand(t, l, OPERAND_W, l->number, FOR_TRAINING, l->rounded, l->rounded, l->N);
@@ -439,8 +439,8 @@ static void activation_forward(Trainer *t, const CpuBlock *b, int M) {
     }
 }
 
-// Return the starts of documents for attention and for positions, or NULL if attention or positions
-// do not begin anew at documents.
+// These two functions return the starts of documents for attention and for positions. NULL:
+// attention (positions) does not restart at each document.
 static const int *attention_starts(const Trainer *t) {
     return t->run.options.reset_attention_mask ? t->starts : NULL;
 }
@@ -512,16 +512,17 @@ static void model_forward(Trainer *t, int B, int T, Pass pass) {
     norm_forward(t, &t->final_norm, t->residual_out, B * T);
 }
 
-// Computes the logits of some rows of the final norm's output, from `row` on. Returns these rows.
+// Computes the logits of `rows` rows of the final norm's output, from row number `row` on. Returns
+// the address of these rows.
 static const float *head_forward(Trainer *t, int row, int rows, Pass pass) {
     const float *x = t->final_norm.out + (size_t)row * t->run.config.channels;
     linear_forward(t, &t->head, t->logits, x, NULL, rows, pass);
     return x;
 }
 
-// Computes the LM head and the loss, some rows at a time, so that all logits never exist together.
-// Returns the sum of the losses. With gradient_scale > 0 it also computes the gradients, into
-// d_norm and the head's weight gradients.
+// Computes the LM head and the loss, one chunk of rows at a time, so that the logits of all rows
+// are never in memory together. Returns the sum of the losses. With gradient_scale > 0 it also
+// computes the gradients: d_norm, and that of the head's weight.
 static double head_loss(Trainer *t, int M, float gradient_scale, Pass pass) {
     const ModelConfig *c = &t->run.config;
     double sum = 0;
@@ -552,8 +553,8 @@ static void model_backward(Trainer *t, int B, int T) {
 
 // ---- update -----------------------------------------------------------------------------------
 
-// A skipped step changes no history: the amaxes of its activations and gradients are dropped. The
-// amaxes of the weights are still right.
+// A skipped step does not change the amax history. It drops the amaxes of activations and
+// gradients, but keeps those of the weights, because the weights have not changed.
 static void scaling_update(Trainer *t, bool skipped) {
     const Run *run = &t->run;
     const Precision *p = &run->precision;
@@ -599,8 +600,8 @@ static void muon_updates(Trainer *t, float gradient_scale) {
     }
 }
 
-// Rounds the moments to --adam-dtype. Muon's momentum has no form in 8 bits: with 8-bit moments it
-// is BF16.
+// Rounds the moments to --adam-dtype. Muon's momentum has no 8-bit format: with --adam-dtype 8bit
+// it is rounded to BF16.
 static void round_moments(Trainer *t, const Param *p) {
     const Run *run = &t->run;
     const StateType type = run->options.adam_dtype;
@@ -618,7 +619,7 @@ static void round_moments(Trainer *t, const Param *p) {
     }
 }
 
-// `factor` multiplies the gradients. `norm` is the norm of the gradients times this factor.
+// The gradients must be multiplied by `factor`. `norm` is their norm after this multiplication.
 static void model_update(Trainer *t, double norm, double factor, double lr) {
     const Run *run = &t->run;
     AdamW adamw = adamw_settings(run, norm, factor);
@@ -677,7 +678,7 @@ static void train_step(Trainer *t) {
 
 // ---- evaluation, samples, checkpoints ---------------------------------------------------------
 
-// Makes each sequence in the first `tokens` tokens one document.
+// Makes each sequence one document, in the first `tokens` tokens of the batch.
 static void one_document_each(Trainer *t, size_t tokens) {
     if (t->starts != NULL) { memset(t->starts, 0, tokens * sizeof(int)); }
 }
@@ -729,7 +730,8 @@ static float *next_logits(void *trainer, const int *tokens, int n) {
     return t->logits;
 }
 
-// Saves if it is due. Training waits only while the state is copied; a thread writes the copy.
+// Saves a checkpoint if one is due. Training waits only while the state is copied; a thread writes
+// the copy.
 static void maybe_save(Trainer *t) {
     Run *run = &t->run;
     if (!run_should_save(run)) { return; }
@@ -756,8 +758,8 @@ static void maybe_save(Trainer *t) {
     run_save(run, s);
 }
 
-// Rounds the weights that a run begins with, and calibrates the scales of FP8 tensors whose scales
-// are not known (model/precision.h).
+// Rounds the weights that a run begins with, and calibrates the FP8 scales that are not known yet
+// (model/precision.h).
 static void begin_rounding(Trainer *t) {
     const Precision *p = &t->run.precision;
     int B = t->run.options.micro_batch_size, T = t->run.options.seq_length;

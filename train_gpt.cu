@@ -1,13 +1,14 @@
-// The GPU trainer: GPT-2 and Llama in BF16 or FP8 with FP32 master weights, on one GPU or several,
-// a process (rank) each. It has the functions of train_gpt.c in the same order. They enqueue work
-// on a CUDA stream: the host enqueues a whole step, and reads its loss and norm while the next one
-// runs, so that the device never waits for the host. Exchanges between ranks run on a second stream
-// beside the first (train/gpu/comm.h).
+// The GPU trainer: GPT-2 and Llama in BF16 or FP8 with FP32 master weights, with one process (rank)
+// for each GPU. It has the functions of train_gpt.c in the same order. They enqueue work on a CUDA
+// stream: the host enqueues a whole step, and reads the step's loss and norm while the next step
+// runs, so that the device never waits for the host. Collectives run on a second stream beside the
+// first (train/gpu/comm.h).
 //
 // Shapes: B sequences of T tokens, M = B * T, C channels, L blocks, H heads, G key/value heads, D
 // head size, N = (H + 2G) * D, F feed-forward, V vocabulary, P padded vocabulary. Activations and
-// their gradients are BF16, statistics FP32. Every layer knows in which precision its operands are
-// (train/gpu/linear.h); producers write the forms that are requested (kernels/kernels.h).
+// their gradients are BF16, statistics FP32. Every linear layer knows the formats of its operands
+// (train/gpu/linear.h); the kernel that computes an operand writes these formats
+// (kernels/kernels.h).
 #include "base/host.h"
 #include "base/io.h"
 #include "kernels/gemm.h"
@@ -38,17 +39,18 @@ typedef struct {
 } Pending;
 
 // How a micro-step is launched: the first time kernel by kernel, which also makes the plans of
-// products; after that as a CUDA graph, which is captured once and replayed.
+// cuBLASLt and cuDNN; after that as a CUDA graph, which is captured once and replayed.
 typedef struct {
     cudaGraphExec_t graph;
-    bool warm;
+    bool warm; // the micro-step has been launched kernel by kernel
 } Replay;
 
-// A micro-batch's place in its step. The first one receives each bucket's new weights before it
-// reads them. In the last one, gradients are added up over the ranks once they are complete.
+// Flags of a micro-batch's place in its step. The first micro-batch waits for each bucket's new
+// weights before it reads them. The last one adds up each bucket's gradients over the ranks as soon
+// as these gradients are complete.
 enum { MICRO_FIRST = 1, MICRO_LAST = 2, MICRO_PLACES = 4 };
 
-// how many steps have events in use: the step in flight, and the two steps before it
+// The number of steps whose events are in use: the step in flight, and the two steps before it.
 enum { RESULTS = 3 };
 
 typedef struct {
@@ -66,8 +68,8 @@ typedef struct {
 
     Replay micro[MICRO_PLACES];
     Pending *pending; // [RESULTS], pinned
-    // the first step of this process; the number of steps enqueued so far. The steps from
-    // progress.step on are in flight
+    // first: the first step of this process. enqueued: the step to enqueue next; the steps from
+    // progress.step to enqueued - 1 are in flight.
     int64_t first, enqueued;
 } Trainer;
 
@@ -98,8 +100,8 @@ static void trainer_free_plan(Trainer *t) {
 // Device memory that is not in the plan: for the CUDA context, the libraries, graphs.
 #define FIT_OVERHEAD_BYTES ((int64_t)1200 << 20)
 
-// Makes the whole plan of a run from its options and the device's number formats. memory: the
-// device's bytes, into which --optimizer-cpu-offload fits the plan. Returns false, with
+// Makes the whole plan of a run from its options and the device's number formats. memory:
+// bytes of the device, into which --optimizer-cpu-offload makes the plan fit. Returns false, with
 // error_text(), if the plan is not possible.
 static bool trainer_plan(Trainer *t, NumberSupport support, int64_t memory) {
     run_configure(&t->run, support);
@@ -153,8 +155,8 @@ static void check_host_memory(const Trainer *t) {
     or_die(group_agree(&t->run.group, CHANNEL_MAIN, fits));
 }
 
-// With LLM8_GUARD=1 (model/plan.h) the plan fills and reads its guard zones by the next two
-// functions.
+// With LLM8_GUARD=1 (model/plan.h) the plan calls these two functions to fill and read its guard
+// zones.
 static void guard_fill(void *gpu, void *to, int byte, int64_t bytes) {
     CUDA_CHECK(cudaMemsetAsync(to, byte, (size_t)bytes, ((const Gpu *)gpu)->stream));
 }
@@ -237,7 +239,7 @@ static int trainer_close(Trainer *t) {
     size_t free_bytes, all_bytes;
     comm_join(&t->comm);
     CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
-    // the most memory that was in use, because a run frees nothing before its end
+    // a run frees nothing before its end, so this is the largest use of memory
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
     t->run.used_bytes = (double)(all_bytes - free_bytes);
     for (int i = 0; i < MICRO_PLACES; i++) {
@@ -271,8 +273,8 @@ static void norm_forward(Trainer *t, const NormLayer *norm, Operand out, int M) 
     gpu_norm_forward(&t->gpu, out, n);
 }
 
-// Adds the gradient of the norm's input to d_residual. The linear layer below reads d_residual as
-// the gradient of its output.
+// Adds the gradient of the norm's input to d_residual, which is then the gradient of the output of
+// the linear layer below.
 static void norm_backward(Trainer *t, const NormLayer *norm, int M, bool accumulate) {
     NormBackward n = norm->backward;
     n.dweight.accumulate = n.dbias.accumulate = n.column_sums.accumulate = accumulate;
@@ -287,7 +289,7 @@ static Rotary rotary_of(const Block *b, int B, int T) {
     return r;
 }
 
-// Computes queries, keys and values from x, as attention reads them.
+// Computes from x the queries, keys and values that attention reads.
 static void qkv_forward(Trainer *t, const Block *b, Operand x, int B, int T, Pass pass) {
     const Rotary rotary = rotary_of(b, B, T);
     const bool runs = linear_runs(&b->qkv, pass);
@@ -303,7 +305,7 @@ static void qkv_forward(Trainer *t, const Block *b, Operand x, int B, int T, Pas
     }
 }
 
-// Computes fc1's product of x, and the activation. Returns the result in the form that fc2 reads.
+// Computes fc1's product of x, and the activation. Returns the result in the format that fc2 reads.
 static Operand fc1_forward(Trainer *t, const Block *b, Operand x, int M, Pass pass) {
     Gpu *gpu = &t->gpu;
     const bool llama = t->run.config.arch == ARCH_LLAMA;
@@ -325,8 +327,7 @@ static Operand fc1_forward(Trainer *t, const Block *b, Operand x, int M, Pass pa
 }
 
 // Computes `out`, the next block's residual, from b->residual. PASS_AGAIN, before the backward
-// pass, computes the tensors again that were not kept, by the same kernels and so with the same
-// bits.
+// pass, recomputes the tensors that were not kept; the same kernels give the same bits.
 static void block_forward(Trainer *t, const Block *b, Bf16 *out, int B, int T, Pass pass) {
     Gpu *gpu = &t->gpu;
     const int M = B * T;
@@ -345,7 +346,7 @@ static void block_forward(Trainer *t, const Block *b, Bf16 *out, int B, int T, P
     linear_forward(gpu, &b->fc2, out, x, b->residual_mid, M, pass);
 }
 
-// Goes backward through fc2 and the activation, to fc1's dy.
+// Goes backward through fc2 and the activation, to the gradient of fc1's output.
 static void fc2_backward(Trainer *t, const Block *b, int M, bool accumulate) {
     Gpu *gpu = &t->gpu;
     const bool llama = t->run.config.arch == ARCH_LLAMA;
@@ -429,15 +430,15 @@ static void model_forward(Trainer *t, int B, int T, Pass pass) {
     norm_forward(t, &net->final_norm, x, B * T);
 }
 
-// Computes the logits of some rows of the final norm's output, from `row` on, and their max_sums if
-// max_sums.data is not NULL. Returns these rows in the form in which the LM head reads them.
+// Computes the logits of `rows` rows of the final norm's output, from row number `row` on, and
+// max_sums (gpu_product_max_sums) unless max_sums.data is NULL. Returns these rows in the format
+// that the LM head reads.
 static Operand head_forward(Trainer *t, int row, int rows, Scratch max_sums, Pass pass) {
     const LinearLayer *head = &t->net.head;
     Operand x = linear_input(head, pass);
     x.bf16 += (size_t)row * head->C;
-    if (x.scaling == SCALE_MEASURED) {
-        x.writes_amax = false;
-    } // the final norm has measured all rows
+    // the final norm has measured the amax of all rows
+    if (x.scaling == SCALE_MEASURED) { x.writes_amax = false; }
     gpu_quantize(&t->gpu, x, no_sums, t->net.partial_sums, rows, head->C);
     if (max_sums.data != NULL) {
         Gemm g = linear_product(&t->gpu, head, head->dy.bf16, &x, rows, pass);
@@ -448,9 +449,10 @@ static Operand head_forward(Trainer *t, int row, int rows, Scratch max_sums, Pas
     return x;
 }
 
-// Computes the LM head and the loss, some rows at a time, so that all logits never exist together.
-// The sum of the losses is written (or added) to net.loss_sum. With gradient_scale > 0 it also
-// computes the gradients, into d_norm and the head's weight gradients.
+// Computes the LM head and the loss, one chunk of rows at a time, so that the logits of all rows
+// are never in memory together. net.loss_sum becomes the sum of the losses; with `accumulate` the
+// sum is added to it. With gradient_scale > 0 it also computes the gradients: d_norm, and that of
+// the head's weight.
 static void head_loss(Trainer *t, int M, float gradient_scale, bool accumulate, Pass pass) {
     const ModelConfig *c = &t->run.config;
     Network *net = &t->net;
@@ -485,7 +487,7 @@ static void model_backward(Trainer *t, int B, int T, int place) {
         block_backward(t, &net->blocks[l], B, T, accumulate);
         if (last) { params_reduce(&t->params, l + 1); }
     }
-    if (!accumulate && !c->tied_head) { // a tied head's product has written this gradient already
+    if (!accumulate && !c->tied_head) { // the weight gradient of a tied head is already there
         size_t bytes = (size_t)c->padded_vocab * c->channels * gpu_type_bytes(net->dwte.type);
         gpu_clear(gpu, FAMILY_EMBEDDINGS, net->dwte.data, bytes);
     }
@@ -530,7 +532,7 @@ static int micro_place(const Trainer *t, int micro) {
     return (micro == 0 ? MICRO_FIRST : 0) | (last ? MICRO_LAST : 0);
 }
 
-// Runs a micro-step, as a graph once it has been captured.
+// Runs a micro-step (Replay). Steps that count FP8 codes are launched kernel by kernel.
 static void replay_micro_step(Trainer *t, int place) {
     Replay *r = &t->micro[place];
     if (!t->run.options.cuda_graphs || !r->warm || t->params.counting) {
@@ -551,8 +553,8 @@ static void replay_micro_step(Trainer *t, int place) {
     if (place & MICRO_FIRST) { params_expect(&t->params, false); }
 }
 
-// Makes the first micro-step of a checked step twice. The results must be the same, or the run ends
-// before anything has changed.
+// Runs the first micro-step of a checked step twice. The results must be the same, or the run ends
+// before the update changes the state.
 static void checked_micro_step(Trainer *t, int place, int64_t step) {
     Check *c = &t->check;
     c->summed = t->run.group.ranks > 1 && (place & MICRO_LAST);
@@ -581,8 +583,8 @@ static void dump_gradients(Trainer *t) {
     run_dump(run, gradients, loss / (double)run_step_targets(run, 0));
 }
 
-// Whether step n makes its first micro-step twice. Step n + 1 then checks whether the state has
-// kept its bits.
+// Whether step n runs its first micro-step twice. Then step n + 1 checks, before its update, that
+// the state still has the bits that step n left.
 static bool is_checked(const Trainer *t, int64_t n) {
     return t->check.rows > 0 && n >= t->first && (n + 1) % t->run.options.check_interval == 0;
 }
@@ -591,7 +593,7 @@ static Pending *pending_of(const Trainer *t, int64_t n) {
     return &t->pending[n % RESULTS];
 }
 
-// Waits for step n, unless it has been reported, and reports it.
+// Waits for step n and reports it, unless it has been reported already.
 static void collect(Trainer *t, int64_t n) {
     if (n < t->run.progress.step) { return; }
     const Pending *p = pending_of(t, n);
@@ -617,7 +619,7 @@ static void collect(Trainer *t, int64_t n) {
     run_report(&t->run, result);
 }
 
-// Reports the counts of FP8 codes of step n, which has counted them and is in flight.
+// Waits for step n, which counts FP8 codes, and reports the step and the counts.
 static void report_counts(Trainer *t, int64_t n) {
     size_t bytes = (size_t)fp8_slot_count(&t->run.config) * sizeof(Fp8Counts);
     Fp8Counts *counts = (Fp8Counts *)malloc_or_die(bytes);
@@ -752,10 +754,10 @@ static void evaluate(Trainer *t) {
     guard_check(t);
 }
 
-// Returns the logits after tokens[0..n). The sequence is padded to a power of two, so that few
-// attention plans serve all lengths; attention is causal, so the padding changes nothing before it.
-// The head computes the 16 rows that include the last token's, because FP8 products take multiples
-// of 16.
+// Returns the logits of the token after tokens[0..n). The sequence is padded to a power of two, so
+// that few attention plans serve all lengths; attention is causal, so the padding does not change
+// the earlier rows. The head computes 16 rows, one of which is the last token's, because FP8
+// products take multiples of 16 rows.
 static float *next_logits(void *trainer, const int *tokens, int n) {
     Trainer *t = (Trainer *)trainer;
     const ModelConfig *c = &t->run.config;
@@ -779,8 +781,8 @@ static float *next_logits(void *trainer, const int *tokens, int n) {
     return t->sample_logits;
 }
 
-// Waits for the save before this one, and copies the state, which a thread then writes while
-// training goes on.
+// If a save is due, waits for the previous save and copies the state. A thread writes the copy
+// while training goes on.
 static void maybe_save(Trainer *t) {
     Run *run = &t->run;
     if (!run_should_save(run)) { return; }
@@ -793,7 +795,7 @@ static void maybe_save(Trainer *t) {
 // Sets the scales of FP8 tensors whose scales are not known (model/precision.h).
 static void calibrate(Trainer *t) {
     run_beat(&t->run, DOING_WAIT, "calibrating FP8 scales");
-    // weights that are sent in BF16 are quantised, and so measured, when they are received
+    // each rank quantises weights that were sent in BF16, which also measures their amaxes
     for (int b = 0; b < t->run.layout.num_buckets; b++) { network_receive(&t->net, b); }
     params_calibrate(&t->params);
     for (int i = 0; i < FP8_CALIBRATIONS; i++) {
@@ -817,8 +819,8 @@ static void trainer_restore(Trainer *t) {
 
 // ---- --plan: what fits --------------------------------------------------------------------------
 
-// Returns the bytes that a run plans on a device with this much memory. *host becomes the bytes of
-// host memory for all ranks of this machine; NULL: not wanted.
+// Returns the bytes of the plan on a device with `memory` bytes; INT64_MAX: no plan is possible.
+// *host becomes the bytes of host memory for all ranks of this machine; NULL: not wanted.
 static int64_t planned_memory(const Options *options, const Group *group, NumberSupport support,
                               int64_t memory, double *host) {
     Trainer *t = (Trainer *)calloc_or_die(1, sizeof(Trainer));
@@ -842,7 +844,7 @@ static void set_micro_batch(Options *o, const Run *run, int size) {
                                            (int64_t)size * run->group.ranks);
 }
 
-// Returns 0 if not even one sequence fits.
+// Returns the largest micro-batch size that fits; 0: not even one sequence fits.
 static int largest_micro_batch(Options o, const Run *run, NumberSupport support, int64_t memory) {
     int fits = 0;
     for (int step = 1 << 12; step > 0; step /= 2) {
@@ -856,8 +858,7 @@ static int largest_micro_batch(Options o, const Run *run, NumberSupport support,
     return fits;
 }
 
-// Prints the largest micro-batch for every way to save memory. Each way is a variant of the run's
-// options.
+// Prints the largest micro-batch for every combination of the options that save memory.
 static void print_fits(const Run *run, NumberSupport support, int64_t memory) {
     enum { MOMENTS = STATE_8BIT + 1, LEVELS = RECOMPUTE_BLOCK + 1, WAYS = 2 * MOMENTS * LEVELS };
     const OptionRow *recompute = option_row("recompute"), *moments = option_row("adam-dtype");
@@ -917,7 +918,7 @@ static void profile_step(Trainer *t) {
     Run *run = &t->run;
     double ms[FAMILY_COUNT], all = 0;
     if (!run->options.profile) { return; }
-    // a failing profile must not spoil the save, and the save must not slow kernels
+    // a profile that fails must not end the save, and a save must not slow down the kernels
     run_wait_for_save(run);
     gpu_profile_begin(&t->gpu);
     for (int micro = 0; micro < run_micro_batches(run); micro++) {

@@ -1,7 +1,7 @@
-// Scores multiple-choice sets. The model chooses the answer with the highest probability: by the
-// sum of its tokens' log-probabilities, and by their mean (as llm.c does for HellaSwag). A row is a
-// context with one answer. Rows of similar length are in the same batch, padded to a power of two,
-// so that there are few shapes.
+// Scores multiple-choice sets in two ways: the model chooses the answer with the highest sum of its
+// tokens' log-probabilities, or the one with the highest mean (as llm.c does for HellaSwag). A row
+// is a context with one answer. Rows of similar length are in the same batch, padded to a power of
+// two, so that there are few shapes.
 #include "choices.h"
 #include "metrics.h"
 #include "run.h"
@@ -17,7 +17,7 @@ typedef struct {
     double loss;        // sum over the answer's tokens
 } Row;
 
-// Lists this rank's rows: every answer of its questions.
+// Returns a row for every answer of the questions that this rank scores.
 static Row *list_rows(const Run *run, const ChoiceSet *set, int *tokens, int *num_rows) {
     int count = 0;
     Row *rows = NULL;

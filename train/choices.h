@@ -7,16 +7,17 @@ BEGIN_C
 
 typedef struct {
     void *trainer;
-    // Computes the loss of each target [B,T]; it is 0 for a target of -1. B * T is at most the
-    // tokens of a micro-batch.
+    // Computes the loss of each target [B,T]; a target of -1 has a loss of 0. B * T is at most the
+    // number of tokens in a micro-batch.
     void (*losses)(void *trainer, const int *inputs, const int *targets, int B, int T,
                    float *losses);
     // Replaces values[n] by their sums over all ranks. NULL: there is one rank.
     void (*sum)(void *trainer, int64_t *values, int n);
 } ChoiceModel;
 
-// Adds to counts[0] the number of questions, and to counts[1] and counts[2] how many of them are
-// answered right by the sum and by the mean of an answer's losses. A signal ends the scoring early.
+// Adds to counts[0] the number of questions, and to counts[1] and counts[2] how many of them the
+// model answers right if it chooses the answer with the lowest sum, or the lowest mean, of its
+// tokens' losses. A signal ends the scoring early.
 void run_score_set(Run *run, const ChoiceSet *set, ChoiceModel model, int64_t counts[3]);
 
 // Scores those sets of --eval-choices that the present evaluation has not scored yet, prints the

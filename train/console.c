@@ -35,7 +35,7 @@ static int terminal_columns(void) {
 
 void console_step(Console *c, const StepLine *s) {
     enum { LOSS = 1, NORM, LR, SPEED, USE, ETA, SKIPPED, FIELDS, FIELD = 64, WIDTH = 100 };
-    // the fields that are left out, in this order, of a line that is too long
+    // the order in which fields are left out of a line that is too long
     static const int dropped[] = {USE, LR, NORM, ETA, SPEED};
     int columns = terminal_columns();
     if (!s->whole && (columns == 0 || wall_seconds() - c->last_line < 0.2)) { return; }

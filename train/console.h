@@ -25,8 +25,8 @@ typedef struct {
 } StepLine;
 
 // A run that trains prints everything to standard output; if `quiet`, it prints nothing. Other runs
-// print their answers to standard output, and all else to standard error; if `quiet`, all else goes
-// nowhere.
+// print their answers to standard output, and all else to standard error; if `quiet`, all else is
+// discarded.
 void console_open(Console *c, bool trains, bool quiet);
 
 // Flushes what goes to standard output. If that fails, a run that trains warns and continues; other

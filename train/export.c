@@ -20,7 +20,7 @@ static void check_model(const Run *run) {
             "changes probabilities; --logit-softcap 0 exports without it",
             o->logit_softcap);
     }
-    // vLLM's FlashAttention takes multiples of 8, its attention in Triton all sizes from 32 on
+    // vLLM's FlashAttention takes multiples of 8, its Triton kernel any head size from 32 on
     if (head % 8 != 0 && head < 32) {
         die("--export: heads of %d channels: vLLM takes multiples of 8, or 32 and more; "
             "transformers opens %s as it is",
@@ -32,7 +32,8 @@ static void check_model(const Run *run) {
     }
 }
 
-// Sets the data of a tensor, and of the scales that follow a weight in FP8. The caller frees them.
+// Sets the data of the tensor t[0] and, if it is an FP8 weight, of its scales t[1]. The caller
+// frees both.
 static void read_tensor(Run *run, TensorEntry *t) {
     int64_t n = t->shape[0] * max64(1, t->shape[1]);
     float *values = malloc_or_die((size_t)n * sizeof(float));
@@ -52,8 +53,8 @@ static void read_tensor(Run *run, TensorEntry *t) {
     free(values);
 }
 
-// Copies what a run keeps beside the weights: the tokenizer's files, generation_config.json. Writes
-// config.json last, because no program opens the folder without it.
+// Copies the files beside the weights: the tokenizer's files and generation_config.json. Writes
+// config.json last, because no program opens the folder without this file.
 static bool write_others(const Run *run, const char *folder, Dtype dtype) {
     char path[PATH_LENGTH];
     size_t bytes;
@@ -99,7 +100,7 @@ void run_export(Run *run) {
         total += bytes;
     }
     starts[files] = count;
-    if (edges != NULL) { // vLLM and transformers expect equally large blocks
+    if (edges != NULL) { // vLLM and transformers expect blocks of one size
         warn("--export-fp8: weights such as '%s' [%lld, %lld] are no multiples of 128 x 128: vLLM "
              "and transformers may refuse them or read them wrongly; there, serve it in BF16",
              edges->name, (long long)edges->shape[0], (long long)edges->shape[1]);
@@ -109,7 +110,7 @@ void run_export(Run *run) {
     bool ok = folder_make(folder);
     cJSON *index = cJSON_CreateObject(), *map = cJSON_AddObjectToObject(index, "weight_map");
     cJSON_AddNumberToObject(cJSON_AddObjectToObject(index, "metadata"), "total_size", total);
-    // the tensors of one file are in memory at a time
+    // only one file's tensors are in memory at a time
     for (int file = 0; ok && file < files; file++) {
         TensorEntry *begin = tensors + starts[file], *end = tensors + starts[file + 1];
         const char *form = files > 1 ? "model-%05d-of-%05d.safetensors" : MODEL_FILE;

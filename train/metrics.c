@@ -1,4 +1,4 @@
-// metrics.jsonl: a JSON object a line, flushed when it is written. A resumed run appends to it.
+// metrics.jsonl: one JSON object per line, flushed after each line. A resumed run appends to it.
 //
 // The "kind" of a record is "run" (the first, and again at every resume: time, options, versions,
 // device, the precision of each linear layer, the step it starts from), "step" (every optimizer
@@ -26,7 +26,7 @@ void metrics_close(Metrics *m) {
 }
 
 // Whether the file has records of a trainer. (A file of another program may begin with a "kind",
-// too.) torn: the first line is cut off; it must then begin like the record "run".
+// too.) torn: the first line is incomplete; it must then begin like a record "run".
 static bool has_records(FILE *file, bool torn) {
     static const char start[] = "{\"kind\":\"run\",\"program\":\"llm8.c";
     char line[sizeof(start)] = "", kind[16], next;
@@ -37,8 +37,8 @@ static bool has_records(FILE *file, bool torn) {
 }
 
 // Finds where the last complete line ends: what follows is an incomplete line, which a killed run
-// or a full disk may leave, or zeros, which a power cut may leave. *ours: whether the file is a
-// trainer's; any other file is not changed.
+// or a full disk may leave, or zeros, which a power cut may leave. *ours: whether a trainer
+// wrote the file; any other file is not changed.
 static bool find_whole(FILE *file, off_t *whole, off_t *end, bool *ours) {
     *ours = true;
     if (fseeko(file, 0, SEEK_END) != 0) { return false; }
@@ -65,7 +65,8 @@ static bool make_own(const char *path, off_t whole) {
     return ok;
 }
 
-// Locks the file until it is closed. If the file system has no locks, nothing is locked.
+// Locks the file until it is closed. If the file system has no locks, nothing is locked. *taken:
+// whether another process has locked the file; only then it returns false.
 static bool lock(FILE *file, bool *taken) {
     struct stat info;
     bool device = fstat(fileno(file), &info) == 0 && !S_ISREG(info.st_mode);
@@ -260,14 +261,14 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-// Writes a record of a step: each rank's "compute_seconds"; if a rank is behind, its number
-// ("slowest") and its "host".
+// Writes a record with every rank's "compute_seconds" and, if the slowest rank is behind, its
+// number ("slowest") and "host".
 void run_record_ranks(Run *run) {
     typedef struct {
         double seconds;
         char host[64];
     } RankTime;
-    const double BEHIND = 1.05; // a rank is behind if its time is above this many times the median
+    const double BEHIND = 1.05; // a rank is behind if it takes more than this times the median
     size_t n = (size_t)run->group.ranks;
     RankTime mine = {.seconds = run->own_seconds}, *all = calloc_or_die(n, sizeof(RankTime));
     double *seconds = calloc_or_die(2 * n, sizeof(double)), *sorted = seconds + n;

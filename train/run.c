@@ -12,7 +12,7 @@
 
 // ---- schedule -----------------------------------------------------------------------------------
 
-// Several ranks stop when they have agreed to stop; a single one, when a signal has come.
+// Several ranks stop once they have agreed to stop; a single rank stops once a signal has come.
 static bool is_stopping(const Run *run) {
     return run->group.ranks > 1 ? run->stopping : run_stop_signal() != 0;
 }
@@ -49,7 +49,7 @@ bool run_should_save(const Run *run) {
 
 // ---- reports ------------------------------------------------------------------------------------
 
-// Why a step was skipped, in metrics.jsonl and on its line.
+// Why a step was skipped: the word in metrics.jsonl, and the text on the step's line.
 static const char *const skip_texts[][2] = {
     [SKIP_NONE] = {"", ""},
     {"nonfinite", "SKIPPED"},
@@ -111,7 +111,7 @@ static void record_step(Run *run, const StepResult *s, double start_seconds) {
     metrics_number(r, "step", (double)run->progress.step);
     metrics_number(r, "tokens", (double)run->progress.tokens);
     if (run->train_data.masked) {
-        // targets of the reported step
+        // -1: the reported step, which progress already counts
         metrics_number(r, "targets", (double)run_step_targets(run, -1));
     }
     run_record_sources(run, r);
@@ -139,7 +139,7 @@ void run_report(Run *run, StepResult s) {
     }
     print_step(run, &s, start_seconds);
     record_step(run, &s, start_seconds);
-    // the first step also loads and plans, so its time does not count
+    // the first step also loads kernels and makes plans, so its time does not count
     bool timed = !first && !isnan(s.own_seconds);
     run->own_seconds += timed ? s.own_seconds : 0;
     run->own_steps += timed;

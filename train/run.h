@@ -30,7 +30,8 @@ typedef struct {
     SkipReason skipped;
     bool stop;          // several ranks: one of them has received a signal to stop
     double own_loss;    // several ranks: mean loss over this rank's sequences
-    double own_seconds; // several ranks: time of this rank's passes; NaN: not known on any rank
+    double own_seconds; // several ranks: time of this rank's forward and backward passes;
+                        // NaN: not known on any rank
 } StepResult;
 
 // Counts the step and its tokens, prints its line, and writes its record.
@@ -41,7 +42,7 @@ void run_report_eval(Run *run, const double *losses, double seconds);
 
 // Whether all ranks have completed a part of an evaluation: the validation loss, or the score of a
 // set. All ranks call it at the part's end. Returns false if some rank has received a signal or
-// lacks data. Then the run ends after this step, and makes the evaluation again when it is resumed.
+// lacks data. Then the run ends after this step, and repeats the evaluation when it is resumed.
 bool run_part_is_whole(Run *run);
 // Whether step number `step` counts saturated and underflowed FP8 values (--fp8-stats-interval).
 bool run_counts_fp8(const Run *run, int64_t step);

@@ -1,5 +1,5 @@
-// Opens the data that a run reads (shards, validation shards, multiple-choice sets), and says which
-// sequences a rank reads in a step and in an evaluation.
+// Opens the data that a run reads (shards, validation shards, multiple-choice sets), and decides
+// which sequences a rank reads in a step and in an evaluation.
 #include "run_data.h"
 
 #include <assert.h>
@@ -10,14 +10,14 @@
 
 static const char *const data_options[] = {"data", "valid-data"};
 
-// Returns a text that says how many tokens count, or "" if the data have no masks.
+// Returns a text with the number of tokens that count in the loss, or "" if the data have no masks.
 static const char *say_counted(char out[64], bool masked, int64_t targets) {
     snprintf(out, 64, "%lld of them counted, ", (long long)targets);
     return masked ? out : "";
 }
 
-// Warns if this run's windows cut documents that were packed into windows. Such windows have
-// another length than the run's, or begin elsewhere.
+// Warns if this run's windows cut documents that were packed into sequences. This happens if the
+// packed sequences have another length than the windows, or begin elsewhere.
 static void warn_of_cuts(const Run *run, const char *option, const Dataset *data) {
     if (data->cuts == 0 || run->group.rank > 0) { return; }
     bool length = data->seq_length % data->cuts != 0;
@@ -300,7 +300,7 @@ void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets, in
     run_beat(run, DOING_WAIT, "in a step");
 }
 
-// In a mixture each source has its share of the samples, and at least one.
+// In a mixture each source has its share of the samples, and at least one sample.
 int64_t run_eval_samples(const Run *run, int source) {
     const Blend *blend = &run->valid_data.blend;
     int64_t all = run->valid_data.data[source].windows;

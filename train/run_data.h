@@ -13,7 +13,7 @@ void run_open_data(Run *run);
 // Refuses data of another tokenizer, or data that differ between ranks. Called once data and
 // tokenizer are open.
 void run_check_data(Run *run);
-// Whether attention or positions begin anew at each document, so that batches need `starts`.
+// Whether attention or positions restart at each document, so that batches need `starts`.
 static inline bool run_resets(const Run *run) {
     return run->options.reset_attention_mask || run->options.reset_position_ids;
 }

@@ -30,10 +30,10 @@ static size_t common_length(const char *a, const char *b) {
     return n;
 }
 
-// Opens one of the tokenizers beside shards (tokenizer.bin, PREFIX_tokenizer.bin). For shards with
-// a mark it opens a tokenizer with the same mark; if there are several, the one with the shards'
-// prefix. For shards without a mark it opens tokenizer.bin. Returns false if none fits. Sets
-// *others to whether there are tokenizers that do not fit.
+// Opens one of the tokenizers beside shards (tokenizer.bin, PREFIX_tokenizer.bin). mark: the mark
+// of the tokenizer that made the shards (tokenizer.h), 0: not known. Opens a tokenizer with this
+// mark; of several such ones, the one with the shards' prefix. If the mark is not known, opens
+// tokenizer.bin. Returns false if none fits. *others becomes true if there are some, but none fits.
 static bool find_made(Tokenizer *t, const char *shards, uint32_t mark, char path[PATH_LENGTH],
                       bool *others) {
     glob_t found = {0};
@@ -110,7 +110,7 @@ static void prefer_chat(Tokenizer *t, const Options *o, char path[PATH_LENGTH]) 
     }
 }
 
-// Whether the run's data have conversations that say where they begin.
+// Whether the run's data have conversations with SHARD.starts (loader.h).
 static bool has_chats(const Options *o) {
     bool chats = false;
     TokenFile shard;

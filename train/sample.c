@@ -43,7 +43,7 @@ static bool read_prompt(Run *run) {
     return run->prompt_length > 0 || fail("--sample-tokens: no numbers");
 }
 
-// Reads --sample-prompt, after the token that a text begins with.
+// Sets run->prompt to the token that a text begins with, and the tokens of --sample-prompt.
 static bool encode_prompt(Run *run) {
     const char *text = run->options.sample_prompt;
     size_t bytes = strlen(text);

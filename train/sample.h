@@ -6,7 +6,7 @@
 BEGIN_C
 
 // Sets run->prompt to the tokens of --sample-tokens, or to the token with which every document
-// begins and the tokens of --sample-prompt. Warns if the prompt is longer than a sequence.
+// begins, followed by the tokens of --sample-prompt. Warns if the prompt is longer than a sequence.
 bool run_encode_prompt(Run *run);
 
 // Returns the logits [V] of the token after tokens[0..n), n <= seq_length. The logits are valid

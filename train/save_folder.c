@@ -110,7 +110,7 @@ static void take_folder_again(Run *run) {
 bool run_wait_for_save(Run *run) {
     run_beat(run, DOING_PAUSE, "waiting for the last save");
     if (run->saves.saver.pending) { end_save(run); }
-    run_beat(run, DOING_WAIT, "after a save"); // the time limit applies again
+    run_beat(run, DOING_WAIT, "after a save"); // the watchdog's time limit applies again
     return !run->saves.saver.failed;
 }
 

@@ -44,8 +44,8 @@ void run_resolve_options(Run *run) {
         facts.windows = count_windows;
     }
     bool claims = options_save(o) && !o->plan && !o->list_checkpoints && !o->list_tensors;
-    // if another run still saves to the folder, waits for its end, so that the options are those of
-    // its last checkpoint
+    // if another run still saves to the folder, waits for that run's end, so that the options come
+    // from its last checkpoint
     if (claims && o->resume[0] != '\0' && !checkpoint_await(o)) { die("--save %s", error_text()); }
     or_die(checkpoint_model(&run->start, o, &was));
     if (o->origin[0] != '\0') { facts.checkpoint = &was; }
@@ -162,7 +162,7 @@ static void resume(Run *run) {
     printf("resuming from %s: step %lld, %lld tokens\n", checkpoint->path,
            (long long)run->progress.step, (long long)run->progress.tokens);
     or_die(checkpoint_match(checkpoint, o, &run->layout));
-    // samples have this run's --seq-length
+    // progress.samples counts sequences of this run's --seq-length
     run->progress.samples = run->progress.tokens / o->seq_length;
     if (o->iterations_to_skip[0] != '\0' &&
         options_next_skip(o, run->progress.step + 1) > o->train_iters) {
@@ -185,8 +185,8 @@ static void start_anew(Run *run) {
     if (o->resume[0] != '\0') {
         printf("no checkpoint under %s yet: starting from step 0\n", o->save);
     }
-    // an evaluation or a sample of --load's weights has their checkpoint's step; a run that trains
-    // them counts from 0
+    // an evaluation or a sample of --load's weights shows the step of their checkpoint; a run that
+    // trains them counts from 0
     if (!options_train(o)) { run->progress.step = c->progress.step; }
     if (o->load[0] != '\0') {
         bool ok = run->group.rank > 0 || checkpoint_verify(c) || fail("--load %s", error_text());
@@ -224,7 +224,7 @@ void run_restore(Run *run) {
 
 // ---- weights and state --------------------------------------------------------------------------
 
-// Fails with the name of the first tensor that has NaN, or a value above `most`, in elements
+// Fails with the name of the first tensor that has NaN, or a magnitude above `most`, in elements
 // begin..end of the parameter space.
 static bool check_values(const Run *run, int64_t begin, int64_t end, const float *values,
                          float most) {

@@ -6,8 +6,8 @@
 
 BEGIN_C
 
-// Sets the options that are not given. It opens the checkpoint that the run starts from, and with
-// --epochs the data. Called once, after options_parse.
+// Sets the options that are not given. Also opens the checkpoint that the run starts from and, with
+// --epochs, the data. Called once, after options_parse.
 void run_resolve_options(Run *run);
 
 // Sets run->config, layout and precision from run->options and what the device supports. Before the

@@ -54,7 +54,8 @@ typedef struct {
     double peak_flops;   // peak FLOP/s of one device; 0: not known
     double memory_bytes; // bytes of the plan
     double used_bytes;   // device memory in use at the end; 0: not known
-    // since the last "ranks" record: the seconds of this rank's passes, and how many steps they are
+    // since the last "ranks" record: the seconds of this rank's forward and backward passes, and
+    // the number of steps that these passes belong to
     double own_seconds, own_steps;
     char device[128];
     bool stopping; // several ranks have agreed to end
