@@ -13,9 +13,10 @@
 #include <time.h>
 #include <unistd.h>
 
-// Runs before main() in every program. If standard input, output or error were closed, an opened
-// file could get their number, and printed text would go into a checkpoint. The limit of open files
-// is set as high as allowed, because shards and the files of a checkpoint stay open.
+// Runs before main() in every program. Opens /dev/null for each closed descriptor of standard
+// input, output and error: otherwise another file would get this descriptor, and printed text would
+// go into a checkpoint. Raises the limit of open files to its maximum, because shards and the files
+// of a checkpoint stay open.
 __attribute__((constructor)) static void open_standard_files(void) {
     struct rlimit files;
     int file = 0;
@@ -27,8 +28,7 @@ __attribute__((constructor)) static void open_standard_files(void) {
     }
 }
 
-// Returns the bytes of the printable character at the beginning of a text, or 0 if it is not
-// printable.
+// Returns how many bytes the first character of a text has, or 0 if it is not printable.
 static int printable_bytes(const char *text) {
     const unsigned char *s = (const unsigned char *)text;
     int more = s[0] < 0x80 ? 0 : s[0] >= 0xf0 ? 3 : s[0] >= 0xe0 ? 2 : 1;
@@ -111,7 +111,7 @@ void errors_name_rank(int rank) {
 
 static void print_tagged(const char *tag, const char *format, va_list args) {
     char line[4096], text[4096];
-    // clears a live line on the same terminal
+    // clears the progress line if it is on the same terminal
     const char *start = isatty(STDOUT_FILENO) ? line_start(STDERR_FILENO) : "";
     int used = snprintf(line, sizeof(line), "%s%s%s", start, rank_tag, tag);
     vsnprintf(text, sizeof(text), format, args);
@@ -213,7 +213,7 @@ char *strdup_or_die(const char *text) {
     return memcpy(malloc_or_die(bytes), text, bytes);
 }
 
-// cJSON leaves items out when malloc() fails. malloc_or_die() never returns NULL.
+// If an allocation returned NULL, cJSON would leave items out. malloc_or_die() never does.
 __attribute__((constructor)) static void check_memory_of_cjson(void) {
     cJSON_InitHooks(&(cJSON_Hooks){malloc_or_die, free});
 }

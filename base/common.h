@@ -34,7 +34,7 @@ BEGIN_C
 #define PRINTF_LIKE(text, first) __attribute__((format(printf, text, first)))
 
 // Copies a text, which may come from a file, as one printable line: what a terminal would act on
-// (control characters, new lines, marks of direction) and what is not UTF-8 is replaced by an
+// (control characters, new lines, bidirectional marks) and what is not UTF-8 is replaced by an
 // escape such as \n or \x1b. Cuts off what does not fit into `room` bytes. Returns out.
 const char *printable(char *out, size_t room, const char *text);
 
@@ -107,15 +107,15 @@ void exit_answered(void) __attribute__((noreturn));
 bool output_flush(FILE *out);
 
 double wall_seconds(void);    // read from a clock that is never set back
-double process_seconds(void); // since this program, or the starter that forked it, was loaded
+double process_seconds(void); // since the start of this process, or of the one that forked it
 
-// Write "1.5 GiB" or "512 B", and "1h02m" or "3s", into out, and return it.
+// Write a text such as "1.5 GiB" or "1h02m" into out, and return out.
 const char *format_bytes(char out[32], double bytes);
 const char *format_duration(char out[32], double seconds);
 // Writes a loss or a norm, as "3.4568", "4.15e+14" or "nan".
 const char *format_number(char out[32], double x);
-// Returns the text that each line of output begins with. On a terminal it clears the live line of a
-// step.
+// Returns the text that each line of output must begin with: on a terminal the control sequence
+// that clears the progress line, else "".
 const char *line_start(int file);
 
 static inline int64_t round_up64(int64_t x, int64_t multiple) {

@@ -103,8 +103,8 @@ double host_memory(const char *root) {
 
 // ---- threads ------------------------------------------------------------------------------------
 
-// omp_set_num_threads() affects only the calling thread. So that a thread that saves also sees the
-// number of threads, the number is kept here, too.
+// omp_set_num_threads() affects only the calling thread. The number is kept here too, because
+// threads_for is also called in other threads, such as the one that saves.
 static int threads; // 0: threads_divide has not been called
 
 void threads_divide(int processes) {
@@ -156,8 +156,8 @@ bool threads_for(int64_t count, Task *task, void *context) {
 }
 
 void threads_spin_briefly(char **argv) {
-    // with one of the first two, the user has decided how threads wait. With one of the others,
-    // libgomp has bound this thread to a core, and the new program would inherit the binding
+    // with either of the first two variables the user has chosen how threads wait. With any of the
+    // others libgomp has bound this thread to a core, and execv() would not undo the binding
     static const char *const set[] = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_PROC_BIND",
                                       "OMP_PLACES", "GOMP_CPU_AFFINITY"};
     char self[PATH_LENGTH];
@@ -167,7 +167,7 @@ void threads_spin_briefly(char **argv) {
     ssize_t length = readlink("/proc/self/exe", self, sizeof(self) - 1);
     if (length <= 0 || length == sizeof(self) - 1) { return; }
     self[length] = '\0';
-    // a loader or valgrind may run this program; then `self` is the path of that tool
+    // if a loader or valgrind runs this program, `self` is the path of the loader or of valgrind
     bool ours = argv[0] != NULL && strcmp(path_name(argv[0]), path_name(self)) == 0;
     if (!ours || setenv("GOMP_SPINCOUNT", "1000", 1) != 0) { return; }
     execv(self, argv); // on failure the program goes on, and threads spin longer

@@ -60,7 +60,7 @@ bool folder_remove(const char *path);
 // Returns the names in a folder as one string: each name ends with a NUL, and an empty name ends
 // the list. The caller frees the string. NULL: error_text() and errno say why.
 char *folder_list(const char *path);
-// Identifies a folder or a file independently of its path. All zero: there is none.
+// Identifies a folder or a file independently of its path. All zero: the path leads nowhere.
 typedef struct {
     uint64_t device, inode;
 } FolderId;

@@ -52,9 +52,9 @@ static const TensorRow table[TENSOR_COUNT] = {
 };
 // clang-format on
 
-// How many tensors of a layer have a key for random numbers. This number must not change, or runs
-// would start with other weights. The tensors after TENSOR_HEAD_WEIGHT are norms, which are not
-// random.
+// Each layer has this many keys for random numbers, one for each tensor up to TENSOR_HEAD_WEIGHT.
+// If the number changed, runs would start with other weights. The later tensors are norms, which
+// are not random.
 enum { RANDOM_TENSORS = TENSOR_HEAD_WEIGHT + 1 };
 
 const TensorRow *tensor_row(TensorId id) {

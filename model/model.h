@@ -42,7 +42,7 @@ static inline int qkv_rows(const ModelConfig *c) {
     return (c->num_heads + 2 * c->num_groups) * c->head_size;
 }
 
-// Outputs of the first feed-forward layer: Llama packs the gate above the up-projection.
+// Outputs of the first feed-forward layer. Llama packs the gate's rows above the up-projection's.
 static inline int fc1_rows(const ModelConfig *c) {
     return c->arch == ARCH_LLAMA ? 2 * c->ffn : c->ffn;
 }
@@ -104,8 +104,8 @@ typedef struct {
 
 const TensorRow *tensor_row(TensorId id);
 int dim_size(const ModelConfig *config, Dim dim);
-// Writes the rows of each part that is packed in a dimension: query, key and value; or gate and up.
-// Any other dimension is one part. Returns the number of parts.
+// Writes how many rows each part of a packed dimension has: query, key and value, or gate and
+// up-projection. Any other dimension is one part. Returns the number of parts.
 int dim_parts(const ModelConfig *config, Dim dim, int rows[HF_PARTS]);
 
 typedef struct {
@@ -149,7 +149,8 @@ float param_decay(const Param *p, const Options *options);
 // --vector-lr-mult; 1 for a matrix of a block.
 float param_lr_mult(const Param *p, const Options *options);
 
-// Returns dim_parts of the rows of a block's matrix; 0 for vectors and outside the blocks.
+// Calls dim_parts for the rows of a matrix in a block, and returns its result. Returns 0 for
+// vectors and outside the blocks.
 int param_matrices(const ModelConfig *config, const Param *p, int rows[HF_PARTS]);
 
 // Computes elements begin..end of the initial weights, which depend only on configuration and seed:

@@ -1,7 +1,7 @@
-// Memory is planned, then allocated once. Each buffer is requested with a name and belongs to a
-// section. plan_print prints the list of buffers, and plan_assign gives every buffer its place in
-// one allocation. Nothing is allocated afterwards, so evaluation, sampling and saving cannot run
-// out of memory.
+// Memory is planned, then allocated once. Each buffer is requested with a name, and belongs to a
+// category and a phase. plan_print prints the list of buffers, and plan_assign gives every buffer
+// its address in one allocation. Nothing is allocated afterwards, so evaluation, sampling and
+// saving cannot run out of memory.
 //
 // LLM8_GUARD=1 is for tests. A write past the end of a buffer hits its neighbour in the same
 // allocation, which compute-sanitizer and AddressSanitizer do not notice. With LLM8_GUARD=1, phases
@@ -21,7 +21,7 @@ enum { PLAN_ALIGN = 256, PLAN_GUARD_BYTES = 4096 };
 // PHASE_STEP never overlap in time, so their buffers share memory.
 typedef enum {
     PHASE_ALWAYS,
-    PHASE_STEP,      // written anew in every micro-batch, and read until its end
+    PHASE_STEP,      // written anew in every micro-batch, and read until the micro-batch ends
     PHASE_FORWARD,   // a block's forward products, and the kernels that produce their inputs
     PHASE_BACKWARD,  // a block's backward products, and the kernels that produce outputs' gradients
     PHASE_ATTENTION, // the attention of a block
@@ -39,8 +39,8 @@ typedef struct {
     char *address;
 } PlanRow;
 
-// Functions by which the guard writes and reads the planned memory, in the order of the trainer's
-// stream.
+// Functions with which the guard writes and reads memory of a GPU, in the order of the trainer's
+// CUDA stream.
 typedef struct {
     void *context;
     void (*fill)(void *context, void *to, int byte, int64_t bytes);
@@ -78,7 +78,7 @@ void plan_assign(Plan *plan, void *base);
 void plan_free(Plan *plan);
 
 // The functions below do nothing unless LLM8_GUARD=1.
-void plan_guard_poison(const Plan *plan); // before a step
+void plan_guard_poison(const Plan *plan); // fills a step's buffers with NaN; call it before a step
 // Must be called after a step. Returns false if a zone was written; error_text() names the zone's
 // buffer.
 bool plan_guard_check(const Plan *plan);

@@ -184,8 +184,8 @@ void precision_print(const Precision *p) {
            p->fast_backward ? "fast" : "split");
 }
 
-// The largest log-sum-exp of a token's logits that the fixed scale allows for. The z-loss keeps
-// log-sum-exps near 0; with a larger one, gradients saturate.
+// The largest log-sum-exp of a token's logits that the fixed scale allows for. Above it gradients
+// saturate, but the z-loss keeps log-sum-exps near 0.
 enum { LARGEST_LSE = 100 };
 
 void fp8_fix_slot(const Precision *p, const Options *o, Fp8Scale *slots) {
@@ -215,7 +215,7 @@ static float first_scale(const Precision *p, int slot) {
 }
 
 void fp8_calibrate(const Precision *p, Fp8Scale *slots) {
-    // room for larger amaxes in the next micro-batches; the amaxes of weights are exact
+    // because the amaxes of the next micro-batches may be larger; the amaxes of weights are exact
     const float headroom = 2.0f;
     for (int i = 0; i < fp8_slot_count(p->config); i++) {
         Fp8Scale *s = &slots[i];

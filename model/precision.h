@@ -15,7 +15,7 @@ typedef enum {
     LINEAR_ATTENTION_OUT,
     LINEAR_FC1,
     LINEAR_FC2,
-    LINEAR_HEAD, // a model has one; the others are in every layer
+    LINEAR_HEAD, // a model has one head; the other linear layers are in every block
     LINEAR_COUNT
 } Linear;
 
@@ -23,7 +23,7 @@ typedef enum { OPERAND_X, OPERAND_W, OPERAND_DY, OPERAND_COUNT } OperandId;
 
 typedef enum { NUMBER_FP32, NUMBER_BF16, NUMBER_FP8 } Number;
 
-// What a product is computed for.
+// The pass over the model in which a product is computed.
 typedef enum {
     PASS_TRAIN,
     PASS_AGAIN,    // recomputation, with the scales of the first pass
@@ -50,7 +50,7 @@ typedef struct {
     Fp8Format format;
     Fp8Recipe recipe;
     int margin, e5m2_margin, history_length; // E5M2's margin is the sum of both margins
-    bool power_of_two;                       // the scales of blocks are powers of two
+    bool power_of_two;                       // blockwise scales are powers of two
     bool fast_forward, fast_backward; // partial sums stay in the tensor cores' narrower registers
     bool possible;                    // the device has FP8, or emulates it
     bool used;                        // some layer is in FP8
@@ -124,15 +124,15 @@ static inline float fp8_slot_target(const Precision *p, int slot) {
 
 // Whether a slot's scale is fixed. Only one is: the scale of the head's output gradient, (softmax -
 // onehot) * factor. The gradient's largest magnitude is the factor (the z-loss multiplies the
-// softmax; a soft cap multiplies the gradient by at most 1), so its scale needs no measuring. But
-// the scales of blocks are measured, because the magnitudes in a block can be much smaller.
+// softmax; a soft cap multiplies the gradient by at most 1), so its scale needs no measuring.
+// Blockwise scales are measured, because the magnitudes in a block can be much smaller.
 static inline bool fp8_slot_is_fixed(const Precision *p, int slot) {
     return p->recipe != FP8_RECIPE_BLOCKWISE &&
            slot == fp8_slot_index(p->config, LINEAR_HEAD, 0, OPERAND_DY);
 }
 
-// fp8_slot_in_use: whether the slot's tensor is quantised. fp8_slot_follows: whether its scale also
-// follows the tensor's amax.
+// fp8_slot_in_use: whether the slot's tensor is quantised. fp8_slot_follows: whether, besides, the
+// scale is computed from the tensor's amax.
 static inline bool fp8_slot_in_use(const Precision *p, int slot) {
     return p->linear[slot / OPERAND_COUNT].number == NUMBER_FP8;
 }
@@ -147,14 +147,14 @@ static inline Scaling fp8_slot_scaling(const Precision *p, int slot) {
     return p->recipe == FP8_RECIPE_TENSORWISE && !fixed ? SCALE_MEASURED : SCALE_GIVEN;
 }
 
-// Sets the fixed slot, if the head is in FP8.
+// Sets the slot whose scale is fixed, if the head is in FP8.
 void fp8_fix_slot(const Precision *precision, const Options *options, Fp8Scale *slots);
 
 // Calibration: a run with delayed scaling may begin with tensors that have no scale yet (from
 // scratch, --load, a checkpoint without their scales). Then it runs the forward and backward pass
 // of its first micro-batch FP8_CALIBRATIONS times before its first step, without an update. Amaxes
-// are taken before values are encoded, so each pass corrects the scales with which the previous
-// pass cut off values.
+// are taken before values are encoded, so each pass corrects the scales with which values saturated
+// in the previous pass.
 enum { FP8_CALIBRATIONS = 3 };
 // Whether the run has tensors without a scale.
 bool fp8_is_uncalibrated(const Precision *precision, const Fp8Scale *slots);
@@ -166,7 +166,7 @@ void fp8_calibrate(const Precision *precision, Fp8Scale *slots);
 // Writes a slot's name, as "blocks.3.qkv.x", into out, and returns it.
 const char *fp8_slot_name(const ModelConfig *config, int slot, char out[64]);
 
-// Whether a pass is a training step's, made for the first time or again.
+// Whether a pass belongs to a training step: its first pass, or the recomputation.
 static inline bool pass_trains(Pass pass) {
     return pass == PASS_TRAIN || pass == PASS_AGAIN;
 }

@@ -3,12 +3,12 @@
 
 #include <stdlib.h>
 
-// Returns the elements that a parameter takes in the parameter space, with the gap after it.
+// Returns how many elements of the parameter space a parameter takes, with the padding after it.
 static int64_t extent(const Param *p) {
     return round_up64(param_size(p), PARAM_ALIGN);
 }
 
-// Appends the parameters of a kind in a bucket as one segment, if there are any.
+// Appends a bucket's parameters with the flags `kind` as one segment, if there are any.
 static void append_segment(ZeroLayout *z, int bucket, const uint8_t *kinds, int kind) {
     const ParamLayout *layout = z->layout;
     Bucket b = layout->buckets[bucket];
@@ -88,7 +88,7 @@ static int compare_matrices(const void *a, const void *b) {
     const ZeroMatrix *x = a, *y = b;
     double difference = zero_matrix_flops(y) - zero_matrix_flops(x);
     if (difference != 0) { return difference > 0 ? 1 : -1; }
-    if (x->rows != y->rows) { return x->rows - y->rows; } // then the columns differ too
+    if (x->rows != y->rows) { return x->rows - y->rows; } // with equal rows, columns are equal too
     return x->arranged_offset < y->arranged_offset ? -1 : 1;
 }
 

@@ -13,15 +13,15 @@
 //
 // The order of the segments is called the arranged space: it is the parameter space with the
 // segments of each bucket together, and padding between them. The padding stays zero, belongs to no
-// parameter, and is in no checkpoint, because a rank saves ranges of the parameter space. The space
-// of one rank is arranged in the same way.
+// parameter, and is in no checkpoint, because a rank saves ranges of the parameter space. A rank's
+// own arrays have its parts of AdamW's segments one after another, and then those of Muon's.
 #pragma once
 
 #include "model.h"
 
 BEGIN_C
 
-// Flags of a parameter. A bucket has a segment for each combination, of which there are ZERO_KINDS.
+// Flags of a parameter. A bucket has a segment for each of the ZERO_KINDS combinations that occurs.
 enum { ZERO_CODES = 1, ZERO_MUON = 2, ZERO_KINDS = 4 };
 
 typedef struct {
@@ -52,14 +52,13 @@ void zero_free(ZeroLayout *z);
 typedef struct {
     int64_t begin, end;      // elements of the parameter space
     int64_t arranged_offset; // index of `begin` in the arranged space
-    // index of `begin` among the elements that the rank keeps, range after range
-    int64_t kept;
+    int64_t kept;            // index of `begin` in the rank's own arrays
     int segment;
     int param;
 } ZeroRange;
 
-// Lists a rank's ranges by `kept`: AdamW's, then Muon's. Returns their number; the caller frees
-// *ranges.
+// Lists a rank's ranges in the order of its own arrays: those of AdamW's segments, then of Muon's.
+// Returns the number of ranges; the caller frees *ranges.
 int zero_ranges(const ZeroLayout *z, int rank, ZeroRange **ranges);
 
 // A matrix that Muon updates, and the rank that computes its Newton-Schulz steps.
