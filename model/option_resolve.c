@@ -64,7 +64,7 @@ static void derive_model(Options *o) {
     if (o->init_method_std == 0) { o->init_method_std = std_of_width(C); }
 }
 
-// If *value equals `asks`, the number that asks for a derived value, replaces it by `derived`.
+// Replaces *value by `derived` if it is `asks`, the number that requests a derived value.
 // config.txt then omits the option.
 static void derive_iters(Options *o, const char *name, int64_t *value, int64_t asks,
                          int64_t derived) {
@@ -122,7 +122,7 @@ static bool of_model(const OptionRow *row) {
     return strcmp(row->group, "Model") == 0;
 }
 
-// In GPT-2 the number of positions is the shape of a learned embedding.
+// In GPT-2 the number of positions is a dimension of a learned embedding.
 bool option_is_shape(const OptionRow *row, Arch arch) {
     return row->effect == EFFECT_SHAPE ||
            (arch == ARCH_GPT2 && row->offset == offsetof(Options, max_position_embeddings));
@@ -147,8 +147,8 @@ static bool copy(Options *to, const Options *from, const OptionRow *row, OptionS
     return option_set(to, row->name, option_text(from, row, value), source);
 }
 
-// Whether a value of the checkpoint is the one that this run would derive (from its preset, data
-// and defaults, and the checkpoint's other values). Such a value is not taken, but derived again.
+// Whether a value of the checkpoint is the one that this run would derive from this run's preset,
+// data and defaults, and the checkpoint's other values. Such a value is derived again, not taken.
 static bool follows(const Options *o, const Options *was, const OptionRow *row) {
     int i = (int)(row - option_table);
     Options again = *was;
@@ -158,7 +158,7 @@ static bool follows(const Options *o, const Options *was, const OptionRow *row) 
     return option_same(&again, was, row);
 }
 
-// Takes options that are not given from the checkpoint: only the model's (`model`), or all others.
+// Takes from the checkpoint what is not given: the model's options if `model`, else all others.
 static bool inherit(Options *o, const Options *was, bool model) {
     EACH_OPTION (row) {
         int source = was->source[row - option_table];
@@ -230,7 +230,7 @@ static bool inherit_model(Options *o, Options was) {
         warn("--model %s: the checkpoint %s has another shape, which is used instead", o->model,
              o->origin);
     }
-    // Llama's number of positions is no tensor's shape, so it may grow with the sequences
+    // in Llama no tensor has the number of positions as a dimension, so it may grow
     int trained = was.max_position_embeddings;
     if (llama && o->source[positions - option_table] < SOURCE_FILE) {
         o->max_position_embeddings = (int)max64(trained, o->seq_length);
@@ -376,8 +376,8 @@ static bool settle_batch(Options *o, int ranks) {
                     o->global_batch_size, option_from_checkpoint(o, "global-batch-size", from),
                     o->micro_batch_size, ranks, plural(ranks));
     }
-    // config.txt omits a size that is one micro-batch per rank. It has any other size of the
-    // checkpoint, so that a resumed run keeps it even with another number of ranks
+    // config.txt omits a size that is one micro-batch per rank. Any other size of the checkpoint is
+    // written, so that a resumed run keeps the size even with another number of ranks
     if (o->global_batch_size == whole &&
         option_source(o, "global-batch-size") == SOURCE_CHECKPOINT) {
         option_set_source(o, "global-batch-size", SOURCE_DERIVED);

@@ -1,9 +1,10 @@
 // Every option of both trainers, one row each, under the heading (GROUP) that --help shows. From
-// these rows options.h makes the enums and the fields of Options, option_table.c the table. A row:
+// these rows options.h makes the enums and the fields of Options; option_table.c makes the table.
+// A row:
 //   TYPE("name", field, "default", bounds or choices or placeholder, "help")
-// and a CHOICE has the name of its enum before the default; N(CONSTANT, "text") is one choice.
-// An OptionEffect follows if it is not EFFECT_RESULTS, and NEEDS("another") if the option has no
-// effect while that other option is at its default.
+// A CHOICE also has the name of its enum before the default; N(CONSTANT, "text") is one choice.
+// After the help text comes the OptionEffect unless it is EFFECT_RESULTS, and then NEEDS("another")
+// if the option has no effect while that other option is at its default.
 // clang-format off
 #define GROUP "Model"
 TEXT("model", model, "gpt2-124m", "PRESET",

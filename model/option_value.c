@@ -1,4 +1,5 @@
-// One option: its row by name, its value from text and as text, and where the value comes from.
+// Functions on one option: they find its row by name, read its value from text and write it as
+// text, and store the source of the value.
 #include "options.h"
 
 #include <ctype.h>

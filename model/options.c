@@ -23,16 +23,16 @@ static bool is_negated(const char *name) {
     return strncmp(name, "no", 2) == 0 && (name[2] == '-' || name[2] == '_');
 }
 
-// Returns the option with this name or, and then *negated is true, the option with the name after
-// "no-". (The caller refuses "no-" before an option that is not a flag.) NULL: no option has the
-// name.
+// Returns the option with this name. If there is none and the name begins with "no-", sets *negated
+// and returns the option with the rest of the name. (The caller refuses "no-" before an option that
+// is not a flag.) NULL: no option has the name.
 static const OptionRow *find_option(const char *name, bool *negated) {
     const OptionRow *row = option_row(name);
     *negated = row == NULL && is_negated(name);
     return *negated ? option_row(name + 3) : row;
 }
 
-// Returns how many characters to insert, delete or replace between two names (Levenshtein).
+// Returns the Levenshtein distance of two names; LONGEST if a name is longer than that.
 static int edit_distance(const char *a, const char *b) {
     enum { LONGEST = 64 };
     int d[LONGEST + 1][LONGEST + 1], m = (int)strlen(a), n = (int)strlen(b);
@@ -87,8 +87,8 @@ typedef struct {
 
 static bool read_config(Options *options, const char *path, int depth, bool *told);
 
-// Sets the option with a name; a flag's name may have "no-" before it. value NULL: no value is
-// given. The last value wins.
+// Sets the option that `name` names; before a flag's name, "no-" is allowed. value NULL: no value
+// is given. If an option is set several times, the last value wins.
 static bool set_named(Options *options, Reading *reading, const char *name, const char *value) {
     bool negated;
     const OptionRow *row = find_option(name, &negated);

@@ -28,12 +28,12 @@ BEGIN_C
 #define N(constant, name) constant,
 #include "option_rows.h"
 
-// The layers that a value may come from, weakest first.
+// The sources that a value may come from, weakest first.
 typedef enum {
     SOURCE_DEFAULT,    // the default in option_rows.h
     SOURCE_DERIVED,    // the preset of --model, the data's tokenizer, or other options
     SOURCE_CHECKPOINT, // the checkpoint that the run starts from (option_is_inherited)
-    SOURCE_FILE,       // a file of --config; if several set it, the last one wins
+    SOURCE_FILE,       // a file of --config; if several files set the option, the last one wins
     SOURCE_COMMAND     // the command line, which overrides all others
 } OptionSource;
 
@@ -69,7 +69,7 @@ typedef enum {
 typedef enum {
     EFFECT_RESULTS,    // what the model learns
     EFFECT_SHAPE,      // the model's tensors
-    EFFECT_START,      // the weights of the first step, or how many sequences it sees
+    EFFECT_START,      // the initial weights, or how many sequences the first step sees
     EFFECT_DATA,       // which tokens training sees, or in which order
     EFFECT_PRECISION,  // how results are rounded, on purpose
     EFFECT_EVALUATION, // which tokens an evaluation sees, or the context before them
@@ -157,12 +157,12 @@ bool options_preset(Options *options);
 
 // The facts, besides the given options, from which the other options are derived.
 typedef struct {
-    // the options of options->origin, as checkpoint_model() sets them; NULL: no checkpoint
+    // options of the checkpoint options->origin, set by checkpoint_model(); NULL: no checkpoint
     const Options *checkpoint;
     int ranks;            // 0: one rank
     int64_t step, tokens; // steps and tokens that a resumed run has done
     // These functions are called once the options on which they depend are set; NULL: not needed.
-    bool (*data)(void *context, Options *options); // sets what follows from the data
+    bool (*data)(void *context, Options *options); // sets the options that depend on the data
     int64_t (*windows)(void *context);             // number of sequences in an epoch
     void *context;
 } OptionFacts;
@@ -178,17 +178,18 @@ static inline bool options_continue(const Options *o) {
 // Whether models that differ in this option have tensors of other shapes.
 bool option_is_shape(const OptionRow *row, Arch arch);
 
-// Whether a run takes an option that is not given from the checkpoint that it starts from. A run
-// that starts anew, for which `continues` is NULL, takes only the model's options. A run that
-// continues the checkpoint's run has the options `continues`, and takes all options or, if it only
-// evaluates, those on which an evaluation depends. No run takes options of the machine (its GPUs
-// and memory), nor where files go.
+// Whether an option that is not given is taken from the checkpoint that the run starts from.
+// continues: the options of a run that continues the checkpoint's run. Such a run takes all options
+// or, if it only evaluates, those on which an evaluation depends. NULL: the run starts anew, and
+// takes only the model's options. No run takes options of the machine (its GPUs and memory), nor
+// the paths to which files are written.
 bool option_is_inherited(const OptionRow *row, const Options *continues);
 
 // Returns " (of the checkpoint PATH)" if an option's value comes from a checkpoint, otherwise "".
 const char *option_from_checkpoint(const Options *options, const char *name, char out[PATH_LENGTH]);
 
-// Whether the run trains, and does not only evaluate, sample or export; whether it also saves.
+// options_train: whether the run trains, and does not only evaluate, sample or export.
+// options_save: whether the run trains and saves checkpoints.
 static inline bool options_train(const Options *o) {
     return !o->sample_only && !o->eval_only && o->export_to[0] == '\0';
 }
@@ -217,7 +218,7 @@ void options_print(const Options *options, bool all, FILE *out);
 
 // Writes a file for --config, with the options that the command line, a config file or a checkpoint
 // gave. Derived values (the decay from --train-iters, widths from --hidden-size) are not in it, so
-// that they follow when more options are given with the file.
+// that they are derived again when more options are given with the file.
 void options_write_config(const Options *options, FILE *out);
 // Prints every option, with its value in `options` as the default; 0 or -1 means that it is
 // derived.

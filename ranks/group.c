@@ -63,7 +63,7 @@ struct Watch {
     // negative.
     double now, read;
     Note mine;
-    double since; // when `mine` began
+    double since; // when this rank began what `mine` says
     double left;  // when a peer last said goodbye
     bool leaving;
 };
@@ -177,9 +177,9 @@ static int connect_once(const char *host, int port, const char **why) {
 
 // ---- notes --------------------------------------------------------------------------------------
 
-// Sends only what can be sent at once: if a peer takes no more, the note is dropped, and judge()
-// notices that peer by its silence. Nothing may follow an incomplete note, so after one the
-// connection is closed for sending.
+// Sends a note to all peers without waiting. If a peer reads nothing and its buffer is full, the
+// note is dropped; judge() notices that this peer is silent. If only a part of the note is sent,
+// the connection is closed for sending, because the peer would misread a note after that part.
 static void send_notes(Watch *w, int kind, const char *text) {
     Note note = w->mine;
     note.kind = kind;
@@ -191,7 +191,7 @@ static void send_notes(Watch *w, int kind, const char *text) {
     }
 }
 
-// Whether p->coming is the next complete note of a peer. Returns false if the note has not arrived
+// Receives the next note of a peer into p->coming. Returns false if the note has not arrived
 // completely, or if the connection has ended.
 static bool receive_note(const Watch *w, Peer *p) {
     while (!p->closed) {
@@ -225,7 +225,7 @@ __attribute__((noreturn)) PRINTF_LIKE(2, 3) static void end_run(Watch *w, const 
     _exit(EXIT_LOST_RANK); // the main thread may hang, and exit() would hang with it
 }
 
-// Ends the run because of a rank. reason: a format, which may have a %.1f for the seconds.
+// Ends the run because a rank is lost. reason: a format, which may have a %.1f for the seconds.
 __attribute__((noreturn)) static void end_for(Watch *w, const Peer *p, const char *reason,
                                               double seconds) {
     char text[128];
@@ -373,7 +373,8 @@ static void move_bytes(Watch *w, int file, bool sends, void *data, size_t bytes)
     }
 }
 
-// Sends bytes to a peer, or receives its next ones. Meanwhile the main thread counts as waiting.
+// Sends bytes to a peer, or receives the peer's next bytes. Meanwhile the main thread counts as
+// waiting.
 static void exchange(Watch *w, const Peer *p, Channel channel, bool sends, void *data,
                      size_t bytes) {
     uint64_t size = bytes;
@@ -442,8 +443,8 @@ bool group_agree(const Group *g, Channel channel, bool ok) {
 // ---- the meeting (rendezvous) -------------------------------------------------------------------
 
 // The first message on a connection. A rank sends a Hello to rank 0 on each of its connections.
-// Once the meeting has ended, rank 0 answers with a Hello on the watchdogs' connection. A Hello
-// from rank 0 to a redirector, or from a redirector, has the connection REDIRECT.
+// Once the meeting has ended, rank 0 answers with a Hello on the watchdogs' connection. In a Hello
+// from rank 0 to a redirector, or from a redirector, `connection` is REDIRECT.
 typedef struct {
     uint32_t magic;
     int32_t rank, ranks, connection;
@@ -516,7 +517,7 @@ static bool seat(Attempt *attempt, int file) {
         }
         attempt->told = true; // warns once, although the rank connects again and again
     } else if (h.connection == REDIRECT) {
-        // rank 0 has reached itself, by an address that its machine does not know
+        // rank 0 has connected to itself, by an address that is_here() did not recognise
     } else if (p == NULL || h.ranks != w->ranks) {
         ok = fail("rank %d on %s was started as one of %d ranks, rank 0 as one of %d", h.rank,
                   h.host, h.ranks, w->ranks);
@@ -577,13 +578,13 @@ static void *redirect_ranks(void *argument) {
                         NI_NUMERICHOST);
             if (is_here(address)) { *address = '\0'; }
         }
-        bool four = strncmp(address, "::ffff:", 7) == 0; // an IPv4 address, for a socket of IPv6
+        bool four = strncmp(address, "::ffff:", 7) == 0; // an IPv4-mapped IPv6 address
         if (ours) { answer(&d->attempt, file, address + (four ? 7 : 0)); }
         close_file(&file);
     }
 }
 
-// Rank 0: tells the redirector rank 0's port. If that fails, attempt->address says why.
+// On rank 0: tells the redirector rank 0's port. If that fails, attempt->address says why.
 static bool tell_redirector(Attempt *attempt, int port) {
     const Meeting *m = attempt->meeting;
     const char *why = "it gives no answer; has it another LLM8_SECRET?";
@@ -605,8 +606,8 @@ static bool tell_redirector(Attempt *attempt, int port) {
     return told;
 }
 
-// Rank 0: waits until all ranks have connected, and answers them. Returns false if the meeting has
-// failed.
+// On rank 0: waits until all ranks have connected, and answers them. Returns false if the meeting
+// has failed.
 static bool receive_ranks(Attempt *attempt, int listener) {
     const Meeting *m = attempt->meeting;
     const double start = wall_seconds(), until = start + attempt->limit;
@@ -644,8 +645,8 @@ static bool receive_ranks(Attempt *attempt, int listener) {
     return ok || fail_again(why);
 }
 
-// The other ranks: connects to rank 0, again and again until rank 0 answers. Returns false if the
-// meeting has failed.
+// On the other ranks: connects to rank 0, again and again until rank 0 answers. Returns false if
+// the meeting has failed.
 static bool reach_rank_0(Attempt *attempt) {
     const Meeting *m = attempt->meeting;
     const double start = wall_seconds();
@@ -711,7 +712,7 @@ static bool reach_rank_0(Attempt *attempt) {
     }
 }
 
-// Whether this rank runs what rank 0 runs.
+// Whether all ranks run what rank 0 runs. identity: see group_open.
 static bool agree_on(const Group *g, const char *host, const char *identity) {
     char *of_first = group_text(g, identity);
     size_t line = 0, at = 0;

@@ -4,15 +4,15 @@
 // Rank 0 listens at MASTER_ADDR and MASTER_PORT. Every other rank connects to rank 0 until it
 // answers, with a connection for each channel and one for the watchdogs, and sends its rank and the
 // run's token. Rank 0 answers once all ranks have connected. Then all ranks compare their options
-// with rank 0's. A rank whose token differs (of another run, or without its secret) is refused. If
-// rank 0 is on another machine than MASTER_ADDR, it listens on its own machine, and the
+// with rank 0's. A rank of another run, or without the run's secret, has another token, and is
+// refused. If rank 0 is on another machine than MASTER_ADDR, it listens on its own machine, and the
 // first rank on the machine of MASTER_ADDR is the redirector: it listens there while the ranks
 // meet, learns from rank 0 where rank 0 listens, and tells this to every rank that asks. Nothing is
 // encrypted, so the port must be reachable only inside the cluster.
 //
 // In each rank a thread, the watchdog, reads its connections. At least four times a second it tells
 // rank 0 which step its rank has reached, and it ends the process when a rank is lost. (NCCL's own
-// error query does not notice a rank that hangs.) Rank 0 decides which is lost: one whose
+// error query does not notice a rank that hangs.) Rank 0 decides which rank is lost: one whose
 // connection closes without a goodbye (it died); one that has been silent for --distributed-timeout
 // (it is stopped, or its machine is gone); or one whose main thread has worked on one thing for
 // that time (a file system hangs). If all ranks wait for each other for that time, a GPU or the
@@ -28,8 +28,8 @@ BEGIN_C
 typedef struct Watch Watch; // the watchdog: the connections, and the thread that reads them
 
 typedef struct {
-    int rank, ranks; // number of this process, and of the processes of all machines
-    // number of this process on its machine, and of the machine's processes (0: not known)
+    int rank, ranks; // index of this process; number of processes on all machines
+    // index of this process on its machine; number of processes on this machine (0: not known)
     int local_rank, local_ranks;
     Watch *watch; // NULL: no other rank is connected, and the calls below return at once
 } Group;
@@ -52,9 +52,9 @@ int group_listen(const char *host, int *port);
 void group_draw(Meeting *meeting);
 
 // Meets the other ranks within `seconds`, which is the watchdog's time limit from then on. The
-// numbers of ranks in *g must be set. listener is rank 0's socket if it is open already, else -1.
-// identity is text that says what a rank runs, and must be the same on every rank. On failure every
-// connected rank gets the reason, which names the ranks that are missing or differ.
+// fields of *g before `watch` must be set. listener is rank 0's socket if it is open already, else
+// -1. identity is text that says what a rank runs, and must be the same on every rank. On failure
+// every connected rank gets the reason, which names the ranks that are missing or differ.
 bool group_open(Group *g, const Meeting *meeting, int listener, const char *identity,
                 double seconds);
 // Says goodbye to the other ranks, so that they do not treat the end of this rank as a loss. It

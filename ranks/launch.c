@@ -26,7 +26,7 @@ enum {
 // The variables of a launcher. NULL: the launcher has no such variable.
 typedef struct {
     const char *name, *rank, *ranks, *local_rank, *local_ranks;
-    // the variable that shows this launcher; NULL: `rank` or `ranks` does
+    // the launcher is recognised by this variable; if NULL, by the variable `rank` or `ranks`
     const char *sign;
     const char *tasks, *hosts; // lists: the number of tasks on each node, and the nodes' names
     // variables that identify the run: the same on all its ranks, but not in another run
@@ -48,7 +48,7 @@ static const Launcher launchers[] = {
      .local_ranks = "OMPI_COMM_WORLD_LOCAL_SIZE",
      .run = {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}},
     {.name = "MPICH",
-     .sign = "MPI_LOCALRANKID", // PMI_RANK is also srun's
+     .sign = "MPI_LOCALRANKID", // srun sets PMI_RANK, too
      .rank = "PMI_RANK",
      .ranks = "PMI_SIZE",
      .local_rank = "MPI_LOCALRANKID",
@@ -61,7 +61,7 @@ static const Launcher launchers[] = {
      .tasks = "SLURM_STEP_TASKS_PER_NODE",
      .hosts = "SLURM_STEP_NODELIST",
      .run = {"SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"}},
-    {.name = "PMI", // Cray's PALS, where the third variable is required
+    {.name = "PMI", // of Cray's PALS
      .rank = "PMI_RANK",
      .ranks = "PMI_SIZE",
      .local_rank = "PMI_LOCAL_RANK",
@@ -69,7 +69,7 @@ static const Launcher launchers[] = {
 };
 enum { LAUNCHERS = sizeof(launchers) / sizeof(launchers[0]) };
 
-// Returns NULL for a variable that is not set or empty.
+// Returns NULL for a variable that is not set, or is empty.
 static const char *variable(const char *name) {
     const char *value = name != NULL ? getenv(name) : NULL;
     return value != NULL && *value != '\0' ? value : NULL;
@@ -120,7 +120,7 @@ static void take_first(char host[256], const char *list) {
              bracket ? (int)strcspn(number, "-,]") : 0, number, (int)strcspn(rest, ","), rest);
 }
 
-// Reads where several ranks meet, and their token: the launcher's numbers of the run and the
+// Reads where several ranks meet, and their token. The token has the variables l->run and then the
 // secret, as "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SECRET". l is NULL if --gpus starts the ranks.
 static bool read_meeting(Ranks *r, const Launcher *l) {
     const char *host = variable("MASTER_ADDR"), *secret = variable("LLM8_SECRET");
@@ -215,7 +215,7 @@ bool ranks_device(const Group *g, int visible, int *device) {
 
 const int stop_signals[STOP_SIGNALS] = {SIGTERM, SIGINT, SIGUSR1, SIGUSR2, SIGHUP, SIGXCPU};
 
-// A write to a pipe without a reader, or beyond the limit of file sizes, must fail, not kill.
+// A write to a pipe without a reader, or beyond the limit of file sizes, must only return an error.
 static void ignore_write_signals(void) {
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN);
@@ -224,7 +224,7 @@ static void ignore_write_signals(void) {
 // ---- the starter --------------------------------------------------------------------------------
 
 // Waits for the ranks, and exits with the status of the first rank that failed. EXIT_LOST_RANK
-// counts only if no rank fails in another way. If none fails, the status is that of ids[0].
+// counts only if no rank fails in another way. If none fails, exits with the status of ids[0].
 __attribute__((noreturn)) static void await_ranks(const Ranks *r, pid_t *ids,
                                                   const sigset_t *signals) {
     const double GRACE = 1.5; // seconds in which the other ranks may end by themselves
@@ -264,7 +264,7 @@ __attribute__((noreturn)) static void await_ranks(const Ranks *r, pid_t *ids,
     exit(result);
 }
 
-// Forks the ranks of this machine. The function returns in each rank; the starter exits in it. If
+// Forks the ranks of this machine. The function returns in each rank, but not in the starter. If
 // all ranks are on this machine, *listener becomes rank 0's socket, on a free port.
 static void start_ranks(Ranks *r, int *listener) {
     static pid_t ids[RANKS_MAX];

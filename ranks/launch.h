@@ -1,8 +1,8 @@
 // Starts the ranks of a run from one command line, before any of them uses a GPU. The starter of
 // the processes says in the environment which rank each of them is:
 //
-//   started by   variables
-//   torchrun     RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE; also anyone by hand
+//   started by   variables, and after "the run:" those that identify the run
+//   torchrun     RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE; a user may set these by hand
 //                the run: TORCHELASTIC_RUN_ID
 //   Open MPI     OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE ..._LOCAL_RANK ..._LOCAL_SIZE
 //                the run: PMIX_NAMESPACE OMPI_MCA_ess_base_jobid
@@ -15,16 +15,16 @@
 // TORCHELASTIC_USE_AGENT_STORE is True, torchrun itself listens on that port: the ranks' port is
 // higher by 2, and rank 0 may be on another machine.) MASTER_ADDR may be unset if all ranks are on
 // one machine, and under Slurm, where the step's first host is used. If MASTER_PORT is unset, the
-// port is computed from the starter's number of the run, or is 29500 without such a number. This
-// number and LLM8_SECRET, which may be any text, are the ranks' token (group.h). Variables that
-// contradict each other are refused, by name.
+// port is computed from the variables that identify the run, or is 29500 if none is set. These
+// variables and LLM8_SECRET, which may be any text, are the ranks' token (group.h). Variables that
+// contradict each other are refused; the error names them.
 //
 // With --gpus N, if none of these variables is set, this process is the starter: it draws a secret,
 // forks N ranks and waits. On several machines, one starter runs on each, and needs NNODES,
-// NODE_RANK, MASTER_ADDR and MASTER_PORT, and uses LLM8_SECRET. It passes the stop_signals on to
-// its ranks. When a rank fails, the starter says which rank and how, and ends the other ranks; the
-// starter's exit status is that of the first rank that failed, or 128 plus that rank's signal. If
-// the starter dies, the kernel kills its ranks.
+// NODE_RANK, MASTER_ADDR and MASTER_PORT, and uses LLM8_SECRET. A starter passes the stop_signals
+// on to its ranks. When a rank fails, the starter says which rank and how, and ends the other
+// ranks; the starter's exit status is that of the first rank that failed, or 128 plus that rank's
+// signal. If the starter dies, the kernel kills its ranks.
 #pragma once
 
 #include "../model/options.h"
@@ -46,8 +46,8 @@ typedef struct {
 
 bool ranks_read(Ranks *r, const Options *options);
 
-// Finds the GPU of this rank, of `visible` GPUs that the process sees. If the process sees only one
-// GPU, the starter has chosen this GPU (srun --gpus-per-task 1, CUDA_VISIBLE_DEVICES).
+// Finds this rank's GPU among the `visible` GPUs that the process sees. If the process sees only
+// one GPU, the starter has chosen this GPU (srun --gpus-per-task 1, CUDA_VISIBLE_DEVICES).
 bool ranks_device(const Group *g, int visible, int *device);
 
 // Starts the ranks if this process is the starter; in the starter it does not return. In each rank
