@@ -4,8 +4,8 @@
 //   step_00000250/          one checkpoint; a folder of this name is complete
 //     meta.json             see below
 //     model.safetensors     the weights under Hugging Face's names
-//     config.json           lets `transformers` open the folder; for the same purpose, if the run
-//                           has their content:
+//     config.json           lets `transformers` open the folder; so do the next files, if the run
+//                           has them:
 //     tokenizer.json, tokenizer_config.json, chat_template.jinja, generation_config.json
 //     tokenizer.bin         so that the trainers can print and read text
 //     optimizer-R-of-N.safetensors   rank R's part: "master", "exp_avg", "exp_avg_sq", flat; its
@@ -19,12 +19,12 @@
 //                           before Muon's ranges, whose first moment is "momentum", BF16
 //     scaling.safetensors   of runs with delayed FP8 scaling, by slot (model/precision.h):
 //                           "scale" [S], "target" [S] (of amax * scale), "count" [S] and
-//                           "amax_history" [S,length], a ring: the next amax goes to place
-//                           count % length
+//                           "amax_history" [S,length], a ring buffer: the next amax is written at
+//                           index count % length
 //   step_00000300.aside-1/  set aside by a run that went back to an earlier checkpoint
 //   latest, best            symbolic links for other programs, where they can be made
 //   metrics.jsonl, config.txt
-//   .lock                   locked by the run that saves here; the text says which run it is
+//   .lock                   locked by the run that saves here; its text says which run this is
 //
 // meta.json is one object: "format", "version" (CHECKPOINT_VERSION), the fields of Progress,
 // "ranks", "precision", "layout_size", "valid_tokens", "data" and "valid_data" (the
@@ -43,13 +43,13 @@
 // Crash safety rests on five rules:
 // 1. A checkpoint is written as .tmp-step_..., synced, read back and verified, and then renamed. So
 //    a folder with the name of a step is complete; checksums find damage that comes later.
-// 2. The rename makes it the newest checkpoint, because steps that are not older were set aside
-//    before. So after a kill the newest is either the previous checkpoint or the new one.
+// 2. The rename makes it the newest checkpoint, because those of the same or later steps were set
+//    aside before. So after a kill the newest is either the previous checkpoint or the new one.
 // 3. Older checkpoints are deleted after that rename. Each is renamed to .old-step_... first, so
 //    that a half-deleted one does not count.
 // 4. A run that goes back to an earlier checkpoint sets later steps aside, the newest of them last.
 //    So after a kill the newest checkpoint is still the same, or the one that the run went back to.
-// 5. The links are written last. A kill may leave older ones, which the next start corrects.
+// 5. The links are written last. A kill may leave older links, which the next start corrects.
 // Anything else that a kill leaves has a name that starts with a dot; the next start deletes it.
 //
 // With several ranks, each writes its optimizer file and rank 0 writes everything else. Rank 0
@@ -84,7 +84,9 @@ typedef struct {
     double loss, valid_loss;  // valid_loss is of the weights at this step; NaN: not evaluated
     double best_valid_loss;   // the lowest of all evaluations; NaN: none yet
     double level, best_level; // level: the loss averaged over steps; best_level: the lowest level
-    int64_t proven;    // the newest checkpoint after which the loss was usual (is_usual); -1: none
+    // the newest checkpoint that is known to be good: with its weights, or in a step after it, the
+    // loss was usual (is_usual in train/save_folder.h); -1: none
+    int64_t proven;
     int64_t eval_left; // not 0: the evaluation after this step has not been made yet
     SpikeWindow window;
 } Progress;
@@ -214,18 +216,18 @@ typedef struct Checkpoint {
 // SOURCE_CHECKPOINT. If there is no checkpoint, start->path and options->origin are empty. A folder
 // without meta.json is one of Hugging Face's; if its weights are in several files, it is refused.
 bool checkpoint_model(Checkpoint *start, Options *options, Options *was);
-// Opens rank 0's checkpoint on every other rank, in place of its own. If the path is "", rank 0 has
-// none.
+// Opens rank 0's checkpoint on every other rank, in place of that rank's own. Afterwards c->path is
+// "" if rank 0 has no checkpoint.
 bool checkpoint_share(Checkpoint *c, const Group *group);
 // Reads elements begin..end of the weights in model.safetensors. Refuses tensors of other shapes.
 bool checkpoint_weights(Checkpoint *c, const ParamLayout *layout, int64_t begin, int64_t end,
                         float *out);
-// Writes the checksum of a meta.json into its text. Returns whether the text had that checksum.
+// Writes the checksum of a meta.json into its text. Returns whether the text already had it.
 bool meta_seal(char *text, size_t bytes);
 
-// Opens a checkpoint's files of tensors besides its meta.json. With `verify`, every byte is
-// compared with the checksums. Otherwise only the headers are read, because rank 0 has verified the
-// checkpoint.
+// Opens the files with tensors of a checkpoint whose meta.json is open. With `verify`, the
+// checksums of all files are compared. Otherwise only the headers are read, because rank 0 has
+// verified the checkpoint.
 bool checkpoint_complete(Checkpoint *c, bool verify);
 // Opens a checkpoint with all its files.
 bool checkpoint_open(Checkpoint *c, const char *path, bool verify);
@@ -278,8 +280,8 @@ int checkpoint_steps(const char *save, int64_t **steps);
 // `best`, and steps are beside it, the folder is the newest or the best step, whatever file or link
 // has that name. Returns false if the steps cannot be read.
 bool checkpoint_follow(char path[PATH_LENGTH], const char *from);
-// Results in place of a step. STEP_NONE: there is no such checkpoint. STEP_UNREADABLE: the
-// checkpoint cannot be determined, because a file cannot be read.
+// What the functions below return in place of a step. STEP_NONE: there is no such checkpoint.
+// STEP_UNREADABLE: the checkpoint cannot be determined, because a file cannot be read.
 enum { STEP_NONE = -1, STEP_UNREADABLE = -2 };
 // Returns the highest step.
 int64_t checkpoint_newest(const char *save);

@@ -305,9 +305,9 @@ static const struct {
 };
 enum { NUMBERS = sizeof(numbers) / sizeof(numbers[0]) };
 
-// Other keys of config.json, for the families in `of`. Each has, as JSON, the value that is written
-// (NULL: not written) and another value with the same meaning. Any other value is refused, and the
-// error says what the trainers lack.
+// Other keys of config.json, for the families whose bits are set in `of`. Each row has, as JSON,
+// the value that is written (NULL: not written) and another value with the same meaning. Any other
+// value is refused, and the error says what the trainers lack.
 #define ALL (~0u)
 #define LLAMAS (ALL ^ 1 << GPT2)
 #define SCALES "that scale"

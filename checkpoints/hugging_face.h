@@ -30,8 +30,8 @@ bool hf_read(const SafeTensors *st, const ParamLayout *layout, int64_t begin, in
 bool hf_knows_all(const SafeTensors *st, const ParamLayout *layout);
 
 // Returns the text of config.json for weights of this dtype (see hf_tensors); the caller frees it.
-// start: the config.json of the model that the run started from, whose tokens for the beginning and
-// the end of a text are kept. NULL: these are begin_of_text and end_of_text (-1: not known).
+// start: the config.json of the model that the run started from; the special tokens that it names
+// are kept. NULL: begin_of_text and end_of_text are written (-1: not known).
 char *hf_config(const Options *options, Dtype dtype, int begin_of_text, int end_of_text,
                 const char *start, size_t start_bytes);
 

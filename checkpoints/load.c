@@ -275,8 +275,8 @@ static bool verify_hashes(const SafeTensors *st, const char *hashes) {
     return ok;
 }
 
-// Checks the types and sizes of an optimizer file's arrays. elements: how many its ranges have.
-// *moments8: whether its moments are in 8 bits.
+// Checks the types and sizes of an optimizer file's arrays. elements: the number of elements in the
+// file's ranges. *moments8: whether the moments are in 8 bits.
 static bool check_arrays(const SafeTensors *st, int64_t elements, bool *moments8) {
     const TensorEntry *first = safetensors_find(st, state_names[STATE_EXP_AVG]);
     const TensorEntry *second = safetensors_find(st, state_names[STATE_EXP_AVG_SQ]);
@@ -310,8 +310,8 @@ static bool check_arrays(const SafeTensors *st, int64_t elements, bool *moments8
     return true;
 }
 
-// Opens every rank's optimizer file. All ranges together must have each element of the parameter
-// space once.
+// Opens every rank's optimizer file. Each element of the parameter space must be in exactly one
+// range.
 static bool open_optimizer(Checkpoint *c, bool verify) {
     c->optimizer = calloc_or_die((size_t)c->ranks, sizeof(SafeTensors));
     for (int r = 0; r < c->ranks; r++) {
@@ -720,7 +720,7 @@ bool checkpoint_read_scaling(const Checkpoint *c, const Precision *precision, Fp
         Fp8Scale *slot = &slots[i];
         bool other = amaxes == NULL || (other_step && i % OPERAND_COUNT == OPERAND_DY) ||
                      ((float *)data[SCALING_TARGET])[i] != fp8_slot_target(precision, i);
-        // the scale of a slot that is not in use would be out of date when it is used again
+        // if a slot is not in use now, its scale would be out of date when the slot is used again
         if (!fp8_slot_in_use(precision, i) || other) { continue; }
         slot->count = ((int32_t *)data[SCALING_COUNT])[i];
         slot->scale = ((float *)data[SCALING_SCALE])[i];

@@ -11,7 +11,7 @@
 
 enum { HEADER_MAX = 100 << 20 };
 
-// By Dtype. A file may have tensors of the types after F8_E4M3, but they are not read.
+// Indexed by Dtype. A file may have tensors of the types after F8_E4M3, but these are not read.
 static const struct {
     const char *name;
     int bytes;

@@ -58,8 +58,7 @@ struct cJSON *json_parse(const char *text, size_t bytes);
 // Returns the value of a JSON number that is whole, from 0 to below 2^53, which a double can hold
 // exactly. Returns -1 for anything else.
 int64_t json_count(const struct cJSON *item);
-// Return the number or the text with a name in an object, or `otherwise` if the object has no such
-// entry.
+// Return the number or the text that an object has under a name, or `otherwise` if it has none.
 double json_number(const struct cJSON *object, const char *name, double otherwise);
 const char *json_text(const struct cJSON *object, const char *name, const char *otherwise);
 

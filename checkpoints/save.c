@@ -232,7 +232,7 @@ static int64_t link_steps(const char *save, int64_t newest) {
     return best;
 }
 
-// Makes the link `path`, in the run's folder, to the checkpoint elsewhere that the run starts from.
+// Makes the link `path` in the run's folder. It leads to `start`, a checkpoint in another folder.
 static bool link_start(const char *path, const char *start) {
     char *real = realpath(start, NULL), word[SHELL_WORD];
     if (real == NULL) { return fail("%s: %s", start, strerror(errno)); }
@@ -270,15 +270,15 @@ static bool publish(const Snapshot *s, const char *fresh) {
     return folder_sync(save);
 }
 
-// Deletes all checkpoints except the newest --keep, the best, and the proven one (or the newest
-// before it, if the proven one could not be saved).
+// Deletes all checkpoints except the newest --keep, the best, and the one of progress.proven, after
+// which the loss was usual. If saving that one failed, the newest before it is kept.
 static void prune(const Snapshot *s, int64_t best) {
     const char *save = s->options->save;
     int64_t *steps = NULL;
     int count = best != STEP_UNREADABLE ? checkpoint_steps(save, &steps) : -1;
     int keep = s->options->keep, kept = 0;
     char path[PATH_LENGTH], doomed[PATH_LENGTH];
-    bool proven = false; // the proven checkpoint, or the newest before it, has been kept
+    bool proven = false; // the checkpoint of progress.proven, or the newest before it, is kept
     if (count < 0) { warn("older checkpoints could not be deleted: %s", error_text()); }
     for (int i = 0; keep > 0 && i < count; i++) {
         checkpoint_path(path, save, steps[i]);
@@ -296,8 +296,8 @@ static void prune(const Snapshot *s, int64_t best) {
     free(steps);
 }
 
-// Makes the folder of the new checkpoint, but not the --save folder: if that was moved or deleted,
-// the run makes it again before the next save.
+// Makes the folder of the new checkpoint, but not the --save folder. If the --save folder was moved
+// or deleted, this fails, and the run makes the --save folder again before the next save.
 static bool make_fresh(const char *fresh) {
     return (!path_exists(fresh) || folder_remove(fresh)) &&
            (mkdir(fresh, 0755) == 0 ||
@@ -450,7 +450,7 @@ bool checkpoint_claim(const Options *o, const Checkpoint *start) {
     }
     free(names);
     int64_t newest = checkpoint_newest(o->save);
-    // a save may have ended before it made the links
+    // the previous run may have ended after a save, but before it made the links
     if (newest >= 0) { link_steps(o->save, newest); }
     return newest != STEP_UNREADABLE;
 }

@@ -7,9 +7,9 @@
 // Discrete Mathematics 32, 1980): with k sources, a turn goes to a source that is at least 1/(2k-2)
 // of a sample behind its share. If several sources are, the turn goes to the one that would be the
 // first to be a whole sample behind. So among the first n samples, for every n, the count of each
-// source differs from n parts/period by at most 1 - 1/(2k-2). After a period all counts are exact,
-// and the turns repeat. (Megatron-LM's build_blending_indices takes the source that is furthest
-// behind, which has no such bound for many sources.)
+// source differs from n * parts / period by at most 1 - 1/(2k-2). After a period all counts are
+// exact, and the turns repeat. (Megatron-LM's build_blending_indices takes the source that is
+// furthest behind; for many sources this rule has no such bound.)
 #pragma once
 
 #include "../base/common.h"

@@ -2,12 +2,12 @@
 // answer's score is the probability that the model gives to its tokens after the context.
 //
 // Layout: a token file (loader.h) with magic 20240522; version 1 is llm.c's evaluation format, in
-// uint16; version 2 has uint32 instead. Header [2] is the count of questions, [3] the bytes of the
-// longest question, [5] the wording: 0: as in the data set's fields; 1: lm-eval's for HellaSwag.
-// After the header, the questions follow one after another. A question is:
-//   65535; the bytes of the question, from that 65535 to its last number; its index in the set; the
-//   index of the right answer; the number of answers A; the length of the context, and its tokens;
-//   then for each of the A answers its length and its tokens
+// uint16; version 2 has uint32 instead. Header [2] is the count of questions, [3] the size of the
+// longest question in bytes, [5] the wording: 0: as in the data set's fields; 1: lm-eval's for
+// HellaSwag. After the header, the questions follow one after another. A question is:
+//   65535; the size of the question in bytes, with that 65535; its index in the set; the index of
+//   the right answer; the number of answers A; the length of the context, and its tokens; then for
+//   each of the A answers its length and its tokens
 //
 // choices_open refuses a file of another kind or version; lengths that do not add up to the file's;
 // a question without context, answers or right answer; an empty answer; a token not in the
@@ -46,9 +46,9 @@ void choices_close(ChoiceSet *set);
 bool choice_sets_open(ChoiceSets *sets, const char *pattern, int vocab);
 void choice_sets_close(ChoiceSets *sets);
 
-// Writes the context's tokens and then an answer's into tokens[most]; if they are too many, only
-// the end of the context. Returns how many there are; the last *answer of them are the answer's.
-// Returns 0 if the answer is longer than most - 1.
+// Writes the context's tokens and then an answer's into tokens[most]. If there are more than
+// `most`, leaves out the beginning of the context. Returns how many tokens were written; the last
+// *answer of them are the answer's. Returns 0 if the answer is longer than most - 1.
 int choices_row(const ChoiceSet *set, int question, int answer_index, int most, int *tokens,
                 int *answer);
 

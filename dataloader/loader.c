@@ -45,7 +45,8 @@ void token_file_close(TokenFile *f) {
 
 bool token_file_read(const TokenFile *f, int64_t begin, int64_t n, uint32_t *out) {
     size_t size = (size_t)f->token_bytes;
-    unsigned char *from = (unsigned char *)(out + n) - (size_t)n * size; // widened in place
+    // reads the numbers into the end of `out`; those of 16 bits are then widened in place
+    unsigned char *from = (unsigned char *)(out + n) - (size_t)n * size;
     assert(begin >= 0 && n >= 0 && n <= f->count - begin);
     if (!file_read_at(f->file, f->path, from, (size_t)n * size,
                       SHARD_HEADER_BYTES + begin * (int64_t)size)) {
@@ -101,7 +102,7 @@ bool shard_open(TokenFile *f, const char *path) {
 typedef struct {
     TokenFileKind file;
     const char *ending, *word;
-    int said; // index in the shard's header of a number that says whether the shard has such a file
+    int said; // index in the shard's header of the number that is 1 if the shard has such a file
     const char *why;
 } BitFile;
 
@@ -405,7 +406,7 @@ static bool read_stream(const Dataset *data, int64_t begin, int64_t n, int *out)
     return true;
 }
 
-// Finds the documents of the window at `begin`, as loader_batch returns them.
+// Sets starts[T] for the window at `begin`, as loader_batch returns them.
 static bool find_starts(const Dataset *data, int64_t begin, const int *inputs, int *starts) {
     int T = data->seq_length, s = 0;
     uint32_t *bits = malloc_or_die(((size_t)T / MASK_BITS + 2) * sizeof(uint32_t));

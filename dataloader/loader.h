@@ -69,7 +69,7 @@ typedef struct {
 } TokenFile;
 
 // A kind of token file, and the words for it in messages: "... not a NAME ...; REMEDY". examples:
-// patterns of the files' names, for a kind that an option names.
+// patterns of the files' names, to suggest to a user; NULL: no option takes files of this kind.
 typedef struct {
     int32_t magic;
     const char *name, *remedy, *examples[2];
@@ -86,10 +86,10 @@ bool token_file_read(const TokenFile *f, int64_t begin, int64_t n, uint32_t *out
 // differs from its header.
 bool shard_open(TokenFile *shard, const char *path);
 
-// Finds the first of the shards that a glob pattern matches whose header has a number other than 0
-// at index `place`. At SHARD_MASKED or SHARD_STARTED this is a shard with conversations; at 0, the
-// magic number, it is any shard. The shard is closed. Returns false if no shard fits, or if a shard
-// before it cannot be read.
+// Of the shards that a glob pattern matches, finds the first whose header is not 0 at index
+// `place`: a shard with conversations for SHARD_MASKED or SHARD_STARTED; any shard for 0, the index
+// of the magic number. The shard is closed. Returns false if no shard fits, or if a shard before it
+// cannot be read.
 bool shards_find(const char *pattern, int place, TokenFile *shard);
 
 // Makes the header of a shard, in which the mark of the tokenizer is 0.
@@ -98,8 +98,8 @@ void shard_header(int32_t header[SHARD_HEADER_BYTES / 4], int token_bytes, int64
 // Lists the files that a glob pattern matches; refuses a pattern that matches none, or a folder.
 bool token_files_find(glob_t *found, const char *pattern, TokenFileKind kind);
 
-// The files beside a shard. Without SHARD.starts, a document begins at each end-of-text token.
-// Where conversations begin is then not known, because a turn may end with that token, too.
+// The files beside a shard. If a shard with conversations has no SHARD.starts, it is not known
+// where they begin, because a turn may end with an end-of-text token, too.
 typedef struct {
     uint32_t *mask; // the numbers of SHARD.mask; NULL: all tokens count
     // CRC-32 of the chat template, from the mask; not 0: the shard has conversations
@@ -160,7 +160,7 @@ int64_t loader_targets(const Loader *loader, int64_t sample, int64_t count);
 
 // Reads `count` samples from `sample` on into inputs and targets [count,T]. Samples from `end` on
 // (INT64_MAX: there is no end) get inputs 0 and targets -1, which the loss ignores, and are one
-// document. starts [count,T]: for each token, the place in the window where its document begins;
+// document. starts [count,T]: for each token, the index in the window at which its document begins;
 // NULL: not wanted. Refuses a token outside the vocabulary, and says where it is; and a shard that
 // was overwritten since it was opened.
 bool loader_batch(const Loader *loader, int64_t sample, int count, int64_t end, int *inputs,

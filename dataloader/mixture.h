@@ -31,14 +31,14 @@ typedef struct {
     int num_shards;
     int64_t tokens, windows, targets;
     bool masked;    // a source has masks
-    char *identity; // each of several sources has a line with its share before its shards' lines
+    char *identity; // the sources' identities; of several sources, each has its share before it
 } Mixture;
 
 // Opens the data sets of a mixture's text, as dataset_open opens one.
 bool mixture_open(Mixture *m, const char *text, int seq_length, int vocab, int end_of_text,
                   bool masks_ends);
 void mixture_close(Mixture *m);
-// Does for all sources what dataset_match does for one; also refuses other shares of the sources.
+// Calls dataset_match for every source. Also refuses an identity with other shares of the sources.
 bool mixture_match(const Mixture *m, const char *identity, const char *whose);
 // Returns the path of the first shard of `other` whose checksum a shard of m has, or NULL.
 const char *mixture_shares(const Mixture *m, const Mixture *other);

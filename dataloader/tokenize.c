@@ -57,7 +57,7 @@ typedef struct {
     const char *path;
     int file;
     size_t bytes;
-    bool names_end, has_nul; // what put_text has found in it: the end-of-text token's name, NUL
+    bool names_end, has_nul; // put_text has found the end-of-text token's name, or a NUL
 } Text;
 
 static void read_text(const Text *text, void *out, size_t bytes, size_t at) {
@@ -97,14 +97,14 @@ static void remove_unfinished(void) {
 }
 
 // Opens the file that is renamed to the shard when it is complete. The lock of this file keeps out
-// other processes with the same prefix. It lasts until this process ends, because a second
+// other processes with the same prefix. The lock lasts until this process ends, because a second
 // descriptor stays open. The header is written at the end, because it has the count of tokens.
 static void open_output(Output *out) {
     char fresh[PATH_LENGTH];
     struct stat own, named;
     int file = -1;
     path_format(fresh, "%s.new", out->path);
-    do { // again, if another process has renamed the file meanwhile
+    do { // tries again if another process has renamed the file meanwhile
         if (file >= 0) { close(file); }
         file = open(fresh, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
         if (file < 0) { die("%s: %s", fresh, strerror(errno)); }
@@ -179,7 +179,7 @@ static size_t next_line(const Text *text, size_t at, size_t end) {
 
 static void tokenize_file(const char *path, Output *train, Output *valid) {
     Text text = open_text(path);
-    // the validation text starts at a line, unless less than half of that text would be left
+    // the validation text starts with a whole line, unless less than half of the text would be left
     size_t split = text.bytes - (size_t)((double)text.bytes * valid_fraction);
     split = next_line(&text, split, split + (text.bytes - split) / 2);
     put_text(train, &text, 0, split);
@@ -197,7 +197,8 @@ static void tokenize_file(const char *path, Output *train, Output *valid) {
     close(text.file);
 }
 
-// Opens the tokenizer, and writes it to `path`, beside the shards. given: the file of --tokenizer.
+// Opens the tokenizer, and writes it to `path`, beside the shards. given: the file of --tokenizer;
+// NULL: the tokenizer of bytes.
 static void open_tokenizer(const char *path, const char *given) {
     const char *from = given != NULL ? given : path;
     if (given == NULL && !tokenizer_write_bytes(path)) { die("%s", error_text()); }

@@ -157,7 +157,7 @@ char *tokenizer_config_json(void) {
 
 // ---- tokens by their bytes ----------------------------------------------------------------------
 
-// Returns the place of these bytes in the table, or the empty place where they belong.
+// Returns the index of these bytes in the hash table, or of the empty entry where they belong.
 static size_t find_place(const Encoder *e, const unsigned char *bytes, size_t n) {
     uint64_t hash = 14695981039346656037ull; // FNV-1a
     for (size_t i = 0; i < n; i++) { hash = (hash ^ bytes[i]) * 1099511628211ull; }
@@ -372,7 +372,7 @@ static int64_t encode_word(Encoder *e, const unsigned char *word, int n, int *to
     while (e->heap_count > 0) {
         Merge merge = heap_pop(e);
         int left = (int)(uint32_t)merge.key, middle = e->end[left];
-        // one token of the pair has merged with another token meanwhile
+        // skips a pair of which one token has merged with another token meanwhile
         if (middle <= left || middle >= n || e->end[middle] != merge.right) { continue; }
         e->end[left] = merge.right;
         e->end[middle] = -1;

@@ -50,7 +50,7 @@ typedef struct {
     Cut cut;
     unsigned char *data; // the content of the file
     size_t bytes;
-    size_t *at; // [vocab] where an id's length is in the file
+    size_t *at; // [vocab] where in the file a token's entry (length, bytes) begins
     int num_ranges;
     // where the ranges of characters begin in the file; they ascend. A character in no range is
     // CLASS_OTHER
@@ -86,8 +86,8 @@ typedef struct {
     int byte_id[256];
     unsigned char *class_of; // [0x110000] the class of each character
     size_t room;             // bytes of the longest word that the buffers below can take
-    int *end;                // for a token that begins at a byte: where it ends
-    int *before;             // for a token that begins at a byte: where the token before it begins
+    int *end;                // [room] for each byte at which a token begins: where the token ends
+    int *before;             // [room] for each such byte: where the previous token begins
     Merge *heap;
     size_t heap_count;
 } Encoder;

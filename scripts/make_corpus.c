@@ -25,8 +25,8 @@ enum { LISTS = 100, SCENES = 200, NAMES = 4, TEXT = 8192 };
 
 typedef struct {
     char *names[NAMES];
-    int columns, rows, cell_count; // the head is not counted in rows
-    // one row after another. The head is first: the list's names, and then the columns' names
+    int columns, rows, cell_count; // `rows` does not count the head
+    // one row after another. The first row is the head: the list's names, then the columns' names
     char **cells;
 } List;
 
@@ -128,7 +128,7 @@ static const char *drawn(const Story *s, const char *name) {
     return NULL;
 }
 
-// Returns the cell of a column in the row that begins with a word.
+// Returns the cell in the column named `column` of the row whose first cell is `word`.
 static const char *find(const char *column, const char *word) {
     for (const List *list = grammar.lists; list < grammar.lists + grammar.list_count; list++) {
         for (int i = list->columns; i < list->cell_count; i++) {
@@ -145,8 +145,8 @@ static const char *find(const char *column, const char *word) {
 }
 
 // ---- texts --------------------------------------------------------------------------------------
-// Marks are expanded in place, from left to right. A mark is replaced by its text, which is
-// expanded next. The text to the left of `at` is complete.
+// Marks are expanded in place, from left to right. A mark is replaced by its text, in which the
+// marks are expanded next. The text to the left of `at` is complete.
 
 static void splice(Story *s, char *at, const char *end, const char *text) {
     size_t n = strlen(text), rest = strlen(end) + 1;
@@ -170,8 +170,8 @@ static void tell_choice(Story *s, char *at) {
     splice(s, at, from, "");
 }
 
-// Replaces $day or $A.home by a cell. In $7.words, 7 is not the name of a list, so the row that
-// begins with 7 is looked up.
+// Replaces $day or $A.home by a cell. In $7.words, 7 is not the name of a list, so the row whose
+// first cell is 7 is looked up.
 static void tell_name(Story *s, char *at) {
     char word[32], *end = at;
     const char *value = NULL;
