@@ -1,4 +1,4 @@
-// A micro-batch's tokens on their way to the device: the host fills one pinned buffer while the
+// Copies the tokens of micro-batches to the device: the host fills one pinned buffer while the
 // device still reads the other.
 #pragma once
 
@@ -13,8 +13,8 @@ typedef struct {
     int *inputs, *targets; // [M]
     TokenRuns runs;        // runs of equal inputs, for the embedding's gradient
     // NULL unless attention or positions restart at each document.
-    int *documents; // the documents' starts [M], 0 unless the caller sets them; after them, what
-                    // attention.h lists
+    int *documents; // AttentionShape.documents: the caller may set the starts [M], which are 0 at
+                    // first; batches_send sets the rest
     // NULL unless positions restart at each document and the model has a table of positions.
     int *positions; // [M]
     TokenRuns position_runs;

@@ -60,7 +60,7 @@ void check_hash(Check *c, int pass) {
         gpu_hash(gpu, row, l->w.rows.codes, n, 0);
         gpu_hash(gpu, row, l->w.columns.codes, n, 0);
         for (int o = 0; o < OPERAND_COUNT; o++) {
-            // without delayed scaling, each rank measures the scales of x and dy itself
+            // without delayed scaling, the scales of x and dy differ between ranks
             if (o != OPERAND_W && p->fp8.length == 0) { continue; }
             gpu_hash(gpu, row, &slots[o], offsetof(Fp8Scale, amax), 0);
         }
@@ -85,8 +85,8 @@ static void fetch(Check *c) {
     size_t bytes = (size_t)(CHECK_PASSES * c->rows) * sizeof(uint64_t);
     gpu_fetch(c->net->gpu, c->host, c->hashes, bytes);
     CUDA_CHECK(cudaStreamSynchronize(c->net->gpu->stream));
-    // the hash of a gradient is the sum of its parts' hashes, so this leaves out the part that the
-    // rank keeps
+    // the hash of a gradient is the sum of its parts' hashes, so the difference leaves out the part
+    // that the rank keeps
     for (int pass = 0; pass < CHECK_PASSES; pass++) {
         uint64_t *whole = c->host + pass * c->rows + c->first[ROWS_GRADIENTS];
         const uint64_t *kept = c->host + pass * c->rows + c->first[ROWS_KEPT];
@@ -94,7 +94,7 @@ static void fetch(Check *c) {
     }
 }
 
-// Returns the first of the rows from..end-1 in which a and b differ, or `end` if none does.
+// Returns the first of the rows from..end-1 in which a and b differ, or `end` if they are equal.
 static int first_difference(const uint64_t *a, const uint64_t *b, int from, int end) {
     int row = from;
     while (row < end && a[row] == b[row]) { row++; }
@@ -191,7 +191,7 @@ bool check_agrees(Check *c, int64_t step) {
     RankHashes *mine = calloc_or_die(1, bytes);
     char *all = run->group.rank == 0 ? malloc_or_die(bytes * (size_t)run->group.ranks) : NULL;
     place_of(c, mine->place, sizeof(mine->place));
-    // the third pass's rows are not on the host yet
+    // if there was a third pass, its hashes are not on the host yet
     if (first_difference(c->host, c->host + c->rows, 0, c->rows) < c->rows) { fetch(c); }
     // a wrong gradient also makes the sum wrong on the rank that keeps the sum. So gradients are
     // compared first, and the rank that computed the wrong one is reported

@@ -1,7 +1,7 @@
 // Checked steps (--check-interval): whether the GPU computes the same twice, whether all ranks have
 // the same weights, and whether the state keeps its bits from one update to the next.
 //
-// The first micro-step of a checked step is made twice. After each pass its results are hashed,
+// The first micro-step of a checked step runs twice. After each pass its results are hashed,
 // and each hash is called a row. There is one row for the loss; one for the gradient and one for
 // the weights of every parameter; one for the FP8 codes of every linear layer, with the scales that
 // all ranks share; and one for the rotary table with the scales of weights' blocks. The part of a
@@ -44,7 +44,7 @@ typedef struct {
     StateHashes *states;        // on the device
 } Check;
 
-// In a run without checked steps it plans nothing, and c->rows is 0.
+// Plans the hashes. In a run without checked steps, c->rows becomes 0 and nothing is planned.
 void check_plan(Check *c, const Network *net, Plan *plan);
 void check_close(Check *c);
 

@@ -6,7 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
-// If the end of another rank may have caused a failure, the watchdog explains it.
+// Ends the program if a call of NCCL has failed. If the end of another rank may be the cause, the
+// watchdog reports that rank.
 static void check_nccl(const Comm *c, int status, const char *call) {
     char text[160];
     if (status == NCCL_SUCCESS) { return; }
@@ -21,7 +22,7 @@ static void check_nccl(const Comm *c, int status, const char *call) {
 
 // ---- opening ------------------------------------------------------------------------------------
 
-// What the ranks compare before NCCL connects them, because NCCL would hang or report less.
+// What the ranks compare before NCCL connects them: NCCL would hang, or not report the cause.
 typedef struct {
     int version;
     char host[64], bus[32]; // the machine, and the GPU's PCI address
@@ -46,7 +47,7 @@ static bool check_cards(const Card *cards, int ranks) {
     return true;
 }
 
-// Looks for errors of NCCL that no call returns, such as a broken network.
+// Returns false if NCCL has an error that no call returns, such as a broken network.
 static bool probe(void *argument) {
     const Comm *c = argument;
     int error = NCCL_SUCCESS;

@@ -38,8 +38,8 @@ typedef struct {
     bool begun;        // between comm_begin and comm_end
 } Comm;
 
-// Opens the ranks' communicator on the current device, which no other rank may use. slots: the
-// number of slots. group NULL: one rank.
+// Opens the NCCL communicator of all ranks on the current device. Fails if another rank has the
+// same device. slots: the number of slots. group NULL: one rank.
 bool comm_open(Comm *c, Group *group, Gpu *gpu, int slots);
 void comm_close(Comm *c);
 
@@ -57,8 +57,8 @@ void comm_all_reduce(Comm *c, void *buffer, CommType type, CommOp op, int64_t co
 void comm_move(Comm *c, void *buffer, CommType type, int64_t count, int from, int to);
 void comm_end(Comm *c, int slot);
 
-// The compute stream waits for the slot's last collective (comm_wait), or for all that have begun
-// (comm_join). The time of the wait counts to FAMILY_COMMUNICATION.
+// Makes the compute stream wait for the slot's last group of collectives (comm_wait), or for all
+// collectives that have begun (comm_join). The wait counts to FAMILY_COMMUNICATION.
 void comm_wait(Comm *c, int slot);
 void comm_join(Comm *c);
 

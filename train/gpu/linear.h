@@ -1,6 +1,6 @@
-// The linear layers on the GPU, which are set up at the start of a run: what their three products
-// read and write, in the precision that the policy (model/precision.h) gives each layer. After that
-// nothing is looked up, and only these structs say which precision a layer has.
+// The linear layers on the GPU: what their three products read and write, in the precision that the
+// policy (model/precision.h) gives each layer. The policy is read only at the start of a run; later
+// code knows a layer's precision from these structs.
 #pragma once
 
 #include "params.h"
@@ -19,15 +19,15 @@ typedef struct {
     bool adds_bias; // the forward product adds the bias
     Gradient dweight, dbias;
     bool wgrad_fp8;                   // the weight gradient's operands are in FP8 too
-    bool fast_forward, fast_backward; // FP8 products of that pass keep partial sums in the
-                                      // tensor cores
+    bool fast_forward, fast_backward; // fast accumulation (gemm.h) in the FP8 products of the
+                                      // forward, backward pass
     GpuFamily family;
-    // [OPERAND_COUNT], on the device: counts of FP8 codes, which are made in steps in which
-    // *counting is true. NULL: they are never made.
+    // [OPERAND_COUNT], on the device: counts of FP8 codes, from the steps in which *counting is
+    // true. NULL: codes are never counted.
     Fp8Counts *counts;
     const bool *counting;
-    bool recomputed;         // the input is not kept, but computed again before the backward pass
-    bool product_recomputed; // the layer's forward product is computed again too
+    bool recomputed;         // the input is not kept, but recomputed before the backward pass
+    bool product_recomputed; // the layer's forward product is recomputed too
 } LinearLayer;
 
 // Sets up the layer. For an FP8 layer, plans the buffer of the transposed FP8 weight and, if every
@@ -44,8 +44,8 @@ static inline bool linear_runs(const LinearLayer *l, Pass pass) {
 // Returns the layer's input, in the forms that a pass requests from the kernel that writes it.
 Operand linear_input(const LinearLayer *l, Pass pass);
 
-// Makes the forms of the received weight that products read: from FP8 codes the transposed codes,
-// from BF16 both FP8 forms.
+// Makes the forms of the received weight that products read: from FP8 codes, the transposed codes;
+// from a BF16 weight of an FP8 layer, the codes and the transposed codes.
 void linear_receive(Gpu *gpu, const LinearLayer *l);
 
 // Returns the forward product y [M,N] = x W', which gemm() or one of our own products (kernels.h)
@@ -61,7 +61,7 @@ Gemm linear_input_gradient(const LinearLayer *l, Bf16 *dx, int M);
 void linear_weight_gradient(Gpu *gpu, const LinearLayer *l, Operand x, int M, bool accumulate);
 void linear_backward(Gpu *gpu, const LinearLayer *l, Bf16 *dx, Operand x, int M, bool accumulate);
 
-// Returns the gradient g, marked to be added to (accumulate) or overwritten.
+// Returns g for a kernel that adds to the gradient (accumulate) or overwrites it.
 static inline Gradient gradient_into(Gradient g, bool accumulate) {
     g.accumulate = accumulate;
     return g;

@@ -3,10 +3,10 @@
 //
 // Newton-Schulz steps need whole matrices, while a rank keeps only a part of each matrix (ZeRO-1,
 // model/zero.h). So each matrix has an owner, which receives the other ranks' parts, takes the
-// steps, and sends the parts back. Every element is moved twice, in the gradients' type. A part has
-// the same place in every rank's buffer of gradients. On the owner it overwrites gradients of
-// elements that another rank keeps, which the owner no longer needs. With one rank nothing is
-// moved.
+// steps, and sends the parts back. Every element is sent twice, in the gradients' type. A part has
+// the same offset in every rank's buffer of gradients. On the owner, a received part overwrites
+// gradients that the owner no longer needs, because another rank keeps these elements. With one
+// rank nothing is sent.
 //
 // The owner takes the steps for several matrices of one shape at a time: a single matrix is too
 // small to fill a GPU. Muon's scratch shares memory with the buffers of forward and backward
@@ -42,8 +42,8 @@ void muon_free_plan(Muon *m);
 // Prints Muon's work and traffic, for --plan.
 void muon_print(const Muon *m, GpuType gradient_type, FILE *out);
 
-// Makes the matrices among the gradients orthogonal, and scales them. slot: the slot of the moves
-// (comm.h).
+// Makes the matrices among the gradients orthogonal, and scales them. slot: the slot for sending
+// the parts (comm.h).
 void muon_orthogonalize_all(const Muon *m, Gpu *gpu, Comm *comm, int slot, void *gradients,
                             GpuType type);
 

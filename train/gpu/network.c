@@ -131,7 +131,7 @@ static void plan_head(Network *n, Plan *plan, int64_t M) {
     n->loss_scratch.bytes = (size_t)loss_scratch_floats(fp8_rows) * sizeof(float);
     plan_buffer(plan, "rows' log-sum-exp", (int64_t)n->loss_scratch.bytes,
                 (void **)&n->loss_scratch.data);
-    // max_sums has the memory of these codes until the loss writes them
+    // until the loss writes these codes, their memory holds max_sums (start_head)
     plan_form(n, plan, "d logits, FP8", fp8_rows, P, &head->dy.rows);
     plan_form(n, plan, "d logits, FP8, transposed", P, wgrad_rows, &head->dy.columns);
 }
@@ -212,7 +212,7 @@ static void start_norm(Network *n, NormLayer *norm, TensorId weight, int layer, 
     const TensorId bias = (TensorId)(weight + 1);
     const bool layernorm = c->arch == ARCH_GPT2;
     NormForward *f = &norm->forward;
-    assert(tensor_row(bias)->cols == DIM_NONE); // the table of tensors has a bias after each weight
+    assert(tensor_row(bias)->cols == DIM_NONE); // in the tensor table, the bias follows the weight
     f->x = x;
     f->weight = params_weights(p, weight, layer, NULL);
     f->bias = layernorm ? params_weights(p, bias, layer, NULL) : NULL;

@@ -1,5 +1,6 @@
 // The model on the GPU: its layers, which are set up at the start of a run, and the plan of every
-// buffer of a micro-batch. The plan's table also says which buffers --recompute recomputes.
+// buffer of a micro-batch. The table of a block's buffers (network.c) also says which of them
+// --recompute recomputes.
 //
 // Shapes are train_gpt.cu's: M = B * T tokens, C channels, N = (H + 2G) * D, F feed-forward, V
 // vocabulary, P padded vocabulary.
@@ -14,7 +15,7 @@ BEGIN_C
 typedef struct {
     NormForward forward;
     NormBackward backward;
-    Operand d_residual; // has the forms that the layer that writes the norm's input reads
+    Operand d_residual; // the input's gradient, in the forms that the layer before the norm reads
 } NormLayer;
 
 // A transformer block. Its linear layers hold their inputs: the outputs of the norms, of attention
@@ -29,7 +30,7 @@ typedef struct {
         LinearLayer linear[LINEAR_HEAD];
     };
     RotaryBackward rope; // each call sets B and T; table NULL: no rotary embedding
-    // for training passes
+    // These three hold in training passes.
     bool product_rotates;   // QKV's forward product also rotates queries and keys
     bool product_activates; // fc1's forward product also applies the activation
     bool product_derives;   // the product of fc2's input gradient also applies GELU's derivative
@@ -59,14 +60,14 @@ typedef struct {
     float *rope;        // [T,D]
 
     Operand d_residual; // [M,C], also in its FP8 forms
-    // Scratch. Buffers named in one line share the same bytes, because they are never needed at the
-    // same time.
+    // Scratch. Buffers declared in one line share the same bytes, because they are never needed at
+    // the same time.
     Bf16 *d_norm, *d_attention; // [M,C], [M,H*D]
     // Inputs of linear layers that do not keep their inputs: `activated` is fc2's input, `input`
     // that of the other layers. Both BF16 forms share the bytes of d_qkv. The FP8 forms share no
     // bytes, because fc1's product may write `activated` while it reads `input`.
     Operand input, activated; // [M,C] or [M,H*D]; [M,F]
-    // [M,F], Llama [M,2F]; [M,N]. Also in their FP8 forms. Llama's d_fc1 in BF16 replaces fc1_out.
+    // [M,F], Llama [M,2F]; [M,N]. Also in their FP8 forms. Llama's BF16 d_fc1 overwrites fc1_out.
     Operand d_fc1, d_qkv;
     Bf16 *d_activated; // [M,F], shares the bytes of d_qkv; in GPT-2, d_fc1 overwrites d_activated
     Scratch partial_sums;
@@ -74,7 +75,7 @@ typedef struct {
                     // forms
     Scratch loss_scratch; // scratch of the loss, for chunk_rows rows
     // In training, the head's product writes the rows' maxima and sums here, so that the loss reads
-    // the logits only once. They lie in the memory of the codes of the logits' gradient, which the
+    // the logits only once. Their memory is that of the codes of the logits' gradient, which the
     // loss writes later. If max_sums.data is NULL, the product writes no maxima and sums.
     Scratch max_sums;
 } Network;
@@ -83,11 +84,11 @@ AttentionShape attention_shape_of(const Run *run, int B, int T);
 
 // Plans the network. Also decides the sizes of the Gpu's workspaces, and plans them.
 void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan);
-// Must be called once the plan has its memory and the parameters are started.
+// Must be called after params_restore, which decides how FP8 operands get their scales.
 void network_start(Network *n);
 
-// Waits for a bucket's new weights, and makes the forms that products read. Every reader of weights
-// calls it first; it does nothing if these weights have been received before.
+// Waits for a bucket's new weights, and makes the forms that products read. Must be called before
+// these weights are read; does nothing if they have been received before.
 void network_receive(Network *n, int bucket);
 
 END_C

@@ -95,8 +95,8 @@ static int64_t state_bytes(const OptimizerState *s, int64_t kept) {
     return bytes;
 }
 
-// Plans the state's arrays. The first kept elements have their state in host memory, at least
-// `offload` bytes of it. Scales of moments are always on the device.
+// Plans the state's arrays. At least `offload` bytes of state, those of the first kept elements,
+// are in host memory. Scales of moments are always on the device.
 static void plan_state(Params *p, Plan *plan, Plan *host, int64_t offload) {
     static const char *const titles[] = {"master weights",
                                          "first moment",
@@ -205,8 +205,8 @@ void params_plan(Params *p, Run *run, Plan *plan, Plan *host, int64_t offload) {
     uint8_t *kinds = find_kinds(run);
     p->zero = zero_layout(layout, run->group.ranks, kinds);
     free(kinds);
-    // evaluations in BF16 read the weights in BF16: weights are sent in BF16 then, and every rank
-    // quantises them
+    // evaluations in BF16 read BF16 weights; so all weights are sent in BF16, and every rank makes
+    // the FP8 codes
     for (int i = 0; i < p->zero.count && o->eval_precision == EVAL_BF16; i++) {
         p->zero.segments[i].codes = false;
     }

@@ -1,9 +1,10 @@
 // The parameters on the device, and everything that changes them: FP32 master weights, moments and
-// gradients of this rank's shard, the weights that products read, the FP8 scaling state, and their
-// way to and from a checkpoint. The part of the optimizer's state that does not fit the device is
-// in pinned host memory, where the same kernels update it (--optimizer-cpu-offload).
+// gradients of this rank's shard, the weights that products read, and the FP8 scaling state. Also
+// reads them from a checkpoint, and copies them for one. The part of the optimizer's state that
+// does not fit the device is in pinned host memory, where the same kernels update it
+// (--optimizer-cpu-offload).
 //
-// One path serves any number of ranks (ZeRO-1; model/zero.h explains segments, parts and the
+// The same code serves any number of ranks (ZeRO-1; model/zero.h explains segments, parts and the
 // arranged space). Gradients lie in the arranged space, and a rank keeps and updates its part of
 // every segment. A segment's new weights are gathered in place: in BF16, or as FP8 codes, to which
 // each rank quantises its part. Each bucket's gradients are exchanged by params_reduce() once they
@@ -24,14 +25,14 @@ BEGIN_C
 // all-gathers of bucket b's new weights; SLOT_AGREEMENT: all others.
 enum { SLOT_SUMS, SLOT_AGREEMENT, SLOT_WEIGHTS };
 
-// An array of the optimizer's state, with `count` elements. Element i belongs to the `span` kept
-// elements from index first + i * span on. A kept element's index (ZeroRange.kept) counts only the
-// elements of the parameter space that this rank keeps.
+// An array of the optimizer's state, with `count` elements. This rank keeps some elements of the
+// parameter space; the index of a kept element (ZeroRange.kept) counts only these. Element i of the
+// array belongs to the `span` kept elements from index first + i * span on.
 typedef struct {
     GpuType type;
     int64_t first, count;
     int span;          // 1, or MOMENT_BLOCK for the scales of 8-bit moments
-    int64_t offloaded; // how many of the first elements are in host memory; the rest on the device
+    int64_t offloaded; // the first `offloaded` elements are in host memory, the rest on the device
     void *device;
     void *host; // in a run that saves: memory for all elements, from which a checkpoint is written
 } StateArray;
@@ -44,10 +45,10 @@ void *state_address(const StateArray *a, int64_t kept);
 typedef struct {
     void **segments; // [zero.count] BF16 or FP8
     bool *arriving;  // [num_buckets] whether new weights are on their way; params_receive resets it
-    // fp8 [precision.count], in host memory, has a row for each linear layer's weight, which is
-    // zero if the layer is in BF16. With blockwise scaling the rows point into two arrays on the
-    // device: square_amax has the amaxes of the weights' blocks of 128 x 128, square_inverse the
-    // blocks' inverse scales, first for the weights and then for the transposed weights.
+    // fp8 [precision.count], in host memory, has a row for each linear layer's weight; the row of a
+    // BF16 layer is zero. With blockwise scaling the rows point into two arrays on the device:
+    // square_amax has the amaxes of the weights' blocks of 128 x 128, square_inverse the blocks'
+    // inverse scales, first for the weights and then for the transposed weights.
     Fp8Weight *fp8;
     float *square_amax, *square_inverse; // [num_squares], [2, num_squares]
     int64_t num_squares;
@@ -56,11 +57,11 @@ typedef struct {
 // The optimizer's state that this rank keeps, and what an update needs.
 typedef struct {
     StateArray arrays[STATE_ARRAYS];
-    // [num_ranges] the elements that this rank keeps; a range is in host memory as a whole or not
-    // at all
+    // [num_ranges] the elements that this rank keeps; a range is not split between host memory and
+    // device memory
     ZeroRange *ranges;
     int num_ranges;
-    AdamWUpdate adamw;      // `gradients` has zero.size elements; `weights` are gathered as codes
+    AdamWUpdate adamw;      // `gradients`: zero.size elements; `weights`: those sent as FP8 codes
     AdamWUpdate *updates;   // [num_buckets] copies of adamw, each with the segments of one bucket
     AdamWSegment *segments; // on the device, [num_ranges]
     GradientPart *parts;    // on the device, [num_parts]: parts of the sum for the gradients' norm
@@ -124,7 +125,8 @@ void *params_weights(const Params *p, TensorId id, int layer, bool *codes);
 // parameter.
 Gradient params_gradient(const Params *p, TensorId id, int layer);
 
-// Forgets the amaxes that were measured for scales. Called before a micro-batch's forward pass.
+// Sets the measured amaxes to 0, if the run measures scales. Called before a micro-batch's forward
+// pass.
 void params_clear_measured(const Params *p);
 // Calls fp8_calibrate with the amaxes of all ranks. Waits for the device.
 void params_calibrate(Params *p);

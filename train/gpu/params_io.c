@@ -57,8 +57,8 @@ static void restore_piece(Params *p, int array, int64_t begin, int64_t end, int6
         put(p, scales, kept, host->scales, n / MOMENT_BLOCK);
         return;
     }
-    // converts in place: in this order, no BF16 number overwrites an FP32 number that is still to
-    // be read
+    // converts in place, in ascending order, so that no BF16 number overwrites an FP32 number that
+    // is still to be read
     if (a->type == TYPE_BF16) {
         Bf16 *to = (Bf16 *)host->values;
         for (int64_t k = 0; k < n; k++) { to[k] = bf16_encode(host->values[k]); }
@@ -86,9 +86,9 @@ static void restore_arrays(Params *p) {
     free(host);
 }
 
-// Returns whether the run must be calibrated: it trains, and the scale of some tensor is not known.
-// A run that does not train has no batch to calibrate with, so it measures the scales of such
-// tensors in each pass.
+// Restores the FP8 scales and their history. Returns whether the run must be calibrated: it trains,
+// and the scale of some tensor is not known. A run that does not train has no batch to calibrate
+// with, so it measures the scales of such tensors in each pass.
 static bool restore_scaling(Params *p) {
     const Precision *precision = &p->run->precision;
     int n = p->fp8.count;

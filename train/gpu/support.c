@@ -6,9 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-// Multiply-adds of a block's forward products (model/precision.h) from which on FP8 took less time
-// than BF16, with GPT-2's blocks of 128 to 768 channels and 1,024 to 16,384 tokens (one H200,
-// 2026-11-21): at 3.2e9 FP8 took between 0.3% less and 3% more time, at 7.2e9 3% less.
+// FP8 is used if a block's forward products have at least this many multiply-adds
+// (model/precision.h). Measured with GPT-2's blocks of 128 to 768 channels and 1,024 to 16,384
+// tokens (one H200, 2026-11-21): compared with BF16, FP8 took between 0.3% less and 3% more time at
+// 3.2e9 multiply-adds, and 3% less at 7.2e9.
 static const double fp8_gains_from = 5e9;
 
 // Why the device has no FP8. Static, because the precision table points to it.

@@ -17,18 +17,18 @@ NumberSupport support_of(int capability);
 // some rank, no rank uses it: all ranks warn, or with --fp8-required end. All ranks call it.
 NumberSupport support_find(Gpu *gpu, const Options *o, const Group *group);
 
-// Tests a product g, D [n,n] = A B' of operands [n,k]. The device must compute it exactly if D is
-// FP32 and there is no epilogue; and cuBLASLt must have the product with g's type of D, epilogue
-// and accumulation. The operands are small whole numbers, in g's types and scalings. This function
-// sets g's pointers. The first `rows` rows are compared with the CPU's result. ms: NULL, or
-// receives the milliseconds of one product.
+// Tests a product g, D [n,n] = A B' of operands [n,k]. With D in FP32 and no epilogue, the device
+// must compute it exactly; with g's own type of D, epilogue and accumulation, cuBLASLt must support
+// it. The operands are small whole numbers, in g's types and scalings. This function sets g's
+// pointers. The first `rows` rows are compared with the CPU's result. ms: NULL, or receives the
+// milliseconds of one product.
 bool support_product(Gpu *gpu, Gemm g, int rows, float *ms);
 
 // Tests each kind of FP8 product that a run with these options computes, by a small product whose
 // result must be exact. Returns how many kinds there are, or -1 if one is missing or wrong.
 int fp8_self_check(Gpu *gpu, const Options *o, NumberSupport support);
 
-// Whether the kernels can take the model's sizes, with this number of tokens in a micro-batch.
+// Whether the kernels support the model's sizes, with this number of tokens in a micro-batch.
 bool support_shapes(const ModelConfig *config, int64_t tokens);
 
 // Checks versions, memory, a product and two attentions, small FP8 products, and NCCL. The product
@@ -41,9 +41,9 @@ int verify(const Options *options);
 typedef enum { NCCL_WELL, NCCL_BAD, NCCL_NOT_TESTED } NcclVerdict;
 
 // Checks and times an all-reduce of `elements` FP32 numbers between the GPUs that this process
-// sees. NCCL follows the environment (NCCL_*), as in a training. A check that takes longer than
-// `seconds` ends the program with a line that says so. text: receives the row's text. Not tested:
-// there is one GPU, or no usable NCCL.
+// sees. NCCL's environment variables have effect, as in training. A check that takes longer than
+// `seconds` ends the program with a line that says so. text: receives the row's text.
+// NCCL_NOT_TESTED: there is one GPU, or no usable NCCL.
 NcclVerdict nccl_self_check(int gpus, int64_t elements, unsigned seconds, char *text, size_t room);
 
 END_C

@@ -122,8 +122,8 @@ static void check_attention(Gpu *gpu, AttentionShape s) {
     CUDA_CHECK(cudaFree(d_qkv));
 }
 
-// Checks the FP8 products of the options' model. Few devices have products of operands with a scale
-// for each block, so a device without them passes.
+// Checks the FP8 products of the options' model. A device without products of blockwise scaled
+// operands passes, because few devices have such products.
 static void check_fp8(Gpu *gpu, const Options *options) {
     NumberSupport support = support_of(gpu->capability);
     Options o = *options;

@@ -1,5 +1,5 @@
-// --verify: an all-reduce over every GPU of the machine, its sums checked and its bandwidth
-// measured.
+// --verify: checks the sums of an all-reduce over all GPUs of the machine, and measures its
+// bandwidth.
 #include "../../kernels/nccl.h"
 #include "support.h"
 
@@ -10,7 +10,7 @@
 
 enum { RUNS = 10, PERIOD = 1021 };
 
-// One GPU as a rank. One process has all GPUs, and NCCL takes their calls as a group.
+// One GPU, which is a rank. This process has all ranks, and groups their NCCL calls.
 typedef struct {
     float *buffer;
     cudaStream_t stream;
@@ -27,7 +27,7 @@ static void give_up(int signal_number) {
     _exit(EXIT_FAILURE);
 }
 
-// The first call that fails ends the check.
+// These macros end the check at the first call that fails.
 #define CUDA(call)                                                         \
     if ((cuda = (call)) != cudaSuccess) {                                  \
         return fail("GPU %d: %s: %s", d, #call, cudaGetErrorString(cuda)); \
