@@ -10,8 +10,7 @@
 enum { COLUMN_CHUNK = 64 }; // columns a thread owns when it sums over rows
 
 // Computes exp by range reduction and a polynomial (Cephes' coefficients), within 2 units in the
-// last place. Loops over this function vectorise. Outside [-87.3, 88.3] it is clamped; NaN stays
-// NaN.
+// last place. Loops over this function vectorise. x is clamped to [-87.3, 88.3]; NaN stays NaN.
 static inline float exp_simd(float x) {
     x = x < -87.3f ? -87.3f : (x > 88.3f ? 88.3f : x);
     const float magic = 12582912.0f; // 1.5 * 2^23: adding it rounds to a whole number
@@ -237,7 +236,7 @@ void attention_backward(float *dqkv, const float *dout, const float *out, const 
                 size_t o = ((size_t)(b * T + t) * H + h) * D;
                 float log_sum = lse[(size_t)(b * H + h) * T + t], delta = dot(dout + o, out + o, D);
                 size_t first = starts != NULL ? (size_t)starts[b * T + t] * N : 0;
-                // keys up to the query's own
+                // keys from the document's first one to the query's own
                 for (size_t at = first; at <= (size_t)t * N; at += N) {
                     float p = expf(scale * dot(qkv + q, qkv + k + at, D) - log_sum);
                     float dscore = p * (dot(dout + o, qkv + v + at, D) - delta) * scale;
@@ -307,7 +306,7 @@ void cross_entropy(float *losses, float *logits, const int *targets, int M, int 
             for (int i = 0; i < V; i++) { y[i] = terms.softcap * tanhf(x[i] / terms.softcap); }
         }
         float max = y[0];
-        double sum = 0.0; // in FP32, a sum of a million values would keep five digits
+        double sum = 0.0; // in FP32, a sum of a million values would have five right digits
         for (int i = 0; i < V; i++) { max = y[i] > max ? y[i] : max; }
 #pragma omp simd reduction(+ : sum)
         for (int i = 0; i < V; i++) { sum += exp_simd(y[i] - max); }
@@ -349,8 +348,8 @@ uint32_t moment_key(uint64_t seed, int64_t step, Moment which) {
     return (uint32_t)rng_mix(seed + 2 * (uint64_t)step + (which == MOMENT_SECOND));
 }
 
-// Returns the code of x, rounded stochastically: random is in [0, 1). If it is uniform, the mean of
-// the codes is the unrounded code (moments.h).
+// Returns the code of x, rounded stochastically: random is in [0, 1). If random is uniform, the
+// mean of the codes is the unrounded code (moments.h).
 static int moment_code(float x, uint16_t scale, Moment which, double random) {
     double size = which == MOMENT_FIRST ? fabs(x) : sqrt(x), unit = moment_unit(scale, which);
     double unrounded = unit > 0.0 ? fmin(cbrt(size / unit), moment_most(which)) : 0.0;
@@ -420,8 +419,8 @@ void muon_momentum(float *gradients, float *m, int64_t n, float momentum, float 
     }
 }
 
-// A Newton-Schulz step replaces X by (a I + b G + c G^2) X, where G = X X'. If X' X is smaller, G
-// is X' X, and the step replaces X by X (a I + b G + c G^2).
+// A Newton-Schulz step replaces X by (a I + b G + c G^2) X, where G = X X'. If X has more rows than
+// columns, G is X' X, which is smaller, and the step replaces X by X (a I + b G + c G^2).
 void muon_orthogonalize(float *x, int rows, int columns, float scale, float *scratch) {
     bool tall = rows > columns;
     int side = tall ? columns : rows;
@@ -512,8 +511,8 @@ void round_blocks_to_fp8(float *out, const float *x, Fp8Blocks b, Fp8Counts *cou
                 float range = float_from_bits(b.width == 1 ? amax[i] : largest);
                 scale[i] = fp8_block_scale(range, fp8_max(b.type), b.power_of_two);
             }
-            // usually the factor follows from the amax; but if the scale is at its limit, or is 1
-            // because the block is all zeros, the factor is the scale's inverse
+            // usually the factor is computed from the amax; but if the scale is at its limit, or is
+            // 1 because the block is all zeros, the factor is the scale's inverse
             if (b.codes != NULL) {
                 float factor = float_from_bits(largest) / fp8_max(b.type);
                 bool usual = factor >= FLT_MIN && factor <= FLT_MAX;

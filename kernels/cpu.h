@@ -3,8 +3,8 @@
 //
 // Shapes: B sequences of T tokens, M = B * T tokens, C channels, H query heads and G key/value
 // heads of size D, N = (H + 2G) * D the row of a packed query-key-value, F the feed-forward width,
-// V the vocabulary. Everything is row-major. A gradient is named d + its tensor; "+=" marks
-// gradients that are added to. Results do not depend on the number of threads.
+// V the vocabulary. Everything is row-major. The gradient of a tensor x is named dx. Results do not
+// depend on the number of threads.
 #pragma once
 
 #include "fp8_format.h"
@@ -49,7 +49,7 @@ void cpu_norm_forward(float *out, float *mean, float *rstd, const float *x, cons
 void cpu_norm_backward(float *dx, float *dweight, float *dbias, const float *dout, const float *x,
                        const float *weight, const float *mean, const float *rstd, int M, int C);
 
-// QK norm (Henry et al., "Query-Key Normalization for Transformers", 2020, as Qwen3 has it): out
+// QK norm (Henry et al., "Query-Key Normalization for Transformers", 2020, in Qwen3's form): out
 // [M,N] = qkv, with each head of the queries and keys normalised by RMSNorm. Weights [D], one for
 // all queries, one for all keys. rstd: [M,H+G], kept for backward.
 void qk_norm_forward(float *out, float *rstd, const float *qkv, const float *query_weight,
@@ -61,8 +61,8 @@ void qk_norm_backward(float *dqkv, float *dquery_weight, float *dkey_weight, con
                       int H, int G, int D);
 
 // Rotates queries and keys of qkv [M,N] in place by the angles of rope_table, in Hugging Face's
-// order: element i of a head is paired with i + D/2. With `inverse` it rotates back, which
-// computes the gradient.
+// order: element i of a head is paired with i + D/2. With `inverse` the rotation is reversed, which
+// turns the output's gradient into the input's.
 void rope_apply(float *qkv, const float *table, int B, int T, int H, int G, int D, bool inverse);
 
 // Causal attention inside documents, with grouped keys and values, softmax(QK'/sqrt(D))V.
@@ -84,8 +84,8 @@ void swiglu_backward(float *dx, const float *dout, const float *x, int M, int F)
 
 // Softmax cross-entropy over the first V of each row's P columns. losses[M]; a row whose target is
 // negative is left out, with loss 0. With terms.gradient_scale > 0 the logits become the gradient
-// of the loss that training minimises (loss_terms.h). It is 0 in rows that are left out and in
-// columns from V on. Elsewhere it is
+// of the loss that training minimises (loss_terms.h). The gradient is 0 in rows that are left out
+// and in columns from V on. Elsewhere the gradient is
 //   ((1 + 2 z_loss lse) softmax - onehot) * gradient_scale * (1 - (y / softcap)^2)
 void cross_entropy(float *losses, float *logits, const int *targets, int M, int V, int P,
                    LossTerms terms);
@@ -132,8 +132,8 @@ void moment_round_bf16(float *x, int64_t n, MomentRounding rounding);
 void muon_momentum(float *gradients, float *m, int64_t n, float momentum, float gradient_scale);
 
 // x [rows,columns], with the singular value decomposition x = U Z V', becomes scale U S V'. Five
-// Newton-Schulz steps by MUON_A, _B and _C bring the singular values S near 1: if a value in Z is
-// at least 0.0015 of x's Frobenius norm, its value in S is between 0.68 and 1.21. scratch:
+// Newton-Schulz steps by MUON_A, _B and _C bring the singular values S near 1: a singular value of
+// at least 0.0015 of x's Frobenius norm becomes a value between 0.68 and 1.21. scratch:
 // [muon_scratch(rows, columns)]
 #define MUON_A 3.4445f
 #define MUON_B (-4.7750f)

@@ -2,8 +2,8 @@
 // High-Performance Matrix Multiplication" (2008): panels of B and blocks of A are packed so that
 // the innermost kernel reads both with unit stride and keeps an MR x NR tile of C in registers.
 //
-// Vectors are GCC's vector extension, so that one source serves AVX-512, AVX2 and anything else the
-// compiler can lower; only the tile sizes differ.
+// Vectors use GCC's vector extension, so that the same source compiles for AVX-512, AVX2 and other
+// instruction sets; only the tile sizes differ.
 #include "../base/common.h"
 #include "cpu.h"
 
@@ -27,7 +27,8 @@ typedef float Vector __attribute__((vector_size(VECTOR * sizeof(float))));
 typedef Vector VectorUnaligned __attribute__((aligned(4)));
 typedef float Quad __attribute__((vector_size(16), aligned(4)));
 
-// out[c][r] = x[r][c] for r < 4, with rows of x `ld` apart and rows of out `width` apart.
+// out[c][r] = x[r][c] for r < 4, with rows of x `ld` floats apart and rows of out `width` floats
+// apart.
 static inline void transpose_4_rows(float *out, int width, const float *x, int ld, int cols) {
     int c = 0;
     for (; c + 4 <= cols; c += 4) {
@@ -94,7 +95,7 @@ static inline void multiply_panels(int k, const float *a, const float *b, float 
     }
 }
 
-// Writes a tile to C if `first`, which means the first part of k; otherwise adds the tile to C.
+// Writes the tile of the first part of k (`first`) to C, or adds a later part's tile to C.
 static void store_tile(const CpuGemm *g, const float *tile, int row, int rows, int col, int cols,
                        bool first) {
     for (int i = 0; i < rows; i++) {
@@ -156,7 +157,7 @@ void cpu_gemm(CpuGemm g) {
             break;
         }
     }
-    // floats of the largest packed block of A and of B, of whole cache lines
+    // floats of the largest packed blocks of A and of B, rounded up to whole cache lines
     const size_t line = 64 / sizeof(float), depth = (size_t)round_up(min_int(KC, g.k), (int)line);
     const size_t a_size = (size_t)min_int(MC, row_step) * depth, b_size = (size_t)col_step * depth;
 #pragma omp parallel

@@ -44,7 +44,8 @@ __device__ __forceinline__ float range_of(float range, float x) {
     return larger;
 }
 
-// Is a barrier for a group of `lanes` threads, which are whole warps. A block has up to 15 groups.
+// Makes the `lanes` threads of a group, which are whole warps, wait for each other. A block has up
+// to 15 groups.
 __device__ __forceinline__ void group_barrier(int group, int lanes) {
     asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(lanes) : "memory");
 }
@@ -67,8 +68,8 @@ struct Floats8 {
     float v[VEC];
 };
 
-// Return the lower or the upper of two BF16 values in a 32-bit word. Each takes one instruction,
-// while CUDA's own conversion of both takes three.
+// low_bf16 and high_bf16 return one of two BF16 values in a 32-bit word. Each function takes one
+// instruction, while CUDA's own conversion of both takes three.
 __device__ __forceinline__ float low_bf16(uint32_t pair) {
     return __uint_as_float(pair << 16);
 }
@@ -164,7 +165,7 @@ __device__ __forceinline__ MaxSum combine(MaxSum a, MaxSum b) {
 }
 
 // Each of a and b holds two BF16 values. Returns the larger of the two lower halves and the larger
-// of the two upper halves; a half is NaN if either is NaN.
+// of the two upper halves; a half is NaN if either input half is NaN.
 __device__ __forceinline__ uint32_t max_pair(uint32_t a, uint32_t b) {
     const __nv_bfloat162 m = __hmax2_nan(*reinterpret_cast<const __nv_bfloat162 *>(&a),
                                          *reinterpret_cast<const __nv_bfloat162 *>(&b));
@@ -209,7 +210,7 @@ __device__ __forceinline__ void turn(Pairs &p, const Floats8 &cosine, const Floa
     }
 }
 
-// Returns the sum of x over the warp in every lane. The order of the additions is fixed.
+// Returns, in every lane, the sum of x over the warp. The order of the additions is fixed.
 template <typename T> __device__ __forceinline__ T warp_sum(T x) {
     for (int offset = WARP / 2; offset > 0; offset /= 2) { x += __shfl_xor_sync(~0u, x, offset); }
     return x;
@@ -222,8 +223,8 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-// Returns the sum of x over the block in every thread. All threads must call it. `shared` has room
-// for one T per warp.
+// Returns, in every thread, the sum of x over the block. All threads must call it. `shared` has
+// room for one T per warp.
 template <typename T> __device__ __forceinline__ T block_sum(T x, T *shared) {
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     x = warp_sum(x);

@@ -85,7 +85,7 @@ void gpu_embedding_backward(Gpu *gpu, Gradient dwte, const Bf16 *dout, const int
 }
 
 __global__ void position_backward_kernel(Gradient dwpe, const Bf16 *dout, int B, int64_t vectors) {
-    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; // i: which vector of [T,C]
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; // i: index of a vector in [T,C]
     if (i >= vectors) { return; }
     Floats8 sum = {};
     for (int b = 0; b < B; b++) { add8(sum, load8(dout, b * vectors + i)); }

@@ -62,7 +62,7 @@ HOST_DEVICE static inline uint8_t fp8_encode(float x, Fp8Type type) {
         uint32_t code = (bits & 0x7fffffffu) >> (23 - mantissa_bits);
         return (uint8_t)(sign | (code - ((127 - bias) << mantissa_bits)));
     }
-    // a subnormal code is the number of smallest values in x
+    // a subnormal code is |x| divided by the smallest value
     float smallest = float_from_bits((smallest_normal - mantissa_bits) << 23);
     return (uint8_t)(sign | (uint32_t)(float_from_bits(bits & 0x7fffffffu) / smallest));
 }
@@ -119,12 +119,12 @@ HOST_DEVICE static inline float fp8_scale(float amax, float target, float previo
 enum { FP8_BLOCK = 128 };
 
 // How a tensor is scaled, in all steps of a run. With SCALE_GIVEN and SCALE_MEASURED, it has one
-// scale. With SCALE_VECTORS and SCALE_SQUARES, each block has a scale, which follows from the
-// block's values rounded to BF16. The scales have the layout that cuBLASLt reads.
+// scale. With SCALE_VECTORS and SCALE_SQUARES, each block has a scale, which is computed from the
+// amax of the block's values rounded to BF16. The scales have the layout that cuBLASLt reads.
 typedef enum {
     SCALE_GIVEN, // the scale is known before the values are: delayed scaling
-    // the scale follows from the tensor's amax: tensorwise scaling; in a run that does not train,
-    // also tensors of delayed scaling without a known scale
+    // the scale is computed from the amax of the tensor's current values: tensorwise scaling; in a
+    // run that does not train, also tensors of delayed scaling without a known scale
     SCALE_MEASURED,
     SCALE_VECTORS, // blocks of 1 x 128: [ceil(k/128)][rows, rounded up to 4]
     SCALE_SQUARES  // blocks of 128 x 128: [ceil(rows/128)][ceil(k/128), rounded up to 4]
@@ -163,7 +163,7 @@ HOST_DEVICE static inline float fp8_block_scale(float amax, float target, int po
 // ---- scaling state ----
 
 // The scale of a tensor that has only one scale. `amax` is the largest magnitude of this step so
-// far, until fp8_scale_enter. Before any amax is known, scale is 1 and count is 0.
+// far; fp8_scale_enter resets it. Before any amax is known, scale is 1 and count is 0.
 typedef struct {
     float scale_inv; // the first field, because cuBLASLt needs a 16-byte aligned address
     float scale;
@@ -190,16 +190,16 @@ HOST_DEVICE static inline void fp8_rescale(Fp8Scale *s, float amax, float target
     s->scale_inv = 1.0f / s->scale;
 }
 
-// Returns whether the scale follows from values of the tensor: from a history, or from calibration
-// (model/precision.h).
+// Returns whether the scale was computed from amaxes of the tensor: by its history, or by
+// calibration (model/precision.h).
 HOST_DEVICE static inline int fp8_scale_known(const Fp8Scale *s) {
     return s->count > 0 || s->scale != 1.0f;
 }
 
 // A scale changes once an optimizer step, by the next two functions, on the host and on the device.
 
-// Returns the largest amax of the history, a ring of `length`, as if this step's amax were already
-// in it. Reads only entries first, first + step and so on.
+// Returns the largest amax of the history, a ring buffer of `length` amaxes, as if this step's amax
+// were already in it. The function reads only entries first, first + step and so on.
 HOST_DEVICE static inline float fp8_scale_largest(const Fp8Scale *s, const float *history,
                                                   int length, int first, int step) {
     int newest = s->count % length, known = s->count < length ? s->count + 1 : length;

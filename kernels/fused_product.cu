@@ -345,7 +345,8 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
                                          (warp ^ wgmma_column / 2 % 4) * 16,
                                      units);
                 // x is not read earlier, because ptxas would then begin all blocks of 16 columns
-                // before it ends one. The MUFU, which takes longest, would be idle at first.
+                // before it ends one. The MUFU (the unit for exp2 and reciprocals), which takes
+                // longest, would be idle at first.
                 if (BACKWARD && pair + 4 < BLOCKS) { read_x(pair + 4); }
             }
         } else { // rows beyond M

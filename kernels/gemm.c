@@ -201,9 +201,9 @@ static void plan_describe(GemmPlan *p, const Gemm *g) {
     BLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_##attribute, \
                                                     &(value), sizeof(value)))
 
-// Takes the first algorithm that the heuristic proposes; false if there is none. CANDIDATES stays
-// 16, because another algorithm may come first if fewer are requested: the benchmarks were measured
-// with 16.
+// Takes the first algorithm that the heuristic proposes. Returns false if there is none. CANDIDATES
+// stays 16, because another algorithm may come first if fewer are requested: the benchmarks were
+// measured with 16.
 static bool plan_algorithm(Gpu *gpu, GemmPlan *p) {
     enum { CANDIDATES = 16 };
     cublasLtMatmulPreference_t preference;

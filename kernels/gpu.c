@@ -98,7 +98,7 @@ struct GpuProfile {
     int count;
     cudaEvent_t events[PROFILE_EVENTS];
     GpuFamily families[PROFILE_EVENTS]; // families[i]: the family that is timed from event i on
-    double ms[FAMILY_COUNT];            // the summed times before the first event
+    double ms[FAMILY_COUNT];            // each family's time before the first event
 };
 
 const char *gpu_family_name(GpuFamily family) {
@@ -108,7 +108,8 @@ const char *gpu_family_name(GpuFamily family) {
     return names[family];
 }
 
-// Adds up the times between the first n + 1 events, once the device has reached them.
+// Adds up the times between the first n + 1 events, once the device has reached these events, and
+// removes the first n.
 static void add_up(GpuProfile *p, int n) {
     CUDA_CHECK(cudaEventSynchronize(p->events[n]));
     for (int i = 0; i < n; i++) {

@@ -46,8 +46,8 @@ __device__ __forceinline__ void barriers_ready(void) {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Arrives at the barrier if `arrives` is true. It uses a predicate, because a branch would let the
-// warp diverge before the next WGMMA.
+// Arrives at the barrier if `arrives` is true. The instruction has a predicate, because a branch
+// would let the warp diverge before the next WGMMA.
 __device__ __forceinline__ void barrier_arrive(Barrier *b, bool arrives) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n"
                  "@p mbarrier.arrive.shared::cta.b64 _, [%0];\n}" ::"r"(shared_address(b)),
@@ -78,7 +78,7 @@ __device__ __forceinline__ void barrier_expect(Barrier *b, int bytes) {
 }
 
 // Waits until phase number `phase` of the barrier is complete. Only the parity of phases is
-// compared, so this must be called before the next phase is complete, too.
+// compared, so the wait must begin before the next phase is complete.
 __device__ __forceinline__ void barrier_wait(Barrier *b, uint32_t phase) {
     uint32_t done = 0;
     while (!done) {
@@ -91,7 +91,8 @@ __device__ __forceinline__ void barrier_wait(Barrier *b, uint32_t phase) {
     }
 }
 
-// Loads the box of a tensor that has these first and last coordinates. Its other coordinates are 0.
+// Loads the box of a tensor that has these first and last coordinates. The box's other coordinates
+// are 0.
 template <int RANK>
 __device__ __forceinline__ void tma_load(void *to, const CUtensorMap &map, Barrier *full, int first,
                                          int last) {
@@ -226,7 +227,7 @@ __device__ __forceinline__ void wgmma(float (&d)[32], uint64_t a, uint64_t b, bo
 }
 
 // The same product with A in registers: a thread has two pairs of adjacent columns in each of two
-// rows. The registers must not change before wgmma_wait, so the caller pins them after it.
+// rows. The registers must not change before wgmma_wait, so the caller pins them after the wait.
 template <bool TRANSPOSED_B>
 __device__ __forceinline__ void wgmma(float (&d)[32], const uint32_t *a, uint64_t b, bool adds) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
@@ -291,12 +292,13 @@ __device__ __forceinline__ void stores_wait(void) {
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
-// After this and a barrier, TMA may read what this thread has written to shared memory.
+// After this call and a barrier, TMA may read what this thread has written to shared memory.
 __device__ __forceinline__ void show_to_tma(void) {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Makes warpgroup w wait until the other one has passed the tensor cores to it.
+// Two warpgroups use the tensor cores in turns. turn_wait makes warpgroup w wait for its turn;
+// turn_pass gives the turn to the other warpgroup.
 __device__ __forceinline__ void turn_wait(int w) {
     asm volatile("bar.sync %0, %1;" ::"r"((int)TURN_BARRIERS + w), "r"(2 * (int)GROUP) : "memory");
 }
@@ -400,8 +402,8 @@ static inline EncodeTensorMap find_encode_tensor_map(void) {
     return found ? reinterpret_cast<EncodeTensorMap>(entry) : NULL;
 }
 
-// Returns the driver's function, with which the trainer is not linked, or NULL if this driver does
-// not have it. The function is looked up only once.
+// Returns the driver's function cuTensorMapEncodeTiled, or NULL if this driver does not have it.
+// (The trainer is not linked with the driver's library.) The function is looked up only once.
 static inline EncodeTensorMap encode_tensor_map(void) {
     static const EncodeTensorMap function = find_encode_tensor_map();
     return function;

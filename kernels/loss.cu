@@ -25,7 +25,7 @@ __device__ __forceinline__ void subtract_onehot(Floats8 &v, int at, float scale)
     for (int j = 0; j < VEC; j++) { v.v[j] -= j == at ? scale : 0.0f; }
 }
 
-// Returns a logit for the softmax: with CAPS, cap tanh(x / cap) to within 2^-22 of the cap.
+// Returns the logit x or, with CAPS, cap tanh(x / cap) to within 2^-22 of the cap.
 template <bool CAPS> __device__ __forceinline__ float capped(float x, float cap) {
     const float log2e = 1.4426950408889634f;
     return CAPS ? cap * fmaf(2.0f, sigmoid2(x * (2.0f * log2e / cap)), -1.0f) : x;
@@ -82,9 +82,9 @@ __device__ __forceinline__ void leave_out(float *loss, Bf16 *x, int begin, int e
 
 // One cluster of blocks per row. Each block has its part of the row in shared memory, so that the
 // row is read once. A thread works only on values that it copied itself, so that no barrier is
-// needed. It replaces its logits by exp(logit - the maximum of the thread's logits), so that the
-// exponential is taken once. These values are FP16, whose 11 bits are finer than the 8 bits of the
-// BF16 result. Capped logits are kept as they are, since the cap's slope needs them.
+// needed. It replaces its logits by exp(logit - the maximum of the thread's logits), so that each
+// exponential is computed once. These values are FP16, whose 11 bits are finer than the 8 bits of
+// the BF16 result. Capped logits are kept as they are, since the cap's slope needs them.
 template <bool CAPS>
 __global__ void __launch_bounds__(512)
     cross_entropy_cluster_kernel(float *losses, Bf16 *logits, const int *targets, int V, int P,
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(512)
     MaxSum all = block_max_sum({max, sum}, shared);
     if (blocks > 1) {
         if (threadIdx.x == 0) { block_result = all; }
-        // this barrier also makes the target's logit be read before it is overwritten
+        // this barrier also ensures that the target's logit is read before it is overwritten
         cluster.sync();
         all = *cluster.map_shared_rank(&block_result, 0);
         for (int i = 1; i < blocks; i++) {
@@ -292,7 +292,7 @@ static int cluster_blocks(int P) {
     return blocks <= 8 ? blocks : 0;
 }
 
-// Threads of a block for n vectors.
+// Returns the number of threads of a block that works on n vectors.
 static int block_threads(int n) {
     return min(512, divide_up(n, WARP) * WARP);
 }

@@ -1,4 +1,4 @@
-// What the loss of a row of logits x is made of, for both trainers.
+// The terms of the loss of a row of logits x, for both trainers.
 //
 // The logits may be capped: y = softcap tanh(x / softcap) (Gemma Team, "Gemma 2", 2024, section 2).
 // With lse = log(Z) = log(sum of exp(y)), the reported loss is the cross-entropy, lse - y[target].

@@ -1,9 +1,9 @@
 // LayerNorm and RMSNorm. The forward kernel that writes BF16 keeps a row in the registers of one
 // warp, or of several warps if the row is long. The forward kernel that writes FP8 and the backward
 // kernel work on several rows at a time, each thread on 8 columns of these rows. So the threads
-// wait for each other once for the sums of all these rows. Meanwhile the next rows are fetched into
-// shared memory. If a block's shared memory is too small for that, a second pass writes the FP8
-// forms.
+// wait for each other's sums once for all these rows, not once for each row. Meanwhile the next
+// rows are fetched into shared memory. If a block's shared memory is too small for that, a second
+// pass writes the FP8 forms.
 #include "quantize.cuh"
 
 #include <cuda_pipeline.h>
@@ -385,10 +385,10 @@ __device__ void write_partial(float *partials, float *sums, const Floats8 &sum, 
     }
 }
 
-// Computes R rows at a time. With LAYERNORM it also sums for the bias and for the columns of the
-// new residual gradient. With CODES it also writes the new residual gradient to the FP8 forms, in
-// TYPE; M is then a multiple of 4. Without CODES, amax receives the amax of the new residual
-// gradient, unless amax is NULL.
+// Computes R rows at a time. With LAYERNORM the kernel also sums the bias gradient and the columns
+// of the new residual gradient. With CODES it also writes the new residual gradient to the FP8
+// forms, in TYPE; M is then a multiple of 4. Without CODES, amax receives the amax of the new
+// residual gradient, unless amax is NULL.
 template <int R, bool LAYERNORM, bool CODES, Fp8Type TYPE>
 __global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
     norm_backward_kernel(NormBackward n, Operand out, float *amax, Division division,
@@ -424,7 +424,7 @@ __global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
         float *buffer = buffers[turn] + group * (lanes / WARP) * 2 * R;
         // two sums for each row: of g, and of g times the normalised x
         float mean[R], rstd[R], row_sums[2 * R];
-        Floats8 g[R], hat[R]; // hat: the normalised x; g: the gradient with respect to it
+        Floats8 g[R], hat[R]; // hat: the normalised x; g: the gradient with respect to hat
         __pipeline_wait_prior(0);
         Floats8 w = unpack8(weight);
 #pragma unroll

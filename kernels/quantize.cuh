@@ -1,21 +1,20 @@
 // What all kernels that write FP8 share: codes and scales; tiles that are transposed in shared
 // memory; and kernels that pass once over a tensor [M,N], whose values a source object computes or
 // reads:
-//   encode2, encode4, encode8   values to codes
-//   quantize                    a source to the FP8 forms, as it is and transposed
-//   write_bf16_kernel           a source to BF16
-//   sum_columns                 a source to its column sums, and to BF16
-//   produce                     a source to the forms of an operand that are requested, by the
-//                               three above
+//   encode2, encode4, encode8   encode values as codes
+//   quantize                    writes a source's values in FP8, as they are and transposed
+//   write_bf16_kernel           writes a source's values in BF16
+//   sum_columns                 sums a source's columns, and may write its values in BF16
+//   produce                     writes the requested forms of an operand, by the three above
 //
 // Each thread has a copy of the source. A source has
 //   vectors                   how many vectors of 8 columns a row has
 //   OUTPUTS                   how many tensors it computes, side by side, each N wide
-//   GRADIENT                  0: its values are operands of forward products, E4M3 if fused
-//   WAITS                     1: its scale may be a measured one (SCALE_MEASURED)
+//   GRADIENT                  1: the values may be written as E5M2; 0: only as E4M3
+//   WAITS                     1: scaling may be SCALE_MEASURED, for the amax is already known
 //   begin(row, vector)        goes to the 8 columns of `vector`, from row `row` on
-//   fetch(i)                  loads what row + i needs
-//   compute(i, raw, values)   8 values of each output
+//   fetch(i)                  loads and returns the inputs of row + i
+//   compute(i, raw, values)   computes 8 values of each output from what fetch(i) returned
 #pragma once
 
 #include "device.cuh"
@@ -52,8 +51,8 @@ template <Fp8Type TYPE> __device__ __forceinline__ uint2 encode8(const Floats8 &
     return make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
 }
 
-// Returns the scale that follows from the measured amax. The one thread of the launch that
-// `announces` also writes the scale where matrix products read it.
+// Returns the scale, computed from the measured amax. One thread of the launch passes `announces`,
+// so that the scale is also written to *s, where matrix products read it.
 __device__ __forceinline__ float measured_scale(Fp8Scale *s, float target, bool announces) {
     float scale = fp8_scale(s->amax, target, 1.0f);
     if (announces) {
@@ -97,7 +96,8 @@ __device__ __forceinline__ void put_codes(uint32_t *tile, uint2 (&codes)[4], int
 }
 
 // Writes the tile's columns to out: column c at out + c * M. Only `limit` columns and `rows` rows
-// of the tile lie inside the tensor. Each of `lanes` threads calls it with its number `lane`.
+// of the tile lie inside the tensor. Each of `lanes` threads calls this function with its number
+// `lane`.
 template <int ROWS>
 __device__ __forceinline__ void write_columns(uint8_t *out, const uint32_t *tile, int columns,
                                               int limit, int rows, int M, int lane, int lanes) {
@@ -140,7 +140,7 @@ struct Function {
 
 template <typename FUNCTION> struct Elementwise : Position, FUNCTION {
     enum { INPUTS = FUNCTION::INPUTS, WIDE = FUNCTION::WIDE, ROW = FUNCTION::ROW };
-    // If no input is of the kinds WIDE and ROW, write_bf16_kernel treats each tensor as one row.
+    // If all inputs are tensors [M,N], write_bf16_kernel treats each tensor as one row.
     enum { NEEDS_ROW = (int)WIDE < (int)INPUTS || (int)ROW < (int)INPUTS };
     enum { OUTPUTS = FUNCTION::OUTPUTS, GRADIENT = FUNCTION::GRADIENT, WAITS = FUNCTION::WAITS };
     struct Raw {
@@ -288,8 +288,8 @@ __global__ void __launch_bounds__(TILE_THREADS)
 // ---- to FP8 by blocks: a tile is 128 x 128, of which a thread takes 4 rows x 8 columns ----------
 //
 // The values are rounded to BF16, from which both forms are encoded, each by its own scales. A
-// range is a largest magnitude. Ranges are found on packed pairs of BF16: the bits of magnitudes
-// order as the magnitudes do, and NaN is the largest.
+// range is the largest magnitude of several values. Ranges are found on packed pairs of BF16:
+// magnitudes have the order of their bits, and NaN is the largest.
 
 enum { SQUARE_THREADS = FP8_BLOCK / THREAD_ROWS * FP8_BLOCK / VEC };
 
@@ -300,8 +300,9 @@ __device__ __forceinline__ uint32_t range_of_pairs(uint32_t a, uint32_t b, uint3
                     d & 0x7fff7fffu);
 }
 
-// Returns the ranges of a thread's 4 rows, over the FP8_BLOCK / VEC lanes that share these rows: of
-// rows 0 and 1 in the lower half of these lanes, of rows 2 and 3 in the upper half.
+// Returns the ranges of a thread's 4 rows, over the FP8_BLOCK / VEC lanes that share these rows.
+// The lower half of these lanes gets the ranges of rows 0 and 1, the upper half those of rows 2 and
+// 3.
 __device__ __forceinline__ uint32_t range_of_rows(const uint4 (&rows)[THREAD_ROWS]) {
     enum { HALF = FP8_BLOCK / VEC / 2 };
     uint32_t range[THREAD_ROWS];

@@ -5,7 +5,7 @@
 
 enum { ROPE_THREADS = 256 };
 
-// Loads WIDTH elements of an array, which are 8 or 1.
+// Loads WIDTH elements of an array; WIDTH is 8 or 1.
 template <int WIDTH> __device__ __forceinline__ Floats8 load_some(const Bf16 *x) {
     return WIDTH == VEC ? load8(x, 0) : Floats8{{to_float(*x)}};
 }
@@ -35,9 +35,9 @@ __device__ __forceinline__ void turn(Pairs &p, const float *cosine, int half, fl
     turn<WIDTH>(p, load_some<WIDTH>(cosine), load_some<WIDTH>(cosine + half), direction);
 }
 
-// `lanes` threads share a head. Each takes WIDTH pairs of the head at a time, which are 8, or 1 if
-// half a head is not a multiple of 8. norm_turns: how often a thread takes pairs of a normalised
-// head, at most.
+// `lanes` threads share a head. Each takes WIDTH pairs of the head at a time; WIDTH is 8, or 1 if
+// half a head is not a multiple of 8. norm_turns() is the most times that a thread takes pairs of
+// one normalised head.
 template <int WIDTH> __host__ __device__ constexpr int norm_turns() {
     return WIDTH == VEC ? 1 : MOST_HEAD_SIZE / 2 / WARP;
 }
@@ -105,7 +105,7 @@ static bool halves_are_vectors(int D) {
     return D % (2 * VEC) == 0;
 }
 
-// Threads that share a normalised head.
+// Returns the number of threads that share a normalised head.
 static int norm_lanes(int D) {
     int pairs = D / 2 / (halves_are_vectors(D) ? VEC : 1), lanes = 1;
     while (lanes < pairs && lanes < WARP) { lanes *= 2; }

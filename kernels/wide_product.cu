@@ -18,10 +18,10 @@
 // heads. Two blocks form a cluster; their tiles have the same columns, so that each block loads
 // half of the tile's part of B for both. Of a block's three warpgroups two compute 64 rows each by
 // WGMMA, with 64 x 256 sums, and only write these sums, rounded, to shared memory. One warp of the
-// first warpgroup loads A and B, by TMA, stage by stage; the other three store the result and work
-// on it, an eighth of a tile at a time, while the WGMMAs of the next tile run. (With the encoding
-// in the computing warps, the kernel was 6% slower on an H200, because WGMMAs waited for it. A
-// fourth warpgroup would leave a thread 128 registers, too few for its sums.)
+// first warpgroup loads A and B, by TMA, stage by stage; the other three run the second step on the
+// result and store it, an eighth of a tile at a time, while the WGMMAs of the next tile run. (With
+// the encoding in the computing warps, the kernel was 6% slower on an H200, because WGMMAs waited
+// for it. A fourth warpgroup would leave a thread 128 registers, too few for its sums.)
 //
 // Rows are permuted as in fused_product.cu, so that a thread has 2 adjacent rows x 4 adjacent
 // columns of each block of 16 x 16.
@@ -38,7 +38,7 @@ enum {
     DEPTH = 128, // FP8 values of K in a step; a row of them in shared memory has as many bytes
     THREADS = 3 * GROUP,
     STAGES = 3,
-    WORKERS = 3, // warps that work on the tiles that warpgroups have computed
+    WORKERS = 3, // warps that run the second step
     // A tile has 8 parts, and a warp works on one part at a time. With SwiGLU a part has PART_ROWS
     // rows and PART_COLUMNS columns, with the other epilogues STRIP_ROWS whole rows of the tile.
     PARTS = 8,
@@ -75,7 +75,7 @@ struct Parameters {
     Operand out;
     MaxSum *max_sums; // [tiles across][M]
     int M, K, V;
-    // tiles of 256 rows, one for each cluster: down the result, across it, and in all
+    // numbers of the clusters' tiles, of 256 rows each: down the result, across it, and in all
     int down, across, tiles;
     Rotary rotary;
 };
@@ -115,9 +115,9 @@ template <Epilogue EPILOGUE> __device__ __forceinline__ void load(Shared &s, con
     }
 }
 
-// Takes every third part of the tiles, for one of the three working warps. Once the part is in
-// shared memory, it calls work(the tile's corner, the warpgroup that computed the part, the part's
-// number among the parts of that warpgroup).
+// Goes through the parts of the tiles of one of the three working warps, which takes every third
+// part. Once a part is in shared memory, the function calls work() with the tile's corner, the
+// warpgroup that computed the part, and the part's number among the parts of that warpgroup.
 template <Epilogue EPILOGUE, typename WORK>
 __device__ __forceinline__ void each_part(Shared &s, const Parameters &p, int worker, WORK work) {
     int number = 0; // how many tiles this block has finished
@@ -415,7 +415,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 namespace {
 
-// `columns` are those of the product or, with SWIGLU, of y.
+// columns: the number of columns of the product or, with SWIGLU, of y.
 template <Epilogue EPILOGUE>
 void launch_wide(const Gpu *gpu, const Gemm &g, Parameters p, int columns) {
     p.a = map_like_rows(static_cast<const uint8_t *>(g.a), g.m, g.k, FULL_ROW, TILE);
