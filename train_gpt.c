@@ -61,7 +61,7 @@ typedef struct {
     float *residual;     // [M,C] the block's input
     float *qkv_out;      // [M,N]
     float *rotated;      // [M,N] what attention reads; without QK norm this is qkv_out
-    float *qk_rstd;      // [M,H+G] QK norm
+    float *qk_rstd;      // [M,H+G] rstd of QK norm
     float *attention;    // [M,H*D]
     float *lse;          // [B,H,T]
     float *residual_mid; // [M,C] the residual after attention
@@ -193,7 +193,7 @@ static void plan_activations(Trainer *t) {
     PLAN(plan, "d activated", M * c->ffn, t->d_activated);
     int64_t widest = max64(max64(C, qkv_rows(c)), max64(fc1_rows(c), heads));
     int64_t operand = max64(M * widest, logits);
-    if (t->run.options.eval_precision == EVAL_BF16) { // room for a rounded weight, too
+    if (t->run.options.eval_precision == EVAL_BF16) { // the buffers also hold rounded weights
         operand = max64(operand, C * max64(widest, c->padded_vocab));
     }
     if (strcmp(precision_name(&t->run.precision), "FP32") == 0) { operand = 0; }
@@ -253,7 +253,7 @@ static void resolve(Trainer *t) {
     t->head = resolve_linear(t, LINEAR_HEAD, 0);
 }
 
-// All of *t except its options and group must be zero.
+// Before the call, all of *t must be zero, except run.options and run.group.
 static void trainer_open(Trainer *t) {
     const Options *options = &t->run.options;
     bool rounds = options->bf16 || options->fp8_format != FP8_FORMAT_NONE;

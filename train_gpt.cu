@@ -129,7 +129,7 @@ static int64_t device_memory(const Options *options, size_t free_bytes) {
     return most > 0 && most < (double)free_bytes ? (int64_t)most : (int64_t)free_bytes;
 }
 
-// Dies if the plan does not fit. Called before anything is allocated or read.
+// Dies if the plan does not fit in `memory` bytes. Called before anything is allocated or read.
 static void check_memory(const Trainer *t, int64_t memory) {
     char need[32], have[32];
     int64_t bytes = t->plan.bytes + FIT_OVERHEAD_BYTES / 2;
@@ -196,7 +196,7 @@ static int open_device(Trainer *t) {
     return visible;
 }
 
-// All of *t except its options and group must be zero.
+// Before the call, all of *t must be zero, except run.options and run.group.
 static void trainer_open(Trainer *t) {
     const Options *options = &t->run.options;
     char device[320], size[32];
@@ -242,11 +242,12 @@ static int trainer_close(Trainer *t) {
     // a run frees nothing before its end, so this is the largest use of memory
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
     t->run.used_bytes = (double)(all_bytes - free_bytes);
+    // closing NCCL would wait for graphs with collectives, so these are destroyed first
     for (int i = 0; i < MICRO_PLACES; i++) {
         cudaGraphExec_t graph = t->micro[i].graph;
         if (graph != NULL) { CUDA_CHECK(cudaGraphExecDestroy(graph)); }
     }
-    run_beat(&t->run, DOING_WAIT, "closing NCCL"); // closing NCCL waits for graphs with collectives
+    run_beat(&t->run, DOING_WAIT, "closing NCCL");
     comm_close(&t->comm);
     int status = run_close(&t->run);
     batches_close(&t->batches);
@@ -549,7 +550,7 @@ static void replay_micro_step(Trainer *t, int place) {
         CUDA_CHECK(cudaGraphDestroy(graph));
     }
     CUDA_CHECK(cudaGraphLaunch(r->graph, t->gpu.stream));
-    // the graph itself waits for the new weights
+    // the graph contains the waits for the new weights
     if (place & MICRO_FIRST) { params_expect(&t->params, false); }
 }
 
@@ -698,8 +699,8 @@ static void train_step(Trainer *t) {
 
 // ---- evaluation, samples, checkpoints ---------------------------------------------------------
 
-// Computes the losses [B,T] of given rows, for multiple-choice sets. B x T is at most a
-// micro-batch's tokens.
+// Computes the losses [B,T] of given sequences, for multiple-choice sets. B * T is at most the
+// number of tokens in a micro-batch.
 static void choice_losses(void *trainer, const int *inputs, const int *targets, int B, int T,
                           float *losses) {
     Trainer *t = (Trainer *)trainer;

@@ -216,7 +216,7 @@ void run_dump(Run *run, float *gradients, double loss) {
 
 // ---- end ----------------------------------------------------------------------------------------
 
-// Prints what the run has read of each source of a mixture, in all its steps so far.
+// Prints the tokens and epochs that the run has read of each source of a mixture, in all its steps.
 static void print_sources(const Run *run) {
     const Mixture *m = &run->train_data;
     if (!options_train(&run->options)) { return; }

@@ -105,7 +105,7 @@ static void announce_documents(const Run *run) {
                                          "attention and positions begin anew at each"};
     const Options *o = &run->options;
     const Mixture *sets[] = {&run->train_data, &run->valid_data};
-    int chats = 0, texts = 0; // shards without SHARD.starts
+    int chats = 0, texts = 0; // shards of conversations, and of texts, without SHARD.starts
     char how[80] = "";
     for (int i = 0; i < 2; i++) {
         for (const Dataset *data = sets[i]->data; data < sets[i]->data + sets[i]->count; data++) {
@@ -222,7 +222,7 @@ void run_check_data(Run *run) {
 static const char whose[] = "the checkpoint's run";
 
 // Whether an evaluation reads the same data as in the checkpoint's run. Also true if the checkpoint
-// does not say what was read.
+// does not record what was read.
 static bool match_valid_data(const Run *run) {
     const Checkpoint *c = &run->start;
     int64_t tokens = run_eval_all_samples(run) * run->options.seq_length;

@@ -190,10 +190,10 @@ static Companion read_companion(const char *path) {
     return c;
 }
 
-// Reads the files that go into every checkpoint, so that a checkpoint can be used without others:
+// Reads the files that go into every checkpoint, so that a checkpoint needs no other files:
 // - the tokenizer;
 // - Hugging Face's files for the tokenizer, such as PREFIX_tokenizer.json beside
-//   PREFIX_tokenizer.bin; for the tokenizer of bytes this program makes them;
+//   PREFIX_tokenizer.bin; for the byte tokenizer, this program makes them;
 // - the generation_config.json of the checkpoint that the run starts from.
 // Also reads that checkpoint's config.json.
 static void read_companions(Run *run) {

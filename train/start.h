@@ -24,8 +24,8 @@ void run_export(Run *run);
 // These lines and metrics.jsonl call the device `device`. All ranks must read the same data and see
 // the same save folder.
 void run_start(Run *run, const char *device);
-// Verifies the checkpoint that the run starts from, run->start. If the run resumes it, takes over
-// its progress. Records the start in metrics.jsonl.
+// Verifies the checkpoint that the run starts from, run->start. A run that resumes takes over the
+// checkpoint's progress. Records the start in metrics.jsonl.
 void run_restore(Run *run);
 // Reads elements begin..end of an array of the optimizer state in the checkpoint that the run
 // resumes (checkpoint_read).
@@ -35,8 +35,8 @@ void run_read_state(const Run *run, int array, int64_t begin, int64_t end, float
 void run_first_weights(Run *run, int64_t begin, int64_t end, float *out);
 // Sets every slot of `scales` (fp8_slot_index): a slot with a fixed scale to that scale, any other
 // slot to its state in the resumed checkpoint or, if the checkpoint has none, to a scale of 1.
-// history [slots, precision.history_length] must be zeros, and receives the checkpoint's amaxes. It
-// is NULL if the run has no delayed scaling.
+// history [slots, precision.history_length] must be zeros, and receives the checkpoint's amaxes;
+// history is NULL if the run has no delayed scaling.
 void run_read_scaling(const Run *run, Fp8Scale *scales, float *history);
 
 END_C

@@ -39,7 +39,7 @@ void batches_close(Batches *b);
 
 // Returns the buffer to fill next, once the device has read the buffer's old content.
 Batch *batches_next(Batches *b);
-// Enqueues the copy of that buffer to the device; B sequences of T tokens are used.
+// Enqueues the copy of the buffer that batches_next returned; B sequences of T tokens are used.
 void batches_send(Batches *b, int B, int T);
 
 END_C

@@ -1,9 +1,9 @@
 // Checked steps (--check-interval): whether the GPU computes the same twice, whether all ranks have
 // the same weights, and whether the state keeps its bits from one update to the next.
 //
-// The first micro-step of a checked step runs twice. After each pass its results are hashed,
-// and each hash is called a row. There is one row for the loss; one for the gradient and one for
-// the weights of every parameter; one for the FP8 codes of every linear layer, with the scales that
+// The first micro-step of a checked step runs twice. After each pass its results are hashed, and
+// each hash is called a row. There is one row for the loss; one for the gradient and one for the
+// weights of every parameter; one for the FP8 codes of every linear layer, with the scales that
 // all ranks share; and one for the rotary table with the scales of weights' blocks. The part of a
 // gradient that this rank keeps has a row of its own: if the micro-step is also the step's last
 // one, that part has been summed over the ranks. The two passes must leave the same rows; if they

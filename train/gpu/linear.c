@@ -70,8 +70,8 @@ Operand linear_input(const LinearLayer *l, Pass pass) {
     bool kept = pass == PASS_AGAIN || (pass == PASS_TRAIN && !l->recomputed);
     if (pass == PASS_AGAIN && !l->product_recomputed) { x.rows.codes = NULL; }
     if (!kept) { x.columns.codes = NULL; }
-    // a recomputation uses the scale of the forward pass, and an evaluation records no amax for a
-    // given scale
+    // a recomputation uses the scale of the forward pass, and an evaluation records no amax of an
+    // operand with SCALE_GIVEN
     if (pass == PASS_AGAIN || (pass != PASS_TRAIN && x.scaling == SCALE_GIVEN)) {
         x.writes_amax = false;
     }

@@ -41,7 +41,7 @@ static inline bool linear_runs(const LinearLayer *l, Pass pass) {
     return pass != PASS_AGAIN || l->product_recomputed;
 }
 
-// Returns the layer's input, in the forms that a pass requests from the kernel that writes it.
+// Returns the layer's input, with the forms that the kernel that computes it must write in a pass.
 Operand linear_input(const LinearLayer *l, Pass pass);
 
 // Makes the forms of the received weight that products read: from FP8 codes, the transposed codes;

@@ -106,7 +106,7 @@ void muon_print(const Muon *m, GpuType type, FILE *out) {
     }
 }
 
-// Moves all parts of matrices to their owners, or back.
+// Sends the parts of all matrices to the matrices' owners, or from the owners back.
 static void exchange(const Muon *m, Comm *comm, int slot, char *gradients, GpuType type,
                      bool back) {
     const ZeroLayout *z = m->zero;

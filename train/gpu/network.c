@@ -19,8 +19,8 @@ typedef struct {
 
 enum { BLOCK_BUFFERS = 22 };
 
-// Lists the buffers of block b, whose layers must be set up: they say in which forms their inputs
-// are kept.
+// Lists the buffers of block b. The block's layers must be set up, because the formats of their
+// inputs decide the sizes.
 static void list_block_buffers(const Run *run, const Block *b, int64_t M,
                                BlockBuffer list[BLOCK_BUFFERS]) {
     const ModelConfig *c = &run->config;
@@ -107,7 +107,7 @@ static void plan_form(const Network *n, Plan *plan, const char *name, int64_t ro
     PLAN(plan, "scales", scales, form->inverse);
 }
 
-// The LM head works on some rows at a time, so that the logits, in all forms that an FP8 head
+// The LM head works on chunk_rows rows at a time, so that the logits, in all forms that an FP8 head
 // needs, take a limited amount of memory. Tests set the number of rows by LLM8_TEST_HEAD_ROWS.
 static void plan_head(Network *n, Plan *plan, int64_t M) {
     const int64_t enough = (int64_t)4 << 30;

@@ -11,16 +11,16 @@
 
 BEGIN_C
 
-// LayerNorm or RMSNorm. Each call sets M, and whether it adds to gradients or overwrites them.
+// LayerNorm or RMSNorm. M, and whether gradients are added to or overwritten, are set in each call.
 typedef struct {
     NormForward forward;
     NormBackward backward;
     Operand d_residual; // the input's gradient, in the forms that the layer before the norm reads
 } NormLayer;
 
-// A transformer block. Its linear layers hold their inputs: the outputs of the norms, of attention
-// (also in BF16, which attention's backward pass reads) and of the activation. With --recompute,
-// all blocks share one copy of the buffers whose content is recomputed.
+// A transformer block. Its linear layers hold their inputs: the outputs of the norms, of the
+// activation and of attention (this also in BF16, because attention's backward pass reads it). With
+// --recompute, all blocks share one copy of the buffers whose content is recomputed.
 typedef struct {
     NormLayer norm1, norm2;
     union {

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// About how many parts the sum for the gradients' norm has: enough thread blocks for any device.
+// About the number of parts of the sum for the gradients' norm: enough blocks for any device.
 enum { NORM_PARTS = 1024 };
 
 // ---- planning -----------------------------------------------------------------------------------

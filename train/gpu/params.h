@@ -90,7 +90,7 @@ typedef struct {
     ZeroLayout zero;
     Weights weights;
     Fp8Table fp8;      // indexed by fp8_slot_index; count 0: no layer is in FP8
-    Scaling *scaling;  // [fp8.count] in host memory; params_restore decides it
+    Scaling *scaling;  // [fp8.count] in host memory; final after params_restore
     bool measures;     // some scales are SCALE_MEASURED
     Fp8Counts *counts; // [fp8.count] on the device; NULL without --fp8-stats-interval
     bool counting;     // the step that is being enqueued counts codes
@@ -112,9 +112,9 @@ int64_t params_host_bytes(const Params *p, const Plan *host, int ranks);
 // Sends tables and flags to the device, once the plans have their memory.
 void params_start(Params *p, Gpu *gpu, Comm *comm);
 
-// Fills the state on the device, and the weights, from the checkpoint that the run resumes, or with
-// initial weights. Decides how FP8 operands get their scales. Returns whether the run has to be
-// calibrated (model/precision.h).
+// Fills the optimizer's state from the checkpoint that the run resumes, or with initial weights,
+// and makes the weights that products read. Decides how FP8 operands get their scales. Returns
+// whether the run has to be calibrated (model/precision.h).
 bool params_restore(Params *p);
 
 // Returns the address of a parameter's weights. Sets *codes to whether they are FP8 codes;
@@ -140,9 +140,9 @@ void params_fetch_counts(Params *p, Fp8Counts *host);
 // in the last micro-batch's backward pass when these gradients are complete. comm_join waits for
 // all buckets.
 void params_reduce(Params *p, int bucket);
-// Enqueues the optimizer's step, with the StepInput on the device: the norm, the decision whether
-// to skip the step, the FP8 scales, Muon and AdamW. It also starts to send the new weights to all
-// ranks. loss_sum: the sum of this rank's losses, on the device.
+// Enqueues the optimizer's step, which reads the StepInput on the device: the norm, the decision
+// whether to skip the step, the FP8 scales, Muon and AdamW. It also starts to send the new weights
+// to all ranks. loss_sum: the sum of this rank's losses, on the device.
 void params_update(Params *p, const double *loss_sum);
 // Waits for the bucket's new weights. Returns false if they have been received before.
 bool params_receive(Params *p, int bucket);

@@ -66,7 +66,7 @@ static void restore_piece(Params *p, int array, int64_t begin, int64_t end, int6
     put(p, a, kept, host->values, n);
 }
 
-// Fills an array of the optimizer's state from the checkpoint.
+// Fills an array of the optimizer's state from the checkpoint or with initial weights.
 static void restore_array(Params *p, int array, Piece *host) {
     const OptimizerState *s = &p->optimizer;
     for (const ZeroRange *r = s->ranges; r < s->ranges + s->num_ranges; r++) {
