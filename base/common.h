@@ -79,7 +79,7 @@ void warnings_mute(bool mute);
 // After this call, errors and warnings begin with "rank N: ".
 void errors_name_rank(int rank);
 
-// Exit statuses besides 0 and 1. ranks/launch.c and scripts/restart.sh treat them differently.
+// Exit statuses besides 0 and 1, which ranks/launch.c and scripts/restart.sh tell apart.
 enum {
     EXIT_TOO_MANY_SKIPPED = 3,
     EXIT_LOST_RANK = 4,

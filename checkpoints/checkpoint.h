@@ -8,9 +8,9 @@
 //                           has them:
 //     tokenizer.json, tokenizer_config.json, chat_template.jinja, generation_config.json
 //     tokenizer.bin         so that the trainers can print and read text
-//     optimizer-R-of-N.safetensors   rank R's part: "master", "exp_avg", "exp_avg_sq", flat; its
-//                           metadata "ranges" says which elements of the parameter space they are,
-//                           as "begin:end,begin:end"; "hashes" has the arrays' hash_words
+//     optimizer-R-of-N.safetensors   rank R's flat arrays "master", "exp_avg" and "exp_avg_sq". Its
+//                           metadata "ranges" lists their elements of the parameter space, as
+//                           "begin:end,begin:end"; "hashes" has the arrays' hash_words
 //                           (base/rng.h), computed before the arrays were copied. "exp_avg_sq" is
 //                           shorter if the last ranges are Muon's (docs/muon.md), which has no
 //                           second moment. Moments in 8 bits (kernels/moments.h) are codes, I8 and
@@ -81,7 +81,7 @@ typedef struct {
     int64_t samples; // sequences consumed
     int64_t tokens;
     int64_t skipped, skipped_in_row;
-    double loss, valid_loss;  // valid_loss is of the weights at this step; NaN: not evaluated
+    double loss, valid_loss;  // valid_loss: with the weights after this step; NaN: not evaluated
     double best_valid_loss;   // the lowest of all evaluations; NaN: none yet
     double level, best_level; // level: the loss averaged over steps; best_level: the lowest level
     // the newest checkpoint that is known to be good: with its weights, or in a step after it, the

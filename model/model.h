@@ -160,8 +160,8 @@ void model_init(const ParamLayout *layout, int64_t begin, int64_t end, float *ou
 // Returns the number of weights that multiply activations: with the head, without the embeddings.
 int64_t matmul_weights(const ModelConfig *config);
 
-// Returns the FLOPs to train on one token: 6 for each weight that multiplies activations, and 6 L H
-// D T for causal attention (two products forward, four backward, half of each is masked).
+// Returns the FLOPs to train on one token: 6 for each weight that multiplies activations, and 6LHDT
+// for causal attention (two products forward and four backward; half of each product is masked).
 double flops_per_token(const ModelConfig *config);
 
 END_C

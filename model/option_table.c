@@ -2,7 +2,7 @@
 // trainers.
 #include "options.h"
 
-// The arguments after `choices`: the help text and, unless the effect is RESULTS, the effect.
+// The arguments after `choices`: the help text, the effect unless it is EFFECT_RESULTS, and NEEDS.
 #define ROW(name, type, field, fallback, min, max, choices, ...) \
     {name, type, offsetof(Options, field), fallback, min, max, choices, GROUP, .help = __VA_ARGS__},
 #define INT(name, field, fallback, min, max, ...) \

@@ -14,7 +14,7 @@ static bool guarded(void) {
     return text != NULL && strcmp(text, "1") == 0;
 }
 
-// Returns the bytes of a buffer with its guard zone, which begins directly after the requested
+// Returns the size of a buffer with its guard zone, which begins directly after the requested
 // bytes.
 static int64_t room_of(int64_t bytes) {
     return round_up64(bytes, PLAN_ALIGN) + (guarded() ? PLAN_GUARD_BYTES : 0);

@@ -1,7 +1,7 @@
 // The ranks of a run: how the processes meet over TCP, what they agree on, and the watchdog. What
 // the GPUs exchange is in train/gpu/comm.h.
 //
-// Rank 0 listens at MASTER_ADDR and MASTER_PORT. Every other rank connects to rank 0 until it
+// Rank 0 listens at MASTER_ADDR and MASTER_PORT. Every other rank tries to connect until rank 0
 // answers, with a connection for each channel and one for the watchdogs, and sends its rank and the
 // run's token. Rank 0 answers once all ranks have connected. Then all ranks compare their options
 // with rank 0's. A rank of another run, or without the run's secret, has another token, and is

@@ -18,8 +18,8 @@
 enum {
     NUMBERS = 3,
     DEFAULT_PORT = 29500,
-    // How far the ranks' port is above torchrun's. Ports of the other parity may be in use, because
-    // Linux prefers them for outgoing connections.
+    // How far the ranks' port is above torchrun's. The distance is even, because Linux prefers
+    // ports of the other parity for outgoing connections, so these may be in use.
     PAST_AGENT = 2,
 };
 
