@@ -218,9 +218,9 @@ __device__ __forceinline__ Floats4 adamw_quad(const AdamWUpdate &u, const AdamWF
 
 enum { MOMENT_LANES = MOMENT_BLOCK / QUAD }; // lanes that share a block of moments
 
-// Returns byte J of four codes as a float. prmt extends the byte to 32 bits, by its sign for the
-// first moment, or by zeros. (A cast of the byte is one instruction, which takes four times as
-// long; __byte_perm cannot extend by the sign.)
+// Returns byte J of four codes as a float. prmt sign-extends the byte for the first moment and
+// zero-extends it for the second. (A cast of the byte is one instruction, which takes four times as
+// long; __byte_perm cannot sign-extend.)
 template <Moment WHICH, int J> __device__ __forceinline__ float moment_code(uint32_t codes) {
     int code;
     asm("prmt.b32 %0, %1, 0, %2;"

@@ -82,15 +82,15 @@ void attention128_keys(const Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16
                        const float *lse, const float *delta, const Bf16 *qkv);
 
 // Bytes of gpu->attention_workspace that the forward and the backward pass need, at most `most` if
-// possible. With more bytes, cuDNN's deterministic backward pass is cut into fewer pieces. This
-// needs no device: the bytes are enough whichever kernel computes the backward pass.
+// possible. With more bytes, cuDNN's deterministic backward pass is cut into fewer pieces. The
+// function needs no device: the bytes are enough whichever kernel computes the backward pass.
 size_t attention_workspace(AttentionShape s, size_t most);
 
 // Whether cuDNN or the kernels for Hopper compute the shape; if not, the plain kernel does.
 bool attention_is_fast(Gpu *gpu, AttentionShape s);
 
-// Makes cuDNN's plans for the shape, at the start of a run. Returns false, with one warning in a
-// run, if the plain kernel computes the shape.
+// Makes cuDNN's plans for the shape, at the start of a run. Returns false if the plain kernel
+// computes the shape; the first such call of a run prints a warning.
 bool attention_start(Gpu *gpu, AttentionShape s);
 
 // Frees the plans.

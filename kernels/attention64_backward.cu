@@ -11,10 +11,10 @@
 // of tiles of 64. Each of two warpgroups has 64 of the keys. A warpgroup computes S' and dP' by
 // WGMMA. WGMMA's results have the register layout of its operands, so P' and dS' stay in registers.
 // dV and dK are also summed in registers. For dQ, both warpgroups write dS' to shared memory; when
-// dS' of a pair is complete, each multiplies one of the pair's tiles by the 128 keys. Each element
-// of dQ is summed by one thread over the tiles of keys, in their order. After a tile of keys the
-// thread stores the sum to global memory. It loads the sum again long before the next WGMMA adds to
-// it, and writes BF16 after the last tile of keys, on the diagonal.
+// dS' of a pair is complete, each warpgroup multiplies one of the pair's tiles by the 128 keys.
+// Each element of dQ is summed by one thread over the tiles of keys, in their order. After a tile
+// of keys the thread stores the sum to global memory. The thread loads the sum again long before
+// the next WGMMA adds to it, and writes BF16 after the last tile of keys, on the diagonal.
 //
 // The first warp of the first warpgroup loads tiles by TMA; the other warps of that warpgroup
 // compute lse and delta of the next head's rows. All blocks compute the same number of whole heads.

@@ -34,7 +34,7 @@ enum {
     LOADING_REGISTERS = 24
 };
 
-// A kernel for heads of SIZE channels.
+// The constants of a kernel for heads of SIZE channels.
 template <int SIZE_, bool DOCUMENTS_, bool GRADIENT_> struct Kind {
     enum {
         SIZE = SIZE_,

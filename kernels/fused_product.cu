@@ -37,7 +37,7 @@ namespace {
 enum {
     ROWS = PRODUCT_ROWS, // rows of a warpgroup in a tile
     TILE = 128,
-    DEPTH = 128, // FP8 values of K in a step; a row of them in shared memory has as many bytes
+    DEPTH = 128, // FP8 values of K in a step; a row of them takes DEPTH bytes in shared memory
     THREADS = 3 * GROUP,
     A_STAGES = 8, // shared by both computing warpgroups; enough for 2048 cycles of WGMMAs
     B_STAGES = 6,
@@ -278,8 +278,8 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
             }
         }
 
-        // A thread has 2 rows x 4 columns of each block of 16 columns. x_at(j, i) is where row i of
-        // its part of block j is staged.
+        // A thread has 2 rows x 4 columns of each block of 16 columns. x_at(j, i) is the address in
+        // shared memory of row i of the thread's part of block j.
         auto x_at = [&](int j, int i) {
             int at = offset_of_four(warp * 16 + g * 2 + i, j % 4, t);
             return reinterpret_cast<uint2 *>(staging.x[j / 4] + at);

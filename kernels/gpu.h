@@ -84,8 +84,8 @@ void gpu_clear(Gpu *gpu, GpuFamily family, void *device, size_t bytes);
 void *gpu_host_memory(int64_t bytes, bool mapped);
 void gpu_host_free(void *memory);
 
-// Measure the time of what is enqueued between the two calls. gpu_timer_end waits for the device
-// and returns milliseconds.
+// gpu_timer_begin and gpu_timer_end measure the time of what is enqueued between the two calls.
+// gpu_timer_end waits for the device and returns milliseconds.
 typedef struct {
     cudaEvent_t begin, end;
 } GpuTimer;

@@ -129,8 +129,8 @@ static inline int embedding_runs_size(int M) {
 }
 // Adds each token's rows of dout to the token's row of dwte, in the order of `runs`. The arrays of
 // `runs` are on the device, so that the launch does not depend on the tokens. If positions count
-// from the beginnings of documents, this also computes the gradient of wpe, with positions in place
-// of tokens.
+// from the beginnings of documents, a second call computes the gradient of wpe, with positions in
+// place of tokens.
 void gpu_embedding_backward(Gpu *gpu, Gradient dwte, const Bf16 *dout, const int *tokens,
                             TokenRuns runs, int M, int C);
 void gpu_position_backward(Gpu *gpu, Gradient dwpe, const Bf16 *dout, int B, int T, int C);
@@ -213,9 +213,9 @@ typedef struct {
 void gpu_rope_backward(Gpu *gpu, Operand d_qkv, RotaryBackward b);
 
 // ---- wide_product.cu ----
-// FP8 matrix products of E4M3 operands with fast accumulation. In all else they are like the
-// products of fused_product.cu. g.d has the same bits as from gemm(), if gemm() sums in the order
-// of K. A tile has WIDE_PRODUCT_COLUMNS columns.
+// FP8 matrix products of E4M3 operands with fast accumulation. In all else these products are like
+// those of fused_product.cu. g.d has the same bits as from gemm(), if gemm() sums in the order of
+// K. A tile has WIDE_PRODUCT_COLUMNS columns.
 enum { WIDE_PRODUCT_COLUMNS = 256 };
 // For Llama: g.d [M,2F] (gate and up) = fc1's forward product; out [M,F] = SwiGLU of g.d, with the
 // same bits as from gpu_swiglu_forward(). F is a multiple of 16, too.

@@ -20,7 +20,7 @@ __device__ MaxSum block_max_sum(MaxSum x, MaxSum *shared) {
     return x;
 }
 
-// Subtracts scale from element `at`, the target's, if that is one of the 8.
+// Subtracts scale from element `at`, the target's, if 0 <= at < 8.
 __device__ __forceinline__ void subtract_onehot(Floats8 &v, int at, float scale) {
     for (int j = 0; j < VEC; j++) { v.v[j] -= j == at ? scale : 0.0f; }
 }
@@ -82,9 +82,10 @@ __device__ __forceinline__ void leave_out(float *loss, Bf16 *x, int begin, int e
 
 // One cluster of blocks per row. Each block has its part of the row in shared memory, so that the
 // row is read once. A thread works only on values that it copied itself, so that no barrier is
-// needed. It replaces its logits by exp(logit - the maximum of the thread's logits), so that each
-// exponential is computed once. These values are FP16, whose 11 bits are finer than the 8 bits of
-// the BF16 result. Capped logits are kept as they are, since the cap's slope needs them.
+// needed. The thread replaces its logits by exp(logit - the maximum of the thread's logits), so
+// that each exponential is computed once. These values are FP16, whose 11 bits are finer than the 8
+// bits of the BF16 result. Capped logits are kept as they are, because the cap's gradient needs
+// them.
 template <bool CAPS>
 __global__ void __launch_bounds__(512)
     cross_entropy_cluster_kernel(float *losses, Bf16 *logits, const int *targets, int V, int P,

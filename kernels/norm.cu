@@ -370,8 +370,8 @@ template <int R> struct Slot {
     enum { X = 0, DOUT = R, RESIDUAL = 2 * R, COUNT = 4 * R };
 };
 
-// Adds the groups' sums of one kind in the groups' order, into the block's partial sums. sums:
-// scratch [groups][C].
+// Adds up the groups' sums of one gradient, in the groups' order, into the block's partial sums.
+// sums: scratch [groups][C].
 __device__ void write_partial(float *partials, float *sums, const Floats8 &sum, int C, int group,
                               const Division &d) {
     int vector = threadIdx.x % d.lanes;

@@ -515,7 +515,7 @@ static void quantize(const char *name, const SOURCE &source, const Operand &out,
 
 // ---- to BF16: one vector per thread -------------------------------------------------------------
 
-// Unless amax is NULL, it receives the amax of the BF16 values.
+// If amax is not NULL, *amax receives the amax of the BF16 values.
 template <typename SOURCE>
 __global__ void __launch_bounds__(256, SM_THREADS / 256)
     write_bf16_kernel(SOURCE source, Bf16 *out, float *amax, int count) {

@@ -14,14 +14,14 @@
 //   product is written.
 //
 // A thread block computes tiles of 128 rows and 256 columns. With SWIGLU these are 128 columns of
-// gate and the matching 128 of up; otherwise they are adjacent, and with ROTARY they are whole
-// heads. Two blocks form a cluster; their tiles have the same columns, so that each block loads
-// half of the tile's part of B for both. Of a block's three warpgroups two compute 64 rows each by
-// WGMMA, with 64 x 256 sums, and only write these sums, rounded, to shared memory. One warp of the
-// first warpgroup loads A and B, by TMA, stage by stage; the other three run the second step on the
-// result and store it, an eighth of a tile at a time, while the WGMMAs of the next tile run. (With
-// the encoding in the computing warps, the kernel was 6% slower on an H200, because WGMMAs waited
-// for it. A fourth warpgroup would leave a thread 128 registers, too few for its sums.)
+// gate and the matching 128 of up; otherwise the columns are adjacent, and with ROTARY they are
+// whole heads. Two blocks form a cluster; their tiles have the same columns, so that each block
+// loads half of the tile's part of B for both. Of a block's three warpgroups two compute 64 rows
+// each by WGMMA, with 64 x 256 sums, and only write these sums, rounded, to shared memory. One warp
+// of the first warpgroup loads A and B, by TMA, stage by stage; the other three run the second step
+// on the result and store it, an eighth of a tile at a time, while the WGMMAs of the next tile run.
+// (With the encoding in the computing warps, the kernel was 6% slower on an H200, because WGMMAs
+// waited for it. A fourth warpgroup would leave a thread 128 registers, too few for its sums.)
 //
 // Rows are permuted as in fused_product.cu, so that a thread has 2 adjacent rows x 4 adjacent
 // columns of each block of 16 x 16.
@@ -35,7 +35,7 @@ enum Epilogue { SWIGLU, MAX_SUMS, ROTARY };
 enum {
     ROWS = PRODUCT_ROWS, // rows of a warpgroup in a tile
     TILE = 128,
-    DEPTH = 128, // FP8 values of K in a step; a row of them in shared memory has as many bytes
+    DEPTH = 128, // FP8 values of K in a step; a row of them takes DEPTH bytes in shared memory
     THREADS = 3 * GROUP,
     STAGES = 3,
     WORKERS = 3, // warps that run the second step
@@ -201,8 +201,8 @@ __device__ __forceinline__ void encode(Shared &s, const Parameters &p, int worke
     raise_amax(p.out, range);
 }
 
-// Stores 16 rows of a tile from shared memory. In shared memory they begin at row `down` of
-// warpgroup w's rows, in the result at row m and column `column`.
+// Stores 16 rows of a tile from shared memory. The first one is row `down` of warpgroup w's rows in
+// shared memory, and row m of the result, from column `column` on.
 __device__ __forceinline__ void store_strip(const Shared &s, const Parameters &p, int w, int down,
                                             int column, int m) {
 #pragma unroll
