@@ -12,9 +12,10 @@ BEGIN_C
 // safetensors_write(). Each entry's data points into `weights`, which have this dtype and layout;
 // if weights is NULL, so is data. Until safetensors_write(), an entry's begin is the tensor's first
 // element in the parameter space. Returns the number of tensors; the caller frees *tensors.
-// DTYPE_F8_E4M3: each linear layer's weight of the blocks is in FP8, and its scales follow it, as
-// in DeepSeek-V3's files: WEIGHT_scale_inv, by which the codes are multiplied, one for each block
-// of 128 x 128. All other tensors are in BF16. This dtype needs ARCH_LLAMA and weights NULL.
+// DTYPE_F8_E4M3: the weights of the linear layers, except the LM head, are in FP8. After each
+// weight come its scales, as WEIGHT_scale_inv in DeepSeek-V3's files: one for each 128 x 128 codes,
+// which are multiplied by it. All other tensors are in BF16. This dtype needs ARCH_LLAMA and
+// weights NULL.
 int hf_tensors(const ParamLayout *layout, Dtype dtype, const void *weights, TensorEntry **tensors);
 
 // Prints the name and the shape of each tensor.

@@ -260,8 +260,8 @@ static bool identify(Dataset *data, TokenFile *shard) {
 }
 
 // Returns how many of the tokens [begin, begin + n) of the stream count as targets. Sets the others
-// to -1 in targets[n]; targets may be NULL. inputs[n]: the token before each of them, read only if
-// data->masks_ends.
+// to -1 in targets[n]; targets may be NULL. inputs[n]: for each of these tokens the one before,
+// read only if data->masks_ends.
 static int leave_out(const Dataset *data, int64_t begin, int64_t n, const int *inputs,
                      int *targets) {
     int s = 0, counted = 0;

@@ -31,7 +31,7 @@ typedef struct {
     int num_shards;
     int64_t tokens, windows, targets;
     bool masked;    // a source has masks
-    char *identity; // the sources' identities; of several sources, each has its share before it
+    char *identity; // each source's identity, after a line with its share if there are several
 } Mixture;
 
 // Opens the data sets of a mixture's text, as dataset_open opens one.

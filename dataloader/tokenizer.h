@@ -52,7 +52,7 @@ typedef struct {
     size_t bytes;
     size_t *at; // [vocab] where in the file a token's entry (length, bytes) begins
     int num_ranges;
-    // where the ranges of characters begin in the file; they ascend. A character in no range is
+    // where the character ranges, which ascend, begin in the file. A character in no range is
     // CLASS_OTHER
     size_t ranges_at;
 } Tokenizer;

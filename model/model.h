@@ -123,7 +123,7 @@ typedef struct {
     ModelConfig config;
     int count;
     Param *params;           // [count], in order of offset
-    int first[TENSOR_COUNT]; // index of a tensor's first param; -1: the model lacks it
+    int first[TENSOR_COUNT]; // index of a tensor's first param; -1: the model lacks the tensor
     int block_params;        // params of one block
     int num_buckets;         // L + 2
     Bucket *buckets;

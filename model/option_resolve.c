@@ -230,7 +230,7 @@ static bool inherit_model(Options *o, Options was) {
         warn("--model %s: the checkpoint %s has another shape, which is used instead", o->model,
              o->origin);
     }
-    // in Llama no tensor has the number of positions as a dimension, so it may grow
+    // in Llama the number of positions is no dimension of a tensor, so the number may grow
     int trained = was.max_position_embeddings;
     if (llama && o->source[positions - option_table] < SOURCE_FILE) {
         o->max_position_embeddings = (int)max64(trained, o->seq_length);

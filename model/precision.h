@@ -62,7 +62,7 @@ typedef struct {
 // What the device offers.
 typedef struct {
     Number plain;          // the format without FP8: NUMBER_FP32 or NUMBER_BF16
-    const char *lacks_fp8; // why it has no FP8; NULL: it has FP8, or emulates it
+    const char *lacks_fp8; // why the device has no FP8; NULL: it has FP8, or emulates it
     double fp8_gains_from; // least multiply-adds of a block's (or the head's) forward products for
                            // which FP8 is used
 } NumberSupport;
@@ -158,9 +158,9 @@ void fp8_fix_slot(const Precision *precision, const Options *options, Fp8Scale *
 enum { FP8_CALIBRATIONS = 3 };
 // Whether the run has tensors without a scale.
 bool fp8_is_uncalibrated(const Precision *precision, const Fp8Scale *slots);
-// Sets the scales of slots without a history: to a guess when it is called before the first
-// calibration pass, and from the pass's amaxes when it is called after a calibration pass. Clears
-// the amaxes of activations and gradients.
+// Sets the scales of slots without a history. The call before the first calibration pass sets a
+// guess; the call after a calibration pass computes the scales from this pass's amaxes. Clears the
+// amaxes of activations and gradients.
 void fp8_calibrate(const Precision *precision, Fp8Scale *slots);
 
 // Writes a slot's name, as "blocks.3.qkv.x", into out, and returns it.

@@ -39,7 +39,7 @@ extern const int stop_signals[STOP_SIGNALS];
 // What the environment and --gpus say about the ranks, before they meet.
 typedef struct {
     Group group;
-    Meeting meeting;    // port 0: any free one
+    Meeting meeting;    // port 0: any free port
     const char *source; // the starter's name
     bool starts;        // this process is to start --gpus ranks, from group.rank on
 } Ranks;
@@ -50,10 +50,10 @@ bool ranks_read(Ranks *r, const Options *options);
 // one GPU, the starter has chosen this GPU (srun --gpus-per-task 1, CUDA_VISIBLE_DEVICES).
 bool ranks_device(const Group *g, int visible, int *device);
 
-// Starts the ranks if this process is the starter; in the starter it does not return. In each rank
-// it returns when all ranks have met; if they do not meet, each rank dies with one line. From then
-// on, ranks other than 0 print only errors. --list-checkpoints, --sample-only and --plan need no
-// other rank and stay one process. With --plan, *group has the number of ranks to plan for.
+// Starts the ranks if this process is the starter, where the call does not return. In each rank the
+// call returns when all ranks have met; if they do not meet, each rank dies with one line. From
+// then on, ranks other than 0 print only errors. --list-checkpoints, --sample-only and --plan need
+// no other rank and stay one process. With --plan, *group has the number of ranks to plan for.
 void launch(Group *group, const Options *options);
 
 // Sets *group in a program that is always one process. Dies if the process is one of several ranks.
