@@ -161,12 +161,20 @@ static void plan_state(Trainer *t) {
     PLAN(plan, "snapshot amax history", saves ? history : 0, t->snapshot_history);
 }
 
+// How many blocks have activations of their own. Without a backward pass, which reads those of
+// every block, all blocks share one block's.
+static int planned_blocks(const Trainer *t) {
+    return options_train(&t->run.options) ? t->run.config.num_layers : 1;
+}
+
 static void plan_activations(Trainer *t) {
     enum { LOGITS = 16 << 20 }; // most elements of a chunk of logits, which has at least one row
     const ModelConfig *c = &t->run.config;
     Plan *plan = &t->plan;
-    int64_t B = t->run.options.micro_batch_size, T = c->seq_length, M = B * T, C = c->channels;
+    int64_t B = t->run.options.sample_only ? 1 : t->run.options.micro_batch_size;
+    int64_t T = c->seq_length, M = B * T, C = c->channels;
     int64_t heads = (int64_t)c->num_heads * c->head_size;
+    int64_t backward = options_train(&t->run.options) ? M : 0; // rows of a backward pass
     t->blocks = calloc_or_die((size_t)c->num_layers, sizeof(CpuBlock));
     t->chunk_rows = (int)min64(M, max64(1, LOGITS / c->padded_vocab));
     if (precision_of(&t->run.precision, LINEAR_HEAD, 0)->number == NUMBER_FP8) {
@@ -179,18 +187,18 @@ static void plan_activations(Trainer *t) {
     PLAN(plan, "targets", M, t->targets);
     PLAN(plan, "document starts", run_resets(&t->run) ? M : 0, t->starts);
     plan_section(plan, "activations", PHASE_STEP);
-    for (int l = 0; l < c->num_layers; l++) { plan_block(plan, &t->blocks[l], c, M); }
+    for (int l = 0; l < planned_blocks(t); l++) { plan_block(plan, &t->blocks[l], c, M); }
     PLAN(plan, "last residual", M * C, t->residual_out);
     plan_norm(plan, &t->final_norm, M, c->channels);
     PLAN(plan, "losses", M, t->losses);
     plan_section(plan, "scratch", PHASE_STEP);
     PLAN(plan, "logits", logits, t->logits);
-    PLAN(plan, "d residual", M * C, t->d_residual);
-    PLAN(plan, "d norm", M * C, t->d_norm);
-    PLAN(plan, "d qkv", M * qkv_rows(c), t->d_qkv);
-    PLAN(plan, "d attention", M * heads, t->d_attention);
-    PLAN(plan, "d fc1", M * fc1_rows(c), t->d_fc1);
-    PLAN(plan, "d activated", M * c->ffn, t->d_activated);
+    PLAN(plan, "d residual", backward * C, t->d_residual);
+    PLAN(plan, "d norm", backward * C, t->d_norm);
+    PLAN(plan, "d qkv", backward * qkv_rows(c), t->d_qkv);
+    PLAN(plan, "d attention", backward * heads, t->d_attention);
+    PLAN(plan, "d fc1", backward * fc1_rows(c), t->d_fc1);
+    PLAN(plan, "d activated", backward * c->ffn, t->d_activated);
     int64_t widest = max64(max64(C, qkv_rows(c)), max64(fc1_rows(c), heads));
     int64_t operand = max64(M * widest, logits);
     if (t->run.options.eval_precision == EVAL_BF16) { // the buffers also hold rounded weights
@@ -240,6 +248,7 @@ static void resolve(Trainer *t) {
     t->dwpe = tensor_of(t, t->gradients, TENSOR_POSITION_EMBEDDING, 0);
     for (int l = 0; l < c->num_layers; l++) {
         CpuBlock *b = &t->blocks[l];
+        if (l >= planned_blocks(t)) { *b = t->blocks[0]; }
         resolve_norm(t, &b->norm1, TENSOR_NORM1_WEIGHT, l);
         resolve_norm(t, &b->norm2, TENSOR_NORM2_WEIGHT, l);
         for (int i = 0; i < LINEAR_HEAD; i++) { b->linear[i] = resolve_linear(t, (Linear)i, l); }
@@ -270,8 +279,8 @@ static void trainer_open(Trainer *t) {
     }
     char device[128], size[32], have[32];
     if (!((double)t->plan.bytes <= host_memory(NULL))) {
-        die("out of memory: the plan needs %s, %s are available: try a smaller --micro-batch-size "
-            "or model (--plan)",
+        die("out of memory: the plan needs %s, %s are available: try a smaller --micro-batch-size, "
+            "--seq-length or model (--plan)",
             format_bytes(size, (double)t->plan.bytes), format_bytes(have, host_memory(NULL)));
     }
     snprintf(device, sizeof(device), "CPU, %d thread%s", omp_get_max_threads(),

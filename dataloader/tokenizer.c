@@ -178,8 +178,8 @@ bool encoder_open(Encoder *e, const Tokenizer *t) {
     *e = (Encoder){.tokenizer = t};
     if (t->cut == CUT_UNKNOWN) {
         return fail("it can turn tokens into text, but does not say how text is cut into "
-                    "tokens; scripts/prepare_data writes one that does, for byte, GPT-2 and "
-                    "Llama 3 vocabularies");
+                    "tokens; scripts/prepare_data writes one that does, for byte, GPT-2, "
+                    "Llama 3 and SmolLM vocabularies");
     }
     size_t room = 16;
     while (room < 2 * (size_t)t->vocab) { room *= 2; }
@@ -319,6 +319,18 @@ static const unsigned char *llama3_word(const Encoder *e, const unsigned char *p
     return line > p ? line : end_of_space(e, p, end);
 }
 
+// Returns the end of the text before the next number character, which is cut as if it stood alone.
+// A number character is such a piece by itself.
+static const unsigned char *end_of_piece(const Encoder *e, const unsigned char *p,
+                                         const unsigned char *end) {
+    const unsigned char *begin = p;
+    for (Character c; p < end; p += c.bytes) {
+        c = character_at(e, p, end);
+        if (c.class_id == CLASS_NUMBER) { return p > begin ? p : p + c.bytes; }
+    }
+    return p;
+}
+
 // ---- merging ------------------------------------------------------------------------------------
 
 static void heap_push(Encoder *e, Merge merge) {
@@ -395,10 +407,12 @@ int64_t encoder_encode(Encoder *e, const unsigned char *text, size_t bytes, int 
         for (size_t i = 0; i < bytes; i++) { tokens[i] = e->byte_id[text[i]]; }
         return (int64_t)bytes;
     }
-    bool gpt2 = e->tokenizer->cut == CUT_GPT2;
+    bool llama3 = e->tokenizer->cut == CUT_LLAMA3;
+    const unsigned char *piece = e->tokenizer->cut == CUT_GPT2_DIGITS ? text : end;
     while (text < end) {
-        const unsigned char *stop = text + contraction_length(text, end, !gpt2);
-        if (stop == text) { stop = gpt2 ? gpt2_word(e, text, end) : llama3_word(e, text, end); }
+        if (text == piece) { piece = end_of_piece(e, text, end); }
+        const unsigned char *stop = text + contraction_length(text, piece, llama3);
+        if (stop == text) { stop = (llama3 ? llama3_word : gpt2_word)(e, text, piece); }
         if (stop - text > LONGEST) { stop = text + LONGEST; }
         count += encode_word(e, text, (int)(stop - text), tokens + count);
         text = stop;

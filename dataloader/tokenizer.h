@@ -1,6 +1,6 @@
 // Decodes token ids to bytes, and encodes text to ids, with a tokenizer.bin. Its tokens are bytes,
 // or those of a byte-pair encoding that cuts text as GPT-2 or Llama 3 do (tiktoken's r50k_base and
-// cl100k_base).
+// cl100k_base), or as GPT-2 does but with each digit alone (SmolLM).
 //
 // The format is llm.c's tokenizer.bin. llm.c ignores the fields and bytes that only an encoder
 // needs. All numbers are little-endian. A file has three sections:
@@ -36,7 +36,7 @@ enum {
     LONGEST_TOKEN = 254
 };
 
-typedef enum { CUT_UNKNOWN, CUT_BYTES, CUT_GPT2, CUT_LLAMA3, CUT_COUNT } Cut;
+typedef enum { CUT_UNKNOWN, CUT_BYTES, CUT_GPT2, CUT_LLAMA3, CUT_GPT2_DIGITS, CUT_COUNT } Cut;
 
 typedef enum { CLASS_OTHER, CLASS_LETTER, CLASS_NUMBER, CLASS_SPACE, CLASS_COUNT } CharacterClass;
 

@@ -176,7 +176,7 @@ static const struct {
     {TOKENIZER, PUT, 8, 258, 0, "cut short at token 257 of 258"},
     {TOKENIZER, PUT, 12, -1u, 0, "vocabulary 257 with end-of-text -1"},
     {TOKENIZER, PUT, 12, 257, 0, "vocabulary 257 with end-of-text 257"},
-    {TOKENIZER, PUT, 16, CUT_COUNT, 0, "cuts text in way 4; this program knows 0 to 3"},
+    {TOKENIZER, PUT, 16, CUT_COUNT, 0, "cuts text in way 5; this program knows 0 to 4"},
     {TOKENIZER, PUT, 16, -1u, 0, "cuts text in way -1"},
     {TOKENIZER, PUT, 20, 1, 0, "1 ranges of characters, room for 0; it is damaged"},
     {TOKENIZER, PUT, 20, -1u, 0, "-1 ranges of characters"},

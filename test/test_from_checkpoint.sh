@@ -80,6 +80,21 @@ test_samples_need_the_folder_alone() {
     done
 }
 
+# The blocks share the activations of one, and there is one sequence. Planned as for training, a small
+# model with sequences of 8,192 tokens did not fit in 22 GiB.
+test_samples_need_no_memory_for_training() {
+    local way training=' block .* x 3 |^ *(d residual|first moment|gradients) '
+    expect_status 0 train_gpt --load theirs --plan || return
+    is "$(grep -cE "$training" log) $(grep -c ' inputs  *1.00 KiB' log)" '11 1'
+    for way in --sample-only '--eval-only --valid-data d/x_val.bin'; do
+        # shellcheck disable=SC2086 # words
+        expect_status 0 train_gpt --load theirs --plan $way || return
+        ! grep -E "$training" log || fail "planned for training: $way"
+    done
+    expect_status 0 train_gpt --load theirs --plan --sample-only
+    grep -q ' inputs  *256 B' log || fail "more than one sequence: $(cat log)"
+}
+
 # Evaluations and resumed runs, with the shape or without.
 test_a_checkpoint_is_enough() {
     local trainer options

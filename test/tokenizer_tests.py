@@ -22,13 +22,16 @@ BEGIN = "<|begin_of_text|>"
 TEXTS = sentences(3, 60)
 
 
-def byte_level(pattern=None, words=()):
-    """A byte-pair encoding of some 700 tokens, or that learns these words too, trained here."""
+def byte_level(pattern=None, words=(), digits=False):
+    """A byte-pair encoding of some 700 tokens, or that learns these words too, trained here.
+    digits: each is cut alone."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     step = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
     if pattern:
         split = pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
         step = pre_tokenizers.Sequence([split, step])
+    if digits:
+        step = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), step])
     tokenizer.pre_tokenizer = step
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(vocab_size=2000 if words else 700, special_tokens=[END],
@@ -78,8 +81,9 @@ def same_in_c(vocabulary, encode, name):
 
 
 def test_the_c_encoder_is_the_librarys():
-    for name, pattern in (("gpt2-like", None), ("llama3-like", LLAMA3_PATTERN)):
-        tokenizer = byte_level(pattern)
+    for name, pattern, digits in (("gpt2-like", None, False), ("smollm-like", None, True),
+                                  ("llama3-like", LLAMA3_PATTERN, False)):
+        tokenizer = byte_level(pattern, digits=digits)
         path = save(tokenizer, name)
         vocabulary = open_vocabulary({"tokenizer": path})
         tokenizer.encode_special_tokens = True

@@ -18,7 +18,7 @@ from . import downloads
 from .environment import die
 from .text import from_json
 
-CUT_UNKNOWN, CUT_BYTES, CUT_GPT2, CUT_LLAMA3 = range(4)
+CUT_UNKNOWN, CUT_BYTES, CUT_GPT2, CUT_LLAMA3, CUT_GPT2_DIGITS = range(5)
 CLASSES = [(1, r"\p{L}+"), (2, r"\p{N}+"), (3, r"\p{White_Space}+")]
 LLAMA3_PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
                   r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
@@ -152,7 +152,7 @@ class Vocabulary:
     def tokenizer_bin(self, begin_of_text=None):
         """Returns tokenizer.bin. begin_of_text: what texts begin with [as the tokenizer says]."""
         begin = self.begin_of_text if begin_of_text is None else begin_of_text
-        ranges = character_ranges() if self.cut in (CUT_GPT2, CUT_LLAMA3) else []
+        ranges = character_ranges() if self.cut >= CUT_GPT2 else []
         header = struct.pack("<7i", 20240328, 2, self.size, self.end_of_text, self.cut,
                              len(ranges), 0 if begin == self.end_of_text else begin + 1)
         tail = b"".join(struct.pack("<3I", *row) for row in ranges)
@@ -248,6 +248,8 @@ def cut_of(tokenizer, tokens):
     if len(steps) == 1:
         return CUT_GPT2 if last["use_regex"] else CUT_UNKNOWN if model["merges"] else CUT_BYTES
     first = steps[0]
+    if len(steps) == 2 and first == {"type": "Digits", "individual_digits": True}:
+        return CUT_GPT2_DIGITS if last["use_regex"] else CUT_UNKNOWN
     split = len(steps) == 2 and first.get("pattern") == {"Regex": LLAMA3_PATTERN}
     # the pattern matches all of a text, so nothing is lost if only the matches are kept
     whole = (first.get("behavior"), bool(first.get("invert"))) in (("Isolated", False),
