@@ -270,8 +270,9 @@ static bool publish(const Snapshot *s, const char *fresh) {
     return folder_sync(save);
 }
 
-// Deletes all checkpoints except the newest --keep, the best, and the one of progress.proven, after
-// which the loss was usual. If saving that one failed, the newest before it is kept.
+// Deletes all checkpoints except the newest ones (--keep says how many), the best, and the one of
+// step progress.proven, after which the loss was usual (is_usual in train/save_folder.h). If that
+// one was not saved, the newest before it is kept.
 static void prune(const Snapshot *s, int64_t best) {
     const char *save = s->options->save;
     int64_t *steps = NULL;

@@ -95,7 +95,7 @@ bool shards_find(const char *pattern, int place, TokenFile *shard);
 // Makes the header of a shard, in which the mark of the tokenizer is 0.
 void shard_header(int32_t header[SHARD_HEADER_BYTES / 4], int token_bytes, int64_t count);
 
-// Lists the files that a glob pattern matches; refuses a pattern that matches none, or a folder.
+// Lists the files that a glob pattern matches; refuses a pattern that matches nothing or a folder.
 bool token_files_find(glob_t *found, const char *pattern, TokenFileKind kind);
 
 // The files beside a shard. If a shard with conversations has no SHARD.starts, it is not known

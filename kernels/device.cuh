@@ -68,8 +68,8 @@ struct Floats8 {
     float v[VEC];
 };
 
-// low_bf16 and high_bf16 return one of two BF16 values in a 32-bit word. Each function takes one
-// instruction, while CUDA's own conversion of both takes three.
+// low_bf16 and high_bf16 return, as a float, one of two BF16 values that are packed in a 32-bit
+// word. Each function takes one instruction, while CUDA's own conversion of both takes three.
 __device__ __forceinline__ float low_bf16(uint32_t pair) {
     return __uint_as_float(pair << 16);
 }

@@ -287,33 +287,33 @@ __global__ void __launch_bounds__(TILE_THREADS)
 
 // ---- to FP8 by blocks: a tile is 128 x 128, of which a thread takes 4 rows x 8 columns ----------
 //
-// The values are rounded to BF16, from which both forms are encoded, each by its own scales. A
-// range is the largest magnitude of several values. Ranges are found on packed pairs of BF16:
-// magnitudes have the order of their bits, and NaN is the largest.
+// The values are rounded to BF16. From these, the row-wise and the transposed FP8 copies are
+// encoded, each with its own scales. Amaxes are found on packed pairs of BF16: without their signs,
+// values compare like unsigned integers, and NaN is the largest.
 
 enum { SQUARE_THREADS = FP8_BLOCK / THREAD_ROWS * FP8_BLOCK / VEC };
 
 // Returns the largest magnitude of the lower halves of four pairs of BF16, and that of the upper
 // halves.
-__device__ __forceinline__ uint32_t range_of_pairs(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+__device__ __forceinline__ uint32_t amax_of_pairs(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
     return __vmaxu2(__vimax3_u16x2(a & 0x7fff7fffu, b & 0x7fff7fffu, c & 0x7fff7fffu),
                     d & 0x7fff7fffu);
 }
 
-// Returns the ranges of a thread's 4 rows, over the FP8_BLOCK / VEC lanes that share these rows.
-// The lower half of these lanes gets the ranges of rows 0 and 1, the upper half those of rows 2 and
+// Returns the amaxes of a thread's 4 rows, over the FP8_BLOCK / VEC lanes that share these rows.
+// The lower half of these lanes gets the amaxes of rows 0 and 1, the upper half those of rows 2 and
 // 3.
-__device__ __forceinline__ uint32_t range_of_rows(const uint4 (&rows)[THREAD_ROWS]) {
+__device__ __forceinline__ uint32_t amax_of_rows(const uint4 (&rows)[THREAD_ROWS]) {
     enum { HALF = FP8_BLOCK / VEC / 2 };
-    uint32_t range[THREAD_ROWS];
+    uint32_t amax[THREAD_ROWS];
 #pragma unroll
     for (int i = 0; i < THREAD_ROWS; i++) {
-        range[i] = range_of_pairs(rows[i].x, rows[i].y, rows[i].z, rows[i].w);
+        amax[i] = amax_of_pairs(rows[i].x, rows[i].y, rows[i].z, rows[i].w);
     }
-    uint32_t low = __vmaxu2(__byte_perm(range[0], range[1], 0x5410),
-                            __byte_perm(range[0], range[1], 0x7632));
-    uint32_t high = __vmaxu2(__byte_perm(range[2], range[3], 0x5410),
-                             __byte_perm(range[2], range[3], 0x7632));
+    uint32_t low = __vmaxu2(__byte_perm(amax[0], amax[1], 0x5410),
+                            __byte_perm(amax[0], amax[1], 0x7632));
+    uint32_t high = __vmaxu2(__byte_perm(amax[2], amax[3], 0x5410),
+                             __byte_perm(amax[2], amax[3], 0x7632));
     bool upper = threadIdx.x & HALF;
     low = __vmaxu2(upper ? high : low, __shfl_xor_sync(~0u, upper ? low : high, HALF));
 #pragma unroll
@@ -323,31 +323,31 @@ __device__ __forceinline__ uint32_t range_of_rows(const uint4 (&rows)[THREAD_ROW
     return low;
 }
 
-// Returns the ranges of a thread's 8 columns over the rows of its warp.
-__device__ __forceinline__ uint4 range_of_columns(const uint4 (&rows)[THREAD_ROWS]) {
-    uint4 range = {range_of_pairs(rows[0].x, rows[1].x, rows[2].x, rows[3].x),
-                   range_of_pairs(rows[0].y, rows[1].y, rows[2].y, rows[3].y),
-                   range_of_pairs(rows[0].z, rows[1].z, rows[2].z, rows[3].z),
-                   range_of_pairs(rows[0].w, rows[1].w, rows[2].w, rows[3].w)};
-    range.x = __vmaxu2(range.x, __shfl_xor_sync(~0u, range.x, WARP / 2));
-    range.y = __vmaxu2(range.y, __shfl_xor_sync(~0u, range.y, WARP / 2));
-    range.z = __vmaxu2(range.z, __shfl_xor_sync(~0u, range.z, WARP / 2));
-    range.w = __vmaxu2(range.w, __shfl_xor_sync(~0u, range.w, WARP / 2));
-    return range;
+// Returns the amaxes of a thread's 8 columns over the rows of its warp.
+__device__ __forceinline__ uint4 amax_of_columns(const uint4 (&rows)[THREAD_ROWS]) {
+    uint4 amax = {amax_of_pairs(rows[0].x, rows[1].x, rows[2].x, rows[3].x),
+                  amax_of_pairs(rows[0].y, rows[1].y, rows[2].y, rows[3].y),
+                  amax_of_pairs(rows[0].z, rows[1].z, rows[2].z, rows[3].z),
+                  amax_of_pairs(rows[0].w, rows[1].w, rows[2].w, rows[3].w)};
+    amax.x = __vmaxu2(amax.x, __shfl_xor_sync(~0u, amax.x, WARP / 2));
+    amax.y = __vmaxu2(amax.y, __shfl_xor_sync(~0u, amax.y, WARP / 2));
+    amax.z = __vmaxu2(amax.z, __shfl_xor_sync(~0u, amax.z, WARP / 2));
+    amax.w = __vmaxu2(amax.w, __shfl_xor_sync(~0u, amax.w, WARP / 2));
+    return amax;
 }
 
-// Ranges and scales of an output's tile, which the threads exchange in shared memory.
-struct TileRanges {
-    uint16_t columns[SQUARE_THREADS / WARP][FP8_BLOCK]; // each column's range over a warp's rows
+// Amaxes and scales of an output's tile, which the threads exchange in shared memory.
+struct TileAmaxes {
+    uint16_t columns[SQUARE_THREADS / WARP][FP8_BLOCK]; // each column's amax over a warp's rows
     uint16_t rows[FP8_BLOCK];
     float row_scales[FP8_BLOCK], column_scales[FP8_BLOCK];
 };
 
-// Returns the largest of the rows' ranges.
-__device__ __forceinline__ uint32_t largest_row(const TileRanges &tile) {
+// Returns the largest of the rows' amaxes.
+__device__ __forceinline__ uint32_t largest_row(const TileAmaxes &tile) {
     const uint32_t *pairs = reinterpret_cast<const uint32_t *>(tile.rows);
-    uint32_t range = __vmaxu2(pairs[threadIdx.x % WARP], pairs[threadIdx.x % WARP + WARP]);
-    return __reduce_max_sync(~0u, max(range & 0xffff, range >> 16));
+    uint32_t amax = __vmaxu2(pairs[threadIdx.x % WARP], pairs[threadIdx.x % WARP + WARP]);
+    return __reduce_max_sync(~0u, max(amax & 0xffff, amax >> 16));
 }
 
 template <typename SOURCE, Fp8Type TYPE, bool SUMS>
@@ -357,7 +357,7 @@ __global__ void __launch_bounds__(SQUARE_THREADS, SOURCE::OUTPUTS == 1 ? 3 : 2)
     // how many rows are fetched together: as many as fit in the registers
     enum { AT_ONCE = sizeof(typename SOURCE::Raw) > sizeof(uint4) ? 2 : THREAD_ROWS };
     __shared__ __align__(16) uint32_t tiles[OUTPUTS][tile_word<FP8_BLOCK>(FP8_BLOCK, 0)];
-    __shared__ __align__(16) TileRanges ranges[OUTPUTS];
+    __shared__ __align__(16) TileAmaxes amaxes[OUTPUTS];
     __shared__ __align__(16) float sums[SUMS ? SQUARE_THREADS / WARP * FP8_BLOCK : 4];
     // the last rows come first: the previous kernel wrote them last, so L2 may still have them
     const int tile_row = gridDim.y - 1 - blockIdx.y, first_row = tile_row * FP8_BLOCK;
@@ -393,14 +393,14 @@ __global__ void __launch_bounds__(SQUARE_THREADS, SOURCE::OUTPUTS == 1 ? 3 : 2)
     }
 #pragma unroll
     for (int k = 0; k < OUTPUTS; k++) {
-        uint32_t rows = range_of_rows(values[k]);
-        uint4 columns = range_of_columns(values[k]);
+        uint32_t rows = amax_of_rows(values[k]);
+        uint4 columns = amax_of_columns(values[k]);
         if (within % (FP8_BLOCK / 2) == 0) {
-            uint32_t *to = reinterpret_cast<uint32_t *>(ranges[k].rows + group * THREAD_ROWS);
+            uint32_t *to = reinterpret_cast<uint32_t *>(amaxes[k].rows + group * THREAD_ROWS);
             to[within / (FP8_BLOCK / 2)] = rows;
         }
         if (threadIdx.x % WARP < LANES) {
-            uint16_t *to = ranges[k].columns[threadIdx.x / WARP] + within;
+            uint16_t *to = amaxes[k].columns[threadIdx.x / WARP] + within;
             *reinterpret_cast<uint4 *>(to) = columns;
         }
     }
@@ -409,24 +409,24 @@ __global__ void __launch_bounds__(SQUARE_THREADS, SOURCE::OUTPUTS == 1 ? 3 : 2)
     // each row and each column of each output has a thread, and so has each column sum
     const int c = threadIdx.x % FP8_BLOCK, part = threadIdx.x / FP8_BLOCK, output = part / 2;
     if (output < OUTPUTS) {
-        TileRanges &mine = ranges[output];
+        TileAmaxes &mine = amaxes[output];
         const bool square = out.scaling == SCALE_SQUARES, turned = part % 2;
         // rows and columns of this form
         const int rows = turned ? width : M, columns = turned ? M : width;
         const int in_row = turned ? first_row : output * N + first_column;
         const int in_column = (turned ? output * N + first_column : first_row) + c;
         const int end = turned ? (output + 1) * N : M;
-        uint32_t range = mine.rows[c];
+        uint32_t amax = mine.rows[c];
         if (square) {
-            range = largest_row(mine);
+            amax = largest_row(mine);
         } else if (turned) {
-            range = mine.columns[0][c];
+            amax = mine.columns[0][c];
 #pragma unroll
             for (int i = 1; i < SQUARE_THREADS / WARP; i++) {
-                range = max(range, (uint32_t)mine.columns[i][c]);
+                amax = max(amax, (uint32_t)mine.columns[i][c]);
             }
         }
-        float scale = fp8_block_scale(low_bf16(range), out.target, out.power_of_two);
+        float scale = fp8_block_scale(low_bf16(amax), out.target, out.power_of_two);
         float *to = turned ? out.columns.inverse : out.rows.inverse;
         (turned ? mine.column_scales : mine.row_scales)[c] = scale;
         if (to != nullptr && in_column < end && (c == 0 || !square)) {
@@ -439,12 +439,12 @@ __global__ void __launch_bounds__(SQUARE_THREADS, SOURCE::OUTPUTS == 1 ? 3 : 2)
     __syncthreads();
 #pragma unroll
     for (int k = 0; k < OUTPUTS; k++) {
-        float4 rows = reinterpret_cast<const float4 *>(ranges[k].row_scales)[group];
+        float4 rows = reinterpret_cast<const float4 *>(amaxes[k].row_scales)[group];
         float row_scales[THREAD_ROWS] = {rows.x, rows.y, rows.z, rows.w};
         uint32_t codes[2][THREAD_ROWS];
 #pragma unroll
         for (int half = 0; half < 2; half++) { // each half has 4 columns
-            float4 columns = reinterpret_cast<const float4 *>(ranges[k].column_scales +
+            float4 columns = reinterpret_cast<const float4 *>(amaxes[k].column_scales +
                                                               within)[half];
             float column_scales[4] = {columns.x, columns.y, columns.z, columns.w};
             float x[THREAD_ROWS][4];

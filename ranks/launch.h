@@ -40,7 +40,7 @@ extern const int stop_signals[STOP_SIGNALS];
 typedef struct {
     Group group;
     Meeting meeting;    // port 0: any free port
-    const char *source; // the starter's name
+    const char *source; // what set the rank, for messages: "torchrun", "srun", ...
     bool starts;        // this process is to start --gpus ranks, from group.rank on
 } Ranks;
 

@@ -123,10 +123,10 @@ static int sample_token(const Options *o, const float *logits, float *scratch, i
     return top;
 }
 
-// Prints bytes of a sample. On a terminal, and in the output of a run that trains, control
-// characters are printed as \x1b, because a terminal would execute them. A file or pipe that
-// receives the sample of --sample-only gets every byte unchanged. *before: the byte printed last;
-// after 0xc2 in UTF-8, 0x80 to 0x9f are control characters too.
+// Prints bytes of a sample. On a terminal, and in the output of a run that trains, each control
+// character is printed as its code, such as \x1b for ESC, so that no terminal executes it. A file
+// or pipe that receives the sample of --sample-only gets every byte unchanged. *before: the byte
+// printed last; after 0xc2 in UTF-8, 0x80 to 0x9f are control characters too.
 static void print_bytes(const Run *run, const void *from, size_t n, unsigned char *before) {
     const unsigned char *bytes = from;
     FILE *out = run->console.answers;
