@@ -100,6 +100,26 @@ TEST(ranks_share_the_questions) {
     t.run.group.rank = 0;
 }
 
+static int64_t computed_tokens;
+
+static void count_tokens(void *trainer, const int *inputs, const int *targets, int B, int T,
+                         float *losses) {
+    (void)trainer, (void)inputs, (void)targets;
+    computed_tokens += (int64_t)B * T;
+    memset(losses, 0, (size_t)B * (size_t)T * sizeof(float));
+}
+
+// A small set in a large batch: an imported model's default is 4 x 8192 tokens and more.
+TEST(a_batch_is_padded_to_twice_its_rows_at_most) {
+    CLOSED(trainer_close) Trainer t;
+    int64_t counts[3] = {0};
+    open_scorer(&t, "");
+    t.run.options.micro_batch_size = 512;
+    run_score_set(&t.run, &t.run.choices.sets[0], (ChoiceModel){.losses = count_tokens}, counts);
+    CHECK_EQUAL(counts[0], QUESTIONS);
+    CHECK(computed_tokens > 0 && computed_tokens <= 2 * QUESTIONS * ANSWERS * LENGTH);
+}
+
 static void add_ten(void *trainer, int64_t *values, int n) {
     (void)trainer;
     for (int i = 0; i < n; i++) { values[i] += 10; }

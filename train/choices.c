@@ -61,11 +61,14 @@ static void score_rows(Run *run, const ChoiceSet *set, ChoiceModel model, Row *r
             batch[n++] = row;
         }
         if (n == 0 || (n < B && i < num_rows)) { continue; }
-        for (size_t t = (size_t)n * T; t < room; t++) {
+        int filled = 1; // a power of two, so that few attention plans serve all batches
+        while (filled < n) { filled *= 2; }
+        filled = filled < B ? filled : B;
+        for (size_t t = (size_t)n * T; t < (size_t)filled * T; t++) {
             inputs[t] = 0;
             targets[t] = -1;
         }
-        model.losses(model.trainer, inputs, targets, B, T, losses);
+        model.losses(model.trainer, inputs, targets, filled, T, losses);
         for (int j = 0; j < n; j++) {
             for (int t = 0; t < T; t++) { batch[j]->loss += losses[(size_t)j * T + t]; }
         }

@@ -67,7 +67,10 @@ static bool encode_prompt(Run *run) {
     }
     Encoder e;
     if (!encoder_open(&e, &run->tokenizer)) {
-        return fail("--sample-prompt: the tokenizer %s: %s", run->options.tokenizer, error_text());
+        return fail(
+            "--sample-prompt: the tokenizer %s: %s; scripts/chat encodes a message with any "
+            "tokenizer.json",
+            run->options.tokenizer, error_text());
     }
     run->prompt_length += (int)encoder_encode(&e, (const unsigned char *)text, bytes,
                                               run->prompt + 1);

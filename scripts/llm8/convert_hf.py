@@ -214,7 +214,9 @@ def main():
     tensors = {name: row for name, row in tensors.items() if not name.endswith(SCALES)}
     count = sum(math.prod(tensor.shape) for tensor in tensors.values())
     kinds = sorted({tensor.dtype for tensor in tensors.values()})
-    bare = "" if tokenizer else "; no tokenizer.json beside it"
+    bare = "" if tokenizer else (
+        "; no tokenizer.json beside it (of other files, transformers makes one: "
+        f"AutoTokenizer.from_pretrained({folder!r}).save_pretrained({o.output!r}))")
     print(f"{o.output}: {arch}, {count:,} parameters in {len(tensors)} tensors, "
           f"{', '.join(kinds)}{bare}")
     print(f"start from it with --load {shlex.quote(o.output)} --data ...")

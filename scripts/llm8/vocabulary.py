@@ -375,8 +375,9 @@ def open_vocabulary(words):
         return open_json(inside if os.path.isdir(name) else name, end_of_text)
     bare, at, revision = name.partition("@")
     if bare not in HUB_TOKENIZERS:
-        die(f"--tokenizer {name}: must be one of {', '.join(['byte', *HUB_TOKENIZERS])}, or the "
-            "path of a tokenizer.json, or of a folder with one")
+        die(f"--tokenizer {name}: no such file, and not one of "
+            f"{', '.join(['byte', *HUB_TOKENIZERS])}; give one of these, or the path of a "
+            "tokenizer.json, or of a folder with one")
     files, *_ = downloads.from_hub(f"--tokenizer {name}", HUB_TOKENIZERS[bare] + at + revision,
                                   "model", [*TOKENIZER_FILES, *SPECIALS_FILES, NAMED_TEMPLATES],
                                   words)
