@@ -213,13 +213,13 @@ bool folder_remove(const char *path) {
     return ok && (rmdir(path) == 0 || fail_path(path, errno));
 }
 
-FolderId folder_id(const char *path) {
+PathId path_id(const char *path) {
     struct stat info;
-    return stat(path, &info) == 0 ? (FolderId){info.st_dev, info.st_ino} : (FolderId){0, 0};
+    return stat(path, &info) == 0 ? (PathId){info.st_dev, info.st_ino} : (PathId){0, 0};
 }
 
-bool is_folder(const char *path, FolderId id) {
-    FolderId own = folder_id(path);
+bool leads_to(const char *path, PathId id) {
+    PathId own = path_id(path);
     return own.inode != 0 && own.device == id.device && own.inode == id.inode;
 }
 

@@ -156,7 +156,8 @@ bool checkpoint_verify(const Checkpoint *c) {
     char path[PATH_LENGTH];
     cJSON_ArrayForEach(file, files) {
         const char *name = text_of(file, "name");
-        bool optimizer = strncmp(name, "optimizer-", strlen("optimizer-")) == 0;
+        int rank, ranks;
+        bool optimizer = sscanf(name, OPTIMIZER_FILE, &rank, &ranks) == 2;
         if (optimizer && !path_exists(path_format(path, "%s/%s", c->path, name))) { continue; }
         if (!verify_file(c, file)) { return false; }
     }
@@ -187,7 +188,7 @@ static bool open_meta(Checkpoint *c, const char *path) {
     if (!checkpoint_follow(c->path, path)) { return false; }
     if (!path_exists(c->path)) { return fail("%s: no such folder", c->path); }
     path_format(meta, "%s/meta.json", c->path);
-    if (!path_exists(meta) && folder_id(c->path).inode != 0) { return true; }
+    if (!path_exists(meta) && path_id(c->path).inode != 0) { return true; }
     char *text = file_read(meta, &bytes);
     c->meta = text != NULL ? parse_meta(text, bytes, meta) : NULL;
     free(text);
@@ -512,7 +513,7 @@ static bool check_place(const Options *o) {
     path_format(path, "%s", o->config);
     const char *place = dirname(path);
     bool elsewhere = option_source(o, "save") == SOURCE_FILE && checkpoint_newest(place) >= 0 &&
-                     !is_folder(place, folder_id(o->save));
+                     !leads_to(place, path_id(o->save));
     return !elsewhere ||
            fail("--resume latest: %s names --save %s, but its own folder has "
                 "checkpoints, too: give --save %s or --save %s",

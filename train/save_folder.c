@@ -28,7 +28,7 @@ void save_folder_open(Run *run) {
         die("--save %s: this rank does not see what rank 0 writes there: " NOT_SHARED, o->save);
     }
     if (run->group.rank > 0) { return; }
-    if (saves) { run->saves.id = folder_id(o->save); }
+    if (saves) { run->saves.id = path_id(o->save); }
     or_die(open_metrics(run));
     if (saves && run->valid_data.count > 0 && o->save_interval % o->eval_interval != 0) {
         printf("  note: --save-interval %lld is not a multiple of --eval-interval %lld: a "
@@ -90,7 +90,7 @@ static void describe(const Run *run, Snapshot *s) {
 // deleted), the run takes the folder to which the path leads now, or makes one.
 static void take_folder_again(Run *run) {
     const Options *o = &run->options;
-    if (is_folder(o->save, run->saves.id)) { return; }
+    if (leads_to(o->save, run->saves.id)) { return; }
     warn("--save %s: the folder was moved or deleted; from step %lld on the run saves to a "
          "folder of that name again",
          o->save, (long long)run->progress.step);
@@ -100,7 +100,7 @@ static void take_folder_again(Run *run) {
     }
     if (!checkpoint_lock(o)) { die("--save %s", error_text()); } // another run has the folder
     if (!save_config(o)) { warn("--save %s", error_text()); }
-    run->saves.id = folder_id(o->save);
+    run->saves.id = path_id(o->save);
     if (o->metrics[0] != '\0') { return; }
     metrics_close(&run->metrics);
     if (!open_metrics(run)) { warn("%s", error_text()); }

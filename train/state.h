@@ -22,7 +22,7 @@ typedef struct {
 // The folder of --save.
 typedef struct {
     int64_t step; // the step of the newest checkpoint; -1: none
-    FolderId id;  // identifies the folder that this run has locked
+    PathId id;    // identifies the folder that this run has locked
     Saver saver;
     Companion companions[COMPANIONS]; // files that are saved with the model
     Companion start_config;           // config.json of --load or --resume
