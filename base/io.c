@@ -218,7 +218,7 @@ PathId path_id(const char *path) {
     return stat(path, &info) == 0 ? (PathId){info.st_dev, info.st_ino} : (PathId){0, 0};
 }
 
-bool leads_to(const char *path, PathId id) {
+bool path_is(const char *path, PathId id) {
     PathId own = path_id(path);
     return own.inode != 0 && own.device == id.device && own.inode == id.inode;
 }

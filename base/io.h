@@ -65,8 +65,8 @@ typedef struct {
     uint64_t device, inode;
 } PathId;
 PathId path_id(const char *path);
-bool leads_to(const char *path, PathId id); // false for a path that leads nowhere
-bool path_exists(const char *path);         // true for a dangling link
+bool path_is(const char *path, PathId id); // false for a path that leads nowhere
+bool path_exists(const char *path);        // true for a dangling link
 // Finds the file with the path `pattern`. If there is none, finds the files that match it as a glob
 // pattern, with braces, sorted by name. Leading folders of the pattern that exist by their literal
 // names are not read as patterns: in "run [1]/train_*.bin", if "run [1]" exists, only train_*.bin

@@ -513,7 +513,7 @@ static bool check_place(const Options *o) {
     path_format(path, "%s", o->config);
     const char *place = dirname(path);
     bool elsewhere = option_source(o, "save") == SOURCE_FILE && checkpoint_newest(place) >= 0 &&
-                     !leads_to(place, path_id(o->save));
+                     !path_is(place, path_id(o->save));
     return !elsewhere ||
            fail("--resume latest: %s names --save %s, but its own folder has "
                 "checkpoints, too: give --save %s or --save %s",

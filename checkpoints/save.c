@@ -249,7 +249,7 @@ bool checkpoint_go_back(const Options *o, const Checkpoint *c) {
     int64_t step = c->progress.step;
     if (c->path[0] == '\0') { return true; }
     checkpoint_path(path, o->save, step);
-    if (!leads_to(path, path_id(c->path)) && !link_start(path, c->path)) { return false; }
+    if (!path_is(path, path_id(c->path)) && !link_start(path, c->path)) { return false; }
     bool ok = set_aside_from(o->save, step + 1);
     if (ok && path_exists(path)) { link_steps(o->save, step); }
     return ok;
@@ -426,7 +426,7 @@ static bool check_owner(const Options *o, const Checkpoint *start) {
                     "give another --save",
                     o->save, (long long)newest);
     }
-    return leads_to(path, path_id(start->path)) ||
+    return path_is(path, path_id(start->path)) ||
            fail("%s: holds checkpoints of another run than --resume %s; give another --save, or "
                 "--load to start a new run from its weights; if it is this run's, rename it to %s",
                 o->save, o->resume, path_name(path));

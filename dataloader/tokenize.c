@@ -256,7 +256,7 @@ int main(int argc, char **argv) {
     for (int i = optind; i < argc; i++) { // checks all files before anything is written
         close(open_text(argv[i]).file);
         for (int w = 0; w < 3; w++) {
-            if (leads_to(argv[i], path_id(written[w]))) {
+            if (path_is(argv[i], path_id(written[w]))) {
                 die("%s: a text, which --output-prefix %s would overwrite; give another prefix",
                     argv[i], prefix);
             }

@@ -90,7 +90,7 @@ static void describe(const Run *run, Snapshot *s) {
 // deleted), the run takes the folder to which the path leads now, or makes one.
 static void take_folder_again(Run *run) {
     const Options *o = &run->options;
-    if (leads_to(o->save, run->saves.id)) { return; }
+    if (path_is(o->save, run->saves.id)) { return; }
     warn("--save %s: the folder was moved or deleted; from step %lld on the run saves to a "
          "folder of that name again",
          o->save, (long long)run->progress.step);
