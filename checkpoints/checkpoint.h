@@ -86,7 +86,7 @@ typedef struct {
     double level, best_level; // level: the loss averaged over steps; best_level: the lowest level
     // the newest checkpoint that is known to be good: with its weights, or in a step after it, the
     // loss was usual (is_usual in train/save_folder.h); -1: none
-    int64_t proven;
+    int64_t last_good; // "proven" in meta.json
     int64_t eval_left; // not 0: the evaluation after this step has not been made yet
     SpikeWindow window;
 } Progress;
@@ -168,8 +168,8 @@ typedef struct {
 } Snapshot;
 
 // Writes a checkpoint, verifies it and gives it its name. Then it deletes all checkpoints except
-// the newest --keep, the best and progress.proven. All ranks call this function together, and all
-// get the same result.
+// the newest --keep, the best and progress.last_good. All ranks call this function together, and
+// all get the same result.
 bool checkpoint_save(const Snapshot *snapshot);
 
 // Saves in a separate thread, one checkpoint at a time.

@@ -67,7 +67,7 @@ const ProgressField progress_fields[PROGRESS_FIELDS] = {
     {"best_valid_loss", offsetof(Progress, best_valid_loss), false},
     {"level", offsetof(Progress, level), false},
     {"best_level", offsetof(Progress, best_level), false},
-    {"proven", offsetof(Progress, proven), true},
+    {"proven", offsetof(Progress, last_good), true},
     // a meta.json of an older version lacks eval_left, which then becomes -1 and counts as 0
     {"eval_left", offsetof(Progress, eval_left), true},
 };

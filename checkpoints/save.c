@@ -271,20 +271,20 @@ static bool publish(const Snapshot *s, const char *fresh) {
 }
 
 // Deletes all checkpoints except the newest ones (--keep says how many), the best, and the one of
-// step progress.proven, after which the loss was usual (is_usual in train/save_folder.h). If that
-// one was not saved, the newest before it is kept.
+// step progress.last_good, after which the loss was usual (is_usual in train/save_folder.h). If
+// that one was not saved, the newest before it is kept.
 static void prune(const Snapshot *s, int64_t best) {
     const char *save = s->options->save;
     int64_t *steps = NULL;
     int count = best != STEP_UNREADABLE ? checkpoint_steps(save, &steps) : -1;
     int keep = s->options->keep, kept = 0;
     char path[PATH_LENGTH], doomed[PATH_LENGTH];
-    bool proven = false; // the checkpoint of progress.proven, or the newest before it, is kept
+    bool kept_good = false; // progress.last_good, or the newest before it, is kept
     if (count < 0) { warn("older checkpoints could not be deleted: %s", error_text()); }
     for (int i = 0; keep > 0 && i < count; i++) {
         checkpoint_path(path, save, steps[i]);
-        bool good = !proven && steps[i] <= s->progress.proven;
-        proven = proven || good;
+        bool good = !kept_good && steps[i] <= s->progress.last_good;
+        kept_good = kept_good || good;
         if (steps[i] == best || kept++ < keep || good) { continue; }
         // renamed first, so that an interrupted deletion does not leave a damaged checkpoint
         path_format(doomed, "%s/.old-" STEP_FOLDER, save, (long long)steps[i]);

@@ -646,7 +646,7 @@ TEST(what_a_resume_takes_is_told) {
         "--global-batch-size 8 (of the checkpoint s/step_00000001): must be a multiple of");
 }
 
-// The proven checkpoint is kept; if saving that one has failed, the one before it is kept.
+// The last good checkpoint is kept; if saving that one has failed, the one before it is kept.
 TEST(the_last_good_one_is_kept) {
     CLOSED(fixture_close) Fixture f;
     folder_remove("s");
@@ -655,7 +655,7 @@ TEST(the_last_good_one_is_kept) {
         if (step == 4) {
             CHECK(folder_remove("s/step_00000003"));
             f.options.keep = 1;
-            f.snapshot.progress.proven = 3;
+            f.snapshot.progress.last_good = 3;
         }
         CHECK(fixture_save(&f, step));
     }

@@ -230,7 +230,7 @@ test_links_are_unlinked_only() {
     for file in step_00000001 .old-step_9 .tmp-step_00000003; do
         [[ ! -L linked/$file ]] || fail "the link $file stays"
     done
-    # step 3 is proven by step 4, which nothing follows yet
+    # the usual loss of step 4 shows that step 3 is good; no step has shown this of step 4 yet
     is "$(ls linked)" $'config.txt\nlatest\nmetrics.jsonl\nstep_00000003\nstep_00000004'
     # nor are they written through
     echo mine >notes && ln -sf ../notes linked/config.txt.new

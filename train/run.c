@@ -75,7 +75,7 @@ static void count_step(Run *run, const StepResult *s) {
     if (!s->skipped && is_usual(s->loss, p->best_level)) {
         p->level = isnan(p->level) ? s->loss : p->level + 0.1 * (s->loss - p->level);
         p->best_level = fmin(p->best_level, p->level);
-        p->proven = run->saves.step;
+        p->last_good = run->saves.step;
     }
     run->stopping = run->stopping || s->stop;
 }

@@ -118,7 +118,7 @@ void run_save(Run *run, Snapshot snapshot) {
     Progress *p = &run->progress;
     run_beat(run, DOING_PAUSE, "starting a save");
     if (run->group.rank == 0) { take_folder_again(run); }
-    if (is_usual(p->valid_loss, p->best_valid_loss)) { p->proven = p->step; }
+    if (is_usual(p->valid_loss, p->best_valid_loss)) { p->last_good = p->step; }
     describe(run, &snapshot);
     run->saves.step = p->step;
     metrics_sync(&run->metrics); // the metrics of a saved step are on the disk before the save

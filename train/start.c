@@ -64,7 +64,7 @@ void run_configure(Run *run, NumberSupport support) {
                                .best_valid_loss = NAN,
                                .level = NAN,
                                .best_level = NAN,
-                               .proven = -1};
+                               .last_good = -1};
     run->saves.step = -1;
     run->config = model_config(&run->options);
     run->layout = param_layout(&run->config);
