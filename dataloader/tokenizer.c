@@ -36,10 +36,14 @@ static bool parse_file(Tokenizer *t, const char *path) {
         t->end_of_text >= t->vocab) {
         return fail("%s: vocabulary %d with end-of-text %d", path, t->vocab, t->end_of_text);
     }
-    if (header[6] < 0 || header[6] > t->vocab) {
-        return fail("%s: vocabulary %d with %d - 1 as begin-of-text", path, t->vocab, header[6]);
+    for (int i = 6; i <= 7; i++) {
+        if (header[i] < 0 || header[i] > t->vocab) {
+            return fail("%s: vocabulary %d with %d - 1 as %s", path, t->vocab, header[i],
+                        i == 6 ? "begin-of-text" : "end of documents");
+        }
     }
     t->begin_of_text = header[6] > 0 ? header[6] - 1 : t->end_of_text;
+    t->document_end = header[7] > 0 ? header[7] - 1 : t->end_of_text;
     if (header[4] < 0 || header[4] >= CUT_COUNT) {
         return fail("%s: cuts text in way %d; this program knows 0 to %d", path, header[4],
                     CUT_COUNT - 1);

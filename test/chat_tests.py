@@ -165,6 +165,46 @@ def test_what_the_texts_depend_on_is_remembered():
     assert "made already" in prepared("again_talks.jsonl", tokenizer, "talks.jsonl", *words).out
 
 
+def test_documents_do_not_begin_with_the_end_of_a_turn():
+    """Beside a chat template whose turns end with eos_token, texts begin with the vocabulary's
+    usual end of text, as in the pretraining of the base model."""
+    def first_of(output, *words):
+        result = prepared(output, tokenizer, "again.txt", "--valid-fraction", 0, *words)
+        said = [line for line in result.out.splitlines() if line.startswith("each text ")]
+        return tokens_of(f"{output}/train_00000.bin")[0][0], *said
+
+    tokenizer, turn = make_tokenizer("turns", PLAIN), "<|im_end|>"
+    write("again.txt", "a text\n" * 50)
+    assert first_of("turns_0") == (0, "each text begins with <|endoftext|>; <|im_end|> "
+                                      "(eos_token) ends a turn of the chat template")
+    assert first_of("turns_1", "--before", turn, "--after", "<|im_start|>") == (
+        2, "each text begins with <|im_end|> and ends with <|im_start|>")
+    assert first_of("turns_2", "--end-of-text", turn) == (2, "each text begins with <|im_end|>")
+    assert first_of("turns_3", "--before", "none")[1:] == ()
+    held = json.loads(read("turns/tokenizer_config.json"))
+    for place, (template, first) in enumerate((
+            ("{{ eos_token }}", 0), ("<|im_start|>{{ messages }}", 2), (None, 2))):
+        write("turns/tokenizer_config.json", json.dumps(held | {"chat_template": template}))
+        assert first_of(f"turns_t{place}")[0] == first, template
+
+    # the trainer finds the documents, and texts and conversations have the same tokenizer
+    make_tokenizer("turns", PLAIN)
+    prepared("turns_6", tokenizer, "talks.jsonl", "--seq-length", 96)
+    write("named.jsonl", lines([{"text": "a <|endoftext|> b"}] * 3))
+    says(prepared("turns_7", tokenizer, "named.jsonl", "--valid-fraction", 0).err,
+         "3 of 3 texts: they contain the end-of-text token's name")
+    both = ("--model", "llama-tiny", "--seq-length", 96, "--micro-batch-size", 1, "--data",
+            "1 turns_0/train_*.bin 1 turns_6/train_*.bin")
+    run("train_gpt", *both, "--train-iters", 1, "--save", "turns_run")
+    held = json.loads(read("turns_run/latest/config.json"))
+    assert (held["bos_token_id"], held["eos_token_id"]) == (0, 2), held
+    run("tokenize", "--output-prefix", "turns_c/x", "--tokenizer", "turns_6/tokenizer.bin",
+        "again.txt")
+    assert tokens_of("turns_c/x_train.bin")[0][0] == 0
+    says(run("train_gpt", *both[:-1], "turns_c/x_train.bin", "--reset-attention-mask",
+             "--train-iters", 1).out, "they begin at token 0")
+
+
 def test_tokens_that_are_none_are_named():
     make_tokenizer("strange", PLAIN.replace("im_start", "header"))
     write("few.jsonl", lines({"messages": held} for held in TALKS[:9]))

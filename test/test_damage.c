@@ -184,6 +184,7 @@ static const struct {
     {TOKENIZER, PUT, 24, -1u, 0, "vocabulary 257 with -1 - 1 as begin-of-text"},
     {TOKENIZER, PUT, 24, 1u << 31, 0, "vocabulary 257 with -2147483648 - 1 as begin-of-text"},
     {TOKENIZER, PUT, 24, 258, 0, "vocabulary 257 with 258 - 1 as begin-of-text"},
+    {TOKENIZER, PUT, 28, 258, 0, "vocabulary 257 with 258 - 1 as end of documents"},
     {TOKENIZER, SIZES, 0, HEADER, 1, "not a tokenizer.bin; ./tokenize makes one"},
     {TOKENIZER, SIZES, HEADER, HEADER + BYTES, 1, "cut short at token "},
     {TOKENIZER, GONE, 0, 0, 0, "No such file"},

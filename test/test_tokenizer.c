@@ -16,6 +16,7 @@ TEST(bytes_read_back) {
     CHECK_EQUAL(t.vocab, BYTE_VOCAB);
     CHECK_EQUAL(t.end_of_text, BYTE_END_OF_TEXT);
     CHECK_EQUAL(t.begin_of_text, BYTE_END_OF_TEXT);
+    CHECK_EQUAL(t.document_end, BYTE_END_OF_TEXT);
     for (int id = 0; id < 256; id++) {
         const unsigned char *bytes = tokenizer_decode(&t, id, &length);
         CHECK(length == 1 && bytes[0] == id);
@@ -27,7 +28,7 @@ TEST(bytes_read_back) {
 }
 
 TEST(entries_have_any_length) {
-    int32_t header[256] = {TOKENIZER_MAGIC, 2, 3, 2, CUT_UNKNOWN, 0, 2};
+    int32_t header[256] = {TOKENIZER_MAGIC, 2, 3, 2, CUT_UNKNOWN, 0, 2, 1};
     unsigned char file[sizeof(header) + 1 + 1 + 255 + 1];
     memset(file, 'x', sizeof(file));
     memcpy(file, header, sizeof(header));
@@ -38,7 +39,7 @@ TEST(entries_have_any_length) {
     CLOSED(tokenizer_close) Tokenizer t;
     int length;
     CHECK(tokenizer_open(&t, "t.bin"));
-    CHECK(t.begin_of_text == 1 && t.end_of_text == 2);
+    CHECK(t.begin_of_text == 1 && t.end_of_text == 2 && t.document_end == 0);
     tokenizer_decode(&t, 0, &length);
     CHECK_EQUAL(length, 0);
     tokenizer_decode(&t, 1, &length);

@@ -163,7 +163,7 @@ bool run_set_by_data(void *context, Options *o) {
     run->end_of_text = -1;
     if (ok && opened) {
         ok = options_set(o, SOURCE_DERIVED, "vocab-size %d", t.vocab);
-        run->end_of_text = t.end_of_text;
+        run->end_of_text = t.document_end;
         tokenizer_close(&t);
     }
     // a run that resumes or evaluates a checkpoint treats documents as the checkpoint's run did

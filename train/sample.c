@@ -174,8 +174,9 @@ void run_sample(Run *run, NextLogits next_logits, void *trainer) {
         for (int v = 0; v < V && cap > 0; v++) { logits[v] = cap * tanhf(logits[v] / cap); }
         int token = tokens[count] = sample_token(o, logits, scratch, V, i);
         if (run->tokenizer.vocab > 0 && o->sample_tokens[0] == '\0') {
-            if (token == run->tokenizer.end_of_text) { break; }
-            const unsigned char *bytes = tokenizer_decode(&run->tokenizer, token, &length);
+            const Tokenizer *t = &run->tokenizer;
+            if (token == t->end_of_text || token == t->document_end) { break; }
+            const unsigned char *bytes = tokenizer_decode(t, token, &length);
             print_bytes(run, bytes, (size_t)length, &before);
         } else {
             fprintf(out, "%d ", token);

@@ -82,8 +82,9 @@ static void describe(const Run *run, Snapshot *s) {
     s->valid_data = run->valid_data.identity;
     s->companions = run->saves.companions;
     s->start_config = run->saves.start_config;
-    s->begin_of_text = run->tokenizer.vocab > 0 ? run->tokenizer.begin_of_text : run->end_of_text;
-    s->end_of_text = run->end_of_text;
+    bool tokenizer = run->tokenizer.vocab > 0;
+    s->begin_of_text = tokenizer ? run->tokenizer.begin_of_text : run->end_of_text;
+    s->end_of_text = tokenizer ? run->tokenizer.end_of_text : run->end_of_text;
 }
 
 // If the path of --save no longer leads to the folder that the run has locked (it was moved or

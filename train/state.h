@@ -41,7 +41,7 @@ typedef struct {
     Mixture train_data, valid_data; // count 0: there are none
     Loader train;
     Tokenizer tokenizer;        // vocab 0: there is none
-    int end_of_text;            // the token that ends a text; -1: not known
+    int end_of_text;            // the token that ends a document; -1: not known
     int *prompt, prompt_length; // the tokens that every sample starts with
     ChoiceSets choices;         // --eval-choices
     int *held;                  // batches that this rank has read in advance (run_batch)

@@ -160,7 +160,7 @@ def samples_of(unit, skip):
             for ids, counts in samples:
                 yield text, unit.valid, numpy.array(ids, dtype), numpy.array(counts, bool)
             continue
-        end = vocabulary.end_of_text_name
+        end = vocabulary.document_end_name
         Worker.doubts["texts"] += 1
         for doubt, mark in (("named_ends", end), ("nuls", "\0")):
             Worker.doubts[doubt] += (mark.encode() if isinstance(held, bytes) else mark) in held
@@ -429,7 +429,7 @@ def window_of(settings, documents, vocabulary):
             "train on both with --data 'DIR/{one,other}/train_*.bin'")
     if settings["seq_length"] and not chat.any():
         die("--seq-length: of conversations; the sources hold texts, which a run cuts itself")
-    if chat.any() and (settings["before"], settings["after"]) != ([vocabulary.end_of_text], []):
+    if chat.any() and (settings["before"], settings["after"]) != ([vocabulary.document_end], []):
         die("--before, --after: of texts; the sources hold conversations, whose chat template "
             "writes what stands around them")
     return (settings["seq_length"] or CHAT_WINDOW) if chat.any() else 1
@@ -442,7 +442,7 @@ def publish(output, work, vocabulary, manifest):
     for name, _, _ in files_of(manifest):
         os.rename(os.path.join(work, name), os.path.join(output, name))
     settings = manifest["settings"]
-    text = [vocabulary.end_of_text, *settings["after"], *settings["before"][:1]][-1]
+    text = [vocabulary.document_end, *settings["after"], *settings["before"][:1]][-1]
     begin = text if manifest["window"] == 1 else vocabulary.begin_of_text
     files = [("tokenizer.bin", vocabulary.tokenizer_bin(begin)),
              *((name, text.encode()) for name, text in vocabulary.files().items())]
@@ -486,7 +486,7 @@ def parser():
     p.add_argument("--output", metavar="DIR", help="where the shards go")
     add_options(p)
     p.add_argument("--before", metavar="TOKEN", help="put before each text; none: nothing "
-                   "[the end of text]")
+                   "[the end of text, but no token that ends a turn of the chat template]")
     p.add_argument("--after", metavar="TOKEN", default="none",
                    help="put after each text [none]")
     p.add_argument("--valid", action="append", default=[], metavar="SOURCE",
@@ -561,7 +561,7 @@ def make_settings(o, vocabulary, files, valid_files):
     settings = {
         "version": VERSION, "tokenizer": vocabulary.name, "mark": f"{vocabulary.mark():08x}",
         "tokenizer_json": short_hash(vocabulary.json),
-        "before": special(o.before or vocabulary.end_of_text_name, "--before"),
+        "before": special(o.before or vocabulary.document_end_name, "--before"),
         "after": special(o.after, "--after"),
         "split": "tails" if few else "documents",
         "valid_fraction": 0.0 if valid_files else fraction, "seed": o.seed,
@@ -617,7 +617,16 @@ def is_made(output, settings):
     return True
 
 
-def report(output, manifest):
+def bounds_of(settings, vocabulary):
+    """Returns a sentence about the tokens around each text; "": there are none."""
+    around = [f"{what} with {vocabulary.tokenizer.id_to_token(token)}"
+              for what, key in (("begins", "before"), ("ends", "after")) for token in settings[key]]
+    turn = settings["before"] == [vocabulary.document_end] != [vocabulary.end_of_text]
+    return f"each text {' and '.join(around)}" * bool(around) + (
+        f"; {vocabulary.end_of_text_name} (eos_token) ends a turn of the chat template" * turn)
+
+
+def report(output, manifest, vocabulary):
     counts, documents = {}, {}
     for split in ("train", "val"):
         rows = [row for row in manifest["shards"] if row["name"].startswith(split)]
@@ -643,6 +652,8 @@ def report(output, manifest):
               "tokens and are cut: an answer after a cut is trained without its question; a larger "
               "--seq-length keeps them whole")
     settings = manifest["settings"]
+    if manifest["window"] == 1 and (bounds := bounds_of(settings, vocabulary)):
+        print(bounds)
     if counts["val"] < FEW_TOKENS and (settings["valid_fraction"] or settings["valid_sources"]):
         print(f"note: {counts['val']:,} tokens are few for a validation loss; a larger "
               "--valid-fraction takes more, --valid other text")
@@ -686,7 +697,8 @@ def main():
                 with contextlib.suppress(FileNotFoundError):
                     shutil.rmtree(work)  # if a preparation was stopped after it wrote the manifest
             else:
-                report(o.output, prepare(o.output, settings, units, words, vocabulary, o.jobs))
+                report(o.output, prepare(o.output, settings, units, words, vocabulary, o.jobs),
+                       vocabulary)
     except sources.BadSource as bad:
         die(f"{bad}, or give --skip-bad to leave it out")
     except BadTemplate as bad:

@@ -43,12 +43,13 @@ def encodable(text):
 
 
 class Vocabulary:
-    """name, size, end_of_text (an id), begin_of_text (what the tokenizer writes before a text, else
-    end_of_text), cut, tokens (the bytes of each id), specials {text: id}, added (the texts of
-    specials and of other added tokens), templates {name: chat template}, and json, the text of its
-    tokenizer.json. knows_all: every text has tokens. unknown: the id for what has none of its own;
-    -1: there is no such id. lacking: texts of tokens that only other files list. configured: the
-    object of a tokenizer_config.json with all that the folder's files say."""
+    """name, size, end_of_text and document_end (ids; they differ if the end of text ends a turn),
+    begin_of_text (what the tokenizer writes before a text, else document_end), cut, tokens (the
+    bytes of each id), specials {text: id}, added (the texts of specials and of other added tokens),
+    templates {name: chat template}, and json, the text of its tokenizer.json. knows_all: every text
+    has tokens. unknown: the id for what has none of its own; -1: there is no such id. lacking:
+    texts of tokens that only other files list. configured: the object of a tokenizer_config.json
+    with all that the folder's files say."""
 
     def __init__(self, name, tokenizer, end_of_text=None, text="", folder=""):
         tokenizer.no_truncation()
@@ -78,22 +79,29 @@ class Vocabulary:
             self.configured = dict.fromkeys(("bos_token", "eos_token", "unk_token"),
                                             ENDS_OF_TEXT[0]) | self.configured
         self.lacking = [text for text in listed if tokenizer.token_to_id(text) is None]
+        self.find_templates(folder)
         self.find_ends(end_of_text)
         if said is None:
             self.configured = {
                 "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": self.end_of_text_name,
                 "eos_token": self.end_of_text_name, "model_max_length": 1 << 30,
                 "add_bos_token": False, "clean_up_tokenization_spaces": False} | self.configured
-        self.find_templates(folder)
 
     def find_ends(self, wanted):
         """Finds the tokens that end and begin a text. wanted: the text of the end that the user
-        named, or None."""
-        usual = [text for text in ENDS_OF_TEXT if text in self.specials] or ["(none given)"]
-        self.end_of_text_name = wanted or self.named_specials().get("eos_token") or usual[0]
+        named, or None. In many tokenizers of chat models eos_token ends a turn. The base model has
+        not seen this token between documents, but the usual end of text."""
+        usual = [text for text in ENDS_OF_TEXT if text in self.specials]
+        self.end_of_text_name = wanted or self.named_specials().get("eos_token") or \
+            [*usual, "(none given)"][0]
         self.end_of_text = self.special(self.end_of_text_name, "--end-of-text" if wanted else
                                         "eos_token in tokenizer_config.json")
-        self.begin_of_text = [*self.tokenizer.encode("").ids, self.end_of_text][0]
+        ends_turns = not wanted and any(name in template for name in (
+            self.end_of_text_name, "eos_token") for template in self.templates.values())
+        self.document_end_name = usual[0] if ends_turns and usual and \
+            self.end_of_text_name not in usual else self.end_of_text_name
+        self.document_end = self.specials[self.document_end_name]
+        self.begin_of_text = [*self.tokenizer.encode("").ids, self.document_end][0]
 
     def find_templates(self, folder):
         """Finds the chat templates: in files of their own, or else in tokenizer_config.json."""
@@ -153,8 +161,9 @@ class Vocabulary:
         """Returns tokenizer.bin. begin_of_text: what texts begin with [as the tokenizer says]."""
         begin = self.begin_of_text if begin_of_text is None else begin_of_text
         ranges = character_ranges() if self.cut >= CUT_GPT2 else []
-        header = struct.pack("<7i", 20240328, 2, self.size, self.end_of_text, self.cut,
-                             len(ranges), 0 if begin == self.end_of_text else begin + 1)
+        header = struct.pack("<8i", 20240328, 2, self.size, self.end_of_text, self.cut, len(ranges),
+                             *(0 if token == self.end_of_text else token + 1
+                               for token in (begin, self.document_end)))
         tail = b"".join(struct.pack("<3I", *row) for row in ranges)
         return header.ljust(1024, b"\0") + self.entries() + tail
 
