@@ -44,18 +44,29 @@ bool file_write(FileWriter *w, const char *path, const void *data, size_t bytes)
     return writer_close(w);
 }
 
+// Whether a file is the pointer that a clone without git-lfs has in place of a large file.
+static bool is_lfs_pointer(int file) {
+    static const char begin[] = "version https://git-lfs.github.com/spec/";
+    char text[sizeof(begin) - 1];
+    return pread(file, text, sizeof(text), 0) == sizeof(text) &&
+           memcmp(text, begin, sizeof(text)) == 0;
+}
+
 int file_open(const char *path, size_t *bytes) {
     struct stat info;
     // O_NONBLOCK: a pipe is refused at once, without waiting for its writer
     int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     int why = file < 0 || fstat(file, &info) != 0 ? errno : 0;
     if (why == 0 && !S_ISREG(info.st_mode)) { why = S_ISDIR(info.st_mode) ? EISDIR : EINVAL; }
-    if (why == 0) {
+    bool pointer = why == 0 && is_lfs_pointer(file);
+    if (why == 0 && !pointer) {
         *bytes = (size_t)info.st_size;
         return file;
     }
     if (file >= 0) { close(file); }
-    if (why == EINVAL) {
+    if (pointer) {
+        fail("%s: a pointer of Git LFS, not the file; fetch it (git lfs pull)", path);
+    } else if (why == EINVAL) {
         fail("%s: a pipe or a device, not a file", path);
     } else {
         fail_path(path, why);

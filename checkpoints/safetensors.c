@@ -133,10 +133,6 @@ static bool read_header(SafeTensors *st, size_t bytes) {
         return fail("%s: %zu bytes, too short for safetensors", st->path, bytes);
     }
     if (!file_read_at(st->file, st->path, &length, sizeof(length), 0)) { return false; }
-    if (memcmp(&length, "version ", sizeof(length)) == 0) {
-        return fail("%s: a pointer of Git LFS, not the weights; fetch them (git lfs pull)",
-                    st->path);
-    }
     if (length > bytes - sizeof(length) || length > HEADER_MAX) {
         return fail("%s: the header says it is %llu bytes long; the file is %zu, and 100 MiB at "
                     "most are allowed",

@@ -59,6 +59,8 @@ TEST(what_is_no_file_is_refused) {
     CHECK_REFUSED(file_read("missing", &bytes), "missing: No such file or directory");
     CHECK_REFUSED(file_read(".", &bytes), ".: Is a directory");
     CHECK_REFUSED(file_read("/dev/null", &bytes), "/dev/null: a pipe or a device, not a file");
+    text_write("pointer", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4\n");
+    CHECK_REFUSED(file_read("pointer", &bytes), "pointer: a pointer of Git LFS, not the file");
 }
 
 // Each thread computes the checksum of a part of a large file.

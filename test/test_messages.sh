@@ -179,6 +179,7 @@ test_schedules_that_do_not_fit_are_said() {
 ROWS
     done
     check_rows <<'ROWS'
+0|train --lr-decay-iters 1 --lr-warmup-iters 2|warning: --lr-decay-iters 1: the learning rate is 0 from step 3 to 3
 0|train --lr-decay-style constant --lr-decay-iters 1|!warning:
 0|train --lr-decay-iters 1 --lr 0|!warning:
 0|train --lr-warmup-iters 20|warning: --lr-warmup-iters 20: training ends at step 3, before the rate reaches --lr

@@ -311,7 +311,15 @@ def test_what_a_tokenizer_does_not_know_is_counted():
             ("all", byte_level(), "!unknown", "!no token for")):
         says(prepared(f"odd_{name}", "odd", "--tokenizer", save(tokenizer, f"odd_t_{name}"),
                       "--valid-fraction", 0).err, *warned)
-    write("odd.txt", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4\n")
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4\n"
+    for name in ("odd.parquet", "odd.jsonl", "odd.jsonl.gz", "odd.jsonl.zst", "odd.json"):
+        write(name, pointer)
+        refused(call(prepare_data, "--output", "odd_lfs", "--tokenizer", "byte", name),
+                f"{name}: a pointer of Git LFS")
+    write("odd_tokenizer.json", pointer)
+    refused(call(prepare_data, "--output", "odd_lfs", "--tokenizer", "odd_tokenizer.json", "odd"),
+            "odd_tokenizer.json: a pointer of Git LFS")
+    write("odd.txt", pointer)
     refused(call(prepare_data, "--output", "odd_lfs", "--tokenizer", "byte", "odd.txt"),
             "odd.txt: a pointer of Git LFS")
 

@@ -23,7 +23,8 @@ void warn_of_schedule(const Options *o) {
     if (o->lr > 0 && o->train_iters > 0 && learning_rate(o, o->train_iters - 1) == 0) {
         warn("--lr-decay-iters %lld: the learning rate is 0 from step %lld to %lld; --min-lr sets "
              "it",
-             (long long)o->lr_decay_iters, (long long)o->lr_decay_iters + 1,
+             (long long)o->lr_decay_iters,
+             (long long)max64(o->lr_decay_iters, o->lr_warmup_iters) + 1,
              (long long)o->train_iters);
     }
     if (o->lr_warmup_iters > o->train_iters &&

@@ -7,6 +7,7 @@ there must be (--list-tensors).
 """
 
 import contextlib
+import fnmatch
 import json
 import math
 import os
@@ -21,11 +22,15 @@ import safetensors
 
 from . import downloads
 from .command_line import Parser
-from .environment import built, die, named_by, why, write_durably
+from .environment import built, die, lfs_pointer, named_by, why, write_durably
 from .vocabulary import NAMED_TEMPLATES, TOKENIZER_FILES, open_vocabulary, read_object, read_text
 
 # tensors in files of these models that are no weights
 IGNORED = re.compile(r"(\.attn\.(bias|masked_bias)|rotary_emb\.inv_freq)$")
+OTHER_WEIGHTS = {  # files that hold weights, and what they are
+    "adapter_model.*": "an adapter: save the model after peft's merge_and_unload",
+    "pytorch_model*.bin": "pickled: save them with transformers' save_pretrained",
+    "*.pth": "pickled: save them with transformers' save_pretrained"}
 COPIED = ["generation_config.json", "config.json"]
 HEAD = "lm_head.weight"
 TOKEN_IDS = ["bos_token_id", "eos_token_id", "pad_token_id"]
@@ -62,12 +67,18 @@ def tensors_of(path):
             header = json.loads(file.read(length))
             content = numpy.memmap(file, mode="r")[8 + length:]
     except safetensors.SafetensorError:
-        die(f"{path}: not a whole safetensors file; download it again")
+        die(lfs_pointer(path) or f"{path}: not a whole safetensors file; download it again")
     except OSError as error: # such as a file system without mmap
         die(f"{path}: {why(error)}")
     header.pop("__metadata__", None)
     return {name: Tensor(path, row["dtype"], row["shape"], content[slice(*row["data_offsets"])])
             for name, row in header.items()}
+
+
+def other_weights(folder):
+    """Returns what to say of the weights of a folder that is no model of transformers, or None."""
+    return next((f"its weights are {what}" for pattern, what in OTHER_WEIGHTS.items()
+                 if fnmatch.filter(os.listdir(folder), pattern)), None)
 
 
 def source_tensors(folder):
@@ -77,10 +88,11 @@ def source_tensors(folder):
     if os.path.isfile(single):
         return tensors_of(single)
     if not os.path.exists(index):
-        pickled = any(name.endswith((".bin", ".pth", ".pt")) for name in os.listdir(folder))
+        for part in sorted(fnmatch.filter(os.listdir(folder), "model-*-of-*.safetensors")):
+            die(f"{index}: missing, though there is {part}; download it")
+        other = other_weights(folder)
         die(f"{folder}: no model.safetensors" + (
-            "; its weights are pickled: save them with transformers' save_pretrained" if pickled
-            else " nor model.safetensors.index.json; download them"))
+            f"; {other}" if other else " nor model.safetensors.index.json; download them"))
     try:
         names = sorted(map(os.path.basename, set(read_object(index)["weight_map"].values())))
     except (LookupError, TypeError, AttributeError):
@@ -141,7 +153,8 @@ def refuse_others(folder, output):
         die(f"{folder}: a checkpoint of ours, which --load takes as it is")
     config = os.path.join(folder, "config.json")
     if not os.path.exists(config):
-        die(f"{config}: No such file; give the folder of a Hugging Face model")
+        die(f"{config}: No such file; " +
+            (other_weights(folder) or "give the folder of a Hugging Face model"))
 
 
 def write_weights(path, tensors):

@@ -21,6 +21,7 @@ from .text import printable
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 VENV = os.path.join(ROOT, ".venv")
 OLDEST = (3, 11)
+LFS = b"version https://git-lfs.github.com/spec/"
 
 
 def die(message):
@@ -53,6 +54,15 @@ def built(name):
 def why(error):
     """Returns what an error of the file system says; libraries raise some with a text alone."""
     return error.strerror or str(error)
+
+
+def lfs_pointer(path):
+    """Returns what to say of a file that is the pointer which a clone without git-lfs has in place
+    of a large file; "" if it is none."""
+    with open(path, "rb") as file:
+        begin = file.read(len(LFS))
+    return f"{path}: a pointer of Git LFS, not the file; fetch it (git lfs pull)" \
+        if begin == LFS else ""
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pyarrow
 import pyarrow.parquet
 
-from .environment import die, matching
+from .environment import die, lfs_pointer, matching
 from .rows import columns_of
 from .text import from_json
 
@@ -102,8 +102,14 @@ def reading(path):
         raise BadSource(f"{path}: damaged or cut short ({why}); download it again") from None
 
 
+def refuse_pointer(path):
+    if pointer := lfs_pointer(path):
+        raise BadSource(pointer)
+
+
 def open_parquet(path, wanted):
     """Opens a .parquet; returns the file, and the names of the columns to read."""
+    refuse_pointer(path)
     file = pyarrow.parquet.ParquetFile(path)
     try:
         return file, columns_of(file.schema_arrow.names, wanted)
@@ -176,13 +182,12 @@ def documents(unit, take, raw=False, skip=None):
 def read_texts(unit, raw):
     for path in unit.files:
         try:
+            refuse_pointer(path)
             with open(path, "rb") as file:
                 content = file.read()
-            if content.startswith(b"version https://git-lfs.github.com/spec/"):
-                yield BadSource(f"{path}: a pointer of Git LFS, not the text; fetch it (git lfs "
-                                "pull)")
-            else:
-                yield content if raw else content.decode("utf-8-sig")
+            yield content if raw else content.decode("utf-8-sig")
+        except BadSource as bad:
+            yield bad
         except OSError as error:
             yield BadSource(f"{path}: {error.strerror}; make it readable")
         except UnicodeDecodeError as error:
@@ -191,6 +196,7 @@ def read_texts(unit, raw):
 
 
 def open_lines(path):
+    refuse_pointer(path)
     if path.endswith(".gz"):
         if not os.path.getsize(path):  # gzip would accept an empty file as complete
             raise EOFError("the file is empty")

@@ -15,7 +15,7 @@ import zlib
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from . import downloads
-from .environment import die
+from .environment import die, lfs_pointer
 from .text import from_json
 
 CUT_UNKNOWN, CUT_BYTES, CUT_GPT2, CUT_LLAMA3, CUT_GPT2_DIGITS = range(5)
@@ -271,6 +271,8 @@ def cut_of(tokenizer, tokens):
 
 def read_text(path):
     try:
+        if pointer := lfs_pointer(path):
+            die(pointer)
         with open(path, encoding="utf-8-sig") as file:  # with or without a byte-order mark
             return file.read()
     except (OSError, UnicodeDecodeError) as error:
