@@ -351,7 +351,7 @@ static float round_operand(Trainer *t, const CpuLinear *l, OperandId operand, Nu
         return 1.0f;
     }
     if (fp8_by_blocks(scaling)) {
-        bool square = scaling == SCALE_SQUARES;
+        bool square = scaling == SCALE_BLOCK_128X128;
         Fp8Blocks blocks = {.rows = rows,
                             .columns = columns,
                             .height = square || purpose == FOR_WGRAD ? FP8_BLOCK : 1,

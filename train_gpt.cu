@@ -439,7 +439,7 @@ static Operand head_forward(Trainer *t, int row, int rows, Scratch max_sums, Pas
     Operand x = linear_input(head, pass);
     x.bf16 += (size_t)row * head->C;
     // the final norm has measured the amax of all rows
-    if (x.scaling == SCALE_MEASURED) { x.writes_amax = false; }
+    if (x.scaling == SCALE_CURRENT) { x.writes_amax = false; }
     gpu_quantize(&t->gpu, x, no_sums, t->net.partial_sums, rows, head->C);
     if (max_sums.data != NULL) {
         Gemm g = linear_product(&t->gpu, head, head->dy.bf16, &x, rows, pass);

@@ -401,19 +401,20 @@ __device__ __forceinline__ int segment_of_block(const AdamWSegment *segments, in
 // AdamW's kernel took 64 registers instead of 57.
 enum WeightsJob {
     // The next three jobs update the master weights and write BF16 weights. They measure the amax
-    // of FP8 weights, and with SCALE_GIVEN write the codes, too.
+    // of FP8 weights, and with SCALE_DELAYED write the codes, too.
     JOB_ADAMW,
     JOB_ADAMW8, // with moments in 8 bits
     JOB_MUON,
     JOB_MEASURE, // measures the amax of FP8 weights
-    // writes codes by the scales of gpu_announce_scales; with SCALE_SQUARES, by the blocks' amaxes
+    // writes codes by the scales of gpu_announce_scales; with SCALE_BLOCK_128X128, by the blocks'
+    // amaxes
     JOB_QUANTIZE
 };
 
 // Returns the index of the scale of an element's 128 x 128 block among the scales of a weight.
-__device__ __forceinline__ int64_t square_of(const Fp8Weight &w, uint32_t element) {
+__device__ __forceinline__ int64_t block_scale_index(const Fp8Weight &w, uint32_t element) {
     uint32_t row = element / (uint32_t)w.columns, column = element - row * (uint32_t)w.columns;
-    return fp8_scale_index(SCALE_SQUARES, w.rows, w.columns, (int)row, (int)column);
+    return fp8_scale_index(SCALE_BLOCK_128X128, w.rows, w.columns, (int)row, (int)column);
 }
 
 // Raises each lane's *amax to at least the lane's `range`. Lanes with the same address share one
@@ -438,8 +439,8 @@ __global__ void __launch_bounds__(ADAMW_THREADS, JOB == JOB_ADAMW8 ? 3 : 0)
     constexpr bool small = JOB == JOB_ADAMW8;
     __shared__ Factors8 f8;
     constexpr bool updates = JOB <= JOB_MUON, measures = JOB != JOB_QUANTIZE;
-    constexpr bool writes = JOB == JOB_QUANTIZE || (updates && SCALING == SCALE_GIVEN);
-    constexpr bool squares = SCALING == SCALE_SQUARES;
+    constexpr bool writes = JOB == JOB_QUANTIZE || (updates && SCALING == SCALE_DELAYED);
+    constexpr bool blockwise = SCALING == SCALE_BLOCK_128X128;
     if (updates && s.muon != (JOB == JOB_MUON)) { return; }
     // one thread computes the factors, because that takes about 200 instructions
     if (small && threadIdx.x == 0) {
@@ -466,8 +467,8 @@ __global__ void __launch_bounds__(ADAMW_THREADS, JOB == JOB_ADAMW8 ? 3 : 0)
     const Fp8Weight *weight = u.weights + s.weight;
     float scale = 0.0f, amax = 0.0f;
     Fp8Weight blocks = {};
-    if (squares && !bf16) { blocks = *weight; }
-    if (!squares && !bf16 && writes) { scale = weight->scale->scale; }
+    if (blockwise && !bf16) { blocks = *weight; }
+    if (!blockwise && !bf16 && writes) { scale = weight->scale->scale; }
     // A block of 64 moments takes half a warp, so the last quads of a segment may fill only half a
     // warp.
     int count = small ? (quads + WARP - 1) / WARP * WARP : quads;
@@ -499,9 +500,10 @@ __global__ void __launch_bounds__(ADAMW_THREADS, JOB == JOB_ADAMW8 ? 3 : 0)
             continue;
         }
         Floats4 w = unpack4(packed);
-        if (squares) {
+        if (blockwise) {
             float *range = blocks.amax +
-                           square_of(blocks, (uint32_t)(s.weight_offset + begin) + i * QUAD);
+                           block_scale_index(blocks,
+                                             (uint32_t)(s.weight_offset + begin) + i * QUAD);
             if (measures) { lanes_amax(range, range4(0.0f, w)); }
             if (writes) { scale = fp8_block_scale(*range, blocks.target, blocks.power_of_two); }
         } else if (measures) {
@@ -514,16 +516,16 @@ __global__ void __launch_bounds__(ADAMW_THREADS, JOB == JOB_ADAMW8 ? 3 : 0)
         at.exp_avg_scales[k] = (Bf16)scales[k];
         at.exp_avg_sq_scales[k] = (Bf16)(scales[k] >> 16);
     }
-    if (!bf16 && measures && !squares) { block_amax(&weight->scale->amax, amax); }
+    if (!bf16 && measures && !blockwise) { block_amax(&weight->scale->amax, amax); }
 }
 
 template <WeightsJob JOB>
 static void launch_adamw(const AdamWUpdate *u, const StepState *state, cudaStream_t stream) {
-    // jobs that update no weights have one kernel for SCALE_MEASURED and SCALE_GIVEN
-    auto kernel = adamw_kernel<JOB, SCALE_MEASURED>;
-    if (u->scaling == SCALE_SQUARES) { kernel = adamw_kernel<JOB, SCALE_SQUARES>; }
+    // jobs that update no weights have one kernel for SCALE_CURRENT and SCALE_DELAYED
+    auto kernel = adamw_kernel<JOB, SCALE_CURRENT>;
+    if (u->scaling == SCALE_BLOCK_128X128) { kernel = adamw_kernel<JOB, SCALE_BLOCK_128X128>; }
     if constexpr (JOB <= JOB_MUON) {
-        if (u->scaling == SCALE_GIVEN) { kernel = adamw_kernel<JOB, SCALE_GIVEN>; }
+        if (u->scaling == SCALE_DELAYED) { kernel = adamw_kernel<JOB, SCALE_DELAYED>; }
     }
     if (u->segment_blocks == 0) { return; } // this rank has no segment of the bucket
     launch(kernel, u->segment_blocks, ADAMW_THREADS, stream, *u, state, log2f(u->beta1),
@@ -650,29 +652,29 @@ __global__ void announce_scales_kernel(const AdamWUpdate u, const StepState *sta
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if ((state != nullptr && state->skipped) || i >= u.weight_count) { return; }
     const Fp8Weight w = u.weights[i];
-    if (u.scaling == SCALE_GIVEN && fp8_scale_known(w.scale)) { return; }
+    if (u.scaling == SCALE_DELAYED && fp8_scale_known(w.scale)) { return; }
     measured_scale(w.scale, w.target, true);
 }
 
 // Each thread block takes one weight.
-__global__ void announce_squares_kernel(const AdamWUpdate u, const StepState *state) {
+__global__ void announce_block_scales_kernel(const AdamWUpdate u, const StepState *state) {
     if (state != nullptr && state->skipped) { return; }
     const Fp8Weight w = u.weights[blockIdx.x];
     int across = (w.columns + FP8_BLOCK - 1) / FP8_BLOCK;
     int down = (w.rows + FP8_BLOCK - 1) / FP8_BLOCK;
     for (int i = threadIdx.x; i < down * across; i += blockDim.x) {
         int row = i / across * FP8_BLOCK, column = i % across * FP8_BLOCK;
-        int64_t index = fp8_scale_index(SCALE_SQUARES, w.rows, w.columns, row, column);
+        int64_t index = fp8_scale_index(SCALE_BLOCK_128X128, w.rows, w.columns, row, column);
         float inverse = 1.0f / fp8_block_scale(w.amax[index], w.target, w.power_of_two);
         w.inverse[index] = inverse;
-        w.inverse_t[fp8_scale_index(SCALE_SQUARES, w.columns, w.rows, column, row)] = inverse;
+        w.inverse_t[fp8_scale_index(SCALE_BLOCK_128X128, w.columns, w.rows, column, row)] = inverse;
     }
 }
 
 void gpu_announce_scales(Gpu *gpu, const AdamWUpdate *u, const StepState *state) {
     gpu_family(gpu, FAMILY_OPTIMIZER);
-    if (u->scaling == SCALE_SQUARES) {
-        launch(announce_squares_kernel, u->weight_count, 256, gpu->stream, *u, state);
+    if (u->scaling == SCALE_BLOCK_128X128) {
+        launch(announce_block_scales_kernel, u->weight_count, 256, gpu->stream, *u, state);
     } else {
         launch(announce_scales_kernel, divide_up(u->weight_count, 128), 128, gpu->stream, *u,
                state);

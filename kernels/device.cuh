@@ -349,13 +349,13 @@ static inline bool check_operand(const char *name, const Operand *t, int64_t M, 
         bool lacks = (t->rows.codes != NULL && t->rows.inverse == NULL) ||
                      (t->columns.codes != NULL && t->columns.inverse == NULL);
         if (lacks) { die("%s: blocks without scales", name); }
-    } else if ((codes || t->fused || t->scaling == SCALE_MEASURED) && t->scale == NULL) {
+    } else if ((codes || t->fused || t->scaling == SCALE_CURRENT) && t->scale == NULL) {
         die("%s: an FP8 tensor without a scale", name);
     }
-    if (codes && t->scaling != SCALE_GIVEN && !(t->target > 0.0f)) {
+    if (codes && t->scaling != SCALE_DELAYED && !(t->target > 0.0f)) {
         die("%s: scales without a target", name);
     }
-    if (t->fused && t->scaling == SCALE_MEASURED) { die("%s: fused, without a given scale", name); }
+    if (t->fused && t->scaling == SCALE_CURRENT) { die("%s: fused, without a given scale", name); }
     if (!t->fused && t->bf16 == NULL) { die("%s: no BF16 form", name); }
     return codes;
 }
@@ -363,5 +363,5 @@ static inline bool check_operand(const char *name, const Operand *t, int64_t M, 
 // Returns the address to which a kernel that writes t.bf16 also writes its amax; NULL if the amax
 // is not measured.
 static inline float *measured_amax(const Operand &t) {
-    return t.scaling == SCALE_MEASURED && t.writes_amax ? &t.scale->amax : NULL;
+    return t.scaling == SCALE_CURRENT && t.writes_amax ? &t.scale->amax : NULL;
 }

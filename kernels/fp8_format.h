@@ -118,27 +118,28 @@ HOST_DEVICE static inline float fp8_scale(float amax, float target, float previo
 
 enum { FP8_BLOCK = 128 };
 
-// How a tensor is scaled, in all steps of a run. With SCALE_GIVEN and SCALE_MEASURED, it has one
-// scale. With SCALE_VECTORS and SCALE_SQUARES, each block has a scale, which is computed from the
-// amax of the block's values rounded to BF16. The scales have the layout that cuBLASLt reads.
+// How a tensor is scaled, in all steps of a run. With SCALE_DELAYED and SCALE_CURRENT, it has one
+// scale. With SCALE_BLOCK_1X128 and SCALE_BLOCK_128X128, each block has a scale, which is computed
+// from the amax of the block's values rounded to BF16. The scales have the layout that cuBLASLt
+// reads.
 typedef enum {
-    SCALE_GIVEN, // the scale is known before the values are: delayed scaling
+    SCALE_DELAYED, // the scale is known before the values are: delayed scaling, or a fixed scale
     // the scale is computed from the amax of the tensor's current values: tensorwise scaling; in a
     // run that does not train, also tensors of delayed scaling without a known scale
-    SCALE_MEASURED,
-    SCALE_VECTORS, // blocks of 1 x 128: [ceil(k/128)][rows, rounded up to 4]
-    SCALE_SQUARES  // blocks of 128 x 128: [ceil(rows/128)][ceil(k/128), rounded up to 4]
+    SCALE_CURRENT,
+    SCALE_BLOCK_1X128,  // blocks of 1 x 128: [ceil(k/128)][rows, rounded up to 4]
+    SCALE_BLOCK_128X128 // blocks of 128 x 128: [ceil(rows/128)][ceil(k/128), rounded up to 4]
 } Scaling;
 
 HOST_DEVICE static inline int fp8_by_blocks(Scaling scaling) {
-    return scaling == SCALE_VECTORS || scaling == SCALE_SQUARES;
+    return scaling == SCALE_BLOCK_1X128 || scaling == SCALE_BLOCK_128X128;
 }
 
 HOST_DEVICE static inline int64_t fp8_scale_index(Scaling scaling, int rows, int k, int row,
                                                   int column) {
     int blocks = (k + FP8_BLOCK - 1) / FP8_BLOCK;
     if (!fp8_by_blocks(scaling)) { return 0; }
-    if (scaling == SCALE_VECTORS) {
+    if (scaling == SCALE_BLOCK_1X128) {
         return (int64_t)(column / FP8_BLOCK) * ((rows + 3) / 4 * 4) + row;
     }
     return (int64_t)(row / FP8_BLOCK) * ((blocks + 3) / 4 * 4) + column / FP8_BLOCK;
@@ -148,7 +149,7 @@ HOST_DEVICE static inline int64_t fp8_scale_index(Scaling scaling, int rows, int
 HOST_DEVICE static inline int64_t fp8_scale_count(Scaling scaling, int rows, int k) {
     int down = (rows + FP8_BLOCK - 1) / FP8_BLOCK, across = (k + FP8_BLOCK - 1) / FP8_BLOCK;
     if (!fp8_by_blocks(scaling)) { return 1; }
-    if (scaling == SCALE_VECTORS) { return (int64_t)across * ((rows + 3) / 4 * 4); }
+    if (scaling == SCALE_BLOCK_1X128) { return (int64_t)across * ((rows + 3) / 4 * 4); }
     return (int64_t)down * ((across + 3) / 4 * 4);
 }
 

@@ -1,6 +1,6 @@
 // The two FP8 matrix products next to GPT-2's GELU, on Hopper, with GELU or its derivative in their
 // epilogue. One kernel does the work of a product (gemm.h) and of a pass over its result
-// (activation.cu). The scales of y and dx are known before their values are (SCALE_GIVEN).
+// (activation.cu). The scales of y and dx are known before their values are (SCALE_DELAYED).
 //
 //   forward    x = A B' rounded to BF16, which is written; GELU's output y = gelu(x + bias)
 //   backward   dx = (A B' rounded to BF16) gelu'(x + bias), from the x that was written; and the

@@ -102,8 +102,8 @@ static void check(const Gemm *g) {
                      (int64_t)g->m * g->n * (g->batch > 1 ? g->batch : 1) *
                          gpu_type_bytes(g->type_d));
     bool a_blocks = fp8_by_blocks(g->scaling_a), b_blocks = fp8_by_blocks(g->scaling_b);
-    bool squares = g->scaling_a == SCALE_SQUARES && g->scaling_b == SCALE_SQUARES;
-    if (a_blocks != b_blocks || squares || (a_blocks && (!a_fp8 || g->fast_accumulation))) {
+    bool both_128x128 = g->scaling_a == SCALE_BLOCK_128X128 && g->scaling_b == SCALE_BLOCK_128X128;
+    if (a_blocks != b_blocks || both_128x128 || (a_blocks && (!a_fp8 || g->fast_accumulation))) {
         die("gemm: a product of %d x %d x %d has scales of kinds %d and %d%s", g->m, g->n, g->k,
             g->scaling_a, g->scaling_b, g->fast_accumulation ? ", and fast accumulation" : "");
     }
@@ -183,10 +183,10 @@ static void plan_describe(GemmPlan *p, const Gemm *g) {
     if (g->fast_accumulation) { SET(p->op, FAST_ACCUM, fast); }
 #if CUBLAS_VERSION >= 120900
     static const int32_t modes[] = {
-        [SCALE_GIVEN] = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F,
-        [SCALE_MEASURED] = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F,
-        [SCALE_VECTORS] = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F,
-        [SCALE_SQUARES] = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F,
+        [SCALE_DELAYED] = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F,
+        [SCALE_CURRENT] = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F,
+        [SCALE_BLOCK_1X128] = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F,
+        [SCALE_BLOCK_128X128] = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F,
     };
     SET(p->op, B_SCALE_MODE, modes[g->scaling_a]);
     SET(p->op, A_SCALE_MODE, modes[g->scaling_b]);

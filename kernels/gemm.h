@@ -4,8 +4,8 @@
 // or trans_b is set. FP8 operands must both have k contiguous: trans_a is false and trans_b is true
 // (Hopper's tensor cores take no other layout). Their codes are multiplied by scale_a and scale_b;
 // scaling_a and scaling_b say which layout these scales have (fp8_format.h). Either both operands
-// have scales of blocks or neither; at most one is SCALE_SQUARES. Every address is a multiple of 16
-// bytes.
+// have scales of blocks or neither; at most one is SCALE_BLOCK_128X128. Every address is a multiple
+// of 16 bytes.
 //
 // The plan (layouts, and cuBLASLt's first choice of an algorithm) of each shape is made once. A
 // resumed run, which makes the same plans, computes the same bits.

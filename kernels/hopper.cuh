@@ -549,7 +549,7 @@ static inline void check_fused_product(const char *name, const Gpu *gpu, const G
     const int64_t count = (int64_t)g.m * N;
     check_operand(name, out, g.m, N);
     check_fused_operands(name, gpu, g, gpu_fp8_type(out->type), needed);
-    if (!out->fused || out->scaling != SCALE_GIVEN) {
+    if (!out->fused || out->scaling != SCALE_DELAYED) {
         die("%s: its output's scale is given", name);
     }
     gemm_check_apart(&g, "codes", out->rows.codes, count);

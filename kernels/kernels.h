@@ -77,7 +77,7 @@ typedef struct {
 } Fp8Form;
 
 // A tensor [M,N] that matrix products read: its forms, and how it is quantised. Without codes it is
-// BF16. Of a fused tensor, kernels write only the FP8 forms. A tensor with SCALE_MEASURED cannot be
+// BF16. Of a fused tensor, kernels write only the FP8 forms. A tensor with SCALE_CURRENT cannot be
 // fused, because its codes are computed from `bf16` once the amax is known.
 typedef struct {
     Bf16 *bf16;            // [M,N]; NULL: not requested
@@ -87,7 +87,7 @@ typedef struct {
     float target; // what amax * scale should be, unless the scale is given
     Scaling scaling;
     bool fused;        // kernels write no BF16, because no product reads it
-    bool writes_amax;  // kernels write the amax to scale->amax (delayed scaling, SCALE_MEASURED)
+    bool writes_amax;  // kernels write the amax to scale->amax (delayed scaling, SCALE_CURRENT)
     bool power_of_two; // the scales of blocks are rounded down to powers of two
 } Operand;
 
@@ -98,11 +98,11 @@ static inline Operand operand_bf16(Bf16 *bf16) {
 }
 
 // A launcher that takes an Operand writes its output there. If the operand is fused, the kernel
-// writes only the FP8 forms. Otherwise it writes bf16 and, with SCALE_MEASURED, the amax of bf16 to
+// writes only the FP8 forms. Otherwise it writes bf16 and, with SCALE_CURRENT, the amax of bf16 to
 // scale->amax; a second kernel then writes the FP8 forms from bf16. The fused output of a forward
 // pass is E4M3.
 
-// Writes the FP8 forms from out.bf16 [M,N]. With SCALE_MEASURED and out.writes_amax, it first
+// Writes the FP8 forms from out.bf16 [M,N]. With SCALE_CURRENT and out.writes_amax, it first
 // measures the amax. sums receives the column sums of out.bf16, even if no FP8 form is requested.
 // The time counts to FAMILY_QUANTIZE, or to FAMILY_ACTIVATIONS if only columns are summed.
 void gpu_quantize(Gpu *gpu, Operand out, Gradient sums, Scratch scratch, int M, int N);
@@ -171,10 +171,10 @@ void gpu_swiglu_backward(Gpu *gpu, Operand dx, const Bf16 *dout, const Bf16 *x, 
 
 // ---- fused_product.cu ----
 // FP8 matrix products with an activation in their epilogue. The activation's output is a fused
-// Operand with SCALE_GIVEN: it is written only in FP8. Values are rounded as if gemm() and then the
-// activation's kernel computed them. M, N and K are multiples of 16. gpu_has_fused_products returns
-// whether this driver and this build can run them on this GPU, which must have compute capability
-// 9.0.
+// Operand with SCALE_DELAYED: it is written only in FP8. Values are rounded as if gemm() and then
+// the activation's kernel computed them. M, N and K are multiples of 16. gpu_has_fused_products
+// returns whether this driver and this build can run them on this GPU, which must have compute
+// capability 9.0.
 bool gpu_has_fused_products(const Gpu *gpu);
 // For GPT-2: fc1's forward product with GELU, and fc2's input gradient with GELU's derivative.
 
@@ -328,8 +328,8 @@ int gpu_adamw_blocks(int64_t n); // thread blocks for a segment of n elements
 typedef struct {
     int rows, columns;
     float target;    // what amax * scale should be
-    Fp8Scale *scale; // NULL with SCALE_SQUARES
-    // only with SCALE_SQUARES:
+    Fp8Scale *scale; // NULL with SCALE_BLOCK_128X128
+    // only with SCALE_BLOCK_128X128:
     bool power_of_two;
     float *amax;                // the amax of each block of 128 x 128, at the index of its scale
     float *inverse, *inverse_t; // inverse scales of the weight, and of its transpose (fp8_format.h)
@@ -359,9 +359,9 @@ HOST_DEVICE static inline GpuType momentum_type(GpuType moment_type) {
 // FP8 weights are quantised from the master weights rounded to BF16.
 
 // Makes the optimizer's step on all segments, unless the step is skipped. The gradient buffer
-// already holds the update of Muon's segments. With SCALE_GIVEN, FP8 weights are written by the
+// already holds the update of Muon's segments. With SCALE_DELAYED, FP8 weights are written by the
 // given scales; otherwise only gpu_quantize_weights writes them. The amaxes of the new weights go
-// to Fp8Weight.scale->amax or, with SCALE_SQUARES, to Fp8Weight.amax.
+// to Fp8Weight.scale->amax or, with SCALE_BLOCK_128X128, to Fp8Weight.amax.
 void gpu_adamw(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
 // gpu_measure_weights and gpu_quantize_weights read the master weights. gpu_measure_weights
 // measures the amaxes of FP8 weights. gpu_quantize_weights writes the FP8 weights by the scales
@@ -369,7 +369,7 @@ void gpu_adamw(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
 // start of a run; gpu_quantize_weights then writes the BF16 weights, too.
 void gpu_measure_weights(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
 void gpu_quantize_weights(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
-// Sets the scales of all weights by their amaxes; with SCALE_GIVEN, only the scales that are not
+// Sets the scales of all weights by their amaxes; with SCALE_DELAYED, only the scales that are not
 // known yet. After a skipped step nothing is done. state is NULL at the start of a run.
 void gpu_announce_scales(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
 

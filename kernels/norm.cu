@@ -350,7 +350,7 @@ void gpu_norm_forward(Gpu *gpu, Operand out, NormForward n) {
     }
     if (out.type != FP8_E4M3) { die("%s: forward operands are E4M3", name); }
     Division d = divide(n.C, true, ROWS * sizeof(uint4));
-    bool one_pass = out.scaling == SCALE_GIVEN && n.C <= WIDE && d.groups > 0;
+    bool one_pass = out.scaling == SCALE_DELAYED && n.C <= WIDE && d.groups > 0;
     if (one_pass) {
         auto kernel = n.bias != NULL ? norm_forward_fp8_kernel<true>
                                      : norm_forward_fp8_kernel<false>;
@@ -508,8 +508,8 @@ void gpu_norm_backward(Gpu *gpu, Operand out, NormBackward n) {
         n.dbias = n.column_sums = {};
     }
     Division with_codes = divide(n.C, true, Slot<2>::COUNT * sizeof(uint4));
-    if (several && with_codes.groups > 0 && out.scaling == SCALE_GIVEN && out.rows.codes != NULL &&
-        out.columns.codes != NULL && sums.data == NULL) {
+    if (several && with_codes.groups > 0 && out.scaling == SCALE_DELAYED &&
+        out.rows.codes != NULL && out.columns.codes != NULL && sums.data == NULL) {
         auto run = out.type == FP8_E4M3 ? launch_backward<2, true, FP8_E4M3>
                                         : launch_backward<2, true, FP8_E5M2>;
         run(n, out, NULL, with_codes, gpu->stream);

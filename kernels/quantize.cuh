@@ -11,7 +11,7 @@
 //   vectors                   how many vectors of 8 columns a row has
 //   OUTPUTS                   how many tensors it computes, side by side, each N wide
 //   GRADIENT                  1: the values may be written as E5M2; 0: only as E4M3
-//   WAITS                     1: scaling may be SCALE_MEASURED, for the amax is already known
+//   WAITS                     1: scaling may be SCALE_CURRENT, for the amax is already known
 //   begin(row, vector)        goes to the 8 columns of `vector`, from row `row` on
 //   fetch(i)                  loads and returns the inputs of row + i
 //   compute(i, raw, values)   computes 8 values of each output from what fetch(i) returned
@@ -237,7 +237,7 @@ __global__ void __launch_bounds__(TILE_THREADS)
     int row = first_row + threadIdx.x / COLUMN_GROUPS * THREAD_ROWS;
     int column = first_column + threadIdx.x % COLUMN_GROUPS * VEC;
     bool first = blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0;
-    bool measured = SOURCE::WAITS && out.scaling == SCALE_MEASURED;
+    bool measured = SOURCE::WAITS && out.scaling == SCALE_CURRENT;
     float scale = measured ? measured_scale(out.scale, out.target, first) : out.scale->scale;
     float range = 0.0f;
     uint2 codes[OUTPUTS][THREAD_ROWS] = {};
@@ -410,7 +410,7 @@ __global__ void __launch_bounds__(SQUARE_THREADS, SOURCE::OUTPUTS == 1 ? 3 : 2)
     const int c = threadIdx.x % FP8_BLOCK, part = threadIdx.x / FP8_BLOCK, output = part / 2;
     if (output < OUTPUTS) {
         TileAmaxes &mine = amaxes[output];
-        const bool square = out.scaling == SCALE_SQUARES, turned = part % 2;
+        const bool square = out.scaling == SCALE_BLOCK_128X128, turned = part % 2;
         // rows and columns of this form
         const int rows = turned ? width : M, columns = turned ? M : width;
         const int in_row = turned ? first_row : output * N + first_column;
@@ -590,7 +590,7 @@ static void sum_columns(const char *name, const SOURCE &source, Bf16 *out, float
 }
 
 // The two passes of gpu_quantize, for other launchers. measure_bf16 measures the amax of out.bf16
-// [M,N], with SCALE_MEASURED and if out.writes_amax. quantize_bf16 writes the FP8 forms and column
+// [M,N], with SCALE_CURRENT and if out.writes_amax. quantize_bf16 writes the FP8 forms and column
 // sums.
 void measure_bf16(Operand out, int M, int N, cudaStream_t stream);
 void quantize_bf16(Operand out, Gradient sums, Scratch scratch, int M, int N, cudaStream_t stream);

@@ -143,8 +143,10 @@ static inline bool fp8_slot_follows(const Precision *p, int slot) {
 // Returns how the slot's tensor gets its scales.
 static inline Scaling fp8_slot_scaling(const Precision *p, int slot) {
     bool weight = slot % OPERAND_COUNT == OPERAND_W, fixed = fp8_slot_is_fixed(p, slot);
-    if (p->recipe == FP8_RECIPE_BLOCKWISE) { return weight ? SCALE_SQUARES : SCALE_VECTORS; }
-    return p->recipe == FP8_RECIPE_TENSORWISE && !fixed ? SCALE_MEASURED : SCALE_GIVEN;
+    if (p->recipe == FP8_RECIPE_BLOCKWISE) {
+        return weight ? SCALE_BLOCK_128X128 : SCALE_BLOCK_1X128;
+    }
+    return p->recipe == FP8_RECIPE_TENSORWISE && !fixed ? SCALE_CURRENT : SCALE_DELAYED;
 }
 
 // Sets the slot whose scale is fixed, if the head is in FP8.

@@ -23,8 +23,8 @@ struct Quantised {
 
     Quantised(int m, int n, Fp8Type t, float given_scale)
         : M(m), N(n), type(t), bf16((size_t)m * n), fp8((size_t)m * n), fp8_t((size_t)m * n),
-          slot(1), scales(fp8_scale_count(SCALE_VECTORS, m, n)),
-          scales_t(fp8_scale_count(SCALE_VECTORS, n, m)), scale(given_scale) {
+          slot(1), scales(fp8_scale_count(SCALE_BLOCK_1X128, m, n)),
+          scales_t(fp8_scale_count(SCALE_BLOCK_1X128, n, m)), scale(given_scale) {
         reset(0.0f, 1);
     }
     // count: of the slot's history; amax: as it was before
@@ -113,7 +113,7 @@ static inline void check_measured(const Quantised &q, const Floats &values) {
 static inline void check_blocks_of(const Codes &codes, const Floats &inverse, const Floats &values,
                                    int rows, int k, const Quantised &q, Scaling kind, bool exact) {
     const Fp8Type type = q.type;
-    int height = kind == SCALE_SQUARES ? FP8_BLOCK : 1;
+    int height = kind == SCALE_BLOCK_128X128 ? FP8_BLOCK : 1;
     double relative = type == FP8_E4M3 ? 0.0625 : 0.125, smallest = type == FP8_E4M3 ? 5e-6 : 1e-9;
     float whole = tensor_amax(values.data(), (int64_t)values.size());
     for (int top = 0; top < rows; top += height) {

@@ -99,7 +99,7 @@ static void check_sums(const Producer &p, const Floats &expected, std::vector<Fl
     for (int fused = 0; fused < (p.has_codes() ? 2 : 1); fused++) {
         Quantised q(p.M, p.N, p.type, p.scale);
         Sums spare(p);
-        Operand out = fused ? q.tensor(SCALE_GIVEN, true) : operand_bf16(q.bf16.data);
+        Operand out = fused ? q.tensor(SCALE_DELAYED, true) : operand_bf16(q.bf16.data);
         Launch l = spare.launch(out, 0, p.M, 3, false);
         p.begin(out.bf16, 0, p.M);
         run(l);
@@ -145,7 +145,7 @@ template <typename Run> static void same_in_parts(const Producer &p, Run run) {
     Sums sums(p);
     for (int fused = 0; fused < (p.has_codes() ? 2 : 1); fused++) {
         auto launch = [&](const Quantised &q, size_t first, size_t rows, bool added) {
-            Operand out = fused ? q.tensor(SCALE_GIVEN, true) : operand_bf16(q.bf16.data);
+            Operand out = fused ? q.tensor(SCALE_DELAYED, true) : operand_bf16(q.bf16.data);
             p.begin(out.bf16, first, rows);
             run(sums.launch(out, first, rows, 3, added));
         };
@@ -181,8 +181,8 @@ template <typename Run> static void time_producer(const Producer &p, Run run) {
     static const char *const forms[] = {"", "fp8 ", "fp8 blocks "};
     if (!is_wanted(forms[1] + p.name) && !is_wanted(forms[2] + p.name)) { return; }
     Quantised q(p.M, p.N, p.type, p.scale);
-    const Operand outs[] = {operand_bf16(q.bf16.data), q.tensor(SCALE_GIVEN, true),
-                            q.blocks(SCALE_VECTORS, true)};
+    const Operand outs[] = {operand_bf16(q.bf16.data), q.tensor(SCALE_DELAYED, true),
+                            q.blocks(SCALE_BLOCK_1X128, true)};
     Sums sums(p);
     for (int form = 0; form < (p.has_codes() ? 3 : 1); form++) {
         double elements = form == 0 ? p.bf16 : p.fp8;
@@ -213,7 +213,7 @@ static void check_forms(const Producer &p, const Floats &expected, Run run) {
     if (!p.has_codes()) { return; }
 
     q.reset(0.0f, 1);
-    launch(q.tensor(SCALE_GIVEN, true));
+    launch(q.tensor(SCALE_DELAYED, true));
     const bool rounded = p.fused == FUSED_ROUNDED;
     const Floats left = rounded            ? result
                         : p.before != NULL ? p.before->host
@@ -224,7 +224,7 @@ static void check_forms(const Producer &p, const Floats &expected, Run run) {
     Codes rows = q.fp8.get(), columns = q.fp8_t.get(), untouched(rows.size(), 0xff);
     for (int forms = 1; forms < 4; forms++) { // one form alone, and both
         q.reset(0.0f, 1);
-        Operand some = q.tensor(SCALE_GIVEN, true);
+        Operand some = q.tensor(SCALE_DELAYED, true);
         if (!(forms & 1)) { some.rows.codes = NULL; }
         if (!(forms & 2)) { some.columns.codes = NULL; }
         launch(some);
@@ -235,22 +235,22 @@ static void check_forms(const Producer &p, const Floats &expected, Run run) {
     }
 
     q.reset(0.0f, 1);
-    launch(q.tensor(SCALE_GIVEN, false));
+    launch(q.tensor(SCALE_DELAYED, false));
     CHECK(same_bits(get_floats(q.bf16), result));
     check_given(q, result, true);
 
     q.reset(0.0f, 0);
-    launch(q.tensor(SCALE_MEASURED, false));
+    launch(q.tensor(SCALE_CURRENT, false));
     CHECK(same_bits(get_floats(q.bf16), result));
     check_measured(q, result);
 
     for (int form = 0; form < 2; form++) {
         bool alone = form == 1;
         q.reset(0.0f, 0);
-        launch(q.blocks(SCALE_VECTORS, alone));
+        launch(q.blocks(SCALE_BLOCK_1X128, alone));
         bool writes_bf16 = !alone || rounded;
         if (writes_bf16) { CHECK(same_bits(get_floats(q.bf16), result)); }
-        check_blocks(q, result, SCALE_VECTORS, writes_bf16);
+        check_blocks(q, result, SCALE_BLOCK_1X128, writes_bf16);
     }
 }
 
@@ -744,7 +744,7 @@ static void loss(int M, int V, int P, Fp8Type type, int kind) {
     producer({loss_kinds[kind].name, FUSED_UNROUNDED, M, P, type, fp8_max(type) / most, &logits,
               2.0 * M * P, 2.0 * M * P},
              gradient, [&](const Launch &l) {
-                 if (l.out.scaling == SCALE_MEASURED) { // the head's gradient has a fixed scale
+                 if (l.out.scaling == SCALE_CURRENT) { // the head's gradient has a fixed scale
                      gpu_cross_entropy(&gpu, losses.data, operand_bf16(l.out.bf16), {}, {},
                                        targets.data, M, V, P, terms);
                      gpu_quantize(&gpu, l.out, {}, {}, M, P);
@@ -831,7 +831,7 @@ static void cast(int M, int N, Fp8Type type) {
         for (float &sum : right) { sum *= added ? 2 : 1; }
         CHECK_ERROR(result.data(), right.data(), N, 1e-5);
     };
-    Operand measured = q.tensor(SCALE_MEASURED, false);
+    Operand measured = q.tensor(SCALE_CURRENT, false);
     q.reset(0.0f, 0);
     check(measured, true);
     check_measured(q, x.host);
@@ -842,7 +842,7 @@ static void cast(int M, int N, Fp8Type type) {
     q.reset(0.0f, 3);
     check(measured, false);
     check_measured(q, x.host);
-    for (int kind = SCALE_VECTORS; kind <= SCALE_SQUARES; kind++) {
+    for (int kind = SCALE_BLOCK_1X128; kind <= SCALE_BLOCK_128X128; kind++) {
         for (int form = 1; form < 4; form++) {
             q.reset(0.0f, 0);
             Operand some = q.blocks((Scaling)kind, false);

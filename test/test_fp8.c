@@ -221,9 +221,9 @@ static const struct {
     const char *name;
     Scaling scaling;
     int height, width;
-} forms[] = {{"rows", SCALE_VECTORS, 1, FP8_BLOCK},
-             {"columns", SCALE_VECTORS, FP8_BLOCK, 1},
-             {"squares", SCALE_SQUARES, FP8_BLOCK, FP8_BLOCK}};
+} forms[] = {{"rows", SCALE_BLOCK_1X128, 1, FP8_BLOCK},
+             {"columns", SCALE_BLOCK_1X128, FP8_BLOCK, 1},
+             {"squares", SCALE_BLOCK_128X128, FP8_BLOCK, FP8_BLOCK}};
 
 // One tensor in one form, with the reference's results.
 typedef struct {
@@ -327,7 +327,7 @@ TEST(blocks_are_the_references) {
         memcpy(other, r.x, (size_t)n * sizeof(float)); // again, in place and without counts
         round_blocks_to_fp8(other, other, r.blocks, NULL);
         CHECK_BITS(other, rounded, (size_t)n * sizeof(float));
-        if (forms[f].scaling == SCALE_SQUARES && r.blocks.type == FP8_E4M3 &&
+        if (forms[f].scaling == SCALE_BLOCK_128X128 && r.blocks.type == FP8_E4M3 &&
             !r.blocks.power_of_two) {
             CHECK_EQUAL(square_errors(&r), 0);
             squares++;

@@ -80,7 +80,7 @@ struct Problem {
         return {sums.data, TYPE_F32, false};
     }
     Operand tensor(void) const {
-        Operand t = out.tensor(SCALE_GIVEN, true);
+        Operand t = out.tensor(SCALE_DELAYED, true);
         t.bf16 = NULL;
         return t;
     }
@@ -300,7 +300,7 @@ static void check_normal(int M, int N, int K, Fp8Type type, Kind kind, bool fast
     fused.fp8[from + n / 2] ^= 0x40;
     if (!backward) { // the epilogue alone: from its x, the activation's kernel must make the same
         Quantised q(M, N, type, p.out.scale);
-        p.run_pass(with_forms(q.tensor(SCALE_GIVEN, true), NULL, q.fp8.data, q.fp8_t.data));
+        p.run_pass(with_forms(q.tensor(SCALE_DELAYED, true), NULL, q.fp8.data, q.fp8_t.data));
         CHECK(q.fp8.get() == fused.fp8);
         CHECK(q.fp8_t.get() == fused.fp8_t);
         CHECK(q.slot.get()[0].amax == fused.amax);
@@ -684,7 +684,7 @@ TEST(refusals) {
     Scratch enough = {f, 1 << 30}, little = {f, 255};
     apart.fused = false;
     e5m2.type = FP8_E5M2;
-    blocks.scaling = SCALE_VECTORS;
+    blocks.scaling = SCALE_BLOCK_1X128;
     Gemm good = gemm_plain(64, 64, 64, NULL, NULL, x);
     good.fast_accumulation = true;
     good.a = good.b = (uint8_t *)(1 << 22); // these addresses are far from what is written
@@ -708,7 +708,7 @@ TEST(refusals) {
         {"operands of types", [](Gemm *g) { g->type_b = TYPE_E5M2; }},
         {"operands of types", [](Gemm *g) { g->trans_b = false; }},
         {"scales of kinds 2 and 3",
-         [](Gemm *g) { g->scaling_a = SCALE_VECTORS, g->scaling_b = SCALE_SQUARES; }},
+         [](Gemm *g) { g->scaling_a = SCALE_BLOCK_1X128, g->scaling_b = SCALE_BLOCK_128X128; }},
         {"a pointer is missing", [](Gemm *g) { g->bias = NULL; }},
         {"a pointer is missing", [](Gemm *g) { g->scale_b = NULL; }},
         {"a pointer is missing", [](Gemm *g) { g->c = g->d; }},

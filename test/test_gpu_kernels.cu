@@ -130,7 +130,7 @@ struct Fp8Operand {
         : codes(random_codes((size_t)rows * k, ++random_key, spread, type)),
           scales(fp8_scale_count(kind, rows, k), 1 / spread), device((size_t)rows * k),
           device_scales(scales.size()) {
-        int height = kind == SCALE_SQUARES ? FP8_BLOCK : 1;
+        int height = kind == SCALE_BLOCK_128X128 ? FP8_BLOCK : 1;
         bool blocks = fp8_by_blocks(kind);
         if (blocks && mode == CHECKING) { scales.assign(scales.size(), NAN); }
         for (size_t at = 0; mode == CHECKING && at < codes.size(); at++) {
@@ -145,23 +145,23 @@ struct Fp8Operand {
     }
 };
 
-// How they are scaled: A and B by one scale each, with fast accumulation or split; or A by vectors
-// and B by squares or vectors.
-enum ScaledBy { FAST, SPLIT, SQUARES, VECTORS };
+// How they are scaled: A and B by one scale each, with fast accumulation or split; or A by blocks
+// of 1 x 128 and B by blocks of 128 x 128 or 1 x 128.
+enum ScaledBy { FAST, SPLIT, BLOCKS_128X128, BLOCKS_1X128 };
 
 // D = A B' of codes, in BF16 and FP32, overwriting and adding, against the FP64 product of the
 // operands' values.
 static void fp8_product(int m, int n, int k, Fp8Type type_a, Fp8Type type_b, ScaledBy scaling,
                         int which, int layer) {
-    const bool blocks = scaling >= SQUARES;
+    const bool blocks = scaling >= BLOCKS_128X128;
     if (gpu.capability < FP8_CAPABILITY || (blocks && gpu.capability != 90)) {
         test_skip(blocks ? "products with block scales need compute capability 9.0"
                          : "FP8 products need compute capability 8.9");
         return;
     }
     Gemm g = gemm_plain(m, n, k, NULL, NULL, NULL);
-    g.scaling_a = blocks ? SCALE_VECTORS : SCALE_GIVEN;
-    g.scaling_b = scaling == SQUARES ? SCALE_SQUARES : g.scaling_a;
+    g.scaling_a = blocks ? SCALE_BLOCK_1X128 : SCALE_DELAYED;
+    g.scaling_b = scaling == BLOCKS_128X128 ? SCALE_BLOCK_128X128 : g.scaling_a;
     Fp8Operand a(m, k, type_a, g.scaling_a, 50, 7, 5), b(n, k, type_b, g.scaling_b, 30, 11, 3);
     const size_t size = (size_t)m * n;
     Bf16Buffer d(size);
@@ -215,7 +215,7 @@ ROW(fp8_products) { // m, n, k, types of A and B, scaling; timed: which product 
              {208, 144, 1008, FP8_E5M2, FP8_E4M3, scaling, 0, 0},
              {16, 512, 4096, FP8_E4M3, FP8_E5M2, scaling, 0, 0}});
     }
-    for (int scaling : {SQUARES, VECTORS}) { // the second: incomplete blocks everywhere
+    for (int scaling : {BLOCKS_128X128, BLOCKS_1X128}) { // the second: incomplete blocks everywhere
         row(fp8_product, CHECKING,
             {{128, 256, 384, FP8_E4M3, FP8_E4M3, scaling, 0, 0},
              {208, 144, 1600, FP8_E5M2, FP8_E4M3, scaling, 0, 0},
@@ -227,9 +227,9 @@ ROW(fp8_products) { // m, n, k, types of A and B, scaling; timed: which product 
                                     {32768, 11008, 2048, 3},
                                     {16384, 50304, 768, 5}};
     for (const int *l : shapes) {
-        for (int scaling : {FAST, SPLIT, SQUARES}) {
-            int M = l[0], N = l[1], K = l[2], dy = scaling == SQUARES ? FP8_E4M3 : FP8_E5M2;
-            int dw = scaling == SQUARES ? VECTORS : scaling;
+        for (int scaling : {FAST, SPLIT, BLOCKS_128X128}) {
+            int M = l[0], N = l[1], K = l[2], dy = scaling == BLOCKS_128X128 ? FP8_E4M3 : FP8_E5M2;
+            int dw = scaling == BLOCKS_128X128 ? BLOCKS_1X128 : scaling;
             row(fp8_product, TIMING,
                 {{M, N, K, FP8_E4M3, FP8_E4M3, scaling, 1, l[3]},
                  {M, K, N, dy, FP8_E4M3, scaling, 2, l[3]},
@@ -1035,18 +1035,18 @@ TEST(special_values) {
     for (int type = 0; type < 2; type++) {
         Quantised q(16, 16, (Fp8Type)type, 2.0f);
         put_floats(q.bf16, x);
-        gpu_quantize(&gpu, q.tensor(SCALE_GIVEN, false), {}, {}, 16, 16);
+        gpu_quantize(&gpu, q.tensor(SCALE_DELAYED, false), {}, {}, 16, 16);
         CHECK_EQUAL(check_codes(q.fp8.get(), x, q.scale, q.type, 0), 0);
         CHECK(isnan(q.slot.get()[0].amax)); // the update will ignore it
-        gpu_quantize(&gpu, q.blocks(SCALE_VECTORS, false), {}, {}, 16, 16);
-        check_blocks(q, x, SCALE_VECTORS, true);
+        gpu_quantize(&gpu, q.blocks(SCALE_BLOCK_1X128, false), {}, {}, 16, 16);
+        check_blocks(q, x, SCALE_BLOCK_1X128, true);
     }
 }
 
 TEST(amaxes) {
     Input x(1000 * 8, 1);
     Quantised q(16, 16, FP8_E4M3, 1.0f);
-    Operand measured = with_forms(q.tensor(SCALE_MEASURED, false), x.device.data, NULL, NULL);
+    Operand measured = with_forms(q.tensor(SCALE_CURRENT, false), x.device.data, NULL, NULL);
     float largest = tensor_amax(x.host.data(), 8000), before[] = {0.5f, 1e20f};
     for (float amax : before) {
         q.reset(amax, 0);
@@ -1088,7 +1088,7 @@ TEST(refusals) {
     Operand fused = given, e5m2 = given, waits = given;
     fused.fused = e5m2.fused = waits.fused = true;
     e5m2.type = FP8_E5M2;
-    waits.scaling = SCALE_MEASURED;
+    waits.scaling = SCALE_CURRENT;
     Operand measured = with_forms(waits, odd, NULL, NULL);
     measured.fused = false;
     measured.writes_amax = true;

@@ -3,9 +3,9 @@
 // (ZeRO-1), put together, against one rank's for everything.
 #include "fp8_test.h"
 
-enum { WEIGHTS = 2, RANKS_MOST = 5, FIRST = 64, PLAIN = 64 * 30, MOST_SQUARES = 16 };
+enum { WEIGHTS = 2, RANKS_MOST = 5, FIRST = 64, PLAIN = 64 * 30, MOST_BLOCKS = 16 };
 
-static const Scaling modes[] = {SCALE_GIVEN, SCALE_MEASURED, SCALE_SQUARES};
+static const Scaling modes[] = {SCALE_DELAYED, SCALE_CURRENT, SCALE_BLOCK_128X128};
 static const float lr_mults[WEIGHTS + 1] = {3.0f, 0.5f, 1.0f};
 static const int shapes[WEIGHTS][2] = {{144, 208}, {48, 272}};
 
@@ -33,23 +33,23 @@ struct State {
     Quantised q[WEIGHTS];
     Scaling mode;
     Buffer<Fp8Weight> weights;
-    FloatBuffer amaxes; // amaxes of squares
+    FloatBuffer amaxes; // amaxes of blocks of 128 x 128
 
     State(const Space &space, int64_t s, int64_t g, GpuType m, Scaling how)
         : shift(s), gap(g), moments(m), master(space.size + RANKS_MOST * gap),
           exp_avg(master.count), exp_avg_sq(master.count), gradients(space.size + shift),
           plain(PLAIN), q{Quantised(shapes[0][0], shapes[0][1], FP8_E4M3, 90.0f),
                           Quantised(shapes[1][0], shapes[1][1], FP8_E4M3, 60.0f)},
-          mode(how), weights(WEIGHTS), amaxes(WEIGHTS * MOST_SQUARES) {
+          mode(how), weights(WEIGHTS), amaxes(WEIGHTS * MOST_BLOCKS) {
         Fp8Weight rows[WEIGHTS];
         for (int k = 0; k < WEIGHTS; k++) {
-            q[k].reset(0.0f, mode == SCALE_GIVEN ? 1 : 0);
+            q[k].reset(0.0f, mode == SCALE_DELAYED ? 1 : 0);
             rows[k] = {q[k].M,
                        q[k].N,
                        q[k].target,
                        q[k].slot.data,
                        true,
-                       amaxes.data + k * MOST_SQUARES,
+                       amaxes.data + k * MOST_BLOCKS,
                        q[k].scales.data,
                        q[k].scales_t.data};
         }
@@ -165,7 +165,7 @@ static void update(State &s, const Space &space, const Settings &settings,
                    const std::vector<int64_t> &cuts) {
     const StepState *state = settings.state.data;
     for_ranks(s, space, settings, cuts, [&](const AdamWUpdate *u) { gpu_adamw(&gpu, u, state); });
-    if (s.mode != SCALE_GIVEN) {
+    if (s.mode != SCALE_DELAYED) {
         AdamWUpdate whole = update_of(s, settings);
         gpu_announce_scales(&gpu, &whole, state);
         for_ranks(s, space, settings, cuts,
@@ -184,9 +184,9 @@ static void check_weights(const State &s, const Space &space) {
     CHECK(same_bits(get_floats(s.plain), part(space.first[WEIGHTS], PLAIN)));
     for (int k = 0; k < WEIGHTS; k++) {
         Floats values = part(space.first[k], (int64_t)s.q[k].M * s.q[k].N);
-        if (s.mode == SCALE_SQUARES) {
-            check_blocks(s.q[k], values, SCALE_SQUARES, true);
-        } else if (s.mode == SCALE_MEASURED) {
+        if (s.mode == SCALE_BLOCK_128X128) {
+            check_blocks(s.q[k], values, SCALE_BLOCK_128X128, true);
+        } else if (s.mode == SCALE_CURRENT) {
             check_measured(s.q[k], values);
         } else {
             check_given(s.q[k], values, true);
@@ -295,7 +295,7 @@ TEST(published_is_quantized) {
                   [&](const AdamWUpdate *u) { gpu_quantize_weights(&gpu, u, NULL); });
         transpose(s);
     };
-    for (Scaling mode : {SCALE_MEASURED, SCALE_SQUARES}) {
+    for (Scaling mode : {SCALE_CURRENT, SCALE_BLOCK_128X128}) {
         State parts(space, 64, 64, TYPE_F32, mode), whole(space, 0, 0, TYPE_F32, mode);
         publish(whole, all);
         check_weights(whole, space);

@@ -194,9 +194,9 @@ TEST(blockwise_has_no_state) {
                     : LLAMA "--fp8-format hybrid --fp8-recipe blockwise --fp8-lm-head");
         CHECK_EQUAL(p.precision.power_of_two, !fp32);
         CHECK(!p.precision.fast_forward && !p.precision.fast_backward);
-        CHECK_EQUAL(fp8_slot_scaling(&p.precision, OPERAND_X), SCALE_VECTORS);
-        CHECK_EQUAL(fp8_slot_scaling(&p.precision, OPERAND_W), SCALE_SQUARES);
-        CHECK_EQUAL(fp8_slot_scaling(&p.precision, OPERAND_DY), SCALE_VECTORS);
+        CHECK_EQUAL(fp8_slot_scaling(&p.precision, OPERAND_X), SCALE_BLOCK_1X128);
+        CHECK_EQUAL(fp8_slot_scaling(&p.precision, OPERAND_W), SCALE_BLOCK_128X128);
+        CHECK_EQUAL(fp8_slot_scaling(&p.precision, OPERAND_DY), SCALE_BLOCK_1X128);
         for (int i = 0; i < fp8_slot_count(&p.config); i++) {
             CHECK(fp8_slot_follows(&p.precision, i));
             CHECK(fp8_slot_target(&p.precision, i) ==
@@ -204,7 +204,7 @@ TEST(blockwise_has_no_state) {
         }
     }
     decide(LLAMA "--fp8-format hybrid --fp8-lm-head");
-    CHECK_EQUAL(fp8_slot_scaling(&p.precision, OPERAND_W), SCALE_GIVEN);
+    CHECK_EQUAL(fp8_slot_scaling(&p.precision, OPERAND_W), SCALE_DELAYED);
     CHECK(p.precision.fast_forward);
     CHECK(!fp8_slot_follows(&p.precision, fp8_slot_index(&p.config, LINEAR_HEAD, 0, OPERAND_DY)));
 }

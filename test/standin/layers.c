@@ -29,7 +29,7 @@ static void column_sums(Gradient sums, const float *x, Scratch scratch, int M, i
 }
 
 void gpu_quantize(Gpu *gpu, Operand out, Gradient sums, Scratch scratch, int M, int N) {
-    bool measures = out.scaling == SCALE_MEASURED && out.writes_amax;
+    bool measures = out.scaling == SCALE_CURRENT && out.writes_amax;
     bool codes = out.rows.codes != NULL || out.columns.codes != NULL || measures;
     if (codes || sums.data != NULL) {
         gpu_family(gpu, codes ? FAMILY_QUANTIZE : FAMILY_ACTIVATIONS);
@@ -169,7 +169,7 @@ static void check_fused_operands(const Gpu *gpu, const Gemm *g, bool fits) {
 
 // N: columns of out
 static void check_fused_product(const Gpu *gpu, const Gemm *g, Operand out, int N, bool fits) {
-    check_fused_operands(gpu, g, fits && out.fused && out.scaling == SCALE_GIVEN);
+    check_fused_operands(gpu, g, fits && out.fused && out.scaling == SCALE_DELAYED);
     gemm_check_apart(g, "codes", out.rows.codes, (int64_t)g->m * N);
     gemm_check_apart(g, "transposed codes", out.columns.codes, (int64_t)g->m * N);
 }

@@ -164,16 +164,17 @@ static void write_fp8(const AdamWUpdate *u, const AdamWSegment *s, bool measures
     const Fp8Weight *w = &u->weights[s->weight];
     FREED float *values = values_read(s->master, TYPE_F32, s->n);
     round_to_bf16(values, values, s->n);
-    for (int64_t i = 0; i < s->n && u->scaling == SCALE_SQUARES; i++) {
+    for (int64_t i = 0; i < s->n && u->scaling == SCALE_BLOCK_128X128; i++) {
         // one element at a time: a segment may begin anywhere
         int row = (int)((s->weight_offset + i) / w->columns),
             column = (int)((s->weight_offset + i) % w->columns);
-        float *amax = w->amax + fp8_scale_index(SCALE_SQUARES, w->rows, w->columns, row, column);
+        float *amax = w->amax +
+                      fp8_scale_index(SCALE_BLOCK_128X128, w->rows, w->columns, row, column);
         float scale = fp8_block_scale(*amax, w->target, w->power_of_two);
         if (measures) { values_amax(amax, values + i, 1); }
         if (codes) { values_encode(s->fp8 + i, FP8_E4M3, scale, values + i, 1); }
     }
-    if (u->scaling == SCALE_SQUARES) { return; }
+    if (u->scaling == SCALE_BLOCK_128X128) { return; }
     if (codes) { values_encode(s->fp8, FP8_E4M3, w->scale->scale, values, s->n); }
     if (measures) { values_amax(&w->scale->amax, values, s->n); }
 }
@@ -196,7 +197,7 @@ static void write_segments(const AdamWUpdate *u, bool updates, bool measures, bo
 
 void gpu_adamw(Gpu *gpu, const AdamWUpdate *u, const StepState *state) {
     gpu_family(gpu, FAMILY_OPTIMIZER);
-    write_segments(u, true, true, u->scaling == SCALE_GIVEN, state);
+    write_segments(u, true, true, u->scaling == SCALE_DELAYED, state);
 }
 
 void gpu_measure_weights(Gpu *gpu, const AdamWUpdate *u, const StepState *state) {
@@ -209,13 +210,13 @@ void gpu_quantize_weights(Gpu *gpu, const AdamWUpdate *u, const StepState *state
     write_segments(u, false, false, true, state);
 }
 
-static void announce_squares(const Fp8Weight *w) {
+static void announce_block_scales(const Fp8Weight *w) {
     for (int row = 0; row < w->rows; row += FP8_BLOCK) {
         for (int column = 0; column < w->columns; column += FP8_BLOCK) {
-            int64_t at = fp8_scale_index(SCALE_SQUARES, w->rows, w->columns, row, column);
+            int64_t at = fp8_scale_index(SCALE_BLOCK_128X128, w->rows, w->columns, row, column);
             float inverse = 1.0f / fp8_block_scale(w->amax[at], w->target, w->power_of_two);
             w->inverse[at] = inverse;
-            w->inverse_t[fp8_scale_index(SCALE_SQUARES, w->columns, w->rows, column, row)] =
+            w->inverse_t[fp8_scale_index(SCALE_BLOCK_128X128, w->columns, w->rows, column, row)] =
                 inverse;
         }
     }
@@ -225,9 +226,9 @@ void gpu_announce_scales(Gpu *gpu, const AdamWUpdate *u, const StepState *state)
     gpu_family(gpu, FAMILY_OPTIMIZER);
     for (int i = 0; i < u->weight_count && (state == NULL || !state->skipped); i++) {
         const Fp8Weight *w = &u->weights[i];
-        if (u->scaling == SCALE_SQUARES) {
-            announce_squares(w);
-        } else if (u->scaling == SCALE_MEASURED || !fp8_scale_known(w->scale)) {
+        if (u->scaling == SCALE_BLOCK_128X128) {
+            announce_block_scales(w);
+        } else if (u->scaling == SCALE_CURRENT || !fp8_scale_known(w->scale)) {
             values_announce_scale(w->scale, w->target);
         }
     }

@@ -86,7 +86,7 @@ void gpu_transpose_codes(Gpu *gpu, uint8_t *out, const uint8_t *x, int N, int C)
 // Encodes a form [rows,k] by blocks. The values are BF16 numbers.
 static void encode_blocks(uint8_t *codes, float *scales, Operand q, const float *x, int rows,
                           int k) {
-    int height = q.scaling == SCALE_SQUARES ? FP8_BLOCK : 1;
+    int height = q.scaling == SCALE_BLOCK_128X128 ? FP8_BLOCK : 1;
     for (int top = 0; top < rows; top += height) {
         for (int left = 0; left < k; left += FP8_BLOCK) {
             int down = rows - top < height ? rows - top : height;
@@ -121,15 +121,17 @@ void values_to_fp8(Operand out, const float *x, int M, int N) {
     }
     FREED float *room = values_new(M * N);
     uint8_t *codes = out.rows.codes != NULL ? out.rows.codes : (uint8_t *)room;
-    if (out.scaling == SCALE_MEASURED) { values_announce_scale(out.scale, out.target); }
+    if (out.scaling == SCALE_CURRENT) { values_announce_scale(out.scale, out.target); }
     values_encode(codes, out.type, out.scale->scale, x, M * N);
     if (out.columns.codes != NULL) { transpose(out.columns.codes, codes, M, N); }
-    if (out.scaling == SCALE_GIVEN && out.writes_amax) { values_amax(&out.scale->amax, x, M * N); }
+    if (out.scaling == SCALE_DELAYED && out.writes_amax) {
+        values_amax(&out.scale->amax, x, M * N);
+    }
 }
 
 void values_produce(Operand out, float *values, int M, int N) {
     if (!out.fused) {
-        bool measured = out.scaling == SCALE_MEASURED && out.writes_amax;
+        bool measured = out.scaling == SCALE_CURRENT && out.writes_amax;
         values_round(out.bf16, TYPE_BF16, values, M * N);
         values_amax(measured ? &out.scale->amax : NULL, values, M * N);
     }

@@ -68,8 +68,8 @@ void check_hash(Check *c, int pass) {
     row = rows + c->first[ROWS_TABLES];
     int64_t table = (int64_t)run->config.seq_length * run->config.head_size;
     gpu_hash(gpu, row, net->rope, table * (int64_t)sizeof(float), 0);
-    gpu_hash(gpu, row, p->weights.square_inverse,
-             2 * p->weights.num_squares * (int64_t)sizeof(float), 0);
+    gpu_hash(gpu, row, p->weights.block_inverse,
+             2 * p->weights.num_block_scales * (int64_t)sizeof(float), 0);
     row = rows + c->first[ROWS_KEPT];
     for (const ZeroRange *r = p->optimizer.ranges;
          r < p->optimizer.ranges + p->optimizer.num_ranges; r++) {

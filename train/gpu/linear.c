@@ -30,7 +30,7 @@ static void scale_operand(const LinearLayer *l, const Params *p, OperandId opera
     o->type = lp->type[operand];
     o->target = lp->target[operand];
     o->scaling = p->scaling[slot];
-    o->fused = l->wgrad_fp8 && o->scaling != SCALE_MEASURED && o->scaling != SCALE_SQUARES;
+    o->fused = l->wgrad_fp8 && o->scaling != SCALE_CURRENT && o->scaling != SCALE_BLOCK_128X128;
     o->power_of_two = precision->power_of_two;
     if (fp8_by_blocks(o->scaling)) { return; }
     o->writes_amax = fp8_slot_follows(precision, slot);
@@ -71,8 +71,8 @@ Operand linear_input(const LinearLayer *l, Pass pass) {
     if (pass == PASS_AGAIN && !l->product_recomputed) { x.rows.codes = NULL; }
     if (!kept) { x.columns.codes = NULL; }
     // a recomputation uses the scale of the forward pass, and an evaluation records no amax of an
-    // operand with SCALE_GIVEN
-    if (pass == PASS_AGAIN || (pass != PASS_TRAIN && x.scaling == SCALE_GIVEN)) {
+    // operand with SCALE_DELAYED
+    if (pass == PASS_AGAIN || (pass != PASS_TRAIN && x.scaling == SCALE_DELAYED)) {
         x.writes_amax = false;
     }
     return x;

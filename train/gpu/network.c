@@ -32,8 +32,9 @@ static void list_block_buffers(const Run *run, const Block *b, int64_t M,
     // the bytes of a linear layer's input, of n values, in the form that its weight gradient reads:
     // BF16, or codes and scales
 #define BF16(layer, n) (b->layer.wgrad_fp8 ? 0 : 2 * (n))
-#define SCALES(layer) \
-    (b->layer.wgrad_fp8 && blockwise ? 4 * fp8_scale_count(SCALE_VECTORS, b->layer.C, (int)M) : 0)
+#define SCALES(layer)                                                                             \
+    (b->layer.wgrad_fp8 && blockwise ? 4 * fp8_scale_count(SCALE_BLOCK_1X128, b->layer.C, (int)M) \
+                                     : 0)
 #define CODES(name, layer, n)                                                                 \
     {name ", FP8", offsetof(Block, layer.x.columns.codes), activations,                       \
      b->layer.wgrad_fp8 ? (n) : 0},                                                           \
@@ -102,7 +103,7 @@ static void plan_blocks(Network *n, Plan *plan, int64_t M) {
 static void plan_form(const Network *n, Plan *plan, const char *name, int64_t rows, int64_t k,
                       Fp8Form *form) {
     bool blocks = precision_scales(&n->run->precision, FP8_RECIPE_BLOCKWISE);
-    int64_t scales = blocks ? fp8_scale_count(SCALE_VECTORS, (int)rows, (int)k) : 0;
+    int64_t scales = blocks ? fp8_scale_count(SCALE_BLOCK_1X128, (int)rows, (int)k) : 0;
     PLAN(plan, name, rows * k, form->codes);
     PLAN(plan, "scales", scales, form->inverse);
 }

@@ -33,9 +33,9 @@ static int64_t segment_size(const Params *p, int segment) {
 
 // Returns how many floats the scales of a weight, or of its transpose, take: one for each block of
 // 128 x 128, and padding.
-static int64_t squares_room(const Fp8Weight *w) {
-    return max64(fp8_scale_count(SCALE_SQUARES, w->rows, w->columns),
-                 fp8_scale_count(SCALE_SQUARES, w->columns, w->rows));
+static int64_t block_scales_room(const Fp8Weight *w) {
+    return max64(fp8_scale_count(SCALE_BLOCK_128X128, w->rows, w->columns),
+                 fp8_scale_count(SCALE_BLOCK_128X128, w->columns, w->rows));
 }
 
 // Returns the number of elements in the first n ranges that this rank keeps.
@@ -146,7 +146,7 @@ static void plan_fp8(Params *p, Plan *plan) {
     const int count = precision->used ? fp8_slot_count(&run->config) : 0;
     const int length = precision_scales(precision, FP8_RECIPE_DELAYED) ? precision->history_length
                                                                        : 0;
-    const bool squares = precision_scales(precision, FP8_RECIPE_BLOCKWISE);
+    const bool blockwise = precision_scales(precision, FP8_RECIPE_BLOCKWISE);
     Weights *w = &p->weights;
     p->fp8.count = count;
     p->fp8.length = length;
@@ -161,7 +161,7 @@ static void plan_fp8(Params *p, Plan *plan) {
                                 .columns = lp->inputs,
                                 .target = lp->target[OPERAND_W],
                                 .power_of_two = precision->power_of_two};
-        w->num_squares += squares ? squares_room(&w->fp8[i]) : 0;
+        w->num_block_scales += blockwise ? block_scales_room(&w->fp8[i]) : 0;
     }
     plan_section(plan, "FP8 scaling", PHASE_ALWAYS);
     PLAN(plan, "table of weights", count > 0 ? precision->count : 0, p->optimizer.adamw.weights);
@@ -170,8 +170,8 @@ static void plan_fp8(Params *p, Plan *plan) {
     PLAN(plan, "targets", count, p->fp8.targets);
     PLAN(plan, "flags", count, p->fp8.kinds);
     PLAN(plan, "amax history", (int64_t)count * length, p->fp8.history);
-    PLAN(plan, "weights' amaxes", w->num_squares, w->square_amax);
-    PLAN(plan, "weights' scales", 2 * w->num_squares, w->square_inverse);
+    PLAN(plan, "weights' amaxes", w->num_block_scales, w->block_amax);
+    PLAN(plan, "weights' scales", 2 * w->num_block_scales, w->block_inverse);
 }
 
 // Returns the settings that all updates of the run share.
@@ -305,11 +305,11 @@ static void send_weights(Params *p, int *number) {
         const LinearPrecision *lp = &run->precision.linear[i];
         Fp8Weight *w = &p->weights.fp8[i];
         if (lp->number != NUMBER_FP8) { continue; }
-        if (p->weights.num_squares > 0) {
-            w->amax = p->weights.square_amax + at;
-            w->inverse = p->weights.square_inverse + at;
-            w->inverse_t = w->inverse + p->weights.num_squares;
-            at += squares_room(w);
+        if (p->weights.num_block_scales > 0) {
+            w->amax = p->weights.block_amax + at;
+            w->inverse = p->weights.block_inverse + at;
+            w->inverse_t = w->inverse + p->weights.num_block_scales;
+            at += block_scales_room(w);
         } else {
             w->scale =
                 &p->fp8.scales[fp8_slot_index(&run->config, lp->linear, lp->layer, OPERAND_W)];
@@ -546,8 +546,8 @@ static void agree_amaxes(Params *p) {
 static void publish_measured(Params *p, const StepState *state) {
     const AdamWUpdate *u = &p->optimizer.adamw;
     if (u->weight_count > 0) {
-        if (u->scaling == SCALE_SQUARES) {
-            all_reduce(p, p->weights.square_amax, COMM_U32, COMM_MAX, p->weights.num_squares);
+        if (u->scaling == SCALE_BLOCK_128X128) {
+            all_reduce(p, p->weights.block_amax, COMM_U32, COMM_MAX, p->weights.num_block_scales);
         } else {
             agree_amaxes(p);
         }
@@ -597,17 +597,17 @@ void params_update(Params *p, const double *loss_sum) {
                     (float)o->clip_grad);
     if (p->fp8.length > 0) { gpu_fp8_update(gpu, &p->fp8, s->state); }
     params_clear_measured(p);
-    if (p->weights.num_squares > 0) {
-        size_t bytes = (size_t)p->weights.num_squares * sizeof(float);
-        gpu_clear(gpu, FAMILY_OPTIMIZER, p->weights.square_amax, bytes);
+    if (p->weights.num_block_scales > 0) {
+        size_t bytes = (size_t)p->weights.num_block_scales * sizeof(float);
+        gpu_clear(gpu, FAMILY_OPTIMIZER, p->weights.block_amax, bytes);
     }
     for (int b = 0; b < p->run->layout.num_buckets; b++) {
         if (s->updates[b].muon) { gpu_muon_momentum(gpu, &s->updates[b], s->state); }
     }
     muon_orthogonalize_all(&s->muon, gpu, p->comm, SLOT_AGREEMENT, s->adamw.gradients,
                            s->adamw.gradient_type);
-    // with SCALE_GIVEN, gpu_adamw also writes the FP8 weights
-    const bool given = s->adamw.scaling == SCALE_GIVEN;
+    // with SCALE_DELAYED, gpu_adamw also writes the FP8 weights
+    const bool given = s->adamw.scaling == SCALE_DELAYED;
     for (int b = 0; b < p->run->layout.num_buckets; b++) {
         gpu_adamw(gpu, &s->updates[b], s->state);
         if (given) { gather_weights(p, b); }

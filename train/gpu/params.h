@@ -47,11 +47,11 @@ typedef struct {
     bool *arriving;  // [num_buckets] whether new weights are on their way; params_receive resets it
     // fp8 [precision.count], in host memory, has a row for each linear layer's weight; the row of a
     // BF16 layer is zero. With blockwise scaling the rows point into two arrays on the device:
-    // square_amax has the amaxes of the weights' blocks of 128 x 128, square_inverse the blocks'
+    // block_amax has the amaxes of the weights' blocks of 128 x 128, block_inverse the blocks'
     // inverse scales, first for the weights and then for the transposed weights.
     Fp8Weight *fp8;
-    float *square_amax, *square_inverse; // [num_squares], [2, num_squares]
-    int64_t num_squares;
+    float *block_amax, *block_inverse; // [num_block_scales], [2, num_block_scales]
+    int64_t num_block_scales;
 } Weights;
 
 // The optimizer's state that this rank keeps, and what an update needs.
@@ -91,7 +91,7 @@ typedef struct {
     Weights weights;
     Fp8Table fp8;      // indexed by fp8_slot_index; count 0: no layer is in FP8
     Scaling *scaling;  // [fp8.count] in host memory; final after params_restore
-    bool measures;     // some scales are SCALE_MEASURED
+    bool measures;     // some scales are SCALE_CURRENT
     Fp8Counts *counts; // [fp8.count] on the device; NULL without --fp8-stats-interval
     bool counting;     // the step that is being enqueued counts codes
     OptimizerState optimizer;
