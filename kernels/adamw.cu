@@ -686,7 +686,7 @@ __global__ void fp8_update_kernel(Fp8Table t, const StepState *state) {
     int i = blockIdx.x;
     Fp8Scale *scale = &t.scales[i];
     float *history = t.history + (int64_t)i * t.length;
-    if (!(t.kinds[i] & SLOT_FOLLOWS)) { return; }
+    if (!(t.kinds[i] & SLOT_UPDATED)) { return; }
     float largest = warp_max(fp8_scale_largest(scale, history, t.length, threadIdx.x, WARP));
     if (threadIdx.x != 0) { return; }
     if (!state->skipped) {

@@ -56,15 +56,15 @@ size_t partial_sums_bytes(int64_t M, int64_t columns);
 // Hopper's FP8 tensor cores take both operands with the summed dimension contiguous, so a tensor
 // [M,N] is written twice in one pass: as it is, and transposed.
 
-// The scales of all FP8 tensors, on the device. SLOT_FOLLOWS: each step updates the scale from the
+// The scales of all FP8 tensors, on the device. SLOT_UPDATED: each step updates the scale from the
 // history of amaxes. SLOT_WEIGHT: the tensor is a weight. A skipped step keeps the amax of a
 // weight, because the weight does not change.
-enum { SLOT_FOLLOWS = 1, SLOT_WEIGHT = 2 };
+enum { SLOT_UPDATED = 1, SLOT_WEIGHT = 2 };
 typedef struct {
     Fp8Scale *scales;
     float *history; // [count, length] delayed scaling: a ring buffer of each tensor's last amaxes
     float *targets; // [count] what amax * scale should be
-    uint8_t *kinds; // [count] SLOT_FOLLOWS, SLOT_WEIGHT
+    uint8_t *kinds; // [count] SLOT_UPDATED, SLOT_WEIGHT
     int count, length;
 } Fp8Table;
 

@@ -200,7 +200,7 @@ void fp8_fix_slot(const Precision *p, const Options *o, Fp8Scale *slots) {
 bool fp8_is_uncalibrated(const Precision *p, const Fp8Scale *slots) {
     bool unknown = false;
     for (int i = 0; i < fp8_slot_count(p->config) && p->recipe == FP8_RECIPE_DELAYED; i++) {
-        unknown |= fp8_slot_follows(p, i) && !fp8_scale_known(&slots[i]);
+        unknown |= fp8_slot_uses_amax(p, i) && !fp8_scale_known(&slots[i]);
     }
     return unknown;
 }
@@ -220,7 +220,7 @@ void fp8_calibrate(const Precision *p, Fp8Scale *slots) {
     for (int i = 0; i < fp8_slot_count(p->config); i++) {
         Fp8Scale *s = &slots[i];
         bool weight = i % OPERAND_COUNT == OPERAND_W;
-        if (fp8_slot_follows(p, i) && s->count == 0) {
+        if (fp8_slot_uses_amax(p, i) && s->count == 0) {
             if (!fp8_scale_known(s)) { s->scale = first_scale(p, i); }
             fp8_rescale(s, weight ? s->amax : headroom * s->amax, fp8_slot_target(p, i));
             if (s->scale == 1.0f) { // 1 would mean that the scale is unknown

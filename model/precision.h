@@ -131,12 +131,12 @@ static inline bool fp8_slot_is_fixed(const Precision *p, int slot) {
            slot == fp8_slot_index(p->config, LINEAR_HEAD, 0, OPERAND_DY);
 }
 
-// fp8_slot_in_use: whether the slot's tensor is quantised. fp8_slot_follows: whether, besides, the
-// scale is computed from the tensor's amax.
+// fp8_slot_in_use: whether the slot's tensor is quantised. fp8_slot_uses_amax: whether, besides,
+// the scale is computed from the tensor's amax.
 static inline bool fp8_slot_in_use(const Precision *p, int slot) {
     return p->linear[slot / OPERAND_COUNT].number == NUMBER_FP8;
 }
-static inline bool fp8_slot_follows(const Precision *p, int slot) {
+static inline bool fp8_slot_uses_amax(const Precision *p, int slot) {
     return fp8_slot_in_use(p, slot) && !fp8_slot_is_fixed(p, slot);
 }
 

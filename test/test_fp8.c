@@ -387,7 +387,7 @@ static int slot_errors(int length, float fault) {
     return errors;
 }
 
-TEST(slots_follow_their_history) {
+TEST(scales_are_updated_from_their_history) {
     static const int lengths[] = {1, 2, 3, 16, 59};
     // cuBLASLt reads scale_inv directly, and needs it aligned to 16 bytes
     CHECK_EQUAL(sizeof(Fp8Scale), 16);

@@ -941,8 +941,8 @@ TEST(scaling_state) {
     Buffer<StepState> state(1);
     std::vector<Fp8Scale> host(SLOTS, {1.0f, 1.0f, 0.0f, 0});
     Floats host_history(SLOTS * LENGTH, 0.0f), host_targets(SLOTS, 448.0f);
-    const uint8_t weight = SLOT_FOLLOWS | SLOT_WEIGHT;
-    uint8_t flags[SLOTS] = {SLOT_FOLLOWS, weight, SLOT_FOLLOWS, SLOT_FOLLOWS, weight, 0};
+    const uint8_t weight = SLOT_UPDATED | SLOT_WEIGHT;
+    uint8_t flags[SLOTS] = {SLOT_UPDATED, weight, SLOT_UPDATED, SLOT_UPDATED, weight, 0};
     targets.put(host_targets.data());
     history.put(host_history.data());
     kinds.put(flags);

@@ -198,7 +198,7 @@ TEST(blockwise_has_no_state) {
         CHECK_EQUAL(fp8_slot_scaling(&p.precision, OPERAND_W), SCALE_BLOCK_128X128);
         CHECK_EQUAL(fp8_slot_scaling(&p.precision, OPERAND_DY), SCALE_BLOCK_1X128);
         for (int i = 0; i < fp8_slot_count(&p.config); i++) {
-            CHECK(fp8_slot_follows(&p.precision, i));
+            CHECK(fp8_slot_uses_amax(&p.precision, i));
             CHECK(fp8_slot_target(&p.precision, i) ==
                   (i % OPERAND_COUNT == OPERAND_DY ? 57344.0f : 448.0f));
         }
@@ -206,7 +206,7 @@ TEST(blockwise_has_no_state) {
     decide(LLAMA "--fp8-format hybrid --fp8-lm-head");
     CHECK_EQUAL(fp8_slot_scaling(&p.precision, OPERAND_W), SCALE_DELAYED);
     CHECK(p.precision.fast_forward);
-    CHECK(!fp8_slot_follows(&p.precision, fp8_slot_index(&p.config, LINEAR_HEAD, 0, OPERAND_DY)));
+    CHECK(!fp8_slot_uses_amax(&p.precision, fp8_slot_index(&p.config, LINEAR_HEAD, 0, OPERAND_DY)));
 }
 
 // The head's output gradient is at most its factor. With the z-loss the limit is larger: it allows

@@ -239,7 +239,7 @@ void gpu_announce_scales(Gpu *gpu, const AdamWUpdate *u, const StepState *state)
 void gpu_fp8_update(Gpu *gpu, const Fp8Table *t, const StepState *state) {
     gpu_family(gpu, FAMILY_OPTIMIZER);
     for (int i = 0; i < t->count; i++) {
-        if (!(t->kinds[i] & SLOT_FOLLOWS)) { continue; }
+        if (!(t->kinds[i] & SLOT_UPDATED)) { continue; }
         if (!state->skipped) {
             fp8_scale_update(&t->scales[i], t->history + (int64_t)i * t->length, t->length,
                              t->targets[i]);

@@ -33,7 +33,7 @@ static void scale_operand(const LinearLayer *l, const Params *p, OperandId opera
     o->fused = l->wgrad_fp8 && o->scaling != SCALE_CURRENT && o->scaling != SCALE_BLOCK_128X128;
     o->power_of_two = precision->power_of_two;
     if (fp8_by_blocks(o->scaling)) { return; }
-    o->writes_amax = fp8_slot_follows(precision, slot);
+    o->writes_amax = fp8_slot_uses_amax(precision, slot);
     o->scale = &p->fp8.scales[slot];
     o->rows.inverse = o->columns.inverse = &o->scale->scale_inv;
 }

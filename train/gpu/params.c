@@ -384,7 +384,7 @@ static void send_scaling(Params *p) {
     uint8_t *kinds = malloc_or_die((size_t)n);
     for (int i = 0; i < n; i++) {
         targets[i] = fp8_slot_target(precision, i);
-        kinds[i] = (uint8_t)((fp8_slot_follows(precision, i) ? SLOT_FOLLOWS : 0) |
+        kinds[i] = (uint8_t)((fp8_slot_uses_amax(precision, i) ? SLOT_UPDATED : 0) |
                              (i % OPERAND_COUNT == OPERAND_W ? SLOT_WEIGHT : 0));
     }
     gpu_send(p->gpu, p->fp8.targets, targets, (size_t)n * sizeof(float));

@@ -100,7 +100,7 @@ static bool restore_scaling(Params *p) {
     gpu_send(p->gpu, p->fp8.scales, scales, (size_t)n * sizeof(Fp8Scale));
     bool unknown = fp8_is_uncalibrated(precision, scales), calibrates = run_has_steps(p->run);
     for (int i = 0; i < n && unknown && !calibrates; i++) {
-        bool measured = fp8_slot_follows(precision, i) && !fp8_scale_known(&scales[i]);
+        bool measured = fp8_slot_uses_amax(precision, i) && !fp8_scale_known(&scales[i]);
         if (measured) { p->scaling[i] = SCALE_CURRENT; }
         p->measures |= measured;
     }
