@@ -327,7 +327,7 @@ static Operand fc1_forward(Trainer *t, const Block *b, Operand x, int M, Pass pa
     return out;
 }
 
-// Computes `out`, the next block's residual, from b->residual. PASS_AGAIN, before the backward
+// Computes `out`, the next block's residual, from b->residual. PASS_RECOMPUTE, before the backward
 // pass, recomputes the tensors that were not kept; the same kernels give the same bits.
 static void block_forward(Trainer *t, const Block *b, Bf16 *out, int B, int T, Pass pass) {
     Gpu *gpu = &t->gpu;
@@ -396,7 +396,7 @@ static void block_backward(Trainer *t, const Block *b, int B, int T, bool accumu
     Network *net = &t->net;
     Gpu *gpu = &t->gpu;
     const int M = B * T;
-    if (b->qkv.recomputed) { block_forward(t, b, NULL, B, T, PASS_AGAIN); }
+    if (b->qkv.recomputed) { block_forward(t, b, NULL, B, T, PASS_RECOMPUTE); }
     fc2_backward(t, b, M, accumulate);
     linear_backward(gpu, &b->fc1, net->d_norm, b->fc1.x, M, accumulate);
     norm_backward(t, &b->norm2, M, accumulate);

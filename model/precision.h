@@ -26,9 +26,9 @@ typedef enum { NUMBER_FP32, NUMBER_BF16, NUMBER_FP8 } Number;
 // The pass over the model in which a product is computed.
 typedef enum {
     PASS_TRAIN,
-    PASS_AGAIN,    // recomputation, with the scales of the first pass
-    PASS_EVAL,     // amaxes are not recorded in the history
-    PASS_EVAL_BF16 // like PASS_EVAL, but no product is in FP8
+    PASS_RECOMPUTE, // recomputation, with the scales of the first pass
+    PASS_EVAL,      // amaxes are not recorded in the history
+    PASS_EVAL_BF16  // like PASS_EVAL, but no product is in FP8
 } Pass;
 
 // A linear layer, and its precision.
@@ -170,7 +170,7 @@ const char *fp8_slot_name(const ModelConfig *config, int slot, char out[64]);
 
 // Whether a pass belongs to a training step: its first pass, or the recomputation.
 static inline bool pass_trains(Pass pass) {
-    return pass == PASS_TRAIN || pass == PASS_AGAIN;
+    return pass == PASS_TRAIN || pass == PASS_RECOMPUTE;
 }
 
 // Returns the pass that evaluations and samples use.

@@ -67,12 +67,12 @@ static bool is_fp8(const LinearLayer *l, Pass pass) {
 Operand linear_input(const LinearLayer *l, Pass pass) {
     Operand x = l->x;
     if (!is_fp8(l, pass)) { return operand_bf16(x.bf16); }
-    bool kept = pass == PASS_AGAIN || (pass == PASS_TRAIN && !l->recomputed);
-    if (pass == PASS_AGAIN && !l->product_recomputed) { x.rows.codes = NULL; }
+    bool kept = pass == PASS_RECOMPUTE || (pass == PASS_TRAIN && !l->recomputed);
+    if (pass == PASS_RECOMPUTE && !l->product_recomputed) { x.rows.codes = NULL; }
     if (!kept) { x.columns.codes = NULL; }
     // a recomputation uses the scale of the forward pass, and an evaluation records no amax of an
     // operand with SCALE_DELAYED
-    if (pass == PASS_AGAIN || (pass != PASS_TRAIN && x.scaling == SCALE_DELAYED)) {
+    if (pass == PASS_RECOMPUTE || (pass != PASS_TRAIN && x.scaling == SCALE_DELAYED)) {
         x.writes_amax = false;
     }
     return x;

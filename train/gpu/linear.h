@@ -38,7 +38,7 @@ void linear_start(LinearLayer *l, const Params *p);
 
 // Whether a pass computes the layer's product. A product that was kept is not computed again.
 static inline bool linear_runs(const LinearLayer *l, Pass pass) {
-    return pass != PASS_AGAIN || l->product_recomputed;
+    return pass != PASS_RECOMPUTE || l->product_recomputed;
 }
 
 // Returns the layer's input, with the forms that the kernel that computes it must write in a pass.
