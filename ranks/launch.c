@@ -221,7 +221,7 @@ static void ignore_write_signals(void) {
     signal(SIGXFSZ, SIG_IGN);
 }
 
-// ---- the starter --------------------------------------------------------------------------------
+// ---- the launcher -------------------------------------------------------------------------------
 
 // Waits for the ranks, and exits with the status of the first rank that failed. EXIT_LOST_RANK
 // counts only if no rank fails in another way. If none fails, exits with the status of ids[0].
@@ -264,11 +264,11 @@ __attribute__((noreturn)) static void await_ranks(const Ranks *r, pid_t *ids,
     exit(result);
 }
 
-// Forks the ranks of this machine. The function returns in each rank, but not in the starter. If
+// Forks the ranks of this machine. The function returns in each rank, but not in the launcher. If
 // all ranks are on this machine, *listener becomes rank 0's socket, on a free port.
 static void start_ranks(Ranks *r, int *listener) {
     static pid_t ids[RANKS_MAX];
-    pid_t starter = getpid();
+    pid_t launcher = getpid();
     sigset_t signals, old;
     if (r->group.local_ranks == r->group.ranks) {
         *listener = group_listen(r->meeting.host, &r->meeting.port);
@@ -285,12 +285,12 @@ static void start_ranks(Ranks *r, int *listener) {
         if (ids[i] < 0) {
             die("rank %d could not be started: %s", r->group.rank + i, strerror(errno));
         }
-        // ranks are in a process group of their own: ^C reaches only the starter, which passes it
+        // ranks are in a process group of their own: ^C reaches only the launcher, which passes it
         // on once
         setpgid(ids[i], ids[0]);
         if (ids[i] > 0) { continue; }
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        if (getppid() != starter) { _exit(EXIT_LOST_RANK); }
+        if (getppid() != launcher) { _exit(EXIT_LOST_RANK); }
         sigprocmask(SIG_SETMASK, &old, NULL);
         r->group.local_rank = i;
         r->group.rank += i;

@@ -1,4 +1,4 @@
-// Starts the ranks of a run from one command line, before any of them uses a GPU. The starter of
+// Starts the ranks of a run from one command line, before any of them uses a GPU. The launcher of
 // the processes says in the environment which rank each of them is:
 //
 //   started by   variables, and after "the run:" those that identify the run
@@ -19,12 +19,12 @@
 // variables and LLM8_SECRET, which may be any text, are the ranks' token (group.h). Variables that
 // contradict each other are refused; the error names them.
 //
-// With --gpus N, if none of these variables is set, this process is the starter: it draws a secret,
-// forks N ranks and waits. On several machines, one starter runs on each, and needs NNODES,
-// NODE_RANK, MASTER_ADDR and MASTER_PORT, and uses LLM8_SECRET. A starter passes the stop_signals
-// on to its ranks. When a rank fails, the starter says which rank and how, and ends the other
-// ranks; the starter's exit status is that of the first rank that failed, or 128 plus that rank's
-// signal. If the starter dies, the kernel kills its ranks.
+// With --gpus N, if none of these variables is set, this process is the launcher: it draws a
+// secret, forks N ranks and waits. On several machines, one launcher runs on each, and needs
+// NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT, and uses LLM8_SECRET. A launcher passes the
+// stop_signals on to its ranks. When a rank fails, the launcher says which rank and how, and ends
+// the other ranks; the launcher's exit status is that of the first rank that failed, or 128 plus
+// that rank's signal. If the launcher dies, the kernel kills its ranks.
 #pragma once
 
 #include "../model/options.h"
@@ -47,11 +47,11 @@ typedef struct {
 bool ranks_read(Ranks *r, const Options *options);
 
 // Finds this rank's GPU among the `visible` GPUs that the process sees. If the process sees only
-// one GPU, the starter has chosen this GPU (srun --gpus-per-task 1, CUDA_VISIBLE_DEVICES).
+// one GPU, the launcher has chosen this GPU (srun --gpus-per-task 1, CUDA_VISIBLE_DEVICES).
 bool ranks_device(const Group *g, int visible, int *device);
 
-// Starts the ranks if this process is the starter, where the call does not return. In each rank the
-// call returns when all ranks have met; if they do not meet, each rank dies with one line. From
+// Starts the ranks if this process is the launcher, where the call does not return. In each rank
+// the call returns when all ranks have met; if they do not meet, each rank dies with one line. From
 // then on, ranks other than 0 print only errors. --list-checkpoints, --sample-only and --plan need
 // no other rank and stay one process. With --plan, *group has the number of ranks to plan for.
 void launch(Group *group, const Options *options);

@@ -3,7 +3,7 @@
 uninterrupted run does. Needs the programs alone: no compiler, no packages.
 
     kills.py [--kills 1000] [--jobs CORES] [--steps 40] [--seed N] [--bin FOLDER]
-             [--kinds cpu,cpu-fp8,elsewhere,rank,starter] [--plant order|damage]
+             [--kinds cpu,cpu-fp8,elsewhere,rank,launcher] [--plant order|damage]
 
 --bin: where train_gpt and standin_trainer are; otherwise those of this tree. --plant: a fault that
 must be found: one resume with another order of the data, or one bit of a checkpoint flipped.
@@ -36,7 +36,7 @@ KINDS = {
     "cpu-fp8": f"{CPU} {FP8} --save-interval 3 --keep 1",
     "elsewhere": f"{CPU} --save-interval 15 --keep 1",  # begins at another run's checkpoint
     "rank": f"{RANKS} --gpus 3 --save-interval 1 --keep 1",
-    "starter": f"{RANKS} {FP8} --gpus 2 --save-interval 2 --keep 0",
+    "launcher": f"{RANKS} {FP8} --gpus 2 --save-interval 2 --keep 0",
 }
 NOT_COMPARED = ["created", "options", "files", "crc32"]  # fields of meta.json with times and paths
 

@@ -49,7 +49,7 @@ torchrun() { # options
 }
 of_rank=() disks=()
 
-# The processes of the ranks that a starter has started.
+# The processes of the ranks that a launcher has started.
 ranks_of() {
     pgrep -P "$1"
 }

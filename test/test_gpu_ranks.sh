@@ -215,14 +215,14 @@ done
 stopped_rank_is_named() {
     "$BIN/train_gptcu" $run $llama --gpus 2 --train-iters 100000 --save stopped --save-interval 1000000 \
         --distributed-timeout 5 >out 2>err &
-    local starter=$! begin=$SECONDS status=0
+    local parent=$! begin=$SECONDS status=0
     until grep -q '^step .* 20/' out; do
         sleep 0.1
         [[ $((SECONDS - begin)) -lt 60 ]] || return 1
     done
-    pkill -STOP -n -P $starter
+    pkill -STOP -n -P $parent
     begin=$SECONDS
-    wait $starter || status=$?
+    wait $parent || status=$?
     cat err
     [[ $status -eq 4 && $((SECONDS - begin)) -le 10 ]] && grep -q "rank 1 .*silent for" err
 }
@@ -231,23 +231,23 @@ check "a stopped rank ends the run" stopped_rank_is_named
 # A run of which random ranks are killed at random moments ends as one that was left alone: at the
 # start, and while it trains.
 killed_and_resumed() { # kills, options
-    local kills=$1 hit=0 starter status ranks
+    local kills=$1 hit=0 parent status ranks
     shift
     rm -rf killed
     train alone "$@" || return 1
     while true; do
         status=0
         "$BIN/train_gptcu" "$@" --save killed --resume latest >out 2>&1 &
-        starter=$!
+        parent=$!
         if [[ $hit -lt $kills ]]; then
             until [[ $((RANDOM % 100)) -eq 0 ]] || grep -q '^step ' out; do sleep 0.1; done
             sleep "$((RANDOM % 2)).$((RANDOM % 10))"
-            mapfile -t ranks < <(pgrep -P $starter)
+            mapfile -t ranks < <(pgrep -P $parent)
             if [[ ${#ranks[@]} -gt 0 ]]; then
                 kill -9 "${ranks[RANDOM % ${#ranks[@]}]}" 2>/dev/null
             fi
         fi
-        wait $starter || status=$?
+        wait $parent || status=$?
         case $status in
         0)
             cmp alone/latest/model.safetensors killed/latest/model.safetensors || return 1

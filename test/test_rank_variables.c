@@ -1,5 +1,5 @@
-// Which rank a process is, from the variables that its starter sets: every starter, variables that
-// are not set, and variables that contradict each other.
+// Which rank a process is, from the variables that its launcher sets: every launcher, variables
+// that are not set, and variables that contradict each other.
 #include "../ranks/launch.h"
 #include "fixture.h"
 
@@ -31,7 +31,7 @@ static void set_environment(const char *text) {
 
 // What a process makes of its variables and options: where it meets the others and which rank it
 // is, or what does not fit.
-TEST(starters_are_understood) {
+TEST(launchers_are_understood) {
     static const struct {
         const char *environment, *options, *expected;
     } rows[] = {
@@ -156,7 +156,7 @@ TEST(the_secret_is_in_the_token) {
     CHECK(r.meeting.port != port);
 }
 
-// What follows from a starter's numbers of the run: ranks of one run have the same text and port;
+// What the variables that identify a run give: ranks of one run have the same text and port;
 // two runs differ in both.
 TEST(runs_are_told_apart) {
     static const Says rows[] = {
@@ -189,7 +189,7 @@ TEST(runs_are_told_apart) {
     }
 }
 
-// A --config file may have the --gpus of an earlier run: the present starter's number is used.
+// A --config file may have the --gpus of an earlier run: the present launcher's number is used.
 TEST(kept_gpus_give_way) {
     Options kept = options_of("--gpus 8");
     write_config(&kept);
@@ -212,7 +212,7 @@ TEST(ranks_take_gpus) {
     int device;
     CHECK(ranks_device(&g, 4, &device));
     CHECK_EQUAL(device, 2);
-    CHECK(ranks_device(&g, 1, &device)); // its starter has hidden the others
+    CHECK(ranks_device(&g, 1, &device)); // its launcher has hidden the others
     CHECK_EQUAL(device, 0);
     CHECK(!ranks_device(&g, 2, &device));
     CHECK_CONTAINS(error_text(), "rank 6 is number 2 on its machine, which has GPUs 0 to 1");

@@ -42,8 +42,8 @@ started_well() {
     rm -rf started
 }
 
-# The variables of rank % by each starter; nodes: three machines, as far as the program can see.
-test_every_starter_starts() {
+# The variables of rank % by each launcher; nodes: three machines, as far as the program can see.
+test_every_launcher_starts() {
     local r name words port=$((20000 + RANDOM % 9000)) of=(--train-iters 4 --save started)
     while read -r name words; do
         for r in 2 1 0; do

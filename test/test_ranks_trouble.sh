@@ -69,7 +69,7 @@ test_every_checkpoint_goes_on() {
     ! same_checkpoint {none0,nan1}/s/latest || fail "a skipped step changes nothing"
 }
 
-# A signal to the starter reaches every rank; the run saves, and says so.
+# A signal to the launcher reaches every rank; the run saves, and says so.
 test_signals_save() {
     local signal
     for signal in TERM INT USR1 USR2 HUP; do
@@ -98,7 +98,7 @@ test_a_signal_to_one_rank_breaks_an_evaluation_off() {
     done
 }
 
-test_no_rank_outlives_its_starter() {
+test_no_rank_outlives_its_launcher() {
     local ranks rank
     train_on orphans --gpus 3
     mapfile -t ranks < <(ranks_of "$started")
@@ -186,16 +186,16 @@ test_notes_on_options_are_rank_0s() {
 
 # scripts/restart.sh goes on until the run is done, and knows when not to.
 test_restarts_resume() {
-    local kills=0 newest='' starter ranks
+    local kills=0 newest='' parent ranks
     start again.log "$root/scripts/restart.sh" --pause 0 "$trainer" "${common[@]}" --gpus 3 --train-iters 40 \
         --save again --save-interval 1
     while [[ $kills -lt 5 ]] && kill -0 "$started" 2>/dev/null; do
         if [[ $(readlink again/latest) == "$newest" ]]; then continue; fi # no new checkpoint yet
         newest=$(readlink again/latest)
         sleep "0.0$((RANDOM % 10))"
-        starter=$(pgrep -P "$started" -x standin_trainer | head -n 1)
-        if [[ -z $starter ]]; then continue; fi
-        mapfile -t ranks < <(ranks_of "$starter")
+        parent=$(pgrep -P "$started" -x standin_trainer | head -n 1)
+        if [[ -z $parent ]]; then continue; fi
+        mapfile -t ranks < <(ranks_of "$parent")
         if [[ ${#ranks[@]} -eq 3 ]] && kill -9 "${ranks[RANDOM % 3]}" 2>/dev/null; then
             kills=$((kills + 1))
         fi

@@ -52,7 +52,7 @@ test_a_second_run_waits_or_leaves() {
         wait_until grep -q "^resuming from s/$(readlink s/latest): " second.log
         wait_until grep -q '^step ' second.log
         stop KILL 137
-        expect_status 0 "$@" --resume latest --lock-timeout 5 --train-iters 1 # ranks end just after their starter
+        expect_status 0 "$@" --resume latest --lock-timeout 5 --train-iters 1 # ranks end just after their launcher
     done < <(trainers)
 }
 

@@ -134,6 +134,6 @@ void save_folder_print_resume(const Run *run) {
     bool started = run->group.ranks > 1 && o->gpus == 1;
     path_format(config, "%s/config.txt", o->save);
     printf("; saved; resume with %s%s --config %s --resume latest",
-           started ? "the same starter and " : "", shell_word(words[0], o->program),
+           started ? "the same launcher and " : "", shell_word(words[0], o->program),
            shell_word(words[1], config));
 }
