@@ -236,7 +236,7 @@ endif
 ALL_TESTS := $(SHELL_TESTS) $(TEST_PROGRAMS) $(STANDIN_TESTS) $(EMULATED_TESTS) $(CUDNN_TESTS) $(BUILD)/asan/fuzz
 # Those that wait for time limits to pass, and sleep most of the time: the others' computation would
 # make other limits pass. The shortest and the longest first.
-TIMED_TESTS := $(foreach test,watch meet ranks_trouble.sh ranks_train.sh,$(filter %/test_$(test),$(ALL_TESTS)))
+TIMED_TESTS := $(foreach test,watch rendezvous ranks_trouble.sh ranks_train.sh,$(filter %/test_$(test),$(ALL_TESTS)))
 JOBS ?= $(shell nproc) # test programs at the same time
 
 .PHONY: run-tests

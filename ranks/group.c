@@ -440,18 +440,18 @@ bool group_agree(const Group *g, Channel channel, bool ok) {
     return verdict.text[0] == '\0' || fail("%s", verdict.text);
 }
 
-// ---- the meeting (rendezvous) -------------------------------------------------------------------
+// ---- the rendezvous -----------------------------------------------------------------------------
 
 // The first message on a connection. A rank sends a Hello to rank 0 on each of its connections.
-// Once the meeting has ended, rank 0 answers with a Hello on the watchdogs' connection. In a Hello
-// from rank 0 to a redirector, or from a redirector, `connection` is REDIRECT.
+// Once the rendezvous has ended, rank 0 answers with a Hello on the watchdogs' connection. In a
+// Hello from rank 0 to a redirector, or from a redirector, `connection` is REDIRECT.
 typedef struct {
     uint32_t magic;
     int32_t rank, ranks, connection;
     // in a Hello with REDIRECT: the port on which rank 0 listens; 0: not known yet
     int32_t port;
     char host[HOST], token[TOKEN];
-    // rank 0's answer: why the meeting has failed, or "" if all ranks have come. A redirector's
+    // rank 0's answer: why the rendezvous has failed, or "" if all ranks have come. A redirector's
     // answer: the address of rank 0's machine, or "" if rank 0 is on the same machine
     char text[sizeof(Error)];
 } Hello;
@@ -461,19 +461,19 @@ static const double PATIENCE = 0.5;
 
 typedef struct {
     Watch *w;
-    const Meeting *meeting;
+    const Rendezvous *rendezvous;
     Hello mine;
-    char address[400], within[64]; // for messages: where ranks meet, and within which time
+    char address[400], within[64]; // for messages: where ranks connect, and within which time
     double limit;
     bool told; // has warned that a rank was refused
 } Attempt;
 
-void group_draw(Meeting *meeting) {
+void rendezvous_draw_token(Rendezvous *rendezvous) {
     uint64_t number[2];
     if (getrandom(number, sizeof(number), 0) != sizeof(number)) {
         die("no random numbers: %s", strerror(errno));
     }
-    snprintf(meeting->token, sizeof(meeting->token), "%016lx%016lx", number[0], number[1]);
+    snprintf(rendezvous->token, sizeof(rendezvous->token), "%016lx%016lx", number[0], number[1]);
 }
 
 // Returns whether a Hello arrives within `seconds`. *bytes: how many bytes have arrived.
@@ -497,7 +497,7 @@ static bool has_ended(int file) {
 }
 
 // Assigns a new connection to the rank that opened it, or closes the connection. Returns false if
-// the meeting fails.
+// the rendezvous fails.
 static bool seat(Attempt *attempt, int file) {
     const Watch *w = attempt->w;
     Hello h;
@@ -586,7 +586,7 @@ static void *redirect_ranks(void *argument) {
 
 // On rank 0: tells the redirector rank 0's port. If that fails, attempt->address says why.
 static bool tell_redirector(Attempt *attempt, int port) {
-    const Meeting *m = attempt->meeting;
+    const Rendezvous *m = attempt->rendezvous;
     const char *why = "it gives no answer; has it another LLM8_SECRET?";
     Hello h = attempt->mine;
     ssize_t bytes;
@@ -606,15 +606,15 @@ static bool tell_redirector(Attempt *attempt, int port) {
     return told;
 }
 
-// On rank 0: waits until all ranks have connected, and answers them. Returns false if the meeting
-// has failed.
+// On rank 0: waits until all ranks have connected, and answers them. Returns false if the
+// rendezvous has failed.
 static bool receive_ranks(Attempt *attempt, int listener) {
-    const Meeting *m = attempt->meeting;
+    const Rendezvous *m = attempt->rendezvous;
     const double start = wall_seconds(), until = start + attempt->limit;
     double warning = start + 10;
     int port = m->port;
     bool ok = true, tells = m->elsewhere && !is_here(m->host);
-    // tries again, because another run may use the port only until its ranks have met
+    // tries again, because another run may use the port only until its ranks have connected
     while (listener < 0 && (listener = group_listen(m->host, &port)) < 0) {
         if (wall_seconds() > fmin(until, start + 10)) { return false; }
         if (m->elsewhere) { tells = true, port = 0; } // the redirector may have the port
@@ -646,12 +646,12 @@ static bool receive_ranks(Attempt *attempt, int listener) {
 }
 
 // On the other ranks: connects to rank 0, again and again until rank 0 answers. Returns false if
-// the meeting has failed.
+// the rendezvous has failed.
 static bool reach_rank_0(Attempt *attempt) {
-    const Meeting *m = attempt->meeting;
+    const Rendezvous *m = attempt->rendezvous;
     const double start = wall_seconds();
     double warning = start + 10, pause = 0.01;
-    Meeting at = *m;
+    Rendezvous at = *m;
     bool sent = false; // a redirector has said where rank 0 is
     for (;;) {
         const char *why = "";
@@ -668,7 +668,7 @@ static bool reach_rank_0(Attempt *attempt) {
                      sizeof(attempt->mine);
         }
         if (connected == CONNECTIONS) {
-            // waits longer than rank 0, so that rank 0 can still say why the meeting has failed
+            // waits longer than rank 0, so that rank 0 can still say why the rendezvous has failed
             double patience = attempt->limit * 1.125 + 5 - (wall_seconds() - start);
             bool heard = hear(files[WATCHDOGS], fmax(1, patience), &h, &bytes);
             bool redirects = heard && h.connection == REDIRECT;
@@ -748,22 +748,24 @@ static Watch *make_watch(const Group *g, double seconds) {
     return w;
 }
 
-bool group_open(Group *g, const Meeting *meeting, int listener, const char *identity,
+bool group_open(Group *g, const Rendezvous *rendezvous, int listener, const char *identity,
                 double seconds) {
     if (g->ranks == 1) { return true; }
     Watch *w = g->watch = make_watch(g, seconds);
     Attempt attempt = {
-        w, meeting, {.magic = MAGIC, .rank = g->rank, .ranks = g->ranks}, .limit = seconds};
-    snprintf(attempt.address, sizeof(attempt.address), "%s port %d", meeting->host, meeting->port);
+        w, rendezvous, {.magic = MAGIC, .rank = g->rank, .ranks = g->ranks}, .limit = seconds};
+    snprintf(attempt.address, sizeof(attempt.address), "%s port %d", rendezvous->host,
+             rendezvous->port);
     snprintf(attempt.within, sizeof(attempt.within), " within %.0f s (--distributed-timeout)",
              seconds);
     if (gethostname(attempt.mine.host, HOST - 1) != 0) { strcpy(attempt.mine.host, "?"); }
-    memcpy(attempt.mine.token, meeting->token, sizeof(meeting->token));
+    memcpy(attempt.mine.token, rendezvous->token, sizeof(rendezvous->token));
     memcpy(w->peers[g->rank].host, attempt.mine.host, HOST);
     Redirector redirector = {.attempt = attempt, .listener = -1};
-    int port = meeting->port;
-    if (meeting->elsewhere && g->rank > 0 && g->local_rank == 0 && is_here(meeting->host)) {
-        redirector.listener = group_listen(meeting->host, &port); // -1: another rank listens there
+    int port = rendezvous->port;
+    if (rendezvous->elsewhere && g->rank > 0 && g->local_rank == 0 && is_here(rendezvous->host)) {
+        // -1: another rank listens there
+        redirector.listener = group_listen(rendezvous->host, &port);
         if (redirector.listener >= 0 &&
             pthread_create(&redirector.thread, NULL, redirect_ranks, &redirector) != 0) {
             die("the redirector's thread cannot be started: %s", strerror(errno));

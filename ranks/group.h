@@ -1,5 +1,5 @@
-// The ranks of a run: how the processes meet over TCP, what they agree on, and the watchdog. What
-// the GPUs exchange is in train/gpu/comm.h.
+// The ranks of a run: how the processes find each other over TCP (rendezvous), what they agree on,
+// and the watchdog. What the GPUs exchange is in train/gpu/comm.h.
 //
 // Rank 0 listens at MASTER_ADDR and MASTER_PORT. Every other rank tries to connect until rank 0
 // answers, with a connection for each channel and one for the watchdogs, and sends its rank and the
@@ -7,8 +7,8 @@
 // with rank 0's. A rank of another run, or without the run's secret, has another token, and is
 // refused. If rank 0 is on another machine than MASTER_ADDR, it listens on its own machine, and the
 // first rank on the machine of MASTER_ADDR is the redirector: it listens there while the ranks
-// meet, learns from rank 0 where rank 0 listens, and tells this to every rank that asks. Nothing is
-// encrypted, so the port must be reachable only inside the cluster.
+// connect, learns from rank 0 where rank 0 listens, and tells this to every rank that asks. Nothing
+// is encrypted, so the port must be reachable only inside the cluster.
 //
 // In each rank a thread, the watchdog, reads its connections. At least four times a second it tells
 // rank 0 which step its rank has reached, and it ends the process when a rank is lost. (NCCL's own
@@ -34,28 +34,28 @@ typedef struct {
     Watch *watch; // NULL: no other rank is connected, and the calls below return at once
 } Group;
 
-// Where the ranks of a run meet, and how they recognise each other.
+// Where the ranks of a run connect, and how they recognise each other.
 enum { TOKEN = 512 };
 typedef struct {
     char host[256]; // MASTER_ADDR
     int port;
     bool elsewhere;    // rank 0 may be on another machine than `host`
     char token[TOKEN]; // the same text in all ranks of a run
-} Meeting;
+} Rendezvous;
 
 // Opens rank 0's socket. On a loopback address it listens on this address alone, else on all
 // addresses of this machine. If *port is 0, a free port is chosen and stored there. Returns -1 if
 // it fails; error_text() says why.
 int group_listen(const char *host, int *port);
 
-// Sets the meeting's token to a random one.
-void group_draw(Meeting *meeting);
+// Sets the token to a random one.
+void rendezvous_draw_token(Rendezvous *rendezvous);
 
-// Meets the other ranks within `seconds`, which is the watchdog's time limit from then on. The
-// fields of *g before `watch` must be set. listener is rank 0's socket if it is open already, else
-// -1. identity is text that says what a rank runs, and must be the same on every rank. On failure
-// every connected rank gets the reason, which names the ranks that are missing or differ.
-bool group_open(Group *g, const Meeting *meeting, int listener, const char *identity,
+// Connects to the other ranks within `seconds`, which is the watchdog's time limit from then on.
+// The fields of *g before `watch` must be set. listener is rank 0's socket if it is open already,
+// else -1. identity is text that says what a rank runs, and must be the same on every rank. On
+// failure every connected rank gets the reason, which names the ranks that are missing or differ.
+bool group_open(Group *g, const Rendezvous *rendezvous, int listener, const char *identity,
                 double seconds);
 // Says goodbye to the other ranks, so that they do not treat the end of this rank as a loss. It
 // waits until all ranks have said goodbye.

@@ -120,12 +120,12 @@ static void take_first(char host[256], const char *list) {
              bracket ? (int)strcspn(number, "-,]") : 0, number, (int)strcspn(rest, ","), rest);
 }
 
-// Reads where several ranks meet, and their token. The token has the variables l->run and then the
-// secret, as "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SECRET". l is NULL if --gpus starts the ranks.
-static bool read_meeting(Ranks *r, const Launcher *l) {
+// Reads where several ranks connect, and their token. The token has the variables l->run and then
+// the secret, as "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SECRET". l is NULL if --gpus starts the ranks.
+static bool read_rendezvous(Ranks *r, const Launcher *l) {
     const char *host = variable("MASTER_ADDR"), *secret = variable("LLM8_SECRET");
     const char *hosts = l != NULL ? variable(l->hosts) : NULL;
-    Meeting *m = &r->meeting;
+    Rendezvous *m = &r->rendezvous;
     size_t used = 0, room = sizeof(m->token);
     for (int i = 0; l != NULL && i < NUMBERS; i++) {
         const char *value = variable(l->run[i]);
@@ -133,7 +133,7 @@ static bool read_meeting(Ranks *r, const Launcher *l) {
         used += (size_t)snprintf(m->token + used, room - used, "%s=%s ", l->run[i], value);
     }
     m->port = DEFAULT_PORT;
-    if (used > 0) { // so that two runs on one machine meet at different ports
+    if (used > 0) { // so that two runs on one machine use different ports
         uint32_t sum = (uint32_t)crc32_z(0, (const Bytef *)m->token, strlen(m->token));
         m->port = 20000 + (int)(sum % 10000);
     }
@@ -175,10 +175,10 @@ static bool read_nodes(Ranks *r, int gpus) {
         return fail("NNODES=%d and --gpus %d: more than %d ranks", nodes, gpus, RANKS_MAX);
     }
     *r = (Ranks){.group = {.rank = node * gpus, .ranks = nodes * gpus, .local_ranks = gpus},
-                 .meeting = {.host = "127.0.0.1"},
+                 .rendezvous = {.host = "127.0.0.1"},
                  .source = "--gpus",
                  .starts = nodes * gpus > 1};
-    return nodes == 1 || read_meeting(r, NULL);
+    return nodes == 1 || read_rendezvous(r, NULL);
 }
 
 bool ranks_read(Ranks *r, const Options *options) {
@@ -200,7 +200,7 @@ bool ranks_read(Ranks *r, const Options *options) {
                     "start one process",
                     gpus, r->group.ranks, l->ranks, variable(l->ranks));
     }
-    return read_meeting(r, l);
+    return read_rendezvous(r, l);
 }
 
 bool ranks_device(const Group *g, int visible, int *device) {
@@ -271,9 +271,9 @@ static void start_ranks(Ranks *r, int *listener) {
     pid_t launcher = getpid();
     sigset_t signals, old;
     if (r->group.local_ranks == r->group.ranks) {
-        *listener = group_listen(r->meeting.host, &r->meeting.port);
+        *listener = group_listen(r->rendezvous.host, &r->rendezvous.port);
         if (*listener < 0) { die("%s", error_text()); }
-        group_draw(&r->meeting);
+        rendezvous_draw_token(&r->rendezvous);
     }
     sigemptyset(&signals);
     for (int i = 0; i < STOP_SIGNALS; i++) { sigaddset(&signals, stop_signals[i]); }
@@ -347,7 +347,7 @@ void launch(Group *group, const Options *o) {
         die("/dev/null: %s", strerror(errno));
     }
     char *identity = list_identity(o);
-    or_die(group_open(group, &r.meeting, listener, identity, o->distributed_timeout));
+    or_die(group_open(group, &r.rendezvous, listener, identity, o->distributed_timeout));
     free(identity);
 }
 

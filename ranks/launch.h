@@ -11,7 +11,7 @@
 //                the run: SLURM_JOB_ID SLURM_STEP_ID SLURM_RESTART_COUNT
 //   Cray's PALS  PMI_RANK PMI_SIZE PMI_LOCAL_RANK PMI_LOCAL_SIZE
 //
-// The first row whose variables are set counts. The ranks meet at MASTER_ADDR:MASTER_PORT. (If
+// The first row whose variables are set counts. The ranks connect at MASTER_ADDR:MASTER_PORT. (If
 // TORCHELASTIC_USE_AGENT_STORE is True, torchrun itself listens on that port: the ranks' port is
 // higher by 2, and rank 0 may be on another machine.) MASTER_ADDR may be unset if all ranks are on
 // one machine, and under Slurm, where the step's first host is used. If MASTER_PORT is unset, the
@@ -36,12 +36,12 @@ BEGIN_C
 enum { STOP_SIGNALS = 6 };
 extern const int stop_signals[STOP_SIGNALS];
 
-// What the environment and --gpus say about the ranks, before they meet.
+// What the environment and --gpus say about the ranks, before the rendezvous.
 typedef struct {
     Group group;
-    Meeting meeting;    // port 0: any free port
-    const char *source; // what set the rank, for messages: "torchrun", "srun", ...
-    bool starts;        // this process is to start --gpus ranks, from group.rank on
+    Rendezvous rendezvous; // port 0: any free port
+    const char *source;    // what set the rank, for messages: "torchrun", "srun", ...
+    bool starts;           // this process is to start --gpus ranks, from group.rank on
 } Ranks;
 
 bool ranks_read(Ranks *r, const Options *options);
@@ -51,9 +51,9 @@ bool ranks_read(Ranks *r, const Options *options);
 bool ranks_device(const Group *g, int visible, int *device);
 
 // Starts the ranks if this process is the launcher, where the call does not return. In each rank
-// the call returns when all ranks have met; if they do not meet, each rank dies with one line. From
-// then on, ranks other than 0 print only errors. --list-checkpoints, --sample-only and --plan need
-// no other rank and stay one process. With --plan, *group has the number of ranks to plan for.
+// the call returns when all ranks have connected; if one does not, each rank dies with one line.
+// From then on, ranks other than 0 print only errors. --list-checkpoints, --sample-only and --plan
+// need no other rank and stay one process. With --plan, *group has the number of ranks to plan for.
 void launch(Group *group, const Options *options);
 
 // Sets *group in a program that is always one process. Dies if the process is one of several ranks.

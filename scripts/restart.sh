@@ -9,7 +9,7 @@
 # with no new checkpoint between them; it does not start again what is done (0), was asked to end
 # (75), or has skipped too many steps (3). SIGTERM, SIGINT, SIGUSR1, SIGUSR2 and SIGHUP are passed
 # on. Its exit status is the last run's. On several machines each rank, or each --gpus, has a loop of
-# its own: when one rank fails all end, and all meet again, within --distributed-timeout.
+# its own: when one rank fails all end, and all connect again, within --distributed-timeout.
 set -u
 
 failures=3

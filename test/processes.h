@@ -1,6 +1,6 @@
 // Several processes in a test program. Each runs a function, and the function's result is its exit
 // status. Their stderr goes to one file, as whole lines in order of time. They may be ranks that
-// meet.
+// connect to each other.
 #pragma once
 
 #include "../ranks/group.h"
@@ -62,7 +62,7 @@ static inline char *processes_log(const Processes *p) {
 
 // ---- ranks --------------------------------------------------------------------------------------
 
-// A listening socket, or -1, and the ranks that meet there. numbers: the rank of each process;
+// A listening socket, or -1, and the ranks that connect there. numbers: the rank of each process;
 // NULL: its own number.
 typedef struct {
     int listener, port, ranks;
@@ -71,10 +71,10 @@ typedef struct {
     const int *numbers;
     const char *token; // NULL: none
     bool elsewhere;
-} Place;
+} Endpoint;
 
-static inline Place place_at(const char *host, int ranks, double seconds) {
-    Place p = {.ranks = ranks, .host = host, .seconds = seconds};
+static inline Endpoint endpoint_at(const char *host, int ranks, double seconds) {
+    Endpoint p = {.ranks = ranks, .host = host, .seconds = seconds};
     p.listener = group_listen(host, &p.port);
     if (p.listener < 0) { die("%s", error_text()); }
     return p;
@@ -82,13 +82,13 @@ static inline Place place_at(const char *host, int ranks, double seconds) {
 
 // Called in a process, which becomes one of those ranks. Only rank 0 keeps the listening socket, so
 // that connections to it end when rank 0 ends.
-static inline Group *join(const Place *p, int number, const char *identity) {
+static inline Group *join(const Endpoint *p, int number, const char *identity) {
     static Group g;
     int rank = p->numbers != NULL ? p->numbers[number] : number;
     errors_name_rank(rank);
     if (rank != 0 && p->listener >= 0) { close(p->listener); }
     g = (Group){.rank = rank, .ranks = p->ranks};
-    Meeting m = {.port = p->port, .elsewhere = p->elsewhere};
+    Rendezvous m = {.port = p->port, .elsewhere = p->elsewhere};
     snprintf(m.host, sizeof(m.host), "%s", p->host);
     snprintf(m.token, sizeof(m.token), "%s", p->token != NULL ? p->token : "");
     or_die(group_open(&g, &m, rank == 0 ? p->listener : -1, identity, p->seconds));
@@ -96,7 +96,7 @@ static inline Group *join(const Place *p, int number, const char *identity) {
 }
 
 // Runs the ranks, and returns what they have written; the caller frees it.
-static inline char *processes_meet(Processes *run, int count, Body *body, Place *p) {
+static inline char *processes_connect(Processes *run, int count, Body *body, Endpoint *p) {
     processes_start(run, count, "said", body, p);
     if (p->listener >= 0) { close(p->listener); }
     processes_wait(run);

@@ -6,7 +6,7 @@
 #include "comm_checks.h"
 #include "processes.h"
 
-static Group *join_as_device(int rank, const Place *p) {
+static Group *join_as_device(int rank, const Endpoint *p) {
     setenv("STANDIN_DEVICE", text_of("%d", rank), 1);
     return join(p, rank, "");
 }
@@ -27,8 +27,8 @@ static int all_collectives(int rank, void *argument) {
 }
 
 static char *run_ranks(Processes *run, int ranks, Body *body) {
-    Place p = place_at("127.0.0.1", ranks, 20);
-    return processes_meet(run, ranks, body, &p);
+    Endpoint p = endpoint_at("127.0.0.1", ranks, 20);
+    return processes_connect(run, ranks, body, &p);
 }
 
 TEST(collectives_are_right) {

@@ -29,8 +29,8 @@ static void set_environment(const char *text) {
     " SLURM_JOB_ID=1234567 "
 #define MASTER "MASTER_ADDR=node1 MASTER_PORT=1234 "
 
-// What a process makes of its variables and options: where it meets the others and which rank it
-// is, or what does not fit.
+// What a process makes of its variables and options: where it connects to the others and which rank
+// it is, or what does not fit.
 TEST(launchers_are_understood) {
     static const struct {
         const char *environment, *options, *expected;
@@ -134,10 +134,10 @@ TEST(launchers_are_understood) {
         const char *text = error_text();
         if (ranks_read(&r, &o)) {
             CHECK_TEXT(error_text(), "");
-            text = text_of("at %s port %d, rank %d of %d, %d of %d here%s%s", r.meeting.host,
-                           r.meeting.port, r.group.rank, r.group.ranks, r.group.local_rank,
+            text = text_of("at %s port %d, rank %d of %d, %d of %d here%s%s", r.rendezvous.host,
+                           r.rendezvous.port, r.group.rank, r.group.ranks, r.group.local_rank,
                            r.group.local_ranks, r.starts ? ", starts" : "",
-                           r.meeting.elsewhere ? ", elsewhere" : "");
+                           r.rendezvous.elsewhere ? ", elsewhere" : "");
         }
         CHECK_CONTAINS(text_of("%s.", text), row->expected);
     }
@@ -148,12 +148,12 @@ TEST(the_secret_is_in_the_token) {
     Ranks r;
     set_environment(TORCH(1, 4, 1, 4) "LLM8_SECRET=0123456789abcdefFEDCBA9876543210");
     CHECK(ranks_read(&r, &o));
-    CHECK_TEXT(r.meeting.token, "0123456789abcdefFEDCBA9876543210");
-    int port = r.meeting.port;
+    CHECK_TEXT(r.rendezvous.token, "0123456789abcdefFEDCBA9876543210");
+    int port = r.rendezvous.port;
     set_environment(TORCH(1, 4, 1, 4) "LLM8_SECRET=s TORCHELASTIC_RUN_ID=x");
     CHECK(ranks_read(&r, &o));
-    CHECK_TEXT(r.meeting.token, "TORCHELASTIC_RUN_ID=x s");
-    CHECK(r.meeting.port != port);
+    CHECK_TEXT(r.rendezvous.token, "TORCHELASTIC_RUN_ID=x s");
+    CHECK(r.rendezvous.port != port);
 }
 
 // What the variables that identify a run give: ranks of one run have the same text and port;
@@ -179,8 +179,8 @@ TEST(runs_are_told_apart) {
         Ranks r;
         set_environment(row->given);
         ranks_read(&r, &o); // Slurm's rows lack a host
-        CHECK_TEXT(r.meeting.token, row->expected);
-        ports[row - rows] = r.meeting.port;
+        CHECK_TEXT(r.rendezvous.token, row->expected);
+        ports[row - rows] = r.rendezvous.port;
         for (const Says *other = rows; other < row; other++) {
             bool same = strcmp(other->expected, row->expected) == 0;
             bool chosen = strstr(row->given, "MASTER") || strstr(other->given, "MASTER");

@@ -169,7 +169,7 @@ ROWS
         fail "two disks: $(cat err.0)"
 }
 
-# What options come to is worked out before the ranks meet, by each of them.
+# What options come to is worked out before the ranks connect, by each of them.
 test_notes_on_options_are_rank_0s() {
     local says
     mkdir -p notes && cp d/x_train.bin notes/x.bin && echo damaged >notes/tokenizer.bin

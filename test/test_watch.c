@@ -18,7 +18,7 @@ typedef struct {
     void (*does)(Group *g);
     int status[RANKS];       // expected
     const char *says[RANKS]; // what each rank's line contains; NULL: no line
-    Place place;
+    Endpoint endpoint;
     Processes run;
 } Case;
 
@@ -37,7 +37,7 @@ static void pass_time(double limits) {
 
 static int take_part(int rank, void *argument) {
     const Case *c = argument;
-    Group *g = join(&c->place, rank, "");
+    Group *g = join(&c->endpoint, rank, "");
     wait_for_others(g, 57);
     alarm(20); // should nothing end it
     if (rank == c->who || c->who == ALL) { c->does(g); }
@@ -283,9 +283,9 @@ static void check_case(Case *c) {
 TEST(every_rank_is_judged_rightly) {
     double begin = wall_seconds();
     EACH (c, cases) {
-        c->place = place_at("127.0.0.1", RANKS, LIMIT);
+        c->endpoint = endpoint_at("127.0.0.1", RANKS, LIMIT);
         processes_start(&c->run, RANKS, text_of("said.%d", (int)(c - cases)), take_part, c);
-        close(c->place.listener);
+        close(c->endpoint.listener);
     }
     EACH (c, cases) { processes_wait(&c->run); }
     CHECK(wall_seconds() - begin < 5 * LIMIT);

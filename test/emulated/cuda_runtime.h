@@ -100,7 +100,7 @@ inline void __syncwarp(void) {
 
 inline void bar(int number, int threads, bool waits) {
     if (machine.plants("left out", ("named barrier " + std::to_string(number)).c_str())) { return; }
-    machine.meet(machine.block->named[number], threads, waits, "a named barrier", [] {});
+    machine.arrive(machine.block->named[number], threads, waits, "a named barrier", [] {});
 }
 
 inline void __syncthreads(void) {

@@ -34,7 +34,7 @@ inline void barrier_arrive_in(Barrier *b, uint32_t block) {
 inline void cluster_barrier(void) {
     const int threads = (int)machine.cluster.size() * (int)blockDim.x;
     if (machine.plants("left out", "the cluster's barrier")) { return; }
-    machine.meet(machine.whole_cluster, threads, true, "the cluster's barrier", [] {});
+    machine.arrive(machine.whole_cluster, threads, true, "the cluster's barrier", [] {});
 }
 
 inline void barrier_expect(Barrier *b, int bytes) {

@@ -47,7 +47,7 @@ struct Unit {
 };
 
 // Threads that wait for each other.
-struct Meeting {
+struct ThreadBarrier {
     int arrived = 0, expected = 0;
     long done = 0;
 };
@@ -60,8 +60,8 @@ struct Mbarrier {
 };
 
 struct Warp {
-    Meeting meeting;
-    const char *instruction = ""; // at which its lanes meet
+    ThreadBarrier barrier;
+    const char *instruction = ""; // at which its lanes arrive
     void *given[LANES];
     Unit products;
     bool fenced = false; // WGMMA may use registers
@@ -91,7 +91,7 @@ struct Block {
     unsigned index;
     std::vector<std::unique_ptr<Thread>> threads;
     std::vector<Warp> warps;
-    Meeting named[16];
+    ThreadBarrier named[16];
     std::map<size_t, Mbarrier> barriers; // by their place in shared memory
     int64_t free_registers = 0;
     long registers_freed = 0;     // how often
@@ -122,7 +122,7 @@ inline struct Machine {
     } pace;
     uint8_t *memory = NULL; // shared memory of the block that runs
     std::vector<Block> cluster;
-    Meeting whole_cluster;
+    ThreadBarrier whole_cluster;
     Block *block = NULL;
     Thread *thread = NULL;
     std::vector<Unit *> busy;
@@ -180,7 +180,8 @@ inline struct Machine {
     }
     // The thread arrives where `expected` threads do; the last one acts for all of them.
     template <typename ACTION>
-    void meet(Meeting &m, int expected, bool waits, const char *instruction, ACTION action) {
+    void arrive(ThreadBarrier &m, int expected, bool waits, const char *instruction,
+                ACTION action) {
         if (m.arrived > 0 && m.expected != expected) {
             report("%s of %d and of %d threads", instruction, m.expected, expected);
         }
@@ -198,13 +199,13 @@ inline struct Machine {
     template <typename T, typename ACTION>
     void together(const char *instruction, T &mine, ACTION action) {
         Warp &w = warp();
-        if (w.meeting.arrived > 0 && strcmp(w.instruction, instruction) != 0) {
+        if (w.barrier.arrived > 0 && strcmp(w.instruction, instruction) != 0) {
             report("lanes of a warp at %s and at %s", w.instruction, instruction);
         }
         w.instruction = instruction;
         w.given[threadIdx.x % LANES] = &mine;
-        meet(w.meeting, LANES, true, instruction,
-             [&] { action([&](int lane) -> T & { return *static_cast<T *>(w.given[lane]); }); });
+        arrive(w.barrier, LANES, true, instruction,
+               [&] { action([&](int lane) -> T & { return *static_cast<T *>(w.given[lane]); }); });
     }
     void together(const char *instruction) {
         int none = 0;
@@ -276,7 +277,7 @@ inline void Machine::begin(int first, int blocks, int threads) {
     loads = Unit();
     loads.ordered = false;
     loads.hurry = hurries[0];
-    whole_cluster = Meeting();
+    whole_cluster = ThreadBarrier();
     cluster = std::vector<Block>((size_t)blocks);
     for (Block &b : cluster) {
         b.index = (unsigned)(first++);
@@ -388,7 +389,7 @@ inline void Machine::end(void) {
                        (long long)m.bytes);
             }
         }
-        for (Meeting &m : b.named) {
+        for (ThreadBarrier &m : b.named) {
             if (m.arrived > 0) { report("a named barrier is left with %d arrivals", m.arrived); }
         }
     }

@@ -1,5 +1,5 @@
-// Ranks are processes that meet over TCP and then agree on things. Tests every address family,
-// every way in which the meeting can fail, and which rank gets which message.
+// Ranks are processes that find each other over TCP and then agree on things. Tests every address
+// family, every way in which this rendezvous can fail, and which rank gets which message.
 #include "../base/rng.h"
 #include "processes.h"
 
@@ -62,15 +62,15 @@ static int agree_in_turn(int rank, void *argument) {
     return wrong;
 }
 
-TEST(ranks_meet_and_agree) {
+TEST(ranks_connect_and_agree) {
     static const char *const hosts[] = {"127.0.0.1", "::1", "localhost", "127.0.0.7",
                                         "::ffff:127.0.0.1"};
     static const int counts[] = {1, 2, 3, 8};
     for (int h = 0; h < 5; h++) {
         for (int i = 0; i < 4; i++) {
-            Place p = place_at(hosts[h], counts[i], 10);
+            Endpoint p = endpoint_at(hosts[h], counts[i], 10);
             Processes run;
-            free(processes_meet(&run, counts[i], agree_in_turn, &p));
+            free(processes_connect(&run, counts[i], agree_in_turn, &p));
             for (int r = 0; r < counts[i]; r++) { CHECK_EQUAL(run.status[r], 0); }
         }
     }
@@ -97,9 +97,9 @@ TEST(loopback_addresses_are_listened_on_alone) {
     }
 }
 
-// ---- meetings -----------------------------------------------------------------------------------
+// ---- each rendezvous, and how it ends -----------------------------------------------------------
 
-static int at_another_place(int rank, void *argument) {
+static int at_another_call(int rank, void *argument) {
     Group *g = join(argument, rank, "");
     int value = 0, all[2];
     if (rank == 1) { group_gather(g, CHANNEL_MAIN, &value, sizeof(value), all); }
@@ -113,13 +113,13 @@ static int differing(int rank, void *argument) {
 }
 
 static int of_another_size(int rank, void *argument) {
-    Place p = *(const Place *)argument;
+    Endpoint p = *(const Endpoint *)argument;
     if (rank == 1) { p.ranks = 5; }
     return join_as_told(rank, &p);
 }
 
 static int with_another_token(int rank, void *argument) {
-    Place p = *(const Place *)argument;
+    Endpoint p = *(const Endpoint *)argument;
     p.token = rank == 0 ? "JOB=7 secret" : "JOB=7 other";
     return join_as_told(rank, &p);
 }
@@ -127,7 +127,7 @@ static int with_another_token(int rank, void *argument) {
 // Sends what a port scanner or a browser sends, in one piece or with a pause in a header; or
 // nothing.
 static int strangers(int number, void *argument) {
-    const Place *p = argument;
+    const Endpoint *p = argument;
     if (number == 1) { usleep(200000); }
     if (number < 2) { return join_as_told(number, argument); }
     int file = connect_to(p->host, p->port);
@@ -155,7 +155,7 @@ typedef enum { LISTENS, TAKEN, NOBODY, DOOR } Port; // who has it: rank 0, anoth
 // numbers, status: the rank and the exit status of each process, in parentheses; then the messages.
 #define LIST(...) \
     { __VA_ARGS__ }
-#define MEETING(body, ranks, seconds, numbers, status, ...)                            \
+#define CASE(body, ranks, seconds, numbers, status, ...)                               \
     {                                                                                  \
         body, ranks, seconds, COUNT(((int[])LIST numbers)), LIST numbers, LIST status, \
             {__VA_ARGS__}, LISTENS, NULL                                               \
@@ -171,27 +171,26 @@ static const struct {
     const char *says[TOLD]; // %d: the port
     Port port;
     const char *host; // NULL: 127.0.0.1
-} meetings[] = {
-    MEETING(join_as_told, 8, 0.4, (0, 1, 4), (1, 1, 1),
-            "rank 0: error: ranks 2, 3, 5, 6, 7 of 8 did not connect to 127.0.0.1 port %d within 0",
-            "rank 1: error: ranks 2, 3, 5, 6, 7 of 8 did not connect to 127.0.0.1 port %d within 0",
-            "rank 4: error: ranks 2, 3, 5, 6, 7 of 8 did not connect to 127.0.0.1 port %d within "),
-    MEETING(join_as_told, 4096, 0.1, (0), (1),
-            "rank 0: error: ranks 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ",
-            ", ... of 4096 did not connect"),
-    MEETING(at_another_place, 2, 10, (0, 1), (1, EXIT_LOST_RANK),
-            "rank 1 is at another point of the program: it sent 4 bytes instead of "),
-    MEETING(differing, 3, 3, (0, 1, 2), (1, 1, ANY), "rank 0: error: ", "rank 1: error: ",
-            "runs something else: 'lr 0.25', where rank 0 has 'lr 0.5'; all ranks"),
-    MEETING(of_another_size, 3, 3, (0, 1, 2), (1, 1, ANY), "rank 0: error: ", "rank 1: error: ",
-            "was started as one of 5 ranks, rank 0 as one of 3"),
-    MEETING(join_as_told, 3, 3, (0, 1, 1), (1, 1, ANY), "rank 0: error: ", "rank 1: error: ",
-            "two processes say that they are rank 1: one on "),
-    MEETING(with_another_token, 2, 0.4, (0, 1), (1, 1),
-            "rank 0: error: rank 1 of 2 did not connect to 127.0.0.1 port %d within 0 s",
-            "rank 1: error: rank 0 was not reached at ", "rank 0: warning: rank 1 on "),
-    MEETING(strangers, 2, 10, (0, 1, 2, 3, 4), (0, 0, 0, 0, 0), NULL),
-    MEETING(dies_and_comes_again, 3, 10, (0, 1, 1, 2), (0, 128 + SIGALRM, 0, 0), NULL),
+} cases[] = {
+    CASE(join_as_told, 8, 0.4, (0, 1, 4), (1, 1, 1),
+         "rank 0: error: ranks 2, 3, 5, 6, 7 of 8 did not connect to 127.0.0.1 port %d within 0",
+         "rank 1: error: ranks 2, 3, 5, 6, 7 of 8 did not connect to 127.0.0.1 port %d within 0",
+         "rank 4: error: ranks 2, 3, 5, 6, 7 of 8 did not connect to 127.0.0.1 port %d within "),
+    CASE(join_as_told, 4096, 0.1, (0), (1), "rank 0: error: ranks 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ",
+         ", ... of 4096 did not connect"),
+    CASE(at_another_call, 2, 10, (0, 1), (1, EXIT_LOST_RANK),
+         "rank 1 is at another point of the program: it sent 4 bytes instead of "),
+    CASE(differing, 3, 3, (0, 1, 2), (1, 1, ANY), "rank 0: error: ", "rank 1: error: ",
+         "runs something else: 'lr 0.25', where rank 0 has 'lr 0.5'; all ranks"),
+    CASE(of_another_size, 3, 3, (0, 1, 2), (1, 1, ANY),
+         "rank 0: error: ", "rank 1: error: ", "was started as one of 5 ranks, rank 0 as one of 3"),
+    CASE(join_as_told, 3, 3, (0, 1, 1), (1, 1, ANY),
+         "rank 0: error: ", "rank 1: error: ", "two processes say that they are rank 1: one on "),
+    CASE(with_another_token, 2, 0.4, (0, 1), (1, 1),
+         "rank 0: error: rank 1 of 2 did not connect to 127.0.0.1 port %d within 0 s",
+         "rank 1: error: rank 0 was not reached at ", "rank 0: warning: rank 1 on "),
+    CASE(strangers, 2, 10, (0, 1, 2, 3, 4), (0, 0, 0, 0, 0), NULL),
+    CASE(dies_and_comes_again, 3, 10, (0, 1, 1, 2), (0, 128 + SIGALRM, 0, 0), NULL),
     ALONE(1, NOBODY, NULL, 0.3,
           "rank 1: error: rank 0 was not reached at 127.0.0.1 port %d within 0 s",
           "Connection refused"),
@@ -209,28 +208,29 @@ static const struct {
 };
 
 // All at the same time. A port that another program has is waited for 10 seconds, by the last.
-TEST(meetings_end_as_they_should) {
+TEST(each_rendezvous_ends_as_expected) {
     static struct {
-        Place place;
+        Endpoint endpoint;
         Processes run;
         int listener;
-    } all[COUNT(meetings)];
+    } all[COUNT(cases)];
     double begin = wall_seconds();
-    EACH (m, meetings) {
-        int i = (int)(m - meetings);
-        Place p = place_at("127.0.0.1", m->ranks, m->seconds);
+    EACH (m, cases) {
+        int i = (int)(m - cases);
+        Endpoint p = endpoint_at("127.0.0.1", m->ranks, m->seconds);
         all[i].listener = p.listener;
         if (m->port != LISTENS) { p.listener = -1; }
         if (m->port > TAKEN) { close(all[i].listener); }
         if (m->host != NULL) { p.host = m->host; }
         p.elsewhere = m->port == DOOR;
         p.numbers = m->numbers;
-        all[i].place = p;
-        processes_start(&all[i].run, m->processes, text_of("said.%d", i), m->body, &all[i].place);
+        all[i].endpoint = p;
+        processes_start(&all[i].run, m->processes, text_of("said.%d", i), m->body,
+                        &all[i].endpoint);
         if (m->port == LISTENS) { close(all[i].listener); }
     }
-    EACH (m, meetings) {
-        int i = (int)(m - meetings);
+    EACH (m, cases) {
+        int i = (int)(m - cases);
         Processes *run = &all[i].run;
         processes_wait(run);
         FREED char *log = processes_log(run);
@@ -239,7 +239,7 @@ TEST(meetings_end_as_they_should) {
             CHECK(m->status[n] == ANY || m->status[n] == run->status[n]);
         }
         for (int n = 0; n < TOLD && m->says[n] != NULL; n++) {
-            CHECK_CONTAINS(log, text_of(m->says[n], all[i].place.port));
+            CHECK_CONTAINS(log, text_of(m->says[n], all[i].endpoint.port));
         }
         bool late = m->seconds < 1; // the other cases end at once, before the time limit
         CHECK_EQUAL(strstr(log, " within 0 s") != NULL, late);
@@ -252,17 +252,17 @@ TEST(meetings_end_as_they_should) {
 // missing rank.
 TEST(silent_strangers_hold_up_nobody) {
     enum { SILENT = 3 };
-    static Place places[2];
+    static Endpoint endpoints[2];
     static Processes runs[2];
     int files[2][SILENT];
     double begin = wall_seconds();
     for (int i = 0; i < 2; i++) {
-        places[i] = place_at("127.0.0.1", 3, 3);
+        endpoints[i] = endpoint_at("127.0.0.1", 3, 3);
         for (int n = 0; n < SILENT; n++) {
-            files[i][n] = connect_to(places[i].host, places[i].port);
+            files[i][n] = connect_to(endpoints[i].host, endpoints[i].port);
         }
-        processes_start(&runs[i], 2 + i, text_of("said.%d", i), join_as_told, &places[i]);
-        close(places[i].listener);
+        processes_start(&runs[i], 2 + i, text_of("said.%d", i), join_as_told, &endpoints[i]);
+        close(endpoints[i].listener);
     }
     for (int i = 0; i < 2; i++) {
         bool all_came = i == 1;
@@ -284,7 +284,7 @@ TEST(silent_strangers_hold_up_nobody) {
 static const char *comers;
 
 static int come(int number, void *argument) {
-    Place p = *(const Place *)argument;
+    Endpoint p = *(const Endpoint *)argument;
     char run[] = {comers[3 * number], '\0'}, heard = run[0];
     int rank = comers[3 * number + 1] - '0', numbers[PROCESSES];
     numbers[number] = rank;
@@ -300,17 +300,17 @@ static int come(int number, void *argument) {
 
 enum { ORDERS = 4 };
 
-static void all_meet(const char *const orders[ORDERS], int ranks, bool elsewhere) {
-    static Place places[ORDERS];
+static void all_connect(const char *const orders[ORDERS], int ranks, bool elsewhere) {
+    static Endpoint endpoints[ORDERS];
     static Processes runs[ORDERS];
     for (int i = 0; i < ORDERS; i++) {
         int count = (int)(strlen(orders[i]) + 1) / 3;
-        places[i] = place_at("127.0.0.1", ranks, 8);
-        close(places[i].listener);
-        places[i].listener = -1;
-        places[i].elsewhere = elsewhere;
+        endpoints[i] = endpoint_at("127.0.0.1", ranks, 8);
+        close(endpoints[i].listener);
+        endpoints[i].listener = -1;
+        endpoints[i].elsewhere = elsewhere;
         comers = orders[i]; // each run has what it was at its start
-        processes_start(&runs[i], count, text_of("said.%d", i), come, &places[i]);
+        processes_start(&runs[i], count, text_of("said.%d", i), come, &endpoints[i]);
     }
     for (int i = 0; i < ORDERS; i++) {
         processes_wait(&runs[i]);
@@ -321,17 +321,18 @@ static void all_meet(const char *const orders[ORDERS], int ranks, bool elsewhere
     }
 }
 
-// Two runs of equal options at one port: no rank takes part in the other run, and both meet.
-TEST(two_runs_meet_at_one_port) {
+// Two runs of equal options at one port: no rank takes part in the other run, and all ranks of both
+// connect.
+TEST(two_runs_share_one_port) {
     static const char *const orders[ORDERS] = {"a0 b1 b0 a1", "a0 b0 b1 a1", "b1 a1 a0 b0",
                                                "a0 b0 a1 b1"};
-    all_meet(orders, 2, false);
+    all_connect(orders, 2, false);
 }
 
 // A rank that comes before rank 0 has the port, so rank 0 listens on another one.
 TEST(a_redirector_sends_ranks_to_rank_0) {
     static const char *const orders[ORDERS] = {"a1 a0 a2", "a1 a2 a0", "a2 a0 a1", "a0 a1 a2"};
-    all_meet(orders, 3, true);
+    all_connect(orders, 3, true);
 }
 
 // Another program has the port: it answers what no rank would answer, or listens in rank 0's place.
@@ -341,7 +342,7 @@ TEST(a_taken_port_is_named) {
     CHECK(group_listen("127.0.0.1", &port) < 0);
     CHECK_CONTAINS(error_text(), "rank 0 cannot listen on port ");
     CHECK_CONTAINS(error_text(), "another process has the port; set MASTER_PORT");
-    Place p = {.listener = -1, .port = port, .ranks = 2, .host = "127.0.0.1", .seconds = 2};
+    Endpoint p = {.listener = -1, .port = port, .ranks = 2, .host = "127.0.0.1", .seconds = 2};
     p.numbers = only_one;
     Processes run;
     processes_start(&run, 1, "said", join_as_told, &p);
@@ -365,7 +366,7 @@ TEST(a_taken_port_is_named) {
 // A rank sends random bytes on one of its connections.
 typedef struct {
     int number, sender;
-    Place place;
+    Endpoint endpoint;
     Processes run;
 } Junk;
 
@@ -384,11 +385,11 @@ static int connection_at(int port, int number) {
 
 static int take_junk(int rank, void *argument) {
     const Junk *j = argument;
-    Group *g = join(&j->place, rank, "");
+    Group *g = join(&j->endpoint, rank, "");
     alarm(20); // should nothing end it
     if (rank == j->sender) {
         unsigned char junk[8192];
-        int file = connection_at(j->place.port, j->number % 3);
+        int file = connection_at(j->endpoint.port, j->number % 3);
         for (uint64_t i = 0; i < sizeof(junk); i++) {
             junk[i] = (unsigned char)rng_bits((uint64_t)j->number, i);
         }
@@ -407,9 +408,9 @@ TEST(junk_of_a_rank_harms_nobody) {
     EACH (j, all) {
         j->number = (int)(j - all);
         j->sender = j->number / 3 % 2;
-        j->place = place_at("127.0.0.1", 2, 4);
+        j->endpoint = endpoint_at("127.0.0.1", 2, 4);
         processes_start(&j->run, 2, text_of("said.%d", j->number), take_junk, j);
-        close(j->place.listener);
+        close(j->endpoint.listener);
     }
     EACH (j, all) {
         processes_wait(&j->run);
