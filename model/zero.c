@@ -17,7 +17,7 @@ static void append_segment(ZeroLayout *z, int bucket, const uint8_t *kinds, int 
         const Param *p = &layout->params[i];
         if (p->offset < b.begin || p->offset >= b.end) { continue; }
         if ((kinds != NULL ? kinds[i] : 0) != kind) { continue; }
-        z->arranged_offset[i] = z->size;
+        z->sharded_offset[i] = z->size;
         z->segment[i] = z->count;
         z->size += extent(p);
     }
@@ -35,7 +35,7 @@ ZeroLayout zero_layout(const ParamLayout *layout, int ranks, const uint8_t *kind
     ZeroLayout z = {.layout = layout, .ranks = ranks};
     z.segments = calloc_or_die(ZERO_KINDS * (size_t)layout->num_buckets, sizeof(ZeroSegment));
     z.first = calloc_or_die((size_t)layout->num_buckets + 1, sizeof(int));
-    z.arranged_offset = calloc_or_die((size_t)layout->count, sizeof(int64_t));
+    z.sharded_offset = calloc_or_die((size_t)layout->count, sizeof(int64_t));
     z.segment = calloc_or_die((size_t)layout->count, sizeof(int));
     for (int b = 0; b < layout->num_buckets; b++) {
         for (int kind = ZERO_KINDS - 1; kind >= 0; kind--) { append_segment(&z, b, kinds, kind); }
@@ -47,7 +47,7 @@ ZeroLayout zero_layout(const ParamLayout *layout, int ranks, const uint8_t *kind
 void zero_free(ZeroLayout *z) {
     free(z->segments);
     free(z->first);
-    free(z->arranged_offset);
+    free(z->sharded_offset);
     free(z->segment);
     *z = (ZeroLayout){0};
 }
@@ -64,12 +64,12 @@ int zero_ranges(const ZeroLayout *z, int rank, ZeroRange **ranges) {
         if (segment->muon != (turn >= z->count)) { continue; }
         for (int i = 0; i < layout->count; i++) {
             const Param *p = &layout->params[i];
-            int64_t from = max64(begin, z->arranged_offset[i]),
-                    to = min64(end, z->arranged_offset[i] + extent(p));
+            int64_t from = max64(begin, z->sharded_offset[i]),
+                    to = min64(end, z->sharded_offset[i] + extent(p));
             if (z->segment[i] != s || from >= to) { continue; }
-            (*ranges)[count++] = (ZeroRange){.begin = p->offset + from - z->arranged_offset[i],
-                                             .end = p->offset + to - z->arranged_offset[i],
-                                             .arranged_offset = from,
+            (*ranges)[count++] = (ZeroRange){.begin = p->offset + from - z->sharded_offset[i],
+                                             .end = p->offset + to - z->sharded_offset[i],
+                                             .sharded_offset = from,
                                              .kept = kept,
                                              .segment = s,
                                              .param = i};
@@ -89,7 +89,7 @@ static int compare_matrices(const void *a, const void *b) {
     double difference = zero_matrix_flops(y) - zero_matrix_flops(x);
     if (difference != 0) { return difference > 0 ? 1 : -1; }
     if (x->rows != y->rows) { return x->rows - y->rows; } // with equal rows, columns are equal too
-    return x->arranged_offset < y->arranged_offset ? -1 : 1;
+    return x->sharded_offset < y->sharded_offset ? -1 : 1;
 }
 
 int zero_matrices(const ZeroLayout *z, ZeroMatrix **matrices) {
@@ -101,7 +101,7 @@ int zero_matrices(const ZeroLayout *z, ZeroMatrix **matrices) {
         const Param *p = &layout->params[i];
         int rows[HF_PARTS], segment = z->segment[i];
         int parts = z->segments[segment].muon ? param_matrices(&layout->config, p, rows) : 0;
-        int64_t place = z->arranged_offset[i];
+        int64_t place = z->sharded_offset[i];
         for (int k = 0; k < parts; place += (int64_t)rows[k++] * p->cols) {
             (*matrices)[count++] = (ZeroMatrix){rows[k], p->cols, place, segment, 0};
         }

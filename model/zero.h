@@ -11,8 +11,8 @@
 // steps need whole matrices, so each matrix has an owner among the ranks during these steps
 // (ZeroMatrix).
 //
-// The order of the segments is called the arranged space: it is the parameter space with the
-// segments of each bucket together, and padding between them. The padding stays zero, belongs to no
+// The sharded layout is the parameter space in the order of the segments: those of each bucket lie
+// together, with padding between them. The padding stays zero, belongs to no
 // parameter, and is in no checkpoint, because a rank saves ranges of the parameter space. A rank's
 // own arrays have its parts of AdamW's segments one after another, and then those of Muon's.
 #pragma once
@@ -28,7 +28,7 @@ typedef struct {
     int bucket;
     bool codes;    // gathered as FP8 codes
     bool muon;     // updated by Muon
-    int64_t begin; // index of the segment's first element in the arranged space
+    int64_t begin; // index of the segment's first element in the sharded layout
     int64_t part;  // elements that each rank keeps: a multiple of PARAM_ALIGN
 } ZeroSegment;
 
@@ -38,9 +38,9 @@ typedef struct {
     int count;
     ZeroSegment *segments; // [count], in order of bucket, then of begin
     int *first; // [num_buckets + 1] each bucket's first segment; the last entry is `count`
-    int64_t *arranged_offset; // [layout->count] where a parameter begins in the arranged space
-    int *segment;             // [layout->count] which segment a parameter is in
-    int64_t size;             // elements of the arranged space, in which the gradients lie
+    int64_t *sharded_offset; // [layout->count] where a parameter begins in the sharded layout
+    int *segment;            // [layout->count] which segment a parameter is in
+    int64_t size;            // elements of the sharded layout, in which the gradients lie
 } ZeroLayout;
 
 // kinds [layout->count]: the flags of each parameter; NULL: no parameter has flags.
@@ -48,11 +48,11 @@ ZeroLayout zero_layout(const ParamLayout *layout, int ranks, const uint8_t *kind
 void zero_free(ZeroLayout *z);
 
 // The elements of one parameter that a rank keeps. They lie together in the parameter space, in the
-// arranged space, and in the rank's own arrays.
+// sharded layout, and in the rank's own arrays.
 typedef struct {
-    int64_t begin, end;      // elements of the parameter space
-    int64_t arranged_offset; // index of `begin` in the arranged space
-    int64_t kept;            // index of `begin` in the rank's own arrays
+    int64_t begin, end;     // elements of the parameter space
+    int64_t sharded_offset; // index of `begin` in the sharded layout
+    int64_t kept;           // index of `begin` in the rank's own arrays
     int segment;
     int param;
 } ZeroRange;
@@ -64,7 +64,7 @@ int zero_ranges(const ZeroLayout *z, int rank, ZeroRange **ranges);
 // A matrix that Muon updates, and the rank that computes its Newton-Schulz steps.
 typedef struct {
     int rows, columns;
-    int64_t arranged_offset; // index of the first element in the arranged space
+    int64_t sharded_offset; // index of the first element in the sharded layout
     int segment;
     int owner;
 } ZeroMatrix;

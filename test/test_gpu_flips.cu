@@ -57,7 +57,7 @@ static int number_of(const char *variable, int otherwise) {
 // The results of a pass: its loss and the parameters' gradients.
 typedef struct {
     size_t bytes;
-    char *data; // [bytes] the gradients in the arranged space, then the loss
+    char *data; // [bytes] the gradients in the sharded layout, then the loss
 } Result;
 
 static void take_result(Trainer *t, Result *r) {
@@ -75,7 +75,7 @@ static bool same_result(const Trainer *t, const Result *a, const Result *b) {
     const ParamLayout *layout = &t->run.layout;
     int width = gpu_type_bytes(t->params.optimizer.adamw.gradient_type);
     for (int i = 0; i < layout->count; i++) {
-        size_t at = (size_t)(t->params.zero.arranged_offset[i] * width);
+        size_t at = (size_t)(t->params.zero.sharded_offset[i] * width);
         size_t n = (size_t)(param_size(&layout->params[i]) * width);
         if (memcmp(a->data + at, b->data + at, n) != 0) { return false; }
     }

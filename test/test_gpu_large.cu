@@ -24,7 +24,7 @@ static Floats sample(Trainer *t, int param, const void *from, GpuType type) {
     const ModelConfig *c = &t->run.config;
     bool padded = tensor_row(p->id)->rows == DIM_VOCAB;
     int64_t n = (int64_t)(padded ? c->vocab : p->rows) * p->cols,
-            place = t->params.zero.arranged_offset[param];
+            place = t->params.zero.sharded_offset[param];
     int chunks = n < CHUNK * CHUNKS ? 1 : (int)CHUNKS, size = chunks == 1 ? (int)n : (int)CHUNK;
     int64_t bytes = gpu_type_bytes(type);
     std::vector<char> values((size_t)chunks * size * bytes);

@@ -175,8 +175,8 @@ static void matrices(Model &model, int expected, GpuType type) {
     for (int i = 0; i < muon.num_own; i++) {
         const ZeroMatrix *m = &muon.own[i];
         int64_t n = (int64_t)m->rows * m->columns;
-        Floats x(g.begin() + m->arranged_offset, g.begin() + m->arranged_offset + n);
-        Floats y(got.begin() + m->arranged_offset, got.begin() + m->arranged_offset + n), exact = x;
+        Floats x(g.begin() + m->sharded_offset, g.begin() + m->sharded_offset + n);
+        Floats y(got.begin() + m->sharded_offset, got.begin() + m->sharded_offset + n), exact = x;
         Floats scratch((size_t)muon_scratch(m->rows, m->columns));
         float scale = muon_scale(0.2f, m->rows, m->columns);
         Floats in_bf16 = steps_in_bf16(x, m->rows, m->columns, scale);
@@ -195,7 +195,7 @@ static void matrices(Model &model, int expected, GpuType type) {
         CHECK(CAUGHT(CHECK_ERROR(other.data(), exact.data(), n, 1.1 * allowed)));
         std::copy(x.begin(), x.begin() + m->columns, y.begin());
         CHECK(CAUGHT(CHECK_ERROR(y.data(), exact.data(), n, 1.1 * allowed)));
-        std::copy(x.begin(), x.end(), left.begin() + m->arranged_offset);
+        std::copy(x.begin(), x.end(), left.begin() + m->sharded_offset);
     }
     CHECK(same_bits(left, g)); // everything else is unchanged
 }
@@ -219,8 +219,8 @@ TEST(bad_matrices_stay_alone) {
     const Muon &muon = model.muon;
     Floats g = random_bf16((size_t)model.zero.size, 1);
     const ZeroMatrix *zeros = &muon.own[0], *bad = &muon.own[muon.num_own - 1];
-    std::fill_n(g.begin() + zeros->arranged_offset, zeros->rows * zeros->columns, 0.0f);
-    g[(size_t)bad->arranged_offset] = NAN;
+    std::fill_n(g.begin() + zeros->sharded_offset, zeros->rows * zeros->columns, 0.0f);
+    g[(size_t)bad->sharded_offset] = NAN;
     Typed gradients(g.size(), TYPE_BF16);
     gradients.write(g);
     muon_orthogonalize_all(&muon, &gpu, &alone, 0, gradients.data, TYPE_BF16);
@@ -228,7 +228,7 @@ TEST(bad_matrices_stay_alone) {
     for (int i = 0; i < muon.num_own; i++) {
         const ZeroMatrix *m = &muon.own[i];
         int64_t n = (int64_t)m->rows * m->columns, wrong = 0;
-        for (int64_t k = m->arranged_offset; k < m->arranged_offset + n; k++) {
+        for (int64_t k = m->sharded_offset; k < m->sharded_offset + n; k++) {
             wrong += m == bad ? !isnan(got[k]) : !isfinite(got[k]) || (m == zeros && got[k] != 0);
         }
         CHECK_EQUAL(wrong, 0);

@@ -18,7 +18,7 @@ static const char model[] =
 static void scale_norm(Trainer *t, float factor) {
     const Param *p = param_find(&t->run.layout, TENSOR_NORM2_WEIGHT, LAYER);
     int64_t place =
-        t->params.zero.arranged_offset[p - t->run.layout.params]; // one rank keeps all of it
+        t->params.zero.sharded_offset[p - t->run.layout.params]; // one rank keeps all of it
     size_t n = (size_t)p->rows * p->cols;
     float *weights = (float *)malloc_or_die(n * sizeof(float)), *master;
     master = (float *)t->params.optimizer.arrays[STATE_MASTER].device;

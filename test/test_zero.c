@@ -50,11 +50,10 @@ static Findings walk(const ZeroLayout *z, const uint8_t *kinds) {
             const ZeroSegment *s = &z->segments[r->segment];
             const Param *p = &layout->params[r->param];
             Bucket b = layout->buckets[s->bucket];
-            int64_t offset = r->arranged_offset - s->begin - rank * s->part;
+            int64_t offset = r->sharded_offset - s->begin - rank * s->part;
             f.unaligned += r->begin % PARAM_ALIGN || r->end % PARAM_ALIGN;
             f.misplaced += offset < 0 || offset + r->end - r->begin > s->part || r->kept != kept ||
-                           r->arranged_offset - z->arranged_offset[r->param] !=
-                               r->begin - p->offset;
+                           r->sharded_offset - z->sharded_offset[r->param] != r->begin - p->offset;
             f.other_bucket += r->begin < b.begin || r->end > b.end;
             f.mixed += kinds[r->param] != (s->codes ? ZERO_CODES : 0) + (s->muon ? ZERO_MUON : 0);
             f.misplaced += muon && !s->muon;
@@ -63,7 +62,7 @@ static Findings walk(const ZeroLayout *z, const uint8_t *kinds) {
             f.mixed += s->codes && r->end > p->offset + round_up64(param_size(p), PARAM_ALIGN);
             for (int64_t at = 0; at < r->end - r->begin; at++) {
                 f.overlaps += owned[r->begin + at]++ > 0;
-                f.overlaps += placed[r->arranged_offset + at]++ > 0;
+                f.overlaps += placed[r->sharded_offset + at]++ > 0;
             }
             f.covered += r->end - r->begin;
         }
@@ -91,7 +90,7 @@ TEST(every_element_has_one_place) {
     }
 }
 
-TEST(segments_tile_the_arranged_space) {
+TEST(segments_tile_the_sharded_layout) {
     for (int model = 0; model < MODELS; model++) {
         CLOSED(param_layout_free) ParamLayout layout = layout_of(models[model]);
         for (int i = 0; i < COUNTS; i++) {
@@ -119,7 +118,7 @@ TEST(one_rank_changes_nothing) {
     CLOSED(param_layout_free) ParamLayout layout = layout_of(models[0]);
     CLOSED(zero_free) ZeroLayout z = zero_layout(&layout, 1, NULL);
     for (int i = 0; i < layout.count; i++) {
-        CHECK_EQUAL(z.arranged_offset[i], layout.params[i].offset);
+        CHECK_EQUAL(z.sharded_offset[i], layout.params[i].offset);
     }
     CHECK_EQUAL(z.size, layout.size);
 }
@@ -129,16 +128,16 @@ TEST(faults_are_found) {
     CLOSED(param_layout_free) ParamLayout layout = layout_of(models[1]);
     FREED uint8_t *kinds = some_kinds(&layout, 2);
     CLOSED(zero_free) ZeroLayout z = zero_layout(&layout, 3, kinds);
-    int64_t place = z.arranged_offset[3]; // 2 and 3: the weight and bias of a norm
-    z.arranged_offset[3] = z.arranged_offset[2];
+    int64_t place = z.sharded_offset[3]; // 2 and 3: the weight and bias of a norm
+    z.sharded_offset[3] = z.sharded_offset[2];
     CHECK(walk(&z, kinds).overlaps > 0);
-    z.arranged_offset[3] = place;
+    z.sharded_offset[3] = place;
     z.segments[0].part -= PARAM_ALIGN;
     CHECK(walk(&z, kinds).covered < layout.size);
     z.segments[0].part += PARAM_ALIGN;
-    z.arranged_offset[0] += 8;
+    z.sharded_offset[0] += 8;
     CHECK(walk(&z, kinds).unaligned > 0);
-    z.arranged_offset[0] -= 8;
+    z.sharded_offset[0] -= 8;
     for (int i = 0; i < layout.count; i++) { kinds[i] ^= 1; }
     CHECK(walk(&z, kinds).mixed > 0);
 }
@@ -182,11 +181,11 @@ TEST(matrices_are_the_parameters) {
                      is_fc1 = param->id == TENSOR_FC1_WEIGHT;
                 const int *rows = is_qkv ? qkv : (is_fc1 ? halves : one);
                 int parts = is_qkv ? 3 : (is_fc1 ? 2 : 1);
-                int64_t place = z.arranged_offset[p];
+                int64_t place = z.sharded_offset[p];
                 for (int k = 0; k < parts; place += rows[k++] * 32, expected++) {
                     int found = 0;
                     for (int j = 0; j < count; j++) {
-                        found += m[j].arranged_offset == place && m[j].rows == rows[k] &&
+                        found += m[j].sharded_offset == place && m[j].rows == rows[k] &&
                                  m[j].columns == 32 && m[j].segment == z.segment[p];
                     }
                     CHECK_EQUAL(found, 1);

@@ -53,7 +53,7 @@ void muon_plan(Muon *m, const Run *run, const ZeroLayout *zero, Plan *plan) {
 
 void muon_start(Muon *m, Gpu *gpu) {
     int64_t *offsets = calloc_or_die((size_t)m->num_own, sizeof(int64_t));
-    for (int i = 0; i < m->num_own; i++) { offsets[i] = m->own[i].arranged_offset; }
+    for (int i = 0; i < m->num_own; i++) { offsets[i] = m->own[i].sharded_offset; }
     if (m->num_own > 0) {
         gpu_send(gpu, m->offsets, offsets, (size_t)m->num_own * sizeof(int64_t));
     }
@@ -65,7 +65,7 @@ void muon_free_plan(Muon *m) {
     free(m->own);
 }
 
-// Elements begin..end of the arranged space, which rank `from` sends to rank `to`.
+// Elements begin..end of the sharded layout, which rank `from` sends to rank `to`.
 typedef struct {
     int64_t begin, end;
     int from, to;
@@ -75,8 +75,8 @@ typedef struct {
 static Move move_of(const ZeroLayout *z, const ZeroMatrix *matrix, int rank, bool back) {
     const ZeroSegment *s = &z->segments[matrix->segment];
     int64_t begin = s->begin + rank * s->part;
-    return (Move){max64(matrix->arranged_offset, begin),
-                  min64(matrix->arranged_offset + elements_of(matrix), begin + s->part),
+    return (Move){max64(matrix->sharded_offset, begin),
+                  min64(matrix->sharded_offset + elements_of(matrix), begin + s->part),
                   back ? matrix->owner : rank, back ? rank : matrix->owner};
 }
 
@@ -113,7 +113,7 @@ static void exchange(const Muon *m, Comm *comm, int slot, char *gradients, GpuTy
     comm_begin(comm);
     for (const ZeroMatrix *matrix = m->matrices; matrix < m->matrices + m->num_matrices; matrix++) {
         const ZeroSegment *s = &z->segments[matrix->segment];
-        int rank = (int)((matrix->arranged_offset - s->begin) / s->part);
+        int rank = (int)((matrix->sharded_offset - s->begin) / s->part);
         for (Move v = move_of(z, matrix, rank, back); rank < z->ranks && v.begin < v.end;
              v = move_of(z, matrix, ++rank, back)) {
             comm_move(comm, gradients + v.begin * gpu_type_bytes(type), (CommType)type,

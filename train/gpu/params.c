@@ -53,7 +53,7 @@ static void cut_range(OptimizerState *s, int i, int64_t elements) {
     s->num_ranges++;
     r->end = r->begin + elements;
     r[1].begin += elements;
-    r[1].arranged_offset += elements;
+    r[1].sharded_offset += elements;
     r[1].kept += elements;
 }
 
@@ -331,13 +331,13 @@ static AdamWSegment segment_of(const Params *p, const ZeroRange *range, const in
     const StateArray *arrays = p->optimizer.arrays;
     const Param *param = &p->run->layout.params[range->param];
     void *exp_avg = state_address(&arrays[STATE_EXP_AVG], range->kept);
-    int64_t offset = range->arranged_offset - segment->begin;
+    int64_t offset = range->sharded_offset - segment->begin;
     void *weights = p->weights.segments[range->segment];
     bool codes = segment->codes;
     return (AdamWSegment){
         .first = range->begin,
         .n = range->end - range->begin,
-        .gradient = range->arranged_offset,
+        .gradient = range->sharded_offset,
         .master = state_address(&arrays[STATE_MASTER], range->kept),
         .exp_avg = exp_avg != NULL ? exp_avg : state_address(&arrays[STATE_MOMENTUM], range->kept),
         .exp_avg_sq = state_address(&arrays[STATE_EXP_AVG_SQ], range->kept),
@@ -412,15 +412,15 @@ void *params_weights(const Params *p, TensorId id, int layer, bool *codes) {
     if (q == NULL) { return NULL; }
     int i = (int)(q - p->run->layout.params), s = p->zero.segment[i];
     bool is_codes = p->zero.segments[s].codes;
-    int64_t offset = p->zero.arranged_offset[i] - p->zero.segments[s].begin;
+    int64_t offset = p->zero.sharded_offset[i] - p->zero.segments[s].begin;
     if (codes != NULL) { *codes = is_codes; }
     return (char *)p->weights.segments[s] + offset * (is_codes ? 1 : (int64_t)sizeof(Bf16));
 }
 
-// Returns the address of the gradients from an offset of the arranged space on.
-static Gradient gradients_from(const Params *p, int64_t arranged_offset) {
+// Returns the address of the gradients from an offset of the sharded layout on.
+static Gradient gradients_from(const Params *p, int64_t sharded_offset) {
     const AdamWUpdate *u = &p->optimizer.adamw;
-    return (Gradient){(char *)u->gradients + arranged_offset * gpu_type_bytes(u->gradient_type),
+    return (Gradient){(char *)u->gradients + sharded_offset * gpu_type_bytes(u->gradient_type),
                       u->gradient_type, false};
 }
 
@@ -429,7 +429,7 @@ Gradient params_gradient(const Params *p, TensorId id, int layer) {
     if (q == NULL || p->optimizer.adamw.gradients == NULL) {
         return (Gradient){NULL, p->optimizer.adamw.gradient_type, false};
     }
-    return gradients_from(p, p->zero.arranged_offset[q - p->run->layout.params]);
+    return gradients_from(p, p->zero.sharded_offset[q - p->run->layout.params]);
 }
 
 // ---- amaxes and counts of a step ----------------------------------------------------------------
@@ -484,7 +484,7 @@ void params_fetch_gradients(Params *p, float *host) {
     CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
     for (int i = 0; i < layout->count; i++) {
         float *to = host + layout->params[i].offset;
-        int64_t from = z->arranged_offset[i], n = param_size(&layout->params[i]);
+        int64_t from = z->sharded_offset[i], n = param_size(&layout->params[i]);
         for (int64_t k = 0; k < n; k++) {
             to[k] = g.type == TYPE_F32 ? ((const float *)all)[from + k]
                                        : bf16_decode(((const Bf16 *)all)[from + k]);

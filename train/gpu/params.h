@@ -5,7 +5,7 @@
 // (--optimizer-cpu-offload).
 //
 // The same code serves any number of ranks (ZeRO-1; model/zero.h explains segments, parts and the
-// arranged space). Gradients lie in the arranged space, and a rank keeps and updates its part of
+// sharded layout). Gradients lie in the sharded layout, and a rank keeps and updates its part of
 // every segment. A segment's new weights are gathered in place: in BF16, or as FP8 codes, to which
 // each rank quantises its part. Each bucket's gradients are exchanged by params_reduce() once they
 // are complete; its new weights are sent by params_update() and read after params_receive(). With

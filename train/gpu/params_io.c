@@ -136,7 +136,7 @@ static void fetch_model(Params *p, Bf16 *to) {
             for (const ZeroRange *r = p->optimizer.ranges;
                  r < p->optimizer.ranges + p->optimizer.num_ranges; r++) {
                 if (r->segment != s) { continue; }
-                gpu_to_bf16(p->gpu, weights + r->arranged_offset - segment->begin,
+                gpu_to_bf16(p->gpu, weights + r->sharded_offset - segment->begin,
                             state_address(&p->optimizer.arrays[STATE_MASTER], r->kept),
                             r->end - r->begin);
             }
@@ -148,7 +148,7 @@ static void fetch_model(Params *p, Bf16 *to) {
         for (int i = 0; i < layout->count && p->run->group.rank == 0; i++) {
             if (p->zero.segment[i] != s) { continue; }
             gpu_fetch(p->gpu, to + layout->params[i].offset,
-                      weights + p->zero.arranged_offset[i] - segment->begin,
+                      weights + p->zero.sharded_offset[i] - segment->begin,
                       (size_t)param_size(&layout->params[i]) * sizeof(Bf16));
         }
     }
