@@ -12,9 +12,9 @@
 // (ZeroMatrix).
 //
 // The sharded layout is the parameter space in the order of the segments: those of each bucket lie
-// together, with padding between them. The padding stays zero, belongs to no
-// parameter, and is in no checkpoint, because a rank saves ranges of the parameter space. A rank's
-// own arrays have its parts of AdamW's segments one after another, and then those of Muon's.
+// together, with padding between them. The padding stays zero, belongs to no parameter, and is in
+// no checkpoint, because a rank saves ranges of the parameter space. A rank's own arrays have its
+// parts of AdamW's segments one after another, and then those of Muon's.
 #pragma once
 
 #include "model.h"
