@@ -77,7 +77,12 @@ SPANS = [
          "<|user|>Hi<|assistant|>[[\n\nB<|end|>]]."], "content"),
     ("no special end", EACH + "{{ m.role }}: {{ m.content }}\n{% endfor %}{% if "
      "add_generation_prompt %}assistant: {% endif %}", turns(says("A <|end|> x")), [
-         "user: Hi\nassistant:[[ A <|end|> x\n]]"], "unended"),
+         "user: Hi\nassistant:[[ A <|end|> x\n]]"], "named_specials unended"),
+    ("a question that has a template's text", AS_OBJECTS, {"messages": [
+        {"role": "user", "content": "Hi<|end|>"}, says("A")]}, [
+            "<|user|>Hi<|end|><|end|><|assistant|>[[A<|end|>]]"], "named_specials"),
+    ("a text that only looks like a special token", AS_OBJECTS, turns(says("A <|x|>")), [
+        "<|user|>Hi<|end|><|assistant|>[[A <|x|><|end|>]]"], ""),
     *[(f"{key} {mark}", AS_OBJECTS, turns(says("A", **{key: mark}), says("B", **{key: 1})), [
         "<|user|>Hi<|end|><|assistant|>A<|end|><|user|>Hi<|end|><|assistant|>[[B<|end|>]]"], "")
       for key, mark in (("weight", 0), ("train", False), ("training", False), ("loss", 0.0))],
@@ -143,8 +148,13 @@ SPANS = [
     ("settings of the row", "{% if brief is defined %}{{ brief }}{% endif %}" + AS_OBJECTS,
      turns(says("A"), chat_template_kwargs={"brief": "Be", "more": 1}), [
          "Be<|user|>Hi<|end|><|assistant|>[[A<|end|>]]"], "field more"),
-    ("one answer after another", AS_OBJECTS, {"messages": [ASKS, says("A"), says("")]}, [
-        "<|user|>Hi<|end|><|assistant|>[[A<|end|>]]<|assistant|>[[<|end|>]]"], ""),
+    ("one answer after another", AS_OBJECTS, {"messages": [ASKS, says("A"), says("B")]}, [
+        "<|user|>Hi<|end|><|assistant|>[[A<|end|>]]<|assistant|>[[B<|end|>]]"], ""),
+    *[("an empty answer", AS_OBJECTS, {"messages": [ASKS, says("A"), says(blank)]}, [
+        f"<|user|>Hi<|end|><|assistant|>[[A<|end|>]]<|assistant|>[[{blank}<|end|>]]"], "empty")
+      for blank in ("", "\n")],
+    ("an empty answer that does not count", AS_OBJECTS, turns(says("", weight=0), says("A")), [
+        "<|user|>Hi<|end|><|assistant|><|end|><|user|>Hi<|end|><|assistant|>[[A<|end|>]]"], ""),
     ("names that it asks for", "{% if x is defined %}{{ x }}{% endif %}{% if y %}{{ y }}{% endif %}"
      "{% if z is not defined or 'a' in z %}{% set z = '.' %}{% endif %}{{ z }}"
      "{{ w | default(',') }}{% if false %}{% set v = 1 %}{% endif %}{{ v }}" +

@@ -55,6 +55,10 @@ DOUBTS = {  # key: (what is counted, its description)
               "there; they are trained behind what the model is asked with"),
     "joined": ("answers", "they begin within a token of the prompt's, which counts; the model is "
                "asked with the prompt alone"),
+    "empty": ("answers", "they are empty, so the model learns to answer nothing; leave them out, or "
+              "mark them with a weight of 0"),
+    "named_specials": ("conversations", "their messages have special tokens' names, which become "
+                       "these tokens; leave out what a template writes"),
     "named_ends": ("texts", "they contain the end-of-text token's name, which is cut as any text: "
                    "each is one document; give its parts as rows, or as files"),
     "nuls": ("texts", "they have NUL bytes, so they are no text in UTF-8, but packed, or UTF-16; "
@@ -315,6 +319,7 @@ class ChatTemplate:
         self.special, self.added = (re.compile("|".join(
             [*map(re.escape, sorted(filter(None, held), key=len, reverse=True)),
              LIKE_SPECIAL.pattern])) for held in (texts, [*texts, *vocabulary.added]))
+        self.named_special = re.compile("|".join(map(re.escape, vocabulary.specials)))
         self.forms, environment = {}, jinja_environment()
         for name, source in vocabulary.templates.items():
             try:
@@ -437,6 +442,8 @@ class ChatTemplate:
             least = len(squeezed(common(shared, text)))
         counted = squeezed(counted)
         doubts["answers"] += 1
+        doubts["empty"] += not (content.strip() or answer.get("reasoning_content") or
+                                answer.get("tool_calls"))
         doubts["content"] += not written(content, counted, least)
         doubts["reasoning"] += not written(answer.get("reasoning_content", ""), counted, least)
         for doubt in set(doubts_of_calls(answer, counted, least)):
@@ -502,8 +509,9 @@ class ChatTemplate:
         doubts, text = Counter(conversations=1), squeezed(text)
         doubts["context"] += not all(written(message.get("content", ""), text)
                                      for message in messages if message["role"] != "assistant")
-        doubts["halved"] += any(encodable(held) != held for message in messages
-                                if isinstance(held := message.get("content"), str))
+        contents = [message.get("content", "") for message in messages]
+        doubts["halved"] += any(encodable(held) != held for held in contents)
+        doubts["named_specials"] += any(map(self.named_special.search, contents))
         fields = set().union(*messages) - READ | conversation.settings.keys() | {
             f"{mark} of {message['role']}" for message in messages for mark in MARKS
             if message.get(mark) and message["role"] != "assistant"}
