@@ -55,8 +55,8 @@ DOUBTS = {  # key: (what is counted, its description)
               "there; they are trained behind what the model is asked with"),
     "joined": ("answers", "they begin within a token of the prompt's, which counts; the model is "
                "asked with the prompt alone"),
-    "empty": ("answers", "they are empty, so the model learns to answer nothing; leave them out, or "
-              "mark them with a weight of 0"),
+    "empty": ("answers", "they are empty, so the model learns to answer nothing; leave them out, "
+              "or mark them with a weight of 0"),
     "named_specials": ("conversations", "their messages have special tokens' names, which become "
                        "these tokens; leave out what a template writes"),
     "named_ends": ("texts", "they contain the end-of-text token's name, which is cut as any text: "
