@@ -680,21 +680,25 @@ static bool read_config(const cJSON *json, Options *o) {
 
 // Warns if a model was trained with dropout.
 static void warn_of_dropout(const cJSON *json) {
+    char found[200] = "";
     for (size_t i = 0; i < sizeof(dropouts) / sizeof(*dropouts); i++) {
         double p = json_number(json, dropouts[i], 0);
+        size_t used = strlen(found);
         if (!(p > 0)) { continue; }
-        warn("config.json: %s %g is not used: training here is without dropout", dropouts[i], p);
-        return;
+        snprintf(found + used, sizeof(found) - used, "%s%s %g", used > 0 ? ", " : "", dropouts[i],
+                 p);
     }
+    if (found[0] == '\0') { return; }
+    warn("config.json: %s: not used: training here is without dropout", found);
 }
 
-bool hf_options(const char *text, size_t bytes, Options *options) {
+bool hf_options(const char *text, size_t bytes, bool trains, Options *options) {
     cJSON *json = json_parse(text, bytes);
     bool ok = json == NULL ? fail("not JSON in UTF-8; download it again")
               : cJSON_IsObject(json)
                   ? read_config(json, options)
                   : fail("not a model's configuration, which is an object; download it again");
-    if (ok) { warn_of_dropout(json); }
+    if (ok && trains) { warn_of_dropout(json); }
     cJSON_Delete(json);
     return ok;
 }

@@ -330,8 +330,10 @@ bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab,
     data->windows = (data->tokens - !masked) / seq_length;
     data->targets = data->windows * seq_length;
     ok = ok && (data->windows > 0 ||
-                fail("%s: %lld tokens, fewer than one sequence of %d (--seq-length) and its target",
-                     pattern, (long long)data->tokens, seq_length));
+                fail("%s: %lld tokens, fewer than one sequence of %d (--seq-length) and its "
+                     "target; give more, or --seq-length %lld or less",
+                     pattern, (long long)data->tokens, seq_length,
+                     (long long)max64(1, data->tokens - !masked)));
     ok = ok && (!(masked || masks_ends) || list_windows(data));
     ok = ok && (data->windows > 0 ||
                 fail("%s: none of %lld tokens counts, by the masks beside them%s", pattern,

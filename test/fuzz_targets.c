@@ -385,11 +385,13 @@ static bool accepts_model_config(const uint8_t *data, size_t size) {
     if (access("c.txt", F_OK) != 0) { text_write("c.txt", "lr 1e-3"); }
     warnings_mute(true); // for keys that contradict each other
     if (!options_read(&o, 3, (char *[]){"fuzz", "--config", "c.txt"}) ||
-        !hf_options((const char *)data, size, &model) || !resolve_run(&o, &model, 1)) {
+        !hf_options((const char *)data, size, true, &model) || !resolve_run(&o, &model, 1)) {
         return false;
     }
     char *text = hf_config(&o, DTYPE_F32, -1, -1, (const char *)data, size);
-    if (!hf_options(text, strlen(text), &again)) { die("%s is refused:\n%s", error_text(), text); }
+    if (!hf_options(text, strlen(text), true, &again)) {
+        die("%s is refused:\n%s", error_text(), text);
+    }
     free(text);
     return true;
 }

@@ -216,9 +216,13 @@ def test_older_names_mean_the_same():
     tensors["lm_head.weight"] = tensors["transformer.wte.weight"]
     tensors["transformer.h.0.attn.bias"] = ("U8", [1, 1, 64, 64], bytes(4096))
     model_folder("old_hf", "gpt2", tensors, n_inner=None, tie_word_embeddings="drop",
-                 activation_function="gelu_pytorch_tanh", attn_pdrop=0.1)
-    says(imported("old_hf", "old_gpt2").err,
-         "warning: config.json: attn_pdrop 0.1 is not used: training here is without dropout\n")
+                 activation_function="gelu_pytorch_tanh", embd_pdrop=0.2, attn_pdrop=0.1)
+    told = ("warning: config.json: embd_pdrop 0.2, attn_pdrop 0.1: not used: training here is "
+            "without dropout\n")
+    says(imported("old_hf", "old_gpt2").err, told)
+    says(run("train_gpt", "--load", "old_gpt2", "--plan").err, told)
+    for words in (("--sample-only", "--sample-length", 1), ("--eval-only", "--valid-data", DATA[1])):
+        says(run("train_gpt", "--load", "old_gpt2", *words).err, "!dropout")
     assert gradients("old.g", "--load", "old_gpt2") == read("gpt2.a")
 
 

@@ -505,7 +505,9 @@ TEST(bad_data_sets_are_refused) {
         const char *expected;
     } rows[] = {
         {"nothing_*.bin", 8, "nothing_*.bin: no such file; make shards with"},
-        {"stream_0.bin", 5, "5 tokens, fewer than one sequence of 5 (--seq-"},
+        {"stream_0.bin", 5,
+         "5 tokens, fewer than one sequence of 5 (--seq-length) and its target; give more, or "
+         "--seq-length 4 or less"},
         {"none.bin", 4, "none of 12 tokens counts"},
         {"stream_*.bin", 4, "stream_2.bin.starts: missing; it says where"},
     };

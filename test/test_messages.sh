@@ -60,8 +60,8 @@ test_refusals() {
 0|tiny --data 'd/*train*.bin'|
 1|tiny --data cut.bin|--data cut.bin: the header says|the file holds 238|damaged or cut short
 1|tiny --data alone.bin --vocab-size 100|--data alone.bin: token |outside the vocabulary of 100|--vocab-size
-1|train --global-batch-size 500|--data d/x_train.bin: |sequences of 64 tokens, fewer than|--global-batch-size 500
-1|tiny --data d/x_val.bin --seq-length 512|--data d/x_val.bin: |tokens, fewer than one sequence of 512 (--seq-length)
+1|train --global-batch-size 500|--data d/x_train.bin: |sequences of 64 tokens, fewer than|--global-batch-size 500|or a shorter --seq-length
+1|tiny --data d/x_val.bin --seq-length 512|--data d/x_val.bin: |tokens, fewer than one sequence of 512 (--seq-length)|; give more, or --seq-length
 1|train --valid-data cut.bin|--valid-data cut.bin: the header
 1|tiny|--data is missing|--help
 1|train --tokenizer text|--tokenizer text: not a tokenizer.bin|./tokenize

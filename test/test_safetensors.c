@@ -277,7 +277,7 @@ static bool reads(const char *family, const char *changes, Options *o) {
     cJSON_Delete(config);
     cJSON_Delete(others);
     *o = (Options){0};
-    return hf_options(text, strlen(text), o);
+    return hf_options(text, strlen(text), true, o);
 }
 
 // A value of another type than a key has, by transformers 5.23, is refused: the default would be

@@ -78,7 +78,7 @@ static void announce_train_data(const Run *run) {
     const Mixture *m = &run->train_data;
     if (options_train(o) && m->windows < o->global_batch_size) {
         die("--data %s: %lld sequence%s of %d tokens, fewer than one --global-batch-size %d; give "
-            "more data or a smaller batch",
+            "more data, a smaller batch or a shorter --seq-length",
             o->data, (long long)m->windows, plural(m->windows), o->seq_length,
             o->global_batch_size);
     }
