@@ -37,8 +37,8 @@ char *hf_config(const Options *options, Dtype dtype, int begin_of_text, int end_
                 const char *start, size_t start_bytes);
 
 // Sets the model's options from a config.json of any version of transformers. Their source becomes
-// SOURCE_CHECKPOINT. Refuses features that the trainers do not have. trains: warns of dropout, which
-// only training would use.
+// SOURCE_CHECKPOINT. Refuses features that the trainers do not have. trains: warns of dropout,
+// which only training would use.
 bool hf_options(const char *text, size_t bytes, bool trains, Options *options);
 
 END_C

@@ -493,8 +493,8 @@ static bool open_model(Checkpoint *c, const char *folder, const Options *o, Opti
     } else if (ok) {
         size_t bytes;
         char *text = file_read(path_format(path, "%s/config.json", c->path), &bytes);
-        ok = text != NULL && (hf_options(text, bytes, options_train(o), was) ||
-                              fail("%s: %s", path, error_text()));
+        ok = text != NULL &&
+             (hf_options(text, bytes, options_train(o), was) || fail("%s: %s", path, error_text()));
         free(text);
     }
     path_format(path, "%s/" MODEL_FILE, c->path);

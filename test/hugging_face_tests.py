@@ -221,7 +221,7 @@ def test_older_names_mean_the_same():
             "without dropout\n")
     says(imported("old_hf", "old_gpt2").err, told)
     says(run("train_gpt", "--load", "old_gpt2", "--plan").err, told)
-    for words in (("--sample-only", "--sample-length", 1), ("--eval-only", "--valid-data", DATA[1])):
+    for words in ("--sample-only", "--sample-length", 1), ("--eval-only", "--valid-data", DATA[1]):
         says(run("train_gpt", "--load", "old_gpt2", *words).err, "!dropout")
     assert gradients("old.g", "--load", "old_gpt2") == read("gpt2.a")
 
