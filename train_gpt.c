@@ -171,7 +171,7 @@ static void plan_activations(Trainer *t) {
     enum { LOGITS = 16 << 20 }; // most elements of a chunk of logits, which has at least one row
     const ModelConfig *c = &t->run.config;
     Plan *plan = &t->plan;
-    int64_t B = t->run.options.sample_only ? 1 : t->run.options.micro_batch_size;
+    int64_t B = options_batch(&t->run.options);
     int64_t T = c->seq_length, M = B * T, C = c->channels;
     int64_t heads = (int64_t)c->num_heads * c->head_size;
     int64_t backward = options_train(&t->run.options) ? M : 0; // rows of a backward pass

@@ -105,7 +105,7 @@ static void trainer_free_plan(Trainer *t) {
 // error_text(), if the plan is not possible.
 static bool trainer_plan(Trainer *t, NumberSupport support, int64_t memory) {
     run_configure(&t->run, support);
-    int tokens = (int)t->run.options.micro_batch_size * t->run.config.seq_length;
+    int tokens = options_batch(&t->run.options) * t->run.config.seq_length;
     if (!support_shapes(&t->run.config, tokens)) { return false; }
     plan_buffers(t, 0);
     int64_t excess = t->plan.bytes + FIT_OVERHEAD_BYTES - memory;
@@ -229,7 +229,7 @@ static void trainer_open(Trainer *t) {
     }
     allocate(t);
     attention_start(&t->gpu,
-                    attention_shape(t, t->run.options.micro_batch_size, t->run.config.seq_length));
+                    attention_shape(t, options_batch(options), t->run.config.seq_length));
     run_beat(&t->run, DOING_WAIT, "opening NCCL");
     or_die(comm_open(&t->comm, &t->run.group, &t->gpu, SLOT_WEIGHTS + t->run.layout.num_buckets));
     params_start(&t->params, &t->gpu, &t->comm);
@@ -907,7 +907,7 @@ static void print_plan(Trainer *t) {
         printf("  %-34s %12s\n", "all ranks of a machine", format_bytes(size, host_bytes(t)));
         printf("  %-34s %12s\n", "available here", format_bytes(size, host_memory(NULL)));
     }
-    print_fits(&t->run, support, (int64_t)memory);
+    if (!t->run.options.sample_only) { print_fits(&t->run, support, (int64_t)memory); }
     exit_answered();
 }
 

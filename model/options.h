@@ -196,6 +196,10 @@ static inline bool options_train(const Options *o) {
 static inline bool options_save(const Options *o) {
     return options_train(o) && o->save[0] != '\0';
 }
+// The number of sequences for which a trainer plans memory.
+static inline int options_batch(const Options *o) {
+    return o->sample_only ? 1 : o->micro_batch_size;
+}
 
 // Returns the first step, from `step` (1 or more) on, that --iterations-to-skip names; INT64_MAX:
 // none.

@@ -80,10 +80,14 @@ test_samples_need_the_folder_alone() {
     done
 }
 
+memory_plan() {
+    sed -n '/^Memory plan/,/^  all /p'
+}
+
 # The blocks share the activations of one, and there is one sequence. Planned as for training, a small
 # model with sequences of 8,192 tokens did not fit in 22 GiB.
 test_samples_need_no_memory_for_training() {
-    local way training=' block .* x 3 |^ *(d residual|first moment|gradients) '
+    local trainer way training=' block .* x 3 |^ *(d residual|first moment|gradients) '
     expect_status 0 train_gpt --load theirs --plan || return
     is "$(grep -cE "$training" log) $(grep -c ' inputs  *1.00 KiB' log)" '11 1'
     for way in --sample-only '--eval-only --valid-data d/x_val.bin'; do
@@ -93,6 +97,12 @@ test_samples_need_no_memory_for_training() {
     done
     expect_status 0 train_gpt --load theirs --plan --sample-only
     grep -q ' inputs  *256 B' log || fail "more than one sequence: $(cat log)"
+    for trainer in "${trainers[@]}"; do
+        "$trainer" --load theirs --plan --sample-only | memory_plan >planned
+        "$trainer" --load theirs --plan --sample-only --micro-batch-size 1 | memory_plan >one
+        [[ -s one ]] && cmp planned one || fail "$trainer: more than one sequence: $(cat planned)"
+        ! "$trainer" --load theirs --plan --sample-only | grep -q 'What fits' || fail "batches of a sample"
+    done
 }
 
 # Evaluations and resumed runs, with the shape or without.

@@ -46,7 +46,7 @@ static size_t batch_bytes(const Batches *b) {
 
 void batches_plan(Batches *b, const Run *run, Plan *plan) {
     const Options *o = &run->options;
-    AttentionShape shape = attention_shape_of(run, o->micro_batch_size, o->seq_length);
+    AttentionShape shape = attention_shape_of(run, options_batch(o), o->seq_length);
     *b = (Batches){.shape = shape,
                    .tokens = shape.B * shape.T,
                    .vocab = run->config.vocab,

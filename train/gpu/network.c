@@ -146,7 +146,7 @@ AttentionShape attention_shape_of(const Run *run, int B, int T) {
 void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan) {
     const Run *run = params->run;
     const ModelConfig *c = &run->config;
-    int64_t T = c->seq_length, M = run->options.micro_batch_size * T, C = c->channels;
+    int64_t T = c->seq_length, M = options_batch(&run->options) * T, C = c->channels;
     int64_t heads = (int64_t)c->num_heads * c->head_size, inputs = max64(C, heads);
     int64_t outputs = max64(fc1_rows(c), qkv_rows(c));
     int64_t sums = partial_sums_bytes(M, max64(outputs, 3 * C));
@@ -175,7 +175,7 @@ void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan) {
     plan_form(n, plan, "d residual, FP8", d_rows, C, &n->d_residual.rows);
     plan_form(n, plan, "d residual, FP8, transposed", C, d_rows, &n->d_residual.columns);
 
-    AttentionShape shape = attention_shape_of(run, run->options.micro_batch_size, c->seq_length);
+    AttentionShape shape = attention_shape_of(run, options_batch(&run->options), c->seq_length);
     gpu->workspace_bytes = GEMM_WORKSPACE_BYTES;
     // enough for the scores of the deterministic backward pass, for a sequence of 8192 tokens and
     // 32 heads
