@@ -262,26 +262,51 @@ static void resolve(Trainer *t) {
     t->head = resolve_linear(t, LINEAR_HEAD, 0);
 }
 
+static void configure(Trainer *t) {
+    const Options *options = &t->run.options;
+    bool rounds = options->bf16 || options->fp8_format != FP8_FORMAT_NONE;
+    run_configure(&t->run, (NumberSupport){rounds ? NUMBER_BF16 : NUMBER_FP32, NULL, 0});
+}
+
+static void plan_memory(Trainer *t) {
+    plan_state(t);
+    plan_activations(t);
+}
+
+static int64_t planned_bytes(void *group, const Options *options) {
+    Trainer *t = calloc_or_die(1, sizeof(Trainer));
+    t->run.options = *options;
+    t->run.group = *(const Group *)group;
+    configure(t);
+    plan_memory(t);
+    int64_t bytes = t->plan.bytes;
+    run_free_configuration(&t->run);
+    free(t->blocks);
+    plan_free(&t->plan);
+    free(t);
+    return bytes;
+}
+
 // Before the call, all of *t must be zero, except run.options and run.group.
 static void trainer_open(Trainer *t) {
     const Options *options = &t->run.options;
-    bool rounds = options->bf16 || options->fp8_format != FP8_FORMAT_NONE;
-    NumberSupport support = {rounds ? NUMBER_BF16 : NUMBER_FP32, NULL, 0};
-    run_configure(&t->run, support);
+    char device[128], size[32], have[32], fit[80];
+    configure(t);
     run_announce(&t->run);
     options_note_idle(options, false);
     t->whole = (Bucket){0, t->run.layout.size};
-    plan_state(t);
-    plan_activations(t);
+    plan_memory(t);
+    double memory = host_memory(NULL);
+    run_say_fit(&t->run, memory, planned_bytes, &t->run.group, fit);
     if (options->plan) {
         plan_print(&t->plan, "Memory plan", stdout);
+        if (fit[0] != '\0') { printf("What fits %s\n  %s\n", format_bytes(have, memory), fit); }
         exit_answered();
     }
-    char device[128], size[32], have[32];
-    if (!((double)t->plan.bytes <= host_memory(NULL))) {
-        die("out of memory: the plan needs %s, %s are available: try a smaller --micro-batch-size, "
-            "--seq-length or model (--plan)",
-            format_bytes(size, (double)t->plan.bytes), format_bytes(have, host_memory(NULL)));
+    if (!((double)t->plan.bytes <= memory)) {
+        die("out of memory: the plan needs %s, %s are available: try %s%sa smaller model (--plan)",
+            format_bytes(size, (double)t->plan.bytes), format_bytes(have, memory), fit,
+            fit[0] != '\0' ? ", or " : "");
     }
     snprintf(device, sizeof(device), "CPU, %d thread%s", omp_get_max_threads(),
              plural(omp_get_max_threads()));

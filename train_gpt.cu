@@ -129,13 +129,62 @@ static int64_t device_memory(const Options *options, size_t free_bytes) {
     return most > 0 && most < (double)free_bytes ? (int64_t)most : (int64_t)free_bytes;
 }
 
+// Returns the bytes of the plan on a device with `memory` bytes; INT64_MAX: no plan is possible.
+// *host becomes the bytes of host memory for all ranks of this machine; NULL: not wanted.
+static int64_t planned_memory(const Options *options, const Group *group, NumberSupport support,
+                              int64_t memory, double *host) {
+    Trainer *t = (Trainer *)calloc_or_die(1, sizeof(Trainer));
+    t->run.options = *options;
+    t->run.group = *group;
+    bool possible = trainer_plan(t, support, memory);
+    int64_t device = possible ? t->plan.bytes : INT64_MAX;
+    if (host != NULL) { *host = possible ? host_bytes(t) : 0; }
+    run_free_configuration(&t->run);
+    trainer_free_plan(t);
+    free(t);
+    return device;
+}
+
+// Sets a micro-batch size, and rounds the requested global batch size up to a multiple of size *
+// ranks. The global batch size matters because the gradients' type depends on whether a step has
+// several micro-batches.
+static void set_micro_batch(Options *o, const Run *run, int size) {
+    o->micro_batch_size = size;
+    o->global_batch_size = (int)round_up64(run->options.global_batch_size,
+                                           (int64_t)size * run->group.ranks);
+}
+
+// A run, and the device to plan it for.
+typedef struct {
+    const Run *run;
+    NumberSupport support;
+    int64_t memory;
+} PlannedRun;
+
+// Returns the bytes that a run with these options takes of the device.
+static int64_t planned_bytes(void *context, const Options *options) {
+    const PlannedRun *p = (const PlannedRun *)context;
+    Options o = *options;
+    set_micro_batch(&o, p->run, o.micro_batch_size);
+    int64_t bytes = planned_memory(&o, &p->run->group, p->support, p->memory, NULL);
+    return min64(bytes, INT64_MAX - FIT_OVERHEAD_BYTES) + FIT_OVERHEAD_BYTES;
+}
+
+// Returns the smaller sizes with which the run fits (run_say_fit).
+static const char *say_fit(const Run *run, NumberSupport support, int64_t memory, char out[80]) {
+    PlannedRun p = {run, support, memory};
+    return run_say_fit(run, (double)memory, planned_bytes, &p, out);
+}
+
 // Dies if the plan does not fit in `memory` bytes. Called before anything is allocated or read.
-static void check_memory(const Trainer *t, int64_t memory) {
-    char need[32], have[32];
+static void check_memory(const Trainer *t, NumberSupport support, int64_t memory) {
+    char need[32], have[32], fit[80];
     int64_t bytes = t->plan.bytes + FIT_OVERHEAD_BYTES / 2;
     if (bytes > memory) {
-        die("the run needs %s of device memory, %s are free: --plan lists what fits",
-            format_bytes(need, (double)bytes), format_bytes(have, (double)memory));
+        const bool some = say_fit(&t->run, support, memory, fit)[0] != '\0';
+        die("the run needs %s of device memory, %s are free: --plan lists what fits%s%s",
+            format_bytes(need, (double)bytes), format_bytes(have, (double)memory),
+            some ? ", such as " : "", fit);
     }
 }
 
@@ -208,7 +257,7 @@ static void trainer_open(Trainer *t) {
     or_die(trainer_plan(t, support, memory));
     run_announce(&t->run);
     options_note_idle(options, true);
-    check_memory(t, memory);
+    check_memory(t, support, memory);
     check_host_memory(t);
     snprintf(device, sizeof(device), "%s, compute capability %d.%d, %s", t->gpu.name,
              t->gpu.capability / 10, t->gpu.capability % 10,
@@ -228,8 +277,7 @@ static void trainer_open(Trainer *t) {
                    : "without state of the optimizer, which fits on the GPU");
     }
     allocate(t);
-    attention_start(&t->gpu,
-                    attention_shape(t, options_batch(options), t->run.config.seq_length));
+    attention_start(&t->gpu, attention_shape(t, options_batch(options), t->run.config.seq_length));
     run_beat(&t->run, DOING_WAIT, "opening NCCL");
     or_die(comm_open(&t->comm, &t->run.group, &t->gpu, SLOT_WEIGHTS + t->run.layout.num_buckets));
     params_start(&t->params, &t->gpu, &t->comm);
@@ -820,31 +868,6 @@ static void trainer_restore(Trainer *t) {
 
 // ---- --plan: what fits --------------------------------------------------------------------------
 
-// Returns the bytes of the plan on a device with `memory` bytes; INT64_MAX: no plan is possible.
-// *host becomes the bytes of host memory for all ranks of this machine; NULL: not wanted.
-static int64_t planned_memory(const Options *options, const Group *group, NumberSupport support,
-                              int64_t memory, double *host) {
-    Trainer *t = (Trainer *)calloc_or_die(1, sizeof(Trainer));
-    t->run.options = *options;
-    t->run.group = *group;
-    bool possible = trainer_plan(t, support, memory);
-    int64_t device = possible ? t->plan.bytes : INT64_MAX;
-    if (host != NULL) { *host = possible ? host_bytes(t) : 0; }
-    run_free_configuration(&t->run);
-    trainer_free_plan(t);
-    free(t);
-    return device;
-}
-
-// Sets a micro-batch size, and rounds the requested global batch size up to a multiple of size *
-// ranks. The global batch size matters because the gradients' type depends on whether a step has
-// several micro-batches.
-static void set_micro_batch(Options *o, const Run *run, int size) {
-    o->micro_batch_size = size;
-    o->global_batch_size = (int)round_up64(run->options.global_batch_size,
-                                           (int64_t)size * run->group.ranks);
-}
-
 // Returns the largest micro-batch size that fits; 0: not even one sequence fits.
 static int largest_micro_batch(Options o, const Run *run, NumberSupport support, int64_t memory) {
     int fits = 0;
@@ -863,8 +886,12 @@ static int largest_micro_batch(Options o, const Run *run, NumberSupport support,
 static void print_fits(const Run *run, NumberSupport support, int64_t memory) {
     enum { MOMENTS = STATE_8BIT + 1, LEVELS = RECOMPUTE_BLOCK + 1, WAYS = 2 * MOMENTS * LEVELS };
     const OptionRow *recompute = option_row("recompute"), *moments = option_row("adam-dtype");
-    char size[32], words[2][OPTION_TEXT];
+    char size[32], words[2][OPTION_TEXT], fit[80];
     printf("What fits %s\n", format_bytes(size, (double)memory));
+    // the lines below have micro-batches of whole sequences
+    if (strstr(say_fit(run, support, memory, fit), "--seq-length") != NULL) {
+        printf("  %s, and the other options as they are\n", fit);
+    }
     for (int way = 0; way < WAYS; way++) {
         Options o = run->options;
         o.recompute = way % LEVELS;

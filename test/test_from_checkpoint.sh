@@ -100,7 +100,7 @@ test_samples_need_no_memory_for_training() {
     for trainer in "${trainers[@]}"; do
         "$trainer" --load theirs --plan --sample-only | memory_plan >planned
         "$trainer" --load theirs --plan --sample-only --micro-batch-size 1 | memory_plan >one
-        [[ -s one ]] && cmp planned one || fail "$trainer: more than one sequence: $(cat planned)"
+        if [[ ! -s one ]] || ! cmp planned one; then fail "$trainer: more than one sequence: $(cat planned)"; fi
         ! "$trainer" --load theirs --plan --sample-only | grep -q 'What fits' || fail "batches of a sample"
     done
 }

@@ -189,7 +189,9 @@ for model in "$llama" "$qwen" "$qwen $fp8"; do
     check "the LM head in chunks: the same loss, ${model:(-14)}" head_in_chunks $model
 done
 too_large() {
-    refused "of device memory, .* are free: --plan lists what fits" $large --data d/x_train.bin --vocab-size 257
+    refused "of device memory, .* are free: --plan lists what fits" $large --data d/x_train.bin --vocab-size 257 &&
+        refused "lists what fits, such as --micro-batch-size [1-9][0-9]*$" --model gpt2-124m \
+            --micro-batch-size 4096 --data d/x_train.bin --vocab-size 257
 }
 check "a run too large is refused" too_large
 # A deterministic backward pass takes memory with the square of the length: --plan says what fits
@@ -203,6 +205,10 @@ order_costs_memory() {
             $(grep -c 'offload .* of host memory$' out) -eq 9 ]]
 }
 check "the plan says what the order of sums costs" order_costs_memory
+plans_shorter_sequences() {
+    $gpu $long --plan --device-memory-gib 2 >out && grep '^  --micro-batch-size 1 --seq-length [1-9][0-9]*, and' out
+}
+check "the plan names a length that fits" plans_shorter_sequences
 # Several micro-batches add to gradients in FP32. What fits counts these for each listed size, which
 # is not the run's own.
 counts_wide_gradients() {

@@ -373,6 +373,19 @@ test_plan_allocates_nothing() {
     # less than is available, by a limit of its own
     expect_said 1 'out of memory: the plan needs' "${limited[@]}" --model gpt2-124m --vocab-size 257 \
         --data d/x_train.bin --seq-length 64
+    mkdir -p small/proc && echo 'MemAvailable: 100000 kB' >small/proc/meminfo
+    local options=(--model llama-tiny --data d/x_train.bin --max-position-embeddings 8192 --train-iters 1)
+    local fits='--micro-batch-size 1 --seq-length 4096'
+    export LLM8_TEST_ROOT=small
+    expect_said 1 "97.66 MiB are available: try $fits, or a smaller model" \
+        train_gpt "${options[@]}" --seq-length 8192
+    expect_said 0 'What fits 97.66 MiB' train_gpt "${options[@]}" --seq-length 8192 --plan
+    says "  $fits"
+    # shellcheck disable=SC2086 # words
+    expect_status 0 train_gpt "${options[@]}" $fits --plan || return
+    ! grep 'What fits' log || fail "it does not fit"
+    expect_said 1 'available: try a smaller model' train_gpt --model gpt2-124m --data d/x_train.bin
+    unset LLM8_TEST_ROOT
 }
 
 test_checkpoints_are_listed() {

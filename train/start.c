@@ -76,6 +76,27 @@ void run_free_configuration(Run *run) {
     param_layout_free(&run->layout);
 }
 
+const char *run_say_fit(const Run *run, double memory, PlannedBytes planned, void *context,
+                        char out[80]) {
+    enum { SHORTEST = 128 };
+    Options o = run->options;
+    bool fits = false;
+    for (out[0] = '\0'; !(fits = (double)planned(context, &o) <= memory);) {
+        int *size = options_batch(&o) > 1 ? &o.micro_batch_size : &o.seq_length;
+        if (size == &o.seq_length && *size <= SHORTEST) { break; }
+        *size /= 2;
+    }
+    const int sizes[2] = {o.micro_batch_size, o.seq_length};
+    const int were[2] = {run->options.micro_batch_size, run->options.seq_length};
+    for (int i = 0; fits && i < 2; i++) {
+        size_t used = strlen(out);
+        if (sizes[i] == were[i]) { continue; }
+        snprintf(out + used, 80 - used, "%s--%s %d", used > 0 ? " " : "",
+                 i == 0 ? "micro-batch-size" : "seq-length", sizes[i]);
+    }
+    return out;
+}
+
 void run_announce(Run *run) {
     const Options *o = &run->options;
     const Precision *p = &run->precision;

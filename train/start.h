@@ -15,6 +15,13 @@ void run_resolve_options(Run *run);
 void run_configure(Run *run, NumberSupport support);
 void run_free_configuration(Run *run);
 
+// Returns the bytes of the plan with these options.
+typedef int64_t (*PlannedBytes)(void *context, const Options *options);
+// Returns the options that make the plan fit `memory` bytes: a smaller micro-batch and then, if one
+// sequence does not fit, shorter sequences. "": none are needed, or none are enough.
+const char *run_say_fit(const Run *run, double memory, PlannedBytes planned, void *context,
+                        char out[80]);
+
 // Prints what run_configure has decided; or answers --list-checkpoints, --list-tensors or --export,
 // and exits.
 void run_announce(Run *run);
