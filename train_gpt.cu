@@ -45,10 +45,10 @@ typedef struct {
     bool warm; // the micro-step has been launched kernel by kernel
 } Replay;
 
-// Flags of a micro-batch's place in its step. The first micro-batch waits for each bucket's new
-// weights before it reads them. The last one adds up each bucket's gradients over the ranks as soon
-// as these gradients are complete.
-enum { MICRO_FIRST = 1, MICRO_LAST = 2, MICRO_PLACES = 4 };
+// Flags of a micro-batch: which one of its step it is. The first micro-batch waits for each
+// bucket's new weights before it reads them. The last one adds up each bucket's gradients over the
+// ranks as soon as these gradients are complete.
+enum { MICRO_FIRST = 1, MICRO_LAST = 2, MICRO_KINDS = 4 };
 
 // The number of steps whose events are in use: the step in flight, and the two steps before it.
 enum { RESULTS = 3 };
@@ -66,7 +66,7 @@ typedef struct {
     Batches batches;
     float *sample_logits; // [V] on the host: the logits of a sample's next token
 
-    Replay micro[MICRO_PLACES];
+    Replay micro[MICRO_KINDS];
     Pending *pending; // [RESULTS], pinned
     // first: the first step of this process. enqueued: the step to enqueue next; the steps from
     // progress.step to enqueued - 1 are in flight.
@@ -291,7 +291,7 @@ static int trainer_close(Trainer *t) {
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
     t->run.used_bytes = (double)(all_bytes - free_bytes);
     // closing NCCL would wait for graphs with collectives, so these are destroyed first
-    for (int i = 0; i < MICRO_PLACES; i++) {
+    for (int i = 0; i < MICRO_KINDS; i++) {
         cudaGraphExec_t graph = t->micro[i].graph;
         if (graph != NULL) { CUDA_CHECK(cudaGraphExecDestroy(graph)); }
     }
@@ -523,11 +523,11 @@ static void head_loss(Trainer *t, int M, float gradient_scale, bool accumulate, 
 }
 
 // Goes backward from d_norm, the gradient of the final norm's output, down to the embeddings.
-static void model_backward(Trainer *t, int B, int T, int place) {
+static void model_backward(Trainer *t, int B, int T, int kind) {
     const ModelConfig *c = &t->run.config;
     Network *net = &t->net;
     Gpu *gpu = &t->gpu;
-    bool accumulate = !(place & MICRO_FIRST), last = place & MICRO_LAST;
+    bool accumulate = !(kind & MICRO_FIRST), last = kind & MICRO_LAST;
     size_t residual_bytes = (size_t)B * T * c->channels * sizeof(Bf16);
     gpu_clear(gpu, FAMILY_NORMS, net->d_residual.bf16, residual_bytes);
     norm_backward(t, &net->final_norm, B * T, accumulate);
@@ -563,58 +563,58 @@ static void model_backward(Trainer *t, int B, int T, int place) {
 
 // ---- update -----------------------------------------------------------------------------------
 
-static void micro_step(Trainer *t, int place) {
+static void micro_step(Trainer *t, int kind) {
     const Options *o = &t->run.options;
     int B = o->micro_batch_size, T = o->seq_length;
     float gradient_scale = (float)(1.0 / t->run.precision.step_tokens);
-    if (place & MICRO_FIRST) {
+    if (kind & MICRO_FIRST) {
         params_expect(&t->params, true);
         gpu_stamp(&t->gpu, &t->params.optimizer.state->began);
     }
     model_forward(t, B, T, PASS_TRAIN);
-    head_loss(t, B * T, gradient_scale, !(place & MICRO_FIRST), PASS_TRAIN);
-    model_backward(t, B, T, place);
+    head_loss(t, B * T, gradient_scale, !(kind & MICRO_FIRST), PASS_TRAIN);
+    model_backward(t, B, T, kind);
 }
 
-static int micro_place(const Trainer *t, int micro) {
+static int micro_kind(const Trainer *t, int micro) {
     bool last = micro + 1 == run_micro_batches(&t->run);
     return (micro == 0 ? MICRO_FIRST : 0) | (last ? MICRO_LAST : 0);
 }
 
 // Runs a micro-step (Replay). Steps that count FP8 codes are launched kernel by kernel.
-static void replay_micro_step(Trainer *t, int place) {
-    Replay *r = &t->micro[place];
+static void replay_micro_step(Trainer *t, int kind) {
+    Replay *r = &t->micro[kind];
     if (!t->run.options.cuda_graphs || !r->warm || t->params.counting) {
-        micro_step(t, place);
+        micro_step(t, kind);
         r->warm = true;
         return;
     }
     if (r->graph == NULL) {
         cudaGraph_t graph;
         CUDA_CHECK(cudaStreamBeginCapture(t->gpu.stream, cudaStreamCaptureModeThreadLocal));
-        micro_step(t, place);
+        micro_step(t, kind);
         CUDA_CHECK(cudaStreamEndCapture(t->gpu.stream, &graph));
         CUDA_CHECK(cudaGraphInstantiate(&r->graph, graph, 0));
         CUDA_CHECK(cudaGraphDestroy(graph));
     }
     CUDA_CHECK(cudaGraphLaunch(r->graph, t->gpu.stream));
     // the graph contains the waits for the new weights
-    if (place & MICRO_FIRST) { params_expect(&t->params, false); }
+    if (kind & MICRO_FIRST) { params_expect(&t->params, false); }
 }
 
 // Runs the first micro-step of a checked step twice. The results must be the same, or the run ends
 // before the update changes the state.
-static void checked_micro_step(Trainer *t, int place, int64_t step) {
+static void checked_micro_step(Trainer *t, int kind, int64_t step) {
     Check *c = &t->check;
-    c->summed = t->run.group.ranks > 1 && (place & MICRO_LAST);
-    replay_micro_step(t, place);
+    c->summed = t->run.group.ranks > 1 && (kind & MICRO_LAST);
+    replay_micro_step(t, kind);
     check_hash(c, 0);
     bool counting = t->params.counting;
     t->params.counting = false; // codes are counted in one pass only
-    replay_micro_step(t, place);
+    replay_micro_step(t, kind);
     check_hash(c, 1);
     if (!check_repeats(c)) {
-        replay_micro_step(t, place);
+        replay_micro_step(t, kind);
         check_hash(c, 2);
     }
     t->params.counting = counting;
@@ -703,11 +703,11 @@ static void enqueue(Trainer *t, int64_t n) {
         Batch *s = batches_next(&t->batches);
         run_batch(run, ahead, micro, s->inputs, s->targets, s->documents);
         batches_send(&t->batches, o->micro_batch_size, o->seq_length);
-        int place = micro_place(t, micro);
+        int kind = micro_kind(t, micro);
         if (is_checked(t, n) && micro == 0) {
-            checked_micro_step(t, place, n + 1);
+            checked_micro_step(t, kind, n + 1);
         } else {
-            replay_micro_step(t, place);
+            replay_micro_step(t, kind);
         }
     }
     if (o->dump_gradients[0] != '\0') { dump_gradients(t); }
@@ -951,7 +951,7 @@ static void profile_step(Trainer *t) {
     gpu_profile_begin(&t->gpu);
     for (int micro = 0; micro < run_micro_batches(run); micro++) {
         run_beat(run, DOING_WAIT, "profiling a step");
-        micro_step(t, micro_place(t, micro));
+        micro_step(t, micro_kind(t, micro));
     }
     StepInput input = {
         .lr = 0.0, .step = run->progress.step, .targets = run->precision.step_tokens};

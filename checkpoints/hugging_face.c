@@ -38,7 +38,7 @@ int hf_tensors(const ParamLayout *layout, Dtype dtype, const void *weights, Tens
             const char *name = gpt2 ? row->gpt2_name : row->llama_names[part];
             int64_t rows = row->rows == DIM_VOCAB ? c->vocab : part_rows[part]; // without padding
             TensorEntry *t = &(*tensors)[count++];
-            bool linear = row->place == PLACE_BLOCK && row->cols != DIM_NONE;
+            bool linear = row->section == SECTION_BLOCK && row->cols != DIM_NONE;
             t->dtype = fp8 && !linear ? DTYPE_BF16 : dtype;
             t->dims = row->cols == DIM_NONE ? 1 : 2;
             t->transposed = gpt2 && linear;
@@ -49,7 +49,7 @@ int hf_tensors(const ParamLayout *layout, Dtype dtype, const void *weights, Tens
             first += rows * p->cols;
             if (p->id == TENSOR_HEAD_WEIGHT) {
                 snprintf(t->name, TENSOR_NAME, "%s", name);
-            } else if (row->place == PLACE_BLOCK) {
+            } else if (row->section == SECTION_BLOCK) {
                 snprintf(t->name, TENSOR_NAME, "%s.%s.%d.%s", body, blocks, p->layer, name);
             } else {
                 snprintf(t->name, TENSOR_NAME, "%s.%s", body, name);

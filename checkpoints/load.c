@@ -509,16 +509,16 @@ static bool open_model(Checkpoint *c, const char *folder, const Options *o, Opti
 
 // Refuses --resume latest if the run's folder was moved or copied and its config.txt still names
 // the old path.
-static bool check_place(const Options *o) {
+static bool check_folder(const Options *o) {
     char path[PATH_LENGTH], words[2][SHELL_WORD];
     path_format(path, "%s", o->config);
-    const char *place = dirname(path);
-    bool elsewhere = option_source(o, "save") == SOURCE_FILE && checkpoint_newest(place) >= 0 &&
-                     !path_is(place, path_id(o->save));
+    const char *folder = dirname(path);
+    bool elsewhere = option_source(o, "save") == SOURCE_FILE && checkpoint_newest(folder) >= 0 &&
+                     !path_is(folder, path_id(o->save));
     return !elsewhere ||
            fail("--resume latest: %s names --save %s, but its own folder has "
                 "checkpoints, too: give --save %s or --save %s",
-                o->config, o->save, shell_word(words[0], place), shell_word(words[1], o->save));
+                o->config, o->save, shell_word(words[0], folder), shell_word(words[1], o->save));
 }
 
 bool checkpoint_model(Checkpoint *start, Options *o, Options *was) {
@@ -527,7 +527,7 @@ bool checkpoint_model(Checkpoint *start, Options *o, Options *was) {
     char path[PATH_LENGTH];
     *start = (Checkpoint){0};
     if (newest == STEP_UNREADABLE) { return fail("--resume latest: %s", error_text()); }
-    if (latest && !check_place(o)) { return false; }
+    if (latest && !check_folder(o)) { return false; }
     o->resumes = newest >= 0 || (o->resume[0] != '\0' && strcmp(o->resume, "latest") != 0);
     path_format(path, "%s", o->resumes ? o->resume : o->load);
     if (newest >= 0) { checkpoint_path(path, o->save, newest); }

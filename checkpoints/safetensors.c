@@ -107,7 +107,7 @@ static bool fail_entry(const SafeTensors *st, const cJSON *item) {
 }
 
 // Sorts the entries by begin. Fails unless their data fill the file, without gaps or overlaps.
-static bool check_places(SafeTensors *st, int64_t data_bytes) {
+static bool check_offsets(SafeTensors *st, int64_t data_bytes) {
     int64_t end = 0;
     int i = 0;
     qsort(st->entries, (size_t)st->count, sizeof(TensorEntry), compare_entries);
@@ -158,7 +158,7 @@ static bool read_header(SafeTensors *st, size_t bytes) {
         }
     }
     cJSON_Delete(header);
-    return ok && check_places(st, (int64_t)bytes - st->data);
+    return ok && check_offsets(st, (int64_t)bytes - st->data);
 }
 
 bool safetensors_open(SafeTensors *st, const char *path) {

@@ -66,14 +66,14 @@ void blend_free(Blend *b) {
     *b = (Blend){0};
 }
 
-int blend_draw(const Blend *b, int64_t sample, int64_t *place) {
+int blend_draw(const Blend *b, int64_t sample, int64_t *index) {
     BlendTurn turn = b->turns[sample % b->period];
-    *place = sample / b->period * b->parts[turn.source] + turn.place;
+    *index = sample / b->period * b->parts[turn.source] + turn.index;
     return turn.source;
 }
 
 int64_t blend_count(const Blend *b, int source, int64_t n) {
     int64_t turn = n % b->period - 1;
     while (turn >= 0 && b->turns[turn].source != source) { turn--; }
-    return n / b->period * b->parts[source] + (turn < 0 ? 0 : b->turns[turn].place + 1);
+    return n / b->period * b->parts[source] + (turn < 0 ? 0 : b->turns[turn].index + 1);
 }

@@ -20,7 +20,7 @@ enum { BLEND_PERIOD = 1 << 20 };
 
 typedef struct {
     int source;
-    int place; // how many samples of this source come before the turn in the period
+    int index; // how many samples of this source come before the turn in the period
 } BlendTurn;
 
 typedef struct {
@@ -34,8 +34,8 @@ typedef struct {
 bool blend_make(Blend *blend, const double *weights, int count);
 void blend_free(Blend *blend);
 
-// Returns the source of a sample. Sets *place to how many samples of that source come before it.
-int blend_draw(const Blend *blend, int64_t sample, int64_t *place);
+// Returns the source of a sample. Sets *index to how many samples of that source come before it.
+int blend_draw(const Blend *blend, int64_t sample, int64_t *index);
 // Returns how many of the first n samples come from a source. This is also the number of the
 // source's next sample.
 int64_t blend_count(const Blend *blend, int source, int64_t n);

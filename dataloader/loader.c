@@ -129,14 +129,14 @@ static bool is_beside(const char *path) {
     return ends_in(path, mask_file.ending) || ends_in(path, starts_file.ending);
 }
 
-bool shards_find(const char *pattern, int place, TokenFile *shard) {
+bool shards_find(const char *pattern, int index, TokenFile *shard) {
     glob_t files;
     bool ok = token_files_find(&files, pattern, shard_kind), found = false;
     for (size_t i = 0; ok && !found && i < files.gl_pathc; i++) {
         if (is_beside(files.gl_pathv[i])) { continue; }
         ok = shard_open(shard, files.gl_pathv[i]);
         if (!ok) { break; }
-        found = shard->header[place] != 0;
+        found = shard->header[index] != 0;
         close(shard->file);
         shard->file = -1;
     }
@@ -435,14 +435,14 @@ static bool find_starts(const Dataset *data, int64_t begin, const int *inputs, i
 static const Dataset *find_window(const Loader *loader, int64_t sample, MaskedWindow *window) {
     int source = loader->blend != NULL ? blend_draw(loader->blend, sample, &sample) : 0;
     const Dataset *data = &loader->data[source];
-    int64_t epoch = sample / data->windows, place = sample % data->windows;
+    int64_t epoch = sample / data->windows, index = sample % data->windows;
     if (loader->shuffle) { // each source has a seed of its own; the first source has the run's
         uint64_t other = rng_bits(loader->seed, UINT64_MAX - (uint64_t)source);
         uint64_t key = rng_bits(source == 0 ? loader->seed : other, (uint64_t)epoch);
-        place = (int64_t)rng_permute(key, (uint64_t)data->windows, (uint64_t)place);
+        index = (int64_t)rng_permute(key, (uint64_t)data->windows, (uint64_t)index);
     }
-    *window = data->with_targets != NULL ? data->with_targets[place]
-                                         : (MaskedWindow){place, data->seq_length};
+    *window = data->with_targets != NULL ? data->with_targets[index]
+                                         : (MaskedWindow){index, data->seq_length};
     return data;
 }
 

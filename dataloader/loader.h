@@ -87,10 +87,10 @@ bool token_file_read(const TokenFile *f, int64_t begin, int64_t n, uint32_t *out
 bool shard_open(TokenFile *shard, const char *path);
 
 // Of the shards that a glob pattern matches, finds the first whose header is not 0 at index
-// `place`: a shard with conversations for SHARD_MASKED or SHARD_STARTED; any shard for 0, the index
+// `index`: a shard with conversations for SHARD_MASKED or SHARD_STARTED; any shard for 0, the index
 // of the magic number. The shard is closed. Returns false if no shard fits, or if a shard before it
 // cannot be read.
-bool shards_find(const char *pattern, int place, TokenFile *shard);
+bool shards_find(const char *pattern, int index, TokenFile *shard);
 
 // Makes the header of a shard, in which the mark of the tokenizer is 0.
 void shard_header(int32_t header[SHARD_HEADER_BYTES / 4], int token_bytes, int64_t count);

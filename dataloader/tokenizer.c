@@ -162,20 +162,20 @@ char *tokenizer_config_json(void) {
 // ---- tokens by their bytes ----------------------------------------------------------------------
 
 // Returns the index of these bytes in the hash table, or of the empty entry where they belong.
-static size_t find_place(const Encoder *e, const unsigned char *bytes, size_t n) {
+static size_t find_entry(const Encoder *e, const unsigned char *bytes, size_t n) {
     uint64_t hash = 14695981039346656037ull; // FNV-1a
     for (size_t i = 0; i < n; i++) { hash = (hash ^ bytes[i]) * 1099511628211ull; }
-    size_t place = (hash ^ hash >> 29) & e->mask;
-    for (; e->table[place] >= 0; place = (place + 1) & e->mask) {
+    size_t entry = (hash ^ hash >> 29) & e->mask;
+    for (; e->table[entry] >= 0; entry = (entry + 1) & e->mask) {
         int length;
-        const unsigned char *other = tokenizer_decode(e->tokenizer, e->table[place], &length);
+        const unsigned char *other = tokenizer_decode(e->tokenizer, e->table[entry], &length);
         if ((size_t)length == n && memcmp(other, bytes, n) == 0) { break; }
     }
-    return place;
+    return entry;
 }
 
 static int find_token(const Encoder *e, const unsigned char *bytes, size_t n) {
-    return n > 0 && n <= LONGEST_TOKEN ? e->table[find_place(e, bytes, n)] : -1;
+    return n > 0 && n <= LONGEST_TOKEN ? e->table[find_entry(e, bytes, n)] : -1;
 }
 
 bool encoder_open(Encoder *e, const Tokenizer *t) {
@@ -199,9 +199,9 @@ bool encoder_open(Encoder *e, const Tokenizer *t) {
                         "scripts/prepare_data --tokenizer does it with a tokenizer.json",
                         id, length);
         }
-        size_t place = find_place(e, bytes, (size_t)length);
+        size_t entry = find_entry(e, bytes, (size_t)length);
         // if two tokens have the same bytes, the first is used
-        if (length > 0 && e->table[place] < 0) { e->table[place] = id; }
+        if (length > 0 && e->table[entry] < 0) { e->table[entry] = id; }
     }
     for (int byte = 0; byte < 256; byte++) {
         unsigned char text = (unsigned char)byte;

@@ -383,8 +383,8 @@ void moment_decode(float *x, Moment which, const uint8_t *codes, const uint16_t 
 #pragma omp parallel for
     for (int64_t i = 0; i < n; i++) {
         float unit = moment_unit(scales[(skip + i) / MOMENT_BLOCK], which);
-        float place = which == MOMENT_FIRST ? (float)(int8_t)codes[i] : (float)codes[i];
-        x[i] = moment_level(place, unit, which);
+        float code = which == MOMENT_FIRST ? (float)(int8_t)codes[i] : (float)codes[i];
+        x[i] = moment_level(code, unit, which);
     }
 }
 

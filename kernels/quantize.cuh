@@ -466,11 +466,11 @@ __global__ void __launch_bounds__(SQUARE_THREADS, SOURCE::OUTPUTS == 1 ? 3 : 2)
             }
         }
         if (out.rows.codes == nullptr || !inside) { continue; }
-        int64_t place = row * (int64_t)width + k * N + column;
+        int64_t offset = row * (int64_t)width + k * N + column;
 #pragma unroll
-        for (int i = 0; i < THREAD_ROWS; i++, place += width) {
+        for (int i = 0; i < THREAD_ROWS; i++, offset += width) {
             uint2 both = make_uint2(codes[0][i], codes[1][i]);
-            *reinterpret_cast<uint2 *>(out.rows.codes + place) = both;
+            *reinterpret_cast<uint2 *>(out.rows.codes + offset) = both;
         }
     }
     if (out.columns.codes == nullptr) { return; }

@@ -70,9 +70,9 @@ __global__ void __launch_bounds__(ROPE_THREADS, NORM ? 4 : SM_THREADS / ROPE_THR
     float squares = 0.0f;
 #pragma unroll
     for (int k = 0; k < TURNS; k++) {
-        unsigned place = (lane + k * lanes) * WIDTH;
-        if (NORM && place >= half) { continue; }
-        p[k] = load_pairs<WIDTH>(qkv + at + place, half);
+        unsigned element = (lane + k * lanes) * WIDTH;
+        if (NORM && element >= half) { continue; }
+        p[k] = load_pairs<WIDTH>(qkv + at + element, half);
         for (int j = 0; j < WIDTH && NORM; j++) {
             squares = fmaf(p[k].a.v[j], p[k].a.v[j], fmaf(p[k].b.v[j], p[k].b.v[j], squares));
         }
@@ -85,19 +85,19 @@ __global__ void __launch_bounds__(ROPE_THREADS, NORM ? 4 : SM_THREADS / ROPE_THR
     const Bf16 *weight = head < (unsigned)r.H ? r.query_weight : r.key_weight;
 #pragma unroll
     for (int k = 0; k < TURNS; k++) {
-        unsigned place = (lane + k * lanes) * WIDTH;
-        if (NORM && place >= half) { continue; }
+        unsigned element = (lane + k * lanes) * WIDTH;
+        if (NORM && element >= half) { continue; }
         if (!NORM || head < (unsigned)(r.H + r.G)) {
             if (NORM) {
-                Pairs w = load_pairs<WIDTH>(weight + place, half);
+                Pairs w = load_pairs<WIDTH>(weight + element, half);
                 for (int j = 0; j < WIDTH; j++) {
                     p[k].a.v[j] *= rstd * w.a.v[j];
                     p[k].b.v[j] *= rstd * w.b.v[j];
                 }
             }
-            turn<WIDTH>(p[k], r.table + token % (unsigned)r.T * r.D + place, half, direction);
+            turn<WIDTH>(p[k], r.table + token % (unsigned)r.T * r.D + element, half, direction);
         }
-        store_pairs<WIDTH>(out + at + place, half, p[k]);
+        store_pairs<WIDTH>(out + at + element, half, p[k]);
     }
 }
 
@@ -171,9 +171,9 @@ __global__ void __launch_bounds__(ROPE_THREADS, 2)
     Pairs w[TURNS], sums[TURNS] = {};
 #pragma unroll
     for (int k = 0; k < TURNS; k++) {
-        unsigned place = (lane + k * lanes) * WIDTH;
+        unsigned element = (lane + k * lanes) * WIDTH;
         w[k] = {};
-        if (place < half) { w[k] = load_pairs<WIDTH>(weight + place, half); }
+        if (element < half) { w[k] = load_pairs<WIDTH>(weight + element, half); }
     }
     for (unsigned row = blockIdx.x * groups + group; row < rows; row += gridDim.x * groups) {
         unsigned token = row / heads, head = first + row % heads;
@@ -182,11 +182,11 @@ __global__ void __launch_bounds__(ROPE_THREADS, 2)
         float squares = 0.0f, projected = 0.0f; // sums of x^2 and of x * gradient * weight
 #pragma unroll
         for (int k = 0; k < TURNS; k++) {
-            unsigned place = (lane + k * lanes) * WIDTH;
-            if (place >= half) { continue; }
-            x[k] = load_pairs<WIDTH>(qkv + at + place, half);
-            d[k] = load_pairs<WIDTH>(d_qkv + at + place, half);
-            turn<WIDTH>(d[k], r.table + token % (unsigned)r.T * r.D + place, half, -1.0f);
+            unsigned element = (lane + k * lanes) * WIDTH;
+            if (element >= half) { continue; }
+            x[k] = load_pairs<WIDTH>(qkv + at + element, half);
+            d[k] = load_pairs<WIDTH>(d_qkv + at + element, half);
+            turn<WIDTH>(d[k], r.table + token % (unsigned)r.T * r.D + element, half, -1.0f);
             for (int j = 0; j < WIDTH; j++) {
                 float a = x[k].a.v[j], b = x[k].b.v[j];
                 squares = fmaf(a, a, fmaf(b, b, squares));
@@ -198,23 +198,23 @@ __global__ void __launch_bounds__(ROPE_THREADS, 2)
         float along = -head_sum(projected, lanes, mask) * inverse * rstd * rstd;
 #pragma unroll
         for (int k = 0; k < TURNS; k++) {
-            unsigned place = (lane + k * lanes) * WIDTH;
-            if (place >= half) { continue; }
+            unsigned element = (lane + k * lanes) * WIDTH;
+            if (element >= half) { continue; }
             for (int j = 0; j < WIDTH; j++) {
                 sums[k].a.v[j] = fmaf(d[k].a.v[j], x[k].a.v[j] * rstd, sums[k].a.v[j]);
                 sums[k].b.v[j] = fmaf(d[k].b.v[j], x[k].b.v[j] * rstd, sums[k].b.v[j]);
                 d[k].a.v[j] = rstd * fmaf(x[k].a.v[j], along, d[k].a.v[j] * w[k].a.v[j]);
                 d[k].b.v[j] = rstd * fmaf(x[k].b.v[j], along, d[k].b.v[j] * w[k].b.v[j]);
             }
-            store_pairs<WIDTH>(d_qkv + at + place, half, d[k]);
+            store_pairs<WIDTH>(d_qkv + at + element, half, d[k]);
         }
     }
 #pragma unroll
     for (int k = 0; k < TURNS; k++) {
-        unsigned place = (lane + k * lanes) * WIDTH;
-        for (int j = 0; j < WIDTH && place < half; j++) {
-            shared[group * r.D + place + j] = sums[k].a.v[j];
-            shared[group * r.D + place + j + half] = sums[k].b.v[j];
+        unsigned element = (lane + k * lanes) * WIDTH;
+        for (int j = 0; j < WIDTH && element < half; j++) {
+            shared[group * r.D + element + j] = sums[k].a.v[j];
+            shared[group * r.D + element + j + half] = sums[k].b.v[j];
         }
     }
     __syncthreads();

@@ -9,45 +9,45 @@
 
 // clang-format off
 static const TensorRow table[TENSOR_COUNT] = {
-    [TENSOR_TOKEN_EMBEDDING] = {"token_embedding.weight", PLACE_EMBEDDING, IN_ALL, DIM_VOCAB,
+    [TENSOR_TOKEN_EMBEDDING] = {"token_embedding.weight", SECTION_EMBEDDING, IN_ALL, DIM_VOCAB,
      DIM_CHANNELS, INIT_NORMAL, "wte.weight", {"embed_tokens.weight"}},
-    [TENSOR_POSITION_EMBEDDING] = {"position_embedding.weight", PLACE_EMBEDDING, IN_GPT2,
+    [TENSOR_POSITION_EMBEDDING] = {"position_embedding.weight", SECTION_EMBEDDING, IN_GPT2,
      DIM_POSITIONS, DIM_CHANNELS, INIT_NORMAL, "wpe.weight", {0}},
-    [TENSOR_NORM1_WEIGHT] = {"norm1.weight", PLACE_BLOCK, IN_ALL, DIM_CHANNELS, DIM_NONE, INIT_ONE,
+    [TENSOR_NORM1_WEIGHT] = {"norm1.weight", SECTION_BLOCK, IN_ALL, DIM_CHANNELS, DIM_NONE, INIT_ONE,
      "ln_1.weight", {"input_layernorm.weight"}},
-    [TENSOR_NORM1_BIAS] = {"norm1.bias", PLACE_BLOCK, IN_GPT2, DIM_CHANNELS, DIM_NONE, INIT_ZERO,
+    [TENSOR_NORM1_BIAS] = {"norm1.bias", SECTION_BLOCK, IN_GPT2, DIM_CHANNELS, DIM_NONE, INIT_ZERO,
      "ln_1.bias", {0}},
-    [TENSOR_QKV_WEIGHT] = {"qkv.weight", PLACE_BLOCK, IN_ALL, DIM_QKV, DIM_CHANNELS, INIT_NORMAL,
+    [TENSOR_QKV_WEIGHT] = {"qkv.weight", SECTION_BLOCK, IN_ALL, DIM_QKV, DIM_CHANNELS, INIT_NORMAL,
      "attn.c_attn.weight",
      {"self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"}},
-    [TENSOR_QKV_BIAS] = {"qkv.bias", PLACE_BLOCK, IN_QKV_BIAS, DIM_QKV, DIM_NONE, INIT_ZERO,
+    [TENSOR_QKV_BIAS] = {"qkv.bias", SECTION_BLOCK, IN_QKV_BIAS, DIM_QKV, DIM_NONE, INIT_ZERO,
      "attn.c_attn.bias",
      {"self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"}},
-    [TENSOR_ATTENTION_OUT_WEIGHT] = {"attention_out.weight", PLACE_BLOCK, IN_ALL, DIM_CHANNELS,
+    [TENSOR_ATTENTION_OUT_WEIGHT] = {"attention_out.weight", SECTION_BLOCK, IN_ALL, DIM_CHANNELS,
      DIM_HEADS, INIT_RESIDUAL, "attn.c_proj.weight", {"self_attn.o_proj.weight"}},
-    [TENSOR_ATTENTION_OUT_BIAS] = {"attention_out.bias", PLACE_BLOCK, IN_GPT2, DIM_CHANNELS,
+    [TENSOR_ATTENTION_OUT_BIAS] = {"attention_out.bias", SECTION_BLOCK, IN_GPT2, DIM_CHANNELS,
      DIM_NONE, INIT_ZERO, "attn.c_proj.bias", {0}},
-    [TENSOR_NORM2_WEIGHT] = {"norm2.weight", PLACE_BLOCK, IN_ALL, DIM_CHANNELS, DIM_NONE, INIT_ONE,
+    [TENSOR_NORM2_WEIGHT] = {"norm2.weight", SECTION_BLOCK, IN_ALL, DIM_CHANNELS, DIM_NONE, INIT_ONE,
      "ln_2.weight", {"post_attention_layernorm.weight"}},
-    [TENSOR_NORM2_BIAS] = {"norm2.bias", PLACE_BLOCK, IN_GPT2, DIM_CHANNELS, DIM_NONE, INIT_ZERO,
+    [TENSOR_NORM2_BIAS] = {"norm2.bias", SECTION_BLOCK, IN_GPT2, DIM_CHANNELS, DIM_NONE, INIT_ZERO,
      "ln_2.bias", {0}},
-    [TENSOR_FC1_WEIGHT] = {"fc1.weight", PLACE_BLOCK, IN_ALL, DIM_FC1, DIM_CHANNELS, INIT_NORMAL,
+    [TENSOR_FC1_WEIGHT] = {"fc1.weight", SECTION_BLOCK, IN_ALL, DIM_FC1, DIM_CHANNELS, INIT_NORMAL,
      "mlp.c_fc.weight", {"mlp.gate_proj.weight", "mlp.up_proj.weight"}},
-    [TENSOR_FC1_BIAS] = {"fc1.bias", PLACE_BLOCK, IN_GPT2, DIM_FC1, DIM_NONE, INIT_ZERO,
+    [TENSOR_FC1_BIAS] = {"fc1.bias", SECTION_BLOCK, IN_GPT2, DIM_FC1, DIM_NONE, INIT_ZERO,
      "mlp.c_fc.bias", {0}},
-    [TENSOR_FC2_WEIGHT] = {"fc2.weight", PLACE_BLOCK, IN_ALL, DIM_CHANNELS, DIM_FFN, INIT_RESIDUAL,
+    [TENSOR_FC2_WEIGHT] = {"fc2.weight", SECTION_BLOCK, IN_ALL, DIM_CHANNELS, DIM_FFN, INIT_RESIDUAL,
      "mlp.c_proj.weight", {"mlp.down_proj.weight"}},
-    [TENSOR_FC2_BIAS] = {"fc2.bias", PLACE_BLOCK, IN_GPT2, DIM_CHANNELS, DIM_NONE, INIT_ZERO,
+    [TENSOR_FC2_BIAS] = {"fc2.bias", SECTION_BLOCK, IN_GPT2, DIM_CHANNELS, DIM_NONE, INIT_ZERO,
      "mlp.c_proj.bias", {0}},
-    [TENSOR_FINAL_NORM_WEIGHT] = {"final_norm.weight", PLACE_FINAL, IN_ALL, DIM_CHANNELS, DIM_NONE,
+    [TENSOR_FINAL_NORM_WEIGHT] = {"final_norm.weight", SECTION_FINAL, IN_ALL, DIM_CHANNELS, DIM_NONE,
      INIT_ONE, "ln_f.weight", {"norm.weight"}},
-    [TENSOR_FINAL_NORM_BIAS] = {"final_norm.bias", PLACE_FINAL, IN_GPT2, DIM_CHANNELS, DIM_NONE,
+    [TENSOR_FINAL_NORM_BIAS] = {"final_norm.bias", SECTION_FINAL, IN_GPT2, DIM_CHANNELS, DIM_NONE,
      INIT_ZERO, "ln_f.bias", {0}},
-    [TENSOR_HEAD_WEIGHT] = {"head.weight", PLACE_FINAL, IN_UNTIED, DIM_VOCAB, DIM_CHANNELS,
+    [TENSOR_HEAD_WEIGHT] = {"head.weight", SECTION_FINAL, IN_UNTIED, DIM_VOCAB, DIM_CHANNELS,
      INIT_NORMAL, "lm_head.weight", {"lm_head.weight"}},
-    [TENSOR_QUERY_NORM_WEIGHT] = {"query_norm.weight", PLACE_BLOCK, IN_QK_NORM, DIM_HEAD, DIM_NONE,
+    [TENSOR_QUERY_NORM_WEIGHT] = {"query_norm.weight", SECTION_BLOCK, IN_QK_NORM, DIM_HEAD, DIM_NONE,
      INIT_ONE, NULL, {"self_attn.q_norm.weight"}},
-    [TENSOR_KEY_NORM_WEIGHT] = {"key_norm.weight", PLACE_BLOCK, IN_QK_NORM, DIM_HEAD, DIM_NONE,
+    [TENSOR_KEY_NORM_WEIGHT] = {"key_norm.weight", SECTION_BLOCK, IN_QK_NORM, DIM_HEAD, DIM_NONE,
      INIT_ONE, NULL, {"self_attn.k_norm.weight"}},
 };
 // clang-format on
@@ -117,13 +117,13 @@ static bool model_has(const ModelConfig *c, const TensorRow *row) {
     return false;
 }
 
-static void append_params(ParamLayout *layout, TensorPlace place, int layer) {
+static void append_params(ParamLayout *layout, ModelSection section, int layer) {
     const ModelConfig *c = &layout->config;
     Bucket *bucket = &layout->buckets[layout->num_buckets++];
     bucket->begin = layout->size;
     for (int id = 0; id < TENSOR_COUNT; id++) {
         const TensorRow *row = &table[id];
-        if (row->place != place || !model_has(c, row)) { continue; }
+        if (row->section != section || !model_has(c, row)) { continue; }
         if (layout->first[id] < 0) { layout->first[id] = layout->count; }
         Param *p = &layout->params[layout->count++];
         *p = (Param){(TensorId)id, layer, layout->size, dim_size(c, row->rows),
@@ -141,11 +141,11 @@ ParamLayout param_layout(const ModelConfig *config) {
     layout.params = calloc_or_die(most, sizeof(Param));
     layout.buckets = calloc_or_die((size_t)config->num_layers + 2, sizeof(Bucket));
     for (int id = 0; id < TENSOR_COUNT; id++) { layout.first[id] = -1; }
-    append_params(&layout, PLACE_EMBEDDING, -1);
+    append_params(&layout, SECTION_EMBEDDING, -1);
     int embeddings = layout.count;
-    for (int l = 0; l < config->num_layers; l++) { append_params(&layout, PLACE_BLOCK, l); }
+    for (int l = 0; l < config->num_layers; l++) { append_params(&layout, SECTION_BLOCK, l); }
     layout.block_params = (layout.count - embeddings) / config->num_layers;
-    append_params(&layout, PLACE_FINAL, -1);
+    append_params(&layout, SECTION_FINAL, -1);
     return layout;
 }
 
@@ -157,7 +157,7 @@ void param_layout_free(ParamLayout *layout) {
 
 const Param *param_find(const ParamLayout *layout, TensorId id, int layer) {
     if (id == TENSOR_COUNT || layout->first[id] < 0) { return NULL; }
-    int skip = table[id].place == PLACE_BLOCK ? layer * layout->block_params : 0;
+    int skip = table[id].section == SECTION_BLOCK ? layer * layout->block_params : 0;
     return &layout->params[layout->first[id] + skip];
 }
 
@@ -177,13 +177,13 @@ float param_decay(const Param *p, const Options *options) {
 float param_lr_mult(const Param *p, const Options *options) {
     const TensorRow *row = &table[p->id];
     if (row->cols == DIM_NONE) { return (float)options->vector_lr_mult; }
-    if (row->place == PLACE_EMBEDDING) { return (float)options->embedding_lr_mult; }
-    return row->place == PLACE_FINAL ? (float)options->head_lr_mult : 1.0f;
+    if (row->section == SECTION_EMBEDDING) { return (float)options->embedding_lr_mult; }
+    return row->section == SECTION_FINAL ? (float)options->head_lr_mult : 1.0f;
 }
 
 int param_matrices(const ModelConfig *c, const Param *p, int rows[HF_PARTS]) {
     const TensorRow *row = &table[p->id];
-    bool matrix = row->place == PLACE_BLOCK && row->cols != DIM_NONE;
+    bool matrix = row->section == SECTION_BLOCK && row->cols != DIM_NONE;
     return matrix ? dim_parts(c, row->rows, rows) : 0;
 }
 
@@ -233,7 +233,7 @@ int64_t matmul_weights(const ModelConfig *c) {
     int64_t block = 0;
     for (int id = 0; id < TENSOR_COUNT; id++) {
         const TensorRow *row = &table[id];
-        if (row->place == PLACE_BLOCK && row->cols != DIM_NONE && model_has(c, row)) {
+        if (row->section == SECTION_BLOCK && row->cols != DIM_NONE && model_has(c, row)) {
             block += (int64_t)dim_size(c, row->rows) * dim_size(c, row->cols);
         }
     }

@@ -70,7 +70,8 @@ typedef enum {
     TENSOR_COUNT
 } TensorId;
 
-typedef enum { PLACE_EMBEDDING, PLACE_BLOCK, PLACE_FINAL } TensorPlace;
+// The section of the model in which a tensor is.
+typedef enum { SECTION_EMBEDDING, SECTION_BLOCK, SECTION_FINAL } ModelSection;
 // The models that have a tensor.
 typedef enum { IN_ALL, IN_GPT2, IN_QKV_BIAS, IN_QK_NORM, IN_UNTIED } TensorIn;
 typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL } TensorInit; // see model_init
@@ -93,7 +94,7 @@ enum { HF_PARTS = 3 };
 
 typedef struct {
     const char *name;
-    TensorPlace place;
+    ModelSection section;
     TensorIn in;
     Dim rows, cols;
     TensorInit init;

@@ -131,14 +131,14 @@ bool option_is_shape(const OptionRow *row, Arch arch) {
 bool option_is_inherited(const OptionRow *row, const Options *continues) {
     bool load = row->offset == offsetof(Options, load);
     if (continues == NULL || of_model(row) || load) { return of_model(row) || load; }
-    bool place = row->effect == EFFECT_NOTHING && option_is_path(row);
+    bool path = row->effect == EFFECT_NOTHING && option_is_path(row);
     bool evaluates = row->effect == EFFECT_PRECISION || row->effect == EFFECT_EVALUATION ||
                      row->offset == offsetof(Options, global_batch_size) ||
                      row->offset == offsetof(Options, micro_batch_size);
     bool machine = strcmp(row->group, "Several GPUs") == 0 ||
                    row->offset == offsetof(Options, device_memory_gib) ||
                    row->offset == offsetof(Options, optimizer_cpu_offload);
-    return !place && !machine && row->effect != EFFECT_ACTION &&
+    return !path && !machine && row->effect != EFFECT_ACTION &&
            (options_train(continues) || evaluates);
 }
 

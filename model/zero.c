@@ -101,9 +101,9 @@ int zero_matrices(const ZeroLayout *z, ZeroMatrix **matrices) {
         const Param *p = &layout->params[i];
         int rows[HF_PARTS], segment = z->segment[i];
         int parts = z->segments[segment].muon ? param_matrices(&layout->config, p, rows) : 0;
-        int64_t place = z->sharded_offset[i];
-        for (int k = 0; k < parts; place += (int64_t)rows[k++] * p->cols) {
-            (*matrices)[count++] = (ZeroMatrix){rows[k], p->cols, place, segment, 0};
+        int64_t offset = z->sharded_offset[i];
+        for (int k = 0; k < parts; offset += (int64_t)rows[k++] * p->cols) {
+            (*matrices)[count++] = (ZeroMatrix){rows[k], p->cols, offset, segment, 0};
         }
     }
     qsort(*matrices, (size_t)count, sizeof(ZeroMatrix), compare_matrices);

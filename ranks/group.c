@@ -506,7 +506,7 @@ static bool seat(Attempt *attempt, int file) {
     bool known = heard && h.rank > 0 && h.rank < w->ranks && h.connection >= 0 &&
                  h.connection < CONNECTIONS;
     Peer *p = known ? &w->peers[h.rank] : NULL;
-    int *place = known ? &p->files[h.connection] : NULL;
+    int *current = known ? &p->files[h.connection] : NULL;
     if (!heard) {
         warn("a connection to %s is ignored: it is not from a rank", attempt->address);
     } else if (strcmp(h.token, attempt->mine.token) != 0) {
@@ -521,12 +521,12 @@ static bool seat(Attempt *attempt, int file) {
     } else if (p == NULL || h.ranks != w->ranks) {
         ok = fail("rank %d on %s was started as one of %d ranks, rank 0 as one of %d", h.rank,
                   h.host, h.ranks, w->ranks);
-    } else if (!has_ended(*place)) {
+    } else if (!has_ended(*current)) {
         ok = fail("two processes say that they are rank %d: one on %s, one on %s", h.rank, p->host,
                   h.host);
     } else {
-        close_file(place); // the earlier connection of this rank has ended
-        *place = file;
+        close_file(current); // the earlier connection of this rank has ended
+        *current = file;
         memcpy(p->host, h.host, HOST);
         return true;
     }

@@ -48,7 +48,7 @@ static struct {
     size_t size; // size now
     int64_t runs, accepted;
     uint8_t edges[EDGES];
-    uintptr_t last_place;
+    uintptr_t last_location;
     bool new_edge;
 } fuzz;
 
@@ -66,12 +66,13 @@ static struct {
 
 void __sanitizer_cov_trace_pc(void);
 void __sanitizer_cov_trace_pc(void) {
-    uintptr_t place = (uintptr_t)__builtin_return_address(0) - (uintptr_t)&__sanitizer_cov_trace_pc;
-    place = (place >> 2) * 2654435761u;
-    uint8_t *edge = &fuzz.edges[(place ^ fuzz.last_place) % EDGES];
+    uintptr_t location = (uintptr_t)__builtin_return_address(0) -
+                         (uintptr_t)&__sanitizer_cov_trace_pc;
+    location = (location >> 2) * 2654435761u;
+    uint8_t *edge = &fuzz.edges[(location ^ fuzz.last_location) % EDGES];
     fuzz.new_edge = fuzz.new_edge || !*edge;
     *edge = 1;
-    fuzz.last_place = place >> 1;
+    fuzz.last_location = location >> 1;
 }
 
 // Stores the input and ends the process. The input goes to build/ under LLM8_ROOT if that is set,
@@ -123,7 +124,7 @@ void fuzz_seed(const void *data, size_t size) {
     fuzz.corpus[fuzz.count++] = (Input){copy, size};
 }
 
-// Writes bytes into the present input at a place: over the bytes there, or inserted before them.
+// Writes bytes into the present input at an offset: over the bytes there, or inserted before them.
 static void put(size_t at, const void *bytes, size_t n, bool between) {
     size_t room = INPUT_MAX - at;
     n = n < room ? n : room;
@@ -206,7 +207,7 @@ static void run_input(void) {
     uint8_t *copy = malloc_or_die(fuzz.size);
     memcpy(copy, fuzz.now, fuzz.size);
     fuzz.new_edge = false;
-    fuzz.last_place = 0;
+    fuzz.last_location = 0;
     fuzz.runs++;
     fuzz.accepted += fuzz_target->accepts(copy, fuzz.size);
     free(copy);

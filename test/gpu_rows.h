@@ -323,8 +323,8 @@ static void embedding(int B, int T, int C, int V, bool positions, bool documents
     const int M = B * T;
     const size_t n = (size_t)M * C;
     if (left_out((int64_t)V * C)) { return; }
-    Ints tokens = random_tokens(M, V), starts = random_starts(B, T), places(M);
-    for (int i = 0; i < M; i++) { places[i] = i % T - starts[i]; }
+    Ints tokens = random_tokens(M, V), starts = random_starts(B, T), token_positions(M);
+    for (int i = 0; i < M; i++) { token_positions[i] = i % T - starts[i]; }
     Buffer<int> device_tokens(M), device_starts(M);
     device_tokens.put(tokens.data());
     device_starts.put(starts.data());
@@ -343,9 +343,9 @@ static void embedding(int B, int T, int C, int V, bool positions, bool documents
              });
     if (mode == IN_PARTS) { return; }
 
-    Buffer<int> device_places(M);
-    device_places.put(places.data());
-    SortedTokens by_token(tokens, V), by_place(places, T);
+    Buffer<int> device_positions(M);
+    device_positions.put(token_positions.data());
+    SortedTokens by_token(tokens, V), by_position(token_positions, T);
     FloatBuffer sums((size_t)V * C), position_sums((size_t)T * C);
     CUDA_CHECK(cudaMemsetAsync(sums.data, 0, sums.count * sizeof(float), gpu.stream));
     auto backward = [&] {
@@ -358,8 +358,8 @@ static void embedding(int B, int T, int C, int V, bool positions, bool documents
                 size_t bytes = (size_t)T * C * gpu_type_bytes(g.type);
                 CUDA_CHECK(cudaMemsetAsync(g.data, 0, bytes, gpu.stream));
             }
-            gpu_embedding_backward(&gpu, g, dout.device.data, device_places.data, by_place.runs(),
-                                   M, C);
+            gpu_embedding_backward(&gpu, g, dout.device.data, device_positions.data,
+                                   by_position.runs(), M, C);
         } else {
             gpu_position_backward(&gpu, g, dout.device.data, B, T, C);
         }

@@ -168,16 +168,17 @@ static inline void *element_of(void *array, GpuType type, int64_t i) {
     return array != NULL ? (char *)array + i * gpu_type_bytes(type) : NULL;
 }
 
-// Where an update's segment has its state, in arrays from `place` on. scales: of 8-bit moments.
-static inline void set_state(AdamWSegment &s, const AdamWUpdate &u, int64_t place, float *master,
+// Where an update's segment has its state, in arrays from index `first` on. scales: of 8-bit
+// moments.
+static inline void set_state(AdamWSegment &s, const AdamWUpdate &u, int64_t first, float *master,
                              void *exp_avg, void *exp_avg_sq, Bf16 *const scales[2] = NULL) {
     if (u.moment_type == TYPE_MOMENT8) {
-        s.exp_avg_scales = scales[0] + place / MOMENT_BLOCK;
-        s.exp_avg_sq_scales = scales[1] + place / MOMENT_BLOCK;
+        s.exp_avg_scales = scales[0] + first / MOMENT_BLOCK;
+        s.exp_avg_sq_scales = scales[1] + first / MOMENT_BLOCK;
     }
-    s.master = (float *)element_of(master, TYPE_F32, place);
-    s.exp_avg = element_of(exp_avg, u.moment_type, place);
-    s.exp_avg_sq = element_of(exp_avg_sq, u.moment_type, place);
+    s.master = (float *)element_of(master, TYPE_F32, first);
+    s.exp_avg = element_of(exp_avg, u.moment_type, first);
+    s.exp_avg_sq = element_of(exp_avg_sq, u.moment_type, first);
 }
 
 // Exactly as much scratch as sums over M rows need.

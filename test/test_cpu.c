@@ -58,8 +58,8 @@ static float *new_floats(int64_t n, float value) {
 static void reference_embedding(double *out, double *const *in, const Shape *s) {
     for (int row = 0; row < shape_rows(s); row++) {
         for (int c = 0; c < s->C; c++) {
-            int place = row % s->T - shape_start(s, row);
-            double position = s->positions ? in[1][place * s->C + c] : 0;
+            int index = row % s->T - shape_start(s, row);
+            double position = s->positions ? in[1][index * s->C + c] : 0;
             out[row * s->C + c] = in[0][s->tokens[row] * s->C + c] + position;
         }
     }
@@ -149,12 +149,12 @@ static void run_qk_norm(float *out, float **g, float **in, const float *dout, co
 // The output [D] of one query. q: its row of qkv; first: the first key of its document, in the
 // sequence.
 static void reference_attend(double *out, const double *q, const double *sequence, int first,
-                             int place, int head, const Shape *s) {
+                             int last, int head, const Shape *s) {
     int N = shape_qkv(s), group = head / (s->H / s->G);
     const double *k = sequence + (s->H + group) * s->D, *v = k + s->G * s->D;
     double sum = 0;
     for (int d = 0; d < s->D; d++) { out[d] = 0; }
-    for (int i = first; i <= place; i++) {
+    for (int i = first; i <= last; i++) {
         double score = 0;
         for (int d = 0; d < s->D; d++) { score += q[head * s->D + d] * k[i * N + d]; }
         double p = exp(score / sqrt(s->D));
@@ -635,14 +635,14 @@ TEST(padding_and_left_out_rows_do_not_matter) {
 TEST(bad_logits_spoil_the_loss) {
     static const float bad[] = {NAN, -NAN, INFINITY};
     int targets[ROWS] = {4, 0, 12};
-    for (int place = 0; place < V; place++) {
+    for (int column = 0; column < V; column++) {
         for (int i = 0; i < 4; i++) {
             float logits[ROWS * P], losses[ROWS];
             fill_random(logits, ROWS * P, 2.0f, 1);
-            int at = i < 3 ? place : targets[1]; // minus infinity means a probability of 0
+            int at = i < 3 ? column : targets[1]; // minus infinity means a probability of 0
             logits[P + at] = i < 3 ? bad[i] : -INFINITY;
             cross_entropy(losses, logits, targets, ROWS, V, P,
-                          (LossTerms){.gradient_scale = place % 2 ? 1.0f : 0.0f});
+                          (LossTerms){.gradient_scale = column % 2 ? 1.0f : 0.0f});
             CHECK(!isfinite(losses[1]));
             CHECK(isfinite(losses[0]) && isfinite(losses[2]));
         }
@@ -752,7 +752,7 @@ TEST(moments_are_near) {
     }
 }
 
-// Over many steps a place among the codes is met on average; to nearest, it would not be.
+// The mean over many steps is the value, which lies between two codes; to nearest, it would not be.
 TEST(moments_are_rounded_without_bias) {
     enum { STEPS = 4000 };
     static uint8_t codes[MOMENT_BLOCK];
@@ -761,8 +761,8 @@ TEST(moments_are_rounded_without_bias) {
     for (Moment which = MOMENT_FIRST; which <= MOMENT_SECOND; which++) {
         double sums[MOMENT_BLOCK] = {0};
         for (int i = 0; i < MOMENT_BLOCK; i++) {
-            float place = (float)(i + 1) * (which == MOMENT_FIRST ? 1.93f : 3.91f);
-            x[i] = moment_level(place, 1e-9f, which) * (which == MOMENT_FIRST && i % 2 ? -1 : 1);
+            float code = (float)(i + 1) * (which == MOMENT_FIRST ? 1.93f : 3.91f);
+            x[i] = moment_level(code, 1e-9f, which) * (which == MOMENT_FIRST && i % 2 ? -1 : 1);
         }
         for (int step = 0; step < STEPS; step++) {
             MomentRounding rounding = {640, moment_key(3, step, MOMENT_FIRST)};

@@ -210,8 +210,8 @@ TEST(every_token_is_a_target_once_an_epoch) {
     CHECK(miscounted(&data, 8, 2, 3, false, true) > 0);
 }
 
-static uint64_t folded(uint64_t key, uint64_t n, uint64_t place) {
-    return (place * 2 + key) % n;
+static uint64_t folded(uint64_t key, uint64_t n, uint64_t index) {
+    return (index * 2 + key) % n;
 }
 
 static bool is_permutation(uint64_t (*element)(uint64_t, uint64_t, uint64_t), uint64_t key,
@@ -341,10 +341,10 @@ TEST(masks_count_in_a_mixture) {
     CHECK(m.masked && m.targets == data.targets + 48 && m.windows == data.windows + 12);
     Loader loader = {m.data, 3, true, &m.blend}, masked = {&data, 3, true, NULL};
     for (int64_t sample = 0; sample < 300; sample++) {
-        int64_t place, count = 0;
-        int source = blend_draw(&m.blend, sample, &place);
+        int64_t index, count = 0;
+        int source = blend_draw(&m.blend, sample, &index);
         or_die(loader_batch(&loader, sample, 1, INT64_MAX, inputs, targets, NULL) &&
-               loader_batch(&masked, place, 1, INT64_MAX, alone, alone_targets, NULL));
+               loader_batch(&masked, index, 1, INT64_MAX, alone, alone_targets, NULL));
         for (int i = 0; i < T; i++) { count += targets[i] >= 0; }
         CHECK_EQUAL(loader_targets(&loader, sample, 1), count);
         CHECK(source == 0 || count == T);

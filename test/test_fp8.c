@@ -233,14 +233,14 @@ typedef struct {
     const unsigned char *codes; // codes of the operand
 } Reference;
 
-// Checks the rule for scales, the place of each scale, the codes, the rounded values, and the
+// Checks the rule for scales, the index of each scale, the codes, the rounded values, and the
 // counts.
 static int block_errors(const Reference *r, const float *rounded, const Fp8Counts *counts) {
     Fp8Blocks b = r->blocks;
     Fp8Counts right_counts = {0};
     int errors = 0;
-    for (int place = 0; place < b.rows * b.columns; place++) {
-        int top = place / b.columns, left = place % b.columns;
+    for (int start = 0; start < b.rows * b.columns; start++) {
+        int top = start / b.columns, left = start % b.columns;
         if (top % b.height != 0 || left % b.width != 0) { continue; }
         int bottom = top + b.height < b.rows ? top + b.height : b.rows;
         int right = left + b.width < b.columns ? left + b.width : b.columns;

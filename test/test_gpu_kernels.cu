@@ -691,7 +691,7 @@ static double copy_rate(int64_t bytes) {
     return bytes / seconds;
 }
 
-// Whether codes and scales are those of x but for a few: the device computes places among the codes
+// Whether codes and scales are those of x but for a few: the device computes unrounded codes
 // by approximate logarithms, and x may differ in its last bits from what it has rounded. Such codes
 // are the next ones, one in a thousand at most, and a scale of a hundred may be another one.
 static bool near_codes(const void *found, const std::vector<Bf16> &scales, Moment which,

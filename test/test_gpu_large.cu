@@ -24,12 +24,12 @@ static Floats sample(Trainer *t, int param, const void *from, GpuType type) {
     const ModelConfig *c = &t->run.config;
     bool padded = tensor_row(p->id)->rows == DIM_VOCAB;
     int64_t n = (int64_t)(padded ? c->vocab : p->rows) * p->cols,
-            place = t->params.zero.sharded_offset[param];
+            offset = t->params.zero.sharded_offset[param];
     int chunks = n < CHUNK * CHUNKS ? 1 : (int)CHUNKS, size = chunks == 1 ? (int)n : (int)CHUNK;
     int64_t bytes = gpu_type_bytes(type);
     std::vector<char> values((size_t)chunks * size * bytes);
     for (int i = 0; i < chunks; i++) {
-        int64_t at = place + (chunks == 1 ? 0 : (n - CHUNK) / (CHUNKS - 1) * i);
+        int64_t at = offset + (chunks == 1 ? 0 : (n - CHUNK) / (CHUNKS - 1) * i);
         gpu_fetch(&t->gpu, values.data() + i * size * bytes, (const char *)from + at * bytes,
                   (size_t)(size * bytes));
     }
@@ -105,7 +105,7 @@ static double worst_error(const std::vector<Floats> &a, const std::vector<Floats
 
 // Padding rows of a vocabulary change no result: a model with so many that its blocks' parameters
 // lie beyond 2^31 computes the same as one with few. Weights and gradients then lie at other
-// places.
+// offsets.
 #ifdef LLM8_STANDIN_CUDA_H
 #define DEEP_SIZE "--hidden-size 64 --num-attention-heads 4 --ffn-hidden-size 96 --seq-length 16 "
 static const int64_t beyond = 1 << 19;
@@ -177,7 +177,7 @@ static void parameters(const char *precision, double allowed) {
 
 // BF16 products of other shapes may add up in another order (0.0096 apart on an H200). FP8 rounds
 // these differences again in every operand, to steps of 2^-3 or 2^-2 (0.195 apart). A gradient from
-// another place would be 1.4 away.
+// another offset would be 1.4 away.
 TEST(parameters_in_bf16) {
     parameters("", 0.05);
 }

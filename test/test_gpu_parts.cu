@@ -59,7 +59,7 @@ struct State {
 };
 
 // Where an element of the parameter space lies among a state's master weights and moments.
-static int64_t state_place(const State &s, const std::vector<int64_t> &cuts, int64_t element) {
+static int64_t state_index(const State &s, const std::vector<int64_t> &cuts, int64_t element) {
     int rank = 0;
     while (element >= cuts[rank + 1]) { rank++; }
     return element + rank * s.gap;
@@ -72,7 +72,7 @@ static void fill(State &s, const Space &space, const std::vector<int64_t> &cuts)
     Floats master(s.master.count, 0.0f), gradients(s.gradients.count, 0.0f),
         zeros(s.master.count, 0.0f);
     for (int64_t i = 0; i < space.size; i++) {
-        master[state_place(s, cuts, i)] = w[i] * 1.001f; // not a BF16 number
+        master[state_index(s, cuts, i)] = w[i] * 1.001f; // not a BF16 number
         gradients[i + s.shift] = g[i];
     }
     s.master.put(master.data());
@@ -96,7 +96,7 @@ static std::vector<AdamWSegment> segments_of(const State &s, const AdamWUpdate &
         segment.first = from;
         segment.n = to - from;
         segment.gradient = from + s.shift;
-        set_state(segment, u, state_place(s, cuts, from), s.master.data, s.exp_avg.data,
+        set_state(segment, u, state_index(s, cuts, from), s.master.data, s.exp_avg.data,
                   s.exp_avg_sq.data);
         if (k < WEIGHTS) {
             segment.fp8 = s.q[k].fp8.data + (from - space.first[k]);
@@ -209,7 +209,7 @@ static void compare(const State &parts, const State &whole, const Space &space,
            n = whole.exp_avg.get(), v = parts.exp_avg_sq.get(), w = whole.exp_avg_sq.get();
     int64_t wrong = 0;
     for (int64_t i = FIRST; i < space.size; i++) {
-        int64_t at = state_place(parts, cuts, i);
+        int64_t at = state_index(parts, cuts, i);
         wrong += memcmp(&a[at], &b[i], 4) != 0 || moment(parts, m, at) != moment(whole, n, i) ||
                  moment(parts, v, at) != moment(whole, w, i);
     }

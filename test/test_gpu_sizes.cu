@@ -39,12 +39,12 @@ struct Slice {
         return (((size_t)b * s.T + t) * s.H + g * heads + head) * s.D;
     }
     // In the packed rows: head 0..heads-1 of the queries, `heads` the key, heads + 1 the value.
-    size_t place(int head, int t) const {
+    size_t qkv_row(int head, int t) const {
         int column = head < heads ? g * heads + head : head == heads ? s.H + g : s.H + s.G + g;
         return (((size_t)b * s.T + t) * (s.H + 2 * s.G) + column) * s.D;
     }
     const float *row(int head, int t) const {
-        return &qkv[place(head, t)];
+        return &qkv[qkv_row(head, t)];
     }
     const float *gradient(int head, int t) const {
         return &dout[result_row(head, t)];
@@ -138,7 +138,7 @@ struct Rows {
     const char *name;
     std::vector<Floats> exact;
     std::vector<double> roundings;
-    std::vector<size_t> places; // in the device's buffer
+    std::vector<size_t> offsets; // in the device's buffer
 
     double worst(const Bf16Buffer &buffer, bool planted) const {
         double length = 0, most = 0;
@@ -147,7 +147,7 @@ struct Rows {
         }
         for (size_t i = 0; i < exact.size(); i++) {
             size_t n = exact[i].size(), other = planted && i > 0 ? i - 1 : i;
-            Floats actual = fetch_floats(buffer.data + places[other], n);
+            Floats actual = fetch_floats(buffer.data + offsets[other], n);
             double error = distance(actual, exact[i]) / (roundings[i] + length * 0x1p-14);
             if (!(error <= most)) { most = error; }
         }
@@ -197,9 +197,9 @@ static void long_attention(AttentionShape s) {
                 rows[i].exact.push_back(exact);
                 rows[i].roundings.push_back(
                     fmax(distance(of(ROUNDED), exact), distance(of(ROUNDED_UNSCALED), exact)));
-                rows[i].places.push_back(i == 0   ? slice.result_row(head, t)
-                                         : i == 1 ? slice.place(head, t)
-                                                  : slice.place(slice.heads + i - 2, t));
+                rows[i].offsets.push_back(i == 0   ? slice.result_row(head, t)
+                                          : i == 1 ? slice.qkv_row(head, t)
+                                                   : slice.qkv_row(slice.heads + i - 2, t));
             }
         }
         for (size_t i = 0; i < slice.lse.size(); i++) {

@@ -17,19 +17,19 @@ static const char model[] =
 // Multiplies the weights of a norm by a factor, in FP32 and in the copy that the kernels read.
 static void scale_norm(Trainer *t, float factor) {
     const Param *p = param_find(&t->run.layout, TENSOR_NORM2_WEIGHT, LAYER);
-    int64_t place =
+    int64_t offset =
         t->params.zero.sharded_offset[p - t->run.layout.params]; // one rank keeps all of it
     size_t n = (size_t)p->rows * p->cols;
     float *weights = (float *)malloc_or_die(n * sizeof(float)), *master;
     master = (float *)t->params.optimizer.arrays[STATE_MASTER].device;
     Bf16 *copies = (Bf16 *)malloc_or_die(n * sizeof(Bf16));
-    gpu_fetch(&t->gpu, weights, master + place, n * sizeof(float));
+    gpu_fetch(&t->gpu, weights, master + offset, n * sizeof(float));
     CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
     for (size_t i = 0; i < n; i++) {
         weights[i] *= factor;
         copies[i] = bf16_encode(weights[i]);
     }
-    gpu_send(&t->gpu, master + place, weights, n * sizeof(float));
+    gpu_send(&t->gpu, master + offset, weights, n * sizeof(float));
     gpu_send(&t->gpu, (void *)t->net.blocks[LAYER].norm2.forward.weight, copies, n * sizeof(Bf16));
     CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
     free(weights);

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 // Writes a file under the folder `root`, and makes its folders.
-static void place(const char *path, const char *text) {
+static void put(const char *path, const char *text) {
     char at[PATH_LENGTH];
     path_format(at, "root/%s", path);
     for (char *slash = strchr(at, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
@@ -53,7 +53,7 @@ TEST(limits_of_either_version_of_control_groups_count) {
     };
     CHECK(isinf(cgroup_cores("root")) && isinf(host_memory("root"))); // no such file
     EACH (row, rows) {
-        place(row->path, row->text);
+        put(row->path, row->text);
         CHECK_TEXT(text_of("%s %.17g %.17g", row->path, cgroup_cores("root"), host_memory("root")),
                    text_of("%s %.17g %.17g", row->path, row->cores, row->memory));
         if (row->cores < 1) { CHECK_EQUAL(host_cores("root"), 1); }

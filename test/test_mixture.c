@@ -10,16 +10,16 @@
 // ---- the turns of the sources -------------------------------------------------------------------
 
 // How far the count of a source is from its share among the first n samples, at most over n.
-// Counts, as 1000 more each, samples whose place is not the next one of their source, or at which
+// Counts, as 1000 more each, samples whose index is not the next one of their source, or at which
 // blend_count differs. planted: every sample reads the turn after its own.
 static double worst_distance(const Blend *b, int64_t first, int64_t samples, int planted) {
     FREED int64_t *counts = calloc_or_die((size_t)b->count, sizeof(int64_t));
     double worst = 0;
     for (int i = 0; i < b->count; i++) { counts[i] = blend_count(b, i, first); }
     for (int64_t n = first; n < first + samples; n++) {
-        int64_t place, sum = 0;
-        int source = blend_draw(b, n + planted, &place);
-        if (place != counts[source]++) { worst += 1000; }
+        int64_t index, sum = 0;
+        int source = blend_draw(b, n + planted, &index);
+        if (index != counts[source]++) { worst += 1000; }
         for (int i = 0; i < b->count; i++) {
             if (blend_count(b, i, n + 1) != counts[i]) { worst += 1000; }
             double off = (double)counts[i] - (double)(n + 1) * b->parts[i] / b->period;
@@ -144,13 +144,13 @@ static int64_t misread(const Mixture *m, int ranks, int B, int micro_batches) {
                 or_die(loader_batch(&plain, sample, B, INT64_MAX, expected, ignored, NULL));
                 wrong += memcmp(inputs, expected, (size_t)(B * T) * sizeof(int)) != 0;
                 for (int i = 0; i < B; i++, sample++) {
-                    int64_t place;
-                    int source = blend_draw(&m->blend, sample, &place);
+                    int64_t index;
+                    int source = blend_draw(&m->blend, sample, &index);
                     int64_t windows = m->data[source].windows;
                     int64_t window = (inputs[i * T] - 1000 * source) / T;
                     wrong += inputs[i * T] != 1000 * source + window * T ||
                              targets[i * T + T - 1] != inputs[i * T] + T;
-                    if (wrong == 0) { seen[source][place / windows * windows + window]++; }
+                    if (wrong == 0) { seen[source][index / windows * windows + window]++; }
                 }
             }
             free(own.held);

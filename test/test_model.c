@@ -86,21 +86,21 @@ static int wrong_buckets(const ParamLayout *layout) {
     }
     for (int i = 0; i < layout->count; i++) {
         const Param *p = &layout->params[i];
-        TensorPlace place = tensor_row(p->id)->place;
-        int b = place == PLACE_EMBEDDING ? 0 : (place == PLACE_FINAL ? last : p->layer + 1);
+        ModelSection section = tensor_row(p->id)->section;
+        int b = section == SECTION_EMBEDDING ? 0 : (section == SECTION_FINAL ? last : p->layer + 1);
         const Bucket *bucket = &layout->buckets[b];
         errors += p->offset < bucket->begin || p->offset + param_size(p) > bucket->end;
     }
     return errors;
 }
 
-// Counts tensors that param_find does not find at their place, or finds although there are none.
+// Counts tensors that param_find does not find at their offset, or finds although there are none.
 static int not_found(const ParamLayout *layout) {
     const ModelConfig *c = &layout->config;
     int errors = 0, found = 0;
     for (int id = 0; id < TENSOR_COUNT; id++) {
         const TensorRow *row = tensor_row((TensorId)id);
-        bool block = row->place == PLACE_BLOCK, expected = model_should_have(c, id);
+        bool block = row->section == SECTION_BLOCK, expected = model_should_have(c, id);
         for (int layer = 0; layer < (block ? c->num_layers : 1); layer++) {
             const Param *p = param_find(layout, (TensorId)id, layer);
             errors += (p != NULL) != expected;

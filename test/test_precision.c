@@ -149,7 +149,7 @@ TEST(table_tells_layers_apart) {
 }
 
 // Every operand of every layer has its own slot and its own name.
-TEST(slots_have_their_own_places) {
+TEST(slots_have_distinct_indices) {
     enum { SLOTS = (LAYERS * LINEAR_HEAD + 1) * OPERAND_COUNT };
     int uses[SLOTS] = {0};
     char name[64], other[64];

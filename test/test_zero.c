@@ -71,7 +71,7 @@ static Findings walk(const ZeroLayout *z, const uint8_t *kinds) {
     return f;
 }
 
-TEST(every_element_has_one_place) {
+TEST(every_element_has_one_owner) {
     for (int model = 0; model < MODELS; model++) {
         CLOSED(param_layout_free) ParamLayout layout = layout_of(models[model]);
         for (int i = 0; i < COUNTS; i++) {
@@ -128,10 +128,10 @@ TEST(faults_are_found) {
     CLOSED(param_layout_free) ParamLayout layout = layout_of(models[1]);
     FREED uint8_t *kinds = some_kinds(&layout, 2);
     CLOSED(zero_free) ZeroLayout z = zero_layout(&layout, 3, kinds);
-    int64_t place = z.sharded_offset[3]; // 2 and 3: the weight and bias of a norm
+    int64_t offset = z.sharded_offset[3]; // 2 and 3: the weight and bias of a norm
     z.sharded_offset[3] = z.sharded_offset[2];
     CHECK(walk(&z, kinds).overlaps > 0);
-    z.sharded_offset[3] = place;
+    z.sharded_offset[3] = offset;
     z.segments[0].part -= PARAM_ALIGN;
     CHECK(walk(&z, kinds).covered < layout.size);
     z.segments[0].part += PARAM_ALIGN;
@@ -181,11 +181,11 @@ TEST(matrices_are_the_parameters) {
                      is_fc1 = param->id == TENSOR_FC1_WEIGHT;
                 const int *rows = is_qkv ? qkv : (is_fc1 ? halves : one);
                 int parts = is_qkv ? 3 : (is_fc1 ? 2 : 1);
-                int64_t place = z.sharded_offset[p];
-                for (int k = 0; k < parts; place += rows[k++] * 32, expected++) {
+                int64_t offset = z.sharded_offset[p];
+                for (int k = 0; k < parts; offset += rows[k++] * 32, expected++) {
                     int found = 0;
                     for (int j = 0; j < count; j++) {
-                        found += m[j].sharded_offset == place && m[j].rows == rows[k] &&
+                        found += m[j].sharded_offset == offset && m[j].rows == rows[k] &&
                                  m[j].columns == 32 && m[j].segment == z.segment[p];
                     }
                     CHECK_EQUAL(found, 1);

@@ -254,9 +254,9 @@ static bool check_values(const Run *run, int64_t begin, int64_t end, const float
         int64_t wrong = 0;
         for (int64_t i = from; i < to; i++) { wrong += !(fabsf(values[i - begin]) <= most); }
         if (wrong == 0) { continue; }
-        char place[32] = "";
-        if (p->layer >= 0) { snprintf(place, sizeof(place), " of block %d", p->layer); }
-        return fail("%s%s has %lld %s", tensor_row(p->id)->name, place, (long long)wrong,
+        char block[32] = "";
+        if (p->layer >= 0) { snprintf(block, sizeof(block), " of block %d", p->layer); }
+        return fail("%s%s has %lld %s", tensor_row(p->id)->name, block, (long long)wrong,
                     most < FLT_MAX ? "enormous values" : "NaN or infinite values");
     }
     return true;

@@ -10,7 +10,7 @@
 
 #define barrier_init(b, arrivals) make_barrier(#b, b, arrivals)
 inline void make_barrier(const char *name, Barrier *b, int arrivals) {
-    machine.block->barriers[machine.place(b, 8)] = {name, arrivals, arrivals, 0, 0};
+    machine.block->barriers[machine.shared_offset(b, 8)] = {name, arrivals, arrivals, 0, 0};
 }
 
 inline void barriers_ready(void) {
@@ -104,8 +104,8 @@ inline void copy_box(Block &block, size_t shared, const CUtensorMap &map, Coordi
         }
         for (int64_t i = 0; i < row_bytes; i += map.bytes) {
             const int64_t at = first[0] + i / map.bytes;
-            const size_t place = shared + (size_t)(row * row_bytes + i);
-            uint8_t *element = block.shared(swizzled(place, map.swizzle));
+            const size_t offset = shared + (size_t)(row * row_bytes + i);
+            uint8_t *element = block.shared(swizzled(offset, map.swizzle));
             if (!inside || at < 0 || at >= map.sizes[0]) {
                 if (loads) { memset(element, 0, (size_t)map.bytes); }
             } else if (loads) {
@@ -123,10 +123,10 @@ inline int64_t box_bytes(const CUtensorMap &map) {
     return bytes;
 }
 
-// Until the load is done, its place holds NaN.
+// Until the load is done, the destination holds NaN.
 inline void load_box(Block &block, void *to, const CUtensorMap &map, Barrier *full,
                      Coordinates first) {
-    const size_t at = machine.place(to, 8 * (size_t)map.swizzle);
+    const size_t at = machine.shared_offset(to, 8 * (size_t)map.swizzle);
     Mbarrier &m = machine.barrier(block, full);
     memset(block.shared(at), 0xff, (size_t)box_bytes(map));
     machine.loads.open.push_back([&block, at, map, &m, first] {
@@ -139,7 +139,7 @@ inline void load_box(Block &block, void *to, const CUtensorMap &map, Barrier *fu
 
 inline void store_box(const CUtensorMap &map, const void *from, Coordinates first) {
     Block &block = *machine.block;
-    const size_t at = machine.place(from, 8 * (size_t)map.swizzle);
+    const size_t at = machine.shared_offset(from, 8 * (size_t)map.swizzle);
     machine.thread->stores.open.push_back(
         [&block, at, map, first] { copy_box(block, at, map, first, false); });
 }
@@ -202,12 +202,12 @@ inline void show_to_tma(void) {
 // ---- matrices in shared memory ------------------------------------------------------------------
 
 struct MatrixRow {
-    size_t at; // place of the row whose address the lane gives
+    size_t at; // offset of the row whose address the lane gives
     uint32_t *units;
 };
 
 inline MatrixRow matrix_row(const void *row, uint32_t *units, const char *instruction) {
-    const size_t at = machine.place(row, 16);
+    const size_t at = machine.shared_offset(row, 16);
     const bool faulty = machine.plants("a wrong bit", instruction);
     return {faulty ? at ^ (at >> 7 & 4) << 4 : at, units};
 }
@@ -250,7 +250,7 @@ inline void prefetch(const void *) {
 // ---- WGMMA --------------------------------------------------------------------------------------
 
 inline uint64_t wgmma_operand(const void *tile) {
-    return machine.place(tile, 1024) / 16;
+    return machine.shared_offset(tile, 1024) / 16;
 }
 
 inline uint64_t wgmma_transposed(const void *tile) {

@@ -73,7 +73,7 @@ struct Thread {
     Block *block;
     int number;
     ucontext_t beginning;
-    jmp_buf place; // where it waits
+    jmp_buf waiting; // where it waits
     bool begun = false, ended = false;
     const long *watched = NULL; // it waits until this is no longer
     long seen = 0;              // this
@@ -92,7 +92,7 @@ struct Block {
     std::vector<std::unique_ptr<Thread>> threads;
     std::vector<Warp> warps;
     ThreadBarrier named[16];
-    std::map<size_t, Mbarrier> barriers; // by their place in shared memory
+    std::map<size_t, Mbarrier> barriers; // by their offsets in shared memory
     int64_t free_registers = 0;
     long registers_freed = 0;     // how often
     std::vector<uint8_t> stashed; // its shared memory while another block of the cluster runs
@@ -150,8 +150,8 @@ inline struct Machine {
         va_end(args);
         fault = text;
     }
-    // The place of an address in shared memory.
-    size_t place(const void *address, size_t alignment) {
+    // The offset of an address in shared memory.
+    size_t shared_offset(const void *address, size_t alignment) {
         size_t at = (size_t)((uintptr_t)address - (uintptr_t)memory);
         if (at >= SHARED_BYTES || at % alignment != 0) {
             report("an address in shared memory: %zd", (ssize_t)at);
@@ -165,7 +165,7 @@ inline struct Machine {
 
     // Other threads run.
     void leave(void) {
-        if (_setjmp(thread->place) == 0) { _longjmp(scheduler, 1); }
+        if (_setjmp(thread->waiting) == 0) { _longjmp(scheduler, 1); }
     }
     // Or not.
     void pause(void) {
@@ -213,7 +213,7 @@ inline struct Machine {
     }
 
     Mbarrier &barrier(Block &b, const void *address) {
-        auto found = b.barriers.find(place(address, 8));
+        auto found = b.barriers.find(shared_offset(address, 8));
         if (b.ended()) { report("access to a block that has ended"); }
         if (found != b.barriers.end()) { return found->second; }
         report("an mbarrier that was not made");
@@ -325,7 +325,7 @@ inline void Machine::resume(Thread &t) {
     blockIdx = {block->index, 0, 0};
     threadIdx = {(unsigned)t.number, 0, 0};
     if (_setjmp(scheduler) != 0) { return; }
-    if (t.begun) { _longjmp(t.place, 1); } // without swapcontext's calls of the system
+    if (t.begun) { _longjmp(t.waiting, 1); } // without swapcontext's calls of the system
     t.begun = true;
     setcontext(&t.beginning);
 }
@@ -383,7 +383,7 @@ inline void Machine::end(void) {
                        t->instruction);
             }
         }
-        for (auto &[place, m] : b.barriers) {
+        for (auto &[offset, m] : b.barriers) {
             if (m.pending != m.arrivals || m.bytes != 0) {
                 report("%s is left with %d arrivals to come, %lld bytes", m.name, m.pending,
                        (long long)m.bytes);

@@ -134,7 +134,7 @@ static const char *row_name(const Check *c, int row, char out[96]) {
     return out;
 }
 
-static void place_of(const Check *c, char *out, size_t room) {
+static void describe_device(const Check *c, char *out, size_t room) {
     char host[64] = "?";
     gethostname(host, sizeof(host) - 1);
     snprintf(out, room, "%s, %s", host, c->net->gpu->uuid);
@@ -142,11 +142,11 @@ static void place_of(const Check *c, char *out, size_t room) {
 
 // What a rank sends to rank 0: where the rank runs, and its hashes.
 typedef struct {
-    char place[128]; // host and GPU
+    char device[128]; // host and GPU
     uint64_t rows[];
 } RankHashes;
 
-static bool passes_agree(const Check *c, const char *place, int64_t step, int from, int end) {
+static bool passes_agree(const Check *c, const char *device, int64_t step, int from, int end) {
     const uint64_t *first = c->host, *second = first + c->rows, *third = second + c->rows;
     char name[96];
     int row = first_difference(first, second, from, end);
@@ -155,7 +155,7 @@ static bool passes_agree(const Check *c, const char *place, int64_t step, int fr
     bool wrong = first_difference(first, third, from, end) == end;
     return fail("step %lld: %s computes wrongly: %s differs between two passes over the same data; "
                 "%s",
-                (long long)step, place, row_name(c, row, name),
+                (long long)step, device, row_name(c, row, name),
                 right   ? "the first was wrong, a third gave what the second did"
                 : wrong ? "the second was wrong, a third gave what the first did"
                         : "a third differs again");
@@ -180,7 +180,7 @@ static bool weights_agree(const Check *c, const char *all, size_t bytes, int64_t
     }
 #undef ROWS
     return fail("step %lld: rank %d on %s has other values than %s in %s", (long long)step, odd,
-                ((const RankHashes *)(all + (size_t)odd * bytes))->place,
+                ((const RankHashes *)(all + (size_t)odd * bytes))->device,
                 2 * fewest < ranks ? "most ranks" : "the other half of the ranks",
                 row_name(c, row, name));
 }
@@ -190,15 +190,15 @@ bool check_agrees(Check *c, int64_t step) {
     size_t rows = (size_t)c->rows * sizeof(uint64_t), bytes = sizeof(RankHashes) + rows;
     RankHashes *mine = calloc_or_die(1, bytes);
     char *all = run->group.rank == 0 ? malloc_or_die(bytes * (size_t)run->group.ranks) : NULL;
-    place_of(c, mine->place, sizeof(mine->place));
+    describe_device(c, mine->device, sizeof(mine->device));
     // if there was a third pass, its hashes are not on the host yet
     if (first_difference(c->host, c->host + c->rows, 0, c->rows) < c->rows) { fetch(c); }
     // a wrong gradient also makes the sum wrong on the rank that keeps the sum. So gradients are
     // compared first, and the rank that computed the wrong one is reported
     bool ok = group_agree(&run->group, CHANNEL_MAIN,
-                          passes_agree(c, mine->place, step, 0, c->first[ROWS_KEPT])) &&
+                          passes_agree(c, mine->device, step, 0, c->first[ROWS_KEPT])) &&
               group_agree(&run->group, CHANNEL_MAIN,
-                          passes_agree(c, mine->place, step, c->first[ROWS_KEPT], c->rows));
+                          passes_agree(c, mine->device, step, c->first[ROWS_KEPT], c->rows));
     if (ok && run->group.ranks > 1) {
         memcpy(mine->rows, c->host, rows);
         group_gather(&run->group, CHANNEL_MAIN, mine, bytes, all);
@@ -234,12 +234,12 @@ bool check_state_kept(const Check *c, const StateHashes *hashes, int64_t step) {
         [STATE_EXP_AVG_SCALE] = "scales of the first moments",
         [STATE_EXP_AVG_SQ_SCALE] = "scales of the second moments",
         [CHECK_SCALES] = "FP8 scales"};
-    char place[128];
+    char device[128];
     int row = first_difference(hashes->rows[0], hashes->rows[1], 0, CHECK_STATES);
-    place_of(c, place, sizeof(place));
+    describe_device(c, device, sizeof(device));
     return group_agree(&c->net->run->group, CHANNEL_MAIN,
                        row == CHECK_STATES ||
                            fail("step %lld: %s changes bits in memory: the %s are no longer those "
                                 "of the update before",
-                                (long long)step, place, names[row]));
+                                (long long)step, device, names[row]));
 }

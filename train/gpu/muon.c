@@ -42,7 +42,7 @@ void muon_plan(Muon *m, const Run *run, const ZeroLayout *zero, Plan *plan) {
         square = max64(square, n * square_of(&m->own[i]));
     }
     plan_section(plan, "optimizer", PHASE_ALWAYS);
-    PLAN(plan, "places of matrices", m->num_own, m->offsets);
+    PLAN(plan, "offsets of matrices", m->num_own, m->offsets);
     plan_section(plan, "scratch of the optimizer", PHASE_UPDATE);
     PLAN(plan, "matrices in BF16", x, m->x);
     PLAN(plan, "matrices in BF16", x, m->next);
