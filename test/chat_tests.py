@@ -226,6 +226,26 @@ def test_tokens_that_are_none_are_named():
         assert "list <call>, which is no token" in said, said
 
 
+def test_ends_that_generate_does_not_know_are_named():
+    """A base model's ids beside a chat template: transformers would not stop after answers."""
+    tokenizer = make_tokenizer("stops", PLAIN)
+    write("few.jsonl", lines({"messages": held} for held in TALKS[:9]))
+    for place, (files, named) in enumerate((
+            ({}, ""), ({"config": 2}, ""), ({"config": [0, 2]}, ""), ({"config": 0}, "config"),
+            ({"config": 0, "generation_config": 2}, ""), ({"config": None}, "config"),
+            ({"config": 2, "generation_config": [0, 1]}, "generation_config"))):
+        for name, ids in files.items():
+            write(f"stops/{name}.json", json.dumps({"eos_token_id": ids}))
+        result = prepared(f"stops_out{place}", tokenizer, "few.jsonl")
+        if named:
+            assert f"warning: answers end with <|im_end|> (2), which is no eos_token_id of " \
+                f"stops/{named}.json" in result.err, result.err
+        else:
+            assert "eos_token_id" not in result.err, result.err
+        for name in files:
+            os.remove(f"stops/{name}.json")
+
+
 def windows_of(folder, split):
     """[window's tokens]."""
     found = []

@@ -23,7 +23,14 @@ import safetensors
 from . import downloads
 from .command_line import Parser
 from .environment import built, die, lfs_pointer, named_by, why, write_durably
-from .vocabulary import NAMED_TEMPLATES, TOKENIZER_FILES, open_vocabulary, read_object, read_text
+from .vocabulary import (
+    MODEL_FILES,
+    NAMED_TEMPLATES,
+    TOKENIZER_FILES,
+    open_vocabulary,
+    read_object,
+    read_text,
+)
 
 # tensors in files of these models that are no weights
 IGNORED = re.compile(r"(\.attn\.(bias|masked_bias)|rotary_emb\.inv_freq)$")
@@ -31,7 +38,6 @@ OTHER_WEIGHTS = {  # files that hold weights, and what they are
     "adapter_model.*": "an adapter: save the model after peft's merge_and_unload",
     "pytorch_model*.bin": "pickled: save them with transformers' save_pretrained",
     "*.pth": "pickled: save them with transformers' save_pretrained"}
-COPIED = ["generation_config.json", "config.json"]
 HEAD = "lm_head.weight"
 TOKEN_IDS = ["bos_token_id", "eos_token_id", "pad_token_id"]
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F8_E4M3": "float8_e4m3fn"}
@@ -175,7 +181,7 @@ def import_model(folder, output):
     refuse_others(folder, output)
     expected = expected_tensors(folder)
     tensors = weights_of(folder, expected)
-    copied = {name: path for name in COPIED
+    copied = {name: path for name in MODEL_FILES
               if os.path.exists(path := os.path.join(folder, name))}
     said = {name: read_object(path) for name, path in copied.items()}
     tokenizer = os.path.join(folder, "tokenizer.json")
@@ -189,7 +195,7 @@ def import_model(folder, output):
     write_weights(os.path.join(output, "model.safetensors"), tensors)
     config = said["config.json"]
     ids = {key: config[key] for key in TOKEN_IDS if config.get(key) is not None}
-    texts = {COPIED[0]: json.dumps(ids, indent=2) + "\n"} if ids else {}
+    texts = {MODEL_FILES[0]: json.dumps(ids, indent=2) + "\n"} if ids else {}
     texts |= {name: read_text(path) for name, path in copied.items()}
     if vocabulary:
         write_durably(os.path.join(output, "tokenizer.bin"), [vocabulary.tokenizer_bin()])

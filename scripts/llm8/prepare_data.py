@@ -363,9 +363,10 @@ def refuse_others_shards(output, resumes):
             "shards of two kinds are not mixed")
 
 
-def warn_of_losses(unread, vocabulary, foreign):
-    """Warns of fields that were not read, of a tokenizer's dropout, and of special tokens that are
-    cut as text. foreign: those that the chat template writes."""
+def warn_of_losses(unread, vocabulary, template):
+    """Warns of fields that were not read, of a tokenizer's dropout, of special tokens that are cut
+    as text, and of ends of answers that the model's files do not name. template: the
+    ChatTemplate; None: there are no conversations."""
     if unread:
         found = ", ".join(f"'{name}' in {many(count, 'row')}" for name, count in unread.items())
         warn(f"not read: {found}; write it into what is read, or name the one field that is "
@@ -374,12 +375,19 @@ def warn_of_losses(unread, vocabulary, foreign):
         warn(f"the tokenizer's dropout of {vocabulary.dropout:g} is not used: a text has the same "
              "tokens each time")
     for what, texts, do in (
-            ("the chat template writes", foreign, "give a template of the model's family"),
+            ("the chat template writes", template.foreign() if template else [],
+             "give a template of the model's family"),
             ("the tokenizer's files list", vocabulary.lacking,
              "save the tokenizer again by transformers' save_pretrained")):
         if texts:
             warn(f"{what} {texts[0]}, which is no token of the tokenizer {vocabulary.name}: it "
                  f"is cut as text; {do}")
+    path, stops = vocabulary.stops()
+    for token in sorted(template.ends()) if template and path else []:
+        if token in stops:
+            continue
+        warn(f"answers end with {vocabulary.tokenizer.id_to_token(token)} ({token}), which is no "
+             f"eos_token_id of {path}: transformers' generate does not stop there; add it")
 
 
 def prepare(output, settings, units, words, vocabulary, jobs):
@@ -405,7 +413,7 @@ def prepare(output, settings, units, words, vocabulary, jobs):
                  for split, rows in splits.items()
                  for place, part in enumerate(cut_shards(rows, settings["shard_tokens"], window))]
         rows = run_all(pool, write_shard, tasks, "shards")
-    warn_of_losses(unread, vocabulary, ChatTemplate(vocabulary).foreign() if window > 1 else [])
+    warn_of_losses(unread, vocabulary, ChatTemplate(vocabulary) if window > 1 else None)
     in_both = numpy.isin(splits["val"]["hash"], splits["train"]["hash"])
     manifest = {
         "format": "llm8.c prepared data", "vocabulary": vocabulary.size,

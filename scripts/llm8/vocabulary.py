@@ -33,6 +33,7 @@ TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jin
 NAMED_TEMPLATES = "additional_chat_templates/*.jinja"
 # older files: of special tokens by name, and of added tokens
 SPECIALS_FILES = ["special_tokens_map.json", "added_tokens.json"]
+MODEL_FILES = ["generation_config.json", "config.json"]
 # most bytes of a complete token in tokenizer.bin; 255 bytes are the beginning of a token
 LONGEST = 254
 
@@ -61,6 +62,7 @@ class Vocabulary:
         if self.dropout:
             tokenizer.model.dropout = None
         self.json, held = text or tokenizer.to_str(), json.loads(tokenizer.to_str())
+        self.folder = folder
         self.specials = {row["content"]: row["id"] for row in held["added_tokens"]
                          if row["special"]}
         self.added = [row["content"] for row in held["added_tokens"]]
@@ -118,6 +120,16 @@ class Vocabulary:
         config = json.dumps(self.configured, indent=2, ensure_ascii=False) + "\n"
         texts = self.json, config, self.template_files.get("default")
         return {name: text for name, text in zip(TOKENIZER_FILES, texts) if text}
+
+    def stops(self):
+        """Returns the file of a model beside the tokenizer that says at which tokens transformers'
+        generate stops, and these tokens; None, []: there is no such file."""
+        for name in MODEL_FILES if self.folder else []:
+            path = os.path.relpath(os.path.join(self.folder, name))
+            if (said := read_object(path)) is not None:
+                ids = said.get("eos_token_id")
+                return path, ids if isinstance(ids, list) else [ids]
+        return None, []
 
     def chat_template(self):
         """Returns a text that identifies the tokenizer's chat templates; "": it has none."""
