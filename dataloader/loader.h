@@ -2,7 +2,7 @@
 //
 // A token file, little-endian:
 //   bytes 0..1023   256 int32: [0] the magic number of its kind, [1] version, 1: the numbers are
-//                   uint16, 2: uint32, [2] and [3] counts, [4] the mark of the tokenizer
+//                   uint16, 2: uint32, [2] and [3] counts, [4] the fingerprint of the tokenizer
 //                   (tokenizer.h; 0: not known), the rest 0
 //   from byte 1024  the numbers, most of them tokens
 // A token shard has magic 20240520; [2] and [3] are the lower and the upper half of the count of
@@ -63,7 +63,7 @@ typedef struct {
     int32_t header[MASK_TEMPLATE + 1];
     int token_bytes;    // bytes of a number: 2 or 4
     int64_t count;      // numbers in the file
-    uint32_t tokenizer; // the tokenizer's mark; 0: not known
+    uint32_t tokenizer; // the tokenizer's fingerprint; 0: not known
     int64_t changed;    // of a Dataset's shard: its modification time in ns, and its CRC-32
     uint32_t crc;
 } TokenFile;
@@ -92,7 +92,7 @@ bool shard_open(TokenFile *shard, const char *path);
 // cannot be read.
 bool shards_find(const char *pattern, int index, TokenFile *shard);
 
-// Makes the header of a shard, in which the mark of the tokenizer is 0.
+// Makes the header of a shard, in which the fingerprint of the tokenizer is 0.
 void shard_header(int32_t header[SHARD_HEADER_BYTES / 4], int token_bytes, int64_t count);
 
 // Lists the files that a glob pattern matches; refuses a pattern that matches nothing or a folder.

@@ -133,7 +133,7 @@ static void close_output(Output *out) {
     }
     free(out->counts);
     shard_header(header, token_bytes, out->tokens);
-    header[SHARD_TOKENIZER] = (int32_t)tokenizer.mark;
+    header[SHARD_TOKENIZER] = (int32_t)tokenizer.fingerprint;
     bool headed = fseek(out->writer.file, 0, SEEK_SET) == 0 &&
                   fwrite(header, sizeof(header), 1, out->writer.file) == 1;
     or_die(writer_close(&out->writer));

@@ -57,7 +57,7 @@ static bool parse_file(Tokenizer *t, const char *path) {
         }
         end += 1 + (size_t)t->data[end];
     }
-    t->mark = (uint32_t)crc32_z(0, t->data + sizeof(header), end - sizeof(header));
+    t->fingerprint = (uint32_t)crc32_z(0, t->data + sizeof(header), end - sizeof(header));
 
     size_t room = (t->bytes - end) / sizeof(CharacterRange);
     if (t->num_ranges < 0 || (size_t)t->num_ranges > room) {

@@ -19,9 +19,9 @@
 //   except the end of text.
 // - The character ranges, each 3 uint32: first code point, last code point, CharacterClass.
 //
-// The mark of a tokenizer is the CRC-32 of its tokens, from the first length to the last byte.
-// Token shards and multiple-choice sets have the mark in their headers (loader.h), so that files of
-// different tokenizers are not mixed.
+// The fingerprint of a tokenizer is the CRC-32 of its tokens, from the first length to the last
+// byte. Token shards and multiple-choice sets have the fingerprint in their headers (loader.h), so
+// that files of different tokenizers are not mixed.
 #pragma once
 
 #include "../base/io.h"
@@ -48,7 +48,7 @@ typedef struct {
 
 typedef struct {
     int vocab, begin_of_text, end_of_text, document_end;
-    uint32_t mark;
+    uint32_t fingerprint;
     Cut cut;
     unsigned char *data; // the content of the file
     size_t bytes;

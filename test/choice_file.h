@@ -9,7 +9,7 @@ enum { CHOICE_NUMBERS = 1 << 16 };
 
 typedef struct {
     int number_bytes, count, questions;
-    uint32_t mark, numbers[CHOICE_NUMBERS];
+    uint32_t fingerprint, numbers[CHOICE_NUMBERS];
 } ChoiceFile;
 
 static inline int put_number(ChoiceFile *f, uint32_t value) {
@@ -41,7 +41,7 @@ static inline void put_question(ChoiceFile *f, int label, int context, int answe
 
 static inline void choice_file_write(const ChoiceFile *f, const char *path) {
     int32_t header[SHARD_HEADER_BYTES / 4] = {CHOICES_MAGIC, f->number_bytes / 2, f->questions, 0,
-                                              (int32_t)f->mark};
+                                              (int32_t)f->fingerprint};
     size_t bytes = (size_t)f->count * (size_t)f->number_bytes;
     unsigned char *file = malloc_or_die(sizeof(header) + bytes);
     memcpy(file, header, sizeof(header));
@@ -56,7 +56,7 @@ static inline void choice_file_write(const ChoiceFile *f, const char *path) {
 // Three questions with 2, 3 and 2 answers, in a vocabulary of 50.
 static inline void choice_file_fill(ChoiceFile *f, int number_bytes) {
     static const int lengths[] = {1, 4, 2}, vocab = 50;
-    *f = (ChoiceFile){.number_bytes = number_bytes, .mark = 0xabcdef01};
+    *f = (ChoiceFile){.number_bytes = number_bytes, .fingerprint = 0xabcdef01};
     put_question(f, 1, 3, 2, lengths, vocab);
     put_question(f, 0, 1, 3, lengths, vocab);
     put_question(f, 1, 20, 2, lengths, vocab);

@@ -292,7 +292,7 @@ def test_wrong_sets_are_refused():
                 "quiz.bin", "--seq-length", 4, check=False), "quiz.bin: answer 0 of question 0",
             "--seq-length 4")
     content = bytearray(read("quiz.bin"))
-    content[16] ^= 1  # the tokenizer's mark
+    content[16] ^= 1  # the tokenizer's fingerprint
     refused(run(*tiny, "--eval-choices", write("other.bin", bytes(content)), check=False),
             "other.bin: made with another tokenizer than learn/tokenizer.bin")
     refused(run("train_gpt", "--eval-only", check=False), "--eval-only: needs --valid-data or "

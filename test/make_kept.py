@@ -56,9 +56,9 @@ def make_data():
              "--tokenizer", "byte")
     shutil.copy("data/tokenizer.bin", "wide")
     for name in ("train.bin", "val.bin"):
-        tokens, mark = tokens_of(f"data/{name}")
-        environment.write_durably(f"wide/{name}", [shard_header.header(4, len(tokens), mark, True),
-                                              numpy.array(tokens, wide).tobytes()])
+        tokens, fingerprint = tokens_of(f"data/{name}")
+        header = shard_header.header(4, len(tokens), fingerprint, True)
+        environment.write_durably(f"wide/{name}", [header, numpy.array(tokens, wide).tobytes()])
         environment.write_durably(f"wide/{name}{shards.MASK}", shards.bits(
             shards.MASK, numpy.arange(len(tokens)) % 50 < 20, shards.checksum(f"wide/{name}"), 0))
 

@@ -11,9 +11,9 @@ from check import SHARED, Skip, read, write
 
 
 def tokens_of(path):
-    """The tokens of a shard, and the mark of its tokenizer."""
+    """The tokens of a shard, and the fingerprint of its tokenizer."""
     content = read(path)
-    magic, version, low, high, mark = struct.unpack_from("<2i3I", content)
+    magic, version, low, high, fingerprint = struct.unpack_from("<2i3I", content)
     assert magic == 20240520 and version in (1, 2), f"{path}: {magic} {version}"
     size = 2 * version
     count = (len(content) - 1024) // size
@@ -23,7 +23,8 @@ def tokens_of(path):
     listed = masked and os.path.exists(path + ".starts")  # a text may lose its list
     assert content[24:28] == bytes([listed, 0, 0, 0]), f"{path}: {content[24:28]} of its list"
     assert not any(content[28:1024]), f"{path}: the rest of the header is not 0"
-    return list(struct.unpack_from(f"<{count}{'H' if size == 2 else 'I'}", content, 1024)), mark
+    tokens = list(struct.unpack_from(f"<{count}{'H' if size == 2 else 'I'}", content, 1024))
+    return tokens, fingerprint
 
 
 def bits_of(path, ending, kind):

@@ -236,8 +236,8 @@ test_tokenize_leaves_other_tokenizers_alone() {
     is "$(grep -ac warning log)" 1 # --tokenizer is named
 }
 
-# The one of the shards' own name comes before others of the same tokens; unmarked shards, as
-# llm.c's, are distinguished only by the tokenizers beside them.
+# The one of the shards' own name comes before others of the same tokens; shards without a
+# fingerprint, as llm.c's, are distinguished only by the tokenizers beside them.
 test_shards_take_the_tokenizer_of_their_name() {
     local folder
     tokenize same/mine text1 && tokenize same/again --tokenizer same/mine_tokenizer.bin text2 || return

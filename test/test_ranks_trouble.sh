@@ -177,7 +177,7 @@ test_notes_on_options_are_rank_0s() {
     train start --data alone.bin --vocab-size 257 --num-layers 3 --train-iters 1 || return
     torchrun --data notes/x.bin --load start/latest --lr 1e-4 --train-iters 1 --save noted
     [[ "${statuses[*]}" == "0 0" ]] || fail "$(cat err.0 err.1)"
-    for says in 'notes/tokenizer.bin: ' 'no tokenizer.bin beside notes/x.bin has its mark' \
+    for says in 'notes/tokenizer.bin: ' 'no tokenizer.bin beside notes/x.bin has its fingerprint' \
         '--model llama-tiny: the checkpoint start/step_00000001 has another shape, which is used instead'; do
         [[ $(grep -cF -- "$says" err.0) -eq 1 ]] || fail "rank 0, '$says': $(cat err.0)"
     done

@@ -46,8 +46,8 @@ TEST(entries_have_any_length) {
     CHECK_EQUAL(length, 255);
 }
 
-// The mark depends only on the tokens.
-TEST(marks_tell_tokenizers_apart) {
+// The fingerprint depends only on the tokens.
+TEST(fingerprints_tell_tokenizers_apart) {
     Tokenizer a, c;
     tokenizer_write_bytes("t.bin");
     Blob b = blob_read("t.bin");
@@ -55,12 +55,12 @@ TEST(marks_tell_tokenizers_apart) {
     b.bytes[4 * 4] = CUT_UNKNOWN;
     blob_write("u.bin", b.bytes, b.size);
     CHECK(tokenizer_open(&c, "u.bin"));
-    CHECK(a.mark != 0 && a.mark == c.mark);
+    CHECK(a.fingerprint != 0 && a.fingerprint == c.fingerprint);
     tokenizer_close(&c);
     b.bytes[1024 + 1] ^= 1;
     blob_write("u.bin", b.bytes, b.size);
     CHECK(tokenizer_open(&c, "u.bin"));
-    CHECK(a.mark != c.mark);
+    CHECK(a.fingerprint != c.fingerprint);
     tokenizer_close(&c);
     tokenizer_close(&a);
     free(b.bytes);

@@ -133,16 +133,16 @@ static void announce_documents(const Run *run) {
     }
 }
 
-// The mark of a tokenizer (tokenizer.h), and a file with this mark.
+// The fingerprint of a tokenizer (tokenizer.h), and a file with this fingerprint.
 typedef struct {
-    uint32_t mark; // 0: not known
+    uint32_t fingerprint; // 0: not known
     const char *path;
-} Marked;
+} Fingerprinted;
 
-// Dies if a file of --`option` has another tokenizer's mark than the first file.
-static void check_mark(Marked *first, const char *option, const TokenFile *file) {
-    if (first->mark == 0) { *first = (Marked){file->tokenizer, file->path}; }
-    if (file->tokenizer != 0 && file->tokenizer != first->mark) {
+// Dies if a file of --`option` has another tokenizer's fingerprint than the first file.
+static void check_fingerprint(Fingerprinted *first, const char *option, const TokenFile *file) {
+    if (first->fingerprint == 0) { *first = (Fingerprinted){file->tokenizer, file->path}; }
+    if (file->tokenizer != 0 && file->tokenizer != first->fingerprint) {
         die("--%s %s: made with another tokenizer than %s; give data, validation data, choices and "
             "--tokenizer of one tokenizer",
             option, file->path, first->path);
@@ -150,18 +150,18 @@ static void check_mark(Marked *first, const char *option, const TokenFile *file)
 }
 
 // Dies unless all files were made by one tokenizer.
-static void check_marks(const Run *run) {
-    Marked first = {run->tokenizer.mark, run->options.tokenizer};
+static void check_fingerprints(const Run *run) {
+    Fingerprinted first = {run->tokenizer.fingerprint, run->options.tokenizer};
     for (int i = 0; i < 2; i++) {
         const Mixture *m = i == 0 ? &run->train_data : &run->valid_data;
         for (const Dataset *data = m->data; data < m->data + m->count; data++) {
             for (const TokenFile *f = data->shards; f < data->shards + data->num_shards; f++) {
-                check_mark(&first, data_options[i], f);
+                check_fingerprint(&first, data_options[i], f);
             }
         }
     }
     for (int i = 0; i < run->choices.count; i++) {
-        check_mark(&first, "eval-choices", &run->choices.sets[i].file);
+        check_fingerprint(&first, "eval-choices", &run->choices.sets[i].file);
     }
 }
 
@@ -215,7 +215,7 @@ void run_open_data(Run *run) {
 }
 
 void run_check_data(Run *run) {
-    check_marks(run);
+    check_fingerprints(run);
     check_ranks(run);
 }
 

@@ -30,12 +30,13 @@ static size_t common_length(const char *a, const char *b) {
     return n;
 }
 
-// Opens one of the tokenizers beside shards (tokenizer.bin, PREFIX_tokenizer.bin). mark: the mark
-// of the tokenizer that made the shards (tokenizer.h), 0: not known. Opens a tokenizer with this
-// mark; of several such ones, the one with the shards' prefix. If the mark is not known, opens
-// tokenizer.bin. Returns false if none fits. *others becomes true if there are some, but none fits.
-static bool find_made(Tokenizer *t, const char *shards, uint32_t mark, char path[PATH_LENGTH],
-                      bool *others) {
+// Opens one of the tokenizers beside shards (tokenizer.bin, PREFIX_tokenizer.bin). fingerprint: the
+// fingerprint of the tokenizer that made the shards (tokenizer.h), 0: not known. Opens a tokenizer
+// with this fingerprint; of several such ones, the one with the shards' prefix. If the fingerprint
+// is not known, opens tokenizer.bin. Returns false if none fits. *others becomes true if there are
+// some, but none fits.
+static bool find_made(Tokenizer *t, const char *shards, uint32_t fingerprint,
+                      char path[PATH_LENGTH], bool *others) {
     glob_t found = {0};
     size_t closest = 0;
     uint32_t chosen = 0;
@@ -48,8 +49,9 @@ static bool find_made(Tokenizer *t, const char *shards, uint32_t mark, char path
             warn("%s", error_text());
             continue;
         }
-        bool made = mark != 0 ? t->mark == mark : strcmp(path_name(beside), TOKENIZER_FILE) == 0;
-        if (made && path[0] != '\0' && t->mark != chosen) {
+        bool made = fingerprint != 0 ? t->fingerprint == fingerprint
+                                     : strcmp(path_name(beside), TOKENIZER_FILE) == 0;
+        if (made && path[0] != '\0' && t->fingerprint != chosen) {
             warn("%s: other tokens than %s, and the shards do not say which they have; give those "
                  "of one tokenizer",
                  beside, path);
@@ -57,7 +59,7 @@ static bool find_made(Tokenizer *t, const char *shards, uint32_t mark, char path
         if (made && (path[0] == '\0' || length > closest)) {
             path_format(path, "%s", beside);
             closest = length;
-            chosen = t->mark;
+            chosen = t->fingerprint;
         }
         tokenizer_close(t);
     }
@@ -85,9 +87,9 @@ static bool find_of_sources(Tokenizer *t, const Options *o, bool chats, char pat
         const char *pattern = sources[i].pattern;
         TokenFile shard;
         bool found = shards_find(pattern, chats ? SHARD_MASKED : 0, &shard);
-        uint32_t mark = found ? shard.tokenizer : 0;
-        opened = (mark != 0 || !chats) &&
-                 find_made(t, chats ? shard.path : pattern, mark, path, others);
+        uint32_t fingerprint = found ? shard.tokenizer : 0;
+        opened = (fingerprint != 0 || !chats) &&
+                 find_made(t, chats ? shard.path : pattern, fingerprint, path, others);
     }
     free(sources);
     return opened;
@@ -101,7 +103,7 @@ static void prefer_chat(Tokenizer *t, const Options *o, char path[PATH_LENGTH]) 
     bool others;
     if (!find_of_sources(&same, o, true, beside, &others)) { return; }
     path_format(json, "%.*sjson", (int)strlen(beside) - (int)strlen("bin"), beside);
-    if (same.mark == t->mark && path_exists(json)) {
+    if (same.fingerprint == t->fingerprint && path_exists(json)) {
         tokenizer_close(t);
         *t = same;
         path_format(path, "%s", beside);
@@ -147,7 +149,8 @@ static bool find_tokenizer(Tokenizer *t, const Options *o, char path[PATH_LENGTH
         }
     }
     if (others) {
-        warn("no tokenizer.bin beside %s has its mark: samples are numbers (--tokenizer names one)",
+        warn("no tokenizer.bin beside %s has its fingerprint: samples are numbers (--tokenizer "
+             "names one)",
              shards);
     }
     if (opened && o->data[0] != '\0') { prefer_chat(t, o, path); }

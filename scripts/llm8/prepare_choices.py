@@ -111,7 +111,7 @@ def begin_of(vocabulary):
     return held.ids[:count]
 
 
-def write_set(path, source, questions, dtype, mark, of_lm_eval):
+def write_set(path, source, questions, dtype, fingerprint, of_lm_eval):
     """Writes a set. questions: lists of numbers by encode_row. source: the file they come from."""
     parts, longest = [], 0
     for place, numbers in enumerate(questions):
@@ -122,7 +122,7 @@ def write_set(path, source, questions, dtype, mark, of_lm_eval):
                 "shorten it")
         row = [START, size, place & 65535 if dtype.itemsize == 2 else place, *numbers]
         parts.append(numpy.array(row, dtype=dtype).tobytes())
-    header = struct.pack("<4iIi", MAGIC, dtype.itemsize // 2, len(parts), longest, mark,
+    header = struct.pack("<4iIi", MAGIC, dtype.itemsize // 2, len(parts), longest, fingerprint,
                          of_lm_eval)
     write_durably(path, [header.ljust(1024, b"\0"), *parts])
 
@@ -193,8 +193,8 @@ def main():
              f"...{crossed[0][-40:]!r}; end the question elsewhere")
     with named_by("--output"):
         os.makedirs(os.path.dirname(os.path.abspath(o.output)), exist_ok=True)
-        write_set(o.output, path, questions, shards.token_type(vocabulary.size), vocabulary.mark(),
-                  of_lm_eval)
+        write_set(o.output, path, questions, shards.token_type(vocabulary.size),
+                  vocabulary.fingerprint(), of_lm_eval)
     begin = " ".join(map(vocabulary.tokenizer.id_to_token, before))
     print(f"{o.output}: {many(len(questions), 'question')}, tokenizer {vocabulary.name}"
           f"{', each after ' + begin if begin else ''}")

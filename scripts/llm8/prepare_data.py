@@ -314,7 +314,7 @@ def write_shard(name, documents, names, window):
     count = int((documents["length"] + documents["padding"]).sum())
 
     def parts():
-        yield shard_header.header(dtype.itemsize, count, vocabulary.mark(), window > 1,
+        yield shard_header.header(dtype.itemsize, count, vocabulary.fingerprint(), window > 1,
                                   window > 1)  # shards of texts do not need this list
         for part in contents(documents, names, ".tokens", dtype, vocabulary.end_of_text):
             yield part.tobytes()
@@ -567,7 +567,7 @@ def make_settings(o, vocabulary, files, valid_files):
     if fraction is None:
         fraction = min(0.1, max(0.01, VALID_BYTES / max(1, sum(map(os.path.getsize, files)))))
     settings = {
-        "version": VERSION, "tokenizer": vocabulary.name, "mark": f"{vocabulary.mark():08x}",
+        "version": VERSION, "tokenizer": vocabulary.name, "mark": f"{vocabulary.fingerprint():08x}",
         "tokenizer_json": short_hash(vocabulary.json),
         "before": special(o.before or vocabulary.document_end_name, "--before"),
         "after": special(o.after, "--after"),

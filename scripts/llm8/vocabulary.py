@@ -166,7 +166,7 @@ class Vocabulary:
         parts = [held[token][:LONGEST + 1] for token in range(self.size)]
         return b"".join(bytes([len(part)]) + part for part in parts)
 
-    def mark(self):
+    def fingerprint(self):
         return zlib.crc32(self.entries())
 
     def tokenizer_bin(self, begin_of_text=None):
