@@ -433,7 +433,7 @@ def test_a_full_disk_is_named():
                           preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit))
     refused(check.Result(done.returncode, done.stdout, done.stderr), "full/.work/unit_",
             "File too large")
-    assert not glob.glob("full/.work/*")
+    assert os.listdir("full") == []
 
 
 def test_files_of_others_stay():
@@ -465,6 +465,7 @@ def test_a_finished_run_is_left_alone():
                 f"other {what})")
     write("foreign/x_train.bin", "x")
     refused(call(prepare_data, "--output", "foreign", *words), "--output", "x_train.bin", "empty")
+    assert os.listdir("foreign") == ["x_train.bin"]
     refused(call(prepare_data, "--output", "foreign/x_train.bin/x", *words),
             "--output foreign/x_train.bin/x: Not a directory")
 
@@ -474,7 +475,7 @@ def test_a_finished_run_that_lacks_a_file_is_not_taken_for_whole():
     prepared("lacks", "a.jsonl")
     names = {"train_00000.bin", "train_00000.bin.starts", "val_00000.bin", "val_00000.bin.starts",
              "tokenizer.bin", "tokenizer.json", "tokenizer_config.json"}
-    assert names | {"manifest.json", ".lock"} == set(os.listdir("lacks"))
+    assert names | {"manifest.json"} == set(os.listdir("lacks"))
     for name in sorted(names):
         path, content = f"lacks/{name}", read(f"lacks/{name}")
         os.remove(path)
@@ -502,6 +503,9 @@ def test_a_mended_source_is_enough():
     write("m/a.jsonl", lines_of(TEXTS[:50]))
     write("m/b.jsonl", "{oops}\n")
     refused(call(prepare_data, "--output", "mend", *BYTE, "m"), "m/b.jsonl")
+    assert os.listdir("mend") == [".work"]
+    refused(call(prepare_data, "--output", "unmade", *BYTE, "m/b.jsonl"), "m/b.jsonl")
+    assert os.listdir("unmade") == [], "what does not help to resume is left"
     write("m/b.jsonl", lines_of(TEXTS[50:60]))
     write("mend/train_00009.bin", "of another end")
     result = prepared("mend", "m")

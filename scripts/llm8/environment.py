@@ -21,6 +21,7 @@ from .text import printable
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 VENV = os.path.join(ROOT, ".venv")
 OLDEST = (3, 11)
+LOCK = ".lock"  # the file that lock() makes in a folder
 LFS = b"version https://git-lfs.github.com/spec/"
 
 
@@ -112,7 +113,8 @@ def lock(folder, option, waits=False):
     """Locks a folder for as long as this program, or one that inherits the file, lives; returns the
     file. If another program holds the lock, waits or ends this program. If the file system has no
     locks, such as some mounts of Lustre, warns."""
-    file = os.open(os.path.join(folder, ".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    path = os.path.join(folder, LOCK)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -124,7 +126,10 @@ def lock(folder, option, waits=False):
         fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:
         warn(f"{option} {folder}: no lock ({error.strerror}): a second one could write here, too")
-    return file
+    if os.path.exists(path) and os.path.samestat(os.fstat(file), os.stat(path)):
+        return file
+    os.close(file)  # the program that held the lock has removed the file
+    return lock(folder, option, waits)
 
 
 def words_in(*paths):

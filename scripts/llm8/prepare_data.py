@@ -35,7 +35,17 @@ from tqdm import tqdm
 from . import downloads, shard_header, shards, sources
 from .command_line import Parser, guess, number
 from .conversation import BadTemplate, ChatTemplate, Conversation, warnings_of
-from .environment import cores, die, lock, matching, named_by, sha256_of, warn, write_durably
+from .environment import (
+    LOCK,
+    cores,
+    die,
+    lock,
+    matching,
+    named_by,
+    sha256_of,
+    warn,
+    write_durably,
+)
 from .rows import read_row
 from .text import many, printable
 from .vocabulary import add_options, encodable, open_vocabulary, words_of
@@ -673,6 +683,20 @@ def report(output, manifest, vocabulary):
     print(f"train with {shlex.join(options)}")
 
 
+@contextlib.contextmanager
+def tidied(output, work):
+    """Removes the lock at the end of the `with` block, and .work if it has no unit to resume with.
+    """
+    try:
+        yield
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            if not any(name.endswith(".npz") for name in os.listdir(work)):
+                shutil.rmtree(work)
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(os.path.join(output, LOCK))
+
+
 def main():
     o = parser().parse_args()
     if o.check:
@@ -700,7 +724,7 @@ def main():
         work = os.path.join(o.output, ".work")
         if not os.path.isdir(work) and is_made(o.output, settings):
             return  # takes no lock: the folder may be another user's
-        with os.fdopen(lock(o.output, "--output", waits=True)):
+        with os.fdopen(lock(o.output, "--output", waits=True)), tidied(o.output, work):
             if is_made(o.output, settings):  # another process has made it while this one waited
                 with contextlib.suppress(FileNotFoundError):
                     shutil.rmtree(work)  # if a preparation was stopped after it wrote the manifest
