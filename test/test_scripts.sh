@@ -171,8 +171,8 @@ has_steps() {
 test_interrupted_comparison_goes_on() {
     local command=(compare --out i -- "${common[@]}" --train-iters 150 --save-interval 20)
     local pid trainer status signal ended=0 steps=0
-    for signal in INT USR2; do
-        "${command[@]}" >i.log 2>&1 &
+    for signal in INT USR2 HUP; do
+        env --default-signal=HUP "${command[@]}" >i.log 2>&1 &
         pid=$! status=0
         wait_until has_steps i/fp8/seed-1234 $((steps + 2)) || return
         kill -$signal $pid
@@ -201,7 +201,7 @@ test_interrupted_comparison_goes_on() {
     grep -q '^Speed, memory .* --seeds 1234,1,2,3 runs those that are missing: 6 runs, about' \
         i.log || fail "no advice: $(cat i.log)"
     [[ $(grep -c '"kind":"run"' i/bf16/seed-1234/metrics.jsonl) -eq 1 ]] || fail "bf16 run again"
-    [[ $(grep -c '"kind":"run"' i/fp8/seed-1234/metrics.jsonl) -eq 4 ]] || fail "fp8 not resumed"
+    [[ $(grep -c '"kind":"run"' i/fp8/seed-1234/metrics.jsonl) -eq 5 ]] || fail "fp8 not resumed"
     "$root/test/metrics_tool.py" i/fp8/seed-1234/metrics.jsonl >steps || fail "its metrics"
     [[ $(grep -c ^step steps) -eq 150 ]] || fail "not 150 steps"
 }

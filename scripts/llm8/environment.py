@@ -161,6 +161,13 @@ def cores(root=""):
     return most
 
 
+def catch(handler, *numbers):
+    """Sets the handler of these signals; returns {number: the handler before}. If nohup has made
+    this process ignore SIGHUP, which a closed terminal sends, SIGHUP stays ignored."""
+    return {number: signal.signal(number, handler) for number in numbers
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN}
+
+
 def start(module):
     """Runs main() of one of our modules, and exits with the status that it returns."""
     if None in (sys.stdin, sys.stdout, sys.stderr):  # closed: the next file would get its number
@@ -173,7 +180,7 @@ def start(module):
     if sys.version_info < OLDEST:
         die(f"{sys.executable} is Python {sys.version.split()[0]}; "
             f"{'.'.join(map(str, OLDEST))} or newer is needed")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    catch(signal.default_int_handler, signal.SIGTERM, signal.SIGHUP)
     sys.stdout.reconfigure(errors="replace") # so that a letter that the terminal lacks is no error
     try:
         status = importlib.import_module("llm8." + module).main() or 0

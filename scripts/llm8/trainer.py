@@ -38,9 +38,8 @@ class Signals:
         self.received, self.process = None, None
 
     def __enter__(self):
-        self._old = {number: signal.signal(number, self._handle)
-                     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1,
-                                    signal.SIGUSR2)}
+        self._old = environment.catch(self._handle, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1,
+                                      signal.SIGUSR2, signal.SIGHUP)
         return self
 
     def __exit__(self, *_):
