@@ -438,6 +438,21 @@ def test_mixed_tokenizers_are_refused():
     run(*tiny, "--data", "mixed/t_0.bin", "--tokenizer", "mixed_a/tokenizer.bin")
 
 
+def test_a_key_that_is_there_twice_is_refused():
+    """Python and the library take the later one; other readers may take the first."""
+    path = save(byte_level(), "doubled")
+    text = read(path).decode()
+    for key in ('"normalizer"', '"a"'):
+        write(path, text.replace(f"{key}:", f"{key}: null,{key}:" if key != '"a"' else
+                                 '"a": 0,"a":', 1))
+        refused(call(prepare_data, "--output", "o", "named", "--tokenizer", path),
+                f"{path}: the key {key} is there twice")
+    write(path, text)
+    write("doubled/tokenizer_config.json", f'{{"eos_token": "{END}", "eos_token": "{END}"}}')
+    refused(call(prepare_data, "--output", "o", "named", "--tokenizer", path),
+            'doubled/tokenizer_config.json: the key "eos_token" is there twice')
+
+
 def test_wrong_tokenizers_are_refused():
     def wrong(name, *parts, words=()):
         refused(call(prepare_data, "--output", "o", "plain", "--tokenizer", name, *words), *parts)

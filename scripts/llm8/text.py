@@ -5,10 +5,11 @@ import math
 import re
 
 
-def from_json(text):
-    """Returns what a JSON text holds; None if it holds null, or is no JSON."""
+def from_json(text, pairs_hook=None):
+    """Returns what a JSON text holds; None if it holds null, or is no JSON. pairs_hook: makes an
+    object of its pairs [dict]."""
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=pairs_hook)
     except (TypeError, ValueError, RecursionError):
         return None
 

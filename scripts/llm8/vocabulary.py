@@ -11,6 +11,7 @@ import json
 import os
 import struct
 import zlib
+from collections import Counter
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
@@ -329,8 +330,21 @@ def read_object(path):
     """Returns the object in a JSON file; None: there is no file."""
     if not os.path.exists(path):
         return None
-    held = from_json(read_text(path))
+    held = unique_keys(path, read_text(path))
     return held if isinstance(held, dict) else refuse_damage(path)
+
+
+def unique_keys(path, text):
+    """Returns what a file's JSON text holds; None: it is no JSON. Refuses a key that an object has
+    twice: readers differ in which of the two counts."""
+    def unique(pairs):
+        held = dict(pairs)
+        if len(held) < len(pairs):
+            key = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+            die(f"{path}: the key {json.dumps(key)} is there twice; remove one")
+        return held
+
+    return from_json(text, unique)
 
 
 def refuse_damage(path):
@@ -369,6 +383,7 @@ def open_json(path, end_of_text, name=None):
     text, folder = read_text(path), os.path.dirname(os.path.abspath(path))
     try:
         tokenizer = Tokenizer.from_str(text)
+        unique_keys(path, text)
     except Exception as error:  # tokenizers raises plain Exception
         die(f"{path}: not a tokenizer.json ({str(error)[:80]})")
     return Vocabulary(name or os.path.basename(folder), tokenizer, end_of_text, text, folder)
