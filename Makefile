@@ -44,11 +44,12 @@ TESTS   := $(patsubst test/test_%.c,%,$(wildcard test/test_*.c))
 
 objects = $(patsubst %.c,$(BUILD)/$(1)/%.c.o,$(2))
 
-# A variable on the command line must be a word here or in a script that a target calls.
+# A variable on the command line must be a word here or in a script that a target calls, outside of
+# comments.
 GIVEN := $(foreach v,$(.VARIABLES),$(if $(findstring command line,$(origin $v)),$v))
 ifneq ($(GIVEN),)
-UNKNOWN := $(filter-out $(shell grep -ohE '\b[A-Z][A-Z0-9_]+\b' Makefile scripts/quickstart.sh \
-               scripts/llm8/bench.py test/run.sh test/gpu*.sh | sort -u),$(GIVEN))
+UNKNOWN := $(filter-out $(shell sed 's/\#.*//' Makefile scripts/quickstart.sh scripts/llm8/bench.py \
+               test/run.sh test/gpu*.sh | grep -oE '\b[A-Z][A-Z0-9_]+\b' | sort -u),$(GIVEN))
 $(if $(UNKNOWN),$(error no variable of this Makefile: $(UNKNOWN) (make help)))
 endif
 

@@ -198,7 +198,7 @@ test_unknown_variables_are_refused() {
     while read -r unknown given; do
         # shellcheck disable=SC2086 # words
         expect_said 2 "no variable of this Makefile: $unknown (make help)" make -n -C tree quickstart $given
-    done <<<$'data data=x\nARCH ARCH=90a\nSPETS DATA=x SPETS=2'
+    done <<<$'data data=x\nARCH ARCH=90a\nSPETS DATA=x SPETS=2\nSTEP STEP=300'
     for given in $(make -s -C tree help | grep -oE '\b[A-Z_0-9]+=' | sort -u) CC= CXX= CFLAGS= STEPS= GPU= JOBS=; do
         expect_status 0 make -n -C tree help "${given}1"
     done
