@@ -171,7 +171,7 @@ bool folder_make(const char *path) {
         char end = *p;
         *p = '\0';
         struct stat info;
-        if (mkdir(part, 0755) != 0 &&
+        if (mkdir(part, 0777) != 0 &&
             (errno != EEXIST || stat(part, &info) != 0 || !S_ISDIR(info.st_mode))) {
             return fail("%s: the folder could not be made: %s", part,
                         errno == EEXIST ? "a file of that name is in the way" : strerror(errno));

@@ -301,7 +301,7 @@ static void prune(const Snapshot *s, int64_t best) {
 // or deleted, this fails, and the run makes the --save folder again before the next save.
 static bool make_fresh(const char *fresh) {
     return (!path_exists(fresh) || folder_remove(fresh)) &&
-           (mkdir(fresh, 0755) == 0 ||
+           (mkdir(fresh, 0777) == 0 ||
             fail("%s: the folder could not be made: %s", fresh, strerror(errno)));
 }
 
@@ -384,7 +384,7 @@ bool checkpoint_await(const Options *o) {
 bool checkpoint_lock(const Options *o) {
     char path[PATH_LENGTH], host[256] = "", since[32];
     path_format(path, "%s/.lock", o->save);
-    int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
+    int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
     if (file < 0) {
         return fail("%s: %s", path,
                     errno == ELOOP ? "a link; delete it, and let metrics.jsonl be no link"

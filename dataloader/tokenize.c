@@ -106,7 +106,7 @@ static void open_output(Output *out) {
     path_format(fresh, "%s.new", out->path);
     do { // tries again if another process has renamed the file meanwhile
         if (file >= 0) { close(file); }
-        file = open(fresh, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
+        file = open(fresh, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
         if (file < 0) { die("%s: %s", fresh, strerror(errno)); }
         if (flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
             die("%s: another ./tokenize is writing it; wait for its end, or give another "

@@ -356,4 +356,16 @@ test_long_paths_are_refused_at_once() {
     [[ -e ${folder:0:959}p/latest/meta.json ]] || fail "not 960"
 }
 
+# Who shares a folder by its group resumes and prunes the checkpoints of others.
+test_the_umask_says_who_may_write() {
+    local made
+    for umask in 002 077; do
+        (umask "$umask" && train "shared/$umask" 4 --save-interval 2 --keep 1 &&
+            expect_status 0 "$root/tokenize" --output-prefix "shared/$umask/x" text &&
+            expect_status 0 train_gpt --load "shared/$umask/latest" --export "shared/$umask/export")
+        made=$(find "shared/$umask" ! -type l -printf '%y%m\n' | sort -u | tr '\n' ' ')
+        is "$made" "$([[ $umask == 002 ]] && echo 'd775 f664 ' || echo 'd700 f600 ')"
+    done
+}
+
 run_tests
