@@ -56,7 +56,7 @@ import tempfile
 from . import floor, shard_header
 from .environment import ROOT, built, die
 from .estimate import PRECISIONS
-from .metrics import open_run
+from .metrics import open_run, option_number
 from .text import many, shown
 from .trainer import last_error
 
@@ -235,7 +235,7 @@ def record_of(place, model, command, measured, bf16):
     gpus, seconds = int(run["ranks"]), statistics.median(measured.column("seconds")[1][WARM_UP:])
     families = measured.profile and {name: value for name, value in measured.profile.items()
                                      if isinstance(value, (float, int))}
-    tokens = int(options["global-batch-size"]) * int(options["seq-length"])
+    tokens = option_number(run, "global-batch-size") * option_number(run, "seq-length")
     rate, fp8 = tokens / seconds, options["fp8-format"] != "none"
     flops = rate * run["flops_per_token"] / gpus
     floors = floor.floor_ms(device, options, run["parameters"]) if gpus == 1 else None
@@ -245,9 +245,9 @@ def record_of(place, model, command, measured, bf16):
         "command": shlex.join([os.path.basename(command[0]), *command[1:]]),
         "arguments": re.sub(r" *--gpus[ =]\d+", "", shlex.join(sys.argv[1:])).strip(),
         "model": model,
-        "seq_length": int(options["seq-length"]),
-        "micro_batch": int(options["micro-batch-size"]),
-        "global_batch": int(options["global-batch-size"]),
+        "seq_length": option_number(run, "seq-length"),
+        "micro_batch": option_number(run, "micro-batch-size"),
+        "global_batch": option_number(run, "global-batch-size"),
         "gpus": gpus,
         "recompute": options["recompute"],
         "fp8_flops_share": run["fp8_flops_share"],

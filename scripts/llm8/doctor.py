@@ -142,7 +142,7 @@ def losses(run):
     means = numpy.convolve(values, numpy.full(width, 1 / width), "valid")
     last, lowest = float(means[-1]), float(means.min())
     few, so_far = len(values) < ENOUGH_STEPS, f"{last:.4f} over the last {width} steps"
-    guess = math.log(int(run.option("vocab-size", 0)) or 1)
+    guess = math.log(metrics.option_number(run.start, "vocab-size") or 1)
     if last > (FAR_ABOVE_GUESS if few else GUESS_ALLOWED) * guess > 0:
         return wrong("loss", f"{so_far}, above {guess:.4f}, which guessing pays: it learns nothing",
                      f"{steadier(run)}; is --data what it should be (scripts/prepare_data "
@@ -199,7 +199,7 @@ def learning_rate(run):
     steps, rates = series.arrays(run, "lr")
     if len(steps) == 0:
         return []
-    peak = max(float(part["options"].get("lr", "nan")) for part in run.parts)
+    peak = max(metrics.option_number(part, "lr", math.nan) for part in run.parts)
     parameters = metrics.number(run.start, "parameters")
     # the peak that suits a model (Kaplan et al., 2020, appendix D.6)
     usual = max(1e-4, 0.003239 - 0.0001395 * math.log(parameters)) if parameters >= 1 else 0
@@ -217,7 +217,7 @@ def learning_rate(run):
 
 
 def vocabulary(run):
-    model = int(run.option("vocab-size", 0))
+    model = metrics.option_number(run.start, "vocab-size")
     tokens = metrics.number(run.start, "tokenizer_vocabulary")
     if model > LARGE_VOCABULARY * tokens:
         yield note("vocabulary", f"the model's has {model:,} tokens, the tokenizer's "
@@ -355,7 +355,7 @@ def counted_tokens(run):
         if step != before + 1:
             missing += step - before - 1
             continue
-        due = math.prod(int(run.part_of(step)["options"].get(name, 0))
+        due = math.prod(metrics.option_number(run.part_of(step), name)
                         for name in ("global-batch-size", "seq-length"))
         got = (metrics.number(run.steps[step], "tokens") -
                metrics.number(run.steps[before], "tokens"))
@@ -378,7 +378,7 @@ def counted_tokens(run):
 
 def option_costs(run):
     """Reports options that cost speed on a GPU: a note, or ok where the losses must decide."""
-    batch, micro, length = (int(run.option(name, 0)) for name in (
+    batch, micro, length = (metrics.option_number(run.start, name) for name in (
         "global-batch-size", "micro-batch-size", "seq-length"))
     steps = batch // (micro * run.ranks) if micro else 1
     kept = run.option("grad-accum-dtype", "auto")

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy
 
 from . import series
-from .metrics import changing_options, number
+from .metrics import changing_options, number, option_number
 
 LOSSES = ("training loss", "validation loss")
 PASS, FAIL, UNSURE, OPEN = "pass", "FAIL", "cannot tell", "not judged"
@@ -179,8 +179,8 @@ def other_samples(runs, at=None):
     parts = sum(parts_at(runs, at), [])
     options = [part["options"] for part in parts]
     # older records lack the number of sequences; 0: all
-    counts = {int(part.get("valid_sequences") or int(one["eval-iters"]) *
-                  int(one.get("global-batch-size", 1)))
+    counts = {int(part.get("valid_sequences") or option_number(part, "eval-iters") *
+                  option_number(part, "global-batch-size", 1))
               for part, one in zip(parts, options) if "eval-iters" in one}
     sizes = ("eval-iters", "global-batch-size") * (len(counts) > 1) + ("seq-length",)
     wrong |= {name for name in sizes if len({one[name] for one in options if name in one}) > 1}

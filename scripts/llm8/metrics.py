@@ -23,9 +23,9 @@ from . import environment
 from .text import counted, duration, fixed, printable, shown
 
 KEPT = ("step", "eval", "fp8", "ranks", "save") # the kinds of records that a Run keeps by step
-# options that are read as whole numbers
-WHOLE = ("train-iters", "global-batch-size", "micro-batch-size", "seq-length", "vocab-size",
-         "eval-iters")
+# the options that option_number() reads
+OPTION_NUMBERS = dict.fromkeys(("train-iters", "global-batch-size", "micro-batch-size",
+                                "seq-length", "vocab-size", "eval-iters"), int) | {"lr": float}
 FLOCK = "hhqqi0q" # struct flock: l_type, l_whence, l_start, l_len, l_pid
 LARGEST = 1e100 # larger values count as infinite
 SKIPPED_TOO_OFTEN = 3
@@ -97,13 +97,17 @@ def fault_of(record):
     if not isinstance(options, dict) or not all(isinstance(text, str)
                                                 for text in options.values()):
         return "its options are no texts"
-    for kind, convert, names in (("whole number", int, WHOLE), ("number", float, ["lr"])):
-        for name in filter(options.get, names):
-            try:
-                convert(options[name])
-            except ValueError:
-                return f"its {name} is no {kind}"
+    for name, kind in OPTION_NUMBERS.items():
+        try:
+            option_number(record, name)
+        except ValueError:
+            return f"its {name} is no {'whole ' * (kind is int)}number"
     return ""
+
+
+def option_number(start, name, fallback=0):
+    """Returns the number that an option had at a start of a run; the fallback if it is missing."""
+    return OPTION_NUMBERS[name](start.get("options", {}).get(name) or fallback)
 
 
 def ranks_of(start):
@@ -219,7 +223,7 @@ class Run:
 
     @property
     def train_iters(self):
-        return int(self.option("train-iters", 0))
+        return option_number(self.start, "train-iters")
 
     @property
     def skipped(self):

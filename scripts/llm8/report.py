@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 
 from . import judge, plots, series, style
 from .environment import write_durably
-from .metrics import number
+from .metrics import number, option_number
 from .text import counted, duration, fixed, many, memory, table
 
 TEMPLATE = os.path.join(os.path.dirname(__file__), "page.html")
@@ -197,8 +197,8 @@ def setting_blocks(comparison, commands):
     run, seeds = comparison.baseline.runs[0], comparison.baseline.seeds()
     start, names = run.start, [variant.name for variant in comparison.variants]
     where = str(start.get("device")) + (f", {run.ranks} of them" if run.ranks > 1 else "")
-    tokens = run.last_step * int(run.option("global-batch-size", 0)) * \
-        int(run.option("seq-length", 0))
+    tokens = run.last_step * option_number(start, "global-batch-size") * \
+        option_number(start, "seq-length")
     blocks = ["## What was run",
               f"{run.option('arch')}, {counted(number(start, 'parameters'))} parameters, "
               f"{run.last_step:,} steps of {run.option('global-batch-size')} x "
