@@ -4,7 +4,7 @@ import json
 import os
 import re
 
-from check import ROOT, call, fails, lines, main, refused, run, write
+from check import ROOT, call, fails, lines, main, refused, run, same, write
 from llm8.estimate import main as estimate
 
 PLAN = """#!/bin/sh
@@ -107,8 +107,12 @@ def test_measured_models_are_as_measured():
 
 
 def test_other_counts_scale_as_measured():
-    found = rows(call(estimate, *LLAMA, "--tokens", "1e9", "--bench", "bench.jsonl", "--gpus",
-                      "4,8"))
+    scaling = "~: more GPUs than measured: linear scaling is assumed"
+    said = call(estimate, *LLAMA, "--tokens", "1e9", "--bench", "bench.jsonl", "--gpus", "4,8")
+    same(said.out.count(scaling), 1)
+    assert scaling not in call(estimate, *LLAMA, "--bench", "bench.jsonl", "--gpus", "4",
+                               "--precision", "bf16").out
+    found = rows(said)
     close(number(found["bf16", 4][2]), 456000)
     assert found["bf16", 4][6] == "12.50 GiB" and "measured" in found["bf16", 4][7]
     close(number(found["bf16", 8][2]), 2 * 456000)

@@ -190,6 +190,8 @@ def row_of(records, precision, gpus, options, plan, tokens):
     rate = each * 1e12 * gpus / flops
     hours = tokens / rate / 3600
     notes += [f"~: not as measured: {', '.join(other)}"] if other else []
+    if record["gpus"] < gpus:
+        notes.append("~: more GPUs than measured: linear scaling is assumed")
     return [precision, str(gpus), f"{mark}{rate:,.0f}", f"{each:.0f}",
             mark + duration(3600 * hours), f"{hours * gpus:,.{0 if hours * gpus >= 10 else 2}f}",
             memory], where, hours * gpus, notes

@@ -58,6 +58,15 @@ def effect(judgement):
             f"of {judgement.noise:.2f}%")
 
 
+def shortfall(judgement):
+    """Returns what keeps a judgement from passing."""
+    change = write_change(judgement)
+    if judgement.doubt:
+        return f"{judgement.what} {change}, {judgement.doubt}"
+    beside = "" if change == "-" else f" {change}"
+    return f"{judgement.what}{beside}: not {judgement.limit or 'so'}"
+
+
 def verdict_line(comparison):
     names = [variant.name for variant in comparison.variants[1:]]
     against = f"{', '.join(names)} against {comparison.baseline.name}"
@@ -66,8 +75,7 @@ def verdict_line(comparison):
                           *filter(None, map(effect, comparison.judgements))])
     what = []
     for name in names:
-        found = [j.what + (f" {write_change(j)}, {j.doubt}" if j.doubt else "")
-                 for j in comparison.judgements
+        found = [shortfall(j) for j in comparison.judgements
                  if j.result == comparison.verdict and j.variant == name]
         what += [(f"{name}: " if len(names) > 1 else "") + ", ".join(found)] if found else []
     return f"{comparison.verdict.upper()}: {against}: {'; '.join(what)}"
