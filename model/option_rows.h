@@ -15,8 +15,8 @@ CHOICE("arch", arch, Arch, "gpt2",
 INT("num-layers", num_layers, "12", 1, 4096, "transformer blocks (L)", SHAPE)
 INT("hidden-size", hidden_size, "768", 2, 1 << 20, "channels (C)", SHAPE)
 INT("num-attention-heads", num_attention_heads, "0", 0, 4096,
-    "query heads (H); 0: heads of 64 channels (or --kv-channels), or of the largest even divisor "
-    "of C below", SHAPE)
+    "query heads (H); 0: heads of 64 channels (or --kv-channels); if 64 does not divide C, of its "
+    "largest even divisor below 64", SHAPE)
 INT("num-query-groups", num_query_groups, "0", 0, 4096,
     "key/value heads (G); 0: as many as query heads", SHAPE)
 INT("kv-channels", kv_channels, "0", 0, 1024,
@@ -29,7 +29,7 @@ FLAG("add-qkv-bias", add_qkv_bias, "false",
 INT("ffn-hidden-size", ffn_hidden_size, "0", 0, 1 << 22,
     "feed-forward width (F); 0: 4C for gpt2, 8C/3 rounded up to 128 for llama", SHAPE)
 INT("vocab-size", vocab_size, "50257", 2, 1 << 24,
-    "vocabulary (V); where there is a tokenizer, its vocabulary", SHAPE)
+    "vocabulary size (V); if not given, the tokenizer's, where there is one", SHAPE)
 INT("make-vocab-size-divisible-by", make_vocab_size_divisible_by, "128", 1, 65536,
     "the embedding's rows are padded to a multiple of this", SHAPE)
 INT("seq-length", seq_length, "1024", 1, 1 << 20, "tokens a sequence (T)", DATA)
@@ -41,8 +41,8 @@ REAL("norm-epsilon", norm_epsilon, "1e-5", 0, 1, "added to the variance in Layer
 REAL("rope-theta", rope_theta, "10000", 1, 1e12, "base of the rotary frequencies (llama)")
 CHOICE_OF("rope-scaling", rope_scaling, "none", ROPE_SCALINGS,
     "stretches the rotary embedding to longer sequences; llama3: as Llama 3.1 does")
-REAL("rope-scaling-factor", rope_scaling_factor, "8", 1, 1e6, "how many times longer",
-    NEEDS("rope-scaling"))
+REAL("rope-scaling-factor", rope_scaling_factor, "8", 1, 1e6,
+    "by how many times --rope-scaling stretches", NEEDS("rope-scaling"))
 REAL("rope-low-freq-factor", rope_low_freq_factor, "1", 1e-6, 1e6,
     "llama3: frequencies with fewer turns over the original length are scaled fully",
     NEEDS("rope-scaling"))
@@ -56,51 +56,53 @@ REAL("init-method-std", init_method_std, "0", 0, 10,
     "0.02, from 1000 channels sqrt(0.4/C)",
     START)
 REAL("logit-softcap", logit_softcap, "0", 0, 1e6,
-    "logits become cap * tanh(logit / cap), as Gemma 2 caps them; 0: not")
+    "logits become cap * tanh(logit / cap), as Gemma 2 caps them; 0: no cap")
 
 #undef GROUP
 #define GROUP "Data"
 TEXT("data", data, "", "GLOB",
-    "training shards; or a mixture of such, by weights: '0.7 web/*.bin 0.3 code/*.bin'", DATA)
+    "training shards, or a mixture of shards by weights: '0.7 web/*.bin 0.3 code/*.bin'", DATA)
 TEXT("valid-data", valid_data, "", "GLOB",
-    "validation shards; of a mixture each source is evaluated, and the loss is their mean by "
-    "weights", EVALUATION)
+    "validation shards; each source of a mixture is evaluated, and the loss is the weighted mean "
+    "of their losses", EVALUATION)
 TEXT("tokenizer", tokenizer, "", "FILE",
-    "tokenizer.bin, to print samples as text; default: that of --load or --resume, or else the one "
-    "beside the shards that made them",
-    NOTHING)
+    "tokenizer.bin, to print samples as text; default: that of --load or --resume, or else the "
+    "one beside the shards", NOTHING)
 FLAG("shuffle", shuffle, "true",
     "visit the training windows in a seeded random order, a new one each epoch", DATA)
 FLAG("reset-attention-mask", reset_attention_mask, "false",
-    "a token sees its own document only; on where --data has conversations that say where they "
-    "begin (SHARD.starts)", EVALUATION)
+    "a token attends only to its own document; on by default if --data has conversations with "
+    "lists of documents (SHARD.starts)", EVALUATION)
 FLAG("reset-position-ids", reset_position_ids, "false",
-    "positions count from the beginning of a document (gpt2; a rotary embedding is relative); on "
-    "where --reset-attention-mask is on by itself", EVALUATION)
+    "positions count from the first token of a document (gpt2; a rotary embedding is relative); "
+    "on by default where --reset-attention-mask is", EVALUATION)
 FLAG("eod-mask-loss", eod_mask_loss, "false",
-    "the token after an end of text is no target that counts: the first of the next document",
-    EVALUATION)
+    "the first token of a document does not count as a target", EVALUATION)
 FLAG("accept-data-change", accept_data_change, "false",
-    "resume although --data is not what the checkpoint's run read", ACTION)
+    "resume although --data differs from the data of the checkpoint's run", ACTION)
 
 #undef GROUP
 #define GROUP "Training"
 LONG("train-iters", train_iters, "1000", 0, COUNT_MAX, "optimizer steps of the whole run")
 REAL("epochs", epochs, "0", 0, 1e6,
-    "how often to see each sequence of --data, which says --train-iters; 0: --train-iters is given")
-INT("micro-batch-size", micro_batch_size, "4", 1, 1 << 20, "sequences a forward pass (B)", SPEED)
+    "how many times the run sees each sequence of --data, which sets --train-iters; 0: "
+    "--train-iters itself sets the length")
+INT("micro-batch-size", micro_batch_size, "4", 1, 1 << 20,
+    "sequences per forward pass of a rank (B)", SPEED)
 INT("global-batch-size", global_batch_size, "0", 0, 1 << 24,
-    "sequences an optimizer step, reached by accumulation; 0: one micro-batch a rank", START)
+    "sequences per optimizer step, of all ranks, reached by accumulation; 0: one micro-batch per "
+    "rank", START)
 REAL("z-loss-coeff", z_loss_coeff, "0", 0, 1,
-    "adds so many times log(Z)^2 to the loss, Z being the softmax's denominator (PaLM: 1e-4); what "
-    "is printed stays the cross-entropy")
+    "adds X log(Z)^2 to the loss, Z being the softmax's denominator (PaLM: 1e-4); the printed "
+    "loss stays the cross-entropy")
 LONG("seed", seed, "1234", 0, COUNT_MAX,
-    "of the initial weights, the data order and the samples", DATA)
+    "seed of the initial weights, the data order and the samples", DATA)
 INT("max-skipped", max_skipped, "20", 1, 1 << 30,
-    "stop after this many skipped steps in a row: with a NaN or infinite loss or norm, or a spike")
+    "end the run after this many skipped steps in a row: with a NaN or infinite loss or norm, or "
+    "a spike")
 REAL("skip-spikes", skip_spikes, "0", 0, 1e6,
-    "skip a step whose loss or gradient norm is so many standard deviations above the last 128 "
-    "(OLMo: 6); 0: none")
+    "skip a step whose loss or gradient norm is more than X standard deviations above the mean of "
+    "the last 128 (OLMo: 6); 0: skip none")
 TEXT("iterations-to-skip", iterations_to_skip, "", "STEPS",
     "steps whose data are left out, as 4200-4300,5000: they change no weight")
 
@@ -108,17 +110,18 @@ TEXT("iterations-to-skip", iterations_to_skip, "", "STEPS",
 #define GROUP "Optimizer and learning rate"
 CHOICE("optimizer", optimizer, Optimizer, "adamw",
     N(OPTIMIZER_ADAMW, "adamw") N(OPTIMIZER_MUON, "muon"),
-    "of the blocks' matrices; embeddings, head, norms and biases have AdamW (docs/muon.md)")
+    "of the blocks' matrices; AdamW always updates embeddings, head, norms and biases "
+    "(docs/muon.md)")
 REAL("lr", lr, "6e-4", 0, 100, "peak learning rate")
 REAL("embedding-lr-mult", embedding_lr_mult, "-1", -1, 1e6,
-    "factor of --lr for the embeddings, also where the LM head shares their weights; 0: they stay "
-    "as they are; -1: 4 with AdamW, 2 with Muon, 1 with --load")
+    "factor of --lr for the embeddings, also where the LM head shares their weights; 0: frozen; "
+    "-1: 4 with AdamW, 2 with Muon, 1 with --load")
 REAL("head-lr-mult", head_lr_mult, "1", 0, 1e6,
-    "factor of --lr for the weights of an LM head that has its own; 0: they stay as they are",
+    "factor of --lr for the weights of an LM head that has its own; 0: frozen",
     NEEDS("untie-embeddings-and-output-weights"))
 REAL("vector-lr-mult", vector_lr_mult, "-1", -1, 1e6,
-    "factor of --lr for the weights of norms, and for biases; 0: they stay as they are; -1: 4 with "
-    "AdamW, 1 with Muon or --load")
+    "factor of --lr for the weights of norms, and for biases; 0: frozen; -1: 4 with AdamW, 1 with "
+    "Muon or --load")
 REAL("min-lr", min_lr, "0", 0, 100, "learning rate at the end of the decay")
 CHOICE("lr-decay-style", lr_decay_style, DecayStyle, "wsd",
     N(DECAY_COSINE, "cosine") N(DECAY_LINEAR, "linear") N(DECAY_CONSTANT, "constant")
@@ -153,7 +156,8 @@ FLAG("bf16", bf16, "false",
 CHOICE("fp8-format", fp8_format, Fp8Format, "none",
     N(FP8_FORMAT_NONE, "none") N(FP8_FORMAT_HYBRID, "hybrid") N(FP8_FORMAT_E4M3, "e4m3")
     N(FP8_FORMAT_E5M2, "e5m2"),
-    "operands of the blocks' linear layers in FP8 (docs/fp8.md)", PRECISION)
+    "operands of the blocks' linear layers in FP8, of other linear layers in BF16 (docs/fp8.md)",
+    PRECISION)
 CHOICE("fp8-recipe", fp8_recipe, Fp8Recipe, "delayed",
     N(FP8_RECIPE_DELAYED, "delayed") N(FP8_RECIPE_TENSORWISE, "tensorwise")
     N(FP8_RECIPE_BLOCKWISE, "blockwise"),
@@ -172,16 +176,18 @@ FLAG("fp8-blockwise-fp32-scales", fp8_blockwise_fp32_scales, "false",
 FLAG("first-last-layers-bf16", first_last_layers_bf16, "false",
     "keep the first and last blocks in BF16", PRECISION, NEEDS("fp8-format"))
 INT("num-layers-at-start-in-bf16", num_layers_at_start_in_bf16, "1", 0, 4096,
-    "how many first, with --first-last-layers-bf16", PRECISION, NEEDS("first-last-layers-bf16"))
+    "how many first blocks, with --first-last-layers-bf16",
+    PRECISION, NEEDS("first-last-layers-bf16"))
 INT("num-layers-at-end-in-bf16", num_layers_at_end_in_bf16, "1", 0, 4096,
-    "how many last, with --first-last-layers-bf16", PRECISION, NEEDS("first-last-layers-bf16"))
+    "how many last blocks, with --first-last-layers-bf16",
+    PRECISION, NEEDS("first-last-layers-bf16"))
 FLAG("fp8-lm-head", fp8_lm_head, "false", "the LM head in FP8 too", PRECISION, NEEDS("fp8-format"))
-FLAG("fp8-wgrad", fp8_wgrad, "true", "the weight gradients' products in FP8 too", PRECISION,
-    NEEDS("fp8-format"))
+FLAG("fp8-wgrad", fp8_wgrad, "true",
+    "the weight gradients' matmuls in FP8 too", PRECISION, NEEDS("fp8-format"))
 CHOICE("fp8-fast-accumulation", fp8_fast_accumulation, FastAccumulation, "forward",
     N(FAST_NONE, "none") N(FAST_FORWARD, "forward") N(FAST_ALL, "all"),
-    "FP8 products that keep partial sums in the tensor cores' narrower registers (GPU)", PRECISION,
-    NEEDS("fp8-format"))
+    "FP8 matmuls that keep partial sums in the tensor cores' narrower registers (GPU)",
+    PRECISION, NEEDS("fp8-format"))
 FLAG("fp8-required", fp8_required, "false",
     "refuse to run where FP8 is requested and the device has none, instead of using BF16",
     PRECISION, NEEDS("fp8-format"))
@@ -194,24 +200,23 @@ LONG("fp8-stats-interval", fp8_stats_interval, "0", 0, COUNT_MAX,
 LONG("eval-interval", eval_interval, "250", 1, COUNT_MAX,
     "steps between evaluations (with --valid-data)", NOTHING)
 LONG("eval-iters", eval_iters, "20", 0, COUNT_MAX,
-    "global batches an evaluation; 0: all validation data", EVALUATION)
+    "global batches per evaluation; 0: all validation data", EVALUATION)
 CHOICE("eval-precision", eval_precision, EvalPrecision, "same",
     N(EVAL_SAME, "same") N(EVAL_BF16, "bf16"),
-    "of the linear layers in evaluations and samples: as in training, or BF16", PRECISION)
+    "precision of the linear layers in evaluations and samples: as in training, or BF16", PRECISION)
 LONG("sample-interval", sample_interval, "0", 0, COUNT_MAX,
     "steps between samples; 0: none", NOTHING)
 INT("sample-length", sample_length, "256", 1, 1 << 20,
-    "most tokens of a sample; a text ends before where its end comes", NOTHING)
+    "most tokens of a sample; an end-of-text token ends it earlier", NOTHING)
 REAL("sample-temperature", sample_temperature, "0.8", 0, 100,
     "softmax temperature; 0: always the most likely token", NOTHING)
 INT("sample-top-k", sample_top_k, "50", 0, 1 << 24,
-    "sample among the K most likely tokens; 0: among all", NOTHING)
+    "sample among the N most likely tokens; 0: among all", NOTHING)
 TEXT("sample-prompt", sample_prompt, "", "TEXT",
     "text that samples continue; needs a tokenizer.bin with the rules for splitting text", NOTHING)
 TEXT("sample-tokens", sample_tokens, "", "IDS|@FILE",
-    "tokens that samples continue, by their numbers, or a file of them; samples are numbers too, "
-    "whose end is not looked for (scripts/chat does)",
-    NOTHING)
+    "tokens that samples continue, by their numbers, or a file of them; samples are then numbers "
+    "too, and no end-of-text token ends them (scripts/chat looks for it)", NOTHING)
 FLAG("sample-only", sample_only, "false", "print one sample and exit", ACTION)
 TEXT("eval-choices", eval_choices, "", "GLOB",
     "multiple-choice sets (scripts/prepare_choices) to score at every evaluation", SPEED)
@@ -226,7 +231,8 @@ LONG("save-interval", save_interval, "1000", 1, COUNT_MAX,
 INT("keep", keep, "3", 0, 1 << 30,
     "newest checkpoints kept, besides the best and the last good one; 0: all", NOTHING)
 INT("lock-timeout", lock_timeout, "120", 0, 1 << 20,
-    "seconds to wait for another run that has --save, as a requeued job's predecessor may", ACTION)
+    "seconds to wait while another run uses --save, such as the earlier run of a requeued job",
+    ACTION)
 TEXT("load", load, "", "DIR",
     "start from the weights of a checkpoint or of scripts/convert_hf import, as a new run, with "
     "their model's shape", START)
@@ -255,13 +261,14 @@ FLAG("deterministic", deterministic, "true",
     "attention's backward in a fixed order too, at the cost of workspace and time", SPEED)
 LONG("check-interval", check_interval, "200", 0, COUNT_MAX,
     "steps between checks that a GPU computes the same twice and that all ranks have the same "
-    "weights; 0: none. It ends the run where not", SPEED)
+    "weights; a check that fails ends the run; 0: no checks", SPEED)
 REAL("device-memory-gib", device_memory_gib, "0", 0, 1e6,
-    "memory that the plan fits the run into; 0: the GPU's own", NOTHING)
+    "device memory that the run is planned for; 0: that of the GPU", NOTHING)
 FLAG("profile", profile, "false",
     "after the last step, time one more by kernel family (its update counts for nothing)", NOTHING)
 FLAG("verify", verify, "false",
-    "check driver, libraries, products, an attention and NCCL on this machine, and exit", ACTION)
+    "check driver, libraries, matmuls, an attention kernel and NCCL on this machine, and exit",
+    ACTION)
 
 #undef GROUP
 #define GROUP "Several GPUs"
@@ -292,7 +299,7 @@ FLAG("export-fp8", export_fp8, "false",
     "export the blocks' linear layers in FP8 with a scale for each 128 x 128 weights (llama)",
     ACTION, NEEDS("export"))
 REAL("export-shard-gb", export_shard_gb, "5", 0, 1e6,
-    "export files of at most so many 10^9 bytes, or one tensor", ACTION, NEEDS("export"))
+    "export files of at most X times 10^9 bytes, or of one tensor", ACTION, NEEDS("export"))
 TEXT("dump-gradients", dump_gradients, "", "FILE",
     "write the next step's loss and gradients, before clipping, as safetensors, and exit", ACTION)
 TEXT("config", config, "", "FILE",
