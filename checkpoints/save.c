@@ -349,7 +349,7 @@ static void read_holder(int file, char text[HOLDER]) {
 static bool await_lock(const Options *o, int file, bool take) {
     char holder[HOLDER];
     double until = wall_seconds() + o->lock_timeout;
-    for (bool told = false;; told = true) {
+    for (bool warned = false;; warned = true) {
         Lock lock = file_lock(file, take);
         if (lock == LOCK_NONE && take) {
             warn("%s/.lock: no lock (%s): a second run could save here, too", o->save,
@@ -362,7 +362,7 @@ static bool await_lock(const Options *o, int file, bool take) {
                         "its machine is gone, or the folder a copy by links, delete %s/.lock",
                         o->save, holder, o->save);
         }
-        if (!told) {
+        if (!warned) {
             warn("--save %s: in use by another run: %s; waiting up to %d s (--lock-timeout)",
                  o->save, holder, o->lock_timeout);
         }

@@ -102,7 +102,7 @@ bool shard_open(TokenFile *f, const char *path) {
 typedef struct {
     TokenFileKind file;
     const char *ending, *word;
-    int said; // index in the shard's header of the number that is 1 if the shard has such a file
+    int flag_index; // index in the shard's header of a number: 1 if the shard has such a file
     const char *why;
 } BitFile;
 
@@ -206,7 +206,7 @@ static bool open_bits(TokenFile *bits, const BitFile *kind, const TokenFile *sha
     path_format(path, "%s%s", shard->path, kind->ending);
     *bits = (TokenFile){.file = -1};
     if (!path_exists(path)) {
-        return shard->header[kind->said] == 0 ||
+        return shard->header[kind->flag_index] == 0 ||
                fail("%s: missing; %s, so it must be copied along", path, kind->why);
     }
     if (!token_file_open(bits, path, kind->file)) { return false; }

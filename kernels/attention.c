@@ -50,7 +50,7 @@ typedef struct {
 struct AttentionCache {
     int count;
     AttentionPlan *plans;
-    bool said; // a warning has said that the plain kernel is used
+    bool warned; // a warning has said that the plain kernel is used
 };
 
 static AttentionCache *cache_of(Gpu *gpu) {
@@ -515,11 +515,11 @@ bool attention_is_fast(Gpu *gpu, AttentionShape s) {
 
 bool attention_start(Gpu *gpu, AttentionShape s) {
     if (attention_is_fast(gpu, s)) { return true; }
-    if (!gpu->attentions->said) {
+    if (!gpu->attentions->warned) {
         warn("%s; a plain kernel is used, which is slow%s", error_text(),
              s.documents != NULL ? " (--no-reset-attention-mask may have a fast one)" : "");
     }
-    gpu->attentions->said = true;
+    gpu->attentions->warned = true;
     return false;
 }
 

@@ -80,12 +80,12 @@ static bool fail_unknown(const char *name) {
 typedef struct {
     OptionSource source;
     int depth;          // nesting depth of the files of --config; 0 on the command line
-    bool told;          // error_text() already names a file and a line
+    bool located;       // error_text() already names a file and a line
     const char **files; // the command line: the files that --config names, in order
     int num_files;
 } Reading;
 
-static bool read_config(Options *options, const char *path, int depth, bool *told);
+static bool read_config(Options *options, const char *path, int depth, bool *located);
 
 // Sets the option that `name` names; before a flag's name, "no-" is allowed. value NULL: no value
 // is given. If an option is set several times, the last value wins.
@@ -103,7 +103,7 @@ static bool set_named(Options *options, Reading *reading, const char *name, cons
     if (!option_set(options, row->name, value, reading->source)) { return false; }
     if (row->offset != offsetof(Options, config)) { return true; }
     if (reading->source == SOURCE_FILE) {
-        return read_config(options, value, reading->depth, &reading->told);
+        return read_config(options, value, reading->depth, &reading->located);
     }
     reading->files[reading->num_files++] = value;
     return true;
@@ -182,9 +182,9 @@ static bool read_line(Options *options, Reading *reading, char *line) {
     return set_named(options, reading, name, flag ? NULL : value);
 }
 
-// Reads a file of --config that is nested `depth` files deep. *told becomes true if error_text()
+// Reads a file of --config that is nested `depth` files deep. *located becomes true if error_text()
 // already names the file and the line of the error.
-static bool read_config(Options *options, const char *path, int depth, bool *told) {
+static bool read_config(Options *options, const char *path, int depth, bool *located) {
     enum { DEEPEST = 16 };
     Reading reading = {.source = SOURCE_FILE, .depth = depth + 1};
     FILE *file = depth < DEEPEST ? fopen(path, "r") : NULL;
@@ -198,8 +198,8 @@ static bool read_config(Options *options, const char *path, int depth, bool *tol
         if (number == 1 && strncmp(line, BYTE_ORDER_MARK, 3) == 0) { memset(line, ' ', 3); }
         ok = strlen(line) == (size_t)length ? read_line(options, &reading, line)
                                             : fail("a NUL byte; options are text");
-        if (!ok && !reading.told) { fail("%s, line %d: %s", path, number, error_text()); }
-        *told = !ok;
+        if (!ok && !reading.located) { fail("%s, line %d: %s", path, number, error_text()); }
+        *located = !ok;
     }
     if (ok && ferror(file)) { ok = fail("--config %s: %s", path, strerror(errno)); }
     free(line);
@@ -216,7 +216,7 @@ bool options_read(Options *options, int argc, char **argv) {
     for (int i = 1; ok && i < argc; i++) { ok = read_argument(options, &reading, argc, argv, &i); }
     bool answers = options->help || options->version || options->completion;
     for (int i = 0; ok && !answers && i < reading.num_files; i++) {
-        ok = read_config(options, reading.files[i], 0, &reading.told);
+        ok = read_config(options, reading.files[i], 0, &reading.located);
     }
     free(reading.files);
     return ok;

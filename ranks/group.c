@@ -295,8 +295,8 @@ static void *watch_thread(void *argument) {
             next = now + w->tick;
             w->mine.age = now - w->since;
             if (w->rank == 0) { w->peers[0].beat = w->mine, w->peers[0].heard = now; }
-            bool said = w->leaving && w->rank > 0; // nothing is sent after a goodbye
-            if (!said) { send_notes(w, BEAT, w->mine.text); }
+            bool goodbye_sent = w->leaving && w->rank > 0; // nothing is sent after a goodbye
+            if (!goodbye_sent) { send_notes(w, BEAT, w->mine.text); }
             judge(w, now);
         }
         for (int r = 0; r < w->count; r++) {
@@ -465,7 +465,7 @@ typedef struct {
     Hello mine;
     char address[400], within[64]; // for messages: where ranks connect, and within which time
     double limit;
-    bool told; // has warned that a rank was refused
+    bool warned; // has warned that a rank was refused
 } Attempt;
 
 void rendezvous_draw_token(Rendezvous *rendezvous) {
@@ -510,12 +510,12 @@ static bool seat(Attempt *attempt, int file) {
     if (!heard) {
         warn("a connection to %s is ignored: it is not from a rank", attempt->address);
     } else if (strcmp(h.token, attempt->mine.token) != 0) {
-        if (!attempt->told) {
+        if (!attempt->warned) {
             warn("rank %d on %s is not let in at %s: it is of another run, or has another "
                  "LLM8_SECRET",
                  h.rank, h.host, attempt->address);
         }
-        attempt->told = true; // warns once, although the rank connects again and again
+        attempt->warned = true; // warns once, although the rank connects again and again
     } else if (h.connection == REDIRECT) {
         // rank 0 has connected to itself, by an address that is_here() did not recognise
     } else if (p == NULL || h.ranks != w->ranks) {
