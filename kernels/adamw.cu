@@ -248,7 +248,7 @@ template <Moment WHICH>
 __device__ __forceinline__ uint32_t moment_write(float x, float shift, float least, uint32_t bits) {
     constexpr float power = WHICH == MOMENT_FIRST ? 1.0f / 3.0f : 1.0f / 6.0f;
     float code = exp2_fast(log2_about(fabsf(x)) * power + shift);
-    code = fminf(code, moment_most(WHICH));
+    code = fminf(code, moment_max_code(WHICH));
     code = WHICH == MOMENT_FIRST ? copysignf(code, x) : fmaxf(code, least);
     code = __fadd_rz(code, WHICH == MOMENT_FIRST ? 256.0f + 128.0f : 256.0f);
     return (__float_as_uint(code) << 1) + (WHICH == MOMENT_FIRST ? bits & 0xffffu : bits >> 16);

@@ -55,14 +55,14 @@ void attention_forward_gpu(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, co
 void attention_backward_gpu(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
                             const Bf16 *out, const float *lse, const Bf16 *qkv);
 
-// The plain kernels take heads of up to MOST_HEAD_SIZE (kernels.h).
+// The plain kernels take heads of up to MAX_HEAD_SIZE (kernels.h).
 void attention_plain_forward(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv);
 void attention_plain_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
                               const Bf16 *out, const float *lse, const Bf16 *qkv);
 
 // Our kernels for Hopper (only compute capability 9.0): attention_queries.cu,
 // attention64_backward.cu and attention128_keys.cu. All sums have a fixed order.
-enum { ATTENTION_MOST_T = 131072, ATTENTION64_MOST_T = 2048 }; // 2048: for attention64_backward
+enum { ATTENTION_MAX_T = 131072, ATTENTION64_MAX_T = 2048 }; // 2048: for attention64_backward
 // Whether these kernels can compute the forward or the backward pass of the shape.
 bool attention_own_serves(const Gpu *gpu, AttentionShape s, bool backward);
 // Ends the program if these kernels cannot compute the pass, or if the workspace is too small.

@@ -37,9 +37,9 @@ enum {
     STAGES = 4,
     HELPERS = WARPS - 1,
     THREADS = 3 * GROUP,
-    MOST_T = ATTENTION64_MOST_T,
-    MOST_TILES = MOST_T / KEYS, // tiles of keys, or pairs of tiles of queries
-    MOST_BLOCKS = ATTENTION_BLOCKS,
+    MAX_T = ATTENTION64_MAX_T,
+    MAX_TILES = MAX_T / KEYS, // tiles of keys, or pairs of tiles of queries
+    MAX_BLOCKS = ATTENTION_BLOCKS,
     SUMS = QUERIES * SIZE, // floats of a tile of dQ
     // registers of a thread
     COMPUTING_REGISTERS = 240,
@@ -56,10 +56,10 @@ struct Shared {
     uint8_t ds[2][KEYS * FULL_ROW];         // dS' of a pair of tiles: [keys][queries]
     uint8_t out[2][2][KEYS / 2 * FULL_ROW]; // [warpgroup][dV, dK]
     // -lse / log 2 and -rowsum(dO O) of the queries of a piece
-    float2 lse[2][MOST_T / 2], delta[2][MOST_T / 2];
+    float2 lse[2][MAX_T / 2], delta[2][MAX_T / 2];
     Barrier full[STAGES], empty[STAGES], keys_full[2], keys_empty[2];
     Barrier ds_full[2], ds_empty[2];
-    Barrier rows_full[2][2 * MOST_TILES], rows_empty[2];
+    Barrier rows_full[2][2 * MAX_TILES], rows_empty[2];
 };
 static_assert(sizeof(Shared) <= 232448, "a block's shared memory");
 static_assert(registers_suffice(LOADING_REGISTERS, COMPUTING_REGISTERS), "a block's registers");
@@ -79,7 +79,7 @@ struct Parameters {
     int whole; // how many whole heads each block computes
     // The shared heads are divided by tiles of keys, which are numbered through all shared heads.
     // Block i computes tiles cuts[i] to cuts[i + 1] - 1.
-    uint16_t cuts[MOST_BLOCKS + 1];
+    uint16_t cuts[MAX_BLOCKS + 1];
 
     template <bool DOCUMENTS> __device__ int cut(int block) const {
         return DOCUMENTS ? __ldg(document_cuts + block) : cuts[block];
@@ -546,7 +546,7 @@ __global__ void __launch_bounds__(THREADS, 1)
             barrier_init(&s.ds_full[i], 2 * WARPS);
             barrier_init(&s.ds_empty[i], WARPS);
             barrier_init(&s.rows_empty[i], 2 * WARPS);
-            for (int j = 0; j < 2 * MOST_TILES; j++) { barrier_init(&s.rows_full[i][j], 1); }
+            for (int j = 0; j < 2 * MAX_TILES; j++) { barrier_init(&s.rows_full[i][j], 1); }
         }
         barriers_ready();
     }
@@ -659,7 +659,7 @@ Parameters parameters(const Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 
 void attention64_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
                           const Bf16 *out, const float *lse, const Bf16 *qkv) {
     Parameters p = parameters(gpu, s, d_qkv, d_out, out, lse, qkv);
-    const int blocks = min(gpu->sms, (int)MOST_BLOCKS), adding = (blocks - 1) * 2 * p.tiles;
+    const int blocks = min(gpu->sms, (int)MAX_BLOCKS), adding = (blocks - 1) * 2 * p.tiles;
     if (s.documents != nullptr) {
         p.blocks = blocks;
         launch_with_shared(attention64_backward_kernel<true>, blocks, THREADS, sizeof(Shared),

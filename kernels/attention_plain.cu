@@ -5,7 +5,7 @@
 
 #include <math_constants.h>
 
-enum { HEAD_LANES = MOST_HEAD_SIZE / WARP }; // elements of a head that a lane holds
+enum { HEAD_LANES = MAX_HEAD_SIZE / WARP }; // elements of a head that a lane holds
 
 struct Shape {
     int T, H, G, D, N; // N: values in a row of the packed buffer
@@ -128,8 +128,8 @@ __global__ void attention_backward_kernel(Bf16 *d_qkv, const Bf16 *d_out, const 
 }
 
 static Shape shape_of(const AttentionShape &s) {
-    if (s.D < 1 || s.D > MOST_HEAD_SIZE) {
-        die("plain attention: heads of %d; 1 to %d", s.D, MOST_HEAD_SIZE);
+    if (s.D < 1 || s.D > MAX_HEAD_SIZE) {
+        die("plain attention: heads of %d; 1 to %d", s.D, MAX_HEAD_SIZE);
     }
     if (s.G < 1 || s.H % s.G != 0) { die("plain attention: %d heads in %d groups", s.H, s.G); }
     if (s.B < 1 || s.T < 1 || (int64_t)s.B * s.T * s.H > INT_MAX / 2) {

@@ -537,14 +537,14 @@ void cost_keys(int tiles, const int *starts, int *costs) {
 
 size_t attention_own_workspace(AttentionShape s) {
     if (s.D == 64 && s.H == s.G &&
-        s.T <= ATTENTION64_MOST_T) { // each block has two sets of sums of dQ
+        s.T <= ATTENTION64_MAX_T) { // each block has two sets of sums of dQ
         return 2 * ATTENTION_BLOCKS * (size_t)round_up64(s.T, 128) * 64 * sizeof(float);
     }
     return s.D == 128 ? (size_t)s.B * s.H * s.T * sizeof(float) : 0; // delta
 }
 
 bool attention_own_serves(const Gpu *gpu, AttentionShape s, bool backward) {
-    const bool in_domain = (s.D == 64 || s.D == 128) && s.H % s.G == 0 && s.T <= ATTENTION_MOST_T;
+    const bool in_domain = (s.D == 64 || s.D == 128) && s.H % s.G == 0 && s.T <= ATTENTION_MAX_T;
     const bool gradient = attention_own_workspace(s) > 0 && (s.D == 64 || s.documents != nullptr);
     return in_domain && (gradient || !backward) &&
            runs_on_hopper(gpu, attention_queries_kernel<Kind<64, false, false>>);

@@ -352,7 +352,7 @@ uint32_t moment_key(uint64_t seed, int64_t step, Moment which) {
 // mean of the codes is the unrounded code (moments.h).
 static int moment_code(float x, uint16_t scale, Moment which, double random) {
     double size = which == MOMENT_FIRST ? fabs(x) : sqrt(x), unit = moment_unit(scale, which);
-    double unrounded = unit > 0.0 ? fmin(cbrt(size / unit), moment_most(which)) : 0.0;
+    double unrounded = unit > 0.0 ? fmin(cbrt(size / unit), moment_max_code(which)) : 0.0;
     if (which == MOMENT_SECOND && scale > 0) { unrounded = fmax(unrounded, 1.0); }
     return (int)floor(copysign(unrounded, x) + random);
 }

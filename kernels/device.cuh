@@ -325,7 +325,7 @@ static inline void check_tensors(const char *name, int64_t M, int64_t N,
     check_aligned(name, pointers);
     if (!gpu_tensor_fits(M, N)) {
         die("%s: %lld x %lld; the GPU kernels take columns in multiples of %d, up to 2^%d values",
-            name, (long long)M, (long long)N, VEC, MOST_VALUES_LOG2);
+            name, (long long)M, (long long)N, VEC, MAX_VALUES_LOG2);
     }
 }
 

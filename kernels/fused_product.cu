@@ -62,7 +62,7 @@ struct Shared {
 };
 static_assert(sizeof(Shared) <= 232448, "a block's shared memory");
 static_assert(registers_suffice(LOADING_REGISTERS, COMPUTING_REGISTERS), "a block's registers");
-static_assert(B_STAGES * DEPTH >= GELU_PRODUCT_MOST_K, "the panel of B that stays");
+static_assert(B_STAGES * DEPTH >= GELU_PRODUCT_MAX_K, "the panel of B that stays");
 
 struct Parameters {
     CUtensorMap a, b, x, codes, codes_t;
@@ -430,8 +430,8 @@ void launch_product(const Gpu *gpu, const Gemm &g, const Parameters &p) {
 
 // Returns the parameters that both kernels share. x is GELU's input without the bias.
 Parameters parameters(const char *name, const Gpu *gpu, const Gemm &g, Bf16 *x, Operand out) {
-    if (g.k > GELU_PRODUCT_MOST_K) {
-        die("%s: K is %d, more than %d", name, g.k, GELU_PRODUCT_MOST_K);
+    if (g.k > GELU_PRODUCT_MAX_K) {
+        die("%s: K is %d, more than %d", name, g.k, GELU_PRODUCT_MAX_K);
     }
     check_fused_product(name, gpu, g, &out, g.n, {g.a, g.b, x, g.bias, g.scale_a, g.scale_b});
     Parameters p = {};

@@ -8,10 +8,10 @@
 // cuBLASLt is column-major: our row-major D[m,n] is cuBLASLt's D'[n,m] = op(B)' op(A)'. So the
 // operands change places: cuBLASLt's A is our b.
 
-enum { LEAST_ALIGNMENT = 16, MOST_ALIGNMENT = 256 };
+enum { LEAST_ALIGNMENT = 16, MAX_ALIGNMENT = 256 };
 
 // What a plan depends on. Keys are compared as bytes. alignment: a power of two that divides the
-// addresses of a, b, c and d; algorithms may need up to MOST_ALIGNMENT bytes.
+// addresses of a, b, c and d; algorithms may need up to MAX_ALIGNMENT bytes.
 typedef struct {
     int32_t alignment, shape[3], types[3], trans[2];
     int32_t epilogue, has_c, in_place, fast_accumulation, scales[2], batch;
@@ -122,7 +122,7 @@ static void check(const Gemm *g) {
 
 static PlanKey key_of(const Gemm *g) {
     uintptr_t addresses = (uintptr_t)g->a | (uintptr_t)g->b | (uintptr_t)g->c | (uintptr_t)g->d;
-    int alignment = MOST_ALIGNMENT;
+    int alignment = MAX_ALIGNMENT;
     if (g->batch > 1) { addresses |= batch_strides(g); }
     while (addresses % (uintptr_t)alignment != 0) { alignment /= 2; }
     return (PlanKey){alignment,

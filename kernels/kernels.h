@@ -20,13 +20,13 @@ BEGIN_C
 
 // The largest sizes that the kernels take. Launchers check them, and so does a run before it starts
 // (train/gpu/support.c).
-enum { MOST_CHANNELS = 8192, MOST_HEAD_SIZE = 256 };
+enum { MAX_CHANNELS = 8192, MAX_HEAD_SIZE = 256 };
 
 // Whether kernels can take a tensor [M,N]: they read 8 values at a time, and count rows, columns
 // and vectors of 8 in an int.
-enum { MOST_VALUES_LOG2 = 33 };
+enum { MAX_VALUES_LOG2 = 33 };
 static inline bool gpu_tensor_fits(int64_t M, int64_t N) {
-    return M > 0 && N > 0 && N % 8 == 0 && M * (N / 8) < (int64_t)1 << (MOST_VALUES_LOG2 - 3);
+    return M > 0 && N > 0 && N % 8 == 0 && M * (N / 8) < (int64_t)1 << (MAX_VALUES_LOG2 - 3);
 }
 // Whether gpu_rope_forward and _backward can take queries, keys and values [M,N]: a thread rotates
 // a pair of values, and an int counts the threads.
@@ -180,7 +180,7 @@ bool gpu_has_fused_products(const Gpu *gpu);
 
 // The largest K of these products. For larger K, a panel of B does not fit in shared memory, and
 // gemm() with a separate activation kernel was faster.
-enum { GELU_PRODUCT_MOST_K = 768 };
+enum { GELU_PRODUCT_MAX_K = 768 };
 // g.d [M,N] = the product; out = gelu(g.d + g.bias).
 void gpu_product_gelu(Gpu *gpu, Gemm g, Operand out);
 // dx = the product times gelu'(g.aux + g.bias); column_sums receives the column sums of dx. g.d is
@@ -189,7 +189,7 @@ void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Operand dx, Gradient column_sum
 
 // ---- rope.cu ----
 // Each head of the queries and keys in a packed qkv [M,(H+2G)D] is normalised by RMSNorm if there
-// are weights (QK norm; D up to MOST_HEAD_SIZE), and then rotated. D is even.
+// are weights (QK norm; D up to MAX_HEAD_SIZE), and then rotated. D is even.
 typedef struct {
     const float *table;                    // [T,D] (rope.h)
     const Bf16 *query_weight, *key_weight; // [D]; NULL: no norm

@@ -27,7 +27,7 @@ enum { MOMENT_BLOCK = 64 };
 typedef enum { MOMENT_FIRST, MOMENT_SECOND } Moment;
 
 // Returns the largest code.
-HOST_DEVICE static inline int moment_most(Moment which) {
+HOST_DEVICE static inline int moment_max_code(Moment which) {
     return which == MOMENT_FIRST ? 127 : 255;
 }
 
@@ -42,7 +42,7 @@ HOST_DEVICE static inline uint16_t moment_scale(float largest, float root, Momen
 }
 
 HOST_DEVICE static inline float moment_unit(uint16_t scale, Moment which) {
-    float most = (float)moment_most(which);
+    float most = (float)moment_max_code(which);
     return bf16_decode(scale) * (1.0f / (most * most * most));
 }
 

@@ -9,10 +9,10 @@
 #include <cuda_pipeline.h>
 
 enum {
-    MOST_THREADS = 512,
-    WIDE = MOST_THREADS * VEC // with more channels, registers do not hold several rows at a time
+    MAX_THREADS = 512,
+    WIDE = MAX_THREADS * VEC // with more channels, registers do not hold several rows at a time
 };
-static_assert(MOST_CHANNELS == 2 * WIDE, "the kernels hold two vectors a thread");
+static_assert(MAX_CHANNELS == 2 * WIDE, "the kernels hold two vectors a thread");
 
 // Returns one normalised value. x: the value minus the row's mean or, in RMSNorm, the value.
 __device__ __forceinline__ float normalised(float x, float rstd, float weight, float bias) {
@@ -23,8 +23,8 @@ static void check_norm(const char *name, Operand *out, int M, int C, bool statis
                        std::initializer_list<const void *> pointers) {
     check_operand(name, out, M, C);
     check_aligned(name, pointers);
-    if (C > MOST_CHANNELS) {
-        die("%s: %d channels; the GPU kernels take up to %d", name, C, MOST_CHANNELS);
+    if (C > MAX_CHANNELS) {
+        die("%s: %d channels; the GPU kernels take up to %d", name, C, MAX_CHANNELS);
     }
     if (!statistics) { die("%s: no statistics", name); }
 }
@@ -175,7 +175,7 @@ static Division divide(int C, bool codes, size_t slot_bytes) {
         cudaDeviceGetAttribute(&most_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
     if (test != NULL) { most_bytes = min(most_bytes, atoi(test) << 10); }
     most_bytes -= 7 << 10;
-    int lanes = divide_up(C / VEC, WARP) * WARP, groups = min(4, max(1, MOST_THREADS / lanes));
+    int lanes = divide_up(C / VEC, WARP) * WARP, groups = min(4, max(1, MAX_THREADS / lanes));
     int64_t group_bytes = (codes ? tile_word<CHUNK_ROWS>(C, 0) * 4 : 0) +
                           lanes * (int64_t)slot_bytes;
     while (groups > 0 && groups * group_bytes > most_bytes) { groups--; }
@@ -232,10 +232,10 @@ static int sweep_blocks(int M, const Division &d) {
 enum { ROWS = 4 }; // rows that a thread works on at a time
 
 template <bool LAYERNORM>
-__global__ void __launch_bounds__(MOST_THREADS)
+__global__ void __launch_bounds__(MAX_THREADS)
     norm_forward_fp8_kernel(NormForward n, Operand out, Division division, float inverse) {
     extern __shared__ uint4 dynamic[]; // slots, then the groups' tiles
-    __shared__ float buffers[2][2 * MOST_THREADS / WARP * ROWS];
+    __shared__ float buffers[2][2 * MAX_THREADS / WARP * ROWS];
     int lanes = division.lanes, group = threadIdx.x / lanes, vector = threadIdx.x % lanes;
     int vectors = n.C / VEC, sums = lanes / WARP * ROWS;
     bool inside = vector < vectors;
@@ -390,11 +390,11 @@ __device__ void write_partial(float *partials, float *sums, const Floats8 &sum, 
 // forms, in TYPE; M is then a multiple of 4. Without CODES, amax receives the amax of the new
 // residual gradient, unless amax is NULL.
 template <int R, bool LAYERNORM, bool CODES, Fp8Type TYPE>
-__global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
+__global__ void __launch_bounds__(R == 1 ? 2 * MAX_THREADS : MAX_THREADS)
     norm_backward_kernel(NormBackward n, Operand out, float *amax, Division division,
                          float inverse) {
     extern __shared__ uint4 dynamic[]; // slots and tiles; after the last row, sums
-    __shared__ float buffers[2][2 * MOST_THREADS / WARP * 2 * R];
+    __shared__ float buffers[2][2 * MAX_THREADS / WARP * 2 * R];
     typedef Slot<R> At;
     int lanes = division.lanes, group = threadIdx.x / lanes, vector = threadIdx.x % lanes;
     int vectors = n.C / VEC;

@@ -39,7 +39,7 @@ __device__ __forceinline__ void turn(Pairs &p, const float *cosine, int half, fl
 // half a head is not a multiple of 8. norm_turns() is the most times that a thread takes pairs of
 // one normalised head.
 template <int WIDTH> __host__ __device__ constexpr int norm_turns() {
-    return WIDTH == VEC ? 1 : MOST_HEAD_SIZE / 2 / WARP;
+    return WIDTH == VEC ? 1 : MAX_HEAD_SIZE / 2 / WARP;
 }
 
 // Returns the sum of x over the `lanes` threads that share a head, in each of these threads. lanes
@@ -133,9 +133,9 @@ static void check_rope(const char *name, const Rotary &r, std::initializer_list<
         die("%s: %lld x %lld tokens, %lld + %lld heads of %lld; the head size must be even", name,
             (long long)B, (long long)T, (long long)H, (long long)G, (long long)D);
     }
-    if (norm && D > MOST_HEAD_SIZE) {
+    if (norm && D > MAX_HEAD_SIZE) {
         die("%s: heads of %lld; heads of up to %d can be normalised", name, (long long)D,
-            MOST_HEAD_SIZE);
+            MAX_HEAD_SIZE);
     }
     for (const void *pointer : all) {
         if (pointer == NULL) { die("%s: no BF16 form", name); }

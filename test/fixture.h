@@ -56,11 +56,11 @@ PRINTF_LIKE(1, 2) static inline const char *text_of(const char *format, ...) {
     return text;
 }
 
-enum { TEXT_MOST = 4096 };
+enum { TEXT_MAX = 4096 };
 
 // The text of a file, valid until the next call.
 static inline const char *text_read(const char *path) {
-    static char text[TEXT_MOST];
+    static char text[TEXT_MAX];
     Blob b = blob_read(path);
     snprintf(text, sizeof(text), "%.*s", (int)b.size, (char *)b.bytes);
     free(b.bytes);

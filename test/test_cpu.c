@@ -720,7 +720,8 @@ TEST(moments_are_near) {
     static float back[MOMENTS];
     for (Moment which = MOMENT_FIRST; which <= MOMENT_SECOND; which++) {
         FREED float *x = moments_new(which);
-        const double most = moment_most(which), power = which == MOMENT_FIRST ? 1.0 / 3 : 1.0 / 6;
+        const double most = moment_max_code(which),
+                     power = which == MOMENT_FIRST ? 1.0 / 3 : 1.0 / 6;
         for (int nearest = 0; nearest < 2; nearest++) {
             MomentRounding rounding = {0, 99};
             moment_encode(codes, scales, which, x, MOMENTS, nearest ? NULL : &rounding);

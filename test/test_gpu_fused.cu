@@ -719,7 +719,7 @@ TEST(refusals) {
         c.change(&g);
         CHECK_DIES(c.says, gpu_product_gelu(&gpu, g, given));
         CHECK_DIES(c.says, gpu_product_gelu_backward(&gpu, g, given, {}, enough));
-        if (g.bias == NULL || g.bias != good.bias || g.k > GELU_PRODUCT_MOST_K) { continue; }
+        if (g.bias == NULL || g.bias != good.bias || g.k > GELU_PRODUCT_MAX_K) { continue; }
         CHECK_DIES(g.n == 72 ? "gate and up of 72 columns" : c.says,
                    gpu_product_swiglu(&gpu, g, given));
         CHECK_DIES(c.says, gpu_product_max_sums(&gpu, g, enough, 60));

@@ -495,9 +495,9 @@ TEST(own_attention_is_for_some_shapes) {
     others[0].D = 72;
     others[1].D = 32;
     others[2].G = 3;
-    others[3].T = ATTENTION_MOST_T + 1;
+    others[3].T = ATTENTION_MAX_T + 1;
     others[4].G = 2;
-    others[5].T = ATTENTION64_MOST_T + 1;
+    others[5].T = ATTENTION64_MAX_T + 1;
     others[6].documents = NULL;
     for (int i = 0; i < 7; i++) {
         const AttentionShape s = others[i];

@@ -3,7 +3,7 @@
 // (ZeRO-1), put together, against one rank's for everything.
 #include "fp8_test.h"
 
-enum { WEIGHTS = 2, RANKS_MOST = 5, FIRST = 64, PLAIN = 64 * 30, MOST_BLOCKS = 16 };
+enum { WEIGHTS = 2, MAX_RANKS = 5, FIRST = 64, PLAIN = 64 * 30, MAX_BLOCKS = 16 };
 
 static const Scaling modes[] = {SCALE_DELAYED, SCALE_CURRENT, SCALE_BLOCK_128X128};
 static const float lr_mults[WEIGHTS + 1] = {3.0f, 0.5f, 1.0f};
@@ -36,11 +36,11 @@ struct State {
     FloatBuffer amaxes; // amaxes of blocks of 128 x 128
 
     State(const Space &space, int64_t s, int64_t g, GpuType m, Scaling how)
-        : shift(s), gap(g), moments(m), master(space.size + RANKS_MOST * gap),
-          exp_avg(master.count), exp_avg_sq(master.count), gradients(space.size + shift),
+        : shift(s), gap(g), moments(m), master(space.size + MAX_RANKS * gap), exp_avg(master.count),
+          exp_avg_sq(master.count), gradients(space.size + shift),
           plain(PLAIN), q{Quantised(shapes[0][0], shapes[0][1], FP8_E4M3, 90.0f),
                           Quantised(shapes[1][0], shapes[1][1], FP8_E4M3, 60.0f)},
-          mode(how), weights(WEIGHTS), amaxes(WEIGHTS * MOST_BLOCKS) {
+          mode(how), weights(WEIGHTS), amaxes(WEIGHTS * MAX_BLOCKS) {
         Fp8Weight rows[WEIGHTS];
         for (int k = 0; k < WEIGHTS; k++) {
             q[k].reset(0.0f, mode == SCALE_DELAYED ? 1 : 0);
@@ -49,7 +49,7 @@ struct State {
                        q[k].target,
                        q[k].slot.data,
                        true,
-                       amaxes.data + k * MOST_BLOCKS,
+                       amaxes.data + k * MAX_BLOCKS,
                        q[k].scales.data,
                        q[k].scales_t.data};
         }
@@ -270,7 +270,7 @@ TEST(parts_are_the_whole) {
         fill(whole, space, all);
         update(whole, space, settings, all);
         check_weights(whole, space);
-        for (int ranks = 1; ranks <= RANKS_MOST; ranks += 2) {
+        for (int ranks = 1; ranks <= MAX_RANKS; ranks += 2) {
             State parts(space, 128, 192, moments, mode);
             std::vector<int64_t> cuts = cut(space, ranks);
             fill(parts, space, cuts);

@@ -4,7 +4,7 @@
 
 #include <cjson/cJSON.h>
 
-enum { RANKS = 4, TEXT = 128, ELEMENTS_MOST = 100000 };
+enum { RANKS = 4, TEXT = 128, ELEMENTS_MAX = 100000 };
 
 // A list of ranges in which N stands for the size of the parameter space.
 static void fill_in(char out[TEXT], const char *text, int64_t n) {
@@ -25,12 +25,12 @@ static void write_part(const Fixture *f, int rank, int ranks, const char *text) 
     const char *path = text_of("s/step_00000001/optimizer-%d-of-%d.safetensors", rank, ranks);
     const char *metadata = text_of("{\"ranges\":\"%s\"}", text);
     for (int kind = 0; kind < 3; kind++) {
-        float *to = calloc_or_die(ELEMENTS_MOST, sizeof(float));
+        float *to = calloc_or_die(ELEMENTS_MAX, sizeof(float));
         int64_t count = 0;
         long long begin, end;
         int length;
         for (const char *at = text; sscanf(at, "%lld:%lld%n", &begin, &end, &length) == 2;) {
-            for (int64_t i = begin; i < end && count < ELEMENTS_MOST; i++, count++) {
+            for (int64_t i = begin; i < end && count < ELEMENTS_MAX; i++, count++) {
                 to[count] = i >= 0 && i < n ? f->state[kind * n + i] : 0.0f;
             }
             at += length + (at[length] == ',');

@@ -14,7 +14,7 @@ from check import ROOT, Skip, fails, main, read
 CUDA = os.environ.get("CUDA_HOME", "/usr/local/cuda")
 NO_RESULT = re.compile(r"BAR|WARPSYNC|\w*SETP|PLOP3|R2P")
 JUMP = re.compile(r"BRX|JMX|JMP")
-MOST_GROUPS = 6  # in a state
+MAX_GROUPS = 6  # in a state
 MMA = re.compile(r"[HQ]GMMA\.64x(\d+)x")
 
 
@@ -71,7 +71,7 @@ def faults(code, labels):
             groups = (*groups[:-1], groups[-1] | {(frozenset(a), frozenset(sums))})
             if "gsb0" in operands:
                 groups += (frozenset(),)
-            if len(groups) > MOST_GROUPS:  # a path without waits: the first two as one
+            if len(groups) > MAX_GROUPS:  # a path without waits: the first two as one
                 groups = (groups[0] | groups[1], *groups[2:])
         elif name.startswith("WARPGROUP.DEPBAR"):
             bad = groups[-1]  # the wait is not for an open group

@@ -286,7 +286,7 @@ void run_read_scaling(const Run *run, Fp8Scale *scales, float *history) {
 }
 
 void run_first_weights(Run *run, int64_t begin, int64_t end, float *out) {
-    const float FP16_MOST = 65504; // weights of a trained model are far smaller
+    const float FP16_MAX = 65504; // weights of a trained model are far smaller
     static bool said;
     const Options *o = &run->options;
     if (o->load[0] == '\0') {
@@ -299,8 +299,8 @@ void run_first_weights(Run *run, int64_t begin, int64_t end, float *out) {
     if (!check_values(run, begin, end, out, FLT_MAX)) {
         die("--load %s: %s", run->start.path, error_text());
     }
-    // a wrong bit in an exponent gives a value above FP16_MOST
-    if (said || check_values(run, begin, end, out, FP16_MOST)) { return; }
+    // a wrong bit in an exponent gives a value above FP16_MAX
+    if (said || check_values(run, begin, end, out, FP16_MAX)) { return; }
     warn("--load %s: %s: is the file damaged?", run->start.path, error_text());
     said = true;
 }

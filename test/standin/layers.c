@@ -175,7 +175,7 @@ static void check_fused_product(const Gpu *gpu, const Gemm *g, Operand out, int 
 }
 
 void gpu_product_gelu(Gpu *gpu, Gemm g, Operand out) {
-    check_fused_product(gpu, &g, out, g.n, g.bias != NULL && g.k <= GELU_PRODUCT_MOST_K);
+    check_fused_product(gpu, &g, out, g.n, g.bias != NULL && g.k <= GELU_PRODUCT_MAX_K);
     const Bf16 *bias = g.bias;
     g.bias = NULL;
     gemm(gpu, g);
@@ -190,7 +190,7 @@ void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Operand dx, Gradient column_sum
     // as BF16, aligned as the buffer of the pass's product is: one plan for both
     FREED float *product = aligned_alloc(256, (size_t)round_up64(2 * (int64_t)g.m * g.n, 256));
     const Bf16 *input = g.aux, *bias = g.bias;
-    check_fused_product(gpu, &g, dx, g.n, g.bias != NULL && g.k <= GELU_PRODUCT_MOST_K);
+    check_fused_product(gpu, &g, dx, g.n, g.bias != NULL && g.k <= GELU_PRODUCT_MAX_K);
     g.d = product;
     g.aux = g.bias = NULL;
     gemm(gpu, g);

@@ -185,9 +185,9 @@ void attention_plain_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf1
 #pragma weak attention_own_forward
 #pragma weak attention_own_backward
 bool attention_own_serves(const Gpu *gpu, AttentionShape s, bool backward) {
-    bool forward = (s.D == 64 || s.D == 128) && s.H % s.G == 0 && s.T <= ATTENTION_MOST_T;
+    bool forward = (s.D == 64 || s.D == 128) && s.H % s.G == 0 && s.T <= ATTENTION_MAX_T;
     bool large = s.D == 128 && s.documents != NULL;
-    bool small = s.D == 64 && s.H == s.G && s.T <= ATTENTION64_MOST_T;
+    bool small = s.D == 64 && s.H == s.G && s.T <= ATTENTION64_MAX_T;
     return gpu->capability == 90 && forward && (small || large || !backward);
 }
 

@@ -270,7 +270,7 @@ static void start_activation(Network *n, Block *b) {
     if (!llama && !none) { b->gelu_bias = b->fc1.bias; }
     b->product_activates = both && b->fc2.x.fused &&
                            precision_scales(precision, FP8_RECIPE_DELAYED) &&
-                           (llama ? fast : b->fc1.C <= GELU_PRODUCT_MOST_K) &&
+                           (llama ? fast : b->fc1.C <= GELU_PRODUCT_MAX_K) &&
                            gpu_has_fused_products(n->gpu);
     bool derives = b->product_activates && b->fc1.dy.fused;
     b->product_derives = !llama && (none || derives);

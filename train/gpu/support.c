@@ -205,16 +205,16 @@ bool support_shapes(const ModelConfig *c, int64_t tokens) {
         return fail("the GPU trainer needs --hidden-size, --ffn-hidden-size, head sizes and "
                     "--make-vocab-size-divisible-by to be multiples of 8");
     }
-    if (c->channels > MOST_CHANNELS || c->head_size > MOST_HEAD_SIZE) {
+    if (c->channels > MAX_CHANNELS || c->head_size > MAX_HEAD_SIZE) {
         return fail("--hidden-size %d with heads of %d channels (--kv-channels): the GPU trainer "
                     "takes up to %d, and heads of up to %d",
-                    c->channels, c->head_size, MOST_CHANNELS, MOST_HEAD_SIZE);
+                    c->channels, c->head_size, MAX_CHANNELS, MAX_HEAD_SIZE);
     }
     if (!gpu_tensor_fits(tokens, widest) ||
         (c->arch == ARCH_LLAMA && !gpu_rotary_fits(tokens, qkv_rows(c)))) {
         return fail("%lld tokens in a micro-batch, in up to %lld channels: the GPU kernels take "
                     "2^%d values, half as many to be rotated; a smaller --micro-batch-size",
-                    (long long)tokens, (long long)widest, MOST_VALUES_LOG2);
+                    (long long)tokens, (long long)widest, MAX_VALUES_LOG2);
     }
     return true;
 }
