@@ -125,7 +125,7 @@ static bool ends_in(const char *path, const char *ending) {
 }
 
 // Whether a file belongs to a shard and is read with it: a mask or SHARD.starts.
-static bool is_beside(const char *path) {
+static bool is_sidecar(const char *path) {
     return ends_in(path, mask_file.ending) || ends_in(path, starts_file.ending);
 }
 
@@ -133,7 +133,7 @@ bool shards_find(const char *pattern, int index, TokenFile *shard) {
     glob_t files;
     bool ok = token_files_find(&files, pattern, shard_kind), found = false;
     for (size_t i = 0; ok && !found && i < files.gl_pathc; i++) {
-        if (is_beside(files.gl_pathv[i])) { continue; }
+        if (is_sidecar(files.gl_pathv[i])) { continue; }
         ok = shard_open(shard, files.gl_pathv[i]);
         if (!ok) { break; }
         found = shard->header[index] != 0;
@@ -225,7 +225,7 @@ static bool bit_of(const uint32_t *numbers, int64_t i) {
 // Reads the mask of the last shard, if it has one.
 static bool read_mask(Dataset *data, uint32_t *crc) {
     const TokenFile *shard = &data->shards[data->num_shards - 1];
-    Beside *beside = &data->beside[data->num_shards - 1];
+    Sidecar *sidecar = &data->sidecars[data->num_shards - 1];
     TokenFile mask;
     bool ok = open_bits(&mask, &mask_file, shard, crc);
     if (ok && mask.file >= 0) {
@@ -234,9 +234,9 @@ static bool read_mask(Dataset *data, uint32_t *crc) {
         if (packed > 0 && (data->seq_length % packed != 0 || begin % packed != 0)) {
             data->cuts = packed;
         }
-        beside->chat_template = mask.header[MASK_TEMPLATE];
-        beside->mask = malloc_or_die((size_t)mask.count * sizeof(uint32_t));
-        ok = token_file_read(&mask, 0, mask.count, beside->mask);
+        sidecar->chat_template = mask.header[MASK_TEMPLATE];
+        sidecar->mask = malloc_or_die((size_t)mask.count * sizeof(uint32_t));
+        ok = token_file_read(&mask, 0, mask.count, sidecar->mask);
     }
     token_file_close(&mask);
     return ok;
@@ -247,7 +247,8 @@ static bool identify(Dataset *data, TokenFile *shard) {
     const char *name = path_name(shard->path);
     if (!shard_sum(shard, &shard->crc)) { return false; }
     uint32_t crc = shard->crc;
-    TokenFile *starts = &data->beside[data->num_shards - 1].starts; // loader_batch reads its bits
+    // loader_batch reads its bits
+    TokenFile *starts = &data->sidecars[data->num_shards - 1].starts;
     if (!read_mask(data, &crc) || !open_bits(starts, &starts_file, shard, &crc)) { return false; }
     size_t used = data->identity != NULL ? strlen(data->identity) : 0;
     size_t room = used + strlen(name) + sizeof("01234567 \n");
@@ -267,7 +268,7 @@ static int leave_out(const Dataset *data, int64_t begin, int64_t n, const int *i
     int s = 0, counted = 0;
     for (int64_t i = 0; i < n; i++, begin++) {
         for (; begin >= data->shards[s].count; s++) { begin -= data->shards[s].count; }
-        const uint32_t *mask = data->beside[s].mask;
+        const uint32_t *mask = data->sidecars[s].mask;
         bool ends = data->masks_ends && inputs[i] == data->end_of_text;
         bool counts = !ends && (mask == NULL || bit_of(mask, begin));
         counted += counts;
@@ -313,18 +314,18 @@ bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab,
     glob_t found;
     if (!token_files_find(&found, pattern, shard_kind)) { return false; }
     data->shards = calloc_or_die(found.gl_pathc, sizeof(TokenFile));
-    data->beside = calloc_or_die(found.gl_pathc, sizeof(Beside));
+    data->sidecars = calloc_or_die(found.gl_pathc, sizeof(Sidecar));
     bool ok = true, masked = false;
     for (size_t i = 0; ok && i < found.gl_pathc; i++) {
         TokenFile *shard = &data->shards[data->num_shards];
-        if (is_beside(found.gl_pathv[i])) { continue; }
+        if (is_sidecar(found.gl_pathv[i])) { continue; }
         ok = shard_open(shard, found.gl_pathv[i]);
         if (!ok) { break; }
-        Beside *beside = &data->beside[data->num_shards++];
-        beside->starts.file = -1;
+        Sidecar *sidecar = &data->sidecars[data->num_shards++];
+        sidecar->starts.file = -1;
         data->tokens += shard->count;
         ok = identify(data, shard);
-        masked = masked || beside->mask != NULL;
+        masked = masked || sidecar->mask != NULL;
     }
     globfree(&found);
     data->windows = (data->tokens - !masked) / seq_length;
@@ -345,11 +346,11 @@ bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab,
 void dataset_close(Dataset *data) {
     for (int i = 0; i < data->num_shards; i++) {
         token_file_close(&data->shards[i]);
-        token_file_close(&data->beside[i].starts);
-        free(data->beside[i].mask);
+        token_file_close(&data->sidecars[i].starts);
+        free(data->sidecars[i].mask);
     }
     free(data->shards);
-    free(data->beside);
+    free(data->sidecars);
     free(data->with_targets);
     free(data->identity);
     *data = (Dataset){0};
@@ -415,12 +416,12 @@ static bool find_starts(const Dataset *data, int64_t begin, const int *inputs, i
     bool ok = true;
     for (; begin >= data->shards[s].count; s++) { begin -= data->shards[s].count; }
     for (int t = 0; ok && t < T; s++, begin = 0) {
-        const Beside *beside = &data->beside[s];
-        bool listed = beside->starts.file >= 0;
-        bool by_token = !listed && beside->chat_template == 0;
+        const Sidecar *sidecar = &data->sidecars[s];
+        bool listed = sidecar->starts.file >= 0;
+        bool by_token = !listed && sidecar->chat_template == 0;
         int64_t end = begin + min64(T - t, data->shards[s].count - begin);
         int64_t first = begin / MASK_BITS, numbers = (end - 1) / MASK_BITS + 1 - first;
-        ok = !listed || token_file_read(&beside->starts, first, numbers, bits);
+        ok = !listed || token_file_read(&sidecar->starts, first, numbers, bits);
         for (int64_t i = begin; ok && i < end; i++, t++) {
             bool starts_one = t == 0 || i == 0 || (by_token && inputs[t] == data->end_of_text) ||
                               (listed && bit_of(bits, i - first * MASK_BITS));

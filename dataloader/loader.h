@@ -98,14 +98,14 @@ void shard_header(int32_t header[SHARD_HEADER_BYTES / 4], int token_bytes, int64
 // Lists the files that a glob pattern matches; refuses a pattern that matches nothing or a folder.
 bool token_files_find(glob_t *found, const char *pattern, TokenFileKind kind);
 
-// The files beside a shard. If a shard with conversations has no SHARD.starts, it is not known
-// where they begin, because a turn may end with an end-of-text token, too.
+// The files beside a shard (sidecars). If a shard with conversations has no SHARD.starts, it is not
+// known where they begin, because a turn may end with an end-of-text token, too.
 typedef struct {
     uint32_t *mask; // the numbers of SHARD.mask; NULL: all tokens count
     // CRC-32 of the chat template, from the mask; not 0: the shard has conversations
     int32_t chat_template;
     TokenFile starts; // SHARD.starts, open; file -1: there is none
-} Beside;
+} Sidecar;
 
 // A window in which some targets count.
 typedef struct {
@@ -116,7 +116,7 @@ typedef struct {
 typedef struct {
     int num_shards;
     TokenFile *shards;
-    Beside *beside;             // [num_shards]
+    Sidecar *sidecars;          // [num_shards]
     int64_t tokens, windows;    // windows: how many an epoch has
     int64_t targets;            // targets that count in an epoch
     MaskedWindow *with_targets; // [windows] the windows in which targets count; NULL: all windows

@@ -443,7 +443,7 @@ TEST(documents_begin_where_the_files_say) {
         CLOSED(dataset_close) Dataset data = open_documents(T);
         for (int B = 1; B <= 4; B++) { CHECK_EQUAL(starts_wrongly(&data, B, 0), 0); }
         CHECK(T == 1 || starts_wrongly(&data, 2, 1) > 0);
-        CHECK(data.beside[TEMPLATED].chat_template == 9);
+        CHECK(data.sidecars[TEMPLATED].chat_template == 9);
     }
 }
 

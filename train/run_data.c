@@ -33,7 +33,7 @@ static void warn_of_templates(const Run *run, const char *option, const Mixture 
     int32_t first = 0;
     for (const Dataset *data = m->data; data < m->data + m->count; data++) {
         for (int i = 0; i < data->num_shards; i++) {
-            int32_t template = data->beside[i].chat_template;
+            int32_t template = data->sidecars[i].chat_template;
             if (first == 0) { first = template; }
             if (template == 0 || template == first || run->group.rank > 0) { continue; }
             warn("--%s: %s: another chat template wrote its conversations than those before it; "
@@ -109,7 +109,7 @@ static void announce_documents(const Run *run) {
     char how[80] = "";
     for (int i = 0; i < 2; i++) {
         for (const Dataset *data = sets[i]->data; data < sets[i]->data + sets[i]->count; data++) {
-            for (const Beside *b = data->beside; b < data->beside + data->num_shards; b++) {
+            for (const Sidecar *b = data->sidecars; b < data->sidecars + data->num_shards; b++) {
                 chats += b->starts.file < 0 && b->chat_template != 0;
                 texts += b->starts.file < 0 && b->chat_template == 0;
             }
