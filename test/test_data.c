@@ -183,7 +183,7 @@ static int64_t miscounted(const Dataset *data, int ranks, int B, int micro_batch
                 wrong += inputs[j] != token || targets[j] != token + 1;
                 if (sample < EPOCHS * W) { seen[sample / W * data->tokens + targets[j]]++; }
             }
-            free(own.held);
+            free(own.prefetched);
         }
     }
     for (int64_t i = 0; i < EPOCHS * data->tokens; i++) {
@@ -477,7 +477,7 @@ TEST(runs_get_the_starts_of_their_samples) {
             CHECK_BITS(starts, expected[2], sizeof(starts));
         }
     }
-    free(run.held);
+    free(run.prefetched);
     or_die(mixture_open(&run.valid_data, "stream_*.bin", T, 1000, END, false));
     Loader valid = {.data = run.valid_data.data};
     for (int64_t sample = 0; sample < valid.data->windows; sample += B) {

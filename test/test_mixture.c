@@ -153,7 +153,7 @@ static int64_t misread(const Mixture *m, int ranks, int B, int micro_batches) {
                     if (wrong == 0) { seen[source][index / windows * windows + window]++; }
                 }
             }
-            free(own.held);
+            free(own.prefetched);
         }
     }
     for (int source = 0; source < 3; source++) {

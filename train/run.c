@@ -269,7 +269,7 @@ int run_close(Run *run) {
     for (int i = 0; i < COMPANIONS; i++) { free(run->saves.companions[i].bytes); }
     free(run->saves.start_config.bytes);
     free(run->prompt);
-    free(run->held);
+    free(run->prefetched);
     run_free_configuration(run);
     group_close(&run->group);
     return status;

@@ -275,25 +275,26 @@ void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets, in
     int64_t slots = STEPS_AHEAD * run_micro_batches(run) + 1;
     int64_t left = max64(1, min64(STEPS_AHEAD + 1, o->train_iters - run->progress.step - ahead));
     int64_t end = min64(sample + slots * stride, step + left * o->global_batch_size);
-    bool first = run->held == NULL, resets = run_resets(run);
+    bool first = run->prefetched == NULL, resets = run_resets(run);
     int64_t arrays = resets ? 3 : 2; // arrays of a batch, each of n numbers
     assert(resets || starts == NULL);
     if (first) {
-        run->held = malloc_or_die((size_t)(slots * arrays * n) * sizeof(int));
-        run->held_end = sample;
+        run->prefetched = malloc_or_die((size_t)(slots * arrays * n) * sizeof(int));
+        run->prefetched_end = sample;
     }
     run_beat(run, DOING_WORK, "reading data");
-    for (; run->held_end < end && run->data_fault.text[0] == '\0'; run->held_end += stride) {
-        int *held = run->held + run->held_end / stride % slots * arrays * n;
-        if (loader_batch(&run->train, run->held_end, B, INT64_MAX, held, held + n,
-                         resets ? held + 2 * n : NULL)) {
+    for (; run->prefetched_end < end && run->data_fault.text[0] == '\0';
+         run->prefetched_end += stride) {
+        int *batch = run->prefetched + run->prefetched_end / stride % slots * arrays * n;
+        if (loader_batch(&run->train, run->prefetched_end, B, INT64_MAX, batch, batch + n,
+                         resets ? batch + 2 * n : NULL)) {
             continue;
         }
         if (first) { die("--data %s", error_text()); }
         run_end_by_data(run, "data");
         break;
     }
-    const int *from = run->held + sample / stride % slots * arrays * n;
+    const int *from = run->prefetched + sample / stride % slots * arrays * n;
     memcpy(inputs, from, (size_t)n * sizeof(int));
     memcpy(targets, from + n, (size_t)n * sizeof(int));
     if (starts != NULL) { memcpy(starts, from + 2 * n, (size_t)n * sizeof(int)); }

@@ -44,8 +44,8 @@ typedef struct {
     int end_of_text;            // the token that ends a document; -1: not known
     int *prompt, prompt_length; // the tokens that every sample starts with
     ChoiceSets choices;         // --eval-choices
-    int *held;                  // batches that this rank has read in advance (run_batch)
-    int64_t held_end;           // the first sample of the next batch to read
+    int *prefetched;            // batches that this rank has read in advance (run_batch)
+    int64_t prefetched_end;     // the first sample of the next batch to read
     Error data_fault;           // the error, if data could not be read; "": none
 
     Console console;
