@@ -168,8 +168,8 @@ static inline int check_moves(Comm *c, CommType type, int64_t piece) {
         for (int r = 0; r < ranks; r++) {
             char *at = a.device + 2 * r * piece * comm_type_bytes[type];
             int next = (r + 1) % ranks;
-            comm_move(c, at, type, piece, back ? next : r, back ? r : next);
-            comm_move(c, at + piece * comm_type_bytes[type], type, piece, back ? last : r,
+            comm_send(c, at, type, piece, back ? next : r, back ? r : next);
+            comm_send(c, at + piece * comm_type_bytes[type], type, piece, back ? last : r,
                       back ? r : last);
         }
         wrong += array_is_wrong(&a, 0, 0, a.count);

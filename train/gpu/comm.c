@@ -165,7 +165,7 @@ void comm_all_reduce(Comm *c, void *buffer, CommType type, CommOp op, int64_t co
                       op == COMM_SUM ? NCCL_SUM : NCCL_MAX, c->comm, c->stream));
 }
 
-void comm_move(Comm *c, void *buffer, CommType type, int64_t count, int from, int to) {
+void comm_send(Comm *c, void *buffer, CommType type, int64_t count, int from, int to) {
     size_t n = (size_t)count;
     if (from == to || (c->rank != from && c->rank != to)) { return; }
     assert(c->begun);

@@ -54,7 +54,7 @@ void comm_all_gather(Comm *c, void *buffer, CommType type, int64_t count);
 void comm_all_reduce(Comm *c, void *buffer, CommType type, CommOp op, int64_t count);
 // Works in place on count elements: rank `from` sends its elements to rank `to`; the other ranks do
 // nothing.
-void comm_move(Comm *c, void *buffer, CommType type, int64_t count, int from, int to);
+void comm_send(Comm *c, void *buffer, CommType type, int64_t count, int from, int to);
 void comm_end(Comm *c, int slot);
 
 // Makes the compute stream wait for the slot's last group of collectives (comm_wait), or for all

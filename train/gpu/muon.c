@@ -116,7 +116,7 @@ static void exchange(const Muon *m, Comm *comm, int slot, char *gradients, GpuTy
         int rank = (int)((matrix->sharded_offset - s->begin) / s->part);
         for (Move v = move_of(z, matrix, rank, back); rank < z->ranks && v.begin < v.end;
              v = move_of(z, matrix, ++rank, back)) {
-            comm_move(comm, gradients + v.begin * gpu_type_bytes(type), (CommType)type,
+            comm_send(comm, gradients + v.begin * gpu_type_bytes(type), (CommType)type,
                       v.end - v.begin, v.from, v.to);
         }
     }
