@@ -278,7 +278,7 @@ static void trainer_open(Trainer *t) {
     }
     allocate(t);
     attention_start(&t->gpu, attention_shape(t, options_batch(options), t->run.config.seq_length));
-    run_beat(&t->run, DOING_WAIT, "opening NCCL");
+    run_beat(&t->run, ACTIVITY_WAIT, "opening NCCL");
     or_die(comm_open(&t->comm, &t->run.group, &t->gpu, SLOT_WEIGHTS + t->run.layout.num_buckets));
     params_start(&t->params, &t->gpu, &t->comm);
 }
@@ -295,7 +295,7 @@ static int trainer_close(Trainer *t) {
         cudaGraphExec_t graph = t->micro[i].graph;
         if (graph != NULL) { CUDA_CHECK(cudaGraphExecDestroy(graph)); }
     }
-    run_beat(&t->run, DOING_WAIT, "closing NCCL");
+    run_beat(&t->run, ACTIVITY_WAIT, "closing NCCL");
     comm_close(&t->comm);
     int status = run_close(&t->run);
     batches_close(&t->batches);
@@ -843,7 +843,7 @@ static void maybe_save(Trainer *t) {
 
 // Sets the scales of FP8 tensors whose scales are not known (model/precision.h).
 static void calibrate(Trainer *t) {
-    run_beat(&t->run, DOING_WAIT, "calibrating FP8 scales");
+    run_beat(&t->run, ACTIVITY_WAIT, "calibrating FP8 scales");
     // each rank quantises weights that were sent in BF16, which also measures their amaxes
     for (int b = 0; b < t->run.layout.num_buckets; b++) { network_receive(&t->net, b); }
     params_calibrate(&t->params);
@@ -950,7 +950,7 @@ static void profile_step(Trainer *t) {
     run_wait_for_save(run);
     gpu_profile_begin(&t->gpu);
     for (int micro = 0; micro < run_micro_batches(run); micro++) {
-        run_beat(run, DOING_WAIT, "profiling a step");
+        run_beat(run, ACTIVITY_WAIT, "profiling a step");
         micro_step(t, micro_kind(t, micro));
     }
     StepInput input = {

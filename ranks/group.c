@@ -29,7 +29,7 @@ enum { HOST = 64 }; // most characters of a machine's name
 // What the watchdogs send each other.
 typedef struct {
     enum { BEAT, GOODBYE, LOST } kind;
-    int32_t doing;
+    int32_t activity;
     int64_t step;
     double age;               // seconds since the rank began what it is doing
     char text[sizeof(Error)]; // what the rank is doing; in a LOST note: which rank is lost
@@ -272,10 +272,10 @@ static void judge(Watch *w, double now) {
         if (p->left) { continue; }
         if (now - p->heard > limit) { end_for(w, p, "has been silent for %.1f s", now - p->heard); }
         // uses the age in the last note: since then a silent rank may have begun something else
-        if (b->doing == DOING_WORK && b->age > fmax(limit, longest)) {
+        if (b->activity == ACTIVITY_WORK && b->age > fmax(limit, longest)) {
             stuck = p, longest = b->age;
         }
-        all_wait = all_wait && b->doing == DOING_WAIT && b->age > limit + w->tick;
+        all_wait = all_wait && b->activity == ACTIVITY_WAIT && b->age > limit + w->tick;
         if (behind == NULL || b->step < behind->beat.step) { behind = p; }
     }
     if (w->rank > 0) { return; }
@@ -317,17 +317,17 @@ static void *watch_thread(void *argument) {
     return NULL;
 }
 
-static void set_doing(Watch *w, Doing doing, const char *what) {
-    w->mine.doing = (int32_t)doing;
+static void set_activity(Watch *w, Activity activity, const char *what) {
+    w->mine.activity = (int32_t)activity;
     snprintf(w->mine.text, sizeof(w->mine.text), "%s", what);
     w->since = read_clock(w);
 }
 
-void watch_beat(Watch *w, int64_t step, Doing doing, const char *what) {
+void watch_beat(Watch *w, int64_t step, Activity activity, const char *what) {
     if (w == NULL) { return; }
     pthread_mutex_lock(&w->mutex);
     w->mine.step = step;
-    set_doing(w, doing, what);
+    set_activity(w, activity, what);
     pthread_mutex_unlock(&w->mutex);
 }
 
@@ -381,7 +381,7 @@ static void exchange(Watch *w, const Peer *p, Channel channel, bool sends, void 
     Note before;
     pthread_mutex_lock(&w->mutex);
     before = w->mine;
-    if (channel == CHANNEL_MAIN) { set_doing(w, DOING_WAIT, before.text); }
+    if (channel == CHANNEL_MAIN) { set_activity(w, ACTIVITY_WAIT, before.text); }
     pthread_mutex_unlock(&w->mutex);
     move_bytes(w, p->files[channel], sends, &size, sizeof(size));
     if (size != bytes) {
@@ -390,7 +390,7 @@ static void exchange(Watch *w, const Peer *p, Channel channel, bool sends, void 
     }
     move_bytes(w, p->files[channel], sends, data, bytes);
     pthread_mutex_lock(&w->mutex);
-    if (channel == CHANNEL_MAIN) { set_doing(w, (Doing)before.doing, before.text); }
+    if (channel == CHANNEL_MAIN) { set_activity(w, (Activity)before.activity, before.text); }
     pthread_mutex_unlock(&w->mutex);
 }
 
@@ -742,7 +742,7 @@ static Watch *make_watch(const Group *g, double seconds) {
     w->peers = calloc_or_die((size_t)g->ranks, sizeof(Peer));
     w->polls = calloc_or_die((size_t)g->ranks + 1, sizeof(struct pollfd));
     for (int r = 0; r < g->ranks; r++) {
-        w->peers[r] = (Peer){.rank = r, .beat = {.doing = DOING_PAUSE, .text = "starting"}};
+        w->peers[r] = (Peer){.rank = r, .beat = {.activity = ACTIVITY_PAUSE, .text = "starting"}};
         for (int i = 0; i < CONNECTIONS; i++) { w->peers[r].files[i] = -1; }
     }
     return w;
@@ -780,7 +780,7 @@ bool group_open(Group *g, const Rendezvous *rendezvous, int listener, const char
         close(redirector.listener);
     }
     w->read = wall_seconds();
-    set_doing(w, DOING_WORK, "starting");
+    set_activity(w, ACTIVITY_WORK, "starting");
     for (int r = 0; r < w->count; r++) {
         Peer *p = &w->peers[r];
         p->closed = p->files[WATCHDOGS] < 0;
@@ -809,7 +809,7 @@ void group_close(Group *g) {
     if (w->quit >= 0) { // the watchdog runs
         pthread_mutex_lock(&w->mutex);
         w->leaving = true;
-        set_doing(w, DOING_WAIT, "ending"); // waits for ranks that still save
+        set_activity(w, ACTIVITY_WAIT, "ending"); // waits for ranks that still save
         if (w->rank > 0) { send_notes(w, GOODBYE, ""); }
         for (int r = 0; r < w->count; r++) {
             Peer *p = &w->peers[r];

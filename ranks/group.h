@@ -77,13 +77,13 @@ void group_gather(const Group *g, Channel channel, const void *mine, size_t byte
 char *group_text(const Group *g, const char *mine);
 
 typedef enum {
-    DOING_WORK,  // must end within the time limit
-    DOING_WAIT,  // ends when the other ranks, or the GPU, make progress
-    DOING_PAUSE, // has no time limit: it waits for a disk
-} Doing;
+    ACTIVITY_WORK,  // must end within the time limit
+    ACTIVITY_WAIT,  // ends when the other ranks, or the GPU, make progress
+    ACTIVITY_PAUSE, // has no time limit: it waits for a disk
+} Activity;
 
 // Reports what the main thread begins to do, and at which step. what: a short text. w may be NULL.
-void watch_beat(Watch *w, int64_t step, Doing doing, const char *what);
+void watch_beat(Watch *w, int64_t step, Activity activity, const char *what);
 
 // Sets a function that is called at least four times a second in a thread of its own, where it may
 // block. The run ends if it returns false (for NCCL's asynchronous errors). NULL: stops these

@@ -23,11 +23,11 @@ typedef struct {
 } Case;
 
 static void work(const Group *g, int64_t step) {
-    watch_beat(g->watch, step, DOING_WORK, "reading data");
+    watch_beat(g->watch, step, ACTIVITY_WORK, "reading data");
 }
 
 static void wait_for_others(const Group *g, int64_t step) {
-    watch_beat(g->watch, step, DOING_WAIT, "in a step");
+    watch_beat(g->watch, step, ACTIVITY_WAIT, "in a step");
 }
 
 // In units of the time limit.
@@ -120,7 +120,7 @@ static void one_dies_in_a_call(Group *g) {
 
 // The others wait for it in a call, so they do not count as working.
 static void one_hangs_in_a_call(Group *g) {
-    watch_beat(g->watch, 57, DOING_PAUSE, "reading the checkpoint");
+    watch_beat(g->watch, 57, ACTIVITY_PAUSE, "reading the checkpoint");
     if (g->rank == BAD) { wait_for_others(g, 56); }
     while (g->rank == BAD) { pause(); }
     group_agree(g, CHANNEL_MAIN, true);
@@ -135,7 +135,7 @@ static void one_hangs_at_the_end(Group *g) {
 // ---- what does not ------------------------------------------------------------------------------
 
 static void one_pauses(Group *g) {
-    if (g->rank == BAD) { watch_beat(g->watch, 57, DOING_PAUSE, "waiting for a disk"); }
+    if (g->rank == BAD) { watch_beat(g->watch, 57, ACTIVITY_PAUSE, "waiting for a disk"); }
     pass_time(2);
 }
 

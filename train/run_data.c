@@ -282,7 +282,7 @@ void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets, in
         run->prefetched = malloc_or_die((size_t)(slots * arrays * n) * sizeof(int));
         run->prefetched_end = sample;
     }
-    run_beat(run, DOING_WORK, "reading data");
+    run_beat(run, ACTIVITY_WORK, "reading data");
     for (; run->prefetched_end < end && run->data_fault.text[0] == '\0';
          run->prefetched_end += stride) {
         int *batch = run->prefetched + run->prefetched_end / stride % slots * arrays * n;
@@ -298,7 +298,7 @@ void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets, in
     memcpy(inputs, from, (size_t)n * sizeof(int));
     memcpy(targets, from + n, (size_t)n * sizeof(int));
     if (starts != NULL) { memcpy(starts, from + 2 * n, (size_t)n * sizeof(int)); }
-    run_beat(run, DOING_WAIT, "in a step");
+    run_beat(run, ACTIVITY_WAIT, "in a step");
 }
 
 // In a mixture each source has its share of the samples, and at least one sample.
@@ -325,10 +325,10 @@ int64_t run_eval_targets(const Run *run, int source) {
 void run_eval_batch(Run *run, int source, int64_t sample, int *inputs, int *targets, int *starts) {
     Loader loader = {.data = &run->valid_data.data[source]};
     int B = run->options.micro_batch_size;
-    run_beat(run, DOING_WORK, "reading data");
+    run_beat(run, ACTIVITY_WORK, "reading data");
     if (!loader_batch(&loader, sample, B, run_eval_samples(run, source), inputs, targets, starts)) {
         run_end_by_data(run, "valid-data");
         loader_batch(&loader, 0, B, 0, inputs, targets, starts);
     }
-    run_beat(run, DOING_WAIT, "in an evaluation");
+    run_beat(run, ACTIVITY_WAIT, "in an evaluation");
 }

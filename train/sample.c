@@ -168,7 +168,7 @@ void run_sample(Run *run, NextLogits next_logits, void *trainer) {
     print_bytes(run, o->sample_prompt, strlen(o->sample_prompt), &before);
     for (int i = 0; i < o->sample_length && run_stop_signal() == 0; i++, count++) {
         int n = (int)min64(count, run->config.seq_length), length;
-        run_beat(run, DOING_WAIT, "writing a sample");
+        run_beat(run, ACTIVITY_WAIT, "writing a sample");
         if (asked && i > 0 && count == o->seq_length + 1) { warn_of_window(run, i + 1); }
         float *logits = next_logits(trainer, tokens + count - n, n);
         for (int v = 0; v < V && cap > 0; v++) { logits[v] = cap * tanhf(logits[v] / cap); }

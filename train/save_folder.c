@@ -19,7 +19,7 @@ void save_folder_open(Run *run) {
     const Options *o = &run->options;
     bool saves = options_save(o);
     char lock[PATH_LENGTH];
-    run_beat(run, DOING_PAUSE, "waiting for the lock of --save");
+    run_beat(run, ACTIVITY_PAUSE, "waiting for the lock of --save");
     if (run->group.rank == 0 && saves && !checkpoint_claim(o, &run->start)) {
         die("--save %s", error_text());
     }
@@ -109,22 +109,22 @@ static void take_folder_again(Run *run) {
 }
 
 bool run_wait_for_save(Run *run) {
-    run_beat(run, DOING_PAUSE, "waiting for the last save");
+    run_beat(run, ACTIVITY_PAUSE, "waiting for the last save");
     if (run->saves.saver.pending) { end_save(run); }
-    run_beat(run, DOING_WAIT, "after a save"); // the watchdog's time limit applies again
+    run_beat(run, ACTIVITY_WAIT, "after a save"); // the watchdog's time limit applies again
     return !run->saves.saver.failed;
 }
 
 void run_save(Run *run, Snapshot snapshot) {
     Progress *p = &run->progress;
-    run_beat(run, DOING_PAUSE, "starting a save");
+    run_beat(run, ACTIVITY_PAUSE, "starting a save");
     if (run->group.rank == 0) { take_folder_again(run); }
     if (is_usual(p->valid_loss, p->best_valid_loss)) { p->last_good = p->step; }
     describe(run, &snapshot);
     run->saves.step = p->step;
     metrics_sync(&run->metrics); // the metrics of a saved step are on the disk before the save
     saver_start(&run->saves.saver, &snapshot);
-    run_beat(run, DOING_WAIT, "after a save");
+    run_beat(run, ACTIVITY_WAIT, "after a save");
 }
 
 void save_folder_print_resume(const Run *run) {

@@ -139,7 +139,7 @@ void run_start(Run *run, const char *device) {
            (long long)run->layout.num_parameters, precision_name(&run->precision),
            flops_per_token(&run->config));
     or_die(checkpoint_share(&run->start, &run->group));
-    run_beat(run, DOING_WORK, "opening the data");
+    run_beat(run, ACTIVITY_WORK, "opening the data");
     run_open_data(run);
     run_open_tokenizer(run);
     run_check_data(run);
@@ -174,7 +174,7 @@ void run_start(Run *run, const char *device) {
 static void resume(Run *run) {
     const Options *o = &run->options;
     Checkpoint *checkpoint = &run->start;
-    run_beat(run, DOING_PAUSE, "reading the checkpoint");
+    run_beat(run, ACTIVITY_PAUSE, "reading the checkpoint");
     bool whole = checkpoint_complete(checkpoint, run->group.rank == 0) ||
                  fail("--resume %s; --list-checkpoints shows which are whole", error_text());
     or_die(group_agree(&run->group, CHANNEL_MAIN, whole));

@@ -3,8 +3,8 @@
 
 #include <signal.h>
 
-void run_beat(const Run *run, Doing doing, const char *what) {
-    watch_beat(run->group.watch, run->progress.step, doing, what);
+void run_beat(const Run *run, Activity activity, const char *what) {
+    watch_beat(run->group.watch, run->progress.step, activity, what);
 }
 
 static volatile sig_atomic_t stop_signal; // global, so that a signal handler can set it

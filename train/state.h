@@ -80,7 +80,7 @@ static inline bool run_can_eval(const Run *run) {
 
 // Tells the watchdog (ranks/group.h) what the main thread begins to do. The functions of train/
 // call run_beat themselves; other code that may take long must call it. what: a string literal.
-void run_beat(const Run *run, Doing doing, const char *what);
+void run_beat(const Run *run, Activity activity, const char *what);
 
 // Catches signals: from now on the first one requests the end of the run.
 void run_catch_signals(void);

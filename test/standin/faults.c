@@ -75,7 +75,7 @@ void __wrap_run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targ
     if (still != NULL && atoi(still) == run->group.rank) { standin_seconds = 1; }
     if (slow != NULL) { pass_seconds = atoi(slow) == run->group.rank ? 0.012 : 0.010; }
     bool read = fault != NULL && sscanf(fault, "%7[a-z]:%lld", kind, &at) == 2;
-    run_beat(run, DOING_WORK, "reading data");
+    run_beat(run, ACTIVITY_WORK, "reading data");
     if (read && sample <= at && at < sample + B) { plant(kind); }
     __real_run_batch(run, ahead, micro, inputs, targets, starts);
 }

@@ -116,7 +116,7 @@ bool params_restore(Params *p) {
     gpu_send(p->gpu, p->optimizer.state, &state, sizeof(state));
     restore_arrays(p);
     bool uncalibrated = p->fp8.count > 0 && restore_scaling(p);
-    run_beat(run, DOING_WAIT, "publishing the weights");
+    run_beat(run, ACTIVITY_WAIT, "publishing the weights");
     params_publish(p);
     return uncalibrated;
 }
