@@ -17,7 +17,7 @@ typedef struct {
     double loss[SPIKE_WINDOW], norm[SPIKE_WINDOW];
 } SpikeWindow;
 
-typedef enum { SKIP_NONE, SKIP_NONFINITE, SKIP_SPIKE, SKIP_ASKED } SkipReason;
+typedef enum { SKIP_NONE, SKIP_NONFINITE, SKIP_SPIKE, SKIP_REQUESTED } SkipReason;
 
 // Returns whether x lies more than `sigma` standard deviations above the mean.
 HOST_DEVICE static inline bool spike_above(const double *window, double sigma, double x) {
@@ -31,9 +31,9 @@ HOST_DEVICE static inline bool spike_above(const double *window, double sigma, d
 
 // Returns why the step is skipped, or SKIP_NONE. If it is not skipped, its loss and norm are added
 // to the window. No step counts as a spike if sigma is 0, or before the window is full.
-HOST_DEVICE static inline SkipReason step_skip(SpikeWindow *w, double sigma, bool asked,
+HOST_DEVICE static inline SkipReason step_skip(SpikeWindow *w, double sigma, bool requested,
                                                double loss, double norm) {
-    if (asked) { return SKIP_ASKED; }
+    if (requested) { return SKIP_REQUESTED; }
     if (!isfinite(loss) || !isfinite(norm)) { return SKIP_NONFINITE; }
     if (sigma > 0.0 && w->count >= SPIKE_WINDOW &&
         (spike_above(w->loss, sigma, loss) || spike_above(w->norm, sigma, norm))) {

@@ -611,7 +611,7 @@ TEST(spikes_as_on_the_host) {
     Buffer<StepInput> input(1);
     StepState s = {};
     SpikeWindow window = {};
-    int skips[SKIP_ASKED + 1] = {};
+    int skips[SKIP_REQUESTED + 1] = {};
     for (int step = 0; step < 400; step++) {
         double jump = step % 50 == 49 ? 10.0 : 1.0;
         double loss = 5.0 + 0.1 * rng_normal(7, (uint64_t)step) * jump;
@@ -632,7 +632,7 @@ TEST(spikes_as_on_the_host) {
     }
     CHECK_EQUAL(s.updates, skips[SKIP_NONE]);
     CHECK_EQUAL(skips[SKIP_NONFINITE], 1);
-    CHECK(skips[SKIP_SPIKE] > 0 && skips[SKIP_ASKED] > 2);
+    CHECK(skips[SKIP_SPIKE] > 0 && skips[SKIP_REQUESTED] > 2);
 }
 
 TEST(hashes_are_those_of_the_host) {

@@ -392,20 +392,13 @@ TEST(spikes_are_told_from_usual_steps) {
         bool asked;
         SkipReason expected;
     } rows[] = {
-        {0, NAN, 1, false, SKIP_NONFINITE},
-        {0, 1, NAN, false, SKIP_NONFINITE},
-        {0, 1, INFINITY, true, SKIP_ASKED},
-        {0, NAN, 1, true, SKIP_ASKED},
-        {6, -INFINITY, 1, false, SKIP_NONFINITE},
-        {0, 1e9, 1e9, false, SKIP_NONE},
-        {0, 3, 1, true, SKIP_ASKED},
-        {6, 3.59, 1, false, SKIP_NONE},
-        {6, 3.61, 1, false, SKIP_SPIKE},
-        {6, 0, 0, false, SKIP_NONE},
-        {6, 3, 1.58, false, SKIP_NONE},
-        {6, 3, 1.64, false, SKIP_SPIKE},
-        {2, 3.21, 1, false, SKIP_SPIKE},
-        {6, 3.61, 1, true, SKIP_ASKED},
+        {0, NAN, 1, false, SKIP_NONFINITE},       {0, 1, NAN, false, SKIP_NONFINITE},
+        {0, 1, INFINITY, true, SKIP_REQUESTED},   {0, NAN, 1, true, SKIP_REQUESTED},
+        {6, -INFINITY, 1, false, SKIP_NONFINITE}, {0, 1e9, 1e9, false, SKIP_NONE},
+        {0, 3, 1, true, SKIP_REQUESTED},          {6, 3.59, 1, false, SKIP_NONE},
+        {6, 3.61, 1, false, SKIP_SPIKE},          {6, 0, 0, false, SKIP_NONE},
+        {6, 3, 1.58, false, SKIP_NONE},           {6, 3, 1.64, false, SKIP_SPIKE},
+        {2, 3.21, 1, false, SKIP_SPIKE},          {6, 3.61, 1, true, SKIP_REQUESTED},
     };
     EACH (row, rows) {
         SpikeWindow w = window_of(3, 1), before = w;

@@ -70,7 +70,7 @@ static void count_step(Run *run, const StepResult *s) {
     p->skipped += s->skipped != SKIP_NONE;
     // After divergence skipped_in_row stays as it is, so that a resumed run ends again. A good step
     // that the GPU trainer still has in flight would reset skipped_in_row.
-    bool counts = !run_has_diverged(run) && s->skipped != SKIP_ASKED;
+    bool counts = !run_has_diverged(run) && s->skipped != SKIP_REQUESTED;
     if (counts) { p->skipped_in_row = s->skipped ? p->skipped_in_row + 1 : 0; }
     if (!s->skipped && is_usual(s->loss, p->best_level)) {
         p->level = isnan(p->level) ? s->loss : p->level + 0.1 * (s->loss - p->level);
