@@ -457,7 +457,7 @@ typedef struct {
 } Hello;
 enum { MAGIC = 0x4c384336 };
 // seconds in which a Hello must come; a slower rank connects again
-static const double PATIENCE = 0.5;
+static const double HELLO_SECONDS = 0.5;
 
 typedef struct {
     Watch *w;
@@ -477,7 +477,7 @@ void rendezvous_draw_token(Rendezvous *rendezvous) {
 }
 
 // Returns whether a Hello arrives within `seconds`. *bytes: how many bytes have arrived.
-static bool hear(int file, double seconds, Hello *h, ssize_t *bytes) {
+static bool receive_hello(int file, double seconds, Hello *h, ssize_t *bytes) {
     set_timeouts(file, 2, seconds);
     *bytes = recv(file, h, sizeof(*h), MSG_WAITALL);
     h->host[HOST - 1] = h->token[TOKEN - 1] = h->text[sizeof(h->text) - 1] = '\0';
@@ -498,11 +498,11 @@ static bool has_ended(int file) {
 
 // Assigns a new connection to the rank that opened it, or closes the connection. Returns false if
 // the rendezvous fails.
-static bool seat(Attempt *attempt, int file) {
+static bool assign_connection(Attempt *attempt, int file) {
     const Watch *w = attempt->w;
     Hello h;
     ssize_t bytes;
-    bool heard = hear(file, PATIENCE, &h, &bytes), ok = true;
+    bool heard = receive_hello(file, HELLO_SECONDS, &h, &bytes), ok = true;
     bool known = heard && h.rank > 0 && h.rank < w->ranks && h.connection >= 0 &&
                  h.connection < CONNECTIONS;
     Peer *p = known ? &w->peers[h.rank] : NULL;
@@ -570,7 +570,7 @@ static void *redirect_ranks(void *argument) {
         if (file < 0 && errno == EINVAL) { return NULL; }
         Hello h;
         ssize_t bytes;
-        bool ours = file >= 0 && hear(file, PATIENCE, &h, &bytes) &&
+        bool ours = file >= 0 && receive_hello(file, HELLO_SECONDS, &h, &bytes) &&
                     strcmp(h.token, d->attempt.mine.token) == 0;
         if (ours && h.connection == REDIRECT) {
             d->attempt.mine.port = h.port;
@@ -594,7 +594,7 @@ static bool tell_redirector(Attempt *attempt, int port) {
     h.port = port;
     int file = connect_once(m->host, m->port, &why);
     bool told = file >= 0 && send(file, &h, sizeof(h), MSG_NOSIGNAL) == sizeof(h) &&
-                hear(file, 2, &h, &bytes) && h.connection == REDIRECT;
+                receive_hello(file, 2, &h, &bytes) && h.connection == REDIRECT;
     close_file(&file);
     if (told) {
         snprintf(attempt->address, sizeof(attempt->address), "%s port %d", attempt->mine.host,
@@ -631,7 +631,7 @@ static bool receive_ranks(Attempt *attempt, int listener) {
             warning = now + 60;
         } else if (poll(&waits, 1, (int)ceil(1e3 * (fmin(until, next) - now))) > 0) {
             int file = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-            ok = file < 0 || seat(attempt, file);
+            ok = file < 0 || assign_connection(attempt, file);
         } else if (tells) {
             tells = !tell_redirector(attempt, port);
         }
@@ -670,7 +670,7 @@ static bool reach_rank_0(Attempt *attempt) {
         if (connected == CONNECTIONS) {
             // waits longer than rank 0, so that rank 0 can still say why the rendezvous has failed
             double patience = attempt->limit * 1.125 + 5 - (wall_seconds() - start);
-            bool heard = hear(files[WATCHDOGS], fmax(1, patience), &h, &bytes);
+            bool heard = receive_hello(files[WATCHDOGS], fmax(1, patience), &h, &bytes);
             bool redirects = heard && h.connection == REDIRECT;
             if (redirects && h.port > 0 && !sent) {
                 sent = true;
