@@ -406,7 +406,7 @@ enum WeightsJob {
     JOB_ADAMW8, // with moments in 8 bits
     JOB_MUON,
     JOB_MEASURE, // measures the amax of FP8 weights
-    // writes codes by the scales of gpu_announce_scales; with SCALE_BLOCK_128X128, by the blocks'
+    // writes codes by the scales of gpu_set_weight_scales; with SCALE_BLOCK_128X128, by the blocks'
     // amaxes
     JOB_QUANTIZE
 };
@@ -648,7 +648,7 @@ void gpu_muon_store(Gpu *gpu, MuonMatrices m, const Bf16 *x) {
 
 // ---- FP8 scales ---------------------------------------------------------------------------------
 
-__global__ void announce_scales_kernel(const AdamWUpdate u, const StepState *state) {
+__global__ void set_weight_scales_kernel(const AdamWUpdate u, const StepState *state) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if ((state != nullptr && state->skipped) || i >= u.weight_count) { return; }
     const Fp8Weight w = u.weights[i];
@@ -657,7 +657,7 @@ __global__ void announce_scales_kernel(const AdamWUpdate u, const StepState *sta
 }
 
 // Each thread block takes one weight.
-__global__ void announce_block_scales_kernel(const AdamWUpdate u, const StepState *state) {
+__global__ void set_block_scales_kernel(const AdamWUpdate u, const StepState *state) {
     if (state != nullptr && state->skipped) { return; }
     const Fp8Weight w = u.weights[blockIdx.x];
     int across = (w.columns + FP8_BLOCK - 1) / FP8_BLOCK;
@@ -671,12 +671,12 @@ __global__ void announce_block_scales_kernel(const AdamWUpdate u, const StepStat
     }
 }
 
-void gpu_announce_scales(Gpu *gpu, const AdamWUpdate *u, const StepState *state) {
+void gpu_set_weight_scales(Gpu *gpu, const AdamWUpdate *u, const StepState *state) {
     gpu_family(gpu, FAMILY_OPTIMIZER);
     if (u->scaling == SCALE_BLOCK_128X128) {
-        launch(announce_block_scales_kernel, u->weight_count, 256, gpu->stream, *u, state);
+        launch(set_block_scales_kernel, u->weight_count, 256, gpu->stream, *u, state);
     } else {
-        launch(announce_scales_kernel, divide_up(u->weight_count, 128), 128, gpu->stream, *u,
+        launch(set_weight_scales_kernel, divide_up(u->weight_count, 128), 128, gpu->stream, *u,
                state);
     }
 }

@@ -371,7 +371,7 @@ void gpu_measure_weights(Gpu *gpu, const AdamWUpdate *update, const StepState *s
 void gpu_quantize_weights(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
 // Sets the scales of all weights by their amaxes; with SCALE_DELAYED, only the scales that are not
 // known yet. After a skipped step nothing is done. state is NULL at the start of a run.
-void gpu_announce_scales(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
+void gpu_set_weight_scales(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
 
 // Updates the scales of delayed scaling once an optimizer step, after gpu_decide_step. It enters
 // the step's amaxes into the history and computes the new scales. If the step is skipped, it only

@@ -51,11 +51,11 @@ template <Fp8Type TYPE> __device__ __forceinline__ uint2 encode8(const Floats8 &
     return make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
 }
 
-// Returns the scale, computed from the measured amax. One thread of the launch passes `announces`,
+// Returns the scale, computed from the measured amax. One thread of the launch passes `writes`,
 // so that the scale is also written to *s, where matrix products read it.
-__device__ __forceinline__ float measured_scale(Fp8Scale *s, float target, bool announces) {
+__device__ __forceinline__ float measured_scale(Fp8Scale *s, float target, bool writes) {
     float scale = fp8_scale(s->amax, target, 1.0f);
-    if (announces) {
+    if (writes) {
         s->scale = scale;
         s->scale_inv = 1.0f / scale;
     }

@@ -167,7 +167,7 @@ static void update(State &s, const Space &space, const Settings &settings,
     for_ranks(s, space, settings, cuts, [&](const AdamWUpdate *u) { gpu_adamw(&gpu, u, state); });
     if (s.mode != SCALE_DELAYED) {
         AdamWUpdate whole = update_of(s, settings);
-        gpu_announce_scales(&gpu, &whole, state);
+        gpu_set_weight_scales(&gpu, &whole, state);
         for_ranks(s, space, settings, cuts,
                   [&](const AdamWUpdate *u) { gpu_quantize_weights(&gpu, u, state); });
     }
@@ -290,7 +290,7 @@ TEST(published_is_quantized) {
         for_ranks(s, space, settings, ranks,
                   [&](const AdamWUpdate *u) { gpu_measure_weights(&gpu, u, NULL); });
         AdamWUpdate whole = update_of(s, settings);
-        gpu_announce_scales(&gpu, &whole, NULL);
+        gpu_set_weight_scales(&gpu, &whole, NULL);
         for_ranks(s, space, settings, ranks,
                   [&](const AdamWUpdate *u) { gpu_quantize_weights(&gpu, u, NULL); });
         transpose(s);

@@ -210,7 +210,7 @@ void gpu_quantize_weights(Gpu *gpu, const AdamWUpdate *u, const StepState *state
     write_segments(u, false, false, true, state);
 }
 
-static void announce_block_scales(const Fp8Weight *w) {
+static void set_block_scales(const Fp8Weight *w) {
     for (int row = 0; row < w->rows; row += FP8_BLOCK) {
         for (int column = 0; column < w->columns; column += FP8_BLOCK) {
             int64_t at = fp8_scale_index(SCALE_BLOCK_128X128, w->rows, w->columns, row, column);
@@ -222,14 +222,14 @@ static void announce_block_scales(const Fp8Weight *w) {
     }
 }
 
-void gpu_announce_scales(Gpu *gpu, const AdamWUpdate *u, const StepState *state) {
+void gpu_set_weight_scales(Gpu *gpu, const AdamWUpdate *u, const StepState *state) {
     gpu_family(gpu, FAMILY_OPTIMIZER);
     for (int i = 0; i < u->weight_count && (state == NULL || !state->skipped); i++) {
         const Fp8Weight *w = &u->weights[i];
         if (u->scaling == SCALE_BLOCK_128X128) {
-            announce_block_scales(w);
+            set_block_scales(w);
         } else if (u->scaling == SCALE_CURRENT || !fp8_scale_known(w->scale)) {
-            values_announce_scale(w->scale, w->target);
+            values_set_scale(w->scale, w->target);
         }
     }
 }

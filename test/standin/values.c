@@ -65,7 +65,7 @@ void values_amax(float *amax, const float *x, int64_t n) {
     *amax = float_from_bits(largest);
 }
 
-void values_announce_scale(Fp8Scale *s, float target) {
+void values_set_scale(Fp8Scale *s, float target) {
     s->scale = fp8_scale(s->amax, target, 1.0f);
     s->scale_inv = 1.0f / s->scale;
 }
@@ -121,7 +121,7 @@ void values_to_fp8(Operand out, const float *x, int M, int N) {
     }
     FREED float *room = values_new(M * N);
     uint8_t *codes = out.rows.codes != NULL ? out.rows.codes : (uint8_t *)room;
-    if (out.scaling == SCALE_CURRENT) { values_announce_scale(out.scale, out.target); }
+    if (out.scaling == SCALE_CURRENT) { values_set_scale(out.scale, out.target); }
     values_encode(codes, out.type, out.scale->scale, x, M * N);
     if (out.columns.codes != NULL) { transpose(out.columns.codes, codes, M, N); }
     if (out.scaling == SCALE_DELAYED && out.writes_amax) {

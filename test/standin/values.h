@@ -41,7 +41,7 @@ void gradient_end(Gradient out, const float *values, int64_t n);
 void values_amax(float *amax, const float *x, int64_t n);
 
 // Sets the scale that follows from the measured amax.
-void values_announce_scale(Fp8Scale *s, float target);
+void values_set_scale(Fp8Scale *s, float target);
 
 // Encodes n values by this scale.
 void values_encode(uint8_t *codes, Fp8Type type, float scale, const float *x, int64_t n);

@@ -551,7 +551,7 @@ static void publish_measured(Params *p, const StepState *state) {
         } else {
             agree_amaxes(p);
         }
-        gpu_announce_scales(p->gpu, u, state);
+        gpu_set_weight_scales(p->gpu, u, state);
     }
     for (int b = 0; b < p->run->layout.num_buckets; b++) {
         gpu_quantize_weights(p->gpu, &p->optimizer.updates[b], state);
