@@ -44,12 +44,14 @@ bool file_write(FileWriter *w, const char *path, const void *data, size_t bytes)
     return writer_close(w);
 }
 
-// Whether a file is the pointer that a clone without git-lfs has in place of a large file.
-static bool is_lfs_pointer(int file) {
+// Whether a file is the pointer that a clone without git-lfs has in place of a large file. If the
+// file cannot be read, sets *why to errno.
+static bool is_lfs_pointer(int file, int *why) {
     static const char begin[] = "version https://git-lfs.github.com/spec/";
     char text[sizeof(begin) - 1];
-    return pread(file, text, sizeof(text), 0) == sizeof(text) &&
-           memcmp(text, begin, sizeof(text)) == 0;
+    ssize_t n = pread(file, text, sizeof(text), 0);
+    if (n < 0) { *why = errno; }
+    return n == sizeof(text) && memcmp(text, begin, sizeof(text)) == 0;
 }
 
 int file_open(const char *path, size_t *bytes) {
@@ -58,7 +60,7 @@ int file_open(const char *path, size_t *bytes) {
     int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     int why = file < 0 || fstat(file, &info) != 0 ? errno : 0;
     if (why == 0 && !S_ISREG(info.st_mode)) { why = S_ISDIR(info.st_mode) ? EISDIR : EINVAL; }
-    bool pointer = why == 0 && is_lfs_pointer(file);
+    bool pointer = why == 0 && is_lfs_pointer(file, &why);
     if (why == 0 && !pointer) {
         *bytes = (size_t)info.st_size;
         return file;
