@@ -56,19 +56,19 @@ def rng_bits(key, counter):
     return rng_mix(rng_mix(key + golden & WORD) ^ (counter * golden + 1 & WORD))
 
 
-def shuffled(key, count, place):
-    """Where a permutation of 0..count-1 puts a place: a Feistel network, until it falls inside."""
+def shuffled(key, count, index):
+    """Where a permutation of 0..count-1 puts an index: a Feistel network, until it falls inside."""
     half = 1
     while half < 32 and 1 << 2 * half < count:
         half += 1
     mask = (1 << half) - 1
     while True:
-        left, right = place >> half, place & mask
+        left, right = index >> half, index & mask
         for turn in range(6):
             left, right = right, left ^ (rng_bits(key + turn & WORD, right) & mask)
-        place = left << half | right
-        if place < count:
-            return place
+        index = left << half | right
+        if index < count:
+            return index
 
 
 def read_shard(path):
@@ -98,12 +98,12 @@ RESETS = ("reset-attention-mask", "reset-position-ids")
 def seen_of(options, begins):
     """What the model is given so that documents are apart, where the options say so."""
     length, apart = begins.shape[1], {}
-    places = numpy.arange(length)
-    starts = numpy.maximum.accumulate(numpy.where(begins, places, 0), axis=1)[:, None, :, None]
+    positions = numpy.arange(length)
+    starts = numpy.maximum.accumulate(numpy.where(begins, positions, 0), axis=1)[:, None, :, None]
     if options.get(RESETS[0]) == "true":
-        apart["attention_mask"] = (places >= starts) & (places <= places[:, None])
+        apart["attention_mask"] = (positions >= starts) & (positions <= positions[:, None])
     if options.get(RESETS[1]) == "true":
-        apart["position_ids"] = places - starts[:, 0, :, 0]
+        apart["position_ids"] = positions - starts[:, 0, :, 0]
     return apart
 
 
@@ -134,10 +134,10 @@ class Data:
         self.seed, self.shuffle = int(options["seed"]), shuffle
 
     def start(self, sample):
-        epoch, place = divmod(sample, len(self.starts))
+        epoch, index = divmod(sample, len(self.starts))
         if self.shuffle:
-            place = shuffled(rng_bits(self.seed, epoch), len(self.starts), place)
-        return self.starts[place]
+            index = shuffled(rng_bits(self.seed, epoch), len(self.starts), index)
+        return self.starts[index]
 
     def batch(self, first, count, device):
         """Tokens and targets of the samples from `first` on, and what of them is apart."""

@@ -173,7 +173,7 @@ def tools_of(row):
 
 
 class Conversation:
-    """The messages of a row as rows.py returns it, the place of the first answer that counts, and
+    """The messages of a row as rows.py returns it, the index of the first answer that counts, and
     what the template gets besides the messages: tools and settings by name."""
 
     def __init__(self, row):
@@ -424,9 +424,9 @@ class ChatTemplate:
     def encode(self, text):
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
-    def answered(self, conversation, place, doubts):
+    def answered(self, conversation, index, doubts):
         """Returns the text up to an answer's end, and [(begin, end)] of the parts that count."""
-        messages, form = conversation.messages[:place + 1], self.form_of(conversation)
+        messages, form = conversation.messages[:index + 1], self.form_of(conversation)
         answer, content = messages[-1], messages[-1].get("content", "")
         prompt, _ = self.render(conversation, messages[:-1], True)
         text, marks = self.render(conversation, messages, False)
@@ -531,11 +531,11 @@ class ChatTemplate:
         the conversation; or, if the template writes a turn differently when later turns follow, one
         entry for each answer, whose text ends with the answer."""
         found, doubts = [], Counter()
-        answers = [place for place, message in enumerate(conversation.messages)
-                   if message["role"] == "assistant" and place >= max(1, conversation.counted)]
-        places = [place for place in answers if counts(conversation.messages[place])]
-        for place in places:
-            text, spans = self.answered(conversation, place, doubts)
+        answers = [index for index, message in enumerate(conversation.messages)
+                   if message["role"] == "assistant" and index >= max(1, conversation.counted)]
+        indices = [index for index in answers if counts(conversation.messages[index])]
+        for index in indices:
+            text, spans = self.answered(conversation, index, doubts)
             if found and text.startswith(found[-1][0][:max(
                     [end for _, end in found[-1][1]], default=0)]):
                 spans = found.pop()[1] + spans
@@ -546,7 +546,7 @@ class ChatTemplate:
                 " counts: each is marked as 0" if answers else
                 f" (roles: {', '.join(roles) or 'none'})"))
         self.doubts += doubts + self.doubts_of_context(
-            conversation, conversation.messages[:places[-1] + 1], found[-1][0])
+            conversation, conversation.messages[:indices[-1] + 1], found[-1][0])
         return found
 
     def samples(self, conversation):

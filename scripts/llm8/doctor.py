@@ -263,13 +263,13 @@ def fp8_ranges(run):
         return [well("FP8 range", "what saturates or underflows is not counted",
                      "--fp8-stats-interval 100 counts it, at little cost")]
     found = []
-    for place, limit, what, remedy in (
+    for column, limit, what, remedy in (
             # other recipes take the scales from the tensor itself
             (1, SATURATED if run.option("fp8-recipe") == "delayed" else 1, "the largest",
              "--fp8-margin 1"),
             (2, VANISHED, "zero", "a shorter --fp8-amax-history-len (an old spike keeps the scale "
              "low)")):
-        bad = sorted((row[place], row[0]) for row in shares if row[place] > limit)
+        bad = sorted((row[column], row[0]) for row in shares if row[column] > limit)
         if bad:
             others = f", and too many of {many(len(bad) - 1, 'other tensor')}" * (len(bad) > 1)
             found.append(wrong("FP8 range", f"{bad[-1][1]}: {100 * bad[-1][0]:.3g}% of its codes "

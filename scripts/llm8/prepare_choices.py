@@ -114,13 +114,13 @@ def begin_of(vocabulary):
 def write_set(path, source, questions, dtype, fingerprint, of_lm_eval):
     """Writes a set. questions: lists of numbers by encode_row. source: the file they come from."""
     parts, longest = [], 0
-    for place, numbers in enumerate(questions):
+    for index, numbers in enumerate(questions):
         size = (3 + len(numbers)) * dtype.itemsize
         longest = max(longest, size)
         if dtype.itemsize == 2 and size > 65535:
-            die(f"{source}: question {place} has {size} bytes of tokens, more than 65535; "
+            die(f"{source}: question {index} has {size} bytes of tokens, more than 65535; "
                 "shorten it")
-        row = [START, size, place & 65535 if dtype.itemsize == 2 else place, *numbers]
+        row = [START, size, index & 65535 if dtype.itemsize == 2 else index, *numbers]
         parts.append(numpy.array(row, dtype=dtype).tobytes())
     header = struct.pack("<4iIi", MAGIC, dtype.itemsize // 2, len(parts), longest, fingerprint,
                          of_lm_eval)

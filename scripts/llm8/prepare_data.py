@@ -244,10 +244,10 @@ def choose_valid(documents, fraction, seed):
 def split_documents(settings, documents):
     """Returns the documents of training and of validation, shuffled."""
     seed = shards.mixed(numpy.array([settings["seed"] + 1], dtype=numpy.uint64))[0]
-    valid, place = documents["valid"], numpy.arange(len(documents), dtype=numpy.uint64)
+    valid, index = documents["valid"], numpy.arange(len(documents), dtype=numpy.uint64)
     if settings["split"] == "documents" and settings["valid_fraction"]:
         valid = choose_valid(documents, settings["valid_fraction"], seed)
-    order = numpy.argsort(shards.mixed(place ^ seed) if settings["shuffle"] else place)
+    order = numpy.argsort(shards.mixed(index ^ seed) if settings["shuffle"] else index)
     return {"train": documents[order[~valid[order]]], "val": documents[order[valid[order]]]}
 
 
@@ -260,9 +260,9 @@ def pack(documents, window):
     last = (length - 1) % window + 1  # tokens in the last window that the document needs
     # with_room: the windows by the tokens they have room for; rooms: those numbers, in order
     bins, with_room, rooms = [], [[] for _ in range(window + 1)], []
-    for place in numpy.lexsort((-last, length <= window)).tolist():
-        size = int(last[place])
-        least = bisect.bisect_left(rooms, size) if length[place] <= window else len(rooms)
+    for index in numpy.lexsort((-last, length <= window)).tolist():
+        size = int(last[index])
+        least = bisect.bisect_left(rooms, size) if length[index] <= window else len(rooms)
         if least < len(rooms):
             room = rooms[least]
             held = with_room[room].pop()
@@ -271,13 +271,13 @@ def pack(documents, window):
         else:
             room, held = window, len(bins)
             bins.append([])
-        bins[held].append(place)
+        bins[held].append(index)
         room -= size
         if not with_room[room]:
             bisect.insort(rooms, room)
         with_room[room].append(held)
     order, padding = [], numpy.zeros(len(documents), numpy.int64)
-    for held in sorted((sorted(held, key=lambda place: (length[place] <= window, place))
+    for held in sorted((sorted(held, key=lambda index: (length[index] <= window, index))
                         for held in bins), key=min):
         order += held
         padding[held[-1]] = -length[held].sum() % window
@@ -419,9 +419,9 @@ def prepare(output, settings, units, words, vocabulary, jobs):
                 else ""))
         window = window_of(settings, documents, vocabulary)
         splits = split_documents(settings, documents)
-        tasks = [(f"{split}_{place:05d}.bin", part, names, window)
+        tasks = [(f"{split}_{index:05d}.bin", part, names, window)
                  for split, rows in splits.items()
-                 for place, part in enumerate(cut_shards(rows, settings["shard_tokens"], window))]
+                 for index, part in enumerate(cut_shards(rows, settings["shard_tokens"], window))]
         rows = run_all(pool, write_shard, tasks, "shards")
     warn_of_losses(unread, vocabulary, ChatTemplate(vocabulary) if window > 1 else None)
     in_both = numpy.isin(splits["val"]["hash"], splits["train"]["hash"])

@@ -57,12 +57,12 @@ def files_in(folder, what):
         die(f"{what} {error.filename}: {error.strerror}; make it readable")
 
     files, seen = [], set()
-    for place, folders, names in os.walk(folder, onerror=unreadable, followlinks=True):
-        if os.path.realpath(place) in seen:
+    for parent, folders, names in os.walk(folder, onerror=unreadable, followlinks=True):
+        if os.path.realpath(parent) in seen:
             folders[:] = names = []
-        seen.add(os.path.realpath(place))
+        seen.add(os.path.realpath(parent))
         folders[:] = sorted(name for name in folders if name[0] != "." and name != LOST)
-        files += [os.path.join(place, name) for name in names if name[0] != "."]
+        files += [os.path.join(parent, name) for name in names if name[0] != "."]
     return files
 
 
@@ -133,8 +133,8 @@ def parts_of(path, wanted, skip_bad):
         cuts = min(cuts, end)
     elif not path.endswith(".jsonl"):  # what is packed, or an array, is read as a whole
         cuts = 1
-    places = [end * cut // max(cuts, 1) for cut in range(cuts + 1)]
-    return zip(places, places[1:])
+    offsets = [end * cut // max(cuts, 1) for cut in range(cuts + 1)]
+    return zip(offsets, offsets[1:])
 
 
 def units_of(files, valid, wanted, skip_bad):
@@ -208,32 +208,32 @@ def open_lines(path):
 
 def read_lines(unit, take):
     """Reads the lines that begin in [begin, end); a compressed file to its end."""
-    path, place, number, before = unit.files[0], unit.begin, 0, None
+    path, offset, number, before = unit.files[0], unit.begin, 0, None
     whole = not path.endswith(".jsonl")
     with open_lines(path) as file:
         if unit.begin > 0:
             file.seek(unit.begin - 1)
-            place = unit.begin - 1 + len(file.readline())
-        while (whole or place < unit.end) and (line := file.readline()):
+            offset = unit.begin - 1 + len(file.readline())
+        while (whole or offset < unit.end) and (line := file.readline()):
             number += 1
-            place += len(line)
+            offset += len(line)
             if not line.strip(BLANK):
                 continue
             try:
                 yield take(object_of(line))
             except ValueError as error:
                 if before is None:
-                    before = lines_before(path, place) - number
+                    before = lines_before(path, offset) - number
                 yield BadSource(f"{path}, line {before + number}: {error}")
 
 
-def lines_before(path, place):
+def lines_before(path, offset):
     """Returns how many lines end before this byte of the unpacked file."""
     count = 0
     with open_lines(path) as file:
-        while place > 0 and (part := file.read(min(place, 1 << 20))):
+        while offset > 0 and (part := file.read(min(offset, 1 << 20))):
             count += part.count(b"\n")
-            place -= len(part)
+            offset -= len(part)
         return count + (not part.endswith(b"\n"))
 
 
@@ -260,17 +260,17 @@ def read_json(unit, take):
         why = " ".join(str(error).split())[:90]
         raise BadSource(f"{path}: no JSON ({why}); mend it, or download it again") from None
     del content
-    for place, row in enumerate(held if isinstance(held, list) else [held]):
+    for index, row in enumerate(held if isinstance(held, list) else [held]):
         try:
             if not isinstance(row, dict):
                 raise ValueError(f"no JSON object: {str(row)[:40]!r}; mend it")
             yield take(row)
         except ValueError as error:
-            yield BadSource(f"{path}, row {place}: {error}")
+            yield BadSource(f"{path}, row {index}: {error}")
 
 
 def read_parquet(unit, take):
-    path, place = unit.files[0], 0
+    path, index = unit.files[0], 0
     file, columns = open_parquet(path, unit.field)
     with file:
         for batch in file.iter_batches(256, range(unit.begin, unit.end), columns):
@@ -279,8 +279,8 @@ def read_parquet(unit, take):
                     yield take({name: without_nulls(value)
                                 for name, value in row.as_py().items()})
                 except ValueError as error:  # also bytes that are not UTF-8
-                    yield BadSource(f"{path}, row group {unit.begin} and on, row {place}: {error}")
-                place += 1
+                    yield BadSource(f"{path}, row group {unit.begin} and on, row {index}: {error}")
+                index += 1
 
 
 def without_nulls(value):

@@ -202,7 +202,7 @@ def byte_characters():
     plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]
     return {byte: chr(byte) for byte in plain} | \
-        {byte: chr(256 + place) for place, byte in enumerate(others)}
+        {byte: chr(256 + index) for index, byte in enumerate(others)}
 
 
 def steps_of(part):
