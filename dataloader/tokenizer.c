@@ -18,6 +18,14 @@ static CharacterRange range_at(const Tokenizer *t, int i) {
                                      sizeof(range));
 }
 
+// Returns the bytes of an added token, and its id.
+static const unsigned char *added_token(const Tokenizer *t, int i, int *id, int *length) {
+    int32_t number;
+    memcpy(&number, t->data + t->added_at + (size_t)i * sizeof(number), sizeof(number));
+    *id = number;
+    return tokenizer_decode(t, *id, length);
+}
+
 static bool parse_file(Tokenizer *t, const char *path) {
     int32_t header[HEADER_INTS] = {0};
     if (t->data == NULL) { return false; }
@@ -32,6 +40,7 @@ static bool parse_file(Tokenizer *t, const char *path) {
     t->end_of_text = header[3];
     t->cut = (Cut)header[4];
     t->num_ranges = header[5];
+    t->num_added = header[8];
     if (t->vocab <= 0 || (size_t)t->vocab > t->bytes || t->end_of_text < 0 ||
         t->end_of_text >= t->vocab) {
         return fail("%s: vocabulary %d with end-of-text %d", path, t->vocab, t->end_of_text);
@@ -68,10 +77,19 @@ static bool parse_file(Tokenizer *t, const char *path) {
     int64_t last = -1;
     for (int i = 0; i < t->num_ranges; i++) {
         CharacterRange r = range_at(t, i);
-        if (r.first <= last || r.last < r.first || r.class_id >= CLASS_COUNT) {
+        if (r.first <= last || r.last < r.first || r.class_id >= CLASS_UNSTABLE + CLASS_COUNT) {
             return fail("%s: range of characters %d is wrong; it is damaged", path, i);
         }
         last = r.last;
+    }
+    t->added_at = end + (size_t)t->num_ranges * sizeof(CharacterRange);
+    room = (t->bytes - t->added_at) / sizeof(int32_t);
+    if (t->num_added < 0 || (size_t)t->num_added > room) {
+        return fail("%s: %d added tokens, room for %zu; it is damaged", path, t->num_added, room);
+    }
+    for (int i = 0, id, length = 1; i < t->num_added; i++) {
+        added_token(t, i, &id, &length);
+        if (length == 0) { return fail("%s: added token %d is wrong; it is damaged", path, i); }
     }
     return true;
 }
@@ -183,7 +201,7 @@ bool encoder_open(Encoder *e, const Tokenizer *t) {
     if (t->cut == CUT_UNKNOWN) {
         return fail("it can turn tokens into text, but does not say how text is cut into "
                     "tokens; scripts/prepare_data writes one that does, for byte, GPT-2, "
-                    "Llama 3 and SmolLM vocabularies");
+                    "Llama 3, SmolLM and Qwen vocabularies");
     }
     size_t room = 16;
     while (room < 2 * (size_t)t->vocab) { room *= 2; }
@@ -217,6 +235,10 @@ bool encoder_open(Encoder *e, const Tokenizer *t) {
         for (uint32_t c = r.first; c <= r.last && c < CODE_POINTS; c++) {
             e->class_of[c] = (unsigned char)r.class_id;
         }
+        e->has_unstable |= r.class_id >= CLASS_UNSTABLE;
+    }
+    for (int i = 0, id, length; i < t->num_added; i++) {
+        e->begins_added[*added_token(t, i, &id, &length)] = true;
     }
     e->class_of[' '] = CLASS_SPACE; // the functions below assume that a blank is white space
     return true;
@@ -234,15 +256,21 @@ void encoder_close(Encoder *e) {
 typedef struct {
     int bytes;
     CharacterClass class_id;
+    bool unstable;
 } Character;
+
+static Character character_of(const Encoder *e, int bytes, uint32_t code) {
+    const unsigned char held = e->class_of[code];
+    return (Character){bytes, (CharacterClass)(held % CLASS_COUNT), held >= CLASS_UNSTABLE};
+}
 
 // Returns the character at p. A byte that does not begin valid UTF-8 is a character by itself. At
 // the end of the text, the character has no bytes.
 static Character character_at(const Encoder *e, const unsigned char *p, const unsigned char *end) {
     static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
-    const Character stray = {1, CLASS_OTHER};
-    if (p >= end) { return (Character){0, CLASS_OTHER}; }
-    if (*p < 0x80) { return (Character){1, (CharacterClass)e->class_of[*p]}; }
+    const Character stray = {1, CLASS_OTHER, false};
+    if (p >= end) { return (Character){0, CLASS_OTHER, false}; }
+    if (*p < 0x80) { return character_of(e, 1, *p); }
     int bytes = *p >= 0xf0 ? 4 : (*p >= 0xe0 ? 3 : 2);
     if (*p < 0xc2 || *p > 0xf4 || end - p < bytes) { return stray; }
     uint32_t code = *p & (0xffu >> (bytes + 1));
@@ -252,7 +280,7 @@ static Character character_at(const Encoder *e, const unsigned char *p, const un
     }
     bool surrogate = code >= 0xd800 && code < 0xe000;
     if (code < least[bytes] || code >= CODE_POINTS || surrogate) { return stray; }
-    return (Character){bytes, (CharacterClass)e->class_of[code]};
+    return character_of(e, bytes, code);
 }
 
 // ---- words --------------------------------------------------------------------------------------
@@ -304,6 +332,7 @@ static bool is_newline(unsigned char c) {
 
 // (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*
 // |\s*[\r\n]+|\s+(?!\S)|\s+
+// CUT_LLAMA3_DIGITS has \p{N} instead of \p{N}{1,3}.
 static const unsigned char *llama3_word(const Encoder *e, const unsigned char *p,
                                         const unsigned char *end) {
     Character first = character_at(e, p, end), next = character_at(e, p + first.bytes, end);
@@ -311,7 +340,9 @@ static const unsigned char *llama3_word(const Encoder *e, const unsigned char *p
     if (first.class_id == CLASS_LETTER || (leads && first.class_id != CLASS_NUMBER)) {
         return skip_class(e, p + first.bytes, end, CLASS_LETTER, INT64_MAX);
     }
-    if (first.class_id == CLASS_NUMBER) { return skip_class(e, p, end, CLASS_NUMBER, 3); }
+    if (first.class_id == CLASS_NUMBER) {
+        return skip_class(e, p, end, CLASS_NUMBER, e->tokenizer->cut == CUT_LLAMA3 ? 3 : 1);
+    }
     bool after_space = *p == ' ' && next.bytes > 0 && next.class_id == CLASS_OTHER;
     if (first.class_id == CLASS_OTHER || after_space) {
         p = skip_class(e, p + first.bytes, end, CLASS_OTHER, INT64_MAX);
@@ -403,15 +434,42 @@ static int64_t encode_word(Encoder *e, const unsigned char *word, int n, int *to
     return count;
 }
 
-int64_t encoder_encode(Encoder *e, const unsigned char *text, size_t bytes, int *tokens) {
-    enum { LONGEST = 1 << 30 };
-    const unsigned char *end = text + bytes;
-    int64_t count = 0;
-    if (e->tokenizer->cut == CUT_BYTES) {
-        for (size_t i = 0; i < bytes; i++) { tokens[i] = e->byte_id[text[i]]; }
-        return (int64_t)bytes;
+// Refuses a text with an unstable character. Any other text is in NFC.
+static bool check_stable(const Encoder *e, const unsigned char *text, const unsigned char *end) {
+    const unsigned char *p = text;
+    for (Character c; e->has_unstable && p < end; p += c.bytes) {
+        c = character_at(e, p, end);
+        if (!c.unstable) { continue; }
+        return fail("Unicode's NFC, to which the tokenizer normalizes text, may change '%.*s' at "
+                    "byte %td; scripts/prepare_data and scripts/chat can encode it",
+                    c.bytes, (const char *)p, p - text);
     }
-    bool llama3 = e->tokenizer->cut == CUT_LLAMA3;
+    return true;
+}
+
+// Returns where the first added token in the text begins, and its id and length: of several that
+// begin there, the longest. Returns `end` if there is none.
+static const unsigned char *find_added(const Encoder *e, const unsigned char *p,
+                                       const unsigned char *end, int *id, int *length) {
+    for (*length = 0; p < end && e->tokenizer->num_added > 0; p++) {
+        for (int i = 0; e->begins_added[*p] && i < e->tokenizer->num_added; i++) {
+            int other, n;
+            const unsigned char *bytes = added_token(e->tokenizer, i, &other, &n);
+            if (n <= *length || n > end - p || memcmp(p, bytes, (size_t)n) != 0) { continue; }
+            *id = other;
+            *length = n;
+        }
+        if (*length > 0) { return p; }
+    }
+    return end;
+}
+
+// Encodes a text without added tokens.
+static int64_t encode_plain(Encoder *e, const unsigned char *text, const unsigned char *end,
+                            int *tokens) {
+    enum { LONGEST = 1 << 30 };
+    int64_t count = 0;
+    bool llama3 = e->tokenizer->cut == CUT_LLAMA3 || e->tokenizer->cut == CUT_LLAMA3_DIGITS;
     const unsigned char *piece = e->tokenizer->cut == CUT_GPT2_DIGITS ? text : end;
     while (text < end) {
         if (text == piece) { piece = end_of_piece(e, text, end); }
@@ -420,6 +478,23 @@ int64_t encoder_encode(Encoder *e, const unsigned char *text, size_t bytes, int 
         if (stop - text > LONGEST) { stop = text + LONGEST; }
         count += encode_word(e, text, (int)(stop - text), tokens + count);
         text = stop;
+    }
+    return count;
+}
+
+int64_t encoder_encode(Encoder *e, const unsigned char *text, size_t bytes, int *tokens) {
+    const unsigned char *end = text + bytes;
+    int64_t count = 0;
+    if (e->tokenizer->cut == CUT_BYTES) {
+        for (size_t i = 0; i < bytes; i++) { tokens[i] = e->byte_id[text[i]]; }
+        return (int64_t)bytes;
+    }
+    if (!check_stable(e, text, end)) { return -1; }
+    for (int id, length; text < end; text += length) {
+        const unsigned char *added = find_added(e, text, end, &id, &length);
+        count += encode_plain(e, text, added, tokens + count);
+        text = added;
+        if (length > 0) { tokens[count++] = id; }
     }
     return count;
 }

@@ -1,9 +1,9 @@
 // Decodes token ids to bytes, and encodes text to ids, with a tokenizer.bin. Its tokens are bytes,
 // or those of a byte-pair encoding that cuts text as GPT-2 or Llama 3 do (tiktoken's r50k_base and
-// cl100k_base), or as GPT-2 does but with each digit alone (SmolLM).
+// cl100k_base), or as these do but with each digit alone (SmolLM, Qwen).
 //
 // The format is llm.c's tokenizer.bin. llm.c ignores the fields and bytes that only an encoder
-// needs. All numbers are little-endian. A file has three sections:
+// needs. All numbers are little-endian. A file has four sections:
 // - A header of 256 int32; those that are not listed are 0:
 //   [0] magic 20240328
 //   [1] version 2
@@ -14,10 +14,15 @@
 //   [6] 1 + the token that a text begins with, or 0 if that is the end-of-text token
 //   [7] 1 + the token that ends a document, or 0 if that is the end-of-text token. The end of text
 //       of a chat model's tokenizer ends a turn.
+//   [8] the number of added tokens
 // - The tokens in the order of their ids: a byte with the length, then the bytes. Of a token of 255
 //   or more bytes, the first 255 are stored. Special tokens stand for no text and have length 0,
 //   except the end of text.
-// - The character ranges, each 3 uint32: first code point, last code point, CharacterClass.
+// - The character ranges, each 3 uint32: first code point, last code point, CharacterClass. If the
+//   tokenizer normalizes text to Unicode's NFC, CLASS_UNSTABLE is added to the class of characters
+//   that NFC may change.
+// - The ids of the added tokens, each an int32. These are no special tokens. They are recognised
+//   wherever a text has their bytes, before the text is cut into words.
 //
 // The fingerprint of a tokenizer is the CRC-32 of its tokens, from the first length to the last
 // byte. Token shards and multiple-choice sets have the fingerprint in their headers (loader.h), so
@@ -38,9 +43,19 @@ enum {
     LONGEST_TOKEN = 254
 };
 
-typedef enum { CUT_UNKNOWN, CUT_BYTES, CUT_GPT2, CUT_LLAMA3, CUT_GPT2_DIGITS, CUT_COUNT } Cut;
+typedef enum {
+    CUT_UNKNOWN,
+    CUT_BYTES,
+    CUT_GPT2,
+    CUT_LLAMA3,
+    CUT_GPT2_DIGITS,
+    CUT_LLAMA3_DIGITS,
+    CUT_COUNT
+} Cut;
 
 typedef enum { CLASS_OTHER, CLASS_LETTER, CLASS_NUMBER, CLASS_SPACE, CLASS_COUNT } CharacterClass;
+
+enum { CLASS_UNSTABLE = CLASS_COUNT }; // added to a CharacterClass
 
 typedef struct {
     uint32_t first, last, class_id;
@@ -57,6 +72,8 @@ typedef struct {
     // where the character ranges, which ascend, begin in the file. A character in no range is
     // CLASS_OTHER
     size_t ranges_at;
+    int num_added;
+    size_t added_at; // where the ids of the added tokens begin in the file
 } Tokenizer;
 
 bool tokenizer_open(Tokenizer *tokenizer, const char *path);
@@ -87,6 +104,8 @@ typedef struct {
     size_t mask;
     int byte_id[256];
     unsigned char *class_of; // [0x110000] the class of each character
+    bool has_unstable;       // some characters are unstable
+    bool begins_added[256];  // whether an added token begins with this byte
     size_t room;             // bytes of the longest word that the buffers below can take
     int *end;                // [room] for each byte at which a token begins: where the token ends
     int *before;             // [room] for each such byte: where the previous token begins
@@ -99,6 +118,7 @@ bool encoder_open(Encoder *e, const Tokenizer *tokenizer);
 void encoder_close(Encoder *e);
 
 // Writes the tokens of a text, without an end of text. Returns how many: at most one for each byte.
+// Returns -1, with error_text(), if the text has an unstable character.
 int64_t encoder_encode(Encoder *e, const unsigned char *text, size_t bytes, int *tokens);
 
 END_C

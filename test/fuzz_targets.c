@@ -133,7 +133,7 @@ static int64_t encode_and_decode(Encoder *e, const unsigned char *text, size_t s
         }
         at += (size_t)length;
     }
-    if (at != size) { die("%zu of %zu bytes", at, size); }
+    if (count >= 0 && at != size) { die("%zu of %zu bytes", at, size); }
     free(tokens);
     return count;
 }
@@ -161,7 +161,12 @@ static void seed_tokenizers(void) {
     static const CharacterRange space = {32, 32, CLASS_SPACE};
     tokenizer_write_bytes("t.bin");
     seed_file("t.bin");
-    tokenizer_file_write((TokenizerFile){CUT_GPT2, NULL, 0, &space, 1}, -1, "t.bin");
+    tokenizer_file_write((TokenizerFile){CUT_GPT2, NULL, 0, &space, 1, NULL, 0}, -1, "t.bin");
+    seed_file("t.bin");
+    static const char *const merges[] = {"34 t"};
+    static const int32_t added = BYTE_TOKENS + 1;
+    tokenizer_file_write((TokenizerFile){CUT_LLAMA3_DIGITS, merges, 1, &space, 1, &added, 1}, -1,
+                         "t.bin");
     seed_file("t.bin");
 }
 
@@ -187,8 +192,9 @@ static void seed_texts(void) {
                                             {'0', '9', CLASS_NUMBER},
                                             {'A', 'z', CLASS_LETTER},
                                             {0xe0, 0x2fff, CLASS_LETTER}};
-    tokenizer_file_write((TokenizerFile){CUT_BYTES, merges, COUNT(merges), ranges, COUNT(ranges)},
-                         -1, "text.bin");
+    tokenizer_file_write(
+        (TokenizerFile){CUT_BYTES, merges, COUNT(merges), ranges, COUNT(ranges), NULL, 0}, -1,
+        "text.bin");
     static const char text[] = "the thing's 12345\n\n  \xc3\xa9\xff\xf0\x9f\x98\x80 the";
     fuzz_seed(text, sizeof(text));
 }

@@ -35,8 +35,11 @@ static void write_files(void) {
     write_bits("a.bin", MASK_MAGIC, has, 36, 0, 0);
     write_bits("a.bin", STARTS_MAGIC, has, 36, 0, 0);
     tokenizer_write_bytes("t.bin");
-    tokenizer_file_write((TokenizerFile){.ranges = ranges, .num_ranges = COUNT(ranges)}, -1,
-                         "ranges.bin");
+    static const int32_t added = 'a';
+    tokenizer_file_write(
+        (TokenizerFile){
+            .ranges = ranges, .num_ranges = COUNT(ranges), .added = &added, .num_added = 1},
+        -1, "ranges.bin");
     for (int bytes = 2; bytes <= 4; bytes += 2) {
         choice_file_fill(&f, bytes);
         choice_file_write(&f, bytes == 2 ? "c16.bin" : "c.bin");
@@ -176,7 +179,7 @@ static const struct {
     {TOKENIZER, PUT, 8, 258, 0, "cut short at token 257 of 258"},
     {TOKENIZER, PUT, 12, -1u, 0, "vocabulary 257 with end-of-text -1"},
     {TOKENIZER, PUT, 12, 257, 0, "vocabulary 257 with end-of-text 257"},
-    {TOKENIZER, PUT, 16, CUT_COUNT, 0, "cuts text in way 5; this program knows 0 to 4"},
+    {TOKENIZER, PUT, 16, CUT_COUNT, 0, "cuts text in way 6; this program knows 0 to 5"},
     {TOKENIZER, PUT, 16, -1u, 0, "cuts text in way -1"},
     {TOKENIZER, PUT, 20, 1, 0, "1 ranges of characters, room for 0; it is damaged"},
     {TOKENIZER, PUT, 20, -1u, 0, "-1 ranges of characters"},
@@ -193,7 +196,11 @@ static const struct {
     {RANGES, PUT, RANGE(0, 0), 3, 0, "range of characters "}, // 3 to 2
     {RANGES, PUT, RANGE(0, 1), 3, 0, "range of characters "}, // the next one begins at 3
     {RANGES, PUT, RANGE(1, 0), 0, 0, "range of characters "}, // before the first one
-    {RANGES, PUT, RANGE(1, 2), CLASS_COUNT, 0, "range of characters "},
+    {RANGES, PUT, RANGE(1, 2), CLASS_UNSTABLE + CLASS_COUNT, 0, "range of characters "},
+    {RANGES, PUT, 32, 3, 0, "3 added tokens, room for 1; it is damaged"},
+    {RANGES, PUT, 32, -1u, 0, "-1 added tokens"},
+    {RANGES, PUT, RANGE(2, 0), BYTE_TOKENS, 0, "added token 0 is wrong; it is damaged"},
+    {RANGES, PUT, RANGE(2, 0), -1u, 0, "added token 0 is wrong; it is damaged"},
 
     {CHOICES, PUT, 0, 20240520, 0,
      "not a multiple-choice set's 20240522; scripts/prepare_choices makes them"},

@@ -81,8 +81,8 @@ static const CharacterRange ranges[] = {
 };
 
 static void write_tokenizer(const char *path, Cut cut, int dropped) {
-    tokenizer_file_write((TokenizerFile){cut, merges, COUNT(merges), ranges, COUNT(ranges)},
-                         dropped, path);
+    tokenizer_file_write(
+        (TokenizerFile){cut, merges, COUNT(merges), ranges, COUNT(ranges), NULL, 0}, dropped, path);
 }
 
 typedef struct {
@@ -164,6 +164,39 @@ TEST(spaces_are_spaces) {
     CHECK_TEXT(shown(&f, " \ta", out), " |\t|a");
     alarm(0);
     free(b.bytes);
+}
+
+// Of several added tokens at the earliest place the longest is taken, across words, too.
+TEST(added_tokens_are_found_first) {
+    static const char *const words[] = {"a b", "a b c", " c", "th"};
+    static const int32_t added[] = {BYTE_TOKENS + 1, BYTE_TOKENS + 2};
+    CLOSED(fix_close) Fix f;
+    char out[MOST];
+    tokenizer_file_write(
+        (TokenizerFile){CUT_GPT2, words, COUNT(words), ranges, COUNT(ranges), added, COUNT(added)},
+        -1, "t.bin");
+    CHECK(tokenizer_open(&f.tokenizer, "t.bin"));
+    CHECK(encoder_open(&f.encoder, &f.tokenizer));
+    CHECK_TEXT(shown(&f, "xa b cth a b", out), "x|a b c|th| |a b");
+    CHECK_TEXT(shown(&f, "a a b b c", out), "a| |a b| |b| c");
+}
+
+TEST(unstable_characters_are_refused) {
+    static const CharacterRange some[] = {{'a', 'z', CLASS_LETTER},
+                                          {0x301, 0x301, CLASS_UNSTABLE},
+                                          {0x958, 0x958, CLASS_LETTER + CLASS_UNSTABLE}};
+    CLOSED(fix_close) Fix f;
+    char out[MOST];
+    tokenizer_file_write((TokenizerFile){CUT_LLAMA3_DIGITS, NULL, 0, some, COUNT(some), NULL, 0},
+                         -1, "t.bin");
+    CHECK(tokenizer_open(&f.tokenizer, "t.bin"));
+    CHECK(encoder_open(&f.encoder, &f.tokenizer));
+    CHECK_TEXT(shown(&f, "\xc3\xa9", out), "\xc3|\xa9");
+    CHECK_REFUSED(encoder_encode(&f.encoder, (const unsigned char *)"e\xcc\x81", 3, f.tokens) >= 0,
+                  "may change '\xcc\x81' at byte 1");
+    CHECK_REFUSED(encoder_encode(&f.encoder, (const unsigned char *)"\xe0\xa5\x98", 3, f.tokens) >=
+                      0,
+                  "at byte 0");
 }
 
 TEST(long_words_are_quick) {

@@ -12,13 +12,21 @@ typedef struct {
     int num_merges;
     const CharacterRange *ranges;
     int num_ranges;
+    const int32_t *added; // ids
+    int num_added;
 } TokenizerFile;
 
 // dropped: a byte without a token; -1: none.
 static inline void tokenizer_file_write(TokenizerFile t, int dropped, const char *path) {
-    int32_t header[256] = {
-        TOKENIZER_MAGIC, 2,           BYTE_TOKENS + 1 + t.num_merges, BYTE_TOKENS,
-        (int32_t)t.cut,  t.num_ranges};
+    int32_t header[256] = {TOKENIZER_MAGIC,
+                           2,
+                           BYTE_TOKENS + 1 + t.num_merges,
+                           BYTE_TOKENS,
+                           (int32_t)t.cut,
+                           t.num_ranges,
+                           0,
+                           0,
+                           t.num_added};
     FileWriter w;
     or_die(writer_open(&w, path));
     writer_write(&w, header, sizeof(header));
@@ -33,5 +41,6 @@ static inline void tokenizer_file_write(TokenizerFile t, int dropped, const char
         writer_write(&w, t.merges[i], length);
     }
     writer_write(&w, t.ranges, (size_t)t.num_ranges * sizeof(CharacterRange));
+    writer_write(&w, t.added, (size_t)t.num_added * sizeof(int32_t));
     or_die(writer_close(&w));
 }

@@ -13,12 +13,19 @@ import zlib
 import tokenizers
 from check import SHARED, call, done, fails, main, read, refused, run, says, write
 from llm8.prepare_data import main as prepare_data
-from llm8.vocabulary import LLAMA3_PATTERN, character_ranges, open_vocabulary
+from llm8.vocabulary import (
+    CLASS_UNSTABLE,
+    CUT_LLAMA3_DIGITS,
+    LLAMA3_PATTERN,
+    character_ranges,
+    open_vocabulary,
+)
 from shard_tools import cut, gpt2_tokenizer, sentences, stream, tokens_of
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 END = "<|endoftext|>"
 BEGIN = "<|begin_of_text|>"
+QWEN_PATTERN = LLAMA3_PATTERN.replace("{1,3}", "")
 TEXTS = sentences(3, 60)
 
 
@@ -52,12 +59,12 @@ POOL = [" ", "  ", "\n", "\n\n", "\r\n", "\t", "'s", "'S", "'ll", "'re", "a", "T
         "\u0301", "x" * 300, " " * 50, END, "\x1c", "\x85", "_", "\x00", "0" * 7, "א"]
 
 
-def hostile_texts(count):
+def hostile_texts(count, pool=POOL):
     """Texts of what tokenizers treat apart: quotes, white space of every kind, scripts, digits."""
     rng = random.Random(5)
     known = [chr(code) for code in range(0x20, 0x1F000)
              if unicodedata.category(chr(code)) not in ("Cn", "Cs")]
-    return ["".join(rng.choice(POOL) if rng.random() < 0.8 else rng.choice(known)
+    return ["".join(rng.choice(pool) if rng.random() < 0.8 else rng.choice(known)
                     for _ in range(rng.randrange(1, 400))) for _ in range(count)]
 
 
@@ -103,7 +110,7 @@ def test_what_the_c_encoder_would_cut_otherwise_is_unknown():
         return open_vocabulary({"tokenizer": "odd/tokenizer.json"})
 
     plain, added, special = byte_level(), byte_level(), byte_level()
-    added.add_tokens(["    ", "foo bar"])
+    added.add_tokens(["a", tokenizers.AddedToken("foo bar", lstrip=True)])
     special.add_special_tokens(["<|im_start|>"])
     assert cut_with(plain).cut == cut_with(special).cut == 2
     vocabulary = cut_with(added)
@@ -120,6 +127,52 @@ def test_what_the_c_encoder_would_cut_otherwise_is_unknown():
     assert c_tokens(write("whole.bin", whole.tokenizer_bin()), ["zqz zqzq"]) == \
         [whole.encode("zqz zqzq")]
     assert whole.encode("zqz") == [whole.size - 1]
+
+
+def unstable_characters():
+    return {chr(code) for first, last, kind in character_ranges(True) if kind >= CLASS_UNSTABLE
+            for code in range(first, last + 1)}
+
+
+def test_qwens_texts_are_the_librarys():
+    """Its added tokens are recognised in any text, and it normalizes to NFC: texts that NFC leaves
+    as they are have the library's tokens, others are refused."""
+    tokenizer, unstable = byte_level(QWEN_PATTERN), unstable_characters()
+    tokenizer.add_tokens([tokenizers.AddedToken(text, normalized=False) for text in (
+        "<tool_call>", "<tool", "call>12", "    ")])
+    tokenizer.normalizer = normalizers.NFC()
+    vocabulary = open_vocabulary({"tokenizer": save(tokenizer, "qwen-like")})
+    assert vocabulary.cut == CUT_LLAMA3_DIGITS
+    path = write("qwen-like.bin", vocabulary.tokenizer_bin())
+    texts = ["".join(letter for letter in text if letter not in unstable) for text in
+             hostile_texts(60, POOL + ["<tool", "_call>", "<tool_call>", "call>", "     "])]
+    assert any(vocabulary.size - 4 in vocabulary.encode(text) for text in texts)
+    ours, theirs = c_tokens(path, texts), [vocabulary.encode(text) for text in texts]
+    for text, a, b in zip(texts, ours, theirs):
+        assert a == b, f"{text[:80]!r}"
+    refused(run("tokenize", "--output-prefix", "nfc", "--tokenizer", path,
+                write("nfc.txt", "plain\nthen e\u0301" + " and on" * 9), check=False),
+            "nfc.txt, from byte 0 on: ", "may change '\u0301' at byte 12", "prepare_data")
+    write("qwen-like/tokenizer.bin", read(path))
+    words = ("train_gpt", "--model", "llama-tiny", "--vocab-size", vocabulary.size, "--tokenizer",
+             "qwen-like/tokenizer.bin", "--sample-only", "--sample-length", 1, "--sample-prompt")
+    says(run(*words, "a <tool_call>é").out, "a <tool_call>é")
+    refused(run(*words, "a <tool_call>e\u0301", "--quiet", check=False), "--sample-prompt: the "
+            "tokenizer qwen-like/tokenizer.bin", "at byte 14", "scripts/chat")
+    tokenizer.normalizer = None
+    tokenizer.add_tokens([tokenizers.AddedToken("e\u0301", normalized=True)])
+    assert open_vocabulary({"tokenizer": save(tokenizer, "two-kinds")}).cut == 0
+
+
+def test_stable_characters_are_in_nfc_together():
+    rng, unstable = random.Random(8), unstable_characters()
+    stable = [letter for letter in map(chr, range(0x110000))
+              if letter not in unstable and unicodedata.category(letter) != "Cs"]
+    assert {*"\u0301\u0958\u2126\u1161\u0378"} <= unstable and not {*"aé漢한ñЖあ🙂²"} & unstable
+    nfc = normalizers.NFC()
+    for _ in range(300):
+        text = "".join(rng.choice(stable) for _ in range(300))
+        assert nfc.normalize_str(text) == text
 
 
 def test_tokens_too_long_for_the_file_are_unknown():

@@ -66,16 +66,15 @@ static bool encode_prompt(Run *run) {
              "--sample-tokens takes tokens, and scripts/chat writes those of a conversation");
     }
     Encoder e;
-    if (!encoder_open(&e, &run->tokenizer)) {
-        return fail(
-            "--sample-prompt: the tokenizer %s: %s; scripts/chat encodes a message with any "
-            "tokenizer.json",
-            run->options.tokenizer, error_text());
+    int count = -1;
+    if (encoder_open(&e, &run->tokenizer)) {
+        count = (int)encoder_encode(&e, (const unsigned char *)text, bytes, run->prompt + 1);
+        encoder_close(&e);
     }
-    run->prompt_length += (int)encoder_encode(&e, (const unsigned char *)text, bytes,
-                                              run->prompt + 1);
-    encoder_close(&e);
-    return true;
+    run->prompt_length += count;
+    return count >= 0 || fail("--sample-prompt: the tokenizer %s: %s; scripts/chat encodes a "
+                              "message with any tokenizer.json",
+                              run->options.tokenizer, error_text());
 }
 
 bool run_encode_prompt(Run *run) {

@@ -10,19 +10,26 @@ import glob
 import json
 import os
 import struct
+import unicodedata
 import zlib
 from collections import Counter
 
+import numpy
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from . import downloads
 from .environment import die, lfs_pointer
 from .text import from_json
 
-CUT_UNKNOWN, CUT_BYTES, CUT_GPT2, CUT_LLAMA3, CUT_GPT2_DIGITS = range(5)
+CUT_UNKNOWN, CUT_BYTES, CUT_GPT2, CUT_LLAMA3, CUT_GPT2_DIGITS, CUT_LLAMA3_DIGITS = range(6)
 CLASSES = [(1, r"\p{L}+"), (2, r"\p{N}+"), (3, r"\p{White_Space}+")]
 LLAMA3_PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
                   r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+# what the pattern of a Split is -> how text is cut
+LLAMA3_PATTERNS = {LLAMA3_PATTERN: CUT_LLAMA3,
+                   LLAMA3_PATTERN.replace("{1,3}", ""): CUT_LLAMA3_DIGITS}  # Qwen's
+CLASS_UNSTABLE = 4
+NFC = {"type": "NFC"}
 USUAL_NAMES = [f"{key}_token" for key in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
 ENDS_OF_TEXT = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]"]
 HUB_TOKENIZERS = {
@@ -71,6 +78,8 @@ class Vocabulary:
         self.size = len(self.tokens)
         self.knows_all = {bytes([byte]) for byte in range(256)} <= set(self.tokens)
         self.cut = cut_of(held, self.tokens) if self.knows_all else CUT_UNKNOWN
+        self.normalizes = held["normalizer"] is not None
+        self.recognised = [row["id"] for row in held["added_tokens"] if not row["special"]]
         unknown = held["model"].get("unk_token")
         token = held["model"].get("unk_id") if unknown is None else tokenizer.token_to_id(unknown)
         self.unknown = -1 if self.knows_all or token is None else token
@@ -173,17 +182,41 @@ class Vocabulary:
     def tokenizer_bin(self, begin_of_text=None):
         """Returns tokenizer.bin. begin_of_text: what texts begin with [as the tokenizer says]."""
         begin = self.begin_of_text if begin_of_text is None else begin_of_text
-        ranges = character_ranges() if self.cut >= CUT_GPT2 else []
-        header = struct.pack("<8i", 20240328, 2, self.size, self.end_of_text, self.cut, len(ranges),
+        ranges, added = (character_ranges(self.normalizes), self.recognised) \
+            if self.cut >= CUT_GPT2 else ([], [])
+        header = struct.pack("<9i", 20240328, 2, self.size, self.end_of_text, self.cut, len(ranges),
                              *(0 if token == self.end_of_text else token + 1
-                               for token in (begin, self.document_end)))
-        tail = b"".join(struct.pack("<3I", *row) for row in ranges)
+                               for token in (begin, self.document_end)), len(added))
+        tail = b"".join(struct.pack("<3I", *row) for row in ranges) + \
+            struct.pack(f"<{len(added)}i", *added)
         return header.ljust(1024, b"\0") + self.entries() + tail
 
 
+def is_unstable(character, follows):
+    """Whether Unicode's NFC may change this character or one before it. Of characters that this
+    Python does not know, it is not known. follows: the characters that NFC may join to one before
+    them."""
+    return character in follows or unicodedata.combining(character) > 0 or \
+        unicodedata.category(character) == "Cn" or \
+        not unicodedata.is_normalized("NFC", character)
+
+
 @functools.cache
-def character_ranges():
-    """Returns (first, last, class) for all ranges of letters, numbers and white space."""
+def character_ranges(nfc=False):
+    """Returns (first, last, class) for all ranges of letters, numbers and white space. nfc: also
+    marks what NFC may change."""
+    if nfc:
+        classes, characters = numpy.zeros(0x110000, int), list(map(chr, range(0x110000)))
+        for first, last, kind in character_ranges():
+            classes[first:last + 1] = kind
+        parts = [unicodedata.decomposition(character).split() for character in characters]
+        follows = {chr(int(held[1], 16)) for held in parts if len(held) == 2 and held[0][0] != "<"}
+        follows |= {*map(chr, range(0x1161, 0x1176)), *map(chr, range(0x11A8, 0x11C3))}  # Hangul's
+        classes += CLASS_UNSTABLE * numpy.array([is_unstable(character, follows)
+                                                 for character in characters])
+        edges = [0, *(numpy.flatnonzero(numpy.diff(classes)) + 1), len(classes)]
+        return [(begin, end - 1, int(classes[begin])) for begin, end in zip(edges, edges[1:])
+                if classes[begin]]
     step, ranges = 0x800, []  # the surrogates begin and end at multiples of this step
     kinds = [(kind, pre_tokenizers.Split(Regex(pattern), "removed", invert=True))
              for kind, pattern in CLASSES]
@@ -254,14 +287,18 @@ def merges_are_ours(model, added):
 
 def cut_of(tokenizer, tokens):
     """Returns how text is cut (Cut in dataloader/tokenizer.h) if our encoder can do what this
-    tokenizer, which has a token for each byte, does; otherwise CUT_UNKNOWN. Added tokens that are
-    not special, such as Qwen's <tool_call>, are recognised in any text, which our encoder cannot
-    do."""
+    tokenizer, which has a token for each byte, does; otherwise CUT_UNKNOWN."""
     model, steps = tokenizer["model"], steps_of(tokenizer["pre_tokenizer"])
     added, last = tokenizer["added_tokens"], steps[-1] if steps else {"type": "none"}
-    if model["type"] != "BPE" or tokenizer["normalizer"] is not None:
+    if model["type"] != "BPE" or tokenizer["normalizer"] not in (None, NFC):
         return CUT_UNKNOWN
-    if not all(row["special"] and not row["lstrip"] and not row["rstrip"] for row in added):
+    # added tokens that are not special, such as Qwen's <tool_call>, are recognised in any text. One
+    # that is searched for after normalization is the same text only if it is normalized itself
+    recognised = [row for row in added if not row["special"]]
+    if any(row["lstrip"] or row["rstrip"] for row in added) or any(
+            row["single_word"] or "\n" in row["content"] or
+            row["normalized"] != recognised[0]["normalized"] or
+            not unicodedata.is_normalized("NFC", row["content"]) for row in recognised):
         return CUT_UNKNOWN
     if max(map(len, tokens)) > LONGEST:
         return CUT_UNKNOWN
@@ -272,11 +309,12 @@ def cut_of(tokenizer, tokens):
     first = steps[0]
     if len(steps) == 2 and first == {"type": "Digits", "individual_digits": True}:
         return CUT_GPT2_DIGITS if last["use_regex"] else CUT_UNKNOWN
-    split = len(steps) == 2 and first.get("pattern") == {"Regex": LLAMA3_PATTERN}
+    pattern = (first.get("pattern") or {}).get("Regex") if len(steps) == 2 else None
     # the pattern matches all of a text, so nothing is lost if only the matches are kept
     whole = (first.get("behavior"), bool(first.get("invert"))) in (("Isolated", False),
                                                                    ("Removed", True))
-    return CUT_LLAMA3 if split and whole and not last["use_regex"] else CUT_UNKNOWN
+    return LLAMA3_PATTERNS.get(pattern, CUT_UNKNOWN) if whole and not last["use_regex"] else \
+        CUT_UNKNOWN
 
 
 # ---- by name or file -----------------------------------------------------------------------------
