@@ -268,6 +268,21 @@ test_another_length_continues_at_the_same_token() {
     done
 }
 
+# The epochs of a resumed run include those before it, which may have had other batches and lengths.
+test_epochs_are_of_all_steps() {
+    local epochs words
+    while read -r epochs words; do
+        # shellcheck disable=SC2086 # words
+        expect_status 0 run --data d/a_train.bin --save epochs --resume latest $words || return
+        grep -q "^  schedule .*, ${epochs}[0-9] epochs$" log || fail "$words: $(grep schedule log)"
+    done <<'ROWS'
+1.0 --epochs 1
+2.0 --epochs 2 --global-batch-size 8
+3.0 --epochs 3 --seq-length 16
+3.0 --epochs 1
+ROWS
+}
+
 # The best validation loss so far counts only for the data and the sequences that are evaluated now.
 test_other_validation_data_have_their_own_best() {
     local words=(run --data d/a_train.bin --eval-interval 2 --save-interval 2 --save best)

@@ -148,12 +148,15 @@ void run_start(Run *run, const char *device) {
     if (options_train(o)) { run_catch_signals(); } // other runs have nothing to save
     if (run->train_data.windows == 0) { return; }
     int micro_batches = run_micro_batches(run) * run->group.ranks;
+    int64_t step_tokens = (int64_t)o->global_batch_size * o->seq_length;
+    // the steps before a resume may have had other batches and lengths
+    Progress done = o->resumes ? run->start.progress : (Progress){0};
+    int64_t tokens = done.tokens + max64(0, o->train_iters - done.step) * step_tokens;
     if (run->group.ranks > 1) { printf("  ranks       %d\n", run->group.ranks); }
     printf("  schedule    %lld step%s of %lld tokens (%d x %d micro-batch%s), %.2f epochs\n",
-           (long long)o->train_iters, plural(o->train_iters),
-           (long long)o->global_batch_size * o->seq_length, micro_batches,
+           (long long)o->train_iters, plural(o->train_iters), (long long)step_tokens, micro_batches,
            o->micro_batch_size * o->seq_length, micro_batches > 1 ? "es" : "",
-           (double)o->train_iters * o->global_batch_size / (double)run->train_data.windows);
+           (double)tokens / o->seq_length / (double)run->train_data.windows);
     if (options_save(o)) {
         printf("  saves       every %lld step%s to %s\n", (long long)o->save_interval,
                plural(o->save_interval), o->save);
