@@ -541,6 +541,11 @@ def test_bad_sources_are_refused():
     bad(write("odd.jsonl", lines_of(["a"]) + "\n{oops}\n"), "odd.jsonl, line 3: no JSON object",
         "{oops}", "--skip-bad")
     bad(write("list.jsonl", "[1]\n"), "list.jsonl, line 1: no JSON object")
+    row = '{"text": "a", "x": {"y": 1, "text": 2}}\n'  # Arrow refuses a repeated key, too
+    bad(write("two.jsonl", row + row.replace('"y"', '"text"')),
+        'two.jsonl, line 2: the key "text" is there twice; remove one', "--skip-bad")
+    bad(write("two.json", '[{"text": "a", "text": "b"}]'),
+        'two.json: the key "text" is there twice')
     bad(write("field.jsonl", lines_of(["a"], "body")), "field.jsonl, line 1: no text under 'text'",
         "id, body", "--text-field")
     for value, held in ((None, "null"), (5, "5"), (["a"], "['a']")):

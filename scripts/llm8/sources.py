@@ -4,7 +4,6 @@ from folders and globs of such files. Files are cut into units, which workers re
 
 import contextlib
 import gzip
-import json
 import os
 import zlib
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import pyarrow.parquet
 
 from .environment import die, lfs_pointer, matching
 from .rows import columns_of
-from .text import from_json
+from .text import RepeatedKey, from_json, parse_json
 
 try:
     from compression import zstd  # from Python 3.14 on
@@ -220,7 +219,7 @@ def read_lines(unit, take):
             if not line.strip(BLANK):
                 continue
             try:
-                yield take(object_of(line))
+                yield take(row_of(line))
             except ValueError as error:
                 if before is None:
                     before = lines_before(path, offset) - number
@@ -237,8 +236,8 @@ def lines_before(path, offset):
         return count + (not part.endswith(b"\n"))
 
 
-def object_of(line):
-    row = from_json(line)
+def row_of(line):
+    row = from_json(line, parse_json)
     if not isinstance(row, dict):
         array = line.lstrip(BLANK)[:1] == b"["
         raise ValueError(f"no JSON object: {line[:40]!r}; mend the line" +
@@ -252,7 +251,9 @@ def read_json(unit, take):
     with open_lines(path) as file:
         content = file.read()
     try:
-        held = json.loads(content)
+        held = parse_json(content)
+    except RepeatedKey as error:
+        raise BadSource(f"{path}: {error}") from None
     except (ValueError, RecursionError) as error:
         if str(error).startswith("Extra data"):
             yield from read_lines(unit, take)

@@ -3,13 +3,33 @@
 import json
 import math
 import re
+from collections import Counter
 
 
-def from_json(text, pairs_hook=None):
-    """Returns what a JSON text holds; None if it holds null, or is no JSON. pairs_hook: makes an
-    object of its pairs [dict]."""
+class RepeatedKey(ValueError):
+    """An object in a JSON text has a key twice. Readers differ in which of the two counts."""
+
+
+def object_of(pairs):
+    held = dict(pairs)
+    if len(held) < len(pairs):
+        key = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise RepeatedKey(f"the key {json.dumps(key)[:40]} is there twice; remove one")
+    return held
+
+
+def parse_json(text):
+    """Does as json.loads, but raises RepeatedKey."""
+    return json.loads(text, object_pairs_hook=object_of)
+
+
+def from_json(text, parse=json.loads):
+    """Returns what a JSON text holds; None if it holds null, or is no JSON. parse_json also raises
+    RepeatedKey."""
     try:
-        return json.loads(text, object_pairs_hook=pairs_hook)
+        return parse(text)
+    except RepeatedKey:
+        raise
     except (TypeError, ValueError, RecursionError):
         return None
 

@@ -12,14 +12,13 @@ import os
 import struct
 import unicodedata
 import zlib
-from collections import Counter
 
 import numpy
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from . import downloads
 from .environment import die, lfs_pointer
-from .text import from_json
+from .text import RepeatedKey, from_json, parse_json
 
 CUT_UNKNOWN, CUT_BYTES, CUT_GPT2, CUT_LLAMA3, CUT_GPT2_DIGITS, CUT_LLAMA3_DIGITS = range(6)
 CLASSES = [(1, r"\p{L}+"), (2, r"\p{N}+"), (3, r"\p{White_Space}+")]
@@ -368,21 +367,16 @@ def read_object(path):
     """Returns the object in a JSON file; None: there is no file."""
     if not os.path.exists(path):
         return None
-    held = unique_keys(path, read_text(path))
+    held = file_json(path, read_text(path))
     return held if isinstance(held, dict) else refuse_damage(path)
 
 
-def unique_keys(path, text):
-    """Returns what a file's JSON text holds; None: it is no JSON. Refuses a key that an object has
-    twice: readers differ in which of the two counts."""
-    def unique(pairs):
-        held = dict(pairs)
-        if len(held) < len(pairs):
-            key = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-            die(f"{path}: the key {json.dumps(key)} is there twice; remove one")
-        return held
-
-    return from_json(text, unique)
+def file_json(path, text):
+    """Returns what the JSON text of a file holds; None: it is no JSON."""
+    try:
+        return from_json(text, parse_json)
+    except RepeatedKey as error:
+        die(f"{path}: {error}")
 
 
 def refuse_damage(path):
@@ -421,7 +415,7 @@ def open_json(path, end_of_text, name=None):
     text, folder = read_text(path), os.path.dirname(os.path.abspath(path))
     try:
         tokenizer = Tokenizer.from_str(text)
-        unique_keys(path, text)
+        file_json(path, text)
     except Exception as error:  # tokenizers raises plain Exception
         die(f"{path}: not a tokenizer.json ({str(error)[:80]})")
     return Vocabulary(name or os.path.basename(folder), tokenizer, end_of_text, text, folder)
