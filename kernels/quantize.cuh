@@ -410,16 +410,16 @@ __global__ void __launch_bounds__(SQUARE_THREADS, SOURCE::OUTPUTS == 1 ? 3 : 2)
     const int c = threadIdx.x % FP8_BLOCK, part = threadIdx.x / FP8_BLOCK, output = part / 2;
     if (output < OUTPUTS) {
         TileAmaxes &mine = amaxes[output];
-        const bool square = out.scaling == SCALE_BLOCK_128X128, turned = part % 2;
+        const bool square = out.scaling == SCALE_BLOCK_128X128, transposed = part % 2;
         // rows and columns of this form
-        const int rows = turned ? width : M, columns = turned ? M : width;
-        const int in_row = turned ? first_row : output * N + first_column;
-        const int in_column = (turned ? output * N + first_column : first_row) + c;
-        const int end = turned ? (output + 1) * N : M;
+        const int rows = transposed ? width : M, columns = transposed ? M : width;
+        const int in_row = transposed ? first_row : output * N + first_column;
+        const int in_column = (transposed ? output * N + first_column : first_row) + c;
+        const int end = transposed ? (output + 1) * N : M;
         uint32_t amax = mine.rows[c];
         if (square) {
             amax = largest_row(mine);
-        } else if (turned) {
+        } else if (transposed) {
             amax = mine.columns[0][c];
 #pragma unroll
             for (int i = 1; i < SQUARE_THREADS / WARP; i++) {
@@ -427,8 +427,8 @@ __global__ void __launch_bounds__(SQUARE_THREADS, SOURCE::OUTPUTS == 1 ? 3 : 2)
             }
         }
         float scale = fp8_block_scale(low_bf16(amax), out.target, out.power_of_two);
-        float *to = turned ? out.columns.inverse : out.rows.inverse;
-        (turned ? mine.column_scales : mine.row_scales)[c] = scale;
+        float *to = transposed ? out.columns.inverse : out.rows.inverse;
+        (transposed ? mine.column_scales : mine.row_scales)[c] = scale;
         if (to != nullptr && in_column < end && (c == 0 || !square)) {
             to[fp8_scale_index(out.scaling, rows, columns, in_column, in_row)] = 1.0f / scale;
         }
@@ -460,9 +460,9 @@ __global__ void __launch_bounds__(SQUARE_THREADS, SOURCE::OUTPUTS == 1 ? 3 : 2)
             }
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                float turned[THREAD_ROWS] = {x[0][j], x[1][j], x[2][j], x[3][j]};
+                float transposed[THREAD_ROWS] = {x[0][j], x[1][j], x[2][j], x[3][j]};
                 tiles[k][tile_word<FP8_BLOCK>(within + 4 * half + j, group)] = encode4<TYPE>(
-                    turned, column_scales[j]);
+                    transposed, column_scales[j]);
             }
         }
         if (out.rows.codes == nullptr || !inside) { continue; }

@@ -273,13 +273,14 @@ __device__ __forceinline__ void rotate(Shared &s, const Parameters &p, int worke
     enum { PAIRS = TILE / VEC, AT_ONCE = WARP / PAIRS, TIMES = 4 };
     const Rotary &r = p.rotary;
     const int lane = threadIdx.x % WARP, row = lane / PAIRS, pair = lane % PAIRS;
-    const int half = r.D / (2 * VEC), piece = pair + pair / half * half, turned = (r.H + r.G) * r.D;
+    const int half = r.D / (2 * VEC), piece = pair + pair / half * half,
+              rotated = (r.H + r.G) * r.D;
     const bool exchanged = lane % 8 >= 4;
     const int a = piece + (exchanged ? half : 0), b = piece + (exchanged ? 0 : half);
     const float *table = r.table + pair % half * VEC;
     each_part<ROTARY>(s, p, worker, [&](Corner begin, int w, int part) {
         const int down = part * STRIP_ROWS, m = begin.row + w * ROWS + down;
-        const int last = begin.column + piece * VEC < turned ? down + STRIP_ROWS : down;
+        const int last = begin.column + piece * VEC < rotated ? down + STRIP_ROWS : down;
         int t = (m + row) % r.T;
         auto at = [&](int i, int piece) {
             return reinterpret_cast<uint4 *>(s.x[w][piece / 16][piece / 8 % 2] + i * FULL_ROW +

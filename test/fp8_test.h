@@ -78,11 +78,13 @@ static inline int check_codes(const Codes &codes, const Floats &values, float sc
 }
 
 static inline void check_transpose(const Quantised &q) {
-    Codes rows = q.fp8.get(), columns = q.fp8_t.get(), turned(rows.size());
+    Codes rows = q.fp8.get(), columns = q.fp8_t.get(), transposed(rows.size());
     for (int i = 0; i < q.M; i++) {
-        for (int j = 0; j < q.N; j++) { turned[(size_t)j * q.M + i] = rows[(size_t)i * q.N + j]; }
+        for (int j = 0; j < q.N; j++) {
+            transposed[(size_t)j * q.M + i] = rows[(size_t)i * q.N + j];
+        }
     }
-    CHECK(columns == turned);
+    CHECK(columns == transposed);
 }
 
 // A tensor quantised by a given scale, and its amax in the slot. exact: the values
@@ -150,10 +152,12 @@ static inline void check_blocks_of(const Codes &codes, const Floats &inverse, co
 
 static inline void check_blocks(const Quantised &q, const Floats &values, Scaling kind,
                                 bool exact) {
-    Floats turned(values.size());
+    Floats transposed(values.size());
     for (int i = 0; i < q.M; i++) {
-        for (int j = 0; j < q.N; j++) { turned[(size_t)j * q.M + i] = values[(size_t)i * q.N + j]; }
+        for (int j = 0; j < q.N; j++) {
+            transposed[(size_t)j * q.M + i] = values[(size_t)i * q.N + j];
+        }
     }
     check_blocks_of(q.fp8.get(), q.scales.get(), values, q.M, q.N, q, kind, exact);
-    check_blocks_of(q.fp8_t.get(), q.scales_t.get(), turned, q.N, q.M, q, kind, exact);
+    check_blocks_of(q.fp8_t.get(), q.scales_t.get(), transposed, q.N, q.M, q, kind, exact);
 }

@@ -499,7 +499,7 @@ ROW(all_norms) { // M, C, kinds, centre
 // norm: heads are also normalised. The bias gradient is the column sums of the resulting gradient.
 static void rope(int B, int T, int H, int G, int D, bool norm) {
     const int M = B * T, N = (H + 2 * G) * D, some = defined(M);
-    const size_t n = (size_t)M * N, turned = (size_t)M * (H + G) * D;
+    const size_t n = (size_t)M * N, rotated = (size_t)M * (H + G) * D;
     const float eps = 1e-2f;
     const std::string shape = text("%d x %d, H%d/%d D%d", M, N, H, G, D),
                       name = norm ? "rope and QK norm" : "rope";
@@ -534,7 +534,7 @@ static void rope(int B, int T, int H, int G, int D, bool norm) {
     };
     Floats results[2];
     for (int apart = 0; apart < (norm ? 2 : 1); apart++) { // 0: in place
-        double moves = apart ? 2.0 * n : norm ? 0.0 : 2.0 * turned;
+        double moves = apart ? 2.0 * n : norm ? 0.0 : 2.0 * rotated;
         producer({name,
                   FUSED_ROUNDED,
                   M,
@@ -558,7 +558,7 @@ static void rope(int B, int T, int H, int G, int D, bool norm) {
     CHECK(mode != CHECKING || same_bits(get_floats(qkv.device), qkv.host));
 
     Fused fused = D % 16 == 0 && !norm ? FUSED_UNROUNDED : FUSED_ROUNDED;
-    double moves = (norm ? 3.0 : 2.0) * turned, moves_fp8 = 2.0 * n + (norm ? moves : 0.0);
+    double moves = (norm ? 3.0 : 2.0) * rotated, moves_fp8 = 2.0 * n + (norm ? moves : 0.0);
     for (Fp8Type type : {FP8_E4M3, FP8_E5M2}) {
         if (type == FP8_E4M3 && mode != CHECKING) { continue; }
         int columns = type == FP8_E5M2 && N % 8 == 0 ? N : 0;

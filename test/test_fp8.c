@@ -254,9 +254,9 @@ static int block_errors(const Reference *r, const float *rounded, const Fp8Count
         float scale = fp8_block_scale(amax, fp8_max(b.type), b.power_of_two);
         for (int i = top; i < bottom; i++) {
             for (int j = left; j < right; j++) {
-                bool turned = b.width == 1;
-                int rows = turned ? b.columns : b.rows, k = turned ? b.rows : b.columns;
-                int row = turned ? j : i, column = turned ? i : j;
+                bool transposed = b.width == 1;
+                int rows = transposed ? b.columns : b.rows, k = transposed ? b.rows : b.columns;
+                int row = transposed ? j : i, column = transposed ? i : j;
                 float x = r->x[i * b.columns + j], left_of_x = rounded[i * b.columns + j];
                 float inverse = r->inverse[fp8_scale_index(r->scaling, rows, k, row, column)];
                 uint8_t code = r->codes[row * k + column];
@@ -306,7 +306,7 @@ TEST(blocks_are_the_references) {
     int squares = 0;
     for (int i = 0; i < 4 * 3 * 3; i++) {
         int s = i / 9, k = i / 3 % 3, f = i % 3, n = shapes[s].rows * shapes[s].columns;
-        bool turned = forms[f].width == 1;
+        bool transposed = forms[f].width == 1;
         Reference r = {.blocks = {shapes[s].rows, shapes[s].columns, forms[f].height,
                                   forms[f].width, kinds[k].type, kinds[k].power_of_two},
                        .scaling = forms[f].scaling};
@@ -319,7 +319,7 @@ TEST(blocks_are_the_references) {
         r.codes = golden_data(&file, name, DTYPE_U8, n);
         strcpy(strrchr(name, '.'), ".scales");
         r.inverse = golden_data(&file, name, DTYPE_F32,
-                                turned
+                                transposed
                                     ? fp8_scale_count(r.scaling, r.blocks.columns, r.blocks.rows)
                                     : fp8_scale_count(r.scaling, r.blocks.rows, r.blocks.columns));
         round_blocks_to_fp8(rounded, r.x, r.blocks, &counts);

@@ -497,7 +497,7 @@ struct Queries : Problem {
         rotary = {angles.data, NULL, NULL, 0.0f, B, T, H, G, D};
     }
     // The definition, of the product's rounded values.
-    Floats turned(Floats values, bool inverse) const {
+    Floats rotated(Floats values, bool inverse) const {
         const Rotary &r = rotary;
         rope_apply(values.data(), table.data(), r.B, r.T, r.H, r.G, r.D, inverse);
         return values;
@@ -509,7 +509,7 @@ static void check_queries(int B, int T, int H, int G, int D, int K, bool whole) 
     if (left_out((int64_t)B * T * (H + 2 * G) * D)) { return; }
     Queries p(B, T, H, G, D, K, whole);
     gpu_product_max_sums(&gpu, p.gemm_of(p.x.data), p.max_sums(), p.N);
-    const Floats product = get_floats(p.x), expected = p.turned(product, false);
+    const Floats product = get_floats(p.x), expected = p.rotated(product, false);
     if (whole) {
         Floats rounded = p.product(0, p.M);
         round_to_bf16(rounded.data(), rounded.data(), (int64_t)rounded.size());
@@ -525,7 +525,7 @@ static void check_queries(int B, int T, int H, int G, int D, int K, bool whole) 
         Floats moved = found;
         std::swap_ranges(&moved[0], &moved[p.N], &moved[(size_t)(T - 1) * p.N]);
         CHECK(CAUGHT(CHECK_BF16(moved, expected, 1.02)));
-        CHECK(CAUGHT(CHECK_BF16(found, p.turned(product, true), 1.02)));
+        CHECK(CAUGHT(CHECK_BF16(found, p.rotated(product, true), 1.02)));
     }
     for (size_t i = 0; i < found.size(); i++) {
         const bool value = (int)(i % p.N) >= (H + G) * D;
@@ -728,7 +728,7 @@ TEST(refusals) {
     struct {
         const char *says;
         void (*change)(Rotary *);
-    } const turned[] = {
+    } const rotated[] = {
         {"a pointer is missing", [](Rotary *r) { r->table = NULL; }},
         {"not 16-byte aligned", [](Rotary *r) { r->table++; }},
         {"heads with a norm", [](Rotary *r) { r->query_weight = (Bf16 *)4096; }},
@@ -743,7 +743,7 @@ TEST(refusals) {
         {"4 + 0 heads", [](Rotary *r) { r->H = 4, r->G = 0; }},
         {"0 + 2 heads", [](Rotary *r) { r->H = 0, r->G = 2; }},
     };
-    for (auto &c : turned) {
+    for (auto &c : rotated) {
         Rotary r = turns;
         c.change(&r);
         CHECK_DIES(c.says, gpu_product_rope(&gpu, good, r));

@@ -103,12 +103,12 @@ static void encode_blocks(uint8_t *codes, float *scales, Operand q, const float 
 }
 
 static void blocks_to_fp8(Operand out, const float *values, int M, int N) {
-    FREED float *x = values_new(M * N), *turned = values_new(M * N);
+    FREED float *x = values_new(M * N), *transposed = values_new(M * N);
     round_to_bf16(x, values, M * N);
-    for (int i = 0; i < M * N; i++) { turned[i % N * M + i / N] = x[i]; }
+    for (int i = 0; i < M * N; i++) { transposed[i % N * M + i / N] = x[i]; }
     if (out.rows.codes != NULL) { encode_blocks(out.rows.codes, out.rows.inverse, out, x, M, N); }
     if (out.columns.codes != NULL) {
-        encode_blocks(out.columns.codes, out.columns.inverse, out, turned, N, M);
+        encode_blocks(out.columns.codes, out.columns.inverse, out, transposed, N, M);
     }
 }
 
