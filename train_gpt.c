@@ -34,7 +34,7 @@ typedef struct {
     float *dweight, *dbias;
     // number: format of the operands of the forward product and of the input gradient; wgrad:
     // format of the operands of the weight gradient
-    Number number, wgrad;
+    NumberFormat number, wgrad;
     const Fp8Type *type; // [OPERAND_COUNT]
     int slot;            // index of X's scaling state; the states of W and dY follow
 } CpuLinear;
@@ -363,7 +363,7 @@ static float fp8_scale_for(Trainer *t, int slot_index, Purpose purpose, const fl
 }
 
 // Rounds an operand [rows,N] or [rows,C]. Returns a factor by which the product must be multiplied.
-static float round_operand(Trainer *t, const CpuLinear *l, OperandId operand, Number number,
+static float round_operand(Trainer *t, const CpuLinear *l, OperandId operand, NumberFormat number,
                            Purpose purpose, float *out, const float *x, int rows) {
     const Precision *p = &t->run.precision;
     int columns = operand == OPERAND_DY ? l->N : l->C, slot = l->slot + (int)operand;
@@ -413,7 +413,7 @@ static void round_weights(Trainer *t) {
 static void linear_forward(Trainer *t, const CpuLinear *l, float *y, const float *x,
                            const float *addend, int M, Pass pass) {
     bool to_bf16 = pass == PASS_EVAL_BF16 && l->number == NUMBER_FP8;
-    Number number = to_bf16 ? NUMBER_BF16 : l->number;
+    NumberFormat number = to_bf16 ? NUMBER_BF16 : l->number;
     Purpose purpose = pass == PASS_TRAIN ? FOR_TRAINING : FOR_EVALUATION;
     const float *w = l->rounded;
     float alpha = number == NUMBER_FP8 ? t->slots[l->slot + OPERAND_W].scale_inv : 1.0f;

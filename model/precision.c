@@ -115,7 +115,7 @@ const char *precision_name(const Precision *p) {
     return p->linear[0].number == NUMBER_BF16 ? "BF16" : "FP32";
 }
 
-static const char *number_name(Number number, const char *fp8) {
+static const char *number_name(NumberFormat number, const char *fp8) {
     return number == NUMBER_FP8 ? fp8 : number == NUMBER_BF16 ? "BF16" : "FP32";
 }
 

@@ -21,7 +21,7 @@ typedef enum {
 
 typedef enum { OPERAND_X, OPERAND_W, OPERAND_DY, OPERAND_COUNT } OperandId;
 
-typedef enum { NUMBER_FP32, NUMBER_BF16, NUMBER_FP8 } Number;
+typedef enum { NUMBER_FP32, NUMBER_BF16, NUMBER_FP8 } NumberFormat;
 
 // The pass over the model in which a product is computed.
 typedef enum {
@@ -38,8 +38,8 @@ typedef struct {
     int outputs, inputs; // N, C
     TensorId weight;     // [N,C]; of a tied head the token embedding
     TensorId bias;       // [N]; TENSOR_COUNT: the head has none
-    Number number;       // format of the operands of two products: forward, and input gradient
-    Number wgrad;        // format of the operands of the weight-gradient product
+    NumberFormat number; // format of the operands of two products: forward, and input gradient
+    NumberFormat wgrad;  // format of the operands of the weight-gradient product
     Fp8Type type[OPERAND_COUNT]; // the FP8 type of each operand that is in FP8
     float target[OPERAND_COUNT]; // amax * scale of each operand that is in FP8
     const char *reason;          // why a product is not in FP8, or ""
@@ -61,7 +61,7 @@ typedef struct {
 
 // What the device offers.
 typedef struct {
-    Number plain;          // the format without FP8: NUMBER_FP32 or NUMBER_BF16
+    NumberFormat plain;    // the format without FP8: NUMBER_FP32 or NUMBER_BF16
     const char *lacks_fp8; // why the device has no FP8; NULL: it has FP8, or emulates it
     double fp8_gains_from; // least multiply-adds of a block's (or the head's) forward products for
                            // which FP8 is used

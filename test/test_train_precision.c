@@ -16,7 +16,7 @@ typedef struct {
     float x[M * C], dy[M * N], y[M * N], dx[M * C];
 } Activations;
 
-static double rounded(float x, Number number, Fp8Type type, float scale) {
+static double rounded(float x, NumberFormat number, Fp8Type type, float scale) {
     if (number == NUMBER_FP8) {
         volatile float scaled = x * scale;
         return (double)fp8_decode(fp8_encode(scaled, type), type) / scale;
@@ -26,7 +26,7 @@ static double rounded(float x, Number number, Fp8Type type, float scale) {
 
 // Rounds an operand [rows,columns] of a product. down: the product sums over rows. With delayed
 // scaling the scale is the slot's, otherwise it follows from the tensor or block itself.
-static void round_all(double *out, const Trainer *t, OperandId operand, Number number,
+static void round_all(double *out, const Trainer *t, OperandId operand, NumberFormat number,
                       const float *x, int rows, int columns, bool down) {
     const Precision *p = &t->run.precision;
     Fp8Type type = precision_of(p, LINEAR_FC1, LAYER)->type[operand];
@@ -56,8 +56,8 @@ static void round_all(double *out, const Trainer *t, OperandId operand, Number n
 }
 
 // Errors of y, dx and dw, each relative to its norm, if the operands had these precisions.
-static void product_errors(double errors[3], Trainer *t, const Activations *a, Number number,
-                           Number wgrad) {
+static void product_errors(double errors[3], Trainer *t, const Activations *a, NumberFormat number,
+                           NumberFormat wgrad) {
     static double x[M * C], dy[M * N], w[N * C], x_wgrad[M * C], dy_wgrad[M * N];
     static float start[N * C]; // FP8 weights are quantised from BF16
     memcpy(start, t->blocks[LAYER].fc1.weight, sizeof(start));
@@ -102,7 +102,7 @@ static void run_products(Trainer *t, Activations *a) {
 
 // The error of FP32 sums is 1e-6 of the norm. Products with operands of another precision differ by
 // at least a thousand times that.
-static void check_products(Trainer *t, Number number, Number wgrad) {
+static void check_products(Trainer *t, NumberFormat number, NumberFormat wgrad) {
     static Activations a;
     double errors[3], other[3];
     run_products(t, &a);
@@ -118,7 +118,7 @@ static void check_products(Trainer *t, Number number, Number wgrad) {
 TEST(products_have_the_operands_they_should) {
     static const struct {
         const char *options;
-        Number number, wgrad;
+        NumberFormat number, wgrad;
     } cases[] = {
         {"", NUMBER_FP32, NUMBER_FP32},
         {"--bf16", NUMBER_BF16, NUMBER_BF16},
@@ -298,7 +298,7 @@ TEST(codes_are_counted) {
 }
 
 // Whether a layer's weight, as its products read it, has this precision.
-static bool weight_has(Trainer *t, Linear linear, int layer, Number number) {
+static bool weight_has(Trainer *t, Linear linear, int layer, NumberFormat number) {
     CpuBlock *b = &t->blocks[layer];
     const CpuLinear *layers[] = {&b->qkv, &b->attention_out, &b->fc1, &b->fc2, &t->head};
     const CpuLinear *l = layers[linear];
