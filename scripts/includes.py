@@ -1,23 +1,23 @@
-"""Checks the includes of the repository's files: each points downwards, from a room (a folder) to
-a room below it or to another file of the same room, and no chain of includes is a cycle. A header
-and its source are one module.
+"""Checks the includes of the repository's files: each points to a folder of a lower level or to
+another file of the same folder, and no chain of includes is a cycle. A header and its source are
+one module.
 
-    python3 scripts/rooms.py FILE...    prints each fault as file:line and fails when it finds one
+    python3 scripts/includes.py FILE...   prints each fault as file:line and fails when it finds one
 
-A program (a file in the top folder, scripts/ or test/) is above all rooms.
+A program (a file in the top folder, scripts/ or test/) has the highest level.
 """
 import graphlib
 import os
 import re
 import sys
 
-ROOMS = ["base", "kernels", "model", "ranks", "dataloader", "checkpoints", "train"]
+LEVELS = ["base", "kernels", "model", "ranks", "dataloader", "checkpoints", "train"]
 INCLUDE = re.compile(r'^#\s*include "([^"]+)"')
 
 
-def floor(path):
-    room = path.split("/")[0]
-    return ROOMS.index(room) if room in ROOMS else len(ROOMS)
+def level(path):
+    folder = path.split("/")[0]
+    return LEVELS.index(folder) if folder in LEVELS else len(LEVELS)
 
 
 def includes(path):
@@ -31,10 +31,10 @@ def includes(path):
 
 
 def upward(files):
-    """Returns a fault for each include of a file in a higher room, or of a program's in a room."""
+    """Returns a fault for each include of a file of a higher level."""
     return [f"{path}:{number}: {target} is above {path.split('/')[0]}/"
             for path in files for number, target in includes(path)
-            if floor(target) > floor(path)]
+            if level(target) > level(path)]
 
 
 def cycles(files):

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # make lint: the layout of .clang-format, what cppcheck, shellcheck and ruff find, and includes
-# between rooms (scripts/rooms.py). Prints each violation as file:line and fails if it finds one.
+# between folders (scripts/includes.py). Prints each violation as file:line and fails if it finds one.
 set -u
 case " $* " in *' --help '* | *' -h '*) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.." || exit 1
@@ -44,7 +44,7 @@ check cppcheck cppcheck --quiet --std=c11 --enable=warning,performance --inline-
 check shellcheck shellcheck --external-sources --format=gcc --exclude=SC2016,SC2317 "${shell[@]}"
 # pyproject.toml says what it looks for
 check ruff .venv/bin/ruff check --quiet --output-format concise "${python[@]}"
-check rooms python3 scripts/rooms.py "${layout[@]}"
+check includes python3 scripts/includes.py "${layout[@]}"
 if [[ $faults -gt 0 ]]; then
     echo "lint: $faults of 5 checks found something"
     exit 1

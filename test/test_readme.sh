@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The README and docs/ against the tree: the table of docs/architecture.md's rooms has a row for
+# The README and docs/ against the tree: the table of docs/architecture.md's folders has a row for
 # every folder with sources and none for what does not exist; every source or its header begins by
 # saying what it is; every `make TARGET` and --option that a page names exists, and every file that
 # a page or a source names by its folder; links lead somewhere; the error messages of
@@ -15,7 +15,7 @@ rows_of() {
     awk '
         match($0, /^#+ /) {
             if (RLENGTH <= level) level = 0
-            if ($0 ~ /^#+ Rooms/) level = RLENGTH
+            if ($0 ~ /^#+ Folders/) level = RLENGTH
         }
         level && /^\|/' "$1" | cut -d '|' -f 2 | grep -oE '`[^`]+`' | tr -d '`' | sort
 }
@@ -38,7 +38,7 @@ sources() {
         grep -v '^test/golden/' | sort
 }
 
-# A folder of a room stands for those in it.
+# A folder stands for the folders in it.
 missing_rows() {
     comm -23 <(sources | sed -E 's,^([^/]*/).*,\1,' | sort -u) <(rows_of "$1")
 }
@@ -231,7 +231,7 @@ test_faults_are_seen() {
     fi
     echo '{"kind":"step","a":1,"b":{"c":[{"d":"}"}],"e":"\""},"f":"x:y","g":null}' >metrics.jsonl
     {
-        printf '# x\n| `no/row` |\n## Rooms\ntext\n### part\n| file | what |\n| --- | --- |\n'
+        printf '# x\n| `no/row` |\n## Folders\ntext\n### part\n| file | what |\n| --- | --- |\n'
         sources | sed -E 's,^([^/]*/).*,\1,' | sort -u | sed 's#.*#| `&` | what `not/it` is |#'
         printf '| `train/gpu/` | a folder |\n## Next\n| `not/here` | x |\n'
         printf 'Run `make test`, or `make fuzz SECONDS=5`; make nothing else, `--bf16`\n'

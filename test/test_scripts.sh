@@ -48,7 +48,7 @@ test_every_script_explains_itself() {
             [[ $(wc -l <log) -ge 2 ]] || fail "$file --help says $(cat log)"
         fi
     done
-    expect_said 0 "python3 scripts/rooms.py" python3 tree/scripts/rooms.py --help
+    expect_said 0 "python3 scripts/includes.py" python3 tree/scripts/includes.py --help
     find tree | grep -v __pycache__ | sort | diff before - || fail "--help has side effects"
     expect_said 2 "text/x: Not a directory" compare --out text/x -- "${common[@]}"
 }
