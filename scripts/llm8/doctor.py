@@ -339,7 +339,7 @@ def done_again(run):
     if alike and not changed:
         return [wrong("resume", text, "on one machine and build they should be equal: was the "
                       "program built anew, or --no-deterministic given? --verify checks the GPU")]
-    return [note("resume", text + "; device, ranks or options changed as well")]
+    return [note("resume", text + "; that is expected: device, program, ranks or options changed")]
 
 
 def unreadable(run):
