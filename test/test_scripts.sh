@@ -51,6 +51,8 @@ test_every_script_explains_itself() {
     expect_said 0 "python3 scripts/includes.py" python3 tree/scripts/includes.py --help
     find tree | grep -v __pycache__ | sort | diff before - || fail "--help has side effects"
     expect_said 2 "text/x: Not a directory" compare --out text/x -- "${common[@]}"
+    expect_said 2 "bf16: unknown option --no-such" compare --out unmade -- "${common[@]}" --no-such
+    [[ ! -e unmade ]] || fail "a folder is left: $(ls -A unmade)"
 }
 
 # ---- compare ----------------------------------------------------------------------------------

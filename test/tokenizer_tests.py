@@ -474,6 +474,30 @@ def test_samples_begin_as_texts_do():
     assert (config["bos_token_id"], config["eos_token_id"]) == (begin, end)
 
 
+def test_samples_end_where_a_turn_or_a_document_ends():
+    """In a chat model's tokenizer these are two tokens."""
+    tokenizer, ended = byte_level(), set()
+    tokenizer.add_special_tokens(["<|im_end|>"])
+    path = save(tokenizer, "turns")
+    write("turns/tokenizer_config.json", json.dumps({
+        "eos_token": "<|im_end|>", "chat_template": "{{ messages[0].content }}<|im_end|>"}))
+    vocabulary = open_vocabulary({"tokenizer": path})
+    write("turns/tokenizer.bin", vocabulary.tokenizer_bin())
+    ends = {vocabulary.end_of_text, vocabulary.document_end}
+    assert len(ends) == 2 and vocabulary.begin_of_text == vocabulary.document_end
+    for seed in range(30):
+        words = ("train_gpt", *TINY, "--tokenizer", "turns/tokenizer.bin", "--seed", seed,
+                 "--sample-length", 200)
+        ids = [*map(int, run(*words, "--sample-tokens", vocabulary.begin_of_text).out.split())]
+        at = next((at for at, token in enumerate(ids) if token in ends), len(ids))
+        ended |= set(ids[at:at + 1])
+        text = b"".join(vocabulary.tokens[token] for token in ids[:at])
+        assert run(*words).out == decoded_output(text) + "\n"
+        if ended == ends:
+            return
+    raise AssertionError(f"only {ended} of {ends} came")
+
+
 def test_mixed_tokenizers_are_refused():
     write("mixed_text/a.txt", "".join(TEXTS))
     prepared("mixed_a", "mixed_text", "--tokenizer", save(byte_level(), "prompt"))

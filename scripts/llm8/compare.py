@@ -84,6 +84,7 @@ def run(options, common):
     program = trainer.trainer_command(options.trainer)
     seeds = experiment.parse_seeds(options.seeds or "1234")
     tasks = experiment.make_tasks(program, variants, seeds, common, options.out)
+    experiment.refuse_bad(tasks)
     if len(seeds) == 1:
         print("one seed: a first look at speed, memory and curves; the same command with more "
               "(--seeds) later adds what a verdict on the losses takes", flush=True)

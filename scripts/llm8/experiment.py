@@ -129,13 +129,17 @@ def prepare(task):
     return not run.over # a run that gave up on NaN would give up again
 
 
-def run_all(tasks, folder, checkpoints, held):
-    """Runs all tasks. checkpoints: whether the runs write them. held: the folder's lock. Returns 0,
-    or 75 if a signal ended a run."""
+def refuse_bad(tasks):
+    """Ends the program if the trainer refuses the options of a variant."""
     for task in [task for task in tasks if task.seed == tasks[0].seed]:
         plan, complaint = trainer.plan_of(task.command)
         if plan is None:
             environment.die(f"{task.variant}: {complaint}")
+
+
+def run_all(tasks, folder, checkpoints, held):
+    """Runs all tasks. checkpoints: whether the runs write them. held: the folder's lock. Returns 0,
+    or 75 if a signal ended a run."""
     # all tasks are prepared before the first one starts, so that no refusal comes after hours
     left = [prepare(task) for task in tasks]
     # this command's variants come first; those of earlier commands follow in their order
