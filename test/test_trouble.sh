@@ -217,6 +217,23 @@ test_a_folder_that_is_moved_is_made_anew() {
     done < <(trainers)
 }
 
+# logrotate moves a file; who clears a folder deletes it. The next save finds it.
+test_metrics_that_are_moved_are_begun_anew() {
+    local how
+    for how in 'mv rotated/m.jsonl rotated/m.jsonl.1' 'rm rotated/m.jsonl'; do
+        rm -rf rotated && mkdir rotated
+        start log "$root/train_gpt" "${common[@]}" "${on[@]}" --save rotated/run --save-interval 20 \
+            --metrics rotated/m.jsonl
+        wait_until test -e rotated/run/latest/
+        eval "$how"
+        wait_until test -s rotated/m.jsonl
+        stop TERM 75
+        says 'warning: rotated/m.jsonl: the file was moved or deleted; from step '
+        is "$(head -n 1 rotated/m.jsonl | grep -o '^{"kind":"[a-z]*"')" '{"kind":"run"'
+        tail -n 1 rotated/m.jsonl | grep -q '^{"kind":"end"' || fail "$(tail -n 1 rotated/m.jsonl)"
+    done
+}
+
 # A rate that makes the weights infinite within some steps.
 diverging=(--lr 100 --weight-decay 100 --clip-grad 0 --lr-decay-style constant --train-iters 200
     --keep 0 --save-interval 1)

@@ -86,6 +86,7 @@ bool metrics_open(Metrics *m, const char *path) {
             metrics_close(m);
             return make_own(path, whole) && metrics_open(m, path);
         }
+        m->id = path_id(path);
         if (whole == end || ftruncate(fileno(m->file), whole) == 0) { return true; }
     }
     fail("%s: %s", path,

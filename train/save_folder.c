@@ -88,22 +88,36 @@ static void describe(const Run *run, Snapshot *s) {
 }
 
 // If the path of --save no longer leads to the folder that the run has locked (it was moved or
-// deleted), the run takes the folder to which the path leads now, or makes one.
-static void take_folder_again(Run *run) {
+// deleted), the run takes the folder to which the path leads now, or makes one. Returns false if it
+// cannot.
+static bool take_folder_again(Run *run) {
     const Options *o = &run->options;
-    if (path_is(o->save, run->saves.id)) { return; }
     warn("--save %s: the folder was moved or deleted; from step %lld on the run saves to a "
          "folder of that name again",
          o->save, (long long)run->progress.step);
     if (!folder_make(o->save)) { // the disk may be back at the next save
         warn("--save %s", error_text());
-        return;
+        return false;
     }
     if (!checkpoint_lock(o)) { die("--save %s", error_text()); } // another run has the folder
     if (!save_config(o)) { warn("--save %s", error_text()); }
     run->saves.id = path_id(o->save);
-    if (o->metrics[0] != '\0') { return; }
-    metrics_close(&run->metrics);
+    return true;
+}
+
+// Checks that the paths of --save and of the metrics lead to the folder and the file that the run
+// has open, and else takes what they lead to now.
+static void check_places(Run *run) {
+    Metrics *m = &run->metrics;
+    bool stays = path_is(run->options.save, run->saves.id);
+    if (!stays && !take_folder_again(run)) { return; }
+    if (m->path[0] == '\0' || path_is(m->path, m->id)) { return; }
+    if (stays) {
+        warn("%s: the file was moved or deleted; from step %lld on the records go to a file of "
+             "that name again",
+             m->path, (long long)run->progress.step);
+    }
+    metrics_close(m);
     if (!open_metrics(run)) { warn("%s", error_text()); }
     run_record_start(run);
 }
@@ -118,7 +132,7 @@ bool run_wait_for_save(Run *run) {
 void run_save(Run *run, Snapshot snapshot) {
     Progress *p = &run->progress;
     run_beat(run, ACTIVITY_PAUSE, "starting a save");
-    if (run->group.rank == 0) { take_folder_again(run); }
+    if (run->group.rank == 0) { check_places(run); }
     if (is_usual(p->valid_loss, p->best_valid_loss)) { p->last_good = p->step; }
     describe(run, &snapshot);
     run->saves.step = p->step;

@@ -17,6 +17,7 @@ typedef struct {
     FILE *file;             // NULL: it could not be opened, or nothing is written
     bool failing;           // the last record could not be written
     char path[PATH_LENGTH]; // "": nothing is written
+    PathId id;              // identifies the file
 } Metrics;
 
 // The folder of --save.
