@@ -427,8 +427,8 @@ __device__ __forceinline__ void lanes_amax(float *amax, float range) {
     if (first && bits > __ldcg(largest)) { atomicMax(largest, bits); }
 }
 
-// A thread block takes ADAMW_QUADS quads of a segment, and a launch has the blocks of all the
-// update's segments. state is NULL at the start of a run. (With 8-bit moments three blocks run on
+// A thread block takes ADAMW_QUADS quads of a segment. A launch has the blocks of all segments of
+// the update. state is NULL at the start of a run. (With 8-bit moments three blocks run on
 // each SM: with four, registers spill, and AdamW takes 3% longer.)
 template <WeightsJob JOB, Scaling SCALING>
 __global__ void __launch_bounds__(ADAMW_THREADS, JOB == JOB_ADAMW8 ? 3 : 0)

@@ -575,8 +575,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 #endif
 }
 
-// Adds up dQ of the heads that several blocks have computed, in the order of the keys. A thread
-// block belongs to a cut and a tile of dQ. If the cut is the first one inside a shared head, the
+// Adds up dQ of the heads that several blocks have computed, in the order of the keys. Each thread
+// block has one cut and one tile of dQ. If the cut is the first one inside a shared head, the
 // block adds up this head's tile; otherwise it does nothing.
 template <bool DOCUMENTS>
 __global__ void __launch_bounds__(GROUP) add_parts_kernel(const __grid_constant__ Parameters p) {

@@ -21,9 +21,9 @@
 // loading B again and again.)
 //
 // TMA permutes the rows of A and of B inside each block of 16, so that a thread gets 2 adjacent
-// rows x 4 adjacent columns of the product. Its four codes of a row then make a 32-bit word, and
-// its two codes of a column the 16-bit unit that stmatrix stores. With lane = 4 g + t (g < 8, t <
-// 4) and p, h, e in {0, 1}:
+// rows x 4 adjacent columns of the product. The four codes that a thread has of a row then make a
+// 32-bit word, and the two codes of a column the 16-bit unit that stmatrix stores. With lane = 4 g
+// + t (g < 8, t < 4) and p, h, e in {0, 1}:
 //
 //   WGMMA's row    16 i + 8 p + g          is row 16 i + 2 g + p of A
 //   WGMMA's column 16 j + 8 h + 2 t + e    is row 16 j + 4 t + 2 h + e of B

@@ -483,7 +483,8 @@ static inline CUtensorMap map_sequences(const Bf16 *x, int B, int T, int64_t col
 }
 
 // Divides units of work among thread blocks, in the order of the units: block i gets units cuts[i]
-// to cuts[i + 1] - 1. Makes the largest share as cheap as the order allows, and returns its cost.
+// to cuts[i + 1] - 1. Makes the largest share as cheap as the order allows, and returns the
+// cost of that share.
 template <typename CUT, typename COST>
 static int64_t share_units(CUT *cuts, int units, int blocks, COST cost) {
     auto fits = [&](int64_t most) {

@@ -11,8 +11,8 @@
 //   vectors                   how many vectors of 8 columns a row has
 //   OUTPUTS                   how many tensors it computes, side by side, each N wide
 //   GRADIENT                  1: the values may be written as E5M2; 0: only as E4M3
-//   WAITS                     1: scaling may be SCALE_CURRENT, for the amax is already known
-//   begin(row, vector)        goes to the 8 columns of `vector`, from row `row` on
+//   WAITS                     1: its amax is known beforehand, so that SCALE_CURRENT is allowed
+//   begin(row, vector)        sets the position: row `row`, and the 8 columns of `vector`
 //   fetch(i)                  loads and returns the inputs of row + i
 //   compute(i, raw, values)   computes 8 values of each output from what fetch(i) returned
 #pragma once
@@ -288,8 +288,8 @@ __global__ void __launch_bounds__(TILE_THREADS)
 // ---- to FP8 by blocks: a tile is 128 x 128, of which a thread takes 4 rows x 8 columns ----------
 //
 // The values are rounded to BF16. From these, the row-wise and the transposed FP8 copies are
-// encoded, each with its own scales. Amaxes are found on packed pairs of BF16: without their signs,
-// values compare like unsigned integers, and NaN is the largest.
+// encoded, each with its own scales. Amaxes are computed on packed pairs of BF16: values without
+// their signs compare like unsigned integers, and NaN is the largest.
 
 enum { SQUARE_THREADS = FP8_BLOCK / THREAD_ROWS * FP8_BLOCK / VEC };
 
@@ -406,7 +406,8 @@ __global__ void __launch_bounds__(SQUARE_THREADS, SOURCE::OUTPUTS == 1 ? 3 : 2)
     }
     if (SUMS) { put_sums<FP8_BLOCK>(sums, sum); }
     __syncthreads();
-    // each row and each column of each output has a thread, and so has each column sum
+    // one thread computes the scale of each row and of each column of each output; the next threads
+    // add up the column sums
     const int c = threadIdx.x % FP8_BLOCK, part = threadIdx.x / FP8_BLOCK, output = part / 2;
     if (output < OUTPUTS) {
         TileAmaxes &mine = amaxes[output];

@@ -115,9 +115,9 @@ template <Epilogue EPILOGUE> __device__ __forceinline__ void load(Shared &s, con
     }
 }
 
-// Goes through the parts of the tiles of one of the three working warps, which takes every third
-// part. Once a part is in shared memory, the function calls work() with the tile's corner, the
-// warpgroup that computed the part, and the part's number among the parts of that warpgroup.
+// Goes through every third part of the tiles: the parts of one of the three working warps. Once a
+// part is in shared memory, the function calls work() with the tile's corner, the warpgroup that
+// computed the part, and the part's number among the parts of that warpgroup.
 template <Epilogue EPILOGUE, typename WORK>
 __device__ __forceinline__ void each_part(Shared &s, const Parameters &p, int worker, WORK work) {
     int number = 0; // how many tiles this block has finished
