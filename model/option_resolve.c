@@ -64,11 +64,11 @@ static void derive_model(Options *o) {
     if (o->init_method_std == 0) { o->init_method_std = std_of_width(C); }
 }
 
-// Replaces *value by `derived` if it is `asks`, the number that requests a derived value.
+// Replaces *value by `derived` if *value is `request`, the number that requests a derived value.
 // config.txt then omits the option.
-static void derive_iters(Options *o, const char *name, int64_t *value, int64_t asks,
+static void derive_iters(Options *o, const char *name, int64_t *value, int64_t request,
                          int64_t derived) {
-    if (*value != asks) { return; }
+    if (*value != request) { return; }
     *value = derived;
     option_set_source(o, name, SOURCE_DERIVED);
 }
@@ -149,7 +149,7 @@ static bool copy(Options *to, const Options *from, const OptionRow *row, OptionS
 
 // Whether a value of the checkpoint is the one that this run would derive from this run's preset,
 // data and defaults, and the checkpoint's other values. Such a value is derived again, not taken.
-static bool follows(const Options *o, const Options *was, const OptionRow *row) {
+static bool is_derived(const Options *o, const Options *was, const OptionRow *row) {
     int i = (int)(row - option_table);
     Options again = *was;
     again.source[i] = SOURCE_DEFAULT;
@@ -164,7 +164,7 @@ static bool inherit(Options *o, const Options *was, bool model) {
         int source = was->source[row - option_table];
         bool given = !model && source == SOURCE_FILE;
         if (of_model(row) == model && source != SOURCE_DEFAULT &&
-            (given || !follows(o, was, row)) && !copy(o, was, row, SOURCE_CHECKPOINT)) {
+            (given || !is_derived(o, was, row)) && !copy(o, was, row, SOURCE_CHECKPOINT)) {
             return false;
         }
     }
