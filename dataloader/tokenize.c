@@ -166,7 +166,8 @@ static Text open_text(const char *path) {
     return text;
 }
 
-// Returns where the next line after `at` begins; returns `at` if no line begins before `end`.
+// Returns where the next line after `at` begins. If no line begins before `end`, returns where the
+// first whole character of UTF-8 from `at` on begins.
 static size_t next_line(const Text *text, size_t at, size_t end) {
     char piece[4096];
     for (size_t from = at, n; from < end; from += n) {
@@ -175,7 +176,10 @@ static size_t next_line(const Text *text, size_t at, size_t end) {
         const char *line = memchr(piece, '\n', n);
         if (line != NULL) { return from + (size_t)(line + 1 - piece); }
     }
-    return at;
+    size_t n = text->bytes - at < 3 ? text->bytes - at : 3, rest = 0; // bytes of a cut character
+    read_text(text, piece, n, at);
+    while (rest < n && (piece[rest] & 0xc0) == 0x80) { rest++; }
+    return at + rest;
 }
 
 static void tokenize_file(const char *path, Output *train, Output *valid) {

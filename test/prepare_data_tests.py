@@ -246,6 +246,13 @@ def test_the_c_tokenizer_agrees():
     assert read("p/train_00000.bin") == read("c/one_train.bin")
     assert read("p/val_00000.bin") == read("c/one_val.bin")
     assert read("p/tokenizer.bin") == read("c/one_tokenizer.bin")
+    for cut in range(4):  # in one line, a part begins with a whole character
+        write("line.txt", "€" * 99 + "x" * cut)
+        run("tokenize", "--output-prefix", "c/line", "--valid-fraction", 0.1, "line.txt")
+        prepared(f"p_line{cut}", "line.txt", "--valid-fraction", 0.1)
+        assert read(f"p_line{cut}/val_00000.bin") == read("c/line_val.bin")
+        valid, = byte_documents(f"p_line{cut}", "val")
+        assert valid.decode() and not valid.decode().strip("€x"), valid
 
 
 def test_the_order_is_the_seeds():

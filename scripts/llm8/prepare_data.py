@@ -51,7 +51,7 @@ from .text import many, printable
 from .vocabulary import add_options, encodable, open_vocabulary, words_of
 
 VERSION = 2
-UNITS = 6  # increased when this script writes other content into units' files
+UNITS = 7  # increased when this script writes other content into units' files
 OF_CONVERSATIONS = ("chat_template", "special_tokens")  # settings for conversations only
 COUNT = number(int, 1, sys.maxsize, "a whole number from 1 on")
 LONG_TEXT = 1 << 20
@@ -63,6 +63,7 @@ ANEW = "remove the folder {}, then prepare the data again"
 DOCUMENT = numpy.dtype([("unit", "<i4"), ("offset", "<i8"), ("length", "<i8"), ("hash", "<u8"),
                         ("valid", "?"), ("chat", "?"), ("padding", "<i8")])
 # offset, length: in the unit's tokens; padding: how many tokens after the document fill its window
+REST = re.compile(rb"[\x80-\xbf]{0,3}")  # of a character of UTF-8 that is cut
 # no tokenizer here has a word across a line's end between two visible ASCII characters
 BREAK = re.compile(r"(?<=[!-~]\n)(?=[!-~])")
 
@@ -137,7 +138,10 @@ def split_tail(text, fraction):
     starts at the beginning of a line, unless that would make it less than half as long."""
     at = len(text) - int(len(text) * fraction)
     line = text.find(b"\n" if isinstance(text, bytes) else "\n", at, at + (len(text) - at) // 2)
-    at = line + 1 if line >= 0 else at
+    if line >= 0:
+        at = line + 1
+    elif isinstance(text, bytes):  # at a whole character of UTF-8
+        at += len(REST.match(text, at)[0])
     return [(text[:at], False), (text[at:], True)]
 
 
