@@ -245,6 +245,18 @@ const char *format_bytes(char out[32], double bytes) {
     return out;
 }
 
+const char *format_count(char out[32], int64_t n) {
+    char digits[32];
+    int length = snprintf(digits, sizeof(digits), "%lld", (long long)n), to = 0;
+    for (int i = 0; i < length; i++) {
+        bool comma = i > 0 && (length - i) % 3 == 0 && digits[i - 1] != '-';
+        if (comma) { out[to++] = ','; }
+        out[to++] = digits[i];
+    }
+    out[to] = '\0';
+    return out;
+}
+
 const char *line_start(int file) {
     return isatty(file) ? "\r\033[K" : "";
 }

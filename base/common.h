@@ -112,6 +112,8 @@ double process_seconds(void); // since the start of this process, or of the one 
 // Write a text such as "1.5 GiB" or "1h02m" into out, and return out.
 const char *format_bytes(char out[32], double bytes);
 const char *format_duration(char out[32], double seconds);
+// Writes an integer with commas, as "124,439,808".
+const char *format_count(char out[32], int64_t n);
 // Writes a loss or a norm, as "3.4568", "4.15e+14" or "nan".
 const char *format_number(char out[32], double x);
 // Returns the text that each line of output must begin with: on a terminal the control sequence

@@ -699,8 +699,8 @@ def test_the_trainer_reads_the_masks():
                  "--eval-interval", 3, "--metrics", "m.jsonl", "--save", "saved")
     counted = {split: sum(row["counted"] for row in manifest("d")["shards"]
                           if row["name"].startswith(split)) for split in ("train", "val")}
-    assert f", {counted['train']} of them counted, " in result.out, result.out
-    assert f", {counted['val']} of them counted, " in result.out
+    assert f", {counted['train']:,} of them counted, " in result.out, result.out
+    assert f", {counted['val']:,} of them counted, " in result.out
     assert not result.err, result.err
     assert records("m.jsonl", "run")[0]["data_targets"] == counted["train"]
     one = records("m.jsonl", "step")
@@ -968,7 +968,7 @@ def test_large_shards_have_the_same_checksum():
     tiny = ("train_gpt", *TINY[:4], "--seq-length", 96, "--data", path, "--train-iters", 1,
             "--micro-batch-size", 1)
     counted = int((tokens[1:len(tokens) // 96 * 96 + 1] < 100).sum())
-    assert f", {counted} of them counted" in run(*tiny).out
+    assert f", {counted:,} of them counted" in run(*tiny).out
     write(path + ".mask",
           b"".join(shards.bits(".mask", tokens < 100, shards.checksum(path) ^ 1, 0)))
     refused(run(*tiny, check=False), "the mask of another shard")

@@ -31,8 +31,8 @@ test_a_mixture_says_its_sources() {
     expect_status 0 run "${valid[@]}" --epochs 2 --save whole || return
     says ' tokens in 3 shards, 376 sequences an epoch' 'source      d1/x_train.bin: 50% of the sequences, ' ' 63 steps of 384 tokens' \
         ' 2.01 epochs' 'source      d3/x_val.bin: 50% of the loss, ' '  valid loss ' ' of d2/x_val.bin' \
-        'source d1/x_train.bin: 12096 tokens, 6.00 epochs' 'source d2/x_train.bin: 7264 tokens, ' \
-        'source d3/x_train.bin: 4832 tokens, '
+        'source d1/x_train.bin: 12,096 tokens, 6.00 epochs' 'source d2/x_train.bin: 7,264 tokens, ' \
+        'source d3/x_train.bin: 4,832 tokens, '
     steps=$(tail -n 1 whole/metrics.jsonl)
     [[ $steps == *'"source_tokens":[12096,7264,4832],"source_epochs":[6,1.8'* ]] || fail "$steps"
     has whole/config.txt 'epochs 2' || fail "$(<whole/config.txt)"

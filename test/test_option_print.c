@@ -1,5 +1,5 @@
 // What a user sees of options: --help, the echo, the saved configuration, the learning rates, and
-// the line of a step.
+// the line of a step; counts with commas.
 
 #include "../train/run.h"
 #include "../train/start.h"
@@ -343,4 +343,19 @@ TEST(step_lines_fit_100_columns) {
         CHECK(longest_line(line) <= 100);
         run_free_configuration(&run);
     }
+}
+
+TEST(counts_have_commas) {
+    static const struct {
+        int64_t count;
+        const char *text;
+    } rows[] = {{0, "0"},
+                {999, "999"},
+                {1000, "1,000"},
+                {-1000, "-1,000"},
+                {-999, "-999"},
+                {124439808, "124,439,808"},
+                {INT64_MIN, "-9,223,372,036,854,775,808"}};
+    char text[32];
+    EACH (row, rows) { CHECK_TEXT(format_count(text, row->count), row->text); }
 }

@@ -210,7 +210,7 @@ test_step_line_has_its_fields() {
     line+=" \| $number ms \| "
     is "$(grep -cE "${line}ETA [0-9hms]+$" log) $(grep -cE "${line}start [0-9.]+ s$" log)" "$((steps - 1)) 1"
     # what does not change is printed once
-    for line in '^  model +[0-9]+ parameters, FP8, [0-9.e+]+ FLOPs a token$' '^  memory +[0-9.]+ MiB' \
+    for line in '^  model +[0-9,]+ parameters, FP8, [0-9.e+]+ FLOPs a token$' '^  memory +[0-9.]+ MiB' \
         '^eval after step 5 \| valid loss [0-9.]+ \(best\) \| perplexity [0-9.e+]+ \| '; do
         grep -qE "$line" log || fail "no $line"
     done

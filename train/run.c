@@ -222,8 +222,8 @@ static void print_sources(const Run *run) {
     if (!options_train(&run->options)) { return; }
     for (int i = 0; i < m->count && m->count > 1; i++) {
         int64_t samples = blend_count(&m->blend, i, run->progress.samples);
-        printf("source %s: %lld tokens, %.2f epochs\n", m->sources[i].pattern,
-               (long long)samples * run->options.seq_length,
+        printf("source %s: %s tokens, %.2f epochs\n", m->sources[i].pattern,
+               format_count((char[32]){0}, samples * run->options.seq_length),
                (double)samples / (double)m->data[i].windows);
     }
 }

@@ -12,7 +12,7 @@ static const char *const data_options[] = {"data", "valid-data"};
 
 // Returns a text with the number of tokens that count in the loss, or "" if the data have no masks.
 static const char *say_counted(char out[64], bool masked, int64_t targets) {
-    snprintf(out, 64, "%lld of them counted, ", (long long)targets);
+    snprintf(out, 64, "%s of them counted, ", format_count((char[32]){0}, targets));
     return masked ? out : "";
 }
 
@@ -83,17 +83,19 @@ static void announce_train_data(const Run *run) {
             o->global_batch_size);
     }
     char counted[64];
-    printf("  training    %lld tokens in %d shard%s, %s%lld sequence%s an epoch\n",
-           (long long)m->tokens, m->num_shards, plural(m->num_shards),
-           say_counted(counted, m->masked, m->targets), (long long)m->windows, plural(m->windows));
+    printf("  training    %s tokens in %d shard%s, %s%s sequence%s an epoch\n",
+           format_count((char[32]){0}, m->tokens), m->num_shards, plural(m->num_shards),
+           say_counted(counted, m->masked, m->targets), format_count((char[32]){0}, m->windows),
+           plural(m->windows));
     for (int i = 0; i < m->count && m->count > 1; i++) {
         const Dataset *data = &m->data[i];
-        printf("  source      %s: %.4g%% of the sequences, %lld tokens in %d shard%s, "
-               "%s%lld sequence%s an epoch of it\n",
-               m->sources[i].pattern, 100 * blend_share(&m->blend, i), (long long)data->tokens,
-               data->num_shards, plural(data->num_shards),
+        printf("  source      %s: %.4g%% of the sequences, %s tokens in %d shard%s, "
+               "%s%s sequence%s an epoch of it\n",
+               m->sources[i].pattern, 100 * blend_share(&m->blend, i),
+               format_count((char[32]){0}, data->tokens), data->num_shards,
+               plural(data->num_shards),
                say_counted(counted, data->with_targets != NULL, data->targets),
-               (long long)data->windows, plural(data->windows));
+               format_count((char[32]){0}, data->windows), plural(data->windows));
     }
 }
 
@@ -191,14 +193,15 @@ void run_open_data(Run *run) {
         }
         char counted[64];
         int64_t samples = run_eval_all_samples(run);
-        printf("  validation  %lld tokens, %s%lld sequence%s an evaluation\n",
-               (long long)valid->tokens, say_counted(counted, valid->masked, valid->targets),
-               (long long)samples, plural(samples));
+        printf("  validation  %s tokens, %s%s sequence%s an evaluation\n",
+               format_count((char[32]){0}, valid->tokens),
+               say_counted(counted, valid->masked, valid->targets),
+               format_count((char[32]){0}, samples), plural(samples));
         for (int i = 0; i < valid->count && valid->count > 1; i++) {
             samples = run_eval_samples(run, i);
-            printf("  source      %s: %.4g%% of the loss, %lld sequence%s\n",
+            printf("  source      %s: %.4g%% of the loss, %s sequence%s\n",
                    valid->sources[i].pattern, 100 * blend_share(&valid->blend, i),
-                   (long long)samples, plural(samples));
+                   format_count((char[32]){0}, samples), plural(samples));
         }
     }
     if (run->train_data.count + valid->count > 0) { announce_documents(run); }

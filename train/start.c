@@ -135,8 +135,8 @@ void run_announce(Run *run) {
 void run_start(Run *run, const char *device) {
     const Options *o = &run->options;
     snprintf(run->device, sizeof(run->device), "%s", device);
-    printf("Run\n  device      %s\n  model       %lld parameters, %s, %.3g FLOPs a token\n", device,
-           (long long)run->layout.num_parameters, precision_name(&run->precision),
+    printf("Run\n  device      %s\n  model       %s parameters, %s, %.3g FLOPs a token\n", device,
+           format_count((char[32]){0}, run->layout.num_parameters), precision_name(&run->precision),
            flops_per_token(&run->config));
     or_die(checkpoint_share(&run->start, &run->group));
     run_beat(run, ACTIVITY_WORK, "opening the data");
@@ -153,8 +153,9 @@ void run_start(Run *run, const char *device) {
     Progress done = o->resumes ? run->start.progress : (Progress){0};
     int64_t tokens = done.tokens + max64(0, o->train_iters - done.step) * step_tokens;
     if (run->group.ranks > 1) { printf("  ranks       %d\n", run->group.ranks); }
-    printf("  schedule    %lld step%s of %lld tokens (%d x %d micro-batch%s), %.2f epochs\n",
-           (long long)o->train_iters, plural(o->train_iters), (long long)step_tokens, micro_batches,
+    printf("  schedule    %s step%s of %s tokens (%d x %d micro-batch%s), %.2f epochs\n",
+           format_count((char[32]){0}, o->train_iters), plural(o->train_iters),
+           format_count((char[32]){0}, step_tokens), micro_batches,
            o->micro_batch_size * o->seq_length, micro_batches > 1 ? "es" : "",
            (double)tokens / o->seq_length / (double)run->train_data.windows);
     if (options_save(o)) {
@@ -183,8 +184,8 @@ static void resume(Run *run) {
     or_die(group_agree(&run->group, CHANNEL_MAIN, whole));
     run->progress = checkpoint->progress;
     run->saves.step = checkpoint->progress.step;
-    printf("resuming from %s: step %lld, %lld tokens\n", checkpoint->path,
-           (long long)run->progress.step, (long long)run->progress.tokens);
+    printf("resuming from %s: step %lld, %s tokens\n", checkpoint->path,
+           (long long)run->progress.step, format_count((char[32]){0}, run->progress.tokens));
     or_die(checkpoint_match(checkpoint, o, &run->layout));
     // progress.samples counts sequences of this run's --seq-length
     run->progress.samples = run->progress.tokens / o->seq_length;
