@@ -56,6 +56,21 @@ SPANS = [
      "assistant:{% endif %}", turns(says("A"), says("B")), [
          "user: Hi;assistant:[[ A</s>]]",
          "user: Hi;assistant: A;user: Hi;assistant:[[ B</s>]]"], ""),
+    ("an end of two tokens", EACH + "<|{{ m.role }}|>{{ m.content }}<|end|></s>{% endfor %}" +
+     PROMPTS, turns(says("A"), says("B")), [
+         "<|user|>Hi<|end|></s><|assistant|>[[A<|end|></s>]]<|user|>Hi<|end|></s><|assistant|>"
+         "[[B<|end|></s>]]"], ""),
+    ("an end and a header always", EACH + "{% if loop.first %}</s><|{{ m.role }}|>{% endif %}"
+     "{{ m.content }}{% if m.role != 'user' %}<|end|>{% endif %}</s><|{% if m.role == 'user' %}"
+     "assistant{% elif loop.last %}assistant{% else %}user{% endif %}|>{% endfor %}",
+     turns(says("A"), says("B")), [
+         "</s><|user|>Hi</s><|assistant|>[[A<|end|>]]</s><|user|>Hi</s><|assistant|>[[B<|end|>]]"
+         "</s><|assistant|>"], ""),
+    ("an end of the last, after each turn's", EACH + "<|{{ m.role }}|>{{ m.content }}<|end|>"
+     "{% if loop.last and not add_generation_prompt %}</s>{% endif %}{% endfor %}" + PROMPTS,
+     turns(says("A"), says("B")), [
+         "<|user|>Hi<|end|><|assistant|>[[A<|end|>]]<|user|>Hi<|end|><|assistant|>[[B<|end|>]]"
+         "</s>"], ""),
     ("an end of the whole", AS_OBJECTS + "{% if not add_generation_prompt %}.</s>{% endif %}",
      turns(says("A"), says("B")), [
          "<|user|>Hi<|end|><|assistant|>[[A<|end|>]]<|user|>Hi<|end|><|assistant|>[[B<|end|>]]."
@@ -101,6 +116,10 @@ SPANS = [
             f"<|user|>Hi<|end|><|assistant|><think>\n[[{THOUGHT[8:]}<|end|>]]",
             "<|user|>Hi<|end|><|assistant|>\n\nB<|end|><|user|>Hi<|end|><|assistant|>[[<C<|end|>]]"],
      "restored unprompted"),
+    ("prompts open a thought that the answer has itself", EACH + "<|{{ m.role }}|>"
+     "{% if m.role != 'user' and '<think>' not in m.content %}<think>\n\n</think>\n\n{% endif %}"
+     "{{ m.content }}<|end|>{% endfor %}" + PROMPTS.replace("{% endif", "<think>\n\n{% endif"),
+     turns(says(THOUGHT)), [f"<|user|>Hi<|end|><|assistant|>[[{THOUGHT}<|end|>]]"], "unprompted"),
     ("prompts write the system's message, texts do not", EACH + "{% if m.role == 'user' %}<|user|>"
      "{% if loop.last %}{{ messages[0].content }}\n{% endif %}{{ m.content }}<|end|>"
      "{% elif m.role == 'assistant' %} {{ m.content }}</s>{% endif %}{% endfor %}",

@@ -286,8 +286,8 @@ def jinja_environment():
 
 
 class Form:
-    """One of a tokenizer's templates. end: the token that ends an answer; None: the template writes
-    none. after: the text that the template writes after this token."""
+    """One of a tokenizer's templates. end: the token that ends an answer, or several in a row;
+    None: the template writes none. after: the text that the template writes after the end."""
 
     def __init__(self, environment, source):
         names = environment.parse(source).find_all(nodes.Name)
@@ -347,7 +347,12 @@ class ChatTemplate:
                 # if the prompt ends with the text after an answer, that text may be an answer's
                 # header
                 header = tail.strip() and prompt.endswith(tail)
-                more = self.write(form, [*first, ask, answer, ask], False, tools) if header else ""
+                try:
+                    more = self.write(form, [*first, ask, answer, ask], False, tools)
+                except Exception:
+                    if header:
+                        raise
+                    more = ""
             except UndefinedName as name:
                 if is_default:
                     raise self.undefined(name) from None
@@ -358,7 +363,11 @@ class ChatTemplate:
                 more = re.sub(f"[{BEGIN}{END}]", "", more.rpartition(CONTENT)[2])
                 ended = self.special.search(tail) or self.added.search(tail)
                 if ended and (not header or ended.end() <= len(common(tail, more))):
-                    form.end, form.after = ended[0], tail[ended.end():]
+                    end = ended.end()
+                    every = not header and more.startswith(tail) # the tail is of every answer
+                    while every and (another := self.special.match(tail, end)):
+                        end = another.end()
+                    form.end, form.after = tail[ended.start():end], tail[end:]
                 elif header:
                     form.after = tail
                 return
@@ -371,8 +380,9 @@ class ChatTemplate:
                 if self.tokenizer.token_to_id(text) is None]
 
     def ends(self):
-        """Returns the tokens that end answers."""
-        found = [self.tokenizer.token_to_id(form.end or "") for form in self.forms.values()]
+        """Returns the tokens that end answers, of several in a row the last."""
+        found = [self.tokenizer.token_to_id(text) for form in self.forms.values()
+                 for text in self.added.findall(form.end or "")[-1:]]
         return {token for token in found if token is not None}
 
     def form_of(self, conversation):
@@ -471,6 +481,8 @@ class ChatTemplate:
                 doubts["restored"] += 1
         if text.startswith(prompt):
             return text, len(prompt.rstrip(" "))
+        if kept and content in text and not (before and text.startswith(before)):
+            before = text[:text.rindex(content)] # what stands there depends on the content
         before = before and before.rstrip(" ")
         if before is not None and text.startswith(before):
             opening = common(prompt, before)
