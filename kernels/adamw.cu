@@ -111,10 +111,10 @@ __device__ __forceinline__ void store4(void *out, int i, const Floats4 &x) {
     static_cast<float4 *>(out)[i] = make_float4(x.v[0], x.v[1], x.v[2], x.v[3]);
 }
 
-__device__ __forceinline__ float range4(float range, const Floats4 &x) {
+__device__ __forceinline__ float amax4(float amax, const Floats4 &x) {
 #pragma unroll
-    for (int j = 0; j < QUAD; j++) { range = range_of(range, x.v[j]); }
-    return range;
+    for (int j = 0; j < QUAD; j++) { amax = amax_of(amax, x.v[j]); }
+    return amax;
 }
 
 // The addresses of a thread block's first parameters. The block finds its quads by 32-bit indices
@@ -417,14 +417,14 @@ __device__ __forceinline__ int64_t block_scale_index(const Fp8Weight &w, uint32_
     return fp8_scale_index(SCALE_BLOCK_128X128, w.rows, w.columns, (int)row, (int)column);
 }
 
-// Raises each lane's *amax to at least the lane's `range`. Lanes with the same address share one
-// atomic operation.
-__device__ __forceinline__ void lanes_amax(float *amax, float range) {
+// Raises each lane's *amax to at least the lane's `magnitude`. Lanes with the same address share
+// one atomic operation.
+__device__ __forceinline__ void lanes_amax(float *amax, float magnitude) {
     uint32_t peers = __match_any_sync(__activemask(), (unsigned long long)amax);
-    uint32_t bits = __reduce_max_sync(peers, __float_as_uint(range));
-    uint32_t *largest = reinterpret_cast<uint32_t *>(amax);
+    uint32_t bits = __reduce_max_sync(peers, __float_as_uint(magnitude));
+    uint32_t *to = reinterpret_cast<uint32_t *>(amax);
     bool first = threadIdx.x % WARP == __ffs((int)peers) - 1;
-    if (first && bits > __ldcg(largest)) { atomicMax(largest, bits); }
+    if (first && bits > __ldcg(to)) { atomicMax(to, bits); }
 }
 
 // A thread block takes ADAMW_QUADS quads of a segment. A launch has the blocks of all segments of
@@ -501,13 +501,13 @@ __global__ void __launch_bounds__(ADAMW_THREADS, JOB == JOB_ADAMW8 ? 3 : 0)
         }
         Floats4 w = unpack4(packed);
         if (blockwise) {
-            float *range = blocks.amax +
+            float *entry = blocks.amax +
                            block_scale_index(blocks,
                                              (uint32_t)(s.weight_offset + begin) + i * QUAD);
-            if (measures) { lanes_amax(range, range4(0.0f, w)); }
-            if (writes) { scale = fp8_block_scale(*range, blocks.target, blocks.power_of_two); }
+            if (measures) { lanes_amax(entry, amax4(0.0f, w)); }
+            if (writes) { scale = fp8_block_scale(*entry, blocks.target, blocks.power_of_two); }
         } else if (measures) {
-            amax = range4(amax, w);
+            amax = amax4(amax, w);
         }
         if (writes) { static_cast<uint32_t *>(at.out)[i] = encode4<FP8_E4M3>(w.v, scale); }
     }

@@ -508,8 +508,8 @@ void round_blocks_to_fp8(float *out, const float *x, Fp8Blocks b, Fp8Counts *cou
             }
             for (int i = 0; i < width; i++) { largest = amax[i] > largest ? amax[i] : largest; }
             for (int i = 0; i < width; i++) {
-                float range = float_from_bits(b.width == 1 ? amax[i] : largest);
-                scale[i] = fp8_block_scale(range, fp8_max(b.type), b.power_of_two);
+                float magnitude = float_from_bits(b.width == 1 ? amax[i] : largest);
+                scale[i] = fp8_block_scale(magnitude, fp8_max(b.type), b.power_of_two);
             }
             // usually the factor is computed from the amax; but if the scale is at its limit, or is
             // 1 because the block is all zeros, the factor is the scale's inverse

@@ -37,10 +37,10 @@ __device__ __forceinline__ float reciprocal_fast(float x) {
     return y;
 }
 
-// Returns the larger of `range` and |x|, or NaN if either is NaN.
-__device__ __forceinline__ float range_of(float range, float x) {
+// Returns the larger of `amax` and |x|, or NaN if either is NaN.
+__device__ __forceinline__ float amax_of(float amax, float x) {
     float larger;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(range), "f"(fabsf(x)));
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(amax), "f"(fabsf(x)));
     return larger;
 }
 
@@ -235,25 +235,25 @@ template <typename T> __device__ __forceinline__ T block_sum(T x, T *shared) {
     return warp_sum(x);
 }
 
-__device__ __forceinline__ float range8(float range, const Floats8 &x) {
-    for (int j = 0; j < VEC; j++) { range = range_of(range, x.v[j]); }
-    return range;
+__device__ __forceinline__ float amax8(float amax, const Floats8 &x) {
+    for (int j = 0; j < VEC; j++) { amax = amax_of(amax, x.v[j]); }
+    return amax;
 }
 
-// Sets *amax to the larger of *amax and the largest `range` of the block. Floats are compared by
-// their bits: non-negative floats have the order of their bits, and NaN is the largest. All threads
-// must call it.
-__device__ __forceinline__ void block_amax(float *amax, float range) {
+// Sets *amax to the larger of *amax and the largest `magnitude` of the block. Floats are compared
+// by their bits: non-negative floats have the order of their bits, and NaN is the largest. All
+// threads must call it.
+__device__ __forceinline__ void block_amax(float *amax, float magnitude) {
     __shared__ uint32_t shared[WARP];
     int thread = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
-    uint32_t bits = __reduce_max_sync(~0u, __float_as_uint(range));
+    uint32_t bits = __reduce_max_sync(~0u, __float_as_uint(magnitude));
     if (thread % WARP == 0) { shared[thread / WARP] = bits; }
     __syncthreads();
     if (thread < WARP) {
         bits = thread < threads / WARP ? shared[thread] : 0;
         bits = __reduce_max_sync(~0u, bits);
-        uint32_t *largest = reinterpret_cast<uint32_t *>(amax);
-        if (thread == 0 && bits > __ldcg(largest)) { atomicMax(largest, bits); }
+        uint32_t *to = reinterpret_cast<uint32_t *>(amax);
+        if (thread == 0 && bits > __ldcg(to)) { atomicMax(to, bits); }
     }
 }
 

@@ -181,7 +181,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
     const int g = lane / 4, t = lane % 4;
     const float product_scale = *p.scale_a * *p.scale_b, scale = p.out.scale->scale;
     Staging &staging = s.staging[w];
-    float range = 0.0f;
+    float largest = 0.0f;
 
     Work tile(p);
     while (tile.tiles_left > 0) {
@@ -329,7 +329,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
                         for (int k = 0; k < 4; k++) {
                             float x = in[k] + biases[k];
                             values[k] = BACKWARD ? product[k] * gelu_slope(x) : gelu(x);
-                            range = range_of(range, values[k]);
+                            largest = amax_of(largest, values[k]);
                             float &sum = columns[j * 4 + k];
                             sum = i > 0 ? sum + values[k] : values[k];
                         }
@@ -376,7 +376,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
                                                                  (totals[2] + totals[3]);
         }
     }
-    raise_amax(p.out, range);
+    raise_amax(p.out, largest);
 }
 
 #endif

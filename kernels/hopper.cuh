@@ -359,9 +359,10 @@ __device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
     return *reinterpret_cast<uint32_t *>(&pair);
 }
 
-// If out.writes_amax, raises the amax to the largest `range` of the warp. All lanes must call it.
-__device__ __forceinline__ void raise_amax(const Operand &out, float range) {
-    uint32_t bits = __reduce_max_sync(~0u, __float_as_uint(range));
+// If out.writes_amax, raises the amax to the largest `magnitude` of the warp. All lanes must call
+// it.
+__device__ __forceinline__ void raise_amax(const Operand &out, float magnitude) {
+    uint32_t bits = __reduce_max_sync(~0u, __float_as_uint(magnitude));
     if (threadIdx.x % WARP == 0 && out.writes_amax) {
         atomicMax(reinterpret_cast<uint32_t *>(&out.scale->amax), bits);
     }

@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(WARPS *WARP, 3)
         }
     }
     squares = row_sum<W>(squares, shared[1] + group * W, group, lane);
-    float r = rsqrtf(fmaf(squares, inverse, n.eps)), range = 0.0f;
+    float r = rsqrtf(fmaf(squares, inverse, n.eps)), largest = 0.0f;
     if (lane == 0) {
         if (LAYERNORM) { n.mean[row] = mu; }
         n.rstd[row] = r;
@@ -94,9 +94,9 @@ __global__ void __launch_bounds__(WARPS *WARP, 3)
         for (int j = 0; j < VEC; j++) { v[k].v[j] = normalised(v[k].v[j], r, w.v[j], b.v[j]); }
         uint4 packed = pack8(v[k]);
         reinterpret_cast<uint4 *>(out)[first + i] = packed;
-        if (amax != nullptr) { range = range8(range, unpack8(packed)); }
+        if (amax != nullptr) { largest = amax8(largest, unpack8(packed)); }
     }
-    if (amax != nullptr) { block_amax(amax, range); }
+    if (amax != nullptr) { block_amax(amax, largest); }
 }
 
 template <int W, int V>
@@ -245,7 +245,7 @@ __global__ void __launch_bounds__(MAX_THREADS)
     Floats8 w = {}, b = {};
     if (inside) { w = load8(n.weight, vector); }
     if (inside && LAYERNORM) { b = load8(n.bias, vector); }
-    float range = 0.0f, scale = out.scale->scale;
+    float largest = 0.0f, scale = out.scale->scale;
     auto fetch = [&](int row, int) {
         int at = row * vectors + vector;
 #pragma unroll
@@ -295,7 +295,7 @@ __global__ void __launch_bounds__(MAX_THREADS)
         for (int i = 0; i < ROWS; i++, at += vectors) {
             Floats8 v = x[i];
             for (int j = 0; j < VEC; j++) { v.v[j] = normalised(v.v[j], rstd[i], w.v[j], b.v[j]); }
-            range = range8(range, v);
+            largest = amax8(largest, v);
             codes[i] = encode8<FP8_E4M3>(v, scale);
             if (out.rows.codes != nullptr) {
                 reinterpret_cast<uint2 *>(out.rows.codes)[at] = codes[i];
@@ -303,7 +303,7 @@ __global__ void __launch_bounds__(MAX_THREADS)
         }
     };
     sweep<ROWS, true>(n.M, n.C, division, tile, out.columns.codes, fetch, rows);
-    if (out.writes_amax) { block_amax(&out.scale->amax, range); }
+    if (out.writes_amax) { block_amax(&out.scale->amax, largest); }
 }
 
 // A source (quantize.cuh) of the norm's output, from known statistics.
@@ -404,7 +404,7 @@ __global__ void __launch_bounds__(R == 1 ? 2 * MAX_THREADS : MAX_THREADS)
     Floats8 weight_sum = {}, bias_sum = {}, column_sum = {};
     uint4 weight = {};
     if (inside) { weight = reinterpret_cast<const uint4 *>(n.weight)[vector]; }
-    float range = 0.0f, scale = CODES ? out.scale->scale : 1.0f;
+    float largest = 0.0f, scale = CODES ? out.scale->scale : 1.0f;
     float next_mean[R], next_rstd[R]; // mean and rstd of the rows that are being fetched
     auto slot_of = [&](int i) -> uint4 & { return dynamic[threadIdx.x + i * blockDim.x]; };
     auto fetch = [&](int row, int turn) { // rows past the end become zeros
@@ -463,14 +463,14 @@ __global__ void __launch_bounds__(R == 1 ? 2 * MAX_THREADS : MAX_THREADS)
             for (int j = 0; j < VEC && LAYERNORM; j++) { column_sum.v[j] += value.v[j]; }
             bool stores = (CODES || row + i < n.M) && inside;
             if (stores) { reinterpret_cast<uint4 *>(out.bf16)[at] = packed; }
-            if (stores && (CODES || amax != nullptr)) { range = range8(range, value); }
+            if (stores && (CODES || amax != nullptr)) { largest = amax8(largest, value); }
             if (CODES) { codes[i] = encode8<TYPE>(value, scale); }
             if (CODES && stores) { reinterpret_cast<uint2 *>(out.rows.codes)[at] = codes[i]; }
         }
     };
     sweep<R, CODES>(n.M, n.C, division, tile, CODES ? out.columns.codes : nullptr, fetch, rows);
-    if (CODES && out.writes_amax) { block_amax(&out.scale->amax, range); }
-    if (!CODES && amax != nullptr) { block_amax(amax, range); }
+    if (CODES && out.writes_amax) { block_amax(&out.scale->amax, largest); }
+    if (!CODES && amax != nullptr) { block_amax(amax, largest); }
     float *sums = reinterpret_cast<float *>(dynamic), *partials = n.scratch.data;
     int64_t kind = (int64_t)gridDim.x * n.C;
     write_partial(partials, sums, weight_sum, n.C, group, division);

@@ -3,12 +3,12 @@
 #include "quantize.cuh"
 
 __global__ void amax_kernel(float *amax, const Bf16 *x, int64_t vectors) {
-    float range = 0.0f;
+    float largest = 0.0f;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < vectors;
          i += (int64_t)gridDim.x * blockDim.x) {
-        range = range8(range, load8(x, i));
+        largest = amax8(largest, load8(x, i));
     }
-    block_amax(amax, range);
+    block_amax(amax, largest);
 }
 
 void measure_bf16(Operand out, int M, int N, cudaStream_t stream) {

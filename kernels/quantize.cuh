@@ -239,7 +239,7 @@ __global__ void __launch_bounds__(TILE_THREADS)
     bool first = blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0;
     bool measured = SOURCE::WAITS && out.scaling == SCALE_CURRENT;
     float scale = measured ? measured_scale(out.scale, out.target, first) : out.scale->scale;
-    float range = 0.0f;
+    float largest = 0.0f;
     uint2 codes[OUTPUTS][THREAD_ROWS] = {};
     Floats8 sum = {};
     source.begin(row, column / VEC);
@@ -254,7 +254,7 @@ __global__ void __launch_bounds__(TILE_THREADS)
             source.compute(i, raw[i], values);
 #pragma unroll
             for (int k = 0; k < OUTPUTS; k++) {
-                range = range8(range, values[k]);
+                largest = amax8(largest, values[k]);
                 codes[k][i] = encode8<TYPE>(values[k], scale);
                 if (out.rows.codes != nullptr) {
                     *reinterpret_cast<uint2 *>(out.rows.codes + at + k * N) = codes[k][i];
@@ -282,7 +282,7 @@ __global__ void __launch_bounds__(TILE_THREADS)
         write_tiles<TILE_ROWS, TILE_COLUMNS, TILE_THREADS>(out.columns.codes, tiles, first_row,
                                                            first_column, M, N);
     }
-    if (!measured && out.writes_amax) { block_amax(&out.scale->amax, range); }
+    if (!measured && out.writes_amax) { block_amax(&out.scale->amax, largest); }
 }
 
 // ---- to FP8 by blocks: a tile is 128 x 128, of which a thread takes 4 rows x 8 columns ----------
@@ -522,7 +522,7 @@ __global__ void __launch_bounds__(256, SM_THREADS / 256)
     write_bf16_kernel(SOURCE source, Bf16 *out, float *amax, int count) {
     enum { OUTPUTS = SOURCE::OUTPUTS };
     int i = blockIdx.x * blockDim.x + threadIdx.x;
-    float range = 0.0f;
+    float largest = 0.0f;
     if (i < count) {
         Floats8 values[OUTPUTS];
         int row = SOURCE::NEEDS_ROW ? i / source.vectors : 0, vector = i - row * source.vectors;
@@ -533,10 +533,10 @@ __global__ void __launch_bounds__(256, SM_THREADS / 256)
             uint4 packed = pack8(values[k]);
             int to = (row * OUTPUTS + k) * source.vectors + vector;
             reinterpret_cast<uint4 *>(out)[to] = packed;
-            if (amax != nullptr) { range = range8(range, unpack8(packed)); }
+            if (amax != nullptr) { largest = amax8(largest, unpack8(packed)); }
         }
     }
-    if (amax != nullptr) { block_amax(amax, range); }
+    if (amax != nullptr) { block_amax(amax, largest); }
 }
 
 // ---- to column sums -----------------------------------------------------------------------------
@@ -551,7 +551,7 @@ __global__ void __launch_bounds__(WARP *ROW_LANES)
     column_sums_kernel(SOURCE source, Bf16 *out, float *amax, float *partials, int M, int N) {
     __shared__ float shared[ROW_LANES][SUM_COLUMNS];
     int i = blockIdx.x * WARP + threadIdx.x;
-    float range = 0.0f;
+    float largest = 0.0f;
     Floats8 sum = {};
     if (i < source.vectors) {
 #pragma unroll 4
@@ -563,7 +563,7 @@ __global__ void __launch_bounds__(WARP *ROW_LANES)
             if (WRITES) {
                 v = unpack8(pack8(v));
                 store8(out, row * source.vectors + i, v);
-                if (amax != nullptr) { range = range8(range, v); }
+                if (amax != nullptr) { largest = amax8(largest, v); }
             }
             add8(sum, v);
         }
@@ -576,7 +576,7 @@ __global__ void __launch_bounds__(WARP *ROW_LANES)
     for (int lane = 1; lane < ROW_LANES; lane++) { total += shared[lane][column]; }
     int64_t at = (int64_t)blockIdx.x * SUM_COLUMNS + column;
     if (at < N) { partials[(int64_t)blockIdx.y * N + at] = total; }
-    if (WRITES && amax != nullptr) { block_amax(amax, range); }
+    if (WRITES && amax != nullptr) { block_amax(amax, largest); }
 }
 
 template <bool WRITES, typename SOURCE>

@@ -139,7 +139,7 @@ __device__ __forceinline__ void encode(Shared &s, const Parameters &p, int worke
     const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const float scale = p.out.scale->scale;
     auto &staging = s.staging[worker];
-    float range = 0.0f;
+    float largest = 0.0f;
     each_part<SWIGLU>(s, p, worker, [&](Corner begin, int w, int part) {
         const int down = part / 2 * PART_ROWS, half = part % 2;
         const uint8_t *gate = s.x[w][0][half] + down * FULL_ROW;
@@ -169,7 +169,7 @@ __device__ __forceinline__ void encode(Shared &s, const Parameters &p, int worke
                                                  swiglu(low_bf16(gates.y), low_bf16(ups.y)),
                                                  swiglu(high_bf16(gates.y), high_bf16(ups.y))};
 #pragma unroll
-                        for (float value : values) { range = range_of(range, value); }
+                        for (float value : values) { largest = amax_of(largest, value); }
                         codes[r] = encode4<FP8_E4M3>(values, scale);
                     }
                     units_t[j * 2] = __byte_perm(codes[0], codes[1], 0x5140);
@@ -198,7 +198,7 @@ __device__ __forceinline__ void encode(Shared &s, const Parameters &p, int worke
         }
         __syncwarp();
     });
-    raise_amax(p.out, range);
+    raise_amax(p.out, largest);
 }
 
 // Stores 16 rows of a tile from shared memory. The first one is row `down` of warpgroup w's rows in

@@ -158,9 +158,9 @@ inline float __logf(float x) {
     return logf(x);
 }
 
-inline float range_of(float range, float x) {
+inline float amax_of(float amax, float x) {
     x = fabsf(x);
-    return x != x || x > range ? x : range; // NaN when either is
+    return x != x || x > amax ? x : amax; // NaN when either is
 }
 
 inline void group_barrier(int group, int lanes) {
