@@ -347,7 +347,7 @@ static bool check_values(const Options *o) {
     if (o->fp8_recipe == FP8_RECIPE_BLOCKWISE && o->fp8_fast_accumulation != FAST_NONE &&
         option_source(o, "fp8-fast-accumulation") >= SOURCE_FILE) {
         return fail("--fp8-fast-accumulation %s: must be none with --fp8-recipe blockwise, whose "
-                    "products have no fast accumulation",
+                    "matmuls have no fast accumulation",
                     option_text(o, option_row("fp8-fast-accumulation"), from));
     }
     if (!o->deterministic && o->check_interval > 0) {

@@ -283,7 +283,7 @@ older_devices() {
 }
 check "older devices" older_devices
 # Ada (8.9) and Blackwell (10.0) have FP8 products by tensors alone.
-no_blocks="no products by blocks; try --fp8-recipe delayed" by_blocks="$fp8 --fp8-recipe blockwise"
+no_blocks="no matmuls by blocks; try --fp8-recipe delayed" by_blocks="$fp8 --fp8-recipe blockwise"
 other_devices() { # capability
     local STANDIN_CAPABILITY=90
     export STANDIN_CAPABILITY

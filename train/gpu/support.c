@@ -38,7 +38,7 @@ NumberSupport support_find(Gpu *gpu, const Options *o, const Group *group) {
     if (support.lacks_fp8 == NULL && fp8_self_check(gpu, o, support) < 0) {
         bool blocks = o->fp8_recipe == FP8_RECIPE_BLOCKWISE;
         snprintf(reason, sizeof(reason), "%s",
-                 blocks ? "no products by blocks; try --fp8-recipe delayed"
+                 blocks ? "no matmuls by blocks; try --fp8-recipe delayed"
                         : "the FP8 self-check failed");
         warn("%s", error_text());
         support.lacks_fp8 = reason;

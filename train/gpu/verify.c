@@ -1,5 +1,5 @@
-// --verify: is this machine fit to train on? Checks versions, memory, a product and two attentions,
-// small FP8 products, and NCCL.
+// --verify: is this machine fit to train on? Checks versions, memory, a matmul and two attentions,
+// small FP8 matmuls, and NCCL.
 #include "../../base/rng.h"
 #include "../../kernels/attention.h"
 #include "../../kernels/cpu.h"
@@ -65,12 +65,12 @@ static void result_row(const char *what, const Gpu *gpu, const Bf16 *device, con
     free(codes);
 }
 
-// Checks a few rows of a large product.
+// Checks a few rows of a large matmul.
 static void check_product(Gpu *gpu) {
     enum { N = 4096, CHECKED = 8 };
     float ms = NAN;
     bool exact = support_product(gpu, gemm_plain(N, N, N, NULL, NULL, NULL), CHECKED, &ms);
-    row("product 4096^3", exact, "%.0f TFLOP/s, %s", 2.0 * N * N * N / (1e9 * ms),
+    row("matmul 4096^3", exact, "%.0f TFLOP/s, %s", 2.0 * N * N * N / (1e9 * ms),
         exact ? "exact" : error_text());
 }
 
@@ -122,8 +122,8 @@ static void check_attention(Gpu *gpu, AttentionShape s) {
     CUDA_CHECK(cudaFree(d_qkv));
 }
 
-// Checks the FP8 products of the options' model. A device without products of blockwise scaled
-// operands passes, because few devices have such products.
+// Checks the FP8 matmuls of the options' model. A device without matmuls of blockwise scaled
+// operands passes, because few devices have such matmuls.
 static void check_fp8(Gpu *gpu, const Options *options) {
     NumberSupport support = support_of(gpu->capability);
     Options o = *options;
@@ -133,16 +133,16 @@ static void check_fp8(Gpu *gpu, const Options *options) {
     o.fp8_recipe = FP8_RECIPE_DELAYED;
     int tried = fp8_self_check(gpu, &o, support);
     if (tried == 0) {
-        printf("  %-24s -    no layer of this model can be in FP8\n", "FP8 products");
+        printf("  %-24s -    no layer of this model can be in FP8\n", "FP8 matmuls");
         return;
     }
-    row("FP8 products", tried > 0, "%s", tried > 0 ? "exact" : error_text());
+    row("FP8 matmuls", tried > 0, "%s", tried > 0 ? "exact" : error_text());
     o.fp8_format = FP8_FORMAT_E4M3;
     o.fp8_recipe = FP8_RECIPE_BLOCKWISE;
     if (tried > 0 && fp8_self_check(gpu, &o, support) < 0) {
-        printf("  %-24s -    %s\n", "FP8 products by blocks", error_text());
+        printf("  %-24s -    %s\n", "FP8 matmuls by blocks", error_text());
     } else if (tried > 0) {
-        row("FP8 products by blocks", true, "exact");
+        row("FP8 matmuls by blocks", true, "exact");
     }
 }
 
