@@ -164,6 +164,9 @@ SPANS = [
          '<|user|>Hi<|end|>.<|assistant|>[[[CALL]clock {"zone": "CET", "n": 3}</s>]].'], ""),
     ("tools are lost", AS_OBJECTS, turns(says("A"), tools=TOOLS), [
         "<|user|>Hi<|end|><|assistant|>[[A<|end|>]]"], "tools"),
+    ("no calls, as an empty list", EACH + "{% if m.tool_calls is defined %}1{% endif %}" +
+     TURN % "" + PROMPTS, turns(says("A", tool_calls=[])), [
+         "<|user|>Hi<|end|><|assistant|>[[A<|end|>]]"], ""),
     ("settings of the row", "{% if brief is defined %}{{ brief }}{% endif %}" + AS_OBJECTS,
      turns(says("A"), chat_template_kwargs={"brief": "Be", "more": 1}), [
          "Be<|user|>Hi<|end|><|assistant|>[[A<|end|>]]"], "field more"),

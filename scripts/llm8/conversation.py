@@ -140,10 +140,10 @@ def text_of(message):
 
 
 def message_of(held):
-    """Returns a message as templates get it: without nulls, with a text as its content, and with
-    the reasoning under each name that templates read."""
+    """Returns a message as templates get it: without nulls and an empty list of calls, with a text
+    as its content, and with the reasoning under each name that templates read."""
     held = {key: value for key, value in (held | {"content": text_of(held)}).items()
-            if value is not None}
+            if value is not None and (key, value) != ("tool_calls", [])}
     reasoning = next((held[key] for key in REASONING if key in held), None)
     return held if reasoning is None else \
         {"thinking": reasoning} | held | {"reasoning_content": reasoning}
