@@ -191,7 +191,7 @@ done
 too_large() {
     refused "of device memory, .* are free: --plan lists what fits" $large --data d/x_train.bin --vocab-size 257 &&
         refused "lists what fits, such as --micro-batch-size [1-9][0-9]*$" --model gpt2-124m \
-            --micro-batch-size 4096 --data d/x_train.bin --vocab-size 257
+            --micro-batch-size 2048 --data d/x_train.bin --vocab-size 257
 }
 check "a run too large is refused" too_large
 # A deterministic backward pass takes memory with the square of the length: --plan says what fits
