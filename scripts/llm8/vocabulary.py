@@ -5,6 +5,7 @@ A tokenizer is saved beside the shards: as tokenizer.bin, which the C programs r
 in dataloader/tokenizer.h), and as tokenizer.json, which goes into checkpoints. Worker processes
 open the tokenizer again by the same options."""
 
+import contextlib
 import functools
 import glob
 import json
@@ -132,12 +133,14 @@ class Vocabulary:
 
     def stops(self):
         """Returns the file of a model beside the tokenizer that says at which tokens transformers'
-        generate stops, and these tokens; None, []: there is no such file."""
+        generate stops, and these tokens; None, []: no such file can be read."""
         for name in MODEL_FILES if self.folder else []:
             path = os.path.relpath(os.path.join(self.folder, name))
-            if (said := read_object(path)) is not None:
-                ids = said.get("eos_token_id")
-                return path, ids if isinstance(ids, list) else [ids]
+            with contextlib.suppress(OSError, UnicodeDecodeError), \
+                    open(path, encoding="utf-8-sig") as file:
+                if isinstance(said := from_json(file.read()), dict):
+                    ids = said.get("eos_token_id")
+                    return path, ids if isinstance(ids, list) else [ids]
         return None, []
 
     def chat_template(self):
