@@ -163,6 +163,15 @@ def test_what_the_texts_depend_on_is_remembered():
         write("again_talks.jsonl/manifest.json", manifests["talks.jsonl"])
         write(path, before)
     assert "made already" in prepared("again_talks.jsonl", tokenizer, "talks.jsonl", *words).out
+    refused(call(prepare_data, "--output", "again_talks.jsonl", "--tokenizer", tokenizer,
+                 "talks.jsonl", *words, "--before", "none"), "--before, --after: of texts")
+    for source, made in (("talks.jsonl", True), ("again.txt", False)):
+        old = json.loads(manifests[source])
+        old["settings"]["before"] = [2]  # texts began with eos_token in older versions
+        write(f"again_{source}/manifest.json", json.dumps(old))
+        result = call(prepare_data, "--output", f"again_{source}", "--tokenizer", tokenizer, source,
+                      *words)
+        assert ("made already" in result.out) == made == ("(other before)" not in result.err)
 
 
 def test_documents_do_not_begin_with_the_end_of_a_turn():

@@ -53,6 +53,7 @@ from .vocabulary import add_options, encodable, open_vocabulary, words_of
 VERSION = 2
 UNITS = 7  # increased when this script writes other content into units' files
 OF_CONVERSATIONS = ("chat_template", "special_tokens")  # settings for conversations only
+OF_TEXTS = ("before", "after")
 COUNT = number(int, 1, sys.maxsize, "a whole number from 1 on")
 LONG_TEXT = 1 << 20
 VALID_BYTES = 1 << 20  # some 200,000 tokens; an evaluation takes 20 batches of 8 x 1024
@@ -451,10 +452,15 @@ def window_of(settings, documents, vocabulary):
             "train on both with --data 'DIR/{one,other}/train_*.bin'")
     if settings["seq_length"] and not chat.any():
         die("--seq-length: of conversations; the sources hold texts, which a run cuts itself")
-    if chat.any() and (settings["before"], settings["after"]) != ([vocabulary.document_end], []):
+    if chat.any():
+        refuse_bounds(settings, vocabulary)
+    return (settings["seq_length"] or CHAT_WINDOW) if chat.any() else 1
+
+
+def refuse_bounds(settings, vocabulary):
+    if (settings["before"], settings["after"]) != ([vocabulary.document_end], []):
         die("--before, --after: of texts; the sources hold conversations, whose chat template "
             "writes what stands around them")
-    return (settings["seq_length"] or CHAT_WINDOW) if chat.any() else 1
 
 
 def publish(output, work, vocabulary, manifest):
@@ -620,17 +626,20 @@ def check_files_made(folder, manifest, checksums):
             die(f"{path}: damaged: not what the manifest says; {ANEW.format(folder)}")
 
 
-def is_made(output, settings):
+def is_made(output, settings, vocabulary):
     """Returns whether the folder has the complete result of these settings. Ends the program if it
     has the result of other settings, or only a part of a result."""
     path = os.path.join(output, "manifest.json")
     if not os.path.exists(path):
         return False
     manifest = read_manifest(output)
-    # manifests of older versions lack seq_length
+    # manifests of older versions lack seq_length and what is OF_CONVERSATIONS
     before = {"seq_length": 0} | manifest.get("settings", {})
+    talks = manifest.get("window", 1) > 1
+    if talks:
+        refuse_bounds(settings, vocabulary)
     different = [key for key in settings if before.get(key) != settings[key] and not (
-        key in OF_CONVERSATIONS and (key not in before or manifest.get("window", 1) == 1))]
+        key in OF_CONVERSATIONS and (key not in before or not talks) or key in OF_TEXTS and talks)]
     if different:
         die(f"{path}: already made, from other settings (other {', '.join(different)}); give "
             "another --output, or remove that folder")
@@ -726,10 +735,10 @@ def main():
         with named_by("--output"):
             os.makedirs(o.output, exist_ok=True)
         work = os.path.join(o.output, ".work")
-        if not os.path.isdir(work) and is_made(o.output, settings):
+        if not os.path.isdir(work) and is_made(o.output, settings, vocabulary):
             return  # takes no lock: the folder may be another user's
         with os.fdopen(lock(o.output, "--output", waits=True)), tidied(o.output, work):
-            if is_made(o.output, settings):  # another process has made it while this one waited
+            if is_made(o.output, settings, vocabulary):  # another process has made it while this one waited
                 with contextlib.suppress(FileNotFoundError):
                     shutil.rmtree(work)  # if a preparation was stopped after it wrote the manifest
             else:
