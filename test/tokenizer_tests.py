@@ -164,6 +164,30 @@ def test_qwens_texts_are_the_librarys():
     assert open_vocabulary({"tokenizer": save(tokenizer, "two-kinds")}).cut == 0
 
 
+def test_bytes_are_tokens_only_as_the_library_has_them():
+    """Without merges a token is a byte, but its id may be another number, a text may be normalized,
+    and other tokens may be added. The folder's name says nothing."""
+    letters = {letter: index for index, letter in enumerate(sorted(
+        pre_tokenizers.ByteLevel.alphabet()))}
+    write("byte_texts/a.txt", "Caf\u00e9 <tool>\n" * 9)
+    for normalizer, added, kind in ((None, [], 1), (normalizers.NFD(), [], 0),
+                                   (normalizers.NFC(), [], 0), (None, ["<tool>"], 0)):
+        tokenizer = tokenizers.Tokenizer(models.BPE(letters, []))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.normalizer = normalizer
+        tokenizer.add_special_tokens([END])
+        tokenizer.add_tokens(added)
+        vocabulary = open_vocabulary({"tokenizer": save(tokenizer, "byte")})
+        assert vocabulary.cut == kind
+        expected = tokenizer.encode("Caf\u00e9 <tool>\n" * 9).ids
+        output = f"byte_{kind}_{normalizer}_{len(added)}"
+        prepared(output, "byte_texts", "--tokenizer", "byte/tokenizer.json", "--valid-fraction", 0)
+        assert stream(output, "train") == [256, *expected]
+        if kind:
+            assert c_tokens(write("permuted.bin", vocabulary.tokenizer_bin()),
+                            ["Caf\u00e9 <tool>\n" * 9]) == [expected]
+
+
 def test_stable_characters_are_in_nfc_together():
     rng, unstable = random.Random(8), unstable_characters()
     stable = [letter for letter in map(chr, range(0x110000))

@@ -169,7 +169,8 @@ def samples_of(unit, skip):
     vocabulary, settings = Worker.vocabulary, Worker.settings
     dtype = shards.token_type(vocabulary.size)
     tails = settings["split"] == "tails" and not unit.valid
-    for held in sources.documents(unit, Worker.take, vocabulary.name == "byte", skip):
+    raw = vocabulary.name == "byte" and vocabulary.is_bytes
+    for held in sources.documents(unit, Worker.take, raw, skip):
         if isinstance(held, tuple):
             text, samples = held
             for ids, counts in samples:

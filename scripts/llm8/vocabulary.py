@@ -56,9 +56,9 @@ class Vocabulary:
     begin_of_text (what the tokenizer writes before a text, else document_end), cut, tokens (the
     bytes of each id), specials {text: id}, added (the texts of specials and of other added tokens),
     templates {name: chat template}, and json, the text of its tokenizer.json. knows_all: every text
-    has tokens. unknown: the id for what has none of its own; -1: there is no such id. lacking:
-    texts of tokens that only other files list. configured: the object of a tokenizer_config.json
-    with all that the folder's files say."""
+    has tokens. is_bytes: a text's ids are its bytes. unknown: the id for what has none of its own;
+    -1: there is no such id. lacking: texts of tokens that only other files list. configured: the
+    object of a tokenizer_config.json with all that the folder's files say."""
 
     def __init__(self, name, tokenizer, end_of_text=None, text="", folder=""):
         tokenizer.no_truncation()
@@ -78,6 +78,8 @@ class Vocabulary:
         self.size = len(self.tokens)
         self.knows_all = {bytes([byte]) for byte in range(256)} <= set(self.tokens)
         self.cut = cut_of(held, self.tokens) if self.knows_all else CUT_UNKNOWN
+        self.is_bytes = self.cut == CUT_BYTES and self.tokens[:256] == [
+            bytes([byte]) for byte in range(256)]
         self.normalizes = held["normalizer"] is not None
         self.recognised = [row["id"] for row in held["added_tokens"] if not row["special"]]
         unknown = held["model"].get("unk_token")
@@ -158,7 +160,7 @@ class Vocabulary:
         return self.specials[text]
 
     def encode(self, text):
-        if self.cut == CUT_BYTES:
+        if self.is_bytes:
             return list(text if isinstance(text, bytes) else text.encode("utf-8", "replace"))
         return self.tokenizer.encode(encodable(text), add_special_tokens=False).ids
 
@@ -307,7 +309,8 @@ def cut_of(tokenizer, tokens):
     if last["type"] != "ByteLevel" or last["add_prefix_space"] or not merges_are_ours(model, added):
         return CUT_UNKNOWN
     if len(steps) == 1:
-        return CUT_GPT2 if last["use_regex"] else CUT_UNKNOWN if model["merges"] else CUT_BYTES
+        alone = not (model["merges"] or tokenizer["normalizer"] or recognised)
+        return CUT_GPT2 if last["use_regex"] else CUT_BYTES if alone else CUT_UNKNOWN
     first = steps[0]
     if len(steps) == 2 and first == {"type": "Digits", "individual_digits": True}:
         return CUT_GPT2_DIGITS if last["use_regex"] else CUT_UNKNOWN
