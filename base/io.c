@@ -173,10 +173,13 @@ bool folder_make(const char *path) {
         char end = *p;
         *p = '\0';
         struct stat info;
-        if (mkdir(part, 0777) != 0 &&
-            (errno != EEXIST || stat(part, &info) != 0 || !S_ISDIR(info.st_mode))) {
+        int why = mkdir(part, 0777) != 0 ? errno : 0;
+        bool leads = stat(part, &info) == 0;
+        if (why != 0 && (why != EEXIST || !leads || !S_ISDIR(info.st_mode))) {
             return fail("%s: the folder could not be made: %s", part,
-                        errno == EEXIST ? "a file of that name is in the way" : strerror(errno));
+                        why != EEXIST ? strerror(why)
+                        : leads       ? "a file of that name is in the way"
+                                      : "a link that leads nowhere is in the way");
         }
         if (end == '\0') { return true; }
         *p = end;

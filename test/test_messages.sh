@@ -50,6 +50,7 @@ ROWS
 }
 
 test_refusals() {
+    ln -s /nowhere/at/all unmounted
     files >before
     check_rows <<'ROWS'
 1|tiny --data 'missing_*.bin'|--data missing_*.bin: no such file; make shards with ./tokenize|!match
@@ -88,6 +89,7 @@ test_refusals() {
 1|from --resume latest --save broken --plan|error: --resume broken/step_00000003/meta.json: damaged
 1|train_gpt --resume latest --save mistyped --model llama-tiny|which shards to train on; there is no checkpoint under mistyped that would
 1|train --save text|--save text: the folder could not be made: a file of that name is in the way
+1|train --save unmounted/x|--save unmounted: the folder could not be made: a link that leads nowhere is in the way
 1|train --save taken|--save taken/metrics.jsonl: Is a directory
 1|train --metrics taken|--metrics taken: Is a directory
 1|train --metrics pipe|error: --metrics pipe: a pipe or a terminal
