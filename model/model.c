@@ -52,9 +52,9 @@ static const TensorRow table[TENSOR_COUNT] = {
 };
 // clang-format on
 
-// Each layer has this many keys for random numbers, one for each tensor up to TENSOR_HEAD_WEIGHT.
-// If the number changed, runs would start with other weights. The later tensors are norms, which
-// are not random.
+// Number of random keys of a layer: one for each tensor up to TENSOR_HEAD_WEIGHT. With another
+// number, runs would start with other weights. The tensors after TENSOR_HEAD_WEIGHT are norms,
+// which are not random.
 enum { RANDOM_TENSORS = TENSOR_HEAD_WEIGHT + 1 };
 
 const TensorRow *tensor_row(TensorId id) {
@@ -187,7 +187,7 @@ int param_matrices(const ModelConfig *c, const Param *p, int rows[HF_PARTS]) {
     return matrix ? dim_parts(c, row->rows, rows) : 0;
 }
 
-// The initial weights that several threads compute.
+// The arguments of model_init, for the threads that compute the weights.
 typedef struct {
     const ParamLayout *layout;
     int64_t begin, end; // elements of the parameter space

@@ -2,9 +2,9 @@
 //
 // All parameters of a model lie in one flat space of elements. Weights, gradients and both moments
 // are arrays over this space, so that an optimizer, a checkpoint or a collective works on ranges.
-// Each tensor starts at a multiple of PARAM_ALIGN, so that kernels read whole vectors; the gaps
-// stay zero. The space is cut into buckets (the embeddings, each block, the final norm with the
-// head) in the order of the forward pass.
+// Each tensor starts at a multiple of PARAM_ALIGN, so that kernels can use vector loads; the gaps
+// between tensors stay zero. The space is cut into buckets in the order of the forward pass: the
+// embeddings, each block, and the final norm with the head.
 #pragma once
 
 #include "../kernels/loss_terms.h"
@@ -98,15 +98,17 @@ typedef struct {
     TensorIn in;
     Dim rows, cols;
     TensorInit init;
-    // Hugging Face's names after the layer's prefix. A tensor that we pack is several tensors in
-    // Llama (dim_parts). GPT-2 stores the block's matrices as [in, out] (Conv1D), we as [out, in].
+    // Hugging Face's names, without the layer's prefix. Where we pack several matrices in one
+    // tensor, Hugging Face's Llama has one tensor for each (dim_parts). Hugging Face's GPT-2 stores
+    // the blocks' matrices as [in, out] (Conv1D); we store [out, in].
     const char *gpt2_name, *llama_names[HF_PARTS];
 } TensorRow;
 
 const TensorRow *tensor_row(TensorId id);
 int dim_size(const ModelConfig *config, Dim dim);
-// Writes how many rows each part of a packed dimension has: query, key and value, or gate and
-// up-projection. Any other dimension is one part. Returns the number of parts.
+// Writes how many rows each part of a dimension has. A packed dimension consists of query, key and
+// value, or of gate and up-projection; any other dimension is one part. Returns the number of
+// parts.
 int dim_parts(const ModelConfig *config, Dim dim, int rows[HF_PARTS]);
 
 typedef struct {
@@ -124,7 +126,7 @@ typedef struct {
     ModelConfig config;
     int count;
     Param *params;           // [count], in order of offset
-    int first[TENSOR_COUNT]; // index of a tensor's first param; -1: the model lacks the tensor
+    int first[TENSOR_COUNT]; // index in params, in the first block; -1: the model lacks the tensor
     int block_params;        // params of one block
     int num_buckets;         // L + 2
     Bucket *buckets;
@@ -135,8 +137,8 @@ typedef struct {
 ParamLayout param_layout(const ModelConfig *config);
 void param_layout_free(ParamLayout *layout);
 
-// Returns NULL if the model has no such tensor, or if id is TENSOR_COUNT. layer is ignored outside
-// the blocks.
+// Returns a tensor's param in block `layer`, which is ignored outside the blocks; NULL if the model
+// has no such tensor, or if id is TENSOR_COUNT.
 const Param *param_find(const ParamLayout *layout, TensorId id, int layer);
 
 static inline int64_t param_size(const Param *p) {
@@ -150,15 +152,17 @@ float param_decay(const Param *p, const Options *options);
 // --vector-lr-mult; 1 for a matrix of a block.
 float param_lr_mult(const Param *p, const Options *options);
 
-// Calls dim_parts for the rows of a matrix in a block, and returns its result. Returns 0 for
-// vectors and outside the blocks.
+// Writes how many rows each matrix has that is packed in a block's tensor (dim_parts), and returns
+// the number of matrices. Returns 0 for vectors and for tensors outside the blocks.
 int param_matrices(const ModelConfig *config, const Param *p, int rows[HF_PARTS]);
 
-// Computes elements begin..end of the initial weights, which depend only on configuration and seed:
-// N(0, init_std), divided by sqrt(2L) in residual projections; norms 1, biases and gaps 0.
+// Computes elements begin..end of the initial weights, which depend only on configuration and seed.
+// Norms' weights are 1, biases and gaps 0. Other weights are drawn from a normal distribution with
+// standard deviation init_std; in residual projections init_std is divided by sqrt(2L).
 void model_init(const ParamLayout *layout, int64_t begin, int64_t end, float *out, uint64_t seed);
 
-// Returns the number of weights that multiply activations: with the head, without the embeddings.
+// Returns the number of weights that multiply activations: those of the head (even if it is tied)
+// and of the blocks' matrices, but not the embeddings.
 int64_t matmul_weights(const ModelConfig *config);
 
 // Returns the FLOPs to train on one token: 6 for each weight that multiplies activations, and 6LHDT

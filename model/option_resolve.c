@@ -27,7 +27,8 @@ bool options_preset(Options *options) {
                           : fail("--model %s: must be one of %s", options->model, names);
 }
 
-// Resets a preset's value that contradicts the given options, so that the value is derived again.
+// Sets a value to 0, so that it is derived again, if it does not fit the given options. Values that
+// are given or come from a checkpoint are kept.
 static void yield(const Options *o, const char *name, int *value, bool fits) {
     if (*value != 0 && !fits && option_source(o, name) < SOURCE_CHECKPOINT) { *value = 0; }
 }
@@ -73,8 +74,9 @@ static void derive_iters(Options *o, const char *name, int64_t *value, int64_t r
     option_set_source(o, name, SOURCE_DERIVED);
 }
 
-// Decides between --train-iters and --epochs: the one from the stronger source counts. If --epochs
-// counts, the number of steps is not known yet.
+// Decides between --train-iters and --epochs: the one from the stronger source counts. Refuses both
+// from the same source, if it is the command line or a file. If --epochs counts in a run that
+// trains, sets train_iters to 0, because the number of steps is not known yet.
 static bool settle_steps(Options *o) {
     OptionSource steps = option_source(o, "train-iters"), epochs = option_source(o, "epochs");
     if (o->epochs == 0) { return true; }
@@ -91,7 +93,7 @@ static bool settle_steps(Options *o) {
     return true;
 }
 
-// Whether the number of steps follows from --epochs, and is not known yet.
+// Whether --epochs sets the number of steps, and this number is not known yet.
 static bool needs_steps(const Options *o) {
     return o->epochs > 0 && o->train_iters == 0;
 }
@@ -147,8 +149,9 @@ static bool copy(Options *to, const Options *from, const OptionRow *row, OptionS
     return option_set(to, row->name, option_text(from, row, value), source);
 }
 
-// Whether a value of the checkpoint is the one that this run would derive from this run's preset,
-// data and defaults, and the checkpoint's other values. Such a value is derived again, not taken.
+// Whether the checkpoint's value of an option is what this run would derive from its own preset,
+// data and defaults and from the checkpoint's other values. Such a value is derived again, and not
+// taken from the checkpoint.
 static bool is_derived(const Options *o, const Options *was, const OptionRow *row) {
     int i = (int)(row - option_table);
     Options again = *was;
@@ -158,7 +161,8 @@ static bool is_derived(const Options *o, const Options *was, const OptionRow *ro
     return option_same(&again, was, row);
 }
 
-// Takes from the checkpoint what is not given: the model's options if `model`, else all others.
+// Takes the options that are not given from the checkpoint: the model's options if `model`, else
+// all others.
 static bool inherit(Options *o, const Options *was, bool model) {
     EACH_OPTION (row) {
         int source = was->source[row - option_table];
@@ -181,8 +185,8 @@ static bool keep_load(Options *o, const Options *was) {
     return copy(o, was, option_row("load"), *was->load ? SOURCE_CHECKPOINT : SOURCE_DEFAULT);
 }
 
-// Takes the options of the checkpoint's run. The warm-up stays as it was, although a run that is
-// now longer would derive a longer one.
+// Takes the options of the checkpoint's run. The warm-up stays as it was, although a run with more
+// steps would derive a longer warm-up.
 static bool inherit_run(Options *o, const Options *was) {
     if (!inherit(o, was, false)) { return false; }
     const OptionRow *warmup = option_row("lr-warmup-iters");
@@ -194,9 +198,9 @@ static bool inherit_run(Options *o, const Options *was) {
 }
 
 // Takes the options of the checkpoint's model. Refuses given options that change the shape. Warns
-// if a given preset has another shape, and if an option differs from what the weights of --load
-// were trained with. (With --resume, every option that differs is printed when the run opens the
-// checkpoint.)
+// if a given preset has another shape. With --load, also warns of given options that differ from
+// those with which the weights were trained. (With --resume, all differences are printed when the
+// run opens the checkpoint.)
 static bool inherit_model(Options *o, Options was) {
     const OptionRow *positions = option_row("max-position-embeddings");
     bool named = option_source(o, "model") >= SOURCE_FILE, llama = was.arch == ARCH_LLAMA;
@@ -246,7 +250,8 @@ static bool inherit_model(Options *o, Options was) {
 
 // ---- checks -------------------------------------------------------------------------------------
 
-// Takes the first entry off a list of steps such as "4200-4300,5000".
+// Reads the first entry of a list of steps such as "4200-4300,5000", and moves *list to the next
+// entry. Returns false if the entry is not a step or a range of steps.
 static bool next_steps(const char **list, int64_t *first, int64_t *last) {
     char *end;
     if (!isdigit((unsigned char)**list)) { return false; }
@@ -376,8 +381,8 @@ static bool settle_batch(Options *o, int ranks) {
                     o->global_batch_size, option_from_checkpoint(o, "global-batch-size", from),
                     o->micro_batch_size, ranks, plural(ranks));
     }
-    // config.txt omits a size that is one micro-batch per rank. Any other size of the checkpoint is
-    // written, so that a resumed run keeps the size even with another number of ranks
+    // config.txt omits a size of one micro-batch per rank, and has any other size of the
+    // checkpoint, so that a resumed run keeps that size even with another number of ranks
     if (o->global_batch_size == whole &&
         option_source(o, "global-batch-size") == SOURCE_CHECKPOINT) {
         option_set_source(o, "global-batch-size", SOURCE_DERIVED);
@@ -386,15 +391,15 @@ static bool settle_batch(Options *o, int ranks) {
 }
 
 // Sets --train-iters so that the run sees each window --epochs times. The last step may begin
-// another epoch. A resumed run adds the steps for windows not seen yet to the steps it has done.
+// another epoch. In a resumed run these are the steps done and those for the windows not seen yet.
 static void count_steps(Options *o, const OptionFacts *facts) {
     double windows = (double)facts->windows(facts->context), seen = facts->tokens / o->seq_length;
     double all = o->epochs * windows * (1 - 1e-12); // the product may have been rounded up
     o->train_iters = facts->step + (int64_t)ceil(fmax(0, all - seen) / o->global_batch_size);
 }
 
-// If --model is not given, sets it to the checkpoint's preset; to "" if this version lacks that
-// preset. Then sets the preset's options.
+// If --model is not given, sets it to the checkpoint's preset, or to "" if the checkpoint has none
+// or this version does not know it. Then sets the preset's options.
 static bool settle_preset(Options *o, const Options *was) {
     if (was != NULL && option_source(o, "model") < SOURCE_FILE) {
         bool known = option_source(was, "model") > SOURCE_DEFAULT &&

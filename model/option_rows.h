@@ -1,10 +1,12 @@
-// Every option of both trainers, one row each, under the heading (GROUP) that --help shows. From
-// these rows options.h makes the enums and the fields of Options; option_table.c makes the table.
+// Every option of both trainers, one row each. GROUP is the heading above the rows in --help.
+// options.h makes the enums and the fields of Options from these rows, and option_table.c the
+// table.
 // A row:
 //   TYPE("name", field, "default", bounds or choices or placeholder, "help")
 // A CHOICE also has the name of its enum before the default; N(CONSTANT, "text") is one choice.
-// After the help text comes the OptionEffect unless it is EFFECT_RESULTS, and then NEEDS("another")
-// if the option has no effect while that other option is at its default.
+// After the help text a row names its OptionEffect, unless that is EFFECT_RESULTS. The last
+// argument is NEEDS("another") if the option has no effect while that other option is at its
+// default.
 // clang-format off
 #define GROUP "Model"
 TEXT("model", model, "gpt2-124m", "PRESET",

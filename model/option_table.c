@@ -2,7 +2,8 @@
 // trainers.
 #include "options.h"
 
-// The arguments after `choices`: the help text, the effect unless it is EFFECT_RESULTS, and NEEDS.
+// After `choices` come the help text, the effect (omitted if it is EFFECT_RESULTS), and NEEDS
+// (omitted if the option needs no other).
 #define ROW(name, type, field, fallback, min, max, choices, ...) \
     {name, type, offsetof(Options, field), fallback, min, max, choices, GROUP, .help = __VA_ARGS__},
 #define INT(name, field, fallback, min, max, ...) \
@@ -29,7 +30,8 @@
 #define NOTHING EFFECT_NOTHING
 #define ACTION EFFECT_ACTION
 
-// The largest bound that a double holds exactly (2^53). It is far above any option's useful values.
+// 2^53. A bound is a double, which represents every whole number up to 2^53. That is far above any
+// option's useful values.
 #define COUNT_MAX 9007199254740992.0
 
 const OptionRow option_table[] = {

@@ -1,4 +1,4 @@
-// Options as text: their values, the configuration file, the echo at the start, --help.
+// Options as text: in JSON, in config.txt, as printed at the start of a run, and in --help.
 #include "options.h"
 
 #include <cjson/cJSON.h>
@@ -20,7 +20,8 @@ cJSON *options_json(const Options *options) {
     return json;
 }
 
-// Whether config.txt has an option: it was given, or comes from a checkpoint.
+// Whether config.txt has an option: one that was given or comes from a checkpoint, and is not an
+// action.
 static bool is_given(const Options *options, const OptionRow *row) {
     return row->effect != EFFECT_ACTION && options->source[row - option_table] >= SOURCE_CHECKPOINT;
 }
@@ -33,7 +34,8 @@ cJSON *options_given(const Options *options) {
     return names;
 }
 
-// Prints the heading of a row's group before its first row; returns whether it printed one.
+// Prints the heading of a row's group if this row is the group's first. Returns whether it printed
+// a heading.
 static bool print_group(FILE *out, const char **group, const OptionRow *row, const char *format) {
     bool next = *group == NULL || strcmp(*group, row->group) != 0;
     if (next) { fprintf(out, format, row->group); }
@@ -104,7 +106,7 @@ void options_print(const Options *options, bool all, FILE *out) {
                   option_source(options, "arch") <= SOURCE_DERIVED;
     EACH_OPTION (row) {
         bool named = row->offset == offsetof(Options, model);
-        bool prints = named ? preset // false: no preset describes the model
+        bool prints = named ? preset // a model that no preset describes has no name
                             : all || is_given(options, row) || !is_default(options, row);
         if (row->effect == EFFECT_ACTION || !prints || *option_text(options, row, value) == '\0') {
             continue;
@@ -133,8 +135,8 @@ void options_help(const Options *options, FILE *out, const char *program) {
             shell_word(called, program));
     EACH_OPTION (row) {
         print_group(out, &group, row, "\n%s\n");
-        // a default is printed as its row has it: 6e-4, not 0.0006; an action, such as --help
-        // itself, is shown with its default
+        // a default is printed as it is written in its row: 6e-4, not 0.0006; an action, such as
+        // --help itself, always shows its default
         bool own = shown.source[row - option_table] == SOURCE_DEFAULT ||
                    row->effect == EFFECT_ACTION;
         const char *text = own ? row->fallback : option_text(&shown, row, value);

@@ -58,7 +58,7 @@ static bool parse_value(void *field, const OptionRow *row, const char *value) {
                         strcmp(row->choices, "TEXT") == 0 ? "; --sample-tokens @FILE takes more"
                                                           : "");
         }
-        if (option_is_path(row) && strncmp(value, "~/", 2) == 0) { // would name a folder "~"
+        if (option_is_path(row) && strncmp(value, "~/", 2) == 0) { // would mean a folder "~"
             return fail("--%s=%s: no shell has replaced ~ here; give the whole path, or --%s %s "
                         "in a shell",
                         row->name, value, row->name, value);
@@ -125,7 +125,7 @@ void option_set_source(Options *options, const char *name, OptionSource source) 
 bool option_set(Options *options, const char *name, const char *value, OptionSource source) {
     const OptionRow *row = option_row(name);
     if (row == NULL) { return fail("unknown option --%s", name); }
-    // sets a copy first: the value of a weaker source is only checked, and not stored
+    // sets a copy first, because the value of a weaker source is only checked, and not stored
     Options parsed = *options;
     if (!parse_value((char *)&parsed + row->offset, row, value)) { return false; }
     if (source < options->source[row - option_table]) { return true; }

@@ -6,7 +6,8 @@
 //   name "value"    for a value that begins or ends with a blank, or has a # after a blank;
 //                   \" \\ and \n stand for a quote, a backslash and a new line
 //   # comment       on a line of its own or after a value
-//   config FILE     reads another file at this place; a later line wins
+//   config FILE     reads another file at this place
+// If the files set an option several times, the last value counts.
 #include "options.h"
 #include "../base/io.h"
 
@@ -16,7 +17,7 @@
 #include <string.h>
 
 #define BLANK " \t\r\n"
-#define BYTE_ORDER_MARK "\xef\xbb\xbf" // some editors begin UTF-8 with it
+#define BYTE_ORDER_MARK "\xef\xbb\xbf" // some editors write it at the beginning of a file
 
 // Whether a name begins with "no-" or "no_".
 static bool is_negated(const char *name) {
@@ -24,15 +25,16 @@ static bool is_negated(const char *name) {
 }
 
 // Returns the option with this name. If there is none and the name begins with "no-", sets *negated
-// and returns the option with the rest of the name. (The caller refuses "no-" before an option that
-// is not a flag.) NULL: no option has the name.
+// and returns the option with the rest of the name, which the caller must refuse if it is not a
+// flag. NULL: no option has the name.
 static const OptionRow *find_option(const char *name, bool *negated) {
     const OptionRow *row = option_row(name);
     *negated = row == NULL && is_negated(name);
     return *negated ? option_row(name + 3) : row;
 }
 
-// Returns the Levenshtein distance of two names; LONGEST if a name is longer than that.
+// Returns the Levenshtein distance of two names; LONGEST if one of them has more than LONGEST
+// characters.
 static int edit_distance(const char *a, const char *b) {
     enum { LONGEST = 64 };
     int d[LONGEST + 1][LONGEST + 1], m = (int)strlen(a), n = (int)strlen(b);
@@ -49,7 +51,8 @@ static int edit_distance(const char *a, const char *b) {
     return d[m][n];
 }
 
-// Suggests an option for an unknown name, as "; did you mean --lr?"; or "".
+// Writes "; did you mean --lr?" with the option that an unknown name resembles, or "" if there is
+// none.
 static const char *suggestion(const char *name, char out[160]) {
     bool negated = is_negated(name);
     const char *nearest = NULL, *stem = negated ? name + 3 : name;
@@ -79,7 +82,7 @@ static bool fail_unknown(const char *name) {
 // The command line, or a file of --config, while it is read.
 typedef struct {
     OptionSource source;
-    int depth;          // nesting depth of the files of --config; 0 on the command line
+    int depth;          // how many files of --config are nested; 0 on the command line
     bool located;       // error_text() already names a file and a line
     const char **files; // the command line: the files that --config names, in order
     int num_files;
@@ -88,7 +91,7 @@ typedef struct {
 static bool read_config(Options *options, const char *path, int depth, bool *located);
 
 // Sets the option that `name` names; before a flag's name, "no-" is allowed. value NULL: no value
-// is given. If an option is set several times, the last value wins.
+// is given. A later call replaces the value of an earlier one.
 static bool set_named(Options *options, Reading *reading, const char *name, const char *value) {
     bool negated;
     const OptionRow *row = find_option(name, &negated);
@@ -109,7 +112,7 @@ static bool set_named(Options *options, Reading *reading, const char *name, cons
     return true;
 }
 
-// Returns the option that an argument names, as --name or --name=value, and copies the name to
+// Returns the option that an argument, --name or --name=value, names, and copies the name to
 // `name`. NULL: the argument names no option.
 static const OptionRow *named_option(const char *arg, char name[PATH_LENGTH], bool *negated) {
     size_t length = strcspn(arg, "=");
@@ -118,7 +121,8 @@ static const OptionRow *named_option(const char *arg, char name[PATH_LENGTH], bo
     return find_option(name, negated);
 }
 
-// Reads argv[*i], and its value if that is a separate argument. Moves *i to the last argument read.
+// Reads the option argv[*i], and its value if the next argument is the value. Moves *i to the last
+// argument read.
 static bool read_argument(Options *options, Reading *reading, int argc, char **argv, int *i) {
     const char *arg = strcmp(argv[*i], "-h") == 0 ? "--help" : argv[*i];
     char name[PATH_LENGTH] = "", near[160], other[PATH_LENGTH];
@@ -182,8 +186,8 @@ static bool read_line(Options *options, Reading *reading, char *line) {
     return set_named(options, reading, name, flag ? NULL : value);
 }
 
-// Reads a file of --config that is nested `depth` files deep. *located becomes true if error_text()
-// already names the file and the line of the error.
+// Reads a file of --config that is nested in `depth` other files. *located becomes true if
+// error_text() already names the file and the line of the error.
 static bool read_config(Options *options, const char *path, int depth, bool *located) {
     enum { DEEPEST = 16 };
     Reading reading = {.source = SOURCE_FILE, .depth = depth + 1};

@@ -1,11 +1,11 @@
-// The options of both trainers. One table has a row for each option: parsing, --help, --config, the
-// echo, the checks and the saved options all read these rows. A new option is one row in
-// option_rows.h.
+// The options of both trainers. One table has a row for each option. Everything that handles
+// options reads these rows: parsing, --help, --config, the list printed at the start, the checks
+// and the saved options. A new option is one row in option_rows.h.
 //
-// An option has Megatron-LM's name if Megatron-LM has such an option. options_read() reads the
-// options that are given, and options_resolve() sets all others, once. After that, a process's
-// options do not change. If a run starts from a checkpoint, a given option must not change the
-// shape of the checkpoint's tensors.
+// An option that Megatron-LM has, too, has Megatron-LM's name. options_read() reads the options
+// that are given, and options_resolve() sets all others, once. After that, a process's options do
+// not change. If a run starts from a checkpoint, a given option must not change the shape of the
+// checkpoint's tensors.
 #pragma once
 
 #include "../kernels/rope.h"
@@ -65,7 +65,8 @@ typedef enum {
 } OptionType;
 
 // What an option's value affects. The run record in metrics.jsonl has these effects, for the Python
-// scripts. An action tells this process what to do; it is neither echoed nor saved with the run.
+// scripts. EFFECT_ACTION: the option tells this process what to do; it is neither printed at the
+// start nor saved with the run.
 typedef enum {
     EFFECT_RESULTS,    // what the model learns
     EFFECT_SHAPE,      // the model's tensors
@@ -74,7 +75,7 @@ typedef enum {
     EFFECT_PRECISION,  // how results are rounded, on purpose
     EFFECT_EVALUATION, // which tokens an evaluation sees, or the context before them
     EFFECT_SPEED,      // time and memory; results change only by rounding
-    EFFECT_NOTHING,    // only what is printed, kept, or waited for
+    EFFECT_NOTHING,    // only what is printed or saved, or how long the run waits
     EFFECT_ACTION
 } OptionEffect;
 
@@ -84,7 +85,7 @@ typedef struct {
     size_t offset;        // where the field is in Options
     const char *fallback; // the default, as text
     double min, max;      // bounds of a number, inclusive
-    const char *choices;  // "a|b|c" of a choice; the placeholder shown by --help otherwise
+    const char *choices;  // a choice: "a|b|c"; other types: the placeholder in --help
     const char *group;    // heading in --help
     const char *help;
     OptionEffect effect;
@@ -99,7 +100,7 @@ typedef struct {
 
 typedef struct {
     const char *ours;  // our option, perhaps followed by its value or a remark
-    const char *names; // the foreign options, without "--"; a single hyphen is kept
+    const char *names; // other trainers' options, without "--"; those with one hyphen keep it
 } ForeignName;
 
 // option_table.c
@@ -108,7 +109,7 @@ extern const char *const option_effects[]; // names of the effects
 extern const int option_table_count;
 extern const Preset preset_table[];
 extern const int preset_table_count;
-extern const ForeignName foreign_names[]; // other trainers' names; NULL is the end
+extern const ForeignName foreign_names[]; // other trainers' names; `ours` is NULL in the last row
 
 #define EACH_OPTION(row) \
     for (const OptionRow *row = option_table; row < option_table + option_table_count; row++)
@@ -117,7 +118,8 @@ extern const ForeignName foreign_names[]; // other trainers' names; NULL is the 
 
 enum { OPTION_TEXT = PATH_LENGTH };
 
-// Returns the index of a word in a list, or -1. An underscore in the word matches a hyphen.
+// Returns the index of a word in a list whose words are separated by `separator`; -1: it is not in
+// the list. An underscore in the word matches a hyphen.
 int option_word(const char *list, char separator, const char *word);
 
 const OptionRow *option_row(const char *name); // NULL: no option has the name
@@ -136,7 +138,8 @@ void option_set_source(Options *options, const char *name, OptionSource source);
 
 // Sets one option from text, unless a stronger source has set it.
 bool option_set(Options *options, const char *name, const char *value, OptionSource source);
-// Sets several options from "name value name value", formatted as by printf. No value has a blank.
+// Sets several options from "name value name value", formatted as by printf. A value cannot contain
+// a blank.
 bool options_set(Options *options, OptionSource source, const char *format, ...) PRINTF_LIKE(3, 4);
 
 void options_default(Options *options);
@@ -146,8 +149,8 @@ void options_default(Options *options);
 // Sets the defaults, and over them what the config files and the command line give.
 bool options_read(Options *options, int argc, char **argv);
 
-// Calls options_read; dies with one line on the first fault. For --help, --completion, --version,
-// or without any argument, it prints the answer and exits.
+// Calls options_read, and dies with its message on an error. --help, --completion and --version
+// print their text and exit; without any argument, a short help is printed, and the program exits.
 void options_parse(Options *options, int argc, char **argv);
 
 // ---- option_resolve.c ----
@@ -161,7 +164,7 @@ typedef struct {
     const Options *checkpoint;
     int ranks;            // 0: one rank
     int64_t step, tokens; // steps and tokens that a resumed run has done
-    // These functions are called once the options on which they depend are set; NULL: not needed.
+    // These are called after the options on which they depend are set. NULL: not needed.
     bool (*data)(void *context, Options *options); // sets the options that depend on the data
     int64_t (*windows)(void *context);             // number of sequences in an epoch
     void *context;
@@ -170,7 +173,7 @@ typedef struct {
 // Sets all options that are not given, and checks all options. facts NULL: all facts are zero.
 bool options_resolve(Options *options, const OptionFacts *facts);
 
-// Whether the run takes all options of its checkpoint, and not only those of the model.
+// Whether the run takes all options from its checkpoint, and not only the model's.
 static inline bool options_continue(const Options *o) {
     return !o->sample_only && (o->resumes || o->eval_only);
 }
@@ -179,10 +182,10 @@ static inline bool options_continue(const Options *o) {
 bool option_is_shape(const OptionRow *row, Arch arch);
 
 // Whether an option that is not given is taken from the checkpoint that the run starts from.
-// continues: the options of a run that continues the checkpoint's run. Such a run takes all options
-// or, if it only evaluates, those on which an evaluation depends. NULL: the run starts anew, and
-// takes only the model's options. No run takes options of the machine (its GPUs and memory), nor
-// the paths to which files are written.
+// continues NULL: the run starts anew, and takes only the model's options and --load. Otherwise
+// `continues` has the options of a run that continues the checkpoint's run. Such a run takes all
+// options or, if it only evaluates, those on which an evaluation depends. But it takes no options
+// of the machine (its GPUs and memory), and no paths to which files are written.
 bool option_is_inherited(const OptionRow *row, const Options *continues);
 
 // Returns " (of the checkpoint PATH)" if an option's value comes from a checkpoint, otherwise "".
@@ -201,8 +204,8 @@ static inline int options_batch(const Options *o) {
     return o->sample_only ? 1 : o->micro_batch_size;
 }
 
-// Returns the first step, from `step` (1 or more) on, that --iterations-to-skip names; INT64_MAX:
-// none.
+// Returns the first of the steps from `step` (1 or more) on that --iterations-to-skip names;
+// INT64_MAX: there is none.
 int64_t options_next_skip(const Options *o, int64_t step);
 
 // ---- option_text.c ----
@@ -221,11 +224,11 @@ void options_note_idle(const Options *options, bool gpu);
 void options_print(const Options *options, bool all, FILE *out);
 
 // Writes a file for --config, with the options that the command line, a config file or a checkpoint
-// gave. Derived values (the decay from --train-iters, widths from --hidden-size) are not in it, so
-// that they are derived again when more options are given with the file.
+// gave. The file omits derived values (the decay from --train-iters, widths from --hidden-size), so
+// that they are derived again if the file is used together with other options.
 void options_write_config(const Options *options, FILE *out);
-// Prints every option, with its value in `options` as the default; 0 or -1 means that it is
-// derived.
+// Prints the text of --help: every option, with its value in `options` as the default. A value that
+// will be derived is still the 0 or -1 that requests it.
 void options_help(const Options *options, FILE *out, const char *program);
 // Prints a script that completes the options in bash and zsh.
 void options_complete(FILE *out);

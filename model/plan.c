@@ -5,8 +5,8 @@
 
 enum { ZONE_BYTE = 0x5a, POISON_BYTE = 0xff }; // bytes of 0xff are NaN in FP32, BF16, E4M3 and E5M2
 
-// Sums stop at this limit, which is above any machine's memory, because the sums for the largest
-// model that options can describe would overflow.
+// The largest sum of sizes, above any machine's memory. Sums stop here, because for the largest
+// model that options can describe they would overflow.
 static const int64_t most_bytes = 1ll << 60;
 
 static bool guarded(void) {
@@ -45,11 +45,11 @@ void plan_buffer(Plan *plan, const char *name, int64_t bytes, void **pointer) {
     }
 }
 
-// A line of the printed plan: all buffers of one name.
+// A line of the printed plan: all buffers with one name and category.
 typedef struct {
     const char *name, *category;
     int count;
-    int64_t bytes, sum; // sum: the bytes of the row's category
+    int64_t bytes, sum; // sum: the bytes of the line's category
 } Line;
 
 static int compare_lines(const void *a, const void *b) {

@@ -35,7 +35,7 @@ typedef struct {
     const char *name, *category; // string literals
     int64_t bytes;               // bytes that were requested
     PlanPhase phase;
-    void **pointer; // where plan_assign puts the buffer's address
+    void **pointer; // where plan_assign writes the buffer's address
     char *address;
 } PlanRow;
 
@@ -69,7 +69,7 @@ void plan_buffer(Plan *plan, const char *name, int64_t bytes, void **pointer);
 #define PLAN(plan, name, n, pointer) \
     plan_buffer(plan, name, (int64_t)(n) * (int64_t)sizeof(*(pointer)), (void **)&(pointer))
 
-// Prints the buffers by category, the largest first, with their sums.
+// Prints the categories and the buffers in each, largest first, with their sizes.
 void plan_print(const Plan *plan, const char *title, FILE *out);
 
 // Gives the buffers their addresses in the memory at base (plan->bytes long, aligned to
@@ -79,8 +79,7 @@ void plan_free(Plan *plan);
 
 // The functions below do nothing unless LLM8_GUARD=1.
 void plan_guard_poison(const Plan *plan); // fills a step's buffers with NaN; call it before a step
-// Must be called after a step. Returns false if a zone was written; error_text() names the zone's
-// buffer.
+// Call it after a step. Returns false if a guard zone was written; error_text() names the buffer.
 bool plan_guard_check(const Plan *plan);
 
 END_C

@@ -72,8 +72,9 @@ Precision precision_decide(const Options *o, const ModelConfig *config, NumberSu
         lp->number = lp->wgrad = lp->reason == NULL ? NUMBER_FP8 : support.plain;
         p.used |= lp->number == NUMBER_FP8;
         if (lp->number == NUMBER_FP8) {
-            // the head's dY has values as large as 1 and as small as the probabilities of a large
-            // vocabulary's tokens, which with one common scale need the range of E5M2
+            // in units of its largest value, the head's dY has values from 1 down to the
+            // probabilities of a large vocabulary's tokens; with one common scale, these need the
+            // range of E5M2
             bool wide = p.format != FP8_FORMAT_E4M3 || (head && !blocks);
             lp->type[OPERAND_X] = p.format == FP8_FORMAT_E5M2 ? FP8_E5M2 : FP8_E4M3;
             lp->type[OPERAND_W] = FP8_E4M3;
@@ -205,8 +206,8 @@ bool fp8_is_uncalibrated(const Precision *p, const Fp8Scale *slots) {
     return unknown;
 }
 
-// Guesses a tensor's scale before its first amax. Gradients are divided by the number of a step's
-// tokens, so their scale is multiplied by this number.
+// Guesses a tensor's scale before its first amax is known. Gradients are divided by the number of a
+// step's tokens, so their scale is multiplied by this number.
 static float first_scale(const Precision *p, int slot) {
     OperandId operand = (OperandId)(slot % OPERAND_COUNT);
     return operand == OPERAND_X   ? 0.5f
@@ -215,7 +216,7 @@ static float first_scale(const Precision *p, int slot) {
 }
 
 void fp8_calibrate(const Precision *p, Fp8Scale *slots) {
-    // because the amaxes of the next micro-batches may be larger; the amaxes of weights are exact
+    // the next micro-batches may have larger amaxes; a weight's amax is the same in all of them
     const float headroom = 2.0f;
     for (int i = 0; i < fp8_slot_count(p->config); i++) {
         Fp8Scale *s = &slots[i];

@@ -41,7 +41,7 @@ typedef struct {
     NumberFormat number; // format of the operands of two products: forward, and input gradient
     NumberFormat wgrad;  // format of the operands of the weight-gradient product
     Fp8Type type[OPERAND_COUNT]; // the FP8 type of each operand that is in FP8
-    float target[OPERAND_COUNT]; // amax * scale of each operand that is in FP8
+    float target[OPERAND_COUNT]; // what amax * scale should be, for each operand in FP8
     const char *reason;          // why a product is not in FP8, or ""
 } LinearPrecision;
 
@@ -49,7 +49,7 @@ typedef struct {
     const ModelConfig *config;
     Fp8Format format;
     Fp8Recipe recipe;
-    int margin, e5m2_margin, history_length; // E5M2's margin is the sum of both margins
+    int margin, e5m2_margin, history_length; // E5M2: margin + e5m2_margin
     bool power_of_two;                       // blockwise scales are powers of two
     bool fast_forward, fast_backward; // partial sums stay in the tensor cores' narrower registers
     bool possible;                    // the device has FP8, or emulates it
@@ -122,17 +122,18 @@ static inline float fp8_slot_target(const Precision *p, int slot) {
     return p->linear[slot / OPERAND_COUNT].target[slot % OPERAND_COUNT];
 }
 
-// Whether a slot's scale is fixed. Only one is: the scale of the head's output gradient, (softmax -
-// onehot) * factor. The gradient's largest magnitude is the factor (the z-loss multiplies the
-// softmax; a soft cap multiplies the gradient by at most 1), so its scale needs no measuring.
-// Blockwise scales are measured, because the magnitudes in a block can be much smaller.
+// Whether a slot's scale is fixed. Only one scale is: that of the head's output gradient, which is
+// factor * (softmax - onehot). Its elements are at most the factor, so no amax is needed.
+// (fp8_fix_slot also allows for the z-loss, which multiplies the softmax; a soft cap multiplies the
+// gradient by at most 1.) But with blockwise scaling its amaxes are measured, because the
+// magnitudes in a block can be much smaller than the factor.
 static inline bool fp8_slot_is_fixed(const Precision *p, int slot) {
     return p->recipe != FP8_RECIPE_BLOCKWISE &&
            slot == fp8_slot_index(p->config, LINEAR_HEAD, 0, OPERAND_DY);
 }
 
-// fp8_slot_in_use: whether the slot's tensor is quantised. fp8_slot_uses_amax: whether, besides,
-// the scale is computed from the tensor's amax.
+// fp8_slot_in_use: whether the slot's tensor is quantised. fp8_slot_uses_amax: whether it is
+// quantised with a scale that is computed from its amax.
 static inline bool fp8_slot_in_use(const Precision *p, int slot) {
     return p->linear[slot / OPERAND_COUNT].number == NUMBER_FP8;
 }
@@ -153,22 +154,22 @@ static inline Scaling fp8_slot_scaling(const Precision *p, int slot) {
 void fp8_fix_slot(const Precision *precision, const Options *options, Fp8Scale *slots);
 
 // Calibration: a run with delayed scaling may begin with tensors that have no scale yet (from
-// scratch, --load, a checkpoint without their scales). Then it runs the forward and backward pass
-// of its first micro-batch FP8_CALIBRATIONS times before its first step, without an update. Amaxes
-// are taken before values are encoded, so each pass corrects the scales with which values saturated
-// in the previous pass.
+// scratch, --load, a checkpoint without their scales). Before its first step, such a run computes
+// the forward and backward pass of its first micro-batch FP8_CALIBRATIONS times, without an update.
+// An amax is measured before the values are encoded. So, where a scale made values saturate in one
+// pass, the next pass has a better scale.
 enum { FP8_CALIBRATIONS = 3 };
 // Whether the run has tensors without a scale.
 bool fp8_is_uncalibrated(const Precision *precision, const Fp8Scale *slots);
-// Sets the scales of slots without a history. The call before the first calibration pass sets a
-// guess; the call after a calibration pass computes the scales from this pass's amaxes. Clears the
-// amaxes of activations and gradients.
+// Sets the scales of slots without a history. Call it before the first calibration pass, to guess
+// scales, and after each pass, to compute the scales from the pass's amaxes. It sets the amaxes of
+// activations and gradients to 0.
 void fp8_calibrate(const Precision *precision, Fp8Scale *slots);
 
 // Writes a slot's name, as "blocks.3.qkv.x", into out, and returns it.
 const char *fp8_slot_name(const ModelConfig *config, int slot, char out[64]);
 
-// Whether a pass belongs to a training step: its first pass, or the recomputation.
+// Whether a pass belongs to a training step: PASS_TRAIN or PASS_RECOMPUTE.
 static inline bool pass_trains(Pass pass) {
     return pass == PASS_TRAIN || pass == PASS_RECOMPUTE;
 }

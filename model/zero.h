@@ -13,8 +13,8 @@
 //
 // The sharded layout is the parameter space in the order of the segments: those of each bucket lie
 // together, with padding between them. The padding stays zero, belongs to no parameter, and is in
-// no checkpoint, because a rank saves ranges of the parameter space. A rank's own arrays have its
-// parts of AdamW's segments one after another, and then those of Muon's.
+// no checkpoint, because a rank saves ranges of the parameter space. A rank's own arrays (master
+// weights and moments) hold its parts of all segments of AdamW, and after them its parts of Muon's.
 #pragma once
 
 #include "model.h"
@@ -69,9 +69,10 @@ typedef struct {
     int owner;
 } ZeroMatrix;
 
-// Lists all matrices, those of the same shape together. Returns how many there are; the caller
-// frees *matrices. Their owners are chosen one by one, from the largest matrix on: the owner is the
-// rank with the least work so far. So no rank has more work than the mean plus one matrix.
+// Lists all matrices that Muon updates, those of the same shape together. Returns how many there
+// are; the caller frees *matrices. Owners are assigned from the largest matrix to the smallest: a
+// matrix goes to the rank with the least work so far. So no rank has more work than the mean plus
+// one matrix.
 int zero_matrices(const ZeroLayout *z, ZeroMatrix **matrices);
 
 // Returns the floating-point operations of a matrix's Newton-Schulz steps.
