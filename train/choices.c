@@ -1,7 +1,7 @@
 // Scores multiple-choice sets in two ways: the model chooses the answer with the highest sum of its
 // tokens' log-probabilities, or the one with the highest mean (as llm.c does for HellaSwag). A row
-// is a context with one answer. Rows of similar length are in the same batch, padded to a power of
-// two, so that there are few shapes.
+// is a context with one of its answers. A batch has rows of similar length, all padded to the same
+// power of two, so that batches have few shapes.
 #include "choices.h"
 #include "metrics.h"
 #include "run.h"
@@ -17,7 +17,7 @@ typedef struct {
     double loss;        // sum over the answer's tokens
 } Row;
 
-// Returns a row for every answer of the questions that this rank scores.
+// Returns a row for every answer of each question that this rank scores.
 static Row *list_rows(const Run *run, const ChoiceSet *set, int *tokens, int *num_rows) {
     int count = 0;
     Row *rows = NULL;
@@ -38,8 +38,8 @@ static Row *list_rows(const Run *run, const ChoiceSet *set, int *tokens, int *nu
     return rows;
 }
 
-// Computes, in batches [B,T], the losses of the rows whose length without the last token is above
-// `shorter` and at most T.
+// Computes the losses of those rows that have, without the last token, more than `shorter` and at
+// most T tokens, in batches [B,T].
 static void score_rows(Run *run, const ChoiceSet *set, ChoiceModel model, Row *rows, int num_rows,
                        int shorter, int T, int *tokens) {
     int B = (int)((int64_t)run->options.micro_batch_size * run->config.seq_length / T), n = 0;
@@ -61,7 +61,7 @@ static void score_rows(Run *run, const ChoiceSet *set, ChoiceModel model, Row *r
             batch[n++] = row;
         }
         if (n == 0 || (n < B && i < num_rows)) { continue; }
-        int filled = 1; // a power of two, so that few attention plans serve all batches
+        int filled = 1; // rows of the batch: a power of two, so that few attention plans are made
         while (filled < n) { filled *= 2; }
         filled = filled < B ? filled : B;
         for (size_t t = (size_t)n * T; t < (size_t)filled * T; t++) {
@@ -88,7 +88,7 @@ void run_score_set(Run *run, const ChoiceSet *set, ChoiceModel model, int64_t co
         shorter = T;
         T = (int)min64(2 * (int64_t)T, longest);
     }
-    // a loss that is not finite is never the lowest
+    // an answer whose loss is NaN or infinite is never chosen
     for (int first = 0, i; first < num_rows; first = i) {
         int question = rows[first].question, by_sum = -1, by_mean = -1;
         double least_sum = INFINITY, least_mean = INFINITY;

@@ -15,9 +15,9 @@ typedef struct {
     void (*sum)(void *trainer, int64_t *values, int n);
 } ChoiceModel;
 
-// Adds to counts[0] the number of questions, and to counts[1] and counts[2] how many of them the
-// model answers right if it chooses the answer with the lowest sum, or the lowest mean, of its
-// tokens' losses. A signal ends the scoring early.
+// Adds to counts[0] the number of questions, to counts[1] the number that the model answers right
+// if it chooses the answer with the lowest sum of its tokens' losses, and to counts[2] the same
+// number for the lowest mean. All ranks' questions count. A signal ends the scoring early.
 void run_score_set(Run *run, const ChoiceSet *set, ChoiceModel model, int64_t counts[3]);
 
 // Scores those sets of --eval-choices that the present evaluation has not scored yet, prints the

@@ -1,4 +1,4 @@
-// --export: the weights of --load as a folder for programs that serve models.
+// --export: writes the weights of --load to a folder for programs that serve models.
 #include "../checkpoints/hugging_face.h"
 #include "../kernels/cpu.h"
 #include "start.h"
@@ -32,8 +32,8 @@ static void check_model(const Run *run) {
     }
 }
 
-// Sets the data of the tensor t[0] and, if it is an FP8 weight, of its scales t[1]. The caller
-// frees both.
+// Reads the tensor t[0] into new memory. If it is an FP8 weight, its scales t[1] are computed, too.
+// The caller frees the data of both.
 static void read_tensor(Run *run, TensorEntry *t) {
     int64_t n = t->shape[0] * max64(1, t->shape[1]);
     float *values = malloc_or_die((size_t)n * sizeof(float));

@@ -1,13 +1,19 @@
 // metrics.jsonl: one JSON object per line, flushed after each line. A resumed run appends to it.
 //
-// The "kind" of a record is "run" (the first, and again at every resume: time, options, versions,
-// device, the precision of each linear layer, the step it starts from), "step" (every optimizer
-// step), "eval", "choices" (the score of a multiple-choice set), "save", "ranks" (with several
-// ranks, at every printed line: how long each rank computes), "fp8" (--fp8-stats-interval: each
-// tensor's saturation and underflow), "profile" or "end". After a resume at step N, earlier records
-// of steps after N are void. A line that a crash has cut off is removed, and so are the zeros that
-// a power cut leaves. A number that is NaN or infinite is null, and the record then has
-// "nonfinite": true.
+// The "kind" of a record is one of these:
+//   run      first, and again at every resume: time, options, versions, device, the precision of
+//            each linear layer, the step that the run starts from
+//   step     an optimizer step
+//   eval     an evaluation
+//   choices  the score of a multiple-choice set
+//   save     a checkpoint that was saved, or why it was not
+//   ranks    with several ranks, at every printed line: how long each rank computes
+//   fp8      each tensor's saturation and underflow (--fp8-stats-interval)
+//   profile  the time of each kernel family (--profile)
+//   end      the end of the run
+// After a resume at step N, earlier records of steps after N are void. A line that a crash has cut
+// off is removed, and so are the zeros that a power cut leaves. A number that is NaN or infinite is
+// null, and the record then has "nonfinite": true.
 #include "metrics.h"
 #include "run_data.h"
 
@@ -25,8 +31,8 @@ void metrics_close(Metrics *m) {
     m->file = NULL;
 }
 
-// Whether the file has records of a trainer. (A file of another program may begin with a "kind",
-// too.) torn: the first line is incomplete; it must then begin like a record "run".
+// Whether the file has records of a trainer, which means that it begins with a "kind" and a comma.
+// torn: the first line is incomplete; the file must then be a beginning of our record "run".
 static bool has_records(FILE *file, bool torn) {
     static const char start[] = "{\"kind\":\"run\",\"program\":\"llm8.c";
     char line[sizeof(start)] = "", kind[16], next;
@@ -36,9 +42,9 @@ static bool has_records(FILE *file, bool torn) {
     return torn ? strncmp(line, start, n) == 0 : record;
 }
 
-// Finds where the last complete line ends: what follows is an incomplete line, which a killed run
-// or a full disk may leave, or zeros, which a power cut may leave. *ours: whether a trainer
-// wrote the file; any other file is not changed.
+// Finds where the last complete line ends. An incomplete line may follow, after a killed run or on
+// a full disk, or zeros, after a power cut. *ours: whether a trainer wrote the file. If not,
+// returns false, and the caller must not change the file.
 static bool find_whole(FILE *file, off_t *whole, off_t *end, bool *ours) {
     *ours = true;
     if (fseeko(file, 0, SEEK_END) != 0) { return false; }
@@ -65,8 +71,8 @@ static bool make_own(const char *path, off_t whole) {
     return ok;
 }
 
-// Locks the file until it is closed. If the file system has no locks, nothing is locked. *taken:
-// whether another process has locked the file; only then it returns false.
+// Locks the file until it is closed. Returns false, and sets *taken, only if another process has
+// locked the file. A file system without locks is no error.
 static bool lock(FILE *file, bool *taken) {
     struct stat info;
     bool device = fstat(fileno(file), &info) == 0 && !S_ISREG(info.st_mode);
@@ -126,7 +132,7 @@ void metrics_text(MetricsRecord *r, const char *name, const char *value) {
     cJSON_AddStringToObject(r, name, value);
 }
 
-// While the file cannot be written or opened again, as on a full disk, records are left out.
+// Records are left out while the file cannot be written or opened again, as on a full disk.
 void metrics_end(Metrics *m, MetricsRecord *r) {
     char path[PATH_LENGTH], *line = m->path[0] != '\0' ? cJSON_PrintUnformatted(r) : NULL;
     cJSON_Delete(r);
@@ -177,7 +183,8 @@ static void add_precision(MetricsRecord *r, const Precision *precision) {
     free(rows);
 }
 
-// Adds "sources" or "valid_sources" of a mixture, and nothing if there is one source.
+// Adds a list of a mixture's sources (name: "sources" or "valid_sources"). Adds nothing if there is
+// only one source.
 static void add_sources(MetricsRecord *r, const char *name, const Mixture *m) {
     cJSON *list = m->count > 1 ? cJSON_AddArrayToObject(r, name) : NULL;
     for (int i = 0; i < m->count && list != NULL; i++) {

@@ -5,8 +5,8 @@
 
 BEGIN_C
 
-// Opens a file of metrics to append to. Fails if another process has it open to write. A file that
-// another folder shares by a hard link is replaced by a copy first.
+// Opens a file of metrics to append to, and locks it. Fails if another process has locked it. If
+// hard links share the file with another folder, it is first replaced by a copy.
 bool metrics_open(Metrics *m, const char *path);
 void metrics_close(Metrics *m);
 void metrics_sync(const Metrics *m); // syncs the file to the disk
@@ -18,8 +18,8 @@ void metrics_number(MetricsRecord *r, const char *name, double value);
 void metrics_numbers(MetricsRecord *r, const char *name, const double *values, int count);
 void metrics_text(MetricsRecord *r, const char *name, const char *value);
 void metrics_end(Metrics *m, MetricsRecord *r);
-// Write the records of the start and the end. `error` is why the run has failed, or NULL. If the
-// run dies between the two calls, die() writes the end's record.
+// Write the records of the start and the end. error: why the run has failed; NULL: it has not. If
+// the run dies between the two calls, die() writes the record of the end.
 void run_record_start(Run *run);
 void run_record_end(Run *run, int status, const char *error);
 void run_record_sources(const Run *run, MetricsRecord *r);

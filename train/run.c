@@ -12,7 +12,8 @@
 
 // ---- schedule -----------------------------------------------------------------------------------
 
-// Several ranks stop once they have agreed to stop; a single rank stops once a signal has come.
+// Whether the run stops early. A single rank stops when it has received a signal; several ranks
+// stop when they have agreed to stop.
 static bool is_stopping(const Run *run) {
     return run->group.ranks > 1 ? run->stopping : run_stop_signal() != 0;
 }
@@ -49,7 +50,7 @@ bool run_should_save(const Run *run) {
 
 // ---- reports ------------------------------------------------------------------------------------
 
-// Why a step was skipped: the word in metrics.jsonl, and the text on the step's line.
+// For each SkipReason: the word in metrics.jsonl, and the text on the step's line.
 static const char *const skip_texts[][2] = {
     [SKIP_NONE] = {"", ""},
     {"nonfinite", "SKIPPED"},
@@ -68,8 +69,8 @@ static void count_step(Run *run, const StepResult *s) {
     p->valid_loss = NAN;
     p->eval_left = eval_is_due(o, p->step) && run_can_eval(run);
     p->skipped += s->skipped != SKIP_NONE;
-    // After divergence skipped_in_row stays as it is, so that a resumed run ends again. A good step
-    // that the GPU trainer still has in flight would reset skipped_in_row.
+    // After divergence skipped_in_row does not change, so that a resumed run ends again. Otherwise
+    // a good step that the GPU trainer still has in flight would reset it.
     bool counts = !run_has_diverged(run) && s->skipped != SKIP_REQUESTED;
     if (counts) { p->skipped_in_row = s->skipped ? p->skipped_in_row + 1 : 0; }
     if (!s->skipped && is_usual(s->loss, p->best_level)) {
@@ -80,7 +81,8 @@ static void count_step(Run *run, const StepResult *s) {
     run->stopping = run->stopping || s->stop;
 }
 
-// start_seconds: in the first step of this process, the seconds since its start; in later steps 0.
+// start_seconds: for the first step of this process, the seconds since the process started; for
+// later steps, 0.
 static void print_step(Run *run, const StepResult *s, double start_seconds) {
     const Options *o = &run->options;
     Console *c = &run->console;
@@ -111,7 +113,7 @@ static void record_step(Run *run, const StepResult *s, double start_seconds) {
     metrics_number(r, "step", (double)run->progress.step);
     metrics_number(r, "tokens", (double)run->progress.tokens);
     if (run->train_data.masked) {
-        // -1: the reported step, which progress already counts
+        // -1, because progress already counts the reported step
         metrics_number(r, "targets", (double)run_step_targets(run, -1));
     }
     run_record_sources(run, r);
@@ -139,7 +141,8 @@ void run_report(Run *run, StepResult s) {
     }
     print_step(run, &s, start_seconds);
     record_step(run, &s, start_seconds);
-    // the first step also loads kernels and makes plans, so its time does not count
+    // the time of the first step does not count, because that step also loads kernels and makes
+    // plans
     bool timed = !first && !isnan(s.own_seconds);
     run->own_seconds += timed ? s.own_seconds : 0;
     run->own_steps += timed;
@@ -233,7 +236,7 @@ int run_close(Run *run) {
     const Progress *p = &run->progress;
     bool stopped = is_stopping(run) && (p->step < run->options.train_iters || p->eval_left);
     const char *fault = run->data_fault.text;
-    // reports the error of the first rank that could not read its data
+    // if some rank could not read its data, error_text() is then the first such rank's error
     bool read = group_agree(&run->group, CHANNEL_MAIN, fault[0] == '\0' || fail("%s", fault));
     Error why = error_kept();
     int status = !saved || !read ? EXIT_FAILURE // this status has precedence over the others

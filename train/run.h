@@ -1,5 +1,5 @@
-// What both trainers do besides the model's mathematics, once a run has started (start.h): when to
-// evaluate, sample and save, the line of a step, and the end.
+// What both trainers do besides the model's mathematics, after the start of a run (start.h): they
+// decide when to evaluate, sample and save, report steps and evaluations, and end the run.
 #pragma once
 
 #include "save_folder.h"
@@ -14,10 +14,11 @@ BEGIN_C
 bool run_has_steps(const Run *run); // whether a step is left to train
 bool run_goes_on(const Run *run);   // whether the run continues after this step
 // Whether step number `step` (counted from 1, as progress.step) must be reported before the next
-// step is enqueued, because an evaluation, a sample, a save or the end of the run may follow it.
+// step is enqueued: because an evaluation, a sample, a save or the end of the run may follow, or
+// because the last reported step was skipped.
 bool run_needs_result(const Run *run, int64_t step);
-// A trainer calls these three functions after it has reported the latest step, and run_should_eval
-// also before the first step, because a signal may have interrupted an evaluation.
+// A trainer calls these three functions after it has reported the latest step. It also calls
+// run_should_eval before the first step, because a resumed run repeats an interrupted evaluation.
 bool run_should_eval(const Run *run);
 bool run_should_sample(const Run *run);
 bool run_should_save(const Run *run);
@@ -36,24 +37,25 @@ typedef struct {
 
 // Counts the step and its tokens, prints its line, and writes its record.
 void run_report(Run *run, StepResult result);
-// Reports an evaluation. There is a loss for each source of --valid-data. Their mean, weighted by
-// the sources' shares, is the validation loss.
+// Reports an evaluation. losses: one for each source of --valid-data. The validation loss is their
+// mean, weighted by the sources' shares.
 void run_report_eval(Run *run, const double *losses, double seconds);
 
-// Whether all ranks have completed a part of an evaluation: the validation loss, or the score of a
-// set. All ranks call it at the part's end. Returns false if some rank has received a signal or
-// lacks data. Then the run ends after this step, and repeats the evaluation when it is resumed.
+// Whether all ranks have completed a part of an evaluation (the validation loss, or the score of a
+// set). All ranks call it at the part's end. The result is false if some rank has received a signal
+// or lacks data. The run then ends after this step, and repeats the evaluation when it is resumed.
 bool run_part_is_whole(Run *run);
 // Whether step number `step` counts saturated and underflowed FP8 values (--fp8-stats-interval).
 bool run_counts_fp8(const Run *run, int64_t step);
 
-// Writes, for --dump-gradients, the step's mean loss over its targets and the gradients of that
-// mean (FP32, laid out as the parameters), and exits.
+// For --dump-gradients: writes the step's loss, which is the mean over its targets, and the
+// gradients of this loss, and exits. gradients [layout.size]: those of the sum of the losses
+// divided by precision.step_tokens.
 void run_dump(Run *run, float *gradients, double loss) __attribute__((noreturn));
 
 // ---- end ----------------------------------------------------------------------------------------
 
-// Waits for the last save, frees all, and returns the exit status.
+// Waits for the last save, prints why a run stopped early, frees all, and returns the exit status.
 int run_close(Run *run);
 // Ends the run with error_text(), because a GPU computes wrongly. All ranks call it. It waits for a
 // save that is under way, and saves nothing more.

@@ -10,7 +10,8 @@
 
 static const char *const data_options[] = {"data", "valid-data"};
 
-// Returns a text with the number of tokens that count in the loss, or "" if the data have no masks.
+// Returns a text with the number of targets that count in the loss, or "" if the data have no
+// masks.
 static const char *say_counted(char out[64], bool masked, int64_t targets) {
     snprintf(out, 64, "%s of them counted, ", format_count((char[32]){0}, targets));
     return masked ? out : "";
@@ -99,7 +100,8 @@ static void announce_train_data(const Run *run) {
     }
 }
 
-// Prints how the model treats documents, and what marks their beginnings.
+// Prints whether attention and positions restart at each document, and what marks the beginnings of
+// documents.
 static void announce_documents(const Run *run) {
     static const char *const resets[] = {"not kept apart in a sequence",
                                          "attention begins anew at each",
@@ -224,8 +226,8 @@ void run_check_data(Run *run) {
 
 static const char whose[] = "the checkpoint's run";
 
-// Whether an evaluation reads the same data as in the checkpoint's run. Also true if the checkpoint
-// does not record what was read.
+// Whether an evaluation reads the same data as in the checkpoint's run. Returns true, too, if the
+// checkpoint does not record its validation data.
 static bool match_valid_data(const Run *run) {
     const Checkpoint *c = &run->start;
     int64_t tokens = run_eval_all_samples(run) * run->options.seq_length;
@@ -250,7 +252,7 @@ void run_match_data(Run *run) {
         die("--data %s; --accept-data-change resumes with it", error_text());
     }
     printf("  --data changed: %s\n", error_text());
-    // both levels are losses on the earlier data
+    // level and best_level are losses on the previous data, so they no longer count
     run->progress.level = run->progress.best_level = NAN;
 }
 
@@ -265,10 +267,10 @@ int64_t run_step_targets(const Run *run, int64_t ahead) {
     return loader_targets(&run->train, run->progress.samples + ahead * batch, batch);
 }
 
-// A rank's micro-batches are `stride` samples apart, even across the border between two steps.
+// The micro-batches that a rank reads are `stride` samples apart, also from one step to the next.
 void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets, int *starts) {
-    // If a rank cannot read its data, the other ranks learn of the fault only after one more step,
-    // for which all ranks need their data. So data are read two steps in advance.
+    // If a rank cannot read its data, the other ranks learn of this one step later, and all ranks
+    // need data for that step. So data are read two steps in advance.
     enum { STEPS_AHEAD = 2 };
     const Options *o = &run->options;
     int B = o->micro_batch_size;
@@ -304,7 +306,7 @@ void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets, in
     run_beat(run, ACTIVITY_WAIT, "in a step");
 }
 
-// In a mixture each source has its share of the samples, and at least one sample.
+// Of a mixture, each source's part of the samples is its share, but at least one sample.
 int64_t run_eval_samples(const Run *run, int source) {
     const Blend *blend = &run->valid_data.blend;
     int64_t all = run->valid_data.data[source].windows;

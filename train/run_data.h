@@ -10,8 +10,8 @@ BEGIN_C
 void run_open_train_data(Run *run);
 // Opens shards and multiple-choice sets; run_start calls it.
 void run_open_data(Run *run);
-// Refuses data of another tokenizer, or data that differ between ranks. Called once data and
-// tokenizer are open.
+// Refuses data that different tokenizers made, and data that differ between ranks. Call it after
+// the data and the tokenizer are open.
 void run_check_data(Run *run);
 // Whether attention or positions restart at each document, so that batches need `starts`.
 static inline bool run_resets(const Run *run) {
@@ -20,12 +20,12 @@ static inline bool run_resets(const Run *run) {
 // Copies out the inputs, targets and starts [B,T] (loader_batch) of micro-batch number `micro` of
 // the step that is `ahead` steps after the present one. starts may be NULL, and must be NULL
 // without run_resets().
-// The function also reads the data of the next two steps after that step. So data that cannot be
-// read, or a bad token, are found before a step needs them: the run finishes the steps that are
+// The function also reads the data of the two steps after that step. So if data cannot be read, or
+// contain a bad token, this is known before a step needs them: the run finishes the steps that are
 // under way, saves, and ends.
 void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets, int *starts);
 // Refuses --data that differ from those of the checkpoint run->start, unless --accept-data-change
-// is given. If the validation data differ, the best loss so far is forgotten.
+// is given. If the validation data differ, progress.best_valid_loss becomes NaN.
 void run_match_data(Run *run);
 int run_micro_batches(const Run *run); // micro-batches in a step on each rank
 // The number of targets that count (those that no mask excludes), over all ranks, in the step that

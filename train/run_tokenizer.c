@@ -23,18 +23,18 @@ static void find_beside(glob_t *found, const char *shards) {
     globfree(&files);
 }
 
-// Returns how many characters two paths have in common at their beginning.
+// Returns the length of the longest common beginning of two paths.
 static size_t common_length(const char *a, const char *b) {
     size_t n = 0;
     while (a[n] != '\0' && a[n] == b[n]) { n++; }
     return n;
 }
 
-// Opens one of the tokenizers beside shards (tokenizer.bin, PREFIX_tokenizer.bin). fingerprint: the
-// fingerprint of the tokenizer that made the shards (tokenizer.h), 0: not known. Opens a tokenizer
-// with this fingerprint; of several such ones, the one with the shards' prefix. If the fingerprint
-// is not known, opens tokenizer.bin. Returns false if none fits. *others becomes true if there are
-// some, but none fits.
+// Opens the tokenizer that made some shards, among those beside the shards (tokenizer.bin,
+// PREFIX_tokenizer.bin). fingerprint: that of the shards' tokenizer (tokenizer.h); 0: not known. If
+// it is known, opens a tokenizer that has it; of several, the one whose path has the longest
+// beginning in common with the shards' path. If it is not known, opens tokenizer.bin. Returns false
+// if no tokenizer fits; *others is then true if there are any.
 static bool find_made(Tokenizer *t, const char *shards, uint32_t fingerprint,
                       char path[PATH_LENGTH], bool *others) {
     glob_t found = {0};
@@ -76,8 +76,8 @@ static int read_sources(const Options *o, Source **sources) {
     return count;
 }
 
-// Calls find_made for each source, until one has a tokenizer. chats: only for sources whose shards
-// have conversations.
+// Calls find_made for one source after another, until one has a tokenizer. With `chats`, it skips
+// sources whose shards have no conversations.
 static bool find_of_sources(Tokenizer *t, const Options *o, bool chats, char path[PATH_LENGTH],
                             bool *others) {
     bool opened = false;
@@ -95,8 +95,8 @@ static bool find_of_sources(Tokenizer *t, const Options *o, bool chats, char pat
     return opened;
 }
 
-// Prefers the copy of the tokenizer that lies beside the shards of conversations, if the run trains
-// on them, because that copy's chat template has written the conversations.
+// If the run trains on conversations and the same tokenizer lies beside their shards, takes that
+// copy, with its tokenizer.json, because its chat template has written the conversations.
 static void prefer_chat(Tokenizer *t, const Options *o, char path[PATH_LENGTH]) {
     char beside[PATH_LENGTH], json[PATH_LENGTH];
     Tokenizer same;
@@ -126,8 +126,8 @@ static bool has_chats(const Options *o) {
 }
 
 // Opens the tokenizer that --tokenizer names, else the checkpoint's, else the one beside the
-// shards. Returns false if there is none, with an empty path, or if it cannot be opened, which
-// run_open_tokenizer reports.
+// shards. Returns false if there is none; path is then empty. Also returns false if the tokenizer
+// cannot be opened, which run_open_tokenizer reports.
 static bool find_tokenizer(Tokenizer *t, const Options *o, char path[PATH_LENGTH]) {
     const char *shards = o->data[0] != '\0' ? o->data : o->valid_data;
     bool others = false, opened;

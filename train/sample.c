@@ -43,7 +43,8 @@ static bool read_prompt(Run *run) {
     return run->prompt_length > 0 || fail("--sample-tokens: no numbers");
 }
 
-// Sets run->prompt to the token that a text begins with, and the tokens of --sample-prompt.
+// Sets run->prompt to the token with which every document begins, followed by the tokens of
+// --sample-prompt.
 static bool encode_prompt(Run *run) {
     const char *text = run->options.sample_prompt;
     size_t bytes = strlen(text);
@@ -127,8 +128,9 @@ static int sample_token(const Options *o, const float *logits, float *scratch, i
 
 // Prints bytes of a sample. On a terminal, and in the output of a run that trains, each control
 // character is printed as its code, such as \x1b for ESC, so that no terminal executes it. A file
-// or pipe that receives the sample of --sample-only gets every byte unchanged. *before: the byte
-// printed last; after 0xc2 in UTF-8, 0x80 to 0x9f are control characters too.
+// or pipe that receives the sample of --sample-only gets every byte unchanged. *before: the
+// previous byte of the sample. (In UTF-8, 0x80 to 0x9f are control characters, too, if they follow
+// 0xc2.)
 static void print_bytes(const Run *run, const void *from, size_t n, unsigned char *before) {
     const unsigned char *bytes = from;
     FILE *out = run->console.answers;

@@ -14,8 +14,8 @@ bool run_encode_prompt(Run *run);
 typedef float *(*NextLogits)(void *trainer, const int *tokens, int n);
 
 // Prints the prompt and the model's continuation: as text, or without a tokenizer as ids. A signal
-// ends the sample early. With --sample-only, a warning says from which token on the model does not
-// see the prompt's beginning.
+// ends the sample early. The model sees the last seq_length tokens. With --sample-only, a warning
+// tells from which token on it no longer sees the beginning of the prompt.
 void run_sample(Run *run, NextLogits next_logits, void *trainer);
 
 END_C

@@ -87,9 +87,9 @@ static void describe(const Run *run, Snapshot *s) {
     s->end_of_text = tokenizer ? run->tokenizer.end_of_text : run->end_of_text;
 }
 
-// If the path of --save no longer leads to the folder that the run has locked (it was moved or
-// deleted), the run takes the folder to which the path leads now, or makes one. Returns false if it
-// cannot.
+// Called if the path of --save no longer leads to the folder that the run has locked, because it
+// was moved or deleted. The run takes the folder to which the path leads now, or makes one. Returns
+// false if it cannot make one.
 static bool take_folder_again(Run *run) {
     const Options *o = &run->options;
     warn("--save %s: the folder was moved or deleted; from step %lld on the run saves to a "
@@ -105,8 +105,8 @@ static bool take_folder_again(Run *run) {
     return true;
 }
 
-// Checks that the paths of --save and of the metrics lead to the folder and the file that the run
-// has open, and else takes what they lead to now.
+// Checks that the paths of --save and of the metrics still lead to the folder and the file that the
+// run has open. If not, the run goes on with the folder and the file to which the paths lead now.
 static void check_places(Run *run) {
     Metrics *m = &run->metrics;
     bool stays = path_is(run->options.save, run->saves.id);

@@ -12,7 +12,7 @@ BEGIN_C
 // file of --metrics. All ranks call it.
 void save_folder_open(Run *run);
 // Makes the resumed checkpoint the newest one of the folder (checkpoint_go_back), and writes
-// config.txt. Called on rank 0 when the run is certain to start.
+// config.txt. Rank 0 calls it, when the run is certain to start.
 void save_folder_begin(const Run *run);
 
 // Whether a loss is usual: at most half a nat above `best`, the lowest moving average of the loss
@@ -22,12 +22,12 @@ static inline bool is_usual(double loss, double best) {
     return isfinite(loss) && !(loss > best + 0.5);
 }
 
-// Waits until a save that is under way has ended, and records it in metrics.jsonl. Returns false if
-// the last save failed.
+// Waits for the save that is under way, if there is one, and records it in metrics.jsonl. Returns
+// false if the last save failed.
 bool run_wait_for_save(Run *run);
-// Starts a save, which a thread writes. The trainer must call run_wait_for_save first, because the
-// previous save reads the same memory. The trainer sets the snapshot's arrays, run_save the other
-// fields.
+// Starts a save; a thread writes it. Before the trainer fills the snapshot's arrays, it must call
+// run_wait_for_save, because the previous save reads the same memory. run_save sets the snapshot's
+// other fields.
 void run_save(Run *run, Snapshot snapshot);
 // Prints the command that resumes a saved run.
 void save_folder_print_resume(const Run *run);

@@ -13,7 +13,7 @@ BEGIN_C
 //                     before lr-decay-iters, or in fewer steps if the warm-up leaves fewer
 double learning_rate(const Options *options, int64_t step);
 
-// Whether an evaluation (a sample, a save) is due after `step` steps; 0: before the first step.
+// Whether an evaluation (a sample, a save) is due when `step` steps are done.
 static inline bool eval_is_due(const Options *o, int64_t step) {
     return step % o->eval_interval == 0 || step == o->train_iters;
 }
@@ -28,8 +28,8 @@ static inline bool save_is_due(const Options *o, int64_t step) {
 void warn_of_schedule(const Options *options);
 
 // Warns if a run that resumes after `step` steps continues with a clearly higher or lower learning
-// rate than the checkpoint's run, whose options are `was`, would have. For example, a larger
-// --train-iters moves the decay to later steps, and a smaller one to steps before this one.
+// rate than the checkpoint's run, with the options `was`, would have. For example, a larger
+// --train-iters moves the decay to later steps, and a smaller one to earlier steps.
 void warn_of_jump(const Options *options, const Options *was, int64_t step);
 
 END_C

@@ -32,7 +32,8 @@ static int64_t count_windows(void *context) {
 
 static Options was; // the options that the run takes from the checkpoint that it starts from
 
-// If another program has started the ranks, all of them call this function, and only rank 0 warns.
+// If torchrun, srun or mpirun has started the ranks, all of them call this function, and only rank
+// 0 warns.
 void run_resolve_options(Run *run) {
     Options *o = &run->options;
     Ranks r;
@@ -44,8 +45,8 @@ void run_resolve_options(Run *run) {
         facts.windows = count_windows;
     }
     bool claims = options_save(o) && !o->plan && !o->list_checkpoints && !o->list_tensors;
-    // if another run still saves to the folder, waits for that run's end, so that the options come
-    // from its last checkpoint
+    // if another run still saves to the folder, waits for the end of that run, whose last
+    // checkpoint has the options to take
     if (claims && o->resume[0] != '\0' && !checkpoint_await(o)) { die("--save %s", error_text()); }
     or_die(checkpoint_model(&run->start, o, &was));
     if (o->origin[0] != '\0') { facts.checkpoint = &was; }
@@ -149,7 +150,8 @@ void run_start(Run *run, const char *device) {
     if (run->train_data.windows == 0) { return; }
     int micro_batches = run_micro_batches(run) * run->group.ranks;
     int64_t step_tokens = (int64_t)o->global_batch_size * o->seq_length;
-    // the steps before a resume may have had other batches and lengths
+    // counts tokens, because the steps before a resume may have had another batch size or sequence
+    // length
     Progress done = o->resumes ? run->start.progress : (Progress){0};
     int64_t tokens = done.tokens + max64(0, o->train_iters - done.step) * step_tokens;
     if (run->group.ranks > 1) { printf("  ranks       %d\n", run->group.ranks); }
@@ -210,8 +212,8 @@ static void start_anew(Run *run) {
     if (o->resume[0] != '\0') {
         printf("no checkpoint under %s yet: starting from step 0\n", o->save);
     }
-    // an evaluation or a sample of --load's weights shows the step of their checkpoint; a run that
-    // trains them counts from 0
+    // a run that only evaluates or samples the weights of --load shows the step of their
+    // checkpoint; a run that trains them counts from 0
     if (!options_train(o)) { run->progress.step = c->progress.step; }
     if (o->load[0] != '\0') {
         bool ok = run->group.rank > 0 || checkpoint_verify(c) || fail("--load %s", error_text());
@@ -239,7 +241,8 @@ void run_restore(Run *run) {
     bool goes_on = !o->resumes || p->eval_left ||
                    (p->step < o->train_iters && !run_has_diverged(run));
     if (run->group.rank == 0 && options_save(o) && goes_on) { save_folder_begin(run); }
-    // a record of this start would make the records of later steps void (metrics.c)
+    // a record of this start would make the records of later steps void (metrics.c), so none is
+    // written
     if (options_train(o) && !goes_on) {
         metrics_close(&run->metrics);
         run->metrics.path[0] = '\0';
@@ -266,8 +269,8 @@ static bool check_values(const Run *run, int64_t begin, int64_t end, const float
     return true;
 }
 
-// Bad values only cause a warning here, because the checkpoint of a run that diverges may have
-// them. The run is resumed, and its steps are skipped.
+// Bad values cause only a warning here, because the checkpoint of a run that diverges may have
+// them: that run resumes, and its steps are skipped.
 void run_read_state(const Run *run, int array, int64_t begin, int64_t end, float *out) {
     static bool said;
     const Checkpoint *c = &run->start;
@@ -303,7 +306,7 @@ void run_first_weights(Run *run, int64_t begin, int64_t end, float *out) {
     if (!check_values(run, begin, end, out, FLT_MAX)) {
         die("--load %s: %s", run->start.path, error_text());
     }
-    // a wrong bit in an exponent gives a value above FP16_MAX
+    // a value above FP16_MAX shows a flipped bit in an exponent
     if (said || check_values(run, begin, end, out, FP16_MAX)) { return; }
     warn("--load %s: %s: is the file damaged?", run->start.path, error_text());
     said = true;

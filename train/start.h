@@ -7,7 +7,7 @@
 BEGIN_C
 
 // Sets the options that are not given. Also opens the checkpoint that the run starts from and, with
-// --epochs, the data. Called once, after options_parse.
+// --epochs, the data. Call it once, after options_parse.
 void run_resolve_options(Run *run);
 
 // Sets run->config, layout and precision from run->options and what the device supports. Before the
@@ -17,8 +17,8 @@ void run_free_configuration(Run *run);
 
 // Returns the bytes of the plan with these options.
 typedef int64_t (*PlannedBytes)(void *context, const Options *options);
-// Returns the options that make the plan fit `memory` bytes: a smaller micro-batch and then, if one
-// sequence does not fit, shorter sequences. "": none are needed, or none are enough.
+// Returns the options that make the plan fit in `memory` bytes: a smaller micro-batch and, if one
+// sequence does not fit, shorter sequences. "": the plan fits as it is, or nothing makes it fit.
 const char *run_say_fit(const Run *run, double memory, PlannedBytes planned, void *context,
                         char out[80]);
 
@@ -28,8 +28,8 @@ void run_announce(Run *run);
 // Writes the folder of --export, and prints a summary of it (export.c).
 void run_export(Run *run);
 // Opens the data and the save folder, catches signals, and prints the lines that describe the run.
-// These lines and metrics.jsonl call the device `device`. All ranks must read the same data and see
-// the same save folder.
+// device: the device's name in these lines and in metrics.jsonl. All ranks must read the same data
+// and see the same save folder.
 void run_start(Run *run, const char *device);
 // Verifies the checkpoint that the run starts from, run->start. A run that resumes takes over the
 // checkpoint's progress. Records the start in metrics.jsonl.
@@ -37,8 +37,8 @@ void run_restore(Run *run);
 // Reads elements begin..end of an array of the optimizer state in the checkpoint that the run
 // resumes (checkpoint_read).
 void run_read_state(const Run *run, int array, int64_t begin, int64_t end, float *out);
-// Reads elements begin..end of the weights of --load, or without --load draws random ones. Called
-// in a run that does not resume.
+// Computes elements begin..end of a new run's weights: those of --load, or random ones
+// (model_init). A run that resumes does not call it.
 void run_first_weights(Run *run, int64_t begin, int64_t end, float *out);
 // Sets every slot of `scales` (fp8_slot_index): a slot with a fixed scale to that scale, any other
 // slot to its state in the resumed checkpoint or, if the checkpoint has none, to a scale of 1.

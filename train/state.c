@@ -25,10 +25,10 @@ void run_end_by_data(Run *run, const char *option) {
     request_stop(-1);
 }
 
-// The first signal of a kind requests the end after the present step; a second one ends the process
-// at once. But SIGHUP may come from both the shell and the terminal, and SIGXCPU comes every
-// second, so these two never end the process at once. If nohup has made the process ignore SIGHUP,
-// SIGHUP stays ignored.
+// The first signal of a kind requests the end after the present step; the second one of the same
+// kind ends the process at once. But SIGHUP may come from both the shell and the terminal, and
+// SIGXCPU comes every second, so these two never end the process at once. If nohup has made the
+// process ignore SIGHUP, SIGHUP stays ignored.
 void run_catch_signals(void) {
     for (int i = 0; i < STOP_SIGNALS; i++) {
         int number = stop_signals[i];

@@ -36,7 +36,7 @@ typedef struct {
     ParamLayout layout;
     Precision precision;
     Progress progress;
-    // the checkpoint of --load or --resume; the trainer closes it once the weights have been read
+    // the checkpoint of --load or --resume; the trainer closes it after reading weights and state
     Checkpoint start;
 
     Mixture train_data, valid_data; // count 0: there are none
@@ -47,19 +47,19 @@ typedef struct {
     ChoiceSets choices;         // --eval-choices
     int *prefetched;            // batches that this rank has read in advance (run_batch)
     int64_t prefetched_end;     // the first sample of the next batch to read
-    Error data_fault;           // the error, if data could not be read; "": none
+    Error data_fault;           // why data could not be read; "": they could
 
     Console console;
     Metrics metrics;
     SaveFolder saves;
     double peak_flops;   // peak FLOP/s of one device; 0: not known
     double memory_bytes; // bytes of the plan
-    double used_bytes;   // device memory in use at the end; 0: not known
-    // since the last "ranks" record: the seconds of this rank's forward and backward passes, and
-    // the number of steps that these passes belong to
+    double used_bytes;   // bytes of device memory in use at the end; 0: not known
+    // since the last record "ranks": the seconds of this rank's forward and backward passes, and
+    // the number of steps in which they were measured
     double own_seconds, own_steps;
     char device[128];
-    bool stopping; // several ranks have agreed to end
+    bool stopping; // several ranks have agreed to stop
 } Run;
 
 // Whether Muon updates a parameter of a run that trains; otherwise AdamW does.
@@ -90,7 +90,7 @@ void run_catch_signals(void);
 // that all end after the same step.
 int run_stop_signal(void);
 // Requests, as a signal does, the end of the run after the present step, and ends an evaluation
-// early. Called if data of --`option` cannot be read and error_text() says why.
+// early. Call it if the data of --`option` cannot be read and error_text() says why.
 void run_end_by_data(Run *run, const char *option);
 
 END_C
