@@ -14,9 +14,9 @@
 #include <unistd.h>
 
 // Runs before main() in every program. Opens /dev/null for each closed descriptor of standard
-// input, output and error: otherwise another file would get this descriptor, and printed text would
-// go into a checkpoint. Raises the limit of open files to its maximum, because shards and the files
-// of a checkpoint stay open.
+// input, output and error. Otherwise a file that is opened later, such as a checkpoint's, would get
+// the descriptor, and printed text would go into that file. Raises the limit of open files to its
+// maximum, because shards and the files of a checkpoint stay open.
 __attribute__((constructor)) static void open_standard_files(void) {
     struct rlimit files;
     int file = 0;
@@ -28,7 +28,8 @@ __attribute__((constructor)) static void open_standard_files(void) {
     }
 }
 
-// Returns how many bytes the first character of a text has, or 0 if it is not printable.
+// Returns how many bytes the first character of a text has, or 0 if the character is not printable
+// or not valid UTF-8.
 static int printable_bytes(const char *text) {
     const unsigned char *s = (const unsigned char *)text;
     int more = s[0] < 0x80 ? 0 : s[0] >= 0xf0 ? 3 : s[0] >= 0xe0 ? 2 : 1;
@@ -76,7 +77,7 @@ const char *shell_word(char out[SHELL_WORD], const char *word) {
 static _Thread_local Error failure;
 
 bool fail(const char *format, ...) {
-    Error next = {0}; // not `failure` itself, because its text may be one of the arguments
+    Error next = {0}; // a copy, because failure.text may be one of the arguments
     char text[sizeof(next.text)];
     va_list args;
     va_start(args, format);
@@ -111,7 +112,7 @@ void errors_name_rank(int rank) {
 
 static void print_tagged(const char *tag, const char *format, va_list args) {
     char line[4096], text[4096];
-    // clears the progress line if it is on the same terminal
+    // clears the progress line if stdout and stderr are terminals
     const char *start = isatty(STDOUT_FILENO) ? line_start(STDERR_FILENO) : "";
     int used = snprintf(line, sizeof(line), "%s%s%s", start, rank_tag, tag);
     vsnprintf(text, sizeof(text), format, args);
@@ -128,7 +129,7 @@ void complain(const char *format, ...) {
     va_end(args);
 }
 
-static void (*last_words)(const char *error); // NULL: none is set, or die() has called it
+static void (*last_words)(const char *error); // NULL: not set, or already called by die()
 static long speaker;                          // the thread in which die() may call last_words
 
 void die_with(void (*words)(const char *error)) {
@@ -146,7 +147,7 @@ void die(const char *format, ...) {
     complain("%s", error);
     void (*words)(const char *) = last_words;
     if (words != NULL && syscall(SYS_gettid) == speaker) {
-        last_words = NULL; // last_words may call die()
+        last_words = NULL; // because words() may call die()
         words(error);
     }
     exit(EXIT_FAILURE);
@@ -213,7 +214,7 @@ char *strdup_or_die(const char *text) {
     return memcpy(malloc_or_die(bytes), text, bytes);
 }
 
-// If an allocation returned NULL, cJSON would leave items out. malloc_or_die() never does.
+// If an allocation returned NULL, cJSON would leave items out. malloc_or_die() never returns NULL.
 __attribute__((constructor)) static void check_memory_of_cjson(void) {
     cJSON_InitHooks(&(cJSON_Hooks){malloc_or_die, free});
 }

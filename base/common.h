@@ -2,8 +2,8 @@
 //
 // There are two kinds of failure. A fault of the user or the system (a bad option, a damaged file,
 // a full disk) is reported in one line that says what is wrong, with which value, and what to do. A
-// function that finds such a fault calls fail(), which stores this text for the thread, and returns
-// false; or_die() ends the program with the stored text. A fault of the programmer is an assert.
+// function that finds such a fault stores this line as its thread's error text with fail(), and
+// returns false. or_die() ends the program with that text. A fault of the programmer is an assert.
 #pragma once
 
 #include <stdbool.h>
@@ -33,12 +33,12 @@ BEGIN_C
 
 #define PRINTF_LIKE(text, first) __attribute__((format(printf, text, first)))
 
-// Copies a text, which may come from a file, as one printable line: what a terminal would act on
-// (control characters, new lines, bidirectional marks) and what is not UTF-8 is replaced by an
-// escape such as \n or \x1b. Cuts off what does not fit into `room` bytes. Returns out.
+// Copies a text, which may come from a file, as one printable line. Control characters, newlines,
+// invisible marks (such as bidirectional ones) and bytes that are not UTF-8 become escapes such as
+// \n or \x1b. Text that does not fit into `room` bytes is cut off. Returns out.
 const char *printable(char *out, size_t room, const char *text);
 
-// Writes a word of a command that a user may type: in quotes where a shell would change it.
+// Writes a word as a user can type it in a shell command: in quotes if a shell would change it.
 enum { SHELL_WORD = 4096 + 8 }; // room for any path
 const char *shell_word(char out[SHELL_WORD], const char *word);
 
@@ -48,7 +48,8 @@ static inline const char *plural(int64_t count) {
 }
 
 // Sets this thread's error text and returns false, so that a function can `return fail(...)`. The
-// previous error text may be one of the arguments. Errors and warnings are made printable.
+// previous error text may be one of the arguments. printable() is applied to every error and
+// warning.
 bool fail(const char *format, ...) PRINTF_LIKE(1, 2);
 // Returns the text of the last fail() in this thread.
 const char *error_text(void);
@@ -68,8 +69,8 @@ void die(const char *format, ...) PRINTF_LIKE(1, 2) __attribute__((noreturn));
 // Dies with error_text() unless ok.
 void or_die(bool ok);
 
-// Sets a function that die() calls once, with the error's text, before it exits; but only in the
-// thread that has called die_with(), and not in a forked process. NULL: die() calls nothing.
+// Sets a function that die() calls with the error's text before it exits. The function is called at
+// most once, in the thread that called die_with(), and never in a forked process. NULL: none.
 void die_with(void (*words)(const char *error));
 
 // Prints "warning: ..." on stderr, unless warnings are muted.
@@ -79,7 +80,7 @@ void warnings_mute(bool mute);
 // After this call, errors and warnings begin with "rank N: ".
 void errors_name_rank(int rank);
 
-// Exit statuses besides 0 and 1, which ranks/launch.c and scripts/restart.sh tell apart.
+// Exit statuses other than 0 and 1. ranks/launch.c and scripts/restart.sh depend on them.
 enum {
     EXIT_TOO_MANY_SKIPPED = 3,
     EXIT_LOST_RANK = 4,
@@ -94,29 +95,29 @@ const char *path_format(char path[PATH_LENGTH], const char *format, ...) PRINTF_
 const char *path_name(const char *path); // the part after the last slash
 
 // These functions never return NULL: if memory runs out, they die with a message that has the size.
-// calloc_or_die returns zeroed memory. cJSON allocates with malloc_or_die too, so its results need
-// no checks.
+// calloc_or_die returns zeroed memory. cJSON allocates with malloc_or_die too, so items that cJSON
+// creates need no check for NULL.
 void *malloc_or_die(size_t bytes);
 void *calloc_or_die(size_t count, size_t size);
 void *realloc_or_die(void *old, size_t bytes);
 char *strdup_or_die(const char *text);
 
-// Ends a program that has printed its answer; dies if the output could not be written.
+// Exits with status 0 after the answer has been printed; dies if it could not be written.
 void exit_answered(void) __attribute__((noreturn));
-// Flushes a stream; fails if something could not be written.
+// Flushes a stream; fails if this or an earlier write to it failed.
 bool output_flush(FILE *out);
 
-double wall_seconds(void);    // read from a clock that is never set back
-double process_seconds(void); // since the start of this process, or of the one that forked it
+double wall_seconds(void);    // the time of a monotonic clock
+double process_seconds(void); // time since this process, or the one that forked it, started
 
-// Write a text such as "1.5 GiB" or "1h02m" into out, and return out.
+// Write a text such as "1.50 GiB" or "1h02m" into out, and return out.
 const char *format_bytes(char out[32], double bytes);
 const char *format_duration(char out[32], double seconds);
 // Writes an integer with commas, as "124,439,808".
 const char *format_count(char out[32], int64_t n);
 // Writes a loss or a norm, as "3.4568", "4.15e+14" or "nan".
 const char *format_number(char out[32], double x);
-// Returns the text that each line of output must begin with: on a terminal the control sequence
+// Returns the text with which each line of output must begin: on a terminal the control sequence
 // that clears the progress line, else "".
 const char *line_start(int file);
 

@@ -20,8 +20,9 @@ static bool lists(const char *names, const char *name) {
     return false;
 }
 
-// Returns the number after `key`, which begins a line of a file, divided by a second number if one
-// follows. Returns `otherwise` if there is no number, or a negative one, which means no limit.
+// Finds the line of a file that begins with `key`. Returns the number after the key, divided by a
+// second number if one follows. Returns `otherwise` if there is no number, or a negative number,
+// which means that there is no limit.
 static double read_number(const char *folder, const char *name, const char *key, double otherwise) {
     char path[3 * PATH_LENGTH], line[256];
     size_t n = strlen(key);
@@ -36,12 +37,11 @@ static double read_number(const char *folder, const char *name, const char *key,
     return found && number >= 0 && unit > 0 ? number / unit : otherwise;
 }
 
-// Returns a limit that a control group sets for its processes. second: the group is of cgroup
+// Returns what a cgroup lets its processes use: cores, or bytes of memory. second: the cgroup is of
 // version 2, not 1.
 typedef double Limit(const char *group, bool second);
 
-// Returns the lowest limit of this process's control group and of the groups around it, up to the
-// root.
+// Returns the lowest limit of this process's cgroup and of that cgroup's ancestors.
 static double lowest(const char *root, const char *controller, Limit *limit_of) {
     char path[2 * PATH_LENGTH + 64], line[PATH_LENGTH];
     double limit = INFINITY;
@@ -83,7 +83,8 @@ int host_cores(const char *root) {
     return quota < cores ? (int)fmax(1, ceil(quota)) : cores;
 }
 
-// A group's usage includes the pages of files, which the kernel frees when memory is short.
+// The page cache is subtracted from a cgroup's usage, because the kernel frees it when memory is
+// short.
 static double memory_of(const char *group, bool second) {
     double limit = read_number(group, second ? "memory.max" : "memory.limit_in_bytes", "",
                                INFINITY);
@@ -156,8 +157,9 @@ bool threads_for(int64_t count, Task *task, void *context) {
 }
 
 void threads_spin_briefly(char **argv) {
-    // with either of the first two variables the user has chosen how threads wait. With any of the
-    // others libgomp has bound this thread to a core, and execv() would not undo the binding
+    // if one of the first two variables is set, the user has chosen how threads wait. If one of the
+    // others is set, libgomp has bound this thread to a core, and execv() would not undo the
+    // binding
     static const char *const set[] = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_PROC_BIND",
                                       "OMP_PLACES", "GOMP_CPU_AFFINITY"};
     char self[PATH_LENGTH];

@@ -24,7 +24,7 @@ bool writer_open(FileWriter *w, const char *path) {
 }
 
 void writer_write(FileWriter *w, const void *data, size_t bytes) {
-    if (bytes == 0) { return; } // with NULL, crc32_z would return its initial value
+    if (bytes == 0) { return; } // if data is NULL, crc32_z would restart the checksum
     w->crc = (uint32_t)crc32_z(w->crc, data, bytes);
     w->bytes += (int64_t)bytes;
     bool ok = w->error != 0 || fwrite(data, 1, bytes, w->file) == bytes;
@@ -155,7 +155,7 @@ bool file_replace(const char *path, const void *data, size_t bytes) {
     FileWriter w;
     path_format(fresh, "%s.new", path);
     path_format(copy, "%s", path);
-    // deletes a file or link that has the name already: writing would follow the link
+    // a file or link may have the name already; writing to a link would change its target
     if (unlink(fresh) != 0 && errno != ENOENT) { return fail_path(fresh, errno); }
     if (file_write(&w, fresh, data, bytes) &&
         (rename(fresh, path) == 0 || fail_path(path, errno))) {

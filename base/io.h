@@ -1,5 +1,5 @@
-// Files and folders. A file is written completely or not at all, and survives a power cut. A read
-// that fails is an error and never a signal, since no file is mapped into memory.
+// Files and folders. file_replace() writes a file completely or not at all, even if the power
+// fails. No file is mapped into memory, so a read that fails is an error and never a signal.
 #pragma once
 
 #include "common.h"
@@ -9,8 +9,8 @@
 
 BEGIN_C
 
-// Writes a file, and counts its bytes and its CRC-32 (zlib's). writer_close() reports the first
-// error, so writer_write() returns nothing.
+// Writes a file, counts its bytes and computes its CRC-32 (zlib's). writer_close() reports the
+// first error, so writer_write() returns nothing.
 typedef struct {
     char path[PATH_LENGTH];
     FILE *file;
@@ -26,9 +26,10 @@ bool writer_close(FileWriter *w);
 // Opens, writes and closes a file.
 bool file_write(FileWriter *w, const char *path, const void *data, size_t bytes);
 
-// Opens a regular file for reading; -1: it cannot be opened.
+// Opens a regular file for reading and sets *bytes to its length. Returns -1 if the file cannot be
+// opened, or is a pointer of Git LFS.
 int file_open(const char *path, size_t *bytes);
-// Reads `bytes` bytes from offset `at` on. Fails if the file has become shorter, or its disk fails.
+// Reads `bytes` bytes from offset `at` on. Fails if the file ends before, or if its disk fails.
 bool file_read_at(int file, const char *path, void *out, size_t bytes, int64_t at);
 // Computes one CRC-32 over parts of a file. A part of `part` bytes begins every `stride` bytes,
 // from offset `begin` on; the last part is cut off at `end`.
@@ -53,7 +54,7 @@ char *file_read(const char *path, size_t *bytes);
 // Replaces a file in one step: the new one is written beside it, synced, and renamed.
 bool file_replace(const char *path, const void *data, size_t bytes);
 
-bool folder_make(const char *path); // makes its parents too; the folder may exist already
+bool folder_make(const char *path); // makes missing parents too; the folder may exist already
 bool folder_sync(const char *path); // makes renames in the folder survive a power cut
 // Deletes a folder with everything in it, or a file. Links are deleted, not followed.
 bool folder_remove(const char *path);
@@ -67,10 +68,10 @@ typedef struct {
 PathId path_id(const char *path);
 bool path_is(const char *path, PathId id); // false for a path that leads nowhere
 bool path_exists(const char *path);        // true for a dangling link
-// Finds the file with the path `pattern`. If there is none, finds the files that match it as a glob
-// pattern, with braces, sorted by name. Leading folders of the pattern that exist by their literal
-// names are not read as patterns: in "run [1]/train_*.bin", if "run [1]" exists, only train_*.bin
-// is a pattern. Returns glob()'s result.
+// Finds the file whose path is literally `pattern`. If there is none, finds the files that match
+// `pattern` as a glob pattern with braces, sorted by name. Its leading folders are taken literally
+// if they exist: in "run [1]/train_*.bin", if "run [1]" exists, only train_*.bin is a pattern. If
+// nothing matches then, the whole text is a pattern. Returns glob()'s result.
 int pattern_files(const char *pattern, glob_t *found);
 // Appends n characters to a pattern that has `used` characters. exact: special characters are
 // escaped, so that they match themselves. Returns the new length; PATH_LENGTH: there is no room.

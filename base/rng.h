@@ -26,7 +26,8 @@ HOST_DEVICE static inline uint64_t hash_word(uint64_t word, int64_t index) {
     return rng_mix(word + (uint64_t)(index + 1) * 0x9e3779b97f4a7c15ull);
 }
 
-// Returns the hash of the complete 8-byte words in `data`, which are words number `first` and up.
+// Returns the hash of the complete 8-byte words in `data`. The first of them is word number `first`
+// of the whole buffer.
 static inline uint64_t hash_words(const void *data, int64_t bytes, int64_t first) {
     uint64_t sum = 0, word;
     for (int64_t i = 0; i < bytes / 8; i++) {
