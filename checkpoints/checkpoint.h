@@ -156,11 +156,11 @@ typedef struct {
     int64_t valid_tokens;          // tokens that an evaluation reads
     const char *data, *valid_data; // the shards' identities; NULL: none
     Dtype model_dtype;
-    const void *model;              // all weights, for model.safetensors; read on rank 0 only
-    const Companion *companions;    // [COMPANIONS]; NULL: none
-    int begin_of_text, end_of_text; // -1: not known
-    Companion start_config;         // config.json of the model that the run started from
-    int num_ranges;                 // ranges of the parameter space that this rank holds
+    const void *model;           // all weights, for model.safetensors; read on rank 0 only
+    const Companion *companions; // [COMPANIONS]; NULL: none
+    int begin_of_text, end_of_text, document_end; // -1: not known
+    Companion start_config; // config.json of the model that the run started from
+    int num_ranges;         // ranges of the parameter space that this rank holds
     const Bucket *ranges;
     SavedArray state[STATE_ARRAYS];
     const Fp8Scale *slots;     // NULL without delayed scaling

@@ -389,7 +389,7 @@ enum { KEYS = sizeof(keys) / sizeof(keys[0]) };
 static const char *const dropouts[] = {"resid_pdrop", "embd_pdrop", "attn_pdrop",
                                        "attention_dropout"};
 
-char *hf_config(const Options *o, Dtype dtype, int begin_of_text, int end_of_text,
+char *hf_config(const Options *o, Dtype dtype, int begin_of_text, int end_of_text, int document_end,
                 const char *start, size_t start_bytes) {
     bool gpt2 = o->arch == ARCH_GPT2;
     int family = family_of(o);
@@ -423,10 +423,13 @@ char *hf_config(const Options *o, Dtype dtype, int begin_of_text, int end_of_tex
     for (int i = 0; gpt2 && i < 3; i++) { cJSON_AddNumberToObject(json, dropouts[i], 0); }
     // llama.cpp reads n_ctx
     if (gpt2) { cJSON_AddNumberToObject(json, "n_ctx", o->max_position_embeddings); }
-    const int ids[] = {begin_of_text, end_of_text};
+    const int ids[] = {begin_of_text, end_of_text}, ends[] = {end_of_text, document_end};
     for (int i = 0; start == NULL && i < 2; i++) {
+        bool several = i == 1 && end_of_text != document_end;
         cJSON_AddItemToObject(json, keys[TOKEN_IDS + i].key,
-                              ids[i] < 0 ? cJSON_CreateNull() : cJSON_CreateNumber(ids[i]));
+                              several      ? cJSON_CreateIntArray(ends, 2)
+                              : ids[i] < 0 ? cJSON_CreateNull()
+                                           : cJSON_CreateNumber(ids[i]));
     }
     cJSON *was = start != NULL ? json_parse(start, start_bytes) : NULL;
     for (int i = TOKEN_IDS; i < KEYS; i++) {

@@ -32,9 +32,10 @@ bool hf_knows_all(const SafeTensors *st, const ParamLayout *layout);
 
 // Returns the text of config.json for weights of this dtype (see hf_tensors); the caller frees it.
 // start: the config.json of the model that the run started from; the special tokens that it names
-// are kept. NULL: begin_of_text and end_of_text are written (-1: not known).
+// are kept. NULL: begin_of_text is written and, as tokens at which a text ends, end_of_text and
+// document_end (-1: not known).
 char *hf_config(const Options *options, Dtype dtype, int begin_of_text, int end_of_text,
-                const char *start, size_t start_bytes);
+                int document_end, const char *start, size_t start_bytes);
 
 // Sets the model's options from a config.json of any version of transformers. Their source becomes
 // SOURCE_CHECKPOINT. Refuses features that the trainers do not have. trains: warns of dropout,

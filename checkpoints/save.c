@@ -53,7 +53,7 @@ static bool write_shared(const Snapshot *s, const char *folder, FileWriter *file
     FileWriter *w = files;
     int n = hf_tensors(s->layout, s->model_dtype, s->model, &tensors);
     char *config = hf_config(s->options, s->model_dtype, s->begin_of_text, s->end_of_text,
-                             s->start_config.bytes, s->start_config.size);
+                             s->document_end, s->start_config.bytes, s->start_config.size);
     path_format(path, "%s/" MODEL_FILE, folder);
     bool ok = safetensors_write(w++, path, tensors, n, "{\"format\":\"pt\"}");
     path_format(path, "%s/config.json", folder);

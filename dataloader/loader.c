@@ -296,6 +296,9 @@ static bool list_windows(Dataset *data) {
     for (int64_t w = 0; ok && w < all; w++) {
         int64_t begin = w * T;
         ok = !data->masks_ends || read_stream(data, begin, T, inputs);
+        for (int t = 0; ok && data->masks_ends && t < T; t++) {
+            data->ends += inputs[t] == data->end_of_text;
+        }
         int targets = ok ? leave_out(data, begin + 1, targets_after(data, begin), inputs, NULL) : 0;
         if (targets == 0) { continue; }
         data->with_targets[data->windows++] = (MaskedWindow){w, targets};

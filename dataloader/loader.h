@@ -119,6 +119,7 @@ typedef struct {
     Sidecar *sidecars;          // [num_shards]
     int64_t tokens, windows;    // windows: how many an epoch has
     int64_t targets;            // targets that count in an epoch
+    int64_t ends;               // with masks_ends: end-of-text tokens in windows
     MaskedWindow *with_targets; // [windows] the windows in which targets count; NULL: all windows
     // the length of windows into which documents were packed, if our windows cut documents; else 0
     int cuts;

@@ -209,6 +209,9 @@ static void open_tokenizer(const char *path, const char *given) {
     if (given == NULL && !tokenizer_write_bytes(path)) { die("%s", error_text()); }
     if (!tokenizer_open(&tokenizer, from)) { die("--tokenizer %s", error_text()); }
     if (!encoder_open(&encoder, &tokenizer)) { die("--tokenizer %s: %s", from, error_text()); }
+    // the file beside the shards says what ends a document in them: the next document's beginning
+    memcpy(tokenizer.data + 7 * sizeof(int32_t), tokenizer.data + 6 * sizeof(int32_t),
+           sizeof(int32_t));
     if (given != NULL && !file_replace(path, tokenizer.data, tokenizer.bytes)) {
         die("%s", error_text());
     }

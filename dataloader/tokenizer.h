@@ -12,8 +12,8 @@
 //   [4] how text is cut into words (Cut)
 //   [5] the number of character ranges
 //   [6] 1 + the token that a text begins with, or 0 if that is the end-of-text token
-//   [7] 1 + the token that ends a document, or 0 if that is the end-of-text token. The end of text
-//       of a chat model's tokenizer ends a turn.
+//   [7] 1 + the token that ends a document in the data beside the file, or 0 if that is the
+//       end-of-text token. The end of text of a chat model's tokenizer ends a turn.
 //   [8] the number of added tokens
 // - The tokens in the order of their ids: a byte with the length, then the bytes. Of a token of 255
 //   or more bytes, the first 255 are stored. Special tokens stand for no text and have length 0,

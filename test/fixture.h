@@ -206,6 +206,7 @@ static inline void fixture_open(Fixture *f, const char *options) {
         .valid_tokens = 64,
         .valid_data = "0123abcd valid.bin\n",
         .end_of_text = -1,
+        .document_end = -1,
         .model = f->state,
         .num_ranges = 1,
         .ranges = &f->whole,

@@ -394,7 +394,7 @@ static bool accepts_model_config(const uint8_t *data, size_t size) {
         !hf_options((const char *)data, size, true, &model) || !resolve_run(&o, &model, 1)) {
         return false;
     }
-    char *text = hf_config(&o, DTYPE_F32, -1, -1, (const char *)data, size);
+    char *text = hf_config(&o, DTYPE_F32, -1, -1, -1, (const char *)data, size);
     if (!hf_options(text, strlen(text), true, &again)) {
         die("%s is refused:\n%s", error_text(), text);
     }

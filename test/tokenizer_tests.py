@@ -475,27 +475,63 @@ def test_samples_begin_as_texts_do():
     write("begin_text/a.txt", "".join(TEXTS))
     made = write("begin/tokenizer.bin", vocabulary.tokenizer_bin())
     run("tokenize", "--output-prefix", "begin_c/x", "--tokenizer", made, "begin_text/a.txt")
-    for folder, first, words in (
-            ("begin_c", begin, ()), ("begin_0", end, ("--after", BEGIN)),
-            ("begin_1", begin, ("--before", BEGIN, "--after", END)),
-            ("begin_2", begin, ("--before", "none", "--after", BEGIN)),
-            ("begin_3", end, ("--before", "none"))):
+    for folder, first, last, words in (
+            ("begin_c", begin, begin, ()), ("begin_0", end, begin, ("--after", BEGIN)),
+            ("begin_1", begin, end, ("--before", BEGIN, "--after", END)),
+            ("begin_2", begin, begin, ("--before", "none", "--after", BEGIN)),
+            ("begin_3", end, end, ("--before", "none"))):
         if folder != "begin_c":
             prepared(folder, "begin_text", "--tokenizer", "begin/tokenizer.json", *words)
         data = ("--vocab-size", vocabulary.size, "--data", f"{folder}/*train*.bin")
         sample = run("train_gpt", *TINY, *data, "--sample-prompt", text).out
 
-        def continued(before, data=data):
+        def continued(before, ends=(end, last), data=data):
             numbers = run("train_gpt", *TINY, *data, "--sample-tokens",
                           " ".join(map(str, [before, *tokens]))).out.split()
             ids = [*map(int, numbers), end] # a text ends with its end; numbers go on
-            parts = [vocabulary.tokens[token] for token in ids[:ids.index(end)]]
+            parts = [vocabulary.tokens[token] for token in ids[:min(map(ids.index, {*ends} & {
+                *ids}))]]
             return text + decoded_output(b"".join(parts)) + "\n"
         assert sample == continued(first) != continued(begin + end - first), folder
     assert tokens_of("begin_c/x_train.bin")[0][0] == begin
     run("train_gpt", *TINY[:6], *data[:2], "--data", "begin_c/x_train.bin", "--save", "begin_run")
     config = json.loads(read("begin_run/latest/config.json"))
-    assert (config["bos_token_id"], config["eos_token_id"]) == (begin, end)
+    assert (config["bos_token_id"], config["eos_token_id"]) == (begin, [end, begin])
+
+
+def test_documents_end_as_those_who_wrote_the_data_said():
+    """The tokenizer beside the shards says what stands between texts, whatever the start's says."""
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens([BEGIN])
+    begin, end = tokenizer.token_to_id(BEGIN), tokenizer.token_to_id(END)
+    tokenizer.post_processor = processors.TemplateProcessing(f"{BEGIN} $A", None, [(BEGIN, begin)])
+    vocabulary = open_vocabulary({"tokenizer": save(tokenizer, "ends")})
+    made = write("ends/tokenizer.bin", vocabulary.tokenizer_bin())
+    names = [write(f"ends_texts/{place}.txt", text) for place, text in enumerate(TEXTS[:20])]
+    run("tokenize", "--output-prefix", "ends_c/x", "--tokenizer", made, "--valid-fraction", 0,
+        *names)
+    tiny = ("train_gpt", "--model", "llama-tiny", "--micro-batch-size", 1, "--seq-length", 8,
+            "--train-iters", 1, "--eod-mask-loss", "--reset-attention-mask")
+    prepared("ends_d", "ends_texts", "--tokenizer", "ends/tokenizer.json")
+    run(*tiny, "--data", "ends_d/train_*.bin", "--save", "ends_start")
+    for place, (between, words) in enumerate((
+            (begin, ()), (end, ()), (begin, ("--before", BEGIN)),
+            (end, ("--before", BEGIN, "--after", END)),
+            (begin, ("--before", "none", "--after", BEGIN)), (None, ("--before", "none")))):
+        folder = f"ends_{place}" if place else "ends_c"
+        if place:
+            prepared(folder, "ends_texts", "--tokenizer", "ends/tokenizer.json",
+                     "--valid-fraction", 0, *words)
+        shard = f"{folder}/x_train.bin" if place == 0 else f"{folder}/train_00000.bin"
+        tokens = tokens_of(shard)[0]
+        seen = tokens[:len(tokens) // 8 * 8]
+        counted = len(seen) - (seen == tokens) - seen[:len(tokens) - 1].count(between)
+        for start in ((), ("--load", "ends_start/latest")):
+            result = run(*tiny, *start, "--data", shard)
+            says(result.out, f"shard, {counted:,} of them counted")
+            says(result.err, ("" if between is None else "!") + "warning: --eod-mask-loss: ")
+            if place == 0:
+                says(result.out, f"they begin at token {begin}")
 
 
 def test_samples_end_where_a_turn_or_a_document_ends():

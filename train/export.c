@@ -69,7 +69,7 @@ static bool write_others(const Run *run, const char *folder, Dtype dtype) {
     }
     char *text = file_read(path_format(path, "%s/config.json", run->start.path), &bytes);
     if (text == NULL) { return false; }
-    char *config = hf_config(&run->options, dtype, -1, -1, text, bytes);
+    char *config = hf_config(&run->options, dtype, -1, -1, -1, text, bytes);
     free(text);
     path_format(path, "%s/config.json", folder);
     ok = ok && file_replace(path, config, strlen(config));

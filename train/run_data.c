@@ -45,7 +45,23 @@ static void warn_of_templates(const Run *run, const char *option, const Mixture 
     }
 }
 
-// Opens the data of --`option`, and warns of cut documents and of several chat templates.
+// Warns if --eod-mask-loss leaves nothing of a source of texts out of the loss, because no token
+// ends a document. In conversations the mask leaves the first tokens out.
+static void warn_of_ends(const Run *run, const char *option, const Source *source,
+                         const Dataset *data) {
+    const char *tokenizer = run->options.tokenizer;
+    bool texts = false;
+    for (int i = 0; i < data->num_shards; i++) {
+        texts = texts || data->sidecars[i].chat_template == 0;
+    }
+    if (!data->masks_ends || data->ends > 0 || !texts || run->group.rank > 0) { return; }
+    warn("--eod-mask-loss: --%s %s: no token is %d, with which a document ends%s%s: all targets "
+         "count",
+         option, source->pattern, data->end_of_text, tokenizer[0] != '\0' ? " by " : "", tokenizer);
+}
+
+// Opens the data of --`option`, and warns of cut documents, of several chat templates, and of
+// documents without an end.
 static void open_mixture(Run *run, Mixture *m, const char *option, const char *text) {
     const Options *o = &run->options;
     char from[PATH_LENGTH];
@@ -55,7 +71,10 @@ static void open_mixture(Run *run, Mixture *m, const char *option, const char *t
     if (!mixture_open(m, text, o->seq_length, o->vocab_size, run->end_of_text, o->eod_mask_loss)) {
         die("--%s%s %s", option, option_from_checkpoint(o, option, from), error_text());
     }
-    for (int i = 0; i < m->count; i++) { warn_of_cuts(run, option, &m->data[i]); }
+    for (int i = 0; i < m->count; i++) {
+        warn_of_cuts(run, option, &m->data[i]);
+        warn_of_ends(run, option, &m->sources[i], &m->data[i]);
+    }
     warn_of_templates(run, option, m);
 }
 

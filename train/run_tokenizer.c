@@ -125,23 +125,43 @@ static bool has_chats(const Options *o) {
     return chats;
 }
 
+// Sets *end to the token that ends a document by the tokenizer beside the shards, if that has the
+// same tokens as t. A start's tokenizer does not know what the data have between documents.
+static void find_document_end(const Tokenizer *t, const Options *o, int *end) {
+    char path[PATH_LENGTH];
+    Tokenizer beside;
+    bool others;
+    if (!find_of_sources(&beside, o, false, path, &others)) { return; }
+    if (beside.fingerprint == t->fingerprint) { *end = beside.document_end; }
+    tokenizer_close(&beside);
+}
+
 // Opens the tokenizer that --tokenizer names, else the checkpoint's, else the one beside the
 // shards. Returns false if there is none; path is then empty. Also returns false if the tokenizer
-// cannot be opened, which run_open_tokenizer reports.
-static bool find_tokenizer(Tokenizer *t, const Options *o, char path[PATH_LENGTH]) {
+// cannot be opened, which run_open_tokenizer reports. *document_end becomes the token that ends a
+// document of the shards.
+static bool find_tokenizer(Tokenizer *t, const Options *o, char path[PATH_LENGTH],
+                           int *document_end) {
     const char *shards = o->data[0] != '\0' ? o->data : o->valid_data;
     bool others = false, opened;
     path_format(path, "%s", o->tokenizer);
-    if (option_source(o, "tokenizer") >= SOURCE_CHECKPOINT) { return tokenizer_open(t, path); }
+    if (option_source(o, "tokenizer") >= SOURCE_CHECKPOINT) {
+        opened = tokenizer_open(t, path);
+        *document_end = t->document_end;
+        return opened;
+    }
     bool starts = o->origin[0] != '\0';
     path_format(path, "%s/" TOKENIZER_FILE, o->origin);
     if (starts && path_exists(path)) {
         opened = tokenizer_open(t, path);
+        *document_end = t->document_end;
+        if (opened && shards[0] != '\0') { find_document_end(t, o, document_end); }
     } else {
         path_format(path, "%s/tokenizer.json", o->origin);
         bool json = starts && path_exists(path);
         path[0] = '\0';
         opened = shards[0] != '\0' && find_of_sources(t, o, false, path, &others);
+        if (opened) { *document_end = t->document_end; }
         if (shards[0] != '\0' && json) {
             warn("%s/tokenizer.json is not compared with the tokens of %s: scripts/convert_hf "
                  "import makes a start with a tokenizer.bin",
@@ -161,12 +181,13 @@ bool run_set_by_data(void *context, Options *o) {
     Run *run = context;
     Tokenizer t;
     char path[PATH_LENGTH];
-    bool opened = find_tokenizer(&t, o, path);
+    int document_end;
+    bool opened = find_tokenizer(&t, o, path, &document_end);
     bool ok = option_set(o, "tokenizer", path, SOURCE_DERIVED);
     run->end_of_text = -1;
     if (ok && opened) {
         ok = options_set(o, SOURCE_DERIVED, "vocab-size %d", t.vocab);
-        run->end_of_text = t.document_end;
+        run->end_of_text = document_end;
         tokenizer_close(&t);
     }
     // a run that resumes or evaluates a checkpoint treats documents as the checkpoint's run did

@@ -470,10 +470,12 @@ def publish(output, work, vocabulary, manifest):
         os.remove(os.path.join(output, name))
     for name, _, _ in files_of(manifest):
         os.rename(os.path.join(work, name), os.path.join(output, name))
-    settings = manifest["settings"]
-    text = [vocabulary.document_end, *settings["after"], *settings["before"][:1]][-1]
-    begin = text if manifest["window"] == 1 else vocabulary.begin_of_text
-    files = [("tokenizer.bin", vocabulary.tokenizer_bin(begin)),
+    before, after = (manifest["settings"][key] for key in OF_TEXTS)
+    # a text begins with what stands before it, else after the text before it; and ends with what
+    # stands after it, else before the next text
+    bounds = ([vocabulary.document_end, *held][-1] for held in (after + before, before + after)) \
+        if manifest["window"] == 1 else ()
+    files = [("tokenizer.bin", vocabulary.tokenizer_bin(*bounds)),
              *((name, text.encode()) for name, text in vocabulary.files().items())]
     manifest["tokenizer_files"] = [
         {"name": name, "bytes": len(content),
@@ -739,7 +741,7 @@ def main():
         if not os.path.isdir(work) and is_made(o.output, settings, vocabulary):
             return  # takes no lock: the folder may be another user's
         with os.fdopen(lock(o.output, "--output", waits=True)), tidied(o.output, work):
-            if is_made(o.output, settings, vocabulary):  # another process has made it while this one waited
+            if is_made(o.output, settings, vocabulary):  # another process made it meanwhile
                 with contextlib.suppress(FileNotFoundError):
                     shutil.rmtree(work)  # if a preparation was stopped after it wrote the manifest
             else:

@@ -183,14 +183,16 @@ class Vocabulary:
     def fingerprint(self):
         return zlib.crc32(self.entries())
 
-    def tokenizer_bin(self, begin_of_text=None):
-        """Returns tokenizer.bin. begin_of_text: what texts begin with [as the tokenizer says]."""
-        begin = self.begin_of_text if begin_of_text is None else begin_of_text
+    def tokenizer_bin(self, begin=None, end=None):
+        """Returns tokenizer.bin. begin, end: the tokens with which documents begin and end in the
+        data beside it [as the tokenizer says]."""
+        begin = self.begin_of_text if begin is None else begin
+        end = self.document_end if end is None else end
         ranges, added = (character_ranges(self.normalizes), self.recognised) \
             if self.cut >= CUT_GPT2 else ([], [])
         header = struct.pack("<9i", 20240328, 2, self.size, self.end_of_text, self.cut, len(ranges),
                              *(0 if token == self.end_of_text else token + 1
-                               for token in (begin, self.document_end)), len(added))
+                               for token in (begin, end)), len(added))
         tail = b"".join(struct.pack("<3I", *row) for row in ranges) + \
             struct.pack(f"<{len(added)}i", *added)
         return header.ljust(1024, b"\0") + self.entries() + tail
