@@ -11,8 +11,7 @@
 
 // ---- tensors ------------------------------------------------------------------------------------
 
-// Returns the entry of an FP8 weight's scales. There is one scale for each block of 128 x 128, and
-// codes are multiplied by it.
+// Returns the entry of an FP8 weight's scales: one for each block of 128 x 128 codes (hf_tensors).
 static TensorEntry scales_of(const TensorEntry *weight) {
     TensorEntry scales = {.dtype = DTYPE_F32, .dims = 2, .begin = weight->begin};
     for (int d = 0; d < 2; d++) { scales.shape[d] = (weight->shape[d] - 1) / FP8_BLOCK + 1; }
@@ -82,7 +81,7 @@ static const TensorEntry *entry_of(const SafeTensors *st, const TensorEntry *t, 
     return e == NULL && is_head ? safetensors_find(st, head_name) : e;
 }
 
-// Reads elements begin..end of a weight in FP8.
+// Reads elements begin..end of an FP8 weight, and decodes them.
 static bool read_fp8(const SafeTensors *st, const TensorEntry *e, int64_t begin, int64_t end,
                      float *out) {
     TensorEntry want = scales_of(e);
@@ -108,7 +107,7 @@ static bool read_fp8(const SafeTensors *st, const TensorEntry *e, int64_t begin,
     return ok;
 }
 
-// Reads elements begin..end of a tensor. e: its entry in the file; NULL: the file lacks the tensor.
+// Reads elements begin..end of the tensor t. e: t's entry in the file; NULL: the file lacks t.
 static bool read_tensor(const SafeTensors *st, const TensorEntry *e, const TensorEntry *t,
                         int64_t begin, int64_t end, float *out) {
     if (e == NULL) { return fail("%s: tensor '%s' is missing", st->path, t->name); }
@@ -135,8 +134,8 @@ static bool read_tensor(const SafeTensors *st, const TensorEntry *e, const Tenso
     return ok;
 }
 
-// Returns whether the file of a model with tied embeddings has no head, or a head whose elements
-// begin..end equal those of the embedding. The embedding has `size` elements.
+// For a model with tied embeddings: fails if the file has a head that differs from the embedding.
+// embedding: elements begin..end of the embedding's `size` elements; only these are compared.
 static bool head_is(const SafeTensors *st, const float *embedding, int64_t begin, int64_t end,
                     int64_t size) {
     enum { PIECE = 4096 };
@@ -154,7 +153,8 @@ static bool head_is(const SafeTensors *st, const float *embedding, int64_t begin
                         st->path);
 }
 
-// Refuses a file that has only an embedding or only a head, for a model without tied embeddings.
+// For a model without tied embeddings: refuses a file with an embedding but no head, or the
+// reverse.
 static bool has_both(const SafeTensors *st, const TensorEntry *embedding) {
     bool head = safetensors_find(st, head_name) != NULL;
     bool both = head == (entry_of(st, embedding, false) != NULL);
@@ -270,13 +270,14 @@ static const struct {
     {"mamba2", "state-space layers"},
 };
 
-// For the table of numbers below. TOP, ROPE: config.json may have the number at its top level, in
-// the rotary embedding's object, or in both. BOTH_NAMES: a GPT-2 config.json may also use the name
-// that Llama's has.
+// Flags for the table below. TOP, ROPE: config.json may have the number at its top level, or in the
+// rotary embedding's object. BOTH_NAMES: GPT-2's config.json may also use Llama's name of the
+// number.
 enum { TOP = 1, ROPE = 2, BOTH_NAMES = 4 };
 
-// The numbers of config.json: the option of each, its names, and the default of transformers (NAN:
-// the number must be given; 0: it is derived from others, or absent).
+// The numbers of config.json, each with its option, its names, and its defaults in transformers.
+// NAN: there is no default, so the number must be given. 0: the number is derived from others, or
+// absent.
 static const struct {
     int where;
     RopeScaling from;                  // only for this kind of RoPE scaling and those after it
@@ -306,8 +307,8 @@ static const struct {
 enum { NUMBERS = sizeof(numbers) / sizeof(numbers[0]) };
 
 // Other keys of config.json, for the families whose bits are set in `of`. Each row has, as JSON,
-// the value that is written (NULL: not written) and another value with the same meaning. Any other
-// value is refused, and the error says what the trainers lack.
+// the value that is written (NULL: none is written) and another value, which means the same. Any
+// other value is refused, and the error says what the trainers lack.
 #define ALL (~0u)
 #define LLAMAS (ALL ^ 1 << GPT2)
 #define SCALES "that scale"
@@ -385,7 +386,7 @@ static const struct {
 };
 enum { KEYS = sizeof(keys) / sizeof(keys[0]) };
 
-// The first three are GPT-2's.
+// Keys of dropout probabilities. The first three are GPT-2's.
 static const char *const dropouts[] = {"resid_pdrop", "embd_pdrop", "attn_pdrop",
                                        "attention_dropout"};
 
@@ -462,7 +463,7 @@ static int types_of(const cJSON *value) {
     return !isfinite(number) ? 0 : whole ? JSON_REAL | JSON_WHOLE : JSON_REAL;
 }
 
-// Fails with a text that names a key and its value, as JSON in one line.
+// Fails with a text that begins with a key and its value, as JSON in one line.
 static bool fail_value(const cJSON *item, const char *format, ...) PRINTF_LIKE(2, 3);
 static bool fail_value(const cJSON *item, const char *format, ...) {
     char why[256], *value = cJSON_PrintUnformatted(item);
@@ -477,8 +478,9 @@ static bool fail_value(const cJSON *item, const char *format, ...) {
 }
 
 // Reads a key of the object. *item becomes the key's value, unless the value is null or *item is
-// already set: callers read first the key that transformers prefers. Refuses a value of a type that
-// is not in `types`, and a key that the object has twice.
+// set already. So callers first read the key that transformers prefers. Warns if a value is not
+// used and differs from *item. Refuses a value whose type is not in `types`, and a key that the
+// object has twice.
 static bool take(const cJSON *object, const char *key, int types, const cJSON **item) {
     const cJSON *at, *found = NULL;
     cJSON_ArrayForEach(at, object) {
@@ -595,7 +597,7 @@ static bool has_features(const cJSON *json, const cJSON *rope, int family) {
     return true;
 }
 
-// Refuses a model in which transformers would give some layer's attention a sliding window. layers:
+// Refuses a model with sliding-window attention in any layer, by the rules of transformers. layers:
 // the list of the layers' kinds of attention; NULL: there is no list.
 static bool has_no_windows(const cJSON *json, const cJSON *layers, int family) {
     static const char lacks[] = "is not supported: what is missing is attention within a window";
@@ -637,8 +639,8 @@ static bool fail_family(const cJSON *json, const char *type) {
 }
 
 static bool read_config(const cJSON *json, Options *o) {
-    enum { LONGEST_SEQUENCE = 8192 }; // tokens; --seq-length may be larger
-    enum { QWEN3_HEAD = 128 };        // the head size if head_dim is missing
+    enum { LONGEST_SEQUENCE = 8192 }; // the most for the default of --seq-length, in tokens
+    enum { QWEN3_HEAD = 128 };        // Qwen3's head size if head_dim is missing
     const cJSON *items[KEYS] = {NULL}, *type = NULL;
     if (!take(json, "model_type", JSON_ANY, &type)) { return false; }
     int family = 0;

@@ -10,11 +10,12 @@ BEGIN_C
 
 // Lists a model's tensors as Hugging Face has them, in the order of model.safetensors, for
 // safetensors_write(). Each entry's data points into `weights`, which have this dtype and layout;
-// if weights is NULL, so is data. Until safetensors_write(), an entry's begin is the tensor's first
-// element in the parameter space. Returns the number of tensors; the caller frees *tensors.
-// DTYPE_F8_E4M3: the weights of the linear layers, except the LM head, are in FP8. After each
-// weight come its scales, as WEIGHT_scale_inv in DeepSeek-V3's files: one for each 128 x 128 codes,
-// which are multiplied by it. All other tensors are in BF16. This dtype needs ARCH_LLAMA and
+// if weights is NULL, so is data. Until safetensors_write() sets it to an offset, an entry's begin
+// is the index of the tensor's first element in the parameter space. Returns the number of tensors;
+// the caller frees *tensors. DTYPE_F8_E4M3: the weights of the linear layers, except the LM head,
+// are in FP8. Each of these weights is followed by the tensor of its scales, which is named
+// WEIGHT_scale_inv as in DeepSeek-V3's files. It has one scale for each block of 128 x 128 codes,
+// by which the codes are multiplied. All other tensors are in BF16. This dtype needs ARCH_LLAMA and
 // weights NULL.
 int hf_tensors(const ParamLayout *layout, Dtype dtype, const void *weights, TensorEntry **tensors);
 
@@ -22,7 +23,7 @@ int hf_tensors(const ParamLayout *layout, Dtype dtype, const void *weights, Tens
 void hf_list(const ParamLayout *layout, FILE *out);
 
 // Reads elements begin..end of a model's weights as FP32; FP8 codes are multiplied by their scales.
-// Elements that the file does not have (gaps, the vocabulary's padding) become zero.
+// Elements that belong to no tensor of the file (gaps, the vocabulary's padding) become zero.
 bool hf_read(const SafeTensors *st, const ParamLayout *layout, int64_t begin, int64_t end,
              float *out);
 
@@ -31,15 +32,15 @@ bool hf_read(const SafeTensors *st, const ParamLayout *layout, int64_t begin, in
 bool hf_knows_all(const SafeTensors *st, const ParamLayout *layout);
 
 // Returns the text of config.json for weights of this dtype (see hf_tensors); the caller frees it.
-// start: the config.json of the model that the run started from; the special tokens that it names
-// are kept. NULL: begin_of_text is written and, as tokens at which a text ends, end_of_text and
-// document_end (-1: not known).
+// start: the text of config.json of the model that the run started from, whose special tokens are
+// kept. If start is NULL, begin_of_text is written, and end_of_text and document_end are written as
+// the tokens at which a text ends (-1: not known).
 char *hf_config(const Options *options, Dtype dtype, int begin_of_text, int end_of_text,
                 int document_end, const char *start, size_t start_bytes);
 
 // Sets the model's options from a config.json of any version of transformers. Their source becomes
-// SOURCE_CHECKPOINT. Refuses features that the trainers do not have. trains: warns of dropout,
-// which only training would use.
+// SOURCE_CHECKPOINT. Refuses features that the trainers do not have. With `trains`, warns if the
+// model was trained with dropout, because the trainers have none.
 bool hf_options(const char *text, size_t bytes, bool trains, Options *options);
 
 END_C

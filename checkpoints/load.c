@@ -68,7 +68,7 @@ const ProgressField progress_fields[PROGRESS_FIELDS] = {
     {"level", offsetof(Progress, level), false},
     {"best_level", offsetof(Progress, best_level), false},
     {"proven", offsetof(Progress, last_good), true},
-    // a meta.json of an older version lacks eval_left, which then becomes -1 and counts as 0
+    // older versions of the program wrote no eval_left, which then becomes -1 and counts as 0
     {"eval_left", offsetof(Progress, eval_left), true},
 };
 
@@ -76,8 +76,8 @@ static int64_t count_of(const cJSON *json, const char *name) {
     return json_count(cJSON_GetObjectItemCaseSensitive(json, name));
 }
 
-// Reads the values of a spike window after `count` steps entered it. Returns false if the number of
-// values is wrong, or if a value is not finite.
+// Reads the losses or the norms of a spike window to which `count` steps were added. Returns false
+// if their number is wrong, or if one of them is not finite.
 static bool read_window(const cJSON *meta, const char *name, int64_t count, double *values) {
     const cJSON *value, *list = cJSON_GetObjectItemCaseSensitive(meta, name);
     int n = 0;
@@ -197,7 +197,7 @@ static bool open_meta(Checkpoint *c, const char *path) {
     return false;
 }
 
-// Opens a file of tensors, which meta.json must list.
+// Opens a safetensors file. If there is a meta.json, it must list the file.
 static bool open_tensors(const Checkpoint *c, const char *name, SafeTensors *st) {
     char path[PATH_LENGTH];
     if (c->meta != NULL && find_listed(c, name) == NULL) {
@@ -286,7 +286,7 @@ static bool check_arrays(const SafeTensors *st, int64_t elements, bool *moments8
     int64_t n = second != NULL ? min64(second->shape[0], elements) : 0;
     int64_t scales = codes ? state_scales(n) : 0;
     const struct {
-        Dtype dtype; // F32: any floating-point type
+        Dtype dtype; // F32 also allows BF16 and F16
         int64_t count;
     } due[STATE_ARRAYS] = {
         [STATE_MASTER] = {DTYPE_F32, elements},
@@ -433,7 +433,7 @@ int64_t checkpoint_best(const char *save) {
         readable = text != NULL || !path_exists(path);
         double loss = json_number(meta, "valid_loss", NAN);
         identity_sum(text_of(meta, "valid_data"), of);
-        if (best < 0) { // the newest evaluated checkpoint
+        if (best < 0) { // no newer checkpoint was evaluated
             memcpy(data, of, sizeof(data));
             tokens = count_of(meta, "valid_tokens");
         }
@@ -555,7 +555,7 @@ bool checkpoint_share(Checkpoint *c, const Group *group) {
 bool checkpoint_weights(Checkpoint *c, const ParamLayout *layout, int64_t begin, int64_t end,
                         float *out) {
     return open_weights(c) && hf_read(&c->model, layout, begin, end, out) &&
-           (begin > 0 || hf_knows_all(&c->model, layout)); // checked once, in the first call
+           (begin > 0 || hf_knows_all(&c->model, layout)); // checked once: where begin is 0
 }
 
 static double bytes_of(const Checkpoint *c) {
@@ -606,7 +606,7 @@ bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLa
         char now[OPTION_TEXT];
         option_text(options, row, now);
         bool moves = strcmp(name, "save") == 0 || (options->source[i] == SOURCE_DERIVED &&
-                                                   // this is the tokenizer's path
+                                                   // a derived text is the tokenizer's path
                                                    row->type == OPTION_STRING);
         if (moves || row->effect == EFFECT_ACTION || strcmp(was, now) == 0) { continue; }
         if (strcmp(name, "optimizer") == 0 && options_train(options)) {
@@ -629,7 +629,8 @@ bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLa
                 (long long)c->layout_size, (long long)layout->size);
 }
 
-// Reads the scales of `count` blocks of a moment in 8 bits. Refuses a scale that is not finite.
+// Reads the scales of `count` blocks of a moment in 8 bits. Refuses a scale that is negative or not
+// finite.
 static bool read_scales(const SafeTensors *st, int kind, int64_t first, int64_t count,
                         uint16_t *scales) {
     const TensorEntry *e = safetensors_find(
@@ -649,7 +650,7 @@ static bool read_array(const SafeTensors *st, int kind, int64_t at, int64_t n, f
                        uint8_t *codes, uint16_t *scales) {
     const TensorEntry *e = safetensors_find(st, state_names[kind]);
     bool coded = e->dtype == DTYPE_I8 || e->dtype == DTYPE_U8;
-    if (coded && kind == STATE_EXP_AVG && at >= e->shape[0]) { // Muon's elements have no codes
+    if (coded && kind == STATE_EXP_AVG && at >= e->shape[0]) { // Muon's momentum has no codes
         at -= e->shape[0];
         e = safetensors_find(st, state_names[STATE_MOMENTUM]);
         coded = false;

@@ -11,7 +11,8 @@
 
 enum { HEADER_MAX = 100 << 20 };
 
-// Indexed by Dtype. A file may have tensors of the types after F8_E4M3, but these are not read.
+// Indexed by Dtype. A file may have tensors of the types after F8_E4M3, but the trainers do not
+// read them.
 static const struct {
     const char *name;
     int bytes;

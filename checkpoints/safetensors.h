@@ -7,8 +7,8 @@
 // count from the end of the header.
 //
 // The reader refuses a header that is not JSON, or is longer than the file or than 100 MiB. It also
-// refuses a tensor with an unknown dtype, with more than 4 dimensions, with a byte count that does
-// not fit its shape, or with bytes outside the file or inside another tensor.
+// refuses a tensor with an unknown dtype, with more than 4 dimensions, or with a byte count that
+// does not fit its shape, and tensors that overlap or do not fill the file without gaps.
 #pragma once
 
 #include "../base/io.h"
@@ -36,9 +36,9 @@ typedef struct {
     Dtype dtype;
     int dims;
     int64_t shape[TENSOR_DIMS];
-    const void *data;   // used in writing: the elements
-    bool transposed;    // used in writing a matrix: data is [shape[1],shape[0]]
-    int64_t begin, end; // bytes after the header
+    const void *data;   // for writing: the elements
+    bool transposed;    // for writing a matrix: data is [shape[1],shape[0]]
+    int64_t begin, end; // offsets in bytes from the end of the header
 } TensorEntry;
 
 typedef struct {

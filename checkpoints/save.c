@@ -18,7 +18,7 @@
 
 // ---- files --------------------------------------------------------------------------------------
 
-enum { FILES_OF_RANK_0 = 3 + COMPANIONS }; // the most files of rank 0, besides its optimizer file
+enum { FILES_OF_RANK_0 = 3 + COMPANIONS }; // at most, without meta.json and the optimizer file
 
 const char *const scaling_names[] = {"scale", "target", "count", "amax_history"};
 
@@ -106,8 +106,8 @@ static const char *utc_now(char out[32]) {
     return out;
 }
 
-// Adds a number with 17 digits, because cJSON itself prints fewer. NaN, which JSON lacks, becomes
-// null.
+// Adds a number with 17 digits, because cJSON itself prints fewer. NaN and infinity, which JSON
+// lacks, become null.
 static void add_number(cJSON *json, const char *name, double value) {
     char digits[40];
     snprintf(digits, sizeof(digits), isfinite(value) ? "%.17g" : "null", value);
@@ -118,7 +118,7 @@ static void add_numbers(cJSON *json, const char *name, const double *values, int
     cJSON *list = cJSON_AddArrayToObject(json, name);
     char digits[32];
     for (int i = 0; i < n; i++) {
-        snprintf(digits, sizeof(digits), "%.17g", values[i]); // no value is NaN
+        snprintf(digits, sizeof(digits), "%.17g", values[i]); // all values are finite
         cJSON_AddItemToArray(list, cJSON_CreateRaw(digits));
     }
 }
@@ -171,7 +171,8 @@ static bool write_meta(const Snapshot *s, const char *folder, const FileWriter *
 
 #define FRESH_LINK ".tmp-link" // the name of a new link, before it is renamed
 
-// Deletes a complete or incomplete checkpoint. Deletes a link but not its target.
+// Deletes a checkpoint, complete or not, or a link but not the link's target. known_as: its path in
+// a warning.
 static void discard(const char *path, const char *known_as) {
     if (!folder_remove(path)) { warn("%s could not be deleted: %s", known_as, error_text()); }
 }
@@ -202,8 +203,8 @@ static bool set_aside_from(const char *save, int64_t step) {
     return ok;
 }
 
-// Makes or changes a link in `save`, so that it leads to a target. Target "": deletes the link. A
-// file or folder with the link's name stays as it is.
+// Makes or changes a link in `save`, so that it leads to a target. If the target is "", deletes the
+// link. A file or folder with the link's name stays as it is.
 static bool link_to(const char *save, const char *name, const char *target) {
     char link[PATH_LENGTH], now[PATH_LENGTH] = "", fresh[PATH_LENGTH];
     path_format(link, "%s/%s", save, name);
@@ -232,7 +233,7 @@ static int64_t link_steps(const char *save, int64_t newest) {
     return best;
 }
 
-// Makes the link `path` in the run's folder. It leads to `start`, a checkpoint in another folder.
+// Makes `path`, in the --save folder, a link to `start`, a checkpoint in another folder.
 static bool link_start(const char *path, const char *start) {
     char *real = realpath(start, NULL), word[SHELL_WORD];
     if (real == NULL) { return fail("%s: %s", start, strerror(errno)); }
@@ -270,9 +271,8 @@ static bool publish(const Snapshot *s, const char *fresh) {
     return folder_sync(save);
 }
 
-// Deletes all checkpoints except the newest ones (--keep says how many), the best, and the one of
-// step progress.last_good, after which the loss was usual (is_usual in train/save_folder.h). If
-// that one was not saved, the newest before it is kept.
+// Deletes all checkpoints except the newest ones (--keep says how many), the best one, and that of
+// step progress.last_good. If there is no checkpoint of this step, keeps the newest one before it.
 static void prune(const Snapshot *s, int64_t best) {
     const char *save = s->options->save;
     int64_t *steps = NULL;
@@ -298,7 +298,7 @@ static void prune(const Snapshot *s, int64_t best) {
 }
 
 // Makes the folder of the new checkpoint, but not the --save folder. If the --save folder was moved
-// or deleted, this fails, and the run makes the --save folder again before the next save.
+// or deleted, this call fails; the run makes the --save folder again before the next save.
 static bool make_fresh(const char *fresh) {
     return (!path_exists(fresh) || folder_remove(fresh)) &&
            (mkdir(fresh, 0777) == 0 ||
