@@ -51,7 +51,7 @@ from .text import many, printable
 from .vocabulary import add_options, encodable, open_vocabulary, words_of
 
 VERSION = 2
-UNITS = 7  # increased when this script writes other content into units' files
+UNITS = 8  # increased when this script writes other content into units' files
 OF_CONVERSATIONS = ("chat_template", "special_tokens")  # settings for conversations only
 OF_TEXTS = ("before", "after")
 COUNT = number(int, 1, sys.maxsize, "a whole number from 1 on")
