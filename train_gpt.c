@@ -161,20 +161,20 @@ static void plan_state(Trainer *t) {
     PLAN(plan, "snapshot amax history", saves ? history : 0, t->snapshot_history);
 }
 
-// How many blocks have activations of their own. Without a backward pass, which reads those of
-// every block, all blocks share one block's.
+// How many blocks have activations of their own. A backward pass reads those of every block. In a
+// run without backward passes, all blocks use the same buffers.
 static int planned_blocks(const Trainer *t) {
     return options_train(&t->run.options) ? t->run.config.num_layers : 1;
 }
 
 static void plan_activations(Trainer *t) {
-    enum { LOGITS = 16 << 20 }; // most elements of a chunk of logits, which has at least one row
+    enum { LOGITS = 16 << 20 }; // largest chunk of logits, in elements; it has at least one row
     const ModelConfig *c = &t->run.config;
     Plan *plan = &t->plan;
     int64_t B = options_batch(&t->run.options);
     int64_t T = c->seq_length, M = B * T, C = c->channels;
     int64_t heads = (int64_t)c->num_heads * c->head_size;
-    int64_t backward = options_train(&t->run.options) ? M : 0; // rows of a backward pass
+    int64_t backward = options_train(&t->run.options) ? M : 0; // tokens of a backward pass
     t->blocks = calloc_or_die((size_t)c->num_layers, sizeof(CpuBlock));
     t->chunk_rows = (int)min64(M, max64(1, LOGITS / c->padded_vocab));
     if (precision_of(&t->run.precision, LINEAR_HEAD, 0)->number == NUMBER_FP8) {
@@ -239,7 +239,7 @@ static CpuLinear resolve_linear(Trainer *t, Linear linear, int layer) {
                        .slot = fp8_slot_index(&t->run.config, linear, layer, OPERAND_X)};
 }
 
-// Sets the pointers that a step uses, once the plan has its memory.
+// Sets the pointers that a step uses. Call it after the plan has its memory.
 static void resolve(Trainer *t) {
     const ModelConfig *c = &t->run.config;
     t->wte = tensor_of(t, t->weights, TENSOR_TOKEN_EMBEDDING, 0);
@@ -340,8 +340,9 @@ typedef enum {
 } Purpose;
 
 // Returns the scale of the whole tensor x. With delayed scaling it is the slot's scale. With
-// tensorwise scaling, or if the slot's scale is not known yet, it follows from the amax of x. In
-// training the scale is stored in the slot; with delayed scaling so is the amax, for the history.
+// tensorwise scaling, or if the slot's scale is not known yet, it is computed from the amax of x.
+// In training, the slot receives the scale and, with delayed scaling, also the amax, which enters
+// the history later.
 static float fp8_scale_for(Trainer *t, int slot_index, Purpose purpose, const float *x, int64_t n) {
     const Precision *p = &t->run.precision;
     Fp8Scale *slot = &t->slots[slot_index];
@@ -547,7 +548,7 @@ static void model_forward(Trainer *t, int B, int T, Pass pass) {
 }
 
 // Computes the logits of `rows` rows of the final norm's output, from row number `row` on. Returns
-// the address of these rows.
+// the address of these rows in the norm's output.
 static const float *head_forward(Trainer *t, int row, int rows, Pass pass) {
     const float *x = t->final_norm.out + (size_t)row * t->run.config.channels;
     linear_forward(t, &t->head, t->logits, x, NULL, rows, pass);
@@ -555,8 +556,8 @@ static const float *head_forward(Trainer *t, int row, int rows, Pass pass) {
 }
 
 // Computes the LM head and the loss, one chunk of rows at a time, so that the logits of all rows
-// are never in memory together. Returns the sum of the losses. With gradient_scale > 0 it also
-// computes the gradients: d_norm, and that of the head's weight.
+// are never in memory together. Returns the sum of the losses. If gradient_scale > 0, also computes
+// d_norm and adds to the gradient of the head's weight.
 static double head_loss(Trainer *t, int M, float gradient_scale, Pass pass) {
     const ModelConfig *c = &t->run.config;
     double sum = 0;
@@ -653,7 +654,8 @@ static void round_moments(Trainer *t, const Param *p) {
     }
 }
 
-// The gradients must be multiplied by `factor`. `norm` is their norm after this multiplication.
+// Updates the weights. factor: the update multiplies all gradients by it. norm: the norm of the
+// gradients after this multiplication.
 static void model_update(Trainer *t, double norm, double factor, double lr) {
     const Run *run = &t->run;
     AdamW adamw = adamw_settings(run, norm, factor);
@@ -712,7 +714,7 @@ static void train_step(Trainer *t) {
 
 // ---- evaluation, samples, checkpoints ---------------------------------------------------------
 
-// Makes each sequence one document, in the first `tokens` tokens of the batch.
+// Makes each sequence of the batch one document. tokens: the number of tokens in the batch.
 static void one_document_each(Trainer *t, size_t tokens) {
     if (t->starts != NULL) { memset(t->starts, 0, tokens * sizeof(int)); }
 }
@@ -764,8 +766,8 @@ static float *next_logits(void *trainer, const int *tokens, int n) {
     return t->logits;
 }
 
-// Saves a checkpoint if one is due. Training waits only while the state is copied; a thread writes
-// the copy.
+// Saves a checkpoint if one is due. Training waits for the previous save and while the state is
+// copied; a thread writes the copy.
 static void maybe_save(Trainer *t) {
     Run *run = &t->run;
     if (!run_should_save(run)) { return; }

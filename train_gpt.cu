@@ -1,8 +1,8 @@
 // The GPU trainer: GPT-2 and Llama in BF16 or FP8 with FP32 master weights, with one process (rank)
-// for each GPU. It has the functions of train_gpt.c in the same order. They enqueue work on a CUDA
-// stream: the host enqueues a whole step, and reads the step's loss and norm while the next step
-// runs, so that the device never waits for the host. Collectives run on a second stream beside the
-// first (train/gpu/comm.h).
+// for each GPU. The file has the functions of train_gpt.c in the same order. The functions enqueue
+// work on a CUDA stream: the host enqueues a whole step, and reads the step's loss and norm while
+// the next step runs, so that the device never waits for the host. Collectives run on a second
+// stream beside the first (train/gpu/comm.h).
 //
 // Shapes: B sequences of T tokens, M = B * T, C channels, L blocks, H heads, G key/value heads, D
 // head size, N = (H + 2G) * D, F feed-forward, V vocabulary, P padded vocabulary. Activations and
@@ -39,15 +39,15 @@ typedef struct {
 } Pending;
 
 // How a micro-step is launched: the first time kernel by kernel, which also makes the plans of
-// cuBLASLt and cuDNN; after that as a CUDA graph, which is captured once and replayed.
+// cuBLASLt and cuDNN; later as a CUDA graph, which is captured once and replayed.
 typedef struct {
     cudaGraphExec_t graph;
     bool warm; // the micro-step has been launched kernel by kernel
 } Replay;
 
-// Flags of a micro-batch: which one of its step it is. The first micro-batch waits for each
-// bucket's new weights before it reads them. The last one adds up each bucket's gradients over the
-// ranks as soon as these gradients are complete.
+// Flags of a micro-batch: whether it is the first, and whether it is the last one of its step. The
+// first micro-batch waits for each bucket's new weights before it reads them. The last one adds up
+// each bucket's gradients over the ranks as soon as these gradients are complete.
 enum { MICRO_FIRST = 1, MICRO_LAST = 2, MICRO_KINDS = 4 };
 
 // The number of steps whose events are in use: the step in flight, and the two steps before it.
@@ -97,12 +97,13 @@ static void trainer_free_plan(Trainer *t) {
     plan_free(&t->host_plan);
 }
 
-// Device memory that is not in the plan: for the CUDA context, the libraries, graphs.
+// Estimate of the device memory that the CUDA context, the libraries and the graphs take besides
+// the plan.
 #define FIT_OVERHEAD_BYTES ((int64_t)1200 << 20)
 
-// Makes the whole plan of a run from its options and the device's number formats. memory:
-// bytes of the device, into which --optimizer-cpu-offload makes the plan fit. Returns false, with
-// error_text(), if the plan is not possible.
+// Makes the whole plan of a run from its options and the device's number formats. memory: bytes of
+// the device; with --optimizer-cpu-offload, as much state is moved to host memory as must be so
+// that the plan fits. Returns false, with error_text(), if the plan is not possible.
 static bool trainer_plan(Trainer *t, NumberSupport support, int64_t memory) {
     run_configure(&t->run, support);
     int tokens = options_batch(&t->run.options) * t->run.config.seq_length;
@@ -176,7 +177,7 @@ static const char *say_fit(const Run *run, NumberSupport support, int64_t memory
     return run_say_fit(run, (double)memory, planned_bytes, &p, out);
 }
 
-// Dies if the plan does not fit in `memory` bytes. Called before anything is allocated or read.
+// Dies if the plan does not fit in `memory` bytes. Call it before anything is allocated or read.
 static void check_memory(const Trainer *t, NumberSupport support, int64_t memory) {
     char need[32], have[32], fit[80];
     int64_t bytes = t->plan.bytes + FIT_OVERHEAD_BYTES / 2;
@@ -290,7 +291,7 @@ static int trainer_close(Trainer *t) {
     // a run frees nothing before its end, so this is the largest use of memory
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
     t->run.used_bytes = (double)(all_bytes - free_bytes);
-    // closing NCCL would wait for graphs with collectives, so these are destroyed first
+    // closing NCCL would wait for graphs with collectives, so the graphs are destroyed first
     for (int i = 0; i < MICRO_KINDS; i++) {
         cudaGraphExec_t graph = t->micro[i].graph;
         if (graph != NULL) { CUDA_CHECK(cudaGraphExecDestroy(graph)); }
@@ -322,8 +323,8 @@ static void norm_forward(Trainer *t, const NormLayer *norm, Operand out, int M) 
     gpu_norm_forward(&t->gpu, out, n);
 }
 
-// Adds the gradient of the norm's input to d_residual, which is then the gradient of the output of
-// the linear layer below.
+// Adds the gradient of the norm's input to d_residual. After that, d_residual is the gradient of
+// the output of the linear layer below the norm.
 static void norm_backward(Trainer *t, const NormLayer *norm, int M, bool accumulate) {
     NormBackward n = norm->backward;
     n.dweight.accumulate = n.dbias.accumulate = n.column_sums.accumulate = accumulate;
@@ -500,8 +501,8 @@ static Operand head_forward(Trainer *t, int row, int rows, Scratch max_sums, Pas
 
 // Computes the LM head and the loss, one chunk of rows at a time, so that the logits of all rows
 // are never in memory together. net.loss_sum becomes the sum of the losses; with `accumulate` the
-// sum is added to it. With gradient_scale > 0 it also computes the gradients: d_norm, and that of
-// the head's weight.
+// sum is added to it. If gradient_scale > 0, also computes d_norm and the gradient of the head's
+// weight.
 static void head_loss(Trainer *t, int M, float gradient_scale, bool accumulate, Pass pass) {
     const ModelConfig *c = &t->run.config;
     Network *net = &t->net;
@@ -602,8 +603,8 @@ static void replay_micro_step(Trainer *t, int kind) {
     if (kind & MICRO_FIRST) { params_expect(&t->params, false); }
 }
 
-// Runs the first micro-step of a checked step twice. The results must be the same, or the run ends
-// before the update changes the state.
+// Runs the first micro-step of a checked step twice. If the results differ, a third pass shows
+// which were wrong, and the run ends before the update changes the state.
 static void checked_micro_step(Trainer *t, int kind, int64_t step) {
     Check *c = &t->check;
     c->summed = t->run.group.ranks > 1 && (kind & MICRO_LAST);
@@ -632,8 +633,8 @@ static void dump_gradients(Trainer *t) {
     run_dump(run, gradients, loss / (double)run_step_targets(run, 0));
 }
 
-// Whether step n runs its first micro-step twice. Then step n + 1 checks, before its update, that
-// the state still has the bits that step n left.
+// Whether step n is checked: it runs its first micro-step twice, and step n + 1 checks before its
+// update that the state still has the bits that step n left.
 static bool is_checked(const Trainer *t, int64_t n) {
     return t->check.rows > 0 && n >= t->first && (n + 1) % t->run.options.check_interval == 0;
 }
@@ -678,8 +679,8 @@ static void report_counts(Trainer *t, int64_t n) {
     free(counts);
 }
 
-// Waits for the save that still reads the state in host memory, which the update will change.
-// Called before an update.
+// If a save still reads the state in host memory, which the update will change, waits for that
+// save. Call it before an update.
 static void wait_for_save(Trainer *t) {
     double begin = wall_seconds();
     if (!params_offloaded(&t->params) || !t->run.saves.saver.pending) { return; }
@@ -711,7 +712,8 @@ static void enqueue(Trainer *t, int64_t n) {
         }
     }
     if (o->dump_gradients[0] != '\0') { dump_gradients(t); }
-    // set after the batches are read, because a fault in the data requests the run's end
+    // the input is set after the batches are read, because a fault in the data requests the run's
+    // end
     p->input = {learning_rate(o, n),
                 n,
                 run_stop_signal() != 0 ? 1.0 : 0.0,
@@ -736,7 +738,7 @@ static void enqueue(Trainer *t, int64_t n) {
 
 static void train_step(Trainer *t) {
     const int64_t n = t->enqueued;
-    // reports the previous step first, because the check may end the run
+    // reports the previous step before the checked one begins, because the check may end the run
     if (is_checked(t, n)) { collect(t, n - 1); }
     if (run_counts_fp8(&t->run, n + 1)) { params_start_counts(&t->params); }
     enqueue(t, n);
@@ -820,7 +822,7 @@ static float *next_logits(void *trainer, const int *tokens, int n) {
     batches_send(&t->batches, 1, T);
     model_forward(t, 1, T, pass);
     head_forward(t, row, (int)min64(16, T - row), (Scratch){NULL, 0}, pass);
-    // fetched to the second half of sample_logits, so that no FP32 number overwrites a BF16 number
+    // the BF16 logits go to the second half of sample_logits, so that no FP32 number overwrites one
     // that has not been read
     Bf16 *codes = (Bf16 *)t->sample_logits + c->vocab;
     gpu_fetch(&t->gpu, codes, t->net.head.dy.bf16 + (int64_t)(n - 1 - row) * c->padded_vocab,
@@ -888,7 +890,7 @@ static void print_fits(const Run *run, NumberSupport support, int64_t memory) {
     const OptionRow *recompute = option_row("recompute"), *moments = option_row("adam-dtype");
     char size[32], words[2][OPTION_TEXT], fit[80];
     printf("What fits %s\n", format_bytes(size, (double)memory));
-    // the lines below have micro-batches of whole sequences
+    // the lines below only change the micro-batch size, not the sequence length
     if (strstr(say_fit(run, support, memory, fit), "--seq-length") != NULL) {
         printf("  %s, and the other options as they are\n", fit);
     }
@@ -916,7 +918,7 @@ static void print_fits(const Run *run, NumberSupport support, int64_t memory) {
     }
 }
 
-// Answers --plan, which needs no GPU, and exits.
+// Prints what --plan asks for, without a GPU if there is none, and exits.
 static void print_plan(Trainer *t) {
     char size[32];
     size_t free_bytes, memory = (size_t)(t->run.options.device_memory_gib * 0x1p30);
@@ -940,8 +942,8 @@ static void print_plan(Trainer *t) {
 
 // ---- the loop ---------------------------------------------------------------------------------
 
-// Times one more step by kernel family. The step is launched kernel by kernel, with a learning rate
-// of 0.
+// Times one more step, by kernel family. Its micro-steps are launched kernel by kernel, and its
+// learning rate is 0.
 static void profile_step(Trainer *t) {
     Run *run = &t->run;
     double ms[FAMILY_COUNT], all = 0;

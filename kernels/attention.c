@@ -418,15 +418,15 @@ static size_t dq_sum_bytes(const AttentionShape *s, Piece p) {
 }
 
 // Bytes that a piece of the backward pass is expected to need: an estimate of what cuDNN needs, and
-// some reserve. test/cudnn_plans.c compares them with cuDNN's plans for several kinds of device.
+// a margin. test/cudnn_plans.c compares the sum with cuDNN's plans for several kinds of device.
 static size_t expected_bytes(const AttentionShape *s, Piece p) {
     int64_t heads = (int64_t)p.sequences * p.groups * (s->H / s->G);
     int64_t tiles = round_up64(s->T, 128);
     int64_t scores = s->deterministic ? 2 * heads * tiles * tiles : 0;
     // each query head's dK and dV
     int64_t per_head = s->H != s->G ? 2 * heads * tiles * s->D * 2 : 0;
-    // cuDNN needs these below compute capability 9.0 and from 12.0 on, to sum dQ; on other devices
-    // they are reserve
+    // cuDNN sums dQ here below compute capability 9.0 and from 12.0 on; other devices do not need
+    // these bytes
     int64_t dq = s->deterministic ? 0 : 4 * heads * tiles * s->D;
     return sum_bytes(s, p) + dq_sum_bytes(s, p) + (size_t)(scores + per_head + dq) + (8u << 20);
 }

@@ -3,26 +3,28 @@
 // qkv, d_qkv: BF16 [B,T,(H+2G)D], each row the H query heads, the G key heads, the G value heads.
 // out, d_out: BF16 [B,T,H*D]. lse: FP32 [B,H,T], the log-sum-exp of each row, kept for backward.
 //
-// Every address is a multiple of 16 bytes, and G divides H.
+// Every address must be a multiple of 16 bytes, and G must divide H.
 //
 // A sequence may hold several documents. If the shape has `documents`, attention stays inside each
 // document: query t sees the keys from starts[t], where its document begins, to t. `documents` is
 // an array of int32. It begins with the starts [B,T], which never decrease within a sequence.
 // attention_share_work then writes what our kernels for Hopper need: the ends [B,T] (one past the
-// last token of each token's document), and which part of the work each thread block does. If
-// documents are short, these kernels skip tiles; cuDNN does not.
+// last token of each token's document), and which part of the work each thread block does. These
+// kernels skip tiles whose queries and keys share no document; cuDNN does not.
 //
-// cuDNN's flash attention does the work, through its C backend API; where it has no engine for a
-// shape (a head size that is not a multiple of 8, say), a plain kernel of our own takes its place.
-// On Hopper, kernels of our own compute heads of size 64 and 128: the forward pass, and the
-// backward pass of heads of 64 with as many key/value heads as query heads, and of heads of 128
-// with documents. (Where every sequence is one document, cuDNN's backward pass is faster at heads
-// of 128. But with documents our kernels always compute that pass, because the documents' lengths
-// are not known when the kernels are chosen.)
+// There are three kinds of kernels. On Hopper, our own kernels compute
+//   the forward pass of heads of 64 or 128
+//   the backward pass of heads of 64 with as many key/value heads as query heads
+//   the backward pass of heads of 128, if the shape has `documents`
+// All else is computed by cuDNN's flash attention, through its C backend API. If cuDNN has no
+// engine for a shape (say, if the head size is not a multiple of 8), our plain kernel computes it.
+// Without documents cuDNN's backward pass is faster than ours at heads of 128. With documents, the
+// kernels are chosen before the documents' lengths are known, so our kernels always compute that
+// pass.
 //
 // cuDNN's backward pass sums dQ in the order in which thread blocks finish. Its deterministic path
-// writes dQ directly, but needs about 2 H T^2 bytes of workspace per sequence. So that path runs on
-// some sequences at a time, or on some key/value heads of one sequence.
+// has a fixed order, but needs about 2 H T^2 bytes of workspace per sequence. So the deterministic
+// path runs on some of the sequences at a time, or on some key/value heads of one sequence.
 #pragma once
 
 #include "gpu.h"
@@ -35,9 +37,10 @@ typedef struct {
     const int *documents; // address on the device; NULL: a sequence is one document
 } AttentionShape;
 
-// After the starts and the ends, `documents` has a table for each kernel: where each thread block's
-// part of the work begins. A kernel has at most ATTENTION_BLOCKS blocks. CUTS_KEYS: the gradients
-// of keys and values (heads of 64: the whole backward pass). CUTS_QUERIES: the queries' gradient.
+// After the starts and the ends, `documents` has a table for each kernel, which says where each
+// thread block's part of the work begins. A kernel has at most ATTENTION_BLOCKS thread blocks.
+// CUTS_KEYS is for the gradients of keys and values (with heads of 64, the whole backward pass),
+// CUTS_QUERIES for the queries' gradient.
 enum { ATTENTION_BLOCKS = 160 };
 typedef enum { CUTS_FORWARD, CUTS_KEYS, CUTS_QUERIES, CUT_KINDS } AttentionCuts;
 static inline size_t attention_cuts_at(AttentionShape s, int kind) {
@@ -86,7 +89,8 @@ void attention128_keys(const Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16
 // function needs no device: the bytes are enough whichever kernel computes the backward pass.
 size_t attention_workspace(AttentionShape s, size_t most);
 
-// Whether cuDNN or the kernels for Hopper compute the shape; if not, the plain kernel does.
+// Whether cuDNN or the kernels for Hopper compute both passes of the shape; if not, the plain
+// kernel does.
 bool attention_is_fast(Gpu *gpu, AttentionShape s);
 
 // Makes cuDNN's plans for the shape, at the start of a run. Returns false if the plain kernel

@@ -77,8 +77,9 @@ struct Parameters {
     int tiles;   // tiles of keys in a head
     int blocks;
     int whole; // how many whole heads each block computes
-    // The shared heads are divided by tiles of keys, which are numbered through all shared heads.
-    // Block i computes tiles cuts[i] to cuts[i + 1] - 1.
+    // The heads after the whole ones are shared by several blocks. Their tiles of keys have
+    // consecutive numbers, from the first shared head to the last. Block i computes tiles cuts[i]
+    // to cuts[i + 1] - 1.
     uint16_t cuts[MAX_BLOCKS + 1];
 
     template <bool DOCUMENTS> __device__ int cut(int block) const {

@@ -1,4 +1,4 @@
-// The FP32 definition of every operation, forward and backward. train_gpt.c is built from these,
+// The FP32 definition of every operation, forward and backward. train_gpt.c calls these functions,
 // and every GPU kernel is tested against them.
 //
 // Shapes: B sequences of T tokens, M = B * T tokens, C channels, H query heads and G key/value
@@ -31,10 +31,11 @@ typedef struct {
 
 void cpu_gemm(CpuGemm g);
 
-// Some functions take starts [B,T]: for each token, the position in its sequence at which its
-// document begins. NULL: each sequence is one document.
+// Some functions take starts [B,T]: where in its sequence each token's document begins. NULL: each
+// sequence is one document.
 
-// out[M,C] = wte[token] (+ wpe[position], when wpe is not NULL); positions count from starts.
+// out[M,C] = wte[token] (+ wpe[position], when wpe is not NULL); positions count from the
+// document's start.
 void embedding_forward(float *out, const int *tokens, const int *starts, const float *wte,
                        const float *wpe, int B, int T, int C);
 // Adds to dwte and, if dwpe is not NULL, to dwpe.
@@ -85,7 +86,7 @@ void swiglu_backward(float *dx, const float *dout, const float *x, int M, int F)
 // Softmax cross-entropy over the first V of each row's P columns. losses[M]; a row whose target is
 // negative is left out, with loss 0. With terms.gradient_scale > 0 the logits become the gradient
 // of the loss that training minimises (loss_terms.h). The gradient is 0 in rows that are left out
-// and in columns from V on. Elsewhere the gradient is
+// and in columns from V on. Elsewhere, with y the capped logit, the gradient is
 //   ((1 + 2 z_loss lse) softmax - onehot) * gradient_scale * (1 - (y / softcap)^2)
 void cross_entropy(float *losses, float *logits, const int *targets, int M, int V, int P,
                    LossTerms terms);
@@ -95,7 +96,7 @@ void bias_backward(float *dbias, const float *dout, int M, int N);
 
 typedef struct {
     float lr, beta1, beta2, eps, weight_decay;
-    float gradient_scale; // multiplies every gradient: clipping
+    float gradient_scale; // factor of every gradient, for clipping
     float floor;          // v is at least floor m^2 before the update (moments.h)
     int64_t step;         // from 1, for the bias correction
 } AdamW;

@@ -102,8 +102,8 @@ HOST_DEVICE static inline float fp8_target(Fp8Type type, int margin) {
     return target;
 }
 
-// Returns the scale with amax * scale = target. If amax is zero, infinite or NaN, the previous
-// scale is kept.
+// Returns the scale with amax * scale = target, limited to FP32's normal numbers; `previous` if
+// amax is zero, infinite or NaN.
 HOST_DEVICE static inline float fp8_scale(float amax, float target, float previous) {
     if (!(amax > 0.0f && amax <= FLT_MAX)) { return previous; }
     float scale = target / amax;
@@ -200,7 +200,8 @@ HOST_DEVICE static inline int fp8_scale_known(const Fp8Scale *s) {
 // A scale changes once an optimizer step, by the next two functions, on the host and on the device.
 
 // Returns the largest amax of the history, a ring buffer of `length` amaxes, as if this step's amax
-// were already in it. The function reads only entries first, first + step and so on.
+// were already in it. It reads only entries first, first + step and so on, so that several threads
+// can share the entries.
 HOST_DEVICE static inline float fp8_scale_largest(const Fp8Scale *s, const float *history,
                                                   int length, int first, int step) {
     int newest = s->count % length, known = s->count < length ? s->count + 1 : length;
@@ -212,8 +213,8 @@ HOST_DEVICE static inline float fp8_scale_largest(const Fp8Scale *s, const float
     return largest;
 }
 
-// Writes this step's amax to the history and computes the scale from `largest`. If the amax is
-// zero, infinity or NaN, history and scale stay as they are.
+// Writes this step's amax to the history, computes the scale from `largest`, and sets the amax to
+// 0. If the amax is zero, infinity or NaN, history and scale do not change.
 HOST_DEVICE static inline void fp8_scale_enter(Fp8Scale *s, float *history, int length,
                                                float target, float largest) {
     float amax = s->amax;

@@ -56,7 +56,7 @@ Gemm gemm_plain(int m, int n, int k, const Bf16 *a, const Bf16 *b, void *d);
 void gemm(Gpu *gpu, Gemm g);
 
 // Ends the program if the output `to`, of `bytes` bytes, overlaps A, B or aux, which are still read
-// while it is written. gemm() checks D; kernels with more outputs check those, too.
+// while the output is written. gemm() checks D; kernels with more outputs check those, too.
 void gemm_check_apart(const Gemm *g, const char *name, const void *to, int64_t bytes);
 
 // Whether cuBLASLt has an algorithm for the product; if not, error_text() is the reason.

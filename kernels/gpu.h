@@ -67,7 +67,7 @@ typedef struct {
 // Opens device number `device`; the caller sets the workspaces. Returns false, with the reason in
 // error_text(), if there is no such device or if the device is older than sm_80.
 bool gpu_open(Gpu *gpu, int device);
-// gemm_close and attention_close must be called first.
+// Call gemm_close and attention_close before it.
 void gpu_close(Gpu *gpu);
 
 // Copies to the device, and waits. (cudaMemcpy is not enough: gpu->stream does not wait for it, and
@@ -100,8 +100,8 @@ void gpu_profile_begin(Gpu *gpu);
 // Waits for the device, and sets ms to the milliseconds of each family since gpu_profile_begin.
 void gpu_profile_end(Gpu *gpu, double ms[FAMILY_COUNT]);
 
-// Returns the device's dense BF16 peak in FLOP/s by its maker's data sheet, or 0 if the name is not
-// known.
+// Returns the peak FLOP/s of dense BF16 matmuls by the maker's data sheet; 0: the device's name is
+// not known.
 double gpu_peak_flops(const Gpu *gpu);
 
 void cuda_check(cudaError_t status, const char *call, const char *file, int line);

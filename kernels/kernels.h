@@ -48,7 +48,7 @@ typedef struct {
     size_t bytes;
 } Scratch;
 
-// Bytes of scratch for a sum over M rows into `columns` columns.
+// Returns the bytes of scratch for the sums of `columns` columns over M rows.
 size_t partial_sums_bytes(int64_t M, int64_t columns);
 
 // ---- tensors that matrix products read ----
@@ -315,7 +315,7 @@ typedef struct {
     uint8_t *fp8;               // the segment's FP8 weights
     int weight;                 // FP8: the segment belongs to this row of AdamWUpdate.weights
     int64_t weight_offset;      // FP8: index in that weight of the segment's first element
-    // number of the segment's first thread block; the blocks of all segments are numbered together
+    // the segment's first thread block; blocks have consecutive numbers over all segments
     int first_block;
     float lr_mult; // factor of StepInput.lr
     float weight_decay;
@@ -358,24 +358,24 @@ HOST_DEVICE static inline GpuType momentum_type(GpuType moment_type) {
 
 // FP8 weights are quantised from the master weights rounded to BF16.
 
-// Makes the optimizer's step on all segments, unless the step is skipped. The gradient buffer
-// already holds the update of Muon's segments. With SCALE_DELAYED, FP8 weights are written by the
-// given scales; otherwise only gpu_quantize_weights writes them. The amaxes of the new weights go
-// to Fp8Weight.scale->amax or, with SCALE_BLOCK_128X128, to Fp8Weight.amax.
+// Updates all segments, unless the step is skipped. The gradient buffer already holds the update of
+// Muon's segments. With SCALE_DELAYED it also writes the FP8 weights, with their present scales;
+// otherwise only gpu_quantize_weights writes FP8 weights. The amaxes of the new weights go to
+// Fp8Weight.scale->amax or, with SCALE_BLOCK_128X128, to Fp8Weight.amax.
 void gpu_adamw(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
 // gpu_measure_weights and gpu_quantize_weights read the master weights. gpu_measure_weights
 // measures the amaxes of FP8 weights. gpu_quantize_weights writes the FP8 weights by the scales
-// that are computed from these amaxes. After a skipped step both do nothing. state is NULL at the
-// start of a run; gpu_quantize_weights then writes the BF16 weights, too.
+// that are computed from these amaxes. After a skipped step neither does anything. state is NULL at
+// the start of a run; gpu_quantize_weights then writes the BF16 weights, too.
 void gpu_measure_weights(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
 void gpu_quantize_weights(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
 // Sets the scales of all weights by their amaxes; with SCALE_DELAYED, only the scales that are not
 // known yet. After a skipped step nothing is done. state is NULL at the start of a run.
 void gpu_set_weight_scales(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
 
-// Updates the scales of delayed scaling once an optimizer step, after gpu_decide_step. It enters
-// the step's amaxes into the history and computes the new scales. If the step is skipped, it only
-// sets the amaxes of activations and gradients to 0.
+// Updates the scales of delayed scaling. Call it in every optimizer step, after gpu_decide_step. It
+// enters the step's amaxes into the history and computes the new scales. If the step is skipped, it
+// only sets the amaxes of activations and gradients to 0.
 void gpu_fp8_update(Gpu *gpu, const Fp8Table *table, const StepState *state);
 // Sets every amax to 0, before a micro-step.
 void gpu_fp8_clear_amaxes(Gpu *gpu, const Fp8Table *table);

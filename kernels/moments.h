@@ -13,8 +13,9 @@
 // The GPU computes unrounded codes by approximate logarithms, with a relative error of about 1e-6,
 // so that at most one code of a thousand differs from the definition's, by 1.
 //
-// Rounding sqrt(v) can leave v too small for its m, and an update m / sqrt(v) then explodes. Exact
-// moments satisfy v >= floor m^2 (moment_floor), so v is raised to floor m^2 when it is read.
+// Rounding sqrt(v) can leave v too small for its m; the update m / sqrt(v) then explodes. Exact
+// moments satisfy v >= floor m^2 (moment_floor), so a v that is read is raised to floor m^2 if it
+// is below.
 #pragma once
 
 #include "../base/rng.h"
@@ -46,7 +47,7 @@ HOST_DEVICE static inline float moment_unit(uint16_t scale, Moment which) {
     return bf16_decode(scale) * (1.0f / (most * most * most));
 }
 
-// Returns the m or v of a code, which may be unrounded.
+// Returns the m or v that a code stands for. The code may be unrounded.
 HOST_DEVICE static inline float moment_level(float code, float unit, Moment which) {
     float level = code * code * code * unit;
     return which == MOMENT_FIRST ? level : level * level;

@@ -1,8 +1,8 @@
-// The part of NCCL that we use, loaded when it is needed: a machine of one GPU needs no NCCL, to
-// build or to run. The names, types and values are those of NCCL's API reference ("NCCL API" in
-// NVIDIA's NCCL user guide: communicator creation, collective communication functions, group calls,
-// types), which have not changed since 2.10; test/test_gpu_comm.cu compares them with nccl.h where
-// it is installed.
+// The part of NCCL that we use. It is loaded when it is needed, so a machine of one GPU needs no
+// NCCL, to build or to run. The names, types and values are those of NCCL's API reference ("NCCL
+// API" in NVIDIA's NCCL user guide: communicator creation, collective communication functions,
+// group calls, types). They have not changed since NCCL 2.10. test/test_gpu_comm.cu compares them
+// with nccl.h if nccl.h is installed.
 #pragma once
 
 #include "../base/common.h"
@@ -48,7 +48,7 @@ typedef struct {
     int (*GroupEnd)(void);
 } Nccl;
 
-// Opens libnccl.so.2.
+// Opens libnccl.so.2. Returns false, with error_text(), if it is missing or too old.
 bool nccl_load(Nccl *nccl);
 
 END_C

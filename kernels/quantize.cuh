@@ -539,13 +539,15 @@ __global__ void __launch_bounds__(256, SM_THREADS / 256)
     if (amax != nullptr) { block_amax(amax, largest); }
 }
 
-// ---- to column sums -----------------------------------------------------------------------------
+// ---- column sums --------------------------------------------------------------------------------
 
-// Columns of a thread block, whose threads are 32 vectors wide and 8 rows high.
+// How many columns a thread block sums. A block has 8 rows of 32 threads; a thread sums a vector of
+// 8 columns.
 enum { SUM_COLUMNS = WARP * VEC };
 
-// A thread block adds up columns over a part of the rows, into partials[blockIdx.y][N]. With WRITES
-// it first rounds the values to BF16, and writes them to `out` and their amax to `amax`.
+// A thread block adds up its columns over a part of the rows, and writes the sums to
+// partials[blockIdx.y][N]. With WRITES, the values are first rounded to BF16 and written to `out`,
+// and their amax to `amax` unless it is NULL.
 template <typename SOURCE, bool WRITES>
 __global__ void __launch_bounds__(WARP *ROW_LANES)
     column_sums_kernel(SOURCE source, Bf16 *out, float *amax, float *partials, int M, int N) {

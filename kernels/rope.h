@@ -1,12 +1,12 @@
-// The angles of the rotary embedding (Su et al., "RoFormer", 2021), for both trainers: computed
-// once on the host, in double, and kept as a table.
+// The angles of the rotary embedding (Su et al., "RoFormer", 2021), for both trainers. The host
+// computes their cosines and sines once, in double precision, into a table.
 //
-// Pair i of a head of size D turns by theta^(-2i/D) radians a position. Scaling stretches a model
-// to longer sequences than it was first trained on. Kind `linear` divides every angle by factor
-// (Chen et al., "Extending Context Window of Large Language Models via Positional Interpolation",
-// 2023). Kind `llama3` (Llama 3.1) counts how many times a pair turns over original_length
-// positions: below low_factor turns it divides the angle by factor, above high_factor turns it
-// keeps the angle, and in between it interpolates.
+// Pair i of a head of size D is rotated by theta^(-2i/D) radians for each position. Scaling
+// stretches a model to longer sequences than it was first trained on. Kind `linear` divides every
+// angle by factor (Chen et al., "Extending Context Window of Large Language Models via Positional
+// Interpolation", 2023). Kind `llama3` (Llama 3.1) counts how many turns a pair makes over
+// original_length positions. With fewer than low_factor turns, the angle is divided by factor; with
+// more than high_factor turns, it stays; in between, llama3 interpolates.
 #pragma once
 
 #include "../base/common.h"

@@ -1,7 +1,7 @@
-// Which steps are skipped, in both trainers. A step is skipped if its loss or gradient norm is not
-// finite, or is far above that of the last steps (--skip-spikes; as Groeneveld et al., "OLMo",
-// 2024). A step is also skipped on request (--iterations-to-skip; Chowdhery et al., "PaLM", 2022,
-// section 5.1, leave out the data around a spike).
+// Decides which steps are skipped, in both trainers. A step is skipped if its loss or its gradient
+// norm is not finite, or is far above the mean of the last steps (--skip-spikes; Groeneveld et al.,
+// "OLMo", 2024). A step is also skipped on request (--iterations-to-skip; Chowdhery et al., "PaLM",
+// 2022, section 5.1, leave out the data around a spike).
 #pragma once
 
 #include "../base/common.h"
@@ -19,7 +19,7 @@ typedef struct {
 
 typedef enum { SKIP_NONE, SKIP_NONFINITE, SKIP_SPIKE, SKIP_REQUESTED } SkipReason;
 
-// Returns whether x lies more than `sigma` standard deviations above the mean.
+// Returns whether x lies more than `sigma` standard deviations above the window's mean.
 HOST_DEVICE static inline bool spike_above(const double *window, double sigma, double x) {
     double mean = 0.0, squares = 0.0;
     for (int i = 0; i < SPIKE_WINDOW; i++) { mean += window[i] / SPIKE_WINDOW; }
@@ -29,8 +29,8 @@ HOST_DEVICE static inline bool spike_above(const double *window, double sigma, d
     return x > mean + sigma * sqrt(squares);
 }
 
-// Returns why the step is skipped, or SKIP_NONE. If it is not skipped, its loss and norm are added
-// to the window. No step counts as a spike if sigma is 0, or before the window is full.
+// Returns why the step is skipped, or SKIP_NONE. Adds the loss and the norm of a step that is not
+// skipped to the window. No step counts as a spike if sigma is 0, or before the window is full.
 HOST_DEVICE static inline SkipReason step_skip(SpikeWindow *w, double sigma, bool requested,
                                                double loss, double norm) {
     if (requested) { return SKIP_REQUESTED; }
