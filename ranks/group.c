@@ -21,22 +21,23 @@
 #include <time.h>
 #include <unistd.h>
 
-// Two ranks that are connected have a connection for each channel, and one for the watchdogs.
-// REDIRECT: a connection on which a redirector (group.h) learns or tells where rank 0 listens.
+// Between rank 0 and each other rank there is a connection for each channel, and one for the
+// watchdogs. REDIRECT: a connection on which a redirector (group.h) learns or tells where rank 0
+// listens.
 enum { WATCHDOGS = CHANNELS, CONNECTIONS, REDIRECT = CONNECTIONS };
-enum { HOST = 64 }; // most characters of a machine's name
+enum { HOST = 64 }; // room for a machine's name
 
 // What the watchdogs send each other.
 typedef struct {
     enum { BEAT, GOODBYE, LOST } kind;
     int32_t activity;
     int64_t step;
-    double age;               // seconds since the rank began what it is doing
+    double age;               // seconds since the rank's present activity began
     char text[sizeof(Error)]; // what the rank is doing; in a LOST note: which rank is lost
 } Note;
 
 typedef struct {
-    int rank, files[CONNECTIONS]; // a file is -1 if there is no connection
+    int rank, files[CONNECTIONS]; // files: by Channel or WATCHDOGS; -1: not connected
     char host[HOST];
     bool left, closed; // left: the peer has said goodbye; closed: its connection has ended
     double heard;
@@ -58,9 +59,9 @@ struct Watch {
     void *argument;
     pthread_mutex_t mutex;  // protects the fields below, and the peers except `files`
     pthread_cond_t changed; // a peer has said goodbye
-    // The watchdog's clock: `now` counts the seconds in which this process ran, and `read` is the
-    // time of its last reading. heard, since and left are readings of this clock, so no age is
-    // negative.
+    // The watchdog's clock: `now` counts the seconds in which this process ran, and `read` is
+    // wall_seconds() at the clock's last reading. heard, since and left are readings of this clock,
+    // so no age is negative.
     double now, read;
     Note mine;
     double since; // when this rank began what `mine` says
@@ -68,9 +69,9 @@ struct Watch {
     bool leaving;
 };
 
-// Reads the watchdog's clock. The mutex is held. In a running process the watchdog reads it at
-// least once a tick. A longer time between two readings, in which the process was stopped and could
-// hear nobody, counts as two ticks.
+// Reads the watchdog's clock. The caller holds the mutex. While the process runs, the watchdog
+// reads the clock at least once a tick. So if two readings are further apart than two ticks, the
+// process was stopped and could hear nobody, and this time counts as two ticks.
 static double read_clock(Watch *w) {
     double time = wall_seconds();
     w->now += fmin(fmax(0, time - w->read), 2 * w->tick);
@@ -155,7 +156,8 @@ static bool is_here(const char *host) {
     return here;
 }
 
-// Tries each address of the host once, for two seconds. *why: why the last attempt failed.
+// Tries each address of the host once, for two seconds. Returns a connected socket; -1: *why says
+// why the last attempt failed.
 static int connect_once(const char *host, int port, const char **why) {
     struct addrinfo *found;
     int file = -1, status = resolve(host, port, 0, &found);
@@ -225,7 +227,7 @@ __attribute__((noreturn)) PRINTF_LIKE(2, 3) static void end_run(Watch *w, const 
     _exit(EXIT_LOST_RANK); // the main thread may hang, and exit() would hang with it
 }
 
-// Ends the run because a rank is lost. reason: a format, which may have a %.1f for the seconds.
+// Ends the run because p's rank is lost. reason: a format, which may have a %.1f for the seconds.
 __attribute__((noreturn)) static void end_for(Watch *w, const Peer *p, const char *reason,
                                               double seconds) {
     char text[128];
@@ -240,7 +242,8 @@ void watch_lost(Watch *w, const char *fallback) {
     end_run(w, "%s", fallback);
 }
 
-// Reads the notes of a rank, and notices when it ends.
+// Reads the notes of a peer. Ends the run if the peer says that a rank is lost, or if its
+// connection has ended without a goodbye.
 static void read_peer(Watch *w, Peer *p) {
     while (receive_note(w, p)) {
         if (p->coming.kind == LOST) { end_run(w, "%s", p->coming.text); }
@@ -271,7 +274,7 @@ static void judge(Watch *w, double now) {
         const Note *b = &p->beat;
         if (p->left) { continue; }
         if (now - p->heard > limit) { end_for(w, p, "has been silent for %.1f s", now - p->heard); }
-        // uses the age in the last note: since then a silent rank may have begun something else
+        // age is that of the last note: since then a silent rank may have begun something else
         if (b->activity == ACTIVITY_WORK && b->age > fmax(limit, longest)) {
             stuck = p, longest = b->age;
         }
@@ -373,8 +376,8 @@ static void move_bytes(Watch *w, int file, bool sends, void *data, size_t bytes)
     }
 }
 
-// Sends bytes to a peer, or receives the peer's next bytes. Meanwhile the main thread counts as
-// waiting.
+// Sends bytes to a peer, or receives the peer's next bytes. On the main channel, the main thread
+// counts as waiting meanwhile.
 static void exchange(Watch *w, const Peer *p, Channel channel, bool sends, void *data,
                      size_t bytes) {
     uint64_t size = bytes;
@@ -535,7 +538,7 @@ static bool assign_connection(Attempt *attempt, int file) {
     return ok;
 }
 
-// Counts the ranks that have not come, and sets error_text() to a list of them.
+// Returns how many ranks have not connected, and sets error_text() to a list of these ranks.
 static int count_missing(const Attempt *attempt, const char *verb, const char *within) {
     char text[600] = "";
     int count = 0;
@@ -584,7 +587,8 @@ static void *redirect_ranks(void *argument) {
     }
 }
 
-// On rank 0: tells the redirector rank 0's port. If that fails, attempt->address says why.
+// On rank 0: tells the redirector on which port rank 0 listens. If this fails, attempt->address
+// says why.
 static bool tell_redirector(Attempt *attempt, int port) {
     const Rendezvous *m = attempt->rendezvous;
     const char *why = "it gives no answer; has it another LLM8_SECRET?";

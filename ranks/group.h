@@ -1,24 +1,26 @@
 // The ranks of a run: how the processes find each other over TCP (rendezvous), what they agree on,
 // and the watchdog. What the GPUs exchange is in train/gpu/comm.h.
 //
-// Rank 0 listens at MASTER_ADDR and MASTER_PORT. Every other rank tries to connect until rank 0
-// answers, with a connection for each channel and one for the watchdogs, and sends its rank and the
-// run's token. Rank 0 answers once all ranks have connected. Then all ranks compare their options
-// with rank 0's. A rank of another run, or without the run's secret, has another token, and is
-// refused. If rank 0 is on another machine than MASTER_ADDR, it listens on its own machine, and the
-// first rank on the machine of MASTER_ADDR is the redirector: it listens there while the ranks
-// connect, learns from rank 0 where rank 0 listens, and tells this to every rank that asks. Nothing
-// is encrypted, so the port must be reachable only inside the cluster.
+// Rank 0 listens at MASTER_ADDR and MASTER_PORT. Every other rank opens a connection for each
+// channel and one for the watchdogs, sends its rank and the run's token on each, and tries this
+// again until rank 0 answers. Rank 0 answers once all ranks have connected. Then all ranks compare
+// their program and options with rank 0's. A rank of another run, or without the run's secret, has
+// another token, and is refused. Nothing is encrypted, so the port must be reachable only inside
+// the cluster.
 //
-// In each rank a thread, the watchdog, reads its connections. At least four times a second it tells
-// rank 0 which step its rank has reached, and it ends the process when a rank is lost. (NCCL's own
-// error query does not notice a rank that hangs.) Rank 0 decides which rank is lost: one whose
-// connection closes without a goodbye (it died); one that has been silent for --distributed-timeout
-// (it is stopped, or its machine is gone); or one whose main thread has worked on one thing for
-// that time (a file system hangs). If all ranks wait for each other for that time, a GPU or the
-// network hangs. Rank 0 then tells every rank which rank is lost and at which step; each prints
-// that and exits with EXIT_LOST_RANK. Time in which the watching process itself was stopped does
-// not count.
+// If rank 0 is not on the machine of MASTER_ADDR, it listens on its own machine. The first rank on
+// the machine of MASTER_ADDR is then the redirector: while the ranks connect, it listens there,
+// learns from rank 0 where rank 0 listens, and tells this to every rank that connects.
+//
+// Each rank has a thread, the watchdog. At least four times a second it tells rank 0 which step its
+// rank has reached, and it ends the process when a rank is lost. (NCCL's own error query does not
+// notice a rank that hangs.) Rank 0 decides that a rank is lost if
+// - its connection closes without a goodbye: its process has died;
+// - it has been silent for --distributed-timeout: it is stopped, or its machine is gone;
+// - its main thread has worked on one thing for that time: a file system hangs; or
+// - all ranks have waited for each other for that time: a GPU or the network hangs.
+// Rank 0 then tells every rank which rank is lost and at which step. Each rank prints this and
+// exits with EXIT_LOST_RANK. Time in which the watching process itself was stopped does not count.
 #pragma once
 
 #include "../base/common.h"
@@ -43,22 +45,23 @@ typedef struct {
     char token[TOKEN]; // the same text in all ranks of a run
 } Rendezvous;
 
-// Opens rank 0's socket. On a loopback address it listens on this address alone, else on all
-// addresses of this machine. If *port is 0, a free port is chosen and stored there. Returns -1 if
-// it fails; error_text() says why.
+// Opens rank 0's socket. If `host` is a loopback address, the socket listens on this address alone,
+// else on all addresses of this machine. If *port is 0, a free port is chosen and stored there.
+// Returns -1 if it fails; error_text() says why.
 int group_listen(const char *host, int *port);
 
 // Sets the token to a random one.
 void rendezvous_draw_token(Rendezvous *rendezvous);
 
-// Connects to the other ranks within `seconds`, which is the watchdog's time limit from then on.
-// The fields of *g before `watch` must be set. listener is rank 0's socket if it is open already,
-// else -1. identity is text that says what a rank runs, and must be the same on every rank. On
-// failure every connected rank gets the reason, which names the ranks that are missing or differ.
+// Connects to the other ranks within `seconds`. This is also the time limit of the watchdog, which
+// runs afterwards. The caller has set the fields of *g before `watch`. listener: rank 0's socket if
+// it is open already, else -1. identity: a text that says what this rank runs; it must be the same
+// on every rank. On failure every connected rank gets the reason, which names the ranks that are
+// missing or differ.
 bool group_open(Group *g, const Rendezvous *rendezvous, int listener, const char *identity,
                 double seconds);
-// Says goodbye to the other ranks, so that they do not treat the end of this rank as a loss. It
-// waits until all ranks have said goodbye.
+// Says goodbye to the other ranks, so that they do not treat the end of this rank as a loss.
+// Returns when all ranks have said goodbye.
 void group_close(Group *g);
 
 // All ranks make the following calls (group_agree to group_text) in the same order, and on
@@ -85,9 +88,9 @@ typedef enum {
 // Reports what the main thread begins to do, and at which step. what: a short text. w may be NULL.
 void watch_beat(Watch *w, int64_t step, Activity activity, const char *what);
 
-// Sets a function that is called at least four times a second in a thread of its own, where it may
-// block. The run ends if it returns false (for NCCL's asynchronous errors). NULL: stops these
-// calls, and waits for one that is under way.
+// Sets a probe (for NCCL's asynchronous errors): a function that a separate thread calls at least
+// four times a second. A call may block. If a call returns false, the run ends. NULL: stops the
+// calls, after waiting for one that is under way.
 typedef bool WatchProbe(void *argument);
 void watch_probe(Watch *w, WatchProbe *probe, void *argument);
 

@@ -18,12 +18,12 @@
 enum {
     NUMBERS = 3,
     DEFAULT_PORT = 29500,
-    // How far the ranks' port is above torchrun's. The distance is even, because Linux prefers
-    // ports of the other parity for outgoing connections, so these may be in use.
+    // How far the ranks' port is above torchrun's. An even distance keeps the port's parity. Linux
+    // prefers ports of the other parity for outgoing connections, so one of those may be in use.
     PAST_AGENT = 2,
 };
 
-// The variables of a launcher. NULL: the launcher has no such variable.
+// The names of the variables that a launcher sets. NULL: it sets no such variable.
 typedef struct {
     const char *name, *rank, *ranks, *local_rank, *local_ranks;
     // the launcher is recognised by this variable; if NULL, by the variable `rank` or `ranks`
@@ -75,7 +75,7 @@ static const char *variable(const char *name) {
     return value != NULL && *value != '\0' ? value : NULL;
 }
 
-// Leaves *value as it is where the variable is not set.
+// Reads a variable into *value, which does not change if the variable is not set.
 static bool read_int(const char *name, int min, int max, int *value) {
     const char *text = variable(name);
     char *end;
@@ -110,7 +110,7 @@ static bool read_rank(Ranks *r, const Launcher *l) {
                 l->rank, l->ranks, l->local_rank);
 }
 
-// Sets host to the first of Slurm's list: to node03-ib for "node[03-05,9]-ib,other".
+// Sets host to the first name in Slurm's list of hosts: for "node[03-05,9]-ib,other" to node03-ib.
 static void take_first(char host[256], const char *list) {
     size_t prefix = strcspn(list, ",[");
     bool bracket = list[prefix] == '[';
@@ -223,8 +223,9 @@ static void ignore_write_signals(void) {
 
 // ---- the launcher -------------------------------------------------------------------------------
 
-// Waits for the ranks, and exits with the status of the first rank that failed. EXIT_LOST_RANK
-// counts only if no rank fails in another way. If none fails, exits with the status of ids[0].
+// Waits for the ranks, and exits with the status of the first rank that failed. A rank that fails
+// with EXIT_LOST_RANK counts only if no rank fails in another way. If none fails, exits with the
+// status of the first rank, ids[0].
 __attribute__((noreturn)) static void await_ranks(const Ranks *r, pid_t *ids,
                                                   const sigset_t *signals) {
     const double GRACE = 1.5; // seconds in which the other ranks may end by themselves

@@ -1,7 +1,7 @@
-// Starts the ranks of a run from one command line, before any of them uses a GPU. The launcher of
-// the processes says in the environment which rank each of them is:
+// Finds out which rank of a run this process is, or starts the ranks (--gpus), before a GPU is
+// used. A launcher, such as torchrun, says in the environment which rank a process is:
 //
-//   started by   variables, and after "the run:" those that identify the run
+//   launcher     its variables; after "the run:" those that identify the run
 //   torchrun     RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE; a user may set these by hand
 //                the run: TORCHELASTIC_RUN_ID
 //   Open MPI     OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE ..._LOCAL_RANK ..._LOCAL_SIZE
@@ -15,16 +15,17 @@
 // TORCHELASTIC_USE_AGENT_STORE is True, torchrun itself listens on that port: the ranks' port is
 // higher by 2, and rank 0 may be on another machine.) MASTER_ADDR may be unset if all ranks are on
 // one machine, and under Slurm, where the step's first host is used. If MASTER_PORT is unset, the
-// port is computed from the variables that identify the run, or is 29500 if none is set. These
-// variables and LLM8_SECRET, which may be any text, are the ranks' token (group.h). Variables that
-// contradict each other are refused; the error names them.
+// port is computed from the variables that identify the run, or is 29500 if none of these is set.
+// The ranks' token (group.h) consists of the variables that identify the run and LLM8_SECRET, which
+// may be any text. Variables that contradict each other are refused; the error names them.
 //
-// With --gpus N, if none of these variables is set, this process is the launcher: it draws a
-// secret, forks N ranks and waits. On several machines, one launcher runs on each, and needs
-// NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT, and uses LLM8_SECRET. A launcher passes the
-// stop_signals on to its ranks. When a rank fails, the launcher says which rank and how, and ends
-// the other ranks; the launcher's exit status is that of the first rank that failed, or 128 plus
-// that rank's signal. If the launcher dies, the kernel kills its ranks.
+// With --gpus N, if no launcher has set its variables, this process is the launcher: it draws a
+// secret, forks N ranks and waits. For a run on several machines, such a launcher is started on
+// each. It then needs NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT, and uses LLM8_SECRET instead
+// of drawing a secret. A launcher passes the stop_signals on to its ranks. When a rank fails, the
+// launcher says which rank and how, and ends the other ranks; the launcher's exit status is that of
+// the first rank that failed, or 128 plus that rank's signal. If the launcher dies, the kernel
+// kills its ranks.
 #pragma once
 
 #include "../model/options.h"
@@ -47,13 +48,15 @@ typedef struct {
 bool ranks_read(Ranks *r, const Options *options);
 
 // Finds this rank's GPU among the `visible` GPUs that the process sees. If the process sees only
-// one GPU, the launcher has chosen this GPU (srun --gpus-per-task 1, CUDA_VISIBLE_DEVICES).
+// one GPU, the launcher has chosen it, and it is this rank's GPU (srun --gpus-per-task 1,
+// CUDA_VISIBLE_DEVICES).
 bool ranks_device(const Group *g, int visible, int *device);
 
-// Starts the ranks if this process is the launcher, where the call does not return. In each rank
-// the call returns when all ranks have connected; if one does not, each rank dies with one line.
-// From then on, ranks other than 0 print only errors. --list-checkpoints, --sample-only and --plan
-// need no other rank and stay one process. With --plan, *group has the number of ranks to plan for.
+// If this process is the launcher, starts the ranks and does not return. In each rank the call
+// returns when all ranks have connected; if one does not connect, each rank dies with one line.
+// From then on, ranks other than 0 print only errors and warnings. --list-checkpoints,
+// --sample-only and --plan need no other rank and stay one process. With --plan, *group has the
+// number of ranks to plan for.
 void launch(Group *group, const Options *options);
 
 // Sets *group in a program that is always one process. Dies if the process is one of several ranks.
