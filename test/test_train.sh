@@ -384,6 +384,8 @@ test_plan_allocates_nothing() {
     # shellcheck disable=SC2086 # words
     expect_status 0 train_gpt "${options[@]}" $fits --plan || return
     ! grep 'What fits' log || fail "it does not fit"
+    expect_said 1 'available: try --micro-batch-size 2, or' train_gpt "${options[@]}" --seq-length 1024 \
+        --micro-batch-size 22 --global-batch-size 22 # which 5 would not divide
     expect_said 1 'available: try a smaller model' train_gpt --model gpt2-124m --data d/x_train.bin
     unset LLM8_TEST_ROOT
 }

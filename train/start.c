@@ -86,6 +86,11 @@ const char *run_say_fit(const Run *run, double memory, PlannedBytes planned, voi
         int *size = options_batch(&o) > 1 ? &o.micro_batch_size : &o.seq_length;
         if (size == &o.seq_length && *size <= SHORTEST) { break; }
         *size /= 2;
+        // the global batch has whole micro-batches of all ranks
+        while (o.micro_batch_size > 1 &&
+               o.global_batch_size % (o.micro_batch_size * run->group.ranks) != 0) {
+            o.micro_batch_size--;
+        }
     }
     const int sizes[2] = {o.micro_batch_size, o.seq_length};
     const int were[2] = {run->options.micro_batch_size, run->options.seq_length};
