@@ -4,6 +4,7 @@ import contextlib
 import errno
 import glob
 import gzip
+import io
 import itertools
 import json
 import os
@@ -19,7 +20,7 @@ import check
 import pyarrow
 import pyarrow.parquet
 from check import call, done, fails, lines, main, read, records, refused, run, write
-from llm8 import sources
+from llm8 import environment, sources
 from llm8.prepare_data import main as prepare_data
 from llm8.rows import read_row
 from shard_tools import byte_documents, listed_documents, manifest, sentences, stream, tokens_of
@@ -423,6 +424,28 @@ def test_several_at_once_make_one():
     assert sorted(os.listdir("race")) == sorted(os.listdir("straight"))
     for name in os.listdir("straight"):
         assert name == "manifest.json" or read(f"race/{name}") == read(f"straight/{name}"), name
+
+
+def test_a_lock_has_one_holder():
+    """Each holder removes the lock's file at its end, at any moment of those who wait for it."""
+    os.makedirs("locked")
+    children = []
+    for _ in range(4):
+        children.append(os.fork())
+        if children[-1]:
+            continue
+        try:
+            with contextlib.redirect_stderr(io.StringIO()):  # that it waits
+                for _ in range(500):
+                    held = environment.lock("locked", "--output", waits=True)
+                    os.close(os.open("locked/one", os.O_CREAT | os.O_EXCL))
+                    os.remove("locked/one")
+                    os.remove("locked/.lock")
+                    os.close(held)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
 
 
 def test_a_file_system_without_locks_is_taken():

@@ -126,8 +126,9 @@ def lock(folder, option, waits=False):
         fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:
         warn(f"{option} {folder}: no lock ({error.strerror}): a second one could write here, too")
-    if os.path.exists(path) and os.path.samestat(os.fstat(file), os.stat(path)):
-        return file
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(file), os.stat(path)):
+            return file
     os.close(file)  # the program that held the lock has removed the file
     return lock(folder, option, waits)
 
