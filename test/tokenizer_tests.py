@@ -529,7 +529,8 @@ def test_documents_end_as_those_who_wrote_the_data_said():
         for start in ((), ("--load", "ends_start/latest")):
             result = run(*tiny, *start, "--data", shard)
             says(result.out, f"shard, {counted:,} of them counted")
-            says(result.err, ("" if between is None else "!") + "warning: --eod-mask-loss: ")
+            says(result.err, ("" if between is None else "!") +
+                 f"warning: --eod-mask-loss: --data {shard}: no token is {end}, which ends")
             if place == 0:
                 says(result.out, f"they begin at token {begin}")
 

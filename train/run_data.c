@@ -49,15 +49,14 @@ static void warn_of_templates(const Run *run, const char *option, const Mixture 
 // ends a document. In conversations the mask leaves the first tokens out.
 static void warn_of_ends(const Run *run, const char *option, const Source *source,
                          const Dataset *data) {
-    const char *tokenizer = run->options.tokenizer;
     bool texts = false;
     for (int i = 0; i < data->num_shards; i++) {
         texts = texts || data->sidecars[i].chat_template == 0;
     }
     if (!data->masks_ends || data->ends > 0 || !texts || run->group.rank > 0) { return; }
-    warn("--eod-mask-loss: --%s %s: no token is %d, with which a document ends%s%s: all targets "
-         "count",
-         option, source->pattern, data->end_of_text, tokenizer[0] != '\0' ? " by " : "", tokenizer);
+    warn("--eod-mask-loss: --%s %s: no token is %d, which ends documents, so all targets count; "
+         "prepare all data with the same --before and --after",
+         option, source->pattern, data->end_of_text);
 }
 
 // Opens the data of --`option`, and warns of cut documents, of several chat templates, and of
