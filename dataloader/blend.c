@@ -3,8 +3,9 @@
 #include <math.h>
 #include <stdlib.h>
 
-// Rounds each weight to a whole number of a period's samples. Returns the largest error, as a share
-// of the period; infinity: the numbers do not add up to the period, or a source gets no sample.
+// Rounds each source's share of a period to a whole number of samples. Returns the largest error,
+// divided by the period; infinity: the numbers do not add up to the period, or a source's exact
+// share is below one sample.
 static double distance(const double *weights, double sum, int count, int period) {
     double worst = 0;
     int64_t parts = 0;

@@ -3,8 +3,9 @@
 //
 // Layout: a token file (loader.h) with magic 20240522; version 1 is llm.c's evaluation format, in
 // uint16; version 2 has uint32 instead. Header [2] is the count of questions, [3] the size of the
-// longest question in bytes, [5] the wording: 0: as in the data set's fields; 1: lm-eval's for
-// HellaSwag. After the header, the questions follow one after another. A question is:
+// longest question in bytes, [5] the wording: 0: that of the data set's fields; 1: that of
+// lm-eval's HellaSwag task. After the header, the questions follow one after another. A question
+// is:
 //   65535; the size of the question in bytes, with that 65535; its index in the set; the index of
 //   the right answer; the number of answers A; the length of the context, and its tokens; then for
 //   each of the A answers its length and its tokens

@@ -102,7 +102,7 @@ bool shard_open(TokenFile *f, const char *path) {
 typedef struct {
     TokenFileKind file;
     const char *ending, *word;
-    int flag_index; // index in the shard's header of a number: 1 if the shard has such a file
+    int flag_index; // index in the shard's header: 1: the shard has such a file
     const char *why;
 } BitFile;
 
@@ -158,7 +158,8 @@ static int64_t modification_time(const TokenFile *f) {
                                       : 0;
 }
 
-// Computes the CRC-32 of a shard, or of 64 parts of it if the shard is larger than 4 MiB.
+// Computes the CRC-32 of a shard, or of 64 parts of it if the shard is larger than 4 MiB. Records
+// the shard's modification time.
 static bool shard_sum(TokenFile *shard, uint32_t *crc) {
     enum { PARTS = 64, PART_BYTES = 1 << 16 };
     int64_t bytes = (int64_t)shard->bytes;
@@ -222,7 +223,7 @@ static bool bit_of(const uint32_t *numbers, int64_t i) {
     return (numbers[i / MASK_BITS] >> i % MASK_BITS & 1) != 0;
 }
 
-// Reads the mask of the last shard, if it has one.
+// Reads the mask of the shard that was added last, if it has one, and adds its CRC-32 to *crc.
 static bool read_mask(Dataset *data, uint32_t *crc) {
     const TokenFile *shard = &data->shards[data->num_shards - 1];
     Sidecar *sidecar = &data->sidecars[data->num_shards - 1];
@@ -247,7 +248,7 @@ static bool identify(Dataset *data, TokenFile *shard) {
     const char *name = path_name(shard->path);
     if (!shard_sum(shard, &shard->crc)) { return false; }
     uint32_t crc = shard->crc;
-    // loader_batch reads its bits
+    // SHARD.starts stays open: loader_batch reads bits of it
     TokenFile *starts = &data->sidecars[data->num_shards - 1].starts;
     if (!read_mask(data, &crc) || !open_bits(starts, &starts_file, shard, &crc)) { return false; }
     size_t used = data->identity != NULL ? strlen(data->identity) : 0;
@@ -261,8 +262,8 @@ static bool identify(Dataset *data, TokenFile *shard) {
 }
 
 // Returns how many of the tokens [begin, begin + n) of the stream count as targets. Sets the others
-// to -1 in targets[n]; targets may be NULL. inputs[n]: for each of these tokens the one before,
-// read only if data->masks_ends.
+// to -1 in targets[n]; targets may be NULL. inputs[n]: the token before each of these tokens; used
+// only with data->masks_ends.
 static int leave_out(const Dataset *data, int64_t begin, int64_t n, const int *inputs,
                      int *targets) {
     int s = 0, counted = 0;

@@ -1,39 +1,42 @@
-// Makes batches of token shards; reads token files, the format of shards and multiple-choice sets.
+// Reads token files (token shards, masks, multiple-choice sets), and makes batches of shards'
+// tokens.
 //
 // A token file, little-endian:
 //   bytes 0..1023   256 int32: [0] the magic number of its kind, [1] version, 1: the numbers are
 //                   uint16, 2: uint32, [2] and [3] counts, [4] the fingerprint of the tokenizer
-//                   (tokenizer.h; 0: not known), the rest 0
+//                   (tokenizer.h; 0: not known); the rest depends on the kind
 //   from byte 1024  the numbers, most of them tokens
 // A token shard has magic 20240520; [2] and [3] are the lower and the upper half of the count of
-// tokens, both unsigned; nothing follows the tokens. llm.c's shards are version 1 with [3] zero.
-// A multiple-choice set is in choices.h.
+// tokens, both unsigned; [5] is 1 if the shard has a mask, [6] is 1 if it has conversations and
+// SHARD.starts. Nothing follows the tokens. llm.c's shards are version 1 with zeros from [3] on. A
+// multiple-choice set is in choices.h.
 //
 // A mask says which of a shard's tokens count as targets. It lies beside the shard as SHARD.mask;
 // without a mask, all tokens count. It is a token file with magic 20261124, always uint16: [2] and
-// [3] are the shard's count of tokens, [4] is the CRC-32 of the shard (as in Dataset.identity), [5]
-// the CRC-32 of the numbers, [6] the length of the windows that documents were packed into, or 0,
-// [7] the CRC-32 of the chat template that wrote the documents, or 0: not known.
-// Number i has a bit for each of the tokens from 16 i on, the lowest bit first; 1: the token
-// counts. Bits past the last token are 0.
+// [3] are the shard's count of tokens, [4] is the CRC-32 of the shard (as shard_sum computes it),
+// [5] the CRC-32 of the mask's numbers, [6] the length of the windows that documents were packed
+// into, or 0, [7] the CRC-32 of the chat template that wrote the documents, or 0 if it is not
+// known. Number i has a bit for each of the tokens 16 i to 16 i + 15, the lowest bit first; 1: the
+// token counts. Bits past the last token are 0.
 //
 // SHARD.starts has the format of a mask, with magic 20261128; a bit is 1 where a document begins.
 // In a shard without SHARD.starts a document begins at each end-of-text token. The first token of a
 // shard always begins a document, and so does the first of a window.
 //
-// A data set is the tokens of its shards, in the order of the shards' names, as one stream. Window
-// w of the stream has the inputs [wT, wT+T) and the targets [wT+1, wT+T+1). So every token is a
-// target in exactly one window, except the first token, and at most T-1 tokens at the end that fill
-// no window. If a shard has a mask, targets that do not count are -1, and windows without any other
-// target are skipped. The last window may then lack its last target, so that a stream of whole
-// windows of T tokens is read completely.
+// A data set is the tokens of its shards, in the order of the shards' names, as one stream. With
+// sequences of T tokens, the inputs of window w are the tokens [wT, wT+T) of this stream, and its
+// targets are [wT+1, wT+T+1). So every token is a target in exactly one window, except the first
+// token, and at most T-1 tokens at the end that fill no window. If a shard has a mask, targets that
+// do not count are -1, and windows in which no target counts are skipped. The last window may then
+// lack its last target, so that a stream of whole windows of T tokens is read completely.
 //
 // A run is an endless sequence of samples, numbered from 0: sample s is in epoch s / windows, and
 // an epoch visits every window once, in an order that depends only on (seed, epoch). So the
-// position of a run is one number, the samples it has consumed. In micro-batch m of a step, rank r
-// of R reads B samples from consumed + (m R + r) B on. So a run can be resumed with another R or B.
-// In a mixture of data sets (mixture.h) the number of a sample also determines its data set
-// (blend.h) and its number in that data set. Each data set has epochs of its own.
+// position of a run is one number: `consumed`, the samples that it has consumed. With micro-batches
+// of B samples on R ranks, rank r reads B samples from consumed + (m R + r) B on in micro-batch m
+// of a step. So a run can be resumed with another R or B. In a mixture of data sets (mixture.h) the
+// number of a sample also determines its data set (blend.h) and its number in that data set. Each
+// data set has epochs of its own.
 #pragma once
 
 #include "../base/io.h"
@@ -44,9 +47,9 @@ BEGIN_C
 enum {
     SHARD_MAGIC = 20240520,
     SHARD_HEADER_BYTES = 1024,
-    SHARD_TOKENIZER = 4,
-    SHARD_MASKED,  // 1: the shard has a mask
-    SHARD_STARTED, // 1: the shard has conversations, and SHARD.starts
+    SHARD_TOKENIZER = 4, // indices in the header of a shard, from here on
+    SHARD_MASKED,        // 1: the shard has a mask
+    SHARD_STARTED,       // 1: the shard has conversations, and SHARD.starts
     MASK_MAGIC = 20261124,
     STARTS_MAGIC = 20261128,
     MASK_SHARD = 4, // indices in the header of a mask or SHARD.starts, from here on
@@ -64,12 +67,12 @@ typedef struct {
     int token_bytes;    // bytes of a number: 2 or 4
     int64_t count;      // numbers in the file
     uint32_t tokenizer; // the tokenizer's fingerprint; 0: not known
-    int64_t changed;    // of a Dataset's shard: its modification time in ns, and its CRC-32
+    int64_t changed;    // only of a Dataset's shards: modification time in ns, and CRC-32
     uint32_t crc;
 } TokenFile;
 
 // A kind of token file, and the words for it in messages: "... not a NAME ...; REMEDY". examples:
-// patterns of the files' names, to suggest to a user; NULL: no option takes files of this kind.
+// patterns that messages suggest for the names of such files; NULL: no option takes such files.
 typedef struct {
     int32_t magic;
     const char *name, *remedy, *examples[2];
@@ -86,10 +89,10 @@ bool token_file_read(const TokenFile *f, int64_t begin, int64_t n, uint32_t *out
 // differs from its header.
 bool shard_open(TokenFile *shard, const char *path);
 
-// Of the shards that a glob pattern matches, finds the first whose header is not 0 at index
-// `index`: a shard with conversations for SHARD_MASKED or SHARD_STARTED; any shard for 0, the index
-// of the magic number. The shard is closed. Returns false if no shard fits, or if a shard before it
-// cannot be read.
+// Finds the first shard with header[index] != 0 among those that match a glob pattern. index:
+// SHARD_MASKED or SHARD_STARTED for a shard with a mask or with SHARD.starts; 0, the index of the
+// magic number, for any shard. *shard is closed again. Returns false if there is no such shard, or
+// if a shard cannot be read before one is found.
 bool shards_find(const char *pattern, int index, TokenFile *shard);
 
 // Makes the header of a shard, in which the fingerprint of the tokenizer is 0.
@@ -99,7 +102,7 @@ void shard_header(int32_t header[SHARD_HEADER_BYTES / 4], int token_bytes, int64
 bool token_files_find(glob_t *found, const char *pattern, TokenFileKind kind);
 
 // The files beside a shard (sidecars). If a shard with conversations has no SHARD.starts, it is not
-// known where they begin, because a turn may end with an end-of-text token, too.
+// known where the conversations begin, because a turn may end with an end-of-text token, too.
 typedef struct {
     uint32_t *mask; // the numbers of SHARD.mask; NULL: all tokens count
     // CRC-32 of the chat template, from the mask; not 0: the shard has conversations
@@ -121,10 +124,11 @@ typedef struct {
     int64_t targets;            // targets that count in an epoch
     int64_t ends;               // with masks_ends: end-of-text tokens in windows
     MaskedWindow *with_targets; // [windows] the windows in which targets count; NULL: all windows
-    // the length of windows into which documents were packed, if our windows cut documents; else 0
+    // the length of the windows that documents were packed into (from a mask), if windows of
+    // seq_length cut such documents; else 0
     int cuts;
     int seq_length, vocab;
-    int end_of_text; // the end-of-text token; -1: not known
+    int end_of_text; // the token that ends a document in the data; -1: not known
     bool masks_ends; // a target right after an end-of-text token does not count
     char *identity;  // a line for each shard: "CRC-32 NAME", with ? for control characters; the
                      // CRC-32 also covers the shard's mask and SHARD.starts
@@ -162,8 +166,8 @@ int64_t loader_targets(const Loader *loader, int64_t sample, int64_t count);
 // Reads `count` samples from `sample` on into inputs and targets [count,T]. Samples from `end` on
 // (INT64_MAX: there is no end) get inputs 0 and targets -1, which the loss ignores, and are one
 // document. starts [count,T]: for each token, the index in the window at which its document begins;
-// NULL: not wanted. Refuses a token outside the vocabulary, and says where it is; and a shard that
-// was overwritten since it was opened.
+// NULL: not wanted. Refuses a token outside the vocabulary (the error says where it is) and a shard
+// that was overwritten after it was opened.
 bool loader_batch(const Loader *loader, int64_t sample, int count, int64_t end, int *inputs,
                   int *targets, int *starts);
 

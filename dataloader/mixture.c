@@ -7,7 +7,7 @@
 
 #define BLANKS " \t\n"
 
-// Whether a word of n characters is a number, as a weight is.
+// Whether a word of n characters is a number, and therefore a weight.
 static bool is_weight(const char *word, size_t n) {
     char text[64], *end;
     if (n == 0 || n >= sizeof(text) || strspn(word, "0123456789.eE+-") < n) { return false; }

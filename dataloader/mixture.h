@@ -1,9 +1,10 @@
 // Several data sets in one run, by weights: "0.7 web/*.bin 0.3 code/*.bin" (Megatron-LM's blend).
 //
-// The text of a mixture has words between blanks. A word that is a number is the weight of the
-// pattern after it; a pattern may be several words. A backslash keeps a blank, as in code\ 2/x.bin,
-// from ending a word. A text that does not begin with a weight and a blank is a single pattern, and
-// so is a text that matches files as it stands. The mixture then has one source.
+// The text of a mixture consists of words that blanks separate. A word that is a number is the
+// weight of the pattern after it; a pattern may be several words. A backslash keeps a blank, as in
+// code\ 2/x.bin, from ending a word. A text that does not begin with a weight and a blank is a
+// single pattern, and so is a text that matches files as it stands. The mixture then has one
+// source.
 //
 // Samples are drawn from the sources by blend.h; each source is shuffled and repeated by itself. An
 // epoch of the mixture is as many samples as all sources have windows together.
@@ -30,7 +31,7 @@ typedef struct {
     // sums over all sources
     int num_shards;
     int64_t tokens, windows, targets;
-    bool masked;    // a source has masks
+    bool masked;    // a source has masks, or was opened with masks_ends
     char *identity; // each source's identity, after a line with its share if there are several
 } Mixture;
 

@@ -1,8 +1,9 @@
 // Makes token shards from text files, without Python:
 // ./tokenize --output-prefix data/mine notes.txt book.txt
-// writes data/mine_train.bin, data/mine_val.bin and data/mine_tokenizer.bin. Each text file becomes
-// a document: an end-of-text token, then the text; the last part of each text goes to the
-// validation shard. The tokens are bytes, or those of --tokenizer, which must say how text is cut.
+// writes data/mine_train.bin, data/mine_val.bin and data/mine_tokenizer.bin. The first part of each
+// text file becomes a document of the training shard, the last part one of the validation shard. A
+// document is a begin-of-text token (by default the end-of-text token) and then the text. The
+// tokens are bytes, or those of --tokenizer, which must say how text is cut.
 #include "loader.h"
 #include "tokenizer.h"
 
@@ -176,7 +177,7 @@ static size_t next_line(const Text *text, size_t at, size_t end) {
         const char *line = memchr(piece, '\n', n);
         if (line != NULL) { return from + (size_t)(line + 1 - piece); }
     }
-    size_t n = text->bytes - at < 3 ? text->bytes - at : 3, rest = 0; // bytes of a cut character
+    size_t n = text->bytes - at < 3 ? text->bytes - at : 3, rest = 0; // rest of a cut character
     read_text(text, piece, n, at);
     while (rest < n && (piece[rest] & 0xc0) == 0x80) { rest++; }
     return at + rest;
@@ -184,7 +185,7 @@ static size_t next_line(const Text *text, size_t at, size_t end) {
 
 static void tokenize_file(const char *path, Output *train, Output *valid) {
     Text text = open_text(path);
-    // the validation text starts with a whole line, unless less than half of the text would be left
+    // the validation text starts with a whole line, unless this would leave less than half of it
     size_t split = text.bytes - (size_t)((double)text.bytes * valid_fraction);
     split = next_line(&text, split, split + (text.bytes - split) / 2);
     put_text(train, &text, 0, split);
@@ -209,7 +210,8 @@ static void open_tokenizer(const char *path, const char *given) {
     if (given == NULL && !tokenizer_write_bytes(path)) { die("%s", error_text()); }
     if (!tokenizer_open(&tokenizer, from)) { die("--tokenizer %s", error_text()); }
     if (!encoder_open(&encoder, &tokenizer)) { die("--tokenizer %s: %s", from, error_text()); }
-    // the file beside the shards says what ends a document in them: the next document's beginning
+    // in the tokenizer's file beside the shards, the token that ends a document ([7] in
+    // tokenizer.h) is the token with which the next document begins ([6])
     memcpy(tokenizer.data + 7 * sizeof(int32_t), tokenizer.data + 6 * sizeof(int32_t),
            sizeof(int32_t));
     if (given != NULL && !file_replace(path, tokenizer.data, tokenizer.bytes)) {
@@ -279,7 +281,7 @@ int main(int argc, char **argv) {
     for (int i = optind; i < argc; i++) { tokenize_file(argv[i], train, valid); }
     close_output(train);
     close_output(valid);
-    // an old validation shard never stays beside the new training shard
+    // an older validation shard must not stay beside the new training shard
     bool older = remove(valid->path) == 0;
     if (older && valid->tokens == 0) { printf("%s: of earlier texts, deleted\n", valid->path); }
     publish_output(train);

@@ -8,7 +8,7 @@
 #include <zlib.h>
 
 enum { HEADER_INTS = 256, CODE_POINTS = 0x110000 };
-#define END_OF_TEXT "<|endoftext|>" // what the tokenizer of bytes calls the end of text
+#define END_OF_TEXT "<|endoftext|>" // the name of the byte tokenizer's end-of-text token
 
 // ---- ids to bytes -------------------------------------------------------------------------------
 
@@ -309,7 +309,8 @@ static size_t contraction_length(const unsigned char *p, const unsigned char *en
     return 0;
 }
 
-// \s+(?!\S)|\s+ : the last character of white space goes to the word after it.
+// Returns the end of white space, by \s+(?!\S)|\s+ : its last character is left to the next word,
+// unless there is no next word or no other white space.
 static const unsigned char *end_of_space(const Encoder *e, const unsigned char *p,
                                          const unsigned char *end) {
     const unsigned char *at = skip_class(e, p, end, CLASS_SPACE, INT64_MAX), *last = at - 1;
@@ -354,8 +355,8 @@ static const unsigned char *llama3_word(const Encoder *e, const unsigned char *p
     return line > p ? line : end_of_space(e, p, end);
 }
 
-// Returns the end of the text before the next number character, which is cut as if it stood alone.
-// A number character is such a piece by itself.
+// Returns the end of the piece at p. Each number character is a piece, and so is the text up to the
+// next number character. Each piece is cut into words as if it were the whole text.
 static const unsigned char *end_of_piece(const Encoder *e, const unsigned char *p,
                                          const unsigned char *end) {
     const unsigned char *begin = p;

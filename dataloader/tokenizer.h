@@ -1,6 +1,7 @@
-// Decodes token ids to bytes, and encodes text to ids, with a tokenizer.bin. Its tokens are bytes,
-// or those of a byte-pair encoding that cuts text as GPT-2 or Llama 3 do (tiktoken's r50k_base and
-// cl100k_base), or as these do but with each digit alone (SmolLM, Qwen).
+// Decodes token ids to bytes, and encodes text to ids, with a tokenizer.bin. Its tokens are single
+// bytes, or those of a byte-pair encoding. This encoding first cuts text into words as GPT-2 or
+// Llama 3 do (tiktoken's r50k_base and cl100k_base), or as these do except that each digit is a
+// word (SmolLM, Qwen).
 //
 // The format is llm.c's tokenizer.bin. llm.c ignores the fields and bytes that only an encoder
 // needs. All numbers are little-endian. A file has four sections:
@@ -13,11 +14,11 @@
 //   [5] the number of character ranges
 //   [6] 1 + the token that a text begins with, or 0 if that is the end-of-text token
 //   [7] 1 + the token that ends a document in the data beside the file, or 0 if that is the
-//       end-of-text token. The end of text of a chat model's tokenizer ends a turn.
+//       end-of-text token. In a chat model's tokenizer the end-of-text token ends a turn.
 //   [8] the number of added tokens
 // - The tokens in the order of their ids: a byte with the length, then the bytes. Of a token of 255
-//   or more bytes, the first 255 are stored. Special tokens stand for no text and have length 0,
-//   except the end of text.
+//   or more bytes, the first 255 are stored. Special tokens stand for no text and have length 0;
+//   only the end-of-text token has its name here.
 // - The character ranges, each 3 uint32: first code point, last code point, CharacterClass. If the
 //   tokenizer normalizes text to Unicode's NFC, CLASS_UNSTABLE is added to the class of characters
 //   that NFC may change.
@@ -113,12 +114,13 @@ typedef struct {
     size_t heap_count;
 } Encoder;
 
-// Refuses a tokenizer that does not say how text is cut, or that lacks a token for some byte.
+// Refuses a tokenizer that does not say how text is cut, that has a token longer than
+// LONGEST_TOKEN, or that lacks a token for some byte.
 bool encoder_open(Encoder *e, const Tokenizer *tokenizer);
 void encoder_close(Encoder *e);
 
 // Writes the tokens of a text, without an end of text. Returns how many: at most one for each byte.
-// Returns -1, with error_text(), if the text has an unstable character.
+// Returns -1, with error_text(), if the text has an unstable character (CLASS_UNSTABLE).
 int64_t encoder_encode(Encoder *e, const unsigned char *text, size_t bytes, int *tokens);
 
 END_C

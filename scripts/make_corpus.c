@@ -1,6 +1,6 @@
 // Writes the corpus of the quick start: plain English about one village. The text is made from a
-// grammar, so that the repository contains no text of others. For one seed it is the same on every
-// machine.
+// grammar, so that the repository contains no text of others. The same seed gives the same text on
+// every machine.
 //
 //   ./make_corpus --bytes 1500000 --seed 1 > corpus.txt
 //
@@ -43,10 +43,10 @@ static struct {
     Scene scenes[SCENES];
 } grammar;
 
-// A scene whose marks are being expanded.
+// A scene whose marks ($name, [sum], (choice)) are being expanded.
 typedef struct {
     uint64_t key;    // key of its random numbers
-    int splices;     // how many marks ($name, [sum], (choice)) of the text were replaced so far
+    int splices;     // how many replacements were made in `text` so far
     char text[TEXT]; // begins with a newline, which is not printed
 } Story;
 
@@ -145,8 +145,8 @@ static const char *find(const char *column, const char *word) {
 }
 
 // ---- texts --------------------------------------------------------------------------------------
-// Marks are expanded in place, from left to right. A mark is replaced by its text, in which the
-// marks are expanded next. The text to the left of `at` is complete.
+// Marks are expanded in place, from left to right. A mark is replaced by its text; then the marks
+// in this text are expanded. The text to the left of `at` is complete.
 
 static void splice(Story *s, char *at, const char *end, const char *text) {
     size_t n = strlen(text), rest = strlen(end) + 1;
