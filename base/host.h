@@ -10,8 +10,7 @@ BEGIN_C
 // no limit. root: ""; in a test, a folder that is read in place of /.
 double cgroup_cores(const char *root);
 
-// Returns how many cores this process may use by its affinity and its container's quota, at least
-// 1.
+// Returns how many cores this process's affinity and its container's quota allow, at least 1.
 int host_cores(const char *root);
 
 // Returns how many bytes of memory this process can still allocate within the limits of the machine

@@ -51,7 +51,7 @@ Lock file_lock(int file, bool take);
 // Returns the content of a file, which the caller frees; NULL: it cannot be read.
 char *file_read(const char *path, size_t *bytes);
 
-// Replaces a file in one step: the new one is written beside it, synced, and renamed.
+// Replaces a file in one step: the new file is written beside it, synced, and renamed.
 bool file_replace(const char *path, const void *data, size_t bytes);
 
 bool folder_make(const char *path); // makes missing parents too; the folder may exist already

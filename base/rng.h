@@ -1,8 +1,8 @@
 // Counter-based random numbers: a value is a function of (key, counter). There is no state to save,
 // and the values do not depend on the order of the calls or on threads.
 //
-// The mixer is splitmix64's finalizer (Steele, Lea and Flood, "Fast splittable pseudorandom number
-// generators", 2014), applied once to the key and once to key and counter together.
+// rng_mix is splitmix64's finalizer (Steele, Lea and Flood, "Fast splittable pseudorandom number
+// generators", 2014). rng_bits applies it first to the key, then to key and counter together.
 #pragma once
 
 #include "common.h"

@@ -84,7 +84,7 @@ typedef struct {
     int64_t skipped, skipped_in_row;
     double loss, valid_loss;  // valid_loss: with the weights after this step; NaN: not evaluated
     double best_valid_loss;   // the lowest on the present validation data; NaN: none yet
-    double level, best_level; // level: the loss averaged over steps; best_level: the lowest level
+    double level, best_level; // moving average of the training loss, and the lowest so far
     // the step of the newest checkpoint that is known to be good, because its validation loss or
     // the training loss of a later step was usual (is_usual in train/save_folder.h); -1: none
     int64_t last_good; // "proven" in meta.json
@@ -275,7 +275,7 @@ bool checkpoint_read(const Checkpoint *c, int array, int64_t begin, int64_t end,
 // run uses delayed scaling. The values of a slot in slots[] and history[] stay as they are if its
 // format, its margin or the history's length differs from the checkpoint's. The values of a
 // gradient dY also stay if the number of tokens in a step differs, because dY is inversely
-// proportional to it.
+// proportional to this number.
 bool checkpoint_read_scaling(const Checkpoint *c, const Precision *precision, Fp8Scale *slots,
                              float *history);
 

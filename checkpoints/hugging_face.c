@@ -295,7 +295,7 @@ static const struct {
     {TOP, 0, "vocab-size", "vocab_size", "vocab_size", NAN, NAN},
     {TOP, 0, "norm-epsilon", "layer_norm_epsilon", "rms_norm_eps", 1e-5, 1e-6},
     {TOP, 0, "init-method-std", "initializer_range", "initializer_range", 0.02, 0.02},
-    // Gemma 2 has this key; transformers applies no cap in the families that we support
+    // this key is Gemma 2's; in the families that we support, transformers ignores it
     {TOP, 0, "logit-softcap", "final_logit_softcapping", "final_logit_softcapping", 0, 0},
     {TOP | ROPE, 0, "rope-theta", NULL, "rope_theta", 1e4, 1e4},
     {ROPE, ROPE_LINEAR, "rope-scaling-factor", NULL, "factor", NAN, NAN},
@@ -563,7 +563,7 @@ static bool read_rope(const cJSON *rope, int family, Options *o) {
     return true;
 }
 
-// Whether a value equals the one that a JSON text describes.
+// Whether a value equals the value of a JSON text.
 static bool is_value(const cJSON *item, const char *text) {
     cJSON *value = cJSON_Parse(text);
     bool same = cJSON_Compare(item, value, true);
@@ -639,7 +639,7 @@ static bool fail_family(const cJSON *json, const char *type) {
 }
 
 static bool read_config(const cJSON *json, Options *o) {
-    enum { LONGEST_SEQUENCE = 8192 }; // the most for the default of --seq-length, in tokens
+    enum { LONGEST_SEQUENCE = 8192 }; // the largest default of --seq-length
     enum { QWEN3_HEAD = 128 };        // Qwen3's head size if head_dim is missing
     const cJSON *items[KEYS] = {NULL}, *type = NULL;
     if (!take(json, "model_type", JSON_ANY, &type)) { return false; }

@@ -449,7 +449,8 @@ int64_t checkpoint_best(const char *save) {
     return readable ? best : STEP_UNREADABLE;
 }
 
-// Sets `was` to the checkpoint's options that a run inherits (option_is_inherited).
+// Sets `was` to the checkpoint's options that a run inherits (option_is_inherited). continues: the
+// run's options if it continues the checkpoint's run, else NULL.
 static bool take_options(const Checkpoint *c, const Options *continues, Options *was) {
     char path[PATH_LENGTH];
     bool ok = true, given[OPTIONS_MAX] = {false};

@@ -344,8 +344,8 @@ static void read_holder(int file, char text[HOLDER]) {
     text[length > 0 ? length : 0] = '\0';
 }
 
-// Waits up to --lock-timeout until no other process holds the lock of an open .lock. take: then
-// takes the lock.
+// Waits up to --lock-timeout until no other process holds the lock of `file`, an open .lock. With
+// `take`, takes the lock then.
 static bool await_lock(const Options *o, int file, bool take) {
     char holder[HOLDER];
     double until = wall_seconds() + o->lock_timeout;

@@ -10,8 +10,8 @@
 //   the right answer; the number of answers A; the length of the context, and its tokens; then for
 //   each of the A answers its length and its tokens
 //
-// choices_open refuses a file of another kind or version; lengths that do not add up to the file's;
-// a question without context, answers or right answer; an empty answer; a token not in the
+// choices_open refuses a file of another kind or version; lengths that do not add up to the file's
+// length; a question without context, answers or right answer; an empty answer; a token not in the
 // vocabulary.
 #pragma once
 

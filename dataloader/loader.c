@@ -200,8 +200,8 @@ static bool bits_fit(const TokenFile *f, const char *word, const TokenFile *shar
             fail("%s: not what its checksum says; it is damaged", f->path));
 }
 
-// Opens a file of bits beside a shard, and adds its CRC-32 to *crc. bits->file is -1 if there is no
-// such file.
+// Opens a file of bits beside a shard, and extends *crc by the CRC-32 of the file's numbers.
+// bits->file is -1 if there is no such file.
 static bool open_bits(TokenFile *bits, const BitFile *kind, const TokenFile *shard, uint32_t *crc) {
     char path[PATH_LENGTH];
     path_format(path, "%s%s", shard->path, kind->ending);
@@ -223,7 +223,7 @@ static bool bit_of(const uint32_t *numbers, int64_t i) {
     return (numbers[i / MASK_BITS] >> i % MASK_BITS & 1) != 0;
 }
 
-// Reads the mask of the shard that was added last, if it has one, and adds its CRC-32 to *crc.
+// Reads the mask of the shard that was added last, if it has one, and extends *crc (open_bits).
 static bool read_mask(Dataset *data, uint32_t *crc) {
     const TokenFile *shard = &data->shards[data->num_shards - 1];
     Sidecar *sidecar = &data->sidecars[data->num_shards - 1];
@@ -278,8 +278,8 @@ static int leave_out(const Dataset *data, int64_t begin, int64_t n, const int *i
     return counted;
 }
 
-// Returns the number of targets of the window at `begin`. The last window of the stream may lack
-// one.
+// Returns the number of targets of the window at `begin`. The last window of the stream may have
+// one less.
 static int64_t targets_after(const Dataset *data, int64_t begin) {
     return min64(data->seq_length, data->tokens - begin - 1);
 }

@@ -122,7 +122,7 @@ typedef struct {
     Sidecar *sidecars;          // [num_shards]
     int64_t tokens, windows;    // windows: how many an epoch has
     int64_t targets;            // targets that count in an epoch
-    int64_t ends;               // with masks_ends: end-of-text tokens in windows
+    int64_t ends;               // with masks_ends: number of end-of-text tokens in all windows
     MaskedWindow *with_targets; // [windows] the windows in which targets count; NULL: all windows
     // the length of the windows that documents were packed into (from a mask), if windows of
     // seq_length cut such documents; else 0

@@ -76,7 +76,7 @@ bool group_agree(const Group *g, Channel channel, bool ok);
 // `all` [ranks * bytes] on rank 0.
 void group_broadcast(const Group *g, Channel channel, void *data, size_t bytes);
 void group_gather(const Group *g, Channel channel, const void *mine, size_t bytes, void *all);
-// Returns rank 0's text on all ranks, on the main channel; the caller frees it.
+// Returns rank 0's text on all ranks, over the main channel; the caller frees it.
 char *group_text(const Group *g, const char *mine);
 
 typedef enum {

@@ -320,7 +320,7 @@ static char *list_identity(const Options *o) {
     }
     fprintf(file, "program llm8.c %s, %zu bytes, checksum %08x\n", LLM8_VERSION, size, crc);
     EACH_OPTION (row) {
-        // a derived path is that of the tokenizer, which may differ between ranks: later all ranks
+        // a derived path is the tokenizer's. It may differ between ranks, because all ranks later
         // read the tokenizer of rank 0's checkpoint (checkpoint_share)
         bool shared = o->source[row - option_table] == SOURCE_DERIVED && row->type == OPTION_STRING;
         if (row->effect != EFFECT_ACTION && !shared) {
