@@ -259,7 +259,7 @@ readme: train_gpt scripts
 # its C; test_comm with train/gpu/comm.c as it is
 COMM_ON_STANDIN := train/gpu/comm.c kernels/nccl.c kernels/gpu.c test/standin/cuda_runtime.c
 GEMM_ON_STANDIN := kernels/gemm.c kernels/gpu.c \
-                   $(addprefix test/standin/,products.c values.c cuda_runtime.c)
+                   $(addprefix test/standin/,matmuls.c values.c cuda_runtime.c)
 GPU_ON_STANDIN := $(filter-out kernels/attention%,$(GPU_C)) \
                   $(filter-out %/nccl.c %/driver.c,$(wildcard test/standin/*.c))
 # variables that nobody has set hold 0xfe, never by luck 0 (gcc 12, clang 8)
@@ -313,8 +313,8 @@ $(BUILD)/plain/emulated/%.cu.o: %.cu $(BUILD)/c.flags
 	$(CXX) $(CFLAGS) $(NATIVE) $(EMULATED_CXX) -c $< -o $@
 $(BUILD)/plain/emulated_attention: $(addprefix $(BUILD)/plain/emulated/kernels/attention,_queries.cu.o \
                                            64_backward.cu.o 128_keys.cu.o)
-$(BUILD)/plain/emulated_fused: $(BUILD)/plain/emulated/kernels/fused_product.cu.o \
-                               $(BUILD)/plain/emulated/kernels/wide_product.cu.o
+$(BUILD)/plain/emulated_fused: $(BUILD)/plain/emulated/kernels/fused_matmul.cu.o \
+                               $(BUILD)/plain/emulated/kernels/wide_matmul.cu.o
 $(BUILD)/plain/emulated_%: $(BUILD)/plain/emulated/test/emulated/%.cu.o $(call standin_objects,plain)
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS) $(FAULT_HOOKS) -lstdc++
 

@@ -343,10 +343,10 @@ static Rotary rotary_of(const Block *b, int B, int T) {
 static void qkv_forward(Trainer *t, const Block *b, Operand x, int B, int T, Pass pass) {
     const Rotary rotary = rotary_of(b, B, T);
     const bool runs = linear_runs(&b->qkv, pass);
-    if (b->product_rotates && pass_trains(pass)) {
+    if (b->matmul_rotates && pass_trains(pass)) {
         if (!runs) { return; }
-        Gemm g = linear_product(&t->gpu, &b->qkv, b->rotated, &x, B * T, pass);
-        gpu_product_rope(&t->gpu, g, rotary);
+        Gemm g = linear_matmul(&t->gpu, &b->qkv, b->rotated, &x, B * T, pass);
+        gpu_matmul_rope(&t->gpu, g, rotary);
         return;
     }
     linear_forward(&t->gpu, &b->qkv, b->qkv_out, x, NULL, B * T, pass);
@@ -361,10 +361,10 @@ static Operand fc1_forward(Trainer *t, const Block *b, Operand x, int M, Pass pa
     const bool llama = t->run.config.arch == ARCH_LLAMA;
     const int F = b->fc2.C;
     Operand out = linear_input(&b->fc2, pass);
-    if (b->product_activates && pass_trains(pass) && linear_runs(&b->fc1, pass)) {
-        Gemm g = linear_product(gpu, &b->fc1, b->fc1_out, &x, M, pass);
+    if (b->matmul_activates && pass_trains(pass) && linear_runs(&b->fc1, pass)) {
+        Gemm g = linear_matmul(gpu, &b->fc1, b->fc1_out, &x, M, pass);
         g.bias = b->gelu_bias;
-        (llama ? gpu_product_swiglu : gpu_product_gelu)(gpu, g, out);
+        (llama ? gpu_matmul_swiglu : gpu_matmul_gelu)(gpu, g, out);
         return out;
     }
     linear_forward(gpu, &b->fc1, b->fc1_out, x, NULL, M, pass);
@@ -400,25 +400,25 @@ static void block_forward(Trainer *t, const Block *b, Bf16 *out, int B, int T, P
 static void fc2_backward(Trainer *t, const Block *b, int M, bool accumulate) {
     Gpu *gpu = &t->gpu;
     const bool llama = t->run.config.arch == ARCH_LLAMA;
-    const bool in_fp8 = b->product_derives && b->gelu_bias != NULL;
+    const bool in_fp8 = b->matmul_derives && b->gelu_bias != NULL;
     const Gradient sums = gradient_into(b->fc1.dbias, accumulate);
     const Scratch scratch = t->net.partial_sums;
     const Operand dy = b->fc1.dy;
     const int F = b->fc2.C;
     Bf16 *d_activated = t->net.d_activated;
     Gemm g = linear_input_gradient(&b->fc2, d_activated, M);
-    if (b->product_derives) { g.aux = b->fc1_out; }
+    if (b->matmul_derives) { g.aux = b->fc1_out; }
     if (in_fp8) {
         g.bias = b->gelu_bias;
-        gpu_product_gelu_backward(gpu, g, dy, sums, scratch);
+        gpu_matmul_gelu_backward(gpu, g, dy, sums, scratch);
     } else {
-        g.epilogue = b->product_derives ? EPILOGUE_DGELU : EPILOGUE_NONE;
+        g.epilogue = b->matmul_derives ? EPILOGUE_DGELU : EPILOGUE_NONE;
         gemm(gpu, g);
     }
     linear_weight_gradient(gpu, &b->fc2, b->fc2.x, M, accumulate);
     if (llama) {
         gpu_swiglu_backward(gpu, dy, d_activated, b->fc1_out, M, F);
-    } else if (!b->product_derives) {
+    } else if (!b->matmul_derives) {
         gpu_gelu_backward(gpu, dy, sums, d_activated, b->fc1_out, b->gelu_bias, scratch, M, F);
     } else if (!in_fp8) {
         gpu_quantize(gpu, dy, sums, scratch, M, F);
@@ -481,7 +481,7 @@ static void model_forward(Trainer *t, int B, int T, Pass pass) {
 }
 
 // Computes the logits of `rows` rows of the final norm's output, from row number `row` on, and
-// max_sums (gpu_product_max_sums) unless max_sums.data is NULL. Returns these rows in the format
+// max_sums (gpu_matmul_max_sums) unless max_sums.data is NULL. Returns these rows in the format
 // that the LM head reads.
 static Operand head_forward(Trainer *t, int row, int rows, Scratch max_sums, Pass pass) {
     const LinearLayer *head = &t->net.head;
@@ -491,8 +491,8 @@ static Operand head_forward(Trainer *t, int row, int rows, Scratch max_sums, Pas
     if (x.scaling == SCALE_CURRENT) { x.writes_amax = false; }
     gpu_quantize(&t->gpu, x, no_sums, t->net.partial_sums, rows, head->C);
     if (max_sums.data != NULL) {
-        Gemm g = linear_product(&t->gpu, head, head->dy.bf16, &x, rows, pass);
-        gpu_product_max_sums(&t->gpu, g, max_sums, t->run.config.vocab);
+        Gemm g = linear_matmul(&t->gpu, head, head->dy.bf16, &x, rows, pass);
+        gpu_matmul_max_sums(&t->gpu, g, max_sums, t->run.config.vocab);
     } else {
         linear_forward(&t->gpu, head, head->dy.bf16, x, NULL, rows, pass);
     }

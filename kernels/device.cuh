@@ -287,10 +287,10 @@ static inline int divide_up(int64_t a, int64_t b) {
 // ---- sums over rows: partial sums, then a second launch ----
 
 enum {
-    PARTIALS = 264,   // two thread blocks on each SM of an H200
-    ROW_LANES = 8,    // rows that a block of column_sums_kernel reads at a time
-    TILE_ROWS = 128,  // rows of a tile of quantize.cuh
-    PRODUCT_ROWS = 64 // rows of one partial sum of fused_product.cu
+    PARTIALS = 264,  // two thread blocks on each SM of an H200
+    ROW_LANES = 8,   // rows that a block of column_sums_kernel reads at a time
+    TILE_ROWS = 128, // rows of a tile of quantize.cuh
+    MATMUL_ROWS = 64 // rows of one partial sum of fused_matmul.cu
 };
 
 // Up to three kinds of partial sums, [kind][count][columns]. For each kind, sum_partials adds up

@@ -47,7 +47,7 @@ typedef struct {
     const float *scale_a, *scale_b;
     Scaling scaling_a, scaling_b;
     bool fast_accumulation; // FP8 with one scale a tensor: keep partial sums in the tensor cores
-    GpuFamily family;       // FAMILY_PRODUCTS unless it is set
+    GpuFamily family;       // FAMILY_MATMULS unless it is set
 } Gemm;
 
 // Returns a product of BF16 into BF16, without transposition, addition or epilogue.

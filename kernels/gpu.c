@@ -144,7 +144,7 @@ void gpu_profile_begin(Gpu *gpu) {
 
 void gpu_profile_end(Gpu *gpu, double ms[FAMILY_COUNT]) {
     GpuProfile *p = gpu->profile;
-    record_family(gpu, FAMILY_PRODUCTS); // ends the last family's time; no kernel follows
+    record_family(gpu, FAMILY_MATMULS); // ends the last family's time; no kernel follows
     add_up(p, p->count - 1);
     CUDA_CHECK(cudaEventDestroy(p->events[0]));
     memcpy(ms, p->ms, sizeof(p->ms));

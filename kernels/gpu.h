@@ -30,8 +30,8 @@ static inline int gpu_type_bytes(GpuType type) {
 // The kernel families among which profiling divides a step's time. While profiling, an event is
 // recorded at each change of family.
 typedef enum {
-    FAMILY_PRODUCTS,
-    FAMILY_HEAD_PRODUCTS,
+    FAMILY_MATMULS,
+    FAMILY_HEAD_MATMULS,
     FAMILY_ATTENTION,
     FAMILY_NORMS,
     FAMILY_ACTIVATIONS, // also RoPE and bias gradients

@@ -452,7 +452,7 @@ static inline CUtensorMap tensor_map(const void *data, CUtensorMapDataType type,
 
 // map_like_rows and map_like_columns make maps of codes [rows,columns], with boxes of `box` rows of
 // `row` bytes. They permute a box's rows so that a thread has 2 adjacent rows and 4 adjacent
-// columns of the product (fused_product.cu).
+// columns of the product (fused_matmul.cu).
 // In map_like_rows, row 16 i + 2 g + p of the tensor becomes WGMMA's row 16 i + 8 p + g. The map's
 // dimensions are column, g, p, block of 16 rows.
 static inline CUtensorMap map_like_rows(const uint8_t *x, int64_t rows, int64_t columns, int row,
@@ -541,13 +541,12 @@ static inline void check_fused_operands(const char *name, const Gpu *gpu, const 
     }
     if (!plain) { die("%s: a pointer is missing, or more than a product is requested", name); }
     gemm_check_apart(&g, "d", g.d, (int64_t)g.m * g.n * (int64_t)sizeof(Bf16));
-    if (!gpu_has_fused_products(gpu)) { die("%s: this device has none", name); }
+    if (!gpu_has_fused_matmuls(gpu)) { die("%s: this device has none", name); }
 }
 
 // Checks a product whose result is written to `out` [M,N] as codes of A's type.
-static inline void check_fused_product(const char *name, const Gpu *gpu, const Gemm &g,
-                                       Operand *out, int N,
-                                       std::initializer_list<const void *> needed) {
+static inline void check_fused_matmul(const char *name, const Gpu *gpu, const Gemm &g, Operand *out,
+                                      int N, std::initializer_list<const void *> needed) {
     const int64_t count = (int64_t)g.m * N;
     check_operand(name, out, g.m, N);
     check_fused_operands(name, gpu, g, gpu_fp8_type(out->type), needed);

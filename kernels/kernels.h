@@ -169,23 +169,23 @@ void gpu_swiglu_forward(Gpu *gpu, Operand out, const Bf16 *x, int M, int F);
 // dx [M,2F]; dx.bf16 may be x.
 void gpu_swiglu_backward(Gpu *gpu, Operand dx, const Bf16 *dout, const Bf16 *x, int M, int F);
 
-// ---- fused_product.cu ----
+// ---- fused_matmul.cu ----
 // FP8 matrix products with an activation in their epilogue. The activation's output is a fused
 // Operand with SCALE_DELAYED: it is written only in FP8. Values are rounded as if gemm() and then
-// the activation's kernel computed them. M, N and K are multiples of 16. gpu_has_fused_products
+// the activation's kernel computed them. M, N and K are multiples of 16. gpu_has_fused_matmuls
 // returns whether this driver and this build can run them on this GPU, which must have compute
 // capability 9.0.
-bool gpu_has_fused_products(const Gpu *gpu);
+bool gpu_has_fused_matmuls(const Gpu *gpu);
 // For GPT-2: fc1's forward product with GELU, and fc2's input gradient with GELU's derivative.
 
 // The largest K of these products. For larger K, a panel of B does not fit in shared memory, and
 // gemm() with a separate activation kernel was faster.
-enum { GELU_PRODUCT_MAX_K = 768 };
+enum { GELU_MATMUL_MAX_K = 768 };
 // g.d [M,N] = the product; out = gelu(g.d + g.bias).
-void gpu_product_gelu(Gpu *gpu, Gemm g, Operand out);
+void gpu_matmul_gelu(Gpu *gpu, Gemm g, Operand out);
 // dx = the product times gelu'(g.aux + g.bias); column_sums receives the column sums of dx. g.d is
 // not written.
-void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Operand dx, Gradient column_sums, Scratch scratch);
+void gpu_matmul_gelu_backward(Gpu *gpu, Gemm g, Operand dx, Gradient column_sums, Scratch scratch);
 
 // ---- rope.cu ----
 // Each head of the queries and keys in a packed qkv [M,(H+2G)D] is normalised by RMSNorm if there
@@ -212,29 +212,29 @@ typedef struct {
 } RotaryBackward;
 void gpu_rope_backward(Gpu *gpu, Operand d_qkv, RotaryBackward b);
 
-// ---- wide_product.cu ----
+// ---- wide_matmul.cu ----
 // FP8 matrix products of E4M3 operands with fast accumulation. In all else these products are like
-// those of fused_product.cu. g.d has the same bits as from gemm(), if gemm() sums in the order of
-// K. A tile has WIDE_PRODUCT_COLUMNS columns.
-enum { WIDE_PRODUCT_COLUMNS = 256 };
+// those of fused_matmul.cu. g.d has the same bits as from gemm(), if gemm() sums in the order of
+// K. A tile has WIDE_MATMUL_COLUMNS columns.
+enum { WIDE_MATMUL_COLUMNS = 256 };
 // For Llama: g.d [M,2F] (gate and up) = fc1's forward product; out [M,F] = SwiGLU of g.d, with the
 // same bits as from gpu_swiglu_forward(). F is a multiple of 16, too.
-void gpu_product_swiglu(Gpu *gpu, Gemm g, Operand out);
+void gpu_matmul_swiglu(Gpu *gpu, Gemm g, Operand out);
 // For the head: g.d [M,N] = the logits, rounded to BF16. max_sums [tiles][M]: for each row of each
 // tile, a pair {maximum, sum of exp(logit - maximum)} of the rounded logits in columns below V, or
 // {-infinity, 0} if the tile has no such columns.
-void gpu_product_max_sums(Gpu *gpu, Gemm g, Scratch max_sums, int V);
+void gpu_matmul_max_sums(Gpu *gpu, Gemm g, Scratch max_sums, int V);
 static inline int max_sums_tiles(int64_t N) {
-    return (int)((N + WIDE_PRODUCT_COLUMNS - 1) / WIDE_PRODUCT_COLUMNS);
+    return (int)((N + WIDE_MATMUL_COLUMNS - 1) / WIDE_MATMUL_COLUMNS);
 }
 static inline int64_t max_sums_floats(int64_t M, int64_t N) {
     return 2 * M * max_sums_tiles(N);
 }
 // For Llama's QKV: g.d [M,(H+2G)D] = the product, rounded to BF16 and then rotated, with the same
-// bits as from gpu_rope_forward(). Requires M = r.B * r.T, no QK norm and gpu_product_rotates(D).
-void gpu_product_rope(Gpu *gpu, Gemm g, Rotary r);
-static inline bool gpu_product_rotates(int D) {
-    return D > 0 && D % 16 == 0 && WIDE_PRODUCT_COLUMNS % D == 0;
+// bits as from gpu_rope_forward(). Requires M = r.B * r.T, no QK norm and gpu_matmul_rotates(D).
+void gpu_matmul_rope(Gpu *gpu, Gemm g, Rotary r);
+static inline bool gpu_matmul_rotates(int D) {
+    return D > 0 && D % 16 == 0 && WIDE_MATMUL_COLUMNS % D == 0;
 }
 
 // ---- loss.cu ----
@@ -243,7 +243,7 @@ static inline bool gpu_product_rotates(int D) {
 // If terms.gradient_scale > 0, the gradient of the logits (cpu.h) is written, too. If the tensor is
 // fused, the gradient is written only to the FP8 forms, and scratch is needed. Otherwise the
 // gradient replaces logits.bf16.
-// max_sums has what gpu_product_max_sums() has written. It is allowed only if the gradient goes to
+// max_sums has what gpu_matmul_max_sums() has written. It is allowed only if the gradient goes to
 // a fused tensor and there is no softcap. It is read before the FP8 forms are written, so it may
 // lie in their memory. If max_sums.data is NULL, maxima and sums are computed from the logits.
 void gpu_cross_entropy(Gpu *gpu, float *losses, Operand logits, Scratch scratch, Scratch max_sums,

@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(512)
 }
 
 // Computes the losses and each row's RowLoss, for logits without a cap, from the maxima and sums
-// [tiles][M] that gpu_product_max_sums has written. A block takes 32 rows; each of its 8 warps
+// [tiles][M] that gpu_matmul_max_sums has written. A block takes 32 rows; each of its 8 warps
 // combines every 8th tile of these rows.
 enum { COMBINING_WARPS = 8 };
 __global__ void __launch_bounds__(COMBINING_WARPS *WARP)

@@ -127,9 +127,9 @@ void sum_partials(const PartialSums &sums, cudaStream_t stream) {
 
 // Returns bytes that suffice for the partial sums of every kernel. column_sums_kernel and the
 // norms' backward pass limit the number of thread blocks that write partial sums; quantize_kernel
-// writes one for every TILE_ROWS rows, and fused_product.cu for every PRODUCT_ROWS.
+// writes one for every TILE_ROWS rows, and fused_matmul.cu for every MATMUL_ROWS.
 size_t partial_sums_bytes(int64_t M, int64_t columns) {
     int64_t limited = min((M + ROW_LANES - 1) / ROW_LANES, (int64_t)PARTIALS);
-    int64_t tiles = (M + PRODUCT_ROWS - 1) / PRODUCT_ROWS;
+    int64_t tiles = (M + MATMUL_ROWS - 1) / MATMUL_ROWS;
     return (size_t)(max(limited, tiles) * columns) * sizeof(float);
 }

@@ -259,7 +259,7 @@ static inline Codes random_codes(size_t n, uint64_t key, float scale, Fp8Type ty
 
 // factor times the sums over p of a(i, p) b(j, p), in FP64: the expected product.
 template <typename A, typename B>
-static Floats exact_product(int m, int n, int k, double factor, A a, B b) {
+static Floats exact_matmul(int m, int n, int k, double factor, A a, B b) {
     Floats d((size_t)m * n);
 #pragma omp parallel for
     for (int i = 0; i < m; i++) {

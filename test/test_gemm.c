@@ -50,7 +50,7 @@ static float result(const Gemm *g, int i) {
 enum { A, B, D, BIAS, OTHER, SAMPLES }; // OTHER: c, or aux
 
 // Makes operands of a product, with b `shift` bytes from an aligned address, and the plain product.
-static Gemm product_of(Sample x[SAMPLES], GpuType a, GpuType b, int shift) {
+static Gemm matmul_of(Sample x[SAMPLES], GpuType a, GpuType b, int shift) {
     for (int i = 0; i < SAMPLES; i++) {
         GpuType type = i == A ? a : (i == B ? b : TYPE_BF16);
         x[i] = sample((uint64_t)i + 1, type, i == B ? shift : 0);
@@ -64,7 +64,7 @@ static Gemm product_of(Sample x[SAMPLES], GpuType a, GpuType b, int shift) {
 
 // Compares a product, or a batch of them, with cpu_gemm's. The error of an element may be
 // `relative` of its value plus `absolute`.
-static void check_product(Gpu *gpu, Gemm g, const Sample *x, float relative, float absolute) {
+static void check_matmul(Gpu *gpu, Gemm g, const Sample *x, float relative, float absolute) {
     float expected[MOST] = {0};
     int size = g.m * g.n, batch = g.batch > 0 ? g.batch : 1;
     float scales = g.scale_a != NULL ? *g.scale_a * *g.scale_b : 1.0f;
@@ -92,7 +92,7 @@ static void check_product(Gpu *gpu, Gemm g, const Sample *x, float relative, flo
 // With a BF16 result, it adds a matrix and a bias.
 static void check_bf16(Gpu *gpu, bool trans_a, bool trans_b, GpuType type_d, int alignment) {
     Sample x[SAMPLES];
-    Gemm g = product_of(x, TYPE_BF16, TYPE_BF16, alignment % 256);
+    Gemm g = matmul_of(x, TYPE_BF16, TYPE_BF16, alignment % 256);
     g.trans_a = trans_a;
     g.trans_b = trans_b;
     g.type_d = type_d;
@@ -104,9 +104,9 @@ static void check_bf16(Gpu *gpu, bool trans_a, bool trans_b, GpuType type_d, int
         g.bias = x[BIAS].device;
     }
     float most = type_d == TYPE_BF16 ? 1e-2f : 1e-6f;
-    check_product(gpu, g, x, most, most);
+    check_matmul(gpu, g, x, most, most);
     x[A].values[0] += 1.0f; // a changed operand must be seen
-    CHECK(CAUGHT(check_product(gpu, g, x, most, most)));
+    CHECK(CAUGHT(check_matmul(gpu, g, x, most, most)));
     release(x, SAMPLES);
 }
 
@@ -133,7 +133,7 @@ TEST(batches) {
     Gpu gpu = {.name = "stand-in"};
     for (int transposed = 0; transposed < 4; transposed++) {
         Sample x[SAMPLES];
-        Gemm g = product_of(x, TYPE_BF16, TYPE_BF16, 0);
+        Gemm g = matmul_of(x, TYPE_BF16, TYPE_BF16, 0);
         g.m = 8;
         g.n = 24;
         g.k = 40;
@@ -143,7 +143,7 @@ TEST(batches) {
         g.alpha = 0.5f;
         g.beta = 2.0f;
         g.c = x[OTHER].device;
-        check_product(&gpu, g, x, 1e-2f, 1e-2f);
+        check_matmul(&gpu, g, x, 1e-2f, 1e-2f);
         release(x, SAMPLES);
     }
     gemm_close(&gpu);
@@ -151,8 +151,8 @@ TEST(batches) {
 
 _Alignas(16) static const float scales[8] = {[0] = 0.5f, [4] = 3.0f};
 
-static Gemm fp8_product(Sample x[SAMPLES]) {
-    Gemm g = product_of(x, TYPE_E5M2, TYPE_E4M3, 64);
+static Gemm fp8_matmul(Sample x[SAMPLES]) {
+    Gemm g = matmul_of(x, TYPE_E5M2, TYPE_E4M3, 64);
     g.type_d = TYPE_F32;
     g.trans_b = true;
     g.scale_a = scales;
@@ -160,11 +160,11 @@ static Gemm fp8_product(Sample x[SAMPLES]) {
     return g;
 }
 
-TEST(fp8_products) {
+TEST(fp8_matmuls) {
     Gpu gpu = {.name = "stand-in"};
     Sample x[SAMPLES];
-    Gemm g = fp8_product(x);
-    check_product(&gpu, g, x, 1e-6f, 1e-6f);
+    Gemm g = fp8_matmul(x);
+    check_matmul(&gpu, g, x, 1e-6f, 1e-6f);
     g.m = 40;
     CHECK(!gemm_supported(&gpu, g));
     CHECK_CONTAINS(error_text(),
@@ -183,7 +183,7 @@ static int a_wrong_call(int number, void *argument) {
     int fault = *(const int *)argument;
     Sample x[SAMPLES];
     (void)number;
-    Gemm g = fault < 5 ? product_of(x, TYPE_BF16, TYPE_BF16, fault == 0 ? 8 : 0) : fp8_product(x);
+    Gemm g = fault < 5 ? matmul_of(x, TYPE_BF16, TYPE_BF16, fault == 0 ? 8 : 0) : fp8_matmul(x);
     switch (fault) {
     case 1: g.d = x[D].device + 4; break;
     case 2: g.beta = 1.0f; break;
@@ -268,12 +268,12 @@ TEST(a_profile_of_any_length) {
     double ms[FAMILY_COUNT];
     gpu_profile_begin(&gpu);
     for (int i = 0; i < CHANGES; i++) {
-        gpu_family(&gpu, i % 3 == 0 ? FAMILY_NORMS : i % 3 == 1 ? FAMILY_LOSS : FAMILY_PRODUCTS);
+        gpu_family(&gpu, i % 3 == 0 ? FAMILY_NORMS : i % 3 == 1 ? FAMILY_LOSS : FAMILY_MATMULS);
         standin_seconds += 1e-3;
     }
     gpu_profile_end(&gpu, ms);
     for (int i = 0; i < FAMILY_COUNT; i++) {
-        bool used = i == FAMILY_NORMS || i == FAMILY_LOSS || i == FAMILY_PRODUCTS;
+        bool used = i == FAMILY_NORMS || i == FAMILY_LOSS || i == FAMILY_MATMULS;
         CHECK(used ? ms[i] >= CHANGES / 3 * 0.999 && ms[i] <= CHANGES / 3 * 1.1 : ms[i] == 0);
     }
     CHECK(gpu.profile == NULL);

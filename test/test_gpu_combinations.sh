@@ -102,7 +102,7 @@ leaves_every_bit() {
         LLM8_GUARD=0 variant && [[ $(valid_loss variant/metrics.jsonl) == "$loss" ]] &&
         variant --recompute block --eval-precision bf16 --eval-interval 2 --fp8-stats-interval 2 &&
         variant --recompute activations --sample-interval 2 --sample-length 5 &&
-        STANDIN_OWN_PRODUCTS=none LLM8_GUARD=0 variant --no-cuda-graphs --recompute block || return
+        STANDIN_OWN_MATMULS=none LLM8_GUARD=0 variant --no-cuda-graphs --recompute block || return
     stop=$((1 + RANDOM % (steps - 1)))
     ends_as whole same_state "$common" "--train-iters $stop" "" || return
     rm -f alone.jsonl

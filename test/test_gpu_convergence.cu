@@ -176,7 +176,7 @@ TEST(faults_are_seen) {
 }
 
 // If a product overwrites what it reads, the gradients are far from the two kernels' gradients.
-TEST(products_with_gelu_train_as_two_kernels) {
+TEST(matmuls_with_gelu_train_as_two_kernels) {
     static const char wide[] = COMMON "--arch gpt2 --num-layers 2 --hidden-size 768 "
                                       "--num-attention-heads 12 --micro-batch-size 64";
     std::vector<float> gradients[2];
@@ -185,10 +185,10 @@ TEST(products_with_gelu_train_as_two_kernels) {
         planted = SOUND;
         open_trainer(&t, &options);
         for (int l = 0; l < 2 && apart; l++) {
-            t.net.blocks[l].product_activates = t.net.blocks[l].product_derives = false;
+            t.net.blocks[l].matmul_activates = t.net.blocks[l].matmul_derives = false;
         }
         train(&t, 5);
-        CHECK_EQUAL(t.net.blocks[0].product_activates, !apart);
+        CHECK_EQUAL(t.net.blocks[0].matmul_activates, !apart);
         gradients[apart].resize((size_t)t.run.layout.size);
         params_fetch_gradients(&t.params, gradients[apart].data());
         trainer_close(&t);

@@ -1,5 +1,5 @@
-// The FP8 products with an activation in their epilogue (kernels/fused_product.cu,
-// wide_product.cu): against the definition, summed in FP64, and against the two kernels that they
+// The FP8 products with an activation in their epilogue (kernels/fused_matmul.cu,
+// wide_matmul.cu): against the definition, summed in FP64, and against the two kernels that they
 // replace. Bit for bit, where the operands' sums are the same in every order. And the head's
 // product with what it leaves for the loss, and QKV's with RoPE. `--time` times them beside these
 // two.
@@ -93,15 +93,15 @@ struct Problem {
         Gemm g = gemm_of(x.data);
         g.bias = bias.device.data;
         if (kind == HEAD) {
-            gpu_product_max_sums(&gpu, g, max_sums(), V);
+            gpu_matmul_max_sums(&gpu, g, max_sums(), V);
         } else if (kind == ROTARY) {
-            gpu_product_rope(&gpu, g, rotary);
+            gpu_matmul_rope(&gpu, g, rotary);
         } else if (backward) {
             g.d = NULL;
             g.aux = x.data;
-            gpu_product_gelu_backward(&gpu, g, t, column_sums(), scratch.scratch());
+            gpu_matmul_gelu_backward(&gpu, g, t, column_sums(), scratch.scratch());
         } else {
-            (kind == SWIGLU ? gpu_product_swiglu : gpu_product_gelu)(&gpu, g, t);
+            (kind == SWIGLU ? gpu_matmul_swiglu : gpu_matmul_gelu)(&gpu, g, t);
         }
     }
     void run(void) {
@@ -135,7 +135,7 @@ struct Problem {
             values_a[code] = fp8_decode((uint8_t)code, type);
             values_b[code] = fp8_decode((uint8_t)code, FP8_E4M3);
         }
-        return exact_product(
+        return exact_matmul(
             rows, columns, K, slots[0].scale_inv * slots[1].scale_inv,
             [&](int i, int k) { return values_a[a_host[(size_t)(first + i) * K + k]]; },
             [&](int j, int k) { return values_b[b_host[(size_t)j * K + k]]; });
@@ -144,7 +144,7 @@ struct Problem {
 
 // racecheck does not see the accesses of TMA and WGMMA.
 static bool can_run(void) {
-    bool can = gpu_has_fused_products(&gpu) && !sanitizing_by("racecheck");
+    bool can = gpu_has_fused_matmuls(&gpu) && !sanitizing_by("racecheck");
     if (!can) { test_skip("fused products need compute capability 9.0, and not racecheck"); }
     return can;
 }
@@ -215,7 +215,7 @@ static void check_whole(int M, int N, int K, Fp8Type type, Kind kind, bool fast)
 
 // In one kernel and in two. Codes are read, two forms of codes are written, and the BF16
 // pre-activations are written, or read.
-static void time_product(int M, int F, int C, Kind kind, bool fast) {
+static void time_matmul(int M, int F, int C, Kind kind, bool fast) {
     static const char *const names[] = {"gelu", "gelu backward", "swiglu"};
     Problem p(M, F, C, kind == GELU_BACKWARD ? FP8_E5M2 : FP8_E4M3, kind, fast, false);
     const std::string shape = text("fc1 %dx%dx%d", M, p.columns, C),
@@ -225,7 +225,7 @@ static void time_product(int M, int F, int C, Kind kind, bool fast) {
     for (int turn = 0; turn < 2; turn++) { // alternating, since the clock drifts
         timed(name + "product", shape, floor, [&] { gemm(&gpu, p.gemm_of(p.apart.data)); });
         timed(name + "product, pass", shape, floor, [&] { p.run_apart(); });
-        if (!gpu_has_fused_products(&gpu)) { continue; }
+        if (!gpu_has_fused_matmuls(&gpu)) { continue; }
         timed(name + "in one", shape, floor, [&] { p.run(); });
     }
 }
@@ -233,10 +233,10 @@ static void time_product(int M, int F, int C, Kind kind, bool fast) {
 ROW(whole_numbers) {
     if (mode == TIMING && has_fp8()) {
         for (int fast = 0; fast < 2; fast++) {
-            time_product(65536, 3072, 768, GELU, fast);
-            time_product(65536, 3072, 768, GELU_BACKWARD, fast);
+            time_matmul(65536, 3072, 768, GELU, fast);
+            time_matmul(65536, 3072, 768, GELU_BACKWARD, fast);
         }
-        time_product(32768, 5504, 2048, SWIGLU, true);
+        time_matmul(32768, 5504, 2048, SWIGLU, true);
     }
     if (mode != CHECKING || !can_run()) { return; }
     static const int shapes[][3] = {{16, 16, 16},    {64, 128, 128},  {128, 128, 768},
@@ -367,8 +367,8 @@ static Floats get_max_sums(const Problem &p) {
 static void check_max_sums(const Floats &found, const Floats &logits, int M, int N, int V) {
     for (int i = 0; i < max_sums_tiles(N) * M; i++) {
         const float *row = &logits[(size_t)(i % M) * N];
-        const int begin = i / M * WIDE_PRODUCT_COLUMNS,
-                  end = std::min(V, begin + WIDE_PRODUCT_COLUMNS);
+        const int begin = i / M * WIDE_MATMUL_COLUMNS,
+                  end = std::min(V, begin + WIDE_MATMUL_COLUMNS);
         float max = -INFINITY;
         double sum = 0;
         for (int j = begin; j < end; j++) { max = std::max(max, row[j]); }
@@ -458,7 +458,7 @@ static void time_head(int M, int N, int V, int K) {
             gemm(&gpu, p.gemm_of(p.x.data));
             loss({});
         });
-        if (!gpu_has_fused_products(&gpu)) { continue; }
+        if (!gpu_has_fused_matmuls(&gpu)) { continue; }
         timed("head: product that leaves sums", shape, product, [&] { p.run(); });
         timed("head: product that leaves sums, loss", shape, product + 2 * pass, [&] {
             p.run();
@@ -508,7 +508,7 @@ struct Queries : Problem {
 static void check_queries(int B, int T, int H, int G, int D, int K, bool whole) {
     if (left_out((int64_t)B * T * (H + 2 * G) * D)) { return; }
     Queries p(B, T, H, G, D, K, whole);
-    gpu_product_max_sums(&gpu, p.gemm_of(p.x.data), p.max_sums(), p.N);
+    gpu_matmul_max_sums(&gpu, p.gemm_of(p.x.data), p.max_sums(), p.N);
     const Floats product = get_floats(p.x), expected = p.rotated(product, false);
     if (whole) {
         Floats rounded = p.product(0, p.M);
@@ -557,7 +557,7 @@ static void time_queries(int B, int T, int H, int G, int D, int K) {
     for (int turn = 0; turn < 2; turn++) {
         timed("rope: product", shape, product, [&] { gemm(&gpu, p.gemm_of(p.x.data)); });
         timed("rope: product, pass", shape, product + pass, [&] { p.run_apart(); });
-        if (!gpu_has_fused_products(&gpu)) { continue; }
+        if (!gpu_has_fused_matmuls(&gpu)) { continue; }
         timed("rope: in one", shape, product, [&] { p.run(); });
     }
 }
@@ -609,10 +609,10 @@ TEST(forms) {
         g.aux = p.x.data;
         p.reset();
         p.run();
-        gpu_product_gelu_backward(&gpu, g, p.tensor(), {}, p.scratch.scratch());
+        gpu_matmul_gelu_backward(&gpu, g, p.tensor(), {}, p.scratch.scratch());
         CHECK(same_bits(p.sums.get(), all.sums));
-        gpu_product_gelu_backward(&gpu, g, p.tensor(), {p.sums.data, TYPE_F32, true},
-                                  p.scratch.scratch());
+        gpu_matmul_gelu_backward(&gpu, g, p.tensor(), {p.sums.data, TYPE_F32, true},
+                                 p.scratch.scratch());
         for (float &sum : all.sums) { sum *= 2; }
         CHECK(same_bits(p.sums.get(), all.sums));
     }
@@ -717,13 +717,13 @@ TEST(refusals) {
     for (auto &c : cases) {
         Gemm g = good;
         c.change(&g);
-        CHECK_DIES(c.says, gpu_product_gelu(&gpu, g, given));
-        CHECK_DIES(c.says, gpu_product_gelu_backward(&gpu, g, given, {}, enough));
-        if (g.bias == NULL || g.bias != good.bias || g.k > GELU_PRODUCT_MAX_K) { continue; }
+        CHECK_DIES(c.says, gpu_matmul_gelu(&gpu, g, given));
+        CHECK_DIES(c.says, gpu_matmul_gelu_backward(&gpu, g, given, {}, enough));
+        if (g.bias == NULL || g.bias != good.bias || g.k > GELU_MATMUL_MAX_K) { continue; }
         CHECK_DIES(g.n == 72 ? "gate and up of 72 columns" : c.says,
-                   gpu_product_swiglu(&gpu, g, given));
-        CHECK_DIES(c.says, gpu_product_max_sums(&gpu, g, enough, 60));
-        CHECK_DIES(c.says, gpu_product_rope(&gpu, g, turns));
+                   gpu_matmul_swiglu(&gpu, g, given));
+        CHECK_DIES(c.says, gpu_matmul_max_sums(&gpu, g, enough, 60));
+        CHECK_DIES(c.says, gpu_matmul_rope(&gpu, g, turns));
     }
     struct {
         const char *says;
@@ -746,35 +746,35 @@ TEST(refusals) {
     for (auto &c : rotated) {
         Rotary r = turns;
         c.change(&r);
-        CHECK_DIES(c.says, gpu_product_rope(&gpu, good, r));
+        CHECK_DIES(c.says, gpu_matmul_rope(&gpu, good, r));
     }
     Gemm split = good;
     split.fast_accumulation = false;
-    CHECK_DIES("it accumulates fast alone", gpu_product_swiglu(&gpu, split, given));
-    CHECK_DIES("it accumulates fast alone", gpu_product_max_sums(&gpu, split, enough, 60));
-    CHECK_DIES("it accumulates fast alone", gpu_product_rope(&gpu, split, turns));
-    CHECK_DIES("0 columns of 64", gpu_product_max_sums(&gpu, good, enough, 0));
-    CHECK_DIES("65 columns of 64", gpu_product_max_sums(&gpu, good, enough, 65));
-    CHECK_DIES("255 bytes of scratch; 512", gpu_product_max_sums(&gpu, good, little, 64));
+    CHECK_DIES("it accumulates fast alone", gpu_matmul_swiglu(&gpu, split, given));
+    CHECK_DIES("it accumulates fast alone", gpu_matmul_max_sums(&gpu, split, enough, 60));
+    CHECK_DIES("it accumulates fast alone", gpu_matmul_rope(&gpu, split, turns));
+    CHECK_DIES("0 columns of 64", gpu_matmul_max_sums(&gpu, good, enough, 0));
+    CHECK_DIES("65 columns of 64", gpu_matmul_max_sums(&gpu, good, enough, 65));
+    CHECK_DIES("255 bytes of scratch; 512", gpu_matmul_max_sums(&gpu, good, little, 64));
     CHECK_DIES("over its operand a",
-               gpu_product_max_sums(&gpu, good, {(float *)good.b, 1 << 30}, 64));
+               gpu_matmul_max_sums(&gpu, good, {(float *)good.b, 1 << 30}, 64));
     CHECK_DIES("its output's scale is given",
-               gpu_product_swiglu(&gpu, good, with_forms(apart, x, fp8, fp8)));
-    CHECK_DIES("forward operands are E4M3", gpu_product_swiglu(&gpu, good, e5m2));
-    CHECK_DIES("no BF16 form", gpu_product_gelu(&gpu, good, apart));
+               gpu_matmul_swiglu(&gpu, good, with_forms(apart, x, fp8, fp8)));
+    CHECK_DIES("forward operands are E4M3", gpu_matmul_swiglu(&gpu, good, e5m2));
+    CHECK_DIES("no BF16 form", gpu_matmul_gelu(&gpu, good, apart));
     CHECK_DIES("its output's scale is given",
-               gpu_product_gelu(&gpu, good, with_forms(apart, x, fp8, fp8)));
-    CHECK_DIES("blocks without scales", gpu_product_gelu(&gpu, good, blocks));
-    CHECK_DIES("forward operands are E4M3", gpu_product_gelu(&gpu, good, e5m2));
-    CHECK_DIES("operands of types", gpu_product_gelu_backward(&gpu, good, e5m2, {}, enough));
-    CHECK_DIES("bytes of scratch", gpu_product_gelu_backward(&gpu, good, given, {}, little));
+               gpu_matmul_gelu(&gpu, good, with_forms(apart, x, fp8, fp8)));
+    CHECK_DIES("blocks without scales", gpu_matmul_gelu(&gpu, good, blocks));
+    CHECK_DIES("forward operands are E4M3", gpu_matmul_gelu(&gpu, good, e5m2));
+    CHECK_DIES("operands of types", gpu_matmul_gelu_backward(&gpu, good, e5m2, {}, enough));
+    CHECK_DIES("bytes of scratch", gpu_matmul_gelu_backward(&gpu, good, given, {}, little));
     Gpu old = gpu;
     old.capability = 80;
-    CHECK(!gpu_has_fused_products(&old));
-    CHECK_DIES("this device has none", gpu_product_gelu(&old, good, given));
-    CHECK_DIES("this device has none", gpu_product_swiglu(&old, good, given));
-    CHECK_DIES("this device has none", gpu_product_max_sums(&old, good, enough, 64));
-    CHECK_DIES("this device has none", gpu_product_rope(&old, good, turns));
+    CHECK(!gpu_has_fused_matmuls(&old));
+    CHECK_DIES("this device has none", gpu_matmul_gelu(&old, good, given));
+    CHECK_DIES("this device has none", gpu_matmul_swiglu(&old, good, given));
+    CHECK_DIES("this device has none", gpu_matmul_max_sums(&old, good, enough, 64));
+    CHECK_DIES("this device has none", gpu_matmul_rope(&old, good, turns));
 }
 
 SETUP() {

@@ -59,7 +59,7 @@ static void product(const Product &p, int m, int n, int k, bool trans_a, bool tr
         return;
     }
     g.alpha = 0.5f;
-    Floats expected = exact_product(
+    Floats expected = exact_matmul(
         m, n, k, g.alpha,
         [&](int i, int j) { return a.host[trans_a ? (size_t)j * m + i : (size_t)i * k + j]; },
         [&](int i, int j) { return b.host[trans_b ? (size_t)i * k + j : (size_t)j * n + i]; });
@@ -88,7 +88,7 @@ static void product(const Product &p, int m, int n, int k, bool trans_a, bool tr
 static const char *const layers[] = {"", "qkv", "out", "fc1", "fc2", "head"};
 
 // The products of a layer with outputs [M,N] of inputs [M,K].
-static void layer_products(int M, int N, int K, int layer) {
+static void layer_matmuls(int M, int N, int K, int layer) {
     std::string shape = text("%s %dx%dx%d", layers[layer], M, N, K);
     for (const Product &p : products) {
         bool dgelu = p.epilogue == EPILOGUE_DGELU;
@@ -106,15 +106,15 @@ static void layer_products(int M, int N, int K, int layer) {
     }
 }
 
-ROW(bf16_products) {              // M, N, K, layer
+ROW(bf16_matmuls) {               // M, N, K, layer
     if (sanitizing()) { return; } // the libraries' kernels are not ours
     static const int timed[][4] = {
         {65536, 2304, 768, 1},  {65536, 768, 768, 2},    {65536, 3072, 768, 3},
         {65536, 768, 3072, 4},  {16384, 50304, 768, 5},  {32768, 6400, 1600, 3},
         {32768, 1600, 6400, 4}, {32768, 11008, 2048, 3}, {32768, 2048, 5504, 4}};
-    row(layer_products, CHECKING,
+    row(layer_matmuls, CHECKING,
         {{128, 256, 64, 0}, {200, 136, 72, 0}, {8, 512, 1600, 0}, {1, 264, 48, 0}});
-    row(layer_products, TIMING, timed);
+    row(layer_matmuls, TIMING, timed);
 }
 
 // An FP8 operand [rows,k] of a product; spread: of its codes, and the inverse of a single scale.
@@ -151,8 +151,8 @@ enum ScaledBy { FAST, SPLIT, BLOCKS_128X128, BLOCKS_1X128 };
 
 // D = A B' of codes, in BF16 and FP32, overwriting and adding, against the FP64 product of the
 // operands' values.
-static void fp8_product(int m, int n, int k, Fp8Type type_a, Fp8Type type_b, ScaledBy scaling,
-                        int which, int layer) {
+static void fp8_matmul(int m, int n, int k, Fp8Type type_a, Fp8Type type_b, ScaledBy scaling,
+                       int which, int layer) {
     const bool blocks = scaling >= BLOCKS_128X128;
     if (gpu.capability < FP8_CAPABILITY || (blocks && gpu.capability != 90)) {
         test_skip(blocks ? "products with block scales need compute capability 9.0"
@@ -186,7 +186,7 @@ static void fp8_product(int m, int n, int k, Fp8Type type_a, Fp8Type type_b, Sca
               2.0 * size * k / (2 * FLOPS_PER_S), [&] { gemm(&gpu, g); });
         return;
     }
-    Floats expected = exact_product(
+    Floats expected = exact_matmul(
         m, n, k, 1, [&](int i, int p) { return a.values[(size_t)i * k + p]; },
         [&](int j, int p) { return b.values[(size_t)j * k + p]; });
     gemm(&gpu, g);
@@ -207,16 +207,16 @@ static void fp8_product(int m, int n, int k, Fp8Type type_a, Fp8Type type_b, Sca
     CHECK_ERROR(wide.get().data(), twice.data(), (int64_t)size, 1e-6);
 }
 
-ROW(fp8_products) { // m, n, k, types of A and B, scaling; timed: which product of which layer
+ROW(fp8_matmuls) { // m, n, k, types of A and B, scaling; timed: which product of which layer
     if (sanitizing()) { return; }
     for (int scaling : {FAST, SPLIT}) {
-        row(fp8_product, CHECKING,
+        row(fp8_matmul, CHECKING,
             {{128, 256, 64, FP8_E4M3, FP8_E4M3, scaling, 0, 0},
              {208, 144, 1008, FP8_E5M2, FP8_E4M3, scaling, 0, 0},
              {16, 512, 4096, FP8_E4M3, FP8_E5M2, scaling, 0, 0}});
     }
     for (int scaling : {BLOCKS_128X128, BLOCKS_1X128}) { // the second: incomplete blocks everywhere
-        row(fp8_product, CHECKING,
+        row(fp8_matmul, CHECKING,
             {{128, 256, 384, FP8_E4M3, FP8_E4M3, scaling, 0, 0},
              {208, 144, 1600, FP8_E5M2, FP8_E4M3, scaling, 0, 0},
              {16, 512, 4096, FP8_E4M3, FP8_E4M3, scaling, 0, 0}});
@@ -230,7 +230,7 @@ ROW(fp8_products) { // m, n, k, types of A and B, scaling; timed: which product 
         for (int scaling : {FAST, SPLIT, BLOCKS_128X128}) {
             int M = l[0], N = l[1], K = l[2], dy = scaling == BLOCKS_128X128 ? FP8_E4M3 : FP8_E5M2;
             int dw = scaling == BLOCKS_128X128 ? BLOCKS_1X128 : scaling;
-            row(fp8_product, TIMING,
+            row(fp8_matmul, TIMING,
                 {{M, N, K, FP8_E4M3, FP8_E4M3, scaling, 1, l[3]},
                  {M, K, N, dy, FP8_E4M3, scaling, 2, l[3]},
                  {N, K, M, dy, FP8_E4M3, dw, 3, l[3]}});

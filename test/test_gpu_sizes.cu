@@ -255,7 +255,7 @@ TEST(rows_beyond_2_31) {
 }
 
 // Whole numbers, whose sums of products are exact whatever the order: the same bits.
-TEST(products_beyond_2_31) {
+TEST(matmuls_beyond_2_31) {
     if (!has_room(24)) { return; }
     const int C = COLUMNS, K = 64, SOME = ROWS / PARTS;
     Bf16Buffer x((size_t)ROWS * C), y(x.count), small((size_t)ROWS * K), weight((size_t)C * K),

@@ -88,7 +88,7 @@ TEST(options_keep_layers_in_bf16) {
 }
 
 // FP8 is used from a number of multiply-adds on: a block's weights times a micro-batch's tokens.
-TEST(small_products_stay_in_bf16) {
+TEST(small_matmuls_stay_in_bf16) {
     const char *options = LLAMA "--micro-batch-size 3 --fp8-lm-head --fp8-format hybrid ";
     const double tokens = 3 * 16, block = tokens * 48 * (80 + 48 + 160 + 80);
     const struct {

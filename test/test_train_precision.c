@@ -56,8 +56,8 @@ static void round_all(double *out, const Trainer *t, OperandId operand, NumberFo
 }
 
 // Errors of y, dx and dw, each relative to its norm, if the operands had these precisions.
-static void product_errors(double errors[3], Trainer *t, const Activations *a, NumberFormat number,
-                           NumberFormat wgrad) {
+static void matmul_errors(double errors[3], Trainer *t, const Activations *a, NumberFormat number,
+                          NumberFormat wgrad) {
     static double x[M * C], dy[M * N], w[N * C], x_wgrad[M * C], dy_wgrad[M * N];
     static float start[N * C]; // FP8 weights are quantised from BF16
     memcpy(start, t->blocks[LAYER].fc1.weight, sizeof(start));
@@ -91,7 +91,7 @@ static void product_errors(double errors[3], Trainer *t, const Activations *a, N
     for (int i = 0; i < 3; i++) { errors[i] = sqrt(off[i] / size[i]); }
 }
 
-static void run_products(Trainer *t, Activations *a) {
+static void run_matmuls(Trainer *t, Activations *a) {
     const CpuLinear *fc1 = &t->blocks[LAYER].fc1;
     fill_random(a->x, M * C, 3.0f, 1);
     fill_random(a->dy, M * N, 1e-4f, 2);
@@ -102,20 +102,20 @@ static void run_products(Trainer *t, Activations *a) {
 
 // The error of FP32 sums is 1e-6 of the norm. Products with operands of another precision differ by
 // at least a thousand times that.
-static void check_products(Trainer *t, NumberFormat number, NumberFormat wgrad) {
+static void check_matmuls(Trainer *t, NumberFormat number, NumberFormat wgrad) {
     static Activations a;
     double errors[3], other[3];
-    run_products(t, &a);
-    product_errors(errors, t, &a, number, wgrad);
-    product_errors(other, t, &a, number == NUMBER_BF16 ? NUMBER_FP32 : NUMBER_BF16,
-                   wgrad == NUMBER_BF16 ? NUMBER_FP32 : NUMBER_BF16);
+    run_matmuls(t, &a);
+    matmul_errors(errors, t, &a, number, wgrad);
+    matmul_errors(other, t, &a, number == NUMBER_BF16 ? NUMBER_FP32 : NUMBER_BF16,
+                  wgrad == NUMBER_BF16 ? NUMBER_FP32 : NUMBER_BF16);
     for (int i = 0; i < 3; i++) {
         CHECK_CLOSE(errors[i], 0, 1e-6);
         CHECK(other[i] > 1e-3);
     }
 }
 
-TEST(products_have_the_operands_they_should) {
+TEST(matmuls_have_the_operands_they_should) {
     static const struct {
         const char *options;
         NumberFormat number, wgrad;
@@ -138,7 +138,7 @@ TEST(products_have_the_operands_they_should) {
     EACH (c, cases) {
         CLOSED(trainer_close) Trainer t;
         open_trainer(&t, LLAMA "%s", c->options);
-        check_products(&t, c->number, c->wgrad);
+        check_matmuls(&t, c->number, c->wgrad);
     }
 }
 
@@ -151,8 +151,8 @@ TEST(delayed_scales_come_from_the_slot) {
     Fp8Scale *dy = &t.slots[fp8_slot_index(&t.run.config, LINEAR_FC1, LAYER, OPERAND_DY)];
     *x = (Fp8Scale){.scale = 70.0f, .scale_inv = 1 / 70.0f, .count = 3}; // saturates from 6.4 on
     *dy = (Fp8Scale){.scale = 1e7f, .scale_inv = 1e-7f, .amax = 1.0f, .count = 1};
-    check_products(&t, NUMBER_FP8, NUMBER_FP8);
-    run_products(&t, &a);
+    check_matmuls(&t, NUMBER_FP8, NUMBER_FP8);
+    run_matmuls(&t, &a);
     CHECK(x->scale == 70.0f && dy->scale == 1e7f);
     CHECK(x->amax == tensor_amax(a.x, M * C) && x->amax > 448 / 70.0f);
     CHECK(dy->amax == 1.0f); // the largest so far
@@ -252,7 +252,7 @@ TEST(codes_of_blocks_are_counted) {
                            "--fp8-stats-interval 2");
     int slot = fp8_slot_index(&t.run.config, LINEAR_FC1, LAYER, OPERAND_X);
     t.counting = true;
-    run_products(&t, &a);
+    run_matmuls(&t, &a);
     for (int i = 0; i < M; i++) { // each row is a block, and its largest value is the largest code
         a.x[i * C] = 1e6f, a.x[i * C + 1] = 1.0f, a.x[i * C + 2] = 0.0f, a.x[i * C + 3] = 10.0f;
     }
@@ -276,7 +276,7 @@ TEST(codes_are_counted) {
     int slot = fp8_slot_index(&t.run.config, LINEAR_FC1, LAYER, OPERAND_X);
     t.slots[slot] = (Fp8Scale){.scale = 70.0f, .scale_inv = 1 / 70.0f, .count = 3};
     t.counting = true;
-    run_products(&t, &a);
+    run_matmuls(&t, &a);
     const Fp8Counts *c = &t.counts[slot];
     unsigned long long largest = 0, zero = 0, subnormal = 0;
     for (int i = 0; i < M * C; i++) {
@@ -292,7 +292,7 @@ TEST(codes_are_counted) {
     CHECK(largest > 0);
     CHECK_EQUAL(t.counts[slot + OPERAND_DY].elements, M * N);
     t.counting = false;
-    run_products(&t, &a);
+    run_matmuls(&t, &a);
     CHECK_EQUAL(c->elements, M * C);
     CHECK(!run_counts_fp8(&t.run, 1) && run_counts_fp8(&t.run, 2));
 }
@@ -335,7 +335,7 @@ TEST(layers_kept_in_bf16_are_not_quantised) {
 }
 
 // The next step's products read the updated weights.
-TEST(updates_reach_the_products) {
+TEST(updates_reach_the_matmuls) {
     static const char *const precisions[] = {"--bf16",
                                              "--fp8-format hybrid --fp8-recipe tensorwise"};
     for (int i = 0; i < COUNT(precisions); i++) {

@@ -122,7 +122,7 @@ def test_faults_are_seen():
     assert fails(check, code_of("L", "MOV R4, R60", product, jump)), "by way of a loop"
 
 
-def test_kernels_wait_for_their_products():
+def test_kernels_wait_for_their_matmuls():
     nvdisasm = shutil.which("nvdisasm", path=f"{CUDA}/bin:{os.environ['PATH']}")
     if nvdisasm is None or not os.path.exists(f"{CUDA}/bin/nvcc"):
         raise Skip("no nvcc with nvdisasm here")

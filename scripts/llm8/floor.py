@@ -19,7 +19,7 @@ RATES = {"NVIDIA H200": {"bf16": 825e12, "fp8": 1530e12, "bytes": 4.3e12,
                          "blocks": 1289e12, "blocks, weight gradient": 1048e12}}
 
 
-def product_seconds(rates, kind, m, n, k):
+def matmul_seconds(rates, kind, m, n, k):
     """Returns the least seconds for D[m,n] = A[m,k] B[k,n], D in BF16. kind: a name in RATES."""
     moved = (2 if kind == "bf16" else 1) * (m * k + n * k) + 2 * m * n
     return max(2 * m * n * k / rates[kind], moved / rates["bytes"])
@@ -28,9 +28,9 @@ def product_seconds(rates, kind, m, n, k):
 def linear_seconds(rates, kind, m, outputs, inputs):
     """Returns the least seconds for the three products of a linear layer on m tokens."""
     wgrad = "blocks, weight gradient" if kind == "blocks" else kind
-    return (product_seconds(rates, kind, m, outputs, inputs)
-            + product_seconds(rates, kind, m, inputs, outputs)
-            + product_seconds(rates, wgrad, outputs, inputs, m))
+    return (matmul_seconds(rates, kind, m, outputs, inputs)
+            + matmul_seconds(rates, kind, m, inputs, outputs)
+            + matmul_seconds(rates, wgrad, outputs, inputs, m))
 
 
 def muon_seconds(rates, shapes, gradient, moment):
@@ -41,9 +41,9 @@ def muon_seconds(rates, shapes, gradient, moment):
     elements = sum(rows * columns for rows, columns in shapes)
     seconds = elements * (3 * gradient + 2 * max(moment, 2) - 4 * moment) / rates["bytes"]
     for r, c in map(sorted, shapes):
-        seconds += 5 * (product_seconds(rates, "bf16", r, r, c)
-                        + product_seconds(rates, "bf16", r, r, r)
-                        + product_seconds(rates, "bf16", r, c, r))
+        seconds += 5 * (matmul_seconds(rates, "bf16", r, r, c)
+                        + matmul_seconds(rates, "bf16", r, r, r)
+                        + matmul_seconds(rates, "bf16", r, c, r))
     return seconds
 
 

@@ -9,7 +9,7 @@
 
 // quantize.cu's, for GELU's column sums alone
 size_t partial_sums_bytes(int64_t M, int64_t columns) {
-    return (size_t)(divide_up(M, PRODUCT_ROWS) * columns) * sizeof(float);
+    return (size_t)(divide_up(M, MATMUL_ROWS) * columns) * sizeof(float);
 }
 
 void sum_partials(const PartialSums &sums, cudaStream_t) {

@@ -1,4 +1,4 @@
-// cuDNN for tests without a GPU: only its handle. test/standin/products.c computes attention.
+// cuDNN for tests without a GPU: only its handle. test/standin/matmuls.c computes attention.
 #ifndef LLM8_STANDIN_CUDNN_H
 #define LLM8_STANDIN_CUDNN_H
 

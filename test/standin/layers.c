@@ -3,12 +3,12 @@
 #include "values.h"
 
 // Where test/emulated/ runs the kernels themselves, these are theirs.
-#pragma weak gpu_has_fused_products
-#pragma weak gpu_product_gelu
-#pragma weak gpu_product_gelu_backward
-#pragma weak gpu_product_swiglu
-#pragma weak gpu_product_max_sums
-#pragma weak gpu_product_rope
+#pragma weak gpu_has_fused_matmuls
+#pragma weak gpu_matmul_gelu
+#pragma weak gpu_matmul_gelu_backward
+#pragma weak gpu_matmul_swiglu
+#pragma weak gpu_matmul_max_sums
+#pragma weak gpu_matmul_rope
 #pragma weak partial_sums_bytes
 
 size_t partial_sums_bytes(int64_t M, int64_t columns) {
@@ -158,51 +158,50 @@ void gpu_swiglu_forward(Gpu *gpu, Operand out, const Bf16 *x, int M, int F) {
 }
 
 // The FP8 products with an activation, by the two calls that they replace.
-bool gpu_has_fused_products(const Gpu *gpu) {
-    return gpu->capability == 90 && !own_products("none");
+bool gpu_has_fused_matmuls(const Gpu *gpu) {
+    return gpu->capability == 90 && !own_matmuls("none");
 }
 
 static void check_fused_operands(const Gpu *gpu, const Gemm *g, bool fits) {
     bool fp8 = gpu_type_bytes(g->type_a) == 1 && !fp8_by_blocks(g->scaling_a);
-    if (!gpu_has_fused_products(gpu) || !fp8 || !fits) { die("stand-in: no fused product"); }
+    if (!gpu_has_fused_matmuls(gpu) || !fp8 || !fits) { die("stand-in: no fused product"); }
 }
 
 // N: columns of out
-static void check_fused_product(const Gpu *gpu, const Gemm *g, Operand out, int N, bool fits) {
+static void check_fused_matmul(const Gpu *gpu, const Gemm *g, Operand out, int N, bool fits) {
     check_fused_operands(gpu, g, fits && out.fused && out.scaling == SCALE_DELAYED);
     gemm_check_apart(g, "codes", out.rows.codes, (int64_t)g->m * N);
     gemm_check_apart(g, "transposed codes", out.columns.codes, (int64_t)g->m * N);
 }
 
-void gpu_product_gelu(Gpu *gpu, Gemm g, Operand out) {
-    check_fused_product(gpu, &g, out, g.n, g.bias != NULL && g.k <= GELU_PRODUCT_MAX_K);
+void gpu_matmul_gelu(Gpu *gpu, Gemm g, Operand out) {
+    check_fused_matmul(gpu, &g, out, g.n, g.bias != NULL && g.k <= GELU_MATMUL_MAX_K);
     const Bf16 *bias = g.bias;
     g.bias = NULL;
     gemm(gpu, g);
     produce_gelu(out, g.d, bias, g.m, g.n);
-    if (own_products("wrong")) {
+    if (own_matmuls("wrong")) {
         *(out.rows.codes != NULL ? out.rows.codes : out.columns.codes) ^= 0x80;
     }
 }
 
-void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Operand dx, Gradient column_sums,
-                               Scratch scratch) {
+void gpu_matmul_gelu_backward(Gpu *gpu, Gemm g, Operand dx, Gradient column_sums, Scratch scratch) {
     // as BF16, aligned as the buffer of the pass's product is: one plan for both
     FREED float *product = aligned_alloc(256, (size_t)round_up64(2 * (int64_t)g.m * g.n, 256));
     const Bf16 *input = g.aux, *bias = g.bias;
-    check_fused_product(gpu, &g, dx, g.n, g.bias != NULL && g.k <= GELU_PRODUCT_MAX_K);
+    check_fused_matmul(gpu, &g, dx, g.n, g.bias != NULL && g.k <= GELU_MATMUL_MAX_K);
     g.d = product;
     g.aux = g.bias = NULL;
     gemm(gpu, g);
     produce_gelu_backward(dx, column_sums, g.d, input, bias, scratch, g.m, g.n);
-    if (own_products("wrong")) { dx.rows.codes[0] ^= 0x80; }
+    if (own_matmuls("wrong")) { dx.rows.codes[0] ^= 0x80; }
 }
 
-void gpu_product_swiglu(Gpu *gpu, Gemm g, Operand out) {
-    check_fused_product(gpu, &g, out, g.n / 2, g.fast_accumulation && g.n % 32 == 0);
+void gpu_matmul_swiglu(Gpu *gpu, Gemm g, Operand out) {
+    check_fused_matmul(gpu, &g, out, g.n / 2, g.fast_accumulation && g.n % 32 == 0);
     gemm(gpu, g);
     produce_swiglu(out, g.d, g.m, g.n / 2);
-    if (own_products("wrong")) {
+    if (own_matmuls("wrong")) {
         *(out.rows.codes != NULL ? out.rows.codes : out.columns.codes) ^= 0x80;
     }
 }
@@ -218,16 +217,16 @@ static double lse_of(const float *max_sums, int64_t next, int tiles) {
     return log(sum) + max;
 }
 
-void gpu_product_max_sums(Gpu *gpu, Gemm g, Scratch max_sums, int V) {
+void gpu_matmul_max_sums(Gpu *gpu, Gemm g, Scratch max_sums, int V) {
     int64_t bytes = max_sums_floats(g.m, g.n) * (int64_t)sizeof(float);
     check_fused_operands(gpu, &g, g.fast_accumulation && (int64_t)max_sums.bytes >= bytes);
     gemm_check_apart(&g, "maxima and sums", max_sums.data, bytes);
     gemm(gpu, g);
-    if (own_products("wrong")) { *(Bf16 *)g.d ^= 0x8000; }
+    if (own_matmuls("wrong")) { *(Bf16 *)g.d ^= 0x8000; }
     FREED float *x = bf16_read(g.d, (int64_t)g.m * g.n);
     for (int64_t i = 0; i < (int64_t)max_sums_tiles(g.n) * g.m; i++) {
         const float *row = x + i % g.m * g.n;
-        int begin = (int)(i / g.m) * WIDE_PRODUCT_COLUMNS, end = begin + WIDE_PRODUCT_COLUMNS;
+        int begin = (int)(i / g.m) * WIDE_MATMUL_COLUMNS, end = begin + WIDE_MATMUL_COLUMNS;
         end = end < V ? end : V;
         float max = -INFINITY, sum = 0.0f;
         for (int j = begin; j < end; j++) { max = row[j] > max || row[j] != row[j] ? row[j] : max; }
@@ -261,14 +260,14 @@ void gpu_rope_forward(Gpu *gpu, Bf16 *out, const Bf16 *qkv, Rotary r) {
     rotate(out, qkv, r);
 }
 
-void gpu_product_rope(Gpu *gpu, Gemm g, Rotary r) {
+void gpu_matmul_rope(Gpu *gpu, Gemm g, Rotary r) {
     bool norm = r.query_weight != NULL || r.key_weight != NULL;
-    bool fits = r.B * r.T == g.m && (r.H + 2 * r.G) * r.D == g.n && gpu_product_rotates(r.D);
+    bool fits = r.B * r.T == g.m && (r.H + 2 * r.G) * r.D == g.n && gpu_matmul_rotates(r.D);
     check_fused_operands(gpu, &g, g.fast_accumulation && fits && !norm);
     gemm(gpu, g);
     rotate(g.d, g.d, r);
     // the last query's row: the first query has one key, and so no choice
-    if (own_products("wrong")) { ((Bf16 *)g.d)[(int64_t)(g.m - 1) * g.n] ^= 0x8000; }
+    if (own_matmuls("wrong")) { ((Bf16 *)g.d)[(int64_t)(g.m - 1) * g.n] ^= 0x8000; }
 }
 
 // For normalised heads, and for heads of other sizes, codes are made from the rounded gradient.

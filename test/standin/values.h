@@ -29,8 +29,8 @@ void values_write(void *out, GpuType type, const float *values, int64_t n);
 // The same; the values become what will be read from out.
 void values_round(void *out, GpuType type, float *values, int64_t n);
 
-// Whether STANDIN_OWN_PRODUCTS is `what` (products.c).
-bool own_products(const char *what);
+// Whether STANDIN_OWN_MATMULS is `what` (matmuls.c).
+bool own_matmuls(const char *what);
 
 // What a gradient's sums are added to: its old values, or zeros. gradient_end writes the sums if
 // the gradient is requested.

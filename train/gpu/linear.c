@@ -9,8 +9,7 @@ void linear_plan(LinearLayer *l, const Params *p, const LinearPrecision *lp, Pla
                        .fast_backward = p->run->precision.fast_backward,
                        .counting = &p->counting,
                        .adds_bias = true,
-                       .family = lp->linear == LINEAR_HEAD ? FAMILY_HEAD_PRODUCTS
-                                                           : FAMILY_PRODUCTS};
+                       .family = lp->linear == LINEAR_HEAD ? FAMILY_HEAD_MATMULS : FAMILY_MATMULS};
     if (lp->number != NUMBER_FP8) { return; }
     bool codes;
     params_weights(p, lp->weight, lp->layer, &codes);
@@ -68,7 +67,7 @@ Operand linear_input(const LinearLayer *l, Pass pass) {
     Operand x = l->x;
     if (!is_fp8(l, pass)) { return operand_bf16(x.bf16); }
     bool kept = pass == PASS_RECOMPUTE || (pass == PASS_TRAIN && !l->recomputed);
-    if (pass == PASS_RECOMPUTE && !l->product_recomputed) { x.rows.codes = NULL; }
+    if (pass == PASS_RECOMPUTE && !l->matmul_recomputed) { x.rows.codes = NULL; }
     if (!kept) { x.columns.codes = NULL; }
     // a recomputation uses the scale of the forward pass, and an evaluation records no amax of an
     // operand with SCALE_DELAYED
@@ -112,7 +111,7 @@ static void set_fp8(Gemm *g, const Operand *a, Fp8Form a_form, const Operand *b,
     g->fast_accumulation = fast_accumulation;
 }
 
-Gemm linear_product(Gpu *gpu, const LinearLayer *l, Bf16 *y, const Operand *x, int M, Pass pass) {
+Gemm linear_matmul(Gpu *gpu, const LinearLayer *l, Bf16 *y, const Operand *x, int M, Pass pass) {
     Gemm g = gemm_plain(M, l->N, l->C, x->bf16, l->w.bf16, y);
     g.trans_b = true;
     g.family = l->family;
@@ -134,7 +133,7 @@ Gemm linear_input_gradient(const LinearLayer *l, Bf16 *dx, int M) {
 void linear_forward(Gpu *gpu, const LinearLayer *l, Bf16 *y, Operand x, const Bf16 *addend, int M,
                     Pass pass) {
     if (!linear_runs(l, pass)) { return; }
-    Gemm g = linear_product(gpu, l, y, &x, M, pass);
+    Gemm g = linear_matmul(gpu, l, y, &x, M, pass);
     g.c = addend;
     g.beta = addend != NULL ? 1.0f : 0.0f;
     if (l->bias != NULL && l->adds_bias) {

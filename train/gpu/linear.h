@@ -26,8 +26,8 @@ typedef struct {
     // true. NULL: codes are never counted.
     Fp8Counts *counts;
     const bool *counting;
-    bool recomputed;         // the input is not kept, but recomputed before the backward pass
-    bool product_recomputed; // the layer's forward product is recomputed too
+    bool recomputed;        // the input is not kept, but recomputed before the backward pass
+    bool matmul_recomputed; // the layer's forward product is recomputed too
 } LinearLayer;
 
 // Sets up the layer. For an FP8 layer, plans the buffer of the transposed FP8 weight and, if every
@@ -38,7 +38,7 @@ void linear_start(LinearLayer *l, const Params *p);
 
 // Whether a pass computes the layer's product. A product that was kept is not computed again.
 static inline bool linear_runs(const LinearLayer *l, Pass pass) {
-    return pass != PASS_RECOMPUTE || l->product_recomputed;
+    return pass != PASS_RECOMPUTE || l->matmul_recomputed;
 }
 
 // Returns the layer's input, with the forms that the kernel that computes it must write in a pass.
@@ -50,7 +50,7 @@ void linear_receive(Gpu *gpu, const LinearLayer *l);
 
 // Returns the forward product y [M,N] = x W', which gemm() or one of our own products (kernels.h)
 // is to compute. Also counts the codes of x.
-Gemm linear_product(Gpu *gpu, const LinearLayer *l, Bf16 *y, const Operand *x, int M, Pass pass);
+Gemm linear_matmul(Gpu *gpu, const LinearLayer *l, Bf16 *y, const Operand *x, int M, Pass pass);
 // y [M,N] = x W' (+ bias) (+ addend [M,N]), if the pass computes this product (linear_runs).
 void linear_forward(Gpu *gpu, const LinearLayer *l, Bf16 *y, Operand x, const Bf16 *addend, int M,
                     Pass pass);

@@ -245,7 +245,7 @@ static void start_linear(Network *n, LinearLayer *l, const Operand *x, const Ope
     l->recomputed = recompute != RECOMPUTE_NONE &&
                     l->precision->layer + 1 < n->run->config.num_layers;
     // fc2's output is the next block's input, which is kept
-    l->product_recomputed = recompute == RECOMPUTE_BLOCK && l->precision->linear != LINEAR_FC2;
+    l->matmul_recomputed = recompute == RECOMPUTE_BLOCK && l->precision->linear != LINEAR_FC2;
     if (l->x.bf16 == NULL) { l->x.bf16 = x->bf16; }
     l->dy.bf16 = dy->bf16;
     if (in_fp8(l)) {
@@ -256,10 +256,10 @@ static void start_linear(Network *n, LinearLayer *l, const Operand *x, const Ope
     linear_start(l, n->params);
 }
 
-// Whether wide_product.cu can compute the layer's forward product.
-static bool has_wide_product(const Network *n, const LinearLayer *l) {
+// Whether wide_matmul.cu can compute the layer's forward product.
+static bool has_wide_matmul(const Network *n, const LinearLayer *l) {
     return l->w.rows.codes != NULL && l->bias == NULL && l->x.type == FP8_E4M3 &&
-           !fp8_by_blocks(l->x.scaling) && l->fast_forward && gpu_has_fused_products(n->gpu);
+           !fp8_by_blocks(l->x.scaling) && l->fast_forward && gpu_has_fused_matmuls(n->gpu);
 }
 
 static void start_activation(Network *n, Block *b) {
@@ -268,12 +268,12 @@ static void start_activation(Network *n, Block *b) {
     bool none = !in_fp8(&b->fc1) && !in_fp8(&b->fc2), both = in_fp8(&b->fc1) && in_fp8(&b->fc2);
     b->fc1.adds_bias = none;
     if (!llama && !none) { b->gelu_bias = b->fc1.bias; }
-    b->product_activates = both && b->fc2.x.fused &&
-                           precision_scales(precision, FP8_RECIPE_DELAYED) &&
-                           (llama ? fast : b->fc1.C <= GELU_PRODUCT_MAX_K) &&
-                           gpu_has_fused_products(n->gpu);
-    bool derives = b->product_activates && b->fc1.dy.fused;
-    b->product_derives = !llama && (none || derives);
+    b->matmul_activates = both && b->fc2.x.fused &&
+                          precision_scales(precision, FP8_RECIPE_DELAYED) &&
+                          (llama ? fast : b->fc1.C <= GELU_MATMUL_MAX_K) &&
+                          gpu_has_fused_matmuls(n->gpu);
+    bool derives = b->matmul_activates && b->fc1.dy.fused;
+    b->matmul_derives = !llama && (none || derives);
     if (llama) { b->fc1.dy.bf16 = b->fc1_out; } // SwiGLU's backward pass works in place
 }
 
@@ -281,7 +281,7 @@ static void start_head(Network *n) {
     const Run *run = n->run;
     LinearLayer *head = &n->head;
     linear_start(head, n->params);
-    if (!has_wide_product(n, head) || !head->dy.fused) { return; }
+    if (!has_wide_matmul(n, head) || !head->dy.fused) { return; }
     if (run->config.loss.softcap > 0.0f) { return; }
     n->max_sums.data = (float *)head->dy.rows.codes;
     n->max_sums.bytes = (size_t)n->chunk_rows * (size_t)head->N;
@@ -331,8 +331,8 @@ void network_start(Network *n) {
             .dkey_weight = params_gradient(p, TENSOR_KEY_NORM_WEIGHT, l),
             .column_sums = b->qkv.dbias,
             .scratch = n->partial_sums};
-        b->product_rotates = llama && !c->qk_norm && gpu_product_rotates(c->head_size) &&
-                             has_wide_product(n, &b->qkv);
+        b->matmul_rotates = llama && !c->qk_norm && gpu_matmul_rotates(c->head_size) &&
+                            has_wide_matmul(n, &b->qkv);
         below = &b->fc2;
     }
     start_norm(n, &n->final_norm, TENSOR_FINAL_NORM_WEIGHT, 0, n->residual_out, below);

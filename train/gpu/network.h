@@ -31,9 +31,9 @@ typedef struct {
     };
     RotaryBackward rope; // each call sets B and T; table NULL: no rotary embedding
     // These three hold in training passes.
-    bool product_rotates;   // QKV's forward product also rotates queries and keys
-    bool product_activates; // fc1's forward product also applies the activation
-    bool product_derives;   // the product of fc2's input gradient also applies GELU's derivative
+    bool matmul_rotates;   // QKV's forward product also rotates queries and keys
+    bool matmul_activates; // fc1's forward product also applies the activation
+    bool matmul_derives;   // the product of fc2's input gradient also applies GELU's derivative
     // [F] fc1's bias, if GELU adds it and not fc1's product; else NULL. GELU adds it if fc1 or fc2
     // is in FP8, because cuBLASLt's epilogue with a bias makes a wide FP8 product a quarter slower.
     Bf16 *gelu_bias;

@@ -78,7 +78,7 @@ static void fill_operand(int side, GpuType type, Scaling scaling, int rows, int 
     }
 }
 
-bool support_product(Gpu *gpu, Gemm g, int rows, float *ms) {
+bool support_matmul(Gpu *gpu, Gemm g, int rows, float *ms) {
     enum { RUNS = 10 };
     const size_t values = (size_t)g.n * (size_t)g.k, results = (size_t)(rows * g.n);
     const size_t codes = values * sizeof(Bf16), side = codes + values / FP8_BLOCK * sizeof(float);
@@ -137,11 +137,11 @@ typedef struct {
 static const Product products[] = {{"forward", OPERAND_X, OPERAND_W},
                                    {"input-gradient", OPERAND_DY, OPERAND_W},
                                    {"weight-gradient", OPERAND_DY, OPERAND_X}};
-enum { PRODUCTS = sizeof(products) / sizeof(products[0]) };
+enum { MATMULS = sizeof(products) / sizeof(products[0]) };
 
 // Checks one of a layer's products: with K = 2 * FP8_BLOCK, so that each row has two scales, and
 // with the types and the epilogue that a step uses.
-static bool check_product(Gpu *gpu, const Precision *p, const LinearPrecision *lp, int product) {
+static bool check_matmul(Gpu *gpu, const Precision *p, const LinearPrecision *lp, int product) {
     const Product *kind = &products[product];
     const Fp8Type type_a = lp->type[kind->a], type_b = lp->type[kind->b];
     const int first = fp8_slot_index(p->config, lp->linear, lp->layer, OPERAND_X);
@@ -158,23 +158,23 @@ static bool check_product(Gpu *gpu, const Precision *p, const LinearPrecision *l
     if (forward && p->config->arch == ARCH_GPT2 && lp->linear != LINEAR_HEAD) {
         g.epilogue = EPILOGUE_BIAS;
     }
-    return support_product(gpu, g, g.m, NULL) ||
+    return support_matmul(gpu, g, g.m, NULL) ||
            fail("FP8 self-check: the %s product of %s and %s%s: %s", kind->name,
                 type_a == FP8_E4M3 ? "E4M3" : "E5M2", type_b == FP8_E4M3 ? "E4M3" : "E5M2",
                 fp8_by_blocks(g.scaling_a) ? " by blocks" : "", error_text());
 }
 
 // Returns how many kinds of products it has checked, or -1 if one is wrong.
-static int check_products(Gpu *gpu, const Precision *p) {
-    bool checked[PRODUCTS][2][2] = {0}; // indexed by the operands' types
+static int check_matmuls(Gpu *gpu, const Precision *p) {
+    bool checked[MATMULS][2][2] = {0}; // indexed by the operands' types
     int tried = 0;
     for (int i = 0; i < p->count; i++) {
         const LinearPrecision *lp = &p->linear[i];
-        for (int k = 0; k < PRODUCTS && lp->number == NUMBER_FP8; k++) {
+        for (int k = 0; k < MATMULS && lp->number == NUMBER_FP8; k++) {
             bool *done = &checked[k][lp->type[products[k].a]][lp->type[products[k].b]];
             bool fp8 = products[k].b == OPERAND_W || lp->wgrad == NUMBER_FP8;
             if (fp8 && !*done) {
-                if (!check_product(gpu, p, lp, k)) { return -1; }
+                if (!check_matmul(gpu, p, lp, k)) { return -1; }
                 tried++;
             }
             *done = true;
@@ -190,7 +190,7 @@ int fp8_self_check(Gpu *gpu, const Options *o, NumberSupport support) {
     size_t bytes = gpu->workspace_bytes;
     gpu->workspace_bytes = GEMM_WORKSPACE_BYTES / 2;
     CUDA_CHECK(cudaMalloc(&gpu->workspace, gpu->workspace_bytes)); // the run has no workspace yet
-    int tried = check_products(gpu, &precision);
+    int tried = check_matmuls(gpu, &precision);
     CUDA_CHECK(cudaFree(gpu->workspace));
     gpu->workspace = workspace;
     gpu->workspace_bytes = bytes;

@@ -22,7 +22,7 @@ NumberSupport support_find(Gpu *gpu, const Options *o, const Group *group);
 // it. The operands are small whole numbers, in g's types and scalings. This function sets g's
 // pointers. The first `rows` rows are compared with the CPU's result. ms: NULL, or receives the
 // milliseconds of one product.
-bool support_product(Gpu *gpu, Gemm g, int rows, float *ms);
+bool support_matmul(Gpu *gpu, Gemm g, int rows, float *ms);
 
 // Tests each kind of FP8 product that a run with these options computes, by a small product whose
 // result must be exact. Returns how many kinds there are, or -1 if one is missing or wrong.

@@ -66,10 +66,10 @@ static void result_row(const char *what, const Gpu *gpu, const Bf16 *device, con
 }
 
 // Checks a few rows of a large matmul.
-static void check_product(Gpu *gpu) {
+static void check_matmul(Gpu *gpu) {
     enum { N = 4096, CHECKED = 8 };
     float ms = NAN;
-    bool exact = support_product(gpu, gemm_plain(N, N, N, NULL, NULL, NULL), CHECKED, &ms);
+    bool exact = support_matmul(gpu, gemm_plain(N, N, N, NULL, NULL, NULL), CHECKED, &ms);
     row("matmul 4096^3", exact, "%.0f TFLOP/s, %s", 2.0 * N * N * N / (1e9 * ms),
         exact ? "exact" : error_text());
 }
@@ -172,7 +172,7 @@ int verify(const Options *options) {
         format_bytes(free_text, (double)free_bytes), format_bytes(all_text, (double)all_bytes));
     gpu.workspace_bytes = GEMM_WORKSPACE_BYTES;
     CUDA_CHECK(cudaMalloc(&gpu.workspace, gpu.workspace_bytes));
-    check_product(&gpu);
+    check_matmul(&gpu);
     check_attention(&gpu, (AttentionShape){16, 1024, 16, 4, 128, true, NULL}); // as in Llama
     check_attention(&gpu, (AttentionShape){16, 1024, 12, 12, 64, true, NULL}); // as in GPT-2
     check_fp8(&gpu, options);

@@ -23,7 +23,7 @@
 // (With the encoding in the computing warps, the kernel was 6% slower on an H200, because WGMMAs
 // waited for it. A fourth warpgroup would leave a thread 128 registers, too few for its sums.)
 //
-// Rows are permuted as in fused_product.cu, so that a thread has 2 adjacent rows x 4 adjacent
+// Rows are permuted as in fused_matmul.cu, so that a thread has 2 adjacent rows x 4 adjacent
 // columns of each block of 16 x 16.
 #include "hopper.cuh"
 #include "quantize.cuh"
@@ -33,7 +33,7 @@ namespace {
 enum Epilogue { SWIGLU, MAX_SUMS, ROTARY };
 
 enum {
-    ROWS = PRODUCT_ROWS, // rows of a warpgroup in a tile
+    ROWS = MATMUL_ROWS, // rows of a warpgroup in a tile
     TILE = 128,
     DEPTH = 128, // FP8 values of K in a step; a row of them takes DEPTH bytes in shared memory
     THREADS = 3 * GROUP,
@@ -64,7 +64,7 @@ struct Shared {
     Barrier staged[2]; // a warpgroup has written its half of x
     Barrier freed[2];  // workers have read a warpgroup's half of x
 };
-static_assert(2 * TILE == WIDE_PRODUCT_COLUMNS, "what a tile is to the loss, and to heads");
+static_assert(2 * TILE == WIDE_MATMUL_COLUMNS, "what a tile is to the loss, and to heads");
 static_assert(sizeof(Shared) <= 232448, "a block's shared memory");
 static_assert(registers_suffice(OTHER_REGISTERS, BUSY_REGISTERS), "a block's registers");
 
@@ -374,7 +374,7 @@ __device__ __forceinline__ void multiply(Shared &s, const Parameters &p, int w) 
 
 template <Epilogue EPILOGUE>
 __global__ void __launch_bounds__(THREADS, 1)
-    wide_product_kernel(const __grid_constant__ Parameters p) {
+    wide_matmul_kernel(const __grid_constant__ Parameters p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) uint8_t memory[];
     Shared &s = *reinterpret_cast<Shared *>(memory);
@@ -446,7 +446,7 @@ void launch_wide(const Gpu *gpu, const Gemm &g, Parameters p, int columns) {
     launch.stream = gpu->stream;
     launch.attrs = &clusters;
     launch.numAttrs = 1;
-    auto kernel = wide_product_kernel<EPILOGUE>;
+    auto kernel = wide_matmul_kernel<EPILOGUE>;
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     (int)sizeof(Shared)));
     CUDA_CHECK(cudaLaunchKernelEx(&launch, kernel, p));
@@ -459,21 +459,21 @@ static void begin_wide(const char *name, Gpu *gpu, const Gemm &g) {
     if (!g.fast_accumulation) { die("%s: it accumulates fast alone", name); }
 }
 
-void gpu_product_swiglu(Gpu *gpu, Gemm g, Operand out) {
+void gpu_matmul_swiglu(Gpu *gpu, Gemm g, Operand out) {
     const char *name = "product with SwiGLU";
     const int F = g.n / 2;
     Parameters p = {};
     begin_wide(name, gpu, g);
     if (g.n % 32 != 0) { die("%s: gate and up of %d columns; a multiple of 16 each", name, g.n); }
     if (out.type != FP8_E4M3) { die("%s: forward operands are E4M3", name); }
-    check_fused_product(name, gpu, g, &out, F, {g.a, g.b, g.d, g.scale_a, g.scale_b});
+    check_fused_matmul(name, gpu, g, &out, F, {g.a, g.b, g.d, g.scale_a, g.scale_b});
     p.codes = map_like_rows(out.rows.codes, g.m, F, HALF_ROW, PART_ROWS);
     p.codes_t = map_like_columns(out.columns.codes, F, g.m, QUARTER_ROW, PART_COLUMNS);
     p.out = out;
     launch_wide<SWIGLU>(gpu, g, p, F);
 }
 
-void gpu_product_max_sums(Gpu *gpu, Gemm g, Scratch max_sums, int V) {
+void gpu_matmul_max_sums(Gpu *gpu, Gemm g, Scratch max_sums, int V) {
     const char *name = "product with rows' maxima";
     const int64_t floats = max_sums_floats(g.m, g.n);
     Parameters p = {};
@@ -488,12 +488,12 @@ void gpu_product_max_sums(Gpu *gpu, Gemm g, Scratch max_sums, int V) {
     launch_wide<MAX_SUMS>(gpu, g, p, g.n);
 }
 
-void gpu_product_rope(Gpu *gpu, Gemm g, Rotary r) {
+void gpu_matmul_rope(Gpu *gpu, Gemm g, Rotary r) {
     const char *name = "product with RoPE";
     const int64_t M = (int64_t)r.B * r.T, N = ((int64_t)r.H + 2 * (int64_t)r.G) * r.D;
     Parameters p = {};
     begin_wide(name, gpu, g);
-    if (!gpu_product_rotates(r.D)) { die("%s: heads of %d", name, r.D); }
+    if (!gpu_matmul_rotates(r.D)) { die("%s: heads of %d", name, r.D); }
     if (r.query_weight != NULL || r.key_weight != NULL) { die("%s: heads with a norm", name); }
     check_fused_operands(name, gpu, g, TYPE_E4M3, {g.a, g.b, g.d, g.scale_a, g.scale_b, r.table});
     if (r.T < 1 || r.H < 1 || r.G < 1 || M != g.m || N != g.n) {

@@ -35,7 +35,7 @@
 namespace {
 
 enum {
-    ROWS = PRODUCT_ROWS, // rows of a warpgroup in a tile
+    ROWS = MATMUL_ROWS, // rows of a warpgroup in a tile
     TILE = 128,
     DEPTH = 128, // FP8 values of K in a step; a row of them takes DEPTH bytes in shared memory
     THREADS = 3 * GROUP,
@@ -62,7 +62,7 @@ struct Shared {
 };
 static_assert(sizeof(Shared) <= 232448, "a block's shared memory");
 static_assert(registers_suffice(LOADING_REGISTERS, COMPUTING_REGISTERS), "a block's registers");
-static_assert(B_STAGES * DEPTH >= GELU_PRODUCT_MAX_K, "the panel of B that stays");
+static_assert(B_STAGES * DEPTH >= GELU_MATMUL_MAX_K, "the panel of B that stays");
 
 struct Parameters {
     CUtensorMap a, b, x, codes, codes_t;
@@ -179,7 +179,7 @@ template <Fp8Type TYPE, bool BACKWARD, bool SPLIT>
 __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
     const int warp = threadIdx.x % GROUP / WARP, lane = threadIdx.x % WARP;
     const int g = lane / 4, t = lane % 4;
-    const float product_scale = *p.scale_a * *p.scale_b, scale = p.out.scale->scale;
+    const float matmul_scale = *p.scale_a * *p.scale_b, scale = p.out.scale->scale;
     Staging &staging = s.staging[w];
     float largest = 0.0f;
 
@@ -317,8 +317,8 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
                     for (int i = 0; i < 2; i++) {
                         const float *d = sums + j * 8 + i * 2;
                         const int wgmma_row = warp * 16 + i * 8 + g;
-                        uint2 rounded = {bf16_pair(d[0] * product_scale, d[1] * product_scale),
-                                         bf16_pair(d[4] * product_scale, d[5] * product_scale)};
+                        uint2 rounded = {bf16_pair(d[0] * matmul_scale, d[1] * matmul_scale),
+                                         bf16_pair(d[4] * matmul_scale, d[5] * matmul_scale)};
                         if (!BACKWARD) { before[j][i] = *x_at(j, i) = rounded; }
                         const float in[4] = {low_bf16(before[j][i].x), high_bf16(before[j][i].x),
                                              low_bf16(before[j][i].y), high_bf16(before[j][i].y)};
@@ -383,7 +383,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
 
 template <Fp8Type TYPE, bool BACKWARD, bool SPLIT>
 __global__ void __launch_bounds__(THREADS, 1)
-    gelu_product_kernel(const __grid_constant__ Parameters p) {
+    gelu_matmul_kernel(const __grid_constant__ Parameters p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) uint8_t memory[];
     Shared &s = *reinterpret_cast<Shared *>(memory);
@@ -420,9 +420,9 @@ __global__ void __launch_bounds__(THREADS, 1)
 // ---- launchers ----------------------------------------------------------------------------------
 
 template <Fp8Type TYPE, bool BACKWARD>
-void launch_product(const Gpu *gpu, const Gemm &g, const Parameters &p) {
-    auto kernel = g.fast_accumulation ? gelu_product_kernel<TYPE, BACKWARD, false>
-                                      : gelu_product_kernel<TYPE, BACKWARD, true>;
+void launch_matmul(const Gpu *gpu, const Gemm &g, const Parameters &p) {
+    auto kernel = g.fast_accumulation ? gelu_matmul_kernel<TYPE, BACKWARD, false>
+                                      : gelu_matmul_kernel<TYPE, BACKWARD, true>;
     int64_t tiles = (int64_t)divide_up(p.M, TILE) * divide_up(p.N, TILE);
     int blocks = (int)min(tiles, (int64_t)gpu->sms);
     launch_with_shared(kernel, blocks, THREADS, sizeof(Shared), gpu->stream, p);
@@ -430,10 +430,8 @@ void launch_product(const Gpu *gpu, const Gemm &g, const Parameters &p) {
 
 // Returns the parameters that both kernels share. x is GELU's input without the bias.
 Parameters parameters(const char *name, const Gpu *gpu, const Gemm &g, Bf16 *x, Operand out) {
-    if (g.k > GELU_PRODUCT_MAX_K) {
-        die("%s: K is %d, more than %d", name, g.k, GELU_PRODUCT_MAX_K);
-    }
-    check_fused_product(name, gpu, g, &out, g.n, {g.a, g.b, x, g.bias, g.scale_a, g.scale_b});
+    if (g.k > GELU_MATMUL_MAX_K) { die("%s: K is %d, more than %d", name, g.k, GELU_MATMUL_MAX_K); }
+    check_fused_matmul(name, gpu, g, &out, g.n, {g.a, g.b, x, g.bias, g.scale_a, g.scale_b});
     Parameters p = {};
     p.a = map_like_rows(static_cast<const uint8_t *>(g.a), g.m, g.k, FULL_ROW, ROWS);
     p.b = map_like_columns(static_cast<const uint8_t *>(g.b), g.n, g.k, FULL_ROW, TILE);
@@ -455,27 +453,25 @@ Parameters parameters(const char *name, const Gpu *gpu, const Gemm &g, Bf16 *x, 
 
 } // namespace
 
-bool gpu_has_fused_products(const Gpu *gpu) {
-    return runs_on_hopper(gpu, gelu_product_kernel<FP8_E4M3, false, false>);
+bool gpu_has_fused_matmuls(const Gpu *gpu) {
+    return runs_on_hopper(gpu, gelu_matmul_kernel<FP8_E4M3, false, false>);
 }
 
-void gpu_product_gelu(Gpu *gpu, Gemm g, Operand out) {
+void gpu_matmul_gelu(Gpu *gpu, Gemm g, Operand out) {
     gpu_family(gpu, g.family);
     const char *name = "product with GELU";
     if (out.type != FP8_E4M3) { die("%s: forward operands are E4M3", name); }
-    launch_product<FP8_E4M3, false>(gpu, g,
-                                    parameters(name, gpu, g, static_cast<Bf16 *>(g.d), out));
+    launch_matmul<FP8_E4M3, false>(gpu, g, parameters(name, gpu, g, static_cast<Bf16 *>(g.d), out));
 }
 
-void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Operand dx, Gradient column_sums,
-                               Scratch scratch) {
+void gpu_matmul_gelu_backward(Gpu *gpu, Gemm g, Operand dx, Gradient column_sums, Scratch scratch) {
     gpu_family(gpu, g.family);
     const char *name = "product with GELU backward";
     int parts = divide_up(g.m, ROWS);
     check_scratch(name, scratch, (int64_t)parts * g.n);
     Parameters p = parameters(name, gpu, g, static_cast<Bf16 *>(g.aux), dx);
     p.partials = scratch.data;
-    (dx.type == FP8_E4M3 ? launch_product<FP8_E4M3, true> : launch_product<FP8_E5M2, true>)(gpu, g,
-                                                                                            p);
+    (dx.type == FP8_E4M3 ? launch_matmul<FP8_E4M3, true> : launch_matmul<FP8_E5M2, true>)(gpu, g,
+                                                                                          p);
     sum_partials({{column_sums}, scratch.data, parts, g.n}, gpu->stream);
 }

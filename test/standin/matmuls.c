@@ -29,20 +29,20 @@ static bool is_fp8(cublasLtMatrixLayout_t x) {
     return x->type == CUDA_R_8F_E4M3 || x->type == CUDA_R_8F_E5M2;
 }
 
-// STANDIN_FP8 is for the library's FP8 products, STANDIN_OWN_PRODUCTS for our own. =none: the
+// STANDIN_FP8 is for the library's FP8 products, STANDIN_OWN_MATMULS for our own. =none: the
 // device has none; =wrong: one value of each product is wrong.
 static bool played(const char *variable, const char *what) {
     const char *given = getenv(variable);
     return given != NULL && strcmp(given, what) == 0;
 }
 
-bool own_products(const char *what) {
-    return played("STANDIN_OWN_PRODUCTS", what);
+bool own_matmuls(const char *what) {
+    return played("STANDIN_OWN_MATMULS", what);
 }
 
 // Whether the library can compute it.
-static bool is_product(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
-                       cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t d) {
+static bool is_matmul(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                      cublasLtMatrixLayout_t d) {
     bool ta = desc->transa == CUBLAS_OP_T, tb = desc->transb == CUBLAS_OP_T;
     bool fits = (ta ? a->cols : a->rows) == d->rows && (tb ? b->rows : b->cols) == d->cols &&
                 (ta ? a->rows : a->cols) == (tb ? b->cols : b->rows) && a->batch == d->batch &&
@@ -65,7 +65,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
                                               cublasLtMatmulHeuristicResult_t *results,
                                               int *count) {
     *count = 0;
-    if (!is_product(desc, a, b, d)) { return CUBLAS_STATUS_NOT_SUPPORTED; }
+    if (!is_matmul(desc, a, b, d)) { return CUBLAS_STATUS_NOT_SUPPORTED; }
     for (uint32_t need = 256; need >= 16 && *count < room; need /= 4) {
         if (has->a >= need && has->b >= need && has->c >= need && has->d >= need) {
             results[*count] = (cublasLtMatmulHeuristicResult_t){.algo = {need}};
@@ -105,7 +105,7 @@ static cublasStatus_t multiply(cublasLtMatmulDesc_t desc, const void *alpha, con
     int n = d->rows * d->cols;
     float factor = *(const float *)alpha, add = *(const float *)beta;
     uintptr_t addresses = (uintptr_t)A | (uintptr_t)B | (uintptr_t)C | (uintptr_t)D;
-    if (!is_product(desc, a, b, d) || addresses % algo->alignment != 0) {
+    if (!is_matmul(desc, a, b, d) || addresses % algo->alignment != 0) {
         return CUBLAS_STATUS_INVALID_VALUE;
     }
     bool blocks = is_fp8(a) && desc->a_mode != CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
