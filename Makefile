@@ -117,7 +117,7 @@ GPU_TESTS := $(patsubst test/%.cu,$(BUILD)/plain/%,$(wildcard test/*.cu))
 $(GPU_TESTS): $(BUILD)/plain/%: $(BUILD)/plain/test/%.cu.o $(gpu_objects) \
                                 $(call objects,plain,$(COMMON) $(CPU))
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS) $(CUDALIBS) $(TEST_LDFLAGS)
-# it plants faults into products
+# it plants faults into matmuls
 $(BUILD)/plain/test_gpu_convergence: TEST_LDFLAGS = -Wl,--wrap=gemm
 # they plant faults before the norms
 $(BUILD)/plain/test_gpu_flips $(BUILD)/plain/standin_flips $(BUILD)/asan/standin_flips: \

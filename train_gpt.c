@@ -4,7 +4,7 @@
 // same order.
 //
 // The linear layers can round their operands to BF16 or FP8 as the GPU does (model/precision.h);
-// the products of the rounded operands and all else stay FP32. So this file is the reference for
+// the matmuls of the rounded operands and all else stay FP32. So this file is the reference for
 // the GPU's numerics, and shows the effect of FP8 on a loss curve without a GPU.
 //
 // Shapes: B sequences of T tokens, M = B * T, C channels, L blocks, H heads, G key/value heads, D
@@ -30,9 +30,9 @@
 typedef struct {
     int N, C;
     const float *weight, *bias; // [N,C], [N]; bias NULL: none
-    float *rounded;             // [N,C] the weight, rounded for products; in FP32 `weight` itself
+    float *rounded;             // [N,C] the weight, rounded for matmuls; in FP32 `weight` itself
     float *dweight, *dbias;
-    // number: format of the operands of the forward product and of the input gradient; wgrad:
+    // number: format of the operands of the forward matmul and of the input gradient; wgrad:
     // format of the operands of the weight gradient
     NumberFormat number, wgrad;
     const Fp8Type *type; // [OPERAND_COUNT]
@@ -75,7 +75,7 @@ typedef struct {
     void *memory;
 
     float *weights, *gradients, *exp_avg, *exp_avg_sq; // [layout.size]
-    float *rounded;                                    // the weights, rounded for products
+    float *rounded;                                    // the weights, rounded for matmuls
     Fp8Scale *slots;                                   // [fp8_slot_count]
     float *amax_history;                               // [fp8_slot_count, history_length]
     Fp8Counts *counts;                                 // [fp8_slot_count]
@@ -97,7 +97,7 @@ typedef struct {
     int chunk_rows;
 
     float *d_residual, *d_norm, *d_qkv, *d_attention, *d_fc1, *d_activated;
-    float *operand_a, *operand_b; // rounded operands of one product
+    float *operand_a, *operand_b; // rounded operands of one matmul
     float *muon;                  // scratch of muon_orthogonalize
     Bucket whole;                 // all parameters, because there is one rank
     float *snapshot;              // [3, layout.size] copies that a save in the background reads
@@ -334,7 +334,7 @@ static int trainer_close(Trainer *t) {
 
 // Why an operand is rounded.
 typedef enum {
-    FOR_TRAINING,   // the product sums over the operand's columns
+    FOR_TRAINING,   // the matmul sums over the operand's columns
     FOR_EVALUATION, // like FOR_TRAINING, but the amax does not enter the history
     FOR_WGRAD       // the weight gradient sums over the operand's rows, with FOR_TRAINING's scale
 } Purpose;
@@ -363,7 +363,8 @@ static float fp8_scale_for(Trainer *t, int slot_index, Purpose purpose, const fl
     return scale;
 }
 
-// Rounds an operand [rows,N] or [rows,C]. Returns a factor by which the product must be multiplied.
+// Rounds an operand [rows,N] or [rows,C]. Returns a factor by which the matmul's result must be
+// multiplied.
 static float round_operand(Trainer *t, const CpuLinear *l, OperandId operand, NumberFormat number,
                            Purpose purpose, float *out, const float *x, int rows) {
     const Precision *p = &t->run.precision;
@@ -393,7 +394,7 @@ static float round_operand(Trainer *t, const CpuLinear *l, OperandId operand, Nu
     return 1.0f / scale;
 }
 
-// Rounds a weight for the products. This is done once in each optimizer step.
+// Rounds a weight for the matmuls. This is done once in each optimizer step.
 static void linear_round_weight(Trainer *t, CpuLinear *l) {
     if (t->rounded == NULL) { return; }
     // the FP8 weight is rounded from the BF16 weight, as on the GPU

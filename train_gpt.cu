@@ -355,7 +355,7 @@ static void qkv_forward(Trainer *t, const Block *b, Operand x, int B, int T, Pas
     }
 }
 
-// Computes fc1's product of x, and the activation. Returns the result in the format that fc2 reads.
+// Computes fc1's matmul of x, and the activation. Returns the result in the format that fc2 reads.
 static Operand fc1_forward(Trainer *t, const Block *b, Operand x, int M, Pass pass) {
     Gpu *gpu = &t->gpu;
     const bool llama = t->run.config.arch == ARCH_LLAMA;
@@ -808,7 +808,7 @@ static void evaluate(Trainer *t) {
 // Returns the logits of the token after tokens[0..n). The sequence is padded to a power of two, so
 // that few attention plans serve all lengths; attention is causal, so the padding does not change
 // the earlier rows. The head computes 16 rows, one of which is the last token's, because FP8
-// products take multiples of 16 rows.
+// matmuls take multiples of 16 rows.
 static float *next_logits(void *trainer, const int *tokens, int n) {
     Trainer *t = (Trainer *)trainer;
     const ModelConfig *c = &t->run.config;

@@ -1,7 +1,7 @@
 // The optimizer's step: the gradients' norm, the decision whether the step is skipped, AdamW
 // (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019), the parts of Muon (cpu.h)
-// that are not matrix products, and the new FP8 scales. The new weights are written in the type
-// that matrix products read, BF16 or FP8.
+// that are not matmuls, and the new FP8 scales. The new weights are written in the type that
+// matmuls read, BF16 or FP8.
 // With ZeRO-1 a rank's part of a matrix may begin anywhere, so the kernels process a matrix as an
 // array of elements. FP8 weights are transposed later, once a rank has the whole weight.
 #include "../base/rng.h"

@@ -4,7 +4,7 @@
 //   S = QK' / sqrt(128)    P = exp(S - lse)    dP = dO V'    dS = P (dP + delta)
 //   dV = P' dO             dK = dS' Q / sqrt(128)
 //
-// P and dS are rounded to BF16 for their products; all else is FP32.
+// P and dS are rounded to BF16 for their matmuls; all else is FP32.
 //
 // A thread block computes several consecutive pieces of the work. A piece is 128 keys of a
 // key/value head, 64 for each of two warpgroups. From every query head that uses these keys, the

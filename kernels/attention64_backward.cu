@@ -4,7 +4,7 @@
 //   S = QK' / 8    P = exp(S - lse)    dP = dO V'    dS = P (dP - rowsum(dO O))
 //   dV = P' dO     dK = dS' Q / 8      dQ = dS K / 8
 //
-// P and dS are rounded to BF16 for their products; all else is FP32.
+// P and dS are rounded to BF16 for their matmuls; all else is FP32.
 //
 // A thread block computes whole heads, one after another. A head's keys are cut into tiles of 128.
 // While a tile of keys stays in shared memory, the queries from the diagonal on are loaded in pairs
@@ -279,7 +279,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
         for (int i = 0; i < 4; i++) { wgmma<false, false>(dp, v + 2 * i, d_out + 2 * i, i > 0); }
         wgmma_commit();
     };
-    auto multiply_gradients = [&](bool adds) { // adds products of the previous tile to dV and dK
+    auto multiply_gradients = [&](bool adds) { // adds the previous tile's matmuls to dV and dK
         auto &from = s.stages[(query_tiles - 1) % STAGES];
         const uint64_t q = wgmma_transposed(from.q), d_out = wgmma_transposed(from.d_out);
         wgmma_fence();
@@ -296,7 +296,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
         pin(ds);
         release();
     };
-    auto multiply_queries = [&](bool adds) { // adds products to dQ of the previous pair
+    auto multiply_queries = [&](bool adds) { // adds matmuls to the previous pair's dQ
         barrier_wait(&s.ds_full[w], query_tiles / 2 - 1);
         const uint64_t a = wgmma_transposed(s.ds[w]), b = wgmma_transposed(s.keys[key_tiles % 2].k);
         wgmma_fence();
@@ -386,7 +386,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
         };
         // Returns whether earlier tiles of keys have stored sums of a pair's dQ.
         auto adds = [&](int j, int pair) { return j > max(work.first, first_keys(pair)); };
-        // Loads the sums of a pair's dQ, if there are any, long before the product that adds to
+        // Loads the sums of a pair's dQ, if there are any, long before the matmul that adds to
         // them.
         auto load_queries = [&](int j, int pair) {
             const float4 *from = sums_at(pair);

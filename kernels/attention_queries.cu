@@ -5,7 +5,7 @@
 //   dP = dO V'              delta = -rowsum(dO O)        dS = exp(S - lse) (dP + delta)
 //   dQ = dS K / sqrt(size)
 //
-// exp(S - m) is rounded to BF16 for its product with V, and dS for its product with K; all else is
+// exp(S - m) is rounded to BF16 for its matmul with V, and dS for its matmul with K; all else is
 // FP32. At first, m is a row's maximum over the first tile of keys that the row sees. Later m is
 // raised to the maximum only if exponentials become large, so that most tiles need no maximum. A
 // row's sums are added in the order of the keys.
@@ -14,7 +14,7 @@
 // 64 queries of a head, one for each computing warpgroup. The warpgroups take turns in computing
 // the piece's last tile, because that tile sees the most keys. The keys up to the diagonal are
 // loaded by TMA, in tiles of 64 that all warpgroups read. By WGMMA, a warpgroup computes the scores
-// of a tile of keys, and adds the product of the previous tile to its sums. While it computes
+// of a tile of keys, and adds the previous tile's matmul to its sums. While it computes
 // exponentials, the other warpgroups use the tensor cores. With documents, tiles of keys before the
 // piece's first document are not loaded, and a warpgroup skips the tiles before its own first
 // document. The host then divides the work in parts of about equal cost. (For heads of 64, two or

@@ -425,7 +425,7 @@ void muon_orthogonalize(float *x, int rows, int columns, float scale, float *scr
     bool tall = rows > columns;
     int side = tall ? columns : rows;
     int64_t n = (int64_t)rows * columns, squares = (int64_t)side * side;
-    float *gram = scratch, *polynomial = gram + squares, *product = polynomial + squares;
+    float *gram = scratch, *polynomial = gram + squares, *result = polynomial + squares;
     float inverse = 1.0f / ((float)sqrt(sum_of_squares(x, n)) + MUON_EPSILON);
     for (int64_t i = 0; i < n; i++) { x[i] *= inverse; }
     for (int step = 0; step < MUON_STEPS; step++) {
@@ -438,8 +438,8 @@ void muon_orthogonalize(float *x, int rows, int columns, float scale, float *scr
                            .alpha = MUON_C});
         const float *left = tall ? x : polynomial, *right = tall ? polynomial : x;
         float alpha = step + 1 < MUON_STEPS ? 1.0f : scale;
-        cpu_gemm((CpuGemm){rows, columns, side, left, right, product, .alpha = alpha});
-        memcpy(x, product, (size_t)n * sizeof(float));
+        cpu_gemm((CpuGemm){rows, columns, side, left, right, result, .alpha = alpha});
+        memcpy(x, result, (size_t)n * sizeof(float));
     }
 }
 

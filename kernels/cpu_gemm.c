@@ -1,4 +1,4 @@
-// Blocked matrix product for the CPU, in the manner of Goto and van de Geijn, "Anatomy of
+// Blocked matmul for the CPU, in the manner of Goto and van de Geijn, "Anatomy of
 // High-Performance Matrix Multiplication" (2008): panels of B and blocks of A are packed so that
 // the innermost kernel reads both with unit stride and keeps an MR x NR tile of C in registers.
 //

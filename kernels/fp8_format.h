@@ -112,7 +112,7 @@ HOST_DEVICE static inline float fp8_scale(float amax, float target, float previo
 
 // ---- blocks ----
 //
-// With blockwise scaling an operand [rows,k] of a matrix product that sums over k has many scales:
+// With blockwise scaling an operand [rows,k] of a matmul that sums over k has many scales:
 // activations and gradients have one for each block of 1 x 128 values, weights one for each block
 // of 128 x 128 (DeepSeek-V3 Technical Report, 2024, section 3.3). A block at an edge is smaller.
 

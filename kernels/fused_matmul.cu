@@ -1,5 +1,5 @@
-// The two FP8 matrix products next to GPT-2's GELU, on Hopper, with GELU or its derivative in their
-// epilogue. One kernel does the work of a product (gemm.h) and of a pass over its result
+// The two FP8 matmuls next to GPT-2's GELU, on Hopper, with GELU or its derivative in their
+// epilogue. One kernel does the work of a matmul (gemm.h) and of a pass over its result
 // (activation.cu). The scales of y and dx are known before their values are (SCALE_DELAYED).
 //
 //   forward    x = A B' rounded to BF16, which is written; GELU's output y = gelu(x + bias)
@@ -8,7 +8,7 @@
 //
 // A [M,K] and B [N,K] are FP8 codes; y and dx are written as codes and transposed codes, and their
 // amax is recorded. Values are rounded as by the two separate kernels, so that results differ only
-// where the product's sums do.
+// where the matmul's sums do.
 //
 // A thread block computes consecutive tiles of 128 x 128, down a panel of 128 columns and then down
 // the next. Of its three warpgroups the first only moves data, by TMA: one warp loads A, one loads
@@ -21,7 +21,7 @@
 // loading B again and again.)
 //
 // TMA permutes the rows of A and of B inside each block of 16, so that a thread gets 2 adjacent
-// rows x 4 adjacent columns of the product. The four codes that a thread has of a row then make a
+// rows x 4 adjacent columns of the result. The four codes that a thread has of a row then make a
 // 32-bit word, and the two codes of a column the 16-bit unit that stmatrix stores. With lane = 4 g
 // + t (g < 8, t < 4) and p, h, e in {0, 1}:
 //
@@ -80,7 +80,7 @@ struct Parameters {
 
 // The tile that a thread block computes. A block computes consecutive tiles.
 struct Work {
-    int M, steps;    // a tile's product is computed in steps, each over DEPTH values of K
+    int M, steps;    // a tile's matmul is computed in steps, each over DEPTH values of K
     int row, column; // where this tile begins
     int tiles_left;
     int number, panel; // how many tiles, and panels, this block has finished
@@ -322,13 +322,13 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
                         if (!BACKWARD) { before[j][i] = *x_at(j, i) = rounded; }
                         const float in[4] = {low_bf16(before[j][i].x), high_bf16(before[j][i].x),
                                              low_bf16(before[j][i].y), high_bf16(before[j][i].y)};
-                        const float product[4] = {low_bf16(rounded.x), high_bf16(rounded.x),
-                                                  low_bf16(rounded.y), high_bf16(rounded.y)};
+                        const float result[4] = {low_bf16(rounded.x), high_bf16(rounded.x),
+                                                 low_bf16(rounded.y), high_bf16(rounded.y)};
                         float values[4];
 #pragma unroll
                         for (int k = 0; k < 4; k++) {
                             float x = in[k] + biases[k];
-                            values[k] = BACKWARD ? product[k] * gelu_slope(x) : gelu(x);
+                            values[k] = BACKWARD ? result[k] * gelu_slope(x) : gelu(x);
                             largest = amax_of(largest, values[k]);
                             float &sum = columns[j * 4 + k];
                             sum = i > 0 ? sum + values[k] : values[k];
@@ -459,14 +459,14 @@ bool gpu_has_fused_matmuls(const Gpu *gpu) {
 
 void gpu_matmul_gelu(Gpu *gpu, Gemm g, Operand out) {
     gpu_family(gpu, g.family);
-    const char *name = "product with GELU";
+    const char *name = "matmul with GELU";
     if (out.type != FP8_E4M3) { die("%s: forward operands are E4M3", name); }
     launch_matmul<FP8_E4M3, false>(gpu, g, parameters(name, gpu, g, static_cast<Bf16 *>(g.d), out));
 }
 
 void gpu_matmul_gelu_backward(Gpu *gpu, Gemm g, Operand dx, Gradient column_sums, Scratch scratch) {
     gpu_family(gpu, g.family);
-    const char *name = "product with GELU backward";
+    const char *name = "matmul with GELU backward";
     int parts = divide_up(g.m, ROWS);
     check_scratch(name, scratch, (int64_t)parts * g.n);
     Parameters p = parameters(name, gpu, g, static_cast<Bf16 *>(g.aux), dx);

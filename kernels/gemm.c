@@ -53,7 +53,7 @@ void gemm_close(Gpu *gpu) {
 
 static void check_address(const Gemm *g, const char *name, const void *address, bool needed) {
     if ((address != NULL || !needed) && (uintptr_t)address % LEAST_ALIGNMENT == 0) { return; }
-    die("gemm: a product of %d x %d x %d has %s at %p; the address must be a multiple of %d", g->m,
+    die("gemm: a matmul of %d x %d x %d has %s at %p; the address must be a multiple of %d", g->m,
         g->n, g->k, name, address, LEAST_ALIGNMENT);
 }
 
@@ -69,7 +69,7 @@ void gemm_check_apart(const Gemm *g, const char *name, const void *to, int64_t b
     for (size_t i = 0; i < sizeof(operands) / sizeof(operands[0]); i++) {
         uintptr_t read = (uintptr_t)operands[i].from, written = (uintptr_t)to;
         if (written < read + (uintptr_t)operands[i].bytes && read < written + (uintptr_t)n) {
-            die("gemm: a product of %d x %d x %d writes %s over its operand %s", g->m, g->n, g->k,
+            die("gemm: a matmul of %d x %d x %d writes %s over its operand %s", g->m, g->n, g->k,
                 name, operands[i].name);
         }
     }
@@ -91,9 +91,9 @@ static void check(const Gemm *g) {
     bool bias = g->epilogue == EPILOGUE_BIAS, aux = g->epilogue == EPILOGUE_DGELU;
     check_address(g, "bias", g->bias, bias);
     check_address(g, "aux", g->aux, aux);
-    // cuBLASLt refuses some FP8 products whose description has a bias that no epilogue adds
+    // cuBLASLt refuses some FP8 matmuls whose description has a bias that no epilogue adds
     if ((g->bias != NULL && !bias) || (g->aux != NULL && !aux)) {
-        die("gemm: a product of %d x %d x %d has a bias or aux that its epilogue does not read",
+        die("gemm: a matmul of %d x %d x %d has a bias or aux that its epilogue does not read",
             g->m, g->n, g->k);
     }
     check_address(g, "scale_a", g->scale_a, a_fp8);
@@ -104,17 +104,17 @@ static void check(const Gemm *g) {
     bool a_blocks = fp8_by_blocks(g->scaling_a), b_blocks = fp8_by_blocks(g->scaling_b);
     bool both_128x128 = g->scaling_a == SCALE_BLOCK_128X128 && g->scaling_b == SCALE_BLOCK_128X128;
     if (a_blocks != b_blocks || both_128x128 || (a_blocks && (!a_fp8 || g->fast_accumulation))) {
-        die("gemm: a product of %d x %d x %d has scales of kinds %d and %d%s", g->m, g->n, g->k,
+        die("gemm: a matmul of %d x %d x %d has scales of kinds %d and %d%s", g->m, g->n, g->k,
             g->scaling_a, g->scaling_b, g->fast_accumulation ? ", and fast accumulation" : "");
     }
     bool apart = batch_strides(g) % LEAST_ALIGNMENT == 0;
     if (g->batch > 0 && (a_fp8 || g->epilogue != EPILOGUE_NONE || !apart)) {
-        die("gemm: a batch of products of %d x %d x %d is in FP8, has an epilogue, or has operands "
+        die("gemm: a batch of matmuls of %d x %d x %d is in FP8, has an epilogue, or has operands "
             "that are no multiple of 16 bytes",
             g->m, g->n, g->k);
     }
     if (a_fp8 != b_fp8 || (a_fp8 && (g->trans_a || !g->trans_b))) {
-        die("gemm: a product of %d x %d x %d mixes FP8 with another type, or has an FP8 operand "
+        die("gemm: a matmul of %d x %d x %d mixes FP8 with another type, or has an FP8 operand "
             "without k contiguous",
             g->m, g->n, g->k);
     }
@@ -248,7 +248,7 @@ static GemmPlan *plan_for(Gpu *gpu, const Gemm *g) {
     plan_describe(&p, g);
     if (!plan_algorithm(gpu, &p)) {
         plan_destroy(&p);
-        fail("cuBLASLt has no algorithm for a product of %d x %d x %d (types %d, %d -> %d)", g->m,
+        fail("cuBLASLt has no algorithm for a matmul of %d x %d x %d (types %d, %d -> %d)", g->m,
              g->n, g->k, g->type_a, g->type_b, g->type_d);
         return NULL;
     }

@@ -1,4 +1,4 @@
-// Matrix products through cuBLASLt.
+// Matmuls through cuBLASLt.
 //
 // Row-major D[m,n] = alpha * op(A)[m,k] * op(B)[k,n] (+ beta * C), where op transposes if trans_a
 // or trans_b is set. FP8 operands must both have k contiguous: trans_a is false and trans_b is true
@@ -16,7 +16,7 @@
 
 BEGIN_C
 
-// Bytes of gpu->workspace. The Makefile sets fewer for tests without a GPU: their products do not
+// Bytes of gpu->workspace. The Makefile sets fewer for tests without a GPU: their matmuls do not
 // use the workspace, but each step fills it with NaN.
 #ifndef GEMM_WORKSPACE_BYTES
 #define GEMM_WORKSPACE_BYTES ((size_t)64 << 20)
@@ -25,7 +25,7 @@ BEGIN_C
 typedef enum {
     EPILOGUE_NONE,
     EPILOGUE_BIAS, // + bias[n]
-    EPILOGUE_DGELU // D = product * gelu'(aux[m,n])
+    EPILOGUE_DGELU // D = A B * gelu'(aux[m,n])
 } GemmEpilogue;
 
 static inline GpuType gpu_fp8_type(Fp8Type type) {
@@ -34,7 +34,7 @@ static inline GpuType gpu_fp8_type(Fp8Type type) {
 
 typedef struct {
     int m, n, k;
-    int batch; // how many products of this shape, whose operands lie one after another; 0: one
+    int batch; // how many matmuls of this shape, whose operands lie one after another; 0: one
     const void *a, *b;
     const void *c; // added with factor beta: D itself, or another buffer of D's shape
     void *d;
@@ -50,7 +50,7 @@ typedef struct {
     GpuFamily family;       // FAMILY_MATMULS unless it is set
 } Gemm;
 
-// Returns a product of BF16 into BF16, without transposition, addition or epilogue.
+// Returns a matmul of BF16 into BF16, without transposition, addition or epilogue.
 Gemm gemm_plain(int m, int n, int k, const Bf16 *a, const Bf16 *b, void *d);
 
 void gemm(Gpu *gpu, Gemm g);
@@ -59,7 +59,7 @@ void gemm(Gpu *gpu, Gemm g);
 // while the output is written. gemm() checks D; kernels with more outputs check those, too.
 void gemm_check_apart(const Gemm *g, const char *name, const void *to, int64_t bytes);
 
-// Whether cuBLASLt has an algorithm for the product; if not, error_text() is the reason.
+// Whether cuBLASLt has an algorithm for the matmul; if not, error_text() is the reason.
 bool gemm_supported(Gpu *gpu, Gemm g);
 
 // Frees all plans.

@@ -56,7 +56,7 @@ typedef struct {
     cudaStream_t stream;
     cublasLtHandle_t blas;
     cudnnHandle_t dnn;
-    // workspaces for matrix products and for attention, which the caller of gpu_open provides
+    // workspaces for matmuls and for attention, which the caller of gpu_open provides
     void *workspace, *attention_workspace;
     size_t workspace_bytes, attention_bytes;
     GemmCache *gemms;           // plans of gemm.c, which gemm_close frees; NULL: no plans yet

@@ -1,5 +1,5 @@
 // Wrappers of Hopper's instructions (TMA, WGMMA and their barriers), the tensor maps that TMA
-// reads, and checks for the launchers of fused products. See the PTX ISA on wgmma.mma_async
+// reads, and checks for the launchers of fused matmuls. See the PTX ISA on wgmma.mma_async
 // (fragments, descriptors), cp.async.bulk.tensor, mbarrier and setmaxnreg.
 #pragma once
 
@@ -195,7 +195,7 @@ __device__ __forceinline__ void wgmma(float (&d)[64], uint64_t a, uint64_t b, bo
     }
 }
 
-// The same product with M x N x K = 64 x 256 x 32 and both operands in E4M3.
+// The same matmul with M x N x K = 64 x 256 x 32 and both operands in E4M3.
 __device__ __forceinline__ void wgmma(float (&d)[128], uint64_t a, uint64_t b, bool adds) {
     WGMMA("n256", "e4m3.e4m3", NAMES128, "%128, %129", "%130", SUMS64(0), SUMS64(64));
 }
@@ -226,7 +226,7 @@ __device__ __forceinline__ void wgmma(float (&d)[32], uint64_t a, uint64_t b, bo
                  : "l"(a), "l"(b), "r"((int)adds), "n"((int)TRANSPOSED_A), "n"((int)TRANSPOSED_B));
 }
 
-// The same product with A in registers: a thread has two pairs of adjacent columns in each of two
+// The same matmul with A in registers: a thread has two pairs of adjacent columns in each of two
 // rows. The registers must not change before wgmma_wait, so the caller pins them after the wait.
 template <bool TRANSPOSED_B>
 __device__ __forceinline__ void wgmma(float (&d)[32], const uint32_t *a, uint64_t b, bool adds) {
@@ -452,7 +452,7 @@ static inline CUtensorMap tensor_map(const void *data, CUtensorMapDataType type,
 
 // map_like_rows and map_like_columns make maps of codes [rows,columns], with boxes of `box` rows of
 // `row` bytes. They permute a box's rows so that a thread has 2 adjacent rows and 4 adjacent
-// columns of the product (fused_matmul.cu).
+// columns of the result (fused_matmul.cu).
 // In map_like_rows, row 16 i + 2 g + p of the tensor becomes WGMMA's row 16 i + 8 p + g. The map's
 // dimensions are column, g, p, block of 16 rows.
 static inline CUtensorMap map_like_rows(const uint8_t *x, int64_t rows, int64_t columns, int row,
@@ -520,7 +520,7 @@ static int64_t share_units(CUT *cuts, int units, int blocks, COST cost) {
     return high;
 }
 
-// Checks what every fused product requires: both operands are codes with one scale each, and alpha,
+// Checks what every fused matmul requires: both operands are codes with one scale each, and alpha,
 // c, batch and epilogue are not used.
 static inline void check_fused_operands(const char *name, const Gpu *gpu, const Gemm &g,
                                         GpuType type_a,
@@ -533,18 +533,18 @@ static inline void check_fused_operands(const char *name, const Gpu *gpu, const 
     check_aligned(name, needed);
     for (const void *p : needed) { plain = plain && p != NULL; }
     if (g.m % 16 != 0 || g.n % 16 != 0 || g.k % 16 != 0) {
-        die("%s: a product of %d x %d x %d; multiples of 16", name, g.m, g.n, g.k);
+        die("%s: a matmul of %d x %d x %d; multiples of 16", name, g.m, g.n, g.k);
     }
     if (!codes || !tensors || g.trans_a || !g.trans_b) {
         die("%s: operands of types %d and %d, scales of kinds %d and %d", name, g.type_a, g.type_b,
             g.scaling_a, g.scaling_b);
     }
-    if (!plain) { die("%s: a pointer is missing, or more than a product is requested", name); }
+    if (!plain) { die("%s: a pointer is missing, or more than a matmul is requested", name); }
     gemm_check_apart(&g, "d", g.d, (int64_t)g.m * g.n * (int64_t)sizeof(Bf16));
     if (!gpu_has_fused_matmuls(gpu)) { die("%s: this device has none", name); }
 }
 
-// Checks a product whose result is written to `out` [M,N] as codes of A's type.
+// Checks a matmul whose result is written to `out` [M,N] as codes of A's type.
 static inline void check_fused_matmul(const char *name, const Gpu *gpu, const Gemm &g, Operand *out,
                                       int N, std::initializer_list<const void *> needed) {
     const int64_t count = (int64_t)g.m * N;

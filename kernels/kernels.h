@@ -51,7 +51,7 @@ typedef struct {
 // Returns the bytes of scratch for the sums of `columns` columns over M rows.
 size_t partial_sums_bytes(int64_t M, int64_t columns);
 
-// ---- tensors that matrix products read ----
+// ---- tensors that matmuls read ----
 //
 // Hopper's FP8 tensor cores take both operands with the summed dimension contiguous, so a tensor
 // [M,N] is written twice in one pass: as it is, and transposed.
@@ -76,8 +76,8 @@ typedef struct {
     float *inverse;
 } Fp8Form;
 
-// A tensor [M,N] that matrix products read: its forms, and how it is quantised. Without codes it is
-// BF16. Of a fused tensor, kernels write only the FP8 forms. A tensor with SCALE_CURRENT cannot be
+// A tensor [M,N] that matmuls read: its forms, and how it is quantised. Without codes it is BF16.
+// Of a fused tensor, kernels write only the FP8 forms. A tensor with SCALE_CURRENT cannot be
 // fused, because its codes are computed from `bf16` once the amax is known.
 typedef struct {
     Bf16 *bf16;            // [M,N]; NULL: not requested
@@ -86,7 +86,7 @@ typedef struct {
     Fp8Type type;
     float target; // what amax * scale should be, unless the scale is given
     Scaling scaling;
-    bool fused;        // kernels write no BF16, because no product reads it
+    bool fused;        // kernels write no BF16, because no matmul reads it
     bool writes_amax;  // kernels write the amax to scale->amax (delayed scaling, SCALE_CURRENT)
     bool power_of_two; // the scales of blocks are rounded down to powers of two
 } Operand;
@@ -170,21 +170,21 @@ void gpu_swiglu_forward(Gpu *gpu, Operand out, const Bf16 *x, int M, int F);
 void gpu_swiglu_backward(Gpu *gpu, Operand dx, const Bf16 *dout, const Bf16 *x, int M, int F);
 
 // ---- fused_matmul.cu ----
-// FP8 matrix products with an activation in their epilogue. The activation's output is a fused
+// FP8 matmuls with an activation in their epilogue. The activation's output is a fused
 // Operand with SCALE_DELAYED: it is written only in FP8. Values are rounded as if gemm() and then
 // the activation's kernel computed them. M, N and K are multiples of 16. gpu_has_fused_matmuls
 // returns whether this driver and this build can run them on this GPU, which must have compute
 // capability 9.0.
 bool gpu_has_fused_matmuls(const Gpu *gpu);
-// For GPT-2: fc1's forward product with GELU, and fc2's input gradient with GELU's derivative.
+// For GPT-2: fc1's forward matmul with GELU, and fc2's input gradient with GELU's derivative.
 
-// The largest K of these products. For larger K, a panel of B does not fit in shared memory, and
+// The largest K of these matmuls. For larger K, a panel of B does not fit in shared memory, and
 // gemm() with a separate activation kernel was faster.
 enum { GELU_MATMUL_MAX_K = 768 };
-// g.d [M,N] = the product; out = gelu(g.d + g.bias).
+// g.d [M,N] = the matmul's result; out = gelu(g.d + g.bias).
 void gpu_matmul_gelu(Gpu *gpu, Gemm g, Operand out);
-// dx = the product times gelu'(g.aux + g.bias); column_sums receives the column sums of dx. g.d is
-// not written.
+// dx = the matmul's result times gelu'(g.aux + g.bias); column_sums receives the column sums of dx.
+// g.d is not written.
 void gpu_matmul_gelu_backward(Gpu *gpu, Gemm g, Operand dx, Gradient column_sums, Scratch scratch);
 
 // ---- rope.cu ----
@@ -213,11 +213,11 @@ typedef struct {
 void gpu_rope_backward(Gpu *gpu, Operand d_qkv, RotaryBackward b);
 
 // ---- wide_matmul.cu ----
-// FP8 matrix products of E4M3 operands with fast accumulation. In all else these products are like
-// those of fused_matmul.cu. g.d has the same bits as from gemm(), if gemm() sums in the order of
+// FP8 matmuls of E4M3 operands with fast accumulation. In all else these matmuls are like those of
+// fused_matmul.cu. g.d has the same bits as from gemm(), if gemm() sums in the order of
 // K. A tile has WIDE_MATMUL_COLUMNS columns.
 enum { WIDE_MATMUL_COLUMNS = 256 };
-// For Llama: g.d [M,2F] (gate and up) = fc1's forward product; out [M,F] = SwiGLU of g.d, with the
+// For Llama: g.d [M,2F] (gate and up) = fc1's forward matmul; out [M,F] = SwiGLU of g.d, with the
 // same bits as from gpu_swiglu_forward(). F is a multiple of 16, too.
 void gpu_matmul_swiglu(Gpu *gpu, Gemm g, Operand out);
 // For the head: g.d [M,N] = the logits, rounded to BF16. max_sums [tiles][M]: for each row of each
@@ -230,7 +230,7 @@ static inline int max_sums_tiles(int64_t N) {
 static inline int64_t max_sums_floats(int64_t M, int64_t N) {
     return 2 * M * max_sums_tiles(N);
 }
-// For Llama's QKV: g.d [M,(H+2G)D] = the product, rounded to BF16 and then rotated, with the same
+// For Llama's QKV: g.d [M,(H+2G)D] = the result, rounded to BF16 and then rotated, with the same
 // bits as from gpu_rope_forward(). Requires M = r.B * r.T, no QK norm and gpu_matmul_rotates(D).
 void gpu_matmul_rope(Gpu *gpu, Gemm g, Rotary r);
 static inline bool gpu_matmul_rotates(int D) {

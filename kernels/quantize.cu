@@ -1,4 +1,4 @@
-// Quantises BF16 tensors to FP8 operands of matrix products, with their amax and column sums;
+// Quantises BF16 tensors to FP8 operands of matmuls, with their amax and column sums;
 // counts and transposes codes; and has the second launch of every sum over rows.
 #include "quantize.cuh"
 

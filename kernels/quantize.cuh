@@ -52,7 +52,7 @@ template <Fp8Type TYPE> __device__ __forceinline__ uint2 encode8(const Floats8 &
 }
 
 // Returns the scale, computed from the measured amax. One thread of the launch passes `writes`,
-// so that the scale is also written to *s, where matrix products read it.
+// so that the scale is also written to *s, where matmuls read it.
 __device__ __forceinline__ float measured_scale(Fp8Scale *s, float target, bool writes) {
     float scale = fp8_scale(s->amax, target, 1.0f);
     if (writes) {

@@ -1,17 +1,17 @@
-// Forward FP8 matrix products on Hopper, with fast accumulation, and a second step that works on
-// the result while it still lies in shared memory. One kernel does the work of a product (gemm.h)
-// and of a pass over its result.
+// Forward FP8 matmuls on Hopper, with fast accumulation, and a second step that works on the result
+// while it still lies in shared memory. One kernel does the work of a matmul (gemm.h) and of a pass
+// over its result.
 //
-// The product is A B', of FP8 codes A [M,K] and B [N,K], rounded to BF16. The second step is one
+// The matmul is A B', of FP8 codes A [M,K] and B [N,K], rounded to BF16. The second step is one
 // of:
 //
-// - SWIGLU, for Llama's fc1: the product is gate and up, and N is 2F. The product is written, and
+// - SWIGLU, for Llama's fc1: the result is gate and up, and N is 2F. The result is written, and
 //   y = up silu(gate) [M,F] (activation.cu) is written as codes and transposed codes, by a given
 //   scale; the amax of y is recorded.
 // - MAX_SUMS, for the head: N is the padded vocabulary, of which the first V columns count. The
-//   product is written, and each row's maximum and sum of exponentials in each tile (loss.cu).
+//   result is written, and each row's maximum and sum of exponentials in each tile (loss.cu).
 // - ROTARY, for Llama's QKV: N is (H + 2G) D. Queries and keys are rotated (rope.cu), and then the
-//   product is written.
+//   result is written.
 //
 // A thread block computes tiles of 128 rows and 256 columns. With SWIGLU these are 128 columns of
 // gate and the matching 128 of up; otherwise the columns are adjacent, and with ROTARY they are
@@ -416,7 +416,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 namespace {
 
-// columns: the number of columns of the product or, with SWIGLU, of y.
+// columns: the number of columns of the result or, with SWIGLU, of y.
 template <Epilogue EPILOGUE>
 void launch_wide(const Gpu *gpu, const Gemm &g, Parameters p, int columns) {
     p.a = map_like_rows(static_cast<const uint8_t *>(g.a), g.m, g.k, FULL_ROW, TILE);
@@ -460,7 +460,7 @@ static void begin_wide(const char *name, Gpu *gpu, const Gemm &g) {
 }
 
 void gpu_matmul_swiglu(Gpu *gpu, Gemm g, Operand out) {
-    const char *name = "product with SwiGLU";
+    const char *name = "matmul with SwiGLU";
     const int F = g.n / 2;
     Parameters p = {};
     begin_wide(name, gpu, g);
@@ -474,7 +474,7 @@ void gpu_matmul_swiglu(Gpu *gpu, Gemm g, Operand out) {
 }
 
 void gpu_matmul_max_sums(Gpu *gpu, Gemm g, Scratch max_sums, int V) {
-    const char *name = "product with rows' maxima";
+    const char *name = "matmul with rows' maxima";
     const int64_t floats = max_sums_floats(g.m, g.n);
     Parameters p = {};
     begin_wide(name, gpu, g);
@@ -489,7 +489,7 @@ void gpu_matmul_max_sums(Gpu *gpu, Gemm g, Scratch max_sums, int V) {
 }
 
 void gpu_matmul_rope(Gpu *gpu, Gemm g, Rotary r) {
-    const char *name = "product with RoPE";
+    const char *name = "matmul with RoPE";
     const int64_t M = (int64_t)r.B * r.T, N = ((int64_t)r.H + 2 * (int64_t)r.G) * r.D;
     Parameters p = {};
     begin_wide(name, gpu, g);

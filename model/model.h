@@ -166,7 +166,7 @@ void model_init(const ParamLayout *layout, int64_t begin, int64_t end, float *ou
 int64_t matmul_weights(const ModelConfig *config);
 
 // Returns the FLOPs to train on one token: 6 for each weight that multiplies activations, and 6LHDT
-// for causal attention (two products forward and four backward; half of each product is masked).
+// for causal attention (two matmuls forward and four backward; half of each matmul is masked).
 double flops_per_token(const ModelConfig *config);
 
 END_C

@@ -22,8 +22,8 @@ enum { PLAN_ALIGN = 256, PLAN_GUARD_BYTES = 4096 };
 typedef enum {
     PHASE_ALWAYS,
     PHASE_STEP,      // written anew in every micro-batch, and read until the micro-batch ends
-    PHASE_FORWARD,   // a block's forward products, and the kernels that produce their inputs
-    PHASE_BACKWARD,  // a block's backward products, and the kernels that produce outputs' gradients
+    PHASE_FORWARD,   // a block's forward matmuls, and the kernels that produce their inputs
+    PHASE_BACKWARD,  // a block's backward matmuls, and the kernels that produce outputs' gradients
     PHASE_ATTENTION, // the attention of a block
     PHASE_HEAD,      // the LM head and the loss
     PHASE_SAVE,      // copying a checkpoint to the host

@@ -40,7 +40,7 @@ static const char *reason_against_fp8(const Options *o, const ModelConfig *c,
 
 Precision precision_decide(const Options *o, const ModelConfig *config, NumberSupport support) {
     bool delayed = o->fp8_recipe == FP8_RECIPE_DELAYED;
-    // products with blockwise scales have no fast accumulation
+    // matmuls with blockwise scales have no fast accumulation
     bool blocks = o->fp8_recipe == FP8_RECIPE_BLOCKWISE;
     Precision p = {
         .config = config,
@@ -80,7 +80,7 @@ Precision precision_decide(const Options *o, const ModelConfig *config, NumberSu
             lp->type[OPERAND_W] = FP8_E4M3;
             lp->type[OPERAND_DY] = wide ? FP8_E5M2 : FP8_E4M3;
             lp->reason = !o->fp8_wgrad                 ? "--no-fp8-wgrad"
-                         : p.format == FP8_FORMAT_E5M2 ? "no product takes two E5M2 operands"
+                         : p.format == FP8_FORMAT_E5M2 ? "no matmul takes two E5M2 operands"
                                                        : "";
             if (lp->reason[0] != '\0') { lp->wgrad = NUMBER_BF16; }
         }

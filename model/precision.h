@@ -1,7 +1,7 @@
 // Decides the precision of each linear layer: the number formats of its operands, and the reason.
 // The trainers set up their layers from this decision at start-up; precision_print prints it.
 //
-// A linear layer has three products. With X [M,C] the input, W [N,C] the weight and dY [M,N] the
+// A linear layer has three matmuls. With X [M,C] the input, W [N,C] the weight and dY [M,N] the
 // output's gradient: forward X W', input gradient dY W, weight gradient dY' X.
 #pragma once
 
@@ -23,12 +23,12 @@ typedef enum { OPERAND_X, OPERAND_W, OPERAND_DY, OPERAND_COUNT } OperandId;
 
 typedef enum { NUMBER_FP32, NUMBER_BF16, NUMBER_FP8 } NumberFormat;
 
-// The pass over the model in which a product is computed.
+// The pass over the model in which a matmul is computed.
 typedef enum {
     PASS_TRAIN,
     PASS_RECOMPUTE, // recomputation, with the scales of the first pass
     PASS_EVAL,      // amaxes are not recorded in the history
-    PASS_EVAL_BF16  // like PASS_EVAL, but no product is in FP8
+    PASS_EVAL_BF16  // like PASS_EVAL, but no matmul is in FP8
 } Pass;
 
 // A linear layer, and its precision.
@@ -38,11 +38,11 @@ typedef struct {
     int outputs, inputs; // N, C
     TensorId weight;     // [N,C]; of a tied head the token embedding
     TensorId bias;       // [N]; TENSOR_COUNT: the head has none
-    NumberFormat number; // format of the operands of two products: forward, and input gradient
-    NumberFormat wgrad;  // format of the operands of the weight-gradient product
+    NumberFormat number; // format of the operands of two matmuls: forward, and input gradient
+    NumberFormat wgrad;  // format of the operands of the weight-gradient matmul
     Fp8Type type[OPERAND_COUNT]; // the FP8 type of each operand that is in FP8
     float target[OPERAND_COUNT]; // what amax * scale should be, for each operand in FP8
-    const char *reason;          // why a product is not in FP8, or ""
+    const char *reason;          // why a matmul is not in FP8, or ""
 } LinearPrecision;
 
 typedef struct {
@@ -63,7 +63,7 @@ typedef struct {
 typedef struct {
     NumberFormat plain;    // the format without FP8: NUMBER_FP32 or NUMBER_BF16
     const char *lacks_fp8; // why the device has no FP8; NULL: it has FP8, or emulates it
-    double fp8_gains_from; // least multiply-adds of a block's (or the head's) forward products for
+    double fp8_gains_from; // least multiply-adds of a block's (or the head's) forward matmuls for
                            // which FP8 is used
 } NumberSupport;
 

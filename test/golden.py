@@ -89,7 +89,7 @@ BLOCKS = {"e4m3": (ml_dtypes.float8_e4m3fn, True), "e5m2": (ml_dtypes.float8_e5m
 
 
 def write_blocks():
-    """Tensors quantised by blocks: as the input of a product, as its transpose, and as a weight."""
+    """Tensors quantised by blocks: as the input of a matmul, as its transpose, and as a weight."""
     tensors = {}
     for rows, columns in ((144, 144), (3, 129), (130, 5), (1, 1)):
         name, x = f"{rows}x{columns}", block_values(rows, columns)

@@ -604,7 +604,7 @@ ROW(all_ropes) { // B, T, H, G, D
 
 // ---- activations -------------------------------------------------------------------------------
 
-// In FP8 GELU adds the bias, in BF16 the product before it does (train/gpu/linear.h): so they are
+// In FP8 GELU adds the bias, in BF16 the matmul before it does (train/gpu/linear.h): so they are
 // timed.
 static void gelu(int M, int F, Fp8Type type, bool biased) {
     const size_t n = (size_t)M * F;

@@ -257,7 +257,7 @@ static inline Codes random_codes(size_t n, uint64_t key, float scale, Fp8Type ty
     return x;
 }
 
-// factor times the sums over p of a(i, p) b(j, p), in FP64: the expected product.
+// factor times the sums over p of a(i, p) b(j, p), in FP64: the expected result.
 template <typename A, typename B>
 static Floats exact_matmul(int m, int n, int k, double factor, A a, B b) {
     Floats d((size_t)m * n);

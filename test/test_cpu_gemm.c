@@ -96,7 +96,7 @@ TEST(multiplies_every_size_and_transposition) {
     }
 }
 
-// Sizes larger than the blocks that a product is cut into: in each direction, and at last in all.
+// Sizes larger than the blocks that a matmul is cut into: in each direction, and at last in all.
 TEST(multiplies_beyond_its_blocks) {
     static const int shapes[][3] = {
         {257, 129, 31}, {13, 7, 257}, {5, 3, 1025}, {1001, 3, 5}, {3, 1601, 5}, {261, 773, 257},

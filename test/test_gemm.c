@@ -1,4 +1,4 @@
-// Tests kernels/gemm.c over a stand-in for cuBLASLt on the CPU: products, biases and batches
+// Tests kernels/gemm.c over a stand-in for cuBLASLt on the CPU: matmuls, biases and batches
 // against cpu_gemm, what is refused by name, and which alignment of addresses an algorithm may
 // assume. Also the profile of a step in kernels/gpu.c.
 #include "../base/rng.h"
@@ -13,7 +13,7 @@
 
 enum { M = 48, N = 32, K = 64, MOST = 64 * 64 };
 
-// An operand of a product: rounded values, which lie `shift` bytes after a multiple of 256.
+// An operand of a matmul: rounded values, which lie `shift` bytes after a multiple of 256.
 typedef struct {
     float values[MOST];
     char *memory, *device;
@@ -49,7 +49,7 @@ static float result(const Gemm *g, int i) {
 
 enum { A, B, D, BIAS, OTHER, SAMPLES }; // OTHER: c, or aux
 
-// Makes operands of a product, with b `shift` bytes from an aligned address, and the plain product.
+// Makes operands of a matmul, with b `shift` bytes from an aligned address, and the plain matmul.
 static Gemm matmul_of(Sample x[SAMPLES], GpuType a, GpuType b, int shift) {
     for (int i = 0; i < SAMPLES; i++) {
         GpuType type = i == A ? a : (i == B ? b : TYPE_BF16);
@@ -62,7 +62,7 @@ static Gemm matmul_of(Sample x[SAMPLES], GpuType a, GpuType b, int shift) {
     return g;
 }
 
-// Compares a product, or a batch of them, with cpu_gemm's. The error of an element may be
+// Compares a matmul, or a batch of them, with cpu_gemm's. The error of an element may be
 // `relative` of its value plus `absolute`.
 static void check_matmul(Gpu *gpu, Gemm g, const Sample *x, float relative, float absolute) {
     float expected[MOST] = {0};
@@ -88,7 +88,7 @@ static void check_matmul(Gpu *gpu, Gemm g, const Sample *x, float relative, floa
     }
 }
 
-// A product of BF16 whose addresses are multiples of `alignment` and of no larger power of two.
+// A matmul of BF16 whose addresses are multiples of `alignment` and of no larger power of two.
 // With a BF16 result, it adds a matrix and a bias.
 static void check_bf16(Gpu *gpu, bool trans_a, bool trans_b, GpuType type_d, int alignment) {
     Sample x[SAMPLES];
@@ -110,9 +110,9 @@ static void check_bf16(Gpu *gpu, bool trans_a, bool trans_b, GpuType type_d, int
     release(x, SAMPLES);
 }
 
-// An algorithm that needs a larger alignment than the addresses of a product have is not used: not
-// for a new plan, and not from the plan of another product of the same shape.
-TEST(products) {
+// An algorithm that needs a larger alignment than the addresses of a matmul have is not used: not
+// for a new plan, and not from the plan of another matmul of the same shape.
+TEST(matmuls) {
     Gpu gpu = {.name = "stand-in"};
     for (int transposed = 0; transposed < 4; transposed++) {
         check_bf16(&gpu, transposed & 1, transposed & 2, TYPE_F32, 256);
@@ -168,7 +168,7 @@ TEST(fp8_matmuls) {
     g.m = 40;
     CHECK(!gemm_supported(&gpu, g));
     CHECK_CONTAINS(error_text(),
-                   "cuBLASLt has no algorithm for a product of 40 x 32 x 64 (types 3, 2");
+                   "cuBLASLt has no algorithm for a matmul of 40 x 32 x 64 (types 3, 2");
     g.m = M;
     g.d = x[A].device + M * K; // directly after an operand is allowed
     gemm(&gpu, g);
@@ -208,7 +208,7 @@ static int a_wrong_call(int number, void *argument) {
 }
 
 TEST(wrong_calls_are_named) {
-    static const char *const expected[] = {"gemm: a product of 48 x 32 x 64 has b at 0x",
+    static const char *const expected[] = {"gemm: a matmul of 48 x 32 x 64 has b at 0x",
                                            "has d at 0x",
                                            "has c at (nil)",
                                            "has bias at (nil)",
@@ -217,7 +217,7 @@ TEST(wrong_calls_are_named) {
                                            "has scale_a at (nil)",
                                            "mixes FP8 with",
                                            "mixes FP8 with",
-                                           "a batch of products of 48 x 32 x 64 is in FP8",
+                                           "a batch of matmuls of 48 x 32 x 64 is in FP8",
                                            "48 x 32 x 64 writes d over its operand a",
                                            "48 x 32 x 64 writes d over its operand b",
                                            "48 x 32 x 64 writes d over its operand aux",

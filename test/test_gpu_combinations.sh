@@ -2,7 +2,7 @@
 # shellcheck disable=SC2086,SC2317 # options are words on purpose; check calls functions
 # Combinations of options that nobody chose, on the GPU or over the stand-ins. What decides how a
 # step is computed, and not what, leaves every bit as it is: memory that phases share, recomputation,
-# products of our own, evaluations, samples and counts between steps, a stop. The checkpoint
+# matmuls of our own, evaluations, samples and counts between steps, a stop. The checkpoint
 # evaluates as the run did that wrote it: the run's FP8 weights are of their scales. And a later
 # step's gradients, by the scales of the steps before, are those of the CPU's emulation.
 # COMBINATIONS=N: so many, from FIRST on. Prints "N passed, N failed, N skipped" last.

@@ -1,6 +1,6 @@
 // A convergence gate: a small Llama on our own corpus ends at a recorded validation loss, in BF16
 // and with every FP8 recipe, and no recipe is further than 1% from BF16 by more than two standard
-// errors of the difference over the same seeds; neither is a small GPT-2, whose FP8 products apply
+// errors of the difference over the same seeds; neither is a small GPT-2, whose FP8 matmuls apply
 // GELU. Where the loss has levelled out, single runs are up to 2% apart by chance. (After 100 or
 // 300 steps it still falls, and they are up to 12% apart; a corpus of 1.5 MB is learnt by heart
 // after 3,000, when a scale that is off by 4 no longer shows. One H200.) Faults with which a run
@@ -175,7 +175,7 @@ TEST(faults_are_seen) {
     CHECK(done[0] && done[1]);
 }
 
-// If a product overwrites what it reads, the gradients are far from the two kernels' gradients.
+// If a matmul overwrites what it reads, the gradients are far from the two kernels' gradients.
 TEST(matmuls_with_gelu_train_as_two_kernels) {
     static const char wide[] = COMMON "--arch gpt2 --num-layers 2 --hidden-size 768 "
                                       "--num-attention-heads 12 --micro-batch-size 64";

@@ -1,29 +1,29 @@
-// The FP8 products with an activation in their epilogue (kernels/fused_matmul.cu,
+// The FP8 matmuls with an activation in their epilogue (kernels/fused_matmul.cu,
 // wide_matmul.cu): against the definition, summed in FP64, and against the two kernels that they
 // replace. Bit for bit, where the operands' sums are the same in every order. And the head's
-// product with what it leaves for the loss, and QKV's with RoPE. `--time` times them beside these
+// matmul with what it leaves for the loss, and QKV's with RoPE. `--time` times them beside these
 // two.
 #define TEST_OWN_MAIN
 #include "fp8_test.h"
 
 enum Kind { GELU, GELU_BACKWARD, SWIGLU, HEAD, ROTARY };
 
-// A product with all that it reads and writes; N: columns of the codes. Operands are normally
+// A matmul with all that it reads and writes; N: columns of the codes. Operands are normally
 // distributed, or small whole numbers.
 struct Problem {
     int M, N, K;
     Fp8Type type; // type of A, and of the output
     Kind kind;
     bool backward, fast;
-    int columns; // columns of the product
+    int columns; // columns of the result
     int V;       // columns of the head that count
     Rotary rotary = {};
     Codes a_host, b_host;
     Buffer<uint8_t> a, b;
     Buffer<Fp8Scale> scales; // scales of a and b
     Input bias, x_host;
-    Bf16Buffer x, apart; // the pre-activations, all of the product but in the backward pass; there
-                         // the product of two kernels is apart
+    Bf16Buffer x, apart; // the pre-activations, all of the result but in the backward pass; there
+                         // the result of two kernels is apart
     FloatBuffer sums;
     SumScratch scratch;
     Quantised out;
@@ -34,7 +34,7 @@ struct Problem {
           b_host(period_of((size_t)columns * k)), a((size_t)m * k), b((size_t)columns * k),
           scales(2), bias(n, 1), x_host((size_t)m * n, 1.5f), x((size_t)m * columns),
           apart(x.count), sums(n), scratch(m, n), out(m, n, t, backward ? 90.0f : 50.0f) {
-        // a normal product has the spread of a pre-activation
+        // a normal result has the spread of a pre-activation
         float spread_a = whole ? 1.0f : 50.0f, spread_b = whole ? 1.0f : 30.0f;
         Fp8Scale both[2] = {{1 / spread_a, spread_a, 0, 0}, {1 / spread_b, spread_b, 0, 0}};
         for (Fp8Scale &slot : both) { slot.scale_inv /= whole ? 4.0f : sqrtf(sqrtf((float)k)); }
@@ -127,8 +127,8 @@ struct Problem {
             run_pass(tensor());
         }
     }
-    // The product of the rows from `first` on, scaled.
-    Floats product(int first, int rows) const {
+    // The result in the rows from `first` on, scaled.
+    Floats matmul(int first, int rows) const {
         float values_a[256], values_b[256];
         std::vector<Fp8Scale> slots = scales.get();
         for (int code = 0; code < 256; code++) {
@@ -145,7 +145,7 @@ struct Problem {
 // racecheck does not see the accesses of TMA and WGMMA.
 static bool can_run(void) {
     bool can = gpu_has_fused_matmuls(&gpu) && !sanitizing_by("racecheck");
-    if (!can) { test_skip("fused products need compute capability 9.0, and not racecheck"); }
+    if (!can) { test_skip("fused matmuls need compute capability 9.0, and not racecheck"); }
     return can;
 }
 
@@ -170,7 +170,7 @@ static void check_same(const Results &a, const Results &b) {
     CHECK_CLOSE(a.amax, b.amax, on_stand_ins() ? 1e-6 * b.amax : 0.0);
 }
 
-// With whole numbers, products, and so all results, equal the definition's and the two kernels' bit
+// With whole numbers, sums, and so all results, equal the definition's and the two kernels' bit
 // for bit; so do a repeated run's. Changing a code of A changes its row.
 static void check_whole(int M, int N, int K, Fp8Type type, Kind kind, bool fast) {
     if (left_out((int64_t)M * N)) { return; }
@@ -180,7 +180,7 @@ static void check_whole(int M, int N, int K, Fp8Type type, Kind kind, bool fast)
     Results fused(p);
     check_transpose(p.out);
     if (!backward) {
-        Floats expected = p.product(0, M);
+        Floats expected = p.matmul(0, M);
         round_to_bf16(expected.data(), expected.data(), (int64_t)expected.size());
         CHECK(same_bits(fused.x, expected));
     }
@@ -223,8 +223,8 @@ static void time_matmul(int M, int F, int C, Kind kind, bool fast) {
     const double floor = 2.0 * M * p.columns * C / (2 * FLOPS_PER_S) +
                          moved((double)M * (p.columns + F));
     for (int turn = 0; turn < 2; turn++) { // alternating, since the clock drifts
-        timed(name + "product", shape, floor, [&] { gemm(&gpu, p.gemm_of(p.apart.data)); });
-        timed(name + "product, pass", shape, floor, [&] { p.run_apart(); });
+        timed(name + "matmul", shape, floor, [&] { gemm(&gpu, p.gemm_of(p.apart.data)); });
+        timed(name + "matmul, pass", shape, floor, [&] { p.run_apart(); });
         if (!gpu_has_fused_matmuls(&gpu)) { continue; }
         timed(name + "in one", shape, floor, [&] { p.run(); });
     }
@@ -277,19 +277,19 @@ static void check_normal(int M, int N, int K, Fp8Type type, Kind kind, bool fast
     Results fused(p);
     check_transpose(p.out);
     // the definition, without any rounding to BF16
-    Floats product = p.product(first, rows), sum(n), values(n);
+    Floats matmul = p.matmul(first, rows), sum(n), values(n);
     if (!backward) {
-        Floats x(fused.x.end() - (ptrdiff_t)product.size(), fused.x.end());
-        CHECK_BF16(x, product, fast ? 2.0 : 1.2);
+        Floats x(fused.x.end() - (ptrdiff_t)matmul.size(), fused.x.end());
+        CHECK_BF16(x, matmul, fast ? 2.0 : 1.2);
     }
     for (size_t i = 0; i < n && kind != SWIGLU; i++) {
-        sum[i] = (backward ? p.x_host.host[from + i] : product[i]) + p.bias.host[i % N];
+        sum[i] = (backward ? p.x_host.host[from + i] : matmul[i]) + p.bias.host[i % N];
     }
     if (backward) {
-        values = product;
+        values = matmul;
         gelu_backward(values.data(), values.data(), sum.data(), (int64_t)n);
     } else if (kind == SWIGLU) {
-        swiglu_forward(values.data(), product.data(), rows, N);
+        swiglu_forward(values.data(), matmul.data(), rows, N);
     } else {
         gelu_forward(values.data(), sum.data(), (int64_t)n);
     }
@@ -336,7 +336,7 @@ TEST(normal_numbers) {
 }
 
 // Llama's fc1 of 1B and 8B: cuBLASLt adds up in the same order there, so that training by the fused
-// product leaves the same bits. The scales are no powers of two.
+// matmul leaves the same bits. The scales are no powers of two.
 TEST(same_bits_as_two_kernels) {
     if (!can_run() || sanitizing() || on_stand_ins()) { return; }
     static const int shapes[][3] = {{8192, 5504, 2048}, {2048, 14336, 4096}};
@@ -383,7 +383,7 @@ static void check_max_sums(const Floats &found, const Floats &logits, int M, int
 
 static const LossTerms head_terms = {0.25f, 1e-4f, 0.0f};
 
-// The product, and the losses, whose gradient goes to p.out: from what the product has left, or
+// The matmul, and the losses, whose gradient goes to p.out: from what the matmul has left, or
 // from the logits.
 static Floats head_losses(Problem &p, const Ints &host_targets, bool given) {
     Buffer<int> targets(p.M);
@@ -409,7 +409,7 @@ static void check_head(int M, int N, int V, int K, bool whole) {
     p.V = V;
     p.run();
     const Floats logits = get_floats(p.x), left = get_max_sums(p);
-    Floats expected = p.product(0, M);
+    Floats expected = p.matmul(0, M);
     if (whole) {
         round_to_bf16(expected.data(), expected.data(), (int64_t)expected.size());
         CHECK(same_bits(logits, expected));
@@ -436,8 +436,8 @@ static void check_head(int M, int N, int V, int K, bool whole) {
     }
 }
 
-// The head's product and the loss: by cuBLASLt and a loss that reads the logits twice, and with
-// what our product leaves. The floor: codes are read, BF16 logits written and read once, and two
+// The head's matmul and the loss: by cuBLASLt and a loss that reads the logits twice, and with
+// what our matmul leaves. The floor: codes are read, BF16 logits written and read once, and two
 // forms of codes written.
 static void time_head(int M, int N, int V, int K) {
     Problem p(M, N, K, FP8_E4M3, HEAD, true, false);
@@ -445,7 +445,7 @@ static void time_head(int M, int N, int V, int K) {
     FloatBuffer losses(M), rows(loss_scratch_floats(M));
     const Operand logits = with_forms(p.tensor(), p.x.data, p.out.fp8.data, p.out.fp8_t.data);
     const std::string shape = text("head %dx%dx%d", M, N, K);
-    const double product = 2.0 * M * N * K / (2 * FLOPS_PER_S), pass = moved((double)M * N);
+    const double matmul = 2.0 * M * N * K / (2 * FLOPS_PER_S), pass = moved((double)M * N);
     auto loss = [&](Scratch max_sums) {
         gpu_cross_entropy(&gpu, losses.data, logits, {rows.data, rows.count * sizeof(float)},
                           max_sums, targets.data, M, V, N, head_terms);
@@ -453,14 +453,14 @@ static void time_head(int M, int N, int V, int K) {
     p.V = V;
     targets.put(head_targets(M, V).data());
     for (int turn = 0; turn < 2; turn++) {
-        timed("head: product", shape, product, [&] { gemm(&gpu, p.gemm_of(p.x.data)); });
-        timed("head: product, loss", shape, product + 2 * pass, [&] {
+        timed("head: matmul", shape, matmul, [&] { gemm(&gpu, p.gemm_of(p.x.data)); });
+        timed("head: matmul, loss", shape, matmul + 2 * pass, [&] {
             gemm(&gpu, p.gemm_of(p.x.data));
             loss({});
         });
         if (!gpu_has_fused_matmuls(&gpu)) { continue; }
-        timed("head: product that leaves sums", shape, product, [&] { p.run(); });
-        timed("head: product that leaves sums, loss", shape, product + 2 * pass, [&] {
+        timed("head: matmul that leaves sums", shape, matmul, [&] { p.run(); });
+        timed("head: matmul that leaves sums, loss", shape, matmul + 2 * pass, [&] {
             p.run();
             loss(p.max_sums());
         });
@@ -496,7 +496,7 @@ struct Queries : Problem {
         angles.put(table.data());
         rotary = {angles.data, NULL, NULL, 0.0f, B, T, H, G, D};
     }
-    // The definition, of the product's rounded values.
+    // The definition, of the matmul's rounded values.
     Floats rotated(Floats values, bool inverse) const {
         const Rotary &r = rotary;
         rope_apply(values.data(), table.data(), r.B, r.T, r.H, r.G, r.D, inverse);
@@ -504,16 +504,16 @@ struct Queries : Problem {
     }
 };
 
-// The product without RoPE is the head's, which adds up in the same order.
+// The matmul without RoPE is the head's, which adds up in the same order.
 static void check_queries(int B, int T, int H, int G, int D, int K, bool whole) {
     if (left_out((int64_t)B * T * (H + 2 * G) * D)) { return; }
     Queries p(B, T, H, G, D, K, whole);
     gpu_matmul_max_sums(&gpu, p.gemm_of(p.x.data), p.max_sums(), p.N);
-    const Floats product = get_floats(p.x), expected = p.rotated(product, false);
+    const Floats matmul = get_floats(p.x), expected = p.rotated(matmul, false);
     if (whole) {
-        Floats rounded = p.product(0, p.M);
+        Floats rounded = p.matmul(0, p.M);
         round_to_bf16(rounded.data(), rounded.data(), (int64_t)rounded.size());
-        CHECK(same_bits(product, rounded));
+        CHECK(same_bits(matmul, rounded));
     }
     p.run_pass({});
     const Floats apart = get_floats(p.x);
@@ -525,12 +525,12 @@ static void check_queries(int B, int T, int H, int G, int D, int K, bool whole) 
         Floats moved = found;
         std::swap_ranges(&moved[0], &moved[p.N], &moved[(size_t)(T - 1) * p.N]);
         CHECK(CAUGHT(CHECK_BF16(moved, expected, 1.02)));
-        CHECK(CAUGHT(CHECK_BF16(found, p.rotated(product, true), 1.02)));
+        CHECK(CAUGHT(CHECK_BF16(found, p.rotated(matmul, true), 1.02)));
     }
     for (size_t i = 0; i < found.size(); i++) {
         const bool value = (int)(i % p.N) >= (H + G) * D;
-        if (value && found[i] != product[i]) {
-            test_fail(__FILE__, __LINE__, "value %zu: %g, not %g", i, found[i], product[i]);
+        if (value && found[i] != matmul[i]) {
+            test_fail(__FILE__, __LINE__, "value %zu: %g, not %g", i, found[i], matmul[i]);
             break;
         }
     }
@@ -552,13 +552,13 @@ static void check_queries(int B, int T, int H, int G, int D, int K, bool whole) 
 static void time_queries(int B, int T, int H, int G, int D, int K) {
     Queries p(B, T, H, G, D, K, false);
     const std::string shape = text("qkv %dx%dx%d", p.M, p.N, K);
-    const double product = 2.0 * p.M * p.N * K / (2 * FLOPS_PER_S),
+    const double matmul = 2.0 * p.M * p.N * K / (2 * FLOPS_PER_S),
                  pass = moved(2.0 * p.M * (H + G) * D);
     for (int turn = 0; turn < 2; turn++) {
-        timed("rope: product", shape, product, [&] { gemm(&gpu, p.gemm_of(p.x.data)); });
-        timed("rope: product, pass", shape, product + pass, [&] { p.run_apart(); });
+        timed("rope: matmul", shape, matmul, [&] { gemm(&gpu, p.gemm_of(p.x.data)); });
+        timed("rope: matmul, pass", shape, matmul + pass, [&] { p.run_apart(); });
         if (!gpu_has_fused_matmuls(&gpu)) { continue; }
-        timed("rope: in one", shape, product, [&] { p.run(); });
+        timed("rope: in one", shape, matmul, [&] { p.run(); });
     }
 }
 
@@ -627,7 +627,7 @@ TEST(special_values) {
     Codes minus(cut.b.count, fp8_encode(-1.0f, FP8_E4M3));
     cut.a.put(ones.data());
     cut.b.put(minus.data());
-    put_floats(cut.bias.device, Floats(cut.N, 5.0f)); // products are -16
+    put_floats(cut.bias.device, Floats(cut.N, 5.0f)); // results are -16
     cut.run();
     CHECK(Results(cut).amax < 1e-3f);
 
@@ -697,7 +697,7 @@ TEST(refusals) {
         const char *says;
         void (*change)(Gemm *);
     } const cases[] = {
-        {"a product of 64 x 64 x 72; multiples of 16", [](Gemm *g) { g->k = 72; }},
+        {"a matmul of 64 x 64 x 72; multiples of 16", [](Gemm *g) { g->k = 72; }},
         {"multiples of 16", [](Gemm *g) { g->m = 56; }},
         {"K is 784, more than 768", [](Gemm *g) { g->k = 784; }},
         {"multiples of 16", [](Gemm *g) { g->n = 72; }},

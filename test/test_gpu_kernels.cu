@@ -2,17 +2,17 @@
 // with random data, poisoned outputs, guard zones, and repeats that must give the same bits. The
 // same rows time them at the shapes of models:
 //   build/plain/test_gpu_kernels --time [part of a line's name]
-// gpu_rows.h has the rows of what writes activations; here are products, attention and the
+// gpu_rows.h has the rows of what writes activations; here are matmuls, attention and the
 // optimizer. Then come properties that are no row: special values, refusals, planted faults.
 #define TEST_OWN_MAIN
 #include "../kernels/attention.h"
 #include "../kernels/gemm.h"
 #include "gpu_rows.h"
 
-// ---- products ----------------------------------------------------------------------------------
+// ---- matmuls -----------------------------------------------------------------------------------
 
-// A product of BF16 operands: what is added to it, what it is written as, and how far it may be
-// from the FP64 product: in roundings (BF16), or as a relative error (FP32).
+// A matmul of BF16 operands: what is added to it, what it is written as, and how far it may be
+// from the FP64 result: in roundings (BF16), or as a relative error (FP32).
 typedef struct {
     const char *name;
     bool trans_a, trans_b; // as a step has it; all four are checked
@@ -20,24 +20,24 @@ typedef struct {
     enum { NOTHING, ANOTHER, ITS_OWN } added; // C: none, another buffer, or D
     GemmEpilogue epilogue;
     double allowed;
-} Product;
+} Matmul;
 
-static const Product products[] = {
-    {"forward", false, true, TYPE_BF16, Product::NOTHING, EPILOGUE_NONE, 1.05},
-    {"forward+bias", false, true, TYPE_BF16, Product::NOTHING, EPILOGUE_BIAS, 1.5},
+static const Matmul matmuls[] = {
+    {"forward", false, true, TYPE_BF16, Matmul::NOTHING, EPILOGUE_NONE, 1.05},
+    {"forward+bias", false, true, TYPE_BF16, Matmul::NOTHING, EPILOGUE_BIAS, 1.5},
     // the library rounds before it adds
-    {"forward+bias+add", false, true, TYPE_BF16, Product::ANOTHER, EPILOGUE_BIAS, 1.5},
-    {"dX", false, false, TYPE_BF16, Product::NOTHING, EPILOGUE_NONE, 1.05},
-    {"dX+dgelu", false, false, TYPE_BF16, Product::NOTHING, EPILOGUE_DGELU, 1.5},
-    {"dW", true, false, TYPE_BF16, Product::NOTHING, EPILOGUE_NONE, 1.05},
-    {"dW accumulated", true, false, TYPE_BF16, Product::ITS_OWN, EPILOGUE_NONE, 1.5},
-    {"dW FP32", true, false, TYPE_F32, Product::NOTHING, EPILOGUE_NONE, 1e-5},
-    {"dW FP32 accumulated", true, false, TYPE_F32, Product::ITS_OWN, EPILOGUE_NONE, 1e-5},
+    {"forward+bias+add", false, true, TYPE_BF16, Matmul::ANOTHER, EPILOGUE_BIAS, 1.5},
+    {"dX", false, false, TYPE_BF16, Matmul::NOTHING, EPILOGUE_NONE, 1.05},
+    {"dX+dgelu", false, false, TYPE_BF16, Matmul::NOTHING, EPILOGUE_DGELU, 1.5},
+    {"dW", true, false, TYPE_BF16, Matmul::NOTHING, EPILOGUE_NONE, 1.05},
+    {"dW accumulated", true, false, TYPE_BF16, Matmul::ITS_OWN, EPILOGUE_NONE, 1.5},
+    {"dW FP32", true, false, TYPE_F32, Matmul::NOTHING, EPILOGUE_NONE, 1e-5},
+    {"dW FP32 accumulated", true, false, TYPE_F32, Matmul::ITS_OWN, EPILOGUE_NONE, 1e-5},
 };
 
 // D[m,n] of op(A)[m,k] op(B)[k,n].
-static void product(const Product &p, int m, int n, int k, bool trans_a, bool trans_b,
-                    const std::string &shape) {
+static void matmul(const Matmul &p, int m, int n, int k, bool trans_a, bool trans_b,
+                   const std::string &shape) {
     const size_t size = (size_t)m * n;
     Input a((size_t)m * k, 1), b((size_t)n * k, mode == TIMING ? 0.05f : 1.0f), c(size, 1.5f),
         bias(n, 1);
@@ -49,12 +49,12 @@ static void product(const Product &p, int m, int n, int k, bool trans_a, bool tr
     g.epilogue = p.epilogue;
     if (p.epilogue == EPILOGUE_BIAS) { g.bias = bias.device.data; }
     if (p.epilogue == EPILOGUE_DGELU) { g.aux = c.device.data; }
-    if (p.added != Product::NOTHING) {
-        g.c = p.added == Product::ANOTHER ? (void *)c.device.data : d.data;
+    if (p.added != Matmul::NOTHING) {
+        g.c = p.added == Matmul::ANOTHER ? (void *)c.device.data : d.data;
         g.beta = 1.0f;
     }
     if (mode == TIMING) {
-        timed(std::string("product ") + p.name, shape, 2.0 * size * k / FLOPS_PER_S,
+        timed(std::string("matmul ") + p.name, shape, 2.0 * size * k / FLOPS_PER_S,
               [&] { gemm(&gpu, g); });
         return;
     }
@@ -67,13 +67,13 @@ static void product(const Product &p, int m, int n, int k, bool trans_a, bool tr
         gelu_backward(expected.data(), expected.data(), c.host.data(), (int64_t)size);
     }
     for (size_t i = 0; i < size; i++) {
-        if (p.added != Product::NOTHING) { expected[i] += c.host[i]; }
+        if (p.added != Matmul::NOTHING) { expected[i] += c.host[i]; }
         if (p.epilogue == EPILOGUE_BIAS) { expected[i] += bias.host[i % n]; }
     }
     Floats results[2];
     for (Floats &result : results) {
         d.poison();
-        if (p.added == Product::ITS_OWN) { d.write(c.host); }
+        if (p.added == Matmul::ITS_OWN) { d.write(c.host); }
         gemm(&gpu, g);
         result = d.read();
     }
@@ -87,21 +87,21 @@ static void product(const Product &p, int m, int n, int k, bool trans_a, bool tr
 
 static const char *const layers[] = {"", "qkv", "out", "fc1", "fc2", "head"};
 
-// The products of a layer with outputs [M,N] of inputs [M,K].
+// The matmuls of a layer with outputs [M,N] of inputs [M,K].
 static void layer_matmuls(int M, int N, int K, int layer) {
     std::string shape = text("%s %dx%dx%d", layers[layer], M, N, K);
-    for (const Product &p : products) {
+    for (const Matmul &p : matmuls) {
         bool dgelu = p.epilogue == EPILOGUE_DGELU;
-        if (mode == TIMING && p.trans_b) { product(p, M, N, K, false, true, shape); }
-        if (mode == TIMING && p.trans_a) { product(p, N, K, M, true, false, shape); }
+        if (mode == TIMING && p.trans_b) { matmul(p, M, N, K, false, true, shape); }
+        if (mode == TIMING && p.trans_a) { matmul(p, N, K, M, true, false, shape); }
         if (mode == TIMING && !p.trans_a && !p.trans_b && (!dgelu || layer == 4)) {
-            product(p, M, K, N, false, false, shape); // GELU's derivative comes after fc2's product
+            matmul(p, M, K, N, false, false, shape); // GELU's derivative comes after fc2's matmul
         }
         for (int transposed = 0; transposed < 4 && mode == CHECKING; transposed++) {
             bool trans_a = transposed & 1, trans_b = transposed & 2;
             if (M % 8 != 0 && (trans_a || !trans_b)) { continue; }
             if (dgelu && (trans_a || M < 128)) { continue; } // no step has it
-            product(p, M, N, K, trans_a, trans_b, shape);
+            matmul(p, M, N, K, trans_a, trans_b, shape);
         }
     }
 }
@@ -117,7 +117,7 @@ ROW(bf16_matmuls) {               // M, N, K, layer
     row(layer_matmuls, TIMING, timed);
 }
 
-// An FP8 operand [rows,k] of a product; spread: of its codes, and the inverse of a single scale.
+// An FP8 operand [rows,k] of a matmul; spread: of its codes, and the inverse of a single scale.
 // Scales of blocks differ by up to 1000; i and j: how they change from block to block.
 struct Fp8Operand {
     Codes codes;
@@ -149,14 +149,14 @@ struct Fp8Operand {
 // of 1 x 128 and B by blocks of 128 x 128 or 1 x 128.
 enum ScaledBy { FAST, SPLIT, BLOCKS_128X128, BLOCKS_1X128 };
 
-// D = A B' of codes, in BF16 and FP32, overwriting and adding, against the FP64 product of the
+// D = A B' of codes, in BF16 and FP32, overwriting and adding, against the FP64 result of the
 // operands' values.
 static void fp8_matmul(int m, int n, int k, Fp8Type type_a, Fp8Type type_b, ScaledBy scaling,
                        int which, int layer) {
     const bool blocks = scaling >= BLOCKS_128X128;
     if (gpu.capability < FP8_CAPABILITY || (blocks && gpu.capability != 90)) {
-        test_skip(blocks ? "products with block scales need compute capability 9.0"
-                         : "FP8 products need compute capability 8.9");
+        test_skip(blocks ? "matmuls with block scales need compute capability 9.0"
+                         : "FP8 matmuls need compute capability 8.9");
         return;
     }
     Gemm g = gemm_plain(m, n, k, NULL, NULL, NULL);
@@ -182,7 +182,7 @@ static void fp8_matmul(int m, int n, int k, Fp8Type type_a, Fp8Type type_b, Scal
         std::string shape = which == 1   ? text("%s %dx%dx%d", layers[layer], m, n, k)
                             : which == 2 ? text("%s %dx%dx%d", layers[layer], m, k, n)
                                          : text("%s %dx%dx%d", layers[layer], k, m, n);
-        timed(text("fp8 product %s %s", names[which], kinds[scaling]), shape,
+        timed(text("fp8 matmul %s %s", names[which], kinds[scaling]), shape,
               2.0 * size * k / (2 * FLOPS_PER_S), [&] { gemm(&gpu, g); });
         return;
     }
@@ -207,7 +207,7 @@ static void fp8_matmul(int m, int n, int k, Fp8Type type_a, Fp8Type type_b, Scal
     CHECK_ERROR(wide.get().data(), twice.data(), (int64_t)size, 1e-6);
 }
 
-ROW(fp8_matmuls) { // m, n, k, types of A and B, scaling; timed: which product of which layer
+ROW(fp8_matmuls) { // m, n, k, types of A and B, scaling; timed: which matmul of which layer
     if (sanitizing()) { return; }
     for (int scaling : {FAST, SPLIT}) {
         row(fp8_matmul, CHECKING,

@@ -175,7 +175,7 @@ static void parameters(const char *precision, double allowed) {
     run_free_configuration(&run);
 }
 
-// BF16 products of other shapes may add up in another order (0.0096 apart on an H200). FP8 rounds
+// BF16 matmuls of other shapes may add up in another order (0.0096 apart on an H200). FP8 rounds
 // these differences again in every operand, to steps of 2^-3 or 2^-2 (0.195 apart). A gradient from
 // another offset would be 1.4 away.
 TEST(parameters_in_bf16) {

@@ -89,8 +89,8 @@ TEST(momenta) {
 
 // ---- matrices -----------------------------------------------------------------------------------
 
-static Floats product(int m, int n, int k, const Floats &a, bool trans_a, const Floats &b,
-                      bool trans_b, float alpha, const Floats *addend, float beta) {
+static Floats matmul(int m, int n, int k, const Floats &a, bool trans_a, const Floats &b,
+                     bool trans_b, float alpha, const Floats *addend, float beta) {
     Floats out((size_t)m * n), scaled = addend != NULL ? *addend : Floats();
     for (float &x : scaled) { x *= beta; }
     cpu_gemm({.m = m,
@@ -106,7 +106,7 @@ static Floats product(int m, int n, int k, const Floats &a, bool trans_a, const 
     return rounded(out, TYPE_BF16);
 }
 
-// muon_orthogonalize with every product rounded to BF16.
+// muon_orthogonalize with every matmul rounded to BF16.
 static Floats steps_in_bf16(Floats x, int rows, int columns, float scale) {
     bool tall = rows > columns;
     int side = tall ? columns : rows;
@@ -115,10 +115,10 @@ static Floats steps_in_bf16(Floats x, int rows, int columns, float scale) {
     x = rounded(x, TYPE_BF16);
     for (int step = 0; step < MUON_STEPS; step++) {
         float last = step + 1 < MUON_STEPS ? 1.0f : scale;
-        Floats gram = product(side, side, tall ? rows : columns, x, tall, x, !tall, 1.0f, NULL, 0);
-        Floats p = product(side, side, side, gram, false, gram, false, MUON_C, &gram, MUON_B);
-        x = product(rows, columns, side, tall ? x : p, false, tall ? p : x, false, last, &x,
-                    last * MUON_A);
+        Floats gram = matmul(side, side, tall ? rows : columns, x, tall, x, !tall, 1.0f, NULL, 0);
+        Floats p = matmul(side, side, side, gram, false, gram, false, MUON_C, &gram, MUON_B);
+        x = matmul(rows, columns, side, tall ? x : p, false, tall ? p : x, false, last, &x,
+                   last * MUON_A);
     }
     return x;
 }

@@ -6,7 +6,7 @@
 
 // ---- attention ---------------------------------------------------------------------------------
 
-// What the definition rounds to BF16: nothing, or results and values between two products, as on
+// What the definition rounds to BF16: nothing, or results and values between two matmuls, as on
 // the device. dS = P (dP - delta) / sqrt(D) is then rounded before or after its factor: cuDNN may
 // do either.
 typedef enum { EXACT, ROUNDED, ROUNDED_UNSCALED } Rounding;

@@ -282,7 +282,7 @@ older_devices() {
         STANDIN_CAPABILITY=75 refused 'BF16 training needs 8.0' $run $gpt2
 }
 check "older devices" older_devices
-# Ada (8.9) and Blackwell (10.0) have FP8 products by tensors alone.
+# Ada (8.9) and Blackwell (10.0) have FP8 matmuls by tensors alone.
 no_blocks="no matmuls by blocks; try --fp8-recipe delayed" by_blocks="$fp8 --fp8-recipe blockwise"
 other_devices() { # capability
     local STANDIN_CAPABILITY=90
@@ -290,19 +290,19 @@ other_devices() { # capability
     train whole $run $gpt2 $fp8 --train-iters 3 && STANDIN_CAPABILITY=$1 &&
         train variant $run $gpt2 $fp8 --fp8-required --train-iters 3 && same_weights whole variant &&
         refused "--fp8-required: FP8 is not available: $no_blocks" $run $gpt2 $by_blocks --fp8-required &&
-        grep 'the forward product of E4M3 and E4M3 by blocks: cuBLASLt has no algorithm' out &&
+        grep 'the forward matmul of E4M3 and E4M3 by blocks: cuBLASLt has no algorithm' out &&
         fallen_back "$no_blocks" $by_blocks
 }
 for capability in 89 100; do check "a device of capability $capability" other_devices $capability; done
 for fault in none wrong; do
-    STANDIN_FP8=$fault check "FP8 products: $fault" fallen_back "the FP8 self-check failed" $fp8
-    STANDIN_FP8=$fault check "FP8 products by blocks: $fault" fallen_back "$no_blocks" $by_blocks
+    STANDIN_FP8=$fault check "FP8 matmuls: $fault" fallen_back "the FP8 self-check failed" $fp8
+    STANDIN_FP8=$fault check "FP8 matmuls by blocks: $fault" fallen_back "$no_blocks" $by_blocks
 done
-# Which products are our own (train/gpu/network.c): those that apply GELU or SwiGLU, in training
+# Which matmuls are our own (train/gpu/network.c): those that apply GELU or SwiGLU, in training
 # steps whose scales are given; the head's, where the loss has no cap; Llama's QKV, where heads have
 # no norm and no bias, and fit; and no other. The numbers must equal those of a device without such
-# products.
-own_losses() { # kind of such products, options
+# matmuls.
+own_losses() { # kind of such matmuls, options
     rm -f m.jsonl
     LD_LIBRARY_PATH=$root/build/standin STANDIN_OWN_MATMULS=$1 $gpu $DATA --micro-batch-size 2 \
         --seq-length 32 --train-iters 4 --eval-iters 2 --eval-interval 2 --metrics m.jsonl \
@@ -330,9 +330,9 @@ for kind in "$hybrid" "$hybrid --fp8-format e4m3 --gpus 2" "$hybrid --recompute 
     "$rotary" "$rotary --recompute block --global-batch-size 4" "$rotary --no-fp8-wgrad" \
     "$rotary --kv-channels 32 --fp8-stats-interval 1" "$rotary --recompute activations --gpus 2" \
     "$llama8 --recompute block" "$llama8 --fp8-lm-head --fp8-format e4m3"; do
-    check "own products, $kind" takes_own $kind
+    check "own matmuls, $kind" takes_own $kind
 done
-counting_leaves_no_trace() { # though counts are those of cuBLASLt's products
+counting_leaves_no_trace() { # though counts are those of cuBLASLt's matmuls
     [[ $(own_losses wrong $hybrid) == "$(own_losses wrong $hybrid --fp8-stats-interval 2)" ]]
 }
 check "counting leaves no trace" counting_leaves_no_trace
@@ -348,7 +348,7 @@ for kind in "--model gpt2-tiny" "$gated --fp8-fast-accumulation none" "$gated --
     "$rotary --fp8-fast-accumulation none" "$rotary --fp8-format e5m2" \
     "$hybrid --save gelu --resume latest --eval-only" \
     "$rotary --save rope --resume latest --eval-only"; do
-    check "no own products, $kind" leaves_own $kind
+    check "no own matmuls, $kind" leaves_own $kind
 done
 # An update waits for the save that still reads its state in host memory: SLOW_SAVE is in seconds.
 saves_what_is_there() {

@@ -43,7 +43,7 @@ TEST(formats_name_their_operands) {
         for (int l = 0; l < LAYERS * LINEAR_HEAD; l++) {
             const LinearPrecision *lp = &p.precision.linear[l];
             CHECK_EQUAL(lp->number, NUMBER_FP8);
-            CHECK_EQUAL(lp->wgrad, f == 2 ? NUMBER_BF16 : NUMBER_FP8); // no product of two E5M2
+            CHECK_EQUAL(lp->wgrad, f == 2 ? NUMBER_BF16 : NUMBER_FP8); // no matmul of two E5M2
             CHECK_BITS(lp->type, expected[f], sizeof(lp->type));
         }
         CHECK_EQUAL(precision_of(&p.precision, LINEAR_HEAD, 0)->number, NUMBER_BF16);
@@ -109,7 +109,7 @@ TEST(small_matmuls_stay_in_bf16) {
     }
 }
 
-// The share counts three products of a layer; with --no-fp8-wgrad one of them is not in FP8.
+// The share counts three matmuls of a layer; with --no-fp8-wgrad one of them is not in FP8.
 TEST(share_of_flops_is_counted) {
     decide(LLAMA "--fp8-format hybrid --fp8-lm-head");
     CHECK_CLOSE(precision_fp8_share(&p.precision), 1.0, 1e-12);

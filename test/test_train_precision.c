@@ -1,4 +1,4 @@
-// Emulated BF16 and FP8 in the CPU trainer: compares each product of a linear layer with its
+// Emulated BF16 and FP8 in the CPU trainer: compares each matmul of a linear layer with its
 // definition in double precision, and whole steps with FP32's; tests how FP8's scales change over
 // several steps.
 #include "trainer.h"
@@ -8,7 +8,7 @@ enum { V = 61, T = 16, B = 4, M = B * T, LAYERS = 4 };
 #define GPT2 SMALL_GPT2 "--num-layers 4 "
 #define LLAMA SMALL_LLAMA "--num-layers 4 "
 
-// ---- the products of one layer ----------------------------------------------------------------
+// ---- the matmuls of one layer -----------------------------------------------------------------
 
 enum { LAYER = 1, N = 160, C = 48 }; // fc1 of LLAMA
 
@@ -24,7 +24,7 @@ static double rounded(float x, NumberFormat number, Fp8Type type, float scale) {
     return number == NUMBER_BF16 ? bf16_decode(bf16_encode(x)) : x;
 }
 
-// Rounds an operand [rows,columns] of a product. down: the product sums over rows. With delayed
+// Rounds an operand [rows,columns] of a matmul. down: the matmul sums over rows. With delayed
 // scaling the scale is the slot's, otherwise it follows from the tensor or block itself.
 static void round_all(double *out, const Trainer *t, OperandId operand, NumberFormat number,
                       const float *x, int rows, int columns, bool down) {
@@ -100,7 +100,7 @@ static void run_matmuls(Trainer *t, Activations *a) {
     linear_backward(t, fc1, a->dx, a->dy, a->x, M);
 }
 
-// The error of FP32 sums is 1e-6 of the norm. Products with operands of another precision differ by
+// The error of FP32 sums is 1e-6 of the norm. Matmuls with operands of another precision differ by
 // at least a thousand times that.
 static void check_matmuls(Trainer *t, NumberFormat number, NumberFormat wgrad) {
     static Activations a;
@@ -297,7 +297,7 @@ TEST(codes_are_counted) {
     CHECK(!run_counts_fp8(&t.run, 1) && run_counts_fp8(&t.run, 2));
 }
 
-// Whether a layer's weight, as its products read it, has this precision.
+// Whether a layer's weight, as its matmuls read it, has this precision.
 static bool weight_has(Trainer *t, Linear linear, int layer, NumberFormat number) {
     CpuBlock *b = &t->blocks[layer];
     const CpuLinear *layers[] = {&b->qkv, &b->attention_out, &b->fc1, &b->fc2, &t->head};
@@ -334,7 +334,7 @@ TEST(layers_kept_in_bf16_are_not_quantised) {
     CHECK_CLOSE(t.slots[fixed].scale, 57344.0f * M, 1); // the mean over M tokens: 1 / M at most
 }
 
-// The next step's products read the updated weights.
+// The next step's matmuls read the updated weights.
 TEST(updates_reach_the_matmuls) {
     static const char *const precisions[] = {"--bf16",
                                              "--fp8-format hybrid --fp8-recipe tensorwise"};
@@ -398,7 +398,7 @@ TEST(spikes_pass) {
     }
 }
 
-// Where BF16 shows an infinity, so does FP8: SwiGLU of the two products of 1e20 is infinite, and a
+// Where BF16 shows an infinity, so does FP8: SwiGLU of the two results of 1e20 is infinite, and a
 // code that saturates would hide it.
 TEST(infinities_are_not_hidden) {
     static const char *const precisions[] = {"--bf16", "--fp8-format hybrid --fp8-recipe delayed",

@@ -2,7 +2,7 @@
 FP8 recipe.
 
 BF16: ours may be off by 1.5 times what transformers' are in BF16, judged by transformers in FP64;
-both round every activation. FP8: our emulation on the CPU rounds the products' operands to the same
+both round every activation. FP8: our emulation on the CPU rounds the matmuls' operands to the same
 formats, with three or two bits behind the point, and nothing else: ours may be off by 1.5 times
 what that is and BF16 loses besides, and 1.2 times from it what it is from FP64 (what BF16 changes
 is rounded to other codes).

@@ -100,26 +100,26 @@ def check(listing):
 
 
 def test_faults_are_seen():
-    product = "HGMMA.64x64x16.F32.BF16 R24, R4, gdesc[UR8], R24, gsb0"
+    matmul = "HGMMA.64x64x16.F32.BF16 R24, R4, gdesc[UR8], R24, gsb0"
     wait, jump = "WARPGROUP.DEPBAR.LE gsb0, 0x0", "@P0 BRA `(.L_x_0)"
 
     def code_of(*lines):
         lines = [".L_x_0:" if x == "L" else f"/*{i:04x}*/ {x} ;" for i, x in enumerate(lines)]
         return ".text.kernel:\n" + "\n".join([*lines, "/*ffff*/ EXIT ;"])
 
-    for good in ([product, wait, "MOV R4, R55"], [product, "MOV R8, R7", product, wait],
-                 ["L", product, wait, "IADD3 R55, R4, R24, RZ", jump],
-                 [product, "HGMMA.64x64x16.F32.BF16 R64, R4, gdesc[UR8], RZ, gsb0",
+    for good in ([matmul, wait, "MOV R4, R55"], [matmul, "MOV R8, R7", matmul, wait],
+                 ["L", matmul, wait, "IADD3 R55, R4, R24, RZ", jump],
+                 [matmul, "HGMMA.64x64x16.F32.BF16 R64, R4, gdesc[UR8], RZ, gsb0",
                   "WARPGROUP.DEPBAR.LE gsb0, 0x1", "FADD R55, R55, R8"]):
         check(code_of(*good))
     for bad in (["MOV R7, R8"], ["LDS.128 R1, [R60]"], ["LDS.64 R3, [R60]"],
                 ["STG.E desc[UR4][R60.64], R55"], ["IMAD.WIDE R3, R60, R61, R62"],
                 ["SHFL.IDX PT, R5, R60, R61, R62"], ["LDSM.16.M88.4 R1, [R60]"],
                 ["QGMMA.64x128x32.F32.E4M3.E4M3 R4, gdesc[UR8], RZ, !UPT, gsb0"],
-                [product.replace("R4", "R24")], [product.replace("R24", "R26")],
+                [matmul.replace("R4", "R24")], [matmul.replace("R24", "R26")],
                 [wait.replace("0x0", "0x1"), "MOV R4, R60"], ["CALL.REL `(.L_x_0)"]):
-        assert fails(check, code_of("L", product, *bad, wait)), bad
-    assert fails(check, code_of("L", "MOV R4, R60", product, jump)), "by way of a loop"
+        assert fails(check, code_of("L", matmul, *bad, wait)), bad
+    assert fails(check, code_of("L", "MOV R4, R60", matmul, jump)), "by way of a loop"
 
 
 def test_kernels_wait_for_their_matmuls():

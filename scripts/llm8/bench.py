@@ -195,7 +195,7 @@ def distance(ratio):
 
 def beside(run, bf16):
     """Returns the ratios of the gradient norms and of the losses. In the first two steps both runs
-    have almost the same weights, so that a wrong product shows; step 2 is the first one whose
+    have almost the same weights, so that a wrong matmul shows; step 2 is the first one whose
     scales come from delayed scaling. In later steps a spike may drive the runs apart; a median is
     not affected."""
     def ratios(name):
@@ -211,7 +211,7 @@ def judged(record):
     """Returns in words whether the run trained as BF16 does, and whether to refuse it. Measured on
     an H200 (2026-11-29): GPT-2 124M and Llama 3 8B in sound FP8 had norms within 2% and losses
     within 0.06%. (With ten times the learning rate the loss of Llama 3 8B rose in both precisions,
-    and then differed by up to 9%.) A product that read spoilt activations made norms 2.0 and 2.1
+    and then differed by up to 9%.) A matmul that read spoilt activations made norms 2.0 and 2.1
     times as large in step 2. Later steps hardly show it (emulated on the CPU)."""
     ratios = record["beside_bf16"]
     if ratios is None:

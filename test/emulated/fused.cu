@@ -1,4 +1,4 @@
-// The products with an activation on an emulated multiprocessor: test_gpu_fused.cu at its small
+// The matmuls with an activation on an emulated multiprocessor: test_gpu_fused.cu at its small
 // shapes, over the stand-ins but for these kernels; and planted faults, each of which must be
 // found.
 #include "../test_gpu_fused.cu"

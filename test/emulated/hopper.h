@@ -258,7 +258,7 @@ inline uint64_t wgmma_transposed(const void *tile) {
 }
 
 // A lane's part of an instruction, of which a warp has 16 rows.
-struct Product {
+struct Matmul {
     float *sums;
     const uint32_t *registers; // A; NULL: it is in shared memory
     uint64_t a, b;
@@ -297,8 +297,8 @@ inline void read_operand(Rows &rows, Block &block, uint64_t where, GpuType type,
 }
 
 // lanes: all of the warp's; first: its rows in A.
-inline void multiply_lanes(Block &block, const std::array<Product, LANES> &lanes, int first) {
-    const Product &p = lanes[0];
+inline void multiply_lanes(Block &block, const std::array<Matmul, LANES> &lanes, int first) {
+    const Matmul &p = lanes[0];
     const int depth = 32 / gpu_type_bytes(p.type_a);
     float sums[16][256] = {};
     Rows a, b;
@@ -325,19 +325,19 @@ inline void multiply_lanes(Block &block, const std::array<Product, LANES> &lanes
     }
 }
 
-inline void issue(Product product) {
-    machine.together("WGMMA", product, [](auto lane) {
+inline void issue(Matmul matmul) {
+    machine.together("WGMMA", matmul, [](auto lane) {
         Warp &warp = machine.warp();
         Block &block = *machine.block;
         const int first = (int)threadIdx.x / LANES % WARPS * 16;
-        std::array<Product, LANES> lanes;
+        std::array<Matmul, LANES> lanes;
         for (int i = 0; i < LANES; i++) {
             lanes[(size_t)i] = lane(i);
             const bool same = lane(i).a == lane(0).a && lane(i).b == lane(0).b;
             if (!same || lane(i).adds != lane(0).adds) { machine.report("WGMMA: lanes differ"); }
         }
         if (!warp.fenced) { machine.report("WGMMA without its fence"); }
-        warp.products.open.push_back([=, &block] { multiply_lanes(block, lanes, first); });
+        warp.matmuls.open.push_back([=, &block] { multiply_lanes(block, lanes, first); });
     });
 }
 
@@ -366,13 +366,13 @@ inline void wgmma_fence(void) {
 
 inline void wgmma_commit(void) {
     machine.together("a commit of WGMMAs");
-    if (threadIdx.x % LANES == 0) { machine.warp().products.commit(); }
+    if (threadIdx.x % LANES == 0) { machine.warp().matmuls.commit(); }
 }
 
 template <int LEFT> void wgmma_wait(void) {
     const size_t left = LEFT + leaves_more("WGMMAs", LEFT);
     machine.together("a wait for WGMMAs");
-    machine.warp().products.finish(left);
+    machine.warp().matmuls.finish(left);
     machine.warp().fenced = false; // the program may use the registers now
 }
 

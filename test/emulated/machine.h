@@ -63,7 +63,7 @@ struct Warp {
     ThreadBarrier barrier;
     const char *instruction = ""; // at which its lanes arrive
     void *given[LANES];
-    Unit products;
+    Unit matmuls;
     bool fenced = false; // WGMMA may use registers
     int registers;       // registers of a thread
 };
@@ -285,7 +285,7 @@ inline void Machine::begin(int first, int blocks, int threads) {
         b.warps.resize((size_t)threads / LANES);
         for (Warp &w : b.warps) {
             w.registers = share;
-            w.products.hurry = hurries[1];
+            w.matmuls.hurry = hurries[1];
         }
         for (int i = 0; i < threads; i++) {
             b.threads.emplace_back(new Thread());

@@ -1,5 +1,5 @@
 // cuBLASLt for tests without a GPU: the part that kernels/gemm.c calls. test/standin/matmuls.c
-// computes the products, column-major as in the library.
+// computes the matmuls, column-major as in the library.
 //
 // Its algorithms need A, B, C and D aligned to 256, 64 or 16 bytes; the most promising one needs
 // the most. An algorithm returns an error where an address is not aligned so.

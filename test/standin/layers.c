@@ -1,4 +1,4 @@
-// Stand-ins for the kernels around the products: embeddings, norms, activations, RoPE and loss in
+// Stand-ins for the kernels around the matmuls: embeddings, norms, activations, RoPE and loss in
 // BF16; operands in FP8.
 #include "values.h"
 
@@ -157,14 +157,14 @@ void gpu_swiglu_forward(Gpu *gpu, Operand out, const Bf16 *x, int M, int F) {
     produce_swiglu(out, x, M, F);
 }
 
-// The FP8 products with an activation, by the two calls that they replace.
+// The FP8 matmuls with an activation, by the two calls that they replace.
 bool gpu_has_fused_matmuls(const Gpu *gpu) {
     return gpu->capability == 90 && !own_matmuls("none");
 }
 
 static void check_fused_operands(const Gpu *gpu, const Gemm *g, bool fits) {
     bool fp8 = gpu_type_bytes(g->type_a) == 1 && !fp8_by_blocks(g->scaling_a);
-    if (!gpu_has_fused_matmuls(gpu) || !fp8 || !fits) { die("stand-in: no fused product"); }
+    if (!gpu_has_fused_matmuls(gpu) || !fp8 || !fits) { die("stand-in: no fused matmul"); }
 }
 
 // N: columns of out
@@ -186,11 +186,11 @@ void gpu_matmul_gelu(Gpu *gpu, Gemm g, Operand out) {
 }
 
 void gpu_matmul_gelu_backward(Gpu *gpu, Gemm g, Operand dx, Gradient column_sums, Scratch scratch) {
-    // as BF16, aligned as the buffer of the pass's product is: one plan for both
-    FREED float *product = aligned_alloc(256, (size_t)round_up64(2 * (int64_t)g.m * g.n, 256));
+    // as BF16, aligned as the buffer of the pass's result is: one plan for both
+    FREED float *result = aligned_alloc(256, (size_t)round_up64(2 * (int64_t)g.m * g.n, 256));
     const Bf16 *input = g.aux, *bias = g.bias;
     check_fused_matmul(gpu, &g, dx, g.n, g.bias != NULL && g.k <= GELU_MATMUL_MAX_K);
-    g.d = product;
+    g.d = result;
     g.aux = g.bias = NULL;
     gemm(gpu, g);
     produce_gelu_backward(dx, column_sums, g.d, input, bias, scratch, g.m, g.n);

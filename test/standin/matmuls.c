@@ -1,9 +1,9 @@
-// Products and attention of a device: the part of cuBLASLt that kernels/gemm.c calls, on the CPU,
+// Matmuls and attention of a device: the part of cuBLASLt that kernels/gemm.c calls, on the CPU,
 // and a stand-in for kernels/attention.c.
 #include "../../kernels/attention.h"
 #include "values.h"
 
-// ---- products -----------------------------------------------------------------------------------
+// ---- matmuls ------------------------------------------------------------------------------------
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t compute,
                                         cudaDataType_t scale) {
@@ -29,8 +29,8 @@ static bool is_fp8(cublasLtMatrixLayout_t x) {
     return x->type == CUDA_R_8F_E4M3 || x->type == CUDA_R_8F_E5M2;
 }
 
-// STANDIN_FP8 is for the library's FP8 products, STANDIN_OWN_MATMULS for our own. =none: the
-// device has none; =wrong: one value of each product is wrong.
+// STANDIN_FP8 is for the library's FP8 matmuls, STANDIN_OWN_MATMULS for our own. =none: the
+// device has none; =wrong: one value of each matmul is wrong.
 static bool played(const char *variable, const char *what) {
     const char *given = getenv(variable);
     return given != NULL && strcmp(given, what) == 0;
@@ -97,7 +97,7 @@ static const void *matrix_of_batch(const void *x, cublasLtMatrixLayout_t layout,
     return x != NULL ? (const char *)x + i * layout->stride * gpu_type_bytes(type_of(layout)) : x;
 }
 
-// A column-major product of A and B is the row-major one of B and A.
+// The column-major result of A and B is the row-major one of B and A.
 static cublasStatus_t multiply(cublasLtMatmulDesc_t desc, const void *alpha, const void *A,
                                cublasLtMatrixLayout_t a, const void *B, cublasLtMatrixLayout_t b,
                                const void *beta, const void *C, cublasLtMatrixLayout_t c, void *D,
@@ -112,7 +112,7 @@ static cublasStatus_t multiply(cublasLtMatmulDesc_t desc, const void *alpha, con
     FREED float *left = read_matrix(B, b, blocks ? desc->b_scale : NULL, desc->b_mode);
     FREED float *right = read_matrix(A, a, blocks ? desc->a_scale : NULL, desc->a_mode);
     FREED float *addend = add != 0.0f ? read_matrix(C, c, NULL, 0) : NULL, *bias = NULL;
-    FREED float *product = values_new(n);
+    FREED float *result = values_new(n);
     for (int i = 0; i < n && addend != NULL; i++) { addend[i] *= add; }
     if (desc->epilogue == CUBLASLT_EPILOGUE_BIAS) { bias = bf16_read(desc->bias, d->rows); }
     if (is_fp8(a) && !blocks) { factor = factor * *desc->b_scale * *desc->a_scale; }
@@ -121,7 +121,7 @@ static cublasStatus_t multiply(cublasLtMatmulDesc_t desc, const void *alpha, con
                        .k = desc->transa == CUBLAS_OP_T ? a->rows : a->cols,
                        .a = left,
                        .b = right,
-                       .c = product,
+                       .c = result,
                        .bias = bias,
                        .addend = addend,
                        .trans_a = desc->transb == CUBLAS_OP_T,
@@ -129,10 +129,10 @@ static cublasStatus_t multiply(cublasLtMatmulDesc_t desc, const void *alpha, con
                        .alpha = factor});
     if (desc->epilogue == CUBLASLT_EPILOGUE_DGELU) {
         FREED float *input = bf16_read(desc->aux, n);
-        gelu_backward(product, product, input, n);
+        gelu_backward(result, result, input, n);
     }
-    if (is_fp8(a) && played("STANDIN_FP8", "wrong")) { product[n - 1] += 1; }
-    values_write(D, type_of(d), product, n);
+    if (is_fp8(a) && played("STANDIN_FP8", "wrong")) { result[n - 1] += 1; }
+    values_write(D, type_of(d), result, n);
     return CUBLAS_STATUS_SUCCESS;
 }
 

@@ -1,4 +1,4 @@
-// The linear layers on the GPU: what their three products read and write, in the precision that the
+// The linear layers on the GPU: what their three matmuls read and write, in the precision that the
 // policy (model/precision.h) gives each layer. The policy is read only at the start of a run; later
 // code knows a layer's precision from these structs.
 #pragma once
@@ -16,10 +16,10 @@ typedef struct {
     // weight exists only in FP8.
     Operand x, w, dy;
     Bf16 *bias;     // [N] or NULL
-    bool adds_bias; // the forward product adds the bias
+    bool adds_bias; // the forward matmul adds the bias
     Gradient dweight, dbias;
     bool wgrad_fp8;                   // the weight gradient's operands are in FP8 too
-    bool fast_forward, fast_backward; // fast accumulation (gemm.h) in the FP8 products of the
+    bool fast_forward, fast_backward; // fast accumulation (gemm.h) in the FP8 matmuls of the
                                       // forward, backward pass
     GpuFamily family;
     // [OPERAND_COUNT], on the device: counts of FP8 codes, from the steps in which *counting is
@@ -27,7 +27,7 @@ typedef struct {
     Fp8Counts *counts;
     const bool *counting;
     bool recomputed;        // the input is not kept, but recomputed before the backward pass
-    bool matmul_recomputed; // the layer's forward product is recomputed too
+    bool matmul_recomputed; // the layer's forward matmul is recomputed too
 } LinearLayer;
 
 // Sets up the layer. For an FP8 layer, plans the buffer of the transposed FP8 weight and, if every
@@ -36,7 +36,7 @@ void linear_plan(LinearLayer *l, const Params *p, const LinearPrecision *lp, Pla
 // Must be called once the plan has its memory.
 void linear_start(LinearLayer *l, const Params *p);
 
-// Whether a pass computes the layer's product. A product that was kept is not computed again.
+// Whether a pass computes the layer's matmul. A result that was kept is not computed again.
 static inline bool linear_runs(const LinearLayer *l, Pass pass) {
     return pass != PASS_RECOMPUTE || l->matmul_recomputed;
 }
@@ -44,18 +44,18 @@ static inline bool linear_runs(const LinearLayer *l, Pass pass) {
 // Returns the layer's input, with the forms that the kernel that computes it must write in a pass.
 Operand linear_input(const LinearLayer *l, Pass pass);
 
-// Makes the forms of the received weight that products read: from FP8 codes, the transposed codes;
+// Makes the forms of the received weight that matmuls read: from FP8 codes, the transposed codes;
 // from a BF16 weight of an FP8 layer, the codes and the transposed codes.
 void linear_receive(Gpu *gpu, const LinearLayer *l);
 
-// Returns the forward product y [M,N] = x W', which gemm() or one of our own products (kernels.h)
+// Returns the forward matmul y [M,N] = x W', which gemm() or one of our own matmuls (kernels.h)
 // is to compute. Also counts the codes of x.
 Gemm linear_matmul(Gpu *gpu, const LinearLayer *l, Bf16 *y, const Operand *x, int M, Pass pass);
-// y [M,N] = x W' (+ bias) (+ addend [M,N]), if the pass computes this product (linear_runs).
+// y [M,N] = x W' (+ bias) (+ addend [M,N]), if the pass computes this matmul (linear_runs).
 void linear_forward(Gpu *gpu, const LinearLayer *l, Bf16 *y, Operand x, const Bf16 *addend, int M,
                     Pass pass);
 
-// dy is l->dy. linear_input_gradient returns the product dx [M,C] = dy W. linear_weight_gradient
+// dy is l->dy. linear_input_gradient returns the matmul dx [M,C] = dy W. linear_weight_gradient
 // computes dW (+)= dy' x. linear_backward computes dx and dW.
 Gemm linear_input_gradient(const LinearLayer *l, Bf16 *dx, int M);
 void linear_weight_gradient(Gpu *gpu, const LinearLayer *l, Operand x, int M, bool accumulate);

@@ -136,21 +136,21 @@ static Bf16 *newton_schulz(const Muon *m, Gpu *gpu, const ZeroMatrix *shape, int
         // G = X X' or X' X, the smaller one; P = b G + c G G; X = a X + P X, or a X + X P
         Gemm gram = gemm_plain(side, side, tall ? shape->rows : shape->columns, x, x, m->gram);
         Gemm polynomial = gemm_plain(side, side, side, m->gram, m->gram, m->polynomial);
-        Gemm product = gemm_plain(shape->rows, shape->columns, side, tall ? x : m->polynomial,
-                                  tall ? m->polynomial : x, next);
+        Gemm result = gemm_plain(shape->rows, shape->columns, side, tall ? x : m->polynomial,
+                                 tall ? m->polynomial : x, next);
         gram.trans_a = tall;
         gram.trans_b = !tall;
         polynomial.alpha = MUON_C;
         polynomial.beta = MUON_B;
         polynomial.c = m->gram;
-        product.alpha = last;
-        product.beta = last * MUON_A;
-        product.c = x;
-        gram.family = polynomial.family = product.family = FAMILY_OPTIMIZER;
-        gram.batch = polynomial.batch = product.batch = n;
+        result.alpha = last;
+        result.beta = last * MUON_A;
+        result.c = x;
+        gram.family = polynomial.family = result.family = FAMILY_OPTIMIZER;
+        gram.batch = polynomial.batch = result.batch = n;
         gemm(gpu, gram);
         gemm(gpu, polynomial);
-        gemm(gpu, product);
+        gemm(gpu, result);
         Bf16 *before = x;
         x = next;
         next = before;

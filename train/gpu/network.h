@@ -31,11 +31,11 @@ typedef struct {
     };
     RotaryBackward rope; // each call sets B and T; table NULL: no rotary embedding
     // These three hold in training passes.
-    bool matmul_rotates;   // QKV's forward product also rotates queries and keys
-    bool matmul_activates; // fc1's forward product also applies the activation
-    bool matmul_derives;   // the product of fc2's input gradient also applies GELU's derivative
-    // [F] fc1's bias, if GELU adds it and not fc1's product; else NULL. GELU adds it if fc1 or fc2
-    // is in FP8, because cuBLASLt's epilogue with a bias makes a wide FP8 product a quarter slower.
+    bool matmul_rotates;   // QKV's forward matmul also rotates queries and keys
+    bool matmul_activates; // fc1's forward matmul also applies the activation
+    bool matmul_derives;   // the matmul of fc2's input gradient also applies GELU's derivative
+    // [F] fc1's bias, if GELU adds it and not fc1's matmul; else NULL. GELU adds it if fc1 or fc2
+    // is in FP8, because cuBLASLt's epilogue with a bias makes a wide FP8 matmul a quarter slower.
     Bf16 *gelu_bias;
     Bf16 *residual;     // [M,C] the block's input
     Bf16 *qkv_out;      // [M,N]
@@ -65,7 +65,7 @@ typedef struct {
     Bf16 *d_norm, *d_attention; // [M,C], [M,H*D]
     // Inputs of linear layers that do not keep their inputs: `activated` is fc2's input, `input`
     // that of the other layers. Both BF16 forms share the bytes of d_qkv. The FP8 forms share no
-    // bytes, because fc1's product may write `activated` while it reads `input`.
+    // bytes, because fc1's matmul may write `activated` while it reads `input`.
     Operand input, activated; // [M,C] or [M,H*D]; [M,F]
     // [M,F], Llama [M,2F]; [M,N]. Also in their FP8 forms. Llama's BF16 d_fc1 overwrites fc1_out.
     Operand d_fc1, d_qkv;
@@ -74,9 +74,9 @@ typedef struct {
     int chunk_rows; // rows that the LM head computes at a time: head.dy is [chunk_rows,P] in all
                     // forms
     Scratch loss_scratch; // scratch of the loss, for chunk_rows rows
-    // In training, the head's product writes the rows' maxima and sums here, so that the loss reads
+    // In training, the head's matmul writes the rows' maxima and sums here, so that the loss reads
     // the logits only once. Their memory is that of the codes of the logits' gradient, which the
-    // loss writes later. If max_sums.data is NULL, the product writes no maxima and sums.
+    // loss writes later. If max_sums.data is NULL, the matmul writes no maxima and sums.
     Scratch max_sums;
 } Network;
 
@@ -87,7 +87,7 @@ void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan);
 // Must be called after params_restore, which decides how FP8 operands get their scales.
 void network_start(Network *n);
 
-// Waits for a bucket's new weights, and makes the forms that products read. Must be called before
+// Waits for a bucket's new weights, and makes the forms that matmuls read. Must be called before
 // these weights are read; does nothing if they have been received before.
 void network_receive(Network *n, int bucket);
 

@@ -1,5 +1,5 @@
 // The parameters on the device, and everything that changes them: FP32 master weights, moments and
-// gradients of this rank's shard, the weights that products read, and the FP8 scaling state. Also
+// gradients of this rank's shard, the weights that matmuls read, and the FP8 scaling state. Also
 // reads them from a checkpoint, and copies them for one. The part of the optimizer's state that
 // does not fit the device is in pinned host memory, where the same kernels update it
 // (--optimizer-cpu-offload).
@@ -41,7 +41,7 @@ typedef struct {
 // the array has no such element. Kernels can use the address, even if it is in host memory.
 void *state_address(const StateArray *a, int64_t kept);
 
-// The weights that products read.
+// The weights that matmuls read.
 typedef struct {
     void **segments; // [zero.count] BF16 or FP8
     bool *arriving;  // [num_buckets] whether new weights are on their way; params_receive resets it
@@ -113,7 +113,7 @@ int64_t params_host_bytes(const Params *p, const Plan *host, int ranks);
 void params_start(Params *p, Gpu *gpu, Comm *comm);
 
 // Fills the optimizer's state from the checkpoint that the run resumes, or with initial weights,
-// and makes the weights that products read. Decides how FP8 operands get their scales. Returns
+// and makes the weights that matmuls read. Decides how FP8 operands get their scales. Returns
 // whether the run has to be calibrated (model/precision.h).
 bool params_restore(Params *p);
 
@@ -164,7 +164,7 @@ void params_snapshot(Params *p, Snapshot *snapshot);
 // device.
 void params_fetch_gradients(Params *p, float *host);
 
-// Makes the weights that products read from the master weights. params_restore calls it at the
+// Makes the weights that matmuls read from the master weights. params_restore calls it at the
 // start of a run.
 void params_publish(Params *p);
 

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// FP8 is used if a block's forward products have at least this many multiply-adds
+// FP8 is used if a block's forward matmuls have at least this many multiply-adds
 // (model/precision.h). Measured with GPT-2's blocks of 128 to 768 channels and 1,024 to 16,384
 // tokens (one H200, 2026-11-21): compared with BF16, FP8 took between 0.3% less and 3% more time at
 // 3.2e9 multiply-adds, and 3% less at 7.2e9.
@@ -132,17 +132,17 @@ bool support_matmul(Gpu *gpu, Gemm g, int rows, float *ms) {
 typedef struct {
     const char *name;
     OperandId a, b;
-} Product;
+} Matmul;
 
-static const Product products[] = {{"forward", OPERAND_X, OPERAND_W},
-                                   {"input-gradient", OPERAND_DY, OPERAND_W},
-                                   {"weight-gradient", OPERAND_DY, OPERAND_X}};
-enum { MATMULS = sizeof(products) / sizeof(products[0]) };
+static const Matmul matmuls[] = {{"forward", OPERAND_X, OPERAND_W},
+                                 {"input-gradient", OPERAND_DY, OPERAND_W},
+                                 {"weight-gradient", OPERAND_DY, OPERAND_X}};
+enum { MATMULS = sizeof(matmuls) / sizeof(matmuls[0]) };
 
-// Checks one of a layer's products: with K = 2 * FP8_BLOCK, so that each row has two scales, and
+// Checks one of a layer's matmuls: with K = 2 * FP8_BLOCK, so that each row has two scales, and
 // with the types and the epilogue that a step uses.
-static bool check_matmul(Gpu *gpu, const Precision *p, const LinearPrecision *lp, int product) {
-    const Product *kind = &products[product];
+static bool check_matmul(Gpu *gpu, const Precision *p, const LinearPrecision *lp, int matmul) {
+    const Matmul *kind = &matmuls[matmul];
     const Fp8Type type_a = lp->type[kind->a], type_b = lp->type[kind->b];
     const int first = fp8_slot_index(p->config, lp->linear, lp->layer, OPERAND_X);
     const bool forward = kind->a == OPERAND_X;
@@ -159,20 +159,20 @@ static bool check_matmul(Gpu *gpu, const Precision *p, const LinearPrecision *lp
         g.epilogue = EPILOGUE_BIAS;
     }
     return support_matmul(gpu, g, g.m, NULL) ||
-           fail("FP8 self-check: the %s product of %s and %s%s: %s", kind->name,
+           fail("FP8 self-check: the %s matmul of %s and %s%s: %s", kind->name,
                 type_a == FP8_E4M3 ? "E4M3" : "E5M2", type_b == FP8_E4M3 ? "E4M3" : "E5M2",
                 fp8_by_blocks(g.scaling_a) ? " by blocks" : "", error_text());
 }
 
-// Returns how many kinds of products it has checked, or -1 if one is wrong.
+// Returns how many kinds of matmuls it has checked, or -1 if one is wrong.
 static int check_matmuls(Gpu *gpu, const Precision *p) {
     bool checked[MATMULS][2][2] = {0}; // indexed by the operands' types
     int tried = 0;
     for (int i = 0; i < p->count; i++) {
         const LinearPrecision *lp = &p->linear[i];
         for (int k = 0; k < MATMULS && lp->number == NUMBER_FP8; k++) {
-            bool *done = &checked[k][lp->type[products[k].a]][lp->type[products[k].b]];
-            bool fp8 = products[k].b == OPERAND_W || lp->wgrad == NUMBER_FP8;
+            bool *done = &checked[k][lp->type[matmuls[k].a]][lp->type[matmuls[k].b]];
+            bool fp8 = matmuls[k].b == OPERAND_W || lp->wgrad == NUMBER_FP8;
             if (fp8 && !*done) {
                 if (!check_matmul(gpu, p, lp, k)) { return -1; }
                 tried++;

@@ -13,25 +13,25 @@ BEGIN_C
 // known).
 NumberSupport support_of(int capability);
 
-// Returns the number formats after a test of FP8 products. If FP8 is requested but not available on
+// Returns the number formats after a test of FP8 matmuls. If FP8 is requested but not available on
 // some rank, no rank uses it: all ranks warn, or with --fp8-required end. All ranks call it.
 NumberSupport support_find(Gpu *gpu, const Options *o, const Group *group);
 
-// Tests a product g, D [n,n] = A B' of operands [n,k]. With D in FP32 and no epilogue, the device
+// Tests a matmul g, D [n,n] = A B' of operands [n,k]. With D in FP32 and no epilogue, the device
 // must compute it exactly; with g's own type of D, epilogue and accumulation, cuBLASLt must support
 // it. The operands are small whole numbers, in g's types and scalings. This function sets g's
 // pointers. The first `rows` rows are compared with the CPU's result. ms: NULL, or receives the
-// milliseconds of one product.
+// milliseconds of one matmul.
 bool support_matmul(Gpu *gpu, Gemm g, int rows, float *ms);
 
-// Tests each kind of FP8 product that a run with these options computes, by a small product whose
+// Tests each kind of FP8 matmul that a run with these options computes, by a small matmul whose
 // result must be exact. Returns how many kinds there are, or -1 if one is missing or wrong.
 int fp8_self_check(Gpu *gpu, const Options *o, NumberSupport support);
 
 // Whether the kernels support the model's sizes, with this number of tokens in a micro-batch.
 bool support_shapes(const ModelConfig *config, int64_t tokens);
 
-// Checks versions, memory, a product and two attentions, small FP8 products, and NCCL. The product
+// Checks versions, memory, a matmul and two attentions, small FP8 matmuls, and NCCL. The matmul
 // and the attentions are compared with the CPU's results, and timed. Prints a table, and returns an
 // exit status.
 int verify(const Options *options);
