@@ -103,8 +103,8 @@ struct GpuProfile {
 
 const char *gpu_family_name(GpuFamily family) {
     static const char *const names[FAMILY_COUNT] = {
-        "products", "head products", "attention", "norms",     "activations",
-        "loss",     "embeddings",    "quantize",  "optimizer", "communication"};
+        "matmuls", "head matmuls", "attention", "norms",     "activations",
+        "loss",    "embeddings",   "quantize",  "optimizer", "communication"};
     return names[family];
 }
 

@@ -825,7 +825,7 @@ def near(milliseconds, seconds):
 
 
 def test_floor_is_operations_and_bytes_over_rates():
-    """At sizes where no product is bound by memory."""
+    """At sizes where no matmul is bound by memory."""
     B, T, C, L, H, G, F, P = 8, 4096, 4096, 3, 32, 8, 14336, 128256
     M, D, N = B * T, C // H, (H + 2 * G) * (C // H)
     llama = {"arch": "llama", "micro-batch-size": B, "seq-length": T, "hidden-size": C,
@@ -843,27 +843,27 @@ def test_floor_is_operations_and_bytes_over_rates():
 
     bf16, fp8, fp8_head = floor_of(llama), floor_of(llama, delayed), floor_of(llama, delayed, head)
     weights = L * (C * N + C * C + 3 * C * F)
-    near(bf16["products"], 6 * M * weights / rates["bf16"])
-    near(fp8["products"], 6 * M * weights / rates["fp8"])
+    near(bf16["matmuls"], 6 * M * weights / rates["bf16"])
+    near(fp8["matmuls"], 6 * M * weights / rates["fp8"])
     both = 4 / rates["blocks"] + 2 / rates["blocks, weight gradient"]
     blockwise = floor_of(llama, delayed, {"fp8-recipe": "blockwise"}, head)
-    near(blockwise["products"], M * weights * both)
-    near(blockwise["head products"], M * P * C * both)
-    near(fp8["head products"], 6 * M * P * C / rates["bf16"])
-    near(fp8_head["head products"], 6 * M * P * C / rates["fp8"])
+    near(blockwise["matmuls"], M * weights * both)
+    near(blockwise["head matmuls"], M * P * C * both)
+    near(fp8["head matmuls"], 6 * M * P * C / rates["bf16"])
+    near(fp8_head["head matmuls"], 6 * M * P * C / rates["fp8"])
     near(bf16["attention"], L * 7 * B * H * T * T * D / rates["bf16"])
     for moments, size in (("fp32", 30), ("bf16", 22), ("8bit", 18.125)):
         near(floor_of(llama, {"adam-dtype": moments})["optimizer"],
              size * parameters / rates["bytes"])
     near(bf16["loss"], 4 * M * P / rates["bytes"])
     near(bf16["norms"], (24 * L + 10) * M * C / rates["bytes"])
-    # narrow: a product's bytes take longer than its operations
+    # narrow: a matmul's bytes take longer than its operations
     small = floor_of(gpt2, delayed, {"hidden-size": 512, "num-attention-heads": 8,
                                      "num-query-groups": 8, "ffn-hidden-size": 512})
-    assert small["products"] > 1e3 * 6 * M * L * 6 * 512 * 512 / rates["fp8"]
+    assert small["matmuls"] > 1e3 * 6 * M * L * 6 * 512 * 512 / rates["fp8"]
     wide = floor_of(llama, {"kv-channels": 2 * D})
     near(wide["attention"], 2 * L * 7 * B * H * T * T * D / rates["bf16"])
-    near(wide["products"], 6 * M * L * (2 * C * N + 2 * C * C + 3 * C * F) / rates["bf16"])
+    near(wide["matmuls"], 6 * M * L * (2 * C * N + 2 * C * C + 3 * C * F) / rates["bf16"])
     assert floor.floor_ms("NVIDIA H100", llama, parameters) is None
     assert check.fails(near, 1.0001 * bf16["loss"], 4 * M * P / rates["bytes"])
 

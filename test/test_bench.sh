@@ -49,7 +49,7 @@ for r in records:
             r["norm"] *= norm
             r["loss"] *= loss
         r["skipped"] |= str(n) == os.environ.get("SKIP")
-records.append({"kind": "profile", "products": 61.5, "optimizer": 20.25})
+records.append({"kind": "profile", "matmuls": 61.5, "optimizer": 20.25})
 with open(path, "w") as file:
     file.writelines(json.dumps(r) + "\\n" for r in records)
 END
@@ -81,7 +81,7 @@ test_records_what_was_measured() {
         'all(x["step_ms"] == 100 and x["tokens_per_s"] == 320 for x in r)' \
         'all(abs(x["mfu"] - x["tflops"]) < 1e-9 and x["mfu"] > 0 for x in r)' \
         'all(x["peak_memory_gib"] == 46 and x["planned_memory_gib"] == 2 for x in r)' \
-        'all(x["families_ms"] == {"products": 61.5, "optimizer": 20.25} for x in r)' \
+        'all(x["families_ms"] == {"matmuls": 61.5, "optimizer": 20.25} for x in r)' \
         'all(abs(sum(x["floors_ms"].values()) / x["step_ms"] / x["floor_share"] - 1) < 1e-4
         for x in r)' \
         'r[0]["machine"] == {"gpu": "NVIDIA H200", "driver": "580.1", "cublaslt": "13.1.2",
@@ -94,7 +94,7 @@ test_records_what_was_measured() {
         for ratio in x["beside_bf16"][part])' 'r[1]["loss"] != r[0]["loss"]'
     says '!not judged'
     grep -qE '^gpt2-124m +fp8-head +320 +1\.00 ' log || fail "no row: $(cat log)"
-    grep -qE ' products 61\.50 / [0-9.]+; optimizer 20\.25 / ' log || fail "no families: $(cat log)"
+    grep -qE ' matmuls 61\.50 / [0-9.]+; optimizer 20\.25 / ' log || fail "no families: $(cat log)"
     ! passes expect bench.jsonl 'r[0]["tokens_per_s"] == 321' || fail "the checker passes anything"
 }
 
@@ -144,7 +144,7 @@ test_bad_runs_leave_no_record() {
     refused 1 'FAILED: the loss or norm of step 7 is not finite' "${one[@]}" SKIP=7
     refused 1 'FAILED: FP8 was requested, but no layer was in FP8' "${one[@]}" SHARE=0
     refused 77 'no GPU can be used here: nothing was measured' VERDICT='BAD  no GPU can be used here'
-    refused 2 '' VERDICT='BAD  a wrong product'
+    refused 2 '' VERDICT='BAD  a wrong matmul'
     refused 2 'error: ITERS=24: must be a whole number, 25 or more' ITERS=24
     refused 2 'error: MODELS=gpt5: must be of gpt2-124m gpt2-1558m' MODELS='gpt2-124m gpt5'
     expect_said 1 'FAILED: exit status 1: out of something' bench "${one[@]}" \

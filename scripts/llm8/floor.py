@@ -1,7 +1,7 @@
 """Computes the floor of a training step: the least time in which a device can do its work, by
 kernel family.
 
-A product takes at least its operations over the measured rate of its number format, or the bytes of
+A matmul takes at least its operations over the measured rate of its number format, or the bytes of
 its operands and result over the measured bandwidth, whichever is more. Any other kernel takes at
 least the bytes that one pass must move, over the measured bandwidth. What can be part of another
 kernel (activations, RoPE, quantizing) takes no time. Families run one after another, so the floor
@@ -26,7 +26,7 @@ def matmul_seconds(rates, kind, m, n, k):
 
 
 def linear_seconds(rates, kind, m, outputs, inputs):
-    """Returns the least seconds for the three products of a linear layer on m tokens."""
+    """Returns the least seconds for the three matmuls of a linear layer on m tokens."""
     wgrad = "blocks, weight gradient" if kind == "blocks" else kind
     return (matmul_seconds(rates, kind, m, outputs, inputs)
             + matmul_seconds(rates, kind, m, inputs, outputs)
@@ -37,7 +37,7 @@ def muon_seconds(rates, shapes, gradient, moment):
     """Returns the least seconds that Muon needs for matrices of these shapes, beyond AdamW's time.
     gradient, moment: bytes of an element. A matrix has one moment, of at least two bytes an
     element. Its gradient, which becomes the update in place, is moved three more times. Then come
-    five Newton-Schulz steps with three products each, on the square of the smaller side."""
+    five Newton-Schulz steps with three matmuls each, on the square of the smaller side."""
     elements = sum(rows * columns for rows, columns in shapes)
     seconds = elements * (3 * gradient + 2 * max(moment, 2) - 4 * moment) / rates["bytes"]
     for r, c in map(sorted, shapes):
@@ -68,14 +68,14 @@ def floor_ms(device, options, parameters):
     def moved(count):
         return count / rates["bytes"]
 
-    # causal, so half of each T x T product counts: two products in the forward pass, five in the
+    # causal, so half of each T x T matmul counts: two matmuls in the forward pass, five in the
     # backward pass
     scores, heads, packed = 2 * B * H * T * T * D / rates["bf16"], 2 * M * H * D, 2 * M * N
     seconds = {
-        "products": L * sum(linear_seconds(rates, kind, M, *shape)
-                            for shape in ((N, C), (C, H * D), (F1, C), (C, F))),
-        "head products": linear_seconds(rates, kind if options["fp8-lm-head"] == "true" else "bf16",
-                                        M, P, C),
+        "matmuls": L * sum(linear_seconds(rates, kind, M, *shape)
+                           for shape in ((N, C), (C, H * D), (F1, C), (C, F))),
+        "head matmuls": linear_seconds(rates, kind if options["fp8-lm-head"] == "true" else "bf16",
+                                       M, P, C),
         "attention": L * (max(scores, moved(packed + heads)) +
                           max(2.5 * scores, moved(2 * packed + 2 * heads))),
         # two norms in a layer: forward 4C, backward 8C; the last norm has no residual

@@ -181,14 +181,14 @@ void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan) {
     // 32 heads
     gpu->attention_bytes = attention_workspace(shape, (size_t)4608 << 20);
     plan_section(plan, "scratch", PHASE_ALWAYS);
-    plan_buffer(plan, "workspace of products", (int64_t)gpu->workspace_bytes, &gpu->workspace);
+    plan_buffer(plan, "workspace of matmuls", (int64_t)gpu->workspace_bytes, &gpu->workspace);
     plan_section(plan, "scratch of attention", PHASE_ATTENTION);
     plan_buffer(plan, "workspace of attention", (int64_t)gpu->attention_bytes,
                 &gpu->attention_workspace);
-    plan_section(plan, "scratch of forward products", PHASE_FORWARD);
+    plan_section(plan, "scratch of forward matmuls", PHASE_FORWARD);
     plan_form(n, plan, "input, FP8", fp8_rows, inputs, &n->input.rows);
     plan_form(n, plan, "activated, FP8", fp8_rows, c->ffn, &n->activated.rows);
-    plan_section(plan, "scratch of backward products", PHASE_BACKWARD);
+    plan_section(plan, "scratch of backward matmuls", PHASE_BACKWARD);
     plan_form(n, plan, "d fc1, d qkv, FP8", d_rows, outputs, &n->d_qkv.rows);
     plan_form(n, plan, "d fc1, d qkv, FP8, transposed", outputs, d_rows, &n->d_qkv.columns);
 }
@@ -256,7 +256,7 @@ static void start_linear(Network *n, LinearLayer *l, const Operand *x, const Ope
     linear_start(l, n->params);
 }
 
-// Whether wide_matmul.cu can compute the layer's forward product.
+// Whether wide_matmul.cu can compute the layer's forward matmul.
 static bool has_wide_matmul(const Network *n, const LinearLayer *l) {
     return l->w.rows.codes != NULL && l->bias == NULL && l->x.type == FP8_E4M3 &&
            !fp8_by_blocks(l->x.scaling) && l->fast_forward && gpu_has_fused_matmuls(n->gpu);
