@@ -480,9 +480,9 @@ static void model_forward(Trainer *t, int B, int T, Pass pass) {
     norm_forward(t, &net->final_norm, x, B * T);
 }
 
-// Computes the logits of `rows` rows of the final norm's output, from row number `row` on, and
-// max_sums (gpu_matmul_max_sums) unless max_sums.data is NULL. Returns these rows in the format
-// that the LM head reads.
+// Computes the logits of `rows` rows of the final norm's output, from row number `row` on. Unless
+// max_sums.data is NULL, also computes max_sums (gpu_matmul_max_sums). Returns these rows of the
+// norm's output in the format that the LM head reads.
 static Operand head_forward(Trainer *t, int row, int rows, Scratch max_sums, Pass pass) {
     const LinearLayer *head = &t->net.head;
     Operand x = linear_input(head, pass);

@@ -4,8 +4,8 @@
 // Pointers are 16-byte aligned and channel counts (C, F, D, P) multiples of 8; a tensor that is
 // written in FP8 has rows and columns in multiples of 16.
 //
-// A launcher first calls gpu_family to name the kernel family to which profiling counts its time.
-// The time of quantising the launcher's output counts to the same family.
+// A launcher first calls gpu_family with its kernel family. Profiling adds the launcher's time to
+// this family, and also the time of quantising the launcher's output.
 //
 // Sums have one fixed order, so that a repeated call gives the same bits. A kernel that sums over
 // rows (weight and bias gradients) leaves partial sums in scratch and adds them up in a second
@@ -76,9 +76,9 @@ typedef struct {
     float *inverse;
 } Fp8Form;
 
-// A tensor [M,N] that matmuls read: its forms, and how it is quantised. Without codes it is BF16.
-// Of a fused tensor, kernels write only the FP8 forms. A tensor with SCALE_CURRENT cannot be
-// fused, because its codes are computed from `bf16` once the amax is known.
+// A tensor [M,N] that matmuls read: its forms, and how it is quantised. A tensor without codes is
+// BF16. If a tensor is fused, kernels write only its FP8 forms. A tensor with SCALE_CURRENT cannot
+// be fused, because its codes are computed from `bf16` after the amax is known.
 typedef struct {
     Bf16 *bf16;            // [M,N]; NULL: not requested
     Fp8Form rows, columns; // [M,N], [N,M]
@@ -97,10 +97,10 @@ static inline Operand operand_bf16(Bf16 *bf16) {
     return t;
 }
 
-// A launcher that takes an Operand writes its output there. If the operand is fused, the kernel
-// writes only the FP8 forms. Otherwise it writes bf16 and, with SCALE_CURRENT, the amax of bf16 to
-// scale->amax; a second kernel then writes the FP8 forms from bf16. The fused output of a forward
-// pass is E4M3.
+// A launcher with an argument of type Operand writes its output there. If the operand is fused, the
+// kernel writes only the FP8 forms. Otherwise it writes bf16 and, with SCALE_CURRENT, the amax of
+// bf16 to scale->amax; a second kernel then writes the FP8 forms from bf16. A fused output of a
+// forward pass is E4M3.
 
 // Writes the FP8 forms from out.bf16 [M,N]. With SCALE_CURRENT and out.writes_amax, it first
 // measures the amax. sums receives the column sums of out.bf16, even if no FP8 form is requested.

@@ -33,13 +33,13 @@ typedef struct {
 } Batches;
 
 void batches_plan(Batches *b, const Run *run, Plan *plan);
-// Must be called once the plan has its memory.
+// Call it after the plan has its memory.
 void batches_start(Batches *b, Gpu *gpu);
 void batches_close(Batches *b);
 
-// Returns the buffer to fill next, once the device has read the buffer's old content.
+// Returns the buffer to fill next. Waits until the device has read the buffer's old content.
 Batch *batches_next(Batches *b);
-// Enqueues the copy of the buffer that batches_next returned; B sequences of T tokens are used.
+// Enqueues the copy of the buffer that batches_next returned, which holds B sequences of T tokens.
 void batches_send(Batches *b, int B, int T);
 
 END_C

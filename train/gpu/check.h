@@ -53,8 +53,8 @@ void check_hash(Check *c, int pass);
 // Whether the first two passes left the same hashes, on all ranks. Waits for the device.
 bool check_repeats(Check *c);
 // Whether the passes of every rank agree and all ranks have the same weights. All ranks call it and
-// get the same answer. After check_repeats has returned false, the caller first makes and hashes a
-// third pass; check_agrees waits for its hashes.
+// get the same answer. If check_repeats has returned false, the caller must first make and hash a
+// third pass; check_agrees waits for that pass's hashes.
 bool check_agrees(Check *c, int64_t step);
 
 // Hashes master weights, moments and FP8 scales: with `next` false after a checked step's update,

@@ -22,7 +22,8 @@ static void check_nccl(const Comm *c, int status, const char *call) {
 
 // ---- opening ------------------------------------------------------------------------------------
 
-// What the ranks compare before NCCL connects them: NCCL would hang, or not report the cause.
+// What the ranks compare before NCCL connects them. If two versions differ, or two ranks have the
+// same GPU, NCCL hangs or does not report the cause.
 typedef struct {
     int version;
     char host[64], bus[32]; // the machine, and the GPU's PCI address

@@ -44,10 +44,10 @@ bool comm_open(Comm *c, Group *group, Gpu *gpu, int slots);
 void comm_close(Comm *c);
 
 void comm_begin(Comm *c);
-// These two work in place on a buffer of ranks * count elements, whose part r is the count elements
-// from r * count on. comm_reduce_scatter: on each rank r, the sum over the ranks replaces part r;
-// the other parts do not change. comm_all_gather: part r of rank r is copied to part r of all other
-// ranks.
+// comm_reduce_scatter and comm_all_gather work in place on a buffer of ranks * count elements,
+// whose part r is the count elements from r * count on. comm_reduce_scatter: on each rank r, the
+// sum over the ranks replaces part r; the other parts do not change. comm_all_gather: part r of
+// rank r is copied to part r of all other ranks.
 void comm_reduce_scatter(Comm *c, void *buffer, CommType type, int64_t count);
 void comm_all_gather(Comm *c, void *buffer, CommType type, int64_t count);
 // Works in place on count elements.

@@ -1,6 +1,6 @@
-// The linear layers on the GPU: what their three matmuls read and write, in the precision that the
-// policy (model/precision.h) gives each layer. The policy is read only at the start of a run; later
-// code knows a layer's precision from these structs.
+// The linear layers on the GPU: what their three matmuls read and write, in the precision that
+// model/precision.h has decided for each layer. The decision is read only at the start of a run;
+// later code knows a layer's precision from these structs.
 #pragma once
 
 #include "params.h"
@@ -30,10 +30,10 @@ typedef struct {
     bool matmul_recomputed; // the layer's forward matmul is recomputed too
 } LinearLayer;
 
-// Sets up the layer. For an FP8 layer, plans the buffer of the transposed FP8 weight and, if every
-// rank makes the FP8 weight from the BF16 weight, the FP8 weight's buffer too.
+// Sets up the layer. For an FP8 layer, plans the buffer of the transposed FP8 weight. If every rank
+// makes the FP8 weight from the BF16 weight, also plans the FP8 weight's buffer.
 void linear_plan(LinearLayer *l, const Params *p, const LinearPrecision *lp, Plan *plan);
-// Must be called once the plan has its memory.
+// Call it after the plan has its memory.
 void linear_start(LinearLayer *l, const Params *p);
 
 // Whether a pass computes the layer's matmul. A result that was kept is not computed again.
@@ -41,7 +41,8 @@ static inline bool linear_runs(const LinearLayer *l, Pass pass) {
     return pass != PASS_RECOMPUTE || l->matmul_recomputed;
 }
 
-// Returns the layer's input, with the forms that the kernel that computes it must write in a pass.
+// Returns the operand of the layer's input. It has those forms that a kernel must write in this
+// pass.
 Operand linear_input(const LinearLayer *l, Pass pass);
 
 // Makes the forms of the received weight that matmuls read: from FP8 codes, the transposed codes;
@@ -61,7 +62,8 @@ Gemm linear_input_gradient(const LinearLayer *l, Bf16 *dx, int M);
 void linear_weight_gradient(Gpu *gpu, const LinearLayer *l, Operand x, int M, bool accumulate);
 void linear_backward(Gpu *gpu, const LinearLayer *l, Bf16 *dx, Operand x, int M, bool accumulate);
 
-// Returns g for a kernel that adds to the gradient (accumulate) or overwrites it.
+// Returns g, to which a kernel adds the gradient if `accumulate`; otherwise the kernel overwrites
+// it.
 static inline Gradient gradient_into(Gradient g, bool accumulate) {
     g.accumulate = accumulate;
     return g;

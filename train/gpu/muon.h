@@ -42,8 +42,8 @@ void muon_free_plan(Muon *m);
 // Prints Muon's work and traffic, for --plan.
 void muon_print(const Muon *m, GpuType gradient_type, FILE *out);
 
-// Makes the matrices among the gradients orthogonal, and scales them. slot: the slot for sending
-// the parts (comm.h).
+// Makes the matrices among the gradients orthogonal, and scales them. slot: the slot (comm.h) of
+// the collectives that send the parts.
 void muon_orthogonalize_all(const Muon *m, Gpu *gpu, Comm *comm, int slot, void *gradients,
                             GpuType type);
 

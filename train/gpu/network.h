@@ -11,16 +11,17 @@
 
 BEGIN_C
 
-// LayerNorm or RMSNorm. M, and whether gradients are added to or overwritten, are set in each call.
+// LayerNorm or RMSNorm. Each call sets M, and whether gradients are added or overwritten.
 typedef struct {
     NormForward forward;
     NormBackward backward;
     Operand d_residual; // the input's gradient, in the forms that the layer before the norm reads
 } NormLayer;
 
-// A transformer block. Its linear layers hold their inputs: the outputs of the norms, of the
-// activation and of attention (this also in BF16, because attention's backward pass reads it). With
-// --recompute, all blocks share one copy of the buffers whose content is recomputed.
+// A transformer block. Its linear layers hold their inputs, which are the outputs of the norms, of
+// the activation and of attention. Attention's output is always kept in BF16, too, because
+// attention's backward pass reads it. With --recompute, all blocks share one copy of the buffers
+// whose content is recomputed.
 typedef struct {
     NormLayer norm1, norm2;
     union {
@@ -30,12 +31,13 @@ typedef struct {
         LinearLayer linear[LINEAR_HEAD];
     };
     RotaryBackward rope; // each call sets B and T; table NULL: no rotary embedding
-    // These three hold in training passes.
+    // These three apply only to training passes.
     bool matmul_rotates;   // QKV's forward matmul also rotates queries and keys
     bool matmul_activates; // fc1's forward matmul also applies the activation
     bool matmul_derives;   // the matmul of fc2's input gradient also applies GELU's derivative
-    // [F] fc1's bias, if GELU adds it and not fc1's matmul; else NULL. GELU adds it if fc1 or fc2
-    // is in FP8, because cuBLASLt's epilogue with a bias makes a wide FP8 matmul a quarter slower.
+    // [F] fc1's bias, if the GELU kernel adds it; NULL if fc1's matmul does. The GELU kernel adds
+    // it if fc1 or fc2 is in FP8, because cuBLASLt's epilogue with a bias makes a wide FP8 matmul a
+    // quarter slower.
     Bf16 *gelu_bias;
     Bf16 *residual;     // [M,C] the block's input
     Bf16 *qkv_out;      // [M,N]
@@ -84,11 +86,11 @@ AttentionShape attention_shape_of(const Run *run, int B, int T);
 
 // Plans the network. Also decides the sizes of the Gpu's workspaces, and plans them.
 void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan);
-// Must be called after params_restore, which decides how FP8 operands get their scales.
+// Call it after params_restore, which decides how FP8 operands get their scales.
 void network_start(Network *n);
 
-// Waits for a bucket's new weights, and makes the forms that matmuls read. Must be called before
-// these weights are read; does nothing if they have been received before.
+// Waits for a bucket's new weights, and makes the forms that matmuls read. Call it before these
+// weights are read. It does nothing if they have been received before.
 void network_receive(Network *n, int bucket);
 
 END_C

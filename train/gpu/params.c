@@ -5,14 +5,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-// About the number of parts of the sum for the gradients' norm: enough blocks for any device.
+// The sum for the gradients' norm has about this many parts, one for each thread block: enough
+// blocks for any device.
 enum { NORM_PARTS = 1024 };
 
 // ---- planning -----------------------------------------------------------------------------------
 
 // Returns the kinds of all parameters: ZERO_CODES if the parameter's segment holds FP8 weights,
-// ZERO_MUON if Muon updates the parameter. A tied embedding is not in FP8, since its rows are
-// looked up.
+// ZERO_MUON if Muon updates the parameter. A tied embedding is not in FP8, because the embedding
+// reads its rows in BF16.
 static uint8_t *find_kinds(const Run *run) {
     uint8_t *kinds = calloc_or_die((size_t)run->layout.count, sizeof(uint8_t));
     for (int i = 0; i < run->layout.count; i++) {
@@ -541,8 +542,8 @@ static void agree_amaxes(Params *p) {
     all_reduce(p, p->fp8.scales, COMM_U32, COMM_MAX, words);
 }
 
-// Quantises the FP8 weights by scales that follow from the largest amaxes over all ranks, and sends
-// the weights. state: NULL at the start of a run.
+// Computes the scales of the FP8 weights from the largest amaxes over all ranks, quantises the
+// weights, and sends all weights. state: NULL at the start of a run.
 static void publish_measured(Params *p, const StepState *state) {
     const AdamWUpdate *u = &p->optimizer.adamw;
     if (u->weight_count > 0) {
@@ -567,7 +568,7 @@ void params_publish(Params *p) {
     publish_measured(p, NULL);
 }
 
-// Combines over all ranks: norm, loss, whether to stop, and the amaxes.
+// Combines the norm, the loss, the requests to stop, and the amaxes of all ranks.
 static void agree(Params *p) {
     enum { SUMS = 3 }; // loss_sum, norm_squared, stop
     _Static_assert(offsetof(StepState, stop) == (SUMS - 1) * sizeof(double), "they lie together");

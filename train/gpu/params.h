@@ -1,14 +1,14 @@
 // The parameters on the device, and everything that changes them: FP32 master weights, moments and
 // gradients of this rank's shard, the weights that matmuls read, and the FP8 scaling state. Also
-// reads them from a checkpoint, and copies them for one. The part of the optimizer's state that
-// does not fit the device is in pinned host memory, where the same kernels update it
-// (--optimizer-cpu-offload).
+// restores them from a checkpoint, and copies what a checkpoint saves to host memory. The part of
+// the optimizer's state that does not fit on the device is in pinned host memory, where the same
+// kernels update it (--optimizer-cpu-offload).
 //
 // The same code serves any number of ranks (ZeRO-1; model/zero.h explains segments, parts and the
 // sharded layout). Gradients lie in the sharded layout, and a rank keeps and updates its part of
 // every segment. A segment's new weights are gathered in place: in BF16, or as FP8 codes, to which
-// each rank quantises its part. Each bucket's gradients are exchanged by params_reduce() once they
-// are complete; its new weights are sent by params_update() and read after params_receive(). With
+// each rank quantises its part. When a bucket's gradients are complete, params_reduce() exchanges
+// them. params_update() sends a bucket's new weights, which are read after params_receive(). With
 // one rank the collectives are no-ops.
 #pragma once
 
@@ -26,8 +26,8 @@ BEGIN_C
 enum { SLOT_SUMS, SLOT_AGREEMENT, SLOT_WEIGHTS };
 
 // An array of the optimizer's state, with `count` elements. This rank keeps some elements of the
-// parameter space; the index of a kept element (ZeroRange.kept) counts only these. Element i of the
-// array belongs to the `span` kept elements from index first + i * span on.
+// parameter space, and numbers them from 0 (ZeroRange.kept). Element i of the array belongs to the
+// `span` kept elements from number first + i * span on.
 typedef struct {
     GpuType type;
     int64_t first, count;
@@ -109,7 +109,7 @@ bool params_offloaded(const Params *p);
 // ranks the machine has.
 int64_t params_host_bytes(const Params *p, const Plan *host, int ranks);
 
-// Sends tables and flags to the device, once the plans have their memory.
+// Sends tables and flags to the device. Call it after the plans have their memory.
 void params_start(Params *p, Gpu *gpu, Comm *comm);
 
 // Fills the optimizer's state from the checkpoint that the run resumes, or with initial weights,
@@ -125,20 +125,20 @@ void *params_weights(const Params *p, TensorId id, int layer, bool *codes);
 // parameter.
 Gradient params_gradient(const Params *p, TensorId id, int layer);
 
-// Sets the measured amaxes to 0, if the run measures scales. Called before a micro-batch's forward
-// pass.
+// Sets all amaxes to 0, if some scales are measured (Params.measures). Call it before a
+// micro-batch's forward pass.
 void params_clear_measured(const Params *p);
 // Calls fp8_calibrate with the amaxes of all ranks. Waits for the device.
 void params_calibrate(Params *p);
-// Counts of FP8 codes, indexed by fp8_slot_index (--fp8-stats-interval). They begin at 0 with
-// params_start_counts. params_fetch_counts ends the counting, fetches the sums over all ranks, and
-// waits for the device.
+// params_start_counts sets the counts of FP8 codes (--fp8-stats-interval) to 0 and begins to count.
+// params_fetch_counts ends the counting, and fetches the sums over all ranks, indexed by
+// fp8_slot_index. It waits for the device.
 void params_start_counts(Params *p);
 void params_fetch_counts(Params *p, Fp8Counts *host);
 
-// Starts to add up the bucket's gradients over the ranks, while the backward pass continues. Called
-// in the last micro-batch's backward pass when these gradients are complete. comm_join waits for
-// all buckets.
+// Starts to add up the bucket's gradients over the ranks, while the backward pass continues. Call
+// it in the last micro-batch's backward pass, when these gradients are complete. comm_join waits
+// for the sums of all buckets.
 void params_reduce(Params *p, int bucket);
 // Enqueues the optimizer's step, which reads the StepInput on the device: the norm, the decision
 // whether to skip the step, the FP8 scales, Muon and AdamW. It also starts to send the new weights

@@ -1,5 +1,5 @@
-// Fills the device's state from a checkpoint or with initial weights, and copies it for a
-// checkpoint.
+// Fills the state on the device from a checkpoint or with initial weights, and copies the state to
+// host memory, from where a checkpoint is written.
 #include "../../kernels/cpu.h"
 #include "../run.h"
 #include "../start.h"
@@ -87,8 +87,8 @@ static void restore_arrays(Params *p) {
 }
 
 // Restores the FP8 scales and their history. Returns whether the run must be calibrated: it trains,
-// and the scale of some tensor is not known. A run that does not train has no batch to calibrate
-// with, so it measures the scales of such tensors in each pass.
+// and some tensor's scale is not known. A run that does not train has no batch for a calibration,
+// so tensors whose scales are not known become SCALE_CURRENT.
 static bool restore_scaling(Params *p) {
     const Precision *precision = &p->run->precision;
     int n = p->fp8.count;
@@ -124,7 +124,8 @@ bool params_restore(Params *p) {
 // ---- to a checkpoint ----------------------------------------------------------------------------
 
 // Copies all weights in BF16 to rank 0's host memory. Segments in BF16 are copied as they are. For
-// a segment of FP8 codes, each rank rounds its master weights to BF16, and these are gathered.
+// a segment of FP8 codes, each rank rounds its master weights to BF16; the rounded weights are
+// gathered.
 static void fetch_model(Params *p, Bf16 *to) {
     const ParamLayout *layout = &p->run->layout;
     comm_join(p->comm); // new weights may still be on their way

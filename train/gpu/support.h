@@ -1,5 +1,5 @@
-// Which number formats the device supports, by its capability and by a test; and --verify: is this
-// machine fit to train on?
+// Which number formats the device supports, by its capability and by a test; and --verify, which
+// checks whether this machine is fit to train on.
 #pragma once
 
 #include "../../kernels/gemm.h"
@@ -14,14 +14,14 @@ BEGIN_C
 NumberSupport support_of(int capability);
 
 // Returns the number formats after a test of FP8 matmuls. If FP8 is requested but not available on
-// some rank, no rank uses it: all ranks warn, or with --fp8-required end. All ranks call it.
+// some rank, no rank uses FP8: all ranks warn or, with --fp8-required, die. All ranks call it.
 NumberSupport support_find(Gpu *gpu, const Options *o, const Group *group);
 
-// Tests a matmul g, D [n,n] = A B' of operands [n,k]. With D in FP32 and no epilogue, the device
-// must compute it exactly; with g's own type of D, epilogue and accumulation, cuBLASLt must support
-// it. The operands are small whole numbers, in g's types and scalings. This function sets g's
-// pointers. The first `rows` rows are compared with the CPU's result. ms: NULL, or receives the
-// milliseconds of one matmul.
+// Tests a matmul g, D [n,n] = A B' of operands [n,k], whose elements are small whole numbers in g's
+// types and scalings. The device must compute D exactly if D is in FP32 and without an epilogue,
+// and cuBLASLt must support g with its own type of D, epilogue and accumulation. The function sets
+// g's pointers. It compares the first `rows` rows with the CPU's result. ms: NULL, or receives the
+// milliseconds of one matmul g.
 bool support_matmul(Gpu *gpu, Gemm g, int rows, float *ms);
 
 // Tests each kind of FP8 matmul that a run with these options computes, by a small matmul whose
