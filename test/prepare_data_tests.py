@@ -576,6 +576,8 @@ def test_bad_sources_are_refused():
         'two.jsonl, line 2: the key "text" is there twice; remove one', "--skip-bad")
     bad(write("two.json", '[{"text": "a", "text": "b"}]'),
         'two.json: the key "text" is there twice')
+    bad(write("two_lines.json", row.replace('"y"', '"text"') + row),
+        'two_lines.json, line 1: the key "text" is there twice')
     bad(write("field.jsonl", lines_of(["a"], "body")), "field.jsonl, line 1: no text under 'text'",
         "id, body", "--text-field")
     for value, held in ((None, "null"), (5, "5"), (["a"], "['a']")):

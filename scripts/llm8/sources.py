@@ -4,6 +4,7 @@ from folders and globs of such files. Files are cut into units, which workers re
 
 import contextlib
 import gzip
+import json
 import os
 import zlib
 from dataclasses import dataclass
@@ -251,6 +252,7 @@ def read_json(unit, take):
     with open_lines(path) as file:
         content = file.read()
     try:
+        json.loads(content)  # fails on lines, whose repeated keys are then refused line by line
         held = parse_json(content)
     except RepeatedKey as error:
         raise BadSource(f"{path}: {error}") from None
