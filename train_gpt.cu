@@ -599,7 +599,7 @@ static void replay_micro_step(Trainer *t, int kind) {
         CUDA_CHECK(cudaGraphDestroy(graph));
     }
     CUDA_CHECK(cudaGraphLaunch(r->graph, t->gpu.stream));
-    // the graph contains the waits for the new weights
+    // the graph itself waits for the new weights
     if (kind & MICRO_FIRST) { params_expect(&t->params, false); }
 }
 
@@ -846,7 +846,8 @@ static void maybe_save(Trainer *t) {
 // Sets the scales of FP8 tensors whose scales are not known (model/precision.h).
 static void calibrate(Trainer *t) {
     run_beat(&t->run, ACTIVITY_WAIT, "calibrating FP8 scales");
-    // each rank quantises weights that were sent in BF16, which also measures their amaxes
+    // receives all weights first, because a rank measures the amaxes of weights that are sent in
+    // BF16 when it quantises them
     for (int b = 0; b < t->run.layout.num_buckets; b++) { network_receive(&t->net, b); }
     params_calibrate(&t->params);
     for (int i = 0; i < FP8_CALIBRATIONS; i++) {

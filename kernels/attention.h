@@ -75,8 +75,8 @@ size_t attention_own_workspace(AttentionShape s);
 void attention_own_forward(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv);
 void attention_own_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
                             const Bf16 *out, const float *lse, const Bf16 *qkv);
-// These are the parts of attention_own_backward, which has checked their arguments. delta [B,H,T] =
-// -rowsum(dO O): attention128_queries writes it, and attention128_keys reads it.
+// attention_own_backward calls these functions, after it has checked their arguments. delta [B,H,T]
+// = -rowsum(dO O): attention128_queries writes it, and attention128_keys reads it.
 void attention64_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
                           const Bf16 *out, const float *lse, const Bf16 *qkv);
 void attention128_queries(const Gpu *gpu, AttentionShape s, Bf16 *d_qkv, float *delta,

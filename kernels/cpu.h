@@ -104,8 +104,8 @@ typedef struct {
 // Loshchilov and Hutter, "Decoupled Weight Decay Regularization" (2019), algorithm 2.
 void adamw_update(float *weights, float *m, float *v, const float *gradients, int64_t n, AdamW a);
 
-// Stored moments are rounded stochastically, with random bits from the key and from an element's
-// index in the parameter space. first: the index of the moment's first element.
+// How stored moments are rounded: stochastically, with random bits from `key` and from an element's
+// index in the parameter space. first: this index of the array's first element.
 typedef struct {
     int64_t first;
     uint32_t key;
@@ -146,8 +146,8 @@ static inline int64_t muon_scratch(int rows, int columns) {
     int64_t side = rows < columns ? rows : columns;
     return (int64_t)rows * columns + 2 * side * side;
 }
-// Returns the scale with which an update of any shape has the root mean square `factor`. (AdamW's
-// updates have a root mean square that does not depend on the shape.)
+// Returns the scale that gives an update of any shape the root mean square `factor`. (The root mean
+// square of AdamW's updates does not depend on the shape either.)
 float muon_scale(float factor, int rows, int columns);
 
 // weights -= lr (update + weight_decay weights)

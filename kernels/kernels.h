@@ -117,9 +117,9 @@ void gpu_transpose_codes(Gpu *gpu, uint8_t *out, const uint8_t *x, int N, int C)
 void gpu_embedding_forward(Gpu *gpu, Bf16 *out, const int *tokens, const int *starts,
                            const Bf16 *wte, const Bf16 *wpe, int B, int T, int C);
 
-// The rows 0 to M-1 of a batch, sorted by token. Run i is rows[starts[i]] to rows[starts[i+1] - 1],
-// which all hold the same token. runs[0] is the number of runs, runs[1] the number of long runs.
-// The indices of the long runs follow.
+// The rows 0 to M-1 of a batch, sorted by token. Run i consists of rows[starts[i]] to
+// rows[starts[i+1] - 1], which all hold the same token. runs[0] is the number of runs, runs[1] the
+// number of long runs; after these, runs has the indices of the long runs.
 typedef struct {
     int *rows, *starts, *runs; // [M], [M+1], [embedding_runs_size(M)]
 } TokenRuns;
@@ -257,8 +257,8 @@ void gpu_sum_losses(Gpu *gpu, double *sum, const float *losses, int M, bool accu
 // ---- adamw.cu ----
 // What one optimizer step decides on the device, so that the host need not wait for the norm.
 // Between gpu_sum_of_squares and gpu_decide_step the trainer sums loss_sum, norm_squared and stop
-// over the ranks, as one array of three (train/gpu/params.c), so they must stay adjacent and in
-// this order.
+// over the ranks, as one array of three numbers (train/gpu/params.c). So these fields must stay
+// adjacent and in this order.
 typedef struct {
     double loss_sum;      // sum of the step's losses
     double norm_squared;  // norm of the step's gradients, squared
@@ -315,7 +315,7 @@ typedef struct {
     uint8_t *fp8;               // the segment's FP8 weights
     int weight;                 // FP8: the segment belongs to this row of AdamWUpdate.weights
     int64_t weight_offset;      // FP8: index in that weight of the segment's first element
-    // the segment's first thread block; blocks have consecutive numbers over all segments
+    // number of the segment's first thread block, counted over the segments of one launch
     int first_block;
     float lr_mult; // factor of StepInput.lr
     float weight_decay;

@@ -137,8 +137,8 @@ typedef struct {
 ParamLayout param_layout(const ModelConfig *config);
 void param_layout_free(ParamLayout *layout);
 
-// Returns a tensor's param in block `layer`, which is ignored outside the blocks; NULL if the model
-// has no such tensor, or if id is TENSOR_COUNT.
+// Returns the param of a tensor: outside the blocks its only one, else that of block `layer`.
+// Returns NULL if the model has no such tensor, or if id is TENSOR_COUNT.
 const Param *param_find(const ParamLayout *layout, TensorId id, int layer);
 
 static inline int64_t param_size(const Param *p) {
@@ -152,8 +152,8 @@ float param_decay(const Param *p, const Options *options);
 // --vector-lr-mult; 1 for a matrix of a block.
 float param_lr_mult(const Param *p, const Options *options);
 
-// Writes how many rows each matrix has that is packed in a block's tensor (dim_parts), and returns
-// the number of matrices. Returns 0 for vectors and for tensors outside the blocks.
+// Writes the rows of each matrix that is packed in a block's tensor (dim_parts), and returns the
+// number of matrices. Returns 0 for vectors and for tensors outside the blocks.
 int param_matrices(const ModelConfig *config, const Param *p, int rows[HF_PARTS]);
 
 // Computes elements begin..end of the initial weights, which depend only on configuration and seed.

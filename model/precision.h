@@ -63,8 +63,9 @@ typedef struct {
 typedef struct {
     NumberFormat plain;    // the format without FP8: NUMBER_FP32 or NUMBER_BF16
     const char *lacks_fp8; // why the device has no FP8; NULL: it has FP8, or emulates it
-    double fp8_gains_from; // least multiply-adds of a block's (or the head's) forward matmuls for
-                           // which FP8 is used
+    // FP8 is used in a block (or the head) if its forward matmuls have at least this many
+    // multiply-adds
+    double fp8_gains_from;
 } NumberSupport;
 
 // The config must outlive the result.
@@ -123,10 +124,10 @@ static inline float fp8_slot_target(const Precision *p, int slot) {
 }
 
 // Whether a slot's scale is fixed. Only one scale is: that of the head's output gradient, which is
-// factor * (softmax - onehot). Its elements are at most the factor, so no amax is needed.
+// factor * (softmax - onehot). No element is larger than the factor, so no amax is needed.
 // (fp8_fix_slot also allows for the z-loss, which multiplies the softmax; a soft cap multiplies the
-// gradient by at most 1.) But with blockwise scaling its amaxes are measured, because the
-// magnitudes in a block can be much smaller than the factor.
+// gradient by at most 1.) But with blockwise scaling the gradient's amaxes are measured, because
+// the magnitudes in a block can be much smaller than the factor.
 static inline bool fp8_slot_is_fixed(const Precision *p, int slot) {
     return p->recipe != FP8_RECIPE_BLOCKWISE &&
            slot == fp8_slot_index(p->config, LINEAR_HEAD, 0, OPERAND_DY);

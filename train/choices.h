@@ -20,8 +20,8 @@ typedef struct {
 // number for the lowest mean. All ranks' questions count. A signal ends the scoring early.
 void run_score_set(Run *run, const ChoiceSet *set, ChoiceModel model, int64_t counts[3]);
 
-// Scores those sets of --eval-choices that the present evaluation has not scored yet, prints the
-// results, and records them in metrics.jsonl.
+// Scores all sets of --eval-choices, prints the results, and records them in metrics.jsonl. Stops
+// if a signal has interrupted the evaluation.
 void run_score_choices(Run *run, ChoiceModel model);
 
 END_C

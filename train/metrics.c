@@ -32,7 +32,7 @@ void metrics_close(Metrics *m) {
 }
 
 // Whether the file has records of a trainer, which means that it begins with a "kind" and a comma.
-// torn: the first line is incomplete; the file must then be a beginning of our record "run".
+// torn: the first line is incomplete; it must then be the beginning of our record "run".
 static bool has_records(FILE *file, bool torn) {
     static const char start[] = "{\"kind\":\"run\",\"program\":\"llm8.c";
     char line[sizeof(start)] = "", kind[16], next;

@@ -324,7 +324,7 @@ void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets, in
     run_beat(run, ACTIVITY_WAIT, "in a step");
 }
 
-// Of a mixture, each source's part of the samples is its share, but at least one sample.
+// In a mixture, each source contributes its share of the samples, but at least one sample.
 int64_t run_eval_samples(const Run *run, int source) {
     const Blend *blend = &run->valid_data.blend;
     int64_t all = run->valid_data.data[source].windows;

@@ -5,8 +5,8 @@
 
 BEGIN_C
 
-// Opens the training shards, unless they are open already: --epochs needs them before
-// run_open_data.
+// Opens the training shards, unless they are open already. (With --epochs they are opened before
+// run_open_data.)
 void run_open_train_data(Run *run);
 // Opens shards and multiple-choice sets; run_start calls it.
 void run_open_data(Run *run);
@@ -30,9 +30,9 @@ void run_match_data(Run *run);
 int run_micro_batches(const Run *run); // micro-batches in a step on each rank
 // The number of targets that count (those that no mask excludes), over all ranks, in the step that
 // is `ahead` steps after the present one. The step's loss and gradient are divided by this number,
-// whatever the numbers of ranks and micro-batches are. But in the backward pass the trainers divide
-// by all tokens (precision.step_tokens), so that the size of activations' gradients does not depend
-// on the masks; they multiply the sums by tokens / targets afterwards.
+// whatever the numbers of ranks and micro-batches are. But the backward pass divides by all tokens
+// (precision.step_tokens), so that the size of activations' gradients does not depend on the masks;
+// afterwards the trainers multiply the gradients by tokens / targets.
 int64_t run_step_targets(const Run *run, int64_t ahead);
 
 // An evaluation reads windows 0 to run_eval_samples() - 1 of each source, whatever the batch size

@@ -125,8 +125,9 @@ static bool has_chats(const Options *o) {
     return chats;
 }
 
-// Sets *end to the token that ends a document by the tokenizer beside the shards, if that has the
-// same tokens as t. A start's tokenizer does not know what the data have between documents.
+// Sets *end to the token that ends a document according to the tokenizer beside the shards, if that
+// tokenizer has the same tokens as t. (The tokenizer of a checkpoint does not know which token the
+// data have between documents.)
 static void find_document_end(const Tokenizer *t, const Options *o, int *end) {
     char path[PATH_LENGTH];
     Tokenizer beside;

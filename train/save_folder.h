@@ -15,9 +15,10 @@ void save_folder_open(Run *run);
 // config.txt. Rank 0 calls it, when the run is certain to start.
 void save_folder_begin(const Run *run);
 
-// Whether a loss is usual: at most half a nat above `best`, the lowest moving average of the loss
-// (over about 10 steps) or the lowest validation loss so far. Most steps of a healthy run have a
-// usual loss, and a diverged run has none, so one usual loss shows that the run is healthy.
+// Whether a loss is usual: at most half a nat above `best`, which is the lowest value so far of the
+// loss's moving average (over about 10 steps) or of the validation loss. Most steps of a healthy
+// run have a usual loss, and a diverged run has none, so one usual loss shows that the run is
+// healthy.
 static inline bool is_usual(double loss, double best) {
     return isfinite(loss) && !(loss > best + 0.5);
 }

@@ -40,10 +40,10 @@ void run_read_state(const Run *run, int array, int64_t begin, int64_t end, float
 // Computes elements begin..end of a new run's weights: those of --load, or random ones
 // (model_init). A run that resumes does not call it.
 void run_first_weights(Run *run, int64_t begin, int64_t end, float *out);
-// Sets every slot of `scales` (fp8_slot_index): a slot with a fixed scale to that scale, any other
-// slot to its state in the resumed checkpoint or, if the checkpoint has none, to a scale of 1.
-// history [slots, precision.history_length] must be zeros, and receives the checkpoint's amaxes;
-// history is NULL if the run has no delayed scaling.
+// Sets every slot of `scales` (fp8_slot_index). A slot with a fixed scale gets that scale. Any
+// other slot gets its state in the resumed checkpoint or, if there is none, a scale of 1. history
+// [slots, precision.history_length] must be zeros, and receives the checkpoint's amaxes; history is
+// NULL if the run has no delayed scaling.
 void run_read_scaling(const Run *run, Fp8Scale *scales, float *history);
 
 END_C

@@ -83,7 +83,7 @@ static inline bool run_can_eval(const Run *run) {
 // call run_beat themselves; other code that may take long must call it. what: a string literal.
 void run_beat(const Run *run, Activity activity, const char *what);
 
-// Catches signals: from now on the first one requests the end of the run.
+// Catches signals. From now on, a signal requests the end of the run.
 void run_catch_signals(void);
 // Returns the signal that has requested the end of this process; 0: none; -1: run_end_by_data was
 // called. With several ranks, the next step carries the request to the others (StepResult.stop), so

@@ -85,8 +85,8 @@ static void fetch(Check *c) {
     size_t bytes = (size_t)(CHECK_PASSES * c->rows) * sizeof(uint64_t);
     gpu_fetch(c->net->gpu, c->host, c->hashes, bytes);
     CUDA_CHECK(cudaStreamSynchronize(c->net->gpu->stream));
-    // the hash of a gradient is the sum of its parts' hashes, so the hash of the part that the rank
-    // keeps is subtracted to leave it out
+    // a gradient's hash is the sum of its parts' hashes; without that of the part that the rank
+    // keeps, the hash of the other parts is left
     for (int pass = 0; pass < CHECK_PASSES; pass++) {
         uint64_t *whole = c->host + pass * c->rows + c->first[ROWS_GRADIENTS];
         const uint64_t *kept = c->host + pass * c->rows + c->first[ROWS_KEPT];

@@ -3,13 +3,13 @@
 //
 // The first micro-step of a checked step runs twice. After each pass its results are hashed, and
 // each hash is called a row. There is one row for the loss; one for the gradient and one for the
-// weights of every parameter; one for the FP8 codes of every linear layer, with the scales that
-// all ranks share; and one for the rotary table with the scales of weights' blocks. The part of a
-// gradient that this rank keeps has a row of its own: if the micro-step is also the step's last
-// one, that part has been summed over the ranks. The two passes must leave the same rows; if they
-// do not, a third pass shows which of them was wrong. The rows of weights must be the same on all
-// ranks. After the step's update the optimizer's state and the delayed scales with their history
-// are hashed, and again before the next update: they must not have changed.
+// weights of every parameter; one for the FP8 codes of every linear layer, with the scales that all
+// ranks share; and one for the rotary table with the scales of weights' blocks. The part of a
+// gradient that this rank keeps has a row of its own, because that part has been summed over the
+// ranks if the micro-step is also the step's last one. The two passes must leave the same rows; if
+// they do not, a third pass shows which of the two was wrong. The rows of weights must be the same
+// on all ranks. The optimizer's state and the delayed scales with their history are hashed after
+// the step's update and before the next update; these two hashes must be the same.
 #pragma once
 
 #include "network.h"

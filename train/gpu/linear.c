@@ -19,8 +19,8 @@ void linear_plan(LinearLayer *l, const Params *p, const LinearPrecision *lp, Pla
     PLAN(plan, "weights, FP8, transposed", size, l->w.columns.codes);
 }
 
-// Fills in how a training pass quantises an operand of an FP8 layer. For an operand with one scale,
-// not one for each block, also fills in the scale's inverse.
+// Fills in how a training pass quantises an operand of an FP8 layer. If the operand has one scale,
+// and not one for each block, also fills in the address of the scale's inverse.
 static void scale_operand(const LinearLayer *l, const Params *p, OperandId operand, Operand *o) {
     const LinearPrecision *lp = l->precision;
     const Precision *precision = &p->run->precision;

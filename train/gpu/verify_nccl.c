@@ -17,7 +17,8 @@ typedef struct {
     NcclComm comm;
 } Member;
 
-// Called when the time is over: NCCL itself waits forever for a GPU that does not answer.
+// Ends the program when the time is over, because NCCL waits forever for a GPU that does not
+// answer.
 static void give_up(int signal_number) {
     static const char text[] =
         "  " NCCL_ROW "        BAD  no answer: NCCL hangs here; NCCL_DEBUG=INFO says where, "
