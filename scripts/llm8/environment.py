@@ -114,7 +114,7 @@ def lock(folder, option, waits=False):
     file. If another program holds the lock, waits or ends this program. If the file system has no
     locks, such as some mounts of Lustre, warns."""
     path = os.path.join(folder, LOCK)
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
