@@ -169,6 +169,23 @@ ROWS
         fail "two disks: $(cat err.0)"
 }
 
+# Each rank looks for the tokenizer beside its own shards.
+test_ranks_know_the_same_end() {
+    local words of_rank=(a b) disks=()
+    rm -rf a b
+    mkdir -p a/d b/d
+    cp d/x_train.bin d/x_tokenizer.bin a/d && cp d/x_train.bin d/x_tokenizer.bin b/d
+    poke b/d/x_tokenizer.bin 28 '\x0b' # 1 + the token that ends a document
+    for words in --eod-mask-loss --reset-attention-mask; do
+        torchrun --train-iters 2 "$words"
+        [[ ${statuses[1]} -eq 1 ]] || fail "$words: ${statuses[*]}"
+        has err.1 'rank 1: error: --data: documents end with token 10, on rank 0 with 256' ||
+            fail "$words: $(cat err.1)"
+    done
+    torchrun --train-iters 2
+    ! has err.1 'documents end' || fail "no token is needed"
+}
+
 # What options come to is worked out before the ranks connect, by each of them.
 test_notes_on_options_are_rank_0s() {
     local says

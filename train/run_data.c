@@ -118,6 +118,20 @@ static void announce_train_data(const Run *run) {
     }
 }
 
+// Returns how many shards, of conversations or of texts, have no SHARD.starts.
+static int count_unlisted(const Run *run, bool conversations) {
+    const Mixture *sets[] = {&run->train_data, &run->valid_data};
+    int count = 0;
+    for (int i = 0; i < 2; i++) {
+        for (const Dataset *data = sets[i]->data; data < sets[i]->data + sets[i]->count; data++) {
+            for (const Sidecar *b = data->sidecars; b < data->sidecars + data->num_shards; b++) {
+                count += b->starts.file < 0 && (b->chat_template != 0) == conversations;
+            }
+        }
+    }
+    return count;
+}
+
 // Prints whether attention and positions restart at each document, and what marks the beginnings of
 // documents.
 static void announce_documents(const Run *run) {
@@ -126,17 +140,8 @@ static void announce_documents(const Run *run) {
                                          "positions begin anew at each, attention does not",
                                          "attention and positions begin anew at each"};
     const Options *o = &run->options;
-    const Mixture *sets[] = {&run->train_data, &run->valid_data};
-    int chats = 0, texts = 0; // shards of conversations, and of texts, without SHARD.starts
+    int chats = count_unlisted(run, true), texts = count_unlisted(run, false);
     char how[80] = "";
-    for (int i = 0; i < 2; i++) {
-        for (const Dataset *data = sets[i]->data; data < sets[i]->data + sets[i]->count; data++) {
-            for (const Sidecar *b = data->sidecars; b < data->sidecars + data->num_shards; b++) {
-                chats += b->starts.file < 0 && b->chat_template != 0;
-                texts += b->starts.file < 0 && b->chat_template == 0;
-            }
-        }
-    }
     bool token = run->end_of_text >= 0;
     int undivided = chats + (token ? 0 : texts);
     if (run_resets(run) && token && texts > 0) {
@@ -200,6 +205,23 @@ static void check_ranks(const Run *run) {
     }
 }
 
+// Refuses ranks that differ in which token ends a document, if that matters: each rank looks for
+// the tokenizer beside its own copy of the shards.
+static void check_ends(const Run *run) {
+    const Options *o = &run->options;
+    char own[16];
+    bool needed = o->eod_mask_loss || (run_resets(run) && count_unlisted(run, false) > 0);
+    if (run->group.ranks == 1 || !needed) { return; }
+    snprintf(own, sizeof(own), "%d", run->end_of_text);
+    char *first = group_text(&run->group, own);
+    if (strcmp(first, own) != 0) {
+        die("--data: documents end with token %s, on rank 0 with %s (-1: not known); every rank "
+            "needs the same tokenizer.bin beside the shards, or give --tokenizer",
+            own, first);
+    }
+    free(first);
+}
+
 void run_open_data(Run *run) {
     const Options *o = &run->options;
     Mixture *valid = &run->valid_data;
@@ -240,6 +262,7 @@ void run_open_data(Run *run) {
 void run_check_data(Run *run) {
     check_fingerprints(run);
     check_ranks(run);
+    check_ends(run);
 }
 
 static const char whose[] = "the checkpoint's run";
