@@ -1,8 +1,8 @@
-// GELU and SwiGLU, forward and backward. Each is a source of values (quantize.cuh), which are then
-// written as BF16 or FP8.
+// GELU and SwiGLU, forward and backward. Each is a source (quantize.cuh), whose values produce()
+// writes as BF16 or FP8.
 #include "quantize.cuh"
 
-// Inputs: x and, with BIAS, the bias that is added to it.
+// Inputs: x and, with BIAS, the bias, which is added to x.
 template <bool BIAS> struct Gelu : Function {
     enum { INPUTS = 1 + BIAS, ROW = 1 };
     static __device__ void apply(const Floats8 *in, Floats8 *out) {

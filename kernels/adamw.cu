@@ -69,9 +69,9 @@ void gpu_decide_step(Gpu *gpu, StepState *state, const StepInput *input, double 
 
 // ---- AdamW --------------------------------------------------------------------------------------
 
-// Rounds x to BF16 stochastically: up or down at random, to the nearer neighbour proportionally
-// more often. So a change that is too small for a BF16 moment still moves the moment on average. If
-// the result would not be finite, x is rounded to nearest.
+// Rounds x to BF16, up or down at random, so that the mean of the results is x. So a change that is
+// too small for a BF16 moment still moves the moment on average. If x or the result is not finite,
+// x is rounded to nearest instead.
 __device__ __forceinline__ Bf16 stochastic_bf16(float x, uint32_t random16) {
     uint32_t bits = __float_as_uint(x);
     bool finite = (bits & 0x7f800000u) != 0x7f800000u;
@@ -133,8 +133,8 @@ __device__ __forceinline__ char *element(const void *x, GpuType type, int64_t i)
     return static_cast<char *>(const_cast<void *>(x)) + i * (type == TYPE_BF16 ? 2 : 4);
 }
 
-// Stores a quad of moments. key: for the stochastic rounding; first: index of the quad's first
-// element.
+// Stores a quad of moments. BF16 moments are rounded stochastically, with random bits from `key`
+// and from `first`, the index of the quad's first element in the parameter space.
 __device__ __forceinline__ void store_moments(void *out, GpuType type, int i, const Floats4 &x,
                                               uint32_t key, int64_t first) {
     if (type == TYPE_F32) {
@@ -152,8 +152,8 @@ __device__ __forceinline__ void store_moments(void *out, GpuType type, int i, co
     static_cast<uint2 *>(out)[i] = packed;
 }
 
-// The results of root and quotient are within 2 units in the last place. Numbers below FLT_MIN
-// count as 0.
+// The results of root and quotient are within 2 units in the last place. Arguments and results
+// below FLT_MIN in magnitude count as 0.
 __device__ __forceinline__ float root(float x) {
     float y;
     asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -169,7 +169,7 @@ __device__ __forceinline__ float quotient(float x, float y) {
 // Factors that are the same for all parameters of a segment.
 struct AdamWFactors {
     float lr, gradient_scale, correction1, correction2;
-    uint32_t key1, key2; // for the moments' stochastic rounding; 8-bit moments share key1
+    uint32_t key1, key2; // for the stochastic rounding of m and of v; 8-bit moments share key1
 };
 
 // bias1 and bias2 are log2(beta1) and log2(beta2).
@@ -241,9 +241,10 @@ __device__ __forceinline__ float moment_shift(float unit) {
     return log2_about(fmaxf(unit, FLT_MIN)) * (-1.0f / 3.0f);
 }
 
-// Returns the code of x (moments.h) in byte 2; a code of m is 128 too large. least: the least code
-// of v. Floats from 256 to 511 have a spacing of 2^-15, so the bits of `code` + 256 hold the
-// unrounded code as a fixed-point number.
+// Returns the code of x (moments.h) in byte 2; a code of m has 128 added. `least` is the least code
+// that v may get. Floats from 256 up to 512 have a spacing of 2^-15. So the bits of `code` + 256,
+// shifted left by 1, hold the unrounded code in fixed point, with 16 bits for the fraction. Adding
+// 16 random bits rounds the code stochastically.
 template <Moment WHICH>
 __device__ __forceinline__ uint32_t moment_write(float x, float shift, float least, uint32_t bits) {
     constexpr float power = WHICH == MOMENT_FIRST ? 1.0f / 3.0f : 1.0f / 6.0f;
@@ -302,7 +303,8 @@ __device__ __forceinline__ Quad8 load_quad8(const AdamWUpdate &u, const AdamWPoi
             static_cast<const uint32_t *>(at.exp_avg_sq)[i]};
 }
 
-// adamw_element for 8-bit moments, with fewer operations:
+// The factors of adamw_quad8, which computes the following for the unscaled gradient g. It is what
+// adamw_element computes, with fewer operations, and with v kept above moment_floor:
 //   m = beta1 m + first g                   sqrt(v) = max(sqrt(beta2 v), least |beta1 m|)
 //   v = beta2 v + (second g)^2              w = decay w - lr m / (root sqrt(v) + eps)
 struct Factors8 {
@@ -375,7 +377,7 @@ __device__ __forceinline__ Floats4 muon_quad(const AdamWUpdate &u, const AdamWFa
     return w;
 }
 
-// threads, and quads, of a thread block
+// the threads of a thread block, and the quads that they process
 enum { ADAMW_THREADS = 256, ADAMW_QUADS = 8 * ADAMW_THREADS };
 
 int gpu_adamw_blocks(int64_t n) {
@@ -406,8 +408,9 @@ enum WeightsJob {
     JOB_ADAMW8, // with moments in 8 bits
     JOB_MUON,
     JOB_MEASURE, // measures the amax of FP8 weights
-    // writes codes by the scales of gpu_set_weight_scales; with SCALE_BLOCK_128X128, by the blocks'
-    // amaxes
+    // Writes FP8 weights, by the scales that gpu_set_weight_scales has set or, with
+    // SCALE_BLOCK_128X128, by scales from the blocks' amaxes. At the start of a run (state is
+    // NULL), it also writes BF16 weights.
     JOB_QUANTIZE
 };
 
@@ -427,9 +430,9 @@ __device__ __forceinline__ void lanes_amax(float *amax, float magnitude) {
     if (first && bits > __ldcg(to)) { atomicMax(to, bits); }
 }
 
-// A thread block takes ADAMW_QUADS quads of a segment. A launch has the blocks of all segments of
-// the update. state is NULL at the start of a run. (With 8-bit moments three blocks run on
-// each SM: with four, registers spill, and AdamW takes 3% longer.)
+// A thread block processes ADAMW_QUADS quads of a segment. A launch has the blocks of all segments
+// of the update. state is NULL at the start of a run. (With 8-bit moments three blocks run on each
+// SM: with four, registers spill, and AdamW takes 3% longer.)
 template <WeightsJob JOB, Scaling SCALING>
 __global__ void __launch_bounds__(ADAMW_THREADS, JOB == JOB_ADAMW8 ? 3 : 0)
     adamw_kernel(const AdamWUpdate u, const StepState *state, float bias1, float bias2) {
@@ -470,9 +473,10 @@ __global__ void __launch_bounds__(ADAMW_THREADS, JOB == JOB_ADAMW8 ? 3 : 0)
     if (blockwise && !bf16) { blocks = *weight; }
     if (!blockwise && !bf16 && writes) { scale = weight->scale->scale; }
     // A block of 64 moments takes half a warp, so the last quads of a segment may fill only half a
-    // warp.
+    // warp. The other lanes still loop, because adamw_quad8 needs all lanes.
     int count = small ? (quads + WARP - 1) / WARP * WARP : quads;
-    // The next quad is read before this one is updated; otherwise too few loads are in flight.
+    // With 8-bit moments, the next quad is read before this quad is updated; otherwise too few
+    // loads are in flight.
     Quad8 next = {};
     // A thread block's scales are read and written together: when each half-warp wrote two bytes at
     // a time, AdamW took 27% longer (256M parameters, one H200).

@@ -1,5 +1,6 @@
-// Attention without a library, for the shapes that cuDNN refuses: one warp per query (forward, dQ)
-// or per key (dK, dV), all in FP32, every sum in a fixed order. It is slow.
+// Attention without a library, for the shapes that cuDNN refuses. One warp computes the output or
+// the dQ of a query, or the dK and dV of a key. All arithmetic is in FP32, and every sum has a
+// fixed order. These kernels are slow.
 #include "attention.h"
 #include "device.cuh"
 
@@ -19,8 +20,8 @@ struct Shape {
     }
 };
 
-// Returns the address of a token's head in the packed buffer. `head` counts through the heads of
-// queries, keys and values.
+// Returns the address of a token's head in the packed buffer. `head` is an index among all heads of
+// a row: the H query heads come first, then the G key heads, then the G value heads.
 __device__ __forceinline__ const Bf16 *packed_row(const Bf16 *qkv, const Shape &s, int64_t token,
                                                   int head) {
     return qkv + token * s.N + (int64_t)head * s.D;
@@ -83,9 +84,9 @@ __global__ void attention_forward_kernel(Bf16 *out, float *lse, const Bf16 *qkv,
     if (threadIdx.x % WARP == 0) { lse[(token / s.T * s.H + h) * s.T + t] = max + logf(sum); }
 }
 
-// A warp computes dQ of a query, from the keys that the query sees. With KEYS it computes dK and dV
-// of a key, from the queries that see the key, in all query heads of its group. The warp loads its
-// own query or key only once.
+// A warp computes dQ of a query, from the keys that the query sees. With KEYS, a warp computes dK
+// and dV of a key, from the queries that see the key, in all query heads of the key's group. The
+// warp loads its own query or key only once.
 template <bool KEYS>
 __global__ void attention_backward_kernel(Bf16 *d_qkv, const Bf16 *d_out, const Bf16 *out,
                                           const float *lse, const Bf16 *qkv, int64_t tokens,

@@ -23,14 +23,14 @@ enum { SM_THREADS = 2048 };
 
 #ifdef __CUDACC__ // otherwise test/emulated/ has these functions
 
-// Returns 2^x within 2 units in the last place. Results and arguments below 2^-126 count as 0.
+// Returns 2^x within 2 units in the last place. Subnormal arguments and results count as 0.
 __device__ __forceinline__ float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-// Returns 1 / x, with the same accuracy. Results and arguments below 2^-126 count as 0.
+// Returns 1 / x within 2 units in the last place. Subnormal arguments and results count as 0.
 __device__ __forceinline__ float reciprocal_fast(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -287,15 +287,15 @@ static inline int divide_up(int64_t a, int64_t b) {
 // ---- sums over rows: partial sums, then a second launch ----
 
 enum {
-    PARTIALS = 264,  // two thread blocks on each SM of an H200
+    PARTIALS = 264,  // a number of thread blocks: two on each SM of an H200
     ROW_LANES = 8,   // rows that a block of column_sums_kernel reads at a time
     TILE_ROWS = 128, // rows of a tile of quantize.cuh
     MATMUL_ROWS = 64 // rows of one partial sum of fused_matmul.cu
 };
 
 // Up to three kinds of partial sums, [kind][count][columns]. For each kind, sum_partials adds up
-// the `count` partial sums in their order and writes the result to the kind's `outs`. It does not
-// read a kind whose `outs` has no data.
+// the `count` partial sums of each column in a fixed order and writes the result to outs[kind]. It
+// skips a kind whose outs[kind].data is NULL.
 struct PartialSums {
     Gradient outs[3];
     const float *partials;

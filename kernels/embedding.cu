@@ -1,4 +1,4 @@
-// Token and position embeddings, forward and backward; the backward pass adds in a fixed order.
+// Token and position embeddings, forward and backward. The backward pass sums in a fixed order.
 #include "device.cuh"
 
 __global__ void embedding_forward_kernel(Bf16 *out, const int *tokens, const int *starts,
@@ -39,8 +39,8 @@ __device__ __forceinline__ Floats8 sum_rows(const Bf16 *dout, const int *rows, i
     return sum;
 }
 
-// A warp sums a short run (TokenRuns). A thread block sums 32 vectors of columns of a long run, and
-// adds the sums of its warps in order.
+// A warp sums the rows of a short run (TokenRuns). A thread block sums 32 vectors of columns of a
+// long run: each warp sums every WARPS-th row, and warp 0 adds up the warps' sums in order.
 __global__ void __launch_bounds__(EMBEDDING_THREADS)
     embedding_backward_kernel(Gradient dwte, const Bf16 *dout, const int *tokens, TokenRuns sorted,
                               int per_row) {

@@ -1,5 +1,5 @@
-// Hashes of buffers, for checked steps (every single wrong bit changes the hash), and the device's
-// clock, for timing.
+// Hashes buffers, for checked steps (train/gpu/check.h): any single wrong bit changes the hash.
+// Also reads the device's clock, for timing.
 #include "../base/rng.h"
 #include "device.cuh"
 

@@ -1,12 +1,13 @@
-// The loss: cross-entropy of the logits' softmax, and its gradient, in place of the logits or in
-// FP8.
+// The loss: cross-entropy of the logits' softmax. Its gradient replaces the logits, or is written
+// in FP8.
 #include "quantize.cuh"
 
 #include <cooperative_groups.h>
 #include <cuda_fp16.h>
 #include <cuda_pipeline.h>
 
-// Combines x over a thread block. All threads call it, once in a kernel, and get the same result.
+// Returns, in every thread, the x of all threads of the block combined. All threads must call it,
+// and a kernel may call it only once: no barrier separates its reads of `shared` from a next call.
 __device__ MaxSum block_max_sum(MaxSum x, MaxSum *shared) {
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     for (int offset = WARP / 2; offset > 0; offset /= 2) {
@@ -25,13 +26,14 @@ __device__ __forceinline__ void subtract_onehot(Floats8 &v, int at, float scale)
     for (int j = 0; j < VEC; j++) { v.v[j] -= j == at ? scale : 0.0f; }
 }
 
-// Returns the logit x or, with CAPS, cap tanh(x / cap) to within 2^-22 of the cap.
+// Returns the logit x or, with CAPS, cap tanh(x / cap) with an error of at most 2^-22 cap.
 template <bool CAPS> __device__ __forceinline__ float capped(float x, float cap) {
     const float log2e = 1.4426950408889634f;
     return CAPS ? cap * fmaf(2.0f, sigmoid2(x * (2.0f * log2e / cap)), -1.0f) : x;
 }
 
-// Returns 8 logits from `column` on, capped. Logits past the vocabulary's end stay minus infinity.
+// Unpacks the 8 logits from `column` on and, with CAPS, caps them. With CAPS, logits past the
+// vocabulary's end become minus infinity; without CAPS, they do not change.
 template <bool CAPS>
 __device__ __forceinline__ Floats8 capped8(uint4 logits, int column, int V, float cap) {
     Floats8 v = unpack8(logits);
@@ -74,7 +76,8 @@ __device__ __forceinline__ Floats8 loss_gradient(uint4 logits, RowLoss row, int 
     return v;
 }
 
-// Leaves out a row, or a block's part of a row: its loss and gradient become 0.
+// Sets to 0 the gradient of a row that is left out, in vectors `begin` to `end` - 1. The block with
+// the row's first vector also sets the loss to 0.
 __device__ __forceinline__ void leave_out(float *loss, Bf16 *x, int begin, int end) {
     if (begin == 0 && threadIdx.x == 0) { *loss = 0.0f; }
     for (int i = begin + threadIdx.x; i < end; i += blockDim.x) { store8(x, i, Floats8{}); }
@@ -83,9 +86,9 @@ __device__ __forceinline__ void leave_out(float *loss, Bf16 *x, int begin, int e
 // One cluster of blocks per row. Each block has its part of the row in shared memory, so that the
 // row is read once. A thread works only on values that it copied itself, so that no barrier is
 // needed. The thread replaces its logits by exp(logit - the maximum of the thread's logits), so
-// that each exponential is computed once. These values are FP16, whose 11 bits are finer than the 8
-// bits of the BF16 result. Capped logits are kept as they are, because the cap's gradient needs
-// them.
+// that each exponential is computed once. These values are FP16: its 11 significant bits are more
+// than the 8 of the BF16 result. With CAPS, the logits stay in shared memory, because the cap's
+// gradient needs them.
 template <bool CAPS>
 __global__ void __launch_bounds__(512)
     cross_entropy_cluster_kernel(float *losses, Bf16 *logits, const int *targets, int V, int P,

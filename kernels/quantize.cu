@@ -1,5 +1,5 @@
-// Quantises BF16 tensors to FP8 operands of matmuls, with their amax and column sums;
-// counts and transposes codes; and has the second launch of every sum over rows.
+// Quantises BF16 tensors to FP8 operands of matmuls, with their amax and column sums; counts and
+// transposes FP8 codes. Also has sum_partials, the second launch of every sum over rows.
 #include "quantize.cuh"
 
 __global__ void amax_kernel(float *amax, const Bf16 *x, int64_t vectors) {
@@ -125,9 +125,9 @@ void sum_partials(const PartialSums &sums, cudaStream_t stream) {
     launch(sum_partials_kernel, grid, block, stream, sums);
 }
 
-// Returns bytes that suffice for the partial sums of every kernel. column_sums_kernel and the
-// norms' backward pass limit the number of thread blocks that write partial sums; quantize_kernel
-// writes one for every TILE_ROWS rows, and fused_matmul.cu for every MATMUL_ROWS.
+// Returns enough bytes for the partial sums of any kernel. For each column, column_sums_kernel and
+// the norms' backward pass write at most PARTIALS partial sums. quantize_kernel writes one for
+// every TILE_ROWS rows, and fused_matmul.cu writes one for every MATMUL_ROWS rows.
 size_t partial_sums_bytes(int64_t M, int64_t columns) {
     int64_t limited = min((M + ROW_LANES - 1) / ROW_LANES, (int64_t)PARTIALS);
     int64_t tiles = (M + MATMUL_ROWS - 1) / MATMUL_ROWS;

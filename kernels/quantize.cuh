@@ -11,7 +11,7 @@
 //   vectors                   how many vectors of 8 columns a row has
 //   OUTPUTS                   how many tensors it computes, side by side, each N wide
 //   GRADIENT                  1: the values may be written as E5M2; 0: only as E4M3
-//   WAITS                     1: its amax is known beforehand, so that SCALE_CURRENT is allowed
+//   WAITS                     1: the amax is known before the kernel runs: SCALE_CURRENT is allowed
 //   begin(row, vector)        sets the position: row `row`, and the 8 columns of `vector`
 //   fetch(i)                  loads and returns the inputs of row + i
 //   compute(i, raw, values)   computes 8 values of each output from what fetch(i) returned
@@ -67,9 +67,9 @@ __device__ __forceinline__ float measured_scale(Fp8Scale *s, float target, bool 
 // The codes of ROWS rows are collected in shared memory, four rows of a column in a word. From
 // there the columns are written, 16 bytes at a time.
 
-// Returns the index of word `slot` (rows 4 slot to 4 slot + 3) of a column. Words are padded
-// against bank conflicts both when they are written and when they are read. tile_word(columns, 0)
-// is the number of words of a tile with that many columns.
+// Returns the index of word `slot` (rows 4 slot to 4 slot + 3) of a column. Padding after every 8
+// columns avoids bank conflicts, both of writes and of reads. tile_word(columns, 0) is the number
+// of words of a tile with that many columns.
 template <int ROWS> __host__ __device__ constexpr int tile_word(int column, int slot) {
     return column * (ROWS / 4) + column / VEC * 4 + slot;
 }
@@ -96,8 +96,8 @@ __device__ __forceinline__ void put_codes(uint32_t *tile, uint2 (&codes)[4], int
 }
 
 // Writes the tile's columns to out: column c at out + c * M. Only `limit` columns and `rows` rows
-// of the tile lie inside the tensor. Each of `lanes` threads calls this function with its number
-// `lane`.
+// of the tile lie inside the tensor. `lanes` threads share the work: each calls this function with
+// its number `lane`.
 template <int ROWS>
 __device__ __forceinline__ void write_columns(uint8_t *out, const uint32_t *tile, int columns,
                                               int limit, int rows, int M, int lane, int lanes) {
@@ -131,9 +131,9 @@ struct Position {
     }
 };
 
-// An elementwise function of INPUTS inputs. The first inputs are tensors [M,N], as the outputs are.
-// Inputs from index WIDE on are tensors [M,2N]. Inputs from index ROW on are one row [N], which is
-// used for every row. apply(in, out) computes 8 values of each output.
+// An elementwise function of INPUTS inputs. The outputs and the first inputs are tensors [M,N].
+// Inputs from index WIDE on are N columns of a tensor [M,2N]. Inputs from index ROW on are one row
+// [N], which is used for every row. apply(in, out) computes 8 values of each output.
 struct Function {
     enum { WIDE = 99, ROW = 99, OUTPUTS = 1, GRADIENT = 0, WAITS = 0 };
 };
@@ -191,9 +191,9 @@ enum {
     TILE_WORDS = tile_word<TILE_ROWS>(TILE_COLUMNS, 0)
 };
 
-// The first of two steps, with a barrier between them, that compute the column sums of a tile in a
-// fixed order. Each warp writes the sums of its rows to shared[warp][COLUMNS]. COLUMNS / VEC
-// neighbouring lanes have the same rows. All threads must call it.
+// put_sums and take_sum, with a barrier between them, compute the column sums of a tile in a fixed
+// order. In put_sums, each warp writes the sums of its rows to shared[warp][COLUMNS]. COLUMNS / VEC
+// neighbouring lanes have the same rows. All threads must call put_sums.
 template <int COLUMNS> __device__ __forceinline__ void put_sums(float *shared, Floats8 mine) {
     enum { LANES = COLUMNS / VEC };
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -207,7 +207,7 @@ template <int COLUMNS> __device__ __forceinline__ void put_sums(float *shared, F
     if (lane < LANES) { store_floats8(shared + warp * COLUMNS, lane, mine); }
 }
 
-// The second step: returns the sum of column c over all warps.
+// Returns the sum of column c over all warps.
 template <int THREADS, int COLUMNS>
 __device__ __forceinline__ float take_sum(const float *shared, int c) {
     float total = shared[c];
@@ -215,8 +215,8 @@ __device__ __forceinline__ float take_sum(const float *shared, int c) {
     return total;
 }
 
-// Writes a thread block's tiles, one for each output, to the transposed form. The outputs lie N
-// columns apart.
+// Writes a thread block's tiles, one for each output, to the transposed form. Output k begins at
+// column k * N of the tensor.
 template <int ROWS, int COLUMNS, int THREADS, int OUTPUTS, int WORDS>
 __device__ __forceinline__ void write_tiles(uint8_t *out, const uint32_t (&tiles)[OUTPUTS][WORDS],
                                             int first_row, int first_column, int M, int N) {
@@ -287,9 +287,9 @@ __global__ void __launch_bounds__(TILE_THREADS)
 
 // ---- to FP8 by blocks: a tile is 128 x 128, of which a thread takes 4 rows x 8 columns ----------
 //
-// The values are rounded to BF16. From these, the row-wise and the transposed FP8 copies are
-// encoded, each with its own scales. Amaxes are computed on packed pairs of BF16: values without
-// their signs compare like unsigned integers, and NaN is the largest.
+// The values are rounded to BF16. From the rounded values both FP8 forms are encoded, each with its
+// own scales. Amaxes are computed on packed pairs of BF16 values: without their signs, these
+// compare like unsigned integers, and NaN is the largest.
 
 enum { SQUARE_THREADS = FP8_BLOCK / THREAD_ROWS * FP8_BLOCK / VEC };
 
@@ -499,7 +499,7 @@ static void quantize_to(const SOURCE &source, const Operand &out, float *partial
 }
 
 // Writes the source's values, M x N for each output, to the FP8 forms. With SUMS it also computes
-// column sums, from partial sums that each row of tiles writes.
+// the column sums of the only output, from one partial sum for each row of tiles.
 template <bool SUMS, typename SOURCE>
 static void quantize(const char *name, const SOURCE &source, const Operand &out, Gradient sums,
                      Scratch scratch, int M, int N, cudaStream_t stream) {
@@ -546,8 +546,8 @@ __global__ void __launch_bounds__(256, SM_THREADS / 256)
 enum { SUM_COLUMNS = WARP * VEC };
 
 // A thread block adds up its columns over a part of the rows, and writes the sums to
-// partials[blockIdx.y][N]. With WRITES, the values are first rounded to BF16 and written to `out`,
-// and their amax to `amax` unless it is NULL.
+// partials[blockIdx.y][N]. With WRITES, the values are first rounded to BF16 and written to `out`;
+// and if amax is not NULL, *amax receives their amax.
 template <typename SOURCE, bool WRITES>
 __global__ void __launch_bounds__(WARP *ROW_LANES)
     column_sums_kernel(SOURCE source, Bf16 *out, float *amax, float *partials, int M, int N) {
@@ -593,8 +593,8 @@ static void sum_columns(const char *name, const SOURCE &source, Bf16 *out, float
 }
 
 // The two passes of gpu_quantize, for other launchers. measure_bf16 measures the amax of out.bf16
-// [M,N], with SCALE_CURRENT and if out.writes_amax. quantize_bf16 writes the FP8 forms and column
-// sums.
+// [M,N] if out has SCALE_CURRENT and writes_amax. quantize_bf16 writes the FP8 forms and column
+// sums that are requested.
 void measure_bf16(Operand out, int M, int N, cudaStream_t stream);
 void quantize_bf16(Operand out, Gradient sums, Scratch scratch, int M, int N, cudaStream_t stream);
 
@@ -609,7 +609,8 @@ static void produce(const char *name, const SOURCE &source, Operand out, Gradien
     int count = (int)((int64_t)M * N / VEC);
     check_operand(name, &out, M, (int64_t)SOURCE::OUTPUTS * N);
     for (const Bf16 *x : source.x) { check_aligned(name, {x}); }
-    // a block of 128 columns in which the first output ends has one scale for both outputs
+    // if so, the block of 128 columns in which the first output ends also has columns of the second
+    // output, and one scale for both
     bool shared_blocks = fp8_by_blocks(out.scaling) && SOURCE::OUTPUTS > 1 && N % FP8_BLOCK != 0;
     if (out.fused && !shared_blocks) {
         quantize<SUMS>(name, source, out, sums, scratch, M, N, stream);
