@@ -1,5 +1,5 @@
 // The gradients of keys and values of causal attention inside documents, for heads of 128 on
-// Hopper. A kernel of attention_queries.cu computes the queries' gradient and delta beforehand.
+// Hopper. A kernel of attention_queries.cu computes dQ and delta = -rowsum(dO O) beforehand.
 //
 //   S = QK' / sqrt(128)    P = exp(S - lse)    dP = dO V'    dS = P (dP + delta)
 //   dV = P' dO             dK = dS' Q / sqrt(128)
@@ -7,11 +7,11 @@
 // P and dS are rounded to BF16 for their matmuls; all else is FP32.
 //
 // A thread block computes several consecutive pieces of the work. A piece is 128 keys of a
-// key/value head, 64 for each of two warpgroups. From every query head that uses these keys, the
-// queries from the diagonal to the end of the piece's last document are loaded by TMA, in tiles of
-// 64 that both warpgroups read. A warpgroup computes S' and dP' by WGMMA. WGMMA's results have the
-// register layout of its operands, so P' and dS' stay in registers. dV and dK are summed in
-// registers: over the queries of a head, then over the heads. So one block computes each sum alone.
+// key/value head, 64 for each of two warpgroups. For every query head that uses these keys, TMA
+// loads the queries from the diagonal to the end of the piece's last document, in tiles of 64 that
+// both warpgroups read. A warpgroup computes S' and dP' by WGMMA. WGMMA's results have the register
+// layout of its operands, so P' and dS' stay in registers. dV and dK are summed in registers: over
+// the queries of a head, then over the heads. So each sum is computed by one block alone.
 #include "attention.h"
 #include "hopper.cuh"
 
@@ -35,7 +35,7 @@ enum {
 struct Shared {
     struct {
         uint8_t k[PARTS][2 * TILE], v[PARTS][2 * TILE];
-    } keys[2]; // keys and values of this piece and of the next; at a piece's end, their gradients
+    } keys[2]; // of this piece and of the next; at a piece's end, dK and dV replace them
     struct {
         uint8_t q[PARTS][TILE], d_out[PARTS][TILE];
     } stages[STAGES];
@@ -187,7 +187,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
             scores[2 * i] = exp2_fast(fmaf(scores[2 * i], scale, lse.x));
             scores[2 * i + 1] = exp2_fast(fmaf(scores[2 * i + 1], scale, lse.y));
         }
-        if (tile == own) { // hides earlier queries on the diagonal
+        if (tile == own) { // on the diagonal, P is 0 for queries before the key
 #pragma unroll
             for (int i = 0; i < 32; i++) {
                 const bool earlier = row + i / 2 % 2 * 8 > i / 4 * 8 + t * 2 + i % 2;
@@ -216,7 +216,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
                               scores[2 * i + 1] * (dp[2 * i + 1] + delta.y));
         }
     };
-    // Stores sums * factor to shared memory, in place of the keys or values.
+    // Stores sums * factor to shared memory; `to` are the keys or values, which it overwrites.
     auto store = [&](uint8_t(&to)[PARTS][2 * TILE], const float(&sums)[PARTS][32], float factor) {
 #pragma unroll
         for (int i = 0; i < 4 * PARTS; i++) {

@@ -12,16 +12,17 @@
 // WGMMA. WGMMA's results have the register layout of its operands, so P' and dS' stay in registers.
 // dV and dK are also summed in registers. For dQ, both warpgroups write dS' to shared memory; when
 // dS' of a pair is complete, each warpgroup multiplies one of the pair's tiles by the 128 keys.
-// Each element of dQ is summed by one thread over the tiles of keys, in their order. After a tile
-// of keys the thread stores the sum to global memory. The thread loads the sum again long before
-// the next WGMMA adds to it, and writes BF16 after the last tile of keys, on the diagonal.
+// One thread sums each element of dQ over the tiles of keys, in the order of the tiles. After a
+// tile of keys the thread stores the sum to global memory. It loads the sum again long before the
+// next WGMMA adds to the sum. After the last tile of keys, on the diagonal, it writes dQ in BF16.
 //
 // The first warp of the first warpgroup loads tiles by TMA; the other warps of that warpgroup
-// compute lse and delta of the next head's rows. All blocks compute the same number of whole heads.
-// The remaining heads are shared: they are divided among the blocks by tiles of keys. Several
-// blocks then have sums of one head's dQ, and a second kernel adds up these sums. With documents, a
-// tile of keys needs only the queries up to the end of its last document; all heads are then
-// divided by tiles of keys, in parts of about equal cost, which the host determines.
+// prepare lse and delta of the next head's rows. All blocks compute the same number of whole heads.
+// The remaining heads are divided among all blocks by tiles of keys, unless it is faster that some
+// blocks compute one more whole head. Several blocks then have sums of one head's dQ, and a second
+// kernel adds up these sums. With documents, a tile of keys needs only the queries up to the end of
+// its last document. All heads are then divided by tiles of keys, in parts of about equal cost,
+// which the host determines.
 #include "attention.h"
 #include "hopper.cuh"
 
@@ -55,7 +56,7 @@ struct Shared {
     } stages[STAGES];
     uint8_t ds[2][KEYS * FULL_ROW];         // dS' of a pair of tiles: [keys][queries]
     uint8_t out[2][2][KEYS / 2 * FULL_ROW]; // [warpgroup][dV, dK]
-    // -lse / log 2 and -rowsum(dO O) of the queries of a piece
+    // -lse / log 2 and -rowsum(dO O) of the queries of this piece and of the next
     float2 lse[2][MAX_T / 2], delta[2][MAX_T / 2];
     Barrier full[STAGES], empty[STAGES], keys_full[2], keys_empty[2];
     Barrier ds_full[2], ds_empty[2];
@@ -125,7 +126,7 @@ __device__ __forceinline__ int end_of(const Parameters &p, int head, int key) {
     return __ldg(p.ends + (int64_t)(head / p.H) * p.T + min(key, p.T - 1));
 }
 
-// Returns one past the last pair of tiles of queries that see a key of tile j.
+// Returns one past the last pair of tiles of queries that sees a key of tile j.
 template <bool DOCUMENTS>
 __device__ __forceinline__ int pairs_end(const Parameters &p, int head, int j) {
     return DOCUMENTS ? (end_of(p, head, j * KEYS + KEYS - 1) - 1) / KEYS + 1 : p.tiles;
@@ -184,9 +185,10 @@ template <bool DOCUMENTS> __device__ __forceinline__ void load(Shared &s, const 
     }
 }
 
-// Computes lse and delta of the piece's queries, with 8 lanes for a row. Each of `warps` warps
-// takes its share of the tiles. For rows beyond T, lse and delta have values that make P and dS 0.
-// UNROLL: how many rows are loaded at a time; more rows take more registers.
+// Writes lse and delta of the piece's queries to shared memory. Each of `warps` warps takes its
+// share of the tiles; 8 lanes compute the delta of a row. For rows beyond T, lse and delta have
+// values that make P and dS 0. UNROLL: how many rows a lane loads at a time; more rows take more
+// registers.
 template <int UNROLL, bool DOCUMENTS>
 __device__ __forceinline__ void compute_delta(Shared &s, const Parameters &p,
                                               const Work<DOCUMENTS> &work, int number, int warp,
@@ -279,7 +281,8 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
         for (int i = 0; i < 4; i++) { wgmma<false, false>(dp, v + 2 * i, d_out + 2 * i, i > 0); }
         wgmma_commit();
     };
-    auto multiply_gradients = [&](bool adds) { // adds the previous tile's matmuls to dV and dK
+    // Computes dV and dK of the previous tile of queries, and adds them to the sums if `adds`.
+    auto multiply_gradients = [&](bool adds) {
         auto &from = s.stages[(query_tiles - 1) % STAGES];
         const uint64_t q = wgmma_transposed(from.q), d_out = wgmma_transposed(from.d_out);
         wgmma_fence();
@@ -296,7 +299,8 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
         pin(ds);
         release();
     };
-    auto multiply_queries = [&](bool adds) { // adds matmuls to the previous pair's dQ
+    // Computes dQ of the previous pair from these keys, and adds it to the sum if `adds`.
+    auto multiply_queries = [&](bool adds) {
         barrier_wait(&s.ds_full[w], query_tiles / 2 - 1);
         const uint64_t a = wgmma_transposed(s.ds[w]), b = wgmma_transposed(s.keys[key_tiles % 2].k);
         wgmma_fence();
@@ -384,7 +388,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
             const int tile = pair * 2 + w;
             return sums_of(p, blockIdx.x, number > p.whole) + tile * (SUMS / 4) + thread;
         };
-        // Returns whether earlier tiles of keys have stored sums of a pair's dQ.
+        // Returns whether earlier tiles of keys of this piece have stored sums of a pair's dQ.
         auto adds = [&](int j, int pair) { return j > max(work.first, first_keys(pair)); };
         // Loads the sums of a pair's dQ, if there are any, long before the matmul that adds to
         // them.
@@ -515,8 +519,8 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
                 stores_commit();
             }
         }
-        // The warpgroup also waits for the tiles that see none of the piece's keys, so that no warp
-        // in compute_delta falls two pieces behind.
+        // The warpgroup also waits for the rows of tiles that see none of the piece's keys, so that
+        // no warp in compute_delta falls two pieces behind.
         for (int tile = 0; DOCUMENTS && tile < 2 * p.tiles; tile++) {
             barrier_wait(&s.rows_full[at][tile], number / 2);
         }
@@ -577,8 +581,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 }
 
 // Adds up dQ of the heads that several blocks have computed, in the order of the keys. Each thread
-// block has one cut and one tile of dQ. If the cut is the first one inside a shared head, the
-// block adds up this head's tile; otherwise it does nothing.
+// block takes one cut between two blocks' tiles of keys, and one tile of dQ. If the cut is the
+// first one inside a shared head, the block adds up this head's tile; otherwise it does nothing.
 template <bool DOCUMENTS>
 __global__ void __launch_bounds__(GROUP) add_parts_kernel(const __grid_constant__ Parameters p) {
     int block = blockIdx.x / (2 * p.tiles);

@@ -12,10 +12,10 @@
 //
 // A thread block computes several consecutive pieces of the work. A piece is two to four tiles of
 // 64 queries of a head, one for each computing warpgroup. The warpgroups take turns in computing
-// the piece's last tile, because that tile sees the most keys. The keys up to the diagonal are
-// loaded by TMA, in tiles of 64 that all warpgroups read. By WGMMA, a warpgroup computes the scores
-// of a tile of keys, and adds the previous tile's matmul to its sums. While it computes
-// exponentials, the other warpgroups use the tensor cores. With documents, tiles of keys before the
+// the piece's last tile, because that tile sees the most keys. TMA loads the keys up to the
+// diagonal, in tiles of 64 that all warpgroups read. By WGMMA, a warpgroup computes the scores of a
+// tile of keys, and adds exp(S - m) V or dS K of the previous tile to its sums. While one warpgroup
+// computes exponentials, the others use the tensor cores. With documents, tiles of keys before the
 // piece's first document are not loaded, and a warpgroup skips the tiles before its own first
 // document. The host then divides the work in parts of about equal cost. (For heads of 64, two or
 // three warpgroups with the queries in registers, and the next scores computed beside the
@@ -314,8 +314,8 @@ __device__ __forceinline__ void compute(typename K::Shared &s, const Parameters 
             if (inside && lane % 4 == 0) { p.delta[at] = -sum; }
         }
     };
-    // With OUT_IS_Q: frees the memory of the previous tile, after lane 0 has waited for that tile's
-    // stores.
+    // With OUT_IS_Q: frees the memory of the previous tile. Call it after lane 0 has waited until
+    // TMA has read that tile's results.
     auto free_results = [&] {
         __syncwarp();
         if (queries > 0) { barrier_arrive(&s.q_empty[(queries - 1) % 2][w], lane == 0); }

@@ -10,7 +10,9 @@
 enum {
     WARPS = 4, // warps of a warpgroup
     GROUP = WARPS * WARP,
-    TURN_BARRIERS = 3, // the turns use named barriers 3 and 4; group_barrier uses 1 and 2
+    // turn_wait and turn_pass use named barriers 3 and 4, so groups 2 and 3 have no group_barrier
+    // in kernels with turns
+    TURN_BARRIERS = 3,
     // bytes of a row of a swizzled tile
     FULL_ROW = 128,
     HALF_ROW = 64,
@@ -20,7 +22,7 @@ enum {
 typedef uint64_t Barrier; // an mbarrier
 
 // Returns whether a multiprocessor has enough registers. A block's warpgroups begin with equal
-// shares of its 65536 registers, a multiple of 8 for each thread. Then setmaxnreg lowers each
+// shares of the 65536 registers, a multiple of 8 for each thread. Then setmaxnreg lowers each
 // thread of the first warpgroup to `first` registers, and raises each thread of the others to
 // `others`. With too few registers the kernel would hang.
 constexpr bool registers_suffice(int first, int others, int other_groups = 2) {
@@ -40,8 +42,8 @@ __device__ __forceinline__ void barrier_init(Barrier *b, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(arrivals));
 }
 
-// After this call TMA may use the barriers that are initialised so far. Other threads may use them
-// after __syncthreads().
+// After this call, TMA may use the barriers that this thread has initialised. Other threads may use
+// these barriers after __syncthreads().
 __device__ __forceinline__ void barriers_ready(void) {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -70,7 +72,7 @@ __device__ __forceinline__ void cluster_barrier(void) {
     asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
 
-// Arrives at the barrier and makes it also wait for this many bytes.
+// Arrives at the barrier, whose phase then is complete only after TMA has loaded this many bytes.
 __device__ __forceinline__ void barrier_expect(Barrier *b, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)),
                  "r"(bytes)
@@ -91,8 +93,8 @@ __device__ __forceinline__ void barrier_wait(Barrier *b, uint32_t phase) {
     }
 }
 
-// Loads the box of a tensor that has these first and last coordinates. The box's other coordinates
-// are 0.
+// Loads the box of a tensor that begins at coordinate `first` of the first dimension, at `last` of
+// the last dimension, and at 0 of the dimensions between.
 template <int RANK>
 __device__ __forceinline__ void tma_load(void *to, const CUtensorMap &map, Barrier *full, int first,
                                          int last) {
@@ -109,8 +111,8 @@ __device__ __forceinline__ void tma_load(void *to, const CUtensorMap &map, Barri
 #undef TMA_LOAD
 }
 
-// Loads the box of a tensor of 5 dimensions to address `to` in both blocks of a cluster of two;
-// each block has its own barrier `full`.
+// As tma_load<5>, but loads the box into both blocks of a cluster of two. Each block has `to` and
+// its own barrier `full` at the same shared addresses.
 __device__ __forceinline__ void tma_load_both(void *to, const CUtensorMap &map, Barrier *full,
                                               int first, int last) {
     asm volatile(
@@ -341,7 +343,7 @@ __device__ __forceinline__ void load_matrices(uint32_t *units, const void *row) 
                  : "memory");
 }
 
-// Fetches the cache line at this address into the L2 cache.
+// Loads the cache line at this address into L2.
 __device__ __forceinline__ void prefetch(const void *x) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(x));
 }
@@ -484,7 +486,7 @@ static inline CUtensorMap map_sequences(const Bf16 *x, int B, int T, int64_t col
 }
 
 // Divides units of work among thread blocks, in the order of the units: block i gets units cuts[i]
-// to cuts[i + 1] - 1. Makes the largest share as cheap as the order allows, and returns the
+// to cuts[i + 1] - 1. Makes the most costly share as cheap as the order allows, and returns the
 // cost of that share.
 template <typename CUT, typename COST>
 static int64_t share_units(CUT *cuts, int units, int blocks, COST cost) {
