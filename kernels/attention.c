@@ -21,7 +21,7 @@ enum {
     UID_DK,
     UID_DV,
     UID_SUM,     // dot(dout, out) of each row, in our workspace
-    UID_DQ_SUM,  // FP32 accumulator of dQ, in our workspace, unless deterministic
+    UID_DQ_SUM,  // FP32 accumulator of dQ, in our workspace; if deterministic, not in the graph
     UID_STARTS,  // each query's first visible key; without documents it is not in the graph
     UID_SCALE,   // passed by value
     UID_MASKED,  // passed by value
@@ -452,8 +452,8 @@ size_t attention_workspace(AttentionShape s, size_t most) {
     return own > cudnn ? own : cudnn;
 }
 
-// Runs a plan. bound has each tensor's address on the device or, if cuDNN takes the tensor by
-// value, on the host; it is NULL for a tensor that is not in the graph.
+// Runs a plan. bound[uid] is the tensor's address on the device or, if cuDNN takes the tensor by
+// value, on the host. It is NULL if the tensor is not in the graph.
 static void execute(Gpu *gpu, const AttentionPlan *plan, const void *const bound[UID_VIRTUAL],
                     void *workspace) {
     Graph call = {.status = CUDNN_STATUS_SUCCESS};

@@ -1,6 +1,6 @@
 // Causal attention, softmax(QK'/sqrt(D))V, which reads the packed query-key-value directly.
 //
-// qkv, d_qkv: BF16 [B,T,(H+2G)D], each row the H query heads, the G key heads, the G value heads.
+// qkv, d_qkv: BF16 [B,T,(H+2G)D]; a row has the H query heads, the G key heads, the G value heads.
 // out, d_out: BF16 [B,T,H*D]. lse: FP32 [B,H,T], the log-sum-exp of each row, kept for backward.
 //
 // Every address must be a multiple of 16 bytes, and G must divide H.
@@ -84,8 +84,8 @@ void attention128_queries(const Gpu *gpu, AttentionShape s, Bf16 *d_qkv, float *
 void attention128_keys(const Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
                        const float *lse, const float *delta, const Bf16 *qkv);
 
-// Bytes of gpu->attention_workspace that the forward and the backward pass need, at most `most` if
-// possible. With more bytes, cuDNN's deterministic backward pass is cut into fewer pieces. The
+// Returns the bytes of gpu->attention_workspace that the forward and the backward pass need: at
+// most `most`, if possible. With more bytes, cuDNN's backward pass is cut into fewer pieces. The
 // function needs no device: the bytes are enough whichever kernel computes the backward pass.
 size_t attention_workspace(AttentionShape s, size_t most);
 

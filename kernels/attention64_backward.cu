@@ -92,10 +92,10 @@ struct Parameters {
     }
 };
 
-// Returns the address of a thread block's sums of dQ, of which there are two sets. Set 0 is for the
-// heads that the block computes alone, and for the first head that it shares with other blocks; set
-// 1 is for a second shared head. If attention is limited to documents, set 0 is for the block's
-// first head and set 1 for its other heads, of which only the last can be shared.
+// Returns the address of one of the two sets of sums of dQ that each thread block has. Set 0 is for
+// the heads that the block computes alone, and for the first head that the block shares with other
+// blocks; set 1 is for a second shared head. With documents, set 0 is for the block's first head,
+// and set 1 is for its other heads, of which only the last can be shared.
 __device__ __forceinline__ float4 *sums_of(const Parameters &p, int block, int set) {
     return reinterpret_cast<float4 *>(p.sums) + (block * 2 + set) * 2ll * p.tiles * (SUMS / 4);
 }

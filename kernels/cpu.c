@@ -306,7 +306,7 @@ void cross_entropy(float *losses, float *logits, const int *targets, int M, int 
             for (int i = 0; i < V; i++) { y[i] = terms.softcap * tanhf(x[i] / terms.softcap); }
         }
         float max = y[0];
-        double sum = 0.0; // in FP32, a sum of a million values would have five right digits
+        double sum = 0.0; // in FP32, a sum of a million values would have only five correct digits
         for (int i = 0; i < V; i++) { max = y[i] > max ? y[i] : max; }
 #pragma omp simd reduction(+ : sum)
         for (int i = 0; i < V; i++) { sum += exp_simd(y[i] - max); }

@@ -42,8 +42,9 @@ void embedding_forward(float *out, const int *tokens, const int *starts, const f
 void embedding_backward(float *dwte, float *dwpe, const float *dout, const int *tokens,
                         const int *starts, int B, int T, int C);
 
-// Ba, Kiros and Hinton, "Layer Normalization" (2016). bias, dbias NULL: Zhang and Sennrich, "Root
-// Mean Square Layer Normalization" (2019), which uses no mean. mean, rstd: [M], kept for backward.
+// LayerNorm (Ba, Kiros and Hinton, "Layer Normalization", 2016). If bias or dbias is NULL, RMSNorm,
+// which uses no mean (Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019). mean and
+// rstd [M] are kept for the backward pass.
 void cpu_norm_forward(float *out, float *mean, float *rstd, const float *x, const float *weight,
                       const float *bias, int M, int C, float eps);
 // Adds to dx, dweight and dbias.
@@ -51,8 +52,8 @@ void cpu_norm_backward(float *dx, float *dweight, float *dbias, const float *dou
                        const float *weight, const float *mean, const float *rstd, int M, int C);
 
 // QK norm (Henry et al., "Query-Key Normalization for Transformers", 2020, in Qwen3's form): out
-// [M,N] = qkv, with each head of the queries and keys normalised by RMSNorm. Weights [D], one for
-// all queries, one for all keys. rstd: [M,H+G], kept for backward.
+// [M,N] = qkv, with each head of the queries and keys normalised by RMSNorm. One weight [D] is for
+// all query heads, the other for all key heads. rstd [M,H+G] is kept for the backward pass.
 void qk_norm_forward(float *out, float *rstd, const float *qkv, const float *query_weight,
                      const float *key_weight, int M, int H, int G, int D, float eps);
 // Replaces the gradient of out in dqkv [M,N] by the gradient of qkv. Adds to dquery_weight and
@@ -160,7 +161,7 @@ float tensor_amax(const float *x, int64_t n);
 
 // out = the FP8 value nearest to x * scale, saturated; the value is not divided by scale again.
 void round_to_fp8(float *out, const float *x, int64_t n, float scale, Fp8Type type);
-// Counts the codes of x * scale.
+// Adds the counts of the codes of x * scale to *counts.
 void count_fp8(Fp8Counts *counts, const float *x, int64_t n, float scale, Fp8Type type);
 
 // A tensor [rows,columns] in blocks of height x width. Height and width are 1 or FP8_BLOCK; blocks
@@ -178,7 +179,7 @@ typedef struct {
 } Fp8Blocks;
 
 // out = the FP8 value nearest to x times the scale of its block, divided by that scale again; out
-// may be x. Counts the codes, unless counts is NULL.
+// may be x. If counts is not NULL, adds the counts of the codes to *counts.
 void round_blocks_to_fp8(float *out, const float *x, Fp8Blocks blocks, Fp8Counts *counts);
 
 void round_to_bf16(float *out, const float *x, int64_t n);

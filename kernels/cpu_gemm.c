@@ -95,7 +95,8 @@ static inline void multiply_panels(int k, const float *a, const float *b, float 
     }
 }
 
-// Writes the tile of the first part of k (`first`) to C, or adds a later part's tile to C.
+// C = alpha * tile (+ addend) (+ bias) for the tile of the first part of k (`first`); for a later
+// part of k, C += alpha * tile.
 static void store_tile(const CpuGemm *g, const float *tile, int row, int rows, int col, int cols,
                        bool first) {
     for (int i = 0; i < rows; i++) {

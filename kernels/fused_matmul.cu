@@ -7,8 +7,8 @@
 //              column sums of dx
 //
 // A [M,K] and B [N,K] are FP8 codes; y and dx are written as codes and transposed codes, and their
-// amax is recorded. Values are rounded as by the two separate kernels, so that results differ only
-// where the matmul's sums do.
+// amax is recorded. Values are rounded as the two separate kernels round them. So results differ
+// only where the matmul's sums differ.
 //
 // A thread block computes consecutive tiles of 128 x 128, down a panel of 128 columns and then down
 // the next. Of its three warpgroups the first only moves data, by TMA: one warp loads A, one loads
@@ -355,7 +355,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
         }
         float totals[4] = {}; // four sums, so that an addition does not wait for the one before it
         const int column = threadIdx.x % GROUP;
-        if (BACKWARD) { // adds up the threads' sums of 2 rows each, in the memory of x
+        if (BACKWARD) { // each thread has sums over 2 rows; they are added up in the memory of x
             float(*rows)[TILE] = reinterpret_cast<float(*)[TILE]>(staging.x);
             const int row = g / 4 * 16 + warp * 4 + g % 4;
             __syncwarp();

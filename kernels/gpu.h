@@ -67,7 +67,7 @@ typedef struct {
 // Opens device number `device`; the caller sets the workspaces. Returns false, with the reason in
 // error_text(), if there is no such device or if the device is older than sm_80.
 bool gpu_open(Gpu *gpu, int device);
-// Call gemm_close and attention_close before it.
+// Call gemm_close and attention_close before gpu_close.
 void gpu_close(Gpu *gpu);
 
 // Copies to the device, and waits. (cudaMemcpy is not enough: gpu->stream does not wait for it, and

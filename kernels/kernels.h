@@ -106,7 +106,7 @@ static inline Operand operand_bf16(Bf16 *bf16) {
 // measures the amax. sums receives the column sums of out.bf16, even if no FP8 form is requested.
 // The time counts to FAMILY_QUANTIZE, or to FAMILY_ACTIVATIONS if only columns are summed.
 void gpu_quantize(Gpu *gpu, Operand out, Gradient sums, Scratch scratch, int M, int N);
-// Adds to *counts how many of n FP8 codes are zero, subnormal and so on; n is a multiple of 16.
+// Adds the counts of n FP8 codes (Fp8Counts) to *counts; n is a multiple of 16.
 void gpu_count_codes(Gpu *gpu, Fp8Counts *counts, const uint8_t *codes, int64_t n, Fp8Type type);
 // out [C,N] = the transpose of the FP8 codes x [N,C]; N and C are multiples of 16.
 void gpu_transpose_codes(Gpu *gpu, uint8_t *out, const uint8_t *x, int N, int C);
@@ -359,7 +359,7 @@ HOST_DEVICE static inline GpuType momentum_type(GpuType moment_type) {
 // FP8 weights are quantised from the master weights rounded to BF16.
 
 // Updates all segments, unless the step is skipped. The gradient buffer already holds the update of
-// Muon's segments. With SCALE_DELAYED it also writes the FP8 weights, with their present scales;
+// Muon's segments. With SCALE_DELAYED, gpu_adamw also writes FP8 weights, by their present scales;
 // otherwise only gpu_quantize_weights writes FP8 weights. The amaxes of the new weights go to
 // Fp8Weight.scale->amax or, with SCALE_BLOCK_128X128, to Fp8Weight.amax.
 void gpu_adamw(Gpu *gpu, const AdamWUpdate *update, const StepState *state);

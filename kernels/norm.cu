@@ -46,8 +46,8 @@ __device__ __forceinline__ float row_sum(float x, float *buffer, int group, int 
     return sum;
 }
 
-// W warps share a row; a lane has V vectors of 8 columns. inverse: 1 / C. out NULL: only the
-// statistics are written. amax: receives the amax of the output, unless NULL.
+// W warps share a row; a lane has V vectors of 8 columns. inverse: 1 / C. If out is NULL, only the
+// statistics are written. If amax is not NULL, *amax receives the amax of the output.
 template <int W, int V, bool LAYERNORM>
 __global__ void __launch_bounds__(WARPS *WARP, 3)
     norm_forward_kernel(NormForward n, Bf16 *out, float *amax, float inverse) {
@@ -182,7 +182,7 @@ static Division divide(int C, bool codes, size_t slot_bytes) {
     return {lanes, groups, (size_t)(groups * group_bytes)};
 }
 
-// Fetches vector `vector` of x, or zeros if `inside` is false.
+// Begins to copy vector `vector` of x, or zeros if `inside` is false, to *slot in shared memory.
 __device__ __forceinline__ void fetch_ahead(uint4 *slot, const Bf16 *x, int vector, bool inside) {
     const uint4 *from = reinterpret_cast<const uint4 *>(x) + (inside ? vector : 0);
     __pipeline_memcpy_async(slot, from, sizeof(uint4), inside ? 0 : sizeof(uint4));
@@ -387,8 +387,8 @@ __device__ void write_partial(float *partials, float *sums, const Floats8 &sum, 
 
 // Computes R rows at a time. With LAYERNORM the kernel also sums the bias gradient and the columns
 // of the new residual gradient. With CODES it also writes the new residual gradient to the FP8
-// forms, in TYPE; M is then a multiple of 4. Without CODES, amax receives the amax of the new
-// residual gradient, unless amax is NULL.
+// forms, in TYPE; M is then a multiple of 4. Without CODES, and if amax is not NULL, *amax receives
+// the amax of the new residual gradient.
 template <int R, bool LAYERNORM, bool CODES, Fp8Type TYPE>
 __global__ void __launch_bounds__(R == 1 ? 2 * MAX_THREADS : MAX_THREADS)
     norm_backward_kernel(NormBackward n, Operand out, float *amax, Division division,

@@ -1,6 +1,6 @@
-// Each head's RMSNorm, if the model has one (QK norm), and the rotary embedding of queries and
-// keys, in one pass; and their backward pass. Cosines and sines of the angles are in a table [T,D]
-// (rope.h).
+// RoPE and QK norm, forward and backward. The forward kernel normalises each head of the queries
+// and keys by RMSNorm, if the model has QK norm, and rotates the head by its position, in one pass.
+// The cosines and sines of the angles are in a table [T,D] (rope.h).
 #include "quantize.cuh"
 
 enum { ROPE_THREADS = 256 };
@@ -36,8 +36,8 @@ __device__ __forceinline__ void turn(Pairs &p, const float *cosine, int half, fl
 }
 
 // `lanes` threads share a head. Each takes WIDTH pairs of the head at a time; WIDTH is 8, or 1 if
-// half a head is not a multiple of 8. norm_turns() is the most times that a thread takes pairs of
-// one normalised head.
+// half a head is not a multiple of 8. For one normalised head, a thread takes pairs at most
+// norm_turns() times.
 template <int WIDTH> __host__ __device__ constexpr int norm_turns() {
     return WIDTH == VEC ? 1 : MAX_HEAD_SIZE / 2 / WARP;
 }
@@ -238,8 +238,8 @@ static void rotate_and_norm_backward(Bf16 *d_qkv, const RotaryBackward &b, cudaS
     sum_partials({{b.dquery_weight, b.dkey_weight}, b.scratch.data, blocks, r.D}, stream);
 }
 
-// A source (quantize.cuh) that rotates queries and keys back, and copies values. Half a head is a
-// multiple of 8.
+// A source (quantize.cuh) that rotates the gradients of queries and keys back, and copies those of
+// values. Half a head is a multiple of 8.
 struct RopeBackwardSource : Position {
     enum { GRADIENT = 1 };
     struct Raw {
@@ -248,7 +248,7 @@ struct RopeBackwardSource : Position {
     const Bf16 *x;
     const float *table;
     int T, rotated_vectors, head_vectors;
-    // distance in vectors to the other half of the pairs; 0: values, which are not rotated
+    // distance, in vectors, to the vector of partners; 0 in V, which is not rotated
     int partner;
     int first_position;
     __device__ void begin(int row, int vector) {

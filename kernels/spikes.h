@@ -1,7 +1,7 @@
 // Decides which steps are skipped, in both trainers. A step is skipped if its loss or its gradient
 // norm is not finite, or is far above the mean of the last steps (--skip-spikes; Groeneveld et al.,
-// "OLMo", 2024). A step is also skipped on request (--iterations-to-skip; Chowdhery et al., "PaLM",
-// 2022, section 5.1, leave out the data around a spike).
+// "OLMo", 2024). A step is also skipped on request (--iterations-to-skip), for instance because its
+// data lie around a spike (Chowdhery et al., "PaLM", 2022, section 5.1).
 #pragma once
 
 #include "../base/common.h"

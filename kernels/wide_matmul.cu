@@ -6,10 +6,10 @@
 // of:
 //
 // - SWIGLU, for Llama's fc1: the result is gate and up, and N is 2F. The result is written, and
-//   y = up silu(gate) [M,F] (activation.cu) is written as codes and transposed codes, by a given
-//   scale; the amax of y is recorded.
+//   y = up silu(gate) [M,F] (activation.cu) is written as codes and transposed codes, by a scale
+//   that is known beforehand; the amax of y is recorded.
 // - MAX_SUMS, for the head: N is the padded vocabulary, of which the first V columns count. The
-//   result is written, and each row's maximum and sum of exponentials in each tile (loss.cu).
+//   result is written; so are each row's maximum and sum of exponentials in each tile (loss.cu).
 // - ROTARY, for Llama's QKV: N is (H + 2G) D. Queries and keys are rotated (rope.cu), and then the
 //   result is written.
 //
@@ -45,7 +45,8 @@ enum {
     PART_ROWS = 32,
     PART_COLUMNS = 64, // as BF16 they fill a row of shared memory
     STRIP_ROWS = 16,
-    // clusters take this many tiles down the matrix before the next column, for the L2 cache
+    // Clusters compute this many tiles of a column of tiles, then as many of the next column, so
+    // that operands are still in L2.
     TOGETHER = 8,
     // registers of a thread
     BUSY_REGISTERS = 200,
@@ -115,8 +116,8 @@ template <Epilogue EPILOGUE> __device__ __forceinline__ void load(Shared &s, con
     }
 }
 
-// Goes through every third part of the tiles: the parts of one of the three working warps. Once a
-// part is in shared memory, the function calls work() with the tile's corner, the warpgroup that
+// Goes through the parts that this worker takes: every third part of the block's tiles. Once a part
+// is in shared memory, the function calls work() with the tile's corner, the warpgroup that
 // computed the part, and the part's number among the parts of that warpgroup.
 template <Epilogue EPILOGUE, typename WORK>
 __device__ __forceinline__ void each_part(Shared &s, const Parameters &p, int worker, WORK work) {
@@ -265,10 +266,11 @@ __device__ __forceinline__ void sum_up(Shared &s, const Parameters &p, int worke
     });
 }
 
-// Rotates queries and keys in shared memory, and stores the result. A row has 16 pairs of 16-byte
-// vectors, whose two vectors lie in the two halves of a head. A lane takes one pair, so that a warp
-// takes two rows at a time. Shared memory is read for eight lanes at a time. The last four of these
-// lanes take their pair in the opposite order, so that the eight vectors lie in different banks.
+// Rotates queries and keys in shared memory, and stores the result. A row of the tile has 16 pairs
+// of 16-byte vectors; the vectors of a pair are rotated together, and lie in the two halves of a
+// head. A lane takes one pair, so a warp takes two rows at a time. Shared memory is read for eight
+// lanes at a time. The last four of these lanes take their pair in the opposite order, so that the
+// eight vectors lie in different banks.
 __device__ __forceinline__ void rotate(Shared &s, const Parameters &p, int worker) {
     enum { PAIRS = TILE / VEC, AT_ONCE = WARP / PAIRS, TIMES = 4 };
     const Rotary &r = p.rotary;
@@ -356,7 +358,7 @@ __device__ __forceinline__ void multiply(Shared &s, const Parameters &p, int w) 
         pin(sums);
         barrier_wait(&s.freed[w], number + 1);
 #pragma unroll
-        for (int j = 0; j < 2 * TILE / 16; j++) { // blocks of 16 columns, of gate and then of up
+        for (int j = 0; j < 2 * TILE / 16; j++) { // block of columns; SWIGLU: of gate, then of up
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 const float *d = sums + j * 8 + r * 2;

@@ -56,14 +56,14 @@ Gemm linear_matmul(Gpu *gpu, const LinearLayer *l, Bf16 *y, const Operand *x, in
 void linear_forward(Gpu *gpu, const LinearLayer *l, Bf16 *y, Operand x, const Bf16 *addend, int M,
                     Pass pass);
 
-// dy is l->dy. linear_input_gradient returns the matmul dx [M,C] = dy W. linear_weight_gradient
-// computes dW (+)= dy' x. linear_backward computes dx and dW.
+// These functions read dy from l->dy. linear_input_gradient returns the matmul dx [M,C] = dy W,
+// which the caller runs. linear_weight_gradient computes dW (+)= dy' x. linear_backward computes
+// dx and dW.
 Gemm linear_input_gradient(const LinearLayer *l, Bf16 *dx, int M);
 void linear_weight_gradient(Gpu *gpu, const LinearLayer *l, Operand x, int M, bool accumulate);
 void linear_backward(Gpu *gpu, const LinearLayer *l, Bf16 *dx, Operand x, int M, bool accumulate);
 
-// Returns g, to which a kernel adds the gradient if `accumulate`; otherwise the kernel overwrites
-// it.
+// Returns g with `accumulate`, which tells a kernel to add to the gradient and not to overwrite it.
 static inline Gradient gradient_into(Gradient g, bool accumulate) {
     g.accumulate = accumulate;
     return g;

@@ -90,7 +90,7 @@ void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan);
 void network_start(Network *n);
 
 // Waits for a bucket's new weights, and makes the forms that matmuls read. Call it before these
-// weights are read. It does nothing if they have been received before.
+// weights are read. If they have been received before, the call does nothing.
 void network_receive(Network *n, int bucket);
 
 END_C
