@@ -304,7 +304,7 @@ __device__ __forceinline__ Quad8 load_quad8(const AdamWUpdate &u, const AdamWPoi
 }
 
 // The factors of adamw_quad8, which computes the following for the unscaled gradient g. It is what
-// adamw_element computes, with fewer operations, and with v kept above moment_floor:
+// adamw_element computes, with fewer operations, and with v raised to at least floor m^2:
 //   m = beta1 m + first g                   sqrt(v) = max(sqrt(beta2 v), least |beta1 m|)
 //   v = beta2 v + (second g)^2              w = decay w - lr m / (root sqrt(v) + eps)
 struct Factors8 {

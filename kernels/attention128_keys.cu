@@ -147,8 +147,8 @@ __device__ __forceinline__ void load_rows(Shared &s, const Parameters &p) {
         [](Piece) {});
 }
 
-// Does the work of computing warpgroup w. A thread has two of its warp's 16 keys, lane / 4 and lane
-// / 4 + 8, and two of every 8 queries or channels.
+// Computes the 64 keys of warpgroup w in each piece. A thread has two of its warp's 16 keys, lane /
+// 4 and lane / 4 + 8, and two of every 8 queries or channels.
 __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
     const int thread = threadIdx.x % GROUP, warp = thread / WARP, lane = thread % WARP;
     const int t = lane % 4, row = warp * 16 + lane / 4;

@@ -243,8 +243,8 @@ __device__ __forceinline__ void compute_delta(Shared &s, const Parameters &p,
     }
 }
 
-// Does the work of a computing warpgroup. The two computing warpgroups take turns: one has the
-// tensor cores while the other computes P' and dS'.
+// Does the work of warpgroup w, one of the two that compute. They take turns: one uses the tensor
+// cores while the other computes P' and dS'.
 template <bool DOCUMENTS, int w>
 __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
     const int thread = threadIdx.x % GROUP, warp = thread / WARP, lane = thread % WARP;

@@ -95,7 +95,7 @@ template <typename K> struct Work {
     // keys.
     static __device__ int first_of(const Parameters &p, int block) {
         if (K::DOCUMENTS) { return __ldg(p.cuts + block); }
-        // 2 is the cost of beginning a piece
+        // a tile of keys costs 1, and beginning a piece costs 2
         const auto cost = [&](int i) { return (i + 1) * p.tiles / p.pieces + 2; };
         int all = 0, at = 0;
         for (int i = 0; i < p.pieces; i++) { all += cost(i); }
@@ -514,16 +514,17 @@ void launch_queries(const Gpu *gpu, AttentionShape s, const Bf16 *qkv, Parameter
 
 namespace {
 
-// Computes the cost of each piece of a head's queries. starts[t] is where the document of the
-// sequence's token t begins.
+// Computes the cost of each piece of a head's queries: 1 for each tile of keys that it sees, and 2
+// more. starts[t] is where the document of the sequence's token t begins.
 void cost_pieces(int T, int pieces, const int *starts, int *costs) {
     const int tiles = divide_up(T, KEYS);
-    for (int i = 0; i < pieces; i++) { // 2 is the cost of beginning a piece
+    for (int i = 0; i < pieces; i++) {
         costs[i] = (i + 1) * tiles / pieces - starts[i * tiles / pieces * ROWS] / KEYS + 2;
     }
 }
 
-// Computes the cost of each tile of 128 keys of a head in the backward pass. starts[t] is where the
+// Computes the cost of each tile of 128 keys of a head in the backward pass: 1 for each 64 queries
+// from the diagonal to the end of the tile's last document, and 1 more. starts[t] is where the
 // document of the sequence's token t begins.
 void cost_keys(int tiles, const int *starts, int *costs) {
     for (int j = 0, end = 0; j < tiles; j++) {
