@@ -597,8 +597,8 @@ static bool has_features(const cJSON *json, const cJSON *rope, int family) {
     return true;
 }
 
-// Refuses a model with sliding-window attention in any layer, by the rules of transformers. layers:
-// the list of the layers' kinds of attention; NULL: there is no list.
+// Refuses a model in which any layer has sliding-window attention; transformers' rules say which
+// layers have it. layers: the list of the layers' kinds of attention; NULL: there is no list.
 static bool has_no_windows(const cJSON *json, const cJSON *layers, int family) {
     static const char lacks[] = "is not supported: what is missing is attention within a window";
     const cJSON *window = cJSON_GetObjectItemCaseSensitive(json, "sliding_window"), *layer;

@@ -167,7 +167,7 @@ static bool write_meta(const Snapshot *s, const char *folder, const FileWriter *
     return ok;
 }
 
-// ---- from files to a checkpoint -----------------------------------------------------------------
+// ---- making a checkpoint of the files, and deleting older ones ----------------------------------
 
 #define FRESH_LINK ".tmp-link" // the name of a new link, before it is renamed
 

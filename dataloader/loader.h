@@ -142,8 +142,8 @@ void dataset_close(Dataset *data);
 
 // Compares the shards' checksums with those in the first lines of *identity, in their order, and
 // moves *identity past these lines. The error names the first shard that differs. Folders and names
-// may differ. The checksum of a shard above 4 MiB covers only 64 parts of it. whose: a word for the
-// error: "... that WHOSE read".
+// may differ. The checksum of a shard above 4 MiB covers only 64 parts of it. The error says that
+// the shards differ from those that `whose` read, such as "the checkpoint".
 bool dataset_match(const Dataset *data, const char **identity, const char *whose);
 // Whether the next line of *identity has the checksum of `line`; if so, moves *identity past it.
 bool identity_next(const char *line, const char **identity);

@@ -3,7 +3,8 @@
 // writes data/mine_train.bin, data/mine_val.bin and data/mine_tokenizer.bin. The first part of each
 // text file becomes a document of the training shard, the last part one of the validation shard. A
 // document is a begin-of-text token (by default the end-of-text token) and then the text. The
-// tokens are bytes, or those of --tokenizer, which must say how text is cut.
+// tokens are bytes, or those of the file that --tokenizer names. This file must have the rule by
+// which text is split into words.
 #include "loader.h"
 #include "tokenizer.h"
 

@@ -93,8 +93,9 @@ size_t attention_workspace(AttentionShape s, size_t most);
 // kernel does.
 bool attention_is_fast(Gpu *gpu, AttentionShape s);
 
-// Makes cuDNN's plans for the shape, at the start of a run. Returns false if the plain kernel
-// computes the shape; the first such call of a run prints a warning.
+// Makes cuDNN's plans for the shape, at the start of a run. Returns false if neither cuDNN nor the
+// kernels for Hopper support the shape, so that the plain kernel computes the attention. The first
+// such call of a run prints a warning.
 bool attention_start(Gpu *gpu, AttentionShape s);
 
 // Frees the plans.

@@ -202,8 +202,8 @@ __device__ __forceinline__ void compute_delta(Shared &s, const Parameters &p,
                             p.first_keys<DOCUMENTS>(work.head, tile / 2) < work.last;
         // Without documents, no later piece waits at this tile's barrier.
         if (!DOCUMENTS && !needed) { continue; }
-        // Only a warp with a tile may wait: nothing waits for a warp without a tile, so such a warp
-        // could reach the barrier two phases late.
+        // A warp without a tile must not come here: no other warp waits for it, so it may fall two
+        // phases behind, and would then wait for the wrong one.
         barrier_wait(&s.rows_empty[at], number / 2 + 1);
         // The barrier completes a phase for each piece, whether or not the piece needs the tile.
         if (!needed) {

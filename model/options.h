@@ -85,7 +85,7 @@ typedef struct {
     size_t offset;        // where the field is in Options
     const char *fallback; // the default, as text
     double min, max;      // bounds of a number, inclusive
-    const char *choices;  // a choice: "a|b|c"; other types: the placeholder in --help
+    const char *choices;  // "a|b|c" of a choice; of other types the placeholder in --help
     const char *group;    // heading in --help
     const char *help;
     OptionEffect effect;
@@ -204,8 +204,8 @@ static inline int options_batch(const Options *o) {
     return o->sample_only ? 1 : o->micro_batch_size;
 }
 
-// Returns the first of the steps from `step` (1 or more) on that --iterations-to-skip names;
-// INT64_MAX: there is none.
+// Returns the first step >= `step` that --iterations-to-skip names; INT64_MAX: there is none.
+// `step` is at least 1.
 int64_t options_next_skip(const Options *o, int64_t step);
 
 // ---- option_text.c ----

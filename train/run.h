@@ -29,9 +29,10 @@ bool run_should_save(const Run *run);
 typedef struct {
     double loss, norm, lr, seconds;
     SkipReason skipped;
-    bool stop;          // several ranks: one of them has received a signal to stop
-    double own_loss;    // several ranks: mean loss over this rank's sequences
-    double own_seconds; // several ranks: time of this rank's forward and backward passes;
+    // used only if there are several ranks:
+    bool stop;          // one of the ranks has received a signal to stop
+    double own_loss;    // the mean loss over this rank's sequences
+    double own_seconds; // the time of this rank's forward and backward passes;
                         // NaN: not known on any rank
 } StepResult;
 

@@ -22,10 +22,10 @@ static void check_nccl(const Comm *c, int status, const char *call) {
 
 // ---- opening ------------------------------------------------------------------------------------
 
-// What the ranks compare before NCCL connects them. If two versions differ, or two ranks have the
-// same GPU, NCCL hangs or does not report the cause.
+// What the ranks compare before NCCL connects them. If two ranks have different versions of NCCL,
+// or the same GPU, NCCL hangs or does not report the cause.
 typedef struct {
-    int version;
+    int version;            // of NCCL
     char host[64], bus[32]; // the machine, and the GPU's PCI address
 } Card;
 
