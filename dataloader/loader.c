@@ -270,7 +270,7 @@ static int leave_out(const Dataset *data, int64_t begin, int64_t n, const int *i
     for (int64_t i = 0; i < n; i++, begin++) {
         for (; begin >= data->shards[s].count; s++) { begin -= data->shards[s].count; }
         const uint32_t *mask = data->sidecars[s].mask;
-        bool ends = data->masks_ends && inputs[i] == data->end_of_text;
+        bool ends = data->masks_ends && inputs[i] == data->document_end;
         bool counts = !ends && (mask == NULL || bit_of(mask, begin));
         counted += counts;
         if (!counts && targets != NULL) { targets[i] = -1; }
@@ -298,7 +298,7 @@ static bool list_windows(Dataset *data) {
         int64_t begin = w * T;
         ok = !data->masks_ends || read_stream(data, begin, T, inputs);
         for (int t = 0; ok && data->masks_ends && t < T; t++) {
-            data->ends += inputs[t] == data->end_of_text;
+            data->ends += inputs[t] == data->document_end;
         }
         int targets = ok ? leave_out(data, begin + 1, targets_after(data, begin), inputs, NULL) : 0;
         if (targets == 0) { continue; }
@@ -309,11 +309,11 @@ static bool list_windows(Dataset *data) {
     return ok;
 }
 
-bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab, int end_of_text,
+bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab, int document_end,
                   bool masks_ends) {
     *data = (Dataset){.seq_length = seq_length,
                       .vocab = vocab,
-                      .end_of_text = end_of_text,
+                      .document_end = document_end,
                       .masks_ends = masks_ends};
     glob_t found;
     if (!token_files_find(&found, pattern, shard_kind)) { return false; }
@@ -427,7 +427,7 @@ static bool find_starts(const Dataset *data, int64_t begin, const int *inputs, i
         int64_t first = begin / MASK_BITS, numbers = (end - 1) / MASK_BITS + 1 - first;
         ok = !listed || token_file_read(&sidecar->starts, first, numbers, bits);
         for (int64_t i = begin; ok && i < end; i++, t++) {
-            bool starts_one = t == 0 || i == 0 || (by_token && inputs[t] == data->end_of_text) ||
+            bool starts_one = t == 0 || i == 0 || (by_token && inputs[t] == data->document_end) ||
                               (listed && bit_of(bits, i - first * MASK_BITS));
             starts[t] = starts_one ? t : starts[t - 1];
         }

@@ -122,21 +122,21 @@ typedef struct {
     Sidecar *sidecars;          // [num_shards]
     int64_t tokens, windows;    // windows: how many an epoch has
     int64_t targets;            // targets that count in an epoch
-    int64_t ends;               // with masks_ends: number of end-of-text tokens in all windows
+    int64_t ends;               // with masks_ends: how many tokens of all windows end a document
     MaskedWindow *with_targets; // [windows] the windows in which targets count; NULL: all windows
     // the length of the windows that documents were packed into (from a mask), if windows of
     // seq_length cut such documents; else 0
     int cuts;
     int seq_length, vocab;
-    int end_of_text; // the token that ends a document in the data; -1: not known
-    bool masks_ends; // a target right after an end-of-text token does not count
-    char *identity;  // a line for each shard: "CRC-32 NAME", with ? for control characters; the
-                     // CRC-32 also covers the shard's mask and SHARD.starts
+    int document_end; // the token that ends a document in the data; -1: not known
+    bool masks_ends;  // a target right after an end of a document does not count
+    char *identity;   // a line for each shard: "CRC-32 NAME", with ? for control characters; the
+                      // CRC-32 also covers the shard's mask and SHARD.starts
 } Dataset;
 
 // Opens and checks every shard that a glob pattern matches, and its mask; the pattern may match the
 // masks too. Refuses a mask that belongs to another shard. With masks_ends, reads all tokens.
-bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab, int end_of_text,
+bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab, int document_end,
                   bool masks_ends);
 void dataset_close(Dataset *data);
 

@@ -100,7 +100,7 @@ static void add_up(Mixture *m) {
     }
 }
 
-bool mixture_open(Mixture *m, const char *text, int seq_length, int vocab, int end_of_text,
+bool mixture_open(Mixture *m, const char *text, int seq_length, int vocab, int document_end,
                   bool masks_ends) {
     *m = (Mixture){0};
     int count = sources_read(text, &m->sources);
@@ -116,7 +116,7 @@ bool mixture_open(Mixture *m, const char *text, int seq_length, int vocab, int e
                                  weights[least], m->sources[least].pattern));
     m->data = calloc_or_die((size_t)count + 1, sizeof(Dataset));
     for (int i = 0; ok && i < count; i++) {
-        ok = dataset_open(&m->data[i], m->sources[i].pattern, seq_length, vocab, end_of_text,
+        ok = dataset_open(&m->data[i], m->sources[i].pattern, seq_length, vocab, document_end,
                           masks_ends);
         m->count += ok;
     }

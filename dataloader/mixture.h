@@ -36,7 +36,7 @@ typedef struct {
 } Mixture;
 
 // Opens the data sets of a mixture's text, as dataset_open opens one.
-bool mixture_open(Mixture *m, const char *text, int seq_length, int vocab, int end_of_text,
+bool mixture_open(Mixture *m, const char *text, int seq_length, int vocab, int document_end,
                   bool masks_ends);
 void mixture_close(Mixture *m);
 // Calls dataset_match for every source. Also refuses an identity with other shares of the sources.

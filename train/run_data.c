@@ -56,7 +56,7 @@ static void warn_of_ends(const Run *run, const char *option, const Source *sourc
     if (!data->masks_ends || data->ends > 0 || !texts || run->group.rank > 0) { return; }
     warn("--eod-mask-loss: --%s %s: no token is %d, which ends documents, so all targets count; "
          "prepare all data with the same --before and --after",
-         option, source->pattern, data->end_of_text);
+         option, source->pattern, data->document_end);
 }
 
 // Opens the data of --`option`, and warns of cut documents, of several chat templates, and of
@@ -64,10 +64,10 @@ static void warn_of_ends(const Run *run, const char *option, const Source *sourc
 static void open_mixture(Run *run, Mixture *m, const char *option, const char *text) {
     const Options *o = &run->options;
     char from[PATH_LENGTH];
-    if (o->eod_mask_loss && run->end_of_text < 0) {
+    if (o->eod_mask_loss && run->document_end < 0) {
         die("--eod-mask-loss: it is not known which token ends a text; give --tokenizer");
     }
-    if (!mixture_open(m, text, o->seq_length, o->vocab_size, run->end_of_text, o->eod_mask_loss)) {
+    if (!mixture_open(m, text, o->seq_length, o->vocab_size, run->document_end, o->eod_mask_loss)) {
         die("--%s%s %s", option, option_from_checkpoint(o, option, from), error_text());
     }
     for (int i = 0; i < m->count; i++) {
@@ -142,11 +142,11 @@ static void announce_documents(const Run *run) {
     const Options *o = &run->options;
     int chats = count_unlisted(run, true), texts = count_unlisted(run, false);
     char how[80] = "";
-    bool token = run->end_of_text >= 0;
+    bool token = run->document_end >= 0;
     int undivided = chats + (token ? 0 : texts);
     if (run_resets(run) && token && texts > 0) {
         snprintf(how, sizeof(how), "; without SHARD.starts they begin at token %d",
-                 run->end_of_text);
+                 run->document_end);
     } else if (!run_resets(run) && chats > 0) {
         snprintf(how, sizeof(how), "; conversations that are prepared again are");
     }
@@ -212,7 +212,7 @@ static void check_ends(const Run *run) {
     char own[16];
     bool needed = o->eod_mask_loss || (run_resets(run) && count_unlisted(run, false) > 0);
     if (run->group.ranks == 1 || !needed) { return; }
-    snprintf(own, sizeof(own), "%d", run->end_of_text);
+    snprintf(own, sizeof(own), "%d", run->document_end);
     char *first = group_text(&run->group, own);
     if (strcmp(first, own) != 0) {
         die("--data: documents end with token %s, on rank 0 with %s (-1: not known); every rank "

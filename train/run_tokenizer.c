@@ -185,10 +185,10 @@ bool run_set_by_data(void *context, Options *o) {
     int document_end;
     bool opened = find_tokenizer(&t, o, path, &document_end);
     bool ok = option_set(o, "tokenizer", path, SOURCE_DERIVED);
-    run->end_of_text = -1;
+    run->document_end = -1;
     if (ok && opened) {
         ok = options_set(o, SOURCE_DERIVED, "vocab-size %d", t.vocab);
-        run->end_of_text = document_end;
+        run->document_end = document_end;
         tokenizer_close(&t);
     }
     // a run that resumes or evaluates a checkpoint treats documents as the checkpoint's run did

@@ -6,8 +6,8 @@
 BEGIN_C
 
 // Sets the options that follow from the data and from their tokenizer (OptionFacts.data), and
-// run->end_of_text. Finds the tokenizer that --tokenizer names, else the checkpoint's, else the one
-// beside the shards.
+// run->document_end. Finds the tokenizer that --tokenizer names, else the checkpoint's, else the
+// one beside the shards.
 bool run_set_by_data(void *run, Options *options);
 
 // Opens the tokenizer of --tokenizer. In a run that saves, rank 0 also reads the files that are

@@ -20,7 +20,7 @@
 static void guess_end(Run *run) {
     const Options *o = &run->options;
     bool last = o->vocab_size == GPT2_VOCAB || o->vocab_size == BYTE_VOCAB;
-    if (o->tokenizer[0] == '\0' && last) { run->end_of_text = o->vocab_size - 1; }
+    if (o->tokenizer[0] == '\0' && last) { run->document_end = o->vocab_size - 1; }
 }
 
 static int64_t count_windows(void *context) {

@@ -42,7 +42,7 @@ typedef struct {
     Mixture train_data, valid_data; // count 0: there are none
     Loader train;
     Tokenizer tokenizer;        // vocab 0: there is none
-    int end_of_text;            // the token that ends a document; -1: not known
+    int document_end;           // the token that ends a document; -1: not known
     int *prompt, prompt_length; // the tokens that every sample starts with
     ChoiceSets choices;         // --eval-choices
     int *prefetched;            // batches that this rank has read in advance (run_batch)
