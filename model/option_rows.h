@@ -79,7 +79,7 @@ FLAG("reset-position-ids", reset_position_ids, "false",
     "positions count from the first token of a document (gpt2; a rotary embedding is relative); "
     "on by default where --reset-attention-mask is", EVALUATION)
 FLAG("eod-mask-loss", eod_mask_loss, "false",
-    "the first token of a document does not count as a target", EVALUATION)
+    "the token after one that ends or separates documents does not count as a target", EVALUATION)
 FLAG("accept-data-change", accept_data_change, "false",
     "resume although --data differs from the data of the checkpoint's run", ACTION)
 
