@@ -83,8 +83,9 @@ static void put_text(Output *out, Text *text, size_t begin, size_t end) {
         text->names_end |= tokenizer_names_end(&tokenizer, bytes, part);
         text->has_nul |= memchr(bytes, '\0', part) != NULL;
         int *tokens = malloc_or_die(part * sizeof(int));
+        encoder.offset = begin;
         int64_t count = encoder_encode(&encoder, bytes, part, tokens);
-        if (count < 0) { die("%s, from byte %zu on: %s", text->path, begin, error_text()); }
+        if (count < 0) { die("%s: %s", text->path, error_text()); }
         for (int64_t i = 0; i < count; i++) { put_token(out, tokens[i]); }
         free(tokens);
         begin += part;

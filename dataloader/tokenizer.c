@@ -442,8 +442,8 @@ static bool check_stable(const Encoder *e, const unsigned char *text, const unsi
         c = character_at(e, p, end);
         if (!c.unstable) { continue; }
         return fail("Unicode's NFC, to which the tokenizer normalizes text, may change '%.*s' at "
-                    "byte %td; scripts/prepare_data can encode it",
-                    c.bytes, (const char *)p, p - text);
+                    "byte %zu; scripts/prepare_data can encode it",
+                    c.bytes, (const char *)p, e->offset + (size_t)(p - text));
     }
     return true;
 }

@@ -107,6 +107,7 @@ typedef struct {
     unsigned char *class_of; // [0x110000] the class of each character
     bool has_unstable;       // some characters are unstable
     bool begins_added[256];  // whether an added token begins with this byte
+    size_t offset;           // where the next text begins in its file, for the error's position
     size_t room;             // bytes of the longest word that the buffers below can take
     int *end;                // [room] for each byte at which a token begins: where the token ends
     int *before;             // [room] for each such byte: where the previous token begins

@@ -152,7 +152,10 @@ def test_qwens_texts_are_the_librarys():
         assert a == b, f"{text[:80]!r}"
     refused(run("tokenize", "--output-prefix", "nfc", "--tokenizer", path,
                 write("nfc.txt", "plain\nthen e\u0301" + " and on" * 9), check=False),
-            "nfc.txt, from byte 0 on: ", "may change '\u0301' at byte 12", "prepare_data")
+            "nfc.txt: ", "may change '\u0301' at byte 12", "prepare_data")
+    refused(run("tokenize", "--output-prefix", "nfc", "--tokenizer", path, "--valid-fraction", 0,
+                write("nfc.txt", "ten bytes\n" * 200000 + "e\u0301"), check=False),
+            "nfc.txt: ", "at byte 2000001;")
     write("qwen-like/tokenizer.bin", read(path))
     words = ("train_gpt", "--model", "llama-tiny", "--vocab-size", vocabulary.size, "--tokenizer",
              "qwen-like/tokenizer.bin", "--sample-only", "--sample-length", 1, "--sample-prompt")
