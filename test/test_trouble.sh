@@ -217,9 +217,13 @@ test_a_folder_that_is_moved_is_made_anew() {
     done < <(trainers)
 }
 
+has_later() { # FOLDER STEP: whether it has a later checkpoint
+    [[ $(newest_step "$1") -gt $2 ]]
+}
+
 # logrotate moves a file; who clears a folder deletes it. The next save finds it.
 test_metrics_that_are_moved_are_begun_anew() {
-    local how
+    local how step
     for how in 'mv rotated/m.jsonl rotated/m.jsonl.1' 'rm rotated/m.jsonl'; do
         rm -rf rotated && mkdir rotated
         start log "$root/train_gpt" "${common[@]}" "${on[@]}" --save rotated/run --save-interval 20 \
@@ -232,6 +236,18 @@ test_metrics_that_are_moved_are_begun_anew() {
         is "$(head -n 1 rotated/m.jsonl | grep -o '^{"kind":"[a-z]*"')" '{"kind":"run"'
         tail -n 1 rotated/m.jsonl | grep -q '^{"kind":"end"' || fail "$(tail -n 1 rotated/m.jsonl)"
     done
+    # another file in its place, which is no metrics, is warned of once, not at each save
+    rm -rf rotated && mkdir rotated
+    start log "$root/train_gpt" "${common[@]}" "${on[@]}" --save rotated/run --save-interval 20 \
+        --metrics rotated/m.jsonl
+    wait_until test -e rotated/run/latest/
+    echo text >rotated/text && mv rotated/text rotated/m.jsonl
+    wait_until grep -q 'rotated/m.jsonl: the file was moved or deleted' log
+    step=$(newest_step rotated/run)
+    wait_until has_later rotated/run $((step + 60)) # three more saves
+    stop TERM 75
+    is "$(grep -c 'the file was moved or deleted' log) $(grep -c 'not metrics' log)" '1 1'
+    is "$(cat rotated/m.jsonl)" text
 }
 
 # A rate that makes the weights infinite within some steps.

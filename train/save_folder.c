@@ -83,9 +83,9 @@ static void describe(const Run *run, Snapshot *s) {
     s->companions = run->saves.companions;
     s->start_config = run->saves.start_config;
     bool tokenizer = run->tokenizer.vocab > 0;
-    s->begin_of_text = tokenizer ? run->tokenizer.begin_of_text : run->document_end;
-    s->end_of_text = tokenizer ? run->tokenizer.end_of_text : run->document_end;
-    s->document_end = tokenizer ? run->tokenizer.document_end : run->document_end;
+    s->begin_of_text = tokenizer ? run->tokenizer.begin_of_text : run->end_of_text;
+    s->end_of_text = tokenizer ? run->tokenizer.end_of_text : run->end_of_text;
+    s->document_end = tokenizer ? run->tokenizer.document_end : run->end_of_text;
 }
 
 // Called if the path of --save no longer leads to the folder that the run has locked, because it
@@ -108,19 +108,18 @@ static bool take_folder_again(Run *run) {
 
 // Checks that the paths of --save and of the metrics still lead to the folder and the file that the
 // run has open. If not, the run goes on with the folder and the file to which the paths lead now.
-static void check_places(Run *run) {
+static void check_paths(Run *run) {
     Metrics *m = &run->metrics;
     bool stays = path_is(run->options.save, run->saves.id);
     if (!stays && !take_folder_again(run)) { return; }
     if (m->path[0] == '\0' || path_is(m->path, m->id)) { return; }
-    if (stays) {
+    if (stays && m->file != NULL) {
         warn("%s: the file was moved or deleted; from step %lld on the records go to a file of "
              "that name again",
              m->path, (long long)run->progress.step);
     }
     metrics_close(m);
-    if (!open_metrics(run)) { warn("%s", error_text()); }
-    run_record_start(run);
+    run_record_start(run); // opens the file
 }
 
 bool run_wait_for_save(Run *run) {
@@ -133,7 +132,7 @@ bool run_wait_for_save(Run *run) {
 void run_save(Run *run, Snapshot snapshot) {
     Progress *p = &run->progress;
     run_beat(run, ACTIVITY_PAUSE, "starting a save");
-    if (run->group.rank == 0) { check_places(run); }
+    if (run->group.rank == 0) { check_paths(run); }
     if (is_usual(p->valid_loss, p->best_valid_loss)) { p->last_good = p->step; }
     describe(run, &snapshot);
     run->saves.step = p->step;

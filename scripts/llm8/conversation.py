@@ -319,7 +319,7 @@ class ChatTemplate:
         self.special, self.added = (re.compile("|".join(
             [*map(re.escape, sorted(filter(None, held), key=len, reverse=True)),
              LIKE_SPECIAL.pattern])) for held in (texts, [*texts, *vocabulary.added]))
-        self.named_special = re.compile("|".join(map(re.escape, vocabulary.specials)))
+        self.named_special = re.compile("|".join(map(re.escape, filter(None, vocabulary.specials))))
         self.forms, environment = {}, jinja_environment()
         for name, source in vocabulary.templates.items():
             try:
@@ -481,7 +481,7 @@ class ChatTemplate:
                 doubts["restored"] += 1
         if text.startswith(prompt):
             return text, len(prompt.rstrip(" "))
-        if kept and content in text and not (before and text.startswith(before)):
+        if kept and content and content in text and not (before and text.startswith(before)):
             before = text[:text.rindex(content)] # what stands there depends on the content
         before = before and before.rstrip(" ")
         if before is not None and text.startswith(before):

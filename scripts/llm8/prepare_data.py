@@ -644,8 +644,10 @@ def is_made(output, settings, vocabulary):
     different = [key for key in settings if before.get(key) != settings[key] and not (
         key in OF_CONVERSATIONS and (key not in before or not talks) or key in OF_TEXTS and talks)]
     if different:
+        ended = different == ["before"] and before["before"] == [vocabulary.end_of_text]
         die(f"{path}: already made, from other settings (other {', '.join(different)}); give "
-            "another --output, or remove that folder")
+            "another --output, or remove that folder" +
+            f"; --before '{vocabulary.end_of_text_name}' keeps it" * ended)
     check_files_made(output, manifest, False)
     print(f"{output}: made already, from the same sources and settings")
     return True
