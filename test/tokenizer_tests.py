@@ -538,6 +538,23 @@ def test_documents_end_as_those_who_wrote_the_data_said():
                 says(result.out, f"they begin at token {begin}")
 
 
+def test_a_damaged_tokenizer_is_warned_of_once():
+    write("once_texts/a.jsonl", "".join(json.dumps({"messages": [
+        {"role": "user", "content": text}, {"role": "assistant", "content": text}]}) + "\n"
+        for text in TEXTS[:20]))
+    path = save(byte_level(), "once_made")
+    write("once_made/tokenizer_config.json", json.dumps({"eos_token": END, "chat_template": (
+        "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}<|endoftext|>"
+        "{% endif %}{% endfor %}")}))
+    prepared("once", "once_texts", "--tokenizer", path, "--valid-fraction", 0)
+    write("once/a_tokenizer.bin", "damaged")
+    tiny = ("train_gpt", "--model", "llama-tiny", "--micro-batch-size", 1, "--seq-length", 8,
+            "--train-iters", 1, "--data", "once/train_*.bin")
+    for start in ((), ("--load", "once_start/latest")):
+        err = run(*tiny, *start, *(() if start else ("--save", "once_start"))).err
+        assert err.count("once/a_tokenizer.bin: not a tokenizer.bin") == 1, err
+
+
 def test_samples_end_where_a_turn_or_a_document_ends():
     """In a chat model's tokenizer these are two tokens."""
     tokenizer, ended = byte_level(), set()

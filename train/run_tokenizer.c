@@ -40,13 +40,15 @@ static bool find_made(Tokenizer *t, const char *shards, uint32_t fingerprint,
     glob_t found = {0};
     size_t closest = 0;
     uint32_t chosen = 0;
+    static char warned[PATH_LENGTH]; // the last file that could not be opened
     find_beside(&found, shards);
     path[0] = '\0';
     for (size_t i = 0; i < found.gl_pathc; i++) {
         const char *beside = found.gl_pathv[i];
         size_t length = common_length(beside, shards);
         if (!tokenizer_open(t, beside)) {
-            warn("%s", error_text());
+            if (strcmp(beside, warned) != 0) { warn("%s", error_text()); }
+            path_format(warned, "%s", beside);
             continue;
         }
         bool made = fingerprint != 0 ? t->fingerprint == fingerprint
@@ -139,30 +141,23 @@ static void find_document_end(const Tokenizer *t, const Options *o, int *end) {
 
 // Opens the tokenizer that --tokenizer names, else the checkpoint's, else the one beside the
 // shards. Returns false if there is none; path is then empty. Also returns false if the tokenizer
-// cannot be opened, which run_open_tokenizer reports. *document_end becomes the token that ends a
-// document of the shards.
+// cannot be opened, which run_open_tokenizer reports. If it returns true, *document_end is the
+// token that ends a document of the shards.
 static bool find_tokenizer(Tokenizer *t, const Options *o, char path[PATH_LENGTH],
                            int *document_end) {
     const char *shards = o->data[0] != '\0' ? o->data : o->valid_data;
-    bool others = false, opened;
-    path_format(path, "%s", o->tokenizer);
-    if (option_source(o, "tokenizer") >= SOURCE_CHECKPOINT) {
-        opened = tokenizer_open(t, path);
-        *document_end = t->document_end;
-        return opened;
-    }
-    bool starts = o->origin[0] != '\0';
+    bool others = false, opened, given = option_source(o, "tokenizer") >= SOURCE_CHECKPOINT;
+    bool starts = !given && o->origin[0] != '\0';
     path_format(path, "%s/" TOKENIZER_FILE, o->origin);
-    if (starts && path_exists(path)) {
+    bool theirs = starts && path_exists(path);
+    if (given) { path_format(path, "%s", o->tokenizer); }
+    if (given || theirs) {
         opened = tokenizer_open(t, path);
-        *document_end = t->document_end;
-        if (opened && shards[0] != '\0') { find_document_end(t, o, document_end); }
     } else {
         path_format(path, "%s/tokenizer.json", o->origin);
         bool json = starts && path_exists(path);
         path[0] = '\0';
         opened = shards[0] != '\0' && find_of_sources(t, o, false, path, &others);
-        if (opened) { *document_end = t->document_end; }
         if (shards[0] != '\0' && json) {
             warn("%s/tokenizer.json is not compared with the tokens of %s: scripts/convert_hf "
                  "import makes a start with a tokenizer.bin",
@@ -174,7 +169,9 @@ static bool find_tokenizer(Tokenizer *t, const Options *o, char path[PATH_LENGTH
              "names one)",
              shards);
     }
-    if (opened && o->data[0] != '\0') { prefer_chat(t, o, path); }
+    if (opened) { *document_end = t->document_end; }
+    if (opened && theirs && shards[0] != '\0') { find_document_end(t, o, document_end); }
+    if (opened && !given && o->data[0] != '\0') { prefer_chat(t, o, path); }
     return opened;
 }
 
