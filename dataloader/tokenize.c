@@ -212,10 +212,8 @@ static void open_tokenizer(const char *path, const char *given) {
     if (given == NULL && !tokenizer_write_bytes(path)) { die("%s", error_text()); }
     if (!tokenizer_open(&tokenizer, from)) { die("--tokenizer %s", error_text()); }
     if (!encoder_open(&encoder, &tokenizer)) { die("--tokenizer %s: %s", from, error_text()); }
-    // in the tokenizer's file beside the shards, the token that ends a document ([7] in
-    // tokenizer.h) is the token with which the next document begins ([6])
-    memcpy(tokenizer.data + 7 * sizeof(int32_t), tokenizer.data + 6 * sizeof(int32_t),
-           sizeof(int32_t));
+    // in the shards, a document ends where the next one begins
+    tokenizer_set_document_end(&tokenizer, tokenizer.begin_of_text);
     if (given != NULL && !file_replace(path, tokenizer.data, tokenizer.bytes)) {
         die("%s", error_text());
     }

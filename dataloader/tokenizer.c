@@ -109,6 +109,12 @@ void tokenizer_close(Tokenizer *t) {
     *t = (Tokenizer){0};
 }
 
+void tokenizer_set_document_end(Tokenizer *t, int id) {
+    int32_t number = id == t->end_of_text ? 0 : id + 1;
+    t->document_end = id;
+    memcpy(t->data + 7 * sizeof(number), &number, sizeof(number));
+}
+
 const unsigned char *tokenizer_decode(const Tokenizer *t, int id, int *length) {
     bool known = id >= 0 && id < t->vocab && id != t->end_of_text;
     const unsigned char *entry = known ? t->data + t->at[id] : (const unsigned char *)"";

@@ -79,6 +79,8 @@ typedef struct {
 
 bool tokenizer_open(Tokenizer *tokenizer, const char *path);
 void tokenizer_close(Tokenizer *tokenizer);
+// Sets document_end, also in the file's content (data).
+void tokenizer_set_document_end(Tokenizer *tokenizer, int id);
 
 // Returns the bytes of an id. *length is 0 for the end of text and for ids outside the vocabulary.
 const unsigned char *tokenizer_decode(const Tokenizer *tokenizer, int id, int *length);

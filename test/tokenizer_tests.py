@@ -536,6 +536,21 @@ def test_documents_end_as_those_who_wrote_the_data_said():
                  f"warning: --eod-mask-loss: --data {shard}: no token is {end}, which ends")
             if place == 0:
                 says(result.out, f"they begin at token {begin}")
+    # what a run that starts from a checkpoint saves says so too
+    run(*tiny, "--load", "ends_start/latest", "--data", "ends_c/x_train.bin", "--save", "ends_run")
+    header = struct.unpack_from("<9i", read("ends_run/latest/tokenizer.bin"))
+    assert (header[3], header[7]) == (end, begin + 1)
+    for seed in range(30):
+        words = ("train_gpt", *TINY, "--load", "ends_start/latest", "--data", "ends_c/x_train.bin",
+                 "--seed", seed, "--sample-length", 300, "--sample-temperature", 2)
+        ids = [*map(int, run(*words, "--sample-tokens", end).out.split())]
+        at = next((at for at, token in enumerate(ids) if token in (begin, end)), len(ids))
+        text = b"".join(vocabulary.tokens[token] for token in ids[:at])
+        assert run(*words).out == decoded_output(text) + "\n"
+        if ids[at:at + 1] == [begin]:
+            break
+    else:
+        raise AssertionError("no sample came to the end of a document")
 
 
 def test_a_damaged_tokenizer_is_warned_of_once():

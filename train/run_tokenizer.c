@@ -230,7 +230,8 @@ static void read_companions(Run *run) {
         run->saves.start_config = read_companion(path);
     }
     if (run->tokenizer.vocab == 0) { return; }
-    saved[SAVED_TOKENIZER] = read_companion(o->tokenizer);
+    saved[SAVED_TOKENIZER] = (Companion){malloc_or_die(run->tokenizer.bytes), run->tokenizer.bytes};
+    memcpy(saved[SAVED_TOKENIZER].bytes, run->tokenizer.data, run->tokenizer.bytes);
     bool known = end != NULL;
     for (int i = SAVED_TOKENIZER_JSON; i <= SAVED_CHAT_TEMPLATE && known; i++) {
         path_format(path, "%.*s%s", (int)(end - o->tokenizer), o->tokenizer, companion_names[i]);
@@ -247,6 +248,10 @@ void run_open_tokenizer(Run *run) {
     const Options *o = &run->options;
     if (o->tokenizer[0] != '\0' && !tokenizer_open(&run->tokenizer, o->tokenizer)) {
         die("--tokenizer %s", error_text());
+    }
+    // the tokenizer of a checkpoint may name another token than the data beside their shards
+    if (run->tokenizer.vocab > 0 && run->document_end >= 0) {
+        tokenizer_set_document_end(&run->tokenizer, run->document_end);
     }
     int vocab = run->config.vocab, tokens = run->tokenizer.vocab;
     if (tokens > vocab) {

@@ -10,8 +10,8 @@ BEGIN_C
 // one beside the shards.
 bool run_set_by_data(void *run, Options *options);
 
-// Opens the tokenizer of --tokenizer. In a run that saves, rank 0 also reads the files that are
-// copied into every checkpoint (run->saves.companions).
+// Opens the tokenizer of --tokenizer, whose document_end becomes run->document_end. In a run that
+// saves, rank 0 also reads the files that are copied into every checkpoint (run->saves.companions).
 void run_open_tokenizer(Run *run);
 
 END_C
