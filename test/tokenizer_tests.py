@@ -551,6 +551,26 @@ def test_documents_end_as_those_who_wrote_the_data_said():
             break
     else:
         raise AssertionError("no sample came to the end of a document")
+    # a mixture has one such token
+    write("ends/other.bin", patched(read(made), 6, 0))
+    run("tokenize", "--output-prefix", "ends_o/x", "--tokenizer", "ends/other.bin",
+        "--valid-fraction", 0, *names)
+    c, o = "ends_c/x_train.bin", "ends_o/x_train.bin"
+    plain = (*tiny[:-2], "--data", f"1 {c} 1 {o}")
+    for words in (("--eod-mask-loss",), ("--reset-attention-mask",)):
+        for first, second, ids in ((c, o, (begin, end)), (o, c, (end, begin))):
+            says(run(*plain[:-1], f"1 {first} 1 {second}", *words).err,
+                 f"warning: --data {second}: its documents end with token {ids[1]}, those of the "
+                 f"first data with {ids[0]}")
+        says(run(*plain[:-1], c, *words, "--valid-data", o).err,
+             f"warning: --valid-data {o}: its documents end with token {end}")
+        says(run(*plain, *words, "--tokenizer", made).err, "!its documents end")
+    says(run(*plain).err, "!its documents end")
+
+
+def patched(content, place, number):
+    """A file's bytes with another int32 in its header."""
+    return content[:4 * place] + struct.pack("<i", number) + content[4 * place + 4:]
 
 
 def test_a_damaged_tokenizer_is_warned_of_once():

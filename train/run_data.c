@@ -1,6 +1,7 @@
 // Opens the data that a run reads (shards, validation shards, multiple-choice sets), and decides
 // which sequences a rank reads in a step and in an evaluation.
 #include "run_data.h"
+#include "run_tokenizer.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -45,15 +46,26 @@ static void warn_of_templates(const Run *run, const char *option, const Mixture 
     }
 }
 
-// Warns if --eod-mask-loss leaves nothing of a source of texts out of the loss, because no token
-// ends a document. In conversations the mask leaves the first tokens out.
+// Warns of a source of texts whose documents end with another token than run->document_end, if it
+// matters, and of a source of which --eod-mask-loss leaves nothing out of the loss, because no
+// token ends a document. In conversations the mask leaves the first tokens out.
 static void warn_of_ends(const Run *run, const char *option, const Source *source,
                          const Dataset *data) {
-    bool texts = false;
-    for (int i = 0; i < data->num_shards; i++) {
-        texts = texts || data->sidecars[i].chat_template == 0;
+    bool texts = false, unlisted = false;
+    for (const Sidecar *b = data->sidecars; b < data->sidecars + data->num_shards; b++) {
+        texts = texts || b->chat_template == 0;
+        unlisted = unlisted || (b->chat_template == 0 && b->starts.file < 0);
     }
-    if (!data->masks_ends || data->ends > 0 || !texts || run->group.rank > 0) { return; }
+    bool needed = (data->masks_ends && texts) || (run_resets(run) && unlisted);
+    if (!needed || run->group.rank > 0) { return; }
+    int end = run_document_end(run, source->pattern);
+    if (end != data->document_end) {
+        warn("--%s %s: its documents end with token %d, those of the first data with %d, which "
+             "alone is looked for; prepare all data with the same --before and --after",
+             option, source->pattern, end, data->document_end);
+        return;
+    }
+    if (!data->masks_ends || data->ends > 0 || !texts) { return; }
     warn("--eod-mask-loss: --%s %s: no token is %d, which ends documents, so all targets count; "
          "prepare all data with the same --before and --after",
          option, source->pattern, data->document_end);

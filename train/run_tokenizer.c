@@ -195,6 +195,20 @@ bool run_set_by_data(void *context, Options *o) {
             options_set(o, SOURCE_DERIVED, "reset-attention-mask true reset-position-ids true"));
 }
 
+int run_document_end(const Run *run, const char *shards) {
+    bool given = option_source(&run->options, "tokenizer") >= SOURCE_CHECKPOINT, others;
+    char path[PATH_LENGTH];
+    TokenFile shard;
+    Tokenizer made;
+    if (given || !shards_find(shards, 0, &shard) || shard.tokenizer == 0 ||
+        !find_made(&made, shards, shard.tokenizer, path, &others)) {
+        return run->document_end;
+    }
+    int end = made.document_end;
+    tokenizer_close(&made);
+    return end;
+}
+
 // ---- opening, and what is saved with the model --------------------------------------------------
 
 // Reads a file, if it is there, and drops its byte-order mark, because Hugging Face's transformers
