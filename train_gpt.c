@@ -290,23 +290,27 @@ static int64_t planned_bytes(void *group, const Options *options) {
 // Before the call, all of *t must be zero, except run.options and run.group.
 static void trainer_open(Trainer *t) {
     const Options *options = &t->run.options;
-    char device[128], size[32], have[32], fit[80];
+    char device[128], size[32], have[32], words[80] = "";
     configure(t);
     run_announce(&t->run);
     options_note_idle(options, false);
     t->whole = (Bucket){0, t->run.layout.size};
     plan_memory(t);
     double memory = host_memory(NULL);
-    run_say_fit(&t->run, memory, planned_bytes, &t->run.group, fit);
+    const bool fits = (double)t->plan.bytes <= memory;
+    Options fit;
+    if (!fits && run_find_fit(&t->run, memory, planned_bytes, &t->run.group, &fit)) {
+        run_say_fit(&t->run, &fit, words);
+    }
     if (options->plan) {
         plan_print(&t->plan, "Memory plan", stdout);
-        if (fit[0] != '\0') { printf("What fits %s\n  %s\n", format_bytes(have, memory), fit); }
+        if (words[0] != '\0') { printf("What fits %s\n  %s\n", format_bytes(have, memory), words); }
         exit_answered();
     }
-    if (!((double)t->plan.bytes <= memory)) {
+    if (!fits) {
         die("out of memory: the plan needs %s, %s are available: try %s%sa smaller model (--plan)",
-            format_bytes(size, (double)t->plan.bytes), format_bytes(have, memory), fit,
-            fit[0] != '\0' ? ", or " : "");
+            format_bytes(size, (double)t->plan.bytes), format_bytes(have, memory), words,
+            words[0] != '\0' ? ", or " : "");
     }
     snprintf(device, sizeof(device), "CPU, %d thread%s", omp_get_max_threads(),
              plural(omp_get_max_threads()));

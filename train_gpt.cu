@@ -146,18 +146,9 @@ static int64_t planned_memory(const Options *options, const Group *group, Number
     return device;
 }
 
-// Sets a micro-batch size, and rounds the requested global batch size up to a multiple of size *
-// ranks. The global batch size matters because the gradients' type depends on whether a step has
-// several micro-batches.
-static void set_micro_batch(Options *o, const Run *run, int size) {
-    o->micro_batch_size = size;
-    o->global_batch_size = (int)round_up64(run->options.global_batch_size,
-                                           (int64_t)size * run->group.ranks);
-}
-
-// A run, and the device to plan it for.
+// The ranks of a run, and the device to plan it for.
 typedef struct {
-    const Run *run;
+    const Group *group;
     NumberSupport support;
     int64_t memory;
 } PlannedRun;
@@ -165,27 +156,26 @@ typedef struct {
 // Returns the bytes that a run with these options takes of the device.
 static int64_t planned_bytes(void *context, const Options *options) {
     const PlannedRun *p = (const PlannedRun *)context;
-    Options o = *options;
-    set_micro_batch(&o, p->run, o.micro_batch_size);
-    int64_t bytes = planned_memory(&o, &p->run->group, p->support, p->memory, NULL);
+    int64_t bytes = planned_memory(options, p->group, p->support, p->memory, NULL);
     return min64(bytes, INT64_MAX - FIT_OVERHEAD_BYTES) + FIT_OVERHEAD_BYTES;
 }
 
-// Returns the smaller sizes with which the run fits (run_say_fit).
-static const char *say_fit(const Run *run, NumberSupport support, int64_t memory, char out[80]) {
-    PlannedRun p = {run, support, memory};
-    return run_say_fit(run, (double)memory, planned_bytes, &p, out);
+// Sets *fit to options with which the run fits; false: there are none (run_find_fit).
+static bool find_fit(const Run *run, NumberSupport support, int64_t memory, Options *fit) {
+    PlannedRun p = {&run->group, support, memory};
+    return run_find_fit(run, (double)memory, planned_bytes, &p, fit);
 }
 
 // Dies if the plan does not fit in `memory` bytes. Call it before anything is allocated or read.
 static void check_memory(const Trainer *t, NumberSupport support, int64_t memory) {
-    char need[32], have[32], fit[80];
+    char need[32], have[32], words[80];
     int64_t bytes = t->plan.bytes + FIT_OVERHEAD_BYTES / 2;
     if (bytes > memory) {
-        const bool some = say_fit(&t->run, support, memory, fit)[0] != '\0';
+        Options fit;
+        const bool some = find_fit(&t->run, support, memory, &fit);
         die("the run needs %s of device memory, %s are free: --plan lists what fits%s%s",
             format_bytes(need, (double)bytes), format_bytes(have, (double)memory),
-            some ? ", such as " : "", fit);
+            some ? ", such as " : "", run_say_fit(&t->run, &fit, words));
     }
 }
 
@@ -875,25 +865,30 @@ static void trainer_restore(Trainer *t) {
 static int largest_micro_batch(Options o, const Run *run, NumberSupport support, int64_t memory) {
     int fits = 0;
     for (int step = 1 << 12; step > 0; step /= 2) {
-        set_micro_batch(&o, run, fits + step);
+        options_set_micro_batch(&o, fits + step, run->group.ranks);
         bool countable = (int64_t)o.micro_batch_size * o.seq_length <= INT32_MAX;
         if (countable &&
             planned_memory(&o, &run->group, support, memory, NULL) <= memory - FIT_OVERHEAD_BYTES) {
             fits += step;
         }
     }
-    return fits;
+    if (fits == 0) { return 0; }
+    options_set_micro_batch(&o, fits, run->group.ranks);
+    return o.micro_batch_size;
 }
 
 // Prints the largest micro-batch for every combination of the options that save memory.
 static void print_fits(const Run *run, NumberSupport support, int64_t memory) {
     enum { MOMENTS = STATE_8BIT + 1, LEVELS = RECOMPUTE_BLOCK + 1, WAYS = 2 * MOMENTS * LEVELS };
     const OptionRow *recompute = option_row("recompute"), *moments = option_row("adam-dtype");
-    char size[32], words[2][OPTION_TEXT], fit[80];
+    char size[32], words[2][OPTION_TEXT], sizes[80];
+    Options fit;
+    find_fit(run, support, memory, &fit);
+    const bool shorter = fit.seq_length != run->options.seq_length;
     printf("What fits %s\n", format_bytes(size, (double)memory));
     // the lines below only change the micro-batch size, not the sequence length
-    if (strstr(say_fit(run, support, memory, fit), "--seq-length") != NULL) {
-        printf("  %s, and the other options as they are\n", fit);
+    if (shorter) {
+        printf("  %s, and the other options as they are\n", run_say_fit(run, &fit, sizes));
     }
     for (int way = 0; way < WAYS; way++) {
         Options o = run->options;
@@ -904,7 +899,7 @@ static void print_fits(const Run *run, NumberSupport support, int64_t memory) {
         o.deterministic = false;
         int any_order = largest_micro_batch(o, run, support, memory);
         o.deterministic = micro > 0 && run->options.deterministic;
-        set_micro_batch(&o, run, (int)max64(1, micro > 0 ? micro : any_order));
+        options_set_micro_batch(&o, (int)max64(1, micro > 0 ? micro : any_order), run->group.ranks);
         double host;
         planned_memory(&o, &run->group, support, memory, &host);
         printf("  --recompute %-11s --adam-dtype %s %s  ", option_text(&o, recompute, words[0]),

@@ -369,13 +369,27 @@ static bool check_values(const Options *o) {
     return true;
 }
 
-// Sets or checks --global-batch-size. A run that does not train may have any size.
+// Sets --global-batch-size if it is 0. Returns whether the run may have this size: the last batch
+// of an evaluation may be incomplete, so a run that does not train may have any size.
+static bool batch_is_whole(Options *o, int ranks) {
+    int64_t whole = (int64_t)o->micro_batch_size * ranks;
+    if (o->global_batch_size == 0) { o->global_batch_size = (int)min64(whole, INT32_MAX); }
+    return !options_train(o) || o->global_batch_size % whole == 0;
+}
+
+void options_set_micro_batch(Options *o, int size, int ranks) {
+    // a run that resumes may keep its checkpoint's size
+    bool follows = option_source(o, "global-batch-size") < SOURCE_CHECKPOINT && !o->resumes;
+    if (follows) { o->global_batch_size = 0; }
+    o->micro_batch_size = size;
+    while (!batch_is_whole(o, ranks) && o->micro_batch_size > 1) { o->micro_batch_size--; }
+}
+
+// Sets or checks --global-batch-size.
 static bool settle_batch(Options *o, int ranks) {
     char from[PATH_LENGTH];
     int64_t whole = (int64_t)o->micro_batch_size * ranks;
-    if (o->global_batch_size == 0) { o->global_batch_size = (int)min64(whole, INT32_MAX); }
-    // the last batch of an evaluation may be incomplete
-    if (options_train(o) && o->global_batch_size % whole != 0) {
+    if (!batch_is_whole(o, ranks)) {
         return fail("--global-batch-size %d%s: must be a multiple of --micro-batch-size %d x %d "
                     "rank%s",
                     o->global_batch_size, option_from_checkpoint(o, "global-batch-size", from),

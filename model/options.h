@@ -204,6 +204,10 @@ static inline int options_batch(const Options *o) {
     return o->sample_only ? 1 : o->micro_batch_size;
 }
 
+// Sets the largest micro-batch size up to `size` that a run with these resolved options may have on
+// `ranks` ranks. Also sets the global batch size if it follows from the micro-batch size.
+void options_set_micro_batch(Options *o, int size, int ranks);
+
 // Returns the first step >= `step` that --iterations-to-skip names; INT64_MAX: there is none.
 // `step` is at least 1.
 int64_t options_next_skip(const Options *o, int64_t step);

@@ -220,6 +220,15 @@ counts_wide_gradients() {
         $(fits 512) == "$(fits 1)" && $(fits 512) != "$(fits 512 --grad-accum-dtype bf16)" ]]
 }
 check "what fits counts the gradients of several micro-batches" counts_wide_gradients
+# The run would refuse any other size. If no global batch is given, any micro-batch is one.
+lists_whole_batches() {
+    local options="--model gpt2-124m --data d/x_train.bin --micro-batch-size 1 --device-memory-gib 8 --plan" size
+    $gpu $options --global-batch-size 510 >out && grep -o 'micro-batch-size [0-9]*$' out >sizes &&
+        [[ $(wc -l <sizes) -eq 9 ]] || return
+    while read -r _ size; do [[ $((510 % size)) -eq 0 ]] || return; done <sizes
+    $gpu $options >out && grep -o 'micro-batch-size [0-9]*$' out >any && ! cmp sizes any
+}
+check "what fits divides the global batch" lists_whole_batches
 # What checkpoints take of the host's memory, of all ranks together: 14 bytes a parameter, 10 with
 # BF16 moments, 8 with moments in 8 bits.
 host_memory() {

@@ -386,6 +386,14 @@ test_plan_allocates_nothing() {
     ! grep 'What fits' log || fail "it does not fit"
     expect_said 1 'available: try --micro-batch-size 2, or' train_gpt "${options[@]}" --seq-length 1024 \
         --micro-batch-size 22 --global-batch-size 22 # which 5 would not divide
+    expect_said 1 "try $fits, or" train_gpt "${options[@]}" --max-position-embeddings 8208 \
+        --seq-length 8208 # FP8 takes multiples of 16, and half of it is none
+    # runs that do not train may have any global batch
+    options=(--model llama-tiny --micro-batch-size 256 --global-batch-size 7)
+    expect_said 1 'available: try --micro-batch-size 128, or' train_gpt "${options[@]}" --eval-only \
+        --valid-data d/x_val.bin --seq-length 128
+    expect_said 1 'available: try --seq-length 8192, or' train_gpt "${options[@]}" --sample-only \
+        --seq-length 16384 --max-position-embeddings 16384
     expect_said 1 'available: try a smaller model' train_gpt --model gpt2-124m --data d/x_train.bin
     unset LLM8_TEST_ROOT
 }

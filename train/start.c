@@ -77,29 +77,33 @@ void run_free_configuration(Run *run) {
     param_layout_free(&run->layout);
 }
 
-const char *run_say_fit(const Run *run, double memory, PlannedBytes planned, void *context,
-                        char out[80]) {
-    enum { SHORTEST = 128 };
-    Options o = run->options;
-    bool fits = false;
-    for (out[0] = '\0'; !(fits = (double)planned(context, &o) <= memory);) {
-        int *size = options_batch(&o) > 1 ? &o.micro_batch_size : &o.seq_length;
-        if (size == &o.seq_length && *size <= SHORTEST) { break; }
-        *size /= 2;
-        // the global batch has whole micro-batches of all ranks
-        while (o.micro_batch_size > 1 &&
-               o.global_batch_size % (o.micro_batch_size * run->group.ranks) != 0) {
-            o.micro_batch_size--;
+bool run_find_fit(const Run *run, double memory, PlannedBytes planned, void *context,
+                  Options *fit) {
+    enum { SHORTEST = 128, STEP = 16 }; // FP8 takes multiples of 16 (model/precision.c)
+    *fit = run->options;
+    while (!((double)planned(context, fit) <= memory)) {
+        if (options_batch(fit) > 1) {
+            options_set_micro_batch(fit, fit->micro_batch_size / 2, run->group.ranks);
+        } else if (fit->seq_length > SHORTEST) {
+            fit->seq_length = fit->seq_length / 2 / STEP * STEP;
+        } else {
+            *fit = run->options;
+            return false;
         }
     }
-    const int sizes[2] = {o.micro_batch_size, o.seq_length};
-    const int were[2] = {run->options.micro_batch_size, run->options.seq_length};
-    for (int i = 0; fits && i < 2; i++) {
-        size_t used = strlen(out);
-        if (sizes[i] == were[i]) { continue; }
-        snprintf(out + used, 80 - used, "%s--%s %d", used > 0 ? " " : "",
-                 i == 0 ? "micro-batch-size" : "seq-length", sizes[i]);
+    return true;
+}
+
+const char *run_say_fit(const Run *run, const Options *fit, char out[80]) {
+    const Options *o = &run->options;
+    char batch[40] = "", length[40] = "";
+    if (fit->micro_batch_size != o->micro_batch_size) {
+        snprintf(batch, sizeof(batch), "--micro-batch-size %d", fit->micro_batch_size);
     }
+    if (fit->seq_length != o->seq_length) {
+        snprintf(length, sizeof(length), "--seq-length %d", fit->seq_length);
+    }
+    snprintf(out, 80, "%s%s%s", batch, batch[0] != '\0' && length[0] != '\0' ? " " : "", length);
     return out;
 }
 

@@ -17,10 +17,12 @@ void run_free_configuration(Run *run);
 
 // Returns the bytes of the plan with these options.
 typedef int64_t (*PlannedBytes)(void *context, const Options *options);
-// Returns the options that make the plan fit in `memory` bytes: a smaller micro-batch and, if one
-// sequence does not fit, shorter sequences. "": the plan fits as it is, or nothing makes it fit.
-const char *run_say_fit(const Run *run, double memory, PlannedBytes planned, void *context,
-                        char out[80]);
+// Sets *fit to the run's options, if need be with sizes with which the plan fits in `memory` bytes:
+// a smaller micro-batch and, if one sequence does not fit, shorter sequences. Returns false, with
+// the sizes as they are, if nothing makes the plan fit.
+bool run_find_fit(const Run *run, double memory, PlannedBytes planned, void *context, Options *fit);
+// Returns the options for the sizes in *fit that are not the run's. "": all sizes are the run's.
+const char *run_say_fit(const Run *run, const Options *fit, char out[80]);
 
 // Prints what run_configure has decided; or answers --list-checkpoints, --list-tensors or --export,
 // and exits.
