@@ -877,18 +877,24 @@ static int largest_micro_batch(Options o, const Run *run, NumberSupport support,
     return o.micro_batch_size;
 }
 
-// Prints the largest micro-batch for every combination of the options that save memory.
+// Prints the largest micro-batch for every combination of the options that save memory. A sample
+// has one sequence, so for a sample that does not fit only a shorter length is printed.
 static void print_fits(const Run *run, NumberSupport support, int64_t memory) {
     enum { MOMENTS = STATE_8BIT + 1, LEVELS = RECOMPUTE_BLOCK + 1, WAYS = 2 * MOMENTS * LEVELS };
     const OptionRow *recompute = option_row("recompute"), *moments = option_row("adam-dtype");
     char size[32], words[2][OPTION_TEXT], sizes[80];
     Options fit;
-    find_fit(run, support, memory, &fit);
+    const bool some = find_fit(run, support, memory, &fit), sample = run->options.sample_only;
     const bool shorter = fit.seq_length != run->options.seq_length;
+    if (sample && some && !shorter) { return; }
     printf("What fits %s\n", format_bytes(size, (double)memory));
     // the lines below only change the micro-batch size, not the sequence length
     if (shorter) {
         printf("  %s, and the other options as they are\n", run_say_fit(run, &fit, sizes));
+    }
+    if (sample) {
+        if (!some) { printf("  no sequence length\n"); }
+        return;
     }
     for (int way = 0; way < WAYS; way++) {
         Options o = run->options;
@@ -932,7 +938,7 @@ static void print_plan(Trainer *t) {
         printf("  %-34s %12s\n", "all ranks of a machine", format_bytes(size, host_bytes(t)));
         printf("  %-34s %12s\n", "available here", format_bytes(size, host_memory(NULL)));
     }
-    if (!t->run.options.sample_only) { print_fits(&t->run, support, (int64_t)memory); }
+    print_fits(&t->run, support, (int64_t)memory);
     exit_answered();
 }
 

@@ -206,7 +206,12 @@ order_costs_memory() {
 }
 check "the plan says what the order of sums costs" order_costs_memory
 plans_shorter_sequences() {
-    $gpu $long --plan --device-memory-gib 2 >out && grep '^  --micro-batch-size 1 --seq-length [1-9][0-9]*, and' out
+    local sample="$long --sample-only --device-memory-gib"
+    $gpu $long --plan --device-memory-gib 2 >out &&
+        grep '^  --micro-batch-size 1 --seq-length [1-9][0-9]*, and' out || return
+    refused 'lists what fits, such as --seq-length 8192$' $sample 2 && $gpu $sample 2 --plan >out &&
+        [[ $(sed -n '/^What fits/,$p' out | tail -n +2) == "  --seq-length 8192, and the other options as they are" ]] &&
+        $gpu $sample 1 --plan >out && [[ $(tail -n 1 out) == "  no sequence length" ]]
 }
 check "the plan names a length that fits" plans_shorter_sequences
 # Several micro-batches add to gradients in FP32. What fits counts these for each listed size, which
