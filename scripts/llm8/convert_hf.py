@@ -37,7 +37,6 @@ IGNORED = re.compile(r"(\.attn\.(bias|masked_bias)|rotary_emb\.inv_freq)$")
 OTHER_WEIGHTS = {  # files that hold weights, and what they are
     "adapter_model.*": "an adapter: save the model after peft's merge_and_unload",
     "pytorch_model*.bin": "pickled: save them with transformers' save_pretrained",
-    "*.pt": "pickled: save them with transformers' save_pretrained",
     "*.pth": "pickled: save them with transformers' save_pretrained"}
 HEAD = "lm_head.weight"
 TOKEN_IDS = ["bos_token_id", "eos_token_id", "pad_token_id"]
