@@ -83,9 +83,9 @@ static void describe(const Run *run, Snapshot *s) {
     s->companions = run->saves.companions;
     s->start_config = run->saves.start_config;
     bool tokenizer = run->tokenizer.vocab > 0;
-    s->begin_of_text = tokenizer ? run->tokenizer.begin_of_text : run->end_of_text;
-    s->end_of_text = tokenizer ? run->tokenizer.end_of_text : run->end_of_text;
-    s->document_end = tokenizer ? run->tokenizer.document_end : run->end_of_text;
+    s->begin_of_text = tokenizer ? run->tokenizer.begin_of_text : run->document_end;
+    s->end_of_text = tokenizer ? run->tokenizer.end_of_text : run->document_end;
+    s->document_end = tokenizer ? run->tokenizer.document_end : run->document_end;
 }
 
 // Called if the path of --save no longer leads to the folder that the run has locked, because it
