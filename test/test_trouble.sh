@@ -456,6 +456,10 @@ test_saving_fails_where_files_may_not_grow() {
     expect_status 0 run "${run_to_40[@]}" --save small --resume latest || return
     same_checkpoint {small,straight}/step_00000040 || fail "another end"
     records_of small >records
+    (ulimit -f 50 && train_gpt --load straight/latest --export out) 2>&1 | cat >log
+    says 'error: --export out/model.safetensors: could not be written: File too large'
+    [[ ! -e out ]] || fail "the failed export was left there"
+    expect_status 0 train_gpt --load straight/latest --export out
 }
 
 # Not when the next save begins.

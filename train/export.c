@@ -129,7 +129,11 @@ void run_export(Run *run) {
         ok = file_replace(path, text, strlen(text));
         cJSON_free(text);
     }
-    if (!ok || !write_others(run, folder, dtype)) { die("--export %s", error_text()); }
+    if (!ok || !write_others(run, folder, dtype)) {
+        Error why = error_kept();
+        folder_remove(folder); // the folder is this run's; the next run can make it again
+        die("--export %s", why.text);
+    }
     printf("%s: %s, %s in %d file%s\n", folder,
            o->export_fp8 ? "linear layers in FP8, all else in BF16" : "BF16",
            format_bytes(size, total), files, files > 1 ? "s" : "");
