@@ -369,11 +369,16 @@ static bool check_values(const Options *o) {
     return true;
 }
 
-// Sets --global-batch-size if it is 0. Returns whether the run may have this size: the last batch
-// of an evaluation may be incomplete, so a run that does not train may have any size.
-static bool batch_is_whole(Options *o, int ranks) {
+// Sets --global-batch-size to one micro-batch per rank if it is 0.
+static void derive_batch(Options *o, int ranks) {
     int64_t whole = (int64_t)o->micro_batch_size * ranks;
     if (o->global_batch_size == 0) { o->global_batch_size = (int)min64(whole, INT32_MAX); }
+}
+
+// Whether the run may have this --global-batch-size: the last batch of an evaluation may be
+// incomplete, so a run that does not train may have any size.
+static bool batch_is_whole(const Options *o, int ranks) {
+    int64_t whole = (int64_t)o->micro_batch_size * ranks;
     return !options_train(o) || o->global_batch_size % whole == 0;
 }
 
@@ -382,6 +387,7 @@ void options_set_micro_batch(Options *o, int size, int ranks) {
     bool follows = option_source(o, "global-batch-size") < SOURCE_CHECKPOINT && !o->resumes;
     if (follows) { o->global_batch_size = 0; }
     o->micro_batch_size = size;
+    derive_batch(o, ranks);
     while (!batch_is_whole(o, ranks) && o->micro_batch_size > 1) { o->micro_batch_size--; }
 }
 
@@ -389,6 +395,7 @@ void options_set_micro_batch(Options *o, int size, int ranks) {
 static bool settle_batch(Options *o, int ranks) {
     char from[PATH_LENGTH];
     int64_t whole = (int64_t)o->micro_batch_size * ranks;
+    derive_batch(o, ranks);
     if (!batch_is_whole(o, ranks)) {
         return fail("--global-batch-size %d%s: must be a multiple of --micro-batch-size %d x %d "
                     "rank%s",

@@ -246,14 +246,23 @@ def row_of(line):
     return row
 
 
+def parse_file(content):
+    """Does as parse_json. Of objects in lines it raises json's error, also if a key is repeated:
+    their repeated keys are refused line by line."""
+    try:
+        return parse_json(content)
+    except RepeatedKey:
+        json.loads(content)
+        raise
+
+
 def read_json(unit, take):
     """Reads a .json: an array of rows, one row, or one object per line."""
     path = unit.files[0]
     with open_lines(path) as file:
         content = file.read()
     try:
-        json.loads(content)  # fails on lines, whose repeated keys are then refused line by line
-        held = parse_json(content)
+        held = parse_file(content)
     except RepeatedKey as error:
         raise BadSource(f"{path}: {error}") from None
     except (ValueError, RecursionError) as error:
