@@ -32,6 +32,22 @@ die() {
     exit 1
 }
 
+# Names each variable of the environment that is one of a recipe's but for a letter or the case.
+warn_of_near_misses() {
+    local known pattern at name
+    while read -r known; do
+        if [[ -v $known ]]; then continue; fi
+        pattern=$known
+        for ((at = 0; at < ${#known}; at++)); do # another or none there, one more, two swapped
+            pattern+="|${known:0:at}.?${known:at+1}|${known:0:at+1}.${known:at+1}"
+            pattern+="|${known:0:at}${known:at+1:1}${known:at:1}${known:at+2}"
+        done
+        for name in $(compgen -e | grep -ixE "$pattern"); do
+            echo "warning: $name is not read; did you mean $known?" >&2
+        done
+    done < <(grep -ohP '(?<=\$\{)[A-Z]+(?=:-)' "$0" "${BASH_SOURCE[0]}" | sort -u)
+}
+
 check_environment() {
     smoke=${SMOKE:-0} precision=${PRECISION:-${default_precision:-fp8}}
     launch=${LAUNCH:-}
@@ -170,6 +186,7 @@ recipe() {
         sed -sn '2,/^\([^#]\|$\)/s/^# \{0,1\}//p' "$0" "${BASH_SOURCE[0]}" | grep -v ^shellcheck
         exit
     fi
+    warn_of_near_misses
     check_environment
     if [[ ${DRY:-0} == 1 ]]; then
         choices=()
@@ -186,8 +203,8 @@ recipe() {
     if [[ ${PREPARE:-0} == 1 ]]; then return; fi
     build_command "$@"
     if [[ $smoke != 1 ]]; then
-        "$scripts/estimate" --gpus "$gpus" "${model[@]}" "${training[@]}" "$@" ||
-            echo "going on without an estimate"
+        "$scripts/estimate" --gpus "$gpus" "${model[@]}" "${training[@]}" "${fp8_options[@]}" \
+            "$@" || echo "going on without an estimate"
     fi
     exec "${command[@]}"
 }

@@ -106,6 +106,13 @@ def test_measured_models_are_as_measured():
         close(number(found["bf16", 1][2]), rate)
 
 
+def test_a_head_in_fp8_is_estimated_so():
+    words = (*LLAMA, "--tokens", "1e9", "--bench", "bench.jsonl")
+    same(list(rows(call(estimate, *words))), [("bf16", 1), ("fp8", 1)])
+    same(list(rows(call(estimate, *words, "--fp8-lm-head"))), [("bf16", 1), ("fp8-head", 1)])
+    same(list(rows(call(estimate, *words, "--fp8-lm-head", "--precision", "fp8"))), [("fp8", 1)])
+
+
 def test_other_counts_scale_as_measured():
     scaling = "~: more GPUs than measured: linear scaling is assumed"
     said = call(estimate, *LLAMA, "--tokens", "1e9", "--bench", "bench.jsonl", "--gpus", "4,8")

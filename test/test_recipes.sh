@@ -145,6 +145,32 @@ ROWS
     grep -qE '^srun .*/train_gptcu .* --lr 1 ' log || fail "options are not handed on: $(<log)"
 }
 
+# One letter too many, too few, another, two swapped, or the case; not if the right one is set too.
+test_mistyped_variables_are_named() {
+    check_rows <<'ROWS'
+0|dry PRECISON=bf16 llama_1b|warning: PRECISON is not read; did you mean PRECISION?
+0|dry precision=bf16 PRECISOIN=bf16 llama_1b|precision is not read|PRECISOIN is not read
+0|dry GPU=1 TOKENISER=a OUTS=b DRYS=1 SMOKEY=1 llama_1b|TOKENISER is not read|SMOKEY is not read|!GPU is|!OUTS|!DRYS
+0|env -u GPUS DRY=1 GPU=1 "$root/scripts/run_llama_1b.sh"|GPU is not read; did you mean GPUS?
+0|dry CHATS=a llama3_8b_finetune|did you mean CHAT?
+0|dry PRECISION=bf16 llama_1b|!not read
+ROWS
+}
+
+# A tree whose programs print how they are called: the estimate is of the run's own precision.
+test_the_estimate_has_the_head_of_the_run() {
+    local name
+    mkdir -p tree/scripts && cp "$root"/scripts/{recipe,run_*}.sh tree/scripts
+    printf 'train_gpt train_gptcu:\n' >tree/Makefile
+    for name in train_gptcu scripts/{prepare_data,prepare_choices,estimate,compare,restart.sh}; do
+        printf '#!/bin/sh\necho "${0##*/} $*"\n' >"tree/$name" && chmod +x "tree/$name"
+    done
+    check_rows <<'ROWS'
+0|env GPUS=2 tree/scripts/run_gpt2_124m.sh --lr 1|estimate --gpus 2 --model gpt2-124m | --fp8-lm-head --lr 1|restart.sh 
+0|env GPUS=2 tree/scripts/run_llama_1b.sh|estimate --gpus 2 --model llama-1b |!lm-head
+ROWS
+}
+
 # Once, and before anything is prepared.
 test_wrong_settings_are_refused() {
     check_rows <<'ROWS'

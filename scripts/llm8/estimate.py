@@ -209,9 +209,8 @@ def main():
                    help="to train on: 300e6, 10B, 1.5T [those of --train-iters steps]")
     p.add_argument("--gpus", default="1", metavar="LIST", help="how many, as in 1,4,8 [1]",
                    type=several(number(int, 1, 4096, "a whole number from 1 to 4096")))
-    p.add_argument("--precision", default="bf16,fp8", metavar="LIST",
-                   type=several(one_of(PRECISIONS)),
-                   help=f"of {', '.join(PRECISIONS)} [bf16,fp8]")
+    p.add_argument("--precision", metavar="LIST", type=several(one_of(PRECISIONS)),
+                   help=f"of {', '.join(PRECISIONS)} [bf16,fp8; with --fp8-lm-head bf16,fp8-head]")
     p.add_argument("--price", default=0, metavar="X", help="of a GPU for an hour",
                    type=number(float, 0, sys.float_info.max, "a number from 0 on"))
     p.add_argument("--device", default="", metavar="NAME", help="the GPU, as H100 [the one that "
@@ -219,6 +218,7 @@ def main():
     p.add_argument("--bench", default=os.path.join(ROOT, "test", "results", "bench.jsonl"),
                    metavar="FILE", help="what make bench recorded [test/results/bench.jsonl]")
     o, options = p.parse_known_args()
+    fp8 = "fp8-head" if "--fp8-lm-head" in options else "fp8"
     records = read_records(o.bench, o.device)
     plan, refusal = plan_of([built("train_gpt"), *options])
     if plan is None:
@@ -235,7 +235,7 @@ def main():
     form = "{:19}{:>5}{:>12}{:>14}{:>13}{:>11}{:>20}"
     print(form.format(*head) + ("       cost" if o.price else "") + "  speed from")
     notes = []
-    for precision, gpus in itertools.product(o.precision, o.gpus):
+    for precision, gpus in itertools.product(o.precision or ["bf16", fp8], o.gpus):
         cells, source, hours, said = row_of(records, precision, gpus, options, plan, tokens)
         cost = f"{hours * o.price:>11,.0f}" if o.price else ""
         print(form.format(*cells) + cost + "  " + source)
