@@ -7,10 +7,6 @@ static inline bool has_fp8(void) {
     return gpu.capability >= FP8_CAPABILITY;
 }
 
-template <typename T> static bool same(const std::vector<T> &a, const std::vector<T> &b) {
-    return a.size() == b.size() && memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
-}
-
 // A tensor under test: poisoned outputs, one slot.
 struct Quantised {
     int M, N;
@@ -77,14 +73,14 @@ static inline int check_codes(const Codes &codes, const Floats &values, float sc
     return differ;
 }
 
+template <typename T> static std::vector<T> transposed(const std::vector<T> &rows, int M, int N) {
+    std::vector<T> columns(rows.size());
+    for (size_t i = 0; i < rows.size(); i++) { columns[i % N * M + i / N] = rows[i]; }
+    return columns;
+}
+
 static inline void check_transpose(const Quantised &q) {
-    Codes rows = q.fp8.get(), columns = q.fp8_t.get(), transposed(rows.size());
-    for (int i = 0; i < q.M; i++) {
-        for (int j = 0; j < q.N; j++) {
-            transposed[(size_t)j * q.M + i] = rows[(size_t)i * q.N + j];
-        }
-    }
-    CHECK(columns == transposed);
+    CHECK(q.fp8_t.get() == transposed(q.fp8.get(), q.M, q.N));
 }
 
 // A tensor quantised by a given scale, and its amax in the slot. exact: the values
@@ -152,12 +148,7 @@ static inline void check_blocks_of(const Codes &codes, const Floats &inverse, co
 
 static inline void check_blocks(const Quantised &q, const Floats &values, Scaling kind,
                                 bool exact) {
-    Floats transposed(values.size());
-    for (int i = 0; i < q.M; i++) {
-        for (int j = 0; j < q.N; j++) {
-            transposed[(size_t)j * q.M + i] = values[(size_t)i * q.N + j];
-        }
-    }
     check_blocks_of(q.fp8.get(), q.scales.get(), values, q.M, q.N, q, kind, exact);
-    check_blocks_of(q.fp8_t.get(), q.scales_t.get(), transposed, q.N, q.M, q, kind, exact);
+    check_blocks_of(q.fp8_t.get(), q.scales_t.get(), transposed(values, q.M, q.N), q.N, q.M, q,
+                    kind, exact);
 }

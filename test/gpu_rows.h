@@ -5,6 +5,8 @@
 
 #include "fp8_test.h"
 
+#include <array>
+
 // ---- what a row does with a launcher -----------------------------------------------------------
 
 // What a fused producer quantises, and what it writes in BF16.
@@ -21,6 +23,8 @@ struct Launch {
     Gradient sums[3];
 };
 
+typedef std::array<int, 3> Columns;
+
 // A launcher that writes [M,N], at one shape. BF16 elements that must move are its floor; two codes
 // are one. 0: that form is not timed.
 struct Producer {
@@ -31,10 +35,10 @@ struct Producer {
     float scale;         // scale of FP8, if it is given
     const Input *before; // what out.bf16 holds before; NULL: nothing
     double bf16, fp8;    // what moves
-    int sums[3];         // columns of its sums over rows; 0: none
-    int needed;          // how many of these every call requests
-    double bf16_only;    // it writes no FP8: the bound of check_against; 0: it does
     std::string shape;   // as printed; empty: M x N
+    double bf16_only;    // it writes no FP8: the bound of check_against; 0: it does
+    Columns sums;        // of its sums over rows; 0: none
+    int needed;          // how many of these every call requests
 
     bool has_codes() const {
         return has_fp8() && bf16_only == 0 && M % 16 == 0 && N % 16 == 0;
@@ -48,7 +52,7 @@ struct Producer {
 
 // Buffers of a producer's sums over rows, in FP32.
 struct Sums {
-    const int *columns;
+    Columns columns;
     FloatBuffer data[3];
 
     explicit Sums(const Producer &p)
@@ -334,7 +338,7 @@ static void embedding(int B, int T, int C, int V, bool positions, bool documents
     embedding_forward(out.data(), tokens.data(), host_starts, wte.host.data(),
                       positions ? wpe.host.data() : NULL, defined(B), T, C);
     // without positions rows are copied: nothing is rounded, and no error is allowed
-    producer({"embedding", FUSED_ROUNDED, M, C, FP8_E4M3, 0, NULL, 2.0 * n, 0, {}, 0, 1.01}, out,
+    producer({"embedding", FUSED_ROUNDED, M, C, FP8_E4M3, 0, NULL, 2.0 * n, 0, "", 1.01}, out,
              [&](const Launch &l) {
                  gpu_embedding_forward(&gpu, l.out.bf16, device_tokens.data + l.first,
                                        documents ? device_starts.data + l.first : NULL,
@@ -444,17 +448,9 @@ static void norm(int M, int C, bool layernorm, float centre) {
     cpu_norm_backward(dx.data(), dw.data(), layernorm ? db.data() : NULL, dout.host.data(),
                       x.host.data(), w.host.data(), means.data(), deviations.data(), defined(M), C);
     int needed = mode == TIMING && layernorm ? 3 : 2; // where norms have biases, so have layers
-    producer({name + " backward",
-              FUSED_ROUNDED,
-              M,
-              C,
-              FP8_E5M2,
-              60.0f,
-              &residual,
-              4.0 * n,
-              5.0 * n,
-              {C, layernorm ? C : 0, C},
-              needed},
+    const Columns sums = {C, layernorm ? C : 0, C};
+    producer({name + " backward", FUSED_ROUNDED, M, C, FP8_E5M2, 60.0f, &residual, 4.0 * n, 5.0 * n,
+              "", 0, sums, needed},
              dx,
              [&](const Launch &l) {
                  gpu_norm_backward(&gpu, l.out,
@@ -521,38 +517,21 @@ static void rope(int B, int T, int H, int G, int D, bool norm) {
         qk_norm_backward(dx.data(), dquery.data(), dkey.data(), qkv.host.data(), query.host.data(),
                          key.host.data(), rstd.data(), some, H, G, D);
     }
+    const Bf16 *query_weight = norm ? query.device.data : NULL,
+               *key_weight = norm ? key.device.data : NULL;
     auto rotary = [&](const Launch &l) {
-        return Rotary{angles.data,
-                      norm ? query.device.data : NULL,
-                      norm ? key.device.data : NULL,
-                      eps,
-                      l.rows / T,
-                      T,
-                      H,
-                      G,
-                      D};
+        return Rotary{angles.data, query_weight, key_weight, eps, l.rows / T, T, H, G, D};
     };
     Floats results[2];
     for (int apart = 0; apart < (norm ? 2 : 1); apart++) { // 0: in place
         double moves = apart ? 2.0 * n : norm ? 0.0 : 2.0 * rotated;
-        producer({name,
-                  FUSED_ROUNDED,
-                  M,
-                  N,
-                  FP8_E4M3,
-                  0,
-                  apart ? NULL : &qkv,
-                  moves,
-                  0,
-                  {},
-                  0,
-                  1.02,
-                  shape},
-                 y, [&](const Launch &l) {
-                     const Bf16 *from = apart ? qkv.device.data + l.first * N : l.out.bf16;
-                     gpu_rope_forward(&gpu, l.out.bf16, from, rotary(l));
-                     if (mode == CHECKING) { results[apart] = fetch_floats(l.out.bf16, n); }
-                 });
+        producer(
+            {name, FUSED_ROUNDED, M, N, FP8_E4M3, 0, apart ? NULL : &qkv, moves, 0, shape, 1.02}, y,
+            [&](const Launch &l) {
+                const Bf16 *from = apart ? qkv.device.data + l.first * N : l.out.bf16;
+                gpu_rope_forward(&gpu, l.out.bf16, from, rotary(l));
+                if (mode == CHECKING) { results[apart] = fetch_floats(l.out.bf16, n); }
+            });
     }
     CHECK(!norm || same_bits(results[0], results[1]));
     CHECK(mode != CHECKING || same_bits(get_floats(qkv.device), qkv.host));
@@ -561,20 +540,10 @@ static void rope(int B, int T, int H, int G, int D, bool norm) {
     double moves = (norm ? 3.0 : 2.0) * rotated, moves_fp8 = 2.0 * n + (norm ? moves : 0.0);
     for (Fp8Type type : {FP8_E4M3, FP8_E5M2}) {
         if (type == FP8_E4M3 && mode != CHECKING) { continue; }
-        int columns = type == FP8_E5M2 && N % 8 == 0 ? N : 0;
-        producer({name + " backward",
-                  fused,
-                  M,
-                  N,
-                  type,
-                  100.0f,
-                  &d,
-                  moves,
-                  moves_fp8,
-                  {(int)dquery.size(), (int)dkey.size(), columns},
-                  2,
-                  0,
-                  shape},
+        const Columns sums = {(int)dquery.size(), (int)dkey.size(),
+                              type == FP8_E5M2 && N % 8 == 0 ? N : 0};
+        producer({name + " backward", fused, M, N, type, 100.0f, &d, moves, moves_fp8, shape, 0,
+                  sums, 2},
                  dx,
                  [&](const Launch &l) {
                      const Bf16 *x = norm ? qkv.device.data + l.first * N : NULL;
@@ -620,12 +589,14 @@ static void gelu(int M, int F, Fp8Type type, bool biased) {
              [&](const Launch &l) {
                  gpu_gelu_forward(&gpu, l.out, x.device.data + l.first * F, bias, l.rows, F);
              });
-    producer(
-        {"gelu backward", FUSED_UNROUNDED, M, F, type, 50.0f, &dout, 3 * bf16, 3 * fp8, {F}, 1}, dx,
-        [&](const Launch &l) { // in place of dout
-            gpu_gelu_backward(&gpu, l.out, l.sums[0], l.out.bf16, x.device.data + l.first * F, bias,
-                              scratch.scratch(), l.rows, F);
-        });
+    const Columns sums = {F};
+    producer({"gelu backward", FUSED_UNROUNDED, M, F, type, 50.0f, &dout, 3 * bf16, 3 * fp8, "", 0,
+              sums, 1},
+             dx,
+             [&](const Launch &l) { // in place of dout
+                 gpu_gelu_backward(&gpu, l.out, l.sums[0], l.out.bf16, x.device.data + l.first * F,
+                                   bias, scratch.scratch(), l.rows, F);
+             });
 }
 
 static void swiglu(int M, int F, Fp8Type type) {
@@ -639,23 +610,11 @@ static void swiglu(int M, int F, Fp8Type type) {
              [&](const Launch &l) {
                  gpu_swiglu_forward(&gpu, l.out, x.device.data + l.first * 2 * F, l.rows, F);
              });
-    producer({"swiglu backward",
-              FUSED_UNROUNDED,
-              M,
-              2 * F,
-              type,
-              20.0f,
-              &x,
-              5.0 * n,
-              5.0 * n,
-              {},
-              0,
-              0,
-              shape},
-             dx, [&](const Launch &l) { // in place of x
-                 gpu_swiglu_backward(&gpu, l.out, dout.device.data + l.first * F, l.out.bf16,
-                                     l.rows, F);
-             });
+    producer(
+        {"swiglu backward", FUSED_UNROUNDED, M, 2 * F, type, 20.0f, &x, 5.0 * n, 5.0 * n, shape},
+        dx, [&](const Launch &l) { // in place of x
+            gpu_swiglu_backward(&gpu, l.out, dout.device.data + l.first * F, l.out.bf16, l.rows, F);
+        });
 }
 
 // kinds: 1 GELU, 2 GELU with a bias, 4 SwiGLU, or their sum

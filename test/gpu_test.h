@@ -278,8 +278,8 @@ static inline double bf16_rounding_error(const Floats &x) {
     return test_relative_error(rounded.data(), x.data(), (int64_t)x.size());
 }
 
-static inline bool same_bits(const Floats &a, const Floats &b) {
-    return a.size() == b.size() && memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+template <typename T> static bool same_bits(const std::vector<T> &a, const std::vector<T> &b) {
+    return a.size() == b.size() && memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
 }
 
 static inline void check_against(const char *what, const Floats &actual, const Floats &expected,

@@ -5,9 +5,8 @@
 // gpu_rows.h has the rows of what writes activations; here are matmuls, attention and the
 // optimizer. Then come properties that are no row: special values, refusals, planted faults.
 #define TEST_OWN_MAIN
-#include "../kernels/attention.h"
 #include "../kernels/gemm.h"
-#include "gpu_rows.h"
+#include "attention_rows.h"
 
 // ---- matmuls -----------------------------------------------------------------------------------
 
@@ -240,65 +239,6 @@ ROW(fp8_matmuls) { // m, n, k, types of A and B, scaling; timed: which matmul of
 
 // ---- attention ---------------------------------------------------------------------------------
 
-// Where documents begin. documents: their mean length, log-normal, packed one after another
-// whatever the sequences' ends; -n: all are of n tokens; 1: of random lengths.
-static Ints starts_of(int documents, int B, int T) {
-    if (documents == 1) { return random_starts(B, T); }
-    const double sigma = documents >= 800 ? 1.2 : 1.0;
-    Ints starts;
-    uint64_t number = 0;
-    for (int b = 0, left = 0; b < B; b++) {
-        for (int t = 0; t < T;) {
-            if (left == 0 || documents < 0) {
-                const double x = exp(sigma * rng_normal(5, number++) - sigma * sigma / 2);
-                left = documents < 0 ? -documents : std::max(1, (int)(documents * x));
-            }
-            const int n = std::min(T - t, left);
-            starts.insert(starts.end(), (size_t)n, t);
-            t += n;
-            left -= n;
-        }
-    }
-    return starts;
-}
-
-// Its inputs, and the results of the definition in FP32. The backward pass reads the output rounded
-// to BF16, as on the device.
-struct AttentionCase {
-    AttentionShape s;
-    size_t n, packed;
-    Input qkv, dout;
-    Floats out, rounded, lse, dqkv;
-    Buffer<int> device_starts;
-    double pairs; // of a query and a key that it sees
-
-    // size: of queries, keys and values
-    AttentionCase(AttentionShape shape, int documents, float size = 1)
-        : s(shape), n((size_t)s.B * s.T * s.H * s.D),
-          packed((size_t)s.B * s.T * (s.H + 2 * s.G) * s.D), qkv(packed, size), dout(n, 1),
-          lse((size_t)s.B * s.H * s.T), device_starts(attention_documents_size(s)) {
-        Ints starts;
-        pairs = 0.5 * s.B * s.T * (double)s.T;
-        if (documents != 0) {
-            starts = starts_of(documents, s.B, s.T);
-            for (size_t i = 0; i < starts.size(); i++) { pairs -= starts[i]; }
-            starts.resize(device_starts.count);
-            attention_share_work(&gpu, s, starts.data());
-            device_starts.put(starts.data());
-            s.documents = device_starts.data;
-        }
-        if (mode == TIMING) { return; }
-        const int *given = documents != 0 ? starts.data() : NULL;
-        out.resize(n);
-        rounded.resize(n);
-        dqkv.resize(packed);
-        attention_forward(out.data(), lse.data(), qkv.host.data(), given, s.B, s.T, s.H, s.G, s.D);
-        round_to_bf16(rounded.data(), out.data(), (int64_t)n);
-        attention_backward(dqkv.data(), dout.host.data(), rounded.data(), lse.data(),
-                           qkv.host.data(), given, s.B, s.T, s.H, s.G, s.D);
-    }
-};
-
 static void attention(int B, int T, int H, int G, int D, bool deterministic, int documents,
                       bool plain) {
     AttentionCase c({B, T, H, G, D, deterministic, NULL}, documents);
@@ -392,53 +332,7 @@ ROW(attention_by_library) { // B, T, H, G, D, deterministic, documents, plain
 // size: of queries, keys and values; with 6, a row's weight is mostly on one key.
 static void own_attention(int B, int T, int H, int G, int D, int size, int documents) {
     if (left_out((int64_t)B * T * (H + 2 * G) * D)) { return; }
-    AttentionCase c({B, T, H, G, D, true, NULL}, documents, (float)size);
-    const AttentionShape s = c.s;
-    Bf16Buffer out(c.n), dqkv(c.packed);
-    FloatBuffer lse(c.lse.size());
-    Floats first, first_lse;
-    for (int run = 0; run < 3; run++) {
-        auto forward = run < 2 ? attention_own_forward : attention_forward_gpu;
-        out.poison();
-        lse.poison();
-        forward(&gpu, s, out.data, lse.data, c.qkv.device.data);
-        if (run == 0) {
-            first = get_floats(out);
-            first_lse = lse.get();
-        }
-        CHECK(same_bits(get_floats(out), first) && same_bits(lse.get(), first_lse));
-    }
-    CHECK_BF16(first, c.out, 2.0);
-    first[first.size() / 2] += 64.0f; // planted: one wrong value
-    CHECK(CAUGHT(CHECK_BF16(first, c.out, 2.0)));
-    CHECK_ERROR(first_lse.data(), c.lse.data(), (int64_t)c.lse.size(), 1e-5);
-    if (!attention_own_serves(&gpu, s, true)) { return; }
-    put_floats(out, c.rounded);
-    lse.put(c.lse.data());
-    auto columns = [&](const Floats &all, int which) { // of the queries, the keys or the values
-        const int first_head = which == 0 ? 0 : H + (which - 1) * G, heads = which == 0 ? H : G;
-        Floats some;
-        for (size_t i = (size_t)first_head * D; i < all.size(); i += (size_t)(H + 2 * G) * D) {
-            some.insert(some.end(), all.begin() + (ptrdiff_t)i,
-                        all.begin() + (ptrdiff_t)(i + (size_t)heads * D));
-        }
-        return some;
-    };
-    for (int run = 0; run < 3; run++) {
-        auto backward = run < 2 ? attention_own_backward : attention_backward_gpu;
-        dqkv.poison();
-        CUDA_CHECK(cudaMemsetAsync(gpu.attention_workspace, 0xff, gpu.attention_bytes, gpu.stream));
-        backward(&gpu, s, dqkv.data, c.dout.device.data, out.data, lse.data, c.qkv.device.data);
-        if (run == 0) { first = get_floats(dqkv); }
-        CHECK(same_bits(get_floats(dqkv), first)); // in the last run: it takes this kernel
-    }
-    for (int i = 0; i < 3; i++) {
-        Floats some = columns(first, i);
-        CHECK_BF16(some, columns(c.dqkv, i), 2.0);
-        if (H == G) { CHECK(CAUGHT(CHECK_BF16(some, columns(c.dqkv, (i + 1) % 3), 2.0))); }
-        some[some.size() / 2] += 64.0f; // planted: one wrong value
-        CHECK(CAUGHT(CHECK_BF16(some, columns(c.dqkv, i), 2.0)));
-    }
+    check_passes(AttentionCase({B, T, H, G, D, true, NULL}, documents, (float)size), 3);
 }
 
 // B, T, H, G, D, size, documents: heads fewer than the GPU's blocks, as many as 132 and more; tiles
@@ -981,7 +875,8 @@ TEST(planted_faults) {
     SumScratch scratch(M, N);
     Floats dx(M * N);
     gelu_backward(dx.data(), dout.host.data(), x.host.data(), M * N);
-    const Producer p = {"planted", FUSED_UNROUNDED, M, N, FP8_E5M2, 50.0f, &dout, 0, 0, {N}, 1};
+    const Producer p = {"planted", FUSED_UNROUNDED, M, N, FP8_E5M2, 50.0f, &dout, 0, 0, "", 0, {N},
+                        1};
     for (Mode how : {CHECKING, IN_PARTS}) {
         for (int fault = 0; fault < 5; fault++) { // 0: none
             auto run = [&](const Launch &l) {

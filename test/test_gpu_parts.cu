@@ -214,13 +214,13 @@ static void compare(const State &parts, const State &whole, const Space &space,
                  moment(parts, v, at) != moment(whole, w, i);
     }
     CHECK_EQUAL(wrong, 0);
-    CHECK(same(parts.plain.get(), whole.plain.get()));
+    CHECK(same_bits(parts.plain.get(), whole.plain.get()));
     for (int k = 0; k < WEIGHTS; k++) {
-        CHECK(same(parts.q[k].fp8.get(), whole.q[k].fp8.get()));
-        CHECK(same(parts.q[k].fp8_t.get(), whole.q[k].fp8_t.get()));
-        CHECK(same(parts.q[k].slot.get(), whole.q[k].slot.get()));
-        CHECK(same(parts.q[k].scales.get(), whole.q[k].scales.get()));
-        CHECK(same(parts.q[k].scales_t.get(), whole.q[k].scales_t.get()));
+        CHECK(same_bits(parts.q[k].fp8.get(), whole.q[k].fp8.get()));
+        CHECK(same_bits(parts.q[k].fp8_t.get(), whole.q[k].fp8_t.get()));
+        CHECK(same_bits(parts.q[k].slot.get(), whole.q[k].slot.get()));
+        CHECK(same_bits(parts.q[k].scales.get(), whole.q[k].scales.get()));
+        CHECK(same_bits(parts.q[k].scales_t.get(), whole.q[k].scales_t.get()));
     }
 }
 
@@ -303,7 +303,7 @@ TEST(published_is_quantized) {
         compare(parts, whole, space, cuts);
         Bf16Buffer plain(PLAIN);
         gpu_to_bf16(&gpu, plain.data, whole.master.data + space.first[WEIGHTS], PLAIN);
-        CHECK(same(plain.get(), whole.plain.get()));
+        CHECK(same_bits(plain.get(), whole.plain.get()));
     }
 }
 
@@ -321,12 +321,12 @@ TEST(skipped_step_changes_nothing) {
         fill(before, space, cuts);
         update(after, space, settings, cuts);
         transpose(before);
-        CHECK(same(after.master.get(), before.master.get()));
-        CHECK(same(after.exp_avg.get(), before.exp_avg.get()));
-        CHECK(same(after.plain.get(), before.plain.get()));
+        CHECK(same_bits(after.master.get(), before.master.get()));
+        CHECK(same_bits(after.exp_avg.get(), before.exp_avg.get()));
+        CHECK(same_bits(after.plain.get(), before.plain.get()));
         for (int k = 0; k < WEIGHTS; k++) {
-            CHECK(same(after.q[k].fp8.get(), before.q[k].fp8.get()));
-            CHECK(same(after.q[k].slot.get(), before.q[k].slot.get()));
+            CHECK(same_bits(after.q[k].fp8.get(), before.q[k].fp8.get()));
+            CHECK(same_bits(after.q[k].slot.get(), before.q[k].slot.get()));
         }
     }
 }
