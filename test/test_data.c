@@ -52,36 +52,28 @@ static bool read_window(const Dataset *data, int64_t window, int *inputs, int *t
     return loader_batch(&(Loader){.data = data}, window, 1, INT64_MAX, inputs, targets, NULL);
 }
 
-// Opens a stream whose token i is i, in shards of both versions, with nothing beside them. Some are
-// shorter than a window.
+// A stream whose token i is i, in shards that begin here, and where it ends.
+enum { SHARDS = 8, TOKENS = 150 };
+static const int begins_at[SHARDS + 1] = {0, 5, 6, 46, 48, 49, 79, 143, TOKENS};
+
+static int shard_of(int64_t i) {
+    int shard = 0;
+    while (i >= begins_at[shard + 1]) { shard++; }
+    return shard;
+}
+
+// Opens the stream, in shards of both versions, with nothing beside them. Some are shorter than a
+// window.
 static Dataset open_stream(int seq_length) {
-    static const int64_t counts[] = {5, 1, 40, 2, 1, 30, 64, 7};
     Dataset data;
-    int64_t first = 0;
-    for (int i = 0; i < 8; i++) {
-        write_shard(text_of("stream_%d.bin", i), i % 2 == 0 ? 2 : 4, first, counts[i]);
-        first += counts[i];
+    for (int i = 0; i < SHARDS; i++) {
+        write_shard(text_of("stream_%d.bin", i), i % 2 == 0 ? 2 : 4, begins_at[i],
+                    begins_at[i + 1] - begins_at[i]);
         remove(text_of("stream_%d.bin.mask", i));
         remove(text_of("stream_%d.bin.starts", i));
     }
     or_die(dataset_open(&data, "stream_*.bin", seq_length, 1000, -1, false));
     return data;
-}
-
-TEST(windows_cross_shards) {
-    int inputs[150], targets[150];
-    for (int T = 1; T < 150; T++) {
-        CLOSED(dataset_close) Dataset data = open_stream(T);
-        CHECK_EQUAL(data.tokens, 150);
-        CHECK_EQUAL(data.windows, 149 / T);
-        for (int64_t w = 0; w < data.windows; w++) {
-            CHECK(read_window(&data, w, inputs, targets));
-            for (int t = 0; t < T; t++) {
-                CHECK_EQUAL(inputs[t], w * T + t);
-                CHECK_EQUAL(targets[t], w * T + t + 1);
-            }
-        }
-    }
 }
 
 static bool matches(const Dataset *data, const char *identity) {
@@ -153,63 +145,6 @@ TEST(tokens_outside_the_vocabulary_are_named) {
                   "max.bin: token 0 is 4294967294, outside the vocabulary");
 }
 
-// Reads two epochs as run_batch does, on `ranks` ranks. The samples of a step do not depend on the
-// ranks and micro-batches: returns how many tokens were not those of the expected sample, plus how
-// many targets did not come exactly once in an epoch. planted: one rank reads another rank's
-// samples.
-static int64_t miscounted(const Dataset *data, int ranks, int B, int micro_batches, bool shuffle,
-                          bool planted) {
-    enum { EPOCHS = 2 };
-    Run run = {.train = {data, 42, shuffle, NULL}, .group = {.ranks = ranks}};
-    int64_t W = data->windows, wrong = 0;
-    int T = data->seq_length;
-    FREED int *seen = calloc_or_die((size_t)(EPOCHS * data->tokens), sizeof(int));
-    int *inputs = malloc_or_die((size_t)(B * T) * sizeof(int)),
-        *targets = malloc_or_die((size_t)(B * T) * sizeof(int));
-    int step = run.options.global_batch_size = ranks * micro_batches * B;
-    run.options.micro_batch_size = B;
-    run.options.train_iters = 1000;
-    for (; run.progress.samples < EPOCHS * W; run.progress.samples += step) {
-        int64_t ahead = run.progress.samples / step % 2; // 1: read in the step before
-        for (int rank = 0; rank < ranks; rank++) {
-            Run own = run;
-            own.group.rank = planted && rank == ranks - 1 ? 0 : rank;
-            own.progress.samples -= ahead * step;
-            for (int i = 0; i < micro_batches * B * T; i++) {
-                int j = i % (B * T), micro = i / (B * T);
-                if (j == 0) { run_batch(&own, ahead, micro, inputs, targets, NULL); }
-                int64_t sample = run.progress.samples + (micro * ranks + rank) * B + j / T;
-                int64_t token = loader_window(&run.train, sample) * T + j % T;
-                wrong += inputs[j] != token || targets[j] != token + 1;
-                if (sample < EPOCHS * W) { seen[sample / W * data->tokens + targets[j]]++; }
-            }
-            free(own.prefetched);
-        }
-    }
-    for (int64_t i = 0; i < EPOCHS * data->tokens; i++) {
-        int64_t token = i % data->tokens;
-        wrong += seen[i] != (token >= 1 && token <= W * T);
-    }
-    free(inputs);
-    free(targets);
-    return wrong;
-}
-
-TEST(every_token_is_a_target_once_an_epoch) {
-    static const int ranks[] = {1, 2, 3, 8};
-    CLOSED(dataset_close) Dataset data = open_stream(4);
-    for (int r = 0; r < 4; r++) {
-        for (int B = 1; B <= 5; B++) {
-            for (int micro_batches = 1; micro_batches <= 3; micro_batches++) {
-                CHECK_EQUAL(miscounted(&data, ranks[r], B, micro_batches, true, false), 0);
-                CHECK_EQUAL(miscounted(&data, ranks[r], B, micro_batches, false, false), 0);
-            }
-        }
-    }
-    CHECK(miscounted(&data, 2, 1, 1, true, true) > 0);
-    CHECK(miscounted(&data, 8, 2, 3, false, true) > 0);
-}
-
 static uint64_t folded(uint64_t key, uint64_t n, uint64_t index) {
     return (index * 2 + key) % n;
 }
@@ -262,56 +197,90 @@ static void write_mask(const char *shard, int64_t first, int window) {
     write_bits(shard, MASK_MAGIC, counts, first, window, 0);
 }
 
-// Opens the stream of open_stream, with masks beside some shards.
+// Opens the stream, with masks beside some shards.
 static Dataset open_masked(int seq_length) {
-    int64_t first = 0;
     Dataset data = open_stream(1);
-    for (int i = 0; i < data.num_shards; first += data.shards[i++].count) {
-        if (i % 4 != 3) { write_mask(data.shards[i].path, first, 0); }
+    for (int i = 0; i < SHARDS; i++) {
+        if (i % 4 != 3) { write_mask(data.shards[i].path, begins_at[i], 0); }
     }
     dataset_close(&data);
     or_die(dataset_open(&data, "stream_*.bin", seq_length, 1000, -1, false));
     return data;
 }
 
-// Reads two epochs in batches. Counts targets that differ from the masks or from the counts of
-// loader_targets, and tokens that count but are no target. planted: another mask is expected.
-static int64_t masked_wrongly(const Dataset *data, int B, int planted) {
+// What a stream's files say of its token i: whether it counts as a target, whether it begins a
+// document.
+typedef bool OfToken(int64_t i);
+
+static bool always(int64_t i) {
+    return i >= 0;
+}
+
+static bool counts_by_masks(int64_t i) {
+    return shard_of(i) % 4 == 3 || counts(i);
+}
+
+static bool begins_shard(int64_t i) {
+    return i == begins_at[shard_of(i)];
+}
+
+// Reads two epochs in batches of B. Counts inputs, targets and starts of documents that differ from
+// the files, and targets that differ from the counts of loader_targets and of the data. planted:
+// what is said of another token is expected.
+static int64_t read_wrongly(const Dataset *data, int B, OfToken *target, OfToken *begins,
+                            int planted) {
     int T = data->seq_length;
-    int64_t wrong = 0, targets_seen = 0, samples = 2 * data->windows;
+    int64_t wrong = 0, seen = 0, samples = 2 * data->windows;
     Loader loader = {data, 3, true, NULL};
-    FREED int *inputs = malloc_or_die((size_t)(B * T) * sizeof(int));
-    FREED int *targets = malloc_or_die((size_t)(B * T) * sizeof(int));
+    FREED int *inputs = malloc_or_die((size_t)(3 * B * T) * sizeof(int));
+    int *targets = inputs + B * T, *starts = targets + B * T;
     for (int64_t sample = 0; sample < samples; sample += B) {
         int64_t n = 0;
-        or_die(loader_batch(&loader, sample, B, samples, inputs, targets, NULL));
-        for (int i = 0; i < B * T && sample + i / T < samples; i++) {
+        or_die(loader_batch(&loader, sample, B, samples, inputs, targets, starts));
+        for (int i = 0; i < B * T; i++) {
+            if (sample + i / T >= samples) { // padding
+                wrong += targets[i] != -1 || starts[i] != 0;
+                continue;
+            }
             int64_t at = loader_window(&loader, sample + i / T) * T + i % T, next = at + 1;
-            bool masked = (next >= 46 && next < 48) || next >= 143; // shards 3 and 7 have no mask
-            bool target = next < data->tokens && (masked || counts(next + planted));
-            wrong += inputs[i] != at || targets[i] != (target ? next : -1);
-            n += target;
+            bool first = i % T == 0 || begins(at + planted),
+                 counted = next < TOKENS && target(next + planted);
+            wrong += inputs[i] != at || targets[i] != (counted ? next : -1);
+            wrong += starts[i] != (first ? i % T : starts[i - 1]);
+            n += counted;
         }
         wrong += n != loader_targets(&loader, sample, min64(B, samples - sample));
-        targets_seen += n;
+        seen += n;
     }
-    return wrong + (targets_seen != 2 * data->targets);
+    return wrong + (seen != 2 * data->targets);
+}
+
+static void check_reading(const Dataset *data, OfToken *target, OfToken *begins) {
+    for (int B = 1; B <= 4; B++) { CHECK_EQUAL(read_wrongly(data, B, target, begins, 0), 0); }
+    CHECK(data->seq_length == 1 || read_wrongly(data, 2, target, begins, 1) > 0);
+}
+
+TEST(windows_cross_shards) {
+    for (int T = 1; T < TOKENS; T++) {
+        CLOSED(dataset_close) Dataset data = open_stream(T);
+        CHECK(data.tokens == TOKENS && data.windows == (TOKENS - 1) / T);
+        check_reading(&data, always, begins_shard);
+    }
 }
 
 TEST(masks_say_which_targets_count) {
     for (int T = 1; T <= 75; T += 1 + T / 8) {
         CLOSED(dataset_close) Dataset data = open_masked(T);
         int64_t windows = 0;
-        for (int64_t w = 0; w < 150 / T; w++) { // windows without a target are left out
+        for (int64_t w = 0; w < TOKENS / T; w++) { // windows without a target are left out
             bool any = false;
-            for (int64_t i = w * T + 1; i <= (w + 1) * T && i < 150; i++) {
-                any = any || (i >= 46 && i < 48) || i >= 143 || counts(i);
+            for (int64_t i = w * T + 1; i <= (w + 1) * T && i < TOKENS; i++) {
+                any = any || counts_by_masks(i);
             }
             windows += any;
         }
         CHECK_EQUAL(data.windows, windows);
-        for (int B = 1; B <= 4; B++) { CHECK_EQUAL(masked_wrongly(&data, B, 0), 0); }
-        CHECK(masked_wrongly(&data, 2, 1) > 0);
+        check_reading(&data, counts_by_masks, begins_shard);
     }
 }
 
@@ -401,14 +370,14 @@ static bool begins(int64_t i) {
 
 enum { END = 47, LISTED = 2, TEMPLATED = 5 }; // the end of text; kinds of the shards below
 
-// Opens the stream of open_stream. Every fourth shard from 2 on lists its documents, shard 5 has
-// a mask of conversations, and in the others token END begins one.
+// Opens the stream. Every fourth shard from 2 on lists its documents, shard 5 has a mask of
+// conversations, and in the others token END begins one.
 static Dataset open_documents(int seq_length) {
     Dataset data = open_stream(1);
-    int64_t first = 0;
-    for (int i = 0; i < data.num_shards; first += data.shards[i++].count) {
-        if (i % 4 == LISTED) { write_bits(data.shards[i].path, STARTS_MAGIC, begins, first, 0, 0); }
-        if (i == TEMPLATED) { write_bits(data.shards[i].path, MASK_MAGIC, counts, first, 0, 9); }
+    for (int i = 0; i < SHARDS; i++) {
+        const char *path = data.shards[i].path;
+        if (i % 4 == LISTED) { write_bits(path, STARTS_MAGIC, begins, begins_at[i], 0, 0); }
+        if (i == TEMPLATED) { write_bits(path, MASK_MAGIC, counts, begins_at[i], 0, 9); }
     }
     dataset_close(&data);
     or_die(dataset_open(&data, "stream_*", seq_length, 1000, END,
@@ -416,33 +385,19 @@ static Dataset open_documents(int seq_length) {
     return data;
 }
 
-// Reads an epoch, and counts starts that are not those of the files. planted: another token ends.
-static int64_t starts_wrongly(const Dataset *data, int B, int planted) {
-    int T = data->seq_length;
-    int64_t wrong = 0, samples = data->windows;
-    Loader loader = {data, 3, true, NULL};
-    FREED int *inputs = malloc_or_die((size_t)(3 * B * T) * sizeof(int));
-    int *targets = inputs + B * T, *starts = targets + B * T;
-    for (int64_t sample = 0; sample < samples; sample += B) {
-        or_die(loader_batch(&loader, sample, B, samples, inputs, targets, starts));
-        for (int i = 0; i < B * T; i++) {
-            int64_t at = loader_window(&loader, sample + i / T) * T + i % T, in = at;
-            int shard = 0;
-            for (; in >= data->shards[shard].count; in -= data->shards[shard++].count) {}
-            bool first = i % T == 0 || in == 0 || (shard % 4 == LISTED && begins(at)) ||
-                         (shard % 4 != LISTED && shard != TEMPLATED && at == END + planted);
-            int expected = first ? i % T : starts[i - 1];
-            wrong += starts[i] != (sample + i / T < samples ? expected : 0);
-        }
-    }
-    return wrong;
+static bool counts_in_documents(int64_t i) {
+    return shard_of(i) != TEMPLATED || counts(i);
+}
+
+static bool begins_document(int64_t i) {
+    bool listed = shard_of(i) % 4 == LISTED;
+    return begins_shard(i) || (listed ? begins(i) : shard_of(i) != TEMPLATED && i == END);
 }
 
 TEST(documents_begin_where_the_files_say) {
     for (int T = 1; T <= 75; T += 1 + T / 8) {
         CLOSED(dataset_close) Dataset data = open_documents(T);
-        for (int B = 1; B <= 4; B++) { CHECK_EQUAL(starts_wrongly(&data, B, 0), 0); }
-        CHECK(T == 1 || starts_wrongly(&data, 2, 1) > 0);
+        check_reading(&data, counts_in_documents, begins_document);
         CHECK(data.sidecars[TEMPLATED].chat_template == 9);
     }
 }
@@ -535,35 +490,26 @@ TEST(data_of_conversations_are_known) {
     dataset_close(&data);
 }
 
+static int end_of_text;
+
+static bool counts_after_no_end(int64_t i) {
+    return counts_by_masks(i) && i != end_of_text + 1;
+}
+
+static bool begins_after_end(int64_t i) {
+    return begins_shard(i) || i == end_of_text;
+}
+
 // Only the target after the end of text is left out, besides the targets that the masks leave out.
-// Shards without masks hold the targets 46, 47 and 143 to 149.
 TEST(targets_after_an_end_may_be_left_out) {
-    enum { T = 4 };
-    int inputs[T], targets[T], wrong = 0;
-    CLOSED(dataset_close) Dataset as_ever = open_masked(T);
-    for (int end = 0; end < 150; end++) {
-        int64_t left = 0;
+    CLOSED(dataset_close) Dataset as_ever = open_masked(4);
+    for (end_of_text = 0; end_of_text < TOKENS; end_of_text++) {
         CLOSED(dataset_close) Dataset data;
-        or_die(dataset_open(&data, "stream_*.bin", T, 1000, end, true));
-        Loader loader = {.data = &data};
-        for (int64_t w = 0; w < data.windows; w++) {
-            or_die(loader_batch(&loader, w, 1, INT64_MAX, inputs, targets, NULL));
-            int64_t counted = 0;
-            for (int t = 0; t < T; t++) {
-                bool by_mask = inputs[t] + 1 < data.tokens &&
-                               (counts(inputs[t] + 1) || inputs[t] == 45 || inputs[t] == 46 ||
-                                inputs[t] + 1 >= 143);
-                bool target = by_mask && inputs[t] != end;
-                wrong += targets[t] != (target ? inputs[t] + 1 : -1);
-                counted += targets[t] >= 0;
-            }
-            wrong += counted != loader_targets(&loader, w, 1) || counted == 0;
-            left += counted;
-        }
-        CHECK(left == data.targets && as_ever.targets - left <= 1);
-        CHECK(end != 12 + 1 || as_ever.targets - left == 1);
+        or_die(dataset_open(&data, "stream_*.bin", 4, 1000, end_of_text, true));
+        check_reading(&data, counts_after_no_end, begins_after_end);
+        int64_t left_out = as_ever.targets - data.targets;
+        CHECK(left_out >= (end_of_text == 12 + 1) && left_out <= 1);
     }
-    CHECK_EQUAL(wrong, 0);
     write_shard("ends.bin", 2, 5, 9);
     CLOSED(dataset_close) Dataset one;
     or_die(dataset_open(&one, "ends.bin", 1, 1000, 5, true));

@@ -123,11 +123,13 @@ static void write_sources(void) {
     write_shard("c.bin", 2, FIRST_C, 21);
 }
 
-// Reads 3 epochs as run_batch does, on `ranks` ranks, from any sample on. Counts samples that
-// differ from one rank's, and windows that an epoch of their source has not exactly once. planted:
-// all sources have the shuffle of the first.
-static int64_t misread(const Mixture *m, int ranks, int B, int micro_batches) {
-    Run run = {.train = {m->data, 42, true, &m->blend}, .group = {.ranks = ranks}};
+// Reads 3 epochs as run_batch does, on `ranks` ranks; each second step in the step before. The
+// samples of a step do not depend on ranks and micro-batches: counts samples that differ from one
+// rank's, and windows that an epoch of their source has not exactly once. planted: one rank reads
+// another's.
+static int64_t misread(const Mixture *m, int ranks, int B, int micro_batches, bool shuffle,
+                       bool planted) {
+    Run run = {.train = {m->data, 42, shuffle, &m->blend}, .group = {.ranks = ranks}};
     Loader plain = run.train;
     int step = run.options.global_batch_size = ranks * micro_batches * B;
     int inputs[64], targets[64], expected[64], ignored[64];
@@ -135,12 +137,14 @@ static int64_t misread(const Mixture *m, int ranks, int B, int micro_batches) {
     run.options.micro_batch_size = B;
     run.options.train_iters = 1000;
     for (; run.progress.samples < samples; run.progress.samples += step) {
+        int64_t ahead = run.progress.samples / step % 2;
         for (int rank = 0; rank < ranks; rank++) {
             Run own = run;
-            own.group.rank = rank;
+            own.group.rank = planted && rank == ranks - 1 ? 0 : rank;
+            own.progress.samples -= ahead * step;
             for (int micro = 0; micro < micro_batches; micro++) {
                 int64_t sample = run.progress.samples + (micro * ranks + rank) * B;
-                run_batch(&own, 0, micro, inputs, targets, NULL);
+                run_batch(&own, ahead, micro, inputs, targets, NULL);
                 or_die(loader_batch(&plain, sample, B, INT64_MAX, expected, ignored, NULL));
                 wrong += memcmp(inputs, expected, (size_t)(B * T) * sizeof(int)) != 0;
                 for (int i = 0; i < B; i++, sample++) {
@@ -156,7 +160,7 @@ static int64_t misread(const Mixture *m, int ranks, int B, int micro_batches) {
             free(own.prefetched);
         }
     }
-    for (int source = 0; source < 3; source++) {
+    for (int source = 0; source < m->count; source++) {
         int64_t windows = m->data[source].windows;
         int64_t whole = blend_count(&m->blend, source, samples) / windows * windows;
         for (int64_t i = 0; i < whole; i++) { wrong += seen[source][i] != 1; }
@@ -165,13 +169,19 @@ static int64_t misread(const Mixture *m, int ranks, int B, int micro_batches) {
 }
 
 TEST(each_source_has_its_own_epochs_on_any_ranks) {
+    static const int ranks[] = {1, 2, 3, 4, 8};
     CLOSED(mixture_close) Mixture m;
     write_sources();
     CHECK(mixture_open(&m, three, T, 3000, -1, false));
     CHECK(m.count == 3 && m.windows == 42 && m.num_shards == 4 && m.tokens == 174 && !m.masked);
-    for (int ranks = 1; ranks <= 4; ranks++) {
-        for (int B = 1; B <= 3; B++) { CHECK_EQUAL(misread(&m, ranks, B, 2), 0); }
+    for (int i = 0; i < 2 * COUNT(ranks); i++) {
+        for (int B = 1; B <= 5; B++) {
+            for (int n = 1; n <= 3; n++) {
+                CHECK_EQUAL(misread(&m, ranks[i / 2], B, n, i % 2, false), 0);
+            }
+        }
     }
+    CHECK(misread(&m, 2, 1, 1, true, true) > 0 && misread(&m, 8, 2, 3, false, true) > 0);
     // equal sources are not in one order
     CLOSED(mixture_close) Mixture twins;
     CHECK(mixture_open(&twins, "1 b.bin 1 b.bin", T, 3000, -1, false));
