@@ -344,6 +344,8 @@ test_pages_are_what_the_records_say() {
     for page in README.md docs/benchmarks.md docs/results.svg; do
         expect_status 2 "$results" --check --records other "$root/$page"
     done
+    grep -v -- '--bf16' "$root/docs/options.md" >page
+    expect_said 2 'page: not what' "$results" --check page
     cp "$root/test/results/bench.jsonl" other
     change_report fp8_gpt2_124m_adamw 'for run in held["runs"]: run["valid_loss"] *= 1 + (run["variant"] == "head")'
     expect_status 0 "$results" --check --records other "$root/docs/benchmarks.md"

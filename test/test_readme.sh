@@ -3,12 +3,10 @@
 # every folder with sources and none for what does not exist; every source or its header begins by
 # saying what it is; every `make TARGET` and --option that a page names exists, and every file that
 # a page or a source names by its folder; links lead somewhere; the error messages of
-# docs/troubleshooting.md are ours; the tables of docs/options.md are those of --help, and the table
-# of metrics in docs/formats.md has the fields that a run writes.
+# docs/troubleshooting.md are ours; the table of metrics in docs/formats.md has the fields that a run
+# writes. test_bench.sh has what scripts/results writes.
 # shellcheck source=test/lib.sh
 source "$(dirname "$0")/lib.sh"
-architecture=$root/docs/architecture.md
-pages=("$root"/*.md "$root"/docs/*.md)
 
 # The names in the first column of the table, which stand in backticks.
 rows_of() {
@@ -113,12 +111,6 @@ unanswered_names() {
     done
 }
 
-stale_options() {
-    sed -n '/^<!-- options -->$/,/^<!-- \/options -->$/p' "$1" >shown
-    cp shown tables && "$root/scripts/results" "$PWD/tables"
-    diff shown tables | grep '^[<>]' | head -n 3
-}
-
 anchors() {
     grep -E '^#+ ' "$1" | sed -E 's/^#+ //' | tr 'A-Z ' 'a-z-' | tr -cd 'a-z0-9\n_-'
 }
@@ -172,45 +164,36 @@ wrong_fields() {
     comm -3 <(shown_fields "$1") <(written_fields metrics.jsonl)
 }
 
-# check CHECK WHAT [PAGE...]: each check prints what is wrong with a page; nothing is right.
-check() {
-    local does=$1 what=$2 page wrong
-    shift 2
-    if ! git -C "$root" ls-files >tracked 2>&1; then
-        skip "not a git checkout: which files are ours is not known"
-        return
-    fi
-    for page in "${@:-$architecture}"; do
-        wrong=$("$does" "$page")
-        [[ -z $wrong ]] || fail "${page#"$root"/}: $what: $(tr '\n' ' ' <<<"$wrong")"
-    done
+is_checkout() {
+    git -C "$root" ls-files >tracked 2>&1 || { skip "no git checkout: which files are ours is not known"; false; }
 }
 
-test_every_folder_has_a_row() { check missing_rows 'without a row in the table'; }
-test_every_row_exists() { check stale_rows 'in the table, but not in the tree'; }
-test_every_source_says_what_it_is() {
-    check silent_sources 'its first line is no comment that says what it is' "$root"
-}
-test_every_file_exists() {
-    local named
-    mapfile -t named < <(sources | grep -v test/test_readme.sh | sed "s,^,$root/,")
-    check missing_files 'no such file' "${pages[@]}" "${named[@]}"
-}
-test_every_target_exists() { check unknown_targets 'not a target of the Makefile' "${pages[@]}"; }
-test_every_option_exists() { check unknown_options 'not an option' "${pages[@]}"; }
-test_names_of_other_trainers_are_answered() { check unanswered_names 'not answered with ours' "${pages[@]}"; }
-test_every_link_leads_somewhere() { check broken_links 'leads nowhere' "${pages[@]}"; }
-test_messages_are_ours() { check unsaid_messages 'no source says' "$root/docs/troubleshooting.md"; }
-test_every_page_is_listed() { check unlisted_pages 'not listed' "$root/docs/README.md"; }
-test_options_are_those_of_help() {
-    check stale_options 'not as in --help (make readme)' "$root/docs/options.md"
-}
-test_metrics_are_those_of_a_run() {
+# Each check prints what is wrong with a page, or with the file that a row names; nothing is right.
+test_pages_are_right() {
+    local does what page wrong pages
+    is_checkout || return
     make_shards 1500
     expect_status 0 train_gpt --model llama-tiny --data d/x_train.bin --valid-data d/x_val.bin \
         --train-iters 2 --micro-batch-size 2 --save metrics --save-interval 1 || return
-    cp metrics/metrics.jsonl . || return
-    check wrong_fields 'fields in the table or in metrics.jsonl alone' "$root/docs/formats.md"
+    cp metrics/metrics.jsonl .
+    while IFS='|' read -r does what pages; do
+        while IFS= read -r page; do
+            wrong=$("$does" "$root/$page")
+            [[ -z $wrong ]] || fail "$page: $what: $(tr '\n' ' ' <<<"$wrong")"
+        done < <(cd "$root" && eval "printf '%s\n' $pages")
+    done <<'ROWS'
+missing_rows|without a row in the table|docs/architecture.md
+stale_rows|in the table, but not in the tree|docs/architecture.md
+silent_sources|its first line is no comment that says what it is|.
+missing_files|no such file|*.md docs/*.md $(sources | grep -v test/test_readme.sh)
+unknown_targets|not a target of the Makefile|*.md docs/*.md
+unknown_options|not an option|*.md docs/*.md
+unanswered_names|not answered with ours|*.md docs/*.md
+broken_links|leads nowhere|*.md docs/*.md
+unsaid_messages|no source says|docs/troubleshooting.md
+unlisted_pages|not listed|docs/README.md
+wrong_fields|fields in the table or in metrics.jsonl alone|docs/formats.md
+ROWS
 }
 
 # sees CHECK EDIT FOUND: nothing is wrong with right.md, and with one edit this is.
@@ -225,10 +208,7 @@ sees() {
 
 # A README that is right, made from the tree, and that with one fault of each kind.
 test_faults_are_seen() {
-    if ! git -C "$root" ls-files >tracked 2>&1; then
-        skip "not a git checkout"
-        return
-    fi
+    is_checkout || return
     echo '{"kind":"step","a":1,"b":{"c":[{"d":"}"}],"e":"\""},"f":"x:y","g":null}' >metrics.jsonl
     {
         printf '# x\n| `no/row` |\n## Folders\ntext\n### part\n| file | what |\n| --- | --- |\n'
@@ -241,7 +221,6 @@ test_faults_are_seen() {
         printf '| `no` | `z` |\n## Metrics\n| `step` | `a`, `b` |\n| `step` | the `f` and `g` |\n'
         printf '## A Title: x\n[a](#a-title-x)\n'
         (cd "$root/docs" && printf '[x](%s)\n' *.md)
-        echo '## y' && sed -n '/^<!-- options -->$/,/^<!-- \/options -->$/p' "$root/docs/options.md"
         printf '## Error messages\n| `a run has saved there … --resume latest` | x |\n'
     } >right.md
     ln -s "$root"/docs/*.md .
@@ -255,8 +234,6 @@ test_faults_are_seen() {
     sees unknown_options 's/`--bf16`/`--bf17`/' '--bf17 '
     sees unanswered_names 's/-i,/-w,/' '-w '
     sees unanswered_names 's/n_layer/xyz_layers_q/' '--xyz_layers_q '
-    sees stale_options 's/peak learning rate/the learning rate/' '< *learning rate* > *learning rate*'
-    sees stale_options '/--bf16/d' '*--bf16*'
     sees wrong_fields 's/`a`/`h`/' 'step a step h '
     sees broken_links 's/(#a-title-x)/(#b)/' '#b '
     sees broken_links 's/(fp8.md)/(none.md)/' 'none.md '
