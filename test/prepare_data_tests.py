@@ -241,8 +241,9 @@ def test_folders_are_read_whole():
 def test_the_c_tokenizer_agrees():
     text = "".join(sentences(2, 200)) + "\x00\xff end"
     write("one.txt", text.encode("latin-1", "replace"))  # not UTF-8, which bytes need not be
-    run("tokenize", "--output-prefix", "c/one", "--valid-fraction", 0.1, "one.txt")
-    prepared("p", "one.txt", "--valid-fraction", 0.1)
+    write("two.txt", "x" * 4990 + "\n123456789")  # a line too far away to begin with it
+    run("tokenize", "--output-prefix", "c/one", "--valid-fraction", 0.1, "one.txt", "two.txt")
+    prepared("p", "one.txt", "two.txt", "--valid-fraction", 0.1, "--no-shuffle")
     assert manifest("p")["settings"]["split"] == "tails"
     assert read("p/train_00000.bin") == read("c/one_train.bin")
     assert read("p/val_00000.bin") == read("c/one_val.bin")

@@ -82,23 +82,6 @@ ROWS
     expect_status 0 "${ranks[@]}" --accept-data-change
 }
 
-# A shard too large to be read whole is sampled.
-test_large_shards_are_sampled() {
-    mkdir -p large && cp d/a_train.bin large/a.bin
-    local tokens=40000000
-    truncate -s $((1024 + 2 * tokens)) large/a.bin
-    poke large/a.bin 8 "$(printf '\\%03o' $((tokens & 255)) $((tokens >> 8 & 255)) \
-        $((tokens >> 16 & 255)) $((tokens >> 24)))"
-    rm -rf s
-    expect_status 0 run --data large/a.bin --train-iters 2 --save s || return
-    mv large again
-    expect_status 0 resume again/a.bin --train-iters 3 || return
-    head -c 3000000 /dev/zero | tr '\0' '\1' | dd of=again/a.bin bs=1000 seek=30000 \
-        conv=notrunc status=none
-    expect_said 1 'again/a.bin: not the shard that ' resume again/a.bin
-    rm -rf again
-}
-
 # edit_meta CHECKPOINT PATTERN REPLACEMENT...: in its meta.json, which gets the checksum of that.
 edit_meta() {
     python3 - "$@" <<'END'

@@ -10,7 +10,7 @@ export NO_COLOR=1 MPLCONFIGDIR=$PWD/matplotlib
 
 have_packages() {
     make_scripts
-    "$python" -c 'import matplotlib, numpy, tensorboard, tokenizers' 2>>scripts.log
+    "$python" -c 'import matplotlib, numpy, tensorboard' 2>>scripts.log
 }
 
 # blocks PAGE FOLDER: writes each block that is to be run to FOLDER/LINE.sh; prints how many are
@@ -80,7 +80,7 @@ plant() {
 # Prepares what a page's commands read but cannot make here: runs, an imported model.
 prepare_page() {
     case $1 in
-    fine_tune) prepare_start ;;
+    fine_tune) cp -rL test/golden/chat start ;; # an imported model with a chat template of its own
     serve | troubleshooting | doctor | fp8 | formats | data | evaluation | architecture) prepare_run ;;
     esac
 }
@@ -92,35 +92,6 @@ prepare_run() {
         ./train_gpt --model llama-tiny --data data/mine_train.bin --valid-data data/mine_val.bin \
             --train-iters 1000 --micro-batch-size 2 --lr 1e-4 --bf16 --fp8-format hybrid \
             --save run/mine --save-interval 100 --keep 0 # so few steps at a usual rate double activations
-}
-
-# An imported model, with a tokenizer.json and a chat template of its own.
-prepare_start() {
-    mkdir -p work/theirs && "$python" - <<'END' || return 1
-import json
-import tokenizers
-from tokenizers import models, pre_tokenizers, trainers
-t = tokenizers.Tokenizer(models.BPE())
-t.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-with open("mine.txt") as file:
-    lines = file.read().splitlines()
-with open("scripts/chat.jsonl") as file:
-    lines += file.read().splitlines()
-t.train_from_iterator(lines, trainers.BpeTrainer(
-    vocab_size=500, special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
-    initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
-t.save("work/theirs/tokenizer.json")
-with open("work/theirs/tokenizer_config.json", "w") as file:
-    json.dump({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}, file)
-with open("work/theirs/chat_template.jinja", "w") as file:
-    file.write("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
-               "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
-END
-    ./tokenize --output-prefix data/theirs mine.txt &&
-        ./train_gpt --model llama-tiny --vocab-size 500 --seq-length 256 --data data/theirs_train.bin --train-iters 2 \
-            --micro-batch-size 2 --save run/theirs &&
-        cp run/theirs/latest/{model.safetensors,config.json} work/theirs &&
-        scripts/convert_hf import work/theirs --output start
 }
 
 # run_page PAGE TREE: the page's blocks in their order; fails at the first that does.

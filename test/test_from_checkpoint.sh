@@ -43,7 +43,6 @@ check_each() {
     local trainer rows
     rows=$(cat)
     for trainer in "${trainers[@]}"; do
-        # shellcheck disable=SC2317 # the rows call it
         trainer() { "$trainer" "$@"; }
         check_rows <<<"$rows"
     done

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# shellcheck disable=SC2086,SC2317 # options are words on purpose; check calls functions
+# shellcheck disable=SC2086 # options are words on purpose
 # Whole models by the GPU trainer, on the GPU or over the stand-ins, against the CPU trainer: first
 # gradients, in every precision, and losses. Prints "N passed, N failed, N skipped" last.
 # shellcheck source=test/gpu_runs.sh

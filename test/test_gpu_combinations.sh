@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# shellcheck disable=SC2086,SC2317 # options are words on purpose; check calls functions
+# shellcheck disable=SC2086 # options are words on purpose
 # Combinations of options that nobody chose, on the GPU or over the stand-ins. What decides how a
 # step is computed, and not what, leaves every bit as it is: memory that phases share, recomputation,
 # matmuls of our own, evaluations, samples and counts between steps, a stop. The checkpoint

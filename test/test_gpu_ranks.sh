@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# shellcheck disable=SC2046,SC2086,SC2317 # options are words on purpose; check calls functions
+# shellcheck disable=SC2046,SC2086 # options are words on purpose
 # Training on several ranks, on GPUs or over the stand-ins: the same as on one with accumulation,
 # however weights travel, and evaluations of the newest of them; through checkpoints of other numbers
 # of ranks; and on GPUs through kills (test_ranks_trouble.sh has those over the stand-ins). Takes 2

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# shellcheck disable=SC2046,SC2086,SC2317 # options are words on purpose; check calls functions
+# shellcheck disable=SC2046,SC2086 # options are words on purpose
 # Whole models by the GPU trainer, on the GPU or over the stand-ins: runs that must repeat, resume, and
 # give the same bits with recomputation, chunked heads and graphs; the rest of a trainer. Prints
 # "N passed, N failed, N skipped" last.

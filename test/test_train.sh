@@ -17,38 +17,6 @@ run() {
     train_gpt "${common[@]}" --model llama-tiny "$@"
 }
 
-# The texts of shards of version 1, which has two bytes a token, and 256 before each text: doc.1, ...
-texts_of() {
-    local shard
-    rm -f doc.*
-    for shard; do tail -c +1025 "$shard"; done | od -An -v -tu2 -w2 | awk '
-        $1 == 256 { file = "doc." ++n ".hex" }
-        $1 < 256 { printf "%02x", $1 >file }
-        $1 > 256 { exit 1 }' && for shard in doc.*.hex; do xxd -r -p "$shard" "${shard%.hex}"; done
-}
-
-test_tokenize_keeps_every_byte() {
-    make_text 2 5000 >a
-    head -c 3000 /dev/urandom | tr -d '\0' >b
-    expect_status 0 "$root/tokenize" --output-prefix e/y --valid-fraction 0.25 a b || return
-    texts_of e/y_train.bin e/y_val.bin || fail "a token above 256"
-    cat doc.1 doc.3 doc.2 doc.4 | cmp -s - <(cat a b) || fail "other bytes"
-}
-
-test_validation_starts_a_line_that_is_near() {
-    local bytes
-    make_text 3 5000 >a
-    { head -c 4990 /dev/zero | tr '\0' x && printf '\n123456789'; } >b
-    expect_status 0 "$root/tokenize" --output-prefix e/near a || return
-    texts_of e/near_train.bin e/near_val.bin
-    bytes=$(stat -c %s doc.2)
-    [[ $bytes -ge 400 && $bytes -le 500 ]] || fail "$bytes of 5000 bytes"
-    [[ $(tail -c 1 doc.1 | od -An -c) == *'\n'* ]] || fail "not at a line"
-    expect_status 0 "$root/tokenize" --output-prefix e/far b || return
-    texts_of e/far_val.bin
-    is "$(stat -c %s doc.1)" 500 # a line far away is not waited for
-}
-
 # A run in one go; resumed in its first epoch by one that saves more often; that resumed in the second
 # epoch with nothing but the checkpoint; and a run in three parts. Every step is the same to the last
 # digit, and every checkpoint to the last bit.

@@ -191,7 +191,6 @@ saves_more() {
 # Moved (a link may lead there), deleted, or another one in its place: what is saved from then on is
 # a whole run's folder, which no other run can take.
 test_a_folder_that_is_moved_is_made_anew() {
-    # shellcheck disable=SC2016 # for eval
     local how trainer newest='' hows=('while ! rm -r moved; do :; done 2>/dev/null' 'mv moved gone; mkdir moved'
         'kill -STOP $started; newest=$(readlink moved/latest); cp -a moved away; mv moved gone
             ln -s away moved; kill -CONT $started; wait_until saves_more' 'mv moved gone')
