@@ -233,44 +233,21 @@ typedef struct {
     const unsigned char *codes; // codes of the operand
 } Reference;
 
-// Checks the rule for scales, the index of each scale, the codes, the rounded values, and the
-// counts.
+// Checks the rounded values, by the reference's codes and the index of each scale, and the counts.
 static int block_errors(const Reference *r, const float *rounded, const Fp8Counts *counts) {
     Fp8Blocks b = r->blocks;
     Fp8Counts right_counts = {0};
-    int errors = 0;
-    for (int start = 0; start < b.rows * b.columns; start++) {
-        int top = start / b.columns, left = start % b.columns;
-        if (top % b.height != 0 || left % b.width != 0) { continue; }
-        int bottom = top + b.height < b.rows ? top + b.height : b.rows;
-        int right = left + b.width < b.columns ? left + b.width : b.columns;
-        float amax = 0.0f;
-        for (int i = top; i < bottom; i++) {
-            for (int j = left; j < right; j++) {
-                float size = fabsf(r->x[i * b.columns + j]);
-                amax = isnan(size) || size > amax ? size : amax;
-            }
-        }
-        float scale = fp8_block_scale(amax, fp8_max(b.type), b.power_of_two);
-        for (int i = top; i < bottom; i++) {
-            for (int j = left; j < right; j++) {
-                bool transposed = b.width == 1;
-                int rows = transposed ? b.columns : b.rows, k = transposed ? b.rows : b.columns;
-                int row = transposed ? j : i, column = transposed ? i : j;
-                float x = r->x[i * b.columns + j], left_of_x = rounded[i * b.columns + j];
-                float inverse = r->inverse[fp8_scale_index(r->scaling, rows, k, row, column)];
-                uint8_t code = r->codes[row * k + column];
-                volatile float scaled = x * scale;
-                errors += inverse != 1.0f / scale || fp8_encode(scaled, b.type) != code ||
-                          !same_float(left_of_x, fp8_decode(code, b.type) * inverse);
-                float size = fabsf(fp8_decode(code, b.type));
-                right_counts.elements++;
-                right_counts.largest += size == fp8_max(b.type);
-                right_counts.zero += size == 0.0f;
-                right_counts.subnormal += size > 0.0f &&
-                                          size < (b.type == FP8_E4M3 ? 0x1p-6f : 0x1p-14f);
-            }
-        }
+    bool transposed = b.width == 1;
+    int errors = 0, rows = transposed ? b.columns : b.rows, k = transposed ? b.rows : b.columns;
+    for (int at = 0; at < rows * k; at++) {
+        int row = at / k, column = at % k;
+        float inverse = r->inverse[fp8_scale_index(r->scaling, rows, k, row, column)],
+              value = fp8_decode(r->codes[at], b.type), size = fabsf(value);
+        errors += !same_float(rounded[transposed ? column * rows + row : at], value * inverse);
+        right_counts.elements++;
+        right_counts.largest += size == fp8_max(b.type);
+        right_counts.zero += size == 0.0f;
+        right_counts.subnormal += size > 0.0f && size < (b.type == FP8_E4M3 ? 0x1p-6f : 0x1p-14f);
     }
     return errors + !!memcmp(counts, &right_counts, sizeof(right_counts));
 }

@@ -1,6 +1,6 @@
-// Emulated BF16 and FP8 in the CPU trainer: compares each matmul of a linear layer with its
-// definition in double precision, and whole steps with FP32's; tests how FP8's scales change over
-// several steps.
+// Emulated BF16 and FP8 in the CPU trainer: compares each matmul of a linear layer with one of the
+// operands that it should have (test_fp8.c, test_cpu_gemm.c: their definitions), and whole steps
+// with FP32's; tests how FP8's scales change over several steps.
 #include "trainer.h"
 
 enum { V = 61, T = 16, B = 4, M = B * T, LAYERS = 4 };
@@ -16,79 +16,56 @@ typedef struct {
     float x[M * C], dy[M * N], y[M * N], dx[M * C];
 } Activations;
 
-static double rounded(float x, NumberFormat number, Fp8Type type, float scale) {
-    if (number == NUMBER_FP8) {
-        volatile float scaled = x * scale;
-        return (double)fp8_decode(fp8_encode(scaled, type), type) / scale;
-    }
-    return number == NUMBER_BF16 ? bf16_decode(bf16_encode(x)) : x;
-}
-
 // Rounds an operand [rows,columns] of a matmul. down: the matmul sums over rows. With delayed
 // scaling the scale is the slot's, otherwise it follows from the tensor or block itself.
-static void round_all(double *out, const Trainer *t, OperandId operand, NumberFormat number,
+static void round_all(float *out, const Trainer *t, OperandId operand, NumberFormat number,
                       const float *x, int rows, int columns, bool down) {
     const Precision *p = &t->run.precision;
     Fp8Type type = precision_of(p, LINEAR_FC1, LAYER)->type[operand];
-    const Fp8Scale *slot = &t->slots[fp8_slot_index(&t->run.config, LINEAR_FC1, LAYER, operand)];
-    bool blocks = p->recipe == FP8_RECIPE_BLOCKWISE, square = operand == OPERAND_W;
-    int height = !blocks ? rows : square || down ? 128 : 1;
-    int width = !blocks ? columns : square || !down ? 128 : 1;
-    for (int top = 0; top < rows; top += height) {
-        for (int left = 0; left < columns; left += width) {
-            int bottom = top + height < rows ? top + height : rows;
-            int right = left + width < columns ? left + width : columns;
-            float amax = 0;
-            for (int i = top; i < bottom; i++) {
-                for (int j = left; j < right; j++) {
-                    amax = fmaxf(amax, fabsf(x[i * columns + j]));
-                }
-            }
-            float scale = p->recipe == FP8_RECIPE_DELAYED ? slot->scale : fp8_max(type) / amax;
-            if (blocks && p->power_of_two) { scale = exp2f(floorf(log2f(scale))); }
-            for (int i = top; i < bottom; i++) {
-                for (int j = left; j < right; j++) {
-                    out[i * columns + j] = rounded(x[i * columns + j], number, type, scale);
-                }
-            }
-        }
+    int n = rows * columns;
+    if (number == NUMBER_FP32) { memcpy(out, x, (size_t)n * sizeof(float)); }
+    if (number == NUMBER_BF16) { round_to_bf16(out, x, n); }
+    if (number != NUMBER_FP8) { return; }
+    if (p->recipe == FP8_RECIPE_BLOCKWISE) {
+        bool square = operand == OPERAND_W;
+        round_blocks_to_fp8(out, x,
+                            (Fp8Blocks){.rows = rows,
+                                        .columns = columns,
+                                        .height = square || down ? FP8_BLOCK : 1,
+                                        .width = square || !down ? FP8_BLOCK : 1,
+                                        .type = type,
+                                        .power_of_two = p->power_of_two},
+                            NULL);
+        return;
     }
+    int slot = fp8_slot_index(&t->run.config, LINEAR_FC1, LAYER, operand);
+    float scale = p->recipe == FP8_RECIPE_DELAYED ? t->slots[slot].scale
+                                                  : fp8_max(type) / tensor_amax(x, n);
+    round_to_fp8(out, x, n, scale, type);
+    for (int i = 0; i < n; i++) { out[i] /= scale; }
 }
 
 // Errors of y, dx and dw, each relative to its norm, if the operands had these precisions.
 static void matmul_errors(double errors[3], Trainer *t, const Activations *a, NumberFormat number,
                           NumberFormat wgrad) {
-    static double x[M * C], dy[M * N], w[N * C], x_wgrad[M * C], dy_wgrad[M * N];
-    static float start[N * C]; // FP8 weights are quantised from BF16
-    memcpy(start, t->blocks[LAYER].fc1.weight, sizeof(start));
+    static float x[M * C], dy[M * N], w[N * C], x_wgrad[M * C], dy_wgrad[M * N];
+    static float start[N * C], y[M * N], dx[M * C], dw[N * C];
+    const CpuLinear *fc1 = &t->blocks[LAYER].fc1;
+    memcpy(start, fc1->weight, sizeof(start)); // FP8 weights are quantised from BF16
     if (number == NUMBER_FP8) { round_to_bf16(start, start, N * C); }
-    double off[3] = {0}, size[3] = {0};
-    const float *dw = t->blocks[LAYER].fc1.dweight;
     round_all(x, t, OPERAND_X, number, a->x, M, C, false);
     round_all(w, t, OPERAND_W, number, start, N, C, false);
     round_all(dy, t, OPERAND_DY, number, a->dy, M, N, false);
     round_all(x_wgrad, t, OPERAND_X, wgrad, a->x, M, C, true);
     round_all(dy_wgrad, t, OPERAND_DY, wgrad, a->dy, M, N, true);
-    for (int m = 0; m < M; m++) {
-        for (int n = 0; n < N; n++) {
-            double y = 0;
-            for (int c = 0; c < C; c++) { y += x[m * C + c] * w[n * C + c]; }
-            off[0] += pow(a->y[m * N + n] - y, 2), size[0] += y * y;
-        }
-        for (int c = 0; c < C; c++) {
-            double dx = 0;
-            for (int n = 0; n < N; n++) { dx += dy[m * N + n] * w[n * C + c]; }
-            off[1] += pow(a->dx[m * C + c] - dx, 2), size[1] += dx * dx;
-        }
-    }
-    for (int n = 0; n < N; n++) {
-        for (int c = 0; c < C; c++) {
-            double sum = 0;
-            for (int m = 0; m < M; m++) { sum += dy_wgrad[m * N + n] * x_wgrad[m * C + c]; }
-            off[2] += pow(dw[n * C + c] - sum, 2), size[2] += sum * sum;
-        }
-    }
-    for (int i = 0; i < 3; i++) { errors[i] = sqrt(off[i] / size[i]); }
+    cpu_gemm(
+        (CpuGemm){.m = M, .n = N, .k = C, .a = x, .b = w, .c = y, .trans_b = true, .alpha = 1});
+    cpu_gemm((CpuGemm){.m = M, .n = C, .k = N, .a = dy, .b = w, .c = dx, .alpha = 1});
+    cpu_gemm((CpuGemm){
+        .m = N, .n = C, .k = M, .a = dy_wgrad, .b = x_wgrad, .c = dw, .trans_a = true, .alpha = 1});
+    errors[0] = test_relative_error(a->y, y, M * N);
+    errors[1] = test_relative_error(a->dx, dx, M * C);
+    errors[2] = test_relative_error(fc1->dweight, dw, N * C);
 }
 
 static void run_matmuls(Trainer *t, Activations *a) {
@@ -308,10 +285,8 @@ static bool weight_has(Trainer *t, Linear linear, int layer, NumberFormat number
     round_to_bf16(w, l->weight, n);
     const Fp8Scale *slot = &t->slots[l->slot + OPERAND_W];
     float scale = number == NUMBER_FP8 ? fp8_scale(tensor_amax(w, n), 448.0f, 1.0f) : 1.0f;
-    for (int64_t i = 0; i < n; i++) {
-        double expected = rounded(w[i], number, FP8_E4M3, scale);
-        errors += !(l->rounded[i] / (double)scale == expected);
-    }
+    if (number == NUMBER_FP8) { round_to_fp8(w, w, n, scale, FP8_E4M3); }
+    for (int64_t i = 0; i < n; i++) { errors += !(l->rounded[i] == w[i]); }
     return errors == 0 && slot->scale == scale;
 }
 
