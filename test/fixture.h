@@ -241,3 +241,11 @@ static inline bool fixture_save(Fixture *f, int64_t step) {
     fixture_hash(f);
     return folder_make(f->options.save) && checkpoint_save(&f->snapshot);
 }
+
+// Declares a fixture, or a checkpoint that can be opened; it is closed at the end of the block.
+#define FIXTURE(name, options)          \
+    CLOSED(fixture_close) Fixture name; \
+    fixture_open(&name, options)
+#define CHECKPOINT(name, path)                \
+    CLOSED(checkpoint_close) Checkpoint name; \
+    CHECK(checkpoint_open(&name, path, true))

@@ -12,8 +12,7 @@
 
 // best: the step that has a validation loss, which is lower than earlier ones.
 static void save_steps(const char *options, int first, int last, int best) {
-    CLOSED(fixture_close) Fixture f;
-    fixture_open(&f, options);
+    FIXTURE(f, options);
     for (int step = first; step <= last; step++) {
         f.snapshot.progress.valid_loss = step == best ? 100 - step : NAN;
         CHECK(fixture_save(&f, step));
@@ -35,9 +34,7 @@ static void check_state(const Checkpoint *c, const Fixture *f, int parts) {
 }
 
 TEST(state_comes_back) {
-    CLOSED(fixture_close) Fixture f;
-    CLOSED(checkpoint_close) Checkpoint c;
-    fixture_open(&f, SAVED);
+    FIXTURE(f, SAVED);
     Progress *p = &f.snapshot.progress;
     *p = (Progress){0, 1ll << 52, (1ll << 53) - 1, 3, 2, 0.1 + 0.2, NAN, 5e-324, NAN, 2.5, 7,
                     4, {0}};
@@ -47,7 +44,7 @@ TEST(state_comes_back) {
         p->window.norm[i] = 1e-300 / (i + 1);
     }
     CHECK(fixture_save(&f, 123456789012));
-    CHECK(checkpoint_open(&c, "s/step_123456789012", true));
+    CHECKPOINT(c, "s/step_123456789012");
     CHECK_BITS(&c.progress, p, sizeof(*p));
     CHECK_EQUAL(c.layout_size, f.layout.size);
     CHECK_EQUAL(c.ranks, 1);
@@ -63,9 +60,8 @@ TEST(state_comes_back) {
 TEST(what_was_not_trained_is_not_saved) {
     static const char *const kinds[] = {"'master'", "'exp_avg'", "'exp_avg_sq'"};
     for (int kind = 0; kind < 3; kind++) {
-        CLOSED(fixture_close) Fixture f;
         Checkpoint c;
-        fixture_open(&f, SAVED);
+        FIXTURE(f, SAVED);
         CHECK(fixture_save(&f, 1));
         f.snapshot.progress.step = 2;
         uint32_t *bits = (uint32_t *)(f.state + kind * f.layout.size + 77);
@@ -84,9 +80,7 @@ TEST(what_was_not_trained_is_not_saved) {
 
 // What a GPU run saves: BF16 weights in model.safetensors, FP32 master weights, BF16 moments.
 TEST(bf16_moments_come_back) {
-    CLOSED(fixture_close) Fixture f;
-    CLOSED(checkpoint_close) Checkpoint c;
-    fixture_open(&f, SAVED "--bf16");
+    FIXTURE(f, SAVED "--bf16");
     int64_t n = f.layout.size;
     FREED uint16_t *codes = malloc_or_die((size_t)(3 * n) * sizeof(uint16_t));
     for (int64_t i = 0; i < 3 * n; i++) { codes[i] = bf16_encode(f.state[i]); }
@@ -96,7 +90,7 @@ TEST(bf16_moments_come_back) {
     f.snapshot.state[STATE_EXP_AVG] = (SavedArray){DTYPE_BF16, n, codes + n, 0};
     f.snapshot.state[STATE_EXP_AVG_SQ] = (SavedArray){DTYPE_BF16, n, codes + 2 * n, 0};
     CHECK(fixture_save(&f, 1));
-    CHECK(checkpoint_open(&c, "s/step_00000001", true));
+    CHECKPOINT(c, "s/step_00000001");
     check_state(&c, &f, 3);
     CHECK_EQUAL(c.model.entries[0].dtype, DTYPE_BF16);
     CHECK_TEXT(json_text(c.meta, "precision", ""), "BF16");
@@ -104,14 +98,12 @@ TEST(bf16_moments_come_back) {
 
 // Muon's elements, the last ones here, have no second moments: reading them is refused.
 TEST(second_moments_may_end_early) {
-    CLOSED(fixture_close) Fixture f;
-    CLOSED(checkpoint_close) Checkpoint c;
-    fixture_open(&f, SAVED);
+    FIXTURE(f, SAVED);
     int64_t n = f.layout.size, known = n - 64;
     f.snapshot.state[STATE_EXP_AVG_SQ].count = known;
     FREED float *out = malloc_or_die((size_t)n * sizeof(float));
     CHECK(fixture_save(&f, 1));
-    CHECK(checkpoint_open(&c, "s/step_00000001", true));
+    CHECKPOINT(c, "s/step_00000001");
     CHECK(checkpoint_read(&c, STATE_EXP_AVG_SQ, 0, known, out, NULL, NULL));
     CHECK_BITS(out, f.state + 2 * n, (size_t)known * sizeof(float));
     CHECK(checkpoint_read(&c, STATE_EXP_AVG, 0, n, out, NULL, NULL));
@@ -121,21 +113,19 @@ TEST(second_moments_may_end_early) {
 
 // A rank may have elements of Muon alone: its arrays of AdamW are empty, and have no address.
 TEST(a_rank_may_have_no_elements_of_adamw) {
-    CLOSED(fixture_close) Fixture f;
-    fixture_open(&f, SAVED);
+    FIXTURE(f, SAVED);
     int64_t n = f.layout.size;
     FREED uint16_t *momentum = calloc_or_die((size_t)n, sizeof(uint16_t));
     FREED float *out = malloc_or_die((size_t)n * sizeof(float));
     SavedArray *state = f.snapshot.state;
     for (int codes = 0; codes < 2; codes++) {
-        CLOSED(checkpoint_close) Checkpoint c;
         state[STATE_EXP_AVG_SQ] = (SavedArray){codes ? DTYPE_U8 : DTYPE_F32, 0, NULL, 0};
         if (codes) {
             state[STATE_EXP_AVG] = (SavedArray){DTYPE_I8, 0, NULL, 0};
             state[STATE_MOMENTUM] = (SavedArray){DTYPE_BF16, n, momentum, 0};
         }
         CHECK(fixture_save(&f, 1 + codes));
-        CHECK(checkpoint_open(&c, codes ? "s/step_00000002" : "s/step_00000001", true));
+        CHECKPOINT(c, codes ? "s/step_00000002" : "s/step_00000001");
         CHECK(checkpoint_read(&c, STATE_EXP_AVG, 0, n, out, NULL, NULL));
         CHECK_REFUSED(checkpoint_read(&c, STATE_EXP_AVG_SQ, 0, 64, out, NULL, NULL),
                       "have no 'exp_avg_sq'");
@@ -145,9 +135,8 @@ TEST(a_rank_may_have_no_elements_of_adamw) {
 // Moments in 8 bits come back as codes, and as the floats that they stand for; Muon's momentum from
 // its own array. Arrays that do not fit each other are refused.
 TEST(moments_in_8_bits_come_back) {
-    CLOSED(fixture_close) Fixture f;
     CLOSED(checkpoint_close) Checkpoint c;
-    fixture_open(&f, SAVED "--adam-dtype 8bit");
+    FIXTURE(f, SAVED "--adam-dtype 8bit");
     int64_t n = f.layout.size, known = n - 128, scales = state_scales(known);
     FREED uint8_t *codes = malloc_or_die(2 * (size_t)known), *read = malloc_or_die((size_t)known);
     FREED uint16_t *numbers = calloc_or_die(3 * (size_t)scales + 128, sizeof(uint16_t));
@@ -232,15 +221,13 @@ TEST(other_optimizers_are_refused) {
         {"--optimizer muon", "--eval-only --valid-data x", NULL},
     };
     EACH (row, rows) {
-        CLOSED(fixture_close) Fixture f, g;
-        CLOSED(checkpoint_close) Checkpoint c;
         char options[256];
         snprintf(options, sizeof(options), SAVED "%s", row->saved);
-        fixture_open(&f, options);
+        FIXTURE(f, options);
         CHECK(fixture_save(&f, 1));
         snprintf(options, sizeof(options), SAVED "%s", row->now);
-        fixture_open(&g, options);
-        CHECK(checkpoint_open(&c, "s/step_00000001", true));
+        FIXTURE(g, options);
+        CHECKPOINT(c, "s/step_00000001");
         if (row->refused != NULL) {
             CHECK_REFUSED(checkpoint_match(&c, &g.options, &g.layout), row->refused);
         } else {
@@ -252,13 +239,11 @@ TEST(other_optimizers_are_refused) {
 // Reads DELAYED's scaling state under other options. It starts anew, slot by slot, where they make
 // other scales: `gradients` or the `others`. The head is not in FP8, and has no state.
 static void check_scaling(const char *options, bool gradients, bool others) {
-    CLOSED(fixture_close) Fixture f;
-    CLOSED(checkpoint_close) Checkpoint c;
-    fixture_open(&f, options);
+    FIXTURE(f, options);
     int slots = fp8_slot_count(&f.config), length = f.precision.history_length;
     memset(f.slots, 0, (size_t)slots * sizeof(Fp8Scale));
     memset(f.history, 0, (size_t)(slots * length) * sizeof(float));
-    CHECK(checkpoint_open(&c, "s/step_00000100", true));
+    CHECKPOINT(c, "s/step_00000100");
     CHECK(checkpoint_read_scaling(&c, &f.precision, f.slots, f.history));
     for (int i = 0; i < slots; i++) {
         bool gradient = i % OPERAND_COUNT == OPERAND_DY, head = i / OPERAND_COUNT == 8;
@@ -278,9 +263,8 @@ static void check_scaling(const char *options, bool gradients, bool others) {
 }
 
 TEST(scaling_state_is_kept_or_starts_anew) {
-    CLOSED(fixture_close) Fixture f, plain;
     CLOSED(checkpoint_close) Checkpoint c;
-    fixture_open(&f, DELAYED);
+    FIXTURE(f, DELAYED);
     CHECK(fixture_save(&f, 100));
     check_scaling(DELAYED, true, true);
     check_scaling(DELAYED "--fp8-amax-history-len 4", false, false);
@@ -290,7 +274,7 @@ TEST(scaling_state_is_kept_or_starts_anew) {
     check_scaling(DELAYED "--fp8-margin 1", false, false);
     check_scaling(DELAYED "--micro-batch-size 2 --global-batch-size 2", false, true);
 
-    fixture_open(&plain, DELAYED "--fp8-recipe tensorwise");
+    FIXTURE(plain, DELAYED "--fp8-recipe tensorwise");
     Fp8Scale before = plain.slots[3];
     CHECK(checkpoint_open(&c, "s/step_00000100", true));
     CHECK(checkpoint_read_scaling(&c, &plain.precision, plain.slots, plain.history));
@@ -340,14 +324,12 @@ TEST(other_models_are_refused) {
         {SAVED "--arch gpt2 --num-query-groups 2", ANOTHER "arch llama, this run gpt2"},
     };
     CLOSED(fixture_close) Fixture f;
-    CLOSED(checkpoint_close) Checkpoint c;
     fixture_open(&f, SAVED);
     CHECK(fixture_save(&f, 1));
-    CHECK(checkpoint_open(&c, "s/step_00000001", true));
+    CHECKPOINT(c, "s/step_00000001");
     CHECK(checkpoint_match(&c, &f.options, &f.layout));
     EACH (row, rows) {
-        CLOSED(fixture_close) Fixture other;
-        fixture_open(&other, row->given);
+        FIXTURE(other, row->given);
         CHECK_REFUSED(checkpoint_match(&c, &other.options, &other.layout), row->expected);
     }
     fixture_close(&f);
@@ -428,9 +410,8 @@ TEST(best_is_the_lowest_of_what_is_kept) {
         {2.6, "0123abce b\n0123abce c\n", 64, "8 9 latest 9, best 9"},
         {2.7, "0123abce b\n0123abce c\n", 32, "9 10 latest 10, best 10"},
     };
-    CLOSED(fixture_close) Fixture f;
     folder_remove("s");
-    fixture_open(&f, SAVED "--keep 1");
+    FIXTURE(f, SAVED "--keep 1");
     f.snapshot.progress.best_valid_loss = 2.0;
     EACH (row, rows) {
         int64_t step = row - rows + 1;
@@ -515,7 +496,6 @@ TEST(paths_are_resolved) {
 // link of that step leads there.
 TEST(a_run_begins_again_where_it_began) {
     CLOSED(checkpoint_close) Checkpoint c;
-    CLOSED(fixture_close) Fixture f;
     Options o = options_of(TINY "--save t --resume latest");
     struct stat link, same;
     folder_remove("s");
@@ -539,7 +519,7 @@ TEST(a_run_begins_again_where_it_began) {
     CHECK_REFUSED(claim(options_of(TINY "--save t --resume s/step_00000001")),
                   "t: holds checkpoints of another run than --resume");
     CHECK(claim(options_of(TINY "--save t --resume s/step_00000002")));
-    fixture_open(&f, TINY "--save t --keep 1");
+    FIXTURE(f, TINY "--save t --keep 1");
     CHECK(fixture_save(&f, 5) && resumed(o) == 5);
     CHECK(!path_exists("t/step_00000002") && path_exists("s/step_00000002/meta.json"));
     folder_remove("t");
@@ -602,10 +582,9 @@ TEST(a_resume_takes_what_is_not_given) {
         {"--data a", RESUMED "--sample-only", "data "},
     };
     EACH (row, rows) {
-        CLOSED(fixture_close) Fixture f;
         Options o, model;
         folder_remove("s");
-        fixture_open(&f, text_of(BEGUN "%s", row->saved));
+        FIXTURE(f, text_of(BEGUN "%s", row->saved));
         f.options.global_batch_size = 2 * f.options.micro_batch_size;
         CHECK(fixture_save(&f, 1));
         CHECK(read_given(&o, row->now) && read_start(&o, &model));
@@ -619,10 +598,9 @@ TEST(a_resume_takes_what_is_not_given) {
 // Values that followed from others stay out of the config.txt of a resumed run, too; the rest of
 // what it took is there. What contradicts a value that was taken says where that comes from.
 TEST(what_a_resume_takes_is_told) {
-    CLOSED(fixture_close) Fixture f;
     Options o, model;
     folder_remove("s");
-    fixture_open(&f, SAVED "--lr 0.003 --min-lr 1e-4 --data a --global-batch-size 8");
+    FIXTURE(f, SAVED "--lr 0.003 --min-lr 1e-4 --data a --global-batch-size 8");
     CHECK(fixture_save(&f, 1));
     for (int ranks = 1; ranks <= 2; ranks++) { // eight sequences are what two of them have anyway
         CHECK(read_given(&o, "--resume latest --save s") && read_start(&o, &model));
@@ -648,9 +626,8 @@ TEST(what_a_resume_takes_is_told) {
 
 // The last good checkpoint is kept; if saving that one has failed, the one before it is kept.
 TEST(the_last_good_one_is_kept) {
-    CLOSED(fixture_close) Fixture f;
     folder_remove("s");
-    fixture_open(&f, SAVED "--keep 3");
+    FIXTURE(f, SAVED "--keep 3");
     for (int step = 1; step <= 5; step++) {
         if (step == 4) {
             CHECK(folder_remove("s/step_00000003"));
@@ -664,15 +641,13 @@ TEST(the_last_good_one_is_kept) {
 
 // A folder that has the new step's name already is set aside.
 TEST(steps_are_saved_again) {
-    CLOSED(fixture_close) Fixture f;
-    CLOSED(checkpoint_close) Checkpoint c;
     folder_remove("s");
-    fixture_open(&f, SAVED);
+    FIXTURE(f, SAVED);
     CHECK(fixture_save(&f, 1));
     f.state[0] = 42.0f;
     folder_make("s/step_00000001/of somebody else");
     CHECK(fixture_save(&f, 1));
-    CHECK(checkpoint_open(&c, "s/step_00000001", true));
+    CHECKPOINT(c, "s/step_00000001");
     check_state(&c, &f, 1);
     CHECK(!path_exists("s/.tmp-step_00000001"));
     CHECK(path_exists("s/step_00000001.aside-1/of somebody else"));
@@ -700,10 +675,9 @@ TEST(leftovers_are_swept) {
 }
 
 TEST(saving_goes_on_in_a_thread) {
-    CLOSED(fixture_close) Fixture f;
     Saver saver = {0};
     folder_remove("s");
-    fixture_open(&f, SAVED "--keep 2");
+    FIXTURE(f, SAVED "--keep 2");
     fixture_hash(&f);
     CHECK(saver_wait(&saver) && !saver_ended(&saver)); // nothing to wait for
     CHECK(folder_make("s"));

@@ -13,9 +13,8 @@
 #define NEWEST "s/step_00000002/"
 
 static void save_steps(int last) {
-    CLOSED(fixture_close) Fixture f;
     folder_remove("s");
-    fixture_open(&f, SAVED);
+    FIXTURE(f, SAVED);
     f.snapshot.companions = (Companion[COMPANIONS]){[SAVED_TOKENIZER] = {"some bytes", 10}};
     for (int step = 1; step <= last; step++) { CHECK(fixture_save(&f, step)); }
 }

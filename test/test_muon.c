@@ -147,9 +147,8 @@ static void check_steps(const char *model, const Part *parts, int count) {
     static const char options[] = "--num-layers 2 --clip-grad 0.5 --lr-warmup-iters 3 "
                                   "--train-iters 6 --lr 0.01 --embedding-lr-mult 3 "
                                   "--head-lr-mult 0.5 --vector-lr-mult 0.25"; // AdamW's alone
-    CLOSED(trainer_close) Trainer t, adamw;
-    open_trainer(&t, "%s %s --optimizer muon", model, options);
-    open_trainer(&adamw, "%s %s", model, options);
+    TRAINER(t, open_trainer, "%s %s --optimizer muon", model, options);
+    TRAINER(adamw, open_trainer, "%s %s", model, options);
     int64_t size = t.run.layout.size, wrong = 0, same = 0;
     FREED float *w = malloc_or_die((size_t)size * sizeof(float));
     FREED float *m = calloc_or_die((size_t)size, sizeof(float));

@@ -91,8 +91,7 @@ TEST(ranks_are_read_as_one) {
         {3, {"", "0:N", "5:5"}},
         {4, {"0:1,4:5", "1:2,5:N", "2:3", "3:4"}},
     };
-    CLOSED(fixture_close) Fixture f;
-    fixture_open(&f, TINY "--save s");
+    FIXTURE(f, TINY "--save s");
     int64_t n = f.layout.size;
     EACH (split, splits) {
         CLOSED(checkpoint_close) Checkpoint c;
@@ -130,8 +129,7 @@ TEST(ranges_that_lie_are_refused) {
         {{"0:N,x", ""}, "list of ranges is wrong"},
         {{"0-N", ""}, "list of ranges is wrong"},
     };
-    CLOSED(fixture_close) Fixture f;
-    fixture_open(&f, TINY "--save s");
+    FIXTURE(f, TINY "--save s");
     EACH (row, rows) {
         Checkpoint c;
         save_split(&f, 2, row->texts);
@@ -143,8 +141,7 @@ TEST(ranges_that_lie_are_refused) {
 TEST(wrong_tensors_are_refused) {
     static const char path[] = "s/step_00000001/optimizer-1-of-2.safetensors";
     static const char *const texts[] = {"0:64", "64:N"};
-    CLOSED(fixture_close) Fixture f;
-    fixture_open(&f, TINY "--save s");
+    FIXTURE(f, TINY "--save s");
     int64_t n = f.layout.size;
     for (int fault = 0; fault < 5; fault++) {
         Checkpoint c;

@@ -180,9 +180,8 @@ TEST(models_round_trip_under_hugging_face_names) {
     static const char *const models[] = {TINY, TINY "--untie-embeddings-and-output-weights",
                                          TINY "--arch gpt2 --num-query-groups 2"};
     for (int i = 0; i < 3; i++) {
-        CLOSED(fixture_close) Fixture f;
         CLOSED(safetensors_close) SafeTensors st;
-        fixture_open(&f, models[i]);
+        FIXTURE(f, models[i]);
         const int64_t size = f.layout.size, parts[][2] = {{2 * (size / 3), size}, {64, size / 3}};
         model_init(&f.layout, 0, size, f.state, 1);
         save_model("model.st", &f);
@@ -220,10 +219,9 @@ TEST(other_models_are_refused) {
          "tensor 'transformer.wte.weight' is missing"},
     };
     EACH (row, rows) {
-        CLOSED(fixture_close) Fixture saved, f;
         CLOSED(safetensors_close) SafeTensors st;
-        fixture_open(&saved, row->saved);
-        fixture_open(&f, row->read);
+        FIXTURE(saved, row->saved);
+        FIXTURE(f, row->read);
         save_model("model.st", &saved);
         CHECK(safetensors_open(&st, "model.st"));
         CHECK_REFUSED(hf_read(&st, &f.layout, 0, f.layout.size, f.state) &&
@@ -234,11 +232,10 @@ TEST(other_models_are_refused) {
 
 // What older versions of transformers save besides.
 TEST(computed_tables_are_passed_over) {
-    CLOSED(fixture_close) Fixture f;
     CLOSED(safetensors_close) SafeTensors st;
     TensorEntry *tensors;
     FileWriter w;
-    fixture_open(&f, TINY);
+    FIXTURE(f, TINY);
     int count = hf_tensors(&f.layout, DTYPE_F32, f.state, &tensors);
     tensors = realloc_or_die(tensors, (size_t)(count + 1) * sizeof(*tensors));
     tensors[count] = tensor_entry("model.layers.0.self_attn.rotary_emb.inv_freq", DTYPE_F32, 4, 0,

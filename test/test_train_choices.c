@@ -70,9 +70,8 @@ static ChoiceModel model_of(Trainer *t) {
 }
 
 TEST(scores_are_each_rows) {
-    CLOSED(trainer_close) Trainer t;
     int64_t counts[3] = {0}, expected[3];
-    open_scorer(&t, "");
+    TRAINER(t, open_scorer, "");
     count_by_rows(&t, expected);
     CHECK(expected[1] > 2 && expected[1] < 20 && expected[1] != expected[2]);
     run_score_set(&t.run, &t.run.choices.sets[0], model_of(&t), counts);
@@ -84,9 +83,8 @@ TEST(scores_are_each_rows) {
 }
 
 TEST(ranks_share_the_questions) {
-    CLOSED(trainer_close) Trainer t;
     int64_t counts[3] = {0}, sum[3] = {0};
-    open_scorer(&t, "");
+    TRAINER(t, open_scorer, "");
     run_score_set(&t.run, &t.run.choices.sets[0], model_of(&t), counts);
     t.run.group.ranks = 3;
     for (t.run.group.rank = 0; t.run.group.rank < 3; t.run.group.rank++) {
@@ -111,9 +109,8 @@ static void count_tokens(void *trainer, const int *inputs, const int *targets, i
 
 // A small set in a large batch: an imported model's default is 4 x 8192 tokens and more.
 TEST(a_batch_is_padded_to_twice_its_rows_at_most) {
-    CLOSED(trainer_close) Trainer t;
     int64_t counts[3] = {0};
-    open_scorer(&t, "");
+    TRAINER(t, open_scorer, "");
     t.run.options.micro_batch_size = 512;
     run_score_set(&t.run, &t.run.choices.sets[0], (ChoiceModel){.losses = count_tokens}, counts);
     CHECK_EQUAL(counts[0], QUESTIONS);
@@ -126,9 +123,8 @@ static void add_ten(void *trainer, int64_t *values, int n) {
 }
 
 TEST(sums_go_over_the_ranks) {
-    CLOSED(trainer_close) Trainer t;
     int64_t counts[3] = {0}, summed[3] = {0};
-    open_scorer(&t, "");
+    TRAINER(t, open_scorer, "");
     ChoiceModel model = model_of(&t);
     run_score_set(&t.run, &t.run.choices.sets[0], model, counts);
     model.sum = add_ten;
@@ -138,9 +134,8 @@ TEST(sums_go_over_the_ranks) {
 
 // Scoring changes neither the learned state nor the scaling state of a run with delayed scaling.
 TEST(scoring_changes_nothing) {
-    CLOSED(trainer_close) Trainer a, b;
-    open_scorer(&a, "--fp8-format hybrid --train-iters 9");
-    open_scorer(&b, "--fp8-format hybrid --train-iters 9");
+    TRAINER(a, open_scorer, "--fp8-format hybrid --train-iters 9");
+    TRAINER(b, open_scorer, "--fp8-format hybrid --train-iters 9");
     train(&a, 2);
     train(&b, 2);
     int64_t counts[3] = {0};
@@ -152,9 +147,8 @@ TEST(scoring_changes_nothing) {
 }
 
 TEST(losses_that_are_not_finite_answer_nothing) {
-    CLOSED(trainer_close) Trainer t;
     int64_t counts[3] = {0};
-    open_scorer(&t, "");
+    TRAINER(t, open_scorer, "");
     t.weights[param_find(&t.run.layout, TENSOR_FINAL_NORM_WEIGHT, 0)->offset] = NAN;
     run_score_set(&t.run, &t.run.choices.sets[0], model_of(&t), counts);
     CHECK(counts[0] == QUESTIONS && counts[1] == 0 && counts[2] == 0);

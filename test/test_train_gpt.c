@@ -49,10 +49,9 @@ static void compare_gradients(Trainer *t, const float *expected) {
 // itself.
 static void check_golden(const char *name, bool documents) {
     char path[PATH_LENGTH];
-    CLOSED(trainer_close) Trainer t;
     golden_path(path, text_of("%s.config", name));
-    open_trainer(&t, "--config %s %s", path,
-                 documents ? "--reset-attention-mask --reset-position-ids" : "");
+    TRAINER(t, open_trainer, "--config %s %s", path,
+            documents ? "--reset-attention-mask --reset-position-ids" : "");
     CLOSED(safetensors_close)
     SafeTensors st = golden_open(
         text_of("%s_%s.safetensors", name, documents ? "documents" : "outputs"));

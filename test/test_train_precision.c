@@ -113,8 +113,7 @@ TEST(matmuls_have_the_operands_they_should) {
          NUMBER_BF16, NUMBER_BF16},
     };
     EACH (c, cases) {
-        CLOSED(trainer_close) Trainer t;
-        open_trainer(&t, LLAMA "%s", c->options);
+        TRAINER(t, open_trainer, LLAMA "%s", c->options);
         check_matmuls(&t, c->number, c->wgrad);
     }
 }
@@ -122,8 +121,7 @@ TEST(matmuls_have_the_operands_they_should) {
 // A slot with a history keeps its scale, even if the tensor saturates, and records the amax.
 TEST(delayed_scales_come_from_the_slot) {
     static Activations a;
-    CLOSED(trainer_close) Trainer t;
-    open_trainer(&t, LLAMA "--fp8-format hybrid");
+    TRAINER(t, open_trainer, LLAMA "--fp8-format hybrid");
     Fp8Scale *x = &t.slots[fp8_slot_index(&t.run.config, LINEAR_FC1, LAYER, OPERAND_X)];
     Fp8Scale *dy = &t.slots[fp8_slot_index(&t.run.config, LINEAR_FC1, LAYER, OPERAND_DY)];
     *x = (Fp8Scale){.scale = 70.0f, .scale_inv = 1 / 70.0f, .count = 3}; // saturates from 6.4 on
@@ -150,8 +148,7 @@ static void first_step(Trainer *t, const char *model, const char *options) {
 
 // The relative difference of the first step's gradients from FP32's. It also checks the losses.
 static double distance_from(const Trainer *exact, const char *model, const char *options) {
-    CLOSED(trainer_close) Trainer t;
-    first_step(&t, model, options);
+    TRAINER(t, first_step, model, options);
     double loss = fabs(t.run.progress.loss - exact->run.progress.loss);
     CHECK(loss > 0 && loss < 0.03);
     double distance = test_relative_error(t.gradients, exact->gradients, t.run.layout.size);
@@ -165,8 +162,7 @@ static double distance_from(const Trainer *exact, const char *model, const char 
 TEST(precisions_are_near_fp32) {
     static const char *const models[] = {GPT2, LLAMA};
     for (int m = 0; m < 2; m++) {
-        CLOSED(trainer_close) Trainer exact;
-        first_step(&exact, models[m], "");
+        TRAINER(exact, first_step, models[m], "");
         double bf16 = distance_from(&exact, models[m], "--bf16");
         double hybrid = distance_from(&exact, models[m], "--fp8-format hybrid");
         double e4m3 = distance_from(&exact, models[m], "--fp8-format e4m3");
@@ -194,9 +190,8 @@ TEST(first_steps_are_calibrated) {
                                           "--fp8-lm-head --fp8-format e4m3",
                                           "--fp8-lm-head --fp8-format e5m2"};
     for (int f = 0; f < 3; f++) {
-        CLOSED(trainer_close) Trainer a, b;
-        first_step(&a, LLAMA, options[f]);
-        first_step(&b, LLAMA, text_of("%s --fp8-recipe tensorwise", options[f]));
+        TRAINER(a, first_step, LLAMA, options[f]);
+        TRAINER(b, first_step, LLAMA, text_of("%s --fp8-recipe tensorwise", options[f]));
         CHECK(fabs(a.run.progress.loss / b.run.progress.loss - 1) < 5e-3);
         CHECK_EQUAL(a.run.progress.samples, 0);
         for (int i = 0; i < fp8_slot_count(&a.run.config); i++) {
@@ -224,9 +219,9 @@ static bool layer_is_untouched(const Trainer *t, Linear linear, int layer) {
 // blocks. Slots have no state of them.
 TEST(codes_of_blocks_are_counted) {
     static Activations a;
-    CLOSED(trainer_close) Trainer t;
-    open_trainer(&t, LLAMA "--fp8-format e4m3 --fp8-recipe blockwise --fp8-lm-head "
-                           "--fp8-stats-interval 2");
+    TRAINER(t, open_trainer,
+            LLAMA "--fp8-format e4m3 --fp8-recipe blockwise --fp8-lm-head "
+                  "--fp8-stats-interval 2");
     int slot = fp8_slot_index(&t.run.config, LINEAR_FC1, LAYER, OPERAND_X);
     t.counting = true;
     run_matmuls(&t, &a);
@@ -248,8 +243,7 @@ TEST(codes_of_blocks_are_counted) {
 // Codes are counted with the slot's scale, and every operand once.
 TEST(codes_are_counted) {
     static Activations a;
-    CLOSED(trainer_close) Trainer t;
-    open_trainer(&t, LLAMA "--fp8-format hybrid --fp8-stats-interval 2");
+    TRAINER(t, open_trainer, LLAMA "--fp8-format hybrid --fp8-stats-interval 2");
     int slot = fp8_slot_index(&t.run.config, LINEAR_FC1, LAYER, OPERAND_X);
     t.slots[slot] = (Fp8Scale){.scale = 70.0f, .scale_inv = 1 / 70.0f, .count = 3};
     t.counting = true;
@@ -314,8 +308,7 @@ TEST(updates_reach_the_matmuls) {
     static const char *const precisions[] = {"--bf16",
                                              "--fp8-format hybrid --fp8-recipe tensorwise"};
     for (int i = 0; i < COUNT(precisions); i++) {
-        CLOSED(trainer_close) Trainer t;
-        open_trainer(&t, LLAMA "%s", precisions[i]);
+        TRAINER(t, open_trainer, LLAMA "%s", precisions[i]);
         train(&t, 2);
         CHECK(weight_has(&t, LINEAR_FC1, LAYER, i == 0 ? NUMBER_BF16 : NUMBER_FP8));
     }
@@ -354,8 +347,7 @@ TEST(spikes_pass) {
     static const char *const recipes[] = {"delayed --fp8-amax-history-len 4", "tensorwise",
                                           "blockwise"};
     for (int r = 0; r < 3; r++) {
-        CLOSED(trainer_close) Trainer t;
-        open_trainer(&t, LLAMA "--fp8-format hybrid --fp8-recipe %s", recipes[r]);
+        TRAINER(t, open_trainer, LLAMA "--fp8-format hybrid --fp8-recipe %s", recipes[r]);
         const Fp8Scale *x = &t.slots[fp8_slot_index(&t.run.config, LINEAR_FC1, LAYER, OPERAND_X)];
         float *weight = tensor_of(&t, t.weights, TENSOR_NORM2_WEIGHT, LAYER);
         train(&t, 10);
@@ -401,10 +393,9 @@ TEST(infinities_are_not_hidden) {
 // Gradients that grow tenfold from one step to the next saturate without E5M2's own margin.
 TEST(gradients_may_grow) {
     for (int margin = 0; margin <= 5; margin += 5) {
-        CLOSED(trainer_close) Trainer t;
         unsigned long long saturated = 0;
-        open_trainer(&t, LLAMA "--fp8-format hybrid --fp8-stats-interval 1000 --fp8-e5m2-margin %d",
-                     margin);
+        TRAINER(t, open_trainer,
+                LLAMA "--fp8-format hybrid --fp8-stats-interval 1000 --fp8-e5m2-margin %d", margin);
         float *weight = tensor_of(&t, t.weights, TENSOR_FINAL_NORM_WEIGHT, 0);
         train(&t, 4);
         for (int i = 0; i < C; i++) { weight[i] *= 10; }
@@ -420,8 +411,7 @@ TEST(gradients_may_grow) {
 
 // With a history of one step, a scale depends only on the newest amax.
 TEST(scales_follow_the_newest_amax) {
-    CLOSED(trainer_close) Trainer t;
-    open_trainer(&t, "%s", LLAMA "--fp8-format hybrid --fp8-amax-history-len 1");
+    TRAINER(t, open_trainer, "%s", LLAMA "--fp8-format hybrid --fp8-amax-history-len 1");
     int slot = fp8_slot_index(&t.run.config, LINEAR_FC1, LAYER, OPERAND_DY);
     for (int step = 1; step <= 7; step++) {
         float before = t.slots[slot].scale;

@@ -74,10 +74,9 @@ TEST(threads_do_not_change_a_bit) {
 // 8 sequences together, or 2 at a time: only the order of sums differs, so only FP32's rounding.
 TEST(accumulation_adds_up) {
     for (int i = 0; i < MODELS; i++) {
-        CLOSED(trainer_close) Trainer whole, parts, fewer;
-        open_combination(&whole, i, "--micro-batch-size 8 --global-batch-size 8");
-        open_combination(&parts, i, "--micro-batch-size 2 --global-batch-size 8");
-        open_combination(&fewer, i, "--micro-batch-size 2 --global-batch-size 6");
+        TRAINER(whole, open_combination, i, "--micro-batch-size 8 --global-batch-size 8");
+        TRAINER(parts, open_combination, i, "--micro-batch-size 2 --global-batch-size 8");
+        TRAINER(fewer, open_combination, i, "--micro-batch-size 2 --global-batch-size 6");
         train(&whole, 1), train(&parts, 1), train(&fewer, 1);
         int64_t n = whole.run.layout.size;
         CHECK_ERROR(parts.gradients, whole.gradients, n, 1e-6);
@@ -91,8 +90,7 @@ TEST(accumulation_adds_up) {
 
 TEST(the_head_may_come_in_chunks) {
     for (int i = 0; i < MODELS; i++) {
-        CLOSED(trainer_close) Trainer t;
-        open_combination(&t, i, "");
+        TRAINER(t, open_combination, i, "");
         read_batch(&t);
         CHECK_EQUAL(t.chunk_rows, B * T);
         double loss = forward_backward(&t, B * T);
@@ -105,8 +103,7 @@ TEST(the_head_may_come_in_chunks) {
 
 TEST(gaps_and_padding_stay_zero) {
     for (int i = 0; i < BOTH; i += STRIDE) {
-        CLOSED(trainer_close) Trainer t;
-        open_combination(&t, i, "");
+        TRAINER(t, open_combination, i, "");
         CHECK_EQUAL(stray_elements(&t, t.weights), 0);
         train(&t, 3);
         CHECK_EQUAL(stray_elements(&t, t.weights), 0);
@@ -172,9 +169,8 @@ static double error_of(const float *actual, const double *exact, size_t n) {
 // rounding errors after five steps.
 TEST(steps_update_by_definition) {
     for (int i = 0; i < MODELS; i++) {
-        CLOSED(trainer_close) Trainer t;
-        open_combination(&t, i,
-                         "--clip-grad 0.5 --lr-warmup-iters 3 --train-iters 6 --lr 0.01" RATES);
+        TRAINER(t, open_combination, i,
+                "--clip-grad 0.5 --lr-warmup-iters 3 --train-iters 6 --lr 0.01" RATES);
         size_t size = (size_t)t.run.layout.size;
         Adam a = {calloc_or_die(size, sizeof(double)), calloc_or_die(size, sizeof(double)),
                   calloc_or_die(size, sizeof(double))};
@@ -197,14 +193,12 @@ TEST(a_factor_is_its_groups_alone) {
     static const char *const frozen[] = {"--embedding-lr-mult 0", "--head-lr-mult 0",
                                          "--vector-lr-mult 0"};
     for (int i = 0; i < BOTH; i += STRIDE) {
-        CLOSED(trainer_close) Trainer all;
-        open_combination(&all, i, "");
+        TRAINER(all, open_combination, i, "");
         FREED float *start = copy_of(all.weights, space_bytes(&all));
         train(&all, 1);
         for (int group = EMBEDDING; group < MATRIX; group++) {
-            CLOSED(trainer_close) Trainer t;
             int stay = 0, moved = 0;
-            open_combination(&t, i, frozen[group]);
+            TRAINER(t, open_combination, i, frozen[group]);
             train(&t, 1);
             for (const Param *p = t.run.layout.params; p < t.run.layout.params + t.run.layout.count;
                  p++) {
@@ -286,9 +280,8 @@ static void check_state_is_seen(Trainer *t, const State *s) {
 
 TEST(evaluation_leaves_no_trace) {
     for (int i = 0; i < BOTH; i += STRIDE) {
-        CLOSED(trainer_close) Trainer t, other;
-        open_combination(&t, i, "--valid-data valid.bin --eval-interval 1 --eval-iters 2");
-        open_combination(&other, i, "");
+        TRAINER(t, open_combination, i, "--valid-data valid.bin --eval-interval 1 --eval-iters 2");
+        TRAINER(other, open_combination, i, "");
         for (int steps = 0; steps < 4; steps += 2) {
             State s = take_state(&t);
             validate(&t);
@@ -309,11 +302,10 @@ TEST(evaluation_leaves_no_trace) {
 TEST(evaluation_does_not_depend_on_the_batch) {
     double losses[3];
     for (int i = 0; i < 3; i++) {
-        CLOSED(trainer_close) Trainer t;
-        open_trainer(&t,
-                     SMALL_GPT2
-                     "--num-layers 2 --micro-batch-size %d --valid-data valid.bin --eval-iters 0",
-                     i + 3);
+        TRAINER(t, open_trainer,
+                SMALL_GPT2
+                "--num-layers 2 --micro-batch-size %d --valid-data valid.bin --eval-iters 0",
+                i + 3);
         validate(&t);
         losses[i] = t.run.progress.valid_loss;
     }
@@ -361,9 +353,8 @@ TEST(skipped_steps_leave_no_trace) {
         for (int good = 0; good < 4; good += 3) {
             static const char one_batch[] = "--data one.bin --no-shuffle --lr-decay-style constant "
                                             "--lr-warmup-iters 0";
-            CLOSED(trainer_close) Trainer t, other;
-            open_combination(&t, i, one_batch);
-            open_combination(&other, i, one_batch);
+            TRAINER(t, open_combination, i, one_batch);
+            TRAINER(other, open_combination, i, one_batch);
             train(&other, 5);
             train(&t, good);
             skipped_step(&t);
@@ -419,8 +410,8 @@ TEST(spikes_are_told_from_usual_steps) {
 TEST(spikes_leave_no_trace) {
     for (int i = 0; i < BOTH; i += STRIDE) {
         for (int asked = 0; asked < 2; asked++) {
-            CLOSED(trainer_close) Trainer t;
-            open_combination(&t, i, asked ? "--iterations-to-skip 2-2,9" : "--skip-spikes 6");
+            TRAINER(t, open_combination, i,
+                    asked ? "--iterations-to-skip 2-2,9" : "--skip-spikes 6");
             train(&t, 1);
             CHECK_EQUAL(t.run.progress.window.count, 1);
             t.run.progress.window = window_of(t.run.progress.loss - (asked ? 0 : 2), 1e6);

@@ -48,6 +48,11 @@ PRINTF_LIKE(2, 3) static inline void open_trainer(Trainer *t, const char *option
     trainer_restore(t);
 }
 
+// Declares a trainer that `open` opens; it is closed at the end of the block.
+#define TRAINER(name, open, ...)        \
+    CLOSED(trainer_close) Trainer name; \
+    open(&name, __VA_ARGS__)
+
 // Reads the first micro-batch of the next step into t->inputs and t->targets.
 static inline void read_batch(Trainer *t) {
     run_batch(&t->run, 0, 0, t->inputs, t->targets, t->starts);
