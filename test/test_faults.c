@@ -145,6 +145,15 @@ typedef struct {
     for (Cycle c = {how, from, by, ""}; c.fired != NULL && restore(); c.n += c.stride)
 #define CYCLES(c, how) CYCLES_FROM(c, how, 1, 1)
 
+// The result of a call in which the cycle's call fails.
+#define FAULTY(c, call)                    \
+    ({                                     \
+        arm((c).mode, (c).n);              \
+        __typeof__(call) result_ = (call); \
+        (c).fired = disarm();              \
+        result_;                           \
+    })
+
 static void link_files(const char *from, const char *to) {
     DIR *folder = opendir(from);
     or_die(folder_make(to));
@@ -183,6 +192,7 @@ static void keep_as_made(void) {
 
 // Opens the fixture, in whose folder are steps 1 to `steps`.
 static void begin(const char *options, int steps) {
+    fixture_close(&fixture); // of the test before
     fixture_open(&fixture, text_of(TINY "--save s --resume latest %s", options));
     folder_remove("s");
     or_die(folder_make("s"));
@@ -266,9 +276,7 @@ static bool go_back_carelessly(int64_t step) {
 // wrong after that, or NULL.
 static const char *trouble(Cycle *c, bool (*save)(int64_t), bool again) {
     fail("%s", "");
-    arm(c->mode, c->n);
-    bool saved = save(3);
-    c->fired = disarm();
+    bool saved = FAULTY(*c, save(3));
     if (!saved && error_text()[0] == '\0') { return "no reason is given"; }
     if (!holds("s/step_00000002", 2)) { return "step 2 is lost"; }
     if (again && !holds_3()) { return "neither the old nor the new step 3 is whole"; }
@@ -284,9 +292,7 @@ static const char *trouble(Cycle *c, bool (*save)(int64_t), bool again) {
 
 // Goes back from step 4 to step 2 with a fault.
 static const char *trouble_back(Cycle *c, bool (*back)(int64_t)) {
-    arm(c->mode, c->n);
-    bool gone = back(2);
-    c->fired = disarm();
+    bool gone = FAULTY(*c, back(2));
     int64_t step = resumed_step();
     if (step != 2 && (gone || step != 4)) { return "a wrong step is resumed"; }
     if (!go_back(2) || resumed_step() != 2) { return "it does not go back"; }
@@ -310,7 +316,6 @@ TEST(a_checkpoint_survives_every_failing_call) {
             }
             CHECK(calls >= (mode == DISK_FULL ? 30 : 100)); // the calls are really replaced
         }
-        fixture_close(&fixture);
     }
 }
 
@@ -325,7 +330,6 @@ TEST(a_run_goes_back_or_stays) {
         }
         CHECK(calls >= (mode == DISK_FULL ? 5 : 30));
     }
-    fixture_close(&fixture);
 }
 
 TEST(carelessness_is_caught) {
@@ -335,13 +339,11 @@ TEST(carelessness_is_caught) {
         if ((caught = trouble(&c, save_carelessly, false) != NULL)) { break; }
     }
     CHECK(caught);
-    fixture_close(&fixture);
     begin("--keep 0", 4);
     CYCLES(c, FAIL_ONCE) {
         if ((caught = trouble_back(&c, go_back_carelessly) != NULL)) { break; }
     }
     CHECK(caught);
-    fixture_close(&fixture);
 }
 
 // A disk without symbolic links.
@@ -350,13 +352,11 @@ TEST(disks_without_links_are_saved_to) {
     no_links = true;
     begin("--keep 0", 4);
     judge(&none, trouble_back(&none, go_back));
-    fixture_close(&fixture);
     begin("--keep 1", 2);
     judge(&none, trouble(&none, save_step, false));
     CHECK(!path_exists("s/latest") && !path_exists("s/best"));
     no_links = false;
     CHECK(save_step(3) && links_lead_to(3));
-    fixture_close(&fixture);
 }
 
 TEST(folders_without_fsync_are_saved_to) {
@@ -364,7 +364,6 @@ TEST(folders_without_fsync_are_saved_to) {
     begin("", 1);
     CHECK_EQUAL(resumed_step(), 1);
     no_folder_sync = false;
-    fixture_close(&fixture);
 }
 
 static bool save_first_best(int64_t step) {
@@ -378,13 +377,10 @@ TEST(the_best_is_kept_through_failing_calls) {
     saved_all(1, 3, save_first_best);
     keep_as_made();
     CYCLES(c, FAIL_ONCE) {
-        arm(FAIL_ONCE, c.n);
-        save_first_best(4);
-        c.fired = disarm();
+        FAULTY(c, save_first_best(4));
         judge(&c, path_exists("s/step_00000001") ? NULL : "the best is gone");
         CHECK(save_first_best(5) && checkpoint_best("s") == 1 && leads_to("s/best", 1));
     }
-    fixture_close(&fixture);
 }
 
 // ---- reading ------------------------------------------------------------------------------------
@@ -399,24 +395,19 @@ TEST(unreadable_folders_are_no_empty_ones) {
         static Options o, was;
         CLOSED(checkpoint_close) Checkpoint found;
         o = fixture.options;
-        arm(FAIL_ONCE, c.n);
-        bool ok = checkpoint_model(&found, &o, &was);
-        c.fired = disarm();
+        bool ok = FAULTY(c, checkpoint_model(&found, &o, &was));
         CHECK(!ok || found.path[0] != '\0');
         refused += !ok;
     }
     CHECK(refused > 0);
     CYCLES(c, FAIL_ONCE) {
         CHECK(folder_make("s/.tmp-step_00000009/inner"));
-        arm(FAIL_ONCE, c.n);
-        bool ok = claim(fixture.options);
-        c.fired = disarm();
+        bool ok = FAULTY(c, claim(fixture.options));
         CHECK(ok || strcmp(c.fired, "unlink") + strcmp(c.fired, "rmdir") != 0);
         left += ok && path_exists("s/.tmp-step_00000009");
         CHECK(claim(fixture.options) && !path_exists("s/.tmp-step_00000009"));
     }
     CHECK(left > 1);
-    fixture_close(&fixture);
 }
 
 // A checkpoint that cannot be read is not passed over for an older one.
@@ -427,15 +418,13 @@ TEST(an_unreadable_checkpoint_is_not_passed_over) {
         static Options o, model;
         CLOSED(checkpoint_close) Checkpoint start;
         o = fixture.options;
-        arm(FAIL_ONCE, c.n);
-        bool ok = checkpoint_model(&start, &o, &model) && checkpoint_complete(&start, true);
-        c.fired = disarm();
+        bool ok = FAULTY(c,
+                         checkpoint_model(&start, &o, &model) && checkpoint_complete(&start, true));
         CHECK(ok ? start.progress.step == 2 : c.fired != NULL);
         if (!ok) { CHECK_CONTAINS(error_text(), "Input/output error"); }
         refused += !ok;
     }
     CHECK(refused > 15);
-    fixture_close(&fixture);
 }
 
 // A read error is an error at every read, and never a signal.
@@ -451,21 +440,19 @@ TEST(unreadable_checkpoints_are_errors) {
         CLOSED(checkpoint_close) Checkpoint start;
         int64_t size = fixture.layout.size;
         o = fixture.options;
-        arm(FAIL_ONCE, c.n);
-        bool ok = checkpoint_model(&start, &o, &model) && checkpoint_verify(&start) &&
-                  checkpoint_weights(&start, &fixture.layout, 0, size, weights) &&
-                  checkpoint_open(&opened, "s/step_00000100", true) &&
-                  checkpoint_read(&opened, STATE_MASTER, 0, size, weights, NULL, NULL) &&
-                  checkpoint_read_scaling(&opened, &fixture.precision, fixture.slots,
-                                          fixture.history);
-        c.fired = disarm();
+        bool ok = FAULTY(c,
+                         checkpoint_model(&start, &o, &model) && checkpoint_verify(&start) &&
+                             checkpoint_weights(&start, &fixture.layout, 0, size, weights) &&
+                             checkpoint_open(&opened, "s/step_00000100", true) &&
+                             checkpoint_read(&opened, STATE_MASTER, 0, size, weights, NULL, NULL) &&
+                             checkpoint_read_scaling(&opened, &fixture.precision, fixture.slots,
+                                                     fixture.history));
         bool reading = c.fired != NULL && strcmp(c.fired, "pread") == 0;
         CHECK(reading ? !ok && strstr(error_text(), "Input/output error") != NULL
                       : ok || c.fired != NULL);
         refused += reading;
     }
     CHECK(refused > 40);
-    fixture_close(&fixture);
 }
 
 // ---- kills --------------------------------------------------------------------------------------
@@ -511,7 +498,6 @@ static int lost_by_kills(bool (*save)(int64_t)) {
         CHECK(claimed && !path_exists("s/.tmp-link"));
         CHECK((step == 3 || step == 2) && links_lead_to(step));
     }
-    fixture_close(&fixture);
     return lost;
 }
 
@@ -537,7 +523,6 @@ TEST(a_killed_run_has_gone_back_or_not) {
         CHECK(save_step(5) && resumed_step() == 5);
     }
     CHECK(seen[2] > 3 && seen[4] > 3);
-    fixture_close(&fixture);
 }
 
 // ---- other processes ----------------------------------------------------------------------------
@@ -600,14 +585,11 @@ TEST(a_checkpoint_is_one_while_a_run_saves) {
         CHECK(save_all_of(1));
         keep_as_made();
         CYCLES(c, FAIL_ONCE) {
-            arm(FAIL_ONCE, c.n);
             fault.meanwhile = save_second;
-            seen[read_while_saving(i % 3 == 0, out)]++;
+            seen[FAULTY(c, read_while_saving(i % 3 == 0, out))]++;
             fault.meanwhile = NULL;
-            c.fired = disarm();
         }
         CHECK(seen[0] > 1 && seen[1] > 1 && seen[2] > 1);
-        fixture_close(&fixture);
     }
     no_links = false;
 }
@@ -656,9 +638,7 @@ TEST(files_are_replaced_or_kept) {
         CYCLES(c, mode) {
             unlink("f");
             CHECK(file_replace("f", "old", 3));
-            arm(mode, c.n);
-            bool replaced = file_replace("f", "new", 3);
-            c.fired = disarm();
+            bool replaced = FAULTY(c, file_replace("f", "new", 3));
             const char *now = content();
             CHECK(strcmp(now, "new") == 0 || (!replaced && strcmp(now, "old") == 0));
             CHECK(mode == FAIL_FROM_THERE || !path_exists("f.new"));
@@ -718,7 +698,6 @@ TEST(a_save_without_memory_says_so) {
     }
     CHECK(n > 500); // cJSON's allocations are among them
     CHECK(holds("s/step_00000003", 3));
-    fixture_close(&fixture);
 }
 
 static void sum_squares(void) {
