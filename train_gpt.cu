@@ -130,40 +130,29 @@ static int64_t device_memory(const Options *options, size_t free_bytes) {
     return most > 0 && most < (double)free_bytes ? (int64_t)most : (int64_t)free_bytes;
 }
 
-// Returns the bytes of the plan on a device with `memory` bytes; INT64_MAX: no plan is possible.
-// *host becomes the bytes of host memory for all ranks of this machine; NULL: not wanted.
-static int64_t planned_memory(const Options *options, const Group *group, NumberSupport support,
-                              int64_t memory, double *host) {
-    Trainer *t = (Trainer *)calloc_or_die(1, sizeof(Trainer));
-    t->run.options = *options;
-    t->run.group = *group;
-    bool possible = trainer_plan(t, support, memory);
-    int64_t device = possible ? t->plan.bytes : INT64_MAX;
-    if (host != NULL) { *host = possible ? host_bytes(t) : 0; }
-    run_free_configuration(&t->run);
-    trainer_free_plan(t);
-    free(t);
-    return device;
-}
-
-// The ranks of a run, and the device to plan it for.
+// The ranks of a run, and the device to plan it for. host: planned_bytes sets it to the bytes of
+// host memory for all ranks of this machine.
 typedef struct {
     const Group *group;
     NumberSupport support;
     int64_t memory;
+    double host;
 } PlannedRun;
 
-// Returns the bytes that a run with these options takes of the device.
+// Returns the bytes that a run with these options takes of the device; INT64_MAX: no plan is
+// possible.
 static int64_t planned_bytes(void *context, const Options *options) {
-    const PlannedRun *p = (const PlannedRun *)context;
-    int64_t bytes = planned_memory(options, p->group, p->support, p->memory, NULL);
-    return min64(bytes, INT64_MAX - FIT_OVERHEAD_BYTES) + FIT_OVERHEAD_BYTES;
-}
-
-// Sets *fit to options with which the run fits; false: there are none (run_find_fit).
-static bool find_fit(const Run *run, NumberSupport support, int64_t memory, Options *fit) {
-    PlannedRun p = {&run->group, support, memory};
-    return run_find_fit(run, (double)memory, planned_bytes, &p, fit);
+    PlannedRun *p = (PlannedRun *)context;
+    Trainer *t = (Trainer *)calloc_or_die(1, sizeof(Trainer));
+    t->run.options = *options;
+    t->run.group = *p->group;
+    bool possible = trainer_plan(t, p->support, p->memory);
+    int64_t bytes = possible ? t->plan.bytes + FIT_OVERHEAD_BYTES : INT64_MAX;
+    p->host = possible ? host_bytes(t) : 0;
+    run_free_configuration(&t->run);
+    trainer_free_plan(t);
+    free(t);
+    return bytes;
 }
 
 // Dies if the plan does not fit in `memory` bytes. Call it before anything is allocated or read.
@@ -172,7 +161,8 @@ static void check_memory(const Trainer *t, NumberSupport support, int64_t memory
     int64_t bytes = t->plan.bytes + FIT_OVERHEAD_BYTES / 2;
     if (bytes > memory) {
         Options fit;
-        const bool some = find_fit(&t->run, support, memory, &fit);
+        PlannedRun p = {&t->run.group, support, memory};
+        const bool some = run_find_fit(&t->run, (double)memory, planned_bytes, &p, &fit);
         die("the run needs %s of device memory, %s are free: --plan lists what fits%s%s",
             format_bytes(need, (double)bytes), format_bytes(have, (double)memory),
             some ? ", such as " : "", run_say_fit(&t->run, &fit, words));
@@ -202,8 +192,7 @@ static void guard_fill(void *gpu, void *to, int byte, int64_t bytes) {
 }
 
 static void guard_fetch(void *gpu, void *to, const void *from, int64_t bytes) {
-    gpu_fetch((const Gpu *)gpu, to, from, (size_t)bytes);
-    CUDA_CHECK(cudaStreamSynchronize(((const Gpu *)gpu)->stream));
+    gpu_read((const Gpu *)gpu, to, from, (size_t)bytes);
 }
 
 static void guard_check(Trainer *t) {
@@ -752,8 +741,7 @@ static void choice_losses(void *trainer, const int *inputs, const int *targets, 
     batches_send(&t->batches, B, T);
     model_forward(t, B, T, pass);
     head_loss(t, B * T, 0.0f, false, pass);
-    gpu_fetch(&t->gpu, losses, t->net.losses, tokens * sizeof(float));
-    CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
+    gpu_read(&t->gpu, losses, t->net.losses, tokens * sizeof(float));
 }
 
 static void validate(Trainer *t) {
@@ -776,8 +764,7 @@ static void validate(Trainer *t) {
             head_loss(t, B * T, 0.0f, true, pass);
         }
         params_sum(&t->params, loss, 1);
-        gpu_fetch(&t->gpu, &losses[i], loss, sizeof(double));
-        CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
+        gpu_read(&t->gpu, &losses[i], loss, sizeof(double));
         losses[i] /= (double)run_eval_targets(run, i);
     }
     run_report_eval(run, losses, wall_seconds() - begin);
@@ -815,9 +802,8 @@ static float *next_logits(void *trainer, const int *tokens, int n) {
     // the BF16 logits go to the second half of sample_logits, so that no FP32 number overwrites one
     // that has not been read
     Bf16 *codes = (Bf16 *)t->sample_logits + c->vocab;
-    gpu_fetch(&t->gpu, codes, t->net.head.dy.bf16 + (int64_t)(n - 1 - row) * c->padded_vocab,
-              (size_t)c->vocab * sizeof(Bf16));
-    CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
+    gpu_read(&t->gpu, codes, t->net.head.dy.bf16 + (int64_t)(n - 1 - row) * c->padded_vocab,
+             (size_t)c->vocab * sizeof(Bf16));
     for (int v = 0; v < c->vocab; v++) { t->sample_logits[v] = bf16_decode(codes[v]); }
     return t->sample_logits;
 }
@@ -862,18 +848,15 @@ static void trainer_restore(Trainer *t) {
 // ---- --plan: what fits --------------------------------------------------------------------------
 
 // Returns the largest micro-batch size that fits; 0: not even one sequence fits.
-static int largest_micro_batch(Options o, const Run *run, NumberSupport support, int64_t memory) {
+static int largest_micro_batch(PlannedRun *p, Options o) {
     int fits = 0;
     for (int step = 1 << 12; step > 0; step /= 2) {
-        options_set_micro_batch(&o, fits + step, run->group.ranks);
+        options_set_micro_batch(&o, fits + step, p->group->ranks);
         bool countable = (int64_t)o.micro_batch_size * o.seq_length <= INT32_MAX;
-        if (countable &&
-            planned_memory(&o, &run->group, support, memory, NULL) <= memory - FIT_OVERHEAD_BYTES) {
-            fits += step;
-        }
+        if (countable && planned_bytes(p, &o) <= p->memory) { fits += step; }
     }
     if (fits == 0) { return 0; }
-    options_set_micro_batch(&o, fits, run->group.ranks);
+    options_set_micro_batch(&o, fits, p->group->ranks);
     return o.micro_batch_size;
 }
 
@@ -884,7 +867,9 @@ static void print_fits(const Run *run, NumberSupport support, int64_t memory) {
     const OptionRow *recompute = option_row("recompute"), *moments = option_row("adam-dtype");
     char size[32], words[2][OPTION_TEXT], sizes[80];
     Options fit;
-    const bool some = find_fit(run, support, memory, &fit), sample = run->options.sample_only;
+    PlannedRun p = {&run->group, support, memory};
+    const bool some = run_find_fit(run, (double)memory, planned_bytes, &p, &fit);
+    const bool sample = run->options.sample_only;
     const bool shorter = fit.seq_length != run->options.seq_length;
     if (sample && some && !shorter) { return; }
     printf("What fits %s\n", format_bytes(size, (double)memory));
@@ -901,20 +886,19 @@ static void print_fits(const Run *run, NumberSupport support, int64_t memory) {
         o.recompute = way % LEVELS;
         o.adam_dtype = way / LEVELS % MOMENTS;
         o.optimizer_cpu_offload = way >= WAYS / 2;
-        int micro = largest_micro_batch(o, run, support, memory);
+        int micro = largest_micro_batch(&p, o);
         o.deterministic = false;
-        int any_order = largest_micro_batch(o, run, support, memory);
+        int any_order = largest_micro_batch(&p, o);
         o.deterministic = micro > 0 && run->options.deterministic;
         options_set_micro_batch(&o, (int)max64(1, micro > 0 ? micro : any_order), run->group.ranks);
-        double host;
-        planned_memory(&o, &run->group, support, memory, &host);
+        planned_bytes(&p, &o);
         printf("  --recompute %-11s --adam-dtype %s %s  ", option_text(&o, recompute, words[0]),
                option_text(&o, moments, words[1]),
                o.optimizer_cpu_offload ? "--optimizer-cpu-offload" : "");
         printf(micro > 0 ? "--micro-batch-size %d" : "no micro-batch", micro);
         if (any_order > micro) { printf("; %d with --no-deterministic", any_order); }
         if (any_order > 0 && o.optimizer_cpu_offload) {
-            printf("; %s of host memory", format_bytes(size, host));
+            printf("; %s of host memory", format_bytes(size, p.host));
         }
         printf("\n");
     }

@@ -190,6 +190,11 @@ void gpu_fetch(const Gpu *gpu, void *host, const void *device, size_t bytes) {
     CUDA_CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, gpu->stream));
 }
 
+void gpu_read(const Gpu *gpu, void *host, const void *device, size_t bytes) {
+    gpu_fetch(gpu, host, device, bytes);
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+}
+
 void gpu_clear(Gpu *gpu, GpuFamily family, void *device, size_t bytes) {
     gpu_family(gpu, family);
     CUDA_CHECK(cudaMemsetAsync(device, 0, bytes, gpu->stream));

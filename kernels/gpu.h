@@ -73,6 +73,8 @@ void gpu_close(Gpu *gpu);
 // Copies to the device, and waits. (cudaMemcpy is not enough: gpu->stream does not wait for it, and
 // from pageable memory it may return before the device has the data.)
 void gpu_send(const Gpu *gpu, void *device, const void *host, size_t bytes);
+// Copies to the host, and waits.
+void gpu_read(const Gpu *gpu, void *host, const void *device, size_t bytes);
 // Enqueues a copy to the host.
 void gpu_fetch(const Gpu *gpu, void *host, const void *device, size_t bytes);
 // Enqueues writing zeros to device memory. Profiling counts the time to `family`.

@@ -81,14 +81,6 @@ static double read_clock(Watch *w) {
 
 // ---- TCP ----------------------------------------------------------------------------------------
 
-// Returns getaddrinfo's status. 0: the caller frees *found.
-static int resolve(const char *host, int port, int flags, struct addrinfo **found) {
-    char service[16];
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = flags | AI_NUMERICSERV};
-    snprintf(service, sizeof(service), "%d", port);
-    return getaddrinfo(host, service, &hints, found);
-}
-
 static void set_option(int file, int level, int name, int value) {
     setsockopt(file, level, name, &value, sizeof(value)); // a failure here does no harm
 }
@@ -109,72 +101,66 @@ static void close_file(int *file) {
     *file = -1;
 }
 
-// Returns a socket that listens; -1: errno says why not.
-static int listen_on(const void *address, int family, socklen_t length) {
-    int file = socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (file < 0) { return -1; }
-    set_option(file, SOL_SOCKET, SO_REUSEADDR, 1);
-    if (family == AF_INET6) { set_option(file, IPPROTO_IPV6, IPV6_V6ONLY, 0); }
-    if (bind(file, address, length) == 0 && listen(file, SOMAXCONN) == 0) { return file; }
-    int why = errno;
-    close(file);
-    errno = why;
-    return -1;
-}
-
-int group_listen(const char *host, int *port) {
-    struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)*port)};
-    struct sockaddr_in four = {.sin_family = AF_INET, .sin_port = six.sin6_port};
-    socklen_t length = sizeof(six);
-    bool own = strcmp(host, "::1") == 0, local = strncmp(host, "127.", 4) == 0;
-    if (own) { six.sin6_addr = in6addr_loopback; }
-    local = local && inet_pton(AF_INET, host, &four.sin_addr) == 1;
-    int file = local ? -1 : listen_on(&six, AF_INET6, sizeof(six));
-    bool no_ipv6 = file < 0 && !own && errno != EADDRINUSE;
-    if (local || no_ipv6) { file = listen_on(&four, AF_INET, sizeof(four)); }
-    if (file < 0) {
-        fail("rank 0 cannot listen on port %d: %s", *port,
-             errno == EADDRINUSE ? "another process has the port; set MASTER_PORT to a free one"
-                                 : strerror(errno));
-    } else if (getsockname(file, (struct sockaddr *)&six, &length) == 0) {
-        *port = ntohs(six.sin6_port); // sockaddr_in has its port at the same place
-    }
-    return file;
-}
-
-// Whether the host's address is an address of this machine.
-static bool is_here(const char *host) {
-    struct addrinfo *found;
-    bool here = false;
-    if (resolve(host, 0, 0, &found) != 0) { return false; }
-    for (const struct addrinfo *a = found; a != NULL && !here; a = a->ai_next) {
-        int file = listen_on(a->ai_addr, a->ai_family, a->ai_addrlen);
-        here = file >= 0;
-        close_file(&file);
-    }
-    freeaddrinfo(found);
-    return here;
-}
-
-// Tries each address of the host once, for two seconds. Returns a connected socket; -1: *why says
-// why the last attempt failed.
-static int connect_once(const char *host, int port, const char **why) {
-    struct addrinfo *found;
-    int file = -1, status = resolve(host, port, 0, &found);
+// Opens a socket at the first of the host's addresses that lets it. listens: the socket listens
+// there, so the address must be this machine's. Otherwise it is connected; an address may take two
+// seconds. Returns -1 if no address works: *why and errno say why the last one did not.
+static int open_socket(const char *host, int port, bool listens, const char **why) {
+    char service[16];
+    struct addrinfo *found, hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV};
+    snprintf(service, sizeof(service), "%d", port);
+    int file = -1, error = 0, status = getaddrinfo(host, service, &hints, &found);
     if (status != 0) {
         *why = status == EAI_SYSTEM ? strerror(errno) : gai_strerror(status);
         return -1;
     }
     for (const struct addrinfo *a = found; a != NULL && file < 0; a = a->ai_next) {
         file = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        set_timeouts(file, 2, 2);
-        if (file < 0 || connect(file, a->ai_addr, a->ai_addrlen) != 0) {
-            *why = strerror(errno == EINPROGRESS ? ETIMEDOUT : errno);
-            close_file(&file);
+        bool ok = file >= 0;
+        if (ok && listens) {
+            set_option(file, SOL_SOCKET, SO_REUSEADDR, 1);
+            if (a->ai_family == AF_INET6) { set_option(file, IPPROTO_IPV6, IPV6_V6ONLY, 0); }
+            ok = bind(file, a->ai_addr, a->ai_addrlen) == 0 && listen(file, SOMAXCONN) == 0;
+        } else if (ok) {
+            set_timeouts(file, 2, 2);
+            ok = connect(file, a->ai_addr, a->ai_addrlen) == 0;
         }
+        if (ok) { break; }
+        error = errno;
+        *why = strerror(error == EINPROGRESS ? ETIMEDOUT : error);
+        close_file(&file);
     }
     freeaddrinfo(found);
+    errno = error;
     return file;
+}
+
+int group_listen(const char *host, int *port) {
+    struct sockaddr_in6 address; // sockaddr_in has its port at the same place
+    struct in_addr four;
+    socklen_t length = sizeof(address);
+    const char *why = "";
+    bool local = strncmp(host, "127.", 4) == 0 && inet_pton(AF_INET, host, &four) == 1;
+    bool own = local || strcmp(host, "::1") == 0;
+    int file = open_socket(own ? host : "::", *port, true, &why);
+    bool no_ipv6 = file < 0 && !own && errno != EADDRINUSE;
+    if (no_ipv6) { file = open_socket("0.0.0.0", *port, true, &why); }
+    if (file < 0) {
+        fail("rank 0 cannot listen on port %d: %s", *port,
+             errno == EADDRINUSE ? "another process has the port; set MASTER_PORT to a free one"
+                                 : why);
+    } else if (getsockname(file, (struct sockaddr *)&address, &length) == 0) {
+        *port = ntohs(address.sin6_port);
+    }
+    return file;
+}
+
+// Whether the host's address is an address of this machine.
+static bool is_here(const char *host) {
+    const char *why;
+    int file = open_socket(host, 0, true, &why);
+    bool here = file >= 0;
+    close_file(&file);
+    return here;
 }
 
 // ---- notes --------------------------------------------------------------------------------------
@@ -596,7 +582,7 @@ static bool tell_redirector(Attempt *attempt, int port) {
     ssize_t bytes;
     h.connection = REDIRECT;
     h.port = port;
-    int file = connect_once(m->host, m->port, &why);
+    int file = open_socket(m->host, m->port, false, &why);
     bool told = file >= 0 && send(file, &h, sizeof(h), MSG_NOSIGNAL) == sizeof(h) &&
                 receive_hello(file, 2, &h, &bytes) && h.connection == REDIRECT;
     close_file(&file);
@@ -665,7 +651,7 @@ static bool reach_rank_0(Attempt *attempt) {
         snprintf(attempt->address, sizeof(attempt->address), "%s port %d", at.host, at.port);
         for (bool ok = true; ok && connected < CONNECTIONS; connected += ok) {
             close_file(&files[connected]);
-            files[connected] = connect_once(at.host, at.port, &why);
+            files[connected] = open_socket(at.host, at.port, false, &why);
             attempt->mine.connection = connected;
             ok = files[connected] >= 0 &&
                  send(files[connected], &attempt->mine, sizeof(attempt->mine), MSG_NOSIGNAL) ==
@@ -776,8 +762,7 @@ bool group_open(Group *g, const Rendezvous *rendezvous, int listener, const char
         }
     }
     bool ok = g->rank == 0 ? receive_ranks(&attempt, listener) : reach_rank_0(&attempt);
-    Error verdict = {0};
-    if (!ok) { verdict = error_kept(); }
+    Error verdict = error_kept();
     if (redirector.listener >= 0) {
         shutdown(redirector.listener, SHUT_RD);
         pthread_join(redirector.thread, NULL);

@@ -35,7 +35,7 @@ typedef struct {
 
 // The first launcher whose variables are set counts.
 static const Launcher launchers[] = {
-    {.name = "WORLD_SIZE",
+    {.name = "WORLD_SIZE", // of torchrun; a user may set these variables by hand
      .rank = "RANK",
      .ranks = "WORLD_SIZE",
      .local_rank = "LOCAL_RANK",
@@ -47,7 +47,7 @@ static const Launcher launchers[] = {
      .local_rank = "OMPI_COMM_WORLD_LOCAL_RANK",
      .local_ranks = "OMPI_COMM_WORLD_LOCAL_SIZE",
      .run = {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}},
-    {.name = "MPICH",
+    {.name = "MPICH",           // also Intel MPI
      .sign = "MPI_LOCALRANKID", // srun sets PMI_RANK, too
      .rank = "PMI_RANK",
      .ranks = "PMI_SIZE",

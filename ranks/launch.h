@@ -1,17 +1,6 @@
 // Finds out which rank of a run this process is, or starts the ranks (--gpus), before a GPU is
-// used. A launcher, such as torchrun, says in the environment which rank a process is:
-//
-//   launcher     its variables; after "the run:" those that identify the run
-//   torchrun     RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE; a user may set these by hand
-//                the run: TORCHELASTIC_RUN_ID
-//   Open MPI     OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE ..._LOCAL_RANK ..._LOCAL_SIZE
-//                the run: PMIX_NAMESPACE OMPI_MCA_ess_base_jobid
-//   MPICH        PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS; also Intel MPI
-//   Slurm        SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID
-//                the run: SLURM_JOB_ID SLURM_STEP_ID SLURM_RESTART_COUNT
-//   Cray's PALS  PMI_RANK PMI_SIZE PMI_LOCAL_RANK PMI_LOCAL_SIZE
-//
-// The first row whose variables are set counts. The ranks connect at MASTER_ADDR:MASTER_PORT. (If
+// used. A launcher, such as torchrun, says in the environment which rank a process is; launch.c has
+// a table of launchers and their variables. The ranks connect at MASTER_ADDR:MASTER_PORT. (If
 // TORCHELASTIC_USE_AGENT_STORE is True, torchrun itself listens on that port: the ranks' port is
 // higher by 2, and rank 0 may be on another machine.) MASTER_ADDR may be unset if all ranks are on
 // one machine, and under Slurm, where the step's first host is used. If MASTER_PORT is unset, the

@@ -25,8 +25,7 @@ int main(int argc, char **argv) {
     size_t columns = (size_t)c->padded_vocab, vocab = (size_t)c->vocab;
     Bf16 *codes = (Bf16 *)malloc_or_die((size_t)M * columns * sizeof(Bf16));
     float *logits = (float *)malloc_or_die((size_t)M * vocab * sizeof(float));
-    gpu_fetch(&t.gpu, codes, t.net.head.dy.bf16, (size_t)M * columns * sizeof(Bf16));
-    CUDA_CHECK(cudaStreamSynchronize(t.gpu.stream));
+    gpu_read(&t.gpu, codes, t.net.head.dy.bf16, (size_t)M * columns * sizeof(Bf16));
     for (size_t i = 0; i < (size_t)M * vocab; i++) {
         logits[i] = bf16_decode(codes[i / vocab * columns + i % vocab]);
     }

@@ -30,8 +30,7 @@ static struct {
 
 static void flip_here(void) {
     if (flip.calls++ != flip.at) { return; }
-    gpu_fetch(flip.gpu, &flip.before, flip.address, 1);
-    CUDA_CHECK(cudaStreamSynchronize(flip.gpu->stream));
+    gpu_read(flip.gpu, &flip.before, flip.address, 1);
     char wrong = (char)(flip.before ^ flip.mask);
     gpu_send(flip.gpu, flip.address, &wrong, 1);
 }
@@ -66,8 +65,7 @@ static void take_result(Trainer *t, Result *r) {
     if (r->data == NULL) { r->data = (char *)malloc_or_die(bytes + sizeof(double)); }
     r->bytes = bytes + sizeof(double);
     gpu_fetch(&t->gpu, r->data, p->optimizer.adamw.gradients, bytes);
-    gpu_fetch(&t->gpu, r->data + bytes, t->net.loss_sum, sizeof(double));
-    CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
+    gpu_read(&t->gpu, r->data + bytes, t->net.loss_sum, sizeof(double));
 }
 
 // Without the padding between parameters.

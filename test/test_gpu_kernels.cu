@@ -888,8 +888,7 @@ TEST(planted_faults) {
                 uint8_t *at = (uint8_t *)forms[fault], byte;
                 if (at == NULL || !last) { return; }
                 at += fault == 4 ? 3 : (size_t)l.rows * N - 1; // an exponent's bit of a sum
-                gpu_fetch(&gpu, &byte, at, 1);
-                CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
+                gpu_read(&gpu, &byte, at, 1);
                 byte ^= 0x20;
                 gpu_send(&gpu, at, &byte, 1);
             };

@@ -57,14 +57,13 @@ static std::vector<Floats> samples(Trainer *t, const void *from, GpuType type) {
 static bool has_room(const Options *options) {
     char need[32], have[32], why[160];
     size_t free_bytes, all_bytes;
-    NumberSupport support = {NUMBER_BF16, NULL, 0};
     Group alone = {.rank = 0, .ranks = 1};
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
-    int64_t room = (int64_t)free_bytes - FIT_OVERHEAD_BYTES;
-    int64_t bytes = planned_memory(options, &alone, support, (int64_t)free_bytes, NULL);
-    if (bytes <= room) { return true; }
-    snprintf(why, sizeof(why), "it needs %s of device memory, and there is room for %s",
-             format_bytes(need, (double)bytes), format_bytes(have, (double)room));
+    PlannedRun p = {&alone, {NUMBER_BF16, NULL, 0}, (int64_t)free_bytes};
+    int64_t bytes = planned_bytes(&p, options);
+    if (bytes <= p.memory) { return true; }
+    snprintf(why, sizeof(why), "it needs %s of device memory, and %s are free",
+             format_bytes(need, (double)bytes), format_bytes(have, (double)p.memory));
     test_skip(why);
     return false;
 }

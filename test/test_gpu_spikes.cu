@@ -23,8 +23,7 @@ static void scale_norm(Trainer *t, float factor) {
     float *weights = (float *)malloc_or_die(n * sizeof(float)), *master;
     master = (float *)t->params.optimizer.arrays[STATE_MASTER].device;
     Bf16 *copies = (Bf16 *)malloc_or_die(n * sizeof(Bf16));
-    gpu_fetch(&t->gpu, weights, master + offset, n * sizeof(float));
-    CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
+    gpu_read(&t->gpu, weights, master + offset, n * sizeof(float));
     for (size_t i = 0; i < n; i++) {
         weights[i] *= factor;
         copies[i] = bf16_encode(weights[i]);
@@ -39,8 +38,7 @@ static void scale_norm(Trainer *t, float factor) {
 static double input_scale(Trainer *t) {
     Fp8Scale slot;
     int index = fp8_slot_index(&t->run.config, LINEAR_FC1, LAYER, OPERAND_X);
-    gpu_fetch(&t->gpu, &slot, t->params.fp8.scales + index, sizeof(slot));
-    CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
+    gpu_read(&t->gpu, &slot, t->params.fp8.scales + index, sizeof(slot));
     return slot.scale;
 }
 
@@ -50,8 +48,7 @@ static void check_scales(Trainer *t) {
     std::vector<Fp8Scale> scales((size_t)fp8.count);
     std::vector<float> history((size_t)(fp8.count * fp8.length));
     gpu_fetch(&t->gpu, scales.data(), fp8.scales, scales.size() * sizeof(Fp8Scale));
-    gpu_fetch(&t->gpu, history.data(), fp8.history, history.size() * sizeof(float));
-    CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
+    gpu_read(&t->gpu, history.data(), fp8.history, history.size() * sizeof(float));
     for (int i = 0; i < fp8.count; i++) {
         const float *amaxes = history.data() + i * fp8.length;
         float target = fp8_slot_target(&t->run.precision, i);

@@ -448,8 +448,7 @@ void params_start_counts(Params *p) {
 void params_fetch_counts(Params *p, Fp8Counts *host) {
     enum { COUNTS = sizeof(Fp8Counts) / sizeof(int64_t) };
     p->counting = false;
-    gpu_fetch(p->gpu, host, p->counts, (size_t)p->fp8.count * sizeof(Fp8Counts));
-    CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
+    gpu_read(p->gpu, host, p->counts, (size_t)p->fp8.count * sizeof(Fp8Counts));
     for (int i = OPERAND_W; i < p->fp8.count && p->run->group.rank > 0; i += OPERAND_COUNT) {
         host[i] = (Fp8Counts){0}; // every rank has all weights: only rank 0's are counted
     }
@@ -481,8 +480,7 @@ void params_fetch_gradients(Params *p, float *host) {
     }
     comm_end(p->comm, SLOT_SUMS);
     comm_join(p->comm);
-    gpu_fetch(p->gpu, all, g.data, bytes);
-    CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
+    gpu_read(p->gpu, all, g.data, bytes);
     for (int i = 0; i < layout->count; i++) {
         float *to = host + layout->params[i].offset;
         int64_t from = z->sharded_offset[i], n = param_size(&layout->params[i]);
@@ -513,8 +511,7 @@ void params_sum_counts(Params *p, int64_t *counts, int n) {
         for (int i = 0; i < part; i++) { values[i] = (double)counts[i]; }
         gpu_send(p->gpu, p->optimizer.norm_scratch, values, bytes);
         params_sum(p, p->optimizer.norm_scratch, part);
-        gpu_fetch(p->gpu, values, p->optimizer.norm_scratch, bytes);
-        CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
+        gpu_read(p->gpu, values, p->optimizer.norm_scratch, bytes);
         for (int i = 0; i < part; i++) { counts[i] = (int64_t)values[i]; }
     }
 }
@@ -580,8 +577,7 @@ void params_calibrate(Params *p) {
     size_t bytes = (size_t)p->fp8.count * sizeof(Fp8Scale);
     Fp8Scale *scales = malloc_or_die(bytes);
     agree_amaxes(p);
-    gpu_fetch(p->gpu, scales, p->fp8.scales, bytes);
-    CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
+    gpu_read(p->gpu, scales, p->fp8.scales, bytes);
     fp8_calibrate(&p->run->precision, scales);
     gpu_send(p->gpu, p->fp8.scales, scales, bytes);
     free(scales);

@@ -110,8 +110,7 @@ bool support_matmul(Gpu *gpu, Gemm g, int rows, float *ms) {
     bool well = gemm_supported(gpu, exact);
     if (well) {
         gemm(gpu, exact);
-        gpu_fetch(gpu, found, g.d, results * sizeof(float));
-        CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+        gpu_read(gpu, found, g.d, results * sizeof(float));
         cpu_gemm((CpuGemm){rows, g.n, g.k, a, b, expected, .trans_b = true, .alpha = 1.0f});
         for (size_t i = 0; i < results; i++) { wrong += !(found[i] == expected[i]); }
     }

@@ -53,8 +53,7 @@ static void result_row(const char *what, const Gpu *gpu, const Bf16 *device, con
                        int64_t n, double allowed, double flops, float ms) {
     Bf16 *codes = malloc_or_die((size_t)n * sizeof(Bf16));
     double difference = 0, size = 0;
-    gpu_fetch(gpu, codes, device, (size_t)n * sizeof(Bf16));
-    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    gpu_read(gpu, codes, device, (size_t)n * sizeof(Bf16));
     for (int64_t i = 0; i < n; i++) {
         difference += pow(bf16_decode(codes[i]) - expected[i], 2);
         size += pow(expected[i], 2);
