@@ -582,12 +582,14 @@ def test_a_damaged_tokenizer_is_warned_of_once():
         "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}<|endoftext|>"
         "{% endif %}{% endfor %}")}))
     prepared("once", "once_texts", "--tokenizer", path, "--valid-fraction", 0)
-    write("once/a_tokenizer.bin", "damaged")
+    for name in "ab":
+        write(f"once/{name}_tokenizer.bin", "damaged")
     tiny = ("train_gpt", "--model", "llama-tiny", "--micro-batch-size", 1, "--seq-length", 8,
             "--train-iters", 1, "--data", "once/train_*.bin")
     for start in ((), ("--load", "once_start/latest")):
         err = run(*tiny, *start, *(() if start else ("--save", "once_start"))).err
-        assert err.count("once/a_tokenizer.bin: not a tokenizer.bin") == 1, err
+        for name in "ab":
+            assert err.count(f"once/{name}_tokenizer.bin: not a tokenizer.bin") == 1, err
 
 
 def test_samples_end_where_a_turn_or_a_document_ends():

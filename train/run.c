@@ -271,6 +271,7 @@ int run_close(Run *run) {
     tokenizer_close(&run->tokenizer);
     for (int i = 0; i < COMPANIONS; i++) { free(run->saves.companions[i].bytes); }
     free(run->saves.start_config.bytes);
+    free(run->beside);
     free(run->prompt);
     free(run->prefetched);
     run_free_configuration(run);

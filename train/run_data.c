@@ -49,8 +49,7 @@ static void warn_of_templates(const Run *run, const char *option, const Mixture 
 // Warns of a source of texts whose documents end with another token than run->document_end, if it
 // matters, and of a source of which --eod-mask-loss leaves nothing out of the loss, because no
 // token ends a document. In conversations the mask leaves the first tokens out.
-static void warn_of_ends(const Run *run, const char *option, const Source *source,
-                         const Dataset *data) {
+static void warn_of_ends(Run *run, const char *option, const Source *source, const Dataset *data) {
     bool texts = false, unlisted = false;
     for (const Sidecar *b = data->sidecars; b < data->sidecars + data->num_shards; b++) {
         texts = texts || b->chat_template == 0;

@@ -30,44 +30,62 @@ static size_t common_length(const char *a, const char *b) {
     return n;
 }
 
-// Opens the tokenizer that made some shards, among those beside the shards (tokenizer.bin,
+static FoundTokenizer read_tokenizer(const char *path) {
+    FoundTokenizer found = {0};
+    Tokenizer t;
+    path_format(found.path, "%s", path);
+    if (tokenizer_open(&t, path)) {
+        found.vocab = t.vocab;
+        found.document_end = t.document_end;
+        found.fingerprint = t.fingerprint;
+        tokenizer_close(&t);
+    }
+    return found;
+}
+
+// Calls read_tokenizer for a file beside the shards, once in the run, and warns if it cannot be
+// read.
+static FoundTokenizer read_beside(Run *run, const char *path) {
+    for (int i = 0; i < run->num_beside; i++) {
+        if (strcmp(run->beside[i].path, path) == 0) { return run->beside[i]; }
+    }
+    FoundTokenizer found = read_tokenizer(path);
+    if (found.vocab == 0) { warn("%s", error_text()); }
+    size_t count = (size_t)run->num_beside + 1;
+    run->beside = realloc_or_die(run->beside, count * sizeof(FoundTokenizer));
+    run->beside[run->num_beside++] = found;
+    return found;
+}
+
+// Finds the tokenizer that made some shards, among those beside the shards (tokenizer.bin,
 // PREFIX_tokenizer.bin). fingerprint: that of the shards' tokenizer (tokenizer.h); 0: not known. If
-// it is known, opens a tokenizer that has it; of several, the one whose path has the longest
-// beginning in common with the shards' path. If it is not known, opens tokenizer.bin. Returns false
-// if no tokenizer fits; *others is then true if there are any.
-static bool find_made(Tokenizer *t, const char *shards, uint32_t fingerprint,
-                      char path[PATH_LENGTH], bool *others) {
-    glob_t found = {0};
+// it is known, finds a tokenizer that has it; of several, the one whose path has the longest
+// beginning in common with the shards' path. If it is not known, finds tokenizer.bin. Returns false
+// if no tokenizer fits.
+static bool find_made(Run *run, const char *shards, uint32_t fingerprint, FoundTokenizer *made) {
+    glob_t files = {0};
     size_t closest = 0;
-    uint32_t chosen = 0;
-    static char warned[PATH_LENGTH]; // the last file that could not be opened
-    find_beside(&found, shards);
-    path[0] = '\0';
-    for (size_t i = 0; i < found.gl_pathc; i++) {
-        const char *beside = found.gl_pathv[i];
-        size_t length = common_length(beside, shards);
-        if (!tokenizer_open(t, beside)) {
-            if (strcmp(beside, warned) != 0) { warn("%s", error_text()); }
-            path_format(warned, "%s", beside);
-            continue;
-        }
-        bool made = fingerprint != 0 ? t->fingerprint == fingerprint
-                                     : strcmp(path_name(beside), TOKENIZER_FILE) == 0;
-        if (made && path[0] != '\0' && t->fingerprint != chosen) {
+    bool found = false;
+    find_beside(&files, shards);
+    for (size_t i = 0; i < files.gl_pathc; i++) {
+        FoundTokenizer beside = read_beside(run, files.gl_pathv[i]);
+        size_t length = common_length(beside.path, shards);
+        bool named = strcmp(path_name(beside.path), TOKENIZER_FILE) == 0;
+        bool fits = fingerprint != 0 ? beside.fingerprint == fingerprint : named;
+        if (beside.vocab == 0 || !fits) { continue; }
+        if (found && beside.fingerprint != made->fingerprint) {
             warn("%s: other tokens than %s, and the shards do not say which they have; give those "
                  "of one tokenizer",
-                 beside, path);
+                 beside.path, made->path);
         }
-        if (made && (path[0] == '\0' || length > closest)) {
-            path_format(path, "%s", beside);
+        if (!found || length > closest) {
+            *made = beside;
             closest = length;
-            chosen = t->fingerprint;
         }
-        tokenizer_close(t);
+        found = true;
     }
-    *others = path[0] == '\0' && found.gl_pathc > 0;
-    globfree(&found);
-    return path[0] != '\0' && tokenizer_open(t, path);
+    globfree(&files);
+    return found;
 }
 
 // Reads the sources of --data or, if --data is not given, of --valid-data. Dies on a fault.
@@ -80,38 +98,20 @@ static int read_sources(const Options *o, Source **sources) {
 
 // Calls find_made for one source after another, until one has a tokenizer. With `chats`, it skips
 // sources whose shards have no conversations.
-static bool find_of_sources(Tokenizer *t, const Options *o, bool chats, char path[PATH_LENGTH],
-                            bool *others) {
-    bool opened = false;
+static bool find_of_sources(Run *run, const Options *o, bool chats, FoundTokenizer *made) {
+    bool found = false;
     Source *sources;
     int count = read_sources(o, &sources);
-    for (int i = 0; i < count && !opened; i++) {
+    for (int i = 0; i < count && !found; i++) {
         const char *pattern = sources[i].pattern;
         TokenFile shard;
-        bool found = shards_find(pattern, chats ? SHARD_MASKED : 0, &shard);
-        uint32_t fingerprint = found ? shard.tokenizer : 0;
-        opened = (fingerprint != 0 || !chats) &&
-                 find_made(t, chats ? shard.path : pattern, fingerprint, path, others);
+        bool shards = shards_find(pattern, chats ? SHARD_MASKED : 0, &shard);
+        uint32_t fingerprint = shards ? shard.tokenizer : 0;
+        found = (fingerprint != 0 || !chats) &&
+                find_made(run, chats ? shard.path : pattern, fingerprint, made);
     }
     free(sources);
-    return opened;
-}
-
-// If the run trains on conversations and the same tokenizer lies beside their shards, takes that
-// copy, with its tokenizer.json, because its chat template has written the conversations.
-static void prefer_chat(Tokenizer *t, const Options *o, char path[PATH_LENGTH]) {
-    char beside[PATH_LENGTH], json[PATH_LENGTH];
-    Tokenizer same;
-    bool others;
-    if (!find_of_sources(&same, o, true, beside, &others)) { return; }
-    path_format(json, "%.*sjson", (int)strlen(beside) - (int)strlen("bin"), beside);
-    if (same.fingerprint == t->fingerprint && path_exists(json)) {
-        tokenizer_close(t);
-        *t = same;
-        path_format(path, "%s", beside);
-    } else {
-        tokenizer_close(&same);
-    }
+    return found;
 }
 
 // Whether the run's data have conversations with SHARD.starts (loader.h).
@@ -127,67 +127,55 @@ static bool has_chats(const Options *o) {
     return chats;
 }
 
-// Sets *end to the token that ends a document according to the tokenizer beside the shards, if that
-// tokenizer has the same tokens as t. (The tokenizer of a checkpoint does not know which token the
-// data have between documents.)
-static void find_document_end(const Tokenizer *t, const Options *o, int *end) {
-    char path[PATH_LENGTH];
-    Tokenizer beside;
-    bool others;
-    if (!find_of_sources(&beside, o, false, path, &others)) { return; }
-    if (beside.fingerprint == t->fingerprint) { *end = beside.document_end; }
-    tokenizer_close(&beside);
-}
-
-// Opens the tokenizer that --tokenizer names, else the checkpoint's, else the one beside the
-// shards. Returns false if there is none; path is then empty. Also returns false if the tokenizer
-// cannot be opened, which run_open_tokenizer reports. If it returns true, *document_end is the
-// token that ends a document of the shards.
-static bool find_tokenizer(Tokenizer *t, const Options *o, char path[PATH_LENGTH],
-                           int *document_end) {
+// Finds the tokenizer that --tokenizer names, else the checkpoint's, else the one beside the
+// shards. If there is none, the path is empty and vocab is 0. If the file cannot be read, which
+// run_open_tokenizer reports, vocab is 0. document_end is the token that ends a document of the
+// shards.
+static FoundTokenizer find_tokenizer(Run *run, const Options *o) {
     const char *shards = o->data[0] != '\0' ? o->data : o->valid_data;
-    bool others = false, opened, given = option_source(o, "tokenizer") >= SOURCE_CHECKPOINT;
+    bool given = option_source(o, "tokenizer") >= SOURCE_CHECKPOINT, has_shards = *shards != '\0';
     bool starts = !given && o->origin[0] != '\0';
+    FoundTokenizer found = {0}, beside;
+    char path[PATH_LENGTH];
     path_format(path, "%s/" TOKENIZER_FILE, o->origin);
     bool theirs = starts && path_exists(path);
-    if (given) { path_format(path, "%s", o->tokenizer); }
     if (given || theirs) {
-        opened = tokenizer_open(t, path);
-    } else {
-        path_format(path, "%s/tokenizer.json", o->origin);
-        bool json = starts && path_exists(path);
-        path[0] = '\0';
-        opened = shards[0] != '\0' && find_of_sources(t, o, false, path, &others);
-        if (shards[0] != '\0' && json) {
-            warn("%s/tokenizer.json is not compared with the tokens of %s: scripts/convert_hf "
-                 "import makes a start with a tokenizer.bin",
-                 o->origin, shards);
+        found = read_tokenizer(given ? o->tokenizer : path);
+        // the tokenizer of a checkpoint does not know which token the data have between documents
+        if (theirs && found.vocab > 0 && has_shards && find_of_sources(run, o, false, &beside) &&
+            beside.fingerprint == found.fingerprint) {
+            found.document_end = beside.document_end;
+        }
+    } else if (has_shards) {
+        bool made = find_of_sources(run, o, false, &found);
+        if (starts && path_exists(path_format(path, "%s/tokenizer.json", o->origin))) {
+            warn("%s is not compared with the tokens of %s: scripts/convert_hf import makes a "
+                 "start with a tokenizer.bin",
+                 path, shards);
+        }
+        if (!made && run->num_beside > 0) {
+            warn("no tokenizer.bin beside %s has its fingerprint: samples are numbers "
+                 "(--tokenizer names one)",
+                 shards);
         }
     }
-    if (others) {
-        warn("no tokenizer.bin beside %s has its fingerprint: samples are numbers (--tokenizer "
-             "names one)",
-             shards);
+    // if the run trains on conversations and the same tokenizer lies beside their shards, takes
+    // that copy, with its tokenizer.json, because its chat template has written the conversations
+    if (found.vocab > 0 && !given && o->data[0] != '\0' && find_of_sources(run, o, true, &beside) &&
+        beside.fingerprint == found.fingerprint) {
+        int stem = (int)strlen(beside.path) - (int)strlen("bin");
+        bool json = path_exists(path_format(path, "%.*sjson", stem, beside.path));
+        if (json) { path_format(found.path, "%s", beside.path); }
     }
-    if (opened) { *document_end = t->document_end; }
-    if (opened && theirs && shards[0] != '\0') { find_document_end(t, o, document_end); }
-    if (opened && !given && o->data[0] != '\0') { prefer_chat(t, o, path); }
-    return opened;
+    return found;
 }
 
 bool run_set_by_data(void *context, Options *o) {
     Run *run = context;
-    Tokenizer t;
-    char path[PATH_LENGTH];
-    int document_end;
-    bool opened = find_tokenizer(&t, o, path, &document_end);
-    bool ok = option_set(o, "tokenizer", path, SOURCE_DERIVED);
-    run->document_end = -1;
-    if (ok && opened) {
-        ok = options_set(o, SOURCE_DERIVED, "vocab-size %d", t.vocab);
-        run->document_end = document_end;
-        tokenizer_close(&t);
-    }
+    FoundTokenizer found = find_tokenizer(run, o);
+    bool ok = option_set(o, "tokenizer", found.path, SOURCE_DERIVED) &&
+              (found.vocab == 0 || options_set(o, SOURCE_DERIVED, "vocab-size %d", found.vocab));
+    run->document_end = found.vocab > 0 ? found.document_end : -1;
     // a run that resumes or evaluates a checkpoint treats documents as the checkpoint's run did
     bool continues = run->start.options != NULL && (o->resumes || o->eval_only);
     return ok &&
@@ -195,18 +183,13 @@ bool run_set_by_data(void *context, Options *o) {
             options_set(o, SOURCE_DERIVED, "reset-attention-mask true reset-position-ids true"));
 }
 
-int run_document_end(const Run *run, const char *shards) {
-    bool given = option_source(&run->options, "tokenizer") >= SOURCE_CHECKPOINT, others;
-    char path[PATH_LENGTH];
+int run_document_end(Run *run, const char *shards) {
+    bool given = option_source(&run->options, "tokenizer") >= SOURCE_CHECKPOINT;
     TokenFile shard;
-    Tokenizer made;
-    if (given || !shards_find(shards, 0, &shard) || shard.tokenizer == 0 ||
-        !find_made(&made, shards, shard.tokenizer, path, &others)) {
-        return run->document_end;
-    }
-    int end = made.document_end;
-    tokenizer_close(&made);
-    return end;
+    FoundTokenizer made;
+    bool known = !given && shards_find(shards, 0, &shard) && shard.tokenizer != 0 &&
+                 find_made(run, shards, shard.tokenizer, &made);
+    return known ? made.document_end : run->document_end;
 }
 
 // ---- opening, and what is saved with the model --------------------------------------------------

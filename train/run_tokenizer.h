@@ -12,7 +12,7 @@ bool run_set_by_data(void *run, Options *options);
 
 // Returns the token that ends a document of some shards, according to the tokenizer that made them;
 // run->document_end if that tokenizer is not known, or if --tokenizer names one.
-int run_document_end(const Run *run, const char *shards);
+int run_document_end(Run *run, const char *shards);
 
 // Opens the tokenizer of --tokenizer, whose document_end becomes run->document_end. In a run that
 // saves, rank 0 also reads the files that are copied into every checkpoint (run->saves.companions).

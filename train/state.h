@@ -29,6 +29,13 @@ typedef struct {
     Companion start_config;           // config.json of --load or --resume
 } SaveFolder;
 
+// A tokenizer, from the file at `path`. vocab 0: the file cannot be read, or there is none.
+typedef struct {
+    char path[PATH_LENGTH];
+    int vocab, document_end;
+    uint32_t fingerprint;
+} FoundTokenizer;
+
 typedef struct {
     Options options; // the options of this process
     Group group;     // this rank, and its connection to the others
@@ -41,6 +48,8 @@ typedef struct {
 
     Mixture train_data, valid_data; // count 0: there are none
     Loader train;
+    FoundTokenizer *beside; // [num_beside] those beside the shards that were looked at
+    int num_beside;
     Tokenizer tokenizer;        // vocab 0: there is none
     int document_end;           // the token that ends a document; -1: not known
     int *prompt, prompt_length; // the tokens that every sample starts with
