@@ -8,6 +8,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 // ---- schedule -----------------------------------------------------------------------------------
@@ -81,30 +82,57 @@ static void count_step(Run *run, const StepResult *s) {
     run->stopping = run->stopping || s->stop;
 }
 
-// start_seconds: for the first step of this process, the seconds since the process started; for
-// later steps, 0.
+// Returns the columns of the terminal, or 0 if the standard output is not a terminal.
+static int terminal_columns(void) {
+    struct winsize size;
+    if (!isatty(STDOUT_FILENO)) { return 0; }
+    bool known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+    return known ? size.ws_col : 80;
+}
+
+// Prints the line of a step: a line that stays or, on a terminal, a live line, which the next line
+// overwrites. Fields are left out if the line is longer than 100 columns, or if a live line is
+// wider than the terminal. start_seconds: for the first step of this process, the seconds since the
+// process started; for later steps, 0.
 static void print_step(Run *run, const StepResult *s, double start_seconds) {
-    const Options *o = &run->options;
+    enum { LOSS = 1, NORM, LR, SPEED, USE, ETA, SKIPPED, FIELDS, FIELD = 64, WIDTH = 100 };
+    // the order in which fields are left out of a line that is too long
+    static const int dropped[] = {USE, LR, NORM, ETA, SPEED};
     Console *c = &run->console;
-    int64_t step = run->progress.step;
+    int64_t step = run->progress.step, steps = run->options.train_iters;
     bool first = start_seconds > 0;
+    bool whole = first || s->skipped || step % run->options.log_interval == 0 || step == steps;
     double speed = run->precision.step_tokens / s->seconds;
     double peak = run->peak_flops * run->group.ranks;
+    int columns = terminal_columns();
     c->step_seconds += (first ? 1.0 : 0.05) * (s->seconds - c->step_seconds);
-    StepLine line = {
-        .step = step,
-        .steps = o->train_iters,
-        .loss = s->loss,
-        .norm = s->norm,
-        .lr = s->lr,
-        .seconds = s->seconds,
-        .tokens_per_s = speed,
-        .use = peak > 0 ? speed * flops_per_token(&run->config) / peak : 0,
-        .start_seconds = start_seconds,
-        .skipped = skip_texts[s->skipped][1],
-        .whole = first || s->skipped || step % o->log_interval == 0 || step == o->train_iters,
-    };
-    console_step(c, &line);
+    if (!whole && (columns == 0 || wall_seconds() - c->last_line < 0.2)) { return; }
+    if (!whole) { c->last_line = wall_seconds(); }
+
+    char field[FIELDS][FIELD], line[FIELDS * (FIELD + 3)] = "", text[32];
+    snprintf(field[0], FIELD, "step %5lld/%lld", (long long)step, (long long)steps);
+    snprintf(field[LOSS], FIELD, "loss %s", format_number(text, s->loss));
+    snprintf(field[NORM], FIELD, "norm %s", format_number(text, s->norm));
+    snprintf(field[LR], FIELD, "lr %.2e", s->lr);
+    snprintf(field[SPEED], FIELD, "%.0f tok/s", speed);
+    snprintf(field[USE], FIELD, peak > 0 ? "MFU %.1f%%" : "%.2f ms",
+             peak > 0 ? 100 * speed * flops_per_token(&run->config) / peak : 1e3 * s->seconds);
+    format_duration(text, c->step_seconds * (double)(steps - step));
+    snprintf(field[ETA], FIELD, "ETA %s", text);
+    if (first) { snprintf(field[ETA], FIELD, "start %.1f s", start_seconds); }
+    snprintf(field[SKIPPED], FIELD, "%s", skip_texts[s->skipped][1]);
+
+    int room = whole || columns > WIDTH ? WIDTH : columns - 1, length = -3;
+    for (int i = 0; i < FIELDS; i++) { length += field[i][0] ? (int)strlen(field[i]) + 3 : 0; }
+    for (size_t i = 0; length > room && i < sizeof(dropped) / sizeof(dropped[0]); i++) {
+        length -= (int)strlen(field[dropped[i]]) + 3;
+        field[dropped[i]][0] = '\0';
+    }
+    for (int i = 0; i < FIELDS; i++) {
+        if (i > 0 && field[i][0] != '\0') { strcat(line, " | "); }
+        strcat(line, field[i]);
+    }
+    printf("%s%.*s%s", line_start(STDOUT_FILENO), room, line, whole ? "\n" : "");
     console_flush(c);
 }
 
