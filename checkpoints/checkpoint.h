@@ -77,30 +77,32 @@ enum { CHECKPOINT_VERSION = 2 }; // the only version of meta.json that is writte
 #define MODEL_FILE "model.safetensors"
 #define SCALING_FILE "scaling.safetensors"
 
+// The fields of Progress that meta.json has, with their names there. WHOLE: an int64_t. REAL: a
+// double; NaN is written as null.
+#define PROGRESS_FIELDS(WHOLE, REAL)                                                              \
+    WHOLE(step, "step")       /* optimizer steps done, skipped ones included */                   \
+    WHOLE(samples, "samples") /* sequences consumed */                                            \
+    WHOLE(tokens, "tokens")                                                                       \
+    WHOLE(skipped, "skipped")                                                                     \
+    WHOLE(skipped_in_row, "skipped_in_row")                                                       \
+    REAL(loss, "loss")                                                                            \
+    REAL(valid_loss, "valid_loss") /* with the weights after this step; NaN: not evaluated */     \
+    REAL(best_valid_loss, "best_valid_loss") /* of the present validation data; NaN: none */      \
+    REAL(level, "level")                     /* moving average of the training loss */            \
+    REAL(best_level, "best_level")           /* the lowest level so far */                        \
+    /* the step of the newest checkpoint that is known to be good, because its validation loss or \
+       the training loss of a later step was usual (is_usual in train/save_folder.h); -1: none */ \
+    WHOLE(last_good, "proven")                                                                    \
+    /* 1: an evaluation is due after this step, and has not been made yet. Older versions of the  \
+       program wrote no eval_left, which then becomes -1 and counts as 0. */                      \
+    WHOLE(eval_left, "eval_left")
+
+#define DECLARE_WHOLE(field, name) int64_t field;
+#define DECLARE_REAL(field, name) double field;
 typedef struct {
-    int64_t step;    // optimizer steps done, skipped ones included
-    int64_t samples; // sequences consumed
-    int64_t tokens;
-    int64_t skipped, skipped_in_row;
-    double loss, valid_loss;  // valid_loss: with the weights after this step; NaN: not evaluated
-    double best_valid_loss;   // the lowest on the present validation data; NaN: none yet
-    double level, best_level; // moving average of the training loss, and the lowest so far
-    // the step of the newest checkpoint that is known to be good, because its validation loss or
-    // the training loss of a later step was usual (is_usual in train/save_folder.h); -1: none
-    int64_t last_good; // "proven" in meta.json
-    int64_t eval_left; // 1: an evaluation is due after this step, and has not been made yet
+    PROGRESS_FIELDS(DECLARE_WHOLE, DECLARE_REAL)
     SpikeWindow window;
 } Progress;
-
-// A field of Progress that meta.json has. whole: its type is int64_t; otherwise it is double, and
-// NaN is written as null.
-typedef struct {
-    const char *name;
-    size_t offset;
-    bool whole;
-} ProgressField;
-enum { PROGRESS_FIELDS = 12 };
-extern const ProgressField progress_fields[PROGRESS_FIELDS];
 
 // Files that are saved with the model, unchanged, in this order.
 enum {

@@ -56,22 +56,6 @@ static cJSON *parse_meta(char *text, size_t bytes, const char *path) {
     return NULL;
 }
 
-const ProgressField progress_fields[PROGRESS_FIELDS] = {
-    {"step", offsetof(Progress, step), true},
-    {"samples", offsetof(Progress, samples), true},
-    {"tokens", offsetof(Progress, tokens), true},
-    {"skipped", offsetof(Progress, skipped), true},
-    {"skipped_in_row", offsetof(Progress, skipped_in_row), true},
-    {"loss", offsetof(Progress, loss), false},
-    {"valid_loss", offsetof(Progress, valid_loss), false},
-    {"best_valid_loss", offsetof(Progress, best_valid_loss), false},
-    {"level", offsetof(Progress, level), false},
-    {"best_level", offsetof(Progress, best_level), false},
-    {"proven", offsetof(Progress, last_good), true},
-    // older versions of the program wrote no eval_left, which then becomes -1 and counts as 0
-    {"eval_left", offsetof(Progress, eval_left), true},
-};
-
 static int64_t count_of(const cJSON *json, const char *name) {
     return json_count(cJSON_GetObjectItemCaseSensitive(json, name));
 }
@@ -92,14 +76,9 @@ static bool read_window(const cJSON *meta, const char *name, int64_t count, doub
 static bool read_meta(Checkpoint *c) {
     const cJSON *meta = c->meta;
     Progress *p = &c->progress;
-    for (const ProgressField *f = progress_fields; f < progress_fields + PROGRESS_FIELDS; f++) {
-        void *field = (char *)p + f->offset;
-        if (f->whole) {
-            *(int64_t *)field = count_of(meta, f->name);
-        } else {
-            *(double *)field = json_number(meta, f->name, NAN);
-        }
-    }
+#define READ_WHOLE(field, name) p->field = count_of(meta, name);
+#define READ_REAL(field, name) p->field = json_number(meta, name, NAN);
+    PROGRESS_FIELDS(READ_WHOLE, READ_REAL)
     int64_t ranks = count_of(meta, "ranks");
     c->valid_tokens = count_of(meta, "valid_tokens");
     c->layout_size = count_of(meta, "layout_size");

@@ -135,11 +135,8 @@ static bool write_meta(const Snapshot *s, const char *folder, const FileWriter *
     cJSON_AddStringToObject(meta, "precision", precision_name(s->precision));
     if (s->data != NULL) { cJSON_AddStringToObject(meta, "data", s->data); }
     add_number(meta, "version", CHECKPOINT_VERSION);
-    for (const ProgressField *f = progress_fields; f < progress_fields + PROGRESS_FIELDS; f++) {
-        const void *field = (const char *)&s->progress + f->offset;
-        add_number(meta, f->name,
-                   f->whole ? (double)*(const int64_t *)field : *(const double *)field);
-    }
+#define WRITE(field, name) add_number(meta, name, (double)s->progress.field);
+    PROGRESS_FIELDS(WRITE, WRITE)
     add_number(meta, "window_count", (double)window->count);
     add_numbers(meta, "window_loss", window->loss, entries);
     add_numbers(meta, "window_norm", window->norm, entries);
