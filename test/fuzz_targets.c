@@ -170,7 +170,8 @@ static void seed_tokenizers(void) {
     seed_file("t.bin");
 }
 
-// Encodes a text with each way of cutting. It is accepted if it has a token of several bytes.
+// Encodes a text with each way of cutting, one of which is by bytes. It is accepted if it has a
+// token of several bytes.
 static bool accepts_text(const uint8_t *data, size_t size) {
     static Tokenizer t;
     static Encoder e;
@@ -180,7 +181,9 @@ static bool accepts_text(const uint8_t *data, size_t size) {
     }
     for (int cut = CUT_BYTES; cut < CUT_COUNT; cut++) {
         t.cut = (Cut)cut;
-        fewest = min64(fewest, encode_and_decode(&e, data, size));
+        int64_t count = encode_and_decode(&e, data, size);
+        if (cut == CUT_BYTES && count != (int64_t)size) { die("%lld tokens", (long long)count); }
+        fewest = min64(fewest, count);
     }
     return fewest < (int64_t)size;
 }
