@@ -90,9 +90,8 @@ TEST(multiplies_every_size_and_transposition) {
     static const int sizes[] = {1, 2, 7, 13, 65};
     for (int i = 0; i < 4 * 125; i++) {
         int m = sizes[i / 4 % 5], n = sizes[i / 20 % 5], k = sizes[i / 100];
-        Case t = new_case(m, n, k, i % 2, i / 2 % 2);
+        CLOSED(free_case) Case t = new_case(m, n, k, i % 2, i / 2 % 2);
         check_case(&t);
-        free_case(&t);
     }
 }
 
@@ -103,9 +102,9 @@ TEST(multiplies_beyond_its_blocks) {
     };
     for (int s = 0; s < 6; s++) {
         for (int trans = 0; trans < 4; trans += s < 5 ? 1 : 3) {
+            CLOSED(free_case)
             Case t = new_case(shapes[s][0], shapes[s][1], shapes[s][2], trans % 2, trans / 2);
             check_case(&t);
-            free_case(&t);
         }
     }
 }
@@ -113,19 +112,18 @@ TEST(multiplies_beyond_its_blocks) {
 TEST(adds_bias_and_addend_and_scales) {
     static const float alphas[] = {1.0f, -0.37f, 0.0f, 1e-5f};
     for (int i = 0; i < 4 * 2 * 3 * 4; i++) {
-        Case t = new_case(29, 37, i % 2 ? 300 : 11, i & 1, i & 2);
+        CLOSED(free_case) Case t = new_case(29, 37, i % 2 ? 300 : 11, i & 1, i & 2);
         t.g.alpha = alphas[i % 4];
         t.g.bias = i / 4 % 2 ? t.bias : NULL;
         t.in_place = i / 8 % 3 == 2;
         if (i / 8 % 3 > 0) { t.g.addend = t.in_place ? t.c : t.addend; }
         check_case(&t);
-        free_case(&t);
     }
 }
 
 // Every kind of wrong result is counted, each once.
 TEST(wrong_elements_are_seen) {
-    Case t = new_case(13, 7, 5, false, true);
+    CLOSED(free_case) Case t = new_case(13, 7, 5, false, true);
     t.g.bias = t.bias;
     multiply(&t, 1);
     CHECK_EQUAL(wrong_elements(&t), 0);
@@ -139,13 +137,12 @@ TEST(wrong_elements_are_seen) {
     t.g.bias = t.bias;
     t.g.trans_b = false;
     CHECK(wrong_elements(&t) > 13 * 7 / 2);
-    free_case(&t);
 }
 
 // NaN and infinity appear in their whole row or column, and nowhere else.
 TEST(bad_values_stay_in_their_row) {
     for (int trans = 0; trans < 4; trans++) {
-        Case t = new_case(29, 37, 19, trans % 2, trans / 2);
+        CLOSED(free_case) Case t = new_case(29, 37, 19, trans % 2, trans / 2);
         t.a[t.g.trans_a ? 4 * 29 + 11 : 11 * 19 + 4] = NAN;      // row 11
         t.b[t.g.trans_b ? 23 * 19 + 6 : 6 * 37 + 23] = INFINITY; // column 23
         multiply(&t, 2);
@@ -157,6 +154,5 @@ TEST(bad_values_stay_in_their_row) {
             }
         }
         CHECK_EQUAL(wrong, 0);
-        free_case(&t);
     }
 }

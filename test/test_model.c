@@ -1,7 +1,6 @@
-// The table of tensors: sizes of known models, a parameter space without overlaps, initial weights.
+// The table of tensors: sizes of known models, a parameter space without overlaps, initial weights
+// (those of a part: test_safetensors.c).
 #include "fixture.h"
-
-#include <omp.h>
 
 // ---- sizes ------------------------------------------------------------------------------------
 
@@ -235,28 +234,4 @@ TEST(tensors_and_seeds_are_independent) {
     CHECK(correlation(w, w, N) > 0.99);
     free(w);
     free(other);
-}
-
-TEST(the_start_does_not_depend_on_threads) {
-    CLOSED(param_layout_free) ParamLayout layout = layout_of(INIT_MODEL);
-    omp_set_num_threads(1);
-    FREED float *one = initial_weights(&layout, 1);
-    for (int threads = 2; threads <= 3; threads++) {
-        omp_set_num_threads(threads);
-        FREED float *more = initial_weights(&layout, 1);
-        CHECK_BITS(more, one, (size_t)layout.size * sizeof(float));
-    }
-}
-
-// Any part of a parameter, also of the vocabulary's padding, is the same as in the whole space.
-TEST(a_part_starts_as_in_the_whole) {
-    CLOSED(param_layout_free) ParamLayout layout = layout_of(INIT_MODEL);
-    FREED float *w = initial_weights(&layout, 1);
-    for (int i = 0; i < layout.count; i++) {
-        const Param *p = &layout.params[i];
-        int64_t n = param_size(p), begin = n / 3, end = n;
-        FREED float *part = malloc_or_die((size_t)n * sizeof(float));
-        model_init(&layout, p->offset + begin, p->offset + end, part, 1);
-        CHECK_BITS(part, w + p->offset + begin, (size_t)(end - begin) * sizeof(float));
-    }
 }
