@@ -25,6 +25,10 @@ static inline Blob blob_read(const char *path) {
     return b;
 }
 
+static inline void blob_free(Blob *b) {
+    free(b->bytes);
+}
+
 static inline void blob_write(const char *path, const void *bytes, size_t size) {
     FILE *file = fopen(path, "wb");
     if (file == NULL || fwrite(bytes, 1, size, file) != size || fclose(file) != 0) {
@@ -61,9 +65,8 @@ enum { TEXT_MAX = 4096 };
 // The text of a file, valid until the next call.
 static inline const char *text_read(const char *path) {
     static char text[TEXT_MAX];
-    Blob b = blob_read(path);
+    CLOSED(blob_free) Blob b = blob_read(path);
     snprintf(text, sizeof(text), "%.*s", (int)b.size, (char *)b.bytes);
-    free(b.bytes);
     return text;
 }
 
@@ -77,43 +80,36 @@ static inline void write_config(const Options *o) {
 // Reads the options of "--name value --name value", split at blanks, as far as they are given.
 static inline bool read_given(Options *options, const char *text) {
     enum { WORDS = 1024 };
-    char *line = strdup_or_die(text), *argv[WORDS] = {"test"}, *state;
+    FREED char *line = strdup_or_die(text);
+    char *argv[WORDS] = {"test"}, *state;
     int argc = 1;
     for (char *word = strtok_r(line, " \n", &state); word != NULL && argc < WORDS;
          word = strtok_r(NULL, " \n", &state)) {
         argv[argc++] = word;
     }
-    bool ok = options_read(options, argc, argv);
-    free(line);
-    return ok;
+    return options_read(options, argc, argv);
 }
 
 // Reads the options of the checkpoint that a run with these would start from.
 static inline bool read_start(Options *options, Options *model) {
-    Checkpoint start;
-    bool ok = checkpoint_model(&start, options, model);
-    checkpoint_close(&start);
-    return ok;
+    CLOSED(checkpoint_close) Checkpoint start;
+    return checkpoint_model(&start, options, model);
 }
 
 // The step that --resume latest finds; 0: there is none yet; -1: it is refused.
 static inline int64_t resumed(Options options) {
     static Options was;
-    Checkpoint c;
-    bool ok = checkpoint_model(&c, &options, &was);
-    int64_t step = !ok ? -1 : options.resumes ? c.progress.step : 0;
-    if (step > 0 && !checkpoint_complete(&c, true)) { step = -1; }
-    checkpoint_close(&c);
-    return step;
+    CLOSED(checkpoint_close) Checkpoint c;
+    if (!checkpoint_model(&c, &options, &was)) { return -1; }
+    if (!options.resumes || c.progress.step == 0) { return 0; }
+    return checkpoint_complete(&c, true) ? c.progress.step : -1;
 }
 
 // Claims the folder of --save, as a run with these options does.
 static inline bool claim(Options options) {
     static Options was;
-    Checkpoint start;
-    bool ok = checkpoint_model(&start, &options, &was) && checkpoint_claim(&options, &start);
-    checkpoint_close(&start);
-    return ok;
+    CLOSED(checkpoint_close) Checkpoint start;
+    return checkpoint_model(&start, &options, &was) && checkpoint_claim(&options, &start);
 }
 
 // Resolves the options of a run with this number of ranks. was: the options of the checkpoint that

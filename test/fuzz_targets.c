@@ -41,9 +41,8 @@ static void put_input(const char *link, const void *data, size_t size) {
 }
 
 static void seed_file(const char *path) {
-    Blob b = blob_read(path);
+    CLOSED(blob_free) Blob b = blob_read(path);
     fuzz_seed(b.bytes, b.size);
-    free(b.bytes);
 }
 
 // ---- shards, tokenizers, configurations -------------------------------------------------------

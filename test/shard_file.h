@@ -29,7 +29,7 @@ static inline void write_bits(const char *shard, int magic, bool (*has)(int64_t)
     CLOSED(token_file_close) TokenFile s;
     FileWriter w;
     or_die(shard_open(&s, shard));
-    Blob b = blob_read(shard);
+    CLOSED(blob_free) Blob b = blob_read(shard);
     size_t bytes = (size_t)(s.count + MASK_BITS - 1) / MASK_BITS * sizeof(uint16_t);
     for (int64_t i = 0; i < s.count; i++) {
         numbers[i / MASK_BITS] |= (uint16_t)(has(first + i) << i % MASK_BITS);
@@ -40,7 +40,6 @@ static inline void write_bits(const char *shard, int magic, bool (*has)(int64_t)
     header[MASK_SUM] = (int32_t)crc32_z(0, (const Bytef *)numbers, bytes);
     header[MASK_WINDOW] = window;
     header[MASK_TEMPLATE] = template;
-    free(b.bytes);
     or_die(writer_open(&w, text_of("%s.%s", shard, magic == MASK_MAGIC ? "mask" : "starts")));
     writer_write(&w, header, sizeof(header));
     writer_write(&w, numbers, bytes);

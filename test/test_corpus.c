@@ -75,13 +75,12 @@ TEST(damage_is_no_crash) {
     for (uint64_t i = 0; i < 60; i++) {
         Processes p;
         char path[] = "bad";
-        Blob b = blob_read(village);
+        CLOSED(blob_free) Blob b = blob_read(village);
         for (uint64_t k = 0; k < 5; k++) {
             uint64_t at = rng_bits(i, 2 * k) % b.size, mark = rng_bits(i, 2 * k + 1);
             b.bytes[at] = (unsigned char)marks[mark % (sizeof(marks) - 1)];
         }
         blob_write(path, b.bytes, b.size);
-        free(b.bytes);
         processes_run(&p, 1, read_and_write, path);
         CHECK(p.status[0] == EXIT_SUCCESS || p.status[0] == EXIT_FAILURE);
     }

@@ -137,13 +137,11 @@ static void reference_qk_norm(double *out, double *const *in, const Shape *s) {
 // to.
 static void run_qk_norm(float *out, float **g, float **in, const float *dout, const Shape *s) {
     int M = shape_rows(s), n = M * shape_qkv(s);
-    float *rstd = new_floats(M * (s->H + s->G), NAN), *d = new_floats(n, NAN);
+    FREED float *rstd = new_floats(M * (s->H + s->G), NAN), *d = new_floats(n, NAN);
     memcpy(d, dout, (size_t)n * sizeof(float));
     qk_norm_forward(out, rstd, in[0], in[1], in[2], M, s->H, s->G, s->D, (float)s->eps);
     qk_norm_backward(d, g[1], g[2], in[0], in[1], in[2], rstd, M, s->H, s->G, s->D);
     for (int i = 0; i < n; i++) { g[0][i] += d[i]; }
-    free(rstd);
-    free(d);
 }
 
 // The output [D] of one query. q: its row of qkv; first: the first key of its document, in the

@@ -244,11 +244,11 @@ static void check_refused(int row, const char *path, const void *bytes, int64_t 
 }
 
 static void check_row(int row, const char *path) {
-    Blob b = blob_read(path);
+    CLOSED(blob_free) Blob b = blob_read(path);
     int64_t size = (int64_t)b.size, at = rows[row].at < 0 ? size + rows[row].at : rows[row].at;
     int64_t end = min64(size, (int64_t)rows[row].value), by = rows[row].by;
     if (by == 0) { by = size / 30 + 1; }
-    unsigned char *bytes = calloc_or_die((size_t)max64(size, at) + 8, 1);
+    FREED unsigned char *bytes = calloc_or_die((size_t)max64(size, at) + 8, 1);
     memcpy(bytes, b.bytes, b.size);
     switch (rows[row].change) {
     case PUT:
@@ -280,8 +280,6 @@ static void check_row(int row, const char *path) {
     }
     blob_write(path, b.bytes, b.size);
     CHECK(kinds[rows[row].kind].opens(path));
-    free(bytes);
-    free(b.bytes);
 }
 
 TEST(damaged_files_are_refused) {
@@ -354,7 +352,7 @@ TEST(meta_files_that_lie_are_refused) {
         {"{\n", "[\n", "meta.json: damaged (its checksum does not match)"},
     };
     save_steps(1);
-    Blob meta = blob_read("s/step_00000001/meta.json");
+    CLOSED(blob_free) Blob meta = blob_read("s/step_00000001/meta.json");
     EACH (row, edits) {
         Checkpoint c;
         edit_meta(meta, row->from, row->to);
@@ -372,7 +370,6 @@ TEST(meta_files_that_lie_are_refused) {
     edit_meta(meta, "\"model.safetensors\"", "\"other.safetensors\"");
     CHECK_REFUSED(checkpoint_open(&(Checkpoint){0}, "s/step_00000001", true),
                   "meta.json: its list of files lacks model.safetensors");
-    free(meta.bytes);
 }
 
 static void damage(int step) {

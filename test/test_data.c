@@ -404,10 +404,9 @@ TEST(documents_begin_where_the_files_say) {
 
 // Overwrites four bytes of a file.
 static void poke(const char *path, size_t at, uint32_t value) {
-    Blob b = blob_read(path);
+    CLOSED(blob_free) Blob b = blob_read(path);
     memcpy(b.bytes + at, &value, sizeof(value));
     blob_write(path, b.bytes, b.size);
-    free(b.bytes);
 }
 
 // A run's batches have the starts of its samples, also batches that are read in advance, and so

@@ -675,13 +675,12 @@ static bool survives_without_memory(void (*work)(void), int n) {
     int status;
     waitpid(child, &status, 0);
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0) { return true; }
-    Blob b = blob_read("said");
+    CLOSED(blob_free) Blob b = blob_read("said");
     bool told = b.size > 20 && memcmp(b.bytes, "error: out of memory", 20) == 0;
     if (!told || !WIFEXITED(status) || WEXITSTATUS(status) != 1) {
         test_fail(__FILE__, __LINE__, "allocation %d: status %x, \"%.*s\"", n, (unsigned)status,
                   (int)b.size, (char *)b.bytes);
     }
-    free(b.bytes);
     return false;
 }
 

@@ -20,10 +20,9 @@ TEST(writers_keep_length_and_checksum) {
         CHECK_EQUAL(w.bytes, size);
         CHECK_EQUAL(w.crc, crc32_z(0, data, size));
         CHECK(writer_close(&w));
-        Blob b = blob_read("f");
+        CLOSED(blob_free) Blob b = blob_read("f");
         CHECK_EQUAL(b.size, size);
         CHECK_BITS(b.bytes, data, size);
-        free(b.bytes);
     }
 }
 
@@ -105,9 +104,8 @@ TEST(files_are_replaced_at_once) {
     CHECK(fread(text, 1, 8, reader) == 3 && memcmp(text, "old", 3) == 0); // it is still open
     fclose(reader);
     CHECK(old == 0 && stat("f", &after) == 0 && before.st_ino != after.st_ino);
-    Blob b = blob_read("f");
+    CLOSED(blob_free) Blob b = blob_read("f");
     CHECK(b.size == 5 && memcmp(b.bytes, "newer", 5) == 0);
-    free(b.bytes);
     CHECK(!path_exists("f.new"));
     CHECK(!file_replace("no/such/folder", "x", 1));
     CHECK_CONTAINS(error_text(), "no/such/folder");

@@ -220,7 +220,7 @@ static double correlation(const float *a, const float *b, int64_t n) {
 TEST(tensors_and_seeds_are_independent) {
     enum { N = 1980 }; // the smallest matrix, the position embedding; five standard errors: 0.112
     CLOSED(param_layout_free) ParamLayout layout = layout_of(INIT_MODEL);
-    float *w = initial_weights(&layout, 1), *other = initial_weights(&layout, 2);
+    FREED float *w = initial_weights(&layout, 1), *other = initial_weights(&layout, 2);
     for (int i = 0; i < layout.count; i++) {
         const Param *p = &layout.params[i];
         if (tensor_row(p->id)->cols == DIM_NONE) { continue; }
@@ -232,6 +232,4 @@ TEST(tensors_and_seeds_are_independent) {
         }
     }
     CHECK(correlation(w, w, N) > 0.99);
-    free(w);
-    free(other);
 }

@@ -48,7 +48,7 @@ static bool lists_option(const char *help, const char *name) {
 
 TEST(help_lists_every_option_and_preset) {
     Options o = options_of("");
-    char *help = printed(print_help, &o);
+    FREED char *help = printed(print_help, &o);
     for (int i = 0; i < option_table_count; i++) {
         const OptionRow *row = &option_table[i];
         CHECK(lists_option(help, row->name));
@@ -59,7 +59,6 @@ TEST(help_lists_every_option_and_preset) {
     CHECK(longest_line(help) <= 100);
     CHECK_CONTAINS(help, "Exit status: 0 done; 1 error; 3 too many skipped steps; 4 ");
     CHECK(!lists_option(help, "num-layer")); // the checkers can fail
-    free(help);
     CHECK_EQUAL(longest_line("12\n12345\n\n1\n"), 5);
     CHECK_EQUAL(longest_line("12\n123"), 3);
 }
@@ -105,14 +104,13 @@ static const char *difference(const Options *a, const Options *b) {
 TEST(echo_parses_back) {
     for (int i = 0; i < 2 * COMMANDS; i++) {
         Options o = options_of(commands[i / 2]);
-        char *echo = printed(i % 2 == 0 ? print_all : print_own, &o), *line, *state;
-        char command[8192] = "";
+        FREED char *echo = printed(i % 2 == 0 ? print_all : print_own, &o);
+        char command[8192] = "", *line, *state;
         CHECK(longest_line(echo) <= 100);
         for (line = strtok_r(echo, "\n", &state); line != NULL;
              line = strtok_r(NULL, "\n", &state)) {
             if (line[0] == ' ') { strcat(command, line); } // the others are headings
         }
-        free(echo);
         Options back = options_of(command);
         CHECK(difference(&o, &back) == NULL);
         back.lr = nextafter(back.lr, 1);
@@ -225,7 +223,7 @@ TEST(actions_are_not_saved) {
     Options o = options_of(
         "--plan --sample-only --eval-only --valid-data v --list-tensors --help --version "
         "--dump-gradients x --config y --export z --export-fp8");
-    char *config = printed(options_write_config, &o), *echo = printed(print_all, &o);
+    FREED char *config = printed(options_write_config, &o), *echo = printed(print_all, &o);
     static const char *const actions[] = {
         "plan ",   "sample-only ", "help ",         "version ", "dump-grad",
         "config ", "eval-only ",   "list-tensors ", "export ",  "export-fp8 "};
@@ -233,8 +231,6 @@ TEST(actions_are_not_saved) {
         CHECK(strstr(config, text_of("\n%s", actions[i])) == NULL);
         CHECK(strstr(echo, text_of("--%s", actions[i])) == NULL);
     }
-    free(config);
-    free(echo);
 }
 
 static void check_rate(const char *command, int64_t step, double expected) {

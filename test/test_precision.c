@@ -217,13 +217,12 @@ TEST(the_fixed_slot_has_room_for_the_z_loss) {
         decide(text_of(LLAMA
                        "--fp8-format hybrid --fp8-lm-head --global-batch-size 8 --z-loss-coeff %g",
                        coefficients[i]));
-        Fp8Scale *slots = calloc_or_die((size_t)fp8_slot_count(&p.config), sizeof(Fp8Scale));
+        FREED Fp8Scale *slots = calloc_or_die((size_t)fp8_slot_count(&p.config), sizeof(Fp8Scale));
         const Fp8Scale *slot = &slots[fp8_slot_index(&p.config, LINEAR_HEAD, 0, OPERAND_DY)];
         fp8_fix_slot(&p.precision, &p.options, slots);
         double largest = (1 + 200 * coefficients[i]) / (8 * 16);
         CHECK_CLOSE(slot->scale * largest, 57344, 0.1);
         CHECK_CLOSE(slot->scale * slot->scale_inv, 1, 1e-6);
-        free(slots);
     }
 }
 

@@ -6,14 +6,14 @@
 // Sets the environment to "NAME=value NAME=value".
 static void set_environment(const char *text) {
     clearenv();
-    char *copy = strdup_or_die(text), *state;
+    FREED char *copy = strdup_or_die(text);
+    char *state;
     for (char *word = strtok_r(copy, " ", &state); word != NULL;
          word = strtok_r(NULL, " ", &state)) {
         char *equals = strchr(word, '=');
         *equals = '\0';
         setenv(word, equals + 1, 1);
     }
-    free(copy);
 }
 
 #define OMPI(rank, size, local, local_size)                      \

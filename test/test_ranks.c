@@ -46,7 +46,7 @@ static void write_part(const Fixture *f, int rank, int ranks, const char *text) 
 static void save_split(Fixture *f, int ranks, const char *const *texts) {
     static const char meta_path[] = "s/step_00000001/meta.json";
     CHECK(fixture_save(f, 1));
-    Blob b = blob_read(meta_path);
+    CLOSED(blob_free) Blob b = blob_read(meta_path);
     cJSON *meta = cJSON_ParseWithLength((char *)b.bytes, b.size);
     cJSON_SetNumberValue(cJSON_GetObjectItem(meta, "ranks"), ranks);
     cJSON *files = cJSON_GetObjectItem(meta, "files");
@@ -61,7 +61,6 @@ static void save_split(Fixture *f, int ranks, const char *const *texts) {
     text_write(meta_path, text);
     cJSON_free(text);
     cJSON_Delete(meta);
-    free(b.bytes);
     for (int r = 0; r < ranks; r++) {
         fill_in(ranges, texts[r], f->layout.size);
         write_part(f, r, ranks, ranges);

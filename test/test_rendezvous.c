@@ -354,9 +354,8 @@ TEST(a_taken_port_is_named) {
         send(files[i], noise, sizeof(noise), MSG_NOSIGNAL);
     }
     processes_wait(&run);
-    char *log = processes_log(&run);
+    FREED char *log = processes_log(&run);
     CHECK_CONTAINS(log, "is not rank 0 of an llm8.c run");
-    free(log);
     for (int i = 0; i < 3; i++) { close(files[i]); }
     close(other);
 }

@@ -169,11 +169,10 @@ TEST(hostile_headers_are_refused) {
 }
 
 static void save_model(const char *path, Fixture *f) {
-    TensorEntry *tensors;
+    FREED TensorEntry *tensors = NULL;
     FileWriter w;
     int count = hf_tensors(&f->layout, DTYPE_F32, f->state, &tensors);
     CHECK(safetensors_write(&w, path, tensors, count, NULL));
-    free(tensors);
 }
 
 TEST(models_round_trip_under_hugging_face_names) {
@@ -243,7 +242,6 @@ TEST(computed_tables_are_passed_over) {
     CHECK(safetensors_write(&w, "model.st", tensors, count + 1, NULL));
     CHECK(safetensors_open(&st, "model.st"));
     CHECK(hf_knows_all(&st, &f.layout));
-    free(tensors);
 }
 
 // ---- config.json --------------------------------------------------------------------------------

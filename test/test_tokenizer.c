@@ -49,7 +49,7 @@ TEST(entries_have_any_length) {
 TEST(fingerprints_tell_tokenizers_apart) {
     Tokenizer a, c;
     tokenizer_write_bytes("t.bin");
-    Blob b = blob_read("t.bin");
+    CLOSED(blob_free) Blob b = blob_read("t.bin");
     CHECK(tokenizer_open(&a, "t.bin"));
     b.bytes[4 * 4] = CUT_UNKNOWN;
     blob_write("u.bin", b.bytes, b.size);
@@ -62,7 +62,6 @@ TEST(fingerprints_tell_tokenizers_apart) {
     CHECK(a.fingerprint != c.fingerprint);
     tokenizer_close(&c);
     tokenizer_close(&a);
-    free(b.bytes);
 }
 
 // ---- text to tokens -----------------------------------------------------------------------------
@@ -121,7 +120,7 @@ TEST(spaces_are_spaces) {
     CLOSED(fix_close) Fix f;
     char out[MOST];
     write_tokenizer("t.bin", CUT_GPT2, -1);
-    Blob b = blob_read("t.bin");
+    CLOSED(blob_free) Blob b = blob_read("t.bin");
     CharacterRange *space = (CharacterRange *)(b.bytes + b.size - sizeof(ranges)) + 1;
     CHECK_EQUAL(space->first, 32);
     space->class_id = CLASS_LETTER;
@@ -130,7 +129,6 @@ TEST(spaces_are_spaces) {
     alarm(20);
     CHECK_TEXT(shown(&f, " \ta", out), " |\t|a");
     alarm(0);
-    free(b.bytes);
 }
 
 // Of several added tokens at the earliest place the longest is taken, across words, too.

@@ -5,11 +5,11 @@
 enum { M = 3 * 13, V = 61 }; // as in test/golden/*.config
 
 static int load_golden_inputs(Trainer *t, const char *name) {
+    CLOSED(safetensors_close)
     SafeTensors st = golden_open(text_of("%s_inputs.safetensors", name));
     or_die(hf_read(&st, &t->run.layout, 0, t->run.layout.size, t->weights));
     memcpy(t->inputs, golden_data(&st, "tokens", DTYPE_I32, M), M * sizeof(int));
     memcpy(t->targets, golden_data(&st, "targets", DTYPE_I32, M), M * sizeof(int));
-    safetensors_close(&st);
     int rows = 0;
     for (int i = 0; i < M; i++) { rows += t->targets[i] >= 0; }
     return rows;

@@ -261,7 +261,8 @@ static Case cases[] = {
 };
 
 static void check_case(Case *c) {
-    char *log = processes_log(&c->run), tag[32], line[1024];
+    FREED char *log = processes_log(&c->run);
+    char tag[32], line[1024];
     for (int r = 0; r < RANKS; r++) {
         if (c->run.status[r] != c->status[r]) {
             test_fail(__FILE__, __LINE__, "%s: rank %d: status %d, not %d: %s", c->name, r,
@@ -277,7 +278,6 @@ static void check_case(Case *c) {
             CHECK_TEXT(line, "");
         }
     }
-    free(log);
 }
 
 TEST(every_rank_is_judged_rightly) {

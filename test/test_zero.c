@@ -41,7 +41,7 @@ static Findings walk(const ZeroLayout *z, const uint8_t *kinds) {
     FREED unsigned char *owned = calloc_or_die((size_t)layout->size, 1);
     FREED unsigned char *placed = calloc_or_die((size_t)z->size, 1);
     for (int rank = 0; rank < z->ranks; rank++) {
-        ZeroRange *ranges;
+        FREED ZeroRange *ranges = NULL;
         int count = zero_ranges(z, rank, &ranges);
         int64_t kept = 0;
         bool muon = false;
@@ -66,7 +66,6 @@ static Findings walk(const ZeroLayout *z, const uint8_t *kinds) {
             }
             f.covered += r->end - r->begin;
         }
-        free(ranges);
     }
     return f;
 }
@@ -144,14 +143,13 @@ TEST(large_models_are_cut_evenly) {
     CLOSED(zero_free) ZeroLayout z = zero_layout(&layout, 1000, kinds);
     CHECK(z.size < layout.size + layout.size / 1000);
     for (int r = 0; r < 1000; r += 333) {
-        ZeroRange *ranges;
+        FREED ZeroRange *ranges = NULL;
         int64_t elements = 0;
         for (int i = zero_ranges(&z, r, &ranges); i-- > 0;) {
             elements += ranges[i].end - ranges[i].begin;
         }
         CHECK(elements <= z.size / 1000 &&
               (r == 999 || elements > z.size / 1000 - PARAM_ALIGN * z.count));
-        free(ranges);
     }
 }
 
