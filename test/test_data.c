@@ -58,7 +58,7 @@ static const int begins_at[SHARDS + 1] = {0, 5, 6, 46, 48, 49, 79, 143, TOKENS};
 
 static int shard_of(int64_t i) {
     int shard = 0;
-    while (i >= begins_at[shard + 1]) { shard++; }
+    while (shard + 1 < SHARDS && i >= begins_at[shard + 1]) { shard++; }
     return shard;
 }
 
