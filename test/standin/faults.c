@@ -12,7 +12,7 @@
 // what has been saved.
 #include "../../checkpoints/safetensors.h"
 #include "../../kernels/kernels.h"
-#include "../../train/state.h"
+#include "../../train/run_data.h"
 
 #include <math.h>
 #include <signal.h>
@@ -22,20 +22,14 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-void __real_run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets, int *starts);
-void __real_gpu_sum_losses(Gpu *gpu, double *sum, const float *losses, int M, bool accumulate);
-bool __real_safetensors_write(FileWriter *w, const char *path, TensorEntry *tensors, int count,
-                              const char *metadata);
-
-void __real_gpu_embedding_forward(Gpu *gpu, Bf16 *out, const int *tokens, const int *starts,
-                                  const Bf16 *wte, const Bf16 *wpe, int B, int T, int C);
-
-void __real_gpu_sum_of_squares(Gpu *gpu, StepState *state, const StepInput *input,
-                               const double *loss_sum, double *scratch, const void *gradients,
-                               GpuType type, const GradientPart *parts, int count);
-
-void __real_gpu_adamw(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
-void __real_gpu_fp8_update(Gpu *gpu, const Fp8Table *table, const StepState *state);
+#define WRAPPED(name) __typeof__(name) __real_##name, __wrap_##name
+WRAPPED(run_batch);
+WRAPPED(safetensors_write);
+WRAPPED(gpu_sum_losses);
+WRAPPED(gpu_embedding_forward);
+WRAPPED(gpu_sum_of_squares);
+WRAPPED(gpu_adamw);
+WRAPPED(gpu_fp8_update);
 
 static bool nan_is_due, stall_is_due, weight_is_due;
 static char *master, *moment, *scales; // buffers of the last update

@@ -174,15 +174,19 @@ static void check_fused_matmul(const Gpu *gpu, const Gemm *g, Operand out, int N
     gemm_check_apart(g, "transposed codes", out.columns.codes, (int64_t)g->m * N);
 }
 
+static void spoil(Operand out) {
+    if (own_matmuls("wrong")) {
+        *(out.rows.codes != NULL ? out.rows.codes : out.columns.codes) ^= 0x80;
+    }
+}
+
 void gpu_matmul_gelu(Gpu *gpu, Gemm g, Operand out) {
     check_fused_matmul(gpu, &g, out, g.n, g.bias != NULL && g.k <= GELU_MATMUL_MAX_K);
     const Bf16 *bias = g.bias;
     g.bias = NULL;
     gemm(gpu, g);
     produce_gelu(out, g.d, bias, g.m, g.n);
-    if (own_matmuls("wrong")) {
-        *(out.rows.codes != NULL ? out.rows.codes : out.columns.codes) ^= 0x80;
-    }
+    spoil(out);
 }
 
 void gpu_matmul_gelu_backward(Gpu *gpu, Gemm g, Operand dx, Gradient column_sums, Scratch scratch) {
@@ -194,16 +198,14 @@ void gpu_matmul_gelu_backward(Gpu *gpu, Gemm g, Operand dx, Gradient column_sums
     g.aux = g.bias = NULL;
     gemm(gpu, g);
     produce_gelu_backward(dx, column_sums, g.d, input, bias, scratch, g.m, g.n);
-    if (own_matmuls("wrong")) { dx.rows.codes[0] ^= 0x80; }
+    spoil(dx);
 }
 
 void gpu_matmul_swiglu(Gpu *gpu, Gemm g, Operand out) {
     check_fused_matmul(gpu, &g, out, g.n / 2, g.fast_accumulation && g.n % 32 == 0);
     gemm(gpu, g);
     produce_swiglu(out, g.d, g.m, g.n / 2);
-    if (own_matmuls("wrong")) {
-        *(out.rows.codes != NULL ? out.rows.codes : out.columns.codes) ^= 0x80;
-    }
+    spoil(out);
 }
 
 // The lse of a row of max_sums, of which the next tile's are `next` floats further.

@@ -171,19 +171,15 @@ void attention_backward_gpu(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 
     values_write(d_qkv, TYPE_BF16, dx, qkv_size);
 }
 
-void attention_plain_forward(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv) {
-    attention_forward_gpu(gpu, s, out, lse, qkv);
-}
-
-void attention_plain_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
-                              const Bf16 *out, const float *lse, const Bf16 *qkv) {
-    attention_backward_gpu(gpu, s, d_qkv, d_out, out, lse, qkv);
-}
+// The plain kernels and those for Hopper.
+#define SAME_AS(name, other) __typeof__(other) name __attribute__((weak, alias(#other)))
+SAME_AS(attention_plain_forward, attention_forward_gpu);
+SAME_AS(attention_plain_backward, attention_backward_gpu);
+SAME_AS(attention_own_forward, attention_forward_gpu);
+SAME_AS(attention_own_backward, attention_backward_gpu);
 
 #pragma weak attention_own_serves // where test/emulated/ runs the kernels themselves
 #pragma weak attention_share_work
-#pragma weak attention_own_forward
-#pragma weak attention_own_backward
 bool attention_own_serves(const Gpu *gpu, AttentionShape s, bool backward) {
     bool forward = (s.D == 64 || s.D == 128) && s.H % s.G == 0 && s.T <= ATTENTION_MAX_T;
     bool large = s.D == 128 && s.documents != NULL;
@@ -192,15 +188,6 @@ bool attention_own_serves(const Gpu *gpu, AttentionShape s, bool backward) {
 }
 
 void attention_share_work(const Gpu *gpu, AttentionShape s, int *documents) {
-}
-
-void attention_own_forward(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv) {
-    attention_forward_gpu(gpu, s, out, lse, qkv);
-}
-
-void attention_own_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
-                            const Bf16 *out, const float *lse, const Bf16 *qkv) {
-    attention_backward_gpu(gpu, s, d_qkv, d_out, out, lse, qkv);
 }
 
 // In a deterministic run, as much as the scores of a group's heads; otherwise little.
