@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import tempfile
 
+import compare_torch
 import ml_dtypes
 import numpy
 import safetensors
@@ -18,6 +19,7 @@ import tokenizers
 import torch
 import transformers
 from safetensors.numpy import save_file
+from safetensors.torch import load_file as load_torch
 from safetensors.torch import save_file as save_torch
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -182,13 +184,29 @@ def export_start(config, folder):
     return os.path.join(folder, "latest")
 
 
-def write_model(name):
-    """One model's inputs (weights, tokens, targets) and outputs (logits, loss, gradients)."""
+def start_of(name):
+    """The model before its first step, opened there."""
     with tempfile.TemporaryDirectory() as folder:
         path = export_start(os.path.join(GOLDEN, name + ".config"), folder)
-        model = MODELS[name].from_pretrained(path, dtype=torch.float32,
-                                             attn_implementation="eager")
-    model.eval()
+        return MODELS[name].from_pretrained(path, dtype=torch.float32,
+                                            attn_implementation="eager").eval()
+
+
+def write_outputs(name, kind, model, logits, targets, **more):
+    """The logits, the loss, and the gradients of a model."""
+    cap, z_loss = STEADY.get(name, (None, 0.0))
+    rows = (logits if cap is None else cap * torch.tanh(logits / cap)).flatten(0, -2)
+    loss = torch.nn.functional.cross_entropy(rows, targets.flatten())
+    log_z = rows.logsumexp(-1)[targets.flatten() >= 0]
+    (loss + z_loss * (log_z ** 2).mean()).backward() # what is reported stays the cross-entropy
+    outputs = {"logits": logits.detach(), "loss": loss.detach().reshape(1)}
+    gradients = {key: value.grad for key, value in model.named_parameters()}
+    save_torch(more | outputs | gradients, os.path.join(GOLDEN, f"{name}_{kind}.safetensors"))
+
+
+def write_model(name):
+    """One model's inputs (weights, tokens, targets) and outputs."""
+    model = start_of(name)
     generator = torch.Generator().manual_seed(1)
     # away from the start, where biases are 0, norms 1 and logits near 0: every term shall matter
     with torch.no_grad():
@@ -198,18 +216,10 @@ def write_model(name):
     tokens = torch.randint(vocab, (batch, length + 1), generator=generator)
     targets = tokens[:, 1:].clone()
     targets[1, 4] = targets[2, 9:] = -100  # left out of the loss, on both sides
-    logits = model(tokens[:, :-1]).logits
-    cap, z_loss = STEADY.get(name, (None, 0.0))
-    rows = (logits if cap is None else cap * torch.tanh(logits / cap)).flatten(0, 1)
-    loss = torch.nn.functional.cross_entropy(rows, targets.flatten())
-    log_z = rows.logsumexp(-1)[targets.flatten() >= 0]
-    (loss + z_loss * (log_z ** 2).mean()).backward() # what is reported stays the cross-entropy
     inputs = {"tokens": tokens[:, :-1].int().contiguous(), "targets": targets.int()}
-    outputs = {"logits": logits.detach(), "loss": loss.detach().reshape(1)}
     weights = {key: value.detach() for key, value in model.named_parameters()}
-    gradients = {key: value.grad for key, value in model.named_parameters()}
     save_torch(inputs | weights, os.path.join(GOLDEN, name + "_inputs.safetensors"))
-    save_torch(outputs | gradients, os.path.join(GOLDEN, name + "_outputs.safetensors"))
+    write_outputs(name, "outputs", model, model(tokens[:, :-1]).logits, targets)
 
 
 # Where the documents of each of the three sequences begin.
@@ -219,13 +229,8 @@ DOCUMENTS = ((0, 1, 6, 7), (0,), (0, 9, 11))
 def write_documents(name):
     """The outputs for the same inputs if the sequences are packed documents: of each document, as a
     sequence of its own."""
-    with safetensors.safe_open(os.path.join(GOLDEN, name + "_inputs.safetensors"), "pt") as held:
-        inputs = {key: held.get_tensor(key) for key in held.keys()}
-    with tempfile.TemporaryDirectory() as folder:
-        path = export_start(os.path.join(GOLDEN, name + ".config"), folder)
-        model = MODELS[name].from_pretrained(path, dtype=torch.float32,
-                                             attn_implementation="eager")
-    model.eval()
+    inputs = load_torch(os.path.join(GOLDEN, name + "_inputs.safetensors"))
+    model = start_of(name)
     tokens, targets = inputs.pop("tokens").long(), inputs.pop("targets").long()
     with torch.no_grad():
         for key, parameter in model.named_parameters():
@@ -235,16 +240,7 @@ def write_documents(name):
         for begin, end in zip(begins, [*begins[1:], length]):
             starts[row, begin:end] = begin
             logits.append(model(tokens[row:row + 1, begin:end]).logits[0])
-    logits = torch.cat(logits)
-    cap, z_loss = STEADY.get(name, (None, 0.0))
-    rows = logits if cap is None else cap * torch.tanh(logits / cap)
-    loss = torch.nn.functional.cross_entropy(rows, targets.flatten())
-    log_z = rows.logsumexp(-1)[targets.flatten() >= 0]
-    (loss + z_loss * (log_z ** 2).mean()).backward()
-    outputs = {"starts": starts.int(), "logits": logits.detach(),
-               "loss": loss.detach().reshape(1)}
-    gradients = {key: value.grad for key, value in model.named_parameters()}
-    save_torch(outputs | gradients, os.path.join(GOLDEN, name + "_documents.safetensors"))
+    write_outputs(name, "documents", model, torch.cat(logits), targets, starts=starts.int())
 
 
 # How chat models' templates differ: what is trimmed, whether there is a prompt to answer from,
@@ -314,33 +310,6 @@ def write_templates(folder):
         json.dump(found, file)
 
 
-def read_numbers(path, dtype):
-    with open(path, "rb") as file:
-        return numpy.frombuffer(file.read()[1024:], dtype)
-
-
-def windows_of(folder, split):
-    """Of every window of a shard the inputs, the targets that its mask leaves, and whether a
-    document begins at a token."""
-    path = os.path.join(folder, f"{split}_00000.bin")
-    tokens = torch.tensor(read_numbers(path, "<u2").astype(numpy.int64))
-    counts, begins = (torch.tensor(numpy.unpackbits(
-        read_numbers(path + ending, "u1"), bitorder="little")[:len(tokens)])
-        for ending in (".mask", ".starts"))
-    targets = torch.full_like(tokens, -100)
-    targets[:-1] = torch.where(counts[1:] == 1, tokens[1:], -100)
-    return [held.view(-1, CHAT_LENGTH) for held in (tokens, targets, begins)]
-
-
-def mean_loss(model, inputs, targets, begins, apart):
-    """Over the targets that count. apart: each document is a sequence of its own."""
-    logits = []
-    for row, marks in zip(inputs, begins):
-        cuts = [0, *(at for at in range(1, len(row)) if apart and marks[at]), len(row)]
-        logits += [model(row[None, begin:end]).logits[0] for begin, end in zip(cuts, cuts[1:])]
-    return torch.nn.functional.cross_entropy(torch.cat(logits), targets.flatten())
-
-
 def write_chat():
     """Fine-tuning on conversations: a start, its data as prepare_data makes them, and the losses of
     PyTorch's steps on the same tokens and masks."""
@@ -361,38 +330,29 @@ def write_chat():
                        stdout=subprocess.DEVNULL)
         for name in ("model.safetensors", "config.json", "tokenizer.bin"):
             shutil.copyfile(os.path.join(saved, "latest", name), os.path.join(folder, name))
-    for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.bin", "manifest.json",
-                 ".lock"):
+    for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.bin", "manifest.json"):
         os.remove(os.path.join(data, name))
-    found = {name: fine_tuned(folder, apart) for name, apart in (("together", False),
-                                                                 ("apart", True))}
+    found = {name: fine_tuned(folder, apart) for name, apart in (("together", "false"),
+                                                                 ("apart", "true"))}
     with open(os.path.join(folder, "losses.json"), "w") as file:
         json.dump({"seq_length": CHAT_LENGTH, "global_batch_size": CHAT_BATCH, "lr": CHAT_LR} |
                   found, file, indent=1)
 
 
 def fine_tuned(folder, apart):
-    """The losses of PyTorch's steps."""
+    """The losses of PyTorch's steps, by options as of our trainer's records."""
     data = os.path.join(folder, "data")
     model = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32,
                                                           attn_implementation="eager")
-    windows = windows_of(data, "train")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=CHAT_LR, betas=(0.9, 0.95), eps=1e-8,
-                                  weight_decay=0.0)
-    losses, counted = [], []
-    for step in range(CHAT_STEPS):
-        rows = [(step * CHAT_BATCH + row) % len(windows[0]) for row in range(CHAT_BATCH)]
-        batch = [held[rows] for held in windows]
-        loss = mean_loss(model, *batch, apart)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-        counted.append(int((batch[1] >= 0).sum()))
-    with torch.no_grad():
-        valid = mean_loss(model, *windows_of(data, "val"), apart).item()
-    return {"losses": losses, "targets": counted, "valid_loss": valid}
+    options = dict(word.split("=") for word in f"""shuffle=false seed=0 seq-length={CHAT_LENGTH}
+        micro-batch-size={CHAT_BATCH} global-batch-size={CHAT_BATCH} lr={CHAT_LR} min-lr=0
+        lr-decay-style=constant lr-warmup-iters=0 lr-decay-iters=0 weight-decay=0 adam-beta1=0.9
+        adam-beta2=0.95 adam-eps=1e-8 clip-grad=1 embedding-lr-mult=1 head-lr-mult=1
+        vector-lr-mult=1 eval-iters=0 data={data}/train_*.bin valid-data={data}/val_*.bin
+        reset-attention-mask={apart} reset-position-ids={apart}""".split())
+    found = compare_torch.train_torch(model, options, CHAT_STEPS, "cpu", False)
+    return {"losses": [step["loss"] for step in found["steps"]],
+            "targets": [step["targets"] for step in found["steps"]], "valid_loss": found["valid"]}
 
 
 def write_versions():
