@@ -60,27 +60,6 @@ nodes NNODES=3 NODE_RANK=% MASTER_ADDR=[::1]
 ROWS
 }
 
-# Prints the loss of every step in a run's folder.
-losses_of() {
-    grep '"kind":"step"' "$1/metrics.jsonl" | grep -oE '"loss":[^,]*'
-}
-
-# Documents follow the samples: the same losses on one rank and on two, and of a run that is resumed on
-# others; a rank that read other starts would have others.
-test_ranks_keep_documents_apart() {
-    local i ranks of=(--model gpt2-tiny --data d/many_train.bin --valid-data d/many_val.bin --eval-interval 2
-        --eval-iters 1 --seq-length 64 --global-batch-size 4 --grad-accum-dtype fp32 --train-iters 6 --save-interval 3
-        --reset-attention-mask --reset-position-ids)
-    for i in {1..40}; do make_text "$i" $((20 + 5 * i)) >"text.$i"; done
-    expect_status 0 "$root/tokenize" --output-prefix d/many --valid-fraction 0.2 text.? text.?? || return
-    for ranks in 1 2; do train "apart.$ranks" "${of[@]}" --gpus $ranks || return; done
-    train again "${of[@]}" --gpus 2 --resume apart.1/step_00000003 || return
-    is "$(losses_of apart.2)" "$(losses_of apart.1)"
-    is "$(losses_of again)" "$(losses_of apart.1 | tail -n 3)"
-    train together "${of[@]}" --no-reset-attention-mask --gpus 2 || return
-    [[ $(losses_of together) != "$(losses_of apart.1)" ]] || fail "nothing is apart"
-}
-
 listens() { # port
     grep -qi ":$(printf %04x "$1") 0*:0000 0A" /proc/net/tcp /proc/net/tcp6
 }
