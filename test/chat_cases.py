@@ -36,50 +36,46 @@ AS_OBJECTS = EACH + TURN % "" + PROMPTS
 CALLS_IN_JSON = EACH + ("{{ '<|' + m.role + '|>' }}{{ m.content }}{% for c in m.tool_calls or [] %}"
                         "{{ '[CALL]' + c.function.name }} {{ c.function.arguments | tojson }}"
                         "{% endfor %}<|end|>{% endfor %}") + PROMPTS
+HI = "<|user|>Hi<|end|><|assistant|>"
+ONE = HI + "[[A<|end|>]]"
+TWO = ONE + HI + "[[B<|end|>]]"
+A, AB = turns(says("A")), turns(says("A"), says("B"))
 # template, row, the texts with what counts in [[ ]], what is doubted
 SPANS = [
-    ("whole turns", AS_OBJECTS, turns(says("A"), says("B")), [
-        "<|user|>Hi<|end|><|assistant|>[[A<|end|>]]<|user|>Hi<|end|><|assistant|>[[B<|end|>]]"],
-     ""),
-    ("the header always", EACH + TURN % "" + "<|assistant|>", turns(says("A"), says("B")), [
-        "<|user|>Hi<|end|><|assistant|>[[A<|end|>]]<|user|>Hi<|end|><|assistant|>[[B<|end|>]]"
-        "<|assistant|>"], ""),
+    ("whole turns", AS_OBJECTS, AB, [TWO], ""),
+    ("the header always", EACH + TURN % "" + "<|assistant|>", AB, [TWO + "<|assistant|>"], ""),
     ("an end that headers have", EACH + "<|user|>{{ m.role }}<|end|>{{ m.content }}<|end|>"
-     "{% endfor %}<|user|>assistant<|end|>", turns(says("A"), says("B")), [
+     "{% endfor %}<|user|>assistant<|end|>", AB, [
          "<|user|>user<|end|>Hi<|end|><|user|>assistant<|end|>[[A<|end|>]]<|user|>user<|end|>Hi"
          "<|end|><|user|>assistant<|end|>[[B<|end|>]]<|user|>assistant<|end|>"], ""),
     ("the header always and no end", EACH + "<|{{ m.role }}|>{{ m.content }}{% endfor %}"
-     "<|assistant|>", turns(says("A"), says("B")), [
+     "<|assistant|>", AB, [
          "<|user|>Hi<|assistant|>[[A]]<|user|>Hi<|assistant|>[[B]]<|assistant|>"], "unended"),
     ("an end of the last", EACH + "{{ m.role }}: {{ m.content }}{% if loop.last and not "
      "add_generation_prompt %}</s>{% else %};{% endif %}{% endfor %}{% if add_generation_prompt %}"
-     "assistant:{% endif %}", turns(says("A"), says("B")), [
+     "assistant:{% endif %}", AB, [
          "user: Hi;assistant:[[ A</s>]]",
          "user: Hi;assistant: A;user: Hi;assistant:[[ B</s>]]"], ""),
     ("an end of two tokens", EACH + "<|{{ m.role }}|>{{ m.content }}<|end|></s>{% endfor %}" +
-     PROMPTS, turns(says("A"), says("B")), [
+     PROMPTS, AB, [
          "<|user|>Hi<|end|></s><|assistant|>[[A<|end|></s>]]<|user|>Hi<|end|></s><|assistant|>"
          "[[B<|end|></s>]]"], ""),
     ("an end and a header always", EACH + "{% if loop.first %}</s><|{{ m.role }}|>{% endif %}"
      "{{ m.content }}{% if m.role != 'user' %}<|end|>{% endif %}</s><|{% if m.role == 'user' %}"
      "assistant{% elif loop.last %}assistant{% else %}user{% endif %}|>{% endfor %}",
-     turns(says("A"), says("B")), [
+     AB, [
          "</s><|user|>Hi</s><|assistant|>[[A<|end|>]]</s><|user|>Hi</s><|assistant|>[[B<|end|>]]"
          "</s><|assistant|>"], ""),
     ("an end of the last, after each turn's", EACH + "<|{{ m.role }}|>{{ m.content }}<|end|>"
      "{% if loop.last and not add_generation_prompt %}</s>{% endif %}{% endfor %}" + PROMPTS,
-     turns(says("A"), says("B")), [
-         "<|user|>Hi<|end|><|assistant|>[[A<|end|>]]<|user|>Hi<|end|><|assistant|>[[B<|end|>]]"
-         "</s>"], ""),
+     AB, [TWO + "</s>"], ""),
     ("an end of the whole", AS_OBJECTS + "{% if not add_generation_prompt %}.</s>{% endif %}",
-     turns(says("A"), says("B")), [
-         "<|user|>Hi<|end|><|assistant|>[[A<|end|>]]<|user|>Hi<|end|><|assistant|>[[B<|end|>]]."
-         "</s>"], ""),
+     AB, [TWO + ".</s>"], ""),
     ("never a header", EACH + "{% if m.role == 'user' %}{{ bos_token }}[{{ m.content }}]"
      "{% else %} {{ m.content }} {{ eos_token }}{% endif %}{% endfor %}",
-     turns(says("A"), says("B")), ["<s>[Hi][[ A </s>]]<s>[Hi][[ B </s>]]"], ""),
+     AB, ["<s>[Hi][[ A </s>]]<s>[Hi][[ B </s>]]"], ""),
     ("a line after the end", EACH + "<|{{ m.role }}|>{{ m.content }}<|end|>\n{% endfor %}" +
-     PROMPTS, turns(says("A"), says("B")), [
+     PROMPTS, AB, [
          "<|user|>Hi<|end|>\n<|assistant|>[[A<|end|>]]\n<|user|>Hi<|end|>\n<|assistant|>"
          "[[B<|end|>]]\n"], ""),
     ("marks of its own", EACH + "<|{{ m.role }}|>{% if m.role == 'assistant' %}{% generation %}"
@@ -97,25 +93,23 @@ SPANS = [
         {"role": "user", "content": "Hi<|end|>"}, says("A")]}, [
             "<|user|>Hi<|end|><|end|><|assistant|>[[A<|end|>]]"], "named_specials"),
     ("a text that only looks like a special token", AS_OBJECTS, turns(says("A <|x|>")), [
-        "<|user|>Hi<|end|><|assistant|>[[A <|x|><|end|>]]"], ""),
+        HI + "[[A <|x|><|end|>]]"], ""),
     *[(f"{key} {mark}", AS_OBJECTS, turns(says("A", **{key: mark}), says("B", **{key: 1})), [
-        "<|user|>Hi<|end|><|assistant|>A<|end|><|user|>Hi<|end|><|assistant|>[[B<|end|>]]"], "")
+        HI + "A<|end|><|user|>Hi<|end|><|assistant|>[[B<|end|>]]"], "")
       for key, mark in (("weight", 0), ("train", False), ("training", False), ("loss", 0.0))],
-    ("a field that nobody reads", AS_OBJECTS, turns(says("A", learn=False)), [
-        "<|user|>Hi<|end|><|assistant|>[[A<|end|>]]"], "field learn"),
-    ("a mark on a question", AS_OBJECTS, {"messages": [ASKS | {"train": True}, says("A")]}, [
-        "<|user|>Hi<|end|><|assistant|>[[A<|end|>]]"], "field train of user"),
+    ("a field that nobody reads", AS_OBJECTS, turns(says("A", learn=False)), [ONE], "field learn"),
+    ("a mark on a question", AS_OBJECTS, {"messages": [ASKS | {"train": True}, says("A")]}, [ONE],
+     "field train of user"),
     ("what is before </think> is left out", EACH + TURN % ".split('</think>')[-1]" + PROMPTS,
      turns(says("A"), says(THOUGHT), says("C")), [
          f"<|user|>Hi<|end|><|assistant|>[[A<|end|>]]<|user|>Hi<|end|><|assistant|>[[{THOUGHT}"
          "<|end|>]]",
-         "<|user|>Hi<|end|><|assistant|>A<|end|><|user|>Hi<|end|><|assistant|>\n\nB<|end|><|user|>"
+         HI + "A<|end|><|user|>Hi<|end|><|assistant|>\n\nB<|end|><|user|>"
          "Hi<|end|><|assistant|>[[C<|end|>]]"], "restored"),
     ("prompts open the thought", EACH + TURN % ".split('</think>')[-1]" + PROMPTS.replace(
         "{% endif", "<think>\n{% endif"), turns(says(THOUGHT), says("<C")), [
             f"<|user|>Hi<|end|><|assistant|><think>\n[[{THOUGHT[8:]}<|end|>]]",
-            "<|user|>Hi<|end|><|assistant|>\n\nB<|end|><|user|>Hi<|end|><|assistant|>[[<C<|end|>]]"],
-     "restored unprompted"),
+            HI + "\n\nB<|end|><|user|>Hi<|end|><|assistant|>[[<C<|end|>]]"], "restored unprompted"),
     ("prompts open a thought that the answer has itself", EACH + "<|{{ m.role }}|>"
      "{% if m.role != 'user' and '<think>' not in m.content %}<think>\n\n</think>\n\n{% endif %}"
      "{{ m.content }}<|end|>{% endfor %}" + PROMPTS.replace("{% endif", "<think>\n\n{% endif"),
@@ -128,8 +122,7 @@ SPANS = [
     ("a tool's result ends otherwise before an answer", EACH + "<|{{ m.role }}|>{{ m.content }}"
      "{% if m.role == 'tool' and not loop.last %}.{% endif %}<|end|>{% endfor %}" + PROMPTS,
      {"messages": [ASKS, says("A"), {"role": "tool", "content": "T"}, says("B")]}, [
-         "<|user|>Hi<|end|><|assistant|>[[A<|end|>]]<|tool|>T<|end|><|assistant|>[[B<|end|>]]"],
-     "asked"),
+         HI + "[[A<|end|>]]<|tool|>T<|end|><|assistant|>[[B<|end|>]]"], "asked"),
     ("prompts write the system's message, and calls have no content", EACH + "{% if m.role == "
      "'user' %}<|user|>{% if loop.last %}{{ messages[0].content }}\n{% endif %}{{ m.content }}"
      "<|end|>{% elif m.tool_calls %}[CALL]{{ m.tool_calls[0].function | tojson }}</s>"
@@ -137,50 +130,44 @@ SPANS = [
      {"messages": [{"role": "system", "content": "Be"}, ASKS, says("", tool_calls=CALLED)]}, [
          '<|user|>Be\nHi<|end|>[[[CALL]{"name": "clock", "arguments": {"zone": "CET", "n": 3}}'
          '</s>]]'], "asked"),
-    ("its own reasoning is not written", AS_OBJECTS, turns(says("A", reasoning="hm")), [
-        "<|user|>Hi<|end|><|assistant|>[[A<|end|>]]"], "reasoning"),
+    ("its own reasoning is not written", AS_OBJECTS, turns(says("A", reasoning="hm")), [ONE],
+     "reasoning"),
     ("reasoning by another name", EACH + TURN % "+ m.reasoning_content" + PROMPTS,
-     turns(says("A", thinking="hm")), ["<|user|>Hi<|end|><|assistant|>[[Ahm<|end|>]]"], ""),
-    ("another content", EACH + TURN % "| upper" + PROMPTS, turns(says("a")), [
-        "<|user|>Hi<|end|><|assistant|>[[A<|end|>]]"], "content"),
+     turns(says("A", thinking="hm")), [HI + "[[Ahm<|end|>]]"], ""),
+    ("another content", EACH + TURN % "| upper" + PROMPTS, turns(says("a")), [ONE], "content"),
     ("no system's message", EACH + "{% if m.role != 'system' %}" + AS_OBJECTS[len(EACH):].replace(
         "{% endfor", "{% endif %}{% endfor"),
-     {"messages": [{"role": "system", "content": "Be"}, ASKS, says("A")]}, [
-         "<|user|>Hi<|end|><|assistant|>[[A<|end|>]]"], "context"),
+     {"messages": [{"role": "system", "content": "Be"}, ASKS, says("A")]}, [ONE], "context"),
     ("calls are written", CALLS_IN_JSON, turns(says(None, tool_calls=CALLED)), [
-        '<|user|>Hi<|end|><|assistant|>[[[CALL]clock {"zone": "CET", "n": 3}<|end|>]]'], ""),
+        HI + '[[[CALL]clock {"zone": "CET", "n": 3}<|end|>]]'], ""),
     ("calls of text in quotes", CALLS_IN_JSON, turns(says(None, tool_calls=AS_TEXT)), [
         r'<|user|>Hi<|end|><|assistant|>[[[CALL]clock "{\"zone\": \"CET\", \"n\": 3}"<|end|>]]'],
      "quoted"),
     ("calls are lost", CALLS_IN_JSON.replace("m.tool_calls or", ""),
-     turns(says(None, tool_calls=CALLED)), ["<|user|>Hi<|end|><|assistant|>[[<|end|>]]"],
-     "tool_calls"),
+     turns(says(None, tool_calls=CALLED)), [HI + "[[<|end|>]]"], "tool_calls"),
     ("an argument is lost", CALLS_IN_JSON.replace("ments |", "ments.n |"),
-     turns(says(None, tool_calls=CALLED)), [
-         "<|user|>Hi<|end|><|assistant|>[[[CALL]clock 3<|end|>]]"], "tool_calls"),
+     turns(says(None, tool_calls=CALLED)), [HI + "[[[CALL]clock 3<|end|>]]"], "tool_calls"),
     ("a call ends otherwise", CALLS_IN_JSON.replace(
         "<|end|>", "{% if m.tool_calls %}</s>{% else %}<|end|>{% endif %}."),
      turns(says(None, tool_calls=CALLED)), [
          '<|user|>Hi<|end|>.<|assistant|>[[[CALL]clock {"zone": "CET", "n": 3}</s>]].'], ""),
-    ("tools are lost", AS_OBJECTS, turns(says("A"), tools=TOOLS), [
-        "<|user|>Hi<|end|><|assistant|>[[A<|end|>]]"], "tools"),
+    ("tools are lost", AS_OBJECTS, turns(says("A"), tools=TOOLS), [ONE], "tools"),
     ("no calls, as an empty list", EACH + "{% if m.tool_calls is defined %}1{% endif %}" +
-     TURN % "" + PROMPTS, turns(says("A", tool_calls=[])), [
-         "<|user|>Hi<|end|><|assistant|>[[A<|end|>]]"], ""),
+     TURN % "" + PROMPTS, turns(says("A", tool_calls=[])), [ONE], ""),
     ("settings of the row", "{% if brief is defined %}{{ brief }}{% endif %}" + AS_OBJECTS,
      turns(says("A"), chat_template_kwargs={"brief": "Be", "more": 1}), [
          "Be<|user|>Hi<|end|><|assistant|>[[A<|end|>]]"], "field more"),
     ("one answer after another", AS_OBJECTS, {"messages": [ASKS, says("A"), says("B")]}, [
-        "<|user|>Hi<|end|><|assistant|>[[A<|end|>]]<|assistant|>[[B<|end|>]]"], ""),
+        ONE + "<|assistant|>[[B<|end|>]]"], ""),
     *[("an empty answer", AS_OBJECTS, {"messages": [ASKS, says("A"), says(blank)]}, [
-        f"<|user|>Hi<|end|><|assistant|>[[A<|end|>]]<|assistant|>[[{blank}<|end|>]]"], "empty")
+        f"{ONE}<|assistant|>[[{blank}<|end|>]]"], "empty")
       for blank in ("", "\n")],
     ("an empty answer that does not count", AS_OBJECTS, turns(says("", weight=0), says("A")), [
-        "<|user|>Hi<|end|><|assistant|><|end|><|user|>Hi<|end|><|assistant|>[[A<|end|>]]"], ""),
+        HI + "<|end|><|user|>Hi<|end|><|assistant|>[[A<|end|>]]"], ""),
     ("names that it asks for", "{% if x is defined %}{{ x }}{% endif %}{% if y %}{{ y }}{% endif %}"
      "{% if z is not defined or 'a' in z %}{% set z = '.' %}{% endif %}{{ z }}"
      "{{ w | default(',') }}{% if false %}{% set v = 1 %}{% endif %}{{ v }}" +
-     AS_OBJECTS, turns(says("A")), [
+     AS_OBJECTS, A, [
          ".,<|user|>Hi<|end|><|assistant|>[[A<|end|>]]"], ""),
 ]
 
