@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# shellcheck disable=SC2086 # options are words on purpose
 # Checked steps (--check-interval) over the stand-ins: a rank that computes wrongly is named with its
 # step, and every rank ends before the update; what sound runs train stays the same bits.
 # shellcheck source=test/ranks.sh
@@ -57,7 +58,6 @@ test_state_that_changes_in_memory_is_found() {
     local row ranks fp8="--fp8-format hybrid --global-batch-size 6"
     for row in 'master:master weights' 'moment:first moments' 'scales:FP8 scales'; do
         for ranks in 1 3; do
-            # shellcheck disable=SC2086 # words
             FAULT=${row%%:*}:$((4 * 6 + 4)) expect_status 5 "$trainer" "${common[@]}" $fp8 \
                 --gpus $ranks --train-iters 8 --save-interval 5 --check-interval 4 || return
             grep -qE "error: (rank 2: )?step 5: $(hostname), GPU-.*: the ${row#*:} " log || fail "$row: $(cat log)"
@@ -85,9 +85,7 @@ test_checks_change_no_bit() {
     local words ranks
     while read -r ranks words; do
         rm -rf never always
-        # shellcheck disable=SC2086 # words
         train never --gpus "$ranks" --train-iters 4 --check-interval 0 $words || return
-        # shellcheck disable=SC2086
         train always --gpus "$ranks" --train-iters 4 --check-interval 1 $words || return
         same_checkpoint {never,always}/latest || fail "$ranks ranks, $words: another end"
         cmp -s <(grep '"kind":"fp8"' never/metrics.jsonl) \

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# shellcheck disable=SC2086 # options are words on purpose
 # What a run takes from the checkpoint it starts from (the model's shape, the tokenizer) and from
 # the tokenizer of its data (the vocabulary), in both trainers; and what a checkpoint carries so
 # that it can.
@@ -90,7 +91,6 @@ test_samples_need_no_memory_for_training() {
     expect_status 0 train_gpt --load theirs --plan || return
     is "$(grep -cE "$training" log) $(grep -c ' inputs  *1.00 KiB' log)" '11 1'
     for way in --sample-only '--eval-only --valid-data d/x_val.bin'; do
-        # shellcheck disable=SC2086 # words
         expect_status 0 train_gpt --load theirs --plan $way || return
         ! grep -E "$training" log || fail "planned for training: $way"
     done
@@ -110,14 +110,12 @@ test_a_checkpoint_is_enough() {
     for trainer in "${trainers[@]}"; do
         rm -f losses
         for options in "${shape[*]} --resume" --resume --load '--model llama-tiny --load'; do
-            # shellcheck disable=SC2086 # words
             expect_status 0 "$trainer" $options s/latest --eval-only --valid-data d/x_val.bin
             grep -o 'valid loss [0-9.]*' log >>losses
         done
         is "$(wc -l <losses) $(sort -u losses | wc -l)" '4 1'
         for options in "${shape[*]}" '' '--model llama-tiny' "--config s/config.txt"; do
             rm -rf again && cp -r s again
-            # shellcheck disable=SC2086 # words
             expect_status 0 "$trainer" $options "${data[@]}" --train-iters 8 --save again --resume latest || return
             [[ -d again/step_00000008 ]] || fail "$options"
             if [[ $options == "${shape[*]}" ]]; then rm -rf first && mv again first; continue; fi
@@ -246,10 +244,8 @@ test_fp8_follows_the_batch() {
             options=("${shape[@]}" "${data[@]}" --micro-batch-size 1 --fp8-format "$format"
                 --fp8-stats-interval 1 --save b)
             rm -rf b
-            # shellcheck disable=SC2086 # words
             expect_status 0 "$trainer" "${options[@]}" $first --train-iters 3 || return
             before=$(lost "$kind")
-            # shellcheck disable=SC2086 # words
             expect_status 0 "$trainer" "${options[@]}" $second --resume latest || return
             after=$(lost "$kind")
             echo "  measured: ${trainer##*/}, $first, then $second: $before, then $after in 10,000"

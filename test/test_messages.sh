@@ -229,6 +229,7 @@ test_starts() {
 0|train --save-interval 2|  saves       nothing: no --save
 0|train --save-interval 2 --save saved|  saves       every 2 steps to saved
 0|train --resume latest --save saved --save-interval 1|  saves       every 1 step to saved|!warning
+0|train --resume latest --save fresh|no checkpoint under fresh yet: starting from step 0
 0|train --resume saved/latest|warning: --resume saved/latest without --save: nothing is saved from here on|  saves       nothing: no --save
 0|train --fp8-format hybrid|; delayed scaling, history 1024, margin 0 (E5M2: 5); fast accumulation
 0|train --fp8-format hybrid --fp8-recipe tensorwise|; tensorwise scaling; fast accumulation forward, split backward

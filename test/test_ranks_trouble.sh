@@ -68,18 +68,6 @@ test_every_checkpoint_goes_on() {
     ! same_checkpoint {none0,nan1}/s/latest || fail "a skipped step changes nothing"
 }
 
-# A signal to the launcher reaches every rank; the run saves, and says so.
-test_signals_save() {
-    local signal
-    for signal in TERM INT USR1 USR2 HUP; do
-        train_on $signal --gpus 3
-        stop $signal 75
-        has $signal.out "stopped by signal $(kill -l $signal) after step $(newest_step $signal); saved" ||
-            fail "$signal: $(tail -n 1 $signal.out)"
-        is "$(<$signal.err)" ''
-    done
-}
-
 # A signal that reaches one rank alone breaks its part of an evaluation off, and so the whole.
 test_a_signal_to_one_rank_breaks_an_evaluation_off() {
     local rank

@@ -312,16 +312,6 @@ test_another_name_is_refused() {
     expect_status 0 train_gpt --save named --resume latest --train-iters 4
 }
 
-# A run follows from its folders: what somebody has deleted there is no part of it.
-test_a_deleted_step_is_gone() {
-    train gone 6 --save-interval 2 --keep 3 && rm -r gone/step_00000006 || return
-    train gone 6 --save-interval 2 --resume latest || return
-    says 'resuming from gone/step_00000004'
-    rm -r gone/step_*
-    train gone 1 --resume latest
-    says 'no checkpoint under gone yet: starting from step 0'
-}
-
 test_long_paths_are_refused_at_once() {
     local folder length
     folder=$(printf '%.0sabcdefghijklmno/' {1..64})

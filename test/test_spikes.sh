@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# shellcheck disable=SC2086 # options are words on purpose
 # Spikes, in both trainers and over two ranks: a stretch of other data, which --skip-spikes skips, and
 # which docs/resume.md's recipe leaves out afterwards.
 # shellcheck source=test/lib.sh
@@ -36,12 +37,10 @@ skipped_for() {
 test_spikes_are_skipped() {
     local name words
     while read -r name words; do
-        # shellcheck disable=SC2086 # words
         expect_status 0 $words "${common[@]}" --skip-spikes 5 --save "$name" || return
         is "$(skipped_for "$name" spike)" "$bad"
         is "$(grep -c '^step .*SKIPPED: spike$' log)" 3
         has "$name/latest/meta.json" '"skipped":	3' || fail "$name: not counted"
-        # shellcheck disable=SC2086
         expect_said 0 '!SKIPPED' $words "${common[@]}" --save "$name.all" || return
         ! same_checkpoint {"$name","$name.all"}/latest || fail "$name: spikes change nothing"
     done < <(trainers)
@@ -51,14 +50,12 @@ test_spikes_are_skipped() {
 test_a_run_goes_back_and_leaves_data_out() {
     local name words
     while read -r name words; do
-        # shellcheck disable=SC2086
         expect_status 0 $words --config "$name.all/config.txt" --resume "$name.all/step_00000094" \
             --iterations-to-skip 141-143 || return
         is "$(grep -c '^step .*SKIPPED: requested$' log)" 3
         is "$(skipped_for "$name.all" requested)" "$bad"
         same_checkpoint {"$name","$name.all"}/latest || fail "$name: the data were not left out"
         # what has been left out once stays so
-        # shellcheck disable=SC2086
         expect_status 0 $words --config "$name.all/config.txt" --resume "$name.all/step_00000141" \
             || return
         same_checkpoint {"$name","$name.all"}/latest || fail "$name: config.txt does not say it"

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# shellcheck disable=SC2086 # options are words on purpose
 # The whole trainer on tiny models: resuming, evaluation, what it prints and writes.
 # shellcheck source=test/lib.sh
 source "$(dirname "$0")/lib.sh"
@@ -23,7 +24,6 @@ run() {
 test_resumed_runs_are_straight_ones() {
     local name options step
     while read -r name options; do
-        # shellcheck disable=SC2086 # words
         set -- train_gpt "${common[@]}" $options
         expect_status 0 "$@" --save "$name" --save-interval 3 || return
         is "$(steps_of "$name" | wc -l)" $steps
@@ -56,11 +56,9 @@ test_documents_begin_anew() {
     expect_status 0 "$root/tokenize" --output-prefix d/many --valid-fraction 0.2 text.? text.?? || return
     set -- train_gpt "${common[@]}" --model gpt2-tiny --data d/many_train.bin --valid-data d/many_val.bin
     while read -r name options; do
-        # shellcheck disable=SC2086 # words
         expect_status 0 "$@" $options --save "docs.$name" || return
         has log "  documents   " || fail "nothing is said of documents"
         steps_of "docs.$name" >"steps.$name"
-        # shellcheck disable=SC2086 # words
         resumes "docs.$name" '1 8' "$@" $options --save-interval 1000
         expect_status 0 train_gpt --save "docs.$name.on" --resume "docs.$name/step_00000012" --train-iters 13
         says '!--reset-attention-mask is' '!--reset-position-ids is' '!--eod-mask-loss is'
@@ -144,7 +142,6 @@ ROWS
 test_precision_changes_keep_the_weights() {
     local from to options
     while read -r from to options; do
-        # shellcheck disable=SC2086 # words
         expect_status 0 run $options --lr 0 --weight-decay 0 --resume "$from/step_00000009" \
             --train-iters 10 --save "$from.$to" --save-interval 1000 || continue
         cmp -s {"$from/step_00000009","$from.$to/step_00000010"}/model.safetensors ||
@@ -217,7 +214,6 @@ ROWS
 test_a_checkpoint_has_the_loss_of_the_run() {
     local precision said alone
     for precision in --no-bf16 --bf16 '--fp8-format hybrid --fp8-recipe tensorwise'; do
-        # shellcheck disable=SC2086 # words
         expect_status 0 run $precision --eval-iters 2 --save "alone $precision" || return
         said=$(grep "^eval after step $steps" log | sed 's/ (best)//; s/ | [0-9.]* s$//')
         [[ $said == *' | 2 sequences, 128 tokens' ]] || fail "$said"
@@ -259,7 +255,6 @@ test_answers_reach_their_file() {
     local words
     for words in '--sample-only --sample-length 4' '--eval-only --eval-iters 1' --plan --list-tensors \
         '--list-checkpoints --save fp32' --help --version --completion; do
-        # shellcheck disable=SC2086 # options
         ! run --resume fp32/latest $words >/dev/full 2>log || fail "$words: status 0"
         says 'error: the standard output could not be written: No space'
     done
@@ -349,7 +344,6 @@ test_plan_allocates_nothing() {
         train_gpt "${options[@]}" --seq-length 8192
     expect_said 0 'What fits 97.66 MiB' train_gpt "${options[@]}" --seq-length 8192 --plan
     says "  $fits"
-    # shellcheck disable=SC2086 # words
     expect_status 0 train_gpt "${options[@]}" $fits --plan || return
     ! grep 'What fits' log || fail "it does not fit"
     expect_said 1 'available: try --micro-batch-size 2, or' train_gpt "${options[@]}" --seq-length 1024 \
@@ -409,7 +403,6 @@ test_sanitized_runs_do_it_all() {
             '--fp8-format e5m2 --fp8-recipe tensorwise' '--fp8-format e4m3 --fp8-recipe blockwise' \
             '--sample-only --sample-length 5' "--bf16 --dump-gradients gradients"; do
             step=$((step + 3))
-            # shellcheck disable=SC2086 # words
             expect_status 0 "${asan[@]}" --model $model --save asan.$model --save-interval 2 \
                 --resume latest --train-iters $step $precision || return
         done

@@ -16,25 +16,27 @@ run() {
 }
 
 test_signals_save_and_say_so() {
-    local signal step again ends
-    for signal in TERM INT USR1 USR2 HUP XCPU; do
-        start log env --default-signal=HUP "$root/train_gpt" "${common[@]}" "${on[@]}" --save $signal \
-            --save-interval 7
-        wait_until grep -q '^step ' log
-        # a terminal's end comes twice, the limit of CPU time every second
-        if [[ $signal == HUP || $signal == XCPU ]]; then kill -$signal "$started"; fi
-        stop $signal 75
-        again=$(tail -n 1 log | grep -oP '^stopped by signal [0-9]+ after step [0-9]+; saved; resume with \K.* --resume latest$')
-        [[ -n $again ]] || { fail "$signal: $(tail -n 1 log)"; return; }
-        step=$(newest_step $signal)
-        says "after step $step;"
-        tail -n 1 $signal/metrics.jsonl | grep -qF '"status":75' || fail "$signal: metrics"
-        ends=(--train-iters $((step + 3)) --lr-decay-iters 1000000)
-        expect_said 0 "resuming from $signal/step_" bash -c "$again ${ends[*]}" || return
-        expect_status 0 run "${ends[@]}" --save straight --save-interval 1000000 || return
-        same_checkpoint {$signal,straight}/latest || fail "$signal: another end"
-        rm -rf straight
-    done
+    local trainer signal step again ends
+    while read -ra trainer; do
+        trainer+=("${common[@]}")
+        for signal in TERM INT USR1 USR2 HUP XCPU; do
+            rm -rf $signal through
+            start log env --default-signal=HUP "${trainer[@]}" "${on[@]}" --save $signal --save-interval 7
+            wait_until grep -q '^step ' log
+            # a terminal's end comes twice, the limit of CPU time every second
+            if [[ $signal == HUP || $signal == XCPU ]]; then kill -$signal "$started"; fi
+            stop $signal 75
+            says '!error: ' '!warning: '
+            step=$(newest_step $signal)
+            again=$(tail -n 1 log | sed -n "s/^stopped by signal $(kill -l $signal) after step $step; saved; resume with //p")
+            [[ $again == *' --resume latest' ]] || { fail "$signal: $(tail -n 1 log)"; return; }
+            tail -n 1 $signal/metrics.jsonl | grep -qF '"status":75' || fail "$signal: metrics"
+            ends=(--train-iters $((step + 3)) --lr-decay-iters 1000000)
+            expect_said 0 "resuming from $signal/step_" bash -c "$again ${ends[*]}" || return
+            expect_status 0 "${trainer[@]}" "${ends[@]}" --save through --save-interval 1000000 || return
+            same_checkpoint {$signal,through}/latest || fail "$signal: another end"
+        done
+    done < <(trainers)
 }
 
 # The command that a stopped run prints is one to paste, wherever the program and the folder are.
@@ -220,14 +222,18 @@ has_later() { # FOLDER STEP: whether it has a later checkpoint
     [[ $(newest_step "$1") -gt $2 ]]
 }
 
+starts_metrics() {
+    rm -rf rotated && mkdir rotated
+    start log "$root/train_gpt" "${common[@]}" "${on[@]}" --save rotated/run --save-interval 20 \
+        --metrics rotated/m.jsonl
+    wait_until test -e rotated/run/latest/
+}
+
 # logrotate moves a file; who clears a folder deletes it. The next save finds it.
 test_metrics_that_are_moved_are_begun_anew() {
     local how step
     for how in 'mv rotated/m.jsonl rotated/m.jsonl.1' 'rm rotated/m.jsonl'; do
-        rm -rf rotated && mkdir rotated
-        start log "$root/train_gpt" "${common[@]}" "${on[@]}" --save rotated/run --save-interval 20 \
-            --metrics rotated/m.jsonl
-        wait_until test -e rotated/run/latest/
+        starts_metrics
         eval "$how"
         wait_until test -s rotated/m.jsonl
         stop TERM 75
@@ -236,10 +242,7 @@ test_metrics_that_are_moved_are_begun_anew() {
         tail -n 1 rotated/m.jsonl | grep -q '^{"kind":"end"' || fail "$(tail -n 1 rotated/m.jsonl)"
     done
     # another file in its place, which is no metrics, is warned of once, not at each save
-    rm -rf rotated && mkdir rotated
-    start log "$root/train_gpt" "${common[@]}" "${on[@]}" --save rotated/run --save-interval 20 \
-        --metrics rotated/m.jsonl
-    wait_until test -e rotated/run/latest/
+    starts_metrics
     echo text >rotated/text && mv rotated/text rotated/m.jsonl
     wait_until grep -q 'rotated/m.jsonl: the file was moved or deleted' log
     step=$(newest_step rotated/run)
