@@ -39,6 +39,7 @@ in BF16 it is not judged.
 """
 
 import collections
+import contextlib
 import datetime
 import itertools
 import json
@@ -91,12 +92,9 @@ def chosen(name, choices):
 
 def output_of(command):
     """Returns what a command prints; None if it cannot run or fails."""
-    try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-                              cwd=ROOT, check=False)
-    except OSError:
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        return subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True,
+                                       cwd=ROOT).strip()
 
 
 def library_version(code):

@@ -234,17 +234,13 @@ def leaves(value):
         yield value
 
 
-def calls_of(message):
-    """Yields, for each tool call of a message, the tool's name and the arguments."""
+def doubts_of_calls(message, text, least):
+    """Yields the doubts about how a text shows a message's tool calls. All texts are squeezed."""
     calls = message.get("tool_calls") or []
     for call in calls if isinstance(calls, list) else [calls]:
         held = call.get("function", call) if isinstance(call, dict) else call
-        yield (held.get("name"), held.get("arguments")) if isinstance(held, dict) else (held, None)
-
-
-def doubts_of_calls(message, text, least):
-    """Yields the doubts about how a text shows a message's tool calls. All texts are squeezed."""
-    for name, given in calls_of(message):
+        held = held if isinstance(held, dict) else {"name": held}
+        given = held.get("arguments")
         arguments = from_json(given)
         if arguments is None: # no text, or a text that is no JSON
             arguments = given
@@ -252,7 +248,7 @@ def doubts_of_calls(message, text, least):
         elif any(squeezed(json.dumps(given, ensure_ascii=ascii)) in text
                  for ascii in (False, True)):
             yield "quoted"
-        if not all(written(leaf, text, least) for leaf in leaves([name, arguments])):
+        if not all(written(leaf, text, least) for leaf in leaves([held.get("name"), arguments])):
             yield "tool_calls"
 
 
@@ -276,25 +272,23 @@ LIKE_SPECIAL = re.compile(r"<[|\uff5c][^|\uff5c<>\s]+[|\uff5c]>")  # texts such 
 GENERATES = re.compile(r"{%[-+]?\s*generation\b")
 
 
-def jinja_environment():
-    """Returns what templates are rendered in, as by transformers."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"])
-    environment.filters["tojson"] = as_json
-    environment.globals["raise_exception"] = refuse
-    return environment
+# what templates are rendered in, as by transformers
+ENVIRONMENT = ImmutableSandboxedEnvironment(
+    trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"])
+ENVIRONMENT.filters["tojson"] = as_json
+ENVIRONMENT.globals["raise_exception"] = refuse
 
 
 class Form:
     """One of a tokenizer's templates. end: the token that ends an answer, or several in a row;
     None: the template writes none. after: the text that the template writes after the end."""
 
-    def __init__(self, environment, source):
-        names = environment.parse(source).find_all(nodes.Name)
+    def __init__(self, source):
+        names = ENVIRONMENT.parse(source).find_all(nodes.Name)
         own = frozenset(name.name for name in names if name.ctx != "load")
         unknown = type("Unknown", (Unknown,), {"__slots__": (), "own": own})
         self.source = source
-        self.template = environment.overlay(undefined=unknown).from_string(source)
+        self.template = ENVIRONMENT.overlay(undefined=unknown).from_string(source)
         self.generates = bool(GENERATES.search(source))
         self.end, self.after = None, ""
 
@@ -320,10 +314,10 @@ class ChatTemplate:
             [*map(re.escape, sorted(filter(None, held), key=len, reverse=True)),
              LIKE_SPECIAL.pattern])) for held in (texts, [*texts, *vocabulary.added]))
         self.named_special = re.compile("|".join(map(re.escape, filter(None, vocabulary.specials))))
-        self.forms, environment = {}, jinja_environment()
+        self.forms = {}
         for name, source in vocabulary.templates.items():
             try:
-                self.forms[name] = Form(environment, source)
+                self.forms[name] = Form(source)
                 self.look(self.forms[name], name == "default")
             except TemplateError as error:
                 raise BadTemplate(f"the chat template of {vocabulary.name}: {error}; mend "
@@ -428,11 +422,8 @@ class ChatTemplate:
     def prompt(self, conversation):
         """Returns the tokens of a prompt, and the doubts about them."""
         text, _ = self.render(conversation, conversation.messages, True)
-        return self.encode(text.rstrip(" ")), self.doubts_of_context(
-            conversation, conversation.messages, text)
-
-    def encode(self, text):
-        return self.tokenizer.encode(text, add_special_tokens=False).ids
+        held = self.tokenizer.encode(text.rstrip(" "), add_special_tokens=False)
+        return held.ids, self.doubts_of_context(conversation, conversation.messages, text)
 
     def answered(self, conversation, index, doubts):
         """Returns the text up to an answer's end, and [(begin, end)] of the parts that count."""

@@ -294,8 +294,7 @@ class Run:
     @property
     def over(self):
         """Whether no more records will come. A stopped run may be resumed, so it is not over."""
-        gave_up = self.end is not None and self.end.get("status") == SKIPPED_TOO_OFTEN
-        return self.finished or gave_up
+        return self.state in (NAMES[0], NAMES[SKIPPED_TOO_OFTEN])
 
     def recent(self, name):
         """Returns the median over the newest 20 steps; NaN and infinity are left out."""
@@ -320,15 +319,11 @@ class Run:
     def fp8_shares(self):
         """Returns the step of the newest count of FP8 codes and, for each tensor, its name, its
         share of codes with the largest magnitude, and its share of zeros."""
-        if not self.fp8:
-            return None, []
-        step, shares = max(self.fp8), []
-        for name, counts in self.fp8[step].get("tensors", {}).items():
-            elements = number(counts, "elements")
-            if elements > 0:
-                shares.append((name, number(counts, "largest") / elements,
-                               number(counts, "zero") / elements))
-        return step, shares
+        step = max(self.fp8, default=None)
+        tensors = self.fp8.get(step, {}).get("tensors", {})
+        return step, [(name, *(number(counts, what) / elements for what in ("largest", "zero")))
+                      for name, counts in tensors.items()
+                      if (elements := number(counts, "elements")) > 0]
 
     def column(self, name, kind="steps"):
         """Returns the steps and the values of one field, in the order of the steps."""

@@ -35,17 +35,7 @@ from tqdm import tqdm
 from . import downloads, shard_header, shards, sources
 from .command_line import Parser, guess, number
 from .conversation import BadTemplate, ChatTemplate, Conversation, warnings_of
-from .environment import (
-    LOCK,
-    cores,
-    die,
-    lock,
-    matching,
-    named_by,
-    sha256_of,
-    warn,
-    write_durably,
-)
+from .environment import LOCK, cores, die, lock, matching, named_by, sha256_of, warn, write_durably
 from .rows import read_row
 from .text import many, printable
 from .vocabulary import add_options, encodable, open_vocabulary, words_of
@@ -112,15 +102,10 @@ def start_process(*what):
 
 def pieces(text):
     """Cuts a long text into parts that can be tokenized separately, for tokens_of."""
-    if isinstance(text, bytes) or len(text) <= LONG_TEXT:
-        return [text]
-    parts, begin = [], 0
-    while begin < len(text):
-        found = BREAK.search(text, begin + LONG_TEXT)
-        end = found.start() if found else len(text)
-        parts.append(text[begin:end])
-        begin = end
-    return parts
+    cuts = [0]
+    while isinstance(text, str) and (found := BREAK.search(text, cuts[-1] + LONG_TEXT)):
+        cuts.append(found.start())
+    return [text[begin:end] for begin, end in itertools.pairwise([*cuts, None])]
 
 
 def tokens_of(vocabulary, text):

@@ -93,7 +93,13 @@ class Vocabulary:
             self.configured = dict.fromkeys(("bos_token", "eos_token", "unk_token"),
                                             ENDS_OF_TEXT[0]) | self.configured
         self.lacking = [text for text in listed if tokenizer.token_to_id(text) is None]
-        self.find_templates(folder)
+        self.templates = self.template_files = read_templates(folder)
+        if not self.templates:
+            self.templates = named_templates(self.configured)
+        elif list(self.templates) != ["default"]:  # several templates go into tokenizer_config.json
+            self.configured["chat_template"] = [{"name": name, "template": template}
+                                                for name, template in self.templates.items()]
+            self.template_files = {}
         self.find_ends(end_of_text)
         if said is None:
             self.configured = {
@@ -116,16 +122,6 @@ class Vocabulary:
             self.end_of_text_name not in usual else self.end_of_text_name
         self.document_end = self.specials[self.document_end_name]
         self.begin_of_text = [*self.tokenizer.encode("").ids, self.document_end][0]
-
-    def find_templates(self, folder):
-        """Finds the chat templates: in files of their own, or else in tokenizer_config.json."""
-        self.templates = self.template_files = read_templates(folder)
-        if not self.templates:
-            self.templates = named_templates(self.configured)
-        elif list(self.templates) != ["default"]:  # several templates go into tokenizer_config.json
-            self.configured["chat_template"] = [{"name": name, "template": template}
-                                                for name, template in self.templates.items()]
-            self.template_files = {}
 
     def files(self):
         """Returns {name: text} of the tokenizer's files for Hugging Face's libraries."""
