@@ -716,7 +716,7 @@ def events_of(*steps):
     for step in steps:
         step()
         board.take(run.poll())
-    board.close()
+    board.writer.close()
     found = EventAccumulator("tb/r", {"scalars": 0})
     found.Reload()
     return found
@@ -757,7 +757,7 @@ def test_tensorboard_keeps_what_is_of_another_run():
         run, = metrics.named_runs([os.path.join(group, "seed-1")])
         board = boards.TensorBoard("tb", run)
         board.take(run.poll())
-        board.close()
+        board.writer.close()
     held = {name: os.listdir(f"tb/{name}") for name in sorted(os.listdir("tb"))}
     same(list(map(len, held.values())), [2, 1], held)
     assert re.fullmatch("seed-1 seed-1-[0-9a-f]{12}", " ".join(held)), held

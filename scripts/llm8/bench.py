@@ -268,16 +268,6 @@ def record_of(place, model, command, measured, bf16):
     }
 
 
-def timed(place, model, command, folder, bf16):
-    """Returns a run, its record, and in words whether it trained as the run in BF16 did."""
-    run = measure(command, folder)
-    record = record_of(place, model, command, run, bf16)
-    said, far = judged(record)
-    if far:
-        raise Failed(f"it does not train as BF16 does: {said}, last loss {record['loss']:.4f}")
-    return run, record, said
-
-
 # ---- what it prints -----------------------------------------------------------------------------
 
 
@@ -330,8 +320,13 @@ def main():
                        "--lr", "1e-5", "--lr-warmup-iters", steps,
                        "--log-interval", "5", "--profile", *sys.argv[1:]]
             try:
-                run, record, said = timed({"machine": machine, "commit": commit}, model, command,
-                                          folder, bf16[model][0])
+                run = measure(command, folder)
+                record = record_of({"machine": machine, "commit": commit}, model, command, run,
+                                   bf16[model][0])
+                said, far = judged(record)
+                if far:
+                    raise Failed(f"it does not train as BF16 does: {said}, last loss "
+                                 f"{record['loss']:.4f}")
             except Failed as why:
                 print(f"{model:20} {precision:19} FAILED: {why}", flush=True)
                 failed.append(f"{model} {precision}")

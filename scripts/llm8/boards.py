@@ -53,13 +53,10 @@ class TensorBoard:
             os.unlink(path)
         self.writer = EventFileWriter(folder, filename_suffix=suffix)
 
-    def close(self):
-        self.writer.close()
-
     def take(self, records):
         for record in records:
             if record["kind"] == "restart": # all records come again
-                self.close()
+                self.writer.close()
                 self.begin()
                 continue
             step = int(record["step"])

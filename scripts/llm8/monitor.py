@@ -155,4 +155,4 @@ def main():
         watch(options, runs, boards)
     finally:
         for board in boards.values():
-            board.close()
+            board.writer.close()

@@ -299,20 +299,15 @@ def contents(documents, names, ending, dtype, padding):
         yield numpy.full(row["padding"], padding, dtype)
 
 
-def starts_of(documents, count):
-    """Returns whether each token of a shard begins a document. Padding is a document too."""
-    ends = numpy.cumsum(documents["length"] + documents["padding"])
-    starts = numpy.zeros(count + 1, bool)
-    starts[[0, *ends]] = starts[ends - documents["padding"]] = True
-    return starts[:count]
-
-
 def write_shard(name, documents, names, window):
     """Writes one shard, the list of where its documents begin and, if it has windows, its mask.
     names: the units' names. Returns its row of the manifest. Runs in a worker."""
     vocabulary, path = Worker.vocabulary, os.path.join(Worker.work, name)
     dtype = shards.token_type(vocabulary.size)
-    count = int((documents["length"] + documents["padding"]).sum())
+    ends = numpy.cumsum(documents["length"] + documents["padding"])
+    count = int(ends[-1])
+    starts = numpy.zeros(count + 1, bool)  # whether a token begins a document, as padding does too
+    starts[[0, *ends]] = starts[ends - documents["padding"]] = True
 
     def parts():
         yield shard_header.header(dtype.itemsize, count, vocabulary.fingerprint(), window > 1,
@@ -329,7 +324,7 @@ def write_shard(name, documents, names, window):
         return write_durably(path + ending, shards.bits(
             ending, held, shards.checksum(path), *of_chats))
 
-    row["starts_sha256"] = write_beside(shards.STARTS, starts_of(documents, count))
+    row["starts_sha256"] = write_beside(shards.STARTS, starts[:count])
     if window > 1:
         counts = numpy.concatenate(list(contents(documents, names, ".counted", bool, False)))
         row |= {"counted": int(counts.sum()), "mask_sha256": write_beside(shards.MASK, counts)}
@@ -686,18 +681,13 @@ def report(output, manifest, vocabulary):
     print(f"train with {shlex.join(options)}")
 
 
-@contextlib.contextmanager
-def tidied(output, work):
-    """Removes the lock at the end of the `with` block, and .work if it has no unit to resume with.
-    """
-    try:
-        yield
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            if not any(name.endswith(".npz") for name in os.listdir(work)):
-                shutil.rmtree(work)
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(os.path.join(output, LOCK))
+def tidy(output, work):
+    """Removes .work if it has no unit to resume with, and the lock."""
+    with contextlib.suppress(FileNotFoundError):
+        if not any(name.endswith(".npz") for name in os.listdir(work)):
+            shutil.rmtree(work)
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(os.path.join(output, LOCK))
 
 
 def main():
@@ -727,7 +717,8 @@ def main():
         work = os.path.join(o.output, ".work")
         if not os.path.isdir(work) and is_made(o.output, settings, vocabulary):
             return  # takes no lock: the folder may be another user's
-        with os.fdopen(lock(o.output, "--output", waits=True)), tidied(o.output, work):
+        with os.fdopen(lock(o.output, "--output", waits=True)), contextlib.ExitStack() as at_end:
+            at_end.callback(tidy, o.output, work)
             if is_made(o.output, settings, vocabulary):  # another process made it meanwhile
                 with contextlib.suppress(FileNotFoundError):
                     shutil.rmtree(work)  # if a preparation was stopped after it wrote the manifest
