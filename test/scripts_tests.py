@@ -314,8 +314,8 @@ def test_report_says_what_was_judged():
         judge.Variant("b", [run("b", "1", 2.02, 3.03, 120, 256),
                             run("b", "2", 2.142, 3.1, 132, 256)])], judge.Limits()))
     blocks = [*report.verdict_blocks(comparison), report.spread_text(comparison)]
-    markdown = "\n".join(map(str, blocks))
-    html = re.sub("</td>\\s*<td[^>]*>", " | ", report.page(blocks))
+    markdown = "\n".join(blocks)
+    html = re.sub("</td>\\s*<td[^>]*>", " | ", report.page(blocks, {}))
     for row in ("training loss | 2.0500 | 2.0810 | +1.500% ± 0.500% | 2",
                 "validation loss | 3.0500 | 3.0650 | +0.500% ± 0.500% | 2",
                 "speed-up | 105 tok/s | 126 tok/s | 1.200x | -",
@@ -323,7 +323,7 @@ def test_report_says_what_was_judged():
         says(markdown, f"| b | {row} |")
         says(html, f">b | {row} |")
     says(html, "the 2 runs of a end between 2.0000 and 2.1000, 4.878% apart")
-    says("\n".join(map(str, report.build(comparison))), "means over 1 step; below, over 1.",
+    says("\n".join(report.build(comparison)[0]), "means over 1 step; below, over 1.",
          "seeds 1, 2; on")
     same([round(j["change"], 9) for j in report.figures(comparison)["judgements"]
           if j["what"] in judge.LOSSES], [1.5, 0.5])
@@ -579,8 +579,8 @@ def test_log_axes_have_ticks():
 def test_html_is_escaped_and_alone():
     blocks = ["# a <b> & c", "`x<y` **bold**", "**FAIL: x**", "```sh\na && b > c\n```",
               text.table(["h"], [["FAIL"], ["<script>"]]),
-              report.Picture("p.svg", b"drawn", 'a "title"'), "words"]
-    page = report.page(blocks)
+              '![a "title"](p.svg)', "words"]
+    page = report.page(blocks, {"p.svg": b"drawn"})
     says(page.replace(' style="text-align:left"', ""), "<h1>a &lt;b&gt; &amp; c</h1>",
          "<title>a &lt;b&gt; &amp; c</title>", "<code>x&lt;y</code> <strong>bold</strong>",
          '<p class="fail"><strong>FAIL: x</strong></p>', '<td class="fail">FAIL</td>',

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from string import Template
 
 from markdown_it import MarkdownIt
@@ -24,16 +24,6 @@ VERDICTS = "|".join(CLASSES)
 # functions that write the values of a judgement on a ratio; other judgements are on losses
 RATIOS = {"speed-up": lambda speed: counted(speed) + " tok/s", "memory": memory,
           "time to loss": lambda seconds: fixed(seconds, 1, ",") + " s"}
-
-
-@dataclass
-class Picture:
-    file: str      # the picture's file, beside the Markdown
-    data: bytes    # SVG
-    title: str
-
-    def __str__(self):
-        return f"![{self.title}]({self.file})"
 
 
 def write_value(judgement, value):
@@ -242,13 +232,14 @@ def run_table(comparison):
 
 
 def build(comparison, commands=()):
-    names = [variant.name for variant in comparison.variants]
+    """Returns the report's texts in Markdown, and {file: SVG} of its pictures."""
+    names, drawn = [variant.name for variant in comparison.variants], {}
     blocks = [f"# {', '.join(names[1:])} against {names[0]}", *verdict_blocks(comparison),
               spread_text(comparison), *setting_blocks(comparison, list(commands))]
     for heading, name, caption, function, size, *arguments in pictures(comparison):
-        picture = Picture(name + ".svg", style.draw(function, size, *arguments), heading)
-        blocks += [f"## {heading}", picture, caption]
-    return [*blocks, *precision_blocks(comparison), "## The runs", run_table(comparison)]
+        drawn[name + ".svg"] = style.draw(function, size, *arguments)
+        blocks += [f"## {heading}", f"![{heading}]({name}.svg)", caption]
+    return [*blocks, *precision_blocks(comparison), "## The runs", run_table(comparison)], drawn
 
 
 def figures(comparison):
@@ -263,14 +254,12 @@ def figures(comparison):
         "runs": figures_of_runs(comparison)}
 
 
-def page(blocks):
-    """Returns the page. blocks: texts in Markdown, the first is the heading, and pictures."""
-    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(
-        "\n\n".join(map(str, blocks)))
-    for picture in blocks:
-        if isinstance(picture, Picture):
-            data = base64.b64encode(picture.data).decode()
-            body = body.replace(f'src="{picture.file}"', f'src="data:image/svg+xml;base64,{data}"')
+def page(blocks, drawn):
+    """Returns the page of what build() returns. The first text is the heading."""
+    body = MarkdownIt("commonmark", {"html": False}).enable("table").render("\n\n".join(blocks))
+    for file, picture in drawn.items():
+        data = base64.b64encode(picture).decode()
+        body = body.replace(f'src="{file}"', f'src="data:image/svg+xml;base64,{data}"')
 
     # colours verdicts, which are cells or the first paragraph of a report
     body = re.sub(rf"<(td[^>]*|p)>((?:<strong>)?({VERDICTS})(?:: |</td>))",
@@ -279,19 +268,17 @@ def page(blocks):
                for form, colour in zip(("", "_dark"), pair)}
     with open(TEMPLATE, encoding="utf-8") as file:
         return Template(file.read()).substitute(
-            colours, title=html.escape(str(blocks[0]).lstrip("# ")), body=body)
+            colours, title=html.escape(blocks[0].lstrip("# ")), body=body)
 
 
 def write(comparison, folder, commands=()):
-    blocks = build(comparison, commands)
+    blocks, drawn = build(comparison, commands)
     held = json.loads(json.dumps(figures(comparison)),
                       parse_constant=lambda _: None) # JSON has no NaN
+    texts = {"report.md": "\n\n".join(blocks) + "\n", "report.html": page(blocks, drawn),
+             "report.json": json.dumps(held, indent=1)}
     os.makedirs(folder, exist_ok=True)
-    for name, data in (
-            *((block.file, block.data) for block in blocks if isinstance(block, Picture)),
-            ("report.md", ("\n\n".join(map(str, blocks)) + "\n").encode()),
-            ("report.html", page(blocks).encode()),
-            ("report.json", json.dumps(held, indent=1).encode())):
+    for name, data in (drawn | {name: text.encode() for name, text in texts.items()}).items():
         write_durably(os.path.join(folder, name), [data])
 
 
