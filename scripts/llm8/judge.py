@@ -8,7 +8,6 @@ noise is at most the limit, and the interval lies on one side of the limit.
 
 import itertools
 import math
-import os
 import statistics
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -154,21 +153,18 @@ def in_turn(parts, values):
 
 def values_of(rows, name):
     """Returns an option's value in each run. rows: its parts. Equal data may have other paths, so
-    data are compared by their checksum; if a run lacks it, as older ones do, by the files' names
-    without folders."""
-    values = [[str(part["options"].get(name)) for part in parts] for parts in rows]
-    if key := DATA.get(name):
-        sums = [[part.get(key) for part in parts] for parts in rows]
-        values = [[f"shards {found}" for found in row] for row in sums] if all(map(all, sums)) \
-            else [list(map(os.path.basename, row)) for row in values]
-    return list(map(in_turn, rows, values))
+    data are compared by their checksum."""
+    def value(part):
+        checksum = part.get(DATA.get(name))
+        return f"shards {checksum}" if checksum else str(part["options"].get(name))
+
+    return [in_turn(parts, list(map(value, parts))) for parts in rows]
 
 
 def differing_options(runs, *effects, at=None):
     """Returns {name: the runs' values} for the options with these effects that differ."""
-    known = next((run for run in runs if run.start.get("effects")), runs[0])
     rows = parts_at(runs, at)
-    values = {name: values_of(rows, name) for name in changing_options(known.start, *effects)}
+    values = {name: values_of(rows, name) for name in changing_options(runs[0].start, *effects)}
     return {name: row for name, row in values.items() if len({*row}) > 1}
 
 

@@ -616,13 +616,11 @@ def is_made(output, settings, vocabulary):
     if not os.path.exists(path):
         return False
     manifest = read_manifest(output)
-    # manifests of older versions lack seq_length and what is OF_CONVERSATIONS
-    before = {"seq_length": 0} | manifest.get("settings", {})
-    talks = manifest.get("window", 1) > 1
-    if talks:
+    before, unused = manifest.get("settings", {}), OF_CONVERSATIONS
+    if manifest.get("window", 1) > 1:
         refuse_bounds(settings, vocabulary)
-    different = [key for key in settings if before.get(key) != settings[key] and not (
-        key in OF_CONVERSATIONS and (key not in before or not talks) or key in OF_TEXTS and talks)]
+        unused = OF_TEXTS
+    different = [key for key in settings if before.get(key) != settings[key] and key not in unused]
     if different:
         ended = different == ["before"] and before["before"] == [vocabulary.end_of_text]
         die(f"{path}: already made, from other settings (other {', '.join(different)}); give "
