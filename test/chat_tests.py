@@ -156,11 +156,6 @@ def test_what_the_texts_depend_on_is_remembered():
         refused(call(prepare_data, "--output", "again_talks.jsonl", "--tokenizer", tokenizer,
                      "talks.jsonl", *words), "already made", f"other {key})")
         assert "made already" in prepared("again_again.txt", tokenizer, "again.txt", *words).out
-        old = json.loads(manifests["talks.jsonl"])
-        del old["settings"][key]  # a folder made before it was remembered
-        write("again_talks.jsonl/manifest.json", json.dumps(old))
-        assert "made already" in prepared("again_talks.jsonl", tokenizer, "talks.jsonl", *words).out
-        write("again_talks.jsonl/manifest.json", manifests["talks.jsonl"])
         write(path, before)
     assert "made already" in prepared("again_talks.jsonl", tokenizer, "talks.jsonl", *words).out
     refused(call(prepare_data, "--output", "again_talks.jsonl", "--tokenizer", tokenizer,
