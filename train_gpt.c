@@ -83,8 +83,10 @@ typedef struct {
     bool counting;
 
     int *inputs, *targets; // [B,T]
-    // [B,T] where each token's document begins (kernels/cpu.h); NULL: documents are not kept apart
-    int *starts;
+    // [B,T] where each token's document begins (kernels/cpu.h); NULL: documents are not kept apart.
+    // attention_starts and position_starts are `starts`, or NULL if attention or positions do not
+    // restart at each document
+    int *starts, *attention_starts, *position_starts;
     const float *wte, *wpe; // [P,C], [positions,C]; wpe NULL: the model has none
     float *dwte, *dwpe;
     CpuBlock *blocks; // [L]
@@ -258,6 +260,8 @@ static void resolve(Trainer *t) {
         b->dkey_norm = tensor_of(t, t->gradients, TENSOR_KEY_NORM_WEIGHT, l);
         if (b->query_norm == NULL) { b->rotated = b->qkv_out; }
     }
+    t->attention_starts = t->run.options.reset_attention_mask ? t->starts : NULL;
+    t->position_starts = t->run.options.reset_position_ids ? t->starts : NULL;
     resolve_norm(t, &t->final_norm, TENSOR_FINAL_NORM_WEIGHT, 0);
     t->head = resolve_linear(t, LINEAR_HEAD, 0);
 }
@@ -479,16 +483,6 @@ static void activation_forward(Trainer *t, const CpuBlock *b, int M) {
     }
 }
 
-// These two functions return the starts of documents for attention and for positions. NULL:
-// attention (positions) does not restart at each document.
-static const int *attention_starts(const Trainer *t) {
-    return t->run.options.reset_attention_mask ? t->starts : NULL;
-}
-
-static const int *position_starts(const Trainer *t) {
-    return t->run.options.reset_position_ids ? t->starts : NULL;
-}
-
 // Computes `out`, the next block's residual, from b->residual.
 static void block_forward(Trainer *t, const CpuBlock *b, float *out, int B, int T, Pass pass) {
     const ModelConfig *c = &t->run.config;
@@ -500,7 +494,7 @@ static void block_forward(Trainer *t, const CpuBlock *b, float *out, int B, int 
                         (float)c->norm_eps);
     }
     if (c->arch == ARCH_LLAMA) { rope_apply(b->rotated, t->rope, B, T, H, G, D, false); }
-    attention_forward(b->attention, b->lse, b->rotated, attention_starts(t), B, T, H, G, D);
+    attention_forward(b->attention, b->lse, b->rotated, t->attention_starts, B, T, H, G, D);
     linear_forward(t, &b->attention_out, b->residual_mid, b->attention, b->residual, M, pass);
     norm_forward(t, &b->norm2, b->residual_mid, M);
     linear_forward(t, &b->fc1, b->fc1_out, b->norm2.out, NULL, M, pass);
@@ -527,7 +521,7 @@ static void block_backward(Trainer *t, const CpuBlock *b, int B, int T) {
     norm_backward(t, &b->norm2, b->residual_mid, M);
     linear_backward(t, &b->attention_out, t->d_attention, t->d_residual, b->attention, M);
     attention_backward(t->d_qkv, t->d_attention, b->attention, b->lse, b->rotated,
-                       attention_starts(t), B, T, H, G, D);
+                       t->attention_starts, B, T, H, G, D);
     if (c->arch == ARCH_LLAMA) { rope_apply(t->d_qkv, t->rope, B, T, H, G, D, true); }
     if (b->query_norm != NULL) {
         qk_norm_backward(t->d_qkv, b->dquery_norm, b->dkey_norm, b->qkv_out, b->query_norm,
@@ -543,7 +537,7 @@ static void block_backward(Trainer *t, const CpuBlock *b, int B, int T) {
 static void model_forward(Trainer *t, int B, int T, Pass pass) {
     const ModelConfig *c = &t->run.config;
     plan_guard_poison(&t->plan);
-    embedding_forward(t->blocks[0].residual, t->inputs, position_starts(t), t->wte, t->wpe, B, T,
+    embedding_forward(t->blocks[0].residual, t->inputs, t->position_starts, t->wte, t->wpe, B, T,
                       c->channels);
     for (int l = 0; l < c->num_layers; l++) {
         float *out = l + 1 < c->num_layers ? t->blocks[l + 1].residual : t->residual_out;
@@ -587,7 +581,7 @@ static void model_backward(Trainer *t, int B, int T) {
     memset(t->d_residual, 0, (size_t)B * T * c->channels * sizeof(float));
     norm_backward(t, &t->final_norm, t->residual_out, B * T);
     for (int l = c->num_layers - 1; l >= 0; l--) { block_backward(t, &t->blocks[l], B, T); }
-    embedding_backward(t->dwte, t->dwpe, t->d_residual, t->inputs, position_starts(t), B, T,
+    embedding_backward(t->dwte, t->dwpe, t->d_residual, t->inputs, t->position_starts, B, T,
                        c->channels);
 }
 
@@ -681,12 +675,6 @@ static void model_update(Trainer *t, double norm, double factor, double lr) {
     round_weights(t);
 }
 
-static void report_counts(Trainer *t) {
-    run_report_fp8(&t->run, t->counts);
-    memset(t->counts, 0, (size_t)fp8_slot_count(&t->run.config) * sizeof(Fp8Counts));
-    t->counting = false;
-}
-
 static void train_step(Trainer *t) {
     Run *run = &t->run;
     const Options *o = &run->options;
@@ -714,7 +702,10 @@ static void train_step(Trainer *t) {
     or_die(plan_guard_check(&t->plan));
     result.seconds = wall_seconds() - begin;
     run_report(run, result);
-    if (t->counting) { report_counts(t); }
+    if (!t->counting) { return; }
+    run_report_fp8(run, t->counts);
+    memset(t->counts, 0, (size_t)fp8_slot_count(&run->config) * sizeof(Fp8Counts));
+    t->counting = false;
 }
 
 // ---- evaluation, samples, checkpoints ---------------------------------------------------------
@@ -855,10 +846,10 @@ int main(int argc, char **argv) {
         if (options->sample_only) { run_sample(&t.run, next_logits, &t); }
         return trainer_close(&t);
     }
-    if (run_should_eval(&t.run)) { evaluate(&t); }
+    if (t.run.progress.eval_left) { evaluate(&t); }
     while (run_goes_on(&t.run)) {
         train_step(&t);
-        if (run_should_eval(&t.run)) { evaluate(&t); }
+        if (t.run.progress.eval_left) { evaluate(&t); }
         if (run_should_sample(&t.run)) { run_sample(&t.run, next_logits, &t); }
         maybe_save(&t);
     }

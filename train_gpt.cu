@@ -117,19 +117,6 @@ static bool trainer_plan(Trainer *t, NumberSupport support, int64_t memory) {
     return true;
 }
 
-// Bytes of host memory for all ranks of this machine; for this rank alone if the number of ranks on
-// the machine is not known.
-static double host_bytes(const Trainer *t) {
-    int local = t->run.group.local_ranks > 0 ? t->run.group.local_ranks : 1;
-    return (double)params_host_bytes(&t->params, &t->host_plan, local);
-}
-
-// Bytes that a plan may take of the device: the free memory, but no more than --device-memory-gib.
-static int64_t device_memory(const Options *options, size_t free_bytes) {
-    double most = options->device_memory_gib * 0x1p30;
-    return most > 0 && most < (double)free_bytes ? (int64_t)most : (int64_t)free_bytes;
-}
-
 // The ranks of a run, and the device to plan it for. host: planned_bytes sets it to the bytes of
 // host memory for all ranks of this machine.
 typedef struct {
@@ -148,7 +135,7 @@ static int64_t planned_bytes(void *context, const Options *options) {
     t->run.group = *p->group;
     bool possible = trainer_plan(t, p->support, p->memory);
     int64_t bytes = possible ? t->plan.bytes + FIT_OVERHEAD_BYTES : INT64_MAX;
-    p->host = possible ? host_bytes(t) : 0;
+    p->host = possible ? params_host_bytes(&t->params, &t->host_plan) : 0;
     run_free_configuration(&t->run);
     trainer_free_plan(t);
     free(t);
@@ -173,7 +160,7 @@ static void check_memory(const Trainer *t, NumberSupport support, int64_t memory
 // ranks have checked.
 static void check_host_memory(const Trainer *t) {
     char need[32], have[32];
-    double bytes = host_bytes(t), available = host_memory(NULL);
+    double bytes = params_host_bytes(&t->params, &t->host_plan), available = host_memory(NULL);
     bool least = t->run.options.adam_dtype == STATE_8BIT, saves = options_save(&t->run.options);
     bool fits = bytes <= available ||
                 fail("the run needs %s of host memory%s, %s are available: try %s (--plan lists "
@@ -233,7 +220,8 @@ static void trainer_open(Trainer *t) {
     NumberSupport support = support_find(&t->gpu, options, &t->run.group);
     size_t free_bytes, all_bytes;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
-    int64_t memory = device_memory(options, free_bytes);
+    const double most = options->device_memory_gib * 0x1p30; // 0: all that is free
+    int64_t memory = (int64_t)(most > 0 ? fmin(most, (double)free_bytes) : (double)free_bytes);
     or_die(trainer_plan(t, support, memory));
     run_announce(&t->run);
     options_note_idle(options, true);
@@ -919,7 +907,8 @@ static void print_plan(Trainer *t) {
     muon_print(&t->params.optimizer.muon, t->params.optimizer.adamw.gradient_type, stdout);
     if (t->host_plan.bytes > 0) {
         plan_print(&t->host_plan, "Host memory", stdout);
-        printf("  %-34s %12s\n", "all ranks of a machine", format_bytes(size, host_bytes(t)));
+        double all = params_host_bytes(&t->params, &t->host_plan);
+        printf("  %-34s %12s\n", "all ranks of a machine", format_bytes(size, all));
         printf("  %-34s %12s\n", "available here", format_bytes(size, host_memory(NULL)));
     }
     print_fits(&t->run, support, (int64_t)memory);
@@ -976,11 +965,11 @@ int main(int argc, char **argv) {
         if (options->sample_only) { run_sample(&t.run, next_logits, &t); }
         return trainer_close(&t);
     }
-    if (run_should_eval(&t.run)) { evaluate(&t); }
+    if (t.run.progress.eval_left) { evaluate(&t); }
     while (run_goes_on(&t.run)) {
         train_step(&t);
         if (t.enqueued > t.run.progress.step) { continue; } // the step is in flight
-        if (run_should_eval(&t.run)) { evaluate(&t); }
+        if (t.run.progress.eval_left) { evaluate(&t); }
         if (run_should_sample(&t.run)) { run_sample(&t.run, next_logits, &t); }
         maybe_save(&t);
     }

@@ -294,14 +294,6 @@ static void prune(const Snapshot *s, int64_t best) {
     free(steps);
 }
 
-// Makes the folder of the new checkpoint, but not the --save folder. If the --save folder was moved
-// or deleted, this call fails; the run makes the --save folder again before the next save.
-static bool make_fresh(const char *fresh) {
-    return (!path_exists(fresh) || folder_remove(fresh)) &&
-           (mkdir(fresh, 0777) == 0 ||
-            fail("%s: the folder could not be made: %s", fresh, strerror(errno)));
-}
-
 bool checkpoint_save(const Snapshot *s) {
     const Group *group = s->group;
     bool first = group->rank == 0;
@@ -309,7 +301,11 @@ bool checkpoint_save(const Snapshot *s) {
     int count = 0, ranks = group->ranks;
     FileWriter own, *files = calloc_or_die((size_t)(FILES_OF_RANK_0 + ranks), sizeof(own));
     path_format(fresh, "%s/.tmp-" STEP_FOLDER, s->options->save, (long long)s->progress.step);
-    bool ok = !first || make_fresh(fresh);
+    // does not make the --save folder: if it was moved or deleted, this save fails, and the run
+    // makes the folder again before the next save
+    bool ok = !first || ((!path_exists(fresh) || folder_remove(fresh)) &&
+                         (mkdir(fresh, 0777) == 0 ||
+                          fail("%s: the folder could not be made: %s", fresh, strerror(errno))));
     ok = group_agree(group, CHANNEL_SAVE, ok);
     if (ok) {
         ok = path_exists(fresh) || fail("%s is not here: " NOT_SHARED, fresh);
@@ -334,17 +330,10 @@ bool checkpoint_save(const Snapshot *s) {
 
 // ---- one run per folder -------------------------------------------------------------------------
 
-enum { HOLDER = 400 };
-
-static void read_holder(int file, char text[HOLDER]) {
-    ssize_t length = pread(file, text, HOLDER - 1, 0);
-    text[length > 0 ? length : 0] = '\0';
-}
-
 // Waits up to --lock-timeout until no other process holds the lock of `file`, an open .lock. With
 // `take`, takes the lock then.
 static bool await_lock(const Options *o, int file, bool take) {
-    char holder[HOLDER];
+    char holder[400];
     double until = wall_seconds() + o->lock_timeout;
     for (bool warned = false;; warned = true) {
         Lock lock = file_lock(file, take);
@@ -353,7 +342,8 @@ static bool await_lock(const Options *o, int file, bool take) {
                  strerror(errno));
         }
         if (lock != LOCK_HELD) { return true; }
-        read_holder(file, holder);
+        ssize_t length = pread(file, holder, sizeof(holder) - 1, 0);
+        holder[max64(0, length)] = '\0';
         if (wall_seconds() >= until) {
             return fail("%s: in use by another run: %s; end that run, or give another --save; if "
                         "its machine is gone, or the folder a copy by links, delete %s/.lock",

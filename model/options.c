@@ -74,11 +74,6 @@ static const char *suggestion(const char *name, char out[160]) {
     return out;
 }
 
-static bool fail_unknown(const char *name) {
-    char near[160];
-    return fail("unknown option --%s%s (--help lists all)", name, suggestion(name, near));
-}
-
 // The command line, or a file of --config, while it is read.
 typedef struct {
     OptionSource source;
@@ -94,8 +89,11 @@ static bool read_config(Options *options, const char *path, int depth, bool *loc
 // is given. A later call replaces the value of an earlier one.
 static bool set_named(Options *options, Reading *reading, const char *name, const char *value) {
     bool negated;
+    char near[160];
     const OptionRow *row = find_option(name, &negated);
-    if (row == NULL) { return fail_unknown(name); }
+    if (row == NULL) {
+        return fail("unknown option --%s%s (--help lists all)", name, suggestion(name, near));
+    }
     if (row->type == OPTION_BOOL && value == NULL) {
         value = negated ? "false" : "true";
     } else if (negated) {
@@ -241,14 +239,12 @@ void options_parse(Options *options, int argc, char **argv) {
     or_die(options_read(options, argc, argv));
     if (options->help) {
         options_help(options, stdout, argv[0]);
-        exit_answered();
-    }
-    if (options->completion) {
+    } else if (options->completion) {
         options_complete(stdout);
-        exit_answered();
-    }
-    if (options->version) {
+    } else if (options->version) {
         printf("llm8.c %s\n", LLM8_VERSION);
-        exit_answered();
+    } else {
+        return;
     }
+    exit_answered();
 }

@@ -71,24 +71,17 @@ static bool make_own(const char *path, off_t whole) {
     return ok;
 }
 
-// Locks the file until it is closed. Returns false, and sets *taken, only if another process has
-// locked the file. A file system without locks is no error.
-static bool lock(FILE *file, bool *taken) {
-    struct stat info;
-    bool device = fstat(fileno(file), &info) == 0 && !S_ISREG(info.st_mode);
-    *taken = !device && file_lock(fileno(file), true) == LOCK_HELD;
-    return !*taken;
-}
-
 bool metrics_open(Metrics *m, const char *path) {
-    bool ours = true, taken = false;
+    bool ours = true;
     off_t whole, end;
     struct stat info;
     path_format(m->path, "%s", path);
     m->file = fopen(path, "a+e");
-    if (m->file != NULL && lock(m->file, &taken) && find_whole(m->file, &whole, &end, &ours)) {
-        bool known = fstat(fileno(m->file), &info) == 0;
-        if (known && S_ISREG(info.st_mode) && info.st_nlink > 1) { // as after cp -al
+    bool regular = m->file != NULL && fstat(fileno(m->file), &info) == 0 && S_ISREG(info.st_mode);
+    // locks the file until it is closed; a file system without locks is no error
+    bool taken = regular && file_lock(fileno(m->file), true) == LOCK_HELD;
+    if (m->file != NULL && !taken && find_whole(m->file, &whole, &end, &ours)) {
+        if (regular && info.st_nlink > 1) { // as after cp -al
             metrics_close(m);
             return make_own(path, whole) && metrics_open(m, path);
         }

@@ -34,10 +34,6 @@ bool run_needs_result(const Run *run, int64_t step) {
            run->progress.skipped_in_row > 0;
 }
 
-bool run_should_eval(const Run *run) {
-    return run->progress.eval_left;
-}
-
 bool run_should_sample(const Run *run) {
     return run->group.rank == 0 && !run_stop_signal() && !is_stopping(run) &&
            sample_is_due(&run->options, run->progress.step);

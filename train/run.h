@@ -17,9 +17,9 @@ bool run_goes_on(const Run *run);   // whether the run continues after this step
 // step is enqueued: because an evaluation, a sample, a save or the end of the run may follow, or
 // because the last reported step was skipped.
 bool run_needs_result(const Run *run, int64_t step);
-// A trainer calls these three functions after it has reported the latest step. It also calls
-// run_should_eval before the first step, because a resumed run repeats an interrupted evaluation.
-bool run_should_eval(const Run *run);
+// A trainer calls these two functions after it has reported the latest step. Before them and before
+// the first step, it evaluates if progress.eval_left is set: a resumed run repeats an interrupted
+// evaluation.
 bool run_should_sample(const Run *run);
 bool run_should_save(const Run *run);
 

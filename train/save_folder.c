@@ -55,39 +55,6 @@ void save_folder_begin(const Run *run) {
     if (!save_config(&run->options)) { die("--save %s", error_text()); }
 }
 
-// Joins the thread of a save, and records the save.
-static void end_save(Run *run) {
-    Saver *saver = &run->saves.saver;
-    bool saved = saver_wait(saver);
-    int64_t step = saver->snapshot.progress.step;
-    MetricsRecord *r = metrics_begin("save");
-    metrics_number(r, "step", (double)step);
-    if (!saved) { metrics_text(r, "error", saver->why.text); }
-    metrics_end(&run->metrics, r);
-    if (saved) { return; }
-    fail("saving the checkpoint of step %lld failed: %s", (long long)step, saver->why.text);
-    saver->why = error_kept();
-    if (run->group.rank == 0) { warn("%s", saver->why.text); }
-}
-
-// Fills in the fields of a snapshot that do not depend on the trainer.
-static void describe(const Run *run, Snapshot *s) {
-    s->options = &run->options;
-    s->group = &run->group;
-    s->layout = &run->layout;
-    s->precision = &run->precision;
-    s->progress = run->progress;
-    s->data = run->train_data.identity;
-    s->valid_tokens = run_eval_all_samples(run) * run->options.seq_length;
-    s->valid_data = run->valid_data.identity;
-    s->companions = run->saves.companions;
-    s->start_config = run->saves.start_config;
-    bool tokenizer = run->tokenizer.vocab > 0;
-    s->begin_of_text = tokenizer ? run->tokenizer.begin_of_text : run->document_end;
-    s->end_of_text = tokenizer ? run->tokenizer.end_of_text : run->document_end;
-    s->document_end = tokenizer ? run->tokenizer.document_end : run->document_end;
-}
-
 // Called if the path of --save no longer leads to the folder that the run has locked, because it
 // was moved or deleted. The run takes the folder to which the path leads now, or makes one. Returns
 // false if it cannot make one.
@@ -123,21 +90,48 @@ static void check_paths(Run *run) {
 }
 
 bool run_wait_for_save(Run *run) {
+    Saver *saver = &run->saves.saver;
+    bool pending = saver->pending;
     run_beat(run, ACTIVITY_PAUSE, "waiting for the last save");
-    if (run->saves.saver.pending) { end_save(run); }
+    bool saved = saver_wait(saver);
+    if (pending) {
+        const long long step = saver->snapshot.progress.step;
+        MetricsRecord *r = metrics_begin("save");
+        metrics_number(r, "step", (double)step);
+        if (!saved) { metrics_text(r, "error", saver->why.text); }
+        metrics_end(&run->metrics, r);
+        if (!saved) {
+            fail("saving the checkpoint of step %lld failed: %s", step, saver->why.text);
+            saver->why = error_kept();
+            if (run->group.rank == 0) { warn("%s", saver->why.text); }
+        }
+    }
     run_beat(run, ACTIVITY_WAIT, "after a save"); // the watchdog's time limit applies again
-    return !run->saves.saver.failed;
+    return saved;
 }
 
-void run_save(Run *run, Snapshot snapshot) {
+void run_save(Run *run, Snapshot s) {
     Progress *p = &run->progress;
     run_beat(run, ACTIVITY_PAUSE, "starting a save");
     if (run->group.rank == 0) { check_paths(run); }
     if (is_usual(p->valid_loss, p->best_valid_loss)) { p->last_good = p->step; }
-    describe(run, &snapshot);
+    bool tokenizer = run->tokenizer.vocab > 0;
+    s.options = &run->options;
+    s.group = &run->group;
+    s.layout = &run->layout;
+    s.precision = &run->precision;
+    s.progress = run->progress;
+    s.data = run->train_data.identity;
+    s.valid_tokens = run_eval_all_samples(run) * run->options.seq_length;
+    s.valid_data = run->valid_data.identity;
+    s.companions = run->saves.companions;
+    s.start_config = run->saves.start_config;
+    s.begin_of_text = tokenizer ? run->tokenizer.begin_of_text : run->document_end;
+    s.end_of_text = tokenizer ? run->tokenizer.end_of_text : run->document_end;
+    s.document_end = tokenizer ? run->tokenizer.document_end : run->document_end;
     run->saves.step = p->step;
     metrics_sync(&run->metrics); // the metrics of a saved step are on the disk before the save
-    saver_start(&run->saves.saver, &snapshot);
+    saver_start(&run->saves.saver, &s);
     run_beat(run, ACTIVITY_WAIT, "after a save");
 }
 

@@ -252,12 +252,13 @@ void params_plan(Params *p, Run *run, Plan *plan, Plan *host, int64_t offload) {
     PLAN(host, "amax history", scales * p->fp8.length, p->saved.history);
 }
 
-int64_t params_host_bytes(const Params *p, const Plan *host, int ranks) {
+double params_host_bytes(const Params *p, const Plan *host) {
     const Run *run = p->run;
+    int64_t ranks = max64(1, run->group.local_ranks);
     // only rank 0 needs memory for the model.safetensors that it saves
     bool model = options_save(&run->options) && run->group.rank == 0;
     int64_t model_bytes = model ? run->layout.size * (int64_t)sizeof(Bf16) : 0;
-    return host->bytes * ranks - model_bytes * (ranks - 1);
+    return (double)(host->bytes * ranks - model_bytes * (ranks - 1));
 }
 
 void params_free_plan(Params *p) {

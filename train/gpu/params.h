@@ -105,9 +105,9 @@ void params_plan(Params *p, Run *run, Plan *plan, Plan *host, int64_t offload);
 void params_free_plan(Params *p);
 // Whether some of the optimizer's state is in host memory, from where a save writes it.
 bool params_offloaded(const Params *p);
-// Bytes of host memory that all ranks of one machine need. host: this rank's plan; ranks: how many
-// ranks the machine has.
-int64_t params_host_bytes(const Params *p, const Plan *host, int ranks);
+// Bytes of host memory that all ranks of this machine need, or this rank alone if the number of
+// ranks on the machine is not known. host: this rank's plan.
+double params_host_bytes(const Params *p, const Plan *host);
 
 // Sends tables and flags to the device. Call it after the plans have their memory.
 void params_start(Params *p, Gpu *gpu, Comm *comm);
