@@ -10,7 +10,6 @@
 // (train/gpu/linear.h); the kernel that computes an operand writes these formats
 // (kernels/kernels.h).
 #include "base/host.h"
-#include "base/io.h"
 #include "kernels/gemm.h"
 #include "ranks/launch.h"
 #include "train/choices.h"
@@ -203,20 +202,14 @@ static void allocate(Trainer *t) {
     t->sample_logits = (float *)malloc_or_die((size_t)t->run.config.vocab * sizeof(float));
 }
 
-// Opens the GPU of this rank. Returns how many GPUs this process sees.
-static int open_device(Trainer *t) {
-    int visible = 0, device = 0;
-    cudaGetDeviceCount(&visible); // if there is no GPU, gpu_open reports it
-    if (visible > 0) { or_die(ranks_device(&t->run.group, visible, &device)); }
-    or_die(gpu_open(&t->gpu, device));
-    return visible;
-}
-
 // Before the call, all of *t must be zero, except run.options and run.group.
 static void trainer_open(Trainer *t) {
     const Options *options = &t->run.options;
     char device[320], size[32];
-    int visible = open_device(t);
+    int visible = 0, number = 0;  // the GPUs that this process sees, and the one of this rank
+    cudaGetDeviceCount(&visible); // if there is no GPU, gpu_open reports it
+    if (visible > 0) { or_die(ranks_device(&t->run.group, visible, &number)); }
+    or_die(gpu_open(&t->gpu, number));
     NumberSupport support = support_find(&t->gpu, options, &t->run.group);
     size_t free_bytes, all_bytes;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));

@@ -538,15 +538,6 @@ bool checkpoint_weights(Checkpoint *c, const ParamLayout *layout, int64_t begin,
            (begin > 0 || hf_knows_all(&c->model, layout)); // checked once: where begin is 0
 }
 
-static double bytes_of(const Checkpoint *c) {
-    double sum = 0;
-    const cJSON *file;
-    cJSON_ArrayForEach(file, cJSON_GetObjectItemCaseSensitive(c->meta, "files")) {
-        sum += json_number(file, "bytes", 0);
-    }
-    return sum;
-}
-
 bool checkpoint_list(const char *save) {
     int64_t *steps, best = checkpoint_best(save);
     int count = checkpoint_steps(save, &steps);
@@ -562,11 +553,16 @@ bool checkpoint_list(const char *save) {
                  steps[i] == best ? ", best" : "");
         if (checkpoint_open(&c, checkpoint_path(path, save, steps[i]), true)) {
             bool evaluated = !isnan(c.progress.valid_loss);
+            double bytes = 0;
+            const cJSON *file;
+            cJSON_ArrayForEach(file, cJSON_GetObjectItemCaseSensitive(c.meta, "files")) {
+                bytes += json_number(file, "bytes", 0);
+            }
             format_number(valid_loss, c.progress.valid_loss);
             printf("%10lld  %10s  %10s  %-9s %5d  %10s  %-20s  whole%s\n", (long long)steps[i],
                    format_number(loss, c.progress.loss), evaluated ? valid_loss : "-",
                    printable(precision, sizeof(precision), text_of(c.meta, "precision")), c.ranks,
-                   format_bytes(size, bytes_of(&c)),
+                   format_bytes(size, bytes),
                    printable(created, sizeof(created), text_of(c.meta, "created")), mark);
             checkpoint_close(&c);
         } else {
@@ -674,16 +670,13 @@ bool checkpoint_read(const Checkpoint *c, int array, int64_t begin, int64_t end,
     return true;
 }
 
-// Returns the number of tokens in a step of the checkpoint's run; 0: not known.
-static double tokens_of_a_step(const Checkpoint *c) {
-    return atof(text_of(c->options, "global-batch-size")) * atof(text_of(c->options, "seq-length"));
-}
-
 bool checkpoint_read_scaling(const Checkpoint *c, const Precision *precision, Fp8Scale *slots,
                              float *history) {
     const SafeTensors *st = &c->scaling;
     int n = fp8_slot_count(precision->config), length = precision->history_length;
-    bool other_step = tokens_of_a_step(c) != precision->step_tokens, ok = true;
+    double batch = atof(text_of(c->options, "global-batch-size")); // 0: not known
+    double step_tokens = batch * atof(text_of(c->options, "seq-length"));
+    bool other_step = step_tokens != precision->step_tokens, ok = true;
     void *data[SCALING_TENSORS] = {NULL};
     if (st->count == 0 || precision->recipe != FP8_RECIPE_DELAYED) { return true; }
     for (int i = 0; ok && i < SCALING_TENSORS; i++) {

@@ -9,7 +9,6 @@
 //   config FILE     reads another file at this place
 // If the files set an option several times, the last value counts.
 #include "options.h"
-#include "../base/io.h"
 
 #include <ctype.h>
 #include <errno.h>

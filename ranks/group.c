@@ -15,7 +15,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <time.h>
@@ -456,14 +455,6 @@ typedef struct {
     double limit;
     bool warned; // has warned that a rank was refused
 } Attempt;
-
-void rendezvous_draw_token(Rendezvous *rendezvous) {
-    uint64_t number[2];
-    if (getrandom(number, sizeof(number), 0) != sizeof(number)) {
-        die("no random numbers: %s", strerror(errno));
-    }
-    snprintf(rendezvous->token, sizeof(rendezvous->token), "%016lx%016lx", number[0], number[1]);
-}
 
 // Returns whether a Hello arrives within `seconds`. *bytes: how many bytes have arrived.
 static bool receive_hello(int file, double seconds, Hello *h, ssize_t *bytes) {

@@ -50,9 +50,6 @@ typedef struct {
 // Returns -1 if it fails; error_text() says why.
 int group_listen(const char *host, int *port);
 
-// Sets the token to a random one.
-void rendezvous_draw_token(Rendezvous *rendezvous);
-
 // Connects to the other ranks within `seconds`. This is also the time limit of the watchdog, which
 // runs afterwards. The caller has set the fields of *g before `watch`. listener: rank 0's socket if
 // it is open already, else -1. identity: a text that says what this rank runs; it must be the same

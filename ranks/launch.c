@@ -3,12 +3,12 @@
 #include "../base/io.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/random.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <zlib.h>
@@ -274,7 +274,11 @@ static void start_ranks(Ranks *r, int *listener) {
     if (r->group.local_ranks == r->group.ranks) {
         *listener = group_listen(r->rendezvous.host, &r->rendezvous.port);
         if (*listener < 0) { die("%s", error_text()); }
-        rendezvous_draw_token(&r->rendezvous);
+        uint64_t secret[2];
+        if (getrandom(secret, sizeof(secret), 0) != sizeof(secret)) {
+            die("no random numbers: %s", strerror(errno));
+        }
+        snprintf(r->rendezvous.token, TOKEN, "%016lx%016lx", secret[0], secret[1]);
     }
     sigemptyset(&signals);
     for (int i = 0; i < STOP_SIGNALS; i++) { sigaddset(&signals, stop_signals[i]); }

@@ -144,14 +144,6 @@ void metrics_end(Metrics *m, MetricsRecord *r) {
 
 // ---- records with tables ------------------------------------------------------------------------
 
-static void add_options(MetricsRecord *r, const Options *options) {
-    cJSON_AddItemToObject(r, "options", options_json(options));
-    cJSON *json = cJSON_AddObjectToObject(r, "effects");
-    for (int i = 0; i < option_table_count; i++) {
-        cJSON_AddStringToObject(json, option_table[i].name, option_effects[option_table[i].effect]);
-    }
-}
-
 // Adds "linear_layers": the rows of the precision table.
 static void add_precision(MetricsRecord *r, const Precision *precision) {
     PrecisionRow *rows = calloc_or_die((size_t)precision->count, sizeof(PrecisionRow));
@@ -240,7 +232,9 @@ void run_record_start(Run *run) {
         metrics_number(r, "tokenizer_vocabulary", run->tokenizer.vocab);
     }
     add_precision(r, &run->precision);
-    add_options(r, &run->options);
+    cJSON_AddItemToObject(r, "options", options_json(&run->options));
+    cJSON *effects = cJSON_AddObjectToObject(r, "effects");
+    EACH_OPTION (row) { metrics_text(effects, row->name, option_effects[row->effect]); }
     metrics_end(&run->metrics, r);
     recorded = run;
     die_with(record_error);

@@ -5,8 +5,6 @@
 #include "save_folder.h"
 #include "schedule.h"
 
-#include <math.h>
-
 BEGIN_C
 
 // ---- schedule -----------------------------------------------------------------------------------

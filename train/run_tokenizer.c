@@ -23,13 +23,6 @@ static void find_beside(glob_t *found, const char *shards) {
     globfree(&files);
 }
 
-// Returns the length of the longest common beginning of two paths.
-static size_t common_length(const char *a, const char *b) {
-    size_t n = 0;
-    while (a[n] != '\0' && a[n] == b[n]) { n++; }
-    return n;
-}
-
 static FoundTokenizer read_tokenizer(const char *path) {
     FoundTokenizer found = {0};
     Tokenizer t;
@@ -69,7 +62,8 @@ static bool find_made(Run *run, const char *shards, uint32_t fingerprint, FoundT
     find_beside(&files, shards);
     for (size_t i = 0; i < files.gl_pathc; i++) {
         FoundTokenizer beside = read_beside(run, files.gl_pathv[i]);
-        size_t length = common_length(beside.path, shards);
+        size_t length = 0; // of the common beginning
+        while (shards[length] != '\0' && shards[length] == beside.path[length]) { length++; }
         bool named = strcmp(path_name(beside.path), TOKENIZER_FILE) == 0;
         bool fits = fingerprint != 0 ? beside.fingerprint == fingerprint : named;
         if (beside.vocab == 0 || !fits) { continue; }

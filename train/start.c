@@ -10,8 +10,6 @@
 
 #include <float.h>
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 // ---- options and model --------------------------------------------------------------------------
 
@@ -96,14 +94,12 @@ bool run_find_fit(const Run *run, double memory, PlannedBytes planned, void *con
 
 const char *run_say_fit(const Run *run, const Options *fit, char out[80]) {
     const Options *o = &run->options;
-    char batch[40] = "", length[40] = "";
-    if (fit->micro_batch_size != o->micro_batch_size) {
-        snprintf(batch, sizeof(batch), "--micro-batch-size %d", fit->micro_batch_size);
-    }
+    bool batch = fit->micro_batch_size != o->micro_batch_size;
+    int used = snprintf(out, 80, batch ? "--micro-batch-size %d" : "", fit->micro_batch_size);
     if (fit->seq_length != o->seq_length) {
-        snprintf(length, sizeof(length), "--seq-length %d", fit->seq_length);
+        snprintf(out + used, 80 - (size_t)used, "%s--seq-length %d", batch ? " " : "",
+                 fit->seq_length);
     }
-    snprintf(out, 80, "%s%s%s", batch, batch[0] != '\0' && length[0] != '\0' ? " " : "", length);
     return out;
 }
 

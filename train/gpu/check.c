@@ -26,10 +26,6 @@ void check_close(Check *c) {
     free(c->host);
 }
 
-static const LinearLayer *linear_of(const Network *net, const LinearPrecision *lp) {
-    return lp->linear == LINEAR_HEAD ? &net->head : &net->blocks[lp->layer].linear[lp->linear];
-}
-
 void check_hash(Check *c, int pass) {
     const Network *net = c->net;
     const Run *run = net->run;
@@ -52,7 +48,8 @@ void check_hash(Check *c, int pass) {
     row = rows + c->first[ROWS_CODES];
     for (int i = 0; i < run->precision.count; i++, row++) {
         const LinearPrecision *lp = &run->precision.linear[i];
-        const LinearLayer *l = linear_of(net, lp);
+        bool head = lp->linear == LINEAR_HEAD;
+        const LinearLayer *l = head ? &net->head : &net->blocks[lp->layer].linear[lp->linear];
         const Fp8Scale *slots =
             &p->fp8.scales[fp8_slot_index(&run->config, lp->linear, lp->layer, 0)];
         int64_t n = (int64_t)l->N * l->C;

@@ -566,14 +566,6 @@ void params_publish(Params *p) {
     publish_measured(p, NULL);
 }
 
-// Combines the norm, the loss, the requests to stop, and the amaxes of all ranks.
-static void agree(Params *p) {
-    enum { SUMS = 3 }; // loss_sum, norm_squared, stop
-    _Static_assert(offsetof(StepState, stop) == (SUMS - 1) * sizeof(double), "they lie together");
-    all_reduce(p, &p->optimizer.state->loss_sum, COMM_F64, COMM_SUM, SUMS);
-    if (p->fp8.length > 0) { agree_amaxes(p); }
-}
-
 void params_calibrate(Params *p) {
     size_t bytes = (size_t)p->fp8.count * sizeof(Fp8Scale);
     Fp8Scale *scales = malloc_or_die(bytes);
@@ -590,7 +582,10 @@ void params_update(Params *p, const double *loss_sum) {
     Gpu *gpu = p->gpu;
     gpu_sum_of_squares(gpu, s->state, s->adamw.input, loss_sum, s->norm_scratch, s->adamw.gradients,
                        s->adamw.gradient_type, s->parts, s->num_parts);
-    agree(p);
+    enum { SUMS = 3 }; // loss_sum, norm_squared, stop
+    _Static_assert(offsetof(StepState, stop) == (SUMS - 1) * sizeof(double), "they lie together");
+    all_reduce(p, &s->state->loss_sum, COMM_F64, COMM_SUM, SUMS);
+    if (p->fp8.length > 0) { agree_amaxes(p); }
     gpu_decide_step(gpu, s->state, s->adamw.input, p->run->precision.step_tokens,
                     (float)o->clip_grad);
     if (p->fp8.length > 0) { gpu_fp8_update(gpu, &p->fp8, s->state); }
