@@ -213,21 +213,26 @@ static void check_whole(int M, int N, int K, Fp8Type type, Kind kind, bool fast)
     CHECK(CAUGHT(check_same(fused, broken)));
 }
 
-// In one kernel and in two. Codes are read, two forms of codes are written, and the BF16
-// pre-activations are written, or read.
+// In one kernel and in two, whose pass has a floor of its own.
+static void time_both(Problem &p, const std::string &name, const std::string &shape, double matmul,
+                      double pass) {
+    for (int turn = 0; turn < 2; turn++) { // alternating, since the clock drifts
+        timed(name + "matmul", shape, matmul,
+              [&] { gemm(&gpu, p.gemm_of((p.backward ? p.apart : p.x).data)); });
+        timed(name + "matmul, pass", shape, matmul + pass, [&] { p.run_apart(); });
+        if (!gpu_has_fused_matmuls(&gpu)) { continue; }
+        timed(name + "in one", shape, matmul, [&] { p.run(); });
+    }
+}
+
+// Codes are read, two forms of codes are written, and the BF16 pre-activations are written, or
+// read.
 static void time_matmul(int M, int F, int C, Kind kind, bool fast) {
     static const char *const names[] = {"gelu", "gelu backward", "swiglu"};
     Problem p(M, F, C, kind == GELU_BACKWARD ? FP8_E5M2 : FP8_E4M3, kind, fast, false);
-    const std::string shape = text("fc1 %dx%dx%d", M, p.columns, C),
-                      name = text("%s %s: ", names[kind], fast ? "fast" : "split");
-    const double floor = 2.0 * M * p.columns * C / (2 * FLOPS_PER_S) +
-                         moved((double)M * (p.columns + F));
-    for (int turn = 0; turn < 2; turn++) { // alternating, since the clock drifts
-        timed(name + "matmul", shape, floor, [&] { gemm(&gpu, p.gemm_of(p.apart.data)); });
-        timed(name + "matmul, pass", shape, floor, [&] { p.run_apart(); });
-        if (!gpu_has_fused_matmuls(&gpu)) { continue; }
-        timed(name + "in one", shape, floor, [&] { p.run(); });
-    }
+    time_both(p, text("%s %s: ", names[kind], fast ? "fast" : "split"),
+              text("fc1 %dx%dx%d", M, p.columns, C),
+              2.0 * M * p.columns * C / (2 * FLOPS_PER_S) + moved((double)M * (p.columns + F)), 0);
 }
 
 ROW(whole_numbers) {
@@ -551,15 +556,8 @@ static void check_queries(int B, int T, int H, int G, int D, int K, bool whole) 
 // The floor: codes are read, BF16 written, and in a pass queries and keys read and written again.
 static void time_queries(int B, int T, int H, int G, int D, int K) {
     Queries p(B, T, H, G, D, K, false);
-    const std::string shape = text("qkv %dx%dx%d", p.M, p.N, K);
-    const double matmul = 2.0 * p.M * p.N * K / (2 * FLOPS_PER_S),
-                 pass = moved(2.0 * p.M * (H + G) * D);
-    for (int turn = 0; turn < 2; turn++) {
-        timed("rope: matmul", shape, matmul, [&] { gemm(&gpu, p.gemm_of(p.x.data)); });
-        timed("rope: matmul, pass", shape, matmul + pass, [&] { p.run_apart(); });
-        if (!gpu_has_fused_matmuls(&gpu)) { continue; }
-        timed("rope: in one", shape, matmul, [&] { p.run(); });
-    }
+    time_both(p, "rope: ", text("qkv %dx%dx%d", p.M, p.N, K),
+              2.0 * p.M * p.N * K / (2 * FLOPS_PER_S), moved(2.0 * p.M * (H + G) * D));
 }
 
 ROW(queries) {
