@@ -226,7 +226,7 @@ SHELL_TESTS := $(wildcard test/test_*.sh) $(wildcard test/*_tests.py)
 ifneq ($(shell command -v $(CXX)),)
 STANDIN_TRAINERS := $(BUILD)/plain/standin_trainer $(BUILD)/asan/standin_trainer
 STANDIN_TESTS := $(BUILD)/asan/standin_spikes \
-                 $(addprefix $(BUILD)/plain/standin_,large muon kernels flips)
+                 $(addprefix $(BUILD)/plain/standin_,large muon kernels parts flips)
 EMULATED_TESTS := $(BUILD)/plain/emulated_attention $(BUILD)/plain/emulated_fused
 endif
 # cuDNN's plans without a GPU, where it is installed
@@ -285,8 +285,8 @@ FAULT_HOOKS := -Wl,--wrap=run_batch,--wrap=gpu_sum_losses,--wrap=gpu_embedding_f
 $(BUILD)/plain/standin_trainer: $(BUILD)/plain/standin/train_gpt.cu.o
 $(BUILD)/asan/standin_trainer: $(BUILD)/asan/standin/train_gpt.cu.o
 # the tests of test/test_gpu_NAME.cu that run over the stand-ins too: the trainer, Muon, the table of
-# launchers, flipped bits
-ON_STANDINS := spikes large muon kernels flips
+# launchers, the optimizer's parts, flipped bits
+ON_STANDINS := spikes large muon kernels parts flips
 plain_standins := $(ON_STANDINS:%=$(BUILD)/plain/standin_%)
 asan_standins := $(ON_STANDINS:%=$(BUILD)/asan/standin_%)
 $(plain_standins): $(BUILD)/plain/standin_%: $(BUILD)/plain/standin/test/test_gpu_%.cu.o

@@ -173,6 +173,19 @@ static inline void set_state(AdamWSegment &s, const AdamWUpdate &u, int64_t firs
     s.exp_avg_sq = element_of(exp_avg_sq, u.moment_type, first);
 }
 
+// An update's segments on the device; their blocks are numbered here.
+struct Segments : Buffer<AdamWSegment> {
+    Segments(AdamWUpdate &u, std::vector<AdamWSegment> list) : Buffer<AdamWSegment>(list.size()) {
+        for (AdamWSegment &s : list) {
+            s.first_block = u.segment_blocks;
+            u.segment_blocks += gpu_adamw_blocks(s.n);
+        }
+        put(list.data());
+        u.segments = data;
+        u.segment_count = (int)count;
+    }
+};
+
 // Exactly as much scratch as sums over M rows need.
 struct SumScratch : FloatBuffer {
     SumScratch(int64_t M, int64_t columns)

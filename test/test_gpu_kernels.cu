@@ -652,14 +652,9 @@ static void adamw(int64_t n, GpuType gradient_type, GpuType moment_type, bool fp
         s.weight_offset = ends[i];
         s.lr_mult = i == 1 ? 0.5f : 1.0f;
         s.weight_decay = i == 1 ? 0.0f : 0.1f;
-        s.first_block = u.segment_blocks;
-        u.segment_blocks += gpu_adamw_blocks(s.n);
         list.push_back(s);
     }
-    Buffer<AdamWSegment> segments(list.size());
-    segments.put(list.data());
-    u.segments = segments.data;
-    u.segment_count = (int)list.size();
+    Segments segments(u, list);
     if (mode == TIMING) {
         double moves = 2.0 * bytes + (fp8 ? 3.0 : 4.0) * n; // the state, gradients, new weights
         double floor_s = offloaded ? bytes / copy_rate(bytes) : moves / BYTES_PER_S;
@@ -786,7 +781,6 @@ TEST(moments_have_the_definitions_codes) {
     Buffer<uint8_t> codes(n), codes_sq(n);
     Bf16Buffer scales(n / MOMENT_BLOCK), scales_sq(n / MOMENT_BLOCK), weights(n);
     Buffer<StepState> state(1);
-    Buffer<AdamWSegment> segments(1);
     InputBuffer input(0.01, 3);
     AdamWUpdate u = plain_update(NULL);
     AdamWSegment s = {.first = 64 * 11, .n = n, .master = master.data, .exp_avg = codes.data};
@@ -803,13 +797,10 @@ TEST(moments_have_the_definitions_codes) {
     s.exp_avg_sq_scales = scales_sq.data;
     s.bf16 = weights.data;
     s.lr_mult = 1.0f;
-    segments.put(&s);
+    Segments segments(u, {s});
     u.moment_type = TYPE_MOMENT8;
     u.gradients = gradients.data;
     u.gradient_type = TYPE_F32;
-    u.segments = segments.data;
-    u.segment_count = 1;
-    u.segment_blocks = gpu_adamw_blocks(n);
     u.input = input.data;
     u.seed = 12;
     u.beta1 = u.beta2 = 0.0f;

@@ -27,29 +27,24 @@ static void momentum(GpuType gradient_type, GpuType moment_type, bool skipped) {
     Typed gradients(all + SHIFT, gradient_type), momenta(all, moment_type);
     gradients.write(g);
     momenta.write(m);
-    AdamWSegment segments[3] = {};
+    std::vector<AdamWSegment> list(3);
     const int64_t first[] = {0, FIRST, FIRST + N, (int64_t)all};
     AdamWUpdate u = plain_update(NULL);
     u.moment_type = moment_type;
     for (int i = 0; i < 3; i++) {
-        segments[i].first = first[i];
-        set_state(segments[i], u, first[i], NULL, momenta.data, NULL);
-        segments[i].gradient = first[i] + SHIFT;
-        segments[i].n = first[i + 1] - first[i];
-        segments[i].first_block = u.segment_blocks;
-        segments[i].muon = i == 1;
-        u.segment_blocks += gpu_adamw_blocks(segments[i].n);
+        list[i].first = first[i];
+        set_state(list[i], u, first[i], NULL, momenta.data, NULL);
+        list[i].gradient = first[i] + SHIFT;
+        list[i].n = first[i + 1] - first[i];
+        list[i].muon = i == 1;
     }
-    Buffer<AdamWSegment> table(3);
-    table.put(segments);
+    Segments segments(u, list);
     Buffer<StepState> state(1);
     StepState s = {.gradient_scale = 0.5f, .skipped = skipped};
     state.put(&s);
     InputBuffer input(0.01, 3);
     u.gradients = gradients.data;
     u.gradient_type = gradient_type;
-    u.segments = table.data;
-    u.segment_count = 3;
     u.muon = true;
     u.momentum = 0.95f;
     u.input = input.data;

@@ -27,8 +27,8 @@ struct Space {
 // has 4 bytes or 2.
 struct State {
     int64_t shift, gap; // shift of gradients; gap between ranks' parts
-    GpuType moments;
-    FloatBuffer master, exp_avg, exp_avg_sq;
+    FloatBuffer master;
+    Typed exp_avg, exp_avg_sq;
     Bf16Buffer gradients, plain;
     Quantised q[WEIGHTS];
     Scaling mode;
@@ -36,8 +36,8 @@ struct State {
     FloatBuffer amaxes; // amaxes of blocks of 128 x 128
 
     State(const Space &space, int64_t s, int64_t g, GpuType m, Scaling how)
-        : shift(s), gap(g), moments(m), master(space.size + MAX_RANKS * gap), exp_avg(master.count),
-          exp_avg_sq(master.count), gradients(space.size + shift),
+        : shift(s), gap(g), master(space.size + MAX_RANKS * gap), exp_avg(master.count, m),
+          exp_avg_sq(master.count, m), gradients(space.size + shift),
           plain(PLAIN), q{Quantised(shapes[0][0], shapes[0][1], FP8_E4M3, 90.0f),
                           Quantised(shapes[1][0], shapes[1][1], FP8_E4M3, 60.0f)},
           mode(how), weights(WEIGHTS), amaxes(WEIGHTS * MAX_BLOCKS) {
@@ -76,8 +76,8 @@ static void fill(State &s, const Space &space, const std::vector<int64_t> &cuts)
         gradients[i + s.shift] = g[i];
     }
     s.master.put(master.data());
-    s.exp_avg.put(zeros.data());
-    s.exp_avg_sq.put(zeros.data());
+    s.exp_avg.write(zeros);
+    s.exp_avg_sq.write(zeros);
     put_floats(s.gradients, gradients);
     s.plain.poison(); // skipped steps do not write it
 }
@@ -87,7 +87,6 @@ static std::vector<AdamWSegment> segments_of(const State &s, const AdamWUpdate &
                                              const Space &space, const std::vector<int64_t> &cuts,
                                              int64_t begin, int64_t end) {
     std::vector<AdamWSegment> list;
-    int blocks = 0;
     for (int k = 0; k <= WEIGHTS; k++) {
         int64_t from = std::max(begin, space.first[k]);
         int64_t to = std::min(end, k < WEIGHTS ? space.first[k + 1] : space.size);
@@ -108,8 +107,6 @@ static std::vector<AdamWSegment> segments_of(const State &s, const AdamWUpdate &
         segment.muon = k == 0;
         segment.weight = k;
         segment.weight_offset = from - space.first[k];
-        segment.first_block = blocks;
-        blocks += gpu_adamw_blocks(segment.n);
         list.push_back(segment);
     }
     return list;
@@ -126,7 +123,8 @@ struct Settings {
 
 static AdamWUpdate update_of(const State &s, const Settings &settings) {
     AdamWUpdate u = plain_update(s.gradients.data);
-    u.moment_type = s.moments; // BF16 is rounded at random, by a number that belongs to the element
+    u.moment_type =
+        s.exp_avg.type; // BF16 is rounded at random, by a number that belongs to the element
     u.weights = s.weights.data;
     u.weight_count = WEIGHTS;
     u.scaling = s.mode;
@@ -145,11 +143,7 @@ static void for_ranks(State &s, const Space &space, const Settings &settings,
         AdamWUpdate u = update_of(s, settings);
         std::vector<AdamWSegment> list = segments_of(s, u, space, cuts, cuts[r], cuts[r + 1]);
         if (list.empty()) { continue; }
-        Buffer<AdamWSegment> table(list.size());
-        table.put(list.data());
-        u.segments = table.data;
-        u.segment_count = (int)list.size();
-        u.segment_blocks = list.back().first_block + gpu_adamw_blocks(list.back().n);
+        Segments segments(u, list);
         launch(&u);
         CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
     }
@@ -194,24 +188,20 @@ static void check_weights(const State &s, const Space &space) {
     }
 }
 
-// A moment's bits.
-static uint32_t moment(const State &s, const Floats &values, int64_t i) {
-    const char *bytes = (const char *)values.data();
-    uint32_t bits = 0;
-    size_t size = (size_t)gpu_type_bytes(s.moments);
-    memcpy(&bits, bytes + i * (int64_t)size, size);
-    return bits;
-}
-
 static void compare(const State &parts, const State &whole, const Space &space,
                     const std::vector<int64_t> &cuts) {
-    Floats a = parts.master.get(), b = whole.master.get(), m = parts.exp_avg.get(),
-           n = whole.exp_avg.get(), v = parts.exp_avg_sq.get(), w = whole.exp_avg_sq.get();
+    auto bytes = [](const State &s) {
+        return std::vector<std::vector<char>>{encoded(s.master.get(), TYPE_F32), s.exp_avg.get(),
+                                              s.exp_avg_sq.get()};
+    };
+    const std::vector<std::vector<char>> a = bytes(parts), b = bytes(whole);
     int64_t wrong = 0;
     for (int64_t i = FIRST; i < space.size; i++) {
-        int64_t at = state_index(parts, cuts, i);
-        wrong += memcmp(&a[at], &b[i], 4) != 0 || moment(parts, m, at) != moment(whole, n, i) ||
-                 moment(parts, v, at) != moment(whole, w, i);
+        for (size_t k = 0; k < a.size(); k++) {
+            size_t size = k == 0 ? sizeof(float) : (size_t)gpu_type_bytes(parts.exp_avg.type);
+            wrong += memcmp(&a[k][(size_t)state_index(parts, cuts, i) * size],
+                            &b[k][(size_t)i * size], size) != 0;
+        }
     }
     CHECK_EQUAL(wrong, 0);
     CHECK(same_bits(parts.plain.get(), whole.plain.get()));
@@ -253,8 +243,8 @@ TEST(step_is_cpus) {
         }
         update(s, space, settings, all);
         CHECK_ERROR(s.master.get().data(), w.data(), space.size, 1e-6);
-        CHECK_ERROR(s.exp_avg.get().data(), m.data(), space.size, 1e-6);
-        CHECK_ERROR(s.exp_avg_sq.get().data(), v.data(), space.size, 1e-6);
+        CHECK_ERROR(s.exp_avg.read().data(), m.data(), space.size, 1e-6);
+        CHECK_ERROR(s.exp_avg_sq.read().data(), v.data(), space.size, 1e-6);
         check_weights(s, space);
     }
 }
