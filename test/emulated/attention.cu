@@ -60,9 +60,10 @@ TEST(planted_faults) {
     const AttentionCase small = case_of({1, 300, 3, 3, 64, 1, TILES, 1}),
                         whole = case_of({1, 300, 4, 2, 128, 1, 0, 1}),
                         large = case_of({1, 300, 4, 2, 128, 1, TILES, 1});
-    gpu.attention_bytes = attention_own_workspace(small.s); // the most of these
+    gpu.attention_bytes = attention_own_workspace(small.s);
     check_faults({}, [&] { return run_pass(small, false, true); });
     check_faults(turns, [&] { return run_pass(small, true, true); });
+    gpu.attention_bytes = attention_own_workspace(large.s);
     check_faults(own_rows, [&] { return run_pass(large, false, true); });
     check_faults({}, [&] { return run_pass(large, true, true); });
     check_faults(own_rows, [&] { return run_pass(whole, false, true); });
