@@ -138,36 +138,6 @@ TEST(graphs_wait_and_reduce) {
     free(host);
 }
 
-static void print_bandwidth() {
-    const int64_t part = ((int64_t)256 << 20) / group.ranks;
-    void *buffer;
-    cudaEvent_t begin, end;
-    float ms;
-    CUDA(cudaMalloc(&buffer, (size_t)(part * group.ranks * 2)));
-    CUDA(cudaEventCreate(&begin));
-    CUDA(cudaEventCreate(&end));
-    for (int gather = 0; gather < 2; gather++) {
-        for (int turn = 0; turn < 11; turn++) {
-            if (turn == 1) { CUDA(cudaEventRecord(begin, gpu.stream)); }
-            comm_begin(&comm);
-            if (gather) {
-                comm_all_gather(&comm, buffer, COMM_BF16, part);
-            } else {
-                comm_reduce_scatter(&comm, buffer, COMM_BF16, part);
-            }
-            comm_end(&comm, 0);
-            comm_wait(&comm, 0);
-        }
-        CUDA(cudaEventRecord(end, gpu.stream));
-        CUDA(cudaEventSynchronize(end));
-        CUDA(cudaEventElapsedTime(&ms, begin, end));
-        double bytes = 2.0 * (double)part * (group.ranks - 1); // over each GPU's links
-        printf("  %s of 512 MiB on %d GPUs: %.0f GB/s\n", gather ? "all-gather" : "reduce-scatter",
-               group.ranks, 10 * bytes / (1e6 * ms));
-    }
-    CUDA(cudaFree(buffer));
-}
-
 // Counts in a process of its own: launch() forks, and an open CUDA device does not survive that.
 static int count_devices(void) {
     int status = 0, count = 0;
@@ -189,7 +159,6 @@ int main(int, char **argv) {
     CUDA(cudaSetDevice(device));
     CUDA(cudaStreamCreateWithFlags(&gpu.stream, cudaStreamNonBlocking));
     or_die(comm_open(&comm, &group, &gpu, COMM_CHECK_SLOTS));
-    print_bandwidth();
     int status = run_tests();
     comm_close(&comm);
     group_close(&group);

@@ -1,9 +1,7 @@
 // Muon on the GPU against kernels/cpu.h: the momentum, element by element; and all matrices of a
 // model, by train/gpu/muon.c as in a run of one rank. Its steps are in BF16: the results must be as
 // close to the definition as the same steps rounded to BF16 on the CPU, and close to those.
-#define TEST_OWN_MAIN
 #include "../kernels/cpu.h"
-#include "../kernels/gemm.h"
 #include "../train/gpu/muon.h"
 #include "../train/start.h"
 #include "gpu_test.h"
@@ -230,35 +228,6 @@ TEST(bad_matrices_stay_alone) {
     }
 }
 
-// Milliseconds of all Newton-Schulz steps of a model, and their share of a training step of 0.5M
-// tokens.
-static void measure(const char *name, double tokens_per_s) {
-    Model model({"--model", name});
-    double flops = 0;
-    for (int i = 0; i < model.muon.num_own; i++) { flops += zero_matrix_flops(&model.muon.own[i]); }
-    Bf16Buffer gradients((size_t)model.zero.size);
-    Input some(1 << 20, 1e-3f); // random, as gradients are: zeros would draw less power
-    for (size_t at = 0; at < gradients.count; at += some.host.size()) {
-        size_t n = std::min(some.host.size(), gradients.count - at) * sizeof(Bf16);
-        CUDA_CHECK(cudaMemcpyAsync(gradients.data + at, some.device.data, n,
-                                   cudaMemcpyDeviceToDevice, gpu.stream));
-    }
-    float ms = time_ms(
-        [&] { muon_orthogonalize_all(&model.muon, &gpu, &alone, 0, gradients.data, TYPE_BF16); });
-    printf("  measured: %s: %d matrices in %.2f ms, %.0f TFLOP/s, %.2f%% of a step of 0.5M tokens "
-           "at %.0f tokens/s\n",
-           name, model.muon.num_own, ms, 1e-9 * flops / ms,
-           100 * 1e-3 * ms * tokens_per_s / (1 << 19), tokens_per_s);
-}
-
-int main(int argc, char **argv) {
+SETUP() {
     open_test_gpu(1 << 20);
-    if (argc > 1 && strcmp(argv[1], "measure") == 0) { // of ours in FP8 with FP8 head, one H200
-        measure("gpt2-124m", 839e3);
-        measure("llama-1b", 179e3);
-        gemm_close(&gpu);
-        return 0;
-    }
-    gemm_close(&gpu);
-    return run_tests();
 }
