@@ -11,7 +11,6 @@ if [[ $1 == */transformers_*.py ]]; then
     "$python" -c 'import torch, transformers' >/dev/null 2>&1 ||
         skip_all "$python lacks torch or transformers (make golden installs them)"
 else
-    make_scripts || skip_all "no .venv, and make scripts fails: $(tail -n 1 scripts.log)"
-    rm scripts.log
+    need_scripts
 fi
 exec "$python" "$1"

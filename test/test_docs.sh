@@ -5,13 +5,7 @@
 # do not stop each other: what two of them write, they write by the same command.
 # shellcheck source=test/lib.sh
 source "$(dirname "$0")/lib.sh"
-python=$root/.venv/bin/python
 export NO_COLOR=1 MPLCONFIGDIR=$PWD/matplotlib
-
-have_packages() {
-    make_scripts
-    "$python" -c 'import matplotlib, numpy, tensorboard' 2>>scripts.log
-}
 
 # blocks PAGE FOLDER: writes each block that is to be run to FOLDER/LINE.sh; prints how many are
 # not.
@@ -155,5 +149,5 @@ test_faults_are_seen() {
     has complaints 'a.md, line 0022' || fail "$(cat complaints)"
 }
 
-have_packages || skip_all "Python lacks packages: $(tail -n 1 scripts.log)"
+need_scripts
 run_tests
