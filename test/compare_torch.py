@@ -71,6 +71,13 @@ def shuffled(key, count, index):
             return index
 
 
+def write_shard(path, tokens):
+    header = numpy.zeros(256, dtype="<i4")
+    header[:3] = 20240520, 1, len(tokens)
+    with open(path, "wb") as file:
+        file.write(header.tobytes() + tokens.astype("<u2").tobytes())
+
+
 def read_shard(path):
     header = numpy.fromfile(path, dtype="<i4", count=256)
     if header[0] != 20240520 or header[1] not in (1, 2):

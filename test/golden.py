@@ -168,17 +168,10 @@ def write_muon():
     save_file(tensors, os.path.join(GOLDEN, "muon.safetensors"))
 
 
-def write_shard(path, tokens):
-    header = numpy.zeros(256, dtype="<i4")
-    header[:3] = 20240520, 1, len(tokens)
-    with open(path, "wb") as file:
-        file.write(header.tobytes() + tokens.astype("<u2").tobytes())
-
-
 def export_start(config, folder):
     """The model before its first step, saved by our trainer; returns its checkpoint's folder."""
     shard = os.path.join(folder, "tokens.bin")
-    write_shard(shard, numpy.zeros(1024, dtype=numpy.int64))
+    compare_torch.write_shard(shard, numpy.zeros(1024, dtype=numpy.int64))
     subprocess.run([os.path.join(ROOT, "train_gpt"), "--config", config, "--data", shard,
                     "--train-iters", "0", "--save", folder], check=True, stdout=subprocess.DEVNULL)
     return os.path.join(folder, "latest")

@@ -107,18 +107,6 @@ test_other_data_have_other_losses() {
     done <<<$'d 0.25\nswapped [3-6]\\.[0-9]*'
 }
 
-# A checkpoint of a program that had an option less: the default is used, with a note.
-test_newer_options_are_said() {
-    local given
-    for given in 1 2; do
-        rm -rf s && cp -r whole s
-        edit_meta s/step_00000004 '"head-lr-mult":\t"1",' '' || return
-        # shellcheck disable=SC2046 # words
-        expect_said 0 "--head-lr-mult is $given, was not set in the checkpoint" \
-            resume 'd/*_train.bin' $([[ $given -eq 1 ]] || echo "--head-lr-mult $given")
-    done
-}
-
 # ---- while a run reads --------------------------------------------------------------------------
 
 # Token 2000 is first read by step 8, and is not in the vocabulary: the run ends and has saved what a
@@ -283,18 +271,14 @@ test_other_validation_data_have_their_own_best() {
     says '!valid-data changed'
 }
 
-# Patterns of every kind find the tokenizer, and shards are read in the order of their names.
-test_patterns_of_every_kind() {
-    local data folder first=''
-    for folder in w 'x[1]' y z; do
-        mkdir -p "kinds/$folder" && cp d/a_tokenizer.bin "kinds/$folder" &&
-            cp d/a_train.bin "kinds/$folder" && cp d/b_train.bin "kinds/$folder/a_2.bin"
-    done
-    for data in 'kinds/x\[1\]/a_2.bin' 'kinds/?/*in.bin' '{kinds/w/a_tr,d/a_tr,kinds/y/a_2}*.bin'; do
-        expect_said 0 AB run --data "$data" --sample-only --sample-prompt AB
-    done
-    expect_said 1 'error: --data kinds/w/a_train.bin kinds/y/a_train.bin: must be one word; quote the pattern' \
-        run --data kinds/?/a_train.bin --sample-only
+# test_data.c has the patterns: their shards are read in the order of names, and the tokenizer is found.
+test_patterns_are_read_in_order() {
+    local data first=''
+    mkdir 'x[1]' && cp d/a_tokenizer.bin d/a_train.bin 'x[1]'
+    check_rows <<'ROWS'
+0|run --data 'x\[1\]/*in.bin' --sample-only --sample-prompt AB|AB
+1|run --data 'x[1]/a_train.bin' d/a_train.bin --sample-only|error: --data x[1]/a_train.bin d/a_train.bin: must be one word; quote the pattern
+ROWS
     for data in 'd/[ab]_train.bin' 'd/{b,a}_train.bin' '{d/b,d/a}_train.bin'; do
         expect_status 0 run --no-shuffle --data "$data" --train-iters 1 || return
         : "${first:=$(grep '^step' log | cut -d '|' -f 2)}"

@@ -140,10 +140,6 @@ test_resumed_runs_need_no_options() {
 1|trainer --resume tuned/latest --micro-batch-size 3|error: --global-batch-size 4 (of the checkpoint tuned/step_00000008): 
 1|elsewhere "$trainer" --resume c|error: --data (of the checkpoint c) d/x_train.bin: 
 ROWS
-    is "$(grep '^load ' part/config.txt)" 'load s/latest'
-    # a --load beside it has no effect, and is not kept
-    expect_said 0 'has no effect' train_gpt --resume tuned/step_00000004 --save beside --load elsewhere/c
-    is "$(grep '^load ' beside/config.txt)" 'load s/latest'
     expect_said 0 '!warning' train_gpt --config tuned/config.txt --resume tuned/step_00000004 --save other
 }
 
@@ -204,6 +200,9 @@ test_tokenizers_of_starts() {
 0|train_gpt ${data[*]} --load theirs|!is not compared
 1|train_gpt ${data[*]} --data o/y_train.bin --load s/latest|o/y_train.bin: made with another tokenizer than s/step_00000004/tokenizer.bin
 0|train_gpt ${data[*]} --data o/y_train.bin --load s/latest --tokenizer o/y_tokenizer.bin|
+1|train_gpt ${data[*]} --data '{d/x,o/y}_train.bin'|--data o/y_train.bin: made with another tokenizer than d/x_tokenizer.bin
+1|train_gpt ${data[*]} --seq-length 64 --valid-data o/y_val.bin|--valid-data o/y_val.bin: made with another tokenizer than d/x_tokenizer.bin
+1|train_gpt ${data[*]} --tokenizer o/other.bin|d/x_train.bin: made with another tokenizer than o/other.bin
 1|train_gpt --load old/latest --sample-only --sample-prompt AB|no tokenizer.bin in old/step_00000004 to encode it with (--tokenizer)
 1|train_gpt --load unread --sample-only --sample-prompt AB|no tokenizer.bin in unread to encode it with (scripts/convert_hf
 0|train_gpt --resume latest --save old --sample-only --data d/x_train.bin --sample-prompt AB|AB

@@ -616,23 +616,6 @@ def test_samples_end_where_a_turn_or_a_document_ends():
     raise AssertionError(f"only {ended} of {ends} came")
 
 
-def test_mixed_tokenizers_are_refused():
-    write("mixed_text/a.txt", "".join(TEXTS))
-    prepared("mixed_a", "mixed_text", "--tokenizer", save(byte_level(), "prompt"))
-    prepared("mixed_b", "mixed_text", "--tokenizer", "byte")
-    write("mixed/t_0.bin", read("mixed_a/train_00000.bin"))
-    write("mixed/t_1.bin", read("mixed_b/train_00000.bin"))
-    tiny = ("train_gpt", "--model", "llama-tiny", "--vocab-size", 700, "--micro-batch-size", 1,
-            "--train-iters", 1)
-    refused(run(*tiny, "--data", "mixed/t_*.bin", check=False), "--data mixed/t_1.bin",
-            "another tokenizer", "mixed/t_0.bin")
-    refused(run(*tiny, "--data", "mixed/t_0.bin", "--valid-data", "mixed/t_1.bin", check=False),
-            "mixed/t_1.bin", "another tokenizer")
-    refused(run(*tiny, "--data", "mixed/t_0.bin", "--tokenizer", "mixed_b/tokenizer.bin",
-                check=False), "mixed/t_0.bin", "another tokenizer than mixed_b/tokenizer.bin")
-    run(*tiny, "--data", "mixed/t_0.bin", "--tokenizer", "mixed_a/tokenizer.bin")
-
-
 def test_a_key_that_is_there_twice_is_refused():
     """Python and the library take the later one; other readers may take the first."""
     path = save(byte_level(), "doubled")

@@ -15,7 +15,7 @@ import sys
 import torch
 import transformers
 from check import ROOT, fails, main, run
-from transformers_tests import GPT2, LLAMA, error_of, logits_of, new_model, our_logits, write_shard
+from transformers_tests import GPT2, LLAMA, error_of, logits_of, new_model, our_logits, write_tokens
 
 TESTS = os.environ.get("LLM8_TESTS", os.path.join(ROOT, "build/plain"))
 GPU, CPU = os.path.join(TESTS, "gpu_logits"), os.path.join(TESTS, "logits_tool")
@@ -99,5 +99,5 @@ if __name__ == "__main__":
     torch.set_num_threads(4)
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
-    write_shard("tokens.bin")
+    write_tokens()
     sys.exit(main([test_of(name) for name in MODELS]))
