@@ -38,7 +38,7 @@ struct AttentionCase {
     AttentionShape s;
     size_t n, packed;
     Input qkv, dout;
-    Floats out, rounded, lse, dqkv;
+    Floats out, out_bf16, lse, dqkv;
     Buffer<int> device_starts;
     double pairs; // of a query and a key that it sees
 
@@ -60,11 +60,10 @@ struct AttentionCase {
         if (mode == TIMING) { return; }
         const int *given = documents != 0 ? starts.data() : NULL;
         out.resize(n);
-        rounded.resize(n);
         dqkv.resize(packed);
         attention_forward(out.data(), lse.data(), qkv.host.data(), given, s.B, s.T, s.H, s.G, s.D);
-        round_to_bf16(rounded.data(), out.data(), (int64_t)n);
-        attention_backward(dqkv.data(), dout.host.data(), rounded.data(), lse.data(),
+        out_bf16 = rounded(out);
+        attention_backward(dqkv.data(), dout.host.data(), out_bf16.data(), lse.data(),
                            qkv.host.data(), given, s.B, s.T, s.H, s.G, s.D);
     }
 };
@@ -81,7 +80,7 @@ static Passed run_pass(const AttentionCase &c, bool backward, bool own) {
         (own ? attention_own_forward : attention_forward_gpu)(&gpu, c.s, out.data, lse.data, qkv);
         return {get_floats(out), lse.get()};
     }
-    put_floats(out, c.rounded);
+    put_floats(out, c.out_bf16);
     lse.put(c.lse.data());
     CUDA_CHECK(cudaMemsetAsync(gpu.attention_workspace, 0xff, gpu.attention_bytes, gpu.stream));
     (own ? attention_own_backward : attention_backward_gpu)(

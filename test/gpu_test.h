@@ -217,6 +217,12 @@ static inline bool left_out(int64_t elements) {
 
 #define LIBRARY_TEST(name) TEST_HEAD(name, if (!sanitizing()) test_add(#name, name))
 
+// To BF16.
+static inline Floats rounded(Floats x) {
+    round_to_bf16(x.data(), x.data(), (int64_t)x.size());
+    return x;
+}
+
 static uint64_t random_key = 1;
 
 // Normally distributed values that BF16 holds exactly; each call gives other values.
@@ -225,8 +231,7 @@ static inline Floats random_bf16(size_t n, float scale) {
     random_key++;
 #pragma omp parallel for if (n > 1 << 20)
     for (size_t i = 0; i < n; i++) { x[i] = scale * rng_normal(random_key, i); }
-    round_to_bf16(x.data(), x.data(), (int64_t)n);
-    return x;
+    return rounded(x);
 }
 
 // Values are not all different where rows are timed or beyond 2^31 elements: these many are
@@ -278,9 +283,7 @@ static Floats exact_matmul(int m, int n, int k, double factor, A a, B b) {
 }
 
 static inline double bf16_rounding_error(const Floats &x) {
-    Floats rounded(x.size());
-    round_to_bf16(rounded.data(), x.data(), (int64_t)x.size());
-    return test_relative_error(rounded.data(), x.data(), (int64_t)x.size());
+    return test_relative_error(rounded(x).data(), x.data(), (int64_t)x.size());
 }
 
 template <typename T> static bool same_bits(const std::vector<T> &a, const std::vector<T> &b) {

@@ -161,6 +161,13 @@ struct Results {
     }
 };
 
+// From poisoned buffers; apart: of the two kernels.
+static Results results_of(Problem &p, bool apart) {
+    p.reset();
+    apart ? p.run_apart() : p.run();
+    return Results(p);
+}
+
 // Everything but the column sums, whose order differs. (The stand-ins' exponentials are more
 // exact.)
 static void check_same(const Results &a, const Results &b) {
@@ -176,32 +183,21 @@ static void check_whole(int M, int N, int K, Fp8Type type, Kind kind, bool fast)
     if (left_out((int64_t)M * N)) { return; }
     Problem p(M, N, K, type, kind, fast, true);
     const bool backward = p.backward;
-    p.run();
-    Results fused(p);
+    Results fused = results_of(p, false);
     check_transpose(p.out);
-    if (!backward) {
-        Floats expected = p.matmul(0, M);
-        round_to_bf16(expected.data(), expected.data(), (int64_t)expected.size());
-        CHECK(same_bits(fused.x, expected));
-    }
-    p.reset();
-    p.run();
-    Results again(p);
+    if (!backward) { CHECK(same_bits(fused.x, rounded(p.matmul(0, M)))); }
+    const Results again = results_of(p, false);
     check_same(fused, again);
     if (backward) { CHECK(same_bits(fused.sums, again.sums)); }
     if (!sanitizing()) {
-        p.reset();
-        p.run_apart();
-        Results apart(p);
+        const Results apart = results_of(p, true);
         check_same(fused, apart);
         if (backward) { CHECK_ERROR(fused.sums.data(), apart.sums.data(), N, 1e-5); }
     }
     int row = M / 2, column = N - 1;
     uint8_t other = fp8_encode(448.0f, type);
     CUDA_CHECK(cudaMemsetAsync(p.a.data + (size_t)row * K, other, 16, gpu.stream));
-    p.reset();
-    p.run();
-    Results changed(p);
+    const Results changed = results_of(p, false);
     CHECK(CAUGHT(check_same(fused, changed)));
     for (int i = 0; i < M; i++) {
         size_t at = (size_t)i * N;
@@ -278,8 +274,7 @@ static void check_normal(int M, int N, int K, Fp8Type type, Kind kind, bool fast
     Problem p(M, N, K, type, kind, fast, false);
     const bool backward = p.backward;
     size_t n = (size_t)rows * N, from = (size_t)first * N;
-    p.run();
-    Results fused(p);
+    Results fused = results_of(p, false);
     check_transpose(p.out);
     // the definition, without any rounding to BF16
     Floats matmul = p.matmul(first, rows), sum(n), values(n);
@@ -311,9 +306,7 @@ static void check_normal(int M, int N, int K, Fp8Type type, Kind kind, bool fast
         CHECK(q.slot.get()[0].amax == fused.amax);
     }
     if (sanitizing()) { return; }
-    p.reset();
-    p.run_apart();
-    Results apart(p);
+    const Results apart = results_of(p, true);
     size_t differ = 0, far = 0;
     for (size_t i = 0; i < fused.fp8.size(); i++) {
         int steps = (int)code_order(fused.fp8[i]) - (int)code_order(apart.fp8[i]);
@@ -347,11 +340,8 @@ TEST(same_bits_as_two_kernels) {
     static const int shapes[][3] = {{8192, 5504, 2048}, {2048, 14336, 4096}};
     for (const int *s : shapes) {
         Problem p(s[0], s[1], s[2], FP8_E4M3, SWIGLU, true, false);
-        p.run();
-        Results fused(p);
-        p.reset();
-        p.run_apart();
-        Results apart(p);
+        const Results fused = results_of(p, false);
+        Results apart = results_of(p, true);
         check_same(fused, apart);
         apart.x.back() = -apart.x.back();
         CHECK(CAUGHT(check_same(fused, apart)));
@@ -414,10 +404,9 @@ static void check_head(int M, int N, int V, int K, bool whole) {
     p.V = V;
     p.run();
     const Floats logits = get_floats(p.x), left = get_max_sums(p);
-    Floats expected = p.matmul(0, M);
+    const Floats expected = p.matmul(0, M);
     if (whole) {
-        round_to_bf16(expected.data(), expected.data(), (int64_t)expected.size());
-        CHECK(same_bits(logits, expected));
+        CHECK(same_bits(logits, rounded(expected)));
     } else {
         CHECK_BF16(logits, expected, 2.0);
     }
@@ -515,11 +504,7 @@ static void check_queries(int B, int T, int H, int G, int D, int K, bool whole) 
     Queries p(B, T, H, G, D, K, whole);
     gpu_matmul_max_sums(&gpu, p.gemm_of(p.x.data), p.max_sums(), p.N);
     const Floats matmul = get_floats(p.x), expected = p.rotated(matmul, false);
-    if (whole) {
-        Floats rounded = p.matmul(0, p.M);
-        round_to_bf16(rounded.data(), rounded.data(), (int64_t)rounded.size());
-        CHECK(same_bits(matmul, rounded));
-    }
+    if (whole) { CHECK(same_bits(matmul, rounded(p.matmul(0, p.M)))); }
     p.run_pass({});
     const Floats apart = get_floats(p.x);
     p.reset();
@@ -586,8 +571,7 @@ TEST(forms) {
     for (Kind kind : {GELU, GELU_BACKWARD, SWIGLU}) {
         Problem p(208, 272, 768, FP8_E4M3, kind, true, true);
         Codes untouched(p.out.fp8.count, 0xff);
-        p.run();
-        Results all(p);
+        Results all = results_of(p, false);
         for (int forms = 0; forms < 4; forms++) {
             Operand t = p.tensor();
             t.writes_amax = false;
@@ -634,8 +618,7 @@ TEST(special_values) {
     bias[3] = 1e30f;
     bias[70] = NAN;
     put_floats(p.bias.device, bias);
-    p.run();
-    Results r(p);
+    Results r = results_of(p, false);
     CHECK(isnan(r.amax));
     for (int i = 0; i < p.M; i++) {
         CHECK_EQUAL(r.fp8[(size_t)i * p.N + 3], fp8_encode(448.0f, FP8_E4M3));
@@ -652,8 +635,7 @@ TEST(special_values) {
     }
     gated.a.put(rows.data());
     gated.b.put(halves.data());
-    gated.run();
-    Results s(gated);
+    Results s = results_of(gated, false);
     CHECK(isnan(s.amax));
     for (size_t i = 0; i < s.fp8.size(); i++) {
         int row = (int)(i / gated.N);

@@ -916,7 +916,7 @@ TEST(special_values) {
         return;
     }
     for (size_t i = 0; i < x.size(); i++) { x[i] = specials[i % 8]; }
-    round_to_bf16(x.data(), x.data(), (int64_t)x.size());
+    x = rounded(x);
     for (int type = 0; type < 2; type++) {
         Quantised q(16, 16, (Fp8Type)type, 2.0f);
         put_floats(q.bf16, x);

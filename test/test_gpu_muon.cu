@@ -9,9 +9,7 @@
 static const GpuType types[] = {TYPE_F32, TYPE_BF16};
 
 static Floats rounded(const Floats &x, GpuType type) {
-    Floats y = x;
-    if (type == TYPE_BF16) { round_to_bf16(y.data(), y.data(), (int64_t)y.size()); }
-    return y;
+    return type == TYPE_BF16 ? rounded(x) : x;
 }
 
 // ---- momentum -----------------------------------------------------------------------------------

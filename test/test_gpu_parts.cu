@@ -170,8 +170,7 @@ static void update(State &s, const Space &space, const Settings &settings,
 
 // The weights of one rank's state, against its master weights.
 static void check_weights(const State &s, const Space &space) {
-    Floats master = s.master.get();
-    round_to_bf16(master.data(), master.data(), (int64_t)master.size()); // codes are made from BF16
+    Floats master = rounded(s.master.get()); // codes are made from BF16
     auto part = [&](int64_t first, int64_t n) {
         return Floats(master.begin() + first, master.begin() + first + n);
     };
