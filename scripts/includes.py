@@ -30,35 +30,24 @@ def includes(path):
                 yield number, target
 
 
-def upward(files):
-    """Returns a fault for each include of a file of a higher level."""
-    return [f"{path}:{number}: {target} is above {path.split('/')[0]}/"
-            for path in files for number, target in includes(path)
-            if level(target) > level(path)]
-
-
-def cycles(files):
-    """A cycle of includes, if there is one."""
-    graph = {}
-    for path in files:
-        module = os.path.splitext(path)[0]
-        targets = {os.path.splitext(target)[0] for _, target in includes(path)}
-        graph.setdefault(module, set()).update(targets - {module})
-    try:
-        graphlib.TopologicalSorter(graph).prepare()
-    except graphlib.CycleError as error:
-        cycle = error.args[1][::-1] # each includes the next
-        return [f"{cycle[0]}: include cycle: {' -> '.join(cycle)}"]
-    return []
-
-
 def main(files):
     if "--help" in files:
         print(__doc__)
         return 0
-    faults = upward(files) + cycles(files)
-    for fault in faults:
-        print(fault)
+    faults, graph = 0, {}
+    for path in files:
+        module = os.path.splitext(path)[0]
+        for number, target in includes(path):
+            graph.setdefault(module, set()).add(os.path.splitext(target)[0])
+            if level(target) > level(path):
+                print(f"{path}:{number}: {target} is above {path.split('/')[0]}/")
+                faults += 1
+    try:
+        graphlib.TopologicalSorter({one: others - {one} for one, others in graph.items()}).prepare()
+    except graphlib.CycleError as error:
+        cycle = error.args[1][::-1] # each includes the next
+        print(f"{cycle[0]}: include cycle: {' -> '.join(cycle)}")
+        faults += 1
     return 1 if faults else 0
 
 

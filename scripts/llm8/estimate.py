@@ -10,7 +10,6 @@ import math
 import os
 import re
 import sys
-from argparse import ArgumentTypeError
 
 from .command_line import Parser, number, one_of, several
 from .environment import ROOT, built, die, trainer
@@ -38,13 +37,7 @@ UNITS = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 def count(text):
     found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)([kmbt]?)", text.strip().lower())
-    try:
-        value = float(found[1]) * UNITS[found[2]]
-    except (TypeError, ValueError):
-        value = 0
-    if value < 1:
-        raise ArgumentTypeError(f"{text}: must be a number of them, like 300e6, 10B or 1.5T")
-    return value
+    return float(found[1]) * UNITS[found[2]] if found else 0
 
 
 # ---- what the trainers say -----------------------------------------------------------------------
@@ -205,7 +198,8 @@ def main():
                "  scripts/estimate --model llama-1b --tokens 20B --gpus 1,8\n"
                "  scripts/estimate --model llama-3-8b --num-layers 16 --tokens 100B --gpus 8 "
                "--recompute block")
-    p.add_argument("--tokens", metavar="N", type=count,
+    p.add_argument("--tokens", metavar="N", type=number(
+        count, 1, sys.float_info.max, "a number of them, like 300e6, 10B or 1.5T"),
                    help="to train on: 300e6, 10B, 1.5T [those of --train-iters steps]")
     p.add_argument("--gpus", default="1", metavar="LIST", help="how many, as in 1,4,8 [1]",
                    type=several(number(int, 1, 4096, "a whole number from 1 to 4096")))

@@ -33,9 +33,7 @@ def trainer_command(text):
 
 class Signals:
     """While this context lasts, signals to stop are passed to the trainer, if one runs."""
-
-    def __init__(self):
-        self.received, self.process = None, None
+    received = process = None
 
     def __enter__(self):
         self._old = environment.catch(self._handle, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1,
