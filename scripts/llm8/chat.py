@@ -90,15 +90,10 @@ def turns():
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  makes the arrow keys work in the line
         print("a line is a message; /exit or Ctrl-D ends")
-    while True:
-        try:
-            line = input("> " if asks else "")
-        except EOFError:
-            return
-        if line.strip() == "/exit":
-            return
-        if line.strip():
-            yield line
+    with contextlib.suppress(EOFError):
+        while (line := input("> " if asks else "")).strip() != "/exit":
+            if line.strip():
+                yield line
 
 
 def main():

@@ -53,10 +53,6 @@ class Finding(NamedTuple):
 well, note, wrong = (partial(Finding, level) for level in (OK, NOTE, WRONG))
 
 
-def is_fp8(run):
-    return metrics.number(run.start, "fp8_flops_share") > 0
-
-
 def finer(run, delayed):
     """Returns the remedy if an FP8 run loses too much. delayed: that for delayed scaling."""
     recipes = {"delayed": f"{delayed}, --fp8-recipe tensorwise or blockwise, or ",
@@ -127,7 +123,7 @@ def skips(run):
     why += [f"{spikes} for a spike of loss or norm (--skip-spikes "
             f"{run.option('skip-spikes', '?')})"] * (spikes > 0)
     remedy = "a lower --lr, a longer --lr-warmup-iters, or --clip-grad 1"
-    if is_fp8(run):
+    if metrics.number(run.start, "fp8_flops_share") > 0:
         remedy += f"; where --bf16 does not skip them, {finer(run, '--fp8-margin 1')}"
     level = wrong if len(skipped) > SKIPS_ALLOWED * len(run.steps) else note
     return level("steps", f"{len(skipped)} of {len(run.steps)} were skipped, {' and '.join(why)}, "
@@ -256,7 +252,7 @@ def fp8_layers(run):
 
 
 def fp8_ranges(run):
-    if not is_fp8(run):
+    if not metrics.number(run.start, "fp8_flops_share") > 0:
         return []
     step, shares = run.fp8_shares()
     if step is None:

@@ -10,6 +10,7 @@ import fcntl
 import glob
 import hashlib
 import importlib
+import itertools
 import os
 import signal
 import socket
@@ -150,15 +151,12 @@ def cores(root=""):
         _, controllers, group = (line + "::").split(":")[:3]
         if controllers and "cpu" not in controllers.split(","):
             continue
-        while True:
-            folder = f"{root}/sys/fs/cgroup{'/cpu' * bool(controllers)}{group}"
+        for folder in itertools.accumulate(group.split("/"), "{}/{}".format):
+            folder = f"{root}/sys/fs/cgroup{'/cpu' * bool(controllers)}{folder}"
             quota = words_in(f"{folder}/cpu.max") or \
                 words_in(f"{folder}/cpu.cfs_quota_us", f"{folder}/cpu.cfs_period_us")
             if len(quota) == 2 and quota[0].isdigit():
                 most = min(most, -(-int(quota[0]) // int(quota[1])))
-            if not group:
-                break
-            group = group.rpartition("/")[0]
     return most
 
 
