@@ -13,7 +13,7 @@ from . import downloads, shards, sources
 from .command_line import Parser
 from .environment import die, named_by, warn, write_durably
 from .text import many
-from .vocabulary import add_options, open_vocabulary, words_of
+from .vocabulary import add_options, open_vocabulary
 
 MAGIC, START = 20240522, 65535
 HELLASWAG = "Rowan/hellaswag", "dataset", ["data/validation-*.parquet"]
@@ -153,7 +153,7 @@ def read_questions(path, vocabulary, before, o):
     return questions, crossed, of_lm_eval[0]
 
 
-def parser():
+def main():
     p = Parser(
         prog="scripts/prepare_choices",
         description="Turns a multiple-choice set into the file that the trainers score with "
@@ -171,11 +171,7 @@ def parser():
                    "[the usual names; for HellaSwag lm-eval's text, of several fields]")
     p.add_argument("--choices-field", default="", metavar="NAME", help="where the answers stand")
     p.add_argument("--label-field", default="", metavar="NAME", help="where the right one stands")
-    return p
-
-
-def main():
-    o = parser().parse_args()
+    o = p.parse_args()
     path = o.source
     if path == "hellaswag" and not os.path.exists(path):
         [[path]] = downloads.from_hub(path, *HELLASWAG, vars(o))
@@ -183,7 +179,7 @@ def main():
         die(f"{path}: no such file; give one, or hellaswag")
     if sources.kind_of(path) in (None, "text"):
         die(f"{path}: must be .jsonl, .json (also .gz, .zst) or .parquet")
-    vocabulary = open_vocabulary(words_of(o))
+    vocabulary = open_vocabulary(vars(o))
     before = begin_of(vocabulary) if o.before is None else \
         [] if o.before == "none" else [vocabulary.special(o.before, "--before")]
     questions, crossed, of_lm_eval = read_questions(path, vocabulary, before, o)

@@ -38,7 +38,7 @@ from .conversation import BadTemplate, ChatTemplate, Conversation, warnings_of
 from .environment import LOCK, cores, die, lock, matching, named_by, sha256_of, warn, write_durably
 from .rows import read_row
 from .text import many, printable
-from .vocabulary import add_options, encodable, open_vocabulary, words_of
+from .vocabulary import add_options, encodable, open_vocabulary
 
 VERSION = 2
 UNITS = 8  # increased when this script writes other content into units' files
@@ -144,8 +144,7 @@ def unit_name(settings, unit):
 
 def stamps(paths):
     """Returns the sizes and times that distinguish files from earlier ones with the same names."""
-    stats = [os.stat(path) for path in paths]
-    return [[path, stat.st_size, stat.st_mtime_ns] for path, stat in zip(paths, stats)]
+    return [[path, (stat := os.stat(path)).st_size, stat.st_mtime_ns] for path in paths]
 
 
 def samples_of(unit, skip):
@@ -386,17 +385,17 @@ def warn_of_losses(unread, vocabulary, template):
              f"eos_token_id of {path}: transformers' generate does not stop there; add it")
 
 
-def prepare(output, settings, units, words, vocabulary, jobs):
-    """Makes the shards, and returns the manifest."""
-    begin, work = time.time(), os.path.join(output, ".work")
-    refuse_others_shards(output, os.path.isdir(work))
+def prepare(o, settings, units, vocabulary):
+    """Makes the shards, and returns the manifest. o: the user's options."""
+    begin, work = time.time(), os.path.join(o.output, ".work")
+    refuse_others_shards(o.output, os.path.isdir(work))
     os.makedirs(work, exist_ok=True)
     names = [unit_name(settings, unit) for unit in units]
     left = [(name, unit) for name, unit in zip(names, units)
             if not os.path.exists(os.path.join(work, name + ".npz"))]
     if len(left) < len(units):
         print(f"resuming: {len(units) - len(left)} of {len(units)} parts are tokenized already")
-    with open_pool(max(1, min(jobs, len(units))), words, settings, work) as pool:
+    with open_pool(max(1, min(o.jobs, len(units))), vars(o), settings, work) as pool:
         run_all(pool, tokenize_unit, left, "tokenize")
         documents, skipped, unread, doubts = read_units(work, names)
         if not len(documents):
@@ -421,7 +420,7 @@ def prepare(output, settings, units, words, vocabulary, jobs):
                                for split, held in splits.items()},
         "seconds": round(time.time() - begin, 1),
         "shards": sorted(rows, key=lambda row: row["name"]), "settings": settings}
-    publish(output, work, vocabulary, manifest)
+    publish(o.output, work, vocabulary, manifest)
     return manifest
 
 
@@ -703,8 +702,7 @@ def main():
     if os.path.exists(o.output) and not os.path.isdir(o.output):
         die(f"--output {o.output}: a file of that name is in the way")
     check_files(o)
-    words = words_of(o)
-    vocabulary = open_vocabulary(words)
+    vocabulary = open_vocabulary(vars(o))
     files, valid_files = find_files(o)
     settings = make_settings(o, vocabulary, files, valid_files)
     try:
@@ -721,8 +719,7 @@ def main():
                 with contextlib.suppress(FileNotFoundError):
                     shutil.rmtree(work)  # if a preparation was stopped after it wrote the manifest
             else:
-                report(o.output, prepare(o.output, settings, units, words, vocabulary, o.jobs),
-                       vocabulary)
+                report(o.output, prepare(o, settings, units, vocabulary), vocabulary)
     except sources.BadSource as bad:
         die(f"{bad}, or give --skip-bad to leave it out")
     except BadTemplate as bad:

@@ -434,13 +434,8 @@ def add_options(parser):
     downloads.add_options(parser)
 
 
-def words_of(options):
-    """Returns the arguments of open_vocabulary from the options of add_options."""
-    return {key: getattr(options, key) for key in ("tokenizer", "end_of_text", "downloads",
-                                                   "mirror")}
-
-
 def open_vocabulary(words):
+    """words: the options of add_options, by name."""
     name, end_of_text = words["tokenizer"], words.get("end_of_text")
     if name == "byte":
         return open_bytes()
