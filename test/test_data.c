@@ -62,18 +62,22 @@ static int shard_of(int64_t i) {
     return shard;
 }
 
+static Dataset open_data(const char *pattern, int seq_length) {
+    Dataset data;
+    or_die(dataset_open(&data, pattern, seq_length, 1000, -1, false));
+    return data;
+}
+
 // Opens the stream, in shards of both versions, with nothing beside them. Some are shorter than a
 // window.
 static Dataset open_stream(int seq_length) {
-    Dataset data;
     for (int i = 0; i < SHARDS; i++) {
         write_shard(text_of("stream_%d.bin", i), i % 2 == 0 ? 2 : 4, begins_at[i],
                     begins_at[i + 1] - begins_at[i]);
         remove(text_of("stream_%d.bin.mask", i));
         remove(text_of("stream_%d.bin.starts", i));
     }
-    or_die(dataset_open(&data, "stream_*.bin", seq_length, 1000, -1, false));
-    return data;
+    return open_data("stream_*.bin", seq_length);
 }
 
 static bool matches(const Dataset *data, const char *identity) {
@@ -204,8 +208,7 @@ static Dataset open_masked(int seq_length) {
         if (i % 4 != 3) { write_mask(data.shards[i].path, begins_at[i], 0); }
     }
     dataset_close(&data);
-    or_die(dataset_open(&data, "stream_*.bin", seq_length, 1000, -1, false));
-    return data;
+    return open_data("stream_*.bin", seq_length);
 }
 
 // What a stream's files say of its token i: whether it counts as a target, whether it begins a
@@ -324,16 +327,15 @@ TEST(masks_count_in_a_mixture) {
 
 TEST(a_mask_changes_what_a_run_has_read) {
     CLOSED(dataset_close) Dataset masked = open_masked(4);
-    CLOSED(dataset_close) Dataset all; // the pattern matches the masks, too
-    or_die(dataset_open(&all, "stream_*", 4, 1000, -1, false));
+    // the pattern matches the masks, too
+    CLOSED(dataset_close) Dataset all = open_data("stream_*", 4);
     CHECK(matches(&all, masked.identity));
     CHECK(all.num_shards == masked.num_shards && all.targets == masked.targets);
     CLOSED(dataset_close) Dataset plain = open_stream(4);
     CHECK(matches(&masked, masked.identity));
     CHECK_REFUSED(matches(&plain, masked.identity), "stream_0.bin: not the");
     write_mask("stream_0.bin", 12, 0);
-    CLOSED(dataset_close) Dataset other;
-    or_die(dataset_open(&other, "stream_*.bin", 4, 1000, -1, false));
+    CLOSED(dataset_close) Dataset other = open_data("stream_*.bin", 4);
     CHECK_REFUSED(matches(&other, masked.identity), "stream_0.bin: not the");
     CHECK_REFUSED(matches(&other, plain.identity), "stream_0.bin: not the");
 }
@@ -345,8 +347,7 @@ TEST(windows_that_cut_documents_are_known) {
     write_shard("packed_0.bin", 2, 0, 32);
     write_mask("packed_0.bin", 0, 8);
     for (int i = 0; i < COUNT(lengths); i++) {
-        CLOSED(dataset_close) Dataset data;
-        or_die(dataset_open(&data, "packed_0.bin", lengths[i], 1000, -1, false));
+        CLOSED(dataset_close) Dataset data = open_data("packed_0.bin", lengths[i]);
         CHECK_EQUAL(data.cuts, cut[i]);
     }
     write_shard("packed_1.bin", 2, 0, 32);
@@ -354,8 +355,7 @@ TEST(windows_that_cut_documents_are_known) {
     for (int before = 31; before <= 32; before++) {
         write_shard("packed_0.bin", 2, 0, before);
         remove("packed_0.bin.mask");
-        CLOSED(dataset_close) Dataset data;
-        or_die(dataset_open(&data, "packed_?.bin", 8, 1000, -1, false));
+        CLOSED(dataset_close) Dataset data = open_data("packed_?.bin", 8);
         CHECK_EQUAL(data.cuts, before == 31 ? 8 : 0);
     }
 }
@@ -446,8 +446,7 @@ TEST(runs_get_the_starts_of_their_samples) {
 TEST(document_starts_change_what_a_run_has_read) {
     CLOSED(dataset_close) Dataset listed = open_documents(4);
     remove("stream_6.bin.starts");
-    CLOSED(dataset_close) Dataset other;
-    or_die(dataset_open(&other, "stream_*.bin", 4, 1000, -1, false));
+    CLOSED(dataset_close) Dataset other = open_data("stream_*.bin", 4);
     CHECK(matches(&listed, listed.identity));
     CHECK_REFUSED(matches(&other, listed.identity), "stream_6.bin: not the");
 }

@@ -123,6 +123,13 @@ static void write_sources(void) {
     write_shard("c.bin", 2, FIRST_C, 21);
 }
 
+static Mixture open_sources(const char *text) {
+    Mixture m;
+    write_sources();
+    or_die(mixture_open(&m, text, T, 3000, -1, false));
+    return m;
+}
+
 // Reads 3 epochs as run_batch does, on `ranks` ranks; each second step in the step before. The
 // samples of a step do not depend on ranks and micro-batches: counts samples that differ from one
 // rank's, and windows that an epoch of their source has not exactly once. planted: one rank reads
@@ -170,9 +177,7 @@ static int64_t misread(const Mixture *m, int ranks, int B, int micro_batches, bo
 
 TEST(each_source_has_its_own_epochs_on_any_ranks) {
     static const int ranks[] = {1, 2, 3, 4, 8};
-    CLOSED(mixture_close) Mixture m;
-    write_sources();
-    CHECK(mixture_open(&m, three, T, 3000, -1, false));
+    CLOSED(mixture_close) Mixture m = open_sources(three);
     CHECK(m.count == 3 && m.windows == 42 && m.num_shards == 4 && m.tokens == 174 && !m.masked);
     for (int i = 0; i < 2 * COUNT(ranks); i++) {
         for (int B = 1; B <= 5; B++) {
@@ -183,8 +188,7 @@ TEST(each_source_has_its_own_epochs_on_any_ranks) {
     }
     CHECK(misread(&m, 2, 1, 1, true, true) > 0 && misread(&m, 8, 2, 3, false, true) > 0);
     // equal sources are not in one order
-    CLOSED(mixture_close) Mixture twins;
-    CHECK(mixture_open(&twins, "1 b.bin 1 b.bin", T, 3000, -1, false));
+    CLOSED(mixture_close) Mixture twins = open_sources("1 b.bin 1 b.bin");
     Loader loader = {twins.data, 42, true, &twins.blend};
     int same = 0;
     for (int i = 0; i < 25; i++) {
@@ -195,14 +199,11 @@ TEST(each_source_has_its_own_epochs_on_any_ranks) {
 
 // A mixture of one source is that source, in bits and identity.
 TEST(one_source_stays_what_it_is) {
-    CLOSED(mixture_close) Mixture m;
-    CLOSED(mixture_close) Mixture weighted;
+    CLOSED(mixture_close) Mixture m = open_sources("a_*.bin");
+    CLOSED(mixture_close) Mixture weighted = open_sources("3 a_*.bin");
     CLOSED(dataset_close) Dataset data;
     int own[T], as_ever[T], targets[T];
-    write_sources();
-    CHECK(mixture_open(&m, "a_*.bin", T, 3000, -1, false) &&
-          dataset_open(&data, "a_*.bin", T, 3000, -1, false));
-    CHECK(mixture_open(&weighted, "3 a_*.bin", T, 3000, -1, false));
+    CHECK(dataset_open(&data, "a_*.bin", T, 3000, -1, false));
     CHECK_TEXT(m.identity, data.identity);
     CHECK_TEXT(weighted.identity, data.identity);
     CHECK_EQUAL(m.windows, data.windows);
@@ -224,12 +225,9 @@ TEST(other_shares_or_shards_are_other_data) {
         {"0.5 a_*.bin 0.3 b.bin 0.1 c.bin 0.1 c.bin", "c.bin: 1/10 of the samples"},
         {"{a_?,b,c}.bin", "a_0.bin: not the shard that this run read in its place ("},
     };
-    CLOSED(mixture_close) Mixture m;
-    write_sources();
-    or_die(mixture_open(&m, three, T, 3000, -1, false));
+    CLOSED(mixture_close) Mixture m = open_sources(three);
     EACH (row, rows) {
-        Mixture other;
-        or_die(mixture_open(&other, row->given, T, 3000, -1, false));
+        CLOSED(mixture_close) Mixture other = open_sources(row->given);
         bool same = mixture_match(&other, m.identity, "this run");
         if (*row->expected == '\0') { CHECK(same); }
         if (*row->expected != '\0') { CHECK(!same); }
@@ -238,10 +236,8 @@ TEST(other_shares_or_shards_are_other_data) {
         CHECK_EQUAL(
             strcmp(identity_sum(m.identity, sum), identity_sum(other.identity, other_sum)) == 0,
             same);
-        mixture_close(&other);
     }
-    CLOSED(mixture_close) Mixture two;
-    or_die(mixture_open(&two, "1 c.bin", T, 3000, -1, false));
+    CLOSED(mixture_close) Mixture two = open_sources("1 c.bin");
     CHECK_TEXT(mixture_shares(&m, &two), "c.bin");
 }
 
@@ -269,9 +265,7 @@ TEST(evaluations_have_a_share_of_each_source) {
     static const struct {
         int iters, samples[3];
     } rows[] = {{0, {12, 25, 5}}, {1, {4, 2, 2}}, {1000, {12, 25, 5}}, {3, {12, 7, 5}}};
-    Run run = {.group = {.ranks = 1}};
-    write_sources();
-    or_die(mixture_open(&run.valid_data, three, T, 3000, -1, false));
+    Run run = {.group = {.ranks = 1}, .valid_data = open_sources(three)};
     run.options.global_batch_size = 8;
     run.options.micro_batch_size = 4;
     EACH (row, rows) {

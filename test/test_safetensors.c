@@ -5,6 +5,12 @@
 #include <cjson/cJSON.h>
 #include <unistd.h>
 
+static SafeTensors opened(const char *path) {
+    SafeTensors st;
+    or_die(safetensors_open(&st, path));
+    return st;
+}
+
 TEST(every_dtype_round_trips) {
     static const char *const names[] = {"F32", "BF16", "F16",     "I32",  "I64",
                                         "U8",  "I8",   "F8_E4M3", "BOOL", "I16",
@@ -12,7 +18,6 @@ TEST(every_dtype_round_trips) {
     unsigned char bytes[12 * 8];
     for (int dtype = DTYPE_F32; dtype < (int)(COUNT(names)); dtype++) {
         FileWriter w;
-        CLOSED(safetensors_close) SafeTensors st;
         CHECK_TEXT(dtype_name((Dtype)dtype), names[dtype]);
         size_t size = 12 * (size_t)dtype_bytes((Dtype)dtype);
         for (size_t i = 0; i < size; i++) { bytes[i] = (unsigned char)(37 * i + 1); }
@@ -27,7 +32,7 @@ TEST(every_dtype_round_trips) {
         }
         CHECK(safetensors_write(&w, "t.st", tensors, 3, "{\"key\":\"a \\\"value\\\"\"}"));
 
-        CHECK(safetensors_open(&st, "t.st"));
+        CLOSED(safetensors_close) SafeTensors st = opened("t.st");
         CHECK_EQUAL(st.count, 3);
         CHECK_EQUAL((st.data + st.entries[0].begin) % 8, 0);
         CHECK_TEXT(st.metadata, "{\"key\":\"a \\\"value\\\"\"}");
@@ -54,9 +59,8 @@ TEST(sixteen_bit_floats_decode) {
         int bias = (1 << (exponents - 1)) - 1;
         TensorEntry t = {"codes", (Dtype)dtype, 1, {CODES}, codes, false, 0, 0};
         FileWriter w;
-        CLOSED(safetensors_close) SafeTensors st;
         CHECK(safetensors_write(&w, "t.st", &t, 1, NULL));
-        CHECK(safetensors_open(&st, "t.st"));
+        CLOSED(safetensors_close) SafeTensors st = opened("t.st");
         CHECK(safetensors_read_floats(&st, &st.entries[0], 5, CODES - 5, out + 5));
         for (int i = 5; i < CODES; i++) {
             int exponent = i >> fraction & ((1 << exponents) - 1),
@@ -93,8 +97,8 @@ TEST(what_is_no_safetensors_is_refused) {
     CHECK(truncate("bad.st", 200 << 20) == 0);
     refuses("100 MiB at most");
     write_raw(2, "{}", 0);
-    CLOSED(safetensors_close) SafeTensors st;
-    CHECK(safetensors_open(&st, "bad.st") && st.count == 0);
+    CLOSED(safetensors_close) SafeTensors st = opened("bad.st");
+    CHECK_EQUAL(st.count, 0);
 }
 
 #define F32_AT(name, shape, begin, end) \
@@ -159,13 +163,12 @@ TEST(hostile_headers_are_refused) {
         "{\"%.*s\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,1]}}", TENSOR_NAME, name);
     write_raw(strlen(header), header, DATA);
     refuses("is wrong");
-    SafeTensors st; // right entries of the same kind are accepted
+    // right entries of the same kind are accepted
     static const char right[] = "{" F32_AT("b", "[4]", 16, 32) "," F32_AT("a", "[2,2]", 0,
                                                                           16) "}  ";
     write_raw(strlen(right), right, 32);
-    CHECK(safetensors_open(&st, "bad.st"));
+    CLOSED(safetensors_close) SafeTensors st = opened("bad.st");
     CHECK_TEXT(st.entries[0].name, "a");
-    safetensors_close(&st);
 }
 
 static void save_model(const char *path, Fixture *f) {
@@ -179,13 +182,12 @@ TEST(models_round_trip_under_hugging_face_names) {
     static const char *const models[] = {TINY, TINY "--untie-embeddings-and-output-weights",
                                          TINY "--arch gpt2 --num-query-groups 2"};
     for (int i = 0; i < 3; i++) {
-        CLOSED(safetensors_close) SafeTensors st;
         FIXTURE(f, models[i]);
         const int64_t size = f.layout.size, parts[][2] = {{2 * (size / 3), size}, {64, size / 3}};
         model_init(&f.layout, 0, size, f.state, 1);
         save_model("model.st", &f);
         FREED float *back = malloc_or_die((size_t)f.layout.size * sizeof(float));
-        CHECK(safetensors_open(&st, "model.st"));
+        CLOSED(safetensors_close) SafeTensors st = opened("model.st");
         CHECK(hf_read(&st, &f.layout, 0, size, back));
         CHECK_BITS(back, f.state, (size_t)f.layout.size * sizeof(float));
         for (int part = 0; part < 2; part++) { // across tensors; model_init gives the same parts
@@ -218,11 +220,10 @@ TEST(other_models_are_refused) {
          "tensor 'transformer.wte.weight' is missing"},
     };
     EACH (row, rows) {
-        CLOSED(safetensors_close) SafeTensors st;
         FIXTURE(saved, row->saved);
         FIXTURE(f, row->read);
         save_model("model.st", &saved);
-        CHECK(safetensors_open(&st, "model.st"));
+        CLOSED(safetensors_close) SafeTensors st = opened("model.st");
         CHECK_REFUSED(hf_read(&st, &f.layout, 0, f.layout.size, f.state) &&
                           hf_knows_all(&st, &f.layout),
                       row->expected);
@@ -231,8 +232,7 @@ TEST(other_models_are_refused) {
 
 // What older versions of transformers save besides.
 TEST(computed_tables_are_passed_over) {
-    CLOSED(safetensors_close) SafeTensors st;
-    TensorEntry *tensors;
+    FREED TensorEntry *tensors = NULL;
     FileWriter w;
     FIXTURE(f, TINY);
     int count = hf_tensors(&f.layout, DTYPE_F32, f.state, &tensors);
@@ -240,7 +240,7 @@ TEST(computed_tables_are_passed_over) {
     tensors[count] = tensor_entry("model.layers.0.self_attn.rotary_emb.inv_freq", DTYPE_F32, 4, 0,
                                   f.state);
     CHECK(safetensors_write(&w, "model.st", tensors, count + 1, NULL));
-    CHECK(safetensors_open(&st, "model.st"));
+    CLOSED(safetensors_close) SafeTensors st = opened("model.st");
     CHECK(hf_knows_all(&st, &f.layout));
 }
 
