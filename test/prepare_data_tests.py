@@ -414,19 +414,6 @@ def test_a_killed_run_resumes():
     assert call(prepare_data, "--check", "often").status == 0
 
 
-def test_several_at_once_make_one():
-    command = [PROGRAM, "many", "--tokenizer", "byte", "--jobs", "2", "--shard-tokens", "30000",
-               "--output", "race"]
-    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    processes = [subprocess.Popen(command, **pipe) for _ in range(3)]
-    ends = [(process.communicate()[0], process.returncode) for process in processes]
-    assert not any(status for _, status in ends), ends
-    assert sum("made already" in out for out, _ in ends) == 2, ends
-    assert sorted(os.listdir("race")) == sorted(os.listdir("straight"))
-    for name in os.listdir("straight"):
-        assert name == "manifest.json" or read(f"race/{name}") == read(f"straight/{name}"), name
-
-
 def test_a_lock_has_one_holder():
     """Each holder removes the lock's file at its end, at any moment of those who wait for it."""
     os.makedirs("locked")

@@ -57,6 +57,7 @@ test_shape_and_vocabulary_are_found() {
 0|trainer --load unsaid --plan|--kv-channels 8
 0|trainer --load twice_theta --plan|--rope-theta 700
 0|trainer --load twice_scaling --plan|--rope-scaling-factor 4
+1|trainer --load theirs --hidden-size 32 --plan|it is 48 in the checkpoint theirs
 1|trainer --load tied --eval-only --valid-data d/x_val.bin|lm_head.weight is not the embedding
 0|trainer "${small[@]}" --data d/x_train.bin|--vocab-size 257
 0|trainer "${small[@]}" --valid-data d/x_val.bin|--vocab-size 257

@@ -137,6 +137,26 @@ test_messages_are_one_printable_line() {
 ROWS
 }
 
+# Tokens for a sample to continue.
+test_tokens_are_ids_of_the_vocabulary() {
+    local given asked=(train_gpt --load s/latest --sample-only --quiet --sample-length 4 --sample-tokens)
+    printf '1 2\n3\n' >ids && printf '1\t2\r\n3\r\n' >lines && printf '1 x' >no_ids
+    for given in '1,2, 3' @ids @lines; do "${asked[@]}" "$given" >>continued || fail "$given"; done
+    is "$(sort -u continued | wc -l) $(wc -w <continued)" '1 12'
+    check_rows <<'ROWS'
+1|"${asked[@]}" '1 2 x'|error: --sample-tokens|'x' is no token
+1|"${asked[@]}" '1 400000 2'|error: --sample-tokens|'400000 2' is no token
+1|"${asked[@]}" -1|error: --sample-tokens|'-1' is no token
+1|"${asked[@]}" ' , '|error: --sample-tokens|no numbers
+1|"${asked[@]}" 99999999999999999999|is no token of the vocabulary
+1|"${asked[@]}" 1 --sample-prompt x|leave one
+1|train --sample-tokens @ids|a file only with --sample-only
+1|"${asked[@]}" @no_ids|error: --sample-tokens|'x' is no token
+1|"${asked[@]}" @nowhere|error: --sample-tokens|nowhere: No such file
+1|"${asked[@]}" @.|error: --sample-tokens|directory
+ROWS
+}
+
 # Beside a checkpoint: its shape cannot be another; what changes no tensor may be.
 test_contradictions_are_told() {
     local option given held way
@@ -158,6 +178,8 @@ ROWS
 --vocab-size 300 257
 --arch gpt2 llama
 --untie-embeddings-and-output-weights false true
+--qk-layernorm true false
+--add-qkv-bias true false
 ROWS
     expect_status 0 train --logit-softcap 30 --train-iters 0 --save capped || return
     check_rows <<'ROWS'

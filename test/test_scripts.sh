@@ -2,7 +2,6 @@
 # The Python around the trainers: compare, plot, monitor. Their parts: scripts_tests.py.
 # shellcheck source=test/lib.sh
 source "$(dirname "$0")/lib.sh"
-python=$root/.venv/bin/python
 export NO_COLOR=1 MPLCONFIGDIR=$PWD/matplotlib PATH=$root/scripts:$PATH
 
 common=(--model llama-tiny --data d/x_train.bin --valid-data d/x_val.bin --eval-interval 20
@@ -215,6 +214,7 @@ test_streams_may_be_closed() {
 }
 
 # The file grows under them: half of it, with a torn line, then the rest, resume and all.
+# scripts_tests.py has what the board gets of it.
 test_running_files_are_followed() {
     mkdir -p live
     local half
@@ -227,16 +227,7 @@ test_running_files_are_followed() {
     wait $monitor || status=$?
     [[ $status -eq 0 ]] || fail "status $status: $(cat monitor.log)"
     [[ $(grep -c "live  *12/12 .*finished" monitor.log) -eq 1 ]] || fail "$(cat monitor.log)"
-    "$python" - resumed/metrics.jsonl >tb.log 2>&1 <<'END' || fail "$(tail -n 1 tb.log)"
-import json, sys
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-found = EventAccumulator("tb/live", {"scalars": 0})
-found.Reload()
-wanted = {r["step"]: r["loss"] for r in map(json.loads, open(sys.argv[1])) if r["kind"] == "step"}
-shown = [(e.step, e.value) for e in found.Scalars("train/loss")]
-assert [step for step, _ in shown] == list(range(1, 13)), shown
-assert all(abs(value - wanted[step]) < 1e-6 for step, value in shown), shown
-END
+    [[ -s $(compgen -G 'tb/live/events*') ]] || fail "no events: $(ls tb/live)"
 }
 
 test_terminal_shows_runs() {
