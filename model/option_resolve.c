@@ -41,6 +41,12 @@ static double std_of_width(int C) {
     return round(1e4 * fmin(0.06, fmax(15.36 / C, fmin(0.02, small_init)))) / 1e4;
 }
 
+// The default --lr of AdamW in a model with C channels. As in GPT-3 (Brown et al., 2020, table 2.1)
+// it falls with the width, from 6e-4 at 768 channels on (docs/benchmarks.md has measurements).
+static double lr_of_width(int C) {
+    return fmin(6e-4, 0.4608 / C);
+}
+
 static void derive_model(Options *o) {
     int C = o->hidden_size, *heads = &o->num_attention_heads, *groups = &o->num_query_groups;
     int *size = &o->kv_channels;
@@ -109,6 +115,7 @@ static void derive_run(Options *o) {
         }
         derive_iters(o, "lr-warmup-iters", &o->lr_warmup_iters, -1, min64(*decay / 10, 1000));
     }
+    if (o->lr == -1) { o->lr = muon ? 6e-4 : lr_of_width(o->hidden_size); }
     // docs/muon.md has the measurements behind these factors
     if (o->embedding_lr_mult == -1) { o->embedding_lr_mult = loads ? 1 : muon ? 2 : 4; }
     if (o->vector_lr_mult == -1) { o->vector_lr_mult = loads || muon ? 1 : 4; }
@@ -334,10 +341,16 @@ static bool check_values(const Options *o) {
         return fail("--micro-batch-size %d x --seq-length %d: must be fewer than 2^31 tokens",
                     o->micro_batch_size, o->seq_length);
     }
-    if (o->embedding_lr_mult < 0 || o->vector_lr_mult < 0) {
-        bool embedding = o->embedding_lr_mult < 0;
-        return fail("--%s-lr-mult %g: must be -1, 0 or more", embedding ? "embedding" : "vector",
-                    embedding ? o->embedding_lr_mult : o->vector_lr_mult);
+    const struct {
+        const char *name;
+        double value;
+    } rates[] = {{"lr", o->lr},
+                 {"embedding-lr-mult", o->embedding_lr_mult},
+                 {"vector-lr-mult", o->vector_lr_mult}};
+    for (int i = 0; i < (int)(sizeof(rates) / sizeof(rates[0])); i++) {
+        if (rates[i].value < 0) {
+            return fail("--%s %g: must be -1, 0 or more", rates[i].name, rates[i].value);
+        }
     }
     if (o->min_lr > o->lr) {
         return fail("--min-lr %g%s: must be at most --lr %g", o->min_lr,

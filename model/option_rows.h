@@ -114,7 +114,8 @@ CHOICE("optimizer", optimizer, Optimizer, "adamw",
     N(OPTIMIZER_ADAMW, "adamw") N(OPTIMIZER_MUON, "muon"),
     "of the blocks' matrices; AdamW always updates embeddings, head, norms and biases "
     "(docs/muon.md)")
-REAL("lr", lr, "6e-4", 0, 100, "peak learning rate")
+REAL("lr", lr, "-1", -1, 100,
+    "peak learning rate; -1: 6e-4, with AdamW from 768 channels on 0.4608/C")
 REAL("embedding-lr-mult", embedding_lr_mult, "-1", -1, 1e6,
     "factor of --lr for the embeddings, also where the LM head shares their weights; 0: frozen; "
     "-1: 4 with AdamW, 2 with Muon, 1 with --load")

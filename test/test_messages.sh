@@ -103,7 +103,7 @@ test_refusals() {
 1|tokenize --output-prefix e/x --valid-fraction 1 text|--valid-fraction 1: must be a number from 0 to below 1
 1|tokenize --output-prefix e/x --valid-fraction 0x0.1 text|--valid-fraction 0x0.1: must be a number from 0 to below 1
 1|tokenize --output-prefix own text own_val.bin|own_val.bin: a text, which --output-prefix own would overwrite; give another prefix
-1|train --lr 0x10|--lr 0x10: must be a number from 0 to 100
+1|train --lr 0x10|--lr 0x10: must be a number from -1 to 100
 1|train --sample-prompt "$(head -c 1100 text)"|--sample-prompt: longer than 1023 characters; --sample-tokens @FILE takes more
 1|tokenize --prefix e/x text|--prefix: no such option|--help
 1|tokenize --output-prefix|--output-prefix: |its value is missing|--help

@@ -139,7 +139,7 @@ TEST(prints_have_what_is_in_effect) {
          "Model\n  --model gpt2-124m --num-attention-heads 12 --num-query-groups 12 "
          "--kv-channels 64\n  --ffn-hidden-size 3072 --max-position-embeddings 1024 "
          "--init-method-std 0.02\nTraining\n  --global-batch-size 4\n"
-         "Optimizer and learning rate\n  --embedding-lr-mult 4 --vector-lr-mult 4 "
+         "Optimizer and learning rate\n  --lr 0.0006 --embedding-lr-mult 4 --vector-lr-mult 4 "
          "--lr-warmup-iters 100 --lr-decay-iters 1000\n  --lr-wsd-decay-iters 400\n"
          "The other options have their defaults (--plan prints all)\n"},
         {print_own, "--lr 6e-4 --no-shuffle", "\nData\n  --no-shuffle\n"},

@@ -158,7 +158,7 @@ TEST(names_of_other_trainers_are_pointed_at) {
 TEST(config_errors_name_file_and_line) {
     static const Says rows[] = {
         {"num-layers 5\nnum-layer 6\n", "c, line 2: unknown option --num-layer; did you mean"},
-        {"\n\nlr fast\n", "c, line 3: --lr fast: must be a number from 0 to 100"},
+        {"\n\nlr fast\n", "c, line 3: --lr fast: must be a number from -1 to 100"},
         {"lr\n", "c, line 1: --lr (nothing): must be"},
         {"arch\n", "c, line 1: --arch (nothing): must be one of gpt2|llama"},
         {"= 3\n", "c, line 1: unknown option -- ("},
@@ -255,6 +255,13 @@ TEST(commands_have_their_values) {
         {"--model llama-1b --train-iters 9", START(0.014, 0), ""},
         {"--hidden-size 1000 --train-iters 9", START(0.02, 0), ""},
         {"--hidden-size 16 --train-iters 9", START(0.06, 0), ""},
+        {"", "lr 0.0006", ""},
+        {"--model llama-quickstart", "lr 0.0006", ""},
+        {"--model gpt2-350m", "lr 0.00045", ""},
+        {"--model llama-3-8b --lr -1", "lr 0.0001125", ""},
+        {"--model llama-3-8b --optimizer muon", "lr 0.0006", ""},
+        {"--model llama-3-8b --load x", "lr 0.0001125", ""},
+        {"--model llama-3-8b --lr 0", "lr 0", ""},
         {"--optimizer muon", RATES(2, 1), ""},
         {"--load x", RATES(1, 1), ""},
         {"--load x --optimizer muon", RATES(1, 1), ""},
@@ -338,6 +345,7 @@ TEST(resumed_runs_derive_again) {
         {"lr-wsd-decay-iters", "--lr-decay-style cosine", "--lr-decay-style wsd", "400", "7"},
         {"lr-wsd-decay-iters", "", "--lr-decay-style cosine", "0", "7"},
         {"lr-warmup-iters", "--train-iters 50", "--train-iters 90", "5", "7"}, // as the run began
+        {"lr", "--hidden-size 2048 --optimizer muon", "--optimizer adamw", "0.000225", "3"},
         {"embedding-lr-mult", "", "--optimizer muon", "2", "3"},
         {"vector-lr-mult", "--optimizer muon", "--optimizer adamw", "4", "3"},
     };
@@ -475,6 +483,7 @@ TEST(what_is_wrong_is_named) {
         {"--model llama-tiny --arch gpt2 --num-query-groups 2", "--num-query-groups 2: gpt2 has"},
         {"--model llama-quickstart --hidden-size 256 --num-attention-heads 6",
          "must divide --hidden"},
+        {"--lr -0.5", "--lr -0.5: must be -1, 0 or more"},
         {"--embedding-lr-mult -0.5", "--embedding-lr-mult -0.5: must be -1, 0 or more"},
         {"--vector-lr-mult -0.5", "--vector-lr-mult -0.5: must be -1, 0 or more"},
         {"--save=~/x",

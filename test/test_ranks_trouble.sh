@@ -89,7 +89,7 @@ test_a_signal_to_one_rank_breaks_an_evaluation_off() {
 test_bad_starts_are_refused() {
     local begin=$SECONDS
     check_rows <<'ROWS'
-1|"$trainer" "${common[@]}" --gpus 3 --lr x|error: --lr x: must be a number from 0 to 100
+1|"$trainer" "${common[@]}" --gpus 3 --lr x|error: --lr x: must be a number from -1 to 100
 1|train_gpt --data d/x_train.bin --gpus 2|is one process, and not one of 2 ranks (--gpus)
 1|env RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 "$root/train_gpt" --data d/x_train.bin|not one of 2 ranks (WORLD_SIZE)
 ROWS
