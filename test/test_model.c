@@ -1,5 +1,4 @@
-// The table of tensors: sizes of known models, a parameter space without overlaps, initial weights
-// (those of a part: test_safetensors.c).
+// The table of tensors: sizes of known models, a parameter space without overlaps, initial weights.
 #include "fixture.h"
 
 // ---- sizes ------------------------------------------------------------------------------------
@@ -171,7 +170,8 @@ static float *initial_weights(const ParamLayout *layout, uint64_t seed) {
     return w;
 }
 
-// Residual projections are smaller in a deeper model; --init-method-std scales all weights.
+// Residual projections are smaller in a deeper model; --init-method-std scales all weights. Any
+// part starts as in the whole.
 TEST(weights_start_as_published) {
     static const struct {
         const char *options;
@@ -180,15 +180,19 @@ TEST(weights_start_as_published) {
     } rows[] = {{INIT_MODEL, 3, 0.02}, {INIT_MODEL "--num-layers 8 --init-method-std 0.1", 8, 0.1}};
     EACH (o, rows) {
         CLOSED(param_layout_free) ParamLayout layout = layout_of(o->options);
-        FREED float *w = initial_weights(&layout, 1);
+        const int64_t begin = layout.size / 3, end = 2 * begin;
+        const size_t bytes = (size_t)(end - begin) * sizeof(float);
+        FREED float *w = initial_weights(&layout, 1), *part = malloc_or_die(bytes);
         int matrices = 0, errors = 0;
+        model_init(&layout, begin, end, part, 1);
+        CHECK_BITS(part, w + begin, bytes);
         for (int i = 0; i < layout.count; i++) {
             const Param *p = &layout.params[i];
             const TensorRow *row = tensor_row(p->id);
             float *x = w + p->offset;
             int64_t n = (int64_t)(row->rows == DIM_VOCAB ? 301 : p->rows) * p->cols;
-            int64_t end = i + 1 < layout.count ? p[1].offset : layout.size;
-            for (int64_t j = n; j < end - p->offset; j++) { errors += x[j] != 0; }
+            int64_t next = i + 1 < layout.count ? p[1].offset : layout.size;
+            for (int64_t j = n; j < next - p->offset; j++) { errors += x[j] != 0; }
             bool weight = strstr(row->name, "weight") != NULL,
                  norm = strstr(row->name, "norm") != NULL;
             if (weight && !norm) {
