@@ -43,12 +43,6 @@ static Group group;
 static Comm comm;
 static Gpu gpu; // only its stream is set
 
-#define CUDA(call)                                                                         \
-    do {                                                                                   \
-        cudaError_t status_ = (call);                                                      \
-        if (status_ != cudaSuccess) { die("%s: %s", #call, cudaGetErrorString(status_)); } \
-    } while (0)
-
 // The number of faults on all ranks together; rank 0 judges.
 static int wrong_anywhere(int wrong) {
     enum { MOST = 64 };
@@ -100,31 +94,31 @@ TEST(graphs_wait_and_reduce) {
     cudaGraph_t graph;
     cudaGraphExec_t launched = NULL;
     int wrong = 0;
-    CUDA(cudaMalloc(&x, bytes));
-    CUDA(cudaMalloc(&y, bytes));
+    CUDA_CHECK(cudaMalloc(&x, bytes));
+    CUDA_CHECK(cudaMalloc(&y, bytes));
     for (int turn = 0; turn < 4; turn++) {
         for (int64_t i = 0; i < count; i++) { host[i] = (float)(turn + group.rank + i % 3); }
-        CUDA(cudaMemcpyAsync(x, host, bytes, cudaMemcpyHostToDevice, gpu.stream));
-        CUDA(cudaStreamSynchronize(gpu.stream));
+        CUDA_CHECK(cudaMemcpyAsync(x, host, bytes, cudaMemcpyHostToDevice, gpu.stream));
+        CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
         comm_begin(&comm);
         comm_all_reduce(&comm, x, COMM_F32, COMM_SUM, count);
         comm_end(&comm, 0);
         if (launched == NULL) {
-            CUDA(cudaStreamBeginCapture(gpu.stream, cudaStreamCaptureModeThreadLocal));
+            CUDA_CHECK(cudaStreamBeginCapture(gpu.stream, cudaStreamCaptureModeThreadLocal));
             comm_wait(&comm, 0);
-            CUDA(cudaMemcpyAsync(y, x, bytes, cudaMemcpyDeviceToDevice, gpu.stream));
+            CUDA_CHECK(cudaMemcpyAsync(y, x, bytes, cudaMemcpyDeviceToDevice, gpu.stream));
             comm_begin(&comm);
             comm_all_reduce(&comm, y, COMM_F32, COMM_SUM, count);
             comm_end(&comm, 1);
             comm_wait(&comm, 1);
             comm_join(&comm);
-            CUDA(cudaStreamEndCapture(gpu.stream, &graph));
-            CUDA(cudaGraphInstantiate(&launched, graph, 0));
-            CUDA(cudaGraphDestroy(graph));
+            CUDA_CHECK(cudaStreamEndCapture(gpu.stream, &graph));
+            CUDA_CHECK(cudaGraphInstantiate(&launched, graph, 0));
+            CUDA_CHECK(cudaGraphDestroy(graph));
         }
-        CUDA(cudaGraphLaunch(launched, gpu.stream));
-        CUDA(cudaMemcpyAsync(host, y, bytes, cudaMemcpyDeviceToHost, gpu.stream));
-        CUDA(cudaStreamSynchronize(gpu.stream));
+        CUDA_CHECK(cudaGraphLaunch(launched, gpu.stream));
+        CUDA_CHECK(cudaMemcpyAsync(host, y, bytes, cudaMemcpyDeviceToHost, gpu.stream));
+        CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
         int n = group.ranks, ranks_sum = n * (n - 1) / 2;
         for (int64_t i = 0; i < count; i++) {
             float expected = (float)(n * (n * (turn + i % 3) + ranks_sum));
@@ -132,9 +126,9 @@ TEST(graphs_wait_and_reduce) {
         }
     }
     CHECK_EQUAL(wrong_anywhere(wrong), 0);
-    CUDA(cudaGraphExecDestroy(launched));
-    CUDA(cudaFree(x));
-    CUDA(cudaFree(y));
+    CUDA_CHECK(cudaGraphExecDestroy(launched));
+    CUDA_CHECK(cudaFree(x));
+    CUDA_CHECK(cudaFree(y));
     free(host);
 }
 
@@ -156,8 +150,8 @@ int main(int, char **argv) {
     options.distributed_timeout = 60;
     launch(&group, &options);
     or_die(ranks_device(&group, devices, &device));
-    CUDA(cudaSetDevice(device));
-    CUDA(cudaStreamCreateWithFlags(&gpu.stream, cudaStreamNonBlocking));
+    CUDA_CHECK(cudaSetDevice(device));
+    CUDA_CHECK(cudaStreamCreateWithFlags(&gpu.stream, cudaStreamNonBlocking));
     or_die(comm_open(&comm, &group, &gpu, COMM_CHECK_SLOTS));
     int status = run_tests();
     comm_close(&comm);
