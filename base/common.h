@@ -102,6 +102,11 @@ void *calloc_or_die(size_t count, size_t size);
 void *realloc_or_die(void *old, size_t bytes);
 char *strdup_or_die(const char *text);
 
+// Written before the declaration of a local pointer: at the end of the block, the memory to which
+// it points is freed. It applies to all variables of a declaration, so it must declare only one.
+#define FREED __attribute__((cleanup(free_local)))
+void free_local(void *pointer);
+
 // Exits with status 0 after the answer has been printed; dies if it could not be written.
 void exit_answered(void) __attribute__((noreturn));
 // Flushes a stream; fails if this or an earlier write to it failed.

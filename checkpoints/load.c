@@ -168,9 +168,8 @@ static bool open_meta(Checkpoint *c, const char *path) {
     if (!path_exists(c->path)) { return fail("%s: no such folder", c->path); }
     path_format(meta, "%s/meta.json", c->path);
     if (!path_exists(meta) && path_id(c->path).inode != 0) { return true; }
-    char *text = file_read(meta, &bytes);
+    FREED char *text = file_read(meta, &bytes);
     c->meta = text != NULL ? parse_meta(text, bytes, meta) : NULL;
-    free(text);
     if (c->meta != NULL && read_meta(c)) { return true; }
     checkpoint_close(c);
     return false;
@@ -228,12 +227,11 @@ static bool hash_part(void *context, int64_t i) {
     Hashing *h = context;
     int64_t at = i * HASHED, n = min64(HASHED, h->entry->shape[0] - at);
     int64_t bytes = dtype_bytes(h->entry->dtype);
-    uint64_t *part = malloc_or_die((size_t)(n * bytes));
-    bool ok = safetensors_read(h->st, h->entry, at, n, part);
-    uint64_t sum = ok ? hash_words(part, n * bytes, at * bytes / 8) : 0;
+    FREED uint64_t *part = malloc_or_die((size_t)(n * bytes));
+    if (!safetensors_read(h->st, h->entry, at, n, part)) { return false; }
+    uint64_t sum = hash_words(part, n * bytes, at * bytes / 8);
     __atomic_fetch_add(&h->sum, sum, __ATOMIC_RELAXED);
-    free(part);
-    return ok;
+    return true;
 }
 
 // Compares the arrays of an optimizer file with the hashes that were computed before the arrays
@@ -372,7 +370,8 @@ static int64_t step_of(const char *name) {
 
 int checkpoint_steps(const char *save, int64_t **steps) {
     int count = 0;
-    char path[PATH_LENGTH], *names = folder_list(save);
+    char path[PATH_LENGTH];
+    FREED char *names = folder_list(save);
     struct stat info;
     *steps = NULL;
     if (names == NULL) { return errno == ENOENT ? 0 : -1; }
@@ -384,21 +383,19 @@ int checkpoint_steps(const char *save, int64_t **steps) {
         *steps = realloc_or_die(*steps, (size_t)(count + 1) * sizeof(int64_t));
         (*steps)[count++] = step_of(name);
     }
-    free(names);
     if (count > 0) { qsort(*steps, (size_t)count, sizeof(int64_t), newest_first); }
     return count;
 }
 
 int64_t checkpoint_newest(const char *save) {
-    int64_t *steps;
+    FREED int64_t *steps = NULL;
     int count = checkpoint_steps(save, &steps);
-    int64_t newest = count > 0 ? steps[0] : count == 0 ? STEP_NONE : STEP_UNREADABLE;
-    free(steps);
-    return newest;
+    return count > 0 ? steps[0] : count == 0 ? STEP_NONE : STEP_UNREADABLE;
 }
 
 int64_t checkpoint_best(const char *save) {
-    int64_t *steps, best = STEP_NONE, tokens = 0;
+    FREED int64_t *steps = NULL;
+    int64_t best = STEP_NONE, tokens = 0;
     int count = checkpoint_steps(save, &steps);
     double lowest = INFINITY;
     char data[9] = "", path[PATH_LENGTH], of[9];
@@ -406,7 +403,7 @@ int64_t checkpoint_best(const char *save) {
     for (int i = 0; i < count && readable; i++) {
         path_format(path, "%s/" STEP_FOLDER "/meta.json", save, (long long)steps[i]);
         size_t bytes;
-        char *text = file_read(path, &bytes);
+        FREED char *text = file_read(path, &bytes);
         cJSON *meta = text != NULL ? parse_meta(text, bytes, path) : NULL;
         // ends the loop if meta.json exists but cannot be read: this step may be the best
         readable = text != NULL || !path_exists(path);
@@ -422,9 +419,7 @@ int64_t checkpoint_best(const char *save) {
             best = steps[i];
         }
         cJSON_Delete(meta);
-        free(text);
     }
-    free(steps);
     return readable ? best : STEP_UNREADABLE;
 }
 
@@ -472,10 +467,9 @@ static bool open_model(Checkpoint *c, const char *folder, const Options *o, Opti
         ok = take_options(c, options_continue(o) ? o : NULL, was);
     } else if (ok) {
         size_t bytes;
-        char *text = file_read(path_format(path, "%s/config.json", c->path), &bytes);
+        FREED char *text = file_read(path_format(path, "%s/config.json", c->path), &bytes);
         ok = text != NULL &&
              (hf_options(text, bytes, options_train(o), was) || fail("%s: %s", path, error_text()));
-        free(text);
     }
     path_format(path, "%s/" MODEL_FILE, c->path);
     path_format(index, "%s.index.json", path);
@@ -522,13 +516,12 @@ bool checkpoint_model(Checkpoint *start, Options *o, Options *was) {
 }
 
 bool checkpoint_share(Checkpoint *c, const Group *group) {
-    char *first = group_text(group, c->path);
+    FREED char *first = group_text(group, c->path);
     bool ok = strcmp(first, c->path) == 0;
     if (!ok) {
         checkpoint_close(c);
         ok = first[0] == '\0' || open_meta(c, first);
     }
-    free(first);
     return group_agree(group, CHANNEL_MAIN, ok);
 }
 
@@ -539,7 +532,8 @@ bool checkpoint_weights(Checkpoint *c, const ParamLayout *layout, int64_t begin,
 }
 
 bool checkpoint_list(const char *save) {
-    int64_t *steps, best = checkpoint_best(save);
+    FREED int64_t *steps = NULL;
+    int64_t best = checkpoint_best(save);
     int count = checkpoint_steps(save, &steps);
     if (count < 0) { return false; }
     if (count == 0) { return fail("--list-checkpoints: none under %s", save); }
@@ -569,7 +563,6 @@ bool checkpoint_list(const char *save) {
             printf("%10lld  damaged%s: %s\n", (long long)steps[i], mark, error_text());
         }
     }
-    free(steps);
     return true;
 }
 

@@ -24,8 +24,9 @@ const char *const scaling_names[] = {"scale", "target", "count", "amax_history"}
 static bool write_scaling(const Snapshot *s, const char *folder, FileWriter *w) {
     char path[PATH_LENGTH];
     int n = fp8_slot_count(s->precision->config);
-    float *scales = malloc_or_die(2 * (size_t)n * sizeof(float)), *targets = scales + n;
-    int32_t *counts = malloc_or_die((size_t)n * sizeof(int32_t));
+    FREED float *scales = malloc_or_die(2 * (size_t)n * sizeof(float));
+    float *targets = scales + n;
+    FREED int32_t *counts = malloc_or_die((size_t)n * sizeof(int32_t));
     for (int i = 0; i < n; i++) {
         scales[i] = s->slots[i].scale;
         targets[i] = fp8_slot_target(s->precision, i);
@@ -39,20 +40,17 @@ static bool write_scaling(const Snapshot *s, const char *folder, FileWriter *w) 
         tensors[i] = tensor_entry(scaling_names[i], dtype, n, length, data[i]);
     }
     path_format(path, "%s/" SCALING_FILE, folder);
-    bool ok = safetensors_write(w, path, tensors, SCALING_TENSORS, NULL);
-    free(scales);
-    free(counts);
-    return ok;
+    return safetensors_write(w, path, tensors, SCALING_TENSORS, NULL);
 }
 
 // Writes the files that only rank 0 writes, except meta.json.
 static bool write_shared(const Snapshot *s, const char *folder, FileWriter *files, int *count) {
     char path[PATH_LENGTH];
-    TensorEntry *tensors;
+    FREED TensorEntry *tensors = NULL;
     FileWriter *w = files;
     int n = hf_tensors(s->layout, s->model_dtype, s->model, &tensors);
-    char *config = hf_config(s->options, s->model_dtype, s->begin_of_text, s->end_of_text,
-                             s->document_end, s->start_config.bytes, s->start_config.size);
+    FREED char *config = hf_config(s->options, s->model_dtype, s->begin_of_text, s->end_of_text,
+                                   s->document_end, s->start_config.bytes, s->start_config.size);
     path_format(path, "%s/" MODEL_FILE, folder);
     bool ok = safetensors_write(w++, path, tensors, n, "{\"format\":\"pt\"}");
     path_format(path, "%s/config.json", folder);
@@ -64,8 +62,6 @@ static bool write_shared(const Snapshot *s, const char *folder, FileWriter *file
     }
     if (ok && s->slots != NULL) { ok = write_scaling(s, folder, w++); }
     *count = (int)(w - files);
-    free(tensors);
-    free(config);
     return ok;
 }
 
@@ -77,7 +73,7 @@ static bool write_optimizer(const Snapshot *s, const char *folder, FileWriter *w
     TensorEntry tensors[STATE_ARRAYS];
     int count = 0;
     size_t room = 256 + (size_t)s->num_ranges * 48;
-    char *metadata = malloc_or_die(room);
+    FREED char *metadata = malloc_or_die(room);
     size_t used = (size_t)snprintf(metadata, room, "{\"ranges\":\"");
     for (int i = 0; i < s->num_ranges; i++) {
         const Bucket *r = &s->ranges[i];
@@ -93,9 +89,7 @@ static bool write_optimizer(const Snapshot *s, const char *folder, FileWriter *w
     }
     snprintf(metadata + used, room - used, "\"}");
     path_format(path, "%s/" OPTIMIZER_FILE, folder, s->group->rank, s->group->ranks);
-    bool ok = safetensors_write(w, path, tensors, count, metadata);
-    free(metadata);
-    return ok;
+    return safetensors_write(w, path, tensors, count, metadata);
 }
 
 static const char *utc_now(char out[32]) {
@@ -155,12 +149,10 @@ static bool write_meta(const Snapshot *s, const char *folder, const FileWriter *
         cJSON_AddItemToArray(list, file);
     }
     cJSON_AddStringToObject(meta, "crc32", "00000000");
-    char *text = cJSON_Print(meta);
-    meta_seal(text, strlen(text));
-    bool ok = file_replace(path_format(path, "%s/meta.json", folder), text, strlen(text));
-    cJSON_free(text);
+    FREED char *text = cJSON_Print(meta);
     cJSON_Delete(meta);
-    return ok;
+    meta_seal(text, strlen(text));
+    return file_replace(path_format(path, "%s/meta.json", folder), text, strlen(text));
 }
 
 // ---- making a checkpoint of the files, and deleting older ones ----------------------------------
@@ -189,13 +181,12 @@ static bool set_aside(const char *path) {
 // newest checkpoint is still in place.
 static bool set_aside_from(const char *save, int64_t step) {
     char path[PATH_LENGTH];
-    int64_t *steps;
+    FREED int64_t *steps = NULL;
     int count = checkpoint_steps(save, &steps);
     bool ok = count >= 0;
     for (int i = count - 1; ok && i >= 0; i--) {
         ok = steps[i] < step || set_aside(checkpoint_path(path, save, steps[i]));
     }
-    free(steps);
     return ok;
 }
 
@@ -231,13 +222,13 @@ static int64_t link_steps(const char *save, int64_t newest) {
 
 // Makes `path`, in the --save folder, a link to `start`, a checkpoint in another folder.
 static bool link_start(const char *path, const char *start) {
-    char *real = realpath(start, NULL), word[SHELL_WORD];
+    char word[SHELL_WORD];
+    FREED char *real = realpath(start, NULL);
     if (real == NULL) { return fail("%s: %s", start, strerror(errno)); }
     if (symlink(real, path) != 0) {
         warn("%s: the link could not be made: %s; until the first save, resume with --resume %s",
              path, strerror(errno), shell_word(word, real));
     }
-    free(real);
     return true;
 }
 
@@ -271,7 +262,7 @@ static bool publish(const Snapshot *s, const char *fresh) {
 // step progress.last_good. If there is no checkpoint of this step, keeps the newest one before it.
 static void prune(const Snapshot *s, int64_t best) {
     const char *save = s->options->save;
-    int64_t *steps = NULL;
+    FREED int64_t *steps = NULL;
     int count = best != STEP_UNREADABLE ? checkpoint_steps(save, &steps) : -1;
     int keep = s->options->keep, kept = 0;
     char path[PATH_LENGTH], doomed[PATH_LENGTH];
@@ -290,7 +281,6 @@ static void prune(const Snapshot *s, int64_t best) {
             warn("%s could not be deleted: %s", path, strerror(errno));
         }
     }
-    free(steps);
 }
 
 bool checkpoint_save(const Snapshot *s) {
@@ -298,7 +288,8 @@ bool checkpoint_save(const Snapshot *s) {
     bool first = group->rank == 0;
     char fresh[PATH_LENGTH];
     int count = 0, ranks = group->ranks;
-    FileWriter own, *files = calloc_or_die((size_t)(FILES_OF_RANK_0 + ranks), sizeof(own));
+    FileWriter own;
+    FREED FileWriter *files = calloc_or_die((size_t)(FILES_OF_RANK_0 + ranks), sizeof(own));
     path_format(fresh, "%s/.tmp-" STEP_FOLDER, s->options->save, (long long)s->progress.step);
     // does not make the --save folder: if it was moved or deleted, this save fails, and the run
     // makes the folder again before the next save
@@ -317,7 +308,6 @@ bool checkpoint_save(const Snapshot *s) {
         ok = !first || (write_meta(s, fresh, files, count + ranks) && publish(s, fresh));
         ok = group_agree(group, CHANNEL_SAVE, ok);
     }
-    free(files);
     if (!ok) {
         Error why = error_kept();
         if (first) { folder_remove(fresh); } // frees space on a full disk

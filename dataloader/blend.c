@@ -21,8 +21,8 @@ static double distance(const double *weights, double sum, int count, int period)
 // Lists the turns of a period. `behind` is in units of 1/period of a sample, so it is whole.
 static void take_turns(Blend *b) {
     int64_t scale = b->count > 1 ? 2 * b->count - 2 : 1, period = b->period;
-    int64_t *behind = calloc_or_die((size_t)b->count, sizeof(int64_t));
-    int *taken = calloc_or_die((size_t)b->count, sizeof(int));
+    FREED int64_t *behind = calloc_or_die((size_t)b->count, sizeof(int64_t));
+    FREED int *taken = calloc_or_die((size_t)b->count, sizeof(int));
     for (int64_t n = 0; n < period; n++) {
         int next = -1;
         int64_t slack = 0; // how far `next` is from being a sample behind, times `scale`
@@ -37,8 +37,6 @@ static void take_turns(Blend *b) {
         b->turns[n] = (BlendTurn){next, taken[next]++};
         behind[next] -= period;
     }
-    free(behind);
-    free(taken);
 }
 
 bool blend_make(Blend *b, const double *weights, int count) {

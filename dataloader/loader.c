@@ -290,7 +290,7 @@ static bool read_stream(const Dataset *data, int64_t begin, int64_t n, int *out)
 static bool list_windows(Dataset *data) {
     int T = data->seq_length;
     int64_t all = data->tokens / T;
-    int *inputs = malloc_or_die((size_t)T * sizeof(int));
+    FREED int *inputs = malloc_or_die((size_t)T * sizeof(int));
     bool ok = true;
     data->windows = data->targets = 0;
     data->with_targets = malloc_or_die((size_t)max64(1, all) * sizeof(MaskedWindow));
@@ -305,7 +305,6 @@ static bool list_windows(Dataset *data) {
         data->with_targets[data->windows++] = (MaskedWindow){w, targets};
         data->targets += targets;
     }
-    free(inputs);
     return ok;
 }
 
@@ -416,7 +415,7 @@ static bool read_stream(const Dataset *data, int64_t begin, int64_t n, int *out)
 // Sets starts[T] for the window at `begin`, as loader_batch returns them.
 static bool find_starts(const Dataset *data, int64_t begin, const int *inputs, int *starts) {
     int T = data->seq_length, s = 0;
-    uint32_t *bits = malloc_or_die(((size_t)T / MASK_BITS + 2) * sizeof(uint32_t));
+    FREED uint32_t *bits = malloc_or_die(((size_t)T / MASK_BITS + 2) * sizeof(uint32_t));
     bool ok = true;
     for (; begin >= data->shards[s].count; s++) { begin -= data->shards[s].count; }
     for (int t = 0; ok && t < T; s++, begin = 0) {
@@ -432,7 +431,6 @@ static bool find_starts(const Dataset *data, int64_t begin, const int *inputs, i
             starts[t] = starts_one ? t : starts[t - 1];
         }
     }
-    free(bits);
     return ok;
 }
 

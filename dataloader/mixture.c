@@ -104,7 +104,7 @@ bool mixture_open(Mixture *m, const char *text, int seq_length, int vocab, int d
                   bool masks_ends) {
     *m = (Mixture){0};
     int count = sources_read(text, &m->sources);
-    double *weights = calloc_or_die((size_t)count + 1, sizeof(double));
+    FREED double *weights = calloc_or_die((size_t)count + 1, sizeof(double));
     int least = 0;
     for (int i = 0; i < count; i++) {
         weights[i] = m->sources[i].weight;
@@ -120,7 +120,6 @@ bool mixture_open(Mixture *m, const char *text, int seq_length, int vocab, int d
                           masks_ends);
         m->count += ok;
     }
-    free(weights);
     if (ok) {
         add_up(m);
         identify(m);

@@ -69,7 +69,7 @@ static void read_text(const Text *text, void *out, size_t bytes, size_t at) {
 // Writes bytes begin..end of a text as a document.
 static void put_text(Output *out, Text *text, size_t begin, size_t end) {
     size_t room = 2 * PART;
-    unsigned char *bytes = malloc_or_die(room);
+    FREED unsigned char *bytes = malloc_or_die(room);
     put_token(out, tokenizer.begin_of_text);
     while (begin < end) {
         size_t n = end - begin < room ? end - begin : room;
@@ -82,15 +82,13 @@ static void put_text(Output *out, Text *text, size_t begin, size_t end) {
         }
         text->names_end |= tokenizer_names_end(&tokenizer, bytes, part);
         text->has_nul |= memchr(bytes, '\0', part) != NULL;
-        int *tokens = malloc_or_die(part * sizeof(int));
+        FREED int *tokens = malloc_or_die(part * sizeof(int));
         encoder.offset = begin;
         int64_t count = encoder_encode(&encoder, bytes, part, tokens);
         if (count < 0) { die("%s: %s", text->path, error_text()); }
         for (int64_t i = 0; i < count; i++) { put_token(out, tokens[i]); }
-        free(tokens);
         begin += part;
     }
-    free(bytes);
 }
 
 // Deletes incomplete files when the program ends for any reason.

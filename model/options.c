@@ -191,7 +191,7 @@ static bool read_config(Options *options, const char *path, int depth, bool *loc
     FILE *file = depth < DEEPEST ? fopen(path, "r") : NULL;
     if (depth == DEEPEST) { return fail("--config %s: %d files lead to it", path, depth); }
     if (file == NULL) { return fail("--config %s: %s", path, strerror(errno)); }
-    char *line = NULL;
+    FREED char *line = NULL;
     size_t room = 0;
     ssize_t length;
     bool ok = true;
@@ -203,7 +203,6 @@ static bool read_config(Options *options, const char *path, int depth, bool *loc
         *located = !ok;
     }
     if (ok && ferror(file)) { ok = fail("--config %s: %s", path, strerror(errno)); }
-    free(line);
     fclose(file);
     return ok;
 }

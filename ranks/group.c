@@ -417,12 +417,11 @@ bool group_agree(const Group *g, Channel channel, bool ok) {
     if (!ok) {
         snprintf(verdict.text, sizeof(verdict.text), "rank %d: %.700s", g->rank, error_text());
     }
-    Error *all = calloc_or_die((size_t)g->ranks, sizeof(Error));
+    FREED Error *all = calloc_or_die((size_t)g->ranks, sizeof(Error));
     group_gather(g, channel, &verdict, sizeof(verdict), all);
     for (int r = g->ranks - 1; r >= 0; r--) {
         if (all[r].text[0] != '\0') { verdict = all[r]; }
     }
-    free(all);
     group_broadcast(g, channel, &verdict, sizeof(verdict));
     verdict.text[sizeof(verdict.text) - 1] = '\0';
     return verdict.text[0] == '\0' || fail("%s", verdict.text);
@@ -695,7 +694,7 @@ static bool reach_rank_0(Attempt *attempt) {
 
 // Whether all ranks run what rank 0 runs. identity: see group_open.
 static bool agree_on(const Group *g, const char *host, const char *identity) {
-    char *of_first = group_text(g, identity);
+    FREED char *of_first = group_text(g, identity);
     size_t line = 0, at = 0;
     for (; identity[at] == of_first[at] && identity[at] != '\0'; at++) {
         if (identity[at] == '\n') { line = at + 1; }
@@ -705,7 +704,6 @@ static bool agree_on(const Group *g, const char *host, const char *identity) {
                    "the same program and options",
                    host, (int)strcspn(identity + line, "\n"), identity + line,
                    (int)strcspn(of_first + line, "\n"), of_first + line);
-    free(of_first);
     return group_agree(g, CHANNEL_MAIN, ok);
 }
 

@@ -351,9 +351,8 @@ void launch(Group *group, const Options *o) {
     if (group->rank > 0 && freopen("/dev/null", "w", stdout) == NULL) {
         die("/dev/null: %s", strerror(errno));
     }
-    char *identity = list_identity(o);
+    FREED char *identity = list_identity(o);
     or_die(group_open(group, &r.rendezvous, listener, identity, o->distributed_timeout));
-    free(identity);
 }
 
 void launch_refuse(Group *group, const Options *options) {

@@ -134,15 +134,9 @@ typedef struct {
     const char *given, *expected;
 } Says;
 
-// Written before a declaration: at the end of the block the variable is freed, or passed to
-// `close`.
-#define FREED __attribute__((cleanup(test_free)))
+// Written before a declaration: at the end of the block the variable is passed to `close`. (FREED
+// is in base/common.h.)
 #define CLOSED(close) __attribute__((cleanup(close)))
-static inline void test_free(void *pointer) {
-    void *memory;
-    memcpy(&memory, pointer, sizeof(memory));
-    free(memory);
-}
 
 static inline FILE *test_out(void) {
     return test_state.out != NULL ? test_state.out : stdout;

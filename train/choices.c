@@ -44,9 +44,10 @@ static void score_rows(Run *run, const ChoiceSet *set, ChoiceModel model, Row *r
                        int shorter, int T, int *tokens) {
     int B = (int)((int64_t)run->options.micro_batch_size * run->config.seq_length / T), n = 0;
     size_t room = (size_t)B * (size_t)T;
-    int *inputs = malloc_or_die(2 * room * sizeof(int)), *targets = inputs + room;
-    float *losses = malloc_or_die(room * sizeof(float));
-    Row **batch = malloc_or_die((size_t)B * sizeof(Row *));
+    FREED int *inputs = malloc_or_die(room * sizeof(int));
+    FREED int *targets = malloc_or_die(room * sizeof(int));
+    FREED float *losses = malloc_or_die(room * sizeof(float));
+    FREED Row **batch = malloc_or_die((size_t)B * sizeof(Row *));
     for (int i = 0; i <= num_rows && run_stop_signal() == 0; i++) {
         Row *row = i < num_rows ? &rows[i] : NULL;
         if (row != NULL && row->length - 1 > shorter && row->length - 1 <= T) {
@@ -74,15 +75,12 @@ static void score_rows(Run *run, const ChoiceSet *set, ChoiceModel model, Row *r
         }
         n = 0;
     }
-    free(inputs);
-    free(losses);
-    free(batch);
 }
 
 void run_score_set(Run *run, const ChoiceSet *set, ChoiceModel model, int64_t counts[3]) {
     int longest = run->config.seq_length, num_rows;
-    int *tokens = malloc_or_die(((size_t)longest + 1) * sizeof(int));
-    Row *rows = list_rows(run, set, tokens, &num_rows);
+    FREED int *tokens = malloc_or_die(((size_t)longest + 1) * sizeof(int));
+    FREED Row *rows = list_rows(run, set, tokens, &num_rows);
     for (int shorter = -1, T = (int)min64(SHORTEST, longest); shorter < longest;) {
         score_rows(run, set, model, rows, num_rows, shorter, T, tokens);
         shorter = T;
@@ -102,8 +100,6 @@ void run_score_set(Run *run, const ChoiceSet *set, ChoiceModel model, int64_t co
         counts[2] += by_mean == set->questions[question].label;
     }
     if (model.sum != NULL) { model.sum(model.trainer, counts, 3); }
-    free(tokens);
-    free(rows);
 }
 
 void run_score_choices(Run *run, ChoiceModel model) {

@@ -36,7 +36,7 @@ static void check_model(const Run *run) {
 // The caller frees the data of both.
 static void read_tensor(Run *run, TensorEntry *t) {
     int64_t n = t->shape[0] * max64(1, t->shape[1]);
-    float *values = malloc_or_die((size_t)n * sizeof(float));
+    FREED float *values = malloc_or_die((size_t)n * sizeof(float));
     uint16_t *codes = malloc_or_die((size_t)(n * dtype_bytes(t->dtype)));
     run_first_weights(run, t->begin, t->begin + n, values);
     t->data = codes;
@@ -50,7 +50,6 @@ static void read_tensor(Run *run, TensorEntry *t) {
     } else {
         for (int64_t i = 0; i < n; i++) { codes[i] = bf16_encode(values[i]); }
     }
-    free(values);
 }
 
 // Copies the files beside the weights: the tokenizer's files and generation_config.json. Writes
@@ -58,23 +57,18 @@ static void read_tensor(Run *run, TensorEntry *t) {
 static bool write_others(const Run *run, const char *folder, Dtype dtype) {
     char path[PATH_LENGTH];
     size_t bytes;
-    bool ok = true;
-    for (int i = 0; ok && i < COMPANIONS; i++) {
+    for (int i = 0; i < COMPANIONS; i++) {
         path_format(path, "%s/%s", run->start.path, companion_names[i]);
         if (!path_exists(path)) { continue; }
-        char *data = file_read(path, &bytes);
-        if (data == NULL) { return false; }
-        ok = file_replace(path_format(path, "%s/%s", folder, companion_names[i]), data, bytes);
-        free(data);
+        FREED char *data = file_read(path, &bytes);
+        path_format(path, "%s/%s", folder, companion_names[i]);
+        if (data == NULL || !file_replace(path, data, bytes)) { return false; }
     }
-    char *text = file_read(path_format(path, "%s/config.json", run->start.path), &bytes);
+    FREED char *text = file_read(path_format(path, "%s/config.json", run->start.path), &bytes);
     if (text == NULL) { return false; }
-    char *config = hf_config(&run->options, dtype, -1, -1, -1, text, bytes);
-    free(text);
+    FREED char *config = hf_config(&run->options, dtype, -1, -1, -1, text, bytes);
     path_format(path, "%s/config.json", folder);
-    ok = ok && file_replace(path, config, strlen(config));
-    free(config);
-    return ok;
+    return file_replace(path, config, strlen(config));
 }
 
 void run_export(Run *run) {
@@ -83,11 +77,12 @@ void run_export(Run *run) {
     char path[PATH_LENGTH], name[64], size[32];
     Dtype dtype = o->export_fp8 ? DTYPE_F8_E4M3 : DTYPE_BF16;
     FileWriter w;
-    TensorEntry *tensors;
+    FREED TensorEntry *tensors = NULL;
     const TensorEntry *edges = NULL; // a weight whose last blocks are smaller than the others
     check_model(run);
     int files = 0, count = hf_tensors(&run->layout, dtype, NULL, &tensors);
-    int *starts = calloc_or_die((size_t)count + 1, sizeof(int)); // the first tensor of each file
+    FREED int *starts = calloc_or_die((size_t)count + 1,
+                                      sizeof(int)); // the first tensor of each file
     double filled = 0, total = 0, limit = o->export_shard_gb * 1e9;
     for (int i = 0; i < count; i++) {
         const TensorEntry *t = &tensors[i];
@@ -124,10 +119,9 @@ void run_export(Run *run) {
         for (TensorEntry *t = begin; t < end; t++) { free((void *)t->data); }
     }
     if (ok && files > 1) {
-        char *text = cJSON_Print(index);
+        FREED char *text = cJSON_Print(index);
         path_format(path, "%s/model.safetensors.index.json", folder);
         ok = file_replace(path, text, strlen(text));
-        cJSON_free(text);
     }
     if (!ok || !write_others(run, folder, dtype)) {
         Error why = error_kept();
@@ -138,6 +132,4 @@ void run_export(Run *run) {
            o->export_fp8 ? "linear layers in FP8, all else in BF16" : "BF16",
            format_bytes(size, total), files, files > 1 ? "s" : "");
     cJSON_Delete(index);
-    free(starts);
-    free(tensors);
 }

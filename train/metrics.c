@@ -60,10 +60,9 @@ static bool find_whole(FILE *file, off_t *whole, off_t *end, bool *ours) {
 // Replaces the file by a copy of its complete lines, which no other folder shares.
 static bool make_own(const char *path, off_t whole) {
     size_t bytes;
-    char *text = file_read(path, &bytes);
+    FREED char *text = file_read(path, &bytes);
     if (text == NULL) { return false; }
     bool ok = file_replace(path, text, (size_t)min64((int64_t)bytes, whole));
-    free(text);
     if (ok) {
         warn("%s: links share it with another folder; from here on this run writes to a copy",
              path);
@@ -146,7 +145,7 @@ void metrics_end(Metrics *m, MetricsRecord *r) {
 
 // Adds "linear_layers": the rows of the precision table.
 static void add_precision(MetricsRecord *r, const Precision *precision) {
-    PrecisionRow *rows = calloc_or_die((size_t)precision->count, sizeof(PrecisionRow));
+    FREED PrecisionRow *rows = calloc_or_die((size_t)precision->count, sizeof(PrecisionRow));
     int count = precision_rows(precision, rows);
     cJSON *layers = cJSON_AddArrayToObject(r, "linear_layers");
     for (int i = 0; i < count; i++) {
@@ -165,7 +164,6 @@ static void add_precision(MetricsRecord *r, const Precision *precision) {
         cJSON_AddStringToObject(layer, "reason", row->reason);
         cJSON_AddItemToArray(layers, layer);
     }
-    free(rows);
 }
 
 // Adds a list of a mixture's sources (name: "sources" or "valid_sources"). Adds nothing if there is
@@ -265,8 +263,10 @@ void run_record_ranks(Run *run) {
     } RankTime;
     const double BEHIND = 1.05; // a rank is behind if it takes more than this times the median
     size_t n = (size_t)run->group.ranks;
-    RankTime mine = {.seconds = run->own_seconds}, *all = calloc_or_die(n, sizeof(RankTime));
-    double *seconds = calloc_or_die(2 * n, sizeof(double)), *sorted = seconds + n;
+    RankTime mine = {.seconds = run->own_seconds};
+    FREED RankTime *all = calloc_or_die(n, sizeof(RankTime));
+    FREED double *seconds = calloc_or_die(n, sizeof(double));
+    FREED double *sorted = calloc_or_die(n, sizeof(double));
     gethostname(mine.host, sizeof(mine.host) - 1);
     group_gather(&run->group, CHANNEL_MAIN, &mine, sizeof(mine), all);
     int slowest = 0;
@@ -285,8 +285,6 @@ void run_record_ranks(Run *run) {
     }
     metrics_end(&run->metrics, r);
     run->own_seconds = run->own_steps = 0;
-    free(all);
-    free(seconds);
 }
 
 // The record has "tensors": {"blocks.0.qkv.x": {"elements", "largest", "zero", "subnormal"}, ...},

@@ -208,11 +208,10 @@ static void check_ranks(const Run *run) {
     const Mixture *sets[] = {&run->train_data, &run->valid_data};
     for (int i = 0; run->group.ranks > 1 && i < 2; i++) {
         const char *own = sets[i]->identity != NULL ? sets[i]->identity : "";
-        char *first = group_text(&run->group, own);
+        FREED char *first = group_text(&run->group, own);
         if (!mixture_match(sets[i], first, "rank 0")) {
             die("--%s %s; every rank needs the same shards", data_options[i], error_text());
         }
-        free(first);
     }
 }
 
@@ -224,13 +223,12 @@ static void check_ends(const Run *run) {
     bool needed = o->eod_mask_loss || (run_resets(run) && count_unlisted(run, false) > 0);
     if (run->group.ranks == 1 || !needed) { return; }
     snprintf(own, sizeof(own), "%d", run->document_end);
-    char *first = group_text(&run->group, own);
+    FREED char *first = group_text(&run->group, own);
     if (strcmp(first, own) != 0) {
         die("--data: documents end with token %s, on rank 0 with %s (-1: not known); every rank "
             "needs the same tokenizer.bin beside the shards, or give --tokenizer",
             own, first);
     }
-    free(first);
 }
 
 void run_open_data(Run *run) {

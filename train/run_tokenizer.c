@@ -94,7 +94,7 @@ static int read_sources(const Options *o, Source **sources) {
 // sources whose shards have no conversations.
 static bool find_of_sources(Run *run, const Options *o, bool chats, FoundTokenizer *made) {
     bool found = false;
-    Source *sources;
+    FREED Source *sources = NULL;
     int count = read_sources(o, &sources);
     for (int i = 0; i < count && !found; i++) {
         const char *pattern = sources[i].pattern;
@@ -104,7 +104,6 @@ static bool find_of_sources(Run *run, const Options *o, bool chats, FoundTokeniz
         found = (fingerprint != 0 || !chats) &&
                 find_made(run, chats ? shard.path : pattern, fingerprint, made);
     }
-    free(sources);
     return found;
 }
 
@@ -112,12 +111,11 @@ static bool find_of_sources(Run *run, const Options *o, bool chats, FoundTokeniz
 static bool has_chats(const Options *o) {
     bool chats = false;
     TokenFile shard;
-    Source *sources;
+    FREED Source *sources = NULL;
     int count = read_sources(o, &sources);
     for (int i = 0; i < count && !chats; i++) {
         chats = shards_find(sources[i].pattern, SHARD_STARTED, &shard);
     }
-    free(sources);
     return chats;
 }
 

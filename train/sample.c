@@ -25,21 +25,19 @@ static bool read_prompt(Run *run) {
     if (given[0] == '@' && options_train(&run->options)) { // a resumed run may not find the file
         return fail("--sample-tokens %s: a file only with --sample-only; give the numbers", given);
     }
-    char *held = tokens_text(given), *text = held, *end;
+    FREED char *held = tokens_text(given);
+    char *text = held, *end;
     if (held == NULL) { return fail("--sample-tokens %s", error_text()); }
     run->prompt = malloc_or_die((strlen(text) + 1) * sizeof(int));
     for (run->prompt_length = 0; *(text += strspn(text, " ,\t\r\n")) != '\0'; text = end) {
         errno = 0;
         long id = strtol(text, &end, 10);
         if (end == text || errno != 0 || id < 0 || id >= run->config.vocab) {
-            fail("--sample-tokens: '%.20s' is no token of the vocabulary of %d", text,
-                 run->config.vocab);
-            free(held);
-            return false;
+            return fail("--sample-tokens: '%.20s' is no token of the vocabulary of %d", text,
+                        run->config.vocab);
         }
         run->prompt[run->prompt_length++] = (int)id;
     }
-    free(held);
     return run->prompt_length > 0 || fail("--sample-tokens: no numbers");
 }
 
@@ -157,8 +155,8 @@ void run_sample(Run *run, NextLogits next_logits, void *trainer) {
     const Options *o = &run->options;
     int V = run->config.vocab, count = run->prompt_length;
     float cap = run->config.loss.softcap;
-    int *tokens = malloc_or_die((size_t)(count + o->sample_length) * sizeof(int));
-    float *scratch = malloc_or_die((size_t)V * sizeof(float));
+    FREED int *tokens = malloc_or_die((size_t)(count + o->sample_length) * sizeof(int));
+    FREED float *scratch = malloc_or_die((size_t)V * sizeof(float));
     memcpy(tokens, run->prompt, (size_t)count * sizeof(int));
     FILE *out = run->console.answers;
     unsigned char before = 0;
@@ -186,6 +184,4 @@ void run_sample(Run *run, NextLogits next_logits, void *trainer) {
     }
     fputs("\n", out);
     console_flush(&run->console);
-    free(tokens);
-    free(scratch);
 }

@@ -38,16 +38,15 @@ void save_folder_open(Run *run) {
 }
 
 static bool save_config(const Options *o) {
-    char path[PATH_LENGTH], *text = NULL;
+    char path[PATH_LENGTH];
+    FREED char *text = NULL;
     size_t bytes;
     FILE *file = open_memstream(&text, &bytes);
     if (file == NULL) { die("out of memory"); }
     options_write_config(o, file);
     fclose(file);
     path_format(path, "%s/config.txt", o->save);
-    bool ok = file_replace(path, text, bytes);
-    free(text);
-    return ok;
+    return file_replace(path, text, bytes);
 }
 
 void save_folder_begin(const Run *run) {

@@ -11,13 +11,6 @@
 
 #pragma GCC diagnostic ignored "-Wunused-parameter" // streams: a call has done all its work
 
-static inline void values_free(float **values) {
-    free(*values);
-}
-
-// In front of a declaration: the values are freed at the end of its block.
-#define FREED __attribute__((cleanup(values_free)))
-
 float *values_new(int64_t n);
 // n values as floats; NULL where x is NULL.
 float *values_read(const void *x, GpuType type, int64_t n);

@@ -184,8 +184,8 @@ static bool weights_agree(const Check *c, const char *all, size_t bytes, int64_t
 bool check_agrees(Check *c, int64_t step) {
     const Run *run = c->net->run;
     size_t rows = (size_t)c->rows * sizeof(uint64_t), bytes = sizeof(RankHashes) + rows;
-    RankHashes *mine = calloc_or_die(1, bytes);
-    char *all = run->group.rank == 0 ? malloc_or_die(bytes * (size_t)run->group.ranks) : NULL;
+    FREED RankHashes *mine = calloc_or_die(1, bytes);
+    FREED char *all = run->group.rank == 0 ? malloc_or_die(bytes * (size_t)run->group.ranks) : NULL;
     describe_device(c, mine->device, sizeof(mine->device));
     // if there was a third pass, its hashes are not on the host yet
     if (first_difference(c->host, c->host + c->rows, 0, c->rows) < c->rows) { fetch(c); }
@@ -201,8 +201,6 @@ bool check_agrees(Check *c, int64_t step) {
         ok = group_agree(&run->group, CHANNEL_MAIN,
                          run->group.rank > 0 || weights_agree(c, all, bytes, step));
     }
-    free(mine);
-    free(all);
     return ok;
 }
 

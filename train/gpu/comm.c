@@ -71,10 +71,9 @@ bool comm_open(Comm *c, Group *group, Gpu *gpu, int slots) {
     CUDA_CHECK(cudaDeviceGetPCIBusId(mine.bus, sizeof(mine.bus), device));
     NCCL(c, GetVersion(&mine.version));
     if (gethostname(mine.host, sizeof(mine.host) - 1) != 0) { strcpy(mine.host, "?"); }
-    Card *cards = calloc_or_die((size_t)c->ranks, sizeof(Card));
+    FREED Card *cards = calloc_or_die((size_t)c->ranks, sizeof(Card));
     group_gather(group, CHANNEL_MAIN, &mine, sizeof(mine), cards);
     bool fit = c->rank > 0 || check_cards(cards, c->ranks);
-    free(cards);
     if (!group_agree(group, CHANNEL_MAIN, fit)) { return false; }
     memset(&id, 0, sizeof(id));
     if (c->rank == 0) { NCCL(c, GetUniqueId(&id)); }

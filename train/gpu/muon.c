@@ -52,12 +52,11 @@ void muon_plan(Muon *m, const Run *run, const ZeroLayout *zero, Plan *plan) {
 }
 
 void muon_start(Muon *m, Gpu *gpu) {
-    int64_t *offsets = calloc_or_die((size_t)m->num_own, sizeof(int64_t));
+    FREED int64_t *offsets = calloc_or_die((size_t)m->num_own, sizeof(int64_t));
     for (int i = 0; i < m->num_own; i++) { offsets[i] = m->own[i].sharded_offset; }
     if (m->num_own > 0) {
         gpu_send(gpu, m->offsets, offsets, (size_t)m->num_own * sizeof(int64_t));
     }
-    free(offsets);
 }
 
 void muon_free_plan(Muon *m) {

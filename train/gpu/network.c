@@ -198,10 +198,9 @@ void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan) {
 static void send_rope_table(Network *n) {
     const ModelConfig *c = &n->run->config;
     size_t bytes = (size_t)c->seq_length * (size_t)c->head_size * sizeof(float);
-    float *table = malloc_or_die(bytes);
+    FREED float *table = malloc_or_die(bytes);
     rope_table(table, c->seq_length, c->head_size, &c->rope);
     gpu_send(n->gpu, n->rope, table, bytes);
-    free(table);
 }
 
 // Sets up the norm of x. below: the layer that writes x; NULL: the embeddings do. Only LayerNorm

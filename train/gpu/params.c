@@ -203,9 +203,8 @@ void params_plan(Params *p, Run *run, Plan *plan, Plan *host, int64_t offload) {
     OptimizerState *s = &p->optimizer;
     *p = (Params){.run = run};
     bool trains = options_train(o);
-    uint8_t *kinds = find_kinds(run);
+    FREED uint8_t *kinds = find_kinds(run);
     p->zero = zero_layout(layout, run->group.ranks, kinds);
-    free(kinds);
     // evaluations in BF16 read BF16 weights; so all weights are sent in BF16, and every rank makes
     // the FP8 codes
     for (int i = 0; i < p->zero.count && o->eval_precision == EVAL_BF16; i++) {
@@ -279,7 +278,8 @@ void params_free_plan(Params *p) {
 // summed.
 static void send_norm_parts(Params *p) {
     const ZeroLayout *z = &p->zero;
-    GradientPart *parts = calloc_or_die((size_t)(NORM_PARTS + z->count), sizeof(GradientPart));
+    FREED GradientPart *parts = calloc_or_die((size_t)(NORM_PARTS + z->count),
+                                              sizeof(GradientPart));
     int64_t kept = z->size / z->ranks;
     int64_t most = round_up64((kept + NORM_PARTS - 1) / NORM_PARTS, PARAM_ALIGN);
     p->optimizer.num_parts = 0;
@@ -293,7 +293,6 @@ static void send_norm_parts(Params *p) {
     }
     gpu_send(p->gpu, p->optimizer.parts, parts,
              (size_t)p->optimizer.num_parts * sizeof(GradientPart));
-    free(parts);
 }
 
 // Finds where each FP8 weight's scales lie, and sends the table of the weights that are gathered as
@@ -301,7 +300,7 @@ static void send_norm_parts(Params *p) {
 static void send_weights(Params *p, int *number) {
     const Run *run = p->run;
     AdamWUpdate *u = &p->optimizer.adamw;
-    Fp8Weight *weights = calloc_or_die((size_t)run->precision.count, sizeof(Fp8Weight));
+    FREED Fp8Weight *weights = calloc_or_die((size_t)run->precision.count, sizeof(Fp8Weight));
     int64_t at = 0; // next index in the amaxes, and in both halves of the inverse scales
     for (int i = 0; i < run->precision.count; i++) {
         const LinearPrecision *lp = &run->precision.linear[i];
@@ -325,7 +324,6 @@ static void send_weights(Params *p, int *number) {
         u->scaling = fp8_slot_scaling(&run->precision, OPERAND_W);
         gpu_send(p->gpu, u->weights, weights, (size_t)u->weight_count * sizeof(Fp8Weight));
     }
-    free(weights);
 }
 
 static AdamWSegment segment_of(const Params *p, const ZeroRange *range, const int *number) {
@@ -359,7 +357,7 @@ static AdamWSegment segment_of(const Params *p, const ZeroRange *range, const in
 // bucket's segments lie together, and their thread blocks are numbered from 0.
 static void send_segments(Params *p, const int *number) {
     const OptimizerState *o = &p->optimizer;
-    AdamWSegment *segments = calloc_or_die((size_t)o->num_ranges, sizeof(AdamWSegment));
+    FREED AdamWSegment *segments = calloc_or_die((size_t)o->num_ranges, sizeof(AdamWSegment));
     int count = 0;
     for (int b = 0; b < p->run->layout.num_buckets; b++) {
         AdamWUpdate *bucket = &o->updates[b];
@@ -376,14 +374,13 @@ static void send_segments(Params *p, const int *number) {
         }
     }
     gpu_send(p->gpu, o->segments, segments, (size_t)o->num_ranges * sizeof(AdamWSegment));
-    free(segments);
 }
 
 static void send_scaling(Params *p) {
     const Precision *precision = &p->run->precision;
     int n = p->fp8.count;
-    float *targets = malloc_or_die((size_t)n * sizeof(float));
-    uint8_t *kinds = malloc_or_die((size_t)n);
+    FREED float *targets = malloc_or_die((size_t)n * sizeof(float));
+    FREED uint8_t *kinds = malloc_or_die((size_t)n);
     for (int i = 0; i < n; i++) {
         targets[i] = fp8_slot_target(precision, i);
         kinds[i] = (uint8_t)((fp8_slot_uses_amax(precision, i) ? SLOT_UPDATED : 0) |
@@ -391,20 +388,17 @@ static void send_scaling(Params *p) {
     }
     gpu_send(p->gpu, p->fp8.targets, targets, (size_t)n * sizeof(float));
     gpu_send(p->gpu, p->fp8.kinds, kinds, (size_t)n);
-    free(targets);
-    free(kinds);
 }
 
 void params_start(Params *p, Gpu *gpu, Comm *comm) {
     p->gpu = gpu;
     p->comm = comm;
-    int *number = calloc_or_die((size_t)p->run->layout.count, sizeof(int));
+    FREED int *number = calloc_or_die((size_t)p->run->layout.count, sizeof(int));
     send_norm_parts(p);
     send_weights(p, number);
     send_segments(p, number);
     if (p->fp8.count > 0) { send_scaling(p); }
     muon_start(&p->optimizer.muon, gpu);
-    free(number);
 }
 
 // ---- addresses of weights and gradients ---------------------------------------------------------
@@ -473,7 +467,7 @@ void params_fetch_gradients(Params *p, float *host) {
     const ZeroLayout *z = &p->zero;
     Gradient g = gradients_from(p, 0);
     size_t bytes = (size_t)(z->size * gpu_type_bytes(g.type));
-    char *all = malloc_or_die(bytes);
+    FREED char *all = malloc_or_die(bytes);
     comm_begin(p->comm);
     for (int s = 0; s < z->count; s++) {
         comm_all_gather(p->comm, gradients_from(p, z->segments[s].begin).data, (CommType)g.type,
@@ -490,7 +484,6 @@ void params_fetch_gradients(Params *p, float *host) {
                                        : bf16_decode(((const Bf16 *)all)[from + k]);
         }
     }
-    free(all);
 }
 
 static void all_reduce(Params *p, void *values, CommType type, CommOp op, int64_t count) {
@@ -568,12 +561,11 @@ void params_publish(Params *p) {
 
 void params_calibrate(Params *p) {
     size_t bytes = (size_t)p->fp8.count * sizeof(Fp8Scale);
-    Fp8Scale *scales = malloc_or_die(bytes);
+    FREED Fp8Scale *scales = malloc_or_die(bytes);
     agree_amaxes(p);
     gpu_read(p->gpu, scales, p->fp8.scales, bytes);
     fp8_calibrate(&p->run->precision, scales);
     gpu_send(p->gpu, p->fp8.scales, scales, bytes);
-    free(scales);
 }
 
 void params_update(Params *p, const double *loss_sum) {

@@ -81,9 +81,8 @@ static void restore_array(Params *p, int array, Piece *host) {
 // Fills all arrays of the state; without a checkpoint, only the master weights.
 static void restore_arrays(Params *p) {
     int last = p->run->options.resumes ? STATE_MOMENTUM : STATE_MASTER;
-    Piece *host = malloc_or_die(sizeof(Piece));
+    FREED Piece *host = malloc_or_die(sizeof(Piece));
     for (int i = STATE_MASTER; i <= last; i++) { restore_array(p, i, host); }
-    free(host);
 }
 
 // Restores the FP8 scales and their history. Returns whether the run must be calibrated: it trains,
@@ -93,8 +92,8 @@ static bool restore_scaling(Params *p) {
     const Precision *precision = &p->run->precision;
     int n = p->fp8.count;
     size_t history = (size_t)n * (size_t)p->fp8.length;
-    Fp8Scale *scales = malloc_or_die((size_t)n * sizeof(Fp8Scale));
-    float *amax = calloc_or_die(history, sizeof(float));
+    FREED Fp8Scale *scales = malloc_or_die((size_t)n * sizeof(Fp8Scale));
+    FREED float *amax = calloc_or_die(history, sizeof(float));
     run_read_scaling(p->run, scales, amax);
     if (history > 0) { gpu_send(p->gpu, p->fp8.history, amax, history * sizeof(float)); }
     gpu_send(p->gpu, p->fp8.scales, scales, (size_t)n * sizeof(Fp8Scale));
@@ -104,8 +103,6 @@ static bool restore_scaling(Params *p) {
         if (measured) { p->scaling[i] = SCALE_CURRENT; }
         p->measures |= measured;
     }
-    free(scales);
-    free(amax);
     return unknown && calibrates;
 }
 
@@ -159,13 +156,12 @@ static void fetch_model(Params *p, Bf16 *to) {
 static void check_scales(const Params *p, const Fp8Scale *scales) {
     size_t bytes = (size_t)p->fp8.count * sizeof(Fp8Scale);
     int wrong = 0;
-    Fp8Scale *first = malloc_or_die(bytes);
+    FREED Fp8Scale *first = malloc_or_die(bytes);
     memcpy(first, scales, bytes);
     group_broadcast(&p->run->group, CHANNEL_MAIN, first, bytes);
     for (int i = 0; i < p->fp8.count; i++) {
         wrong += !(first[i].scale == scales[i].scale && first[i].count == scales[i].count);
     }
-    free(first);
     bool same = wrong == 0 || fail("%d FP8 scales differ from rank 0's", wrong);
     or_die(group_agree(&p->run->group, CHANNEL_MAIN, same));
 }

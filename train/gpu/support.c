@@ -84,9 +84,10 @@ bool support_matmul(Gpu *gpu, Gemm g, int rows, float *ms) {
     const size_t codes = values * sizeof(Bf16), side = codes + values / FP8_BLOCK * sizeof(float);
     const size_t d_bytes = (size_t)g.m * (size_t)g.n * sizeof(float);
     // codes and scales of A and of B, then D
-    char *host = calloc_or_die(1, 2 * side + d_bytes), *device;
-    float *a = malloc_or_die((2 * values + results) * sizeof(float)), *b = a + values;
-    float *expected = b + values, *found = (float *)(host + 2 * side);
+    FREED char *host = calloc_or_die(1, 2 * side + d_bytes);
+    FREED float *a = malloc_or_die((2 * values + results) * sizeof(float));
+    float *b = a + values, *expected = b + values, *found = (float *)(host + 2 * side);
+    char *device;
     int wrong = 0;
     fill_operand(0, g.type_a, g.scaling_a, g.n, g.k, host, (float *)(host + codes), a);
     fill_operand(1, g.type_b, g.scaling_b, g.n, g.k, host + side, (float *)(host + side + codes),
@@ -123,8 +124,6 @@ bool support_matmul(Gpu *gpu, Gemm g, int rows, float *ms) {
         *ms = gpu_timer_end(gpu, timer) / RUNS;
     }
     CUDA_CHECK(cudaFree(device));
-    free(host);
-    free(a);
     return well;
 }
 

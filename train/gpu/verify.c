@@ -35,7 +35,7 @@ static void version_row(const char *what, long compiled, long running) {
 // Returns n random BF16 values as floats. *device receives the same values on the device.
 static float *random_pair(const Gpu *gpu, int64_t n, uint64_t key, Bf16 **device) {
     float *host = malloc_or_die((size_t)n * sizeof(float));
-    Bf16 *codes = malloc_or_die((size_t)n * sizeof(Bf16));
+    FREED Bf16 *codes = malloc_or_die((size_t)n * sizeof(Bf16));
 #pragma omp parallel for
     for (int64_t i = 0; i < n; i++) {
         codes[i] = bf16_encode(rng_normal(key, (uint64_t)i));
@@ -43,7 +43,6 @@ static float *random_pair(const Gpu *gpu, int64_t n, uint64_t key, Bf16 **device
     }
     CUDA_CHECK(cudaMalloc((void **)device, (size_t)n * sizeof(Bf16)));
     gpu_send(gpu, *device, codes, (size_t)n * sizeof(Bf16));
-    free(codes);
     return host;
 }
 
@@ -51,7 +50,7 @@ static float *random_pair(const Gpu *gpu, int64_t n, uint64_t key, Bf16 **device
 // milliseconds.
 static void result_row(const char *what, const Gpu *gpu, const Bf16 *device, const float *expected,
                        int64_t n, double allowed, double flops, float ms) {
-    Bf16 *codes = malloc_or_die((size_t)n * sizeof(Bf16));
+    FREED Bf16 *codes = malloc_or_die((size_t)n * sizeof(Bf16));
     double difference = 0, size = 0;
     gpu_read(gpu, codes, device, (size_t)n * sizeof(Bf16));
     for (int64_t i = 0; i < n; i++) {
@@ -61,7 +60,6 @@ static void result_row(const char *what, const Gpu *gpu, const Bf16 *device, con
     double error = sqrt(difference / size);
     row(what, error <= allowed, "%.0f TFLOP/s, error against the CPU %.1e (allowed %.1e)",
         flops / (1e9 * ms), error, allowed);
-    free(codes);
 }
 
 // Checks a few rows of a large matmul.
@@ -80,11 +78,12 @@ static void check_attention(Gpu *gpu, AttentionShape s) {
     double flops = 2.0 * s.B * s.H * (double)s.T * s.T * s.D;
     char name[64];
     Bf16 *qkv, *out, *d_out, *d_qkv;
-    float *lse, *host_qkv = random_pair(gpu, tokens * packed, 3, &qkv);
-    float *host_d_out = random_pair(gpu, tokens * width, 4, &d_out);
-    float *expected = malloc_or_die((size_t)(s.T * width) * sizeof(float));
-    float *expected_lse = malloc_or_die((size_t)(s.H * s.T) * sizeof(float));
-    float *expected_d = malloc_or_die((size_t)(s.T * packed) * sizeof(float));
+    float *lse;
+    FREED float *host_qkv = random_pair(gpu, tokens * packed, 3, &qkv);
+    FREED float *host_d_out = random_pair(gpu, tokens * width, 4, &d_out);
+    FREED float *expected = malloc_or_die((size_t)(s.T * width) * sizeof(float));
+    FREED float *expected_lse = malloc_or_die((size_t)(s.H * s.T) * sizeof(float));
+    FREED float *expected_d = malloc_or_die((size_t)(s.T * packed) * sizeof(float));
     gpu->attention_bytes = attention_workspace(s, (size_t)64 << 20);
     CUDA_CHECK(cudaMalloc(&gpu->attention_workspace, gpu->attention_bytes));
     CUDA_CHECK(cudaMalloc((void **)&out, (size_t)(tokens * width) * sizeof(Bf16)));
@@ -108,11 +107,6 @@ static void check_attention(Gpu *gpu, AttentionShape s) {
     snprintf(name, sizeof(name), "backward, heads of %d", s.D);
     result_row(name, gpu, d_qkv, expected_d, s.T * packed, 1e-2, 2.5 * flops, backward_ms);
     row("fast attention", fast, "%s", fast ? "yes" : why.text);
-    free(host_qkv);
-    free(host_d_out);
-    free(expected);
-    free(expected_lse);
-    free(expected_d);
     CUDA_CHECK(cudaFree(gpu->attention_workspace));
     CUDA_CHECK(cudaFree(qkv));
     CUDA_CHECK(cudaFree(out));

@@ -99,8 +99,8 @@ NcclVerdict nccl_self_check(int gpus, int64_t elements, unsigned seconds, char *
     }
     int device = 0, version = 0;
     double taken = 0, bytes = (double)elements * sizeof(float);
-    Member *members = calloc_or_die((size_t)gpus, sizeof(Member));
-    float *values = malloc_or_die((size_t)elements * sizeof(float));
+    FREED Member *members = calloc_or_die((size_t)gpus, sizeof(Member));
+    FREED float *values = malloc_or_die((size_t)elements * sizeof(float));
     fflush(stdout);
     signal(SIGALRM, give_up);
     alarm(seconds);
@@ -116,8 +116,6 @@ NcclVerdict nccl_self_check(int gpus, int64_t elements, unsigned seconds, char *
     }
     cudaSetDevice(device);
     alarm(0);
-    free(members);
-    free(values);
     nccl.GetVersion(&version);
     if (!well) {
         snprintf(text, room, "%s", error_text());
