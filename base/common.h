@@ -102,8 +102,8 @@ void *calloc_or_die(size_t count, size_t size);
 void *realloc_or_die(void *old, size_t bytes);
 char *strdup_or_die(const char *text);
 
-// Written before the declaration of a local pointer: at the end of the block, the memory to which
-// it points is freed. It applies to all variables of a declaration, so it must declare only one.
+// Written before a declaration of local pointers: at the end of the block, the memory to which each
+// of them points is freed.
 #define FREED __attribute__((cleanup(free_local)))
 void free_local(void *pointer);
 
