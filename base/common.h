@@ -102,9 +102,10 @@ void *calloc_or_die(size_t count, size_t size);
 void *realloc_or_die(void *old, size_t bytes);
 char *strdup_or_die(const char *text);
 
-// Written before a declaration of local pointers: at the end of the block, the memory to which each
-// of them points is freed.
+// Written before a declaration of local variables. FREED: at the end of the block, the memory to
+// which each of them points is freed. CLOSED: their addresses are passed to `close`.
 #define FREED __attribute__((cleanup(free_local)))
+#define CLOSED(close) __attribute__((cleanup(close)))
 void free_local(void *pointer);
 
 // Exits with status 0 after the answer has been printed; dies if it could not be written.

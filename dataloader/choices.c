@@ -87,7 +87,7 @@ void choices_close(ChoiceSet *set) {
 }
 
 bool choice_sets_open(ChoiceSets *sets, const char *pattern, int vocab) {
-    glob_t found;
+    CLOSED(globfree) glob_t found = {0};
     *sets = (ChoiceSets){0};
     if (!token_files_find(&found, pattern, set_kind)) { return false; }
     sets->sets = calloc_or_die(found.gl_pathc, sizeof(ChoiceSet));
@@ -96,7 +96,6 @@ bool choice_sets_open(ChoiceSets *sets, const char *pattern, int vocab) {
         ok = choices_open(&sets->sets[sets->count], found.gl_pathv[i], vocab);
         sets->count += ok;
     }
-    globfree(&found);
     if (!ok) { choice_sets_close(sets); }
     return ok;
 }

@@ -130,17 +130,15 @@ static bool is_sidecar(const char *path) {
 }
 
 bool shards_find(const char *pattern, int index, TokenFile *shard) {
-    glob_t files;
-    bool ok = token_files_find(&files, pattern, shard_kind), found = false;
+    CLOSED(globfree) glob_t files = {0};
+    bool found = false, ok = token_files_find(&files, pattern, shard_kind);
     for (size_t i = 0; ok && !found && i < files.gl_pathc; i++) {
         if (is_sidecar(files.gl_pathv[i])) { continue; }
-        ok = shard_open(shard, files.gl_pathv[i]);
-        if (!ok) { break; }
+        if (!shard_open(shard, files.gl_pathv[i])) { return false; }
         found = shard->header[index] != 0;
         close(shard->file);
         shard->file = -1;
     }
-    globfree(&files);
     return found;
 }
 
@@ -227,20 +225,17 @@ static bool bit_of(const uint32_t *numbers, int64_t i) {
 static bool read_mask(Dataset *data, uint32_t *crc) {
     const TokenFile *shard = &data->shards[data->num_shards - 1];
     Sidecar *sidecar = &data->sidecars[data->num_shards - 1];
-    TokenFile mask;
-    bool ok = open_bits(&mask, &mask_file, shard, crc);
-    if (ok && mask.file >= 0) {
-        int packed = mask.header[MASK_WINDOW];
-        int64_t begin = data->tokens - shard->count;
-        if (packed > 0 && (data->seq_length % packed != 0 || begin % packed != 0)) {
-            data->cuts = packed;
-        }
-        sidecar->chat_template = mask.header[MASK_TEMPLATE];
-        sidecar->mask = malloc_or_die((size_t)mask.count * sizeof(uint32_t));
-        ok = token_file_read(&mask, 0, mask.count, sidecar->mask);
+    CLOSED(token_file_close) TokenFile mask = {.file = -1};
+    if (!open_bits(&mask, &mask_file, shard, crc)) { return false; }
+    if (mask.file < 0) { return true; }
+    int packed = mask.header[MASK_WINDOW];
+    int64_t begin = data->tokens - shard->count;
+    if (packed > 0 && (data->seq_length % packed != 0 || begin % packed != 0)) {
+        data->cuts = packed;
     }
-    token_file_close(&mask);
-    return ok;
+    sidecar->chat_template = mask.header[MASK_TEMPLATE];
+    sidecar->mask = malloc_or_die((size_t)mask.count * sizeof(uint32_t));
+    return token_file_read(&mask, 0, mask.count, sidecar->mask);
 }
 
 // Appends a shard's line to data->identity.
@@ -314,7 +309,7 @@ bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab,
                       .vocab = vocab,
                       .document_end = document_end,
                       .masks_ends = masks_ends};
-    glob_t found;
+    CLOSED(globfree) glob_t found = {0};
     if (!token_files_find(&found, pattern, shard_kind)) { return false; }
     data->shards = calloc_or_die(found.gl_pathc, sizeof(TokenFile));
     data->sidecars = calloc_or_die(found.gl_pathc, sizeof(Sidecar));
@@ -330,7 +325,6 @@ bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab,
         ok = identify(data, shard);
         masked = masked || sidecar->mask != NULL;
     }
-    globfree(&found);
     data->windows = (data->tokens - !masked) / seq_length;
     data->targets = data->windows * seq_length;
     ok = ok && (data->windows > 0 ||

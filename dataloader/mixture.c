@@ -26,13 +26,11 @@ static size_t word_length(const char *word) {
 }
 
 static bool is_mixture(const char *text) {
-    glob_t found;
+    CLOSED(globfree) glob_t found = {0};
     const char *word = text + strspn(text, BLANKS);
     size_t n = word_length(word);
     if (!is_weight(word, n) || word[n] == '\0') { return false; }
-    bool exists = pattern_files(text, &found) == 0;
-    globfree(&found);
-    return !exists;
+    return pattern_files(text, &found) != 0;
 }
 
 // Reads one weight and its pattern, and moves *text past them.

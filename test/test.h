@@ -134,10 +134,6 @@ typedef struct {
     const char *given, *expected;
 } Says;
 
-// Written before a declaration: at the end of the block the variable is passed to `close`. (FREED
-// is in base/common.h.)
-#define CLOSED(close) __attribute__((cleanup(close)))
-
 static inline FILE *test_out(void) {
     return test_state.out != NULL ? test_state.out : stdout;
 }

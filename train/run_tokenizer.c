@@ -9,7 +9,7 @@
 static void find_beside(glob_t *found, const char *shards) {
     static const char ending[] = "*" TOKENIZER_FILE;
     char beside[PATH_LENGTH], last[PATH_LENGTH] = "/";
-    glob_t files = {0};
+    CLOSED(globfree) glob_t files = {0};
     pattern_files(shards, &files);
     for (size_t i = 0; i < files.gl_pathc; i++) {
         const char *path = files.gl_pathv[i];
@@ -20,7 +20,6 @@ static void find_beside(glob_t *found, const char *shards) {
         }
         path_format(last, "%s", beside);
     }
-    globfree(&files);
 }
 
 static FoundTokenizer read_tokenizer(const char *path) {
@@ -56,7 +55,7 @@ static FoundTokenizer read_beside(Run *run, const char *path) {
 // beginning in common with the shards' path. If it is not known, finds tokenizer.bin. Returns false
 // if no tokenizer fits.
 static bool find_made(Run *run, const char *shards, uint32_t fingerprint, FoundTokenizer *made) {
-    glob_t files = {0};
+    CLOSED(globfree) glob_t files = {0};
     size_t closest = 0;
     bool found = false;
     find_beside(&files, shards);
@@ -78,7 +77,6 @@ static bool find_made(Run *run, const char *shards, uint32_t fingerprint, FoundT
         }
         found = true;
     }
-    globfree(&files);
     return found;
 }
 
