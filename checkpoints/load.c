@@ -427,7 +427,7 @@ int64_t checkpoint_best(const char *save) {
 // run's options if it continues the checkpoint's run, else NULL.
 static bool take_options(const Checkpoint *c, const Options *continues, Options *was) {
     char path[PATH_LENGTH];
-    bool ok = true, given[OPTIONS_MAX] = {false};
+    bool given[OPTIONS_MAX] = {false};
     const cJSON *name; // checkpoints of version 1.0 have no list "given"
     cJSON_ArrayForEach(name, cJSON_GetObjectItemCaseSensitive(c->meta, "given")) {
         const OptionRow *row = cJSON_IsString(name) ? option_row(name->valuestring) : NULL;
@@ -435,19 +435,18 @@ static bool take_options(const Checkpoint *c, const Options *continues, Options 
     }
     path_format(path, "%s/meta.json", c->path);
     options_default(was);
-    for (const OptionRow *row = option_table; ok && row < option_table + option_table_count;
-         row++) {
-        if (!option_is_inherited(row, continues)) { continue; }
+    EACH_OPTION (row) {
+        OptionSource source = given[row - option_table] ? SOURCE_FILE : SOURCE_CHECKPOINT;
         const char *value = json_text(c->options, row->name, NULL);
-        if (value != NULL) {
-            ok = option_set(was, row->name, value,
-                            given[row - option_table] ? SOURCE_FILE : SOURCE_CHECKPOINT) ||
-                 fail("%s: %s", path, error_text());
-        } else if (continues == NULL) { // for a continuing run, checkpoint_match() reports this
+        if (!option_is_inherited(row, continues)) { continue; }
+        if (value != NULL && !option_set(was, row->name, value, source)) {
+            return fail("%s: %s", path, error_text());
+        }
+        if (value == NULL && continues == NULL) { // if it continues, checkpoint_match() reports it
             warn("%s does not set --%s: the default is used", path, row->name);
         }
     }
-    return ok;
+    return true;
 }
 
 // Opens a checkpoint without its optimizer files, reads the options that a run takes from it, and
@@ -569,12 +568,12 @@ bool checkpoint_list(const char *save) {
 // ---- reading into a run -------------------------------------------------------------------------
 
 bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLayout *layout) {
-    for (int i = 0; i < option_table_count; i++) {
-        const OptionRow *row = &option_table[i];
+    EACH_OPTION (row) {
+        OptionSource source = options->source[row - option_table];
         const char *name = row->name, *was = text_of(c->options, name);
         char now[OPTION_TEXT];
         option_text(options, row, now);
-        bool moves = strcmp(name, "save") == 0 || (options->source[i] == SOURCE_DERIVED &&
+        bool moves = strcmp(name, "save") == 0 || (source == SOURCE_DERIVED &&
                                                    // a derived text is the tokenizer's path
                                                    row->type == OPTION_STRING);
         if (moves || row->effect == EFFECT_ACTION || strcmp(was, now) == 0) { continue; }
@@ -604,13 +603,14 @@ static bool read_scales(const SafeTensors *st, int kind, int64_t first, int64_t 
                         uint16_t *scales) {
     const TensorEntry *e = safetensors_find(
         st, state_names[kind - STATE_EXP_AVG + STATE_EXP_AVG_SCALE]);
-    bool ok = safetensors_read(st, e, first, count, scales);
-    for (int64_t i = 0; ok && i < count; i++) {
+    if (!safetensors_read(st, e, first, count, scales)) { return false; }
+    for (int64_t i = 0; i < count; i++) {
         float scale = bf16_decode(scales[i]);
-        ok = (scale >= 0.0f && isfinite(scale)) ||
-             fail("%s: '%s' has %g", st->path, e->name, (double)scale);
+        if (!(scale >= 0.0f && isfinite(scale))) {
+            return fail("%s: '%s' has %g", st->path, e->name, (double)scale);
+        }
     }
-    return ok;
+    return true;
 }
 
 // Reads n elements of an array in a rank's file, from element `at` on, into `floats`. If `floats`

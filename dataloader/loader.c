@@ -286,21 +286,20 @@ static bool list_windows(Dataset *data) {
     int T = data->seq_length;
     int64_t all = data->tokens / T;
     FREED int *inputs = malloc_or_die((size_t)T * sizeof(int));
-    bool ok = true;
     data->windows = data->targets = 0;
     data->with_targets = malloc_or_die((size_t)max64(1, all) * sizeof(MaskedWindow));
-    for (int64_t w = 0; ok && w < all; w++) {
+    for (int64_t w = 0; w < all; w++) {
         int64_t begin = w * T;
-        ok = !data->masks_ends || read_stream(data, begin, T, inputs);
-        for (int t = 0; ok && data->masks_ends && t < T; t++) {
+        if (data->masks_ends && !read_stream(data, begin, T, inputs)) { return false; }
+        for (int t = 0; data->masks_ends && t < T; t++) {
             data->ends += inputs[t] == data->document_end;
         }
-        int targets = ok ? leave_out(data, begin + 1, targets_after(data, begin), inputs, NULL) : 0;
+        int targets = leave_out(data, begin + 1, targets_after(data, begin), inputs, NULL);
         if (targets == 0) { continue; }
         data->with_targets[data->windows++] = (MaskedWindow){w, targets};
         data->targets += targets;
     }
-    return ok;
+    return true;
 }
 
 bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab, int document_end,
@@ -410,22 +409,21 @@ static bool read_stream(const Dataset *data, int64_t begin, int64_t n, int *out)
 static bool find_starts(const Dataset *data, int64_t begin, const int *inputs, int *starts) {
     int T = data->seq_length, s = 0;
     FREED uint32_t *bits = malloc_or_die(((size_t)T / MASK_BITS + 2) * sizeof(uint32_t));
-    bool ok = true;
     for (; begin >= data->shards[s].count; s++) { begin -= data->shards[s].count; }
-    for (int t = 0; ok && t < T; s++, begin = 0) {
+    for (int t = 0; t < T; s++, begin = 0) {
         const Sidecar *sidecar = &data->sidecars[s];
         bool listed = sidecar->starts.file >= 0;
         bool by_token = !listed && sidecar->chat_template == 0;
         int64_t end = begin + min64(T - t, data->shards[s].count - begin);
         int64_t first = begin / MASK_BITS, numbers = (end - 1) / MASK_BITS + 1 - first;
-        ok = !listed || token_file_read(&sidecar->starts, first, numbers, bits);
-        for (int64_t i = begin; ok && i < end; i++, t++) {
+        if (listed && !token_file_read(&sidecar->starts, first, numbers, bits)) { return false; }
+        for (int64_t i = begin; i < end; i++, t++) {
             bool starts_one = t == 0 || i == 0 || (by_token && inputs[t] == data->document_end) ||
                               (listed && bit_of(bits, i - first * MASK_BITS));
             starts[t] = starts_one ? t : starts[t - 1];
         }
     }
-    return ok;
+    return true;
 }
 
 // Finds the source of a sample, and the sample's window in it.
