@@ -35,43 +35,6 @@ PERCENT = number(float, 0, sys.float_info.max, "a percentage, such as 0.25%", "%
 RATIO = number(float, 0, sys.float_info.max, "a ratio, such as 1.3", "x")
 
 
-def parse(arguments):
-    p = Parser(prog="scripts/compare", description=__doc__,
-               unknown=": the trainer's own come after --",
-               usage="%(prog)s [options] -- TRAINER OPTIONS")
-    p.add_argument("--out", metavar="DIR", default="run/compare",
-                   help="where runs and report go (run/compare)")
-    p.add_argument("--variant", metavar="'NAME: OPTIONS'", action="append", default=[],
-                   help="a variant: its name and its options for the trainer; once for each, the "
-                   "baseline first ('bf16: --bf16' and 'fp8: --bf16 --fp8-format hybrid')")
-    p.add_argument("--seeds", metavar="LIST", help="seeds of weights and data order, such as "
-                   "1,2,3 (1234: a first look, which cannot tell)")
-    p.add_argument("--trainer", metavar="PROGRAM", help="train_gpt, train_gptcu, or a command "
-                   "that starts them (the one for this machine)")
-    p.add_argument("--no-checkpoints", dest="checkpoints", action="store_false",
-                   help="write none: a run that is cut off starts from its first step")
-    p.add_argument("--run-only", action="store_true",
-                   help="no report (needs no Python packages); --report-only makes it later")
-    p.add_argument("--report-only", action="store_true", help="run nothing; report on what is "
-                   "under --out, or on the runs that --run names")
-    p.add_argument("--run", metavar="NAME:FOLDER", action="append", default=[],
-                   help="with --report-only: a run of a variant; any number, the baseline "
-                   "first")
-    p.add_argument("--train-limit", metavar="PERCENT", type=PERCENT, default=1.0,
-                   help="how far the final training loss, the mean of the last twentieth of the "
-                   "run's steps and of 10 at least, may be from the baseline's (1%%)")
-    p.add_argument("--valid-limit", metavar="PERCENT", type=PERCENT, default=2.0,
-                   help="how far the last validation loss may be (2%%)")
-    p.add_argument("--speed-limit", metavar="RATIO", type=RATIO, default=1.0,
-                   help="what the speed-up must be above, on GPUs (1)")
-    p.add_argument("--time-limit", metavar="RATIO", type=RATIO,
-                   help="what the time to the baseline's last validation loss may be at most, "
-                   "beside the baseline's (not judged)")
-
-    ours, common = split_words(arguments)
-    return p.parse_args(ours), common
-
-
 def run(options, common):
     if options.run:
         environment.die("--run goes with --report-only; --variant says what to run")
@@ -143,7 +106,39 @@ def report_on(options, folders):
 
 
 def main():
-    options, common = parse(sys.argv[1:])
+    p = Parser(prog="scripts/compare", description=__doc__,
+               unknown=": the trainer's own come after --",
+               usage="%(prog)s [options] -- TRAINER OPTIONS")
+    p.add_argument("--out", metavar="DIR", default="run/compare",
+                   help="where runs and report go (run/compare)")
+    p.add_argument("--variant", metavar="'NAME: OPTIONS'", action="append", default=[],
+                   help="a variant: its name and its options for the trainer; once for each, the "
+                   "baseline first ('bf16: --bf16' and 'fp8: --bf16 --fp8-format hybrid')")
+    p.add_argument("--seeds", metavar="LIST", help="seeds of weights and data order, such as "
+                   "1,2,3 (1234: a first look, which cannot tell)")
+    p.add_argument("--trainer", metavar="PROGRAM", help="train_gpt, train_gptcu, or a command "
+                   "that starts them (the one for this machine)")
+    p.add_argument("--no-checkpoints", dest="checkpoints", action="store_false",
+                   help="write none: a run that is cut off starts from its first step")
+    p.add_argument("--run-only", action="store_true",
+                   help="no report (needs no Python packages); --report-only makes it later")
+    p.add_argument("--report-only", action="store_true", help="run nothing; report on what is "
+                   "under --out, or on the runs that --run names")
+    p.add_argument("--run", metavar="NAME:FOLDER", action="append", default=[],
+                   help="with --report-only: a run of a variant; any number, the baseline "
+                   "first")
+    p.add_argument("--train-limit", metavar="PERCENT", type=PERCENT, default=1.0,
+                   help="how far the final training loss, the mean of the last twentieth of the "
+                   "run's steps and of 10 at least, may be from the baseline's (1%%)")
+    p.add_argument("--valid-limit", metavar="PERCENT", type=PERCENT, default=2.0,
+                   help="how far the last validation loss may be (2%%)")
+    p.add_argument("--speed-limit", metavar="RATIO", type=RATIO, default=1.0,
+                   help="what the speed-up must be above, on GPUs (1)")
+    p.add_argument("--time-limit", metavar="RATIO", type=RATIO,
+                   help="what the time to the baseline's last validation loss may be at most, "
+                   "beside the baseline's (not judged)")
+    ours, common = split_words(sys.argv[1:])
+    options = p.parse_args(ours)
     if options.report_only and (common or options.run_only):
         environment.die("--report-only runs nothing: it takes no options for the trainer, nor "
                         "--run-only")

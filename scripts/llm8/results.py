@@ -28,7 +28,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from . import estimate, judge, text
+from . import estimate, text
 from .command_line import Parser
 from .environment import ROOT, built, die
 from .text import shown
@@ -44,11 +44,10 @@ MODELS = {"gpt2-124m": "GPT-2 124M", "gpt2-1558m": "GPT-2 1558M", "llama-1b": "L
           "llama-3-8b": "Llama 3 8B", JOB: "Llama 3 8B fine-tuning", "qwen2.5-7b": "Qwen2.5 7B",
           "qwen2.5-14b": "Qwen2.5 14B"}
 LEAST, FRONT = estimate.LEAST, ("BF16", "FP8", "FP8, FP8 head")
-MOMENTS = {"fp32": "FP32", "bf16": "BF16", "8bit": "8-bit"}
+NAMES = {"fp32": "FP32", "bf16": "BF16", "8bit": "8-bit", "gpt2": "GPT-2", "llama": "Llama",
+         "adamw": "AdamW", "muon": "Muon"}
 VARIANTS = {"head": "FP8, FP8 head", "ends": "the same, first and last block in BF16",
             "blockhead": "FP8 blockwise, FP8 head"}
-ARCHITECTURES = {"gpt2": "GPT-2", "llama": "Llama"}
-OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon"}
 
 
 # ---- records ------------------------------------------------------------------------------------
@@ -58,8 +57,8 @@ def read_report(path):
     """Reads the report.json of a comparison."""
     try:
         held = json.loads(path.read_text(encoding="utf-8"))
-        held["said"], held["runs"]
-    except (ValueError, KeyError):
+        next(j["pairs"] for j in held["judgements"] if j["what"] == "validation loss")
+    except (ValueError, LookupError, TypeError, StopIteration):
         die(f"{path}: not a report of this scripts/compare; --report-only writes it again")
     return held
 
@@ -157,7 +156,7 @@ def label_of(r):
 
 
 def program_of(r):
-    moments = f", {MOMENTS[r['adam_dtype']]} moments" if "adam_dtype" in r else ""
+    moments = f", {NAMES[r['adam_dtype']]} moments" if "adam_dtype" in r else ""
     moments += " and gradients" if r.get("grad_accum_dtype") == "bf16" else ""
     apart = ", another card" if r["commit"] != r.get("beside", r["commit"]) else ""
     return f"{r.get('program', 'llm8.c')} {r['name']}{moments}{apart}"
@@ -239,28 +238,20 @@ def offload(records):
                      for gpu in dict.fromkeys(r["gpu"] for r in records.offload))
 
 
-def last_losses(report, variant):
-    """Returns {seed: the last validation loss}."""
-    return {run["seed"]: run["valid_loss"] for run in report["runs"]
-            if run["variant"] == variant and run["state"] == "finished"}
-
-
 def fp8(records):
     """Writes the mean of the differences between runs of equal seeds, and its standard error."""
     cells, head = collections.defaultdict(dict), ["validation loss beside BF16's"]
     for name, r in records.reports.items():
-        base = last_losses(r, "bf16")
-        head.append(f"[{ARCHITECTURES[r['arch']]} {r['parameters'] / 1e6:.0f}M by "
-                    f"{OPTIMIZERS[r['optimizer']]}](test/results/{name}/report.md), {r['steps']:,} "
-                    f"steps of {r['batch']} tokens, {len(base)} seeds")
-        for variant in dict.fromkeys(run["variant"] for run in r["runs"]):
-            changes = [judge.percent(loss, base[seed])
-                       for seed, loss in last_losses(r, variant).items()]
-            cells[variant][name] = (f"{judge.mean(changes):+.2f}% ± "
-                                    f"{shown(judge.error_of(changes), '.2f')}")
+        judged = [j for j in r["judgements"] if j["what"] == "validation loss"]
+        head.append(f"[{NAMES[r['arch']]} {r['parameters'] / 1e6:.0f}M by "
+                    f"{NAMES[r['optimizer']]}](test/results/{name}/report.md), {r['steps']:,} "
+                    f"steps of {r['batch']} tokens, {max(j['pairs'] for j in judged)} seeds")
+        for j in judged:
+            cells[j["variant"]][name] = (f"{shown(j['change'], '+.2f', 1, '%')} ± "
+                                         f"{shown(j['error'], '.2f')}")
     rows = [[VARIANTS.get(variant, variant),
              *(cells[variant].get(name, "-") for name in records.reports)]
-            for variant in {**VARIANTS, **cells} if variant in cells and variant != "bf16"]
+            for variant in {**VARIANTS, **cells} if variant in cells]
     return table(head, rows) if rows else "Not measured yet.\n"
 
 
