@@ -15,7 +15,7 @@ import re
 import shlex
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections import namedtuple
 
 import numpy
 import safetensors
@@ -42,15 +42,8 @@ HEAD = "lm_head.weight"
 TOKEN_IDS = ["bos_token_id", "eos_token_id", "pad_token_id"]
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F8_E4M3": "float8_e4m3fn"}
 SCALES = "_scale_inv" # ends the names of FP8 weights' scales
-
-
-@dataclass
-class Tensor:
-    """A tensor in a file, which is mapped into memory: a model may be larger than that."""
-    file: str
-    dtype: str
-    shape: list
-    bytes: numpy.ndarray
+# of a file, which is mapped into memory: a model may be larger than that
+Tensor = namedtuple("Tensor", "file dtype shape bytes")
 
 
 def expected_tensors(folder):

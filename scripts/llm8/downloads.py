@@ -5,6 +5,7 @@ writes the set `village`, without a download. huggingface_hub is imported only w
 because the import takes half a second.
 """
 
+import contextlib
 import fnmatch
 import glob
 import hashlib
@@ -12,7 +13,6 @@ import os
 import subprocess
 import sys
 import urllib.request
-from dataclasses import dataclass
 
 from .environment import built, die, sha256_of, write_durably
 
@@ -21,28 +21,19 @@ SHAKESPEARE = RAW + "/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
 
-@dataclass(frozen=True)
-class KnownSet:
-    """A known data set. train, valid: patterns of file names in a repository of the Hub."""
-    about: str
-    repository: str = ""
-    train: str = ""
-    valid: str = ""
-
-
+# what a set is; its repository on the Hub, and patterns of the files there to train and validate on
+SPLITS = "data/train-*.parquet", "data/validation-*.parquet"
 KNOWN_SETS = {
-    "village": KnownSet("stories in simple English, 10 MB; written here, without a network"),
-    "tinyshakespeare": KnownSet("Shakespeare's plays, 1.1 MB"),
-    "tinystories": KnownSet("2.1 million simple stories, 1 GB", "roneneldan/TinyStories",
-                            "data/train-*.parquet", "data/validation-*.parquet"),
-    "fineweb-edu": KnownSet("10 billion tokens of educational web pages, 28 GB",
-                            "HuggingFaceFW/fineweb-edu", "sample/10BT/*.parquet"),
-    "fineweb-edu-100b": KnownSet("100 billion of them, 290 GB", "HuggingFaceFW/fineweb-edu",
-                                 "sample/100BT/*.parquet"),
-    "fineweb": KnownSet("10 billion tokens of web pages, 30 GB", "HuggingFaceFW/fineweb",
-                        "sample/10BT/*.parquet"),
-    "slimpajama": KnownSet("6 billion tokens of SlimPajama, 14 GB", "DKYoon/SlimPajama-6B",
-                           "data/train-*.parquet", "data/validation-*.parquet"),
+    "village": ["stories in simple English, 10 MB; written here, without a network"],
+    "tinyshakespeare": ["Shakespeare's plays, 1.1 MB"],
+    "tinystories": ["2.1 million simple stories, 1 GB", "roneneldan/TinyStories", *SPLITS],
+    "fineweb-edu": ["10 billion tokens of educational web pages, 28 GB",
+                    "HuggingFaceFW/fineweb-edu", "sample/10BT/*.parquet"],
+    "fineweb-edu-100b": ["100 billion of them, 290 GB", "HuggingFaceFW/fineweb-edu",
+                         "sample/100BT/*.parquet"],
+    "fineweb": ["10 billion tokens of web pages, 30 GB", "HuggingFaceFW/fineweb",
+                "sample/10BT/*.parquet"],
+    "slimpajama": ["6 billion tokens of SlimPajama, 14 GB", "DKYoon/SlimPajama-6B", *SPLITS],
 }
 
 
@@ -86,11 +77,9 @@ def from_hub(what, repository, kind, patterns, words, most=0):
     wanted = patterns
     try:
         if most:
-            try:
+            with contextlib.suppress(DryRunError): # without a network
                 listed = snapshot_download(name, allow_patterns=patterns[:1], dry_run=True, **words)
                 wanted = sorted(row.filename for row in listed)[:most] + patterns[1:]
-            except DryRunError: # without a network
-                pass
         folder = snapshot_download(name, allow_patterns=wanted, **words)
     except (OSError, ValueError) as error: # the library raises both
         refuse(what, repository if what != repository else
@@ -104,15 +93,15 @@ def from_hub(what, repository, kind, patterns, words, most=0):
 def fetch_known_set(name, words, most):
     """Downloads a set, at most `most` files to train on (0: all); returns (train, valid) paths."""
     bare, at, revision = name.partition("@")
-    known = KNOWN_SETS[bare]
-    if not known.repository:
+    _, *source = KNOWN_SETS[bare]
+    if not source:
         if at:
             die(f"{name}: {bare} has no revisions; leave out {at}{revision}")
         return [{"village": village, "tinyshakespeare": shakespeare}[bare](words)], []
-    train, *valid = from_hub(name, known.repository + at + revision, "dataset",
-                             [known.train, *([known.valid] if known.valid else [])], words, most)
+    repository, *patterns = source
+    train, *valid = from_hub(name, repository + at + revision, "dataset", patterns, words, most)
     if not train:
-        die(f"{name}: no data files {known.train} in {known.repository}; give files that you have")
+        die(f"{name}: no data files {patterns[0]} in {repository}; give files that you have")
     return train, sum(valid, [])
 
 

@@ -479,7 +479,7 @@ def files_of(manifest):
 
 
 def parser():
-    sets = "\n".join(f"  {name:18} {known.about}" for name, known in downloads.KNOWN_SETS.items())
+    sets = "\n".join(f"  {name:18} {about}" for name, (about, *_) in downloads.KNOWN_SETS.items())
     p = Parser(
         prog="scripts/prepare_data",
         description="Turns text, or conversations, into token shards for the trainers: shuffled, "
