@@ -49,8 +49,7 @@ static bool lists_option(const char *help, const char *name) {
 TEST(help_lists_every_option_and_preset) {
     Options o = options_of("");
     FREED char *help = printed(print_help, &o);
-    for (int i = 0; i < option_table_count; i++) {
-        const OptionRow *row = &option_table[i];
+    EACH_OPTION (row) {
         CHECK(lists_option(help, row->name));
         CHECK_CONTAINS(help, row->group);
         CHECK_CONTAINS(help, row->choices);
@@ -68,8 +67,7 @@ TEST(help_lists_every_option_and_preset) {
 TEST(help_shows_what_is_in_effect) {
     Options o = options_of("");
     char text[OPTION_TEXT], fallback[OPTION_TEXT];
-    for (int i = 0; i < option_table_count; i++) {
-        const OptionRow *row = &option_table[i];
+    EACH_OPTION (row) {
         Options d = o;
         CHECK(option_set(&d, row->name, row->fallback, SOURCE_COMMAND));
         bool number = strcmp(row->fallback, "0") == 0 || strcmp(row->fallback, "-1") == 0;
@@ -93,8 +91,7 @@ enum { COMMANDS = COUNT(commands) };
 // The first option whose value differs; NULL: all are the same. Sources are not compared.
 static const char *difference(const Options *a, const Options *b) {
     char x[OPTION_TEXT], y[OPTION_TEXT];
-    for (int i = 0; i < option_table_count; i++) {
-        const OptionRow *row = &option_table[i];
+    EACH_OPTION (row) {
         if (strcmp(row->name, "config") == 0) { continue; }
         if (strcmp(option_text(a, row, x), option_text(b, row, y)) != 0) { return row->name; }
     }

@@ -32,17 +32,15 @@ static const char *other_value(const OptionRow *row, char out[OPTION_TEXT]) {
 }
 
 TEST(every_row_is_well_formed) {
-    for (int i = 0; i < option_table_count; i++) {
-        const OptionRow *row = &option_table[i];
+    EACH_OPTION (row) {
         bool number = row->type == OPTION_INT || row->type == OPTION_INT64 ||
                       row->type == OPTION_DOUBLE;
         CHECK(row->name[0] != '\0' && strncmp(row->name, "no-", 3) != 0);
         CHECK(row->help[0] != '\0' && row->group[0] != '\0');
         CHECK(!number || row->min < row->max);
         CHECK(row->type != OPTION_INT || (row->min >= INT32_MIN && row->max <= INT32_MAX));
-        for (int j = 0; j < i; j++) {
-            CHECK(strcmp(row->name, option_table[j].name) != 0);
-            CHECK(row->offset != option_table[j].offset);
+        for (const OptionRow *other = option_table; other < row; other++) {
+            CHECK(strcmp(row->name, other->name) != 0 && row->offset != other->offset);
         }
         CHECK(row->needs == NULL || option_row(row->needs) != NULL);
     }
@@ -50,12 +48,11 @@ TEST(every_row_is_well_formed) {
 
 TEST(every_row_is_set_by_every_source) {
     char value[OPTION_TEXT], text[OPTION_TEXT];
-    for (int i = 0; i < option_table_count; i++) {
-        const OptionRow *row = &option_table[i];
+    EACH_OPTION (row) {
         other_value(row, value);
         for (int source = SOURCE_DEFAULT; source <= SOURCE_COMMAND; source++) {
             Options o = defaults();
-            o.source[i] = SOURCE_DEFAULT;
+            o.source[row - option_table] = SOURCE_DEFAULT;
             CHECK(option_set(&o, row->name, value, (OptionSource)source));
             double now = strtod(option_text(&o, row, text), NULL);
             if (row->type == OPTION_DOUBLE) {
@@ -63,7 +60,7 @@ TEST(every_row_is_set_by_every_source) {
             } else {
                 CHECK_TEXT(text, value);
             }
-            CHECK_EQUAL(o.source[i], source);
+            CHECK_EQUAL(option_source(&o, row->name), source);
         }
     }
 }
@@ -81,8 +78,7 @@ TEST(wrong_values_are_refused_by_name) {
                                         "1.5.5",
                                         "0x",
                                         " "};
-    for (int i = 0; i < option_table_count; i++) {
-        const OptionRow *row = &option_table[i];
+    EACH_OPTION (row) {
         for (int j = 0; j < COUNT(wrong); j++) {
             Options o = defaults(), before = o;
             if (row->type == OPTION_STRING) { continue; }
@@ -97,8 +93,7 @@ TEST(wrong_values_are_refused_by_name) {
 
 // The bounds themselves are allowed, and the next values beyond them are refused.
 TEST(bounds_are_inclusive) {
-    for (int i = 0; i < option_table_count; i++) {
-        const OptionRow *row = &option_table[i];
+    EACH_OPTION (row) {
         bool real = row->type == OPTION_DOUBLE;
         if (!real && row->type != OPTION_INT && row->type != OPTION_INT64) { continue; }
         double bounds[2] = {row->min, row->max};
@@ -115,8 +110,8 @@ TEST(bounds_are_inclusive) {
 }
 
 TEST(unknown_names_suggest_the_nearest) {
-    for (int i = 0; i < option_table_count; i++) {
-        const char *name = option_table[i].name;
+    EACH_OPTION (row) {
+        const char *name = row->name;
         size_t length = strlen(name), middle = length / 2;
         char typo[80];
         if (length < 6) { continue; }
@@ -145,12 +140,8 @@ TEST(names_of_other_trainers_are_pointed_at) {
             snprintf(expected, sizeof(expected), "%s; did you mean --%s?",
                      *name == '-' ? "options start with --" : argument, f->ours);
             CHECK_CONTAINS(error_of(argument), expected);
-            bool known = false;
-            for (int i = 0; i < option_table_count; i++) {
-                CHECK(strcmp(name, option_table[i].name) != 0);
-                known = known || strcmp(ours, option_table[i].name) == 0;
-            }
-            CHECK(known);
+            EACH_OPTION (row) { CHECK(strcmp(name, row->name) != 0); }
+            CHECK(option_row(ours) != NULL);
         }
     }
 }
@@ -319,9 +310,8 @@ static Options continued(const Options *before, const char *more) {
     Options o, was = {0};
     CHECK(read_given(&o, more));
     o.resumes = true;
-    for (int i = 0; i < option_table_count; i++) {
-        const OptionRow *row = &option_table[i];
-        bool given = before->source[i] >= SOURCE_CHECKPOINT;
+    EACH_OPTION (row) {
+        bool given = option_source(before, row->name) >= SOURCE_CHECKPOINT;
         if (option_is_inherited(row, &o)) {
             CHECK(option_set(&was, row->name, option_text(before, row, value),
                              given ? SOURCE_FILE : SOURCE_CHECKPOINT));
@@ -351,7 +341,7 @@ TEST(resumed_runs_derive_again) {
     };
     char value[OPTION_TEXT];
     Options plain = options_of("");
-    for (const OptionRow *row = option_table; row < option_table + option_table_count; row++) {
+    EACH_OPTION (row) {
         bool listed = strcmp(row->group, "Model") == 0 ||            // listed from the checkpoint
                       strcmp(row->name, "global-batch-size") == 0 || // stays on other ranks
                       strcmp(option_text(&plain, row, value), row->fallback) == 0 ||
