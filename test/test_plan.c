@@ -62,7 +62,7 @@ static bool exclusive(const Buffer *a, const Buffer *b) {
 
 TEST(buffers_in_use_together_are_apart) {
     for (int guard = 0; guard < 2; guard++) {
-        Plan plan = planned(guard);
+        CLOSED(release) Plan plan = planned(guard);
         int shared = 0;
         for (int i = 0; i < BUFFERS; i++) {
             const Buffer *a = &buffers[i];
@@ -79,13 +79,12 @@ TEST(buffers_in_use_together_are_apart) {
         if (!guard) { // rounded up: always 256 + 512, step 256 + 256, the largest phase 512 + 9216
             CHECK_EQUAL(plan.bytes, 768 + 512 + 9728);
         }
-        release(&plan);
     }
 }
 
 // The guard notices every byte behind every buffer, and no byte inside one.
 TEST(overruns_are_named) {
-    Plan plan = planned(true);
+    CLOSED(release) Plan plan = planned(true);
     CHECK(plan_guard_check(&plan));
     for (int i = 0; i < BUFFERS; i++) {
         const Buffer *b = &buffers[i];
@@ -101,11 +100,10 @@ TEST(overruns_are_named) {
         }
         CHECK(plan_guard_check(&plan));
     }
-    release(&plan);
 }
 
 TEST(poison_covers_what_a_step_makes) {
-    Plan plan = planned(true);
+    CLOSED(release) Plan plan = planned(true);
     plan_guard_poison(&plan);
     CHECK(plan_guard_check(&plan));
     for (int i = 0; i < BUFFERS; i++) {
@@ -114,16 +112,14 @@ TEST(poison_covers_what_a_step_makes) {
             CHECK_EQUAL((unsigned char)buffers[i].at[at], expected);
         }
     }
-    release(&plan);
 }
 
 TEST(without_the_variable_nothing_is_touched) {
-    Plan plan = planned(false);
+    CLOSED(release) Plan plan = planned(false);
     plan_guard_poison(&plan);
     buffers[BUFFERS - 1].at[buffers[BUFFERS - 1].bytes] = 1;
     CHECK(plan_guard_check(&plan));
     CHECK_EQUAL(calls, 0);
-    release(&plan);
 }
 
 // A model that options allow may need more than 2^63 bytes.

@@ -319,19 +319,16 @@ static double loss_in(Trainer *t, Pass pass) {
 // long as no scale depends on earlier steps.
 TEST(evaluations_have_their_precision) {
     static const char *const recipes[] = {"delayed", "tensorwise", "blockwise"};
-    Trainer bf16, t;
-    first_step(&bf16, LLAMA, "--bf16");
+    TRAINER(bf16, first_step, LLAMA, "--bf16");
     double expected = loss_in(&bf16, PASS_EVAL);
     for (int r = 0; r < 3; r++) {
-        first_step(&t, LLAMA,
-                   text_of("--fp8-format e4m3 --fp8-lm-head --eval-precision bf16 --fp8-recipe %s",
-                           recipes[r]));
+        TRAINER(t, first_step, LLAMA,
+                text_of("--fp8-format e4m3 --fp8-lm-head --eval-precision bf16 --fp8-recipe %s",
+                        recipes[r]));
         double fp8 = loss_in(&t, PASS_EVAL);
         CHECK(fp8 == loss_in(&t, PASS_TRAIN) && fp8 != expected);
         CHECK(loss_in(&t, PASS_EVAL_BF16) == expected);
-        trainer_close(&t);
     }
-    trainer_close(&bf16);
 }
 
 // ---- scales over several steps -----------------------------------------------------------------
@@ -368,8 +365,8 @@ TEST(infinities_are_not_hidden) {
                                              "--fp8-format hybrid --fp8-recipe blockwise"};
     for (int i = 0; i < 4; i++) {
         for (int planted = 0; planted < 2; planted++) {
-            Trainer t;
-            open_trainer(&t, LLAMA "--eval-iters 1 --valid-data train.bin %s", precisions[i]);
+            TRAINER(t, open_trainer, LLAMA "--eval-iters 1 --valid-data train.bin %s",
+                    precisions[i]);
             train(&t, 2); // the delayed scales have a history
             const Param *p = param_find(&t.run.layout, TENSOR_FC1_WEIGHT, LAYER);
             for (int64_t k = 0; k < param_size(p) && planted; k++) {
@@ -380,7 +377,6 @@ TEST(infinities_are_not_hidden) {
             validate(&t);
             CHECK_EQUAL(t.run.progress.skipped > 0, planted);
             CHECK(isnan(t.run.progress.valid_loss) == planted);
-            trainer_close(&t);
         }
     }
 }

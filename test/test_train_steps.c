@@ -54,20 +54,18 @@ static void check_same_training(const Trainer *a, const Trainer *b) {
 
 TEST(threads_do_not_change_a_bit) {
     for (int i = 0; i < BOTH; i += STRIDE) {
-        CLOSED(trainer_close) Trainer one, more;
-        open_combination(&one, i, "");
+        TRAINER(one, open_combination, i, "");
         train(&one, 3);
         for (int threads = 2; threads <= 3; threads++) {
             omp_set_num_threads(threads);
-            open_combination(&more, i, "");
+            TRAINER(more, open_combination, i, "");
             train(&more, 3);
             omp_set_num_threads(1);
             check_same_training(&more, &one);
-            trainer_close(&more);
         }
-        open_combination(&more, i, "--seed 1235");
-        train(&more, 3);
-        CHECK(CAUGHT(check_same_training(&more, &one)));
+        TRAINER(other, open_combination, i, "--seed 1235");
+        train(&other, 3);
+        CHECK(CAUGHT(check_same_training(&other, &one)));
     }
 }
 
