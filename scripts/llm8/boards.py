@@ -60,21 +60,19 @@ class TensorBoard:
                 self.begin()
                 continue
             step = int(record["step"])
-            (self.start if record["kind"] == "run" else self.write)(record, step)
+            if record["kind"] == "run":
+                self.now = max(self.now, metrics.number(record, "time"))
+                if step < self.last:
+                    self.add(step + 1, session_log=SessionLog(status=SessionLog.START))
+            else:
+                seconds = metrics.number(record, "seconds")
+                self.now += seconds if math.isfinite(seconds) else 0.0
+                self.add(step, summary=Summary(value=[
+                    Summary.Value(tag=tag, simple_value=value)
+                    for tag, value in scalars(record).items()]))
             self.last = step
         self.writer.flush()
 
     def add(self, step, **words):
         """Writes values with their time: the run's start plus the seconds of the steps so far."""
         self.writer.add_event(Event(wall_time=self.now or time.time(), step=step, **words))
-
-    def start(self, record, step):
-        self.now = max(self.now, metrics.number(record, "time"))
-        if step < self.last:
-            self.add(step + 1, session_log=SessionLog(status=SessionLog.START))
-
-    def write(self, record, step):
-        seconds = metrics.number(record, "seconds")
-        self.now += seconds if math.isfinite(seconds) else 0.0
-        self.add(step, summary=Summary(value=[Summary.Value(tag=tag, simple_value=value)
-                                              for tag, value in scalars(record).items()]))

@@ -67,9 +67,8 @@ def name_of(r):
     """Returns a record's precision as the tables show it, with recipe and unusual options."""
     if "lm_head" not in r:
         return r["precision"]
-    recipe = "" if r["recipe"] in (None, "delayed") else f" {r['recipe']}"
-    head = ", FP8 head" if r["lm_head"] == "fp8" else ""
-    return r["precision"].upper() + recipe + head + (r["arguments"] and f", {r['arguments']}")
+    name = estimate.precision_of(r).replace("-head", ", FP8 head").replace("-", " ")
+    return name[:4].upper() + name[4:] + (r["arguments"] and f", {r['arguments']}")
 
 
 def kind_of(r):
@@ -168,12 +167,6 @@ def memory(r):
     return shown(r.get("planned_memory_gib"), ".1f", 1, " GiB planned") if used == "-" else used
 
 
-def programs_of(machine):
-    """Returns the versions of driver and libraries that a record's machine has."""
-    names = {"driver": "driver", "cublaslt": "cuBLASLt", "cudnn": "cuDNN"}
-    return ", ".join(f"{name} {machine[key]}" for key, name in names.items() if machine[key])
-
-
 COLUMNS = { # what a table shows of a record r among the records a
     "model, batch": lambda r, a: label_of(r),
     "program": lambda r, a: program_of(r),
@@ -195,7 +188,10 @@ def steps(records, rows, without=OF_STATE):
         without = (*without, "x 1 GPU")
     head = [title for title in COLUMNS if title not in without]
     ours = [r for r in rows if "program" not in r]
-    machines = listed(f"{r['gpu']} ({programs_of(r['machine'])})" for r in ours)
+    versions = {"driver": "driver", "cublaslt": "cuBLASLt", "cudnn": "cuDNN"}
+    machines = listed(f"{r['gpu']} (" + ", ".join(
+        f"{name} {r['machine'][key]}" for key, name in versions.items() if r["machine"][key]) + ")"
+        for r in ours)
     return table(head, [[COLUMNS[title](r, records) for title in head] for r in rows], (0, 1)) + (
         f"\nMedians of {listed(str(r['steps']) for r in ours)} steps on {machines}; "
         f"{listed(r['date'][:10] for r in ours)}; commit {listed(r['commit'] for r in ours)}.\n")
