@@ -4,17 +4,8 @@
 
 #include <cjson/cJSON.h>
 
-enum { RANKS = 4, TEXT = 128, ELEMENTS_MAX = 100000 };
-
-// A list of ranges in which N stands for the size of the parameter space.
-static void fill_in(char out[TEXT], const char *text, int64_t n) {
-    int used = 0;
-    for (; *text != '\0'; text++) {
-        used += *text == 'N' ? snprintf(out + used, TEXT - (size_t)used, "%lld", (long long)n)
-                             : snprintf(out + used, TEXT - (size_t)used, "%c", *text);
-    }
-    out[used] = '\0';
-}
+enum { RANKS = 4, ELEMENTS_MAX = 100000 };
+#define N "%lld" // in a list of ranges: the size of the parameter space
 
 // Writes a rank's optimizer file, with the metadata `text` and the data of the ranges in it.
 static void write_part(const Fixture *f, int rank, int ranks, const char *text) {
@@ -56,14 +47,13 @@ static void save_split(Fixture *f, int ranks, const char *const *texts) {
         cJSON_AddStringToObject(file, "name", name);
         cJSON_AddItemToArray(files, file);
     }
-    char *text = cJSON_Print(meta), ranges[TEXT];
+    char *text = cJSON_Print(meta);
     meta_seal(text, strlen(text));
     text_write(meta_path, text);
     cJSON_free(text);
     cJSON_Delete(meta);
     for (int r = 0; r < ranks; r++) {
-        fill_in(ranges, texts[r], f->layout.size);
-        write_part(f, r, ranks, ranges);
+        write_part(f, r, ranks, text_of(texts[r], (long long)f->layout.size));
     }
 }
 
@@ -84,11 +74,11 @@ TEST(ranks_are_read_as_one) {
         int ranks;
         const char *texts[RANKS];
     } splits[] = {
-        {1, {"0:1000,1000:N"}},
-        {2, {"0:64,128:1000,2000:N", "64:128,1000:2000"}},
-        {2, {"2000:N", "0:2000"}},
-        {3, {"", "0:N", "5:5"}},
-        {4, {"0:1,4:5", "1:2,5:N", "2:3", "3:4"}},
+        {1, {"0:1000,1000:" N}},
+        {2, {"0:64,128:1000,2000:" N, "64:128,1000:2000"}},
+        {2, {"2000:" N, "0:2000"}},
+        {3, {"", "0:" N, "5:5"}},
+        {4, {"0:1,4:5", "1:2,5:" N, "2:3", "3:4"}},
     };
     FIXTURE(f, TINY "--save s");
     int64_t n = f.layout.size;
@@ -113,20 +103,20 @@ TEST(ranges_that_lie_are_refused) {
         const char *texts[2], *expected;
     } rows[] = {
         {{"0:64", "64:128"}, "element 128 of"},
-        {{"0:64,128:N", ""}, "element 64 of"},
-        {{"1:N", ""}, "element 0 of"},
+        {{"0:64,128:" N, ""}, "element 64 of"},
+        {{"1:" N, ""}, "element 0 of"},
         {{"", ""}, "element 0 of"},
-        {{"0:N", "0:N"}, "exactly once"},
-        {{"0:N", "7:8"}, "exactly once"},
-        {{"0:65", "64:N"}, "element 65 of"},
-        {{"0:64,0:64", "64:N"}, "exactly once"},
+        {{"0:" N, "0:" N}, "exactly once"},
+        {{"0:" N, "7:8"}, "exactly once"},
+        {{"0:65", "64:" N}, "element 65 of"},
+        {{"0:64,0:64", "64:" N}, "exactly once"},
         {{"0:99999", ""}, "optimizer-0-of-2.safetensors: its list of ranges is wrong"},
-        {{"0:N", "-1:0"}, "optimizer-1-of-2.safetensors: its list of ranges is wrong"},
-        {{"9223372036854775807:9223372036854775807", "0:N"}, "list of ranges is wrong"},
-        {{"64:0", "0:N"}, "list of ranges is wrong"},
-        {{"0:N", "all"}, "list of ranges is wrong"},
-        {{"0:N,x", ""}, "list of ranges is wrong"},
-        {{"0-N", ""}, "list of ranges is wrong"},
+        {{"0:" N, "-1:0"}, "optimizer-1-of-2.safetensors: its list of ranges is wrong"},
+        {{"9223372036854775807:9223372036854775807", "0:" N}, "list of ranges is wrong"},
+        {{"64:0", "0:" N}, "list of ranges is wrong"},
+        {{"0:" N, "all"}, "list of ranges is wrong"},
+        {{"0:" N ",x", ""}, "list of ranges is wrong"},
+        {{"0-" N, ""}, "list of ranges is wrong"},
     };
     FIXTURE(f, TINY "--save s");
     EACH (row, rows) {
@@ -139,7 +129,7 @@ TEST(ranges_that_lie_are_refused) {
 // A file whose length differs from its ranges, or which lacks a tensor.
 TEST(wrong_tensors_are_refused) {
     static const char path[] = "s/step_00000001/optimizer-1-of-2.safetensors";
-    static const char *const texts[] = {"0:64", "64:N"};
+    static const char *const texts[] = {"0:64", "64:" N};
     FIXTURE(f, TINY "--save s");
     int64_t n = f.layout.size;
     for (int fault = 0; fault < 5; fault++) {
