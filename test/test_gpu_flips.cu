@@ -5,7 +5,9 @@
 // many of each, for every model.
 #include "gpu_trainer.h"
 
+#include <algorithm>
 #include <omp.h>
+#include <vector>
 
 #define COMMON                                                                                  \
     "--data flips.bin --num-layers 2 --hidden-size 48 --num-attention-heads 6 --vocab-size 61 " \
@@ -53,39 +55,32 @@ static int number_of(const char *variable, int otherwise) {
     return text != NULL ? atoi(text) : otherwise;
 }
 
-// The results of a pass: its loss and the parameters' gradients.
-typedef struct {
-    size_t bytes;
-    char *data; // [bytes] the gradients in the sharded layout, then the loss
-} Result;
+// The results of a pass: the gradients in the sharded layout, then the loss.
+typedef std::vector<char> Result;
 
-static void take_result(Trainer *t, Result *r) {
+static Result pass(Trainer *t, int number) {
     Params *p = &t->params;
     size_t bytes = (size_t)(p->zero.size * gpu_type_bytes(p->optimizer.adamw.gradient_type));
-    if (r->data == NULL) { r->data = (char *)malloc_or_die(bytes + sizeof(double)); }
-    r->bytes = bytes + sizeof(double);
-    gpu_fetch(&t->gpu, r->data, p->optimizer.adamw.gradients, bytes);
-    gpu_read(&t->gpu, r->data + bytes, t->net.loss_sum, sizeof(double));
+    Result r(bytes + sizeof(double));
+    flip.calls = 0;
+    replay_micro_step(t, MICRO_FIRST);
+    check_hash(&t->check, number);
+    gpu_fetch(&t->gpu, r.data(), p->optimizer.adamw.gradients, bytes);
+    gpu_read(&t->gpu, r.data() + bytes, t->net.loss_sum, sizeof(double));
+    flip.at = -1;
+    return r;
 }
 
 // Without the padding between parameters.
-static bool same_result(const Trainer *t, const Result *a, const Result *b) {
+static bool same_result(const Trainer *t, const Result &a, const Result &b) {
     const ParamLayout *layout = &t->run.layout;
     int width = gpu_type_bytes(t->params.optimizer.adamw.gradient_type);
     for (int i = 0; i < layout->count; i++) {
         size_t at = (size_t)(t->params.zero.sharded_offset[i] * width);
         size_t n = (size_t)(param_size(&layout->params[i]) * width);
-        if (memcmp(a->data + at, b->data + at, n) != 0) { return false; }
+        if (memcmp(&a[at], &b[at], n) != 0) { return false; }
     }
-    return memcmp(a->data + a->bytes - 8, b->data + a->bytes - 8, 8) == 0;
-}
-
-static void pass(Trainer *t, int number, Result *r) {
-    flip.calls = 0;
-    replay_micro_step(t, MICRO_FIRST);
-    check_hash(&t->check, number);
-    take_result(t, r);
-    flip.at = -1;
+    return memcmp(&a[a.size() - 8], &b[a.size() - 8], 8) == 0;
 }
 
 // Whether bits of a buffer are flipped. Left out are the optimizer's state, which is not read here
@@ -93,8 +88,8 @@ static void pass(Trainer *t, int number, Result *r) {
 // libraries' workspaces.
 static bool is_checked(const PlanRow *row) {
     static const char *const others[] = {"optimizer", "checked steps", "scratch of saving"};
-    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
-        if (strcmp(row->category, others[i]) == 0) { return false; }
+    EACH (other, others) {
+        if (strcmp(row->category, *other) == 0) { return false; }
     }
     return row->bytes > 0 && strncmp(row->name, "tokens", 6) != 0 &&
            strncmp(row->name, "workspace", 9) != 0;
@@ -112,26 +107,21 @@ static void arm(Trainer *t, uint64_t number, int calls, const PlanRow **row) {
 
 static void flips_are_found(Trainer *t, int wanted, int salt) {
     Check *c = &t->check;
-    Result right = {}, first = {}, second = {};
     flip.gpu = &t->gpu;
     flip.at = -1;
-    pass(t, 0, &right);
+    const Result right = pass(t, 0);
     int calls = flip.calls, changed = 0, twice = 0, weights = 0;
-    pass(t, 1, &first);
-    CHECK(calls > 4 && check_repeats(c) && same_result(t, &right, &first));
-    size_t rows = (size_t)c->first[ROWS_KEPT] * sizeof(uint64_t),
-           unlike = (size_t)c->first[ROWS_WEIGHTS];
-    uint64_t *hashes = (uint64_t *)malloc_or_die(rows); // as other ranks have them
-    memcpy(hashes, c->host, rows);
+    CHECK(same_result(t, right, pass(t, 1)) && check_repeats(c) && calls > 4);
+    // as other ranks have them
+    const std::vector<uint64_t> hashes(c->host + c->first[ROWS_WEIGHTS],
+                                       c->host + c->first[ROWS_KEPT]);
     for (int i = 0; changed < wanted && i < 40 * wanted; i++) {
         const PlanRow *row;
         arm(t, (uint64_t)(i + 1000000 * salt), calls, &row);
-        pass(t, 0, &first);
-        pass(t, 1, &second);
-        bool repeats = check_repeats(c);
-        bool same = memcmp(hashes + unlike, c->host + unlike, rows - unlike * sizeof(uint64_t)) ==
-                    0;
-        if (!same_result(t, &right, &first) || !same_result(t, &right, &second)) {
+        const Result first = pass(t, 0), second = pass(t, 1);
+        bool repeats = check_repeats(c),
+             same = std::equal(hashes.begin(), hashes.end(), c->host + c->first[ROWS_WEIGHTS]);
+        if (!same_result(t, right, first) || !same_result(t, right, second)) {
             changed++;
             twice += !repeats;
             weights += repeats && !same;
@@ -142,7 +132,7 @@ static void flips_are_found(Trainer *t, int wanted, int salt) {
             CHECK(!repeats || !same);
         }
         if (!repeats && row->phase != PHASE_ALWAYS) { // a third pass no longer has it
-            pass(t, 2, &second);
+            pass(t, 2);
             CHECK(!check_agrees(c, 17));
             CHECK_CONTAINS(error_text(), "step 17: ");
             CHECK_CONTAINS(error_text(), "GPU-");
@@ -154,10 +144,6 @@ static void flips_are_found(Trainer *t, int wanted, int salt) {
            "weights alone\n",
            changed, twice, weights);
     CHECK_EQUAL(changed, wanted);
-    free(hashes);
-    free(right.data);
-    free(first.data);
-    free(second.data);
 }
 
 static void open_model(Trainer *t, const char *model) {
@@ -178,7 +164,6 @@ TEST(every_flip_is_found) {
 // Tests also the reports of a wrong second pass, and of results that differ every time.
 TEST(passes_are_told_apart) {
     static Trainer t;
-    Result r = {};
     open_model(&t, models[0]);
     flip.gpu = &t.gpu;
     flip.address = (char *)t.net.residual_out;
@@ -186,7 +171,7 @@ TEST(passes_are_told_apart) {
         for (int n = 0; n < CHECK_PASSES; n++) {
             flip.at = wrong >> n & 1 ? 4 : -1; // before the last norm
             flip.mask = (char)(1 << n);
-            pass(&t, n, &r);
+            pass(&t, n);
         }
         static const char *const texts[] = {
             "",
@@ -200,7 +185,6 @@ TEST(passes_are_told_apart) {
         if (differs > 0) { CHECK_CONTAINS(error_text(), texts[differs]); }
         if (differs > 0) { CHECK_CONTAINS(error_text(), "the loss differs"); }
     }
-    free(r.data);
     trainer_close(&t);
 }
 
