@@ -36,13 +36,8 @@ static Floats sample(Trainer *t, int param, const void *from, GpuType type) {
     CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
     Floats out((size_t)chunks * size);
     for (size_t i = 0; i < out.size(); i++) {
-        if (type == TYPE_F32) {
-            memcpy(&out[i], values.data() + i * sizeof(float), sizeof(float));
-        } else {
-            Bf16 code;
-            memcpy(&code, values.data() + i * sizeof(Bf16), sizeof(Bf16));
-            out[i] = bf16_decode(code);
-        }
+        out[i] = type == TYPE_F32 ? ((const float *)values.data())[i]
+                                  : bf16_decode(((const Bf16 *)values.data())[i]);
     }
     return out;
 }

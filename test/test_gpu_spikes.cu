@@ -20,18 +20,17 @@ static void scale_norm(Trainer *t, float factor) {
     int64_t offset =
         t->params.zero.sharded_offset[p - t->run.layout.params]; // one rank keeps all of it
     size_t n = (size_t)p->rows * p->cols;
-    float *weights = (float *)malloc_or_die(n * sizeof(float)), *master;
-    master = (float *)t->params.optimizer.arrays[STATE_MASTER].device;
-    Bf16 *copies = (Bf16 *)malloc_or_die(n * sizeof(Bf16));
-    gpu_read(&t->gpu, weights, master + offset, n * sizeof(float));
+    float *master = (float *)t->params.optimizer.arrays[STATE_MASTER].device;
+    std::vector<float> weights(n);
+    std::vector<Bf16> copies(n);
+    gpu_read(&t->gpu, weights.data(), master + offset, n * sizeof(float));
     for (size_t i = 0; i < n; i++) {
         weights[i] *= factor;
         copies[i] = bf16_encode(weights[i]);
     }
-    gpu_send(&t->gpu, master + offset, weights, n * sizeof(float));
-    gpu_send(&t->gpu, (void *)t->net.blocks[LAYER].norm2.forward.weight, copies, n * sizeof(Bf16));
-    free(weights);
-    free(copies);
+    gpu_send(&t->gpu, master + offset, weights.data(), n * sizeof(float));
+    gpu_send(&t->gpu, (void *)t->net.blocks[LAYER].norm2.forward.weight, copies.data(),
+             n * sizeof(Bf16));
 }
 
 static double input_scale(Trainer *t) {
