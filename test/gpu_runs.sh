@@ -13,7 +13,7 @@ export LLM8_GUARD=1 # an overrun of a planned buffer ends a run (model/plan.h)
 if [[ -n ${LLM8_BIN:-} ]]; then
     trainer=$BIN/train_gptcu graphs=""
 else
-    trainer=$root/build/plain/standin_trainer graphs=--no-cuda-graphs
+    trainer=$standin graphs=--no-cuda-graphs
     export MALLOC_PERTURB_=128 # what is read before it is written is about 3.4e38, never by luck 0
 fi
 check() { # name, command...

@@ -325,14 +325,51 @@ def test_incomplete_models_are_refused():
                "[192, 64], not a floating-point [200, 64]")
     eighth = {name: ("I8", row[1], row[2][::4]) for name, row in tensors.items()}
     bad(model_folder("m", tensors=eighth), "is I8; must be one of F32, BF16, F16", "unquantized")
-    content = read("llama_run/latest/model.safetensors")
-    for damaged in (content[:500], content[:-9], b"", b"\xff" * 40):
-        model_folder("m")
-        write("m/model.safetensors", damaged)
-        bad("m", "m/model.safetensors: not a whole safetensors file", "download it again")
-    os.remove("m/model.safetensors")
+    whole, tokenizer = (read(f"llama_run/latest/{name}")
+                        for name in ("model.safetensors", "tokenizer.json"))
+    larger = tokenizers.Tokenizer.from_str(tokenizer.decode())
+    larger.add_special_tokens(["<|more|>"])
+    index, deep = "model.safetensors.index.json", "[" * 100000
+    for name, contents, *parts in ( # what a file holds
+            ("model.safetensors", (whole[:500], whole[:-9], b"", b"\xff" * 40),
+             "m/model.safetensors: not a whole safetensors file", "download it again"),
+            ("model.safetensors", ("version https://git-lfs.github.com/spec/v1\noid sha256:4d\n",),
+             "m/model.safetensors: a pointer of Git LFS", "git lfs pull"),
+            (index, ("{}", "[]", "5", deep, '{"weight_map": []}', '{"weight_map": {"a": 5}}',
+                     '{"weight_map": {"a": []}}', '{"weight_map": {"a": "x", "b": 5}}'),
+             "index.json: damaged, or no "), (index, (b"\xff",), "index.json: not a text"),
+            (index, ('{"weight_map": {"a": "."}}',), f"m/.: missing, though {index} names it"),
+            ("config.json", (deep, b"\xff", "", '{"model_type": NaN}', "{}{}", "{}5"),
+             "m/config.json: not JSON"),
+            ("tokenizer.json", ("{}",), "tokenizer.json: not a tokenizer.json"),
+            ("tokenizer.json", (larger.to_str(),), "m/tokenizer.json: has 258 tokens, the model "
+             "257; give the model's own"),
+            ("tokenizer_config.json", ("{",), "tokenizer_config.json: damaged, or no"),
+            ("tokenizer_config.json", ('{"eos_token": "x"}',), "no special token")):
+        for content in contents:
+            write(model_folder("m") + "/tokenizer.json", tokenizer)
+            if name == index:
+                os.remove("m/model.safetensors")
+            write(f"m/{name}", content)
+            bad("m", *parts)
+    none = "m: no model.safetensors nor model.safetensors.index.json; download them"
+    for there, *parts in ( # which files there are
+            ([], none), (["tokenizer.bin", "training_args.bin", "optimizer.pt"], none),
+            (["x.bin", "pytorch_model.bin"], "its weights are pickled", "save_pretrained"),
+            (["pytorch_model.bin", "adapter_model.safetensors"],
+             "m: no model.safetensors; its weights are an adapter", "merge_and_unload"),
+            (["model-00001-of-00002.safetensors"], f"m/{index}: missing, though there is "
+             "model-00001-of-00002.safetensors; download it")):
+        os.remove(model_folder("m") + "/model.safetensors")
+        for name in there:
+            write(f"m/{name}", "x")
+        bad("m", *parts)
     os.symlink("/proc/self/status", "m/model.safetensors") # cannot be mapped
     bad("m", "m/model.safetensors: No such device")
+    os.remove("m/config.json")
+    bad("m", "error: m/config.json: No such file")
+    write("adapter/adapter_model.safetensors", "x")
+    bad("adapter", "adapter/config.json: No such file; its weights are an adapter")
     split(model_folder("m"), 2)
     second = unpack("m/model-00002-of-00002.safetensors")
     write("m/model-00002-of-00002.safetensors",
@@ -341,47 +378,6 @@ def test_incomplete_models_are_refused():
     bad("m", "model-00002-of-00002.safetensors: tensor '", "is in ", "too; download")
     os.remove("m/model-00002-of-00002.safetensors")
     bad("m", "model-00002-of-00002.safetensors: missing", "names it")
-    for content in ("{}", "[]", "5", "[" * 100000, '{"weight_map": []}', '{"weight_map": {"a": 5}}',
-                    '{"weight_map": {"a": []}}', '{"weight_map": {"a": "x", "b": 5}}', b"\xff"):
-        write("m/model.safetensors.index.json", content)
-        bad("m", "index.json: not a text" if content == b"\xff" else "index.json: damaged, or no ")
-    write("m/model.safetensors.index.json", '{"weight_map": {"a": "."}}')
-    bad("m", "m/.: missing, though model.safetensors.index.json names it")
-    for content in ("[" * 100000, b"\xff", "", '{"model_type": NaN}', "{}{}", "{}5"):
-        write("m/config.json", content)
-        bad("m", "m/config.json: not JSON")
-    for name, content, part in (
-            ("tokenizer.json", "{}", "not a tokenizer.json"),
-            ("tokenizer_config.json", "{", "damaged, or no"),
-            ("tokenizer_config.json", '{"eos_token": "x"}', "no special token")):
-        write(model_folder("m") + "/tokenizer.json", read("llama_run/latest/tokenizer.json"))
-        write(f"m/{name}", content)
-        bad("m", name, part)
-    larger = tokenizers.Tokenizer.from_str(read("llama_run/latest/tokenizer.json").decode())
-    larger.add_special_tokens(["<|more|>"])
-    write(model_folder("m") + "/tokenizer.json", larger.to_str())
-    bad("m", "m/tokenizer.json: has 258 tokens, the model 257; give the model's own")
-    model_folder("m")
-    os.remove("m/model.safetensors")
-    bad("m", "m: no model.safetensors nor")
-    for name in ("tokenizer.bin", "training_args.bin", "optimizer.pt"): # these are no weights
-        write(f"m/{name}", "x")
-    bad("m", "m: no model.safetensors nor model.safetensors.index.json; download them")
-    write("m/pytorch_model.bin", "x")
-    bad("m", "its weights are pickled", "save_pretrained")
-    write("m/adapter_model.safetensors", "x")
-    bad("m", "m: no model.safetensors; its weights are an adapter", "merge_and_unload")
-    write("adapter/adapter_model.safetensors", "x")
-    bad("adapter", "adapter/config.json: No such file; its weights are an adapter")
-    split(model_folder("m"), 2)
-    os.remove("m/model.safetensors.index.json")
-    bad("m", "m/model.safetensors.index.json: missing, though there is "
-        "model-00001-of-00002.safetensors; download it")
-    model_folder("m")
-    write("m/model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:4d\n")
-    bad("m", "m/model.safetensors: a pointer of Git LFS", "git lfs pull")
-    os.remove("m/config.json")
-    bad("m", "error: m/config.json: No such file")
     bad("nowhere", "nowhere: no such folder", "OWNER/NAME")
     bad("owner/name", "owner/name: no such folder here", "cannot be reached", "network",
         words=("--mirror", "http://127.0.0.1:9"))

@@ -5,6 +5,8 @@
 set -u
 root=${LLM8_ROOT:-$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # quicker, for models this small
+standin=$root/build/plain/standin_trainer    # the GPU trainer, where a C++ compiler has built it
+if [[ -z ${LLM8_BIN:-} ]]; then export LD_LIBRARY_PATH=$root/build/standin; fi
 script=$(realpath "$0")
 mkdir -p work && cd work || exit 1 # test/run.sh keeps its log in the folder above
 passed=0 failed=0 skipped=0 failing=0 skipping=0
@@ -87,7 +89,7 @@ says() {
 }
 
 # Checks a command's exit status and what its output has, as `says` does.
-expect_said() {
+expect_message() {
     local status=$1 text=$2
     shift 2
     expect_status "$status" "$@" || return
@@ -125,8 +127,8 @@ train_gpt() {
 # Both trainers with their words, a line each; the GPU trainer over the stand-ins, where it is built.
 trainers() {
     echo "$root/train_gpt"
-    if [[ -x $root/build/plain/standin_trainer ]]; then
-        echo "$root/build/plain/standin_trainer --no-cuda-graphs --gpus 2 --distributed-timeout 20"
+    if [[ -x $standin ]]; then
+        echo "$standin --no-cuda-graphs --gpus 2 --distributed-timeout 20"
     fi
 }
 

@@ -3,7 +3,6 @@
 # shellcheck disable=SC2034 # what is defined here is used there
 # shellcheck source=test/gpu_runs.sh
 source "$(dirname "${BASH_SOURCE[0]}")/gpu_runs.sh"
-export LD_LIBRARY_PATH=$root/build/standin
 
 # An epoch ends in the middle of a step.
 common=(--model llama-tiny --data d/x_train.bin --global-batch-size 12 --micro-batch-size 2

@@ -110,16 +110,16 @@ test_other_devices_have_no_floor() {
 refused() {
     local before
     before=$(cksum bench.jsonl)
-    expect_said "$1" "$2" bench "${@:3}"
+    expect_message "$1" "$2" bench "${@:3}"
     is "$(cksum bench.jsonl)" "$before"
 }
 
 # It is timed where there are four, or where it is named.
 test_the_job_on_four_gpus() {
-    expect_said 1 'llama-3-8b-finetune: left out: it takes 4 GPUs, and nvidia-smi lists 0' \
+    expect_message 1 'llama-3-8b-finetune: left out: it takes 4 GPUs, and nvidia-smi lists 0' \
         bench PRECISIONS=bf16 FAILING=--data
     says '!llama-3-8b-finetune +bf16'
-    expect_said 1 'llama-3-8b-finetune  bf16' bench PRECISIONS=bf16 FAILING=--data LISTED=4
+    expect_message 1 'llama-3-8b-finetune  bf16' bench PRECISIONS=bf16 FAILING=--data LISTED=4
     says '!left out'
     MODELS=llama-3-8b-finetune PRECISIONS=bf16 RESULTS=job.jsonl expect_status 0 \
         env PATH="$PWD/bin:$PATH" LLM8_BIN=bin "$root/scripts/bench" --gpus 1 --global-batch-size 4 || return
@@ -147,7 +147,7 @@ test_bad_runs_leave_no_record() {
     refused 2 '' VERDICT='BAD  a wrong matmul'
     refused 2 'error: ITERS=24: must be a whole number, 25 or more' ITERS=24
     refused 2 'error: MODELS=gpt5: must be of gpt2-124m gpt2-1558m' MODELS='gpt2-124m gpt5'
-    expect_said 1 'FAILED: exit status 1: out of something' bench "${one[@]}" \
+    expect_message 1 'FAILED: exit status 1: out of something' bench "${one[@]}" \
         PRECISIONS='fp8-tensorwise bf16' FAILING=tensorwise
     expect bench.jsonl 'len(r) == 7'
 }
@@ -220,7 +220,7 @@ page_of() { "$results" "$@" --records records readme front; }
 # that no row has is not shown.
 test_tables_are_the_newest_of_each() {
     write_fixture
-    expect_said 2 'readme: not what the records in records say' page_of --check
+    expect_message 2 'readme: not what the records in records say' page_of --check
     has readme old || fail "--check changed the file"
     expect_status 0 page_of || return
     cat >expected <<'END'
@@ -291,19 +291,19 @@ test_the_job_on_four_gpus_is_shown() {
 
 test_results_refuse_what_they_cannot_read() {
     echo 'no markers' >plain
-    expect_said 2 'error: plain: has none of' "$results" --records records plain
+    expect_message 2 'error: plain: has none of' "$results" --records records plain
     sed 's,<!-- /bench -->,,' readme >torn
-    expect_said 2 'error: torn: needs one <!-- bench -->' "$results" --records records torn
-    expect_said 2 'No such file' "$results" --records nowhere readme
+    expect_message 2 'error: torn: needs one <!-- bench -->' "$results" --records records torn
+    expect_message 2 'No such file' "$results" --records nowhere readme
     cp records/bench.jsonl good
     grep -v '"llama-1b", .*"bf16", "recipe"' good >records/bench.jsonl
-    expect_said 2 'error: records/bench.jsonl: no commit has all of gpt2-124m and llama-1b' page_of
+    expect_message 2 'error: records/bench.jsonl: no commit has all of gpt2-124m and llama-1b' page_of
     echo '{"date": ' >>records/bench.jsonl
-    expect_said 2 'not a record: without a JSON object' page_of
+    expect_message 2 'not a record: without a JSON object' page_of
     sed 's/"recipe"/"recipes"/' good >records/bench.jsonl
-    expect_said 2 'error: records/bench.jsonl, line 1: not a record: without recipe' page_of
+    expect_message 2 'error: records/bench.jsonl, line 1: not a record: without recipe' page_of
     : >records/bench.jsonl
-    expect_said 2 'error: records/bench.jsonl: no records; make bench' page_of
+    expect_message 2 'error: records/bench.jsonl: no records; make bench' page_of
 }
 
 # What scripts/bench writes is what scripts/results reads.
@@ -337,7 +337,7 @@ test_pages_are_what_the_records_say() {
         expect_status 2 "$results" --check --records other "$root/$page"
     done
     grep -v -- '--bf16' "$root/docs/options.md" >page
-    expect_said 2 'page: not what' "$results" --check page
+    expect_message 2 'page: not what' "$results" --check page
     cp "$root/test/results/bench.jsonl" other
     change_report fp8_gpt2_124m_adamw 'for j in held["judgements"]: j["change"] = 100.2 if j["variant"] == "head" else j["change"]'
     expect_status 0 "$results" --check --records other "$root/docs/benchmarks.md"
@@ -345,7 +345,7 @@ test_pages_are_what_the_records_say() {
     expect_status 0 "$results" --records other page || return
     shows page '| FP8, FP8 head | +100.20% ± 0.09 | +0.24% ± 0.12 |'
     change_report fp8_gpt2_124m_adamw 'del held["judgements"]'
-    expect_said 2 'report.json: not a report of this scripts/compare' "$results" --records other page
+    expect_message 2 'report.json: not a report of this scripts/compare' "$results" --records other page
 }
 
 # That of the records on the front page.

@@ -3,8 +3,6 @@
 # middle of a shard, cut short while a run reads them; and what ./tokenize finds beside its shards.
 # shellcheck source=test/lib.sh
 source "$(dirname "$0")/lib.sh"
-standin=$root/build/plain/standin_trainer
-export LD_LIBRARY_PATH=$root/build/standin
 
 common=(--model llama-tiny --micro-batch-size 2 --seq-length 32 --lr 3e-3 --log-interval 1
     --embedding-lr-mult 1 --vector-lr-mult 1 --lr-decay-style cosine)
@@ -51,10 +49,10 @@ test_changed_data_are_refused() {
     poke edited/a_train.bin 2000 'X'
     while IFS='|' read -r folder says; do
         rm -rf s && cp -r whole s
-        expect_said 1 "error: --data $says" resume "$folder/*_train.bin" || return
+        expect_message 1 "error: --data $says" resume "$folder/*_train.bin" || return
         says --accept-data-change
         diff -r -x .lock whole s >difference || fail "a refused resume changed $(<difference)"
-        expect_said 0 "--data changed: $says" resume "$folder/*_train.bin" --accept-data-change || return
+        expect_message 0 "--data changed: $says" resume "$folder/*_train.bin" --accept-data-change || return
         expect_status 0 resume "$folder/*_train.bin" --train-iters 9 || return # which has become the run's data
         ! has s/config.txt accept || fail "config.txt accepts for ever"
     done <<'ROWS'
@@ -78,7 +76,7 @@ ROWS
     rm -rf s
     expect_status 0 "${ranks[@]}" --data 'd/*_train.bin' --train-iters 4 || return
     ranks+=(--data 'swapped/*_train.bin' --train-iters 8 --resume latest)
-    expect_said 1 'error: --data swapped/a_train.bin: not the shard that ' "${ranks[@]}"
+    expect_message 1 'error: --data swapped/a_train.bin: not the shard that ' "${ranks[@]}"
     expect_status 0 "${ranks[@]}" --accept-data-change
 }
 
@@ -117,11 +115,11 @@ test_bad_tokens_are_named_and_the_run_saved() {
         trainer+=("${common[@]}" --no-shuffle --global-batch-size 8 --train-iters 40 --lr-decay-iters 40)
         rm -rf s straight
         cp d/a_train.bin bad.bin && poke bad.bin $((1024 + 2 * 2000)) '\377\377'
-        expect_said 1 "$says" "${trainer[@]}" --data bad.bin --save s || return
+        expect_message 1 "$says" "${trainer[@]}" --data bad.bin --save s || return
         step=$(newest_step s)
         [[ $step -ge 2 ]] || fail "only $step steps"
         says "stopped after step $step: " ' --config s/config.txt --resume latest'
-        expect_said 1 "$says" "${trainer[@]}" --data bad.bin --save s --resume latest || return
+        expect_message 1 "$says" "${trainer[@]}" --data bad.bin --save s --resume latest || return
         expect_status 0 "${trainer[@]}" --data d/a_train.bin --train-iters "$step" --save straight || return
         cmp -s {s,straight}/latest/model.safetensors || fail "another state is saved"
         cp d/a_train.bin bad.bin
@@ -148,12 +146,12 @@ test_shards_cut_in_use_are_named_and_the_run_saved() {
             [[ -L s/latest && ! -L s/best ]] || fail "what could not be evaluated is not the best: $(ls s)"
             tail -n 1 s/metrics.jsonl | grep -qE "\"status\":1,\"error\":\"(rank [01]: )?$option cut.bin: cut" ||
                 fail "$(tail -n 1 s/metrics.jsonl)"
-            expect_said 0 '!damaged' train_gpt --save s --list-checkpoints
+            expect_message 0 '!damaged' train_gpt --save s --list-checkpoints
         done
         step=$(newest_step s)
         cp one/c_val.bin cut.bin
         trainer+=(--valid-data cut.bin --resume latest --train-iters "$step")
-        expect_said 0 "eval after step $step |" "${trainer[@]}"
+        expect_message 0 "eval after step $step |" "${trainer[@]}"
         grep -q "\"kind\":\"eval\",\"step\":$step," s/metrics.jsonl || fail "no record"
     done < <(trainers)
 }
@@ -172,8 +170,8 @@ test_shards_overwritten_in_use_are_named_and_the_run_saved() {
     await_end "$started"
     is "$status" 1
     says 'error: --data over.bin: overwritten while it was read' 'stopped after step'
-    expect_said 1 'error: --data over.bin: not the shard that ' resume over.bin
-    expect_said 0 '!damaged' train_gpt --save s --list-checkpoints
+    expect_message 1 'error: --data over.bin: not the shard that ' resume over.bin
+    expect_message 0 '!damaged' train_gpt --save s --list-checkpoints
 }
 
 # As many shards as a process may have files open by default, and more.
@@ -199,10 +197,10 @@ test_tokenize_leaves_other_tokenizers_alone() {
         cp other.bin older/y_tokenizer.bin && cp older/x.bin older/unmarked.bin &&
         poke older/unmarked.bin 16 '\0\0\0\0' && cp older/unmarked.bin unnamed
     for rows in beside/a_train.bin beside/b_train.bin older/x.bin older/unmarked.bin; do
-        expect_said 0 'AB' run --data $rows --sample-only --sample-prompt AB --sample-length 8
+        expect_message 0 'AB' run --data $rows --sample-only --sample-prompt AB --sample-length 8
     done
-    expect_said 1 'no tokenizer.bin beside' run --data unnamed/unmarked.bin --sample-only --sample-prompt AB
-    expect_said 0 'warning: the weights are random: ' run --data unnamed/unmarked.bin --sample-only \
+    expect_message 1 'no tokenizer.bin beside' run --data unnamed/unmarked.bin --sample-only --sample-prompt AB
+    expect_message 0 'warning: the weights are random: ' run --data unnamed/unmarked.bin --sample-only \
         --sample-prompt AB --tokenizer beside/a_tokenizer.bin --sample-length 8
     is "$(grep -ac warning log)" 1 # --tokenizer is named
 }
@@ -234,7 +232,7 @@ test_another_length_continues_at_the_same_token() {
     wanted=$(grep -o '^step  *5/8 | loss [0-9.]*' log | grep -o '[0-9.]*$')
     for length in 64 16; do # 256 tokens
         expect_status 0 "${still[@]}" $((128 / length)) --seq-length $length --save length/$length || return
-        expect_said 0 '!another order' "${still[@]}" $((128 / length + 1)) --save length/$length --resume latest
+        expect_message 0 '!another order' "${still[@]}" $((128 / length + 1)) --save length/$length --resume latest
         grep -q "^step .* | loss $wanted" log || fail "$length: not $wanted: $(grep ^step log)"
     done
 }
@@ -259,15 +257,15 @@ test_other_validation_data_have_their_own_best() {
     local words=(run --data d/a_train.bin --eval-interval 2 --save-interval 2 --save best)
     expect_status 0 "${words[@]}" --valid-data d/b_train.bin --train-iters 4 || return
     cp d/b_train.bin renamed.bin
-    expect_said 0 '!valid-data changed' "${words[@]}" --valid-data renamed.bin --train-iters 6 --lr 1e-30 \
+    expect_message 0 '!valid-data changed' "${words[@]}" --valid-data renamed.bin --train-iters 6 --lr 1e-30 \
         --resume latest || return
     head -c 3000 /dev/urandom | od -An -tx1 >noise
     tokenize harder/x noise --valid-fraction 0 || return
     words+=(--valid-data harder/x_train.bin --resume latest)
-    expect_said 0 '--valid-data changed' "${words[@]}" --train-iters 8 || return
+    expect_message 0 '--valid-data changed' "${words[@]}" --train-iters 8 || return
     says '(best)'
     is "$(readlink best/best)" step_00000008
-    expect_said 0 'an evaluation has 64 tokens, had ' "${words[@]}" --train-iters 10 --eval-iters 1
+    expect_message 0 'an evaluation has 64 tokens, had ' "${words[@]}" --train-iters 10 --eval-iters 1
     says '!valid-data changed'
 }
 

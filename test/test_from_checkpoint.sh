@@ -6,7 +6,6 @@
 # shellcheck source=test/lib.sh
 source "$(dirname "$0")/lib.sh"
 export LLM8_TEST_SMALL_FP8=1
-standin=$root/build/plain/standin_trainer
 trainers=("$root/train_gpt")
 if [[ -x $standin ]]; then trainers+=("$standin"); fi
 
@@ -73,7 +72,7 @@ test_samples_need_the_folder_alone() {
     local trainer way
     for trainer in "${trainers[@]}"; do
         for way in --load --resume; do
-            expect_said 0 'Anna AB' elsewhere "$trainer" $way c --sample-only --sample-prompt 'Anna AB' \
+            expect_message 0 'Anna AB' elsewhere "$trainer" $way c --sample-only --sample-prompt 'Anna AB' \
                 --sample-length 9 --sample-temperature 0 || return
             tail -n 1 log >"sample.$way"
         done
@@ -133,7 +132,7 @@ test_resumed_runs_need_no_options() {
             --global-batch-size 4 --train-iters 8 --save tuned --save-interval 4 || return
         expect_status 0 "$trainer" --resume tuned/step_00000004 --save part || return
         same_checkpoint {tuned,part}/step_00000008 || fail "$trainer: other weights"
-        expect_said 0 'nothing to train' "$trainer" --resume latest --save part
+        expect_message 0 'nothing to train' "$trainer" --resume latest --save part
         expect_status 0 "$trainer" --resume latest --save part --train-iters 9 || return
         [[ -d part/step_00000009 ]] || fail "$trainer: $(ls part)"
     done
@@ -141,7 +140,7 @@ test_resumed_runs_need_no_options() {
 1|trainer --resume tuned/latest --micro-batch-size 3|error: --global-batch-size 4 (of the checkpoint tuned/step_00000008): 
 1|elsewhere "$trainer" --resume c|error: --data (of the checkpoint c) d/x_train.bin: 
 ROWS
-    expect_said 0 '!warning' train_gpt --config tuned/config.txt --resume tuned/step_00000004 --save other
+    expect_message 0 '!warning' train_gpt --config tuned/config.txt --resume tuned/step_00000004 --save other
 }
 
 # What followed from --seq-length is not in config.txt as if it were given.
@@ -149,7 +148,7 @@ test_positions_follow_the_sequences_again() {
     local length
     expect_status 0 train_gpt "${data[@]}" --model llama-tiny --train-iters 1 --save long || return
     for length in 80 96 112; do
-        expect_said 0 "--max-position-embeddings $length" train_gpt --config long/config.txt --resume latest \
+        expect_message 0 "--max-position-embeddings $length" train_gpt --config long/config.txt --resume latest \
             --seq-length $length --train-iters $((length / 16)) || return
     done
 }
@@ -166,7 +165,7 @@ values += [v for k, v in c["rope_scaling"].items() if k.endswith("factor")]
 assert len(values) == 6 and all(type(v) is float for v in values), values
 assert type(c["hidden_size"]) is int
 END
-    expect_said 0 '--rope-high-freq-factor 4' train_gpt --load floats/latest --plan
+    expect_message 0 '--rope-high-freq-factor 4' train_gpt --load floats/latest --plan
 }
 
 test_checkpoints_carry_what_belongs_to_the_model() {

@@ -8,7 +8,6 @@
 # COMBINATIONS=N: so many, from FIRST on. Prints "N passed, N failed, N skipped" last.
 # shellcheck source=test/gpu_runs.sh
 source "$(dirname "$0")/gpu_runs.sh"
-export LD_LIBRARY_PATH=$root/build/standin:${LD_LIBRARY_PATH:-}
 steps=5
 
 one_of() { # sets `it`

@@ -7,7 +7,6 @@
 # failed, N skipped" last.
 # shellcheck source=test/gpu_runs.sh
 source "$(dirname "$0")/gpu_runs.sh"
-export LD_LIBRARY_PATH=$root/build/standin:${LD_LIBRARY_PATH:-}
 RANDOM=5 # the delays below repeat, as far as delays can
 muon="--optimizer muon" hybrid="--fp8-format hybrid" tensorwise="--fp8-recipe tensorwise"
 blockwise="--fp8-format e4m3 --fp8-recipe blockwise"

@@ -318,7 +318,7 @@ done
 # matmuls.
 own_losses() { # kind of such matmuls, options
     rm -f m.jsonl
-    LD_LIBRARY_PATH=$root/build/standin STANDIN_OWN_MATMULS=$1 $gpu $DATA --micro-batch-size 2 \
+    STANDIN_OWN_MATMULS=$1 $gpu $DATA --micro-batch-size 2 \
         --seq-length 32 --train-iters 4 --eval-iters 2 --eval-interval 2 --metrics m.jsonl \
         "${@:2}" >out && grep -oE '"(loss|valid_loss|norm)":[^,}]*' m.jsonl
 }

@@ -92,7 +92,7 @@ ROWS
     build train_gptcu && made 1 0 'without an object'
     build WERROR=1 train_gptcu && made 0 0 'the same programs'
     rm -rf tree/build/cuda.flags
-    PATH="$PWD/bin:$PATH" expect_said 2 'error: no absent: the GPU trainer needs CUDA; make CUDA_HOME=' \
+    PATH="$PWD/bin:$PATH" expect_message 2 'error: no absent: the GPU trainer needs CUDA; make CUDA_HOME=' \
         make -C tree CC=compiler NVCC=absent train_gptcu
 }
 
@@ -112,24 +112,24 @@ test_missing_packages_are_named() {
     printf '#!/bin/sh\n' >bin/sleep
     chmod +x bin/*
     local path=$PWD/bin:$PATH missing='missing: libc6-dev libcjson-dev zlib1g-dev'
-    PATH=$path expect_said 2 "error: $missing. Type this once, then make again:" \
+    PATH=$path expect_message 2 "error: $missing. Type this once, then make again:" \
         make -C tree CC='no-headers -g' # such as "ccache gcc"
     says 'apt-get install -y libc6-dev libcjson-dev zlib1g-dev'
-    PATH=$path expect_said 2 'missing: gcc libc6-dev' make -C tree CC=no-such-compiler
-    PATH=$path expect_said 2 "error: $missing. Type this once, then make test again:" \
+    PATH=$path expect_message 2 'missing: gcc libc6-dev' make -C tree CC=no-such-compiler
+    PATH=$path expect_message 2 "error: $missing. Type this once, then make test again:" \
         make -C tree CC=no-headers test
     [[ ! -e installed ]] || fail "installed: $(cat installed)"
     # as root, make test installs
     printf '#!/bin/sh\necho 0\n' >bin/id
     printf '#!/bin/sh\n[ -e %q ]\n' "$PWD/headers" >bin/no-headers
-    expect_said 0 '== installing libc6-dev libcjson-dev zlib1g-dev' \
+    expect_message 0 '== installing libc6-dev libcjson-dev zlib1g-dev' \
         env PATH="$path" CC=no-headers "$root/scripts/packages.sh" --install 'make test'
     has installed '--no-install-recommends libc6-dev libcjson-dev zlib1g-dev' ||
         fail "$(cat installed)"
     [[ $(wc -l <asked) -eq 3 && $(grep -c 'waiting for another apt' log) -eq 1 ]] || fail "$(cat log)"
     # any other error is none to wait for
     printf '#!/bin/sh\necho y >>asked; echo "E: no such package"; exit 100\n' >bin/apt-get
-    expect_said 1 'E: no such package' \
+    expect_message 1 'E: no such package' \
         env PATH="$path" CC=no-such-compiler "$root/scripts/packages.sh" --install 'make test'
     says 'error: apt-get could not install gcc libc6-dev'
     is "$(grep -c y asked)" 2
@@ -144,10 +144,10 @@ test_without_make_it_is_said() {
     ln -s /usr/bin/* few 2>/dev/null
     rm -f few/make few/g++ few/git few/pgrep few/python3
     printf '#!/bin/sh\necho 1000\n' >few/id.new && mv few/id.new few/id && chmod +x few/id
-    expect_said 1 'error: missing: make. Type this once, then make quickstart again' \
+    expect_message 1 'error: missing: make. Type this once, then make quickstart again' \
         env PATH="$PWD/few" "$root/scripts/quickstart.sh"
     ln -s "$(command -v make)" few/make
-    expect_said 0 'note: without g++ git procps python3-venv a part of the tests is skipped' \
+    expect_message 0 'note: without g++ git procps python3-venv a part of the tests is skipped' \
         env PATH="$PWD/few" "$root/scripts/packages.sh" --install --tests 'make test'
 }
 
@@ -196,7 +196,7 @@ test_unknown_variables_are_refused() {
     local unknown given
     while read -r unknown given; do
         # shellcheck disable=SC2086 # words
-        expect_said 2 "no variable of this Makefile: $unknown (make help)" make -n -C tree quickstart $given
+        expect_message 2 "no variable of this Makefile: $unknown (make help)" make -n -C tree quickstart $given
     done <<<$'data data=x\nARCH ARCH=90a\nSPETS DATA=x SPETS=2\nSTEP STEP=300'
     for given in $(make -s -C tree help | grep -oE '\b[A-Z_0-9]+=' | sort -u) CC= CXX= CFLAGS= STEPS= GPU= JOBS=; do
         expect_status 0 make -n -C tree help "${given}1"

@@ -298,7 +298,7 @@ ROWS
 }
 
 test_a_bare_call_is_short() {
-    expect_said 1 '--help lists every option' train_gpt # the program is called as it was
+    expect_message 1 '--help lists every option' train_gpt # the program is called as it was
     [[ $(wc -l <log) -eq 5 && $(sed "s|$root|.|" log | wc -L) -le 100 ]] || fail
 }
 

@@ -3,8 +3,6 @@
 # its records say of each source.
 # shellcheck source=test/lib.sh
 source "$(dirname "$0")/lib.sh"
-standin=$root/build/plain/standin_trainer
-export LD_LIBRARY_PATH=$root/build/standin
 
 mixture='0.5 d1/x_train.bin 0.3 d2/x_train.bin 0.2 d3/x_train.bin'
 common=(--model llama-tiny --micro-batch-size 2 --global-batch-size 12 --seq-length 32 --lr 3e-3
@@ -101,12 +99,12 @@ test_changed_weights_are_refused() {
     local data
     data=${mixture/0.5/0.6}
     rm -rf s && cp -r whole s
-    expect_said 1 "error: --data d1/x_train.bin: 6/11 of the samples, and not what the checkpoint's run read in its \
+    expect_message 1 "error: --data d1/x_train.bin: 6/11 of the samples, and not what the checkpoint's run read in its \
 place (362da0cf 5/10 of the samples); --accept-data-change" run --data "$data" --train-iters 65 --save s --resume latest
-    expect_said 0 '--data changed: d1/x_train.bin: 6/11' run --data "$data" --train-iters 65 --save s --resume latest \
+    expect_message 0 '--data changed: d1/x_train.bin: 6/11' run --data "$data" --train-iters 65 --save s --resume latest \
         --accept-data-change
     rm -rf s && cp -r whole s # the same weights, written otherwise
-    expect_said 0 '!changed' train_gpt "${common[@]}" --data '5e1 ./d1/x_train.bin 30 d2/x_train.bin 20 d3/x_train.bin' \
+    expect_message 0 '!changed' train_gpt "${common[@]}" --data '5e1 ./d1/x_train.bin 30 d2/x_train.bin 20 d3/x_train.bin' \
         --train-iters 65 --save s --resume latest
 }
 

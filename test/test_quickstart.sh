@@ -81,7 +81,7 @@ test_suggestions_work() {
 }
 
 test_noise_is_not_learned() {
-    expect_said 1 'the earlier run is now run/quickstart.1' quickstart DATA=noise STEPS=30
+    expect_message 1 'the earlier run is now run/quickstart.1' quickstart DATA=noise STEPS=30
     has tree/run/quickstart.1/metrics.jsonl '"step":45' || fail "the earlier run is gone"
     says 'error: the validation loss is not clearly below the unigram entropy'
 }
@@ -137,9 +137,9 @@ test_a_gpu_is_used() {
 }
 
 test_a_gpu_that_fails_is_not_used() {
-    expect_said 1 'warning: no GPU trainer: it could not be built' gpu GPU_BUILD=1 STOP_HERE=1
-    expect_said 1 'warning: no GPU trainer: --verify failed' gpu VERIFIED=1 STOP_HERE=1
-    expect_said 1 'a GPU, but no nvcc under no-nvcc' gpu NVCC=no-nvcc STOP_HERE=1
+    expect_message 1 'warning: no GPU trainer: it could not be built' gpu GPU_BUILD=1 STOP_HERE=1
+    expect_message 1 'warning: no GPU trainer: --verify failed' gpu VERIFIED=1 STOP_HERE=1
+    expect_message 1 'a GPU, but no nvcc under no-nvcc' gpu NVCC=no-nvcc STOP_HERE=1
     [[ ! -e made ]] || fail "made: $(cat made)"
     printf '#!/bin/sh\nexit 9\n' >bin/nvidia-smi
     expect_status 1 gpu STOP_HERE=1

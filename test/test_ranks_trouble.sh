@@ -94,8 +94,8 @@ test_bad_starts_are_refused() {
 1|env RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 "$root/train_gpt" --data d/x_train.bin|not one of 2 ranks (WORLD_SIZE)
 ROWS
     # each rank says these
-    expect_said 1 'error: --data none.bin' "$trainer" "${common[@]}" --gpus 3 --data none.bin
-    expect_said 1 '--global-batch-size 12: must be a multiple of --micro-batch-size 2 x 5 ranks' "$trainer" \
+    expect_message 1 'error: --data none.bin' "$trainer" "${common[@]}" --gpus 3 --data none.bin
+    expect_message 1 '--global-batch-size 12: must be a multiple of --micro-batch-size 2 x 5 ranks' "$trainer" \
         "${common[@]}" --gpus 5
     [[ $((SECONDS - begin)) -le 8 ]] || fail "took $((SECONDS - begin)) s"
 }
@@ -184,7 +184,7 @@ test_restarts_give_up() {
         "$trainer" "${common[@]}" --gpus 2 --train-iters 8 --save never --save-interval 2 || return
     says 'restart: status 137 at step_00000002, failure 1 of 2' \
         'restart: status 137; 2 runs in a row failed at step_00000002: giving up'
-    FAULT=nan:12 expect_said 3 '!restart: status' "$restart" "$trainer" "${common[@]}" --max-skipped 1 \
+    FAULT=nan:12 expect_message 3 '!restart: status' "$restart" "$trainer" "${common[@]}" --max-skipped 1 \
         --train-iters 8 --save skipping || return
     check_rows <<'ROWS'
 3|"$trainer" --config skipping/config.txt --resume latest|(--max-skipped)

@@ -11,7 +11,7 @@ recipe() {
 
 # $1 recipe, $2 precision as the run's start names it
 runs() {
-    OUT=$PWD/$1.$2 SMOKE=1 PRECISION=${2,,} expect_said 0 " parameters, $2, " recipe "$1" || return
+    OUT=$PWD/$1.$2 SMOKE=1 PRECISION=${2,,} expect_message 0 " parameters, $2, " recipe "$1" || return
     says "sample after step 3:" 'eval after step 6 | valid loss '
     is "$(grep -cE '^step +[0-9]+/6 ' log)" 6
     [[ -e $1.$2/step_00000006/model.safetensors ]] || fail "$1: no checkpoint"
@@ -43,7 +43,7 @@ test_the_check_sees_faults() {
 
 test_it_goes_on_when_it_is_called_again() {
     OUT=$PWD/again SMOKE=1 expect_status 0 recipe llama_1b --train-iters 3 || return
-    OUT=$PWD/again SMOKE=1 expect_said 0 'resuming from' recipe llama_1b
+    OUT=$PWD/again SMOKE=1 expect_message 0 'resuming from' recipe llama_1b
     is "$(grep -oE '^step +[0-9]+' log | xargs)" 'step 4 step 5 step 6'
 }
 
@@ -83,8 +83,8 @@ test_other_conversations_are_not_taken_for_these() {
     cp "$root/scripts/chat.jsonl" one.jsonl
     cp -p one.jsonl other.jsonl
     CHAT=one.jsonl expect_status 0 "${chats[@]}" || return
-    CHAT=one.jsonl expect_said 0 'chats: made already' "${chats[@]}"
-    CHAT=other.jsonl expect_said 1 'already made, from other settings (other sources)' \
+    CHAT=one.jsonl expect_message 0 'chats: made already' "${chats[@]}"
+    CHAT=other.jsonl expect_message 1 'already made, from other settings (other sources)' \
         "${chats[@]}"
     expect_status 0 "${chats[@]}" # without CHAT those that are there are used
 }
@@ -100,7 +100,7 @@ test_a_tokenizer_for_data_that_are_there() {
     done
     echo '{}' >other.json
     for word in llama2 other.json; do
-        DATA=made PREPARE=1 TOKENIZER=$word expect_said 0 "made $says$word is ignored" recipe llama3_8b
+        DATA=made PREPARE=1 TOKENIZER=$word expect_message 0 "made $says$word is ignored" recipe llama3_8b
     done
     DATA=made PREPARE=1 TOKENIZER=llama2 expect_status 0 recipe gpt2_124m # which reads none
     says '!TOKENIZER'
@@ -109,10 +109,10 @@ test_a_tokenizer_for_data_that_are_there() {
 # A start's own tokenizer makes its data, unless TOKENIZER names another.
 test_data_are_made_with_the_tokenizer_of_the_start() {
     local tune=(env PREPARE=1 HF_HUB_OFFLINE=1 DATA="$PWD/fresh" "$root/scripts/run_llama3_8b.sh")
-    START=$root/test/golden/chat expect_said 1 'error: fineweb-edu-100b: ' "${tune[@]}"
-    START=$root/test/golden/chat TOKENIZER=llama2 expect_said 1 'error: --tokenizer llama2: ' \
+    START=$root/test/golden/chat expect_message 1 'error: fineweb-edu-100b: ' "${tune[@]}"
+    START=$root/test/golden/chat TOKENIZER=llama2 expect_message 1 'error: --tokenizer llama2: ' \
         "${tune[@]}"
-    START=$PWD expect_said 1 'error: --tokenizer llama3: ' "${tune[@]}" # which has none
+    START=$PWD expect_message 1 'error: --tokenizer llama3: ' "${tune[@]}" # which has none
 }
 
 # env VARIABLES recipe: what it would start with 8 GPUs

@@ -23,14 +23,13 @@ sums() {
 # refused TEXT FOLDER STEPS OPTIONS...: as `train`, which must leave the folder as it is
 refused() {
     sums "$2" >before
-    expect_said 1 "$1" train_gpt "${common[@]}" --save "$2" --train-iters "$3" "${@:4}"
+    expect_message 1 "$1" train_gpt "${common[@]}" --save "$2" --train-iters "$3" "${@:4}"
     sums "$2" | cmp -s before - || fail "$2 has changed"
 }
 
 # A second run waits for the first one, or leaves; a third takes the place of one that is killed.
 test_a_second_run_waits_or_leaves() {
     local trainer holder words
-    export LD_LIBRARY_PATH=$root/build/standin
     while read -ra trainer; do
         rm -rf s
         set -- "${trainer[@]}" "${common[@]}" --save s
@@ -40,7 +39,7 @@ test_a_second_run_waits_or_leaves() {
         if [[ $* == *--gpus* ]]; then holder=$(pgrep -P "$started" | sort -n | head -n 1); fi
         for words in '' '--resume latest'; do
             # shellcheck disable=SC2086 # options or none
-            expect_said 1 "--save s: in use by another run: host $(uname -n), pid $holder, since 20" \
+            expect_message 1 "--save s: in use by another run: host $(uname -n), pid $holder, since 20" \
                 "$@" --lock-timeout 0 $words
         done
         holder=$started
@@ -109,7 +108,7 @@ test_nothing_to_train_changes_nothing() {
     listed >before
     for words in ended/step_00000004 'latest --train-iters 3' 'ended/step_00000006 --train-iters 6'; do
         # shellcheck disable=SC2086 # words
-        expect_said 0 'nothing to train: step ' train_gpt --save ended --resume $words || return
+        expect_message 0 'nothing to train: step ' train_gpt --save ended --resume $words || return
         listed | cmp -s before - || fail "$words: $(listed | diff before -)"
     done
     train ended 10 --resume latest || return
@@ -138,7 +137,7 @@ test_a_killed_start_is_the_same_run() {
         killed $way --config $way/config.txt --resume latest # and once more
         if [[ $way == resume ]]; then
             is "$(readlink resume/latest resume/step_*)" step_00000004$'\n'"$PWD/origin/step_00000004"
-            expect_said 0 "from the weights of resume/step_00000004" \
+            expect_message 0 "from the weights of resume/step_00000004" \
                 train_gpt --load resume/latest --sample-only --no-quiet
         fi
         again $way 9 || return
@@ -151,10 +150,10 @@ test_a_killed_start_is_the_same_run() {
 test_a_moved_folder_is_no_new_run() {
     local said='there/config.txt names --save here, but its own folder has checkpoints, too: give --save there or --save here'
     train here 4 && mv here there || return
-    expect_said 1 "$said" train_gpt --config there/config.txt --resume latest --train-iters 6
+    expect_message 1 "$said" train_gpt --config there/config.txt --resume latest --train-iters 6
     [[ ! -e here/latest ]] || fail "$(ls here)"
     cp -r there here # a copied run does not go on in the other folder
-    expect_said 1 "$said" train_gpt --config there/config.txt --resume latest --train-iters 6
+    expect_message 1 "$said" train_gpt --config there/config.txt --resume latest --train-iters 6
     ln -s here way_here
     check_rows <<'ROWS'
 0|train_gpt --config there/config.txt --resume latest --train-iters 6 --save there|resuming from there/step_00000004
@@ -234,7 +233,7 @@ test_copies_go_on() {
         is "$(grep warning log | grep -vc 'links share it with another folder')" \
             "$(find copy/latest -prune -type d | wc -l)" # the warning of cp -al is of metrics
         same_checkpoint {run,copy}/step_00000006 || fail "$how: another end"
-        expect_said 0 'from the weights of copy/step_00000006' train_gpt --load copy/latest/ \
+        expect_message 0 'from the weights of copy/step_00000006' train_gpt --load copy/latest/ \
             --sample-only --no-quiet
         [[ -d copy/latest && ! -L copy/latest || $(readlink copy/latest) == step_00000006 ]] ||
             fail "$how: $(ls -l copy)"
@@ -254,12 +253,12 @@ ROWS
 test_a_copy_of_a_link_is_kept() {
     train several 6 --save-interval 1 --keep 2 || return
     mkdir part && cp -rL several/latest part/latest && cp -r several/step_00000005 part/
-    expect_said 0 'from the weights of part/step_00000005' train_gpt --load part/latest --sample-only --no-quiet
+    expect_message 0 'from the weights of part/step_00000005' train_gpt --load part/latest --sample-only --no-quiet
     train part 7 --resume latest || return
     says 'resuming from part/step_00000005' 'warning: part/latest: the link could not be written: '
     same_checkpoint {several,part}/latest || fail "the only copy is gone: $(ls -l part)"
     mkdir only && cp -r several/step_00000006 only/latest
-    expect_said 0 'resuming from only/latest: step 6' train_gpt --load none --resume only/latest \
+    expect_message 0 'resuming from only/latest: step 6' train_gpt --load none --resume only/latest \
         --sample-only --no-quiet
     train only 7 --resume only/latest || return
     same_checkpoint {several/step_00000006,only/latest} || fail "the only copy is gone: $(ls -l only)"
@@ -306,7 +305,7 @@ test_other_names_are_no_checkpoints() {
 test_another_name_is_refused() {
     train named 2 || return
     cp -r named/step_00000002 named/step_00000009
-    expect_said 1 'step_00000009: has the checkpoint of step 2 under another name; rename it to step_00000002, or remove it' \
+    expect_message 1 'step_00000009: has the checkpoint of step 2 under another name; rename it to step_00000002, or remove it' \
         train_gpt --save named --resume latest --train-iters 4
     rm -r named/step_00000009
     expect_status 0 train_gpt --save named --resume latest --train-iters 4
@@ -316,7 +315,7 @@ test_long_paths_are_refused_at_once() {
     local folder length
     folder=$(printf '%.0sabcdefghijklmno/' {1..64})
     for length in 1005 990 976 961; do
-        expect_said 1 '...: longer than 960 characters' train_gpt "${common[@]}" \
+        expect_message 1 '...: longer than 960 characters' train_gpt "${common[@]}" \
             --train-iters 2 --save "${folder:0:length-1}p" || return
     done
     [[ ! -e abcdefghijklmno ]] || fail "a folder was made"

@@ -40,10 +40,10 @@ test_every_script_explains_itself() {
             [[ $(wc -l <log) -ge 2 ]] || fail "$file --help says $(cat log)"
         fi
     done
-    expect_said 0 "python3 scripts/includes.py" python3 tree/scripts/includes.py --help
+    expect_message 0 "python3 scripts/includes.py" python3 tree/scripts/includes.py --help
     find tree | grep -v __pycache__ | sort | diff before - || fail "--help has side effects"
-    expect_said 2 "text/x: Not a directory" compare --out text/x -- "${common[@]}"
-    expect_said 2 "bf16: unknown option --no-such" compare --out unmade -- "${common[@]}" --no-such
+    expect_message 2 "text/x: Not a directory" compare --out text/x -- "${common[@]}"
+    expect_message 2 "bf16: unknown option --no-such" compare --out unmade -- "${common[@]}" --no-such
     [[ ! -e unmade ]] || fail "a folder is left: $(ls -A unmade)"
 }
 
@@ -51,7 +51,7 @@ test_every_script_explains_itself() {
 
 # What all the other tests of compare look at.
 test_comparison_is_run() {
-    expect_said 0 "PASS: fp8 against bf16: every limit held; fp8's training loss " \
+    expect_message 0 "PASS: fp8 against bf16: every limit held; fp8's training loss " \
         compare --out c --seeds 2,3 -- "${common[@]}" --train-iters 60
 }
 
@@ -90,7 +90,7 @@ test_ended_runs_are_not_run_again() {
     expect_status 0 "${command[@]}" || return
     [[ $(grep -c "has ended already" log) -eq 4 ]] || fail "$(cat log)"
     [[ $(grep -c '"kind":"run"' c/fp8/seed-2/metrics.jsonl) -eq 1 ]] || fail "run again"
-    expect_said 2 "with other options (--train-iters 61 differs)" \
+    expect_message 2 "with other options (--train-iters 61 differs)" \
         "${command[@]}" --train-iters 61
     cp -r c again && rm -r again/*/seed-2
     expect_status 0 compare --out again --seeds 2 --no-checkpoints --run-only -- \
@@ -108,18 +108,18 @@ test_reports_on_runs_from_elsewhere() {
     sed -i -E 's/"tokens_per_s":[0-9.e+]+/"tokens_per_s":130000/' g/fp8/*/metrics.jsonl
     # two thirds of a run, and its end that a kill left out
     sed -i '/"kind":"step","step":41/,$d' g/fp8/seed-3/metrics.jsonl
-    expect_said 1 "FAIL        fp8: speed-up" compare --report-only --out g --speed-limit 1.4
+    expect_message 1 "FAIL        fp8: speed-up" compare --report-only --out g --speed-limit 1.4
     says "1.300x" "FAIL        fp8: every run finished  fp8 seed 3: died" \
         "every run finished: not so, speed-up 1.300x: not above 1.4"
     # a limit that no number of seeds could hold, and one pair of runs, which shows no noise; on a
     # terminal that has no ±
-    expect_said 3 "CANNOT TELL: b against a: training loss" \
+    expect_message 3 "CANNOT TELL: b against a: training loss" \
         env PYTHONIOENCODING=ascii compare --report-only --out h \
         --train-limit 0.000001% --run a:c/bf16/seed-2 --run b:c/fp8/seed-2/metrics.jsonl \
         --run a:c/bf16/seed-3 --run b:c/fp8/seed-3 --valid-limit 50%
     says "the limit of 1e-06% is below the noise" "% ? 0."
     [[ $(sed -n 3p h/report.md) == "**CANNOT TELL: "* ]] || fail "$(sed -n 3p h/report.md)"
-    expect_said 3 "one pair of seeds does not show the noise" compare --report-only --out h \
+    expect_message 3 "one pair of seeds does not show the noise" compare --report-only --out h \
         --run a:c/bf16/seed-2 --run b:c/fp8/seed-2
 }
 
@@ -137,10 +137,10 @@ test_first_variant_given_is_the_baseline() {
     local command=(compare --out o --no-checkpoints --run-only)
     expect_status 0 "${command[@]}" --variant 'plain: --bf16' --variant 'half: --fp8-format e5m2' \
         --variant 'all: --fp8-format hybrid' -- "${common[@]}" --train-iters 2 || return
-    expect_said 3 "half, all against plain" compare --report-only --out o
+    expect_message 3 "half, all against plain" compare --report-only --out o
     expect_status 0 "${command[@]}" --variant 'half: --fp8-format e5m2' --variant 'plain: --bf16' \
         -- "${common[@]}" --train-iters 2 || return
-    expect_said 3 "plain, all against half" compare --report-only --out o
+    expect_message 3 "plain, all against half" compare --report-only --out o
 }
 
 has_steps() {
@@ -171,7 +171,7 @@ test_interrupted_comparison_goes_on() {
     trainer=$(tr -d ' ' <"/proc/$pid/task/$pid/children")
     kill -STOP "$trainer" && kill -9 $pid
     wait $pid 2>/dev/null
-    expect_said 2 "at work there" "${command[@]}"
+    expect_message 2 "at work there" "${command[@]}"
     kill -9 "$trainer"
     wait_until test ! -d "/proc/$trainer" || return
     status=0
@@ -231,7 +231,7 @@ test_running_files_are_followed() {
 }
 
 test_terminal_shows_runs() {
-    expect_said 0 "12/12" monitor --once resumed c/bf16/seed-2
+    expect_message 0 "12/12" monitor --once resumed c/bf16/seed-2
     says "c/bf16/seed-2" $'!\033'
     script -qec "stty columns 70 rows 20; $root/scripts/monitor resumed" /dev/null >log
     says $'\033[H\033[J' "12/12"
@@ -245,9 +245,9 @@ from llm8 import environment
 environment.VENV, sys.modules["numpy"] = "nowhere", None
 environment.OLDEST = tuple(map(int, sys.argv[2].split(".")))
 environment.start("doctor")'
-    expect_said 2 "Python lacks numpy" python3 -c "$lacking" "$root/scripts" 3.11
+    expect_message 2 "Python lacks numpy" python3 -c "$lacking" "$root/scripts" 3.11
     says "make scripts"
-    expect_said 2 "4.1 or newer is needed" python3 -c "$lacking" "$root/scripts" 4.1
+    expect_message 2 "4.1 or newer is needed" python3 -c "$lacking" "$root/scripts" 4.1
 }
 
 need_scripts

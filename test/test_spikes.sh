@@ -1,13 +1,12 @@
 #!/usr/bin/env bash
-# shellcheck disable=SC2086 # options are words on purpose
 # Spikes, in both trainers and over two ranks: a stretch of other data, which --skip-spikes skips, and
 # which docs/resume.md's recipe leaves out afterwards.
 # shellcheck source=test/lib.sh
 source "$(dirname "$0")/lib.sh"
-export LD_LIBRARY_PATH=$root/build/standin
+export LLM8_TEST_SMALL_FP8=1
 common=(--model llama-tiny --data d/x_train.bin --no-shuffle --micro-batch-size 1
     --global-batch-size 2 --lr 3e-3 --lr-warmup-iters 10 --log-interval 1 --train-iters 150
-    --save-interval 47 --keep 0)
+    --save-interval 47 --keep 0 --fp8-format hybrid --fp8-recipe delayed)
 # steps of 128 bytes: those from 141 to 143 meet noise
 bad='141 142 143'
 
@@ -20,14 +19,6 @@ prepare() {
     expect_status 0 "$root/tokenize" --output-prefix d/x text
 }
 
-# The trainers, one a line, with their words; standin_spikes has the GPU trainer of one rank.
-trainers() {
-    echo "cpu $root/train_gpt --fp8-format hybrid --fp8-recipe delayed"
-    if [[ -x $root/build/plain/standin_trainer ]]; then
-        echo "gpus $root/build/plain/standin_trainer --no-cuda-graphs --gpus 2"
-    fi
-}
-
 # The steps of a run that were skipped for this reason.
 skipped_for() {
     grep -F "\"reason\":\"$2\"" "$1/metrics.jsonl" | grep -oE '"step":[0-9]+' | sort -u |
@@ -36,12 +27,13 @@ skipped_for() {
 
 test_spikes_are_skipped() {
     local name words
-    while read -r name words; do
-        expect_status 0 $words "${common[@]}" --skip-spikes 5 --save "$name" || return
+    while read -ra words; do
+        name=${words[0]##*/}
+        expect_status 0 "${words[@]}" "${common[@]}" --skip-spikes 5 --save "$name" || return
         is "$(skipped_for "$name" spike)" "$bad"
         is "$(grep -c '^step .*SKIPPED: spike$' log)" 3
         has "$name/latest/meta.json" '"skipped":	3' || fail "$name: not counted"
-        expect_said 0 '!SKIPPED' $words "${common[@]}" --save "$name.all" || return
+        expect_message 0 '!SKIPPED' "${words[@]}" "${common[@]}" --save "$name.all" || return
         ! same_checkpoint {"$name","$name.all"}/latest || fail "$name: spikes change nothing"
     done < <(trainers)
 }
@@ -49,14 +41,15 @@ test_spikes_are_skipped() {
 # docs/resume.md: back to a checkpoint before the spike, without the data of the spike.
 test_a_run_goes_back_and_leaves_data_out() {
     local name words
-    while read -r name words; do
-        expect_status 0 $words --config "$name.all/config.txt" --resume "$name.all/step_00000094" \
+    while read -ra words; do
+        name=${words[0]##*/}
+        expect_status 0 "${words[@]}" --config "$name.all/config.txt" --resume "$name.all/step_00000094" \
             --iterations-to-skip 141-143 || return
         is "$(grep -c '^step .*SKIPPED: requested$' log)" 3
         is "$(skipped_for "$name.all" requested)" "$bad"
         same_checkpoint {"$name","$name.all"}/latest || fail "$name: the data were not left out"
         # what has been left out once stays so
-        expect_status 0 $words --config "$name.all/config.txt" --resume "$name.all/step_00000141" \
+        expect_status 0 "${words[@]}" --config "$name.all/config.txt" --resume "$name.all/step_00000141" \
             || return
         same_checkpoint {"$name","$name.all"}/latest || fail "$name: config.txt does not say it"
     done < <(trainers)

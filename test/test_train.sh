@@ -74,7 +74,7 @@ ends --reset-attention-mask --reset-position-ids --eod-mask-loss
 ROWS
     is "$(sort -u losses | wc -l)" 5
     is "$(for name in none attention positions both ends; do md5sum <"steps.$name"; done | sort -u | wc -l)" 5
-    expect_said 0 '--reset-attention-mask is false, was true in the checkpoint' "$@" \
+    expect_message 0 '--reset-attention-mask is false, was true in the checkpoint' "$@" \
         --resume docs.both/latest --no-reset-attention-mask --train-iters 13
     says '!reset-position-ids is'
     # a sample is one document, whatever the batch before it was
@@ -85,11 +85,11 @@ ROWS
         --sample-temperature 0)" "$loss"
     # a token of the byte tokenizer that is not beside the shards; and one of no tokenizer
     cp d/many_train.bin alone.bin
-    expect_said 0 'without SHARD.starts they begin at token 256' "$@" --data alone.bin \
+    expect_message 0 'without SHARD.starts they begin at token 256' "$@" --data alone.bin \
         --reset-attention-mask --train-iters 1
-    expect_said 0 'warning: --reset-attention-mask: 2 shards: it is not known where documents begin' \
+    expect_message 0 'warning: --reset-attention-mask: 2 shards: it is not known where documents begin' \
         "$@" --data alone.bin --valid-data alone.bin --vocab-size 258 --reset-attention-mask --train-iters 1
-    expect_said 1 'error: --eod-mask-loss: it is not known which token ends a text; give --tokenizer' \
+    expect_message 1 'error: --eod-mask-loss: it is not known which token ends a text; give --tokenizer' \
         "$@" --data alone.bin --valid-data alone.bin --vocab-size 258 --eod-mask-loss
 }
 
@@ -218,9 +218,9 @@ test_a_checkpoint_has_the_loss_of_the_run() {
         said=$(grep "^eval after step $steps" log | sed 's/ (best)//; s/ | [0-9.]* s$//')
         [[ $said == *' | 2 sequences, 128 tokens' ]] || fail "$said"
         for alone in --load --resume; do
-            expect_said 0 "$said" train_gpt "$alone" "alone $precision/latest" --eval-only
+            expect_message 0 "$said" train_gpt "$alone" "alone $precision/latest" --eval-only
         done
-        expect_said 0 "eval after step $steps " train_gpt --load "alone $precision/latest" \
+        expect_message 0 "eval after step $steps " train_gpt --load "alone $precision/latest" \
             --eval-only --eval-iters 1 --global-batch-size 1 --micro-batch-size 3
         says '| 1 sequence, 64 tokens |'
     done
@@ -309,7 +309,7 @@ test_samples_are_escaped_on_a_terminal() {
     bash ask >sample
     grep -qaF "$prompt" sample || fail "in a file: $(head -c 60 sample | cat -v)"
     tr -d '\r\n\t\033\177' <sample | LC_ALL=C grep -qa '[[:cntrl:]]' || fail "a file is escaped"
-    expect_said 0 'a\x1b[2Jb\x0d' run --sample-interval 4 --train-iters 4 "${wild[@]}" --sample-prompt "$prompt"
+    expect_message 0 'a\x1b[2Jb\x0d' run --sample-interval 4 --train-iters 4 "${wild[@]}" --sample-prompt "$prompt"
     ! sed -n '/^sample/,$p' log | tr -d '\n\t' | LC_ALL=C grep -qa '[[:cntrl:]]' || fail "a run's log: $(cat -v log)"
 }
 
@@ -330,33 +330,33 @@ test_a_stop_is_said_on_a_line_of_its_own() {
 
 test_plan_allocates_nothing() {
     local limited=(bash -c "ulimit -v 1000000; exec '$root/train_gpt' \"\$@\"" _) # KiB
-    expect_said 0 'Memory plan' "${limited[@]}" --model llama-3-8b --plan
+    expect_message 0 'Memory plan' "${limited[@]}" --model llama-3-8b --plan
     says activations gradients optimizer weights ' all '
     grep -qE '^  all +[0-9.]+ GiB$' log || fail "no sum"
     # less than is available, by a limit of its own
-    expect_said 1 'out of memory: the plan needs' "${limited[@]}" --model gpt2-124m --vocab-size 257 \
+    expect_message 1 'out of memory: the plan needs' "${limited[@]}" --model gpt2-124m --vocab-size 257 \
         --data d/x_train.bin --seq-length 64
     mkdir -p small/proc && echo 'MemAvailable: 100000 kB' >small/proc/meminfo
     local options=(--model llama-tiny --data d/x_train.bin --max-position-embeddings 8192 --train-iters 1)
     local fits='--micro-batch-size 1 --seq-length 4096'
     export LLM8_TEST_ROOT=small
-    expect_said 1 "97.66 MiB are available: try $fits, or a smaller model" \
+    expect_message 1 "97.66 MiB are available: try $fits, or a smaller model" \
         train_gpt "${options[@]}" --seq-length 8192
-    expect_said 0 'What fits 97.66 MiB' train_gpt "${options[@]}" --seq-length 8192 --plan
+    expect_message 0 'What fits 97.66 MiB' train_gpt "${options[@]}" --seq-length 8192 --plan
     says "  $fits"
     expect_status 0 train_gpt "${options[@]}" $fits --plan || return
     ! grep 'What fits' log || fail "it does not fit"
-    expect_said 1 'available: try --micro-batch-size 2, or' train_gpt "${options[@]}" --seq-length 1024 \
+    expect_message 1 'available: try --micro-batch-size 2, or' train_gpt "${options[@]}" --seq-length 1024 \
         --micro-batch-size 22 --global-batch-size 22 # which 5 would not divide
-    expect_said 1 "try $fits, or" train_gpt "${options[@]}" --max-position-embeddings 8208 \
+    expect_message 1 "try $fits, or" train_gpt "${options[@]}" --max-position-embeddings 8208 \
         --seq-length 8208 # FP8 takes multiples of 16, and half of it is none
     # runs that do not train may have any global batch
     options=(--model llama-tiny --micro-batch-size 256 --global-batch-size 7)
-    expect_said 1 'available: try --micro-batch-size 128, or' train_gpt "${options[@]}" --eval-only \
+    expect_message 1 'available: try --micro-batch-size 128, or' train_gpt "${options[@]}" --eval-only \
         --valid-data d/x_val.bin --seq-length 128
-    expect_said 1 'available: try --seq-length 8192, or' train_gpt "${options[@]}" --sample-only \
+    expect_message 1 'available: try --seq-length 8192, or' train_gpt "${options[@]}" --sample-only \
         --seq-length 16384 --max-position-embeddings 16384
-    expect_said 1 'available: try a smaller model' train_gpt --model gpt2-124m --data d/x_train.bin
+    expect_message 1 'available: try a smaller model' train_gpt --model gpt2-124m --data d/x_train.bin
     unset LLM8_TEST_ROOT
 }
 

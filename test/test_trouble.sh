@@ -2,7 +2,6 @@
 # The whole trainer in trouble: stopped, out of disk, out of numbers. test_kills.sh kills it.
 # shellcheck source=test/lib.sh
 source "$(dirname "$0")/lib.sh"
-export LD_LIBRARY_PATH=$root/build/standin
 
 common=(--model llama-tiny --data d/x_train.bin --micro-batch-size 2 --lr 3e-3 --log-interval 1)
 on=(--train-iters 1000000) # a run that waits for its signal
@@ -32,7 +31,7 @@ test_signals_save_and_say_so() {
             [[ $again == *' --resume latest' ]] || { fail "$signal: $(tail -n 1 log)"; return; }
             tail -n 1 $signal/metrics.jsonl | grep -qF '"status":75' || fail "$signal: metrics"
             ends=(--train-iters $((step + 3)) --lr-decay-iters 1000000)
-            expect_said 0 "resuming from $signal/step_" bash -c "$again ${ends[*]}" || return
+            expect_message 0 "resuming from $signal/step_" bash -c "$again ${ends[*]}" || return
             expect_status 0 "${trainer[@]}" "${ends[@]}" --save through --save-interval 1000000 || return
             same_checkpoint {$signal,through}/latest || fail "$signal: another end"
         done
@@ -44,7 +43,7 @@ test_the_resume_command_is_quoted() {
     local program="./sp ace/it's \$x"
     mkdir -p 'sp ace' && cp "$root/train_gpt" "$program"
     stopped TERM '^step ' "$program" "${common[@]}" "${on[@]}" --save "it's/r \$y"
-    expect_said 0 "resuming from it's/r \$y/step_" \
+    expect_message 0 "resuming from it's/r \$y/step_" \
         bash -c "$(sed -n 's/.*; saved; resume with //p' log) --train-iters 1"
 }
 
@@ -88,7 +87,7 @@ test_a_signal_breaks_an_evaluation_off() {
         records_of broken | uniq | diff records - >difference || fail "$(<difference)"
         same_checkpoint {undisturbed,broken}/step_00000004 || fail "step 4: $(<difference)"
         cmp {undisturbed,broken}/step_00000006/model.safetensors || fail "another end"
-        expect_said 0 '!damaged' train_gpt --save broken --list-checkpoints
+        expect_message 0 '!damaged' train_gpt --save broken --list-checkpoints
     done < <(trainers)
 }
 
@@ -258,7 +257,7 @@ diverging=(--lr 100 --weight-decay 100 --clip-grad 0 --lr-decay-style constant -
 
 test_nonfinite_steps_are_skipped_and_counted() {
     local last first before after nan=("${diverging[@]}" --save nan)
-    expect_said 3 'stopped: 6 steps in a row were skipped (--max-skipped)' run "${nan[@]}" --max-skipped 6 || return
+    expect_message 3 'stopped: 6 steps in a row were skipped (--max-skipped)' run "${nan[@]}" --max-skipped 6 || return
     last=$(newest_step nan) first=$((last - 5))
     is "$(grep -c '^step .* | SKIPPED$' log) $(grep SKIPPED log | grep -oE '[0-9]+/200' | head -n 1)" "6 $first/200"
     is "$(steps_of nan | grep -c '^step .* nan .* skipped 1$')" 6
@@ -269,7 +268,7 @@ test_nonfinite_steps_are_skipped_and_counted() {
         cmp -s {"$before","$after"}/$file.safetensors || fail "$file has changed"
     done
     find nan -type f ! -name .lock -exec cksum {} + >files
-    expect_said 3 '(--max-skipped); to go on, resume an earlier checkpoint, or with a larger' run "${nan[@]}" \
+    expect_message 3 '(--max-skipped); to go on, resume an earlier checkpoint, or with a larger' run "${nan[@]}" \
         --max-skipped 6 --resume latest
     find nan -type f ! -name .lock -exec cksum {} + | cmp -s files - || fail "a file has changed"
     expect_status 3 run "${nan[@]}" --max-skipped 8 --resume latest || return
@@ -295,12 +294,12 @@ test_infinite_weights_are_not_loaded_in_silence() {
     while read -ra trainer; do
         trainer+=("${options[@]}")
         cp -r large/latest/ whole
-        expect_said 1 ' --load whole/model.safetensors: damaged: ' "${trainer[@]}" --load whole --train-iters 1
+        expect_message 1 ' --load whole/model.safetensors: damaged: ' "${trainer[@]}" --load whole --train-iters 1
         rm whole/meta.json # now it is a folder of Hugging Face's
-        expect_said 0 "$value enormous values" "${trainer[@]}" --lr 100 --weight-decay 100 --load whole \
+        expect_message 0 "$value enormous values" "${trainer[@]}" --lr 100 --weight-decay 100 --load whole \
             --train-iters 1 --save inf || return
         says 'starting from the weights of whole (it has no checksums'
-        expect_said 1 "error: --load inf/step_00000001: $value NaN or infinite" "${trainer[@]}" --load inf/latest \
+        expect_message 1 "error: --load inf/step_00000001: $value NaN or infinite" "${trainer[@]}" --load inf/latest \
             --train-iters 2
         expect_status 0 "${trainer[@]}" --train-iters 2 --resume inf/latest --save goes
         [[ $(grep 'warning: ' log) == *'warning: inf/'*": $value NaN or infinite value"* ]] || fail "$(grep warning log)"
@@ -338,7 +337,7 @@ test_a_rising_loss_leaves_the_last_good_checkpoint() {
     local options=(--save high --keep 1 --save-interval 10 --lr-decay-style constant)
     expect_status 0 run "${options[@]}" --train-iters 60 || return
     is "$(kept high)" 'step_00000050 step_00000060'
-    expect_said 0 '!SKIPPED' run "${options[@]}" --train-iters 100 --lr 3 --resume latest || return
+    expect_message 0 '!SKIPPED' run "${options[@]}" --train-iters 100 --lr 3 --resume latest || return
     is "$(kept high)" 'step_00000060 step_00000100'
     # an evaluation says at once that the newest is good
     expect_status 0 run "${options[@]}" --train-iters 20 --save evaluated --valid-data d/x_val.bin \
@@ -353,7 +352,7 @@ limited() {
 
 # A diverging run whose last save fails says so by its status: 1, not 3.
 test_a_failed_last_save_decides_the_status() {
-    expect_said 1 'stopped: 6 steps in a row' limited run "${diverging[@]}" --max-skipped 6 --save nosave \
+    expect_message 1 'stopped: 6 steps in a row' limited run "${diverging[@]}" --max-skipped 6 --save nosave \
         --save-interval 100000 --metrics m.jsonl
     says 'warning: saving the checkpoint of step'
 }
@@ -380,7 +379,7 @@ test_torn_metrics_are_mended() {
         '{"kind":"run"}\na note' '{"kind":"Pod"}' '{"kind":"Pod"}\n' '{"kind":"run"}' \
         '{\n  "kind": "step"\n}\n' '{"kind": "save", "of": 1}\n{"ki'; do
         printf '%b' "$text" >note && cp note notes
-        expect_said 1 'error: --metrics notes: not metrics: ' run --metrics notes --train-iters 1
+        expect_message 1 'error: --metrics notes: not metrics: ' run --metrics notes --train-iters 1
         cmp -s note notes || fail "notes: $(cat notes)"
     done
 }
@@ -389,13 +388,13 @@ test_torn_metrics_are_mended() {
 test_metrics_have_one_run() {
     start first.log "$root/train_gpt" "${common[@]}" "${on[@]}" --metrics shared.jsonl
     wait_until grep -q '^step ' first.log
-    expect_said 1 'error: --metrics shared.jsonl: another run writes to it' run --train-iters 5 --metrics shared.jsonl
+    expect_message 1 'error: --metrics shared.jsonl: another run writes to it' run --train-iters 5 --metrics shared.jsonl
     stop TERM 75
     expect_status 0 run --train-iters 5 --metrics shared.jsonl || return
     is "$(grep -c '"kind":"run"' shared.jsonl)" 2
     start first.log "$root/train_gpt" "${common[@]}" "${on[@]}" --metrics /dev/null
     wait_until grep -q '^step ' first.log
-    expect_said 0 '!warning' run --train-iters 5 --metrics /dev/null --save nowhere
+    expect_message 0 '!warning' run --train-iters 5 --metrics /dev/null --save nowhere
     stop TERM 75
 }
 
@@ -451,7 +450,7 @@ test_saving_fails_where_files_may_not_grow() {
     done
     tail -n 1 small/metrics.jsonl | grep -qE "\"status\":1,\"error\":\"saving the checkpoint of step 40 failed: $why\"" ||
         fail "$(tail -n 1 small/metrics.jsonl)"
-    expect_said 0 '!damaged' train_gpt --save small --list-checkpoints
+    expect_message 0 '!damaged' train_gpt --save small --list-checkpoints
     ! compgen -G "small/.tmp*" || fail "the failed save was left there"
     (ulimit -f 0 && run "${run_to_40[@]}" --save small --resume latest) 2>&1 | cat >log
     says 'error: --save small/config.txt.new: could not be written: File too large'
