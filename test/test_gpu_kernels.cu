@@ -665,34 +665,20 @@ static void adamw(int64_t n, GpuType gradient_type, GpuType moment_type, bool fp
         if (offloaded) { gpu_host_free(memory); }
         return;
     }
-    auto write_bytes = [&](char *to, const std::vector<char> &values) {
+    auto write = [&](char *to, const std::vector<char> &values) {
         offloaded ? (void)memcpy(to, values.data(), values.size())
                   : gpu_send(&gpu, to, values.data(), values.size());
     };
-    auto write = [&](char *to, const Floats &x, GpuType type) {
-        write_bytes(to, encoded(x, type));
-    };
-    auto read_bytes = [&](const char *from, GpuType type) {
+    auto read = [&](const char *from, GpuType type) {
         std::vector<char> values(n * gpu_type_bytes(type));
         if (!offloaded) { gpu_fetch(&gpu, values.data(), from, values.size()); }
         CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
         if (offloaded) { memcpy(values.data(), from, values.size()); }
         return values;
     };
-    auto read = [&](const char *from, GpuType type) {
-        return decoded(read_bytes(from, type), type);
-    };
-    // the moments' codes, and what they stand for
-    auto read_moment = [&](char *from, const Bf16Buffer &with, Moment which, Floats &x) {
-        std::vector<char> codes = read_bytes(from, moment_type);
-        moment_decode(x.data(), which, (const uint8_t *)codes.data(), with.get().data(), 0, n);
-        return codes;
-    };
     Floats w = random_bf16(n, 1), m(n, 0.0f), v(n, 0.0f);
-    write(memory, w, TYPE_F32);
-    // all bits 0 are the moment 0, with its scale
-    write_bytes(exp_avg, std::vector<char>(moments, 0));
-    write_bytes(exp_avg_sq, std::vector<char>(moments, 0));
+    write(memory, encoded(w, TYPE_F32));
+    write(exp_avg, std::vector<char>(2 * moments, 0)); // the moment 0, with its scale
     m_scales.put(std::vector<Bf16>(blocks, 0).data());
     v_scales.put(std::vector<Bf16>(blocks, 0).data());
     for (int step = 1; step <= 6; step++) {
@@ -707,38 +693,37 @@ static void adamw(int64_t n, GpuType gradient_type, GpuType moment_type, bool fp
         AdamW a = {
             .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .gradient_scale = 0.5f, .step = step};
         a.floor = u.floor;
-        Floats stored_m(n), stored_v(n);
         for (int64_t i = 0; i < n && !skipped; i += 64) {
             bool decays = i < ends[1] || i >= ends[2];
             a.lr = decays ? 0.01f : 0.005f;
             a.weight_decay = decays ? 0.1f : 0.0f;
             adamw_update(&w[i], &m[i], &v[i], &g[i], 64, a);
         }
-        if (small && !skipped) { // each step begins with the device's moments
-            std::vector<char> codes = read_moment(exp_avg, m_scales, MOMENT_FIRST, stored_m),
-                              codes_sq = read_moment(exp_avg_sq, v_scales, MOMENT_SECOND, stored_v);
-            MomentRounding rounding = {0, moment_key(1, step, MOMENT_FIRST)};
-            CHECK(near_codes(codes.data(), m_scales.get(), MOMENT_FIRST, m, rounding));
-            CHECK(near_codes(codes_sq.data(), v_scales.get(), MOMENT_SECOND, v, rounding));
-            m = stored_m;
-            v = stored_v;
+        for (Moment which : {MOMENT_FIRST, MOMENT_SECOND}) {
+            if (!small || skipped) { break; }
+            const bool first = which == MOMENT_FIRST;
+            Floats &x = first ? m : v;
+            std::vector<char> codes = read(first ? exp_avg : exp_avg_sq, moment_type);
+            std::vector<Bf16> with = (first ? m_scales : v_scales).get();
+            CHECK(near_codes(codes.data(), with, which, x, {0, moment_key(1, step, MOMENT_FIRST)}));
+            // each step begins with the device's moments
+            moment_decode(x.data(), which, (const uint8_t *)codes.data(), with.data(), 0, n);
         }
     }
     // BF16 moments: their rounding is of relative size 2^-8, and unbiased
     bool wide = moment_type != TYPE_BF16;
-    Floats rounded = read(memory, TYPE_F32);
-    CHECK_ERROR(rounded.data(), w.data(), n, wide ? 1e-6 : 1e-3);
-    round_to_bf16(rounded.data(), rounded.data(), n);
+    const Floats stored = decoded(read(memory, TYPE_F32), TYPE_F32);
+    CHECK_ERROR(stored.data(), w.data(), n, wide ? 1e-6 : 1e-3);
     if (fp8) {
-        CHECK_EQUAL(check_codes(q.fp8.get(), rounded, q.scale, q.type, 0), 0);
+        CHECK_EQUAL(check_codes(q.fp8.get(), rounded(stored), q.scale, q.type, 0), 0);
     } else {
-        CHECK(same_bits(get_floats(weights), rounded));
+        CHECK(same_bits(get_floats(weights), rounded(stored)));
     }
     if (!wide) {
         double bias = 0, size = 0;
-        Floats stored = read(exp_avg_sq, moment_type);
+        const Floats found = decoded(read(exp_avg_sq, moment_type), moment_type);
         for (int64_t i = 0; i < n; i++) {
-            bias += (double)stored[i] - v[i];
+            bias += (double)found[i] - v[i];
             size += v[i];
         }
         CHECK(fabs(bias / size) <= 1e-4); // rounding down would be off by some 2^-9
