@@ -51,6 +51,11 @@ TEST(launchers_are_understood) {
          "at fd00::2 port 29500, rank 1 of 2, 0 of 1 here."},
         {TORCH(0, 1, 0, 1) MASTER, "", "at 127.0.0.1 port 0, rank 0 of 1, 0 of 1 here."},
         {TORCH(0, 1, 0, 1), "--gpus 2", "at 127.0.0.1 port 0, rank 0 of 2, 0 of 2 here, starts."},
+        // the --gpus of an earlier run give way
+        {"", "--config kept.txt", "at 127.0.0.1 port 0, rank 0 of 8, 0 of 8 here, starts."},
+        {TORCH(1, 4, 1, 4) "MASTER_ADDR=x", "--config kept.txt",
+         "at x port 29500, rank 1 of 4, 1 of 4 here."},
+        {TORCH(0, 1, 0, 1), "--config kept.txt", "at 127.0.0.1 port 0, rank 0 of 1, 0 of 1 here."},
         {"WORLD_SIZE=1", "", "at 127.0.0.1 port 0, rank 0 of 1, 0 of 1 here."},
         {"RANK=1 WORLD_SIZE=2 LOCAL_RANK=0 " MASTER, "",
          "at node1 port 1234, rank 1 of 2, 0 of 0 here."},
@@ -126,6 +131,7 @@ TEST(launchers_are_understood) {
         {"NNODES=4096 NODE_RANK=0 " MASTER, "--gpus 2",
          "NNODES=4096 and --gpus 2: more than 4096 ranks"},
     };
+    text_write("kept.txt", "gpus 8\n");
     EACH (row, rows) {
         Options o = options_of(row->options);
         Ranks r;
@@ -143,19 +149,6 @@ TEST(launchers_are_understood) {
     }
 }
 
-TEST(the_secret_is_in_the_token) {
-    Options o = options_of("");
-    Ranks r;
-    set_environment(TORCH(1, 4, 1, 4) "LLM8_SECRET=0123456789abcdefFEDCBA9876543210");
-    CHECK(ranks_read(&r, &o));
-    CHECK_TEXT(r.rendezvous.token, "0123456789abcdefFEDCBA9876543210");
-    int port = r.rendezvous.port;
-    set_environment(TORCH(1, 4, 1, 4) "LLM8_SECRET=s TORCHELASTIC_RUN_ID=x");
-    CHECK(ranks_read(&r, &o));
-    CHECK_TEXT(r.rendezvous.token, "TORCHELASTIC_RUN_ID=x s");
-    CHECK(r.rendezvous.port != port);
-}
-
 // What the variables that identify a run give: ranks of one run have the same text and port;
 // two runs differ in both.
 TEST(runs_are_told_apart) {
@@ -169,6 +162,9 @@ TEST(runs_are_told_apart) {
         {OMPI(0, 2, 0, 2) "PMIX_NAMESPACE=node-77@1", "PMIX_NAMESPACE=node-77@1 "},
         {OMPI(1, 2, 1, 2) "OMPI_MCA_ess_base_jobid=5", "OMPI_MCA_ess_base_jobid=5 "},
         {TORCH(1, 2, 1, 2) "TORCHELASTIC_RUN_ID=x", "TORCHELASTIC_RUN_ID=x "},
+        {TORCH(1, 2, 1, 2) "TORCHELASTIC_RUN_ID=x LLM8_SECRET=s", "TORCHELASTIC_RUN_ID=x s"},
+        {TORCH(1, 2, 1, 2) "LLM8_SECRET=0123456789abcdefFEDCBA9876543210",
+         "0123456789abcdefFEDCBA9876543210"},
         {TORCH(1, 2, 1, 2), ""},
         // torchrun on each of two nodes: Slurm's numbers are not those of all ranks
         {TORCH(3, 4, 1, 2) SLURM(1, 2, 0) MASTER "SLURM_STEP_ID=3", ""},
@@ -183,28 +179,11 @@ TEST(runs_are_told_apart) {
         ports[row - rows] = r.rendezvous.port;
         for (const Says *other = rows; other < row; other++) {
             bool same = strcmp(other->expected, row->expected) == 0;
-            bool chosen = strstr(row->given, "MASTER") || strstr(other->given, "MASTER");
+            const char *both = text_of("%s%s", row->given, other->given);
+            bool chosen = strstr(both, "MASTER") || strstr(both, "SECRET"); // which is in no port
             CHECK(chosen || same == (ports[row - rows] == ports[other - rows]));
         }
     }
-}
-
-// A --config file may have the --gpus of an earlier run: the present launcher's number is used.
-TEST(kept_gpus_give_way) {
-    Options kept = options_of("--gpus 8");
-    write_config(&kept);
-    Options o = options_of("--config config.txt");
-    Ranks r;
-    set_environment("");
-    CHECK(ranks_read(&r, &o));
-    CHECK(r.starts && r.group.ranks == 8);
-    set_environment(TORCH(1, 4, 1, 4));
-    setenv("MASTER_ADDR", "x", 1);
-    CHECK(ranks_read(&r, &o));
-    CHECK(!r.starts && r.group.ranks == 4);
-    set_environment(TORCH(0, 1, 0, 1));
-    CHECK(ranks_read(&r, &o));
-    CHECK(!r.starts && r.group.ranks == 1);
 }
 
 TEST(ranks_take_gpus) {
