@@ -149,6 +149,17 @@ static int dies_and_comes_again(int number, void *argument) {
     return join_as_told(number, argument);
 }
 
+// Another program listens in rank 0's place, and answers what no rank would answer.
+static int noise_answers(int number, void *argument) {
+    const Endpoint *p = argument;
+    char noise[2000];
+    memset(noise, 'H', sizeof(noise));
+    for (int i = 0; number == 0 && i < 3; i++) {
+        send(accept(p->listener, NULL, NULL), noise, sizeof(noise), MSG_NOSIGNAL);
+    }
+    return number == 0 ? 0 : join_as_told(number, argument);
+}
+
 enum { ANY = -1, TOLD = 3 };
 typedef enum { LISTENS, TAKEN, NOBODY, DOOR } Port; // who has it: rank 0, another program
 
@@ -189,6 +200,7 @@ static const struct {
     CASE(with_another_token, 2, 0.4, (0, 1), (1, 1),
          "rank 0: error: rank 1 of 2 did not connect to 127.0.0.1 port %d within 0 s",
          "rank 1: error: rank 0 was not reached at ", "rank 0: warning: rank 1 on "),
+    CASE(noise_answers, 2, 2, (0, 1), (0, 1), "is not rank 0 of an llm8.c run"),
     CASE(strangers, 2, 10, (0, 1, 2, 3, 4), (0, 0, 0, 0, 0), NULL),
     CASE(dies_and_comes_again, 3, 10, (0, 1, 1, 2), (0, 128 + SIGALRM, 0, 0), NULL),
     ALONE(1, NOBODY, NULL, 0.3,
@@ -204,7 +216,8 @@ static const struct {
           "reaches no other rank there: ",
           " within 0 s (--distributed-timeout)"),
     // a kept port is not waited for to the end
-    ALONE(0, TAKEN, NULL, 30, "another process has the port; set MASTER_PORT"),
+    ALONE(0, TAKEN, NULL, 30, "rank 0 cannot listen on port %d",
+          "another process has the port; set MASTER_PORT"),
 };
 
 // All at the same time. A port that another program has is waited for 10 seconds, by the last.
@@ -333,31 +346,6 @@ TEST(two_runs_share_one_port) {
 TEST(a_redirector_sends_ranks_to_rank_0) {
     static const char *const orders[ORDERS] = {"a1 a0 a2", "a1 a2 a0", "a2 a0 a1", "a0 a1 a2"};
     all_connect(orders, 3, true);
-}
-
-// Another program has the port: it answers what no rank would answer, or listens in rank 0's place.
-TEST(a_taken_port_is_named) {
-    static const int only_one[] = {1};
-    int port = 0, other = group_listen("127.0.0.1", &port);
-    CHECK(group_listen("127.0.0.1", &port) < 0);
-    CHECK_CONTAINS(error_text(), "rank 0 cannot listen on port ");
-    CHECK_CONTAINS(error_text(), "another process has the port; set MASTER_PORT");
-    Endpoint p = {.listener = -1, .port = port, .ranks = 2, .host = "127.0.0.1", .seconds = 2};
-    p.numbers = only_one;
-    Processes run;
-    processes_start(&run, 1, "said", join_as_told, &p);
-    int files[3];
-    char noise[2000];
-    memset(noise, 'H', sizeof(noise));
-    for (int i = 0; i < 3; i++) {
-        files[i] = accept(other, NULL, NULL);
-        send(files[i], noise, sizeof(noise), MSG_NOSIGNAL);
-    }
-    processes_wait(&run);
-    FREED char *log = processes_log(&run);
-    CHECK_CONTAINS(log, "is not rank 0 of an llm8.c run");
-    for (int i = 0; i < 3; i++) { close(files[i]); }
-    close(other);
 }
 
 // ---- messages -----------------------------------------------------------------------------------
