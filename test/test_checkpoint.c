@@ -231,26 +231,20 @@ TEST(scaling_state_is_kept_or_starts_anew) {
 }
 
 TEST(scaling_of_another_run_is_refused) {
-    static const int counts[] = {INT32_MAX, 101, -1};
-    CLOSED(fixture_close) Fixture f;
-    CLOSED(checkpoint_close) Checkpoint c;
-    folder_remove("s");
-    for (int i = 0; i < 3; i++) {
-        fixture_open(&f, DELAYED);
+    static const int counts[] = {INT32_MAX, 101, -1, 5};
+    for (int i = 0; i < COUNT(counts); i++) {
+        FIXTURE(f, DELAYED);
         f.slots[5].count = counts[i];
         CHECK(fixture_save(&f, 100));
-        CHECK(checkpoint_open(&c, "s/step_00000100", true));
-        CHECK_REFUSED(
-            checkpoint_read_scaling(&c, &f.precision, f.slots, f.history),
-            "s/step_00000100/scaling.safetensors: damaged: a scale has more steps than the run");
-        checkpoint_close(&c);
-        fixture_close(&f);
+        FIXTURE(now, i < 3 ? DELAYED : DELAYED "--num-layers 3");
+        CHECKPOINT(c, "s/step_00000100");
+        CHECK_REFUSED(checkpoint_read_scaling(&c, &now.precision, now.slots, now.history),
+                      i < 3
+                          ? "s/step_00000100/scaling.safetensors: damaged: a scale has more steps "
+                            "than the run"
+                          : "s/step_00000100/scaling.safetensors: not the scaling state of 39 "
+                            "tensors");
     }
-    save_steps(DELAYED, 1, 1, 0);
-    fixture_open(&f, DELAYED "--num-layers 3");
-    CHECK(checkpoint_open(&c, "s/step_00000001", true));
-    CHECK_REFUSED(checkpoint_read_scaling(&c, &f.precision, f.slots, f.history),
-                  "s/step_00000001/scaling.safetensors: not the scaling state of 39 tensors");
 }
 
 // So is one of another optimizer, because its moments mean something else. A run that does not
