@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# shellcheck disable=SC2086 # options are words on purpose
 # Checked steps (--check-interval) over the stand-ins: a rank that computes wrongly is named with its
-# step, and every rank ends before the update; what sound runs train stays the same bits.
+# step, and every rank ends before the update. test_gpu_train.sh and test_gpu_ranks.sh check sound runs,
+# which stay the same bits.
 # shellcheck source=test/ranks.sh
 source "$(dirname "$0")/ranks.sh"
 
@@ -57,6 +57,7 @@ than most ranks in the weights of token_embedding" log || fail "$rank: $(cat log
 test_state_that_changes_in_memory_is_found() {
     local row ranks fp8="--fp8-format hybrid --global-batch-size 6"
     for row in 'master:master weights' 'moment:first moments' 'scales:FP8 scales'; do
+            # shellcheck disable=SC2086 # words
         for ranks in 1 3; do
             FAULT=${row%%:*}:$((4 * 6 + 4)) expect_status 5 "$trainer" "${common[@]}" $fp8 \
                 --gpus $ranks --train-iters 8 --save-interval 5 --check-interval 4 || return
@@ -79,25 +80,6 @@ test_the_run_goes_on_from_its_checkpoint() {
     train flips.1.4.3 --gpus 3 --train-iters 8 --check-interval 2 --resume latest || return
     same_checkpoint {sound,flips.1.4.3}/latest || fail "another end"
     FAULT=flip:26 train unseen --gpus 3 --train-iters 8 --check-interval 2 || return
-}
-
-test_checks_change_no_bit() {
-    local words ranks
-    while read -r ranks words; do
-        rm -rf never always
-        train never --gpus "$ranks" --train-iters 4 --check-interval 0 $words || return
-        train always --gpus "$ranks" --train-iters 4 --check-interval 1 $words || return
-        same_checkpoint {never,always}/latest || fail "$ranks ranks, $words: another end"
-        cmp -s <(grep '"kind":"fp8"' never/metrics.jsonl) \
-            <(grep '"kind":"fp8"' always/metrics.jsonl) || fail "$words: codes counted twice"
-    done <<'ROWS'
-1
-1 --fp8-format hybrid --fp8-lm-head --fp8-stats-interval 1
-2 --fp8-format hybrid --global-batch-size 4
-2 --fp8-format hybrid --fp8-lm-head --recompute block --fp8-stats-interval 1
-2 --fp8-format hybrid --fp8-recipe tensorwise --recompute activations --eval-precision bf16
-2 --fp8-format e4m3 --fp8-recipe blockwise --optimizer muon --model gpt2-tiny
-ROWS
 }
 
 # A check waits for the other ranks, so that its step says nothing of a rank's own speed.

@@ -153,11 +153,11 @@ resumed_elsewhere() { # options
 }
 for kind in "${crossing[@]}"; do check "${legs[*]} ranks: $kind" resumed_elsewhere $kind; done
 
-# Evaluations, samples and saves between the steps leave no trace, nor do a stop and a resumption
+# Evaluations, samples, saves and checks between the steps leave no trace, nor do a stop and a resumption
 # among them.
 interrupted() { # options
     local options="$run $* --gpus 2 --lr-decay-iters $end"
-    local meanwhile="--eval-interval 3 --eval-iters 2 --sample-interval 4 --sample-length 20"
+    local meanwhile="--eval-interval 3 --eval-iters 2 --sample-interval 4 --sample-length 20 --check-interval 2"
     train many $options --train-iters $end --eval-interval 100 &&
         ends_as many same_end "$options $meanwhile --save-interval 5" "--train-iters $((end / 2 + 1))" \
             "--train-iters $end" &&

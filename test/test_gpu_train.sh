@@ -37,7 +37,7 @@ states=("" "--adam-dtype bf16 --grad-accum-dtype bf16" "--fp8-format hybrid"
     "--adam-dtype 8bit --grad-accum-dtype bf16 --fp8-format hybrid --fp8-lm-head"
     "--optimizer muon --adam-dtype 8bit --fp8-format e4m3 --fp8-recipe blockwise $rates")
 evaluates="--train-iters $steps --eval-interval 2"
-leaves_no_trace="--recompute block --eval-precision bf16 --fp8-stats-interval 2"
+leaves_no_trace="--recompute block --eval-precision bf16 --fp8-stats-interval 2 --check-interval 1"
 whole() { # options: the run "whole"
     train whole "$@" $evaluates
 }
@@ -74,7 +74,7 @@ for model in "$llama" "$gpt2" "$qwen"; do
             check "$name, resumed" resumed $options
             check "$name, offloaded" offloaded $options
         fi
-        check "$name, recompute, BF16 evaluations, counts" variant $options $leaves_no_trace
+        check "$name, recompute, BF16 evaluations, counts, checks" variant $options $leaves_no_trace
         if [[ $model == "$gpt2" ]]; then continue; fi
         check "$name, recompute activations" variant $options --recompute activations
         if [[ $model != "$llama" ]]; then continue; fi
@@ -132,10 +132,10 @@ measures_its_memory() { # at least what was planned; over the stand-ins, which c
 }
 check "the memory in use is measured" measures_its_memory
 
-counts_and_profiles() { # recomputation counts nothing twice
+counts_and_profiles() { # recomputation and checks count nothing twice
     local options="$run $llama --fp8-format hybrid --train-iters 4 --fp8-stats-interval 2"
     rm -rf cpu
-    $cpu $options --save cpu && train again $options --recompute block &&
+    $cpu $options --save cpu && train again $options --recompute block --check-interval 2 &&
         train variant $options --profile >out 2>&1 || return
     cat out
     grep -q 'profile of a step' out && [[ $(grep -c '"kind":"fp8"' variant/metrics.jsonl) -eq 2 ]] &&

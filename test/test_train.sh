@@ -162,12 +162,6 @@ ROWS
     expect_status 0 run --fp8-format hybrid --resume delayed.fp32/step_00000010
 }
 
-test_evaluation_leaves_no_trace() {
-    expect_status 0 run --fp8-format hybrid --fp8-amax-history-len 5 --eval-interval 1 --eval-iters 0 \
-        --sample-interval 3 --sample-length 20 --save evals --save-interval 1000 || return
-    diff -rq -x meta.json -x metrics.jsonl evals/latest/ delayed/latest/ >difference || fail "$(<difference)"
-}
-
 test_step_line_has_its_fields() {
     expect_status 0 run --fp8-format hybrid || return
     local number='[0-9.e+-]+' line
