@@ -41,19 +41,14 @@ struct State {
           plain(PLAIN), q{Quantised(shapes[0][0], shapes[0][1], FP8_E4M3, 90.0f),
                           Quantised(shapes[1][0], shapes[1][1], FP8_E4M3, 60.0f)},
           mode(how), weights(WEIGHTS), amaxes(WEIGHTS * MAX_BLOCKS) {
-        Fp8Weight rows[WEIGHTS];
-        for (int k = 0; k < WEIGHTS; k++) {
-            q[k].reset(0.0f, mode == SCALE_DELAYED ? 1 : 0);
-            rows[k] = {q[k].M,
-                       q[k].N,
-                       q[k].target,
-                       q[k].slot.data,
-                       true,
-                       amaxes.data + k * MAX_BLOCKS,
-                       q[k].scales.data,
-                       q[k].scales_t.data};
+        std::vector<Fp8Weight> rows;
+        for (Quantised &w : q) {
+            float *own = amaxes.data + rows.size() * MAX_BLOCKS;
+            w.reset(0.0f, mode == SCALE_DELAYED ? 1 : 0);
+            rows.push_back(
+                {w.M, w.N, w.target, w.slot.data, true, own, w.scales.data, w.scales_t.data});
         }
-        weights.put(rows);
+        weights.put(rows.data());
         CUDA_CHECK(cudaMemsetAsync(amaxes.data, 0, amaxes.count * sizeof(float), gpu.stream));
     }
 };
