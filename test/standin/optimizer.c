@@ -73,14 +73,12 @@ static void update_segment(const AdamWUpdate *u, const StepState *state, const A
     const uint32_t key_sq = moment_key(u->seed, u->input->step, MOMENT_SECOND);
     float lr = (float)u->input->lr * s->lr_mult;
     check_part(s->first, s->n);
-    if (s->muon) {
-        FREED float *x = values_read(element(u->gradients, u->gradient_type, s->gradient),
-                                     u->gradient_type, s->n);
-        muon_update(s->master, x, s->n, lr, s->weight_decay);
-        return;
-    }
     FREED float *g = values_read(element(u->gradients, u->gradient_type, s->gradient),
                                  u->gradient_type, s->n);
+    if (s->muon) {
+        muon_update(s->master, g, s->n, lr, s->weight_decay);
+        return;
+    }
     FREED float *m = read_moment(s->exp_avg, s->exp_avg_scales, type, MOMENT_FIRST, s->n);
     FREED float *v = read_moment(s->exp_avg_sq, s->exp_avg_sq_scales, type, MOMENT_SECOND, s->n);
     AdamW a = {.lr = lr,
