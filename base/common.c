@@ -214,12 +214,6 @@ char *strdup_or_die(const char *text) {
     return memcpy(malloc_or_die(bytes), text, bytes);
 }
 
-void free_local(void *pointer) {
-    void *memory;
-    memcpy(&memory, pointer, sizeof(memory));
-    free(memory);
-}
-
 // If an allocation returned NULL, cJSON would leave items out. malloc_or_die() never returns NULL.
 __attribute__((constructor)) static void check_memory_of_cjson(void) {
     cJSON_InitHooks(&(cJSON_Hooks){malloc_or_die, free});

@@ -10,6 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 // BEGIN_C and END_C enclose the declarations that C and CUDA C++ share.
 #ifdef __cplusplus
@@ -106,7 +108,11 @@ char *strdup_or_die(const char *text);
 // which each of them points is freed. CLOSED: their addresses are passed to `close`.
 #define FREED __attribute__((cleanup(free_local)))
 #define CLOSED(close) __attribute__((cleanup(close)))
-void free_local(void *pointer);
+static inline void free_local(void *pointer) {
+    void *memory;
+    memcpy(&memory, pointer, sizeof(memory));
+    free(memory);
+}
 
 // Exits with status 0 after the answer has been printed; dies if it could not be written.
 void exit_answered(void) __attribute__((noreturn));

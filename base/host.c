@@ -145,14 +145,13 @@ bool threads_for(int64_t count, Task *task, void *context) {
     Work w = {.task = task, .context = context, .count = count};
     int most = threads > 0 ? threads : omp_get_max_threads(), started = 0;
     int others = (int)min64(most, count) - 1;
-    pthread_t *helpers = calloc_or_die((size_t)max64(0, others), sizeof(pthread_t));
+    FREED pthread_t *helpers = calloc_or_die((size_t)max64(0, others), sizeof(pthread_t));
     // if no more threads can be started, those that run do all tasks
     while (started < others && pthread_create(&helpers[started], NULL, take_tasks, &w) == 0) {
         started++;
     }
     take_tasks(&w);
     for (int i = 0; i < started; i++) { pthread_join(helpers[i], NULL); }
-    free(helpers);
     return !w.failed || fail_again(w.why);
 }
 

@@ -99,16 +99,14 @@ char *file_read(const char *path, size_t *bytes) {
 
 bool file_sum(int file, const char *path, int64_t begin, int64_t end, int64_t part, int64_t stride,
               uint32_t *crc) {
-    unsigned char *data = malloc_or_die((size_t)max64(1, min64(part, end - begin)));
-    bool ok = true;
+    FREED unsigned char *data = malloc_or_die((size_t)max64(1, min64(part, end - begin)));
     *crc = 0;
-    for (int64_t at = begin; ok && at < end; at += stride) {
+    for (int64_t at = begin; at < end; at += stride) {
         size_t n = (size_t)min64(part, end - at);
-        ok = file_read_at(file, path, data, n, at);
-        if (ok) { *crc = (uint32_t)crc32_z(*crc, data, n); }
+        if (!file_read_at(file, path, data, n, at)) { return false; }
+        *crc = (uint32_t)crc32_z(*crc, data, n);
     }
-    free(data);
-    return ok;
+    return true;
 }
 
 // The bytes begin..end of a file, and their checksum, which one thread computes.

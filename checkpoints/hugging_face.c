@@ -60,13 +60,12 @@ int hf_tensors(const ParamLayout *layout, Dtype dtype, const void *weights, Tens
 }
 
 void hf_list(const ParamLayout *layout, FILE *out) {
-    TensorEntry *tensors;
+    FREED TensorEntry *tensors = NULL;
     int count = hf_tensors(layout, DTYPE_F32, NULL, &tensors);
     for (const TensorEntry *t = tensors; t < tensors + count; t++) {
         fprintf(out, "%s %lld", t->name, (long long)t->shape[0]);
         fprintf(out, t->dims > 1 ? " %lld\n" : "\n", (long long)t->shape[1]);
     }
-    free(tensors);
 }
 
 static const char head_name[] = "lm_head.weight";
@@ -94,17 +93,17 @@ static bool read_fp8(const SafeTensors *st, const TensorEntry *e, int64_t begin,
                     st->path, e->name, want.name, s == NULL ? "missing" : "another",
                     (long long)want.shape[0], (long long)across);
     }
-    float *scales = malloc_or_die((size_t)count * sizeof(float));
-    uint8_t *codes = malloc_or_die((size_t)(end - begin));
-    bool ok = safetensors_read_floats(st, s, 0, count, scales) &&
-              safetensors_read(st, e, begin, end - begin, codes);
-    for (int64_t i = begin; ok && i < end; i++) {
+    FREED float *scales = malloc_or_die((size_t)count * sizeof(float));
+    FREED uint8_t *codes = malloc_or_die((size_t)(end - begin));
+    if (!safetensors_read_floats(st, s, 0, count, scales) ||
+        !safetensors_read(st, e, begin, end - begin, codes)) {
+        return false;
+    }
+    for (int64_t i = begin; i < end; i++) {
         float scale = scales[i / cols / FP8_BLOCK * across + i % cols / FP8_BLOCK];
         out[i - begin] = fp8_decode(codes[i - begin], FP8_E4M3) * scale;
     }
-    free(scales);
-    free(codes);
-    return ok;
+    return true;
 }
 
 // Reads elements begin..end of the tensor t. e: t's entry in the file; NULL: the file lacks t.
@@ -121,17 +120,15 @@ static bool read_tensor(const SafeTensors *st, const TensorEntry *e, const Tenso
     }
     if (fp8) { return read_fp8(st, e, begin, end, out); }
     if (!t->transposed) { return safetensors_read_floats(st, e, begin, end - begin, out); }
-    float *row = malloc_or_die((size_t)cols * sizeof(float));
-    bool ok = true;
-    for (int64_t r = 0; ok && r < rows; r++) {
-        ok = safetensors_read_floats(st, e, r * cols, cols, row);
-        for (int64_t c = 0; ok && c < cols; c++) {
+    FREED float *row = malloc_or_die((size_t)cols * sizeof(float));
+    for (int64_t r = 0; r < rows; r++) {
+        if (!safetensors_read_floats(st, e, r * cols, cols, row)) { return false; }
+        for (int64_t c = 0; c < cols; c++) {
             int64_t at = c * rows + r;
             if (at >= begin && at < end) { out[at - begin] = row[c]; }
         }
     }
-    free(row);
-    return ok;
+    return true;
 }
 
 // For a model with tied embeddings: fails if the file has a head that differs from the embedding.
@@ -166,7 +163,7 @@ static bool has_both(const SafeTensors *st, const TensorEntry *embedding) {
 
 bool hf_read(const SafeTensors *st, const ParamLayout *layout, int64_t begin, int64_t end,
              float *out) {
-    TensorEntry *tensors;
+    FREED TensorEntry *tensors = NULL;
     int num_tensors = hf_tensors(layout, DTYPE_F32, NULL, &tensors);
     // the first tensor is the embedding
     bool ok = layout->config.tied_head || has_both(st, &tensors[0]);
@@ -182,15 +179,14 @@ bool hf_read(const SafeTensors *st, const ParamLayout *layout, int64_t begin, in
         ok = read_tensor(st, entry_of(st, t, is_head), t, from, to, values) &&
              (!is_head || head_is(st, values, from, to, size));
     }
-    free(tensors);
     return ok;
 }
 
 bool hf_knows_all(const SafeTensors *st, const ParamLayout *layout) {
     static const char *const ignored[] = {".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq"};
-    TensorEntry *tensors;
+    FREED TensorEntry *tensors = NULL;
     int count = hf_tensors(layout, DTYPE_F32, NULL, &tensors);
-    bool *known = calloc_or_die((size_t)st->count + 1, sizeof(bool)), ok = true;
+    FREED bool *known = calloc_or_die((size_t)st->count + 1, sizeof(bool));
     for (const TensorEntry *t = tensors; t < tensors + count; t++) {
         const TensorEntry *e = entry_of(st, t, false);
         if (e == NULL) { continue; }
@@ -199,7 +195,7 @@ bool hf_knows_all(const SafeTensors *st, const ParamLayout *layout) {
         known[e - st->entries] = true;
         if (s != NULL && e->dtype == DTYPE_F8_E4M3) { known[s - st->entries] = true; }
     }
-    for (int n = 0; ok && n < st->count; n++) {
+    for (int n = 0; n < st->count; n++) {
         const char *name = st->entries[n].name;
         known[n] |= strcmp(name, head_name) == 0;
         // ignores attention masks and rotary tables
@@ -207,12 +203,12 @@ bool hf_knows_all(const SafeTensors *st, const ParamLayout *layout) {
             size_t length = strlen(name), end = strlen(ignored[i]);
             known[n] |= length >= end && strcmp(name + length - end, ignored[i]) == 0;
         }
-        ok = known[n] ||
-             fail("%s: tensor '%s' is none of the model that config.json means", st->path, name);
+        if (!known[n]) {
+            return fail("%s: tensor '%s' is none of the model that config.json means", st->path,
+                        name);
+        }
     }
-    free(known);
-    free(tensors);
-    return ok;
+    return true;
 }
 
 // ---- config.json --------------------------------------------------------------------------------
@@ -395,7 +391,8 @@ char *hf_config(const Options *o, Dtype dtype, int begin_of_text, int end_of_tex
     bool gpt2 = o->arch == ARCH_GPT2;
     int family = family_of(o);
     char value[OPTION_TEXT];
-    cJSON *json = cJSON_CreateObject(), *scaling = NULL;
+    CLOSED(json_close) cJSON *json = cJSON_CreateObject();
+    cJSON *scaling = NULL;
     cJSON_AddItemToArray(cJSON_AddArrayToObject(json, "architectures"),
                          cJSON_CreateString(families[family].class));
     cJSON_AddStringToObject(json, "model_type", families[family].type);
@@ -432,18 +429,15 @@ char *hf_config(const Options *o, Dtype dtype, int begin_of_text, int end_of_tex
                               : ids[i] < 0 ? cJSON_CreateNull()
                                            : cJSON_CreateNumber(ids[i]));
     }
-    cJSON *was = start != NULL ? json_parse(start, start_bytes) : NULL;
+    CLOSED(json_close) cJSON *was = start != NULL ? json_parse(start, start_bytes) : NULL;
     for (int i = TOKEN_IDS; i < KEYS; i++) {
         const cJSON *item = cJSON_GetObjectItemCaseSensitive(was, keys[i].key);
         if (item != NULL) { cJSON_AddItemToObject(json, keys[i].key, cJSON_Duplicate(item, true)); }
     }
-    cJSON_Delete(was);
     cJSON_AddBoolToObject(json, "tie_word_embeddings", !o->untie_embeddings_and_output_weights);
     cJSON_AddStringToObject(json, "dtype", dtype == DTYPE_F32 ? "float32" : "bfloat16");
     if (dtype == DTYPE_F8_E4M3) { cJSON_AddRawToObject(json, "quantization_config", FP8_CONFIG); }
-    char *text = cJSON_Print(json);
-    cJSON_Delete(json);
-    return text;
+    return cJSON_Print(json);
 }
 
 static int types_of(const cJSON *value) {
@@ -466,15 +460,14 @@ static int types_of(const cJSON *value) {
 // Fails with a text that begins with a key and its value, as JSON in one line.
 static bool fail_value(const cJSON *item, const char *format, ...) PRINTF_LIKE(2, 3);
 static bool fail_value(const cJSON *item, const char *format, ...) {
-    char why[256], *value = cJSON_PrintUnformatted(item);
+    char why[256];
+    FREED char *value = cJSON_PrintUnformatted(item);
     va_list args;
     va_start(args, format);
     vsnprintf(why, sizeof(why), format, args);
     va_end(args);
     bool infinite = cJSON_IsNumber(item) && !isfinite(item->valuedouble);
-    fail("%.60s %.80s %s", item->string, infinite ? "1e999" : value, why);
-    cJSON_free(value);
-    return false;
+    return fail("%.60s %.80s %s", item->string, infinite ? "1e999" : value, why);
 }
 
 // Reads a key of the object. *item becomes the key's value, unless the value is null or *item is
@@ -502,11 +495,9 @@ static bool take(const cJSON *object, const char *key, int types, const cJSON **
     if (*item == NULL) {
         *item = found;
     } else if (!cJSON_Compare(*item, found, true)) {
-        char *used = cJSON_PrintUnformatted(*item), *unused = cJSON_PrintUnformatted(found);
+        FREED char *used = cJSON_PrintUnformatted(*item), *unused = cJSON_PrintUnformatted(found);
         warn("config.json: %s %s is not used; %s %s is, as in transformers", key, unused,
              (*item)->string, used);
-        cJSON_free(used);
-        cJSON_free(unused);
     }
     return true;
 }
@@ -565,10 +556,8 @@ static bool read_rope(const cJSON *rope, int family, Options *o) {
 
 // Whether a value equals the value of a JSON text.
 static bool is_value(const cJSON *item, const char *text) {
-    cJSON *value = cJSON_Parse(text);
-    bool same = cJSON_Compare(item, value, true);
-    cJSON_Delete(value);
-    return same;
+    CLOSED(json_close) cJSON *value = cJSON_Parse(text);
+    return cJSON_Compare(item, value, true);
 }
 
 // Whether a quantization_config describes weights that read_fp8 can read. Its other keys do not
@@ -698,12 +687,11 @@ static void warn_of_dropout(const cJSON *json) {
 }
 
 bool hf_options(const char *text, size_t bytes, bool trains, Options *options) {
-    cJSON *json = json_parse(text, bytes);
+    CLOSED(json_close) cJSON *json = json_parse(text, bytes);
     bool ok = json == NULL ? fail("not JSON in UTF-8; download it again")
               : cJSON_IsObject(json)
                   ? read_config(json, options)
                   : fail("not a model's configuration, which is an object; download it again");
     if (ok && trains) { warn_of_dropout(json); }
-    cJSON_Delete(json);
     return ok;
 }

@@ -297,11 +297,8 @@ static bool open_optimizer(Checkpoint *c, bool verify) {
         char name[64];
         snprintf(name, sizeof(name), OPTIMIZER_FILE, r, c->ranks);
         if (!open_tensors(c, name, st)) { return false; }
-        cJSON *metadata = cJSON_Parse(st->metadata);
+        CLOSED(json_close) cJSON *metadata = cJSON_Parse(st->metadata);
         int64_t elements = add_ranges(c, r, text_of(metadata, "ranges"));
-        char hashes[STATE_ARRAYS * 17 + 1];
-        snprintf(hashes, sizeof(hashes), "%s", text_of(metadata, "hashes"));
-        cJSON_Delete(metadata);
         bool moments8 = false;
         if (elements < 0) { return fail("%s: its list of ranges is wrong", st->path); }
         if (!check_arrays(st, elements, &moments8)) { return false; }
@@ -309,7 +306,7 @@ static bool open_optimizer(Checkpoint *c, bool verify) {
             return fail("%s: its moments are of another type than rank 0's", st->path);
         }
         c->moments8 = moments8;
-        if (verify && !verify_hashes(st, hashes)) { return false; }
+        if (verify && !verify_hashes(st, text_of(metadata, "hashes"))) { return false; }
     }
     qsort(c->ranges, (size_t)c->num_ranges, sizeof(SavedRange), compare_ranges);
     int64_t covered = 0;
@@ -404,7 +401,7 @@ int64_t checkpoint_best(const char *save) {
         path_format(path, "%s/" STEP_FOLDER "/meta.json", save, (long long)steps[i]);
         size_t bytes;
         FREED char *text = file_read(path, &bytes);
-        cJSON *meta = text != NULL ? parse_meta(text, bytes, path) : NULL;
+        CLOSED(json_close) cJSON *meta = text != NULL ? parse_meta(text, bytes, path) : NULL;
         // ends the loop if meta.json exists but cannot be read: this step may be the best
         readable = text != NULL || !path_exists(path);
         double loss = json_number(meta, "valid_loss", NAN);
@@ -418,7 +415,6 @@ int64_t checkpoint_best(const char *save) {
             lowest = loss;
             best = steps[i];
         }
-        cJSON_Delete(meta);
     }
     return readable ? best : STEP_UNREADABLE;
 }

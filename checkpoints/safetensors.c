@@ -44,6 +44,10 @@ cJSON *json_parse(const char *text, size_t bytes) {
     return json;
 }
 
+void json_close(cJSON **json) {
+    cJSON_Delete(*json);
+}
+
 int64_t json_count(const cJSON *item) {
     double value = cJSON_IsNumber(item) ? item->valuedouble : -1;
     return value >= 0 && value < 0x1p53 && value == floor(value) ? (int64_t)value : -1;
@@ -140,26 +144,21 @@ static bool read_header(SafeTensors *st, size_t bytes) {
                     st->path, (unsigned long long)length, bytes);
     }
     st->data = (int64_t)(sizeof(length) + length);
-    char *text = malloc_or_die(length);
-    bool read = file_read_at(st->file, st->path, text, length, sizeof(length));
-    cJSON *header = read ? json_parse(text, length) : NULL;
-    free(text);
-    if (!read) { return false; }
+    FREED char *text = malloc_or_die(length);
+    if (!file_read_at(st->file, st->path, text, length, sizeof(length))) { return false; }
+    CLOSED(json_close) cJSON *header = json_parse(text, length);
     const cJSON *item;
-    bool ok = cJSON_IsObject(header) || fail("%s: the header is not JSON", st->path);
-    if (ok) {
-        st->entries = calloc_or_die((size_t)cJSON_GetArraySize(header), sizeof(TensorEntry));
-        cJSON_ArrayForEach(item, header) {
-            if (strcmp(item->string, "__metadata__") == 0) {
-                free(st->metadata);
-                st->metadata = cJSON_PrintUnformatted(item);
-            } else if (ok && !read_entry(&st->entries[st->count++], item)) {
-                ok = fail_entry(st, item);
-            }
+    if (!cJSON_IsObject(header)) { return fail("%s: the header is not JSON", st->path); }
+    st->entries = calloc_or_die((size_t)cJSON_GetArraySize(header), sizeof(TensorEntry));
+    cJSON_ArrayForEach(item, header) {
+        if (strcmp(item->string, "__metadata__") == 0) {
+            free(st->metadata);
+            st->metadata = cJSON_PrintUnformatted(item);
+        } else if (!read_entry(&st->entries[st->count++], item)) {
+            return fail_entry(st, item);
         }
     }
-    cJSON_Delete(header);
-    return ok && check_offsets(st, (int64_t)bytes - st->data);
+    return check_offsets(st, (int64_t)bytes - st->data);
 }
 
 bool safetensors_open(SafeTensors *st, const char *path) {
@@ -207,17 +206,15 @@ bool safetensors_read_floats(const SafeTensors *st, const TensorEntry *e, int64_
     enum { PIECE = 1 << 16 };
     assert(e->dtype == DTYPE_F32 || e->dtype == DTYPE_BF16 || e->dtype == DTYPE_F16);
     if (e->dtype == DTYPE_F32) { return safetensors_read(st, e, begin, n, out); }
-    uint16_t *codes = malloc_or_die((size_t)min64(PIECE, n) * sizeof(uint16_t));
-    bool ok = true;
-    for (int64_t at = 0; ok && at < n; at += PIECE) {
+    FREED uint16_t *codes = malloc_or_die((size_t)min64(PIECE, n) * sizeof(uint16_t));
+    for (int64_t at = 0; at < n; at += PIECE) {
         int64_t piece = min64(PIECE, n - at);
-        ok = safetensors_read(st, e, begin + at, piece, codes);
-        for (int64_t i = 0; ok && i < piece; i++) {
+        if (!safetensors_read(st, e, begin + at, piece, codes)) { return false; }
+        for (int64_t i = 0; i < piece; i++) {
             out[at + i] = e->dtype == DTYPE_BF16 ? bf16_decode(codes[i]) : half_decode(codes[i]);
         }
     }
-    free(codes);
-    return ok;
+    return true;
 }
 
 // ---- writing ------------------------------------------------------------------------------------
@@ -235,7 +232,7 @@ static void write_transposed(FileWriter *w, const TensorEntry *t) {
     enum { STRIP = 64 };
     int64_t rows = t->shape[0], cols = t->shape[1];
     size_t size = (size_t)dtype_bytes(t->dtype);
-    char *strip = malloc_or_die((size_t)(STRIP * cols) * size);
+    FREED char *strip = malloc_or_die((size_t)(STRIP * cols) * size);
     for (int64_t begin = 0; begin < rows; begin += STRIP) {
         int64_t n = min64(STRIP, rows - begin);
         for (int64_t c = 0; c < cols; c++) {
@@ -246,7 +243,6 @@ static void write_transposed(FileWriter *w, const TensorEntry *t) {
         }
         writer_write(w, strip, (size_t)(n * cols) * size);
     }
-    free(strip);
 }
 
 bool safetensors_write(FileWriter *w, const char *path, TensorEntry *tensors, int count,
@@ -254,7 +250,7 @@ bool safetensors_write(FileWriter *w, const char *path, TensorEntry *tensors, in
     static const char spaces[8] = "       ";
     int64_t end = 0;
     if (!writer_open(w, path)) { return false; }
-    cJSON *header = cJSON_CreateObject();
+    CLOSED(json_close) cJSON *header = cJSON_CreateObject();
     if (metadata != NULL) { cJSON_AddRawToObject(header, "__metadata__", metadata); }
     for (int i = 0; i < count; i++) {
         TensorEntry *t = &tensors[i];
@@ -270,13 +266,11 @@ bool safetensors_write(FileWriter *w, const char *path, TensorEntry *tensors, in
             item, "data_offsets",
             cJSON_CreateDoubleArray((double[]){(double)t->begin, (double)t->end}, 2));
     }
-    char *text = cJSON_PrintUnformatted(header);
-    cJSON_Delete(header);
+    FREED char *text = cJSON_PrintUnformatted(header);
     uint64_t length = strlen(text), padded = (length + 7) / 8 * 8;
     writer_write(w, &padded, sizeof(padded));
     writer_write(w, text, length);
     writer_write(w, spaces, padded - length);
-    cJSON_free(text);
     for (int i = 0; i < count; i++) {
         const TensorEntry *t = &tensors[i];
         if (t->transposed) {

@@ -55,6 +55,7 @@ struct cJSON;
 // Parses a text that must be JSON and nothing else; returns NULL if it is not. The caller deletes
 // the result.
 struct cJSON *json_parse(const char *text, size_t bytes);
+void json_close(struct cJSON **json); // for CLOSED
 // Returns the value of a JSON number that is whole, from 0 to below 2^53, which a double can hold
 // exactly. Returns -1 for anything else.
 int64_t json_count(const struct cJSON *item);

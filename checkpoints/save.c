@@ -121,7 +121,7 @@ static bool write_meta(const Snapshot *s, const char *folder, const FileWriter *
     char created[32], digits[16], path[PATH_LENGTH];
     const SpikeWindow *window = &s->progress.window;
     int entries = (int)min64(window->count, SPIKE_WINDOW);
-    cJSON *meta = cJSON_CreateObject();
+    CLOSED(json_close) cJSON *meta = cJSON_CreateObject();
     cJSON_AddStringToObject(meta, "format", "llm8.c checkpoint");
     cJSON_AddStringToObject(meta, "program", LLM8_VERSION);
     cJSON_AddStringToObject(meta, "created", utc_now(created));
@@ -150,7 +150,6 @@ static bool write_meta(const Snapshot *s, const char *folder, const FileWriter *
     }
     cJSON_AddStringToObject(meta, "crc32", "00000000");
     FREED char *text = cJSON_Print(meta);
-    cJSON_Delete(meta);
     meta_seal(text, strlen(text));
     return file_replace(path_format(path, "%s/meta.json", folder), text, strlen(text));
 }

@@ -152,7 +152,7 @@ void qk_norm_backward(float *dqkv, float *dquery_weight, float *dkey_weight, con
                       const float *query_weight, const float *key_weight, const float *rstd, int M,
                       int H, int G, int D) {
     size_t N = (size_t)(H + 2 * G) * (size_t)D, keys = (size_t)H * D, values = keys + (size_t)G * D;
-    float *dout = malloc_or_die(values * sizeof(float));
+    FREED float *dout = malloc_or_die(values * sizeof(float));
     for (int row = 0; row < M; row++) {
         const float *x = qkv + row * N, *r = rstd + (size_t)row * (H + G);
         float *d = dqkv + row * N;
@@ -162,7 +162,6 @@ void qk_norm_backward(float *dqkv, float *dquery_weight, float *dkey_weight, con
         cpu_norm_backward(d + keys, dkey_weight, NULL, dout + keys, x + keys, key_weight, NULL,
                           r + H, G, D);
     }
-    free(dout);
 }
 
 void rope_apply(float *qkv, const float *table, int B, int T, int H, int G, int D, bool inverse) {
@@ -190,7 +189,7 @@ void attention_forward(float *out, float *lse, const float *qkv, const int *star
     assert(H % G == 0);
 #pragma omp parallel
     {
-        float *p = malloc_or_die((size_t)T * sizeof(float));
+        FREED float *p = malloc_or_die((size_t)T * sizeof(float));
 #pragma omp for collapse(2)
         for (int b = 0; b < B; b++) {
             for (int h = 0; h < H; h++) {
@@ -216,7 +215,6 @@ void attention_forward(float *out, float *lse, const float *qkv, const int *star
                 }
             }
         }
-        free(p);
     }
 }
 
@@ -389,12 +387,10 @@ void moment_decode(float *x, Moment which, const uint8_t *codes, const uint16_t 
 }
 
 void moment_round(float *x, Moment which, int64_t n, MomentRounding rounding) {
-    uint8_t *codes = malloc_or_die((size_t)n);
-    uint16_t *scales = malloc_or_die((size_t)(n / MOMENT_BLOCK + 1) * sizeof(uint16_t));
+    FREED uint8_t *codes = malloc_or_die((size_t)n);
+    FREED uint16_t *scales = malloc_or_die((size_t)(n / MOMENT_BLOCK + 1) * sizeof(uint16_t));
     moment_encode(codes, scales, which, x, n, &rounding);
     moment_decode(x, which, codes, scales, 0, n);
-    free(codes);
-    free(scales);
 }
 
 // Two neighbouring values share a random number. A value whose result would not be finite is

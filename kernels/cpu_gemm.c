@@ -163,8 +163,8 @@ void cpu_gemm(CpuGemm g) {
     const size_t a_size = (size_t)min_int(MC, row_step) * depth, b_size = (size_t)col_step * depth;
 #pragma omp parallel
     {
-        float *a_pack = aligned_alloc(64, a_size * sizeof(float));
-        float *b_pack = aligned_alloc(64, b_size * sizeof(float));
+        FREED float *a_pack = aligned_alloc(64, a_size * sizeof(float));
+        FREED float *b_pack = aligned_alloc(64, b_size * sizeof(float));
         if (a_pack == NULL || b_pack == NULL) {
             die("out of memory: %zu bytes could not be allocated",
                 (a_size + b_size) * sizeof(float));
@@ -175,7 +175,5 @@ void cpu_gemm(CpuGemm g) {
             multiply_block(&g, row, min_int(row_step, g.m - row), col, min_int(col_step, g.n - col),
                            a_pack, b_pack);
         }
-        free(a_pack);
-        free(b_pack);
     }
 }

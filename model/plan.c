@@ -69,7 +69,7 @@ void plan_print(const Plan *plan, const char *title, FILE *out) {
     char times[16], name[64];
     int64_t shared = -plan->bytes;
     int count = 0;
-    Line *lines = malloc_or_die((size_t)plan->count * sizeof(Line));
+    FREED Line *lines = malloc_or_die((size_t)plan->count * sizeof(Line));
     for (const PlanRow *row = plan->rows; row < plan->rows + plan->count; row++) {
         Line *line = lines;
         while (line < lines + count &&
@@ -94,7 +94,6 @@ void plan_print(const Plan *plan, const char *title, FILE *out) {
         snprintf(name, sizeof(name), "  %-26s %s", line->name, times);
         print_size(out, name, line->bytes);
     }
-    free(lines);
     for (int i = 0; i < PHASE_COUNT; i++) { shared += plan->phase_bytes[i]; }
     if (guarded()) {
         print_size(out, "guard zones (LLM8_GUARD)", (int64_t)plan->count * PLAN_GUARD_BYTES);

@@ -153,7 +153,7 @@ int precision_rows(const Precision *p, PrecisionRow *rows) {
 }
 
 void precision_print(const Precision *p) {
-    PrecisionRow *rows = calloc_or_die((size_t)p->count, sizeof(PrecisionRow));
+    FREED PrecisionRow *rows = calloc_or_die((size_t)p->count, sizeof(PrecisionRow));
     int count = precision_rows(p, rows);
     printf("Precision\n  %-14s %-9s %-16s %-5s %-5s %-5s %-6s\n", "linear layer", "blocks",
            "out x in", "X", "W", "dY", "wgrad");
@@ -169,7 +169,6 @@ void precision_print(const Precision *p) {
                row->type[OPERAND_X], row->type[OPERAND_W], row->type[OPERAND_DY], row->wgrad,
                row->reason);
     }
-    free(rows);
     if (p->format == FP8_FORMAT_NONE) { return; }
     printf("  %.1f%% of the linear layers' FLOPs in FP8; ", 100 * precision_fp8_share(p));
     if (p->recipe == FP8_RECIPE_DELAYED) {

@@ -95,7 +95,7 @@ static int compare_matrices(const void *a, const void *b) {
 int zero_matrices(const ZeroLayout *z, ZeroMatrix **matrices) {
     const ParamLayout *layout = z->layout;
     int count = 0;
-    double *load = calloc_or_die((size_t)z->ranks, sizeof(double));
+    FREED double *load = calloc_or_die((size_t)z->ranks, sizeof(double));
     *matrices = calloc_or_die(HF_PARTS * (size_t)layout->count, sizeof(ZeroMatrix));
     for (int i = 0; i < layout->count; i++) {
         const Param *p = &layout->params[i];
@@ -112,6 +112,5 @@ int zero_matrices(const ZeroLayout *z, ZeroMatrix **matrices) {
         for (int r = 1; r < z->ranks; r++) { m->owner = load[r] < load[m->owner] ? r : m->owner; }
         load[m->owner] += zero_matrix_flops(m);
     }
-    free(load);
     return count;
 }

@@ -103,7 +103,8 @@ void run_export(Run *run) {
     if (!checkpoint_verify(&run->start)) { die("--load %s", error_text()); }
     if (path_exists(folder)) { die("--export %s exists already; give another one", folder); }
     bool ok = folder_make(folder);
-    cJSON *index = cJSON_CreateObject(), *map = cJSON_AddObjectToObject(index, "weight_map");
+    CLOSED(json_close) cJSON *index = cJSON_CreateObject();
+    cJSON *map = cJSON_AddObjectToObject(index, "weight_map");
     cJSON_AddNumberToObject(cJSON_AddObjectToObject(index, "metadata"), "total_size", total);
     // only one file's tensors are in memory at a time
     for (int file = 0; ok && file < files; file++) {
@@ -131,5 +132,4 @@ void run_export(Run *run) {
     printf("%s: %s, %s in %d file%s\n", folder,
            o->export_fp8 ? "linear layers in FP8, all else in BF16" : "BF16",
            format_bytes(size, total), files, files > 1 ? "s" : "");
-    cJSON_Delete(index);
 }
