@@ -621,8 +621,7 @@ static void muon_updates(Trainer *t, float gradient_scale) {
     const Run *run = &t->run;
     float momentum = (float)run->options.muon_momentum;
     float factor = (float)run->options.muon_extra_scale_factor;
-    for (int i = 0; i < run->layout.count; i++) {
-        const Param *p = &run->layout.params[i];
+    for (const Param *p = run->layout.params; p < run->layout.params + run->layout.count; p++) {
         float *x = t->gradients + p->offset;
         int rows[HF_PARTS];
         if (!run_by_muon(run, p)) { continue; }
@@ -659,8 +658,7 @@ static void model_update(Trainer *t, double norm, double factor, double lr) {
     const Run *run = &t->run;
     AdamW adamw = adamw_settings(run, norm, factor);
     muon_updates(t, adamw.gradient_scale);
-    for (int i = 0; i < run->layout.count; i++) {
-        const Param *p = &run->layout.params[i];
+    for (const Param *p = run->layout.params; p < run->layout.params + run->layout.count; p++) {
         float *w = t->weights + p->offset, *g = t->gradients + p->offset;
         int64_t n = param_size(p);
         adamw.lr = (float)lr * param_lr_mult(p, &run->options);

@@ -27,8 +27,7 @@ int hf_tensors(const ParamLayout *layout, Dtype dtype, const void *weights, Tens
     int count = 0;
     assert(!fp8 || (!gpt2 && weights == NULL));
     *tensors = calloc_or_die((size_t)layout->count * HF_PARTS * 2, sizeof(TensorEntry));
-    for (int i = 0; i < layout->count; i++) {
-        const Param *p = &layout->params[i];
+    for (const Param *p = layout->params; p < layout->params + layout->count; p++) {
         const TensorRow *row = tensor_row(p->id);
         int64_t first = p->offset;
         int part_rows[HF_PARTS] = {p->rows};

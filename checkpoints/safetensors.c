@@ -252,8 +252,7 @@ bool safetensors_write(FileWriter *w, const char *path, TensorEntry *tensors, in
     if (!writer_open(w, path)) { return false; }
     CLOSED(json_close) cJSON *header = cJSON_CreateObject();
     if (metadata != NULL) { cJSON_AddRawToObject(header, "__metadata__", metadata); }
-    for (int i = 0; i < count; i++) {
-        TensorEntry *t = &tensors[i];
+    for (TensorEntry *t = tensors; t < tensors + count; t++) {
         double shape[TENSOR_DIMS];
         t->begin = end;
         int64_t bytes = dtype_bytes(t->dtype);
@@ -271,8 +270,7 @@ bool safetensors_write(FileWriter *w, const char *path, TensorEntry *tensors, in
     writer_write(w, &padded, sizeof(padded));
     writer_write(w, text, length);
     writer_write(w, spaces, padded - length);
-    for (int i = 0; i < count; i++) {
-        const TensorEntry *t = &tensors[i];
+    for (const TensorEntry *t = tensors; t < tensors + count; t++) {
         if (t->transposed) {
             write_transposed(w, t);
         } else {

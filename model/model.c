@@ -231,8 +231,7 @@ void model_init(const ParamLayout *layout, int64_t begin, int64_t end, float *ou
 
 int64_t matmul_weights(const ModelConfig *c) {
     int64_t block = 0;
-    for (int id = 0; id < TENSOR_COUNT; id++) {
-        const TensorRow *row = &table[id];
+    for (const TensorRow *row = table; row < table + TENSOR_COUNT; row++) {
         if (row->section == SECTION_BLOCK && row->cols != DIM_NONE && model_has(c, row)) {
             block += (int64_t)dim_size(c, row->rows) * dim_size(c, row->cols);
         }

@@ -113,8 +113,7 @@ static void fill(const Plan *plan, void *to, int byte, int64_t bytes) {
 void plan_assign(Plan *plan, void *base) {
     char *next[PHASE_COUNT];
     for (int i = 0; i < PHASE_COUNT; i++) { next[i] = (char *)base + phase_begin(plan, i); }
-    for (int i = 0; i < plan->count; i++) {
-        PlanRow *row = &plan->rows[i];
+    for (PlanRow *row = plan->rows; row < plan->rows + plan->count; row++) {
         *row->pointer = row->address = next[row->phase];
         next[row->phase] += room_of(row->bytes);
         if (guarded()) {

@@ -101,8 +101,7 @@ void precision_free(Precision *p) {
 
 double precision_fp8_share(const Precision *p) {
     double fp8 = 0, all = 0;
-    for (int i = 0; i < p->count; i++) {
-        const LinearPrecision *lp = &p->linear[i];
+    for (const LinearPrecision *lp = p->linear; lp < p->linear + p->count; lp++) {
         double product = (double)lp->outputs * lp->inputs;
         all += 3 * product;
         if (lp->number == NUMBER_FP8) { fp8 += 2 * product; }
@@ -157,8 +156,7 @@ void precision_print(const Precision *p) {
     int count = precision_rows(p, rows);
     printf("Precision\n  %-14s %-9s %-16s %-5s %-5s %-5s %-6s\n", "linear layer", "blocks",
            "out x in", "X", "W", "dY", "wgrad");
-    for (int i = 0; i < count; i++) {
-        const PrecisionRow *row = &rows[i];
+    for (const PrecisionRow *row = rows; row < rows + count; row++) {
         char shape[32], where[32] = "";
         snprintf(shape, sizeof(shape), "%d x %d", row->outputs, row->inputs);
         if (row->blocks > 0) {

@@ -254,8 +254,7 @@ static void judge(Watch *w, double now) {
     const Peer *stuck = NULL, *behind = NULL;
     // the others may have waited for a rank that has just said goodbye
     bool all_wait = now - w->left > limit + 2 * w->tick;
-    for (int r = 0; r < w->count; r++) {
-        const Peer *p = &w->peers[r];
+    for (const Peer *p = w->peers; p < w->peers + w->count; p++) {
         const Note *b = &p->beat;
         if (p->left) { continue; }
         if (now - p->heard > limit) { end_for(w, p, "has been silent for %.1f s", now - p->heard); }
@@ -759,8 +758,7 @@ bool group_open(Group *g, const Rendezvous *rendezvous, int listener, const char
     }
     w->read = wall_seconds();
     set_activity(w, ACTIVITY_WORK, "starting");
-    for (int r = 0; r < w->count; r++) {
-        Peer *p = &w->peers[r];
+    for (Peer *p = w->peers; p < w->peers + w->count; p++) {
         p->closed = p->files[WATCHDOGS] < 0;
         for (int i = 0; i < CONNECTIONS; i++) {
             set_timeouts(p->files[i], 0, 0);
@@ -789,8 +787,7 @@ void group_close(Group *g) {
         w->leaving = true;
         set_activity(w, ACTIVITY_WAIT, "ending"); // waits for ranks that still save
         if (w->rank > 0) { send_notes(w, GOODBYE, ""); }
-        for (int r = 0; r < w->count; r++) {
-            Peer *p = &w->peers[r];
+        for (Peer *p = w->peers; p < w->peers + w->count; p++) {
             while (p->files[WATCHDOGS] >= 0 && !p->left) {
                 pthread_cond_wait(&w->changed, &w->mutex);
             }

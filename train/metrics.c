@@ -148,8 +148,7 @@ static void add_precision(MetricsRecord *r, const Precision *precision) {
     FREED PrecisionRow *rows = calloc_or_die((size_t)precision->count, sizeof(PrecisionRow));
     int count = precision_rows(precision, rows);
     cJSON *layers = cJSON_AddArrayToObject(r, "linear_layers");
-    for (int i = 0; i < count; i++) {
-        const PrecisionRow *row = &rows[i];
+    for (const PrecisionRow *row = rows; row < rows + count; row++) {
         cJSON *layer = cJSON_CreateObject();
         cJSON_AddStringToObject(layer, "linear", row->linear);
         cJSON_AddNumberToObject(layer, "first_block", row->first);

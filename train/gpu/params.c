@@ -283,8 +283,7 @@ static void send_norm_parts(Params *p) {
     int64_t kept = z->size / z->ranks;
     int64_t most = round_up64((kept + NORM_PARTS - 1) / NORM_PARTS, PARAM_ALIGN);
     p->optimizer.num_parts = 0;
-    for (int s = 0; s < z->count; s++) {
-        const ZeroSegment *segment = &z->segments[s];
+    for (const ZeroSegment *segment = z->segments; segment < z->segments + z->count; segment++) {
         int64_t begin = segment->begin + p->run->group.rank * segment->part,
                 end = begin + segment->part;
         for (int64_t at = begin; at < end; at += most) {

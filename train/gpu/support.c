@@ -166,8 +166,7 @@ static bool check_matmul(Gpu *gpu, const Precision *p, const LinearPrecision *lp
 static int check_matmuls(Gpu *gpu, const Precision *p) {
     bool checked[MATMULS][2][2] = {0}; // indexed by the operands' types
     int tried = 0;
-    for (int i = 0; i < p->count; i++) {
-        const LinearPrecision *lp = &p->linear[i];
+    for (const LinearPrecision *lp = p->linear; lp < p->linear + p->count; lp++) {
         for (int k = 0; k < MATMULS && lp->number == NUMBER_FP8; k++) {
             bool *done = &checked[k][lp->type[matmuls[k].a]][lp->type[matmuls[k].b]];
             bool fp8 = matmuls[k].b == OPERAND_W || lp->wgrad == NUMBER_FP8;

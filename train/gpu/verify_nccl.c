@@ -63,8 +63,7 @@ static bool check_all(const Nccl *n, Member *members, int gpus, int64_t elements
     // the first run is checked, one more warms up, the rest are timed
     for (int run = 0; run <= RUNS + 1; run++) {
         NCCL(GroupStart);
-        for (int d = 0; d < gpus; d++) {
-            const Member *m = &members[d];
+        for (const Member *m = members; m < members + gpus; m++) {
             NCCL(AllReduce, m->buffer, m->buffer, (size_t)elements, NCCL_FLOAT32, NCCL_SUM, m->comm,
                  m->stream);
         }
