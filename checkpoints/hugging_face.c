@@ -439,6 +439,43 @@ char *hf_config(const Options *o, Dtype dtype, int begin_of_text, int end_of_tex
     return cJSON_Print(json);
 }
 
+// Adds the tokens of `more`, a number or a list, that `ids` lacks.
+static void add_ids(cJSON *ids, const cJSON *more) {
+    const cJSON *id, *each = cJSON_IsArray(more) ? more->child : more;
+    for (; each != NULL; each = cJSON_IsArray(more) ? each->next : NULL) {
+        bool has = !cJSON_IsNumber(each);
+        cJSON_ArrayForEach(id, ids) {
+            has = has || id->valuedouble == each->valuedouble;
+        }
+        if (!has) { cJSON_AddItemToArray(ids, cJSON_Duplicate(each, false)); }
+    }
+}
+
+char *hf_add_ends(const char *own, size_t own_bytes, const char *config, size_t config_bytes,
+                  const char *more, size_t more_bytes) {
+    const char *key = "eos_token_id";
+    cJSON *json = own != NULL ? json_parse(own, own_bytes) : cJSON_CreateObject();
+    cJSON *start = config != NULL ? json_parse(config, config_bytes) : NULL;
+    cJSON *added = json_parse(more, more_bytes), *ids = cJSON_CreateArray();
+    const cJSON *held = cJSON_GetObjectItemCaseSensitive(json, key);
+    add_ids(ids, held != NULL ? held : cJSON_GetObjectItemCaseSensitive(start, key));
+    // without a file of its own, generate goes by config.json
+    int known = held != NULL || own == NULL ? cJSON_GetArraySize(ids) : 0;
+    const cJSON *ends = cJSON_GetObjectItemCaseSensitive(added, key);
+    add_ids(ids, ends);
+    bool changes = cJSON_IsObject(json) && ends != NULL && cJSON_GetArraySize(ids) > known;
+    if (changes) {
+        cJSON_DeleteItemFromObjectCaseSensitive(json, key);
+        cJSON_AddItemToObject(json, key, cJSON_Duplicate(ids, true));
+    }
+    char *text = changes ? cJSON_Print(json) : NULL;
+    cJSON_Delete(json);
+    cJSON_Delete(start);
+    cJSON_Delete(added);
+    cJSON_Delete(ids);
+    return text;
+}
+
 static int types_of(const cJSON *value) {
     double number = value->valuedouble;
     if (cJSON_IsNull(value)) { return JSON_NONE; }

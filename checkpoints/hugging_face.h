@@ -38,6 +38,13 @@ bool hf_knows_all(const SafeTensors *st, const ParamLayout *layout);
 char *hf_config(const Options *options, Dtype dtype, int begin_of_text, int end_of_text,
                 int document_end, const char *start, size_t start_bytes);
 
+// Returns the text of a generation_config.json whose eos_token_id are those of `own`, and those of
+// `more`; the caller frees it. own: the text of generation_config.json, whose other settings are
+// kept; NULL: there is none. If it has no eos_token_id, those of `config`, the text of config.json,
+// are taken. NULL: a text is no JSON, or there is nothing to add.
+char *hf_add_ends(const char *own, size_t own_bytes, const char *config, size_t config_bytes,
+                  const char *more, size_t more_bytes);
+
 // Sets the model's options from a config.json of any version of transformers. Their source becomes
 // SOURCE_CHECKPOINT. Refuses features that the trainers do not have. With `trains`, warns if the
 // model was trained with dropout, because the trainers have none.

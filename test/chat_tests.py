@@ -231,26 +231,38 @@ def test_tokens_that_are_none_are_named():
         assert "list <call>, which is no token" in said, said
 
 
-def test_ends_that_generate_does_not_know_are_named():
-    """A base model's ids beside a chat template: transformers would not stop after answers."""
+def test_checkpoints_name_the_ends_of_answers():
+    """A base model's tokenizer beside a chat template: transformers' generate must stop after
+    answers, too. The other settings of the start's generation_config.json stay."""
     tokenizer = make_tokenizer("stops", PLAIN)
+    held = json.loads(read("stops/tokenizer_config.json"))
+    write("stops/tokenizer_config.json", json.dumps(held | {"eos_token": "<|endoftext|>"}))
     write("few.jsonl", lines({"messages": held} for held in TALKS[:9]))
-    for place, (files, named) in enumerate((
-            ({}, ""), ({"config": 2}, ""), ({"config": [0, 2]}, ""), ({"config": 0}, "config"),
-            ({"config": 0, "generation_config": 2}, ""), ({"config": None}, "config"),
-            ({"config": 2, "generation_config": [0, 1]}, "generation_config"))):
-        for name, ids in files.items():
-            write(f"stops/{name}.json", json.dumps({"eos_token_id": ids}))
-        result = prepared(f"stops_out{place}", tokenizer, "few.jsonl")
-        if named:
-            assert f"warning: answers end with <|im_end|> (2), which is no eos_token_id of " \
-                f"stops/{named}.json" in result.err, result.err
-        else:
-            assert "eos_token_id" not in result.err, result.err
-        for name in files:
-            os.remove(f"stops/{name}.json")
-    write("stops/config.json", "{") # the trainer refuses it, if a run loads the model
-    prepared("stops_damaged", tokenizer, "few.jsonl")
+    prepared("stops_out", tokenizer, "few.jsonl", "--seq-length", 96)
+    ends = {"eos_token_id": [0, 2]}
+    assert json.loads(read("stops_out/generation_config.json")) == ends
+    trains = ("--seq-length", 96, "--micro-batch-size", 1, "--data", "stops_out/train_*.bin",
+              "--train-iters", 1, "--save")
+    run("train_gpt", "--model", "llama-tiny", *trains, "stops_run")
+    assert json.loads(read("stops_run/latest/generation_config.json")) == ends
+    config = json.loads(read("stops_run/latest/config.json"))
+    for place, (ids, own, expected) in enumerate((
+            (1, None, {"eos_token_id": [1, 0, 2]}),
+            (None, None, ends),
+            (1, {"top_k": 5}, {"top_k": 5, "eos_token_id": [1, 0, 2]}),
+            ([2, 0], {"top_k": 5}, {"top_k": 5, "eos_token_id": [2, 0]}),
+            (1, {"eos_token_id": 2, "top_k": 5}, {"top_k": 5, "eos_token_id": [2, 0]}),
+            (1, {"eos_token_id": [2, 1, 0], "top_k": 5}, None))):
+        start = f"stops_{place}"
+        write(f"{start}/config.json", json.dumps(config | {"eos_token_id": ids}))
+        shutil.copy("stops_run/latest/model.safetensors", start)
+        shutil.copy("stops_out/tokenizer.bin", start)
+        if own:
+            write(f"{start}/generation_config.json", json.dumps(own))
+        run("train_gpt", "--load", start, *trains, f"{start}_run")
+        said = read(f"{start}_run/latest/generation_config.json")
+        assert json.loads(said) == (expected or own), said
+        assert expected or said == json.dumps(own).encode(), said
 
 
 def windows_of(folder, split):

@@ -1,4 +1,5 @@
 #include "run_tokenizer.h"
+#include "../checkpoints/hugging_face.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -203,7 +204,8 @@ static Companion read_companion(const char *path) {
 // - the tokenizer;
 // - Hugging Face's files for the tokenizer, such as PREFIX_tokenizer.json beside
 //   PREFIX_tokenizer.bin; for the byte tokenizer, this program makes them;
-// - the generation_config.json of the checkpoint that the run starts from.
+// - the generation_config.json of the checkpoint that the run starts from. The one beside the
+//   tokenizer names the tokens that end answers in conversations; they are added.
 // Also reads that checkpoint's config.json.
 static void read_companions(Run *run) {
     const Options *o = &run->options;
@@ -219,16 +221,30 @@ static void read_companions(Run *run) {
     if (run->tokenizer.vocab == 0) { return; }
     saved[SAVED_TOKENIZER] = (Companion){malloc_or_die(run->tokenizer.bytes), run->tokenizer.bytes};
     memcpy(saved[SAVED_TOKENIZER].bytes, run->tokenizer.data, run->tokenizer.bytes);
+    Companion *ends = &saved[SAVED_GENERATION_CONFIG], *config = &run->saves.start_config;
     bool known = end != NULL;
+    if (known) {
+        path_format(path, "%.*s%s", (int)(end - o->tokenizer), o->tokenizer,
+                    companion_names[SAVED_GENERATION_CONFIG]);
+        Companion data = read_companion(path);
+        char *text = data.bytes == NULL ? NULL
+                                        : hf_add_ends(ends->bytes, ends->size, config->bytes,
+                                                      config->size, data.bytes, data.size);
+        free(data.bytes);
+        if (text != NULL) {
+            free(ends->bytes);
+            *ends = (Companion){text, strlen(text)};
+        }
+    }
     for (int i = SAVED_TOKENIZER_JSON; i <= SAVED_CHAT_TEMPLATE && known; i++) {
         path_format(path, "%.*s%s", (int)(end - o->tokenizer), o->tokenizer, companion_names[i]);
         saved[i] = read_companion(path);
         known = saved[SAVED_TOKENIZER_JSON].bytes != NULL; // the others need tokenizer.json
     }
     if (known || run->tokenizer.cut != CUT_BYTES) { return; }
-    char *json = tokenizer_json(&run->tokenizer), *config = tokenizer_config_json();
+    char *json = tokenizer_json(&run->tokenizer), *settings = tokenizer_config_json();
     saved[SAVED_TOKENIZER_JSON] = (Companion){json, strlen(json)};
-    saved[SAVED_TOKENIZER_CONFIG] = (Companion){config, strlen(config)};
+    saved[SAVED_TOKENIZER_CONFIG] = (Companion){settings, strlen(settings)};
 }
 
 void run_open_tokenizer(Run *run) {

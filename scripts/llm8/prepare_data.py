@@ -38,7 +38,7 @@ from .conversation import BadTemplate, ChatTemplate, Conversation, warnings_of
 from .environment import LOCK, cores, die, lock, matching, named_by, sha256_of, warn, write_durably
 from .rows import read_row
 from .text import many, printable
-from .vocabulary import add_options, encodable, open_vocabulary
+from .vocabulary import MODEL_FILES, add_options, encodable, open_vocabulary
 
 VERSION = 2
 UNITS = 8  # increased when this script writes other content into units' files
@@ -359,9 +359,8 @@ def refuse_others_shards(output, resumes):
 
 
 def warn_of_losses(unread, vocabulary, template):
-    """Warns of fields that were not read, of a tokenizer's dropout, of special tokens that are cut
-    as text, and of ends of answers that the model's files do not name. template: the
-    ChatTemplate; None: there are no conversations."""
+    """Warns of fields that were not read, of a tokenizer's dropout, and of special tokens that are
+    cut as text. template: the ChatTemplate; None: there are no conversations."""
     if unread:
         found = ", ".join(f"'{name}' in {many(count, 'row')}" for name, count in unread.items())
         warn(f"not read: {found}; write it into what is read, or name the one field that is "
@@ -377,12 +376,6 @@ def warn_of_losses(unread, vocabulary, template):
         if texts:
             warn(f"{what} {texts[0]}, which is no token of the tokenizer {vocabulary.name}: it "
                  f"is cut as text; {do}")
-    path, stops = vocabulary.stops()
-    for token in sorted(template.ends()) if template and path else []:
-        if token in stops:
-            continue
-        warn(f"answers end with {vocabulary.tokenizer.id_to_token(token)} ({token}), which is no "
-             f"eos_token_id of {path}: transformers' generate does not stop there; add it")
 
 
 def prepare(o, settings, units, vocabulary):
@@ -408,7 +401,8 @@ def prepare(o, settings, units, vocabulary):
                  for split, rows in splits.items()
                  for index, part in enumerate(cut_shards(rows, settings["shard_tokens"], window))]
         rows = run_all(pool, write_shard, tasks, "shards")
-    warn_of_losses(unread, vocabulary, ChatTemplate(vocabulary) if window > 1 else None)
+    template = ChatTemplate(vocabulary) if window > 1 else None
+    warn_of_losses(unread, vocabulary, template)
     in_both = numpy.isin(splits["val"]["hash"], splits["train"]["hash"])
     manifest = {
         "format": "llm8.c prepared data", "vocabulary": vocabulary.size,
@@ -420,7 +414,7 @@ def prepare(o, settings, units, vocabulary):
                                for split, held in splits.items()},
         "seconds": round(time.time() - begin, 1),
         "shards": sorted(rows, key=lambda row: row["name"]), "settings": settings}
-    publish(o.output, work, vocabulary, manifest)
+    publish(o.output, work, vocabulary, manifest, template and template.ends())
     return manifest
 
 
@@ -443,7 +437,9 @@ def refuse_bounds(settings, vocabulary):
             "writes what stands around them")
 
 
-def publish(output, work, vocabulary, manifest):
+def publish(output, work, vocabulary, manifest, ends):
+    """Moves the shards to their place, and writes the other files. ends: the tokens that end
+    answers, where a model that is tuned on them must stop; None: there are no conversations."""
     for name in filter(OWN_SHARD.fullmatch, os.listdir(output)):
         # deletes files of a preparation that was stopped while it moved them
         os.remove(os.path.join(output, name))
@@ -456,6 +452,9 @@ def publish(output, work, vocabulary, manifest):
         if manifest["window"] == 1 else ()
     files = [("tokenizer.bin", vocabulary.tokenizer_bin(*bounds)),
              *((name, text.encode()) for name, text in vocabulary.files().items())]
+    if ends is not None:
+        stops = sorted({vocabulary.end_of_text, vocabulary.document_end, *ends})
+        files.append((MODEL_FILES[0], (json.dumps({"eos_token_id": stops}) + "\n").encode()))
     manifest["tokenizer_files"] = [
         {"name": name, "bytes": len(content),
          "sha256": write_durably(os.path.join(output, name), [content])}

@@ -5,7 +5,6 @@ A tokenizer is saved beside the shards: as tokenizer.bin, which the C programs r
 in dataloader/tokenizer.h), and as tokenizer.json, which goes into checkpoints. Worker processes
 open the tokenizer again by the same options."""
 
-import contextlib
 import functools
 import glob
 import json
@@ -128,18 +127,6 @@ class Vocabulary:
         config = json.dumps(self.configured, indent=2, ensure_ascii=False) + "\n"
         texts = self.json, config, self.template_files.get("default")
         return {name: text for name, text in zip(TOKENIZER_FILES, texts) if text}
-
-    def stops(self):
-        """Returns the file of a model beside the tokenizer that says at which tokens transformers'
-        generate stops, and these tokens; None, []: no such file can be read."""
-        for name in MODEL_FILES if self.folder else []:
-            path = os.path.relpath(os.path.join(self.folder, name))
-            with contextlib.suppress(OSError, UnicodeDecodeError), \
-                    open(path, encoding="utf-8-sig") as file:
-                if isinstance(said := from_json(file.read()), dict):
-                    ids = said.get("eos_token_id")
-                    return path, ids if isinstance(ids, list) else [ids]
-        return None, []
 
     def chat_template(self):
         """Returns a text that identifies the tokenizer's chat templates; "": it has none."""
