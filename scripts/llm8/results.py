@@ -327,16 +327,15 @@ def figure(records):
     """Draws tokens a second: other programs in grey, ours in BF16 in blue, in FP8 in orange."""
     from . import plots, style
 
-    def color(program):
-        return style.color("FP8" in program) if program.startswith("llm8.c ") else style.QUIET
-
     def draw(figure):
         for axes, model in zip(figure.subplots(1, 2), LEAST):
             rows = [r for r in records.fronts[0] if r["model"] == model]
             names = [f"{r.get('program', 'llm8.c')} {r['name']}" for r in rows]
+            colors = [style.QUIET if "program" in r else style.color("FP8" in r["name"])
+                      for r in rows]
             plots.draw_bars(axes, names, [[r["tokens_per_s"]] for r in rows],
                             f"{MODELS[model]}, tokens/s", f"one {rows[0]['gpu']}",
-                            "{:,.0f}".format, [*map(color, names)])
+                            "{:,.0f}".format, colors)
 
     return style.draw(draw, (9.6, 2.9)).decode()
 
