@@ -629,15 +629,6 @@ def is_made(output, settings, vocabulary):
     return True
 
 
-def bounds_of(settings, vocabulary):
-    """Returns a sentence about the tokens around each text; "": there are none."""
-    around = [f"{what} with {vocabulary.tokenizer.id_to_token(token)}"
-              for what, key in (("begins", "before"), ("ends", "after")) for token in settings[key]]
-    turn = settings["before"] == [vocabulary.document_end] != [vocabulary.end_of_text]
-    return f"each text {' and '.join(around)}" * bool(around) + (
-        f"; {vocabulary.end_of_text_name} (eos_token) ends a turn of the chat template" * turn)
-
-
 def report(output, manifest, vocabulary):
     counts, documents = {}, {}
     for split in ("train", "val"):
@@ -664,8 +655,12 @@ def report(output, manifest, vocabulary):
               "tokens and are cut: an answer after a cut is trained without its question; a larger "
               "--seq-length keeps them whole")
     settings = manifest["settings"]
-    if manifest["window"] == 1 and (bounds := bounds_of(settings, vocabulary)):
-        print(bounds)
+    around = [f"{what} with {vocabulary.tokenizer.id_to_token(token)}"
+              for what, key in (("begins", "before"), ("ends", "after")) for token in settings[key]]
+    if manifest["window"] == 1 and around:
+        turn = settings["before"] == [vocabulary.document_end] != [vocabulary.end_of_text]
+        print(f"each text {' and '.join(around)}" + turn *
+              f"; {vocabulary.end_of_text_name} (eos_token) ends a turn of the chat template")
     if counts["val"] < FEW_TOKENS and (settings["valid_fraction"] or settings["valid_sources"]):
         print(f"note: {counts['val']:,} tokens are few for a validation loss; a larger "
               "--valid-fraction takes more, --valid other text")
