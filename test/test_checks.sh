@@ -55,11 +55,10 @@ than most ranks in the weights of token_embedding" log || fail "$rank: $(cat log
 # Step 5 is not checked: the check after it finds that the state is not step 4's, before anything is
 # saved.
 test_state_that_changes_in_memory_is_found() {
-    local row ranks fp8="--fp8-format hybrid --global-batch-size 6"
+    local row ranks fp8=(--fp8-format hybrid --global-batch-size 6)
     for row in 'master:master weights' 'moment:first moments' 'scales:FP8 scales'; do
-            # shellcheck disable=SC2086 # words
         for ranks in 1 3; do
-            FAULT=${row%%:*}:$((4 * 6 + 4)) expect_status 5 "$trainer" "${common[@]}" $fp8 \
+            FAULT=${row%%:*}:$((4 * 6 + 4)) expect_status 5 "$trainer" "${common[@]}" "${fp8[@]}" \
                 --gpus $ranks --train-iters 8 --save-interval 5 --check-interval 4 || return
             grep -qE "error: (rank 2: )?step 5: $(hostname), GPU-.*: the ${row#*:} " log || fail "$row: $(cat log)"
             says '!step     5/8'

@@ -68,16 +68,6 @@ ROWS
     expect_status 0 resume 'moved/*.bin' || return
     expect_status 0 run --data 'd/*_train.bin' --train-iters 8 --save straight || return
     same_checkpoint {s,straight}/latest || fail "moved data: another end"
-    # the same on several ranks; test_ranks_trouble.sh has ranks that read different data
-    [[ -x $standin ]] || { skip "no C++ compiler, so no stand-in trainer"; return; }
-    local ranks
-    read -ra ranks < <(trainers | tail -n 1)
-    ranks+=("${common[@]}" --global-batch-size 8 --save s)
-    rm -rf s
-    expect_status 0 "${ranks[@]}" --data 'd/*_train.bin' --train-iters 4 || return
-    ranks+=(--data 'swapped/*_train.bin' --train-iters 8 --resume latest)
-    expect_message 1 'error: --data swapped/a_train.bin: not the shard that ' "${ranks[@]}"
-    expect_status 0 "${ranks[@]}" --accept-data-change
 }
 
 # edit_meta CHECKPOINT PATTERN REPLACEMENT...: in its meta.json, which gets the checksum of that.

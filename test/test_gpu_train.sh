@@ -104,24 +104,6 @@ for first in "" "$fp8" "--fp8-format hybrid --fp8-recipe tensorwise"; do
 done
 
 # ---- the rest of a trainer ----
-printed_loss() { # the last one in what was printed
-    grep -aoE 'valid loss [0-9.]+' "$1" | tail -n 1
-}
-evaluates_and_samples() { # options
-    local options="$run $llama $* --sample-length 70" loss
-    train variant $options --train-iters 6 --sample-interval 3 >out 2>&1 || return
-    loss=$(printed_loss out)
-    grep -a '^sample' out && [[ -n $loss ]] &&
-        $gpu $options --eval-only --resume variant/latest >out || return
-    [[ $(printed_loss out) == "$loss" ]] || return
-    $gpu $options --eval-only --plan >out || return
-    ! grep -E '^  (gradients|first moment) ' out && # planned for training
-        $gpu $options --sample-only --resume variant/latest >out && echo "$loss"
-}
-for fp8 in "none" "hybrid" "hybrid --eval-precision bf16"; do
-    check "evaluations and samples, $fp8" evaluates_and_samples --fp8-format $fp8
-done
-
 measures_its_memory() { # at least what was planned; over the stand-ins, which count theirs, little more
     local planned used
     train variant $run $llama --train-iters 3 || return
