@@ -122,29 +122,14 @@ killed() {
     [[ -z $(find "$1" -name 'step_*' -type d) ]] || fail "it has saved: $(ls "$1")"
 }
 
-# again FOLDER STEPS: by its config.txt
-again() {
-    expect_status 0 train_gpt --config "$1/config.txt" --resume latest --train-iters "$2"
-}
-
-# A run that is killed before its first save is the same run when it is started again.
+# A run that is killed before its first save is the same run when it is started again by its
+# config.txt. kills.py has those that begin at another run's checkpoint.
 test_a_killed_start_is_the_same_run() {
-    local way
-    train origin 4 || return
-    for way in resume load; do
-        train whole-$way 9 --$way origin/latest || return
-        killed $way --$way origin/latest
-        killed $way --config $way/config.txt --resume latest # and once more
-        if [[ $way == resume ]]; then
-            is "$(readlink resume/latest resume/step_*)" step_00000004$'\n'"$PWD/origin/step_00000004"
-            expect_message 0 "from the weights of resume/step_00000004" \
-                train_gpt --load resume/latest --sample-only --no-quiet
-        fi
-        again $way 9 || return
-        same_checkpoint {$way,whole-$way}/latest || fail "another end: $(head -n 20 log)"
-        is "$(readlink $way/latest)" step_00000009
-    done
-    ! same_checkpoint {resume,load}/latest || fail "--load is --resume"
+    train origin 4 && train whole 9 --load origin/latest || return
+    killed tuned --load origin/latest
+    killed tuned --config tuned/config.txt --resume latest # and once more
+    expect_status 0 train_gpt --config tuned/config.txt --resume latest --train-iters 9 || return
+    same_checkpoint {tuned,whole}/latest || fail "another end: $(head -n 20 log)"
 }
 
 test_a_moved_folder_is_no_new_run() {

@@ -18,22 +18,17 @@ run() {
     train_gpt "${common[@]}" --model llama-tiny "$@"
 }
 
-# A run in one go; resumed in its first epoch by one that saves more often; that resumed in the second
-# epoch with nothing but the checkpoint; and a run in three parts. Every step is the same to the last
-# digit, and every checkpoint to the last bit.
+# A run in one go; one that goes on in the second epoch with nothing but the checkpoint; and one in
+# three parts. Every step is the same to the last digit, and every checkpoint to the last bit.
 test_resumed_runs_are_straight_ones() {
-    local name options step
+    local name options
     while read -r name options; do
         set -- train_gpt "${common[@]}" $options
         expect_status 0 "$@" --save "$name" --save-interval 3 || return
         is "$(steps_of "$name" | wc -l)" $steps
-        expect_status 0 "$@" --save "$name.3" --save-interval 3 --resume "$name/step_00000003" || return
-        for step in 06 09 12; do
-            same_checkpoint "$name/step_000000$step" "$name.3/step_000000$step" || fail "$name, $step"
-        done
-        cmp -s <(steps_of "$name" | tail -n +4) <(steps_of "$name.3") || fail "$name: other steps"
-        expect_status 0 train_gpt --save "$name.alone" --resume "$name.3/step_00000009" || return
+        expect_status 0 train_gpt --save "$name.alone" --resume "$name/step_00000009" || return
         same_checkpoint "$name/latest" "$name.alone/latest" || fail "$name: alone, another end"
+        cmp -s <(steps_of "$name" | tail -n +10) <(steps_of "$name.alone") || fail "$name: other steps"
         resumes "$name" '1 8' "$@" --save-interval 1000
     done <<'ROWS'
 fp32 --model llama-tiny
