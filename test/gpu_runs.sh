@@ -106,15 +106,13 @@ valid_loss() { # of a metrics.jsonl, the last one in all its digits
 same_losses() {
     [[ -n $(losses "$1") ]] && diff <(losses "$1") <(losses "$2") && echo "$(losses "$1" | wc -l) steps alike"
 }
-same_end() { # bit for bit, in every step and at the end, of however many ranks
-    cmp "$1/latest/model.safetensors" "$2/latest/model.safetensors" && same_losses "$1" "$2"
+same_end() { # bit for bit: all tensors of the last checkpoint, and every step
+    local file
+    for file in "$1"/latest/*.safetensors; do cmp "$file" "$2/latest/${file##*/}" || return; done
+    same_losses "$1" "$2"
 }
 same_run() { # in all that the last checkpoint has, and in every step
     same_checkpoint {"$1","$2"}/latest && same_losses "$1" "$2"
-}
-same_weights() {
-    cmp "$1/latest/optimizer-0-of-1.safetensors" "$2/latest/optimizer-0-of-1.safetensors" &&
-        same_losses "$1" "$2"
 }
 train() { # folder, options
     rm -rf "$1"

@@ -85,15 +85,8 @@ draw() { # seed
     export FAULT=nan:$((RANDOM % (2 * steps) * batch))
 }
 
-same_state() { # folders: state, losses and, of the same evaluations, their last loss
-    local file
-    for file in "$1"/latest/{model,optimizer,scaling}*; do
-        if [[ -e $file ]]; then cmp "$file" "$2/latest/${file##*/}" || return; fi
-    done
-    same_losses "$1" "$2"
-}
 variant() { # options
-    train variant $common "$@" && same_state whole variant
+    train variant $common "$@" && same_end whole variant
 }
 leaves_every_bit() {
     local common="$DATA $options --train-iters $steps --eval-interval $steps" loss stop
@@ -103,7 +96,7 @@ leaves_every_bit() {
         variant --recompute activations --sample-interval 2 --sample-length 5 &&
         STANDIN_OWN_MATMULS=none LLM8_GUARD=0 variant --no-cuda-graphs --recompute block || return
     stop=$((1 + RANDOM % (steps - 1)))
-    ends_as whole same_state "$common" "--train-iters $stop" "" || return
+    ends_as whole same_end "$common" "--train-iters $stop" "" || return
     rm -f alone.jsonl
     $gpu $DATA $options --resume whole/latest --eval-only --metrics alone.jsonl &&
         [[ -n $loss && $(valid_loss alone.jsonl) == "$loss" ]] &&

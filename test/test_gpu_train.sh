@@ -42,7 +42,7 @@ whole() { # options: the run "whole"
     train whole "$@" $evaluates
 }
 variant() { # options: the same bits as the run "whole"
-    train variant "$@" $evaluates && same_weights whole variant
+    train variant "$@" $evaluates && same_end whole variant
 }
 resumed() { # options
     ends_as whole same_run "$* $evaluates" "--train-iters $stop" ""
@@ -57,7 +57,7 @@ is_offloaded_once() {
     [[ $(is_offloaded out | wc -l) -eq 1 ]]
 }
 seen_as_another() { # options
-    train variant "$@" --train-iters $steps --lr 1.00001e-3 && ! same_weights whole variant
+    train variant "$@" --train-iters $steps --lr 1.00001e-3 && ! same_end whole variant
 }
 for model in "$llama" "$gpt2" "$qwen"; do
     for state in "${states[@]}"; do
@@ -132,7 +132,7 @@ fallen_back() {
     train plain $run $gpt2 --train-iters 3 &&
         train variant $run $gpt2 "$@" --train-iters 3 >out 2>&1 || return
     cat out
-    [[ $(grep -c "$said" out) -eq 1 ]] && same_weights plain variant
+    [[ $(grep -c "$said" out) -eq 1 ]] && same_end plain variant
 }
 older="compute capability 8.0 is below 8.9"
 LLM8_TEST_CAPABILITY=80 check "without FP8 on the device: one warning, then BF16" fallen_back "$older" $fp8
@@ -153,7 +153,7 @@ too_small() {
         train plain $run $model --train-iters 6 &&
             train variant $run $model $fp8 --train-iters 6 >out 2>&1 || return
         cat out
-        grep "too small to gain" out && same_weights plain variant || return
+        grep "too small to gain" out && same_end plain variant || return
     done
     grep 'warning: no linear layer is in FP8' out &&
         refused "--fp8-required: no linear layer" $run $gpt2 $fp8 --fp8-required
@@ -284,7 +284,7 @@ other_devices() { # capability
     local STANDIN_CAPABILITY=90
     export STANDIN_CAPABILITY
     train whole $run $gpt2 $fp8 --train-iters 3 && STANDIN_CAPABILITY=$1 &&
-        train variant $run $gpt2 $fp8 --fp8-required --train-iters 3 && same_weights whole variant &&
+        train variant $run $gpt2 $fp8 --fp8-required --train-iters 3 && same_end whole variant &&
         refused "--fp8-required: FP8 is not available: $no_blocks" $run $gpt2 $by_blocks --fp8-required &&
         grep 'the forward matmul of E4M3 and E4M3 by blocks: cuBLASLt has no algorithm' out &&
         fallen_back "$no_blocks" $by_blocks
