@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The GPU tests, in under eight minutes, JOBS (a quarter of the cores) at the same time; those of
-# several ranks need two GPUs:
+# The GPU tests, in under ten minutes, JOBS (a quarter of the cores) at the same time, on all GPUs in
+# turn; those of several ranks need two GPUs:
 #   make test-gpu                          builds them and runs this
 #   LLM8_BIN=FOLDER test/gpu.sh            programs built elsewhere, all in one folder
 #   SANITIZE_GPU=1 make test-gpu           compute-sanitizer besides (test/sanitize_gpu.sh)
@@ -50,6 +50,8 @@ if [[ ${SANITIZE_GPU:-0} != 0 ]]; then alone+=(test/sanitize_gpu.sh); fi
 cores=$(nproc)
 export JOBS=${JOBS:-$(((cores + 3) / 4))}
 export OMP_NUM_THREADS=$(((cores + JOBS - 1) / JOBS)) # more would wait for each other
+# a caller that chooses GPUs knows which
+if [[ -z ${CUDA_VISIBLE_DEVICES:-} ]]; then GPUS=$(nvidia-smi -L | grep -c '^GPU') && export GPUS; fi
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 "$root/test/run.sh" "${programs[@]}" -- "${alone[@]}" | tee "$log"
