@@ -278,7 +278,7 @@ static void plan_memory(Trainer *t) {
 }
 
 static int64_t planned_bytes(void *group, const Options *options) {
-    Trainer *t = calloc_or_die(1, sizeof(Trainer));
+    FREED Trainer *t = calloc_or_die(1, sizeof(Trainer));
     t->run.options = *options;
     t->run.group = *(const Group *)group;
     configure(t);
@@ -287,7 +287,6 @@ static int64_t planned_bytes(void *group, const Options *options) {
     run_free_configuration(&t->run);
     free(t->blocks);
     plan_free(&t->plan);
-    free(t);
     return bytes;
 }
 
@@ -731,7 +730,8 @@ static void validate(Trainer *t) {
     int B = run->options.micro_batch_size, T = run->options.seq_length;
     Pass pass = eval_pass(&run->options);
     int sources = run->valid_data.count;
-    double begin = wall_seconds(), *losses = calloc_or_die((size_t)sources, sizeof(double));
+    double begin = wall_seconds();
+    FREED double *losses = calloc_or_die((size_t)sources, sizeof(double));
     for (int i = 0; i < sources; i++) {
         int64_t samples = run_eval_samples(run, i);
         for (int64_t sample = 0; sample < samples && run_stop_signal() == 0; sample += B) {
@@ -742,7 +742,6 @@ static void validate(Trainer *t) {
         losses[i] /= (double)run_eval_targets(run, i);
     }
     run_report_eval(run, losses, wall_seconds() - begin);
-    free(losses);
 }
 
 static void evaluate(Trainer *t) {

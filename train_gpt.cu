@@ -129,7 +129,7 @@ typedef struct {
 // possible.
 static int64_t planned_bytes(void *context, const Options *options) {
     PlannedRun *p = (PlannedRun *)context;
-    Trainer *t = (Trainer *)calloc_or_die(1, sizeof(Trainer));
+    FREED Trainer *t = (Trainer *)calloc_or_die(1, sizeof(Trainer));
     t->run.options = *options;
     t->run.group = *p->group;
     bool possible = trainer_plan(t, p->support, p->memory);
@@ -137,7 +137,6 @@ static int64_t planned_bytes(void *context, const Options *options) {
     p->host = possible ? params_host_bytes(&t->params, &t->host_plan) : 0;
     run_free_configuration(&t->run);
     trainer_free_plan(t);
-    free(t);
     return bytes;
 }
 
@@ -632,11 +631,10 @@ static void collect(Trainer *t, int64_t n) {
 // Waits for step n, which counts FP8 codes, and reports the step and the counts.
 static void report_counts(Trainer *t, int64_t n) {
     size_t bytes = (size_t)fp8_slot_count(&t->run.config) * sizeof(Fp8Counts);
-    Fp8Counts *counts = (Fp8Counts *)malloc_or_die(bytes);
+    FREED Fp8Counts *counts = (Fp8Counts *)malloc_or_die(bytes);
     params_fetch_counts(&t->params, counts);
     collect(t, n);
     run_report_fp8(&t->run, counts);
-    free(counts);
 }
 
 // If a save still reads the state in host memory, which the update will change, waits for that
@@ -731,7 +729,7 @@ static void validate(Trainer *t) {
     Pass pass = eval_pass(&run->options);
     int sources = run->valid_data.count;
     double begin = wall_seconds(), *loss = t->net.loss_sum;
-    double *losses = (double *)calloc_or_die((size_t)sources, sizeof(double));
+    FREED double *losses = (double *)calloc_or_die((size_t)sources, sizeof(double));
     for (int i = 0; i < sources; i++) {
         int64_t samples = run_eval_samples(run, i), stride = run_eval_stride(run);
         gpu_clear(&t->gpu, FAMILY_LOSS, loss, sizeof(double)); // a rank without samples adds 0
@@ -749,7 +747,6 @@ static void validate(Trainer *t) {
         losses[i] /= (double)run_eval_targets(run, i);
     }
     run_report_eval(run, losses, wall_seconds() - begin);
-    free(losses);
 }
 
 static void sum_counts(void *trainer, int64_t *counts, int n) {

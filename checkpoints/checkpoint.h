@@ -287,18 +287,14 @@ bool checkpoint_list(const char *save);
 // Lists the steps of the checkpoints in a folder, newest first; the caller frees the list. Returns
 // how many there are: 0 if there is no folder, -1 if it cannot be read.
 int checkpoint_steps(const char *save, int64_t **steps);
-// Sets `path` to the folder of the checkpoint that the path `from` means. If `from` ends in
-// `latest` or `best`, and there are steps in the same folder, this is the newest or the best step,
-// whatever file or link has that name. Otherwise it is `from`, taken literally. Returns false if
-// the steps cannot be read.
+// Sets `path` to the folder of the checkpoint that the path `from` means; it may end in `latest` or
+// `best`. Returns false if the steps cannot be read.
 bool checkpoint_follow(char path[PATH_LENGTH], const char *from);
 // What the functions below return in place of a step. STEP_NONE: there is no such checkpoint.
 // STEP_UNREADABLE: the checkpoint cannot be determined, because a file cannot be read.
 enum { STEP_NONE = -1, STEP_UNREADABLE = -2 };
-// Returns the highest step.
+// Return the step of the newest and of the best checkpoint.
 int64_t checkpoint_newest(const char *save);
-// Returns the step with the lowest validation loss. Only steps with the same validation data as the
-// newest evaluated step are compared.
 int64_t checkpoint_best(const char *save);
 const char *checkpoint_path(char path[PATH_LENGTH], const char *save, int64_t step);
 

@@ -665,37 +665,41 @@ bool checkpoint_read_scaling(const Checkpoint *c, const Precision *precision, Fp
     int n = fp8_slot_count(precision->config), length = precision->history_length;
     double batch = atof(text_of(c->options, "global-batch-size")); // 0: not known
     double step_tokens = batch * atof(text_of(c->options, "seq-length"));
-    bool other_step = step_tokens != precision->step_tokens, ok = true;
-    void *data[SCALING_TENSORS] = {NULL};
+    bool other_step = step_tokens != precision->step_tokens, other_length = false;
     if (st->count == 0 || precision->recipe != FP8_RECIPE_DELAYED) { return true; }
-    for (int i = 0; ok && i < SCALING_TENSORS; i++) {
+    // the scales, the targets and the counts, each [n], and the amaxes [n,length]
+    const int64_t numbers = (int64_t)n * (SCALING_HISTORY + length);
+    FREED float *values = malloc_or_die((size_t)numbers * sizeof(float));
+    const float *targets = values + SCALING_TARGET * n, *amaxes = values + SCALING_HISTORY * n;
+    const int32_t *counts = (const int32_t *)values + SCALING_COUNT * n;
+    for (int i = 0; i < SCALING_TENSORS; i++) {
         const TensorEntry *e = safetensors_find(st, scaling_names[i]);
-        bool counts = i == SCALING_COUNT, amaxes = i == SCALING_HISTORY;
-        ok = (e != NULL && e->dtype == (counts ? DTYPE_I32 : DTYPE_F32) && e->dims == 1 + amaxes &&
-              e->shape[0] == n) ||
-             fail("%s: not the scaling state of %d tensors", st->path, n);
-        int64_t elements = ok ? n * (amaxes ? e->shape[1] : 1) : 0;
-        bool fits = !amaxes || elements == (int64_t)n * length;
-        if (!ok || !fits) { continue; }
-        data[i] = malloc_or_die((size_t)elements * sizeof(float));
-        ok = safetensors_read(st, e, 0, elements, data[i]);
+        bool last = i == SCALING_HISTORY;
+        if (e == NULL || e->dtype != (i == SCALING_COUNT ? DTYPE_I32 : DTYPE_F32) ||
+            e->dims != 1 + last || e->shape[0] != n) {
+            return fail("%s: not the scaling state of %d tensors", st->path, n);
+        }
+        other_length = last && e->shape[1] != length;
+        int64_t elements = last ? (int64_t)n * length : n;
+        if (!other_length && !safetensors_read(st, e, 0, elements, values + i * n)) {
+            return false;
+        }
     }
-    const float *amaxes = data[SCALING_HISTORY]; // NULL: the history's length differs
-    for (int i = 0; ok && i < n; i++) {
+    for (int i = 0; i < n; i++) {
         Fp8Scale *slot = &slots[i];
-        bool other = amaxes == NULL || (other_step && i % OPERAND_COUNT == OPERAND_DY) ||
-                     ((float *)data[SCALING_TARGET])[i] != fp8_slot_target(precision, i);
+        bool other = other_length || (other_step && i % OPERAND_COUNT == OPERAND_DY) ||
+                     targets[i] != fp8_slot_target(precision, i);
         // if a slot is not in use now, its scale would be out of date when the slot is used again
         if (!fp8_slot_in_use(precision, i) || other) { continue; }
-        slot->count = ((int32_t *)data[SCALING_COUNT])[i];
-        slot->scale = ((float *)data[SCALING_SCALE])[i];
-        ok = (slot->count >= 0 && slot->count <= c->progress.step) ||
-             fail("%s: damaged: a scale has more steps than the run", st->path);
-        if (!ok || !fp8_scale_known(slot)) { continue; }
+        slot->count = counts[i];
+        slot->scale = values[i];
+        if (slot->count < 0 || slot->count > c->progress.step) {
+            return fail("%s: damaged: a scale has more steps than the run", st->path);
+        }
+        if (!fp8_scale_known(slot)) { continue; }
         fp8_rescale(slot, 1.0f, slot->scale);
         memcpy(history + (int64_t)i * length, amaxes + (int64_t)i * length,
                (size_t)length * sizeof(float));
     }
-    for (int i = 0; i < SCALING_TENSORS; i++) { free(data[i]); }
-    return ok;
+    return true;
 }

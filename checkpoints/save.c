@@ -410,7 +410,8 @@ static bool check_owner(const Options *o, const Checkpoint *start) {
 bool checkpoint_claim(const Options *o, const Checkpoint *start) {
     // room for /.tmp-step_9007199254740992/optimizer-4095-of-4096.safetensors
     enum { LONGEST = PATH_LENGTH - 64 };
-    char path[PATH_LENGTH], *names;
+    char path[PATH_LENGTH];
+    FREED char *names = NULL;
     if (strlen(o->save) > LONGEST) {
         return fail("%.40s...: longer than %d characters", o->save, LONGEST);
     }
@@ -424,7 +425,6 @@ bool checkpoint_claim(const Options *o, const Checkpoint *start) {
         if (left) { discard(path, path); }
         if (strcmp(name, FRESH_LINK) == 0) { folder_remove(path); }
     }
-    free(names);
     int64_t newest = checkpoint_newest(o->save);
     // the previous run may have ended after a save, but before it made the links
     if (newest >= 0) { link_steps(o->save, newest); }

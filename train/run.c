@@ -223,7 +223,7 @@ bool run_counts_fp8(const Run *run, int64_t step) {
 void run_dump(Run *run, float *gradients, double loss) {
     const char *path = run->options.dump_gradients;
     float value = (float)loss;
-    TensorEntry *tensors;
+    FREED TensorEntry *tensors = NULL;
     FileWriter w;
     if (run->group.rank == 0) {
         float factor = (float)(run->precision.step_tokens / (double)run_step_targets(run, 0));
@@ -234,7 +234,6 @@ void run_dump(Run *run, float *gradients, double loss) {
         if (!safetensors_write(&w, path, tensors, count, NULL)) {
             die("--dump-gradients %s", error_text());
         }
-        free(tensors);
         printf("loss %.6f; gradients in %s\n", loss, path);
     }
     group_close(&run->group); // returns when all ranks have called it
