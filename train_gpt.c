@@ -14,11 +14,9 @@
 #include "kernels/cpu.h"
 #include "model/plan.h"
 #include "ranks/launch.h"
-#include "train/choices.h"
 #include "train/metrics.h"
 #include "train/run.h"
 #include "train/run_data.h"
-#include "train/sample.h"
 #include "train/start.h"
 
 #include <math.h>

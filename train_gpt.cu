@@ -12,14 +12,12 @@
 #include "base/host.h"
 #include "kernels/gemm.h"
 #include "ranks/launch.h"
-#include "train/choices.h"
 #include "train/gpu/batches.h"
 #include "train/gpu/check.h"
 #include "train/gpu/support.h"
 #include "train/metrics.h"
 #include "train/run.h"
 #include "train/run_data.h"
-#include "train/sample.h"
 #include "train/start.h"
 
 #include <math.h>

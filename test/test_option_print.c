@@ -315,7 +315,7 @@ TEST(step_lines_fit_100_columns) {
     EACH (row, rows) {
         Run run = {.options = options_of("--micro-batch-size 512"), .group = {.ranks = 1}};
         run_configure(&run, (NumberSupport){NUMBER_FP32, NULL, 0});
-        console_open(&run.console, true, false);
+        console_open(&run);
         run.progress.step = row->step - 1;
         run.options.log_interval = 1;
         run.options.train_iters = row->steps;

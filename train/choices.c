@@ -2,7 +2,6 @@
 // tokens' log-probabilities, or the one with the highest mean (as llm.c does for HellaSwag). A row
 // is a context with one of its answers. A batch has rows of similar length, all padded to the same
 // power of two, so that batches have few shapes.
-#include "choices.h"
 #include "metrics.h"
 #include "run.h"
 
@@ -118,7 +117,7 @@ void run_score_choices(Run *run, ChoiceModel model) {
                 line_start(fileno(run->console.answers)), set->name, (long long)run->progress.step,
                 100 * sum, 100 * mean, (long long)counts[0], set->lm_eval ? ", lm-eval's text" : "",
                 seconds);
-        console_flush(&run->console);
+        console_flush(run);
         MetricsRecord *r = metrics_begin("choices");
         metrics_number(r, "step", (double)run->progress.step);
         metrics_text(r, "name", set->name);

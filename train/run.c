@@ -129,7 +129,7 @@ static void print_step(Run *run, const StepResult *s, double start_seconds) {
         strcat(line, field[i]);
     }
     printf("%s%.*s%s", line_start(STDOUT_FILENO), room, line, whole ? "\n" : "");
-    console_flush(c);
+    console_flush(run);
 }
 
 static void record_step(Run *run, const StepResult *s, double start_seconds) {
@@ -205,7 +205,7 @@ void run_report_eval(Run *run, const double *losses, double seconds) {
         fprintf(run->console.answers, "  valid loss %s of %s\n", format_number(text, losses[i]),
                 valid->sources[i].pattern);
     }
-    console_flush(&run->console);
+    console_flush(run);
     MetricsRecord *r = metrics_begin("eval");
     metrics_number(r, "step", (double)p->step);
     metrics_number(r, "valid_loss", loss);

@@ -52,6 +52,42 @@ bool run_counts_fp8(const Run *run, int64_t step);
 // divided by precision.step_tokens.
 void run_dump(Run *run, float *gradients, double loss) __attribute__((noreturn));
 
+// ---- multiple-choice sets (choices.c) -----------------------------------------------------------
+
+typedef struct {
+    void *trainer;
+    // Computes the loss of each target [B,T]; a target of -1 has a loss of 0. B * T is at most the
+    // number of tokens in a micro-batch.
+    void (*losses)(void *trainer, const int *inputs, const int *targets, int B, int T,
+                   float *losses);
+    // Replaces values[n] by their sums over all ranks. NULL: there is one rank.
+    void (*sum)(void *trainer, int64_t *values, int n);
+} ChoiceModel;
+
+// Adds to counts[0] the number of questions, to counts[1] the number that the model answers right
+// if it chooses the answer with the lowest sum of its tokens' losses, and to counts[2] the same
+// number for the lowest mean. All ranks' questions count. A signal ends the scoring early.
+void run_score_set(Run *run, const ChoiceSet *set, ChoiceModel model, int64_t counts[3]);
+
+// Scores all sets of --eval-choices, prints the results, and records them in metrics.jsonl. Stops
+// if a signal has interrupted the evaluation.
+void run_score_choices(Run *run, ChoiceModel model);
+
+// ---- samples (sample.c) -------------------------------------------------------------------------
+
+// Sets run->prompt to the tokens of --sample-tokens, or to the token with which every document
+// begins, followed by the tokens of --sample-prompt. Warns if the prompt is longer than a sequence.
+bool run_encode_prompt(Run *run);
+
+// Returns the logits [V] of the token after tokens[0..n), n <= seq_length. The logits are valid
+// until the next call, and the caller may change them.
+typedef float *(*NextLogits)(void *trainer, const int *tokens, int n);
+
+// Prints the prompt and the model's continuation: as text, or without a tokenizer as ids. A signal
+// ends the sample early. The model sees the last seq_length tokens. With --sample-only, a warning
+// tells from which token on it no longer sees the beginning of the prompt.
+void run_sample(Run *run, NextLogits next_logits, void *trainer);
+
 // ---- end ----------------------------------------------------------------------------------------
 
 // Waits for the last save, prints why a run stopped early, frees all, and returns the exit status.

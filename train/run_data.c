@@ -1,7 +1,6 @@
 // Opens the data that a run reads (shards, validation shards, multiple-choice sets), and decides
 // which sequences a rank reads in a step and in an evaluation.
 #include "run_data.h"
-#include "run_tokenizer.h"
 
 #include <assert.h>
 #include <stdlib.h>

@@ -1,4 +1,5 @@
-// The data that a run reads, and which samples a rank reads in a step and in an evaluation.
+// The data that a run reads, their tokenizer, and which samples a rank reads in a step and in an
+// evaluation.
 #pragma once
 
 #include "state.h"
@@ -50,5 +51,20 @@ static inline int64_t run_eval_stride(const Run *run) {
     return (int64_t)run->group.ranks * run->options.micro_batch_size;
 }
 void run_eval_batch(Run *run, int source, int64_t sample, int *inputs, int *targets, int *starts);
+
+// ---- the tokenizer (run_tokenizer.c) ------------------------------------------------------------
+
+// Sets the options that follow from the data and from their tokenizer (OptionFacts.data), and
+// run->document_end. Finds the tokenizer that --tokenizer names, else the checkpoint's, else the
+// one beside the shards.
+bool run_set_by_data(void *run, Options *options);
+
+// Returns the token that ends a document of some shards, according to the tokenizer that made them;
+// run->document_end if that tokenizer is not known, or if --tokenizer names one.
+int run_document_end(Run *run, const char *shards);
+
+// Opens the tokenizer of --tokenizer, whose document_end becomes run->document_end. In a run that
+// saves, rank 0 also reads the files that are copied into every checkpoint (run->saves.companions).
+void run_open_tokenizer(Run *run);
 
 END_C

@@ -1,4 +1,5 @@
-#include "run_tokenizer.h"
+// The tokenizer of a run: which one it is, and the files that are saved with the model.
+#include "run_data.h"
 #include "../checkpoints/hugging_face.h"
 
 #include <stdlib.h>

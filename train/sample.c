@@ -1,6 +1,6 @@
 // Samples: reads the prompt, chooses tokens, prints them.
-#include "sample.h"
 #include "../base/rng.h"
+#include "run.h"
 
 #include <errno.h>
 #include <math.h>
@@ -180,8 +180,8 @@ void run_sample(Run *run, NextLogits next_logits, void *trainer) {
         } else {
             fprintf(out, "%d ", token);
         }
-        console_flush(&run->console);
+        console_flush(run);
     }
     fputs("\n", out);
-    console_flush(&run->console);
+    console_flush(run);
 }

@@ -2,9 +2,8 @@
 #include "../checkpoints/hugging_face.h"
 #include "../ranks/launch.h"
 #include "metrics.h"
+#include "run.h"
 #include "run_data.h"
-#include "run_tokenizer.h"
-#include "sample.h"
 #include "save_folder.h"
 #include "schedule.h"
 
@@ -118,9 +117,7 @@ void run_announce(Run *run) {
         run_export(run);
         exit_answered();
     }
-    if (!o->plan) {
-        console_open(&run->console, options_train(o), o->quiet || run->group.rank > 0);
-    }
+    if (!o->plan) { console_open(run); }
     options_print(o, o->plan, stdout);
     precision_print(p);
     bool no_fp8 = p->format != FP8_FORMAT_NONE && p->possible && precision_fp8_share(p) == 0;

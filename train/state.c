@@ -1,7 +1,11 @@
 #include "state.h"
 #include "../ranks/launch.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
+#include <string.h>
+#include <unistd.h>
 
 void run_beat(const Run *run, Activity activity, const char *what) {
     watch_beat(run->group.watch, run->progress.step, activity, what);
@@ -39,4 +43,26 @@ void run_catch_signals(void) {
         sigaction(number, NULL, &old);
         if (number != SIGHUP || old.sa_handler != SIG_IGN) { sigaction(number, &action, NULL); }
     }
+}
+
+void console_open(Run *run) {
+    Console *c = &run->console;
+    bool trains = options_train(&run->options), quiet = run->options.quiet || run->group.rank > 0;
+    c->answers = stdout;
+    if (trains && !quiet) { return; }
+    fflush(stdout);
+    int rest = quiet ? open("/dev/null", O_WRONLY | O_CLOEXEC) : STDERR_FILENO;
+    if (!trains) { c->answers = fdopen(dup(STDOUT_FILENO), "w"); }
+    if (rest < 0 || c->answers == NULL || dup2(rest, STDOUT_FILENO) < 0) {
+        die("the standard output: %s", strerror(errno));
+    }
+}
+
+void console_flush(Run *run) {
+    Console *c = &run->console;
+    if (output_flush(c->answers)) { return; }
+    // in a run that does not train, the answers are all that was requested
+    or_die(options_train(&run->options));
+    if (!c->mute) { warn("%s; the run continues", error_text()); }
+    c->mute = true;
 }

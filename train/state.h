@@ -1,4 +1,5 @@
-// The state of a run, which all files of train/ share, and the signals that end a run.
+// The state of a run, which all files of train/ share, what it prints to, and the signals that end
+// it.
 #pragma once
 
 #include "../checkpoints/checkpoint.h"
@@ -6,11 +7,17 @@
 #include "../dataloader/mixture.h"
 #include "../dataloader/tokenizer.h"
 #include "../ranks/group.h"
-#include "console.h"
 
 #include <stdio.h>
 
 BEGIN_C
+
+typedef struct {
+    FILE *answers;       // evaluations and samples are printed here, all else to stdout
+    bool mute;           // the run has warned that answers could not be written
+    double last_line;    // when the live line was last drawn
+    double step_seconds; // moving average of a step's time, for the ETA; 0 at first
+} Console;
 
 // The file metrics.jsonl (metrics.h).
 typedef struct {
@@ -91,6 +98,14 @@ static inline bool run_can_eval(const Run *run) {
 // Tells the watchdog (ranks/group.h) what the main thread begins to do. The functions of train/
 // call run_beat themselves; other code that may take long must call it. what: a string literal.
 void run_beat(const Run *run, Activity activity, const char *what);
+
+// A run that trains prints everything to standard output or, with --quiet and on ranks other than
+// 0, nothing. Any other run prints its answers to standard output, and the rest to standard error
+// or, if it is quiet, nowhere.
+void console_open(Run *run);
+// Flushes the answers. If they cannot be written, a run that trains warns and continues; any other
+// run dies, because its answers are its result.
+void console_flush(Run *run);
 
 // Catches signals. From now on, a signal requests the end of the run.
 void run_catch_signals(void);
