@@ -75,10 +75,6 @@ void run_score_choices(Run *run, ChoiceModel model);
 
 // ---- samples (sample.c) -------------------------------------------------------------------------
 
-// Sets run->prompt to the tokens of --sample-tokens, or to the token with which every document
-// begins, followed by the tokens of --sample-prompt. Warns if the prompt is longer than a sequence.
-bool run_encode_prompt(Run *run);
-
 // Returns the logits [V] of the token after tokens[0..n), n <= seq_length. The logits are valid
 // until the next call, and the caller may change them.
 typedef float *(*NextLogits)(void *trainer, const int *tokens, int n);

@@ -1,6 +1,7 @@
 // Samples: reads the prompt, chooses tokens, prints them.
 #include "../base/rng.h"
 #include "run.h"
+#include "start.h"
 
 #include <errno.h>
 #include <math.h>

@@ -2,7 +2,6 @@
 #include "../checkpoints/hugging_face.h"
 #include "../ranks/launch.h"
 #include "metrics.h"
-#include "run.h"
 #include "run_data.h"
 #include "save_folder.h"
 #include "schedule.h"

@@ -29,6 +29,10 @@ const char *run_say_fit(const Run *run, const Options *fit, char out[80]);
 void run_announce(Run *run);
 // Writes the folder of --export, and prints a summary of it (export.c).
 void run_export(Run *run);
+// Sets run->prompt to the tokens of --sample-tokens, or to the token with which every document
+// begins, followed by the tokens of --sample-prompt. Warns if the prompt is longer than a sequence
+// (sample.c).
+bool run_encode_prompt(Run *run);
 // Opens the data and the save folder, catches signals, and prints the lines that describe the run.
 // device: the device's name in these lines and in metrics.jsonl. All ranks must read the same data
 // and see the same save folder.
