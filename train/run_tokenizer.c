@@ -1,6 +1,6 @@
 // The tokenizer of a run: which one it is, and the files that are saved with the model.
-#include "run_data.h"
 #include "../checkpoints/hugging_face.h"
+#include "run_data.h"
 
 #include <stdlib.h>
 #include <string.h>
