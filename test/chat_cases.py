@@ -86,6 +86,9 @@ SPANS = [
      "{% generation %}{{ m.content.split('</think>')[-1] }}<|end|>{% endgeneration %}."
      "{% else %}{{ m.content }}{% endif %}{% endfor %}" + PROMPTS, turns(says(THOUGHT)), [
          "<|user|>Hi<|assistant|>[[\n\nB<|end|>]]."], "content"),
+    ("marks without the end", EACH + "<|{{ m.role }}|>{% if m.role == 'assistant' %}"
+     "{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}<|end|>"
+     "{% endfor %}" + PROMPTS, turns(says("A")), [HI + "[[A]]<|end|>"], "unended"),
     ("no special end", EACH + "{{ m.role }}: {{ m.content }}\n{% endfor %}{% if "
      "add_generation_prompt %}assistant: {% endif %}", turns(says("A <|end|> x")), [
          "user: Hi\nassistant:[[ A <|end|> x\n]]"], "named_specials unended"),

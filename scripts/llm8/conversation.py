@@ -48,7 +48,8 @@ DOUBTS = {  # key: (what is counted, its description)
                    "are not trained whole; take a template that knows tools"),
     "quoted": ("answers", "the arguments of their tool calls are JSON texts, which the chat "
                "template writes in quotes; give objects"),
-    "unended": ("answers", "no special token ends them, so the model does not learn where to end"),
+    "unended": ("answers", "no special token that counts ends them, so the model does not learn "
+                "where to end"),
     "unprompted": ("answers", "they do not begin with what the chat template's prompt ends in, "
                    "such as <think>; the model is asked with it, and has never seen it"),
     "asked": ("answers", "the chat template writes otherwise what is before them once they are "
@@ -436,6 +437,7 @@ class ChatTemplate:
             spans = [(len(text[:at].rstrip(" ")), end) for at, end in marks
                      if end > len(shared.rstrip(" "))]
             counted, least = "".join(text[at:end] for at, end in spans), 0
+            self.end_of(form, counted, 0, content.strip(), doubts)
         else:
             text, begin = self.behind(conversation, messages, prompt, text, doubts)
             spans = [(begin, self.end_of(form, text, begin, content.strip(), doubts))]
