@@ -392,16 +392,14 @@ def test_what_a_tokenizer_does_not_know_is_counted():
         says(prepared(f"odd_{name}", "odd", "--tokenizer", save(tokenizer, f"odd_t_{name}"),
                       "--valid-fraction", 0).err, *warned)
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4\n"
-    for name in ("odd.parquet", "odd.jsonl", "odd.jsonl.gz", "odd.jsonl.zst", "odd.json"):
+    for name in ("odd.parquet", "odd.jsonl", "odd.jsonl.gz", "odd.jsonl.zst", "odd.json",
+                 "odd.txt"):
         write(name, pointer)
         refused(call(prepare_data, "--output", "odd_lfs", "--tokenizer", "byte", name),
                 f"{name}: a pointer of Git LFS")
     write("odd_tokenizer.json", pointer)
     refused(call(prepare_data, "--output", "odd_lfs", "--tokenizer", "odd_tokenizer.json", "odd"),
             "odd_tokenizer.json: a pointer of Git LFS")
-    write("odd.txt", pointer)
-    refused(call(prepare_data, "--output", "odd_lfs", "--tokenizer", "byte", "odd.txt"),
-            "odd.txt: a pointer of Git LFS")
 
 
 def test_documents_are_bounded_as_asked():
@@ -465,14 +463,28 @@ def decoded_output(content):
     return io.TextIOWrapper(io.BytesIO(content), errors="replace").read()
 
 
-def test_samples_begin_as_texts_do():
-    """With the token that the tokenizer itself writes before a text, or that prepare_data wrote."""
+def begins(folder):
+    """The vocabulary of a tokenizer that writes a token before a text, that token, and its end."""
     tokenizer = byte_level()
     tokenizer.add_special_tokens([BEGIN])
     begin, end = tokenizer.token_to_id(BEGIN), tokenizer.token_to_id(END)
-    assert open_vocabulary({"tokenizer": save(tokenizer, "begin")}).begin_of_text == end
+    assert open_vocabulary({"tokenizer": save(tokenizer, folder)}).begin_of_text == end
     tokenizer.post_processor = processors.TemplateProcessing(f"{BEGIN} $A", None, [(BEGIN, begin)])
-    vocabulary = open_vocabulary({"tokenizer": save(tokenizer, "begin")})
+    return open_vocabulary({"tokenizer": save(tokenizer, folder)}), begin, end
+
+
+def end_of_sample(vocabulary, first, ends, *words):
+    """The token among these that ends a sample, which its numbers go beyond, if there is one."""
+    ids = [*map(int, run("train_gpt", *TINY, *words, "--sample-tokens", first).out.split())]
+    at = next((at for at, token in enumerate(ids) if token in ends), len(ids))
+    text = b"".join(vocabulary.tokens[token] for token in ids[:at])
+    assert run("train_gpt", *TINY, *words).out == decoded_output(text) + "\n"
+    return ids[at:at + 1]
+
+
+def test_samples_begin_as_texts_do():
+    """With the token that the tokenizer itself writes before a text, or that prepare_data wrote."""
+    vocabulary, begin, end = begins("begin")
     assert (vocabulary.begin_of_text, vocabulary.end_of_text) == (begin, end)
     text, tokens = TEXTS[0], vocabulary.encode(TEXTS[0])
     write("begin_text/a.txt", "".join(TEXTS))
@@ -504,11 +516,7 @@ def test_samples_begin_as_texts_do():
 
 def test_documents_end_as_those_who_wrote_the_data_said():
     """The tokenizer beside the shards says what stands between texts, whatever the start's says."""
-    tokenizer = byte_level()
-    tokenizer.add_special_tokens([BEGIN])
-    begin, end = tokenizer.token_to_id(BEGIN), tokenizer.token_to_id(END)
-    tokenizer.post_processor = processors.TemplateProcessing(f"{BEGIN} $A", None, [(BEGIN, begin)])
-    vocabulary = open_vocabulary({"tokenizer": save(tokenizer, "ends")})
+    vocabulary, begin, end = begins("ends")
     made = write("ends/tokenizer.bin", vocabulary.tokenizer_bin())
     names = [write(f"ends_texts/{place}.txt", text) for place, text in enumerate(TEXTS[:20])]
     run("tokenize", "--output-prefix", "ends_c/x", "--tokenizer", made, "--valid-fraction", 0,
@@ -541,13 +549,9 @@ def test_documents_end_as_those_who_wrote_the_data_said():
     header = struct.unpack_from("<9i", read("ends_run/latest/tokenizer.bin"))
     assert (header[3], header[7]) == (end, begin + 1)
     for seed in range(30):
-        words = ("train_gpt", *TINY, "--load", "ends_start/latest", "--data", "ends_c/x_train.bin",
-                 "--seed", seed, "--sample-length", 300, "--sample-temperature", 2)
-        ids = [*map(int, run(*words, "--sample-tokens", end).out.split())]
-        at = next((at for at, token in enumerate(ids) if token in (begin, end)), len(ids))
-        text = b"".join(vocabulary.tokens[token] for token in ids[:at])
-        assert run(*words).out == decoded_output(text) + "\n"
-        if ids[at:at + 1] == [begin]:
+        if end_of_sample(vocabulary, end, (begin, end), "--load", "ends_start/latest", "--data",
+                         "ends_c/x_train.bin", "--seed", seed, "--sample-length", 300,
+                         "--sample-temperature", 2) == [begin]:
             break
     else:
         raise AssertionError("no sample came to the end of a document")
@@ -604,13 +608,8 @@ def test_samples_end_where_a_turn_or_a_document_ends():
     ends = {vocabulary.end_of_text, vocabulary.document_end}
     assert len(ends) == 2 and vocabulary.begin_of_text == vocabulary.document_end
     for seed in range(30):
-        words = ("train_gpt", *TINY, "--tokenizer", "turns/tokenizer.bin", "--seed", seed,
-                 "--sample-length", 200)
-        ids = [*map(int, run(*words, "--sample-tokens", vocabulary.begin_of_text).out.split())]
-        at = next((at for at, token in enumerate(ids) if token in ends), len(ids))
-        ended |= set(ids[at:at + 1])
-        text = b"".join(vocabulary.tokens[token] for token in ids[:at])
-        assert run(*words).out == decoded_output(text) + "\n"
+        ended |= set(end_of_sample(vocabulary, vocabulary.begin_of_text, ends, "--tokenizer",
+                                   "turns/tokenizer.bin", "--seed", seed, "--sample-length", 200))
         if ended == ends:
             return
     raise AssertionError(f"only {ended} of {ends} came")
