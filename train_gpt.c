@@ -168,7 +168,7 @@ static int planned_blocks(const Trainer *t) {
 }
 
 static void plan_activations(Trainer *t) {
-    enum { LOGITS = 16 << 20 }; // largest chunk of logits, in elements; it has at least one row
+    enum { LOGITS = 16 << 20 }; // the most logits in a chunk, unless one row has more
     const ModelConfig *c = &t->run.config;
     Plan *plan = &t->plan;
     int64_t B = options_batch(&t->run.options);

@@ -424,7 +424,7 @@ int64_t checkpoint_best(const char *save) {
 static bool take_options(const Checkpoint *c, const Options *continues, Options *was) {
     char path[PATH_LENGTH];
     bool given[OPTIONS_MAX] = {false};
-    const cJSON *name; // checkpoints of version 1.0 have no list "given"
+    const cJSON *name; // version 1.0 of the program wrote no list "given"
     cJSON_ArrayForEach(name, cJSON_GetObjectItemCaseSensitive(c->meta, "given")) {
         const OptionRow *row = cJSON_IsString(name) ? option_row(name->valuestring) : NULL;
         if (row != NULL) { given[row - option_table] = true; }

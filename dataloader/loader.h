@@ -72,7 +72,7 @@ typedef struct {
 } TokenFile;
 
 // A kind of token file, and the words for it in messages: "... not a NAME ...; REMEDY". examples:
-// patterns that messages suggest for the names of such files; NULL: no option takes such files.
+// two patterns of file names that messages suggest; examples[0] NULL: no option takes such files.
 typedef struct {
     int32_t magic;
     const char *name, *remedy, *examples[2];

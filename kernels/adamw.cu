@@ -445,7 +445,7 @@ __global__ void __launch_bounds__(ADAMW_THREADS, JOB == JOB_ADAMW8 ? 3 : 0)
     constexpr bool writes = JOB == JOB_QUANTIZE || (updates && SCALING == SCALE_DELAYED);
     constexpr bool blockwise = SCALING == SCALE_BLOCK_128X128;
     if (updates && s.muon != (JOB == JOB_MUON)) { return; }
-    // one thread computes the factors, because that takes about 200 instructions
+    // with 8-bit moments the factors take about 200 instructions, so one thread computes them
     if (small && threadIdx.x == 0) {
         f8 = factors8(u, adamw_factors(u, state, s.lr_mult, bias1, bias2), s.weight_decay);
     } else if (updates && !small) {
@@ -660,7 +660,8 @@ __global__ void set_weight_scales_kernel(const AdamWUpdate u, const StepState *s
     measured_scale(w.scale, w.target, true);
 }
 
-// Each thread block takes one weight.
+// Sets the scales of blocks of 128 x 128 from the blocks' amaxes. Each thread block takes one
+// weight.
 __global__ void set_block_scales_kernel(const AdamWUpdate u, const StepState *state) {
     if (state != nullptr && state->skipped) { return; }
     const Fp8Weight w = u.weights[blockIdx.x];

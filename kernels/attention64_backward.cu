@@ -8,16 +8,16 @@
 //
 // A thread block computes whole heads, one after another. A head's keys are cut into tiles of 128.
 // While a tile of keys stays in shared memory, the queries from the diagonal on are loaded in pairs
-// of tiles of 64. Each of two warpgroups has 64 of the keys. A warpgroup computes S' and dP' by
-// WGMMA. WGMMA's results have the register layout of its operands, so P' and dS' stay in registers.
-// dV and dK are also summed in registers. For dQ, both warpgroups write dS' to shared memory; when
+// of tiles of 64. Of the block's three warpgroups, two compute, each for 64 of the keys: S' and dP'
+// by WGMMA. Its results have the register layout of its operands, so P' and dS' stay in registers.
+// dV and dK are also summed in registers. For dQ, both write dS' to shared memory; when
 // dS' of a pair is complete, each warpgroup multiplies one of the pair's tiles by the 128 keys.
 // One thread sums each element of dQ over the tiles of keys, in the order of the tiles. After a
 // tile of keys the thread stores the sum to global memory. It loads the sum again long before the
 // next WGMMA adds to the sum. After the last tile of keys, on the diagonal, it writes dQ in BF16.
 //
-// The first warp of the first warpgroup loads tiles by TMA; the other warps of that warpgroup
-// prepare lse and delta of the next head's rows. All blocks compute the same number of whole heads.
+// The first warpgroup does not compute: its first warp loads tiles by TMA, its other warps prepare
+// lse and delta of the next head's rows. All blocks compute the same number of whole heads.
 // The remaining heads are divided among all blocks by tiles of keys, unless it is faster that some
 // blocks compute one more whole head. Several blocks then have sums of one head's dQ, and a second
 // kernel adds up these sums. With documents, a tile of keys needs only the queries up to the end of
@@ -142,7 +142,8 @@ template <bool DOCUMENTS> struct Work {
         head = number * p.blocks + blockIdx.x;
         first = 0;
         last = p.tiles;
-        // a piece of a shared head; without documents a block has at most two such pieces
+        // the tiles that cut() gives this block, of the heads after the whole ones, at most two; with
+        // documents, of all heads
         if (DOCUMENTS || number >= p.whole) {
             const int begin = p.cut<DOCUMENTS>(blockIdx.x);
             const int end = p.cut<DOCUMENTS>(blockIdx.x + 1);

@@ -423,7 +423,7 @@ __device__ __forceinline__ void compute(typename K::Shared &s, const Parameters 
         }
         auto &results = s.q[K::OUT_IS_Q ? (queries - 1) % 2 : 2][w];
         if constexpr (K::OUT_IS_Q) {
-            group_barrier(w, GROUP); // all warps have multiplied by the queries
+            group_barrier(w, GROUP); // no warp reads the queries any more, which results replace
         } else {
             if (lane == 0) { stores_wait_read<0>(); } // TMA has read the previous piece's results
             __syncwarp();

@@ -192,8 +192,9 @@ enum {
 };
 
 // put_sums and take_sum, with a barrier between them, compute the column sums of a tile in a fixed
-// order. In put_sums, each warp writes the sums of its rows to shared[warp][COLUMNS]. COLUMNS / VEC
-// neighbouring lanes have the same rows. All threads must call put_sums.
+// order. In put_sums, each warp adds up its rows and writes its column sums to
+// shared[warp][COLUMNS]. mine: the lane's sums of 8 columns; the COLUMNS / VEC neighbouring lanes
+// have the same rows. All threads must call put_sums.
 template <int COLUMNS> __device__ __forceinline__ void put_sums(float *shared, Floats8 mine) {
     enum { LANES = COLUMNS / VEC };
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;

@@ -127,7 +127,7 @@ typedef struct {
     int count;
     Param *params;           // [count], in order of offset
     int first[TENSOR_COUNT]; // index in params, in the first block; -1: the model lacks the tensor
-    int block_params;        // params of one block
+    int block_params;        // how many entries of params each block has
     int num_buckets;         // L + 2
     Bucket *buckets;
     int64_t size;           // elements, gaps included

@@ -16,7 +16,7 @@ static const struct {
     {"head", TENSOR_HEAD_WEIGHT, TENSOR_COUNT},
 };
 
-// Returns why a layer is not in FP8, or NULL if it is.
+// Returns why a layer is not in FP8 ("": FP8 is not requested), or NULL if it is.
 static const char *reason_against_fp8(const Options *o, const ModelConfig *c,
                                       const NumberSupport *support, const LinearPrecision *lp) {
     bool head = lp->linear == LINEAR_HEAD;

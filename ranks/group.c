@@ -596,7 +596,8 @@ static bool receive_ranks(Attempt *attempt, int listener) {
     // tries again, because another run may use the port only until its ranks have connected
     while (listener < 0 && (listener = group_listen(m->host, &port)) < 0) {
         if (wall_seconds() > fmin(until, start + 10)) { return false; }
-        if (m->elsewhere) { tells = true, port = 0; } // the redirector may have the port
+        // the redirector may have the port: rank 0 then takes any, and tells the redirector which
+        if (m->elsewhere) { tells = true, port = 0; }
         nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
     }
     while (ok && count_missing(attempt, "did not connect", attempt->within) > 0) {

@@ -37,8 +37,8 @@ static FoundTokenizer read_tokenizer(const char *path) {
     return found;
 }
 
-// Calls read_tokenizer for a file beside the shards, once in the run, and warns if it cannot be
-// read.
+// Returns what read_tokenizer returns for a file beside the shards. The first call for a file reads
+// it, and warns if it cannot be read.
 static FoundTokenizer read_beside(Run *run, const char *path) {
     for (int i = 0; i < run->num_beside; i++) {
         if (strcmp(run->beside[i].path, path) == 0) { return run->beside[i]; }

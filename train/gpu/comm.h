@@ -6,8 +6,8 @@
 // a comm_begin and its comm_end are enqueued as one NCCL group. comm_end gives the group a slot, a
 // number by which comm_wait names the group. Collectives and waits never make the host wait. They
 // can be captured into a CUDA graph, on all ranks or on none. A collective that begins in a capture
-// must be joined in the same capture (comm_join). A captured comm_wait for a collective that was
-// enqueued before the capture waits, in every replay, for the latest collective of that slot.
+// must be joined in the same capture (comm_join). If a captured comm_wait names a collective
+// that was enqueued before the capture, every replay waits for the latest collective of that slot.
 //
 // Every rank makes the same calls in the same order. With one rank nothing happens.
 #pragma once

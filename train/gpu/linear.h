@@ -19,8 +19,8 @@ typedef struct {
     bool adds_bias; // the forward matmul adds the bias
     Gradient dweight, dbias;
     bool wgrad_fp8;                   // the weight gradient's operands are in FP8 too
-    bool fast_forward, fast_backward; // fast accumulation (gemm.h) in the FP8 matmuls of the
-                                      // forward, backward pass
+    // fast accumulation (gemm.h) in the FP8 matmuls of the forward and of the backward pass
+    bool fast_forward, fast_backward;
     GpuFamily family;
     // [OPERAND_COUNT], on the device: counts of FP8 codes, from the steps in which *counting is
     // true. NULL: codes are never counted.
