@@ -142,8 +142,8 @@ template <bool DOCUMENTS> struct Work {
         head = number * p.blocks + blockIdx.x;
         first = 0;
         last = p.tiles;
-        // the tiles that cut() gives this block, of the heads after the whole ones, at most two; with
-        // documents, of all heads
+        // the tiles that cut() gives this block, of the heads after the whole ones (at most two);
+        // with documents, of all heads
         if (DOCUMENTS || number >= p.whole) {
             const int begin = p.cut<DOCUMENTS>(blockIdx.x);
             const int end = p.cut<DOCUMENTS>(blockIdx.x + 1);
