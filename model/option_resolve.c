@@ -445,7 +445,12 @@ static bool settle_preset(Options *o, const Options *was) {
 
 bool options_resolve(Options *o, const OptionFacts *facts) {
     static const OptionFacts none;
+    char text[OPTION_TEXT];
     if (facts == NULL) { facts = &none; }
+    if (o->repeated != NULL) { // not while options are read, so that of several ranks one warns
+        warn("--%s is given twice: only %s counts; several sources are one word, a mixture",
+             o->repeated, option_text(o, option_row(o->repeated), text));
+    }
     const Options *was = facts->checkpoint;
     if (was != NULL &&
         ((o->resumes && !keep_load(o, was)) || (options_continue(o) && !inherit_run(o, was)))) {

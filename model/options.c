@@ -103,10 +103,7 @@ static bool set_named(Options *options, Reading *reading, const char *name, cons
     bool again = reading->source == SOURCE_COMMAND &&
                  option_source(options, row->name) == SOURCE_COMMAND;
     if (!option_set(options, row->name, value, reading->source)) { return false; }
-    if (again && strcmp(row->choices, "GLOB") == 0) {
-        warn("--%s is given twice: only %s counts; several sources are one word, a mixture",
-             row->name, value);
-    }
+    if (again && strcmp(row->choices, "GLOB") == 0) { options->repeated = row->name; }
     if (row->offset != offsetof(Options, config)) { return true; }
     if (reading->source == SOURCE_FILE) {
         return read_config(options, value, reading->depth, &reading->located);
