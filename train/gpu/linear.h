@@ -18,7 +18,7 @@ typedef struct {
     Bf16 *bias;     // [N] or NULL
     bool adds_bias; // the forward matmul adds the bias
     Gradient dweight, dbias;
-    bool wgrad_fp8;                   // the weight gradient's operands are in FP8 too
+    bool wgrad_fp8; // the weight gradient's operands are in FP8 too
     // fast accumulation (gemm.h) in the FP8 matmuls of the forward and of the backward pass
     bool fast_forward, fast_backward;
     GpuFamily family;
