@@ -448,7 +448,8 @@ bool options_resolve(Options *o, const OptionFacts *facts) {
     char text[OPTION_TEXT];
     if (facts == NULL) { facts = &none; }
     if (o->repeated != NULL) { // not while options are read, so that of several ranks one warns
-        warn("--%s is given twice: only %s counts; several sources are one word, a mixture",
+        warn("--%s is given twice: only %s counts; several are one word: a pattern, or, of shards, "
+             "a mixture",
              o->repeated, option_text(o, option_row(o->repeated), text));
     }
     const Options *was = facts->checkpoint;

@@ -76,9 +76,10 @@ static const char *suggestion(const char *name, char out[160]) {
 // The command line, or a file of --config, while it is read.
 typedef struct {
     OptionSource source;
-    int depth;          // how many files of --config are nested; 0 on the command line
-    bool located;       // error_text() already names a file and a line
-    const char **files; // the command line: the files that --config names, in order
+    int depth;               // how many files of --config are nested; 0 on the command line
+    bool located;            // error_text() already names a file and a line
+    bool given[OPTIONS_MAX]; // of each row: whether it has been read
+    const char **files;      // the command line: the files that --config names, in order
     int num_files;
 } Reading;
 
@@ -100,10 +101,10 @@ static bool set_named(Options *options, Reading *reading, const char *name, cons
     } else if (value == NULL) {
         return fail("--%s needs a value (%s)", name, row->choices);
     }
-    bool again = reading->source == SOURCE_COMMAND &&
-                 option_source(options, row->name) == SOURCE_COMMAND;
     if (!option_set(options, row->name, value, reading->source)) { return false; }
-    if (again && strcmp(row->choices, "GLOB") == 0) { options->repeated = row->name; }
+    bool *given = &reading->given[row - option_table];
+    if (*given && strcmp(row->choices, "GLOB") == 0) { options->repeated = row->name; }
+    *given = true;
     if (row->offset != offsetof(Options, config)) { return true; }
     if (reading->source == SOURCE_FILE) {
         return read_config(options, value, reading->depth, &reading->located);

@@ -53,7 +53,7 @@ typedef struct {
     char origin[PATH_LENGTH];          // path of the checkpoint that the run starts from; "": none
     bool resumes;                      // `origin` is the checkpoint of --resume
     const char *program;               // argv[0]
-    const char *repeated;              // patterns that the command line gives twice; NULL: none
+    const char *repeated;              // patterns that one place gives twice; NULL: none
 } Options;
 
 typedef enum {

@@ -21,6 +21,7 @@ prepare() {
     head -c 1500 d/x_train.bin >cut.bin
     cp d/x_train.bin alone.bin # without a tokenizer beside it
     : >empty.txt
+    printf 'valid-data a.bin\nvalid-data b.bin\n' >twice.txt
     printf 'one\n<|endoftext|>\ntwo, which is longer\n' >named
     printf 'o\0n\0e\0' >utf16
     mkdir -p taken/metrics.jsonl
@@ -258,7 +259,8 @@ test_starts() {
 0|train --fp8-format e4m3 --fp8-recipe blockwise|; blockwise scaling, 1 x 128 and 128 x 128, power-of-two scales; split
 0|train --fp8-lm-head|note: --fp8-lm-head has no effect without --fp8-format|!note: --fp8-recipe has no effect
 0|train --load '' --resume= --lr 1e-3|note: --load is empty, which is as if it were not given|note: --resume is empty|!--save is empty|!--lr is
-1|train --data nowhere.bin|warning: --data is given twice: only nowhere.bin counts; several sources are one word, a mixture|error: --data nowhere.bin
+1|train --data nowhere.bin|warning: --data is given twice: only nowhere.bin counts; several are one word: a pattern, or, of shards, a mixture|error: --data nowhere.bin
+1|train --config twice.txt --eval-choices x.bin|warning: --valid-data is given twice: only b.bin counts|!--eval-choices is given|error: --valid-data b.bin
 0|train --rope-scaling-factor 4|note: --rope-scaling-factor has no effect without --rope-scaling
 0|train --recompute block --no-fp8-lm-head|note: --recompute is for the GPU trainer; it has no effect here|!--fp8-lm-head has no effect
 0|train --embedding-lr-mult 3 --head-lr-mult 0.5|note: --head-lr-mult has no effect without --untie-embeddings-and-output-weights| --embedding-lr-mult 3 --head-lr-mult 0.5|!embedding-lr-mult has
