@@ -453,13 +453,18 @@ static void add_ids(cJSON *ids, const cJSON *more) {
 
 char *hf_add_ends(const char *own, size_t own_bytes, const char *config, size_t config_bytes,
                   const char *more, size_t more_bytes) {
-    const char *key = "eos_token_id";
+    const char *key = "eos_token_id", *const others[] = {"bos_token_id", "pad_token_id"};
     cJSON *json = own != NULL ? json_parse(own, own_bytes) : cJSON_CreateObject();
     cJSON *start = config != NULL ? json_parse(config, config_bytes) : NULL;
     cJSON *added = json_parse(more, more_bytes), *ids = cJSON_CreateArray();
     const cJSON *held = cJSON_GetObjectItemCaseSensitive(json, key);
     add_ids(ids, held != NULL ? held : cJSON_GetObjectItemCaseSensitive(start, key));
     // without a file of its own, generate goes by config.json
+    for (int i = 0; i < 2 && own == NULL; i++) {
+        const cJSON *id = cJSON_GetObjectItemCaseSensitive(start != NULL ? start : added,
+                                                           others[i]);
+        if (id != NULL) { cJSON_AddItemToObject(json, others[i], cJSON_Duplicate(id, true)); }
+    }
     int known = held != NULL || own == NULL ? cJSON_GetArraySize(ids) : 0;
     const cJSON *ends = cJSON_GetObjectItemCaseSensitive(added, key);
     add_ids(ids, ends);

@@ -41,7 +41,8 @@ char *hf_config(const Options *options, Dtype dtype, int begin_of_text, int end_
 // Returns the text of a generation_config.json whose eos_token_id are those of `own`, and those of
 // `more`; the caller frees it. own: the text of generation_config.json, whose other settings are
 // kept; NULL: there is none. If it has no eos_token_id, those of `config`, the text of config.json,
-// are taken. NULL: a text is no JSON, or there is nothing to add.
+// are taken. If there is no `own`, bos_token_id and pad_token_id are those of `config`, or, without
+// one, of `more`. NULL: a text is no JSON, or there is nothing to add.
 char *hf_add_ends(const char *own, size_t own_bytes, const char *config, size_t config_bytes,
                   const char *more, size_t more_bytes);
 

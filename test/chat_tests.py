@@ -239,7 +239,7 @@ def test_checkpoints_name_the_ends_of_answers():
     write("stops/tokenizer_config.json", json.dumps(held | {"eos_token": "<|endoftext|>"}))
     write("few.jsonl", lines({"messages": held} for held in TALKS[:9]))
     prepared("stops_out", tokenizer, "few.jsonl", "--seq-length", 96)
-    ends = {"eos_token_id": [0, 2]}
+    ends = {"bos_token_id": 0, "eos_token_id": [0, 2]}
     assert json.loads(read("stops_out/generation_config.json")) == ends
     trains = ("--seq-length", 96, "--micro-batch-size", 1, "--data", "stops_out/train_*.bin",
               "--train-iters", 1, "--save")
@@ -247,14 +247,15 @@ def test_checkpoints_name_the_ends_of_answers():
     assert json.loads(read("stops_run/latest/generation_config.json")) == ends
     config = json.loads(read("stops_run/latest/config.json"))
     for place, (ids, own, expected) in enumerate((
-            (1, None, {"eos_token_id": [1, 0, 2]}),
-            (None, None, ends),
+            (1, None, {"bos_token_id": 0, "pad_token_id": 9, "eos_token_id": [1, 0, 2]}),
+            (None, None, ends | {"pad_token_id": 9}),
             (1, {"top_k": 5}, {"top_k": 5, "eos_token_id": [1, 0, 2]}),
             ([2, 0], {"top_k": 5}, {"top_k": 5, "eos_token_id": [2, 0]}),
             (1, {"eos_token_id": 2, "top_k": 5}, {"top_k": 5, "eos_token_id": [2, 0]}),
             (1, {"eos_token_id": [2, 1, 0], "top_k": 5}, None))):
         start = f"stops_{place}"
-        write(f"{start}/config.json", json.dumps(config | {"eos_token_id": ids}))
+        write(f"{start}/config.json", json.dumps(
+            config | {"eos_token_id": ids, "pad_token_id": 9}))
         shutil.copy("stops_run/latest/model.safetensors", start)
         shutil.copy("stops_out/tokenizer.bin", start)
         if own:

@@ -454,7 +454,8 @@ def publish(output, work, vocabulary, manifest, ends):
              *((name, text.encode()) for name, text in vocabulary.files().items())]
     if ends is not None:
         stops = sorted({vocabulary.end_of_text, vocabulary.document_end, *ends})
-        files.append((MODEL_FILES[0], (json.dumps({"eos_token_id": stops}) + "\n").encode()))
+        ids = {"bos_token_id": vocabulary.begin_of_text, "eos_token_id": stops}
+        files.append((MODEL_FILES[0], (json.dumps(ids) + "\n").encode()))
     manifest["tokenizer_files"] = [
         {"name": name, "bytes": len(content),
          "sha256": write_durably(os.path.join(output, name), [content])}
