@@ -178,6 +178,9 @@ static bool read_line(Options *options, Reading *reading, char *line) {
             if (!isspace((unsigned char)*p)) { value_end = p + 1; }
         }
         *value_end = '\0';
+        if (*value == '\'' && value_end - value > 1 && value_end[-1] == '\'') {
+            return fail("%s: single quotes are part of a value; write double ones", value);
+        }
     }
     *end = '\0';
     if (*name == '\0' && *value == '\0') { return true; }

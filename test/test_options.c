@@ -160,6 +160,7 @@ TEST(config_errors_name_file_and_line) {
         {"\ndata \"a\n", "c, line 2: a value without its closing quotation mark"},
         {"data \"a\\\"\n", "c, line 1: a value without its closing quotation mark"},
         {"data \"a\" b\n", "c, line 1: after the closing quotation mark: b"},
+        {"save 'a b' # c\n", "c, line 1: 'a b': single quotes are part of a value; write double"},
         {"num-layers 0\n", "c, line 1: --num-layers 0: must be"},
         {"fp8-param-gathe true\n", "c, line 1: unknown option --fp8-param-gathe"},
     };
