@@ -166,6 +166,9 @@ static bool open_meta(Checkpoint *c, const char *path) {
     *c = (Checkpoint){0};
     if (!checkpoint_follow(c->path, path)) { return false; }
     if (!path_exists(c->path)) { return fail("%s: no such folder", c->path); }
+    if (!path_exists(path_format(meta, "%s/.", c->path)) && errno == ENOTDIR) {
+        return fail("%s: a file; give the folder that it is in", c->path);
+    }
     path_format(meta, "%s/meta.json", c->path);
     if (!path_exists(meta) && path_id(c->path).inode != 0) { return true; }
     FREED char *text = file_read(meta, &bytes);
@@ -495,6 +498,12 @@ bool checkpoint_model(Checkpoint *start, Options *o, Options *was) {
     int64_t newest = latest ? checkpoint_newest(o->save) : STEP_NONE;
     char path[PATH_LENGTH];
     *start = (Checkpoint){0};
+    path_format(path, "%s/" MODEL_FILE, o->save);
+    if (options_save(o) && path_exists(path) && checkpoint_newest(o->save) == STEP_NONE) {
+        return fail("--save %s: a model's folder, which --load would refuse with checkpoints in "
+                    "it; give another",
+                    o->save);
+    }
     if (newest == STEP_UNREADABLE) { return fail("--resume latest: %s", error_text()); }
     if (latest && !check_folder(o)) { return false; }
     o->resumes = newest >= 0 || (o->resume[0] != '\0' && strcmp(o->resume, "latest") != 0);

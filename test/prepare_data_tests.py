@@ -456,10 +456,12 @@ def test_a_full_disk_is_named():
 
 def test_files_of_others_stay():
     os.makedirs("mixed/.work")  # as a run that was stopped leaves
-    write("mixed/corpus_2_train.bin", "x")
-    refused(call(prepare_data, "--output", "mixed", *BYTE, "b.jsonl.gz"), "corpus_2_train.bin",
-            "from elsewhere")
-    assert read("mixed/corpus_2_train.bin") == b"x"
+    for folder, name in (("mixed", "corpus_2_train.bin"), ("start", "config.json"),
+                         ("start2", "generation_config.json")):
+        write(f"{folder}/{name}", "x")
+        refused(call(prepare_data, "--output", folder, *BYTE, "b.jsonl.gz"), name,
+                "from elsewhere")
+        assert read(f"{folder}/{name}") == b"x"
 
 
 def test_a_finished_run_is_left_alone():

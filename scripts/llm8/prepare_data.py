@@ -351,11 +351,13 @@ OWN_SHARD = re.compile(r"(train|val)_\d{5,}\.bin(\.mask|\.starts)?")
 
 
 def refuse_others_shards(output, resumes):
-    held = [name for name in os.listdir(output) if name.endswith(".bin") and not (
-        resumes and (OWN_SHARD.fullmatch(name) or name == "tokenizer.bin"))]
+    own = ["tokenizer.bin", MODEL_FILES[0]]
+    held = [name for name in os.listdir(output) if (
+        name.endswith(".bin") or name in MODEL_FILES) and not (
+            resumes and (OWN_SHARD.fullmatch(name) or name in own))]
     if held:
         die(f"--output {output}: holds {held[0]} from elsewhere; give an empty folder, so that "
-            "shards of two kinds are not mixed")
+            "files of two kinds are not mixed")
 
 
 def warn_of_losses(unread, vocabulary, template):
