@@ -40,7 +40,7 @@ BEGIN_C
 // \n or \x1b. Text that does not fit into `room` bytes is cut off. Returns out.
 const char *printable(char *out, size_t room, const char *text);
 
-// Writes a word as a user can type it in a shell command: in quotes if a shell would change it.
+// Copies a word into out, in quotes if a shell would change it otherwise, and returns out.
 enum { SHELL_WORD = 4096 + 8 }; // room for any path
 const char *shell_word(char out[SHELL_WORD], const char *word);
 
@@ -104,8 +104,8 @@ void *calloc_or_die(size_t count, size_t size);
 void *realloc_or_die(void *old, size_t bytes);
 char *strdup_or_die(const char *text);
 
-// Written before a declaration of local variables. FREED: at the end of the block, the memory to
-// which each of them points is freed. CLOSED: their addresses are passed to `close`.
+// Attributes of a local variable, which act at the end of the variable's block. FREED frees the
+// memory that the variable points to. CLOSED passes the variable's address to `close`.
 #define FREED __attribute__((cleanup(free_local)))
 #define CLOSED(close) __attribute__((cleanup(close)))
 static inline void free_local(void *pointer) {
@@ -114,7 +114,7 @@ static inline void free_local(void *pointer) {
     free(memory);
 }
 
-// Exits with status 0 after the answer has been printed; dies if it could not be written.
+// Flushes stdout and exits with status 0; dies if the program's output could not be written.
 void exit_answered(void) __attribute__((noreturn));
 // Flushes a stream; fails if this or an earlier write to it failed.
 bool output_flush(FILE *out);
@@ -122,7 +122,7 @@ bool output_flush(FILE *out);
 double wall_seconds(void);    // the time of a monotonic clock
 double process_seconds(void); // time since this process, or the one that forked it, started
 
-// Write a text such as "1.50 GiB" or "1h02m" into out, and return out.
+// The format functions write a text such as "1.50 GiB" or "1h02m" into out, and return out.
 const char *format_bytes(char out[32], double bytes);
 const char *format_duration(char out[32], double seconds);
 // Writes an integer with commas, as "124,439,808".

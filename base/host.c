@@ -37,8 +37,8 @@ static double read_number(const char *folder, const char *name, const char *key,
     return found && number >= 0 && unit > 0 ? number / unit : otherwise;
 }
 
-// Returns what a cgroup lets its processes use: cores, or bytes of memory. second: the cgroup is of
-// version 2, not 1.
+// Returns how many cores, or bytes of memory, a cgroup lets its processes use. group: the cgroup's
+// folder. second: whether the folder has the files of cgroup version 2, not 1.
 typedef double Limit(const char *group, bool second);
 
 // Returns the lowest limit of this process's cgroup and of that cgroup's ancestors.
@@ -83,8 +83,8 @@ int host_cores(const char *root) {
     return quota < cores ? (int)fmax(1, ceil(quota)) : cores;
 }
 
-// The page cache is subtracted from a cgroup's usage, because the kernel frees it when memory is
-// short.
+// Returns how many bytes a cgroup's processes can still allocate. The page cache does not count as
+// used, because the kernel frees it when memory is short.
 static double memory_of(const char *group, bool second) {
     double limit = read_number(group, second ? "memory.max" : "memory.limit_in_bytes", "",
                                INFINITY);

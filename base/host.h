@@ -6,16 +6,16 @@
 BEGIN_C
 
 // Returns the number of cores, possibly fractional, that this process's cgroup allows: the lowest
-// limit of the cgroup and its ancestors (Linux's cgroup-v2.rst and cgroup-v1). Infinity: there is
-// no limit. root: ""; in a test, a folder that is read in place of /.
+// limit of the cgroup and its ancestors (Linux's cgroup-v2.rst and cgroup-v1). Returns infinity if
+// there is no limit. root: "", or in a test a folder that is read in place of /.
 double cgroup_cores(const char *root);
 
 // Returns how many cores this process's affinity and its container's quota allow, at least 1.
 int host_cores(const char *root);
 
 // Returns how many bytes of memory this process can still allocate within the limits of the machine
-// and its container, without swap. Infinity: not known. root: NULL, which means the folder
-// LLM8_TEST_ROOT if that is set, else /; or in a test a folder that is read in place of /.
+// and its container, without swap. Returns infinity if that is not known. root: a folder that is
+// read in place of /, or NULL for the folder that LLM8_TEST_ROOT names (/ if it is not set).
 double host_memory(const char *root);
 
 // Sets the number of threads of OpenMP and of threads_for: OMP_NUM_THREADS if it is set and not too

@@ -44,8 +44,8 @@ bool file_write(FileWriter *w, const char *path, const void *data, size_t bytes)
     return writer_close(w);
 }
 
-// Whether a file is the pointer that a clone without git-lfs has in place of a large file. If the
-// file cannot be read, sets *why to errno.
+// Returns whether a file is the pointer that a clone without git-lfs has in place of a large file.
+// If the file cannot be read, sets *why to errno.
 static bool is_lfs_pointer(int file, int *why) {
     static const char begin[] = "version https://git-lfs.github.com/spec/";
     char text[sizeof(begin) - 1];

@@ -26,10 +26,10 @@ bool writer_close(FileWriter *w);
 // Opens, writes and closes a file.
 bool file_write(FileWriter *w, const char *path, const void *data, size_t bytes);
 
-// Opens a regular file for reading and sets *bytes to its length. Returns -1 if the file cannot be
-// opened, or is a pointer of Git LFS.
+// Opens a file for reading and sets *bytes to its length. Returns -1 if the file cannot be opened,
+// is not a regular file, or is a pointer of Git LFS.
 int file_open(const char *path, size_t *bytes);
-// Reads `bytes` bytes from offset `at` on. Fails if the file ends before, or if its disk fails.
+// Reads `bytes` bytes from offset `at` on. Fails if the file has fewer, or if its disk fails.
 bool file_read_at(int file, const char *path, void *out, size_t bytes, int64_t at);
 // Computes one CRC-32 over parts of a file. A part of `part` bytes begins every `stride` bytes,
 // from offset `begin` on; the last part is cut off at `end`.
@@ -69,8 +69,8 @@ PathId path_id(const char *path);
 bool path_is(const char *path, PathId id); // false for a path that leads nowhere
 bool path_exists(const char *path);        // true for a dangling link
 // Finds the file whose path is literally `pattern`. If there is none, finds the files that match
-// `pattern` as a glob pattern with braces, sorted by name. Its leading folders are taken literally
-// if they exist: in "run [1]/train_*.bin", if "run [1]" exists, only train_*.bin is a pattern. If
+// `pattern` as a glob pattern with braces, sorted by name. Leading folders that exist are taken
+// literally: in "run [1]/train_*.bin", if "run [1]" exists, only train_*.bin is a pattern. If
 // nothing matches then, the whole text is a pattern. Returns glob()'s result.
 int pattern_files(const char *pattern, glob_t *found);
 // Appends n characters to a pattern that has `used` characters. exact: special characters are
