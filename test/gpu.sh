@@ -50,8 +50,13 @@ if [[ ${SANITIZE_GPU:-0} != 0 ]]; then alone+=(test/sanitize_gpu.sh); fi
 cores=$(nproc)
 export JOBS=${JOBS:-$(((cores + 3) / 4))}
 export OMP_NUM_THREADS=$(((cores + JOBS - 1) / JOBS)) # more would wait for each other
-# a caller that chooses GPUs knows which
-if [[ -z ${CUDA_VISIBLE_DEVICES:-} ]]; then GPUS=$(nvidia-smi -L | grep -c '^GPU') && export GPUS; fi
+# in turn where all GPUs are alike, unless the caller has chosen some
+unset LLM8_TEST_GPUS
+names=$(nvidia-smi --query-gpu=name --format=csv,noheader)
+if [[ -z ${CUDA_VISIBLE_DEVICES+chosen} && $(sort -u <<<"$names" | wc -l) -eq 1 ]]; then
+    LLM8_TEST_GPUS=$(wc -l <<<"$names")
+    export LLM8_TEST_GPUS
+fi
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 "$root/test/run.sh" "${programs[@]}" -- "${alone[@]}" | tee "$log"

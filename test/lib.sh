@@ -6,7 +6,10 @@ set -u
 root=${LLM8_ROOT:-$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # quicker, for models this small
 standin=$root/build/plain/standin_trainer    # the GPU trainer, where a C++ compiler has built it
-if [[ -z ${LLM8_BIN:-} ]]; then export LD_LIBRARY_PATH=$root/build/standin; fi
+# the stand-in for NCCL, except where tests run on a GPU
+if [[ -z ${LLM8_BIN:-} && -z ${LLM8_TESTS:-} ]]; then
+    export LD_LIBRARY_PATH=$root/build/standin${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+fi
 script=$(realpath "$0")
 mkdir -p work && cd work || exit 1 # test/run.sh keeps its log in the folder above
 passed=0 failed=0 skipped=0 failing=0 skipping=0

@@ -3,8 +3,8 @@
 #   test/run.sh PROGRAM... [-- PROGRAM...]     a path from the top of the tree, or an absolute one
 # JOBS (1): how many run at the same time; what comes after -- begins when those before it have ended,
 # JOBS_LAST (1) at the same time, on all cores. A program that does not end with a summary (a crash, a
-# sanitizer's report) counts as one failure. GPUS=N: each program sees N GPUs, and its first one is
-# the next in turn.
+# sanitizer's report) counts as one failure. LLM8_TEST_GPUS=N: each program sees N GPUs, and its first
+# one is the next in turn.
 set -um # -m: a job gets SIGINT as a program does that is started from a shell
 root=$(cd "$(dirname "$0")/.." && pwd)
 export LLM8_ROOT=$root
@@ -69,8 +69,9 @@ for program in "$@"; do
         continue
     fi
     if [[ $(jobs -pr | wc -l) -ge ${JOBS:-1} ]]; then wait -n; fi
-    if [[ -n ${GPUS:-} ]]; then
-        CUDA_VISIBLE_DEVICES=$(seq 0 $((GPUS - 1)) | awk -v n="$GPUS" -v k="$started" '{ print ($1 + k) % n }' | paste -sd ,)
+    if [[ -n ${LLM8_TEST_GPUS:-} ]]; then
+        CUDA_VISIBLE_DEVICES=$(seq "$LLM8_TEST_GPUS" |
+            awk -v n="$LLM8_TEST_GPUS" -v k="$started" '{ print ($1 + k - 1) % n }' | paste -sd ,)
         export CUDA_VISIBLE_DEVICES
         started=$((started + 1))
     fi

@@ -3,10 +3,10 @@
 # memcheck (addresses), racecheck (shared memory), initcheck (what is read before it is written) and
 # synccheck (barriers). LLM8_TESTS is the folder of the test programs; part of SANITIZE_GPU=1 make
 # test-gpu.
+export LLM8_TESTS=${LLM8_TESTS:-$(realpath "$(dirname "$0")/../build/plain")}
 # shellcheck source=test/lib.sh
 source "$(dirname "$0")/lib.sh"
 export OMP_NUM_THREADS=$((($(nproc) + 3) / 4)) # of each tool
-tests=${LLM8_TESTS:-$root/build/plain}
 sanitizer=${COMPUTE_SANITIZER:-compute-sanitizer}
 if ! command -v "$sanitizer" >/dev/null; then
     skip_all "no compute-sanitizer; it comes with the CUDA toolkit"
@@ -38,13 +38,13 @@ check() { # tool
     local tool=$1 status=0 source program sources
     # whole models are too slow; their kernels are tested each on their own
     mapfile -t sources < <(grep -L gpu_trainer.h "$root"/test/test_gpu_*.cu)
-    finds_nothing "$tool" "$tests/sanitizer_faults" "$tool" && status=1
+    finds_nothing "$tool" "$LLM8_TESTS/sanitizer_faults" "$tool" && status=1
     if grep -qiE 'device (is )?not supported' log; then status=1; fi
     result $status "$tool finds its planted fault"
     for source in "${sources[@]}"; do # the program's own tests must pass, too
         program=$(basename "$source" .cu)
         status=0 SECONDS=0
-        LLM8_SANITIZING=$tool finds_nothing "$tool" "$tests/$program" || status=1
+        LLM8_SANITIZING=$tool finds_nothing "$tool" "$LLM8_TESTS/$program" || status=1
         result $status "$tool $program: $(grep -E '^[0-9]+ passed' log), $SECONDS s"
     done
     echo "$passed $failed $skipped" >counts

@@ -100,7 +100,7 @@ leaves_every_bit() {
     rm -f alone.jsonl
     $gpu $DATA $options --resume whole/latest --eval-only --metrics alone.jsonl &&
         [[ -n $loss && $(valid_loss alone.jsonl) == "$loss" ]] &&
-        $gpu $DATA $options --load whole/latest --sample-only --sample-length 5 && echo "resumed at $stop; $loss"
+        $gpu $DATA $options --load whole/latest --sample-only --sample-length 70 && echo "resumed at $stop; $loss"
 }
 is_seen() { # a change of the learning rate
     local common="$DATA $options --train-iters $steps --eval-interval $steps"

@@ -22,7 +22,7 @@ starts_in_time() {
     grep -o 'start .*' started
 }
 if [[ -n ${LLM8_BIN:-} ]]; then
-    gpus=$(nvidia-smi -L | grep -c '^GPU')
+    gpus=$(tr , '\n' <<<"${CUDA_VISIBLE_DEVICES:-$(nvidia-smi --query-gpu=index --format=csv,noheader)}" | wc -l)
     check "GPT-2 124M starts within 60 s on every GPU" starts_in_time
     if [[ $gpus -lt 2 ]]; then
         skip "one GPU"
