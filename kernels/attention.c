@@ -99,12 +99,12 @@ typedef struct {
 
 #define ATTRIBUTE(name, type, count, values) \
     { CUDNN_ATTR_##name, CUDNN_TYPE_##type, count, values }
-// An attribute whose value is a descriptor. It is not set if the descriptor is NULL.
+// An attribute whose value is a descriptor. If the descriptor is NULL, the attribute is not set.
 #define PART(name, part) ATTRIBUTE(name, BACKEND_DESCRIPTOR, (part) != NULL, &(part))
-// A finalized descriptor with these attributes.
+// Makes a descriptor with these attributes, and finalizes it.
 #define DESCRIBE(g, name, ...) \
     describe(g, CUDNN_BACKEND_##name##_DESCRIPTOR, (const Attribute[]){__VA_ARGS__, {0}})
-// A finalized operation, which is added to the graph.
+// Makes and finalizes an operation with these attributes, and adds it to the graph.
 #define OPERATION(g, name, ...) \
     ((g)->ops[(g)->num_ops++] = DESCRIBE(g, OPERATION_##name, __VA_ARGS__))
 
@@ -154,7 +154,7 @@ static Desc value(Graph *g, int64_t uid) {
 
 // Each function of this section adds an operation to the graph and returns the operation's result.
 
-// y = mode(x, b) or, with t, where(t, x, b); axis is for GEN_INDEX.
+// y = mode(x, b) or, if t is not NULL, where(t, x, b). Only GEN_INDEX has an axis.
 static Desc pointwise(Graph *g, cudnnPointwiseMode_t mode, Desc x, Desc b, Desc t, Desc y,
                       int64_t axis) {
     cudnnDataType_t type = mode == CUDNN_POINTWISE_CMP_GE ? CUDNN_DATA_BOOLEAN : F32;
@@ -191,7 +191,7 @@ static Desc reshape(Graph *g, Desc x, Desc y) {
 
 // ---- the forward and the backward graph ---------------------------------------------------------
 
-// mode(x, b) or mode(x), in FP32.
+// Returns mode(x, b) or, if b is NULL, mode(x), in FP32.
 static Desc apply(Graph *g, cudnnPointwiseMode_t mode, Desc x, Desc b, Dims dims) {
     return pointwise(g, mode, x, b, NULL, inner(g, F32, dims), 0);
 }
@@ -202,7 +202,7 @@ static Desc index_along(Graph *g, Desc x, int64_t axis) {
                      inner(g, CUDNN_DATA_INT32, g->scores), axis);
 }
 
-// where(a >= b, x, very negative)
+// Returns where(a >= b, x, a very negative number).
 static Desc mask_unless(Graph *g, Desc a, Desc b, Desc x) {
     Desc seen = pointwise(g, CUDNN_POINTWISE_CMP_GE, a, b, NULL,
                           inner(g, CUDNN_DATA_BOOLEAN, g->scores), 0);
@@ -242,9 +242,9 @@ static void build_forward(Graph *g) {
     matmul(g, p, v, out);
 }
 
-// Computes the gradient of K (from scores dS and rows Q) or of V (from scores P and rows dO): for
-// each query head, the transpose of the scores times the rows; then the sum over the query heads of
-// a group.
+// Computes the gradient of K (from scores dS and rows Q) or of V (from scores P and rows dO). The
+// transpose of the scores is multiplied by the rows for each query head; then the query heads of a
+// group are summed.
 static void group_gradient(Graph *g, Desc scores, Desc rows, int64_t uid) {
     Dims t = packed(g->scores);
     t.d[2] = 1;
@@ -297,7 +297,7 @@ static void build_backward(Graph *g, bool deterministic) {
 
 // ---- plans --------------------------------------------------------------------------------------
 
-// Whether cuDNN calls the engine of a configuration deterministic.
+// Returns whether cuDNN calls the engine of a configuration deterministic.
 static bool is_deterministic(Desc config) {
     Graph g = {.status = CUDNN_STATUS_SUCCESS};
     Desc engine = make(&g, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
@@ -320,8 +320,9 @@ static bool is_deterministic(Desc config) {
     return well;
 }
 
-// Builds the graph. Of the engine configurations that the heuristics propose, takes the first one
-// that can be finalized; in a deterministic run, the first one whose engine is deterministic, too.
+// Builds the plan's graph, and takes the first of the heuristics' engine configurations that can be
+// finalized. In a deterministic run the engine must also be deterministic. If no configuration
+// serves, plan->usable stays false, and plan->why_not is the reason.
 static void make_plan(Gpu *gpu, AttentionPlan *plan) {
     enum { CONFIGS = 8 };
     const AttentionShape *s = &plan->shape;
@@ -417,13 +418,14 @@ static size_t dq_sum_bytes(const AttentionShape *s, Piece p) {
     return s->deterministic ? 0 : sum_bytes(s, p) * (size_t)s->D;
 }
 
-// Bytes that a piece of the backward pass is expected to need: an estimate of what cuDNN needs, and
-// a margin. test/cudnn_plans.c compares the sum with cuDNN's plans for several kinds of device.
+// Returns the bytes that a piece of the backward pass is expected to need: our own sums, an
+// estimate of cuDNN's workspace, and a margin. test/cudnn_plans.c compares them with cuDNN's plans
+// for several kinds of device.
 static size_t expected_bytes(const AttentionShape *s, Piece p) {
     int64_t heads = (int64_t)p.sequences * p.groups * (s->H / s->G);
     int64_t tiles = round_up64(s->T, 128);
     int64_t scores = s->deterministic ? 2 * heads * tiles * tiles : 0;
-    // each query head's dK and dV
+    // each query head's dK and dV, which are summed over a group
     int64_t per_head = s->H != s->G ? 2 * heads * tiles * s->D * 2 : 0;
     // cuDNN sums dQ here below compute capability 9.0 and from 12.0 on; other devices do not need
     // these bytes
@@ -549,7 +551,7 @@ static void run(Gpu *gpu, AttentionShape s, const Bf16 *qkv, const Bf16 *out, co
             char *sum = gpu->attention_workspace;
             char *dq_sum = sum + (backward ? sum_bytes(&s, part) : 0);
             char *rest = dq_sum + (backward ? dq_sum_bytes(&s, part) : 0);
-            // attention_start has checked both
+            // attention_start has checked both conditions
             assert(plan->usable);
             assert((size_t)(rest - sum) + plan->workspace <= gpu->attention_bytes);
             if (cudnnGetVersion() < ZEROES_DQ_SUM) {

@@ -39,8 +39,8 @@ typedef struct {
 
 // After the starts and the ends, `documents` has a table for each kernel, which says where each
 // thread block's part of the work begins. A kernel has at most ATTENTION_BLOCKS thread blocks.
-// CUTS_KEYS is for the gradients of keys and values (with heads of 64, the whole backward pass),
-// CUTS_QUERIES for the queries' gradient.
+// CUTS_FORWARD is the table of the forward pass, CUTS_KEYS that of the gradients of keys and values
+// (with heads of 64, of the whole backward pass), and CUTS_QUERIES that of the queries' gradient.
 enum { ATTENTION_BLOCKS = 160 };
 typedef enum { CUTS_FORWARD, CUTS_KEYS, CUTS_QUERIES, CUT_KINDS } AttentionCuts;
 static inline size_t attention_cuts_at(AttentionShape s, int kind) {
@@ -49,8 +49,8 @@ static inline size_t attention_cuts_at(AttentionShape s, int kind) {
 static inline size_t attention_documents_size(AttentionShape s) { // counted in int32
     return attention_cuts_at(s, CUT_KINDS);
 }
-// Writes, on the host, what follows the starts in `documents`, if our kernels for Hopper compute
-// the shape with documents. s.documents is not read.
+// Writes the ends and the tables behind the starts that the host array `documents` already has, if
+// our kernels for Hopper compute the forward pass of the shape. s.documents is not read.
 void attention_share_work(const Gpu *gpu, AttentionShape s, int *documents);
 
 void attention_forward_gpu(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv);
@@ -66,7 +66,7 @@ void attention_plain_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf1
 // Our kernels for Hopper (only compute capability 9.0): attention_queries.cu,
 // attention64_backward.cu and attention128_keys.cu. All sums have a fixed order.
 enum { ATTENTION_MAX_T = 131072, ATTENTION64_MAX_T = 2048 }; // 2048: for attention64_backward
-// Whether these kernels can compute the forward or the backward pass of the shape.
+// Returns whether these kernels can compute the forward or the backward pass of the shape.
 bool attention_own_serves(const Gpu *gpu, AttentionShape s, bool backward);
 // Ends the program if these kernels cannot compute the pass, or if the workspace is too small.
 void attention_own_check(const Gpu *gpu, AttentionShape s, bool backward);
@@ -89,13 +89,13 @@ void attention128_keys(const Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16
 // function needs no device: the bytes are enough whichever kernel computes the backward pass.
 size_t attention_workspace(AttentionShape s, size_t most);
 
-// Whether cuDNN or the kernels for Hopper compute both passes of the shape; if not, the plain
-// kernel does.
+// Returns whether cuDNN or the kernels for Hopper compute both passes of the shape; if not, the
+// plain kernel computes them.
 bool attention_is_fast(Gpu *gpu, AttentionShape s);
 
-// Makes cuDNN's plans for the shape, at the start of a run. Returns false if neither cuDNN nor the
-// kernels for Hopper support the shape, so that the plain kernel computes the attention. The first
-// such call of a run prints a warning.
+// Makes cuDNN's plans for the shape, if they are needed and not made yet. Returns false if neither
+// cuDNN nor the kernels for Hopper support the shape, so that the plain kernel computes the
+// attention. The first call that returns false prints a warning.
 bool attention_start(Gpu *gpu, AttentionShape s);
 
 // Frees the plans.

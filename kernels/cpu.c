@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { COLUMN_CHUNK = 64 }; // columns a thread owns when it sums over rows
+enum { COLUMN_CHUNK = 64 }; // columns that one thread sums over all rows
 
 // Computes exp by range reduction and a polynomial (Cephes' coefficients), within 2 units in the
 // last place. Loops over this function vectorise. x is clamped to [-87.3, 88.3]; NaN stays NaN.
@@ -393,8 +393,8 @@ void moment_round(float *x, Moment which, int64_t n, MomentRounding rounding) {
     moment_decode(x, which, codes, scales, 0, n);
 }
 
-// Two neighbouring values share a random number. A value whose result would not be finite is
-// rounded to nearest.
+// Two neighbouring values take 16 bits each of one random number. A value whose result would not be
+// finite is rounded to nearest.
 void moment_round_bf16(float *x, int64_t n, MomentRounding rounding) {
 #pragma omp parallel for
     for (int64_t i = 0; i < n; i++) {

@@ -141,7 +141,7 @@ void muon_momentum(float *gradients, float *m, int64_t n, float momentum, float 
 #define MUON_B (-4.7750f)
 #define MUON_C 2.0315f
 enum { MUON_STEPS = 5 };
-#define MUON_EPSILON 1e-7f // added to the norm
+#define MUON_EPSILON 1e-7f // added to the Frobenius norm by which x is divided
 void muon_orthogonalize(float *x, int rows, int columns, float scale, float *scratch);
 static inline int64_t muon_scratch(int rows, int columns) {
     int64_t side = rows < columns ? rows : columns;
@@ -159,7 +159,7 @@ double sum_of_squares(const float *x, int64_t n);
 // Returns the largest |x|. NaN counts as larger than infinity.
 float tensor_amax(const float *x, int64_t n);
 
-// out = the FP8 value nearest to x * scale, saturated; the value is not divided by scale again.
+// out = the FP8 value nearest to x * scale, saturated. out is not divided by scale.
 void round_to_fp8(float *out, const float *x, int64_t n, float scale, Fp8Type type);
 // Adds the counts of the codes of x * scale to *counts.
 void count_fp8(Fp8Counts *counts, const float *x, int64_t n, float scale, Fp8Type type);

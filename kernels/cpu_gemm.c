@@ -20,7 +20,7 @@ enum { VECTOR = 8, MR = 6, NR = 2 * VECTOR };
 enum { VECTOR = 4, MR = 6, NR = 2 * VECTOR };
 #endif
 
-// A block [MC,KC] lives in L2, a panel of B [KC,NR] in L1, the whole packed B [KC,NC] in L3.
+// A block of A [MC,KC] fits in L2 cache, a panel of B [KC,NR] in L1, the packed B [KC,NC] in L3.
 enum { MC = MR * 20, KC = 256, NC = NR * 24 };
 
 typedef float Vector __attribute__((vector_size(VECTOR * sizeof(float))));
@@ -50,8 +50,9 @@ static inline void transpose_4_rows(float *out, int width, const float *x, int l
     }
 }
 
-// Packs rows [row, row+rows) x [col, col+cols) of op(X) as panels of `width` rows, each stored
-// column by column: out[panel][col][width]. Rows beyond the end are zero.
+// Packs rows [row, row+rows) x columns [col, col+cols) of a matrix as panels of `width` rows, each
+// stored column by column: out[panel][col][width]. Rows beyond the end are zero. The matrix's
+// element (r, c) is x[c * ld + r] if rows_contiguous, else x[r * ld + c].
 static void pack(float *out, const float *x, int ld, bool rows_contiguous, int row, int rows,
                  int col, int cols, int width) {
     for (int p = 0; p < rows; p += width, out += (size_t)width * cols) {

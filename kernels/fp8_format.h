@@ -9,7 +9,7 @@
 // Encoding rounds to nearest, ties to even, and saturates: finite values above the largest one
 // become the largest one. Infinities and NaN become NaN, 0x7f, so that FP8 hides no infinity that
 // BF16 shows: the loss or the gradients' norm becomes NaN, and the step is skipped. (The GPU's
-// cvt.rn.satfinite saturates infinities too.)
+// instruction cvt.rn.satfinite alone would turn an infinity into the largest value.)
 #pragma once
 
 #include "../base/common.h"
@@ -102,8 +102,8 @@ HOST_DEVICE static inline float fp8_target(Fp8Type type, int margin) {
     return target;
 }
 
-// Returns the scale with amax * scale = target, limited to FP32's normal numbers; `previous` if
-// amax is zero, infinite or NaN.
+// Returns the scale with amax * scale = target, limited to FP32's normal numbers. Returns
+// `previous` if amax is zero, infinite or NaN.
 HOST_DEVICE static inline float fp8_scale(float amax, float target, float previous) {
     if (!(amax > 0.0f && amax <= FLT_MAX)) { return previous; }
     float scale = target / amax;
@@ -200,8 +200,8 @@ HOST_DEVICE static inline int fp8_scale_known(const Fp8Scale *s) {
 // A scale changes once an optimizer step, by the next two functions, on the host and on the device.
 
 // Returns the largest amax of the history, a ring buffer of `length` amaxes, as if this step's amax
-// were already in it. It reads only entries first, first + step and so on, so that several threads
-// can share the entries.
+// were already in it. The function reads only the entries first, first + step, first + 2 step and
+// so on, so that several threads can share the entries.
 HOST_DEVICE static inline float fp8_scale_largest(const Fp8Scale *s, const float *history,
                                                   int length, int first, int step) {
     int newest = s->count % length, known = s->count < length ? s->count + 1 : length;
@@ -213,8 +213,9 @@ HOST_DEVICE static inline float fp8_scale_largest(const Fp8Scale *s, const float
     return largest;
 }
 
-// Writes this step's amax to the history, computes the scale from `largest`, and sets the amax to
-// 0. If the amax is zero, infinity or NaN, history and scale do not change.
+// Writes this step's amax to the history, computes the scale from `largest` (the result of
+// fp8_scale_largest), and sets the amax to 0. If the amax is zero, infinite or NaN, history and
+// scale do not change.
 HOST_DEVICE static inline void fp8_scale_enter(Fp8Scale *s, float *history, int length,
                                                float target, float largest) {
     float amax = s->amax;

@@ -75,8 +75,9 @@ void gemm_check_apart(const Gemm *g, const char *name, const void *to, int64_t b
     }
 }
 
-// Returns the bytes from each operand of a batch to the next, combined by `or`: a power of two
-// divides the result if and only if it divides each of them. (Operands are BF16 or FP32.)
+// Returns the strides in bytes of a batch's operands, as if all were BF16, combined by bitwise or.
+// A power of two divides the result if and only if it divides each stride. (FP32 strides are twice
+// as large.)
 static uintptr_t batch_strides(const Gemm *g) {
     int64_t m = g->m, n = g->n, k = g->k;
     return (uintptr_t)(m * k | k * n | m * n) * sizeof(Bf16);

@@ -59,7 +59,7 @@ void gemm(Gpu *gpu, Gemm g);
 // while the output is written. gemm() checks D; kernels with more outputs check those, too.
 void gemm_check_apart(const Gemm *g, const char *name, const void *to, int64_t bytes);
 
-// Whether cuBLASLt has an algorithm for the matmul; if not, error_text() is the reason.
+// Returns whether cuBLASLt has an algorithm for the matmul; if not, error_text() is the reason.
 bool gemm_supported(Gpu *gpu, Gemm g);
 
 // Frees all plans.

@@ -152,7 +152,7 @@ void gpu_profile_end(Gpu *gpu, double ms[FAMILY_COUNT]) {
     gpu->profile = NULL;
 }
 
-// Whether the name contains the words of `part`: "B200" is no part of "NVIDIA GB200".
+// Returns whether the name contains the whole words of `part`: "NVIDIA GB200" lacks "B200".
 static bool has_words(const char *name, const char *part) {
     for (const char *at = name; (at = strstr(at, part)) != NULL; at++) {
         bool begins = at == name || !isalnum((unsigned char)at[-1]);

@@ -102,8 +102,8 @@ void gpu_profile_begin(Gpu *gpu);
 // Waits for the device, and sets ms to the milliseconds of each family since gpu_profile_begin.
 void gpu_profile_end(Gpu *gpu, double ms[FAMILY_COUNT]);
 
-// Returns the peak FLOP/s of dense BF16 matmuls by the maker's data sheet; 0: the device's name is
-// not known.
+// Returns the peak FLOP/s of dense BF16 matmuls by the maker's data sheet, or 0 if the device's
+// name is not known.
 double gpu_peak_flops(const Gpu *gpu);
 
 void cuda_check(cudaError_t status, const char *call, const char *file, int line);

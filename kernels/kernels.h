@@ -22,14 +22,14 @@ BEGIN_C
 // (train/gpu/support.c).
 enum { MAX_CHANNELS = 8192, MAX_HEAD_SIZE = 256 };
 
-// Whether kernels can take a tensor [M,N]: they read 8 values at a time, and count rows, columns
-// and vectors of 8 in an int.
+// Returns whether kernels can take a tensor [M,N]: they read 8 values at a time, and count rows,
+// columns and vectors of 8 in an int.
 enum { MAX_VALUES_LOG2 = 33 };
 static inline bool gpu_tensor_fits(int64_t M, int64_t N) {
     return M > 0 && N > 0 && N % 8 == 0 && M * (N / 8) < (int64_t)1 << (MAX_VALUES_LOG2 - 3);
 }
-// Whether gpu_rope_forward and _backward can take queries, keys and values [M,N]: a thread rotates
-// a pair of values, and an int counts the threads.
+// Returns whether gpu_rope_forward and _backward can take queries, keys and values [M,N]: a thread
+// rotates a pair of values, and an int counts the threads.
 static inline bool gpu_rotary_fits(int64_t M, int64_t N) {
     return M > 0 && N > 0 && M * (N / 2) <= INT32_MAX;
 }
@@ -205,7 +205,7 @@ void gpu_rope_forward(Gpu *gpu, Bf16 *out, const Bf16 *qkv, Rotary r);
 // forms, and d_qkv.bf16 does not change.
 typedef struct {
     Rotary rotary;
-    const Bf16 *qkv; // QK norm: the input of the forward pass
+    const Bf16 *qkv; // the input of the forward pass; read only with QK norm
     Gradient dquery_weight, dkey_weight;
     Gradient column_sums; // column sums of the input's gradient: the bias gradient
     Scratch scratch;
@@ -213,9 +213,9 @@ typedef struct {
 void gpu_rope_backward(Gpu *gpu, Operand d_qkv, RotaryBackward b);
 
 // ---- wide_matmul.cu ----
-// FP8 matmuls of E4M3 operands with fast accumulation. In all else these matmuls are like those of
-// fused_matmul.cu. g.d has the same bits as from gemm(), if gemm() sums in the order of
-// K. A tile has WIDE_MATMUL_COLUMNS columns.
+// FP8 matmuls of E4M3 operands with fast accumulation. What is said above of fused_matmul.cu holds
+// for them too. g.d has the same bits as from gemm(), if gemm() sums in the order of K. A tile has
+// WIDE_MATMUL_COLUMNS columns.
 enum { WIDE_MATMUL_COLUMNS = 256 };
 // For Llama: g.d [M,2F] (gate and up) = fc1's forward matmul; out [M,F] = SwiGLU of g.d, with the
 // same bits as from gpu_swiglu_forward(). F is a multiple of 16, too.
@@ -240,6 +240,7 @@ static inline bool gpu_matmul_rotates(int D) {
 // ---- loss.cu ----
 // Writes the losses[M] of the rows of logits.bf16 [M,P]. A row whose target is -1 has loss and
 // gradient 0.
+//
 // If terms.gradient_scale > 0, the gradient of the logits (cpu.h) is written, too. If the tensor is
 // fused, the gradient is written only to the FP8 forms, and scratch is needed. Otherwise the
 // gradient replaces logits.bf16.

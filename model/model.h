@@ -106,9 +106,9 @@ typedef struct {
 
 const TensorRow *tensor_row(TensorId id);
 int dim_size(const ModelConfig *config, Dim dim);
-// Writes how many rows each part of a dimension has. A packed dimension consists of query, key and
-// value, or of gate and up-projection; any other dimension is one part. Returns the number of
-// parts.
+// Writes how many rows each part of a dimension has, and returns the number of parts. DIM_QKV
+// consists of query, key and value, Llama's DIM_FC1 of gate and up-projection. Any other dimension
+// is one part.
 int dim_parts(const ModelConfig *config, Dim dim, int rows[HF_PARTS]);
 
 typedef struct {
@@ -126,7 +126,7 @@ typedef struct {
     ModelConfig config;
     int count;
     Param *params;           // [count], in order of offset
-    int first[TENSOR_COUNT]; // index in params, in the first block; -1: the model lacks the tensor
+    int first[TENSOR_COUNT]; // each tensor's first index in params; -1: the model lacks the tensor
     int block_params;        // how many entries of params each block has
     int num_buckets;         // L + 2
     Bucket *buckets;
@@ -137,8 +137,8 @@ typedef struct {
 ParamLayout param_layout(const ModelConfig *config);
 void param_layout_free(ParamLayout *layout);
 
-// Returns the param of a tensor: outside the blocks its only one, else that of block `layer`.
-// Returns NULL if the model has no such tensor, or if id is TENSOR_COUNT.
+// Returns the param of a tensor in block `layer`, which is ignored if the tensor is outside the
+// blocks. Returns NULL if the model has no such tensor, or if id is TENSOR_COUNT.
 const Param *param_find(const ParamLayout *layout, TensorId id, int layer);
 
 static inline int64_t param_size(const Param *p) {
@@ -152,8 +152,8 @@ float param_decay(const Param *p, const Options *options);
 // --vector-lr-mult; 1 for a matrix of a block.
 float param_lr_mult(const Param *p, const Options *options);
 
-// Writes the rows of each matrix that is packed in a block's tensor (dim_parts), and returns the
-// number of matrices. Returns 0 for vectors and for tensors outside the blocks.
+// Writes how many rows each matrix that is packed in a block's tensor has (dim_parts), and returns
+// the number of matrices. Returns 0 for vectors and for tensors outside the blocks.
 int param_matrices(const ModelConfig *config, const Param *p, int rows[HF_PARTS]);
 
 // Computes elements begin..end of the initial weights, which depend only on configuration and seed.

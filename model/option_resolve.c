@@ -1,5 +1,5 @@
-// Sets the options that are not given, from a preset, a checkpoint, or other options. Also has the
-// checks that refuse options.
+// Sets the options that are not given, from a preset, a checkpoint, or other options, and then
+// checks all options.
 #include "options.h"
 
 #include <ctype.h>
@@ -33,16 +33,17 @@ static void yield(const Options *o, const char *name, int *value, bool fits) {
     if (*value != 0 && !fits && option_source(o, name) < SOURCE_CHECKPOINT) { *value = 0; }
 }
 
-// The default --init-method-std of a model with C channels, to four decimals. Narrow models diverge
-// with GPT-2's 0.02. The loss of wide ones rises before it falls, unless they have the smaller
-// weights of SmallInit (Nguyen and Salazar, "Transformers without Tears", 2019).
+// Returns the default --init-method-std of a model with C channels, to four decimals. Narrow models
+// diverge with GPT-2's 0.02. The loss of wide models rises before it falls, unless they have the
+// smaller weights of SmallInit (Nguyen and Salazar, "Transformers without Tears", 2019).
 static double std_of_width(int C) {
     double small_init = sqrt(2.0 / (5.0 * C));
     return round(1e4 * fmin(0.06, fmax(15.36 / C, fmin(0.02, small_init)))) / 1e4;
 }
 
-// The default --lr of AdamW in a model with C channels. As in GPT-3 (Brown et al., 2020, table 2.1)
-// it falls with the width, from 6e-4 at 768 channels on (docs/benchmarks.md has measurements).
+// Returns the default --lr of AdamW in a model with C channels. As in GPT-3 (Brown et al., 2020,
+// table 2.1) it falls with the width: above 768 channels it is inversely proportional to C
+// (docs/benchmarks.md has measurements).
 static double lr_of_width(int C) {
     return fmin(6e-4, 0.4608 / C);
 }
@@ -99,7 +100,7 @@ static bool settle_steps(Options *o) {
     return true;
 }
 
-// Whether --epochs sets the number of steps, and this number is not known yet.
+// Returns whether --epochs sets the number of steps, and this number is not known yet.
 static bool needs_steps(const Options *o) {
     return o->epochs > 0 && o->train_iters == 0;
 }
@@ -156,9 +157,9 @@ static bool copy(Options *to, const Options *from, const OptionRow *row, OptionS
     return option_set(to, row->name, option_text(from, row, value), source);
 }
 
-// Whether the checkpoint's value of an option is what this run would derive from its own preset,
-// data and defaults and from the checkpoint's other values. Such a value is derived again, and not
-// taken from the checkpoint.
+// Returns whether the checkpoint's value of an option is what this run would derive from its own
+// preset, data and defaults and from the checkpoint's other values. Such a value is derived again,
+// and not taken from the checkpoint.
 static bool is_derived(const Options *o, const Options *was, const OptionRow *row) {
     int i = (int)(row - option_table);
     Options again = *was;
@@ -168,8 +169,8 @@ static bool is_derived(const Options *o, const Options *was, const OptionRow *ro
     return option_same(&again, was, row);
 }
 
-// Takes the options that are not given from the checkpoint: the model's options if `model`, else
-// all others.
+// Takes from the checkpoint the options that this run was not given: the model's options if
+// `model`, else all others.
 static bool inherit(Options *o, const Options *was, bool model) {
     EACH_OPTION (row) {
         int source = was->source[row - option_table];
@@ -388,7 +389,7 @@ static void derive_batch(Options *o, int ranks) {
     if (o->global_batch_size == 0) { o->global_batch_size = (int)min64(whole, INT32_MAX); }
 }
 
-// Whether the run may have this --global-batch-size: the last batch of an evaluation may be
+// Returns whether the run may have this --global-batch-size. The last batch of an evaluation may be
 // incomplete, so a run that does not train may have any size.
 static bool batch_is_whole(const Options *o, int ranks) {
     int64_t whole = (int64_t)o->micro_batch_size * ranks;
@@ -425,7 +426,8 @@ static bool settle_batch(Options *o, int ranks) {
 }
 
 // Sets --train-iters so that the run sees each window --epochs times. The last step may begin
-// another epoch. In a resumed run these are the steps done and those for the windows not seen yet.
+// another epoch. In a resumed run --train-iters is the number of steps done, plus the number of
+// steps for the windows not seen yet.
 static void count_steps(Options *o, const OptionFacts *facts) {
     double windows = (double)facts->windows(facts->context), seen = facts->tokens / o->seq_length;
     double all = o->epochs * windows * (1 - 1e-12); // the product may have been rounded up
@@ -433,7 +435,7 @@ static void count_steps(Options *o, const OptionFacts *facts) {
 }
 
 // If --model is not given, sets it to the checkpoint's preset, or to "" if the checkpoint has none
-// or this version does not know it. Then sets the preset's options.
+// or this program does not know it. Then sets the preset's options.
 static bool settle_preset(Options *o, const Options *was) {
     if (was != NULL && option_source(o, "model") < SOURCE_FILE) {
         bool known = option_source(was, "model") > SOURCE_DEFAULT &&
@@ -447,7 +449,7 @@ bool options_resolve(Options *o, const OptionFacts *facts) {
     static const OptionFacts none;
     char text[OPTION_TEXT];
     if (facts == NULL) { facts = &none; }
-    if (o->repeated != NULL) { // not while options are read, so that of several ranks one warns
+    if (o->repeated != NULL) { // warns here, where the warnings of ranks other than 0 are muted
         warn("--%s is given twice: only %s counts; several are one word: a pattern, or, of shards, "
              "a mixture",
              o->repeated, option_text(o, option_row(o->repeated), text));

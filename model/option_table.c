@@ -117,7 +117,7 @@ const ForeignName foreign_names[] = {
 };
 
 // A preset leaves out a value that follows from its other values, so that the value is derived
-// again when one of those is given on the command line.
+// again when one of the other values is given on the command line.
 #define GPT2 "arch gpt2 vocab-size 50257 seq-length 1024 "
 #define LLAMA3 \
     "arch llama vocab-size 128256 rope-theta 500000 untie-embeddings-and-output-weights true "

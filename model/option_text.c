@@ -20,8 +20,8 @@ cJSON *options_json(const Options *options) {
     return json;
 }
 
-// Whether config.txt has an option: one that was given or comes from a checkpoint, and is not an
-// action.
+// Returns whether config.txt has an option: one that was given or comes from a checkpoint, and is
+// not an action.
 static bool is_given(const Options *options, const OptionRow *row) {
     return row->effect != EFFECT_ACTION && options->source[row - option_table] >= SOURCE_CHECKPOINT;
 }
@@ -55,7 +55,7 @@ static void print_word(FILE *out, int *column, int indent, const char *word, int
 }
 
 void options_write_config(const Options *options, FILE *out) {
-    // a value with any other character is quoted
+    // a value with any character that is not in this list is quoted
     static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
                                 "_-+.,:;/*?[]{}()@%~";
     const char *group = NULL;

@@ -31,7 +31,8 @@ bool option_is_path(const OptionRow *row) {
            (strcmp(row->choices, "DIR") == 0 || strcmp(row->choices, "FILE") == 0);
 }
 
-// A whole number is not read as a double, because a double cannot hold 2^53 + 1.
+// Returns false if a value is not a number within the row's bounds. A whole number is not read as a
+// double, because a double cannot hold 2^53 + 1.
 static bool parse_number(void *field, const OptionRow *row, const char *value) {
     bool whole = row->type != OPTION_DOUBLE;
     char *end;

@@ -18,21 +18,21 @@
 #define BLANK " \t\r\n"
 #define BYTE_ORDER_MARK "\xef\xbb\xbf" // some editors write it at the beginning of a file
 
-// Whether a name begins with "no-" or "no_".
+// Returns whether a name begins with "no-" or "no_".
 static bool is_negated(const char *name) {
     return strncmp(name, "no", 2) == 0 && (name[2] == '-' || name[2] == '_');
 }
 
 // Returns the option with this name. If there is none and the name begins with "no-", sets *negated
 // and returns the option with the rest of the name, which the caller must refuse if it is not a
-// flag. NULL: no option has the name.
+// flag. Returns NULL if no option has the name.
 static const OptionRow *find_option(const char *name, bool *negated) {
     const OptionRow *row = option_row(name);
     *negated = row == NULL && is_negated(name);
     return *negated ? option_row(name + 3) : row;
 }
 
-// Returns the Levenshtein distance of two names; LONGEST if one of them has more than LONGEST
+// Returns the Levenshtein distance of two names, or LONGEST if one of them has more than LONGEST
 // characters.
 static int edit_distance(const char *a, const char *b) {
     enum { LONGEST = 64 };
@@ -79,7 +79,7 @@ typedef struct {
     int depth;               // how many files of --config are nested; 0 on the command line
     bool located;            // error_text() already names a file and a line
     bool given[OPTIONS_MAX]; // of each row: whether it has been read
-    const char **files;      // the command line: the files that --config names, in order
+    const char **files;      // on the command line: the files that --config names, in order
     int num_files;
 } Reading;
 
@@ -114,7 +114,7 @@ static bool set_named(Options *options, Reading *reading, const char *name, cons
 }
 
 // Returns the option that an argument, --name or --name=value, names, and copies the name to
-// `name`. NULL: the argument names no option.
+// `name`. Returns NULL if the argument names no option.
 static const OptionRow *named_option(const char *arg, char name[PATH_LENGTH], bool *negated) {
     size_t length = strcspn(arg, "=");
     if (strncmp(arg, "--", 2) != 0) { return NULL; }

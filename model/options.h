@@ -53,7 +53,7 @@ typedef struct {
     char origin[PATH_LENGTH];          // path of the checkpoint that the run starts from; "": none
     bool resumes;                      // `origin` is the checkpoint of --resume
     const char *program;               // argv[0]
-    const char *repeated;              // patterns that one place gives twice; NULL: none
+    const char *repeated;              // option of patterns that one place gives twice; NULL: none
 } Options;
 
 typedef enum {
@@ -119,18 +119,18 @@ extern const ForeignName foreign_names[]; // other trainers' names; `ours` is NU
 
 enum { OPTION_TEXT = PATH_LENGTH };
 
-// Returns the index of a word in a list whose words are separated by `separator`; -1: it is not in
-// the list. An underscore in the word matches a hyphen.
+// Returns the index of a word in a list whose words are separated by `separator`, or -1 if the list
+// does not have the word. An underscore in the word matches a hyphen.
 int option_word(const char *list, char separator, const char *word);
 
 const OptionRow *option_row(const char *name); // NULL: no option has the name
 
-// Whether an option's value is the path of a file or folder.
+// Returns whether an option's value is the path of a file or folder.
 bool option_is_path(const OptionRow *row);
 
 // Writes the value of a row as text that option_set can read.
 const char *option_text(const Options *options, const OptionRow *row, char out[OPTION_TEXT]);
-// Whether an option has the same value in a and b.
+// Returns whether an option has the same value in a and b.
 bool option_same(const Options *a, const Options *b, const OptionRow *row);
 
 // Returns the source of an option's value. The option must exist.
@@ -147,7 +147,8 @@ void options_default(Options *options);
 
 // ---- options.c ----
 
-// Sets the defaults, and over them what the config files and the command line give.
+// Sets all options to their defaults, and then those that the config files and the command line
+// give. Options of the command line override those of the files.
 bool options_read(Options *options, int argc, char **argv);
 
 // Calls options_read, and dies with its message on an error. --help, --completion and --version
@@ -165,7 +166,7 @@ typedef struct {
     const Options *checkpoint;
     int ranks;            // 0: one rank
     int64_t step, tokens; // steps and tokens that a resumed run has done
-    // These are called after the options on which they depend are set. NULL: not needed.
+    // These functions are called when the options on which they depend are set. NULL: not needed.
     bool (*data)(void *context, Options *options); // sets the options that depend on the data
     int64_t (*windows)(void *context);             // number of sequences in an epoch
     void *context;
@@ -174,33 +175,33 @@ typedef struct {
 // Sets all options that are not given, and checks all options. facts NULL: all facts are zero.
 bool options_resolve(Options *options, const OptionFacts *facts);
 
-// Whether the run takes all options from its checkpoint, and not only the model's.
+// Returns whether the run takes all options from its checkpoint, and not only the model's.
 static inline bool options_continue(const Options *o) {
     return !o->sample_only && (o->resumes || o->eval_only);
 }
 
-// Whether models that differ in this option have tensors of other shapes.
+// Returns whether models that differ in this option have tensors of other shapes.
 bool option_is_shape(const OptionRow *row, Arch arch);
 
-// Whether an option that is not given is taken from the checkpoint that the run starts from.
-// continues NULL: the run starts anew, and takes only the model's options and --load. Otherwise
-// `continues` has the options of a run that continues the checkpoint's run. Such a run takes all
-// options or, if it only evaluates, those on which an evaluation depends. But it takes no options
-// of the machine (its GPUs and memory), and no paths to which files are written.
+// Returns whether an option that is not given is taken from the checkpoint that the run starts
+// from. If `continues` is NULL, the run starts anew, and takes only the model's options and --load.
+// Otherwise `continues` has the options of a run that continues the checkpoint's run. Such a run
+// takes all options or, if it only evaluates, those on which an evaluation depends. But it takes no
+// options of the machine (its GPUs and memory), and no paths to which files are written.
 bool option_is_inherited(const OptionRow *row, const Options *continues);
 
 // Returns " (of the checkpoint PATH)" if an option's value comes from a checkpoint, otherwise "".
 const char *option_from_checkpoint(const Options *options, const char *name, char out[PATH_LENGTH]);
 
-// options_train: whether the run trains, and does not only evaluate, sample or export.
-// options_save: whether the run trains and saves checkpoints.
+// options_train returns whether the run trains, and does not only evaluate, sample or export;
+// options_save, whether the run trains and saves checkpoints.
 static inline bool options_train(const Options *o) {
     return !o->sample_only && !o->eval_only && o->export_to[0] == '\0';
 }
 static inline bool options_save(const Options *o) {
     return options_train(o) && o->save[0] != '\0';
 }
-// The number of sequences for which a trainer plans memory.
+// Returns the number of sequences for which a trainer plans memory.
 static inline int options_batch(const Options *o) {
     return o->sample_only ? 1 : o->micro_batch_size;
 }
@@ -209,7 +210,7 @@ static inline int options_batch(const Options *o) {
 // `ranks` ranks. Also sets the global batch size if it follows from the micro-batch size.
 void options_set_micro_batch(Options *o, int size, int ranks);
 
-// Returns the first step >= `step` that --iterations-to-skip names; INT64_MAX: there is none.
+// Returns the first step >= `step` that --iterations-to-skip names, or INT64_MAX if there is none.
 // `step` is at least 1.
 int64_t options_next_skip(const Options *o, int64_t step);
 

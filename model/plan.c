@@ -5,8 +5,8 @@
 
 enum { ZONE_BYTE = 0x5a, POISON_BYTE = 0xff }; // bytes of 0xff are NaN in FP32, BF16, E4M3 and E5M2
 
-// The largest sum of sizes, above any machine's memory. Sums stop here, because for the largest
-// model that options can describe they would overflow.
+// Sums of sizes are limited to this number, which is above any machine's memory, because they would
+// overflow for the largest model that options can describe.
 static const int64_t most_bytes = 1ll << 60;
 
 static bool guarded(void) {

@@ -23,7 +23,7 @@ typedef enum {
     PHASE_ALWAYS,
     PHASE_STEP,      // written anew in every micro-batch, and read until the micro-batch ends
     PHASE_FORWARD,   // a block's forward matmuls, and the kernels that produce their inputs
-    PHASE_BACKWARD,  // a block's backward matmuls, and the kernels that produce outputs' gradients
+    PHASE_BACKWARD,  // a block's backward matmuls, and the kernels that produce their inputs
     PHASE_ATTENTION, // the attention of a block
     PHASE_HEAD,      // the LM head and the loss
     PHASE_SAVE,      // copying a checkpoint to the host

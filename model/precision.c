@@ -16,7 +16,7 @@ static const struct {
     {"head", TENSOR_HEAD_WEIGHT, TENSOR_COUNT},
 };
 
-// Returns why a layer is not in FP8 ("": FP8 is not requested), or NULL if it is.
+// Returns why a layer is not in FP8, "" if FP8 is not requested, or NULL if the layer is in FP8.
 static const char *reason_against_fp8(const Options *o, const ModelConfig *c,
                                       const NumberSupport *support, const LinearPrecision *lp) {
     bool head = lp->linear == LINEAR_HEAD;
@@ -72,9 +72,8 @@ Precision precision_decide(const Options *o, const ModelConfig *config, NumberSu
         lp->number = lp->wgrad = lp->reason == NULL ? NUMBER_FP8 : support.plain;
         p.used |= lp->number == NUMBER_FP8;
         if (lp->number == NUMBER_FP8) {
-            // in units of its largest value, the head's dY has values from 1 down to the
-            // probabilities of a large vocabulary's tokens; with one common scale, these need the
-            // range of E5M2
+            // the head's dY is softmax - onehot, times a factor. Its values reach from 1 down to
+            // the probability of a rare token, so one scale for all of them needs the range of E5M2
             bool wide = p.format != FP8_FORMAT_E4M3 || (head && !blocks);
             lp->type[OPERAND_X] = p.format == FP8_FORMAT_E5M2 ? FP8_E5M2 : FP8_E4M3;
             lp->type[OPERAND_W] = FP8_E4M3;

@@ -26,7 +26,7 @@ typedef enum { NUMBER_FP32, NUMBER_BF16, NUMBER_FP8 } NumberFormat;
 // The pass over the model in which a matmul is computed.
 typedef enum {
     PASS_TRAIN,
-    PASS_RECOMPUTE, // recomputation, with the scales of the first pass
+    PASS_RECOMPUTE, // recomputation in the backward pass, with the scales of the forward pass
     PASS_EVAL,      // amaxes are not recorded in the history
     PASS_EVAL_BF16  // like PASS_EVAL, but no matmul is in FP8
 } Pass;
@@ -49,7 +49,7 @@ typedef struct {
     const ModelConfig *config;
     Fp8Format format;
     Fp8Recipe recipe;
-    int margin, e5m2_margin, history_length; // E5M2: margin + e5m2_margin
+    int margin, e5m2_margin, history_length; // tensors in E5M2 have margin + e5m2_margin
     bool power_of_two;                       // blockwise scales are powers of two
     bool fast_forward, fast_backward; // partial sums stay in the tensor cores' narrower registers
     bool possible;                    // the device has FP8, or emulates it
@@ -85,7 +85,7 @@ static inline const LinearPrecision *precision_of(const Precision *p, Linear lin
 // Returns the share of the linear layers' floating-point operations that are in FP8, 0 to 1.
 double precision_fp8_share(const Precision *precision);
 
-// Whether some layer is in FP8 and scaled by this recipe.
+// Returns whether some layer is in FP8 and scaled by this recipe.
 static inline bool precision_scales(const Precision *p, Fp8Recipe recipe) {
     return p->used && p->recipe == recipe;
 }
@@ -123,18 +123,18 @@ static inline float fp8_slot_target(const Precision *p, int slot) {
     return p->linear[slot / OPERAND_COUNT].target[slot % OPERAND_COUNT];
 }
 
-// Whether a slot's scale is fixed. Only one scale is: that of the head's output gradient, which is
-// factor * (softmax - onehot). No element is larger than the factor, so no amax is needed.
-// (fp8_fix_slot also allows for the z-loss, which multiplies the softmax; a soft cap multiplies the
-// gradient by at most 1.) But with blockwise scaling the gradient's amaxes are measured, because
-// the magnitudes in a block can be much smaller than the factor.
+// Returns whether a slot's scale is fixed. Only the scale of the head's output gradient is fixed.
+// This gradient is factor * (softmax - onehot), so no element is larger than the factor, and no
+// amax is needed. (fp8_fix_slot also allows for the z-loss, which multiplies the softmax; a soft
+// cap multiplies the gradient by at most 1.) But with blockwise scaling the gradient's amaxes are
+// measured, because the magnitudes in a block can be much smaller than the factor.
 static inline bool fp8_slot_is_fixed(const Precision *p, int slot) {
     return p->recipe != FP8_RECIPE_BLOCKWISE &&
            slot == fp8_slot_index(p->config, LINEAR_HEAD, 0, OPERAND_DY);
 }
 
-// fp8_slot_in_use: whether the slot's tensor is quantised. fp8_slot_uses_amax: whether it is
-// quantised with a scale that is computed from its amax.
+// fp8_slot_in_use returns whether the slot's tensor is quantised, fp8_slot_uses_amax whether it is
+// quantised with scales that are computed from its amaxes.
 static inline bool fp8_slot_in_use(const Precision *p, int slot) {
     return p->linear[slot / OPERAND_COUNT].number == NUMBER_FP8;
 }
@@ -160,7 +160,7 @@ void fp8_fix_slot(const Precision *precision, const Options *options, Fp8Scale *
 // An amax is measured before the values are encoded. So, where a scale made values saturate in one
 // pass, the next pass has a better scale.
 enum { FP8_CALIBRATIONS = 3 };
-// Whether the run has tensors without a scale.
+// Returns whether the run has delayed scaling and tensors without a scale.
 bool fp8_is_uncalibrated(const Precision *precision, const Fp8Scale *slots);
 // Sets the scales of slots without a history. Call it before the first calibration pass, to guess
 // scales, and after each pass, to compute the scales from the pass's amaxes. It sets the amaxes of
@@ -170,7 +170,7 @@ void fp8_calibrate(const Precision *precision, Fp8Scale *slots);
 // Writes a slot's name, as "blocks.3.qkv.x", into out, and returns it.
 const char *fp8_slot_name(const ModelConfig *config, int slot, char out[64]);
 
-// Whether a pass belongs to a training step: PASS_TRAIN or PASS_RECOMPUTE.
+// Returns whether a pass belongs to a training step: PASS_TRAIN or PASS_RECOMPUTE.
 static inline bool pass_trains(Pass pass) {
     return pass == PASS_TRAIN || pass == PASS_RECOMPUTE;
 }

@@ -8,7 +8,7 @@ static int64_t extent(const Param *p) {
     return round_up64(param_size(p), PARAM_ALIGN);
 }
 
-// Appends a bucket's parameters with the flags `kind` as one segment, if there are any.
+// Appends a bucket's parameters that have the flags `kind` as one segment, if there are any.
 static void append_segment(ZeroLayout *z, int bucket, const uint8_t *kinds, int kind) {
     const ParamLayout *layout = z->layout;
     Bucket b = layout->buckets[bucket];
