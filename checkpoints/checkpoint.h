@@ -14,23 +14,23 @@
 //                           (docs/muon.md) come last and are left out of "exp_avg_sq", because Muon
 //                           has no second moment. With 8-bit moments (kernels/moments.h),
 //                           "exp_avg" has I8 codes and "exp_avg_sq" U8 codes, with a BF16 scale for
-//                           each block of codes in "exp_avg_scale" and "exp_avg_sq_scale". Both
-//                           then leave out Muon's ranges, whose momentum is in "momentum", BF16
+//                           each block of codes in "exp_avg_scale" and "exp_avg_sq_scale". All
+//                           four then leave out Muon's ranges; these are in "momentum" (BF16)
 //     scaling.safetensors   only with delayed FP8 scaling. For each of S slots (model/precision.h):
 //                           "scale" [S]; "target" [S], the value that amax * scale should have;
 //                           "count" [S], the amaxes recorded so far; and "amax_history" [S,length],
 //                           a ring buffer: the next amax is written at index count % length
-//   step_00000300.aside-1/  set aside by a run that went back to an earlier checkpoint
-//   latest, best            symbolic links for other programs, where they can be made
-//   metrics.jsonl, config.txt
+//   step_00000300.aside-1/  a checkpoint that a run set aside when it went back to an earlier step
+//   latest, best            symbolic links for other programs, if the file system has links
+//   metrics.jsonl, config.txt   what the run measured in each step, and its options
 //   .lock                   locked by the run that saves here; its text says which run this is
 //
 // meta.json is one object. It has "format", "version" (CHECKPOINT_VERSION), "program", "created",
 // the fields of Progress, "ranks", "precision", "layout_size", "valid_tokens", "data" and
 // "valid_data" (the identities of the shards, dataloader/loader.h), "options" (every option's
-// text), "given" (the names of the options in config.txt; program version 1.0 wrote no such list),
-// "files" (name, bytes, CRC-32), and last "crc32", the CRC-32 of meta.json with zeros in place of
-// these eight digits.
+// text), "given" (the names of the options in config.txt; version 1.0 of the program wrote no such
+// list), "files" (each file's name, bytes and CRC-32), and last "crc32": the CRC-32 of meta.json,
+// computed with zeros in place of its own eight digits.
 //
 // The newest and the best checkpoint are looked up among the step folders whenever they are needed.
 // The newest checkpoint is the highest step. The best one has the lowest validation loss among the
@@ -87,14 +87,14 @@ enum { CHECKPOINT_VERSION = 2 }; // the only version of meta.json that is writte
     WHOLE(skipped_in_row, "skipped_in_row")                                                       \
     REAL(loss, "loss")                                                                            \
     REAL(valid_loss, "valid_loss") /* with the weights after this step; NaN: not evaluated */     \
-    REAL(best_valid_loss, "best_valid_loss") /* of the present validation data; NaN: none */      \
+    REAL(best_valid_loss, "best_valid_loss") /* the lowest on the present data; NaN: none */      \
     REAL(level, "level")                     /* moving average of the training loss */            \
     REAL(best_level, "best_level")           /* the lowest level so far */                        \
     /* the step of the newest checkpoint that is known to be good, because its validation loss or \
        the training loss of a later step was usual (is_usual in train/save_folder.h); -1: none */ \
     WHOLE(last_good, "proven")                                                                    \
-    /* 1: an evaluation is due after this step, and has not been made yet. Older versions of the  \
-       program wrote no eval_left, which then becomes -1 and counts as 0. */                      \
+    /* 1: an evaluation after this step is due, but has not been made yet; 0: none is due. -1     \
+       counts as 0: an older version of the program wrote meta.json, without an eval_left. */     \
     WHOLE(eval_left, "eval_left")
 
 #define DECLARE_WHOLE(field, name) int64_t field;
@@ -132,9 +132,8 @@ enum {
     STATE_ARRAYS
 };
 extern const char *const state_names[STATE_ARRAYS];
-// Returns the number of scales that the file has for this many 8-bit moments: one for each
-// MOMENT_BLOCK moments, rounded up so that they fill 8-byte words, because only complete words are
-// hashed.
+// Returns how many scales the file has for an array of 8-bit moments: one for each MOMENT_BLOCK
+// moments, rounded up to a multiple of 4, because only complete 8-byte words are hashed.
 static inline int64_t state_scales(int64_t moments) {
     return round_up64((moments + MOMENT_BLOCK - 1) / MOMENT_BLOCK, 4);
 }
@@ -143,10 +142,10 @@ static inline int64_t state_scales(int64_t moments) {
 enum { SCALING_SCALE, SCALING_TARGET, SCALING_COUNT, SCALING_HISTORY, SCALING_TENSORS };
 extern const char *const scaling_names[SCALING_TENSORS];
 
-// An array of an optimizer file: the elements of the rank's ranges, one range after another.
+// An array of an optimizer file. It has the elements of the rank's ranges, one range after another.
 typedef struct {
     Dtype dtype;
-    int64_t count; // 0: the array is empty, or, after the first three arrays, not in the file
+    int64_t count; // elements; if 0, the file has an empty array, or none (after the first three)
     const void *data;
     uint64_t hash; // hash_words of the array before it was copied
 } SavedArray;
@@ -173,8 +172,8 @@ typedef struct {
 } Snapshot;
 
 // Writes a checkpoint, verifies it and gives it its name. Then it deletes all checkpoints except
-// the newest --keep, the best one and that of step progress.last_good; with --keep 0 it deletes
-// none. All ranks call this function together, and all get the same result.
+// the newest ones (--keep says how many), the best one and that of step progress.last_good; with
+// --keep 0 it deletes none. All ranks call this function together, and all get the same result.
 bool checkpoint_save(const Snapshot *snapshot);
 
 // Saves in a separate thread, one checkpoint at a time.
@@ -217,8 +216,8 @@ typedef struct Checkpoint {
 
 // Opens the meta.json of --resume's or --load's checkpoint as *start. Sets options->origin and
 // options->resumes. Sets `was` to the options that the run takes from the checkpoint
-// (option_is_inherited). The source of those that were given to the checkpoint's run is
-// SOURCE_FILE, that of the others SOURCE_CHECKPOINT. If there is no checkpoint, start->path and
+// (option_is_inherited). In `was`, the source of an option is SOURCE_FILE if the option was given
+// to the checkpoint's run, else SOURCE_CHECKPOINT. If there is no checkpoint, start->path and
 // options->origin are empty. --load reads a folder without meta.json as a Hugging Face model, and
 // refuses it if its weights are in several files, unless the run needs no weights.
 bool checkpoint_model(Checkpoint *start, Options *options, Options *was);
@@ -229,12 +228,12 @@ bool checkpoint_share(Checkpoint *c, const Group *group);
 // is missing or has another shape, and, if begin is 0, a file with a tensor that the model lacks.
 bool checkpoint_weights(Checkpoint *c, const ParamLayout *layout, int64_t begin, int64_t end,
                         float *out);
-// Writes the checksum of a meta.json into its text. Returns whether the text already had it.
+// Writes the checksum of a meta.json into its text. Returns whether the text already had the right
+// one.
 bool meta_seal(char *text, size_t bytes);
 
-// Opens the safetensors files of a checkpoint whose meta.json is open. With `verify`, the checksums
-// of all files are compared. Without it, only the headers are read: on ranks other than 0, because
-// rank 0 verifies the files.
+// Opens the safetensors files of a checkpoint whose meta.json is open. With `verify`, also compares
+// the checksums of all files. Ranks other than 0 do without this, because rank 0 does it.
 bool checkpoint_complete(Checkpoint *c, bool verify);
 // Opens a checkpoint with all its files.
 bool checkpoint_open(Checkpoint *c, const char *path, bool verify);
@@ -258,8 +257,9 @@ bool checkpoint_claim(const Options *options, const Checkpoint *start);
 #define NOT_SHARED "the folder must be on a file system that all ranks share"
 
 // Makes c, the checkpoint that the run resumes, the newest one under --save: checkpoints of later
-// steps are set aside under other names. If c is in another folder, --save has no checkpoint, and
-// gets a link to c, named by c's step. Does nothing if c->path is "", because the run is new.
+// steps are set aside under other names. If c is in another folder, --save has no checkpoint yet
+// (checkpoint_claim): it gets a link to c, named by c's step. Does nothing if c->path is "",
+// because the run is new.
 bool checkpoint_go_back(const Options *options, const Checkpoint *c);
 
 // Refuses a checkpoint of another model or, if the run trains, of another optimizer. Prints the
@@ -287,7 +287,7 @@ bool checkpoint_list(const char *save);
 // Lists the steps of the checkpoints in a folder, newest first; the caller frees the list. Returns
 // how many there are: 0 if there is no folder, -1 if it cannot be read.
 int checkpoint_steps(const char *save, int64_t **steps);
-// Sets `path` to the folder of the checkpoint that the path `from` means; it may end in `latest` or
+// Sets `path` to the folder of the checkpoint that `from` means, a path that may end in `latest` or
 // `best`. Returns false if the steps cannot be read.
 bool checkpoint_follow(char path[PATH_LENGTH], const char *from);
 // What the functions below return in place of a step. STEP_NONE: there is no such checkpoint.

@@ -11,7 +11,7 @@
 
 // ---- tensors ------------------------------------------------------------------------------------
 
-// Returns the entry of an FP8 weight's scales: one for each block of 128 x 128 codes (hf_tensors).
+// Returns the entry of the tensor with an FP8 weight's scales (hf_tensors).
 static TensorEntry scales_of(const TensorEntry *weight) {
     TensorEntry scales = {.dtype = DTYPE_F32, .dims = 2, .begin = weight->begin};
     for (int d = 0; d < 2; d++) { scales.shape[d] = (weight->shape[d] - 1) / FP8_BLOCK + 1; }
@@ -69,9 +69,9 @@ void hf_list(const ParamLayout *layout, FILE *out) {
 
 static const char head_name[] = "lm_head.weight";
 
-// Finds a tensor in a file. Names in a file of GPT2Model or LlamaModel, which have no LM head, lack
-// the prefix "transformer." or "model.". is_head: the tensor is a tied embedding, which the file
-// may have under the head's name.
+// Finds a tensor in a file, or returns NULL. Names in a file of GPT2Model or LlamaModel, which have
+// no LM head, lack the prefix "transformer." or "model.". is_head: the tensor is a tied embedding,
+// which the file may have under the head's name.
 static const TensorEntry *entry_of(const SafeTensors *st, const TensorEntry *t, bool is_head) {
     const TensorEntry *e = safetensors_find(st, t->name);
     const char *dot = strchr(t->name, '.');
@@ -105,7 +105,7 @@ static bool read_fp8(const SafeTensors *st, const TensorEntry *e, int64_t begin,
     return true;
 }
 
-// Reads elements begin..end of the tensor t. e: t's entry in the file; NULL: the file lacks t.
+// Reads elements begin..end of the tensor t. e: t's entry in the file, or NULL if the file lacks t.
 static bool read_tensor(const SafeTensors *st, const TensorEntry *e, const TensorEntry *t,
                         int64_t begin, int64_t end, float *out) {
     if (e == NULL) { return fail("%s: tensor '%s' is missing", st->path, t->name); }
@@ -265,9 +265,9 @@ static const struct {
     {"mamba2", "state-space layers"},
 };
 
-// Flags for the table below. TOP, ROPE: config.json may have the number at its top level, or in the
-// rotary embedding's object. BOTH_NAMES: GPT-2's config.json may also use Llama's name of the
-// number.
+// Flags for the table below. TOP: the number may be at the top level of config.json. ROPE: it may
+// be in the rotary embedding's object. BOTH_NAMES: GPT-2's config.json may also use Llama's name
+// for it.
 enum { TOP = 1, ROPE = 2, BOTH_NAMES = 4 };
 
 // The numbers of config.json, each with its option, its names, and its defaults in transformers.
@@ -275,7 +275,7 @@ enum { TOP = 1, ROPE = 2, BOTH_NAMES = 4 };
 // absent.
 static const struct {
     int where;
-    RopeScaling from;                  // only for this kind of RoPE scaling and those after it
+    RopeScaling from;                  // read with this kind of RoPE scaling and later ones
     const char *option, *gpt2, *llama; // names; NULL: not in config.json, so the default is used
     double gpt2_default, llama_default;
 } numbers[] = {
@@ -302,8 +302,8 @@ static const struct {
 enum { NUMBERS = sizeof(numbers) / sizeof(numbers[0]) };
 
 // Other keys of config.json, for the families whose bits are set in `of`. Each row has, as JSON,
-// the value that is written (NULL: none is written) and another value, which means the same. Any
-// other value is refused, and the error says what the trainers lack.
+// the value that is written (NULL: none is written) and another value that is accepted (NULL: there
+// is none). Any other value is refused, and the error says what the trainers lack.
 #define ALL (~0u)
 #define LLAMAS (ALL ^ 1 << GPT2)
 #define SCALES "that scale"
@@ -439,7 +439,7 @@ char *hf_config(const Options *o, Dtype dtype, int begin_of_text, int end_of_tex
     return cJSON_Print(json);
 }
 
-// Adds the tokens of `more`, a number or a list, that `ids` lacks.
+// Adds to the list `ids` those tokens of `more`, a number or a list, that it lacks.
 static void add_ids(cJSON *ids, const cJSON *more) {
     const cJSON *id, *each = cJSON_IsArray(more) ? more->child : more;
     for (; each != NULL; each = cJSON_IsArray(more) ? each->next : NULL) {
@@ -459,7 +459,7 @@ char *hf_add_ends(const char *own, size_t own_bytes, const char *config, size_t 
     cJSON *added = json_parse(more, more_bytes), *ids = cJSON_CreateArray();
     const cJSON *held = cJSON_GetObjectItemCaseSensitive(json, key);
     add_ids(ids, held != NULL ? held : cJSON_GetObjectItemCaseSensitive(start, key));
-    // without a file of its own, generate goes by config.json
+    // without generation_config.json, transformers took these tokens from config.json
     for (int i = 0; i < 2 && own == NULL; i++) {
         const cJSON *id = cJSON_GetObjectItemCaseSensitive(start != NULL ? start : added,
                                                            others[i]);

@@ -10,13 +10,13 @@ BEGIN_C
 
 // Lists a model's tensors as Hugging Face has them, in the order of model.safetensors, for
 // safetensors_write(). Each entry's data points into `weights`, which have this dtype and layout;
-// if weights is NULL, so is data. Until safetensors_write() sets it to an offset, an entry's begin
-// is the index of the tensor's first element in the parameter space. Returns the number of tensors;
-// the caller frees *tensors. DTYPE_F8_E4M3: the weights of the linear layers, except the LM head,
-// are in FP8. Each of these weights is followed by the tensor of its scales, which is named
-// WEIGHT_scale_inv as in DeepSeek-V3's files. It has one scale for each block of 128 x 128 codes,
-// by which the codes are multiplied. All other tensors are in BF16. This dtype needs ARCH_LLAMA and
-// weights NULL.
+// if weights is NULL, so is data. An entry's begin is the index of the tensor's first element in
+// the parameter space, until safetensors_write() sets it to an offset. Returns the number of
+// tensors; the caller frees *tensors. With DTYPE_F8_E4M3, the weights of the linear layers, except
+// the LM head, are in FP8. Each of these weights is followed by the tensor of its scales, which is
+// named WEIGHT_scale_inv as in DeepSeek-V3's files. It has one scale for each block of 128 x 128
+// codes, by which the codes are multiplied. All other tensors are in BF16. This dtype needs
+// ARCH_LLAMA and weights NULL.
 int hf_tensors(const ParamLayout *layout, Dtype dtype, const void *weights, TensorEntry **tensors);
 
 // Prints the name and the shape of each tensor.
@@ -38,11 +38,11 @@ bool hf_knows_all(const SafeTensors *st, const ParamLayout *layout);
 char *hf_config(const Options *options, Dtype dtype, int begin_of_text, int end_of_text,
                 int document_end, const char *start, size_t start_bytes);
 
-// Returns the text of a generation_config.json whose eos_token_id are those of `own`, and those of
-// `more`; the caller frees it. own: the text of generation_config.json, whose other settings are
-// kept; NULL: there is none. If it has no eos_token_id, those of `config`, the text of config.json,
-// are taken. If there is no `own`, bos_token_id and pad_token_id are those of `config`, or, without
-// one, of `more`. NULL: a text is no JSON, or there is nothing to add.
+// Returns the text of a model's generation_config.json with the eos_token_id of `more` added; the
+// caller frees it. own: the text without them, or NULL if the model has no such file. If `own` is
+// NULL or has no eos_token_id, those of `config`, the text of config.json, come first. If `own` is
+// NULL, the bos_token_id and the pad_token_id of `config` are also written, or those of `more` if
+// `config` is NULL. Returns NULL if `own` or `more` is no JSON object, or if `more` adds nothing.
 char *hf_add_ends(const char *own, size_t own_bytes, const char *config, size_t config_bytes,
                   const char *more, size_t more_bytes);
 

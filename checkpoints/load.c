@@ -159,7 +159,7 @@ bool checkpoint_follow(char path[PATH_LENGTH], const char *from) {
     return true;
 }
 
-// Reads meta.json, if the folder has one.
+// Opens the checkpoint or the model in a folder, and reads meta.json, if the folder has one.
 static bool open_meta(Checkpoint *c, const char *path) {
     char meta[PATH_LENGTH];
     size_t bytes;
@@ -192,8 +192,8 @@ static bool open_weights(Checkpoint *c) {
     return c->model.path[0] != '\0' || open_tensors(c, MODEL_FILE, &c->model);
 }
 
-// Adds a rank's ranges, "begin:end,begin:end", to c->ranges. Returns their number of elements; -1:
-// the text is wrong.
+// Adds a rank's ranges, "begin:end,begin:end", to c->ranges. Returns how many elements they have,
+// or -1 if the text is wrong.
 static int64_t add_ranges(Checkpoint *c, int rank, const char *text) {
     int64_t elements = 0;
     size_t most = (size_t)c->num_ranges + strlen(text) / 4 + 1;
@@ -257,7 +257,7 @@ static bool verify_hashes(const SafeTensors *st, const char *hashes) {
 }
 
 // Checks the types and sizes of an optimizer file's arrays. elements: the number of elements in the
-// file's ranges. *moments8: whether the moments are in 8 bits.
+// file's ranges. Sets *moments8 to whether the moments are in 8 bits.
 static bool check_arrays(const SafeTensors *st, int64_t elements, bool *moments8) {
     const TensorEntry *first = safetensors_find(st, state_names[STATE_EXP_AVG]);
     const TensorEntry *second = safetensors_find(st, state_names[STATE_EXP_AVG_SQ]);
@@ -409,7 +409,7 @@ int64_t checkpoint_best(const char *save) {
         readable = text != NULL || !path_exists(path);
         double loss = json_number(meta, "valid_loss", NAN);
         identity_sum(text_of(meta, "valid_data"), of);
-        if (best < 0) { // no newer checkpoint was evaluated
+        if (best < 0) { // no newer step was evaluated: this step's data count
             memcpy(data, of, sizeof(data));
             tokens = count_of(meta, "valid_tokens");
         }
@@ -441,7 +441,7 @@ static bool take_options(const Checkpoint *c, const Options *continues, Options 
         if (value != NULL && !option_set(was, row->name, value, source)) {
             return fail("%s: %s", path, error_text());
         }
-        if (value == NULL && continues == NULL) { // if it continues, checkpoint_match() reports it
+        if (value == NULL && continues == NULL) { // else checkpoint_match() reports this
             warn("%s does not set --%s: the default is used", path, row->name);
         }
     }
@@ -579,7 +579,7 @@ bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLa
         char now[OPTION_TEXT];
         option_text(options, row, now);
         bool moves = strcmp(name, "save") == 0 || (source == SOURCE_DERIVED &&
-                                                   // a derived text is the tokenizer's path
+                                                   // the tokenizer's path, the only derived text
                                                    row->type == OPTION_STRING);
         if (moves || row->effect == EFFECT_ACTION || strcmp(was, now) == 0) { continue; }
         if (strcmp(name, "optimizer") == 0 && options_train(options)) {
@@ -602,8 +602,8 @@ bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLa
                 (long long)c->layout_size, (long long)layout->size);
 }
 
-// Reads the scales of `count` blocks of a moment in 8 bits. Refuses a scale that is negative or not
-// finite.
+// Reads the scales of `count` blocks of 8-bit moments, from block `first` on. Refuses a scale that
+// is negative or not finite.
 static bool read_scales(const SafeTensors *st, int kind, int64_t first, int64_t count,
                         uint16_t *scales) {
     const TensorEntry *e = safetensors_find(
@@ -676,7 +676,7 @@ bool checkpoint_read_scaling(const Checkpoint *c, const Precision *precision, Fp
     double step_tokens = batch * atof(text_of(c->options, "seq-length"));
     bool other_step = step_tokens != precision->step_tokens, other_length = false;
     if (st->count == 0 || precision->recipe != FP8_RECIPE_DELAYED) { return true; }
-    // the scales, the targets and the counts, each [n], and the amaxes [n,length]
+    // `values` has the scales, the targets and the counts, each [n], and the amaxes [n,length]
     const int64_t numbers = (int64_t)n * (SCALING_HISTORY + length);
     FREED float *values = malloc_or_die((size_t)numbers * sizeof(float));
     const float *targets = values + SCALING_TARGET * n, *amaxes = values + SCALING_HISTORY * n;

@@ -63,7 +63,7 @@ const char *json_text(const cJSON *object, const char *name, const char *otherwi
     return cJSON_IsString(item) ? item->valuestring : otherwise;
 }
 
-// Returns the dtype with a name; DTYPES: no dtype has it.
+// Returns the dtype with this name, or DTYPES if there is none.
 static int dtype_of(const char *name) {
     int type = 0;
     while (type < DTYPES && strcmp(name, dtypes[type].name) != 0) { type++; }

@@ -1,10 +1,10 @@
 // Hugging Face's safetensors files, read and written.
 //
-// Layout: 8 bytes, little-endian: the length n of the header; n bytes of JSON,
+// A file begins with 8 bytes, the length of the header. Next is the header, a JSON text
 //   {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, ...,
 //    "__metadata__": {"key": "text", ...}}
-// padded with spaces to a multiple of 8; then the tensors' bytes, row-major, little-endian. Offsets
-// count from the end of the header.
+// padded with spaces to a multiple of 8 bytes. Then the tensors follow, row-major. All binary
+// numbers are little-endian. Offsets are in bytes and count from the end of the header.
 //
 // The reader refuses a header that is not JSON, or is longer than the file or than 100 MiB. It also
 // refuses a tensor with an unknown dtype, with more than 4 dimensions, or with a byte count that
@@ -56,8 +56,8 @@ struct cJSON;
 // the result.
 struct cJSON *json_parse(const char *text, size_t bytes);
 void json_close(struct cJSON **json); // for CLOSED
-// Returns the value of a JSON number that is whole, from 0 to below 2^53, which a double can hold
-// exactly. Returns -1 for anything else.
+// Returns the value of a whole JSON number that is at least 0 and below 2^53, so that a double
+// holds it exactly. Returns -1 for anything else.
 int64_t json_count(const struct cJSON *item);
 // Return the number or the text that an object has under a name, or `otherwise` if it has none.
 double json_number(const struct cJSON *object, const char *name, double otherwise);

@@ -17,7 +17,7 @@
 
 // ---- files --------------------------------------------------------------------------------------
 
-enum { FILES_OF_RANK_0 = 3 + COMPANIONS }; // at most, without meta.json and the optimizer file
+enum { FILES_OF_RANK_0 = 3 + COMPANIONS }; // at most, besides meta.json and the optimizer file
 
 const char *const scaling_names[] = {"scale", "target", "count", "amax_history"};
 
@@ -158,8 +158,8 @@ static bool write_meta(const Snapshot *s, const char *folder, const FileWriter *
 
 #define FRESH_LINK ".tmp-link" // the name of a new link, before it is renamed
 
-// Deletes a checkpoint, complete or not, or a link but not the link's target. known_as: its path in
-// a warning.
+// Deletes a checkpoint, complete or not, or a link, whose target stays. known_as: the path that a
+// warning names.
 static void discard(const char *path, const char *known_as) {
     if (!folder_remove(path)) { warn("%s could not be deleted: %s", known_as, error_text()); }
 }
@@ -290,8 +290,8 @@ bool checkpoint_save(const Snapshot *s) {
     FileWriter own;
     FREED FileWriter *files = calloc_or_die((size_t)(FILES_OF_RANK_0 + ranks), sizeof(own));
     path_format(fresh, "%s/.tmp-" STEP_FOLDER, s->options->save, (long long)s->progress.step);
-    // does not make the --save folder: if it was moved or deleted, this save fails, and the run
-    // makes the folder again before the next save
+    // mkdir() does not make the --save folder: if this was moved or deleted, the save fails, and
+    // the run makes the folder again before the next save
     bool ok = !first || ((!path_exists(fresh) || folder_remove(fresh)) &&
                          (mkdir(fresh, 0777) == 0 ||
                           fail("%s: the folder could not be made: %s", fresh, strerror(errno))));
